@@ -1,0 +1,33 @@
+# Language, warnings, optimisation and dependencies for the whole tree.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+find_program(LOGITLESS_CCACHE ccache)
+if(LOGITLESS_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${LOGITLESS_CCACHE})
+endif()
+
+# Contraction off: a*b+c is fused only where the code says so, so results do not depend on the compiler's mood.
+add_library(logitless_settings INTERFACE)
+target_compile_options(logitless_settings INTERFACE -Wall -Wextra -Wshadow -ffp-contract=off
+                       $<$<BOOL:${LOGITLESS_WARNINGS_AS_ERRORS}>:-Werror>)
+target_include_directories(logitless_settings INTERFACE
+                           $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
+
+find_package(Threads REQUIRED)
+if(LOGITLESS_PARALLEL STREQUAL "openmp")
+  find_package(OpenMP REQUIRED COMPONENTS CXX)
+elseif(NOT LOGITLESS_PARALLEL STREQUAL "std")
+  message(FATAL_ERROR "LOGITLESS_PARALLEL is '${LOGITLESS_PARALLEL}'; expected openmp or std")
+endif()
+find_package(hwy REQUIRED)
+find_package(fmt REQUIRED)
+find_package(nlohmann_json REQUIRED)

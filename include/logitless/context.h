@@ -1,0 +1,57 @@
+// Where work runs: device, threads, instruction set, memory meter, trace.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "logitless/export.h"
+#include "logitless/memory.h"
+
+namespace logitless {
+
+enum class DeviceKind : std::uint8_t { cpu = 0 };
+
+// What planning needs to know of a device. A plain value: plans for a machine can be made on another.
+struct DeviceLimits {
+  DeviceKind kind = DeviceKind::cpu;
+  int threads = 1;
+  std::string kernel;  // the one kernel to use (see kernel_names), or empty: the best that accepts the problem
+};
+
+// All kernels built in, best first, the float64 reference last; `runnable` keeps those this machine can run.
+// On x86: "amx_bf16", "avx512_bf16", "avx512", "avx2", "scalar", "reference".
+LOGITLESS_API std::vector<std::string> kernel_names(bool runnable = true);
+
+struct ContextOptions {
+  // Threads of parallel regions; 0 takes OMP_NUM_THREADS or else all cores of the process's affinity mask.
+  int threads = 0;
+  // Use only this kernel (see kernel_names()). Empty: LOGITLESS_CPU, or else the best one for each problem.
+  std::string kernel;
+  // Called with one line of text at each decision (kernel chosen, plan chosen). The library never prints.
+  std::function<void(std::string_view)> trace;
+};
+
+// Throws InvalidArgument on a kernel unknown or not runnable on this machine, or a negative thread count.
+// Not shared between threads that call at the same time; make one for each.
+class LOGITLESS_API Context {
+ public:
+  Context() : Context(ContextOptions{}) {}
+  explicit Context(ContextOptions options);
+
+  const DeviceLimits& device() const { return device_; }
+  int threads() const { return device_.threads; }
+  MemoryMeter& memory() const { return *memory_; }
+  void trace(std::string_view line) const {
+    if (trace_) trace_(line);
+  }
+
+ private:
+  DeviceLimits device_;
+  std::shared_ptr<MemoryMeter> memory_;
+  std::function<void(std::string_view)> trace_;
+};
+
+}  // namespace logitless

@@ -1,0 +1,13 @@
+// Everything: include this one.
+#pragma once
+
+#include "logitless/context.h"
+#include "logitless/cross_entropy.h"
+#include "logitless/dtype.h"
+#include "logitless/error.h"
+#include "logitless/head.h"
+#include "logitless/memory.h"
+#include "logitless/plan.h"
+#include "logitless/tensor_file.h"
+#include "logitless/tensor_view.h"
+#include "logitless/version.h"

@@ -1,0 +1,123 @@
+// A memory budget in, the fastest plan that fits out, and the reasons.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "logitless/context.h"
+#include "logitless/dtype.h"
+#include "logitless/export.h"
+
+namespace logitless {
+
+inline namespace literals {
+constexpr std::size_t operator""_KiB(unsigned long long n) { return static_cast<std::size_t>(n) << 10; }
+constexpr std::size_t operator""_MiB(unsigned long long n) { return static_cast<std::size_t>(n) << 20; }
+constexpr std::size_t operator""_GiB(unsigned long long n) { return static_cast<std::size_t>(n) << 30; }
+}  // namespace literals
+
+// Sizes of one head: hidden [tokens, dim], weight [vocab, dim]. tokens is an upper bound for the calls of
+// a plan; dim and vocab are exact.
+struct HeadShape {
+  std::int64_t tokens = 0;
+  std::int64_t dim = 0;
+  std::int64_t vocab = 0;
+  DType dtype = DType::f32;  // of hidden and weight: f32, bf16 or f16
+};
+
+// Everything of a call that changes the work to be done, but for the shape.
+struct HeadFeatures {
+  int targets_per_token = 1;      // K: 1 for class indices, more for weighted sparse targets
+  bool bias = false;
+  float logit_scale = 1.0f;       // s: logit = softcap(s * (x . w + b))
+  float softcap = 0.0f;           // c: logit = c tanh(u / c); 0 = off
+  bool label_smoothing = false;   // a term omega_j z_ij over the whole vocabulary
+  bool entropy = false;           // entropy is asked for
+  bool argmax = false;
+  bool d_hidden = false;          // the gradients asked for
+  bool d_weight = false;
+  bool d_bias = false;
+  DType d_hidden_dtype = DType::f32;
+  DType d_weight_dtype = DType::f32;
+  // Gradients follow from the loss up to one scalar known at the call. False when every token has an upstream
+  // gradient of its own known only after the forward: then only a plan that recomputes serves.
+  bool scalar_upstream = true;
+  bool entropy_gradient = false;  // a cotangent of entropy: dz has a term in p_ij z_ij
+};
+
+enum class PlanKind : std::uint8_t {
+  forward = 0,    // 1 pass; no gradients
+  dense = 1,      // 3 passes; exp(z) of one chunk of tokens is kept in 16 bit (32 for f32 inputs)
+  recompute = 2,  // 4 passes; one vocabulary slice at a time
+  stored = 3,     // 4 - f passes; a fraction f of exp(z) is kept
+};
+LOGITLESS_API std::string_view name_of(PlanKind kind);
+
+struct PlanRequest {
+  DeviceLimits device;
+  // Bytes the plan may take beyond inputs and outputs. 0: the default, 512 MiB or the least plan if that is more.
+  std::size_t memory_budget = 0;
+  // A kind to use, or none: the fastest that fits.
+  std::optional<PlanKind> kind;
+  // Of PlanKind::stored: the fraction wanted in (0, 1), or 0 for as much as the budget holds.
+  double stored_fraction = 0.0;
+};
+
+// One candidate of a choice.
+struct PlanCandidate {
+  PlanKind kind = PlanKind::forward;
+  bool possible = false;
+  std::string reason;              // why it was not chosen, or "chosen"
+  double passes = 0.0;             // over tokens * vocab * dim multiply-adds
+  std::size_t workspace_bytes = 0;  // the least for it when it does not fit
+  double predicted_seconds = 0.0;
+};
+
+// The plan of one head. A value: copy it, keep it, use it for any call of at most shape.tokens tokens.
+class LOGITLESS_API LossPlan {
+ public:
+  LossPlan() = default;
+
+  PlanKind kind = PlanKind::forward;
+  HeadShape shape;
+  HeadFeatures features;
+  std::string kernel;               // name of the kernel it runs on
+  std::string kernel_reasons;       // why earlier kernels of the list were declined, a line each
+  int threads = 1;                  // threads the workspace has room for
+  std::int64_t chunk_tokens = 0;    // tokens per chunk of the outer loop
+  std::int64_t slab_vocab = 0;      // vocabulary entries whose gradient of the logits exists at a time
+  std::int64_t stored_vocab = 0;    // vocabulary entries whose exp(z) is kept per chunk
+  double passes = 0.0;
+  double predicted_seconds = 0.0;   // rough on the CPU: a nominal rate of the kernel times the work
+  std::size_t memory_budget = 0;    // 0: the default
+  std::vector<PlanCandidate> candidates;
+
+  // Bytes of the one allocation a call needs beyond inputs and outputs. Exact.
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
+  // Bytes that the logits of the unfused loss take in fp32: tokens * vocab * 4.
+  std::size_t logits_bytes() const {
+    return static_cast<std::size_t>(shape.tokens) * static_cast<std::size_t>(shape.vocab) * 4;
+  }
+  // Strategy, kernel, chunk sizes, passes, workspace, and why not the others. Several lines.
+  std::string explain() const;
+
+ private:
+  friend class PlanBuilder;
+  std::size_t workspace_bytes_ = 0;
+};
+
+// The fastest plan that fits. Pure: asks nothing of the machine but what request.device says (an empty kernel asks
+// which kernels this processor runs). Throws InvalidArgument on impossible sizes, or a budget below every plan,
+// naming the least one; Unsupported when a wanted kind cannot serve the features, with the reason.
+LOGITLESS_API LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features,
+                                 const PlanRequest& request = {});
+
+// "512MiB", "2GiB", "1.5GB", "4096" -> bytes. Throws InvalidArgument.
+LOGITLESS_API std::size_t parse_bytes(std::string_view text);
+// 1536 -> "1.5 KiB".
+LOGITLESS_API std::string format_bytes(std::size_t bytes);
+
+}  // namespace logitless
