@@ -48,8 +48,8 @@ struct HeadGradients {
   TensorView d_bias;    // [V]
 };
 
-// Plans for the two calls; see plan.h. The backward plan is a recompute plan: one forward pass, one more pass for the
-// logits again, two for the gradients.
+// Plans for the two calls; see plan.h. head_backward runs its own forward: 3 passes where exp(z) may be kept, 4 where the
+// logits are needed again.
 LOGITLESS_API LossPlan plan_head_forward(const HeadOptions& options, const HeadInputs& inputs,
                                          const HeadOutputs& outputs, const PlanRequest& request = {});
 LOGITLESS_API LossPlan plan_head_backward(const HeadOptions& options, const HeadInputs& inputs,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "logitless/context.h"
@@ -26,6 +27,8 @@ struct HeadShape {
   std::int64_t dim = 0;
   std::int64_t vocab = 0;
   DType dtype = DType::f32;  // of hidden and weight: f32, bf16 or f16
+
+  bool operator==(const HeadShape&) const = default;
 };
 
 // Everything of a call that changes the work to be done, but for the shape.
@@ -35,6 +38,7 @@ struct HeadFeatures {
   float logit_scale = 1.0f;       // s: logit = softcap(s * (x . w + b))
   float softcap = 0.0f;           // c: logit = c tanh(u / c); 0 = off
   bool label_smoothing = false;   // a term omega_j z_ij over the whole vocabulary
+  bool vocab_weight = false;      // class weights, or omega
   bool entropy = false;           // entropy is asked for
   bool argmax = false;
   bool d_hidden = false;          // the gradients asked for
@@ -42,10 +46,10 @@ struct HeadFeatures {
   bool d_bias = false;
   DType d_hidden_dtype = DType::f32;
   DType d_weight_dtype = DType::f32;
-  // Gradients follow from the loss up to one scalar known at the call. False when every token has an upstream
-  // gradient of its own known only after the forward: then only a plan that recomputes serves.
-  bool scalar_upstream = true;
   bool entropy_gradient = false;  // a cotangent of entropy: dz has a term in p_ij z_ij
+  bool accumulate = false;        // gradients are added to what the outputs hold
+
+  bool operator==(const HeadFeatures&) const = default;
 };
 
 enum class PlanKind : std::uint8_t {

@@ -1,0 +1,159 @@
+#include "core/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include "core/check.h"
+#include "logitless/memory.h"
+
+namespace logitless {
+namespace {
+
+class Descriptor {
+ public:
+  explicit Descriptor(int descriptor) : descriptor_(descriptor) {}
+  ~Descriptor() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return descriptor_; }
+
+ private:
+  int descriptor_;
+};
+
+[[noreturn]] void fail_with_errno(const std::string& path, const char* what) {
+  const int code = errno;
+  throw DeviceError(concat("'", path, "': ", what, ": ", std::generic_category().message(code)));
+}
+
+// The end of a chain of links, so that a rename replaces the file and not the link. A path that does not exist stays.
+std::string follow_links(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path resolved = std::filesystem::canonical(path, error);
+  return error ? path : resolved.string();
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path) {
+  // Opening a pipe that nobody writes would wait for ever without O_NONBLOCK; for files it changes nothing.
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.get() < 0) fail_with_errno(path, "cannot open");
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) fail_with_errno(path, "cannot stat");
+  require(S_ISREG(status.st_mode), "'", path, "' is not a regular file");
+  if (status.st_size == 0) return;
+  const std::size_t size = static_cast<std::size_t>(status.st_size);
+  void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  if (data == MAP_FAILED) fail_with_errno(path, "cannot map");
+  data_ = static_cast<const std::byte*>(data);
+  size_ = size;
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+AtomicFile::AtomicFile(const std::string& path) : target_(follow_links(path)) {
+  static std::atomic<unsigned> counter{0};
+  struct stat status {};
+  const bool replaces = ::stat(target_.c_str(), &status) == 0;
+  require(!replaces || S_ISREG(status.st_mode), "'", path, "' exists and is not a regular file");
+
+  // O_EXCL: never somebody else's file, not even one planted under the name.
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
+  constexpr int kTries = 100;
+  for (int i = 0; i < kTries; ++i) {
+    temporary_ = concat(target_, ".", ::getpid(), "-", counter.fetch_add(1), ".tmp");
+    descriptor_ = ::open(temporary_.c_str(), kFlags, replaces ? 0600 : 0666);
+    if (descriptor_ >= 0 || errno != EEXIST) break;
+  }
+  if (descriptor_ < 0) {
+    temporary_.clear();
+    fail("cannot create a temporary file beside it");
+  }
+  // Another owner's file may refuse; then the new one is more private than the old, never less.
+  if (replaces) static_cast<void>(::fchmod(descriptor_, status.st_mode & 0777));
+}
+
+AtomicFile::~AtomicFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::fail(const char* what) const { fail_with_errno(target_, what); }
+
+void AtomicFile::write(const void* data, std::size_t bytes) {
+  const char* rest = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t written = ::write(descriptor_, rest, bytes);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail("cannot write");
+    rest += written;
+    bytes -= static_cast<std::size_t>(written);
+  }
+}
+
+void AtomicFile::commit() {
+  if (::fsync(descriptor_) != 0) fail("cannot flush to the disk");
+  const int closed = ::close(descriptor_);
+  descriptor_ = -1;
+  if (closed != 0) fail("cannot close");
+  if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("cannot rename onto it");
+  temporary_.clear();
+  // The rename itself survives a power cut once the directory is flushed. Not every file system can; the file is
+  // complete either way.
+  const std::string parent = std::filesystem::path(target_).parent_path().string();
+  const Descriptor directory(::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory.get() >= 0) static_cast<void>(::fsync(directory.get()));
+}
+
+void write_elements(AtomicFile& file, const ConstTensorView& view) {
+  if (view.numel() == 0) return;
+  const std::size_t item = size_of(view.dtype());
+  const auto* data = static_cast<const std::byte*>(view.data());
+
+  // The trailing dimensions that lie contiguous form runs; `outer` dimensions are stepped through by stride.
+  int outer = view.rank();
+  std::int64_t run = 1;
+  while (outer > 0 && (view.size(outer - 1) == 1 || view.stride(outer - 1) == run)) run *= view.size(--outer);
+  const std::size_t run_bytes = static_cast<std::size_t>(run) * item;
+  if (outer == 0) return file.write(data, run_bytes);
+
+  constexpr std::size_t kStaging = std::size_t{256} << 10;
+  const Buffer staging(run_bytes < kStaging ? kStaging : 0);
+  std::size_t staged = 0;
+  std::array<std::int64_t, kMaxRank> index{};
+  for (std::int64_t left = view.numel() / run; left > 0; --left) {
+    std::int64_t offset = 0;
+    for (int d = 0; d < outer; ++d) offset += index[d] * view.stride(d);
+    const std::byte* source = data + offset * static_cast<std::int64_t>(item);
+    if (run_bytes >= kStaging) {
+      file.write(source, run_bytes);
+    } else {
+      if (staged + run_bytes > kStaging) {
+        file.write(staging.data(), staged);
+        staged = 0;
+      }
+      std::memcpy(staging.as<std::byte>() + staged, source, run_bytes);
+      staged += run_bytes;
+    }
+    for (int d = outer - 1; d >= 0 && ++index[d] == view.size(d); --d) index[d] = 0;
+  }
+  file.write(staging.data(), staged);
+}
+
+}  // namespace logitless

@@ -1,0 +1,52 @@
+// Files: read by mapping, replaced as a whole.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "logitless/tensor_view.h"
+
+namespace logitless {
+
+// A regular file mapped read-only. Throws DeviceError when the operating system refuses, InvalidArgument when `path` is
+// a directory, device or pipe. The file must keep its length while it is mapped; replacing it by rename is safe.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+
+ private:
+  const std::byte* data_ = nullptr;  // null for an empty file
+  std::size_t size_ = 0;
+};
+
+// A file that appears whole or not at all: bytes go to a temporary beside `path`, which commit() flushes to the disk and
+// renames. Without commit() the temporary is removed and `path` stays as it was. A symbolic link is followed, and an
+// existing file's permissions are kept. Throws DeviceError, or InvalidArgument when `path` exists and is not a file.
+class AtomicFile {
+ public:
+  explicit AtomicFile(const std::string& path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(const void* data, std::size_t bytes);
+  void commit();
+
+ private:
+  [[noreturn]] void fail(const char* what) const;  // with errno's text
+
+  std::string target_;
+  std::string temporary_;  // empty once renamed
+  int descriptor_ = -1;
+};
+
+// Appends the elements of `view`, last dimension fastest, whatever its strides, through a buffer of fixed size.
+void write_elements(AtomicFile& file, const ConstTensorView& view);
+
+}  // namespace logitless

@@ -1,0 +1,47 @@
+// A plan in words.
+#include <cstdio>
+#include <sstream>
+
+#include "logitless/plan.h"
+
+namespace logitless {
+namespace {
+
+std::string seconds_text(double seconds) {
+  char text[32];
+  if (seconds >= 1.0) {
+    std::snprintf(text, sizeof(text), "%.2f s", seconds);
+  } else {
+    std::snprintf(text, sizeof(text), "%.2f ms", seconds * 1e3);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string LossPlan::explain() const {
+  std::ostringstream out;
+  char passes_text[32];
+  std::snprintf(passes_text, sizeof(passes_text), "%.2f", passes);
+  out << "plan " << name_of(kind) << ": " << passes_text << " passes over " << shape.tokens << " tokens x " << shape.vocab
+      << " words x " << shape.dim << " (" << name_of(shape.dtype) << "), kernel " << kernel << ", " << threads
+      << (threads == 1 ? " thread\n" : " threads\n");
+  out << "  workspace " << format_bytes(workspace_bytes_) << "; the fp32 logits would be " << format_bytes(logits_bytes())
+      << "\n";
+  out << "  chunks of " << chunk_tokens << " tokens";
+  if (slab_vocab > 0) out << ", gradients of " << slab_vocab << " words at a time";
+  if (stored_vocab > 0) {
+    out << ", exp(z) kept for " << (stored_vocab < shape.vocab ? stored_vocab : shape.vocab) << " of " << shape.vocab
+        << " words";
+  }
+  out << "\n  predicted " << seconds_text(predicted_seconds) << " at the kernel's nominal rate\n";
+  for (const PlanCandidate& c : candidates) {
+    if (c.kind == kind) continue;
+    out << "  not " << name_of(c.kind) << ": " << c.reason << "\n";
+  }
+  std::istringstream reasons(kernel_reasons);
+  for (std::string line; std::getline(reasons, line);) out << "  not kernel " << line << "\n";
+  return std::move(out).str();
+}
+
+}  // namespace logitless

@@ -1,0 +1,268 @@
+#include "logitless/plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+#include "head/workspace.h"
+#include "kernels/kernels.h"
+
+namespace logitless {
+
+std::string_view name_of(PlanKind kind) {
+  switch (kind) {
+    case PlanKind::forward: return "forward";
+    case PlanKind::dense: return "dense";
+    case PlanKind::recompute: return "recompute";
+    case PlanKind::stored: return "stored";
+  }
+  return "?";
+}
+
+namespace {
+
+constexpr std::size_t kDefaultBudget = 512_MiB;
+// More tokens in a chunk than this gain nothing: what is done once per chunk is amortised.
+constexpr std::int64_t kForwardTokens = 2048;
+constexpr std::int64_t kMostTokens = 8192;
+// The least chunk a plan comes down to: smaller ones repack the weights for little work.
+constexpr std::int64_t kLeastTokens = 64;
+constexpr std::int64_t kMostSlab = 2048;
+// Nanoseconds one element of the weights costs a core per chunk and pass for packing, and one logit for its exponential.
+constexpr double kPackSeconds = 0.4e-9;
+constexpr double kExpSeconds = 0.5e-9;
+
+std::int64_t padded_vocab(const HeadShape& shape) { return round_up(shape.vocab, kVocabTile); }
+
+// What a candidate is made of while it is sized.
+struct Sized {
+  ChunkSizes sizes;
+  std::size_t bytes = 0;
+};
+
+class Sizer {
+ public:
+  Sizer(const HeadKernel& kernel, const HeadShape& shape, const HeadFeatures& features, int threads)
+      : kernel_(kernel), shape_(shape), features_(features), threads_(threads) {}
+
+  Sized make(std::int64_t tokens, std::int64_t slab, std::int64_t stored, bool forward_only) const {
+    Sized out;
+    out.sizes = {tokens, slab, stored, threads_, forward_only};
+    out.bytes = layout_workspace(kernel_, shape_, features_, out.sizes).total;
+    return out;
+  }
+
+  // The most tokens a chunk may have, up to `most`, with which `sized(tokens)` fits; the least chunk if none does. Chunks
+  // are the tokens divided evenly, so the trial values are tokens / 1, tokens / 2, ...
+  template <typename F>
+  Sized largest(std::int64_t most, std::size_t budget, F sized) const {
+    const std::int64_t tokens = std::max<std::int64_t>(shape_.tokens, 1);
+    const std::int64_t least = std::min(tokens, kLeastTokens);
+    std::int64_t low = ceil_div(tokens, std::max<std::int64_t>(most, 1));  // number of chunks
+    std::int64_t high = ceil_div(tokens, least);
+    if (sized(ceil_div(tokens, low)).bytes <= budget) return sized(ceil_div(tokens, low));
+    if (sized(ceil_div(tokens, high)).bytes > budget) return sized(least);
+    while (high - low > 1) {  // low does not fit, high does
+      const std::int64_t middle = low + (high - low) / 2;
+      (sized(ceil_div(tokens, middle)).bytes <= budget ? high : low) = middle;
+    }
+    return sized(ceil_div(tokens, high));
+  }
+
+  std::int64_t most_slab() const { return std::min(kMostSlab, padded_vocab(shape_)); }
+
+ private:
+  const HeadKernel& kernel_;
+  const HeadShape& shape_;
+  const HeadFeatures& features_;
+  int threads_;
+};
+
+}  // namespace
+
+// Fills a LossPlan: one candidate for each kind, then the choice.
+class PlanBuilder {
+ public:
+  PlanBuilder(const HeadShape& shape, const HeadFeatures& features, const PlanRequest& request)
+      : shape_(shape), features_(features), request_(request) {}
+
+  LossPlan build() {
+    check_request();
+    plan_.shape = shape_;
+    plan_.features = features_;
+    plan_.threads = std::max(1, request_.device.threads);
+    plan_.memory_budget = request_.memory_budget;
+    const HeadKernel& kernel = choose_head_kernel(request_.device.kernel, shape_, features_, &plan_.kernel_reasons);
+    plan_.kernel = kernel.name;
+    const Sizer sizer(kernel, shape_, features_, plan_.threads);
+    const std::size_t budget = request_.memory_budget != 0 ? request_.memory_budget : kDefaultBudget;
+
+    const bool gradients = features_.d_hidden || features_.d_weight || features_.d_bias;
+    std::vector<Sized> sized;
+    for (const PlanKind kind : {PlanKind::forward, PlanKind::dense, PlanKind::stored, PlanKind::recompute}) {
+      PlanCandidate candidate;
+      candidate.kind = kind;
+      candidate.reason = refusal(kind, kernel, gradients);
+      Sized best;
+      if (candidate.reason.empty()) {
+        best = size(kind, sizer, budget);
+        // The default budget is a wish, a caller's is a promise.
+        candidate.possible = best.bytes <= budget;
+        candidate.workspace_bytes = best.bytes;
+        candidate.passes = passes(kind, best.sizes);
+        candidate.predicted_seconds = seconds(kernel, candidate.passes, best.sizes);
+        if (!candidate.possible) {
+          candidate.reason = concat("needs at least ", format_bytes(best.bytes), " of workspace");
+        } else if (kind == PlanKind::stored && best.sizes.stored_vocab == 0) {
+          candidate.possible = false;
+          candidate.reason = "the budget leaves no room to store anything";
+        }
+      }
+      plan_.candidates.push_back(std::move(candidate));
+      sized.push_back(best);
+    }
+    choose(sized, budget);
+    return plan_;
+  }
+
+ private:
+  void check_request() const {
+    require(shape_.tokens >= 0, "tokens: expected 0 or more, got ", shape_.tokens);
+    require(shape_.dim >= 1, "dim: expected 1 or more, got ", shape_.dim);
+    require(shape_.vocab >= 1 && shape_.vocab <= INT32_MAX - kVocabTile, "vocab: expected 1 to ", INT32_MAX - kVocabTile,
+            ", got ", shape_.vocab);
+    require(is_head_float(shape_.dtype), "dtype: expected f32, bf16 or f16, got ", name_of(shape_.dtype));
+    require(features_.targets_per_token >= 1 && features_.targets_per_token <= 65536,
+            "targets_per_token: expected 1 to 65536, got ", features_.targets_per_token);
+    std::int64_t product = 0;
+    const bool small = !__builtin_mul_overflow(std::max(shape_.tokens, shape_.vocab), shape_.dim, &product) &&
+                       product < (INT64_MAX >> 8) && shape_.tokens < (std::int64_t{1} << 31);
+    require(small, "tokens, dim, vocab: ", shape_.tokens, ", ", shape_.dim, ", ", shape_.vocab,
+            " overflow the address space");
+    require(request_.stored_fraction >= 0.0 && request_.stored_fraction <= 1.0,
+            "stored_fraction: expected 0 to 1, got ", request_.stored_fraction);
+    require(request_.device.threads >= 0, "threads: expected 0 or more, got ", request_.device.threads);
+  }
+
+  // Why a kind cannot serve the features at all; empty if it can.
+  std::string refusal(PlanKind kind, const HeadKernel& kernel, bool gradients) const {
+    if (kind == PlanKind::forward) return gradients ? "gradients are wanted" : "";
+    if (!gradients) return "no gradient is wanted";
+    if (kind == PlanKind::recompute) return {};
+    if (kernel.stored_element_bytes(shape_.dtype) == 0) return concat("kernel ", kernel.name, " does not store exp(z)");
+    if (features_.entropy_gradient) return "a gradient through the entropy needs the logits again";
+    if (features_.softcap != 0.0f && features_.label_smoothing) {
+      return "label smoothing under a softcap needs the logits again";
+    }
+    return {};
+  }
+
+  Sized size(PlanKind kind, const Sizer& sizer, std::size_t budget) const {
+    const std::int64_t vocab = padded_vocab(shape_);
+    if (kind == PlanKind::forward) {
+      return sizer.largest(kForwardTokens, budget, [&](std::int64_t tokens) { return sizer.make(tokens, 0, 0, true); });
+    }
+    const std::int64_t stored = kind == PlanKind::dense ? vocab : 0;
+    Sized best;
+    for (std::int64_t slab = sizer.most_slab();; slab = round_up(slab / 2, kVocabTile)) {
+      best = sizer.largest(kMostTokens, budget, [&](std::int64_t tokens) { return sizer.make(tokens, slab, stored, false); });
+      // A chunk with too few tokens costs more than a narrower slab.
+      const bool enough = best.bytes <= budget && best.sizes.tokens >= std::min<std::int64_t>(shape_.tokens, 1024);
+      if (enough || slab <= kVocabTile) break;
+    }
+    if (kind != PlanKind::stored || best.bytes > budget) return best;
+    return with_stored(sizer, best, budget);
+  }
+
+  // As many stored tiles as asked for, or as fit.
+  Sized with_stored(const Sizer& sizer, const Sized& least, std::size_t budget) const {
+    const std::int64_t tiles = padded_vocab(shape_) / kVocabTile;
+    const auto sized = [&](std::int64_t count) {
+      return sizer.make(least.sizes.tokens, least.sizes.slab_vocab, count * kVocabTile, false);
+    };
+    if (request_.kind == PlanKind::stored && request_.stored_fraction > 0.0) {
+      return sized(std::clamp<std::int64_t>(std::llround(request_.stored_fraction * static_cast<double>(tiles)), 1, tiles));
+    }
+    std::int64_t low = 0;
+    std::int64_t high = tiles + 1;
+    while (high - low > 1) {
+      const std::int64_t middle = low + (high - low) / 2;
+      (sized(middle).bytes <= budget ? low : high) = middle;
+    }
+    return sized(low);
+  }
+
+  double passes(PlanKind kind, const ChunkSizes& sizes) const {
+    if (kind == PlanKind::forward) return 1.0;
+    const double gradients = (features_.d_hidden ? 1.0 : 0.0) + (features_.d_weight ? 1.0 : 0.0);
+    const double stored = static_cast<double>(std::min(sizes.stored_vocab, shape_.vocab)) / static_cast<double>(shape_.vocab);
+    return 2.0 - stored + gradients;
+  }
+
+  double seconds(const HeadKernel& kernel, double pass_count, const ChunkSizes& sizes) const {
+    const double logits = static_cast<double>(shape_.tokens) * static_cast<double>(shape_.vocab);
+    const double weights = static_cast<double>(shape_.vocab) * static_cast<double>(shape_.dim);
+    const double chunks = std::ceil(static_cast<double>(std::max<std::int64_t>(shape_.tokens, 1)) /
+                                    static_cast<double>(std::max<std::int64_t>(sizes.tokens, 1)));
+    const double work = 2.0 * pass_count * logits * static_cast<double>(shape_.dim) / kernel.flops_per_second;
+    return (work + chunks * pass_count * weights * kPackSeconds + logits * kExpSeconds) / plan_.threads;
+  }
+
+  void choose(const std::vector<Sized>& sized, std::size_t budget) {
+    int chosen = -1;
+    int least = -1;
+    for (int i = 0; i < static_cast<int>(sized.size()); ++i) {
+      const PlanCandidate& c = plan_.candidates[static_cast<std::size_t>(i)];
+      if (request_.kind.has_value() && c.kind != *request_.kind) continue;
+      // Sized but over the budget: the least of them is what an error names, or the default takes.
+      const bool fits_somewhere = c.workspace_bytes > 0 && !(c.kind == PlanKind::stored && sized[i].sizes.stored_vocab == 0);
+      if (fits_somewhere && (least < 0 || c.workspace_bytes < plan_.candidates[least].workspace_bytes)) least = i;
+      if (c.possible && (chosen < 0 || c.predicted_seconds < plan_.candidates[chosen].predicted_seconds)) chosen = i;
+    }
+    if (chosen < 0 && least >= 0 && request_.memory_budget == 0) chosen = least;
+    if (chosen < 0) refuse(least, budget);
+    PlanCandidate& winner = plan_.candidates[static_cast<std::size_t>(chosen)];
+    for (PlanCandidate& c : plan_.candidates) {
+      if (&c == &winner || !c.possible) continue;
+      c.reason = request_.kind.has_value() ? concat(name_of(winner.kind), " was asked for")
+                                           : concat("predicted slower than ", name_of(winner.kind));
+    }
+    winner.possible = true;
+    winner.reason = "chosen";
+    const ChunkSizes& sizes = sized[static_cast<std::size_t>(chosen)].sizes;
+    plan_.kind = winner.kind;
+    plan_.chunk_tokens = sizes.tokens;
+    plan_.slab_vocab = sizes.slab_vocab;
+    plan_.stored_vocab = sizes.stored_vocab;
+    plan_.passes = winner.passes;
+    plan_.predicted_seconds = winner.predicted_seconds;
+    plan_.workspace_bytes_ = winner.workspace_bytes;
+  }
+
+  [[noreturn]] void refuse(int least, std::size_t budget) const {
+    if (least >= 0) {
+      const PlanCandidate& c = plan_.candidates[static_cast<std::size_t>(least)];
+      throw InvalidArgument(concat("memory_budget: ", format_bytes(budget), " (", budget, " bytes) is below the least plan, ",
+                                   name_of(c.kind), ", which needs ", format_bytes(c.workspace_bytes), " (",
+                                   c.workspace_bytes, " bytes)"));
+    }
+    std::string reasons;
+    for (const PlanCandidate& c : plan_.candidates) {
+      if (!request_.kind.has_value() || c.kind == *request_.kind) {
+        reasons += concat(reasons.empty() ? "" : "; ", name_of(c.kind), ": ", c.reason);
+      }
+    }
+    throw Unsupported(concat("no plan: ", reasons));
+  }
+
+  const HeadShape& shape_;
+  const HeadFeatures& features_;
+  const PlanRequest& request_;
+  LossPlan plan_;
+};
+
+LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features, const PlanRequest& request) {
+  return PlanBuilder(shape, features, request).build();
+}
+
+}  // namespace logitless

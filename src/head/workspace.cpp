@@ -1,0 +1,45 @@
+#include "head/workspace.h"
+
+namespace logitless {
+
+WorkspaceLayout layout_workspace(const HeadKernel& kernel, const HeadShape& shape, const HeadFeatures& features,
+                                 const ChunkSizes& sizes) {
+  WorkspaceLayout out;
+  std::size_t top = 0;
+  const auto take = [&](std::int64_t bytes) {
+    const std::size_t at = top;
+    top += static_cast<std::size_t>(round_up(bytes, 64));
+    return at;
+  };
+  const std::int64_t tokens = sizes.tokens;
+  const std::int64_t slots = tokens * features.targets_per_token;
+  const bool backward = !sizes.forward_only;
+  out.rows = take(shape.tokens * 8);
+
+  out.sum = take(tokens * 4);
+  // Kernels read coefficients by whole panels: room for the largest panel beyond the last token.
+  constexpr std::int64_t kPanelRoom = 64;
+  out.exponent = take((tokens + kPanelRoom) * 4);
+  out.linear = take(backward ? (tokens + kPanelRoom) * 4 : 0);
+  out.slope = take(backward && features.entropy_gradient ? (tokens + kPanelRoom) * 4 : 0);
+  out.flat = take(backward && features.label_smoothing ? (tokens + kPanelRoom) * 4 : 0);
+  out.entropy = take(features.entropy ? tokens * 8 : 0);
+  out.weighted = take(features.label_smoothing ? tokens * 8 : 0);
+  out.argmax = take(features.argmax ? tokens * 4 : 0);
+  out.target_logit = take(slots * 4);
+  out.coefficient = take(backward ? slots * 4 : 0);
+  out.words = take(slots * 4);
+  out.entries = take(slots * static_cast<std::int64_t>(sizeof(SparseEntry)));
+  out.tile_begin = take((ceil_div(shape.vocab, kVocabTile) + 1) * 4);
+  out.delta = take(features.targets_per_token * 8);
+  out.bias = take(features.bias ? shape.vocab * 4 : 0);
+  out.omega = take(features.vocab_weight ? shape.vocab * 4 : 0);
+  out.d_bias = take(backward && features.d_bias ? shape.vocab * 4 : 0);
+  const bool apart = backward && features.d_weight && features.d_weight_dtype != DType::f32 && tokens < shape.tokens;
+  out.d_weight = take(apart ? shape.vocab * shape.dim * (features.d_weight_dtype == DType::bf16 ? 2 : 4) : 0);
+  out.scratch = take(static_cast<std::int64_t>(kernel.scratch_bytes(shape, features, sizes)));
+  out.total = top;
+  return out;
+}
+
+}  // namespace logitless

@@ -1,0 +1,40 @@
+// Where everything of a call lies inside the caller's workspace: one pure function for the planner and the engine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/kernels.h"
+#include "logitless/plan.h"
+
+namespace logitless {
+
+// Offsets in bytes. C = tokens of a chunk, K = targets per token.
+struct WorkspaceLayout {
+  std::size_t rows = 0;          // int64 [tokens]: rows of hidden that are not ignored
+  std::size_t exponent = 0;      // f32 [C]
+  std::size_t sum = 0;           // f32 [C]
+  std::size_t linear = 0;        // f32 [C]
+  std::size_t slope = 0;         // f32 [C]
+  std::size_t flat = 0;          // f32 [C]
+  std::size_t entropy = 0;       // f64 [C]
+  std::size_t weighted = 0;      // f64 [C]
+  std::size_t argmax = 0;        // i32 [C]
+  std::size_t target_logit = 0;  // f32 [C K]
+  std::size_t coefficient = 0;   // f32 [C K]
+  std::size_t words = 0;         // i32 [C K]
+  std::size_t entries = 0;       // SparseEntry [C K]
+  std::size_t tile_begin = 0;    // i32 [tiles + 1]
+  std::size_t delta = 0;         // f64 [K]
+  std::size_t bias = 0;          // f32 [V] with a bias
+  std::size_t omega = 0;         // f32 [V] with class weights
+  std::size_t d_bias = 0;        // f32 [V] when asked for
+  std::size_t d_weight = 0;      // fp32 [V, D] or its low halves, for a 16-bit d_weight over several chunks
+  std::size_t scratch = 0;       // of the kernel
+  std::size_t total = 0;
+};
+
+WorkspaceLayout layout_workspace(const HeadKernel& kernel, const HeadShape& shape, const HeadFeatures& features,
+                                 const ChunkSizes& sizes);
+
+}  // namespace logitless

@@ -1,0 +1,51 @@
+#include "kernels/cpu/features.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace logitless::cpu {
+namespace {
+
+#if defined(__x86_64__)
+bool cpuid_bit(unsigned leaf, unsigned subleaf, int reg, int bit) {
+  unsigned r[4] = {};
+  if (__get_cpuid_count(leaf, subleaf, &r[0], &r[1], &r[2], &r[3]) == 0) return false;
+  return (r[reg] >> bit & 1u) != 0;
+}
+
+// Linux gives a process the 8 KiB of tile state on request alone.
+bool request_tiles() {
+  constexpr long kArchReqXcompPerm = 0x1023;
+  constexpr long kTileData = 18;
+  return syscall(SYS_arch_prctl, kArchReqXcompPerm, kTileData) == 0;
+}
+#endif
+
+}  // namespace
+
+std::string amx_bf16_missing() {
+#if defined(__x86_64__)
+  constexpr int kEdx = 3;
+  if (!cpuid_bit(7, 0, kEdx, 24) || !cpuid_bit(7, 0, kEdx, 22)) return "the processor has no AMX bf16 tiles";
+  static const bool granted = request_tiles();
+  if (!granted) return "the operating system does not grant the AMX tile state";
+  return {};
+#else
+  return "AMX is an x86 extension";
+#endif
+}
+
+std::string avx512_bf16_missing() {
+#if defined(__x86_64__)
+  constexpr int kEax = 0;
+  if (!cpuid_bit(7, 1, kEax, 5)) return "the processor has no AVX-512 bf16 dot product";
+  return {};
+#else
+  return "AVX-512 is an x86 extension";
+#endif
+}
+
+}  // namespace logitless::cpu

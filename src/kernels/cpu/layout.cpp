@@ -1,0 +1,68 @@
+#include "kernels/cpu/layout.h"
+
+#include <algorithm>
+
+namespace logitless::cpu {
+namespace {
+
+// Hands out 64-byte aligned pieces, one after another.
+class Stack {
+ public:
+  std::size_t take(std::int64_t bytes) {
+    const std::size_t at = top_;
+    top_ += static_cast<std::size_t>(round_up(bytes, 64));
+    return at;
+  }
+  std::size_t top() const { return top_; }
+
+ private:
+  std::size_t top_ = 0;
+};
+
+}  // namespace
+
+Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const HeadFeatures& features,
+                   const ChunkSizes& sizes) {
+  const bool backward = !sizes.forward_only;
+  const bool d_weight = backward && features.d_weight;
+  const bool d_hidden = backward && features.d_hidden;
+  Layout out;
+  out.tokens = round_up(sizes.tokens, engine.token_panel);
+  out.dim_k = round_up(shape.dim, engine.k_align);
+  out.dim_n = round_up(shape.dim, engine.token_panel);
+  out.tiles = ceil_div(shape.vocab, kVocabTile);
+  out.tiles_per_segment = ceil_div(out.tiles, kMaxSegments);
+  out.segments = ceil_div(out.tiles, out.tiles_per_segment);
+  out.column_block = std::min(kColumnBlock / engine.token_panel * engine.token_panel, out.dim_n);
+  out.stored_element_bytes = static_cast<std::int64_t>(stored_element_bytes(shape.dtype));
+  // Off a power of two, so that rows of a column do not fall on one cache set.
+  out.gradient_stride = out.tokens + 16;
+  out.state.floats = features.argmax ? 4 : 2;
+  out.state.doubles = (features.entropy ? 1 : 0) + (features.label_smoothing ? 1 : 0);
+
+  const std::int64_t e = engine.element_bytes;
+  const std::int64_t stored_tiles = backward ? ceil_div(sizes.stored_vocab, kVocabTile) : 0;
+  const std::int64_t slab = backward ? sizes.slab_vocab : 0;
+
+  Stack shared;
+  out.x_forward = shared.take(out.tokens * out.dim_k * e);
+  out.x_backward = shared.take(d_weight ? out.tokens * out.dim_n * e : 0);
+  out.states = shared.take(out.segments * out.tokens * (out.state.floats * 4 + out.state.doubles * 8));
+  out.stored = shared.take(stored_tiles * kVocabTile * out.tokens * out.stored_element_bytes);
+  out.stored_exponent = shared.take(stored_tiles * out.tokens * 4);
+  out.slab_gradient = shared.take(d_hidden || !engine.gradient_twice ? slab * out.gradient_stride * e : 0);
+  out.slab_weight = shared.take(d_hidden ? slab * out.dim_n * e : 0);
+  out.d_hidden = shared.take(d_hidden ? out.tokens * out.dim_n * 4 : 0);
+  out.thread = shared.top();
+
+  Stack own;
+  out.weight_tile = own.take(kVocabTile * (out.dim_k + 16) * e);
+  out.logits = own.take(kVocabTile * engine.token_panel * 4);
+  out.gradient_tile = own.take(d_weight && engine.gradient_twice ? kVocabTile * out.tokens * e : 0);
+  out.d_weight = own.take(d_weight ? kVocabTile * out.column_block * 4 : 0);
+  out.thread_bytes = own.top();
+  out.total = out.thread + out.thread_bytes * static_cast<std::size_t>(sizes.threads);
+  return out;
+}
+
+}  // namespace logitless::cpu

@@ -1,0 +1,67 @@
+// Scratch memory of the CPU kernels: one pure function from sizes to offsets, used by the planner and by the kernels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/kernels.h"
+
+namespace logitless::cpu {
+
+// What the layout must know of an engine (a way to multiply tiles).
+struct EngineTraits {
+  std::int64_t element_bytes;  // of packed operands and of the gradient of the logits
+  std::int64_t token_panel;    // tokens (columns) of a packed panel
+  std::int64_t k_align;        // the contracted dimension is padded to this
+  bool gradient_twice;         // the gradient of the logits is packed apart for d_hidden and for d_weight
+};
+
+// Columns of d_weight and d_hidden computed at a time, rounded down to whole panels.
+inline constexpr std::int64_t kColumnBlock = 512;
+// The vocabulary is cut into at most this many segments, whose states are merged in order.
+inline constexpr std::int64_t kMaxSegments = 64;
+
+// Per-token state of one segment: arrays of floats, and of doubles for the sums asked for.
+struct StateFields {
+  int floats = 2;   // exponent, sum; with argmax: best, index
+  int doubles = 0;  // entropy sum, weighted sum
+};
+
+struct Layout {
+  std::int64_t tokens = 0;        // padded to whole panels
+  std::int64_t dim_k = 0;         // dim padded as a contracted dimension
+  std::int64_t dim_n = 0;         // dim padded to whole panels
+  std::int64_t tiles = 0;         // of the vocabulary
+  std::int64_t segments = 0;
+  std::int64_t tiles_per_segment = 0;
+  std::int64_t column_block = 0;
+  std::int64_t stored_element_bytes = 0;
+  std::int64_t gradient_stride = 0;  // elements between vocabulary rows of the slab's gradient
+  StateFields state;
+
+  // Offsets in bytes from scratch. Shared by all threads:
+  std::size_t x_forward = 0;     // packed hidden, contracted along dim
+  std::size_t x_backward = 0;    // packed hidden, contracted along tokens
+  std::size_t states = 0;        // [segments][fields][tokens]
+  std::size_t stored = 0;        // [stored tiles][panels][kVocabTile][panel]
+  std::size_t stored_exponent = 0;  // [stored tiles][tokens] f32
+  std::size_t slab_gradient = 0;
+  std::size_t slab_weight = 0;
+  std::size_t d_hidden = 0;      // [tokens][dim_n] f32
+  // and of each thread:
+  std::size_t thread = 0;
+  std::size_t thread_bytes = 0;
+  std::size_t weight_tile = 0;   // offsets inside a thread's part
+  std::size_t logits = 0;        // [kVocabTile][panel] f32
+  std::size_t gradient_tile = 0;
+  std::size_t d_weight = 0;      // [kVocabTile][column_block] f32
+  std::size_t total = 0;
+};
+
+Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const HeadFeatures& features,
+                   const ChunkSizes& sizes);
+
+// 16-bit for 16-bit inputs, where rounding exp(z) by 2^-9 is within the contract; fp32 for fp32.
+constexpr std::size_t stored_element_bytes(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
+
+}  // namespace logitless::cpu

@@ -1,0 +1,116 @@
+// Elementary functions and 16-bit conversions on vectors of floats, once per Highway target.
+#if defined(LOGITLESS_SIMD_MATH_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LOGITLESS_SIMD_MATH_INL_H
+#undef LOGITLESS_SIMD_MATH_INL_H
+#else
+#define LOGITLESS_SIMD_MATH_INL_H
+#endif
+
+#include <cstdint>
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace logitless::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::ScalableTag<float>;
+using DI = hn::Rebind<std::int32_t, D>;
+using DU = hn::Rebind<std::uint32_t, D>;
+using DU16 = hn::Rebind<std::uint16_t, D>;
+using V = hn::Vec<D>;
+
+inline constexpr float kLog2EFloat = 1.44269504f;
+inline constexpr std::size_t kMaxLanes = hn::MaxLanes(D());
+
+// 2^t for t <= 128; relative error under 2e-7 (a minimax polynomial of degree 6 on [-1/2, 1/2]), 0 for t < -126, NaN for NaN.
+HWY_INLINE V Exp2(V t) {
+  const D d;
+  const DI di;
+  const V low = hn::Set(d, -126.0f);
+  const auto tiny = hn::Lt(t, low);
+  // IfThenElse and not Max: NaN must pass.
+  const V x = hn::IfThenElse(tiny, low, t);
+  const V n = hn::Round(x);
+  const V f = hn::Sub(x, n);
+  V p = hn::Set(d, 1.534581164e-4f);
+  p = hn::MulAdd(p, f, hn::Set(d, 1.339993121e-3f));
+  p = hn::MulAdd(p, f, hn::Set(d, 9.618488958e-3f));
+  p = hn::MulAdd(p, f, hn::Set(d, 5.550328777e-2f));
+  p = hn::MulAdd(p, f, hn::Set(d, 2.402264689e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 6.931472057e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
+  const auto exponent = hn::ShiftLeft<23>(hn::ConvertTo(di, n));
+  const V r = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
+  // A NaN converts to a meaningless integer: give the NaN itself back.
+  return hn::IfThenElse(hn::IsNaN(t), t, hn::IfThenZeroElse(tiny, r));
+}
+
+// 2^n for integral n, exact; 0 below -126.
+HWY_INLINE V PowerOfTwo(V n) {
+  const D d;
+  const DI di;
+  const auto tiny = hn::Lt(n, hn::Set(d, -126.0f));
+  const auto bits = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, hn::IfThenElse(tiny, hn::Zero(d), n)), hn::Set(di, 127)));
+  return hn::IfThenElse(hn::IsNaN(n), n, hn::IfThenZeroElse(tiny, hn::BitCast(d, bits)));
+}
+
+// tanh with a relative error under 3e-7: an odd polynomial near 0 (Cephes' tanhf), 1 - 2 / (e^2|x| + 1) elsewhere.
+HWY_INLINE V Tanh(V x) {
+  const D d;
+  const V a = hn::Abs(x);
+  const V z = hn::Mul(x, x);
+  V p = hn::Set(d, -5.70498872745e-3f);
+  p = hn::MulAdd(p, z, hn::Set(d, 2.06390887954e-2f));
+  p = hn::MulAdd(p, z, hn::Set(d, -5.37397155531e-2f));
+  p = hn::MulAdd(p, z, hn::Set(d, 1.33314422036e-1f));
+  p = hn::MulAdd(p, z, hn::Set(d, -3.33332819422e-1f));
+  const V small = hn::MulAdd(hn::Mul(p, z), x, x);
+  const V far = hn::IfThenElse(hn::Gt(a, hn::Set(d, 10.0f)), hn::Set(d, 10.0f), a);
+  const V e = Exp2(hn::Mul(far, hn::Set(d, 2.0f * kLog2EFloat)));
+  const V one = hn::Set(d, 1.0f);
+  const V large = hn::CopySign(hn::Sub(one, hn::Div(hn::Set(d, 2.0f), hn::Add(e, one))), x);
+  return hn::IfThenElse(hn::Lt(a, hn::Set(d, 0.625f)), small, large);
+}
+
+// bf16 bits of each lane in the low half of a 32-bit lane, rounded to nearest even; a NaN stays one.
+HWY_INLINE hn::Vec<DU> Bf16Bits(V v) {
+  const DU du;
+  const auto bits = hn::BitCast(du, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu))));
+  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), hn::Set(du, 0x7fc0u), rounded);
+}
+
+HWY_INLINE void StoreBf16(V v, std::uint16_t* HWY_RESTRICT to) {
+  const DI di;
+  const DU16 du16;
+  hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di, Bf16Bits(v))), du16, to);
+}
+
+HWY_INLINE V LoadBf16(const std::uint16_t* HWY_RESTRICT from) {
+  const D d;
+  const DU du;
+  const DU16 du16;
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(du16, from))));
+}
+
+// The bits of core/half.h, on vectors.
+HWY_INLINE V LoadF16(const std::uint16_t* HWY_RESTRICT from) {
+  const D d;
+  const DU du;
+  const DU16 du16;
+  const auto bits = hn::PromoteTo(du, hn::LoadU(du16, from));
+  const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(du, 0x8000u)));
+  const auto magnitude = hn::And(bits, hn::Set(du, 0x7fffu));
+  const auto scaled = hn::BitCast(du, hn::Mul(hn::BitCast(d, hn::ShiftLeft<13>(magnitude)), hn::Set(d, 0x1p112f)));
+  const auto special = hn::Or(hn::ShiftLeft<13>(magnitude), hn::Set(du, 0x7f800000u));
+  const auto is_special = hn::Gt(magnitude, hn::Set(du, 0x7bffu));
+  return hn::BitCast(d, hn::Or(sign, hn::IfThenElse(is_special, special, scaled)));
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace logitless::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,162 @@
+// The head in float64, one logit after another, as the formulas of docs/losses.md read. Slow, and right.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "core/element.h"
+#include "core/parallel.h"
+#include "kernels/reference/register_reference.h"
+#include "math/lse_state.h"
+#include "math/softcap.h"
+
+namespace logitless::reference {
+namespace {
+
+double at(const MatrixRows& m, std::int64_t row, std::int64_t column) {
+  return load_element(m.data, m.dtype, m.row(row) * m.row_stride + column * m.col_stride);
+}
+
+double logit(const ChunkCommon& chunk, std::int64_t token, std::int64_t word) {
+  double sum = chunk.bias == nullptr ? 0.0 : chunk.bias[word];
+  for (std::int64_t k = 0; k < chunk.shape.dim; ++k) sum += at(chunk.hidden, token, k) * at(chunk.weight, word, k);
+  return softcap(sum * chunk.features->logit_scale, static_cast<double>(chunk.features->softcap));
+}
+
+// A row of doubles for each thread: logits of one token, or one row of a gradient.
+std::int64_t row_elements(const HeadShape& shape) { return round_up(std::max(shape.vocab, shape.dim), 8); }
+
+double* thread_row(const ChunkCommon& chunk, int thread) {
+  return reinterpret_cast<double*>(chunk.scratch) + row_elements(chunk.shape) * thread;
+}
+
+std::size_t scratch_bytes(const HeadShape& shape, const HeadFeatures&, const ChunkSizes& sizes) {
+  return static_cast<std::size_t>(row_elements(shape) * sizes.threads) * sizeof(double);
+}
+
+void forward_token(const ForwardChunk& chunk, std::int64_t token, double* z) {
+  const std::int64_t vocab = chunk.shape.vocab;
+  double top = -INFINITY;
+  std::int32_t best = 0;
+  double weighted = 0.0;
+  for (std::int64_t j = 0; j < vocab; ++j) {
+    z[j] = logit(chunk, token, j);
+    if (z[j] > top) {
+      top = z[j];
+      best = static_cast<std::int32_t>(j);
+    }
+    weighted += (chunk.omega == nullptr ? 1.0 : static_cast<double>(chunk.omega[j])) * z[j];
+  }
+  const double exponent = top == -INFINITY ? 0.0 : std::ceil(top * kLog2E);
+  double sum = 0.0;
+  double entropy = 0.0;
+  for (std::int64_t j = 0; j < vocab; ++j) {
+    const double e = std::exp2(z[j] * kLog2E - exponent);
+    sum += e;
+    if (e != 0.0) entropy += e * z[j];
+  }
+  chunk.exponent[token] = static_cast<float>(exponent);
+  chunk.sum[token] = static_cast<float>(sum);
+  if (chunk.entropy_sum != nullptr) chunk.entropy_sum[token] = entropy / sum;
+  if (chunk.weighted_sum != nullptr) chunk.weighted_sum[token] = weighted;
+  if (chunk.argmax != nullptr) chunk.argmax[token] = best;
+  const std::int64_t per_token = chunk.features->targets_per_token;
+  for (std::int64_t slot = token * per_token; slot < (token + 1) * per_token; ++slot) {
+    if (chunk.targets.words[slot] >= 0) chunk.target_logit[slot] = static_cast<float>(z[chunk.targets.words[slot]]);
+  }
+}
+
+void forward(const ForwardChunk& chunk) {
+  parallel_for(chunk.threads, chunk.tokens,
+               [&](std::int64_t token, int thread) { forward_token(chunk, token, thread_row(chunk, thread)); });
+}
+
+// d loss / d (x . w + b) of one token and word.
+double logit_gradient(const BackwardChunk& chunk, std::int64_t token, std::int64_t word) {
+  const std::int64_t per_token = chunk.features->targets_per_token;
+  double exact = 0.0;
+  bool target = false;
+  for (std::int64_t slot = token * per_token; slot < (token + 1) * per_token; ++slot) {
+    if (chunk.targets.words[slot] != word) continue;
+    target = true;
+    exact += chunk.coefficient[slot];
+  }
+  if (target) return exact;
+  const double z = logit(chunk, token, word);
+  const double e = std::exp2(z * kLog2E - chunk.exponent[token]);
+  double g = e == 0.0 ? 0.0 : e * chunk.linear[token];
+  if (chunk.slope != nullptr && e != 0.0) g += e * chunk.slope[token] * z;
+  if (chunk.flat != nullptr) g += chunk.flat[token] * (chunk.omega == nullptr ? 1.0 : chunk.omega[word]);
+  return g * softcap_slope(z, static_cast<double>(chunk.features->softcap));
+}
+
+// What d_weight holds between chunks, in fp32; see WeightGradientSink.
+double load_weight(const WeightGradientSink& sink, std::int64_t dim, std::int64_t word, std::int64_t k) {
+  const std::int64_t index = word * sink.row_stride + k * sink.col_stride;
+  if (sink.first_chunk) return sink.accumulate ? load_element(sink.data, sink.dtype, index) : 0.0;
+  if (sink.dtype == DType::f32) return static_cast<const float*>(sink.data)[index];
+  if (sink.accumulator != nullptr) return sink.accumulator[word * dim + k];
+  const std::uint32_t high = static_cast<const std::uint16_t*>(sink.data)[index];
+  return std::bit_cast<float>(high << 16 | sink.low[word * dim + k]);
+}
+
+void store_weight(const WeightGradientSink& sink, std::int64_t dim, std::int64_t word, std::int64_t k, double value) {
+  const std::int64_t index = word * sink.row_stride + k * sink.col_stride;
+  if (sink.last_chunk || sink.dtype == DType::f32) {
+    store_element(sink.data, sink.dtype, index, value);
+  } else if (sink.accumulator != nullptr) {
+    sink.accumulator[word * dim + k] = static_cast<float>(value);
+  } else {
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
+    static_cast<std::uint16_t*>(sink.data)[index] = static_cast<std::uint16_t>(bits >> 16);
+    sink.low[word * dim + k] = static_cast<std::uint16_t>(bits);
+  }
+}
+
+void backward(const BackwardChunk& chunk) {
+  const std::int64_t dim = chunk.shape.dim;
+  parallel_for(chunk.threads, chunk.shape.vocab, [&](std::int64_t word, int thread) {
+    double* row = thread_row(chunk, thread);
+    std::fill(row, row + dim, 0.0);
+    double bias = 0.0;
+    for (std::int64_t token = 0; token < chunk.tokens; ++token) {
+      const double g = logit_gradient(chunk, token, word);
+      bias += g;
+      for (std::int64_t k = 0; k < dim; ++k) row[k] += g * at(chunk.hidden, token, k);
+    }
+    if (chunk.d_bias != nullptr) chunk.d_bias[word] += static_cast<float>(bias);
+    if (chunk.d_weight.data == nullptr) return;
+    for (std::int64_t k = 0; k < dim; ++k) {
+      store_weight(chunk.d_weight, dim, word, k, row[k] + load_weight(chunk.d_weight, dim, word, k));
+    }
+  });
+  const HiddenGradientSink& to = chunk.d_hidden;
+  if (to.data == nullptr) return;
+  parallel_for(chunk.threads, chunk.tokens, [&](std::int64_t token, int thread) {
+    double* row = thread_row(chunk, thread);
+    std::fill(row, row + dim, 0.0);
+    for (std::int64_t word = 0; word < chunk.shape.vocab; ++word) {
+      const double g = logit_gradient(chunk, token, word);
+      for (std::int64_t k = 0; k < dim; ++k) row[k] += g * at(chunk.weight, word, k);
+    }
+    for (std::int64_t k = 0; k < dim; ++k) {
+      const std::int64_t index = chunk.hidden.row(token) * to.row_stride + k * to.col_stride;
+      const double old = to.accumulate ? load_element(to.data, to.dtype, index) : 0.0;
+      store_element(to.data, to.dtype, index, row[k] + old);
+    }
+  });
+}
+
+}  // namespace
+
+HeadKernel reference_kernel() {
+  return {"reference",
+          [] { return Support(); },
+          [](const HeadShape&, const HeadFeatures&) { return Support(); },
+          0.2e9,
+          scratch_bytes,
+          [](DType) { return std::size_t{0}; },
+          forward,
+          backward};
+}
+
+}  // namespace logitless::reference

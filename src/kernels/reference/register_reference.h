@@ -1,0 +1,10 @@
+// The float64 oracle's row of the kernel registry.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace logitless::reference {
+
+HeadKernel reference_kernel();
+
+}  // namespace logitless::reference

@@ -1,0 +1,39 @@
+// Running sum of exponentials in base 2: sum * 2^exponent with an integral exponent, so that merging scales by exact powers
+// of two and only the additions round.
+#pragma once
+
+#include <cmath>
+
+#include "math/host_device.h"
+
+namespace logitless {
+
+inline constexpr double kLog2E = 1.4426950408889634;
+inline constexpr double kLn2 = 0.6931471805599453;
+
+// {0, 0} is the empty set.
+struct LseState {
+  float exponent = 0.0f;
+  float sum = 0.0f;
+};
+
+LOGITLESS_HOST_DEVICE inline LseState merge(LseState a, LseState b) {
+  if (a.sum == 0.0f) return b;
+  if (b.sum == 0.0f) return a;
+  const float top = fmaxf(a.exponent, b.exponent);
+  return {top, a.sum * exp2f(a.exponent - top) + b.sum * exp2f(b.exponent - top)};
+}
+
+// log of what the state stands for; -inf when empty.
+LOGITLESS_HOST_DEVICE inline double value(LseState state) {
+  return (static_cast<double>(state.exponent) + log2(static_cast<double>(state.sum))) * kLn2;
+}
+
+// The state of a known log-sum-exp.
+LOGITLESS_HOST_DEVICE inline LseState lse_state(double lse) {
+  if (!(lse > -INFINITY)) return {0.0f, lse == -INFINITY ? 0.0f : static_cast<float>(lse)};
+  const double exponent = floor(lse * kLog2E);
+  return {static_cast<float>(exponent), static_cast<float>(exp2(lse * kLog2E - exponent))};
+}
+
+}  // namespace logitless

@@ -1,0 +1,169 @@
+#include "support/problem.h"
+
+#include <cmath>
+#include <random>
+#include <sstream>
+
+#include "core/element.h"
+
+namespace logitless::test {
+
+Tensor::Tensor(DType dtype, std::vector<std::int64_t> shape) : defined_(true), dtype_(dtype), shape_(std::move(shape)) {
+  // Poisoned: what nobody writes is not a number.
+  bytes_.assign(static_cast<std::size_t>(numel()) * size_of(dtype), std::byte{0xff});
+}
+
+Tensor::Tensor(DType dtype, std::vector<std::int64_t> shape, const std::vector<double>& values)
+    : Tensor(dtype, std::move(shape)) {
+  for (std::size_t i = 0; i < values.size(); ++i) set(static_cast<std::int64_t>(i), values[i]);
+}
+
+std::int64_t Tensor::numel() const {
+  std::int64_t n = 1;
+  for (const std::int64_t size : shape_) n *= size;
+  return n;
+}
+TensorView Tensor::view() { return defined_ ? TensorView(bytes_.data(), dtype_, shape_) : TensorView(); }
+ConstTensorView Tensor::view() const {
+  return defined_ ? ConstTensorView(bytes_.data(), dtype_, shape_) : ConstTensorView();
+}
+double Tensor::get(std::int64_t flat) const { return load_element(bytes_.data(), dtype_, flat); }
+void Tensor::set(std::int64_t flat, double value) { store_element(bytes_.data(), dtype_, flat, value); }
+void Tensor::fill(double value) {
+  for (std::int64_t i = 0; i < numel(); ++i) set(i, value);
+}
+std::vector<double> Tensor::values() const {
+  std::vector<double> out;
+  if (defined_) {
+    for (std::int64_t i = 0; i < numel(); ++i) out.push_back(get(i));
+  }
+  return out;
+}
+
+std::string describe(const HeadSpec& s) {
+  std::ostringstream out;
+  out << "N=" << s.tokens << " D=" << s.dim << " V=" << s.vocab << " " << name_of(s.dtype) << " K=" << s.per_token
+      << " bias=" << s.bias << " cw=" << s.class_weight << " tw=" << s.token_weight << " ignored=" << s.ignored
+      << " eps=" << s.label_smoothing << " z=" << s.z_loss << " cap=" << s.softcap << " scale=" << s.logit_scale
+      << " reduction=" << static_cast<int>(s.reduction);
+  return out.str();
+}
+
+HeadProblem::HeadProblem(const HeadSpec& s) : spec(s) {
+  std::mt19937_64 random(s.seed);
+  std::normal_distribution<double> normal;
+  std::uniform_real_distribution<double> uniform(0.0, 1.0);
+  const auto tensor = [&](DType dtype, std::vector<std::int64_t> shape, auto draw, std::vector<double>& values) {
+    Tensor t(dtype, std::move(shape));
+    for (std::int64_t i = 0; i < t.numel(); ++i) {
+      t.set(i, draw());
+      values.push_back(t.get(i));
+    }
+    return t;
+  };
+  const double weight_scale = s.weight_scale / std::sqrt(static_cast<double>(s.dim));
+  hidden = tensor(s.dtype, {s.tokens, s.dim}, [&] { return s.hidden_shift + s.hidden_scale * normal(random); }, oracle.hidden);
+  weight = tensor(s.dtype, {s.vocab, s.dim}, [&] { return s.weight_shift + weight_scale * normal(random); }, oracle.weight);
+  if (s.bias) bias = tensor(DType::f32, {s.vocab}, [&] { return normal(random); }, oracle.bias);
+  if (s.class_weight) class_weight = tensor(DType::f32, {s.vocab}, [&] { return 0.5 + uniform(random); }, oracle.class_weight);
+  if (s.token_weight) token_weight = tensor(DType::f32, {s.tokens}, [&] { return 0.25 + uniform(random); }, oracle.token_weight);
+  std::vector<std::int64_t> shape = {s.tokens};
+  if (s.per_token > 1) {
+    shape.push_back(s.per_token);
+    target_weight = tensor(DType::f32, shape, [&] { return uniform(random) / s.per_token; }, oracle.target_weight);
+  }
+  targets = Tensor(s.seed % 2 == 0 ? DType::i32 : DType::i64, shape);
+  for (std::int64_t i = 0; i < s.tokens; ++i) {
+    const bool ignored = uniform(random) < s.ignored;
+    for (int k = 0; k < s.per_token; ++k) {
+      const std::int64_t word = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(s.vocab));
+      oracle.targets.push_back(ignored ? oracle.ignore_index : word);
+      targets.set(i * s.per_token + k, static_cast<double>(oracle.targets.back()));
+    }
+  }
+  oracle.tokens = s.tokens;
+  oracle.dim = s.dim;
+  oracle.vocab = s.vocab;
+  oracle.per_token = s.per_token;
+  oracle.label_smoothing = s.label_smoothing;
+  oracle.z_loss = s.z_loss;
+  oracle.softcap = s.softcap;
+  oracle.logit_scale = s.logit_scale;
+}
+
+CrossEntropyInputs HeadProblem::inputs() const {
+  CrossEntropyInputs in;
+  in.hidden = hidden.view();
+  in.weight = weight.view();
+  in.targets = targets.view();
+  in.bias = bias.view();
+  in.class_weight = class_weight.view();
+  in.token_weight = token_weight.view();
+  in.target_weight = target_weight.view();
+  return in;
+}
+
+CrossEntropyOptions HeadProblem::options() const {
+  CrossEntropyOptions o;
+  o.reduction = spec.reduction;
+  o.label_smoothing = spec.label_smoothing;
+  o.z_loss = spec.z_loss;
+  o.softcap = spec.softcap;
+  o.logit_scale = spec.logit_scale;
+  return o;
+}
+
+HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
+  const HeadSpec& s = problem.spec;
+  HeadAnswer a;
+  const DType gradient = run.gradient_dtype.value_or(DType::f32);
+  a.loss = s.reduction == Reduction::none ? Tensor(DType::f32, {s.tokens}) : Tensor(DType::f32, {});
+  if (run.gradients) {
+    a.d_hidden = Tensor(gradient, {s.tokens, s.dim});
+    a.d_weight = Tensor(gradient, {s.vocab, s.dim});
+    if (s.bias) a.d_bias = Tensor(DType::f32, {s.vocab});
+  }
+  a.lse = Tensor(DType::f32, {s.tokens});
+  if (s.per_token == 1) {
+    a.log_prob = Tensor(DType::f32, {s.tokens});
+    a.target_logit = Tensor(DType::f32, {s.tokens});
+  }
+  if (run.extras) {
+    a.entropy = Tensor(DType::f32, {s.tokens});
+    a.argmax = Tensor(DType::i64, {s.tokens});
+  }
+  CrossEntropyOutputs out;
+  out.loss = a.loss.view();
+  out.d_hidden = a.d_hidden.view();
+  out.d_weight = a.d_weight.view();
+  out.d_bias = a.d_bias.view();
+  out.lse = a.lse.view();
+  out.log_prob = a.log_prob.view();
+  out.target_logit = a.target_logit.view();
+  out.entropy = a.entropy.view();
+  out.argmax = a.argmax.view();
+  CrossEntropyInputs in = problem.inputs();
+  in.grad_loss = run.grad_loss;
+  ContextOptions context_options;
+  context_options.threads = run.threads;
+  context_options.kernel = run.kernel;
+  const Context context(context_options);
+  PlanRequest request{context.device(), run.budget, run.plan, run.plan == PlanKind::stored ? run.stored_fraction : 0.0};
+  a.plan = plan_cross_entropy(problem.options(), in, out, request);
+  a.statistics = cross_entropy(context, a.plan, problem.options(), in, out, Workspace(context, a.plan));
+  return a;
+}
+
+double relative_error(const std::vector<double>& a, const std::vector<double>& b) {
+  if (a.size() != b.size()) return INFINITY;
+  double difference = 0;
+  double norm = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    difference += (a[i] - b[i]) * (a[i] - b[i]);
+    norm += b[i] * b[i];
+  }
+  const double error = norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
+  return std::isnan(error) ? INFINITY : error;
+}
+
+}  // namespace logitless::test

@@ -1,0 +1,87 @@
+// Random heads as tensors and as oracle problems, and the library's answers as doubles.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "logitless/logitless.h"
+#include "support/oracle.h"
+
+namespace logitless::test {
+
+// A tensor that owns its elements.
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(DType dtype, std::vector<std::int64_t> shape);
+  Tensor(DType dtype, std::vector<std::int64_t> shape, const std::vector<double>& values);
+  bool defined() const { return defined_; }
+  TensorView view();
+  ConstTensorView view() const;
+  // Undefined view where the tensor is.
+  double get(std::int64_t flat) const;
+  void set(std::int64_t flat, double value);
+  void fill(double value);
+  std::vector<double> values() const;
+  std::int64_t numel() const;
+  const std::vector<std::byte>& bytes() const { return bytes_; }
+
+ private:
+  bool defined_ = false;
+  DType dtype_ = DType::f32;
+  std::vector<std::int64_t> shape_;
+  std::vector<std::byte> bytes_;
+};
+
+struct HeadSpec {
+  std::int64_t tokens = 7, dim = 5, vocab = 11;
+  DType dtype = DType::f32;
+  int per_token = 1;
+  bool bias = false, class_weight = false, token_weight = false;
+  double ignored = 0.0;        // fraction of tokens ignored
+  double hidden_scale = 1.0;   // standard deviations; weight is scaled by 1 / sqrt(dim) besides
+  double weight_scale = 1.0;
+  double hidden_shift = 0.0;   // added to hidden: makes logits one-sided with weight_shift
+  double weight_shift = 0.0;
+  float label_smoothing = 0, z_loss = 0, softcap = 0, logit_scale = 1;
+  Reduction reduction = Reduction::mean;
+  std::uint64_t seed = 1;
+};
+std::string describe(const HeadSpec& spec);
+
+// Inputs in the library's dtypes and the same numbers, rounded, for the oracle.
+struct HeadProblem {
+  explicit HeadProblem(const HeadSpec& spec);
+  CrossEntropyInputs inputs() const;
+  CrossEntropyOptions options() const;
+
+  HeadSpec spec;
+  Tensor hidden, weight, targets, bias, class_weight, token_weight, target_weight;
+  OracleProblem oracle;
+};
+
+struct HeadAnswer {
+  Tensor loss, d_hidden, d_weight, d_bias, lse, log_prob, target_logit, entropy, argmax;
+  LossStatistics statistics;
+  LossPlan plan;
+};
+
+struct RunSpec {
+  std::optional<PlanKind> plan;  // none: the planner's choice
+  double stored_fraction = 0.5;
+  std::size_t budget = 0;
+  std::string kernel;
+  int threads = 2;
+  bool gradients = true;
+  bool extras = false;           // entropy and argmax
+  std::optional<DType> gradient_dtype;  // none: f32
+  double grad_loss = 1.0;
+};
+HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run);
+
+// ||a - b|| / ||b||, or ||a|| where b is 0. NaN anywhere gives infinity.
+double relative_error(const std::vector<double>& a, const std::vector<double>& b);
+
+}  // namespace logitless::test
