@@ -10,6 +10,7 @@ namespace {
 
 std::vector<HeadKernel> all_kernels() {
   std::vector<HeadKernel> rows = cpu::simd_kernels();
+  rows.push_back(cpu::emulated_amx_kernel());
   rows.push_back(reference::reference_kernel());
   return rows;
 }

@@ -115,6 +115,7 @@ class EntryCursor {
 
 template <class Engine, typename Stored>
 void ForwardSegment(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory, std::int64_t segment, int thread) {
+  [[maybe_unused]] const typename Engine::Session session;
   constexpr int kPanel = Engine::kPanel;
   const Layout& layout = memory.layout;
   auto* weights = memory.template of_thread<typename Engine::Element>(thread, layout.weight_tile);
@@ -207,6 +208,7 @@ void RunForward(const ForwardChunk& chunk) {
 template <class Engine, typename Stored>
 void BackwardTile(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory, std::int64_t tile,
                   std::int64_t slab_tile, int thread) {
+  [[maybe_unused]] const typename Engine::Session session;
   using Element = typename Engine::Element;
   constexpr int kPanel = Engine::kPanel;
   const Layout& layout = memory.layout;
@@ -315,6 +317,7 @@ void RunBackward(const BackwardChunk& chunk) {
     const std::int64_t token_blocks = ceil_div(memory.tokens, kTokenBlock);
     const std::int64_t column_blocks = ceil_div(layout.dim_n, layout.column_block);
     parallel_for(chunk.threads, token_blocks * column_blocks, [&](std::int64_t task, int) {
+      [[maybe_unused]] const typename Engine::Session session;
       const std::int64_t token = task / column_blocks * kTokenBlock;
       const std::int64_t column = task % column_blocks * layout.column_block;
       Engine::HiddenGradient(memory.slab_gradient(), layout.gradient_stride, token,

@@ -37,6 +37,9 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
   out.stored_element_bytes = static_cast<std::int64_t>(stored_element_bytes(shape.dtype));
   // Off a power of two, so that rows of a column do not fall on one cache set.
   out.gradient_stride = out.tokens + 16;
+  out.slab_vocab = sizes.slab_vocab;
+  out.d_hidden_wanted = d_hidden;
+  out.d_weight_wanted = d_weight;
   out.state.floats = features.argmax ? 4 : 2;
   out.state.doubles = (features.entropy ? 1 : 0) + (features.label_smoothing ? 1 : 0);
 

@@ -37,6 +37,9 @@ struct Layout {
   std::int64_t column_block = 0;
   std::int64_t stored_element_bytes = 0;
   std::int64_t gradient_stride = 0;  // elements between vocabulary rows of the slab's gradient
+  std::int64_t slab_vocab = 0;
+  bool d_hidden_wanted = false;
+  bool d_weight_wanted = false;
   StateFields state;
 
   // Offsets in bytes from scratch. Shared by all threads:

@@ -8,5 +8,7 @@
 namespace logitless::cpu {
 
 std::vector<HeadKernel> simd_kernels();
+// The code of amx_bf16 with the tile unit in plain C++: slow, runs anywhere, for tests.
+HeadKernel emulated_amx_kernel();
 
 }  // namespace logitless::cpu

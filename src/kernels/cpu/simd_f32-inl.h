@@ -21,6 +21,7 @@ namespace logitless::cpu::HWY_NAMESPACE {
 
 struct EngineF32 {
   using Element = float;
+  struct Session {};  // nothing to set up in a thread
   // Registers: kRows x kVectors accumulators, one row of B, one broadcast. 16 on AVX2, 32 on AVX-512 and NEON.
   static constexpr int kLanes = static_cast<int>(kMaxLanes);
   static constexpr int kRows = (HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM) ? 8 : 4;
@@ -80,6 +81,8 @@ struct EngineF32 {
   static void Logits(const Element* tile, std::int64_t rows, const Element* panel, std::int64_t tokens,
                      std::int64_t dim_k, float* HWY_RESTRICT z) {
     const int vectors = static_cast<int>(ceil_div(tokens, kLanes));
+    // Lanes without a token must still hold numbers: their exponentials are multiplied by 0.
+    if (vectors < kVectors) std::memset(z, 0, static_cast<std::size_t>(rows * kPanel) * sizeof(float));
     for (std::int64_t k = 0; k < dim_k; k += kDepth) {
       const std::int64_t depth = std::min(kDepth, dim_k - k);
       for (std::int64_t r = 0; r < rows; r += kRows) {

@@ -7,19 +7,30 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 //
 #include "hwy/highway.h"
+#include "kernels/cpu/amx_bf16-inl.h"
 #include "kernels/cpu/chunk-inl.h"
 #include "kernels/cpu/simd_f32-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
 
-inline std::size_t ScratchF32(const HeadShape& shape, const HeadFeatures& features, const ChunkSizes& sizes) {
-  return make_layout(EngineF32::kTraits, shape, features, sizes).total;
+template <class Engine>
+std::size_t ScratchBytes(const HeadShape& shape, const HeadFeatures& features, const ChunkSizes& sizes) {
+  return make_layout(Engine::kTraits, shape, features, sizes).total;
 }
 
-HeadKernel KernelF32() {
-  return {"", nullptr, nullptr, 0.0, ScratchF32, stored_element_bytes, RunForward<EngineF32>, RunBackward<EngineF32>};
+template <class Engine>
+HeadKernel KernelOf() {
+  return {"", nullptr, nullptr, 0.0, ScratchBytes<Engine>, stored_element_bytes, RunForward<Engine>, RunBackward<Engine>};
 }
+
+HeadKernel KernelF32() { return KernelOf<EngineF32>(); }
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+HeadKernel KernelAmx() { return KernelOf<EngineAmx<HardwareTiles>>(); }
+#endif
+#if HWY_TARGET == HWY_STATIC_TARGET
+HeadKernel KernelAmxEmulated() { return KernelOf<EngineAmx<EmulatedTiles>>(); }
+#endif
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace logitless::cpu::HWY_NAMESPACE
@@ -27,6 +38,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 #include "hwy/targets.h"
+#include "kernels/cpu/features.h"
 #include "kernels/cpu/register_cpu.h"
 
 namespace logitless::cpu {
@@ -37,15 +49,25 @@ Support target_runnable() {
   if ((hwy::SupportedTargets() & kTarget) != 0) return {};
   return std::string("the processor has no ") + hwy::TargetName(kTarget);
 }
+Support amx_runnable() {
+  const Support reason = target_runnable<HWY_AVX3>();
+  return reason.empty() ? amx_bf16_missing() : reason;
+}
 // The portable target needs nothing.
 Support always_runnable() { return {}; }
 
 Support supports_any(const HeadShape&, const HeadFeatures&) { return {}; }
 
-HeadKernel row(HeadKernel kernel, std::string_view name, Support (*runnable)(), double flops_per_second) {
+Support supports_bf16(const HeadShape& shape, const HeadFeatures&) {
+  if (shape.dtype == DType::bf16) return {};
+  return std::string("multiplies bf16 alone, hidden and weight are ") + std::string(name_of(shape.dtype));
+}
+
+HeadKernel row(HeadKernel kernel, std::string_view name, Support (*runnable)(), double flops_per_second,
+               Support (*supports)(const HeadShape&, const HeadFeatures&) = supports_any) {
   kernel.name = name;
   kernel.runnable = runnable;
-  kernel.supports = supports_any;
+  kernel.supports = supports;
   kernel.flops_per_second = flops_per_second;
   return kernel;
 }
@@ -55,6 +77,7 @@ HeadKernel row(HeadKernel kernel, std::string_view name, Support (*runnable)(), 
 std::vector<HeadKernel> simd_kernels() {
   std::vector<HeadKernel> rows;
 #if HWY_TARGETS & HWY_AVX3
+  rows.push_back(row(N_AVX3::KernelAmx(), "amx_bf16", amx_runnable, 1300e9, supports_bf16));
   rows.push_back(row(N_AVX3::KernelF32(), "avx512", target_runnable<HWY_AVX3>, 110e9));
 #endif
 #if HWY_TARGETS & HWY_AVX2
@@ -69,6 +92,10 @@ std::vector<HeadKernel> simd_kernels() {
   rows.push_back(row(N_SCALAR::KernelF32(), "scalar", always_runnable, 2e9));
 #endif
   return rows;
+}
+
+HeadKernel emulated_amx_kernel() {
+  return row(HWY_STATIC_DISPATCH(KernelAmxEmulated)(), "amx_bf16_emulated", always_runnable, 0.5e9, supports_bf16);
 }
 
 }  // namespace logitless::cpu
