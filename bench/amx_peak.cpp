@@ -41,7 +41,8 @@ double run_tiles(std::int64_t rounds) {
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   __asm__ volatile("tilerelease" ::: "memory");
   constexpr double kFlops = 2.0 * 16 * 16 * 32;
   return 4.0 * kFlops * static_cast<double>(rounds) / seconds;

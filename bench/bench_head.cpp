@@ -1,8 +1,10 @@
 // The head's plans against the peak of the tile unit and oneDNN's GEMM, all in one process.
 //
-//   bench_head [--tokens N] [--dim D] [--vocab V] [--dtype bf16] [--threads T] [--repeat R] [--kernel NAME] [--json]
+//   bench_head [--tokens N] [--dim D] [--vocab V] [--dtype bf16] [--threads T] [--repeat R]
+//   [--kernel NAME] [--json]
 //
-// Prints medians of R runs, interleaved, after a warm-up; rates in TFLOP/s of 2 N V D per pass. Fresh random data.
+// Prints medians of R runs, interleaved, after a warm-up; rates in TFLOP/s of 2 N V D per pass.
+// Fresh random data.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -47,7 +49,8 @@ Buffer random_tensor(DType dtype, std::int64_t count, float deviation, std::uint
     state ^= state << 13;
     state ^= state >> 7;
     state ^= state << 17;
-    const float sum = static_cast<float>((state & 0xffff) + (state >> 16 & 0xffff) + (state >> 32 & 0xffff) + (state >> 48));
+    const float sum = static_cast<float>((state & 0xffff) + (state >> 16 & 0xffff) +
+                                         (state >> 32 & 0xffff) + (state >> 48));
     const float value = (sum / 65536.0f - 2.0f) * 1.7320508f * deviation;
     if (dtype == DType::f32) {
       out.as<float>()[i] = value;
@@ -80,11 +83,14 @@ struct Row {
 
 int run(const Options& o) {
   const DType dtype = logitless::parse_dtype(o.dtype);
-  if (dtype != DType::f32 && dtype != DType::bf16) throw logitless::InvalidArgument("--dtype: expected bf16 or f32");
+  if (dtype != DType::f32 && dtype != DType::bf16)
+    throw logitless::InvalidArgument("--dtype: expected bf16 or f32");
   const Buffer hidden = random_tensor(dtype, o.tokens * o.dim, 1.0f, 1);
-  const Buffer weight = random_tensor(dtype, o.vocab * o.dim, 2.0f / std::sqrt(static_cast<float>(o.dim)), 2);
+  const Buffer weight =
+      random_tensor(dtype, o.vocab * o.dim, 2.0f / std::sqrt(static_cast<float>(o.dim)), 2);
   std::vector<std::int32_t> targets(static_cast<std::size_t>(o.tokens));
-  for (std::int64_t i = 0; i < o.tokens; ++i) targets[i] = static_cast<std::int32_t>(i * 7919 % o.vocab);
+  for (std::int64_t i = 0; i < o.tokens; ++i)
+    targets[i] = static_cast<std::int32_t>(i * 7919 % o.vocab);
   Buffer d_hidden(static_cast<std::size_t>(o.tokens * o.dim) * size_of(dtype));
   Buffer d_weight(static_cast<std::size_t>(o.vocab * o.dim) * size_of(dtype));
   float loss = 0.0f;
@@ -123,19 +129,30 @@ int run(const Options& o) {
       out.d_weight = TensorView(d_weight.data(), dtype, {o.vocab, o.dim});
     }
     try {
-      plans.push_back(plan_cross_entropy(options, in, out, {context.device(), c.budget, c.kind, c.stored}));
+      plans.push_back(
+          plan_cross_entropy(options, in, out, {context.device(), c.budget, c.kind, c.stored}));
     } catch (const logitless::Error& error) {
       std::cerr << c.name << ": " << error.what() << "\n";
       continue;
     }
     workspaces.emplace_back(context, plans.back());
     const std::size_t at = plans.size() - 1;
-    rows.push_back({c.name, plans.back().passes, plans.back().workspace_bytes(),
-                    [&, at, out] { cross_entropy(context, plans[at], options, in, out, workspaces[at]); }, {}});
+    rows.push_back(
+        {c.name,
+         plans.back().passes,
+         plans.back().workspace_bytes(),
+         [&, at, out] { cross_entropy(context, plans[at], options, in, out, workspaces[at]); },
+         {}});
   }
   if (dtype == DType::bf16) {
-    const auto gemm = bench::onednn_gemm(hidden.data(), weight.data(), o.tokens, o.dim, o.vocab, o.threads);
-    if (gemm) rows.push_back({"oneDNN bf16 GEMM alone", 1.0, static_cast<std::size_t>(o.tokens * o.vocab) * 2, gemm, {}});
+    const auto gemm =
+        bench::onednn_gemm(hidden.data(), weight.data(), o.tokens, o.dim, o.vocab, o.threads);
+    if (gemm)
+      rows.push_back({"oneDNN bf16 GEMM alone",
+                      1.0,
+                      static_cast<std::size_t>(o.tokens * o.vocab) * 2,
+                      gemm,
+                      {}});
   }
 
   std::vector<double> peaks;
@@ -150,28 +167,40 @@ int run(const Options& o) {
   std::sort(peaks.begin(), peaks.end());
   const double peak = peaks[peaks.size() / 2];
 
-  const double pass = 2.0 * static_cast<double>(o.tokens) * static_cast<double>(o.vocab) * static_cast<double>(o.dim);
-  nlohmann::json json = {{"tokens", o.tokens}, {"dim", o.dim}, {"vocab", o.vocab}, {"dtype", o.dtype},
-                         {"threads", o.threads}, {"kernel", plans.empty() ? "" : plans[0].kernel},
-                         {"amx_peak_tflops", peak * 1e-12}, {"loss", loss}};
+  const double pass = 2.0 * static_cast<double>(o.tokens) * static_cast<double>(o.vocab) *
+                      static_cast<double>(o.dim);
+  nlohmann::json json = {{"tokens", o.tokens},
+                         {"dim", o.dim},
+                         {"vocab", o.vocab},
+                         {"dtype", o.dtype},
+                         {"threads", o.threads},
+                         {"kernel", plans.empty() ? "" : plans[0].kernel},
+                         {"amx_peak_tflops", peak * 1e-12},
+                         {"loss", loss}};
   for (Row& row : rows) {
     const double seconds = row.median();
     const double rate = row.passes * pass / seconds;
-    json["rows"].push_back({{"name", row.name}, {"seconds", seconds}, {"passes", row.passes}, {"tflops", rate * 1e-12},
-                            {"of_peak", peak > 0 ? rate / peak : 0.0}, {"workspace_bytes", row.workspace}});
+    json["rows"].push_back({{"name", row.name},
+                            {"seconds", seconds},
+                            {"passes", row.passes},
+                            {"tflops", rate * 1e-12},
+                            {"of_peak", peak > 0 ? rate / peak : 0.0},
+                            {"workspace_bytes", row.workspace}});
   }
   if (o.json) {
     std::cout << json.dump(2) << "\n";
     return 0;
   }
   std::printf("%lld tokens x %lld words x %lld, %s, kernel %s, %d threads; AMX peak %.2f TFLOP/s\n",
-              static_cast<long long>(o.tokens), static_cast<long long>(o.vocab), static_cast<long long>(o.dim),
-              o.dtype.c_str(), plans.empty() ? "none" : plans[0].kernel.c_str(), o.threads, peak * 1e-12);
-  std::printf("%-24s %10s %7s %9s %8s %12s\n", "", "seconds", "passes", "TFLOP/s", "of peak", "workspace");
+              static_cast<long long>(o.tokens), static_cast<long long>(o.vocab),
+              static_cast<long long>(o.dim), o.dtype.c_str(),
+              plans.empty() ? "none" : plans[0].kernel.c_str(), o.threads, peak * 1e-12);
+  std::printf("%-24s %10s %7s %9s %8s %12s\n", "", "seconds", "passes", "TFLOP/s", "of peak",
+              "workspace");
   for (const auto& row : json["rows"]) {
     std::printf("%-24s %10.4f %7.2f %9.3f %7.1f%% %12s\n", row["name"].get<std::string>().c_str(),
-                row["seconds"].get<double>(), row["passes"].get<double>(), row["tflops"].get<double>(),
-                100.0 * row["of_peak"].get<double>(),
+                row["seconds"].get<double>(), row["passes"].get<double>(),
+                row["tflops"].get<double>(), 100.0 * row["of_peak"].get<double>(),
                 logitless::format_bytes(row["workspace_bytes"].get<std::size_t>()).c_str());
   }
   return 0;

@@ -10,8 +10,8 @@
 
 namespace bench {
 
-std::function<void()> onednn_gemm(const void* hidden, const void* weight, std::int64_t tokens, std::int64_t dim,
-                                  std::int64_t vocab, int threads) try {
+std::function<void()> onednn_gemm(const void* hidden, const void* weight, std::int64_t tokens,
+                                  std::int64_t dim, std::int64_t vocab, int threads) try {
   using dnnl::memory;
   using tag = memory::format_tag;
   omp_set_num_threads(threads);
@@ -28,7 +28,9 @@ std::function<void()> onednn_gemm(const void* hidden, const void* weight, std::i
   stream->wait();
   const dnnl::matmul product(description);
   const std::unordered_map<int, memory> arguments = {
-      {DNNL_ARG_SRC, memory(a, engine, const_cast<void*>(hidden))}, {DNNL_ARG_WEIGHTS, packed}, {DNNL_ARG_DST, memory(c, engine)}};
+      {DNNL_ARG_SRC, memory(a, engine, const_cast<void*>(hidden))},
+      {DNNL_ARG_WEIGHTS, packed},
+      {DNNL_ARG_DST, memory(c, engine)}};
   return [=] {
     product.execute(*stream, arguments);
     stream->wait();
@@ -43,7 +45,10 @@ std::function<void()> onednn_gemm(const void* hidden, const void* weight, std::i
 #else
 namespace bench {
 
-std::function<void()> onednn_gemm(const void*, const void*, std::int64_t, std::int64_t, std::int64_t, int) { return {}; }
+std::function<void()> onednn_gemm(const void*, const void*, std::int64_t, std::int64_t,
+                                  std::int64_t, int) {
+  return {};
+}
 
 }  // namespace bench
 #endif

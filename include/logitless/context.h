@@ -14,28 +14,34 @@ namespace logitless {
 
 enum class DeviceKind : std::uint8_t { cpu = 0 };
 
-// What planning needs to know of a device. A plain value: plans for a machine can be made on another.
+// What planning needs to know of a device. A plain value: plans for a machine can be made on
+// another.
 struct DeviceLimits {
   DeviceKind kind = DeviceKind::cpu;
   int threads = 1;
-  std::string kernel;  // the one kernel to use (see kernel_names), or empty: the best that accepts the problem
+  std::string kernel;  // the one kernel to use (see kernel_names), or empty: the best that accepts
+                       // the problem
 };
 
-// All kernels built in, best first, the float64 reference last; `runnable` keeps those this machine can run.
-// On x86: "amx_bf16", "avx512", "avx2", "scalar", "amx_bf16_emulated" (for tests), "reference".
+// All kernels built in, best first, the float64 reference last; `runnable` keeps those this machine
+// can run. On x86: "amx_bf16", "avx512", "avx2", "scalar", "amx_bf16_emulated" (for tests),
+// "reference".
 LOGITLESS_API std::vector<std::string> kernel_names(bool runnable = true);
 
 struct ContextOptions {
-  // Threads of parallel regions; 0 takes OMP_NUM_THREADS or else all cores of the process's affinity mask.
+  // Threads of parallel regions; 0 takes OMP_NUM_THREADS or else all cores of the process's
+  // affinity mask.
   int threads = 0;
-  // Use only this kernel (see kernel_names()). Empty: LOGITLESS_CPU, or else the best one for each problem.
+  // Use only this kernel (see kernel_names()). Empty: LOGITLESS_CPU, or else the best one for each
+  // problem.
   std::string kernel;
-  // Called with one line of text at each decision (kernel chosen, plan chosen). The library never prints.
+  // Called with one line of text at each decision (kernel chosen, plan chosen). The library never
+  // prints.
   std::function<void(std::string_view)> trace;
 };
 
-// Throws InvalidArgument on a kernel unknown or not runnable on this machine, or a negative thread count.
-// Not shared between threads that call at the same time; make one for each.
+// Throws InvalidArgument on a kernel unknown or not runnable on this machine, or a negative thread
+// count. Not shared between threads that call at the same time; make one for each.
 class LOGITLESS_API Context {
  public:
   Context() : Context(ContextOptions{}) {}

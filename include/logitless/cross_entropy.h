@@ -1,12 +1,15 @@
-// Cross entropy of a large vocabulary from hidden states and weights; the logits never exist as a whole.
+// Cross entropy of a large vocabulary from hidden states and weights; the logits never exist as a
+// whole.
 //
-//   u_ij = logit_scale * (hidden_i . weight_j + bias_j)      z_ij = softcap * tanh(u_ij / softcap), or u_ij
-//   lse_i = log sum_j exp z_ij                                  log p_ij = z_ij - lse_i
-//   loss_i = token_weight_i * ( (1 - eps) * c_y * -log p_iy  +  eps / V * sum_j c_j * -log p_ij  +  zeta * lse_i^2 )
+//   u_ij = logit_scale * (hidden_i . weight_j + bias_j)      z_ij = softcap * tanh(u_ij / softcap),
+//   or u_ij lse_i = log sum_j exp z_ij                                  log p_ij = z_ij - lse_i
+//   loss_i = token_weight_i * ( (1 - eps) * c_y * -log p_iy  +  eps / V * sum_j c_j * -log p_ij  +
+//   zeta * lse_i^2 )
 //
-// with y the target, c the class weights, eps the label smoothing, zeta the z-loss: PyTorch's cross_entropy of
-// z, softcap, scale and z-loss added. `mean` divides by sum_i token_weight_i * c_y over the tokens not ignored (by
-// sum_i token_weight_i with K targets each, as PyTorch does for probabilities), or by `normalizer`.
+// with y the target, c the class weights, eps the label smoothing, zeta the z-loss: PyTorch's
+// cross_entropy of z, softcap, scale and z-loss added. `mean` divides by sum_i token_weight_i * c_y
+// over the tokens not ignored (by sum_i token_weight_i with K targets each, as PyTorch does for
+// probabilities), or by `normalizer`.
 #pragma once
 
 #include <cstddef>
@@ -25,23 +28,24 @@ enum class Reduction : std::uint8_t { none = 0, mean = 1, sum = 2 };
 
 struct CrossEntropyOptions {
   Reduction reduction = Reduction::mean;
-  std::int64_t ignore_index = -100;   // tokens of this target have loss 0, no gradient, and cost nothing
-  float label_smoothing = 0.0f;       // eps in [0, 1]
-  float z_loss = 0.0f;                // zeta >= 0
-  float softcap = 0.0f;               // c > 0, or 0: none
-  float logit_scale = 1.0f;           // s, finite and not 0: 1 / temperature
-  std::optional<double> normalizer;   // mean divides by this instead; finite and > 0
-  // hidden is [B, T, D] and targets [B, T] are the tokens themselves: position t predicts target t + 1, and the last
-  // position of each sequence is ignored.
+  std::int64_t ignore_index =
+      -100;                      // tokens of this target have loss 0, no gradient, and cost nothing
+  float label_smoothing = 0.0f;  // eps in [0, 1]
+  float z_loss = 0.0f;           // zeta >= 0
+  float softcap = 0.0f;          // c > 0, or 0: none
+  float logit_scale = 1.0f;      // s, finite and not 0: 1 / temperature
+  std::optional<double> normalizer;  // mean divides by this instead; finite and > 0
+  // hidden is [B, T, D] and targets [B, T] are the tokens themselves: position t predicts target t
+  // + 1, and the last position of each sequence is ignored.
   bool next_token = false;
-  bool nan_if_empty = false;          // mean over no token: NaN as PyTorch, instead of 0
+  bool nan_if_empty = false;  // mean over no token: NaN as PyTorch, instead of 0
   // Gradients are added to what the output buffers hold.
   bool accumulate = false;
 };
 
-// hidden [..., D] and weight [V, D]: f32 | bf16 | f16, equal. targets [...]: i32 | i64, one for each row of hidden, or
-// with target_weight [..., K] f32 also [..., K]: loss against K weighted classes a token (top-k distillation);
-// an entry that is ignore_index counts nothing.
+// hidden [..., D] and weight [V, D]: f32 | bf16 | f16, equal. targets [...]: i32 | i64, one for
+// each row of hidden, or with target_weight [..., K] f32 also [..., K]: loss against K weighted
+// classes a token (top-k distillation); an entry that is ignore_index counts nothing.
 struct CrossEntropyInputs {
   ConstTensorView hidden;
   ConstTensorView weight;
@@ -56,30 +60,33 @@ struct CrossEntropyInputs {
   ConstTensorView grad_losses;
 };
 
-// Whatever is defined is written; the rest is not computed. Outputs must not overlap inputs or each other.
+// Whatever is defined is written; the rest is not computed. Outputs must not overlap inputs or each
+// other.
 struct CrossEntropyOutputs {
-  TensorView loss;           // f32 [] for mean and sum, f32 [...] for none
-  TensorView d_hidden;       // [..., D] in the dtype of hidden or f32
-  TensorView d_weight;       // [V, D]   in the dtype of weight or f32
-  TensorView d_bias;         // [V]      f32 or the dtype of bias
-  TensorView lse;            // f32 [...]; 0 for ignored tokens, as in all of these
-  TensorView target_logit;   // f32 [...] (K = 1)
-  TensorView log_prob;       // f32 [...]: target_logit - lse (K = 1)
-  TensorView entropy;        // f32 [...]: -sum_j p_ij log p_ij
-  TensorView argmax;         // i32 or i64 [...]: index of the largest logit, the lowest among equals; -1 where ignored
+  TensorView loss;          // f32 [] for mean and sum, f32 [...] for none
+  TensorView d_hidden;      // [..., D] in the dtype of hidden or f32
+  TensorView d_weight;      // [V, D]   in the dtype of weight or f32
+  TensorView d_bias;        // [V]      f32 or the dtype of bias
+  TensorView lse;           // f32 [...]; 0 for ignored tokens, as in all of these
+  TensorView target_logit;  // f32 [...] (K = 1)
+  TensorView log_prob;      // f32 [...]: target_logit - lse (K = 1)
+  TensorView entropy;       // f32 [...]: -sum_j p_ij log p_ij
+  TensorView argmax;  // i32 or i64 [...]: index of the largest logit, the lowest among equals; -1
+                      // where ignored
 };
 
 // Token statistics, returned with every call.
 struct LossStatistics {
-  std::int64_t tokens = 0;           // rows of hidden
-  std::int64_t valid_tokens = 0;     // not ignored
-  double normalizer = 0.0;           // what mean divided by (or would)
-  double mean_lse = 0.0;             // over valid tokens
-  double mean_log_prob = 0.0;        // of the targets, unweighted (K = 1)
-  std::int64_t correct = -1;         // tokens whose argmax is the target; -1 unless argmax was asked for
+  std::int64_t tokens = 0;        // rows of hidden
+  std::int64_t valid_tokens = 0;  // not ignored
+  double normalizer = 0.0;        // what mean divided by (or would)
+  double mean_lse = 0.0;          // over valid tokens
+  double mean_log_prob = 0.0;     // of the targets, unweighted (K = 1)
+  std::int64_t correct = -1;  // tokens whose argmax is the target; -1 unless argmax was asked for
 };
 
-// One allocation of exactly plan.workspace_bytes(), counted by the context's meter. Reuse it from call to call.
+// One allocation of exactly plan.workspace_bytes(), counted by the context's meter. Reuse it from
+// call to call.
 class LOGITLESS_API Workspace {
  public:
   Workspace(const Context& context, const LossPlan& plan);
@@ -94,29 +101,38 @@ class LOGITLESS_API Workspace {
   std::size_t bytes_ = 0;
 };
 
-// The features of a call: what plan_cross_entropy needs to know of options, inputs and outputs beyond the shape.
-LOGITLESS_API HeadFeatures features_of(const CrossEntropyOptions& options, const CrossEntropyInputs& inputs,
+// The features of a call: what plan_cross_entropy needs to know of options, inputs and outputs
+// beyond the shape.
+LOGITLESS_API HeadFeatures features_of(const CrossEntropyOptions& options,
+                                       const CrossEntropyInputs& inputs,
                                        const CrossEntropyOutputs& outputs);
-// Sizes of a call. Throws InvalidArgument when hidden or weight is missing or their shapes or dtypes disagree.
+// Sizes of a call. Throws InvalidArgument when hidden or weight is missing or their shapes or
+// dtypes disagree.
 LOGITLESS_API HeadShape shape_of(const CrossEntropyInputs& inputs);
 
 // The plan of such calls. See plan.h.
-LOGITLESS_API LossPlan plan_cross_entropy(const CrossEntropyOptions& options, const CrossEntropyInputs& inputs,
-                                          const CrossEntropyOutputs& outputs, const PlanRequest& request);
+LOGITLESS_API LossPlan plan_cross_entropy(const CrossEntropyOptions& options,
+                                          const CrossEntropyInputs& inputs,
+                                          const CrossEntropyOutputs& outputs,
+                                          const PlanRequest& request);
 
 // Loss, statistics and the gradients asked for, in one call.
 //
-// Extra memory: the workspace, nothing else. Deterministic: the same inputs and kernel give the same bits for any number
-// of threads and from run to run. Throws InvalidArgument when a shape, dtype, option or target is wrong (a target outside
-// [0, V) that is not ignore_index is named with its position) or the workspace or plan does not match; then no output
-// has been written.
+// Extra memory: the workspace, nothing else. Deterministic: the same inputs and kernel give the
+// same bits for any number of threads and from run to run. Throws InvalidArgument when a shape,
+// dtype, option or target is wrong (a target outside [0, V) that is not ignore_index is named with
+// its position) or the workspace or plan does not match; then no output has been written.
 LOGITLESS_API LossStatistics cross_entropy(const Context& context, const LossPlan& plan,
-                                           const CrossEntropyOptions& options, const CrossEntropyInputs& inputs,
-                                           const CrossEntropyOutputs& outputs, const Workspace& workspace);
+                                           const CrossEntropyOptions& options,
+                                           const CrossEntropyInputs& inputs,
+                                           const CrossEntropyOutputs& outputs,
+                                           const Workspace& workspace);
 
 // The same with a plan and a workspace of its own (one allocation a call).
-LOGITLESS_API LossStatistics cross_entropy(const Context& context, const CrossEntropyOptions& options,
-                                           const CrossEntropyInputs& inputs, const CrossEntropyOutputs& outputs,
+LOGITLESS_API LossStatistics cross_entropy(const Context& context,
+                                           const CrossEntropyOptions& options,
+                                           const CrossEntropyInputs& inputs,
+                                           const CrossEntropyOutputs& outputs,
                                            std::size_t memory_budget = 0);
 
 }  // namespace logitless

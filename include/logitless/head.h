@@ -1,6 +1,7 @@
-// The primitive under every loss: per-token outputs of softmax(hidden weight^T), each differentiable.
-// Policy and preference losses (PPO, GRPO, DPO, ORPO, SimPO, KTO) are functions of log_prob, entropy and lse: compute
-// them from head_forward, and hand their gradients to head_backward.
+// The primitive under every loss: per-token outputs of softmax(hidden weight^T), each
+// differentiable. Policy and preference losses (PPO, GRPO, DPO, ORPO, SimPO, KTO) are functions of
+// log_prob, entropy and lse: compute them from head_forward, and hand their gradients to
+// head_backward.
 #pragma once
 
 #include "logitless/cross_entropy.h"
@@ -19,11 +20,13 @@ struct HeadInputs {
   ConstTensorView hidden;
   ConstTensorView weight;
   ConstTensorView targets;
-  ConstTensorView bias;            // optional [V]
-  ConstTensorView vocab_weight;    // optional [V] f32: omega of weighted_logit_sum; without it omega_j = 1
+  ConstTensorView bias;  // optional [V]
+  ConstTensorView
+      vocab_weight;  // optional [V] f32: omega of weighted_logit_sum; without it omega_j = 1
 };
 
-// f32 [...] each, what is defined is written; 0 for ignored rows (those whose targets are all ignore_index).
+// f32 [...] each, what is defined is written; 0 for ignored rows (those whose targets are all
+// ignore_index).
 struct HeadOutputs {
   TensorView lse;                 // log sum_j exp z_ij
   TensorView target_logit;        // z_iy, [...] or [..., K]
@@ -48,19 +51,23 @@ struct HeadGradients {
   TensorView d_bias;    // [V]
 };
 
-// Plans for the two calls; see plan.h. head_backward runs its own forward: 3 passes where exp(z) may be kept, 4 where the
-// logits are needed again.
+// Plans for the two calls; see plan.h. head_backward runs its own forward: 3 passes where exp(z)
+// may be kept, 4 where the logits are needed again.
 LOGITLESS_API LossPlan plan_head_forward(const HeadOptions& options, const HeadInputs& inputs,
-                                         const HeadOutputs& outputs, const PlanRequest& request = {});
+                                         const HeadOutputs& outputs,
+                                         const PlanRequest& request = {});
 LOGITLESS_API LossPlan plan_head_backward(const HeadOptions& options, const HeadInputs& inputs,
-                                          const HeadCotangents& cotangents, const HeadGradients& gradients,
+                                          const HeadCotangents& cotangents,
+                                          const HeadGradients& gradients,
                                           const PlanRequest& request = {});
 
 // Errors, memory and determinism as for cross_entropy.
-LOGITLESS_API void head_forward(const Context& context, const LossPlan& plan, const HeadOptions& options,
-                                const HeadInputs& inputs, const HeadOutputs& outputs, const Workspace& workspace);
-LOGITLESS_API void head_backward(const Context& context, const LossPlan& plan, const HeadOptions& options,
-                                 const HeadInputs& inputs, const HeadCotangents& cotangents,
-                                 const HeadGradients& gradients, const Workspace& workspace);
+LOGITLESS_API void head_forward(const Context& context, const LossPlan& plan,
+                                const HeadOptions& options, const HeadInputs& inputs,
+                                const HeadOutputs& outputs, const Workspace& workspace);
+LOGITLESS_API void head_backward(const Context& context, const LossPlan& plan,
+                                 const HeadOptions& options, const HeadInputs& inputs,
+                                 const HeadCotangents& cotangents, const HeadGradients& gradients,
+                                 const Workspace& workspace);
 
 }  // namespace logitless

@@ -50,7 +50,8 @@ class LOGITLESS_API Buffer {
   MemoryMeter* meter_ = nullptr;
 };
 
-// Highest resident size of this process so far in bytes, as the operating system counts it; 0 where unknown.
+// Highest resident size of this process so far in bytes, as the operating system counts it; 0 where
+// unknown.
 LOGITLESS_API std::size_t process_peak_bytes();
 
 }  // namespace logitless

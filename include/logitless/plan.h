@@ -15,13 +15,19 @@
 namespace logitless {
 
 inline namespace literals {
-constexpr std::size_t operator""_KiB(unsigned long long n) { return static_cast<std::size_t>(n) << 10; }
-constexpr std::size_t operator""_MiB(unsigned long long n) { return static_cast<std::size_t>(n) << 20; }
-constexpr std::size_t operator""_GiB(unsigned long long n) { return static_cast<std::size_t>(n) << 30; }
+constexpr std::size_t operator""_KiB(unsigned long long n) {
+  return static_cast<std::size_t>(n) << 10;
+}
+constexpr std::size_t operator""_MiB(unsigned long long n) {
+  return static_cast<std::size_t>(n) << 20;
+}
+constexpr std::size_t operator""_GiB(unsigned long long n) {
+  return static_cast<std::size_t>(n) << 30;
+}
 }  // namespace literals
 
-// Sizes of one head: hidden [tokens, dim], weight [vocab, dim]. tokens is an upper bound for the calls of
-// a plan; dim and vocab are exact.
+// Sizes of one head: hidden [tokens, dim], weight [vocab, dim]. tokens is an upper bound for the
+// calls of a plan; dim and vocab are exact.
 struct HeadShape {
   std::int64_t tokens = 0;
   std::int64_t dim = 0;
@@ -33,15 +39,15 @@ struct HeadShape {
 
 // Everything of a call that changes the work to be done, but for the shape.
 struct HeadFeatures {
-  int targets_per_token = 1;      // K: 1 for class indices, more for weighted sparse targets
+  int targets_per_token = 1;  // K: 1 for class indices, more for weighted sparse targets
   bool bias = false;
-  float logit_scale = 1.0f;       // s: logit = softcap(s * (x . w + b))
-  float softcap = 0.0f;           // c: logit = c tanh(u / c); 0 = off
-  bool label_smoothing = false;   // a term omega_j z_ij over the whole vocabulary
-  bool vocab_weight = false;      // class weights, or omega
-  bool entropy = false;           // entropy is asked for
+  float logit_scale = 1.0f;      // s: logit = softcap(s * (x . w + b))
+  float softcap = 0.0f;          // c: logit = c tanh(u / c); 0 = off
+  bool label_smoothing = false;  // a term omega_j z_ij over the whole vocabulary
+  bool vocab_weight = false;     // class weights, or omega
+  bool entropy = false;          // entropy is asked for
   bool argmax = false;
-  bool d_hidden = false;          // the gradients asked for
+  bool d_hidden = false;  // the gradients asked for
   bool d_weight = false;
   bool d_bias = false;
   DType d_hidden_dtype = DType::f32;
@@ -62,7 +68,8 @@ LOGITLESS_API std::string_view name_of(PlanKind kind);
 
 struct PlanRequest {
   DeviceLimits device;
-  // Bytes the plan may take beyond inputs and outputs. 0: the default, 512 MiB or the least plan if that is more.
+  // Bytes the plan may take beyond inputs and outputs. 0: the default, 512 MiB or the least plan if
+  // that is more.
   std::size_t memory_budget = 0;
   // A kind to use, or none: the fastest that fits.
   std::optional<PlanKind> kind;
@@ -74,13 +81,14 @@ struct PlanRequest {
 struct PlanCandidate {
   PlanKind kind = PlanKind::forward;
   bool possible = false;
-  std::string reason;              // why it was not chosen, or "chosen"
-  double passes = 0.0;             // over tokens * vocab * dim multiply-adds
+  std::string reason;               // why it was not chosen, or "chosen"
+  double passes = 0.0;              // over tokens * vocab * dim multiply-adds
   std::size_t workspace_bytes = 0;  // the least for it when it does not fit
   double predicted_seconds = 0.0;
 };
 
-// The plan of one head. A value: copy it, keep it, use it for any call of at most shape.tokens tokens.
+// The plan of one head. A value: copy it, keep it, use it for any call of at most shape.tokens
+// tokens.
 class LOGITLESS_API LossPlan {
  public:
   LossPlan() = default;
@@ -88,15 +96,15 @@ class LOGITLESS_API LossPlan {
   PlanKind kind = PlanKind::forward;
   HeadShape shape;
   HeadFeatures features;
-  std::string kernel;               // name of the kernel it runs on
-  std::string kernel_reasons;       // why earlier kernels of the list were declined, a line each
-  int threads = 1;                  // threads the workspace has room for
-  std::int64_t chunk_tokens = 0;    // tokens per chunk of the outer loop
-  std::int64_t slab_vocab = 0;      // vocabulary entries whose gradient of the logits exists at a time
-  std::int64_t stored_vocab = 0;    // vocabulary entries whose exp(z) is kept per chunk
+  std::string kernel;             // name of the kernel it runs on
+  std::string kernel_reasons;     // why earlier kernels of the list were declined, a line each
+  int threads = 1;                // threads the workspace has room for
+  std::int64_t chunk_tokens = 0;  // tokens per chunk of the outer loop
+  std::int64_t slab_vocab = 0;  // vocabulary entries whose gradient of the logits exists at a time
+  std::int64_t stored_vocab = 0;  // vocabulary entries whose exp(z) is kept per chunk
   double passes = 0.0;
-  double predicted_seconds = 0.0;   // rough on the CPU: a nominal rate of the kernel times the work
-  std::size_t memory_budget = 0;    // 0: the default
+  double predicted_seconds = 0.0;  // rough on the CPU: a nominal rate of the kernel times the work
+  std::size_t memory_budget = 0;   // 0: the default
   std::vector<PlanCandidate> candidates;
 
   // Bytes of the one allocation a call needs beyond inputs and outputs. Exact.
@@ -113,9 +121,10 @@ class LOGITLESS_API LossPlan {
   std::size_t workspace_bytes_ = 0;
 };
 
-// The fastest plan that fits. Pure: asks nothing of the machine but what request.device says (an empty kernel asks
-// which kernels this processor runs). Throws InvalidArgument on impossible sizes, or a budget below every plan,
-// naming the least one; Unsupported when a wanted kind cannot serve the features, with the reason.
+// The fastest plan that fits. Pure: asks nothing of the machine but what request.device says (an
+// empty kernel asks which kernels this processor runs). Throws InvalidArgument on impossible sizes,
+// or a budget below every plan, naming the least one; Unsupported when a wanted kind cannot serve
+// the features, with the reason.
 LOGITLESS_API LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features,
                                  const PlanRequest& request = {});
 

@@ -1,4 +1,5 @@
-// Tensors on disk: safetensors (https://github.com/huggingface/safetensors) and npy (NumPy's format 1.0 to 3.0).
+// Tensors on disk: safetensors (https://github.com/huggingface/safetensors) and npy (NumPy's
+// format 1.0 to 3.0).
 #pragma once
 
 #include <cstdint>
@@ -14,16 +15,17 @@
 
 namespace logitless {
 
-// A tensor file opened for reading, memory-mapped: opening costs no copy, views live as long as the object.
-// Safetensors holds named tensors; npy holds one, found under any name and under "".
-// Throws InvalidArgument on a missing tensor, and on any file that is not well formed (truncated, offsets that overlap,
-// overflow or leave holes, wrong header length, unknown dtype, rank over kMaxRank, Fortran order, big-endian data),
-// with the path and what was wrong; DeviceError when the operating system refuses.
+// A tensor file opened for reading, memory-mapped: opening costs no copy, views live as long as the
+// object. Safetensors holds named tensors; npy holds one, found under any name and under "". Throws
+// InvalidArgument on a missing tensor, and on any file that is not well formed (truncated, offsets
+// that overlap, overflow or leave holes, wrong header length, unknown dtype, rank over kMaxRank,
+// Fortran order, big-endian data), with the path and what was wrong; DeviceError when the operating
+// system refuses.
 class LOGITLESS_API TensorFile {
  public:
   explicit TensorFile(const std::string& path);
-  // The same from bytes in memory, which must outlive the object. `name` stands in messages. npy or safetensors, told
-  // apart by npy's magic.
+  // The same from bytes in memory, which must outlive the object. `name` stands in messages. npy or
+  // safetensors, told apart by npy's magic.
   TensorFile(std::span<const std::byte> bytes, const std::string& name);
   ~TensorFile();
   TensorFile(TensorFile&&) noexcept;
@@ -47,8 +49,9 @@ struct NamedTensor {
   ConstTensorView view;  // any strides; written contiguous
 };
 
-// Written to a temporary beside `path`, flushed, and renamed: readers see the old file or the new one, never half of one.
-// Throws InvalidArgument on a repeated or empty name, DeviceError when the disk refuses.
+// Written to a temporary beside `path`, flushed, and renamed: readers see the old file or the new
+// one, never half of one. Throws InvalidArgument on a repeated or empty name, DeviceError when the
+// disk refuses.
 LOGITLESS_API void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
                                      const std::map<std::string, std::string>& metadata = {});
 // bf16 has no npy code: throws InvalidArgument.

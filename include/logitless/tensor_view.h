@@ -1,4 +1,5 @@
-// Non-owning, strided views of tensors. Strides count elements, may be zero (broadcast) or negative.
+// Non-owning, strided views of tensors. Strides count elements, may be zero (broadcast) or
+// negative.
 #pragma once
 
 #include <array>
@@ -21,7 +22,8 @@ class BasicTensorView {
  public:
   BasicTensorView() = default;  // no tensor: defined() is false
 
-  // Contiguous, last dimension fastest. Throws InvalidArgument on rank > kMaxRank or a negative size.
+  // Contiguous, last dimension fastest. Throws InvalidArgument on rank > kMaxRank or a negative
+  // size.
   BasicTensorView(Pointer data, DType dtype, std::initializer_list<std::int64_t> shape)
       : BasicTensorView(data, dtype, std::span<const std::int64_t>(shape.begin(), shape.size())) {}
   BasicTensorView(Pointer data, DType dtype, std::span<const std::int64_t> shape);
@@ -30,8 +32,8 @@ class BasicTensorView {
 
   // Mutable to read-only.
   template <typename Other>
-    requires(std::is_convertible_v<Other, Pointer> && !std::is_same_v<Other, Pointer>)
-  BasicTensorView(const BasicTensorView<Other>& other)
+  requires(std::is_convertible_v<Other, Pointer> && !std::is_same_v<Other, Pointer>)
+      BasicTensorView(const BasicTensorView<Other>& other)
       : data_(other.data()), dtype_(other.dtype()), rank_(other.rank()) {
     for (int d = 0; d < rank_; ++d) {
       shape_[d] = other.size(d);

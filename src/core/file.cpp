@@ -39,7 +39,8 @@ class Descriptor {
   throw DeviceError(concat("'", path, "': ", what, ": ", std::generic_category().message(code)));
 }
 
-// The end of a chain of links, so that a rename replaces the file and not the link. A path that does not exist stays.
+// The end of a chain of links, so that a rename replaces the file and not the link. A path that
+// does not exist stays.
 std::string follow_links(const std::string& path) {
   std::error_code error;
   const std::filesystem::path resolved = std::filesystem::canonical(path, error);
@@ -49,7 +50,8 @@ std::string follow_links(const std::string& path) {
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path) {
-  // Opening a pipe that nobody writes would wait for ever without O_NONBLOCK; for files it changes nothing.
+  // Opening a pipe that nobody writes would wait for ever without O_NONBLOCK; for files it changes
+  // nothing.
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) fail_with_errno(path, "cannot open");
   struct stat status {};
@@ -114,10 +116,11 @@ void AtomicFile::commit() {
   if (closed != 0) fail("cannot close");
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("cannot rename onto it");
   temporary_.clear();
-  // The rename itself survives a power cut once the directory is flushed. Not every file system can; the file is
-  // complete either way.
+  // The rename itself survives a power cut once the directory is flushed. Not every file system
+  // can; the file is complete either way.
   const std::string parent = std::filesystem::path(target_).parent_path().string();
-  const Descriptor directory(::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const Descriptor directory(
+      ::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (directory.get() >= 0) static_cast<void>(::fsync(directory.get()));
 }
 
@@ -126,10 +129,12 @@ void write_elements(AtomicFile& file, const ConstTensorView& view) {
   const std::size_t item = size_of(view.dtype());
   const auto* data = static_cast<const std::byte*>(view.data());
 
-  // The trailing dimensions that lie contiguous form runs; `outer` dimensions are stepped through by stride.
+  // The trailing dimensions that lie contiguous form runs; `outer` dimensions are stepped through
+  // by stride.
   int outer = view.rank();
   std::int64_t run = 1;
-  while (outer > 0 && (view.size(outer - 1) == 1 || view.stride(outer - 1) == run)) run *= view.size(--outer);
+  while (outer > 0 && (view.size(outer - 1) == 1 || view.stride(outer - 1) == run))
+    run *= view.size(--outer);
   const std::size_t run_bytes = static_cast<std::size_t>(run) * item;
   if (outer == 0) return file.write(data, run_bytes);
 

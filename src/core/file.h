@@ -9,8 +9,9 @@
 
 namespace logitless {
 
-// A regular file mapped read-only. Throws DeviceError when the operating system refuses, InvalidArgument when `path` is
-// a directory, device or pipe. The file must keep its length while it is mapped; replacing it by rename is safe.
+// A regular file mapped read-only. Throws DeviceError when the operating system refuses,
+// InvalidArgument when `path` is a directory, device or pipe. The file must keep its length while
+// it is mapped; replacing it by rename is safe.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);
@@ -25,9 +26,10 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-// A file that appears whole or not at all: bytes go to a temporary beside `path`, which commit() flushes to the disk and
-// renames. Without commit() the temporary is removed and `path` stays as it was. A symbolic link is followed, and an
-// existing file's permissions are kept. Throws DeviceError, or InvalidArgument when `path` exists and is not a file.
+// A file that appears whole or not at all: bytes go to a temporary beside `path`, which commit()
+// flushes to the disk and renames. Without commit() the temporary is removed and `path` stays as it
+// was. A symbolic link is followed, and an existing file's permissions are kept. Throws
+// DeviceError, or InvalidArgument when `path` exists and is not a file.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);
@@ -46,7 +48,8 @@ class AtomicFile {
   int descriptor_ = -1;
 };
 
-// Appends the elements of `view`, last dimension fastest, whatever its strides, through a buffer of fixed size.
+// Appends the elements of `view`, last dimension fastest, whatever its strides, through a buffer of
+// fixed size.
 void write_elements(AtomicFile& file, const ConstTensorView& view);
 
 }  // namespace logitless

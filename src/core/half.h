@@ -1,4 +1,5 @@
-// bf16 and f16 as bit patterns, converted by integer arithmetic: round to nearest even, NaN stays a quiet NaN.
+// bf16 and f16 as bit patterns, converted by integer arithmetic: round to nearest even, NaN stays a
+// quiet NaN.
 #pragma once
 
 #include <bit>

@@ -17,7 +17,9 @@ void MemoryMeter::add(std::size_t bytes) {
   }
 }
 
-void MemoryMeter::remove(std::size_t bytes) { current_.fetch_sub(bytes, std::memory_order_relaxed); }
+void MemoryMeter::remove(std::size_t bytes) {
+  current_.fetch_sub(bytes, std::memory_order_relaxed);
+}
 
 void MemoryMeter::reset_peak() { peak_.store(current_bytes(), std::memory_order_relaxed); }
 
@@ -29,7 +31,8 @@ Buffer::Buffer(std::size_t bytes, MemoryMeter* meter) : bytes_(bytes), meter_(me
     data_ = nullptr;
     throw DeviceError(concat("out of memory: ", bytes, " bytes were asked for"));
   }
-  if (bytes >= kHuge) madvise(data_, bytes, MADV_HUGEPAGE);  // fewer TLB misses; failing is harmless
+  if (bytes >= kHuge)
+    madvise(data_, bytes, MADV_HUGEPAGE);  // fewer TLB misses; failing is harmless
   if (meter_ != nullptr) meter_->add(bytes_);
 }
 

@@ -67,7 +67,8 @@ class DictReader {
   }
 
   void skip_blanks() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\n')) ++at_;
+    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\n'))
+      ++at_;
   }
 
   bool accept(char token) {
@@ -78,30 +79,35 @@ class DictReader {
   }
 
   void expect(char token) {
-    if (!accept(token)) fail("expected ", token, " at byte ", at_, ", found ", quoted(text_.substr(at_)));
+    if (!accept(token))
+      fail("expected ", token, " at byte ", at_, ", found ", quoted(text_.substr(at_)));
   }
 
   std::string string() {
     skip_blanks();
     const char quote = at_ < text_.size() ? text_[at_] : '\0';
-    if (quote != '\'' && quote != '"') fail("expected a string at byte ", at_, ", found ", quoted(text_.substr(at_)));
+    if (quote != '\'' && quote != '"')
+      fail("expected a string at byte ", at_, ", found ", quoted(text_.substr(at_)));
     const std::size_t end = text_.find(quote, at_ + 1);
     if (end == std::string_view::npos) fail("the string at byte ", at_, " does not end");
     const std::string_view content = text_.substr(at_ + 1, end - at_ - 1);
-    if (content.find('\\') != std::string_view::npos) fail("escape in the string ", quoted(content));
+    if (content.find('\\') != std::string_view::npos)
+      fail("escape in the string ", quoted(content));
     at_ = end + 1;
     return std::string(content);
   }
 
   std::string descriptor() {
     skip_blanks();
-    if (at_ < text_.size() && text_[at_] == '[') fail("structured dtypes are not read; expected one number per element");
+    if (at_ < text_.size() && text_[at_] == '[')
+      fail("structured dtypes are not read; expected one number per element");
     return string();
   }
 
   bool boolean() {
     skip_blanks();
-    for (const auto& [name, value] : {std::pair{std::string_view("True"), true}, {"False", false}}) {
+    for (const auto& [name, value] :
+         {std::pair{std::string_view("True"), true}, {"False", false}}) {
       if (text_.substr(at_).starts_with(name)) {
         at_ += name.size();
         return value;
@@ -116,7 +122,8 @@ class DictReader {
     expect('(');
     bool comma = true;
     while (!accept(')')) {
-      if (!comma) fail("shape: expected , or ) at byte ", at_, ", found ", quoted(text_.substr(at_)));
+      if (!comma)
+        fail("shape: expected , or ) at byte ", at_, ", found ", quoted(text_.substr(at_)));
       if (sizes.size() == kMaxRank) fail("shape: rank is over ", kMaxRank);
       sizes.push_back(size());
       comma = accept(',');
@@ -148,14 +155,17 @@ DType dtype_of(const std::string& descr, const std::string& path) {
   for (const auto& [name, dtype] : kDescriptors) {
     if (name == descr) return dtype;
   }
-  require(!descr.starts_with('>'), "'", path, "': dtype ", quoted(descr), " is big-endian, expected little-endian");
-  throw InvalidArgument(concat("'", path, "': dtype ", quoted(descr), " is not read; expected <f2, <f4, <f8, |i1, <i4 or <i8"));
+  require(!descr.starts_with('>'), "'", path, "': dtype ", quoted(descr),
+          " is big-endian, expected little-endian");
+  throw InvalidArgument(concat("'", path, "': dtype ", quoted(descr),
+                               " is not read; expected <f2, <f4, <f8, |i1, <i4 or <i8"));
 }
 
 }  // namespace
 
 bool has_npy_magic(std::span<const std::byte> file) {
-  return file.size() >= kMagic.size() && std::memcmp(file.data(), kMagic.data(), kMagic.size()) == 0;
+  return file.size() >= kMagic.size() &&
+         std::memcmp(file.data(), kMagic.data(), kMagic.size()) == 0;
 }
 
 TensorIndex parse_npy(std::span<const std::byte> file, const std::string& path) {
@@ -187,8 +197,9 @@ TensorIndex parse_npy(std::span<const std::byte> file, const std::string& path) 
   const std::optional<std::int64_t> numel = checked_numel(tensor.shape);
   require(numel.has_value(), "'", path, "': shape ", shape_text(tensor.shape), " overflows");
   const std::size_t bytes = static_cast<std::size_t>(*numel) * size_of(*tensor.dtype);
-  require(bytes == tensor.end - tensor.begin, "'", path, "': ", header.descr, shape_text(tensor.shape), " needs ", bytes,
-          " bytes of data, but ", tensor.end - tensor.begin, " follow the header");
+  require(bytes == tensor.end - tensor.begin, "'", path, "': ", header.descr,
+          shape_text(tensor.shape), " needs ", bytes, " bytes of data, but ",
+          tensor.end - tensor.begin, " follow the header");
   TensorIndex index;
   index.tensors.push_back(std::move(tensor));
   return index;
@@ -196,7 +207,8 @@ TensorIndex parse_npy(std::span<const std::byte> file, const std::string& path) 
 
 std::string npy_header(const ConstTensorView& tensor, const std::string& path) {
   require(tensor.defined(), "'", path, "': tensor is none, expected a view");
-  require(tensor.data() != nullptr || tensor.numel() == 0, "'", path, "': tensor has a null pointer");
+  require(tensor.data() != nullptr || tensor.numel() == 0, "'", path,
+          "': tensor has a null pointer");
   std::string_view descr;
   for (const auto& [name, dtype] : kDescriptors) {
     if (dtype == tensor.dtype() && descr.empty()) descr = name;
@@ -205,13 +217,16 @@ std::string npy_header(const ConstTensorView& tensor, const std::string& path) {
           "; write safetensors, or convert to f32");
 
   std::string text = concat("{'descr': '", descr, "', 'fortran_order': False, 'shape': (");
-  for (int d = 0; d < tensor.rank(); ++d) text += concat(d ? " " : "", tensor.size(d), tensor.rank() == 1 || d + 1 < tensor.rank() ? "," : "");
+  for (int d = 0; d < tensor.rank(); ++d)
+    text += concat(d ? " " : "", tensor.size(d),
+                   tensor.rank() == 1 || d + 1 < tensor.rank() ? "," : "");
   text += "), }";
   constexpr std::size_t kAlignment = 64;
   constexpr std::size_t kPrefix = kMagic.size() + kVersionBytes + 2;
   text.append(kAlignment - 1 - (kPrefix + text.size()) % kAlignment, ' ');
   text += '\n';
-  const std::uint16_t length = static_cast<std::uint16_t>(text.size());  // rank <= 4: a few hundred bytes at most
+  const std::uint16_t length =
+      static_cast<std::uint16_t>(text.size());  // rank <= 4: a few hundred bytes at most
   std::string result(kMagic);
   result += {'\x01', '\x00', static_cast<char>(length & 0xff), static_cast<char>(length >> 8)};
   return result + text;

@@ -12,8 +12,9 @@ namespace logitless {
 
 bool has_npy_magic(std::span<const std::byte> file);
 
-// The one tensor, named "", of a whole file of format 1.0, 2.0 or 3.0 in memory; `path` stands in messages. Throws
-// InvalidArgument unless it is C-ordered, little-endian, of a dtype of the library, and fills the file exactly.
+// The one tensor, named "", of a whole file of format 1.0, 2.0 or 3.0 in memory; `path` stands in
+// messages. Throws InvalidArgument unless it is C-ordered, little-endian, of a dtype of the
+// library, and fills the file exactly.
 TensorIndex parse_npy(std::span<const std::byte> file, const std::string& path);
 
 // Everything before the data, format 1.0, a multiple of 64 bytes. Throws InvalidArgument for bf16.

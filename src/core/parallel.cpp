@@ -38,8 +38,8 @@ class FirstError {
   std::exception_ptr error_;
 };
 
-void work(std::atomic<std::int64_t>& next, std::int64_t tasks, int thread, const TaskFunction& function,
-          FirstError& error) {
+void work(std::atomic<std::int64_t>& next, std::int64_t tasks, int thread,
+          const TaskFunction& function, FirstError& error) {
   for (std::int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
     try {
       function(task, thread);
@@ -52,11 +52,13 @@ void work(std::atomic<std::int64_t>& next, std::int64_t tasks, int thread, const
 }  // namespace
 
 void parallel_for(int threads, std::int64_t tasks, TaskFunction function) {
-  const int team = static_cast<int>(std::clamp<std::int64_t>(threads, 1, std::max<std::int64_t>(tasks, 1)));
+  const int team =
+      static_cast<int>(std::clamp<std::int64_t>(threads, 1, std::max<std::int64_t>(tasks, 1)));
   std::atomic<std::int64_t> next{0};
   FirstError error;
 #ifdef LOGITLESS_USE_OPENMP
-  // omp_in_parallel: a caller's own region has its threads already; nested teams would oversubscribe.
+  // omp_in_parallel: a caller's own region has its threads already; nested teams would
+  // oversubscribe.
   if (team > 1 && !omp_in_parallel()) {
 #pragma omp parallel num_threads(team)
     work(next, tasks, omp_get_thread_num(), function, error);

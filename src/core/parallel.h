@@ -7,12 +7,13 @@
 
 namespace logitless {
 
-// Borrowed callable void(std::int64_t task, int thread): no allocation, valid for the call it is passed to.
+// Borrowed callable void(std::int64_t task, int thread): no allocation, valid for the call it is
+// passed to.
 class TaskFunction {
  public:
   template <typename F>
-    requires(!std::is_same_v<std::remove_cvref_t<F>, TaskFunction>)
-  TaskFunction(F&& function)  // NOLINT: implicit on purpose
+  requires(!std::is_same_v<std::remove_cvref_t<F>, TaskFunction>)
+      TaskFunction(F&& function)  // NOLINT: implicit on purpose
       : object_(const_cast<void*>(static_cast<const void*>(std::addressof(function)))),
         call_([](void* object, std::int64_t task, int thread) {
           (*static_cast<std::remove_reference_t<F>*>(object))(task, thread);
@@ -24,8 +25,9 @@ class TaskFunction {
   void (*call_)(void*, std::int64_t, int);
 };
 
-// Runs function(task, thread) once for each task in [0, tasks), on up to `threads` threads numbered from 0. Returns when
-// all are done. A task's result must not depend on the thread. The first exception, in task order, is thrown again.
+// Runs function(task, thread) once for each task in [0, tasks), on up to `threads` threads numbered
+// from 0. Returns when all are done. A task's result must not depend on the thread. The first
+// exception, in task order, is thrown again.
 void parallel_for(int threads, std::int64_t tasks, TaskFunction function);
 
 // OMP_NUM_THREADS if set, else the cores of this process's affinity mask.

@@ -21,18 +21,19 @@ using Json = nlohmann::json;
 constexpr std::string_view kMetadataKey = "__metadata__";
 constexpr std::size_t kLengthBytes = 8;
 
-// Every type of the format. Those without a DType are carried, their size checked, but not opened as tensors.
+// Every type of the format. Those without a DType are carried, their size checked, but not opened
+// as tensors.
 struct StoredType {
   std::string_view name;
   int bits;
   std::optional<DType> dtype;
 };
 constexpr StoredType kStoredTypes[] = {
-    {"F64", 64, DType::f64},     {"F32", 32, DType::f32},     {"F16", 16, DType::f16},
-    {"BF16", 16, DType::bf16},   {"I64", 64, DType::i64},     {"I32", 32, DType::i32},
-    {"I8", 8, DType::i8},        {"I16", 16, std::nullopt},   {"U64", 64, std::nullopt},
-    {"U32", 32, std::nullopt},   {"U16", 16, std::nullopt},   {"U8", 8, std::nullopt},
-    {"BOOL", 8, std::nullopt},   {"C64", 64, std::nullopt},   {"F8_E4M3", 8, std::nullopt},
+    {"F64", 64, DType::f64},      {"F32", 32, DType::f32},      {"F16", 16, DType::f16},
+    {"BF16", 16, DType::bf16},    {"I64", 64, DType::i64},      {"I32", 32, DType::i32},
+    {"I8", 8, DType::i8},         {"I16", 16, std::nullopt},    {"U64", 64, std::nullopt},
+    {"U32", 32, std::nullopt},    {"U16", 16, std::nullopt},    {"U8", 8, std::nullopt},
+    {"BOOL", 8, std::nullopt},    {"C64", 64, std::nullopt},    {"F8_E4M3", 8, std::nullopt},
     {"F8_E5M2", 8, std::nullopt}, {"F8_E8M0", 8, std::nullopt}, {"F6_E2M3", 6, std::nullopt},
     {"F6_E3M2", 6, std::nullopt}, {"F4", 4, std::nullopt},
 };
@@ -52,8 +53,10 @@ std::string_view stored_name(DType dtype) {
 }
 
 // Reads the header as a stream of events and accepts exactly
-//   {"__metadata__": {key: text, ...}, name: {"dtype": text, "shape": [n, ...], "data_offsets": [begin, end]}, ...}
-// with its members in any order. No document is built, nothing recurses: depth past that shape is an error at once.
+//   {"__metadata__": {key: text, ...}, name: {"dtype": text, "shape": [n, ...], "data_offsets":
+//   [begin, end]}, ...}
+// with its members in any order. No document is built, nothing recurses: depth past that shape is
+// an error at once.
 class HeaderReader {
  public:
   explicit HeaderReader(const std::string& path) : path_(path) {}
@@ -63,8 +66,12 @@ class HeaderReader {
   // The events of nlohmann's SAX interface.
   bool null() { return unexpected("null"); }
   bool boolean(bool) { return unexpected("a boolean"); }
-  bool number_integer(std::int64_t value) { return unexpected(concat("the negative number ", value)); }
-  bool number_float(double, const std::string& text) { return unexpected(concat("the number ", quoted(text))); }
+  bool number_integer(std::int64_t value) {
+    return unexpected(concat("the negative number ", value));
+  }
+  bool number_float(double, const std::string& text) {
+    return unexpected(concat("the number ", quoted(text)));
+  }
   bool binary(Json::binary_t&) { return unexpected("binary data"); }
 
   bool number_unsigned(std::uint64_t value) {
@@ -114,7 +121,8 @@ class HeaderReader {
       if (name != "dtype" && name != "shape" && name != "data_offsets") {
         fail(where(), ": unknown field ", quoted(name), "; expected dtype, shape and data_offsets");
       }
-      if (!fields_seen_.insert(name).second) fail(where(), ": the field ", quoted(name), " stands twice");
+      if (!fields_seen_.insert(name).second)
+        fail(where(), ": the field ", quoted(name), " stands twice");
     }
     key_ = std::move(name);
     return true;
@@ -169,13 +177,19 @@ class HeaderReader {
   // A value of the wrong kind for where the reader is.
   [[noreturn]] bool unexpected(const std::string& what) {
     switch (at_) {
-      case At::kFile: fail("the header is ", what, ", expected an object");
-      case At::kTop: fail(quoted(key_), " is ", what, ", expected an object");
-      case At::kMetadata: fail("metadata ", quoted(key_), " is ", what, ", expected text");
+      case At::kFile:
+        fail("the header is ", what, ", expected an object");
+      case At::kTop:
+        fail(quoted(key_), " is ", what, ", expected an object");
+      case At::kMetadata:
+        fail("metadata ", quoted(key_), " is ", what, ", expected text");
       case At::kTensor:
-        fail(where(), ": ", key_, " is ", what, ", expected ", key_ == "dtype" ? "text" : "an array");
-      case At::kShape: fail(where(), ": shape has ", what, ", expected integers from 0");
-      case At::kOffsets: fail(where(), ": data_offsets has ", what, ", expected two integers from 0");
+        fail(where(), ": ", key_, " is ", what, ", expected ",
+             key_ == "dtype" ? "text" : "an array");
+      case At::kShape:
+        fail(where(), ": shape has ", what, ", expected integers from 0");
+      case At::kOffsets:
+        fail(where(), ": data_offsets has ", what, ", expected two integers from 0");
     }
     throw InternalError("safetensors header: unknown state");
   }
@@ -196,8 +210,9 @@ std::size_t header_length(std::span<const std::byte> file, const std::string& pa
   std::uint64_t length = 0;
   std::memcpy(&length, file.data(), kLengthBytes);
   const std::size_t rest = file.size() - kLengthBytes;
-  require(length <= rest, "'", path, "': not a safetensors file, or cut short: the first 8 bytes tell of a header of ",
-          length, " bytes, but ", rest, " follow");
+  require(length <= rest, "'", path,
+          "': not a safetensors file, or cut short: the first 8 bytes tell of a header of ", length,
+          " bytes, but ", rest, " follow");
   require(length >= 2 && length <= kMaxSafetensorsHeader, "'", path, "': header of ", length,
           " bytes, expected 2 to ", kMaxSafetensorsHeader);
   const std::byte* text = file.data() + kLengthBytes;
@@ -211,7 +226,8 @@ std::size_t header_length(std::span<const std::byte> file, const std::string& pa
 void check_size(StoredTensor& tensor, const std::string& path) {
   const auto name = [&] { return concat("'", path, "': tensor ", quoted(tensor.name)); };
   const auto numel = checked_numel(tensor.shape);
-  if (!numel) throw InvalidArgument(concat(name(), ": shape ", shape_text(tensor.shape), " overflows"));
+  if (!numel)
+    throw InvalidArgument(concat(name(), ": shape ", shape_text(tensor.shape), " overflows"));
   const StoredType* type = find_type(tensor.dtype_text);
   if (type == nullptr) return;  // nothing to hold the size against; opening the tensor says so
   tensor.dtype = type->dtype;
@@ -219,32 +235,39 @@ void check_size(StoredTensor& tensor, const std::string& path) {
   const std::int64_t bits = type->bits;
   const std::int64_t bytes = *numel / 8 * bits + (*numel % 8 * bits + 7) / 8;
   if (*numel % 8 * bits % 8 != 0) {
-    throw InvalidArgument(concat(name(), ": ", tensor.dtype_text, shape_text(tensor.shape), " ends within a byte"));
+    throw InvalidArgument(
+        concat(name(), ": ", tensor.dtype_text, shape_text(tensor.shape), " ends within a byte"));
   }
   if (static_cast<std::uint64_t>(bytes) != tensor.end - tensor.begin) {
-    throw InvalidArgument(concat(name(), ": ", tensor.dtype_text, shape_text(tensor.shape), " needs ", bytes,
-                                 " bytes, but data_offsets give ", tensor.end - tensor.begin));
+    throw InvalidArgument(concat(name(), ": ", tensor.dtype_text, shape_text(tensor.shape),
+                                 " needs ", bytes, " bytes, but data_offsets give ",
+                                 tensor.end - tensor.begin));
   }
 }
 
-// Sorts the tensors by their bytes, and checks that they cover [0, data_bytes) with neither holes nor overlap.
-void check_coverage(std::vector<StoredTensor>& tensors, std::size_t data_bytes, const std::string& path) {
-  std::stable_sort(tensors.begin(), tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
-    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-  });
+// Sorts the tensors by their bytes, and checks that they cover [0, data_bytes) with neither holes
+// nor overlap.
+void check_coverage(std::vector<StoredTensor>& tensors, std::size_t data_bytes,
+                    const std::string& path) {
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [](const StoredTensor& a, const StoredTensor& b) {
+                     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+                   });
   std::size_t covered = 0;
   for (const StoredTensor& tensor : tensors) {
     const auto fail = [&](const auto&... parts) {
-      throw InvalidArgument(concat("'", path, "': tensor ", quoted(tensor.name), ": data_offsets [", tensor.begin,
-                                   ", ", tensor.end, "]", parts...));
+      throw InvalidArgument(concat("'", path, "': tensor ", quoted(tensor.name), ": data_offsets [",
+                                   tensor.begin, ", ", tensor.end, "]", parts...));
     };
     if (tensor.begin > tensor.end) fail(" end before they begin");
-    if (tensor.end > data_bytes) fail(" run past the data of ", data_bytes, " bytes; is the file cut short?");
+    if (tensor.end > data_bytes)
+      fail(" run past the data of ", data_bytes, " bytes; is the file cut short?");
     if (tensor.begin < covered) fail(" overlap another tensor, which ends at ", covered);
     if (tensor.begin > covered) fail(" leave a hole from ", covered);
     covered = tensor.end;
   }
-  require(covered == data_bytes, "'", path, "': ", data_bytes - covered, " bytes at the end belong to no tensor");
+  require(covered == data_bytes, "'", path, "': ", data_bytes - covered,
+          " bytes at the end belong to no tensor");
 }
 
 // JSON text of a string. Throws InvalidArgument unless it is UTF-8.
@@ -275,13 +298,15 @@ TensorIndex parse_safetensors(std::span<const std::byte> file, const std::string
 }
 
 std::string safetensors_header(std::span<const NamedTensor* const> tensors,
-                               const std::map<std::string, std::string>& metadata, const std::string& path) {
+                               const std::map<std::string, std::string>& metadata,
+                               const std::string& path) {
   std::string header = "{";
   if (!metadata.empty()) {
     header += concat("\"", kMetadataKey, "\":{");
     const char* separator = "";
     for (const auto& [key, value] : metadata) {
-      header += concat(std::exchange(separator, ","), json_text(key, path), ":", json_text(value, path));
+      header +=
+          concat(std::exchange(separator, ","), json_text(key, path), ":", json_text(value, path));
     }
     header += "}";
   }
@@ -298,7 +323,8 @@ std::string safetensors_header(std::span<const NamedTensor* const> tensors,
     expect(view.defined(), "is none, expected a view");
     expect(view.data() != nullptr || view.numel() == 0, "has a null pointer");
     const std::int64_t begin = position;
-    expect(!__builtin_add_overflow(begin, view.bytes(), &position), "makes the file larger than 2^63 bytes");
+    expect(!__builtin_add_overflow(begin, view.bytes(), &position),
+           "makes the file larger than 2^63 bytes");
     header += concat(header.size() > 1 ? "," : "", json_text(tensor->name, path), ":{\"dtype\":\"",
                      stored_name(view.dtype()), "\",\"shape\":[");
     for (int d = 0; d < view.rank(); ++d) header += concat(d ? "," : "", view.size(d));
@@ -307,8 +333,9 @@ std::string safetensors_header(std::span<const NamedTensor* const> tensors,
   header += "}";
   constexpr std::size_t kAlignment = 64;
   header.append((kAlignment - (kLengthBytes + header.size()) % kAlignment) % kAlignment, ' ');
-  require(header.size() <= kMaxSafetensorsHeader, "'", path, "': names and metadata make a header of ", header.size(),
-          " bytes, expected at most ", kMaxSafetensorsHeader);
+  require(header.size() <= kMaxSafetensorsHeader, "'", path,
+          "': names and metadata make a header of ", header.size(), " bytes, expected at most ",
+          kMaxSafetensorsHeader);
   const std::uint64_t length = header.size();
   std::string result(kLengthBytes, '\0');
   std::memcpy(result.data(), &length, kLengthBytes);

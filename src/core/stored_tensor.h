@@ -14,8 +14,9 @@
 
 namespace logitless {
 
-// Parsers promise: begin <= end <= bytes in the file, and where `dtype` is set, end - begin is exactly the bytes of the
-// shape, whose sizes are not negative and whose product, zeros left out, fits 63 bits.
+// Parsers promise: begin <= end <= bytes in the file, and where `dtype` is set, end - begin is
+// exactly the bytes of the shape, whose sizes are not negative and whose product, zeros left out,
+// fits 63 bits.
 struct StoredTensor {
   std::string name;
   std::string dtype_text;      // as the file spells it
@@ -30,7 +31,8 @@ struct TensorIndex {
   std::map<std::string, std::string> metadata;
 };
 
-// Text from a file made fit for a message: in quotes, control bytes as ?, cut after 80 bytes between characters.
+// Text from a file made fit for a message: in quotes, control bytes as ?, cut after 80 bytes
+// between characters.
 inline std::string quoted(std::string_view text) {
   constexpr std::size_t kLongest = 80;
   std::size_t length = std::min(text.size(), kLongest);
@@ -42,8 +44,9 @@ inline std::string quoted(std::string_view text) {
   return result + (length < text.size() ? "...'" : "'");
 }
 
-// Number of elements of `shape`, none negative; 0 when any is zero. Empty when the product, zeros left out, is over
-// 2^60 - 1: then strides and bytes could overflow too, even those of a tensor without elements.
+// Number of elements of `shape`, none negative; 0 when any is zero. Empty when the product, zeros
+// left out, is over 2^60 - 1: then strides and bytes could overflow too, even those of a tensor
+// without elements.
 inline std::optional<std::int64_t> checked_numel(const std::vector<std::int64_t>& shape) {
   std::int64_t product = 1;
   bool empty = false;
@@ -59,7 +62,8 @@ inline std::optional<std::int64_t> checked_numel(const std::vector<std::int64_t>
 
 inline std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::string text = "[";
-  for (std::size_t d = 0; d < shape.size() && d < 8; ++d) text += (d ? ", " : "") + std::to_string(shape[d]);
+  for (std::size_t d = 0; d < shape.size() && d < 8; ++d)
+    text += (d ? ", " : "") + std::to_string(shape[d]);
   return text + (shape.size() > 8 ? ", ...]" : "]");
 }
 

@@ -16,7 +16,8 @@
 
 namespace logitless {
 
-static_assert(std::endian::native == std::endian::little, "both formats are little-endian and are not swapped");
+static_assert(std::endian::native == std::endian::little,
+              "both formats are little-endian and are not swapped");
 
 struct TensorFile::Impl {
   std::string path;
@@ -47,10 +48,11 @@ struct TensorFile::Impl {
     if (found != position.end()) return found->second;
     std::string known;
     constexpr std::size_t kListed = 20;
-    for (std::size_t i = 0; i < std::min(names.size(), kListed); ++i) known += concat(i ? ", " : "", quoted(names[i]));
+    for (std::size_t i = 0; i < std::min(names.size(), kListed); ++i)
+      known += concat(i ? ", " : "", quoted(names[i]));
     if (names.size() > kListed) known += concat(" and ", names.size() - kListed, " more");
-    throw InvalidArgument(
-        concat("'", path, "': no tensor ", quoted(name), "; there are: ", names.empty() ? "none" : known));
+    throw InvalidArgument(concat("'", path, "': no tensor ", quoted(name),
+                                 "; there are: ", names.empty() ? "none" : known));
   }
 
   // The tensor's bytes, aligned to `alignment`: where they lie if that will do, else a copy.
@@ -77,7 +79,8 @@ TensorFile::TensorFile(const std::string& path) : impl_(std::make_unique<Impl>()
   impl_->parse();
 }
 
-TensorFile::TensorFile(std::span<const std::byte> bytes, const std::string& name) : impl_(std::make_unique<Impl>()) {
+TensorFile::TensorFile(std::span<const std::byte> bytes, const std::string& name)
+    : impl_(std::make_unique<Impl>()) {
   impl_->path = name;
   impl_->bytes = bytes;
   impl_->parse();
@@ -89,26 +92,32 @@ TensorFile& TensorFile::operator=(TensorFile&&) noexcept = default;
 
 const std::vector<std::string>& TensorFile::names() const { return impl_->names; }
 
-bool TensorFile::contains(const std::string& name) const { return impl_->npy || impl_->position.contains(name); }
+bool TensorFile::contains(const std::string& name) const {
+  return impl_->npy || impl_->position.contains(name);
+}
 
 ConstTensorView TensorFile::tensor(const std::string& name) const {
   const std::size_t position = impl_->find(name);
   const StoredTensor& stored = impl_->index.tensors[position];
   if (!stored.dtype) {
     throw InvalidArgument(concat("'", impl_->path, "': tensor ", quoted(name), " has dtype ",
-                                 quoted(stored.dtype_text), "; expected F32, BF16, F16, I32, I64, I8 or F64"));
+                                 quoted(stored.dtype_text),
+                                 "; expected F32, BF16, F16, I32, I64, I8 or F64"));
   }
-  require(stored.shape.size() <= kMaxRank, "'", impl_->path, "': tensor ", quoted(name), " has rank ",
-          stored.shape.size(), "; expected at most ", kMaxRank);
+  require(stored.shape.size() <= kMaxRank, "'", impl_->path, "': tensor ", quoted(name),
+          " has rank ", stored.shape.size(), "; expected at most ", kMaxRank);
   const void* data = impl_->aligned_data(position, size_of(*stored.dtype));
   return ConstTensorView(data, *stored.dtype, stored.shape);
 }
 
-const std::map<std::string, std::string>& TensorFile::metadata() const { return impl_->index.metadata; }
+const std::map<std::string, std::string>& TensorFile::metadata() const {
+  return impl_->index.metadata;
+}
 
 void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
                        const std::map<std::string, std::string>& metadata) {
-  // Wide elements first: without gaps, which the format forbids, this is what keeps every tensor aligned.
+  // Wide elements first: without gaps, which the format forbids, this is what keeps every tensor
+  // aligned.
   std::vector<const NamedTensor*> order;
   for (const NamedTensor& tensor : tensors) order.push_back(&tensor);
   std::stable_sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) {

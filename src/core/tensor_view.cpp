@@ -5,7 +5,8 @@
 namespace logitless {
 
 template <typename Pointer>
-BasicTensorView<Pointer>::BasicTensorView(Pointer data, DType dtype, std::span<const std::int64_t> shape)
+BasicTensorView<Pointer>::BasicTensorView(Pointer data, DType dtype,
+                                          std::span<const std::int64_t> shape)
     : BasicTensorView(data, dtype, shape, {}) {
   std::int64_t stride = 1;
   for (int d = rank_ - 1; d >= 0; --d) {
@@ -15,12 +16,13 @@ BasicTensorView<Pointer>::BasicTensorView(Pointer data, DType dtype, std::span<c
 }
 
 template <typename Pointer>
-BasicTensorView<Pointer>::BasicTensorView(Pointer data, DType dtype, std::span<const std::int64_t> shape,
+BasicTensorView<Pointer>::BasicTensorView(Pointer data, DType dtype,
+                                          std::span<const std::int64_t> shape,
                                           std::span<const std::int64_t> strides)
     : data_(data), dtype_(dtype), rank_(static_cast<int>(shape.size())) {
   require(shape.size() <= kMaxRank, "tensor view: rank ", shape.size(), " is over ", kMaxRank);
-  require(strides.empty() || strides.size() == shape.size(), "tensor view: ", strides.size(), " strides for rank ",
-          shape.size());
+  require(strides.empty() || strides.size() == shape.size(), "tensor view: ", strides.size(),
+          " strides for rank ", shape.size());
   std::int64_t count = 1;
   for (int d = 0; d < rank_; ++d) {
     require(shape[d] >= 0, "tensor view: size ", shape[d], " of dimension ", d, " is negative");

@@ -18,8 +18,8 @@ std::vector<std::string> kernel_names(bool runnable) {
 
 Context::Context(ContextOptions options)
     : memory_(std::make_shared<MemoryMeter>()), trace_(std::move(options.trace)) {
-  require(options.threads >= 0 && options.threads <= 4096, "threads: expected 0 (all cores) to 4096, got ",
-          options.threads);
+  require(options.threads >= 0 && options.threads <= 4096,
+          "threads: expected 0 (all cores) to 4096, got ", options.threads);
   device_.threads = options.threads > 0 ? options.threads : default_threads();
   device_.kernel = std::move(options.kernel);
   const char* source = "kernel";
@@ -31,7 +31,8 @@ Context::Context(ContextOptions options)
   }
   if (device_.kernel.empty()) return;
   std::string names;
-  for (const std::string& name : kernel_names(false)) names += concat(names.empty() ? "" : ", ", name);
+  for (const std::string& name : kernel_names(false))
+    names += concat(names.empty() ? "" : ", ", name);
   bool known = false;
   for (const HeadKernel& kernel : head_kernels()) known = known || kernel.name == device_.kernel;
   require(known, source, ": '", device_.kernel, "' is unknown; expected one of ", names);

@@ -19,20 +19,24 @@ void check_options(const CrossEntropyOptions& options, const CrossEntropyInputs&
   require_transform(options.logit_scale, options.softcap);
   require(options.label_smoothing >= 0.0f && options.label_smoothing <= 1.0f,
           "label_smoothing: expected a number in [0, 1], got ", options.label_smoothing);
-  require(std::isfinite(options.z_loss) && options.z_loss >= 0.0f, "z_loss: expected a number >= 0, got ", options.z_loss);
+  require(std::isfinite(options.z_loss) && options.z_loss >= 0.0f,
+          "z_loss: expected a number >= 0, got ", options.z_loss);
   if (options.normalizer.has_value()) {
-    require(std::isfinite(*options.normalizer) && *options.normalizer > 0.0, "normalizer: expected a number > 0, got ",
-            *options.normalizer);
+    require(std::isfinite(*options.normalizer) && *options.normalizer > 0.0,
+            "normalizer: expected a number > 0, got ", *options.normalizer);
     require(options.reduction == Reduction::mean, "normalizer: only reduction mean divides by it");
   }
   require(!in.grad_losses.defined() || options.reduction == Reduction::none,
           "grad_losses: only reduction none has a gradient for each token; give grad_loss");
   require(std::isfinite(in.grad_loss), "grad_loss: expected a finite number, got ", in.grad_loss);
-  require(!options.next_token || in.hidden.rank() == 3, "next_token: expected hidden [B, T, D], got ", describe(in.hidden));
-  require(!options.next_token || !in.target_weight.defined(), "next_token: cannot be combined with target_weight");
+  require(!options.next_token || in.hidden.rank() == 3,
+          "next_token: expected hidden [B, T, D], got ", describe(in.hidden));
+  require(!options.next_token || !in.target_weight.defined(),
+          "next_token: cannot be combined with target_weight");
 }
 
-void check_arguments(const CrossEntropyOptions& options, const CrossEntropyInputs& in, const CrossEntropyOutputs& out) {
+void check_arguments(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
+                     const CrossEntropyOutputs& out) {
   const HeadShape shape = require_head(in.hidden, in.weight, in.bias);
   check_options(options, in);
   require(in.targets.defined(), "targets: expected a tensor, got none");
@@ -47,7 +51,8 @@ void check_arguments(const CrossEntropyOptions& options, const CrossEntropyInput
   if (options.reduction == Reduction::none) {
     require_per_token("loss", out.loss, in.hidden, false);
   } else if (out.loss.defined()) {
-    require(out.loss.numel() == 1 && out.loss.dtype() == DType::f32, "loss: expected one f32, got ", describe(out.loss));
+    require(out.loss.numel() == 1 && out.loss.dtype() == DType::f32, "loss: expected one f32, got ",
+            describe(out.loss));
     require_data("loss", out.loss);
   }
   require_per_token("lse", out.lse, in.hidden, false);
@@ -56,8 +61,9 @@ void check_arguments(const CrossEntropyOptions& options, const CrossEntropyInput
   require_per_token("entropy", out.entropy, in.hidden, false);
   require_per_token("argmax", out.argmax, in.hidden, true);
   const bool single = targets_per_token(in) == 1;
-  require(single || (!out.target_logit.defined() && !out.log_prob.defined()),
-          "target_logit, log_prob: defined for one target a token; head_forward returns them for K");
+  require(
+      single || (!out.target_logit.defined() && !out.log_prob.defined()),
+      "target_logit, log_prob: defined for one target a token; head_forward returns them for K");
   require_gradient("d_hidden", out.d_hidden, in.hidden);
   require_gradient("d_weight", out.d_weight, in.weight);
   if (out.d_bias.defined()) {
@@ -67,13 +73,15 @@ void check_arguments(const CrossEntropyOptions& options, const CrossEntropyInput
 }
 
 TargetReader reader(const CrossEntropyOptions& options, const CrossEntropyInputs& in) {
-  return TargetReader(in.targets, targets_per_token(in), options.ignore_index, options.next_token ? in.hidden.size(1) : 0);
+  return TargetReader(in.targets, targets_per_token(in), options.ignore_index,
+                      options.next_token ? in.hidden.size(1) : 0);
 }
 
 // The weights of one token's loss, in doubles.
 class TokenLoss {
  public:
-  TokenLoss(const CrossEntropyOptions& options, const CrossEntropyInputs& in, const TargetReader& targets)
+  TokenLoss(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
+            const TargetReader& targets)
       : options_(options),
         class_weight_(in.class_weight),
         token_weight_(in.token_weight),
@@ -180,7 +188,9 @@ HeadFeatures features_of(const CrossEntropyOptions& options, const CrossEntropyI
   return f;
 }
 
-HeadShape shape_of(const CrossEntropyInputs& in) { return require_head(in.hidden, in.weight, in.bias); }
+HeadShape shape_of(const CrossEntropyInputs& in) {
+  return require_head(in.hidden, in.weight, in.bias);
+}
 
 LossPlan plan_cross_entropy(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
                             const CrossEntropyOutputs& out, const PlanRequest& request) {
@@ -189,18 +199,22 @@ LossPlan plan_cross_entropy(const CrossEntropyOptions& options, const CrossEntro
 }
 
 Workspace::Workspace(const Context& context, const LossPlan& plan)
-    : owned_(plan.workspace_bytes(), &context.memory()), data_(owned_.data()), bytes_(owned_.bytes()) {}
+    : owned_(plan.workspace_bytes(), &context.memory()),
+      data_(owned_.data()),
+      bytes_(owned_.bytes()) {}
 
-LossStatistics cross_entropy(const Context& context, const LossPlan& plan, const CrossEntropyOptions& options,
-                             const CrossEntropyInputs& in, const CrossEntropyOutputs& out, const Workspace& workspace) {
+LossStatistics cross_entropy(const Context& context, const LossPlan& plan,
+                             const CrossEntropyOptions& options, const CrossEntropyInputs& in,
+                             const CrossEntropyOutputs& out, const Workspace& workspace) {
   check_arguments(options, in, out);
   const HeadShape shape = shape_of(in);
   const HeadFeatures features = features_of(options, in, out);
   const TargetReader targets = reader(options, in);
   const TokenLoss token_loss(options, in, targets);
 
-  EngineCall call{&context, &plan, &workspace, shape, in.hidden, in.weight, in.bias, {}, &targets,
-                  out.d_hidden, out.d_weight, out.d_bias, options.accumulate};
+  EngineCall call{&context,          &plan, &workspace, shape,        in.hidden,    in.weight,
+                  in.bias,           {},    &targets,   out.d_hidden, out.d_weight, out.d_bias,
+                  options.accumulate};
   if (features.vocab_weight) call.omega = in.class_weight;
   Engine engine(call, features);
 
@@ -208,12 +222,14 @@ LossStatistics cross_entropy(const Context& context, const LossPlan& plan, const
   stats.tokens = shape.tokens;
   stats.valid_tokens = engine.valid_tokens();
   double shares = 0.0;
-  for (std::int64_t i = 0; i < stats.valid_tokens; ++i) shares += token_loss.share(engine.valid_rows()[i]);
+  for (std::int64_t i = 0; i < stats.valid_tokens; ++i)
+    shares += token_loss.share(engine.valid_rows()[i]);
   stats.normalizer = options.normalizer.value_or(shares);
   // Nothing to average: loss and gradients are 0 and not 0 / 0.
   const bool empty = stats.normalizer == 0.0;
   const double divisor = options.reduction == Reduction::mean ? stats.normalizer : 1.0;
-  const double upstream = options.reduction == Reduction::mean && empty ? 0.0 : in.grad_loss / divisor;
+  const double upstream =
+      options.reduction == Reduction::mean && empty ? 0.0 : in.grad_loss / divisor;
   const TokenFloats grad_losses(in.grad_losses);
 
   const TokenOutputs to(options, out);
@@ -232,7 +248,8 @@ LossStatistics cross_entropy(const Context& context, const LossPlan& plan, const
   std::int64_t correct = 0;
   const bool single = features.targets_per_token == 1;
   engine.run([&](const TokenResult& r, TokenAnswer& answer) {
-    const double g = grad_losses.defined() ? static_cast<double>(grad_losses.get(r.row, 0.0f)) : upstream;
+    const double g =
+        grad_losses.defined() ? static_cast<double>(grad_losses.get(r.row, 0.0f)) : upstream;
     const double loss = token_loss(r, g, answer);
     total += loss;
     lse_total += r.lse;
@@ -262,9 +279,11 @@ LossStatistics cross_entropy(const Context& context, const LossPlan& plan, const
   return stats;
 }
 
-LossStatistics cross_entropy(const Context& context, const CrossEntropyOptions& options, const CrossEntropyInputs& in,
-                             const CrossEntropyOutputs& out, std::size_t memory_budget) {
-  const LossPlan plan = plan_cross_entropy(options, in, out, {context.device(), memory_budget, std::nullopt, 0.0});
+LossStatistics cross_entropy(const Context& context, const CrossEntropyOptions& options,
+                             const CrossEntropyInputs& in, const CrossEntropyOutputs& out,
+                             std::size_t memory_budget) {
+  const LossPlan plan =
+      plan_cross_entropy(options, in, out, {context.device(), memory_budget, std::nullopt, 0.0});
   context.trace(plan.explain());
   return cross_entropy(context, plan, options, in, out, Workspace(context, plan));
 }

@@ -34,7 +34,8 @@ void zero_row(const TensorView& view, const RowMatrix& m, std::int64_t row) {
 }  // namespace
 
 ChunkSizes sizes_of(const LossPlan& plan) {
-  return {plan.chunk_tokens, plan.slab_vocab, plan.stored_vocab, plan.threads, plan.kind == PlanKind::forward};
+  return {plan.chunk_tokens, plan.slab_vocab, plan.stored_vocab, plan.threads,
+          plan.kind == PlanKind::forward};
 }
 
 Engine::Engine(const EngineCall& call, const HeadFeatures& features)
@@ -44,24 +45,28 @@ Engine::Engine(const EngineCall& call, const HeadFeatures& features)
       sizes_(sizes_of(plan_)),
       layout_(layout_workspace(kernel_, plan_.shape, plan_.features, sizes_)) {
   const HeadShape& made = plan_.shape;
-  require(made.dim == call.shape.dim && made.vocab == call.shape.vocab && made.dtype == call.shape.dtype,
-          "plan: made for ", name_of(made.dtype), " [*, ", made.dim, "] x [", made.vocab, ", ", made.dim,
-          "], called with ", name_of(call.shape.dtype), " [*, ", call.shape.dim, "] x [", call.shape.vocab, ", ",
-          call.shape.dim, "]");
-  require(call.shape.tokens <= made.tokens, "plan: made for at most ", made.tokens, " tokens, called with ",
-          call.shape.tokens);
+  require(made.dim == call.shape.dim && made.vocab == call.shape.vocab &&
+              made.dtype == call.shape.dtype,
+          "plan: made for ", name_of(made.dtype), " [*, ", made.dim, "] x [", made.vocab, ", ",
+          made.dim, "], called with ", name_of(call.shape.dtype), " [*, ", call.shape.dim, "] x [",
+          call.shape.vocab, ", ", call.shape.dim, "]");
+  require(call.shape.tokens <= made.tokens, "plan: made for at most ", made.tokens,
+          " tokens, called with ", call.shape.tokens);
   require(plan_.features == features,
-          "plan: made for other options, inputs or outputs than this call's; plan again with the same arguments");
-  require(call.workspace->bytes() >= layout_.total, "workspace: ", call.workspace->bytes(), " bytes, the plan needs ",
-          layout_.total);
+          "plan: made for other options, inputs or outputs than this call's; plan again with the "
+          "same arguments");
+  require(call.workspace->bytes() >= layout_.total, "workspace: ", call.workspace->bytes(),
+          " bytes, the plan needs ", layout_.total);
   require(reinterpret_cast<std::uintptr_t>(call.workspace->data()) % 64 == 0,
           "workspace: expected an address aligned to 64 bytes");
   // Collapsing is checked before anything is written.
-  for (const auto& [name, view] : {std::pair<std::string_view, ConstTensorView>{"hidden", call.hidden},
-                                   {"d_hidden", call.d_hidden}}) {
+  for (const auto& [name, view] :
+       {std::pair<std::string_view, ConstTensorView>{"hidden", call.hidden},
+        {"d_hidden", call.d_hidden}}) {
     if (view.defined()) as_rows(name, view);
   }
-  valid_ = call.targets->valid_rows(call.shape.tokens, call.shape.vocab, at<std::int64_t>(layout_.rows));
+  valid_ =
+      call.targets->valid_rows(call.shape.tokens, call.shape.vocab, at<std::int64_t>(layout_.rows));
   bias_ = as_floats(call.bias, at<float>(layout_.bias));
   omega_ = as_floats(call.omega, at<float>(layout_.omega));
 }
@@ -111,7 +116,8 @@ void Engine::run(TokenFunction function) {
   if (backward_wanted && plan_.features.d_bias) finish_bias();
 }
 
-void Engine::answer_tokens(const ForwardChunk& chunk, std::int64_t first, bool backward, TokenFunction function) const {
+void Engine::answer_tokens(const ForwardChunk& chunk, std::int64_t first, bool backward,
+                           TokenFunction function) const {
   const int per_token = plan_.features.targets_per_token;
   const double scale = plan_.features.logit_scale;
   const double cap = plan_.features.softcap;
@@ -173,7 +179,8 @@ void Engine::backward(const ForwardChunk& forward, bool first_chunk, bool last_c
   chunk.stored = forward.store;
   if (plan_.features.d_hidden) {
     const RowMatrix m = as_rows("d_hidden", call_.d_hidden);
-    chunk.d_hidden = {call_.d_hidden.data(), call_.d_hidden.dtype(), m.row_stride, m.column_stride, call_.accumulate};
+    chunk.d_hidden = {call_.d_hidden.data(), call_.d_hidden.dtype(), m.row_stride, m.column_stride,
+                      call_.accumulate};
   }
   if (plan_.features.d_weight) {
     WeightGradientSink& sink = chunk.d_weight;
@@ -184,14 +191,17 @@ void Engine::backward(const ForwardChunk& forward, bool first_chunk, bool last_c
     sink.accumulate = call_.accumulate;
     sink.first_chunk = first_chunk;
     sink.last_chunk = last_chunk;
-    if (!(first_chunk && last_chunk) && sink.dtype == DType::bf16) sink.low = at<std::uint16_t>(layout_.d_weight);
-    if (!(first_chunk && last_chunk) && sink.dtype == DType::f16) sink.accumulator = at<float>(layout_.d_weight);
+    if (!(first_chunk && last_chunk) && sink.dtype == DType::bf16)
+      sink.low = at<std::uint16_t>(layout_.d_weight);
+    if (!(first_chunk && last_chunk) && sink.dtype == DType::f16)
+      sink.accumulator = at<float>(layout_.d_weight);
   }
   if (plan_.features.d_bias) chunk.d_bias = at<float>(layout_.d_bias);
   kernel_.backward(chunk);
 }
 
-// Gradients that no chunk writes: rows of ignored tokens, and d_weight when there is no valid token at all.
+// Gradients that no chunk writes: rows of ignored tokens, and d_weight when there is no valid token
+// at all.
 void Engine::clear_ignored() const {
   if (call_.accumulate) return;
   const int threads = std::min(plan_.threads, call_.context->threads());
@@ -207,7 +217,8 @@ void Engine::clear_ignored() const {
     }
   }
   if (plan_.features.d_weight && valid_ == 0) {
-    const RowMatrix m{call_.shape.vocab, call_.shape.dim, call_.d_weight.stride(0), call_.d_weight.stride(1)};
+    const RowMatrix m{call_.shape.vocab, call_.shape.dim, call_.d_weight.stride(0),
+                      call_.d_weight.stride(1)};
     parallel_for(threads, m.rows, [&](std::int64_t row, int) { zero_row(call_.d_weight, m, row); });
   }
 }

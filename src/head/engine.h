@@ -1,4 +1,5 @@
-// The chunk loop under every call of the head: forward of a chunk, a function of each token's outputs, backward.
+// The chunk loop under every call of the head: forward of a chunk, a function of each token's
+// outputs, backward.
 #pragma once
 
 #include <cstdint>
@@ -15,35 +16,38 @@ namespace logitless {
 
 // What the forward found for one token.
 struct TokenResult {
-  std::int64_t row = 0;                  // of hidden
+  std::int64_t row = 0;  // of hidden
   double lse = 0.0;
-  const float* target_logit = nullptr;   // [K]; entries of ignored targets are meaningless
-  const std::int32_t* words = nullptr;   // [K]; -1 where ignored
-  double entropy = 0.0;                  // when asked for
-  double weighted_sum = 0.0;             // with label smoothing
-  std::int32_t argmax = 0;               // when asked for
+  const float* target_logit = nullptr;  // [K]; entries of ignored targets are meaningless
+  const std::int32_t* words = nullptr;  // [K]; -1 where ignored
+  double entropy = 0.0;                 // when asked for
+  double weighted_sum = 0.0;            // with label smoothing
+  std::int32_t argmax = 0;              // when asked for
 
   double log_prob(int k) const { return static_cast<double>(target_logit[k]) - lse; }
 };
 
-// What the loss makes of it: gradients with respect to the token's outputs. delta [K] is for target_logit, the
-// share of log_prob included, and starts at 0.
+// What the loss makes of it: gradients with respect to the token's outputs. delta [K] is for
+// target_logit, the share of log_prob included, and starts at 0.
 struct TokenAnswer {
   TokenCotangent cotangent;
   double* delta = nullptr;
 };
 
-// Borrowed callable void(const TokenResult&, TokenAnswer&), called for the valid tokens in order, by one thread.
+// Borrowed callable void(const TokenResult&, TokenAnswer&), called for the valid tokens in order,
+// by one thread.
 class TokenFunction {
  public:
   template <typename F>
-    requires(!std::is_same_v<std::remove_cvref_t<F>, TokenFunction>)
-  TokenFunction(F&& function)  // NOLINT: implicit on purpose
+  requires(!std::is_same_v<std::remove_cvref_t<F>, TokenFunction>)
+      TokenFunction(F&& function)  // NOLINT: implicit on purpose
       : object_(const_cast<void*>(static_cast<const void*>(&function))),
         call_([](void* object, const TokenResult& result, TokenAnswer& answer) {
           (*static_cast<std::remove_reference_t<F>*>(object))(result, answer);
         }) {}
-  void operator()(const TokenResult& result, TokenAnswer& answer) const { call_(object_, result, answer); }
+  void operator()(const TokenResult& result, TokenAnswer& answer) const {
+    call_(object_, result, answer);
+  }
 
  private:
   void* object_;
@@ -55,13 +59,13 @@ struct EngineCall {
   const Context* context = nullptr;
   const LossPlan* plan = nullptr;
   const Workspace* workspace = nullptr;
-  HeadShape shape;               // of this call: tokens may be fewer than the plan's
+  HeadShape shape;  // of this call: tokens may be fewer than the plan's
   ConstTensorView hidden;
   ConstTensorView weight;
-  ConstTensorView bias;          // optional
-  ConstTensorView omega;         // optional
+  ConstTensorView bias;   // optional
+  ConstTensorView omega;  // optional
   const TargetReader* targets = nullptr;
-  TensorView d_hidden;           // each optional
+  TensorView d_hidden;  // each optional
   TensorView d_weight;
   TensorView d_bias;
   bool accumulate = false;
@@ -69,7 +73,8 @@ struct EngineCall {
 
 class Engine {
  public:
-  // Throws InvalidArgument when plan or workspace do not fit the call, or a target is out of range. Writes no output.
+  // Throws InvalidArgument when plan or workspace do not fit the call, or a target is out of range.
+  // Writes no output.
   Engine(const EngineCall& call, const HeadFeatures& features);
 
   std::int64_t valid_tokens() const { return valid_; }
@@ -84,7 +89,8 @@ class Engine {
     return reinterpret_cast<T*>(static_cast<std::byte*>(call_.workspace->data()) + offset);
   }
   void set_common(ChunkCommon& chunk, std::int64_t first, std::int64_t count) const;
-  void answer_tokens(const ForwardChunk& chunk, std::int64_t first, bool backward, TokenFunction function) const;
+  void answer_tokens(const ForwardChunk& chunk, std::int64_t first, bool backward,
+                     TokenFunction function) const;
   void backward(const ForwardChunk& forward, bool first_chunk, bool last_chunk) const;
   void clear_ignored() const;
   void finish_bias() const;

@@ -23,16 +23,16 @@ std::string LossPlan::explain() const {
   std::ostringstream out;
   char passes_text[32];
   std::snprintf(passes_text, sizeof(passes_text), "%.2f", passes);
-  out << "plan " << name_of(kind) << ": " << passes_text << " passes over " << shape.tokens << " tokens x " << shape.vocab
-      << " words x " << shape.dim << " (" << name_of(shape.dtype) << "), kernel " << kernel << ", " << threads
-      << (threads == 1 ? " thread\n" : " threads\n");
-  out << "  workspace " << format_bytes(workspace_bytes_) << "; the fp32 logits would be " << format_bytes(logits_bytes())
-      << "\n";
+  out << "plan " << name_of(kind) << ": " << passes_text << " passes over " << shape.tokens
+      << " tokens x " << shape.vocab << " words x " << shape.dim << " (" << name_of(shape.dtype)
+      << "), kernel " << kernel << ", " << threads << (threads == 1 ? " thread\n" : " threads\n");
+  out << "  workspace " << format_bytes(workspace_bytes_) << "; the fp32 logits would be "
+      << format_bytes(logits_bytes()) << "\n";
   out << "  chunks of " << chunk_tokens << " tokens";
   if (slab_vocab > 0) out << ", gradients of " << slab_vocab << " words at a time";
   if (stored_vocab > 0) {
-    out << ", exp(z) kept for " << (stored_vocab < shape.vocab ? stored_vocab : shape.vocab) << " of " << shape.vocab
-        << " words";
+    out << ", exp(z) kept for " << (stored_vocab < shape.vocab ? stored_vocab : shape.vocab)
+        << " of " << shape.vocab << " words";
   }
   out << "\n  predicted " << seconds_text(predicted_seconds) << " at the kernel's nominal rate\n";
   for (const PlanCandidate& c : candidates) {

@@ -8,7 +8,9 @@ namespace {
 
 // K of targets [..., K], or 1 of targets [...].
 int targets_per_token(const HeadInputs& in) {
-  return in.targets.rank() == in.hidden.rank() ? static_cast<int>(in.targets.size(in.targets.rank() - 1)) : 1;
+  return in.targets.rank() == in.hidden.rank()
+             ? static_cast<int>(in.targets.size(in.targets.rank() - 1))
+             : 1;
 }
 
 std::int64_t last_of(const HeadInputs& in) {
@@ -35,7 +37,8 @@ HeadFeatures base_features(const HeadOptions& options, const HeadInputs& in) {
   return f;
 }
 
-HeadFeatures forward_features(const HeadOptions& options, const HeadInputs& in, const HeadOutputs& out) {
+HeadFeatures forward_features(const HeadOptions& options, const HeadInputs& in,
+                              const HeadOutputs& out) {
   require_per_token("lse", out.lse, in.hidden, false);
   require_per_token("target_logit", out.target_logit, in.hidden, false, last_of(in));
   require_per_token("log_prob", out.log_prob, in.hidden, false, last_of(in));
@@ -49,8 +52,8 @@ HeadFeatures forward_features(const HeadOptions& options, const HeadInputs& in, 
   return f;
 }
 
-HeadFeatures backward_features(const HeadOptions& options, const HeadInputs& in, const HeadCotangents& g,
-                               const HeadGradients& to) {
+HeadFeatures backward_features(const HeadOptions& options, const HeadInputs& in,
+                               const HeadCotangents& g, const HeadGradients& to) {
   require_per_token("cotangent of lse", g.lse, in.hidden, false);
   require_per_token("cotangent of target_logit", g.target_logit, in.hidden, false, last_of(in));
   require_per_token("cotangent of log_prob", g.log_prob, in.hidden, false, last_of(in));
@@ -67,17 +70,19 @@ HeadFeatures backward_features(const HeadOptions& options, const HeadInputs& in,
   f.d_hidden = to.d_hidden.defined();
   f.d_weight = to.d_weight.defined();
   f.d_bias = to.d_bias.defined();
-  require(f.d_hidden || f.d_weight || f.d_bias, "gradients: expected d_hidden, d_weight or d_bias, got none");
+  require(f.d_hidden || f.d_weight || f.d_bias,
+          "gradients: expected d_hidden, d_weight or d_bias, got none");
   if (f.d_hidden) f.d_hidden_dtype = to.d_hidden.dtype();
   if (f.d_weight) f.d_weight_dtype = to.d_weight.dtype();
   f.accumulate = options.accumulate;
   return f;
 }
 
-EngineCall make_call(const Context& context, const LossPlan& plan, const HeadShape& shape, const HeadInputs& in,
-                     const TargetReader& targets, const Workspace& workspace) {
-  EngineCall call{&context, &plan, &workspace, shape, in.hidden, in.weight, in.bias, in.vocab_weight, &targets,
-                  {}, {}, {}, false};
+EngineCall make_call(const Context& context, const LossPlan& plan, const HeadShape& shape,
+                     const HeadInputs& in, const TargetReader& targets,
+                     const Workspace& workspace) {
+  EngineCall call{&context,        &plan,    &workspace, shape, in.hidden, in.weight, in.bias,
+                  in.vocab_weight, &targets, {},         {},    {},        false};
   return call;
 }
 
@@ -89,22 +94,23 @@ LossPlan plan_head_forward(const HeadOptions& options, const HeadInputs& in, con
   return plan_head(shape, forward_features(options, in, out), request);
 }
 
-LossPlan plan_head_backward(const HeadOptions& options, const HeadInputs& in, const HeadCotangents& cotangents,
-                            const HeadGradients& gradients, const PlanRequest& request) {
+LossPlan plan_head_backward(const HeadOptions& options, const HeadInputs& in,
+                            const HeadCotangents& cotangents, const HeadGradients& gradients,
+                            const PlanRequest& request) {
   const HeadShape shape = check_inputs(options, in);
   return plan_head(shape, backward_features(options, in, cotangents, gradients), request);
 }
 
-void head_forward(const Context& context, const LossPlan& plan, const HeadOptions& options, const HeadInputs& in,
-                  const HeadOutputs& out, const Workspace& workspace) {
+void head_forward(const Context& context, const LossPlan& plan, const HeadOptions& options,
+                  const HeadInputs& in, const HeadOutputs& out, const Workspace& workspace) {
   const HeadShape shape = check_inputs(options, in);
   const HeadFeatures features = forward_features(options, in, out);
   const int per_token = features.targets_per_token;
   const TargetReader targets(in.targets, per_token, options.ignore_index, 0);
   Engine engine(make_call(context, plan, shape, in, targets, workspace), features);
 
-  const TokenOutput lse(out.lse), target_logit(out.target_logit), log_prob(out.log_prob), entropy(out.entropy),
-      weighted(out.weighted_logit_sum), argmax(out.argmax);
+  const TokenOutput lse(out.lse), target_logit(out.target_logit), log_prob(out.log_prob),
+      entropy(out.entropy), weighted(out.weighted_logit_sum), argmax(out.argmax);
   std::int64_t next = 0;
   for (std::int64_t row = 0; row < shape.tokens; ++row) {
     if (next < engine.valid_tokens() && engine.valid_rows()[next] == row) {
@@ -131,8 +137,9 @@ void head_forward(const Context& context, const LossPlan& plan, const HeadOption
   });
 }
 
-void head_backward(const Context& context, const LossPlan& plan, const HeadOptions& options, const HeadInputs& in,
-                   const HeadCotangents& cotangents, const HeadGradients& gradients, const Workspace& workspace) {
+void head_backward(const Context& context, const LossPlan& plan, const HeadOptions& options,
+                   const HeadInputs& in, const HeadCotangents& cotangents,
+                   const HeadGradients& gradients, const Workspace& workspace) {
   const HeadShape shape = check_inputs(options, in);
   const HeadFeatures features = backward_features(options, in, cotangents, gradients);
   const int per_token = features.targets_per_token;
@@ -144,8 +151,9 @@ void head_backward(const Context& context, const LossPlan& plan, const HeadOptio
   call.accumulate = options.accumulate;
   Engine engine(call, features);
 
-  const TokenFloats g_lse(cotangents.lse), g_target(cotangents.target_logit), g_log_prob(cotangents.log_prob),
-      g_entropy(cotangents.entropy), g_weighted(cotangents.weighted_logit_sum);
+  const TokenFloats g_lse(cotangents.lse), g_target(cotangents.target_logit),
+      g_log_prob(cotangents.log_prob), g_entropy(cotangents.entropy),
+      g_weighted(cotangents.weighted_logit_sum);
   engine.run([&](const TokenResult& r, TokenAnswer& answer) {
     answer.cotangent.lse = g_lse.get(r.row, 0.0f);
     answer.cotangent.entropy = g_entropy.get(r.row, 0.0f);

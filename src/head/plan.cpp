@@ -11,10 +11,14 @@ namespace logitless {
 
 std::string_view name_of(PlanKind kind) {
   switch (kind) {
-    case PlanKind::forward: return "forward";
-    case PlanKind::dense: return "dense";
-    case PlanKind::recompute: return "recompute";
-    case PlanKind::stored: return "stored";
+    case PlanKind::forward:
+      return "forward";
+    case PlanKind::dense:
+      return "dense";
+    case PlanKind::recompute:
+      return "recompute";
+    case PlanKind::stored:
+      return "stored";
   }
   return "?";
 }
@@ -28,7 +32,8 @@ constexpr std::int64_t kMostTokens = 8192;
 // The least chunk a plan comes down to: smaller ones repack the weights for little work.
 constexpr std::int64_t kLeastTokens = 64;
 constexpr std::int64_t kMostSlab = 2048;
-// Nanoseconds one element of the weights costs a core per chunk and pass for packing, and one logit for its exponential.
+// Nanoseconds one element of the weights costs a core per chunk and pass for packing, and one logit
+// for its exponential.
 constexpr double kPackSeconds = 0.4e-9;
 constexpr double kExpSeconds = 0.5e-9;
 
@@ -52,8 +57,9 @@ class Sizer {
     return out;
   }
 
-  // The most tokens a chunk may have, up to `most`, with which `sized(tokens)` fits; the least chunk if none does. Chunks
-  // are the tokens divided evenly, so the trial values are tokens / 1, tokens / 2, ...
+  // The most tokens a chunk may have, up to `most`, with which `sized(tokens)` fits; the least
+  // chunk if none does. Chunks are the tokens divided evenly, so the trial values are tokens / 1,
+  // tokens / 2, ...
   template <typename F>
   Sized largest(std::int64_t most, std::size_t budget, F sized) const {
     const std::int64_t tokens = std::max<std::int64_t>(shape_.tokens, 1);
@@ -92,14 +98,17 @@ class PlanBuilder {
     plan_.features = features_;
     plan_.threads = std::max(1, request_.device.threads);
     plan_.memory_budget = request_.memory_budget;
-    const HeadKernel& kernel = choose_head_kernel(request_.device.kernel, shape_, features_, &plan_.kernel_reasons);
+    const HeadKernel& kernel =
+        choose_head_kernel(request_.device.kernel, shape_, features_, &plan_.kernel_reasons);
     plan_.kernel = kernel.name;
     const Sizer sizer(kernel, shape_, features_, plan_.threads);
-    const std::size_t budget = request_.memory_budget != 0 ? request_.memory_budget : kDefaultBudget;
+    const std::size_t budget =
+        request_.memory_budget != 0 ? request_.memory_budget : kDefaultBudget;
 
     const bool gradients = features_.d_hidden || features_.d_weight || features_.d_bias;
     std::vector<Sized> sized;
-    for (const PlanKind kind : {PlanKind::forward, PlanKind::dense, PlanKind::stored, PlanKind::recompute}) {
+    for (const PlanKind kind :
+         {PlanKind::forward, PlanKind::dense, PlanKind::stored, PlanKind::recompute}) {
       PlanCandidate candidate;
       candidate.kind = kind;
       candidate.reason = refusal(kind, kernel, gradients);
@@ -129,19 +138,22 @@ class PlanBuilder {
   void check_request() const {
     require(shape_.tokens >= 0, "tokens: expected 0 or more, got ", shape_.tokens);
     require(shape_.dim >= 1, "dim: expected 1 or more, got ", shape_.dim);
-    require(shape_.vocab >= 1 && shape_.vocab <= INT32_MAX - kVocabTile, "vocab: expected 1 to ", INT32_MAX - kVocabTile,
-            ", got ", shape_.vocab);
-    require(is_head_float(shape_.dtype), "dtype: expected f32, bf16 or f16, got ", name_of(shape_.dtype));
+    require(shape_.vocab >= 1 && shape_.vocab <= INT32_MAX - kVocabTile, "vocab: expected 1 to ",
+            INT32_MAX - kVocabTile, ", got ", shape_.vocab);
+    require(is_head_float(shape_.dtype), "dtype: expected f32, bf16 or f16, got ",
+            name_of(shape_.dtype));
     require(features_.targets_per_token >= 1 && features_.targets_per_token <= 65536,
             "targets_per_token: expected 1 to 65536, got ", features_.targets_per_token);
     std::int64_t product = 0;
-    const bool small = !__builtin_mul_overflow(std::max(shape_.tokens, shape_.vocab), shape_.dim, &product) &&
-                       product < (INT64_MAX >> 8) && shape_.tokens < (std::int64_t{1} << 31);
+    const bool small =
+        !__builtin_mul_overflow(std::max(shape_.tokens, shape_.vocab), shape_.dim, &product) &&
+        product < (INT64_MAX >> 8) && shape_.tokens < (std::int64_t{1} << 31);
     require(small, "tokens, dim, vocab: ", shape_.tokens, ", ", shape_.dim, ", ", shape_.vocab,
             " overflow the address space");
     require(request_.stored_fraction >= 0.0 && request_.stored_fraction <= 1.0,
             "stored_fraction: expected 0 to 1, got ", request_.stored_fraction);
-    require(request_.device.threads >= 0, "threads: expected 0 or more, got ", request_.device.threads);
+    require(request_.device.threads >= 0, "threads: expected 0 or more, got ",
+            request_.device.threads);
   }
 
   // Why a kind cannot serve the features at all; empty if it can.
@@ -149,7 +161,8 @@ class PlanBuilder {
     if (kind == PlanKind::forward) return gradients ? "gradients are wanted" : "";
     if (!gradients) return "no gradient is wanted";
     if (kind == PlanKind::recompute) return {};
-    if (kernel.stored_element_bytes(shape_.dtype) == 0) return concat("kernel ", kernel.name, " does not store exp(z)");
+    if (kernel.stored_element_bytes(shape_.dtype) == 0)
+      return concat("kernel ", kernel.name, " does not store exp(z)");
     if (features_.entropy_gradient) return "a gradient through the entropy needs the logits again";
     if (features_.softcap != 0.0f && features_.label_smoothing) {
       return "label smoothing under a softcap needs the logits again";
@@ -160,14 +173,18 @@ class PlanBuilder {
   Sized size(PlanKind kind, const Sizer& sizer, std::size_t budget) const {
     const std::int64_t vocab = padded_vocab(shape_);
     if (kind == PlanKind::forward) {
-      return sizer.largest(kForwardTokens, budget, [&](std::int64_t tokens) { return sizer.make(tokens, 0, 0, true); });
+      return sizer.largest(kForwardTokens, budget,
+                           [&](std::int64_t tokens) { return sizer.make(tokens, 0, 0, true); });
     }
     const std::int64_t stored = kind == PlanKind::dense ? vocab : 0;
     Sized best;
     for (std::int64_t slab = sizer.most_slab();; slab = round_up(slab / 2, kVocabTile)) {
-      best = sizer.largest(kMostTokens, budget, [&](std::int64_t tokens) { return sizer.make(tokens, slab, stored, false); });
+      best = sizer.largest(kMostTokens, budget, [&](std::int64_t tokens) {
+        return sizer.make(tokens, slab, stored, false);
+      });
       // A chunk with too few tokens costs more than a narrower slab.
-      const bool enough = best.bytes <= budget && best.sizes.tokens >= std::min<std::int64_t>(shape_.tokens, 1024);
+      const bool enough =
+          best.bytes <= budget && best.sizes.tokens >= std::min<std::int64_t>(shape_.tokens, 1024);
       if (enough || slab <= kVocabTile) break;
     }
     if (kind != PlanKind::stored || best.bytes > budget) return best;
@@ -181,7 +198,8 @@ class PlanBuilder {
       return sizer.make(least.sizes.tokens, least.sizes.slab_vocab, count * kVocabTile, false);
     };
     if (request_.kind == PlanKind::stored && request_.stored_fraction > 0.0) {
-      return sized(std::clamp<std::int64_t>(std::llround(request_.stored_fraction * static_cast<double>(tiles)), 1, tiles));
+      return sized(std::clamp<std::int64_t>(
+          std::llround(request_.stored_fraction * static_cast<double>(tiles)), 1, tiles));
     }
     std::int64_t low = 0;
     std::int64_t high = tiles + 1;
@@ -195,7 +213,8 @@ class PlanBuilder {
   double passes(PlanKind kind, const ChunkSizes& sizes) const {
     if (kind == PlanKind::forward) return 1.0;
     const double gradients = (features_.d_hidden ? 1.0 : 0.0) + (features_.d_weight ? 1.0 : 0.0);
-    const double stored = static_cast<double>(std::min(sizes.stored_vocab, shape_.vocab)) / static_cast<double>(shape_.vocab);
+    const double stored = static_cast<double>(std::min(sizes.stored_vocab, shape_.vocab)) /
+                          static_cast<double>(shape_.vocab);
     return 2.0 - stored + gradients;
   }
 
@@ -204,8 +223,10 @@ class PlanBuilder {
     const double weights = static_cast<double>(shape_.vocab) * static_cast<double>(shape_.dim);
     const double chunks = std::ceil(static_cast<double>(std::max<std::int64_t>(shape_.tokens, 1)) /
                                     static_cast<double>(std::max<std::int64_t>(sizes.tokens, 1)));
-    const double work = 2.0 * pass_count * logits * static_cast<double>(shape_.dim) / kernel.flops_per_second;
-    return (work + chunks * pass_count * weights * kPackSeconds + logits * kExpSeconds) / plan_.threads;
+    const double work =
+        2.0 * pass_count * logits * static_cast<double>(shape_.dim) / kernel.flops_per_second;
+    return (work + chunks * pass_count * weights * kPackSeconds + logits * kExpSeconds) /
+           plan_.threads;
   }
 
   void choose(const std::vector<Sized>& sized, std::size_t budget) {
@@ -215,9 +236,14 @@ class PlanBuilder {
       const PlanCandidate& c = plan_.candidates[static_cast<std::size_t>(i)];
       if (request_.kind.has_value() && c.kind != *request_.kind) continue;
       // Sized but over the budget: the least of them is what an error names, or the default takes.
-      const bool fits_somewhere = c.workspace_bytes > 0 && !(c.kind == PlanKind::stored && sized[i].sizes.stored_vocab == 0);
-      if (fits_somewhere && (least < 0 || c.workspace_bytes < plan_.candidates[least].workspace_bytes)) least = i;
-      if (c.possible && (chosen < 0 || c.predicted_seconds < plan_.candidates[chosen].predicted_seconds)) chosen = i;
+      const bool fits_somewhere = c.workspace_bytes > 0 &&
+                                  !(c.kind == PlanKind::stored && sized[i].sizes.stored_vocab == 0);
+      if (fits_somewhere &&
+          (least < 0 || c.workspace_bytes < plan_.candidates[least].workspace_bytes))
+        least = i;
+      if (c.possible &&
+          (chosen < 0 || c.predicted_seconds < plan_.candidates[chosen].predicted_seconds))
+        chosen = i;
     }
     if (chosen < 0 && least >= 0 && request_.memory_budget == 0) chosen = least;
     if (chosen < 0) refuse(least, budget);
@@ -242,8 +268,9 @@ class PlanBuilder {
   [[noreturn]] void refuse(int least, std::size_t budget) const {
     if (least >= 0) {
       const PlanCandidate& c = plan_.candidates[static_cast<std::size_t>(least)];
-      throw InvalidArgument(concat("memory_budget: ", format_bytes(budget), " (", budget, " bytes) is below the least plan, ",
-                                   name_of(c.kind), ", which needs ", format_bytes(c.workspace_bytes), " (",
+      throw InvalidArgument(concat("memory_budget: ", format_bytes(budget), " (", budget,
+                                   " bytes) is below the least plan, ", name_of(c.kind),
+                                   ", which needs ", format_bytes(c.workspace_bytes), " (",
                                    c.workspace_bytes, " bytes)"));
     }
     std::string reasons;
@@ -261,7 +288,8 @@ class PlanBuilder {
   LossPlan plan_;
 };
 
-LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features, const PlanRequest& request) {
+LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features,
+                   const PlanRequest& request) {
   return PlanBuilder(shape, features, request).build();
 }
 

@@ -1,4 +1,5 @@
-// Targets as the engine wants them: which rows count, and a chunk's (token, word) pairs by vocabulary tile.
+// Targets as the engine wants them: which rows count, and a chunk's (token, word) pairs by
+// vocabulary tile.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,10 @@ namespace logitless {
 // Reads targets [...] or [..., K], shifted by one position when they are the tokens themselves.
 class TargetReader {
  public:
-  // sequence = T: row i reads the target of row i + 1, and the last row of each T is ignored. 0: row i reads its own.
-  TargetReader(const ConstTensorView& targets, int per_token, std::int64_t ignore_index, std::int64_t sequence)
+  // sequence = T: row i reads the target of row i + 1, and the last row of each T is ignored. 0:
+  // row i reads its own.
+  TargetReader(const ConstTensorView& targets, int per_token, std::int64_t ignore_index,
+               std::int64_t sequence)
       : data_(targets.data()),
         dtype_(targets.dtype()),
         index_(targets),
@@ -31,8 +34,8 @@ class TargetReader {
     const std::int64_t value = load_index(data_, dtype_, index_(row * per_token_ + k));
     return value == ignore_index_ ? -1 : value;
   }
-  // Writes the rows with a target into `rows` and returns their number. Throws InvalidArgument naming the first target that
-  // is neither ignore_index nor in [0, vocab), with its position.
+  // Writes the rows with a target into `rows` and returns their number. Throws InvalidArgument
+  // naming the first target that is neither ignore_index nor in [0, vocab), with its position.
   std::int64_t valid_rows(std::int64_t tokens, std::int64_t vocab, std::int64_t* rows) const;
 
  private:
@@ -44,9 +47,10 @@ class TargetReader {
   std::int64_t sequence_;
 };
 
-// Fills words [count K], entries and tile_begin [tiles + 1] for the rows of a chunk; entries come out by tile, and by token
-// within a tile.
-void sort_targets(const TargetReader& targets, const std::int64_t* rows, std::int64_t count, std::int64_t vocab,
-                  std::int32_t* words, SparseEntry* entries, std::int32_t* tile_begin);
+// Fills words [count K], entries and tile_begin [tiles + 1] for the rows of a chunk; entries come
+// out by tile, and by token within a tile.
+void sort_targets(const TargetReader& targets, const std::int64_t* rows, std::int64_t count,
+                  std::int64_t vocab, std::int32_t* words, SparseEntry* entries,
+                  std::int32_t* tile_begin);
 
 }  // namespace logitless

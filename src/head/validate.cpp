@@ -22,8 +22,9 @@ RowMatrix as_rows(std::string_view name, const ConstTensorView& view) {
         out.row_stride = view.stride(d);
         found = true;
       } else {
-        require(view.stride(d) == out.row_stride * out.rows, name, ": ", describe(view),
-                " has leading dimensions that do not collapse to one row stride; make it contiguous");
+        require(
+            view.stride(d) == out.row_stride * out.rows, name, ": ", describe(view),
+            " has leading dimensions that do not collapse to one row stride; make it contiguous");
       }
     }
     out.rows *= view.size(d);
@@ -32,7 +33,8 @@ RowMatrix as_rows(std::string_view name, const ConstTensorView& view) {
   return out;
 }
 
-FlatIndex::FlatIndex(const ConstTensorView& view) : contiguous_(view.contiguous()), rank_(view.rank()) {
+FlatIndex::FlatIndex(const ConstTensorView& view)
+    : contiguous_(view.contiguous()), rank_(view.rank()) {
   for (int d = 0; d < rank_; ++d) {
     shape_[d] = view.size(d);
     strides_[d] = view.stride(d);
@@ -44,11 +46,12 @@ void TokenOutput::set(std::int64_t flat, double value) const {
 }
 
 void require_data(std::string_view name, const ConstTensorView& view) {
-  require(!view.defined() || view.data() != nullptr || view.numel() == 0, name, ": ", describe(view), " has no data");
+  require(!view.defined() || view.data() != nullptr || view.numel() == 0, name, ": ",
+          describe(view), " has no data");
 }
 
-void require_per_token(std::string_view name, const ConstTensorView& view, const ConstTensorView& hidden,
-                       bool index_dtype, std::int64_t last) {
+void require_per_token(std::string_view name, const ConstTensorView& view,
+                       const ConstTensorView& hidden, bool index_dtype, std::int64_t last) {
   if (!view.defined()) return;
   require_data(name, view);
   const int lead = hidden.rank() - 1;
@@ -58,7 +61,8 @@ void require_per_token(std::string_view name, const ConstTensorView& view, const
   std::string expected = "[";
   for (int d = 0; d < lead; ++d) expected += concat(d ? ", " : "", hidden.size(d));
   if (last >= 0) expected += concat(lead > 0 ? ", " : "", last);
-  require(same, name, ": expected shape ", expected, "] to go with hidden ", describe(hidden), ", got ", describe(view));
+  require(same, name, ": expected shape ", expected, "] to go with hidden ", describe(hidden),
+          ", got ", describe(view));
   if (index_dtype) {
     require(is_index(view.dtype()), name, ": expected i32 or i64, got ", name_of(view.dtype()));
   } else {
@@ -66,43 +70,51 @@ void require_per_token(std::string_view name, const ConstTensorView& view, const
   }
 }
 
-void require_vector(std::string_view name, const ConstTensorView& view, std::int64_t size, DType other) {
+void require_vector(std::string_view name, const ConstTensorView& view, std::int64_t size,
+                    DType other) {
   if (!view.defined()) return;
   require_data(name, view);
-  require(view.rank() == 1 && view.size(0) == size, name, ": expected shape [", size, "], got ", describe(view));
+  require(view.rank() == 1 && view.size(0) == size, name, ": expected shape [", size, "], got ",
+          describe(view));
   require(view.dtype() == DType::f32 || view.dtype() == other, name, ": expected f32",
-          other == DType::f32 ? "" : concat(" or ", name_of(other)), ", got ", name_of(view.dtype()));
+          other == DType::f32 ? "" : concat(" or ", name_of(other)), ", got ",
+          name_of(view.dtype()));
 }
 
-void require_gradient(std::string_view name, const ConstTensorView& view, const ConstTensorView& like) {
+void require_gradient(std::string_view name, const ConstTensorView& view,
+                      const ConstTensorView& like) {
   if (!view.defined()) return;
   require_data(name, view);
   bool same = view.rank() == like.rank();
   for (int d = 0; same && d < like.rank(); ++d) same = view.size(d) == like.size(d);
   require(same, name, ": expected the shape of ", describe(like), ", got ", describe(view));
   require(view.dtype() == DType::f32 || view.dtype() == like.dtype(), name, ": expected f32",
-          like.dtype() == DType::f32 ? "" : concat(" or ", name_of(like.dtype())), ", got ", name_of(view.dtype()));
+          like.dtype() == DType::f32 ? "" : concat(" or ", name_of(like.dtype())), ", got ",
+          name_of(view.dtype()));
   for (int d = 0; d < view.rank(); ++d) {
     require(view.size(d) <= 1 || view.stride(d) != 0, name, ": ", describe(view),
             " is broadcast (a stride of 0); a gradient needs memory of its own for each element");
   }
 }
 
-HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& weight, const ConstTensorView& bias) {
+HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& weight,
+                       const ConstTensorView& bias) {
   require(hidden.defined(), "hidden: expected a tensor [..., D], got none");
   require(weight.defined(), "weight: expected a tensor [V, D], got none");
   require(hidden.rank() >= 1, "hidden: expected [..., D], got a scalar");
   require(weight.rank() == 2, "weight: expected [V, D], got ", describe(weight));
-  require(is_head_float(hidden.dtype()), "hidden: expected f32, bf16 or f16, got ", name_of(hidden.dtype()));
-  require(weight.dtype() == hidden.dtype(), "weight: expected ", name_of(hidden.dtype()), " as hidden, got ",
-          name_of(weight.dtype()));
+  require(is_head_float(hidden.dtype()), "hidden: expected f32, bf16 or f16, got ",
+          name_of(hidden.dtype()));
+  require(weight.dtype() == hidden.dtype(), "weight: expected ", name_of(hidden.dtype()),
+          " as hidden, got ", name_of(weight.dtype()));
   const std::int64_t dim = hidden.size(hidden.rank() - 1);
-  require(weight.size(1) == dim, "weight: ", describe(weight), " does not go with hidden ", describe(hidden),
-          ": their last dimensions differ");
+  require(weight.size(1) == dim, "weight: ", describe(weight), " does not go with hidden ",
+          describe(hidden), ": their last dimensions differ");
   require(dim >= 1, "hidden: ", describe(hidden), " has no columns");
   require(weight.size(0) >= 1, "weight: ", describe(weight), " has no rows");
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() - kVocabTile;
-  require(weight.size(0) <= kMost, "weight: ", weight.size(0), " words are over the limit of ", kMost);
+  require(weight.size(0) <= kMost, "weight: ", weight.size(0), " words are over the limit of ",
+          kMost);
   require_data("hidden", hidden);
   require_data("weight", weight);
   require_vector("bias", bias, weight.size(0), weight.dtype());
@@ -112,9 +124,10 @@ HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& wei
 }
 
 void require_transform(float logit_scale, float softcap) {
-  require(std::isfinite(logit_scale) && logit_scale != 0.0f, "logit_scale: expected a finite number other than 0, got ",
-          logit_scale);
-  require(std::isfinite(softcap) && softcap >= 0.0f, "softcap: expected a number > 0, or 0 for none, got ", softcap);
+  require(std::isfinite(logit_scale) && logit_scale != 0.0f,
+          "logit_scale: expected a finite number other than 0, got ", logit_scale);
+  require(std::isfinite(softcap) && softcap >= 0.0f,
+          "softcap: expected a number > 0, or 0 for none, got ", softcap);
 }
 
 }  // namespace logitless

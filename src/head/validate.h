@@ -1,4 +1,5 @@
-// Checks shared by the calls of the head: shapes, dtypes, strides, with messages that name the argument.
+// Checks shared by the calls of the head: shapes, dtypes, strides, with messages that name the
+// argument.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,8 @@ struct RowMatrix {
   std::int64_t column_stride = 1;
 };
 
-// Throws InvalidArgument when the leading dimensions do not collapse, naming the argument and its strides.
+// Throws InvalidArgument when the leading dimensions do not collapse, naming the argument and its
+// strides.
 RowMatrix as_rows(std::string_view name, const ConstTensorView& view);
 
 // Element offsets of a tensor of any strides by flat index (last dimension fastest).
@@ -49,7 +51,9 @@ class TokenFloats {
   explicit TokenFloats(const ConstTensorView& view)
       : data_(static_cast<const float*>(view.data())), index_(view), defined_(view.defined()) {}
   bool defined() const { return defined_; }
-  float get(std::int64_t flat, float otherwise) const { return defined_ ? data_[index_(flat)] : otherwise; }
+  float get(std::int64_t flat, float otherwise) const {
+    return defined_ ? data_[index_(flat)] : otherwise;
+  }
 
  private:
   const float* data_ = nullptr;
@@ -62,7 +66,10 @@ class TokenOutput {
  public:
   TokenOutput() = default;
   explicit TokenOutput(const TensorView& view)
-      : data_(view.data()), dtype_(view.dtype()), index_(ConstTensorView(view)), defined_(view.defined()) {}
+      : data_(view.data()),
+        dtype_(view.dtype()),
+        index_(ConstTensorView(view)),
+        defined_(view.defined()) {}
   bool defined() const { return defined_; }
   void set(std::int64_t flat, double value) const;
 
@@ -75,15 +82,19 @@ class TokenOutput {
 
 // Throws unless the view has data, or no elements.
 void require_data(std::string_view name, const ConstTensorView& view);
-// Throws unless `view` is undefined or of this dtype with the leading dimensions of hidden (and `last` after them if >= 0).
-void require_per_token(std::string_view name, const ConstTensorView& view, const ConstTensorView& hidden, bool index_dtype,
-                       std::int64_t last = -1);
+// Throws unless `view` is undefined or of this dtype with the leading dimensions of hidden (and
+// `last` after them if >= 0).
+void require_per_token(std::string_view name, const ConstTensorView& view,
+                       const ConstTensorView& hidden, bool index_dtype, std::int64_t last = -1);
 // Throws unless `view` is undefined or [size] of f32 or `other`.
-void require_vector(std::string_view name, const ConstTensorView& view, std::int64_t size, DType other);
+void require_vector(std::string_view name, const ConstTensorView& view, std::int64_t size,
+                    DType other);
 // Throws unless `view` is undefined or shaped like `like`, of its dtype or f32.
-void require_gradient(std::string_view name, const ConstTensorView& view, const ConstTensorView& like);
+void require_gradient(std::string_view name, const ConstTensorView& view,
+                      const ConstTensorView& like);
 // hidden, weight, bias against each other; returns the sizes.
-HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& weight, const ConstTensorView& bias);
+HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& weight,
+                       const ConstTensorView& bias);
 // Throws when an option is not finite or out of range.
 void require_transform(float logit_scale, float softcap);
 

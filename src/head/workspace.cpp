@@ -2,8 +2,8 @@
 
 namespace logitless {
 
-WorkspaceLayout layout_workspace(const HeadKernel& kernel, const HeadShape& shape, const HeadFeatures& features,
-                                 const ChunkSizes& sizes) {
+WorkspaceLayout layout_workspace(const HeadKernel& kernel, const HeadShape& shape,
+                                 const HeadFeatures& features, const ChunkSizes& sizes) {
   WorkspaceLayout out;
   std::size_t top = 0;
   const auto take = [&](std::int64_t bytes) {
@@ -35,8 +35,10 @@ WorkspaceLayout layout_workspace(const HeadKernel& kernel, const HeadShape& shap
   out.bias = take(features.bias ? shape.vocab * 4 : 0);
   out.omega = take(features.vocab_weight ? shape.vocab * 4 : 0);
   out.d_bias = take(backward && features.d_bias ? shape.vocab * 4 : 0);
-  const bool apart = backward && features.d_weight && features.d_weight_dtype != DType::f32 && tokens < shape.tokens;
-  out.d_weight = take(apart ? shape.vocab * shape.dim * (features.d_weight_dtype == DType::bf16 ? 2 : 4) : 0);
+  const bool apart = backward && features.d_weight && features.d_weight_dtype != DType::f32 &&
+                     tokens < shape.tokens;
+  out.d_weight =
+      take(apart ? shape.vocab * shape.dim * (features.d_weight_dtype == DType::bf16 ? 2 : 4) : 0);
   out.scratch = take(static_cast<std::int64_t>(kernel.scratch_bytes(shape, features, sizes)));
   out.total = top;
   return out;

@@ -1,4 +1,5 @@
-// Where everything of a call lies inside the caller's workspace: one pure function for the planner and the engine.
+// Where everything of a call lies inside the caller's workspace: one pure function for the planner
+// and the engine.
 #pragma once
 
 #include <cstddef>
@@ -29,12 +30,13 @@ struct WorkspaceLayout {
   std::size_t bias = 0;          // f32 [V] with a bias
   std::size_t omega = 0;         // f32 [V] with class weights
   std::size_t d_bias = 0;        // f32 [V] when asked for
-  std::size_t d_weight = 0;      // fp32 [V, D] or its low halves, for a 16-bit d_weight over several chunks
-  std::size_t scratch = 0;       // of the kernel
+  std::size_t d_weight =
+      0;  // fp32 [V, D] or its low halves, for a 16-bit d_weight over several chunks
+  std::size_t scratch = 0;  // of the kernel
   std::size_t total = 0;
 };
 
-WorkspaceLayout layout_workspace(const HeadKernel& kernel, const HeadShape& shape, const HeadFeatures& features,
-                                 const ChunkSizes& sizes);
+WorkspaceLayout layout_workspace(const HeadKernel& kernel, const HeadShape& shape,
+                                 const HeadFeatures& features, const ChunkSizes& sizes);
 
 }  // namespace logitless

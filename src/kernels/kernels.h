@@ -1,7 +1,8 @@
 // What the loss engine asks of a kernel, and the ordered registry of kernels.
 //
-// The engine cuts the tokens into chunks, compacts ignored ones away, and calls `forward` and then `backward` of one
-// kernel for each chunk. Everything of a chunk is in plain structs below; a kernel allocates nothing and keeps nothing.
+// The engine cuts the tokens into chunks, compacts ignored ones away, and calls `forward` and then
+// `backward` of one kernel for each chunk. Everything of a chunk is in plain structs below; a
+// kernel allocates nothing and keeps nothing.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +28,8 @@ struct MatrixRows {
   DType dtype = DType::f32;
   std::int64_t row_stride = 0;
   std::int64_t col_stride = 1;
-  const std::int64_t* rows = nullptr;  // row i of the chunk is row rows[i] of the matrix; null: the identity
+  const std::int64_t* rows =
+      nullptr;  // row i of the chunk is row rows[i] of the matrix; null: the identity
   std::int64_t row(std::int64_t i) const { return rows != nullptr ? rows[i] : i; }
 };
 
@@ -35,22 +37,24 @@ struct MatrixRows {
 struct SparseEntry {
   std::int32_t token = 0;  // row of the chunk
   std::int32_t word = 0;
-  std::int32_t slot = 0;   // token * targets_per_token + k: where its logit and coefficient stand
+  std::int32_t slot = 0;  // token * targets_per_token + k: where its logit and coefficient stand
 };
 
-// Targets of a chunk ordered by (vocabulary tile, token). An entry's word has its dense gradient set to 0 and its
-// coefficient applied apart, in fp32. Equal words of one token are separate entries.
+// Targets of a chunk ordered by (vocabulary tile, token). An entry's word has its dense gradient
+// set to 0 and its coefficient applied apart, in fp32. Equal words of one token are separate
+// entries.
 struct SparseTargets {
   const SparseEntry* entries = nullptr;
   const std::int32_t* tile_begin = nullptr;  // [tiles + 1]
-  const std::int32_t* words = nullptr;       // [tokens * K]: word of each slot, -1 where there is none
+  const std::int32_t* words = nullptr;  // [tokens * K]: word of each slot, -1 where there is none
 };
 
 // Sizes a kernel lays its scratch memory out by.
 struct ChunkSizes {
-  std::int64_t tokens = 0;        // the most a chunk holds
-  std::int64_t slab_vocab = 0;    // multiple of kVocabTile
-  std::int64_t stored_vocab = 0;  // exp(z) kept from forward to backward: the first entries; multiple of kVocabTile
+  std::int64_t tokens = 0;      // the most a chunk holds
+  std::int64_t slab_vocab = 0;  // multiple of kVocabTile
+  std::int64_t stored_vocab =
+      0;  // exp(z) kept from forward to backward: the first entries; multiple of kVocabTile
   int threads = 1;
   bool forward_only = false;
 };
@@ -58,15 +62,16 @@ struct ChunkSizes {
 struct ChunkCommon {
   HeadShape shape;
   const HeadFeatures* features = nullptr;
-  ChunkSizes sizes;             // as laid out
-  std::int64_t tokens = 0;      // of this chunk, 1 <= tokens <= sizes.tokens
-  int threads = 1;              // at most sizes.threads
-  MatrixRows hidden;            // [tokens, dim]
-  MatrixRows weight;            // [vocab, dim]
-  const float* bias = nullptr;  // [vocab] or null
+  ChunkSizes sizes;              // as laid out
+  std::int64_t tokens = 0;       // of this chunk, 1 <= tokens <= sizes.tokens
+  int threads = 1;               // at most sizes.threads
+  MatrixRows hidden;             // [tokens, dim]
+  MatrixRows weight;             // [vocab, dim]
+  const float* bias = nullptr;   // [vocab] or null
   const float* omega = nullptr;  // [vocab] or null: 1. Weights of the weighted logit sum
   SparseTargets targets;
-  std::byte* scratch = nullptr;  // scratch_bytes(...), 64-byte aligned, kept from forward to backward of a chunk
+  std::byte* scratch =
+      nullptr;  // scratch_bytes(...), 64-byte aligned, kept from forward to backward of a chunk
 };
 
 // z_ij = softcap(scale * (x_i . w_j + b_j)). All outputs are per token of the chunk.
@@ -74,15 +79,16 @@ struct ForwardChunk : ChunkCommon {
   // sum_j exp(z_ij) = sum[i] * 2^exponent[i], exponent integral (0 where the sum is 0)
   float* exponent = nullptr;
   float* sum = nullptr;
-  float* target_logit = nullptr;        // [tokens * K]; slots of no entry keep what they hold
-  double* entropy_sum = nullptr;        // optional: sum_j p_ij z_ij
-  double* weighted_sum = nullptr;       // optional: sum_j omega_j z_ij
-  std::int32_t* argmax = nullptr;       // optional: lowest index of the largest z_ij
-  bool store = false;                   // keep exp(z) of the first sizes.stored_vocab words for backward
+  float* target_logit = nullptr;   // [tokens * K]; slots of no entry keep what they hold
+  double* entropy_sum = nullptr;   // optional: sum_j p_ij z_ij
+  double* weighted_sum = nullptr;  // optional: sum_j omega_j z_ij
+  std::int32_t* argmax = nullptr;  // optional: lowest index of the largest z_ij
+  bool store = false;              // keep exp(z) of the first sizes.stored_vocab words for backward
 };
 
-// Where d_weight goes. Its value between chunks is fp32: in the output itself when that is f32, else in `accumulator`
-// (fp32 [vocab, dim]) or, for a bf16 output, in the pair (output = high half, `low` = low half of the fp32 bits).
+// Where d_weight goes. Its value between chunks is fp32: in the output itself when that is f32,
+// else in `accumulator` (fp32 [vocab, dim]) or, for a bf16 output, in the pair (output = high half,
+// `low` = low half of the fp32 bits).
 struct WeightGradientSink {
   void* data = nullptr;  // null: not wanted
   DType dtype = DType::f32;
@@ -103,18 +109,20 @@ struct HiddenGradientSink {
   bool accumulate = false;
 };
 
-// da_ij = (e_ij * (linear_i + slope_i * z_ij) + flat_i * omega_j) * (1 - (z_ij / c)^2),  e_ij = exp2(z_ij log2(e) - exponent_i),
-// but 0 at sparse entries, whose da is coefficient[slot]. Scale factors are folded into the row coefficients.
+// da_ij = (e_ij * (linear_i + slope_i * z_ij) + flat_i * omega_j) * (1 - (z_ij / c)^2),  e_ij =
+// exp2(z_ij log2(e) - exponent_i), but 0 at sparse entries, whose da is coefficient[slot]. Scale
+// factors are folded into the row coefficients.
 struct BackwardChunk : ChunkCommon {
-  const float* exponent = nullptr;     // [tokens]
-  const float* linear = nullptr;       // [tokens]
-  const float* slope = nullptr;        // [tokens] or null: 0. Stored words cannot serve it
-  const float* flat = nullptr;         // [tokens] or null: 0. Stored words cannot serve it beside a softcap
+  const float* exponent = nullptr;  // [tokens]
+  const float* linear = nullptr;    // [tokens]
+  const float* slope = nullptr;     // [tokens] or null: 0. Stored words cannot serve it
+  const float* flat =
+      nullptr;  // [tokens] or null: 0. Stored words cannot serve it beside a softcap
   const float* coefficient = nullptr;  // [tokens * K]
-  bool stored = false;                 // forward stored exp(z) of the first sizes.stored_vocab words
+  bool stored = false;  // forward stored exp(z) of the first sizes.stored_vocab words
   HiddenGradientSink d_hidden;
   WeightGradientSink d_weight;
-  float* d_bias = nullptr;             // [vocab] fp32 or null: this chunk's sum is added
+  float* d_bias = nullptr;  // [vocab] fp32 or null: this chunk's sum is added
 };
 
 // Reason against, or empty: yes.
@@ -127,8 +135,10 @@ struct HeadKernel {
   Support (*supports)(const HeadShape& shape, const HeadFeatures& features);
   double flops_per_second;  // nominal, of one core: for the planner's estimate and nothing else
   // Bytes of ChunkCommon::scratch. Pure.
-  std::size_t (*scratch_bytes)(const HeadShape& shape, const HeadFeatures& features, const ChunkSizes& sizes);
-  // Bytes of exp(z) per token and word kept when storing, tile exponents not counted. 0: cannot store.
+  std::size_t (*scratch_bytes)(const HeadShape& shape, const HeadFeatures& features,
+                               const ChunkSizes& sizes);
+  // Bytes of exp(z) per token and word kept when storing, tile exponents not counted. 0: cannot
+  // store.
   std::size_t (*stored_element_bytes)(DType dtype);
   void (*forward)(const ForwardChunk& chunk);
   void (*backward)(const BackwardChunk& chunk);
@@ -140,9 +150,10 @@ std::span<const HeadKernel> head_kernels();
 // By name. Throws InvalidArgument listing the names.
 const HeadKernel& find_head_kernel(std::string_view name);
 
-// The kernel called `wanted`, or the first that this machine runs and that accepts the problem. `reasons` gets a line for
-// each one declined. Throws Unsupported with the reason when a wanted one declines.
-const HeadKernel& choose_head_kernel(std::string_view wanted, const HeadShape& shape, const HeadFeatures& features,
-                                     std::string* reasons);
+// The kernel called `wanted`, or the first that this machine runs and that accepts the problem.
+// `reasons` gets a line for each one declined. Throws Unsupported with the reason when a wanted one
+// declines.
+const HeadKernel& choose_head_kernel(std::string_view wanted, const HeadShape& shape,
+                                     const HeadFeatures& features, std::string* reasons);
 
 }  // namespace logitless

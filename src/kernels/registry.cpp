@@ -31,8 +31,8 @@ const HeadKernel& find_head_kernel(std::string_view name) {
   throw InvalidArgument(concat("kernel '", name, "' is unknown; there are ", names));
 }
 
-const HeadKernel& choose_head_kernel(std::string_view wanted, const HeadShape& shape, const HeadFeatures& features,
-                                     std::string* reasons) {
+const HeadKernel& choose_head_kernel(std::string_view wanted, const HeadShape& shape,
+                                     const HeadFeatures& features, std::string* reasons) {
   if (!wanted.empty()) {
     const HeadKernel& kernel = find_head_kernel(wanted);
     for (const Support& reason : {kernel.runnable(), kernel.supports(shape, features)}) {

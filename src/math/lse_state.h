@@ -1,5 +1,5 @@
-// Running sum of exponentials in base 2: sum * 2^exponent with an integral exponent, so that merging scales by exact powers
-// of two and only the additions round.
+// Running sum of exponentials in base 2: sum * 2^exponent with an integral exponent, so that
+// merging scales by exact powers of two and only the additions round.
 #pragma once
 
 #include <cmath>

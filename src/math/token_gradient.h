@@ -25,15 +25,17 @@ struct TokenGradient {
 };
 
 // H = lse - sum_j p_j z_j, so dH/dz_j = p_j (lse - H - z_j).
-LOGITLESS_HOST_DEVICE inline TokenGradient token_gradient(const TokenCotangent& g, double lse, double entropy) {
+LOGITLESS_HOST_DEVICE inline TokenGradient token_gradient(const TokenCotangent& g, double lse,
+                                                          double entropy) {
   const double g_entropy_term = g.entropy == 0.0 ? 0.0 : g.entropy * (lse - entropy);
   return {g.lse + g_entropy_term, -g.entropy, g.weighted_sum};
 }
 
-// da at a target: p (alpha + beta z) + gamma omega + delta without the cancellation of p against 1, since for cross
-// entropy alpha = -delta and p alpha + delta = alpha (p - 1).
-LOGITLESS_HOST_DEVICE inline double target_coefficient(const TokenGradient& g, double log_prob, double z, double omega,
-                                                       double delta, double scale, double cap) {
+// da at a target: p (alpha + beta z) + gamma omega + delta without the cancellation of p against 1,
+// since for cross entropy alpha = -delta and p alpha + delta = alpha (p - 1).
+LOGITLESS_HOST_DEVICE inline double target_coefficient(const TokenGradient& g, double log_prob,
+                                                       double z, double omega, double delta,
+                                                       double scale, double cap) {
   const double p = exp(log_prob);
   const double slope = g.beta == 0.0 || p == 0.0 ? 0.0 : p * g.beta * z;
   const double flat = g.gamma == 0.0 ? 0.0 : g.gamma * omega;

@@ -15,8 +15,9 @@ constexpr double kLseBound = 1e-6;
 
 std::vector<HeadSpec> shape_table() {
   std::vector<HeadSpec> table;
-  const std::int64_t shapes[][3] = {{1, 1, 1},   {3, 2, 2},    {2, 3, 127},  {7, 5, 128},   {33, 17, 129}, {24, 8, 255},
-                                    {25, 64, 256}, {49, 31, 257}, {3, 300, 50}, {97, 40, 700}, {64, 65, 384}, {130, 96, 1000}};
+  const std::int64_t shapes[][3] = {{1, 1, 1},     {3, 2, 2},     {2, 3, 127},   {7, 5, 128},
+                                    {33, 17, 129}, {24, 8, 255},  {25, 64, 256}, {49, 31, 257},
+                                    {3, 300, 50},  {97, 40, 700}, {64, 65, 384}, {130, 96, 1000}};
   for (const auto& s : shapes) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       HeadSpec spec;
@@ -90,7 +91,8 @@ void expect_close(const HeadProblem& problem, const RunSpec& run) {
   if (problem.spec.reduction == Reduction::none) {
     EXPECT_LE(relative_error(answer.loss.values(), losses), 1e-5);
   } else {
-    EXPECT_NEAR(answer.loss.get(0), divisor == 0.0 ? 0.0 : total / divisor, 2e-6 * (1 + std::abs(total / divisor)));
+    EXPECT_NEAR(answer.loss.get(0), divisor == 0.0 ? 0.0 : total / divisor,
+                2e-6 * (1 + std::abs(total / divisor)));
   }
   if (!run.gradients) return;
   const OracleGradients g = oracle_gradients(p, std::vector<double>(p.tokens, scale));
@@ -143,7 +145,9 @@ TEST_P(KernelTest, OptionsAndPairsOfOptions) {
     if (!accepts(GetParam(), spec)) continue;
     const HeadProblem problem(spec);
     for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute}) {
-      if (kind == PlanKind::dense && (GetParam() == "reference" || (spec.softcap > 0 && spec.label_smoothing > 0))) continue;
+      if (kind == PlanKind::dense &&
+          (GetParam() == "reference" || (spec.softcap > 0 && spec.label_smoothing > 0)))
+        continue;
       SCOPED_TRACE(describe(spec) + " " + std::string(name_of(kind)));
       RunSpec run;
       run.kernel = GetParam();

@@ -6,8 +6,12 @@
 namespace logitless::test {
 namespace {
 
-double class_weight(const OracleProblem& p, std::int64_t j) { return p.class_weight.empty() ? 1.0 : p.class_weight[j]; }
-double token_weight(const OracleProblem& p, std::int64_t i) { return p.token_weight.empty() ? 1.0 : p.token_weight[i]; }
+double class_weight(const OracleProblem& p, std::int64_t j) {
+  return p.class_weight.empty() ? 1.0 : p.class_weight[j];
+}
+double token_weight(const OracleProblem& p, std::int64_t i) {
+  return p.token_weight.empty() ? 1.0 : p.token_weight[i];
+}
 double target_weight(const OracleProblem& p, std::int64_t slot) {
   return p.target_weight.empty() ? 1.0 : p.target_weight[slot];
 }
@@ -29,7 +33,8 @@ OracleLogits oracle_logits(const OracleProblem& p) {
   for (std::int64_t i = 0; i < p.tokens; ++i) {
     for (std::int64_t j = 0; j < p.vocab; ++j) {
       double a = p.bias.empty() ? 0.0 : p.bias[j];
-      for (std::int64_t k = 0; k < p.dim; ++k) a += p.hidden[i * p.dim + k] * p.weight[j * p.dim + k];
+      for (std::int64_t k = 0; k < p.dim; ++k)
+        a += p.hidden[i * p.dim + k] * p.weight[j * p.dim + k];
       a *= p.logit_scale;
       out.z[i * p.vocab + j] = p.softcap > 0 ? p.softcap * std::tanh(a / p.softcap) : a;
     }
@@ -55,7 +60,8 @@ double oracle_token_loss(const OracleProblem& p, std::int64_t token, const doubl
     loss += (1 - p.label_smoothing) * class_weight(p, y) * target_weight(p, slot) * (lse - z[y]);
   }
   if (p.label_smoothing > 0) {
-    for (std::int64_t j = 0; j < p.vocab; ++j) loss += p.label_smoothing / p.vocab * class_weight(p, j) * (lse - z[j]);
+    for (std::int64_t j = 0; j < p.vocab; ++j)
+      loss += p.label_smoothing / p.vocab * class_weight(p, j) * (lse - z[j]);
   }
   loss += p.z_loss * lse * lse;
   return token_weight(p, token) * loss;
@@ -70,7 +76,8 @@ double oracle_normalizer(const OracleProblem& p) {
   return total;
 }
 
-OracleGradients oracle_chain(const OracleProblem& p, const OracleLogits& logits, const std::vector<double>& dz) {
+OracleGradients oracle_chain(const OracleProblem& p, const OracleLogits& logits,
+                             const std::vector<double>& dz) {
   OracleGradients g;
   g.d_hidden.assign(p.tokens * p.dim, 0.0);
   g.d_weight.assign(p.vocab * p.dim, 0.0);
@@ -114,7 +121,8 @@ OracleGradients oracle_gradients(const OracleProblem& p, const std::vector<doubl
       }
     }
     mass += 2 * p.z_loss * logits.lse[i];
-    for (std::int64_t j = 0; j < p.vocab; ++j) row[j] += w * mass * std::exp(logits.z[i * p.vocab + j] - logits.lse[i]);
+    for (std::int64_t j = 0; j < p.vocab; ++j)
+      row[j] += w * mass * std::exp(logits.z[i * p.vocab + j] - logits.lse[i]);
   }
   return oracle_chain(p, logits, dz);
 }

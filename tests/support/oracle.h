@@ -1,5 +1,5 @@
-// The loss and its gradients in float64 with every logit in memory: what all tests compare with. Written apart from the
-// library, from the formulas of the public headers.
+// The loss and its gradients in float64 with every logit in memory: what all tests compare with.
+// Written apart from the library, from the formulas of the public headers.
 #pragma once
 
 #include <cstdint>
@@ -11,25 +11,25 @@ namespace logitless::test {
 struct OracleProblem {
   std::int64_t tokens = 0, dim = 0, vocab = 0;
   int per_token = 1;
-  std::vector<double> hidden, weight;        // [N, D], [V, D]
-  std::vector<double> bias;                  // [V] or empty
-  std::vector<std::int64_t> targets;         // [N, K]
-  std::vector<double> class_weight;          // [V] or empty
-  std::vector<double> token_weight;          // [N] or empty
-  std::vector<double> target_weight;         // [N, K] or empty
+  std::vector<double> hidden, weight;  // [N, D], [V, D]
+  std::vector<double> bias;            // [V] or empty
+  std::vector<std::int64_t> targets;   // [N, K]
+  std::vector<double> class_weight;    // [V] or empty
+  std::vector<double> token_weight;    // [N] or empty
+  std::vector<double> target_weight;   // [N, K] or empty
   std::int64_t ignore_index = -100;
   double label_smoothing = 0, z_loss = 0, softcap = 0, logit_scale = 1;
 };
 
 struct OracleLogits {
-  std::vector<double> z;        // [N, V]
-  std::vector<double> lse;      // [N]
+  std::vector<double> z;    // [N, V]
+  std::vector<double> lse;  // [N]
 };
 
 OracleLogits oracle_logits(const OracleProblem& p);
 bool oracle_ignored(const OracleProblem& p, std::int64_t token);
-// Loss of one token, 0 where ignored, given its row of logits [V]: a function of the logits alone, so that its derivative
-// can be taken by differences.
+// Loss of one token, 0 where ignored, given its row of logits [V]: a function of the logits alone,
+// so that its derivative can be taken by differences.
 double oracle_token_loss(const OracleProblem& p, std::int64_t token, const double* z);
 // What reduction mean divides by.
 double oracle_normalizer(const OracleProblem& p);
@@ -40,6 +40,7 @@ struct OracleGradients {
 // Gradients of sum_i upstream_i * loss_i.
 OracleGradients oracle_gradients(const OracleProblem& p, const std::vector<double>& upstream);
 // Gradients from dz [N, V].
-OracleGradients oracle_chain(const OracleProblem& p, const OracleLogits& logits, const std::vector<double>& dz);
+OracleGradients oracle_chain(const OracleProblem& p, const OracleLogits& logits,
+                             const std::vector<double>& dz);
 
 }  // namespace logitless::test

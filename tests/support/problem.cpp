@@ -8,7 +8,8 @@
 
 namespace logitless::test {
 
-Tensor::Tensor(DType dtype, std::vector<std::int64_t> shape) : defined_(true), dtype_(dtype), shape_(std::move(shape)) {
+Tensor::Tensor(DType dtype, std::vector<std::int64_t> shape)
+    : defined_(true), dtype_(dtype), shape_(std::move(shape)) {
   // Poisoned: what nobody writes is not a number.
   bytes_.assign(static_cast<std::size_t>(numel()) * size_of(dtype), std::byte{0xff});
 }
@@ -23,12 +24,16 @@ std::int64_t Tensor::numel() const {
   for (const std::int64_t size : shape_) n *= size;
   return n;
 }
-TensorView Tensor::view() { return defined_ ? TensorView(bytes_.data(), dtype_, shape_) : TensorView(); }
+TensorView Tensor::view() {
+  return defined_ ? TensorView(bytes_.data(), dtype_, shape_) : TensorView();
+}
 ConstTensorView Tensor::view() const {
   return defined_ ? ConstTensorView(bytes_.data(), dtype_, shape_) : ConstTensorView();
 }
 double Tensor::get(std::int64_t flat) const { return load_element(bytes_.data(), dtype_, flat); }
-void Tensor::set(std::int64_t flat, double value) { store_element(bytes_.data(), dtype_, flat, value); }
+void Tensor::set(std::int64_t flat, double value) {
+  store_element(bytes_.data(), dtype_, flat, value);
+}
 void Tensor::fill(double value) {
   for (std::int64_t i = 0; i < numel(); ++i) set(i, value);
 }
@@ -42,9 +47,10 @@ std::vector<double> Tensor::values() const {
 
 std::string describe(const HeadSpec& s) {
   std::ostringstream out;
-  out << "N=" << s.tokens << " D=" << s.dim << " V=" << s.vocab << " " << name_of(s.dtype) << " K=" << s.per_token
-      << " bias=" << s.bias << " cw=" << s.class_weight << " tw=" << s.token_weight << " ignored=" << s.ignored
-      << " eps=" << s.label_smoothing << " z=" << s.z_loss << " cap=" << s.softcap << " scale=" << s.logit_scale
+  out << "N=" << s.tokens << " D=" << s.dim << " V=" << s.vocab << " " << name_of(s.dtype)
+      << " K=" << s.per_token << " bias=" << s.bias << " cw=" << s.class_weight
+      << " tw=" << s.token_weight << " ignored=" << s.ignored << " eps=" << s.label_smoothing
+      << " z=" << s.z_loss << " cap=" << s.softcap << " scale=" << s.logit_scale
       << " reduction=" << static_cast<int>(s.reduction);
   return out.str();
 }
@@ -53,7 +59,8 @@ HeadProblem::HeadProblem(const HeadSpec& s) : spec(s) {
   std::mt19937_64 random(s.seed);
   std::normal_distribution<double> normal;
   std::uniform_real_distribution<double> uniform(0.0, 1.0);
-  const auto tensor = [&](DType dtype, std::vector<std::int64_t> shape, auto draw, std::vector<double>& values) {
+  const auto tensor = [&](DType dtype, std::vector<std::int64_t> shape, auto draw,
+                          std::vector<double>& values) {
     Tensor t(dtype, std::move(shape));
     for (std::int64_t i = 0; i < t.numel(); ++i) {
       t.set(i, draw());
@@ -62,21 +69,33 @@ HeadProblem::HeadProblem(const HeadSpec& s) : spec(s) {
     return t;
   };
   const double weight_scale = s.weight_scale / std::sqrt(static_cast<double>(s.dim));
-  hidden = tensor(s.dtype, {s.tokens, s.dim}, [&] { return s.hidden_shift + s.hidden_scale * normal(random); }, oracle.hidden);
-  weight = tensor(s.dtype, {s.vocab, s.dim}, [&] { return s.weight_shift + weight_scale * normal(random); }, oracle.weight);
-  if (s.bias) bias = tensor(DType::f32, {s.vocab}, [&] { return normal(random); }, oracle.bias);
-  if (s.class_weight) class_weight = tensor(DType::f32, {s.vocab}, [&] { return 0.5 + uniform(random); }, oracle.class_weight);
-  if (s.token_weight) token_weight = tensor(DType::f32, {s.tokens}, [&] { return 0.25 + uniform(random); }, oracle.token_weight);
+  hidden = tensor(
+      s.dtype, {s.tokens, s.dim}, [&] { return s.hidden_shift + s.hidden_scale * normal(random); },
+      oracle.hidden);
+  weight = tensor(
+      s.dtype, {s.vocab, s.dim}, [&] { return s.weight_shift + weight_scale * normal(random); },
+      oracle.weight);
+  if (s.bias)
+    bias = tensor(
+        DType::f32, {s.vocab}, [&] { return normal(random); }, oracle.bias);
+  if (s.class_weight)
+    class_weight = tensor(
+        DType::f32, {s.vocab}, [&] { return 0.5 + uniform(random); }, oracle.class_weight);
+  if (s.token_weight)
+    token_weight = tensor(
+        DType::f32, {s.tokens}, [&] { return 0.25 + uniform(random); }, oracle.token_weight);
   std::vector<std::int64_t> shape = {s.tokens};
   if (s.per_token > 1) {
     shape.push_back(s.per_token);
-    target_weight = tensor(DType::f32, shape, [&] { return uniform(random) / s.per_token; }, oracle.target_weight);
+    target_weight = tensor(
+        DType::f32, shape, [&] { return uniform(random) / s.per_token; }, oracle.target_weight);
   }
   targets = Tensor(s.seed % 2 == 0 ? DType::i32 : DType::i64, shape);
   for (std::int64_t i = 0; i < s.tokens; ++i) {
     const bool ignored = uniform(random) < s.ignored;
     for (int k = 0; k < s.per_token; ++k) {
-      const std::int64_t word = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(s.vocab));
+      const std::int64_t word =
+          static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(s.vocab));
       oracle.targets.push_back(ignored ? oracle.ignore_index : word);
       targets.set(i * s.per_token + k, static_cast<double>(oracle.targets.back()));
     }
@@ -148,9 +167,11 @@ HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
   context_options.threads = run.threads;
   context_options.kernel = run.kernel;
   const Context context(context_options);
-  PlanRequest request{context.device(), run.budget, run.plan, run.plan == PlanKind::stored ? run.stored_fraction : 0.0};
+  PlanRequest request{context.device(), run.budget, run.plan,
+                      run.plan == PlanKind::stored ? run.stored_fraction : 0.0};
   a.plan = plan_cross_entropy(problem.options(), in, out, request);
-  a.statistics = cross_entropy(context, a.plan, problem.options(), in, out, Workspace(context, a.plan));
+  a.statistics =
+      cross_entropy(context, a.plan, problem.options(), in, out, Workspace(context, a.plan));
   return a;
 }
 

@@ -40,10 +40,10 @@ struct HeadSpec {
   DType dtype = DType::f32;
   int per_token = 1;
   bool bias = false, class_weight = false, token_weight = false;
-  double ignored = 0.0;        // fraction of tokens ignored
-  double hidden_scale = 1.0;   // standard deviations; weight is scaled by 1 / sqrt(dim) besides
+  double ignored = 0.0;       // fraction of tokens ignored
+  double hidden_scale = 1.0;  // standard deviations; weight is scaled by 1 / sqrt(dim) besides
   double weight_scale = 1.0;
-  double hidden_shift = 0.0;   // added to hidden: makes logits one-sided with weight_shift
+  double hidden_shift = 0.0;  // added to hidden: makes logits one-sided with weight_shift
   double weight_shift = 0.0;
   float label_smoothing = 0, z_loss = 0, softcap = 0, logit_scale = 1;
   Reduction reduction = Reduction::mean;
@@ -75,7 +75,7 @@ struct RunSpec {
   std::string kernel;
   int threads = 2;
   bool gradients = true;
-  bool extras = false;           // entropy and argmax
+  bool extras = false;                  // entropy and argmax
   std::optional<DType> gradient_dtype;  // none: f32
   double grad_loss = 1.0;
 };

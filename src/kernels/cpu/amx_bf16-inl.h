@@ -1,7 +1,8 @@
-// Engine "amx_bf16": bf16 operands packed as AMX tiles, products in fp32 accumulators that never leave the tile unit rounded.
+// Engine "amx_bf16": bf16 operands packed as AMX tiles, products in fp32 accumulators that never
+// leave the tile unit rounded.
 //
-// Every packed operand is a sequence of k steps (32 values of the contracted dimension), each with the two tiles of 32 rows
-// or columns:
+// Every packed operand is a sequence of k steps (32 values of the contracted dimension), each with
+// the two tiles of 32 rows or columns:
 //   tokens of the logits       [panel][dim / 32][2 tiles]
 //   weights of the logits      [4 blocks of 32 words][dim / 32][2 tiles]
 //   gradient for d_weight      [panel = k step][8 tiles of 16 words]
@@ -29,6 +30,7 @@ template <class Tiles>
 struct EngineAmx {
   using Element = std::uint16_t;
   using Session = typename Tiles::Session;
+  using Bf16 = typename Tiles::Bf16;
   static constexpr int kRows = 32;
   static constexpr int kPanel = 32;
   static constexpr std::int64_t kStep = 2 * kTile;  // elements of a k step of one operand
@@ -36,8 +38,8 @@ struct EngineAmx {
   static constexpr std::int64_t kDepth = 8;
   static constexpr EngineTraits kTraits{2, kPanel, 32, true};
 
-  static void PackTokens(const MatrixRows& x, std::int64_t first, std::int64_t tokens, std::int64_t dim,
-                         std::int64_t dim_k, Element* HWY_RESTRICT panel) {
+  static void PackTokens(const MatrixRows& x, std::int64_t first, std::int64_t tokens,
+                         std::int64_t dim, std::int64_t dim_k, Element* HWY_RESTRICT panel) {
     alignas(64) std::uint32_t words[32 * 16];  // [token][pair of k]
     for (std::int64_t k = 0; k < dim_k; k += 32) {
       const std::int64_t n = std::min<std::int64_t>(32, dim - k);
@@ -51,8 +53,9 @@ struct EngineAmx {
     }
   }
 
-  static void PackRows(const MatrixRows& m, std::int64_t first, std::int64_t count, std::int64_t padded,
-                       std::int64_t dim, std::int64_t at, std::int64_t depth, Element* HWY_RESTRICT out) {
+  static void PackRows(const MatrixRows& m, std::int64_t first, std::int64_t count,
+                       std::int64_t padded, std::int64_t dim, std::int64_t at, std::int64_t depth,
+                       Element* HWY_RESTRICT out) {
     const DU du;
     const DU16 du16;
     const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(du));
@@ -64,7 +67,8 @@ struct EngineAmx {
         const std::int64_t n = std::min<std::int64_t>(kPanel, dim - q * kPanel);
         LoadPadded(m, first, k, count, q * kPanel, n, even);
         LoadPadded(m, first, k + 1, count, q * kPanel, n, odd);
-        auto* to = reinterpret_cast<std::uint32_t*>(out + (q * depth + at + k / 32 * 32) * kPanel) + k % 32 / 2 * 16;
+        auto* to = reinterpret_cast<std::uint32_t*>(out + (q * depth + at + k / 32 * 32) * kPanel) +
+                   k % 32 / 2 * 16;
         for (std::int64_t j = 0; j < kPanel; j += lanes) {
           const auto low = hn::PromoteTo(du, hn::LoadU(du16, even + j));
           const auto high = hn::PromoteTo(du, hn::LoadU(du16, odd + j));
@@ -74,38 +78,40 @@ struct EngineAmx {
     }
   }
 
-  static void PackWeightTile(const MatrixRows& w, std::int64_t first, std::int64_t count, std::int64_t dim,
-                             std::int64_t dim_k, Element* HWY_RESTRICT tile) {
+  static void PackWeightTile(const MatrixRows& w, std::int64_t first, std::int64_t count,
+                             std::int64_t dim, std::int64_t dim_k, Element* HWY_RESTRICT tile) {
     for (std::int64_t r = 0; r < round_up(count, kRows); ++r) {
       Element* to = tile + r / 32 * (dim_k / 32 * kStep) + r % 32 / 16 * kTile + r % 16 * 32;
       for (std::int64_t k = 0; k < dim_k; k += 32) {
         const std::int64_t n = r < count ? std::min<std::int64_t>(32, dim - k) : 0;
         Element* at = to + k / 32 * kStep;
         if (n > 0) LoadRowBits(w, first + r, k, n, at);
-        if (n < 32) std::memset(at + std::max<std::int64_t>(n, 0), 0, static_cast<std::size_t>(32 - n) * 2);
+        if (n < 32)
+          std::memset(at + std::max<std::int64_t>(n, 0), 0, static_cast<std::size_t>(32 - n) * 2);
       }
     }
   }
 
-  static void Logits(const Element* tile, std::int64_t rows, const Element* panel, std::int64_t, std::int64_t dim_k,
-                     float* HWY_RESTRICT z) {
+  static void Logits(const Element* tile, std::int64_t rows, const Element* panel, std::int64_t,
+                     std::int64_t dim_k, float* HWY_RESTRICT z) {
     const std::int64_t steps = dim_k / 32;
     for (std::int64_t s = 0; s < steps; s += kDepth) {
       const std::int64_t n = std::min(kDepth, steps - s);
       for (std::int64_t r = 0; r < rows; r += kRows) {
-        Tiles::Multiply(tile + (r / 32 * steps + s) * kStep, kStep, panel + s * kStep, kStep, n, z + r * kPanel, kPanel,
-                        s > 0);
+        Tiles::Multiply(tile + (r / 32 * steps + s) * kStep, kStep, panel + s * kStep, kStep, n,
+                        z + r * kPanel, kPanel, s > 0);
       }
     }
   }
 
   struct Gradient {
-    Element* slab;              // null when d_hidden is not wanted
-    Element* tile;              // null when d_weight is not wanted
-    std::int64_t slab_steps;    // k steps of the slab
+    Element* slab;            // null when d_hidden is not wanted
+    Element* tile;            // null when d_weight is not wanted
+    std::int64_t slab_steps;  // k steps of the slab
   };
   static Gradient TileGradient(Element* slab, std::int64_t, Element* tile, const Layout& layout) {
-    return {layout.d_hidden_wanted ? slab : nullptr, layout.d_weight_wanted ? tile : nullptr, layout.slab_vocab / 32};
+    return {layout.d_hidden_wanted ? slab : nullptr, layout.d_weight_wanted ? tile : nullptr,
+            layout.slab_vocab / 32};
   }
   static void EmitGradient(const Gradient& to, std::int64_t panel, std::int64_t slab_tile,
                            const float* HWY_RESTRICT g) {
@@ -114,7 +120,8 @@ struct EngineAmx {
     const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
     if (to.tile != nullptr) {
       Element* at = to.tile + panel * (kVocabTile / 16) * kTile;
-      for (std::int64_t i = 0; i < kVocabTile * kPanel; i += lanes) StoreBf16(hn::Load(d, g + i), at + i);
+      for (std::int64_t i = 0; i < kVocabTile * kPanel; i += lanes)
+        Bf16::Store(hn::Load(d, g + i), at + i);
     }
     if (to.slab == nullptr) return;
     alignas(64) std::uint32_t words[16 * 32];  // [pair of words][token]
@@ -122,9 +129,8 @@ struct EngineAmx {
       for (std::int64_t i = 0; i < 16; ++i) {
         const float* even = g + (k + 2 * i) * kPanel;
         for (std::int64_t t = 0; t < kPanel; t += lanes) {
-          const auto low = Bf16Bits(hn::Load(d, even + t));
-          const auto high = Bf16Bits(hn::Load(d, even + kPanel + t));
-          hn::Store(hn::Or(low, hn::ShiftLeft<16>(high)), du, words + i * 32 + t);
+          hn::Store(Bf16::Pair(hn::Load(d, even + t), hn::Load(d, even + kPanel + t)), du,
+                    words + i * 32 + t);
         }
       }
       Element* at = to.slab + (panel * to.slab_steps + (slab_tile * kVocabTile + k) / 32) * kStep;
@@ -133,9 +139,9 @@ struct EngineAmx {
     }
   }
 
-  static void WeightGradient(const Gradient& g, std::int64_t rows, const Element* x, std::int64_t tokens,
-                             std::int64_t depth, std::int64_t first_panel, std::int64_t panels, float* HWY_RESTRICT c,
-                             std::int64_t ldc) {
+  static void WeightGradient(const Gradient& g, std::int64_t rows, const Element* x,
+                             std::int64_t tokens, std::int64_t depth, std::int64_t first_panel,
+                             std::int64_t panels, float* HWY_RESTRICT c, std::int64_t ldc) {
     const std::int64_t steps = tokens / 32;
     constexpr std::int64_t kStepA = kVocabTile / 16 * kTile;
     for (std::int64_t s = 0; s < steps; s += kDepth) {
@@ -143,23 +149,25 @@ struct EngineAmx {
       for (std::int64_t q = 0; q < panels; ++q) {
         const Element* b = x + (first_panel + q) * depth * kPanel + s * kStep;
         for (std::int64_t r = 0; r < rows; r += kRows) {
-          Tiles::Multiply(g.tile + s * kStepA + r / 16 * kTile, kStepA, b, kStep, n, c + r * ldc + q * kPanel, ldc, true);
+          Tiles::Multiply(g.tile + s * kStepA + r / 16 * kTile, kStepA, b, kStep, n,
+                          c + r * ldc + q * kPanel, ldc, true);
         }
       }
     }
   }
 
-  static void HiddenGradient(const Element* slab, std::int64_t, std::int64_t first_token, std::int64_t tokens,
-                             const Element* w, std::int64_t words, std::int64_t depth, std::int64_t first_panel,
-                             std::int64_t panels, float* HWY_RESTRICT c, std::int64_t ldc) {
+  static void HiddenGradient(const Element* slab, std::int64_t, std::int64_t first_token,
+                             std::int64_t tokens, const Element* w, std::int64_t words,
+                             std::int64_t depth, std::int64_t first_panel, std::int64_t panels,
+                             float* HWY_RESTRICT c, std::int64_t ldc) {
     const std::int64_t steps = words / 32;
     for (std::int64_t s = 0; s < steps; s += kDepth) {
       const std::int64_t n = std::min(kDepth, steps - s);
       for (std::int64_t q = 0; q < panels; ++q) {
         const Element* b = w + (first_panel + q) * depth * kPanel + s * kStep;
         for (std::int64_t t = 0; t < tokens; t += kRows) {
-          Tiles::Multiply(slab + ((first_token + t) / 32 * (depth / 32) + s) * kStep, kStep, b, kStep, n,
-                          c + t * ldc + q * kPanel, ldc, true);
+          Tiles::Multiply(slab + ((first_token + t) / 32 * (depth / 32) + s) * kStep, kStep, b,
+                          kStep, n, c + t * ldc + q * kPanel, ldc, true);
         }
       }
     }
@@ -167,8 +175,9 @@ struct EngineAmx {
 
  private:
   // Row k of the operand, 0 past the last.
-  static HWY_INLINE void LoadPadded(const MatrixRows& m, std::int64_t first, std::int64_t k, std::int64_t count,
-                                    std::int64_t column, std::int64_t n, std::uint16_t* HWY_RESTRICT to) {
+  static HWY_INLINE void LoadPadded(const MatrixRows& m, std::int64_t first, std::int64_t k,
+                                    std::int64_t count, std::int64_t column, std::int64_t n,
+                                    std::uint16_t* HWY_RESTRICT to) {
     if (k >= count || n < kPanel) std::memset(to, 0, kPanel * sizeof(std::uint16_t));
     if (k < count) LoadRowBits(m, first + k, column, n, to);
   }

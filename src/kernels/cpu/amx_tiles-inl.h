@@ -1,7 +1,8 @@
-// One 32 x 32 block of products of bf16 tiles, on the AMX unit or in plain C++ for machines without one (tests).
+// One 32 x 32 block of products of bf16 tiles, on the AMX unit or in plain C++ for machines without
+// one (tests).
 //
-// A tiles are [16 rows][32 k], B tiles [16 pairs of k][16 columns][2]; both contiguous, 512 elements. A k step has two of
-// each beside each other in memory.
+// A tiles are [16 rows][32 k], B tiles [16 pairs of k][16 columns][2]; both contiguous, 512
+// elements. A k step has two of each beside each other in memory.
 #if defined(LOGITLESS_AMX_TILES_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_AMX_TILES_INL_H
 #undef LOGITLESS_AMX_TILES_INL_H
@@ -14,6 +15,7 @@
 
 #include "core/half.h"
 #include "hwy/highway.h"
+#include "kernels/cpu/simd_math-inl.h"
 
 #if HWY_ARCH_X86
 #include <immintrin.h>
@@ -26,9 +28,11 @@ inline constexpr std::int64_t kTile = 512;  // elements
 
 // c [32][32] (+)= a . b over `steps` steps of 32 k. a_step and b_step: elements between steps.
 struct EmulatedTiles {
+  using Bf16 = PortableBf16;
   struct Session {};
-  static void Multiply(const std::uint16_t* a, std::int64_t a_step, const std::uint16_t* b, std::int64_t b_step,
-                       std::int64_t steps, float* HWY_RESTRICT c, std::int64_t ldc, bool add) {
+  static void Multiply(const std::uint16_t* a, std::int64_t a_step, const std::uint16_t* b,
+                       std::int64_t b_step, std::int64_t steps, float* HWY_RESTRICT c,
+                       std::int64_t ldc, bool add) {
     for (int i = 0; i < 32; ++i) {
       for (int j = 0; j < 32; ++j) {
         float sum = add ? c[i * ldc + j] : 0.0f;
@@ -48,6 +52,7 @@ struct EmulatedTiles {
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
 struct HardwareTiles {
+  using Bf16 = HardwareBf16;
   // The tile registers are this thread's while a Session lives: 8 tiles of 16 rows x 64 bytes.
   class Session {
    public:
@@ -70,9 +75,9 @@ struct HardwareTiles {
     Session& operator=(const Session&) = delete;
   };
 
-  static HWY_INLINE void Multiply(const std::uint16_t* a, std::int64_t a_step, const std::uint16_t* b,
-                                  std::int64_t b_step, std::int64_t steps, float* HWY_RESTRICT c, std::int64_t ldc,
-                                  bool add) {
+  static HWY_INLINE void Multiply(const std::uint16_t* a, std::int64_t a_step,
+                                  const std::uint16_t* b, std::int64_t b_step, std::int64_t steps,
+                                  float* HWY_RESTRICT c, std::int64_t ldc, bool add) {
     const std::size_t stride = static_cast<std::size_t>(ldc) * sizeof(float);
     if (add) {
       _tile_loadd(0, c, stride);

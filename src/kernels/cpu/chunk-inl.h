@@ -1,8 +1,11 @@
-// The two calls of a kernel, forward and backward over one chunk of tokens, for any engine that multiplies tiles.
+// The two calls of a kernel, forward and backward over one chunk of tokens, for any engine that
+// multiplies tiles.
 //
-// forward:  tiles of 128 words x panels of tokens; a tile's weights are packed once and meet every panel of the chunk.
-// backward: slabs of tiles. Phase 1, a task per tile: the gradient of its logits (from stored exponentials or from logits
-//           computed again), d_bias, d_weight. Phase 2, a task per block of d_hidden: += gradient . weights.
+// forward:  tiles of 128 words x panels of tokens; a tile's weights are packed once and meet every
+// panel of the chunk. backward: slabs of tiles. Phase 1, a task per tile: the gradient of its
+// logits (from stored exponentials or from logits
+//           computed again), d_bias, d_weight. Phase 2, a task per block of d_hidden: += gradient .
+//           weights.
 // Every output element is owned by one task and summed in a fixed order.
 #if defined(LOGITLESS_CHUNK_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_CHUNK_INL_H
@@ -38,16 +41,21 @@ class ChunkMemory {
         tokens(panels * kPanel),
         base_(chunk.scratch) {}
 
-  Element* x_forward(std::int64_t panel) const { return at<Element>(layout.x_forward) + panel * kPanel * layout.dim_k; }
+  Element* x_forward(std::int64_t panel) const {
+    return at<Element>(layout.x_forward) + panel * kPanel * layout.dim_k;
+  }
   Element* x_backward() const { return at<Element>(layout.x_backward); }
   Element* slab_gradient() const { return at<Element>(layout.slab_gradient); }
   Element* slab_weight() const { return at<Element>(layout.slab_weight); }
-  float* d_hidden(std::int64_t token) const { return at<float>(layout.d_hidden) + token * layout.dim_n; }
+  float* d_hidden(std::int64_t token) const {
+    return at<float>(layout.d_hidden) + token * layout.dim_n;
+  }
 
   // [kVocabTile][kPanel] of one tile and panel.
   template <typename Stored>
   Stored* stored(std::int64_t tile, std::int64_t panel) const {
-    return at<Stored>(layout.stored) + (tile * (layout.tokens / kPanel) + panel) * kVocabTile * kPanel;
+    return at<Stored>(layout.stored) +
+           (tile * (layout.tokens / kPanel) + panel) * kVocabTile * kPanel;
   }
   float* stored_exponent(std::int64_t tile, std::int64_t panel) const {
     return at<float>(layout.stored_exponent) + tile * layout.tokens + panel * kPanel;
@@ -57,10 +65,12 @@ class ChunkMemory {
   PanelState state(std::int64_t segment, std::int64_t panel, const ForwardChunk& chunk) const {
     const std::int64_t stride = layout.tokens;
     const std::size_t segment_bytes =
-        static_cast<std::size_t>(stride) * static_cast<std::size_t>(layout.state.floats * 4 + layout.state.doubles * 8);
+        static_cast<std::size_t>(stride) *
+        static_cast<std::size_t>(layout.state.floats * 4 + layout.state.doubles * 8);
     std::byte* from = base_ + layout.states + static_cast<std::size_t>(segment) * segment_bytes;
     double* doubles = reinterpret_cast<double*>(from) + panel * kPanel;
-    float* floats = reinterpret_cast<float*>(from + stride * layout.state.doubles * 8) + panel * kPanel;
+    float* floats =
+        reinterpret_cast<float*>(from + stride * layout.state.doubles * 8) + panel * kPanel;
     PanelState out{floats, floats + stride};
     if (chunk.argmax != nullptr) {
       out.best = floats + 2 * stride;
@@ -101,8 +111,10 @@ inline LogitTransform TileTransform(const ChunkCommon& chunk, std::int64_t first
 class EntryCursor {
  public:
   EntryCursor(const SparseTargets& targets, std::int64_t tile)
-      : at_(targets.entries + targets.tile_begin[tile]), end_(targets.entries + targets.tile_begin[tile + 1]) {}
-  // Calls function(entry) for the entries of tokens below `token`, from where the last call stopped.
+      : at_(targets.entries + targets.tile_begin[tile]),
+        end_(targets.entries + targets.tile_begin[tile + 1]) {}
+  // Calls function(entry) for the entries of tokens below `token`, from where the last call
+  // stopped.
   template <typename F>
   void until(std::int64_t token, F function) {
     for (; at_ != end_ && at_->token < token; ++at_) function(*at_);
@@ -114,13 +126,15 @@ class EntryCursor {
 };
 
 template <class Engine, typename Stored>
-void ForwardSegment(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory, std::int64_t segment, int thread) {
+void ForwardSegment(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory,
+                    std::int64_t segment, int thread) {
   [[maybe_unused]] const typename Engine::Session session;
   constexpr int kPanel = Engine::kPanel;
   const Layout& layout = memory.layout;
   auto* weights = memory.template of_thread<typename Engine::Element>(thread, layout.weight_tile);
   float* z = memory.template of_thread<float>(thread, layout.logits);
-  for (std::int64_t p = 0; p < memory.panels; ++p) ResetState(memory.state(segment, p, chunk), kPanel);
+  for (std::int64_t p = 0; p < memory.panels; ++p)
+    ResetState(memory.state(segment, p, chunk), kPanel);
 
   const std::int64_t last_tile = std::min(layout.tiles, (segment + 1) * layout.tiles_per_segment);
   for (std::int64_t tile = segment * layout.tiles_per_segment; tile < last_tile; ++tile) {
@@ -133,24 +147,28 @@ void ForwardSegment(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory
     EntryCursor zeros(chunk.targets, tile);
     for (std::int64_t p = 0; p < memory.panels; ++p) {
       const std::int64_t tokens = std::min<std::int64_t>(kPanel, chunk.tokens - p * kPanel);
-      Engine::Logits(weights, round_up(words, Engine::kRows), memory.x_forward(p), tokens, layout.dim_k, z);
+      Engine::Logits(weights, round_up(words, Engine::kRows), memory.x_forward(p), tokens,
+                     layout.dim_k, z);
       TransformBlock<kPanel>(transform, words, z);
       picks.until((p + 1) * kPanel, [&](const SparseEntry& e) {
         chunk.target_logit[e.slot] = z[(e.word - first_word) * kPanel + e.token - p * kPanel];
       });
       Stored* stored = store ? memory.template stored<Stored>(tile, p) : nullptr;
-      AbsorbBlock<kPanel>(transform, first_word, words, z, memory.state(segment, p, chunk), stored,
-                          store ? memory.stored_exponent(tile, p) : nullptr);
+      AbsorbBlock<kPanel, typename Engine::Bf16>(transform, first_word, words, z,
+                                                 memory.state(segment, p, chunk), stored,
+                                                 store ? memory.stored_exponent(tile, p) : nullptr);
       if (!store) continue;
-      zeros.until((p + 1) * kPanel,
-                  [&](const SparseEntry& e) { stored[(e.word - first_word) * kPanel + e.token - p * kPanel] = 0; });
+      zeros.until((p + 1) * kPanel, [&](const SparseEntry& e) {
+        stored[(e.word - first_word) * kPanel + e.token - p * kPanel] = 0;
+      });
     }
   }
 }
 
 // Joins the segments of one panel, in order.
 template <class Engine>
-void MergeSegments(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory, std::int64_t panel) {
+void MergeSegments(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory,
+                   std::int64_t panel) {
   const std::int64_t first = panel * Engine::kPanel;
   const std::int64_t count = std::min<std::int64_t>(Engine::kPanel, chunk.tokens - first);
   for (std::int64_t t = 0; t < count; ++t) {
@@ -191,8 +209,8 @@ void RunForward(const ForwardChunk& chunk) {
   const ChunkMemory<Engine> memory(chunk);
   parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int) {
     Engine::PackTokens(chunk.hidden, p * Engine::kPanel,
-                       std::min<std::int64_t>(Engine::kPanel, chunk.tokens - p * Engine::kPanel), chunk.shape.dim,
-                       memory.layout.dim_k, memory.x_forward(p));
+                       std::min<std::int64_t>(Engine::kPanel, chunk.tokens - p * Engine::kPanel),
+                       chunk.shape.dim, memory.layout.dim_k, memory.x_forward(p));
   });
   parallel_for(chunk.threads, memory.layout.segments, [&](std::int64_t segment, int thread) {
     if (memory.layout.stored_element_bytes == 2) {
@@ -201,7 +219,8 @@ void RunForward(const ForwardChunk& chunk) {
       ForwardSegment<Engine, float>(chunk, memory, segment, thread);
     }
   });
-  parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int) { MergeSegments(chunk, memory, p); });
+  parallel_for(chunk.threads, memory.panels,
+               [&](std::int64_t p, int) { MergeSegments(chunk, memory, p); });
 }
 
 // Phase 1 for one tile: the gradient of its logits and what follows from it alone.
@@ -218,10 +237,12 @@ void BackwardTile(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
   const bool stored = chunk.stored && first_word < chunk.sizes.stored_vocab;
   auto* weights = memory.template of_thread<Element>(thread, layout.weight_tile);
   float* g = memory.template of_thread<float>(thread, layout.logits);
-  const auto gradient = Engine::TileGradient(memory.slab_gradient(), slab_tile,
-                                             memory.template of_thread<Element>(thread, layout.gradient_tile), layout);
+  const auto gradient = Engine::TileGradient(
+      memory.slab_gradient(), slab_tile,
+      memory.template of_thread<Element>(thread, layout.gradient_tile), layout);
 
-  if (!stored) Engine::PackWeightTile(chunk.weight, first_word, words, chunk.shape.dim, layout.dim_k, weights);
+  if (!stored)
+    Engine::PackWeightTile(chunk.weight, first_word, words, chunk.shape.dim, layout.dim_k, weights);
   EntryCursor zeros(chunk.targets, tile);
   for (std::int64_t p = 0; p < memory.panels; ++p) {
     const std::int64_t first = p * kPanel;
@@ -229,17 +250,21 @@ void BackwardTile(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
                                          chunk.slope == nullptr ? nullptr : chunk.slope + first,
                                          chunk.flat == nullptr ? nullptr : chunk.flat + first};
     if (stored) {
-      GradientFromStored<kPanel>(transform, coefficients, words, memory.template stored<Stored>(tile, p),
+      GradientFromStored<kPanel>(transform, coefficients, words,
+                                 memory.template stored<Stored>(tile, p),
                                  memory.stored_exponent(tile, p), g);
     } else {
       const std::int64_t tokens = std::min<std::int64_t>(kPanel, chunk.tokens - first);
-      Engine::Logits(weights, round_up(words, Engine::kRows), memory.x_forward(p), tokens, layout.dim_k, g);
+      Engine::Logits(weights, round_up(words, Engine::kRows), memory.x_forward(p), tokens,
+                     layout.dim_k, g);
       TransformBlock<kPanel>(transform, words, g);
       GradientFromLogits<kPanel>(transform, coefficients, words, g);
     }
-    std::memset(g + words * kPanel, 0, static_cast<std::size_t>((kVocabTile - words) * kPanel) * sizeof(float));
-    zeros.until(first + kPanel,
-                [&](const SparseEntry& e) { g[(e.word - first_word) * kPanel + e.token - first] = 0.0f; });
+    std::memset(g + words * kPanel, 0,
+                static_cast<std::size_t>((kVocabTile - words) * kPanel) * sizeof(float));
+    zeros.until(first + kPanel, [&](const SparseEntry& e) {
+      g[(e.word - first_word) * kPanel + e.token - first] = 0.0f;
+    });
     if (chunk.d_bias != nullptr) SumTokens<kPanel>(words, g, chunk.d_bias + first_word);
     Engine::EmitGradient(gradient, p, slab_tile, g);
   }
@@ -247,31 +272,35 @@ void BackwardTile(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
   const SparseEntry* entries = chunk.targets.entries + chunk.targets.tile_begin[tile];
   const SparseEntry* entries_end = chunk.targets.entries + chunk.targets.tile_begin[tile + 1];
   if (chunk.d_bias != nullptr) {
-    for (const SparseEntry* e = entries; e != entries_end; ++e) chunk.d_bias[e->word] += chunk.coefficient[e->slot];
+    for (const SparseEntry* e = entries; e != entries_end; ++e)
+      chunk.d_bias[e->word] += chunk.coefficient[e->slot];
   }
   if (chunk.d_weight.data != nullptr) {
     float* c = memory.template of_thread<float>(thread, layout.d_weight);
     for (std::int64_t column = 0; column < chunk.shape.dim; column += layout.column_block) {
       const std::int64_t columns = std::min(layout.column_block, chunk.shape.dim - column);
-      LoadWeightGradient(chunk.d_weight, chunk.shape.dim, first_word, words, column, columns, c, layout.column_block);
-      Engine::WeightGradient(gradient, words, memory.x_backward(), memory.tokens, layout.tokens, column / kPanel,
-                             ceil_div(columns, kPanel), c, layout.column_block);
+      LoadWeightGradient(chunk.d_weight, chunk.shape.dim, first_word, words, column, columns, c,
+                         layout.column_block);
+      Engine::WeightGradient(gradient, words, memory.x_backward(), memory.tokens, layout.tokens,
+                             column / kPanel, ceil_div(columns, kPanel), c, layout.column_block);
       for (const SparseEntry* e = entries; e != entries_end; ++e) {
         AddRow(chunk.hidden, e->token, column, columns, chunk.coefficient[e->slot],
                c + (e->word - first_word) * layout.column_block);
       }
-      StoreWeightGradient(chunk.d_weight, chunk.shape.dim, first_word, words, column, columns, c, layout.column_block);
+      StoreWeightGradient(chunk.d_weight, chunk.shape.dim, first_word, words, column, columns, c,
+                          layout.column_block);
     }
   }
   if (chunk.d_hidden.data != nullptr) {
-    Engine::PackRows(chunk.weight, first_word, words, kVocabTile, chunk.shape.dim, slab_tile * kVocabTile,
-                     chunk.sizes.slab_vocab, memory.slab_weight());
+    Engine::PackRows(chunk.weight, first_word, words, kVocabTile, chunk.shape.dim,
+                     slab_tile * kVocabTile, chunk.sizes.slab_vocab, memory.slab_weight());
   }
 }
 
 // d_hidden of one panel: targets, rounding, and out to the caller's rows.
 template <class Engine>
-void FinishHidden(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory, std::int64_t panel) {
+void FinishHidden(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
+                  std::int64_t panel) {
   const std::int64_t per_token = chunk.features->targets_per_token;
   const std::int64_t end = std::min<std::int64_t>((panel + 1) * Engine::kPanel, chunk.tokens);
   for (std::int64_t t = panel * Engine::kPanel; t < end; ++t) {
@@ -281,7 +310,8 @@ void FinishHidden(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
       if (word >= 0) AddRow(chunk.weight, word, 0, chunk.shape.dim, chunk.coefficient[slot], row);
     }
     const HiddenGradientSink& to = chunk.d_hidden;
-    StoreRow(to.data, to.dtype, chunk.hidden.row(t) * to.row_stride, to.col_stride, to.accumulate, chunk.shape.dim, row);
+    StoreRow(to.data, to.dtype, chunk.hidden.row(t) * to.row_stride, to.col_stride, to.accumulate,
+             chunk.shape.dim, row);
   }
 }
 
@@ -295,11 +325,12 @@ void RunBackward(const BackwardChunk& chunk) {
 
   parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int) {
     if (chunk.d_weight.data != nullptr) {
-      Engine::PackRows(chunk.hidden, p * kPanel, std::min(kPanel, chunk.tokens - p * kPanel), kPanel, chunk.shape.dim,
-                       p * kPanel, layout.tokens, memory.x_backward());
+      Engine::PackRows(chunk.hidden, p * kPanel, std::min(kPanel, chunk.tokens - p * kPanel),
+                       kPanel, chunk.shape.dim, p * kPanel, layout.tokens, memory.x_backward());
     }
     if (d_hidden) {
-      std::memset(memory.d_hidden(p * kPanel), 0, static_cast<std::size_t>(kPanel * layout.dim_n) * sizeof(float));
+      std::memset(memory.d_hidden(p * kPanel), 0,
+                  static_cast<std::size_t>(kPanel * layout.dim_n) * sizeof(float));
     }
   });
 
@@ -321,14 +352,15 @@ void RunBackward(const BackwardChunk& chunk) {
       const std::int64_t token = task / column_blocks * kTokenBlock;
       const std::int64_t column = task % column_blocks * layout.column_block;
       Engine::HiddenGradient(memory.slab_gradient(), layout.gradient_stride, token,
-                             std::min(kTokenBlock, memory.tokens - token), memory.slab_weight(), tiles * kVocabTile,
-                             chunk.sizes.slab_vocab, column / kPanel,
+                             std::min(kTokenBlock, memory.tokens - token), memory.slab_weight(),
+                             tiles * kVocabTile, chunk.sizes.slab_vocab, column / kPanel,
                              std::min(layout.column_block, layout.dim_n - column) / kPanel,
                              memory.d_hidden(token) + column, layout.dim_n);
     });
   }
   if (d_hidden) {
-    parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int) { FinishHidden(chunk, memory, p); });
+    parallel_for(chunk.threads, memory.panels,
+                 [&](std::int64_t p, int) { FinishHidden(chunk, memory, p); });
   }
 }
 

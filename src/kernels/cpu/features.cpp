@@ -29,7 +29,10 @@ bool request_tiles() {
 std::string amx_bf16_missing() {
 #if defined(__x86_64__)
   constexpr int kEdx = 3;
-  if (!cpuid_bit(7, 0, kEdx, 24) || !cpuid_bit(7, 0, kEdx, 22)) return "the processor has no AMX bf16 tiles";
+  if (!cpuid_bit(7, 0, kEdx, 24) || !cpuid_bit(7, 0, kEdx, 22))
+    return "the processor has no AMX bf16 tiles";
+  const std::string bf16 = avx512_bf16_missing();  // its conversions are used beside the tiles
+  if (!bf16.empty()) return bf16;
   static const bool granted = request_tiles();
   if (!granted) return "the operating system does not grant the AMX tile state";
   return {};

@@ -50,10 +50,12 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
   Stack shared;
   out.x_forward = shared.take(out.tokens * out.dim_k * e);
   out.x_backward = shared.take(d_weight ? out.tokens * out.dim_n * e : 0);
-  out.states = shared.take(out.segments * out.tokens * (out.state.floats * 4 + out.state.doubles * 8));
+  out.states =
+      shared.take(out.segments * out.tokens * (out.state.floats * 4 + out.state.doubles * 8));
   out.stored = shared.take(stored_tiles * kVocabTile * out.tokens * out.stored_element_bytes);
   out.stored_exponent = shared.take(stored_tiles * out.tokens * 4);
-  out.slab_gradient = shared.take(d_hidden || !engine.gradient_twice ? slab * out.gradient_stride * e : 0);
+  out.slab_gradient =
+      shared.take(d_hidden || !engine.gradient_twice ? slab * out.gradient_stride * e : 0);
   out.slab_weight = shared.take(d_hidden ? slab * out.dim_n * e : 0);
   out.d_hidden = shared.take(d_hidden ? out.tokens * out.dim_n * 4 : 0);
   out.thread = shared.top();

@@ -1,4 +1,5 @@
-// Scratch memory of the CPU kernels: one pure function from sizes to offsets, used by the planner and by the kernels.
+// Scratch memory of the CPU kernels: one pure function from sizes to offsets, used by the planner
+// and by the kernels.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@ struct EngineTraits {
   std::int64_t element_bytes;  // of packed operands and of the gradient of the logits
   std::int64_t token_panel;    // tokens (columns) of a packed panel
   std::int64_t k_align;        // the contracted dimension is padded to this
-  bool gradient_twice;         // the gradient of the logits is packed apart for d_hidden and for d_weight
+  bool gradient_twice;  // the gradient of the logits is packed apart for d_hidden and for d_weight
 };
 
 // Columns of d_weight and d_hidden computed at a time, rounded down to whole panels.
@@ -28,10 +29,10 @@ struct StateFields {
 };
 
 struct Layout {
-  std::int64_t tokens = 0;        // padded to whole panels
-  std::int64_t dim_k = 0;         // dim padded as a contracted dimension
-  std::int64_t dim_n = 0;         // dim padded to whole panels
-  std::int64_t tiles = 0;         // of the vocabulary
+  std::int64_t tokens = 0;  // padded to whole panels
+  std::int64_t dim_k = 0;   // dim padded as a contracted dimension
+  std::int64_t dim_n = 0;   // dim padded to whole panels
+  std::int64_t tiles = 0;   // of the vocabulary
   std::int64_t segments = 0;
   std::int64_t tiles_per_segment = 0;
   std::int64_t column_block = 0;
@@ -43,21 +44,21 @@ struct Layout {
   StateFields state;
 
   // Offsets in bytes from scratch. Shared by all threads:
-  std::size_t x_forward = 0;     // packed hidden, contracted along dim
-  std::size_t x_backward = 0;    // packed hidden, contracted along tokens
-  std::size_t states = 0;        // [segments][fields][tokens]
-  std::size_t stored = 0;        // [stored tiles][panels][kVocabTile][panel]
+  std::size_t x_forward = 0;        // packed hidden, contracted along dim
+  std::size_t x_backward = 0;       // packed hidden, contracted along tokens
+  std::size_t states = 0;           // [segments][fields][tokens]
+  std::size_t stored = 0;           // [stored tiles][panels][kVocabTile][panel]
   std::size_t stored_exponent = 0;  // [stored tiles][tokens] f32
   std::size_t slab_gradient = 0;
   std::size_t slab_weight = 0;
-  std::size_t d_hidden = 0;      // [tokens][dim_n] f32
+  std::size_t d_hidden = 0;  // [tokens][dim_n] f32
   // and of each thread:
   std::size_t thread = 0;
   std::size_t thread_bytes = 0;
-  std::size_t weight_tile = 0;   // offsets inside a thread's part
-  std::size_t logits = 0;        // [kVocabTile][panel] f32
+  std::size_t weight_tile = 0;  // offsets inside a thread's part
+  std::size_t logits = 0;       // [kVocabTile][panel] f32
   std::size_t gradient_tile = 0;
-  std::size_t d_weight = 0;      // [kVocabTile][column_block] f32
+  std::size_t d_weight = 0;  // [kVocabTile][column_block] f32
   std::size_t total = 0;
 };
 

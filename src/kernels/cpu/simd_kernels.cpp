@@ -1,7 +1,8 @@
 // All SIMD targets of the CPU kernels: Highway compiles this file once for each.
 #undef HWY_DISABLED_TARGETS
 // Targets nobody would choose beside those kept; SVE has no arrays of vectors.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/simd_kernels.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -15,13 +16,21 @@ HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
 
 template <class Engine>
-std::size_t ScratchBytes(const HeadShape& shape, const HeadFeatures& features, const ChunkSizes& sizes) {
+std::size_t ScratchBytes(const HeadShape& shape, const HeadFeatures& features,
+                         const ChunkSizes& sizes) {
   return make_layout(Engine::kTraits, shape, features, sizes).total;
 }
 
 template <class Engine>
 HeadKernel KernelOf() {
-  return {"", nullptr, nullptr, 0.0, ScratchBytes<Engine>, stored_element_bytes, RunForward<Engine>, RunBackward<Engine>};
+  return {"",
+          nullptr,
+          nullptr,
+          0.0,
+          ScratchBytes<Engine>,
+          stored_element_bytes,
+          RunForward<Engine>,
+          RunBackward<Engine>};
 }
 
 HeadKernel KernelF32() { return KernelOf<EngineF32>(); }
@@ -60,10 +69,12 @@ Support supports_any(const HeadShape&, const HeadFeatures&) { return {}; }
 
 Support supports_bf16(const HeadShape& shape, const HeadFeatures&) {
   if (shape.dtype == DType::bf16) return {};
-  return std::string("multiplies bf16 alone, hidden and weight are ") + std::string(name_of(shape.dtype));
+  return std::string("multiplies bf16 alone, hidden and weight are ") +
+         std::string(name_of(shape.dtype));
 }
 
-HeadKernel row(HeadKernel kernel, std::string_view name, Support (*runnable)(), double flops_per_second,
+HeadKernel row(HeadKernel kernel, std::string_view name, Support (*runnable)(),
+               double flops_per_second,
                Support (*supports)(const HeadShape&, const HeadFeatures&) = supports_any) {
   kernel.name = name;
   kernel.runnable = runnable;
@@ -95,7 +106,8 @@ std::vector<HeadKernel> simd_kernels() {
 }
 
 HeadKernel emulated_amx_kernel() {
-  return row(HWY_STATIC_DISPATCH(KernelAmxEmulated)(), "amx_bf16_emulated", always_runnable, 0.5e9, supports_bf16);
+  return row(HWY_STATIC_DISPATCH(KernelAmxEmulated)(), "amx_bf16_emulated", always_runnable, 0.5e9,
+             supports_bf16);
 }
 
 }  // namespace logitless::cpu

@@ -18,15 +18,16 @@ HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
 
 // out[0, count) = columns [first, first + count) of one row of `m`, widened.
-HWY_INLINE void LoadRow(const MatrixRows& m, std::int64_t row, std::int64_t first, std::int64_t count,
-                        float* HWY_RESTRICT out) {
+HWY_INLINE void LoadRow(const MatrixRows& m, std::int64_t row, std::int64_t first,
+                        std::int64_t count, float* HWY_RESTRICT out) {
   const std::int64_t base = m.row(row) * m.row_stride + first * m.col_stride;
   const D d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   std::int64_t i = 0;
   if (m.col_stride == 1) {
     if (m.dtype == DType::f32) {
-      std::memcpy(out, static_cast<const float*>(m.data) + base, static_cast<std::size_t>(count) * 4);
+      std::memcpy(out, static_cast<const float*>(m.data) + base,
+                  static_cast<std::size_t>(count) * 4);
       return;
     }
     const std::uint16_t* from = static_cast<const std::uint16_t*>(m.data) + base;
@@ -42,8 +43,8 @@ HWY_INLINE void LoadRow(const MatrixRows& m, std::int64_t row, std::int64_t firs
 }
 
 // The same without widening, for 16-bit rows.
-HWY_INLINE void LoadRowBits(const MatrixRows& m, std::int64_t row, std::int64_t first, std::int64_t count,
-                            std::uint16_t* HWY_RESTRICT out) {
+HWY_INLINE void LoadRowBits(const MatrixRows& m, std::int64_t row, std::int64_t first,
+                            std::int64_t count, std::uint16_t* HWY_RESTRICT out) {
   const std::uint16_t* from =
       static_cast<const std::uint16_t*>(m.data) + m.row(row) * m.row_stride + first * m.col_stride;
   if (m.col_stride == 1) {
@@ -54,8 +55,8 @@ HWY_INLINE void LoadRowBits(const MatrixRows& m, std::int64_t row, std::int64_t 
 }
 
 // to[j] += factor * columns [first, first + count) of one row.
-HWY_INLINE void AddRow(const MatrixRows& m, std::int64_t row, std::int64_t first, std::int64_t count, float factor,
-                       float* HWY_RESTRICT to) {
+HWY_INLINE void AddRow(const MatrixRows& m, std::int64_t row, std::int64_t first,
+                       std::int64_t count, float factor, float* HWY_RESTRICT to) {
   constexpr std::int64_t kStep = 256;
   HWY_ALIGN float part[kStep];
   const D d;
@@ -73,8 +74,8 @@ HWY_INLINE void AddRow(const MatrixRows& m, std::int64_t row, std::int64_t first
 }
 
 // Columns of one output row: data[base + i * stride] = values[i] (+ what it holds), rounded once.
-HWY_INLINE void StoreRow(void* data, DType dtype, std::int64_t base, std::int64_t stride, bool accumulate,
-                         std::int64_t count, const float* HWY_RESTRICT values) {
+HWY_INLINE void StoreRow(void* data, DType dtype, std::int64_t base, std::int64_t stride,
+                         bool accumulate, std::int64_t count, const float* HWY_RESTRICT values) {
   const D d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   std::int64_t i = 0;

@@ -1,5 +1,5 @@
-// The work on one block of logits, z [kVocabTile words][panel tokens], between the matrix products: tokens lie along the
-// lanes, so every reduction over words is vertical.
+// The work on one block of logits, z [kVocabTile words][panel tokens], between the matrix products:
+// tokens lie along the lanes, so every reduction over words is vertical.
 #if defined(LOGITLESS_SOFTMAX_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_SOFTMAX_INL_H
 #undef LOGITLESS_SOFTMAX_INL_H
@@ -28,9 +28,9 @@ struct LogitTransform {
 struct PanelState {
   float* exponent;
   float* sum;
-  float* best = nullptr;       // with argmax
+  float* best = nullptr;        // with argmax
   float* best_index = nullptr;  // an int32 in a float's bits
-  double* entropy = nullptr;   // sum_j 2^(z log2e - exponent) z
+  double* entropy = nullptr;    // sum_j 2^(z log2e - exponent) z
   double* weighted = nullptr;
 };
 
@@ -75,10 +75,10 @@ HWY_INLINE V CapSlope(V z, V inverse) {
   return hn::Mul(hn::Sub(one, r), hn::Add(one, r));
 }
 
-template <typename T>
+template <class Bf16, typename T>
 HWY_INLINE void StoreElement(V v, T* to) {
   if constexpr (sizeof(T) == 2) {
-    StoreBf16(v, to);
+    Bf16::Store(v, to);
   } else {
     hn::Store(v, D(), to);
   }
@@ -86,19 +86,21 @@ HWY_INLINE void StoreElement(V v, T* to) {
 HWY_INLINE V LoadElement(const std::uint16_t* from) { return LoadBf16(from); }
 HWY_INLINE V LoadElement(const float* from) { return hn::Load(D(), from); }
 
-// Adds the block to the running state. With Stored: keeps 2^(z log2e - k) (times the softcap's slope) of each word and
-// token in stored [kVocabTile][kPanel], and k, integral, in stored_exponent [kPanel].
-template <int kPanel, typename Stored>
+// Adds the block to the running state. With Stored: keeps 2^(z log2e - k) (times the softcap's
+// slope) of each word and token in stored [kVocabTile][kPanel], and k, integral, in stored_exponent
+// [kPanel].
+template <int kPanel, class Bf16, typename Stored>
 HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, std::int64_t words,
-                            const float* HWY_RESTRICT z, const PanelState& state, Stored* HWY_RESTRICT stored,
-                            float* HWY_RESTRICT stored_exponent) {
+                            const float* HWY_RESTRICT z, const PanelState& state,
+                            Stored* HWY_RESTRICT stored, float* HWY_RESTRICT stored_exponent) {
   const D d;
   const DI di;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const V log2e = hn::Set(d, kLog2EFloat);
   const V lowest = hn::Set(d, -INFINITY);
   const V inverse = hn::Set(d, f.cap == 0.0f ? 0.0f : 1.0f / f.cap);
-  const bool extras = state.best != nullptr || state.entropy != nullptr || state.weighted != nullptr;
+  const bool extras =
+      state.best != nullptr || state.entropy != nullptr || state.weighted != nullptr;
   for (std::int64_t t = 0; t < kPanel; t += lanes) {
     V top = lowest;
     for (std::int64_t r = 0; r < words; ++r) top = hn::Max(top, hn::Load(d, z + r * kPanel + t));
@@ -112,7 +114,7 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
         V e = Exp2(hn::MulSub(x, log2e, k));
         sum = hn::Add(sum, e);
         if (f.cap != 0.0f) e = hn::Mul(e, CapSlope(x, inverse));
-        StoreElement(e, stored + r * kPanel + t);
+        StoreElement<Bf16>(e, stored + r * kPanel + t);
       }
       // A tile without mass must not scale: its exponent may lie above the row's.
       hn::StoreU(hn::IfThenElse(hn::Eq(sum, hn::Zero(d)), lowest, k), d, stored_exponent + t);
@@ -143,7 +145,8 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
         const V x = hn::Load(d, z + r * kPanel + t);
         const auto better = hn::Gt(x, best);
         best = hn::IfThenElse(better, x, best);
-        index = hn::IfThenElse(hn::RebindMask(di, better), hn::Set(di, static_cast<std::int32_t>(first_word + r)), index);
+        index = hn::IfThenElse(hn::RebindMask(di, better),
+                               hn::Set(di, static_cast<std::int32_t>(first_word + r)), index);
       }
       hn::StoreU(best, d, state.best + t);
       hn::StoreU(hn::BitCast(d, index), d, state.best_index + t);
@@ -163,7 +166,8 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
       hn::Store(hn::IfThenZeroElse(none, old_factor), d, old_scale);
       hn::Store(hn::IfThenZeroElse(nothing, new_factor), d, new_scale);
       for (std::int64_t i = 0; i < lanes; ++i) {
-        state.entropy[t + i] = state.entropy[t + i] * old_scale[i] + static_cast<double>(part[i]) * new_scale[i];
+        state.entropy[t + i] =
+            state.entropy[t + i] * old_scale[i] + static_cast<double>(part[i]) * new_scale[i];
       }
     }
     if (state.weighted != nullptr) {
@@ -188,8 +192,8 @@ struct PanelCoefficients {
 
 // z [words][kPanel] -> da in place. Masked words (e = 0) have no linear part.
 template <int kPanel>
-HWY_INLINE void GradientFromLogits(const LogitTransform& f, const PanelCoefficients& c, std::int64_t words,
-                                   float* HWY_RESTRICT z) {
+HWY_INLINE void GradientFromLogits(const LogitTransform& f, const PanelCoefficients& c,
+                                   std::int64_t words, float* HWY_RESTRICT z) {
   const D d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const V log2e = hn::Set(d, kLog2EFloat);
@@ -209,7 +213,8 @@ HWY_INLINE void GradientFromLogits(const LogitTransform& f, const PanelCoefficie
       } else {
         g = hn::Mul(e, linear);
       }
-      if (c.flat != nullptr) g = hn::MulAdd(flat, hn::Set(d, f.omega == nullptr ? 1.0f : f.omega[r]), g);
+      if (c.flat != nullptr)
+        g = hn::MulAdd(flat, hn::Set(d, f.omega == nullptr ? 1.0f : f.omega[r]), g);
       if (f.cap != 0.0f) g = hn::Mul(g, CapSlope(x, inverse));
       hn::Store(g, d, at);
     }
@@ -218,8 +223,9 @@ HWY_INLINE void GradientFromLogits(const LogitTransform& f, const PanelCoefficie
 
 // The same from what AbsorbBlock stored.
 template <int kPanel, typename Stored>
-HWY_INLINE void GradientFromStored(const LogitTransform& f, const PanelCoefficients& c, std::int64_t words,
-                                   const Stored* HWY_RESTRICT stored, const float* HWY_RESTRICT stored_exponent,
+HWY_INLINE void GradientFromStored(const LogitTransform& f, const PanelCoefficients& c,
+                                   std::int64_t words, const Stored* HWY_RESTRICT stored,
+                                   const float* HWY_RESTRICT stored_exponent,
                                    float* HWY_RESTRICT g) {
   const D d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -229,7 +235,8 @@ HWY_INLINE void GradientFromStored(const LogitTransform& f, const PanelCoefficie
     const V flat = c.flat != nullptr ? hn::LoadU(d, c.flat + t) : hn::Zero(d);
     for (std::int64_t r = 0; r < words; ++r) {
       V v = hn::Mul(factor, LoadElement(stored + r * kPanel + t));
-      if (c.flat != nullptr) v = hn::MulAdd(flat, hn::Set(d, f.omega == nullptr ? 1.0f : f.omega[r]), v);
+      if (c.flat != nullptr)
+        v = hn::MulAdd(flat, hn::Set(d, f.omega == nullptr ? 1.0f : f.omega[r]), v);
       hn::Store(v, d, g + r * kPanel + t);
     }
   }
@@ -237,12 +244,14 @@ HWY_INLINE void GradientFromStored(const LogitTransform& f, const PanelCoefficie
 
 // sums[r] += sum over the panel's tokens of g[r], lanes first, then across.
 template <int kPanel>
-HWY_INLINE void SumTokens(std::int64_t words, const float* HWY_RESTRICT g, float* HWY_RESTRICT sums) {
+HWY_INLINE void SumTokens(std::int64_t words, const float* HWY_RESTRICT g,
+                          float* HWY_RESTRICT sums) {
   const D d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   for (std::int64_t r = 0; r < words; ++r) {
     V sum = hn::Load(d, g + r * kPanel);
-    for (std::int64_t t = lanes; t < kPanel; t += lanes) sum = hn::Add(sum, hn::Load(d, g + r * kPanel + t));
+    for (std::int64_t t = lanes; t < kPanel; t += lanes)
+      sum = hn::Add(sum, hn::Load(d, g + r * kPanel + t));
     sums[r] += hn::GetLane(hn::SumOfLanes(d, sum));
   }
 }

@@ -1,4 +1,5 @@
-// The head in float64, one logit after another, as the formulas of docs/losses.md read. Slow, and right.
+// The head in float64, one logit after another, as the formulas of docs/losses.md read. Slow, and
+// right.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -18,12 +19,15 @@ double at(const MatrixRows& m, std::int64_t row, std::int64_t column) {
 
 double logit(const ChunkCommon& chunk, std::int64_t token, std::int64_t word) {
   double sum = chunk.bias == nullptr ? 0.0 : chunk.bias[word];
-  for (std::int64_t k = 0; k < chunk.shape.dim; ++k) sum += at(chunk.hidden, token, k) * at(chunk.weight, word, k);
+  for (std::int64_t k = 0; k < chunk.shape.dim; ++k)
+    sum += at(chunk.hidden, token, k) * at(chunk.weight, word, k);
   return softcap(sum * chunk.features->logit_scale, static_cast<double>(chunk.features->softcap));
 }
 
 // A row of doubles for each thread: logits of one token, or one row of a gradient.
-std::int64_t row_elements(const HeadShape& shape) { return round_up(std::max(shape.vocab, shape.dim), 8); }
+std::int64_t row_elements(const HeadShape& shape) {
+  return round_up(std::max(shape.vocab, shape.dim), 8);
+}
 
 double* thread_row(const ChunkCommon& chunk, int thread) {
   return reinterpret_cast<double*>(chunk.scratch) + row_elements(chunk.shape) * thread;
@@ -61,13 +65,15 @@ void forward_token(const ForwardChunk& chunk, std::int64_t token, double* z) {
   if (chunk.argmax != nullptr) chunk.argmax[token] = best;
   const std::int64_t per_token = chunk.features->targets_per_token;
   for (std::int64_t slot = token * per_token; slot < (token + 1) * per_token; ++slot) {
-    if (chunk.targets.words[slot] >= 0) chunk.target_logit[slot] = static_cast<float>(z[chunk.targets.words[slot]]);
+    if (chunk.targets.words[slot] >= 0)
+      chunk.target_logit[slot] = static_cast<float>(z[chunk.targets.words[slot]]);
   }
 }
 
 void forward(const ForwardChunk& chunk) {
-  parallel_for(chunk.threads, chunk.tokens,
-               [&](std::int64_t token, int thread) { forward_token(chunk, token, thread_row(chunk, thread)); });
+  parallel_for(chunk.threads, chunk.tokens, [&](std::int64_t token, int thread) {
+    forward_token(chunk, token, thread_row(chunk, thread));
+  });
 }
 
 // d loss / d (x . w + b) of one token and word.
@@ -85,12 +91,14 @@ double logit_gradient(const BackwardChunk& chunk, std::int64_t token, std::int64
   const double e = std::exp2(z * kLog2E - chunk.exponent[token]);
   double g = e == 0.0 ? 0.0 : e * chunk.linear[token];
   if (chunk.slope != nullptr && e != 0.0) g += e * chunk.slope[token] * z;
-  if (chunk.flat != nullptr) g += chunk.flat[token] * (chunk.omega == nullptr ? 1.0 : chunk.omega[word]);
+  if (chunk.flat != nullptr)
+    g += chunk.flat[token] * (chunk.omega == nullptr ? 1.0 : chunk.omega[word]);
   return g * softcap_slope(z, static_cast<double>(chunk.features->softcap));
 }
 
 // What d_weight holds between chunks, in fp32; see WeightGradientSink.
-double load_weight(const WeightGradientSink& sink, std::int64_t dim, std::int64_t word, std::int64_t k) {
+double load_weight(const WeightGradientSink& sink, std::int64_t dim, std::int64_t word,
+                   std::int64_t k) {
   const std::int64_t index = word * sink.row_stride + k * sink.col_stride;
   if (sink.first_chunk) return sink.accumulate ? load_element(sink.data, sink.dtype, index) : 0.0;
   if (sink.dtype == DType::f32) return static_cast<const float*>(sink.data)[index];
@@ -99,7 +107,8 @@ double load_weight(const WeightGradientSink& sink, std::int64_t dim, std::int64_
   return std::bit_cast<float>(high << 16 | sink.low[word * dim + k]);
 }
 
-void store_weight(const WeightGradientSink& sink, std::int64_t dim, std::int64_t word, std::int64_t k, double value) {
+void store_weight(const WeightGradientSink& sink, std::int64_t dim, std::int64_t word,
+                  std::int64_t k, double value) {
   const std::int64_t index = word * sink.row_stride + k * sink.col_stride;
   if (sink.last_chunk || sink.dtype == DType::f32) {
     store_element(sink.data, sink.dtype, index, value);
@@ -126,7 +135,8 @@ void backward(const BackwardChunk& chunk) {
     if (chunk.d_bias != nullptr) chunk.d_bias[word] += static_cast<float>(bias);
     if (chunk.d_weight.data == nullptr) return;
     for (std::int64_t k = 0; k < dim; ++k) {
-      store_weight(chunk.d_weight, dim, word, k, row[k] + load_weight(chunk.d_weight, dim, word, k));
+      store_weight(chunk.d_weight, dim, word, k,
+                   row[k] + load_weight(chunk.d_weight, dim, word, k));
     }
   });
   const HiddenGradientSink& to = chunk.d_hidden;

@@ -1,0 +1,409 @@
+/* The C ABI of logitless: what other languages bind to. C99, no C++ type crosses it, no exception
+ * leaves it.
+ *
+ * Conventions
+ * - Every call that can fail returns a logitless_status; logitless_last_error() is the text of the
+ * last failure on the calling thread. Outputs of a failed call are untouched.
+ * - Handles are opaque; what _create or _plan_* made is freed by the matching _destroy. NULL may be
+ * destroyed. Any other NULL handle or missing required pointer is LOGITLESS_INVALID_ARGUMENT.
+ * - Memory is the caller's: tensors and one workspace of logitless_plan_workspace_bytes(plan)
+ * bytes, aligned to 64. The library keeps no pointer to either after a call.
+ * - Structs begin with struct_size. Fill them by logitless_<struct>_init(&s, sizeof s), then set
+ * fields. A later library takes the smaller structs of an older header; a library given a larger
+ * struct than it knows takes it as long as the bytes that it does not know are zero
+ * (LOGITLESS_UNSUPPORTED otherwise). Zero in a field added later means: as before.
+ * - Flags are int32_t: zero is no, anything else is yes.
+ *
+ * Threads: plans are immutable and may be shared. A context serves one call at a time: make one for
+ * each thread that calls. Everything else may be called from any thread at any time.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "logitless/export.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Raised when a binary made for an older header would no longer work. */
+#define LOGITLESS_ABI_VERSION 1
+
+#define LOGITLESS_MAX_RANK 4
+
+typedef int32_t logitless_status;
+enum {
+  LOGITLESS_OK = 0,
+  LOGITLESS_INVALID_ARGUMENT = 1, /* the caller's mistake: a shape, dtype, option, index, handle */
+  LOGITLESS_UNSUPPORTED =
+      2, /* valid, but no kernel or plan serves it; the text lists each reason */
+  LOGITLESS_DEVICE_ERROR = 3,  /* the device or the operating system failed; out of memory */
+  LOGITLESS_INTERNAL_ERROR = 4 /* a bug of the library */
+};
+
+typedef int32_t logitless_dtype;
+enum {
+  LOGITLESS_F32 = 0,
+  LOGITLESS_BF16 = 1,
+  LOGITLESS_F16 = 2,
+  LOGITLESS_I32 = 3,
+  LOGITLESS_I64 = 4,
+  LOGITLESS_I8 = 5,
+  LOGITLESS_F64 = 6
+};
+
+typedef int32_t logitless_reduction;
+enum { LOGITLESS_REDUCTION_NONE = 0, LOGITLESS_REDUCTION_MEAN = 1, LOGITLESS_REDUCTION_SUM = 2 };
+
+typedef int32_t logitless_plan_kind;
+enum {
+  LOGITLESS_PLAN_ANY = -1,      /* of a request only: the fastest that fits */
+  LOGITLESS_PLAN_FORWARD = 0,   /* 1 pass over tokens * vocab * dim; no gradients */
+  LOGITLESS_PLAN_DENSE = 1,     /* 3 passes, one chunk of tokens kept in 16 bit */
+  LOGITLESS_PLAN_RECOMPUTE = 2, /* 4 passes, least memory */
+  LOGITLESS_PLAN_STORED = 3     /* 4 - f passes, a fraction f kept */
+};
+
+typedef int32_t logitless_device;
+enum { LOGITLESS_DEVICE_CPU = 0 };
+
+typedef struct logitless_context logitless_context;
+typedef struct logitless_plan logitless_plan;
+
+/* ---- Version, status, errors
+ * -------------------------------------------------------------------------------------- */
+
+/* "0.1.0", of the library that runs. */
+LOGITLESS_API const char* logitless_version(void);
+/* LOGITLESS_ABI_VERSION of the library that runs; a binding refuses one that is not its own. */
+LOGITLESS_API int32_t logitless_abi_version(void);
+/* sizeof of a struct of this header by its name ("logitless_tensor"), in the library that runs; 0
+ * if it has none such. Lets a binding check the layouts that it declares. */
+LOGITLESS_API size_t logitless_struct_size(const char* name);
+/* "ok", "invalid argument", ... for any value. Static. */
+LOGITLESS_API const char* logitless_status_name(logitless_status status);
+/* Text of the last failure on this thread, "" before the first. Valid until the next failure on
+ * this thread. */
+LOGITLESS_API const char* logitless_last_error(void);
+
+/* ---- Tensors
+ * ------------------------------------------------------------------------------------------------------
+ */
+
+/* A strided view of the caller's memory. Strides count elements and may be zero or negative for
+ * inputs. Tensors in the structs below are pointers: NULL is no tensor. Inputs are only read.
+ * `[...]` in their comments stands for the leading sizes of hidden, at most two: [N] or [B, T]. */
+typedef struct logitless_tensor {
+  void* data;
+  logitless_dtype dtype;
+  int32_t rank; /* 0 to LOGITLESS_MAX_RANK; 0 is a scalar */
+  int64_t shape[LOGITLESS_MAX_RANK];
+  int64_t strides[LOGITLESS_MAX_RANK];
+} logitless_tensor;
+
+/* Fills in a contiguous tensor, last dimension fastest. shape has `rank` sizes; NULL for rank 0. */
+LOGITLESS_API logitless_status logitless_tensor_init(logitless_tensor* tensor, void* data,
+                                                     logitless_dtype dtype, int32_t rank,
+                                                     const int64_t* shape);
+
+/* ---- Contexts and kernels
+ * ----------------------------------------------------------------------------------------- */
+
+typedef void (*logitless_trace_function)(const char* line, void* user);
+
+typedef struct logitless_context_options {
+  size_t struct_size;
+  logitless_device device; /* LOGITLESS_DEVICE_CPU */
+  int32_t threads;         /* 0: OMP_NUM_THREADS, or all cores of the affinity mask */
+  const char* kernel; /* the one kernel to use; NULL or "": LOGITLESS_CPU, or else the best for each
+                         problem */
+  logitless_trace_function trace; /* text of each decision, on the calling thread; NULL: none */
+  void* trace_user;               /* handed to trace */
+  void* stream;                   /* stream of a device; must be NULL on the CPU */
+} logitless_context_options;
+LOGITLESS_API void logitless_context_options_init(logitless_context_options* options,
+                                                  size_t struct_size);
+
+/* options may be NULL: the defaults. */
+LOGITLESS_API logitless_status logitless_context_create(const logitless_context_options* options,
+                                                        logitless_context** context);
+LOGITLESS_API void logitless_context_destroy(logitless_context* context);
+/* Threads of its parallel regions; 0 for NULL. */
+LOGITLESS_API int32_t logitless_context_threads(const logitless_context* context);
+
+/* Names of the kernels built in, best first; with `runnable`, those that this machine runs. Name
+ * `index` is NULL past the end. Static. */
+LOGITLESS_API size_t logitless_kernel_count(int32_t runnable);
+LOGITLESS_API const char* logitless_kernel_name(int32_t runnable, size_t index);
+
+/* ---- Plans
+ * --------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct logitless_plan_request {
+  size_t struct_size;
+  uint64_t memory_budget; /* bytes beyond inputs and outputs; 0: 512 MiB, or the least plan if that
+                             is more */
+  double
+      stored_fraction; /* of LOGITLESS_PLAN_STORED: in (0, 1), or 0: as much as the budget holds */
+  logitless_plan_kind kind; /* default LOGITLESS_PLAN_ANY */
+  int32_t reserved;         /* 0 */
+} logitless_plan_request;
+LOGITLESS_API void logitless_plan_request_init(logitless_plan_request* request, size_t struct_size);
+
+/* A plan as numbers. `kernel` lives as long as the plan. */
+typedef struct logitless_plan_info {
+  size_t struct_size;
+  const char* kernel;
+  uint64_t workspace_bytes;
+  uint64_t
+      logits_bytes; /* what the fp32 logits of the unfused loss would take: tokens * vocab * 4 */
+  uint64_t memory_budget; /* as asked; 0: the default */
+  int64_t tokens;         /* the most tokens of a call */
+  int64_t dim;
+  int64_t vocab;
+  int64_t chunk_tokens; /* tokens of one turn of the outer loop */
+  int64_t slab_vocab;   /* vocabulary entries whose logit gradients exist at a time */
+  int64_t stored_vocab; /* vocabulary entries whose exponentials are kept per chunk */
+  double passes;        /* over tokens * vocab * dim multiply-adds */
+  double predicted_seconds;
+  logitless_plan_kind kind;
+  logitless_dtype dtype;
+  int32_t threads;
+  int32_t reserved;
+} logitless_plan_info;
+LOGITLESS_API void logitless_plan_info_init(logitless_plan_info* info, size_t struct_size);
+
+/* A plan that was weighed. `reason` (why not, or "chosen") lives as long as the plan. */
+typedef struct logitless_plan_candidate {
+  size_t struct_size;
+  const char* reason;
+  uint64_t workspace_bytes; /* the least for it when it does not fit */
+  double passes;
+  double predicted_seconds;
+  logitless_plan_kind kind;
+  int32_t possible;
+} logitless_plan_candidate;
+LOGITLESS_API void logitless_plan_candidate_init(logitless_plan_candidate* candidate,
+                                                 size_t struct_size);
+
+LOGITLESS_API void logitless_plan_destroy(logitless_plan* plan);
+/* Bytes of the workspace, exact; 0 for NULL. */
+LOGITLESS_API size_t logitless_plan_workspace_bytes(const logitless_plan* plan);
+LOGITLESS_API logitless_status logitless_plan_get_info(const logitless_plan* plan,
+                                                       logitless_plan_info* info);
+LOGITLESS_API size_t logitless_plan_candidate_count(const logitless_plan* plan);
+LOGITLESS_API logitless_status logitless_plan_get_candidate(const logitless_plan* plan,
+                                                            size_t index,
+                                                            logitless_plan_candidate* candidate);
+/* Strategy, kernel, chunk sizes, workspace and why not the others: several lines, living as long as
+ * the plan; "" for NULL. */
+LOGITLESS_API const char* logitless_plan_explain(const logitless_plan* plan);
+
+/* Everything of a call that changes the work, for plans made before there are tensors. */
+typedef struct logitless_head_features {
+  size_t struct_size;
+  int64_t tokens; /* hidden [tokens, dim], weight [vocab, dim]; tokens is an upper bound */
+  int64_t dim;
+  int64_t vocab;
+  logitless_dtype dtype;     /* of hidden and weight: f32, bf16 or f16 */
+  int32_t targets_per_token; /* default 1 */
+  float logit_scale;         /* default 1 */
+  float softcap;             /* 0: none */
+  int32_t bias;
+  int32_t label_smoothing;
+  int32_t vocab_weight; /* class weights beside label smoothing, or vocab_weight of the head */
+  int32_t entropy;
+  int32_t argmax;
+  int32_t d_hidden; /* the gradients asked for */
+  int32_t d_weight;
+  int32_t d_bias;
+  logitless_dtype d_hidden_dtype; /* set where the gradient is asked for, else 0 */
+  logitless_dtype d_weight_dtype;
+  int32_t entropy_gradient; /* a cotangent of the entropy */
+  int32_t accumulate;
+} logitless_head_features;
+LOGITLESS_API void logitless_head_features_init(logitless_head_features* features,
+                                                size_t struct_size);
+
+/* request may be NULL in every planning call. Errors: sizes that make no sense or a budget below
+ * every plan, naming the least one (invalid argument); a kind that cannot serve (unsupported). */
+LOGITLESS_API logitless_status logitless_plan_head(const logitless_context* context,
+                                                   const logitless_head_features* features,
+                                                   const logitless_plan_request* request,
+                                                   logitless_plan** plan);
+
+/* ---- Cross entropy
+ * ------------------------------------------------------------------------------------------------
+ */
+
+/* logitless/cross_entropy.h has the formula. */
+typedef struct logitless_cross_entropy_options {
+  size_t struct_size;
+  int64_t ignore_index; /* default -100 */
+  double normalizer; /* > 0: mean divides by it; 0: by the sum of the weights of the valid tokens */
+  logitless_reduction reduction; /* default LOGITLESS_REDUCTION_MEAN */
+  float label_smoothing;         /* in [0, 1] */
+  float z_loss;                  /* >= 0 */
+  float softcap;                 /* > 0; 0: none */
+  float logit_scale;             /* default 1; finite, not 0 */
+  int32_t
+      next_token; /* hidden [B, T, D], targets [B, T] are the tokens: position t predicts t + 1 */
+  int32_t nan_if_empty; /* mean over no token is NaN instead of 0 */
+  int32_t accumulate;   /* gradients are added to what their tensors hold */
+} logitless_cross_entropy_options;
+LOGITLESS_API void logitless_cross_entropy_options_init(logitless_cross_entropy_options* options,
+                                                        size_t struct_size);
+
+typedef struct logitless_cross_entropy_inputs {
+  size_t struct_size;
+  const logitless_tensor* hidden;        /* [..., D] f32 | bf16 | f16 */
+  const logitless_tensor* weight;        /* [V, D], the dtype of hidden */
+  const logitless_tensor* targets;       /* i32 | i64 [...], or [..., K] with target_weight */
+  const logitless_tensor* bias;          /* optional [V], f32 or the dtype of weight */
+  const logitless_tensor* class_weight;  /* optional f32 [V] */
+  const logitless_tensor* token_weight;  /* optional f32 [...] */
+  const logitless_tensor* target_weight; /* optional f32 [..., K] */
+  const logitless_tensor*
+      grad_losses;  /* optional f32 [...]: upstream gradients of reduction none */
+  double grad_loss; /* default 1: upstream gradient */
+} logitless_cross_entropy_inputs;
+LOGITLESS_API void logitless_cross_entropy_inputs_init(logitless_cross_entropy_inputs* inputs,
+                                                       size_t struct_size);
+
+/* What is not NULL is written; the rest is not computed. No overlap with inputs or each other. */
+typedef struct logitless_cross_entropy_outputs {
+  size_t struct_size;
+  const logitless_tensor* loss;         /* f32 [] for mean and sum, f32 [...] for none */
+  const logitless_tensor* d_hidden;     /* [..., D], the dtype of hidden or f32 */
+  const logitless_tensor* d_weight;     /* [V, D], the dtype of weight or f32 */
+  const logitless_tensor* d_bias;       /* [V], f32 or the dtype of bias */
+  const logitless_tensor* lse;          /* f32 [...]; 0 for ignored tokens, as in all below */
+  const logitless_tensor* target_logit; /* f32 [...] */
+  const logitless_tensor* log_prob;     /* f32 [...] */
+  const logitless_tensor* entropy;      /* f32 [...] */
+  const logitless_tensor* argmax;       /* i32 | i64 [...]; -1 for ignored tokens */
+} logitless_cross_entropy_outputs;
+LOGITLESS_API void logitless_cross_entropy_outputs_init(logitless_cross_entropy_outputs* outputs,
+                                                        size_t struct_size);
+
+typedef struct logitless_loss_statistics {
+  size_t struct_size;
+  int64_t tokens;       /* rows of hidden */
+  int64_t valid_tokens; /* not ignored */
+  int64_t correct;      /* argmax is the target; -1 unless argmax was asked for */
+  double normalizer;    /* what mean divided by, or would */
+  double mean_lse;      /* over valid tokens */
+  double mean_log_prob; /* of the targets, unweighted */
+} logitless_loss_statistics;
+LOGITLESS_API void logitless_loss_statistics_init(logitless_loss_statistics* statistics,
+                                                  size_t struct_size);
+
+/* options may be NULL: the defaults. Planning looks at shapes, strides and dtypes; data must be
+ * there but is not read. */
+LOGITLESS_API logitless_status logitless_plan_cross_entropy(
+    const logitless_context* context, const logitless_cross_entropy_options* options,
+    const logitless_cross_entropy_inputs* inputs, const logitless_cross_entropy_outputs* outputs,
+    const logitless_plan_request* request, logitless_plan** plan);
+
+/* Loss, statistics (may be NULL) and the gradients asked for. A plan serves any call of its
+ * features and at most its tokens. Deterministic for any number of threads. */
+LOGITLESS_API logitless_status logitless_cross_entropy(
+    logitless_context* context, const logitless_plan* plan,
+    const logitless_cross_entropy_options* options, const logitless_cross_entropy_inputs* inputs,
+    const logitless_cross_entropy_outputs* outputs, void* workspace, size_t workspace_bytes,
+    logitless_loss_statistics* statistics);
+
+/* ---- The head: differentiable outputs of each token
+ * ------------------------------------------------------------------ */
+
+typedef struct logitless_head_options {
+  size_t struct_size;
+  int64_t ignore_index; /* default -100 */
+  float softcap;        /* > 0; 0: none */
+  float logit_scale;    /* default 1 */
+  int32_t accumulate;   /* head_backward adds to what the gradients hold */
+  int32_t reserved;
+} logitless_head_options;
+LOGITLESS_API void logitless_head_options_init(logitless_head_options* options, size_t struct_size);
+
+typedef struct logitless_head_inputs {
+  size_t struct_size;
+  const logitless_tensor* hidden;       /* [..., D] f32 | bf16 | f16 */
+  const logitless_tensor* weight;       /* [V, D], the dtype of hidden */
+  const logitless_tensor* targets;      /* i32 | i64 [...] or [..., K] */
+  const logitless_tensor* bias;         /* optional [V], f32 or the dtype of weight */
+  const logitless_tensor* vocab_weight; /* optional f32 [V]: omega of weighted_logit_sum; NULL: 1 */
+} logitless_head_inputs;
+LOGITLESS_API void logitless_head_inputs_init(logitless_head_inputs* inputs, size_t struct_size);
+
+/* f32 each; what is not NULL is written; 0 for rows whose targets are all ignored. */
+typedef struct logitless_head_outputs {
+  size_t struct_size;
+  const logitless_tensor* lse;                /* [...]: log sum_j exp z_ij */
+  const logitless_tensor* target_logit;       /* [...] or [..., K] */
+  const logitless_tensor* log_prob;           /* [...] or [..., K]: target_logit - lse */
+  const logitless_tensor* entropy;            /* [...] */
+  const logitless_tensor* weighted_logit_sum; /* [...]: sum_j omega_j z_ij */
+  const logitless_tensor* argmax;             /* i32 | i64 [...] */
+} logitless_head_outputs;
+LOGITLESS_API void logitless_head_outputs_init(logitless_head_outputs* outputs, size_t struct_size);
+
+/* Gradients of a scalar by each output, f32, shaped like it. NULL is 0. */
+typedef struct logitless_head_cotangents {
+  size_t struct_size;
+  const logitless_tensor* lse;
+  const logitless_tensor* target_logit;
+  const logitless_tensor* log_prob;
+  const logitless_tensor* entropy;
+  const logitless_tensor* weighted_logit_sum;
+} logitless_head_cotangents;
+LOGITLESS_API void logitless_head_cotangents_init(logitless_head_cotangents* cotangents,
+                                                  size_t struct_size);
+
+typedef struct logitless_head_gradients {
+  size_t struct_size;
+  const logitless_tensor* d_hidden; /* [..., D], the dtype of hidden or f32 */
+  const logitless_tensor* d_weight; /* [V, D] */
+  const logitless_tensor* d_bias;   /* [V] */
+} logitless_head_gradients;
+LOGITLESS_API void logitless_head_gradients_init(logitless_head_gradients* gradients,
+                                                 size_t struct_size);
+
+/* As for cross entropy: options and request may be NULL, planning does not read the data. */
+LOGITLESS_API logitless_status logitless_plan_head_forward(const logitless_context* context,
+                                                           const logitless_head_options* options,
+                                                           const logitless_head_inputs* inputs,
+                                                           const logitless_head_outputs* outputs,
+                                                           const logitless_plan_request* request,
+                                                           logitless_plan** plan);
+LOGITLESS_API logitless_status logitless_head_forward(logitless_context* context,
+                                                      const logitless_plan* plan,
+                                                      const logitless_head_options* options,
+                                                      const logitless_head_inputs* inputs,
+                                                      const logitless_head_outputs* outputs,
+                                                      void* workspace, size_t workspace_bytes);
+LOGITLESS_API logitless_status logitless_plan_head_backward(
+    const logitless_context* context, const logitless_head_options* options,
+    const logitless_head_inputs* inputs, const logitless_head_cotangents* cotangents,
+    const logitless_head_gradients* gradients, const logitless_plan_request* request,
+    logitless_plan** plan);
+LOGITLESS_API logitless_status logitless_head_backward(
+    logitless_context* context, const logitless_plan* plan, const logitless_head_options* options,
+    const logitless_head_inputs* inputs, const logitless_head_cotangents* cotangents,
+    const logitless_head_gradients* gradients, void* workspace, size_t workspace_bytes);
+
+/* ---- Bytes
+ * --------------------------------------------------------------------------------------------------------
+ */
+
+/* "512MiB", "1.5GB", "4096" -> bytes. */
+LOGITLESS_API logitless_status logitless_parse_bytes(const char* text, uint64_t* bytes);
+/* Highest resident size of this process so far; 0 where unknown. */
+LOGITLESS_API uint64_t logitless_process_peak_bytes(void);
+
+#ifdef __cplusplus
+}
+#endif

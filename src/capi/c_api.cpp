@@ -1,0 +1,391 @@
+// The C ABI: every function converts, calls, and turns exceptions into status codes.
+#include "logitless/c_api.h"
+
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "capi/convert.h"
+
+using namespace logitless;        // NOLINT: this file is the library seen from outside
+using namespace logitless::capi;  // NOLINT
+
+struct logitless_context {
+  Context context;
+};
+
+struct logitless_plan {
+  LossPlan plan;
+  std::string explanation;
+};
+
+namespace {
+
+thread_local std::string last_error_storage;
+thread_local const char* last_error = "";
+
+logitless_status fail(logitless_status status, const char* text) noexcept {
+  try {
+    last_error_storage = text;
+    last_error = last_error_storage.c_str();
+  } catch (...) {
+    last_error = "out of memory";
+  }
+  return status;
+}
+
+template <typename F>
+logitless_status guarded(F&& function) noexcept {
+  try {
+    std::forward<F>(function)();
+    return LOGITLESS_OK;
+  } catch (const InvalidArgument& e) {
+    return fail(LOGITLESS_INVALID_ARGUMENT, e.what());
+  } catch (const Unsupported& e) {
+    return fail(LOGITLESS_UNSUPPORTED, e.what());
+  } catch (const DeviceError& e) {
+    return fail(LOGITLESS_DEVICE_ERROR, e.what());
+  } catch (const std::bad_alloc&) {
+    return fail(LOGITLESS_DEVICE_ERROR, "out of memory");
+  } catch (const std::exception& e) {
+    return fail(LOGITLESS_INTERNAL_ERROR, e.what());
+  } catch (...) {
+    return fail(LOGITLESS_INTERNAL_ERROR, "an exception of unknown type");
+  }
+}
+
+const Context& context_of(const logitless_context* context) {
+  require(context != nullptr, "context: expected a handle, got NULL");
+  return context->context;
+}
+
+const LossPlan& plan_of(const logitless_plan* plan) {
+  require(plan != nullptr, "plan: expected a handle, got NULL");
+  return plan->plan;
+}
+
+void return_plan(const logitless_context* context, LossPlan plan, logitless_plan** to) {
+  auto made = std::make_unique<logitless_plan>();
+  made->explanation = plan.explain();
+  made->plan = std::move(plan);
+  context_of(context).trace(made->explanation);
+  *to = made.release();
+}
+
+template <typename T>
+void require_pointer(T* pointer, const char* name) {
+  require(pointer != nullptr, name, ": expected a pointer, got NULL");
+}
+
+Workspace workspace_of(const LossPlan& plan, void* data, std::size_t bytes) {
+  require(data != nullptr || plan.workspace_bytes() == 0, "workspace: expected ",
+          plan.workspace_bytes(), " bytes, got NULL");
+  return Workspace(data, bytes);
+}
+
+ContextOptions context_options_from(const logitless_context_options* from) {
+  const logitless_context_options c = read_optional_struct(from, "options");
+  if (c.device != LOGITLESS_DEVICE_CPU) {
+    throw Unsupported(concat("options.device: ", c.device,
+                             " is not in this build; expected LOGITLESS_DEVICE_CPU"));
+  }
+  require(c.stream == nullptr, "options.stream: the CPU has no streams, expected NULL");
+  ContextOptions options;
+  options.threads = c.threads;
+  if (c.kernel != nullptr) options.kernel = c.kernel;
+  if (c.trace != nullptr) {
+    options.trace = [trace = c.trace, user = c.trace_user](std::string_view line) {
+      trace(std::string(line).c_str(), user);
+    };
+  }
+  return options;
+}
+
+// The names, kept for as long as the library is loaded; empty if they cannot be had.
+const std::vector<std::string>& kernels(bool runnable) noexcept {
+  static const std::vector<std::string> none;
+  try {
+    static const std::vector<std::string> all = kernel_names(false);
+    static const std::vector<std::string> here = kernel_names(true);
+    return runnable ? here : all;
+  } catch (...) {
+    return none;
+  }
+}
+
+}  // namespace
+
+// ---- Version, status, errors
+
+const char* logitless_version(void) { return version(); }
+int32_t logitless_abi_version(void) { return LOGITLESS_ABI_VERSION; }
+
+#define LOGITLESS_FOR_EACH_SIZED_STRUCT(apply)                                      \
+  apply(context_options) apply(plan_request) apply(plan_info) apply(plan_candidate) \
+      apply(head_features) apply(cross_entropy_options) apply(cross_entropy_inputs) \
+          apply(cross_entropy_outputs) apply(loss_statistics) apply(head_options)   \
+              apply(head_inputs) apply(head_outputs) apply(head_cotangents) apply(head_gradients)
+
+#define LOGITLESS_DEFINE_INIT(name)                                           \
+  void logitless_##name##_init(logitless_##name* value, size_t struct_size) { \
+    init(value, struct_size);                                                 \
+  }
+LOGITLESS_FOR_EACH_SIZED_STRUCT(LOGITLESS_DEFINE_INIT)
+
+size_t logitless_struct_size(const char* name) {
+  if (name == nullptr) return 0;
+  const std::string_view wanted(name);
+  if (wanted == "logitless_tensor") return sizeof(logitless_tensor);
+#define LOGITLESS_MATCH(struct_name) \
+  if (wanted == "logitless_" #struct_name) return sizeof(logitless_##struct_name);
+  LOGITLESS_FOR_EACH_SIZED_STRUCT(LOGITLESS_MATCH)
+  return 0;
+}
+
+const char* logitless_status_name(logitless_status status) {
+  switch (status) {
+    case LOGITLESS_OK:
+      return "ok";
+    case LOGITLESS_INVALID_ARGUMENT:
+      return "invalid argument";
+    case LOGITLESS_UNSUPPORTED:
+      return "unsupported";
+    case LOGITLESS_DEVICE_ERROR:
+      return "device error";
+    case LOGITLESS_INTERNAL_ERROR:
+      return "internal error";
+    default:
+      return "unknown status";
+  }
+}
+
+const char* logitless_last_error(void) { return last_error; }
+
+// ---- Tensors
+
+logitless_status logitless_tensor_init(logitless_tensor* tensor, void* data, logitless_dtype dtype,
+                                       int32_t rank, const int64_t* shape) {
+  return guarded([&] {
+    require_pointer(tensor, "tensor");
+    require(rank >= 0 && rank <= LOGITLESS_MAX_RANK, "rank: expected 0 to ", LOGITLESS_MAX_RANK,
+            ", got ", rank);
+    require(shape != nullptr || rank == 0, "shape: expected ", rank, " sizes, got NULL");
+    const TensorView view(data, dtype_from(dtype, "dtype"),
+                          std::span(shape, static_cast<std::size_t>(rank)));
+    logitless_tensor made{data, dtype, rank, {}, {}};
+    for (int d = 0; d < rank; ++d) {
+      made.shape[d] = view.size(d);
+      made.strides[d] = view.stride(d);
+    }
+    *tensor = made;
+  });
+}
+
+// ---- Contexts and kernels
+
+logitless_status logitless_context_create(const logitless_context_options* options,
+                                          logitless_context** context) {
+  return guarded([&] {
+    require_pointer(context, "context");
+    *context = new logitless_context{Context(context_options_from(options))};
+  });
+}
+
+void logitless_context_destroy(logitless_context* context) { delete context; }
+
+int32_t logitless_context_threads(const logitless_context* context) {
+  return context == nullptr ? 0 : context->context.threads();
+}
+
+size_t logitless_kernel_count(int32_t runnable) { return kernels(runnable != 0).size(); }
+
+const char* logitless_kernel_name(int32_t runnable, size_t index) {
+  const std::vector<std::string>& names = kernels(runnable != 0);
+  return index < names.size() ? names[index].c_str() : nullptr;
+}
+
+// ---- Plans
+
+void logitless_plan_destroy(logitless_plan* plan) { delete plan; }
+
+size_t logitless_plan_workspace_bytes(const logitless_plan* plan) {
+  return plan == nullptr ? 0 : plan->plan.workspace_bytes();
+}
+
+logitless_status logitless_plan_get_info(const logitless_plan* plan, logitless_plan_info* info) {
+  return guarded([&] {
+    const LossPlan& p = plan_of(plan);
+    auto c = defaults<logitless_plan_info>();
+    c.kernel = p.kernel.c_str();
+    c.workspace_bytes = p.workspace_bytes();
+    c.logits_bytes = p.logits_bytes();
+    c.memory_budget = p.memory_budget;
+    c.tokens = p.shape.tokens;
+    c.dim = p.shape.dim;
+    c.vocab = p.shape.vocab;
+    c.chunk_tokens = p.chunk_tokens;
+    c.slab_vocab = p.slab_vocab;
+    c.stored_vocab = p.stored_vocab;
+    c.passes = p.passes;
+    c.predicted_seconds = p.predicted_seconds;
+    c.kind = static_cast<logitless_plan_kind>(p.kind);
+    c.dtype = static_cast<logitless_dtype>(p.shape.dtype);
+    c.threads = p.threads;
+    write_struct(c, info, "info");
+  });
+}
+
+size_t logitless_plan_candidate_count(const logitless_plan* plan) {
+  return plan == nullptr ? 0 : plan->plan.candidates.size();
+}
+
+logitless_status logitless_plan_get_candidate(const logitless_plan* plan, size_t index,
+                                              logitless_plan_candidate* candidate) {
+  return guarded([&] {
+    const std::vector<PlanCandidate>& all = plan_of(plan).candidates;
+    require(index < all.size(), "index: ", index, " is not below the ", all.size(),
+            " candidates of the plan");
+    const PlanCandidate& p = all[index];
+    auto c = defaults<logitless_plan_candidate>();
+    c.reason = p.reason.c_str();
+    c.workspace_bytes = p.workspace_bytes;
+    c.passes = p.passes;
+    c.predicted_seconds = p.predicted_seconds;
+    c.kind = static_cast<logitless_plan_kind>(p.kind);
+    c.possible = p.possible ? 1 : 0;
+    write_struct(c, candidate, "candidate");
+  });
+}
+
+const char* logitless_plan_explain(const logitless_plan* plan) {
+  return plan == nullptr ? "" : plan->explanation.c_str();
+}
+
+logitless_status logitless_plan_head(const logitless_context* context,
+                                     const logitless_head_features* features,
+                                     const logitless_plan_request* request, logitless_plan** plan) {
+  return guarded([&] {
+    require_pointer(plan, "plan");
+    const logitless_head_features c = read_struct(features, "features");
+    const PlanRequest wanted = request_from(request, context_of(context).device());
+    return_plan(context, plan_head(shape_from(c), features_from(c), wanted), plan);
+  });
+}
+
+// ---- Cross entropy
+
+logitless_status logitless_plan_cross_entropy(const logitless_context* context,
+                                              const logitless_cross_entropy_options* options,
+                                              const logitless_cross_entropy_inputs* inputs,
+                                              const logitless_cross_entropy_outputs* outputs,
+                                              const logitless_plan_request* request,
+                                              logitless_plan** plan) {
+  return guarded([&] {
+    require_pointer(plan, "plan");
+    const PlanRequest wanted = request_from(request, context_of(context).device());
+    return_plan(context,
+                plan_cross_entropy(options_from(options), inputs_from(inputs),
+                                   outputs_from(outputs), wanted),
+                plan);
+  });
+}
+
+logitless_status logitless_cross_entropy(logitless_context* context, const logitless_plan* plan,
+                                         const logitless_cross_entropy_options* options,
+                                         const logitless_cross_entropy_inputs* inputs,
+                                         const logitless_cross_entropy_outputs* outputs,
+                                         void* workspace, size_t workspace_bytes,
+                                         logitless_loss_statistics* statistics) {
+  return guarded([&] {
+    if (statistics != nullptr)
+      check_struct_size(statistics, "statistics");  // before anything is written
+    const LossPlan& p = plan_of(plan);
+    const LossStatistics made =
+        cross_entropy(context_of(context), p, options_from(options), inputs_from(inputs),
+                      outputs_from(outputs), workspace_of(p, workspace, workspace_bytes));
+    if (statistics == nullptr) return;
+    auto c = defaults<logitless_loss_statistics>();
+    c.tokens = made.tokens;
+    c.valid_tokens = made.valid_tokens;
+    c.correct = made.correct;
+    c.normalizer = made.normalizer;
+    c.mean_lse = made.mean_lse;
+    c.mean_log_prob = made.mean_log_prob;
+    write_struct(c, statistics, "statistics");
+  });
+}
+
+// ---- The head
+
+logitless_status logitless_plan_head_forward(const logitless_context* context,
+                                             const logitless_head_options* options,
+                                             const logitless_head_inputs* inputs,
+                                             const logitless_head_outputs* outputs,
+                                             const logitless_plan_request* request,
+                                             logitless_plan** plan) {
+  return guarded([&] {
+    require_pointer(plan, "plan");
+    const PlanRequest wanted = request_from(request, context_of(context).device());
+    return_plan(context,
+                plan_head_forward(options_from(options), inputs_from(inputs), outputs_from(outputs),
+                                  wanted),
+                plan);
+  });
+}
+
+logitless_status logitless_head_forward(logitless_context* context, const logitless_plan* plan,
+                                        const logitless_head_options* options,
+                                        const logitless_head_inputs* inputs,
+                                        const logitless_head_outputs* outputs, void* workspace,
+                                        size_t workspace_bytes) {
+  return guarded([&] {
+    const LossPlan& p = plan_of(plan);
+    head_forward(context_of(context), p, options_from(options), inputs_from(inputs),
+                 outputs_from(outputs), workspace_of(p, workspace, workspace_bytes));
+  });
+}
+
+logitless_status logitless_plan_head_backward(const logitless_context* context,
+                                              const logitless_head_options* options,
+                                              const logitless_head_inputs* inputs,
+                                              const logitless_head_cotangents* cotangents,
+                                              const logitless_head_gradients* gradients,
+                                              const logitless_plan_request* request,
+                                              logitless_plan** plan) {
+  return guarded([&] {
+    require_pointer(plan, "plan");
+    const PlanRequest wanted = request_from(request, context_of(context).device());
+    return_plan(context,
+                plan_head_backward(options_from(options), inputs_from(inputs),
+                                   cotangents_from(cotangents), gradients_from(gradients), wanted),
+                plan);
+  });
+}
+
+logitless_status logitless_head_backward(logitless_context* context, const logitless_plan* plan,
+                                         const logitless_head_options* options,
+                                         const logitless_head_inputs* inputs,
+                                         const logitless_head_cotangents* cotangents,
+                                         const logitless_head_gradients* gradients, void* workspace,
+                                         size_t workspace_bytes) {
+  return guarded([&] {
+    const LossPlan& p = plan_of(plan);
+    head_backward(context_of(context), p, options_from(options), inputs_from(inputs),
+                  cotangents_from(cotangents), gradients_from(gradients),
+                  workspace_of(p, workspace, workspace_bytes));
+  });
+}
+
+// ---- Bytes
+
+logitless_status logitless_parse_bytes(const char* text, uint64_t* bytes) {
+  return guarded([&] {
+    require_pointer(text, "text");
+    require_pointer(bytes, "bytes");
+    *bytes = parse_bytes(text);
+  });
+}
+
+uint64_t logitless_process_peak_bytes(void) { return process_peak_bytes(); }

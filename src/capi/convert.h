@@ -1,0 +1,261 @@
+// C structs to C++ values and back: sizes checked, enums checked, messages naming the field.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+#include "core/check.h"
+#include "logitless/c_api.h"
+#include "logitless/logitless.h"
+
+namespace logitless::capi {
+
+// What _init writes; specialised where zero is not the default.
+template <typename T>
+T defaults() {
+  T value{};
+  value.struct_size = sizeof(T);
+  return value;
+}
+template <>
+inline logitless_plan_request defaults() {
+  logitless_plan_request value{};
+  value.struct_size = sizeof(value);
+  value.kind = LOGITLESS_PLAN_ANY;
+  return value;
+}
+template <>
+inline logitless_head_features defaults() {
+  logitless_head_features value{};
+  value.struct_size = sizeof(value);
+  value.targets_per_token = 1;
+  value.logit_scale = 1.0f;
+  return value;
+}
+template <>
+inline logitless_cross_entropy_options defaults() {
+  logitless_cross_entropy_options value{};
+  value.struct_size = sizeof(value);
+  value.ignore_index = -100;
+  value.reduction = LOGITLESS_REDUCTION_MEAN;
+  value.logit_scale = 1.0f;
+  return value;
+}
+template <>
+inline logitless_cross_entropy_inputs defaults() {
+  logitless_cross_entropy_inputs value{};
+  value.struct_size = sizeof(value);
+  value.grad_loss = 1.0;
+  return value;
+}
+template <>
+inline logitless_head_options defaults() {
+  logitless_head_options value{};
+  value.struct_size = sizeof(value);
+  value.ignore_index = -100;
+  value.logit_scale = 1.0f;
+  return value;
+}
+
+// Writes the defaults into the caller's struct, whose header may be older (shorter) or newer
+// (longer, zero-filled).
+template <typename T>
+void init(T* to, std::size_t struct_size) {
+  if (to == nullptr || struct_size < sizeof(to->struct_size)) return;
+  T value = defaults<T>();
+  value.struct_size = struct_size;
+  std::memset(static_cast<void*>(to), 0, struct_size);
+  std::memcpy(static_cast<void*>(to), &value, std::min(struct_size, sizeof(T)));
+}
+
+// Sizes of version 1 of the ABI: no header has shorter structs. When a struct grows, its old size
+// goes here.
+template <typename T>
+constexpr std::size_t least_size() {
+  return sizeof(T);
+}
+
+template <typename T>
+void check_struct_size(const T* from, const char* name) {
+  require(from != nullptr, name, ": expected a struct, got NULL");
+  require(from->struct_size >= least_size<T>(), name, ": struct_size is ", from->struct_size,
+          ", expected ", sizeof(T), "; was its _init called?");
+}
+
+// The caller's struct as this library knows it.
+template <typename T>
+T read_struct(const T* from, const char* name) {
+  check_struct_size(from, name);
+  T value = defaults<T>();
+  const std::size_t size = from->struct_size;
+  std::memcpy(static_cast<void*>(&value), from, std::min(size, sizeof(T)));
+  const auto* bytes = reinterpret_cast<const unsigned char*>(from);
+  for (std::size_t i = sizeof(T); i < size; ++i) {
+    if (bytes[i] != 0) {
+      throw Unsupported(concat(name, ": byte ", i, " of a struct of ", size,
+                               " bytes is set, but version ", version(),
+                               " of the library knows the first ", sizeof(T), " only"));
+    }
+  }
+  return value;
+}
+
+// The same where NULL stands for the defaults.
+template <typename T>
+T read_optional_struct(const T* from, const char* name) {
+  return from == nullptr ? defaults<T>() : read_struct(from, name);
+}
+
+// Into the caller's struct, as much as it has room for; the rest of a longer one is left.
+template <typename T>
+void write_struct(T value, T* to, const char* name) {
+  check_struct_size(to, name);
+  value.struct_size = to->struct_size;
+  std::memcpy(static_cast<void*>(to), &value, std::min(to->struct_size, sizeof(T)));
+}
+
+inline DType dtype_from(logitless_dtype dtype, const char* name) {
+  require(dtype >= 0 && dtype < kDTypeCount, name, ": dtype ", dtype,
+          " is none of logitless_dtype");
+  return static_cast<DType>(dtype);
+}
+
+// Undefined for NULL. Writable views are made of the same struct, since C cannot tell.
+inline TensorView view_from(const logitless_tensor* tensor, const char* name) {
+  if (tensor == nullptr) return {};
+  require(tensor->rank >= 0 && tensor->rank <= LOGITLESS_MAX_RANK, name, ": rank ", tensor->rank,
+          " is not in 0 to ", LOGITLESS_MAX_RANK);
+  const auto rank = static_cast<std::size_t>(tensor->rank);
+  for (std::size_t d = 0; d < rank; ++d) {
+    require(tensor->shape[d] >= 0, name, ": size ", tensor->shape[d], " of dimension ", d,
+            " is negative");
+  }
+  return TensorView(tensor->data, dtype_from(tensor->dtype, name), std::span(tensor->shape, rank),
+                    std::span(tensor->strides, rank));
+}
+
+inline PlanRequest request_from(const logitless_plan_request* from, const DeviceLimits& device) {
+  const logitless_plan_request c = read_optional_struct(from, "request");
+  require(c.reserved == 0, "request.reserved: expected 0, got ", c.reserved);
+  require(c.kind >= LOGITLESS_PLAN_ANY && c.kind <= LOGITLESS_PLAN_STORED, "request.kind: ", c.kind,
+          " is none of logitless_plan_kind");
+  require(c.stored_fraction == 0.0 || c.kind == LOGITLESS_PLAN_STORED,
+          "request.stored_fraction: only LOGITLESS_PLAN_STORED takes one, kind is ", c.kind);
+  PlanRequest request;
+  request.device = device;
+  request.memory_budget = c.memory_budget;
+  request.stored_fraction = c.stored_fraction;
+  if (c.kind != LOGITLESS_PLAN_ANY) request.kind = static_cast<PlanKind>(c.kind);
+  return request;
+}
+
+inline HeadShape shape_from(const logitless_head_features& c) {
+  return {c.tokens, c.dim, c.vocab, dtype_from(c.dtype, "features.dtype")};
+}
+
+inline HeadFeatures features_from(const logitless_head_features& c) {
+  HeadFeatures f;
+  f.targets_per_token = c.targets_per_token;
+  f.bias = c.bias != 0;
+  f.logit_scale = c.logit_scale;
+  f.softcap = c.softcap;
+  f.label_smoothing = c.label_smoothing != 0;
+  f.vocab_weight = c.vocab_weight != 0;
+  f.entropy = c.entropy != 0;
+  f.argmax = c.argmax != 0;
+  f.d_hidden = c.d_hidden != 0;
+  f.d_weight = c.d_weight != 0;
+  f.d_bias = c.d_bias != 0;
+  f.d_hidden_dtype = dtype_from(c.d_hidden_dtype, "features.d_hidden_dtype");
+  f.d_weight_dtype = dtype_from(c.d_weight_dtype, "features.d_weight_dtype");
+  f.entropy_gradient = c.entropy_gradient != 0;
+  f.accumulate = c.accumulate != 0;
+  return f;
+}
+
+inline CrossEntropyOptions options_from(const logitless_cross_entropy_options* from) {
+  const logitless_cross_entropy_options c = read_optional_struct(from, "options");
+  require(c.reduction >= LOGITLESS_REDUCTION_NONE && c.reduction <= LOGITLESS_REDUCTION_SUM,
+          "options.reduction: ", c.reduction, " is none of logitless_reduction");
+  CrossEntropyOptions options;
+  options.reduction = static_cast<Reduction>(c.reduction);
+  options.ignore_index = c.ignore_index;
+  options.label_smoothing = c.label_smoothing;
+  options.z_loss = c.z_loss;
+  options.softcap = c.softcap;
+  options.logit_scale = c.logit_scale;
+  if (c.normalizer != 0.0) options.normalizer = c.normalizer;
+  options.next_token = c.next_token != 0;
+  options.nan_if_empty = c.nan_if_empty != 0;
+  options.accumulate = c.accumulate != 0;
+  return options;
+}
+
+inline CrossEntropyInputs inputs_from(const logitless_cross_entropy_inputs* from) {
+  const logitless_cross_entropy_inputs c = read_struct(from, "inputs");
+  CrossEntropyInputs inputs;
+  inputs.hidden = view_from(c.hidden, "hidden");
+  inputs.weight = view_from(c.weight, "weight");
+  inputs.targets = view_from(c.targets, "targets");
+  inputs.bias = view_from(c.bias, "bias");
+  inputs.class_weight = view_from(c.class_weight, "class_weight");
+  inputs.token_weight = view_from(c.token_weight, "token_weight");
+  inputs.target_weight = view_from(c.target_weight, "target_weight");
+  inputs.grad_losses = view_from(c.grad_losses, "grad_losses");
+  inputs.grad_loss = c.grad_loss;
+  return inputs;
+}
+
+inline CrossEntropyOutputs outputs_from(const logitless_cross_entropy_outputs* from) {
+  const logitless_cross_entropy_outputs c = read_struct(from, "outputs");
+  CrossEntropyOutputs outputs;
+  outputs.loss = view_from(c.loss, "loss");
+  outputs.d_hidden = view_from(c.d_hidden, "d_hidden");
+  outputs.d_weight = view_from(c.d_weight, "d_weight");
+  outputs.d_bias = view_from(c.d_bias, "d_bias");
+  outputs.lse = view_from(c.lse, "lse");
+  outputs.target_logit = view_from(c.target_logit, "target_logit");
+  outputs.log_prob = view_from(c.log_prob, "log_prob");
+  outputs.entropy = view_from(c.entropy, "entropy");
+  outputs.argmax = view_from(c.argmax, "argmax");
+  return outputs;
+}
+
+inline HeadOptions options_from(const logitless_head_options* from) {
+  const logitless_head_options c = read_optional_struct(from, "options");
+  require(c.reserved == 0, "options.reserved: expected 0, got ", c.reserved);
+  return {c.ignore_index, c.softcap, c.logit_scale, c.accumulate != 0};
+}
+
+inline HeadInputs inputs_from(const logitless_head_inputs* from) {
+  const logitless_head_inputs c = read_struct(from, "inputs");
+  return {view_from(c.hidden, "hidden"), view_from(c.weight, "weight"),
+          view_from(c.targets, "targets"), view_from(c.bias, "bias"),
+          view_from(c.vocab_weight, "vocab_weight")};
+}
+
+inline HeadOutputs outputs_from(const logitless_head_outputs* from) {
+  const logitless_head_outputs c = read_struct(from, "outputs");
+  return {view_from(c.lse, "lse"),
+          view_from(c.target_logit, "target_logit"),
+          view_from(c.log_prob, "log_prob"),
+          view_from(c.entropy, "entropy"),
+          view_from(c.weighted_logit_sum, "weighted_logit_sum"),
+          view_from(c.argmax, "argmax")};
+}
+
+inline HeadCotangents cotangents_from(const logitless_head_cotangents* from) {
+  const logitless_head_cotangents c = read_struct(from, "cotangents");
+  return {view_from(c.lse, "cotangents.lse"), view_from(c.target_logit, "cotangents.target_logit"),
+          view_from(c.log_prob, "cotangents.log_prob"), view_from(c.entropy, "cotangents.entropy"),
+          view_from(c.weighted_logit_sum, "cotangents.weighted_logit_sum")};
+}
+
+inline HeadGradients gradients_from(const logitless_head_gradients* from) {
+  const logitless_head_gradients c = read_struct(from, "gradients");
+  return {view_from(c.d_hidden, "d_hidden"), view_from(c.d_weight, "d_weight"),
+          view_from(c.d_bias, "d_bias")};
+}
+
+}  // namespace logitless::capi
