@@ -11,7 +11,7 @@ namespace logitless {
 template <typename... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream out;
-  (out << ... << parts);
+  ((out << parts), ...);
   return std::move(out).str();
 }
 

@@ -41,8 +41,9 @@ class DictReader {
     while (!accept('}')) {
       const std::string key = string();
       const int field = key == "descr" ? 0 : key == "fortran_order" ? 1 : key == "shape" ? 2 : -1;
-      if (field < 0) fail("unknown key ", quoted(key), ", expected descr, fortran_order and shape");
-      if (std::exchange(seen[field], true)) fail("the key ", quoted(key), " stands twice");
+      if (field < 0)
+        fail("unknown key ", quoted_text(key), ", expected descr, fortran_order and shape");
+      if (std::exchange(seen[field], true)) fail("the key ", quoted_text(key), " stands twice");
       expect(':');
       if (field == 0) header.descr = descriptor();
       if (field == 1) header.fortran_order = boolean();
@@ -53,7 +54,7 @@ class DictReader {
       }
     }
     skip_blanks();
-    if (at_ != text_.size()) fail("unexpected ", quoted(text_.substr(at_)), " after the dict");
+    if (at_ != text_.size()) fail("unexpected ", quoted_text(text_.substr(at_)), " after the dict");
     if (!seen[0] || !seen[1] || !seen[2]) {
       fail("no key ", !seen[0] ? "descr" : !seen[1] ? "fortran_order" : "shape");
     }
@@ -80,19 +81,19 @@ class DictReader {
 
   void expect(char token) {
     if (!accept(token))
-      fail("expected ", token, " at byte ", at_, ", found ", quoted(text_.substr(at_)));
+      fail("expected ", token, " at byte ", at_, ", found ", quoted_text(text_.substr(at_)));
   }
 
   std::string string() {
     skip_blanks();
     const char quote = at_ < text_.size() ? text_[at_] : '\0';
     if (quote != '\'' && quote != '"')
-      fail("expected a string at byte ", at_, ", found ", quoted(text_.substr(at_)));
+      fail("expected a string at byte ", at_, ", found ", quoted_text(text_.substr(at_)));
     const std::size_t end = text_.find(quote, at_ + 1);
     if (end == std::string_view::npos) fail("the string at byte ", at_, " does not end");
     const std::string_view content = text_.substr(at_ + 1, end - at_ - 1);
     if (content.find('\\') != std::string_view::npos)
-      fail("escape in the string ", quoted(content));
+      fail("escape in the string ", quoted_text(content));
     at_ = end + 1;
     return std::string(content);
   }
@@ -113,7 +114,7 @@ class DictReader {
         return value;
       }
     }
-    fail("fortran_order is ", quoted(text_.substr(at_)), ", expected True or False");
+    fail("fortran_order is ", quoted_text(text_.substr(at_)), ", expected True or False");
   }
 
   // (), (3,), (3, 4), (3, 4,); one size needs its comma, as in Python.
@@ -123,7 +124,7 @@ class DictReader {
     bool comma = true;
     while (!accept(')')) {
       if (!comma)
-        fail("shape: expected , or ) at byte ", at_, ", found ", quoted(text_.substr(at_)));
+        fail("shape: expected , or ) at byte ", at_, ", found ", quoted_text(text_.substr(at_)));
       if (sizes.size() == kMaxRank) fail("shape: rank is over ", kMaxRank);
       sizes.push_back(size());
       comma = accept(',');
@@ -140,7 +141,7 @@ class DictReader {
     const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
     const bool leading_zero = digit && rest[0] == '0' && end != rest.data() + 1;
     if (!digit || leading_zero || error != std::errc()) {
-      fail("shape has ", quoted(rest), ", expected integers from 0 to 2^63 - 1");
+      fail("shape has ", quoted_text(rest), ", expected integers from 0 to 2^63 - 1");
     }
     at_ = static_cast<std::size_t>(end - text_.data());
     return value;
@@ -155,9 +156,9 @@ DType dtype_of(const std::string& descr, const std::string& path) {
   for (const auto& [name, dtype] : kDescriptors) {
     if (name == descr) return dtype;
   }
-  require(!descr.starts_with('>'), "'", path, "': dtype ", quoted(descr),
+  require(!descr.starts_with('>'), "'", path, "': dtype ", quoted_text(descr),
           " is big-endian, expected little-endian");
-  throw InvalidArgument(concat("'", path, "': dtype ", quoted(descr),
+  throw InvalidArgument(concat("'", path, "': dtype ", quoted_text(descr),
                                " is not read; expected <f2, <f4, <f8, |i1, <i4 or <i8"));
 }
 

@@ -70,7 +70,7 @@ class HeaderReader {
     return unexpected(concat("the negative number ", value));
   }
   bool number_float(double, const std::string& text) {
-    return unexpected(concat("the number ", quoted(text)));
+    return unexpected(concat("the number ", quoted_text(text)));
   }
   bool binary(Json::binary_t&) { return unexpected("binary data"); }
 
@@ -92,7 +92,7 @@ class HeaderReader {
     } else if (at_ == At::kTensor && key_ == "dtype") {
       tensor().dtype_text = std::move(text);
     } else {
-      return unexpected(concat("the text ", quoted(text)));
+      return unexpected(concat("the text ", quoted_text(text)));
     }
     return true;
   }
@@ -114,15 +114,17 @@ class HeaderReader {
 
   bool key(std::string& name) {
     if (at_ == At::kTop) {
-      if (!names_seen_.insert(name).second) fail("the name ", quoted(name), " stands twice");
+      if (!names_seen_.insert(name).second) fail("the name ", quoted_text(name), " stands twice");
     } else if (at_ == At::kMetadata) {
-      if (index_.metadata.contains(name)) fail("the metadata key ", quoted(name), " stands twice");
+      if (index_.metadata.contains(name))
+        fail("the metadata key ", quoted_text(name), " stands twice");
     } else {
       if (name != "dtype" && name != "shape" && name != "data_offsets") {
-        fail(where(), ": unknown field ", quoted(name), "; expected dtype, shape and data_offsets");
+        fail(where(), ": unknown field ", quoted_text(name),
+             "; expected dtype, shape and data_offsets");
       }
       if (!fields_seen_.insert(name).second)
-        fail(where(), ": the field ", quoted(name), " stands twice");
+        fail(where(), ": the field ", quoted_text(name), " stands twice");
     }
     key_ = std::move(name);
     return true;
@@ -167,7 +169,7 @@ class HeaderReader {
 
   StoredTensor& tensor() { return index_.tensors.back(); }
 
-  std::string where() { return concat("tensor ", quoted(tensor().name)); }
+  std::string where() { return concat("tensor ", quoted_text(tensor().name)); }
 
   template <typename... Parts>
   [[noreturn]] void fail(const Parts&... parts) const {
@@ -180,9 +182,9 @@ class HeaderReader {
       case At::kFile:
         fail("the header is ", what, ", expected an object");
       case At::kTop:
-        fail(quoted(key_), " is ", what, ", expected an object");
+        fail(quoted_text(key_), " is ", what, ", expected an object");
       case At::kMetadata:
-        fail("metadata ", quoted(key_), " is ", what, ", expected text");
+        fail("metadata ", quoted_text(key_), " is ", what, ", expected text");
       case At::kTensor:
         fail(where(), ": ", key_, " is ", what, ", expected ",
              key_ == "dtype" ? "text" : "an array");
@@ -224,7 +226,7 @@ std::size_t header_length(std::span<const std::byte> file, const std::string& pa
 
 // Sets the dtype, and checks that the shape needs the bytes that the offsets give.
 void check_size(StoredTensor& tensor, const std::string& path) {
-  const auto name = [&] { return concat("'", path, "': tensor ", quoted(tensor.name)); };
+  const auto name = [&] { return concat("'", path, "': tensor ", quoted_text(tensor.name)); };
   const auto numel = checked_numel(tensor.shape);
   if (!numel)
     throw InvalidArgument(concat(name(), ": shape ", shape_text(tensor.shape), " overflows"));
@@ -256,8 +258,9 @@ void check_coverage(std::vector<StoredTensor>& tensors, std::size_t data_bytes,
   std::size_t covered = 0;
   for (const StoredTensor& tensor : tensors) {
     const auto fail = [&](const auto&... parts) {
-      throw InvalidArgument(concat("'", path, "': tensor ", quoted(tensor.name), ": data_offsets [",
-                                   tensor.begin, ", ", tensor.end, "]", parts...));
+      throw InvalidArgument(concat("'", path, "': tensor ", quoted_text(tensor.name),
+                                   ": data_offsets [", tensor.begin, ", ", tensor.end, "]",
+                                   parts...));
     };
     if (tensor.begin > tensor.end) fail(" end before they begin");
     if (tensor.end > data_bytes)
@@ -275,7 +278,7 @@ std::string json_text(const std::string& text, const std::string& path) {
   try {
     return Json(text).dump();
   } catch (const Json::exception&) {
-    throw InvalidArgument(concat("'", path, "': ", quoted(text), " is not UTF-8"));
+    throw InvalidArgument(concat("'", path, "': ", quoted_text(text), " is not UTF-8"));
   }
 }
 
@@ -315,7 +318,7 @@ std::string safetensors_header(std::span<const NamedTensor* const> tensors,
   for (const NamedTensor* tensor : tensors) {
     const ConstTensorView& view = tensor->view;
     const auto expect = [&](bool ok, const char* what) {
-      require(ok, "'", path, "': tensor ", quoted(tensor->name), " ", what);
+      require(ok, "'", path, "': tensor ", quoted_text(tensor->name), " ", what);
     };
     expect(!tensor->name.empty(), "has no name");
     expect(tensor->name != kMetadataKey, "has the name that the format keeps for metadata");

@@ -33,7 +33,7 @@ struct TensorIndex {
 
 // Text from a file made fit for a message: in quotes, control bytes as ?, cut after 80 bytes
 // between characters.
-inline std::string quoted(std::string_view text) {
+inline std::string quoted_text(std::string_view text) {
   constexpr std::size_t kLongest = 80;
   std::size_t length = std::min(text.size(), kLongest);
   while (length > 0 && length < text.size() && (text[length] & 0xc0) == 0x80) --length;

@@ -49,9 +49,9 @@ struct TensorFile::Impl {
     std::string known;
     constexpr std::size_t kListed = 20;
     for (std::size_t i = 0; i < std::min(names.size(), kListed); ++i)
-      known += concat(i ? ", " : "", quoted(names[i]));
+      known += concat(i ? ", " : "", quoted_text(names[i]));
     if (names.size() > kListed) known += concat(" and ", names.size() - kListed, " more");
-    throw InvalidArgument(concat("'", path, "': no tensor ", quoted(name),
+    throw InvalidArgument(concat("'", path, "': no tensor ", quoted_text(name),
                                  "; there are: ", names.empty() ? "none" : known));
   }
 
@@ -100,11 +100,11 @@ ConstTensorView TensorFile::tensor(const std::string& name) const {
   const std::size_t position = impl_->find(name);
   const StoredTensor& stored = impl_->index.tensors[position];
   if (!stored.dtype) {
-    throw InvalidArgument(concat("'", impl_->path, "': tensor ", quoted(name), " has dtype ",
-                                 quoted(stored.dtype_text),
+    throw InvalidArgument(concat("'", impl_->path, "': tensor ", quoted_text(name), " has dtype ",
+                                 quoted_text(stored.dtype_text),
                                  "; expected F32, BF16, F16, I32, I64, I8 or F64"));
   }
-  require(stored.shape.size() <= kMaxRank, "'", impl_->path, "': tensor ", quoted(name),
+  require(stored.shape.size() <= kMaxRank, "'", impl_->path, "': tensor ", quoted_text(name),
           " has rank ", stored.shape.size(), "; expected at most ", kMaxRank);
   const void* data = impl_->aligned_data(position, size_of(*stored.dtype));
   return ConstTensorView(data, *stored.dtype, stored.shape);

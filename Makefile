@@ -1,0 +1,55 @@
+# make run and make test need nothing but git, make and apt: each installs what is missing first (tools/setup.sh).
+# BUILD=folder, JOBS=n, CMAKE_ARGS='-D...' reach tools/build.sh; ARGS='...' reaches what is run.
+BUILD ?= build
+PREFIX ?= /usr/local
+DESTDIR ?=
+export JOBS CMAKE_ARGS CMAKE
+
+.DEFAULT_GOAL := help
+.PHONY: run test build format check-format layers asan tsan bench install clean help
+
+run: ## build the example, a small language model, and train it (ARGS: see ARGS=--help)
+	@BUILD=$(BUILD) tools/build.sh release examples/log_bilinear/log_bilinear
+	@$(BUILD)/examples/log_bilinear/log_bilinear $(ARGS)
+
+test: ## build everything and run all tests; ends with "N passed, N failed" (ARGS: see tools/run_tests.py)
+	@BUILD=$(BUILD) tools/build.sh release
+	@tools/run_tests.py --build-dir $(BUILD) --labels fast,slow $(ARGS)
+
+build: ## build the library, the command, the tests, the examples and the benchmarks
+	@BUILD=$(BUILD) tools/build.sh release
+
+format: ## format the C++ in place
+	@tools/format.sh
+
+check-format: ## name the files that are not formatted
+	@tools/format.sh --check
+
+layers: ## check who includes whom, file lengths, include guards
+	@tools/setup.sh
+	@tools/check_layers.py
+
+asan: ## fast tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@BUILD=$(BUILD)-asan tools/build.sh asan
+	@tools/run_tests.py --build-dir $(BUILD)-asan --labels fast $(ARGS)
+
+tsan: ## tests of threads under ThreadSanitizer
+	@BUILD=$(BUILD)-tsan tools/build.sh tsan tests_threads
+	@tools/under_tsan.sh tools/run_tests.py --build-dir $(BUILD)-tsan --labels threads $(ARGS)
+
+bench: ## build and run the benchmarks (ARGS: see build/bench/bench_head --help)
+	@BUILD=$(BUILD) tools/build.sh release benchmarks
+	@set -e; found=0; for program in $(BUILD)/bench/bench_*; do \
+	  if [ -f $$program ] && [ -x $$program ]; then found=1; echo "== $$program $(ARGS)"; $$program $(ARGS); fi; \
+	done; [ $$found = 1 ] || { echo "no benchmarks were built" >&2; exit 1; }
+
+install: ## install below PREFIX (default /usr/local), staged below DESTDIR
+	@BUILD=$(BUILD) tools/build.sh release
+	@DESTDIR=$(DESTDIR) $$(sed -n 's/^CMAKE_COMMAND:INTERNAL=//p' $(BUILD)/CMakeCache.txt) --install $(BUILD) --prefix $(PREFIX)
+
+clean: ## remove the build folders of this Makefile
+	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan
+
+help: ## this text
+	@echo "logitless: make TARGET"
+	@sed -n 's/^\([a-z-]*\): ## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16

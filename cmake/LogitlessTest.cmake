@@ -1,0 +1,67 @@
+# logitless_test(NAME SOURCES file... LABELS fast|slow [threads...] [LIBRARIES target...] [INSTALLED_API])
+# One test program on GoogleTest; every TEST in it is a test of ctest named NAME.Suite.Case.
+#   LABELS      exactly one of fast and slow; threads marks what the ThreadSanitizer build runs
+#   LIBRARIES   what it links beside GoogleTest
+#   INSTALLED_API  link the shared library as users do; without it logitless_internal, which shows everything in src/
+# Targets tests_fast, tests_slow and tests_threads build the programs of one label.
+include(GoogleTest)
+
+foreach(label fast slow threads)
+  if(NOT TARGET tests_${label})
+    add_custom_target(tests_${label})
+  endif()
+endforeach()
+
+set(data_default "${PROJECT_SOURCE_DIR}/../shared/data")
+if(DEFINED ENV{LOGITLESS_DATA_DIR})
+  set(data_default "$ENV{LOGITLESS_DATA_DIR}")
+endif()
+set(LOGITLESS_DATA_DIR "${data_default}" CACHE PATH
+    "Folder of real heads that some tests read; they are skipped when it is absent")
+
+function(logitless_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "INSTALLED_API" "" "SOURCES;LABELS;LIBRARIES")
+  if(ARG_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "logitless_test(${name}): unknown arguments '${ARG_UNPARSED_ARGUMENTS}'")
+  endif()
+  if(NOT ARG_SOURCES)
+    message(FATAL_ERROR "logitless_test(${name}): no SOURCES")
+  endif()
+  set(speed ${ARG_LABELS})
+  list(FILTER speed INCLUDE REGEX "^(fast|slow)$")
+  list(LENGTH speed speeds)
+  if(NOT speeds EQUAL 1)
+    message(FATAL_ERROR "logitless_test(${name}): LABELS is '${ARG_LABELS}'; expected one of fast and slow in it")
+  endif()
+
+  add_executable(${name} ${ARG_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  set(library logitless_internal)
+  if(ARG_INSTALLED_API)
+    set(library logitless::logitless)
+  endif()
+  target_link_libraries(${name} PRIVATE ${library} logitless_settings ${ARG_LIBRARIES} GTest::gtest_main)
+
+  # Found when ctest starts, not while building: a program that crashes fails as a test and not as a build.
+  # Names without the values of parameters: a bracket in one would lose the test from the list and so its label.
+  gtest_discover_tests(${name} TEST_PREFIX "${name}." TEST_LIST ${name}_cases NO_PRETTY_VALUES
+                       DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+                       PROPERTIES ENVIRONMENT "LOGITLESS_DATA_DIR=${LOGITLESS_DATA_DIR}")
+  # A list of labels does not survive gtest_discover_tests(PROPERTIES): set them in a file that ctest reads after.
+  set(script "${CMAKE_CURRENT_BINARY_DIR}/${name}_labels.cmake")
+  file(CONFIGURE OUTPUT "${script}" @ONLY CONTENT [[
+if(@name@_cases)
+  set_tests_properties(${@name@_cases} PROPERTIES LABELS "@ARG_LABELS@")
+else()  # gtest_discover_tests's name for a program that was not built: it fails
+  set_tests_properties("@name@_NOT_BUILT" PROPERTIES LABELS "@ARG_LABELS@")
+endif()
+]])
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${script}")
+
+  foreach(label IN LISTS ARG_LABELS)
+    if(NOT TARGET tests_${label})
+      add_custom_target(tests_${label})
+    endif()
+    add_dependencies(tests_${label} ${name})
+  endforeach()
+endfunction()

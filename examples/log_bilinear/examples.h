@@ -1,0 +1,31 @@
+// What the model learns from: a word of the stream and the words before it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace log_bilinear {
+
+// Example e is the word at position e + context of the stream. Ids and streams outlive the object.
+class Examples {
+ public:
+  // Throws std::runtime_error when the stream is not longer than the context.
+  Examples(const std::vector<std::int32_t>& stream, std::int64_t context);
+
+  std::int64_t size() const { return size_; }
+
+  // contexts [count, n], the nearest word first; targets [count].
+  void take(const std::vector<std::int64_t>& examples, std::int32_t* contexts,
+            std::int32_t* targets) const;
+
+ private:
+  const std::vector<std::int32_t>& stream_;
+  std::int64_t context_;
+  std::int64_t size_;
+};
+
+// The `index`-th example of a training run: every epoch visits each of `size` examples once, in an
+// order of its own. A function of its arguments alone, so that a run goes on from anywhere.
+std::int64_t shuffled(std::uint64_t seed, std::int64_t size, std::int64_t index);
+
+}  // namespace log_bilinear

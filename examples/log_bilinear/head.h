@@ -1,0 +1,65 @@
+// The softmax over the whole vocabulary, by logitless: the logits [batch, V] never exist.
+#pragma once
+
+#include <logitless/logitless.h>
+
+#include <cstdint>
+
+namespace log_bilinear {
+
+struct HeadShape {
+  std::int64_t vocab = 0;
+  std::int64_t dim = 0;
+  std::int64_t batch = 0;  // most tokens of a call
+  logitless::DType dtype =
+      logitless::DType::bf16;  // of hidden and weight in the products; f32 or bf16
+};
+
+struct HeadGradients {
+  float* hidden;  // [tokens, D]
+  float* weight;  // [V, D]
+  float* bias;    // [V]
+};
+
+class Head {
+ public:
+  // A memory budget of 0 is the library's default. Buffers of the head's own count in `meter`, the
+  // workspaces in the context's; both must outlive the head.
+  Head(const logitless::Context& context, const HeadShape& shape, std::size_t memory_budget,
+       logitless::MemoryMeter* meter);
+
+  // Takes the fp32 weights [V, D] over. They are read until the next call: do not change them
+  // without calling it.
+  void set_weight(const float* weight);
+
+  // Mean loss of the tokens and its gradients. hidden [tokens, D], targets [tokens], bias [V].
+  double train(const float* hidden, const std::int32_t* targets, std::int64_t tokens,
+               const float* bias, const HeadGradients& gradients);
+
+  // Token statistics without gradients: mean_log_prob and correct are what validation needs.
+  logitless::LossStatistics evaluate(const float* hidden, const std::int32_t* targets,
+                                     std::int64_t tokens, const float* bias);
+
+  const logitless::LossPlan& train_plan() const { return train_plan_; }
+  // Both workspaces.
+  std::size_t workspace_bytes() const { return train_space_.bytes() + evaluate_space_.bytes(); }
+
+ private:
+  logitless::CrossEntropyInputs inputs(const float* hidden, const std::int32_t* targets,
+                                       std::int64_t tokens, const float* bias);
+  logitless::LossPlan plan(bool gradients, std::size_t memory_budget);
+
+  const logitless::Context& context_;
+  HeadShape shape_;
+  logitless::CrossEntropyOptions options_;
+  logitless::Buffer rounded_weight_;  // [V, D] bf16
+  logitless::Buffer rounded_hidden_;  // [batch, D] bf16
+  logitless::Buffer best_;            // [batch] i32: the likeliest word
+  const void* weight_ = nullptr;
+  logitless::LossPlan train_plan_;
+  logitless::LossPlan evaluate_plan_;
+  logitless::Workspace train_space_;
+  logitless::Workspace evaluate_space_;
+};
+
+}  // namespace log_bilinear

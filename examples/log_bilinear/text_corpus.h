@@ -1,0 +1,51 @@
+// Text found on the machine: which files, in which order, and which of them are held out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace log_bilinear {
+
+struct CorpusOptions {
+  std::vector<std::string> paths;  // files and directories; empty: system_include_directories()
+  std::size_t max_bytes =
+      24u << 20;  // files beyond it are left out, chosen by the hash of their name
+  std::size_t max_file_bytes =
+      1u << 20;  // larger files of a directory are taken for generated tables and skipped
+  double held_out_fraction = 0.02;  // of the files, chosen by the hash of their name
+};
+
+// UTF-8; bytes that are not are read as Latin-1.
+struct TextFile {
+  std::string name;  // below the directory it was found in
+  std::string text;
+  bool held_out = false;
+};
+
+struct Corpus {
+  std::vector<TextFile> files;  // sorted by name; no two of the same content
+  bool split_files =
+      false;  // too few files to hold out whole ones: the end of each is held out instead
+  std::size_t binary = 0;      // files skipped: they hold a zero byte
+  std::size_t too_large = 0;   // files skipped: over max_file_bytes
+  std::size_t duplicates = 0;  // files skipped: same content as another
+  std::size_t left_out = 0;    // files beyond max_bytes
+  std::size_t cut = 0;         // 1 when the only file was longer than max_bytes
+
+  std::size_t bytes(bool held_out) const;
+  std::size_t count(bool held_out) const;
+  // Changes with any name, content or choice of the held-out files.
+  std::uint64_t key() const;
+};
+
+// Where the C and C++ headers are: /usr/include, and the directories of the compiler that built
+// this program.
+std::vector<std::string> system_include_directories();
+
+// The same text for the same files, whatever order the file system lists them in. Throws
+// std::runtime_error on a path that does not exist or cannot be read, or when there is no text.
+Corpus read_corpus(const CorpusOptions& options);
+
+}  // namespace log_bilinear

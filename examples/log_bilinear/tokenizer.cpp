@@ -1,0 +1,265 @@
+#include "tokenizer.h"
+
+#include <fmt/format.h>
+#include <logitless/plan.h>
+#include <logitless/tensor_file.h>
+#include <sentencepiece_processor.h>
+#include <sentencepiece_trainer.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <stdexcept>
+#include <unordered_map>
+
+#include "hash.h"
+
+namespace log_bilinear {
+namespace {
+
+constexpr std::size_t kMaxLine = 1024;          // bytes; longer lines are cut
+constexpr std::size_t kSampleBytes = 4u << 20;  // text that the tokenizer is trained on
+constexpr std::uint64_t kCacheFormat = 1;       // to be raised when tokenisation changes
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+void check(const sentencepiece::util::Status& status, std::string_view what) {
+  if (!status.ok()) throw std::runtime_error(fmt::format("{}: {}", what, status.ToString()));
+}
+
+// A line with its newline, or kMaxLine bytes of it, cut between two characters.
+std::string_view take_line(std::string_view& text) {
+  const std::size_t newline = text.substr(0, kMaxLine).find('\n');
+  std::size_t length =
+      newline == std::string_view::npos ? std::min(text.size(), kMaxLine) : newline + 1;
+  while (length < text.size() && length > 1 &&
+         (static_cast<unsigned char>(text[length]) & 0xc0u) == 0x80u) {
+    --length;
+  }
+  const std::string_view line = text.substr(0, length);
+  text.remove_prefix(length);
+  return line;
+}
+
+// Feeds the lines of some files to the trainer.
+class Lines : public sentencepiece::SentenceIterator {
+ public:
+  Lines(std::vector<const TextFile*> files, std::size_t max_bytes)
+      : files_(std::move(files)), left_(max_bytes) {
+    Next();
+  }
+  bool done() const override { return done_; }
+  void Next() override {
+    while (rest_.empty() && file_ < files_.size()) rest_ = files_[file_++]->text;
+    done_ = rest_.empty() || left_ == 0;
+    if (done_) return;
+    line_ = take_line(rest_);
+    left_ -= std::min(left_, line_.size());
+  }
+  const std::string& value() const override { return line_; }
+  sentencepiece::util::Status status() const override { return {}; }
+
+ private:
+  std::vector<const TextFile*> files_;
+  std::size_t left_;
+  std::size_t file_ = 0;
+  std::string_view rest_;
+  std::string line_;
+  bool done_ = false;
+};
+
+// Words of the files in order. Files are tokenised in parallel and joined in order.
+std::vector<std::int32_t> encode_files(const Tokenizer& tokenizer, const Corpus& corpus,
+                                       bool held_out, int threads) {
+  std::vector<const TextFile*> files;
+  for (const TextFile& file : corpus.files) {
+    if (file.held_out == held_out) files.push_back(&file);
+  }
+  std::vector<std::vector<std::int32_t>> words(files.size());
+  const auto count = static_cast<std::int64_t>(files.size());
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+  for (std::int64_t i = 0; i < count; ++i) {
+    tokenizer.encode(files[i]->text, words[i]);
+    words[i].push_back(tokenizer.end_of_text());
+  }
+  std::vector<std::int32_t> stream;
+  for (const std::vector<std::int32_t>& part : words) {
+    stream.insert(stream.end(), part.begin(), part.end());
+  }
+  return stream;
+}
+
+std::vector<std::int32_t> words_of(const logitless::ConstTensorView& view, int vocab) {
+  if (view.dtype() != logitless::DType::i32 || view.rank() != 1 || !view.contiguous()) {
+    throw std::runtime_error("words are not one row of i32");
+  }
+  const auto* data = static_cast<const std::int32_t*>(view.data());
+  std::vector<std::int32_t> words(data, data + view.numel());
+  for (const std::int32_t word : words) {
+    if (word < 0 || word >= vocab)
+      throw std::runtime_error(fmt::format("word {} of {}", word, vocab));
+  }
+  return words;
+}
+
+std::uint64_t key_of(const TokenizedText& text) {
+  std::uint64_t key = text.tokenizer.hash();
+  for (const auto* words : {&text.train, &text.held_out}) {
+    key = hash_bytes({reinterpret_cast<const char*>(words->data()), words->size() * 4}, key);
+  }
+  return key;
+}
+
+TokenizedText load_cache(const std::string& path) {
+  const logitless::TensorFile file(path);
+  const logitless::ConstTensorView model = file.tensor("tokenizer");
+  TokenizedText text{Tokenizer(std::string(static_cast<const char*>(model.data()),
+                                           static_cast<std::size_t>(model.bytes()))),
+                     {},
+                     {}};
+  text.train = words_of(file.tensor("train"), text.tokenizer.vocab());
+  text.held_out = words_of(file.tensor("held_out"), text.tokenizer.vocab());
+  text.key = key_of(text);
+  return text;
+}
+
+void save_cache(const std::string& path, const TokenizedText& text) {
+  const auto row = [](const auto& values, logitless::DType dtype) {
+    return logitless::ConstTensorView(values.data(), dtype,
+                                      {static_cast<std::int64_t>(values.size())});
+  };
+  const logitless::NamedTensor tensors[] = {
+      {"tokenizer", row(text.tokenizer.model(), logitless::DType::i8)},
+      {"train", row(text.train, logitless::DType::i32)},
+      {"held_out", row(text.held_out, logitless::DType::i32)},
+  };
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+  logitless::write_safetensors(path, tensors);
+}
+
+}  // namespace
+
+Tokenizer::Tokenizer(std::string model)
+    : model_(std::move(model)),
+      processor_(std::make_unique<sentencepiece::SentencePieceProcessor>()) {
+  check(processor_->LoadFromSerializedProto(model_), "tokenizer");
+}
+Tokenizer::~Tokenizer() = default;
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
+
+Tokenizer Tokenizer::train(const Corpus& corpus, int vocab, std::size_t sample_bytes) {
+  std::vector<const TextFile*> files;
+  for (const TextFile& file : corpus.files) {
+    if (!file.held_out) files.push_back(&file);
+  }
+  std::stable_sort(files.begin(), files.end(), [](const TextFile* a, const TextFile* b) {
+    return hash_bytes(a->name) < hash_bytes(b->name);
+  });
+  Lines lines(std::move(files), sample_bytes);
+  std::string model;
+  check(sentencepiece::SentencePieceTrainer::Train(
+            {{"model_type", "bpe"},
+             {"vocab_size", std::to_string(vocab)},
+             {"hard_vocab_limit", "false"},
+             {"byte_fallback", "true"},
+             {"character_coverage", "0.9999"},
+             {"normalization_rule_name", "identity"},
+             {"add_dummy_prefix", "false"},
+             {"remove_extra_whitespaces", "false"},
+             {"allow_whitespace_only_pieces", "true"},
+             {"user_defined_symbols", "\t,\t\t,\t\t\t,\t\t\t\t"},
+             {"unk_id", "0"},
+             {"eos_id", "1"},
+             {"bos_id", "-1"},
+             {"pad_id", "-1"},
+             {"num_threads", "1"},
+             {"minloglevel", "1"}},
+            &lines, &model),
+        fmt::format("training a tokenizer of {} words", vocab));
+  return Tokenizer(std::move(model));
+}
+
+int Tokenizer::vocab() const { return processor_->GetPieceSize(); }
+int Tokenizer::end_of_text() const { return processor_->eos_id(); }
+std::uint64_t Tokenizer::hash() const { return hash_bytes(model_); }
+
+void Tokenizer::encode(std::string_view text, std::vector<std::int32_t>& words) const {
+  // A word never crosses a line, so a line met before has the same words; code repeats its short
+  // lines a lot.
+  constexpr std::size_t kRemembered = 40;
+  std::unordered_map<std::string_view, std::vector<int>> known;
+  std::vector<int> fresh;
+  while (!text.empty()) {
+    const std::string_view line = take_line(text);
+    if (line.size() > kRemembered) {
+      check(processor_->Encode(line, &fresh), "tokenizer");
+      words.insert(words.end(), fresh.begin(), fresh.end());
+      continue;
+    }
+    const auto [entry, is_new] = known.try_emplace(line);
+    if (is_new) check(processor_->Encode(line, &entry->second), "tokenizer");
+    words.insert(words.end(), entry->second.begin(), entry->second.end());
+  }
+}
+
+std::string Tokenizer::decode(const std::vector<std::int32_t>& words) const {
+  std::string text;
+  check(processor_->Decode(std::vector<int>(words.begin(), words.end()), &text), "tokenizer");
+  return text;
+}
+
+int largest_vocab(std::size_t text_bytes) {
+  return static_cast<int>(std::clamp<std::size_t>(text_bytes / 64, 512, 1u << 20));
+}
+
+TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache_directory,
+                       int threads, const Say& say) {
+  const std::size_t train_bytes = corpus.bytes(false);
+  if (vocab > largest_vocab(train_bytes)) {
+    say(fmt::format("text of {} is short for {} words: taking {}",
+                    logitless::format_bytes(train_bytes), vocab, largest_vocab(train_bytes)));
+    vocab = largest_vocab(train_bytes);
+  }
+  const std::uint64_t key = mix(mix(corpus.key(), static_cast<std::uint64_t>(vocab)), kCacheFormat);
+  const std::string path =
+      (std::filesystem::path(cache_directory) / (hex(key) + ".safetensors")).string();
+  if (std::filesystem::exists(path)) {
+    try {
+      TokenizedText text = load_cache(path);
+      say(fmt::format("tokenizer and words from {}", path));
+      return text;
+    } catch (const std::exception& error) {
+      say(fmt::format("the cache is of no use and will be made again: {}", error.what()));
+    }
+  }
+
+  say(fmt::format("training a BPE tokenizer of {} words on {} (once: it is kept)", vocab,
+                  logitless::format_bytes(std::min(train_bytes, kSampleBytes))));
+  Stopwatch training;
+  Tokenizer tokenizer = Tokenizer::train(corpus, vocab, kSampleBytes);
+  say(fmt::format("tokenizer of {} words trained in {:.1f} s", tokenizer.vocab(),
+                  training.seconds()));
+  Stopwatch encoding;
+  TokenizedText text{std::move(tokenizer), {}, {}};
+  text.train = encode_files(text.tokenizer, corpus, false, threads);
+  text.held_out = encode_files(text.tokenizer, corpus, true, threads);
+  text.key = key_of(text);
+  say(fmt::format("text split into words in {:.1f} s", encoding.seconds()));
+  try {
+    save_cache(path, text);
+  } catch (const std::exception& error) {
+    say(fmt::format("the cache could not be written, which costs time alone: {}", error.what()));
+  }
+  return text;
+}
+
+}  // namespace log_bilinear

@@ -1,0 +1,67 @@
+// A SentencePiece BPE model trained on the text itself, and the text as word numbers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text_corpus.h"
+
+namespace sentencepiece {
+class SentencePieceProcessor;
+}
+
+namespace log_bilinear {
+
+// White space is kept to the letter (no normalisation, runs of blanks and tabs are words of their
+// own), and a character without a word falls back to its bytes, so decode(encode(text)) == text.
+class Tokenizer {
+ public:
+  // Of a serialised model. Throws std::runtime_error when it is not one.
+  explicit Tokenizer(std::string model);
+  ~Tokenizer();
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+
+  // Trained on the first `sample_bytes` of the training files in the order of their names' hashes.
+  // Deterministic. The result may have fewer words than asked for when the sample has no more pairs
+  // to merge.
+  static Tokenizer train(const Corpus& corpus, int vocab, std::size_t sample_bytes);
+
+  int vocab() const;
+  int end_of_text() const;  // the word between two files
+  const std::string& model() const { return model_; }
+  std::uint64_t hash() const;
+
+  void encode(std::string_view text, std::vector<std::int32_t>& words) const;
+  std::string decode(const std::vector<std::int32_t>& words) const;
+
+ private:
+  std::string model_;
+  std::unique_ptr<sentencepiece::SentencePieceProcessor> processor_;
+};
+
+// All files in one stream each, end_of_text() after every file.
+struct TokenizedText {
+  Tokenizer tokenizer;
+  std::vector<std::int32_t> train;
+  std::vector<std::int32_t> held_out;
+  std::uint64_t key = 0;  // of the words and the tokenizer
+};
+
+using Say = std::function<void(std::string_view)>;
+
+// Tokenizer and streams of a corpus, from `cache_directory` when an earlier call left them there,
+// else made and left there. The vocabulary is smaller than asked when the text is too short for it.
+// `say` is told what is done and how long it took.
+TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache_directory,
+                       int threads, const Say& say);
+
+// The most words that a text is worth: 64 bytes of it for each, and the 512 least.
+int largest_vocab(std::size_t text_bytes);
+
+}  // namespace log_bilinear

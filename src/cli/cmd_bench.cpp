@@ -1,0 +1,392 @@
+// logitless bench: every plan of one head, timed and measured beside the unfused loss.
+#include <fmt/core.h>
+
+#include <chrono>
+#include <cmath>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "cli/tensors.h"
+#include "cli/unfused.h"
+
+namespace logitless::cli {
+namespace {
+
+struct BenchCommand {
+  std::int64_t tokens = 1024;
+  std::int64_t dim = 768;
+  std::int64_t vocab = 32000;
+  DType dtype = DType::bf16;
+  double spread = 3.0;
+  std::int64_t seed = 1;
+  std::string hidden, weight, targets;
+  std::int64_t first = 0;
+  GradientArgs gradients;
+  DeviceArgs device;
+  std::size_t budget = 0;
+  std::int64_t repeat = 3;
+  double unfused_limit = 60.0;
+  bool sizes_given = false;
+  bool json = false;
+
+  void run();
+  CrossEntropyInputs load(TensorLoader& loader) const;
+};
+
+constexpr std::int64_t kIgnoreIndex = -100;
+
+CrossEntropyInputs BenchCommand::load(TensorLoader& loader) const {
+  CrossEntropyInputs in;
+  if (hidden.empty() && weight.empty() && targets.empty()) {
+    const std::int64_t hidden_shape[] = {tokens, dim};
+    const std::int64_t weight_shape[] = {vocab, dim};
+    const auto start = static_cast<std::uint64_t>(seed) * 3;
+    in.hidden = loader.keep(random_normal(dtype, hidden_shape, 1.0, start));
+    in.weight = loader.keep(random_normal(dtype, weight_shape,
+                                          spread / std::sqrt(static_cast<double>(dim)), start + 1));
+    in.targets = loader.keep(random_targets(tokens, vocab, start + 2));
+    return in;
+  }
+  if (hidden.empty() || weight.empty() || targets.empty()) {
+    throw UsageError("--hidden, --weight, --targets: give all three, or none for random data");
+  }
+  if (sizes_given)
+    throw UsageError(
+        "--tokens, --dim, --vocab, --dtype: the tensors of files have sizes of their own");
+  in.hidden = loader.load("--hidden", hidden);
+  in.weight = loader.load("--weight", weight);
+  in.targets = loader.load("--targets", targets);
+  if (in.hidden.rank() != 2)
+    throw UsageError(fmt::format("--hidden: expected [N, D], got {}", describe(in.hidden)));
+  if (first > 0) {
+    in.hidden = first_of(in.hidden, first);
+    in.targets = first_of(in.targets, first);
+  }
+  return in;
+}
+
+// Relative differences to the unfused loss; NaN where there is nothing to compare.
+struct Difference {
+  double loss = NAN;
+  double d_hidden = NAN;
+  double d_weight = NAN;
+};
+
+// One row of the answer: a plan with its own context, so that its memory is counted apart.
+struct Contender {
+  std::string name;
+  std::string refusal;  // not empty: not run
+  Context context;
+  LossPlan plan;
+  CrossEntropyOutputs out;
+  std::optional<Workspace> workspace;
+  double loss = 0.0;
+  std::vector<double> seconds;
+  Difference difference;
+};
+
+// |a - b| / |b| over all elements.
+double relative_difference(const ConstTensorView& a, const float* b) {
+  const OwnedTensor wide = convert(a, DType::f32);
+  const auto* values = static_cast<const float*>(wide.view.data());
+  double error = 0.0;
+  double norm = 0.0;
+  for (std::int64_t i = 0; i < a.numel(); ++i) {
+    const double d = static_cast<double>(values[i]) - static_cast<double>(b[i]);
+    error += d * d;
+    norm += static_cast<double>(b[i]) * static_cast<double>(b[i]);
+  }
+  return norm > 0.0 ? std::sqrt(error / norm) : (error > 0.0 ? INFINITY : 0.0);
+}
+
+class Bench {
+ public:
+  Bench(const BenchCommand& args, TensorLoader& loader, const CrossEntropyInputs& in)
+      : args_(args),
+        loader_(loader),
+        in_(in),
+        shape_(shape_of(in)),
+        threads_(args.device.context().threads()) {}
+
+  void run() {
+    prepare_plans();
+    prepare_unfused();
+    warm_up();
+    // Turn by turn, so that whatever disturbs the machine disturbs all alike.
+    for (std::int64_t i = 0; i < args_.repeat; ++i) {
+      if (unfused_) unfused_seconds_.push_back(timed([&] { unfused_->run(); }));
+      for (Contender& c : contenders_) {
+        if (c.refusal.empty()) c.seconds.push_back(timed([&] { run_once(c); }));
+      }
+    }
+  }
+
+  nlohmann::ordered_json to_json() const;
+  std::string to_text() const;
+
+ private:
+  template <typename F>
+  static double timed(F function) {
+    const auto start = std::chrono::steady_clock::now();
+    function();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  void prepare_plans() {
+    const TensorView d_hidden = make(args_.gradients.of(in_.hidden.dtype()), sizes(in_.hidden));
+    const TensorView d_weight = make(args_.gradients.of(in_.weight.dtype()), sizes(in_.weight));
+    const TensorView loss = make(DType::f32, {});
+    for (const char* name : {"forward", "dense", "recompute", "stored:0.5"}) {
+      PlanArgs plan;
+      parse_plan(name, plan);
+      plan.budget = args_.budget;
+      Contender c{name, "", args_.device.context(), {}, {}, {}, 0.0, {}, {}};
+      c.out.loss = loss;
+      if (plan.kind != PlanKind::forward) {
+        c.out.d_hidden = d_hidden;
+        c.out.d_weight = d_weight;
+      }
+      try {
+        c.plan = plan_cross_entropy({}, in_, c.out, plan.request(c.context.device()));
+        c.context.trace(c.plan.explain());
+        c.workspace.emplace(c.context, c.plan);
+      } catch (const Unsupported& e) {
+        c.refusal = e.what();
+      } catch (const InvalidArgument& e) {
+        if (args_.budget == 0) throw;
+        c.refusal = e.what();  // the budget is too small for this one
+      }
+      contenders_.push_back(std::move(c));
+    }
+  }
+
+  void prepare_unfused() {
+    const UnfusedSizes sizes{shape_.tokens, shape_.dim, shape_.vocab};
+    unfused_bytes_ = unfused_bytes(sizes, shape_.dtype != DType::f32);
+    const std::size_t free = available_bytes();
+    if (args_.unfused_limit <= 0.0) {
+      unfused_refusal_ = "not asked for";
+    } else if (free > 0 && unfused_bytes_ > free / 10 * 9) {
+      unfused_refusal_ = fmt::format("needs {} of memory, {} are free",
+                                     format_bytes(unfused_bytes_), format_bytes(free));
+    } else {
+      const double seconds =
+          predict_unfused_seconds(sizes, threads_) * static_cast<double>(args_.repeat + 1);
+      if (seconds > args_.unfused_limit) {
+        unfused_refusal_ = fmt::format("would take about {} for {} runs, over the limit of {}",
+                                       format_seconds(seconds), args_.repeat + 1,
+                                       format_seconds(args_.unfused_limit));
+      }
+    }
+    if (unfused_refusal_.empty())
+      unfused_.emplace(in_.hidden, in_.weight, in_.targets, kIgnoreIndex, threads_);
+  }
+
+  // Touches all memory, and compares the numbers.
+  void warm_up() {
+    if (unfused_) unfused_loss_ = unfused_->run();
+    for (Contender& c : contenders_) {
+      if (!c.refusal.empty()) continue;
+      run_once(c);
+      c.loss = static_cast<double>(*static_cast<const float*>(c.out.loss.data()));
+      if (!unfused_) continue;
+      c.difference.loss = std::fabs(c.loss - unfused_loss_) / std::fabs(unfused_loss_);
+      if (c.out.d_hidden.defined())
+        c.difference.d_hidden = relative_difference(c.out.d_hidden, unfused_->d_hidden());
+      if (c.out.d_weight.defined())
+        c.difference.d_weight = relative_difference(c.out.d_weight, unfused_->d_weight());
+    }
+  }
+
+  void run_once(Contender& c) { cross_entropy(c.context, c.plan, {}, in_, c.out, *c.workspace); }
+
+  TensorView make(DType dtype, const std::vector<std::int64_t>& shape) {
+    return loader_.keep(make_tensor(dtype, shape));
+  }
+
+  double flops(double passes) const {
+    return 2.0 * passes * static_cast<double>(shape_.tokens) * static_cast<double>(shape_.dim) *
+           static_cast<double>(shape_.vocab);
+  }
+
+  const BenchCommand& args_;
+  TensorLoader& loader_;
+  const CrossEntropyInputs& in_;
+  HeadShape shape_;
+  int threads_;
+  std::vector<Contender> contenders_;
+  std::optional<Unfused> unfused_;
+  std::string unfused_refusal_;
+  std::size_t unfused_bytes_ = 0;
+  double unfused_loss_ = 0.0;
+  std::vector<double> unfused_seconds_;
+};
+
+// null where there is no number.
+nlohmann::ordered_json number_or_null(double value) {
+  return std::isnan(value) ? nlohmann::ordered_json() : nlohmann::ordered_json(value);
+}
+
+nlohmann::ordered_json Bench::to_json() const {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const Contender& c : contenders_) {
+    if (!c.refusal.empty()) {
+      rows.push_back({{"plan", c.name}, {"skipped", c.refusal}});
+      continue;
+    }
+    const double seconds = median(c.seconds);
+    rows.push_back({{"plan", c.name},
+                    {"kernel", c.plan.kernel},
+                    {"passes", c.plan.passes},
+                    {"seconds", seconds},
+                    {"all_seconds", c.seconds},
+                    {"predicted_seconds", c.plan.predicted_seconds},
+                    {"flops_per_second", flops(c.plan.passes) / seconds},
+                    {"workspace_bytes", c.plan.workspace_bytes()},
+                    {"peak_bytes", c.context.memory().peak_bytes()},
+                    {"loss", c.loss},
+                    {"loss_difference", number_or_null(c.difference.loss)},
+                    {"d_hidden_difference", number_or_null(c.difference.d_hidden)},
+                    {"d_weight_difference", number_or_null(c.difference.d_weight)}});
+  }
+  nlohmann::ordered_json unfused;
+  if (unfused_) {
+    const double seconds = median(unfused_seconds_);
+    unfused = {{"seconds", seconds},
+               {"all_seconds", unfused_seconds_},
+               {"flops_per_second", flops(3.0) / seconds},
+               {"peak_bytes", unfused_bytes_},
+               {"loss", unfused_loss_}};
+  } else {
+    unfused = {{"skipped", unfused_refusal_}};
+  }
+  return {{"tokens", shape_.tokens},
+          {"dim", shape_.dim},
+          {"vocab", shape_.vocab},
+          {"dtype", name_of(shape_.dtype)},
+          {"grad_dtype", name_of(args_.gradients.of(shape_.dtype))},
+          {"threads", threads_},
+          {"repeat", args_.repeat},
+          {"logits_bytes",
+           static_cast<std::size_t>(shape_.tokens) * static_cast<std::size_t>(shape_.vocab) * 4},
+          {"process_peak_bytes", process_peak_bytes()},
+          {"plans", rows},
+          {"unfused", unfused}};
+}
+
+std::string Bench::to_text() const {
+  const double baseline = unfused_ ? median(unfused_seconds_) : NAN;
+  const auto difference = [](double value) {
+    return std::isnan(value) ? std::string("-") : fmt::format("{:.1e}", value);
+  };
+  Table table({"plan", "kernel", "passes", "time", "of unfused", "GFLOP/s", "workspace", "peak",
+               "loss diff", "d_hidden diff", "d_weight diff"},
+              "<<>>>>>>>>>");
+  std::string notes;
+  for (const Contender& c : contenders_) {
+    if (!c.refusal.empty()) {
+      table.add({c.name, "skipped"});
+      notes += fmt::format("{}: {}\n", c.name, c.refusal);
+      continue;
+    }
+    const double seconds = median(c.seconds);
+    table.add({c.name, c.plan.kernel, format_passes(c.plan.passes), format_seconds(seconds),
+               unfused_ ? fmt::format("{:.2f}", seconds / baseline) : "-",
+               fmt::format("{:.1f}", flops(c.plan.passes) / seconds * 1e-9),
+               format_bytes(c.plan.workspace_bytes()),
+               format_bytes(c.context.memory().peak_bytes()), difference(c.difference.loss),
+               difference(c.difference.d_hidden), difference(c.difference.d_weight)});
+  }
+  if (unfused_) {
+    table.add({"unfused", "plain f32", "3", format_seconds(baseline), "1.00",
+               fmt::format("{:.1f}", flops(3.0) / baseline * 1e-9), "-",
+               format_bytes(unfused_bytes_), "-", "-", "-"});
+  } else {
+    table.add({"unfused", "skipped"});
+    notes += fmt::format("unfused: {}\n", unfused_refusal_);
+  }
+  const std::string head = fmt::format(
+      "{} tokens x {} words x {}, {}, gradients in {}, {} {}, median of {}\n\n", shape_.tokens,
+      shape_.vocab, shape_.dim, name_of(shape_.dtype), name_of(args_.gradients.of(shape_.dtype)),
+      threads_, threads_ == 1 ? "thread" : "threads", args_.repeat);
+  return head + table.text() + (notes.empty() ? "" : "\n" + notes);
+}
+
+void BenchCommand::run() {
+  TensorLoader loader;
+  const CrossEntropyInputs in = load(loader);
+  Bench bench(*this, loader, in);
+  bench.run();
+  if (json) {
+    print_json(bench.to_json());
+  } else {
+    print(bench.to_text());
+  }
+}
+
+}  // namespace
+
+Command add_bench(CLI::App& app) {
+  CLI::App* sub =
+      app.add_subcommand("bench", "Time and measure every plan of a head beside the unfused loss");
+  auto args = std::make_shared<BenchCommand>();
+  BenchCommand* a = args.get();
+  const auto size = [&](const char* name, std::int64_t& value, const char* description) {
+    return add_integer(*sub, name, value, 1, INT64_MAX, description)->group("Random data");
+  };
+  std::vector<CLI::Option*> sizes = {
+      size("--tokens", a->tokens, "rows of hidden (default 1024)"),
+      size("--dim", a->dim, "columns of hidden and weight (default 768)"),
+      size("--vocab", a->vocab, "rows of weight (default 32000)")};
+  sizes.push_back(add_parsed(
+      *sub, "--dtype", "f32|bf16|f16",
+      [a](const std::string& text) { a->dtype = parse_head_dtype(text); },
+      "of hidden and weight (default bf16)"));
+  sizes.back()->group("Random data");
+  add_number(*sub, "--spread", a->spread, "standard deviation of the logits (default 3)")
+      ->group("Random data");
+  add_integer(*sub, "--seed", a->seed, 0, 1 << 30, "of the random numbers (default 1)")
+      ->group("Random data");
+
+  const auto tensor = [&](const char* name, std::string& value, const char* description) {
+    add_parsed(
+        *sub, name, "TENSOR", [&value](const std::string& text) { value = text; }, description)
+        ->group("Data of files");
+  };
+  tensor("--hidden", a->hidden, "[N, D] f32, bf16 or f16");
+  tensor("--weight", a->weight, "[V, D] in the dtype of hidden");
+  tensor("--targets", a->targets, "[N] i32 or i64; -100 is ignored");
+  add_integer(*sub, "--first", a->first, 1, INT64_MAX, "use the first N tokens only")
+      ->group("Data of files");
+
+  a->gradients.add(*sub);
+  add_parsed(
+      *sub, "--budget", "BYTES", [a](const std::string& text) { a->budget = parse_bytes(text); },
+      "memory of each plan beyond inputs and outputs (default 512MiB)")
+      ->group("Plan");
+  a->device.add(*sub);
+  add_integer(*sub, "--repeat", a->repeat, 1, 100000, "turns after the first, of all (default 3)")
+      ->group("Machine");
+  add_number(*sub, "--unfused-limit", a->unfused_limit,
+             "skip the unfused loss if its runs take more seconds (default 60)")
+      ->group("Machine");
+  sub->add_flag("--json", a->json, "print one JSON object");
+  sub->footer(std::string(kTensorHelp) +
+              "\nThe unfused loss keeps all logits in f32 and takes three plain blocked matrix "
+              "products. Differences are relative\n"
+              "to its numbers: of the loss, and of the gradients in L2. `of unfused` is time: "
+              "below 1 is faster.\n\n"
+              "Examples:\n"
+              "  logitless bench --tokens 4096 --dim 1024 --vocab 50257 --repeat 5\n"
+              "  logitless bench --hidden head.safetensors:hidden --weight "
+              "head.safetensors:weight_q*weight_scale \\\n"
+              "                  --targets head.safetensors:targets --first 1024");
+  return {sub, [args, sizes] {
+            for (const CLI::Option* option : sizes)
+              args->sizes_given = args->sizes_given || option->count() > 0;
+            args->run();
+          }};
+}
+
+}  // namespace logitless::cli

@@ -1,0 +1,318 @@
+// logitless loss: cross entropy of tensors on disk, and its gradients.
+#include <fmt/core.h>
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "cli/tensors.h"
+
+namespace logitless::cli {
+namespace {
+
+struct LossCommand {
+  std::string hidden, weight, targets, bias, class_weight, token_weight, target_weight;
+  std::string out;
+  CrossEntropyOptions options;
+  double grad_loss = 1.0;
+  std::optional<DType> dtype;
+  GradientArgs gradients;
+  PlanArgs plan;
+  DeviceArgs device;
+  std::int64_t repeat = 1;
+  std::int64_t first = 0;
+  bool entropy = false;
+  bool argmax = false;
+  bool json = false;
+
+  void run();
+  CrossEntropyInputs load(TensorLoader& loader) const;
+  bool wants_gradients() const {
+    return plan.automatic ? !out.empty() : plan.kind != PlanKind::forward;
+  }
+};
+
+// What a run left behind.
+struct LossResult {
+  LossStatistics statistics;
+  double loss = 0.0;
+  double seconds = 0.0;
+  std::size_t peak_bytes = 0;
+};
+
+constexpr const char* kReductionNames[] = {"none", "mean", "sum"};
+
+Reduction parse_reduction(const std::string& text) {
+  for (const Reduction r : {Reduction::none, Reduction::mean, Reduction::sum}) {
+    if (text == kReductionNames[static_cast<int>(r)]) return r;
+  }
+  throw UsageError(fmt::format("expected mean, sum or none, got '{}'", text));
+}
+
+CrossEntropyInputs LossCommand::load(TensorLoader& loader) const {
+  CrossEntropyInputs in;
+  in.hidden = loader.load("--hidden", hidden, dtype);
+  in.weight = loader.load("--weight", weight, dtype);
+  in.targets = loader.load("--targets", targets);
+  if (!bias.empty()) {
+    in.bias = loader.load("--bias", bias);
+    if (in.bias.dtype() != in.weight.dtype()) in.bias = loader.load("--bias", bias, DType::f32);
+  }
+  in.class_weight = loader.load_optional("--class-weight", class_weight, DType::f32);
+  in.token_weight = loader.load_optional("--token-weight", token_weight, DType::f32);
+  in.target_weight = loader.load_optional("--target-weight", target_weight, DType::f32);
+  in.grad_loss = grad_loss;
+  if (first > 0) {
+    for (ConstTensorView* view : {&in.hidden, &in.targets, &in.token_weight, &in.target_weight}) {
+      *view = first_of(*view, first);
+    }
+  }
+  return in;
+}
+
+// Outputs of a call, with names for the file.
+class Outputs {
+ public:
+  Outputs(TensorLoader& loader, const LossCommand& args, const CrossEntropyInputs& in)
+      : loader_(loader) {
+    const bool none = args.options.reduction == Reduction::none;
+    const std::vector<std::int64_t> tokens = leading_sizes(in.hidden);
+    views.loss = make(none ? "loss" : "", DType::f32, none ? tokens : std::vector<std::int64_t>());
+    if (args.wants_gradients()) {
+      views.d_hidden = make("d_hidden", args.gradients.of(in.hidden.dtype()), sizes(in.hidden));
+      views.d_weight = make("d_weight", args.gradients.of(in.weight.dtype()), sizes(in.weight));
+      if (in.bias.defined())
+        views.d_bias = make("d_bias", args.gradients.of(in.bias.dtype()), sizes(in.bias));
+    }
+    if (!args.out.empty()) views.lse = make("lse", DType::f32, tokens);
+    if (args.entropy) views.entropy = make("entropy", DType::f32, tokens);
+    if (args.argmax) views.argmax = make("argmax", DType::i32, tokens);
+  }
+
+  CrossEntropyOutputs views;
+  const std::vector<NamedTensor>& named() const { return named_; }
+
+ private:
+  // An empty name: not for the file.
+  TensorView make(const char* name, DType dtype, const std::vector<std::int64_t>& shape) {
+    const TensorView view = loader_.keep(make_tensor(dtype, shape));
+    if (*name != '\0') named_.push_back({name, view});
+    return view;
+  }
+
+  TensorLoader& loader_;
+  std::vector<NamedTensor> named_;
+};
+
+LossResult measure(const Context& context, const LossPlan& plan, const CrossEntropyOptions& options,
+                   const CrossEntropyInputs& in, const CrossEntropyOutputs& out,
+                   std::int64_t repeat) {
+  LossResult result;
+  context.memory().reset_peak();
+  const Workspace workspace(context, plan);
+  std::vector<double> seconds;
+  for (std::int64_t i = 0; i < repeat; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    result.statistics = cross_entropy(context, plan, options, in, out, workspace);
+    seconds.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  result.seconds = median(std::move(seconds));
+  result.peak_bytes = context.memory().peak_bytes();
+  const auto* losses = static_cast<const float*>(out.loss.data());
+  for (std::int64_t i = 0; i < out.loss.numel(); ++i) result.loss += static_cast<double>(losses[i]);
+  return result;
+}
+
+nlohmann::ordered_json to_json(const LossPlan& plan, const LossCommand& args, const LossResult& r) {
+  nlohmann::ordered_json object = {
+      {"loss", r.loss},
+      {"reduction", kReductionNames[static_cast<int>(args.options.reduction)]},
+      {"tokens", r.statistics.tokens},
+      {"valid_tokens", r.statistics.valid_tokens},
+      {"normalizer", r.statistics.normalizer},
+      {"mean_lse", r.statistics.mean_lse},
+      {"mean_log_prob", r.statistics.mean_log_prob}};
+  if (args.argmax) object["correct"] = r.statistics.correct;
+  object.update({{"plan", name_of(plan.kind)},
+                 {"kernel", plan.kernel},
+                 {"threads", plan.threads},
+                 {"dim", plan.shape.dim},
+                 {"vocab", plan.shape.vocab},
+                 {"dtype", name_of(plan.shape.dtype)},
+                 {"passes", plan.passes},
+                 {"chunk_tokens", plan.chunk_tokens},
+                 {"workspace_bytes", plan.workspace_bytes()},
+                 {"peak_bytes", r.peak_bytes},
+                 {"process_peak_bytes", process_peak_bytes()},
+                 {"logits_bytes", plan.logits_bytes()},
+                 {"seconds", r.seconds},
+                 {"predicted_seconds", plan.predicted_seconds},
+                 {"repeat", args.repeat}});
+  if (!args.out.empty()) object["out"] = args.out;
+  return object;
+}
+
+std::string to_text(const LossPlan& plan, const LossCommand& args, const LossResult& r,
+                    const Outputs& out) {
+  const LossStatistics& s = r.statistics;
+  Facts facts;
+  const bool none = args.options.reduction == Reduction::none;
+  facts.add("loss", fmt::format("{:.7g} ({})", r.loss,
+                                none ? "sum of a loss per token"
+                                     : kReductionNames[static_cast<int>(args.options.reduction)]));
+  facts.add("tokens", fmt::format("{}, {} valid", s.tokens, s.valid_tokens));
+  facts.add("normalizer", fmt::format("{:.7g}", s.normalizer));
+  facts.add("mean lse", fmt::format("{:.7g}", s.mean_lse));
+  facts.add("mean log prob", fmt::format("{:.7g}", s.mean_log_prob));
+  if (s.correct >= 0 && s.valid_tokens > 0) {
+    facts.add("correct", fmt::format("{} ({:.2f} %)", s.correct,
+                                     100.0 * static_cast<double>(s.correct) /
+                                         static_cast<double>(s.valid_tokens)));
+  }
+  facts.add("plan",
+            fmt::format("{}, {} {}, kernel {}, {} {}", name_of(plan.kind),
+                        format_passes(plan.passes), plan.passes == 1.0 ? "pass" : "passes",
+                        plan.kernel, plan.threads, plan.threads == 1 ? "thread" : "threads"));
+  facts.add("workspace",
+            fmt::format("{}, measured peak {}; the fp32 logits would take {}",
+                        format_bytes(plan.workspace_bytes()), format_bytes(r.peak_bytes),
+                        format_bytes(plan.logits_bytes())));
+  facts.add("time", fmt::format("{}{}, predicted {}", format_seconds(r.seconds),
+                                args.repeat > 1 ? fmt::format(" (median of {})", args.repeat) : "",
+                                format_seconds(plan.predicted_seconds)));
+  if (!args.out.empty()) {
+    std::string names;
+    for (const NamedTensor& tensor : out.named())
+      names += (names.empty() ? "" : ", ") + tensor.name;
+    facts.add("written", fmt::format("{}: {}", args.out, names));
+  }
+  return facts.text();
+}
+
+// An answer that cannot be written is better known before the work.
+void check_writable(const std::string& path) {
+  if (path.empty()) return;
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  std::error_code error;
+  if (!folder.empty() && !std::filesystem::is_directory(folder, error)) {
+    throw UsageError(fmt::format("--out: there is no folder '{}'", folder.string()));
+  }
+  if (std::filesystem::is_directory(path, error))
+    throw UsageError(fmt::format("--out: '{}' is a folder", path));
+}
+
+void LossCommand::run() {
+  check_writable(out);
+  if ((entropy || argmax) && out.empty() && !argmax) {
+    throw UsageError("--entropy: is written to the file of --out, which is missing");
+  }
+  const Context context = device.context();
+  TensorLoader loader;
+  const CrossEntropyInputs in = load(loader);
+  shape_of(in);  // says what is wrong with the sizes before outputs are made of them
+  const Outputs outputs(loader, *this, in);
+  const LossPlan made =
+      plan_cross_entropy(options, in, outputs.views, plan.request(context.device()));
+  context.trace(made.explain());
+  const LossResult result = measure(context, made, options, in, outputs.views, repeat);
+  if (!out.empty())
+    write_safetensors(out, outputs.named(), {{"made_by", std::string("logitless ") + version()}});
+  if (json) {
+    print_json(to_json(made, *this, result));
+  } else {
+    print(to_text(made, *this, result, outputs));
+  }
+}
+
+void add_tensor(CLI::App& app, const char* name, std::string& value, const char* description,
+                bool required = false) {
+  add_parsed(
+      app, name, "TENSOR", [&value](const std::string& text) { value = text; }, description)
+      ->required(required)
+      ->group("Tensors");
+}
+
+}  // namespace
+
+Command add_loss(CLI::App& app) {
+  CLI::App* sub =
+      app.add_subcommand("loss", "Cross entropy of tensors in files, and its gradients");
+  auto args = std::make_shared<LossCommand>();
+  LossCommand* a = args.get();
+  add_tensor(*sub, "--hidden", a->hidden, "[..., D] f32, bf16 or f16", true);
+  add_tensor(*sub, "--weight", a->weight, "[V, D] in the dtype of hidden", true);
+  add_tensor(*sub, "--targets", a->targets, "[...] i32 or i64; [..., K] with --target-weight",
+             true);
+  add_tensor(*sub, "--bias", a->bias, "[V]");
+  add_tensor(*sub, "--class-weight", a->class_weight, "[V]");
+  add_tensor(*sub, "--token-weight", a->token_weight, "[...]");
+  add_tensor(*sub, "--target-weight", a->target_weight,
+             "[..., K]: the loss against K weighted words a token");
+  add_parsed(
+      *sub, "--dtype", "f32|bf16|f16",
+      [a](const std::string& text) { a->dtype = parse_head_dtype(text); },
+      "convert hidden and weight on loading")
+      ->group("Tensors");
+  add_integer(*sub, "--first", a->first, 1, INT64_MAX,
+              "use the first N tokens only (sequences, if hidden is [B, T, D])")
+      ->group("Tensors");
+
+  CrossEntropyOptions& o = a->options;
+  add_parsed(
+      *sub, "--reduction", "mean|sum|none",
+      [&o](const std::string& text) { o.reduction = parse_reduction(text); },
+      "of the loss (default mean); none prints the sum and writes each")
+      ->group("Loss");
+  add_number(*sub, "--label-smoothing", o.label_smoothing, "in [0, 1]")->group("Loss");
+  add_number(*sub, "--z-loss", o.z_loss, "X * lse^2 is added")->group("Loss");
+  add_number(*sub, "--softcap", o.softcap, "logits are X tanh(u / X)")->group("Loss");
+  add_number(*sub, "--logit-scale", o.logit_scale, "logits are multiplied by it (default 1)")
+      ->group("Loss");
+  add_number(*sub, "--normalizer", o.normalizer,
+             "mean divides by it, not by the weights of the valid tokens")
+      ->group("Loss");
+  sub->add_flag("--next-token", o.next_token,
+                "targets [B, T] are the tokens: position t predicts t + 1")
+      ->group("Loss");
+  add_integer(*sub, "--ignore-index", o.ignore_index, INT64_MIN, INT64_MAX,
+              "tokens of this target count nothing (default -100)")
+      ->group("Loss");
+  sub->add_flag("--nan-if-empty", o.nan_if_empty, "the mean over no token is NaN instead of 0")
+      ->group("Loss");
+
+  add_parsed(
+      *sub, "--out", "FILE", [a](const std::string& text) { a->out = text; },
+      "write d_hidden, d_weight, d_bias, lse (and loss, if none) as safetensors")
+      ->group("Gradients");
+  a->gradients.add(*sub);
+  add_number(*sub, "--grad-loss", a->grad_loss, "upstream gradient (default 1)")
+      ->group("Gradients");
+  sub->add_flag("--entropy", a->entropy, "write the entropy of each token, too")
+      ->group("Gradients");
+  sub->add_flag("--argmax", a->argmax, "count right predictions, and write each token's argmax")
+      ->group("Gradients");
+
+  a->plan.add(*sub);
+  a->device.add(*sub);
+  add_integer(*sub, "--repeat", a->repeat, 1, 1000000,
+              "run N times (default 1), report the median time")
+      ->group("Machine");
+  sub->add_flag("--json", a->json, "print one JSON object");
+  sub->footer(
+      std::string(kTensorHelp) +
+      "\nGradients are computed when --out is given or --plan names a plan that makes them. "
+      "Without --out, --plan auto is\n"
+      "the forward pass alone; --plan forward is that even with --out.\n\n"
+      "Examples:\n"
+      "  logitless loss --hidden h.npy --weight w.npy --targets t.npy --label-smoothing 0.1\n"
+      "  logitless loss --hidden head.safetensors:hidden --weight "
+      "head.safetensors:weight_q*weight_scale \\\n"
+      "                 --targets head.safetensors:targets --budget 256MiB --out grads.safetensors "
+      "--json");
+  return {sub, [args] { args->run(); }};
+}
+
+}  // namespace logitless::cli

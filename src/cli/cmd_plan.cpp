@@ -1,0 +1,139 @@
+// logitless plan: which plan a head would get, what the others cost, and why they were not chosen.
+#include <fmt/core.h>
+
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+
+namespace logitless::cli {
+namespace {
+
+struct PlanCommand {
+  HeadShape shape{.dtype = DType::bf16};
+  HeadFeatures features;
+  GradientArgs gradients;
+  PlanArgs plan;
+  DeviceArgs device;
+  double label_smoothing = 0.0;
+  std::int64_t targets_per_token = 1;
+  bool no_d_hidden = false;
+  bool no_d_weight = false;
+  bool json = false;
+
+  void run();
+};
+
+nlohmann::ordered_json to_json(const LossPlan& plan) {
+  nlohmann::ordered_json candidates = nlohmann::ordered_json::array();
+  for (const PlanCandidate& c : plan.candidates) {
+    candidates.push_back({{"plan", name_of(c.kind)},
+                          {"possible", c.possible},
+                          {"chosen", c.kind == plan.kind},
+                          {"reason", c.reason},
+                          {"passes", c.passes},
+                          {"workspace_bytes", c.workspace_bytes},
+                          {"predicted_seconds", c.predicted_seconds}});
+  }
+  return {{"plan", name_of(plan.kind)},
+          {"kernel", plan.kernel},
+          {"threads", plan.threads},
+          {"tokens", plan.shape.tokens},
+          {"dim", plan.shape.dim},
+          {"vocab", plan.shape.vocab},
+          {"dtype", name_of(plan.shape.dtype)},
+          {"passes", plan.passes},
+          {"workspace_bytes", plan.workspace_bytes()},
+          {"logits_bytes", plan.logits_bytes()},
+          {"memory_budget", plan.memory_budget},
+          {"predicted_seconds", plan.predicted_seconds},
+          {"chunk_tokens", plan.chunk_tokens},
+          {"slab_vocab", plan.slab_vocab},
+          {"stored_vocab", plan.stored_vocab},
+          {"candidates", candidates},
+          {"explain", plan.explain()}};
+}
+
+void PlanCommand::run() {
+  features.targets_per_token = static_cast<int>(targets_per_token);
+  features.label_smoothing = label_smoothing != 0.0;
+  features.vocab_weight = features.vocab_weight && features.label_smoothing;
+  features.d_hidden = !no_d_hidden;
+  features.d_weight = !no_d_weight;
+  features.d_bias = features.bias && features.d_weight;
+  if (features.d_hidden) features.d_hidden_dtype = gradients.of(shape.dtype);
+  if (features.d_weight) features.d_weight_dtype = gradients.of(shape.dtype);
+  // Asked for without gradients by its name.
+  if (!plan.automatic && plan.kind == PlanKind::forward) {
+    features.d_hidden = features.d_weight = features.d_bias = false;
+    features.d_hidden_dtype = features.d_weight_dtype = DType::f32;
+  }
+  const Context context = device.context();
+  const LossPlan made = plan_head(shape, features, plan.request(context.device()));
+  if (json) {
+    print_json(to_json(made));
+    return;
+  }
+  Table table({"plan", "passes", "workspace", "predicted", "verdict"}, "<>>><");
+  for (const PlanCandidate& c : made.candidates) {
+    const bool sized = c.workspace_bytes > 0;
+    table.add({std::string(name_of(c.kind)), sized ? format_passes(c.passes) : "-",
+               sized ? format_bytes(c.workspace_bytes) : "-",
+               sized ? format_seconds(c.predicted_seconds) : "-", c.reason});
+  }
+  print(table.text() + "\n" + made.explain());
+}
+
+}  // namespace
+
+Command add_plan(CLI::App& app) {
+  CLI::App* sub =
+      app.add_subcommand("plan", "Choose the plan of a head from its sizes, without running it");
+  auto args = std::make_shared<PlanCommand>();
+  constexpr std::int64_t kMost = INT64_MAX;
+  add_integer(*sub, "--tokens", args->shape.tokens, 1, kMost, "rows of hidden")
+      ->required()
+      ->group("Head");
+  add_integer(*sub, "--dim", args->shape.dim, 1, kMost, "columns of hidden and weight")
+      ->required()
+      ->group("Head");
+  add_integer(*sub, "--vocab", args->shape.vocab, 1, kMost, "rows of weight")
+      ->required()
+      ->group("Head");
+  add_parsed(
+      *sub, "--dtype", "f32|bf16|f16",
+      [args = args.get()](const std::string& text) { args->shape.dtype = parse_head_dtype(text); },
+      "of hidden and weight (default bf16)")
+      ->group("Head");
+  sub->add_flag("--bias", args->features.bias, "there is a bias, trained if the weight is")
+      ->group("Head");
+  add_number(*sub, "--softcap", args->features.softcap, "logits are X tanh(u / X)")->group("Head");
+  add_number(*sub, "--label-smoothing", args->label_smoothing, "in [0, 1]")->group("Head");
+  sub->add_flag("--class-weight", args->features.vocab_weight, "classes have weights")
+      ->group("Head");
+  add_integer(*sub, "--targets-per-token", args->targets_per_token, 1, 65536,
+              "weighted targets of a token (default 1)")
+      ->group("Head");
+  args->gradients.add(*sub);
+  sub->add_flag("--no-d-hidden", args->no_d_hidden, "without the gradient of hidden")
+      ->group("Gradients");
+  sub->add_flag("--no-d-weight", args->no_d_weight, "without those of weight and bias")
+      ->group("Gradients");
+  sub->add_flag("--entropy-gradient", args->features.entropy_gradient,
+                "the loss depends on the entropy (policies)")
+      ->group("Gradients");
+  sub->add_flag("--accumulate", args->features.accumulate, "gradients are added to what is there")
+      ->group("Gradients");
+  args->plan.add(*sub);
+  args->device.add(*sub);
+  sub->add_flag("--json", args->json, "print one JSON object");
+  sub->footer(
+      "The table has every plan: passes over tokens x vocab x dim, memory beyond inputs and "
+      "outputs, predicted time at\n"
+      "the kernel's nominal rate, and why it was not chosen.\n\n"
+      "Example:\n"
+      "  logitless plan --tokens 16384 --dim 4096 --vocab 128256 --budget 2GiB --threads 32");
+  return {sub, [args] { args->run(); }};
+}
+
+}  // namespace logitless::cli

@@ -1,0 +1,13 @@
+// The commands of the program. Each adds itself to `app`, with its options and help.
+#pragma once
+
+#include "cli/args.h"
+
+namespace logitless::cli {
+
+Command add_loss(CLI::App& app);
+Command add_plan(CLI::App& app);
+Command add_bench(CLI::App& app);
+Command add_kernels(CLI::App& app);
+
+}  // namespace logitless::cli

@@ -1,0 +1,94 @@
+// logitless: the command line. Results go to standard output; errors to standard error, one line
+// each. Exit codes: 0 done, 1 it failed while running, 2 the command line asked for something
+// wrong.
+#include <fmt/core.h>
+
+#include <cstdio>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+
+namespace logitless::cli {
+namespace {
+
+constexpr const char* kHelp =
+    "Large-vocabulary cross entropy and its gradients without the logits.\n"
+    "`logitless COMMAND --help` describes a command.";
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  logitless loss --hidden run.safetensors:hidden --weight model.safetensors:lm_head.weight "
+    "\\\n"
+    "                 --targets run.safetensors:targets\n"
+    "  logitless plan --tokens 16384 --dim 4096 --vocab 128256 --budget 2GiB\n"
+    "  logitless bench --tokens 2048 --dim 768 --vocab 50257";
+
+int fail(const std::string& command, std::string message, int code) {
+  for (std::size_t at = 0; (at = message.find('\n', at)) != std::string::npos;) {
+    const bool last = message.find_first_not_of('\n', at) == std::string::npos;
+    message.replace(at, last ? std::string::npos : 1, last ? "" : "; ");
+  }
+  fmt::print(stderr, "logitless{}{}: {}\n", command.empty() ? "" : " ", command, message);
+  return code;
+}
+
+// What CLI11 found wrong, said with the program's own words where those are clearer.
+std::string explain(const CLI::ParseError& error, const CLI::App& app) {
+  if (app.get_subcommands().empty() &&
+      (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr ||
+       dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)) {
+    const std::vector<std::string> rest = app.remaining();
+    return fmt::format("{}; expected loss, plan, bench or kernels (see logitless --help)",
+                       rest.empty() ? "no command was given"
+                                    : fmt::format("there is no command '{}'", rest.front()));
+  }
+  return error.what();
+}
+
+int run(int count, char** arguments) {
+  CLI::App app(kHelp, "logitless");
+  app.footer(kExamples);
+  app.set_version_flag("--version", fmt::format("logitless {}", version()),
+                       "print the version and leave");
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(30);
+  std::string name;
+  try {
+    const std::vector<Command> commands = {add_loss(app), add_plan(app), add_bench(app),
+                                           add_kernels(app)};
+    // Known before the whole line is parsed, so that errors in options can be told with the
+    // command's name.
+    for (const Command& command : commands) {
+      command.app->preparse_callback(
+          [&name, app = command.app](std::size_t) { name = app->get_name(); });
+    }
+    try {
+      app.parse(count, arguments);
+    } catch (const CLI::Success& e) {
+      return app.exit(e);
+    } catch (const CLI::ParseError& e) {
+      return fail(name, explain(e, app), kUsageExit);
+    }
+    for (const Command& command : commands) {
+      if (command.app->parsed()) command.run();
+    }
+    return 0;
+  } catch (const UsageError& e) {
+    return fail(name, e.what(), kUsageExit);
+  } catch (const InvalidArgument& e) {
+    return fail(name, e.what(), kUsageExit);
+  } catch (const InternalError& e) {
+    return fail(name, fmt::format("internal error, please report it: {}", e.what()), kRuntimeExit);
+  } catch (const std::bad_alloc&) {
+    return fail(name, "out of memory", kRuntimeExit);
+  } catch (const std::exception& e) {
+    return fail(name, e.what(), kRuntimeExit);
+  }
+}
+
+}  // namespace
+}  // namespace logitless::cli
+
+int main(int count, char** arguments) { return logitless::cli::run(count, arguments); }

@@ -1,0 +1,101 @@
+#include "cli/tensors.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+
+#include "cli/args.h"
+
+namespace logitless::cli {
+namespace {
+
+struct Spec {
+  std::string path;
+  std::string name;
+  std::string scale;  // empty: not quantised
+};
+
+Spec parse_spec(const std::string& text) {
+  Spec spec;
+  std::error_code ignored;
+  const std::size_t colon = text.rfind(':');
+  // A path may hold a colon itself.
+  if (colon == std::string::npos || std::filesystem::exists(text, ignored)) {
+    spec.path = text;
+    return spec;
+  }
+  spec.path = text.substr(0, colon);
+  spec.name = text.substr(colon + 1);
+  const std::size_t star = spec.name.find('*');
+  if (star == std::string::npos) return spec;
+  spec.scale = spec.name.substr(star + 1);
+  spec.name.resize(star);
+  if (spec.name.empty() || spec.scale.empty()) {
+    throw UsageError(fmt::format("'{}': expected FILE:NAME*SCALE, both names given", text));
+  }
+  return spec;
+}
+
+bool aligned(const ConstTensorView& view) {
+  return reinterpret_cast<std::uintptr_t>(view.data()) % size_of(view.dtype()) == 0;
+}
+
+}  // namespace
+
+const TensorFile& TensorLoader::file(const std::string& path) {
+  const auto found = files_.find(path);
+  if (found != files_.end()) return found->second;
+  std::error_code error;
+  if (path.empty() || !std::filesystem::exists(path, error))
+    throw UsageError(fmt::format("there is no file '{}'", path));
+  return files_.emplace(path, TensorFile(path)).first->second;
+}
+
+ConstTensorView TensorLoader::load(const std::string& option, const std::string& spec_text,
+                                   std::optional<DType> dtype) {
+  try {
+    const Spec spec = parse_spec(spec_text);
+    const TensorFile& source = file(spec.path);
+    ConstTensorView view = source.tensor(spec.name);
+    if (!spec.scale.empty()) {
+      return keep(dequantise(view, source.tensor(spec.scale), dtype.value_or(DType::bf16)));
+    }
+    const DType wanted = dtype.value_or(view.dtype());
+    if (wanted == view.dtype() && aligned(view)) return view;
+    return keep(convert(view, wanted));
+  } catch (const InvalidArgument& e) {
+    throw UsageError(fmt::format("{}: {}", option, e.what()));
+  } catch (const UsageError& e) {
+    throw UsageError(fmt::format("{}: {}", option, e.what()));
+  }
+}
+
+TensorView TensorLoader::keep(OwnedTensor tensor) {
+  owned_.push_back(std::move(tensor));
+  return owned_.back().view;
+}
+
+ConstTensorView first_of(const ConstTensorView& view, std::int64_t count) {
+  if (view.rank() < 1 || view.size(0) <= count) return view;
+  std::vector<std::int64_t> shape = sizes(view);
+  shape[0] = count;
+  std::array<std::int64_t, kMaxRank> strides{};
+  for (int d = 0; d < view.rank(); ++d) strides[static_cast<std::size_t>(d)] = view.stride(d);
+  return ConstTensorView(view.data(), view.dtype(), shape, std::span(strides.data(), shape.size()));
+}
+
+std::vector<std::int64_t> sizes(const ConstTensorView& view) {
+  std::vector<std::int64_t> out;
+  for (int d = 0; d < view.rank(); ++d) out.push_back(view.size(d));
+  return out;
+}
+
+std::vector<std::int64_t> leading_sizes(const ConstTensorView& view) {
+  std::vector<std::int64_t> out = sizes(view);
+  if (!out.empty()) out.pop_back();
+  return out;
+}
+
+}  // namespace logitless::cli

@@ -1,0 +1,66 @@
+// What the C tests share: a check macro, a small head, and its loss computed directly in doubles.
+#pragma once
+
+#include <stdio.h>
+
+#include "logitless/c_api.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+extern int failures;
+
+#define CHECK(condition, ...)                                                  \
+  do {                                                                         \
+    if (!(condition)) {                                                        \
+      ++failures;                                                              \
+      fprintf(stderr, "%s:%d: %s is false; ", __FILE__, __LINE__, #condition); \
+      fprintf(stderr, __VA_ARGS__);                                            \
+      fprintf(stderr, " (last error: %s)\n", logitless_last_error());          \
+    }                                                                          \
+  } while (0)
+
+enum { kTokens = 6, kDim = 5, kVocab = 11 };
+
+// hidden [kTokens, kDim], weight [kVocab, kDim]; token 2 is ignored.
+typedef struct Head {
+  float hidden[kTokens * kDim];
+  float weight[kVocab * kDim];
+  float bias[kVocab];
+  float class_weight[kVocab];
+  float token_weight[kTokens];
+  int64_t targets[kTokens];
+} Head;
+
+typedef struct Options {
+  double label_smoothing, z_loss, softcap, logit_scale;
+  int weighted;  // class and token weights
+} Options;
+
+typedef struct Expected {
+  double loss, normalizer;
+  double lse[kTokens], log_prob[kTokens], entropy[kTokens], logit_sum[kTokens];
+  double d_hidden[kTokens * kDim], d_weight[kVocab * kDim], d_bias[kVocab];
+} Expected;
+
+void make_head(Head* head);
+// Mean cross entropy times grad_loss, its gradients, and the outputs of each token.
+void expect_cross_entropy(const Head* head, const Options* options, double grad_loss,
+                          Expected* expected);
+// Gradients of sum_i (g_lse lse_i + g_log_prob log_prob_i + g_entropy entropy_i).
+void expect_head_backward(const Head* head, const Options* options, double g_lse, double g_log_prob,
+                          double g_entropy, Expected* expected);
+// Checks that all are within `tolerance` of what is expected, absolutely and relatively.
+void check_close(const char* what, const float* actual, const double* expected, int count,
+                 double tolerance);
+logitless_tensor tensor(void* data, logitless_dtype dtype, int rank, int64_t size0, int64_t size1);
+
+// A callback that throws a C++ exception.
+void throwing_trace(const char* line, void* user);
+// c_api_errors_test.c
+void test_errors(const char* kernel);
+
+#ifdef __cplusplus
+}
+#endif

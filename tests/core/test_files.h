@@ -1,0 +1,83 @@
+// What the tests of files share: a directory of their own, whole-file reading and writing, the
+// message of an error.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "logitless/error.h"
+
+namespace logitless {
+
+// A directory that exists as long as the object.
+class TempDir {
+ public:
+  TempDir() {
+    std::string pattern = testing::TempDir() + "logitless-XXXXXX";
+    if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no temporary directory");
+    path_ = pattern;
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+
+  std::string file(const std::string& name) const { return (path_ / name).string(); }
+  std::vector<std::string> listing() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(path_))
+      names.push_back(entry.path().filename());
+    return names;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline std::string read_whole(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+inline void write_whole(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+inline std::span<const std::byte> as_bytes(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
+
+// The bytes of a safetensors file made by hand. `length` in place of the header's own where it is
+// given.
+inline std::string safetensors_bytes(const std::string& header, const std::string& data,
+                                     std::int64_t length = -1) {
+  const std::uint64_t stored = length < 0 ? header.size() : static_cast<std::uint64_t>(length);
+  std::string file(sizeof(stored), '\0');
+  std::memcpy(file.data(), &stored, sizeof(stored));
+  return file + header + data;
+}
+
+// The message of the Expected that `function` throws; "" when nothing is thrown. Other exceptions
+// pass through.
+template <typename Expected, typename F>
+std::string message_of(F&& function) {
+  try {
+    function();
+  } catch (const Expected& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace logitless

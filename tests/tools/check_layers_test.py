@@ -1,0 +1,205 @@
+"""Every rule of tools/check_layers.py fires on a small tree that breaks it, and on nothing else."""
+
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import check_layers  # noqa: E402
+
+# A tree in order: one file for each folder, with the includes that its layer allows.
+GOOD = {
+    "include/logitless/api.h": '#pragma once\n#include <vector>\n#include "logitless/api.h"\n',
+    "src/core/check.h": '#pragma once\n#include "logitless/api.h"\n#include "core/check.h"\n',
+    "src/math/lse.h": '#pragma once\n#if defined(__CUDACC__)\n#endif\n#include "math/lse.h"\n#include <logitless/api.h>\n',
+    "src/kernels/kernels.h": '#pragma once\n#include "logitless/api.h"\n#include "core/check.h"\n',
+    "src/kernels/registry.cpp": '#include "kernels/kernels.h"\n#include "kernels/cpu/register_cpu.h"\n',
+    "src/kernels/cpu/register_cpu.h": '#pragma once\n#include "kernels/kernels.h"\n#include "math/lse.h"\n',
+    "src/kernels/cpu/simd-inl.h": "#if defined(A) == defined(HWY_TARGET_TOGGLE)\n#endif\n",
+    "src/kernels/cuda/device.cuh": "#pragma once\n#ifdef LOGITLESS_CUDA\n#endif\n#include <cuda_runtime.h>\n#include <cute/tensor.hpp>\n",
+    "src/kernels/reference/loops.cpp": '#include "core/check.h"\n#include <cmath>\n',
+    "src/head/engine.h": '#pragma once\n#include "kernels/kernels.h"\n#include "math/lse.h"\n#include "core/check.h"\n',
+    "src/compiler/ir/graph.h": '#pragma once\n#include "core/check.h"\n',
+    "src/compiler/analysis/size.h": '#pragma once\n#include "compiler/ir/graph.h"\n',
+    "src/compiler/passes/fold.h": '#pragma once\n#include "compiler/analysis/size.h"\n',
+    "src/compiler/plan/plan.h": '#pragma once\n#include "compiler/analysis/size.h"\n',
+    "src/compiler/exec/run.h": '#pragma once\n#include "compiler/plan/plan.h"\n#include "head/engine.h"\n#include "kernels/kernels.h"\n',
+    "src/compiler/exec/cuda_run.h": "#pragma once\n#include <cuda.h>\n",
+    "src/compiler/compiler.cpp": '#include "compiler/passes/fold.h"\n#include "compiler/exec/run.h"\n',
+    "src/train/trainer.cpp": '#include "head/engine.h"\n#include "core/check.h"\n',
+    "src/capi/c_api.cpp": '#include "logitless/api.h"\n#include "core/check.h"\n',
+    "src/cli/args.h": "#pragma once\n#include <logitless/api.h>\n",
+    "src/cli/main.cpp": '#include "cli/args.h"\n#include "args.h"\n#include <CLI/CLI.hpp>\n',
+    "examples/one/part.h": "#pragma once\n",
+    "examples/one/main.cpp": '#include "part.h"\n#include <logitless/api.h>\n',
+    "examples/two/part.h": "#pragma once\n",
+    "bench/timing.h": "#pragma once\n",
+    "bench/bench_head.cpp": '#include "timing.h"\n#include <logitless/api.h>\n',
+    "tests/head/engine_test.cpp": '#include "head/engine.h"\n#include "kernels/cpu/register_cpu.h"\n#include <cuda_runtime.h>\n',
+}
+
+
+class Tree(unittest.TestCase):
+    """Tests on one copy of GOOD on disk."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        cls.root = Path(cls.folder.name)
+        for name, text in GOOD.items():
+            write(cls.root / name, text)
+
+    def check(self, changes):
+        """What the checker says of GOOD with these files changed or added."""
+        for name, text in changes.items():
+            write(self.root / name, text)
+        violations = check_layers.check_tree(self.root)[0]
+        for name in changes:
+            if name in GOOD:
+                write(self.root / name, GOOD[name])
+            else:
+                (self.root / name).unlink()
+        return violations
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+class Includes(Tree):
+    def test_a_tree_in_order_has_no_violation(self):
+        self.assertEqual(self.check({}), [])
+
+    # (file, what it may not include)
+    FORBIDDEN = (
+        ("include/logitless/bad.h", "core/check.h"),
+        ("src/core/bad.cpp", "math/lse.h"),
+        ("src/core/bad.cpp", "head/engine.h"),
+        ("src/math/bad.cpp", "core/check.h"),
+        ("src/kernels/bad.cpp", "head/engine.h"),
+        ("src/kernels/registry.cpp", "kernels/cpu/simd-inl.h"),
+        ("src/kernels/cpu/bad.cpp", "kernels/cuda/device.cuh"),
+        ("src/kernels/cuda/bad.cu", "kernels/cpu/register_cpu.h"),
+        ("src/kernels/reference/bad.cpp", "kernels/cpu/register_cpu.h"),
+        ("src/kernels/cpu/bad.cpp", "head/engine.h"),
+        ("src/head/bad.cpp", "kernels/cpu/register_cpu.h"),
+        ("src/head/bad.cpp", "compiler/ir/graph.h"),
+        ("src/compiler/ir/bad.cpp", "compiler/analysis/size.h"),
+        ("src/compiler/ir/bad.cpp", "kernels/kernels.h"),
+        ("src/compiler/analysis/bad.cpp", "compiler/passes/fold.h"),
+        ("src/compiler/passes/bad.cpp", "compiler/plan/plan.h"),
+        ("src/compiler/passes/bad.cpp", "head/engine.h"),
+        ("src/compiler/plan/bad.cpp", "compiler/exec/run.h"),
+        ("src/compiler/exec/bad.cpp", "compiler/passes/fold.h"),
+        ("src/compiler/exec/bad.cpp", "kernels/cpu/register_cpu.h"),
+        ("src/compiler/bad.cpp", "train/trainer.h"),
+        ("src/train/bad.cpp", "kernels/kernels.h"),
+        ("src/train/bad.cpp", "compiler/ir/graph.h"),
+        ("src/capi/bad.cpp", "kernels/kernels.h"),
+        ("src/capi/bad.cpp", "cli/args.h"),
+        ("src/cli/bad.cpp", "core/check.h"),
+        ("examples/one/bad.cpp", "core/check.h"),
+        ("examples/one/bad.cpp", "examples/two/part.h"),
+        ("bench/bad.cpp", "head/engine.h"),
+        ("bench/bad.cpp", "examples/one/part.h"),
+    )
+
+    def test_each_arrow_that_is_not_drawn_is_refused(self):
+        for file, name in self.FORBIDDEN:
+            with self.subTest(file=file, includes=name):
+                violations = self.check({file: f'#pragma once\n#include "{name}"\n'})
+                self.assertEqual(len(violations), 1, violations)
+                self.assertTrue(violations[0].startswith(f"{file}:2: includes "), violations[0])
+                self.assertIn(name, violations[0])
+
+    def test_the_message_says_what_the_layer_may_include(self):
+        self.assertEqual(
+            self.check({"src/cli/bad.cpp": '#include "core/check.h"\n'}),
+            ["src/cli/bad.cpp:1: includes src/core/check.h; src/cli/ may include src/cli/, include/logitless/"])
+
+    def test_neither_angle_brackets_nor_relative_paths_hide_an_include(self):
+        for include in ("<core/check.h>", '"../core/check.h"', '"../../src/core/check.h"', '"src/core/check.h"'):
+            with self.subTest(include=include):
+                self.assertEqual(len(self.check({"src/cli/bad.cpp": f"#  include {include}\n"})), 1)
+
+    def test_an_include_of_a_missing_file_of_ours_counts(self):
+        self.assertEqual(len(self.check({"src/cli/bad.cpp": '#include "head/not_there.h"\n'})), 1)
+
+    def test_a_folder_without_a_row_is_refused(self):
+        violations = self.check({"src/extra/new.cpp": "int x;\n"})
+        self.assertEqual(len(violations), 1)
+        self.assertIn("without a row in LAYERS", violations[0])
+
+
+class Cuda(Tree):
+    def test_cuda_headers_stay_in_their_folders(self):
+        for name in ("cuda_runtime.h", "cuda.h", "cuda_bf16.h", "cublasLt.h", "cublas_v2.h", "cute/tensor.hpp",
+                     "cutlass/gemm.h", "cub/cub.cuh", "cooperative_groups.h", "nccl.h"):
+            for file in ("src/head/bad.cpp", "src/compiler/exec/bad.cpp", "include/logitless/api2.h", "bench/bad.cpp"):
+                with self.subTest(name=name, file=file):
+                    violations = self.check({file: f"#pragma once\n#include <{name}>\n"})
+                    self.assertEqual(len(violations), 1, violations)
+                    self.assertTrue(violations[0].startswith(f"{file}:2: includes the CUDA header {name}"))
+
+    def test_other_headers_are_not_taken_for_cuda(self):
+        self.assertEqual(self.check({"src/head/fine.cpp": "#include <cstdio>\n#include <cubature.h>\n#include <mmap.h>\n"}), [])
+
+    def test_only_cuda_folders_ask_about_cuda(self):
+        for question in ("#ifdef LOGITLESS_CUDA", "#if defined(USE_CUDA)", "#ifndef __CUDA_ARCH__", "# if LOGITLESS_CUDA > 1",
+                         "#elif defined(__CUDACC__)"):
+            for file in ("src/head/bad.cpp", "src/math/bad.h", "tests/head/bad_test.cpp"):
+                with self.subTest(question=question, file=file):
+                    violations = self.check({file: f"#pragma once\n{question}\n#endif\n"})
+                    self.assertEqual(len(violations), 1, violations)
+                    self.assertTrue(violations[0].startswith(f"{file}:2: asks about CUDA"))
+
+    def test_nvcc_may_be_asked_for_in_math_alone(self):
+        self.assertEqual(self.check({"src/math/fine.h": "#pragma once\n#ifdef __CUDACC__\n#endif\n"}), [])
+        self.assertEqual(len(self.check({"src/core/bad.h": "#pragma once\n#ifdef __CUDACC__\n#endif\n"})), 1)
+
+
+class Files(Tree):
+    def test_a_header_without_pragma_once(self):
+        for file in ("src/core/bad.h", "include/logitless/bad.h", "src/kernels/cuda/bad.cuh", "tests/bad.h"):
+            with self.subTest(file=file):
+                self.assertEqual(self.check({file: "#ifndef X\n#define X\n#endif\n"}), [f"{file}:1: has no #pragma once"])
+
+    def test_an_inl_header_without_the_guard_of_highway(self):
+        violations = self.check({"src/kernels/cpu/bad-inl.h": "#pragma once\n"})
+        self.assertEqual(len(violations), 1)
+        self.assertIn("HWY_TARGET_TOGGLE", violations[0])
+
+    def test_the_longest_file_and_one_line_more(self):
+        for file in ("src/core/long.cpp", "tests/core/long_test.cpp", "tools/long.py", "cmake/Long.cmake", "tests/CMakeLists.txt"):
+            with self.subTest(file=file):
+                self.assertEqual(self.check({file: "\n" * 600}), [])
+                self.assertEqual(self.check({file: "\n" * 601}), [f"{file}:601: has 601 lines; at most 600"])
+
+
+class CommandLine(unittest.TestCase):
+    def run_on(self, files):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in files.items():
+                write(Path(folder, name), text)
+            return subprocess.run([sys.executable, str(ROOT / "tools/check_layers.py"), "--root", folder],
+                                  capture_output=True, text=True, check=False)
+
+    def test_status_and_count(self):
+        good = self.run_on(GOOD)
+        self.assertEqual((good.returncode, good.stdout), (0, f"layers: {len(GOOD)} files, 0 violations\n"))
+        bad = self.run_on({**GOOD, "src/core/bad.h": ""})
+        self.assertEqual(bad.returncode, 1)
+        self.assertEqual(bad.stdout, f"src/core/bad.h:1: has no #pragma once\nlayers: {len(GOOD) + 1} files, 1 violations\n")
+
+    def test_an_empty_tree_is_a_mistake(self):
+        self.assertEqual(self.run_on({}).returncode, 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""Checks the arrows between the folders of this tree, and a few habits of its files.
+
+  - a file includes only what LAYERS lets its folder include
+  - CUDA headers appear only in CUDA_FOLDERS, and no other file asks the preprocessor about CUDA
+  - every header is included once (#pragma once; *-inl.h files that Highway reads once for each target have its guard)
+  - no file has more than MAX_LINES lines
+
+One line for each violation, FILE:LINE first; the exit status is 1 if there are any.
+"""
+
+import argparse
+import os
+import re
+import sys
+from pathlib import Path, PurePosixPath
+
+MAX_LINES = 600
+
+PUBLIC = ("include/logitless/",)
+CORE = ("src/core/", *PUBLIC)
+BELOW_KERNELS = ("src/math/", *CORE)
+KERNEL_INTERFACE = ("src/kernels/kernels.h",)
+BELOW_HEAD = (*KERNEL_INTERFACE, *BELOW_KERNELS)
+IR = ("src/compiler/ir/", *CORE)
+ANALYSIS = ("src/compiler/analysis/", *IR)
+COMPILER_PLAN = ("src/compiler/plan/", *ANALYSIS)
+
+# (folder, what it may include). The first folder that holds the file decides, so inner folders come first. An entry
+# that ends in / is a folder, another one is a file; * stands for any name. A file may include its own folder, too.
+LAYERS = (
+    ("include/logitless/", PUBLIC),
+    ("src/core/", PUBLIC),
+    ("src/math/", PUBLIC),
+    ("src/kernels/*/", BELOW_HEAD),
+    ("src/kernels/", ("src/kernels/*.h", "src/kernels/*/register_*.h", *BELOW_KERNELS)),
+    ("src/head/", BELOW_HEAD),
+    ("src/compiler/ir/", CORE),
+    ("src/compiler/analysis/", IR),
+    ("src/compiler/passes/", ANALYSIS),
+    ("src/compiler/plan/", ANALYSIS),
+    ("src/compiler/exec/", ("src/head/", *BELOW_HEAD, *COMPILER_PLAN)),
+    ("src/compiler/", ("src/compiler/passes/", "src/compiler/exec/", *COMPILER_PLAN)),
+    ("src/train/", ("src/head/", *CORE)),
+    ("src/capi/", ("src/head/", *CORE)),
+    ("src/cli/", PUBLIC),
+    ("examples/*/", PUBLIC),
+    ("bench/", PUBLIC),
+)
+
+# Tests and fuzzers may include anything; the other checks hold for them as well.
+ROOTS = ("include", "src", "examples", "bench", "tests", "fuzz", "tools", "cmake")
+FREE_FOLDERS = ("tests/", "fuzz/")
+
+CODE = {".h", ".c", ".cpp", ".cu", ".cuh"}
+HEADERS = {".h", ".cuh"}
+TEXT = CODE | {".py", ".sh", ".cmake"}
+
+CUDA_FOLDERS = ("src/kernels/cuda/", "src/compiler/exec/cuda")
+CUDA_HEADER = re.compile(r"(cuda|cublas|curand|cudnn|cufft|cusparse|nccl|nvrtc|nvtx)\w*\.h(pp)?$|cuda_\w+|"
+                         r"(cute|cutlass|cub|thrust|cuda|cooperative_groups|nvtx3)/|(cooperative_groups|mma)\.h$")
+CUDA_QUESTION = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif|elifdef|elifndef)\b.*CUDA")
+# The one question allowed elsewhere: arithmetic for both sides asks whether nvcc reads it.
+HOST_DEVICE_QUESTION = re.compile(r"^\s*#\s*(if|ifdef)\b\s*(defined\s*\(?\s*)?__CUDACC__\s*\)?\s*$")
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+def resolve(root, file, name):
+    """The path below `root` that an include of `name` in `file` reads, or None when it is not ours."""
+    for base in (file.parent, PurePosixPath("include"), PurePosixPath("src"), PurePosixPath(".")):
+        path = PurePosixPath(os.path.normpath(base / name))
+        if ".." not in path.parts and (root / path).is_file():
+            return path
+    # Not there (yet): still ours when its first folder is one of ours.
+    first = PurePosixPath(name).parts[0]
+    if first == "logitless":
+        return PurePosixPath("include") / name
+    if "/" in name and (root / "src" / first).is_dir():
+        return PurePosixPath("src") / name
+    return None
+
+
+def lies_in(path, pattern):
+    """Whether the path is the file `pattern`, or below it when `pattern` ends in /."""
+    parts, wanted = path.parts, PurePosixPath(pattern).parts
+    if pattern.endswith("/"):
+        if len(parts) <= len(wanted):
+            return False
+        parts = parts[: len(wanted)]
+    if len(parts) != len(wanted):
+        return False
+    return all(PurePosixPath(part).match(name) for part, name in zip(parts, wanted))
+
+
+def layer_of(path):
+    """(the folder that decides for this file, what it may include), or None without a row in LAYERS."""
+    for folder, allowed in LAYERS:
+        if lies_in(path, folder):
+            own = "/".join(path.parts[: len(PurePosixPath(folder).parts)]) + "/"
+            # The registry's folder holds the kernels' folders, and they are not its own.
+            return own, allowed if own == "src/kernels/" else (own, *allowed)
+    return None
+
+
+def check_includes(root, path, lines):
+    if str(path).startswith(FREE_FOLDERS):
+        return
+    layer = layer_of(path)
+    if layer is None:
+        yield 1, "lies in a folder without a row in LAYERS of tools/check_layers.py"
+        return
+    for number, line in enumerate(lines, 1):
+        found = INCLUDE.match(line)
+        if not found:
+            continue
+        name = found.group(2)
+        target = resolve(root, path, name)
+        if target is None:
+            if CUDA_HEADER.match(name) and not str(path).startswith(CUDA_FOLDERS):
+                yield number, f"includes the CUDA header {name}; only {' and '.join(CUDA_FOLDERS)}* may"
+        elif not any(lies_in(target, entry) for entry in layer[1]):
+            yield number, f"includes {target}; {layer[0]} may include {', '.join(layer[1])}"
+
+
+def check_cuda_questions(path, lines):
+    if str(path).startswith((*CUDA_FOLDERS, "cmake/")):
+        return
+    for number, line in enumerate(lines, 1):
+        if CUDA_QUESTION.match(line) and not (
+                str(path).startswith("src/math/") and HOST_DEVICE_QUESTION.match(line)):
+            yield number, f"asks about CUDA: '{line.strip()}'; only {' and '.join(CUDA_FOLDERS)}* may"
+
+
+def check_once(path, lines):
+    if path.suffix not in HEADERS:
+        return
+    if path.name.endswith("-inl.h"):
+        if not any("HWY_TARGET_TOGGLE" in line for line in lines):
+            yield 1, "is a *-inl.h without Highway's guard on HWY_TARGET_TOGGLE"
+    elif not any(re.match(r"^\s*#\s*pragma\s+once\b", line) for line in lines):
+        yield 1, "has no #pragma once"
+
+
+def check_length(lines):
+    if len(lines) > MAX_LINES:
+        yield MAX_LINES + 1, f"has {len(lines)} lines; at most {MAX_LINES}"
+
+
+def files_of(root):
+    for folder in ROOTS:
+        for directory, names, files in os.walk(root / folder):
+            names[:] = sorted(n for n in names if n != "__pycache__")
+            for name in sorted(files):
+                path = Path(directory, name)
+                if path.suffix in TEXT or name == "CMakeLists.txt":
+                    yield PurePosixPath(path.relative_to(root).as_posix())
+
+
+def check_tree(root):
+    """("file:line: text" for each violation, number of files read)."""
+    violations, count = [], 0
+    for path in files_of(root):
+        count += 1
+        lines = (root / path).read_text(encoding="utf-8").splitlines()
+        problems = list(check_length(lines))
+        if path.suffix in CODE:
+            problems += check_includes(root, path, lines)
+            problems += check_cuda_questions(path, lines)
+            problems += check_once(path, lines)
+        violations += [f"{path}:{number}: {problem}" for number, problem in sorted(problems)]
+    return violations, count
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
+    root = parser.parse_args(argv).root
+    violations, count = check_tree(root)
+    for violation in violations:
+        print(violation)
+    print(f"layers: {count} files, {len(violations)} violations")
+    if count == 0:
+        print(f"check_layers.py: no files below {root}", file=sys.stderr)
+        return 1
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,46 @@
+#!/bin/bash
+# Makes sure that what a build needs is installed: tools/setup.sh [format]
+# "format" asks for the formatter too. Quick and silent when nothing is missing. Otherwise installs with apt when root
+# or when sudo asks for no password, or prints the line to run and exits 1.
+set -euo pipefail
+
+# package, or package:command where a command in PATH from anywhere else will do as well
+wanted=(build-essential cmake:cmake ninja-build:ninja ccache:ccache pkg-config:pkg-config python3:python3
+        libhwy-dev libfmt-dev nlohmann-json3-dev libcli11-dev libgtest-dev libsentencepiece-dev)
+if [[ "${1:-}" == format ]]; then
+  wanted+=(clang-format-14:clang-format-14)
+elif [[ $# -gt 0 ]]; then
+  echo "setup.sh: unknown argument '$1'; expected nothing or 'format'" >&2
+  exit 2
+fi
+packages=("${wanted[@]%%:*}")
+
+if ! command -v dpkg-query >/dev/null; then
+  echo "setup.sh: no dpkg here, so nothing was checked; logitless needs what Debian calls: ${packages[*]}" >&2
+  exit 0
+fi
+
+installed=" $(dpkg-query -W -f '${db:Status-Status}:${Package} ' "${packages[@]}" 2>/dev/null || true)"
+missing=()
+for entry in "${wanted[@]}"; do
+  package=${entry%%:*}
+  tool=${entry#*:}
+  [[ "$installed" == *" installed:$package "* ]] && continue
+  [[ "$entry" == *:* ]] && command -v "$tool" >/dev/null && continue
+  missing+=("$package")
+done
+[[ ${#missing[@]} -eq 0 ]] && exit 0
+
+echo "setup.sh: missing: ${missing[*]}"
+if [[ $(id -u) -eq 0 ]]; then
+  as_root=()
+elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+  as_root=(sudo -n)
+else
+  echo "setup.sh: cannot install without root. Run this, then try again:" >&2
+  if command -v sudo >/dev/null; then prefix="sudo "; else prefix=""; fi
+  echo "  ${prefix}apt-get update && ${prefix}apt-get install -y --no-install-recommends ${missing[*]}" >&2
+  exit 1
+fi
+"${as_root[@]}" apt-get update
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"
