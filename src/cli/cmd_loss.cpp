@@ -206,8 +206,8 @@ void check_writable(const std::string& path) {
 
 void LossCommand::run() {
   check_writable(out);
-  if ((entropy || argmax) && out.empty() && !argmax) {
-    throw UsageError("--entropy: is written to the file of --out, which is missing");
+  if (entropy && out.empty()) {
+    throw UsageError("--entropy: goes into the file of --out, which was not given");
   }
   const Context context = device.context();
   TensorLoader loader;

@@ -55,6 +55,14 @@ nlohmann::ordered_json to_json(const LossPlan& plan) {
 }
 
 void PlanCommand::run() {
+  if (features.softcap < 0.0f) {
+    throw UsageError(
+        fmt::format("--softcap: expected a number > 0, or 0 for none, got {}", features.softcap));
+  }
+  if (label_smoothing < 0.0 || label_smoothing > 1.0) {
+    throw UsageError(
+        fmt::format("--label-smoothing: expected a number in [0, 1], got {}", label_smoothing));
+  }
   features.targets_per_token = static_cast<int>(targets_per_token);
   features.label_smoothing = label_smoothing != 0.0;
   features.vocab_weight = features.vocab_weight && features.label_smoothing;
@@ -109,7 +117,8 @@ Command add_plan(CLI::App& app) {
       ->group("Head");
   add_number(*sub, "--softcap", args->features.softcap, "logits are X tanh(u / X)")->group("Head");
   add_number(*sub, "--label-smoothing", args->label_smoothing, "in [0, 1]")->group("Head");
-  sub->add_flag("--class-weight", args->features.vocab_weight, "classes have weights")
+  sub->add_flag("--class-weight", args->features.vocab_weight,
+                "classes have weights (matters beside label smoothing)")
       ->group("Head");
   add_integer(*sub, "--targets-per-token", args->targets_per_token, 1, 65536,
               "weighted targets of a token (default 1)")

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/output.h"
 
 namespace logitless::cli {
 namespace {
@@ -35,29 +36,44 @@ int fail(const std::string& command, std::string message, int code) {
 }
 
 // What CLI11 found wrong, said with the program's own words where those are clearer.
-std::string explain(const CLI::ParseError& error, const CLI::App& app) {
-  if (app.get_subcommands().empty() &&
-      (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr ||
-       dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)) {
-    const std::vector<std::string> rest = app.remaining();
+std::string explain(const CLI::ParseError& error, const CLI::App& app, const std::string& name) {
+  const std::vector<std::string> rest = app.remaining(true);
+  if (!rest.empty() && (rest.front().front() == '-' || !name.empty())) {
+    return fmt::format("'{}' is not an option; see logitless{}{} --help", rest.front(),
+                       name.empty() ? "" : " ", name);
+  }
+  if (name.empty()) {
     return fmt::format("{}; expected loss, plan, bench or kernels (see logitless --help)",
                        rest.empty() ? "no command was given"
                                     : fmt::format("there is no command '{}'", rest.front()));
   }
-  return error.what();
+  const std::string text = error.what();
+  const std::string option = text.substr(0, text.find(':'));
+  if (text.find("At Most 1 required") != std::string::npos)
+    return option + ": given more than once";
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr)
+    return option + ": expected a value after it";
+  return text;
+}
+
+// Help as CLI11 makes it, without its runs of empty lines.
+std::string tidy(std::string help) {
+  for (std::size_t at = 0; (at = help.find("\n\n\n", at)) != std::string::npos;) help.erase(at, 1);
+  return help;
 }
 
 int run(int count, char** arguments) {
   CLI::App app(kHelp, "logitless");
-  app.footer(kExamples);
   app.set_version_flag("--version", fmt::format("logitless {}", version()),
                        "print the version and leave");
+  app.set_help_flag("-h,--help", "print this help and leave");
   app.require_subcommand(1);
   app.get_formatter()->column_width(30);
   std::string name;
   try {
     const std::vector<Command> commands = {add_loss(app), add_plan(app), add_bench(app),
                                            add_kernels(app)};
+    app.footer(kExamples);  // now, or the commands would inherit it
     // Known before the whole line is parsed, so that errors in options can be told with the
     // command's name.
     for (const Command& command : commands) {
@@ -66,10 +82,13 @@ int run(int count, char** arguments) {
     }
     try {
       app.parse(count, arguments);
+    } catch (const CLI::CallForHelp&) {
+      print(tidy(app.help()));
+      return 0;
     } catch (const CLI::Success& e) {
       return app.exit(e);
     } catch (const CLI::ParseError& e) {
-      return fail(name, explain(e, app), kUsageExit);
+      return fail(name, explain(e, app, name), kUsageExit);
     }
     for (const Command& command : commands) {
       if (command.app->parsed()) command.run();

@@ -102,9 +102,9 @@ std::size_t read_number(const std::string& path, std::size_t otherwise) {
 
 }  // namespace
 
-std::size_t unfused_bytes(const UnfusedSizes& s, bool converts) {
-  const auto inputs = static_cast<std::size_t>((s.tokens + s.vocab) * s.dim) * sizeof(float);
-  return static_cast<std::size_t>(s.tokens * s.vocab) * sizeof(float) + (converts ? 2 : 1) * inputs;
+std::size_t unfused_workspace_bytes(const UnfusedSizes& s, bool converts) {
+  const std::int64_t inputs = converts ? (s.tokens + s.vocab) * s.dim : 0;
+  return static_cast<std::size_t>(s.tokens * s.vocab + inputs) * sizeof(float);
 }
 
 double predict_unfused_seconds(const UnfusedSizes& s, int threads) {

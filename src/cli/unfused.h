@@ -16,8 +16,8 @@ struct UnfusedSizes {
   std::int64_t vocab = 0;
 };
 
-// Bytes it holds at once: logits, gradients, and inputs that are not f32 as f32.
-std::size_t unfused_bytes(const UnfusedSizes& sizes, bool converts);
+// Bytes it holds beyond inputs and gradients: the logits, and inputs that are not f32 as f32.
+std::size_t unfused_workspace_bytes(const UnfusedSizes& sizes, bool converts);
 // Seconds one run will take, from a small matrix product timed now.
 double predict_unfused_seconds(const UnfusedSizes& sizes, int threads);
 // Memory that this process can still take without swapping; 0 where unknown.
