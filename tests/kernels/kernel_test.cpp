@@ -1,17 +1,10 @@
 // Every kernel this machine runs, over one table of shapes and options, against float64.
 #include <gtest/gtest.h>
 
-#include <cmath>
-
-#include "kernels/kernels.h"
 #include "support/problem.h"
 
 namespace logitless::test {
 namespace {
-
-// Bounds of the numbers contract: relative L2 error of gradients and of lse.
-double gradient_bound(DType dtype) { return dtype == DType::f32 ? 1e-5 : 4e-3; }
-constexpr double kLseBound = 1e-6;
 
 std::vector<HeadSpec> shape_table() {
   std::vector<HeadSpec> table;
@@ -73,44 +66,6 @@ std::vector<HeadSpec> option_table() {
   return table;
 }
 
-void expect_close(const HeadProblem& problem, const RunSpec& run) {
-  const HeadAnswer answer = run_head(problem, run);
-  const OracleProblem& p = problem.oracle;
-  const OracleLogits logits = oracle_logits(p);
-  std::vector<double> losses;
-  std::vector<double> lse;
-  double total = 0;
-  for (std::int64_t i = 0; i < p.tokens; ++i) {
-    losses.push_back(oracle_token_loss(p, i, logits.z.data() + i * p.vocab));
-    lse.push_back(oracle_ignored(p, i) ? 0.0 : logits.lse[i]);
-    total += losses.back();
-  }
-  const double divisor = problem.spec.reduction == Reduction::mean ? oracle_normalizer(p) : 1.0;
-  const double scale = divisor == 0.0 ? 0.0 : run.grad_loss / divisor;
-  EXPECT_LE(relative_error(answer.lse.values(), lse), kLseBound);
-  if (problem.spec.reduction == Reduction::none) {
-    EXPECT_LE(relative_error(answer.loss.values(), losses), 1e-5);
-  } else {
-    EXPECT_NEAR(answer.loss.get(0), divisor == 0.0 ? 0.0 : total / divisor,
-                2e-6 * (1 + std::abs(total / divisor)));
-  }
-  if (!run.gradients) return;
-  const OracleGradients g = oracle_gradients(p, std::vector<double>(p.tokens, scale));
-  const double bound = gradient_bound(problem.spec.dtype);
-  EXPECT_LE(relative_error(answer.d_hidden.values(), g.d_hidden), bound) << "d_hidden";
-  EXPECT_LE(relative_error(answer.d_weight.values(), g.d_weight), bound) << "d_weight";
-  if (problem.spec.bias) {
-    EXPECT_LE(relative_error(answer.d_bias.values(), g.d_bias), bound) << "d_bias";
-  }
-}
-
-// Whether the kernel takes the problem at all; one that declines says why.
-bool accepts(const std::string& kernel, const HeadSpec& spec) {
-  HeadFeatures features;
-  const HeadShape shape{spec.tokens, spec.dim, spec.vocab, spec.dtype};
-  return find_head_kernel(kernel).supports(shape, features).empty();
-}
-
 class KernelTest : public testing::TestWithParam<std::string> {};
 
 TEST_P(KernelTest, ShapesForwardAlone) {
@@ -120,7 +75,7 @@ TEST_P(KernelTest, ShapesForwardAlone) {
     RunSpec run;
     run.kernel = GetParam();
     run.gradients = false;
-    expect_close(HeadProblem(spec), run);
+    expect_matches_oracle(HeadProblem(spec), run);
   }
 }
 
@@ -135,7 +90,7 @@ TEST_P(KernelTest, ShapesWithGradientsUnderEveryPlan) {
       RunSpec run;
       run.kernel = GetParam();
       run.plan = kind;
-      expect_close(problem, run);
+      expect_matches_oracle(problem, run);
     }
   }
 }
@@ -153,7 +108,7 @@ TEST_P(KernelTest, OptionsAndPairsOfOptions) {
       run.kernel = GetParam();
       run.plan = kind;
       run.grad_loss = 2.5;
-      expect_close(problem, run);
+      expect_matches_oracle(problem, run);
     }
   }
 }

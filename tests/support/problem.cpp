@@ -3,6 +3,7 @@
 #include <cmath>
 #include <random>
 #include <sstream>
+#include <utility>
 
 #include "core/element.h"
 
@@ -132,16 +133,25 @@ CrossEntropyOptions HeadProblem::options() const {
   return o;
 }
 
+void HeadProblem::refresh_oracle() {
+  oracle.hidden = hidden.values();
+  oracle.weight = weight.values();
+  oracle.bias = bias.values();
+  oracle.class_weight = class_weight.values();
+  oracle.token_weight = token_weight.values();
+  oracle.target_weight = target_weight.values();
+  oracle.targets.clear();
+  for (const double y : targets.values()) oracle.targets.push_back(static_cast<std::int64_t>(y));
+}
+
 HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
   const HeadSpec& s = problem.spec;
   HeadAnswer a;
   const DType gradient = run.gradient_dtype.value_or(DType::f32);
   a.loss = s.reduction == Reduction::none ? Tensor(DType::f32, {s.tokens}) : Tensor(DType::f32, {});
-  if (run.gradients) {
-    a.d_hidden = Tensor(gradient, {s.tokens, s.dim});
-    a.d_weight = Tensor(gradient, {s.vocab, s.dim});
-    if (s.bias) a.d_bias = Tensor(DType::f32, {s.vocab});
-  }
+  if (run.gradients && run.d_hidden) a.d_hidden = Tensor(gradient, {s.tokens, s.dim});
+  if (run.gradients && run.d_weight) a.d_weight = Tensor(gradient, {s.vocab, s.dim});
+  if (run.gradients && run.d_bias && s.bias) a.d_bias = Tensor(DType::f32, {s.vocab});
   a.lse = Tensor(DType::f32, {s.tokens});
   if (s.per_token == 1) {
     a.log_prob = Tensor(DType::f32, {s.tokens});
@@ -163,28 +173,22 @@ HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
   out.argmax = a.argmax.view();
   CrossEntropyInputs in = problem.inputs();
   in.grad_loss = run.grad_loss;
+  Tensor grad_losses;
+  if (!run.grad_losses.empty()) {
+    grad_losses = Tensor(DType::f32, {s.tokens}, run.grad_losses);
+    in.grad_losses = std::as_const(grad_losses).view();
+  }
+  CrossEntropyOptions options = problem.options();
+  if (run.change) run.change(options, in, out);
   ContextOptions context_options;
   context_options.threads = run.threads;
   context_options.kernel = run.kernel;
   const Context context(context_options);
   PlanRequest request{context.device(), run.budget, run.plan,
                       run.plan == PlanKind::stored ? run.stored_fraction : 0.0};
-  a.plan = plan_cross_entropy(problem.options(), in, out, request);
-  a.statistics =
-      cross_entropy(context, a.plan, problem.options(), in, out, Workspace(context, a.plan));
+  a.plan = plan_cross_entropy(options, in, out, request);
+  a.statistics = cross_entropy(context, a.plan, options, in, out, Workspace(context, a.plan));
   return a;
-}
-
-double relative_error(const std::vector<double>& a, const std::vector<double>& b) {
-  if (a.size() != b.size()) return INFINITY;
-  double difference = 0;
-  double norm = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    difference += (a[i] - b[i]) * (a[i] - b[i]);
-    norm += b[i] * b[i];
-  }
-  const double error = norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
-  return std::isnan(error) ? INFINITY : error;
 }
 
 }  // namespace logitless::test

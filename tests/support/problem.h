@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -56,6 +57,8 @@ struct HeadProblem {
   explicit HeadProblem(const HeadSpec& spec);
   CrossEntropyInputs inputs() const;
   CrossEntropyOptions options() const;
+  // After a change of the tensors: the oracle gets what they hold now.
+  void refresh_oracle();
 
   HeadSpec spec;
   Tensor hidden, weight, targets, bias, class_weight, token_weight, target_weight;
@@ -75,11 +78,24 @@ struct RunSpec {
   std::string kernel;
   int threads = 2;
   bool gradients = true;
-  bool extras = false;                  // entropy and argmax
+  bool d_hidden = true, d_weight = true, d_bias = true;  // of gradients, those asked for
+  std::vector<double> grad_losses;  // upstream of each token with reduction none; empty: grad_loss
+  bool extras = false;              // entropy and argmax
   std::optional<DType> gradient_dtype;  // none: f32
   double grad_loss = 1.0;
+  // A last change of what is handed over.
+  std::function<void(CrossEntropyOptions&, CrossEntropyInputs&, CrossEntropyOutputs&)> change;
 };
 HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run);
+
+// Loss, lse and the gradients of the call against float64, in the bounds of the numbers contract:
+// relative L2 error of gradients 4e-3 (16 bit) or 1e-5 (fp32), of lse 1e-6.
+void expect_matches_oracle(const HeadProblem& problem, const RunSpec& run);
+double gradient_bound(DType dtype);
+inline constexpr double kLseBound = 1e-6;
+
+// Whether the kernel takes the problem at all; one that declines says why.
+bool accepts(const std::string& kernel, const HeadSpec& spec);
 
 // ||a - b|| / ||b||, or ||a|| where b is 0. NaN anywhere gives infinity.
 double relative_error(const std::vector<double>& a, const std::vector<double>& b);

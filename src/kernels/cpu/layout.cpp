@@ -31,7 +31,7 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
   out.dim_k = round_up(shape.dim, engine.k_align);
   out.dim_n = round_up(shape.dim, engine.token_panel);
   out.tiles = ceil_div(shape.vocab, kVocabTile);
-  out.tiles_per_segment = ceil_div(out.tiles, kMaxSegments);
+  out.tiles_per_segment = std::min(ceil_div(out.tiles, kSegments), kMaxSegmentTiles);
   out.segments = ceil_div(out.tiles, out.tiles_per_segment);
   out.column_block = std::min(kColumnBlock / engine.token_panel * engine.token_panel, out.dim_n);
   out.stored_element_bytes = static_cast<std::int64_t>(stored_element_bytes(shape.dtype));

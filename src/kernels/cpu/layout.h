@@ -19,8 +19,10 @@ struct EngineTraits {
 
 // Columns of d_weight and d_hidden computed at a time, rounded down to whole panels.
 inline constexpr std::int64_t kColumnBlock = 512;
-// The vocabulary is cut into at most this many segments, whose states are merged in order.
-inline constexpr std::int64_t kMaxSegments = 64;
+// The vocabulary is cut into segments, whose states are merged in order and in double: into this
+// many, and more where a segment's fp32 sum would have more terms than it can hold to 1e-6.
+inline constexpr std::int64_t kSegments = 64;
+inline constexpr std::int64_t kMaxSegmentTiles = 512;
 
 // Per-token state of one segment: arrays of floats, and of doubles for the sums asked for.
 struct StateFields {

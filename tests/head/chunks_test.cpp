@@ -1,0 +1,172 @@
+// How a plan cuts a problem up must not show: chunks, 16-bit gradients gathered over several of
+// them, and gradients added to what is there.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <utility>
+
+#include "support/problem.h"
+
+namespace logitless::test {
+namespace {
+
+class ChunksTest : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == "reference") GTEST_SKIP() << "reference has one plan and no chunks";
+  }
+  static HeadSpec several() {
+    HeadSpec spec;
+    spec.tokens = 450;
+    spec.dim = 24;
+    spec.vocab = 520;
+    spec.weight_scale = 3.0;
+    spec.bias = true;
+    spec.ignored = 0.1;
+    return spec;
+  }
+  // The same problem in one chunk and in as many as the least budget makes.
+  std::pair<HeadAnswer, HeadAnswer> large_and_small(const HeadProblem& problem, RunSpec run) const {
+    run.kernel = GetParam();
+    run.plan = PlanKind::dense;
+    run.budget = std::size_t{1} << 30;
+    HeadAnswer large = run_head(problem, run);
+    EXPECT_GE(large.plan.chunk_tokens, problem.spec.tokens);
+    run.budget = least_budget(problem, run);
+    HeadAnswer small = run_head(problem, run);
+    EXPECT_LT(small.plan.chunk_tokens * 2, problem.spec.tokens);
+    return {std::move(large), std::move(small)};
+  }
+  // The least budget that dense takes, by bisection.
+  static std::size_t least_budget(const HeadProblem& problem, RunSpec run) {
+    std::size_t low = 0;
+    std::size_t high = run.budget;
+    while (high - low > 64) {
+      const std::size_t middle = low + (high - low) / 2;
+      run.budget = middle;
+      if (fits(problem, run)) {
+        high = middle;
+      } else {
+        low = middle;
+      }
+    }
+    return high;
+  }
+  static bool fits(const HeadProblem& problem, const RunSpec& run) {
+    HeadFeatures features;
+    features.bias = features.d_hidden = features.d_weight = features.d_bias = true;
+    const DType gradient = run.gradient_dtype.value_or(DType::f32);
+    features.d_hidden_dtype = features.d_weight_dtype = gradient;
+    PlanRequest request;
+    request.device.threads = run.threads;
+    request.device.kernel = run.kernel;
+    request.memory_budget = run.budget;
+    request.kind = run.plan;
+    try {
+      plan_head({problem.spec.tokens, problem.spec.dim, problem.spec.vocab, problem.spec.dtype},
+                features, request);
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+};
+
+TEST_P(ChunksTest, SameLossAndHiddenGradientWhateverTheChunk) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    HeadSpec spec = several();
+    spec.dtype = dtype;
+    if (!accepts(GetParam(), spec)) continue;
+    SCOPED_TRACE(name_of(dtype));
+    const auto [large, small] = large_and_small(HeadProblem(spec), {});
+    EXPECT_EQ(large.loss.bytes(), small.loss.bytes());
+    EXPECT_EQ(large.lse.bytes(), small.lse.bytes());
+    EXPECT_EQ(large.d_hidden.bytes(), small.d_hidden.bytes());
+    EXPECT_LE(relative_error(small.d_weight.values(), large.d_weight.values()), 1e-6);
+    EXPECT_LE(relative_error(small.d_bias.values(), large.d_bias.values()), 1e-6);
+  }
+}
+
+// A 16-bit d_weight is gathered in more than 16 bits and rounded once: what many chunks give is at
+// most one rounding away from the fp32 gradient.
+TEST_P(ChunksTest, SixteenBitWeightGradientIsRoundedOnce) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    HeadSpec spec = several();
+    spec.dtype = dtype;
+    if (!accepts(GetParam(), spec)) continue;
+    SCOPED_TRACE(name_of(dtype));
+    const HeadProblem problem(spec);
+    RunSpec run;
+    const auto [large, small] = large_and_small(problem, run);
+    run.gradient_dtype = dtype;
+    const auto [large16, small16] = large_and_small(problem, run);
+    const double unit = dtype == DType::bf16 ? std::ldexp(1.0, -8) : std::ldexp(1.0, -11);
+    std::int64_t differ = 0;
+    for (std::int64_t at = 0; at < spec.vocab * spec.dim; ++at) {
+      const double exact = large.d_weight.get(at);
+      // Half a unit in the last place, f16's subnormals included, and fp32 order of summation.
+      EXPECT_NEAR(small16.d_weight.get(at), exact, unit * 1.001 * std::abs(exact) + 6e-8);
+      differ += small16.d_weight.get(at) != large16.d_weight.get(at);
+    }
+    EXPECT_LT(differ, spec.vocab * spec.dim / 50) << "more than ties and near ties";
+  }
+}
+
+TEST_P(ChunksTest, AccumulateAdds) {
+  for (const DType gradient : {DType::f32, DType::bf16}) {
+    for (const bool small : {false, true}) {
+      for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute, PlanKind::stored}) {
+        HeadSpec spec = several();
+        spec.dtype = DType::bf16;
+        const HeadProblem problem(spec);
+        RunSpec run;
+        run.kernel = GetParam();
+        run.plan = kind;
+        run.gradient_dtype = gradient;
+        run.grad_loss = 100.0;  // gradients of a size with what is there
+        if (small && kind == PlanKind::dense) {
+          run.budget = std::size_t{1} << 30;
+          run.budget = least_budget(problem, run) + 65536;
+        }
+        SCOPED_TRACE(std::string(name_of(gradient)) + " " + std::string(name_of(kind)));
+        const HeadAnswer fresh = run_head(problem, run);
+        const auto value = [](std::int64_t at) {
+          return static_cast<double>(at % 7) * 0.25 - 0.75;
+        };
+        run.change = [&](CrossEntropyOptions& o, auto&, CrossEntropyOutputs& out) {
+          o.accumulate = true;
+          for (const TensorView& view : {out.d_hidden, out.d_weight, out.d_bias}) {
+            for (std::int64_t at = 0; at < view.numel(); ++at) {
+              if (view.dtype() == DType::f32) {
+                static_cast<float*>(view.data())[at] = static_cast<float>(value(at));
+              } else {  // the values are exact in bf16: the upper half of fp32
+                const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(value(at)));
+                static_cast<std::uint16_t*>(view.data())[at] =
+                    static_cast<std::uint16_t>(bits >> 16);
+              }
+            }
+          }
+        };
+        const HeadAnswer added = run_head(problem, run);
+        const auto compare = [&](const Tensor& sum, const Tensor& part, double unit) {
+          for (std::int64_t at = 0; at < sum.numel(); ++at) {
+            const double expected = part.get(at) + value(at);
+            ASSERT_NEAR(sum.get(at), expected,
+                        unit * (std::abs(part.get(at)) + std::abs(expected)) + 1e-6);
+          }
+        };
+        const double unit = gradient == DType::f32 ? 4e-6 : std::ldexp(1.0, -8);
+        compare(added.d_hidden, fresh.d_hidden, unit);
+        compare(added.d_weight, fresh.d_weight, unit);
+        compare(added.d_bias, fresh.d_bias, 1e-5);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(AllKernels, ChunksTest, testing::ValuesIn(kernel_names()),
+                         [](const auto& kernel) { return kernel.param; });
+
+}  // namespace
+}  // namespace logitless::test

@@ -1,0 +1,201 @@
+// What is left out must stay out: ignored tokens, masked words, and rows that are not numbers.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "support/problem.h"
+
+namespace logitless::test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+class MasksTest : public testing::TestWithParam<std::string> {
+ protected:
+  RunSpec run() const {
+    RunSpec r;
+    r.kernel = GetParam();
+    r.extras = true;
+    return r;
+  }
+  HeadSpec small() const {
+    return small(accepts(GetParam(), HeadSpec{}) ? DType::f32 : DType::bf16);
+  }
+  static HeadSpec small(DType dtype) {
+    HeadSpec spec;
+    spec.tokens = 17;
+    spec.dim = 6;
+    spec.vocab = 300;
+    spec.dtype = dtype;
+    spec.weight_scale = 2.0;
+    return spec;
+  }
+};
+
+TEST_P(MasksTest, AllTokensIgnored) {
+  HeadSpec spec = small();
+  spec.ignored = 1.0;
+  spec.bias = true;
+  for (const Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none}) {
+    spec.reduction = reduction;
+    const HeadProblem problem(spec);
+    const HeadAnswer answer = run_head(problem, run());
+    EXPECT_EQ(answer.statistics.valid_tokens, 0);
+    for (const Tensor* output : {&answer.loss, &answer.d_hidden, &answer.d_weight, &answer.d_bias,
+                                 &answer.lse, &answer.log_prob, &answer.entropy}) {
+      for (const double value : output->values()) EXPECT_EQ(value, 0.0);
+    }
+    for (const double word : answer.argmax.values()) EXPECT_EQ(word, -1.0);
+  }
+  spec.reduction = Reduction::mean;
+  RunSpec nan = run();
+  nan.change = [](CrossEntropyOptions& o, auto&, auto&) { o.nan_if_empty = true; };
+  const HeadAnswer answer = run_head(HeadProblem(spec), nan);
+  EXPECT_TRUE(std::isnan(answer.loss.get(0)));
+  for (const double g : answer.d_weight.values()) EXPECT_EQ(g, 0.0);
+}
+
+// Ignored tokens have no gradient, and the others the bits they have without them.
+TEST_P(MasksTest, IgnoredTokensLeaveNoTrace) {
+  HeadSpec spec = small();
+  spec.reduction = Reduction::sum;
+  HeadProblem all(spec);
+  for (const std::int64_t i : {0, 5, 6, 16}) {
+    all.targets.set(i, -100);
+    for (std::int64_t k = 0; k < spec.dim; ++k) all.hidden.set(i * spec.dim + k, NAN);
+  }
+  HeadSpec fewer = spec;
+  fewer.tokens = 13;
+  HeadProblem rest(fewer);
+  rest.weight = all.weight;
+  for (std::int64_t i = 0, to = 0; i < spec.tokens; ++i) {
+    if (all.targets.get(i) == -100) continue;
+    rest.targets.set(to, all.targets.get(i));
+    for (std::int64_t k = 0; k < spec.dim; ++k)
+      rest.hidden.set(to * spec.dim + k, all.hidden.get(i * spec.dim + k));
+    ++to;
+  }
+  const HeadAnswer a = run_head(all, run());
+  const HeadAnswer b = run_head(rest, run());
+  EXPECT_EQ(a.loss.bytes(), b.loss.bytes());
+  EXPECT_EQ(a.d_weight.bytes(), b.d_weight.bytes());
+  EXPECT_EQ(a.statistics.valid_tokens, 13);
+  for (std::int64_t i = 0, from = 0; i < spec.tokens; ++i) {
+    const bool ignored = all.targets.get(i) == -100;
+    EXPECT_EQ(a.argmax.get(i), ignored ? -1.0 : b.argmax.get(from));
+    EXPECT_EQ(a.lse.get(i), ignored ? 0.0 : b.lse.get(from));
+    for (std::int64_t k = 0; k < spec.dim; ++k) {
+      EXPECT_EQ(a.d_hidden.get(i * spec.dim + k),
+                ignored ? 0.0 : b.d_hidden.get(from * spec.dim + k));
+    }
+    if (!ignored) ++from;
+  }
+}
+
+TEST_P(MasksTest, MaskedWords) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    HeadSpec spec = small(dtype);
+    spec.bias = true;
+    if (!accepts(GetParam(), spec)) continue;
+    HeadProblem problem(spec);
+    const auto masked = [](std::int64_t j) { return j % 3 == 0 || (j >= 128 && j < 256); };
+    for (std::int64_t j = 0; j < spec.vocab; ++j) {
+      if (masked(j)) problem.bias.set(j, -kInfinity);
+    }
+    for (std::int64_t i = 0; i < spec.tokens; ++i)
+      problem.targets.set(i, static_cast<double>(1 + 3 * i));
+    problem.refresh_oracle();
+    for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute}) {
+      if (GetParam() == "reference" && kind == PlanKind::dense) continue;
+      RunSpec r = run();
+      r.plan = kind;
+      expect_matches_oracle(problem, r);
+      const HeadAnswer answer = run_head(problem, r);
+      for (std::int64_t i = 0; i < spec.tokens; ++i) {
+        EXPECT_TRUE(std::isfinite(answer.entropy.get(i)));
+        EXPECT_GT(answer.entropy.get(i), 0.0);
+        EXPECT_FALSE(masked(static_cast<std::int64_t>(answer.argmax.get(i))));
+      }
+      for (std::int64_t j = 0; j < spec.vocab; ++j) {
+        if (!masked(j)) continue;
+        EXPECT_EQ(answer.d_bias.get(j), 0.0);
+        for (std::int64_t k = 0; k < spec.dim; ++k)
+          EXPECT_EQ(answer.d_weight.get(j * spec.dim + k), 0.0);
+      }
+    }
+  }
+}
+
+TEST_P(MasksTest, MaskedTargetHasInfiniteLoss) {
+  HeadSpec spec = small();
+  spec.bias = true;
+  spec.reduction = Reduction::none;
+  HeadProblem problem(spec);
+  problem.bias.set(7, -kInfinity);
+  for (std::int64_t i = 0; i < spec.tokens; ++i) problem.targets.set(i, i == 2 ? 7 : 8);
+  RunSpec r = run();
+  r.gradients = false;
+  const HeadAnswer answer = run_head(problem, r);
+  for (std::int64_t i = 0; i < spec.tokens; ++i)
+    EXPECT_EQ(std::isinf(answer.loss.get(i)), i == 2) << i;
+}
+
+// Every word masked: no distribution, and no crash.
+TEST_P(MasksTest, AllWordsMasked) {
+  HeadSpec spec = small();
+  spec.bias = true;
+  HeadProblem problem(spec);
+  problem.bias.fill(-kInfinity);
+  const HeadAnswer answer = run_head(problem, run());
+  for (std::int64_t i = 0; i < spec.tokens; ++i) {
+    EXPECT_FALSE(std::isfinite(answer.lse.get(i)));
+  }
+  EXPECT_FALSE(std::isfinite(answer.loss.get(0)));
+}
+
+TEST_P(MasksTest, NanStaysInItsRow) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute}) {
+      HeadSpec spec = small(dtype);
+      spec.reduction = Reduction::none;
+      if (!accepts(GetParam(), spec)) continue;
+      if (GetParam() == "reference" && kind == PlanKind::dense) continue;
+      HeadProblem problem(spec);
+      RunSpec r = run();
+      r.plan = kind;
+      const HeadAnswer clean = run_head(problem, r);
+      problem.hidden.set(4 * spec.dim + 1, NAN);
+      const HeadAnswer answer = run_head(problem, r);
+      for (std::int64_t i = 0; i < spec.tokens; ++i) {
+        EXPECT_EQ(std::isnan(answer.lse.get(i)), i == 4);
+        EXPECT_EQ(std::isnan(answer.loss.get(i)), i == 4);
+        EXPECT_EQ(std::isnan(answer.log_prob.get(i)), i == 4);
+        for (std::int64_t k = 0; k < spec.dim; ++k) {
+          const std::int64_t at = i * spec.dim + k;
+          if (i == 4) {
+            EXPECT_TRUE(std::isnan(answer.d_hidden.get(at)));
+          } else {
+            EXPECT_EQ(answer.d_hidden.get(at), clean.d_hidden.get(at));
+          }
+        }
+      }
+      EXPECT_TRUE(std::isnan(answer.d_weight.get(0)));  // every word's gradient sums over the row
+    }
+  }
+}
+
+TEST_P(MasksTest, InfiniteHiddenDoesNotCrash) {
+  HeadProblem problem(small());
+  problem.hidden.set(0, kInfinity);
+  problem.hidden.set(7, -kInfinity);
+  const HeadAnswer answer = run_head(problem, run());
+  EXPECT_FALSE(std::isfinite(answer.lse.get(0)));
+  EXPECT_TRUE(std::isfinite(answer.lse.get(3)));
+}
+
+INSTANTIATE_TEST_SUITE_P(AllKernels, MasksTest, testing::ValuesIn(kernel_names()),
+                         [](const auto& kernel) { return kernel.param; });
+
+}  // namespace
+}  // namespace logitless::test

@@ -1,0 +1,91 @@
+// Heads of a trained language model, early and late in training, against float64. Looked for in
+// LOGITLESS_DATA_DIR; the tests skip when they are not there.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "logitless/tensor_file.h"
+#include "support/problem.h"
+
+namespace logitless::test {
+namespace {
+
+constexpr std::int64_t kTokens = 32;
+constexpr std::int64_t kSpacing = 251;  // takes the tokens from all of the text
+
+Tensor copy_rows(const ConstTensorView& view, std::int64_t rows, std::int64_t spacing) {
+  const std::int64_t columns = view.rank() == 2 ? view.size(1) : 1;
+  Tensor out(view.dtype(), view.rank() == 2 ? std::vector<std::int64_t>{rows, columns}
+                                            : std::vector<std::int64_t>{rows});
+  const std::size_t row = static_cast<std::size_t>(columns) * size_of(view.dtype());
+  for (std::int64_t i = 0; i < rows; ++i) {
+    std::memcpy(
+        static_cast<std::byte*>(out.view().data()) + static_cast<std::size_t>(i) * row,
+        static_cast<const std::byte*>(view.data()) + static_cast<std::size_t>(i * spacing) * row,
+        row);
+  }
+  return out;
+}
+
+// weight = bf16(weight_q * weight_scale[:, None]), as the files' metadata says.
+Tensor dequantised(const TensorFile& file) {
+  const ConstTensorView q = file.tensor("weight_q");
+  const ConstTensorView scale = file.tensor("weight_scale");
+  Tensor weight(DType::bf16, {q.size(0), q.size(1)});
+  const auto* codes = static_cast<const std::int8_t*>(q.data());
+  const auto* scales = static_cast<const float*>(scale.data());
+  for (std::int64_t at = 0; at < q.numel(); ++at)
+    weight.set(at, static_cast<float>(codes[at]) * scales[at / q.size(1)]);
+  return weight;
+}
+
+class RealHead : public testing::TestWithParam<const char*> {};
+
+TEST_P(RealHead, LossAndGradientsAreThoseOfFloat64) {
+  const char* folder = std::getenv("LOGITLESS_DATA_DIR");
+  const std::string path =
+      std::string(folder == nullptr ? "" : folder) + "/real_head_" + GetParam() + ".safetensors";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is not there";
+  const TensorFile file(path);
+  HeadSpec spec;
+  spec.tokens = kTokens;
+  spec.dim = 1;  // replaced below
+  spec.vocab = 1;
+  spec.dtype = DType::bf16;
+  HeadProblem problem(spec);
+  problem.hidden = copy_rows(file.tensor("hidden"), kTokens, kSpacing);
+  problem.targets = copy_rows(file.tensor("targets"), kTokens, kSpacing);
+  problem.weight = dequantised(file);
+  problem.spec.dim = problem.oracle.dim = file.tensor("weight_q").size(1);
+  problem.spec.vocab = problem.oracle.vocab = file.tensor("weight_q").size(0);
+  problem.refresh_oracle();
+
+  const OracleLogits logits = oracle_logits(problem.oracle);
+  const OracleGradients exact =
+      oracle_gradients(problem.oracle, std::vector<double>(kTokens, 1.0 / kTokens));
+  double nll = 0;
+  for (std::int64_t i = 0; i < kTokens; ++i) {
+    nll += oracle_token_loss(problem.oracle, i, logits.z.data() + i * problem.oracle.vocab) /
+           static_cast<double>(kTokens);
+  }
+  EXPECT_LT(nll, 8.0) << "not what a trained head gives: log V is 11.8";
+  for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute}) {
+    SCOPED_TRACE(name_of(kind));
+    RunSpec run;
+    run.plan = kind;
+    const HeadAnswer answer = run_head(problem, run);
+    EXPECT_LE(relative_error(answer.lse.values(), logits.lse), kLseBound);
+    EXPECT_NEAR(answer.loss.get(0), nll, 1e-5);
+    EXPECT_LE(relative_error(answer.d_hidden.values(), exact.d_hidden), 4e-3);
+    EXPECT_LE(relative_error(answer.d_weight.values(), exact.d_weight), 4e-3);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Files, RealHead, testing::Values("early", "late"),
+                         [](const auto& head) { return std::string(head.param); });
+
+}  // namespace
+}  // namespace logitless::test
