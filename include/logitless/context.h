@@ -24,8 +24,8 @@ struct DeviceLimits {
 };
 
 // All kernels built in, best first, the float64 reference last; `runnable` keeps those this machine
-// can run. On x86: "amx_bf16", "avx512", "avx2", "scalar", "amx_bf16_emulated" (for tests),
-// "reference".
+// can run. On x86: "amx_bf16", "avx512", "avx512_bf16" (before avx512 on AMD), "avx2", "scalar",
+// "amx_bf16_emulated" (for tests), "reference".
 LOGITLESS_API std::vector<std::string> kernel_names(bool runnable = true);
 
 struct ContextOptions {

@@ -76,7 +76,7 @@ class HeaderReader {
 
   bool number_unsigned(std::uint64_t value) {
     if (at_ != At::kShape && at_ != At::kOffsets) return unexpected(concat("the number ", value));
-    if (value > INT64_MAX) return unexpected(concat("the number ", value, ", over 2^63 - 1,"));
+    if (value > INT64_MAX) return unexpected(concat("the number ", value, ", over 2^63 - 1"));
     if (at_ == At::kShape) {
       tensor().shape.push_back(static_cast<std::int64_t>(value));
     } else {

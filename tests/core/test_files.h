@@ -4,13 +4,18 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
+#include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -61,12 +66,36 @@ inline std::span<const std::byte> as_bytes(const std::string& text) {
 // The bytes of a safetensors file made by hand. `length` in place of the header's own where it is
 // given.
 inline std::string safetensors_bytes(const std::string& header, const std::string& data,
-                                     std::int64_t length = -1) {
-  const std::uint64_t stored = length < 0 ? header.size() : static_cast<std::uint64_t>(length);
+                                     std::optional<std::uint64_t> length = {}) {
+  const std::uint64_t stored = length.value_or(header.size());
   std::string file(sizeof(stored), '\0');
   std::memcpy(file.data(), &stored, sizeof(stored));
   return file + header + data;
 }
+
+// The bytes of a npy file of format major.0 made by hand, `length` as above.
+inline std::string npy_bytes(int major, const std::string& dict, const std::string& data,
+                             std::optional<std::uint32_t> length = {}) {
+  const std::uint32_t stored = length.value_or(static_cast<std::uint32_t>(dict.size()));
+  std::string text(major == 1 ? 2 : 4, '\0');
+  std::memcpy(text.data(), &stored, text.size());
+  return std::string("\x93NUMPY") + static_cast<char>(major) + '\0' + text + dict + data;
+}
+
+// A copy in a block of exactly its size, `shift` bytes off an aligned address: reading past either
+// end is an error that AddressSanitizer sees.
+class ExactBytes {
+ public:
+  explicit ExactBytes(const std::string& bytes, std::size_t shift = 0)
+      : block_(new std::byte[shift + bytes.size()]), bytes_(block_.get() + shift, bytes.size()) {
+    std::copy_n(as_bytes(bytes).begin(), bytes.size(), block_.get() + shift);
+  }
+  std::span<const std::byte> get() const { return bytes_; }
+
+ private:
+  std::unique_ptr<std::byte[]> block_;
+  std::span<const std::byte> bytes_;
+};
 
 // The message of the Expected that `function` throws; "" when nothing is thrown. Other exceptions
 // pass through.

@@ -2,10 +2,10 @@
 // multiplies tiles.
 //
 // forward:  tiles of 128 words x panels of tokens; a tile's weights are packed once and meet every
-// panel of the chunk. backward: slabs of tiles. Phase 1, a task per tile: the gradient of its
-// logits (from stored exponentials or from logits
-//           computed again), d_bias, d_weight. Phase 2, a task per block of d_hidden: += gradient .
-//           weights.
+//           panel of the chunk.
+// backward: slabs of tiles. Phase 1, a task per group of tiles: the gradient of their logits (from
+//           stored exponentials or from logits computed again), d_bias, d_weight. Phase 2, a task
+//           per block of d_hidden: += gradient . weights.
 // Every output element is owned by one task and summed in a fixed order.
 #if defined(LOGITLESS_CHUNK_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_CHUNK_INL_H
@@ -223,11 +223,12 @@ void RunForward(const ForwardChunk& chunk) {
                [&](std::int64_t p, int) { MergeSegments(chunk, memory, p); });
 }
 
-// Phase 1 for one tile: the gradient of its logits and what follows from it alone.
+// The gradient of the logits of one tile, packed for the products, and its part of d_bias. `slot`:
+// the tile's place in its group.
 template <class Engine, typename Stored>
-void BackwardTile(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory, std::int64_t tile,
-                  std::int64_t slab_tile, int thread) {
-  [[maybe_unused]] const typename Engine::Session session;
+void LogitGradient(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory, std::int64_t tile,
+                   std::int64_t slab_tile, std::int64_t slot,
+                   const typename Engine::Gradient& gradient, int thread) {
   using Element = typename Engine::Element;
   constexpr int kPanel = Engine::kPanel;
   const Layout& layout = memory.layout;
@@ -237,10 +238,6 @@ void BackwardTile(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
   const bool stored = chunk.stored && first_word < chunk.sizes.stored_vocab;
   auto* weights = memory.template of_thread<Element>(thread, layout.weight_tile);
   float* g = memory.template of_thread<float>(thread, layout.logits);
-  const auto gradient = Engine::TileGradient(
-      memory.slab_gradient(), slab_tile,
-      memory.template of_thread<Element>(thread, layout.gradient_tile), layout);
-
   if (!stored)
     Engine::PackWeightTile(chunk.weight, first_word, words, chunk.shape.dim, layout.dim_k, weights);
   EntryCursor zeros(chunk.targets, tile);
@@ -266,11 +263,28 @@ void BackwardTile(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
       g[(e.word - first_word) * kPanel + e.token - first] = 0.0f;
     });
     if (chunk.d_bias != nullptr) SumTokens<kPanel>(words, g, chunk.d_bias + first_word);
-    Engine::EmitGradient(gradient, p, slab_tile, g);
+    Engine::EmitGradient(gradient, p, slab_tile, slot, g);
   }
+}
+
+// Phase 1 for the tiles [tile, + tiles), at most Engine::kTileGroup: the gradients of their logits
+// and what follows from those alone.
+template <class Engine, typename Stored>
+void BackwardGroup(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory, std::int64_t tile,
+                   std::int64_t tiles, std::int64_t slab_tile, int thread) {
+  [[maybe_unused]] const typename Engine::Session session;
+  constexpr int kPanel = Engine::kPanel;
+  const Layout& layout = memory.layout;
+  const std::int64_t first_word = tile * kVocabTile;
+  const std::int64_t words = std::min(tiles * kVocabTile, chunk.shape.vocab - first_word);
+  const auto gradient = Engine::TileGradient(
+      memory.slab_gradient(), slab_tile,
+      memory.template of_thread<typename Engine::Element>(thread, layout.gradient_tile), layout);
+  for (std::int64_t t = 0; t < tiles; ++t)
+    LogitGradient<Engine, Stored>(chunk, memory, tile + t, slab_tile + t, t, gradient, thread);
 
   const SparseEntry* entries = chunk.targets.entries + chunk.targets.tile_begin[tile];
-  const SparseEntry* entries_end = chunk.targets.entries + chunk.targets.tile_begin[tile + 1];
+  const SparseEntry* entries_end = chunk.targets.entries + chunk.targets.tile_begin[tile + tiles];
   if (chunk.d_bias != nullptr) {
     for (const SparseEntry* e = entries; e != entries_end; ++e)
       chunk.d_bias[e->word] += chunk.coefficient[e->slot];
@@ -279,8 +293,8 @@ void BackwardTile(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
     float* c = memory.template of_thread<float>(thread, layout.d_weight);
     for (std::int64_t column = 0; column < chunk.shape.dim; column += layout.column_block) {
       const std::int64_t columns = std::min(layout.column_block, chunk.shape.dim - column);
-      LoadWeightGradient(chunk.d_weight, chunk.shape.dim, first_word, words, column, columns, c,
-                         layout.column_block);
+      LoadWeightGradient(chunk.d_weight, chunk.shape.dim, first_word, words,
+                         round_up(words, Engine::kRows), column, columns, c, layout.column_block);
       Engine::WeightGradient(gradient, words, memory.x_backward(), memory.tokens, layout.tokens,
                              column / kPanel, ceil_div(columns, kPanel), c, layout.column_block);
       for (const SparseEntry* e = entries; e != entries_end; ++e) {
@@ -292,7 +306,7 @@ void BackwardTile(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
     }
   }
   if (chunk.d_hidden.data != nullptr) {
-    Engine::PackRows(chunk.weight, first_word, words, kVocabTile, chunk.shape.dim,
+    Engine::PackRows(chunk.weight, first_word, words, tiles * kVocabTile, chunk.shape.dim,
                      slab_tile * kVocabTile, chunk.sizes.slab_vocab, memory.slab_weight());
   }
 }
@@ -318,7 +332,8 @@ void FinishHidden(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
 template <class Engine>
 void RunBackward(const BackwardChunk& chunk) {
   constexpr std::int64_t kPanel = Engine::kPanel;
-  constexpr std::int64_t kTokenBlock = std::max<std::int64_t>(1, 128 / kPanel) * kPanel;
+  constexpr std::int64_t kTokenBlock =
+      std::max<std::int64_t>(1, Engine::kTokenBlock / kPanel) * kPanel;
   const ChunkMemory<Engine> memory(chunk);
   const Layout& layout = memory.layout;
   const bool d_hidden = chunk.d_hidden.data != nullptr;
@@ -337,13 +352,16 @@ void RunBackward(const BackwardChunk& chunk) {
   const std::int64_t slab_tiles = chunk.sizes.slab_vocab / kVocabTile;
   for (std::int64_t first = 0; first < layout.tiles; first += slab_tiles) {
     const std::int64_t tiles = std::min(slab_tiles, layout.tiles - first);
-    parallel_for(chunk.threads, tiles, [&](std::int64_t tile, int thread) {
-      if (layout.stored_element_bytes == 2) {
-        BackwardTile<Engine, std::uint16_t>(chunk, memory, first + tile, tile, thread);
-      } else {
-        BackwardTile<Engine, float>(chunk, memory, first + tile, tile, thread);
-      }
-    });
+    parallel_for(
+        chunk.threads, ceil_div(tiles, Engine::kTileGroup), [&](std::int64_t group, int thread) {
+          const std::int64_t tile = group * Engine::kTileGroup;
+          const std::int64_t count = std::min(Engine::kTileGroup, tiles - tile);
+          if (layout.stored_element_bytes == 2) {
+            BackwardGroup<Engine, std::uint16_t>(chunk, memory, first + tile, count, tile, thread);
+          } else {
+            BackwardGroup<Engine, float>(chunk, memory, first + tile, count, tile, thread);
+          }
+        });
     if (!d_hidden) continue;
     const std::int64_t token_blocks = ceil_div(memory.tokens, kTokenBlock);
     const std::int64_t column_blocks = ceil_div(layout.dim_n, layout.column_block);

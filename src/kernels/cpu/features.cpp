@@ -51,4 +51,14 @@ std::string avx512_bf16_missing() {
 #endif
 }
 
+bool dot_product_is_fast() {
+#if defined(__x86_64__)
+  unsigned highest = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kAuthenticAmd = 0x68747541;  // "Auth", the first letters of "AuthenticAMD"
+  return __get_cpuid(0, &highest, &ebx, &ecx, &edx) != 0 && ebx == kAuthenticAmd;
+#else
+  return false;
+#endif
+}
+
 }  // namespace logitless::cpu

@@ -9,5 +9,7 @@ namespace logitless::cpu {
 std::string amx_bf16_missing();
 // Empty, or why AVX-512's bf16 dot product cannot be used.
 std::string avx512_bf16_missing();
+// Whether that dot product beats multiply-adds in fp32: on AMD's cores, not on Intel's.
+bool dot_product_is_fast();
 
 }  // namespace logitless::cpu

@@ -63,8 +63,9 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
   Stack own;
   out.weight_tile = own.take(kVocabTile * (out.dim_k + 16) * e);
   out.logits = own.take(kVocabTile * engine.token_panel * 4);
-  out.gradient_tile = own.take(d_weight && engine.gradient_twice ? kVocabTile * out.tokens * e : 0);
-  out.d_weight = own.take(d_weight ? kVocabTile * out.column_block * 4 : 0);
+  out.gradient_tile = own.take(
+      d_weight && engine.gradient_twice ? engine.tile_group * kVocabTile * out.tokens * e : 0);
+  out.d_weight = own.take(d_weight ? engine.tile_group * kVocabTile * out.column_block * 4 : 0);
   out.thread_bytes = own.top();
   out.total = out.thread + out.thread_bytes * static_cast<std::size_t>(sizes.threads);
   return out;

@@ -15,6 +15,7 @@ struct EngineTraits {
   std::int64_t token_panel;    // tokens (columns) of a packed panel
   std::int64_t k_align;        // the contracted dimension is padded to this
   bool gradient_twice;  // the gradient of the logits is packed apart for d_hidden and for d_weight
+  std::int64_t tile_group;  // vocabulary tiles whose d_weight one task computes together
 };
 
 // Columns of d_weight and d_hidden computed at a time, rounded down to whole panels.

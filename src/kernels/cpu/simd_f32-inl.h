@@ -33,7 +33,9 @@ struct EngineF32 {
   static_assert(kPanel % kRows == 0, "blocks of whole panels are blocks of whole micro-tiles");
   // k of one pass over an L1-resident slice of a B panel.
   static constexpr std::int64_t kDepth = 256;
-  static constexpr EngineTraits kTraits{4, kPanel, 1, false};
+  static constexpr std::int64_t kTileGroup = 1;
+  static constexpr std::int64_t kTokenBlock = 128;
+  static constexpr EngineTraits kTraits{4, kPanel, 1, false, kTileGroup};
 
   // Rows = tokens, contracted along columns: panel[k][t].
   static void PackTokens(const MatrixRows& x, std::int64_t first, std::int64_t tokens,
@@ -105,7 +107,7 @@ struct EngineF32 {
   static Gradient TileGradient(Element* slab, std::int64_t tile, Element*, const Layout& layout) {
     return {slab + tile * kVocabTile * layout.gradient_stride, layout.gradient_stride};
   }
-  static void EmitGradient(const Gradient& to, std::int64_t panel, std::int64_t,
+  static void EmitGradient(const Gradient& to, std::int64_t panel, std::int64_t, std::int64_t,
                            const float* HWY_RESTRICT g) {
     for (std::int64_t r = 0; r < kVocabTile; ++r) {
       std::memcpy(to.slab + r * to.stride + panel * kPanel, g + r * kPanel, kPanel * sizeof(float));

@@ -8,7 +8,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 //
 #include "hwy/highway.h"
-#include "kernels/cpu/amx_bf16-inl.h"
+#include "kernels/cpu/bf16_engine-inl.h"
 #include "kernels/cpu/chunk-inl.h"
 #include "kernels/cpu/simd_f32-inl.h"
 
@@ -35,10 +35,11 @@ HeadKernel KernelOf() {
 
 HeadKernel KernelF32() { return KernelOf<EngineF32>(); }
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-HeadKernel KernelAmx() { return KernelOf<EngineAmx<HardwareTiles>>(); }
+HeadKernel KernelAmx() { return KernelOf<EngineBf16<HardwareTiles>>(); }
+HeadKernel KernelDot() { return KernelOf<EngineBf16<DotTiles>>(); }
 #endif
 #if HWY_TARGET == HWY_STATIC_TARGET
-HeadKernel KernelAmxEmulated() { return KernelOf<EngineAmx<EmulatedTiles>>(); }
+HeadKernel KernelAmxEmulated() { return KernelOf<EngineBf16<EmulatedTiles>>(); }
 #endif
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -61,6 +62,10 @@ Support target_runnable() {
 Support amx_runnable() {
   const Support reason = target_runnable<HWY_AVX3>();
   return reason.empty() ? amx_bf16_missing() : reason;
+}
+Support dot_runnable() {
+  const Support reason = target_runnable<HWY_AVX3>();
+  return reason.empty() ? avx512_bf16_missing() : reason;
 }
 // The portable target needs nothing.
 Support always_runnable() { return {}; }
@@ -89,7 +94,14 @@ std::vector<HeadKernel> simd_kernels() {
   std::vector<HeadKernel> rows;
 #if HWY_TARGETS & HWY_AVX3
   rows.push_back(row(N_AVX3::KernelAmx(), "amx_bf16", amx_runnable, 1300e9, supports_bf16));
-  rows.push_back(row(N_AVX3::KernelF32(), "avx512", target_runnable<HWY_AVX3>, 110e9));
+  const HeadKernel dot =
+      row(N_AVX3::KernelDot(), "avx512_bf16", dot_runnable, 100e9, supports_bf16);
+  const HeadKernel wide = row(N_AVX3::KernelF32(), "avx512", target_runnable<HWY_AVX3>, 110e9);
+  // Half the speed of `avx512` on Intel's cores (docs/benchmarks.md), where vdpbf16ps keeps its
+  // unit busy four times as long as a multiply-add; on AMD's as long as one, for twice the
+  // products.
+  rows.push_back(dot_product_is_fast() ? dot : wide);
+  rows.push_back(dot_product_is_fast() ? wide : dot);
 #endif
 #if HWY_TARGETS & HWY_AVX2
   rows.push_back(row(N_AVX2::KernelF32(), "avx2", target_runnable<HWY_AVX2>, 70e9));

@@ -15,12 +15,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
 
-// c [words][ldc] = what rows [first_word, + words), columns [column, + columns) hold so far; 0
+// c [padded][ldc] = what rows [first_word, + words), columns [column, + columns) hold so far; 0
 // elsewhere.
 inline void LoadWeightGradient(const WeightGradientSink& sink, std::int64_t dim,
-                               std::int64_t first_word, std::int64_t words, std::int64_t column,
-                               std::int64_t columns, float* HWY_RESTRICT c, std::int64_t ldc) {
-  std::memset(c, 0, static_cast<std::size_t>(kVocabTile * ldc) * sizeof(float));
+                               std::int64_t first_word, std::int64_t words, std::int64_t padded,
+                               std::int64_t column, std::int64_t columns, float* HWY_RESTRICT c,
+                               std::int64_t ldc) {
+  std::memset(c, 0, static_cast<std::size_t>(padded * ldc) * sizeof(float));
   const bool from_output = sink.first_chunk ? sink.accumulate : sink.dtype == DType::f32;
   if (sink.first_chunk && !sink.accumulate) return;
   const MatrixRows output{sink.data, sink.dtype, sink.row_stride, sink.col_stride, nullptr};

@@ -1,13 +1,13 @@
-// One 32 x 32 block of products of bf16 tiles, on the AMX unit or in plain C++ for machines without
-// one (tests).
+// One 32 x 32 block of products of bf16 tiles: on the AMX unit, by AVX-512 dot products, or in
+// plain C++ (tests on any machine).
 //
 // A tiles are [16 rows][32 k], B tiles [16 pairs of k][16 columns][2]; both contiguous, 512
 // elements. A k step has two of each beside each other in memory.
-#if defined(LOGITLESS_AMX_TILES_INL_H) == defined(HWY_TARGET_TOGGLE)
-#ifdef LOGITLESS_AMX_TILES_INL_H
-#undef LOGITLESS_AMX_TILES_INL_H
+#if defined(LOGITLESS_BF16_TILES_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LOGITLESS_BF16_TILES_INL_H
+#undef LOGITLESS_BF16_TILES_INL_H
 #else
-#define LOGITLESS_AMX_TILES_INL_H
+#define LOGITLESS_BF16_TILES_INL_H
 #endif
 
 #include <cstdint>
@@ -106,6 +106,52 @@ struct HardwareTiles {
     _tile_stored(1, c + 16, stride);
     _tile_stored(2, c + 16 * ldc, stride);
     _tile_stored(3, c + 16 * ldc + 16, stride);
+  }
+};
+
+// By vdpbf16ps, named and not by intrinsic: AVX3 does not imply it. 8 rows x 2 vectors of
+// accumulators, one row of B, one broadcast pair of A.
+struct DotTiles {
+  using Bf16 = HardwareBf16;
+  struct Session {};
+  static HWY_INLINE void Multiply(const std::uint16_t* a, std::int64_t a_step,
+                                  const std::uint16_t* b, std::int64_t b_step, std::int64_t steps,
+                                  float* HWY_RESTRICT c, std::int64_t ldc, bool add) {
+    for (std::int64_t r = 0; r < 32; r += 8)
+      Rows(a + r / 16 * kTile + r % 16 * 32, a_step, b, b_step, steps, c + r * ldc, ldc, add);
+  }
+
+ private:
+  static HWY_NOINLINE void Rows(const std::uint16_t* a, std::int64_t a_step, const std::uint16_t* b,
+                                std::int64_t b_step, std::int64_t steps, float* HWY_RESTRICT c,
+                                std::int64_t ldc, bool add) {
+    __m512 sum[8][2];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      sum[i][0] = add ? _mm512_loadu_ps(c + i * ldc) : _mm512_setzero_ps();
+      sum[i][1] = add ? _mm512_loadu_ps(c + i * ldc + 16) : _mm512_setzero_ps();
+    }
+    for (std::int64_t s = 0; s < steps; ++s) {
+      for (int k = 0; k < 16; ++k) {
+        const __m512i low = _mm512_loadu_si512(b + k * 32);
+        const __m512i high = _mm512_loadu_si512(b + kTile + k * 32);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+          std::int32_t pair;
+          std::memcpy(&pair, a + i * 32 + 2 * k, sizeof(pair));
+          const __m512i x = _mm512_set1_epi32(pair);
+          __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum[i][0]) : "v"(x), "v"(low));
+          __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum[i][1]) : "v"(x), "v"(high));
+        }
+      }
+      a += a_step;
+      b += b_step;
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      _mm512_storeu_ps(c + i * ldc, sum[i][0]);
+      _mm512_storeu_ps(c + i * ldc + 16, sum[i][1]);
+    }
   }
 };
 #endif

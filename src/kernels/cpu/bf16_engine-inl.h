@@ -1,25 +1,25 @@
-// Engine "amx_bf16": bf16 operands packed as AMX tiles, products in fp32 accumulators that never
-// leave the tile unit rounded.
+// Engine of "amx_bf16", "avx512_bf16" and "amx_bf16_emulated": bf16 operands packed as AMX tiles,
+// products summed in fp32. Tiles (bf16_tiles-inl.h) is what multiplies.
 //
 // Every packed operand is a sequence of k steps (32 values of the contracted dimension), each with
 // the two tiles of 32 rows or columns:
 //   tokens of the logits       [panel][dim / 32][2 tiles]
 //   weights of the logits      [4 blocks of 32 words][dim / 32][2 tiles]
-//   gradient for d_weight      [panel = k step][8 tiles of 16 words]
+//   gradient for d_weight      [panel = k step][kTileGroup x 8 tiles of 16 words]
 //   gradient for d_hidden      [panel][slab / 32][2 tiles of 16 tokens]
 //   hidden, weights as B rows  [panel of 32 columns][k / 32][2 tiles]
-#if defined(LOGITLESS_AMX_BF16_INL_H) == defined(HWY_TARGET_TOGGLE)
-#ifdef LOGITLESS_AMX_BF16_INL_H
-#undef LOGITLESS_AMX_BF16_INL_H
+#if defined(LOGITLESS_BF16_ENGINE_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LOGITLESS_BF16_ENGINE_INL_H
+#undef LOGITLESS_BF16_ENGINE_INL_H
 #else
-#define LOGITLESS_AMX_BF16_INL_H
+#define LOGITLESS_BF16_ENGINE_INL_H
 #endif
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/cpu/amx_tiles-inl.h"
+#include "kernels/cpu/bf16_tiles-inl.h"
 #include "kernels/cpu/layout.h"
 #include "kernels/cpu/simd_rows-inl.h"
 
@@ -27,16 +27,22 @@ HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
 
 template <class Tiles>
-struct EngineAmx {
+struct EngineBf16 {
   using Element = std::uint16_t;
   using Session = typename Tiles::Session;
   using Bf16 = typename Tiles::Bf16;
   static constexpr int kRows = 32;
   static constexpr int kPanel = 32;
   static constexpr std::int64_t kStep = 2 * kTile;  // elements of a k step of one operand
-  // k steps of one pass over an L1-resident slice: 16 KiB of each operand.
+  // k steps of one pass over an L1-resident slice: 16 KiB of each operand in the forward, where the
+  // logits stay in L1 too; twice that in the gradients, whose sums come from L2.
   static constexpr std::int64_t kDepth = 8;
-  static constexpr EngineTraits kTraits{2, kPanel, 32, true};
+  static constexpr std::int64_t kGradientDepth = 16;
+  // Vocabulary tiles whose d_weight is computed together: the tokens' packed hidden states, which
+  // come from the last cache level, are read once for all of them.
+  static constexpr std::int64_t kTileGroup = 2;
+  static constexpr std::int64_t kTokenBlock = 256;
+  static constexpr EngineTraits kTraits{2, kPanel, 32, true, kTileGroup};
 
   static void PackTokens(const MatrixRows& x, std::int64_t first, std::int64_t tokens,
                          std::int64_t dim, std::int64_t dim_k, Element* HWY_RESTRICT panel) {
@@ -114,12 +120,12 @@ struct EngineAmx {
             layout.slab_vocab / 32};
   }
   static void EmitGradient(const Gradient& to, std::int64_t panel, std::int64_t slab_tile,
-                           const float* HWY_RESTRICT g) {
+                           std::int64_t slot, const float* HWY_RESTRICT g) {
     const D d;
     const DU du;
     const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
     if (to.tile != nullptr) {
-      Element* at = to.tile + panel * (kVocabTile / 16) * kTile;
+      Element* at = to.tile + (panel * kTileGroup + slot) * (kVocabTile / 16) * kTile;
       for (std::int64_t i = 0; i < kVocabTile * kPanel; i += lanes)
         Bf16::Store(hn::Load(d, g + i), at + i);
     }
@@ -143,9 +149,9 @@ struct EngineAmx {
                              std::int64_t tokens, std::int64_t depth, std::int64_t first_panel,
                              std::int64_t panels, float* HWY_RESTRICT c, std::int64_t ldc) {
     const std::int64_t steps = tokens / 32;
-    constexpr std::int64_t kStepA = kVocabTile / 16 * kTile;
-    for (std::int64_t s = 0; s < steps; s += kDepth) {
-      const std::int64_t n = std::min(kDepth, steps - s);
+    constexpr std::int64_t kStepA = kTileGroup * (kVocabTile / 16) * kTile;
+    for (std::int64_t s = 0; s < steps; s += kGradientDepth) {
+      const std::int64_t n = std::min(kGradientDepth, steps - s);
       for (std::int64_t q = 0; q < panels; ++q) {
         const Element* b = x + (first_panel + q) * depth * kPanel + s * kStep;
         for (std::int64_t r = 0; r < rows; r += kRows) {
@@ -161,8 +167,8 @@ struct EngineAmx {
                              std::int64_t depth, std::int64_t first_panel, std::int64_t panels,
                              float* HWY_RESTRICT c, std::int64_t ldc) {
     const std::int64_t steps = words / 32;
-    for (std::int64_t s = 0; s < steps; s += kDepth) {
-      const std::int64_t n = std::min(kDepth, steps - s);
+    for (std::int64_t s = 0; s < steps; s += kGradientDepth) {
+      const std::int64_t n = std::min(kGradientDepth, steps - s);
       for (std::int64_t q = 0; q < panels; ++q) {
         const Element* b = w + (first_panel + q) * depth * kPanel + s * kStep;
         for (std::int64_t t = 0; t < tokens; t += kRows) {

@@ -1,0 +1,304 @@
+#include "core/file.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "file_system.h"
+#include "test_files.h"
+#include "test_tensors.h"
+
+namespace logitless {
+namespace {
+
+using Names = std::vector<std::string>;
+
+std::string mapped(const std::string& path) {
+  const MappedFile file(path);
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+mode_t mode_of(const std::string& path) {
+  struct stat status {};
+  EXPECT_EQ(stat(path.c_str(), &status), 0) << path;
+  return status.st_mode & 07777;
+}
+
+TEST(MappedFile, ShowsTheBytes) {
+  const TempDir directory;
+  const std::string path = directory.file("x");
+  for (const std::size_t size : {0u, 1u, 4095u, 4096u, 4097u, 100'000u}) {
+    std::string content(size, 'a');
+    if (size > 0) content.back() = 'z';
+    write_whole(path, content);
+    EXPECT_EQ(mapped(path), content) << size;
+  }
+}
+
+TEST(MappedFile, OutlivesTheNameAndItsReplacement) {
+  const TempDir directory;
+  const std::string path = directory.file("x");
+  write_whole(path, "old");
+  const MappedFile file(path);
+  AtomicFile next(path);
+  next.write("new!", 4);
+  next.commit();
+  EXPECT_EQ(std::memcmp(file.bytes().data(), "old", 3), 0);
+  EXPECT_EQ(mapped(path), "new!");
+  std::filesystem::remove(path);
+  EXPECT_EQ(std::memcmp(file.bytes().data(), "old", 3), 0);
+}
+
+TEST(MappedFile, RefusesWhatIsNoFile) {
+  const TempDir directory;
+  const std::string folder = directory.file("folder");
+  const std::string pipe = directory.file("pipe");  // must not wait for a writer
+  ASSERT_EQ(mkdir(folder.c_str(), 0777), 0);
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0666), 0);
+  for (const std::string& path : {folder, pipe, std::string("/dev/null")}) {
+    EXPECT_EQ(message_of<InvalidArgument>([&] { MappedFile file(path); }),
+              "'" + path + "' is not a regular file");
+  }
+}
+
+TEST(MappedFile, ReportsTheOperatingSystem) {
+  const TempDir directory;
+  const auto refusal = [](const std::string& path) {
+    return message_of<DeviceError>([&] { MappedFile file(path); });
+  };
+  const std::string absent = directory.file("absent");
+  EXPECT_EQ(refusal(absent), "'" + absent + "': cannot open: No such file or directory");
+  EXPECT_EQ(refusal(""), "'': cannot open: No such file or directory");
+  write_whole(directory.file("x"), "x");
+  EXPECT_EQ(refusal(directory.file("x/y")),
+            "'" + directory.file("x/y") + "': cannot open: Not a directory");
+  std::filesystem::create_symlink("loop", directory.file("loop"));
+  EXPECT_EQ(refusal(directory.file("loop")),
+            "'" + directory.file("loop") + "': cannot open: Too many levels of symbolic links");
+}
+
+TEST(MappedFile, NeedsPermission) {
+  const TempDir directory;
+  const std::string path = directory.file("x");
+  write_whole(path, "x");
+  ASSERT_EQ(chmod(directory.file("").c_str(), 0755), 0);
+  ASSERT_EQ(chmod(path.c_str(), 0), 0);
+  const WithoutRoot rights;
+  if (!rights.ok()) GTEST_SKIP() << "the rights of root cannot be dropped here";
+  EXPECT_EQ(message_of<DeviceError>([&] { MappedFile file(path); }),
+            "'" + path + "': cannot open: Permission denied");
+}
+
+TEST(AtomicFile, AppearsWholeWithCommit) {
+  const TempDir directory;
+  const std::string path = directory.file("x");
+  {
+    AtomicFile file(path);
+    file.write("one ", 4);
+    EXPECT_FALSE(std::filesystem::exists(path));
+    EXPECT_EQ(directory.listing().size(), 1u);  // the temporary stands beside
+    file.write("", 0);
+    file.write("two", 3);
+    file.commit();
+    EXPECT_EQ(directory.listing(), Names{"x"});
+    EXPECT_EQ(read_whole(path), "one two");
+  }
+  EXPECT_EQ(directory.listing(), Names{"x"});
+  EXPECT_EQ(read_whole(path), "one two");
+}
+
+TEST(AtomicFile, WithoutCommitNothingHappened) {
+  const TempDir directory;
+  const std::string path = directory.file("x");
+  { AtomicFile(path).write("new", 3); }
+  EXPECT_EQ(directory.listing(), Names{});
+  write_whole(path, "old");
+  {
+    AtomicFile file(path);
+    file.write("new", 3);
+    EXPECT_EQ(read_whole(path), "old");
+  }
+  EXPECT_EQ(directory.listing(), Names{"x"});
+  EXPECT_EQ(read_whole(path), "old");
+}
+
+TEST(AtomicFile, TwoWritersDoNotMix) {
+  const TempDir directory;
+  const std::string path = directory.file("x");
+  AtomicFile first(path);
+  AtomicFile second(path);
+  first.write("first", 5);
+  second.write("second", 6);
+  second.commit();
+  EXPECT_EQ(read_whole(path), "second");
+  first.commit();
+  EXPECT_EQ(read_whole(path), "first");
+  EXPECT_EQ(directory.listing(), Names{"x"});
+}
+
+TEST(AtomicFile, KeepsPermissionsAndHonoursTheMask) {
+  const TempDir directory;
+  const std::string path = directory.file("x");
+  const mode_t old_mask = umask(027);
+  const auto replace = [&] {
+    AtomicFile file(path);
+    file.write("x", 1);
+    file.commit();
+  };
+  replace();
+  EXPECT_EQ(mode_of(path), 0640u);
+  ASSERT_EQ(chmod(path.c_str(), 0606), 0);
+  replace();
+  EXPECT_EQ(mode_of(path), 0606u);
+  umask(old_mask);
+}
+
+TEST(AtomicFile, FollowsLinks) {
+  const TempDir directory;
+  ASSERT_EQ(mkdir(directory.file("folder").c_str(), 0777), 0);
+  const std::string target = directory.file("folder/target");
+  write_whole(target, "old");
+  std::filesystem::create_symlink("folder/target", directory.file("inner"));
+  std::filesystem::create_symlink("inner", directory.file("outer"));
+  AtomicFile file(directory.file("outer"));
+  file.write("new", 3);
+  file.commit();
+  EXPECT_EQ(read_whole(target), "new");
+  EXPECT_TRUE(std::filesystem::is_symlink(directory.file("outer")));
+  EXPECT_TRUE(std::filesystem::is_symlink(directory.file("inner")));
+}
+
+TEST(AtomicFile, RefusesToReplaceWhatIsNoFile) {
+  const TempDir directory;
+  const std::string folder = directory.file("folder");
+  const std::string pipe = directory.file("pipe");
+  ASSERT_EQ(mkdir(folder.c_str(), 0777), 0);
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0666), 0);
+  for (const std::string& path : {folder, pipe, std::string("/dev/full")}) {
+    EXPECT_EQ(message_of<InvalidArgument>([&] { AtomicFile file(path); }),
+              "'" + path + "' exists and is not a regular file");
+  }
+  EXPECT_EQ(directory.listing().size(), 2u);
+}
+
+TEST(AtomicFile, NeedsAFolderThatIsThere) {
+  const TempDir directory;
+  write_whole(directory.file("x"), "old");
+  const std::pair<std::string, std::string> cases[] = {
+      {directory.file("absent/x"), "No such file or directory"},
+      {directory.file("x/y"), "Not a directory"},
+      {directory.file(std::string(300, 'n')), "File name too long"},
+  };
+  for (const auto& [path, text] : cases) {
+    EXPECT_EQ(message_of<DeviceError>([&, &where = path] { AtomicFile file(where); }),
+              "'" + path + "': cannot create a temporary file beside it: " + text);
+  }
+  EXPECT_EQ(directory.listing(), Names{"x"});
+}
+
+TEST(AtomicFile, NeedsPermission) {
+  const TempDir directory;
+  const std::string path = directory.file("x");
+  write_whole(path, "old");
+  ASSERT_EQ(chmod(path.c_str(), 0666), 0);
+  ASSERT_EQ(chmod(directory.file("").c_str(), 0555), 0);
+  {
+    const WithoutRoot rights;
+    if (!rights.ok()) GTEST_SKIP() << "the rights of root cannot be dropped here";
+    EXPECT_EQ(message_of<DeviceError>([&] { AtomicFile file(path); }),
+              "'" + path + "': cannot create a temporary file beside it: Permission denied");
+  }
+  EXPECT_EQ(directory.listing(), Names{"x"});
+  EXPECT_EQ(read_whole(path), "old");
+  ASSERT_EQ(chmod(directory.file("").c_str(), 0755), 0);
+}
+
+TEST(AtomicFile, FullDiskLeavesTheOldFile) {
+  const TempDir directory;
+  const std::string path = directory.file("x");
+  write_whole(path, "old");
+  const std::string large(100'000, 'x');
+  {
+    const FileSizeLimit limit(5000);
+    ASSERT_TRUE(limit.ok());
+    const std::string message = message_of<DeviceError>([&] {
+      AtomicFile file(path);
+      file.write(large.data(), 4000);
+      file.write(large.data(), large.size());  // partly done, then refused
+      file.commit();
+    });
+    EXPECT_EQ(message, "'" + path + "': cannot write: File too large");
+  }
+  EXPECT_EQ(directory.listing(), Names{"x"});
+  EXPECT_EQ(read_whole(path), "old");
+}
+
+TEST(AtomicFile, RefusedRenameLeavesNothingBehind) {
+  const TempDir directory;
+  const std::string path = directory.file("x");
+  {
+    AtomicFile file(path);
+    file.write("x", 1);
+    ASSERT_EQ(mkdir(path.c_str(), 0777), 0);  // somebody was faster
+    EXPECT_EQ(message_of<DeviceError>([&] { file.commit(); }),
+              "'" + path + "': cannot rename onto it: Is a directory");
+  }
+  EXPECT_EQ(directory.listing(), Names{"x"});
+  EXPECT_TRUE(std::filesystem::is_directory(path));
+}
+
+struct Strided {
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;
+  std::int64_t origin = 0;  // element of the memory that index 0 means
+};
+
+TEST(WriteElements, FollowsEveryStride) {
+  const RandomTensor memory(DType::i64, {100'000}, 1);
+  const Strided cases[] = {
+      {{}, {}},
+      {{5}, {1}},
+      {{5}, {7}},
+      {{5}, {-1}, 4},
+      {{5}, {0}},
+      {{0}, {3}},
+      {{3, 4}, {4, 1}},
+      {{3, 4}, {1, 3}},                     // transposed
+      {{3, 4}, {-4, -1}, 11},               // turned round
+      {{3, 4}, {0, 1}},                     // a row repeated
+      {{3, 4}, {9, 2}},                     // every other column of some rows
+      {{1, 4}, {99, 1}},                    // strides of sizes 1 do not matter
+      {{4, 1}, {1, 99}},                    // nor of the last one
+      {{2, 0, 3}, {1, 1, 1}},               // nothing to write
+      {{2, 3, 4}, {20, 4, 1}},              // contiguous within, apart outside
+      {{2, 3, 4}, {1, 2, 6}},               // all reversed
+      {{2, 3, 1, 2}, {-50, 7, -3, 0}, 50},  // some of everything
+      {{70, 700}, {701, 1}},                // runs of 5600 bytes: many stagings
+      {{90'000, 3}, {1, 1}},                // runs that overlap, and do not divide the staging
+      {{49'000}, {2}},                      // runs of one element, more than one staging
+      {{2, 40'000}, {50'000, 1}},           // runs longer than the staging
+      {{3, 32'768}, {30'000, 1}},           // exactly as long as the staging
+      {{2, 2, 2, 12'000}, {50'000, 25'000, 0, 1}},  // a long run, twice
+  };
+  const TempDir directory;
+  for (const DType dtype : {DType::i8, DType::f16, DType::f32, DType::f64}) {
+    for (const Strided& layout : cases) {
+      const auto* origin = static_cast<const std::byte*>(memory.view().data()) +
+                           layout.origin * static_cast<std::int64_t>(size_of(dtype));
+      const ConstTensorView view(origin, dtype, layout.shape, layout.strides);
+      AtomicFile file(directory.file("x"));
+      file.write("<", 1);
+      write_elements(file, view);
+      file.write(">", 1);
+      file.commit();
+      EXPECT_TRUE(read_whole(directory.file("x")) == "<" + elements_of(view) + ">")
+          << describe(view);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace logitless
