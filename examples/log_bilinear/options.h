@@ -24,7 +24,7 @@ struct Options {
   std::string optimizer = "adamw";  // or adagrad
   double learning_rate = 0.0;       // 0: the optimiser's default
   double weight_decay = 0.0;
-  std::int64_t steps = 450;
+  std::int64_t steps = 850;
   std::int64_t batch = 512;
   std::int64_t warmup = -1;  // steps; -1: a twentieth of all
   std::uint64_t seed = 1;

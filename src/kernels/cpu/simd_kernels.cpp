@@ -57,7 +57,8 @@ namespace {
 template <std::int64_t kTarget>
 Support target_runnable() {
   if ((hwy::SupportedTargets() & kTarget) != 0) return {};
-  return std::string("the processor has no ") + hwy::TargetName(kTarget);
+  return std::string("the processor has no ") +
+         (kTarget == HWY_AVX3 ? "AVX-512" : hwy::TargetName(kTarget));
 }
 Support amx_runnable() {
   const Support reason = target_runnable<HWY_AVX3>();
