@@ -44,6 +44,9 @@ Engine::Engine(const EngineCall& call, const HeadFeatures& features)
       kernel_(find_head_kernel(plan_.kernel)),
       sizes_(sizes_of(plan_)),
       layout_(layout_workspace(kernel_, plan_.shape, plan_.features, sizes_)) {
+  const Support missing = kernel_.runnable();
+  if (!missing.empty())
+    throw Unsupported(concat("plan: kernel ", kernel_.name, " cannot run here: ", missing));
   const HeadShape& made = plan_.shape;
   require(made.dim == call.shape.dim && made.vocab == call.shape.vocab &&
               made.dtype == call.shape.dtype,

@@ -36,6 +36,8 @@ constexpr std::int64_t kMostSlab = 2048;
 // for its exponential.
 constexpr double kPackSeconds = 0.4e-9;
 constexpr double kExpSeconds = 0.5e-9;
+// One element of d_hidden, read and written in fp32 once for each slab.
+constexpr double kSlabSeconds = 0.3e-9;
 
 std::int64_t padded_vocab(const HeadShape& shape) { return round_up(shape.vocab, kVocabTile); }
 
@@ -114,12 +116,12 @@ class PlanBuilder {
       candidate.reason = refusal(kind, kernel, gradients);
       Sized best;
       if (candidate.reason.empty()) {
-        best = size(kind, sizer, budget);
+        best = size(kind, kernel, sizer, budget);
         // The default budget is a wish, a caller's is a promise.
         candidate.possible = best.bytes <= budget;
         candidate.workspace_bytes = best.bytes;
         candidate.passes = passes(kind, best.sizes);
-        candidate.predicted_seconds = seconds(kernel, candidate.passes, best.sizes);
+        candidate.predicted_seconds = seconds(kernel, kind, best.sizes);
         if (!candidate.possible) {
           candidate.reason = concat("needs at least ", format_bytes(best.bytes), " of workspace");
         } else if (kind == PlanKind::stored && best.sizes.stored_vocab == 0) {
@@ -170,25 +172,44 @@ class PlanBuilder {
     return {};
   }
 
-  Sized size(PlanKind kind, const Sizer& sizer, std::size_t budget) const {
+  Sized size(PlanKind kind, const HeadKernel& kernel, const Sizer& sizer,
+             std::size_t budget) const {
     const std::int64_t vocab = padded_vocab(shape_);
     if (kind == PlanKind::forward) {
       return sizer.largest(kForwardTokens, budget,
                            [&](std::int64_t tokens) { return sizer.make(tokens, 0, 0, true); });
     }
     const std::int64_t stored = kind == PlanKind::dense ? vocab : 0;
+    // The best of each width of slab: the fastest that fits, or else the smallest.
     Sized best;
+    const auto offer = [&](const Sized& sized) {
+      const bool fits = sized.bytes <= budget;
+      const bool best_fits = best.bytes != 0 && best.bytes <= budget;
+      if (best.bytes == 0 || (fits && !best_fits) ||
+          (fits && best_fits &&
+           seconds(kernel, kind, sized.sizes) < seconds(kernel, kind, best.sizes)) ||
+          (!fits && !best_fits && sized.bytes < best.bytes))
+        best = sized;
+    };
     for (std::int64_t slab = sizer.most_slab();; slab = round_up(slab / 2, kVocabTile)) {
-      best = sizer.largest(kMostTokens, budget, [&](std::int64_t tokens) {
+      const auto sized = [&](std::int64_t tokens) {
         return sizer.make(tokens, slab, stored, false);
-      });
-      // A chunk with too few tokens costs more than a narrower slab.
-      const bool enough =
-          best.bytes <= budget && best.sizes.tokens >= std::min<std::int64_t>(shape_.tokens, 1024);
-      if (enough || slab <= kVocabTile) break;
+      };
+      const Sized chunks = sizer.largest(kMostTokens, budget, sized);
+      offer(chunks);
+      // Smaller chunks leave more room to store: which is better depends on the budget.
+      if (kind == PlanKind::stored && chunks.bytes <= budget) {
+        for (std::int64_t n = ceil_div(std::max<std::int64_t>(shape_.tokens, 1), kMostTokens);;
+             n *= 2) {
+          const std::int64_t tokens = ceil_div(std::max<std::int64_t>(shape_.tokens, 1), n);
+          const Sized least = sized(tokens);
+          if (least.bytes <= budget) offer(with_stored(sizer, least, budget));
+          if (tokens <= kLeastTokens) break;
+        }
+      }
+      if (slab <= kVocabTile) break;
     }
-    if (kind != PlanKind::stored || best.bytes > budget) return best;
-    return with_stored(sizer, best, budget);
+    return best;
   }
 
   // As many stored tiles as asked for, or as fit.
@@ -218,14 +239,22 @@ class PlanBuilder {
     return 2.0 - stored + gradients;
   }
 
-  double seconds(const HeadKernel& kernel, double pass_count, const ChunkSizes& sizes) const {
+  double seconds(const HeadKernel& kernel, PlanKind kind, const ChunkSizes& sizes) const {
+    const double pass_count = passes(kind, sizes);
     const double logits = static_cast<double>(shape_.tokens) * static_cast<double>(shape_.vocab);
     const double weights = static_cast<double>(shape_.vocab) * static_cast<double>(shape_.dim);
     const double chunks = std::ceil(static_cast<double>(std::max<std::int64_t>(shape_.tokens, 1)) /
                                     static_cast<double>(std::max<std::int64_t>(sizes.tokens, 1)));
     const double work =
         2.0 * pass_count * logits * static_cast<double>(shape_.dim) / kernel.flops_per_second;
-    return (work + chunks * pass_count * weights * kPackSeconds + logits * kExpSeconds) /
+    const double slabs =
+        features_.d_hidden && kind != PlanKind::forward
+            ? std::ceil(static_cast<double>(shape_.vocab) /
+                        static_cast<double>(std::max<std::int64_t>(sizes.slab_vocab, 1)))
+            : 0.0;
+    const double hidden = static_cast<double>(shape_.tokens) * static_cast<double>(shape_.dim);
+    return (work + chunks * pass_count * weights * kPackSeconds + logits * kExpSeconds +
+            slabs * hidden * kSlabSeconds) /
            plan_.threads;
   }
 

@@ -58,11 +58,13 @@ void require_per_token(std::string_view name, const ConstTensorView& view,
   bool same = view.rank() == lead + (last >= 0 ? 1 : 0);
   for (int d = 0; same && d < lead; ++d) same = view.size(d) == hidden.size(d);
   if (same && last >= 0) same = view.size(lead) == last;
-  std::string expected = "[";
-  for (int d = 0; d < lead; ++d) expected += concat(d ? ", " : "", hidden.size(d));
-  if (last >= 0) expected += concat(lead > 0 ? ", " : "", last);
-  require(same, name, ": expected shape ", expected, "] to go with hidden ", describe(hidden),
-          ", got ", describe(view));
+  if (!same) {
+    std::string expected = "[";
+    for (int d = 0; d < lead; ++d) expected += concat(d ? ", " : "", hidden.size(d));
+    if (last >= 0) expected += concat(lead > 0 ? ", " : "", last);
+    throw InvalidArgument(concat(name, ": expected shape ", expected, "] to go with hidden ",
+                                 describe(hidden), ", got ", describe(view)));
+  }
   if (index_dtype) {
     require(is_index(view.dtype()), name, ": expected i32 or i64, got ", name_of(view.dtype()));
   } else {

@@ -152,7 +152,7 @@ const HeadKernel& find_head_kernel(std::string_view name);
 
 // The kernel called `wanted`, or the first that this machine runs and that accepts the problem.
 // `reasons` gets a line for each one declined. Throws Unsupported with the reason when a wanted one
-// declines.
+// does not take the problem; whether it runs on this machine is asked when a call is made.
 const HeadKernel& choose_head_kernel(std::string_view wanted, const HeadShape& shape,
                                      const HeadFeatures& features, std::string* reasons);
 

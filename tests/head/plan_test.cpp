@@ -1,0 +1,266 @@
+// The planner as a pure function: a table of choices, what holds for any problem, and what it says.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <stdexcept>
+
+#include "logitless/logitless.h"
+
+namespace logitless::test {
+namespace {
+
+HeadFeatures gradients() {
+  HeadFeatures f;
+  f.d_hidden = f.d_weight = true;
+  return f;
+}
+
+PlanRequest request_of(std::size_t budget, std::optional<PlanKind> kind = std::nullopt,
+                       const std::string& kernel = "amx_bf16_emulated") {
+  PlanRequest r;
+  r.device.threads = 2;
+  r.device.kernel = kernel;  // tables hold on any machine
+  r.memory_budget = budget;
+  r.kind = kind;
+  return r;
+}
+
+const PlanCandidate& candidate(const LossPlan& plan, PlanKind kind) {
+  for (const PlanCandidate& c : plan.candidates) {
+    if (c.kind == kind) return c;
+  }
+  throw std::logic_error("no such candidate");
+}
+
+TEST(Plan, Table) {
+  const std::vector<std::string> known = kernel_names(false);
+  if (std::find(known.begin(), known.end(), "amx_bf16") == known.end())
+    GTEST_SKIP() << "the table is made for the rates of a kernel that is not built in";
+  const HeadShape head{2048, 512, 65536, DType::bf16};
+  struct Row {
+    const char* name;
+    HeadShape shape;
+    HeadFeatures features;
+    std::size_t budget;
+    std::optional<PlanKind> asked;
+    PlanKind kind;
+    double least_passes, most_passes;
+  };
+  HeadFeatures hidden_alone;
+  hidden_alone.d_hidden = true;
+  HeadFeatures entropy_gradient = gradients();
+  entropy_gradient.entropy_gradient = true;
+  HeadFeatures capped = gradients();
+  capped.softcap = 30.0f;
+  capped.label_smoothing = true;
+  HeadFeatures softcap = gradients();
+  softcap.softcap = 30.0f;
+  const Row table[] = {
+      {"no gradients", head, {}, 0, {}, PlanKind::forward, 1, 1},
+      {"default budget", head, gradients(), 0, {}, PlanKind::dense, 3, 3},
+      {"one gradient", head, hidden_alone, 0, {}, PlanKind::dense, 2, 2},
+      {"little memory", head, gradients(), 24_MiB, {}, PlanKind::stored, 3.9, 4},
+      {"between", head, gradients(), 100_MiB, PlanKind::stored, PlanKind::stored, 3.01, 3.99},
+      {"asked for", head, gradients(), 0, PlanKind::recompute, PlanKind::recompute, 4, 4},
+      {"entropy gradient", head, entropy_gradient, 0, {}, PlanKind::recompute, 4, 4},
+      {"softcap and smoothing", head, capped, 0, {}, PlanKind::recompute, 4, 4},
+      {"softcap", head, softcap, 0, {}, PlanKind::dense, 3, 3},
+      {"one token", {1, 8, 100, DType::bf16}, gradients(), 0, {}, PlanKind::dense, 3, 3},
+      {"no token", {0, 8, 100, DType::bf16}, gradients(), 0, {}, PlanKind::dense, 3, 3},
+  };
+  for (const Row& row : table) {
+    SCOPED_TRACE(row.name);
+    const LossPlan plan =
+        plan_head(row.shape, row.features, request_of(row.budget, row.asked, "amx_bf16"));
+    EXPECT_EQ(plan.kind, row.kind) << plan.explain();
+    EXPECT_GE(plan.passes, row.least_passes);
+    EXPECT_LE(plan.passes, row.most_passes);
+    EXPECT_GT(plan.workspace_bytes(), 0u);
+    if (row.budget > 0) {
+      EXPECT_LE(plan.workspace_bytes(), row.budget);
+    }
+    EXPECT_EQ(candidate(plan, plan.kind).reason, "chosen");
+  }
+}
+
+TEST(Plan, RefusalsSayWhy) {
+  const HeadShape head{256, 64, 4096, DType::bf16};
+  HeadFeatures features = gradients();
+  const auto reason = [&](PlanKind kind, const HeadFeatures& f, const std::string& kernel) {
+    return candidate(plan_head(head, f, request_of(0, {}, kernel)), kind).reason;
+  };
+  const std::string tiles = "amx_bf16_emulated";
+  EXPECT_EQ(reason(PlanKind::forward, features, tiles), "gradients are wanted");
+  EXPECT_EQ(reason(PlanKind::dense, {}, tiles), "no gradient is wanted");
+  EXPECT_EQ(reason(PlanKind::dense, features, "reference"),
+            "kernel reference does not store exp(z)");
+  features.entropy_gradient = true;
+  EXPECT_EQ(reason(PlanKind::dense, features, tiles),
+            "a gradient through the entropy needs the logits again");
+  features.entropy_gradient = false;
+  features.softcap = 1.0f;
+  features.label_smoothing = true;
+  EXPECT_EQ(reason(PlanKind::stored, features, tiles),
+            "label smoothing under a softcap needs the logits again");
+  try {
+    plan_head(head, features, request_of(0, PlanKind::dense));
+    FAIL();
+  } catch (const Unsupported& e) {
+    EXPECT_STREQ(e.what(),
+                 "no plan: dense: label smoothing under a softcap needs the logits again");
+  }
+}
+
+TEST(Plan, BudgetBelowEveryPlanNamesTheLeastOne) {
+  const HeadShape head{2048, 512, 65536, DType::bf16};
+  std::string text;
+  try {
+    plan_head(head, gradients(), request_of(1000));
+    FAIL();
+  } catch (const InvalidArgument& e) {
+    text = e.what();
+  }
+  EXPECT_EQ(text.rfind("memory_budget: 1000 B (1000 bytes) is below the least plan, recompute", 0),
+            0u)
+      << text;
+  // The number it names is enough, and one byte less is not.
+  const std::size_t open = text.rfind('(');
+  const std::size_t least = std::stoull(text.substr(open + 1));
+  EXPECT_EQ(plan_head(head, gradients(), request_of(least)).workspace_bytes(), least);
+  EXPECT_THROW(plan_head(head, gradients(), request_of(least - 1)), InvalidArgument);
+}
+
+TEST(Plan, DefaultBudgetGivesWayWhereNothingFits) {
+  const HeadShape large{1 << 20, 4096, 131072, DType::bf16};
+  const LossPlan plan = plan_head(large, gradients(), request_of(0));
+  EXPECT_GT(plan.workspace_bytes(), 0u);
+  EXPECT_THROW(plan_head(large, gradients(), request_of(1_MiB)), InvalidArgument);
+}
+
+TEST(Plan, MoreMemoryIsNeverSlowerAndNeverExceeded) {
+  std::mt19937_64 random(11);
+  const auto draw = [&](std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
+  };
+  const std::vector<std::string> kernels = kernel_names();
+  int planned = 0;
+  for (int trial = 0; trial < 300; ++trial) {
+    HeadShape shape{draw(1, 5000), draw(1, 700), draw(1, 70000),
+                    draw(0, 1) == 0 ? DType::bf16 : DType::f32};
+    HeadFeatures f;
+    f.d_hidden = draw(0, 1) == 0;
+    f.d_weight = draw(0, 1) == 0;
+    f.bias = draw(0, 1) == 0;
+    f.d_bias = f.bias && draw(0, 1) == 0;
+    f.entropy = draw(0, 1) == 0;
+    f.argmax = draw(0, 1) == 0;
+    f.label_smoothing = draw(0, 2) == 0;
+    if (shape.dtype == DType::bf16 && draw(0, 1) == 0) f.d_weight_dtype = DType::bf16;
+    const std::string& kernel =
+        kernels[static_cast<std::size_t>(draw(0, static_cast<std::int64_t>(kernels.size()) - 1))];
+    double before = INFINITY;
+    for (std::size_t budget = 64_KiB; budget <= 4_GiB; budget = budget * 3 / 2) {
+      LossPlan plan;
+      try {
+        plan = plan_head(shape, f, request_of(budget, {}, kernel));
+      } catch (const InvalidArgument&) {
+        EXPECT_EQ(before, INFINITY) << "less memory was enough";
+        continue;
+      } catch (const Unsupported&) {
+        break;  // the kernel does not take the dtype
+      }
+      ++planned;
+      ASSERT_LE(plan.workspace_bytes(), budget) << plan.explain();
+      ASSERT_LE(plan.predicted_seconds, before * (1 + 1e-9)) << plan.explain();
+      before = plan.predicted_seconds;
+    }
+  }
+  EXPECT_GT(planned, 2000);
+}
+
+TEST(Plan, ExplainSaysEverything) {
+  const LossPlan plan = plan_head({2048, 512, 65536, DType::bf16}, gradients(), request_of(64_MiB));
+  const std::string text = plan.explain();
+  EXPECT_NE(text.find("plan " + std::string(name_of(plan.kind))), std::string::npos);
+  EXPECT_NE(text.find("kernel amx_bf16_emulated, 2 threads"), std::string::npos);
+  EXPECT_NE(text.find("workspace " + format_bytes(plan.workspace_bytes())), std::string::npos);
+  EXPECT_NE(text.find("logits would be 512.0 MiB"), std::string::npos) << text;
+  for (const PlanCandidate& c : plan.candidates) {
+    if (c.kind == plan.kind) continue;
+    EXPECT_FALSE(c.reason.empty());
+    EXPECT_NE(text.find("not " + std::string(name_of(c.kind)) + ": " + c.reason), std::string::npos)
+        << text;
+  }
+}
+
+TEST(Plan, IsPure) {
+  const HeadShape head{300, 40, 5000, DType::f32};
+  PlanRequest request = request_of(0, {}, "scalar");
+  const LossPlan a = plan_head(head, gradients(), request);
+  const LossPlan b = plan_head(head, gradients(), request);
+  EXPECT_EQ(a.explain(), b.explain());
+  EXPECT_EQ(a.workspace_bytes(), b.workspace_bytes());
+}
+
+TEST(Plan, BadRequests) {
+  const HeadShape good{4, 4, 4, DType::f32};
+  const auto message = [&](HeadShape shape, HeadFeatures features, PlanRequest request) {
+    try {
+      plan_head(shape, features, request);
+    } catch (const InvalidArgument& e) {
+      return std::string(e.what());
+    }
+    return std::string("accepted");
+  };
+  HeadShape shape = good;
+  shape.tokens = -1;
+  EXPECT_EQ(message(shape, {}, {}), "tokens: expected 0 or more, got -1");
+  shape = good;
+  shape.dim = 0;
+  EXPECT_EQ(message(shape, {}, {}), "dim: expected 1 or more, got 0");
+  shape = good;
+  shape.vocab = 0;
+  EXPECT_EQ(message(shape, {}, {}), "vocab: expected 1 to 2147483519, got 0");
+  shape = good;
+  shape.dtype = DType::i32;
+  EXPECT_EQ(message(shape, {}, {}), "dtype: expected f32, bf16 or f16, got i32");
+  shape = good;
+  shape.tokens = std::int64_t{1} << 40;
+  shape.dim = std::int64_t{1} << 40;
+  EXPECT_NE(message(shape, {}, {}).find("overflow the address space"), std::string::npos);
+  HeadFeatures features;
+  features.targets_per_token = 0;
+  EXPECT_EQ(message(good, features, {}), "targets_per_token: expected 1 to 65536, got 0");
+  PlanRequest request;
+  request.stored_fraction = 1.5;
+  EXPECT_EQ(message(good, {}, request), "stored_fraction: expected 0 to 1, got 1.5");
+  request = {};
+  request.device.threads = -2;
+  EXPECT_EQ(message(good, {}, request), "threads: expected 0 or more, got -2");
+}
+
+TEST(Bytes, ParsedAndPrinted) {
+  const std::pair<const char*, std::size_t> good[] = {{"0", 0},
+                                                      {"4096", 4096},
+                                                      {"1KiB", 1024},
+                                                      {"1.5 KiB", 1536},
+                                                      {"512MiB", 512_MiB},
+                                                      {"2GiB", 2_GiB},
+                                                      {"1.5GB", 1500000000},
+                                                      {"10kB", 10000},
+                                                      {"3 MB", 3000000},
+                                                      {"7B", 7}};
+  for (const auto& [text, bytes] : good) EXPECT_EQ(parse_bytes(text), bytes) << text;
+  for (const char* text : {"", " ", "MiB", "-1", "1..5MiB", "12 parsecs", "99999999999999GiB",
+                           "nan", "inf", "1e400", "0x10"}) {
+    EXPECT_THROW(parse_bytes(text), InvalidArgument) << text;
+  }
+  EXPECT_EQ(format_bytes(1536), "1.5 KiB");
+  EXPECT_EQ(format_bytes(512_MiB), "512.0 MiB");
+  EXPECT_EQ(format_bytes(3), "3 B");
+}
+
+}  // namespace
+}  // namespace logitless::test
