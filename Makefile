@@ -14,7 +14,7 @@ run: ## build the example, a small language model, and train it (ARGS: see ARGS=
 
 test: ## build everything and run all tests; ends with "N passed, N failed" (ARGS: see tools/run_tests.py)
 	@BUILD=$(BUILD) tools/build.sh release
-	@tools/run_tests.py --build-dir $(BUILD) --labels fast,slow $(ARGS)
+	@tools/run_tests.py --build-dir $(BUILD) --labels fast,slow,cuda $(ARGS)
 
 build: ## build the library, the command, the tests, the examples and the benchmarks
 	@BUILD=$(BUILD) tools/build.sh release

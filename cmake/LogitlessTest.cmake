@@ -1,12 +1,12 @@
-# logitless_test(NAME SOURCES file... LABELS fast|slow [threads...] [LIBRARIES target...] [INSTALLED_API])
+# logitless_test(NAME SOURCES file... LABELS fast|slow|cuda [threads...] [LIBRARIES target...] [INSTALLED_API])
 # One test program on GoogleTest; every TEST in it is a test of ctest named NAME.Suite.Case.
-#   LABELS      exactly one of fast and slow; threads marks what the ThreadSanitizer build runs
+#   LABELS      exactly one of fast, slow and cuda (skips without a GPU); threads marks what the ThreadSanitizer build runs
 #   LIBRARIES   what it links beside GoogleTest
 #   INSTALLED_API  link the shared library as users do; without it logitless_internal, which shows everything in src/
 # Targets tests_fast, tests_slow and tests_threads build the programs of one label.
 include(GoogleTest)
 
-foreach(label fast slow threads)
+foreach(label fast slow cuda threads)
   if(NOT TARGET tests_${label})
     add_custom_target(tests_${label})
   endif()
@@ -28,10 +28,10 @@ function(logitless_test name)
     message(FATAL_ERROR "logitless_test(${name}): no SOURCES")
   endif()
   set(speed ${ARG_LABELS})
-  list(FILTER speed INCLUDE REGEX "^(fast|slow)$")
+  list(FILTER speed INCLUDE REGEX "^(fast|slow|cuda)$")
   list(LENGTH speed speeds)
   if(NOT speeds EQUAL 1)
-    message(FATAL_ERROR "logitless_test(${name}): LABELS is '${ARG_LABELS}'; expected one of fast and slow in it")
+    message(FATAL_ERROR "logitless_test(${name}): LABELS is '${ARG_LABELS}'; expected one of fast, slow and cuda in it")
   endif()
 
   add_executable(${name} ${ARG_SOURCES})

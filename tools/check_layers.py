@@ -20,7 +20,7 @@ MAX_LINES = 600
 PUBLIC = ("include/logitless/",)
 CORE = ("src/core/", *PUBLIC)
 BELOW_KERNELS = ("src/math/", *CORE)
-KERNEL_INTERFACE = ("src/kernels/kernels.h",)
+KERNEL_INTERFACE = ("src/kernels/kernels.h", "src/kernels/device_head.h")
 BELOW_HEAD = (*KERNEL_INTERFACE, *BELOW_KERNELS)
 IR = ("src/compiler/ir/", *CORE)
 ANALYSIS = ("src/compiler/analysis/", *IR)
@@ -45,6 +45,7 @@ LAYERS = (
     ("src/capi/", ("src/head/", *CORE)),
     ("src/cli/", PUBLIC),
     ("examples/*/", PUBLIC),
+    ("bench/device/", (*BELOW_HEAD,)),
     ("bench/", PUBLIC),
 )
 

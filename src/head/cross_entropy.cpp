@@ -17,6 +17,8 @@ int targets_per_token(const CrossEntropyInputs& in) {
 
 void check_options(const CrossEntropyOptions& options, const CrossEntropyInputs& in) {
   require_transform(options.logit_scale, options.softcap);
+  require(options.reduction <= Reduction::sum, "reduction: ", static_cast<int>(options.reduction),
+          " is no Reduction");
   require(options.label_smoothing >= 0.0f && options.label_smoothing <= 1.0f,
           "label_smoothing: expected a number in [0, 1], got ", options.label_smoothing);
   require(std::isfinite(options.z_loss) && options.z_loss >= 0.0f,
@@ -49,17 +51,17 @@ void check_arguments(const CrossEntropyOptions& options, const CrossEntropyInput
   require_vector("class_weight", in.class_weight, shape.vocab, DType::f32);
 
   if (options.reduction == Reduction::none) {
-    require_per_token("loss", out.loss, in.hidden, false);
+    require_per_token_output("loss", out.loss, in.hidden, false);
   } else if (out.loss.defined()) {
     require(out.loss.numel() == 1 && out.loss.dtype() == DType::f32, "loss: expected one f32, got ",
             describe(out.loss));
     require_data("loss", out.loss);
   }
-  require_per_token("lse", out.lse, in.hidden, false);
-  require_per_token("target_logit", out.target_logit, in.hidden, false);
-  require_per_token("log_prob", out.log_prob, in.hidden, false);
-  require_per_token("entropy", out.entropy, in.hidden, false);
-  require_per_token("argmax", out.argmax, in.hidden, true);
+  require_per_token_output("lse", out.lse, in.hidden, false);
+  require_per_token_output("target_logit", out.target_logit, in.hidden, false);
+  require_per_token_output("log_prob", out.log_prob, in.hidden, false);
+  require_per_token_output("entropy", out.entropy, in.hidden, false);
+  require_per_token_output("argmax", out.argmax, in.hidden, true);
   const bool single = targets_per_token(in) == 1;
   require(
       single || (!out.target_logit.defined() && !out.log_prob.defined()),

@@ -31,6 +31,12 @@ void zero_row(const TensorView& view, const RowMatrix& m, std::int64_t row) {
   }
 }
 
+const HeadKernel& kernel_of(const LossPlan& plan) {
+  require(!plan.kernel.empty(),
+          "plan: expected one made by plan_head or the like, got an empty one");
+  return find_head_kernel(plan.kernel);
+}
+
 }  // namespace
 
 ChunkSizes sizes_of(const LossPlan& plan) {
@@ -41,7 +47,7 @@ ChunkSizes sizes_of(const LossPlan& plan) {
 Engine::Engine(const EngineCall& call, const HeadFeatures& features)
     : call_(call),
       plan_(*call.plan),
-      kernel_(find_head_kernel(plan_.kernel)),
+      kernel_(kernel_of(plan_)),
       sizes_(sizes_of(plan_)),
       layout_(layout_workspace(kernel_, plan_.shape, plan_.features, sizes_)) {
   const Support missing = kernel_.runnable();

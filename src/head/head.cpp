@@ -39,12 +39,12 @@ HeadFeatures base_features(const HeadOptions& options, const HeadInputs& in) {
 
 HeadFeatures forward_features(const HeadOptions& options, const HeadInputs& in,
                               const HeadOutputs& out) {
-  require_per_token("lse", out.lse, in.hidden, false);
-  require_per_token("target_logit", out.target_logit, in.hidden, false, last_of(in));
-  require_per_token("log_prob", out.log_prob, in.hidden, false, last_of(in));
-  require_per_token("entropy", out.entropy, in.hidden, false);
-  require_per_token("weighted_logit_sum", out.weighted_logit_sum, in.hidden, false);
-  require_per_token("argmax", out.argmax, in.hidden, true);
+  require_per_token_output("lse", out.lse, in.hidden, false);
+  require_per_token_output("target_logit", out.target_logit, in.hidden, false, last_of(in));
+  require_per_token_output("log_prob", out.log_prob, in.hidden, false, last_of(in));
+  require_per_token_output("entropy", out.entropy, in.hidden, false);
+  require_per_token_output("weighted_logit_sum", out.weighted_logit_sum, in.hidden, false);
+  require_per_token_output("argmax", out.argmax, in.hidden, true);
   HeadFeatures f = base_features(options, in);
   f.entropy = out.entropy.defined();
   f.argmax = out.argmax.defined();

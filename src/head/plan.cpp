@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "head/validate.h"
 #include "head/workspace.h"
 #include "kernels/kernels.h"
 
@@ -69,7 +70,7 @@ class Sizer {
     std::int64_t low = ceil_div(tokens, std::max<std::int64_t>(most, 1));  // number of chunks
     std::int64_t high = ceil_div(tokens, least);
     if (sized(ceil_div(tokens, low)).bytes <= budget) return sized(ceil_div(tokens, low));
-    if (sized(ceil_div(tokens, high)).bytes > budget) return sized(least);
+    if (sized(ceil_div(tokens, high)).bytes > budget) return sized(ceil_div(tokens, high));
     while (high - low > 1) {  // low does not fit, high does
       const std::int64_t middle = low + (high - low) / 2;
       (sized(ceil_div(tokens, middle)).bytes <= budget ? high : low) = middle;
@@ -124,9 +125,6 @@ class PlanBuilder {
         candidate.predicted_seconds = seconds(kernel, kind, best.sizes);
         if (!candidate.possible) {
           candidate.reason = concat("needs at least ", format_bytes(best.bytes), " of workspace");
-        } else if (kind == PlanKind::stored && best.sizes.stored_vocab == 0) {
-          candidate.possible = false;
-          candidate.reason = "the budget leaves no room to store anything";
         }
       }
       plan_.candidates.push_back(std::move(candidate));
@@ -152,8 +150,22 @@ class PlanBuilder {
         product < (INT64_MAX >> 8) && shape_.tokens < (std::int64_t{1} << 31);
     require(small, "tokens, dim, vocab: ", shape_.tokens, ", ", shape_.dim, ", ", shape_.vocab,
             " overflow the address space");
+    require(!features_.d_bias || features_.bias, "d_bias: asked for without a bias");
+    require_transform(features_.logit_scale, features_.softcap);
+    for (const auto& [name, dtype] :
+         {std::pair<std::string_view, DType>{"d_hidden_dtype", features_.d_hidden_dtype},
+          {"d_weight_dtype", features_.d_weight_dtype}}) {
+      require(dtype == DType::f32 || dtype == shape_.dtype, name, ": expected f32",
+              shape_.dtype == DType::f32 ? "" : concat(" or ", name_of(shape_.dtype)), ", got ",
+              name_of(dtype));
+    }
+    require(!request_.kind.has_value() || *request_.kind <= PlanKind::stored,
+            "kind: ", static_cast<int>(request_.kind.value_or(PlanKind::forward)),
+            " is no PlanKind");
     require(request_.stored_fraction >= 0.0 && request_.stored_fraction <= 1.0,
             "stored_fraction: expected 0 to 1, got ", request_.stored_fraction);
+    require(request_.stored_fraction == 0.0 || request_.kind == PlanKind::stored,
+            "stored_fraction: only PlanKind::stored takes one, got ", request_.stored_fraction);
     require(request_.device.threads >= 0, "threads: expected 0 or more, got ",
             request_.device.threads);
   }
@@ -195,15 +207,14 @@ class PlanBuilder {
       const auto sized = [&](std::int64_t tokens) {
         return sizer.make(tokens, slab, stored, false);
       };
-      const Sized chunks = sizer.largest(kMostTokens, budget, sized);
-      offer(chunks);
-      // Smaller chunks leave more room to store: which is better depends on the budget.
-      if (kind == PlanKind::stored && chunks.bytes <= budget) {
+      if (kind != PlanKind::stored) {
+        offer(sizer.largest(kMostTokens, budget, sized));
+      } else {
+        // Smaller chunks leave more room to store: which is better depends on the budget.
         for (std::int64_t n = ceil_div(std::max<std::int64_t>(shape_.tokens, 1), kMostTokens);;
              n *= 2) {
           const std::int64_t tokens = ceil_div(std::max<std::int64_t>(shape_.tokens, 1), n);
-          const Sized least = sized(tokens);
-          if (least.bytes <= budget) offer(with_stored(sizer, least, budget));
+          offer(with_stored(sizer, sized(tokens), budget));
           if (tokens <= kLeastTokens) break;
         }
       }
@@ -212,7 +223,7 @@ class PlanBuilder {
     return best;
   }
 
-  // As many stored tiles as asked for, or as fit.
+  // As many stored tiles as asked for, or as fit; one where none does.
   Sized with_stored(const Sizer& sizer, const Sized& least, std::size_t budget) const {
     const std::int64_t tiles = padded_vocab(shape_) / kVocabTile;
     const auto sized = [&](std::int64_t count) {
@@ -222,7 +233,7 @@ class PlanBuilder {
       return sized(std::clamp<std::int64_t>(
           std::llround(request_.stored_fraction * static_cast<double>(tiles)), 1, tiles));
     }
-    std::int64_t low = 0;
+    std::int64_t low = 1;
     std::int64_t high = tiles + 1;
     while (high - low > 1) {
       const std::int64_t middle = low + (high - low) / 2;
@@ -265,9 +276,7 @@ class PlanBuilder {
       const PlanCandidate& c = plan_.candidates[static_cast<std::size_t>(i)];
       if (request_.kind.has_value() && c.kind != *request_.kind) continue;
       // Sized but over the budget: the least of them is what an error names, or the default takes.
-      const bool fits_somewhere = c.workspace_bytes > 0 &&
-                                  !(c.kind == PlanKind::stored && sized[i].sizes.stored_vocab == 0);
-      if (fits_somewhere &&
+      if (c.workspace_bytes > 0 &&
           (least < 0 || c.workspace_bytes < plan_.candidates[least].workspace_bytes))
         least = i;
       if (c.possible &&

@@ -72,6 +72,19 @@ void require_per_token(std::string_view name, const ConstTensorView& view,
   }
 }
 
+void require_own_elements(std::string_view name, const ConstTensorView& view) {
+  for (int d = 0; d < view.rank(); ++d) {
+    require(view.size(d) <= 1 || view.stride(d) != 0, name, ": ", describe(view),
+            " is broadcast (a stride of 0); an output needs memory of its own for each element");
+  }
+}
+
+void require_per_token_output(std::string_view name, const ConstTensorView& view,
+                              const ConstTensorView& hidden, bool index_dtype, std::int64_t last) {
+  require_per_token(name, view, hidden, index_dtype, last);
+  require_own_elements(name, view);
+}
+
 void require_vector(std::string_view name, const ConstTensorView& view, std::int64_t size,
                     DType other) {
   if (!view.defined()) return;
@@ -93,10 +106,7 @@ void require_gradient(std::string_view name, const ConstTensorView& view,
   require(view.dtype() == DType::f32 || view.dtype() == like.dtype(), name, ": expected f32",
           like.dtype() == DType::f32 ? "" : concat(" or ", name_of(like.dtype())), ", got ",
           name_of(view.dtype()));
-  for (int d = 0; d < view.rank(); ++d) {
-    require(view.size(d) <= 1 || view.stride(d) != 0, name, ": ", describe(view),
-            " is broadcast (a stride of 0); a gradient needs memory of its own for each element");
-  }
+  require_own_elements(name, view);
 }
 
 HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& weight,

@@ -86,6 +86,12 @@ void require_data(std::string_view name, const ConstTensorView& view);
 // `last` after them if >= 0).
 void require_per_token(std::string_view name, const ConstTensorView& view,
                        const ConstTensorView& hidden, bool index_dtype, std::int64_t last = -1);
+// Throws when elements of an output share memory: where a stride is 0.
+void require_own_elements(std::string_view name, const ConstTensorView& view);
+// require_per_token for an output.
+void require_per_token_output(std::string_view name, const ConstTensorView& view,
+                              const ConstTensorView& hidden, bool index_dtype,
+                              std::int64_t last = -1);
 // Throws unless `view` is undefined or [size] of f32 or `other`.
 void require_vector(std::string_view name, const ConstTensorView& view, std::int64_t size,
                     DType other);

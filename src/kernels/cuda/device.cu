@@ -1,0 +1,93 @@
+// Devices, their memory, copies.
+#include <utility>
+
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/device_head.h"
+
+namespace logitless::cuda {
+namespace {
+
+cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
+
+}  // namespace
+
+int device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    cudaGetLastError();  // without a driver: not an error that later calls should find
+    return 0;
+  }
+  return count;
+}
+
+std::string device_missing(int index) {
+  const int count = device_count();
+  if (count == 0) return "this machine has no CUDA device or no driver for it";
+  if (index < 0 || index >= count)
+    return concat("device ", index, " is not there: expected 0 to ", count - 1);
+  cudaDeviceProp properties;
+  require_cuda(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+  if (properties.major == 9) return {};
+  return concat(properties.name, " has compute capability ", properties.major, ".",
+                properties.minor, ", the kernels are for 9.0 (Hopper)");
+}
+
+DeviceMemory::DeviceMemory(std::size_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  if (cudaMalloc(&data_, bytes) != cudaSuccess) {
+    cudaGetLastError();
+    throw DeviceError(concat("out of device memory: ", bytes, " bytes were asked for"));
+  }
+}
+DeviceMemory::~DeviceMemory() {
+  if (data_ != nullptr) cudaFree(data_);
+}
+DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+void copy_to_device(void* to, const void* from, std::size_t bytes, Stream stream) {
+  require_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_of(stream)),
+               "copy to the device");
+  synchronize(stream);
+}
+void copy_to_host(void* to, const void* from, std::size_t bytes, Stream stream) {
+  require_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_of(stream)),
+               "copy from the device");
+  synchronize(stream);
+}
+void fill_device(void* to, int byte, std::size_t bytes, Stream stream) {
+  require_cuda(cudaMemsetAsync(to, byte, bytes, stream_of(stream)), "fill device memory");
+}
+void synchronize(Stream stream) {
+  require_cuda(cudaStreamSynchronize(stream_of(stream)), "CUDA stream");
+}
+
+Timer::Timer() {
+  for (void*& event : events_) {
+    cudaEvent_t made;
+    require_cuda(cudaEventCreate(&made), "event");
+    event = made;
+  }
+}
+Timer::~Timer() {
+  for (void* event : events_) cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+void Timer::start(Stream stream) {
+  require_cuda(cudaEventRecord(static_cast<cudaEvent_t>(events_[0]), stream_of(stream)), "event");
+}
+float Timer::stop(Stream stream) {
+  require_cuda(cudaEventRecord(static_cast<cudaEvent_t>(events_[1]), stream_of(stream)), "event");
+  require_cuda(cudaEventSynchronize(static_cast<cudaEvent_t>(events_[1])), "event");
+  float milliseconds = 0.0f;
+  require_cuda(cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(events_[0]),
+                                    static_cast<cudaEvent_t>(events_[1])),
+               "event");
+  return milliseconds;
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,144 @@
+// What surrounds the tiles of the forward pass, a few microseconds each: logits of the targets,
+// reference exponents, and the tiles' partial sums made into outputs.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/device_head.h"
+#include "math/lse_state.h"
+
+namespace logitless::cuda {
+
+__device__ __forceinline__ std::int64_t target_of(const ForwardCall& c, std::int64_t slot) {
+  return c.wide_targets ? static_cast<const std::int64_t*>(c.targets)[slot]
+                        : static_cast<const std::int32_t*>(c.targets)[slot];
+}
+
+// One warp for each target: target_logits [tokens, K] = z, 0 where ignored. A target out of range
+// is noted in bad_target.
+__global__ void __launch_bounds__(256) target_logits(const ForwardCall c, float* logits) {
+  const std::int64_t slot = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  const int lane = threadIdx.x % 32;
+  const int per_token = c.shape.targets_per_token;
+  if (slot >= c.shape.tokens * per_token) return;
+  const std::int64_t word = target_of(c, slot);
+  float z = 0.0f;
+  if (word >= 0 && word < c.shape.vocab && word != c.ignore_index) {
+    const auto* x =
+        static_cast<const __nv_bfloat16*>(c.hidden) + slot / per_token * c.hidden_stride;
+    const auto* w = static_cast<const __nv_bfloat16*>(c.weight) + word * c.weight_stride;
+    for (std::int64_t k = lane * 2; k < c.shape.dim; k += 64) {  // dim is even
+      const float2 a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(x + k));
+      const float2 b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(w + k));
+      z = fmaf(a.x, b.x, fmaf(a.y, b.y, z));
+    }
+    for (int step = 16; step > 0; step /= 2) z += __shfl_xor_sync(~0u, z, step);
+    if (c.bias != nullptr) z += c.bias[word];
+    z *= c.logit_scale;
+    if (c.softcap != 0.0f) z = c.softcap * tanhf(z / c.softcap);
+  } else if (word != c.ignore_index && lane == 0) {
+    atomicMin(reinterpret_cast<unsigned long long*>(c.bad_target),
+              static_cast<unsigned long long>(slot));
+  }
+  if (lane == 0) logits[slot] = z;
+}
+
+// Partial sums of the tiles of one call, [word tiles][padded tokens] each.
+struct Partials {
+  std::int64_t padded_tokens;
+  int word_tiles;
+  const float* sums;
+  const float* entropy;
+  const float* weighted;
+  const float* best;
+  const int* best_index;
+};
+
+inline constexpr int kRowsPerBlock = 32;
+inline constexpr int kParts = 8;  // threads of one token, each with a run of tiles
+
+// reference[token] = the exponent of the greatest logit, 0 where there is none.
+__global__ void __launch_bounds__(kRowsPerBlock* kParts)
+    set_reference(const float* best, int word_tiles, std::int64_t padded_tokens, const int* wanted,
+                  float* reference) {
+  __shared__ float tops[kParts][kRowsPerBlock];
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x;
+  if (wanted != nullptr && wanted[row / 256] == 0) return;  // a block lies in one pair of tiles
+  const int run = (word_tiles + kParts - 1) / kParts;
+  const int end = min(word_tiles, (static_cast<int>(threadIdx.y) + 1) * run);
+  float top = -INFINITY;
+  for (int t = threadIdx.y * run; t < end; ++t) top = fmaxf(top, best[t * padded_tokens + row]);
+  tops[threadIdx.y][threadIdx.x] = top;
+  __syncthreads();
+  if (threadIdx.y > 0) return;
+  for (int p = 1; p < kParts; ++p) top = fmaxf(top, tops[p][threadIdx.x]);
+  reference[row] = isfinite(top) ? ceilf(top * static_cast<float>(kLog2E)) : 0.0f;
+}
+
+// Adds up the partials in a fixed order, in double, and writes the outputs. `overflowed`
+// [token pairs + 1], unless null, gets a 1 where a sum is beyond fp32, and in its last element.
+__global__ void __launch_bounds__(kRowsPerBlock* kParts)
+    write_outputs(const ForwardCall c, const Partials p, const float* reference,
+                  const float* target_logits, const int* wanted, int* overflowed) {
+  struct Part {
+    double sum, entropy, weighted;
+    float best;
+    int index;
+  };
+  __shared__ Part parts[kParts][kRowsPerBlock];
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x;
+  if (wanted != nullptr && wanted[row / 256] == 0) return;
+  const int run = (p.word_tiles + kParts - 1) / kParts;
+  const int end = min(p.word_tiles, (static_cast<int>(threadIdx.y) + 1) * run);
+  Part mine{0.0, 0.0, 0.0, -INFINITY, 0};
+  for (int t = threadIdx.y * run; t < end; ++t) {
+    const std::int64_t at = t * p.padded_tokens + row;
+    mine.sum += p.sums[at];
+    if (p.entropy != nullptr) mine.entropy += p.entropy[at];
+    if (p.weighted != nullptr) mine.weighted += p.weighted[at];
+    if (p.best != nullptr && p.best[at] > mine.best) {
+      mine.best = p.best[at];
+      mine.index = p.best_index[at];
+    }
+  }
+  parts[threadIdx.y][threadIdx.x] = mine;
+  __syncthreads();
+  if (threadIdx.y > 0 || row >= c.shape.tokens) return;
+  for (int q = 1; q < kParts; ++q) {
+    const Part& other = parts[q][threadIdx.x];
+    mine.sum += other.sum;
+    mine.entropy += other.entropy;
+    mine.weighted += other.weighted;
+    if (other.best > mine.best) {
+      mine.best = other.best;
+      mine.index = other.index;
+    }
+  }
+  if (overflowed != nullptr && isinf(mine.sum)) {
+    overflowed[row / 256] = 1;
+    overflowed[(c.shape.tokens + 255) / 256] = 1;
+  }
+
+  const int per_token = c.shape.targets_per_token;
+  bool counts = false;
+  for (int k = 0; k < per_token; ++k)
+    counts = counts || target_of(c, row * per_token + k) != c.ignore_index;
+  const double lse = (reference[row] + log2(mine.sum)) * kLn2;
+  if (c.lse != nullptr) c.lse[row] = counts ? static_cast<float>(lse) : 0.0f;
+  if (c.entropy != nullptr)
+    c.entropy[row] = counts ? static_cast<float>(lse - mine.entropy / mine.sum) : 0.0f;
+  if (c.weighted_sum != nullptr)
+    c.weighted_sum[row] = counts ? static_cast<float>(mine.weighted) : 0.0f;
+  if (c.argmax != nullptr) c.argmax[row] = counts ? mine.index : -1;
+  for (int k = 0; k < per_token; ++k) {
+    const std::int64_t slot = row * per_token + k;
+    const bool valid = target_of(c, slot) != c.ignore_index;
+    const float z = target_logits[slot];
+    if (c.target_logit != nullptr) c.target_logit[slot] = valid ? z : 0.0f;
+    if (c.log_prob != nullptr) c.log_prob[slot] = valid ? static_cast<float>(z - lse) : 0.0f;
+  }
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,117 @@
+// The head on a GPU: what the loss engine asks of the device kernels. No CUDA headers here: a build
+// without CUDA answers every call with the reason.
+//
+// Calls enqueue on a stream and return: nothing here waits for the device or allocates on it, but
+// for DeviceMemory and the copies, which say so.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "logitless/dtype.h"
+
+namespace logitless::cuda {
+
+using Stream = void*;  // a cudaStream_t; null: the default stream
+
+// GPUs this process sees; 0 without a driver, and in a build without CUDA.
+int device_count();
+// Empty, or why device `index` cannot run the kernels.
+std::string device_missing(int index);
+
+// Memory of a device, aligned to 256 bytes. Throws DeviceError when it is short.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  explicit DeviceMemory(std::size_t bytes);
+  ~DeviceMemory();
+  DeviceMemory(DeviceMemory&& other) noexcept;
+  DeviceMemory& operator=(DeviceMemory&& other) noexcept;
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  void* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// Both wait for the copy.
+void copy_to_device(void* to, const void* from, std::size_t bytes, Stream stream);
+void copy_to_host(void* to, const void* from, std::size_t bytes, Stream stream);
+void fill_device(void* to, int byte, std::size_t bytes, Stream stream);
+// Waits for the stream. Throws DeviceError with the first error of what ran on it.
+void synchronize(Stream stream);
+
+// Milliseconds between two points of a stream, by the device's clock. For benchmarks: stop waits.
+class Timer {
+ public:
+  Timer();
+  ~Timer();
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+  void start(Stream stream);
+  float stop(Stream stream);
+
+ private:
+  void* events_[2] = {};
+};
+
+// Sizes of a forward call, and which outputs it has beyond lse and target logits.
+struct ForwardShape {
+  std::int64_t tokens = 0;
+  std::int64_t dim = 0;
+  std::int64_t vocab = 0;
+  DType dtype = DType::bf16;
+  int targets_per_token = 1;
+  bool entropy = false;
+  bool weighted_sum = false;
+  bool argmax = false;
+};
+
+// All pointers are the device's. hidden [tokens, dim] and weight [vocab, dim]: bf16, rows of
+// contiguous elements, row strides in elements. Outputs are fp32 [tokens] or [tokens, K],
+// contiguous, and hold 0 (argmax: -1) for tokens whose targets are all ignore_index. Null: not
+// wanted.
+struct ForwardCall {
+  ForwardShape shape;
+  const void* hidden = nullptr;
+  std::int64_t hidden_stride = 0;
+  const void* weight = nullptr;
+  std::int64_t weight_stride = 0;
+  const float* bias = nullptr;    // [vocab]; -inf masks a word
+  const float* omega = nullptr;   // [vocab]: weights of weighted_sum; null: 1
+  const void* targets = nullptr;  // [tokens, K], i32 or i64
+  bool wide_targets = false;      // i64
+  std::int64_t ignore_index = -100;
+  float logit_scale = 1.0f;
+  float softcap = 0.0f;
+
+  float* lse = nullptr;
+  float* target_logit = nullptr;  // [tokens, K]
+  float* log_prob = nullptr;      // [tokens, K]
+  float* entropy = nullptr;
+  float* weighted_sum = nullptr;
+  std::int32_t* argmax = nullptr;
+  // The first position [tokens * K] whose target is outside [0, vocab) and not ignore_index, or
+  // kNoBadTarget. Written by every call.
+  std::uint64_t* bad_target = nullptr;
+
+  void* workspace = nullptr;  // forward_workspace_bytes(shape), aligned to 256
+  Stream stream = nullptr;
+};
+inline constexpr std::uint64_t kNoBadTarget = ~std::uint64_t{0};
+
+// Why the Hopper kernel does not take such a call; empty if it does. Asks the pointers and strides
+// too: the tensor memory accelerator reads rows that start at multiples of 16 bytes.
+std::string forward_unsupported(const ForwardCall& call);
+// tokens / 256 x vocab / 256 tiles leave 4 bytes for each token and tile of 256 words (one float
+// more for each of entropy and weighted_sum, two for argmax), and a few bytes a token.
+std::size_t forward_workspace_bytes(const ForwardShape& shape);
+// Enqueues the whole forward. Deterministic: the same inputs give the same bits. Throws DeviceError
+// when a launch is refused.
+void forward(const ForwardCall& call);
+
+}  // namespace logitless::cuda
