@@ -2,6 +2,7 @@
 //
 //   bench_head [--tokens N] [--dim D] [--vocab V] [--dtype bf16] [--threads T] [--repeat R]
 //   [--kernel NAME] [--json]
+//   bench_head --device cuda [--only HEAD] [--real-head FILE...] [--repeat R] [--json]
 //
 // Prints medians of R runs, interleaved, after a warm-up; rates in TFLOP/s of 2 N V D per pass.
 // Fresh random data.
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "amx_peak.h"
+#include "device/bench_device.h"
 #include "gemm_onednn.h"
 #include "logitless/logitless.h"
 
@@ -219,8 +221,20 @@ int main(int argc, char** argv) {
   app.add_option("--repeat", o.repeat)->check(CLI::PositiveNumber);
   app.add_option("--kernel", o.kernel, "one of `logitless kernels`");
   app.add_flag("--json", o.json);
+  std::string device = "cpu";
+  logitless::bench::DeviceBenchOptions of_device;
+  app.add_option("--device", device, "cpu, or cuda: the shapes of docs/benchmarks.md on a GPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--only", of_device.only, "with --device cuda: this head alone");
+  app.add_option("--real-head", of_device.real_heads,
+                 "with --device cuda: safetensors of a head, as docs/benchmarks.md tells");
   CLI11_PARSE(app, argc, argv);
   try {
+    if (device == "cuda") {
+      of_device.json = o.json;
+      if (app.count("--repeat") > 0) of_device.repeat = o.repeat;
+      return logitless::bench::bench_device(of_device);
+    }
     return run(o);
   } catch (const std::exception& error) {
     std::cerr << "bench_head: " << error.what() << "\n";

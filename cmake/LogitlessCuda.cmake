@@ -38,7 +38,10 @@ function(logitless_cuda_layer name)
   add_library(logitless_${name} OBJECT ${ARG_SOURCES})
   target_include_directories(logitless_${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
   target_compile_definitions(logitless_${name} PRIVATE LOGITLESS_BUILDING)
-  target_compile_options(logitless_${name} PRIVATE -Xcompiler=-Wall,-Wextra
-                         $<$<BOOL:${LOGITLESS_WARNINGS_AS_ERRORS}>:--Werror=all-warnings>)
+  target_compile_options(logitless_${name} PRIVATE
+    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>
+    $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${LOGITLESS_WARNINGS_AS_ERRORS}>>:--Werror=all-warnings>
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>
+    $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${LOGITLESS_WARNINGS_AS_ERRORS}>>:-Werror>)
   set_property(GLOBAL APPEND PROPERTY LOGITLESS_LAYERS logitless_${name})
 endfunction()

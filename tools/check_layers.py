@@ -20,7 +20,12 @@ MAX_LINES = 600
 PUBLIC = ("include/logitless/",)
 CORE = ("src/core/", *PUBLIC)
 BELOW_KERNELS = ("src/math/", *CORE)
-KERNEL_INTERFACE = ("src/kernels/kernels.h", "src/kernels/device_head.h")
+KERNEL_INTERFACE = (
+    "src/kernels/kernels.h",
+    "src/kernels/device_head.h",
+    "src/kernels/device_gradient.h",
+    "src/kernels/device_loss.h",
+)
 BELOW_HEAD = (*KERNEL_INTERFACE, *BELOW_KERNELS)
 IR = ("src/compiler/ir/", *CORE)
 ANALYSIS = ("src/compiler/analysis/", *IR)

@@ -36,16 +36,30 @@ CublasGemm::CublasGemm() {
   if (create(&handle_) != 0) missing_ = "cublasCreate failed";
 }
 
-void CublasGemm::multiply(const void* a, const void* b, void* c, std::int64_t m, std::int64_t n,
-                          std::int64_t k) const {
-  // Column-major: c^T [n, m] = b [n, k] . a^T.
+// In cuBLAS's column-major terms: c^T [n, m] = op(b)^T . op(a)^T.
+void CublasGemm::run(bool a_transposed, bool b_transposed, const void* a, const void* b, void* c,
+                     std::int64_t m, std::int64_t n, std::int64_t k) const {
   const float one = 1.0f;
   const float zero = 0.0f;
-  const int status =
-      gemm_(handle_, kTranspose, kNoTranspose, static_cast<int>(n), static_cast<int>(m),
-            static_cast<int>(k), &one, b, kBf16, static_cast<int>(k), a, kBf16, static_cast<int>(k),
-            &zero, c, kBf16, static_cast<int>(n), kCompute32F, kDefault);
+  const int status = gemm_(
+      handle_, b_transposed ? kTranspose : kNoTranspose, a_transposed ? kTranspose : kNoTranspose,
+      static_cast<int>(n), static_cast<int>(m), static_cast<int>(k), &one, b, kBf16,
+      static_cast<int>(b_transposed ? k : n), a, kBf16, static_cast<int>(a_transposed ? m : k),
+      &zero, c, kBf16, static_cast<int>(n), kCompute32F, kDefault);
   if (status != 0) throw std::runtime_error("cublasGemmEx: status " + std::to_string(status));
+}
+
+void CublasGemm::multiply(const void* a, const void* b, void* c, std::int64_t m, std::int64_t n,
+                          std::int64_t k) const {
+  run(false, true, a, b, c, m, n, k);
+}
+void CublasGemm::multiply_plain(const void* a, const void* b, void* c, std::int64_t m,
+                                std::int64_t n, std::int64_t k) const {
+  run(false, false, a, b, c, m, n, k);
+}
+void CublasGemm::multiply_transposed(const void* a, const void* b, void* c, std::int64_t m,
+                                     std::int64_t n, std::int64_t k) const {
+  run(true, false, a, b, c, m, n, k);
 }
 
 }  // namespace logitless::bench

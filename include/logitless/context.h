@@ -12,7 +12,8 @@
 
 namespace logitless {
 
-enum class DeviceKind : std::uint8_t { cpu = 0 };
+// cuda: an NVIDIA GPU of compute capability 9.0 (Hopper), in a build with CUDA.
+enum class DeviceKind : std::uint8_t { cpu = 0, cuda = 1 };
 
 // What planning needs to know of a device. A plain value: plans for a machine can be made on
 // another.
@@ -35,13 +36,19 @@ struct ContextOptions {
   // Use only this kernel (see kernel_names()). Empty: LOGITLESS_CPU, or else the best one for each
   // problem.
   std::string kernel;
+  DeviceKind device = DeviceKind::cpu;
+  int device_index = 0;  // of GPUs, as CUDA counts them; it must be the current one of the thread
+  // cudaStream_t that all work is enqueued on; null: the default stream. Calls return before the
+  // work is done, and neither wait nor allocate.
+  void* stream = nullptr;
   // Called with one line of text at each decision (kernel chosen, plan chosen). The library never
   // prints.
   std::function<void(std::string_view)> trace;
 };
 
-// Throws InvalidArgument on a kernel unknown or not runnable on this machine, or a negative thread
-// count. Not shared between threads that call at the same time; make one for each.
+// Throws InvalidArgument on a kernel unknown or not runnable on this machine, a negative thread
+// count, or a stream without a GPU; Unsupported when the GPU is not there or the build has no CUDA.
+// Not shared between threads that call at the same time; make one for each.
 class LOGITLESS_API Context {
  public:
   Context() : Context(ContextOptions{}) {}
@@ -49,6 +56,7 @@ class LOGITLESS_API Context {
 
   const DeviceLimits& device() const { return device_; }
   int threads() const { return device_.threads; }
+  void* stream() const { return stream_; }
   MemoryMeter& memory() const { return *memory_; }
   void trace(std::string_view line) const {
     if (trace_) trace_(line);
@@ -56,6 +64,7 @@ class LOGITLESS_API Context {
 
  private:
   DeviceLimits device_;
+  void* stream_ = nullptr;
   std::shared_ptr<MemoryMeter> memory_;
   std::function<void(std::string_view)> trace_;
 };

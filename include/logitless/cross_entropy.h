@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "logitless/context.h"
@@ -75,7 +76,8 @@ struct CrossEntropyOutputs {
                       // where ignored
 };
 
-// Token statistics, returned with every call.
+// Token statistics, returned with every call. On a GPU only `tokens` is filled by then, the rest is
+// 0: device_statistics waits for it.
 struct LossStatistics {
   std::int64_t tokens = 0;        // rows of hidden
   std::int64_t valid_tokens = 0;  // not ignored
@@ -90,13 +92,14 @@ struct LossStatistics {
 class LOGITLESS_API Workspace {
  public:
   Workspace(const Context& context, const LossPlan& plan);
-  // Caller's memory, aligned to 64 bytes.
+  // Caller's memory, aligned to 64 bytes; on a GPU memory of the device, aligned to 256.
   Workspace(void* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
 
  private:
   Buffer owned_;
+  std::shared_ptr<void> device_memory_;
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
 };
@@ -116,7 +119,9 @@ LOGITLESS_API LossPlan plan_cross_entropy(const CrossEntropyOptions& options,
                                           const CrossEntropyOutputs& outputs,
                                           const PlanRequest& request);
 
-// Loss, statistics and the gradients asked for, in one call.
+// Loss, statistics and the gradients asked for, in one call. With a GPU's context every tensor is
+// in its memory, vectors and outputs are contiguous, bias and weights fp32; targets are checked
+// there (see device_statistics).
 //
 // Extra memory: the workspace, nothing else. Deterministic: the same inputs and kernel give the
 // same bits for any number of threads and from run to run. Throws InvalidArgument when a shape,
@@ -128,7 +133,14 @@ LOGITLESS_API LossStatistics cross_entropy(const Context& context, const LossPla
                                            const CrossEntropyOutputs& outputs,
                                            const Workspace& workspace);
 
-// The same with a plan and a workspace of its own (one allocation a call).
+// On a GPU: waits for the context's stream and returns the statistics of the last cross_entropy
+// that used the workspace. Throws InvalidArgument naming the position of a target that was neither
+// in [0, V) nor ignore_index (the loss is NaN then, and the token had no part in the statistics).
+LOGITLESS_API LossStatistics device_statistics(const Context& context, const LossPlan& plan,
+                                               const Workspace& workspace);
+
+// The same with a plan and a workspace of its own (one allocation a call). On a GPU it waits, and
+// returns what device_statistics does.
 LOGITLESS_API LossStatistics cross_entropy(const Context& context,
                                            const CrossEntropyOptions& options,
                                            const CrossEntropyInputs& inputs,

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "core/parallel.h"
+#include "kernels/device_gradient.h"
 #include "kernels/kernels.h"
 
 namespace logitless {
@@ -22,6 +23,16 @@ Context::Context(ContextOptions options)
           "threads: expected 0 (all cores) to 4096, got ", options.threads);
   device_.threads = options.threads > 0 ? options.threads : default_threads();
   device_.kernel = std::move(options.kernel);
+  if (options.device == DeviceKind::cuda) {
+    const std::string missing = cuda::device_missing(options.device_index);
+    if (!missing.empty()) throw Unsupported(concat("device: ", missing));
+    if (!device_.kernel.empty()) cuda::find_device_kernel(device_.kernel);
+    device_.kind = DeviceKind::cuda;
+    device_.threads = 1;
+    stream_ = options.stream;
+    return;
+  }
+  require(options.stream == nullptr, "stream: given, and the context is not a GPU's");
   const char* source = "kernel";
   if (device_.kernel.empty()) {
     if (const char* forced = std::getenv("LOGITLESS_CPU"); forced != nullptr && *forced != '\0') {

@@ -4,7 +4,9 @@
 #include <limits>
 
 #include "core/check.h"
+#include "head/device_cross_entropy.h"
 #include "head/engine.h"
+#include "kernels/device_head.h"
 
 namespace logitless {
 namespace {
@@ -201,9 +203,21 @@ LossPlan plan_cross_entropy(const CrossEntropyOptions& options, const CrossEntro
 }
 
 Workspace::Workspace(const Context& context, const LossPlan& plan)
-    : owned_(plan.workspace_bytes(), &context.memory()),
-      data_(owned_.data()),
-      bytes_(owned_.bytes()) {}
+    : bytes_(plan.workspace_bytes()) {
+  if (context.device().kind == DeviceKind::cpu) {
+    owned_ = Buffer(bytes_, &context.memory());
+    data_ = owned_.data();
+    return;
+  }
+  auto memory = std::make_unique<cuda::DeviceMemory>(bytes_);
+  data_ = memory->data();
+  MemoryMeter* const meter = &context.memory();
+  meter->add(bytes_);
+  device_memory_ = std::shared_ptr<void>(memory.release(), [meter, bytes = bytes_](void* held) {
+    delete static_cast<cuda::DeviceMemory*>(held);
+    meter->remove(bytes);
+  });
+}
 
 LossStatistics cross_entropy(const Context& context, const LossPlan& plan,
                              const CrossEntropyOptions& options, const CrossEntropyInputs& in,
@@ -211,6 +225,8 @@ LossStatistics cross_entropy(const Context& context, const LossPlan& plan,
   check_arguments(options, in, out);
   const HeadShape shape = shape_of(in);
   const HeadFeatures features = features_of(options, in, out);
+  if (context.device().kind == DeviceKind::cuda)
+    return device_cross_entropy(context, plan, options, in, out, features, workspace);
   const TargetReader targets = reader(options, in);
   const TokenLoss token_loss(options, in, targets);
 
@@ -287,7 +303,13 @@ LossStatistics cross_entropy(const Context& context, const CrossEntropyOptions& 
   const LossPlan plan =
       plan_cross_entropy(options, in, out, {context.device(), memory_budget, std::nullopt, 0.0});
   context.trace(plan.explain());
-  return cross_entropy(context, plan, options, in, out, Workspace(context, plan));
+  const Workspace workspace(context, plan);
+  LossStatistics stats = cross_entropy(context, plan, options, in, out, workspace);
+  if (context.device().kind == DeviceKind::cpu) return stats;
+  const std::int64_t tokens = stats.tokens;
+  stats = device_statistics(context, plan, workspace);
+  stats.tokens = tokens;
+  return stats;
 }
 
 }  // namespace logitless

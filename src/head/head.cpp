@@ -1,6 +1,7 @@
 #include "logitless/head.h"
 
 #include "core/check.h"
+#include "head/device_cross_entropy.h"
 #include "head/engine.h"
 
 namespace logitless {
@@ -105,6 +106,8 @@ void head_forward(const Context& context, const LossPlan& plan, const HeadOption
                   const HeadInputs& in, const HeadOutputs& out, const Workspace& workspace) {
   const HeadShape shape = check_inputs(options, in);
   const HeadFeatures features = forward_features(options, in, out);
+  if (context.device().kind == DeviceKind::cuda)
+    return device_head_forward(context, plan, options, in, out, features, workspace);
   const int per_token = features.targets_per_token;
   const TargetReader targets(in.targets, per_token, options.ignore_index, 0);
   Engine engine(make_call(context, plan, shape, in, targets, workspace), features);
@@ -142,6 +145,9 @@ void head_backward(const Context& context, const LossPlan& plan, const HeadOptio
                    const HeadGradients& gradients, const Workspace& workspace) {
   const HeadShape shape = check_inputs(options, in);
   const HeadFeatures features = backward_features(options, in, cotangents, gradients);
+  if (context.device().kind == DeviceKind::cuda)
+    return device_head_backward(context, plan, options, in, cotangents, gradients, features,
+                                workspace);
   const int per_token = features.targets_per_token;
   const TargetReader targets(in.targets, per_token, options.ignore_index, 0);
   EngineCall call = make_call(context, plan, shape, in, targets, workspace);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "head/device_plan.h"
 #include "head/validate.h"
 #include "head/workspace.h"
 #include "kernels/kernels.h"
@@ -60,8 +61,8 @@ class Sizer {
     return out;
   }
 
-  // The most tokens a chunk may have, up to `most`, with which `sized(tokens)` fits; the least
-  // chunk if none does. Chunks are the tokens divided evenly, so the trial values are tokens / 1,
+  // The most tokens a chunk may have, up to `most`, with which `sized(tokens)` fits; what takes the
+  // least if none does. Chunks are the tokens divided evenly, so the trial values are tokens / 1,
   // tokens / 2, ...
   template <typename F>
   Sized largest(std::int64_t most, std::size_t budget, F sized) const {
@@ -69,8 +70,11 @@ class Sizer {
     const std::int64_t least = std::min(tokens, kLeastTokens);
     std::int64_t low = ceil_div(tokens, std::max<std::int64_t>(most, 1));  // number of chunks
     std::int64_t high = ceil_div(tokens, least);
-    if (sized(ceil_div(tokens, low)).bytes <= budget) return sized(ceil_div(tokens, low));
-    if (sized(ceil_div(tokens, high)).bytes > budget) return sized(ceil_div(tokens, high));
+    const Sized fewest = sized(ceil_div(tokens, low));
+    if (fewest.bytes <= budget) return fewest;
+    const Sized smallest = sized(ceil_div(tokens, high));
+    // One chunk may take less than many: a 16-bit d_weight needs no sums beside it then.
+    if (smallest.bytes > budget) return fewest.bytes < smallest.bytes ? fewest : smallest;
     while (high - low > 1) {  // low does not fit, high does
       const std::int64_t middle = low + (high - low) / 2;
       (sized(ceil_div(tokens, middle)).bytes <= budget ? high : low) = middle;
@@ -101,6 +105,7 @@ class PlanBuilder {
     plan_.features = features_;
     plan_.threads = std::max(1, request_.device.threads);
     plan_.memory_budget = request_.memory_budget;
+    if (request_.device.kind == DeviceKind::cuda) return build_for_device();
     const HeadKernel& kernel =
         choose_head_kernel(request_.device.kernel, shape_, features_, &plan_.kernel_reasons);
     plan_.kernel = kernel.name;
@@ -135,6 +140,19 @@ class PlanBuilder {
   }
 
  private:
+  LossPlan build_for_device() {
+    std::vector<Sized> sized;
+    for (DeviceCandidate& c : device_candidates(request_, plan_)) {
+      Sized out;
+      out.bytes = c.plan.workspace_bytes;
+      out.sizes = {c.sizes.chunk, c.sizes.slab, c.sizes.stored, 1, c.sizes.slab == 0};
+      sized.push_back(out);
+      plan_.candidates.push_back(std::move(c.plan));
+    }
+    choose(sized, request_.memory_budget);
+    return plan_;
+  }
+
   void check_request() const {
     require(shape_.tokens >= 0, "tokens: expected 0 or more, got ", shape_.tokens);
     require(shape_.dim >= 1, "dim: expected 1 or more, got ", shape_.dim);

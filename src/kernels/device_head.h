@@ -42,6 +42,8 @@ class DeviceMemory {
 void copy_to_device(void* to, const void* from, std::size_t bytes, Stream stream);
 void copy_to_host(void* to, const void* from, std::size_t bytes, Stream stream);
 void fill_device(void* to, int byte, std::size_t bytes, Stream stream);
+// Bytes of the current device that are taken, by whomever, as its driver has it.
+std::size_t memory_in_use();
 // Waits for the stream. Throws DeviceError with the first error of what ran on it.
 void synchronize(Stream stream);
 
@@ -71,8 +73,16 @@ struct ForwardShape {
   bool argmax = false;
 };
 
-// All pointers are the device's. hidden [tokens, dim] and weight [vocab, dim]: bf16, rows of
-// contiguous elements, row strides in elements. Outputs are fp32 [tokens] or [tokens, K],
+// Exponentials or gradients of the logits of a chunk of tokens, [tokens, words], in the dtype of
+// hidden. Rows of `stride` elements; on the Hopper kernels a multiple of 256, and columns up to it
+// are 0 past the last word.
+struct LogitBlock {
+  void* data = nullptr;
+  std::int64_t stride = 0;
+};
+
+// A chunk of tokens. All pointers are the device's. hidden [tokens, dim] and weight [vocab, dim],
+// rows of contiguous elements, row strides in elements. Outputs are fp32 [tokens] or [tokens, K],
 // contiguous, and hold 0 (argmax: -1) for tokens whose targets are all ignore_index. Null: not
 // wanted.
 struct ForwardCall {
@@ -83,9 +93,12 @@ struct ForwardCall {
   std::int64_t weight_stride = 0;
   const float* bias = nullptr;    // [vocab]; -inf masks a word
   const float* omega = nullptr;   // [vocab]: weights of weighted_sum; null: 1
-  const void* targets = nullptr;  // [tokens, K], i32 or i64
+  const void* targets = nullptr;  // [all tokens, K], i32 or i64
   bool wide_targets = false;      // i64
   std::int64_t ignore_index = -100;
+  std::int64_t first_token = 0;  // row of targets that row 0 of the chunk belongs to
+  // T: row i has the target of row i + 1, and the last row of each T none. 0: its own.
+  std::int64_t sequence = 0;
   float logit_scale = 1.0f;
   float softcap = 0.0f;
 
@@ -95,23 +108,39 @@ struct ForwardCall {
   float* entropy = nullptr;
   float* weighted_sum = nullptr;
   std::int32_t* argmax = nullptr;
-  // The first position [tokens * K] whose target is outside [0, vocab) and not ignore_index, or
-  // kNoBadTarget. Written by every call.
+  // The first position [all tokens * K] whose target is outside [0, vocab) and not ignore_index, or
+  // kNoBadTarget. The chunk whose first_token is 0 sets it.
   std::uint64_t* bad_target = nullptr;
+
+  // exp(z) of the first stored_words (a multiple of 256, or vocab), for the gradients: block =
+  // 2^(z log2e - reference), times the slope of the softcap. 0: none.
+  std::int64_t stored_words = 0;
+  LogitBlock block;
+  float* reference = nullptr;  // [padded_tokens]: exponents of the block; null: not wanted
+  int* active = nullptr;  // [padded_tokens / 256 + 1]: whether 256 tokens have a target; then whether
+                          // any has; null: not wanted
 
   void* workspace = nullptr;  // forward_workspace_bytes(shape), aligned to 256
   Stream stream = nullptr;
 };
 inline constexpr std::uint64_t kNoBadTarget = ~std::uint64_t{0};
+constexpr std::int64_t padded_tokens(std::int64_t tokens) {
+  return tokens <= 256 ? 256 : (tokens + 255) / 256 * 256;
+}
+constexpr std::int64_t padded_words(std::int64_t words) { return (words + 255) / 256 * 256; }
 
-// Why the Hopper kernel does not take such a call; empty if it does. Asks the pointers and strides
-// too: the tensor memory accelerator reads rows that start at multiples of 16 bytes.
+// The Hopper kernel: bf16, dim a multiple of 8.
+//
+// Why it does not take such a head; empty if it does.
+std::string forward_unsupported(const ForwardShape& shape);
+// The same of a call, its pointers and strides too: the tensor memory accelerator reads rows that
+// start at multiples of 16 bytes.
 std::string forward_unsupported(const ForwardCall& call);
 // tokens / 256 x vocab / 256 tiles leave 4 bytes for each token and tile of 256 words (one float
 // more for each of entropy and weighted_sum, two for argmax), and a few bytes a token.
 std::size_t forward_workspace_bytes(const ForwardShape& shape);
-// Enqueues the whole forward. Deterministic: the same inputs give the same bits. Throws DeviceError
-// when a launch is refused.
+// Enqueues the forward of the chunk. Deterministic: the same inputs give the same bits. Throws
+// DeviceError when a launch is refused.
 void forward(const ForwardCall& call);
 
 }  // namespace logitless::cuda

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "support/mirror.h"
 #include "support/problem.h"
 
 namespace logitless::test {
@@ -18,7 +19,7 @@ class ChunksTest : public testing::TestWithParam<std::string> {
   }
   static HeadSpec several() {
     HeadSpec spec;
-    spec.tokens = 450;
+    spec.tokens = 1200;
     spec.dim = 24;
     spec.vocab = 520;
     spec.weight_scale = 3.0;
@@ -59,8 +60,7 @@ class ChunksTest : public testing::TestWithParam<std::string> {
     const DType gradient = run.gradient_dtype.value_or(DType::f32);
     features.d_hidden_dtype = features.d_weight_dtype = gradient;
     PlanRequest request;
-    request.device.threads = run.threads;
-    request.device.kernel = run.kernel;
+    request.device = make_context(run.kernel, run.threads).device();
     request.memory_budget = run.budget;
     request.kind = run.plan;
     try {
@@ -165,7 +165,8 @@ TEST_P(ChunksTest, AccumulateAdds) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(AllKernels, ChunksTest, testing::ValuesIn(kernel_names()),
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ChunksTest);  // without a GPU
+INSTANTIATE_TEST_SUITE_P(AllKernels, ChunksTest, testing::ValuesIn(tested_kernels()),
                          [](const auto& kernel) { return kernel.param; });
 
 }  // namespace

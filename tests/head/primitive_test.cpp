@@ -6,6 +6,7 @@
 #include <functional>
 #include <utility>
 
+#include "support/mirror.h"
 #include "support/problem.h"
 
 namespace logitless::test {
@@ -133,11 +134,12 @@ class PrimitiveTest : public testing::TestWithParam<std::string> {
     o.logit_scale = problem.spec.logit_scale;
     return o;
   }
-  Context context() const {
-    ContextOptions o;
-    o.kernel = GetParam();
-    o.threads = 2;
-    return Context(o);
+  Context context() const { return make_context(GetParam()); }
+  static HeadInputs inputs_of(const HeadProblem& problem, Mirror& mirror) {
+    HeadInputs in = inputs_of(problem);
+    for (ConstTensorView* view : {&in.hidden, &in.weight, &in.targets, &in.bias, &in.vocab_weight})
+      *view = mirror.in(*view);
+    return in;
   }
   // Each accepted variant in f32 and bf16.
   void each(const std::function<void(const HeadProblem&)>& body) const {
@@ -164,17 +166,21 @@ TEST_P(PrimitiveTest, OutputsAreThoseOfFloat64) {
     Tensor lse(DType::f32, rows), entropy(DType::f32, rows), weighted(DType::f32, rows);
     Tensor target_logit(DType::f32, per_slot(problem)), log_prob(DType::f32, per_slot(problem));
     Tensor argmax(DType::i32, rows);
+    Mirror mirror(GetParam());
+    const HeadInputs in = inputs_of(problem, mirror);
     HeadOutputs out;
-    out.lse = lse.view();
-    out.entropy = entropy.view();
-    out.weighted_logit_sum = weighted.view();
-    out.target_logit = target_logit.view();
-    out.log_prob = log_prob.view();
-    out.argmax = argmax.view();
+    out.lse = mirror.out(lse.view());
+    out.entropy = mirror.out(entropy.view());
+    out.weighted_logit_sum = mirror.out(weighted.view());
+    out.target_logit = mirror.out(target_logit.view());
+    out.log_prob = mirror.out(log_prob.view());
+    out.argmax = mirror.out(argmax.view());
     const Context c = context();
     const PlanRequest request{c.device(), 0, {}, 0.0};
-    const LossPlan plan = plan_head_forward(options_of(problem), inputs_of(problem), out, request);
-    head_forward(c, plan, options_of(problem), inputs_of(problem), out, Workspace(c, plan));
+    const LossPlan plan = plan_head_forward(options_of(problem), in, out, request);
+    const Workspace workspace(c, plan);
+    head_forward(c, plan, options_of(problem), in, out, workspace);
+    mirror.finish();
 
     const OracleLogits logits = oracle_logits(p);
     for (std::int64_t i = 0; i < p.tokens; ++i) {
@@ -211,22 +217,26 @@ TEST_P(PrimitiveTest, EachCotangentAndAllOfThem) {
       fill(2, g.weighted, {p.tokens}, 0.02);
       fill(3, g.target_logit, per_slot(problem), 1.0);
       fill(4, g.log_prob, per_slot(problem), 1.0);
+      Mirror mirror(GetParam());
+      const HeadInputs in = inputs_of(problem, mirror);
       HeadCotangents cotangents;
-      cotangents.lse = std::as_const(g.lse).view();
-      cotangents.entropy = std::as_const(g.entropy).view();
-      cotangents.weighted_logit_sum = std::as_const(g.weighted).view();
-      cotangents.target_logit = std::as_const(g.target_logit).view();
-      cotangents.log_prob = std::as_const(g.log_prob).view();
+      cotangents.lse = mirror.in(std::as_const(g.lse).view());
+      cotangents.entropy = mirror.in(std::as_const(g.entropy).view());
+      cotangents.weighted_logit_sum = mirror.in(std::as_const(g.weighted).view());
+      cotangents.target_logit = mirror.in(std::as_const(g.target_logit).view());
+      cotangents.log_prob = mirror.in(std::as_const(g.log_prob).view());
       Tensor d_hidden(DType::f32, {p.tokens, p.dim}), d_weight(DType::f32, {p.vocab, p.dim});
       Tensor d_bias;
       if (problem.spec.bias) d_bias = Tensor(DType::f32, {p.vocab});
-      const HeadGradients gradients{d_hidden.view(), d_weight.view(), d_bias.view()};
+      const HeadGradients gradients{mirror.out(d_hidden.view()), mirror.out(d_weight.view()),
+                                    mirror.out(d_bias.view())};
       const Context c = context();
       const PlanRequest request{c.device(), 0, {}, 0.0};
-      const LossPlan plan = plan_head_backward(options_of(problem), inputs_of(problem), cotangents,
-                                               gradients, request);
-      head_backward(c, plan, options_of(problem), inputs_of(problem), cotangents, gradients,
-                    Workspace(c, plan));
+      const LossPlan plan =
+          plan_head_backward(options_of(problem), in, cotangents, gradients, request);
+      const Workspace workspace(c, plan);
+      head_backward(c, plan, options_of(problem), in, cotangents, gradients, workspace);
+      mirror.finish();
       const OracleGradients exact = differences(p, g);
       const double bound = gradient_bound(problem.spec.dtype);
       EXPECT_LE(relative_error(d_hidden.values(), exact.d_hidden), bound);
@@ -238,7 +248,8 @@ TEST_P(PrimitiveTest, EachCotangentAndAllOfThem) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(AllKernels, PrimitiveTest, testing::ValuesIn(kernel_names()),
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(PrimitiveTest);  // without a GPU
+INSTANTIATE_TEST_SUITE_P(AllKernels, PrimitiveTest, testing::ValuesIn(tested_kernels()),
                          [](const auto& kernel) { return kernel.param; });
 
 }  // namespace

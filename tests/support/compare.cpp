@@ -2,7 +2,9 @@
 
 #include <cmath>
 
+#include "kernels/device_gradient.h"
 #include "kernels/kernels.h"
+#include "support/mirror.h"
 #include "support/problem.h"
 
 namespace logitless::test {
@@ -46,6 +48,11 @@ void expect_matches_oracle(const HeadProblem& problem, const RunSpec& run) {
 bool accepts(const std::string& kernel, const HeadSpec& spec) {
   HeadFeatures features;
   const HeadShape shape{spec.tokens, spec.dim, spec.vocab, spec.dtype};
+  if (is_device_kernel(kernel)) {
+    return cuda::find_device_kernel(kernel)
+        .unsupported({spec.tokens, spec.dim, spec.vocab, spec.dtype, spec.per_token})
+        .empty();
+  }
   return find_head_kernel(kernel).supports(shape, features).empty();
 }
 

@@ -7,6 +7,8 @@
 
 #include "core/element.h"
 
+#include "support/mirror.h"
+
 namespace logitless::test {
 
 Tensor::Tensor(DType dtype, std::vector<std::int64_t> shape)
@@ -180,14 +182,21 @@ HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
   }
   CrossEntropyOptions options = problem.options();
   if (run.change) run.change(options, in, out);
-  ContextOptions context_options;
-  context_options.threads = run.threads;
-  context_options.kernel = run.kernel;
-  const Context context(context_options);
+  const Context context = make_context(run.kernel, run.threads);
   PlanRequest request{context.device(), run.budget, run.plan,
                       run.plan == PlanKind::stored ? run.stored_fraction : 0.0};
+  Mirror mirror(run.kernel);
+  in = mirror.in(in);
+  out = mirror.out(out);
   a.plan = plan_cross_entropy(options, in, out, request);
-  a.statistics = cross_entropy(context, a.plan, options, in, out, Workspace(context, a.plan));
+  const Workspace workspace(context, a.plan);
+  a.statistics = cross_entropy(context, a.plan, options, in, out, workspace);
+  mirror.finish();
+  if (is_device_kernel(run.kernel)) {
+    const std::int64_t tokens = a.statistics.tokens;
+    a.statistics = device_statistics(context, a.plan, workspace);
+    a.statistics.tokens = tokens;
+  }
   return a;
 }
 

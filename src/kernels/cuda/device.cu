@@ -63,6 +63,12 @@ void copy_to_host(void* to, const void* from, std::size_t bytes, Stream stream) 
 void fill_device(void* to, int byte, std::size_t bytes, Stream stream) {
   require_cuda(cudaMemsetAsync(to, byte, bytes, stream_of(stream)), "fill device memory");
 }
+std::size_t memory_in_use() {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  require_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return total - free;
+}
 void synchronize(Stream stream) {
   require_cuda(cudaStreamSynchronize(stream_of(stream)), "CUDA stream");
 }

@@ -80,6 +80,39 @@ __device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap* 
       : "memory");
 }
 
+// One box of shared memory to a 2-D tensor map: stored, or added to what is there (fp32). What lies
+// outside the tensor is left out. Reads of shared memory end with tma_wait_reads.
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* from, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
+          reinterpret_cast<std::uint64_t>(map)),
+      "r"(smem_address(from)), "r"(x), "r"(y)
+      : "memory");
+}
+__device__ __forceinline__ void tma_add(const CUtensorMap* map, const void* from, int x, int y) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], "
+      "[%1];" ::"l"(reinterpret_cast<std::uint64_t>(map)),
+      "r"(smem_address(from)), "r"(x), "r"(y)
+      : "memory");
+}
+__device__ __forceinline__ void tma_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// At most N groups of this thread's stores have still to read their boxes.
+template <int N>
+__device__ __forceinline__ void tma_wait_reads() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+// What threads wrote to shared memory becomes visible to the copy engine.
+__device__ __forceinline__ void async_proxy_fence() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// A barrier of one warpgroup; id 1 to 15.
+__device__ __forceinline__ void warpgroup_sync(int id) {
+  asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+
 // Shared-memory matrix descriptor, 128-byte swizzle. start is 16-byte aligned; for K-major operands
 // the rows of 64 elements (128 B) follow one another, 8 rows to a group of 1024 B.
 __device__ __forceinline__ std::uint64_t wgmma_descriptor(const void* start,

@@ -6,26 +6,23 @@
 
 #include <cstdint>
 
-#include "kernels/device_head.h"
+#include "kernels/cuda/device/targets.cuh"
 #include "math/lse_state.h"
 
 namespace logitless::cuda {
 
-__device__ __forceinline__ std::int64_t target_of(const ForwardCall& c, std::int64_t slot) {
-  return c.wide_targets ? static_cast<const std::int64_t*>(c.targets)[slot]
-                        : static_cast<const std::int32_t*>(c.targets)[slot];
-}
-
 // One warp for each target: target_logits [tokens, K] = z, 0 where ignored. A target out of range
-// is noted in bad_target.
-__global__ void __launch_bounds__(256) target_logits(const ForwardCall c, float* logits) {
+// is noted in bad_target. active [token pairs + 1] gets a 1 for each 256 tokens with a target, and
+// in its last element.
+__global__ void __launch_bounds__(256)
+    target_logits(const ForwardCall c, float* logits, int* active, int token_pairs) {
   const std::int64_t slot = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   const int lane = threadIdx.x % 32;
   const int per_token = c.shape.targets_per_token;
   if (slot >= c.shape.tokens * per_token) return;
   const std::int64_t word = target_of(c, slot);
   float z = 0.0f;
-  if (word >= 0 && word < c.shape.vocab && word != c.ignore_index) {
+  if (is_word(c, word)) {
     const auto* x =
         static_cast<const __nv_bfloat16*>(c.hidden) + slot / per_token * c.hidden_stride;
     const auto* w = static_cast<const __nv_bfloat16*>(c.weight) + word * c.weight_stride;
@@ -38,9 +35,14 @@ __global__ void __launch_bounds__(256) target_logits(const ForwardCall c, float*
     if (c.bias != nullptr) z += c.bias[word];
     z *= c.logit_scale;
     if (c.softcap != 0.0f) z = c.softcap * tanhf(z / c.softcap);
+    if (lane == 0) {
+      active[slot / per_token / 256] = 1;
+      active[token_pairs] = 1;
+    }
   } else if (word != c.ignore_index && lane == 0) {
+    const std::int64_t position = slot + c.first_token * per_token + (c.sequence > 0 ? 1 : 0);
     atomicMin(reinterpret_cast<unsigned long long*>(c.bad_target),
-              static_cast<unsigned long long>(slot));
+              static_cast<unsigned long long>(position));
   }
   if (lane == 0) logits[slot] = z;
 }
@@ -77,11 +79,18 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
   reference[row] = isfinite(top) ? ceilf(top * static_cast<float>(kLog2E)) : 0.0f;
 }
 
-// Adds up the partials in a fixed order, in double, and writes the outputs. `overflowed`
-// [token pairs + 1], unless null, gets a 1 where a sum is beyond fp32, and in its last element.
+// Sums outside these leave too little of fp32's range for the exponentials or for their factors: the
+// reference was of another magnitude than the greatest logit.
+inline constexpr double kLeastSum = 0x1p-20;
+inline constexpr double kMostSum = 0x1p60;
+
+// Adds up the partials in a fixed order, in double, and writes the outputs: of all tokens, or of the
+// pairs of tiles `wanted`. `repair` [token pairs + 1], unless null, gets a 1 for each 256 tokens with
+// a sum out of range, and in its last element.
 __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     write_outputs(const ForwardCall c, const Partials p, const float* reference,
-                  const float* target_logits, const int* wanted, int* overflowed) {
+                  const float* target_logits, const int* wanted, int* repair,
+                  const int* active) {
   struct Part {
     double sum, entropy, weighted;
     float best;
@@ -90,8 +99,9 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
   __shared__ Part parts[kParts][kRowsPerBlock];
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x;
   if (wanted != nullptr && wanted[row / 256] == 0) return;
+  const bool made = active[row / 256] != 0;
   const int run = (p.word_tiles + kParts - 1) / kParts;
-  const int end = min(p.word_tiles, (static_cast<int>(threadIdx.y) + 1) * run);
+  const int end = made ? min(p.word_tiles, (static_cast<int>(threadIdx.y) + 1) * run) : 0;
   Part mine{0.0, 0.0, 0.0, -INFINITY, 0};
   for (int t = threadIdx.y * run; t < end; ++t) {
     const std::int64_t at = t * p.padded_tokens + row;
@@ -116,25 +126,23 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
       mine.index = other.index;
     }
   }
-  if (overflowed != nullptr && isinf(mine.sum)) {
-    overflowed[row / 256] = 1;
-    overflowed[(c.shape.tokens + 255) / 256] = 1;
+  if (repair != nullptr && made && (mine.sum < kLeastSum || mine.sum > kMostSum)) {
+    repair[row / 256] = 1;
+    repair[(c.shape.tokens + 255) / 256] = 1;
   }
 
   const int per_token = c.shape.targets_per_token;
-  bool counts = false;
-  for (int k = 0; k < per_token; ++k)
-    counts = counts || target_of(c, row * per_token + k) != c.ignore_index;
+  const bool valid_row = counts(c, row);
   const double lse = (reference[row] + log2(mine.sum)) * kLn2;
-  if (c.lse != nullptr) c.lse[row] = counts ? static_cast<float>(lse) : 0.0f;
+  if (c.lse != nullptr) c.lse[row] = valid_row ? static_cast<float>(lse) : 0.0f;
   if (c.entropy != nullptr)
-    c.entropy[row] = counts ? static_cast<float>(lse - mine.entropy / mine.sum) : 0.0f;
+    c.entropy[row] = valid_row ? static_cast<float>(lse - mine.entropy / mine.sum) : 0.0f;
   if (c.weighted_sum != nullptr)
-    c.weighted_sum[row] = counts ? static_cast<float>(mine.weighted) : 0.0f;
-  if (c.argmax != nullptr) c.argmax[row] = counts ? mine.index : -1;
+    c.weighted_sum[row] = valid_row ? static_cast<float>(mine.weighted) : 0.0f;
+  if (c.argmax != nullptr) c.argmax[row] = valid_row ? mine.index : -1;
   for (int k = 0; k < per_token; ++k) {
     const std::int64_t slot = row * per_token + k;
-    const bool valid = target_of(c, slot) != c.ignore_index;
+    const bool valid = is_word(c, target_of(c, slot));
     const float z = target_logits[slot];
     if (c.target_logit != nullptr) c.target_logit[slot] = valid ? z : 0.0f;
     if (c.log_prob != nullptr) c.log_prob[slot] = valid ? static_cast<float>(z - lse) : 0.0f;

@@ -1,6 +1,6 @@
 // Stands in for the CUDA kernels in a build without CUDA.
 #include "core/check.h"
-#include "kernels/device_head.h"
+#include "kernels/device_loss.h"
 
 namespace logitless::cuda {
 namespace {
@@ -22,6 +22,7 @@ DeviceMemory& DeviceMemory::operator=(DeviceMemory&&) noexcept = default;
 void copy_to_device(void*, const void*, std::size_t, Stream) { refuse(); }
 void copy_to_host(void*, const void*, std::size_t, Stream) { refuse(); }
 void fill_device(void*, int, std::size_t, Stream) { refuse(); }
+std::size_t memory_in_use() { refuse(); }
 void synchronize(Stream) { refuse(); }
 
 Timer::Timer() { refuse(); }
@@ -29,8 +30,34 @@ Timer::~Timer() = default;
 void Timer::start(Stream) { refuse(); }
 float Timer::stop(Stream) { refuse(); }
 
+std::string forward_unsupported(const ForwardShape&) { return kReason; }
 std::string forward_unsupported(const ForwardCall&) { return kReason; }
 std::size_t forward_workspace_bytes(const ForwardShape&) { refuse(); }
 void forward(const ForwardCall&) { refuse(); }
+
+std::span<const DeviceKernel> device_kernels() { return {}; }
+const DeviceKernel& find_device_kernel(std::string_view) { refuse(); }
+void prepare_block(const BlockCall&) { refuse(); }
+void order_targets(const ForwardCall&, const TargetOrder&) { refuse(); }
+void list_targets(const BlockCall&, const TargetOrder&, const TargetEntries&) { refuse(); }
+void add_bias_targets(const TargetEntries&, std::int64_t, float*, Stream) { refuse(); }
+std::size_t column_sum_workspace_bytes(std::int64_t) { refuse(); }
+void sum_columns(const ColumnSumCall&) { refuse(); }
+void add_bias_smoothing(const RowCoefficients*, std::int64_t, const float*, std::int64_t, float*,
+                        Stream) {
+  refuse();
+}
+void clear_gradient(const GradientOutput&, std::int64_t, std::int64_t, Stream) { refuse(); }
+void round_sums(const float*, std::int64_t, std::int64_t, const GradientOutput&, Stream) {
+  refuse();
+}
+
+std::size_t loss_workspace_bytes(std::int64_t) { refuse(); }
+void begin_loss(const LossCall&, const ForwardCall&) { refuse(); }
+void token_losses(const LossCall&, const ForwardCall&, RowCoefficients*, float*) { refuse(); }
+void finish_loss(const LossCall&, const ForwardCall&) { refuse(); }
+void token_cotangents(const CotangentCall&, const ForwardCall&, RowCoefficients*, float*) {
+  refuse();
+}
 
 }  // namespace logitless::cuda

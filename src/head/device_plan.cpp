@@ -1,0 +1,266 @@
+#include "head/device_plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+#include "head/workspace.h"
+
+namespace logitless {
+namespace {
+
+constexpr std::size_t kDefaultBudget = 512_MiB;
+constexpr std::int64_t kPair = 256;  // tokens of a pair of tiles, words of a tile
+
+// An H200 at its sustained clock; fitted from bench_head --device cuda (docs/benchmarks.md).
+constexpr double kForwardFlops = 690e12;
+constexpr double kProductFlops = 690e12;
+constexpr double kBytesPerSecond = 3.5e12;
+constexpr double kChunkSeconds = 60e-6;  // small kernels and launches
+constexpr double kSlabSeconds = 20e-6;
+
+class DevicePlanner {
+ public:
+  DevicePlanner(const cuda::DeviceKernel& kernel, const LossPlan& plan, const PlanRequest& request)
+      : kernel_(kernel),
+        shape_(plan.shape),
+        features_(plan.features),
+        request_(request),
+        budget_(request.memory_budget != 0 ? request.memory_budget : kDefaultBudget),
+        tokens_(std::max<std::int64_t>(plan.shape.tokens, 1)) {}
+
+  DeviceCandidate candidate(PlanKind kind) {
+    DeviceCandidate out;
+    out.plan.kind = kind;
+    out.plan.reason = refusal(kind);
+    if (!out.plan.reason.empty()) return out;
+    best_ = {};
+    search(kind);
+    out.sizes = best_.sizes;
+    out.plan.workspace_bytes = best_.bytes;
+    out.plan.possible = best_.bytes <= budget_;
+    out.plan.passes = passes(best_.sizes);
+    out.plan.predicted_seconds = best_.seconds;
+    if (!out.plan.possible)
+      out.plan.reason = concat("needs at least ", format_bytes(best_.bytes), " of workspace");
+    return out;
+  }
+
+ private:
+  struct Sized {
+    DeviceSizes sizes;
+    std::size_t bytes = 0;
+    double seconds = 0.0;
+  };
+
+  std::string refusal(PlanKind kind) const {
+    const bool gradients = wants_gradients(features_);
+    if (kind == PlanKind::forward) return gradients ? "gradients are wanted" : "";
+    if (!gradients) return "no gradient is wanted";
+    if (kernel_.keeps_logits)
+      return kind == PlanKind::dense
+                 ? ""
+                 : concat("kernel ", kernel_.name, " keeps the logits of a chunk");
+    if (kind == PlanKind::recompute) return {};
+    if (features_.entropy_gradient) return "a gradient through the entropy needs the logits again";
+    if (features_.softcap != 0.0f && features_.label_smoothing)
+      return "label smoothing under a softcap needs the logits again";
+    return {};
+  }
+
+  // Tries all sizes of a kind; best_ is the fastest that fits, or else the smallest.
+  void search(PlanKind kind) {
+    if (kind == PlanKind::forward && !kernel_.keeps_logits) return offer({tokens_, 0, 0});
+    const std::int64_t words = cuda::padded_words(shape_.vocab);
+    for (std::int64_t n = 1;; n += 1 + n / 16) {
+      const std::int64_t chunk = n == 1 ? tokens_ : round_up(ceil_div(tokens_, n), kPair);
+      if (kind == PlanKind::forward) {
+        offer({chunk, 0, 0});
+      } else if (kind == PlanKind::dense) {
+        offer({chunk, shape_.vocab, kernel_.keeps_logits ? 0 : shape_.vocab});
+      } else if (kind == PlanKind::recompute) {
+        for (std::int64_t slabs = 1; slabs <= words / kPair; slabs += 1 + slabs / 16)
+          offer({chunk, std::min(shape_.vocab, round_up(ceil_div(words, slabs), kPair)), 0});
+      } else {
+        offer_stored(chunk, words);
+      }
+      if (chunk <= kPair) return;
+    }
+  }
+
+  void offer_stored(std::int64_t chunk, std::int64_t words) {
+    const std::int64_t tiles = words / kPair;
+    const auto sizes = [&](std::int64_t count) {
+      const std::int64_t stored = std::min(shape_.vocab, count * kPair);
+      return DeviceSizes{chunk, stored, stored};
+    };
+    if (request_.stored_fraction > 0.0) {
+      return offer(sizes(std::clamp<std::int64_t>(
+          std::llround(request_.stored_fraction * static_cast<double>(tiles)), 1, tiles)));
+    }
+    std::int64_t low = 1;
+    std::int64_t high = tiles;  // all of them would be the dense plan
+    while (high - low > 1) {
+      const std::int64_t middle = low + (high - low) / 2;
+      (bytes(sizes(middle)) <= budget_ ? low : high) = middle;
+    }
+    offer(sizes(low));
+  }
+
+  std::size_t bytes(const DeviceSizes& sizes) const {
+    return layout_device(kernel_, shape_, features_, sizes).total;
+  }
+
+  void offer(const DeviceSizes& sizes) {
+    const Sized sized{sizes, bytes(sizes), seconds(sizes)};
+    const bool fits = sized.bytes <= budget_;
+    const bool best_fits = best_.bytes != 0 && best_.bytes <= budget_;
+    if (best_.bytes == 0 || (fits && !best_fits) ||
+        (fits && best_fits && sized.seconds < best_.seconds) ||
+        (!fits && !best_fits && sized.bytes < best_.bytes))
+      best_ = sized;
+  }
+
+  double again(const DeviceSizes& sizes) const {  // fraction of the words multiplied again
+    if (sizes.slab == 0 || kernel_.keeps_logits) return 0.0;
+    return 1.0 - static_cast<double>(sizes.stored) / static_cast<double>(shape_.vocab);
+  }
+  double passes(const DeviceSizes& sizes) const {
+    return 1.0 + again(sizes) + (features_.d_hidden ? 1.0 : 0.0) + (features_.d_weight ? 1.0 : 0.0);
+  }
+
+  double seconds(const DeviceSizes& sizes) const {
+    const auto n = static_cast<double>(tokens_);
+    const auto v = static_cast<double>(shape_.vocab);
+    const auto d = static_cast<double>(shape_.dim);
+    const double pass = 2.0 * n * v * d;
+    const double chunks = std::ceil(n / static_cast<double>(sizes.chunk));
+    double out = pass / kForwardFlops + chunks * kChunkSeconds;
+    if (sizes.slab == 0) return out;
+    const double slabs =
+        (sizes.stored > 0 ? 1.0 : 0.0) +
+        std::ceil(static_cast<double>(shape_.vocab - sizes.stored) / static_cast<double>(sizes.slab));
+    out += again(sizes) * pass / kForwardFlops + chunks * slabs * kSlabSeconds;
+    double bytes = 2.0 * n * v * 2.0;  // the block, written and read
+    if (features_.d_hidden) {
+      out += pass / kProductFlops;
+      bytes += slabs * n * d * 8.0;
+    }
+    if (features_.d_weight) {
+      out += pass / kProductFlops;
+      bytes += (chunks - 1.0) * v * d * 8.0;
+      if (features_.d_weight_dtype != DType::f32 && chunks > 1.0) bytes += v * d * 6.0;
+    }
+    return out + bytes / kBytesPerSecond;
+  }
+
+  const cuda::DeviceKernel& kernel_;
+  const HeadShape& shape_;
+  const HeadFeatures& features_;
+  const PlanRequest& request_;
+  std::size_t budget_;
+  std::int64_t tokens_;
+  Sized best_;
+};
+
+}  // namespace
+
+cuda::ForwardShape forward_shape(const HeadShape& shape, const HeadFeatures& features) {
+  return {shape.tokens,
+          shape.dim,
+          shape.vocab,
+          shape.dtype,
+          features.targets_per_token,
+          features.entropy,
+          features.label_smoothing,
+          features.argmax};
+}
+
+DeviceLayout layout_device(const cuda::DeviceKernel& kernel, const HeadShape& shape,
+                           const HeadFeatures& f, const DeviceSizes& sizes) {
+  DeviceLayout out;
+  const auto take = [&](std::int64_t bytes, bool wanted = true) {
+    const std::size_t at = out.total;
+    if (wanted) out.total += (static_cast<std::size_t>(bytes) + 255) / 256 * 256;
+    return at;
+  };
+  const std::int64_t tokens = std::max<std::int64_t>(shape.tokens, 1);
+  const std::int64_t chunk = std::min(sizes.chunk, tokens);
+  const std::int64_t padded = cuda::padded_tokens(chunk);
+  const std::int64_t slots = chunk * f.targets_per_token;
+  const std::int64_t element = shape.dtype == DType::f32 ? 4 : 2;
+  const bool gradients = wants_gradients(f);
+  const bool many_slabs = sizes.slab < shape.vocab;
+  const bool many_chunks = chunk < tokens;
+  out.statistics = take(sizeof(cuda::DeviceStatistics));
+  out.loss = take(static_cast<std::int64_t>(cuda::loss_workspace_bytes(tokens)));
+  out.lse = take(chunk * 4);
+  out.log_prob = take(slots * 4);
+  out.target_logit = take(slots * 4, gradients);
+  out.weighted_sum = take(chunk * 4, f.label_smoothing);
+  out.entropy = take(chunk * 4, f.entropy);
+  out.argmax = take(chunk * 4, f.argmax);
+  HeadShape of_chunk = shape;
+  of_chunk.tokens = chunk;
+  out.forward =
+      take(static_cast<std::int64_t>(kernel.workspace_bytes(forward_shape(of_chunk, f))));
+  if (!gradients) return out;
+  out.rows = take(padded * static_cast<std::int64_t>(sizeof(cuda::RowCoefficients)));
+  out.delta = take(slots * 4);
+  out.factor = take(padded * 4);
+  out.coefficient = take(slots * 4);
+  out.words = take(slots * 4);
+  out.slots = take(slots * 4);
+  out.entry_begin = take((sizes.slab + 1) * 4);
+  out.entry_tokens = take(slots * 4);
+  out.entry_values = take(slots * 4);
+  out.reference = take(padded * 4);
+  out.active = take((padded / kPair + 1) * 4);
+  out.block = take(chunk * cuda::padded_words(sizes.slab) * element);
+  out.scaled_hidden = take(chunk * shape.dim * element, f.d_weight || smooths_apart(f, sizes));
+  out.d_hidden = take(chunk * shape.dim * 4, f.d_hidden && f.d_hidden_dtype != DType::f32 &&
+                                                 (many_slabs || f.accumulate));
+  out.d_weight = take(shape.vocab * shape.dim * 4, f.d_weight && f.d_weight_dtype != DType::f32 &&
+                                                       (many_chunks || f.accumulate));
+  out.d_bias = take(shape.vocab * 4, f.d_bias);
+  out.weight_sum = take(shape.dim * 4, smooths_apart(f, sizes));
+  out.hidden_sum = take(shape.dim * 4, smooths_apart(f, sizes));
+  std::int64_t columns = 0;
+  if (f.d_bias) columns = sizes.slab;
+  if (smooths_apart(f, sizes)) columns = std::max(columns, shape.dim);
+  std::int64_t sums = 0;
+  for (const std::int64_t count : {columns, f.d_bias ? sizes.slab : 0, shape.dim})
+    sums = std::max(sums, static_cast<std::int64_t>(cuda::column_sum_workspace_bytes(count)));
+  out.column_sums = take(sums, columns > 0);
+  return out;
+}
+
+std::vector<DeviceCandidate> device_candidates(const PlanRequest& request, LossPlan& plan) {
+  const cuda::DeviceKernel* chosen = nullptr;
+  const std::string& wanted = request.device.kernel;
+  if (!wanted.empty()) cuda::find_device_kernel(wanted);
+  for (const cuda::DeviceKernel& kernel : cuda::device_kernels()) {
+    if (!wanted.empty() && wanted != kernel.name) continue;
+    const std::string reason = kernel.unsupported(forward_shape(plan.shape, plan.features));
+    if (reason.empty()) {
+      chosen = &kernel;
+      break;
+    }
+    plan.kernel_reasons += concat(kernel.name, ": ", reason, "\n");
+  }
+  if (chosen == nullptr) {
+    throw Unsupported(plan.kernel_reasons.empty()
+                          ? "no kernel runs on a GPU: the build has no CUDA"
+                          : concat("no kernel takes this head:\n", plan.kernel_reasons));
+  }
+  plan.kernel = chosen->name;
+  plan.threads = 1;
+  DevicePlanner planner(*chosen, plan, request);
+  std::vector<DeviceCandidate> out;
+  for (const PlanKind kind :
+       {PlanKind::forward, PlanKind::dense, PlanKind::stored, PlanKind::recompute})
+    out.push_back(planner.candidate(kind));
+  return out;
+}
+
+}  // namespace logitless

@@ -1,0 +1,72 @@
+// Plans and workspaces of a GPU.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/device_loss.h"
+#include "logitless/plan.h"
+
+namespace logitless {
+
+// What a plan comes down to. Words beyond `stored` are multiplied again, `slab` at a time.
+struct DeviceSizes {
+  std::int64_t chunk = 0;   // tokens: all, or a multiple of 256
+  std::int64_t slab = 0;    // words of a block, 0 without gradients
+  std::int64_t stored = 0;  // words whose exponentials the forward keeps; at most slab
+};
+
+// Offsets in bytes of a GPU's workspace. C = tokens of a chunk, P = C padded to 256, N = tokens of
+// the plan, K = targets per token.
+struct DeviceLayout {
+  std::size_t statistics = 0;    // DeviceStatistics
+  std::size_t loss = 0;          // of the loss calls
+  std::size_t lse = 0;           // f32 [C]
+  std::size_t log_prob = 0;      // f32 [C, K]
+  std::size_t target_logit = 0;  // f32 [C, K] with gradients
+  std::size_t weighted_sum = 0;  // f32 [C] with label smoothing
+  std::size_t entropy = 0;       // f32 [C] with a gradient through it
+  std::size_t argmax = 0;        // i32 [C] when asked for
+  std::size_t forward = 0;       // of the kernel's forward
+  // With gradients:
+  std::size_t rows = 0;           // RowCoefficients [P]
+  std::size_t delta = 0;          // f32 [C, K]
+  std::size_t factor = 0;         // f32 [P]
+  std::size_t coefficient = 0;    // f32 [C, K]
+  std::size_t words = 0;          // i32 [C, K], of TargetOrder
+  std::size_t slots = 0;          // i32 [C, K]
+  std::size_t entry_begin = 0;    // i32 [slab + 1], of TargetEntries
+  std::size_t entry_tokens = 0;   // i32 [C, K]
+  std::size_t entry_values = 0;   // f32 [C, K]
+  std::size_t reference = 0;      // f32 [P]
+  std::size_t active = 0;         // i32 [P / 256 + 1]
+  std::size_t block = 0;          // [C, slab padded to 256], 16 bit, 32 for f32
+  std::size_t scaled_hidden = 0;  // [C, D] in the dtype of hidden, for d_weight
+  std::size_t d_hidden = 0;       // f32 [C, D]: sums over slabs of a 16-bit d_hidden
+  std::size_t d_weight = 0;       // f32 [V, D]: sums over chunks of a 16-bit d_weight
+  std::size_t d_bias = 0;         // f32 [V]
+  std::size_t weight_sum = 0;     // f32 [D], of smoothing
+  std::size_t hidden_sum = 0;     // f32 [D]
+  std::size_t column_sums = 0;    // of sum_columns
+  std::size_t total = 0;
+};
+DeviceLayout layout_device(const cuda::DeviceKernel& kernel, const HeadShape& shape,
+                           const HeadFeatures& features, const DeviceSizes& sizes);
+
+inline bool wants_gradients(const HeadFeatures& f) { return f.d_hidden || f.d_weight || f.d_bias; }
+// Smoothing as two products of vectors: with exponentials of the forward, which know nothing of it.
+inline bool smooths_apart(const HeadFeatures& f, const DeviceSizes& sizes) {
+  return f.label_smoothing && sizes.stored > 0;
+}
+
+cuda::ForwardShape forward_shape(const HeadShape& shape, const HeadFeatures& features);
+
+struct DeviceCandidate {
+  PlanCandidate plan;
+  DeviceSizes sizes;
+};
+// A candidate for each kind of plan, in the order of PlanKind's costs. Sets kernel, kernel_reasons
+// and threads of `plan`, of which shape and features are set. Throws Unsupported when no kernel
+// takes the head.
+std::vector<DeviceCandidate> device_candidates(const PlanRequest& request, LossPlan& plan);
+
+}  // namespace logitless

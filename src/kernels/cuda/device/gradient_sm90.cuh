@@ -1,0 +1,283 @@
+// The two products of the backward pass over one block of the gradient of the logits (or of exp(z)),
+// in one launch: d_hidden = block . weight and d_weight = block^T . hidden.
+//
+// Tiles of d_hidden are few and long (they contract the whole slab of words), tiles of d_weight many
+// and short. A fixed schedule gives each cluster its tiles of d_hidden first; those with one less,
+// or none, meanwhile work on d_weight, and in the end all do.
+#pragma once
+
+#include "kernels/cuda/device/tiles_sm90.cuh"
+
+namespace logitless::cuda {
+
+// One output. value = products * factor[row] (d_hidden) + row_part[row] * column_part[column].
+struct ProductArguments {
+  int row_pairs;     // of tiles: ceil(rows / 256); 0: not wanted
+  int column_tiles;  // ceil(columns / 256)
+  int steps;         // of 64 along the contracted dimension
+  int rows;
+  int columns;
+  const float* factor;    // of d_hidden
+  const float* row_part;  // null: 1, of a column part
+  int row_part_stride;
+  const float* column_part;  // null: none
+  bool add;                  // fp32: to what is there
+  bool narrow;               // bf16, else fp32
+};
+
+struct GradientArguments {
+  ProductArguments hidden;
+  ProductArguments weight;
+  int early_tiles;    // of d_weight, done by the clusters that have one tile of d_hidden less
+  int early_first;    // the first of those clusters; they are the last ones
+  // Targets, apart in fp32.
+  int targets_per_token;
+  int first_word;
+  const int* words;            // [tokens, K]
+  const float* coefficient;    // [tokens, K]
+  const int* entry_begin;      // [words + 1]
+  const int* entry_token;
+  const float* entry_coefficient;
+  const __nv_bfloat16* weight_rows;  // of first_word
+  std::int64_t weight_stride;
+  const __nv_bfloat16* hidden_rows;
+  std::int64_t hidden_stride;
+  const int* active;  // [token pairs]: 0: all tokens ignored, nothing is read; null: all active
+};
+
+// A cluster's tiles in order.
+class TileSchedule {
+ public:
+  __device__ __forceinline__ TileSchedule(const GradientArguments& a, int cluster, int clusters)
+      : hidden_tiles_(a.hidden.row_pairs * a.hidden.column_tiles),
+        weight_tiles_(a.weight.row_pairs * a.weight.column_tiles),
+        early_tiles_(a.early_tiles),
+        early_count_(clusters - a.early_first),
+        clusters_(clusters),
+        hidden_(cluster),
+        early_(cluster - a.early_first),
+        late_(a.early_tiles + cluster) {}
+  // False at the end.
+  __device__ __forceinline__ bool next(bool& is_hidden, int& tile) {
+    is_hidden = hidden_ < hidden_tiles_;
+    if (is_hidden) {
+      tile = hidden_;
+      hidden_ += clusters_;
+      return true;
+    }
+    if (early_ >= 0 && early_ < early_tiles_) {
+      tile = early_;
+      early_ += early_count_;
+      return true;
+    }
+    tile = late_;
+    late_ += clusters_;
+    return tile < weight_tiles_;
+  }
+
+ private:
+  int hidden_tiles_, weight_tiles_, early_tiles_, early_count_, clusters_;
+  int hidden_, early_, late_;
+};
+
+// Steps of a tile of d_hidden: all, or none where its tokens are ignored.
+__device__ __forceinline__ int hidden_steps(const GradientArguments& a, int pair) {
+  return a.active != nullptr && a.active[pair] == 0 ? 0 : a.hidden.steps;
+}
+// Whether a step of d_weight has a token that counts.
+__device__ __forceinline__ bool step_active(const GradientArguments& a, int k) {
+  return a.active == nullptr || a.active[k * kStep / kClusterRows] != 0;
+}
+
+// Multiplies what the producer loads, one tile. False if that was nothing: z is 0 then and left as is.
+template <bool kHidden>
+__device__ __forceinline__ bool multiply(const TileMemory& memory, StageCursor& at,
+                                         const GradientArguments& a, int steps, float (&z)[128]) {
+  const int consumer = threadIdx.x / 128 - 1;
+  const int lane = threadIdx.x % 32;
+  int previous = -1;
+  for (int k = 0; k < steps; ++k) {
+    if (!kHidden && !step_active(a, k)) continue;
+    barrier_wait(memory.full + at.stage, at.phase);
+    const unsigned char* r = memory.rows + at.stage * kRowBytes + consumer * (kRowBytes / 2);
+    const unsigned char* c = memory.columns + at.stage * kColumnBytes;
+    wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < kStep / 16; ++j) {
+      // Operands with M or N contiguous: 64 of it after another 8192 bytes, 8 of k after 1024.
+      const std::uint64_t columns = wgmma_descriptor(c + j * 2048, 8192, 1024);
+      if constexpr (kHidden) {
+        wgmma_m64n256k16<0, 1>(z, wgmma_descriptor(r + j * 32, 16, 1024), columns,
+                               previous >= 0 || j > 0);
+      } else {
+        wgmma_m64n256k16<1, 1>(z, wgmma_descriptor(r + j * 2048, 8192, 1024), columns,
+                               previous >= 0 || j > 0);
+      }
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (previous >= 0 && lane < kClusterCtas) barrier_arrive_at(memory.empty + previous, lane);
+    previous = at.stage;
+    at.advance();
+  }
+  wgmma_wait<0>();
+  if (previous >= 0 && lane < kClusterCtas) barrier_arrive_at(memory.empty + previous, lane);
+  return previous >= 0;
+}
+
+// z (the half h of a thread's rows) += factor * row, of which columns from `column` on are the
+// thread's.
+__device__ __forceinline__ void add_row(float (&z)[128], int h, float factor,
+                                        const __nv_bfloat16* row, int column, int columns) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int c = column + i * 8;
+    if (c >= columns) break;  // columns are even
+    const float2 v = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(row + c));
+    z[4 * i + 2 * h] = fmaf(factor, v.x, z[4 * i + 2 * h]);
+    z[4 * i + 2 * h + 1] = fmaf(factor, v.y, z[4 * i + 2 * h + 1]);
+  }
+}
+
+// value = products * factor[row] (d_hidden) + row part * column part + targets.
+template <bool kHidden, bool kRankOne>
+__device__ __forceinline__ void finish_product(float (&z)[128], const GradientArguments& a, int row,
+                                               int column) {
+  const ProductArguments& p = kHidden ? a.hidden : a.weight;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int r = row + 8 * h;
+    if constexpr (kHidden) {
+      const float factor = r < p.rows ? p.factor[r] : 0.0f;
+#pragma unroll
+      for (int i = 0; i < 64; ++i) z[i / 2 * 4 + 2 * h + i % 2] *= factor;
+    }
+    if (r >= p.rows) continue;
+    if constexpr (kRankOne) {
+      if (p.column_part != nullptr) {
+        const float share = p.row_part == nullptr ? 1.0f : p.row_part[r * p.row_part_stride];
+#pragma unroll
+        for (int i = 0; i < 64; ++i) {
+          const int c = column + i / 2 * 8 + i % 2;
+          if (c < p.columns) z[i / 2 * 4 + 2 * h + i % 2] += share * p.column_part[c];
+        }
+      }
+    }
+    if constexpr (kHidden) {
+      for (int k = 0; k < a.targets_per_token; ++k) {
+        const int slot = r * a.targets_per_token + k;
+        const float share = a.coefficient[slot];
+        if (share == 0.0f) continue;
+        add_row(z, h, share, a.weight_rows + (a.words[slot] - a.first_word) * a.weight_stride,
+                column, p.columns);
+      }
+    } else {
+      const int end = a.entry_begin[r + 1];
+      for (int e = a.entry_begin[r]; e < end; ++e) {
+        add_row(z, h, a.entry_coefficient[e],
+                a.hidden_rows + a.entry_token[e] * a.hidden_stride, column, p.columns);
+      }
+    }
+  }
+}
+
+// The loads of one tile.
+template <bool kHidden>
+__device__ __forceinline__ void load_tile(const TileMemory& memory, StageCursor& at,
+                                          const CUtensorMap* block, const CUtensorMap* other,
+                                          const GradientArguments& a, int tile) {
+  const ProductArguments& p = kHidden ? a.hidden : a.weight;
+  const int rank = cluster_rank();
+  const int pair = tile / p.column_tiles;
+  const int row = (pair * kClusterCtas + rank) * kTileRows;
+  const int column = tile % p.column_tiles * kTileColumns + rank * (kTileColumns / 2);
+  const int steps = kHidden ? hidden_steps(a, pair) : p.steps;
+  for (int k = 0; k < steps; ++k) {
+    if (!kHidden && !step_active(a, k)) continue;
+    std::uint64_t* const full = memory.full + at.stage;
+    barrier_wait(memory.empty + at.stage, at.phase ^ 1);
+    barrier_expect(full, kStageBytes);
+    unsigned char* const rows = memory.rows + at.stage * kRowBytes;
+    if constexpr (kHidden) {
+      tma_load(rows, block, full, k * kStep, row);
+    } else {
+      tma_load(rows, block, full, row, k * kStep);
+      tma_load(rows + 8192, block, full, row + 64, k * kStep);
+    }
+    unsigned char* const columns =
+        memory.columns + at.stage * kColumnBytes + rank * (kColumnBytes / 2);
+    tma_load_multicast(columns, other, full, column, k * kStep, (1 << kClusterCtas) - 1);
+    tma_load_multicast(columns + 8192, other, full, column + 64, k * kStep,
+                       (1 << kClusterCtas) - 1);
+    at.advance();
+  }
+}
+
+template <bool kHidden, bool kRankOne>
+__device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& writer,
+                                          StageCursor& at, const CUtensorMap* out,
+                                          const GradientArguments& a, int tile) {
+  const ProductArguments& p = kHidden ? a.hidden : a.weight;
+  const int pair = tile / p.column_tiles;
+  const int row = (pair * kClusterCtas + cluster_rank()) * kTileRows;
+  const int column = tile % p.column_tiles * kTileColumns;
+  float z[128];
+  const bool any = multiply<kHidden>(memory, at, a, kHidden ? hidden_steps(a, pair) : p.steps, z);
+#pragma unroll
+  for (int i = 0; i < 128; ++i) z[i] = any ? z[i] : 0.0f;
+  finish_product<kHidden, kRankOne>(z, a, row + accumulator_row(), column + accumulator_column());
+  const int first_row = row + (threadIdx.x / 128 - 1) * 64;
+  if (p.narrow) {
+    writer.put_bf16(z, out, column, first_row);
+  } else {
+    writer.put_f32(z, out, column, first_row, p.add);
+  }
+}
+
+// kRankOne: some output has a column part.
+//
+// Maps: the block by rows of 64 words x 128 tokens and by 64 words x 64 tokens; weight and hidden by
+// boxes of 64 x 64; the outputs by boxes of 64 rows x 128 bytes.
+template <bool kRankOne>
+__global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThreads, 1)
+    gradient_tiles(const __grid_constant__ CUtensorMap block_rows,
+                   const __grid_constant__ CUtensorMap block_columns,
+                   const __grid_constant__ CUtensorMap weight,
+                   const __grid_constant__ CUtensorMap hidden,
+                   const __grid_constant__ CUtensorMap d_hidden,
+                   const __grid_constant__ CUtensorMap d_weight,
+                   const __grid_constant__ GradientArguments a) {
+  extern __shared__ unsigned char shared_memory[];
+  const TileMemory memory(shared_memory);
+  memory.init_barriers();
+  TileSchedule schedule(a, blockIdx.x / kClusterCtas, gridDim.x / kClusterCtas);
+  bool is_hidden;
+  int tile;
+  StageCursor at;
+  if (threadIdx.x < 128) {
+    registers_shrink<40>();
+    if (threadIdx.x == 0) {
+      while (schedule.next(is_hidden, tile)) {
+        if (is_hidden) {
+          load_tile<true>(memory, at, &block_rows, &weight, a, tile);
+        } else {
+          load_tile<false>(memory, at, &block_columns, &hidden, a, tile);
+        }
+      }
+    }
+  } else {
+    registers_grow<232>();
+    TileWriter writer(memory);
+    while (schedule.next(is_hidden, tile)) {
+      if (is_hidden) {
+        make_tile<true, kRankOne>(memory, writer, at, &d_hidden, a, tile);
+      } else {
+        make_tile<false, kRankOne>(memory, writer, at, &d_weight, a, tile);
+      }
+    }
+    writer.drain();
+  }
+  cluster_sync();
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,65 @@
+// Tensor maps: how the tensor memory accelerator sees a matrix.
+#pragma once
+
+#include <cuda.h>
+
+#include <bit>
+#include <cstdint>
+
+#include "kernels/cuda/device/error.cuh"
+#include "logitless/dtype.h"
+
+namespace logitless::cuda {
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
+                                 const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
+                                 const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+// The one driver function used, found at run time so that no driver is needed to link or to start.
+inline EncodeTiled encode_tiled() {
+  static const EncodeTiled function = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    require_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
+                                                  cudaEnableDefault, &result),
+                 "cuTensorMapEncodeTiled");
+    if (result != cudaDriverEntryPointSuccess)
+      throw DeviceError("the driver has no cuTensorMapEncodeTiled");
+    return std::bit_cast<EncodeTiled>(found);
+  }();
+  return function;
+}
+
+// Boxes of box_rows rows x 128 bytes, swizzled by 128 bytes; 0 outside the matrix. f32 or bf16, the
+// row stride in elements, a multiple of 16 bytes.
+inline CUtensorMap matrix_map(const void* data, DType dtype, std::int64_t rows,
+                              std::int64_t columns, std::int64_t row_stride, int box_rows) {
+  CUtensorMap map;
+  const bool narrow = dtype == DType::bf16;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_stride) * (narrow ? 2 : 4)};
+  const cuuint32_t box[] = {narrow ? 64u : 32u, static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t steps[] = {1, 1};
+  const CUresult result = encode_tiled()(
+      &map, narrow ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2,
+      const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS)
+    throw DeviceError(concat("cuTensorMapEncodeTiled: error ", static_cast<int>(result)));
+  return map;
+}
+
+inline int processor_count() {
+  int device = 0;
+  int count = 0;
+  require_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  require_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+               "multiprocessor count");
+  return count;
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,154 @@
+// What the kernels over tiles share: the stages of operands in shared memory, and the way of a tile
+// of results from registers to memory.
+//
+// A cluster of two CTAs makes 256 x 256 results, each CTA 128 x 256: one warp of loads (tensor memory
+// accelerator, 4 stages of 64 along the contracted dimension) and two warpgroups of products, 64 x 256
+// of fp32 accumulators each; while one finishes its tile, the other keeps the tensor cores busy.
+// The columns' operand is the same for both CTAs: each loads half of it for both.
+#pragma once
+
+#include "kernels/cuda/device/sm90.cuh"
+
+namespace logitless::cuda {
+
+inline constexpr int kTileRows = 128;  // of a CTA
+inline constexpr int kTileColumns = 256;
+inline constexpr int kStep = 64;  // of the contracted dimension
+inline constexpr int kStages = 4;
+inline constexpr int kClusterCtas = 2;
+inline constexpr int kClusterRows = kClusterCtas * kTileRows;
+inline constexpr int kRowBytes = kTileRows * kStep * 2;  // one stage of the rows' operand
+inline constexpr int kColumnBytes = kTileColumns * kStep * 2;
+inline constexpr int kStageBytes = kRowBytes + kColumnBytes;
+inline constexpr int kTileThreads = 384;
+// 64 rows of 128 bytes, swizzled: what one store takes.
+inline constexpr int kBoxBytes = 64 * 128;
+inline constexpr int kBoxesPerConsumer = 2;
+// Stages, boxes, barriers, and room to align to the swizzle's 1024 bytes.
+inline constexpr int kTileShared =
+    kStages * kStageBytes + 2 * kBoxesPerConsumer * kBoxBytes + 2 * kStages * 8 + 1024;
+
+// The shared memory of a CTA.
+struct TileMemory {
+  __device__ __forceinline__ explicit TileMemory(unsigned char* raw)
+      : rows(reinterpret_cast<unsigned char*>((reinterpret_cast<std::uintptr_t>(raw) + 1023) &
+                                              ~std::uintptr_t{1023})),
+        columns(rows + kStages * kRowBytes),
+        boxes(columns + kStages * kColumnBytes),
+        full(reinterpret_cast<std::uint64_t*>(boxes + 2 * kBoxesPerConsumer * kBoxBytes)),
+        empty(full + kStages) {}
+  __device__ __forceinline__ void init_barriers() const {
+    if (threadIdx.x == 0) {
+      for (int s = 0; s < kStages; ++s) {
+        barrier_init(full + s, 1);
+        barrier_init(empty + s, 8 * kClusterCtas);  // the product warps of both CTAs
+      }
+      barrier_init_fence();
+    }
+    cluster_sync();
+  }
+  unsigned char* rows;
+  unsigned char* columns;
+  unsigned char* boxes;
+  std::uint64_t* full;
+  std::uint64_t* empty;
+};
+
+// The stage in turn.
+struct StageCursor {
+  int stage = 0;
+  std::uint32_t phase = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// Register 4 i + 2 h + j of a thread's accumulators: row lane / 4 + 8 h of its warp's 16, column
+// 8 i + 2 (lane % 4) + j of the tile.
+__device__ __forceinline__ int accumulator_row() {  // of the 128, for h = 0
+  return (threadIdx.x / 128 - 1) * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+}
+__device__ __forceinline__ int accumulator_column() { return threadIdx.x % 4 * 2; }
+
+// Puts tiles of one consumer warpgroup, 64 x 256, into a tensor map of boxes of 64 rows x 128 bytes.
+class TileWriter {
+ public:
+  __device__ __forceinline__ explicit TileWriter(const TileMemory& memory)
+      : consumer_(threadIdx.x / 128 - 1),
+        boxes_(memory.boxes + consumer_ * kBoxesPerConsumer * kBoxBytes),
+        row_(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4) {}
+
+  // (column, row): place of the warpgroup's first element.
+  __device__ __forceinline__ void put_bf16(const float (&z)[128], const CUtensorMap* map,
+                                           int column, int row) {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      unsigned char* const box = begin_box(b);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int at = 4 * (8 * b + i) + 2 * h;
+          *reinterpret_cast<__nv_bfloat162*>(box + place(i, h, threadIdx.x % 4 * 4)) =
+              __floats2bfloat162_rn(z[at], z[at + 1]);
+        }
+      }
+      end_box(map, box, column + 64 * b, row, false);
+    }
+  }
+  __device__ __forceinline__ void put_f32(const float (&z)[128], const CUtensorMap* map, int column,
+                                          int row, bool add) {
+#pragma unroll
+    for (int b = 0; b < 8; ++b) {
+      unsigned char* const box = begin_box(b);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int at = 4 * (4 * b + i) + 2 * h;
+          *reinterpret_cast<float2*>(
+              box + place(2 * i + threadIdx.x % 4 / 2, h, threadIdx.x % 2 * 8)) =
+              make_float2(z[at], z[at + 1]);
+        }
+      }
+      end_box(map, box, column + 32 * b, row, add);
+    }
+  }
+  // Before the CTA ends.
+  __device__ __forceinline__ void drain() const {
+    if (leads()) tma_wait_reads<0>();
+  }
+
+ private:
+  __device__ __forceinline__ bool leads() const { return threadIdx.x % 128 == 0; }
+  // Byte of 16-byte chunk `chunk` of the thread's row, as the 128-byte swizzle has it.
+  __device__ __forceinline__ int place(int chunk, int h, int byte) const {
+    return (row_ + 8 * h) * 128 + ((chunk ^ (row_ & 7)) << 4) + byte;
+  }
+  __device__ __forceinline__ unsigned char* begin_box(int b) const {
+    if (leads()) tma_wait_reads<kBoxesPerConsumer - 1>();
+    warpgroup_sync(consumer_ + 1);
+    return boxes_ + b % kBoxesPerConsumer * kBoxBytes;
+  }
+  __device__ __forceinline__ void end_box(const CUtensorMap* map, const unsigned char* box, int x,
+                                          int y, bool add) const {
+    async_proxy_fence();
+    warpgroup_sync(consumer_ + 1);
+    if (!leads()) return;
+    if (add) {
+      tma_add(map, box, x, y);
+    } else {
+      tma_store(map, box, x, y);
+    }
+    tma_commit();
+  }
+
+  int consumer_;
+  unsigned char* boxes_;
+  int row_;
+};
+
+}  // namespace logitless::cuda

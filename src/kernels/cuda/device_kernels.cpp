@@ -1,0 +1,25 @@
+#include "kernels/cuda/device_kernels.h"
+
+#include "core/check.h"
+
+namespace logitless::cuda {
+
+std::span<const DeviceKernel> device_kernels() {
+  static constexpr DeviceKernel kKernels[] = {
+      {"hopper", false, forward_unsupported, forward_workspace_bytes, forward, gradient_block,
+       gradient_products, nullptr},
+  };
+  return kKernels;
+}
+
+const DeviceKernel& find_device_kernel(std::string_view name) {
+  std::string names;
+  for (const DeviceKernel& kernel : device_kernels()) {
+    if (name == kernel.name) return kernel;
+    names += concat(names.empty() ? "" : ", ", kernel.name);
+  }
+  throw InvalidArgument(concat("kernel: '", name, "' does not run on a GPU; there are ",
+                               names.empty() ? "none in a build without CUDA" : names));
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,109 @@
+// The products of the backward pass: schedule, tensor maps, launch.
+#include <algorithm>
+
+#include "kernels/cuda/device/gradient_sm90.cuh"
+#include "kernels/cuda/device/tensor_map.cuh"
+#include "kernels/cuda/device_kernels.h"
+#include "kernels/device_gradient.h"
+
+namespace logitless::cuda {
+namespace {
+
+ProductArguments product(const GradientOutput& out, std::int64_t rows, std::int64_t columns,
+                         std::int64_t contracted) {
+  ProductArguments p{};
+  if (out.data == nullptr) return p;
+  p.row_pairs = static_cast<int>(ceil_div(rows, kClusterRows));
+  p.column_tiles = static_cast<int>(ceil_div(columns, kTileColumns));
+  p.steps = static_cast<int>(ceil_div(contracted, kStep));
+  p.rows = static_cast<int>(rows);
+  p.columns = static_cast<int>(columns);
+  p.add = out.add;
+  p.narrow = out.dtype != DType::f32;
+  return p;
+}
+
+// How many tiles of d_weight the clusters do that have a tile of d_hidden less than the others.
+void balance(GradientArguments& a, int clusters) {
+  const int hidden_tiles = a.hidden.row_pairs * a.hidden.column_tiles;
+  const int weight_tiles = a.weight.row_pairs * a.weight.column_tiles;
+  a.early_first = hidden_tiles % clusters;
+  if (a.early_first == 0 || weight_tiles == 0) return;  // all alike
+  const std::int64_t early = std::int64_t{clusters - a.early_first} * a.hidden.steps /
+                             std::max(a.weight.steps, 1);
+  a.early_tiles = static_cast<int>(std::min<std::int64_t>(early, weight_tiles));
+}
+
+void require_map(const char* name, const void* data, std::int64_t stride, DType dtype) {
+  const std::int64_t bytes = stride * (dtype == DType::f32 ? 4 : 2);
+  if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0 || bytes % 16 != 0)
+    throw Unsupported(concat("kernel hopper: ", name,
+                             ": expected an address and rows that are multiples of 16 bytes"));
+}
+
+}  // namespace
+
+void gradient_products(const ProductsCall& c) {
+  if (c.tokens == 0 || (c.d_hidden.data == nullptr && c.d_weight.data == nullptr)) return;
+  const auto bf16 = DType::bf16;
+  GradientArguments a{};
+  a.hidden = product(c.d_hidden, c.tokens, c.dim, c.block_words);
+  a.hidden.factor = c.factor;
+  if (c.weight_sum != nullptr) {
+    a.hidden.column_part = c.weight_sum;
+    a.hidden.row_part = &c.rows->gamma;
+    a.hidden.row_part_stride = sizeof(RowCoefficients) / sizeof(float);
+  }
+  a.weight = product(c.d_weight, c.block_words, c.dim, c.tokens);
+  if (c.hidden_sum != nullptr) {
+    a.weight.column_part = c.hidden_sum;
+    a.weight.row_part = c.omega;
+    a.weight.row_part_stride = 1;
+  }
+  a.active = c.active;
+  a.targets_per_token = c.targets_per_token;
+  a.first_word = c.first_word;
+  a.words = c.words;
+  a.coefficient = c.coefficient;
+  a.entry_begin = c.entries.begin;
+  a.entry_token = c.entries.tokens;
+  a.entry_coefficient = c.entries.coefficients;
+  a.weight_rows = static_cast<const __nv_bfloat16*>(c.weight);
+  a.weight_stride = c.weight_stride;
+  a.hidden_rows = static_cast<const __nv_bfloat16*>(c.hidden);
+  a.hidden_stride = c.hidden_stride;
+
+  const CUtensorMap block_rows =
+      matrix_map(c.block.data, bf16, c.tokens, c.block.stride, c.block.stride, kTileRows);
+  const CUtensorMap block_columns =
+      matrix_map(c.block.data, bf16, c.tokens, c.block.stride, c.block.stride, kStep);
+  const CUtensorMap weight = matrix_map(c.weight, bf16, c.block_words, c.dim, c.weight_stride, kStep);
+  const bool has_weight = c.d_weight.data != nullptr;
+  const bool has_hidden = c.d_hidden.data != nullptr;
+  const CUtensorMap hidden =
+      has_weight ? matrix_map(c.scaled_hidden, bf16, c.tokens, c.dim, c.dim, kStep) : weight;
+  if (has_hidden) require_map("d_hidden", c.d_hidden.data, c.d_hidden.stride, c.d_hidden.dtype);
+  if (has_weight) require_map("d_weight", c.d_weight.data, c.d_weight.stride, c.d_weight.dtype);
+  const CUtensorMap d_hidden = has_hidden ? matrix_map(c.d_hidden.data, c.d_hidden.dtype, c.tokens,
+                                                       c.dim, c.d_hidden.stride, 64)
+                                          : weight;
+  const CUtensorMap d_weight = has_weight ? matrix_map(c.d_weight.data, c.d_weight.dtype, c.block_words,
+                                                       c.dim, c.d_weight.stride, 64)
+                                          : weight;
+
+  const bool rank_one = c.weight_sum != nullptr || c.hidden_sum != nullptr;
+  const auto kernel = rank_one ? gradient_tiles<true> : gradient_tiles<false>;
+  require_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    kTileShared),
+               "shared memory of the gradient kernel");
+  const int tiles = a.hidden.row_pairs * a.hidden.column_tiles +
+                    a.weight.row_pairs * a.weight.column_tiles;
+  const int clusters = std::min(processor_count() / kClusterCtas, tiles);
+  balance(a, clusters);
+  kernel<<<clusters * kClusterCtas, kTileThreads, kTileShared,
+           static_cast<cudaStream_t>(c.stream)>>>(block_rows, block_columns, weight, hidden,
+                                                  d_hidden, d_weight, a);
+  require_cuda(cudaGetLastError(), "gradient kernel");
+}
+
+}  // namespace logitless::cuda

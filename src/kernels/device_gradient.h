@@ -1,0 +1,155 @@
+// The backward pass on a GPU, a block of logits at a time.
+//
+// A block holds either 2^(z log2e - reference) as the forward left it, or the gradient itself. In
+// both cases the gradient of the raw logits is factor_i * block_ij (+ gamma_i omega_j of a forward's
+// block), but for the targets: they are cleared in the block, and what the logit of a target gets is
+// an fp32 coefficient of its own, so that neither rounding to 16 bit nor p - 1 takes from it.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "kernels/device_head.h"
+
+namespace logitless::cuda {
+
+// Of one token, see math/token_gradient.h: dz_j = p_j (alpha + beta z_j) + gamma omega_j + targets.
+// alpha, beta and gamma include the logit scale. All 0 for ignored tokens.
+struct RowCoefficients {
+  float lse_bits;  // lse * log2(e)
+  float alpha;
+  float beta;
+  float gamma;
+};
+
+struct BlockCall {
+  // The chunk's call: matrices, bias, omega, targets; its outputs lse, log_prob and target_logit are
+  // read.
+  ForwardCall chunk;
+  std::int64_t first_word = 0;
+  std::int64_t words = 0;
+  LogitBlock block;
+  bool from_forward = false;              // holds exponentials, of chunk.reference
+  const RowCoefficients* rows = nullptr;  // [padded_tokens]
+  const float* delta = nullptr;           // [tokens, K]
+  float* factor = nullptr;                // [padded_tokens], out: prepare_block
+  // [tokens, K], out: prepare_block. Gradient of the target's raw logit; 0 for targets beyond the
+  // block, ignored ones, and those that name a word again.
+  float* coefficient = nullptr;
+  // [tokens, dim] in the dtype of hidden: factor_i * hidden_i, 0 for ignored tokens. Out:
+  // prepare_block; null: not wanted.
+  void* scaled_hidden = nullptr;
+};
+
+// Clears targets and the rows of ignored tokens, and writes factor, coefficient and scaled_hidden.
+void prepare_block(const BlockCall& call);
+
+// A chunk's targets by word, and among equals by token.
+struct TargetOrder {
+  std::int32_t* words = nullptr;  // [tokens, K]: of each slot; kNoWord where there is none
+  std::int32_t* slots = nullptr;  // [tokens, K]: in order
+};
+inline constexpr std::int32_t kNoWord = 0x7fffffff;
+// Compares all pairs: meant for chunks, 4 us for 2000 targets.
+void order_targets(const ForwardCall& chunk, const TargetOrder& order);
+// Of a block's words: entries [begin[j], begin[j + 1]) belong to its word j.
+struct TargetEntries {
+  std::int32_t* begin = nullptr;   // [words + 1]
+  std::int32_t* tokens = nullptr;  // [tokens, K]: rows of hidden
+  float* coefficients = nullptr;   // [tokens, K]
+};
+void list_targets(const BlockCall& block, const TargetOrder& order, const TargetEntries& entries);
+
+// A gradient of [rows, columns], contiguous columns.
+struct GradientOutput {
+  void* data = nullptr;  // null: not wanted
+  std::int64_t stride = 0;
+  DType dtype = DType::f32;
+  bool add = false;  // fp32: to what is there
+};
+
+// d_hidden_i = factor_i block_i . weight (+ gamma_i weight_sum) + sum_k coefficient_ik weight_y;
+// d_weight_j = block^T_j . scaled_hidden (+ omega_j hidden_sum) + sum of entries of j, coefficient *
+// hidden.
+struct ProductsCall {
+  std::int64_t tokens = 0;
+  std::int64_t block_words = 0;
+  std::int64_t dim = 0;
+  DType dtype = DType::bf16;
+  LogitBlock block;
+  const void* weight = nullptr;  // of the block's first word
+  std::int64_t weight_stride = 0;
+  const void* scaled_hidden = nullptr;  // [tokens, dim]
+  const void* hidden = nullptr;
+  std::int64_t hidden_stride = 0;
+  int targets_per_token = 1;
+  const std::int32_t* words = nullptr;  // TargetOrder's, of the whole vocabulary
+  std::int32_t first_word = 0;          // of the block
+  const float* coefficient = nullptr;
+  TargetEntries entries;
+  const float* factor = nullptr;
+  const RowCoefficients* rows = nullptr;
+  const float* weight_sum = nullptr;  // [dim]: sum_j omega_j weight_j; null: no such term
+  const float* hidden_sum = nullptr;  // [dim]: sum_i gamma_i hidden_i
+  const float* omega = nullptr;       // of the block's first word; null: 1
+  GradientOutput d_hidden;
+  GradientOutput d_weight;
+  const int* active = nullptr;  // ForwardCall's; null: all
+  Stream stream = nullptr;
+};
+
+// The kernels that multiply, of one kind of GPU.
+struct DeviceKernel {
+  const char* name;
+  // Keeps the logits of a forward call in its workspace, so that gradients need no second product,
+  // and none is stored by the way. Otherwise logits are multiplied again for blocks not stored.
+  bool keeps_logits;
+  // Why it does not take such a head; empty if it does.
+  std::string (*unsupported)(const ForwardShape& shape);
+  std::size_t (*workspace_bytes)(const ForwardShape& shape);
+  void (*forward)(const ForwardCall& call);
+  // Fills the block with the gradient of the logits of [first_word, first_word + words), the
+  // targets' own part left out.
+  void (*gradient_block)(const BlockCall& call);
+  void (*gradient_products)(const ProductsCall& call);
+  // What it sets up once for a thread and must not set up while a graph is captured; null: nothing.
+  void (*prepare)();
+};
+// Best first.
+std::span<const DeviceKernel> device_kernels();
+// Throws InvalidArgument naming the kernels there are.
+const DeviceKernel& find_device_kernel(std::string_view name);
+
+// out[c] (+)= sum_r weights[r * weight_stride] * matrix[r][c], rows of weight 0 left out; weights
+// null: 1. In a fixed order, fp32.
+struct ColumnSumCall {
+  const void* matrix = nullptr;
+  DType dtype = DType::bf16;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t stride = 0;
+  const float* weights = nullptr;
+  int weight_stride = 1;
+  float* out = nullptr;
+  bool add = false;
+  void* workspace = nullptr;  // column_sum_workspace_bytes(columns)
+  Stream stream = nullptr;
+};
+std::size_t column_sum_workspace_bytes(std::int64_t columns);
+void sum_columns(const ColumnSumCall& call);
+// d_bias[j] += sum of the entries' coefficients of j.
+void add_bias_targets(const TargetEntries& entries, std::int64_t words, float* d_bias,
+                      Stream stream);
+// d_bias[j] += omega_j sum_i gamma_i.
+void add_bias_smoothing(const RowCoefficients* rows, std::int64_t tokens, const float* omega,
+                        std::int64_t words, float* d_bias, Stream stream);
+
+// out = 0, rows x columns of it.
+void clear_gradient(const GradientOutput& out, std::int64_t rows, std::int64_t columns,
+                    Stream stream);
+
+// out = round(sums (+ what out holds)). sums [rows, columns] contiguous.
+void round_sums(const float* sums, std::int64_t rows, std::int64_t columns,
+                const GradientOutput& out, Stream stream);
+
+}  // namespace logitless::cuda

@@ -1,0 +1,23 @@
+// Linked into the binaries that run the head's tests on a GPU: its kernels are those tested. Where no
+// GPU is, none of them is, and this file's own test says why.
+#include <gtest/gtest.h>
+
+#include "kernels/device_gradient.h"
+#include "support/mirror.h"
+
+namespace logitless::test {
+
+std::vector<std::string> tested_kernels() {
+  std::vector<std::string> names;
+  if (!cuda::device_missing(0).empty()) return names;
+  for (const cuda::DeviceKernel& kernel : cuda::device_kernels()) names.emplace_back(kernel.name);
+  return names;
+}
+
+TEST(CudaHead, HasAGpu) {
+  const std::string reason = cuda::device_missing(0);
+  if (!reason.empty()) GTEST_SKIP() << reason;
+  EXPECT_FALSE(tested_kernels().empty());
+}
+
+}  // namespace logitless::test

@@ -1,0 +1,43 @@
+// Tensors of a test where the kernel under test reads them: the host's as they are, or copies on the
+// GPU.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/device_head.h"
+#include "logitless/logitless.h"
+
+namespace logitless::test {
+
+// Kernels that a parameterised test runs on: this machine's, or the GPU's in the binaries that link
+// cuda_kernels.cpp.
+std::vector<std::string> tested_kernels();
+bool is_device_kernel(const std::string& kernel);
+Context make_context(const std::string& kernel, int threads = 2);
+
+class Mirror {
+ public:
+  explicit Mirror(const std::string& kernel) : device_(is_device_kernel(kernel)) {}
+  // The same strides over a copy, or the view itself on the CPU.
+  ConstTensorView in(const ConstTensorView& view);
+  // What the view holds is copied there and, by finish, back.
+  TensorView out(const TensorView& view);
+  CrossEntropyInputs in(const CrossEntropyInputs& inputs);
+  CrossEntropyOutputs out(const CrossEntropyOutputs& outputs);
+  void finish();
+
+ private:
+  struct Copy {
+    std::unique_ptr<cuda::DeviceMemory> memory;
+    void* host;
+    std::size_t bytes;
+  };
+  void* upload(const void* data, std::size_t bytes);
+
+  bool device_;
+  std::vector<Copy> copies_;
+};
+
+}  // namespace logitless::test
