@@ -170,11 +170,12 @@ void DeviceEngine::run(const ChunkFunction& tokens) {
 }
 
 cuda::TargetOrder DeviceEngine::target_order() const {
-  return {at<std::int32_t>(layout_.words), at<std::int32_t>(layout_.slots)};
+  return {at<std::int32_t>(layout_.words), at<std::int32_t>(layout_.slots),
+          at<std::int32_t>(layout_.places)};
 }
 cuda::TargetEntries DeviceEngine::target_entries() const {
-  return {at<std::int32_t>(layout_.entry_begin), at<std::int32_t>(layout_.entry_tokens),
-          at<float>(layout_.entry_values)};
+  return {at<std::int32_t>(layout_.entry_begin), at<std::int32_t>(layout_.entry_words),
+          at<std::int32_t>(layout_.entry_tokens), at<float>(layout_.entry_values)};
 }
 
 void DeviceEngine::backward(const cuda::ForwardCall& chunk, bool first_chunk) {
@@ -186,15 +187,14 @@ void DeviceEngine::backward(const cuda::ForwardCall& chunk, bool first_chunk) {
   b.factor = at<float>(layout_.factor);
   b.coefficient = at<float>(layout_.coefficient);
   cuda::order_targets(chunk, target_order());
-  const bool scaled = features_.d_weight || smooths_apart(features_, sizes_);
   const std::int64_t vocab = chunk.shape.vocab;
   for (std::int64_t word = 0; word < vocab;) {
     b.first_word = word;
     b.from_forward = word < sizes_.stored;
     b.words = std::min(b.from_forward ? sizes_.stored : sizes_.slab, vocab - word);
-    // The second block that is multiplied again finds the same factors.
-    const bool first_of_form = word == 0 || word == sizes_.stored;
-    b.scaled_hidden = scaled && first_of_form ? base_ + layout_.scaled_hidden : nullptr;
+    b.scaled_hidden = b.from_forward && scales_hidden(features_, sizes_)
+                          ? base_ + layout_.scaled_hidden
+                          : nullptr;
     if (!b.from_forward) kernel_.gradient_block(b);
     cuda::prepare_block(b);
     cuda::list_targets(b, target_order(), target_entries());
@@ -216,7 +216,8 @@ void DeviceEngine::products(const cuda::BlockCall& block, bool first_chunk, bool
   p.block = block.block;
   p.weight = advance(c.weight, block.first_word * c.weight_stride, dtype);
   p.weight_stride = c.weight_stride;
-  p.scaled_hidden = base_ + layout_.scaled_hidden;
+  p.factored_hidden = block.scaled_hidden != nullptr ? block.scaled_hidden : c.hidden;
+  p.factored_stride = block.scaled_hidden != nullptr ? c.shape.dim : c.hidden_stride;
   p.hidden = c.hidden;
   p.hidden_stride = c.hidden_stride;
   p.targets_per_token = c.shape.targets_per_token;
@@ -270,8 +271,8 @@ void DeviceEngine::products(const cuda::BlockCall& block, bool first_chunk, bool
   if (d_weight_.data != nullptr) {
     p.d_weight = round_weight_ ? cuda::GradientOutput{base_ + layout_.d_weight, p.dim, DType::f32}
                                : d_weight_;
-    p.d_weight.data = advance(p.d_weight.data, block.first_word * p.d_weight.stride,
-                              p.d_weight.dtype);
+    p.d_weight.data =
+        advance(p.d_weight.data, block.first_word * p.d_weight.stride, p.d_weight.dtype);
     p.d_weight.add = (!round_weight_ && features_.accumulate) || !first_chunk;
   }
   kernel_.gradient_products(p);

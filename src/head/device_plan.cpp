@@ -137,9 +137,9 @@ class DevicePlanner {
     const double chunks = std::ceil(n / static_cast<double>(sizes.chunk));
     double out = pass / kForwardFlops + chunks * kChunkSeconds;
     if (sizes.slab == 0) return out;
-    const double slabs =
-        (sizes.stored > 0 ? 1.0 : 0.0) +
-        std::ceil(static_cast<double>(shape_.vocab - sizes.stored) / static_cast<double>(sizes.slab));
+    const double slabs = (sizes.stored > 0 ? 1.0 : 0.0) +
+                         std::ceil(static_cast<double>(shape_.vocab - sizes.stored) /
+                                   static_cast<double>(sizes.slab));
     out += again(sizes) * pass / kForwardFlops + chunks * slabs * kSlabSeconds;
     double bytes = 2.0 * n * v * 2.0;  // the block, written and read
     if (features_.d_hidden) {
@@ -202,8 +202,7 @@ DeviceLayout layout_device(const cuda::DeviceKernel& kernel, const HeadShape& sh
   out.argmax = take(chunk * 4, f.argmax);
   HeadShape of_chunk = shape;
   of_chunk.tokens = chunk;
-  out.forward =
-      take(static_cast<std::int64_t>(kernel.workspace_bytes(forward_shape(of_chunk, f))));
+  out.forward = take(static_cast<std::int64_t>(kernel.workspace_bytes(forward_shape(of_chunk, f))));
   if (!gradients) return out;
   out.rows = take(padded * static_cast<std::int64_t>(sizeof(cuda::RowCoefficients)));
   out.delta = take(slots * 4);
@@ -211,15 +210,17 @@ DeviceLayout layout_device(const cuda::DeviceKernel& kernel, const HeadShape& sh
   out.coefficient = take(slots * 4);
   out.words = take(slots * 4);
   out.slots = take(slots * 4);
+  out.places = take(slots * 4);
   out.entry_begin = take((sizes.slab + 1) * 4);
+  out.entry_words = take(slots * 4);
   out.entry_tokens = take(slots * 4);
   out.entry_values = take(slots * 4);
   out.reference = take(padded * 4);
   out.active = take((padded / kPair + 1) * 4);
   out.block = take(chunk * cuda::padded_words(sizes.slab) * element);
-  out.scaled_hidden = take(chunk * shape.dim * element, f.d_weight || smooths_apart(f, sizes));
-  out.d_hidden = take(chunk * shape.dim * 4, f.d_hidden && f.d_hidden_dtype != DType::f32 &&
-                                                 (many_slabs || f.accumulate));
+  out.scaled_hidden = take(chunk * shape.dim * element, scales_hidden(f, sizes));
+  out.d_hidden = take(chunk * shape.dim * 4,
+                      f.d_hidden && f.d_hidden_dtype != DType::f32 && (many_slabs || f.accumulate));
   out.d_weight = take(shape.vocab * shape.dim * 4, f.d_weight && f.d_weight_dtype != DType::f32 &&
                                                        (many_chunks || f.accumulate));
   out.d_bias = take(shape.vocab * 4, f.d_bias);

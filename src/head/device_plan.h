@@ -34,13 +34,15 @@ struct DeviceLayout {
   std::size_t coefficient = 0;    // f32 [C, K]
   std::size_t words = 0;          // i32 [C, K], of TargetOrder
   std::size_t slots = 0;          // i32 [C, K]
+  std::size_t places = 0;         // i32 [C, K]
   std::size_t entry_begin = 0;    // i32 [slab + 1], of TargetEntries
+  std::size_t entry_words = 0;    // i32 [C, K]
   std::size_t entry_tokens = 0;   // i32 [C, K]
   std::size_t entry_values = 0;   // f32 [C, K]
   std::size_t reference = 0;      // f32 [P]
   std::size_t active = 0;         // i32 [P / 256 + 1]
   std::size_t block = 0;          // [C, slab padded to 256], 16 bit, 32 for f32
-  std::size_t scaled_hidden = 0;  // [C, D] in the dtype of hidden, for d_weight
+  std::size_t scaled_hidden = 0;  // [C, D] in the dtype of hidden, with stored words
   std::size_t d_hidden = 0;       // f32 [C, D]: sums over slabs of a 16-bit d_hidden
   std::size_t d_weight = 0;       // f32 [V, D]: sums over chunks of a 16-bit d_weight
   std::size_t d_bias = 0;         // f32 [V]
@@ -52,6 +54,10 @@ struct DeviceLayout {
 DeviceLayout layout_device(const cuda::DeviceKernel& kernel, const HeadShape& shape,
                            const HeadFeatures& features, const DeviceSizes& sizes);
 
+// d_weight is a product with hidden times a factor of each token: of exponentials.
+inline bool scales_hidden(const HeadFeatures& f, const DeviceSizes& sizes) {
+  return f.d_weight && sizes.stored > 0;
+}
 inline bool wants_gradients(const HeadFeatures& f) { return f.d_hidden || f.d_weight || f.d_bias; }
 // Smoothing as two products of vectors: with exponentials of the forward, which know nothing of it.
 inline bool smooths_apart(const HeadFeatures& f, const DeviceSizes& sizes) {

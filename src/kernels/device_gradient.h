@@ -1,9 +1,10 @@
 // The backward pass on a GPU, a block of logits at a time.
 //
 // A block holds either 2^(z log2e - reference) as the forward left it, or the gradient itself. In
-// both cases the gradient of the raw logits is factor_i * block_ij (+ gamma_i omega_j of a forward's
-// block), but for the targets: they are cleared in the block, and what the logit of a target gets is
-// an fp32 coefficient of its own, so that neither rounding to 16 bit nor p - 1 takes from it.
+// both cases (with factors of 1 in the second) the gradient of the raw logits is factor_i *
+// block_ij (+ gamma_i omega_j of a forward's block), but for the targets: they are cleared in the
+// block, and what the logit of a target gets is an fp32 coefficient of its own, so that neither
+// rounding to 16 bit nor p - 1 takes from it.
 #pragma once
 
 #include <span>
@@ -23,8 +24,8 @@ struct RowCoefficients {
 };
 
 struct BlockCall {
-  // The chunk's call: matrices, bias, omega, targets; its outputs lse, log_prob and target_logit are
-  // read.
+  // The chunk's call: matrices, bias, omega, targets; its outputs lse, log_prob and target_logit
+  // are read.
   ForwardCall chunk;
   std::int64_t first_word = 0;
   std::int64_t words = 0;
@@ -46,8 +47,9 @@ void prepare_block(const BlockCall& call);
 
 // A chunk's targets by word, and among equals by token.
 struct TargetOrder {
-  std::int32_t* words = nullptr;  // [tokens, K]: of each slot; kNoWord where there is none
-  std::int32_t* slots = nullptr;  // [tokens, K]: in order
+  std::int32_t* words = nullptr;   // [tokens, K]: of each slot; kNoWord where there is none
+  std::int32_t* slots = nullptr;   // [tokens, K]: in order
+  std::int32_t* places = nullptr;  // [tokens, K]: the inverse of slots
 };
 inline constexpr std::int32_t kNoWord = 0x7fffffff;
 // Compares all pairs: meant for chunks, 4 us for 2000 targets.
@@ -55,6 +57,7 @@ void order_targets(const ForwardCall& chunk, const TargetOrder& order);
 // Of a block's words: entries [begin[j], begin[j + 1]) belong to its word j.
 struct TargetEntries {
   std::int32_t* begin = nullptr;   // [words + 1]
+  std::int32_t* words = nullptr;   // [tokens, K]: of the whole vocabulary, ascending
   std::int32_t* tokens = nullptr;  // [tokens, K]: rows of hidden
   float* coefficients = nullptr;   // [tokens, K]
 };
@@ -69,8 +72,9 @@ struct GradientOutput {
 };
 
 // d_hidden_i = factor_i block_i . weight (+ gamma_i weight_sum) + sum_k coefficient_ik weight_y;
-// d_weight_j = block^T_j . scaled_hidden (+ omega_j hidden_sum) + sum of entries of j, coefficient *
-// hidden.
+// d_weight_j = block^T_j . factored_hidden (+ omega_j hidden_sum) + sum of entries of j,
+// coefficient
+// * hidden.
 struct ProductsCall {
   std::int64_t tokens = 0;
   std::int64_t block_words = 0;
@@ -79,7 +83,8 @@ struct ProductsCall {
   LogitBlock block;
   const void* weight = nullptr;  // of the block's first word
   std::int64_t weight_stride = 0;
-  const void* scaled_hidden = nullptr;  // [tokens, dim]
+  const void* factored_hidden = nullptr;  // [tokens, dim]: factor_i hidden_i
+  std::int64_t factored_stride = 0;
   const void* hidden = nullptr;
   std::int64_t hidden_stride = 0;
   int targets_per_token = 1;

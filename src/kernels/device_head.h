@@ -117,8 +117,8 @@ struct ForwardCall {
   std::int64_t stored_words = 0;
   LogitBlock block;
   float* reference = nullptr;  // [padded_tokens]: exponents of the block; null: not wanted
-  int* active = nullptr;  // [padded_tokens / 256 + 1]: whether 256 tokens have a target; then whether
-                          // any has; null: not wanted
+  int* active = nullptr;       // [padded_tokens / 256 + 1]: whether 256 tokens have a target; then
+                               // whether any has; null: not wanted
 
   void* workspace = nullptr;  // forward_workspace_bytes(shape), aligned to 256
   Stream stream = nullptr;

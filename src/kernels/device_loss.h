@@ -1,5 +1,5 @@
-// Losses of tokens on a GPU: from the outputs of a forward to the loss and to the coefficients of the
-// gradient (math/token_gradient.h).
+// Losses of tokens on a GPU: from the outputs of a forward to the loss and to the coefficients of
+// the gradient (math/token_gradient.h).
 #pragma once
 
 #include "kernels/device_gradient.h"
@@ -30,9 +30,9 @@ struct LossCall {
   const float* token_weight = nullptr;   // [tokens]
   const float* target_weight = nullptr;  // [tokens, K]
   double grad_loss = 1.0;
-  const float* grad_losses = nullptr;  // [tokens], of reduction none; null: grad_loss
-  float* loss = nullptr;               // one, or [tokens] with reduction none; null: not wanted
-  bool argmax = false;                 // the forward calls have it: `correct` is counted
+  const float* grad_losses = nullptr;   // [tokens], of reduction none; null: grad_loss
+  float* loss = nullptr;                // one, or [tokens] with reduction none; null: not wanted
+  bool argmax = false;                  // the forward calls have it: `correct` is counted
   std::int64_t* wide_argmax = nullptr;  // [tokens] i64 copy of the forward's; null: not wanted
   // bad_target is what the forward wrote. A bad target makes the loss NaN.
   DeviceStatistics* statistics = nullptr;

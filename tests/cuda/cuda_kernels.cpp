@@ -1,5 +1,5 @@
-// Linked into the binaries that run the head's tests on a GPU: its kernels are those tested. Where no
-// GPU is, none of them is, and this file's own test says why.
+// Linked into the binaries that run the head's tests on a GPU: its kernels are those tested. Where
+// no GPU is, none of them is, and this file's own test says why.
 #include <gtest/gtest.h>
 
 #include "kernels/device_gradient.h"

@@ -1,5 +1,5 @@
-// Tensors of a test where the kernel under test reads them: the host's as they are, or copies on the
-// GPU.
+// Tensors of a test where the kernel under test reads them: the host's as they are, or copies on
+// the GPU.
 #pragma once
 
 #include <memory>

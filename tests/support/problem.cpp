@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "core/element.h"
-
 #include "support/mirror.h"
 
 namespace logitless::test {

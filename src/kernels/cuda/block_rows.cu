@@ -19,7 +19,8 @@ __device__ double delta_of_word(const BlockCall& b, std::int64_t row, std::int64
   const std::int64_t slot = row * per_token;
   double delta = 0.0;
   for (int other = 0; other < per_token; ++other)
-    if (target_of(b.chunk, slot + other) == word) delta += static_cast<double>(b.delta[slot + other]);
+    if (target_of(b.chunk, slot + other) == word)
+      delta += static_cast<double>(b.delta[slot + other]);
   return delta;
 }
 __device__ bool named_before(const BlockCall& b, std::int64_t row, int k, std::int64_t word) {
@@ -27,6 +28,24 @@ __device__ bool named_before(const BlockCall& b, std::int64_t row, int k, std::i
   for (int other = 0; other < k; ++other)
     if (target_of(b.chunk, slot + other) == word) return true;
   return false;
+}
+
+// to = factor * x; 0 where the factor is, whatever x is.
+template <typename T>
+__device__ void scale_row(const T* x, T* to, std::int64_t columns, float factor) {
+  constexpr int kVector = 16 / sizeof(T);
+  struct alignas(16) Vector {
+    T values[kVector];
+  };
+  const auto places = reinterpret_cast<std::uintptr_t>(x) | reinterpret_cast<std::uintptr_t>(to);
+  const std::int64_t vectors = places % 16 == 0 ? columns / kVector : 0;
+  for (std::int64_t i = threadIdx.x; i < vectors; i += kRowThreads) {
+    Vector v = reinterpret_cast<const Vector*>(x)[i];
+    for (T& value : v.values) value = rounded<T>(factor == 0.0f ? 0.0f : factor * as_float(value));
+    reinterpret_cast<Vector*>(to)[i] = v;
+  }
+  for (std::int64_t k = vectors * kVector + threadIdx.x; k < columns; k += kRowThreads)
+    to[k] = rounded<T>(factor == 0.0f ? 0.0f : factor * as_float(x[k]));
 }
 
 // One block of threads for each token.
@@ -45,8 +64,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
   if (b.scaled_hidden != nullptr) {
     const T* const x = static_cast<const T*>(c.hidden) + row * c.hidden_stride;
     T* const to = static_cast<T*>(b.scaled_hidden) + row * c.shape.dim;
-    for (std::int64_t k = threadIdx.x; k < c.shape.dim; k += kRowThreads)
-      to[k] = factor == 0.0f ? rounded<T>(0.0f) : rounded<T>(factor * as_float(x[k]));
+    scale_row(x, to, c.shape.dim, factor);
   }
   if (!valid) {
     for (std::int64_t j = threadIdx.x; j < b.words; j += kRowThreads) block[j] = rounded<T>(0.0f);
@@ -60,9 +78,9 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
     if (is_word(c, word) && word >= b.first_word && word < b.first_word + b.words &&
         !named_before(b, row, k, word)) {
       const double omega = c.omega == nullptr ? 1.0 : c.omega[word];
-      coefficient = static_cast<float>(
-          target_coefficient(g, c.log_prob[slot], c.target_logit[slot], omega,
-                             delta_of_word(b, row, word), 1.0, c.softcap));
+      coefficient =
+          static_cast<float>(target_coefficient(g, c.log_prob[slot], c.target_logit[slot], omega,
+                                                delta_of_word(b, row, word), 1.0, c.softcap));
       block[word - b.first_word] = rounded<T>(0.0f);
     }
     b.coefficient[slot] = coefficient;
@@ -74,8 +92,8 @@ constexpr int kRowGroups = 8;
 
 // Runs of rows summed apart: many where there are few columns.
 int row_parts(std::int64_t columns) {
-  return static_cast<int>(
-      std::clamp<std::int64_t>((std::int64_t{1} << 18) / std::max<std::int64_t>(columns, 1), 2, 64));
+  return static_cast<int>(std::clamp<std::int64_t>(
+      (std::int64_t{1} << 18) / std::max<std::int64_t>(columns, 1), 2, 64));
 }
 
 // partial [parts][columns].
@@ -107,8 +125,8 @@ __global__ void __launch_bounds__(32 * kRowGroups)
   if (first + mine < c.columns) partial[blockIdx.y * c.columns + first + mine] = total;
 }
 
-__global__ void __launch_bounds__(256) add_column_parts(const ColumnSumCall c,
-                                                        const float* partial, int parts) {
+__global__ void __launch_bounds__(256)
+    add_column_parts(const ColumnSumCall c, const float* partial, int parts) {
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x;
   if (column >= c.columns) return;
   double total = 0.0;
@@ -134,9 +152,8 @@ __global__ void __launch_bounds__(256)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(256)
-    round_rows(const float* sums, std::int64_t rows, std::int64_t columns,
-               const GradientOutput out) {
+__global__ void __launch_bounds__(256) round_rows(const float* sums, std::int64_t rows,
+                                                  std::int64_t columns, const GradientOutput out) {
   for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     T* const to = static_cast<T*>(out.data) + row * out.stride;
     for (std::int64_t c = threadIdx.x; c < columns; c += 256) {
@@ -175,7 +192,7 @@ void sum_columns(const ColumnSumCall& c) {
   });
   require_cuda(cudaGetLastError(), "column sums");
   add_column_parts<<<static_cast<unsigned>((c.columns + 255) / 256), 256, 0, stream>>>(c, partial,
-                                                                                           parts);
+                                                                                       parts);
   require_cuda(cudaGetLastError(), "column sums");
 }
 

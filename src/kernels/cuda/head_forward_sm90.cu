@@ -5,8 +5,8 @@
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/forward_sm90.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
-#include "kernels/cuda/device_kernels.h"
 #include "kernels/cuda/device/token_kernels.cuh"
+#include "kernels/cuda/device_kernels.h"
 
 namespace logitless::cuda {
 namespace {
@@ -36,8 +36,15 @@ struct ForwardLayout {
 
   std::int64_t rows, token_pairs, word_tiles;
   std::size_t total = 0;
-  std::size_t reference, target_logits, active, overflowed, sums, entropy, weighted, best, best_index;
+  std::size_t reference, target_logits, active, overflowed, sums, entropy, weighted, best,
+      best_index;
 };
+
+// Pairs of token tiles whose hidden states take a third of an H200's second-level cache.
+int group_of(std::int64_t dim) {
+  constexpr std::int64_t kBytes = std::int64_t{16} << 20;
+  return static_cast<int>(std::max<std::int64_t>(1, kBytes / (kClusterRows * dim * 2)));
+}
 
 template <ForwardMode kMode, bool kStore>
 void launch(const CUtensorMap& hidden, const CUtensorMap& weight, const CUtensorMap& block,
@@ -95,8 +102,7 @@ void forward(const ForwardCall& c) {
   };
   float* const reference = c.reference != nullptr ? c.reference : floats(layout.reference);
   float* const targets = floats(layout.target_logits);
-  int* const active =
-      c.active != nullptr ? c.active : reinterpret_cast<int*>(base + layout.active);
+  int* const active = c.active != nullptr ? c.active : reinterpret_cast<int*>(base + layout.active);
   auto* const repair = reinterpret_cast<int*>(base + layout.overflowed);
   require_cuda(cudaMemsetAsync(repair, 0, (layout.token_pairs + 1) * sizeof(int), stream),
                "workspace");
@@ -117,6 +123,7 @@ void forward(const ForwardCall& c) {
   tiles.token_pairs = static_cast<int>(layout.token_pairs);
   tiles.word_tiles = static_cast<int>(layout.word_tiles);
   tiles.steps = static_cast<int>(ceil_div(dim, kStep));
+  tiles.group = group_of(dim);
   tiles.stored_tiles = static_cast<int>(ceil_div(c.stored_words, kTileColumns));
   tiles.padded_tokens = layout.rows;
   tiles.scale = c.logit_scale;
@@ -137,24 +144,29 @@ void forward(const ForwardCall& c) {
   const auto row_blocks = static_cast<unsigned>(layout.rows / kRowsPerBlock);
 
   const std::int64_t slots = c.shape.tokens * c.shape.targets_per_token;
-  target_logits<<<static_cast<unsigned>(ceil_div(slots, 8)), 256, 0, stream>>>(
-      c, targets, active, tiles.token_pairs);
+  target_logits<<<static_cast<unsigned>(ceil_div(slots, 8)), 256, 0, stream>>>(c, targets, active,
+                                                                               tiles.token_pairs);
   require_cuda(cudaGetLastError(), "target logits");
 
-  // First against references from one tile; then, for tokens whose sums left the range, from all.
+  guess_reference<<<static_cast<unsigned>(layout.rows / 256), 256, 0, stream>>>(
+      c, targets, layout.rows, reference);
+  require_cuda(cudaGetLastError(), "reference exponents");
+  // First against the targets' exponents; then, for tokens whose sums left the range, against the
+  // greatest logit's.
   for (const bool again : {false, true}) {
     tiles.wanted = again ? repair : active;
-    ForwardArguments first = tiles;
-    first.best = tiles.sums;  // free until the sums are made
-    if (!again) first.word_tiles = 1;
-    launch<ForwardMode::kReference, false>(hidden, weight, block, first, stream);
-    set_reference<<<row_blocks, threads, 0, stream>>>(first.best, first.word_tiles, layout.rows,
-                                                      tiles.wanted, reference);
-    require_cuda(cudaGetLastError(), "reference exponents");
-    const auto run = general ? store ? launch<ForwardMode::kGeneral, true>
-                                     : launch<ForwardMode::kGeneral, false>
-                     : store ? launch<ForwardMode::kPlain, true>
-                             : launch<ForwardMode::kPlain, false>;
+    if (again) {
+      ForwardArguments greatest = tiles;
+      greatest.best = tiles.sums;  // free until the sums are made
+      launch<ForwardMode::kReference, false>(hidden, weight, block, greatest, stream);
+      set_reference<<<row_blocks, threads, 0, stream>>>(greatest.best, tiles.word_tiles,
+                                                        layout.rows, repair, reference);
+      require_cuda(cudaGetLastError(), "reference exponents");
+    }
+    const auto run =
+        general ? store ? launch<ForwardMode::kGeneral, true> : launch<ForwardMode::kGeneral, false>
+        : store ? launch<ForwardMode::kPlain, true>
+                : launch<ForwardMode::kPlain, false>;
     run(hidden, weight, block, tiles, stream);
     write_outputs<<<row_blocks, threads, 0, stream>>>(c, partials, reference, targets,
                                                       again ? repair : nullptr,
@@ -167,19 +179,20 @@ void gradient_block(const BlockCall& b) {
   const ForwardCall& c = b.chunk;
   if (c.shape.tokens == 0) return;
   const auto stream = static_cast<cudaStream_t>(c.stream);
-  const auto* const words = static_cast<const std::uint16_t*>(c.weight) +
-                            b.first_word * c.weight_stride;
+  const auto* const words =
+      static_cast<const std::uint16_t*>(c.weight) + b.first_word * c.weight_stride;
   const CUtensorMap hidden =
       matrix_map(c.hidden, DType::bf16, c.shape.tokens, c.shape.dim, c.hidden_stride, kTileRows);
-  const CUtensorMap weight = matrix_map(words, DType::bf16, b.words, c.shape.dim, c.weight_stride,
-                                        kTileColumns / 2);
-  const CUtensorMap block = matrix_map(b.block.data, DType::bf16, c.shape.tokens, b.block.stride,
-                                       b.block.stride, 64);
+  const CUtensorMap weight =
+      matrix_map(words, DType::bf16, b.words, c.shape.dim, c.weight_stride, kTileColumns / 2);
+  const CUtensorMap block =
+      matrix_map(b.block.data, DType::bf16, c.shape.tokens, b.block.stride, b.block.stride, 64);
   ForwardArguments tiles{};
   tiles.vocab = static_cast<int>(b.words);
   tiles.token_pairs = static_cast<int>(padded_tokens(c.shape.tokens) / kClusterRows);
   tiles.word_tiles = static_cast<int>(ceil_div(b.words, kTileColumns));
   tiles.steps = static_cast<int>(ceil_div(c.shape.dim, kStep));
+  tiles.group = group_of(c.shape.dim);
   tiles.stored_tiles = tiles.word_tiles;
   tiles.scale = c.logit_scale;
   tiles.cap = c.softcap;

@@ -29,8 +29,8 @@ void balance(GradientArguments& a, int clusters) {
   const int weight_tiles = a.weight.row_pairs * a.weight.column_tiles;
   a.early_first = hidden_tiles % clusters;
   if (a.early_first == 0 || weight_tiles == 0) return;  // all alike
-  const std::int64_t early = std::int64_t{clusters - a.early_first} * a.hidden.steps /
-                             std::max(a.weight.steps, 1);
+  const std::int64_t early =
+      std::int64_t{clusters - a.early_first} * a.hidden.steps / std::max(a.weight.steps, 1);
   a.early_tiles = static_cast<int>(std::min<std::int64_t>(early, weight_tiles));
 }
 
@@ -66,6 +66,7 @@ void gradient_products(const ProductsCall& c) {
   a.words = c.words;
   a.coefficient = c.coefficient;
   a.entry_begin = c.entries.begin;
+  a.entry_word = c.entries.words;
   a.entry_token = c.entries.tokens;
   a.entry_coefficient = c.entries.coefficients;
   a.weight_rows = static_cast<const __nv_bfloat16*>(c.weight);
@@ -77,33 +78,45 @@ void gradient_products(const ProductsCall& c) {
       matrix_map(c.block.data, bf16, c.tokens, c.block.stride, c.block.stride, kTileRows);
   const CUtensorMap block_columns =
       matrix_map(c.block.data, bf16, c.tokens, c.block.stride, c.block.stride, kStep);
-  const CUtensorMap weight = matrix_map(c.weight, bf16, c.block_words, c.dim, c.weight_stride, kStep);
+  const CUtensorMap weight =
+      matrix_map(c.weight, bf16, c.block_words, c.dim, c.weight_stride, kStep);
   const bool has_weight = c.d_weight.data != nullptr;
   const bool has_hidden = c.d_hidden.data != nullptr;
   const CUtensorMap hidden =
-      has_weight ? matrix_map(c.scaled_hidden, bf16, c.tokens, c.dim, c.dim, kStep) : weight;
+      has_weight ? matrix_map(c.factored_hidden, bf16, c.tokens, c.dim, c.factored_stride, kStep)
+                 : weight;
   if (has_hidden) require_map("d_hidden", c.d_hidden.data, c.d_hidden.stride, c.d_hidden.dtype);
   if (has_weight) require_map("d_weight", c.d_weight.data, c.d_weight.stride, c.d_weight.dtype);
   const CUtensorMap d_hidden = has_hidden ? matrix_map(c.d_hidden.data, c.d_hidden.dtype, c.tokens,
                                                        c.dim, c.d_hidden.stride, 64)
                                           : weight;
-  const CUtensorMap d_weight = has_weight ? matrix_map(c.d_weight.data, c.d_weight.dtype, c.block_words,
-                                                       c.dim, c.d_weight.stride, 64)
+  const CUtensorMap d_weight = has_weight ? matrix_map(c.d_weight.data, c.d_weight.dtype,
+                                                       c.block_words, c.dim, c.d_weight.stride, 64)
                                           : weight;
 
   const bool rank_one = c.weight_sum != nullptr || c.hidden_sum != nullptr;
-  const auto kernel = rank_one ? gradient_tiles<true> : gradient_tiles<false>;
-  require_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    kTileShared),
-               "shared memory of the gradient kernel");
-  const int tiles = a.hidden.row_pairs * a.hidden.column_tiles +
-                    a.weight.row_pairs * a.weight.column_tiles;
+  const bool entries = has_weight && c.d_weight.dtype != DType::f32;
+  const auto kernel = rank_one  ? entries ? gradient_tiles<true, true> : gradient_tiles<true, false>
+                       : entries ? gradient_tiles<false, true>
+                                : gradient_tiles<false, false>;
+  require_cuda(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileShared),
+      "shared memory of the gradient kernel");
+  const int tiles =
+      a.hidden.row_pairs * a.hidden.column_tiles + a.weight.row_pairs * a.weight.column_tiles;
   const int clusters = std::min(processor_count() / kClusterCtas, tiles);
   balance(a, clusters);
   kernel<<<clusters * kClusterCtas, kTileThreads, kTileShared,
            static_cast<cudaStream_t>(c.stream)>>>(block_rows, block_columns, weight, hidden,
                                                   d_hidden, d_weight, a);
   require_cuda(cudaGetLastError(), "gradient kernel");
+  if (!has_weight || entries) return;
+  const dim3 grid(static_cast<unsigned>(c.tokens * c.targets_per_token),
+                  static_cast<unsigned>(ceil_div(c.dim, 256)));
+  add_targets<<<grid, 128, 0, static_cast<cudaStream_t>(c.stream)>>>(
+      a, static_cast<int>(c.block_words), static_cast<int>(c.dim),
+      static_cast<float*>(c.d_weight.data), c.d_weight.stride);
+  require_cuda(cudaGetLastError(), "targets of d_weight");
 }
 
 }  // namespace logitless::cuda

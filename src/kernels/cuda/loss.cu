@@ -175,7 +175,9 @@ __global__ void __launch_bounds__(kThreads)
   const int per_token = f.shape.targets_per_token;
   RowCoefficients answer{};
   if (row < f.shape.tokens) {
-    const auto of_token = [&](const float* values) { return values == nullptr ? 0.0f : values[token]; };
+    const auto of_token = [&](const float* values) {
+      return values == nullptr ? 0.0f : values[token];
+    };
     TokenCotangent cotangent{of_token(g.lse), of_token(g.entropy), of_token(g.weighted_sum)};
     bool valid = false;
     for (int k = 0; k < per_token; ++k) {

@@ -21,46 +21,57 @@ __global__ void __launch_bounds__(kThreads) read_words(const ForwardCall c, std:
   words[slot] = is_word(c, word) ? static_cast<std::int32_t>(word) : kNoWord;
 }
 
-// The place of a slot is the number of slots before it.
+constexpr std::int32_t kOthers = 512;  // compared by one block of threads
+
+// places [count], 0 before: the number of slots that come before each.
 __global__ void __launch_bounds__(kThreads)
-    rank_slots(const std::int32_t* words, std::int32_t count, std::int32_t* slots) {
-  __shared__ std::int32_t others[kThreads];
+    rank_slots(const std::int32_t* words, std::int32_t count, std::int32_t* places) {
+  __shared__ std::int32_t others[kOthers];
+  const auto first = static_cast<std::int32_t>(blockIdx.y) * kOthers;
+  const std::int32_t length = min(kOthers, count - first);
+  for (std::int32_t i = threadIdx.x; i < length; i += kThreads) others[i] = words[first + i];
+  __syncthreads();
   const auto slot = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
-  const std::int32_t word = slot < count ? words[slot] : 0;
-  std::int32_t place = 0;
-  for (std::int32_t first = 0; first < count; first += kThreads) {
-    __syncthreads();
-    const auto mine = first + static_cast<std::int32_t>(threadIdx.x);
-    others[threadIdx.x] = mine < count ? words[mine] : kNoWord;
-    __syncthreads();
-    const std::int32_t length = min(kThreads, count - first);
+  if (slot >= count) return;
+  const std::int32_t word = words[slot];
+  std::int32_t before = 0;
 #pragma unroll 8
-    for (std::int32_t i = 0; i < length; ++i) {
-      const std::int32_t other = others[i];
-      place += other < word || (other == word && first + i < slot) ? 1 : 0;
-    }
-  }
-  if (slot < count) slots[place] = slot;
+  for (std::int32_t i = 0; i < length; ++i)
+    before += others[i] < word || (others[i] == word && first + i < slot) ? 1 : 0;
+  atomicAdd(places + slot, before);  // of integers: in any order
 }
 
-// Place p is the first of all words after the one before it and up to its own.
+__global__ void __launch_bounds__(kThreads)
+    place_slots(const std::int32_t* places, std::int32_t count, std::int32_t* slots) {
+  const auto slot = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
+  if (slot < count) slots[places[slot]] = slot;
+}
+
+// begin [words + 1]: where a word would stand in the order; and the entries in it.
 __global__ void __launch_bounds__(kThreads)
     write_entries(const BlockCall b, const TargetOrder order, std::int32_t count,
                   const TargetEntries entries) {
-  const auto place = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
-  if (place > count) return;
-  const std::int64_t end = b.first_word + b.words;
-  const auto word_at = [&](std::int32_t p) -> std::int64_t {
-    return p < count ? order.words[order.slots[p]] : std::int64_t{kNoWord};
-  };
-  const std::int64_t after =
-      place == 0 ? b.first_word : max(word_at(place - 1) + 1, b.first_word);
-  const std::int64_t upto = min(word_at(place), end);
-  for (std::int64_t word = after; word <= upto; ++word) entries.begin[word - b.first_word] = place;
-  if (place == count) return;
-  const std::int32_t slot = order.slots[place];
-  entries.tokens[place] = slot / b.chunk.shape.targets_per_token;
-  entries.coefficients[place] = b.coefficient[slot];
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at <= b.words) {
+    const std::int64_t word = b.first_word + at;
+    std::int32_t low = 0;
+    std::int32_t high = count;
+    while (low < high) {
+      const std::int32_t middle = (low + high) / 2;
+      if (order.words[order.slots[middle]] < word) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    entries.begin[at] = low;
+  }
+  if (at < count) {
+    const std::int32_t slot = order.slots[at];
+    entries.words[at] = order.words[slot];
+    entries.tokens[at] = slot / b.chunk.shape.targets_per_token;
+    entries.coefficients[at] = b.coefficient[slot];
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -83,15 +94,21 @@ void order_targets(const ForwardCall& c, const TargetOrder& order) {
   const auto stream = static_cast<cudaStream_t>(c.stream);
   read_words<<<blocks_of(count), kThreads, 0, stream>>>(c, order.words);
   require_cuda(cudaGetLastError(), "words of the targets");
-  rank_slots<<<blocks_of(count), kThreads, 0, stream>>>(
-      order.words, static_cast<std::int32_t>(count), order.slots);
+  require_cuda(cudaMemsetAsync(order.places, 0, static_cast<std::size_t>(count) * 4, stream),
+               "order of the targets");
+  const dim3 pairs(blocks_of(count), static_cast<unsigned>((count + kOthers - 1) / kOthers));
+  const auto slots = static_cast<std::int32_t>(count);
+  rank_slots<<<pairs, kThreads, 0, stream>>>(order.words, slots, order.places);
+  require_cuda(cudaGetLastError(), "order of the targets");
+  place_slots<<<blocks_of(count), kThreads, 0, stream>>>(order.places, slots, order.slots);
   require_cuda(cudaGetLastError(), "order of the targets");
 }
 
 void list_targets(const BlockCall& b, const TargetOrder& order, const TargetEntries& entries) {
   const std::int64_t count = b.chunk.shape.tokens * b.chunk.shape.targets_per_token;
   if (count == 0) return;
-  write_entries<<<blocks_of(count + 1), kThreads, 0, static_cast<cudaStream_t>(b.chunk.stream)>>>(
+  write_entries<<<blocks_of(std::max(count, b.words + 1)), kThreads, 0,
+                  static_cast<cudaStream_t>(b.chunk.stream)>>>(
       b, order, static_cast<std::int32_t>(count), entries);
   require_cuda(cudaGetLastError(), "entries of the targets");
 }

@@ -13,8 +13,6 @@
 
 namespace logitless::cuda {
 
-inline constexpr int kTileGroup = 8;  // pairs of token tiles whose hidden states stay in L2
-
 // kPlain: scale alone. kGeneral: bias, softcap, and the outputs beyond lse. kReference: the
 // greatest logit of each token and tile, into `best`. kGradient: the gradient of the logits.
 enum class ForwardMode { kPlain, kGeneral, kReference, kGradient };
@@ -22,9 +20,10 @@ enum class ForwardMode { kPlain, kGeneral, kReference, kGradient };
 // Arrays [word tiles][padded tokens].
 struct ForwardArguments {
   int vocab;
-  int token_pairs;  // of tiles: ceil(tokens / 256)
-  int word_tiles;   // visited
-  int steps;        // ceil(dim / 64)
+  int token_pairs;   // of tiles: ceil(tokens / 256)
+  int word_tiles;    // visited
+  int steps;         // ceil(dim / 64)
+  int group;         // pairs of token tiles whose hidden states stay in the second-level cache
   int stored_tiles;  // whose exp(z) or gradients are stored
   std::int64_t padded_tokens;
   float scale;
@@ -52,9 +51,9 @@ __device__ __forceinline__ float exp2_fast(float x) {
 // Tiles in an order that keeps a group of token tiles in L2 while the weights stream past.
 __device__ __forceinline__ void tile_of(int index, const ForwardArguments& a, int& pair,
                                         int& word) {
-  const int group_size = kTileGroup * a.word_tiles;
-  const int first = index / group_size * kTileGroup;
-  const int rows = min(kTileGroup, a.token_pairs - first);
+  const int group_size = a.group * a.word_tiles;
+  const int first = index / group_size * a.group;
+  const int rows = min(a.group, a.token_pairs - first);
   const int within = index % group_size;
   pair = first + within % rows;
   word = within / rows;
@@ -248,6 +247,8 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
   if (threadIdx.x < 128) {
     registers_shrink<40>();
     if (threadIdx.x == 0) {
+      const std::uint64_t keep = keep_policy();
+      const std::uint64_t pass = pass_policy();
       for (int t = cluster; t < tiles; t += clusters) {
         int pair, word;
         tile_of(t, a, pair, word);
@@ -258,9 +259,9 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
           std::uint64_t* const full = memory.full + at.stage;
           barrier_wait(memory.empty + at.stage, at.phase ^ 1);
           barrier_expect(full, kStageBytes);
-          tma_load(memory.rows + at.stage * kRowBytes, &hidden, full, k * kStep, row);
+          tma_load(memory.rows + at.stage * kRowBytes, &hidden, full, k * kStep, row, keep);
           tma_load_multicast(memory.columns + at.stage * kColumnBytes + rank * (kColumnBytes / 2),
-                             &weight, full, k * kStep, half, (1 << kClusterCtas) - 1);
+                             &weight, full, k * kStep, half, (1 << kClusterCtas) - 1, pass);
           at.advance();
         }
       }

@@ -1,9 +1,9 @@
-// The two products of the backward pass over one block of the gradient of the logits (or of exp(z)),
-// in one launch: d_hidden = block . weight and d_weight = block^T . hidden.
+// The two products of the backward pass over one block of the gradient of the logits (or of
+// exp(z)), in one launch: d_hidden = block . weight and d_weight = block^T . hidden.
 //
-// Tiles of d_hidden are few and long (they contract the whole slab of words), tiles of d_weight many
-// and short. A fixed schedule gives each cluster its tiles of d_hidden first; those with one less,
-// or none, meanwhile work on d_weight, and in the end all do.
+// Tiles of d_hidden are few and long (they contract the whole slab of words), tiles of d_weight
+// many and short. A fixed schedule gives each cluster its tiles of d_hidden first; those with one
+// less, or none, meanwhile work on d_weight, and in the end all do.
 #pragma once
 
 #include "kernels/cuda/device/tiles_sm90.cuh"
@@ -28,14 +28,15 @@ struct ProductArguments {
 struct GradientArguments {
   ProductArguments hidden;
   ProductArguments weight;
-  int early_tiles;    // of d_weight, done by the clusters that have one tile of d_hidden less
-  int early_first;    // the first of those clusters; they are the last ones
+  int early_tiles;  // of d_weight, done by the clusters that have one tile of d_hidden less
+  int early_first;  // the first of those clusters; they are the last ones
   // Targets, apart in fp32.
   int targets_per_token;
   int first_word;
-  const int* words;            // [tokens, K]
-  const float* coefficient;    // [tokens, K]
-  const int* entry_begin;      // [words + 1]
+  const int* words;          // [tokens, K]
+  const float* coefficient;  // [tokens, K]
+  const int* entry_begin;    // [words + 1]
+  const int* entry_word;
   const int* entry_token;
   const float* entry_coefficient;
   const __nv_bfloat16* weight_rows;  // of first_word
@@ -89,7 +90,8 @@ __device__ __forceinline__ bool step_active(const GradientArguments& a, int k) {
   return a.active == nullptr || a.active[k * kStep / kClusterRows] != 0;
 }
 
-// Multiplies what the producer loads, one tile. False if that was nothing: z is 0 then and left as is.
+// Multiplies what the producer loads, one tile. False if that was nothing: z is 0 then and left as
+// is.
 template <bool kHidden>
 __device__ __forceinline__ bool multiply(const TileMemory& memory, StageCursor& at,
                                          const GradientArguments& a, int steps, float (&z)[128]) {
@@ -126,21 +128,32 @@ __device__ __forceinline__ bool multiply(const TileMemory& memory, StageCursor& 
 }
 
 // z (the half h of a thread's rows) += factor * row, of which columns from `column` on are the
-// thread's.
+// thread's. The loads come before the sums, many at a time.
 __device__ __forceinline__ void add_row(float (&z)[128], int h, float factor,
                                         const __nv_bfloat16* row, int column, int columns) {
+  constexpr int kLoads = 16;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const int c = column + i * 8;
-    if (c >= columns) break;  // columns are even
-    const float2 v = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(row + c));
-    z[4 * i + 2 * h] = fmaf(factor, v.x, z[4 * i + 2 * h]);
-    z[4 * i + 2 * h + 1] = fmaf(factor, v.y, z[4 * i + 2 * h + 1]);
+  for (int part = 0; part < 32 / kLoads; ++part) {
+    __nv_bfloat162 v[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int c = column + (part * kLoads + i) * 8;  // columns are even
+      v[i] = c < columns ? __ldg(reinterpret_cast<const __nv_bfloat162*>(row + c))
+                         : __nv_bfloat162(__nv_bfloat16_raw{0}, __nv_bfloat16_raw{0});
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const float2 f = __bfloat1622float2(v[i]);
+      float& low = z[4 * (part * kLoads + i) + 2 * h];
+      float& high = z[4 * (part * kLoads + i) + 2 * h + 1];
+      low = fmaf(factor, f.x, low);
+      high = fmaf(factor, f.y, high);
+    }
   }
 }
 
 // value = products * factor[row] (d_hidden) + row part * column part + targets.
-template <bool kHidden, bool kRankOne>
+template <bool kHidden, bool kRankOne, bool kEntries>
 __device__ __forceinline__ void finish_product(float (&z)[128], const GradientArguments& a, int row,
                                                int column) {
   const ProductArguments& p = kHidden ? a.hidden : a.weight;
@@ -171,11 +184,11 @@ __device__ __forceinline__ void finish_product(float (&z)[128], const GradientAr
         add_row(z, h, share, a.weight_rows + (a.words[slot] - a.first_word) * a.weight_stride,
                 column, p.columns);
       }
-    } else {
+    } else if constexpr (kEntries) {
       const int end = a.entry_begin[r + 1];
       for (int e = a.entry_begin[r]; e < end; ++e) {
-        add_row(z, h, a.entry_coefficient[e],
-                a.hidden_rows + a.entry_token[e] * a.hidden_stride, column, p.columns);
+        add_row(z, h, a.entry_coefficient[e], a.hidden_rows + a.entry_token[e] * a.hidden_stride,
+                column, p.columns);
       }
     }
   }
@@ -192,6 +205,8 @@ __device__ __forceinline__ void load_tile(const TileMemory& memory, StageCursor&
   const int row = (pair * kClusterCtas + rank) * kTileRows;
   const int column = tile % p.column_tiles * kTileColumns + rank * (kTileColumns / 2);
   const int steps = kHidden ? hidden_steps(a, pair) : p.steps;
+  const std::uint64_t pass = pass_policy();
+  const std::uint64_t keep = keep_policy();  // hidden of the chunk: read for every 256 words
   for (int k = 0; k < steps; ++k) {
     if (!kHidden && !step_active(a, k)) continue;
     std::uint64_t* const full = memory.full + at.stage;
@@ -199,21 +214,22 @@ __device__ __forceinline__ void load_tile(const TileMemory& memory, StageCursor&
     barrier_expect(full, kStageBytes);
     unsigned char* const rows = memory.rows + at.stage * kRowBytes;
     if constexpr (kHidden) {
-      tma_load(rows, block, full, k * kStep, row);
+      tma_load(rows, block, full, k * kStep, row, pass);
     } else {
-      tma_load(rows, block, full, row, k * kStep);
-      tma_load(rows + 8192, block, full, row + 64, k * kStep);
+      tma_load(rows, block, full, row, k * kStep, pass);
+      tma_load(rows + 8192, block, full, row + 64, k * kStep, pass);
     }
     unsigned char* const columns =
         memory.columns + at.stage * kColumnBytes + rank * (kColumnBytes / 2);
-    tma_load_multicast(columns, other, full, column, k * kStep, (1 << kClusterCtas) - 1);
-    tma_load_multicast(columns + 8192, other, full, column + 64, k * kStep,
-                       (1 << kClusterCtas) - 1);
+    tma_load_multicast(columns, other, full, column, k * kStep, (1 << kClusterCtas) - 1,
+                       kHidden ? pass : keep);
+    tma_load_multicast(columns + 8192, other, full, column + 64, k * kStep, (1 << kClusterCtas) - 1,
+                       kHidden ? pass : keep);
     at.advance();
   }
 }
 
-template <bool kHidden, bool kRankOne>
+template <bool kHidden, bool kRankOne, bool kEntries>
 __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& writer,
                                           StageCursor& at, const CUtensorMap* out,
                                           const GradientArguments& a, int tile) {
@@ -225,7 +241,8 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
   const bool any = multiply<kHidden>(memory, at, a, kHidden ? hidden_steps(a, pair) : p.steps, z);
 #pragma unroll
   for (int i = 0; i < 128; ++i) z[i] = any ? z[i] : 0.0f;
-  finish_product<kHidden, kRankOne>(z, a, row + accumulator_row(), column + accumulator_column());
+  finish_product<kHidden, kRankOne, kEntries>(z, a, row + accumulator_row(),
+                                              column + accumulator_column());
   const int first_row = row + (threadIdx.x / 128 - 1) * 64;
   if (p.narrow) {
     writer.put_bf16(z, out, column, first_row);
@@ -234,11 +251,36 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
   }
 }
 
-// kRankOne: some output has a column part.
+// d_weight (fp32) += the entries' coefficients * hidden. A block for each 256 columns of each
+// entry; that of a word's first entry does them all, in order.
+__global__ void __launch_bounds__(128) add_targets(const GradientArguments a, int words,
+                                                   int columns, float* out, std::int64_t stride) {
+  const int first = static_cast<int>(blockIdx.x);
+  const int word = a.entry_word[first] - a.first_word;
+  if (word < 0 || word >= words || a.entry_begin[word] != first) return;
+  const int column = static_cast<int>(blockIdx.y) * 256 + static_cast<int>(threadIdx.x) * 2;
+  if (column >= columns) return;
+  const int end = a.entry_begin[word + 1];
+  float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll 4
+  for (int e = first; e < end; ++e) {
+    const float share = a.entry_coefficient[e];
+    const float2 v = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(
+        a.hidden_rows + a.entry_token[e] * a.hidden_stride + column));
+    sum.x = fmaf(share, v.x, sum.x);
+    sum.y = fmaf(share, v.y, sum.y);
+  }
+  auto* const to = reinterpret_cast<float2*>(out + word * stride + column);
+  const float2 held = *to;
+  *to = make_float2(held.x + sum.x, held.y + sum.y);
+}
+
+// kRankOne: some output has a column part. kEntries: d_weight gets its targets here; where it is
+// fp32, add_targets does it after, at a tenth of the time.
 //
-// Maps: the block by rows of 64 words x 128 tokens and by 64 words x 64 tokens; weight and hidden by
-// boxes of 64 x 64; the outputs by boxes of 64 rows x 128 bytes.
-template <bool kRankOne>
+// Maps: the block by rows of 64 words x 128 tokens and by 64 words x 64 tokens; weight and hidden
+// by boxes of 64 x 64; the outputs by boxes of 64 rows x 128 bytes.
+template <bool kRankOne, bool kEntries>
 __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThreads, 1)
     gradient_tiles(const __grid_constant__ CUtensorMap block_rows,
                    const __grid_constant__ CUtensorMap block_columns,
@@ -270,9 +312,9 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
     TileWriter writer(memory);
     while (schedule.next(is_hidden, tile)) {
       if (is_hidden) {
-        make_tile<true, kRankOne>(memory, writer, at, &d_hidden, a, tile);
+        make_tile<true, kRankOne, kEntries>(memory, writer, at, &d_hidden, a, tile);
       } else {
-        make_tile<false, kRankOne>(memory, writer, at, &d_weight, a, tile);
+        make_tile<false, kRankOne, kEntries>(memory, writer, at, &d_weight, a, tile);
       }
     }
     writer.drain();

@@ -59,41 +59,55 @@ __device__ __forceinline__ void barrier_wait(std::uint64_t* bar, std::uint32_t p
       : "memory");
 }
 
+// What the second-level cache should do with the lines of a copy: keep them before others, or let
+// them go first.
+__device__ __forceinline__ std::uint64_t keep_policy() {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ std::uint64_t pass_policy() {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // One box of a 2-D tensor map to shared memory; (x, y): x along the contiguous dimension.
 __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, std::uint64_t* bar,
-                                         int x, int y) {
+                                         int x, int y, std::uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
-      "%4}], "
-      "[%2];" ::"r"(smem_address(to)),
-      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(smem_address(bar)), "r"(x), "r"(y)
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_address(to)),
+      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(smem_address(bar)), "r"(x), "r"(y), "l"(policy)
       : "memory");
 }
 __device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap* map,
                                                    std::uint64_t* bar, int x, int y,
-                                                   std::uint16_t ctas) {
+                                                   std::uint16_t ctas, std::uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
-      "cluster [%0], "
-      "[%1, {%3, %4}], [%2], %5;" ::"r"(smem_address(to)),
-      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(smem_address(bar)), "r"(x), "r"(y), "h"(ctas)
+      "cluster.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(smem_address(to)),
+      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(smem_address(bar)), "r"(x), "r"(y), "h"(ctas),
+      "l"(policy)
       : "memory");
 }
 
 // One box of shared memory to a 2-D tensor map: stored, or added to what is there (fp32). What lies
 // outside the tensor is left out. Reads of shared memory end with tma_wait_reads.
-__device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* from, int x, int y) {
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* from, int x, int y,
+                                          std::uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
-          reinterpret_cast<std::uint64_t>(map)),
-      "r"(smem_address(from)), "r"(x), "r"(y)
+      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, %3}], "
+      "[%1], %4;" ::"l"(reinterpret_cast<std::uint64_t>(map)),
+      "r"(smem_address(from)), "r"(x), "r"(y), "l"(policy)
       : "memory");
 }
-__device__ __forceinline__ void tma_add(const CUtensorMap* map, const void* from, int x, int y) {
+__device__ __forceinline__ void tma_add(const CUtensorMap* map, const void* from, int x, int y,
+                                        std::uint64_t policy) {
   asm volatile(
-      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], "
-      "[%1];" ::"l"(reinterpret_cast<std::uint64_t>(map)),
-      "r"(smem_address(from)), "r"(x), "r"(y)
+      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group.L2::cache_hint [%0, "
+      "{%2, %3}], [%1], %4;" ::"l"(reinterpret_cast<std::uint64_t>(map)),
+      "r"(smem_address(from)), "r"(x), "r"(y), "l"(policy)
       : "memory");
 }
 __device__ __forceinline__ void tma_commit() {

@@ -1,10 +1,11 @@
 // What the kernels over tiles share: the stages of operands in shared memory, and the way of a tile
 // of results from registers to memory.
 //
-// A cluster of two CTAs makes 256 x 256 results, each CTA 128 x 256: one warp of loads (tensor memory
-// accelerator, 4 stages of 64 along the contracted dimension) and two warpgroups of products, 64 x 256
-// of fp32 accumulators each; while one finishes its tile, the other keeps the tensor cores busy.
-// The columns' operand is the same for both CTAs: each loads half of it for both.
+// A cluster of two CTAs makes 256 x 256 results, each CTA 128 x 256: one warp of loads (tensor
+// memory accelerator, 4 stages of 64 along the contracted dimension) and two warpgroups of
+// products, 64 x 256 of fp32 accumulators each; while one finishes its tile, the other keeps the
+// tensor cores busy. The columns' operand is the same for both CTAs: each loads half of it for
+// both.
 #pragma once
 
 #include "kernels/cuda/device/sm90.cuh"
@@ -73,7 +74,8 @@ __device__ __forceinline__ int accumulator_row() {  // of the 128, for h = 0
 }
 __device__ __forceinline__ int accumulator_column() { return threadIdx.x % 4 * 2; }
 
-// Puts tiles of one consumer warpgroup, 64 x 256, into a tensor map of boxes of 64 rows x 128 bytes.
+// Puts tiles of one consumer warpgroup, 64 x 256, into a tensor map of boxes of 64 rows x 128
+// bytes.
 class TileWriter {
  public:
   __device__ __forceinline__ explicit TileWriter(const TileMemory& memory)
@@ -109,8 +111,8 @@ class TileWriter {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int at = 4 * (4 * b + i) + 2 * h;
-          *reinterpret_cast<float2*>(
-              box + place(2 * i + threadIdx.x % 4 / 2, h, threadIdx.x % 2 * 8)) =
+          *reinterpret_cast<float2*>(box +
+                                     place(2 * i + threadIdx.x % 4 / 2, h, threadIdx.x % 2 * 8)) =
               make_float2(z[at], z[at + 1]);
         }
       }
@@ -139,9 +141,9 @@ class TileWriter {
     warpgroup_sync(consumer_ + 1);
     if (!leads()) return;
     if (add) {
-      tma_add(map, box, x, y);
+      tma_add(map, box, x, y, policy_);
     } else {
-      tma_store(map, box, x, y);
+      tma_store(map, box, x, y, policy_);
     }
     tma_commit();
   }
@@ -149,6 +151,7 @@ class TileWriter {
   int consumer_;
   unsigned char* boxes_;
   int row_;
+  std::uint64_t policy_ = pass_policy();  // results are read long after, or not here
 };
 
 }  // namespace logitless::cuda

@@ -61,6 +61,24 @@ struct Partials {
 inline constexpr int kRowsPerBlock = 32;
 inline constexpr int kParts = 8;  // threads of one token, each with a run of tiles
 
+// reference[token] = the exponent of the greatest of its targets' logits, 0 where there is none:
+// seldom more than some tens of bits below the greatest logit.
+__global__ void __launch_bounds__(256)
+    guess_reference(const ForwardCall c, const float* target_logits, std::int64_t padded_tokens,
+                    float* reference) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x;
+  if (row >= padded_tokens) return;
+  const int per_token = c.shape.targets_per_token;
+  float top = -INFINITY;
+  if (row < c.shape.tokens) {
+    for (int k = 0; k < per_token; ++k) {
+      const std::int64_t slot = row * per_token + k;
+      if (is_word(c, target_of(c, slot))) top = fmaxf(top, target_logits[slot]);
+    }
+  }
+  reference[row] = isfinite(top) ? ceilf(top * static_cast<float>(kLog2E)) : 0.0f;
+}
+
 // reference[token] = the exponent of the greatest logit, 0 where there is none.
 __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     set_reference(const float* best, int word_tiles, std::int64_t padded_tokens, const int* wanted,
@@ -79,18 +97,17 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
   reference[row] = isfinite(top) ? ceilf(top * static_cast<float>(kLog2E)) : 0.0f;
 }
 
-// Sums outside these leave too little of fp32's range for the exponentials or for their factors: the
-// reference was of another magnitude than the greatest logit.
+// Sums outside these leave too little of fp32's range for the exponentials or for their factors:
+// the reference was of another magnitude than the greatest logit.
 inline constexpr double kLeastSum = 0x1p-20;
 inline constexpr double kMostSum = 0x1p60;
 
-// Adds up the partials in a fixed order, in double, and writes the outputs: of all tokens, or of the
-// pairs of tiles `wanted`. `repair` [token pairs + 1], unless null, gets a 1 for each 256 tokens with
-// a sum out of range, and in its last element.
+// Adds up the partials in a fixed order, in double, and writes the outputs: of all tokens, or of
+// the pairs of tiles `wanted`. `repair` [token pairs + 1], unless null, gets a 1 for each 256
+// tokens with a sum out of range, and in its last element.
 __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     write_outputs(const ForwardCall c, const Partials p, const float* reference,
-                  const float* target_logits, const int* wanted, int* repair,
-                  const int* active) {
+                  const float* target_logits, const int* wanted, int* repair, const int* active) {
   struct Part {
     double sum, entropy, weighted;
     float best;
