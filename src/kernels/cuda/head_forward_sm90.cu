@@ -46,17 +46,25 @@ int group_of(std::int64_t dim) {
   return static_cast<int>(std::max<std::int64_t>(1, kBytes / (kClusterRows * dim * 2)));
 }
 
+// A launch for each group: within one the clusters stay close enough together to share what they
+// read, over a long one they drift apart.
 template <ForwardMode kMode, bool kStore>
 void launch(const CUtensorMap& hidden, const CUtensorMap& weight, const CUtensorMap& block,
-            const ForwardArguments& a, cudaStream_t stream) {
+            const ForwardArguments& all, cudaStream_t stream) {
   const auto kernel = forward_tiles<kMode, kStore>;
   require_cuda(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileShared),
       "shared memory of the forward kernel");
-  const int most = a.token_pairs * a.word_tiles * kClusterCtas;
-  const int ctas = std::min(processor_count() / kClusterCtas * kClusterCtas, most);
-  kernel<<<ctas, kTileThreads, kTileShared, stream>>>(hidden, weight, block, a);
-  require_cuda(cudaGetLastError(), "forward kernel");
+  const int processors = processor_count();
+  ForwardArguments a = all;
+  const int groups = static_cast<int>(ceil_div(all.token_pairs, all.group));
+  a.group = static_cast<int>(ceil_div(all.token_pairs, groups));
+  for (a.first_pair = 0; a.first_pair < all.token_pairs; a.first_pair += a.group) {
+    const int pairs = std::min(a.group, all.token_pairs - a.first_pair);
+    const int ctas = std::min(processors / kClusterCtas, pairs * a.word_tiles) * kClusterCtas;
+    kernel<<<ctas, kTileThreads, kTileShared, stream>>>(hidden, weight, block, a);
+    require_cuda(cudaGetLastError(), "forward kernel");
+  }
 }
 
 }  // namespace

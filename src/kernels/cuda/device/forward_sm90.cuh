@@ -21,9 +21,10 @@ enum class ForwardMode { kPlain, kGeneral, kReference, kGradient };
 struct ForwardArguments {
   int vocab;
   int token_pairs;   // of tiles: ceil(tokens / 256)
+  int first_pair;    // of this launch
   int word_tiles;    // visited
   int steps;         // ceil(dim / 64)
-  int group;         // pairs of token tiles whose hidden states stay in the second-level cache
+  int group;         // pairs of a launch, whose hidden states stay in the second-level cache
   int stored_tiles;  // whose exp(z) or gradients are stored
   std::int64_t padded_tokens;
   float scale;
@@ -48,15 +49,14 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-// Tiles in an order that keeps a group of token tiles in L2 while the weights stream past.
-__device__ __forceinline__ void tile_of(int index, const ForwardArguments& a, int& pair,
+// Of a launch: all pairs of its group for one tile of words after the other.
+__device__ __forceinline__ int pairs_of(const ForwardArguments& a) {
+  return min(a.group, a.token_pairs - a.first_pair);
+}
+__device__ __forceinline__ void tile_of(int index, int pairs, const ForwardArguments& a, int& pair,
                                         int& word) {
-  const int group_size = a.group * a.word_tiles;
-  const int first = index / group_size * a.group;
-  const int rows = min(a.group, a.token_pairs - first);
-  const int within = index % group_size;
-  pair = first + within % rows;
-  word = within / rows;
+  pair = a.first_pair + index % pairs;
+  word = index / pairs;
 }
 
 // Over the four lanes that share a row of an accumulator.
@@ -242,7 +242,8 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
   const int rank = cluster_rank();
   const int cluster = blockIdx.x / kClusterCtas;
   const int clusters = gridDim.x / kClusterCtas;
-  const int tiles = a.token_pairs * a.word_tiles;
+  const int pairs = pairs_of(a);
+  const int tiles = pairs * a.word_tiles;
   StageCursor at;
   if (threadIdx.x < 128) {
     registers_shrink<40>();
@@ -251,7 +252,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
       const std::uint64_t pass = pass_policy();
       for (int t = cluster; t < tiles; t += clusters) {
         int pair, word;
-        tile_of(t, a, pair, word);
+        tile_of(t, pairs, a, pair, word);
         if (a.wanted != nullptr && a.wanted[pair] == 0) continue;
         const int row = (pair * kClusterCtas + rank) * kTileRows;
         const int half = word * kTileColumns + rank * (kTileColumns / 2);
@@ -274,7 +275,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
     float z[128];
     for (int t = cluster; t < tiles; t += clusters) {
       int pair, word;
-      tile_of(t, a, pair, word);
+      tile_of(t, pairs, a, pair, word);
       if (a.wanted != nullptr && a.wanted[pair] == 0) continue;
       int previous = -1;
       for (int k = 0; k < a.steps; ++k) {

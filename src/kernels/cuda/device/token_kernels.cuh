@@ -59,7 +59,7 @@ struct Partials {
 };
 
 inline constexpr int kRowsPerBlock = 32;
-inline constexpr int kParts = 8;  // threads of one token, each with a run of tiles
+inline constexpr int kParts = 32;  // threads of one token, each with a run of tiles
 
 // reference[token] = the exponent of the greatest of its targets' logits, 0 where there is none:
 // seldom more than some tens of bits below the greatest logit.
