@@ -1,5 +1,6 @@
 # CUDA as a language where nvcc is (LOGITLESS_CUDA AUTO), and LOGITLESS_HAS_CUDA.
-# logitless_cuda_layer(NAME SOURCES file...): as logitless_layer, of files compiled by nvcc for Hopper (sm_90a).
+# logitless_cuda_layer(NAME [HOPPER] SOURCES file...): as logitless_layer, of files compiled by nvcc for Hopper and, unless
+# HOPPER says that they are for nothing else, as PTX for GPUs from compute capability 8.0 on.
 set(LOGITLESS_HAS_CUDA OFF)
 if(NOT LOGITLESS_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "LOGITLESS_CUDA is '${LOGITLESS_CUDA}'; expected AUTO, ON or OFF")
@@ -34,10 +35,14 @@ endif()
 message(STATUS "GPU kernels: ${LOGITLESS_HAS_CUDA}")
 
 function(logitless_cuda_layer name)
-  cmake_parse_arguments(ARG "" "" "SOURCES" ${ARGN})
+  cmake_parse_arguments(ARG "HOPPER" "" "SOURCES" ${ARGN})
   add_library(logitless_${name} OBJECT ${ARG_SOURCES})
   target_include_directories(logitless_${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
   target_compile_definitions(logitless_${name} PRIVATE LOGITLESS_BUILDING)
+  target_link_libraries(logitless_${name} PRIVATE CUDA::cudart_static)
+  if(NOT ARG_HOPPER)
+    set_target_properties(logitless_${name} PROPERTIES CUDA_ARCHITECTURES "80-virtual;90a-real")
+  endif()
   target_compile_options(logitless_${name} PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>
     $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${LOGITLESS_WARNINGS_AS_ERRORS}>>:--Werror=all-warnings>

@@ -12,7 +12,8 @@
 
 namespace logitless {
 
-// cuda: an NVIDIA GPU of compute capability 9.0 (Hopper), in a build with CUDA.
+// cuda: an NVIDIA GPU of compute capability 8.0 or more, in a build with CUDA. Kernels "hopper"
+// (9.0; bf16, dim a multiple of 8) and "cublas" (everything else; it loads libcublas).
 enum class DeviceKind : std::uint8_t { cpu = 0, cuda = 1 };
 
 // What planning needs to know of a device. A plain value: plans for a machine can be made on
@@ -22,6 +23,7 @@ struct DeviceLimits {
   int threads = 1;
   std::string kernel;  // the one kernel to use (see kernel_names), or empty: the best that accepts
                        // the problem
+  int compute_capability = 90;  // of a GPU: 10 * major + minor
 };
 
 // All kernels built in, best first, the float64 reference last; `runnable` keeps those this machine

@@ -29,6 +29,7 @@ Context::Context(ContextOptions options)
     if (!device_.kernel.empty()) cuda::find_device_kernel(device_.kernel);
     device_.kind = DeviceKind::cuda;
     device_.threads = 1;
+    device_.compute_capability = cuda::compute_capability(options.device_index);
     stream_ = options.stream;
     return;
   }

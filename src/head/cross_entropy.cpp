@@ -6,7 +6,7 @@
 #include "core/check.h"
 #include "head/device_cross_entropy.h"
 #include "head/engine.h"
-#include "kernels/device_head.h"
+#include "kernels/device_gradient.h"
 
 namespace logitless {
 namespace {
@@ -209,6 +209,8 @@ Workspace::Workspace(const Context& context, const LossPlan& plan)
     data_ = owned_.data();
     return;
   }
+  const cuda::DeviceKernel& kernel = cuda::find_device_kernel(plan.kernel);
+  if (kernel.prepare != nullptr) kernel.prepare();
   auto memory = std::make_unique<cuda::DeviceMemory>(bytes_);
   data_ = memory->data();
   MemoryMeter* const meter = &context.memory();

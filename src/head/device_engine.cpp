@@ -48,6 +48,7 @@ DeviceEngine::DeviceEngine(const Context& context, const LossPlan& plan, const H
       features_(features),
       sizes_{plan.chunk_tokens, plan.slab_vocab, plan.stored_vocab},
       layout_(layout_device(kernel_, plan.shape, plan.features, sizes_)),
+      layout_tokens_(plan.shape.tokens),
       base_(static_cast<std::byte*>(workspace.data())) {
   require(plan.shape.dim == shape.dim && plan.shape.vocab == shape.vocab &&
               plan.shape.dtype == shape.dtype && shape.tokens <= plan.shape.tokens,
@@ -110,11 +111,8 @@ void DeviceEngine::set_gradients(const TensorView& d_hidden, const TensorView& d
   d_hidden_ = output("d_hidden", d_hidden, true);
   d_weight_ = output("d_weight", d_weight, true);
   d_bias_ = output("d_bias", d_bias, false);
-  // As layout_device has it.
-  round_hidden_ = d_hidden_.data != nullptr && d_hidden_.dtype != DType::f32 &&
-                  (sizes_.slab < all.shape.vocab || features_.accumulate);
-  round_weight_ = d_weight_.data != nullptr && d_weight_.dtype != DType::f32 &&
-                  (sizes_.chunk < all.shape.tokens || features_.accumulate);
+  round_hidden_ = sums_hidden(kernel_, all.shape.vocab, features_, sizes_);
+  round_weight_ = sums_weight(kernel_, layout_tokens_, features_, sizes_);
 }
 
 cuda::ForwardCall DeviceEngine::chunk_call(std::int64_t first, std::int64_t count) const {
@@ -192,9 +190,13 @@ void DeviceEngine::backward(const cuda::ForwardCall& chunk, bool first_chunk) {
     b.first_word = word;
     b.from_forward = word < sizes_.stored;
     b.words = std::min(b.from_forward ? sizes_.stored : sizes_.slab, vocab - word);
-    b.scaled_hidden = b.from_forward && scales_hidden(features_, sizes_)
-                          ? base_ + layout_.scaled_hidden
-                          : nullptr;
+    b.scaled_hidden =
+        (b.from_forward || kernel_.keeps_logits) && scales_hidden(kernel_, features_, sizes_)
+            ? base_ + layout_.scaled_hidden
+            : nullptr;
+    b.smoothing_apart = smooths_apart(features_);
+    b.unscale = !b.from_forward && kernel_.block_unscale != nullptr ? kernel_.block_unscale(chunk)
+                                                                    : nullptr;
     if (!b.from_forward) kernel_.gradient_block(b);
     cuda::prepare_block(b);
     cuda::list_targets(b, target_order(), target_entries());
@@ -228,9 +230,10 @@ void DeviceEngine::products(const cuda::BlockCall& block, bool first_chunk, bool
   p.factor = block.factor;
   p.rows = block.rows;
   p.active = kernel_.keeps_logits ? nullptr : c.active;
+  p.kernel_workspace = c.workspace;
   p.stream = c.stream;
-  if (block.from_forward && smooths_apart(features_, sizes_)) {
-    const float* const omega = c.omega;  // of word 0, where stored words begin
+  if (smooths_apart(features_)) {
+    const float* const omega = c.omega == nullptr ? nullptr : c.omega + block.first_word;
     p.omega = omega;
     cuda::ColumnSumCall sum;
     sum.dtype = dtype;
@@ -239,7 +242,7 @@ void DeviceEngine::products(const cuda::BlockCall& block, bool first_chunk, bool
     sum.stream = c.stream;
     if (d_hidden_.data != nullptr) {
       p.weight_sum = at<float>(layout_.weight_sum);
-      if (first_chunk) {
+      if (first_chunk || sizes_.slab < c.shape.vocab) {  // else still there
         sum.matrix = p.weight;
         sum.rows = p.block_words;
         sum.stride = p.weight_stride;
@@ -294,8 +297,11 @@ void DeviceEngine::sum_bias(const cuda::BlockCall& block, bool first_chunk) {
   sum.stream = c.stream;
   cuda::sum_columns(sum);
   cuda::add_bias_targets(target_entries(), block.words, sums, c.stream);
-  if (block.from_forward && smooths_apart(features_, sizes_))
-    cuda::add_bias_smoothing(block.rows, c.shape.tokens, c.omega, block.words, sums, c.stream);
+  if (smooths_apart(features_)) {
+    cuda::add_bias_smoothing(block.rows, c.shape.tokens,
+                             c.omega == nullptr ? nullptr : c.omega + block.first_word, block.words,
+                             sums, c.stream);
+  }
 }
 
 void DeviceEngine::round_chunk(const cuda::ForwardCall& chunk) {

@@ -69,6 +69,7 @@ class DeviceEngine {
   HeadFeatures features_;
   DeviceSizes sizes_;
   DeviceLayout layout_;
+  std::int64_t layout_tokens_;  // of the plan
   std::byte* base_;
   cuda::GradientOutput d_hidden_, d_weight_, d_bias_;
   // Where sums go: the outputs themselves, or fp32 in the workspace that is rounded in the end.

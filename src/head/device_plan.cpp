@@ -190,8 +190,6 @@ DeviceLayout layout_device(const cuda::DeviceKernel& kernel, const HeadShape& sh
   const std::int64_t slots = chunk * f.targets_per_token;
   const std::int64_t element = shape.dtype == DType::f32 ? 4 : 2;
   const bool gradients = wants_gradients(f);
-  const bool many_slabs = sizes.slab < shape.vocab;
-  const bool many_chunks = chunk < tokens;
   out.statistics = take(sizeof(cuda::DeviceStatistics));
   out.loss = take(static_cast<std::int64_t>(cuda::loss_workspace_bytes(tokens)));
   out.lse = take(chunk * 4);
@@ -218,17 +216,15 @@ DeviceLayout layout_device(const cuda::DeviceKernel& kernel, const HeadShape& sh
   out.reference = take(padded * 4);
   out.active = take((padded / kPair + 1) * 4);
   out.block = take(chunk * cuda::padded_words(sizes.slab) * element);
-  out.scaled_hidden = take(chunk * shape.dim * element, scales_hidden(f, sizes));
-  out.d_hidden = take(chunk * shape.dim * 4,
-                      f.d_hidden && f.d_hidden_dtype != DType::f32 && (many_slabs || f.accumulate));
-  out.d_weight = take(shape.vocab * shape.dim * 4, f.d_weight && f.d_weight_dtype != DType::f32 &&
-                                                       (many_chunks || f.accumulate));
+  out.scaled_hidden = take(chunk * shape.dim * element, scales_hidden(kernel, f, sizes));
+  out.d_hidden = take(chunk * shape.dim * 4, sums_hidden(kernel, shape.vocab, f, sizes));
+  out.d_weight = take(shape.vocab * shape.dim * 4, sums_weight(kernel, tokens, f, sizes));
   out.d_bias = take(shape.vocab * 4, f.d_bias);
-  out.weight_sum = take(shape.dim * 4, smooths_apart(f, sizes));
-  out.hidden_sum = take(shape.dim * 4, smooths_apart(f, sizes));
+  out.weight_sum = take(shape.dim * 4, smooths_apart(f));
+  out.hidden_sum = take(shape.dim * 4, smooths_apart(f));
   std::int64_t columns = 0;
   if (f.d_bias) columns = sizes.slab;
-  if (smooths_apart(f, sizes)) columns = std::max(columns, shape.dim);
+  if (smooths_apart(f)) columns = std::max(columns, shape.dim);
   std::int64_t sums = 0;
   for (const std::int64_t count : {columns, f.d_bias ? sizes.slab : 0, shape.dim})
     sums = std::max(sums, static_cast<std::int64_t>(cuda::column_sum_workspace_bytes(count)));
@@ -242,7 +238,14 @@ std::vector<DeviceCandidate> device_candidates(const PlanRequest& request, LossP
   if (!wanted.empty()) cuda::find_device_kernel(wanted);
   for (const cuda::DeviceKernel& kernel : cuda::device_kernels()) {
     if (!wanted.empty() && wanted != kernel.name) continue;
-    const std::string reason = kernel.unsupported(forward_shape(plan.shape, plan.features));
+    const int capability = request.device.compute_capability;
+    const std::string reason =
+        capability < kernel.least_capability || capability > kernel.most_capability
+            ? concat("runs on compute capability ", kernel.least_capability / 10, ".",
+                     kernel.least_capability % 10,
+                     kernel.most_capability > 990 ? " and up" : " alone", ", the GPU has ",
+                     capability / 10, ".", capability % 10)
+            : kernel.unsupported(forward_shape(plan.shape, plan.features));
     if (reason.empty()) {
       chosen = &kernel;
       break;

@@ -42,7 +42,7 @@ struct DeviceLayout {
   std::size_t reference = 0;      // f32 [P]
   std::size_t active = 0;         // i32 [P / 256 + 1]
   std::size_t block = 0;          // [C, slab padded to 256], 16 bit, 32 for f32
-  std::size_t scaled_hidden = 0;  // [C, D] in the dtype of hidden, with stored words
+  std::size_t scaled_hidden = 0;  // [C, D] in the dtype of hidden, see scales_hidden
   std::size_t d_hidden = 0;       // f32 [C, D]: sums over slabs of a 16-bit d_hidden
   std::size_t d_weight = 0;       // f32 [V, D]: sums over chunks of a 16-bit d_weight
   std::size_t d_bias = 0;         // f32 [V]
@@ -54,14 +54,28 @@ struct DeviceLayout {
 DeviceLayout layout_device(const cuda::DeviceKernel& kernel, const HeadShape& shape,
                            const HeadFeatures& features, const DeviceSizes& sizes);
 
-// d_weight is a product with hidden times a factor of each token: of exponentials.
-inline bool scales_hidden(const HeadFeatures& f, const DeviceSizes& sizes) {
-  return f.d_weight && sizes.stored > 0;
+// Whether d_weight is a product with a copy of hidden: times a factor of each token, for
+// exponentials, and without what ignored tokens hold.
+inline bool scales_hidden(const cuda::DeviceKernel& kernel, const HeadFeatures& f,
+                          const DeviceSizes& sizes) {
+  return f.d_weight && (sizes.stored > 0 || kernel.keeps_logits);
+}
+// Whether a 16-bit gradient is summed in fp32 first: over slabs of words or chunks of tokens, onto
+// what it holds, or since the kernel knows no other.
+inline bool sums_hidden(const cuda::DeviceKernel& kernel, std::int64_t vocab, const HeadFeatures& f,
+                        const DeviceSizes& sizes) {
+  return f.d_hidden && f.d_hidden_dtype != DType::f32 &&
+         (sizes.slab < vocab || f.accumulate || kernel.keeps_logits);
+}
+inline bool sums_weight(const cuda::DeviceKernel& kernel, std::int64_t tokens,
+                        const HeadFeatures& f, const DeviceSizes& sizes) {
+  return f.d_weight && f.d_weight_dtype != DType::f32 &&
+         (sizes.chunk < tokens || f.accumulate || kernel.keeps_logits);
 }
 inline bool wants_gradients(const HeadFeatures& f) { return f.d_hidden || f.d_weight || f.d_bias; }
-// Smoothing as two products of vectors: with exponentials of the forward, which know nothing of it.
-inline bool smooths_apart(const HeadFeatures& f, const DeviceSizes& sizes) {
-  return f.label_smoothing && sizes.stored > 0;
+// Smoothing as two products of vectors, exact; under a softcap it is part of the block.
+inline bool smooths_apart(const HeadFeatures& f) {
+  return f.label_smoothing && f.softcap == 0.0f && wants_gradients(f);
 }
 
 cuda::ForwardShape forward_shape(const HeadShape& shape, const HeadFeatures& features);

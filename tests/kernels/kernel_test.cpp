@@ -86,7 +86,7 @@ TEST_P(KernelTest, ShapesWithGradientsUnderEveryPlan) {
     if (!accepts(GetParam(), spec)) continue;
     const HeadProblem problem(spec);
     for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute, PlanKind::stored}) {
-      if (GetParam() == "reference" && kind != PlanKind::recompute) continue;
+      if (!offers(GetParam(), kind)) continue;
       SCOPED_TRACE(describe(spec) + " " + std::string(name_of(kind)));
       RunSpec run;
       run.kernel = GetParam();
@@ -101,8 +101,9 @@ TEST_P(KernelTest, OptionsAndPairsOfOptions) {
     if (!accepts(GetParam(), spec)) continue;
     const HeadProblem problem(spec);
     for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute}) {
-      if (kind == PlanKind::dense &&
-          (GetParam() == "reference" || (spec.softcap > 0 && spec.label_smoothing > 0)))
+      if (!offers(GetParam(), kind)) continue;
+      if (kind == PlanKind::dense && spec.softcap > 0 && spec.label_smoothing > 0 &&
+          GetParam() != "cublas")
         continue;
       SCOPED_TRACE(describe(spec) + " " + std::string(name_of(kind)));
       RunSpec run;
@@ -125,7 +126,7 @@ TEST_P(KernelTest, SameBitsForAnyThreadsAndChunks) {
   if (GetParam() == "reference") spec.tokens = 21;
   const HeadProblem problem(spec);
   for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute}) {
-    if (GetParam() == "reference" && kind == PlanKind::dense) continue;
+    if (!offers(GetParam(), kind)) continue;
     RunSpec run;
     run.kernel = GetParam();
     run.plan = kind;

@@ -56,6 +56,12 @@ bool accepts(const std::string& kernel, const HeadSpec& spec) {
   return find_head_kernel(kernel).supports(shape, features).empty();
 }
 
+bool offers(const std::string& kernel, PlanKind kind) {
+  if (kernel == "reference") return kind == PlanKind::recompute;
+  if (kernel == "cublas") return kind == PlanKind::dense;
+  return true;
+}
+
 double relative_error(const std::vector<double>& a, const std::vector<double>& b) {
   if (a.size() != b.size()) return INFINITY;
   double difference = 0;

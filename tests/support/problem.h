@@ -96,6 +96,8 @@ inline constexpr double kLseBound = 1e-6;
 
 // Whether the kernel takes the problem at all; one that declines says why.
 bool accepts(const std::string& kernel, const HeadSpec& spec);
+// Whether the kernel has plans of a kind with gradients at all.
+bool offers(const std::string& kernel, PlanKind kind);
 
 // ||a - b|| / ||b||, or ||a|| where b is 0. NaN anywhere gives infinity.
 double relative_error(const std::vector<double>& a, const std::vector<double>& b);

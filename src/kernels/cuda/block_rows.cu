@@ -57,20 +57,19 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
   T* const block = static_cast<T*>(b.block.data) + row * b.block.stride;
   const RowCoefficients r = b.rows[row];
   const bool valid = counts(c, row);
-  float factor = valid ? 1.0f : 0.0f;
+  float factor = !valid ? 0.0f : b.unscale == nullptr ? 1.0f : *b.unscale;
   if (valid && b.from_forward)
     factor = r.alpha == 0.0f ? 0.0f : r.alpha * exp2f(c.reference[row] - r.lse_bits);
   if (threadIdx.x == 0) b.factor[row] = factor;
   if (b.scaled_hidden != nullptr) {
     const T* const x = static_cast<const T*>(c.hidden) + row * c.hidden_stride;
     T* const to = static_cast<T*>(b.scaled_hidden) + row * c.shape.dim;
-    scale_row(x, to, c.shape.dim, factor);
+    scale_row(x, to, c.shape.dim, b.from_forward ? factor : valid ? 1.0f : 0.0f);
   }
   if (!valid) {
     for (std::int64_t j = threadIdx.x; j < b.words; j += kRowThreads) block[j] = rounded<T>(0.0f);
   }
-  // The rank-one smoothing term of a forward's block is added by the products, at targets too.
-  const TokenGradient g{r.alpha, r.beta, b.from_forward ? 0.0f : r.gamma};
+  const TokenGradient g{r.alpha, r.beta, b.smoothing_apart ? 0.0f : r.gamma};
   for (int k = threadIdx.x; k < per_token; k += kRowThreads) {
     const std::int64_t slot = row * per_token + k;
     const std::int64_t word = target_of(c, slot);

@@ -25,11 +25,20 @@ std::string device_missing(int index) {
   if (count == 0) return "this machine has no CUDA device or no driver for it";
   if (index < 0 || index >= count)
     return concat("device ", index, " is not there: expected 0 to ", count - 1);
-  cudaDeviceProp properties;
-  require_cuda(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
-  if (properties.major == 9) return {};
-  return concat(properties.name, " has compute capability ", properties.major, ".",
-                properties.minor, ", the kernels are for 9.0 (Hopper)");
+  const int capability = compute_capability(index);
+  if (capability >= 80) return {};
+  return concat("device ", index, " has compute capability ", capability / 10, ".", capability % 10,
+                ", the kernels need 8.0 or more");
+}
+
+int compute_capability(int index) {
+  int major = 0;
+  int minor = 0;
+  require_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index),
+               "compute capability");
+  require_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index),
+               "compute capability");
+  return 10 * major + minor;
 }
 
 DeviceMemory::DeviceMemory(std::size_t bytes) : bytes_(bytes) {

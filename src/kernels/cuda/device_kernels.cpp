@@ -1,13 +1,16 @@
 #include "kernels/cuda/device_kernels.h"
 
 #include "core/check.h"
+#include "kernels/cuda/cublas.h"
 
 namespace logitless::cuda {
 
 std::span<const DeviceKernel> device_kernels() {
   static constexpr DeviceKernel kKernels[] = {
-      {"hopper", false, forward_unsupported, forward_workspace_bytes, forward, gradient_block,
-       gradient_products, nullptr},
+      {"hopper", false, 90, 90, forward_unsupported, forward_workspace_bytes, forward,
+       gradient_block, nullptr, gradient_products, nullptr},
+      {"cublas", true, 80, 999, cublas_unsupported, cublas_workspace_bytes, cublas_forward,
+       cublas_gradient_block, cublas_block_unscale, cublas_gradient_products, cublas_prepare},
   };
   return kKernels;
 }

@@ -9,4 +9,13 @@ namespace logitless::cuda {
 void gradient_block(const BlockCall& call);
 void gradient_products(const ProductsCall& call);
 
+// head_cublas.cu.
+std::string cublas_unsupported(const ForwardShape& shape);
+std::size_t cublas_workspace_bytes(const ForwardShape& shape);
+void cublas_forward(const ForwardCall& call);
+void cublas_gradient_block(const BlockCall& call);
+// What the gradient is times the block; of the device.
+const float* cublas_block_unscale(const ForwardCall& call);
+void cublas_gradient_products(const ProductsCall& call);
+
 }  // namespace logitless::cuda

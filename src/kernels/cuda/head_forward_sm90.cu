@@ -207,6 +207,7 @@ void gradient_block(const BlockCall& b) {
   tiles.bias = c.bias == nullptr ? nullptr : c.bias + b.first_word;
   tiles.omega = c.omega == nullptr ? nullptr : c.omega + b.first_word;
   tiles.wanted = c.active;
+  tiles.smooths = !b.smoothing_apart;
   tiles.rows = b.rows;
   launch<ForwardMode::kGradient, true>(hidden, weight, block, tiles, stream);
 }

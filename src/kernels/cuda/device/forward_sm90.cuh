@@ -38,6 +38,7 @@ struct ForwardArguments {
   float* best;             // greatest z, or null
   int* best_index;
   const int* wanted;  // [token_pairs + 1]: 0 skips the pair, 0 in the last all; null: none skipped
+  bool smooths;       // kGradient adds gamma omega
   const RowCoefficients* rows;  // [padded tokens], of kGradient
 };
 
@@ -203,7 +204,7 @@ __device__ __forceinline__ void gradient(float (&z)[128], const ForwardArguments
     const float p = exp2_fast(fmaf(v, kLog2EFloat, -c.lse_bits));
     float dz = c.alpha * p;
     if (c.beta != 0.0f && p != 0.0f) dz = fmaf(c.beta * p, v, dz);
-    if (c.gamma != 0.0f)
+    if (a.smooths && c.gamma != 0.0f)
       dz = fmaf(c.gamma, a.omega == nullptr || word >= a.vocab ? 1.0f : a.omega[word], dz);
     z[reg] = at.whole || word < a.vocab ? dz * softcap_slope(v, a.cap) : 0.0f;
   }

@@ -1,0 +1,111 @@
+#include "kernels/cuda/cublas.h"
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+
+#include <array>
+#include <cstring>
+
+#include "core/check.h"
+
+namespace logitless::cuda {
+namespace {
+
+using Handle = void*;
+
+// Values of cublas_api.h and library_types.h.
+constexpr int kNoTranspose = 0, kTranspose = 1;
+constexpr int kF32 = 0, kF16 = 2, kBf16 = 14;
+constexpr int kCompute32F = 68, kCompute32FPedantic = 69;
+constexpr int kDefaultAlgorithm = -1, kPointersOnDevice = 1;
+
+struct Functions {
+  std::string missing;
+  int (*create)(Handle*) = nullptr;
+  int (*set_stream)(Handle, cudaStream_t) = nullptr;
+  int (*set_workspace)(Handle, void*, std::size_t) = nullptr;
+  int (*set_pointer_mode)(Handle, int) = nullptr;
+  int (*gemm)(Handle, int, int, int, int, int, const void*, const void*, int, int, const void*, int,
+              int, const void*, void*, int, int, int, int) = nullptr;
+};
+
+template <typename F>
+void find(Functions& to, void* library, const char* name, F& function) {
+  void* const found = dlsym(library, name);
+  if (found == nullptr && to.missing.empty()) to.missing = concat("cuBLAS has no ", name);
+  std::memcpy(&function, &found, sizeof(found));
+}
+
+Functions load() {
+  Functions out;
+  void* library = nullptr;
+  for (const char* name : {"libcublas.so.13", "libcublas.so.12", "libcublas.so"}) {
+    library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (library != nullptr) break;
+  }
+  if (library == nullptr) {
+    out.missing = "cuBLAS (libcublas.so.13 or .12) is not found by the loader";
+    return out;
+  }
+  find(out, library, "cublasCreate_v2", out.create);
+  find(out, library, "cublasSetStream_v2", out.set_stream);
+  find(out, library, "cublasSetWorkspace_v2", out.set_workspace);
+  find(out, library, "cublasSetPointerMode_v2", out.set_pointer_mode);
+  find(out, library, "cublasGemmEx", out.gemm);
+  return out;
+}
+
+const Functions& functions() {
+  static const Functions loaded = load();
+  return loaded;
+}
+
+void require_cublas(int status, const char* what) {
+  if (status != 0) throw DeviceError(concat(what, ": cuBLAS status ", status));
+}
+
+// One for each thread and device; never destroyed, since at exit the driver may be gone before.
+Handle handle() {
+  constexpr int kDevices = 64;
+  thread_local std::array<Handle, kDevices> handles{};
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device < 0 || device >= kDevices)
+    throw DeviceError("cuBLAS: no current device");
+  Handle& made = handles[static_cast<std::size_t>(device)];
+  if (made == nullptr) {
+    if (!cublas_missing().empty()) throw Unsupported(cublas_missing());
+    require_cublas(functions().create(&made), "cublasCreate");
+  }
+  return made;
+}
+
+int type_of(DType dtype) {
+  return dtype == DType::bf16 ? kBf16 : dtype == DType::f16 ? kF16 : kF32;
+}
+
+}  // namespace
+
+const std::string& cublas_missing() { return functions().missing; }
+
+void cublas_prepare() { handle(); }
+
+void cublas_multiply(const Gemm& g, void* workspace, Stream stream) {
+  if (g.m == 0 || g.n == 0) return;
+  Handle const h = handle();
+  const Functions& f = functions();
+  require_cublas(f.set_stream(h, static_cast<cudaStream_t>(stream)), "cublasSetStream");
+  require_cublas(f.set_workspace(h, workspace, kCublasBytes), "cublasSetWorkspace");
+  require_cublas(f.set_pointer_mode(h, kPointersOnDevice), "cublasSetPointerMode");
+  const auto narrow = [](std::int64_t value) { return static_cast<int>(value); };
+  const int type = type_of(g.dtype);
+  // In cuBLAS's column-major terms: c^T [n, m] = op(b)^T op(a)^T.
+  require_cublas(
+      f.gemm(h, g.b_transposed ? kTranspose : kNoTranspose,
+             g.a_transposed ? kTranspose : kNoTranspose, narrow(g.n), narrow(g.m), narrow(g.k),
+             g.alpha, g.b, type, narrow(g.b_stride), g.a, type, narrow(g.a_stride), g.beta, g.c,
+             kF32, narrow(g.c_stride), g.dtype == DType::f32 ? kCompute32FPedantic : kCompute32F,
+             kDefaultAlgorithm),
+      "cublasGemmEx");
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,295 @@
+// What the calls on a GPU promise beyond the numbers: the caller's stream, no wait and no
+// allocation, bad targets by the status, the same bits, refusals.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+#include "kernels/device_gradient.h"
+#include "support/mirror.h"
+#include "support/problem.h"
+
+namespace logitless::test {
+namespace {
+
+class CudaCrossEntropy : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string reason = cuda::device_missing(0);
+    if (!reason.empty()) GTEST_SKIP() << reason;
+  }
+  static HeadSpec spec_of(DType dtype = DType::bf16) {
+    HeadSpec s;
+    s.tokens = 700;
+    s.dim = 72;
+    s.vocab = 1100;
+    s.dtype = dtype;
+    s.bias = true;
+    s.weight_scale = 3.0;
+    s.ignored = 0.1;
+    return s;
+  }
+  static std::vector<std::string> kernels() {
+    std::vector<std::string> names;
+    for (const cuda::DeviceKernel& kernel : cuda::device_kernels()) names.emplace_back(kernel.name);
+    return names;
+  }
+};
+
+// A call's tensors on the device.
+struct DeviceRun {
+  DeviceRun(const HeadProblem& problem, const std::string& kernel, void* stream)
+      : mirror(kernel),
+        loss(DType::f32, {}),
+        d_hidden(DType::f32, {problem.spec.tokens, problem.spec.dim}),
+        d_weight(DType::f32, {problem.spec.vocab, problem.spec.dim}),
+        d_bias(DType::f32, {problem.spec.vocab}),
+        options(problem.options()) {
+    ContextOptions o;
+    o.device = DeviceKind::cuda;
+    o.kernel = kernel;
+    o.stream = stream;
+    context = Context(o);
+    in = mirror.in(problem.inputs());
+    out.loss = mirror.out(loss.view());
+    out.d_hidden = mirror.out(d_hidden.view());
+    out.d_weight = mirror.out(d_weight.view());
+    out.d_bias = mirror.out(d_bias.view());
+    plan = plan_cross_entropy(options, in, out, {context.device(), 0, {}, 0.0});
+    workspace = Workspace(context, plan);
+  }
+  void enqueue() { cross_entropy(context, plan, options, in, out, workspace); }
+
+  Mirror mirror;
+  Tensor loss, d_hidden, d_weight, d_bias;
+  CrossEntropyOptions options;
+  Context context;
+  CrossEntropyInputs in;
+  CrossEntropyOutputs out;
+  LossPlan plan;
+  Workspace workspace{nullptr, 0};
+};
+
+TEST_F(CudaCrossEntropy, ACapturedGraphGivesTheSameBits) {
+  const HeadProblem problem(spec_of());
+  for (const std::string& kernel : kernels()) {
+    SCOPED_TRACE(kernel);
+    cudaStream_t stream;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    DeviceRun plain(problem, kernel, stream);
+    plain.enqueue();
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    plain.mirror.finish();
+
+    DeviceRun captured(problem, kernel, stream);
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+    captured.enqueue();
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    for (int replay = 0; replay < 3; ++replay)
+      ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    captured.mirror.finish();
+    EXPECT_EQ(plain.loss.bytes(), captured.loss.bytes());
+    EXPECT_EQ(plain.d_hidden.bytes(), captured.d_hidden.bytes());
+    EXPECT_EQ(plain.d_weight.bytes(), captured.d_weight.bytes());
+    EXPECT_EQ(plain.d_bias.bytes(), captured.d_bias.bytes());
+    EXPECT_NE(plain.loss.get(0), 0.0);
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+  }
+}
+
+TEST_F(CudaCrossEntropy, ACallAllocatesNothingOnTheDevice) {
+  const HeadProblem problem(spec_of());
+  for (const std::string& kernel : kernels()) {
+    SCOPED_TRACE(kernel);
+    DeviceRun run(problem, kernel, nullptr);
+    run.enqueue();
+    cuda::synchronize(nullptr);
+    const std::size_t before = cuda::memory_in_use();
+    for (int call = 0; call < 5; ++call) run.enqueue();
+    cuda::synchronize(nullptr);
+    EXPECT_EQ(cuda::memory_in_use(), before);
+    EXPECT_EQ(run.context.memory().current_bytes(), run.plan.workspace_bytes());
+  }
+}
+
+TEST_F(CudaCrossEntropy, TwentyRunsGiveTheSameBits) {
+  for (const std::string& kernel : kernels()) {
+    for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute, PlanKind::stored}) {
+      if (!offers(kernel, kind)) continue;
+      SCOPED_TRACE(kernel + " " + std::string(name_of(kind)));
+      const HeadProblem problem(spec_of());
+      RunSpec run;
+      run.kernel = kernel;
+      run.plan = kind;
+      run.gradient_dtype = DType::bf16;
+      const HeadAnswer first = run_head(problem, run);
+      for (int again = 0; again < 19; ++again) {
+        const HeadAnswer next = run_head(problem, run);
+        ASSERT_EQ(first.loss.bytes(), next.loss.bytes());
+        ASSERT_EQ(first.lse.bytes(), next.lse.bytes());
+        ASSERT_EQ(first.d_hidden.bytes(), next.d_hidden.bytes());
+        ASSERT_EQ(first.d_weight.bytes(), next.d_weight.bytes());
+        ASSERT_EQ(first.d_bias.bytes(), next.d_bias.bytes());
+      }
+    }
+  }
+}
+
+TEST_F(CudaCrossEntropy, BadTargetsAreReportedAndPoisonTheLossAlone) {
+  for (const std::string& kernel : kernels()) {
+    SCOPED_TRACE(kernel);
+    HeadProblem problem(spec_of());
+    problem.targets.set(523, 1100.0);
+    problem.targets.set(611, -3.0);
+    DeviceRun run(problem, kernel, nullptr);
+    run.enqueue();
+    try {
+      device_statistics(run.context, run.plan, run.workspace);
+      ADD_FAILURE() << "no error";
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find("position 523"), std::string::npos) << error.what();
+    }
+    run.mirror.finish();
+    EXPECT_TRUE(std::isnan(run.loss.get(0)));
+    for (const double g : run.d_weight.values()) ASSERT_TRUE(std::isfinite(g));
+  }
+}
+
+TEST_F(CudaCrossEntropy, StatisticsAreTheCpus) {
+  HeadSpec spec = spec_of();
+  spec.token_weight = spec.class_weight = true;
+  const HeadProblem problem(spec);
+  RunSpec run;
+  run.extras = true;
+  const LossStatistics cpu = run_head(problem, run).statistics;
+  for (const std::string& kernel : kernels()) {
+    run.kernel = kernel;
+    const HeadAnswer answer = run_head(problem, run);
+    const LossStatistics& gpu = answer.statistics;
+    EXPECT_EQ(gpu.tokens, cpu.tokens);
+    EXPECT_EQ(gpu.valid_tokens, cpu.valid_tokens);
+    EXPECT_EQ(gpu.correct, cpu.correct);
+    EXPECT_NEAR(gpu.normalizer, cpu.normalizer, 1e-9 * cpu.normalizer);
+    EXPECT_NEAR(gpu.mean_lse, cpu.mean_lse, 1e-5);
+    EXPECT_NEAR(gpu.mean_log_prob, cpu.mean_log_prob, 1e-5);
+  }
+}
+
+TEST_F(CudaCrossEntropy, NextTokenShiftsTheTargets) {
+  constexpr std::int64_t kBatch = 5, kTime = 61;
+  HeadSpec spec = spec_of();
+  spec.tokens = kBatch * kTime;
+  spec.ignored = 0.0;
+  const HeadProblem problem(spec);
+  HeadProblem shifted(spec);
+  for (std::int64_t i = 0; i < spec.tokens; ++i)
+    shifted.targets.set(i, i % kTime == kTime - 1 ? -100.0 : problem.targets.get(i + 1));
+  for (const std::string& kernel : kernels()) {
+    SCOPED_TRACE(kernel);
+    RunSpec run;
+    run.kernel = kernel;
+    const HeadAnswer expected = run_head(shifted, run);
+    run.change = [&](CrossEntropyOptions& o, CrossEntropyInputs& in, CrossEntropyOutputs& out) {
+      o.next_token = true;
+      const auto batched = [&](auto view) {
+        return decltype(view)(view.data(), view.dtype(), {kBatch, kTime, spec.dim});
+      };
+      in.hidden = batched(in.hidden);
+      out.d_hidden = batched(out.d_hidden);
+      in.targets = ConstTensorView(in.targets.data(), in.targets.dtype(), {kBatch, kTime});
+      for (TensorView* view : {&out.lse, &out.log_prob, &out.target_logit})
+        *view = TensorView(view->data(), view->dtype(), {kBatch, kTime});
+    };
+    const HeadAnswer answer = run_head(problem, run);
+    EXPECT_EQ(answer.loss.bytes(), expected.loss.bytes());
+    EXPECT_EQ(answer.d_hidden.bytes(), expected.d_hidden.bytes());
+    EXPECT_EQ(answer.d_weight.bytes(), expected.d_weight.bytes());
+  }
+}
+
+// Tokens that are ignored a few hundred at a time are not multiplied; what their hidden states hold
+// does not matter to plans that keep exponentials.
+TEST_F(CudaCrossEntropy, IgnoredTokensLeaveNoTrace) {
+  HeadSpec spec = spec_of();
+  spec.tokens = 1500;
+  spec.ignored = 0.0;
+  for (const std::string& kernel : kernels()) {
+    SCOPED_TRACE(kernel);
+    HeadProblem problem(spec);
+    for (std::int64_t i = 0; i < spec.tokens; ++i)
+      if ((i >= 200 && i < 1100) || i % 7 == 0) problem.targets.set(i, -100.0);
+    problem.refresh_oracle();
+    RunSpec run;
+    run.kernel = kernel;
+    run.plan = PlanKind::dense;
+    expect_matches_oracle(problem, run);
+    const HeadAnswer clean = run_head(problem, run);
+    for (const std::int64_t row : {0, 250, 1449}) {
+      problem.targets.set(row, -100.0);
+      problem.hidden.set(row * spec.dim + 3, NAN);
+    }
+    const HeadAnswer answer = run_head(problem, run);
+    for (const double g : answer.d_weight.values()) ASSERT_TRUE(std::isfinite(g));
+    EXPECT_EQ(answer.lse.get(250), 0.0);
+  }
+}
+
+TEST_F(CudaCrossEntropy, ExplainsWhichKernelAndWhyNotTheOther) {
+  HeadShape shape{100, 20, 300, DType::bf16};
+  HeadFeatures features;
+  features.d_weight = true;
+  ContextOptions o;
+  o.device = DeviceKind::cuda;
+  const Context context(o);
+  const LossPlan plan = plan_head(shape, features, {context.device(), 0, {}, 0.0});
+  EXPECT_EQ(plan.kernel, "cublas");
+  EXPECT_NE(plan.explain().find("hopper: dim: expected a multiple of 8, got 20"), std::string::npos)
+      << plan.explain();
+  DeviceLimits ampere = context.device();
+  ampere.compute_capability = 80;
+  shape.dim = 64;
+  const LossPlan other = plan_head(shape, features, {ampere, 0, {}, 0.0});
+  EXPECT_EQ(other.kernel, "cublas");
+  EXPECT_NE(other.explain().find("9.0"), std::string::npos);
+}
+
+TEST_F(CudaCrossEntropy, RefusesWhatAGpuDoesNotTake) {
+  const auto message = [](auto run) -> std::string {
+    try {
+      run();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  ContextOptions o;
+  o.stream = &o;
+  EXPECT_NE(message([&] { Context context(o); }).find("stream"), std::string::npos);
+  o = ContextOptions();
+  o.device = DeviceKind::cuda;
+  o.device_index = 99;
+  EXPECT_NE(message([&] { Context context(o); }).find("99"), std::string::npos);
+  o.device_index = 0;
+  o.kernel = "avx2";
+  EXPECT_NE(message([&] { Context context(o); }).find("hopper"), std::string::npos);
+
+  const HeadProblem problem(spec_of());
+  RunSpec run;
+  run.kernel = "hopper";
+  run.change = [](auto&, CrossEntropyInputs& in, auto&) {
+    const std::int64_t shape[] = {700};
+    const std::int64_t strides[] = {0};
+    in.targets = ConstTensorView(in.targets.data(), in.targets.dtype(), shape, strides);
+  };
+  EXPECT_NE(message([&] { run_head(problem, run); }).find("targets"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace logitless::test
