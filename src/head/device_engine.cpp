@@ -194,6 +194,8 @@ void DeviceEngine::backward(const cuda::ForwardCall& chunk, bool first_chunk) {
         (b.from_forward || kernel_.keeps_logits) && scales_hidden(kernel_, features_, sizes_)
             ? base_ + layout_.scaled_hidden
             : nullptr;
+    b.entropy_part = features_.entropy_gradient;
+    b.smoothing = features_.label_smoothing;
     b.smoothing_apart = smooths_apart(features_);
     b.unscale = !b.from_forward && kernel_.block_unscale != nullptr ? kernel_.block_unscale(chunk)
                                                                     : nullptr;

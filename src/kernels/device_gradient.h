@@ -31,6 +31,8 @@ struct BlockCall {
   std::int64_t words = 0;
   LogitBlock block;
   bool from_forward = false;              // holds exponentials, of chunk.reference
+  bool entropy_part = false;              // some beta is not 0
+  bool smoothing = false;                 // some gamma is not 0
   bool smoothing_apart = false;           // gamma_i omega_j is left to the products
   const RowCoefficients* rows = nullptr;  // [padded_tokens]
   const float* delta = nullptr;           // [tokens, K]

@@ -18,6 +18,8 @@ struct ForwardLayout {
         token_pairs(rows / kClusterRows),
         word_tiles(ceil_div(s.vocab, kTileColumns)) {
     const std::int64_t map = rows * word_tiles * 4;
+    pace =
+        take(static_cast<std::int64_t>(pace_bytes(s.tokens, s.dim, s.vocab)));  // of the gradients
     reference = take(rows * 4);
     target_logits = take(s.tokens * s.targets_per_token * 4);
     active = take((token_pairs + 1) * 4);
@@ -36,7 +38,7 @@ struct ForwardLayout {
 
   std::int64_t rows, token_pairs, word_tiles;
   std::size_t total = 0;
-  std::size_t reference, target_logits, active, overflowed, sums, entropy, weighted, best,
+  std::size_t pace, reference, target_logits, active, overflowed, sums, entropy, weighted, best,
       best_index;
 };
 
@@ -46,8 +48,8 @@ int group_of(std::int64_t dim) {
   return static_cast<int>(std::max<std::int64_t>(1, kBytes / (kClusterRows * dim * 2)));
 }
 
-// A launch for each group: within one the clusters stay close enough together to share what they
-// read, over a long one they drift apart.
+// A launch for each group, of some length: within one the clusters stay close enough together to
+// share what they read, over a long one they drift apart.
 template <ForwardMode kMode, bool kStore>
 void launch(const CUtensorMap& hidden, const CUtensorMap& weight, const CUtensorMap& block,
             const ForwardArguments& all, cudaStream_t stream) {
@@ -56,12 +58,16 @@ void launch(const CUtensorMap& hidden, const CUtensorMap& weight, const CUtensor
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileShared),
       "shared memory of the forward kernel");
   const int processors = processor_count();
+  constexpr int kLeastRounds = 16;  // of a launch, or its last one weighs too much
   ForwardArguments a = all;
-  const int groups = static_cast<int>(ceil_div(all.token_pairs, all.group));
+  const int clusters = processors / kClusterCtas;
+  const auto groups = static_cast<int>(ceil_div(all.token_pairs, all.group));
   a.group = static_cast<int>(ceil_div(all.token_pairs, groups));
-  for (a.first_pair = 0; a.first_pair < all.token_pairs; a.first_pair += a.group) {
-    const int pairs = std::min(a.group, all.token_pairs - a.first_pair);
-    const int ctas = std::min(processors / kClusterCtas, pairs * a.word_tiles) * kClusterCtas;
+  const bool apart = a.group * all.word_tiles >= kLeastRounds * clusters;
+  const int step = apart ? a.group : all.token_pairs;
+  for (a.first_pair = 0; a.first_pair < all.token_pairs; a.first_pair += step) {
+    a.launch_pairs = std::min(step, all.token_pairs - a.first_pair);
+    const int ctas = std::min(clusters, a.launch_pairs * a.word_tiles) * kClusterCtas;
     kernel<<<ctas, kTileThreads, kTileShared, stream>>>(hidden, weight, block, a);
     require_cuda(cudaGetLastError(), "forward kernel");
   }
@@ -209,7 +215,11 @@ void gradient_block(const BlockCall& b) {
   tiles.wanted = c.active;
   tiles.smooths = !b.smoothing_apart;
   tiles.rows = b.rows;
-  launch<ForwardMode::kGradient, true>(hidden, weight, block, tiles, stream);
+  const bool plain = c.bias == nullptr && c.softcap == 0.0f && !b.entropy_part &&
+                     (b.smoothing_apart || !b.smoothing);
+  const auto run =
+      plain ? launch<ForwardMode::kPlainGradient, true> : launch<ForwardMode::kGradient, true>;
+  run(hidden, weight, block, tiles, stream);
 }
 
 }  // namespace logitless::cuda

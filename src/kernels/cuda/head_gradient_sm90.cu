@@ -25,12 +25,13 @@ ProductArguments product(const GradientOutput& out, std::int64_t rows, std::int6
 
 // How many tiles of d_weight the clusters do that have a tile of d_hidden less than the others.
 void balance(GradientArguments& a, int clusters) {
+  constexpr int kFinish = 5;  // steps of d_weight that the end of a tile takes as long as
   const int hidden_tiles = a.hidden.row_pairs * a.hidden.column_tiles;
   const int weight_tiles = a.weight.row_pairs * a.weight.column_tiles;
   a.early_first = hidden_tiles % clusters;
   if (a.early_first == 0 || weight_tiles == 0) return;  // all alike
   const std::int64_t early =
-      std::int64_t{clusters - a.early_first} * a.hidden.steps / std::max(a.weight.steps, 1);
+      std::int64_t{clusters - a.early_first} * a.hidden.steps / (a.weight.steps + kFinish);
   a.early_tiles = static_cast<int>(std::min<std::int64_t>(early, weight_tiles));
 }
 
@@ -43,9 +44,19 @@ void require_map(const char* name, const void* data, std::int64_t stride, DType 
 
 }  // namespace
 
+// Counters of Pace, whatever the number of multiprocessors.
+std::size_t pace_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words) {
+  const std::int64_t column_tiles = ceil_div(dim, kTileColumns);
+  const std::int64_t hidden = ceil_div(tokens, kClusterRows) * column_tiles;
+  const std::int64_t weight = ceil_div(words, kClusterRows) * column_tiles;
+  const int stretches = stretches_of(static_cast<int>(ceil_div(words, kStep)));
+  return static_cast<std::size_t>(hidden * stretches + weight) * sizeof(unsigned);
+}
+
 void gradient_products(const ProductsCall& c) {
   if (c.tokens == 0 || (c.d_hidden.data == nullptr && c.d_weight.data == nullptr)) return;
   const auto bf16 = DType::bf16;
+  const auto stream = static_cast<cudaStream_t>(c.stream);
   GradientArguments a{};
   a.hidden = product(c.d_hidden, c.tokens, c.dim, c.block_words);
   a.hidden.factor = c.factor;
@@ -106,16 +117,24 @@ void gradient_products(const ProductsCall& c) {
       a.hidden.row_pairs * a.hidden.column_tiles + a.weight.row_pairs * a.weight.column_tiles;
   const int clusters = std::min(processor_count() / kClusterCtas, tiles);
   balance(a, clusters);
-  kernel<<<clusters * kClusterCtas, kTileThreads, kTileShared,
-           static_cast<cudaStream_t>(c.stream)>>>(block_rows, block_columns, weight, hidden,
-                                                  d_hidden, d_weight, a);
+  // Short tiles lose more to waiting than they gain; narrow heads fit the cache.
+  constexpr int kPacedSteps = 1024;
+  constexpr int kPacedColumns = 8;
+  a.pace = static_cast<unsigned*>(c.kernel_workspace);
+  a.paced = ceil_div(c.dim, kTileColumns) >= kPacedColumns &&
+            (!has_hidden || a.hidden.steps >= kPacedSteps);
+  if (a.paced) {
+    require_cuda(cudaMemsetAsync(a.pace, 0, pace_bytes(c.tokens, c.dim, c.block_words), stream),
+                 "pace");
+  }
+  kernel<<<clusters * kClusterCtas, kTileThreads, kTileShared, stream>>>(
+      block_rows, block_columns, weight, hidden, d_hidden, d_weight, a);
   require_cuda(cudaGetLastError(), "gradient kernel");
   if (!has_weight || entries) return;
   const dim3 grid(static_cast<unsigned>(c.tokens * c.targets_per_token),
                   static_cast<unsigned>(ceil_div(c.dim, 256)));
-  add_targets<<<grid, 128, 0, static_cast<cudaStream_t>(c.stream)>>>(
-      a, static_cast<int>(c.block_words), static_cast<int>(c.dim),
-      static_cast<float*>(c.d_weight.data), c.d_weight.stride);
+  add_targets<<<grid, 128, 0, stream>>>(a, static_cast<int>(c.block_words), static_cast<int>(c.dim),
+                                        static_cast<float*>(c.d_weight.data), c.d_weight.stride);
   require_cuda(cudaGetLastError(), "targets of d_weight");
 }
 

@@ -15,16 +15,18 @@ namespace logitless::cuda {
 
 // kPlain: scale alone. kGeneral: bias, softcap, and the outputs beyond lse. kReference: the
 // greatest logit of each token and tile, into `best`. kGradient: the gradient of the logits.
-enum class ForwardMode { kPlain, kGeneral, kReference, kGradient };
+// kPlainGradient: the same of scale alone and cross entropy alone.
+enum class ForwardMode { kPlain, kGeneral, kReference, kGradient, kPlainGradient };
 
 // Arrays [word tiles][padded tokens].
 struct ForwardArguments {
   int vocab;
-  int token_pairs;   // of tiles: ceil(tokens / 256)
-  int first_pair;    // of this launch
+  int token_pairs;  // of tiles: ceil(tokens / 256)
+  int first_pair;   // of this launch
+  int launch_pairs;
   int word_tiles;    // visited
   int steps;         // ceil(dim / 64)
-  int group;         // pairs of a launch, whose hidden states stay in the second-level cache
+  int group;         // pairs whose hidden states stay in the second-level cache
   int stored_tiles;  // whose exp(z) or gradients are stored
   std::int64_t padded_tokens;
   float scale;
@@ -50,14 +52,16 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-// Of a launch: all pairs of its group for one tile of words after the other.
-__device__ __forceinline__ int pairs_of(const ForwardArguments& a) {
-  return min(a.group, a.token_pairs - a.first_pair);
-}
-__device__ __forceinline__ void tile_of(int index, int pairs, const ForwardArguments& a, int& pair,
+// Tiles of a launch in an order that keeps a group of token tiles in the second-level cache while
+// the weights stream past.
+__device__ __forceinline__ void tile_of(int index, const ForwardArguments& a, int& pair,
                                         int& word) {
-  pair = a.first_pair + index % pairs;
-  word = index / pairs;
+  const int group_size = a.group * a.word_tiles;
+  const int first = index / group_size * a.group;
+  const int rows = min(a.group, a.launch_pairs - first);
+  const int within = index % group_size;
+  pair = a.first_pair + first + within % rows;
+  word = within / rows;
 }
 
 // Over the four lanes that share a row of an accumulator.
@@ -210,11 +214,28 @@ __device__ __forceinline__ void gradient(float (&z)[128], const ForwardArguments
   }
 }
 
+__device__ __forceinline__ void plain_gradient(float (&z)[128], const ForwardArguments& a,
+                                               const TilePlace& at) {
+  const float factor = a.scale * kLog2EFloat;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const RowCoefficients c = a.rows[at.row + 8 * h];
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+      const int reg = i / 2 * 4 + 2 * h + i % 2;
+      const bool valid = at.whole || at.first + i / 2 * 8 + i % 2 < a.vocab;
+      z[reg] = valid ? c.alpha * exp2_fast(fmaf(z[reg], factor, -c.lse_bits)) : 0.0f;
+    }
+  }
+}
+
 template <ForwardMode kMode, bool kStore>
 __device__ __forceinline__ void finish_tile(float (&z)[128], const ForwardArguments& a,
                                             const TilePlace& at) {
   if constexpr (kMode == ForwardMode::kPlain) {
     sum_plain(z, a, at);
+  } else if constexpr (kMode == ForwardMode::kPlainGradient) {
+    plain_gradient(z, a, at);
   } else {
     transform(z, a, at);
 #pragma unroll
@@ -243,8 +264,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
   const int rank = cluster_rank();
   const int cluster = blockIdx.x / kClusterCtas;
   const int clusters = gridDim.x / kClusterCtas;
-  const int pairs = pairs_of(a);
-  const int tiles = pairs * a.word_tiles;
+  const int tiles = a.launch_pairs * a.word_tiles;
   StageCursor at;
   if (threadIdx.x < 128) {
     registers_shrink<40>();
@@ -253,7 +273,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
       const std::uint64_t pass = pass_policy();
       for (int t = cluster; t < tiles; t += clusters) {
         int pair, word;
-        tile_of(t, pairs, a, pair, word);
+        tile_of(t, a, pair, word);
         if (a.wanted != nullptr && a.wanted[pair] == 0) continue;
         const int row = (pair * kClusterCtas + rank) * kTileRows;
         const int half = word * kTileColumns + rank * (kTileColumns / 2);
@@ -276,7 +296,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
     float z[128];
     for (int t = cluster; t < tiles; t += clusters) {
       int pair, word;
-      tile_of(t, pairs, a, pair, word);
+      tile_of(t, a, pair, word);
       if (a.wanted != nullptr && a.wanted[pair] == 0) continue;
       int previous = -1;
       for (int k = 0; k < a.steps; ++k) {

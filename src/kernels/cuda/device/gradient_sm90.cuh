@@ -30,6 +30,8 @@ struct GradientArguments {
   ProductArguments weight;
   int early_tiles;  // of d_weight, done by the clusters that have one tile of d_hidden less
   int early_first;  // the first of those clusters; they are the last ones
+  unsigned* pace;
+  bool paced;  // worth it: what the clusters read is more than the second-level cache holds
   // Targets, apart in fp32.
   int targets_per_token;
   int first_word;
@@ -81,6 +83,10 @@ class TileSchedule {
   int hidden_, early_, late_;
 };
 
+inline constexpr int kStretch = 16;  // steps of d_hidden between two looks at the others
+constexpr __host__ __device__ int stretches_of(int steps) {
+  return (steps + kStretch - 1) / kStretch;
+}
 // Steps of a tile of d_hidden: all, or none where its tokens are ignored.
 __device__ __forceinline__ int hidden_steps(const GradientArguments& a, int pair) {
   return a.active != nullptr && a.active[pair] == 0 ? 0 : a.hidden.steps;
@@ -195,8 +201,11 @@ __device__ __forceinline__ void finish_product(float (&z)[128], const GradientAr
 }
 
 // The loads of one tile.
+//
+// d_hidden paces stretches of a tile (the first of them is `stretch`, `clusters` have such a tile).
 template <bool kHidden>
-__device__ __forceinline__ void load_tile(const TileMemory& memory, StageCursor& at,
+__device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clusters,
+                                          const TileMemory& memory, StageCursor& at,
                                           const CUtensorMap* block, const CUtensorMap* other,
                                           const GradientArguments& a, int tile) {
   const ProductArguments& p = kHidden ? a.hidden : a.weight;
@@ -205,27 +214,32 @@ __device__ __forceinline__ void load_tile(const TileMemory& memory, StageCursor&
   const int row = (pair * kClusterCtas + rank) * kTileRows;
   const int column = tile % p.column_tiles * kTileColumns + rank * (kTileColumns / 2);
   const int steps = kHidden ? hidden_steps(a, pair) : p.steps;
-  const std::uint64_t pass = pass_policy();
-  const std::uint64_t keep = keep_policy();  // hidden of the chunk: read for every 256 words
   for (int k = 0; k < steps; ++k) {
     if (!kHidden && !step_active(a, k)) continue;
+    if (kHidden && k % kStretch == 0) {
+      const int now = k / kStretch;
+      if (now > 0) pace.loaded(stretch + now - 1);
+      if (now > 1) pace.wait(stretch + now - 2, clusters);
+    }
     std::uint64_t* const full = memory.full + at.stage;
     barrier_wait(memory.empty + at.stage, at.phase ^ 1);
     barrier_expect(full, kStageBytes);
     unsigned char* const rows = memory.rows + at.stage * kRowBytes;
     if constexpr (kHidden) {
-      tma_load(rows, block, full, k * kStep, row, pass);
+      tma_load(rows, block, full, k * kStep, row);
     } else {
-      tma_load(rows, block, full, row, k * kStep, pass);
-      tma_load(rows + 8192, block, full, row + 64, k * kStep, pass);
+      tma_load(rows, block, full, row, k * kStep);
+      tma_load(rows + 8192, block, full, row + 64, k * kStep);
     }
     unsigned char* const columns =
         memory.columns + at.stage * kColumnBytes + rank * (kColumnBytes / 2);
-    tma_load_multicast(columns, other, full, column, k * kStep, (1 << kClusterCtas) - 1,
-                       kHidden ? pass : keep);
-    tma_load_multicast(columns + 8192, other, full, column + 64, k * kStep, (1 << kClusterCtas) - 1,
-                       kHidden ? pass : keep);
+    tma_load_multicast(columns, other, full, column, k * kStep, (1 << kClusterCtas) - 1);
+    tma_load_multicast(columns + 8192, other, full, column + 64, k * kStep,
+                       (1 << kClusterCtas) - 1);
     at.advance();
+  }
+  if (kHidden && steps == 0) {
+    for (int k = kStretch; k < p.steps; k += kStretch) pace.loaded(stretch + k / kStretch - 1);
   }
 }
 
@@ -299,12 +313,24 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
   if (threadIdx.x < 128) {
     registers_shrink<40>();
     if (threadIdx.x == 0) {
+      const Pace pace(a.paced ? a.pace : nullptr);
+      const int clusters = gridDim.x / kClusterCtas;
+      const int hidden_tiles = a.hidden.row_pairs * a.hidden.column_tiles;
+      const int stretches = stretches_of(a.hidden.steps);
+      const int first_late = (hidden_tiles + clusters - 1) / clusters * stretches;
+      int round = 0;  // of d_hidden
+      int late = 0;   // rounds that all clusters take part in
       while (schedule.next(is_hidden, tile)) {
         if (is_hidden) {
-          load_tile<true>(memory, at, &block_rows, &weight, a, tile);
-        } else {
-          load_tile<false>(memory, at, &block_columns, &hidden, a, tile);
+          load_tile<true>(pace, round * stretches, min(clusters, hidden_tiles - round * clusters),
+                          memory, at, &block_rows, &weight, a, tile);
+          ++round;
+          continue;
         }
+        const bool paced = tile >= a.early_tiles;
+        if (paced && late > 1) pace.wait(first_late + late - 2, clusters);
+        load_tile<false>(pace, 0, 0, memory, at, &block_columns, &hidden, a, tile);
+        if (paced) pace.loaded(first_late + late++);
       }
     }
   } else {

@@ -74,6 +74,24 @@ __device__ __forceinline__ std::uint64_t pass_policy() {
 
 // One box of a 2-D tensor map to shared memory; (x, y): x along the contiguous dimension.
 __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, std::uint64_t* bar,
+                                         int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+      "%4}], [%2];" ::"r"(smem_address(to)),
+      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(smem_address(bar)), "r"(x), "r"(y)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap* map,
+                                                   std::uint64_t* bar, int x, int y,
+                                                   std::uint16_t ctas) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
+      "cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_address(to)),
+      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(smem_address(bar)), "r"(x), "r"(y), "h"(ctas)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, std::uint64_t* bar,
                                          int x, int y, std::uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "

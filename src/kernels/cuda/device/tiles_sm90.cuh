@@ -67,6 +67,28 @@ struct StageCursor {
   }
 };
 
+// Keeps the clusters of a launch close together, so that what several of them read comes from DRAM
+// once: nobody begins a stretch before all have loaded the one before the last. Waits are bounded:
+// where not all clusters run at once, the pace is lost and nothing else.
+class Pace {
+ public:
+  // counters: 0 before the launch, one for each stretch; null: no pace.
+  __device__ __forceinline__ explicit Pace(unsigned* counters)
+      : counters_(counters), leads_(counters != nullptr && cluster_rank() == 0) {}
+  __device__ __forceinline__ void loaded(int stretch) const {
+    if (leads_) atomicAdd(counters_ + stretch, 1u);
+  }
+  __device__ __forceinline__ void wait(int stretch, int clusters) const {
+    if (!leads_) return;  // held by its partner
+    const volatile unsigned* const counter = counters_ + stretch;
+    for (int i = 0; i < 1000 && *counter < static_cast<unsigned>(clusters); ++i) __nanosleep(40);
+  }
+
+ private:
+  unsigned* counters_;
+  bool leads_;
+};
+
 // Register 4 i + 2 h + j of a thread's accumulators: row lane / 4 + 8 h of its warp's 16, column
 // 8 i + 2 (lane % 4) + j of the tile.
 __device__ __forceinline__ int accumulator_row() {  // of the 128, for h = 0
