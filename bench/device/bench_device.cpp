@@ -150,6 +150,7 @@ struct PlanCase {
   PlanKind kind;
   DType weight_dtype;
   std::size_t budget;
+  const char* kernel;
 };
 
 nlohmann::json measure(const Head& head, int repeat, const CublasGemm& cublas) {
@@ -180,11 +181,12 @@ nlohmann::json measure(const Head& head, int repeat, const CublasGemm& cublas) {
     });
   }
   const PlanCase cases[] = {
-      {"forward", PlanKind::forward, DType::f32, 64_MiB},
-      {"dense, fp32 d_weight", PlanKind::dense, DType::f32, 512_MiB},
-      {"dense, bf16 d_weight", PlanKind::dense, DType::bf16, 512_MiB + weights * 4},
-      {"stored, fp32 d_weight", PlanKind::stored, DType::f32, 512_MiB},
-      {"recompute, bf16 d_weight", PlanKind::recompute, DType::bf16, 256_MiB},
+      {"forward", PlanKind::forward, DType::f32, 64_MiB, ""},
+      {"dense, fp32 d_weight", PlanKind::dense, DType::f32, 512_MiB, ""},
+      {"dense, bf16 d_weight", PlanKind::dense, DType::bf16, 512_MiB + weights * 4, ""},
+      {"stored, fp32 d_weight", PlanKind::stored, DType::f32, 512_MiB, ""},
+      {"recompute, bf16 d_weight", PlanKind::recompute, DType::bf16, 256_MiB, ""},
+      {"cublas kernel, fp32 d_weight", PlanKind::dense, DType::f32, 2048_MiB, "cublas"},
   };
   std::vector<std::unique_ptr<PlanRun>> runs;
   for (const PlanCase& c : cases) {
@@ -274,7 +276,7 @@ void print(const nlohmann::json& head) {
               head["dim"].get<long long>(), head["vocab"].get<long long>(),
               head["floor_ms"].get<double>(), head["loss"].get<double>());
   for (const auto& row : head["rows"]) {
-    std::printf("  %-26s %9.3f ms %8.1f TFLOP/s", row["name"].get<std::string>().c_str(),
+    std::printf("  %-28s %9.3f ms %8.1f TFLOP/s", row["name"].get<std::string>().c_str(),
                 row["ms"].get<double>(), row["tflops"].get<double>());
     if (row.contains("workspace_bytes")) {
       std::printf("  ratio %.3f  predicted %8.3f ms  workspace %s", row.value("ratio", 0.0),

@@ -67,7 +67,10 @@ enum {
 };
 
 typedef int32_t logitless_device;
-enum { LOGITLESS_DEVICE_CPU = 0 };
+enum {
+  LOGITLESS_DEVICE_CPU = 0,
+  LOGITLESS_DEVICE_CUDA = 1 /* all pointers of tensors and workspaces are the GPU's */
+};
 
 typedef struct logitless_context logitless_context;
 typedef struct logitless_plan logitless_plan;
@@ -115,13 +118,14 @@ typedef void (*logitless_trace_function)(const char* line, void* user);
 
 typedef struct logitless_context_options {
   size_t struct_size;
-  logitless_device device; /* LOGITLESS_DEVICE_CPU */
+  logitless_device device; /* default LOGITLESS_DEVICE_CPU */
   int32_t threads;         /* 0: OMP_NUM_THREADS, or all cores of the affinity mask */
   const char* kernel; /* the one kernel to use; NULL or "": LOGITLESS_CPU, or else the best for each
                          problem */
   logitless_trace_function trace; /* text of each decision, on the calling thread; NULL: none */
   void* trace_user;               /* handed to trace */
-  void* stream;                   /* stream of a device; must be NULL on the CPU */
+  void* stream;         /* cudaStream_t that work is enqueued on; must be NULL on the CPU */
+  int32_t device_index; /* of GPUs: the thread's current one */
 } logitless_context_options;
 LOGITLESS_API void logitless_context_options_init(logitless_context_options* options,
                                                   size_t struct_size);
@@ -315,6 +319,13 @@ LOGITLESS_API logitless_status logitless_cross_entropy(
     const logitless_cross_entropy_options* options, const logitless_cross_entropy_inputs* inputs,
     const logitless_cross_entropy_outputs* outputs, void* workspace, size_t workspace_bytes,
     logitless_loss_statistics* statistics);
+
+/* On a GPU logitless_cross_entropy only enqueues and fills tokens alone. This waits for the stream,
+ * and returns what the last call that used the workspace found, a bad target as an error. */
+LOGITLESS_API logitless_status logitless_device_statistics(const logitless_context* context,
+                                                           const logitless_plan* plan,
+                                                           void* workspace, size_t workspace_bytes,
+                                                           logitless_loss_statistics* statistics);
 
 /* ---- The head: differentiable outputs of each token
  * ------------------------------------------------------------------ */

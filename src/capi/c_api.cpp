@@ -87,12 +87,15 @@ Workspace workspace_of(const LossPlan& plan, void* data, std::size_t bytes) {
 
 ContextOptions context_options_from(const logitless_context_options* from) {
   const logitless_context_options c = read_optional_struct(from, "options");
-  if (c.device != LOGITLESS_DEVICE_CPU) {
-    throw Unsupported(concat("options.device: ", c.device,
-                             " is not in this build; expected LOGITLESS_DEVICE_CPU"));
+  if (c.device != LOGITLESS_DEVICE_CPU && c.device != LOGITLESS_DEVICE_CUDA) {
+    throw Unsupported(
+        concat("options.device: ", c.device,
+               " is unknown; expected LOGITLESS_DEVICE_CPU or LOGITLESS_DEVICE_CUDA"));
   }
-  require(c.stream == nullptr, "options.stream: the CPU has no streams, expected NULL");
   ContextOptions options;
+  options.device = c.device == LOGITLESS_DEVICE_CUDA ? DeviceKind::cuda : DeviceKind::cpu;
+  options.device_index = c.device_index;
+  options.stream = c.stream;
   options.threads = c.threads;
   if (c.kernel != nullptr) options.kernel = c.kernel;
   if (c.trace != nullptr) {
@@ -101,6 +104,17 @@ ContextOptions context_options_from(const logitless_context_options* from) {
     };
   }
   return options;
+}
+
+void write_statistics(const LossStatistics& made, logitless_loss_statistics* to) {
+  auto c = defaults<logitless_loss_statistics>();
+  c.tokens = made.tokens;
+  c.valid_tokens = made.valid_tokens;
+  c.correct = made.correct;
+  c.normalizer = made.normalizer;
+  c.mean_lse = made.mean_lse;
+  c.mean_log_prob = made.mean_log_prob;
+  write_struct(c, to, "statistics");
 }
 
 // The names, kept for as long as the library is loaded; empty if they cannot be had.
@@ -306,14 +320,21 @@ logitless_status logitless_cross_entropy(logitless_context* context, const logit
         cross_entropy(context_of(context), p, options_from(options), inputs_from(inputs),
                       outputs_from(outputs), workspace_of(p, workspace, workspace_bytes));
     if (statistics == nullptr) return;
-    auto c = defaults<logitless_loss_statistics>();
-    c.tokens = made.tokens;
-    c.valid_tokens = made.valid_tokens;
-    c.correct = made.correct;
-    c.normalizer = made.normalizer;
-    c.mean_lse = made.mean_lse;
-    c.mean_log_prob = made.mean_log_prob;
-    write_struct(c, statistics, "statistics");
+    write_statistics(made, statistics);
+  });
+}
+
+logitless_status logitless_device_statistics(const logitless_context* context,
+                                             const logitless_plan* plan, void* workspace,
+                                             size_t workspace_bytes,
+                                             logitless_loss_statistics* statistics) {
+  return guarded([&] {
+    require_pointer(statistics, "statistics");
+    check_struct_size(statistics, "statistics");
+    const LossPlan& p = plan_of(plan);
+    write_statistics(
+        device_statistics(context_of(context), p, workspace_of(p, workspace, workspace_bytes)),
+        statistics);
   });
 }
 

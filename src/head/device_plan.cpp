@@ -12,12 +12,19 @@ namespace {
 constexpr std::size_t kDefaultBudget = 512_MiB;
 constexpr std::int64_t kPair = 256;  // tokens of a pair of tiles, words of a tile
 
-// An H200 at its sustained clock; fitted from bench_head --device cuda (docs/benchmarks.md).
-constexpr double kForwardFlops = 690e12;
-constexpr double kProductFlops = 690e12;
-constexpr double kBytesPerSecond = 3.5e12;
-constexpr double kChunkSeconds = 60e-6;  // small kernels and launches
-constexpr double kSlabSeconds = 20e-6;
+// Seconds of the parts of a plan, fitted to an H200 at its sustained clock with bench_head --device
+// cuda (docs/benchmarks.md).
+struct Rates {
+  double forward_flops;
+  double product_flops;
+  double logit_seconds;     // of each exponential that the products do not hide
+  double bytes_per_second;  // of what is written and read beyond the operands, partly hidden
+  double chunk_seconds;     // small kernels and launches
+  double slab_seconds;
+};
+constexpr Rates kHopper = {695e12, 690e12, 0.3e-12, 7.6e12, 100e-6, 60e-6};
+constexpr Rates kCublasNarrow = {600e12, 600e12, 0.0, 3.0e12, 150e-6, 0.0};
+constexpr Rates kCublasF32 = {45e12, 45e12, 0.0, 3.0e12, 150e-6, 0.0};
 
 class DevicePlanner {
  public:
@@ -135,23 +142,29 @@ class DevicePlanner {
     const auto d = static_cast<double>(shape_.dim);
     const double pass = 2.0 * n * v * d;
     const double chunks = std::ceil(n / static_cast<double>(sizes.chunk));
-    double out = pass / kForwardFlops + chunks * kChunkSeconds;
-    if (sizes.slab == 0) return out;
-    const double slabs = (sizes.stored > 0 ? 1.0 : 0.0) +
-                         std::ceil(static_cast<double>(shape_.vocab - sizes.stored) /
-                                   static_cast<double>(sizes.slab));
-    out += again(sizes) * pass / kForwardFlops + chunks * slabs * kSlabSeconds;
-    double bytes = 2.0 * n * v * 2.0;  // the block, written and read
-    if (features_.d_hidden) {
-      out += pass / kProductFlops;
-      bytes += slabs * n * d * 8.0;
+    const Rates& r = !kernel_.keeps_logits        ? kHopper
+                     : shape_.dtype == DType::f32 ? kCublasF32
+                                                  : kCublasNarrow;
+    const double forward = pass / r.forward_flops + n * v * r.logit_seconds;
+    double out = forward + chunks * r.chunk_seconds;
+    double bytes = kernel_.keeps_logits ? 4.0 * 4.0 * n * v : 0.0;  // fp32 logits, four times
+    if (sizes.slab > 0) {
+      const double slabs = (sizes.stored > 0 ? 1.0 : 0.0) +
+                           std::ceil(static_cast<double>(shape_.vocab - sizes.stored) /
+                                     static_cast<double>(sizes.slab));
+      out += again(sizes) * forward + chunks * slabs * r.slab_seconds;
+      bytes += 3.0 * n * v * (shape_.dtype == DType::f32 ? 4.0 : 2.0);  // the block
+      if (features_.d_hidden) {
+        out += pass / r.product_flops;
+        bytes += (slabs - 1.0) * n * d * 8.0;
+      }
+      if (features_.d_weight) {
+        out += pass / r.product_flops;
+        bytes += (chunks - 1.0) * v * d * 8.0;
+        if (sums_weight(kernel_, tokens_, features_, sizes)) bytes += v * d * 10.0;
+      }
     }
-    if (features_.d_weight) {
-      out += pass / kProductFlops;
-      bytes += (chunks - 1.0) * v * d * 8.0;
-      if (features_.d_weight_dtype != DType::f32 && chunks > 1.0) bytes += v * d * 6.0;
-    }
-    return out + bytes / kBytesPerSecond;
+    return out + bytes / r.bytes_per_second;
   }
 
   const cuda::DeviceKernel& kernel_;

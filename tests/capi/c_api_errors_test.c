@@ -250,6 +250,11 @@ static void test_contexts(void) {
   options.device = 3;
   check_error("device", logitless_context_create(&options, &context), LOGITLESS_UNSUPPORTED,
               "device: 3");
+  logitless_context_options_init(&options, sizeof options);
+  options.device = LOGITLESS_DEVICE_CUDA;
+  options.device_index = 1000;
+  check_error("device_index", logitless_context_create(&options, &context), LOGITLESS_UNSUPPORTED,
+              "device");
   CHECK(context == NULL, "a failed call wrote its output");
 }
 
