@@ -186,7 +186,8 @@ nlohmann::json measure(const Head& head, int repeat, const CublasGemm& cublas) {
       {"dense, bf16 d_weight", PlanKind::dense, DType::bf16, 512_MiB + weights * 4, ""},
       {"stored, fp32 d_weight", PlanKind::stored, DType::f32, 512_MiB, ""},
       {"recompute, bf16 d_weight", PlanKind::recompute, DType::bf16, 256_MiB, ""},
-      {"cublas kernel, fp32 d_weight", PlanKind::dense, DType::f32, 2048_MiB, "cublas"},
+      {"dense, fp32, 2 GiB", PlanKind::dense, DType::f32, 2048_MiB, ""},
+      {"cublas kernel, fp32, 2 GiB", PlanKind::dense, DType::f32, 2048_MiB, "cublas"},
   };
   std::vector<std::unique_ptr<PlanRun>> runs;
   for (const PlanCase& c : cases) {
@@ -200,8 +201,9 @@ nlohmann::json measure(const Head& head, int repeat, const CublasGemm& cublas) {
       run->out.d_weight = TensorView(d_weight.data(), c.weight_dtype, {s.vocab, s.dim});
     }
     try {
-      run->plan =
-          plan_cross_entropy(options, run->in, run->out, {context.device(), c.budget, c.kind, 0.0});
+      DeviceLimits limits = context.device();
+      limits.kernel = c.kernel;
+      run->plan = plan_cross_entropy(options, run->in, run->out, {limits, c.budget, c.kind, 0.0});
     } catch (const Error& error) {
       std::fprintf(stderr, "%s: %s: %s\n", s.name.c_str(), c.name, error.what());
       continue;

@@ -22,8 +22,8 @@ struct Rates {
   double chunk_seconds;     // small kernels and launches
   double slab_seconds;
 };
-constexpr Rates kHopper = {695e12, 690e12, 0.3e-12, 7.6e12, 100e-6, 60e-6};
-constexpr Rates kCublasNarrow = {600e12, 600e12, 0.0, 3.0e12, 150e-6, 0.0};
+constexpr Rates kHopper = {695e12, 690e12, 0.3e-12, 7.6e12, 100e-6, 90e-6};
+constexpr Rates kCublasNarrow = {600e12, 600e12, 0.0, 3.5e12, 150e-6, 0.0};
 constexpr Rates kCublasF32 = {45e12, 45e12, 0.0, 3.0e12, 150e-6, 0.0};
 
 class DevicePlanner {
