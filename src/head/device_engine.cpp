@@ -67,6 +67,9 @@ DeviceEngine::DeviceEngine(const Context& context, const LossPlan& plan, const H
   all.stream = context.stream();
   all.bad_target = &statistics()->bad_target;
   all.workspace = base_ + layout_.forward;
+  cuda::ForwardShape chunk = forward_shape(plan.shape, plan.features);
+  chunk.tokens = std::min(sizes_.chunk, std::max<std::int64_t>(plan.shape.tokens, 1));
+  forward_bytes_ = kernel_.workspace_bytes(chunk);
 }
 
 cuda::DeviceStatistics* DeviceEngine::statistics() const {
@@ -233,6 +236,7 @@ void DeviceEngine::products(const cuda::BlockCall& block, bool first_chunk, bool
   p.rows = block.rows;
   p.active = kernel_.keeps_logits ? nullptr : c.active;
   p.kernel_workspace = c.workspace;
+  p.kernel_workspace_bytes = forward_bytes_;
   p.stream = c.stream;
   if (smooths_apart(features_)) {
     const float* const omega = c.omega == nullptr ? nullptr : c.omega + block.first_word;

@@ -71,6 +71,7 @@ class DeviceEngine {
   DeviceLayout layout_;
   std::int64_t layout_tokens_;  // of the plan
   std::byte* base_;
+  std::size_t forward_bytes_ = 0;  // of the kernel's workspace
   cuda::GradientOutput d_hidden_, d_weight_, d_bias_;
   // Where sums go: the outputs themselves, or fp32 in the workspace that is rounded in the end.
   bool round_hidden_ = false;

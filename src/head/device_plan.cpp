@@ -186,7 +186,8 @@ cuda::ForwardShape forward_shape(const HeadShape& shape, const HeadFeatures& fea
           features.targets_per_token,
           features.entropy,
           features.label_smoothing,
-          features.argmax};
+          features.argmax,
+          wants_gradients(features)};
 }
 
 DeviceLayout layout_device(const cuda::DeviceKernel& kernel, const HeadShape& shape,

@@ -105,6 +105,7 @@ struct ProductsCall {
   GradientOutput d_weight;
   const int* active = nullptr;       // ForwardCall's; null: all
   void* kernel_workspace = nullptr;  // the forward call's
+  std::size_t kernel_workspace_bytes = 0;
   Stream stream = nullptr;
 };
 

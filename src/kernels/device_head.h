@@ -74,6 +74,7 @@ struct ForwardShape {
   bool entropy = false;
   bool weighted_sum = false;
   bool argmax = false;
+  bool gradients = false;  // calls of gradient_products follow
 };
 
 // Exponentials or gradients of the logits of a chunk of tokens, [tokens, words], in the dtype of

@@ -8,8 +8,9 @@ namespace logitless::cuda {
 // head_forward_sm90.cu, head_gradient_sm90.cu: with forward, of device_head.h.
 void gradient_block(const BlockCall& call);
 void gradient_products(const ProductsCall& call);
-// Bytes at the start of kernel_workspace that gradient_products uses.
-std::size_t pace_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words);
+// What gradient_products needs of kernel_workspace for a chunk, and blocks of at most so many
+// words.
+std::size_t products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words);
 
 // head_cublas.cu.
 std::string cublas_unsupported(const ForwardShape& shape);

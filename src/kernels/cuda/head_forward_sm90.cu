@@ -18,8 +18,6 @@ struct ForwardLayout {
         token_pairs(rows / kClusterRows),
         word_tiles(ceil_div(s.vocab, kTileColumns)) {
     const std::int64_t map = rows * word_tiles * 4;
-    pace =
-        take(static_cast<std::int64_t>(pace_bytes(s.tokens, s.dim, s.vocab)));  // of the gradients
     reference = take(rows * 4);
     target_logits = take(s.tokens * s.targets_per_token * 4);
     active = take((token_pairs + 1) * 4);
@@ -38,7 +36,7 @@ struct ForwardLayout {
 
   std::int64_t rows, token_pairs, word_tiles;
   std::size_t total = 0;
-  std::size_t pace, reference, target_logits, active, overflowed, sums, entropy, weighted, best,
+  std::size_t reference, target_logits, active, overflowed, sums, entropy, weighted, best,
       best_index;
 };
 
@@ -98,7 +96,10 @@ std::string forward_unsupported(const ForwardCall& c) {
 }
 
 std::size_t forward_workspace_bytes(const ForwardShape& shape) {
-  return ForwardLayout(shape).total;
+  const std::size_t forward = ForwardLayout(shape).total;
+  // The products come when the forward's is free again.
+  return shape.gradients ? std::max(forward, products_bytes(shape.tokens, shape.dim, shape.vocab))
+                         : forward;
 }
 
 void forward(const ForwardCall& c) {

@@ -44,13 +44,42 @@ void require_map(const char* name, const void* data, std::int64_t stride, DType 
 
 }  // namespace
 
+namespace {
+
+// Parts of d_hidden: more than one where its tiles are so few and so long that the clusters with
+// none would be done with d_weight before them. From sizes alone, for 66 clusters (an H200).
+int parts_of_hidden(std::int64_t tokens, std::int64_t dim) {
+  constexpr double kClusters = 66.0;
+  constexpr double kFinish = 5.0;  // as balance has it
+  const auto columns = static_cast<double>(ceil_div(dim, kTileColumns));
+  const auto tiles = static_cast<double>(ceil_div(tokens, kClusterRows)) * columns;
+  // Steps of a tile to the steps of a cluster if all had the same; both go with the words.
+  const double share =
+      kClusters /
+      (tiles + columns * (static_cast<double>(ceil_div(tokens, kStep)) + kFinish) / 4.0);
+  return share > 0.95 ? static_cast<int>(std::min(8.0, std::ceil(2.0 * share))) : 1;
+}
+
 // Counters of Pace, whatever the number of multiprocessors.
 std::size_t pace_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words) {
   const std::int64_t column_tiles = ceil_div(dim, kTileColumns);
   const std::int64_t hidden = ceil_div(tokens, kClusterRows) * column_tiles;
   const std::int64_t weight = ceil_div(words, kClusterRows) * column_tiles;
   const int stretches = stretches_of(static_cast<int>(ceil_div(words, kStep)));
-  return static_cast<std::size_t>(hidden * stretches + weight) * sizeof(unsigned);
+  const auto bytes = static_cast<std::size_t>(hidden * stretches + weight) * sizeof(unsigned);
+  return (bytes + 255) / 256 * 256;
+}
+
+std::size_t workspace_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words, int parts) {
+  const std::int64_t sums = parts == 1 ? 0 : parts * padded_tokens(tokens) * dim;
+  return pace_bytes(tokens, dim, words) * static_cast<std::size_t>(parts) +
+         static_cast<std::size_t>(sums) * sizeof(float);
+}
+
+}  // namespace
+
+std::size_t products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words) {
+  return workspace_bytes(tokens, dim, words, parts_of_hidden(tokens, dim));
 }
 
 void gradient_products(const ProductsCall& c) {
@@ -60,6 +89,23 @@ void gradient_products(const ProductsCall& c) {
   GradientArguments a{};
   a.hidden = product(c.d_hidden, c.tokens, c.dim, c.block_words);
   a.hidden.factor = c.factor;
+  a.hidden_pairs = a.hidden.row_pairs;
+  a.hidden_steps = a.hidden.steps;
+  int parts = c.d_hidden.data != nullptr ? parts_of_hidden(c.tokens, c.dim) : 1;
+  // The last chunk may want more of them than those that the workspace is made for.
+  while (parts > 1 &&
+         workspace_bytes(c.tokens, c.dim, c.block_words, parts) > c.kernel_workspace_bytes)
+    --parts;
+  const std::size_t paces =
+      pace_bytes(c.tokens, c.dim, c.block_words) * static_cast<std::size_t>(parts);
+  auto* const part_sums =
+      reinterpret_cast<float*>(static_cast<std::byte*>(c.kernel_workspace) + paces);
+  if (parts > 1) {
+    a.hidden.row_pairs *= parts;
+    a.hidden.steps = static_cast<int>(ceil_div(a.hidden.steps, parts));
+    a.hidden.add = false;
+    a.hidden.narrow = false;
+  }
   if (c.weight_sum != nullptr) {
     a.hidden.column_part = c.weight_sum;
     a.hidden.row_part = &c.rows->gamma;
@@ -98,9 +144,11 @@ void gradient_products(const ProductsCall& c) {
                  : weight;
   if (has_hidden) require_map("d_hidden", c.d_hidden.data, c.d_hidden.stride, c.d_hidden.dtype);
   if (has_weight) require_map("d_weight", c.d_weight.data, c.d_weight.stride, c.d_weight.dtype);
-  const CUtensorMap d_hidden = has_hidden ? matrix_map(c.d_hidden.data, c.d_hidden.dtype, c.tokens,
-                                                       c.dim, c.d_hidden.stride, 64)
-                                          : weight;
+  const CUtensorMap d_hidden =
+      !has_hidden ? weight
+      : parts > 1
+          ? matrix_map(part_sums, DType::f32, parts * padded_tokens(c.tokens), c.dim, c.dim, 64)
+          : matrix_map(c.d_hidden.data, c.d_hidden.dtype, c.tokens, c.dim, c.d_hidden.stride, 64);
   const CUtensorMap d_weight = has_weight ? matrix_map(c.d_weight.data, c.d_weight.dtype,
                                                        c.block_words, c.dim, c.d_weight.stride, 64)
                                           : weight;
@@ -124,12 +172,25 @@ void gradient_products(const ProductsCall& c) {
   a.paced = ceil_div(c.dim, kTileColumns) >= kPacedColumns &&
             (!has_hidden || a.hidden.steps >= kPacedSteps);
   if (a.paced) {
-    require_cuda(cudaMemsetAsync(a.pace, 0, pace_bytes(c.tokens, c.dim, c.block_words), stream),
-                 "pace");
+    require_cuda(cudaMemsetAsync(a.pace, 0, paces, stream), "pace");
   }
   kernel<<<clusters * kClusterCtas, kTileThreads, kTileShared, stream>>>(
       block_rows, block_columns, weight, hidden, d_hidden, d_weight, a);
   require_cuda(cudaGetLastError(), "gradient kernel");
+  if (parts > 1) {
+    const auto columns = static_cast<int>(c.dim);
+    const auto rows = static_cast<unsigned>(c.tokens);
+    if (c.d_hidden.dtype == DType::f32) {
+      add_parts<<<rows, 128, 0, stream>>>(a, part_sums, columns,
+                                          static_cast<float*>(c.d_hidden.data), c.d_hidden.stride,
+                                          c.d_hidden.add);
+    } else {
+      add_parts<<<rows, 128, 0, stream>>>(a, part_sums, columns,
+                                          static_cast<__nv_bfloat16*>(c.d_hidden.data),
+                                          c.d_hidden.stride, false);
+    }
+    require_cuda(cudaGetLastError(), "parts of d_hidden");
+  }
   if (!has_weight || entries) return;
   const dim3 grid(static_cast<unsigned>(c.tokens * c.targets_per_token),
                   static_cast<unsigned>(ceil_div(c.dim, 256)));

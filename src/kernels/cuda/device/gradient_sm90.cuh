@@ -26,7 +26,11 @@ struct ProductArguments {
 };
 
 struct GradientArguments {
+  // With several parts each contracts a run of the steps, and hidden is their results one below the
+  // other, 256 row_pairs of rows each: row_pairs are those of all parts, steps those of one.
   ProductArguments hidden;
+  int hidden_pairs;  // of one part
+  int hidden_steps;  // of all parts
   ProductArguments weight;
   int early_tiles;  // of d_weight, done by the clusters that have one tile of d_hidden less
   int early_first;  // the first of those clusters; they are the last ones
@@ -87,9 +91,13 @@ inline constexpr int kStretch = 16;  // steps of d_hidden between two looks at t
 constexpr __host__ __device__ int stretches_of(int steps) {
   return (steps + kStretch - 1) / kStretch;
 }
-// Steps of a tile of d_hidden: all, or none where its tokens are ignored.
+// The first step of a tile of d_hidden, and how many: none where its tokens are ignored.
+__device__ __forceinline__ int first_step(const GradientArguments& a, int pair) {
+  return pair / a.hidden_pairs * a.hidden.steps;
+}
 __device__ __forceinline__ int hidden_steps(const GradientArguments& a, int pair) {
-  return a.active != nullptr && a.active[pair] == 0 ? 0 : a.hidden.steps;
+  if (a.active != nullptr && a.active[pair % a.hidden_pairs] == 0) return 0;
+  return min(a.hidden.steps, a.hidden_steps - first_step(a, pair));
 }
 // Whether a step of d_weight has a token that counts.
 __device__ __forceinline__ bool step_active(const GradientArguments& a, int k) {
@@ -163,6 +171,7 @@ template <bool kHidden, bool kRankOne, bool kEntries>
 __device__ __forceinline__ void finish_product(float (&z)[128], const GradientArguments& a, int row,
                                                int column) {
   const ProductArguments& p = kHidden ? a.hidden : a.weight;
+  if (kHidden && a.hidden.row_pairs > a.hidden_pairs) return;  // add_parts does it
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int r = row + 8 * h;
@@ -211,13 +220,14 @@ __device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clu
   const ProductArguments& p = kHidden ? a.hidden : a.weight;
   const int rank = cluster_rank();
   const int pair = tile / p.column_tiles;
-  const int row = (pair * kClusterCtas + rank) * kTileRows;
+  const int row = ((kHidden ? pair % a.hidden_pairs : pair) * kClusterCtas + rank) * kTileRows;
   const int column = tile % p.column_tiles * kTileColumns + rank * (kTileColumns / 2);
+  const int begin = kHidden ? first_step(a, pair) : 0;
   const int steps = kHidden ? hidden_steps(a, pair) : p.steps;
-  for (int k = 0; k < steps; ++k) {
+  for (int k = begin; k < begin + steps; ++k) {
     if (!kHidden && !step_active(a, k)) continue;
-    if (kHidden && k % kStretch == 0) {
-      const int now = k / kStretch;
+    if (kHidden && (k - begin) % kStretch == 0) {
+      const int now = (k - begin) / kStretch;
       if (now > 0) pace.loaded(stretch + now - 1);
       if (now > 1) pace.wait(stretch + now - 2, clusters);
     }
@@ -238,8 +248,10 @@ __device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clu
                        (1 << kClusterCtas) - 1);
     at.advance();
   }
-  if (kHidden && steps == 0) {
-    for (int k = kStretch; k < p.steps; k += kStretch) pace.loaded(stretch + k / kStretch - 1);
+  if (kHidden && steps < p.steps) {  // others may wait for stretches that this tile has not
+    const int made = max(stretches_of(steps) - 1, 0);
+    for (int k = (made + 1) * kStretch; k < p.steps; k += kStretch)
+      pace.loaded(stretch + k / kStretch - 1);
   }
 }
 
@@ -287,6 +299,41 @@ __global__ void __launch_bounds__(128) add_targets(const GradientArguments a, in
   auto* const to = reinterpret_cast<float2*>(out + word * stride + column);
   const float2 held = *to;
   *to = make_float2(held.x + sum.x, held.y + sum.y);
+}
+
+// d_hidden from the sums of its parts, as finish_product has it. A block for each token.
+template <typename T>
+__global__ void __launch_bounds__(128)
+    add_parts(const GradientArguments a, const float* parts, int columns, T* out,
+              std::int64_t stride, bool add) {
+  const int row = static_cast<int>(blockIdx.x);
+  const int count = a.hidden.row_pairs / a.hidden_pairs;
+  const std::int64_t part = static_cast<std::int64_t>(a.hidden_pairs) * kClusterRows * columns;
+  const float factor = a.hidden.factor[row];
+  const bool smooths = a.hidden.column_part != nullptr;
+  const float share = smooths ? a.hidden.row_part[row * a.hidden.row_part_stride] : 0.0f;
+  for (int c = static_cast<int>(threadIdx.x); c < columns; c += 128) {
+    float value = 0.0f;
+    for (int p = 0; p < count; ++p)
+      value += parts[p * part + static_cast<std::int64_t>(row) * columns + c];
+    value *= factor;
+    if (smooths) value = fmaf(share, a.hidden.column_part[c], value);
+    for (int k = 0; k < a.targets_per_token; ++k) {
+      const int slot = row * a.targets_per_token + k;
+      const float coefficient = a.coefficient[slot];
+      if (coefficient == 0.0f) continue;
+      value = fmaf(
+          coefficient,
+          __bfloat162float(a.weight_rows[(a.words[slot] - a.first_word) * a.weight_stride + c]),
+          value);
+    }
+    T& to = out[row * stride + c];
+    if constexpr (sizeof(T) == 2) {
+      to = __float2bfloat16(value);  // add: never, see sums_hidden
+    } else {
+      to = add ? to + value : value;
+    }
+  }
 }
 
 // kRankOne: some output has a column part. kEntries: d_weight gets its targets here; where it is
