@@ -172,7 +172,7 @@ void DeviceEngine::run(const ChunkFunction& tokens) {
 
 cuda::TargetOrder DeviceEngine::target_order() const {
   return {at<std::int32_t>(layout_.words), at<std::int32_t>(layout_.slots),
-          at<std::int32_t>(layout_.places)};
+          at<std::int32_t>(layout_.places), at<std::int32_t>(layout_.counts)};
 }
 cuda::TargetEntries DeviceEngine::target_entries() const {
   return {at<std::int32_t>(layout_.entry_begin), at<std::int32_t>(layout_.entry_words),

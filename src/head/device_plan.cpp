@@ -223,6 +223,7 @@ DeviceLayout layout_device(const cuda::DeviceKernel& kernel, const HeadShape& sh
   out.words = take(slots * 4);
   out.slots = take(slots * 4);
   out.places = take(slots * 4);
+  out.counts = take(2 * (shape.vocab + 2) * 4, slots > cuda::kFewTargets);
   out.entry_begin = take((sizes.slab + 1) * 4);
   out.entry_words = take(slots * 4);
   out.entry_tokens = take(slots * 4);

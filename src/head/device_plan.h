@@ -35,6 +35,7 @@ struct DeviceLayout {
   std::size_t words = 0;          // i32 [C, K], of TargetOrder
   std::size_t slots = 0;          // i32 [C, K]
   std::size_t places = 0;         // i32 [C, K]
+  std::size_t counts = 0;         // i32 [2 (V + 2)], of many targets
   std::size_t entry_begin = 0;    // i32 [slab + 1], of TargetEntries
   std::size_t entry_words = 0;    // i32 [C, K]
   std::size_t entry_tokens = 0;   // i32 [C, K]

@@ -241,6 +241,32 @@ TEST_F(CudaCrossEntropy, IgnoredTokensLeaveNoTrace) {
   }
 }
 
+// More targets in a chunk than are ordered by comparing all pairs; some words many times.
+TEST_F(CudaCrossEntropy, ManyTargetsAToken) {
+  HeadSpec spec = spec_of();
+  spec.tokens = 300;
+  spec.per_token = 64;
+  ASSERT_GT(spec.tokens * spec.per_token, cuda::kFewTargets);
+  HeadProblem problem(spec);
+  for (std::int64_t slot = 0; slot < spec.tokens * spec.per_token; slot += 5)
+    if (problem.targets.get(slot) >= 0) problem.targets.set(slot, 7);
+  problem.refresh_oracle();
+  for (const std::string& kernel : kernels()) {
+    for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute}) {
+      if (!offers(kernel, kind)) continue;
+      SCOPED_TRACE(kernel + " " + std::string(name_of(kind)));
+      RunSpec run;
+      run.kernel = kernel;
+      run.plan = kind;
+      expect_matches_oracle(problem, run);
+      run.gradient_dtype = DType::bf16;
+      const HeadAnswer first = run_head(problem, run);
+      const HeadAnswer again = run_head(problem, run);
+      EXPECT_EQ(first.d_weight.bytes(), again.d_weight.bytes());
+    }
+  }
+}
+
 TEST_F(CudaCrossEntropy, ExplainsWhichKernelAndWhyNotTheOther) {
   HeadShape shape{100, 20, 300, DType::bf16};
   HeadFeatures features;

@@ -41,10 +41,71 @@ __global__ void __launch_bounds__(kThreads)
   atomicAdd(places + slot, before);  // of integers: in any order
 }
 
+// With counts: those of each word, those before it, slots in any order among equals, and then in
+// theirs. Word vocab stands for none.
+__device__ __forceinline__ std::int32_t counted_word(std::int32_t word, std::int32_t vocab) {
+  return word == kNoWord ? vocab : word;
+}
+__global__ void __launch_bounds__(kThreads)
+    count_words(const std::int32_t* words, std::int32_t count, std::int32_t vocab,
+                std::int32_t* counts) {
+  const auto slot = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
+  if (slot < count) atomicAdd(counts + counted_word(words[slot], vocab) + 1, 1);
+}
+
+constexpr int kScanThreads = 1024;
+// counts[j] = sum of counts[0 .. j], and a copy; one block.
+__global__ void __launch_bounds__(kScanThreads)
+    sum_counts(std::int32_t* counts, std::int32_t length, std::int32_t* copy) {
+  __shared__ std::int32_t sums[kScanThreads];
+  const std::int32_t run = (length + kScanThreads - 1) / kScanThreads;
+  const std::int32_t begin = min(length, static_cast<std::int32_t>(threadIdx.x) * run);
+  const std::int32_t end = min(length, begin + run);
+  std::int32_t mine = 0;
+  for (std::int32_t j = begin; j < end; ++j) mine += counts[j];
+  sums[threadIdx.x] = mine;
+  __syncthreads();
+  for (int step = 1; step < kScanThreads; step *= 2) {
+    const std::int32_t before =
+        static_cast<int>(threadIdx.x) >= step ? sums[threadIdx.x - step] : 0;
+    __syncthreads();
+    sums[threadIdx.x] += before;
+    __syncthreads();
+  }
+  std::int32_t total = sums[threadIdx.x] - mine;
+  for (std::int32_t j = begin; j < end; ++j) {
+    total += counts[j];
+    counts[j] = total;
+    copy[j] = total;
+  }
+}
+__global__ void __launch_bounds__(kThreads)
+    scatter_slots(const std::int32_t* words, std::int32_t count, std::int32_t vocab,
+                  std::int32_t* next, std::int32_t* slots) {
+  const auto slot = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
+  if (slot < count) slots[atomicAdd(next + counted_word(words[slot], vocab), 1)] = slot;
+}
+__global__ void __launch_bounds__(kThreads)
+    rank_equals(const std::int32_t* words, std::int32_t count, std::int32_t vocab,
+                const std::int32_t* counts, const std::int32_t* scattered, std::int32_t* places) {
+  const auto slot = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
+  if (slot >= count) return;
+  const std::int32_t word = counted_word(words[slot], vocab);
+  if (word == vocab) {  // nobody looks at these: they stay where they are
+    places[slot] = -1;
+    return;
+  }
+  const std::int32_t first = counts[word];
+  std::int32_t place = first;
+  const std::int32_t end = counts[word + 1];
+  for (std::int32_t i = first; i < end; ++i) place += scattered[i] < slot ? 1 : 0;
+  places[slot] = place;
+}
+
 __global__ void __launch_bounds__(kThreads)
     place_slots(const std::int32_t* places, std::int32_t count, std::int32_t* slots) {
   const auto slot = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
-  if (slot < count) slots[places[slot]] = slot;
+  if (slot < count && places[slot] >= 0) slots[places[slot]] = slot;
 }
 
 // begin [words + 1]: where a word would stand in the order; and the entries in it.
@@ -94,12 +155,27 @@ void order_targets(const ForwardCall& c, const TargetOrder& order) {
   const auto stream = static_cast<cudaStream_t>(c.stream);
   read_words<<<blocks_of(count), kThreads, 0, stream>>>(c, order.words);
   require_cuda(cudaGetLastError(), "words of the targets");
-  require_cuda(cudaMemsetAsync(order.places, 0, static_cast<std::size_t>(count) * 4, stream),
-               "order of the targets");
-  const dim3 pairs(blocks_of(count), static_cast<unsigned>((count + kOthers - 1) / kOthers));
   const auto slots = static_cast<std::int32_t>(count);
-  rank_slots<<<pairs, kThreads, 0, stream>>>(order.words, slots, order.places);
-  require_cuda(cudaGetLastError(), "order of the targets");
+  if (count <= kFewTargets) {
+    require_cuda(cudaMemsetAsync(order.places, 0, static_cast<std::size_t>(count) * 4, stream),
+                 "order of the targets");
+    const dim3 pairs(blocks_of(count), static_cast<unsigned>((count + kOthers - 1) / kOthers));
+    rank_slots<<<pairs, kThreads, 0, stream>>>(order.words, slots, order.places);
+    require_cuda(cudaGetLastError(), "order of the targets");
+  } else {
+    const auto vocab = static_cast<std::int32_t>(c.shape.vocab);
+    const std::int32_t length = vocab + 2;
+    std::int32_t* const next = order.counts + length;
+    require_cuda(cudaMemsetAsync(order.counts, 0, static_cast<std::size_t>(length) * 4, stream),
+                 "counts of the targets");
+    count_words<<<blocks_of(count), kThreads, 0, stream>>>(order.words, slots, vocab, order.counts);
+    sum_counts<<<1, kScanThreads, 0, stream>>>(order.counts, length, next);
+    scatter_slots<<<blocks_of(count), kThreads, 0, stream>>>(order.words, slots, vocab, next,
+                                                             order.slots);
+    rank_equals<<<blocks_of(count), kThreads, 0, stream>>>(order.words, slots, vocab, order.counts,
+                                                           order.slots, order.places);
+    require_cuda(cudaGetLastError(), "order of the targets");
+  }
   place_slots<<<blocks_of(count), kThreads, 0, stream>>>(order.places, slots, order.slots);
   require_cuda(cudaGetLastError(), "order of the targets");
 }
