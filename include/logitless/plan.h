@@ -98,7 +98,7 @@ class LOGITLESS_API LossPlan {
   HeadFeatures features;
   std::string kernel;             // name of the kernel it runs on
   std::string kernel_reasons;     // why earlier kernels of the list were declined, a line each
-  int threads = 1;                // threads the workspace has room for
+  int threads = 1;                // threads the workspace has room for; 0 on a GPU
   std::int64_t chunk_tokens = 0;  // tokens per chunk of the outer loop
   std::int64_t slab_vocab = 0;  // vocabulary entries whose gradient of the logits exists at a time
   std::int64_t stored_vocab = 0;  // vocabulary entries whose exp(z) is kept per chunk

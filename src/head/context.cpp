@@ -27,8 +27,10 @@ Context::Context(ContextOptions options)
     const std::string missing = cuda::device_missing(options.device_index);
     if (!missing.empty()) throw Unsupported(concat("device: ", missing));
     if (!device_.kernel.empty()) cuda::find_device_kernel(device_.kernel);
+    require(options.device_index == cuda::current_device(), "device_index: ", options.device_index,
+            " is not the thread's current device, which is ", cuda::current_device());
     device_.kind = DeviceKind::cuda;
-    device_.threads = 1;
+    device_.threads = 0;
     device_.compute_capability = cuda::compute_capability(options.device_index);
     stream_ = options.stream;
     return;

@@ -273,7 +273,7 @@ std::vector<DeviceCandidate> device_candidates(const PlanRequest& request, LossP
                           : concat("no kernel takes this head:\n", plan.kernel_reasons));
   }
   plan.kernel = chosen->name;
-  plan.threads = 1;
+  plan.threads = 0;
   DevicePlanner planner(*chosen, plan, request);
   std::vector<DeviceCandidate> out;
   for (const PlanKind kind :

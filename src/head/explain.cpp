@@ -25,7 +25,9 @@ std::string LossPlan::explain() const {
   std::snprintf(passes_text, sizeof(passes_text), "%.2f", passes);
   out << "plan " << name_of(kind) << ": " << passes_text << " passes over " << shape.tokens
       << " tokens x " << shape.vocab << " words x " << shape.dim << " (" << name_of(shape.dtype)
-      << "), kernel " << kernel << ", " << threads << (threads == 1 ? " thread\n" : " threads\n");
+      << "), kernel " << kernel;
+  if (threads > 0) out << ", " << threads << (threads == 1 ? " thread" : " threads");
+  out << "\n";
   out << "  workspace " << format_bytes(workspace_bytes_) << "; the fp32 logits would be "
       << format_bytes(logits_bytes()) << "\n";
   out << "  chunks of " << chunk_tokens << " tokens";

@@ -22,6 +22,8 @@ std::string device_missing(int index);
 
 // 10 * major + minor.
 int compute_capability(int index);
+// The thread's.
+int current_device();
 
 // Memory of a device, aligned to 256 bytes. Throws DeviceError when it is short.
 class DeviceMemory {

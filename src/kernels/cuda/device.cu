@@ -41,6 +41,12 @@ int compute_capability(int index) {
   return 10 * major + minor;
 }
 
+int current_device() {
+  int device = 0;
+  require_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+
 DeviceMemory::DeviceMemory(std::size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   if (cudaMalloc(&data_, bytes) != cudaSuccess) {

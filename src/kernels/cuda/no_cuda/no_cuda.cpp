@@ -14,6 +14,7 @@ constexpr const char* kReason = "this build has no CUDA";
 int device_count() { return 0; }
 std::string device_missing(int) { return kReason; }
 int compute_capability(int) { refuse(); }
+int current_device() { refuse(); }
 
 DeviceMemory::DeviceMemory(std::size_t) { refuse(); }
 DeviceMemory::~DeviceMemory() = default;
