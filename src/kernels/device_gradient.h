@@ -70,18 +70,18 @@ struct TargetEntries {
 };
 void list_targets(const BlockCall& block, const TargetOrder& order, const TargetEntries& entries);
 
-// A gradient of [rows, columns], contiguous columns.
+// A gradient of [rows, columns], f32 or the dtype of hidden, contiguous columns; stride in
+// elements.
 struct GradientOutput {
   void* data = nullptr;  // null: not wanted
   std::int64_t stride = 0;
   DType dtype = DType::f32;
-  bool add = false;  // fp32: to what is there
+  bool add = false;  // to what is there; of products fp32 alone
 };
 
 // d_hidden_i = factor_i block_i . weight (+ gamma_i weight_sum) + sum_k coefficient_ik weight_y;
-// d_weight_j = block^T_j . factored_hidden (+ omega_j hidden_sum) + sum of entries of j,
-// coefficient
-// * hidden.
+// d_weight_j = block^T_j . factored_hidden (+ omega_j hidden_sum) + sum of coefficient * hidden
+// over the entries of j.
 struct ProductsCall {
   std::int64_t tokens = 0;
   std::int64_t block_words = 0;

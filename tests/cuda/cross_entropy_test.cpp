@@ -267,6 +267,36 @@ TEST_F(CudaCrossEntropy, ManyTargetsAToken) {
   }
 }
 
+// Runs of words that one thread or one tile has alone, masked, where all other logits are far below
+// 0.
+TEST_F(CudaCrossEntropy, MaskedRunsOfWordsAreNobodysGreatest) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    HeadProblem problem(spec_of(dtype));
+    for (std::int64_t j = 0; j < problem.spec.vocab; ++j)
+      problem.bias.set(j, j % 256 < 128 || j < 300 ? -INFINITY : -2000.0);
+    for (std::int64_t i = 0; i < problem.spec.tokens; ++i)
+      problem.targets.set(i, static_cast<double>(384 + i % 128));
+    problem.refresh_oracle();
+    RunSpec run;
+    run.extras = true;
+    const HeadAnswer cpu = run_head(problem, run);
+    for (const std::string& kernel : kernels()) {
+      if (!accepts(kernel, problem.spec)) continue;
+      SCOPED_TRACE(kernel + " " + std::string(name_of(dtype)));
+      run.kernel = kernel;
+      const HeadAnswer answer = run_head(problem, run);
+      EXPECT_LE(relative_error(answer.lse.values(), cpu.lse.values()), kLseBound);
+      EXPECT_NEAR(answer.loss.get(0), cpu.loss.get(0), 2e-4);  // of logits of 2000
+      for (std::int64_t i = 0; i < problem.spec.tokens; ++i) {
+        const double word = answer.argmax.get(i);
+        ASSERT_GE(word, 300.0);
+        ASSERT_GE(std::fmod(word, 256.0), 128.0);
+      }
+      for (const double g : answer.d_weight.values()) ASSERT_TRUE(std::isfinite(g));
+    }
+  }
+}
+
 TEST_F(CudaCrossEntropy, ExplainsWhichKernelAndWhyNotTheOther) {
   HeadShape shape{100, 20, 300, DType::bf16};
   HeadFeatures features;

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads)
       }
       if (c.shape.weighted_sum) mine.weighted += (c.omega == nullptr ? 1.0f : c.omega[j]) * v;
     }
-    // A row without a finite logit has no sum.
+    // Of words that are all masked the sum is 0, whatever it is taken against.
     const float top = isfinite(mine.top) ? mine.top : 0.0f;
     float sum = 0.0f;
     for (std::int64_t j = threadIdx.x, n = 0; j < c.shape.vocab; j += kThreads) {
@@ -97,7 +97,6 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     mine.sum += sum;
-    mine.top = top;
   }
   shared[threadIdx.x] = mine;
   __syncthreads();
@@ -199,26 +198,6 @@ __global__ void __launch_bounds__(kThreads) add_hidden_targets(const ProductsCal
     for (std::int64_t d = threadIdx.x; d < c.dim; d += kThreads)
       out[d] = fmaf(share, as_float(w[d]), out[d]);
   }
-}
-
-// d_weight (fp32) += coefficients * hidden: the block of a word's first entry does them all.
-template <typename T>
-__global__ void __launch_bounds__(kThreads) add_weight_targets(const ProductsCall c) {
-  const auto first = static_cast<std::int32_t>(blockIdx.x);
-  const std::int32_t word = c.entries.words[first] - c.first_word;
-  if (word < 0 || word >= c.block_words || c.entries.begin[word] != first) return;
-  const std::int32_t end = c.entries.begin[word + 1];
-  float* const out = static_cast<float*>(c.d_weight.data) + word * c.d_weight.stride;
-  const std::int64_t d = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
-  if (d >= c.dim) return;
-  float sum = 0.0f;
-#pragma unroll 4
-  for (std::int32_t e = first; e < end; ++e) {
-    sum = fmaf(c.entries.coefficients[e],
-               as_float(static_cast<const T*>(c.hidden)[c.entries.tokens[e] * c.hidden_stride + d]),
-               sum);
-  }
-  out[d] += sum;
 }
 
 // d_weight (fp32) += omega * hidden_sum. One block for each word.
@@ -336,12 +315,7 @@ void cublas_gradient_products(const ProductsCall& c) {
     g.c_stride = c.d_weight.stride;
     g.beta = c.d_weight.add ? &scalars->one : &scalars->zero;
     cublas_multiply(g, workspace, c.stream);
-    const dim3 grid(static_cast<unsigned>(c.tokens * c.targets_per_token),
-                    static_cast<unsigned>((c.dim + kThreads - 1) / kThreads));
-    with_type(c.dtype, [&](auto type) {
-      add_weight_targets<decltype(type)><<<grid, kThreads, 0, stream>>>(c);
-    });
-    require_cuda(cudaGetLastError(), "targets of d_weight");
+    add_weight_targets(c);
     if (c.hidden_sum == nullptr) return;
     add_weight_smoothing<<<static_cast<unsigned>(c.block_words), kThreads, 0, stream>>>(c);
     require_cuda(cudaGetLastError(), "smoothing of d_weight");

@@ -21,7 +21,7 @@ struct ForwardLayout {
     reference = take(rows * 4);
     target_logits = take(s.tokens * s.targets_per_token * 4);
     active = take((token_pairs + 1) * 4);
-    overflowed = take((token_pairs + 1) * 4);
+    repair = take((token_pairs + 1) * 4);
     sums = take(map);
     entropy = take(s.entropy ? map : 0);
     weighted = take(s.weighted_sum ? map : 0);
@@ -36,8 +36,7 @@ struct ForwardLayout {
 
   std::int64_t rows, token_pairs, word_tiles;
   std::size_t total = 0;
-  std::size_t reference, target_logits, active, overflowed, sums, entropy, weighted, best,
-      best_index;
+  std::size_t reference, target_logits, active, repair, sums, entropy, weighted, best, best_index;
 };
 
 // Pairs of token tiles whose hidden states take a third of an H200's second-level cache.
@@ -118,7 +117,7 @@ void forward(const ForwardCall& c) {
   float* const reference = c.reference != nullptr ? c.reference : floats(layout.reference);
   float* const targets = floats(layout.target_logits);
   int* const active = c.active != nullptr ? c.active : reinterpret_cast<int*>(base + layout.active);
-  auto* const repair = reinterpret_cast<int*>(base + layout.overflowed);
+  auto* const repair = reinterpret_cast<int*>(base + layout.repair);
   require_cuda(cudaMemsetAsync(repair, 0, (layout.token_pairs + 1) * sizeof(int), stream),
                "workspace");
   require_cuda(cudaMemsetAsync(active, 0, (layout.token_pairs + 1) * sizeof(int), stream),

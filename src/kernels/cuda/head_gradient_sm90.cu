@@ -23,9 +23,10 @@ ProductArguments product(const GradientOutput& out, std::int64_t rows, std::int6
   return p;
 }
 
+constexpr int kFinish = 5;  // steps of d_weight that the end of a tile takes as long as
+
 // How many tiles of d_weight the clusters do that have a tile of d_hidden less than the others.
 void balance(GradientArguments& a, int clusters) {
-  constexpr int kFinish = 5;  // steps of d_weight that the end of a tile takes as long as
   const int hidden_tiles = a.hidden.row_pairs * a.hidden.column_tiles;
   const int weight_tiles = a.weight.row_pairs * a.weight.column_tiles;
   a.early_first = hidden_tiles % clusters;
@@ -42,15 +43,10 @@ void require_map(const char* name, const void* data, std::int64_t stride, DType 
                              ": expected an address and rows that are multiples of 16 bytes"));
 }
 
-}  // namespace
-
-namespace {
-
 // Parts of d_hidden: more than one where its tiles are so few and so long that the clusters with
 // none would be done with d_weight before them. From sizes alone, for 66 clusters (an H200).
 int parts_of_hidden(std::int64_t tokens, std::int64_t dim) {
   constexpr double kClusters = 66.0;
-  constexpr double kFinish = 5.0;  // as balance has it
   const auto columns = static_cast<double>(ceil_div(dim, kTileColumns));
   const auto tiles = static_cast<double>(ceil_div(tokens, kClusterRows)) * columns;
   // Steps of a tile to the steps of a cluster if all had the same; both go with the words.
@@ -123,7 +119,6 @@ void gradient_products(const ProductsCall& c) {
   a.words = c.words;
   a.coefficient = c.coefficient;
   a.entry_begin = c.entries.begin;
-  a.entry_word = c.entries.words;
   a.entry_token = c.entries.tokens;
   a.entry_coefficient = c.entries.coefficients;
   a.weight_rows = static_cast<const __nv_bfloat16*>(c.weight);
@@ -191,12 +186,7 @@ void gradient_products(const ProductsCall& c) {
     }
     require_cuda(cudaGetLastError(), "parts of d_hidden");
   }
-  if (!has_weight || entries) return;
-  const dim3 grid(static_cast<unsigned>(c.tokens * c.targets_per_token),
-                  static_cast<unsigned>(ceil_div(c.dim, 256)));
-  add_targets<<<grid, 128, 0, stream>>>(a, static_cast<int>(c.block_words), static_cast<int>(c.dim),
-                                        static_cast<float*>(c.d_weight.data), c.d_weight.stride);
-  require_cuda(cudaGetLastError(), "targets of d_weight");
+  if (has_weight && !entries) add_weight_targets(c);
 }
 
 }  // namespace logitless::cuda

@@ -2,8 +2,9 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/device/targets.cuh"
-#include "kernels/device_gradient.h"
+#include "kernels/cuda/device_kernels.h"
 
 namespace logitless::cuda {
 namespace {
@@ -147,6 +148,26 @@ __global__ void __launch_bounds__(kThreads)
   d_bias[word] += static_cast<float>(sum);
 }
 
+// d_weight += coefficients * hidden. A block for each 256 columns of each entry; that of a word's
+// first entry does them all, in order.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) add_entries(const ProductsCall c) {
+  const auto first = static_cast<std::int32_t>(blockIdx.x);
+  const std::int32_t word = c.entries.words[first] - c.first_word;
+  if (word < 0 || word >= c.block_words || c.entries.begin[word] != first) return;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  if (column >= c.dim) return;
+  const std::int32_t end = c.entries.begin[word + 1];
+  const T* const hidden = static_cast<const T*>(c.hidden) + column;
+  float sum = 0.0f;
+#pragma unroll 4
+  for (std::int32_t e = first; e < end; ++e) {
+    sum = fmaf(c.entries.coefficients[e], as_float(hidden[c.entries.tokens[e] * c.hidden_stride]),
+               sum);
+  }
+  static_cast<float*>(c.d_weight.data)[word * c.d_weight.stride + column] += sum;
+}
+
 }  // namespace
 
 void order_targets(const ForwardCall& c, const TargetOrder& order) {
@@ -187,6 +208,14 @@ void list_targets(const BlockCall& b, const TargetOrder& order, const TargetEntr
                   static_cast<cudaStream_t>(b.chunk.stream)>>>(
       b, order, static_cast<std::int32_t>(count), entries);
   require_cuda(cudaGetLastError(), "entries of the targets");
+}
+
+void add_weight_targets(const ProductsCall& c) {
+  const dim3 grid(static_cast<unsigned>(c.tokens * c.targets_per_token), blocks_of(c.dim));
+  with_type(c.dtype, [&](auto type) {
+    add_entries<decltype(type)><<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(c);
+  });
+  require_cuda(cudaGetLastError(), "targets of d_weight");
 }
 
 void add_bias_targets(const TargetEntries& entries, std::int64_t words, float* d_bias,

@@ -42,7 +42,6 @@ struct GradientArguments {
   const int* words;          // [tokens, K]
   const float* coefficient;  // [tokens, K]
   const int* entry_begin;    // [words + 1]
-  const int* entry_word;
   const int* entry_token;
   const float* entry_coefficient;
   const __nv_bfloat16* weight_rows;  // of first_word
@@ -277,30 +276,6 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
   }
 }
 
-// d_weight (fp32) += the entries' coefficients * hidden. A block for each 256 columns of each
-// entry; that of a word's first entry does them all, in order.
-__global__ void __launch_bounds__(128) add_targets(const GradientArguments a, int words,
-                                                   int columns, float* out, std::int64_t stride) {
-  const int first = static_cast<int>(blockIdx.x);
-  const int word = a.entry_word[first] - a.first_word;
-  if (word < 0 || word >= words || a.entry_begin[word] != first) return;
-  const int column = static_cast<int>(blockIdx.y) * 256 + static_cast<int>(threadIdx.x) * 2;
-  if (column >= columns) return;
-  const int end = a.entry_begin[word + 1];
-  float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll 4
-  for (int e = first; e < end; ++e) {
-    const float share = a.entry_coefficient[e];
-    const float2 v = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(
-        a.hidden_rows + a.entry_token[e] * a.hidden_stride + column));
-    sum.x = fmaf(share, v.x, sum.x);
-    sum.y = fmaf(share, v.y, sum.y);
-  }
-  auto* const to = reinterpret_cast<float2*>(out + word * stride + column);
-  const float2 held = *to;
-  *to = make_float2(held.x + sum.x, held.y + sum.y);
-}
-
 // d_hidden from the sums of its parts, as finish_product has it. A block for each token.
 template <typename T>
 __global__ void __launch_bounds__(128)
@@ -337,7 +312,7 @@ __global__ void __launch_bounds__(128)
 }
 
 // kRankOne: some output has a column part. kEntries: d_weight gets its targets here; where it is
-// fp32, add_targets does it after, at a tenth of the time.
+// fp32, add_weight_targets does it after, at a tenth of the time.
 //
 // Maps: the block by rows of 64 words x 128 tokens and by 64 words x 64 tokens; weight and hidden
 // by boxes of 64 x 64; the outputs by boxes of 64 rows x 128 bytes.
