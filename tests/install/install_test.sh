@@ -70,7 +70,7 @@ case $step in
   command)
     env -u LD_LIBRARY_PATH "$prefix/bin/logitless" --help >"$work/help.txt" || fail "logitless --help failed"
     [[ -s $work/help.txt ]] || fail "logitless --help says nothing"
-    ldd "$prefix/bin/logitless" | grep -q "liblogitless.so.* => $prefix/" || fail "the command uses another liblogitless"
+    ldd "$prefix/bin/logitless" | grep "liblogitless.so.* => $prefix/" >/dev/null || fail "the command uses another liblogitless"
     ;;
 
   *) fail "unknown step '$step'" ;;
