@@ -8,9 +8,9 @@ export JOBS CMAKE_ARGS CMAKE
 .DEFAULT_GOAL := help
 .PHONY: run test build format check-format layers asan tsan bench install clean help
 
-run: ## build the example, a small language model, and train it (ARGS: see ARGS=--help)
-	@BUILD=$(BUILD) tools/build.sh release examples/log_bilinear/log_bilinear
-	@$(BUILD)/examples/log_bilinear/log_bilinear $(ARGS)
+run: ## build the command and train a small GPT on this machine's headers (ARGS: see ARGS=--help)
+	@BUILD=$(BUILD) tools/build.sh release src/cli/logitless
+	@$(BUILD)/src/cli/logitless train $(ARGS)
 
 test: ## build everything and run all tests; ends with "N passed, N failed" (ARGS: see tools/run_tests.py)
 	@BUILD=$(BUILD) tools/build.sh release

@@ -22,6 +22,7 @@ CORE = ("src/core/", *PUBLIC)
 BELOW_KERNELS = ("src/math/", *CORE)
 KERNEL_INTERFACE = (
     "src/kernels/kernels.h",
+    "src/kernels/tensor_kernels.h",
     "src/kernels/device_head.h",
     "src/kernels/device_gradient.h",
     "src/kernels/device_loss.h",
@@ -43,13 +44,13 @@ LAYERS = (
     ("src/compiler/ir/", CORE),
     ("src/compiler/analysis/", IR),
     ("src/compiler/passes/", ANALYSIS),
-    ("src/compiler/plan/", ANALYSIS),
+    ("src/compiler/plan/", (*KERNEL_INTERFACE, *ANALYSIS)),
     ("src/compiler/exec/", ("src/head/", *BELOW_HEAD, *COMPILER_PLAN)),
     ("src/compiler/", ("src/compiler/passes/", "src/compiler/exec/", *COMPILER_PLAN)),
-    ("src/train/", ("src/head/", *CORE)),
+    ("src/train/", PUBLIC),
     ("src/capi/", ("src/head/", *CORE)),
-    ("src/cli/", PUBLIC),
-    ("examples/*/", PUBLIC),
+    ("src/cli/", ("src/train/", *PUBLIC)),
+    ("examples/*/", ("src/train/", *PUBLIC)),
     ("bench/device/", (*BELOW_HEAD,)),
     ("bench/", PUBLIC),
 )

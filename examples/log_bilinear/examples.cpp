@@ -2,10 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <bit>
 #include <stdexcept>
-
-#include "hash.h"
 
 namespace log_bilinear {
 
@@ -26,29 +23,6 @@ void Examples::take(const std::vector<std::int64_t>& examples, std::int32_t* con
     *targets++ = stream_[at];
     for (std::int64_t k = 1; k <= context_; ++k) *contexts++ = stream_[at - k];
   }
-}
-
-std::int64_t shuffled(std::uint64_t seed, std::int64_t size, std::int64_t index) {
-  // A Feistel network is a bijection of 2 * half bits; walking along its cycle until the value is
-  // below `size` makes it one of [0, size). Fewer than four walks on average.
-  constexpr int kRounds = 4;
-  const auto count = static_cast<std::uint64_t>(size);
-  const std::uint64_t key = mix(seed, static_cast<std::uint64_t>(index / size));
-  const int half = (std::bit_width(count - 1) + 1) / 2;
-  const std::uint64_t mask = (std::uint64_t{1} << half) - 1;
-  auto value = static_cast<std::uint64_t>(index % size);
-  do {
-    std::uint64_t left = value >> half;
-    std::uint64_t right = value & mask;
-    for (int round = 0; round < kRounds; ++round) {
-      const std::uint64_t next =
-          left ^ (mix(key + static_cast<std::uint64_t>(round), right) & mask);
-      left = right;
-      right = next;
-    }
-    value = left << half | right;
-  } while (value >= count);
-  return static_cast<std::int64_t>(value);
 }
 
 }  // namespace log_bilinear

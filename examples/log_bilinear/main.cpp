@@ -9,11 +9,14 @@
 
 #include "options.h"
 #include "progress.h"
-#include "text_corpus.h"
-#include "tokenizer.h"
+#include "train/text_corpus.h"
+#include "train/tokenizer.h"
 #include "trainer.h"
 
 namespace log_bilinear {
+
+using logitless::train::Corpus;
+using logitless::train::CorpusOptions;
 namespace {
 
 constexpr int kExitError = 1;

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
-#include "hash.h"
 #include "matrix.h"
+#include "train/hash.h"
 
 namespace log_bilinear {
+
+using logitless::train::mix;
+using logitless::train::normal;
 namespace {
 
 constexpr float kWordScale = 0.1f;  // standard deviation of an element of a new word vector

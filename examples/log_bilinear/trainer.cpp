@@ -9,9 +9,15 @@
 #include <stdexcept>
 
 #include "checkpoint.h"
-#include "hash.h"
+#include "train/hash.h"
+#include "train/shuffle.h"
 
 namespace log_bilinear {
+
+using logitless::train::hex;
+using logitless::train::mix;
+using logitless::train::shuffled;
+using logitless::train::uniform;
 namespace {
 
 volatile std::sig_atomic_t interrupted = 0;

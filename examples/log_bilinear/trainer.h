@@ -14,9 +14,11 @@
 #include "optimizer.h"
 #include "options.h"
 #include "progress.h"
-#include "tokenizer.h"
+#include "train/tokenizer.h"
 
 namespace log_bilinear {
+
+using logitless::train::TokenizedText;
 
 struct Validation {
   double loss = 0.0;      // nats a word

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 
 namespace logitless::cli {
 namespace {
@@ -78,6 +79,25 @@ CLI::Option* add_integer(CLI::App& app, const std::string& name, std::int64_t& v
       app, name, "N",
       [&value, least, most](const std::string& text) { value = parse_integer(text, least, most); },
       description);
+}
+
+void check_writable(const std::string& option, const std::string& path) {
+  if (path.empty()) return;
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  std::error_code error;
+  if (!folder.empty() && !std::filesystem::is_directory(folder, error)) {
+    throw UsageError(fmt::format("{}: there is no folder '{}'", option, folder.string()));
+  }
+  if (std::filesystem::is_directory(path, error)) {
+    throw UsageError(fmt::format("{}: '{}' is a folder", option, path));
+  }
+}
+
+void check_exists(const std::string& option, const std::string& path) {
+  std::error_code error;
+  if (!path.empty() && !std::filesystem::is_regular_file(path, error)) {
+    throw UsageError(fmt::format("{}: there is no file '{}'", option, path));
+  }
 }
 
 void DeviceArgs::add(CLI::App& app) {

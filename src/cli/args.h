@@ -44,6 +44,12 @@ CLI::Option* add_number(CLI::App& app, const std::string& name, std::optional<do
 CLI::Option* add_integer(CLI::App& app, const std::string& name, std::int64_t& value,
                          std::int64_t least, std::int64_t most, const std::string& description);
 
+// An answer that cannot be written is better known before the work: throws UsageError when `path`
+// is a folder, or in one that does not exist. An empty path is no answer.
+void check_writable(const std::string& option, const std::string& path);
+// Throws UsageError when there is no file of this name. An empty path is no file.
+void check_exists(const std::string& option, const std::string& path);
+
 // --threads --kernel --verbose
 struct DeviceArgs {
   std::int64_t threads = 0;

@@ -2,7 +2,6 @@
 #include <fmt/core.h>
 
 #include <chrono>
-#include <filesystem>
 #include <memory>
 
 #include "cli/commands.h"
@@ -192,20 +191,8 @@ std::string to_text(const LossPlan& plan, const LossCommand& args, const LossRes
   return facts.text();
 }
 
-// An answer that cannot be written is better known before the work.
-void check_writable(const std::string& path) {
-  if (path.empty()) return;
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  std::error_code error;
-  if (!folder.empty() && !std::filesystem::is_directory(folder, error)) {
-    throw UsageError(fmt::format("--out: there is no folder '{}'", folder.string()));
-  }
-  if (std::filesystem::is_directory(path, error))
-    throw UsageError(fmt::format("--out: '{}' is a folder", path));
-}
-
 void LossCommand::run() {
-  check_writable(out);
+  check_writable("--out", out);
   if (entropy && out.empty()) {
     throw UsageError("--entropy: goes into the file of --out, which was not given");
   }

@@ -8,6 +8,8 @@ namespace logitless::cli {
 Command add_loss(CLI::App& app);
 Command add_plan(CLI::App& app);
 Command add_bench(CLI::App& app);
+Command add_compile(CLI::App& app);
+Command add_train(CLI::App& app);
 Command add_kernels(CLI::App& app);
 
 }  // namespace logitless::cli

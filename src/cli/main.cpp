@@ -24,7 +24,8 @@ constexpr const char* kExamples =
     "\\\n"
     "                 --targets run.safetensors:targets\n"
     "  logitless plan --tokens 16384 --dim 4096 --vocab 128256 --budget 2GiB\n"
-    "  logitless bench --tokens 2048 --dim 768 --vocab 50257";
+    "  logitless bench --tokens 2048 --dim 768 --vocab 50257\n"
+    "  logitless train --steps 200 --save run.safetensors";
 
 int fail(const std::string& command, std::string message, int code) {
   for (std::size_t at = 0; (at = message.find('\n', at)) != std::string::npos;) {
@@ -43,9 +44,10 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app, const std
                        name.empty() ? "" : " ", name);
   }
   if (name.empty()) {
-    return fmt::format("{}; expected loss, plan, bench or kernels (see logitless --help)",
-                       rest.empty() ? "no command was given"
-                                    : fmt::format("there is no command '{}'", rest.front()));
+    return fmt::format(
+        "{}; expected loss, plan, bench, compile, train or kernels (see logitless --help)",
+        rest.empty() ? "no command was given"
+                     : fmt::format("there is no command '{}'", rest.front()));
   }
   const std::string text = error.what();
   const std::string option = text.substr(0, text.find(':'));
@@ -71,8 +73,8 @@ int run(int count, char** arguments) {
   app.get_formatter()->column_width(30);
   std::string name;
   try {
-    const std::vector<Command> commands = {add_loss(app), add_plan(app), add_bench(app),
-                                           add_kernels(app)};
+    const std::vector<Command> commands = {add_loss(app),    add_plan(app),  add_bench(app),
+                                           add_compile(app), add_train(app), add_kernels(app)};
     app.footer(kExamples);  // now, or the commands would inherit it
     // Known before the whole line is parsed, so that errors in options can be told with the
     // command's name.

@@ -363,9 +363,9 @@ class ErrorTest(CliTest):
                 self.assert_error(run(*arguments), 2, f"logitless {arguments[0]}: {text}")
 
     def test_commands(self):
-        known = "expected loss, plan, bench or kernels (see logitless --help)"
+        known = "expected loss, plan, bench, train or kernels (see logitless --help)"
         self.assert_error(run(), 2, f"logitless: no command was given; {known}")
-        self.assert_error(run("train"), 2, f"logitless: there is no command 'train'; {known}")
+        self.assert_error(run("infer"), 2, f"logitless: there is no command 'infer'; {known}")
         self.assert_error(run("--frob"), 2, "logitless: '--frob' is not an option; see logitless --help")
 
     def test_bad_target_is_named(self):
@@ -391,13 +391,15 @@ class OtherCommandsTest(CliTest):
         self.assertEqual(done.returncode, 0)
         self.assertRegex(done.stdout, r"^logitless \d+\.\d+\.\d+\n$")
         expected = {
-            (): ["loss", "plan", "bench", "kernels", "--version", "Examples:"],
+            (): ["loss", "plan", "bench", "train", "kernels", "--version", "Examples:"],
             ("loss",): ["--hidden", "--weight", "--targets", "--bias", "--class-weight", "--token-weight", "--target-weight",
                         "--reduction", "--label-smoothing", "--z-loss", "--softcap", "--logit-scale", "--normalizer",
                         "--next-token", "--ignore-index", "--dtype", "--grad-dtype", "--plan", "--budget", "--threads",
                         "--kernel", "--repeat", "--out", "--json", "NAME*SCALE", "Examples:"],
             ("plan",): ["--tokens", "--dim", "--vocab", "--dtype", "--bias", "--no-d-hidden", "--budget", "Example:"],
             ("bench",): ["--tokens", "--hidden", "--repeat", "--unfused-limit", "--json", "Examples:"],
+            ("train",): ["--model", "--dim", "--data", "--text", "--steps", "--budget", "--resume", "--export", "--sample",
+                         "--json", "Examples:"],
             ("kernels",): ["--json"],
         }
         for command, parts in expected.items():

@@ -11,13 +11,18 @@
 #include <vector>
 
 #include "examples.h"
-#include "hash.h"
 #include "head.h"
 #include "matrix.h"
 #include "model.h"
 #include "optimizer.h"
+#include "train/hash.h"
+#include "train/shuffle.h"
 
 namespace log_bilinear {
+
+using logitless::train::mix;
+using logitless::train::normal;
+using logitless::train::shuffled;
 namespace {
 
 std::vector<float> random_values(std::int64_t count, std::uint64_t seed) {

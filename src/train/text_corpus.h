@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace log_bilinear {
+namespace logitless::train {
 
 struct CorpusOptions {
   std::vector<std::string> paths;  // files and directories; empty: system_include_directories()
@@ -48,4 +48,4 @@ std::vector<std::string> system_include_directories();
 // std::runtime_error on a path that does not exist or cannot be read, or when there is no text.
 Corpus read_corpus(const CorpusOptions& options);
 
-}  // namespace log_bilinear
+}  // namespace logitless::train

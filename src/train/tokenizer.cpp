@@ -1,8 +1,6 @@
-#include "tokenizer.h"
+#include "train/tokenizer.h"
 
 #include <fmt/format.h>
-#include <logitless/plan.h>
-#include <logitless/tensor_file.h>
 #include <sentencepiece_processor.h>
 #include <sentencepiece_trainer.h>
 
@@ -12,9 +10,11 @@
 #include <stdexcept>
 #include <unordered_map>
 
-#include "hash.h"
+#include "logitless/plan.h"
+#include "logitless/tensor_file.h"
+#include "train/hash.h"
 
-namespace log_bilinear {
+namespace logitless::train {
 namespace {
 
 constexpr std::size_t kMaxLine = 1024;          // bytes; longer lines are cut
@@ -97,8 +97,8 @@ std::vector<std::int32_t> encode_files(const Tokenizer& tokenizer, const Corpus&
   return stream;
 }
 
-std::vector<std::int32_t> words_of(const logitless::ConstTensorView& view, int vocab) {
-  if (view.dtype() != logitless::DType::i32 || view.rank() != 1 || !view.contiguous()) {
+std::vector<std::int32_t> words_of(const ConstTensorView& view, int vocab) {
+  if (view.dtype() != DType::i32 || view.rank() != 1 || !view.contiguous()) {
     throw std::runtime_error("words are not one row of i32");
   }
   const auto* data = static_cast<const std::int32_t*>(view.data());
@@ -119,8 +119,8 @@ std::uint64_t key_of(const TokenizedText& text) {
 }
 
 TokenizedText load_cache(const std::string& path) {
-  const logitless::TensorFile file(path);
-  const logitless::ConstTensorView model = file.tensor("tokenizer");
+  const TensorFile file(path);
+  const ConstTensorView model = file.tensor("tokenizer");
   TokenizedText text{Tokenizer(std::string(static_cast<const char*>(model.data()),
                                            static_cast<std::size_t>(model.bytes()))),
                      {},
@@ -132,17 +132,16 @@ TokenizedText load_cache(const std::string& path) {
 }
 
 void save_cache(const std::string& path, const TokenizedText& text) {
-  const auto row = [](const auto& values, logitless::DType dtype) {
-    return logitless::ConstTensorView(values.data(), dtype,
-                                      {static_cast<std::int64_t>(values.size())});
+  const auto row = [](const auto& values, DType dtype) {
+    return ConstTensorView(values.data(), dtype, {static_cast<std::int64_t>(values.size())});
   };
-  const logitless::NamedTensor tensors[] = {
-      {"tokenizer", row(text.tokenizer.model(), logitless::DType::i8)},
-      {"train", row(text.train, logitless::DType::i32)},
-      {"held_out", row(text.held_out, logitless::DType::i32)},
+  const NamedTensor tensors[] = {
+      {"tokenizer", row(text.tokenizer.model(), DType::i8)},
+      {"train", row(text.train, DType::i32)},
+      {"held_out", row(text.held_out, DType::i32)},
   };
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
-  logitless::write_safetensors(path, tensors);
+  write_safetensors(path, tensors);
 }
 
 }  // namespace
@@ -225,8 +224,8 @@ TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache
                        int threads, const Say& say) {
   const std::size_t train_bytes = corpus.bytes(false);
   if (vocab > largest_vocab(train_bytes)) {
-    say(fmt::format("text of {} is short for {} words: taking {}",
-                    logitless::format_bytes(train_bytes), vocab, largest_vocab(train_bytes)));
+    say(fmt::format("text of {} is short for {} words: taking {}", format_bytes(train_bytes), vocab,
+                    largest_vocab(train_bytes)));
     vocab = largest_vocab(train_bytes);
   }
   const std::uint64_t key = mix(mix(corpus.key(), static_cast<std::uint64_t>(vocab)), kCacheFormat);
@@ -243,7 +242,7 @@ TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache
   }
 
   say(fmt::format("training a BPE tokenizer of {} words on {} (once: it is kept)", vocab,
-                  logitless::format_bytes(std::min(train_bytes, kSampleBytes))));
+                  format_bytes(std::min(train_bytes, kSampleBytes))));
   Stopwatch training;
   Tokenizer tokenizer = Tokenizer::train(corpus, vocab, kSampleBytes);
   say(fmt::format("tokenizer of {} words trained in {:.1f} s", tokenizer.vocab(),
@@ -262,4 +261,4 @@ TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache
   return text;
 }
 
-}  // namespace log_bilinear
+}  // namespace logitless::train

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace log_bilinear {
+namespace logitless::train {
 
 // A bijection of 64-bit words that spreads every input bit over all output bits.
 inline std::uint64_t mix(std::uint64_t x) {
@@ -56,4 +56,4 @@ inline std::string hex(std::uint64_t value) {
   return text;
 }
 
-}  // namespace log_bilinear
+}  // namespace logitless::train

@@ -1,4 +1,4 @@
-#include "text_corpus.h"
+#include "train/text_corpus.h"
 
 #include <fmt/format.h>
 
@@ -9,9 +9,9 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "hash.h"
+#include "train/hash.h"
 
-namespace log_bilinear {
+namespace logitless::train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -159,7 +159,7 @@ std::vector<std::string> system_include_directories() {
   // The compiler's list comes from the build; a program moved to another machine finds at least
   // /usr/include.
   std::vector<fs::path> wanted = {"/usr/include"};
-  std::string_view rest = LOG_BILINEAR_INCLUDE_DIRECTORIES;
+  std::string_view rest = LOGITLESS_TRAIN_INCLUDE_DIRECTORIES;
   while (!rest.empty()) {
     const std::size_t end = std::min(rest.find(':'), rest.size());
     wanted.emplace_back(rest.substr(0, end));
@@ -227,4 +227,4 @@ Corpus read_corpus(const CorpusOptions& options) {
   return corpus;
 }
 
-}  // namespace log_bilinear
+}  // namespace logitless::train

@@ -9,13 +9,13 @@
 #include <string_view>
 #include <vector>
 
-#include "text_corpus.h"
+#include "train/text_corpus.h"
 
 namespace sentencepiece {
 class SentencePieceProcessor;
 }
 
-namespace log_bilinear {
+namespace logitless::train {
 
 // White space is kept to the letter (no normalisation, runs of blanks and tabs are words of their
 // own), and a character without a word falls back to its bytes, so decode(encode(text)) == text.
@@ -64,4 +64,4 @@ TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache
 // The most words that a text is worth: 64 bytes of it for each, and the 512 least.
 int largest_vocab(std::size_t text_bytes);
 
-}  // namespace log_bilinear
+}  // namespace logitless::train

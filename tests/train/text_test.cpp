@@ -1,36 +1,21 @@
-// The parts of the log-bilinear example that read: files, tokenizer, cache, checkpoint.
+// Text found on the machine, its tokenizer and its cache.
 #include <gtest/gtest.h>
-#include <logitless/logitless.h>
 
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
-#include "checkpoint.h"
-#include "text_corpus.h"
-#include "tokenizer.h"
+#include "train/test_folder.h"
+#include "train/text_corpus.h"
+#include "train/tokenizer.h"
 
-namespace log_bilinear {
+namespace logitless::train {
 namespace {
 
 namespace fs = std::filesystem;
 
-// A folder of its own for each test, gone with it.
-class Folder : public testing::Test {
+class TextTest : public TestFolder {
  protected:
-  Folder() {
-    const testing::TestInfo& info = *testing::UnitTest::GetInstance()->current_test_info();
-    root_ = fs::temp_directory_path() /
-            (std::string("log_bilinear_") + info.name() + std::to_string(::getpid()));
-    fs::create_directories(root_);
-  }
-  ~Folder() override { fs::remove_all(root_); }
-
-  void write(const std::string& name, const std::string& text) const {
-    fs::create_directories((root_ / name).parent_path());
-    std::ofstream(root_ / name, std::ios::binary) << text;
-  }
   Corpus read(std::size_t max_bytes = 1u << 20) const {
     CorpusOptions options;
     options.paths = {(root_ / "text").string()};
@@ -47,13 +32,10 @@ class Folder : public testing::Test {
     }
     return text;
   }
-
-  fs::path root_;
 };
 
-using CorpusTest = Folder;
-using TokenizerTest = Folder;
-using CheckpointTest = Folder;
+using CorpusTest = TextTest;
+using TokenizerTest = TextTest;
 
 TEST_F(CorpusTest, SkipsBinaryRepeatedAndLargeFiles) {
   write("text/b.h", lines(1, 20));
@@ -167,36 +149,5 @@ TEST_F(TokenizerTest, TakesFewerWordsForAShortText) {
   EXPECT_NE(said.find("short for 32768 words: taking 512"), std::string::npos) << said;
 }
 
-TEST_F(CheckpointTest, GivesBackWhatItTookAndRefusesWhatDoesNotFit) {
-  const ModelShape shape{50, 8, 2, true, false};
-  Model model(shape, 4, 1, nullptr);
-  model.initialise(3, std::vector<float>(50, -4.0f));
-  Optimizer optimizer({}, model.parameters(), 1, nullptr);
-  optimizer.state()[1].data()[5] = 0.25f;
-  const std::string path = (root_ / "out/checkpoint").string();
-  save_checkpoint(path, model, optimizer, {7, 3, 28}, {{"dim", "8"}, {"steps", "9"}});
-
-  Model other(shape, 4, 1, nullptr);
-  Optimizer other_optimizer({}, other.parameters(), 1, nullptr);
-  const Position position =
-      load_checkpoint(path, other, other_optimizer, {{"dim", "8"}, {"steps", "10"}});
-  EXPECT_EQ(position.step, 7);
-  EXPECT_EQ(position.seed, 3u);
-  EXPECT_EQ(position.examples, 28);
-  for (std::size_t p = 0; p < model.parameters().size(); ++p) {
-    const Parameter& parameter = model.parameters()[p];
-    EXPECT_TRUE(std::equal(parameter.value(), parameter.value() + parameter.numel(),
-                           other.parameters()[p].value()));
-  }
-  EXPECT_EQ(other_optimizer.state()[1].data()[5], 0.25f);
-
-  EXPECT_THROW(load_checkpoint(path, other, other_optimizer, {{"dim", "16"}}), std::runtime_error);
-  EXPECT_THROW(load_checkpoint(path, other, other_optimizer, {{"unheard of", "1"}}),
-               std::runtime_error);
-  Model wider({50, 9, 2, true, false}, 4, 1, nullptr);
-  Optimizer wider_optimizer({}, wider.parameters(), 1, nullptr);
-  EXPECT_THROW(load_checkpoint(path, wider, wider_optimizer, {}), std::runtime_error);
-}
-
 }  // namespace
-}  // namespace log_bilinear
+}  // namespace logitless::train

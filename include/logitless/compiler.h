@@ -1,0 +1,90 @@
+// Compiles a tensor program (graph.h) for the CPU: regions whose intermediate values dwarf
+// everything else become loops over chunks, and all memory but parameters and results is one arena
+// of a size known beforehand. docs/compiler.md tells how.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "logitless/context.h"
+#include "logitless/dim.h"
+#include "logitless/export.h"
+#include "logitless/graph.h"
+
+namespace logitless {
+
+struct CompileOptions {
+  // What the program's sizes are. Every symbol must have a value.
+  Bindings sizes;
+  bool chunk = true;  // false: no loops; the program as it is written
+  // Bytes that values in the arena may take at a time; the scratch of kernels, some MiB for each
+  // thread, comes on top, so that decisions and results do not depend on threads. 0: chunk wherever
+  // that lowers the peak and computes nothing twice. With a budget, values are also computed again
+  // until it is met.
+  std::size_t memory_budget = 0;
+  // Chunks of every loop, at most one for each element of its axis; 0: as many as pay.
+  std::int64_t chunks = 0;
+  // A budget that cannot be met, or a big value that could not be cut, is an error that names it;
+  // otherwise the report does.
+  bool strict = false;
+  int threads = 0;  // that run it; 0: LOGITLESS's default (context.h)
+  // Called with (pass, text form of the graph after it) for the pass of this name, or all for
+  // "all".
+  std::string dump_after;
+  std::function<void(std::string_view pass, std::string_view text)> dump;
+};
+
+// A program ready to run. A value: cheap to copy, never changes.
+class LOGITLESS_API CompiledProgram {
+ public:
+  struct State;  // the compiler's
+  struct Tensor {
+    std::string name;
+    DType dtype = DType::f32;
+    std::vector<std::int64_t> shape;
+    std::int64_t bytes() const;
+  };
+
+  // In the order of the graph.
+  const std::vector<Tensor>& parameters() const;
+  const std::vector<Tensor>& results() const;
+  // Index by name. Throws InvalidArgument listing the names.
+  std::size_t parameter(std::string_view name) const;
+  std::size_t result(std::string_view name) const;
+
+  // Bytes of everything but parameters and results: exact.
+  std::size_t arena_bytes() const;
+  // The same without loops.
+  std::size_t unchunked_arena_bytes() const;
+  int threads() const;
+  // What was chunked, along what, into how many chunks and phases, what was not and why, memory
+  // before and after, time of each pass.
+  std::string explain() const;
+  std::string report_json() const;
+  // A page with the memory over time, before and after, and what lives at each peak.
+  std::string report_html() const;
+  // The program after the last pass.
+  std::string text() const;
+
+  // Runs it. Tensors are contiguous and in the caller's memory, results overlap neither each other
+  // nor parameters; arena has arena_bytes() bytes, aligned to 64. Allocates nothing. The same
+  // inputs give the same bits from run to run and for any number of threads.
+  void run(std::span<const void* const> parameters, std::span<void* const> results,
+           void* arena) const;
+
+ private:
+  friend struct CompilerAccess;
+  std::shared_ptr<const State> state_;
+};
+
+// Throws InvalidArgument on a size without a value, or what strict forbids; Unsupported naming an
+// operation and dtype without a kernel.
+LOGITLESS_API CompiledProgram compile(const Graph& graph, const CompileOptions& options = {});
+
+}  // namespace logitless

@@ -1,0 +1,163 @@
+// Writes tensor programs for the compiler (compiler.h): a graph of values, its results, their
+// gradients. docs/ir.md describes the operations and the text form.
+//
+//   Graph g;
+//   Value h = g.parameter("h", DType::f32, {Dim::symbol("N"), 768});
+//   Value w = g.parameter("w", DType::f32, {50257, 768});
+//   Value t = g.parameter("t", DType::i64, {Dim::symbol("N")});
+//   Value z = matmul(h, transpose(w, {1, 0}));
+//   Value loss = mean(logsumexp(z, {1}) - pick(z, t, 1), {0});
+//   g.result("loss", loss);
+//   auto d = g.gradients({loss}, {h, w});
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "logitless/dim.h"
+#include "logitless/dtype.h"
+#include "logitless/export.h"
+
+namespace logitless {
+
+namespace ir {
+class Graph;
+struct GradientRequest;
+}  // namespace ir
+
+class Graph;
+
+// One tensor of a graph. A small handle; the graph must outlive it, and may be moved.
+class LOGITLESS_API Value {
+ public:
+  Value() = default;
+  DType dtype() const;
+  const Shape& shape() const;
+  int rank() const { return static_cast<int>(shape().size()); }
+
+ private:
+  friend class Graph;
+  friend struct GraphAccess;
+  ir::Graph* graph_ = nullptr;
+  std::int32_t node_ = -1;
+  std::int32_t index_ = 0;
+};
+
+// All functions that make values throw InvalidArgument naming the operation, what it expected and
+// what came.
+class LOGITLESS_API Graph {
+ public:
+  explicit Graph(std::string_view name = "main");
+  ~Graph();
+  Graph(Graph&&) noexcept;
+  Graph& operator=(Graph&&) noexcept;
+
+  Value parameter(std::string_view name, DType dtype, Shape shape);
+  Value constant(double number, DType dtype = DType::f32, Shape shape = {});
+  // The index along `axis`.
+  Value iota(Shape shape, int axis, DType dtype = DType::i64);
+  void result(std::string_view name, Value value);
+
+  // Gradients of sum_i <outputs[i], cotangents[i]> (ones without cotangents) with respect to each
+  // of `wrt`, as values of this graph.
+  std::vector<Value> gradients(const std::vector<Value>& outputs, const std::vector<Value>& wrt,
+                               const std::vector<Value>& cotangents = {});
+
+  // Text form; parse applies the `differentiate` requests of the text. Throws InvalidArgument
+  // "FILE:LINE:COLUMN: message".
+  std::string text() const;
+  static Graph parse(std::string_view text, std::string_view file = "program");
+
+  std::vector<std::string> parameter_names() const;
+  std::vector<std::string> result_names() const;
+  // Names of sizes that a compilation must bind.
+  std::vector<std::string> symbols() const;
+
+ private:
+  friend struct GraphAccess;
+  std::unique_ptr<ir::Graph> ir_;
+};
+
+// --- One element at a time. Operands of a binary function are broadcast as NumPy's are, and have
+// equal dtypes; a number becomes a constant of the other operand's dtype.
+LOGITLESS_API Value operator+(Value a, Value b);
+LOGITLESS_API Value operator-(Value a, Value b);
+LOGITLESS_API Value operator*(Value a, Value b);
+LOGITLESS_API Value operator/(Value a, Value b);
+LOGITLESS_API Value operator-(Value a);
+LOGITLESS_API Value operator+(Value a, double b);
+LOGITLESS_API Value operator-(Value a, double b);
+LOGITLESS_API Value operator*(Value a, double b);
+LOGITLESS_API Value operator/(Value a, double b);
+LOGITLESS_API Value operator+(double a, Value b);
+LOGITLESS_API Value operator-(double a, Value b);
+LOGITLESS_API Value operator*(double a, Value b);
+LOGITLESS_API Value operator/(double a, Value b);
+// A function of docs/ir.md by name: "exp", "tanh", "max", "eq", "select", ...
+LOGITLESS_API Value apply(std::string_view function, const std::vector<Value>& operands);
+LOGITLESS_API Value exp(Value x);
+LOGITLESS_API Value log(Value x);
+LOGITLESS_API Value tanh(Value x);
+LOGITLESS_API Value sigmoid(Value x);
+LOGITLESS_API Value rsqrt(Value x);
+LOGITLESS_API Value relu(Value x);
+LOGITLESS_API Value square(Value x);
+// GPT-2's: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+LOGITLESS_API Value gelu(Value x);
+// condition is i8 or a comparison's result: not 0 takes a, else b.
+LOGITLESS_API Value select(Value condition, Value a, Value b);
+LOGITLESS_API Value equal(Value a, Value b);
+LOGITLESS_API Value less(Value a, Value b);
+LOGITLESS_API Value cast(Value x, DType dtype);
+LOGITLESS_API Value stop_gradient(Value x);
+
+// --- Shapes.
+LOGITLESS_API Value reshape(Value x, Shape shape);
+LOGITLESS_API Value transpose(Value x, std::vector<int> dims);
+// Dimension i of x becomes dimension dims[i] of the result.
+LOGITLESS_API Value broadcast(Value x, Shape shape, std::vector<int> dims);
+// begin <= index < end along one axis.
+LOGITLESS_API Value slice(Value x, int axis, Dim begin, Dim end);
+LOGITLESS_API Value pad(Value x, int axis, Dim low, Dim high);
+LOGITLESS_API Value concat(const std::vector<Value>& parts, int axis);
+
+// --- Reductions; the dimensions vanish. `dtype` f32 sums 16-bit operands into f32.
+LOGITLESS_API Value sum(Value x, std::vector<int> dims);
+LOGITLESS_API Value mean(Value x, std::vector<int> dims);
+LOGITLESS_API Value max(Value x, std::vector<int> dims);
+LOGITLESS_API Value logsumexp(Value x, std::vector<int> dims);
+LOGITLESS_API Value argmax(Value x, int dim);
+
+// --- Products. dims of a and b that are summed over, and those that run together; the result has
+// the batch dimensions, then the others of a, then those of b. Sums are fp32; the result has the
+// operands' dtype, or f32.
+struct DotOptions {
+  std::vector<int> contract_a, contract_b;
+  std::vector<int> batch_a = {}, batch_b = {};
+  bool f32_result = false;
+};
+LOGITLESS_API Value dot(Value a, Value b, const DotOptions& options);
+// a [..., M, K] and b [K, N] or [..., K, N] with equal leading dimensions.
+LOGITLESS_API Value matmul(Value a, Value b);
+
+// --- Indices.
+// Rows of table [V, ...]: the shape of index, then [...]. 0 where the index is outside [0, V).
+LOGITLESS_API Value take(Value table, Value index);
+// updates [I..., ...] added up by index [I...] into [rows, ...]; outside indices are dropped.
+LOGITLESS_API Value scatter_add(Value index, Value updates, Dim rows);
+// x at index along axis; index has the shape of x without it. 0 where it is outside.
+LOGITLESS_API Value pick(Value x, Value index, int axis);
+
+// --- Composites.
+LOGITLESS_API Value softmax(Value x, int dim);
+LOGITLESS_API Value log_softmax(Value x, int dim);
+// Over the last dimension; gain and bias [dim].
+LOGITLESS_API Value layer_norm(Value x, Value gain, Value bias, double epsilon = 1e-5);
+// softmax(scale q k^T) v: q [B, H, T, D], k and v [B, Hkv, S, D], H a multiple of Hkv; causal:
+// query t sees keys s <= t + S - T. The scores [T, S] never exist.
+LOGITLESS_API Value attention(Value q, Value k, Value v, double scale, bool causal);
+
+}  // namespace logitless

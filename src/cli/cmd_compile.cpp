@@ -1,0 +1,190 @@
+// logitless compile: a tensor program compiled, and what that did to its memory.
+#include <fmt/core.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "logitless/compiler.h"
+#include "train/gpt.h"
+
+namespace logitless::cli {
+namespace {
+
+struct CompileCommand {
+  std::string file;
+  std::string model;
+  std::int64_t batch = 0;
+  std::int64_t length = 0;
+  DType dtype = DType::bf16;
+  CompileOptions options;
+  std::int64_t threads = 0;
+  bool no_chunk = false;
+  bool explain = false;
+  bool json = false;
+  bool text = false;
+  std::string html;
+
+  Graph graph();
+  void run();
+};
+
+std::string contents(const std::string& path) {
+  if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
+  check_exists("FILE", path);
+  std::ifstream in(path, std::ios::binary);
+  std::string text(std::istreambuf_iterator<char>(in), {});
+  if (!in) throw DeviceError(fmt::format("{}: cannot be read", path));
+  return text;
+}
+
+void write(const std::string& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary);
+  out << text;
+  out.close();
+  if (!out) throw DeviceError(fmt::format("{}: cannot be written", path));
+}
+
+Graph CompileCommand::graph() {
+  if (model.empty() == file.empty()) throw UsageError("expected FILE or --model, one of them");
+  if (model.empty()) {
+    if (batch != 0 || length != 0)
+      throw UsageError("--batch and --length go with --model; a program's sizes are --size NAME=N");
+    return Graph::parse(contents(file), file == "-" ? "standard input" : file);
+  }
+  if (!options.sizes.empty())
+    throw UsageError("--size goes with FILE; the sizes of --model are --batch and --length");
+  train::GptConfig config = train::gpt_preset(model);
+  config.activations = dtype;
+  return train::build_gpt(config, batch > 0 ? batch : 4, length > 0 ? length : config.context);
+}
+
+void CompileCommand::run() {
+  check_writable("--html", html);
+  const Graph program = graph();
+  options.chunk = !no_chunk;
+  options.threads = static_cast<int>(threads);
+  if (!options.dump_after.empty()) {
+    bool dumped = false;
+    options.dump = [&](std::string_view pass, std::string_view graph_text) {
+      dumped = true;
+      print(fmt::format("# after {}\n{}", pass, graph_text));
+    };
+    compile(program, options);
+    if (!dumped)
+      throw UsageError(
+          fmt::format("--dump-after: there is no pass '{}'; `all` shows them", options.dump_after));
+    return;
+  }
+  const CompiledProgram compiled = compile(program, options);
+  if (!html.empty()) write(html, compiled.report_html());
+  if (text) print(compiled.text());
+  if (json) print(compiled.report_json() + "\n");
+  if (explain || (html.empty() && !text && !json)) {
+    print(compiled.explain());
+    if (!model.empty()) {
+      std::int64_t weights = 0;
+      for (const CompiledProgram::Tensor& t : compiled.parameters())
+        weights += t.dtype == DType::f32 ? t.bytes() : 0;
+      const auto total = [&](std::size_t arena) {
+        return format_bytes(static_cast<std::size_t>(4 * weights) + arena);
+      };
+      print(
+          fmt::format("training step with AdamW: {} of weights, as much of gradients and twice "
+                      "that of moments: {} in all, {} without loops\n",
+                      format_bytes(static_cast<std::size_t>(weights)),
+                      total(compiled.arena_bytes()), total(compiled.unchunked_arena_bytes())));
+    }
+  }
+}
+
+void parse_size(const std::string& text, Bindings& sizes) {
+  const std::size_t at = text.find('=');
+  std::size_t used = 0;
+  std::int64_t value = -1;
+  try {
+    if (at != std::string::npos) value = std::stoll(text.substr(at + 1), &used);
+  } catch (const std::exception&) {
+    used = 0;
+  }
+  if (at == std::string::npos || at == 0 || used != text.size() - at - 1 || value < 0)
+    throw UsageError(fmt::format("expected NAME=N, got '{}'", text));
+  if (!sizes.emplace(text.substr(0, at), value).second)
+    throw UsageError(fmt::format("{} is given twice", text.substr(0, at)));
+}
+
+}  // namespace
+
+Command add_compile(CLI::App& app) {
+  CLI::App* sub = app.add_subcommand(
+      "compile",
+      "Compile a tensor program: loops over chunks instead of big values, and a memory plan");
+  auto args = std::make_shared<CompileCommand>();
+  CompileCommand* a = args.get();
+  constexpr std::int64_t kMost = INT64_MAX;
+  sub->add_option("FILE", args->file,
+                  "program in the text form of docs/ir.md, or - for standard input")
+      ->group("Program");
+  sub->add_option("--model", args->model, "a GPT-2's training step instead: gpt2, gpt2-medium, ...")
+      ->group("Program");
+  add_integer(*sub, "--batch", args->batch, 1, kMost, "of --model (default 4)")->group("Program");
+  add_integer(*sub, "--length", args->length, 1, kMost, "of --model (default: its context)")
+      ->group("Program");
+  add_parsed(
+      *sub, "--dtype", "f32|bf16",
+      [a](const std::string& text) {
+        a->dtype = parse_dtype(text);
+        if (a->dtype != DType::f32 && a->dtype != DType::bf16)
+          throw UsageError(fmt::format("expected f32 or bf16, got '{}'", text));
+      },
+      "activations of --model (default bf16)")
+      ->group("Program");
+  sub->add_option_function<std::vector<std::string>>(
+         "--size",
+         [a](const std::vector<std::string>& list) {
+           for (const std::string& text : list) {
+             try {
+               parse_size(text, a->options.sizes);
+             } catch (const UsageError& error) {
+               throw CLI::ValidationError("--size", error.what());
+             }
+           }
+         },
+         "NAME=N: what a size of the program is; one for each")
+      ->group("Program");
+  add_parsed(
+      *sub, "--budget", "BYTES",
+      [a](const std::string& text) { a->options.memory_budget = parse_bytes(text); },
+      "bytes that values may take beyond parameters and results; without it, loops wherever they "
+      "cost nothing")
+      ->group("Loops");
+  add_integer(*sub, "--chunks", args->options.chunks, 1, kMost, "of every loop (default: chosen)")
+      ->group("Loops");
+  sub->add_flag("--no-chunk", args->no_chunk, "no loops")->group("Loops");
+  sub->add_flag("--strict", args->options.strict,
+                "fail when the budget is not met or a big value could not be cut")
+      ->group("Loops");
+  add_integer(*sub, "--threads", args->threads, 1, 4096, "that run it (default: all cores)")
+      ->group("Loops");
+  sub->add_flag("--explain", args->explain, "print the decisions and the memory (the default)")
+      ->group("Output");
+  sub->add_flag("--json", args->json, "print the same as JSON, with the memory over time")
+      ->group("Output");
+  sub->add_option("--html", args->html, "write a page with the memory over time, before and after")
+      ->group("Output");
+  sub->add_flag("--text", args->text, "print the compiled program")->group("Output");
+  sub->add_option("--dump-after", args->options.dump_after,
+                  "print the program after a pass, or `all`, and stop")
+      ->group("Output");
+  sub->footer(
+      "Examples:\n"
+      "  logitless compile loss.ir --size N=4096 --budget 256MiB\n"
+      "  logitless compile --model gpt2 --batch 32 --length 1024 --html memory.html");
+  return {sub, [args] { args->run(); }};
+}
+
+}  // namespace logitless::cli

@@ -1,0 +1,295 @@
+// logitless train: a GPT-2 of any size, compiled and trained on the CPU.
+#include <fmt/core.h>
+
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <set>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "train/run.h"
+
+namespace logitless::cli {
+namespace {
+
+constexpr std::int64_t kGpt2Vocab = 50257;  // of the tokens of llm.c's files
+
+struct TrainCommand {
+  train::RunOptions options;
+  std::int64_t threads = 0;
+  std::int64_t seed = 1;
+  bool no_chunk = false;
+  bool json = false;
+
+  void add(CLI::App& app);
+  void run(const CLI::App& app);
+
+ private:
+  void add_model(CLI::App& app);
+  void add_data(CLI::App& app);
+  void add_training(CLI::App& app);
+  void add_machine(CLI::App& app);
+  void add_files(CLI::App& app);
+};
+
+// add_number with bounds.
+CLI::Option* add_bounded(CLI::App& app, const std::string& name, double& value, double least,
+                         const std::string& description) {
+  return add_number(app, name, value, description)->check([name, least](const std::string& text) {
+    const bool low = std::strtod(text.c_str(), nullptr) < least;
+    return low ? fmt::format("expected a number of at least {}, got '{}'", least, text) : "";
+  });
+}
+
+nlohmann::ordered_json to_json(const train::RunReport& report) {
+  nlohmann::ordered_json steps = nlohmann::ordered_json::array();
+  for (std::size_t i = 0; i < report.steps.size(); ++i) {
+    const train::StepResult& step = report.steps[i];
+    steps.push_back({{"step", report.first_step + static_cast<std::int64_t>(i) + 1},
+                     {"loss", step.loss},
+                     {"lr", step.rate},
+                     {"grad_norm", step.norm}});
+  }
+  nlohmann::ordered_json validations = nlohmann::ordered_json::array();
+  for (const auto& v : report.validations) {
+    validations.push_back({{"step", v.step}, {"loss", v.loss}, {"perplexity", std::exp(v.loss)}});
+  }
+  const train::GptConfig& config = report.config;
+  return {{"model",
+           {{"vocab", config.vocab},
+            {"context", config.context},
+            {"dim", config.dim},
+            {"heads", config.heads},
+            {"layers", config.layers},
+            {"untied", !config.tied_head},
+            {"dtype", name_of(config.activations)},
+            {"parameters", report.parameters}}},
+          {"train_tokens", report.train_tokens},
+          {"held_out_tokens", report.valid_tokens},
+          {"threads", report.threads},
+          {"steps", steps},
+          {"validations", validations},
+          {"tokens_per_second", report.tokens_per_second},
+          {"compile_seconds", report.compile_seconds},
+          {"memory",
+           {{"arena_bytes", report.memory.arena},
+            {"unchunked_arena_bytes", report.memory.unchunked_arena},
+            {"parameter_bytes", report.memory.parameters},
+            {"gradient_bytes", report.memory.gradients},
+            {"moment_bytes", report.memory.moments},
+            {"process_peak_bytes", process_peak_bytes()}}},
+          {"prompt", report.prompt},
+          {"sample", report.sample},
+          {"explain", report.explain}};
+}
+
+std::string to_text(const train::RunReport& report) {
+  Facts facts;
+  const train::TrainMemory& memory = report.memory;
+  facts.add("arena of a step", format_bytes(memory.arena));
+  facts.add("  without chunks", format_bytes(memory.unchunked_arena));
+  facts.add("parameters",
+            fmt::format("{}, {}", report.parameters, format_bytes(memory.parameters)));
+  facts.add("gradients", format_bytes(memory.gradients));
+  facts.add("moments", format_bytes(memory.moments));
+  facts.add("peak of the process", format_bytes(process_peak_bytes()));
+  facts.add("speed", fmt::format("{:.0f} tokens/s", report.tokens_per_second));
+  if (!report.validations.empty()) {
+    const double loss = report.validations.back().loss;
+    facts.add("validation",
+              fmt::format("loss {:.4f} nats a token, perplexity {:.2f}", loss, std::exp(loss)));
+  }
+  std::string text = "\n" + facts.text();
+  if (!report.sample.empty()) text += fmt::format("\nSample\n{}{}\n", report.prompt, report.sample);
+  return text;
+}
+
+void TrainCommand::add_model(CLI::App& app) {
+  constexpr std::int64_t kMost = 1 << 20;
+  const auto sizes = [&](const std::string& name, std::int64_t& value, std::int64_t most,
+                         const std::string& text) {
+    add_integer(app, name, value, 1, most, text)->group("Model");
+  };
+  add_parsed(
+      app, "--model", "NAME",
+      [this](const std::string& text) {
+        train::gpt_preset(text);
+        options.model = text;
+      },
+      "gpt2, gpt2-medium, gpt2-large or gpt2-xl; default: the sizes below")
+      ->group("Model");
+  sizes("--vocab", options.vocab, kMost,
+        fmt::format("words (default {}; {} with --data)", options.vocab, kGpt2Vocab));
+  sizes("--dim", options.dim, kMost,
+        fmt::format("of the residual stream (default {})", options.dim));
+  sizes("--heads", options.heads, kMost,
+        fmt::format("of attention, a divisor of dim (default {})", options.heads));
+  sizes("--layers", options.layers, 4096, fmt::format("blocks (default {})", options.layers));
+  sizes("--context", options.context, kMost, "positions there are (default: --length)");
+  app.add_flag("--untied", options.untied, "the head has a matrix of its own")->group("Model");
+  add_parsed(
+      app, "--dtype", "f32|bf16",
+      [this](const std::string& text) {
+        if (text != "f32" && text != "bf16") {
+          throw UsageError(fmt::format("expected f32 or bf16, got '{}'", text));
+        }
+        options.dtype = parse_dtype(text);
+      },
+      "of products and activations; weights stay f32 (default f32)")
+      ->group("Model");
+}
+
+void TrainCommand::add_data(CLI::App& app) {
+  app.add_option("--data", options.data, "token files of llm.c (.bin) to train on")
+      ->type_name("FILE")
+      ->group("Data");
+  app.add_option("--val", options.val,
+                 "token files to validate on (default: the last 2 % of --data)")
+      ->type_name("FILE")
+      ->group("Data");
+  app.add_option("--text", options.text,
+                 "files and folders, with a tokenizer trained on them (default: system headers)")
+      ->type_name("PATH")
+      ->group("Data");
+  add_parsed(
+      app, "--cache", "FOLDER", [this](const std::string& text) { options.cache = text; },
+      "of tokenizers and words (default: $XDG_CACHE_HOME/logitless or ~/.cache/logitless)")
+      ->group("Data");
+}
+
+void TrainCommand::add_training(CLI::App& app) {
+  constexpr const char* kGroup = "Training";
+  constexpr std::int64_t kMost = INT64_C(1) << 40;
+  const auto count = [&](const std::string& name, std::int64_t& value, std::int64_t least,
+                         const std::string& text) {
+    add_integer(app, name, value, least, kMost, text)->group(kGroup);
+  };
+  add_integer(app, "--batch", options.batch, 1, 1 << 20,
+              fmt::format("rows of a step (default {})", options.batch))
+      ->group(kGroup);
+  add_integer(app, "--length", options.length, 1, 1 << 20,
+              fmt::format("tokens of a row (default {})", options.length))
+      ->group(kGroup);
+  count("--steps", options.steps, 1, fmt::format("steps (default {})", options.steps));
+  add_integer(app, "--accumulate", options.accumulate, 1, 1 << 20,
+              "batches whose gradients make one step (default 1)")
+      ->group(kGroup);
+  add_bounded(app, "--lr", options.rate, 0.0,
+              fmt::format("highest learning rate (default {})", options.rate))
+      ->group(kGroup);
+  count("--warmup", options.warmup, 0, "steps until it is reached (default: a twentieth of all)");
+  add_bounded(app, "--min-lr", options.floor, 0.0,
+              "that of the last step (default: a tenth of --lr)")
+      ->group(kGroup);
+  add_bounded(app, "--weight-decay", options.weight_decay, 0.0,
+              fmt::format("of matrices (default {})", options.weight_decay))
+      ->group(kGroup);
+  add_bounded(app, "--clip", options.clip, 0.0,
+              fmt::format("most norm of the gradients; 0: any (default {})", options.clip))
+      ->group(kGroup);
+  count("--seed", seed, 0, "of starting values, order and sample (default 1)");
+  count("--eval-every", options.eval_every, 1,
+        "steps between validations, which also save (default: a quarter of all)");
+}
+
+void TrainCommand::add_machine(CLI::App& app) {
+  constexpr const char* kGroup = "Machine";
+  add_parsed(
+      app, "--budget", "BYTES",
+      [this](const std::string& text) { options.budget = parse_bytes(text); },
+      "memory beside parameters and gradients, such as 512MiB (default: what costs no time)")
+      ->group(kGroup);
+  app.add_flag("--no-chunk", no_chunk, "run the program without loops over chunks")->group(kGroup);
+  add_integer(app, "--threads", threads, 0, 4096,
+              "threads; 0 (default): OMP_NUM_THREADS, or all cores")
+      ->group(kGroup);
+}
+
+void TrainCommand::add_files(CLI::App& app) {
+  const auto file = [&](const std::string& name, std::string& value, const std::string& text) {
+    add_parsed(
+        app, name, "FILE", [&value](const std::string& path) { value = path; }, text)
+        ->group("Files");
+  };
+  file("--resume", options.resume, "checkpoint to go on from; options not given are its own");
+  file("--save", options.save, "checkpoint to write at validations and at the end");
+  file("--init", options.init, "Hugging Face's model.safetensors to start from");
+  file("--export", options.hugging_face, "the same to write at the end");
+  add_integer(app, "--sample", options.sample, 0, 1 << 20,
+              fmt::format("words to write at the end (default {})", options.sample))
+      ->group("Sample");
+  add_parsed(
+      app, "--prompt", "TEXT", [this](const std::string& text) { options.prompt = text; },
+      "what they follow (default: the first held-out words)")
+      ->group("Sample");
+  add_bounded(app, "--temperature", options.temperature, 0.0,
+              fmt::format("0: the likeliest word (default {})", options.temperature))
+      ->group("Sample");
+  add_integer(app, "--top-k", options.top_k, 0, 1 << 20,
+              fmt::format("words to choose from; 0: all (default {})", options.top_k))
+      ->group("Sample");
+}
+
+void TrainCommand::add(CLI::App& app) {
+  add_model(app);
+  add_data(app);
+  add_training(app);
+  add_machine(app);
+  add_files(app);
+  app.add_flag("--json", json, "print one JSON object; progress goes to standard error");
+}
+
+void TrainCommand::run(const CLI::App& app) {
+  std::set<std::string> given;
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->count() > 0) given.insert(option->get_single_name());
+  }
+  options.threads = static_cast<int>(threads);
+  options.seed = static_cast<std::uint64_t>(seed);
+  options.chunk = !no_chunk;
+  if (options.has_shards() && given.count("vocab") == 0) options.vocab = kGpt2Vocab;
+  train::check_given(options, given);
+  for (const std::string& path : options.data) check_exists("--data", path);
+  for (const std::string& path : options.val) check_exists("--val", path);
+  check_exists("--resume", options.resume);
+  check_exists("--init", options.init);
+  check_writable("--save", options.save);
+  check_writable("--export", options.hugging_face);
+  if (!options.resume.empty()) {
+    options = train::with_checkpoint(options, given, train::read_checkpoint_header(options.resume));
+  }
+  train::check_options(options);
+  const auto say = [this](std::string_view line) {
+    if (json) {
+      fmt::print(stderr, "{}\n", line);
+    } else {
+      print(fmt::format("{}\n", line));
+    }
+  };
+  const train::RunReport report = train::run_training(options, say);
+  if (json) {
+    print_json(to_json(report));
+  } else {
+    print(to_text(report));
+  }
+}
+
+}  // namespace
+
+Command add_train(CLI::App& app) {
+  CLI::App* sub = app.add_subcommand("train", "Train a GPT-2 of any size on the CPU");
+  auto args = std::make_shared<TrainCommand>();
+  args->add(*sub);
+  sub->footer(
+      "The whole step is one compiled program: the loss, and the memory of its logits, run in "
+      "chunks.\n\n"
+      "Examples:\n"
+      "  logitless train                                      # a small GPT on the system's "
+      "headers\n"
+      "  logitless train --text ~/notes --steps 1000 --save run.safetensors\n"
+      "  logitless train --model gpt2 --init model.safetensors --data train.bin --lr 3e-5");
+  return {sub, [args, sub] { args->run(*sub); }};
+}
+
+}  // namespace logitless::cli

@@ -1,0 +1,384 @@
+#include "compiler/analysis/region.h"
+
+#include <algorithm>
+#include <deque>
+#include <set>
+
+#include "core/check.h"
+
+namespace logitless::ir {
+bool made_of_nothing(Op op) { return op == Op::constant || op == Op::iota; }
+
+namespace {
+
+class Grower {
+ public:
+  Grower(const Graph& graph, Value seed)
+      : g_(graph), users_(graph.users()), seed_(elements_of(graph.type(seed))) {
+    region_.seed = seed;
+  }
+
+  Region run(const Split& split) {
+    const std::optional<Chunked> first = chunked_by_result(g_, region_.seed.node, split);
+    if (!first || g_.node(region_.seed).results.size() > 1 ||
+        made_of_nothing(g_.node(region_.seed).op))
+      return region_;
+    std::int64_t extent = 1;
+    for (int k = 0; k < split.count; ++k)
+      extent *= sizes_of(g_.type(region_.seed))[static_cast<std::size_t>(split.dim + k)];
+    split_ = split;
+    region_.extent = extent / split.factor;
+    enter(region_.seed.node, *first);
+    while (!queue_.empty()) {
+      const int node = queue_.front();
+      queue_.pop_front();
+      backward(node);
+      forward(node);
+    }
+    prune();
+    find_phases();
+    return region_;
+  }
+
+ private:
+  const Graph& g_;
+  const std::vector<std::vector<int>> users_;
+  const std::int64_t seed_;
+  Split split_;
+  Region region_;
+  std::deque<int> queue_;
+  std::set<std::pair<int, int>> noted_;
+
+  bool big(Value v) const { return is_big(elements_of(g_.type(v)), seed_); }
+  bool tiny(Value v) const { return is_tiny(elements_of(g_.type(v)), g_, region_.seed, split_); }
+  bool big_node(int node) const { return big({node, 0}); }
+  void enter(int node, const Chunked& how) {
+    region_.nodes.emplace(node, how);
+    queue_.push_back(node);
+  }
+  void boundary(int node, int of, const std::string& why) {
+    if (noted_.insert({node, of}).second) region_.boundaries.push_back(why);
+  }
+  std::string shown(int node) const {
+    const Node& n = g_.node(node);
+    const std::string what(n.op == Op::map ? info_of(n.attributes.function).name : name_of(n.op));
+    return concat(what, n.name.empty() ? "" : " %" + n.name, " ", text_of(n.results[0]));
+  }
+
+  void backward(int node) {
+    const Chunked how = region_.nodes.at(node);
+    for (std::size_t i = 0; i < how.needs.size(); ++i) {
+      const Value v = g_.node(node).operands[i];
+      if (how.needs[i].whole || region_.inside(v.node)) continue;
+      const Op op = g_.node(v).op;
+      if (op == Op::parameter || made_of_nothing(op) || !big(v)) continue;
+      if (std::optional<Chunked> c = chunked_by_value(v, how.needs[i].split)) {
+        enter(v.node, *c);
+      } else {
+        boundary(v.node, node,
+                 concat(shown(v.node), " cannot be cut along ", text_of(how.needs[i].split)));
+      }
+    }
+  }
+  // Result `index` is to be cut so: the relation is asked of result 0, and must agree.
+  std::optional<Chunked> chunked_by_value(Value v, const Split& s) const {
+    std::optional<Chunked> c = chunked_by_result(g_, v.node, s);
+    if (c && c->results[static_cast<std::size_t>(v.index)] != s) c.reset();
+    return c;
+  }
+
+  void forward(int node) {
+    const Chunked how = region_.nodes.at(node);
+    if (how.kind != Chunked::Kind::split) return;
+    for (const int user : users_[static_cast<std::size_t>(node)]) {
+      if (region_.inside(user)) continue;
+      const Node& u = g_.node(user);
+      for (std::size_t i = 0; i < u.operands.size(); ++i) {
+        const Value v = u.operands[i];
+        if (v.node != node) continue;
+        const std::optional<Chunked> c =
+            chunked_by_operand(g_, user, i, how.results[static_cast<std::size_t>(v.index)]);
+        const bool from_big = big(v);
+        if (!c) {
+          if (from_big)
+            boundary(user, node,
+                     concat(shown(user), " cannot run on a cut along ",
+                            text_of(how.results[static_cast<std::size_t>(v.index)]), " of ",
+                            shown(node)));
+          continue;
+        }
+        if (c->kind != Chunked::Kind::split) {
+          if (from_big) region_.nodes.emplace(user, *c);
+        } else if (big_node(user) || tiny({user, 0})) {
+          enter(user, *c);
+        } else if (from_big) {
+          region_.nodes.emplace(user, *c);  // of middle size: a result, and nothing grows from it
+        }
+        break;
+      }
+    }
+  }
+
+  // Small nodes stay only where they read a big value, or lead to one.
+  void prune() {
+    std::set<int> wanted;
+    for (auto it = region_.nodes.rbegin(); it != region_.nodes.rend(); ++it) {
+      const auto [node, how] = *it;
+      bool keep = wanted.contains(node) || (big_node(node) && how.kind == Chunked::Kind::split);
+      for (std::size_t i = 0; i < how.needs.size(); ++i)
+        keep = keep || (big(g_.node(node).operands[i]) && flows(region_, g_, node, i));
+      if (!keep) continue;
+      wanted.insert(node);
+      // Only small values that feed a big one, or another small one on the way to it.
+      const bool leads =
+          how.kind == Chunked::Kind::split && (big_node(node) || leads_.contains(node));
+      for (std::size_t i = 0; leads && i < how.needs.size(); ++i) {
+        const int p = g_.node(node).operands[i].node;
+        if (!flows(region_, g_, node, i)) continue;
+        wanted.insert(p);
+        leads_.insert(p);
+      }
+    }
+    std::erase_if(region_.nodes, [&](const auto& entry) { return !wanted.contains(entry.first); });
+  }
+  std::set<int> leads_;
+
+  void find_phases() {
+    region_.phase.assign(static_cast<std::size_t>(g_.size()), 0);
+    for (int id = 0; id < g_.size(); ++id) {
+      const Node& n = g_.node(id);
+      int& phase = region_.phase[static_cast<std::size_t>(id)];
+      for (std::size_t i = 0; i < n.operands.size(); ++i) {
+        const int p = n.operands[i].node;
+        const bool waits = region_.inside(p) && !(region_.inside(id) && flows(region_, g_, id, i));
+        phase = std::max(phase, region_.phase[static_cast<std::size_t>(p)] + (waits ? 1 : 0));
+      }
+      if (region_.inside(id)) region_.phases = std::max(region_.phases, phase + 1);
+    }
+  }
+};
+
+// --- unit tangents
+
+// Degree of each node in one scalar: 0 does not depend on it, 1 is linear and homogeneous in it, -1
+// is neither.
+std::vector<int> degrees(const Graph& g, Value scalar) {
+  std::vector<int> degree(static_cast<std::size_t>(g.size()), 0);
+  const auto zero = [&](Value v) {
+    return g.node(v).op == Op::constant && g.node(v).attributes.number == 0.0;
+  };
+  for (int id = scalar.node; id < g.size(); ++id) {
+    const Node& n = g.node(id);
+    int& d = degree[static_cast<std::size_t>(id)];
+    if (id == scalar.node) {
+      d = 1;
+      continue;
+    }
+    std::vector<int> in;
+    int most = 0;
+    for (const Value v : n.operands) {
+      in.push_back(degree[static_cast<std::size_t>(v.node)]);
+      most = in.back() < 0 || most < 0 ? -1 : std::max(most, in.back());
+    }
+    if (most <= 0) {
+      d = most;
+      continue;
+    }
+    const auto equal = [&](std::size_t first) {  // all 1, but for zeros
+      for (std::size_t i = first; i < in.size(); ++i) {
+        if (in[i] != 1 && !zero(n.operands[i])) return -1;
+      }
+      return 1;
+    };
+    switch (n.op) {
+      case Op::map:
+        switch (n.attributes.function) {
+          case Function::neg:
+            d = 1;
+            break;
+          case Function::add:
+          case Function::sub:
+            d = equal(0);
+            break;
+          case Function::mul:
+            d = in[0] + in[1] <= 1 ? 1 : -1;
+            break;
+          case Function::div:
+            d = in[1] == 0 ? 1 : -1;
+            break;
+          case Function::select:
+            d = in[0] == 0 ? equal(1) : -1;
+            break;
+          default:
+            d = -1;
+        }
+        break;
+      case Op::dot:
+        d = in[0] + in[1] <= 1 ? 1 : -1;
+        break;
+      case Op::reduce:
+        d = n.attributes.reduce == Reduce::sum ? 1 : -1;
+        break;
+      case Op::cast: {
+        const DType to = n.results[0].dtype;
+        d = to == DType::f32 || to == DType::bf16 || to == DType::f64 ? 1 : -1;
+        break;
+      }
+      case Op::concat:
+        d = equal(0);
+        break;
+      case Op::take:
+      case Op::pick:
+        d = in[1] == 0 ? 1 : -1;
+        break;
+      case Op::scatter_add:
+        d = in[0] == 0 ? 1 : -1;
+        break;
+      case Op::broadcast:
+      case Op::reshape:
+      case Op::transpose:
+      case Op::slice:
+      case Op::pad:
+        d = 1;
+        break;
+      default:
+        d = -1;
+    }
+  }
+  return degree;
+}
+
+class UnitTangent {
+ public:
+  UnitTangent(const Graph& g, const Region& region, Value scalar, std::vector<int> degree)
+      : g_(g), region_(region), scalar_(scalar), degree_(std::move(degree)) {}
+
+  UnitTangents run() {
+    out_.name = g_.name;
+    for (int id = 0; id < g_.size(); ++id) {
+      const Node& n = g_.node(id);
+      if (region_.inside(id) && degree_[static_cast<std::size_t>(id)] == 1) continue;  // on demand
+      std::vector<Value> operands;
+      for (const Value v : n.operands) operands.push_back(plain(v));
+      plain_[id] = out_.add(n.op, std::move(operands), n.attributes, n.name).node;
+    }
+    for (const Output& output : g_.outputs()) out_.add_output(output.name, plain(output.value));
+    const Value seed = unit(region_.seed);
+    return {std::move(out_), seed};
+  }
+
+ private:
+  const Graph& g_;
+  const Region& region_;
+  const Value scalar_;
+  const std::vector<int> degree_;
+  Graph out_;
+  std::map<int, int> plain_, unit_;
+  std::map<Value, Value> scaled_;
+
+  bool linear(Value v) const { return degree_[static_cast<std::size_t>(v.node)] == 1; }
+
+  Value plain(Value v) {
+    const auto found = plain_.find(v.node);
+    if (found != plain_.end()) return {found->second, v.index};
+    const auto done = scaled_.find(v);
+    if (done != scaled_.end()) return done->second;
+    // A linear node of the region, wanted outside: times the scalar, in fp32.
+    const Value x = unit(v);
+    const Type type = g_.type(v);
+    const Value s = plain(scalar_);
+    const DType wide = type.dtype == DType::f64 ? DType::f64 : DType::f32;
+    Attributes to;
+    to.type = {wide, {}};
+    Value factor = g_.type(scalar_).dtype == wide ? s : out_.add(Op::cast, {s}, to);
+    if (out_.type(factor).rank() > 0) {
+      Attributes flat;
+      factor = out_.add(Op::reshape, {factor}, flat);
+    }
+    Attributes spread;
+    spread.type.shape = type.shape;
+    factor = out_.add(Op::broadcast, {factor}, spread);
+    Value wide_x = type.dtype == wide ? x : out_.add(Op::cast, {x}, to);
+    Attributes multiply;
+    multiply.function = Function::mul;
+    Value product = out_.add(Op::map, {wide_x, factor}, multiply);
+    if (type.dtype != wide) {
+      Attributes back;
+      back.type.dtype = type.dtype;
+      product = out_.add(Op::cast, {product}, back);
+    }
+    return scaled_[v] = product;
+  }
+
+  // The value for a scalar of 1.
+  Value unit(Value v) {
+    if (!linear(v)) return plain(v);
+    const auto found = unit_.find(v.node);
+    if (found != unit_.end()) return {found->second, v.index};
+    const Node& n = g_.node(v);
+    if (v.node == scalar_.node) {
+      Attributes one;
+      one.number = 1.0;
+      one.type = n.results[0];
+      unit_[v.node] = out_.add(Op::constant, {}, one).node;
+    } else {
+      std::vector<Value> operands;
+      for (const Value o : n.operands) operands.push_back(unit(o));
+      unit_[v.node] = out_.add(n.op, std::move(operands), n.attributes, n.name).node;
+    }
+    return {unit_[v.node], v.index};
+  }
+};
+
+}  // namespace
+
+bool is_tiny(std::int64_t elements, const Graph& graph, Value seed, const Split& split) {
+  constexpr std::int64_t kNumbersPerRow = 8;
+  const std::vector<std::int64_t> sizes = sizes_of(graph.type(seed));
+  const std::int64_t all = elements_of(graph.type(seed));
+  std::int64_t rows = all / std::max<std::int64_t>(sizes.back(), 1);
+  if (split.dim + split.count == static_cast<int>(sizes.size())) {
+    rows = 1;
+    for (int d = split.dim; d < split.dim + split.count; ++d)
+      rows *= sizes[static_cast<std::size_t>(d)];
+  }
+  return 16 * elements <= all && elements <= kNumbersPerRow * rows;
+}
+
+const Split* Region::split(Value v) const {
+  const auto found = nodes.find(v.node);
+  if (found == nodes.end() || found->second.kind != Chunked::Kind::split) return nullptr;
+  return &found->second.results[static_cast<std::size_t>(v.index)];
+}
+
+bool flows(const Region& region, const Graph& graph, int node, std::size_t i) {
+  const Need& need = region.nodes.at(node).needs[i];
+  const Split* from = region.split(graph.node(node).operands[i]);
+  return !need.whole && from != nullptr && *from == need.split;
+}
+
+Region grow_region(const Graph& graph, Value seed, const Split& split) {
+  return Grower(graph, seed).run(split);
+}
+
+std::optional<UnitTangents> unit_tangents(const Graph& graph, const Region& region) {
+  if (region.phases < 2) return std::nullopt;
+  for (int id = 0; id < graph.size(); ++id) {
+    if (region.inside(id) || region.phase[static_cast<std::size_t>(id)] == 0) continue;
+    const Node& n = graph.node(id);
+    if (n.results.size() != 1 || elements_of(n.results[0]) != 1 || n.op == Op::constant) continue;
+    const std::vector<int> degree = degrees(graph, {id, 0});
+    bool any = false, ok = true;
+    for (const auto& [node, how] : region.nodes) {
+      const int d = degree[static_cast<std::size_t>(node)];
+      any = any || d == 1;
+      ok = ok && d >= 0 &&
+           !(d == 1 && (how.kind == Chunked::Kind::max || how.kind == Chunked::Kind::lse));
+    }
+    if (!any || !ok) continue;
+    return UnitTangent(graph, region, {id, 0}, degree).run();
+  }
+  return std::nullopt;
+}
+
+}  // namespace logitless::ir

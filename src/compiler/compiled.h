@@ -1,0 +1,40 @@
+// What a compilation leaves: the program, and what the reports tell of it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "compiler/choose_chunks.h"
+#include "compiler/ir/text.h"
+#include "compiler/plan/program.h"
+#include "logitless/compiler.h"
+
+namespace logitless {
+
+struct CompiledProgram::State {
+  struct PassTime {
+    std::string name;
+    double seconds = 0.0;
+    int nodes = 0;
+  };
+  ir::Graph graph;  // after the last pass
+  ir::Program program, unchunked;
+  std::vector<Tensor> parameters, results;
+  std::vector<ir::ChunkedRegion> regions;
+  std::vector<std::string> refusals;
+  std::vector<PassTime> passes;
+  std::int64_t budget = 0;
+  double seconds = 0.0;
+  int threads = 1;
+};
+
+struct CompilerAccess {
+  static CompiledProgram make(std::shared_ptr<const CompiledProgram::State> state) {
+    CompiledProgram program;
+    program.state_ = std::move(state);
+    return program;
+  }
+};
+
+}  // namespace logitless

@@ -1,0 +1,399 @@
+#include "compiler/exec/executor.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/check.h"
+#include "core/half.h"
+#include "core/parallel.h"
+#include "kernels/tensor_kernels.h"
+
+namespace logitless::ir {
+namespace {
+
+constexpr std::int64_t kTask = 1 << 15;  // elements of a task, about
+
+std::byte* address(const View& view, Table table) {
+  return table[view.buffer] + view.offset * static_cast<std::int64_t>(size_of(view.dtype));
+}
+std::int64_t index_at(const View& view, const std::byte* base, std::int64_t offset) {
+  return view.dtype == DType::i32 ? reinterpret_cast<const std::int32_t*>(base)[offset]
+                                  : reinterpret_cast<const std::int64_t*>(base)[offset];
+}
+
+void run_gemm(const Gemm& g, Table table, int threads) {
+  GemmProblem p = gemm_problem(g, threads);
+  std::byte* scratch = g.scratch >= 0 ? table[g.scratch] : nullptr;
+  const std::size_t outer = g.outer.empty() ? 0 : g.outer.size() - 1;
+  std::int64_t rounds = 1;
+  for (std::size_t d = 0; d < outer; ++d) rounds *= g.outer[d];
+  for (std::int64_t r = 0; r < rounds; ++r) {
+    std::int64_t a = 0, b = 0, c = 0, rest = r;
+    for (std::size_t d = outer; d-- > 0;) {
+      const std::int64_t i = rest % g.outer[d];
+      rest /= g.outer[d];
+      a += i * g.a.strides[d];
+      b += i * g.b.strides[d];
+      c += i * g.c.strides[d];
+    }
+    const auto at = [&](const View& v, std::int64_t offset) {
+      return address(v, table) + offset * static_cast<std::int64_t>(size_of(v.dtype));
+    };
+    p.a.data = at(g.a, a);
+    p.b.data = at(g.b, b);
+    p.c.data = at(g.c, c);
+    gemm(p, scratch);
+  }
+}
+
+void run_take(const Take& t, Table table, int threads) {
+  const std::int64_t rows = t.table.shape[0];
+  const std::int64_t count = elements_of(t.index);
+  const std::int64_t width = count > 0 ? elements_of(t.out) / count : 0;
+  const std::size_t bytes = static_cast<std::size_t>(width) * size_of(t.out.dtype);
+  const std::byte* from = address(t.table, table);
+  const std::byte* index = address(t.index, table);
+  std::byte* to = address(t.out, table);
+  const std::int64_t per_task = std::max<std::int64_t>(kTask / std::max<std::int64_t>(width, 1), 1);
+  parallel_for(threads, (count + per_task - 1) / per_task, [&](std::int64_t task, int) {
+    for (std::int64_t i = task * per_task; i < std::min(count, (task + 1) * per_task); ++i) {
+      const std::int64_t row = index_at(t.index, index, i);
+      std::byte* out = to + static_cast<std::size_t>(i) * bytes;
+      if (row >= 0 && row < rows) {
+        std::memcpy(out, from + static_cast<std::size_t>(row) * bytes, bytes);
+      } else {
+        std::memset(out, 0, bytes);
+      }
+    }
+  });
+}
+
+// Each task owns columns of the result and walks all indices in order.
+template <typename T>
+void scatter(const ScatterAdd& s, Table table, int threads) {
+  const std::int64_t rows = s.out.shape[0];
+  const std::int64_t count = elements_of(s.index);
+  const std::int64_t width = rows > 0 ? elements_of(s.out) / rows : 0;
+  const std::byte* index = address(s.index, table);
+  const std::byte* updates = address(s.updates, table);
+  T* out = reinterpret_cast<T*>(address(s.out, table));
+  constexpr std::int64_t kColumns = 64;
+  parallel_for(threads, (width + kColumns - 1) / kColumns, [&](std::int64_t task, int) {
+    const std::int64_t first = task * kColumns, n = std::min(kColumns, width - first);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t row = index_at(s.index, index, i);
+      if (row < 0 || row >= rows) continue;
+      T* to = out + row * width + first;
+      const std::int64_t at = i * width + first;
+      switch (s.updates.dtype) {
+        case DType::bf16:
+          for (std::int64_t k = 0; k < n; ++k)
+            to[k] += static_cast<T>(
+                bf16_to_float(reinterpret_cast<const std::uint16_t*>(updates)[at + k]));
+          break;
+        case DType::f16:
+          for (std::int64_t k = 0; k < n; ++k)
+            to[k] += static_cast<T>(
+                f16_to_float(reinterpret_cast<const std::uint16_t*>(updates)[at + k]));
+          break;
+        case DType::f64:
+          for (std::int64_t k = 0; k < n; ++k)
+            to[k] += static_cast<T>(reinterpret_cast<const double*>(updates)[at + k]);
+          break;
+        case DType::f32:
+          for (std::int64_t k = 0; k < n; ++k)
+            to[k] += static_cast<T>(reinterpret_cast<const float*>(updates)[at + k]);
+          break;
+        case DType::i32:
+          for (std::int64_t k = 0; k < n; ++k)
+            to[k] += static_cast<T>(reinterpret_cast<const std::int32_t*>(updates)[at + k]);
+          break;
+        case DType::i64:
+          for (std::int64_t k = 0; k < n; ++k)
+            to[k] += static_cast<T>(reinterpret_cast<const std::int64_t*>(updates)[at + k]);
+          break;
+        case DType::i8:
+          throw InternalError("scatter_add of conditions");
+      }
+    }
+  });
+}
+
+void run_scatter(const ScatterAdd& s, Table table, int threads) {
+  switch (s.out.dtype) {
+    case DType::f32:
+      return scatter<float>(s, table, threads);
+    case DType::f64:
+      return scatter<double>(s, table, threads);
+    case DType::i32:
+      return scatter<std::int32_t>(s, table, threads);
+    case DType::i64:
+      return scatter<std::int64_t>(s, table, threads);
+    default:
+      throw InternalError("scatter_add into a narrow result");
+  }
+}
+
+void copy_element(DType dtype, std::byte* to, std::int64_t i, const std::byte* from,
+                  std::int64_t j) {
+  const std::size_t size = size_of(dtype);
+  if (from != nullptr) {
+    std::memcpy(to + static_cast<std::size_t>(i) * size, from + j * static_cast<std::int64_t>(size),
+                size);
+  } else {
+    std::memset(to + static_cast<std::size_t>(i) * size, 0, size);
+  }
+}
+
+// Offsets in `views` of element `flat` of a shape.
+template <std::size_t N>
+std::array<std::int64_t, N> offsets(
+    const std::vector<std::int64_t>& shape, std::int64_t flat,
+    const std::array<const std::vector<std::int64_t>*, N>& strides) {
+  std::array<std::int64_t, N> at{};
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    const std::int64_t i = flat % shape[d];
+    flat /= shape[d];
+    for (std::size_t k = 0; k < N; ++k) at[k] += i * (*strides[k])[d];
+  }
+  return at;
+}
+
+// The strides of x without one dimension, in a fixed array: nothing is allocated.
+struct Strides {
+  std::array<std::int64_t, 12> values{};
+  std::size_t count = 0;
+};
+Strides without(const View& x, int axis) {
+  Strides s;
+  for (std::size_t d = 0; d < x.strides.size(); ++d) {
+    if (static_cast<int>(d) != axis) s.values[s.count++] = x.strides[d];
+  }
+  return s;
+}
+
+void run_pick(const Pick& p, Table table, int threads) {
+  const std::int64_t count = elements_of(p.out);
+  const std::byte* x = address(p.x, table);
+  const std::byte* index = address(p.index, table);
+  std::byte* out = address(p.out, table);
+  const Strides rows = without(p.x, p.axis);
+  const std::int64_t size = p.x.shape[static_cast<std::size_t>(p.axis)],
+                     step = p.x.strides[static_cast<std::size_t>(p.axis)];
+  constexpr std::int64_t kRows = 1024;
+  parallel_for(threads, (count + kRows - 1) / kRows, [&](std::int64_t task, int) {
+    for (std::int64_t i = task * kRows; i < std::min(count, (task + 1) * kRows); ++i) {
+      const auto [at_index, at_out] =
+          offsets<2>(p.out.shape, i, {&p.index.strides, &p.out.strides});
+      std::int64_t at_x = 0, rest = i;
+      for (std::size_t d = p.out.shape.size(); d-- > 0;) {
+        at_x += rest % p.out.shape[d] * rows.values[d];
+        rest /= p.out.shape[d];
+      }
+      const std::int64_t k = index_at(p.index, index, at_index);
+      const bool inside = k >= 0 && k < size;
+      copy_element(p.x.dtype, out, at_out, inside ? x : nullptr, at_x + (inside ? k * step : 0));
+    }
+  });
+}
+
+double number_at(DType dtype, const std::byte* base, std::int64_t i) {
+  switch (dtype) {
+    case DType::f32:
+      return reinterpret_cast<const float*>(base)[i];
+    case DType::bf16:
+      return bf16_to_float(reinterpret_cast<const std::uint16_t*>(base)[i]);
+    case DType::f16:
+      return f16_to_float(reinterpret_cast<const std::uint16_t*>(base)[i]);
+    case DType::f64:
+      return reinterpret_cast<const double*>(base)[i];
+    case DType::i32:
+      return reinterpret_cast<const std::int32_t*>(base)[i];
+    case DType::i64:
+      return static_cast<double>(reinterpret_cast<const std::int64_t*>(base)[i]);
+    case DType::i8:
+      return reinterpret_cast<const std::int8_t*>(base)[i];
+  }
+  return 0.0;
+}
+
+void run_argmax(const ArgMax& m, Table table, int threads) {
+  const std::int64_t count = elements_of(m.out);
+  const std::byte* x = address(m.x, table);
+  std::byte* out = address(m.out, table);
+  const int last = static_cast<int>(m.x.shape.size()) - 1;
+  const Strides rows = without(m.x, last);
+  const std::int64_t size = m.x.shape.back(), step = m.x.strides.back();
+  const std::int64_t per_task = std::max<std::int64_t>(kTask / std::max<std::int64_t>(size, 1), 1);
+  parallel_for(threads, (count + per_task - 1) / per_task, [&](std::int64_t task, int) {
+    for (std::int64_t i = task * per_task; i < std::min(count, (task + 1) * per_task); ++i) {
+      const auto [at_out] = offsets<1>(m.out.shape, i, {&m.out.strides});
+      std::int64_t at = 0, rest = i;
+      for (std::size_t d = m.out.shape.size(); d-- > 0;) {
+        at += rest % m.out.shape[d] * rows.values[d];
+        rest /= m.out.shape[d];
+      }
+      std::int64_t best = 0;
+      double top = 0.0;
+      for (std::int64_t k = 0; k < size; ++k) {
+        const double v = number_at(m.x.dtype, x, at + k * step);
+        // The first of equals; a NaN is greater than all.
+        if (k == 0 || v > top || (std::isnan(v) && !std::isnan(top))) {
+          top = v;
+          best = k;
+        }
+      }
+      reinterpret_cast<std::int64_t*>(out)[at_out] = best;
+    }
+  });
+}
+
+void run_fill(const Fill& f, Table table, int threads) {
+  const std::int64_t count = elements_of(f.out);
+  std::byte* out = address(f.out, table);
+  const std::size_t size = size_of(f.out.dtype);
+  const std::int64_t inner = f.out.shape.empty() ? 1 : f.out.shape.back();
+  const std::int64_t step = f.out.shape.empty() ? 1 : f.out.strides.back();
+  if (count == 0) return;
+  const std::int64_t rows = count / inner, per_task = std::max<std::int64_t>(kTask / inner, 1);
+  parallel_for(threads, (rows + per_task - 1) / per_task, [&](std::int64_t task, int) {
+    for (std::int64_t r = task * per_task; r < std::min(rows, (task + 1) * per_task); ++r) {
+      const auto [at] = offsets<1>(f.out.shape, r * inner, {&f.out.strides});
+      std::byte* row = out + at * static_cast<std::int64_t>(size);
+      if (f.number == 0.0 && step == 1) {
+        std::memset(row, 0, static_cast<std::size_t>(inner) * size);
+        continue;
+      }
+      for (std::int64_t i = 0; i < inner; ++i) {
+        std::byte* to = row + i * step * static_cast<std::int64_t>(size);
+        switch (f.out.dtype) {
+          case DType::f32:
+            *reinterpret_cast<float*>(to) = static_cast<float>(f.number);
+            break;
+          case DType::f64:
+            *reinterpret_cast<double*>(to) = f.number;
+            break;
+          case DType::bf16:
+            *reinterpret_cast<std::uint16_t*>(to) = float_to_bf16(static_cast<float>(f.number));
+            break;
+          case DType::f16:
+            *reinterpret_cast<std::uint16_t*>(to) = float_to_f16(static_cast<float>(f.number));
+            break;
+          case DType::i32:
+            *reinterpret_cast<std::int32_t*>(to) = std::isinf(f.number)
+                                                       ? std::numeric_limits<std::int32_t>::min()
+                                                       : static_cast<std::int32_t>(f.number);
+            break;
+          case DType::i64:
+            *reinterpret_cast<std::int64_t*>(to) = std::isinf(f.number)
+                                                       ? std::numeric_limits<std::int64_t>::min()
+                                                       : static_cast<std::int64_t>(f.number);
+            break;
+          case DType::i8:
+            *reinterpret_cast<std::int8_t*>(to) = static_cast<std::int8_t>(f.number);
+            break;
+        }
+      }
+    }
+  });
+}
+
+void run_attention(const Attention& a, Table table, int threads) {
+  AttentionShape shape;
+  shape.batch = a.q.shape[0];
+  shape.heads = a.q.shape[1];
+  shape.kv_heads = a.k.shape[1];
+  shape.queries = a.q.shape[2];
+  shape.keys = a.k.shape[2];
+  shape.dim = a.q.shape[3];
+  shape.dtype = a.q.dtype;
+  shape.causal = a.causal;
+  shape.scale = static_cast<float>(a.scale);
+  shape.threads = threads;
+  const auto in = [&](const View& v) {
+    return AttentionOperand{address(v, table), v.strides[0], v.strides[1], v.strides[2]};
+  };
+  const auto out = [&](const View& v) {
+    return AttentionOutput{address(v, table), v.strides[0], v.strides[1], v.strides[2]};
+  };
+  std::byte* scratch = a.scratch >= 0 ? table[a.scratch] : nullptr;
+  auto* lse = reinterpret_cast<float*>(address(a.lse, table));
+  if (a.gradient) {
+    attention_backward(shape, in(a.q), in(a.k), in(a.v), in(a.out), in(a.d_out), lse, out(a.d_q),
+                       out(a.d_k), out(a.d_v), scratch);
+  } else {
+    attention_forward(shape, in(a.q), in(a.k), in(a.v), out(a.out), lse, scratch);
+  }
+}
+
+void run_program(const Program& program, std::byte* arena, int threads);
+
+void run_loop(const LoopRun& loop, Table table, int threads) {
+  std::byte* arena = loop.arena >= 0 ? table[loop.arena] : nullptr;
+  for (std::int64_t first = 0; first < loop.extent; first += loop.chunk) {
+    const Program& body = first + loop.chunk <= loop.extent ? *loop.body : *loop.tail;
+    auto** inner = reinterpret_cast<std::byte**>(arena + body.table_offset);
+    std::int64_t number = first;
+    inner[loop.first] = reinterpret_cast<std::byte*>(&number);
+    for (const LoopRun::Slice& s : loop.slices)
+      inner[s.inner] = table[s.outer] + s.offset + first * s.step;
+    run_program(body, arena, threads);
+  }
+}
+
+// External buffers are in the table already.
+void run_program(const Program& program, std::byte* arena, int threads) {
+  auto** table = reinterpret_cast<std::byte**>(arena + program.table_offset);
+  for (std::size_t b = 0; b < program.buffers.size(); ++b) {
+    if (program.buffers[b].place == Place::arena) table[b] = arena + program.buffers[b].offset;
+  }
+  for (const Instruction& i : program.instructions) {
+    switch (i.kind) {
+      case Instruction::Kind::pointwise:
+        run_pointwise(i.pointwise, table, threads);
+        break;
+      case Instruction::Kind::gemm:
+        run_gemm(i.gemm, table, threads);
+        break;
+      case Instruction::Kind::take:
+        run_take(i.take, table, threads);
+        break;
+      case Instruction::Kind::scatter_add:
+        run_scatter(i.scatter, table, threads);
+        break;
+      case Instruction::Kind::pick:
+        run_pick(i.pick, table, threads);
+        break;
+      case Instruction::Kind::argmax:
+        run_argmax(i.argmax, table, threads);
+        break;
+      case Instruction::Kind::fill:
+        run_fill(i.fill, table, threads);
+        break;
+      case Instruction::Kind::attention:
+        run_attention(i.attention, table, threads);
+        break;
+      case Instruction::Kind::loop:
+        run_loop(i.loop, table, threads);
+        break;
+    }
+  }
+}
+
+}  // namespace
+
+void execute(const Program& program, std::span<const void* const> parameters,
+             std::span<void* const> results, std::byte* arena, int threads) {
+  auto** table = reinterpret_cast<std::byte**>(arena + program.table_offset);
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    table[program.parameters[i]] =
+        static_cast<std::byte*>(const_cast<void*>(parameters[i]));  // read only
+  for (std::size_t i = 0; i < results.size(); ++i)
+    table[program.results[i]] = static_cast<std::byte*>(results[i]);
+  run_program(program, arena, threads);
+}
+
+}  // namespace logitless::ir

@@ -1,0 +1,591 @@
+// Elementwise loops and reductions: blocks of the innermost dimension in registers of kBlock
+// numbers, one vector function a step.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "compiler/exec/executor.h"
+#include "core/check.h"
+#include "core/element.h"
+#include "core/half.h"
+#include "core/parallel.h"
+#include "kernels/tensor_kernels.h"
+
+namespace logitless::ir {
+namespace {
+
+constexpr std::int64_t kBlock = 512;     // numbers of a register
+constexpr std::int64_t kTask = 1 << 15;  // elements of a task, about
+constexpr int kMaxDims = 12;
+
+VectorOp vector_op(Function function) {
+  switch (function) {
+    case Function::neg:
+      return VectorOp::neg;
+    case Function::abs:
+      return VectorOp::abs;
+    case Function::exp:
+      return VectorOp::exp;
+    case Function::log:
+      return VectorOp::log;
+    case Function::log1p:
+      return VectorOp::log1p;
+    case Function::expm1:
+      return VectorOp::expm1;
+    case Function::sqrt:
+      return VectorOp::sqrt;
+    case Function::rsqrt:
+      return VectorOp::rsqrt;
+    case Function::tanh:
+      return VectorOp::tanh;
+    case Function::erf:
+      return VectorOp::erf;
+    case Function::sigmoid:
+      return VectorOp::sigmoid;
+    case Function::sin:
+      return VectorOp::sin;
+    case Function::cos:
+      return VectorOp::cos;
+    case Function::floor:
+      return VectorOp::floor;
+    case Function::sign:
+      return VectorOp::sign;
+    case Function::add:
+      return VectorOp::add;
+    case Function::sub:
+      return VectorOp::sub;
+    case Function::mul:
+      return VectorOp::mul;
+    case Function::div:
+      return VectorOp::div;
+    case Function::pow:
+      return VectorOp::pow;
+    case Function::max:
+      return VectorOp::max;
+    case Function::min:
+      return VectorOp::min;
+    case Function::eq:
+      return VectorOp::eq;
+    case Function::ne:
+      return VectorOp::ne;
+    case Function::lt:
+      return VectorOp::lt;
+    case Function::le:
+      return VectorOp::le;
+    case Function::gt:
+      return VectorOp::gt;
+    case Function::ge:
+      return VectorOp::ge;
+    case Function::logical_and:
+      return VectorOp::logical_and;
+    case Function::logical_or:
+      return VectorOp::logical_or;
+    case Function::logical_not:
+      return VectorOp::logical_not;
+    case Function::select:
+      return VectorOp::select;
+  }
+  throw InternalError("a function without a vector form");
+}
+
+double load(DType dtype, const std::byte* at, std::int64_t i) {
+  switch (dtype) {
+    case DType::f32:
+      return reinterpret_cast<const float*>(at)[i];
+    case DType::bf16:
+      return bf16_to_float(reinterpret_cast<const std::uint16_t*>(at)[i]);
+    case DType::f16:
+      return f16_to_float(reinterpret_cast<const std::uint16_t*>(at)[i]);
+    case DType::i32:
+      return reinterpret_cast<const std::int32_t*>(at)[i];
+    case DType::i64:
+      return static_cast<double>(reinterpret_cast<const std::int64_t*>(at)[i]);
+    case DType::i8:
+      return reinterpret_cast<const std::int8_t*>(at)[i];
+    case DType::f64:
+      return reinterpret_cast<const double*>(at)[i];
+  }
+  return 0.0;
+}
+void store(DType dtype, std::byte* at, std::int64_t i, double value) {
+  switch (dtype) {
+    case DType::f32:
+      reinterpret_cast<float*>(at)[i] = static_cast<float>(value);
+      break;
+    case DType::bf16:
+      reinterpret_cast<std::uint16_t*>(at)[i] = float_to_bf16(static_cast<float>(value));
+      break;
+    case DType::f16:
+      reinterpret_cast<std::uint16_t*>(at)[i] = float_to_f16(static_cast<float>(value));
+      break;
+    case DType::i32:
+      reinterpret_cast<std::int32_t*>(at)[i] = static_cast<std::int32_t>(value);
+      break;
+    case DType::i64:
+      reinterpret_cast<std::int64_t*>(at)[i] = static_cast<std::int64_t>(value);
+      break;
+    case DType::i8:
+      reinterpret_cast<std::int8_t*>(at)[i] = static_cast<std::int8_t>(value);
+      break;
+    case DType::f64:
+      reinterpret_cast<double*>(at)[i] = value;
+      break;
+  }
+}
+
+bool is_float32_like(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+}
+
+template <typename R>
+constexpr DType register_dtype() {
+  return std::is_same_v<R, float> ? DType::f32 : DType::f64;
+}
+
+// n numbers from memory with a stride.
+template <typename R>
+void gather(const View& view, const std::byte* at, std::int64_t stride, R* to, std::int64_t n) {
+  if (stride == 0) {
+    std::fill_n(to, n, static_cast<R>(load(view.dtype, at, 0)));
+  } else if (std::is_same_v<R, float> && stride == 1 && is_float32_like(view.dtype)) {
+    to_f32(view.dtype, at, reinterpret_cast<float*>(to), n);
+  } else if (view.dtype == DType::f32) {
+    const auto* from = reinterpret_cast<const float*>(at);
+    for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<R>(from[i * stride]);
+  } else if (view.dtype == DType::i64) {
+    const auto* from = reinterpret_cast<const std::int64_t*>(at);
+    for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<R>(from[i * stride]);
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<R>(load(view.dtype, at, i * stride));
+  }
+}
+
+template <typename R>
+void round_to(DType dtype, const R* from, R* to, std::int64_t n) {
+  switch (dtype) {
+    case DType::bf16:
+      for (std::int64_t i = 0; i < n; ++i)
+        to[i] = bf16_to_float(float_to_bf16(static_cast<float>(from[i])));
+      break;
+    case DType::f16:
+      for (std::int64_t i = 0; i < n; ++i)
+        to[i] = f16_to_float(float_to_f16(static_cast<float>(from[i])));
+      break;
+    case DType::f32:
+      for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(from[i]);
+      break;
+    case DType::f64:
+      std::copy_n(from, n, to);
+      break;
+    default:
+      for (std::int64_t i = 0; i < n; ++i) to[i] = std::trunc(from[i]);
+  }
+}
+
+// Evaluates blocks of one loop; one for each thread's task, on its stack.
+template <typename R>
+class Block {
+ public:
+  Block(const Pointwise& loop, Table table) : loop_(loop), table_(table) {
+    const int leaves = static_cast<int>(loop.leaves.size());
+    for (int i = 0; i < leaves; ++i) {
+      const Pointwise::Leaf& leaf = loop.leaves[static_cast<std::size_t>(i)];
+      if (leaf.kind == Pointwise::Leaf::Kind::constant) {
+        std::fill_n(own(i), kBlock, static_cast<R>(leaf.number));
+        at_[static_cast<std::size_t>(i)] = own(i);
+      }
+    }
+  }
+
+  // Registers of n elements from `coordinates` on along the innermost dimension. The last step
+  // writes to `direct` if that is not null.
+  const R* run(const std::int64_t* coordinates, std::int64_t n, R* direct = nullptr) {
+    const std::size_t rank = loop_.shape.size();
+    const std::size_t leaves = loop_.leaves.size();
+    for (std::size_t i = 0; i < leaves; ++i) {
+      const Pointwise::Leaf& leaf = loop_.leaves[i];
+      if (leaf.kind == Pointwise::Leaf::Kind::constant) continue;
+      R* const to = own(static_cast<int>(i));
+      at_[i] = to;
+      if (leaf.kind == Pointwise::Leaf::Kind::iota) {
+        const auto dim = static_cast<std::size_t>(leaf.dim);
+        const auto first = static_cast<R>(coordinates[dim]);
+        if (dim + 1 == rank) {
+          for (std::int64_t k = 0; k < n; ++k) to[k] = first + static_cast<R>(k);
+        } else {
+          std::fill_n(to, n, first);
+        }
+        continue;
+      }
+      const std::byte* memory = address(leaf.view, coordinates);
+      const std::int64_t stride = rank > 0 ? leaf.view.strides[rank - 1] : 0;
+      if (stride == 1 && leaf.view.dtype == register_dtype<R>()) {
+        at_[i] = reinterpret_cast<const R*>(memory);
+      } else {
+        gather(leaf.view, memory, stride, to, n);
+      }
+    }
+    for (std::size_t s = 0; s < loop_.steps.size(); ++s) {
+      const Pointwise::Step& step = loop_.steps[s];
+      R* const to = direct != nullptr && s + 1 == loop_.steps.size()
+                        ? direct
+                        : own(static_cast<int>(leaves + s));
+      const R* a = at_[static_cast<std::size_t>(step.a)];
+      const R* b = step.b >= 0 ? at_[static_cast<std::size_t>(step.b)] : nullptr;
+      const R* c = step.c >= 0 ? at_[static_cast<std::size_t>(step.c)] : nullptr;
+      if (step.kind == Pointwise::Step::Kind::round) {
+        round_to(step.dtype, a, to, n);
+      } else if constexpr (std::is_same_v<R, float>) {
+        vector_function(vector_op(step.function))(a, b, c, to, n);
+      } else {
+        vector_function_f64(vector_op(step.function))(a, b, c, to, n);
+      }
+      at_[leaves + s] = to;
+    }
+    return at_[static_cast<std::size_t>(loop_.stores[0].source)];
+  }
+
+  std::byte* address(const View& view, const std::int64_t* coordinates) const {
+    std::int64_t offset = view.offset;
+    for (std::size_t d = 0; d < view.strides.size(); ++d)
+      offset += coordinates[d] * view.strides[d];
+    return table_[view.buffer] + offset * static_cast<std::int64_t>(size_of(view.dtype));
+  }
+
+ private:
+  const Pointwise& loop_;
+  const Table table_;
+  std::array<const R*, kMaxRegisters> at_;
+  alignas(
+      64) std::array<R, kMaxRegisters * kBlock> storage_;  // not set: only used ones are written
+  R* own(int i) { return storage_.data() + static_cast<std::int64_t>(i) * kBlock; }
+};
+
+// n numbers to memory.
+template <typename R>
+void put(const View& view, std::byte* at, std::int64_t stride, const R* from, std::int64_t n,
+         bool accumulate) {
+  if (std::is_same_v<R, float> && stride == 1 && view.dtype == DType::f32) {
+    auto* to = reinterpret_cast<float*>(at);
+    if (accumulate) {
+      add_to(reinterpret_cast<const float*>(from), to, n);
+    } else {
+      std::memmove(to, from, static_cast<std::size_t>(n) * sizeof(float));
+    }
+  } else if (std::is_same_v<R, float> && stride == 1 && is_float32_like(view.dtype) &&
+             !accumulate) {
+    from_f32(view.dtype, reinterpret_cast<const float*>(from), at, n);
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const double old = accumulate ? load(view.dtype, at, i * stride) : 0.0;
+      store(view.dtype, at, i * stride, old + static_cast<double>(from[i]));
+    }
+  }
+}
+
+// Coordinates of element `flat` of the first `dims` dimensions.
+void unravel(const std::vector<std::int64_t>& shape, std::size_t first, std::size_t dims,
+             std::int64_t flat, std::int64_t* coordinates) {
+  for (std::size_t d = first + dims; d-- > first;) {
+    coordinates[d] = flat % shape[d];
+    flat /= shape[d];
+  }
+}
+bool advance(const std::vector<std::int64_t>& shape, std::size_t first, std::size_t dims,
+             std::int64_t* coordinates) {
+  for (std::size_t d = first + dims; d-- > first;) {
+    if (++coordinates[d] < shape[d]) return true;
+    coordinates[d] = 0;
+  }
+  return false;
+}
+std::int64_t product_of(const std::vector<std::int64_t>& shape, std::size_t first,
+                        std::size_t dims) {
+  std::int64_t n = 1;
+  for (std::size_t d = first; d < first + dims; ++d) n *= shape[d];
+  return n;
+}
+
+template <typename R>
+void elementwise(const Pointwise& loop, Table table, int threads) {
+  const std::size_t rank = loop.shape.size();
+  const std::int64_t inner = rank > 0 ? loop.shape[rank - 1] : 1;
+  const std::int64_t outer = rank > 0 ? product_of(loop.shape, 0, rank - 1) : 1;
+  if (inner == 0 || outer == 0) return;
+  const std::int64_t blocks = (inner + kBlock - 1) / kBlock;
+  const std::int64_t items = outer * blocks;
+  const std::int64_t per_task = std::max<std::int64_t>(kTask / std::min(inner, kBlock), 1);
+  const Pointwise::Store& to = loop.stores[0];
+  const std::int64_t stride = rank > 0 ? to.view.strides[rank - 1] : 1;
+  const bool direct = stride == 1 && to.view.dtype == register_dtype<R>() && !to.accumulate &&
+                      !loop.steps.empty() &&
+                      to.source == static_cast<int>(loop.leaves.size() + loop.steps.size()) - 1;
+  parallel_for(threads, (items + per_task - 1) / per_task, [&](std::int64_t task, int) {
+    Block<R> block(loop, table);
+    std::array<std::int64_t, kMaxDims> at{};
+    const std::int64_t end = std::min(items, (task + 1) * per_task);
+    std::int64_t row = -1;
+    for (std::int64_t item = task * per_task; item < end; ++item) {
+      if (row < 0) {
+        if (rank > 0) unravel(loop.shape, 0, rank - 1, item / blocks, at.data());
+      } else if (item / blocks != row) {
+        advance(loop.shape, 0, rank - 1, at.data());
+      }
+      row = item / blocks;
+      const std::int64_t first = item % blocks * kBlock;
+      const std::int64_t n = std::min(kBlock, inner - first);
+      if (rank > 0) at[rank - 1] = first;
+      std::byte* memory = block.address(to.view, at.data());
+      const R* values = block.run(at.data(), n, direct ? reinterpret_cast<R*>(memory) : nullptr);
+      if (!direct) put(to.view, memory, stride, values, n, to.accumulate);
+    }
+  });
+}
+
+// What a row has come to so far.
+template <typename R>
+class Sum {
+ public:
+  explicit Sum(Reduce kind)
+      : kind_(kind), value_(kind == Reduce::sum ? 0.0 : -std::numeric_limits<double>::infinity()) {}
+  void add(const R* x, std::int64_t n) {
+    if constexpr (std::is_same_v<R, float>) {
+      switch (kind_) {
+        case Reduce::sum:
+          value_ += static_cast<double>(row_sum(x, n));
+          break;
+        case Reduce::max:
+          maximum(static_cast<double>(row_max(x, n)));
+          break;
+        default:
+          lse_ = merge(lse_, row_lse(x, n));
+      }
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) {
+        if (kind_ == Reduce::sum) {
+          value_ += x[i];
+        } else if (kind_ == Reduce::max) {
+          maximum(x[i]);
+        } else {
+          exponential(x[i]);
+        }
+      }
+    }
+  }
+  void merge_value(double v) {
+    if (kind_ == Reduce::sum) {
+      value_ += v;
+    } else {
+      maximum(v);
+    }
+  }
+  double value() const {
+    if (kind_ != Reduce::lse) return value_;
+    if constexpr (std::is_same_v<R, float>) return static_cast<double>(logitless::value(lse_));
+    return std::isinf(value_) ? value_ : value_ + std::log(sum_);
+  }
+
+ private:
+  Reduce kind_;
+  double value_;
+  double sum_ = 0.0;
+  LseState lse_;
+  void maximum(double x) {
+    value_ = std::isnan(x) || std::isnan(value_) ? x + value_ : std::max(value_, x);
+  }
+  void exponential(double x) {
+    if (x <= value_) {
+      sum_ += std::isinf(value_) && value_ < 0 ? 0.0 : std::exp(x - value_);
+    } else {
+      sum_ = sum_ * (std::isinf(value_) ? 0.0 : std::exp(value_ - x)) + 1.0;
+      value_ = x;
+    }
+  }
+};
+
+template <typename R>
+void reduce_rows(const Pointwise& loop, Table table, int threads) {
+  const std::size_t rank = loop.shape.size(), reduced = static_cast<std::size_t>(loop.reduced),
+                    kept = rank - reduced;
+  const std::int64_t rows = product_of(loop.shape, 0, kept);
+  const std::int64_t inner = reduced > 0 ? loop.shape[rank - 1] : 1;
+  const std::int64_t first_size = reduced > 0 ? loop.shape[kept] : 1;
+  const Pointwise::Store& to = loop.stores[0];
+  const std::int64_t parts = loop.parts;
+  const std::int64_t length =
+      product_of(loop.shape, kept, reduced) / std::max<std::int64_t>(parts, 1);
+  const std::int64_t per_task =
+      std::max<std::int64_t>(kTask / std::max<std::int64_t>(length, 1), 1);
+  const std::int64_t items = rows * parts;
+  R* const sums = parts > 1 ? reinterpret_cast<R*>(table[loop.scratch]) : nullptr;
+  const auto finish = [&](std::byte* memory, double value) {
+    store(to.view.dtype, memory, 0, to.accumulate ? load(to.view.dtype, memory, 0) + value : value);
+  };
+  parallel_for(threads, (items + per_task - 1) / per_task, [&](std::int64_t task, int) {
+    Block<R> block(loop, table);
+    std::array<std::int64_t, kMaxDims> at{};
+    const std::int64_t end = std::min(items, (task + 1) * per_task);
+    for (std::int64_t item = task * per_task; item < end; ++item) {
+      const std::int64_t row = item / parts, part = item % parts;
+      unravel(loop.shape, 0, kept, row, at.data());
+      const std::int64_t begin = first_size * part / parts, stop = first_size * (part + 1) / parts;
+      Sum<R> sum(loop.reduce);
+      std::fill(at.begin() + static_cast<std::ptrdiff_t>(kept),
+                at.begin() + static_cast<std::ptrdiff_t>(rank), 0);
+      if (reduced == 0) {
+        sum.add(block.run(at.data(), 1), 1);
+      } else if (reduced == 1) {
+        for (std::int64_t x = begin; x < stop; x += kBlock) {
+          at[kept] = x;
+          const std::int64_t n = std::min(kBlock, stop - x);
+          sum.add(block.run(at.data(), n), n);
+        }
+      } else if (product_of(loop.shape, kept + 1, reduced - 1) > 0) {
+        for (std::int64_t x = begin; x < stop; ++x) {
+          at[kept] = x;
+          do {
+            for (std::int64_t y = 0; y < inner; y += kBlock) {
+              at[rank - 1] = y;
+              const std::int64_t n = std::min(kBlock, inner - y);
+              sum.add(block.run(at.data(), n), n);
+            }
+            at[rank - 1] = 0;
+          } while (advance(loop.shape, kept + 1, reduced - 2, at.data()));
+        }
+      }
+      std::fill(at.begin() + static_cast<std::ptrdiff_t>(kept),
+                at.begin() + static_cast<std::ptrdiff_t>(rank), 0);
+      if (parts > 1) {
+        sums[item] = static_cast<R>(sum.value());
+      } else {
+        finish(block.address(to.view, at.data()), sum.value());
+      }
+    }
+  });
+  if (parts <= 1) return;
+  std::array<std::int64_t, kMaxDims> at{};
+  for (std::int64_t row = 0; row < rows; ++row) {
+    unravel(loop.shape, 0, kept, row, at.data());
+    Sum<R> sum(loop.reduce);
+    for (std::int64_t part = 0; part < parts; ++part)
+      sum.merge_value(static_cast<double>(sums[row * parts + part]));
+    std::int64_t offset = to.view.offset;
+    for (std::size_t d = 0; d < kept; ++d) offset += at[d] * to.view.strides[d];
+    finish(table[to.view.buffer] + offset * static_cast<std::int64_t>(size_of(to.view.dtype)),
+           sum.value());
+  }
+}
+
+template <typename R>
+void merge_block(Reduce kind, const R* x, R* top, R* sum, std::int64_t n) {
+  switch (kind) {
+    case Reduce::sum:
+      for (std::int64_t i = 0; i < n; ++i) sum[i] += x[i];
+      break;
+    case Reduce::max:
+      for (std::int64_t i = 0; i < n; ++i)
+        sum[i] = std::isnan(x[i]) || std::isnan(sum[i]) ? x[i] + sum[i] : std::max(sum[i], x[i]);
+      break;
+    default: {
+      // The running maximum moves; the sum of exponentials follows it.
+      const R low = -std::numeric_limits<R>::infinity();
+      for (std::int64_t i = 0; i < n; ++i) {
+        const R m = std::max(top[i], x[i]);
+        const R a = top[i] == low ? R(0) : std::exp(top[i] - m);
+        const R b = x[i] == low ? R(0) : std::exp(x[i] - m);
+        sum[i] = sum[i] * a + b;
+        top[i] = m;
+      }
+    }
+  }
+}
+
+template <typename R>
+void reduce_columns(const Pointwise& loop, Table table, int threads) {
+  const std::size_t rank = loop.shape.size(), reduced = static_cast<std::size_t>(loop.reduced),
+                    kept = rank - reduced;
+  const std::int64_t inner = loop.shape[rank - 1];
+  const std::int64_t outer = product_of(loop.shape, reduced, kept - 1);
+  const std::int64_t blocks = (inner + kBlock - 1) / kBlock;
+  const std::int64_t columns = outer * inner;
+  const std::int64_t parts = loop.parts, first_size = loop.shape[0];
+  const std::int64_t rest = product_of(loop.shape, 1, reduced - 1);
+  const Pointwise::Store& to = loop.stores[0];
+  const std::int64_t stride = to.view.strides[rank - 1];
+  R* const sums = parts > 1 ? reinterpret_cast<R*>(table[loop.scratch]) : nullptr;
+  const R start = loop.reduce == Reduce::max ? -std::numeric_limits<R>::infinity() : R(0);
+  parallel_for(threads, parts * outer * blocks, [&](std::int64_t task, int) {
+    Block<R> block(loop, table);
+    alignas(64) std::array<R, kBlock> sum, top;
+    std::array<std::int64_t, kMaxDims> at{};
+    const std::int64_t part = task / (outer * blocks), kept_row = task / blocks % outer;
+    const std::int64_t first = task % blocks * kBlock, n = std::min(kBlock, inner - first);
+    unravel(loop.shape, reduced, kept - 1, kept_row, at.data());
+    at[rank - 1] = first;
+    sum.fill(start);
+    top.fill(-std::numeric_limits<R>::infinity());
+    const std::int64_t begin = first_size * part / parts, end = first_size * (part + 1) / parts;
+    for (std::int64_t x = begin; x < end && rest > 0; ++x) {
+      at[0] = x;
+      do {
+        merge_block(loop.reduce, block.run(at.data(), n), top.data(), sum.data(), n);
+      } while (advance(loop.shape, 1, reduced - 1, at.data()));
+    }
+    if (loop.reduce == Reduce::lse) {
+      for (std::int64_t i = 0; i < n; ++i)
+        sum[static_cast<std::size_t>(i)] =
+            std::log(sum[static_cast<std::size_t>(i)]) + top[static_cast<std::size_t>(i)];
+    }
+    if (parts > 1) {
+      std::copy_n(sum.data(), n, sums + part * columns + kept_row * inner + first);
+    } else {
+      for (std::size_t d = 0; d < reduced; ++d) at[d] = 0;
+      put(to.view, block.address(to.view, at.data()), stride, sum.data(), n, to.accumulate);
+    }
+  });
+  if (parts <= 1) return;
+  parallel_for(threads, outer * blocks, [&](std::int64_t task, int) {
+    alignas(64) std::array<R, kBlock> sum;
+    std::array<std::int64_t, kMaxDims> at{};
+    const std::int64_t kept_row = task / blocks, first = task % blocks * kBlock,
+                       n = std::min(kBlock, inner - first);
+    sum.fill(start);
+    for (std::int64_t part = 0; part < parts; ++part)
+      merge_block<R>(loop.reduce, sums + part * columns + kept_row * inner + first, nullptr,
+                     sum.data(), n);
+    unravel(loop.shape, reduced, kept - 1, kept_row, at.data());
+    at[rank - 1] = first;
+    std::int64_t offset = to.view.offset;
+    for (std::size_t d = reduced; d < rank; ++d) offset += at[d] * to.view.strides[d];
+    put(to.view, table[to.view.buffer] + offset * static_cast<std::int64_t>(size_of(to.view.dtype)),
+        stride, sum.data(), n, to.accumulate);
+  });
+}
+
+template <typename R>
+void run(const Pointwise& loop, Table table, int threads) {
+  check(loop.shape.size() <= kMaxDims, "a loop over ", loop.shape.size(), " dimensions");
+  if (!loop.reduction) {
+    elementwise<R>(loop, table, threads);
+  } else if (loop.columns && loop.reduced > 0 &&
+             loop.reduced < static_cast<int>(loop.shape.size())) {
+    reduce_columns<R>(loop, table, threads);
+  } else {
+    reduce_rows<R>(loop, table, threads);
+  }
+}
+
+}  // namespace
+
+void run_pointwise(const Pointwise& loop, Table table, int threads) {
+  if (loop.wide) {
+    run<double>(loop, table, threads);
+  } else {
+    run<float>(loop, table, threads);
+  }
+}
+
+}  // namespace logitless::ir

@@ -1,0 +1,136 @@
+#include "compiler/ir/function.h"
+
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "core/check.h"
+
+namespace logitless::ir {
+namespace {
+
+using enum Function;
+using enum FunctionKind;
+
+constexpr std::array kFunctions = {
+    FunctionInfo{neg, "neg", 1, arithmetic},
+    FunctionInfo{abs, "abs", 1, arithmetic},
+    FunctionInfo{exp, "exp", 1, real},
+    FunctionInfo{log, "log", 1, real},
+    FunctionInfo{log1p, "log1p", 1, real},
+    FunctionInfo{expm1, "expm1", 1, real},
+    FunctionInfo{sqrt, "sqrt", 1, real},
+    FunctionInfo{rsqrt, "rsqrt", 1, real},
+    FunctionInfo{tanh, "tanh", 1, real},
+    FunctionInfo{erf, "erf", 1, real},
+    FunctionInfo{sigmoid, "sigmoid", 1, real},
+    FunctionInfo{sin, "sin", 1, real},
+    FunctionInfo{cos, "cos", 1, real},
+    FunctionInfo{floor, "floor", 1, real},
+    FunctionInfo{sign, "sign", 1, arithmetic},
+    FunctionInfo{add, "add", 2, arithmetic},
+    FunctionInfo{sub, "sub", 2, arithmetic},
+    FunctionInfo{mul, "mul", 2, arithmetic},
+    FunctionInfo{div, "div", 2, real},
+    FunctionInfo{pow, "pow", 2, real},
+    FunctionInfo{max, "max", 2, arithmetic},
+    FunctionInfo{min, "min", 2, arithmetic},
+    FunctionInfo{eq, "eq", 2, compare},
+    FunctionInfo{ne, "ne", 2, compare},
+    FunctionInfo{lt, "lt", 2, compare},
+    FunctionInfo{le, "le", 2, compare},
+    FunctionInfo{gt, "gt", 2, compare},
+    FunctionInfo{ge, "ge", 2, compare},
+    FunctionInfo{logical_and, "logical_and", 2, logical},
+    FunctionInfo{logical_or, "logical_or", 2, logical},
+    FunctionInfo{logical_not, "logical_not", 1, logical},
+    FunctionInfo{select, "select", 3, choose},
+};
+
+}  // namespace
+
+const FunctionInfo& info_of(Function function) {
+  const FunctionInfo& row = kFunctions[static_cast<std::size_t>(function)];
+  check(row.function == function, "the table of functions is out of order at ", row.name);
+  return row;
+}
+
+std::optional<Function> find_function(std::string_view name) {
+  for (const FunctionInfo& row : kFunctions) {
+    if (row.name == name) return row.function;
+  }
+  return std::nullopt;
+}
+
+double evaluate(Function function, double a, double b, double c) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  switch (function) {
+    case neg:
+      return -a;
+    case abs:
+      return std::fabs(a);
+    case exp:
+      return std::exp(a);
+    case log:
+      return std::log(a);
+    case log1p:
+      return std::log1p(a);
+    case expm1:
+      return std::expm1(a);
+    case sqrt:
+      return std::sqrt(a);
+    case rsqrt:
+      return 1.0 / std::sqrt(a);
+    case tanh:
+      return std::tanh(a);
+    case erf:
+      return std::erf(a);
+    case sigmoid:
+      return 1.0 / (1.0 + std::exp(-a));
+    case sin:
+      return std::sin(a);
+    case cos:
+      return std::cos(a);
+    case floor:
+      return std::floor(a);
+    case sign:
+      return a > 0.0 ? 1.0 : a < 0.0 ? -1.0 : a;
+    case add:
+      return a + b;
+    case sub:
+      return a - b;
+    case mul:
+      return a * b;
+    case div:
+      return a / b;
+    case pow:
+      return std::pow(a, b);
+    case max:
+      return std::isnan(a) || std::isnan(b) ? nan : a > b ? a : b;
+    case min:
+      return std::isnan(a) || std::isnan(b) ? nan : a < b ? a : b;
+    case eq:
+      return a == b;
+    case ne:
+      return a != b;
+    case lt:
+      return a < b;
+    case le:
+      return a <= b;
+    case gt:
+      return a > b;
+    case ge:
+      return a >= b;
+    case logical_and:
+      return a != 0.0 && b != 0.0;
+    case logical_or:
+      return a != 0.0 || b != 0.0;
+    case logical_not:
+      return a == 0.0;
+    case select:
+      return a != 0.0 ? b : c;
+  }
+  return nan;
+}
+
+}  // namespace logitless::ir

@@ -1,0 +1,65 @@
+// The scalar functions of `map`: one table with their names, operands and values.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace logitless::ir {
+
+enum class Function : std::uint8_t {
+  neg,
+  abs,
+  exp,
+  log,
+  log1p,
+  expm1,
+  sqrt,
+  rsqrt,
+  tanh,
+  erf,
+  sigmoid,
+  sin,
+  cos,
+  floor,
+  sign,
+  add,
+  sub,
+  mul,
+  div,
+  pow,
+  max,
+  min,
+  eq,
+  ne,
+  lt,
+  le,
+  gt,
+  ge,
+  logical_and,
+  logical_or,
+  logical_not,
+  select,
+};
+
+enum class FunctionKind : std::uint8_t {
+  real,        // floats to a float of the same dtype
+  arithmetic,  // numbers to a number of the same dtype
+  compare,     // two numbers of the same dtype to i8: 0 or 1
+  logical,     // i8 to i8
+  choose,      // i8, then two of the same dtype
+};
+
+struct FunctionInfo {
+  Function function;
+  std::string_view name;
+  int operands;
+  FunctionKind kind;
+};
+
+const FunctionInfo& info_of(Function function);
+std::optional<Function> find_function(std::string_view name);
+// The value in double. Unused operands are ignored.
+double evaluate(Function function, double a, double b, double c);
+
+}  // namespace logitless::ir

@@ -1,0 +1,174 @@
+#include "compiler/ir/graph.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "core/check.h"
+
+namespace logitless::ir {
+
+std::string text_of(const Type& type) {
+  return std::string(name_of(type.dtype)) + logitless::text_of(type.shape);
+}
+
+std::string_view name_of(Op op) {
+  constexpr std::array<std::string_view, 20> kNames = {
+      "parameter",     "constant",  "iota",        "map",  "cast",      "broadcast",
+      "reshape",       "transpose", "slice",       "pad",  "concat",    "reduce",
+      "dot",           "take",      "scatter_add", "pick", "attention", "attention_grad",
+      "stop_gradient", "loop"};
+  return kNames[static_cast<std::size_t>(op)];
+}
+
+std::string_view name_of(Reduce kind) {
+  constexpr std::array<std::string_view, 4> kNames = {"sum", "max", "lse", "argmax"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+Value Graph::add(Op op, std::vector<Value> operands, Attributes attributes, std::string hint) {
+  std::vector<const Type*> types;
+  for (const Value v : operands) {
+    check(v.node >= 0 && v.node < size() && v.index >= 0 &&
+              v.index < static_cast<int>(node(v).results.size()),
+          name_of(op), ": an operand is no value of this graph");
+    types.push_back(&type(v));
+  }
+  // Sums keep the dtype of what they add unless another one is asked for.
+  const bool summing = op == Op::reduce || op == Op::dot || op == Op::scatter_add;
+  if (summing && attributes.type.dtype == DType::i8 && !types.empty())
+    attributes.type.dtype = types.back()->dtype;
+  if (op == Op::parameter)
+    require(find_parameter(attributes.name) < 0, "parameter: there are two of the name '",
+            attributes.name, "'");
+  std::vector<Type> results = infer_types(op, types, attributes);
+  for (const Type& result : results) {
+    for (const Dim& dim : result.shape)
+      require(!dim.is_constant() || dim.value() >= 0, name_of(op), ": the result is ",
+              text_of(result));
+  }
+  // The attribute always holds the whole type, so that printing and comparing need no cases.
+  if (!summing && results.size() == 1) attributes.type = results[0];
+  nodes_.push_back(
+      {op, std::move(operands), std::move(attributes), std::move(results), std::move(hint)});
+  return {size() - 1, 0};
+}
+
+void Graph::add_output(std::string output, Value value) {
+  require(!output.empty(), "a result has no name");
+  for (const Output& other : outputs_)
+    require(other.name != output, "there are two results of the name '", output, "'");
+  check(value.node >= 0 && value.node < size(), "result '", output, "' is no value of this graph");
+  outputs_.push_back({std::move(output), value});
+}
+
+std::vector<int> Graph::parameters() const {
+  std::vector<int> ids;
+  for (int id = 0; id < size(); ++id) {
+    if (node(id).op == Op::parameter) ids.push_back(id);
+  }
+  return ids;
+}
+
+int Graph::find_parameter(std::string_view parameter) const {
+  for (int id = 0; id < size(); ++id) {
+    if (node(id).op == Op::parameter && node(id).attributes.name == parameter) return id;
+  }
+  return -1;
+}
+
+std::vector<std::vector<int>> Graph::users() const {
+  std::vector<std::vector<int>> users(nodes_.size());
+  for (int id = 0; id < size(); ++id) {
+    for (const Value v : node(id).operands) {
+      std::vector<int>& list = users[static_cast<std::size_t>(v.node)];
+      if (list.empty() || list.back() != id) list.push_back(id);
+    }
+  }
+  return users;
+}
+
+std::vector<std::string> Graph::symbols() const {
+  std::set<std::string> names;
+  for (const Node& n : nodes_) {
+    for (const Type& t : n.results) {
+      for (const Dim& dim : t.shape) {
+        for (std::string& s : dim.symbols()) names.insert(std::move(s));
+      }
+    }
+  }
+  return {names.begin(), names.end()};
+}
+
+std::int64_t elements_of(const Type& type) { return product(type.shape).value(); }
+std::int64_t bytes_of(const Type& type) {
+  return elements_of(type) * static_cast<std::int64_t>(size_of(type.dtype));
+}
+
+void verify(const Graph& graph) {
+  std::set<std::string> parameters;
+  for (int id = 0; id < graph.size(); ++id) {
+    const Node& n = graph.node(id);
+    std::vector<const Type*> types;
+    for (const Value v : n.operands) {
+      check(v.node >= 0 && v.node < id && v.index >= 0 &&
+                v.index < static_cast<int>(graph.node(v).results.size()),
+            "node ", id, " (", name_of(n.op), ") reads a value that is not before it");
+      types.push_back(&graph.type(v));
+    }
+    std::vector<Type> results;
+    try {
+      results = infer_types(n.op, types, n.attributes);
+    } catch (const InvalidArgument& error) {
+      throw InternalError(concat("node ", id, ": ", error.what()));
+    }
+    check(results == n.results, "node ", id, " (", name_of(n.op),
+          ") has other types than its rule gives");
+    if (n.op == Op::parameter)
+      check(parameters.insert(n.attributes.name).second, "two parameters '", n.attributes.name,
+            "'");
+    if (n.op == Op::loop) verify(n.attributes.loop->body);
+  }
+  std::set<std::string> outputs;
+  for (const Output& output : graph.outputs()) {
+    check(output.value.node >= 0 && output.value.node < graph.size(), "result '", output.name,
+          "' is nothing");
+    check(outputs.insert(output.name).second, "two results '", output.name, "'");
+  }
+}
+
+Graph bind(const Graph& graph, const Bindings& bindings) {
+  Graph result;
+  result.name = graph.name;
+  const auto bind_shape = [&](const Shape& shape) {
+    Shape bound;
+    for (const Dim& dim : shape) {
+      bound.push_back(dim.bind(bindings));
+      require(!bound.back().is_constant() || bound.back().value() >= 0, "the size ", dim.text(),
+              " becomes ", bound.back().text());
+    }
+    return bound;
+  };
+  for (const Node& n : graph.nodes()) {
+    Attributes attributes = n.attributes;
+    attributes.type.shape = bind_shape(attributes.type.shape);
+    attributes.begin = bind_shape(attributes.begin);
+    attributes.end = bind_shape(attributes.end);
+    if (n.op == Op::constant && !attributes.begin.empty() && attributes.begin[0].is_constant()) {
+      attributes.number *= static_cast<double>(attributes.begin[0].value());
+      attributes.begin.clear();
+    }
+    if (n.op == Op::loop) {
+      auto loop = std::make_shared<Loop>(*n.attributes.loop);
+      Bindings outer = bindings;
+      outer.erase(loop->symbol);
+      loop->body = bind(loop->body, outer);
+      attributes.loop = std::move(loop);
+    }
+    result.add(n.op, n.operands, std::move(attributes), n.name);
+  }
+  for (const Output& output : graph.outputs()) result.add_output(output.name, output.value);
+  return result;
+}
+
+}  // namespace logitless::ir

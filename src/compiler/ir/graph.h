@@ -1,0 +1,172 @@
+// The program a compiler works on: an SSA graph of tensor operations (docs/ir.md).
+//
+// Nodes stand in topological order: a node reads only nodes before it. Passes do not edit a graph
+// in place, they write a new one (see rewrite.h), so a graph that exists is a graph that verifies.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiler/ir/function.h"
+#include "logitless/dim.h"
+#include "logitless/dtype.h"
+
+namespace logitless::ir {
+
+struct Type {
+  DType dtype = DType::f32;
+  Shape shape;
+  int rank() const { return static_cast<int>(shape.size()); }
+  bool operator==(const Type&) const = default;
+};
+std::string text_of(const Type& type);  // "f32[4, N]"
+
+enum class Op : std::uint8_t {
+  parameter,
+  constant,  // one number in every element
+  iota,      // the index along `axis`
+  map,       // a named scalar function of each element
+  cast,
+  broadcast,  // dims[i]: which dimension of the result is dimension i of the operand
+  reshape,
+  transpose,    // dims[i]: which dimension of the operand is dimension i of the result
+  slice,        // begin <= index < end of each dimension
+  pad,          // zeros: low before, high after, of each dimension
+  concat,       // along axis
+  reduce,       // over dims, which vanish
+  dot,          // result dimensions: batch, those of a alone, those of b alone
+  take,         // table [V, ...], index [I...] -> [I..., ...]; 0 where the index is outside [0, V)
+  scatter_add,  // index [I...], updates [I..., ...] -> [rows, ...]; outside indices are dropped
+  pick,         // x, index (the shape of x without axis) -> x at index along axis; 0 outside
+  attention,    // q, k, v [B, H, T, D] -> out, lse [B, H, T]
+  attention_grad,  // q, k, v, out, lse, d_out -> d_q, d_k, d_v
+  stop_gradient,
+  loop,
+};
+std::string_view name_of(Op op);
+
+enum class Reduce : std::uint8_t { sum, max, lse, argmax };
+std::string_view name_of(Reduce kind);
+
+// One result of a node.
+struct Value {
+  std::int32_t node = -1;
+  std::int32_t index = 0;
+  bool valid() const { return node >= 0; }
+  auto operator<=>(const Value&) const = default;
+};
+
+struct Loop;
+
+// What an operation needs beside its operands; each reads its own.
+struct Attributes {
+  std::string name;                         // parameter
+  Function function = Function::neg;        // map
+  Reduce reduce = Reduce::sum;              // reduce
+  double number = 0.0;                      // constant; attention: the scale
+  bool causal = false;                      // attention
+  int axis = 0;                             // iota, concat, pick
+  std::vector<int> dims;                    // broadcast, transpose, reduce
+  std::vector<int> batch_a, batch_b;        // dot
+  std::vector<int> contract_a, contract_b;  // dot
+  // slice; pad: low, high; constant: begin[0], if there, multiplies the number.
+  Shape begin, end;
+  // The result where operands do not tell it: parameter, constant, iota, cast (dtype), broadcast,
+  // reshape, and dot and reduce, whose dtype may be f32 (f64) above 16-bit (any) operands.
+  // scatter_add: shape[0] is the rows.
+  Type type{DType::i8, {}};
+  std::shared_ptr<const Loop> loop;
+};
+
+struct Node {
+  Op op = Op::parameter;
+  std::vector<Value> operands;
+  Attributes attributes;
+  std::vector<Type> results;
+  std::string name;  // a hint for printing; may be empty
+};
+
+struct Output {
+  std::string name;
+  Value value;
+};
+
+class Graph {
+ public:
+  std::string name = "main";
+
+  // Appends a node and returns its first result. Throws InvalidArgument naming the operation, what
+  // was expected and what came.
+  Value add(Op op, std::vector<Value> operands, Attributes attributes = {}, std::string hint = {});
+  // Result names are unique. Throws InvalidArgument.
+  void add_output(std::string output, Value value);
+
+  int size() const { return static_cast<int>(nodes_.size()); }
+  const Node& node(int id) const { return nodes_[static_cast<std::size_t>(id)]; }
+  const Node& node(Value value) const { return node(value.node); }
+  const Type& type(Value value) const {
+    return node(value).results[static_cast<std::size_t>(value.index)];
+  }
+  const std::vector<Node>& nodes() const { return nodes_; }
+  const std::vector<Output>& outputs() const { return outputs_; }
+  void set_hint(int id, std::string hint) {
+    nodes_[static_cast<std::size_t>(id)].name = std::move(hint);
+  }
+  std::vector<int> parameters() const;  // in order
+  // -1: no such parameter.
+  int find_parameter(std::string_view parameter) const;
+  // Nodes that read each node, ascending, each once. Outputs do not count.
+  std::vector<std::vector<int>> users() const;
+  // Symbols of all types.
+  std::vector<std::string> symbols() const;
+
+ private:
+  std::vector<Node> nodes_;
+  std::vector<Output> outputs_;
+};
+
+// A loop over chunks of an axis. The body has a parameter for the number of the first element
+// (scalar i64), then one for each operand; its sizes may hold `symbol`, the elements of this
+// chunk: `chunk` of them, and in the last round what is left of `extent`.
+struct Loop {
+  enum class In : std::uint8_t { slice, whole };
+  enum class Out : std::uint8_t { stack, sum, max, lse };  // all but stack: over the chunks
+  struct Input {
+    In kind = In::whole;
+    int axis = 0;
+    std::int64_t factor = 1;  // elements along axis for each one of the loop
+  };
+  struct Result {
+    Out kind = Out::stack;
+    int axis = 0;
+    std::int64_t factor = 1;
+  };
+  std::string symbol = "c";
+  std::int64_t extent = 0;
+  std::int64_t chunk = 0;
+  std::vector<Input> inputs;
+  std::vector<Result> outputs;  // of the body's outputs, in order
+  Graph body;
+  std::int64_t rounds() const { return (extent + chunk - 1) / chunk; }
+};
+
+// Types of the results. Throws InvalidArgument. infer.cpp
+std::vector<Type> infer_types(Op op, const std::vector<const Type*>& operands,
+                              const Attributes& attributes);
+
+// Throws InternalError naming node and rule when an invariant does not hold: order, operands,
+// types as inferred, names, loops. For graphs made by passes.
+void verify(const Graph& graph);
+
+// Bytes of a value; sizes must be bound.
+std::int64_t bytes_of(const Type& type);
+std::int64_t elements_of(const Type& type);
+
+// Every size with the symbols replaced; loop bodies included. Throws InvalidArgument naming the
+// symbol when a size becomes negative.
+Graph bind(const Graph& graph, const Bindings& bindings);
+
+}  // namespace logitless::ir

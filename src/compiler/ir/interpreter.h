@@ -1,0 +1,24 @@
+// Runs a graph in float64, one operation after another: the oracle of every pass and of the
+// executor.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "compiler/ir/graph.h"
+
+namespace logitless::ir {
+
+// Row-major. Every dtype is held as double; integers are exact to 2^53.
+struct Tensor {
+  std::vector<std::int64_t> shape;
+  std::vector<double> data;
+};
+using Tensors = std::map<std::string, Tensor>;
+
+// Results by name. Floating values are not rounded to their dtypes. Sizes must be bound. Throws
+// InvalidArgument when a parameter is missing or has another shape.
+Tensors interpret(const Graph& graph, const Tensors& parameters);
+
+}  // namespace logitless::ir

@@ -1,0 +1,565 @@
+// A hand-written parser of one token of look-ahead. Every error has a place; nothing else throws.
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <map>
+#include <optional>
+
+#include "compiler/ir/text.h"
+#include "core/check.h"
+
+namespace logitless::ir {
+namespace {
+
+constexpr int kMaxDepth = 16;  // of loops and of parentheses in sizes
+
+enum class TokenKind : std::uint8_t { name, value, number, symbol, end };
+struct Token {
+  TokenKind kind = TokenKind::end;
+  std::string_view text;
+  int line = 1;
+  int column = 1;
+};
+
+class Parser {
+ public:
+  Parser(std::string_view text, std::string_view file) : text_(text), file_(file) { next(); }
+
+  ParsedGraph program() {
+    ParsedGraph parsed;
+    keyword("graph");
+    if (token_.kind == TokenKind::name) parsed.graph.name = std::string(take_token().text);
+    Scope scope;
+    symbol("(");
+    if (!is(")")) {
+      do {
+        const Token at = token_;
+        const std::string name = value_name();
+        symbol(":");
+        Attributes attributes;
+        attributes.name = name;
+        attributes.type = type();
+        define(scope, name, append(parsed.graph, Op::parameter, {}, attributes, at), at);
+      } while (accept(","));
+    }
+    symbol(")");
+    symbol("{");
+    statements(parsed.graph, scope, 0);
+    if (accept("return")) {
+      do {
+        const Token at = token_;
+        const std::string name = word("a name of a result");
+        symbol(":");
+        const Value v = operand(scope);
+        guard(at, [&] { parsed.graph.add_output(name, v); });
+      } while (accept(","));
+    }
+    while (accept("differentiate")) parsed.gradients.push_back(gradient(parsed.graph));
+    symbol("}");
+    if (token_.kind != TokenKind::end)
+      fail(token_, concat("expected the end, got '", token_.text, "'"));
+    return parsed;
+  }
+
+  Type only_type() {
+    const Type result = type();
+    if (token_.kind != TokenKind::end)
+      fail(token_, concat("expected the end, got '", token_.text, "'"));
+    return result;
+  }
+
+ private:
+  using Scope = std::map<std::string, Value, std::less<>>;
+
+  std::string_view text_;
+  std::string_view file_;
+  std::size_t at_ = 0;
+  int line_ = 1;
+  std::size_t line_begin_ = 0;
+  Token token_;
+
+  [[noreturn]] void fail(const Token& at, const std::string& message) const {
+    throw InvalidArgument(concat(file_, ":", at.line, ":", at.column, ": ", message));
+  }
+  // What the graph refuses gets the place of `at`.
+  template <typename F>
+  auto guard(const Token& at, F&& call) const -> decltype(call()) {
+    try {
+      return call();
+    } catch (const Error& error) {
+      fail(at, error.what());
+    }
+  }
+
+  // --- tokens
+  void next() {
+    while (at_ < text_.size()) {
+      const char c = text_[at_];
+      if (c == '\n') {
+        ++line_;
+        line_begin_ = ++at_;
+      } else if (c == ' ' || c == '\t' || c == '\r') {
+        ++at_;
+      } else if (c == '#') {
+        while (at_ < text_.size() && text_[at_] != '\n') ++at_;
+      } else {
+        break;
+      }
+    }
+    token_ = {TokenKind::end, {}, line_, static_cast<int>(at_ - line_begin_) + 1};
+    if (at_ >= text_.size()) return;
+    const std::size_t begin = at_;
+    const auto letter = [&](std::size_t i) {
+      return i < text_.size() &&
+             (std::isalnum(static_cast<unsigned char>(text_[i])) || text_[i] == '_');
+    };
+    const auto digit = [&](std::size_t i) {
+      return i < text_.size() && std::isdigit(static_cast<unsigned char>(text_[i]));
+    };
+    if (text_[at_] == '%') {
+      ++at_;
+      while (letter(at_) || (at_ < text_.size() && text_[at_] == '.')) ++at_;
+      token_.kind = TokenKind::value;
+    } else if (digit(at_)) {
+      while (letter(at_) || (at_ < text_.size() && text_[at_] == '.') ||
+             (at_ < text_.size() && (text_[at_] == '+' || text_[at_] == '-') &&
+              (text_[at_ - 1] == 'e' || text_[at_ - 1] == 'E')))
+        ++at_;
+      token_.kind = TokenKind::number;
+    } else if (letter(at_)) {
+      while (letter(at_) || (at_ < text_.size() && text_[at_] == '.')) ++at_;
+      token_.kind = TokenKind::name;
+    } else {
+      ++at_;
+      token_.kind = TokenKind::symbol;
+    }
+    token_.text = text_.substr(begin, at_ - begin);
+  }
+  Token take_token() {
+    const Token token = token_;
+    next();
+    return token;
+  }
+  bool is(std::string_view wanted) const {
+    return token_.kind != TokenKind::end && token_.text == wanted;
+  }
+  bool accept(std::string_view wanted) {
+    if (!is(wanted)) return false;
+    next();
+    return true;
+  }
+  std::string shown() const {
+    return token_.kind == TokenKind::end ? std::string("the end") : concat("'", token_.text, "'");
+  }
+  void symbol(std::string_view wanted) {
+    if (!accept(wanted)) fail(token_, concat("expected '", wanted, "', got ", shown()));
+  }
+  void keyword(std::string_view wanted) { symbol(wanted); }
+  std::string word(std::string_view what) {
+    if (token_.kind != TokenKind::name) fail(token_, concat("expected ", what, ", got ", shown()));
+    return std::string(take_token().text);
+  }
+  std::string value_name() {
+    if (token_.kind != TokenKind::value || token_.text.size() < 2)
+      fail(token_, concat("expected a value such as %x, got ", shown()));
+    return std::string(take_token().text.substr(1));
+  }
+  std::int64_t integer() {
+    std::int64_t value = 0;
+    const std::string_view text = token_.text;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (token_.kind != TokenKind::number || error != std::errc() ||
+        end != text.data() + text.size())
+      fail(token_, concat("expected a whole number of 64 bits, got ", shown()));
+    next();
+    return value;
+  }
+  int small() {
+    const Token at = token_;
+    const std::int64_t value = integer();
+    if (value > 1000) fail(at, concat("expected a dimension, got ", value));
+    return static_cast<int>(value);
+  }
+  double real() {
+    const bool negative = accept("-");
+    double value = 0.0;
+    if (token_.kind == TokenKind::name && (token_.text == "inf" || token_.text == "nan")) {
+      value = token_.text == "inf" ? HUGE_VAL : std::nan("");
+    } else {
+      const std::string_view text = token_.text;
+      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+      if (token_.kind != TokenKind::number || error != std::errc() ||
+          end != text.data() + text.size())
+        fail(token_, concat("expected a number, got ", shown()));
+    }
+    next();
+    return negative ? -value : value;
+  }
+
+  // --- sizes and types
+  Dim factor(int depth) {
+    if (depth > kMaxDepth) fail(token_, "a size nests too deep");
+    if (accept("-")) return factor(depth + 1) * Dim(-1);
+    if (accept("(")) {
+      const Dim inner = size(depth + 1);
+      symbol(")");
+      return inner;
+    }
+    if (token_.kind == TokenKind::number) return Dim(integer());
+    const Token at = token_;
+    const std::string name = word("a size");
+    return guard(at, [&] { return Dim::symbol(name); });
+  }
+  Dim term(int depth) {
+    Dim result = factor(depth);
+    while (is("*")) {
+      const Token at = take_token();
+      const Dim other = factor(depth);
+      guard(at, [&] { result = result * other; });
+    }
+    return result;
+  }
+  Dim size(int depth = 0) {
+    Dim result = term(depth);
+    while (is("+") || is("-")) {
+      const Token at = take_token();
+      const Dim other = term(depth);
+      guard(at, [&] { at.text == "+" ? result += other : result -= other; });
+    }
+    return result;
+  }
+  Shape sizes(std::string_view close) {
+    Shape shape;
+    if (!is(close)) {
+      do {
+        shape.push_back(size());
+      } while (accept(","));
+    }
+    return shape;
+  }
+  Type type() {
+    const Token at = token_;
+    const std::string name = word("a type such as f32[4, N]");
+    Type result;
+    result.dtype = guard(at, [&] { return parse_dtype(name); });
+    symbol("[");
+    result.shape = sizes("]");
+    symbol("]");
+    return result;
+  }
+  std::vector<int> dimensions() {
+    std::vector<int> dims;
+    if (token_.kind == TokenKind::number) {
+      do {
+        dims.push_back(small());
+      } while (accept(","));
+    }
+    return dims;
+  }
+
+  // --- values
+  Value operand(const Scope& scope) {
+    const Token at = token_;
+    const std::string name = value_name();
+    const auto found = scope.find(name);
+    if (found == scope.end()) fail(at, concat("%", name, " is not defined"));
+    return found->second;
+  }
+  void define(Scope& scope, const std::string& name, Value value, const Token& at) const {
+    if (!scope.emplace(name, value).second) fail(at, concat("%", name, " is defined twice"));
+  }
+  Value append(Graph& graph, Op op, std::vector<Value> operands, Attributes attributes,
+               const Token& at, std::string hint = {}) const {
+    return guard(at, [&] {
+      return graph.add(op, std::move(operands), std::move(attributes), std::move(hint));
+    });
+  }
+
+  GradientRequest gradient(const Graph& graph) {
+    GradientRequest request;
+    const auto parameter = [&] {
+      const Token at = token_;
+      std::string name = value_name();
+      if (graph.find_parameter(name) < 0) fail(at, concat("%", name, " is no parameter"));
+      return name;
+    };
+    do {
+      const Token at = token_;
+      GradientRequest::Term term{word("a name of a result"), {}};
+      bool known = false;
+      for (const Output& output : graph.outputs()) known = known || output.name == term.output;
+      if (!known) fail(at, concat("there is no result '", term.output, "'"));
+      if (accept("by")) term.cotangent = parameter();
+      request.terms.push_back(std::move(term));
+    } while (accept(","));
+    keyword("wrt");
+    do {
+      request.parameters.push_back(parameter());
+    } while (accept(","));
+    return request;
+  }
+
+  void statements(Graph& graph, Scope& scope, int depth) {
+    while (token_.kind == TokenKind::value) {
+      const Token at = token_;
+      std::vector<std::pair<std::string, Token>> names;
+      do {
+        const Token where = token_;
+        names.emplace_back(value_name(), where);
+      } while (accept(","));
+      symbol("=");
+      const Token what = token_;
+      // Several results are printed as NAME_0, NAME_1; a number is no name.
+      std::string hint = names[0].first;
+      if (names.size() > 1 && hint.size() > 2 && hint.ends_with("_0")) hint.resize(hint.size() - 2);
+      if (std::isdigit(static_cast<unsigned char>(hint[0])) != 0) hint.clear();
+      const Value first =
+          is("loop") ? loop(graph, scope, depth, hint) : operation(graph, scope, hint);
+      const std::size_t results = graph.node(first).results.size();
+      if (results != names.size())
+        fail(at, concat(what.text, " gives ", results, " values, not ", names.size()));
+      for (std::size_t i = 0; i < names.size(); ++i)
+        define(scope, names[i].first, {first.node, static_cast<std::int32_t>(i)}, names[i].second);
+    }
+  }
+
+  // "reduce_sum", "exp", "dot": an operation and what its name says of the attributes.
+  std::optional<Op> operation_of(std::string_view name, Attributes& attributes) const {
+    if (const std::optional<Function> function = find_function(name)) {
+      attributes.function = *function;
+      return Op::map;
+    }
+    for (const Reduce kind : {Reduce::sum, Reduce::max, Reduce::lse}) {
+      if (name == concat("reduce_", name_of(kind))) {
+        attributes.reduce = kind;
+        return Op::reduce;
+      }
+    }
+    if (name == "argmax") {
+      attributes.reduce = Reduce::argmax;
+      return Op::reduce;
+    }
+    for (const Op op : {Op::constant, Op::iota, Op::cast, Op::broadcast, Op::reshape, Op::transpose,
+                        Op::slice, Op::pad, Op::concat, Op::dot, Op::take, Op::scatter_add,
+                        Op::pick, Op::attention, Op::attention_grad, Op::stop_gradient}) {
+      if (name == name_of(op)) return op;
+    }
+    return std::nullopt;
+  }
+
+  Value operation(Graph& graph, const Scope& scope, const std::string& hint) {
+    const Token at = token_;
+    const std::string name = word("an operation");
+    Attributes a;
+    const std::optional<Op> op = operation_of(name, a);
+    if (!op) fail(at, concat("there is no operation '", name, "'"));
+    std::vector<Value> operands;
+    if (token_.kind == TokenKind::value) {
+      do {
+        operands.push_back(operand(scope));
+      } while (accept(","));
+    }
+    std::map<std::string, bool> seen;
+    while (token_.kind == TokenKind::name && !is("return") && !is("differentiate")) {
+      const Token key_at = token_;
+      const std::string key = word("an attribute");
+      if (!belongs(*op, key)) fail(key_at, concat(name, " has no attribute '", key, "'"));
+      if (seen[key]) fail(key_at, concat("'", key, "' is given twice"));
+      seen[key] = true;
+      symbol("(");
+      attribute(key, a);
+      symbol(")");
+    }
+    for (const std::string_view key : required_attributes(*op)) {
+      if (!seen[std::string(key)]) fail(at, concat(name, " needs ", key, "(...)"));
+    }
+    std::optional<Type> declared;
+    if (accept(":")) declared = type();
+    const bool typed = *op == Op::constant || *op == Op::iota || *op == Op::cast ||
+                       *op == Op::broadcast || *op == Op::reshape;
+    if (typed && !declared)
+      fail(at, concat(name, " needs the type of its result: ... : f32[4, 8]"));
+    const bool summing = *op == Op::dot || *op == Op::scatter_add ||
+                         (*op == Op::reduce && a.reduce != Reduce::argmax);
+    if (declared && (typed || summing)) {
+      a.type.dtype = declared->dtype;
+      if (typed) a.type.shape = declared->shape;
+    }
+    const Value value = append(graph, *op, std::move(operands), std::move(a), at, hint);
+    if (declared && (graph.node(value).results.size() != 1 || graph.type(value) != *declared))
+      fail(at, concat(name, " gives ", text_of(graph.type(value)), ", declared is ",
+                      text_of(*declared)));
+    return value;
+  }
+
+  static bool belongs(Op op, std::string_view key) {
+    switch (op) {
+      case Op::constant:
+        return key == "value" || key == "size";
+      case Op::iota:
+      case Op::concat:
+      case Op::pick:
+        return key == "axis";
+      case Op::broadcast:
+      case Op::transpose:
+      case Op::reduce:
+        return key == "dims";
+      case Op::slice:
+        return key == "begin" || key == "end";
+      case Op::pad:
+        return key == "low" || key == "high";
+      case Op::dot:
+        return key == "batch" || key == "contract";
+      case Op::scatter_add:
+        return key == "rows";
+      case Op::attention:
+      case Op::attention_grad:
+        return key == "causal" || key == "scale";
+      default:
+        return false;
+    }
+  }
+  static std::vector<std::string_view> required_attributes(Op op) {
+    switch (op) {
+      case Op::constant:
+        return {"value"};
+      case Op::iota:
+      case Op::concat:
+      case Op::pick:
+        return {"axis"};
+      case Op::broadcast:
+      case Op::transpose:
+      case Op::reduce:
+        return {"dims"};
+      case Op::slice:
+        return {"begin", "end"};
+      case Op::pad:
+        return {"low", "high"};
+      case Op::dot:
+        return {"contract"};
+      case Op::scatter_add:
+        return {"rows"};
+      case Op::attention:
+      case Op::attention_grad:
+        return {"causal", "scale"};
+      default:
+        return {};
+    }
+  }
+  void attribute(const std::string& key, Attributes& a) {
+    if (key == "value" || key == "scale") {
+      a.number = real();
+    } else if (key == "axis") {
+      a.axis = small();
+    } else if (key == "causal") {
+      a.causal = integer() != 0;
+    } else if (key == "dims") {
+      a.dims = dimensions();
+    } else if (key == "begin" || key == "low" || key == "size") {
+      a.begin = sizes(")");
+    } else if (key == "end" || key == "high") {
+      a.end = sizes(")");
+    } else if (key == "rows") {
+      a.type.shape = sizes(")");
+    } else {
+      std::vector<int>& first = key == "batch" ? a.batch_a : a.contract_a;
+      std::vector<int>& second = key == "batch" ? a.batch_b : a.contract_b;
+      first = dimensions();
+      symbol(";");
+      second = dimensions();
+    }
+  }
+
+  std::int64_t positive(std::string_view key) {
+    symbol(key);
+    symbol("(");
+    const std::int64_t value = integer();
+    symbol(")");
+    return value;
+  }
+
+  Value loop(Graph& graph, const Scope& scope, int depth, const std::string& hint) {
+    const Token at = take_token();
+    if (depth >= kMaxDepth) fail(at, "loops nest too deep");
+    auto loop = std::make_shared<Loop>();
+    loop->symbol = word("the symbol of a chunk's size");
+    loop->extent = positive("extent");
+    loop->chunk = positive("chunk");
+    loop->body.name = loop->symbol;
+    Scope inner;
+    std::vector<Value> operands;
+    symbol("(");
+    const auto parameter = [&](Type type, const std::string& name, const Token& where) {
+      Attributes attributes;
+      attributes.name = name;
+      attributes.type = std::move(type);
+      define(inner, name, append(loop->body, Op::parameter, {}, attributes, where), where);
+    };
+    Token where = token_;
+    parameter({DType::i64, {}}, value_name(), where);
+    while (accept(",")) {
+      where = token_;
+      const std::string name = value_name();
+      symbol("=");
+      Loop::Input input;
+      const std::string kind = word("slice or whole");
+      if (kind != "slice" && kind != "whole")
+        fail(where, concat("expected slice or whole, got '", kind, "'"));
+      const Value outer = operand(scope);
+      Type type = graph.type(outer);
+      if (kind == "slice") {
+        input.kind = Loop::In::slice;
+        input.axis = static_cast<int>(positive("axis"));
+        input.factor = positive("factor");
+        if (input.axis >= type.rank())
+          fail(where, concat("axis is ", input.axis, " of ", text_of(type)));
+        guard(where, [&] {
+          type.shape[static_cast<std::size_t>(input.axis)] =
+              Dim::symbol(loop->symbol) * Dim(input.factor);
+        });
+      }
+      loop->inputs.push_back(input);
+      operands.push_back(outer);
+      parameter(type, name, where);
+    }
+    symbol(")");
+    symbol("{");
+    statements(loop->body, inner, depth + 1);
+    keyword("return");
+    do {
+      where = token_;
+      const std::string name = word("a name of a result");
+      symbol(":");
+      Loop::Result result;
+      const std::string kind = word("stack, sum, max or lse");
+      constexpr std::array<std::string_view, 4> kKinds = {"stack", "sum", "max", "lse"};
+      std::size_t k = 0;
+      while (k < kKinds.size() && kKinds[k] != kind) ++k;
+      if (k == kKinds.size())
+        fail(where, concat("expected stack, sum, max or lse, got '", kind, "'"));
+      result.kind = static_cast<Loop::Out>(k);
+      const Value v = operand(inner);
+      if (result.kind == Loop::Out::stack) {
+        result.axis = static_cast<int>(positive("axis"));
+        result.factor = positive("factor");
+      }
+      loop->outputs.push_back(result);
+      guard(where, [&] { loop->body.add_output(name, v); });
+    } while (accept(","));
+    symbol("}");
+    Attributes attributes;
+    attributes.loop = std::move(loop);
+    return append(graph, Op::loop, std::move(operands), std::move(attributes), at, hint);
+  }
+};
+
+}  // namespace
+
+ParsedGraph parse(std::string_view text, std::string_view file) {
+  return Parser(text, file).program();
+}
+
+Type parse_type(std::string_view text) { return Parser(text, "type").only_type(); }
+
+}  // namespace logitless::ir

@@ -1,0 +1,192 @@
+#include <charconv>
+#include <map>
+#include <set>
+
+#include "compiler/ir/text.h"
+#include "core/check.h"
+
+namespace logitless::ir {
+namespace {
+
+std::string list(const std::vector<int>& numbers) {
+  std::string out;
+  for (const int n : numbers) out += (out.empty() ? "" : ", ") + std::to_string(n);
+  return out;
+}
+std::string list(const Shape& shape) {
+  const std::string text = logitless::text_of(shape);
+  return text.substr(1, text.size() - 2);
+}
+
+// Shortest text that reads back as the same double.
+std::string number(double value) {
+  char text[40];
+  return {text, std::to_chars(text, text + sizeof(text), value).ptr};
+}
+
+class Printer {
+ public:
+  std::string out;
+
+  // Names are hints made unique; values without one are numbered.
+  void name_values(const Graph& graph) {
+    names_.clear();
+    std::set<std::string> taken;
+    for (int id = 0; id < graph.size(); ++id) {
+      const Node& n = graph.node(id);
+      if (n.op == Op::parameter) taken.insert(n.attributes.name);
+    }
+    for (int id = 0; id < graph.size(); ++id) {
+      const Node& n = graph.node(id);
+      for (std::size_t i = 0; i < n.results.size(); ++i) {
+        std::string name = n.op == Op::parameter ? n.attributes.name : n.name;
+        if (n.op != Op::parameter) {
+          if (name.empty()) name = std::to_string(id);
+          if (n.results.size() > 1) name += concat("_", i);
+          std::string unique = name;
+          for (int k = 1; !taken.insert(unique).second; ++k) unique = concat(name, "_", k);
+          name = unique;
+        }
+        names_[{id, static_cast<std::int32_t>(i)}] = "%" + name;
+      }
+    }
+  }
+
+  void statements(const Graph& graph, const std::string& indent) {
+    for (int id = 0; id < graph.size(); ++id) {
+      const Node& n = graph.node(id);
+      if (n.op == Op::parameter) continue;
+      out += indent;
+      for (std::size_t i = 0; i < n.results.size(); ++i)
+        out += (i > 0 ? ", " : "") + names_.at({id, static_cast<std::int32_t>(i)});
+      out += " = ";
+      if (n.op == Op::loop) {
+        loop(n, indent);
+      } else {
+        operation(n);
+      }
+      out += "\n";
+    }
+  }
+
+  void results(const Graph& graph, const std::string& indent) {
+    if (graph.outputs().empty()) return;
+    out += indent + "return ";
+    for (std::size_t i = 0; i < graph.outputs().size(); ++i) {
+      const Output& output = graph.outputs()[i];
+      out += concat(i > 0 ? ", " : "", output.name, ": ", names_.at(output.value));
+    }
+    out += "\n";
+  }
+
+  std::string name(Value v) const { return names_.at(v); }
+
+ private:
+  std::map<Value, std::string> names_;
+
+  void operation(const Node& n) {
+    const Attributes& a = n.attributes;
+    if (n.op == Op::map) {
+      out += info_of(a.function).name;
+    } else if (n.op == Op::reduce) {
+      out += a.reduce == Reduce::argmax ? "argmax" : concat("reduce_", name_of(a.reduce));
+    } else {
+      out += name_of(n.op);
+    }
+    for (std::size_t i = 0; i < n.operands.size(); ++i)
+      out += (i > 0 ? ", " : " ") + names_.at(n.operands[i]);
+    switch (n.op) {
+      case Op::constant:
+        out += " value(" + number(a.number) + ")";
+        if (!a.begin.empty()) out += " size(" + list(a.begin) + ")";
+        break;
+      case Op::iota:
+      case Op::concat:
+      case Op::pick:
+        out += concat(" axis(", a.axis, ")");
+        break;
+      case Op::broadcast:
+      case Op::transpose:
+      case Op::reduce:
+        out += " dims(" + list(a.dims) + ")";
+        break;
+      case Op::slice:
+        out += " begin(" + list(a.begin) + ") end(" + list(a.end) + ")";
+        break;
+      case Op::pad:
+        out += " low(" + list(a.begin) + ") high(" + list(a.end) + ")";
+        break;
+      case Op::dot:
+        if (!a.batch_a.empty()) out += " batch(" + list(a.batch_a) + "; " + list(a.batch_b) + ")";
+        out += " contract(" + list(a.contract_a) + "; " + list(a.contract_b) + ")";
+        break;
+      case Op::scatter_add:
+        out += " rows(" + list(a.type.shape) + ")";
+        break;
+      case Op::attention:
+      case Op::attention_grad:
+        out += concat(" causal(", (a.causal ? 1 : 0), ") scale(", number(a.number), ")");
+        break;
+      default:
+        break;
+    }
+    if (n.results.size() == 1) out += " : " + text_of(n.results[0]);
+  }
+
+  void loop(const Node& n, const std::string& indent) {
+    const Loop& l = *n.attributes.loop;
+    const std::vector<int> parameters = l.body.parameters();
+    Printer inner;
+    inner.name_values(l.body);
+    out += concat("loop ", l.symbol, " extent(", l.extent, ") chunk(", l.chunk, ") (",
+                  inner.name({parameters[0], 0}));
+    for (std::size_t i = 0; i < n.operands.size(); ++i) {
+      out += concat(", ", inner.name({parameters[i + 1], 0}), " = ",
+                    (l.inputs[i].kind == Loop::In::slice ? "slice" : "whole"), " ",
+                    names_.at(n.operands[i]));
+      if (l.inputs[i].kind == Loop::In::slice)
+        out += concat(" axis(", l.inputs[i].axis, ") factor(", l.inputs[i].factor, ")");
+    }
+    out += ") {\n";
+    inner.statements(l.body, indent + "  ");
+    out += inner.out + indent + "  return ";
+    constexpr const char* kKinds[] = {"stack", "sum", "max", "lse"};
+    for (std::size_t i = 0; i < l.outputs.size(); ++i) {
+      out += concat(i > 0 ? ", " : "", l.body.outputs()[i].name, ": ",
+                    kKinds[static_cast<int>(l.outputs[i].kind)], " ",
+                    inner.name(l.body.outputs()[i].value));
+      if (l.outputs[i].kind == Loop::Out::stack)
+        out += concat(" axis(", l.outputs[i].axis, ") factor(", l.outputs[i].factor, ")");
+    }
+    out += "\n" + indent + "}";
+  }
+};
+
+}  // namespace
+
+std::string print(const Graph& graph, const std::vector<GradientRequest>& gradients) {
+  Printer printer;
+  printer.name_values(graph);
+  printer.out = "graph " + graph.name + "(";
+  const std::vector<int> parameters = graph.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    printer.out += concat(i > 0 ? ", " : "", printer.name({parameters[i], 0}), ": ",
+                          text_of(graph.node(parameters[i]).results[0]));
+  }
+  printer.out += ") {\n";
+  printer.statements(graph, "  ");
+  printer.results(graph, "  ");
+  for (const GradientRequest& request : gradients) {
+    for (std::size_t i = 0; i < request.terms.size(); ++i) {
+      const GradientRequest::Term& term = request.terms[i];
+      printer.out += (i > 0 ? ", " : "  differentiate ") + term.output;
+      if (!term.cotangent.empty()) printer.out += " by %" + term.cotangent;
+    }
+    for (std::size_t i = 0; i < request.parameters.size(); ++i)
+      printer.out += (i > 0 ? ", %" : " wrt %") + request.parameters[i];
+    printer.out += "\n";
+  }
+  return printer.out + "}\n";
+}
+
+}  // namespace logitless::ir

@@ -1,0 +1,114 @@
+// eliminate-dead and eliminate-common.
+#include <map>
+#include <numeric>
+#include <tuple>
+
+#include "compiler/ir/text.h"
+#include "compiler/passes/form_loops.h"
+
+namespace logitless::ir {
+namespace {
+
+// The nodes for which keep(id) holds; operands go through `to`.
+template <typename Replace>
+Graph copied(const Graph& graph, const std::vector<bool>& keep, Replace&& replace) {
+  Graph out;
+  out.name = graph.name;
+  std::vector<int> to(static_cast<std::size_t>(graph.size()), -1);
+  const auto value = [&](Value v) {
+    return Value{to[static_cast<std::size_t>(replace(v.node))], v.index};
+  };
+  for (int id = 0; id < graph.size(); ++id) {
+    if (!keep[static_cast<std::size_t>(id)]) continue;
+    const Node& n = graph.node(id);
+    std::vector<Value> operands;
+    for (const Value v : n.operands) operands.push_back(value(v));
+    to[static_cast<std::size_t>(id)] =
+        out.add(n.op, std::move(operands), n.attributes, n.name).node;
+  }
+  for (const Output& output : graph.outputs()) out.add_output(output.name, value(output.value));
+  return out;
+}
+
+}  // namespace
+
+Graph eliminate_dead(const Graph& graph) {
+  std::vector<bool> live(static_cast<std::size_t>(graph.size()));
+  for (const Output& output : graph.outputs())
+    live[static_cast<std::size_t>(output.value.node)] = true;
+  for (int id = graph.size() - 1; id >= 0; --id) {
+    if (graph.node(id).op == Op::parameter) live[static_cast<std::size_t>(id)] = true;
+    if (!live[static_cast<std::size_t>(id)]) continue;
+    for (const Value v : graph.node(id).operands) live[static_cast<std::size_t>(v.node)] = true;
+  }
+  return copied(graph, live, [](int id) { return id; });
+}
+
+namespace {
+
+// For each node the first that computes the same.
+std::vector<int> first_equal(const Graph& graph) {
+  const auto key_of = [](const Node& n, const std::vector<Value>& operands) {
+    const Attributes& a = n.attributes;
+    std::vector<std::int64_t> key = {static_cast<std::int64_t>(n.op),
+                                     static_cast<std::int64_t>(a.function),
+                                     static_cast<std::int64_t>(a.reduce), a.causal, a.axis};
+    for (const auto* list : {&a.dims, &a.batch_a, &a.batch_b, &a.contract_a, &a.contract_b}) {
+      key.push_back(-1);
+      key.insert(key.end(), list->begin(), list->end());
+    }
+    for (const Value v : operands) {
+      key.push_back(v.node);
+      key.push_back(v.index);
+    }
+    // -0 and 0, and NaN, must not meet: bits, not values.
+    std::int64_t bits = 0;
+    static_assert(sizeof(bits) == sizeof(a.number));
+    __builtin_memcpy(&bits, &a.number, sizeof(bits));
+    key.push_back(bits);
+    return std::make_tuple(std::move(key), text_of(n.results[0]) + logitless::text_of(a.begin) +
+                                               logitless::text_of(a.end));
+  };
+  std::map<decltype(key_of(graph.node(0), {})), int> seen;
+  std::vector<int> same(static_cast<std::size_t>(graph.size()));
+  for (int id = 0; id < graph.size(); ++id) {
+    same[static_cast<std::size_t>(id)] = id;
+    const Node& n = graph.node(id);
+    if (n.op == Op::parameter || n.op == Op::loop) continue;
+    std::vector<Value> operands;
+    for (const Value v : n.operands)
+      operands.push_back({same[static_cast<std::size_t>(v.node)], v.index});
+    same[static_cast<std::size_t>(id)] = seen.emplace(key_of(n, operands), id).first->second;
+  }
+  return same;
+}
+
+}  // namespace
+
+Graph eliminate_common(const Graph& graph) {
+  const std::vector<int> same = first_equal(graph);
+  std::vector<bool> keep(same.size());
+  for (std::size_t id = 0; id < same.size(); ++id) keep[id] = same[id] == static_cast<int>(id);
+  return eliminate_dead(
+      copied(graph, keep, [&](int id) { return same[static_cast<std::size_t>(id)]; }));
+}
+
+Graph eliminate_common_of_loops(const Graph& graph) {
+  const std::vector<int> same = first_equal(graph);
+  std::vector<int> to(same.size());
+  std::iota(to.begin(), to.end(), 0);
+  for (const Node& n : graph.nodes()) {
+    if (n.op != Op::loop) continue;
+    std::map<int, int> first;  // of this loop's operands
+    for (const Value v : n.operands) {
+      const auto at = static_cast<std::size_t>(v.node);
+      const auto [found, is_new] = first.emplace(same[at], v.node);
+      if (!is_new) to[at] = std::min(to[at], found->second);
+    }
+  }
+  const std::vector<bool> keep(same.size(), true);
+  return eliminate_dead(
+      copied(graph, keep, [&](int id) { return to[static_cast<std::size_t>(id)]; }));
+}
+
+}  // namespace logitless::ir

@@ -1,0 +1,400 @@
+#include "compiler/passes/form_loops.h"
+
+#include <algorithm>
+#include <queue>
+#include <set>
+
+#include "compiler/ir/build.h"
+#include "core/check.h"
+
+namespace logitless::ir {
+namespace {
+
+// Dimensions of a cut value that stand together become one of the chunk's size.
+struct Collapse {
+  bool cut = false;
+  Split s;
+  Dim size;
+
+  int dim(int d) const {
+    return !cut || d < s.dim ? d : d < s.dim + s.count ? s.dim : d - s.count + 1;
+  }
+  std::vector<int> dims(const std::vector<int>& list) const {
+    std::vector<int> to;
+    for (const int d : list) {
+      if (to.empty() || dim(d) != to.back()) to.push_back(dim(d));
+    }
+    return to;
+  }
+  Shape shape(const Shape& from, Dim group) const {
+    if (!cut) return from;
+    Shape to(from.begin(), from.begin() + s.dim);
+    to.push_back(std::move(group));
+    to.insert(to.end(), from.begin() + s.dim + s.count, from.end());
+    return to;
+  }
+  Shape shape(const Shape& from) const { return shape(from, size); }
+};
+
+class LoopFormer {
+ public:
+  LoopFormer(const Graph& graph, const Region& region, std::int64_t chunk)
+      : g_(graph), r_(region), chunk_(std::min(chunk, region.extent)), users_(graph.users()) {
+    for (int k = 0; k < r_.phases; ++k) loops_.emplace_back();
+    for (const Output& output : g_.outputs()) outputs_.insert(output.value);
+  }
+
+  Graph run() {
+    for (int k = r_.phases - 1; k >= 0; --k) demand(k);
+    order();
+    return std::move(out_);
+  }
+
+ private:
+  using Read = std::pair<Value, Need>;
+  struct LoopPlan {
+    std::set<int> body;          // nodes of the graph computed in it
+    std::vector<Value> results;  // values that leave it
+    std::vector<Read> inputs;    // values that enter it, and how
+    std::set<Read> reads;        // the same
+    int first = 0;               // its place in the order of nodes
+  };
+
+  const Graph& g_;
+  const Region& r_;
+  const std::int64_t chunk_;
+  const std::vector<std::vector<int>> users_;
+  std::set<Value> outputs_;
+  std::vector<LoopPlan> loops_;
+  std::set<Value> kept_;  // values of a phase that later ones read
+  Graph out_;
+  std::map<Value, Value> mapped_;
+
+  int phase(int node) const { return r_.phase[static_cast<std::size_t>(node)]; }
+  bool big(Value v) const { return is_big(elements_of(g_.type(v)), elements_of(g_.type(r_.seed))); }
+
+  // Whether a value leaves the loop of its own phase.
+  bool leaves(Value v) const {
+    if (outputs_.contains(v) || kept_.contains(v)) return true;
+    for (const int u : users_[static_cast<std::size_t>(v.node)]) {
+      const Node& n = g_.node(u);
+      for (std::size_t i = 0; i < n.operands.size(); ++i) {
+        if (n.operands[i] == v && !(r_.inside(u) && flows(r_, g_, u, i))) return true;
+      }
+    }
+    return false;
+  }
+
+  // Whether loop k computes operand i of a node of its body itself: then or once more.
+  bool computed(int node, std::size_t i, int k) const {
+    const Value v = g_.node(node).operands[i];
+    return flows(r_, g_, node, i) && (phase(v.node) == k || big(v));
+  }
+  // Whether the body makes the operand of nothing.
+  bool made(Value v, const Need& need) const {
+    return made_of_nothing(g_.node(v).op) &&
+           (need.whole || chunked_by_result(g_, v.node, need.split).has_value());
+  }
+  static Need normal(const Need& need) { return need.whole ? Need{} : need; }
+
+  // Decides what loop k computes. Later loops come first: they say what they read of it.
+  void demand(int k) {
+    LoopPlan& loop = loops_[static_cast<std::size_t>(k)];
+    std::vector<int> work;
+    for (const auto& [node, how] : r_.nodes) {
+      if (phase(node) != k) continue;
+      for (std::size_t i = 0; i < g_.node(node).results.size(); ++i) {
+        const Value v{node, static_cast<std::int32_t>(i)};
+        if (!leaves(v)) continue;
+        loop.results.push_back(v);
+        if (loop.body.insert(node).second) work.push_back(node);
+      }
+    }
+    loop.first = g_.size();
+    while (!work.empty()) {
+      const int node = work.back();
+      work.pop_back();
+      if (phase(node) == k) loop.first = std::min(loop.first, node);
+      const Chunked& how = r_.nodes.at(node);
+      for (std::size_t i = 0; i < how.needs.size(); ++i) {
+        const Value v = g_.node(node).operands[i];
+        if (computed(node, i, k)) {
+          if (loop.body.insert(v.node).second) work.push_back(v.node);
+          continue;
+        }
+        if (made(v, how.needs[i])) continue;
+        if (flows(r_, g_, node, i)) kept_.insert(v);  // an earlier phase keeps it
+        const Read read{v, normal(how.needs[i])};
+        if (loop.reads.insert(read).second) loop.inputs.push_back(read);
+      }
+    }
+  }
+
+  // --- the new graph: nodes outside and loops, in the order of the old one as far as loops allow
+  void order() {
+    const int loops = static_cast<int>(loops_.size());
+    const int units = g_.size() + loops;
+    std::vector<std::set<int>> after(static_cast<std::size_t>(units));
+    std::vector<int> waiting(static_cast<std::size_t>(units), 0);
+    std::vector<bool> exists(static_cast<std::size_t>(units), false);
+    const auto maker = [&](Value v) {
+      return r_.inside(v.node) ? g_.size() + phase(v.node) : v.node;
+    };
+    const auto depends = [&](int unit, Value v) {
+      if (after[static_cast<std::size_t>(maker(v))].insert(unit).second)
+        ++waiting[static_cast<std::size_t>(unit)];
+    };
+    for (int id = 0; id < g_.size(); ++id) {
+      if (r_.inside(id)) continue;
+      exists[static_cast<std::size_t>(id)] = true;
+      for (const Value v : g_.node(id).operands) depends(id, v);
+    }
+    for (int k = 0; k < loops; ++k) {
+      if (loops_[static_cast<std::size_t>(k)].body.empty()) continue;
+      exists[static_cast<std::size_t>(g_.size() + k)] = true;
+      for (const auto& [v, need] : loops_[static_cast<std::size_t>(k)].inputs)
+        depends(g_.size() + k, v);
+    }
+    const auto place = [&](int unit) {
+      return unit < g_.size() ? unit : loops_[static_cast<std::size_t>(unit - g_.size())].first;
+    };
+    std::priority_queue<std::pair<int, int>, std::vector<std::pair<int, int>>, std::greater<>>
+        ready;
+    int left = 0;
+    for (int unit = 0; unit < units; ++unit) {
+      if (!exists[static_cast<std::size_t>(unit)]) continue;
+      ++left;
+      if (waiting[static_cast<std::size_t>(unit)] == 0) ready.emplace(place(unit), unit);
+    }
+    out_.name = g_.name;
+    while (!ready.empty()) {
+      const int unit = ready.top().second;
+      ready.pop();
+      --left;
+      if (unit < g_.size()) {
+        copy(unit);
+      } else {
+        emit_loop(unit - g_.size());
+      }
+      for (const int next : after[static_cast<std::size_t>(unit)]) {
+        if (--waiting[static_cast<std::size_t>(next)] == 0) ready.emplace(place(next), next);
+      }
+    }
+    check(left == 0, "form_loops: the phases wait for each other");
+    for (const Output& output : g_.outputs())
+      out_.add_output(output.name, mapped_.at(output.value));
+  }
+
+  // The fp32 sum of a loop that v is the rounding of, if it has this dtype.
+  Value unrounded(Value v, DType dtype) const {
+    if (out_.node(v).op != Op::cast) return {};
+    const Value sum = out_.node(v).operands[0];
+    const Node& from =
+        out_.node(out_.node(sum).op == Op::reshape ? out_.node(sum).operands[0] : sum);
+    return from.op == Op::loop && out_.type(sum).dtype == dtype ? sum : Value{};
+  }
+
+  void copy(int id) {
+    const Node& n = g_.node(id);
+    if (n.op == Op::cast) {
+      const Value sum = unrounded(mapped_.at(n.operands[0]), n.results[0].dtype);
+      if (sum.valid()) {
+        mapped_[{id, 0}] = sum;
+        return;
+      }
+    }
+    std::vector<Value> operands;
+    for (const Value v : n.operands) operands.push_back(mapped_.at(v));
+    const Value first = out_.add(n.op, std::move(operands), n.attributes, n.name);
+    for (std::size_t i = 0; i < n.results.size(); ++i)
+      mapped_[{id, static_cast<std::int32_t>(i)}] = {first.node, static_cast<std::int32_t>(i)};
+  }
+
+  Dim chunk_size(const Loop& loop, std::int64_t factor) const {
+    return Dim::symbol(loop.symbol) * Dim(factor);
+  }
+  Collapse collapse(const Loop& loop, const Split& s) const {
+    return {true, s, chunk_size(loop, s.factor)};
+  }
+
+  void emit_loop(int k) {
+    const LoopPlan& plan = loops_[static_cast<std::size_t>(k)];
+    auto loop = std::make_shared<Loop>();
+    loop->symbol = fresh_symbol();
+    loop->extent = r_.extent;
+    loop->chunk = chunk_;
+    Graph& body = loop->body;
+    body.name = loop->symbol;
+    const auto parameter = [&](const std::string& name, Type type) {
+      Attributes a;
+      a.name = name;
+      a.type = std::move(type);
+      return body.add(Op::parameter, {}, std::move(a));
+    };
+    const Value first = parameter("first", {DType::i64, {}});
+    std::map<Read, Value> entered;
+    std::map<Value, Value> inner;
+    std::vector<Value> operands;
+    for (const Read& read : plan.inputs) {
+      const auto& [v, need] = read;
+      Type type = g_.type(v);
+      Value outer = mapped_.at(v);
+      Loop::Input input;
+      if (!need.whole) {
+        const Collapse to = collapse(*loop, need.split);
+        outer = reshape(out_, outer, to.shape(type.shape, Dim(r_.extent * need.split.factor)));
+        type.shape = to.shape(type.shape);
+        input = {Loop::In::slice, need.split.dim, need.split.factor};
+      }
+      operands.push_back(outer);
+      loop->inputs.push_back(input);
+      entered[read] = parameter(concat("in", operands.size() - 1), std::move(type));
+    }
+    for (const int id : plan.body) {
+      std::vector<Value> reads;
+      for (std::size_t i = 0; i < g_.node(id).operands.size(); ++i) {
+        const Value v = g_.node(id).operands[i];
+        const Read read{v, normal(r_.nodes.at(id).needs[i])};
+        if (computed(id, i, k)) {
+          reads.push_back(inner.at(v));
+        } else if (made(v, read.second)) {
+          const auto found = entered.find(read);
+          reads.push_back(found != entered.end() ? found->second
+                                                 : entered[read] = make(*loop, read, first));
+        } else {
+          reads.push_back(entered.at(read));
+        }
+      }
+      const Value made_value = clone(*loop, id, r_.nodes.at(id), std::move(reads), first);
+      for (std::size_t i = 0; i < g_.node(id).results.size(); ++i)
+        inner[{id, static_cast<std::int32_t>(i)}] = {
+            made_value.node, static_cast<std::int32_t>(i) + made_value.index};
+    }
+    for (std::size_t i = 0; i < plan.results.size(); ++i) {
+      const Value v = plan.results[i];
+      const Chunked& how = r_.nodes.at(v.node);
+      Loop::Result result;
+      if (how.kind == Chunked::Kind::split) {
+        const Split& s = how.results[static_cast<std::size_t>(v.index)];
+        result = {Loop::Out::stack, s.dim, s.factor};
+      } else {
+        result.kind = how.kind == Chunked::Kind::sum   ? Loop::Out::sum
+                      : how.kind == Chunked::Kind::max ? Loop::Out::max
+                                                       : Loop::Out::lse;
+      }
+      loop->outputs.push_back(result);
+      body.add_output(concat("out", i), inner.at(v));
+    }
+    Attributes attributes;
+    attributes.loop = loop;
+    const Value made = out_.add(Op::loop, std::move(operands), std::move(attributes),
+                                g_.node(plan.results[0]).name);
+    for (std::size_t i = 0; i < plan.results.size(); ++i) {
+      const Value v = plan.results[i];
+      const Value whole{made.node, static_cast<std::int32_t>(i)};
+      mapped_[v] = cast(out_, reshape(out_, whole, g_.type(v).shape), g_.type(v).dtype);
+    }
+  }
+
+  std::string fresh_symbol() const {
+    int count = 0;
+    for (const Node& n : out_.nodes()) count += n.op == Op::loop ? 1 : 0;
+    for (const Node& n : g_.nodes()) count += n.op == Op::loop ? 1 : 0;
+    return concat("c", count);
+  }
+
+  Value make(Loop& loop, const Read& read, Value first) {
+    const auto& [v, need] = read;
+    const Node& n = g_.node(v);
+    if (need.whole) return loop.body.add(n.op, {}, n.attributes, n.name);
+    return clone(loop, v.node, *chunked_by_result(g_, v.node, need.split), {}, first);
+  }
+
+  // The node on a chunk, written into the body.
+  Value clone(Loop& loop, int id, const Chunked& how, std::vector<Value> operands, Value first) {
+    Graph& body = loop.body;
+    const Node& n = g_.node(id);
+    const Collapse result =
+        how.kind == Chunked::Kind::split ? collapse(loop, how.results[0]) : Collapse{};
+    std::vector<Collapse> from;
+    for (const Need& need : how.needs)
+      from.push_back(need.whole ? Collapse{} : collapse(loop, need.split));
+    Attributes a = n.attributes;
+    // Counted from the chunk's first element.
+    const auto shift = [&](Value index, std::int64_t factor, Function f) {
+      const Type type = body.type(index);
+      Value by = cast(body, first, type.dtype);
+      if (factor != 1)
+        by = map(body, Function::mul,
+                 {by, constant(body, static_cast<double>(factor), {type.dtype, {}})});
+      return map(body, f, {index, broadcast(body, by, type.shape, {})});
+    };
+    switch (n.op) {
+      case Op::constant:
+      case Op::reshape:
+        a.type.shape = result.shape(n.results[0].shape);
+        break;
+      case Op::iota:
+        a.axis = result.dim(a.axis);
+        a.type.shape = result.shape(n.results[0].shape);
+        break;
+      case Op::broadcast:
+        a.dims = result.dims(a.dims);
+        a.type.shape = result.shape(n.results[0].shape);
+        break;
+      case Op::transpose: {
+        a.dims = from[0].dims(a.dims);
+        break;
+      }
+      case Op::slice:
+      case Op::pad:
+        a.begin = from[0].shape(a.begin, Dim(0));
+        a.end = from[0].shape(a.end, n.op == Op::slice ? from[0].size : Dim(0));
+        break;
+      case Op::concat:
+      case Op::pick:
+        a.axis = from[0].dim(a.axis);
+        break;
+      case Op::reduce:
+        a.dims = from[0].dims(a.dims);
+        break;
+      case Op::dot:
+        a.batch_a = from[0].dims(a.batch_a);
+        a.batch_b = from[1].dims(a.batch_b);
+        a.contract_a = from[0].dims(a.contract_a);
+        a.contract_b = from[1].dims(a.contract_b);
+        break;
+      case Op::scatter_add:
+        if (how.shifted) a.type.shape = {chunk_size(loop, how.results[0].factor)};
+        break;
+      default:
+        break;
+    }
+    if (how.shifted && n.op == Op::scatter_add)
+      operands[0] = shift(operands[0], how.results[0].factor, Function::sub);
+    if (how.shifted && (n.op == Op::pick || n.op == Op::take))
+      operands[1] = shift(operands[1], how.needs[0].split.factor, Function::sub);
+    const bool summing = n.op == Op::dot || n.op == Op::reduce || n.op == Op::scatter_add;
+    const bool merged = how.kind == Chunked::Kind::sum || how.kind == Chunked::Kind::lse;
+    const DType wide = n.results[0].dtype == DType::f64 ? DType::f64 : DType::f32;
+    if (merged && summing && !is_index(n.results[0].dtype)) a.type.dtype = wide;
+    Value made = body.add(n.op, std::move(operands), std::move(a), n.name);
+    if (how.shifted && n.op == Op::iota) made = shift(made, how.results[0].factor, Function::add);
+    if (merged && !summing && size_of(n.results[0].dtype) == 2) made = cast(body, made, wide);
+    // Merging rounds once a chunk: small results are merged in f64.
+    const bool small = n.op == Op::reduce || n.op == Op::pick || n.op == Op::take;
+    if (merged && small && !is_index(n.results[0].dtype) &&
+        is_tiny(elements_of(n.results[0]), g_, r_.seed, *r_.split(r_.seed)))
+      made = cast(body, made, DType::f64);
+    return made;
+  }
+};
+
+}  // namespace
+
+Graph form_loops(const Graph& graph, const Region& region, std::int64_t chunk) {
+  check(!region.nodes.empty() && region.extent > 0, "form_loops: an empty region");
+  return eliminate_dead(LoopFormer(graph, region, std::max<std::int64_t>(chunk, 1)).run());
+}
+
+}  // namespace logitless::ir

@@ -1,0 +1,19 @@
+#include "compiler/passes/pipeline.h"
+
+#include "compiler/passes/form_loops.h"
+#include "compiler/passes/recompute_cheap.h"
+
+namespace logitless::ir {
+namespace {
+
+constexpr Pass kPipeline[] = {
+    {"eliminate-common", eliminate_common},
+    {"eliminate-dead", eliminate_dead},
+    {"recompute-cheap", recompute_cheap},
+};
+
+}  // namespace
+
+std::span<const Pass> pipeline() { return kPipeline; }
+
+}  // namespace logitless::ir

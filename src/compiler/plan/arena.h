@@ -1,0 +1,32 @@
+// Offsets of buffers in one arena.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "compiler/plan/program.h"
+
+namespace logitless::ir {
+
+inline constexpr std::int64_t kArenaAlignment = 64;
+
+struct Interval {
+  std::int64_t bytes = 0;
+  int first = 0, last = 0;  // both included
+  std::int64_t offset = 0;  // the result
+};
+
+// Lowest offsets by decreasing size; intervals that meet in time do not in memory. Returns the
+// bytes of the arena.
+std::int64_t assign_offsets(std::vector<Interval>& intervals);
+
+// Lifetimes from the instructions, memory shared where a result may replace an operand that ends,
+// offsets, and the size of the arena.
+void plan_memory(Program& program);
+
+// What lives while instruction i runs, biggest first: buffers that own memory.
+std::vector<int> live_at(const Program& program, int instruction);
+// Bytes that live while each instruction runs, and the first instruction where they are the most.
+std::vector<std::int64_t> live_bytes(const Program& program);
+
+}  // namespace logitless::ir

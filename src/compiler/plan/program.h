@@ -1,0 +1,179 @@
+// A graph made executable: buffers, and instructions in order that read and write views of them.
+// Sizes are numbers; everything that runs is decided here, and the executor only follows.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "compiler/ir/graph.h"
+#include "kernels/tensor_kernels.h"
+
+namespace logitless::ir {
+
+// Where a buffer's memory is.
+enum class Place : std::uint8_t {
+  arena,     // at `offset` of the program's arena
+  external,  // given by the caller, or by the loop around: parameters and results
+};
+
+struct Buffer {
+  Place place = Place::arena;
+  std::int64_t bytes = 0;
+  std::int64_t value_bytes = 0;  // the same without what kernels need for themselves, by threads
+  std::int64_t offset = 0;       // in the arena; multiples of 64
+  int first = -1, last = -1;     // instructions that it must live from and to, both included
+  int shared_with = -1;  // memory of another buffer that ends where this one begins; -1: its own
+  int node = -1;         // of the graph, whose value it holds; -1: scratch
+  std::string name;      // of that value, for reports
+};
+
+// A tensor in a buffer; strides count elements.
+struct View {
+  int buffer = -1;
+  DType dtype = DType::f32;
+  std::int64_t offset = 0;  // elements
+  std::vector<std::int64_t> shape, strides;
+};
+
+// Registers of one Pointwise: leaves and steps together.
+inline constexpr int kMaxRegisters = 64;
+
+// A loop over an index space that computes each element with a few steps on registers: blocks of
+// the innermost dimension. Leaves, then steps, define registers in order.
+struct Pointwise {
+  struct Leaf {
+    enum class Kind : std::uint8_t { memory, constant, iota };
+    Kind kind = Kind::memory;
+    View view;            // strides over the index space; memory
+    double number = 0.0;  // constant
+    int dim = 0;          // iota: of the index space
+  };
+  struct Step {
+    enum class Kind : std::uint8_t { function, round };  // round: to `dtype` and back
+    Kind kind = Kind::function;
+    Function function = Function::neg;
+    DType dtype = DType::f32;
+    int a = -1, b = -1, c = -1;  // registers
+  };
+  struct Store {
+    int source = -1;  // register
+    View view;        // strides over the index space; of a reduction, 0 along what is reduced
+    bool accumulate = false;  // adds to what is there
+  };
+  std::vector<std::int64_t> shape;
+  std::vector<Leaf> leaves;
+  std::vector<Step> steps;
+  std::vector<Store> stores;
+  bool wide = false;  // registers are f64
+  // A reduction of one register, stores[0].source, over `reduced` dimensions: the last ones (each
+  // task owns rows of results), or, when `columns`, the first ones (each task owns columns, and the
+  // first dimensions are cut into `parts` whose sums are added in order).
+  bool reduction = false;
+  Reduce reduce = Reduce::sum;
+  int reduced = 0;
+  bool columns = false;
+  std::int64_t parts = 1;
+  int scratch = -1;  // buffer of the parts' sums
+};
+
+// c (+)= a . b over [outer..., m, n, k].
+struct Gemm {
+  View a, b, c;  // strides: outer dimensions, then (m, k), (k, n), (m, n)
+  std::vector<std::int64_t> outer;
+  std::int64_t m = 0, n = 0, k = 0;
+  bool accumulate = false;
+  int scratch = -1;
+};
+
+// The product over (inner-most outer, m, n, k), pointers left null.
+GemmProblem gemm_problem(const Gemm& gemm, int threads);
+
+struct Take {
+  View table, index, out;  // contiguous
+};
+struct ScatterAdd {
+  View index, updates, out;  // contiguous; out is f32 or f64, and added to
+};
+struct Pick {
+  View x, index, out;
+  int axis = 0;
+};
+struct ArgMax {
+  View x, out;  // dims of out, then the one searched
+};
+struct Fill {
+  View out;
+  double number = 0.0;
+};
+struct Attention {
+  bool gradient = false, causal = false;
+  double scale = 1.0;
+  View q, k, v, out, lse, d_out, d_q, d_k, d_v;
+  int scratch = -1;
+};
+
+struct Program;
+struct LoopRun {
+  struct Slice {
+    int inner = -1;           // external buffer of the body
+    int outer = -1;           // buffer here
+    std::int64_t offset = 0;  // bytes
+    std::int64_t step = 0;    // bytes for each element of the axis; 0: whole
+  };
+  std::int64_t extent = 0, chunk = 0;
+  std::vector<Slice> slices;
+  int first = -1;  // external buffer of the body: the number of the first element
+  std::shared_ptr<const Program> body, tail;  // tail: null when chunk divides extent
+  int arena = -1;                             // buffer the body's arena lies in
+};
+
+struct Instruction {
+  enum class Kind : std::uint8_t {
+    pointwise,
+    gemm,
+    take,
+    scatter_add,
+    pick,
+    argmax,
+    fill,
+    attention,
+    loop
+  };
+  Kind kind = Kind::pointwise;
+  std::string name;  // of the value made
+  Pointwise pointwise;
+  Gemm gemm;
+  Take take;
+  ScatterAdd scatter;
+  Pick pick;
+  ArgMax argmax;
+  Fill fill;
+  Attention attention;
+  LoopRun loop;
+};
+
+struct Program {
+  std::vector<Buffer> buffers;
+  std::vector<Instruction> instructions;
+  std::vector<int> parameters;  // buffers, in the order of the graph's
+  std::vector<int> results;
+  std::int64_t arena_bytes = 0;
+  // What the arena would take without the scratch of kernels: does not depend on threads, so that
+  // neither do decisions.
+  std::int64_t value_bytes = 0;
+  std::int64_t table_offset = 0;  // in the arena: a pointer for each buffer
+  double multiply_adds = 0.0;     // of products, loops counted in full
+  double merged_bytes = 0.0;      // of results that loops read and write again in each round
+};
+
+// Buffers read and written by an instruction, scratch included.
+std::vector<int> reads_of(const Instruction& instruction);
+std::vector<int> writes_of(const Instruction& instruction);
+
+std::vector<std::int64_t> contiguous_strides(const std::vector<std::int64_t>& shape);
+bool is_contiguous(const View& view);
+std::int64_t elements_of(const View& view);
+
+}  // namespace logitless::ir

@@ -1,0 +1,123 @@
+#include "compiler/plan/views.h"
+
+#include "core/check.h"
+
+namespace logitless::ir {
+
+std::vector<std::int64_t> contiguous_strides(const std::vector<std::int64_t>& shape) {
+  std::vector<std::int64_t> strides(shape.size(), 1);
+  for (std::size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];
+  return strides;
+}
+
+std::int64_t elements_of(const View& view) {
+  std::int64_t count = 1;
+  for (const std::int64_t size : view.shape) count *= size;
+  return count;
+}
+
+bool is_contiguous(const View& view) {
+  std::int64_t expected = 1;
+  for (std::size_t d = view.shape.size(); d-- > 0;) {
+    if (view.shape[d] != 1 && view.strides[d] != expected) return false;
+    expected *= view.shape[d];
+  }
+  return true;
+}
+
+View transposed(const View& view, const std::vector<int>& dims) {
+  View to = view;
+  for (std::size_t i = 0; i < dims.size(); ++i) {
+    to.shape[i] = view.shape[static_cast<std::size_t>(dims[i])];
+    to.strides[i] = view.strides[static_cast<std::size_t>(dims[i])];
+  }
+  return to;
+}
+
+View sliced(const View& view, const std::vector<std::int64_t>& begin,
+            const std::vector<std::int64_t>& shape) {
+  View to = view;
+  for (std::size_t d = 0; d < begin.size(); ++d) to.offset += begin[d] * view.strides[d];
+  to.shape = shape;
+  return to;
+}
+
+View broadcasted(const View& view, const std::vector<std::int64_t>& shape,
+                 const std::vector<int>& dims) {
+  View to = view;
+  to.shape = shape;
+  to.strides.assign(shape.size(), 0);
+  for (std::size_t i = 0; i < dims.size(); ++i)
+    to.strides[static_cast<std::size_t>(dims[i])] = view.strides[i];
+  return to;
+}
+
+std::optional<View> reshaped(const View& view, const std::vector<std::int64_t>& shape) {
+  View to = view;
+  to.shape = shape;
+  to.strides.assign(shape.size(), 0);
+  // Runs of dimensions of both sides with equal products; within a run the old ones must be one.
+  std::vector<std::int64_t> sizes, strides;
+  for (std::size_t d = 0; d < view.shape.size(); ++d) {
+    if (view.shape[d] == 1) continue;
+    sizes.push_back(view.shape[d]);
+    strides.push_back(view.strides[d]);
+  }
+  std::size_t i = 0, j = 0;
+  while (i < sizes.size()) {
+    std::size_t last_i = i + 1, last_j = j;
+    std::int64_t from = sizes[i], into = 1;
+    while (from != into || last_j == j) {
+      if (into < from || (last_j == j)) {
+        if (last_j == shape.size()) return std::nullopt;
+        into *= shape[last_j++];
+      } else {
+        if (last_i == sizes.size()) return std::nullopt;
+        from *= sizes[last_i++];
+      }
+    }
+    for (std::size_t d = i; d + 1 < last_i; ++d) {
+      if (strides[d] != strides[d + 1] * sizes[d + 1]) return std::nullopt;
+    }
+    std::int64_t stride = strides[last_i - 1];
+    for (std::size_t d = last_j; d-- > j;) {
+      to.strides[d] = stride;
+      stride *= shape[d];
+    }
+    i = last_i;
+    j = last_j;
+  }
+  return to;
+}
+
+std::vector<int> merge_dims(std::vector<std::int64_t>& shape,
+                            std::vector<std::vector<std::int64_t>*> strides,
+                            const std::vector<bool>& fixed) {
+  const std::vector<std::int64_t> from = shape;
+  std::vector<std::vector<std::int64_t>> old;
+  for (std::vector<std::int64_t>* s : strides) {
+    check(s->size() == from.size(), "merge_dims: ranks disagree");
+    old.push_back(*s);
+    s->clear();
+  }
+  std::vector<int> to(from.size(), -1);
+  shape.clear();
+  int last = -1;  // the old dimension merged last
+  for (std::size_t d = 0; d < from.size(); ++d) {
+    if (from[d] == 1 && !fixed[d]) continue;
+    bool merge = last >= 0 && !fixed[d] && !fixed[static_cast<std::size_t>(last)];
+    for (const auto& s : old) merge = merge && s[static_cast<std::size_t>(last)] == s[d] * from[d];
+    if (merge) {
+      shape.back() *= from[d];
+      for (std::size_t i = 0; i < strides.size(); ++i) strides[i]->back() = old[i][d];
+    } else {
+      shape.push_back(from[d]);
+      for (std::size_t i = 0; i < strides.size(); ++i) strides[i]->push_back(old[i][d]);
+    }
+    to[d] = static_cast<int>(shape.size()) - 1;
+    last = static_cast<int>(d);
+  }
+  return to;
+}
+
+}  // namespace logitless::ir

@@ -1,0 +1,219 @@
+// What was done and why: as text, JSON and a page.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "compiler/compiled.h"
+#include "compiler/plan/arena.h"
+#include "core/check.h"
+#include "logitless/plan.h"
+
+namespace logitless {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using State = CompiledProgram::State;
+
+std::string bytes_text(std::int64_t bytes) {
+  return format_bytes(static_cast<std::size_t>(std::max<std::int64_t>(bytes, 0)));
+}
+
+std::string fixed(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof(text), "%.*f", digits, value);
+  return text;
+}
+
+// The most that lives at once, and what it is.
+struct Peak {
+  int instruction = -1;
+  std::int64_t bytes = 0;
+  std::vector<std::pair<std::string, std::int64_t>> live;  // biggest first
+};
+Peak peak_of(const ir::Program& program) {
+  const std::vector<std::int64_t> bytes = ir::live_bytes(program);
+  Peak peak;
+  if (bytes.empty()) return peak;
+  peak.instruction = static_cast<int>(std::max_element(bytes.begin(), bytes.end()) - bytes.begin());
+  peak.bytes = bytes[static_cast<std::size_t>(peak.instruction)];
+  for (const int b : ir::live_at(program, peak.instruction)) {
+    const ir::Buffer& buffer = program.buffers[static_cast<std::size_t>(b)];
+    peak.live.emplace_back(buffer.name, buffer.bytes);
+  }
+  return peak;
+}
+
+std::string region_text(const ir::ChunkedRegion& r) {
+  const std::int64_t rounds = (r.extent + r.chunk - 1) / r.chunk;
+  std::string text = concat("  ", r.seed, "\n    along ", r.cut, ": ", r.extent, " in ", rounds,
+                            " chunk", rounds > 1 ? "s" : "", " of ", r.chunk, ", ", r.phases,
+                            " phase", r.phases > 1 ? "s" : "", "; arena ", bytes_text(r.before),
+                            " -> ", bytes_text(r.after));
+  if (r.extra_work > 1e-4)
+    text += concat("; ", fixed(100.0 * r.extra_work, 1), " % more multiply-adds");
+  if (r.unit_tangents)
+    text += "\n    gradients are computed for a tangent of 1 and multiplied by it at the end";
+  for (const std::string& b : r.boundaries) text += "\n    boundary: " + b;
+  return text + "\n";
+}
+
+Json timeline(const ir::Program& program) {
+  Json list = Json::array();
+  const std::vector<std::int64_t> bytes = ir::live_bytes(program);
+  for (std::size_t i = 0; i < bytes.size(); ++i)
+    list.push_back({{"instruction", program.instructions[i].name}, {"bytes", bytes[i]}});
+  return list;
+}
+Json memory(const ir::Program& program) {
+  const Peak peak = peak_of(program);
+  Json live = Json::array();
+  for (const auto& [name, bytes] : peak.live) live.push_back({{"value", name}, {"bytes", bytes}});
+  return {{"arena_bytes", program.arena_bytes},
+          {"live_bytes", peak.bytes},
+          {"multiply_adds", program.multiply_adds},
+          {"at_peak", live},
+          {"timeline", timeline(program)}};
+}
+
+Json report(const State& s) {
+  Json regions = Json::array();
+  for (const ir::ChunkedRegion& r : s.regions) {
+    regions.push_back({{"seed", r.seed},
+                       {"cut", r.cut},
+                       {"extent", r.extent},
+                       {"chunk", r.chunk},
+                       {"phases", r.phases},
+                       {"unit_tangents", r.unit_tangents},
+                       {"arena_before", r.before},
+                       {"arena_after", r.after},
+                       {"extra_work", r.extra_work},
+                       {"boundaries", r.boundaries}});
+  }
+  Json passes = Json::array();
+  for (const State::PassTime& p : s.passes)
+    passes.push_back({{"name", p.name}, {"seconds", p.seconds}, {"nodes", p.nodes}});
+  return {{"program", s.graph.name}, {"threads", s.threads},          {"budget", s.budget},
+          {"seconds", s.seconds},    {"before", memory(s.unchunked)}, {"after", memory(s.program)},
+          {"regions", regions},      {"not_chunked", s.refusals},     {"passes", passes}};
+}
+
+}  // namespace
+
+std::string CompiledProgram::text() const { return ir::print(state_->graph); }
+
+std::string CompiledProgram::report_json() const { return report(*state_).dump(2); }
+
+std::string CompiledProgram::explain() const {
+  const State& s = *state_;
+  std::int64_t parameter_bytes = 0, result_bytes = 0;
+  for (const Tensor& t : s.parameters) parameter_bytes += t.bytes();
+  for (const Tensor& t : s.results) result_bytes += t.bytes();
+  std::string text =
+      concat(s.graph.name, ": parameters ", bytes_text(parameter_bytes), ", results ",
+             bytes_text(result_bytes), ", ", s.threads, " thread", s.threads > 1 ? "s" : "", "\n");
+  text += concat("arena: ", bytes_text(s.unchunked.arena_bytes), " without loops, ",
+                 bytes_text(s.program.arena_bytes), " with");
+  if (s.budget > 0)
+    text += concat(" (budget ", bytes_text(s.budget),
+                   s.program.value_bytes <= s.budget ? ", met)" : ", NOT met)");
+  text += concat(
+      "\nwork: ", fixed(s.program.multiply_adds / 1e9, 3), " G multiply-adds",
+      s.program.multiply_adds > s.unchunked.multiply_adds * 1.0001
+          ? concat(", ",
+                   fixed(100.0 * (s.program.multiply_adds / s.unchunked.multiply_adds - 1.0), 1),
+                   " % more than without loops")
+          : std::string(),
+      "\n");
+  if (s.regions.empty()) text += "no loops\n";
+  for (const ir::ChunkedRegion& r : s.regions) text += region_text(r);
+  const auto show_peak = [&](const char* name, const ir::Program& program) {
+    const Peak peak = peak_of(program);
+    text += concat("peak ", name, ", ", bytes_text(peak.bytes), ":\n");
+    for (std::size_t i = 0; i < std::min<std::size_t>(peak.live.size(), 8); ++i)
+      text += concat("    ", bytes_text(peak.live[i].second), "  ", peak.live[i].first, "\n");
+  };
+  show_peak("without loops", s.unchunked);
+  if (!s.regions.empty()) show_peak("with loops", s.program);
+  for (const std::string& r : s.refusals) text += concat("not chunked: ", r, "\n");
+  text += concat("compiled in ", fixed(s.seconds * 1e3, 1), " ms:");
+  for (const State::PassTime& p : s.passes)
+    text += concat(" ", p.name, " ", fixed(p.seconds * 1e3, 1));
+  return text + "\n";
+}
+
+namespace {
+
+// Steps of memory over instructions as an SVG path in a box.
+std::string curve(const std::vector<std::int64_t>& bytes, double top, double width, double height) {
+  std::string d = concat("M0 ", fixed(height, 1));
+  const double step = width / static_cast<double>(std::max<std::size_t>(bytes.size(), 1));
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    const double y = height - height * static_cast<double>(bytes[i]) / top;
+    d += concat(" L", fixed(step * static_cast<double>(i), 1), " ", fixed(y, 1), " L",
+                fixed(step * static_cast<double>(i + 1), 1), " ", fixed(y, 1));
+  }
+  return d + concat(" L", fixed(width, 1), " ", fixed(height, 1), " Z");
+}
+
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '<') {
+      out += "&lt;";
+    } else if (c == '>') {
+      out += "&gt;";
+    } else if (c == '&') {
+      out += "&amp;";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+std::string panel(const char* title, const ir::Program& program, double top) {
+  constexpr double kWidth = 900.0, kHeight = 220.0;
+  const std::vector<std::int64_t> bytes = ir::live_bytes(program);
+  const Peak peak = peak_of(program);
+  std::string html = concat(
+      "<h2>", title, ": ", bytes_text(program.arena_bytes), "</h2>\n<svg viewBox=\"0 0 ", kWidth,
+      " ", kHeight + 4, "\" width=\"100%\"><path d=\"", curve(bytes, top, kWidth, kHeight), "\"/>");
+  if (peak.instruction >= 0) {
+    const double x =
+        kWidth * (static_cast<double>(peak.instruction) + 0.5) / static_cast<double>(bytes.size());
+    html += concat("<line x1=\"", fixed(x, 1), "\" x2=\"", fixed(x, 1), "\" y1=\"0\" y2=\"",
+                   kHeight, "\"/>");
+  }
+  html += "</svg>\n<table><tr><th>at the peak</th><th>bytes</th></tr>\n";
+  for (std::size_t i = 0; i < std::min<std::size_t>(peak.live.size(), 24); ++i)
+    html += concat("<tr><td>", escaped(peak.live[i].first), "</td><td>",
+                   bytes_text(peak.live[i].second), "</td></tr>\n");
+  return html + "</table>\n";
+}
+
+}  // namespace
+
+std::string CompiledProgram::report_html() const {
+  const State& s = *state_;
+  const double top = static_cast<double>(
+      std::max<std::int64_t>({peak_of(s.unchunked).bytes, peak_of(s.program).bytes, 1}));
+  return concat("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>",
+                escaped(s.graph.name),
+                ": memory</title>\n<style>\n"
+                "body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; "
+                "padding: 0 1rem; color: #222; }\n"
+                "svg { background: #f6f6f4; border: 1px solid #ddd; } path { fill: #4a7fb5; } line "
+                "{ stroke: #c33; stroke-dasharray: 4 3; }\n"
+                "table { border-collapse: collapse; } td, th { padding: .1rem 1.5rem .1rem 0; "
+                "text-align: left; }\n"
+                "pre { background: #f6f6f4; padding: 1rem; overflow-x: auto; }\n"
+                "@media (prefers-color-scheme: dark) { body { background: #1b1b1b; color: #ddd; } "
+                "svg, pre { background: #262626; border-color: #444; } }\n"
+                "</style></head><body>\n<h1>",
+                escaped(s.graph.name),
+                "</h1>\n<p>Bytes of the arena that live while each instruction runs, on one scale; "
+                "the dashed line is the peak.</p>\n",
+                panel("Without loops", s.unchunked, top), panel("With loops", s.program, top),
+                "<h2>Decisions</h2>\n<pre>", escaped(explain()), "</pre>\n</body></html>\n");
+}
+
+}  // namespace logitless

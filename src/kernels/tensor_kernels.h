@@ -1,0 +1,152 @@
+// CPU compute kernels that the tensor compiler's executor calls: matrix products, attention, and
+// functions of vectors.
+//
+// Nothing here allocates: scratch comes from the caller, 64-byte aligned. Results are the same bits
+// for any number of threads: a task owns its outputs and every sum has a fixed order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "logitless/dtype.h"
+#include "math/lse_state.h"
+
+namespace logitless {
+
+// A matrix of a batch: element (b, i, j) at data + b * batch_stride + i * row_stride + j *
+// col_stride, in elements. The strides may be 0 or negative in an operand, not in an output.
+struct GemmOperand {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t batch_stride = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t col_stride = 1;
+};
+struct GemmOutput {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t batch_stride = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t col_stride = 1;
+};
+
+// c[b] (+)= a[b] . b[b]:  a [m, k], b [k, n], c [m, n].
+//   a, b: f32 | bf16 | f16, equal, and c any of them; or all three f64.
+// Products are summed in fp32 (f64: in f64) and rounded to c's dtype once. c overlaps no operand.
+struct GemmProblem {
+  std::int64_t batch = 1, m = 0, n = 0, k = 0;
+  GemmOperand a, b;
+  GemmOutput c;
+  bool accumulate = false;
+  int threads = 1;
+};
+
+// Pure: reads everything but the data pointers.
+std::size_t gemm_scratch_bytes(const GemmProblem& problem);
+void gemm(const GemmProblem& problem, std::byte* scratch);
+
+// softmax(scale * q k^T) v, row by row, without the matrix of scores.
+//   q, out [B, H, T, D]    k, v [B, Hkv, S, D]    H a multiple of Hkv: query head h reads h / (H /
+//   Hkv)
+// The last dimension is contiguous; strides count elements. Causal: query t sees the keys s <= t +
+// (S - T). A row that sees no key gives 0, and -inf as its log-sum-exp.
+struct AttentionOperand {
+  const void* data = nullptr;
+  std::int64_t stride_b = 0, stride_h = 0, stride_t = 0;
+};
+struct AttentionOutput {
+  void* data = nullptr;
+  std::int64_t stride_b = 0, stride_h = 0, stride_t = 0;
+};
+struct AttentionShape {
+  std::int64_t batch = 1, heads = 1, kv_heads = 1, queries = 0, keys = 0, dim = 0;
+  DType dtype = DType::f32;  // of every operand and output: f32 | bf16 | f16
+  bool causal = false;
+  float scale = 1.0f;
+  int threads = 1;
+};
+
+// O(threads * block * dim) and, for the backward, a float per (b, h, t).
+std::size_t attention_scratch_bytes(const AttentionShape& shape, bool backward);
+// lse [B, H, T]: log-sum-exp of each row of scaled scores.
+void attention_forward(const AttentionShape& shape, const AttentionOperand& q,
+                       const AttentionOperand& k, const AttentionOperand& v,
+                       const AttentionOutput& out, float* lse, std::byte* scratch);
+// out and lse as the forward left them. dq, dk, dv are written, not added to.
+void attention_backward(const AttentionShape& shape, const AttentionOperand& q,
+                        const AttentionOperand& k, const AttentionOperand& v,
+                        const AttentionOperand& out, const AttentionOperand& d_out,
+                        const float* lse, const AttentionOutput& dq, const AttentionOutput& dk,
+                        const AttentionOutput& dv, std::byte* scratch);
+
+// Functions of contiguous vectors. NaN in gives NaN out, max and min included; subnormal results
+// may be 0.
+enum class VectorOp : std::uint8_t {
+  // of a
+  neg,
+  abs,
+  exp,
+  log,
+  log1p,
+  expm1,
+  sqrt,
+  rsqrt,
+  reciprocal,
+  tanh,
+  erf,
+  sigmoid,
+  sin,
+  cos,
+  floor,
+  sign,
+  square,
+  // of a and b; comparisons and logic give 1 or 0
+  add,
+  sub,
+  mul,
+  div,
+  max,
+  min,
+  pow,
+  eq,
+  ne,
+  lt,
+  le,
+  gt,
+  ge,
+  logical_and,
+  logical_or,
+  logical_not,  // of a
+  select,       // a != 0 ? b : c
+};
+inline constexpr int kVectorOpCount = static_cast<int>(VectorOp::select) + 1;
+
+// Operands that the operation does not have may be null; out may be one of the others.
+using VectorFunction = void (*)(const float* a, const float* b, const float* c, float* out,
+                                std::int64_t n);
+VectorFunction vector_function(VectorOp op);
+using VectorFunctionF64 = void (*)(const double* a, const double* b, const double* c, double* out,
+                                   std::int64_t n);
+VectorFunctionF64 vector_function_f64(VectorOp op);
+
+// n contiguous elements of f32, bf16 or f16 from and to f32, rounded to nearest even.
+void to_f32(DType dtype, const void* from, float* to, std::int64_t n);
+void from_f32(DType dtype, const float* from, void* to, std::int64_t n);
+
+// Reductions of a contiguous row. An empty row gives 0, -inf and {0, 0}.
+float row_sum(const float* x, std::int64_t n);
+float row_max(const float* x, std::int64_t n);
+LseState row_lse(const float* x, std::int64_t n);
+
+// y[i] += x[i];  y[i] = max(y[i], x[i])
+void add_to(const float* x, float* y, std::int64_t n);
+void max_to(const float* x, float* y, std::int64_t n);
+
+namespace cpu {
+// gemm of bf16 by the emulated AMX tiles, and its scratch: what tests can see of that path
+// anywhere.
+std::size_t gemm_scratch_bytes_emulated_tiles(const GemmProblem& problem);
+void gemm_emulated_tiles(const GemmProblem& problem, std::byte* scratch);
+}  // namespace cpu
+
+}  // namespace logitless

@@ -1,0 +1,212 @@
+#include "train/checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "logitless/error.h"
+#include "logitless/tensor_file.h"
+
+namespace logitless::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kFormat = "logitless train 1";
+constexpr const char* kMoments[] = {"optimizer.m.", "optimizer.v."};
+
+[[noreturn]] void refuse(const std::string& path, const std::string& text) {
+  throw InvalidArgument(fmt::format("'{}': {}", path, text));
+}
+
+ConstTensorView view_of(const GptParameter& parameter, std::span<const float> values) {
+  return {values.data(), DType::f32, parameter.shape};
+}
+
+// The tensor `name` of the file into `to`.
+void restore(const TensorFile& file, const std::string& path, const std::string& name,
+             const GptParameter& parameter, std::span<float> to) {
+  const std::string expected = describe(view_of(parameter, to));
+  if (!file.contains(name)) {
+    refuse(path, fmt::format("tensor '{}': expected {}, found none", name, expected));
+  }
+  const ConstTensorView from = file.tensor(name);
+  if (describe(from) != expected) {
+    refuse(path, fmt::format("tensor '{}': expected {}, found {}", name, expected, describe(from)));
+  }
+  std::memcpy(to.data(), from.data(), to.size_bytes());
+}
+
+void check_no_others(const TensorFile& file, const std::string& path,
+                     const std::set<std::string>& known) {
+  for (const std::string& name : file.names()) {
+    if (known.count(name) == 0) {
+      refuse(path, fmt::format("tensor '{}': expected none of this name, found {}", name,
+                               describe(file.tensor(name))));
+    }
+  }
+}
+
+std::string config_text(const GptConfig& config) {
+  return Json{{"vocab", config.vocab},
+              {"context", config.context},
+              {"dim", config.dim},
+              {"heads", config.heads},
+              {"layers", config.layers},
+              {"tied_head", config.tied_head},
+              {"activations", name_of(config.activations)}}
+      .dump();
+}
+
+GptConfig parse_config(const std::string& text) {
+  const Json json = Json::parse(text);
+  GptConfig config;
+  config.vocab = json.at("vocab").get<std::int64_t>();
+  config.context = json.at("context").get<std::int64_t>();
+  config.dim = json.at("dim").get<std::int64_t>();
+  config.heads = json.at("heads").get<std::int64_t>();
+  config.layers = json.at("layers").get<std::int64_t>();
+  config.tied_head = json.at("tied_head").get<bool>();
+  config.activations = parse_dtype(json.at("activations").get<std::string>());
+  check_config(config);
+  return config;
+}
+
+CheckpointHeader header_of(const TensorFile& file, const std::string& path) {
+  const auto text = [&](const std::string& name) -> const std::string& {
+    const auto found = file.metadata().find(name);
+    if (found == file.metadata().end()) {
+      refuse(
+          path,
+          fmt::format("metadata '{}': expected a checkpoint of logitless train, found none", name));
+    }
+    return found->second;
+  };
+  const auto parsed = [&](const std::string& name, const char* what, auto&& parse) {
+    const std::string& found = text(name);
+    try {
+      return parse(found);
+    } catch (const std::exception& error) {
+      refuse(path, fmt::format("metadata '{}': expected {}, found '{}' ({})", name, what, found,
+                               error.what()));
+    }
+  };
+  const auto number = [&](const std::string& name) {
+    return parsed(name, "a number", [](const std::string& found) {
+      const Json json = Json::parse(found);
+      if (!json.is_number_unsigned()) throw InvalidArgument("it is not a whole number");
+      return json.get<std::uint64_t>();
+    });
+  };
+  if (text("format") != kFormat) {
+    refuse(path,
+           fmt::format("metadata 'format': expected '{}', found '{}'", kFormat, text("format")));
+  }
+  CheckpointHeader header;
+  header.config = parsed("config", "the sizes of a GPT", parse_config);
+  header.state.step = static_cast<std::int64_t>(number("step"));
+  header.state.windows = static_cast<std::int64_t>(number("windows"));
+  header.state.seed = number("seed");
+  header.state.data = text("data");
+  header.state.options = text("options");
+  return header;
+}
+
+// A model's file as Hugging Face writes it is one with a prefix, or one without.
+std::string prefix_of(const TensorFile& file) {
+  constexpr const char* kPrefix = "transformer.";
+  return file.contains(std::string(kPrefix) + "wte.weight") ? kPrefix : "";
+}
+
+}  // namespace
+
+void save_checkpoint(const std::string& path, const GptConfig& config, const RunState& state,
+                     const TensorSet& values, const TensorSet& m, const TensorSet& v) {
+  const std::vector<GptParameter> list = gpt_parameters(config);
+  std::vector<NamedTensor> tensors;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    tensors.push_back({list[i].name, view_of(list[i], values[i])});
+  }
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    tensors.push_back({kMoments[0] + list[i].name, view_of(list[i], m[i])});
+    tensors.push_back({kMoments[1] + list[i].name, view_of(list[i], v[i])});
+  }
+  write_safetensors(path, tensors,
+                    {{"format", kFormat},
+                     {"config", config_text(config)},
+                     {"step", std::to_string(state.step)},
+                     {"windows", std::to_string(state.windows)},
+                     {"seed", std::to_string(state.seed)},
+                     {"data", state.data},
+                     {"options", state.options}});
+}
+
+CheckpointHeader read_checkpoint_header(const std::string& path) {
+  return header_of(TensorFile(path), path);
+}
+
+void load_checkpoint(const std::string& path, const GptConfig& config, const TensorSet& values,
+                     const TensorSet& m, const TensorSet& v) {
+  const TensorFile file(path);
+  const CheckpointHeader header = header_of(file, path);
+  if (!(header.config == config)) {
+    refuse(path, fmt::format("metadata 'config': expected {}, found {}", config_text(config),
+                             config_text(header.config)));
+  }
+  const std::vector<GptParameter> list = gpt_parameters(config);
+  std::set<std::string> known;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const TensorSet* sets[] = {&values, &m, &v};
+    const std::string names[] = {list[i].name, kMoments[0] + list[i].name,
+                                 kMoments[1] + list[i].name};
+    for (std::size_t k = 0; k < std::size(sets); ++k) {
+      restore(file, path, names[k], list[i], (*sets[k])[i]);
+      known.insert(names[k]);
+    }
+  }
+  check_no_others(file, path, known);
+}
+
+void load_hugging_face(const std::string& path, const GptConfig& config, const TensorSet& values) {
+  const TensorFile file(path);
+  const std::string prefix = prefix_of(file);
+  const std::string head = "lm_head.weight";  // never has the prefix
+  const std::vector<GptParameter> list = gpt_parameters(config);
+  std::set<std::string> known = {head};
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const bool copied = list[i].name == head && !file.contains(head);
+    const std::string name =
+        list[i].name == head ? (copied ? prefix + "wte.weight" : head) : prefix + list[i].name;
+    restore(file, path, name, list[i], values[i]);
+    known.insert(name);
+  }
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    for (const char* mask : {"bias", "masked_bias"}) {
+      known.insert(fmt::format("{}h.{}.attn.{}", prefix, layer, mask));
+    }
+  }
+  check_no_others(file, path, known);
+  if (config.tied_head && file.contains(head)) {
+    std::vector<float> weight(values[0].size());
+    restore(file, path, head, list[0], weight);
+    if (!std::equal(weight.begin(), weight.end(), values[0].begin())) {
+      refuse(path, fmt::format("tensor '{}': expected the numbers of wte.weight, found others; the "
+                               "model's head is not tied",
+                               head));
+    }
+  }
+}
+
+void save_hugging_face(const std::string& path, const GptConfig& config, const TensorSet& values) {
+  const std::vector<GptParameter> list = gpt_parameters(config);
+  std::vector<NamedTensor> tensors;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    tensors.push_back({list[i].name, view_of(list[i], values[i])});
+  }
+  write_safetensors(path, tensors, {{"format", "pt"}});
+}
+
+}  // namespace logitless::train

@@ -1,0 +1,217 @@
+#include "train/run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <optional>
+#include <stdexcept>
+
+#include "logitless/context.h"
+#include "logitless/error.h"
+#include "logitless/plan.h"
+#include "train/text_corpus.h"
+#include "train/tokenizer.h"
+
+namespace logitless::train {
+namespace {
+
+constexpr std::int64_t kValidationTokens = 16384;
+constexpr double kSecondsBetweenLines = 2.0;
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+struct Data {
+  std::optional<Tokenizer> tokenizer;  // of text
+  GptConfig config;
+  Dataset train, valid;
+};
+
+Data shards(const RunOptions& o) {
+  GptConfig config = o.config(o.vocab);
+  const auto read = [&](const char* option, const std::vector<std::string>& paths) {
+    try {
+      return Dataset::of_shards(paths, o.length, config.vocab);
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(fmt::format("--{}: {}", option, error.what()));
+    }
+  };
+  Dataset all = read("data", o.data);
+  if (!o.val.empty()) return {{}, config, std::move(all), read("val", o.val)};
+  if (all.windows() < 2) {
+    throw InvalidArgument(fmt::format(
+        "--data: expected two windows of --length {} or more, one of them to validate, found 1",
+        o.length));
+  }
+  auto [train, valid] = all.split(std::max<std::int64_t>(1, all.windows() / 50));
+  return {{}, config, std::move(train), std::move(valid)};
+}
+
+Data text(const RunOptions& o, const Say& say) {
+  CorpusOptions corpus_options;
+  corpus_options.paths = o.text;
+  const Corpus corpus = [&] {
+    try {
+      return read_corpus(corpus_options);
+    } catch (const std::runtime_error& error) {
+      throw InvalidArgument(error.what());
+    }
+  }();
+  say(fmt::format("text: {} files, {}; held out: {}", corpus.count(false),
+                  format_bytes(corpus.bytes(false)), format_bytes(corpus.bytes(true))));
+  const std::int64_t wanted = o.config(o.vocab).vocab;
+  const std::string cache = o.cache.empty() ? default_cache_directory() : o.cache;
+  ContextOptions context;
+  context.threads = o.threads;
+  TokenizedText words =
+      tokenize(corpus, static_cast<int>(wanted), cache, Context(context).threads(), say);
+  const GptConfig config = o.config(words.tokenizer.vocab());
+  const auto windows = [&](std::vector<std::int32_t> stream, const char* which) {
+    try {
+      return Dataset::of_words(std::move(stream), o.length, config.vocab);
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(fmt::format("--length: {}: {}", which, error.what()));
+    }
+  };
+  Dataset train = windows(std::move(words.train), "the text");
+  Dataset valid = windows(std::move(words.held_out), "the text held out");
+  return {std::move(words.tokenizer), config, std::move(train), std::move(valid)};
+}
+
+std::string written(const std::optional<Tokenizer>& tokenizer,
+                    const std::vector<std::int64_t>& words) {
+  if (!tokenizer) return fmt::format("{}", fmt::join(words, " "));
+  return tokenizer->decode({words.begin(), words.end()});
+}
+
+void write_sample(const RunOptions& o, const Data& data, Trainer& trainer, RunReport& report) {
+  constexpr std::ptrdiff_t kPrompt = 8;
+  std::vector<std::int64_t> prompt;
+  if (o.prompt.empty()) {
+    const std::vector<std::int64_t> window = data.valid.sequential_batch(0, 1).tokens;
+    prompt.assign(window.begin(),
+                  window.begin() + std::min<std::ptrdiff_t>(kPrompt, std::ssize(window)));
+  } else {
+    std::vector<std::int32_t> words;
+    data.tokenizer->encode(o.prompt, words);
+    prompt.assign(words.begin(), words.end());
+  }
+  SampleOptions sample;
+  sample.temperature = o.temperature;
+  sample.top_k = o.top_k;
+  sample.words = data.tokenizer ? data.tokenizer->vocab() : 0;
+  sample.seed = o.seed;
+  report.prompt = written(data.tokenizer, prompt);
+  report.sample = written(data.tokenizer, trainer.generate(prompt, o.sample, sample));
+}
+
+// Steps, with a line now and then, until all are done.
+class Loop {
+ public:
+  Loop(const RunOptions& options, Trainer& trainer, RunReport& report, const Say& say)
+      : o_(options), trainer_(trainer), report_(report), say_(say) {}
+
+  void run() {
+    while (trainer_.steps_done() < o_.steps) {
+      Stopwatch watch;
+      report_.steps.push_back(trainer_.step());
+      seconds_ += watch.seconds();
+      const std::int64_t step = trainer_.steps_done();
+      const bool last = step == o_.steps;
+      if (report_.steps.size() == 1 || last || since_line_.seconds() > kSecondsBetweenLines) {
+        say_step(step);
+      }
+      if (last || step % o_.steps_between_validations() == 0) pause(step);
+    }
+    report_.tokens_per_second =
+        seconds_ > 0.0 ? static_cast<double>(tokens(std::ssize(report_.steps))) / seconds_ : 0.0;
+  }
+
+ private:
+  std::int64_t tokens(std::int64_t steps) const {
+    return steps * o_.batch * o_.accumulate * o_.length;
+  }
+
+  void say_step(std::int64_t step) {
+    const StepResult& r = report_.steps.back();
+    const std::int64_t done = std::ssize(report_.steps) - said_steps_;
+    say_(fmt::format("step {:>{}}/{}  loss {:.4f}  lr {:.2e}  norm {:.3f}  {:.0f} tokens/s", step,
+                     fmt::formatted_size("{}", o_.steps), o_.steps, r.loss, r.rate, r.norm,
+                     static_cast<double>(tokens(done)) / std::max(seconds_ - said_seconds_, 1e-9)));
+    said_steps_ = std::ssize(report_.steps);
+    said_seconds_ = seconds_;
+    since_line_ = Stopwatch();
+  }
+
+  void pause(std::int64_t step) {
+    const std::int64_t windows = std::max<std::int64_t>(1, kValidationTokens / o_.length);
+    report_.validations.push_back({step, trainer_.validate(windows)});
+    const double loss = report_.validations.back().loss;
+    say_(fmt::format("step {}: validation loss {:.4f}, perplexity {:.2f}", step, loss,
+                     std::exp(loss)));
+    if (!o_.save.empty()) trainer_.save(o_.save, options_text(o_));
+  }
+
+  const RunOptions& o_;
+  Trainer& trainer_;
+  RunReport& report_;
+  const Say& say_;
+  double seconds_ = 0.0;  // of steps
+  Stopwatch since_line_;
+  std::int64_t said_steps_ = 0;
+  double said_seconds_ = 0.0;
+};
+
+}  // namespace
+
+RunReport run_training(const RunOptions& options, const Say& say) {
+  const Data data = options.has_shards() ? shards(options) : text(options, say);
+  RunReport report;
+  report.config = data.config;
+  report.train_tokens = data.train.tokens();
+  report.valid_tokens = data.valid.tokens();
+  Stopwatch compiling;
+  Trainer trainer(data.config, options.train_options(), data.train, data.valid);
+  report.compile_seconds = compiling.seconds();
+  report.parameters = trainer.parameter_count();
+  report.threads = trainer.threads();
+  report.memory = trainer.memory();
+  report.explain = trainer.program().explain();
+  say(
+      fmt::format("{} parameters, {} tokens to train on, {} held out; compiled in {:.2f} s for {} "
+                  "threads",
+                  report.parameters, report.train_tokens, report.valid_tokens,
+                  report.compile_seconds, report.threads));
+  say(fmt::format("arena {}, without chunks {}", format_bytes(report.memory.arena),
+                  format_bytes(report.memory.unchunked_arena)));
+  if (options.budget > 0 && report.memory.arena > options.budget) {
+    throw InvalidArgument(fmt::format("--budget: a step takes {} or more, got {}",
+                                      format_bytes(report.memory.arena),
+                                      format_bytes(options.budget)));
+  }
+  if (!options.init.empty()) trainer.import_hugging_face(options.init);
+  if (!options.resume.empty()) {
+    trainer.resume(options.resume);
+    say(fmt::format("going on from step {} of {}", trainer.steps_done(), options.steps));
+    if (trainer.steps_done() > options.steps) {
+      throw InvalidArgument(fmt::format("--steps: the checkpoint has done {}, got {}",
+                                        trainer.steps_done(), options.steps));
+    }
+  }
+  report.first_step = trainer.steps_done();
+  Loop(options, trainer, report, say).run();
+  if (!options.hugging_face.empty()) trainer.export_hugging_face(options.hugging_face);
+  if (options.sample > 0) write_sample(options, data, trainer, report);
+  return report;
+}
+
+}  // namespace logitless::train

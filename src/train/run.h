@@ -1,0 +1,38 @@
+// A training run from options to results: data, steps, validation, checkpoints, words.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "train/run_options.h"
+#include "train/tokenizer.h"
+#include "train/trainer.h"
+
+namespace logitless::train {
+
+struct RunReport {
+  GptConfig config;
+  std::int64_t parameters = 0;
+  std::int64_t train_tokens = 0, valid_tokens = 0;  // there are
+  std::int64_t first_step = 0;                      // done before this run
+  std::vector<StepResult> steps;                    // of this run
+  struct Validation {
+    std::int64_t step = 0;
+    double loss = 0.0;
+  };
+  std::vector<Validation> validations;
+  double tokens_per_second = 0.0;  // of the steps
+  double compile_seconds = 0.0;
+  int threads = 0;
+  TrainMemory memory;
+  std::string explain;  // the compiler's report of a step
+  std::string prompt, sample;
+};
+
+// Throws InvalidArgument naming the option at fault where it can be told, and what Trainer throws.
+RunReport run_training(const RunOptions& options, const Say& say);
+
+}  // namespace logitless::train

@@ -1,0 +1,200 @@
+#include "train/run_options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "logitless/error.h"
+
+namespace logitless::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kFixed[] = {"model",   "vocab",  "dim",   "heads",  "layers",
+                                       "context", "untied", "dtype", "length", "seed"};
+constexpr std::int64_t kLeastTextVocab = 300;  // 256 bytes, and the tokenizer's own
+constexpr std::string_view kSources[] = {"data", "val", "text"};
+
+template <typename Names>
+bool contains(const Names& names, std::string_view name) {
+  return std::find(std::begin(names), std::end(names), name) != std::end(names);
+}
+
+// Calls visit(name, field) for each option in a checkpoint; names are those of the command line.
+template <typename Options, typename Visit>
+void each_option(Options& o, Visit&& visit) {
+  visit("model", o.model);
+  visit("vocab", o.vocab);
+  visit("dim", o.dim);
+  visit("heads", o.heads);
+  visit("layers", o.layers);
+  visit("context", o.context);
+  visit("untied", o.untied);
+  visit("dtype", o.dtype);
+  visit("data", o.data);
+  visit("val", o.val);
+  visit("text", o.text);
+  visit("batch", o.batch);
+  visit("length", o.length);
+  visit("steps", o.steps);
+  visit("accumulate", o.accumulate);
+  visit("lr", o.rate);
+  visit("warmup", o.warmup);
+  visit("min-lr", o.floor);
+  visit("weight-decay", o.weight_decay);
+  visit("clip", o.clip);
+  visit("seed", o.seed);
+  visit("eval-every", o.eval_every);
+}
+
+template <typename T>
+Json to_json(const T& value) {
+  if constexpr (std::is_same_v<T, DType>) {
+    return std::string(name_of(value));
+  } else {
+    return value;
+  }
+}
+
+template <typename T>
+void from_json(const Json& json, T& value) {
+  if constexpr (std::is_same_v<T, DType>) {
+    value = parse_dtype(json.get<std::string>());
+  } else {
+    value = json.get<T>();
+  }
+}
+
+[[noreturn]] void fail(const std::string& text) { throw InvalidArgument(text); }
+
+void refuse_together(const std::set<std::string>& given, const char* one,
+                     std::initializer_list<const char*> others, const char* why) {
+  if (given.count(one) == 0) return;
+  for (const char* other : others) {
+    if (given.count(other) > 0) {
+      fail(fmt::format("--{}: cannot be given beside --{}: {}", other, one, why));
+    }
+  }
+}
+
+}  // namespace
+
+GptConfig RunOptions::config(std::int64_t words) const {
+  GptConfig result;
+  if (!model.empty()) {
+    result = gpt_preset(model);
+  } else {
+    result.vocab = words;
+    result.dim = dim;
+    result.heads = heads;
+    result.layers = layers;
+    result.context = context > 0 ? context : length;
+  }
+  result.tied_head = !untied;
+  result.activations = dtype;
+  return result;
+}
+
+TrainOptions RunOptions::train_options() const {
+  TrainOptions result;
+  result.batch = batch;
+  result.accumulate = accumulate;
+  result.schedule.peak = rate;
+  result.schedule.floor = floor < 0.0 ? 0.1 * rate : floor;
+  result.schedule.warmup = warmup < 0 ? steps / 20 : warmup;
+  result.schedule.steps = steps;
+  result.adamw.weight_decay = weight_decay;
+  result.clip = clip;
+  result.seed = seed;
+  result.memory_budget = budget;
+  result.chunk = chunk;
+  result.threads = threads;
+  return result;
+}
+
+std::int64_t RunOptions::steps_between_validations() const {
+  return eval_every > 0 ? eval_every : std::max<std::int64_t>(1, (steps + 3) / 4);
+}
+
+void check_given(const RunOptions& options, const std::set<std::string>& given) {
+  refuse_together(given, "model", {"vocab", "dim", "heads", "layers", "context"},
+                  "the model has its own sizes");
+  refuse_together(given, "data", {"text", "cache"}, "its files hold tokens already");
+  refuse_together(given, "no-chunk", {"budget"}, "a program without loops has one size");
+  refuse_together(given, "resume", {"init"}, "both are weights to start from");
+  if (options.sample == 0) {
+    for (const char* name : {"prompt", "temperature", "top-k"}) {
+      if (given.count(name) > 0) fail(fmt::format("--{}: is of --sample, which is 0", name));
+    }
+  }
+}
+
+void check_options(const RunOptions& o) {
+  if (!o.val.empty() && o.data.empty()) fail("--val: validates --data, which was not given");
+  if (!o.prompt.empty() && o.has_shards()) fail("--prompt: the words of --data have no text");
+  if (!o.cache.empty() && o.has_shards()) fail("--cache: is of --text, but the data is --data");
+  if (o.model.empty() && !o.has_shards() && o.vocab < kLeastTextVocab) {
+    fail(fmt::format("--vocab: expected at least {} for --text, got {}", kLeastTextVocab, o.vocab));
+  }
+  if (o.model.empty() && o.dim % o.heads != 0) {
+    fail(fmt::format("--heads: expected a divisor of --dim {}, got {}", o.dim, o.heads));
+  }
+  if (o.floor > o.rate) {
+    fail(fmt::format("--min-lr: expected at most --lr {}, got {}", o.rate, o.floor));
+  }
+  if (o.warmup > o.steps) {
+    fail(fmt::format("--warmup: expected at most --steps {}, got {}", o.steps, o.warmup));
+  }
+  const std::int64_t context = o.config(o.vocab).context;
+  if (o.length > context) {
+    fail(fmt::format("--length: expected at most --context {}, got {}", context, o.length));
+  }
+}
+
+std::string options_text(const RunOptions& options) {
+  Json json = Json::object();
+  each_option(options, [&](const char* name, const auto& field) { json[name] = to_json(field); });
+  return json.dump();
+}
+
+RunOptions with_checkpoint(const RunOptions& options, const std::set<std::string>& given,
+                           const CheckpointHeader& checkpoint) {
+  RunOptions merged = options;
+  const bool own_data = std::any_of(std::begin(kSources), std::end(kSources),
+                                    [&](auto name) { return given.count(std::string(name)) > 0; });
+  Json stored;
+  try {
+    stored = Json::parse(checkpoint.state.options);
+    each_option(merged, [&](const char* name, auto& field) {
+      const Json& value = stored.at(name);
+      if (given.count(name) > 0) {
+        if (contains(kFixed, name) && value != to_json(field)) {
+          throw InvalidArgument(fmt::format("--{}: the checkpoint has {}, got {}", name,
+                                            value.dump(), to_json(field).dump()));
+        }
+      } else if (!(own_data && contains(kSources, name))) {
+        from_json(value, field);
+      }
+    });
+  } catch (const Json::exception& error) {
+    throw InvalidArgument(fmt::format("--resume: '{}': metadata 'options' cannot be read: {}",
+                                      options.resume, error.what()));
+  }
+  return merged;
+}
+
+std::string default_cache_directory() {
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0') {
+    return std::string(cache) + "/logitless";
+  }
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') {
+    return std::string(home) + "/.cache/logitless";
+  }
+  return ".cache/logitless";
+}
+
+}  // namespace logitless::train

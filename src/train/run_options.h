@@ -1,0 +1,76 @@
+// What the user of `logitless train` may choose.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "train/checkpoint.h"
+#include "train/gpt.h"
+#include "train/trainer.h"
+
+namespace logitless::train {
+
+struct RunOptions {
+  // Model
+  std::string model;  // a preset, which gives the sizes; empty: those below
+  std::int64_t vocab = 32768;
+  std::int64_t dim = 128;
+  std::int64_t heads = 4;
+  std::int64_t layers = 4;
+  std::int64_t context = 0;  // 0: the preset's, or else length
+  bool untied = false;
+  DType dtype = DType::f32;
+  // Data
+  std::vector<std::string> data, val;  // llm.c's files; without val the end of data is held out
+  std::vector<std::string> text;  // files and folders; without it and data: the system's headers
+  std::string cache;              // of tokenizers and words; empty: default_cache_directory()
+  // Training
+  std::int64_t batch = 2;
+  std::int64_t length = 128;
+  std::int64_t steps = 1000;
+  std::int64_t accumulate = 1;
+  double rate = 1e-3;
+  std::int64_t warmup = -1;  // steps; -1: a twentieth of all
+  double floor = -1.0;       // the last rate; -1: a tenth of the highest
+  double weight_decay = 0.1;
+  double clip = 1.0;
+  std::uint64_t seed = 1;
+  std::int64_t eval_every = 0;  // steps; 0: a quarter of all
+  // Machine
+  std::size_t budget = 0;
+  bool chunk = true;
+  int threads = 0;
+  // Files
+  std::string resume, save, init, hugging_face;
+  // Sample
+  std::int64_t sample = 64;  // words; 0: none
+  std::string prompt;        // empty: the first words of the held-out data
+  double temperature = 0.8;
+  std::int64_t top_k = 50;
+
+  bool has_shards() const { return !data.empty(); }
+  // `words` is the vocabulary of the text's tokenizer.
+  GptConfig config(std::int64_t words) const;
+  TrainOptions train_options() const;
+  std::int64_t steps_between_validations() const;
+};
+
+// These throw InvalidArgument naming the option ("--dim: ...") when some do not go together: of
+// those on the command line, by name without the dashes, and of all values.
+void check_given(const RunOptions& options, const std::set<std::string>& given);
+void check_options(const RunOptions& options);
+
+// Those that decide what is learnt, as JSON, for the checkpoint.
+std::string options_text(const RunOptions& options);
+
+// What was not given takes the checkpoint's value. Model, length and seed may not differ: throws
+// InvalidArgument naming the option, the checkpoint's value and the one given.
+RunOptions with_checkpoint(const RunOptions& options, const std::set<std::string>& given,
+                           const CheckpointHeader& checkpoint);
+
+// $XDG_CACHE_HOME/logitless or ~/.cache/logitless.
+std::string default_cache_directory();
+
+}  // namespace logitless::train

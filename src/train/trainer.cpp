@@ -1,0 +1,244 @@
+#include "train/trainer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "logitless/error.h"
+#include "train/hash.h"
+
+namespace logitless::train {
+namespace {
+
+// One of the words by their logits; changes the order of `order`.
+std::int64_t draw(std::span<const float> logits, const SampleOptions& options,
+                  double uniform_number) {
+  std::vector<std::int64_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto better = [&](std::int64_t a, std::int64_t b) {
+    const float x = logits[static_cast<std::size_t>(a)], y = logits[static_cast<std::size_t>(b)];
+    return x != y ? x > y : a < b;
+  };
+  std::size_t kept = order.size();
+  if (options.temperature <= 0.0)
+    kept = 1;
+  else if (options.top_k > 0)
+    kept = std::min(kept, static_cast<std::size_t>(options.top_k));
+  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end(),
+                    better);
+  if (kept == 1) return order[0];
+  std::vector<double> weights(kept);
+  const auto logit = [&](std::size_t i) {
+    return static_cast<double>(logits[static_cast<std::size_t>(order[i])]);
+  };
+  for (std::size_t i = 0; i < kept; ++i) {
+    weights[i] = std::exp((logit(i) - logit(0)) / options.temperature);
+  }
+  double left = uniform_number * std::accumulate(weights.begin(), weights.end(), 0.0);
+  for (std::size_t i = 0; i + 1 < kept; ++i) {
+    left -= weights[i];
+    if (left < 0.0) return order[i];
+  }
+  return order[kept - 1];
+}
+
+}  // namespace
+
+Trainer::Trainer(const GptConfig& config, const TrainOptions& options, Dataset train, Dataset valid)
+    : config_(config),
+      options_(options),
+      train_(std::move(train)),
+      valid_(std::move(valid)),
+      list_(gpt_parameters(config)),
+      values_(list_),
+      m_(list_),
+      v_(list_),
+      gradients_(list_) {
+  for (std::size_t i = 0; i < list_.size(); ++i) {
+    initialise(list_[i], i, options_.seed, values_[i]);
+  }
+  state_.seed = options_.seed;
+  state_.data = hex(train_.key());
+  tokens_.resize(static_cast<std::size_t>(options_.batch * train_.length()));
+  targets_.resize(tokens_.size());
+
+  Pointers gradients = {{"loss", &loss_}};
+  for (std::size_t i = 0; i < list_.size(); ++i) {
+    gradients["d_" + list_[i].name] = gradients_[i].data();
+  }
+  step_ = compiled(build_gpt(config_, options_.batch, train_.length()), gradients);
+  threads_ = step_.program.threads();
+  if (options_.accumulate > 1) {
+    more_gradients_.emplace(list_);
+    more_results_ = step_.results;
+    for (std::size_t i = 0; i < list_.size(); ++i) {
+      more_results_[step_.program.result("d_" + list_[i].name)] = (*more_gradients_)[i].data();
+    }
+  }
+}
+
+Trainer::Runner Trainer::compiled(const Graph& graph, const Pointers& others) {
+  CompileOptions compile_options;
+  compile_options.chunk = options_.chunk;
+  compile_options.memory_budget = options_.memory_budget;
+  compile_options.threads = options_.threads;
+  Pointers pointers = {
+      {"tokens", tokens_.data()}, {"targets", targets_.data()}, {"inverse_count", &inverse_count_}};
+  for (std::size_t i = 0; i < list_.size(); ++i) pointers[list_[i].name] = values_[i].data();
+  for (const auto& [name, pointer] : others) pointers[name] = pointer;
+  Runner runner{compile(graph, compile_options), {}, {}};
+  for (const CompiledProgram::Tensor& t : runner.program.parameters()) {
+    runner.parameters.push_back(pointers.at(t.name));
+  }
+  for (const CompiledProgram::Tensor& t : runner.program.results()) {
+    runner.results.push_back(pointers.at(t.name));
+  }
+  if (runner.program.arena_bytes() > arena_.bytes()) {
+    arena_ = Buffer();  // before there are two
+    arena_ = Buffer(runner.program.arena_bytes());
+  }
+  return runner;
+}
+
+void Trainer::run(const Runner& runner) {
+  runner.program.run(runner.parameters, runner.results, arena_.data());
+}
+
+void Trainer::load(const Batch& batch) {
+  std::copy(batch.tokens.begin(), batch.tokens.end(), tokens_.begin());
+  std::copy(batch.targets.begin(), batch.targets.end(), targets_.begin());
+}
+
+StepResult Trainer::step() {
+  std::vector<Batch> batches;
+  std::int64_t counted = 0;
+  for (std::int64_t i = 0; i < options_.accumulate; ++i) {
+    batches.push_back(
+        train_.shuffled_batch(options_.seed, state_.windows + i * options_.batch, options_.batch));
+    counted += batches.back().counted;
+  }
+  inverse_count_ = static_cast<float>(1.0 / static_cast<double>(counted));
+
+  StepResult result;
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    load(batches[i]);
+    step_.program.run(step_.parameters, i == 0 ? step_.results : more_results_, arena_.data());
+    result.loss += static_cast<double>(loss_);
+    for (std::size_t t = 0; i > 0 && t < list_.size(); ++t) {
+      add_to(gradients_[t], (*more_gradients_)[t], threads_);
+    }
+  }
+  if (!std::isfinite(result.loss)) {
+    throw Error(fmt::format("the loss of step {} is {}: the learning rate may be too high",
+                            state_.step + 1, result.loss));
+  }
+
+  std::vector<std::span<const float>> gradients;
+  std::vector<AdamWSlot> slots;
+  for (std::size_t t = 0; t < list_.size(); ++t) {
+    gradients.emplace_back(gradients_[t]);
+    slots.push_back({values_[t], gradients_[t], m_[t], v_[t], list_[t].is_matrix()});
+  }
+  result.norm = global_norm(gradients, threads_);
+  result.rate = options_.schedule.rate(state_.step);
+  ++state_.step;
+  state_.windows += options_.batch * options_.accumulate;
+  adamw_step(options_.adamw, slots, state_.step, result.rate,
+             clip_scale(result.norm, options_.clip), threads_);
+  return result;
+}
+
+double Trainer::validate(std::int64_t windows) {
+  if (!loss_runner_) {
+    loss_runner_ = compiled(build_gpt_loss(config_, options_.batch, train_.length()),
+                            {{"loss", &loss_}, {"count", &count_}});
+  }
+  double loss = 0.0, count = 0.0;
+  const std::int64_t end = std::min(windows, valid_.windows());
+  for (std::int64_t first = 0; first < end; first += options_.batch) {
+    Batch batch = valid_.sequential_batch(first, options_.batch);
+    // Windows from `end` on are not asked for.
+    for (std::int64_t row = end - first; row < options_.batch; ++row) {
+      const auto begin = batch.targets.begin() + row * train_.length();
+      std::fill(begin, begin + train_.length(), kIgnoredTarget);
+    }
+    load(batch);
+    run(*loss_runner_);
+    loss += static_cast<double>(loss_);
+    count += static_cast<double>(count_);
+  }
+  return loss / count;
+}
+
+std::vector<std::int64_t> Trainer::generate(std::vector<std::int64_t> prompt, std::int64_t count,
+                                            const SampleOptions& options) {
+  if (prompt.empty()) throw InvalidArgument("prompt: expected at least one word, got none");
+  const auto length = static_cast<std::size_t>(train_.length());
+  if (!logits_runner_) {
+    prompt_.resize(length);
+    logits_.resize(static_cast<std::size_t>(config_.vocab));
+    logits_runner_ =
+        compiled(build_gpt_logits(config_, 1, train_.length()),
+                 {{"tokens", prompt_.data()}, {"last", &last_}, {"logits", logits_.data()}});
+  }
+  const std::int64_t words =
+      options.words > 0 ? std::min(options.words, config_.vocab) : config_.vocab;
+  std::vector<std::int64_t> written;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::size_t seen = std::min(prompt.size(), length);
+    std::copy(prompt.end() - static_cast<std::ptrdiff_t>(seen), prompt.end(), prompt_.begin());
+    std::fill(prompt_.begin() + static_cast<std::ptrdiff_t>(seen), prompt_.end(), 0);
+    last_ = static_cast<std::int64_t>(seen) - 1;
+    run(*logits_runner_);
+    written.push_back(draw(std::span(logits_).first(static_cast<std::size_t>(words)), options,
+                           uniform(mix(options.seed, 0x73616d70), static_cast<std::uint64_t>(i))));
+    prompt.push_back(written.back());
+  }
+  return written;
+}
+
+std::int64_t Trainer::parameter_count() const {
+  std::int64_t count = 0;
+  for (const GptParameter& parameter : list_) count += parameter.numel();
+  return count;
+}
+
+TrainMemory Trainer::memory() const {
+  TrainMemory memory;
+  memory.arena = step_.program.arena_bytes();
+  memory.unchunked_arena = step_.program.unchunked_arena_bytes();
+  memory.parameters = values_.bytes();
+  memory.gradients = gradients_.bytes() + (more_gradients_ ? more_gradients_->bytes() : 0);
+  memory.moments = m_.bytes() + v_.bytes();
+  return memory;
+}
+
+void Trainer::save(const std::string& path, const std::string& options) const {
+  RunState state = state_;
+  state.options = options;
+  save_checkpoint(path, config_, state, values_, m_, v_);
+}
+
+void Trainer::resume(const std::string& path) {
+  const RunState state = read_checkpoint_header(path).state;
+  const auto expect = [&](const char* name, const auto& found, const auto& expected) {
+    if (found == expected) return;
+    throw InvalidArgument(
+        fmt::format("'{}': metadata '{}': expected {}, found {}", path, name, expected, found));
+  };
+  expect("seed", state.seed, state_.seed);
+  expect("data", state.data, state_.data);
+  load_checkpoint(path, config_, values_, m_, v_);
+  state_ = state;
+}
+
+void Trainer::import_hugging_face(const std::string& path) {
+  load_hugging_face(path, config_, values_);
+}
+void Trainer::export_hugging_face(const std::string& path) const {
+  save_hugging_face(path, config_, values_);
+}
+
+}  // namespace logitless::train

@@ -1,0 +1,119 @@
+// Trains a GPT with compiled programs: steps, validation, words written by the model.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "logitless/compiler.h"
+#include "train/adamw.h"
+#include "train/checkpoint.h"
+#include "train/dataset.h"
+#include "train/gpt.h"
+#include "train/tensor_set.h"
+
+namespace logitless::train {
+
+struct TrainOptions {
+  std::int64_t batch = 8;       // rows of a micro-batch
+  std::int64_t accumulate = 1;  // micro-batches of a step
+  Schedule schedule;
+  AdamWOptions adamw;
+  double clip = 1.0;  // norm of the gradients; 0: any
+  std::uint64_t seed = 1;
+  std::size_t memory_budget = 0;  // of each program's arena; see CompileOptions
+  bool chunk = true;
+  int threads = 0;  // 0: logitless's default
+};
+
+struct StepResult {
+  double loss = 0.0;  // nats a token
+  double rate = 0.0;
+  double norm = 0.0;  // of the gradients before clipping
+};
+
+// Bytes. The arena is shared by all programs; these two are what the program of a step needs.
+struct TrainMemory {
+  std::size_t arena = 0;
+  std::size_t unchunked_arena = 0;
+  std::size_t parameters = 0;
+  std::size_t gradients = 0;  // twice as much with accumulation
+  std::size_t moments = 0;
+};
+
+struct SampleOptions {
+  double temperature = 0.8;  // 0: always the likeliest word
+  std::int64_t top_k = 50;   // 0: all words
+  std::int64_t words = 0;    // only the first of the vocabulary; 0: all
+  std::uint64_t seed = 1;
+};
+
+// Results are the same bits for any number of threads, and for a run in one piece or resumed.
+class Trainer {
+ public:
+  // Compiles the program of a step and sets the starting values. Rows have train.length() tokens.
+  // Throws InvalidArgument on a bad config, and what compile() throws.
+  Trainer(const GptConfig& config, const TrainOptions& options, Dataset train, Dataset valid);
+  // Programs hold pointers into the tensors.
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  // Throws Error when the loss is no number.
+  StepResult step();
+  // Nats a token, over the first `windows` windows of the validation data, or all there are.
+  double validate(std::int64_t windows);
+  // `count` words after the prompt, which has at least one. The model sees the last train.length().
+  std::vector<std::int64_t> generate(std::vector<std::int64_t> prompt, std::int64_t count,
+                                     const SampleOptions& options);
+
+  std::int64_t steps_done() const { return state_.step; }
+  std::int64_t parameter_count() const;
+  int threads() const { return threads_; }
+  TrainMemory memory() const;
+  const CompiledProgram& program() const { return step_.program; }
+  const TensorSet& values() const { return values_; }
+
+  // See checkpoint.h. `options` goes into the checkpoint as it is. resume() wants the seed and the
+  // data of the checkpoint.
+  void save(const std::string& path, const std::string& options) const;
+  void resume(const std::string& path);
+  void import_hugging_face(const std::string& path);
+  void export_hugging_face(const std::string& path) const;
+
+ private:
+  struct Runner {
+    CompiledProgram program;
+    std::vector<const void*> parameters;
+    std::vector<void*> results;
+  };
+  using Pointers = std::map<std::string, void*>;
+  Runner compiled(const Graph& graph, const Pointers& others);
+  void run(const Runner& runner);
+  void load(const Batch& batch);
+
+  GptConfig config_;
+  TrainOptions options_;
+  Dataset train_, valid_;
+  std::vector<GptParameter> list_;
+  TensorSet values_, m_, v_, gradients_;
+  std::optional<TensorSet> more_gradients_;  // of all micro-batches but the first
+  RunState state_;
+
+  // What the programs read and write beside tensors of parameters.
+  std::vector<std::int64_t> tokens_, targets_;
+  float inverse_count_ = 0.0f, loss_ = 0.0f, count_ = 0.0f;
+  std::vector<std::int64_t> prompt_;
+  std::int64_t last_ = 0;
+  std::vector<float> logits_;
+
+  int threads_ = 1;
+  Buffer arena_;
+  Runner step_;
+  std::vector<void*> more_results_;  // of step_, into more_gradients_
+  std::optional<Runner> loss_runner_, logits_runner_;
+};
+
+}  // namespace logitless::train

@@ -1,0 +1,131 @@
+// Every program that chunkers give up on: chunked here, with the same numbers.
+#include "compiler/programs.h"
+
+#include <gtest/gtest.h>
+#include <logitless/compiler.h>
+
+#include "compiler/analysis/region.h"
+#include "compiler/compiled.h"
+#include "compiler/graph_access.h"
+#include "compiler/ir/text.h"
+#include "compiler/run.h"
+
+namespace logitless::test {
+namespace {
+
+CompileOptions options_of(const NamedProgram& program, std::size_t budget,
+                          std::int64_t chunks = 0) {
+  CompileOptions options;
+  options.sizes = program.sizes;
+  options.memory_budget = budget;
+  options.chunks = chunks;
+  options.threads = 2;
+  return options;
+}
+
+// The most elements of a value in memory, whole or in a loop.
+std::int64_t largest(const ir::Graph& graph) {
+  std::int64_t most = 0;
+  for (const ir::Node& n : graph.nodes()) {
+    if (n.op == ir::Op::parameter) continue;
+    for (const ir::Type& t : n.results) most = std::max(most, ir::elements_of(t));
+  }
+  return most;
+}
+
+ir::Graph graph_of(const CompiledProgram& program) { return ir::parse(program.text()).graph; }
+
+class Programs : public testing::TestWithParam<NamedProgram> {};
+
+TEST_P(Programs, BigValuesVanish) {
+  const NamedProgram& p = GetParam();
+  const Graph graph = p.make(DType::f32);
+  const CompiledProgram compiled = compile(graph, options_of(p, 1));
+
+  ASSERT_NE(compiled.text().find("loop"), std::string::npos) << compiled.explain();
+  if (p.largest > 0) {
+    EXPECT_LT(largest(graph_of(compiled)), p.largest) << compiled.explain() << compiled.text();
+  }
+  EXPECT_LT(compiled.arena_bytes(), compiled.unchunked_arena_bytes());
+}
+
+TEST_P(Programs, SameNumbersInFloat64ForAnyChunks) {
+  const NamedProgram& p = GetParam();
+  const Graph graph = p.make(DType::f64);
+  const ir::Graph plain = ir::bind(GraphAccess::of(graph), p.sizes);
+  const ir::Tensors inputs = random_inputs(plain, 1);
+  const ir::Tensors expected = ir::interpret(plain, inputs);
+  for (const std::int64_t chunks : {1, 2, 5, 7, 3000}) {
+    SCOPED_TRACE(chunks);
+    const CompiledProgram compiled = compile(graph, options_of(p, 1, chunks));
+    EXPECT_LT(difference(ir::interpret(graph_of(compiled), inputs), expected), 1e-12);
+    EXPECT_LT(difference(execute(compiled, inputs), expected), 1e-12);
+  }
+}
+
+TEST_P(Programs, FloatIsWithinItsRounding) {
+  const NamedProgram& p = GetParam();
+  const Graph graph = p.make(DType::f32);
+  const ir::Graph plain = ir::bind(GraphAccess::of(graph), p.sizes);
+  const ir::Tensors inputs = random_inputs(plain, 2);
+  const ir::Tensors expected = ir::interpret(plain, inputs);
+  EXPECT_LT(difference(execute(compile(graph, options_of(p, 1)), inputs), expected), 2e-5);
+  CompileOptions unchunked = options_of(p, 0);
+  unchunked.chunk = false;
+  EXPECT_LT(difference(execute(compile(graph, unchunked), inputs), expected), 2e-5);
+}
+
+TEST_P(Programs, Bfloat16IsRoundedOnce) {
+  const NamedProgram& p = GetParam();
+  const Graph graph = p.make(DType::bf16);
+  const ir::Graph plain = ir::bind(GraphAccess::of(graph), p.sizes);
+  const ir::Tensors inputs = random_inputs(plain, 3);
+  const ir::Tensors expected = ir::interpret(plain, inputs);
+  CompileOptions unchunked = options_of(p, 0);
+  unchunked.chunk = false;
+  const double whole = difference(execute(compile(graph, unchunked), inputs), expected);
+  const double chunked = difference(execute(compile(graph, options_of(p, 1)), inputs), expected);
+  EXPECT_LT(whole, 0.03);
+  // Sums over chunks are fp32: cutting adds no error beyond the order of sums.
+  EXPECT_LT(chunked, std::max(1.3 * whole, 0.008));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Programs, testing::ValuesIn(programs()),
+                         [](const auto& test) { return test.param.name; });
+
+TEST(Compile, SameBitsForAnyThreadsAndEveryRun) {
+  for (const NamedProgram& p : programs()) {
+    SCOPED_TRACE(p.name);
+    const Graph graph = p.make(DType::f32);
+    const ir::Tensors inputs = random_inputs(ir::bind(GraphAccess::of(graph), p.sizes), 4);
+    CompileOptions options = options_of(p, 1, 4);
+    options.threads = 1;
+    const ir::Tensors one = execute(compile(graph, options), inputs);
+    options.threads = 3;
+    const CompiledProgram three = compile(graph, options);
+    EXPECT_EQ(difference(execute(three, inputs), one), 0.0);
+    EXPECT_EQ(difference(execute(three, inputs), one), 0.0);
+  }
+}
+
+TEST(Compile, RandomPrograms) {
+  for (std::uint64_t seed = 1; seed <= 150; ++seed) {
+    SCOPED_TRACE(seed);
+    const Graph graph = random_program(seed);
+    const ir::Graph& plain = GraphAccess::of(graph);
+    const ir::Tensors inputs = random_inputs(plain, seed);
+    const ir::Tensors expected = ir::interpret(plain, inputs);
+    CompileOptions options;
+    options.threads = 2;
+    options.memory_budget = seed % 2 == 0 ? 1 : 0;
+    options.chunks = static_cast<std::int64_t>(seed % 5);
+    const CompiledProgram compiled = compile(graph, options);
+    EXPECT_LE(compiled.arena_bytes(), compiled.unchunked_arena_bytes());
+    EXPECT_LT(difference(ir::interpret(graph_of(compiled), inputs), expected), 1e-11)
+        << compiled.text();
+    EXPECT_LT(difference(execute(compiled, inputs), expected), 1e-11) << compiled.text();
+  }
+}
+
+}  // namespace
+}  // namespace logitless::test

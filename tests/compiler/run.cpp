@@ -1,0 +1,144 @@
+#include "compiler/run.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+
+#include "core/half.h"
+
+namespace logitless::test {
+namespace {
+
+void set(DType dtype, std::byte* at, std::size_t i, double value) {
+  switch (dtype) {
+    case DType::f32:
+      reinterpret_cast<float*>(at)[i] = static_cast<float>(value);
+      break;
+    case DType::f64:
+      reinterpret_cast<double*>(at)[i] = value;
+      break;
+    case DType::bf16:
+      reinterpret_cast<std::uint16_t*>(at)[i] = float_to_bf16(static_cast<float>(value));
+      break;
+    case DType::f16:
+      reinterpret_cast<std::uint16_t*>(at)[i] = float_to_f16(static_cast<float>(value));
+      break;
+    case DType::i32:
+      reinterpret_cast<std::int32_t*>(at)[i] = static_cast<std::int32_t>(value);
+      break;
+    case DType::i64:
+      reinterpret_cast<std::int64_t*>(at)[i] = static_cast<std::int64_t>(value);
+      break;
+    case DType::i8:
+      reinterpret_cast<std::int8_t*>(at)[i] = static_cast<std::int8_t>(value);
+      break;
+  }
+}
+double get(DType dtype, const std::byte* at, std::size_t i) {
+  switch (dtype) {
+    case DType::f32:
+      return reinterpret_cast<const float*>(at)[i];
+    case DType::f64:
+      return reinterpret_cast<const double*>(at)[i];
+    case DType::bf16:
+      return bf16_to_float(reinterpret_cast<const std::uint16_t*>(at)[i]);
+    case DType::f16:
+      return f16_to_float(reinterpret_cast<const std::uint16_t*>(at)[i]);
+    case DType::i32:
+      return reinterpret_cast<const std::int32_t*>(at)[i];
+    case DType::i64:
+      return static_cast<double>(reinterpret_cast<const std::int64_t*>(at)[i]);
+    case DType::i8:
+      return reinterpret_cast<const std::int8_t*>(at)[i];
+  }
+  return 0.0;
+}
+
+}  // namespace
+
+ir::Tensors random_inputs(const ir::Graph& graph, std::uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<double> normal;
+  ir::Tensors inputs;
+  for (const int id : graph.parameters()) {
+    const ir::Node& n = graph.node(id);
+    ir::Tensor t;
+    std::size_t count = 1;
+    for (const Dim& dim : n.results[0].shape) {
+      t.shape.push_back(dim.value());
+      count *= static_cast<std::size_t>(dim.value());
+    }
+    const DType dtype = n.results[0].dtype;
+    for (std::size_t i = 0; i < count; ++i) {
+      std::byte bits[8];
+      set(dtype, bits, 0, is_index(dtype) ? static_cast<double>(rng() % 7) : normal(rng));
+      t.data.push_back(get(dtype, bits, 0));
+    }
+    inputs[n.attributes.name] = std::move(t);
+  }
+  return inputs;
+}
+
+ir::Tensors execute(const CompiledProgram& program, const ir::Tensors& inputs) {
+  // Each tensor alone in a block of exactly its size, so that sanitizers see every step outside.
+  std::vector<std::unique_ptr<std::byte, decltype(&std::free)>> memory;
+  const auto block = [&](std::size_t bytes) {
+    const std::size_t rounded = (bytes + 63) / 64 * 64;
+    memory.emplace_back(
+        static_cast<std::byte*>(std::aligned_alloc(64, std::max<std::size_t>(rounded, 64))),
+        &std::free);
+    std::memset(memory.back().get(), 0xff, std::max<std::size_t>(rounded, 64));
+    return memory.back().get();
+  };
+  std::vector<const void*> parameters;
+  std::vector<void*> results;
+  for (const CompiledProgram::Tensor& t : program.parameters()) {
+    const ir::Tensor& from = inputs.at(t.name);
+    std::byte* to = block(static_cast<std::size_t>(t.bytes()));
+    for (std::size_t i = 0; i < from.data.size(); ++i) set(t.dtype, to, i, from.data[i]);
+    parameters.push_back(to);
+  }
+  for (const CompiledProgram::Tensor& t : program.results())
+    results.push_back(block(static_cast<std::size_t>(t.bytes())));
+  constexpr std::size_t kGuard = 256;
+  std::byte* arena = block(program.arena_bytes() + kGuard);
+  program.run(parameters, results, arena);
+  for (std::size_t i = 0; i < kGuard; ++i)
+    EXPECT_EQ(arena[program.arena_bytes() + i], std::byte{0xff})
+        << "written behind the arena at " << i;
+  ir::Tensors out;
+  for (std::size_t r = 0; r < results.size(); ++r) {
+    const CompiledProgram::Tensor& t = program.results()[r];
+    ir::Tensor x;
+    x.shape = t.shape;
+    std::size_t count = 1;
+    for (const std::int64_t s : t.shape) count *= static_cast<std::size_t>(s);
+    for (std::size_t i = 0; i < count; ++i)
+      x.data.push_back(get(t.dtype, static_cast<std::byte*>(results[r]), i));
+    out[t.name] = std::move(x);
+  }
+  return out;
+}
+
+double difference(const ir::Tensors& a, const ir::Tensors& b) {
+  double worst = 0.0;
+  for (const auto& [name, y] : b) {
+    const ir::Tensor& x = a.at(name);
+    if (x.shape != y.shape) return HUGE_VAL;
+    double squares = 0.0;
+    for (const double v : y.data) squares += v * v;
+    const double scale =
+        std::sqrt(squares / std::max<double>(static_cast<double>(y.data.size()), 1.0)) + 1e-30;
+    for (std::size_t i = 0; i < y.data.size(); ++i) {
+      const double d = std::abs(x.data[i] - y.data[i]) / (scale + std::abs(y.data[i]));
+      if (!(d <= worst)) worst = std::isnan(d) ? HUGE_VAL : d;
+    }
+  }
+  return worst;
+}
+
+}  // namespace logitless::test

@@ -1,0 +1,211 @@
+// Checkpoints and Hugging Face's files: what is written is read, and what does not fit is named.
+#include "train/checkpoint.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "logitless/error.h"
+#include "logitless/tensor_file.h"
+#include "train/hash.h"
+#include "train/test_folder.h"
+
+namespace logitless::train {
+namespace {
+
+GptConfig tiny() {
+  GptConfig config;
+  config.vocab = 13;
+  config.context = 5;
+  config.dim = 4;
+  config.heads = 2;
+  config.layers = 2;
+  return config;
+}
+
+struct Model {
+  explicit Model(const GptConfig& c, std::uint64_t seed = 0)
+      : config(c), list(gpt_parameters(c)), values(list), m(list), v(list) {
+    if (seed == 0) return;
+    std::uint64_t stream = seed;
+    for (const TensorSet* set : {&values, &m, &v}) {
+      for (std::size_t i = 0; i < list.size(); ++i, ++stream) {
+        for (std::size_t k = 0; k < (*set)[i].size(); ++k) (*set)[i][k] = normal(stream, k);
+      }
+    }
+  }
+  static bool equal(const TensorSet& a, const TensorSet& b) {
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      if (!std::equal(a[i].begin(), a[i].end(), b[i].begin(), b[i].end())) return false;
+    }
+    return true;
+  }
+  void save(const std::string& path) const {
+    save_checkpoint(path, config, {12, 96, 7, "0123", "{\"lr\":0.5}"}, values, m, v);
+  }
+  void load(const std::string& path) const { load_checkpoint(path, config, values, m, v); }
+
+  GptConfig config;
+  std::vector<GptParameter> list;
+  TensorSet values, m, v;
+};
+
+void expect_message(const std::function<void()>& act, const std::string& text) {
+  try {
+    act();
+    FAIL() << "nothing was thrown; expected: " << text;
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
+class CheckpointTest : public TestFolder {
+ protected:
+  // A file with changed tensors or metadata.
+  struct File {
+    explicit File(const std::string& path) : source(path), metadata(source.metadata()) {
+      for (const std::string& name : source.names()) tensors.push_back({name, source.tensor(name)});
+    }
+    void drop(const std::string& name) {
+      std::erase_if(tensors, [&](const NamedTensor& t) { return t.name == name; });
+    }
+    ConstTensorView& at(const std::string& name) {
+      return std::find_if(tensors.begin(), tensors.end(),
+                          [&](const NamedTensor& t) { return t.name == name; })
+          ->view;
+    }
+    void write(const std::string& path) const { write_safetensors(path, tensors, metadata); }
+
+    TensorFile source;
+    std::vector<NamedTensor> tensors;
+    std::map<std::string, std::string> metadata;
+  };
+};
+
+TEST_F(CheckpointTest, GivesBackEveryBit) {
+  const Model model(tiny(), 3);
+  model.save(path("a"));
+  const CheckpointHeader header = read_checkpoint_header(path("a"));
+  EXPECT_EQ(header.config, tiny());
+  EXPECT_EQ(header.state.step, 12);
+  EXPECT_EQ(header.state.windows, 96);
+  EXPECT_EQ(header.state.seed, 7u);
+  EXPECT_EQ(header.state.data, "0123");
+  EXPECT_EQ(header.state.options, "{\"lr\":0.5}");
+  const Model other(tiny());
+  other.load(path("a"));
+  EXPECT_TRUE(Model::equal(model.values, other.values));
+  EXPECT_TRUE(Model::equal(model.m, other.m));
+  EXPECT_TRUE(Model::equal(model.v, other.v));
+}
+
+TEST_F(CheckpointTest, KeepsEveryFieldOfTheConfig) {
+  GptConfig config = tiny();
+  config.tied_head = false;
+  config.activations = DType::bf16;
+  Model(config, 3).save(path("a"));
+  EXPECT_EQ(read_checkpoint_header(path("a")).config, config);
+}
+
+TEST_F(CheckpointTest, NamesWhatDoesNotFit) {
+  const Model model(tiny(), 3);
+  model.save(path("good"));
+  const auto refused = [&](const std::function<void(File&)>& change, const std::string& text) {
+    File file(path("good"));
+    change(file);
+    file.write(path("bad"));
+    expect_message([&] { Model(tiny()).load(path("bad")); }, path("bad") + "': " + text);
+  };
+  refused([](File& f) { f.drop("h.1.ln_2.bias"); },
+          "tensor 'h.1.ln_2.bias': expected f32[4], found none");
+  refused([](File& f) { f.drop("optimizer.v.wpe.weight"); },
+          "tensor 'optimizer.v.wpe.weight': expected f32[5, 4], found none");
+  refused([](File& f) { f.at("wte.weight") = f.at("wpe.weight"); },
+          "tensor 'wte.weight': expected f32[13, 4], found f32[5, 4]");
+  const std::vector<std::int32_t> numbers(20);
+  refused(
+      [&](File& f) {
+        f.at("wpe.weight") = {numbers.data(), DType::i32, {5, 4}};
+      },
+      "tensor 'wpe.weight': expected f32[5, 4], found i32[5, 4]");
+  refused(
+      [&](File& f) {
+        f.tensors.push_back({"more", {numbers.data(), DType::i32, {2}}});
+      },
+      "tensor 'more': expected none of this name, found i32[2]");
+  for (const char* name : {"format", "config", "step", "windows", "seed", "data", "options"}) {
+    refused(
+        [&](File& f) { f.metadata.erase(name); },
+        fmt::format("metadata '{}': expected a checkpoint of logitless train, found none", name));
+  }
+  refused([](File& f) { f.metadata["format"] = "pt"; },
+          "metadata 'format': expected 'logitless train 1', found 'pt'");
+  refused([](File& f) { f.metadata["step"] = "x"; },
+          "metadata 'step': expected a number, found 'x'");
+  refused([](File& f) { f.metadata["windows"] = "-4"; },
+          "metadata 'windows': expected a number, found '-4'");
+  refused([](File& f) { f.metadata["config"] = "{}"; },
+          "metadata 'config': expected the sizes of a GPT, found '{}'");
+
+  GptConfig wider = tiny();
+  wider.dim = 8;
+  expect_message([&] { Model(wider).load(path("good")); },
+                 "metadata 'config': expected {\"vocab\":13,\"context\":5,\"dim\":8,");
+}
+
+TEST_F(CheckpointTest, WritesHuggingFaceNames) {
+  const Model model(tiny(), 4);
+  save_hugging_face(path("a"), tiny(), model.values);
+  const TensorFile file(path("a"));
+  EXPECT_EQ(file.names().size(), 2u + 12u * 2u + 2u);
+  EXPECT_FALSE(file.contains("lm_head.weight"));
+  EXPECT_EQ(describe(file.tensor("h.1.attn.c_attn.weight")), "f32[4, 12]");
+  EXPECT_EQ(describe(file.tensor("h.0.mlp.c_proj.weight")), "f32[16, 4]");
+  EXPECT_EQ(describe(file.tensor("ln_f.bias")), "f32[4]");
+  const Model other(tiny());
+  load_hugging_face(path("a"), tiny(), other.values);
+  EXPECT_TRUE(Model::equal(model.values, other.values));
+}
+
+TEST_F(CheckpointTest, ReadsThePrefixMasksAndHead) {
+  const Model model(tiny(), 4);
+  save_hugging_face(path("plain"), tiny(), model.values);
+  File file(path("plain"));
+  for (NamedTensor& tensor : file.tensors) tensor.name = "transformer." + tensor.name;
+  const std::vector<float> mask(25);
+  file.tensors.push_back({"transformer.h.0.attn.bias", {mask.data(), DType::f32, {1, 1, 5, 5}}});
+  file.tensors.push_back({"transformer.h.1.attn.masked_bias", {mask.data(), DType::f32, {1}}});
+  file.tensors.push_back({"lm_head.weight", file.at("transformer.wte.weight")});
+  file.write(path("prefixed"));
+  const Model other(tiny());
+  load_hugging_face(path("prefixed"), tiny(), other.values);
+  EXPECT_TRUE(Model::equal(model.values, other.values));
+
+  const std::vector<float> head(13 * 4, 0.25f);
+  file.at("lm_head.weight") = {head.data(), DType::f32, {13, 4}};
+  file.write(path("untied"));
+  expect_message([&] { load_hugging_face(path("untied"), tiny(), other.values); },
+                 "tensor 'lm_head.weight': expected the numbers of wte.weight, found others");
+  GptConfig untied = tiny();
+  untied.tied_head = false;
+  const Model separate(untied);
+  load_hugging_face(path("untied"), untied, separate.values);
+  EXPECT_EQ(separate.values[separate.list.size() - 1][5], 0.25f);
+  // Without a head of its own it starts as a copy.
+  load_hugging_face(path("plain"), untied, separate.values);
+  EXPECT_TRUE(std::equal(separate.values[0].begin(), separate.values[0].end(),
+                         separate.values[separate.list.size() - 1].begin()));
+
+  file.tensors.push_back({"transformer.h.2.attn.bias", {mask.data(), DType::f32, {1}}});
+  file.write(path("deeper"));
+  expect_message([&] { load_hugging_face(path("deeper"), untied, separate.values); },
+                 "tensor 'transformer.h.2.attn.bias': expected none of this name, found f32[1]");
+}
+
+}  // namespace
+}  // namespace logitless::train

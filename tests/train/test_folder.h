@@ -1,0 +1,33 @@
+// A folder of its own for each test, gone with it.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+namespace logitless::train {
+
+class TestFolder : public testing::Test {
+ protected:
+  TestFolder() {
+    const testing::TestInfo& info = *testing::UnitTest::GetInstance()->current_test_info();
+    root_ = std::filesystem::temp_directory_path() /
+            (std::string("logitless_train_") + info.test_suite_name() + "_" + info.name() + "_" +
+             std::to_string(::getpid()));
+    std::filesystem::create_directories(root_);
+  }
+  ~TestFolder() override { std::filesystem::remove_all(root_); }
+
+  std::string path(const std::string& name) const { return (root_ / name).string(); }
+  void write(const std::string& name, const std::string& text) const {
+    std::filesystem::create_directories((root_ / name).parent_path());
+    std::ofstream(root_ / name, std::ios::binary) << text;
+  }
+
+  std::filesystem::path root_;
+};
+
+}  // namespace logitless::train
