@@ -21,7 +21,7 @@ namespace logitless {
 
 struct CompileOptions {
   // What the program's sizes are. Every symbol must have a value.
-  Bindings sizes;
+  Bindings sizes = {};
   bool chunk = true;  // false: no loops; the program as it is written
   // Bytes that values in the arena may take at a time; the scratch of kernels, some MiB for each
   // thread, comes on top, so that decisions and results do not depend on threads. 0: chunk wherever
@@ -36,8 +36,8 @@ struct CompileOptions {
   int threads = 0;  // that run it; 0: LOGITLESS's default (context.h)
   // Called with (pass, text form of the graph after it) for the pass of this name, or all for
   // "all".
-  std::string dump_after;
-  std::function<void(std::string_view pass, std::string_view text)> dump;
+  std::string dump_after = {};
+  std::function<void(std::string_view pass, std::string_view text)> dump = {};
 };
 
 // A program ready to run. A value: cheap to copy, never changes.

@@ -1,10 +1,12 @@
 // Everything: include this one.
 #pragma once
 
+#include "logitless/compiler.h"
 #include "logitless/context.h"
 #include "logitless/cross_entropy.h"
 #include "logitless/dtype.h"
 #include "logitless/error.h"
+#include "logitless/graph.h"
 #include "logitless/head.h"
 #include "logitless/memory.h"
 #include "logitless/plan.h"

@@ -29,7 +29,7 @@ struct RunOptions {
   // Training
   std::int64_t batch = 2;
   std::int64_t length = 128;
-  std::int64_t steps = 1000;
+  std::int64_t steps = 800;
   std::int64_t accumulate = 1;
   double rate = 1e-3;
   std::int64_t warmup = -1;  // steps; -1: a twentieth of all

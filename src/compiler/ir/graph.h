@@ -150,7 +150,7 @@ struct Loop {
   std::vector<Input> inputs;
   std::vector<Result> outputs;  // of the body's outputs, in order
   Graph body;
-  std::int64_t rounds() const { return (extent + chunk - 1) / chunk; }
+  std::int64_t rounds() const { return extent / chunk + (extent % chunk != 0 ? 1 : 0); }
 };
 
 // Types of the results. Throws InvalidArgument. infer.cpp

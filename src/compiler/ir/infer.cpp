@@ -276,9 +276,9 @@ std::vector<Type> loop_types(const Rule& r) {
     if (loop.inputs[i].kind == Loop::In::slice) {
       const auto axis = static_cast<std::size_t>(loop.inputs[i].axis);
       r.expect(axis < expected.shape.size(), "operand ", i, " is cut along dimension ", axis);
-      r.expect(expected.shape[axis] == Dim(loop.extent * loop.inputs[i].factor), "operand ", i,
-               " is ", text_of(expected), ", expected ", loop.extent * loop.inputs[i].factor,
-               " along dimension ", axis);
+      r.expect(expected.shape[axis] == Dim(loop.extent) * Dim(loop.inputs[i].factor), "operand ", i,
+               " is ", text_of(expected), ", expected ",
+               (Dim(loop.extent) * Dim(loop.inputs[i].factor)).text(), " along dimension ", axis);
       expected.shape[axis] = size * Dim(loop.inputs[i].factor);
     }
     r.expect(parameter(i + 1) == expected, "parameter ", i + 1, " of the body is ",
@@ -292,7 +292,7 @@ std::vector<Type> loop_types(const Rule& r) {
       r.expect(axis < type.shape.size() && type.shape[axis] == size * Dim(loop.outputs[i].factor),
                "result ", i, " is ", text_of(type), ", expected ",
                (size * Dim(loop.outputs[i].factor)).text(), " along dimension ", axis);
-      type.shape[axis] = Dim(loop.extent * loop.outputs[i].factor);
+      type.shape[axis] = Dim(loop.extent) * Dim(loop.outputs[i].factor);
     }
     for (const Dim& dim : type.shape) {
       const std::vector<std::string> names = dim.symbols();

@@ -479,6 +479,14 @@ class Parser {
     return value;
   }
 
+  int axis() {
+    symbol("axis");
+    symbol("(");
+    const int value = small();
+    symbol(")");
+    return value;
+  }
+
   Value loop(Graph& graph, const Scope& scope, int depth, const std::string& hint) {
     const Token at = take_token();
     if (depth >= kMaxDepth) fail(at, "loops nest too deep");
@@ -510,7 +518,7 @@ class Parser {
       Type type = graph.type(outer);
       if (kind == "slice") {
         input.kind = Loop::In::slice;
-        input.axis = static_cast<int>(positive("axis"));
+        input.axis = axis();
         input.factor = positive("factor");
         if (input.axis >= type.rank())
           fail(where, concat("axis is ", input.axis, " of ", text_of(type)));
@@ -541,7 +549,7 @@ class Parser {
       result.kind = static_cast<Loop::Out>(k);
       const Value v = operand(inner);
       if (result.kind == Loop::Out::stack) {
-        result.axis = static_cast<int>(positive("axis"));
+        result.axis = axis();
         result.factor = positive("factor");
       }
       loop->outputs.push_back(result);

@@ -36,12 +36,14 @@ class Printer {
       const Node& n = graph.node(id);
       if (n.op == Op::parameter) taken.insert(n.attributes.name);
     }
+    int statement = -1;  // parameters do not count: they are printed first wherever they stand
     for (int id = 0; id < graph.size(); ++id) {
       const Node& n = graph.node(id);
+      if (n.op != Op::parameter) ++statement;
       for (std::size_t i = 0; i < n.results.size(); ++i) {
         std::string name = n.op == Op::parameter ? n.attributes.name : n.name;
         if (n.op != Op::parameter) {
-          if (name.empty()) name = std::to_string(id);
+          if (name.empty()) name = std::to_string(statement);
           if (n.results.size() > 1) name += concat("_", i);
           std::string unique = name;
           for (int k = 1; !taken.insert(unique).second; ++k) unique = concat(name, "_", k);

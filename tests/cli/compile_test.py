@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Runs `logitless compile` (path of the command in LOGITLESS_CLI): what it reports, writes and refuses."""
+
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+CLI = os.environ.get("LOGITLESS_CLI", "")
+PROGRAM = """graph head(%h: bf16[N, 64], %w: bf16[5000, 64], %t: i64[N]) {
+  %z = dot %h, %w contract(1; 1) : f32[N, 5000]
+  %l = reduce_lse %z dims(1)
+  %p = pick %z, %t axis(1)
+  %nll = sub %l, %p
+  %loss = reduce_sum %nll dims(0)
+  return loss: %loss
+  differentiate loss wrt %h, %w
+}
+"""
+
+
+class CompileTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.dir = Path(cls.folder.name)
+        cls.file = cls.dir / "head.ir"
+        cls.file.write_text(PROGRAM)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def run_command(self, *arguments, stdin=None):
+        return subprocess.run([CLI, "compile", *map(str, arguments)], capture_output=True, text=True, timeout=120,
+                              input=stdin, check=False)
+
+    def good(self, *arguments, **more):
+        done = self.run_command(*arguments, **more)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout
+
+    def refused(self, code, message, *arguments):
+        done = self.run_command(*arguments)
+        self.assertEqual((done.returncode, done.stdout), (code, ""))
+        self.assertIn(message, done.stderr)
+
+    def test_explains(self):
+        text = self.good(self.file, "--size", "N=1000")
+        self.assertIn("along dimension 0: 1000 in", text)
+        self.assertEqual(self.good("-", "--size", "N=1000", stdin=PROGRAM).splitlines()[:4], text.splitlines()[:4])
+
+    def test_json_has_the_memory(self):
+        report = json.loads(self.good(self.file, "--size", "N=1000", "--json", "--budget", "4MiB"))
+        self.assertLess(report["after"]["arena_bytes"], report["before"]["arena_bytes"])
+        self.assertGreater(report["before"]["arena_bytes"], 1000 * 5000 * 4)
+        self.assertEqual(report["budget"], 4 << 20)
+        self.assertTrue(report["regions"] and report["passes"] and report["after"]["timeline"])
+
+    def test_options_change_what_they_say(self):
+        plain = json.loads(self.good(self.file, "--size", "N=1000", "--json", "--no-chunk"))
+        self.assertEqual((plain["regions"], plain["threads"] > 0), ([], True))
+        forced = json.loads(self.good(self.file, "--size", "N=1000", "--json", "--chunks", "7", "--threads", "3"))
+        self.assertEqual((forced["regions"][0]["chunk"], forced["threads"]), (143, 3))
+
+    def test_text_compiles_again(self):
+        text = self.good(self.file, "--size", "N=1000", "--text")
+        self.assertIn("loop c0 extent(1000)", text)
+        self.assertIn("no loops", self.good("-", "--no-chunk", stdin=text))
+
+    def test_html_and_dump(self):
+        page = self.dir / "memory.html"
+        self.assertEqual(self.good(self.file, "--size", "N=1000", "--html", page), "")
+        self.assertIn("<svg", page.read_text())
+        self.assertIn("# after choose-chunks", self.good(self.file, "--size", "N=1000", "--dump-after", "choose-chunks"))
+
+    def test_a_model(self):
+        text = self.good("--model", "gpt2", "--batch", "1", "--length", "64")
+        self.assertIn("training step with AdamW: 474.", text)
+
+    def test_refusals(self):
+        self.refused(2, "the size N has no value", self.file)
+        self.refused(2, "expected NAME=N, got 'N=x'", self.file, "--size", "N=x")
+        self.refused(2, "N is given twice", self.file, "--size", "N=1", "--size", "N=2")
+        self.refused(2, "expected FILE or --model, one of them")
+        self.refused(2, "--batch and --length go with --model", self.file, "--batch", "2")
+        self.refused(2, "there is no pass 'foo'", self.file, "--size", "N=10", "--dump-after", "foo")
+        self.refused(2, "nowhere.ir", self.dir / "nowhere.ir")
+        self.refused(2, "the budget is 1", self.file, "--size", "N=100", "--budget", "1", "--strict")
+        self.refused(2, "gpt3", "--model", "gpt3")
+        bad = self.dir / "bad.ir"
+        bad.write_text("graph g(%x: f32[4]) {\n  %y = foo %x\n}")
+        self.refused(2, "bad.ir:2:8: there is no operation 'foo'", bad)
+
+
+if __name__ == "__main__":
+    unittest.main()
