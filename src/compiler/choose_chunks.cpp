@@ -139,6 +139,7 @@ class Chooser {
         if (c.region.nodes.empty() || c.region.extent < 2) continue;
         any = true;
         Trial t = tried(c, first_chunk(c));
+        if (request_.budget > 0) t = sized(c, std::move(t));
         if (t.program.value_bytes >= peak() - peak() / kLeastShare) continue;
         lower_peak = true;
         candidates.push_back(std::move(c));
@@ -153,7 +154,8 @@ class Chooser {
     }
     const std::size_t best = best_of(candidates, trials);
     if (best == candidates.size()) return false;
-    Trial final = sized(candidates[best], std::move(trials[best]));
+    Trial final = std::move(trials[best]);
+    if (request_.budget == 0) final = sized(candidates[best], std::move(final));
     ChunkedRegion region;
     region.seed = shown(candidates[best].graph, candidates[best].region.seed.node);
     region.cut = text_of(*candidates[best].region.split(candidates[best].region.seed));

@@ -182,8 +182,8 @@ TEST(Compile, DumpsAndReports) {
   };
   const CompiledProgram program = compile(graph, options);
   EXPECT_EQ(passes,
-            (std::vector<std::string>{"eliminate-common", "eliminate-dead", "recompute-cheap",
-                                      "plan-unchunked", "choose-chunks"}));
+            (std::vector<std::string>{"eliminate-common", "eliminate-dead", "widen-sums",
+                                      "recompute-cheap", "plan-unchunked", "choose-chunks"}));
   EXPECT_NE(program.explain().find("along dimension 0"), std::string::npos) << program.explain();
   EXPECT_NE(program.report_json().find("\"timeline\""), std::string::npos);
   EXPECT_NE(program.report_html().find("<svg"), std::string::npos);

@@ -8,14 +8,21 @@
 namespace logitless {
 namespace {
 
+// Sizes of more terms, or terms of more factors, are mistakes, and slow ones.
+constexpr std::size_t kMostTerms = 256;
+constexpr std::size_t kMostFactors = 32;
+
+// The lowest number has no negative, and so no text that reads back.
 std::int64_t multiplied(std::int64_t a, std::int64_t b) {
   std::int64_t result = 0;
-  require(!__builtin_mul_overflow(a, b, &result), "a size overflows 64 bits: ", a, " * ", b);
+  require(!__builtin_mul_overflow(a, b, &result) && result != INT64_MIN,
+          "a size overflows 64 bits: ", a, " * ", b);
   return result;
 }
 std::int64_t added(std::int64_t a, std::int64_t b) {
   std::int64_t result = 0;
-  require(!__builtin_add_overflow(a, b, &result), "a size overflows 64 bits: ", a, " + ", b);
+  require(!__builtin_add_overflow(a, b, &result) && result != INT64_MIN,
+          "a size overflows 64 bits: ", a, " + ", b);
   return result;
 }
 
@@ -41,6 +48,8 @@ std::int64_t Dim::value() const {
 }
 
 void Dim::add_term(const Term& term) {
+  require(term.factors.size() <= kMostFactors, "a size multiplies more than ", kMostFactors,
+          " names");
   const auto at =
       std::lower_bound(terms_.begin(), terms_.end(), term,
                        [](const Term& a, const Term& b) { return a.factors < b.factors; });
@@ -48,6 +57,7 @@ void Dim::add_term(const Term& term) {
     at->coefficient = added(at->coefficient, term.coefficient);
     if (at->coefficient == 0) terms_.erase(at);
   } else if (term.coefficient != 0) {
+    require(terms_.size() < kMostTerms, "a size has more than ", kMostTerms, " terms");
     terms_.insert(at, term);
   }
 }

@@ -39,17 +39,28 @@ class Printer {
     int statement = -1;  // parameters do not count: they are printed first wherever they stand
     for (int id = 0; id < graph.size(); ++id) {
       const Node& n = graph.node(id);
-      if (n.op != Op::parameter) ++statement;
-      for (std::size_t i = 0; i < n.results.size(); ++i) {
-        std::string name = n.op == Op::parameter ? n.attributes.name : n.name;
-        if (n.op != Op::parameter) {
-          if (name.empty()) name = std::to_string(statement);
-          if (n.results.size() > 1) name += concat("_", i);
-          std::string unique = name;
-          for (int k = 1; !taken.insert(unique).second; ++k) unique = concat(name, "_", k);
-          name = unique;
+      if (n.op == Op::parameter) {
+        names_[{id, 0}] = "%" + n.attributes.name;
+        continue;
+      }
+      ++statement;
+      const std::string hint = n.name.empty() ? std::to_string(statement) : n.name;
+      const std::size_t results = n.results.size();
+      const auto result = [&](const std::string& name, std::size_t i) {
+        return results > 1 ? concat(name, "_", i) : name;
+      };
+      const auto free = [&](const std::string& name) {
+        for (std::size_t i = 0; i < results; ++i) {
+          if (taken.contains(result(name, i))) return false;
         }
-        names_[{id, static_cast<std::int32_t>(i)}] = "%" + name;
+        return true;
+      };
+      // Several results get one number, so that the first still tells the name of the others.
+      std::string name = hint;
+      for (int k = 1; !free(name); ++k) name = concat(hint, "_", k);
+      for (std::size_t i = 0; i < results; ++i) {
+        taken.insert(result(name, i));
+        names_[{id, static_cast<std::int32_t>(i)}] = "%" + result(name, i);
       }
     }
   }

@@ -157,11 +157,13 @@ class Rules {
         return {first, op(neg, op(mul, first, y()))};
       }
       case pow: {
-        // d/da = b a^(b - 1); d/db = y log a, 0 where a is 0.
-        const Value first = op(mul, op(mul, dy_, x(1)), op(pow, x(0), op(sub, x(1), number(1.0))));
-        if (g_.node(x(1)).op == Op::constant) return {first, Value{}};
+        // d/da = b a^(b - 1), 0 where b is 0; d/db = y log a, 0 where a is 0.
         const Value zero = number(0.0);
-        return {first,
+        const Value first = op(mul, op(mul, dy_, x(1)), op(pow, x(0), op(sub, x(1), number(1.0))));
+        const Node& exponent = g_.node(x(1));
+        if (exponent.op == Op::constant)
+          return {exponent.attributes.number == 0.0 ? zero : first, Value{}};
+        return {op(select, op(eq, x(1), zero), zero, first),
                 op(select, op(eq, x(0), zero), zero, op(mul, op(mul, dy_, y()), op(log, x(0))))};
       }
       case max:

@@ -1,7 +1,8 @@
 // eliminate-dead and eliminate-common.
+#include <functional>
 #include <map>
 #include <numeric>
-#include <tuple>
+#include <string>
 
 #include "compiler/ir/text.h"
 #include "compiler/passes/form_loops.h"
@@ -66,8 +67,20 @@ std::vector<int> first_equal(const Graph& graph) {
     static_assert(sizeof(bits) == sizeof(a.number));
     __builtin_memcpy(&bits, &a.number, sizeof(bits));
     key.push_back(bits);
-    return std::make_tuple(std::move(key), text_of(n.results[0]) + logitless::text_of(a.begin) +
-                                               logitless::text_of(a.end));
+    const auto push_shape = [&](const Shape& shape) {
+      key.push_back(-2);
+      for (const Dim& d : shape) {
+        key.push_back(d.is_constant() ? 0 : 1);
+        key.push_back(d.is_constant()
+                          ? d.value()
+                          : static_cast<std::int64_t>(std::hash<std::string>()(d.text())));
+      }
+    };
+    key.push_back(static_cast<std::int64_t>(n.results[0].dtype));
+    push_shape(n.results[0].shape);
+    push_shape(a.begin);
+    push_shape(a.end);
+    return key;
   };
   std::map<decltype(key_of(graph.node(0), {})), int> seen;
   std::vector<int> same(static_cast<std::size_t>(graph.size()));

@@ -2,6 +2,7 @@
 
 #include "compiler/passes/form_loops.h"
 #include "compiler/passes/recompute_cheap.h"
+#include "compiler/passes/widen_sums.h"
 
 namespace logitless::ir {
 namespace {
@@ -9,6 +10,7 @@ namespace {
 constexpr Pass kPipeline[] = {
     {"eliminate-common", eliminate_common},
     {"eliminate-dead", eliminate_dead},
+    {"widen-sums", widen_sums},
     {"recompute-cheap", recompute_cheap},
 };
 

@@ -80,6 +80,12 @@ bool Lowering::place_result(Value v, const Target& target) {
       std::optional<View> view = reshaped(target.view, sizes_of(g_.type(from)));
       return view && place_result(from, {*view, target.kind});
     }
+    case Op::transpose: {
+      std::vector<int> back(n.attributes.dims.size());
+      for (std::size_t i = 0; i < back.size(); ++i)
+        back[static_cast<std::size_t>(n.attributes.dims[i])] = static_cast<int>(i);
+      return place_result(n.operands[0], {transposed(target.view, back), target.kind});
+    }
     case Op::map:
       if (place_sum(v, target)) return true;
       break;
@@ -234,6 +240,7 @@ void Lowering::copy_to(Value v, const Target& target) {
 }
 
 Program Lowering::run() {
+  p_.instructions.reserve(static_cast<std::size_t>(g_.size()));
   for (int id = 0; id < g_.size(); ++id) emit(id);
   for (const auto& [output, target] : copies_) copy_to(g_.outputs()[output].value, target);
   plan_memory(p_);

@@ -1,0 +1,150 @@
+// Passes as text before and after, and what the chunker decides.
+#include <gtest/gtest.h>
+
+#include "compiler/compiled.h"
+#include "compiler/ir/text.h"
+#include "compiler/passes/form_loops.h"
+#include "compiler/passes/recompute_cheap.h"
+#include "compiler/passes/widen_sums.h"
+#include "compiler/programs.h"
+
+namespace logitless::test {
+namespace {
+
+void expect_rewritten(ir::Graph (*pass)(const ir::Graph&), const std::string& before,
+                      const std::string& after) {
+  const ir::Graph result = pass(ir::parse(before).graph);
+  ir::verify(result);
+  EXPECT_EQ(ir::print(result), ir::print(ir::parse(after).graph));
+}
+
+TEST(WidenSums, KeepsTheSum) {
+  expect_rewritten(ir::widen_sums,
+                   "graph g(%x: bf16[4, 8], %y: bf16[4, 6]) { %d = dot %x, %y contract(0; 0) %t = "
+                   "transpose %d dims(1, 0) %w = cast %t : f32[6, 8] return w: %w }",
+                   "graph g(%x: bf16[4, 8], %y: bf16[4, 6]) { %d = dot %x, %y contract(0; 0) : "
+                   "f32[8, 6] %t = transpose %d dims(1, 0) return w: %t }");
+}
+
+TEST(WidenSums, LeavesWhatIsReadTwice) {
+  const std::string text =
+      "graph g(%x: bf16[4, 8], %y: bf16[4, 6]) { %d = dot %x, %y contract(0; 0) %w = cast %d : "
+      "f32[8, 6] return w: %w, d: %d }";
+  expect_rewritten(ir::widen_sums, text, text);
+}
+
+TEST(EliminateCommon, TellsNumbersApart) {
+  expect_rewritten(ir::eliminate_common,
+                   "graph g(%x: f32[2]) { %a = exp %x %b = exp %x %c = constant value(0) : f32[2] "
+                   "%d = constant value(-0) : f32[2] %s = add %a, %b %t = mul %c, "
+                   "%d %u = add %s, %t %dead = log %x return u: %u }",
+                   "graph g(%x: f32[2]) { %a = exp %x %c = constant value(0) : f32[2] %d = "
+                   "constant value(-0) : f32[2] %s = add %a, %a %t = mul %c, %d %u = add %s, "
+                   "%t return u: %u }");
+}
+
+TEST(RecomputeCheap, KeepsOneOfTwo) {
+  // %x and its exponential are both read after the peak: the exponential is made again.
+  const std::string head = "graph g(%w: f32[64, 64]) { %x = dot %w, %w contract(1; 0) %e = exp %x ";
+  const std::string peak =
+      "%p = dot %e, %e contract(; ) %l = reduce_sum %p dims(0, 1, 2, 3) %b = broadcast %l dims() : "
+      "f32[64, 64] ";
+  expect_rewritten(ir::recompute_cheap,
+                   head + peak + "%q = mul %e, %b %s = mul %q, %x return s: %s }",
+                   head + peak + "%e_1 = exp %x %q = mul %e_1, %b %s = mul %q, %x return s: %s }");
+  // Alone it is kept: making it again would need %x instead.
+  const std::string alone = head + peak + "%q = mul %e, %b return q: %q }";
+  expect_rewritten(ir::recompute_cheap, alone, alone);
+}
+
+const NamedProgram& program(const std::string& name) {
+  for (const NamedProgram& p : programs()) {
+    if (p.name == name) return p;
+  }
+  throw std::out_of_range(name);
+}
+
+std::string explained(const std::string& name, CompileOptions options = {}) {
+  options.sizes = program(name).sizes;
+  if (options.memory_budget == 0) options.memory_budget = 64 << 10;
+  return compile(program(name).make(DType::f32), options).explain();
+}
+
+TEST(Phases, OneWhereTheTangentIsAFactor) {
+  const std::string text = explained("squared");
+  EXPECT_NE(text.find(", 1 phase;"), std::string::npos) << text;
+  EXPECT_NE(text.find("tangent of 1"), std::string::npos) << text;
+}
+
+TEST(Phases, TwoWhereAllChunksAreWaitedFor) {
+  for (const char* name : {"clip", "few_rows"}) {
+    const std::string text = explained(name);
+    EXPECT_NE(text.find(", 2 phases;"), std::string::npos) << text;
+  }
+}
+
+TEST(Phases, NothingIsComputedTwiceWithoutABudget) {
+  for (const NamedProgram& p : programs()) {
+    CompileOptions options;
+    options.sizes = p.sizes;
+    const CompiledProgram compiled = compile(p.make(DType::f32), options);
+    EXPECT_EQ(compiled.explain().find("% more than without loops"), std::string::npos)
+        << compiled.explain();
+  }
+}
+
+TEST(Boundaries, AreReportedAndStrictRefusesThem) {
+  // Sorted out by a concat along the cut dimension: the value is whole there, the rest is chunked.
+  const std::string text =
+      "graph g(%x: f32[600, 8], %w: f32[400, 8], %t: i64[600]) { %z = dot %x, %w contract(1; 1) "
+      "%zz = concat %z, %z axis(0) %s = reduce_sum %zz dims(0, 1) %l = "
+      "reduce_lse %z dims(1) %p = pick %z, %t axis(1) %d = sub %l, %p %m = reduce_sum %d dims(0) "
+      "%q = add %m, %s return q: %q }";
+  CompileOptions options;
+  options.chunks = 4;
+  options.memory_budget = 1;
+  const CompiledProgram compiled = compile(Graph::parse(text), options);
+  const std::string explain = compiled.explain();
+  if (explain.find("boundary: concat") == std::string::npos) {
+    EXPECT_NE(explain.find("not chunked"), std::string::npos) << explain;
+  }
+  options.strict = true;
+  EXPECT_THROW(compile(Graph::parse(text), options), std::exception);
+}
+
+TEST(Chunks, FewerThanElements) {
+  for (const std::int64_t chunks : {2, 7, 100000}) {
+    CompileOptions options;
+    options.chunks = chunks;
+    const std::string text = explained("mean_loss", options);
+    EXPECT_NE(text.find("149 in " +
+                        std::to_string(chunks == 2   ? 2
+                                       : chunks == 7 ? 7
+                                                     : 149) +
+                        " chunks"),
+              std::string::npos)
+        << text;
+  }
+}
+
+TEST(Budget, IsMetOrSaidNotToBe) {
+  CompileOptions options;
+  options.memory_budget = 200 << 10;
+  EXPECT_NE(explained("mean_loss", options).find(", met)"), std::string::npos);
+  options.memory_budget = 1;
+  EXPECT_NE(explained("mean_loss", options).find("NOT met"), std::string::npos);
+}
+
+TEST(Compile, DoesNotGrowWithTheChunks) {
+  const auto nodes = [](std::int64_t chunks) {
+    CompileOptions options;
+    options.sizes = program("mean_loss").sizes;
+    options.memory_budget = 1;
+    options.chunks = chunks;
+    return ir::parse(compile(program("mean_loss").make(DType::f32), options).text()).graph.size();
+  };
+  EXPECT_EQ(nodes(3), nodes(149));
+}
+
+}  // namespace
+}  // namespace logitless::test
