@@ -363,7 +363,7 @@ class ErrorTest(CliTest):
                 self.assert_error(run(*arguments), 2, f"logitless {arguments[0]}: {text}")
 
     def test_commands(self):
-        known = "expected loss, plan, bench, train or kernels (see logitless --help)"
+        known = "expected loss, plan, bench, compile, train or kernels (see logitless --help)"
         self.assert_error(run(), 2, f"logitless: no command was given; {known}")
         self.assert_error(run("infer"), 2, f"logitless: there is no command 'infer'; {known}")
         self.assert_error(run("--frob"), 2, "logitless: '--frob' is not an option; see logitless --help")

@@ -57,15 +57,13 @@ class Parser {
     }
     while (accept("differentiate")) parsed.gradients.push_back(gradient(parsed.graph));
     symbol("}");
-    if (token_.kind != TokenKind::end)
-      fail(token_, concat("expected the end, got '", token_.text, "'"));
+    if (token_.kind != TokenKind::end) fail(token_, concat("expected the end, got ", shown()));
     return parsed;
   }
 
   Type only_type() {
     const Type result = type();
-    if (token_.kind != TokenKind::end)
-      fail(token_, concat("expected the end, got '", token_.text, "'"));
+    if (token_.kind != TokenKind::end) fail(token_, concat("expected the end, got ", shown()));
     return result;
   }
 
@@ -150,7 +148,10 @@ class Parser {
     return true;
   }
   std::string shown() const {
-    return token_.kind == TokenKind::end ? std::string("the end") : concat("'", token_.text, "'");
+    if (token_.kind == TokenKind::end) return "the end";
+    const auto first = static_cast<unsigned char>(token_.text[0]);
+    if (first >= ' ' && first <= '~') return concat("'", token_.text, "'");
+    return concat("the byte ", static_cast<int>(first));
   }
   void symbol(std::string_view wanted) {
     if (!accept(wanted)) fail(token_, concat("expected '", wanted, "', got ", shown()));

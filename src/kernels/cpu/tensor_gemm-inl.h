@@ -199,14 +199,14 @@ struct FloatGemm {
           tile(left, a.row_stride, a.depth_stride, panel, b.depth_stride, depth, to, ldc, add);
           continue;
         }
-        HWY_ALIGN float part[kRows * kColumns];
+        HWY_ALIGN float part[kRows * kColumns] = {};
+        for (std::int64_t r = 0; r < nr && add; ++r) {
+          for (std::int64_t s = 0; s < nc; ++s) part[r * kColumns + s] = to[r * ldc + s];
+        }
         tile(left, a.row_stride, a.depth_stride, panel, b.depth_stride, depth, part, kColumns,
-             false);
+             true);
         for (std::int64_t r = 0; r < nr; ++r) {
-          for (std::int64_t s = 0; s < nc; ++s) {
-            const float x = part[r * kColumns + s];
-            to[r * ldc + s] = add ? to[r * ldc + s] + x : x;
-          }
+          for (std::int64_t s = 0; s < nc; ++s) to[r * ldc + s] = part[r * kColumns + s];
         }
       }
     }
@@ -221,7 +221,8 @@ struct FloatGemm {
   using TileFunction = void (*)(const float*, std::int64_t, std::int64_t, const float*,
                                 std::int64_t, std::int64_t, float*, std::int64_t, bool);
 
-  // c [R][N vectors] (+)= a . b: what is in c is added to the sum along k.
+  // c [R][N vectors] (+)= a . b: the sum goes on from what is in c, so that cutting k anywhere,
+  // into blocks or into calls that accumulate, gives the same bits.
   template <int R, int N>
   static HWY_INLINE void Multiply(const float* HWY_RESTRICT a, std::int64_t rs, std::int64_t cs,
                                   const float* HWY_RESTRICT b, std::int64_t ldb, std::int64_t depth,
@@ -230,10 +231,9 @@ struct FloatGemm {
     V acc[R][N];
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i) {
-      hwy::Prefetch(c + i * ldc);
-      hwy::Prefetch(c + i * ldc + N * kLanes - 1);
 #pragma GCC unroll 4
-      for (int j = 0; j < N; ++j) acc[i][j] = hn::Zero(d);
+      for (int j = 0; j < N; ++j)
+        acc[i][j] = add ? hn::LoadU(d, c + i * ldc + j * kLanes) : hn::Zero(d);
     }
     for (std::int64_t k = 0; k < depth; ++k) {
       V row[N];
@@ -252,8 +252,7 @@ struct FloatGemm {
     for (int i = 0; i < R; ++i) {
 #pragma GCC unroll 4
       for (int j = 0; j < N; ++j) {
-        float* to = c + i * ldc + j * kLanes;
-        hn::StoreU(add ? hn::Add(hn::LoadU(d, to), acc[i][j]) : acc[i][j], d, to);
+        hn::StoreU(acc[i][j], d, c + i * ldc + j * kLanes);
       }
     }
   }
