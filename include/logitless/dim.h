@@ -14,7 +14,8 @@ namespace logitless {
 // What the symbols of a program stand for.
 using Bindings = std::map<std::string, std::int64_t, std::less<>>;
 
-// constant + sum of coefficient * product of symbols. Equal polynomials compare equal.
+// constant + sum of coefficient * product of symbols. Equal polynomials compare equal. Arithmetic
+// throws InvalidArgument beyond 64 bits, 256 terms or 32 factors of one.
 class LOGITLESS_API Dim {
  public:
   Dim(std::int64_t value = 0) : constant_(value) {}  // NOLINT: implicit on purpose

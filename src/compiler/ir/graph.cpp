@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <set>
 
 #include "core/check.h"
@@ -26,6 +27,18 @@ std::string_view name_of(Reduce kind) {
   return kNames[static_cast<std::size_t>(kind)];
 }
 
+namespace {
+
+// What the text form can say.
+void check_name(std::string_view what, std::string_view text) {
+  const bool ok = !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.';
+  });
+  require(ok, what, ": the name '", text, "' is not of letters, digits, _ and .");
+}
+
+}  // namespace
+
 Value Graph::add(Op op, std::vector<Value> operands, Attributes attributes, std::string hint) {
   std::vector<const Type*> types;
   for (const Value v : operands) {
@@ -38,6 +51,7 @@ Value Graph::add(Op op, std::vector<Value> operands, Attributes attributes, std:
   const bool summing = op == Op::reduce || op == Op::dot || op == Op::scatter_add;
   if (summing && attributes.type.dtype == DType::i8 && !types.empty())
     attributes.type.dtype = types.back()->dtype;
+  if (op == Op::parameter && !attributes.name.empty()) check_name("parameter", attributes.name);
   if (op == Op::parameter)
     require(find_parameter(attributes.name) < 0, "parameter: there are two of the name '",
             attributes.name, "'");
@@ -56,6 +70,9 @@ Value Graph::add(Op op, std::vector<Value> operands, Attributes attributes, std:
 
 void Graph::add_output(std::string output, Value value) {
   require(!output.empty(), "a result has no name");
+  check_name("result", output);
+  require(std::isdigit(static_cast<unsigned char>(output[0])) == 0 && output[0] != '.',
+          "result: the name '", output, "' begins with a digit or a dot");
   for (const Output& other : outputs_)
     require(other.name != output, "there are two results of the name '", output, "'");
   check(value.node >= 0 && value.node < size(), "result '", output, "' is no value of this graph");

@@ -56,6 +56,7 @@ std::optional<View> reshaped(const View& view, const std::vector<std::int64_t>& 
   View to = view;
   to.shape = shape;
   to.strides.assign(shape.size(), 0);
+  if (elements_of(view) == 0) return to;  // nothing to find
   // Runs of dimensions of both sides with equal products; within a run the old ones must be one.
   std::vector<std::int64_t> sizes, strides;
   for (std::size_t d = 0; d < view.shape.size(); ++d) {
