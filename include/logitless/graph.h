@@ -124,7 +124,8 @@ LOGITLESS_API Value slice(Value x, int axis, Dim begin, Dim end);
 LOGITLESS_API Value pad(Value x, int axis, Dim low, Dim high);
 LOGITLESS_API Value concat(const std::vector<Value>& parts, int axis);
 
-// --- Reductions; the dimensions vanish. `dtype` f32 sums 16-bit operands into f32.
+// --- Reductions; the dimensions vanish. The result has the dtype of x (argmax: i64); sums run in
+// fp32.
 LOGITLESS_API Value sum(Value x, std::vector<int> dims);
 LOGITLESS_API Value mean(Value x, std::vector<int> dims);
 LOGITLESS_API Value max(Value x, std::vector<int> dims);

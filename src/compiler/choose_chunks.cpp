@@ -4,6 +4,7 @@
 #include <set>
 
 #include "compiler/analysis/region.h"
+#include "compiler/passes/eliminate.h"
 #include "compiler/passes/form_loops.h"
 #include "compiler/plan/arena.h"
 #include "compiler/plan/lower.h"

@@ -91,7 +91,6 @@ enum class VectorOp : std::uint8_t {
   expm1,
   sqrt,
   rsqrt,
-  reciprocal,
   tanh,
   erf,
   sigmoid,
@@ -99,7 +98,6 @@ enum class VectorOp : std::uint8_t {
   cos,
   floor,
   sign,
-  square,
   // of a and b; comparisons and logic give 1 or 0
   add,
   sub,

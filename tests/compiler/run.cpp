@@ -8,58 +8,9 @@
 #include <memory>
 #include <random>
 
-#include "core/half.h"
+#include "core/element.h"
 
 namespace logitless::test {
-namespace {
-
-void set(DType dtype, std::byte* at, std::size_t i, double value) {
-  switch (dtype) {
-    case DType::f32:
-      reinterpret_cast<float*>(at)[i] = static_cast<float>(value);
-      break;
-    case DType::f64:
-      reinterpret_cast<double*>(at)[i] = value;
-      break;
-    case DType::bf16:
-      reinterpret_cast<std::uint16_t*>(at)[i] = float_to_bf16(static_cast<float>(value));
-      break;
-    case DType::f16:
-      reinterpret_cast<std::uint16_t*>(at)[i] = float_to_f16(static_cast<float>(value));
-      break;
-    case DType::i32:
-      reinterpret_cast<std::int32_t*>(at)[i] = static_cast<std::int32_t>(value);
-      break;
-    case DType::i64:
-      reinterpret_cast<std::int64_t*>(at)[i] = static_cast<std::int64_t>(value);
-      break;
-    case DType::i8:
-      reinterpret_cast<std::int8_t*>(at)[i] = static_cast<std::int8_t>(value);
-      break;
-  }
-}
-double get(DType dtype, const std::byte* at, std::size_t i) {
-  switch (dtype) {
-    case DType::f32:
-      return reinterpret_cast<const float*>(at)[i];
-    case DType::f64:
-      return reinterpret_cast<const double*>(at)[i];
-    case DType::bf16:
-      return bf16_to_float(reinterpret_cast<const std::uint16_t*>(at)[i]);
-    case DType::f16:
-      return f16_to_float(reinterpret_cast<const std::uint16_t*>(at)[i]);
-    case DType::i32:
-      return reinterpret_cast<const std::int32_t*>(at)[i];
-    case DType::i64:
-      return static_cast<double>(reinterpret_cast<const std::int64_t*>(at)[i]);
-    case DType::i8:
-      return reinterpret_cast<const std::int8_t*>(at)[i];
-  }
-  return 0.0;
-}
-
-}  // namespace
-
 ir::Tensors random_inputs(const ir::Graph& graph, std::uint64_t seed) {
   std::mt19937_64 rng(seed);
   std::normal_distribution<double> normal;
@@ -75,8 +26,8 @@ ir::Tensors random_inputs(const ir::Graph& graph, std::uint64_t seed) {
     const DType dtype = n.results[0].dtype;
     for (std::size_t i = 0; i < count; ++i) {
       std::byte bits[8];
-      set(dtype, bits, 0, is_index(dtype) ? static_cast<double>(rng() % 7) : normal(rng));
-      t.data.push_back(get(dtype, bits, 0));
+      store_element(bits, dtype, 0, is_index(dtype) ? static_cast<double>(rng() % 7) : normal(rng));
+      t.data.push_back(load_element(bits, dtype, 0));
     }
     inputs[n.attributes.name] = std::move(t);
   }
@@ -99,7 +50,8 @@ ir::Tensors execute(const CompiledProgram& program, const ir::Tensors& inputs) {
   for (const CompiledProgram::Tensor& t : program.parameters()) {
     const ir::Tensor& from = inputs.at(t.name);
     std::byte* to = block(static_cast<std::size_t>(t.bytes()));
-    for (std::size_t i = 0; i < from.data.size(); ++i) set(t.dtype, to, i, from.data[i]);
+    for (std::size_t i = 0; i < from.data.size(); ++i)
+      store_element(to, t.dtype, static_cast<std::int64_t>(i), from.data[i]);
     parameters.push_back(to);
   }
   for (const CompiledProgram::Tensor& t : program.results())
@@ -118,7 +70,7 @@ ir::Tensors execute(const CompiledProgram& program, const ir::Tensors& inputs) {
     std::size_t count = 1;
     for (const std::int64_t s : t.shape) count *= static_cast<std::size_t>(s);
     for (std::size_t i = 0; i < count; ++i)
-      x.data.push_back(get(t.dtype, static_cast<std::byte*>(results[r]), i));
+      x.data.push_back(load_element(results[r], t.dtype, static_cast<std::int64_t>(i)));
     out[t.name] = std::move(x);
   }
   return out;

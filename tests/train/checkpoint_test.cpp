@@ -55,15 +55,6 @@ struct Model {
   TensorSet values, m, v;
 };
 
-void expect_message(const std::function<void()>& act, const std::string& text) {
-  try {
-    act();
-    FAIL() << "nothing was thrown; expected: " << text;
-  } catch (const InvalidArgument& error) {
-    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
-  }
-}
-
 class CheckpointTest : public TestFolder {
  protected:
   // A file with changed tensors or metadata.

@@ -17,15 +17,6 @@
 namespace logitless::train {
 namespace {
 
-void expect_message(const std::function<void()>& act, const std::string& text) {
-  try {
-    act();
-    FAIL() << "nothing was thrown; expected: " << text;
-  } catch (const InvalidArgument& error) {
-    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
-  }
-}
-
 class DatasetTest : public TestFolder {
  protected:
   static void put_number(std::string& bytes, std::size_t at, std::uint32_t value) {

@@ -1,4 +1,4 @@
-// A folder of its own for each test, gone with it.
+// What tests of files share: a folder of its own for each test, gone with it, and refusals.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -6,7 +6,10 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <string>
+
+#include "logitless/error.h"
 
 namespace logitless::train {
 
@@ -29,5 +32,15 @@ class TestFolder : public testing::Test {
 
   std::filesystem::path root_;
 };
+
+// That an InvalidArgument with this text in it is thrown.
+inline void expect_message(const std::function<void()>& act, const std::string& text) {
+  try {
+    act();
+    FAIL() << "nothing was thrown; expected: " << text;
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
 
 }  // namespace logitless::train

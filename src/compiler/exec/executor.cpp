@@ -4,9 +4,9 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "core/check.h"
+#include "core/element.h"
 #include "core/half.h"
 #include "core/parallel.h"
 #include "kernels/tensor_kernels.h"
@@ -19,11 +19,6 @@ constexpr std::int64_t kTask = 1 << 15;  // elements of a task, about
 std::byte* address(const View& view, Table table) {
   return table[view.buffer] + view.offset * static_cast<std::int64_t>(size_of(view.dtype));
 }
-std::int64_t index_at(const View& view, const std::byte* base, std::int64_t offset) {
-  return view.dtype == DType::i32 ? reinterpret_cast<const std::int32_t*>(base)[offset]
-                                  : reinterpret_cast<const std::int64_t*>(base)[offset];
-}
-
 void run_gemm(const Gemm& g, Table table, int threads) {
   GemmProblem p = gemm_problem(g, threads);
   std::byte* scratch = g.scratch >= 0 ? table[g.scratch] : nullptr;
@@ -60,7 +55,7 @@ void run_take(const Take& t, Table table, int threads) {
   const std::int64_t per_task = std::max<std::int64_t>(kTask / std::max<std::int64_t>(width, 1), 1);
   parallel_for(threads, (count + per_task - 1) / per_task, [&](std::int64_t task, int) {
     for (std::int64_t i = task * per_task; i < std::min(count, (task + 1) * per_task); ++i) {
-      const std::int64_t row = index_at(t.index, index, i);
+      const std::int64_t row = load_index(index, t.index.dtype, i);
       std::byte* out = to + static_cast<std::size_t>(i) * bytes;
       if (row >= 0 && row < rows) {
         std::memcpy(out, from + static_cast<std::size_t>(row) * bytes, bytes);
@@ -84,7 +79,7 @@ void scatter(const ScatterAdd& s, Table table, int threads) {
   parallel_for(threads, (width + kColumns - 1) / kColumns, [&](std::int64_t task, int) {
     const std::int64_t first = task * kColumns, n = std::min(kColumns, width - first);
     for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t row = index_at(s.index, index, i);
+      const std::int64_t row = load_index(index, s.index.dtype, i);
       if (row < 0 || row >= rows) continue;
       T* to = out + row * width + first;
       const std::int64_t at = i * width + first;
@@ -193,31 +188,11 @@ void run_pick(const Pick& p, Table table, int threads) {
         at_x += rest % p.out.shape[d] * rows.values[d];
         rest /= p.out.shape[d];
       }
-      const std::int64_t k = index_at(p.index, index, at_index);
+      const std::int64_t k = load_index(index, p.index.dtype, at_index);
       const bool inside = k >= 0 && k < size;
       copy_element(p.x.dtype, out, at_out, inside ? x : nullptr, at_x + (inside ? k * step : 0));
     }
   });
-}
-
-double number_at(DType dtype, const std::byte* base, std::int64_t i) {
-  switch (dtype) {
-    case DType::f32:
-      return reinterpret_cast<const float*>(base)[i];
-    case DType::bf16:
-      return bf16_to_float(reinterpret_cast<const std::uint16_t*>(base)[i]);
-    case DType::f16:
-      return f16_to_float(reinterpret_cast<const std::uint16_t*>(base)[i]);
-    case DType::f64:
-      return reinterpret_cast<const double*>(base)[i];
-    case DType::i32:
-      return reinterpret_cast<const std::int32_t*>(base)[i];
-    case DType::i64:
-      return static_cast<double>(reinterpret_cast<const std::int64_t*>(base)[i]);
-    case DType::i8:
-      return reinterpret_cast<const std::int8_t*>(base)[i];
-  }
-  return 0.0;
 }
 
 void run_argmax(const ArgMax& m, Table table, int threads) {
@@ -239,7 +214,7 @@ void run_argmax(const ArgMax& m, Table table, int threads) {
       std::int64_t best = 0;
       double top = 0.0;
       for (std::int64_t k = 0; k < size; ++k) {
-        const double v = number_at(m.x.dtype, x, at + k * step);
+        const double v = load_element(x, m.x.dtype, at + k * step);
         // The first of equals; a NaN is greater than all.
         if (k == 0 || v > top || (std::isnan(v) && !std::isnan(top))) {
           top = v;
@@ -267,52 +242,13 @@ void run_fill(const Fill& f, Table table, int threads) {
         std::memset(row, 0, static_cast<std::size_t>(inner) * size);
         continue;
       }
-      for (std::int64_t i = 0; i < inner; ++i) {
-        std::byte* to = row + i * step * static_cast<std::int64_t>(size);
-        switch (f.out.dtype) {
-          case DType::f32:
-            *reinterpret_cast<float*>(to) = static_cast<float>(f.number);
-            break;
-          case DType::f64:
-            *reinterpret_cast<double*>(to) = f.number;
-            break;
-          case DType::bf16:
-            *reinterpret_cast<std::uint16_t*>(to) = float_to_bf16(static_cast<float>(f.number));
-            break;
-          case DType::f16:
-            *reinterpret_cast<std::uint16_t*>(to) = float_to_f16(static_cast<float>(f.number));
-            break;
-          case DType::i32:
-            *reinterpret_cast<std::int32_t*>(to) = std::isinf(f.number)
-                                                       ? std::numeric_limits<std::int32_t>::min()
-                                                       : static_cast<std::int32_t>(f.number);
-            break;
-          case DType::i64:
-            *reinterpret_cast<std::int64_t*>(to) = std::isinf(f.number)
-                                                       ? std::numeric_limits<std::int64_t>::min()
-                                                       : static_cast<std::int64_t>(f.number);
-            break;
-          case DType::i8:
-            *reinterpret_cast<std::int8_t*>(to) = static_cast<std::int8_t>(f.number);
-            break;
-        }
-      }
+      for (std::int64_t i = 0; i < inner; ++i) store_element(row, f.out.dtype, i * step, f.number);
     }
   });
 }
 
 void run_attention(const Attention& a, Table table, int threads) {
-  AttentionShape shape;
-  shape.batch = a.q.shape[0];
-  shape.heads = a.q.shape[1];
-  shape.kv_heads = a.k.shape[1];
-  shape.queries = a.q.shape[2];
-  shape.keys = a.k.shape[2];
-  shape.dim = a.q.shape[3];
-  shape.dtype = a.q.dtype;
-  shape.causal = a.causal;
-  shape.scale = static_cast<float>(a.scale);
-  shape.threads = threads;
+  const AttentionShape shape = attention_shape(a, threads);
   const auto in = [&](const View& v) {
     return AttentionOperand{address(v, table), v.strides[0], v.strides[1], v.strides[2]};
   };

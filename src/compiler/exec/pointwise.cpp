@@ -91,51 +91,6 @@ VectorOp vector_op(Function function) {
   throw InternalError("a function without a vector form");
 }
 
-double load(DType dtype, const std::byte* at, std::int64_t i) {
-  switch (dtype) {
-    case DType::f32:
-      return reinterpret_cast<const float*>(at)[i];
-    case DType::bf16:
-      return bf16_to_float(reinterpret_cast<const std::uint16_t*>(at)[i]);
-    case DType::f16:
-      return f16_to_float(reinterpret_cast<const std::uint16_t*>(at)[i]);
-    case DType::i32:
-      return reinterpret_cast<const std::int32_t*>(at)[i];
-    case DType::i64:
-      return static_cast<double>(reinterpret_cast<const std::int64_t*>(at)[i]);
-    case DType::i8:
-      return reinterpret_cast<const std::int8_t*>(at)[i];
-    case DType::f64:
-      return reinterpret_cast<const double*>(at)[i];
-  }
-  return 0.0;
-}
-void store(DType dtype, std::byte* at, std::int64_t i, double value) {
-  switch (dtype) {
-    case DType::f32:
-      reinterpret_cast<float*>(at)[i] = static_cast<float>(value);
-      break;
-    case DType::bf16:
-      reinterpret_cast<std::uint16_t*>(at)[i] = float_to_bf16(static_cast<float>(value));
-      break;
-    case DType::f16:
-      reinterpret_cast<std::uint16_t*>(at)[i] = float_to_f16(static_cast<float>(value));
-      break;
-    case DType::i32:
-      reinterpret_cast<std::int32_t*>(at)[i] = static_cast<std::int32_t>(value);
-      break;
-    case DType::i64:
-      reinterpret_cast<std::int64_t*>(at)[i] = static_cast<std::int64_t>(value);
-      break;
-    case DType::i8:
-      reinterpret_cast<std::int8_t*>(at)[i] = static_cast<std::int8_t>(value);
-      break;
-    case DType::f64:
-      reinterpret_cast<double*>(at)[i] = value;
-      break;
-  }
-}
-
 bool is_float32_like(DType dtype) {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
 }
@@ -149,7 +104,7 @@ constexpr DType register_dtype() {
 template <typename R>
 void gather(const View& view, const std::byte* at, std::int64_t stride, R* to, std::int64_t n) {
   if (stride == 0) {
-    std::fill_n(to, n, static_cast<R>(load(view.dtype, at, 0)));
+    std::fill_n(to, n, static_cast<R>(load_element(at, view.dtype, 0)));
   } else if (std::is_same_v<R, float> && stride == 1 && is_float32_like(view.dtype)) {
     to_f32(view.dtype, at, reinterpret_cast<float*>(to), n);
   } else if (view.dtype == DType::f32) {
@@ -159,7 +114,8 @@ void gather(const View& view, const std::byte* at, std::int64_t stride, R* to, s
     const auto* from = reinterpret_cast<const std::int64_t*>(at);
     for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<R>(from[i * stride]);
   } else {
-    for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<R>(load(view.dtype, at, i * stride));
+    for (std::int64_t i = 0; i < n; ++i)
+      to[i] = static_cast<R>(load_element(at, view.dtype, i * stride));
   }
 }
 
@@ -245,7 +201,7 @@ class Block {
       }
       at_[leaves + s] = to;
     }
-    return at_[static_cast<std::size_t>(loop_.stores[0].source)];
+    return at_[static_cast<std::size_t>(loop_.store.source)];
   }
 
   std::byte* address(const View& view, const std::int64_t* coordinates) const {
@@ -280,8 +236,8 @@ void put(const View& view, std::byte* at, std::int64_t stride, const R* from, st
     from_f32(view.dtype, reinterpret_cast<const float*>(from), at, n);
   } else {
     for (std::int64_t i = 0; i < n; ++i) {
-      const double old = accumulate ? load(view.dtype, at, i * stride) : 0.0;
-      store(view.dtype, at, i * stride, old + static_cast<double>(from[i]));
+      const double old = accumulate ? load_element(at, view.dtype, i * stride) : 0.0;
+      store_element(at, view.dtype, i * stride, old + static_cast<double>(from[i]));
     }
   }
 }
@@ -318,7 +274,7 @@ void elementwise(const Pointwise& loop, Table table, int threads) {
   const std::int64_t blocks = (inner + kBlock - 1) / kBlock;
   const std::int64_t items = outer * blocks;
   const std::int64_t per_task = std::max<std::int64_t>(kTask / std::min(inner, kBlock), 1);
-  const Pointwise::Store& to = loop.stores[0];
+  const Pointwise::Store& to = loop.store;
   const std::int64_t stride = rank > 0 ? to.view.strides[rank - 1] : 1;
   const bool direct = stride == 1 && to.view.dtype == register_dtype<R>() && !to.accumulate &&
                       !loop.steps.empty() &&
@@ -413,7 +369,7 @@ void reduce_rows(const Pointwise& loop, Table table, int threads) {
   const std::int64_t rows = product_of(loop.shape, 0, kept);
   const std::int64_t inner = reduced > 0 ? loop.shape[rank - 1] : 1;
   const std::int64_t first_size = reduced > 0 ? loop.shape[kept] : 1;
-  const Pointwise::Store& to = loop.stores[0];
+  const Pointwise::Store& to = loop.store;
   const std::int64_t parts = loop.parts;
   const std::int64_t length =
       product_of(loop.shape, kept, reduced) / std::max<std::int64_t>(parts, 1);
@@ -422,7 +378,8 @@ void reduce_rows(const Pointwise& loop, Table table, int threads) {
   const std::int64_t items = rows * parts;
   R* const sums = parts > 1 ? reinterpret_cast<R*>(table[loop.scratch]) : nullptr;
   const auto finish = [&](std::byte* memory, double value) {
-    store(to.view.dtype, memory, 0, to.accumulate ? load(to.view.dtype, memory, 0) + value : value);
+    store_element(memory, to.view.dtype, 0,
+                  to.accumulate ? load_element(memory, to.view.dtype, 0) + value : value);
   };
   parallel_for(threads, (items + per_task - 1) / per_task, [&](std::int64_t task, int) {
     Block<R> block(loop, table);
@@ -481,6 +438,10 @@ void reduce_rows(const Pointwise& loop, Table table, int threads) {
 
 template <typename R>
 void merge_block(Reduce kind, const R* x, R* top, R* sum, std::int64_t n) {
+  if constexpr (std::is_same_v<R, float>) {
+    if (kind == Reduce::sum) return add_to(x, sum, n);
+    if (kind == Reduce::max) return max_to(x, sum, n);
+  }
   switch (kind) {
     case Reduce::sum:
       for (std::int64_t i = 0; i < n; ++i) sum[i] += x[i];
@@ -513,7 +474,7 @@ void reduce_columns(const Pointwise& loop, Table table, int threads) {
   const std::int64_t columns = outer * inner;
   const std::int64_t parts = loop.parts, first_size = loop.shape[0];
   const std::int64_t rest = product_of(loop.shape, 1, reduced - 1);
-  const Pointwise::Store& to = loop.stores[0];
+  const Pointwise::Store& to = loop.store;
   const std::int64_t stride = to.view.strides[rank - 1];
   R* const sums = parts > 1 ? reinterpret_cast<R*>(table[loop.scratch]) : nullptr;
   const R start = loop.reduce == Reduce::max ? -std::numeric_limits<R>::infinity() : R(0);

@@ -1,11 +1,12 @@
 // eliminate-dead and eliminate-common.
+#include "compiler/passes/eliminate.h"
+
 #include <functional>
 #include <map>
 #include <numeric>
 #include <string>
 
 #include "compiler/ir/text.h"
-#include "compiler/passes/form_loops.h"
 
 namespace logitless::ir {
 namespace {

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "compiler/ir/build.h"
+#include "compiler/passes/eliminate.h"
 #include "core/check.h"
 
 namespace logitless::ir {

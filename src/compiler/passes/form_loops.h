@@ -13,12 +13,4 @@ namespace logitless::ir {
 // Expects bound sizes; keeps results and their types.
 Graph form_loops(const Graph& graph, const Region& region, std::int64_t chunk);
 
-// Without the nodes that no result depends on; parameters stay.
-Graph eliminate_dead(const Graph& graph);
-// Equal operations on equal operands become one.
-Graph eliminate_common(const Graph& graph);
-// Only where one loop reads two equal values: copies that were made to be far apart are now
-// together.
-Graph eliminate_common_of_loops(const Graph& graph);
-
 }  // namespace logitless::ir

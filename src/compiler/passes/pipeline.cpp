@@ -1,6 +1,6 @@
 #include "compiler/passes/pipeline.h"
 
-#include "compiler/passes/form_loops.h"
+#include "compiler/passes/eliminate.h"
 #include "compiler/passes/recompute_cheap.h"
 #include "compiler/passes/widen_sums.h"
 

@@ -5,7 +5,7 @@
 #include <queue>
 #include <set>
 
-#include "compiler/passes/form_loops.h"
+#include "compiler/passes/eliminate.h"
 
 namespace logitless::ir {
 namespace {

@@ -21,8 +21,8 @@ int owner(const Program& program, int buffer) {
 // The operand whose memory the result of a pointwise instruction may take: read element for element
 // where the result is written, for the last time, and in no other way.
 int replaceable(const Program& program, const Pointwise& p, int instruction) {
-  if (p.reduction || p.stores.size() != 1 || p.stores[0].accumulate) return -1;
-  const View& out = p.stores[0].view;
+  if (p.reduction || p.store.accumulate) return -1;
+  const View& out = p.store.view;
   for (const Pointwise::Leaf& leaf : p.leaves) {
     if (leaf.kind != Pointwise::Leaf::Kind::memory) continue;
     const Buffer& from = program.buffers[static_cast<std::size_t>(leaf.view.buffer)];
@@ -94,7 +94,7 @@ void plan_memory(Program& program) {
     if (instruction.kind != Instruction::Kind::pointwise) continue;
     const int from = replaceable(program, instruction.pointwise, i);
     if (from >= 0)
-      program.buffers[static_cast<std::size_t>(instruction.pointwise.stores[0].view.buffer)]
+      program.buffers[static_cast<std::size_t>(instruction.pointwise.store.view.buffer)]
           .shared_with = from;
   }
   std::vector<Interval> intervals;

@@ -8,6 +8,8 @@ namespace {
 
 // Registers that one loop may use, with room for leaves of a reduction.
 constexpr int kMostSteps = 40;
+// Of a loop as it ends up, shared values counted once; merging into a result takes some more.
+constexpr std::size_t kMostRegistersUsed = 48;
 // Steps computed again in each of several readers.
 constexpr int kCheapSteps = 4;
 
@@ -40,6 +42,22 @@ struct Cost {
   bool costly = false;
   std::set<Value> memory;  // values of the full shape that it reads
 };
+
+// Nodes that the loop of a node holds in registers: it, what it computes, and what it reads.
+std::set<int> registers_of(const Graph& graph, const std::vector<bool>& inlined, int id) {
+  std::set<int> used = {id};
+  std::vector<int> work = {id};
+  while (!work.empty()) {
+    const Node& n = graph.node(work.back());
+    work.pop_back();
+    for (const Value v : n.operands) {
+      const bool computed =
+          inlined[static_cast<std::size_t>(v.node)] && is_elementwise(graph.node(v));
+      if (used.insert(v.node).second && computed) work.push_back(v.node);
+    }
+  }
+  return used;
+}
 
 }  // namespace
 
@@ -113,6 +131,28 @@ std::vector<bool> inlined_nodes(const Graph& graph) {
     if (readable && !inlined[at] && in.size() == 1 && cost[at].steps <= kMostSteps / 2)
       inlined[at] = true;
     loops[at] = inlined[at] ? in : std::set<int>{id};
+  }
+  // What is shared was counted once for each reader, or not at all: the loops that are too long
+  // give memory to a value in their middle.
+  for (int id = 0; id < graph.size(); ++id) {
+    const Node& n = graph.node(id);
+    if (inlined[static_cast<std::size_t>(id)] || !(is_elementwise(n) || n.op == Op::reduce))
+      continue;
+    for (std::set<int> used = registers_of(graph, inlined, id); used.size() > kMostRegistersUsed;
+         used = registers_of(graph, inlined, id)) {
+      int middle = -1;
+      std::size_t most = 0;
+      for (const int v : used) {
+        if (v == id || !inlined[static_cast<std::size_t>(v)] || !is_elementwise(graph.node(v)))
+          continue;
+        const std::size_t own = registers_of(graph, inlined, v).size();
+        if (own <= kMostRegistersUsed && own > most) {
+          most = own;
+          middle = v;
+        }
+      }
+      inlined[static_cast<std::size_t>(middle)] = false;
+    }
   }
   return inlined;
 }

@@ -379,16 +379,7 @@ void Lowering::emit_attention(int id) {
     a.out = result_of({id, 0});
     a.lse = result_of({id, 1});
   }
-  AttentionShape shape;
-  shape.batch = a.q.shape[0];
-  shape.heads = a.q.shape[1];
-  shape.kv_heads = a.k.shape[1];
-  shape.queries = a.q.shape[2];
-  shape.keys = a.k.shape[2];
-  shape.dim = a.q.shape[3];
-  shape.dtype = a.q.dtype;
-  shape.causal = a.causal;
-  shape.threads = threads_;
+  const AttentionShape shape = attention_shape(a, threads_);
   const auto bytes = static_cast<std::int64_t>(attention_scratch_bytes(shape, a.gradient));
   if (bytes > 0) a.scratch = add_buffer(Place::arena, bytes, name_of_node(id) + " scratch", 0);
   p_.multiply_adds += static_cast<double>(shape.batch * shape.heads * shape.queries) *

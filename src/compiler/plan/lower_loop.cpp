@@ -7,6 +7,17 @@
 
 namespace logitless::ir {
 
+namespace {
+
+// The maximum of nothing.
+double lowest(DType dtype) {
+  if (dtype == DType::i32) return static_cast<double>(std::numeric_limits<std::int32_t>::min());
+  if (dtype == DType::i64) return static_cast<double>(std::numeric_limits<std::int64_t>::min());
+  return -std::numeric_limits<double>::infinity();
+}
+
+}  // namespace
+
 void Lowering::emit_loop(int id) {
   const Node& n = g_.node(id);
   const Loop& loop = *n.attributes.loop;
@@ -20,8 +31,7 @@ void Lowering::emit_loop(int id) {
     results.push_back(result_of(v));
     const Loop::Out kind = loop.outputs[i].kind;
     if (kind != Loop::Out::stack)
-      emit_fill(results.back(),
-                kind == Loop::Out::sum ? 0.0 : -std::numeric_limits<double>::infinity());
+      emit_fill(results.back(), kind == Loop::Out::sum ? 0.0 : lowest(results.back().dtype));
   }
   const auto slice = [&](const View& outer, bool cut, int axis, std::int64_t factor, int inner) {
     const auto size = static_cast<std::int64_t>(size_of(outer.dtype));

@@ -122,7 +122,7 @@ class PointwiseBuilder {
 void finish_pointwise(Pointwise& loop) {
   const auto rank = loop.shape.size();
   std::vector<bool> fixed(rank, false);
-  bool wide = false, wide_store = false;
+  bool wide = false;
   for (const Pointwise::Leaf& leaf : loop.leaves) {
     if (leaf.kind == Pointwise::Leaf::Kind::iota) {
       fixed[static_cast<std::size_t>(leaf.dim)] = true;
@@ -130,12 +130,10 @@ void finish_pointwise(Pointwise& loop) {
     }
     if (leaf.kind == Pointwise::Leaf::Kind::memory) wide = wide || leaf.view.dtype == DType::f64;
   }
-  for (const Pointwise::Store& store : loop.stores) {
-    wide_store = wide_store || store.view.dtype == DType::f64 || is_integer(store.view.dtype);
-  }
+  const DType stored = loop.store.view.dtype;
   for (const Pointwise::Step& s : loop.steps)
     wide = wide || (s.kind == Pointwise::Step::Kind::round && s.dtype == DType::f64);
-  loop.wide = wide || wide_store;
+  loop.wide = wide || stored == DType::f64 || is_integer(stored);
   // A border between what is kept and what is reduced stays where it is.
   const std::size_t border = loop.columns ? static_cast<std::size_t>(loop.reduced)
                                           : rank - static_cast<std::size_t>(loop.reduced);
@@ -143,7 +141,7 @@ void finish_pointwise(Pointwise& loop) {
   for (Pointwise::Leaf& leaf : loop.leaves) {
     if (leaf.kind == Pointwise::Leaf::Kind::memory) strides.push_back(&leaf.view.strides);
   }
-  for (Pointwise::Store& store : loop.stores) strides.push_back(&store.view.strides);
+  strides.push_back(&loop.store.view.strides);
   std::vector<std::int64_t> marks(rank, 0);
   if (loop.reduction) {
     // Strides that no merge across the border satisfies.
@@ -155,7 +153,6 @@ void finish_pointwise(Pointwise& loop) {
     }
     strides.push_back(&marks);
   }
-  const std::vector<std::int64_t> before = loop.shape;
   const std::vector<int> to = merge_dims(loop.shape, strides, fixed);
   for (Pointwise::Leaf& leaf : loop.leaves) {
     if (leaf.kind == Pointwise::Leaf::Kind::iota) leaf.dim = to[static_cast<std::size_t>(leaf.dim)];
@@ -171,7 +168,7 @@ void finish_pointwise(Pointwise& loop) {
     loop.reduced = static_cast<int>(loop.shape.size()) - kept;
   }
   for (Pointwise::Leaf& leaf : loop.leaves) leaf.view.shape = loop.shape;
-  for (Pointwise::Store& store : loop.stores) store.view.shape = loop.shape;
+  loop.store.view.shape = loop.shape;
 }
 
 Pointwise copy_loop(const View& from, const View& to, bool accumulate) {
@@ -180,7 +177,7 @@ Pointwise copy_loop(const View& from, const View& to, bool accumulate) {
   Pointwise::Leaf leaf;
   leaf.view = from;
   loop.leaves.push_back(leaf);
-  loop.stores.push_back({0, to, accumulate});
+  loop.store = {0, to, accumulate};
   finish_pointwise(loop);
   return loop;
 }
@@ -207,7 +204,7 @@ void Lowering::emit_pointwise(Value v, const Target& to) {
   }
   const int source = builder.final(r);
   Pointwise loop = builder.finish();
-  loop.stores.push_back({source, to.view, to.kind == Target::Kind::sum});
+  loop.store = {source, to.view, to.kind == Target::Kind::sum};
   finish_pointwise(loop);
   push(Instruction::Kind::pointwise, v.node).pointwise = std::move(loop);
 }
@@ -252,9 +249,7 @@ void Lowering::emit_reduction(int id, const std::vector<int>& dims, Value operan
                        std::find(dims.begin(), dims.end(), from.rank() - 1) == dims.end() &&
                        rows > 1;
   PointwiseBuilder builder(*this, sizes);
-  const bool computed =
-      is_elementwise(g_.node(operand)) && inlined_[static_cast<std::size_t>(operand.node)];
-  const int r = computed ? builder.compute(operand) : builder.value(operand);
+  const int r = builder.value(operand);
   const int source = builder.final(r);
   Pointwise loop = builder.finish();
   // Dimensions in the loop's order: what is kept, then what is reduced, or the other way round.
@@ -277,10 +272,9 @@ void Lowering::emit_reduction(int id, const std::vector<int>& dims, Value operan
   loop.reduce = kind;
   loop.columns = columns;
   loop.reduced = static_cast<int>(dims.size());
-  View to = out;
   std::vector<int> spread;
   for (const int d : kept) spread.push_back(place[static_cast<std::size_t>(d)]);
-  loop.stores.push_back({source, broadcasted(to, shape, spread), accumulate});
+  loop.store = {source, broadcasted(out, shape, spread), accumulate};
   finish_pointwise(loop);
   // Few results of many elements: parts of fixed size, added in order.
   constexpr std::int64_t kPart = 8192, kMostParts = 64;

@@ -28,6 +28,21 @@ GemmProblem gemm_problem(const Gemm& gemm, int threads) {
   return p;
 }
 
+AttentionShape attention_shape(const Attention& a, int threads) {
+  AttentionShape shape;
+  shape.batch = a.q.shape[0];
+  shape.heads = a.q.shape[1];
+  shape.kv_heads = a.k.shape[1];
+  shape.queries = a.q.shape[2];
+  shape.keys = a.k.shape[2];
+  shape.dim = a.q.shape[3];
+  shape.dtype = a.q.dtype;
+  shape.causal = a.causal;
+  shape.scale = static_cast<float>(a.scale);
+  shape.threads = threads;
+  return shape;
+}
+
 std::vector<int> reads_of(const Instruction& i) {
   std::vector<int> list;
   switch (i.kind) {
@@ -74,7 +89,7 @@ std::vector<int> writes_of(const Instruction& i) {
   };
   switch (i.kind) {
     case Instruction::Kind::pointwise:
-      for (const Pointwise::Store& store : i.pointwise.stores) list.push_back(store.view.buffer);
+      list.push_back(i.pointwise.store.view.buffer);
       scratch(i.pointwise.scratch);
       break;
     case Instruction::Kind::gemm:

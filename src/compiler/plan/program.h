@@ -65,9 +65,9 @@ struct Pointwise {
   std::vector<std::int64_t> shape;
   std::vector<Leaf> leaves;
   std::vector<Step> steps;
-  std::vector<Store> stores;
+  Store store;
   bool wide = false;  // registers are f64
-  // A reduction of one register, stores[0].source, over `reduced` dimensions: the last ones (each
+  // A reduction of one register, store.source, over `reduced` dimensions: the last ones (each
   // task owns rows of results), or, when `columns`, the first ones (each task owns columns, and the
   // first dimensions are cut into `parts` whose sums are added in order).
   bool reduction = false;
@@ -113,6 +113,9 @@ struct Attention {
   View q, k, v, out, lse, d_out, d_q, d_k, d_v;
   int scratch = -1;
 };
+
+// Its sizes, as the kernels take them.
+AttentionShape attention_shape(const Attention& attention, int threads);
 
 struct Program;
 struct LoopRun {

@@ -89,8 +89,6 @@ T scalar_function(VectorOp op, T a, T b, T c) {
       return std::sqrt(a);
     case VectorOp::rsqrt:
       return T(1) / std::sqrt(a);
-    case VectorOp::reciprocal:
-      return T(1) / a;
     case VectorOp::tanh:
       return std::tanh(a);
     case VectorOp::erf:
@@ -105,8 +103,6 @@ T scalar_function(VectorOp op, T a, T b, T c) {
       return std::floor(a);
     case VectorOp::sign:
       return a > 0 ? T(1) : (a < 0 ? T(-1) : a);
-    case VectorOp::square:
-      return a * a;
     case VectorOp::add:
       return a + b;
     case VectorOp::sub:
