@@ -28,8 +28,12 @@ struct CompileOptions {
   // that lowers the peak and computes nothing twice. With a budget, values are also computed again
   // until it is met.
   std::size_t memory_budget = 0;
-  // Chunks of every loop, at most one for each element of its axis; 0: as many as pay.
+  // Chunks of every loop, at most one for each element of its axis; 0: as many as pay. With a
+  // number heads are loops as well.
   std::int64_t chunks = 0;
+  // Losses of a large vocabulary in f32, bf16 or f16 run on the engine of head.h; false: they are
+  // loops like the rest.
+  bool head_engine = true;
   // A budget that cannot be met, or a big value that could not be cut, is an error that names it;
   // otherwise the report does.
   bool strict = false;

@@ -9,6 +9,7 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "cli/time_program.h"
 #include "logitless/compiler.h"
 #include "train/gpt.h"
 
@@ -23,7 +24,9 @@ struct CompileCommand {
   DType dtype = DType::bf16;
   CompileOptions options;
   std::int64_t threads = 0;
+  std::int64_t repeat = 0;
   bool no_chunk = false;
+  bool no_head_engine = false;
   bool explain = false;
   bool json = false;
   bool text = false;
@@ -67,6 +70,7 @@ void CompileCommand::run() {
   check_writable("--html", html);
   const Graph program = graph();
   options.chunk = !no_chunk;
+  options.head_engine = !no_head_engine;
   options.threads = static_cast<int>(threads);
   if (!options.dump_after.empty()) {
     bool dumped = false;
@@ -84,7 +88,15 @@ void CompileCommand::run() {
   if (!html.empty()) write(html, compiled.report_html());
   if (text) print(compiled.text());
   if (json) print(compiled.report_json() + "\n");
-  if (explain || (html.empty() && !text && !json)) {
+  if (repeat > 0) {
+    const std::string times = time_program(program, options, static_cast<int>(repeat));
+    if (json) {
+      std::fputs(times.c_str(), stderr);
+    } else {
+      print(times);
+    }
+  }
+  if (explain || (html.empty() && !text && !json && repeat == 0)) {
     print(compiled.explain());
     if (!model.empty()) {
       std::int64_t weights = 0;
@@ -165,6 +177,9 @@ Command add_compile(CLI::App& app) {
   add_integer(*sub, "--chunks", args->options.chunks, 1, kMost, "of every loop (default: chosen)")
       ->group("Loops");
   sub->add_flag("--no-chunk", args->no_chunk, "no loops")->group("Loops");
+  sub->add_flag("--no-head-engine", args->no_head_engine,
+                "loops over the losses of a large vocabulary as well")
+      ->group("Loops");
   sub->add_flag("--strict", args->options.strict,
                 "fail when the budget is not met or a big value could not be cut")
       ->group("Loops");
@@ -179,6 +194,10 @@ Command add_compile(CLI::App& app) {
   sub->add_flag("--text", args->text, "print the compiled program")->group("Output");
   sub->add_option("--dump-after", args->options.dump_after,
                   "print the program after a pass, or `all`, and stop")
+      ->group("Output");
+  add_integer(
+      *sub, "--time", args->repeat, 1, 1000,
+      "run it so often on random numbers, and as often without loops; standard error with --json")
       ->group("Output");
   sub->footer(
       "Examples:\n"

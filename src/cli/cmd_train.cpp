@@ -20,6 +20,7 @@ struct TrainCommand {
   std::int64_t threads = 0;
   std::int64_t seed = 1;
   bool no_chunk = false;
+  bool no_head_engine = false;
   bool json = false;
 
   void add(CLI::App& app);
@@ -201,6 +202,9 @@ void TrainCommand::add_machine(CLI::App& app) {
       "memory beside parameters and gradients, such as 512MiB (default: what costs no time)")
       ->group(kGroup);
   app.add_flag("--no-chunk", no_chunk, "run the program without loops over chunks")->group(kGroup);
+  app.add_flag("--no-head-engine", no_head_engine,
+               "a loop over the loss as well, instead of the head engine")
+      ->group(kGroup);
   add_integer(app, "--threads", threads, 0, 4096,
               "threads; 0 (default): OMP_NUM_THREADS, or all cores")
       ->group(kGroup);
@@ -248,6 +252,7 @@ void TrainCommand::run(const CLI::App& app) {
   options.threads = static_cast<int>(threads);
   options.seed = static_cast<std::uint64_t>(seed);
   options.chunk = !no_chunk;
+  options.head_engine = !no_head_engine;
   if (options.has_shards() && given.count("vocab") == 0) options.vocab = kGpt2Vocab;
   train::check_given(options, given);
   for (const std::string& path : options.data) check_exists("--data", path);

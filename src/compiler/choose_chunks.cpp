@@ -119,8 +119,9 @@ class Chooser {
     std::vector<Candidate> candidates;
     std::vector<Trial> trials;
     for (const int node : seeds) {
-      if (choice_.graph.node(node).op == Op::loop) {
-        refuse(node, "it is the result of a loop");
+      if (choice_.graph.node(node).op == Op::loop || choice_.graph.node(node).op == Op::head) {
+        refuse(node, choice_.graph.node(node).op == Op::loop ? "it is the result of a loop"
+                                                             : "the head engine makes it");
         continue;
       }
       // What was in vain for one value is for its like: the layers of a network.

@@ -8,13 +8,28 @@
 #include "compiler/exec/executor.h"
 #include "compiler/graph_access.h"
 #include "compiler/passes/form_loops.h"
+#include "compiler/passes/lower_heads.h"
 #include "compiler/passes/pipeline.h"
+#include "compiler/passes/recompute_cheap.h"
 #include "compiler/plan/lower.h"
 #include "core/check.h"
 #include "core/parallel.h"
 
 namespace logitless {
 namespace {
+
+// No plan of the head engine takes less.
+constexpr std::int64_t kLeastHead = 1 << 16;
+
+// What the largest workspace of a head takes.
+std::int64_t head_bytes(const ir::Program& program) {
+  std::int64_t most = 0;
+  for (const ir::Instruction& i : program.instructions) {
+    if (i.kind == ir::Instruction::Kind::head)
+      most = std::max(most, program.buffers[static_cast<std::size_t>(i.head.scratch)].value_bytes);
+  }
+  return most;
+}
 
 std::vector<CompiledProgram::Tensor> tensors(const ir::Graph& graph, bool results) {
   std::vector<CompiledProgram::Tensor> list;
@@ -78,6 +93,7 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
   require(!graph.outputs().empty(), "compile: the program has no results");
   for (const auto& [name, value] : options.sizes)
     require(value >= 0, "compile: size ", name, " is ", value);
+  const auto budget = static_cast<std::int64_t>(options.memory_budget);
   ir::Graph current = ir::bind(graph, options.sizes);
   for (const std::string& symbol : current.symbols())
     throw InvalidArgument(concat("compile: the size ", symbol, " has no value; give it in sizes"));
@@ -93,21 +109,37 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
   };
   for (const ir::Pass& pass : ir::pipeline())
     timed(pass.name, [&] { current = pass.run(current); });
+  const ir::Graph written = current;
+  timed("recompute-cheap", [&] { current = ir::recompute_cheap(current); });
   timed("plan-unchunked", [&] { state->unchunked = ir::lower(current, state->threads); });
+  if (options.chunk && options.head_engine && options.chunks == 0) {
+    timed("lower-heads", [&] {
+      const ir::Graph lowered = ir::lower_heads(written, 0);
+      if (lowered.size() == written.size()) return;
+      current = ir::recompute_cheap(lowered);
+      // Most of a budget is for the rest.
+      if (budget > 0 && head_bytes(ir::lower(current, state->threads)) > budget / 2)
+        current = ir::limit_heads(current, budget / 2);
+    });
+  }
   if (options.chunk) {
     timed("choose-chunks", [&] {
-      ir::ChunkChoice choice = ir::choose_chunks(
-          current,
-          {static_cast<std::int64_t>(options.memory_budget), options.chunks, state->threads});
+      ir::ChunkChoice choice = ir::choose_chunks(current, {budget, options.chunks, state->threads});
       current = std::move(choice.graph);
       state->program = std::move(choice.program);
       state->regions = std::move(choice.regions);
       state->refusals = std::move(choice.refusals);
     });
+    // Loops did not do: the heads take less.
+    for (std::int64_t bytes = head_bytes(state->program) / 2;
+         budget > 0 && state->program.value_bytes > budget && bytes > kLeastHead; bytes /= 2) {
+      current = ir::limit_heads(current, bytes);
+      state->program = ir::lower(current, state->threads);
+    }
   } else {
     state->program = state->unchunked;
   }
-  state->budget = static_cast<std::int64_t>(options.memory_budget);
+  state->budget = budget;
   if (options.strict) {
     require(state->budget == 0 || state->program.value_bytes <= state->budget,
             "compile: values take ", state->program.value_bytes, " bytes, the budget is ",

@@ -74,6 +74,31 @@ Json memory(const ir::Program& program) {
           {"timeline", timeline(program)}};
 }
 
+std::string head_text(const std::string& name, const ir::HeadRun& head) {
+  const LossPlan& plan = *head.plan;
+  return concat("  ", name, ": on the head engine, ", name_of(plan.kind), " plan, kernel ",
+                plan.kernel, ", chunks of ", plan.chunk_tokens, " tokens, ", fixed(plan.passes, 1),
+                " passes, workspace ", bytes_text(head.scratch_bytes), "\n");
+}
+
+Json heads(const ir::Program& program) {
+  Json list = Json::array();
+  for (const ir::Instruction& i : program.instructions) {
+    if (i.kind != ir::Instruction::Kind::head) continue;
+    const LossPlan& plan = *i.head.plan;
+    list.push_back({{"head", i.name},
+                    {"plan", name_of(plan.kind)},
+                    {"kernel", plan.kernel},
+                    {"tokens", plan.shape.tokens},
+                    {"vocab", plan.shape.vocab},
+                    {"dim", plan.shape.dim},
+                    {"chunk_tokens", plan.chunk_tokens},
+                    {"passes", plan.passes},
+                    {"workspace_bytes", i.head.scratch_bytes}});
+  }
+  return list;
+}
+
 Json report(const State& s) {
   Json regions = Json::array();
   for (const ir::ChunkedRegion& r : s.regions) {
@@ -93,7 +118,8 @@ Json report(const State& s) {
     passes.push_back({{"name", p.name}, {"seconds", p.seconds}, {"nodes", p.nodes}});
   return {{"program", s.graph.name}, {"threads", s.threads},          {"budget", s.budget},
           {"seconds", s.seconds},    {"before", memory(s.unchunked)}, {"after", memory(s.program)},
-          {"regions", regions},      {"not_chunked", s.refusals},     {"passes", passes}};
+          {"regions", regions},      {"heads", heads(s.program)},     {"not_chunked", s.refusals},
+          {"passes", passes}};
 }
 
 }  // namespace
@@ -123,6 +149,9 @@ std::string CompiledProgram::explain() const {
                    " % more than without loops")
           : std::string(),
       "\n");
+  for (const ir::Instruction& i : s.program.instructions) {
+    if (i.kind == ir::Instruction::Kind::head) text += head_text(i.name, i.head);
+  }
   if (s.regions.empty()) text += "no loops\n";
   for (const ir::ChunkedRegion& r : s.regions) text += region_text(r);
   const auto show_peak = [&](const char* name, const ir::Program& program) {

@@ -112,6 +112,7 @@ TrainOptions RunOptions::train_options() const {
   result.seed = seed;
   result.memory_budget = budget;
   result.chunk = chunk;
+  result.head_engine = head_engine;
   result.threads = threads;
   return result;
 }

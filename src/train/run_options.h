@@ -41,6 +41,7 @@ struct RunOptions {
   // Machine
   std::size_t budget = 0;
   bool chunk = true;
+  bool head_engine = true;  // the loss on the head engine; false: a loop like the rest
   int threads = 0;
   // Files
   std::string resume, save, init, hugging_face;

@@ -82,6 +82,7 @@ Trainer::Trainer(const GptConfig& config, const TrainOptions& options, Dataset t
 Trainer::Runner Trainer::compiled(const Graph& graph, const Pointers& others) {
   CompileOptions compile_options;
   compile_options.chunk = options_.chunk;
+  compile_options.head_engine = options_.head_engine;
   compile_options.memory_budget = options_.memory_budget;
   compile_options.threads = options_.threads;
   Pointers pointers = {

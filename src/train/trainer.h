@@ -26,7 +26,8 @@ struct TrainOptions {
   std::uint64_t seed = 1;
   std::size_t memory_budget = 0;  // of each program's arena; see CompileOptions
   bool chunk = true;
-  int threads = 0;  // 0: logitless's default
+  bool head_engine = true;  // the loss on the head engine; false: a loop like the rest
+  int threads = 0;          // 0: logitless's default
 };
 
 struct StepResult {

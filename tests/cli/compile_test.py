@@ -49,7 +49,9 @@ class CompileTest(unittest.TestCase):
 
     def test_explains(self):
         text = self.good(self.file, "--size", "N=1000")
-        self.assertIn("along dimension 0: 1000 in", text)
+        self.assertIn("on the head engine, dense plan", text)
+        loops = self.good(self.file, "--size", "N=1000", "--no-head-engine")
+        self.assertIn("along dimension 0: 1000 in", loops)
         self.assertEqual(self.good("-", "--size", "N=1000", stdin=PROGRAM).splitlines()[:4], text.splitlines()[:4])
 
     def test_json_has_the_memory(self):
@@ -57,7 +59,8 @@ class CompileTest(unittest.TestCase):
         self.assertLess(report["after"]["arena_bytes"], report["before"]["arena_bytes"])
         self.assertGreater(report["before"]["arena_bytes"], 1000 * 5000 * 4)
         self.assertEqual(report["budget"], 4 << 20)
-        self.assertTrue(report["regions"] and report["passes"] and report["after"]["timeline"])
+        self.assertTrue(report["heads"] and report["passes"] and report["after"]["timeline"])
+        self.assertEqual((report["heads"][0]["tokens"], report["heads"][0]["vocab"]), (1000, 5000))
 
     def test_options_change_what_they_say(self):
         plain = json.loads(self.good(self.file, "--size", "N=1000", "--json", "--no-chunk"))
@@ -66,9 +69,10 @@ class CompileTest(unittest.TestCase):
         self.assertEqual((forced["regions"][0]["chunk"], forced["threads"]), (143, 3))
 
     def test_text_compiles_again(self):
-        text = self.good(self.file, "--size", "N=1000", "--text")
-        self.assertIn("loop c0 extent(1000)", text)
-        self.assertIn("no loops", self.good("-", "--no-chunk", stdin=text))
+        for option, what in (("--no-head-engine", "loop c0 extent(1000)"), ("--threads=2", "= head %h, %w, %t")):
+            text = self.good(self.file, "--size", "N=1000", option, "--text")
+            self.assertIn(what, text)
+            self.assertIn("no loops", self.good("-", "--no-chunk", stdin=text))
 
     def test_html_and_dump(self):
         page = self.dir / "memory.html"

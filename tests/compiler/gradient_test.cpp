@@ -390,7 +390,7 @@ TEST(GradientsRefuse, ByName) {
       refused("graph g(%x: f64[4]) { %y = loop c extent(4) chunk(2) (%i, %p = slice %x axis(0) "
               "factor(1)) { %e = exp %p return e: stack %e axis(0) factor(1) } return y: %y "
               "differentiate y wrt %x }"),
-      "differentiate: loop has no gradient rule; differentiate before loops are formed");
+      "differentiate: loop has no gradient rule; differentiate before compiling");
   EXPECT_EQ(refused("graph g(%x: f64[4], %g: f64[3]) { return y: %x differentiate y by %g wrt %x "
                     "}"),
             "differentiate: the cotangent is f64[3], expected f64[4]");

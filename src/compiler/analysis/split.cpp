@@ -222,6 +222,7 @@ std::optional<Chunked> chunked_by_result(const Graph& graph, int node, const Spl
       return attention(graph, n, s);
     case Op::parameter:
     case Op::loop:
+    case Op::head:
       return std::nullopt;
   }
   return std::nullopt;
@@ -319,6 +320,7 @@ Lead lead(const Graph& graph, const Node& n, std::size_t i, const Split& s) {
     case Op::constant:
     case Op::iota:
     case Op::loop:
+    case Op::head:
       break;
   }
   return {};

@@ -315,6 +315,9 @@ void run_program(const Program& program, std::byte* arena, int threads) {
       case Instruction::Kind::loop:
         run_loop(i.loop, table, threads);
         break;
+      case Instruction::Kind::head:
+        run_head(i.head, table);
+        break;
     }
   }
 }

@@ -16,5 +16,7 @@ void execute(const Program& program, std::span<const void* const> parameters,
 // pointwise.cpp
 using Table = std::byte* const*;  // a pointer for each buffer
 void run_pointwise(const Pointwise& loop, Table table, int threads);
+// head.cpp
+void run_head(const HeadRun& head, Table table);
 
 }  // namespace logitless::ir

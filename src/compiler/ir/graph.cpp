@@ -14,11 +14,11 @@ std::string text_of(const Type& type) {
 }
 
 std::string_view name_of(Op op) {
-  constexpr std::array<std::string_view, 20> kNames = {
+  constexpr std::array<std::string_view, 21> kNames = {
       "parameter",     "constant",  "iota",        "map",  "cast",      "broadcast",
       "reshape",       "transpose", "slice",       "pad",  "concat",    "reduce",
       "dot",           "take",      "scatter_add", "pick", "attention", "attention_grad",
-      "stop_gradient", "loop"};
+      "stop_gradient", "loop",      "head"};
   return kNames[static_cast<std::size_t>(op)];
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,7 @@ enum class Op : std::uint8_t {
   attention_grad,  // q, k, v, out, lse, d_out -> d_q, d_k, d_v
   stop_gradient,
   loop,
+  head,  // x [..., D], w [V, D], targets [...], then Head's optional operands: made by a pass
 };
 std::string_view name_of(Op op);
 
@@ -60,6 +62,21 @@ struct Value {
 };
 
 struct Loop;
+
+// A head that the engine of logitless/head.h runs: logits z = softcap(scale (x . w + bias)).
+//   operands  x, w, targets, with bias its [V], with gradients d_lse and d_logit [...] f32
+//   results   lse [...] f32, logit of the target [...] f32 (0 outside [0, V)), then the gradients
+//             of <lse, d_lse> + <logit, d_logit> that are asked for: [..., D], [V, D], [V]
+struct Head {
+  bool bias = false, gradients = false;
+  double scale = 1.0, softcap = 0.0;  // softcap 0: none
+  // Dtypes of the gradients; i8: not asked for.
+  DType d_x = DType::i8, d_w = DType::i8, d_bias = DType::i8;
+  // Rows of this target, which is outside [0, V), cost nothing: lse, logit and gradients are 0.
+  std::optional<std::int64_t> ignored;
+  // Bytes it may take, where a plan fits into them; 0: some, so that nothing is computed twice.
+  std::int64_t workspace = 0;
+};
 
 // What an operation needs beside its operands; each reads its own.
 struct Attributes {
@@ -79,6 +96,7 @@ struct Attributes {
   // scatter_add: shape[0] is the rows.
   Type type{DType::i8, {}};
   std::shared_ptr<const Loop> loop;
+  Head head;
 };
 
 struct Node {

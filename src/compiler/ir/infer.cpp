@@ -255,6 +255,39 @@ Type attention_lse(const Rule& r, std::size_t operands) {
   return lse;
 }
 
+std::vector<Type> head_types(const Rule& r) {
+  const Head& h = r.a.head;
+  r.count(std::size_t{3} + (h.bias ? 1 : 0) + (h.gradients ? 2 : 0));
+  const Type &x = r.in(0), &w = r.in(1);
+  r.floating(0);
+  r.index(2);
+  r.expect(x.dtype != DType::f64 && x.dtype == w.dtype, "x is ", text_of(x), " and w ", text_of(w),
+           ", expected f32, bf16 or f16, equal");
+  r.expect(x.rank() >= 1 && x.rank() <= 4 && w.rank() == 2 && x.shape.back() == w.shape[1], "x is ",
+           text_of(x), " and w ", text_of(w), ", expected [..., D] and [V, D]");
+  const Type token{DType::f32, Shape(x.shape.begin(), x.shape.end() - 1)};
+  r.expect(r.in(2).shape == token.shape, "targets are ", text_of(r.in(2)), ", expected the shape ",
+           logitless::text_of(token.shape));
+  const Type bias{h.bias ? r.in(3).dtype : x.dtype, {w.shape[0]}};
+  r.expect(!h.bias || (r.in(3) == bias && (bias.dtype == DType::f32 || bias.dtype == x.dtype)),
+           "bias is ", text_of(r.in(h.bias ? 3 : 0)), ", expected ", text_of(bias));
+  for (std::size_t i = r.operands.size() - 2; h.gradients && i < r.operands.size(); ++i)
+    r.expect(r.in(i) == token, "a gradient is ", text_of(r.in(i)), ", expected ", text_of(token));
+  std::vector<Type> types = {token, token};
+  const auto gradient = [&](DType dtype, Type type, std::string_view name) {
+    if (dtype == DType::i8) return;
+    r.expect(h.gradients && (dtype == DType::f32 || dtype == type.dtype), name, " is ",
+             name_of(dtype), ", expected f32 or ", name_of(type.dtype));
+    type.dtype = dtype;
+    types.push_back(std::move(type));
+  };
+  gradient(h.d_x, x, "d_x");
+  gradient(h.d_w, w, "d_w");
+  gradient(h.d_bias, bias, "d_bias");
+  r.expect(h.gradients == (types.size() > 2), "gradients are asked for with and without d_lse");
+  return types;
+}
+
 std::vector<Type> loop_types(const Rule& r) {
   r.expect(r.a.loop != nullptr, "no body");
   const Loop& loop = *r.a.loop;
@@ -377,6 +410,8 @@ std::vector<Type> infer_types(Op op, const std::vector<const Type*>& operands,
       return {r.in(0), r.in(1), r.in(2)};
     case Op::loop:
       return loop_types(r);
+    case Op::head:
+      return head_types(r);
   }
   throw InternalError("an operation without a typing rule");
 }

@@ -92,6 +92,7 @@ class Interpreter {
     const Attributes& a = n.attributes;
     const auto in = [&](std::size_t i) -> const Tensor& { return value(n.operands[i]); };
     if (n.op == Op::loop) return loop(n);
+    if (n.op == Op::head) return head(n);
     if (n.op == Op::attention) return attention(n);
     if (n.op == Op::attention_grad) return attention_grad(n);
     Tensor out = tensor_of(n.results[0]);
@@ -363,6 +364,53 @@ class Interpreter {
       }
     });
     return {dq, dk, dv};
+  }
+
+  std::vector<Tensor> head(const Node& n) const {
+    const Head& h = n.attributes.head;
+    const Tensor &x = value(n.operands[0]), &w = value(n.operands[1]),
+                 &targets = value(n.operands[2]);
+    std::vector<Tensor> results;
+    for (const Type& type : n.results) results.push_back(tensor_of(type));
+    std::size_t next = 2;
+    Tensor* dx = h.d_x != DType::i8 ? &results[next++] : nullptr;
+    Tensor* dw = h.d_w != DType::i8 ? &results[next++] : nullptr;
+    Tensor* db = h.d_bias != DType::i8 ? &results[next++] : nullptr;
+    const auto vocab = static_cast<std::size_t>(w.shape[0]);
+    const auto dim = static_cast<std::size_t>(w.shape[1]);
+    std::vector<double> z(vocab), slope(vocab, 1.0);
+    for (std::size_t i = 0; i < targets.data.size(); ++i) {
+      const double target = targets.data[i];
+      if (h.ignored && target == static_cast<double>(*h.ignored)) continue;
+      double top = start(Reduce::max), sum = 0.0;
+      for (std::size_t j = 0; j < vocab; ++j) {
+        double u = h.bias ? value(n.operands[3]).data[j] : 0.0;
+        for (std::size_t d = 0; d < dim; ++d) u += x.data[i * dim + d] * w.data[j * dim + d];
+        u *= h.scale;
+        z[j] = h.softcap > 0.0 ? h.softcap * std::tanh(u / h.softcap) : u;
+        if (h.softcap > 0.0) slope[j] = 1.0 - z[j] * z[j] / (h.softcap * h.softcap);
+        top = merged(Reduce::max, top, z[j]);
+      }
+      for (const double v : z) sum += std::exp(v - top);
+      const double lse = top + std::log(sum);
+      const bool hit = target >= 0.0 && target < static_cast<double>(vocab);
+      results[0].data[i] = lse;
+      results[1].data[i] = hit ? z[static_cast<std::size_t>(target)] : 0.0;
+      if (!h.gradients) continue;
+      const double d_lse = value(n.operands[n.operands.size() - 2]).data[i];
+      const double d_logit = value(n.operands.back()).data[i];
+      for (std::size_t j = 0; j < vocab; ++j) {
+        double dz = d_lse * std::exp(z[j] - lse);
+        if (static_cast<double>(j) == target) dz += d_logit;
+        dz *= slope[j] * h.scale;
+        if (db != nullptr) db->data[j] += dz;
+        for (std::size_t d = 0; d < dim; ++d) {
+          if (dx != nullptr) dx->data[i * dim + d] += dz * w.data[j * dim + d];
+          if (dw != nullptr) dw->data[j * dim + d] += dz * x.data[i * dim + d];
+        }
+      }
+    }
+    return results;
   }
 
   std::vector<Tensor> loop(const Node& n) const {

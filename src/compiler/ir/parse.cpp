@@ -1,4 +1,5 @@
 // A hand-written parser of one token of look-ahead. Every error has a place; nothing else throws.
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <charconv>
@@ -343,7 +344,7 @@ class Parser {
     }
     for (const Op op : {Op::constant, Op::iota, Op::cast, Op::broadcast, Op::reshape, Op::transpose,
                         Op::slice, Op::pad, Op::concat, Op::dot, Op::take, Op::scatter_add,
-                        Op::pick, Op::attention, Op::attention_grad, Op::stop_gradient}) {
+                        Op::pick, Op::attention, Op::attention_grad, Op::stop_gradient, Op::head}) {
       if (name == name_of(op)) return op;
     }
     return std::nullopt;
@@ -361,18 +362,19 @@ class Parser {
         operands.push_back(operand(scope));
       } while (accept(","));
     }
+    const Keys keys = keys_of(*op);
     std::map<std::string, bool> seen;
     while (token_.kind == TokenKind::name && !is("return") && !is("differentiate")) {
       const Token key_at = token_;
       const std::string key = word("an attribute");
-      if (!belongs(*op, key)) fail(key_at, concat(name, " has no attribute '", key, "'"));
+      if (!belongs(keys, key)) fail(key_at, concat(name, " has no attribute '", key, "'"));
       if (seen[key]) fail(key_at, concat("'", key, "' is given twice"));
       seen[key] = true;
       symbol("(");
       attribute(key, a);
       symbol(")");
     }
-    for (const std::string_view key : required_attributes(*op)) {
+    for (const std::string_view key : keys.required) {
       if (!seen[std::string(key)]) fail(at, concat(name, " needs ", key, "(...)"));
     }
     std::optional<Type> declared;
@@ -394,63 +396,61 @@ class Parser {
     return value;
   }
 
-  static bool belongs(Op op, std::string_view key) {
+  struct Keys {
+    std::vector<std::string_view> required, optional = {};
+  };
+  static Keys keys_of(Op op) {
     switch (op) {
       case Op::constant:
-        return key == "value" || key == "size";
+        return {{"value"}, {"size"}};
       case Op::iota:
       case Op::concat:
       case Op::pick:
-        return key == "axis";
+        return {{"axis"}};
       case Op::broadcast:
       case Op::transpose:
       case Op::reduce:
-        return key == "dims";
+        return {{"dims"}};
       case Op::slice:
-        return key == "begin" || key == "end";
+        return {{"begin", "end"}};
       case Op::pad:
-        return key == "low" || key == "high";
+        return {{"low", "high"}};
       case Op::dot:
-        return key == "batch" || key == "contract";
+        return {{"contract"}, {"batch"}};
       case Op::scatter_add:
-        return key == "rows";
+        return {{"rows"}};
       case Op::attention:
       case Op::attention_grad:
-        return key == "causal" || key == "scale";
-      default:
-        return false;
-    }
-  }
-  static std::vector<std::string_view> required_attributes(Op op) {
-    switch (op) {
-      case Op::constant:
-        return {"value"};
-      case Op::iota:
-      case Op::concat:
-      case Op::pick:
-        return {"axis"};
-      case Op::broadcast:
-      case Op::transpose:
-      case Op::reduce:
-        return {"dims"};
-      case Op::slice:
-        return {"begin", "end"};
-      case Op::pad:
-        return {"low", "high"};
-      case Op::dot:
-        return {"contract"};
-      case Op::scatter_add:
-        return {"rows"};
-      case Op::attention:
-      case Op::attention_grad:
-        return {"causal", "scale"};
+        return {{"causal", "scale"}};
+      case Op::head:
+        return {{"bias", "scale", "softcap", "workspace"}, {"gradients", "ignored"}};
       default:
         return {};
     }
   }
+  static bool belongs(const Keys& keys, std::string_view key) {
+    const auto has = [&](const std::vector<std::string_view>& list) {
+      return std::find(list.begin(), list.end(), key) != list.end();
+    };
+    return has(keys.required) || has(keys.optional);
+  }
   void attribute(const std::string& key, Attributes& a) {
     if (key == "value" || key == "scale") {
-      a.number = real();
+      a.number = a.head.scale = real();
+    } else if (key == "softcap") {
+      a.head.softcap = real();
+    } else if (key == "bias") {
+      a.head.bias = integer() != 0;
+    } else if (key == "ignored") {
+      a.head.ignored = signed_integer();
+    } else if (key == "workspace") {
+      a.head.workspace = integer();
+    } else if (key == "gradients") {
+      a.head.gradients = true;
+      for (DType* to : {&a.head.d_x, &a.head.d_w, &a.head.d_bias}) {
+        if (to != &a.head.d_x) symbol(",");
+        *to = gradient_dtype();
+      }
     } else if (key == "axis") {
       a.axis = small();
     } else if (key == "causal") {
@@ -470,6 +470,25 @@ class Parser {
       symbol(";");
       second = dimensions();
     }
+  }
+
+  std::int64_t signed_integer() {
+    const Token at = token_;
+    const double value = real();
+    if (value != std::trunc(value) || std::abs(value) > 0x1p53)
+      fail(at, concat("expected a whole number of 53 bits, got ", value));
+    return static_cast<std::int64_t>(value);
+  }
+
+  // i8: none.
+  DType gradient_dtype() {
+    const Token at = token_;
+    const std::string name = word("f32, bf16, f16 or none");
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      if (name == name_of(dtype)) return dtype;
+    }
+    if (name != "none") fail(at, concat("expected f32, bf16, f16 or none, got '", name, "'"));
+    return DType::i8;
   }
 
   std::int64_t positive(std::string_view key) {

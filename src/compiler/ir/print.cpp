@@ -140,10 +140,24 @@ class Printer {
       case Op::attention_grad:
         out += concat(" causal(", (a.causal ? 1 : 0), ") scale(", number(a.number), ")");
         break;
+      case Op::head:
+        head(a.head);
+        break;
       default:
         break;
     }
     if (n.results.size() == 1) out += " : " + text_of(n.results[0]);
+  }
+
+  void head(const Head& h) {
+    out += concat(" bias(", h.bias ? 1 : 0, ") scale(", number(h.scale), ") softcap(",
+                  number(h.softcap), ")");
+    if (h.gradients) {
+      const auto asked = [](DType d) { return d == DType::i8 ? "none" : name_of(d); };
+      out += concat(" gradients(", asked(h.d_x), ", ", asked(h.d_w), ", ", asked(h.d_bias), ")");
+    }
+    if (h.ignored) out += concat(" ignored(", *h.ignored, ")");
+    out += concat(" workspace(", h.workspace, ")");
   }
 
   void loop(const Node& n, const std::string& indent) {

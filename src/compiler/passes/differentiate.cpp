@@ -85,11 +85,12 @@ class Rules {
         return std::vector<Value>(n_.operands.size());
       case Op::attention_grad:
       case Op::loop:
+      case Op::head:
         break;
     }
     throw InvalidArgument(
         concat("differentiate: ", name_of(n_.op), " has no gradient rule",
-               n_.op == Op::loop ? "; differentiate before loops are formed" : ""));
+               n_.op == Op::attention_grad ? "" : "; differentiate before compiling"));
   }
 
  private:

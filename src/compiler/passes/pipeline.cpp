@@ -1,7 +1,6 @@
 #include "compiler/passes/pipeline.h"
 
 #include "compiler/passes/eliminate.h"
-#include "compiler/passes/recompute_cheap.h"
 #include "compiler/passes/widen_sums.h"
 
 namespace logitless::ir {
@@ -11,7 +10,6 @@ constexpr Pass kPipeline[] = {
     {"eliminate-common", eliminate_common},
     {"eliminate-dead", eliminate_dead},
     {"widen-sums", widen_sums},
-    {"recompute-cheap", recompute_cheap},
 };
 
 }  // namespace

@@ -107,6 +107,10 @@ bool Lowering::place_result(Value v, const Target& target) {
     case Op::attention_grad:
       if (target.kind != Target::Kind::write || !is_contiguous(target.view)) return false;
       break;
+    case Op::head:
+      if (v.index < 3 && !is_contiguous(target.view)) return false;
+      if (target.kind != Target::Kind::write) return false;
+      break;
     case Op::pick:
     case Op::concat:
     case Op::pad:
@@ -297,6 +301,8 @@ void Lowering::emit(int id) {
       return emit_parts(id);
     case Op::loop:
       return emit_loop(id);
+    case Op::head:
+      return emit_head(id);
   }
 }
 

@@ -1,5 +1,5 @@
-// The state of lowering one graph: shared by lower.cpp (operations), lower_pointwise.cpp and
-// lower_loop.cpp.
+// The state of lowering one graph: shared by lower.cpp (operations), lower_pointwise.cpp,
+// lower_loop.cpp and lower_head.cpp.
 #pragma once
 
 #include <map>
@@ -75,6 +75,9 @@ class Lowering {
 
   // lower_loop.cpp
   void emit_loop(int id);
+
+  // lower_head.cpp
+  void emit_head(int id);
 };
 
 // Strided copy or conversion of one view to another of equal shape.

@@ -78,6 +78,12 @@ std::vector<int> reads_of(const Instruction& i) {
     case Instruction::Kind::loop:
       for (const LoopRun::Slice& slice : i.loop.slices) list.push_back(slice.outer);
       break;
+    case Instruction::Kind::head:
+      for (const View* v :
+           {&i.head.x, &i.head.w, &i.head.targets, &i.head.bias, &i.head.d_lse, &i.head.d_logit}) {
+        if (v->buffer >= 0) list.push_back(v->buffer);
+      }
+      break;
   }
   return list;
 }
@@ -122,6 +128,11 @@ std::vector<int> writes_of(const Instruction& i) {
     case Instruction::Kind::loop:
       for (const LoopRun::Slice& slice : i.loop.slices) list.push_back(slice.outer);
       scratch(i.loop.arena);
+      break;
+    case Instruction::Kind::head:
+      for (const View* v : {&i.head.lse, &i.head.logit, &i.head.d_x, &i.head.d_w, &i.head.d_bias})
+        scratch(v->buffer);
+      scratch(i.head.scratch);
       break;
   }
   return list;

@@ -4,11 +4,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "compiler/ir/graph.h"
 #include "kernels/tensor_kernels.h"
+#include "logitless/context.h"
+#include "logitless/plan.h"
 
 namespace logitless::ir {
 
@@ -117,6 +120,16 @@ struct Attention {
 // Its sizes, as the kernels take them.
 AttentionShape attention_shape(const Attention& attention, int threads);
 
+// The head engine's call. Views that are not wanted have no buffer.
+struct HeadRun {
+  View x, w, targets, bias, d_lse, d_logit, lse, logit, d_x, d_w, d_bias;
+  std::optional<std::int64_t> ignored;
+  std::shared_ptr<const LossPlan> plan;
+  std::shared_ptr<const Context> context;
+  int scratch = -1;  // targets as the engine takes them [rows] i64, then its workspace
+  std::int64_t scratch_bytes = 0;
+};
+
 struct Program;
 struct LoopRun {
   struct Slice {
@@ -142,7 +155,8 @@ struct Instruction {
     argmax,
     fill,
     attention,
-    loop
+    loop,
+    head
   };
   Kind kind = Kind::pointwise;
   std::string name;  // of the value made
@@ -155,6 +169,7 @@ struct Instruction {
   Fill fill;
   Attention attention;
   LoopRun loop;
+  HeadRun head;
 };
 
 struct Program {

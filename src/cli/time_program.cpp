@@ -1,0 +1,75 @@
+#include "cli/time_program.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <vector>
+
+#include "cli/args.h"
+#include "cli/convert.h"
+
+namespace logitless::cli {
+namespace {
+
+// Normal numbers, or indices.
+OwnedTensor random_tensor(const CompiledProgram::Tensor& t, std::uint64_t seed) {
+  if (t.dtype == DType::f32 || t.dtype == DType::bf16 || t.dtype == DType::f16)
+    return random_normal(t.dtype, t.shape, 0.02, seed);
+  if (t.dtype != DType::i32 && t.dtype != DType::i64)
+    throw UsageError(
+        fmt::format("--time: parameter '{}' is {}, expected f32, bf16, f16, i32 or i64", t.name,
+                    name_of(t.dtype)));
+  OwnedTensor tensor = make_tensor(t.dtype, t.shape);
+  const std::int64_t count = tensor.view.numel();
+  const OwnedTensor indices = random_targets(count, 100, seed);
+  const auto* from = static_cast<const std::int32_t*>(indices.view.data());
+  if (t.dtype == DType::i32)
+    std::copy_n(from, count, static_cast<std::int32_t*>(tensor.view.data()));
+  else
+    std::copy_n(from, count, static_cast<std::int64_t*>(tensor.view.data()));
+  return tensor;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+}  // namespace
+
+std::string time_program(const Graph& graph, const CompileOptions& options, int repeat) {
+  CompileOptions whole_options = options;
+  whole_options.chunk = false;
+  const CompiledProgram programs[] = {compile(graph, options), compile(graph, whole_options)};
+  std::vector<OwnedTensor> memory;
+  std::vector<const void*> parameters;
+  std::vector<void*> results;
+  for (const CompiledProgram::Tensor& t : programs[0].parameters()) {
+    memory.push_back(random_tensor(t, memory.size()));
+    parameters.push_back(memory.back().view.data());
+  }
+  for (const CompiledProgram::Tensor& t : programs[0].results()) {
+    memory.push_back(make_tensor(t.dtype, t.shape));
+    results.push_back(memory.back().view.data());
+  }
+  const OwnedTensor arena =
+      make_tensor(DType::i8, std::array{static_cast<std::int64_t>(
+                                 std::max(programs[0].arena_bytes(), programs[1].arena_bytes()))});
+  std::vector<double> seconds[2];
+  for (int r = -1; r < repeat; ++r) {  // the first is not counted
+    for (int p = 0; p < 2; ++p) {
+      const auto start = std::chrono::steady_clock::now();
+      programs[p].run(parameters, results, arena.view.data());
+      const double taken =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      if (r >= 0) seconds[p].push_back(taken);
+    }
+  }
+  const double compiled = median(seconds[0]), whole = median(seconds[1]);
+  return fmt::format("time: {:.4g} s, {:.4g} s without loops, ratio {:.3f} (medians of {})\n",
+                     compiled, whole, compiled / whole, repeat);
+}
+
+}  // namespace logitless::cli

@@ -1,0 +1,303 @@
+#include "compiler/passes/lower_heads.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "compiler/analysis/split.h"
+#include "compiler/ir/build.h"
+#include "compiler/passes/eliminate.h"
+#include "compiler/passes/find_heads.h"
+
+namespace logitless::ir {
+namespace {
+
+// One head to be written: `forward` replaces lse and pick, and the roots, where there are any,
+// come from it or from a second operation.
+struct Lowered {
+  FoundHead found;
+  HeadGradients gradients;
+  Head head;
+  bool together = true;  // one operation: the cotangents do not depend on lse and pick
+};
+
+class Writer {
+ public:
+  Writer(const Graph& graph, const Lowered& head)
+      : g_(graph), h_(head), to_(static_cast<std::size_t>(graph.size())) {}
+
+  Graph run() {
+    out_.name = g_.name;
+    for (int id = 0; id < g_.size(); ++id) emit(id);
+    for (const Output& o : g_.outputs()) out_.add_output(o.name, value(o.value));
+    return eliminate_dead(out_);
+  }
+
+ private:
+  const Graph& g_;
+  const Lowered& h_;
+  Graph out_;
+  std::vector<Value> to_;
+  Value forward_, backward_;  // the first results
+
+  Value value(Value v) const {
+    const Value first = to_[static_cast<std::size_t>(v.node)];
+    return {first.node, first.index + v.index};
+  }
+  Value needed(Value v) {
+    emit(v.node);
+    return value(v);
+  }
+
+  void emit(int id) {
+    Value& to = to_[static_cast<std::size_t>(id)];
+    if (to.valid()) return;
+    const FoundHead& f = h_.found;
+    if (id == f.lse) {
+      to = forward();
+    } else if (id == f.pick) {
+      to = {forward().node, 1};
+      if (f.pick_log_prob) to = where_inside(map(out_, Function::sub, {to, forward()}));
+    } else if (id == h_.gradients.d_x) {
+      to = gradient(0);
+    } else if (id == h_.gradients.d_w) {
+      to = gradient(1);
+    } else if (id == h_.gradients.d_bias) {
+      to = gradient(2);
+    } else {
+      std::vector<Value> operands;
+      for (const Value v : g_.node(id).operands) operands.push_back(needed(v));
+      const Node& n = g_.node(id);
+      to_[static_cast<std::size_t>(id)] = out_.add(n.op, std::move(operands), n.attributes, n.name);
+    }
+  }
+
+  // x where there is a logit, else 0.
+  Value where_inside(Value x) {
+    const Value targets = needed(h_.found.targets);
+    const Type type = out_.type(targets);
+    const auto vocab = static_cast<double>(sizes_of(g_.type(h_.found.w))[0]);
+    const Value inside = map(out_, Function::logical_and,
+                             {map(out_, Function::ge, {targets, constant(out_, 0.0, type)}),
+                              map(out_, Function::lt, {targets, constant(out_, vocab, type)})});
+    return map(out_, Function::select, {inside, x, constant(out_, 0.0, out_.type(x))});
+  }
+
+  Value forward() {
+    if (!forward_.valid()) forward_ = call(h_.together && h_.head.gradients);
+    return forward_;
+  }
+  Value gradient(int which) {
+    if (!backward_.valid()) backward_ = h_.together ? forward() : call(true);
+    int index = 2;
+    if (which > 0 && h_.head.d_x != DType::i8) ++index;
+    if (which > 1 && h_.head.d_w != DType::i8) ++index;
+    return {backward_.node, index};
+  }
+  Value spread(const Cotangent& c) {
+    const Type& type = g_.node(h_.found.lse).results[0];
+    if (!c.value.valid()) return constant(out_, 0.0, type);
+    return broadcast(out_, needed(c.value), type.shape, c.dims);
+  }
+
+  Value call(bool gradients) {
+    const FoundHead& f = h_.found;
+    Attributes a;
+    a.head = h_.head;
+    std::vector<Value> operands = {needed(f.x), needed(f.w), needed(f.targets)};
+    if (f.bias.valid()) operands.push_back(needed(f.bias));
+    if (gradients) {
+      Value d_lse = spread(h_.gradients.d_lse);
+      const Value d_pick = spread(h_.gradients.d_pick);
+      // log p = logit - lse, where there is a logit.
+      if (f.pick_log_prob && h_.gradients.d_pick.value.valid())
+        d_lse = map(out_, Function::sub, {d_lse, where_inside(d_pick)});
+      operands.push_back(d_lse);
+      operands.push_back(d_pick);
+    } else {
+      a.head.gradients = false;
+      a.head.d_x = a.head.d_w = a.head.d_bias = DType::i8;
+    }
+    return out_.add(Op::head, std::move(operands), std::move(a),
+                    g_.node(f.z).name.empty() ? "head" : g_.node(f.z).name + ".head");
+  }
+};
+
+class HeadLowering {
+ public:
+  HeadLowering(const Graph& graph, std::int64_t workspace)
+      : g_(graph), users_(graph.users()), workspace_(workspace) {}
+
+  // The graph with the head around this product as one operation, if it is one.
+  std::optional<Graph> at(int dot) const {
+    const std::optional<FoundHead> found = find_head(g_, dot);
+    if (!found) return std::nullopt;
+    Lowered h = described(*found);
+    const HeadGradients& to = h.gradients;
+    h.together =
+        !to.any() || (!depends(to.d_lse.value, *found) && !depends(to.d_pick.value, *found));
+    h.head.ignored = ignored_target(h);
+    if (h.head.bias && g_.type(found->bias).dtype != DType::f32 &&
+        g_.type(found->bias).dtype != g_.type(found->x).dtype)
+      return std::nullopt;
+    // Something else reads the logits: they are needed after all.
+    Graph out = Writer(g_, h).run();
+    if (count(out, Op::dot) + products(h) > count(g_, Op::dot)) return std::nullopt;
+    return out;
+  }
+
+ private:
+  const Graph& g_;
+  const std::vector<std::vector<int>> users_;
+  const std::int64_t workspace_;
+
+  Lowered described(const FoundHead& found) const {
+    Lowered h;
+    h.found = found;
+    h.head.bias = found.bias.valid();
+    h.head.scale = found.scale;
+    h.head.softcap = found.softcap;
+    h.gradients = find_head_gradients(g_, found);
+    h.head.gradients = h.gradients.any();
+    const auto dtype = [&](int node) {
+      return node < 0 ? DType::i8 : g_.node(node).results[0].dtype;
+    };
+    h.head.d_x = dtype(h.gradients.d_x);
+    h.head.d_w = dtype(h.gradients.d_w);
+    h.head.d_bias = dtype(h.gradients.d_bias);
+    h.head.workspace = workspace_;
+    return h;
+  }
+  // Products that the operation stands for.
+  static int products(const Lowered& h) {
+    return 1 + (h.gradients.d_x >= 0 ? 1 : 0) + (h.gradients.d_w >= 0 ? 1 : 0);
+  }
+  static int count(const Graph& graph, Op op) {
+    return static_cast<int>(std::count_if(graph.nodes().begin(), graph.nodes().end(),
+                                          [&](const Node& n) { return n.op == op; }));
+  }
+  bool depends(Value v, const FoundHead& f) const {
+    if (!v.valid()) return false;
+    std::set<int> seen;
+    std::vector<int> work = {v.node};
+    while (!work.empty()) {
+      const int id = work.back();
+      work.pop_back();
+      if (!seen.insert(id).second) continue;
+      if (id == f.lse || id == f.pick) return true;
+      for (const Value o : g_.node(id).operands) work.push_back(o.node);
+    }
+    return false;
+  }
+
+  // --- rows that cost nothing
+
+  // The c of a condition `targets == c`.
+  std::optional<std::int64_t> equals_target(Value condition, const FoundHead& f) const {
+    const Node& n = g_.node(condition);
+    if (n.op != Op::map || n.attributes.function != Function::eq) return std::nullopt;
+    const Value other = n.operands[0] == f.targets ? n.operands[1] : n.operands[0];
+    if (n.operands[0] != f.targets && n.operands[1] != f.targets) return std::nullopt;
+    Value v = other;
+    while (g_.node(v).op == Op::broadcast) v = g_.node(v).operands[0];
+    const Node& number = g_.node(v);
+    if (number.op != Op::constant || !number.attributes.begin.empty()) return std::nullopt;
+    const double c = number.attributes.number;
+    if (c >= 0.0 && c < static_cast<double>(sizes_of(g_.type(f.w))[0])) return std::nullopt;
+    return static_cast<std::int64_t>(c);
+  }
+  bool is_zero(Value v) const {
+    while (g_.node(v).op == Op::broadcast) v = g_.node(v).operands[0];
+    return g_.node(v).op == Op::constant && g_.node(v).attributes.number == 0.0;
+  }
+  // Whether nothing sees a row of this value where the target is c.
+  bool masked(int id, std::int64_t c, const FoundHead& f, const std::set<int>& region,
+              int depth) const {
+    for (const Output& o : g_.outputs()) {
+      if (o.value.node == id) return false;
+    }
+    for (const int u : users_[static_cast<std::size_t>(id)]) {
+      if (region.contains(u)) continue;
+      const Node& n = g_.node(u);
+      if (n.op != Op::map || depth == 0) return false;
+      if (n.attributes.function == Function::select && n.operands[2].node == id &&
+          n.operands[1].node != id && n.operands[0].node != id &&
+          equals_target(n.operands[0], f) == c)
+        continue;
+      const bool row_by_row =
+          n.attributes.function == Function::sub || n.attributes.function == Function::add ||
+          n.attributes.function == Function::neg || n.attributes.function == Function::mul;
+      if (!row_by_row || !masked(u, c, f, region, depth - 1)) return false;
+    }
+    return true;
+  }
+  // Whether a gradient is 0 where the target is c.
+  bool zero_at(const Cotangent& cotangent, std::int64_t c, const FoundHead& f) const {
+    if (!cotangent.value.valid()) return true;
+    if (!is_identity(cotangent.dims) ||
+        g_.type(cotangent.value).shape != g_.node(f.lse).results[0].shape)
+      return is_zero(cotangent.value);
+    Value v = cotangent.value;
+    while (g_.node(v).op == Op::map && g_.node(v).attributes.function == Function::neg)
+      v = g_.node(v).operands[0];
+    const Node& n = g_.node(v);
+    return n.op == Op::map && n.attributes.function == Function::select &&
+           equals_target(n.operands[0], f) == c && is_zero(n.operands[1]);
+  }
+  std::optional<std::int64_t> ignored_target(const Lowered& h) const {
+    const FoundHead& f = h.found;
+    // What the operation replaces reads lse as well.
+    std::set<int> region;
+    std::vector<int> work;
+    for (const int id :
+         {h.gradients.d_x, h.gradients.d_w, h.gradients.d_bias, f.pick_log_prob ? f.pick : -1}) {
+      if (id >= 0) work.push_back(id);
+    }
+    while (!work.empty()) {
+      const int id = work.back();
+      work.pop_back();
+      const Type& type = g_.node(id).results[0];
+      const bool big = type.shape == g_.node(f.z).results[0].shape;
+      const bool root = id == h.gradients.d_x || id == h.gradients.d_w ||
+                        id == h.gradients.d_bias || id == f.pick;
+      if (!(big || root) || !region.insert(id).second) continue;
+      for (const Value o : g_.node(id).operands) work.push_back(o.node);
+    }
+    for (const int u : users_[static_cast<std::size_t>(f.targets.node)]) {
+      const std::optional<std::int64_t> c = equals_target({u, 0}, f);
+      if (c && zero_at(h.gradients.d_lse, *c, f) && zero_at(h.gradients.d_pick, *c, f) &&
+          masked(f.lse, *c, f, region, 4) && masked(f.pick, *c, f, region, 4))
+        return c;
+    }
+    return std::nullopt;
+  }
+};
+
+}  // namespace
+
+Graph lower_heads(const Graph& graph, std::int64_t workspace, std::int64_t least_logits) {
+  Graph current = graph;
+  for (int id = 0; id < current.size(); ++id) {
+    if (current.node(id).op != Op::dot || bytes_of(current.node(id).results[0]) < least_logits)
+      continue;
+    if (std::optional<Graph> lowered = HeadLowering(current, workspace).at(id)) {
+      current = std::move(*lowered);
+      id = -1;  // numbers have changed
+    }
+  }
+  return current;
+}
+
+Graph limit_heads(const Graph& graph, std::int64_t workspace) {
+  Graph out;
+  out.name = graph.name;
+  for (const Node& n : graph.nodes()) {
+    Attributes a = n.attributes;
+    if (n.op == Op::head) a.head.workspace = workspace;
+    out.add(n.op, n.operands, std::move(a), n.name);
+  }
+  for (const Output& o : graph.outputs()) out.add_output(o.name, o.value);
+  return out;
+}
+
+}  // namespace logitless::ir

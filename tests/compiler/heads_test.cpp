@@ -1,0 +1,288 @@
+// Heads that the compiler hands to the head engine: which, and that they compute the same.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "compiler/compiled.h"
+#include "compiler/graph_access.h"
+#include "compiler/ir/text.h"
+#include "compiler/passes/eliminate.h"
+#include "compiler/passes/lower_heads.h"
+#include "compiler/passes/widen_sums.h"
+#include "compiler/run.h"
+#include "core/half.h"
+
+namespace logitless::test {
+namespace {
+
+// Of 70 tokens and 4000 words: logits just above what is left alone.
+constexpr const char* kPlain = "%z = dot %x, %w contract(1; 1) : f32[70, 4000]";
+constexpr const char* kLoss =
+    " %l = reduce_lse %z dims(1) %p = pick %z, %t axis(1) %d = sub %l, %p %s = reduce_sum %d "
+    "dims(0) return s: %s";
+
+struct Case {
+  std::string name;
+  std::string text;
+  int operations = 1;    // `head` in the compiled program
+  bool ignored = false;  // rows without a target cost nothing
+  bool sixteen_bit = false;
+};
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+std::string f32(const std::string& body, const std::string& more = "") {
+  return "graph g(%x: f32[70, 24], %w: f32[4000, 24], %t: i64[70]" + more + ") { " + body + " }";
+}
+
+std::vector<Case> cases() {
+  const std::string plain = kPlain, loss = kLoss;
+  const std::string grad = " differentiate s wrt %x, %w";
+  std::vector<Case> list;
+  list.push_back({"Plain", f32(plain + loss + grad)});
+  list.push_back({"ForwardOnly", f32(plain + loss)});
+  list.push_back({"FrozenWeight", f32(plain + loss + " differentiate s wrt %x")});
+  list.push_back({"FrozenHidden", f32(plain + loss + " differentiate s wrt %w")});
+  list.push_back(
+      {"LossesWithCotangents",
+       f32(plain + " %l = reduce_lse %z dims(1) %p = pick %z, %t axis(1) %d = sub %l, %p "
+                   "return d: %d, l: %l differentiate d by %g, l by %h wrt %x, %w",
+           ", %g: f32[70], %h: f32[70]")});
+  list.push_back(
+      {"LogSoftmax",
+       f32(plain +
+           " %l = reduce_lse %z dims(1) %b = broadcast %l dims(0) : f32[70, 4000] %q = "
+           "sub %z, %b %p = pick %q, %t axis(1) %s = reduce_sum %p dims(0) return s: %s" +
+           grad)});
+  list.push_back(
+      {"Masked",
+       f32(plain +
+           " %l = reduce_lse %z dims(1) %p = pick %z, %t axis(1) %d = sub %l, %p %c = constant "
+           "value(-100) : i64[70] %m = eq %t, %c %o = constant value(0) : f32[70] %e = select %m, "
+           "%o, %d %s = reduce_sum %e dims(0) return s: %s" +
+           grad),
+       1, true});
+  // The gradient of lse depends on lse: a forward, then gradients that go forward again.
+  list.push_back({"ZLoss",
+                  f32(plain +
+                      " %l = reduce_lse %z dims(1) %p = pick %z, %t axis(1) %d = sub %l, %p %q = "
+                      "mul %l, %l %e = add %d, %q %s = reduce_sum %e dims(0) return s: %s" +
+                      grad),
+                  2});
+  list.push_back(
+      {"ScaleAndSoftcap",
+       f32("%y = dot %x, %w contract(1; 1) %k = constant value(0.5) : f32[70, 4000] %u = "
+           "mul %y, %k %c = constant value(3) : f32[70, 4000] %v = div %u, %c %h = tanh "
+           "%v %z = mul %h, %c" +
+           loss + grad)});
+  list.push_back(
+      {"SoftcapByItsInverse",
+       f32("%y = dot %x, %w contract(1; 1) %k = constant value(0.5) : f32[70, 4000] %v = "
+           "mul %y, %k %h = tanh %v %c = constant value(2) : f32[70, 4000] %z = mul %h, "
+           "%c" +
+           loss + grad)});
+  list.push_back({"Temperature",
+                  f32("%y = dot %x, %w contract(1; 1) %k = constant value(4) : f32[70, 4000] %z = "
+                      "div %y, %k" +
+                      loss + grad)});
+  list.push_back(
+      {"Bias", f32("%y = dot %x, %w contract(1; 1) %a = broadcast %b dims(1) : f32[70, 4000] %z "
+                   "= add %y, %a" +
+                       loss + " differentiate s wrt %x, %w, %b",
+                   ", %b: f32[4000]")});
+  list.push_back(
+      {"Sequences",
+       "graph g(%x: f32[2, 35, 24], %w: f32[4000, 24], %t: i64[2, 35]) { %z = dot %x, %w "
+       "contract(2; 1) %l = reduce_lse %z dims(2) %p = pick %z, %t axis(2) %d = sub %l, %p %s = "
+       "reduce_sum %d dims(0, 1) return s: %s differentiate s wrt %x, %w }"});
+  list.push_back(
+      {"TiedTable", "graph g(%i: i64[70], %w: f32[4000, 24], %t: i64[70]) { %x = take %w, %i " +
+                        plain + loss + " differentiate s wrt %w }"});
+  list.push_back(
+      {"TwoHeads",
+       f32(plain + " %l = reduce_lse %z dims(1) %p = pick %z, %t axis(1) %d = sub %l, %p "
+                   "%y = dot %x, %v contract(1; 1) %k = reduce_lse %y dims(1) %n = pick "
+                   "%y, %t axis(1) %e = sub %k, %n %f = add %d, %e %s = reduce_sum %f "
+                   "dims(0) return s: %s differentiate s wrt %x, %w, %v",
+           ", %v: f32[5000, 24]"),
+       2});
+  list.push_back({"Bf16WithF32Gradients",
+                  "graph g(%x: bf16[70, 24], %m: f32[4000, 24], %t: i64[70]) { %w = cast %m : "
+                  "bf16[4000, 24] " +
+                      plain + loss + " differentiate s wrt %x, %m }",
+                  1, false, true});
+  return list;
+}
+
+ir::Tensors inputs_of(const ir::Graph& graph) {
+  ir::Tensors inputs = random_inputs(graph, 5);
+  const double vocab = static_cast<double>(inputs.at(inputs.contains("m") ? "m" : "w").shape[0]);
+  ir::Tensor& targets = inputs.at("t");
+  for (std::size_t i = 0; i < targets.data.size(); ++i)
+    targets.data[i] = i % 7 == 3    ? -100.0
+                      : i % 11 == 5 ? vocab
+                                    : std::fmod(static_cast<double>(i * 57), vocab);
+  if (inputs.contains("m")) {  // as the program reads them
+    for (double& x : inputs.at("m").data) x = bf16_to_float(float_to_bf16(static_cast<float>(x)));
+  }
+  return inputs;
+}
+
+// The same with fewer tokens and words, for the interpreter.
+std::string small(std::string text) {
+  for (const auto& [from, to] :
+       {std::pair{"70", "14"}, {"35", "7"}, {"4000", "90"}, {"5000", "60"}}) {
+    for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos;)
+      text.replace(at, std::string_view(from).size(), to);
+  }
+  return text;
+}
+
+class Heads : public testing::TestWithParam<Case> {};
+
+TEST_P(Heads, MeanTheSame) {
+  const Case& c = GetParam();
+  const Graph source = Graph::parse(small(c.text));
+  const ir::Graph& graph = GraphAccess::of(source);
+  const ir::Tensors inputs = inputs_of(graph);
+  const ir::Graph lowered =
+      ir::lower_heads(ir::widen_sums(ir::eliminate_common(graph)), 0, /*least_logits=*/1);
+  ir::verify(lowered);
+  int operations = 0;
+  for (const ir::Node& n : lowered.nodes()) {
+    EXPECT_FALSE(n.op == ir::Op::dot) << ir::print(lowered);
+    if (n.op != ir::Op::head) continue;
+    ++operations;
+    EXPECT_EQ(n.attributes.head.ignored.has_value(), c.ignored) << ir::print(lowered);
+  }
+  EXPECT_EQ(operations, c.operations) << ir::print(lowered);
+  EXPECT_LT(difference(ir::interpret(lowered, inputs), ir::interpret(graph, inputs)), 1e-12)
+      << ir::print(lowered);
+  EXPECT_EQ(ir::print(ir::parse(ir::print(lowered)).graph), ir::print(lowered));
+}
+
+// The largest relative error of a result in the 2-norm.
+double error(const ir::Tensors& a, const ir::Tensors& b) {
+  double worst = 0.0;
+  for (const auto& [name, y] : b) {
+    const ir::Tensor& x = a.at(name);
+    double squares = 0.0, of = 1e-300;
+    for (std::size_t i = 0; i < y.data.size(); ++i) {
+      squares += (x.data[i] - y.data[i]) * (x.data[i] - y.data[i]);
+      of += y.data[i] * y.data[i];
+    }
+    worst = std::max(worst, std::isnan(squares) ? HUGE_VAL : std::sqrt(squares / of));
+  }
+  return worst;
+}
+
+TEST_P(Heads, RunOnTheEngine) {
+  const Case& c = GetParam();
+  const Graph source = Graph::parse(c.text);
+  const ir::Tensors inputs = inputs_of(GraphAccess::of(source));
+  CompileOptions options;
+  options.threads = 1;
+  const CompiledProgram compiled = compile(source, options);
+  EXPECT_NE(compiled.explain().find("on the head engine"), std::string::npos);
+  const ir::Tensors results = execute(compiled, inputs);
+  // Where the program is all fp32, running it as it is written says as much as the interpreter.
+  options.chunk = false;
+  const ir::Tensors wanted = c.sixteen_bit ? ir::interpret(GraphAccess::of(source), inputs)
+                                           : execute(compile(source, options), inputs);
+  EXPECT_LT(error(results, wanted), c.sixteen_bit ? 4e-3 : 1e-5);
+  options.chunk = true;
+  options.threads = 3;
+  EXPECT_EQ(difference(execute(compile(source, options), inputs), results), 0.0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Heads, testing::ValuesIn(cases()),
+                         [](const auto& c) { return c.param.name; });
+
+bool lowers(const std::string& text, const CompileOptions& options = {}) {
+  const std::string explain = compile(Graph::parse(text), options).explain();
+  return explain.find("on the head engine") != std::string::npos;
+}
+
+TEST(HeadsLeftAlone, WhereAnythingElseReadsTheLogits) {
+  const std::string plain = kPlain, loss = kLoss;
+  const std::string grad = " differentiate s wrt %x, %w";
+  EXPECT_TRUE(lowers(f32(plain + loss + grad)));
+  EXPECT_FALSE(lowers(f32(plain + loss + ", z: %z" + grad)));
+  EXPECT_FALSE(lowers(f32(plain + " %a = argmax %z dims(1)" + loss + ", a: %a" + grad)));
+  // A penalty on the logits: the gradient of the logits has a part the engine does not know.
+  EXPECT_FALSE(lowers(f32(plain +
+                          " %l = reduce_lse %z dims(1) %p = pick %z, %t axis(1) %d = sub %l, %p %q "
+                          "= mul %z, %z %r = reduce_sum %q dims(1) %e = add %d, %r %s = reduce_sum "
+                          "%e dims(0) return s: %s" +
+                          grad)));
+}
+
+TEST(HeadsLeftAlone, OfOtherDtypesAndSmallOnes) {
+  const auto text = [](const std::string& dtype, int vocab) {
+    const std::string v = std::to_string(vocab);
+    return "graph g(%x: " + dtype + "[70, 24], %w: " + dtype + "[" + v +
+           ", 24], %t: i64[70]) { %z = dot %x, %w contract(1; 1) : " + dtype + "[70, " + v + "]" +
+           kLoss + " differentiate s wrt %x, %w }";
+  };
+  EXPECT_TRUE(lowers(text("f32", 4000)));
+  EXPECT_FALSE(lowers(text("f32", 3000)));
+  EXPECT_FALSE(lowers(text("f64", 4000)));
+  EXPECT_FALSE(lowers(text("bf16", 40000)));  // its logits are rounded to bf16
+}
+
+TEST(HeadsLeftAlone, WhenLoopsAreAskedFor) {
+  const std::string text = f32(std::string(kPlain) + kLoss + " differentiate s wrt %x, %w");
+  CompileOptions options;
+  options.head_engine = false;
+  EXPECT_FALSE(lowers(text, options));
+  options.head_engine = true;
+  options.chunks = 4;
+  EXPECT_FALSE(lowers(text, options));
+  options.chunks = 0;
+  options.chunk = false;
+  EXPECT_FALSE(lowers(text, options));
+}
+
+TEST(HeadsBudget, IsKept) {
+  const Graph source = Graph::parse(
+      "graph g(%x: f32[700, 24], %w: f32[20000, 24], %t: i64[700]) { %z = dot %x, %w contract(1; "
+      "1)" +
+      std::string(kLoss) + " differentiate s wrt %x, %w }");
+  const ir::Tensors inputs = inputs_of(GraphAccess::of(source));
+  CompileOptions options;
+  options.threads = 1;
+  const ir::Tensors wanted = execute(compile(source, options), inputs);
+  std::size_t last = compile(source, options).arena_bytes();
+  options.strict = true;
+  for (const std::size_t budget : {3_MiB, 2_MiB}) {
+    options.memory_budget = budget;
+    const CompiledProgram compiled = compile(source, options);
+    EXPECT_LT(compiled.arena_bytes(), last) << compiled.explain();
+    last = compiled.arena_bytes();
+    EXPECT_LT(error(execute(compiled, inputs), wanted), 1e-5);
+  }
+}
+
+TEST(HeadsText, NamesWhatIsWrong) {
+  const auto error = [](const std::string& body) {
+    try {
+      ir::parse("graph g(%x: f32[4, 8], %w: f32[9, 8], %t: i64[4], %d: f32[4]) {\n" + body + " }");
+    } catch (const std::exception& e) {
+      return std::string(e.what());
+    }
+    return std::string("accepted");
+  };
+  const std::string plain = " bias(0) scale(1) softcap(0) workspace(0)";
+  EXPECT_EQ(error("%a, %b = head %x, %w, %t" + plain), "accepted");
+  EXPECT_NE(error("%a, %b = head %x, %w" + plain).find("head"), std::string::npos);
+  EXPECT_NE(error("%a, %b = head %w, %x, %t" + plain).find("targets are i64[4]"),
+            std::string::npos);
+  EXPECT_NE(error("%a, %b, %c = head %x, %w, %t, %d, %d gradients(f16, none, none)" + plain)
+                .find("d_x is f16, expected f32 or f32"),
+            std::string::npos);
+  EXPECT_NE(error("%a, %b = head %x, %w, %t, %d, %d gradients(none, none, i8)" + plain)
+                .find("expected f32, bf16, f16 or none, got 'i8'"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace logitless::test
