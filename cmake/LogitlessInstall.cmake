@@ -46,3 +46,18 @@ file(RELATIVE_PATH pc_libdir "${CMAKE_INSTALL_PREFIX}" "${CMAKE_INSTALL_FULL_LIB
 file(RELATIVE_PATH pc_includedir "${CMAKE_INSTALL_PREFIX}" "${CMAKE_INSTALL_FULL_INCLUDEDIR}")
 configure_file(${CMAKE_CURRENT_LIST_DIR}/logitless.pc.in ${PROJECT_BINARY_DIR}/logitless.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/logitless.pc DESTINATION ${pkgconfig_dir})
+
+# The Python wheel (pyproject.toml): the library beside the package that loads it, with what it links and Python's users
+# may not have.
+if(LOGITLESS_PYTHON)
+  set_target_properties(logitless PROPERTIES INSTALL_RPATH "$ORIGIN")
+  install(TARGETS logitless LIBRARY DESTINATION logitless/lib COMPONENT python)
+  get_target_property(hwy_library hwy::hwy IMPORTED_LOCATION_NONE)
+  if(NOT hwy_library)
+    get_target_property(hwy_library hwy::hwy LOCATION)
+  endif()
+  if(hwy_library MATCHES "\\.so")
+    get_filename_component(hwy_real "${hwy_library}" REALPATH)
+    install(FILES "${hwy_real}" DESTINATION logitless/lib RENAME libhwy.so.1 COMPONENT python)
+  endif()
+endif()

@@ -44,7 +44,7 @@ LAYERS = (
     ("src/compiler/ir/", CORE),
     ("src/compiler/analysis/", IR),
     ("src/compiler/passes/", ANALYSIS),
-    ("src/compiler/plan/", (*KERNEL_INTERFACE, *ANALYSIS)),
+    ("src/compiler/plan/", ("src/head/workspace.h", "src/head/engine.h", *BELOW_HEAD, *ANALYSIS)),
     ("src/compiler/exec/", ("src/head/", *BELOW_HEAD, *COMPILER_PLAN)),
     ("src/compiler/", ("src/compiler/passes/", "src/compiler/exec/", *COMPILER_PLAN)),
     ("src/train/", PUBLIC),
