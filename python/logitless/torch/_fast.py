@@ -1,0 +1,113 @@
+"""Calls seen before: a mean or sum of plain eager tensors goes from Python to C with nothing checked twice.
+
+Everything that a check of ``loss.py`` looks at is in the key, so what passed once passes again.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from . import _engine
+from ._ops import BIAS, HIDDEN, WEIGHT, refuse_second_derivatives, scaled
+
+_TENSORS = (Tensor, nn.Parameter)
+_MOST = 64
+
+
+class _Thread(threading.local):
+    def __init__(self):
+        self.calls: dict[Any, FastLoss] = {}
+
+
+_thread = _Thread()
+
+
+def key_of(args: tuple, kwargs: dict) -> Any:
+    """What a call is remembered by, or None when it is not of the plain kind."""
+    if len(args) not in (3, 4) or torch.compiler.is_compiling():
+        return None
+    parts: list[Any] = []
+    for t in args:
+        if t is None:
+            parts.append(None)
+            continue
+        if type(t) not in _TENSORS:
+            return None
+        parts.append((t.shape, t.stride(), t.dtype, t.device, t.requires_grad))
+    for name, value in kwargs.items():
+        if value is not None and type(value) not in (bool, int, float, str):
+            return None
+        parts.append((name, value))
+    device = args[0].device.type
+    if device == "cpu":
+        place: Any = torch.get_num_threads()
+    elif device == "cuda":
+        place = torch.cuda.current_stream(args[0].device).cuda_stream
+    else:
+        return None
+    return (*parts, place, torch.is_grad_enabled(), torch.is_autocast_enabled(device))
+
+
+def find(key: Any) -> Optional[FastLoss]:
+    return _thread.calls.get(key)
+
+
+def remember(key: Any, loss: FastLoss) -> None:
+    if len(_thread.calls) >= _MOST:
+        _thread.calls.clear()
+    _thread.calls[key] = loss
+
+
+class FastLoss:
+    """One kind of call, its plan made."""
+
+    def __init__(self, hidden, weight, target, bias, options, needs):
+        self.needs = needs
+        self.device = hidden.device
+        inputs = dict(hidden=hidden, weight=weight, targets=target, bias=bias)
+        gradients = dict(
+            d_hidden=torch.empty_like(hidden, memory_format=torch.contiguous_format) if needs & HIDDEN else None,
+            d_weight=torch.empty_like(weight, memory_format=torch.contiguous_format) if needs & WEIGHT else None,
+            d_bias=torch.empty_like(bias) if needs & BIAS else None,
+        )
+        self.loss_dtype = torch.float32
+        outputs = dict(loss=torch.empty((), dtype=self.loss_dtype, device=self.device), **gradients)
+        self.call = _engine.prepare_cross_entropy(options, inputs, outputs)
+        # Of the gradients: shape and dtype.
+        self.made = [(g.shape, g.dtype) for g in gradients.values() if g is not None]
+        self.places = [bool(needs & bit) for bit in (HIDDEN, WEIGHT, BIAS)]
+
+    def __call__(self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+        if self.needs:
+            return _FastFunction.apply(hidden, weight, bias, (self, target))
+        return self.run(hidden, weight, bias, target)[0]
+
+    def run(self, hidden, weight, bias, target):
+        """[loss, gradients asked for]."""
+        device = self.device
+        outputs = [torch.empty((), dtype=self.loss_dtype, device=device)]
+        outputs += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.made]
+        if bias is None:
+            self.call.run((hidden, weight, target, *outputs), device)
+        else:
+            self.call.run((hidden, weight, target, bias, *outputs), device)
+        return outputs
+
+
+class _FastFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, rest):
+        ctx.loss, target = rest
+        loss, *gradients = ctx.loss.run(hidden, weight, bias, target)
+        ctx.save_for_backward(*gradients)
+        return loss
+
+    @staticmethod
+    def backward(ctx, d_loss):
+        refuse_second_derivatives()
+        gradients = iter(scaled(ctx.saved_tensors, d_loss))
+        return (*[next(gradients) if made else None for made in ctx.loss.places], None)

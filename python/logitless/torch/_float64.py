@@ -1,0 +1,132 @@
+"""float64: no kernel computes in it, so PyTorch's own operations do, chunk by chunk. Slow, exact, for checks."""
+
+from __future__ import annotations
+
+import torch
+
+_CHUNK_LOGITS = 1 << 22  # elements of the logits that exist at a time
+
+
+def _chunks(tokens: int, vocab: int):
+    step = max(1, _CHUNK_LOGITS // max(vocab, 1))
+    return [(first, min(tokens, first + step)) for first in range(0, tokens, step)]
+
+
+def _logits(x, w, bias, softcap, logit_scale):
+    u = x @ w.t()
+    if bias is not None:
+        u = u + bias.to(u.dtype)
+    u = u * logit_scale
+    return softcap * torch.tanh(u / softcap) if softcap else u
+
+
+def _losses(x, w, bias, options, target, class_weight, token_weight, target_weight):
+    """The loss of each row, and what mean divides by; target [n, K]."""
+    z = _logits(x, w, bias, options.softcap, options.logit_scale)
+    lse = torch.logsumexp(z, 1)
+    valid = target != options.ignore_index
+    row = valid.any(1)
+    words = torch.where(valid, target, 0)
+    share = valid.to(z.dtype)
+    if target_weight is not None:
+        share = share * target_weight.to(z.dtype)
+    weights = torch.ones(w.shape[0], dtype=z.dtype, device=z.device) if class_weight is None else class_weight.to(z.dtype)
+    of_target = share * weights[words]
+    nll = lse[:, None] - z.gather(1, words)
+    loss = (1 - options.label_smoothing) * (of_target * nll).sum(1)
+    if options.label_smoothing:
+        loss = loss + options.label_smoothing / w.shape[0] * (lse * weights.sum() - z @ weights)
+    loss = loss + options.z_loss * lse * lse
+    scale = row.to(z.dtype) if token_weight is None else row.to(z.dtype) * token_weight.to(z.dtype)
+    counted = scale * of_target.sum(1) if target_weight is None else scale
+    argmax = torch.where(row, z.argmax(1), -1)
+    return loss * scale, counted, lse, argmax
+
+
+def cross_entropy(options, hidden, weight, bias, target, class_weight, token_weight, target_weight, grad_losses, needs):
+    """(loss, lse, argmax, d_hidden, d_weight, d_bias) of hidden [N, D] and target [N, K]; gradients where ``needs``."""
+    tokens = hidden.shape[0]
+    losses = hidden.new_zeros(tokens)
+    lse = hidden.new_zeros(tokens)
+    argmax = torch.full((tokens,), -1, dtype=torch.int64, device=hidden.device)
+    counted = hidden.new_zeros(())
+    gradients = [torch.zeros_like(t) if need else None for t, need in zip((hidden, weight, bias), needs)]
+    for first, last in _chunks(tokens, weight.shape[0]):
+        with torch.enable_grad():
+            leaves = [
+                None if t is None else t.detach().requires_grad_(need)
+                for t, need in zip((hidden[first:last], weight, bias), needs)
+            ]
+            part = [None if t is None else t[first:last] for t in (target, token_weight, target_weight)]
+            loss, count, chunk_lse, chunk_argmax = _losses(
+                leaves[0], leaves[1], leaves[2], options, part[0], class_weight, part[1], part[2]
+            )
+            upstream = torch.ones_like(loss) if grad_losses is None else grad_losses[first:last].to(loss.dtype)
+            wanted = [leaf for leaf, need in zip(leaves, needs) if need]
+            found = torch.autograd.grad(loss, wanted, upstream, allow_unused=True) if wanted else ()
+        found = iter(found)
+        for i, need in enumerate(needs):
+            g = next(found) if need else None
+            if g is None:
+                continue
+            if i == 0:
+                gradients[0][first:last] = g
+            else:
+                gradients[i] += g
+        losses[first:last] = loss.detach()
+        lse[first:last] = torch.where(chunk_argmax >= 0, chunk_lse.detach(), 0)
+        argmax[first:last] = chunk_argmax
+        counted = counted + count.detach().sum()
+    if options.reduction == "none":
+        return losses, lse, argmax, *gradients
+    total = losses.sum()
+    if options.reduction == "mean":
+        divisor = counted if not options.normalizer else torch.full_like(counted, options.normalizer)
+        inverse = torch.where(divisor > 0, 1 / divisor, 0.0)
+        total = total * inverse
+        gradients = [None if g is None else g * inverse for g in gradients]
+    return total, lse, argmax, *gradients
+
+
+def _outputs(x, w, bias, options, target):
+    z = _logits(x, w, bias, options.softcap, options.logit_scale)
+    valid = target != options.ignore_index
+    row = valid.any(1)
+    lse = torch.logsumexp(z, 1)
+    log_prob = z.gather(1, torch.where(valid, target, 0)) - lse[:, None]
+    p = torch.exp(z - lse[:, None])
+    entropy = lse - (p * z).sum(1)
+    return torch.where(valid, log_prob, 0.0), torch.where(row, entropy, 0.0), torch.where(row, lse, 0.0)
+
+
+def head(options, hidden, weight, bias, target, cotangents=None, needs=(False, False, False)):
+    """(log_prob [N, K], entropy [N], lse [N]), or with cotangents of them the gradients of hidden, weight and bias."""
+    gradients = [torch.zeros_like(t) if need else None for t, need in zip((hidden, weight, bias), needs)]
+    parts = []
+    for first, last in _chunks(hidden.shape[0], weight.shape[0]):
+        with torch.set_grad_enabled(cotangents is not None):
+            leaves = [
+                None if t is None else t.detach().requires_grad_(need)
+                for t, need in zip((hidden[first:last], weight, bias), needs)
+            ]
+            out = _outputs(leaves[0], leaves[1], leaves[2], options, target[first:last])
+        if cotangents is None:
+            parts.append(out)
+            continue
+        pairs = [(o, g[first:last].to(o.dtype)) for o, g in zip(out, cotangents) if g is not None]
+        wanted = [leaf for leaf, need in zip(leaves, needs) if need]
+        found = iter(torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True))
+        for i, need in enumerate(needs):
+            g = next(found) if need else None
+            if g is None:
+                continue
+            if i == 0:
+                gradients[0][first:last] = g
+            else:
+                gradients[i] += g
+    if cotangents is not None:
+        return tuple(gradients)
+    if not parts:
+        tokens = hidden.shape[0]
+        return hidden.new_zeros(tokens, target.shape[1]), hidden.new_zeros(tokens), hidden.new_zeros(tokens)
+    return tuple(torch.cat(p) for p in zip(*parts))

@@ -1,0 +1,415 @@
+"""The operators ``torch.ops.logitless.*`` and their gradients.
+
+Eager code runs them as autograd functions, without the dispatcher's cost; torch.compile and other tracers see the
+operators with their fake implementations. Both end in the functions of this file that begin with ``_run``.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from . import _engine, _float64
+from ._engine import HeadOptions, LossOptions
+
+HIDDEN, WEIGHT, BIAS = 1, 2, 4  # bits of `needs`
+
+
+def _bits(needs: int) -> tuple[bool, bool, bool]:
+    return bool(needs & HIDDEN), bool(needs & WEIGHT), bool(needs & BIAS)
+
+
+def _accumulated(dtype: torch.dtype) -> torch.dtype:
+    """Of losses and other numbers of a token."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _compute(tensor: Tensor, compute: Optional[torch.dtype]) -> Tensor:
+    return tensor if compute is None or tensor.dtype == compute else tensor.to(compute)
+
+
+def _gradient_like(tensor: Tensor, compute_dtype: torch.dtype) -> Tensor:
+    """Memory for a gradient: in the tensor's dtype where the engine writes it, else in fp32."""
+    dtype = tensor.dtype if tensor.dtype in (compute_dtype, torch.float32) else torch.float32
+    return torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
+
+
+def _vectors(device, *tensors):
+    """Per-word and per-token vectors as the engine takes them; on a GPU contiguous and fp32."""
+    if device.type == "cpu":
+        return tensors
+    return tuple(
+        t if t is None else (t.contiguous() if t.dtype in (torch.int32, torch.int64) else t.float().contiguous())
+        for t in tensors
+    )
+
+
+def _finish(gradient: Optional[Tensor], tensor: Tensor) -> Optional[Tensor]:
+    return gradient if gradient is None or gradient.dtype == tensor.dtype else gradient.to(tensor.dtype)
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    return tensor.new_empty(0)
+
+
+def _float64_targets(target: Tensor, hidden: Tensor) -> Tensor:
+    """[N, K] in int64."""
+    rows = hidden.shape[:-1].numel()
+    return target.reshape(rows, -1).to(torch.int64)
+
+
+def _shifted(hidden: Tensor, target: Tensor, options: LossOptions):
+    """next_token for float64: each row reads the target after it."""
+    if not options.next_token:
+        return target
+    shifted = torch.full_like(target, options.ignore_index)
+    shifted[:, :-1] = target[:, 1:]
+    return shifted
+
+
+def _made(reduction: str, grad_losses: Optional[Tensor], needs: int) -> int:
+    """The gradients that a call makes: without upstream gradients those of reduction none have to wait for them."""
+    return 0 if reduction == "none" and grad_losses is None else needs
+
+
+def run_cross_entropy(
+    hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, options: LossOptions,
+    compute: Optional[torch.dtype], needs: int, argmax: bool,
+):
+    """(loss, lse, argmax, d_hidden, d_weight, d_bias): what is not asked for is an empty tensor (argmax, gradients)."""
+    x, w = _compute(hidden, compute), _compute(weight, compute)
+    b = bias
+    need_hidden, need_weight, need_bias = _bits(_made(options.reduction, grad_losses, needs))
+    lead = hidden.shape[:-1]
+    if x.dtype == torch.float64:
+        rows = lead.numel()
+        flat = [None if t is None else t.reshape(rows, *t.shape[len(lead):]) for t in (token_weight, target_weight, grad_losses)]
+        loss, lse, index, *gradients = _float64.cross_entropy(
+            options, x.reshape(rows, -1), w, b, _float64_targets(_shifted(hidden, target, options), hidden), class_weight,
+            flat[0], flat[1], flat[2], (need_hidden, need_weight, need_bias),
+        )
+        if options.reduction == "none":
+            loss = loss.reshape(lead)
+        if gradients[0] is not None:
+            gradients[0] = gradients[0].reshape(hidden.shape)
+        return loss, lse.reshape(lead), index.reshape(lead), *[
+            _empty(x) if g is None else g for g in gradients
+        ]
+    device = x.device
+    target, b, class_weight, token_weight, target_weight, grad_losses = _vectors(
+        device, target, b, class_weight, token_weight, target_weight, grad_losses
+    )
+    if b is not None and b.dtype != torch.float32 and b.dtype != w.dtype:
+        b = b.to(torch.float32)
+    loss = torch.empty(lead if options.reduction == "none" else (), dtype=torch.float32, device=device)
+    lse = torch.empty(lead, dtype=torch.float32, device=device)
+    index = torch.empty(lead if argmax else (0,), dtype=torch.int64, device=device)
+    d_hidden = _gradient_like(hidden, x.dtype) if need_hidden else None
+    d_weight = _gradient_like(weight, x.dtype) if need_weight else None
+    d_bias = torch.empty(bias.shape, dtype=torch.float32, device=device) if need_bias else None
+    _engine.cross_entropy(
+        options,
+        dict(hidden=x, weight=w, targets=target, bias=b, class_weight=class_weight, token_weight=token_weight,
+             target_weight=target_weight, grad_losses=grad_losses),
+        dict(loss=loss, d_hidden=d_hidden, d_weight=d_weight, d_bias=d_bias, lse=lse, argmax=index if argmax else None),
+    )
+    return (
+        loss, lse, index,
+        _empty(x) if d_hidden is None else _finish(d_hidden, hidden),
+        _empty(x) if d_weight is None else _finish(d_weight, weight),
+        _empty(x) if d_bias is None else _finish(d_bias, bias),
+    )
+
+
+def run_head(hidden, weight, target, bias, options: HeadOptions, compute):
+    """(log_prob, entropy, lse): log_prob shaped as target, the others [...]."""
+    x, w = _compute(hidden, compute), _compute(weight, compute)
+    lead = hidden.shape[:-1]
+    if x.dtype == torch.float64:
+        log_prob, entropy, lse = _float64.head(
+            options, x.reshape(lead.numel(), -1), w, bias, _float64_targets(target, hidden)
+        )
+        return log_prob.reshape(target.shape), entropy.reshape(lead), lse.reshape(lead)
+    target, b = _vectors(x.device, target, bias)
+    if b is not None and b.dtype != torch.float32 and b.dtype != w.dtype:
+        b = b.to(torch.float32)
+    log_prob = torch.empty(target.shape, dtype=torch.float32, device=x.device)
+    entropy, lse = (torch.empty(lead, dtype=torch.float32, device=x.device) for _ in range(2))
+    _engine.head_forward(
+        options,
+        dict(hidden=x, weight=w, targets=target, bias=b),
+        dict(log_prob=log_prob, entropy=entropy, lse=lse),
+    )
+    return log_prob, entropy, lse
+
+
+def run_head_backward(hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, options: HeadOptions, compute, needs):
+    x, w = _compute(hidden, compute), _compute(weight, compute)
+    need = _bits(needs)
+    if x.dtype == torch.float64:
+        rows = hidden.shape[:-1].numel()
+        cotangents = [
+            None if d_log_prob is None else d_log_prob.reshape(rows, -1),
+            None if d_entropy is None else d_entropy.reshape(rows),
+            None if d_lse is None else d_lse.reshape(rows),
+        ]
+        gradients = list(
+            _float64.head(options, x.reshape(rows, -1), w, bias, _float64_targets(target, hidden), cotangents, need)
+        )
+        if gradients[0] is not None:
+            gradients[0] = gradients[0].reshape(hidden.shape)
+        return tuple(_empty(x) if g is None else g for g in gradients)
+    device = x.device
+    target, b, d_log_prob, d_entropy, d_lse = _vectors(device, target, bias, d_log_prob, d_entropy, d_lse)
+    if b is not None and b.dtype != torch.float32 and b.dtype != w.dtype:
+        b = b.to(torch.float32)
+    d_hidden = _gradient_like(hidden, x.dtype) if need[0] else None
+    d_weight = _gradient_like(weight, x.dtype) if need[1] else None
+    d_bias = torch.empty(bias.shape, dtype=torch.float32, device=device) if need[2] else None
+    _engine.head_backward(
+        options,
+        dict(hidden=x, weight=w, targets=target, bias=b),
+        dict(lse=d_lse, log_prob=d_log_prob, entropy=d_entropy),
+        dict(d_hidden=d_hidden, d_weight=d_weight, d_bias=d_bias),
+    )
+    return (
+        _empty(x) if d_hidden is None else _finish(d_hidden, hidden),
+        _empty(x) if d_weight is None else _finish(d_weight, weight),
+        _empty(x) if d_bias is None else _finish(d_bias, bias),
+    )
+
+
+def _options(*values) -> LossOptions:
+    return LossOptions(*values)
+
+
+# --- Operators. Options travel as their own arguments; `compute` is a dtype to compute in, or None.
+
+
+@torch.library.custom_op("logitless::cross_entropy", mutates_args=())
+def cross_entropy_op(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], class_weight: Optional[Tensor],
+    token_weight: Optional[Tensor], target_weight: Optional[Tensor], grad_losses: Optional[Tensor], reduction: str,
+    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, logit_scale: float, normalizer: float,
+    next_token: bool, memory_budget: int, compute: Optional[torch.dtype], needs: int, argmax: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    options = _options(
+        reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, normalizer, next_token, memory_budget
+    )
+    return run_cross_entropy(
+        hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, options, compute, needs, argmax
+    )
+
+
+@cross_entropy_op.register_fake
+def _(
+    hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, reduction, ignore_index,
+    label_smoothing, z_loss, softcap, logit_scale, normalizer, next_token, memory_budget, compute, needs, argmax,
+):
+    number = _accumulated(compute or hidden.dtype)
+    lead = hidden.shape[:-1]
+    nothing = hidden.new_empty(0, dtype=compute or hidden.dtype)
+    needs = _made(reduction, grad_losses, needs)
+    return (
+        hidden.new_empty(lead if reduction == "none" else (), dtype=number),
+        hidden.new_empty(lead, dtype=number),
+        hidden.new_empty(lead if argmax or number == torch.float64 else (0,), dtype=torch.int64),
+        torch.empty_like(hidden, memory_format=torch.contiguous_format) if needs & HIDDEN else nothing,
+        torch.empty_like(weight, memory_format=torch.contiguous_format) if needs & WEIGHT else nothing.clone(),
+        torch.empty_like(bias, memory_format=torch.contiguous_format) if needs & BIAS else nothing.clone(),
+    )
+
+
+def _setup_loss(ctx, inputs, output):
+    (hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, *values, compute, needs,
+     argmax) = inputs
+    ctx.options, ctx.compute, ctx.needs = _options(*values), compute, needs
+    ctx.set_materialize_grads(False)
+    if ctx.options.reduction == "none":
+        ctx.save_for_backward(hidden, weight, target, bias, class_weight, token_weight, target_weight)
+    else:
+        ctx.save_for_backward(*output[3:])
+
+
+def _loss_backward(ctx, d_loss, d_lse=None, *_):
+    nothing = (None,) * 16
+    if d_lse is not None:
+        raise RuntimeError("linear_cross_entropy: the lse of this operator has no gradient; use linear_logprobs")
+    if d_loss is None:
+        return (None, None, None, None, *nothing)
+    need = _bits(ctx.needs)
+    if ctx.options.reduction == "none":
+        hidden, weight, target, bias, class_weight, token_weight, target_weight = ctx.saved_tensors
+        *_, d_hidden, d_weight, d_bias = torch.ops.logitless.cross_entropy(
+            hidden, weight, target, bias, class_weight, token_weight, target_weight, d_loss, *ctx.options, ctx.compute,
+            ctx.needs, False,
+        )
+        gradients = (d_hidden, d_weight, d_bias)
+    else:
+        gradients = [(g.to(d_loss.dtype) * d_loss).to(g.dtype) if n else None for g, n in zip(ctx.saved_tensors, need)]
+    d_hidden, d_weight, d_bias = (g if n else None for g, n in zip(gradients, need))
+    return (d_hidden, d_weight, None, d_bias, *nothing)
+
+
+cross_entropy_op.register_autograd(_loss_backward, setup_context=_setup_loss)
+
+
+@torch.library.custom_op("logitless::head", mutates_args=())
+def head_op(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], ignore_index: int, softcap: float,
+    logit_scale: float, memory_budget: int, compute: Optional[torch.dtype], needs: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return run_head(
+        hidden, weight, target, bias, HeadOptions(ignore_index, softcap, logit_scale, memory_budget), compute
+    )
+
+
+@head_op.register_fake
+def _(hidden, weight, target, bias, ignore_index, softcap, logit_scale, memory_budget, compute, needs):
+    number = _accumulated(compute or hidden.dtype)
+    lead = hidden.shape[:-1]
+    return (
+        hidden.new_empty(target.shape, dtype=number),
+        hidden.new_empty(lead, dtype=number),
+        hidden.new_empty(lead, dtype=number),
+    )
+
+
+@torch.library.custom_op("logitless::head_backward", mutates_args=())
+def head_backward_op(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], d_log_prob: Optional[Tensor],
+    d_entropy: Optional[Tensor], d_lse: Optional[Tensor], ignore_index: int, softcap: float, logit_scale: float,
+    memory_budget: int, compute: Optional[torch.dtype], needs: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return run_head_backward(
+        hidden, weight, target, bias, d_log_prob, d_entropy, d_lse,
+        HeadOptions(ignore_index, softcap, logit_scale, memory_budget), compute, needs,
+    )
+
+
+@head_backward_op.register_fake
+def _(
+    hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, ignore_index, softcap, logit_scale, memory_budget, compute,
+    needs,
+):
+    nothing = hidden.new_empty(0, dtype=compute or hidden.dtype)
+    return (
+        torch.empty_like(hidden, memory_format=torch.contiguous_format) if needs & HIDDEN else nothing,
+        torch.empty_like(weight, memory_format=torch.contiguous_format) if needs & WEIGHT else nothing.clone(),
+        torch.empty_like(bias, memory_format=torch.contiguous_format) if needs & BIAS else nothing.clone(),
+    )
+
+
+def _setup_head(ctx, inputs, output):
+    hidden, weight, target, bias, *values, compute, needs = inputs
+    ctx.options, ctx.compute, ctx.needs = HeadOptions(*values), compute, needs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(hidden, weight, target, bias)
+
+
+def _head_backward(ctx, d_log_prob, d_entropy, d_lse):
+    nothing = (None,) * 6
+    if (d_log_prob is None and d_entropy is None and d_lse is None) or not ctx.needs:
+        return (None, None, None, None, *nothing)
+    hidden, weight, target, bias = ctx.saved_tensors
+    gradients = torch.ops.logitless.head_backward(
+        hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, *ctx.options, ctx.compute, ctx.needs
+    )
+    d_hidden, d_weight, d_bias = (g if n else None for g, n in zip(gradients, _bits(ctx.needs)))
+    return (d_hidden, d_weight, None, d_bias, *nothing)
+
+
+head_op.register_autograd(_head_backward, setup_context=_setup_head)
+
+
+# --- The same for eager code.
+
+
+_ROWS = 8192  # of a 16-bit gradient that are fp32 at a time
+
+
+def scaled(gradients, d_loss: Tensor):
+    """Gradients made for an upstream gradient of 1, for this one. The factor is not rounded to their dtype."""
+    if d_loss.device.type == "cpu":
+        # Looking costs nothing here, and the usual upstream gradient is 1.
+        factor = d_loss.item()
+        return gradients if factor == 1.0 else [g * factor for g in gradients]
+    results = []
+    for g in gradients:
+        if g.dtype.itemsize > 2:
+            results.append(g * d_loss)
+            continue
+        out = torch.empty_like(g)
+        for first in range(0, g.shape[0], _ROWS):
+            torch.mul(g[first : first + _ROWS].float(), d_loss, out=out[first : first + _ROWS])
+        results.append(out)
+    return results
+
+
+def refuse_second_derivatives() -> None:
+    """Called in a backward, where gradients are recorded only for create_graph=True."""
+    if torch.is_grad_enabled():
+        raise NotImplementedError("logitless: second derivatives (create_graph=True) are not supported")
+
+
+class LossFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx, hidden, weight, bias, target, class_weight, token_weight, target_weight, options, compute, needs, argmax
+    ):
+        none = options.reduction == "none"
+        loss, lse, index, *gradients = run_cross_entropy(
+            hidden, weight, target, bias, class_weight, token_weight, target_weight, None, options, compute,
+            needs, argmax,
+        )
+        ctx.options, ctx.compute, ctx.needs = options, compute, needs
+        ctx.set_materialize_grads(False)
+        if none:
+            ctx.save_for_backward(hidden, weight, target, bias, class_weight, token_weight, target_weight)
+        else:
+            ctx.save_for_backward(*gradients)
+        ctx.mark_non_differentiable(index, lse)
+        return loss, lse, index
+
+    @staticmethod
+    def backward(ctx, d_loss, *_):
+        refuse_second_derivatives()
+        nothing = (None,) * 7
+        if d_loss is None:
+            return (None, None, None, None, *nothing)
+        need = _bits(ctx.needs)
+        if ctx.options.reduction == "none":
+            hidden, weight, target, bias, class_weight, token_weight, target_weight = ctx.saved_tensors
+            *_, d_hidden, d_weight, d_bias = run_cross_entropy(
+                hidden, weight, target, bias, class_weight, token_weight, target_weight, d_loss, ctx.options, ctx.compute,
+                ctx.needs, False,
+            )
+            gradients = (d_hidden, d_weight, d_bias)
+        else:
+            gradients = scaled(ctx.saved_tensors, d_loss)
+        d_hidden, d_weight, d_bias = (g if n else None for g, n in zip(gradients, need))
+        return (d_hidden, d_weight, d_bias, None, *nothing)
+
+
+class HeadFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, target, options, compute, needs):
+        ctx.options, ctx.compute, ctx.needs = options, compute, needs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden, weight, target, bias)
+        return run_head(hidden, weight, target, bias, options, compute)
+
+    @staticmethod
+    def backward(ctx, d_log_prob, d_entropy, d_lse):
+        refuse_second_derivatives()
+        nothing = (None,) * 4
+        if d_log_prob is None and d_entropy is None and d_lse is None:
+            return (None, None, None, *nothing)
+        hidden, weight, target, bias = ctx.saved_tensors
+        gradients = run_head_backward(
+            hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, ctx.options, ctx.compute, ctx.needs
+        )
+        d_hidden, d_weight, d_bias = (g if n else None for g, n in zip(gradients, _bits(ctx.needs)))
+        return (d_hidden, d_weight, d_bias, *nothing)

@@ -1,0 +1,346 @@
+"""Cross entropy and log-probabilities of a vocabulary head, without the logits."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from . import _arguments, _distributed, _fast
+from ._engine import HeadOptions, LossOptions
+from ._ops import BIAS, HIDDEN, WEIGHT, HeadFunction, LossFunction, run_cross_entropy, run_head
+
+
+def _autocast(hidden: Tensor, weight: Tensor) -> Optional[torch.dtype]:
+    """The dtype autocast asks for; None outside of it. float64 stays, as in PyTorch."""
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
+        return torch.get_autocast_dtype(kind)
+    if hidden.dtype != weight.dtype:
+        raise TypeError(
+            f"weight: expected {hidden.dtype}, the dtype of hidden, got {weight.dtype}; cast one, or use torch.autocast"
+        )
+    return None
+
+
+def _needs(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]) -> int:
+    if not torch.is_grad_enabled():
+        return 0
+    return (
+        (HIDDEN if hidden.requires_grad else 0)
+        | (WEIGHT if weight.requires_grad else 0)
+        | (BIAS if bias is not None and bias.requires_grad else 0)
+    )
+
+
+def _plain(*tensors) -> bool:
+    """Whether eager code may skip the dispatcher: no tracer and no other tensor class is at work."""
+    return not torch.compiler.is_compiling() and all(
+        t is None or type(t) is Tensor or type(t) is nn.Parameter for t in tensors
+    )
+
+
+def _cross_entropy(hidden, weight, target, bias, class_weight, token_weight, target_weight, options, argmax):
+    """(loss, lse without a gradient, argmax or an empty tensor)."""
+    compute = _autocast(hidden, weight)
+    needs = _needs(hidden, weight, bias)
+    if not _plain(hidden, weight, target, bias):
+        loss, lse, index, *_ = torch.ops.logitless.cross_entropy(
+            hidden, weight, target, bias, class_weight, token_weight, target_weight, None, *options, compute, needs, argmax
+        )
+        return loss, lse.detach(), index
+    if not needs:
+        loss, lse, index, *_ = run_cross_entropy(
+            hidden, weight, target, bias, class_weight, token_weight, target_weight, None, options, compute, 0, argmax
+        )
+        return loss, lse, index
+    return LossFunction.apply(
+        hidden, weight, bias, target, class_weight, token_weight, target_weight, options, compute, needs, argmax
+    )
+
+
+def _rows(hidden: Tensor, target: Tensor, per_token: int):
+    """hidden [N, D] or [B, T, D] and target to match: what the engine takes of any number of leading dimensions."""
+    lead = hidden.shape[:-1]
+    want = (*lead, per_token) if per_token else tuple(lead)
+    if tuple(target.shape) != want:
+        raise ValueError(f"target: expected {list(want)} for hidden {list(hidden.shape)}, got {list(target.shape)}")
+    # Rows that lie at one stride are taken as they are, others copied.
+    if len(lead) == 1 or (len(lead) == 2 and hidden.stride(0) == lead[1] * hidden.stride(1)):
+        return hidden, target
+    tail = target.shape[len(lead):]
+    return hidden.reshape(-1, hidden.shape[-1]), target.reshape(lead.numel(), *tail)
+
+
+def _soft_targets(target: Tensor, weight: Tensor, hidden: Tensor):
+    """Class probabilities [..., V] as V weighted targets a token."""
+    vocab = weight.shape[0]
+    if target.shape[-1] != vocab or target.dim() != hidden.dim():
+        raise ValueError(
+            f"target: expected class probabilities {list(hidden.shape[:-1]) + [vocab]}, got {list(target.shape)}"
+        )
+    if vocab > 65536:
+        raise NotImplementedError(
+            f"target: class probabilities of {vocab} words are not supported, at most 65536; give the largest as target "
+            "[..., K] and target_weight"
+        )
+    if target.requires_grad:
+        raise NotImplementedError("target: class probabilities have no gradient here; detach them")
+    words = torch.arange(vocab, device=target.device).expand(target.shape)
+    return words, target.float() if target.dtype != torch.float64 else target
+
+
+def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
+    """Cross entropy of ``softmax(softcap(logit_scale * (hidden @ weight.T + bias)))``; the logits never exist as a whole.
+
+    linear_cross_entropy(hidden, weight, target, bias=None, *, reduction="mean", ignore_index=-100, label_smoothing=0.0,
+    class_weight=None, z_loss=0.0, softcap=None, logit_scale=1.0, normalizer=None, token_weight=None,
+    target_weight=None, shift=False, accuracy=False, return_lse=False, memory_budget=None)
+
+    Takes the arguments of ``torch.nn.functional.linear_cross_entropy`` (``input``, ``linear_weight``, ``linear_bias``,
+    ``weight`` for the class weights, ``options``) and of ``cut_cross_entropy.linear_cross_entropy`` (``e``, ``c``,
+    ``targets``, ``shift``, ``return_lse``, ...) as well: either is replaced by changing the import.
+
+    Args:
+        hidden: [..., D], float32, bfloat16 or float16 (float64 runs slowly on PyTorch's own operations).
+        weight: [V, D], the dtype of hidden; under autocast both are cast.
+        target: [...] int32 or int64; or, with ``target_weight``, [..., K]: K weighted words a token; or class
+            probabilities [..., V], float, for V up to 65536.
+        bias: [V].
+        reduction: "none" (loss [...]), "mean", "sum".
+        ignore_index: tokens of this target have loss 0, no gradient, and cost nothing.
+        label_smoothing: in [0, 1].
+        class_weight: [V] float; ``mean`` divides by the weights of the targets, as PyTorch does.
+        z_loss: adds ``z_loss * lse ** 2`` to each token's loss.
+        softcap: ``c * tanh(logits / c)``.
+        logit_scale: 1 / temperature.
+        normalizer: ``mean`` divides by this number or scalar tensor instead, such as the tokens of the whole batch.
+        token_weight: [...] float: factors of the tokens' losses.
+        target_weight: [..., K] float.
+        shift: True or 1: position t predicts target t + 1 of ``hidden`` [B, T, D] and ``target`` [B, T]; n: t + n.
+        accuracy: also returns the fraction of tokens whose largest logit is their target.
+        return_lse: also returns the log-sum-exp [...], with a gradient.
+        memory_budget: bytes, or text such as "512MiB", the call may take beyond its inputs and gradients. Default: a
+            sixth of the fp32 logits, from 16 to 512 MiB, or the least plan if that is more.
+
+    Returns:
+        The loss, float32 (float64 of float64); with accuracy or return_lse a tuple (loss, lse, accuracy) of those asked for.
+
+    Memory: the workspace of the plan, within ``memory_budget``; gradients of a mean or sum are made in the forward and
+    kept until the backward. Gradients sum in fp32 and are rounded once. The same inputs give the same bits.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what was expected and what came. A target outside [0, V) that is not
+            ignore_index is a ValueError on the CPU; on a GPU, where nothing waits, the loss is NaN.
+        NotImplementedError: what no kernel or plan serves; second derivatives.
+    """
+    key = _fast.key_of(args, kwargs)
+    if key is not None and (known := _fast.find(key)) is not None:
+        return known(*args)
+    a = _arguments.bind(args, kwargs)
+    options = _arguments.loss_options(a)
+    hidden, weight, bias, target = a["hidden"], a["weight"], a["bias"], a["target"]
+    hidden, weight, target, bias = _distributed.local(hidden, weight, target, bias)
+    _arguments.check_head(hidden, weight, bias)
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target: expected a tensor, got {type(target).__name__}")
+    token_weight, target_weight = a["token_weight"], a["target_weight"]
+    if hidden.dim() == 1:  # one token
+        hidden, target = hidden[None], target[None]
+        token_weight = None if token_weight is None else token_weight[None]
+        target_weight = None if target_weight is None else target_weight[None]
+        single = True
+    else:
+        single = False
+    if target.dtype.is_floating_point:
+        if target_weight is not None:
+            raise TypeError("target: expected int32 or int64 beside target_weight, got " + str(target.dtype))
+        target, target_weight = _soft_targets(target, weight, hidden)
+        options = options._replace(ignore_index=-100)
+    elif target.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"target: expected int32, int64 or class probabilities, got {target.dtype}")
+    for name in ("class_weight", "token_weight", "target_weight"):
+        if a[name] is not None and a[name].requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(f"{name}: has no gradient here; detach it")
+    shape = hidden.shape[:-1]
+    shift = int(a["shift"])
+    if shift:
+        if shift < 0 or hidden.dim() < 3:
+            raise ValueError(f"shift: expected hidden [..., T, D] and 0 or more, got {list(hidden.shape)} and {a['shift']}")
+        hidden, target = hidden[..., : shape[-1] - shift, :], target[..., shift:]
+        if token_weight is not None or target_weight is not None:
+            raise NotImplementedError("shift: does not go with token_weight or target_weight; shift them yourself")
+    per_token = 0 if target_weight is None else target.shape[-1]
+    lead = hidden.shape[:-1]
+    hidden, target = _rows(hidden, target, per_token)
+    rows = hidden.shape[:-1]
+    token_weight = _shaped("token_weight", token_weight, lead, rows)
+    target_weight = _shaped("target_weight", target_weight, (*lead, per_token), (*rows, per_token))
+    if a["accuracy"] and per_token:
+        raise NotImplementedError("accuracy: needs one target a token")
+    normalizer = a["normalizer"]
+    if isinstance(normalizer, Tensor):
+        options = options._replace(reduction="sum")
+    number = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    class_weight = a["class_weight"]
+    if class_weight is not None:
+        if list(class_weight.shape) != [weight.shape[0]]:
+            raise ValueError(f"class_weight: expected [{weight.shape[0]}], got {list(class_weight.shape)}")
+        class_weight = class_weight.to(number)
+    token_weight = None if token_weight is None else token_weight.to(number)
+    target_weight = None if target_weight is None else target_weight.to(number)
+
+    if (
+        key is not None
+        and hidden is args[0]
+        and target is args[2]
+        and options.reduction != "none"
+        and not (a["return_lse"] or a["accuracy"])
+        and number is torch.float32
+        and _autocast(hidden, weight) is None
+        and (bias is None or bias.dtype in (torch.float32, weight.dtype))
+        and (hidden.device.type == "cpu" or (target.is_contiguous() and (bias is None or bias.dtype == torch.float32)))
+    ):
+        loss = _fast.FastLoss(hidden, weight, target, bias, options, _needs(hidden, weight, bias))
+        result = loss(hidden, weight, target, bias)
+        _fast.remember(key, loss)
+        return result
+    if a["return_lse"] and _needs(hidden, weight, bias):
+        if per_token or options.label_smoothing or class_weight is not None:
+            raise NotImplementedError(
+                "return_lse: with gradients it does not go with label_smoothing, class_weight or several targets a token"
+            )
+        loss, lse, index = _from_head(hidden, weight, target, bias, token_weight, options)
+    else:
+        loss, lse, index = _cross_entropy(
+            hidden, weight, target, bias, class_weight, token_weight, target_weight, options, bool(a["accuracy"])
+        )
+    if isinstance(normalizer, Tensor):
+        loss = loss / normalizer.to(device=loss.device, dtype=loss.dtype)
+    if options.reduction == "none":
+        loss = loss.reshape(() if single else lead)
+    results = [loss]
+    if a["return_lse"]:
+        results.append(lse.reshape(() if single else lead))
+    if a["accuracy"]:
+        if a["return_lse"] and not index.numel() and target.numel():
+            raise NotImplementedError("accuracy: does not go with return_lse and gradients; use two calls")
+        valid = target != options.ignore_index
+        results.append((index == target).logical_and(valid).sum() / valid.sum().clamp(min=1))
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _shaped(name: str, t: Optional[Tensor], want, rows):
+    if t is None:
+        return None
+    if tuple(t.shape) != tuple(want):
+        raise ValueError(f"{name}: expected {list(want)}, got {list(t.shape)}")
+    return t.reshape(rows)
+
+
+def _from_head(hidden, weight, target, bias, token_weight, options: LossOptions):
+    """The loss made of log-probabilities and lse, which then has a gradient of its own: 4 passes instead of 3."""
+    log_prob, _, lse = _head(hidden, weight, target, bias, HeadOptions(
+        options.ignore_index, options.softcap, options.logit_scale, options.memory_budget))
+    loss = options.z_loss * lse * lse - log_prob
+    count = (target != options.ignore_index).to(loss.dtype)
+    if token_weight is not None:
+        loss, count = loss * token_weight, count * token_weight
+    if options.reduction == "none":
+        return loss, lse, loss.new_empty(0, dtype=torch.int64)
+    total = loss.sum()
+    if options.reduction == "mean":
+        total = total / (options.normalizer or count.sum().clamp(min=torch.finfo(count.dtype).tiny))
+    return total, lse, loss.new_empty(0, dtype=torch.int64)
+
+
+def _head(hidden, weight, target, bias, options: HeadOptions):
+    compute = _autocast(hidden, weight)
+    needs = _needs(hidden, weight, bias)
+    if not _plain(hidden, weight, target, bias):
+        return torch.ops.logitless.head(hidden, weight, target, bias, *options, compute, needs)
+    if not needs:
+        return run_head(hidden, weight, target, bias, options, compute)
+    return HeadFunction.apply(hidden, weight, bias, target, options, compute, needs)
+
+
+def linear_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    ignore_index: int = -100,
+    softcap: Optional[float] = None,
+    logit_scale: float = 1.0,
+    memory_budget: int | str | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probability of each target, and entropy and log-sum-exp of each token, each with a gradient.
+
+    Losses of policies and preferences (PPO, GRPO, DPO, ORPO, SimPO, KTO) are functions of these.
+
+    Args:
+        hidden: [..., D]. weight: [V, D], the dtype of hidden. bias: [V].
+        target: [...] or [..., K], int32 or int64. Rows whose targets are all ``ignore_index`` give 0 and cost nothing.
+        softcap, logit_scale, memory_budget: as of ``linear_cross_entropy``.
+
+    Returns:
+        (log_prob, entropy, lse), float32 (float64 of float64): log_prob shaped as target, the others [...]; natural
+        logarithms. One pass over the weights forward, three or (with a gradient of the entropy) four backward.
+
+    Raises: as ``linear_cross_entropy``.
+    """
+    a = {**_arguments.DEFAULTS, "ignore_index": ignore_index, "softcap": softcap, "logit_scale": logit_scale,
+         "memory_budget": memory_budget}
+    checked = _arguments.loss_options(a)
+    hidden, weight, target, bias = _distributed.local(hidden, weight, target, bias)
+    _arguments.check_head(hidden, weight, bias)
+    if not isinstance(target, Tensor) or target.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"target: expected int32 or int64, got {getattr(target, 'dtype', type(target).__name__)}")
+    lead = hidden.shape[:-1]
+    if target.shape[: len(lead)] != lead or target.dim() > len(lead) + 1:
+        raise ValueError(f"target: expected {list(lead)} or {list(lead) + ['K']}, got {list(target.shape)}")
+    shape = target.shape
+    per_token = shape[-1] if target.dim() > len(lead) else 0
+    if target.dim() > len(lead) and per_token == 0:
+        raise ValueError("target: expected 1 or more targets a token, got 0")
+    if not lead:
+        hidden, target = hidden[None], target[None]
+    hidden, target = _rows(hidden, target, per_token)
+    log_prob, entropy, lse = _head(
+        hidden, weight, target, bias,
+        HeadOptions(checked.ignore_index, checked.softcap, checked.logit_scale, checked.memory_budget),
+    )
+    return log_prob.reshape(shape), entropy.reshape(lead), lse.reshape(lead)
+
+
+class LinearCrossEntropy(nn.Module):
+    """``linear_cross_entropy`` with a weight [vocab, dim] of its own, and a bias [vocab] if asked for.
+
+    Args:
+        dim: D of hidden.
+        vocab: V.
+        bias, device, dtype: as of ``nn.Linear``.
+        options: every keyword of ``linear_cross_entropy`` but bias, checked when the module is made.
+
+    ``forward(hidden, target, **more)`` returns what ``linear_cross_entropy`` does; ``more`` replaces options for one call.
+    """
+
+    def __init__(self, dim: int, vocab: int, bias: bool = False, device=None, dtype=None, **options: Any):
+        super().__init__()
+        unknown = [name for name in options if name not in _arguments.DEFAULTS or name == "bias"]
+        if unknown:
+            raise TypeError(f"LinearCrossEntropy: there is no option '{unknown[0]}'")
+        _arguments.loss_options({**_arguments.DEFAULTS, **options})
+        self.dim, self.vocab, self.options = dim, vocab, dict(options)
+        linear = nn.Linear(dim, vocab, bias=bias, device=device, dtype=dtype)
+        self.weight = linear.weight
+        self.register_parameter("bias", linear.bias)
+
+    def forward(self, hidden: Tensor, target: Tensor, **more: Any) -> Any:
+        return linear_cross_entropy(hidden, self.weight, target, self.bias, **{**self.options, **more})
+
+    def extra_repr(self) -> str:
+        options = "".join(f", {k}={v!r}" for k, v in self.options.items())
+        return f"dim={self.dim}, vocab={self.vocab}, bias={self.bias is not None}{options}"

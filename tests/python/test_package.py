@@ -1,0 +1,42 @@
+"""The package without a framework: what is in the wheel, and what it says of the library."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import logitless
+import pytest
+
+
+def test_the_wheel_has_the_library_and_types():
+    folder = Path(logitless.__file__).parent
+    assert logitless.library_path() == folder / "lib" / "liblogitless.so" or "LOGITLESS_LIBRARY" in __import__("os").environ
+    assert (folder / "py.typed").exists()
+    assert logitless.__version__ == logitless.version() and logitless.version().count(".") == 2
+
+
+def test_importing_it_imports_no_framework():
+    code = "import logitless, sys; print(sorted({'torch', 'jax'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_kernels():
+    assert "scalar" in logitless.kernels() and set(logitless.kernels()) <= set(logitless.kernels(runnable=False))
+
+
+def test_explain():
+    text = logitless.explain(4096, 512, 32000, "bf16", memory_budget="64MiB")
+    assert "4096 tokens x 32000 words x 512 (bf16)" in text and "not recompute" in text
+    assert "forward" in logitless.explain(10, 8, 30, gradients=False)
+    with pytest.raises(ValueError, match="dtype: expected one of f32, bf16, f16, got 'f8'"):
+        logitless.explain(10, 8, 30, "f8")
+    with pytest.raises(ValueError, match="below the least plan"):
+        logitless.explain(4096, 512, 32000, memory_budget=1000)
+
+
+def test_a_missing_library_is_named(tmp_path):
+    code = "import logitless"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"LOGITLESS_LIBRARY": str(tmp_path / "no.so")}
+    )
+    assert done.returncode != 0 and "cannot load" in done.stderr and "no.so" in done.stderr

@@ -1,0 +1,175 @@
+"""What PyTorch's own machinery does with the losses: gradcheck, retained graphs, checkpointing, autocast, compilation."""
+
+import oracle
+import pytest
+import torch
+from logitless.torch import linear_cross_entropy, linear_logprobs
+from test_loss import problem
+from torch.utils.checkpoint import checkpoint
+
+
+def small(per_token=0):
+    g = torch.Generator().manual_seed(0)
+    hidden = torch.randn(6, 4, generator=g, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(11, 4, generator=g, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(11, generator=g, dtype=torch.float64, requires_grad=True)
+    shape = (6, per_token) if per_token else (6,)
+    target = torch.randint(0, 11, shape, generator=g)
+    target.view(6, -1)[2] = -100
+    return hidden, weight, target, bias
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(label_smoothing=0.2, z_loss=0.05, softcap=3.0, logit_scale=0.7),
+        dict(token_weight=torch.rand(6), class_weight=torch.rand(11) + 0.5, label_smoothing=0.1),
+    ],
+    ids=["plain", "terms", "weights"],
+)
+def test_gradcheck(reduction, options):
+    hidden, weight, target, bias = small()
+    assert torch.autograd.gradcheck(
+        lambda x, w, b: linear_cross_entropy(x, w, target, b, reduction=reduction, **options), (hidden, weight, bias)
+    )
+
+
+@pytest.mark.parametrize("per_token", [0, 3])
+def test_gradcheck_of_logprobs(per_token):
+    hidden, weight, target, bias = small(per_token)
+    assert torch.autograd.gradcheck(
+        lambda x, w, b: linear_logprobs(x, w, target, b, softcap=3.0, logit_scale=0.7), (hidden, weight, bias)
+    )
+
+
+def test_float64_is_float64():
+    from test_loss import compare
+
+    hidden, weight, target, bias = small()
+    compare(hidden, weight, target, bias, torch.tensor(0.3), label_smoothing=0.1, softcap=4.0)
+
+
+def test_a_retained_graph_gives_the_gradients_again():
+    hidden, weight, target, _ = problem(1, (30,), 16, 80, torch.float32)
+    loss = linear_cross_entropy(hidden, weight, target)
+    loss.backward(retain_graph=True)
+    first = [hidden.grad.clone(), weight.grad.clone()]
+    loss.backward(retain_graph=True)
+    assert torch.equal(hidden.grad, 2 * first[0]) and torch.equal(weight.grad, 2 * first[1])
+    loss.backward(torch.tensor(3.0))
+    assert torch.allclose(weight.grad, 5 * first[1], rtol=1e-6)
+
+
+def test_a_second_derivative_is_refused():
+    hidden, weight, target, _ = problem(1, (30,), 16, 80, torch.float32)
+    for make in (
+        lambda: linear_cross_entropy(hidden, weight, target),
+        lambda: linear_cross_entropy(hidden, weight, target, reduction="none").sum(),
+        lambda: linear_logprobs(hidden, weight, target)[0].sum(),
+    ):
+        with pytest.raises(NotImplementedError, match="second derivatives"):
+            torch.autograd.grad(make(), hidden, create_graph=True)
+
+
+def test_checkpointing():
+    hidden, weight, target, _ = problem(2, (30,), 16, 80, torch.float32)
+    plain = linear_cross_entropy(hidden.tanh(), weight, target)
+    wanted = torch.autograd.grad(plain, (hidden, weight))
+    for reentrant in (False, True):
+        loss = checkpoint(lambda x: linear_cross_entropy(x.tanh(), weight, target), hidden, use_reentrant=reentrant)
+        loss.backward()
+        assert torch.equal(hidden.grad, wanted[0]) and torch.equal(weight.grad, wanted[1])
+        hidden.grad = weight.grad = None
+
+
+def test_autocast_computes_in_its_dtype_and_keeps_fp32_gradients():
+    hidden, weight, target, bias = problem(3, (40,), 32, 200, torch.float32, bias=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(hidden, weight, target, bias)
+        log_prob, _, _ = linear_logprobs(hidden, weight, target, bias)
+    found = torch.autograd.grad(loss, (hidden, weight, bias))
+    x, w, b = oracle.leaves(hidden.bfloat16().requires_grad_(), weight.bfloat16().requires_grad_(), bias)
+    wanted = oracle.loss(x, w, target, b)
+    assert abs(loss.item() - wanted.item()) <= 1e-5
+    for a, e in zip(found, torch.autograd.grad(wanted, (x, w, b))):
+        assert a.dtype == torch.float32 and oracle.error(a, e) <= 4e-3
+    assert log_prob.dtype == torch.float32
+    # Sums in fp32, never rounded to bf16: nearer than bf16 can be.
+    assert not torch.equal(found[1], found[1].bfloat16().float())
+
+
+def test_inference_mode():
+    hidden, weight, target, _ = problem(3, (40,), 32, 200, torch.float32)
+    with torch.inference_mode():
+        assert not linear_cross_entropy(hidden, weight, target).requires_grad
+        assert not linear_logprobs(hidden, weight, target)[0].requires_grad
+
+
+COMPILED = {
+    "mean": lambda x, w, t, b: linear_cross_entropy(x.tanh(), w, t, b, softcap=4.0),
+    "none": lambda x, w, t, b: (linear_cross_entropy(x, w, t, b, reduction="none") ** 2).sum(),
+    "terms": lambda x, w, t, b: 2 * linear_cross_entropy(x, w, t, b, label_smoothing=0.1, z_loss=0.01, normalizer=9.0),
+    "accuracy": lambda x, w, t, b: linear_cross_entropy(x, w, t, b, accuracy=True)[0],
+    "logprobs": lambda x, w, t, b: sum((o**2).sum() for o in linear_logprobs(x, w, t, b)),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile_without_a_graph_break(name, backend):
+    if backend == "inductor" and name not in ("mean", "logprobs"):
+        pytest.skip("the code generator is the same for all")
+    function = COMPILED[name]
+    hidden, weight, target, bias = problem(4, (3, 20), 16, 90, torch.float32, bias=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    found, wanted = compiled(hidden, weight, target, bias), function(hidden, weight, target, bias)
+    assert torch.allclose(found, wanted, rtol=1e-6)
+    inputs = (hidden, weight, bias)
+    for a, e in zip(torch.autograd.grad(found, inputs), torch.autograd.grad(wanted, inputs)):
+        assert oracle.error(a, e) <= 1e-5
+
+
+def test_compile_of_other_lengths():
+    torch._dynamo.reset()
+    compiled = torch.compile(COMPILED["mean"], fullgraph=True, backend="aot_eager", dynamic=True)
+    for tokens in (20, 33, 47):
+        hidden, weight, target, bias = problem(4, (tokens,), 16, 90, torch.float32, bias=True)
+        assert torch.allclose(compiled(hidden, weight, target, bias), COMPILED["mean"](hidden, weight, target, bias), rtol=1e-6)
+
+
+def test_operators_pass_torchs_own_checks():
+    hidden, weight, target, bias = problem(5, (12,), 8, 30, torch.float32, bias=True)
+    options = ["mean", -100, 0.0, 0.0, 0.0, 1.0, 0.0, False, 0, None, 7, True]
+    torch.library.opcheck(
+        torch.ops.logitless.cross_entropy, (hidden, weight, target, bias, None, None, None, None, *options),
+        test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
+    )
+    torch.library.opcheck(
+        torch.ops.logitless.head, (hidden, weight, target, bias, -100, 0.0, 1.0, 0, None, 7),
+        test_utils=("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_static"),
+    )
+
+
+def test_concurrent_callers():
+    import threading
+
+    hidden, weight, target, _ = problem(6, (60,), 16, 300, torch.float32)
+    wanted = torch.autograd.grad(linear_cross_entropy(hidden, weight, target), (hidden, weight))
+    wrong = []
+
+    def work():
+        for _ in range(20):
+            x, w = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
+            linear_cross_entropy(x, w, target).backward()
+            if not (torch.equal(x.grad, wanted[0]) and torch.equal(w.grad, wanted[1])):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong

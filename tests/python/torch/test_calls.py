@@ -1,0 +1,140 @@
+"""The calls that linear_cross_entropy replaces, and what it says to what it cannot do."""
+
+import oracle
+import pytest
+import torch
+import torch.nn.functional as F
+from logitless.torch import linear_cross_entropy, linear_logprobs
+from test_loss import problem
+
+
+def pair(**more):
+    hidden, weight, target, bias = problem(1, (24,), 16, 70, torch.float32, bias=True)
+    return hidden, weight, target, bias
+
+
+needs_torch_call = pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="this PyTorch has no such call")
+
+
+@needs_torch_call
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("options", [{}, dict(label_smoothing=0.1), dict(ignore_index=3), dict(ignore_index=None), dict(weight=1)])
+def test_every_argument_of_torch(reduction, bias, options):
+    hidden, weight, target, b = pair()
+    if options.get("ignore_index", 0) == 3:
+        target = target.clamp(min=0)
+    options = dict(options, reduction=reduction)
+    if bias:
+        options["linear_bias"] = b
+    if "weight" in options:
+        options["weight"] = torch.rand(70) + 0.5
+    wanted, found = F.linear_cross_entropy(hidden, weight, target, **options), linear_cross_entropy(hidden, weight, target, **options)
+    assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    inputs = [hidden, weight] + ([b] if bias else [])
+    g = torch.randn(wanted.shape)
+    for a, e in zip(torch.autograd.grad(found, inputs, g), torch.autograd.grad(wanted, inputs, g)):
+        assert oracle.error(a, e) <= 1e-5
+    # By its names for tensors, too.
+    named = linear_cross_entropy(input=hidden, linear_weight=weight, target=target, **options)
+    assert torch.equal(named, found)
+
+
+@needs_torch_call
+def test_options_of_torch():
+    hidden, weight, target, _ = pair()
+    plain = linear_cross_entropy(hidden, weight, target)
+    options = torch.nn.LinearCrossEntropyOptions
+    assert torch.equal(linear_cross_entropy(hidden, weight, target, options=None), plain)
+    assert torch.equal(linear_cross_entropy(hidden, weight, target, options=options()), plain)
+    assert torch.equal(linear_cross_entropy(hidden, weight, target, options=options(allow_retain_graph=True)), plain)
+    with pytest.raises(NotImplementedError, match="options.batch_chunk_size=8 is not supported"):
+        linear_cross_entropy(hidden, weight, target, options=options(batch_chunk_size=8))
+    with pytest.raises(NotImplementedError, match="options.acc_policy='compact' is not supported"):
+        linear_cross_entropy(hidden, weight, target, options=options(acc_policy="compact"))
+
+
+def test_every_argument_of_cut_cross_entropy():
+    hidden, weight, target, b = problem(2, (3, 12), 16, 70, torch.float32, bias=True)
+    plain = linear_cross_entropy(hidden, weight, target, b, softcap=5.0)
+    assert torch.equal(linear_cross_entropy(e=hidden, c=weight, targets=target, bias=b, softcap=5.0), plain)
+    more = dict(accum_e_fp32=True, accum_c_fp32=False, filter_eps=None, filter_e_grad=False, filter_c_grad=False, impl=None)
+    found = linear_cross_entropy(hidden, weight, target, b, softcap=5.0, ignore_index=-100, reduction="mean", **more)
+    assert torch.equal(found, plain)
+    loss, lse = linear_cross_entropy(hidden, weight, target, shift=1, return_lse=True)
+    wanted = oracle.loss(hidden[:, :-1], weight, target[:, 1:])
+    assert lse.shape == (3, 11) and abs(loss - wanted) < 1e-5
+    for name, value in dict(filter_eps="auto", filter_e_grad=True, impl="cce", vocab_parallel_options=object()).items():
+        with pytest.raises(NotImplementedError, match=f"{name}=.* is not supported"):
+            linear_cross_entropy(hidden, weight, target, **{name: value})
+
+
+REFUSED = [
+    (dict(reduction="avg"), ValueError, "reduction: expected 'none', 'mean' or 'sum', got 'avg'"),
+    (dict(label_smoothing=1.2), ValueError, "label_smoothing: expected a number from 0 to 1, got 1.2"),
+    (dict(label_smoothing="x"), TypeError, "label_smoothing: expected a number from 0 to 1, got 'x'"),
+    (dict(softcap=-1.0), ValueError, "softcap: expected a number above 0, or None, got -1.0"),
+    (dict(logit_scale=0.0), ValueError, "logit_scale: expected a finite number that is not 0"),
+    (dict(logit_scale=float("nan")), ValueError, "logit_scale: expected a finite number"),
+    (dict(z_loss=-1.0), ValueError, "z_loss: expected a number from 0"),
+    (dict(normalizer=0.0), ValueError, "normalizer: expected a number above 0"),
+    (dict(normalizer=2.0, reduction="sum"), ValueError, "normalizer: goes with reduction 'mean', got 'sum'"),
+    (dict(ignore_index=1.5), TypeError, "ignore_index: expected an int, got 1.5"),
+    (dict(memory_budget=0), ValueError, "memory_budget: expected more than 0 bytes, got 0"),
+    (dict(memory_budget="12 parsecs"), ValueError, "parsecs"),
+    (dict(memory_budget=2.5), TypeError, "memory_budget: expected bytes or text"),
+    (dict(class_weight=torch.ones(3)), ValueError, r"class_weight: expected \[70\], got \[3\]"),
+    (dict(token_weight=torch.ones(3)), ValueError, r"token_weight: expected \[24\], got \[3\]"),
+    (dict(class_weight=torch.ones(70, requires_grad=True)), NotImplementedError, "class_weight: has no gradient here"),
+    (dict(shift=True), ValueError, r"shift: expected hidden \[..., T, D\]"),
+    (dict(tempreature=2.0), TypeError, "there is no argument 'tempreature'"),
+    (dict(target=None), TypeError, "'target' is given twice"),
+]
+
+
+@pytest.mark.parametrize("options, error, text", REFUSED, ids=[next(iter(r[0])) + str(i) for i, r in enumerate(REFUSED)])
+def test_refusals_name_the_argument(options, error, text):
+    hidden, weight, target, _ = pair()
+    with pytest.raises(error, match=text):
+        linear_cross_entropy(hidden, weight, target, **options)
+
+
+def test_refusals_of_tensors():
+    hidden, weight, target, _ = pair()
+
+    def refused(error, text, *args, **kwargs):
+        for function in (linear_cross_entropy, linear_logprobs):
+            with pytest.raises(error, match=text):
+                function(*args, **kwargs)
+
+    refused(ValueError, r"weight: expected \[V, 16\], got \[70, 15\]", hidden, weight[:, :15], target)
+    refused(TypeError, "weight: expected torch.float32, the dtype of hidden, got torch.bfloat16", hidden, weight.bfloat16(), target)
+    refused(TypeError, "hidden: expected float32, bfloat16, float16 or float64, got torch.int64", target[:, None], weight, target)
+    refused(ValueError, r"target: expected \[24\]", hidden, weight, target[:5])
+    refused(TypeError, "target: expected", hidden, weight, target.to(torch.int16))
+    refused(ValueError, r"bias: expected \[70\], got \[3\]", hidden, weight, target, torch.ones(3))
+    bad = target.clone()
+    bad[7] = 70
+    refused(ValueError, "targets", hidden, weight, bad)
+    with pytest.raises(TypeError, match="missing weight, target"):
+        linear_cross_entropy(hidden)
+    with pytest.raises(NotImplementedError, match="accuracy: needs one target a token"):
+        linear_cross_entropy(hidden, weight, target[:, None], target_weight=torch.ones(24, 1), accuracy=True)
+    with pytest.raises(NotImplementedError, match="meta"):
+        linear_cross_entropy(hidden.to("meta"), weight.to("meta"), target.to("meta"))
+    # A refused call leaves the next one whole.
+    assert torch.isfinite(linear_cross_entropy(hidden, weight, target))
+
+
+def test_a_call_is_remembered_only_for_its_own_kind():
+    hidden, weight, target, bias = pair()
+    for _ in range(2):
+        for args, kwargs in [
+            ((hidden, weight, target), {}),
+            ((hidden, weight, target, bias), {}),
+            ((hidden, weight, target), dict(label_smoothing=0.1)),
+            ((hidden.detach(), weight, target), {}),
+            ((hidden[::2], weight, target[::2]), {}),
+            ((hidden, weight, target.to(torch.int32)), {}),
+        ]:
+            assert abs(linear_cross_entropy(*args, **kwargs) - oracle.loss(*args[:2], args[2].long(), *args[3:], **kwargs)) < 1e-5

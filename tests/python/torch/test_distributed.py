@@ -1,0 +1,28 @@
+"""DTensor and FSDP2 on two gloo processes."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+
+@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo")
+def test_two_processes():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = str(s.getsockname()[1])
+    worker = str(Path(__file__).parent / "distributed_worker.py")
+    processes = [
+        subprocess.Popen([sys.executable, worker, str(rank), port], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(2)
+    ]
+    try:
+        outputs = [p.communicate(timeout=300)[0] for p in processes]
+    finally:
+        for p in processes:
+            p.kill()
+    for p, output in zip(processes, outputs):
+        assert p.returncode == 0 and output.rstrip().endswith("ok"), output
