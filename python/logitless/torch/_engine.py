@@ -21,6 +21,7 @@ DTYPES = {
 }
 
 _LEAST_BUDGET, _MOST_BUDGET = 16 << 20, 512 << 20
+_KEPT_BYTES = 1 << 20  # a workspace as small stays from call to call; calls of one stream and thread do not overlap
 _MOST_CALLS = 256  # of different shapes and options that a thread keeps
 
 
@@ -72,10 +73,18 @@ class _Call:
             pointers = [byref(s) for s, _ in structs]
             return plan_function(self.context.handle, byref(options), *pointers, byref(request), byref(self.plan))
 
+        status = 1
         if request_bytes:
-            c.check(plan(request_bytes))
-        elif plan(_default_budget(structs)) != 0:  # less than any plan takes: the library's default
-            c.check(plan(0))
+            status = plan(request_bytes)
+        else:
+            budget = _default_budget(structs)
+            while status == 1 and budget <= _MOST_BUDGET:  # less than any plan takes: twice as much
+                status = plan(budget)
+                budget *= 2
+            if status == 1:
+                status = plan(0)
+        c.check(status)
+        self.kept: torch.Tensor | None = None
         self.workspace_bytes = lib.logitless_plan_workspace_bytes(self.plan)
         self.arguments = (
             self.context.handle,
@@ -93,19 +102,23 @@ class _Call:
     def run(self, tensors, device):
         for field, tensor in zip(self.fields, tensors):
             field.data = tensor.data_ptr() or 64
-        workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=device)
+        workspace = self.kept
+        if workspace is None:
+            workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=device)
+            if self.workspace_bytes <= _KEPT_BYTES:
+                self.kept = workspace
         status = self.run_function(*self.arguments, workspace.data_ptr(), self.workspace_bytes, *self.extra)
         if status:
             c.check(status)
 
 
 def _default_budget(structs) -> int:
-    """A sixth of the fp32 logits: nothing is saved by a workspace that is as large as they are."""
+    """An eighth of the fp32 logits: nothing is saved by a workspace that is as large as they are."""
     hidden, weight = structs[0][1][:2]
     tokens = 1
     for d in range(hidden.rank - 1):
         tokens *= hidden.shape[d]
-    return min(_MOST_BUDGET, max(_LEAST_BUDGET, tokens * weight.shape[0] * 4 // 6))
+    return min(_MOST_BUDGET, max(_LEAST_BUDGET, tokens * weight.shape[0] * 4 // 8))
 
 
 def _context(device: torch.device) -> c.Context:

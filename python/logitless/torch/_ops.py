@@ -27,7 +27,16 @@ def _accumulated(dtype: torch.dtype) -> torch.dtype:
 
 
 def _compute(tensor: Tensor, compute: Optional[torch.dtype]) -> Tensor:
-    return tensor if compute is None or tensor.dtype == compute else tensor.to(compute)
+    """As the engine takes it: in the dtype to compute in, and on a GPU with rows of its own."""
+    if compute is not None and tensor.dtype != compute:
+        tensor = tensor.to(compute)
+    if tensor.device.type == "cuda" and not rows_are_contiguous(tensor):
+        tensor = tensor.contiguous()
+    return tensor
+
+
+def rows_are_contiguous(tensor: Tensor) -> bool:
+    return tensor.stride(-1) == 1 and (tensor.dim() < 2 or tensor.stride(-2) >= tensor.shape[-1])
 
 
 def _gradient_like(tensor: Tensor, compute_dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from . import _arguments, _distributed, _fast
 from ._engine import HeadOptions, LossOptions
-from ._ops import BIAS, HIDDEN, WEIGHT, HeadFunction, LossFunction, run_cross_entropy, run_head
+from ._ops import BIAS, HIDDEN, WEIGHT, HeadFunction, LossFunction, rows_are_contiguous, run_cross_entropy, run_head
 
 
 def _autocast(hidden: Tensor, weight: Tensor) -> Optional[torch.dtype]:
@@ -104,7 +104,8 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
 
     Args:
         hidden: [..., D], float32, bfloat16 or float16 (float64 runs slowly on PyTorch's own operations).
-        weight: [V, D], the dtype of hidden; under autocast both are cast.
+        weight: [V, D], the dtype of hidden; under autocast both are cast. Strides may be any; on a GPU hidden and weight
+            are copied where their rows are not contiguous.
         target: [...] int32 or int64; or, with ``target_weight``, [..., K]: K weighted words a token; or class
             probabilities [..., V], float, for V up to 65536.
         bias: [V].
@@ -121,8 +122,8 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         shift: True or 1: position t predicts target t + 1 of ``hidden`` [B, T, D] and ``target`` [B, T]; n: t + n.
         accuracy: also returns the fraction of tokens whose largest logit is their target.
         return_lse: also returns the log-sum-exp [...], with a gradient.
-        memory_budget: bytes, or text such as "512MiB", the call may take beyond its inputs and gradients. Default: a
-            sixth of the fp32 logits, from 16 to 512 MiB, or the least plan if that is more.
+        memory_budget: bytes, or text such as "512MiB", the call may take beyond its inputs and gradients. Default:
+            an eighth of the fp32 logits, from 16 to 512 MiB, or the least plan if that is more.
 
     Returns:
         The loss, float32 (float64 of float64); with accuracy or return_lse a tuple (loss, lse, accuracy) of those asked for.
@@ -200,7 +201,7 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         and number is torch.float32
         and _autocast(hidden, weight) is None
         and (bias is None or bias.dtype in (torch.float32, weight.dtype))
-        and (hidden.device.type == "cpu" or (target.is_contiguous() and (bias is None or bias.dtype == torch.float32)))
+        and (hidden.device.type == "cpu" or (rows_are_contiguous(hidden) and rows_are_contiguous(weight) and target.is_contiguous() and (bias is None or bias.dtype == torch.float32)))
     ):
         loss = _fast.FastLoss(hidden, weight, target, bias, options, _needs(hidden, weight, bias))
         result = loss(hidden, weight, target, bias)

@@ -24,7 +24,7 @@ LossPlan plan_within(const HeadShape& shape, const HeadFeatures& features, PlanR
 // Without a limit nothing is computed twice: the dense plan, in a part of the logits' bytes.
 LossPlan plan_without_limit(const HeadShape& shape, const HeadFeatures& features,
                             PlanRequest request) {
-  constexpr std::int64_t kLogitsShare = 16;
+  constexpr std::int64_t kLogitsShare = 8;
   const LossPlan any = plan_head(shape, features, request);
   for (const PlanCandidate& c : any.candidates) {
     if (c.kind == PlanKind::dense && c.workspace_bytes > 0) request.kind = PlanKind::dense;

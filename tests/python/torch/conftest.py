@@ -1,4 +1,13 @@
+"""LOGITLESS_TEST_DEVICE=cuda runs the same tests on a GPU."""
+
+import os
 import sys
 from pathlib import Path
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).parent))
+DEVICE = os.environ.get("LOGITLESS_TEST_DEVICE", "cpu")
+if DEVICE != "cpu":
+    torch.set_default_device(DEVICE)
+    torch.backends.cuda.matmul.allow_tf32 = False

@@ -1,7 +1,15 @@
 """The losses as PyTorch computes them from logits, in float64, and how far a result is from them."""
 
+import os
+
 import torch
 import torch.nn.functional as F
+
+DEVICE = os.environ.get("LOGITLESS_TEST_DEVICE", "cpu")
+
+
+def generator(seed):
+    return torch.Generator(device=DEVICE).manual_seed(seed)
 
 
 def logits(hidden, weight, bias=None, softcap=None, logit_scale=1.0):

@@ -11,7 +11,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def problem(seed, tokens, dim, vocab, dtype, per_token=0, bias=False, ignored=0.2):
-    g = torch.Generator().manual_seed(seed)
+    g = oracle.generator(seed)
     hidden = torch.randn(*tokens, dim, generator=g).to(dtype).requires_grad_()
     weight = (torch.randn(vocab, dim, generator=g) * 2 / dim**0.5).to(dtype).requires_grad_()
     b = torch.randn(vocab, generator=g).to(dtype).requires_grad_() if bias else None
@@ -51,10 +51,10 @@ def compare(hidden, weight, target, bias, upstream=None, **options):
     dtype=st.sampled_from(DTYPES),
     tokens=st.sampled_from([(33,), (3, 20), (2, 3, 5)]),
     dim=st.sampled_from([17, 64]),
-    vocab=st.sampled_from([7, 300, 1025]),
+    vocab=st.sampled_from([40, 300, 1025]),
     reduction=st.sampled_from(["none", "mean", "sum"]),
     bias=st.booleans(),
-    smoothing=st.sampled_from([0.0, 0.1, 1.0]),
+    smoothing=st.sampled_from([0.0, 0.1, 0.9]),
     z_loss=st.sampled_from([0.0, 0.01]),
     softcap=st.sampled_from([None, 3.0]),
     scale=st.sampled_from([1.0, 0.5]),
@@ -73,7 +73,7 @@ def test_every_option_together(
     options = dict(
         reduction=reduction, label_smoothing=smoothing, z_loss=z_loss, softcap=softcap, logit_scale=scale, memory_budget=budget
     )
-    g = torch.Generator().manual_seed(seed + 1)
+    g = oracle.generator(seed + 1)
     if classes:
         options["class_weight"] = torch.rand(vocab, generator=g) + 0.5
     if weights:
@@ -204,7 +204,7 @@ def test_logprobs(seed, dtype, tokens, vocab, bias, softcap, per_token, used):
         assert (a.double() - e).abs().max() <= 1e-5
     names = ["log_prob", "entropy", "lse"]
     take = [i for i, n in enumerate(names) if used in (n, "all")]
-    g = torch.Generator().manual_seed(seed)
+    g = oracle.generator(seed)
     ups = [torch.randn(wanted[i].shape, generator=g) for i in take]
     inputs = [t for t in (hidden, weight, b) if t is not None]
     exact = [t for t in (x, w, exact_b) if t is not None]

@@ -1,0 +1,112 @@
+from typing import Any, Literal, Optional, overload
+
+import torch
+from torch import Tensor, nn
+
+_Reduction = Literal["none", "mean", "sum"]
+_Bytes = Optional[int | str]
+
+# logitless: hidden [..., D], weight [V, D], target [...] or [..., K] with target_weight.
+@overload
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    reduction: _Reduction = "mean",
+    ignore_index: Optional[int] = -100,
+    label_smoothing: float = 0.0,
+    class_weight: Optional[Tensor] = None,
+    z_loss: float = 0.0,
+    softcap: Optional[float] = None,
+    logit_scale: float = 1.0,
+    normalizer: Optional[float | Tensor] = None,
+    token_weight: Optional[Tensor] = None,
+    target_weight: Optional[Tensor] = None,
+    shift: bool | int = False,
+    accuracy: Literal[False] = False,
+    return_lse: Literal[False] = False,
+    memory_budget: _Bytes = None,
+) -> Tensor: ...
+@overload
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    reduction: _Reduction = "mean",
+    ignore_index: Optional[int] = -100,
+    label_smoothing: float = 0.0,
+    class_weight: Optional[Tensor] = None,
+    z_loss: float = 0.0,
+    softcap: Optional[float] = None,
+    logit_scale: float = 1.0,
+    normalizer: Optional[float | Tensor] = None,
+    token_weight: Optional[Tensor] = None,
+    target_weight: Optional[Tensor] = None,
+    shift: bool | int = False,
+    accuracy: bool = False,
+    return_lse: bool = False,
+    memory_budget: _Bytes = None,
+) -> Tensor | tuple[Tensor, ...]: ...
+
+# torch.nn.functional.linear_cross_entropy
+@overload
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Optional[Tensor] = None,
+    weight: Optional[Tensor] = None,
+    reduction: _Reduction = "mean",
+    ignore_index: Optional[int] = None,
+    label_smoothing: float = 0.0,
+    options: Any = None,
+) -> Tensor: ...
+
+# cut_cross_entropy.linear_cross_entropy
+@overload
+def linear_cross_entropy(
+    e: Tensor,
+    c: Tensor,
+    targets: Tensor,
+    bias: Optional[Tensor] = None,
+    ignore_index: int = -100,
+    softcap: Optional[float] = None,
+    reduction: _Reduction = "mean",
+    shift: bool | int = False,
+    return_lse: bool = False,
+    **fixed: Any,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+def linear_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    ignore_index: int = -100,
+    softcap: Optional[float] = None,
+    logit_scale: float = 1.0,
+    memory_budget: _Bytes = None,
+) -> tuple[Tensor, Tensor, Tensor]: ...
+
+class LinearCrossEntropy(nn.Module):
+    dim: int
+    vocab: int
+    options: dict[str, Any]
+    weight: nn.Parameter
+    bias: Optional[nn.Parameter]
+    def __init__(
+        self,
+        dim: int,
+        vocab: int,
+        bias: bool = False,
+        device: Any = None,
+        dtype: Optional[torch.dtype] = None,
+        **options: Any,
+    ) -> None: ...
+    def forward(self, hidden: Tensor, target: Tensor, **more: Any) -> Any: ...
+    def extra_repr(self) -> str: ...
