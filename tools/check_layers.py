@@ -49,6 +49,7 @@ LAYERS = (
     ("src/compiler/", ("src/compiler/passes/", "src/compiler/exec/", *COMPILER_PLAN)),
     ("src/train/", PUBLIC),
     ("src/capi/", ("src/head/", *CORE)),
+    ("src/xla/", CORE),
     ("src/cli/", ("src/train/", *PUBLIC)),
     ("examples/*/", ("src/train/", *PUBLIC)),
     ("bench/device/", (*BELOW_HEAD,)),

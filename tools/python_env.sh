@@ -20,7 +20,7 @@ fi
 wheels=$(mktemp -d)
 trap 'rm -rf "$wheels"' EXIT
 settings=(-C build-dir="$folder/wheel-build" -C cmake.define.LOGITLESS_CUDA="${LOGITLESS_CUDA:-OFF}"
-          -C cmake.define.LOGITLESS_WARNINGS_AS_ERRORS=ON)
+          -C cmake.define.LOGITLESS_XLA=ON -C cmake.define.LOGITLESS_WARNINGS_AS_ERRORS=ON)
 if command -v ccache >/dev/null; then
   settings+=(-C cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache)
 fi

@@ -4,8 +4,9 @@
  * Conventions
  * - Every call that can fail returns a logitless_status; logitless_last_error() is the text of the
  * last failure on the calling thread. Outputs of a failed call are untouched.
- * - Handles are opaque; what _create or _plan_* made is freed by the matching _destroy. NULL may be
- * destroyed. Any other NULL handle or missing required pointer is LOGITLESS_INVALID_ARGUMENT.
+ * - Handles are opaque; what _create, _compile or _plan_* made is freed by the matching _destroy.
+ * NULL may be destroyed. Any other NULL handle or missing required pointer is
+ * LOGITLESS_INVALID_ARGUMENT.
  * - Memory is the caller's: tensors and one workspace of logitless_plan_workspace_bytes(plan)
  * bytes, aligned to 64. The library keeps no pointer to either after a call.
  * - Structs begin with struct_size. Fill them by logitless_<struct>_init(&s, sizeof s), then set
@@ -14,8 +15,8 @@
  * (LOGITLESS_UNSUPPORTED otherwise). Zero in a field added later means: as before.
  * - Flags are int32_t: zero is no, anything else is yes.
  *
- * Threads: plans are immutable and may be shared. A context serves one call at a time: make one for
- * each thread that calls. Everything else may be called from any thread at any time.
+ * Threads: plans and programs are immutable and may be shared. A context serves one call at a time:
+ * make one for each thread that calls. Everything else may be called from any thread at any time.
  */
 #pragma once
 
@@ -74,6 +75,7 @@ enum {
 
 typedef struct logitless_context logitless_context;
 typedef struct logitless_plan logitless_plan;
+typedef struct logitless_program logitless_program;
 
 /* ---- Version, status, errors
  * -------------------------------------------------------------------------------------- */
@@ -405,6 +407,74 @@ LOGITLESS_API logitless_status logitless_head_backward(
     logitless_context* context, const logitless_plan* plan, const logitless_head_options* options,
     const logitless_head_inputs* inputs, const logitless_head_cotangents* cotangents,
     const logitless_head_gradients* gradients, void* workspace, size_t workspace_bytes);
+
+/* ---- Tensor programs
+ * ----------------------------------------------------------------------------------------------
+ */
+
+/* logitless/compiler.h tells more of each. */
+typedef struct logitless_program_options {
+  size_t struct_size;
+  const char* const* size_names; /* what the program's sizes are: size_count names */
+  const int64_t* size_values;    /* and as many values; both NULL where size_count is 0 */
+  size_t size_count;
+  uint64_t memory_budget; /* bytes of values in the arena; 0: chunk wherever that computes nothing
+                             twice */
+  int64_t chunks;         /* of every loop; 0: chosen */
+  int32_t threads;        /* that run it; 0: OMP_NUM_THREADS, or all cores of the affinity mask */
+  int32_t chunk;          /* default 1; 0: no loops */
+  int32_t head_engine;    /* default 1; 0: heads are loops like the rest */
+  int32_t strict;         /* a budget not met, or a big value that could not be cut, is an error */
+} logitless_program_options;
+LOGITLESS_API void logitless_program_options_init(logitless_program_options* options,
+                                                  size_t struct_size);
+
+/* A parameter or a result. `name` and `shape` live as long as the program. */
+typedef struct logitless_program_tensor {
+  size_t struct_size;
+  const char* name;
+  const int64_t* shape; /* rank sizes */
+  uint64_t bytes;
+  logitless_dtype dtype;
+  int32_t rank;
+} logitless_program_tensor;
+LOGITLESS_API void logitless_program_tensor_init(logitless_program_tensor* tensor,
+                                                 size_t struct_size);
+
+/* Compiles the text form of docs/ir.md for the CPU. options may be NULL: the defaults. Errors name
+ * line and column of the text, a size without a value, what strict forbids (invalid argument), an
+ * operation and dtype without a kernel (unsupported). */
+LOGITLESS_API logitless_status logitless_program_compile(const char* text,
+                                                         const logitless_program_options* options,
+                                                         logitless_program** program);
+LOGITLESS_API void logitless_program_destroy(logitless_program* program);
+/* The program after the last pass, what was done and why, and the same as JSON. They live as long
+ * as the program; "" for NULL. */
+LOGITLESS_API const char* logitless_program_text(const logitless_program* program);
+LOGITLESS_API const char* logitless_program_explain(const logitless_program* program);
+LOGITLESS_API const char* logitless_program_report_json(const logitless_program* program);
+/* In the order of the program; 0 for NULL. */
+LOGITLESS_API size_t logitless_program_parameter_count(const logitless_program* program);
+LOGITLESS_API size_t logitless_program_result_count(const logitless_program* program);
+LOGITLESS_API logitless_status logitless_program_get_parameter(const logitless_program* program,
+                                                               size_t index,
+                                                               logitless_program_tensor* tensor);
+LOGITLESS_API logitless_status logitless_program_get_result(const logitless_program* program,
+                                                            size_t index,
+                                                            logitless_program_tensor* tensor);
+/* Bytes of everything but parameters and results, exact: with loops, and without; 0 for NULL. */
+LOGITLESS_API size_t logitless_program_arena_bytes(const logitless_program* program);
+LOGITLESS_API size_t logitless_program_unchunked_arena_bytes(const logitless_program* program);
+/* Threads that run it; 0 for NULL. */
+LOGITLESS_API int32_t logitless_program_threads(const logitless_program* program);
+/* Runs it on contiguous tensors, in the order of the program. Results overlap neither each other
+ * nor parameters. The arena has at least logitless_program_arena_bytes(program) bytes, aligned to
+ * 64; no other call may use it meanwhile. */
+LOGITLESS_API logitless_status logitless_program_run(const logitless_program* program,
+                                                     const void* const* parameters,
+                                                     size_t parameter_count, void* const* results,
+                                                     size_t result_count, void* arena,
+                                                     size_t arena_bytes);
 
 /* ---- Bytes
  * --------------------------------------------------------------------------------------------------------

@@ -2,12 +2,12 @@
 #include "logitless/c_api.h"
 
 #include <memory>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "capi/convert.h"
+#include "capi/guarded.h"
 
 using namespace logitless;        // NOLINT: this file is the library seen from outside
 using namespace logitless::capi;  // NOLINT
@@ -26,36 +26,6 @@ namespace {
 thread_local std::string last_error_storage;
 thread_local const char* last_error = "";
 
-logitless_status fail(logitless_status status, const char* text) noexcept {
-  try {
-    last_error_storage = text;
-    last_error = last_error_storage.c_str();
-  } catch (...) {
-    last_error = "out of memory";
-  }
-  return status;
-}
-
-template <typename F>
-logitless_status guarded(F&& function) noexcept {
-  try {
-    std::forward<F>(function)();
-    return LOGITLESS_OK;
-  } catch (const InvalidArgument& e) {
-    return fail(LOGITLESS_INVALID_ARGUMENT, e.what());
-  } catch (const Unsupported& e) {
-    return fail(LOGITLESS_UNSUPPORTED, e.what());
-  } catch (const DeviceError& e) {
-    return fail(LOGITLESS_DEVICE_ERROR, e.what());
-  } catch (const std::bad_alloc&) {
-    return fail(LOGITLESS_DEVICE_ERROR, "out of memory");
-  } catch (const std::exception& e) {
-    return fail(LOGITLESS_INTERNAL_ERROR, e.what());
-  } catch (...) {
-    return fail(LOGITLESS_INTERNAL_ERROR, "an exception of unknown type");
-  }
-}
-
 const Context& context_of(const logitless_context* context) {
   require(context != nullptr, "context: expected a handle, got NULL");
   return context->context;
@@ -72,11 +42,6 @@ void return_plan(const logitless_context* context, LossPlan plan, logitless_plan
   made->plan = std::move(plan);
   context_of(context).trace(made->explanation);
   *to = made.release();
-}
-
-template <typename T>
-void require_pointer(T* pointer, const char* name) {
-  require(pointer != nullptr, name, ": expected a pointer, got NULL");
 }
 
 Workspace workspace_of(const LossPlan& plan, void* data, std::size_t bytes) {
@@ -131,16 +96,27 @@ const std::vector<std::string>& kernels(bool runnable) noexcept {
 
 }  // namespace
 
+logitless_status logitless::capi::fail(logitless_status status, const char* text) noexcept {
+  try {
+    last_error_storage = text;
+    last_error = last_error_storage.c_str();
+  } catch (...) {
+    last_error = "out of memory";
+  }
+  return status;
+}
+
 // ---- Version, status, errors
 
 const char* logitless_version(void) { return version(); }
 int32_t logitless_abi_version(void) { return LOGITLESS_ABI_VERSION; }
 
-#define LOGITLESS_FOR_EACH_SIZED_STRUCT(apply)                                      \
-  apply(context_options) apply(plan_request) apply(plan_info) apply(plan_candidate) \
-      apply(head_features) apply(cross_entropy_options) apply(cross_entropy_inputs) \
-          apply(cross_entropy_outputs) apply(loss_statistics) apply(head_options)   \
-              apply(head_inputs) apply(head_outputs) apply(head_cotangents) apply(head_gradients)
+#define LOGITLESS_FOR_EACH_SIZED_STRUCT(apply)                                                    \
+  apply(context_options) apply(plan_request) apply(plan_info) apply(plan_candidate)               \
+      apply(head_features) apply(cross_entropy_options) apply(cross_entropy_inputs)               \
+          apply(cross_entropy_outputs) apply(loss_statistics) apply(head_options)                 \
+              apply(head_inputs) apply(head_outputs) apply(head_cotangents) apply(head_gradients) \
+                  apply(program_options) apply(program_tensor)
 
 #define LOGITLESS_DEFINE_INIT(name)                                           \
   void logitless_##name##_init(logitless_##name* value, size_t struct_size) { \

@@ -57,6 +57,14 @@ inline logitless_head_options defaults() {
   value.logit_scale = 1.0f;
   return value;
 }
+template <>
+inline logitless_program_options defaults() {
+  logitless_program_options value{};
+  value.struct_size = sizeof(value);
+  value.chunk = 1;
+  value.head_engine = 1;
+  return value;
+}
 
 // Writes the defaults into the caller's struct, whose header may be older (shorter) or newer
 // (longer, zero-filled).

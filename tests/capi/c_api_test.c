@@ -41,7 +41,9 @@ static void test_version(void) {
                                        "logitless_head_inputs",
                                        "logitless_head_outputs",
                                        "logitless_head_cotangents",
-                                       "logitless_head_gradients"};
+                                       "logitless_head_gradients",
+                                       "logitless_program_options",
+                                       "logitless_program_tensor"};
   int major = -1, minor = -1, patch = -1;
   size_t i;
   CHECK(sscanf(logitless_version(), "%d.%d.%d", &major, &minor, &patch) == 3, "version is %s",
@@ -370,6 +372,7 @@ int main(int count, char** arguments) {
   test_head(kernel);
   test_plan_head();
   test_errors(kernel);
+  test_programs();
   CHECK(logitless_process_peak_bytes() > 0, "peak of the process");
   if (failures != 0) fprintf(stderr, "%d checks failed\n", failures);
   return failures == 0 ? 0 : 1;

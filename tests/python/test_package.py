@@ -1,5 +1,6 @@
 """The package without a framework: what is in the wheel, and what it says of the library."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 def test_the_wheel_has_the_library_and_types():
     folder = Path(logitless.__file__).parent
-    assert logitless.library_path() == folder / "lib" / "liblogitless.so" or "LOGITLESS_LIBRARY" in __import__("os").environ
+    assert logitless.library_path() == folder / "lib" / "liblogitless.so" or "LOGITLESS_LIBRARY" in os.environ
     assert (folder / "py.typed").exists()
     assert logitless.__version__ == logitless.version() and logitless.version().count(".") == 2
 
@@ -37,6 +38,6 @@ def test_explain():
 def test_a_missing_library_is_named(tmp_path):
     code = "import logitless"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={"LOGITLESS_LIBRARY": str(tmp_path / "no.so")}
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "LOGITLESS_LIBRARY": str(tmp_path / "no.so")}
     )
     assert done.returncode != 0 and "cannot load" in done.stderr and "no.so" in done.stderr

@@ -6,15 +6,31 @@ entropies and log-sum-exps; ``lazy_head`` makes a Hugging Face model compute its
 ``autochunk`` does it for any function.
 """
 
+from typing import TYPE_CHECKING
+
+
 from .lazy import LazyHeadWarning, LazyLogits, lazy_head, unpatch
 from .loss import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
 
+if TYPE_CHECKING:
+    from ._autochunk import AutoChunked, autochunk
+
 __all__ = [
+    "AutoChunked",
     "LazyHeadWarning",
     "LazyLogits",
     "LinearCrossEntropy",
     "lazy_head",
     "linear_cross_entropy",
+    "autochunk",
     "linear_logprobs",
     "unpatch",
 ]
+
+
+def __getattr__(name: str):
+    if name in ("AutoChunked", "autochunk"):  # brings PyTorch's compiler with it, which takes seconds to import
+        from . import _autochunk
+
+        return getattr(_autochunk, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

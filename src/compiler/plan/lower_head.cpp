@@ -1,4 +1,6 @@
 // A head: the head engine's plan within the workspace given, and its views.
+#include <algorithm>
+
 #include "compiler/plan/lowering.h"
 #include "head/engine.h"
 #include "logitless/error.h"
@@ -24,13 +26,15 @@ LossPlan plan_within(const HeadShape& shape, const HeadFeatures& features, PlanR
 // Without a limit nothing is computed twice: the dense plan, in a part of the logits' bytes.
 LossPlan plan_without_limit(const HeadShape& shape, const HeadFeatures& features,
                             PlanRequest request) {
+  constexpr std::int64_t kMostBytes = 128 << 20;  // larger chunks gain nothing
   constexpr std::int64_t kLogitsShare = 8;
   const LossPlan any = plan_head(shape, features, request);
   for (const PlanCandidate& c : any.candidates) {
     if (c.kind == PlanKind::dense && c.workspace_bytes > 0) request.kind = PlanKind::dense;
   }
-  return plan_within(shape, features, request,
-                     static_cast<std::int64_t>(any.logits_bytes()) / kLogitsShare);
+  return plan_within(
+      shape, features, request,
+      std::min(static_cast<std::int64_t>(any.logits_bytes()) / kLogitsShare, kMostBytes));
 }
 
 std::size_t workspace_bytes(const LossPlan& plan) {

@@ -1,0 +1,21 @@
+"""Large-vocabulary losses for JAX without the logits.
+
+::
+
+    from logitless.jax import linear_cross_entropy
+    loss, gradients = jax.value_and_grad(linear_cross_entropy, (0, 1))(hidden, weight, targets)
+
+Functions are custom calls of the compiled program: they work under jit, grad, scan, checkpoint, vmap and shard_map, on
+the CPU and on NVIDIA GPUs. Second derivatives and forward mode raise JAX's own errors.
+"""
+
+from .head import linear_logprobs
+from .loss import linear_cross_entropy
+from .vocab_parallel import vocab_parallel_linear_cross_entropy, vocab_parallel_logprobs
+
+__all__ = [
+    "linear_cross_entropy",
+    "linear_logprobs",
+    "vocab_parallel_linear_cross_entropy",
+    "vocab_parallel_logprobs",
+]

@@ -1,0 +1,94 @@
+"""Arguments as the library takes them. Messages name the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+FLOATS = ("float32", "bfloat16", "float16")
+
+
+def array(name: str, value: ArrayLike) -> jax.Array:
+    """A JAX array of what JAX takes for one. Raises TypeError for anything else, NotImplementedError for one whose type
+    says that it is sharded: a custom call would gather it, and its gradient be of another type."""
+    try:
+        found = jnp.asarray(value)
+    except TypeError as error:
+        raise TypeError(f"{name}: expected an array, got {type(value).__name__}") from error
+    spec = getattr(getattr(jax.typeof(found), "sharding", None), "spec", ())
+    if any(axis is not None and axis is not jax.sharding.PartitionSpec.UNCONSTRAINED for axis in spec):
+        raise NotImplementedError(f"{name}: is sharded over explicit axes, {spec}; call this inside jax.shard_map")
+    return found
+
+
+def floats(name: str, value: ArrayLike) -> jax.Array:
+    found = array(name, value)
+    if found.dtype.name not in FLOATS:
+        raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {found.dtype.name}")
+    return found
+
+
+def shaped(name: str, value: ArrayLike | None, shape: tuple[int, ...]) -> jax.Array | None:
+    """A float32 array of the shape; None stays None."""
+    if value is None:
+        return None
+    found = floats(name, value)
+    if found.shape != shape:
+        raise ValueError(f"{name}: expected {list(shape)}, got {list(found.shape)}")
+    return found.astype(jnp.float32)
+
+
+def indices(name: str, value: ArrayLike) -> jax.Array:
+    """int32 or int64; smaller integers become int32."""
+    found = array(name, value)
+    kind = found.dtype.name
+    if kind in ("int8", "int16", "uint8", "uint16"):
+        return found.astype(jnp.int32)
+    if kind not in ("int32", "int64"):
+        raise TypeError(f"{name}: expected int32 or int64, got {kind}")
+    return found
+
+
+def number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: expected a Python number, which is part of the compiled program, got {value!r}")
+    return float(value)
+
+
+def integer(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected a Python int, which is part of the compiled program, got {value!r}")
+    return value
+
+
+def softcap(value: Any) -> float:
+    """The softcap of the library, whose 0 is none."""
+    if value is None:
+        return 0.0
+    found = number("softcap", value)
+    if not (found > 0.0 and math.isfinite(found)):
+        raise ValueError(f"softcap: expected a number above 0, or None, got {found}")
+    return found
+
+
+def head(hidden: ArrayLike, weight: ArrayLike, bias: ArrayLike | None) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """hidden [..., D], weight [V, D] of its dtype, bias [V] as float32."""
+    x, w = floats("hidden", hidden), floats("weight", weight)
+    if x.ndim < 1:
+        raise ValueError("hidden: expected [..., D], got a scalar")
+    if w.ndim != 2 or w.shape[1] != x.shape[-1]:
+        raise ValueError(f"weight: expected [V, {x.shape[-1]}] for hidden {list(x.shape)}, got {list(w.shape)}")
+    if w.dtype != x.dtype:
+        raise TypeError(f"weight: expected {x.dtype.name}, the dtype of hidden, got {w.dtype.name}; cast one")
+    return x, w, shaped("bias", bias, (w.shape[0],))
+
+
+def targets(value: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
+    found = indices("targets", value)
+    if found.shape != shape:
+        raise ValueError(f"targets: expected {list(shape)}, got {list(found.shape)}")
+    return found

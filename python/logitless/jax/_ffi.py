@@ -1,0 +1,241 @@
+"""Calls of the library as custom calls of an XLA program: registration, planning while a program is traced, the call.
+
+A program is planned when it is traced: the plan checks shapes, dtypes and options, and its workspace is one more result
+of the custom call, which XLA places among its temporary memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Mapping, NamedTuple, Sequence
+
+import jax
+import jax.numpy as jnp
+import jaxlib.version
+import numpy as np
+
+from .. import _library as c
+from .._library import lib
+
+DTYPES = {"float32": c.F32, "bfloat16": c.BF16, "float16": c.F16, "int32": c.I32, "int64": c.I64}
+
+_ALIGNMENT = 256  # of a workspace; the handlers begin at the first such address of the buffer
+_SOMEWHERE = 64  # planning wants a pointer, and does not follow it
+
+
+class LossOptions(NamedTuple):
+    """Options of a loss, as the C ABI names them; 0 stands for none."""
+
+    reduction: str = "mean"
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    softcap: float = 0.0
+    logit_scale: float = 1.0
+    normalizer: float = 0.0
+    memory_budget: int = 0
+
+
+class HeadOptions(NamedTuple):
+    """Options of a head, likewise."""
+
+    ignore_index: int = -100
+    softcap: float = 0.0
+    logit_scale: float = 1.0
+    memory_budget: int = 0
+
+
+class Spec(NamedTuple):
+    """Name, dtype and shape of a buffer."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+# Structs of a call's inputs and results, with the prefix of their names here.
+_STRUCTS = {
+    "cross_entropy": ((c.CrossEntropyInputs, ""), (c.CrossEntropyOutputs, "")),
+    "head_forward": ((c.HeadInputs, ""), (c.HeadOutputs, "")),
+    "head_backward": ((c.HeadInputs, ""), (c.HeadCotangents, "cotangent_"), (c.HeadGradients, "")),
+}
+
+
+def _handlers() -> dict[tuple[str, str], object]:
+    """The library's handlers by (custom call, platform). Raises ImportError when it was built without them."""
+    try:
+        return {
+            (f"logitless_{name}", platform): getattr(lib, f"logitless_xla_{name}_{platform.lower()}")
+            for name in _STRUCTS
+            for platform in ("cpu", "CUDA")
+        }
+    except AttributeError:
+        raise ImportError(
+            f"logitless.jax: {c.library_path()} was built without XLA's headers; build it where jaxlib is installed, "
+            "or with -DLOGITLESS_XLA=ON -DLOGITLESS_XLA_INCLUDE_DIR=<jax.ffi.include_dir()>"
+        ) from None
+
+
+_handlers()
+
+
+@functools.cache
+def _register() -> None:
+    """Makes the custom calls known to XLA, which compares versions. For a first call: JAX's backends exist by then, and
+    importing this module does not make them."""
+    for (name, platform), handler in _handlers().items():
+        try:
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform=platform)
+        except Exception as error:
+            raise NotImplementedError(
+                f"logitless.jax: jaxlib {jaxlib.version.__version__} does not take the handlers of {c.library_path()}; "
+                f"build it with the headers of this jaxlib or an older one: {error}"
+            ) from error
+
+
+def _tensor(spec: Spec) -> c.Tensor:
+    tensor = c.Tensor()
+    tensor.data, tensor.dtype, tensor.rank = _SOMEWHERE, DTYPES[spec.dtype], len(spec.shape)
+    step = 1
+    for d in reversed(range(len(spec.shape))):
+        tensor.shape[d], tensor.strides[d] = spec.shape[d], step
+        step *= spec.shape[d]
+    return tensor
+
+
+def _struct(kind, prefix: str, specs: Sequence[Spec]):
+    """A struct of tensors; specs of other structs are left out."""
+    struct = c.new(kind)
+    fields = {prefix + field: field for field, _ in kind._fields_}
+    for spec in specs:
+        if spec.name in fields:
+            setattr(struct, fields[spec.name], ctypes.pointer(_tensor(spec)))
+    return struct
+
+
+def _options_struct(options: LossOptions | HeadOptions):
+    struct = c.new(c.CrossEntropyOptions if isinstance(options, LossOptions) else c.HeadOptions)
+    for name, value in options._asdict().items():
+        if name != "memory_budget":
+            setattr(struct, name, c.REDUCTIONS[value] if name == "reduction" else value)
+    return struct
+
+
+@functools.lru_cache(maxsize=4096)
+def _workspace_bytes(device: int, threads: int, function: str, options, inputs: tuple[Spec, ...], outputs) -> int:
+    """Bytes of the plan's workspace. Raises what planning raises."""
+    structs = [_struct(kind, prefix, (*inputs, *outputs)) for kind, prefix in _STRUCTS[function]]
+    if function == "cross_entropy":
+        structs[0].grad_loss = 1.0
+    request = c.new(c.PlanRequest)
+    request.memory_budget, request.kind = options.memory_budget, c.PLAN_KINDS["any"]
+    plan = ctypes.c_void_p()
+    plan_function = getattr(lib, f"logitless_plan_{function}")
+    c.check(
+        plan_function(
+            c.context(device, threads=threads).handle,
+            ctypes.byref(_options_struct(options)),
+            *[ctypes.byref(struct) for struct in structs],
+            ctypes.byref(request),
+            ctypes.byref(plan),
+        )
+    )
+    try:
+        return lib.logitless_plan_workspace_bytes(plan)
+    finally:
+        lib.logitless_plan_destroy(plan)
+
+
+def _attributes(options: LossOptions | HeadOptions) -> dict[str, np.generic | str]:
+    kinds = {"ignore_index": np.int64, "memory_budget": np.int64, "normalizer": np.float64}
+    found: dict[str, np.generic | str] = {}
+    for name, value in options._asdict().items():
+        if name == "reduction":
+            found[name] = np.int64(c.REDUCTIONS[value])
+        else:
+            found[name] = kinds.get(name, np.float32)(value)
+    return found
+
+
+def axes_of(*arrays: jax.Array) -> frozenset[str]:
+    """Axes of a shard_map that any of the arrays varies over."""
+    axes: frozenset[str] = frozenset()
+    for array in arrays:
+        aval = jax.typeof(array)
+        kind = getattr(aval, "manual_axis_type", None)
+        axes |= getattr(aval, "vma", frozenset()) if kind is None else kind.varying
+    return axes
+
+
+def varying(arrays: Mapping[str, jax.Array | None], axes: frozenset[str]) -> dict[str, jax.Array | None]:
+    """The arrays as varying over all of the axes. A gradient through this is summed over the axes that it added."""
+
+    def vary(array):
+        missing = tuple(sorted(axes - axes_of(array)))
+        if not missing:
+            return array
+        if hasattr(jax.lax, "pcast"):
+            return jax.lax.pcast(array, missing, to="varying")
+        return jax.lax.pvary(array, missing)
+
+    return {name: None if array is None else vary(array) for name, array in arrays.items()}
+
+
+def _result(shape: tuple[int, ...], dtype: str, axes: frozenset[str]) -> jax.ShapeDtypeStruct:
+    """Type of a result; of a shard_map's it says what it varies over."""
+    if not axes:
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+    kind = getattr(jax.sharding, "ManualAxisType", None)
+    vary = {"vma": axes} if kind is None else {"manual_axis_type": kind(varying=axes)}
+    sharding = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec())
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding, **vary)
+
+
+def call(
+    function: str,
+    options: LossOptions | HeadOptions,
+    inputs: Mapping[str, jax.Array | None],
+    outputs: Mapping[str, tuple[tuple[int, ...], str]],
+) -> dict[str, jax.Array]:
+    """Runs a function of the C ABI on contiguous arrays.
+
+    inputs: by the names of the library; None is no input. outputs: shape and dtype of each result that is wanted.
+    Extra memory: the workspace of the plan, within options.memory_budget.
+    """
+    arrays = varying({name: array for name, array in inputs.items() if array is not None}, axes_of(*_present(inputs)))
+    axes = axes_of(*arrays.values())
+    in_specs = tuple(Spec(name, array.dtype.name, array.shape) for name, array in arrays.items())
+    out_specs = tuple(Spec(name, dtype, shape) for name, (shape, dtype) in outputs.items())
+
+    def run(device: int, *operands):
+        threads = lib.logitless_context_threads(c.context().handle) if device == c.CPU else 0
+        size = _workspace_bytes(device, threads, function, options, in_specs, out_specs) + _ALIGNMENT
+        results = [_result(spec.shape, spec.dtype, axes) for spec in out_specs]
+        target = jax.ffi.ffi_call(
+            f"logitless_{function}", [*results, _result((size,), "int8", axes)], vmap_method="sequential"
+        )
+        *found, _ = target(
+            *operands,
+            inputs=",".join(arrays),
+            outputs=",".join([*outputs, "workspace"]),
+            threads=np.int64(threads),
+            **_attributes(options),
+        )
+        return tuple(found)
+
+    backend = jax.default_backend()
+    _register()
+    if backend == "cpu":
+        found = run(c.CPU, *arrays.values())
+    elif backend == "gpu":
+        found = jax.lax.platform_dependent(
+            *arrays.values(), cpu=functools.partial(run, c.CPU), cuda=functools.partial(run, c.CUDA)
+        )
+    else:
+        raise NotImplementedError(f"logitless.jax: runs on cpu and cuda; JAX's backend is {backend}")
+    return dict(zip(outputs, found))
+
+
+def _present(arrays: Mapping[str, jax.Array | None]) -> list[jax.Array]:
+    return [array for array in arrays.values() if array is not None]

@@ -1,0 +1,211 @@
+"""Cross entropy of a vocabulary head, without the logits."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jax.typing import ArrayLike
+
+from .._library import REDUCTIONS, parse_bytes
+from . import _arguments, _ffi
+from ._ffi import LossOptions
+from .head import (
+    GRADIENTS, all_gradients, gradient_dtype, gradient_results, nan_at_bad_targets, refuse_gradients, type_of,
+    wanted_gradients,
+)
+
+
+def _loss_outputs(options: LossOptions, inputs: dict, argmax: bool) -> dict:
+    lead = inputs["hidden"].shape[:-1]
+    outputs = {"loss": (lead if options.reduction == "none" else (), "float32")}
+    if argmax:
+        outputs["argmax"] = (lead, "int32")
+    return outputs
+
+
+def _forward(options: LossOptions, argmax: bool, inputs: dict, fixed: dict) -> dict:
+    return _ffi.call("cross_entropy", options, {**inputs, **fixed}, _loss_outputs(options, inputs, argmax))
+
+
+_differentiable = jax.custom_vjp(_forward, nondiff_argnums=(0, 1))
+
+
+def _cross_entropy_fwd(options, argmax, inputs, fixed):
+    refuse_gradients(fixed)
+    values = {name: None if p is None else p.value for name, p in inputs.items()}
+    fixed_values = {name: None if p is None else p.value for name, p in fixed.items()}
+    wanted = wanted_gradients(inputs)
+    outputs = _loss_outputs(options, values, argmax)
+    if options.reduction == "none":  # each token's gradient has a factor of its own, known in the backward
+        found = _ffi.call("cross_entropy", options, {**values, **fixed_values}, outputs)
+        return found, (wanted, values, fixed_values)
+    gradients = {
+        name: (shape, gradient_dtype(dtype)) for name, (shape, dtype) in gradient_results(wanted, values).items()
+    }
+    found = _ffi.call("cross_entropy", options, {**values, **fixed_values}, {**outputs, **gradients})
+    types = {name: type_of(value) for name, value in values.items()}
+    kept = {name: found.get(name, jnp.empty((0,), jnp.float32)) for name in GRADIENTS}
+    return {name: found[name] for name in outputs}, (wanted, kept, types)
+
+
+def _cross_entropy_bwd(options, argmax, kept, cotangents):
+    cotangent = cotangents["loss"]
+    none = isinstance(cotangent, SymbolicZero)
+    found = {}
+    if options.reduction == "none":
+        wanted, inputs, fixed = kept
+        types = {name: type_of(value) for name, value in inputs.items()}
+        results = gradient_results(wanted, inputs)
+        axes = _ffi.axes_of(inputs["hidden"])
+        if results and not none:
+            found = _ffi.call("cross_entropy", options, {**inputs, **fixed, "grad_losses": cotangent}, results)
+    else:
+        wanted, gradients, types = kept
+        axes = _ffi.axes_of(*gradients.values())
+        if not none:
+            for name, of in GRADIENTS.items():
+                if wanted[name].size > 0:
+                    found[name] = (gradients[name].astype(jnp.float32) * cotangent).astype(types[of].dtype)
+    return all_gradients(found, types, axes), None
+
+
+_differentiable.defvjp(_cross_entropy_fwd, _cross_entropy_bwd, symbolic_zeros=True)
+
+
+# Compiled: a shard_map that runs eagerly does not take the custom_vjp itself.
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _cross_entropy(options: LossOptions, argmax: bool, inputs: dict, fixed: dict) -> dict:
+    """{"loss": float32, "argmax": int32 [N] if asked for}, differentiable by inputs: hidden [N, D], weight, bias."""
+    found = _differentiable(options, argmax, inputs, fixed)
+    if options.reduction == "none":
+        vocab = inputs["weight"].shape[0]
+        found["loss"] = nan_at_bad_targets(found["loss"], fixed["targets"], options.ignore_index, vocab)
+    return found
+
+
+def divisor(normalizer: float | ArrayLike | None, reduction: str) -> tuple[float, jax.Array | None]:
+    """normalizer as a number of the program (0: none), or as an array that the sum is divided by."""
+    if normalizer is None:
+        return 0.0, None
+    if reduction != "mean":
+        raise ValueError(f"normalizer: goes with reduction 'mean', got {reduction!r}")
+    if isinstance(normalizer, (int, float)) and not isinstance(normalizer, bool):
+        if not normalizer > 0.0:
+            raise ValueError(f"normalizer: expected a number above 0, got {normalizer}")
+        return float(normalizer), None
+    found = _arguments.array("normalizer", normalizer)
+    if found.shape != () or found.dtype == jnp.bool_:
+        raise ValueError(f"normalizer: expected a number or a scalar array, got {found.dtype.name}{list(found.shape)}")
+    return 0.0, found.astype(jnp.float32)
+
+
+def check_reduction(reduction: str) -> None:
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction: expected 'none', 'mean' or 'sum', got {reduction!r}")
+
+
+def linear_cross_entropy(
+    hidden: ArrayLike,
+    weight: ArrayLike,
+    targets: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    class_weight: ArrayLike | None = None,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    normalizer: float | ArrayLike | None = None,
+    token_weight: ArrayLike | None = None,
+    target_weight: ArrayLike | None = None,
+    accuracy: bool = False,
+    memory_budget: int | str | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Cross entropy of ``softmax(softcap(logit_scale * (hidden @ weight.T + bias)))``, without its logits as a whole.
+
+    Args:
+        hidden: [..., D], float32, bfloat16 or float16.
+        weight: [V, D], the dtype of hidden.
+        targets: [...], int32 or int64; with ``target_weight`` [..., K]: K weighted words a token.
+        bias: [V], float.
+        reduction: "none" (loss [...]), "mean", "sum".
+        ignore_index: tokens of this target have loss 0, no gradient, and cost nothing.
+        label_smoothing: in [0, 1].
+        class_weight: [V], float; ``mean`` divides by the weights of the targets.
+        z_loss: adds ``z_loss * lse ** 2`` to each token's loss.
+        softcap: ``c * tanh(logits / c)``.
+        logit_scale: 1 / temperature.
+        normalizer: ``mean`` divides by this number or scalar array instead, such as the tokens of all devices.
+        token_weight: [...], float: factors of the tokens' losses.
+        target_weight: [..., K], float; with it ``mean`` divides by the token weights.
+        accuracy: also returns the fraction of tokens whose largest logit is their target.
+        memory_budget: bytes, or text such as "512MiB", that a call may take beyond its inputs and outputs.
+
+    Returns:
+        The loss, float32; with accuracy (loss, accuracy), accuracy float32 without a gradient. A mean over no token is
+        0.
+
+    Gradients by hidden, weight and bias come in their dtypes, summed in float32; what is not differentiated is not
+    computed. Those of "mean" and "sum" are made in the forward, three passes over N * V * D multiply-adds in all, kept
+    until the backward and scaled there; those of "none" in the backward. Other arrays have no gradient: asking for one
+    is an error (jax.lax.stop_gradient). The same inputs give the same bits.
+
+    Extra memory: the plan's workspace, within ``memory_budget``.
+
+    Raises, while the program is traced: ValueError and TypeError naming the argument; NotImplementedError for what no
+    kernel serves. A target outside [0, V) that is not ignore_index makes the program fail on the CPU (a ValueError that
+    names its position, a RuntimeError in some versions of JAX); on a GPU, where nothing waits, the loss is NaN, its
+    gradients are as if the token were ignored.
+    """
+    check_reduction(reduction)
+    x, w, b = _arguments.head(hidden, weight, bias)
+    lead, (vocab, dim) = x.shape[:-1], w.shape
+    per_token: tuple[int, ...] = ()
+    if target_weight is not None:
+        target_weight = _arguments.floats("target_weight", target_weight)
+        if target_weight.ndim != x.ndim or target_weight.shape[:-1] != lead or target_weight.shape[-1] == 0:
+            raise ValueError(
+                f"target_weight: expected {list(lead)} with K weights each, got {list(target_weight.shape)}"
+            )
+        per_token = target_weight.shape[-1:]
+        if accuracy:
+            raise NotImplementedError("accuracy: needs one target a token, got target_weight")
+    y = _arguments.targets(targets, lead + per_token)
+    ignored = _arguments.integer("ignore_index", ignore_index)
+    static_normalizer, normalizer_array = divisor(normalizer, reduction)
+    options = LossOptions(
+        "sum" if normalizer_array is not None else reduction,
+        ignored,
+        _arguments.number("label_smoothing", label_smoothing),
+        _arguments.number("z_loss", z_loss),
+        _arguments.softcap(softcap),
+        _arguments.number("logit_scale", logit_scale),
+        static_normalizer,
+        parse_bytes(memory_budget),
+    )
+
+    def rows(a: jax.Array | None, *tail: int) -> jax.Array | None:
+        return None if a is None else a.reshape(-1, *tail)
+
+    inputs = {"hidden": x.reshape(-1, dim), "weight": w, "bias": b}
+    fixed = {
+        "targets": rows(y, *per_token),
+        "class_weight": _arguments.shaped("class_weight", class_weight, (vocab,)),
+        "token_weight": rows(_arguments.shaped("token_weight", token_weight, lead)),
+        "target_weight": rows(_arguments.shaped("target_weight", target_weight, lead + per_token), *per_token),
+    }
+    axes = _ffi.axes_of(*[a for a in (*inputs.values(), *fixed.values()) if a is not None])
+    found = _cross_entropy(options, bool(accuracy), _ffi.varying(inputs, axes), _ffi.varying(fixed, axes))
+    loss = found["loss"].reshape(lead) if reduction == "none" else found["loss"]
+    if normalizer_array is not None:
+        loss = loss / normalizer_array
+    if not accuracy:
+        return loss
+    valid = y != ignored
+    correct = (found["argmax"].reshape(lead) == y) & valid
+    return loss, correct.sum(dtype=jnp.float32) / jnp.maximum(valid.sum(dtype=jnp.float32), 1.0)

@@ -1,0 +1,209 @@
+"""Losses of a head whose vocabulary is sharded over an axis of a mesh, for use inside jax.shard_map.
+
+Each shard runs the library's head on its own words. The shards meet in a few numbers a token: the largest log-sum-exp,
+the sum of its exponentials, the target's logit. What a shard's log-sum-exp contributes to a gradient is scaled by
+exp(lse_shard - lse), so its softmax becomes that of the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from .._library import parse_bytes
+from . import _arguments, _ffi
+from ._ffi import HeadOptions
+from .head import head
+from .loss import check_reduction, divisor
+
+AxisName = str | tuple[str, ...]
+
+_IGNORED = -(2**31)  # a shard's ignore_index: no position of a target in any shard
+
+_MASKED = -1e30
+
+
+class _Shard(NamedTuple):
+    """What every loss here needs of this shard; rows of [...] are flattened to N."""
+
+    lead: tuple[int, ...]
+    axis: AxisName
+    vocab: int  # of all shards
+    inputs: dict[str, jax.Array | None]  # hidden [N, D], weight [V / shards, D], bias
+    targets: jax.Array  # [N], as given
+    valid: jax.Array  # [N]: not ignored
+    owned: jax.Array  # [N]: the target is a word of this shard
+    local: jax.Array  # [N]: targets for this shard's head
+    options: HeadOptions
+
+
+def _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, memory_budget) -> _Shard:
+    x, w, b = _arguments.head(hidden, weight, bias)
+    lead = x.shape[:-1]
+    y = _arguments.targets(targets, lead).reshape(-1)
+    if b is not None:  # a shard that is masked as a whole has a softmax, too, of no share in the whole
+        b = jnp.where(jnp.isneginf(b).all(), _MASKED, b)
+    options = HeadOptions(
+        _IGNORED, _arguments.softcap(softcap), _arguments.number("logit_scale", logit_scale), parse_bytes(memory_budget)
+    )
+    index = jax.lax.axis_index(axis_name)
+    names = {axis_name} if isinstance(axis_name, str) else set(axis_name)
+    # Without check_vma nothing says what varies.
+    if _ffi.axes_of(index) and not names <= _ffi.axes_of(w):
+        raise ValueError(f"weight: expected its rows sharded over axis {axis_name!r}, got the same rows on each shard")
+    words = w.shape[0]
+    vocab = words * jax.lax.psum(1, axis_name)
+    begin = index.astype(y.dtype) * words
+    valid = y != _arguments.integer("ignore_index", ignore_index)
+    owned = valid & (y >= begin) & (y < begin + words)
+    # A target of another shard asks for word 0, with no gradient; one of no shard is left as it is, for the head to
+    # refuse.
+    local = jnp.where(owned, y - begin, 0)
+    local = jnp.where(valid & ((y < 0) | (y >= vocab)), jnp.where(y < 0, -1, words), local)
+    local = jnp.where(valid, local, _IGNORED)
+    inputs = {"hidden": x.reshape(-1, x.shape[-1]), "weight": w, "bias": b}
+    return _Shard(lead, axis_name, vocab, inputs, y, valid, owned, local, options)
+
+
+def _local_head(shard: _Shard, outputs: tuple[str, ...], vocab_weight: jax.Array | None = None) -> dict[str, jax.Array]:
+    fixed = {"targets": shard.local} | ({} if vocab_weight is None else {"vocab_weight": vocab_weight})
+    axes = _ffi.axes_of(*[a for a in (*shard.inputs.values(), *fixed.values()) if a is not None])
+    found = head(shard.options, outputs, _ffi.varying(shard.inputs, axes), _ffi.varying(fixed, axes))
+    return dict(zip(outputs, found))
+
+
+def _whole_lse(shard: _Shard, local_lse: jax.Array) -> jax.Array:
+    """Of all shards; rows that are ignored hold a finite number."""
+    local_lse = jnp.where(shard.valid, local_lse, 0.0)
+    top = jax.lax.pmax(jax.lax.stop_gradient(local_lse), shard.axis)
+    return top + jnp.log(jax.lax.psum(jnp.exp(local_lse - top), shard.axis))
+
+
+def _of_target(shard: _Shard, value: jax.Array) -> jax.Array:
+    """A value that each target's shard knows, on every shard."""
+    return jax.lax.psum(jnp.where(shard.owned, value, 0.0), shard.axis)
+
+
+def vocab_parallel_logprobs(
+    hidden: ArrayLike,
+    weight: ArrayLike,
+    targets: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    axis_name: AxisName,
+    ignore_index: int = -100,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    memory_budget: int | str | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """linear_logprobs with the vocabulary sharded over ``axis_name``; call it inside jax.shard_map.
+
+    Args:
+        hidden: [..., D], the same on each shard of the axis.
+        weight: [V / shards, D]: the shard's rows of the whole weight, in order.
+        targets: [...], positions in the whole vocabulary, the same on each shard.
+        bias: [V / shards].
+        axis_name: the mesh axis or axes.
+        The rest is linear_logprobs'; memory_budget is for each shard.
+
+    Returns:
+        (logprob, entropy, lse) of the whole vocabulary, [...] float32 each, the same on each shard.
+
+    The gradient by hidden is summed over the shards by JAX's rule for a replicated input; those by weight and bias stay
+    on their shard. Communication: four numbers a token forward, and the gradient by hidden.
+
+    Raises: as linear_logprobs; the message about a target outside [0, V) counts words of the shard. ValueError when
+    weight is not sharded over the axis, where shard_map checks it (check_vma).
+    """
+    shard = _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, memory_budget)
+    found = _local_head(shard, ("target_logit", "entropy", "lse"))
+    lse = _whole_lse(shard, found["lse"])
+    logprob = _of_target(shard, found["target_logit"]) - lse
+    # A shard's mean logit is lse_shard - entropy_shard, and it has exp(lse_shard - lse) of all probability.
+    local_lse = jnp.where(shard.valid, found["lse"], 0.0)
+    entropy = lse - jax.lax.psum(jnp.exp(local_lse - lse) * (local_lse - found["entropy"]), axis_name)
+    return tuple(jnp.where(shard.valid, value, 0.0).reshape(shard.lead) for value in (logprob, entropy, lse))
+
+
+def vocab_parallel_linear_cross_entropy(
+    hidden: ArrayLike,
+    weight: ArrayLike,
+    targets: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    axis_name: AxisName,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    class_weight: ArrayLike | None = None,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    normalizer: float | ArrayLike | None = None,
+    token_weight: ArrayLike | None = None,
+    memory_budget: int | str | None = None,
+) -> jax.Array:
+    """linear_cross_entropy with the vocabulary sharded over ``axis_name``; call it inside jax.shard_map.
+
+    Args:
+        hidden: [..., D], the same on each shard of the axis.
+        weight: [V / shards, D]: the shard's rows of the whole weight, in order.
+        targets: [...], positions in the whole vocabulary, the same on each shard.
+        bias, class_weight: [V / shards].
+        axis_name: the mesh axis or axes.
+        The rest is linear_cross_entropy's; memory_budget is for each shard.
+
+    Returns:
+        The loss, float32, the same on each shard: of the tokens given, so over a data axis the caller takes the mean,
+        or gives the tokens of all devices as normalizer and sums.
+
+    The gradient by hidden is summed over the shards by JAX's rule for a replicated input; those by weight and bias stay
+    on their shard and need nothing of another. The backward recomputes the forward: four passes in all, and only the
+    inputs are kept. Communication: a few numbers a token forward, and the gradient by hidden.
+
+    Raises: as linear_cross_entropy; the message about a target outside [0, V) counts words of the shard. ValueError
+    when weight is not sharded over the axis, where shard_map checks it (check_vma).
+    """
+    check_reduction(reduction)
+    shard = _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, memory_budget)
+    smoothing, zeta = _arguments.number("label_smoothing", label_smoothing), _arguments.number("z_loss", z_loss)
+    if not 0.0 <= smoothing <= 1.0:
+        raise ValueError(f"label_smoothing: expected a number in [0, 1], got {smoothing}")
+    if not zeta >= 0.0:
+        raise ValueError(f"z_loss: expected a number >= 0, got {zeta}")
+    static_normalizer, normalizer_array = divisor(normalizer, reduction)
+    words = shard.inputs["weight"].shape[0]
+    classes = _arguments.shaped("class_weight", class_weight, (words,))
+    tokens = _arguments.shaped("token_weight", token_weight, shard.lead)
+    tokens = jnp.ones(shard.targets.shape, jnp.float32) if tokens is None else tokens.reshape(-1)
+    tokens = jnp.where(shard.valid, tokens, 0.0)
+
+    outputs = ("target_logit", "lse") + (("weighted_logit_sum",) if smoothing else ())
+    found = _local_head(shard, outputs, classes if smoothing else None)
+    lse = _whole_lse(shard, found["lse"])
+    if classes is None:
+        of_class, class_total = jnp.ones_like(tokens), float(shard.vocab)
+    else:
+        of_class = _of_target(shard, classes[jnp.where(shard.owned, shard.local, 0)])
+        class_total = jax.lax.psum(classes.sum(), axis_name)
+    mass = (1.0 - smoothing) * of_class
+    # A masked target of weight 0 loses nothing, and not 0 * inf.
+    losses = mass * (lse - jnp.where(mass == 0.0, 0.0, _of_target(shard, found["target_logit"])))
+    if smoothing:
+        logit_sum = jax.lax.psum(jnp.where(shard.valid, found["weighted_logit_sum"], 0.0), axis_name)
+        losses += smoothing / shard.vocab * (class_total * lse - logit_sum)
+    if zeta:
+        losses += zeta * lse * lse
+    losses = jnp.where(tokens == 0.0, 0.0, tokens * losses)
+    if reduction == "none":
+        return losses.reshape(shard.lead)
+    total = losses.sum()
+    if reduction == "sum":
+        return total
+    if normalizer is not None:
+        return total / (static_normalizer or normalizer_array)
+    count = (tokens * of_class).sum()
+    return jnp.where(count == 0.0, 0.0, total / jnp.where(count == 0.0, 1.0, count))

@@ -1,0 +1,522 @@
+"""What each ATen operation is in a tensor program: one function for each, by its name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from logitless.torch._autochunk.lower import Value, Writer, wide
+
+# name -> function(writer, result, *arguments): tensors among the arguments are Values, result is the fake tensor, or
+# tuple of them, that PyTorch infers.
+HANDLERS: dict[str, Callable] = {}
+
+
+def handles(*names: str):
+    def keep(function):
+        for name in names:
+            HANDLERS[name] = function
+        return function
+
+    return keep
+
+
+def axis_of(axis: int, rank: int) -> int:
+    return axis + rank if axis < 0 else axis
+
+
+def _axes(axes, rank: int) -> list[int]:
+    if axes is None or axes == []:
+        return list(range(rank))
+    axes = [axes] if isinstance(axes, int) else axes
+    return sorted(axis_of(a, rank) for a in axes)
+
+
+def value_of(w: Writer, x, dtype: torch.dtype) -> Value:
+    return w.cast(x, dtype) if isinstance(x, Value) else w.number(x, dtype)
+
+
+def _common(w: Writer, a, b) -> torch.dtype:
+    """The dtype that PyTorch computes with."""
+
+    def sample(x):
+        return torch.empty((1,) * x.rank, dtype=x.dtype, device="meta") if isinstance(x, Value) else x
+
+    return torch.result_type(sample(a), sample(b))
+
+
+# --- one element at a time
+
+
+def _unary(name, w, out, x):
+    return w.map(name, [w.cast(x, out.dtype)], out.dtype)
+
+
+for _name in ("neg", "abs", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos"):
+    HANDLERS[_name] = partial(_unary, _name)
+HANDLERS["floor"] = partial(_unary, "floor")
+HANDLERS["sign"] = HANDLERS["sgn"] = partial(_unary, "sign")
+
+
+def _binary(name, w, out, a, b, alpha=1):
+    if out.dtype == torch.bool:
+        logical = {"mul": "logical_and", "add": "logical_or", "min": "logical_and", "max": "logical_or"}.get(name)
+        if logical is None or alpha != 1:
+            raise w.refuse("this arithmetic of bools has no form in a tensor program")
+        return w.map(logical, [value_of(w, a, torch.bool), value_of(w, b, torch.bool)], torch.bool)
+    b = value_of(w, b, out.dtype)
+    return w.map(name, [value_of(w, a, out.dtype), b if alpha == 1 else w.scaled(b, alpha)], out.dtype)
+
+
+for _name in ("add", "sub", "mul"):
+    HANDLERS[_name] = partial(_binary, _name)
+HANDLERS["maximum"] = partial(_binary, "max")
+HANDLERS["minimum"] = partial(_binary, "min")
+
+
+@handles("rsub")
+def _rsub(w, out, a, b, alpha=1):
+    a = value_of(w, a, out.dtype)
+    return w.map("sub", [value_of(w, b, out.dtype), a if alpha == 1 else w.scaled(a, alpha)], out.dtype)
+
+
+@handles("div")
+def _div(w, out, a, b, rounding_mode=None):
+    if rounding_mode is not None:
+        raise w.refuse(f"rounding_mode={rounding_mode!r} has no form in a tensor program")
+    return w.map("div", [value_of(w, a, out.dtype), value_of(w, b, out.dtype)], out.dtype)
+
+
+@handles("reciprocal")
+def _reciprocal(w, out, x):
+    return w.map("div", [w.number(1, out.dtype), w.cast(x, out.dtype)], out.dtype)
+
+
+@handles("relu")
+def _relu(w, out, x):
+    return w.map("max", [x, w.number(0, x.dtype)], out.dtype)
+
+
+@handles("pow")
+def _pow(w, out, x, exponent):
+    if not out.dtype.is_floating_point:
+        if isinstance(exponent, int) and exponent in (1, 2):
+            x = w.cast(x, out.dtype)
+            return x if exponent == 1 else w.mul(x, x)
+        raise w.refuse(f"powers of {out.dtype} have no form in a tensor program")
+    base = value_of(w, x, out.dtype)
+    if not isinstance(exponent, Value):
+        if exponent == 1:
+            return base
+        if exponent == 2:
+            return w.mul(base, base)
+        if exponent == 3:
+            return w.mul(w.mul(base, base), base)
+        if exponent in (0.5, -0.5):
+            return w.map("sqrt" if exponent > 0 else "rsqrt", [base], out.dtype)
+        if exponent == -1:
+            return w.map("div", [w.number(1, out.dtype), base], out.dtype)
+    return w.map("pow", [base, value_of(w, exponent, out.dtype)], out.dtype)
+
+
+def _compare(name, w, out, a, b):
+    dtype = _common(w, a, b)
+    return w.map(name, [value_of(w, a, dtype), value_of(w, b, dtype)], torch.bool)
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    HANDLERS[_name] = partial(_compare, _name)
+
+
+@handles("isnan")
+def _isnan(w, out, x):
+    return w.map("ne", [x, x], torch.bool)
+
+
+def _logical(name, w, out, *operands):
+    if out.dtype != torch.bool:
+        raise w.refuse(f"bits of {out.dtype} have no form in a tensor program; expected bools")
+    return w.map(name, [value_of(w, x, torch.bool) for x in operands], torch.bool)
+
+
+for _name in ("and", "or", "not"):
+    HANDLERS[f"logical_{_name}"] = HANDLERS[f"bitwise_{_name}"] = partial(_logical, f"logical_{_name}")
+
+
+@handles("logical_xor", "bitwise_xor")
+def _xor(w, out, a, b):
+    if out.dtype != torch.bool:
+        raise w.refuse(f"bits of {out.dtype} have no form in a tensor program; expected bools")
+    return w.map("ne", [value_of(w, a, torch.bool), value_of(w, b, torch.bool)], torch.bool)
+
+
+@handles("where")
+def _where(w, out, condition, a, b):
+    return w.map("select", [condition, value_of(w, a, out.dtype), value_of(w, b, out.dtype)], out.dtype)
+
+
+@handles("remainder")
+def _remainder(w, out, a, b):
+    """a - floor(a / b) b; whole numbers in f64, which has them exactly to 2^53."""
+    dtype = out.dtype if out.dtype.is_floating_point else torch.float64
+    a, b = value_of(w, a, dtype), value_of(w, b, dtype)
+    whole = w.map("floor", [w.map("div", [a, b], dtype)], dtype)
+    return w.cast(w.sub(a, w.mul(whole, b)), out.dtype)
+
+
+@handles("clamp", "clamp_min", "clamp_max", "hardtanh")
+def _clamp(w, out, x, low=None, high=None):
+    if w.op.startswith("aten.clamp_max"):
+        low, high = None, low
+    x = w.cast(x, out.dtype)
+    if low is not None:
+        x = w.map("max", [x, value_of(w, low, out.dtype)], out.dtype)
+    if high is not None:
+        x = w.map("min", [x, value_of(w, high, out.dtype)], out.dtype)
+    return x
+
+
+@handles("gelu")
+def _gelu(w, out, x, approximate="none"):
+    x = w.cast(x, wide(x.dtype))
+    if approximate == "tanh":
+        cube = w.mul(w.mul(x, x), x)
+        inner = w.scaled(w.add(x, w.scaled(cube, 0.044715)), math.sqrt(2.0 / math.pi))
+        share = w.map("tanh", [inner], x.dtype)
+    else:
+        share = w.map("erf", [w.scaled(x, math.sqrt(0.5))], x.dtype)
+    return w.cast(w.mul(w.scaled(x, 0.5), w.add(share, w.number(1, x.dtype))), out.dtype)
+
+
+# --- the same elements
+
+
+@handles("alias", "detach", "clone", "contiguous", "lift_fresh_copy", "lift_fresh", "_conj", "positive")
+def _same(w, out, x, **ignored):
+    return x
+
+
+@handles("_to_copy", "convert_element_type")
+def _to_copy(w, out, x, dtype=None, device=None, **ignored):
+    return w.cast(x, out.dtype)
+
+
+@handles("copy", "copy_")
+def _copy(w, out, to, x, non_blocking=False):
+    return w.broadcast(w.cast(x, out.dtype), out.shape)
+
+
+@handles("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze")
+def _view(w, out, x, *ignored):
+    return w.reshape(x, out.shape)
+
+
+@handles("expand")
+def _expand(w, out, x, sizes, implicit=False):
+    return w.broadcast(x, out.shape)
+
+
+@handles("repeat")
+def _repeat(w, out, x, counts):
+    x = w.reshape(x, [1] * (len(counts) - x.rank) + list(x.shape))
+    split = w.reshape(x, [n for s in x.shape for n in (1, s)])
+    return w.reshape(w.broadcast(split, [n for pair in zip(counts, x.shape) for n in pair]), out.shape)
+
+
+@handles("roll")
+def _roll(w, out, x, shifts, dims=()):
+    shifts = [shifts] if isinstance(shifts, int) else shifts
+    dims = [dims] if isinstance(dims, int) else dims
+    flat = x if dims else w.reshape(x, [math.prod(x.shape)])
+    for shift, dim in zip(shifts, dims or [0]):
+        axis = axis_of(dim, flat.rank)
+        size = flat.shape[axis]
+        at = (size - shift) % size if size else 0
+        flat = w.concat([w.slice(flat, axis, at, size), w.slice(flat, axis, 0, at)], axis)
+    return w.reshape(flat, x.shape)
+
+
+@handles("permute")
+def _permute(w, out, x, dims):
+    return w.transpose(x, [axis_of(d, x.rank) for d in dims])
+
+
+@handles("transpose")
+def _transpose(w, out, x, a, b):
+    dims = list(range(x.rank))
+    a, b = axis_of(a, x.rank), axis_of(b, x.rank)
+    dims[a], dims[b] = dims[b], dims[a]
+    return w.transpose(x, dims)
+
+
+@handles("t")
+def _t(w, out, x):
+    return w.transpose(x, list(range(x.rank))[::-1])
+
+
+def _bounds(w, x, axis, begin, end, step) -> tuple[int, int]:
+    if step != 1:
+        raise w.refuse(f"a slice with step {step} has no form in a tensor program")
+    size = x.shape[axis]
+    begin = 0 if begin is None else begin
+    end = size if end is None else end
+    begin, end = (b + size if b < 0 else b for b in (begin, end))
+    begin = min(max(begin, 0), size)
+    return begin, min(max(end, begin), size)
+
+
+@handles("slice")
+def _slice(w, out, x, dim=0, begin=None, end=None, step=1):
+    axis = axis_of(dim, x.rank)
+    return w.slice(x, axis, *_bounds(w, x, axis, begin, end, step))
+
+
+@handles("slice_scatter")
+def _slice_scatter(w, out, x, source, dim=0, begin=None, end=None, step=1):
+    axis = axis_of(dim, x.rank)
+    begin, end = _bounds(w, x, axis, begin, end, step)
+    size = x.shape[axis]
+    source = w.broadcast(w.cast(source, x.dtype), [end - begin if d == axis else s for d, s in enumerate(x.shape)])
+    if x.is_number(0):
+        return w.pad(source, axis, begin, size - end)
+    return w.concat([w.slice(x, axis, 0, begin), source, w.slice(x, axis, end, size)], axis)
+
+
+@handles("select")
+def _select(w, out, x, dim, index):
+    axis = axis_of(dim, x.rank)
+    index = index + x.shape[axis] if index < 0 else index
+    return w.reshape(w.slice(x, axis, index, index + 1), out.shape)
+
+
+@handles("select_scatter")
+def _select_scatter(w, out, x, source, dim, index):
+    axis = axis_of(dim, x.rank)
+    index = index + x.shape[axis] if index < 0 else index
+    source = w.reshape(source, [1 if d == axis else s for d, s in enumerate(x.shape)])
+    return _slice_scatter(w, out, x, source, axis, index, index + 1)
+
+
+@handles("split_with_sizes", "split")
+def _split(w, out, x, sizes, dim=0):
+    axis, begin, parts = axis_of(dim, x.rank), 0, []
+    for part in out:
+        parts.append(w.slice(x, axis, begin, begin + part.shape[axis]))
+        begin += part.shape[axis]
+    return tuple(parts)
+
+
+@handles("unbind")
+def _unbind(w, out, x, dim=0):
+    return tuple(_select(w, part, x, dim, i) for i, part in enumerate(out))
+
+
+@handles("cat")
+def _cat(w, out, parts, dim=0):
+    rank = len(out.shape)
+    parts = [w.cast(p, out.dtype) for p in parts if p.rank == rank]  # [0] of any rank is left out, as PyTorch does
+    return w.concat(parts, axis_of(dim, rank))
+
+
+@handles("constant_pad_nd")
+def _constant_pad(w, out, x, pads, number=0):
+    for i in range(len(pads) // 2):
+        axis, low, high = x.rank - 1 - i, pads[2 * i], pads[2 * i + 1]
+        x = w.slice(x, axis, max(-low, 0), x.shape[axis] - max(-high, 0))
+        low, high = max(low, 0), max(high, 0)
+        if number == 0:
+            x = w.pad(x, axis, low, high)
+        else:
+            first, last = (
+                w.number(number, x.dtype, [n if d == axis else s for d, s in enumerate(x.shape)]) for n in (low, high)
+            )
+            x = w.concat([first, x, last], axis)
+    return x
+
+
+# --- made of nothing
+
+
+def _filled(number, w, out, *ignored, **also_ignored):
+    return w.number(number, out.dtype, out.shape)
+
+
+# What is in memory that nothing wrote is never read.
+for _name in ("zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty"):
+    HANDLERS[_name] = partial(_filled, 0)
+for _name in ("empty_strided", "empty_permuted", "new_empty_strided"):
+    HANDLERS[_name] = partial(_filled, 0)
+for _name in ("ones", "ones_like", "new_ones"):
+    HANDLERS[_name] = partial(_filled, 1)
+
+
+@handles("full", "full_like", "new_full")
+def _full(w, out, first, *rest, **ignored):
+    return w.number(rest[-1], out.dtype, out.shape)
+
+
+@handles("scalar_tensor")
+def _scalar_tensor(w, out, number, **ignored):
+    return w.number(number, out.dtype)
+
+
+@handles("arange")
+def _arange(w, out, begin, end=None, step=1, **ignored):
+    begin = 0 if end is None else begin
+    made = w.iota(out.shape, 0)
+    if (begin, step) != (0, 1):
+        dtype = out.dtype if out.dtype.is_floating_point else torch.int64
+        made = w.add(w.mul(w.cast(made, dtype), w.number(step, dtype)), w.number(begin, dtype))
+    return w.cast(made, out.dtype)
+
+
+# --- reductions
+
+
+@handles("sum")
+def _sum(w, out, x, dims=None, keep=False, dtype=None):
+    dims = _axes(dims, x.rank)
+    if not out.dtype.is_floating_point or not x.dtype.is_floating_point:
+        x = w.cast(x, out.dtype)
+    if x.dtype == torch.float64:  # to a narrower dtype
+        return w.cast(w.reduce("reduce_sum", x, dims, keep), out.dtype)
+    direct = out.dtype in (x.dtype, torch.float32, torch.float64)
+    return w.cast(w.reduce("reduce_sum", x, dims, keep, out.dtype if direct else None), out.dtype)
+
+
+@handles("mean")
+def _mean(w, out, x, dims=None, keep=False, dtype=None):
+    dims = _axes(dims, x.rank)
+    x = w.cast(x, out.dtype)
+    count = math.prod(x.shape[d] for d in dims)
+    total = w.reduce("reduce_sum", x, dims, keep, wide(x.dtype))
+    return w.cast(w.div(total, w.number(count, total.dtype)), out.dtype)
+
+
+def _spread(w, x, dims, correction):
+    """Mean and variance in the wide dtype, dimensions kept."""
+    x = w.cast(x, wide(x.dtype))
+    count = math.prod(x.shape[d] for d in dims)
+    mean = w.div(w.reduce("reduce_sum", x, dims, True), w.number(count, x.dtype))
+    apart = w.sub(x, mean)
+    total = w.reduce("reduce_sum", w.mul(apart, apart), dims, True)
+    if count - correction <= 0:
+        raise w.refuse(f"a variance of {count} elements with correction {correction} is no number")
+    return mean, w.div(total, w.number(count - correction, x.dtype))
+
+
+@handles("var")
+def _var(w, out, x, dims=None, correction=None, keepdim=False, **ignored):
+    _, var = _spread(w, x, _axes(dims, x.rank), 1 if correction is None else correction)
+    return w.cast(w.reshape(var, out.shape), out.dtype)
+
+
+@handles("var_mean")
+def _var_mean(w, out, x, dims=None, correction=None, keepdim=False):
+    mean, var = _spread(w, x, _axes(dims, x.rank), 1 if correction is None else correction)
+    return tuple(w.cast(w.reshape(v, o.shape), o.dtype) for v, o in zip((var, mean), out))
+
+
+@handles("native_layer_norm")
+def _layer_norm(w, out, x, shape, gain, bias, epsilon):
+    dims = list(range(x.rank - len(shape), x.rank))
+    mean, var = _spread(w, x, dims, 0)
+    x = w.cast(x, mean.dtype)
+    scale = w.map("rsqrt", [w.add(var, w.number(epsilon, var.dtype))], var.dtype)
+    made = w.mul(w.sub(x, mean), scale)
+    if gain is not None:
+        made = w.mul(made, w.cast(gain, made.dtype))
+    if bias is not None:
+        made = w.add(made, w.cast(bias, made.dtype))
+    return tuple(w.cast(w.reshape(v, o.shape), o.dtype) for v, o in zip((made, mean, scale), out))
+
+
+@handles("amax")
+def _amax(w, out, x, dims=None, keep=False):
+    return w.reduce("reduce_max", x, _axes(dims, x.rank), keep)
+
+
+@handles("amin")
+def _amin(w, out, x, dims=None, keep=False):
+    return w.map("neg", [_amax(w, out, w.map("neg", [x], x.dtype), dims, keep)], x.dtype)
+
+
+@handles("max", "min")
+def _max(w, out, x, dim=None, keep=False):
+    least = w.op.startswith("aten.min")
+    v = w.map("neg", [x], x.dtype) if least else x
+    dims = _axes(dim, x.rank)
+    top = w.reduce("reduce_max", v, dims, keep)
+    top = w.map("neg", [top], x.dtype) if least else top
+    return top if dim is None else (top, w.reduce("argmax", v, dims, keep, torch.int64))
+
+
+@handles("argmax", "argmin")
+def _argmax(w, out, x, dim=None, keep=False):
+    if w.op.startswith("aten.argmin"):
+        x = w.map("neg", [x], x.dtype)
+    x = w.reshape(x, [math.prod(x.shape)]) if dim is None else x
+    return w.reshape(w.reduce("argmax", x, _axes(0 if dim is None else dim, x.rank), keep, torch.int64), out.shape)
+
+
+@handles("any", "all")
+def _any(w, out, x, dims=None, keep=False):
+    every = w.op.startswith("aten.all")
+    x = w.cast(x, torch.bool)
+    x = w.map("logical_not", [x], torch.bool) if every else x
+    count = w.reduce("reduce_max", w.cast(x, torch.int32), _axes(dims, x.rank), keep)
+    return w.map("eq" if every else "ne", [count, w.number(0, torch.int32)], torch.bool)
+
+
+@handles("linalg_vector_norm")
+def _vector_norm(w, out, x, order=2, dims=None, keep=False, dtype=None):
+    x, dims = w.cast(x, wide(out.dtype)), _axes(dims, x.rank)
+    if order == 2:
+        made = w.map("sqrt", [w.reduce("reduce_sum", w.mul(x, x), dims, keep)], x.dtype)
+    elif order in (1, math.inf):
+        made = w.reduce("reduce_sum" if order == 1 else "reduce_max", w.map("abs", [x], x.dtype), dims, keep)
+    else:
+        raise w.refuse(f"a norm of order {order} has no form in a tensor program; expected 1, 2 or inf")
+    return w.cast(made, out.dtype)
+
+
+@handles("logsumexp")
+def _logsumexp(w, out, x, dims, keep=False):
+    x = w.cast(x, wide(out.dtype))
+    return w.cast(w.reduce("reduce_lse", x, _axes(dims, x.rank), keep), out.dtype)
+
+
+@handles("_log_softmax", "_softmax")
+def _softmax(w, out, x, dim, half_to_float):
+    x = w.cast(x, wide(x.dtype))
+    made = w.sub(x, w.reduce("reduce_lse", x, [axis_of(dim, x.rank)], True))
+    if w.op.startswith("aten._softmax"):
+        made = w.map("exp", [made], made.dtype)
+    return w.cast(made, out.dtype)
+
+
+# --- products
+
+
+@handles("mm")
+def _mm(w, out, a, b):
+    return w.dot(a, b, ([1], [0]))
+
+
+@handles("bmm")
+def _bmm(w, out, a, b):
+    return w.dot(a, b, ([2], [1]), ([0], [0]))
+
+
+@handles("mv", "dot")
+def _mv(w, out, a, b):
+    return w.dot(a, b, ([a.rank - 1], [0]))
+
+
+@handles("addmm", "baddbmm", "addmv")
+def _addmm(w, out, x, a, b, beta=1, alpha=1):
+    product = _bmm(w, out, a, b) if a.rank == 3 else _mv(w, out, a, b) if b.rank == 1 else _mm(w, out, a, b)
+    return w.add(w.scaled(product, alpha), w.scaled(x, beta)) if beta != 0 else w.scaled(product, alpha)

@@ -1,0 +1,315 @@
+"""A function with compiled programs in place of its forward and backward."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.utils._pytree as pytree
+from torch.autograd.function import once_differentiable
+
+from logitless.torch._autochunk.plan import Compiled, Limits, compile_text
+from logitless.torch._autochunk.program import to_text
+from logitless.torch._autochunk.trace import TENSOR, Traced, Unsupported, trace
+
+GRADIENTS = ("auto", "forward", "backward")
+
+
+@dataclass
+class Plan:
+    """What runs for one set of shapes, dtypes, devices and constants."""
+
+    traced: Traced
+    limits: Limits
+    forward: Compiled  # of the outputs; with joint set, of the gradients for a tangent of 1 as well
+    backward: Compiled | None = None  # of the gradients, from inputs and tangents
+    joint: bool = False
+
+    def inputs(self, compiled: Compiled, tensors: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor] = ()):
+        named = dict(zip(self.traced.names, [*tensors, *self.traced.captured]))
+        named.update({f"tangent{i}": t for i, t in enumerate(tangents)})
+        return [named[p] for p in compiled.parameters]
+
+    def run(self, compiled: Compiled, tensors, tangents=()) -> tuple[torch.Tensor, ...]:
+        device = tensors[0].device.type
+        with torch.no_grad(), torch.autocast(device, enabled=False):
+            return compiled.function(*self.inputs(compiled, tensors, tangents))
+
+    def describe(self) -> str:
+        if self.joint:
+            how = "outputs and gradients in one pass; backward multiplies the gradients by the tangent of the loss"
+        elif self.backward is not None:
+            how = "outputs now, gradients in backward, which computes what it needs of the forward again"
+        else:
+            how = "outputs alone: no input needs a gradient"
+        parts = [how, self.forward.describe(self.limits.budget)]
+        if self.backward is not None:
+            parts.append(self.backward.describe(self.limits.budget))
+        return "\n".join(parts) + "\n"
+
+    def source(self) -> str:
+        parts = [self.forward.source] + ([self.backward.source] if self.backward is not None else [])
+        return "\n\n".join(parts)
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, plan: Plan, *tensors):
+        made = plan.run(plan.forward, tensors)
+        count = len(plan.traced.outputs)
+        outputs, gradients = made[:count], made[count:]
+        ctx.plan = plan
+        ctx.save_for_backward(*(gradients if plan.joint else tensors))
+        ctx.mark_non_differentiable(*(o for o, yes in zip(outputs, plan.traced.differentiable) if not yes))
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *tangents):
+        plan, traced = ctx.plan, ctx.plan.traced
+        wanted = [t for t, yes in zip(tangents, traced.differentiable) if yes]
+        if plan.joint:
+            # A scalar tensor keeps the dtype of the gradients.
+            tangent = wanted[0].reshape(())
+            made = [gradient * tangent for gradient in ctx.saved_tensors]
+        else:
+            made = plan.run(plan.backward, ctx.saved_tensors, wanted)
+        gradients = iter(made)
+        return (None, *(next(gradients) if has else None for has in traced.has_grad))
+
+
+def make_plan(
+    function: Callable,
+    tensors: Sequence[torch.Tensor],
+    names: list[str],
+    needs: list[bool],
+    limits: Limits,
+    gradients: str,
+) -> Plan:
+    traced = trace(function, tensors, names, needs)
+    count = sum(traced.differentiable)
+    tangents = [f"tangent{i}" for i in range(count)]
+    outputs = [f"out{i}" for i in range(len(traced.outputs))]
+    differentiable = [o for o, yes in zip(traced.outputs, traced.differentiable) if yes]
+    scalar = count == 1 and differentiable[0].numel() == 1
+    if gradients == "forward" and count > 0 and not scalar:
+        shapes = ", ".join(str(list(o.shape)) for o in differentiable)
+        raise ValueError(
+            "autochunk: gradients='forward' needs one differentiable output of one element, got "
+            f"{shapes}; use 'backward'"
+        )
+    everything = {t: v for t, v in zip(traced.names, [*tensors, *traced.captured])}
+    everything.update(zip(tangents, differentiable))
+
+    def compiled(graph, parameters, results, name, ones=()):
+        text, read = to_text(graph, parameters, results, ones, name)
+        return compile_text(text, name, read, [everything[p] for p in read], limits)
+
+    given, captured = traced.names[: len(tensors)], traced.names[len(tensors) :]
+    found = [f"d_{n}" for n, has in zip(given, traced.has_grad) if has]
+    if count == 0 or not found:
+        parameters = _parameters(traced.forward, given, captured)
+        return Plan(traced, limits, compiled(traced.forward, parameters, outputs, "forward"))
+    parameters = _parameters(traced.joint, [*given, *tangents], captured)
+    if scalar and (gradients == "forward" or (gradients == "auto" and not _has_half(traced.joint))):
+        forward = compiled(traced.joint, parameters, outputs + found, "forward_and_gradients", [len(given)])
+        return Plan(traced, limits, forward, joint=True)
+    forward = compiled(traced.forward, _parameters(traced.forward, given, captured), outputs, "forward")
+    backward = compiled(traced.joint, parameters, [None] * len(outputs) + found, "backward")
+    return Plan(traced, limits, forward, backward)
+
+
+def _has_half(graph: torch.fx.GraphModule) -> bool:
+    """Loss scaling keeps fp16 gradients from vanishing: they need the tangent while they are computed."""
+    values = (n.meta.get("val") for n in graph.graph.nodes)
+    return any(isinstance(v, torch.Tensor) and v.dtype == torch.float16 for v in values)
+
+
+def _parameters(graph: torch.fx.GraphModule, given: list[str], captured: list[str]) -> list[str]:
+    """A name for each placeholder: those of tensors that a graph captured come last, in an order of its own."""
+    rest = iter(given)
+    return [
+        captured[n.meta["captured"]] if "captured" in n.meta else next(rest)
+        for n in graph.graph.nodes
+        if n.op == "placeholder"
+    ]
+
+
+class _Shim(torch.nn.Module):
+    """A function as a module that has the modules it uses, so that their parameters become inputs."""
+
+    def __init__(self, function: Callable, modules: dict[str, torch.nn.Module]):
+        super().__init__()
+        self.function = (function,)  # a tuple, so that a module is not registered a second time
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+    def forward(self, *args, **kwargs):
+        return self.function[0](*args, **kwargs)
+
+
+def _modules(function: Callable) -> dict[str, torch.nn.Module]:
+    """The modules that a function is, is a method of, or names."""
+    if isinstance(function, torch.nn.Module):
+        return {"module": function}
+    found = {}
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, torch.nn.Module):
+        found["module"] = owner
+    plain = inspect.unwrap(getattr(function, "__func__", function))
+    code = getattr(plain, "__code__", None)
+    if code is not None:
+        for name, cell in zip(code.co_freevars, plain.__closure__ or ()):
+            try:
+                found[name] = cell.cell_contents
+            except ValueError:  # not set yet
+                continue
+        for name in code.co_names:
+            found.setdefault(name, plain.__globals__.get(name))
+    return {name: m for name, m in found.items() if isinstance(m, torch.nn.Module)}
+
+
+class AutoChunked:
+    """What ``autochunk`` returns: called as the function, with ``explain`` and ``source`` beside."""
+
+    def __init__(self, function: Callable, limits: Limits, gradients: str, unsupported: str):
+        self._function = function
+        self._limits = limits
+        self._gradients = gradients
+        self._unsupported = unsupported
+        self._plans: dict = {}
+        self._last: Plan | str | None = None
+        if not isinstance(function, torch.nn.Module):
+            functools.update_wrapper(self, function)
+
+    # A generated function is run as it is: torch.compile does not look inside.
+    @torch.compiler.disable
+    def __call__(self, *args, **kwargs):
+        plan, tensors = self._plan(args, kwargs)
+        self._last = plan
+        if isinstance(plan, str):
+            return self._function(*args, **kwargs)
+        if plan.joint or plan.backward is not None:
+            outputs = _Chunked.apply(plan, *tensors)
+        else:
+            outputs = plan.run(plan.forward, tensors)
+        made = iter(outputs)
+        flat = [next(made) if constant is TENSOR else constant for constant in plan.traced.constants]
+        return pytree.tree_unflatten(flat, plan.traced.spec)
+
+    def explain(self, *args, **kwargs) -> str:
+        """What was chunked, along what, what was not and why, and the memory before and after: of a call with these
+        arguments, which is compiled but not run, or without arguments of the last call."""
+        plan = self._described("explain", args, kwargs)
+        return plan if isinstance(plan, str) else plan.describe()
+
+    def source(self, *args, **kwargs) -> str:
+        """The Python that runs: of a call with these arguments, or without arguments of the last call."""
+        plan = self._described("source", args, kwargs)
+        if isinstance(plan, str):
+            raise RuntimeError(f"source: there is none, since the function runs unchunked: {plan}")
+        return plan.source()
+
+    def _described(self, what: str, args, kwargs) -> Plan | str:
+        if args or kwargs:
+            return self._plan(args, kwargs)[0]
+        if self._last is None:
+            raise RuntimeError(f"{what}: the function has not been called; call it first, or give arguments")
+        return self._last
+
+    def _plan(self, args, kwargs) -> tuple[Plan | str, list[torch.Tensor]]:
+        modules = _modules(self._function)
+        shim = _Shim(self._function, modules) if modules else None
+        state = {}
+        if shim is not None:
+            state = {**dict(shim.named_parameters()), **dict(shim.named_buffers())}
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        names = _names(self._function, args, kwargs)
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaves[i] for i in places] + list(state.values())
+        if not tensors:
+            raise ValueError("autochunk: expected a tensor among the arguments, got none")
+        _check(tensors)
+        grad = torch.is_grad_enabled()
+        needs = [grad and t.requires_grad for t in tensors]
+        device = tensors[0].device.type
+        constants = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        key = (
+            str(spec),
+            grad,
+            tuple((t.dtype, t.shape, t.stride(), t.device, need) for t, need in zip(tensors, needs)),
+            tuple((type(c), c) for c in constants),
+            tuple(m.training for m in shim.modules()) if shim is not None else (),
+            torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+        )
+        try:
+            plan = self._plans.get(key)
+        except TypeError as error:
+            raise TypeError(f"autochunk: arguments must be tensors or hashable values; {error}") from error
+        if plan is not None:
+            return plan, tensors
+
+        def call(*given):
+            full = list(constants)
+            for place, tensor in zip(places, given):
+                full[place] = tensor
+            inner_args, inner_kwargs = pytree.tree_unflatten(full, spec)
+            if shim is None:
+                return self._function(*inner_args, **inner_kwargs)
+            replaced = dict(zip(state, given[len(places) :]))
+            return torch.func.functional_call(shim, replaced, inner_args, inner_kwargs)
+
+        short = [name.removeprefix("module.").replace(".", "_") for name in state]
+        named = _unique([names[i] for i in places] + short)
+        try:
+            plan = make_plan(call, tensors, named, needs, self._limits, self._gradients)
+        except Unsupported as error:
+            if self._unsupported == "error":
+                raise
+            warnings.warn(f"the function runs unchunked: {error}", stacklevel=4)
+            plan = f"runs unchunked: {error}"
+        self._plans[key] = plan
+        return plan, tensors
+
+
+def _check(tensors: Sequence[torch.Tensor]) -> None:
+    for t in tensors:
+        if type(t) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise Unsupported(f"autochunk: a {type(t).__name__} among the arguments; expected plain tensors")
+        if t.device != tensors[0].device:
+            raise ValueError(f"autochunk: expected tensors of one device, got {tensors[0].device} and {t.device}")
+
+
+def _names(function: Callable, args, kwargs) -> list[str]:
+    """A name for each leaf of the arguments."""
+    target = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        known = [p.name for p in inspect.signature(target).parameters.values() if p.kind != p.VAR_POSITIONAL]
+    except (TypeError, ValueError):
+        known = []
+    names = []
+    for i, value in enumerate(args):
+        name = known[i] if i < len(known) else f"argument{i}"
+        names += _leaf_names(name, value)
+    for name, value in kwargs.items():
+        names += _leaf_names(name, value)
+    return names
+
+
+def _leaf_names(name: str, value) -> list[str]:
+    count = len(pytree.tree_leaves(value))
+    return [name] if count == 1 else [f"{name}_{i}" for i in range(count)]
+
+
+def _unique(names: list[str]) -> list[str]:
+    taken: set[str] = set()
+    for i, name in enumerate(names):
+        k = 1
+        while names[i] in taken or names[i].startswith(("tangent", "constant", "out")):
+            names[i], k = f"{name}_{k}" if k > 1 or name in taken else f"in_{name}", k + 1
+        taken.add(names[i])
+    return names

@@ -1,0 +1,30 @@
+"""Functions that stand beside a generated one where it uses them."""
+
+# Of an index counted from the first element of a chunk: outside the chunk it gives 0.
+HELPERS = {
+    "_pick": '''
+def _pick(x, index, axis):
+    """x at index along axis; 0 where the index is outside."""
+    inside = (index >= 0) & (index < x.shape[axis])
+    found = x.gather(axis, index.clamp(0, x.shape[axis] - 1).unsqueeze(axis).long()).squeeze(axis)
+    return found.where(inside, 0)
+''',
+    "_take": '''
+def _take(table, index):
+    """Rows of table; 0 where the index is outside."""
+    flat = index.reshape(-1)
+    inside = (flat >= 0) & (flat < table.shape[0])
+    rows = table.index_select(0, flat.clamp(0, table.shape[0] - 1))
+    rows = rows.where(inside.view(-1, *[1] * (table.dim() - 1)), 0)
+    return rows.reshape(*index.shape, *table.shape[1:])
+''',
+    "_scatter_add": '''
+def _scatter_add(rows, index, updates, dtype):
+    """Updates summed by index; those outside are dropped."""
+    updates = updates.reshape(-1, *updates.shape[index.dim():]).to(dtype)
+    flat = index.reshape(-1)
+    inside = (flat >= 0) & (flat < rows)
+    updates = updates.where(inside.view(-1, *[1] * (updates.dim() - 1)), 0)
+    return updates.new_zeros(rows, *updates.shape[1:]).index_add_(0, flat.clamp(0, rows - 1), updates)
+''',
+}

@@ -1,0 +1,422 @@
+"""FX graphs of ATen operations to the text form of tensor programs (docs/ir.md)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from logitless.torch._autochunk.trace import Unsupported
+
+DTYPES = {
+    torch.float32: "f32",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.float64: "f64",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.bool: "i8",
+}
+NARROW = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of the program. Numbers in every element stay unwritten until something needs them."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    number: float | int | bool | None = None
+    arange: int | None = None  # its elements are the index along this dimension, all other sizes are 1
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    def is_number(self, number: float) -> bool:
+        return self.number is not None and self.number == number
+
+
+@dataclass(frozen=True)
+class OneHot:
+    """`part` where the index along the axis is `index`, else 0. Both have the shape without the axis."""
+
+    axis: int
+    index: Value
+    part: Value
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What composite operations compute in: f32 of 16 bit, as PyTorch's kernels do."""
+    return torch.float32 if dtype in NARROW else dtype
+
+
+class Writer:
+    """Writes the statements of a program; each method adds at most a few."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+        self.taken: set[str] = set()
+        self.views: dict[str, Value] = {}  # what each reshape and transpose was made of
+        self.dims: dict[str, tuple[int, ...]] = {}  # of each transpose
+        self.constants: dict[tuple, Value] = {}
+        self.one_hots: dict[str, OneHot] = {}
+        self.sums: dict[str, tuple[str, Value, Value]] = {}  # operands of each add and sub
+        self.repeats: dict[str, tuple[Value, tuple[int, ...]]] = {}  # of each broadcast: operand and dims
+        self.op = ""  # what is being lowered, for errors
+        self.hint = ""
+
+    def refuse(self, why: str) -> Unsupported:
+        return Unsupported(f"autochunk: {self.op}: {why}")
+
+    def type(self, dtype: torch.dtype, shape: Sequence[int]) -> str:
+        if dtype not in DTYPES:
+            raise self.refuse(f"dtype {dtype} has no form in a tensor program; expected one of {_names(DTYPES)}")
+        return f"{DTYPES[dtype]}[{', '.join(str(s) for s in shape)}]"
+
+    def fresh(self, hint: str) -> str:
+        name = re.sub(r"\W", "_", hint)
+        if name[:1].isdigit():
+            name = "v" + name
+        unique, k = name, 1
+        while unique in self.taken:
+            unique, k = f"{name}_{k}", k + 1
+        self.taken.add(unique)
+        return unique
+
+    def emit(self, text: str, operands: Sequence[Value], dtype, shape, attributes: str = "", arange=None) -> Value:
+        written = ", ".join(f"%{self.written(v).name}" for v in operands)
+        result = self.type(dtype, shape)
+        name = self.fresh(self.hint)
+        self.lines.append(f"  %{name} = {text} {written}{attributes} : {result}")
+        return Value(name, dtype, tuple(shape), arange=arange)
+
+    def written(self, v: Value) -> Value:
+        """The value with a statement of its own."""
+        if v.number is None or v.name:
+            return v
+        number = float(v.number)
+        if isinstance(v.number, int) and int(number) != v.number:
+            raise self.refuse(f"the whole number {v.number} has no form in a tensor program, whose numbers are doubles")
+        text = repr(number) if math.isfinite(number) else str(number)
+        key = (text, v.dtype, v.shape)
+        if key not in self.constants:
+            name = self.fresh("c")
+            self.lines.append(f"  %{name} = constant value({text}) : {self.type(v.dtype, v.shape)}")
+            self.constants[key] = Value(name, v.dtype, v.shape, v.number)
+        return self.constants[key]
+
+    # --- numbers, shapes, dtypes
+    def number(self, number, dtype: torch.dtype, shape: Sequence[int] = ()) -> Value:
+        self.type(dtype, shape)
+        if isinstance(number, complex):
+            raise self.refuse("complex numbers have no form in a tensor program")
+        number = bool(number) if dtype == torch.bool else number
+        return Value("", dtype, tuple(shape), float(number) if dtype.is_floating_point else int(number))
+
+    def iota(self, shape: Sequence[int], axis: int, dtype=torch.int64) -> Value:
+        only = all(s == 1 for d, s in enumerate(shape) if d != axis)
+        return self.emit("iota", [], dtype, shape, f"axis({axis})", axis if only else None)
+
+    def cast(self, v: Value, dtype: torch.dtype) -> Value:
+        if v.dtype == dtype:
+            return v
+        if v.number is not None:
+            narrower = dtype in NARROW or (v.dtype == torch.float64 and dtype == torch.float32)
+            if dtype.is_floating_point and (not narrower or float(v.number).is_integer() and abs(v.number) <= 256):
+                return self.number(v.number, dtype, v.shape)
+        if dtype == torch.bool:
+            return self.map("ne", [v, self.number(0, v.dtype)], torch.bool)
+        if self.untransposed(v) is not None:
+            return self.transpose(self.cast(self.untransposed(v), dtype), [1, 0])
+        hot = self.one_hots.get(v.name)
+        if hot is not None:
+            return self.one_hot(hot.index, self.cast(hot.part, dtype), v.shape, hot.axis)
+        return self.emit("cast", [v], dtype, v.shape, arange=v.arange)
+
+    def reshape(self, v: Value, shape: Sequence[int]) -> Value:
+        shape = tuple(shape)
+        if shape == v.shape:
+            return v
+        if v.number is not None:
+            return Value("", v.dtype, shape, v.number)
+        while v.name in self.views and v.name not in self.dims:
+            v = self.views[v.name]
+        if shape == v.shape:
+            return v
+        arange = None
+        if v.arange is not None:
+            places = [d for d, s in enumerate(shape) if s == v.shape[v.arange]]
+            if places and all(s == 1 for d, s in enumerate(shape) if d != places[0]):
+                arange = places[0]
+        made = self.emit("reshape", [v], v.dtype, shape, arange=arange)
+        self.views[made.name] = v
+        return made
+
+    def transpose(self, v: Value, dims: Sequence[int]) -> Value:
+        if list(dims) == list(range(v.rank)):
+            return v
+        shape = [v.shape[d] for d in dims]
+        if v.number is not None:
+            return Value("", v.dtype, tuple(shape), v.number)
+        if v.name in self.dims:
+            return self.transpose(self.views[v.name], [self.dims[v.name][d] for d in dims])
+        made = self.emit("transpose", [v], v.dtype, shape, f" dims({_list(dims)})")
+        self.views[made.name], self.dims[made.name] = v, tuple(dims)
+        return made
+
+    def broadcast_dims(self, v: Value, shape: Sequence[int], dims: Sequence[int]) -> Value:
+        """Dimension i of v becomes dimension dims[i]; the others repeat it."""
+        if v.number is not None:
+            return Value("", v.dtype, tuple(shape), v.number)
+        if tuple(shape) == v.shape:
+            return v
+        made = self.emit("broadcast", [v], v.dtype, shape, f" dims({_list(dims)})")
+        self.repeats[made.name] = v, tuple(dims)
+        return made
+
+    def broadcast(self, v: Value, shape: Sequence[int]) -> Value:
+        """As PyTorch's expand."""
+        shape = tuple(shape)
+        if v.shape == shape:
+            return v
+        if v.number is not None:
+            return Value("", v.dtype, shape, v.number)
+        lead = len(shape) - v.rank
+        kept = [d for d in range(v.rank) if not (v.shape[d] == 1 and shape[lead + d] != 1)]
+        small = self.reshape(v, [v.shape[d] for d in kept])
+        return self.broadcast_dims(small, shape, [lead + d for d in kept])
+
+    def slice(self, v: Value, axis: int, begin: int, end: int) -> Value:
+        if begin == 0 and end == v.shape[axis]:
+            return v
+        shape = [end - begin if d == axis else s for d, s in enumerate(v.shape)]
+        if v.number is not None:
+            return Value("", v.dtype, tuple(shape), v.number)
+        low = [begin if d == axis else 0 for d in range(v.rank)]
+        high = [end if d == axis else s for d, s in enumerate(v.shape)]
+        return self.emit("slice", [v], v.dtype, shape, f" begin({_list(low)}) end({_list(high)})")
+
+    def pad(self, v: Value, axis: int, low: int, high: int) -> Value:
+        if low == 0 and high == 0:
+            return v
+        shape = [s + (low + high if d == axis else 0) for d, s in enumerate(v.shape)]
+        lows = [low if d == axis else 0 for d in range(v.rank)]
+        highs = [high if d == axis else 0 for d in range(v.rank)]
+        return self.emit("pad", [v], v.dtype, shape, f" low({_list(lows)}) high({_list(highs)})")
+
+    def concat(self, parts: Sequence[Value], axis: int) -> Value:
+        parts = [p for p in parts if p.shape[axis] > 0] or list(parts[:1])
+        if len(parts) == 1:
+            return parts[0]
+        shape = list(parts[0].shape)
+        shape[axis] = sum(p.shape[axis] for p in parts)
+        return self.emit("concat", parts, parts[0].dtype, shape, f" axis({axis})")
+
+    # --- arithmetic
+    def map(self, function: str, operands: Sequence[Value], dtype: torch.dtype) -> Value:
+        """A scalar function of operands that are broadcast as PyTorch does."""
+        shape = torch.broadcast_shapes(*(v.shape for v in operands))
+        folded = self._folded(function, operands, dtype)
+        if folded is not None:
+            return self.broadcast(folded, shape)
+        if function in ("mul", "neg"):
+            hot = self._scaled_one_hot(operands, tuple(shape))
+            if hot is not None:
+                return hot
+        spread = [self.broadcast(v, shape) for v in operands]
+        turned = self._turned(function, spread, dtype)
+        if turned is not None:
+            return turned
+        made = self.emit(function, spread, dtype, shape)
+        if function in ("add", "sub"):
+            self.sums[made.name] = function, spread[0], spread[1]
+        return made
+
+    def _folded(self, function: str, operands: Sequence[Value], dtype: torch.dtype) -> Value | None:
+        """What needs no statement: neutral numbers, and numbers alone where that does not round."""
+        a, b = operands[0], operands[1] if len(operands) > 1 else operands[0]
+        neutral = {"mul": 1, "div": 1, "add": 0, "sub": 0}.get(function)
+        if neutral is not None:
+            if b.is_number(neutral) and a.dtype == dtype:
+                return a
+            if a.is_number(neutral) and function in ("mul", "add") and b.dtype == dtype:
+                return b
+        if function == "neg" and a.number is not None:
+            return self.number(-a.number, dtype, a.shape)
+        if function == "logical_and":
+            if a.is_number(1):
+                return b
+            if b.is_number(1):
+                return a
+        if function == "logical_not" and a.number is not None:
+            return self.number(not a.number, torch.bool, a.shape)
+        if function == "select" and a.number is not None:
+            return operands[1 if a.number else 2]
+        return None
+
+    def untransposed(self, v: Value) -> Value | None:
+        """What a matrix is the transpose of."""
+        return self.views[v.name] if v.name in self.dims and v.rank == 2 else None
+
+    def _turned(self, function: str, operands: Sequence[Value], dtype: torch.dtype) -> Value | None:
+        """A function of transposed matrices, as the transpose of one of the matrices: all that is computed of a matrix
+        then has its dimensions in one order, and can be cut along the same one."""
+        if not any(self.untransposed(v) is not None for v in operands):
+            return None
+        sources = [self._source(v) for v in operands]
+        if any(v is None for v in sources):
+            return None
+        return self.transpose(self.map(function, sources, dtype), [1, 0])
+
+    def _source(self, v: Value) -> Value | None:
+        """The transpose of a matrix, if it takes no operation on all of it."""
+        shape = v.shape[::-1]
+        if v.number is not None:
+            return Value("", v.dtype, shape, v.number)
+        if self.untransposed(v) is not None:
+            return self.untransposed(v)
+        if v.name in self.one_hots:
+            hot = self.one_hots[v.name]
+            return self.one_hot(hot.index, hot.part, shape, 1 - hot.axis)
+        if v.name in self.repeats and self.repeats[v.name][0].rank <= 1:
+            source, dims = self.repeats[v.name]
+            return self.broadcast_dims(source, shape, [1 - d for d in dims])
+        return None
+
+    def _scaled_one_hot(self, operands: Sequence[Value], shape: tuple[int, ...]) -> Value | None:
+        """A one-hot value times a number for each row, or its negative, is one of other numbers."""
+        for v, by in zip(operands, reversed(operands)):
+            hot = self.one_hots.get(v.name)
+            if hot is None or v.shape != shape:
+                continue
+            if len(operands) == 1:
+                return self.one_hot(hot.index, self.map("neg", [hot.part], v.dtype), shape, hot.axis)
+            rest = [s for d, s in enumerate(shape) if d != hot.axis]
+            if by.number is None and by.name in self.repeats:
+                source, dims = self.repeats[by.name]
+                if by.rank != v.rank or hot.axis in dims:
+                    continue
+                by = self.broadcast_dims(source, rest, [d - (d > hot.axis) for d in dims])
+            elif by.rank == v.rank and by.shape[hot.axis] == 1:
+                by = self.reshape(by, [s for d, s in enumerate(by.shape) if d != hot.axis])
+            elif by.rank > 0:
+                continue
+            return self.one_hot(hot.index, self.map("mul", [hot.part, by], v.dtype), shape, hot.axis)
+        return None
+
+    def one_hot(self, index: Value, part: Value, shape: Sequence[int], axis: int) -> Value:
+        """`part` where the index along the axis is `index`, else 0. Every index is inside."""
+        others = [d for d in range(len(shape)) if d != axis]
+        part = self.broadcast(part, [shape[d] for d in others])
+        hit = self.at(index, shape, axis)
+        whole = self.broadcast_dims(part, shape, others)
+        made = self.map("select", [hit, whole, self.number(0, part.dtype)], part.dtype)
+        self.one_hots[made.name] = OneHot(axis, index, part)
+        return made
+
+    def _row_sum(self, v: Value, axis: int) -> Value | None:
+        """The sum along an axis of what is repeated along it, or one-hot, or a sum of these: no big value is read."""
+        rest = [s for d, s in enumerate(v.shape) if d != axis]
+        hot = self.one_hots.get(v.name)
+        if hot is not None and hot.axis == axis:
+            return hot.part
+        if hot is not None and v.rank == 2:
+            return self.scatter_add(hot.index, hot.part, v.shape[hot.axis])
+        if v.number is None and v.name in self.repeats and axis not in self.repeats[v.name][1]:
+            source, dims = self.repeats[v.name]
+            small = self.broadcast_dims(source, rest, [d - (d > axis) for d in dims])
+            return self.scaled(small, v.shape[axis])
+        if v.name in self.sums:
+            function, a, b = self.sums[v.name]
+            x = self._row_sum(a, axis)
+            y = self._row_sum(b, axis) if x is not None else None
+            return None if y is None else self.map(function, [x, y], v.dtype)
+        return None
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self.map("add", [a, b], a.dtype)
+
+    def sub(self, a: Value, b: Value) -> Value:
+        return self.map("sub", [a, b], a.dtype)
+
+    def mul(self, a: Value, b: Value) -> Value:
+        return self.map("mul", [a, b], a.dtype)
+
+    def div(self, a: Value, b: Value) -> Value:
+        return self.map("div", [a, b], a.dtype)
+
+    def scaled(self, a: Value, by: float) -> Value:
+        return self.mul(a, self.number(by, a.dtype))
+
+    # --- reductions and products
+    def reduce(self, kind: str, v: Value, dims: Sequence[int], keep: bool = False, dtype=None) -> Value:
+        dtype = dtype or v.dtype
+        if kind == "reduce_sum" and dtype.is_floating_point:
+            for axis in dims:
+                row = self._row_sum(v, axis)
+                if row is not None:
+                    inner = [d - (d > axis) for d in dims if d != axis]
+                    made = self.reduce(kind, row, inner, dtype=dtype)
+                    return self.reshape(made, [1 if d in dims else s for d, s in enumerate(v.shape)]) if keep else made
+        source = self.untransposed(v)
+        if source is not None and dims:
+            made = self.reduce(kind, source, [1 - d for d in dims], dtype=dtype)
+            return self.reshape(made, [1 if d in dims else s for d, s in enumerate(v.shape)]) if keep else made
+        rest = [s for d, s in enumerate(v.shape) if d not in dims]
+        if dims:
+            made = self.emit(kind, [v], dtype, rest, f" dims({_list(sorted(dims))})")
+        else:  # of one element each
+            made = self.cast(v, dtype)
+        return self.reshape(made, [1 if d in dims else s for d, s in enumerate(v.shape)]) if keep else made
+
+    def dot(self, a: Value, b: Value, contract, batch=((), ())) -> Value:
+        (ca, cb), sources = contract, (self.untransposed(a), self.untransposed(b))
+        if not batch[0] and len(ca) == 1:
+            if sources[0] is not None:
+                a, ca = sources[0], [1 - ca[0]]
+            if sources[1] is not None:
+                b, cb = sources[1], [1 - cb[0]]
+        contract = ca, cb
+        free = [s for d, s in enumerate(a.shape) if d not in (*batch[0], *contract[0])]
+        free += [s for d, s in enumerate(b.shape) if d not in (*batch[1], *contract[1])]
+        shape = [a.shape[d] for d in batch[0]] + free
+        attributes = f" batch({_list(batch[0])}; {_list(batch[1])})" if batch[0] else ""
+        attributes += f" contract({_list(contract[0])}; {_list(contract[1])})"
+        if not a.dtype.is_floating_point:
+            raise self.refuse(f"products of {a.dtype} have no form in a tensor program; expected floats")
+        return self.emit("dot", [a, b], a.dtype, shape, attributes)
+
+    # --- indices
+    def pick(self, v: Value, index: Value, axis: int) -> Value:
+        """index has the shape of v without the axis."""
+        if self.untransposed(v) is not None:
+            v, axis = self.untransposed(v), 1 - axis
+        shape = [s for d, s in enumerate(v.shape) if d != axis]
+        return self.emit("pick", [v, self.broadcast(index, shape)], v.dtype, shape, f" axis({axis})")
+
+    def at(self, index: Value, shape: Sequence[int], axis: int) -> Value:
+        """Where the index along an axis is the one given, which has the shape without the axis."""
+        dims = [d for d in range(len(shape)) if d != axis]
+        whole = self.broadcast_dims(index, shape, dims)
+        return self.map("eq", [self.iota(shape, axis, index.dtype), whole], torch.bool)
+
+    def take(self, table: Value, index: Value) -> Value:
+        return self.emit("take", [table, index], table.dtype, [*index.shape, *table.shape[1:]])
+
+    def scatter_add(self, index: Value, updates: Value, rows: int) -> Value:
+        shape = [rows, *updates.shape[index.rank :]]
+        made = self.emit("scatter_add", [index, updates], wide(updates.dtype), shape, f" rows({rows})")
+        return self.cast(made, updates.dtype)
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ", ".join(str(n) for n in numbers)
+
+
+def _names(dtypes) -> str:
+    return ", ".join(str(d).removeprefix("torch.") for d in dtypes)

@@ -1,0 +1,100 @@
+"""What a generated function allocates, known without running it: it is run on meta tensors, which have no data."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.utils._pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Recorder(TorchDispatchMode):
+    """Records when memory of tensors is taken and given back, from the operations that run inside."""
+
+    def __init__(self, known: Sequence[torch.Tensor] = ()):
+        super().__init__()
+        self.events: list[tuple[int, int]] = []  # (number of an allocation, bytes; negative when given back)
+        self.largest = 0  # bytes of one allocation
+        self._known = {self._key(t) for t in known}
+        self._live: dict[int, list] = {}  # storage -> [number of the allocation, bytes, tensors]
+        self._refs: dict = {}  # by id: weak references compare what they refer to
+        self._count = 0
+
+    @staticmethod
+    def _key(tensor: torch.Tensor) -> int:
+        return tensor.untyped_storage()._cdata
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.mm.dtype and args[0].is_meta:  # meta tensors lack both
+            made = args[0].new_empty(args[0].shape[0], args[1].shape[1], dtype=args[2])
+        elif func is torch.ops.aten.addmm.dtype_out and args[0].is_meta:
+            made = kwargs["out"]
+        else:
+            made = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.logsumexp.default:  # it holds the exponentials meanwhile
+            self._temporary(args[0].numel() * args[0].element_size())
+        for tensor in pytree.tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                self._see(tensor)
+        return made
+
+    def _temporary(self, size: int) -> None:
+        self._count += 1
+        self.events += [(self._count, size), (self._count, -size)]
+        self.largest = max(self.largest, size)
+
+    def _see(self, tensor: torch.Tensor) -> None:
+        key = self._key(tensor)
+        if key in self._known:
+            return
+        if key not in self._live:
+            size = tensor.untyped_storage().nbytes()
+            self._count += 1
+            self._live[key] = [self._count, size, 0]
+            self.events.append((self._count, size))
+            self.largest = max(self.largest, size)
+        self._live[key][2] += 1
+        ref = weakref.ref(tensor, lambda ref, key=key: self._gone(ref, key))
+        self._refs[id(ref)] = ref
+
+    def _gone(self, ref, key: int) -> None:
+        del self._refs[id(ref)]
+        entry = self._live[key]
+        entry[2] -= 1
+        if entry[2] == 0:
+            self.events.append((entry[0], -entry[1]))
+            del self._live[key]
+
+    def peak(self, results: Sequence[torch.Tensor] = ()) -> int:
+        """The most bytes at a time, those of the results left out."""
+        entries = [self._live.get(self._key(t)) for t in results]
+        ignored = {entry[0] for entry in entries if entry is not None}
+        now = most = 0
+        for number, size in self.events:
+            if number not in ignored:
+                now += size
+                most = max(most, now)
+        return most
+
+
+def _two_rounds(*bounds: int) -> range:
+    """All rounds of a loop but the last need the same memory."""
+    return range(*bounds)[:2]
+
+
+def peak_bytes(source: str, name: str, inputs: Sequence[torch.Tensor]) -> int:
+    """Bytes that a generated function takes beyond its inputs and results."""
+    function = load(source, name, {"range": _two_rounds})
+    given = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in inputs]
+    with torch.no_grad(), Recorder(given) as recorder:
+        results = function(*given)
+    return recorder.peak(results)
+
+
+def load(source: str, name: str, globals_: dict | None = None) -> Callable:
+    """The function of a generated module."""
+    space = dict(globals_ or {})
+    exec(compile(source, f"<autochunk {name}>", "exec"), space)
+    return space[name]

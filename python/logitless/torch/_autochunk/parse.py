@@ -1,0 +1,115 @@
+"""The text of a compiled program, read back. Only what the compiler prints: one statement on each line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import torch
+
+from logitless.torch._autochunk.lower import DTYPES
+
+_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Type:
+    dtype: torch.dtype
+    shape: tuple[str, ...]  # numbers, or in a loop expressions of its symbol: "2 * c0"
+
+
+@dataclass
+class Loop:
+    symbol: str  # the size of a chunk, in the types of the body
+    extent: int
+    chunk: int
+    first: str  # the number of the chunk's first element
+    inputs: list[Slot]
+    outputs: list[Slot]
+    body: list[Node]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A value that enters or leaves a loop: whole, slice, stack, sum, max or lse."""
+
+    name: str  # inside
+    kind: str
+    outer: str = ""  # outside
+    axis: int = 0
+    factor: int = 1
+
+
+@dataclass
+class Node:
+    results: list[str]
+    op: str
+    operands: list[str]
+    attributes: dict[str, str]
+    type: Type | None = None
+    loop: Loop | None = None
+
+    def numbers(self, attribute: str) -> list[int]:
+        text = self.attributes.get(attribute, "")
+        return [int(x) for x in text.split(",") if x.strip()]
+
+    def pair(self, attribute: str) -> tuple[list[int], list[int]]:
+        """dims(0, 1; 2)"""
+        a, b = self.attributes.get(attribute, ";").split(";")
+        return [int(x) for x in a.split(",") if x.strip()], [int(x) for x in b.split(",") if x.strip()]
+
+
+@dataclass
+class Graph:
+    parameters: list[tuple[str, Type]]
+    nodes: list[Node]
+    results: list[tuple[str, str]] = field(default_factory=list)  # name, value
+
+
+def parse_type(text: str) -> Type:
+    dtype, shape = re.fullmatch(r"(\w+)\[(.*)\]", text.strip()).groups()
+    return Type(_DTYPES[dtype], tuple(s.strip() for s in shape.split(",") if s.strip()))
+
+
+_STATEMENT = re.compile(r"(%[\w.]+(?:, %[\w.]+)*) = (\w+)(.*)")
+_LOOP = re.compile(r"\s*(\w+) extent\((\d+)\) chunk\((\d+)\) \((.*)\) \{")
+_INPUT = re.compile(r"%([\w.]+) = (\w+) %([\w.]+)(?: axis\((\d+)\) factor\((\d+)\))?")
+_OUTPUT = re.compile(r"\w+: (\w+) %([\w.]+)(?: axis\((\d+)\) factor\((\d+)\))?")
+
+
+def parse(text: str) -> Graph:
+    lines = iter(line.strip() for line in text.splitlines() if line.strip())
+    head = next(lines)
+    listed = head[head.index("(") + 1 : head.rindex(")")]
+    parameters = [(n, parse_type(t)) for n, t in re.findall(r"%([\w.]+): (\w+\[[^\]]*\])", listed)]
+    nodes, last = _statements(lines)
+    return Graph(parameters, nodes, re.findall(r"([\w.]+): %([\w.]+)", last))
+
+
+def _statements(lines) -> tuple[list[Node], str]:
+    nodes = []
+    for line in lines:
+        if line.startswith("return "):
+            next(lines)  # the brace
+            return nodes, line.removeprefix("return ")
+        results, op, rest = _STATEMENT.fullmatch(line).groups()
+        node = Node(re.findall(r"%([\w.]+)", results), op, [], {})
+        if op == "loop":
+            symbol, extent, chunk, inputs = _LOOP.fullmatch(rest).groups()
+            first = re.match(r"%([\w.]+)", inputs).group(1)
+            entering = [Slot(n, k, o, int(a or 0), int(f or 1)) for n, k, o, a, f in _INPUT.findall(inputs)]
+            body, last = _statements(lines)
+            leaving = [
+                Slot(v, k, outer, int(a or 0), int(f or 1))
+                for (k, v, a, f), outer in zip(_OUTPUT.findall(last), node.results)
+            ]
+            node.loop = Loop(symbol, int(extent), int(chunk), first, entering, leaving, body)
+            node.operands = [slot.outer for slot in entering]
+        else:
+            if " : " in rest:
+                rest, type_ = rest.rsplit(" : ", 1)
+                node.type = parse_type(type_)
+            node.attributes = dict(re.findall(r"(\w+)\(([^)]*)\)", rest))
+            node.operands = re.findall(r"%([\w.]+)", rest)
+        nodes.append(node)
+    raise ValueError("the program has no return")

@@ -1,0 +1,155 @@
+"""Programs compiled to Python functions within a budget, and what is told about them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from logitless._compiler import Program
+from logitless.torch._autochunk.memory import load, peak_bytes
+from logitless.torch._autochunk.parse import parse
+from logitless.torch._autochunk.source import to_source
+from logitless.torch._autochunk.trace import Unsupported
+
+_ATTEMPTS = 4  # smaller budgets tried, until the Python function meets the one asked for
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the caller asks of a program."""
+
+    budget: int = 0  # bytes beyond inputs and results; 0: none
+    chunks: int = 0
+    strict: bool = False
+
+
+@dataclass
+class Compiled:
+    """A program as a Python function."""
+
+    name: str
+    source: str
+    parameters: list[str]
+    function: Callable
+    before: int  # bytes beyond inputs and results, without loops
+    after: int
+    regions: list[dict] = field(default_factory=list)  # what became loops
+    refusals: list[str] = field(default_factory=list)  # what did not, and why
+
+    def describe(self, budget: int) -> str:
+        met = "" if budget == 0 else f" (budget {format_bytes(budget)}, {'met' if self.after <= budget else 'NOT met'})"
+        lines = [
+            f"{self.name}: {format_bytes(self.before)} beyond inputs and results without loops, "
+            f"{format_bytes(self.after)} with{met}"
+        ]
+        for r in self.regions:
+            rounds = -(-r["extent"] // r["chunk"])
+            more = f", {100 * r['extra_work']:.1f} % more multiply-adds" if r["extra_work"] > 1e-4 else ""
+            phases = f"{r['phases']} phase{'s' if r['phases'] > 1 else ''}"
+            lines.append(
+                f"  {r['seed']}: along {r['cut']}, {r['extent']} in {rounds} chunks of {r['chunk']}, {phases}{more}"
+            )
+            lines += [f"    boundary: {b}" for b in r["boundaries"]]
+        if not self.regions:
+            lines.append("  no loops")
+        lines += [f"  not chunked: {r}" for r in self.refusals]
+        return "\n".join(lines)
+
+
+def format_bytes(count: int) -> str:
+    """1536 -> "1.5 KiB"."""
+    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def _program(text: str, **options) -> Program:
+    try:
+        return Program(text, head_engine=False, threads=1, **options)
+    except NotImplementedError as error:
+        raise Unsupported(f"autochunk: the compiler has no form of this program: {error}") from error
+    except ValueError as error:
+        raise Unsupported(f"autochunk: the compiler refuses this program: {error}") from error
+
+
+def _function(program: Program, name: str, inputs: Sequence[torch.Tensor]) -> tuple[str, int]:
+    source = to_source(parse(program.text), name, wide_products=inputs[0].device.type == "cuda")
+    return source, peak_bytes(source, name, inputs)
+
+
+def compile_text(
+    text: str, name: str, parameters: list[str], inputs: Sequence[torch.Tensor], limits: Limits
+) -> Compiled:
+    """The program as a Python function that meets the budget, if one is found. inputs: of the parameters, in order."""
+    if not inputs:
+        raise Unsupported(f"autochunk: {name} reads no tensor")
+    plain = _program(text, chunk=False)
+    plain_source, before = _function(plain, name, inputs)
+    tried = []
+
+    def attempt(budget: int, chunks: int) -> int:
+        program = _program(text, memory_budget=budget or None, chunks=chunks)
+        source, after = _function(program, name, inputs)
+        tried.append((source, after, program))
+        return after
+
+    after = attempt(limits.budget, limits.chunks)
+    if limits.budget > 0:
+        # Python keeps more values of a chunk at a time than the compiler's own executor does: smaller budgets until one
+        # is met, then larger ones again for fewer chunks.
+        wanted, too_large = limits.budget, 0
+        for _ in range(_ATTEMPTS):
+            if after <= limits.budget or (len(tried) > 1 and tried[-1][0] == tried[-2][0]):
+                break
+            too_large = wanted
+            wanted = max(int(wanted * min(0.9 * limits.budget / after, 0.7)), 1)
+            after = attempt(wanted, 0)
+        for _ in range(_ATTEMPTS if too_large > 0 else 0):
+            if after > limits.budget or max(t[1] for t in tried if t[1] <= limits.budget) > 0.8 * limits.budget:
+                break
+            middle = (wanted + too_large) // 2
+            if attempt(middle, 0) <= limits.budget:
+                wanted = middle
+            else:
+                too_large = middle
+        # Where the compiler's choice does not do: as many chunks for every loop.
+        chunks, last = 2, math.inf
+        while after > limits.budget and after < 0.98 * last:
+            last = after if chunks > 2 else math.inf
+            chunks *= 2
+            after = attempt(limits.budget // 4, chunks)
+    last_report = tried[-1][2].report
+    if limits.chunks == 0:  # loops that save nothing are none
+        tried = [t for t in tried if t[1] < before] + [(plain_source, before, plain)]
+    source, after, program = _chosen(tried, limits.budget)
+    report = program.report
+    refusals = report["not_chunked"] or last_report["not_chunked"]
+    if not refusals and 0 < limits.budget < after:
+        refusals = ["what remains is outside of loops: the compiler's plan fuses what Python runs one by one"]
+    made = Compiled(name, source, parameters, load(source, name), before, after, report["regions"], refusals)
+    if limits.strict:
+        _check_strict(made, limits)
+    return made
+
+
+def _chosen(tried: list[tuple[str, int, Program]], budget: int) -> tuple[str, int, Program]:
+    """The least memory; with a budget the most that meets it, which has the fewest chunks. A budget that is not met is
+    no reason for loops, or for many more chunks, that save next to nothing."""
+    least = min(after for _, after, _ in tried)
+    enough = least if budget == 0 else budget if least <= budget else 1.1 * least
+    return max((t for t in tried if t[1] <= enough), key=lambda t: t[1])
+
+
+def _check_strict(made: Compiled, limits: Limits) -> None:
+    if 0 < limits.budget < made.after:
+        why = f"; {made.refusals[-1]}" if made.refusals else ""
+        raise ValueError(
+            f"autochunk: strict: {made.name} takes {made.after} bytes, memory_budget is {limits.budget}{why}"
+        )
+    for region in made.regions:
+        if region["boundaries"]:
+            raise ValueError(f"autochunk: strict: {made.name}: {region['boundaries'][0]}")

@@ -1,0 +1,158 @@
+"""A traced graph as the text of a tensor program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from logitless.torch._autochunk import aten_index  # noqa: F401: it adds to HANDLERS
+from logitless.torch._autochunk.aten import HANDLERS
+from logitless.torch._autochunk.lower import Value, Writer
+from logitless.torch._autochunk.trace import Unsupported
+
+# Results that are other names of memory, as far as writing in place goes.
+_VIEWS = {
+    *("alias", "detach", "view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "expand", "permute", "transpose"),
+    *("t", "slice", "select", "split", "split_with_sizes", "unbind", "getitem"),
+}
+
+
+def _name(node: torch.fx.Node) -> str:
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.name.split("::")[1]
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def _described(node: torch.fx.Node) -> str:
+    """aten.sort.default(float32[4, 8], 1)"""
+
+    def one(x):
+        if isinstance(x, torch.fx.Node):
+            val = x.meta.get("val")
+            return f"{str(val.dtype)[6:]}{list(val.shape)}" if isinstance(val, torch.Tensor) else x.name
+        return str(x)
+
+    return f"{node.target}({', '.join(one(a) for a in node.args)})"
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _check_write(node: torch.fx.Node, base: dict, order: dict) -> None:
+    """Writing in place is replacing, where nothing else sees the memory afterwards."""
+    target = node.args[0]
+    root = base[target]
+    if root.op == "placeholder":
+        raise Unsupported(f"autochunk: {_described(node)} writes into an input of the function")
+    for other, its_root in base.items():
+        if its_root is root and other is not target and order[other] < order[node]:
+            late = [u for u in other.users if order[u] > order[node]]
+            if late:
+                raise Unsupported(
+                    f"autochunk: {_described(node)} writes into memory that {late[0].target} sees as another tensor"
+                )
+
+
+def _outputs(graph: torch.fx.GraphModule) -> list:
+    [output] = [n for n in graph.graph.nodes if n.op == "output"]
+    made = output.args[0]
+    return list(made) if isinstance(made, (list, tuple)) else [made]
+
+
+def to_text(
+    graph: torch.fx.GraphModule,
+    parameters: Sequence[str],
+    results: Sequence[str | None],
+    ones: Sequence[int] = (),
+    name: str = "main",
+) -> tuple[str, list[str]]:
+    """The text, and the names of the parameters it reads. parameters: one name for each placeholder, in order. results:
+    a name for each output, None for one that is not wanted. ones: placeholders that are 1, as scalar tangents."""
+    w = Writer()
+    values: dict[torch.fx.Node, object] = {}
+    header: list[tuple[str, str]] = []
+    nodes = [n for n in graph.graph.nodes if n.op != "output"]
+    order = {n: i for i, n in enumerate(graph.graph.nodes)}
+    wanted = [(node, result) for node, result in zip(_outputs(graph), results) if result is not None]
+    live = _live([node for node, _ in wanted])
+    base = {}
+    w.taken.update(parameters)
+    place = 0
+    for node in nodes:
+        base[node] = base[node.args[0]] if node.args and _name(node) in _VIEWS else node
+        out = node.meta.get("val")
+        if node.op == "placeholder":
+            w.op = f"parameter {parameters[place]}"
+            if place in ones:
+                values[node] = w.number(1, out.dtype, out.shape)
+            elif node in live:
+                header.append((parameters[place], w.type(out.dtype, out.shape)))
+                values[node] = Value(parameters[place], out.dtype, tuple(out.shape))
+            place += 1
+            continue
+        writes = _writes(node)
+        if writes:
+            _check_write(node, base, order)
+            base[node] = base[node.args[0]]
+        if node not in live and not (writes and node.args[0] in live):
+            continue
+        w.op, w.hint = str(node.target), node.name
+        arguments = torch.fx.node.map_arg(node.args, lambda n: values[n])
+        if _name(node) == "getitem":
+            values[node] = arguments[0][arguments[1]]
+            continue
+        handler = HANDLERS.get(_name(node)) or (HANDLERS.get(_name(node)[:-1]) if writes else None)
+        if handler is None or not _known(node):
+            raise Unsupported(f"autochunk: {_described(node)} has no form in a tensor program")
+        options = torch.fx.node.map_arg(node.kwargs, lambda n: values[n])
+        try:
+            made = handler(w, out, *arguments, **options)
+        except TypeError as error:  # an argument that the handler does not know
+            raise Unsupported(f"autochunk: {_described(node)}: {error}") from error
+        values[node] = _checked(w, made, out)
+        if writes:
+            values[node.args[0]] = values[node]
+    w.op = "results"
+    returned = []
+    for node, result in wanted:
+        returned.append(f"{result}: %{_result(w, values[node], result).name}")
+    inputs = ", ".join(f"%{parameter}: {type_}" for parameter, type_ in header)
+    body = "\n".join(w.lines)
+    return f"graph {name}({inputs}) {{\n{body}\n  return {', '.join(returned)}\n}}\n", [p for p, _ in header]
+
+
+def _live(roots: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
+    live, work = set(), list(roots)
+    while work:
+        node = work.pop()
+        if node in live:
+            continue
+        live.add(node)
+        work += node.all_input_nodes
+        # What is written into a value belongs to it.
+        for user in node.users:
+            if _writes(user) and user.args[0] is node:
+                work.append(user)
+    return live
+
+
+def _known(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"
+
+
+def _checked(w: Writer, made, out):
+    """What a handler made, which must be what PyTorch infers."""
+    if isinstance(out, (list, tuple)):
+        return tuple(_checked(w, m, o) for m, o in zip(made, out))
+    if made.shape != tuple(out.shape) or made.dtype != out.dtype:
+        raise AssertionError(
+            f"autochunk: {w.op} became {made.dtype}{list(made.shape)}, expected {out.dtype}{list(out.shape)}"
+        )
+    return made
+
+
+def _result(w: Writer, v: Value, name: str) -> Value:
+    w.hint = name
+    return w.written(v)

@@ -1,0 +1,595 @@
+"""Compiled programs as readable Python: plain torch operations, a `for` loop for each loop of the program."""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from logitless.torch._autochunk.helpers import HELPERS
+from logitless.torch._autochunk.parse import Graph, Loop, Node, Slot, Type
+from logitless.torch._autochunk.trace import Unsupported
+
+_UNARY = {"abs", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf"}
+_UNARY |= {"sigmoid", "sin", "cos", "floor", "sign"}
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**"}
+_COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "logical_and": "&", "logical_or": "|"}
+_MAPS = {*_UNARY, *_INFIX, *_COMPARE, "neg", "max", "min", "logical_not", "select"}
+_VIEWS = {"reshape", "transpose", "slice", "broadcast", "stop_gradient"}
+
+@dataclass(frozen=True)
+class Term:
+    """A value in the source. Dimensions that a broadcast repeats are 1 in the tensor, and leading ones left out."""
+
+    text: str
+    type: Type
+    present: tuple[bool, ...]  # dimensions that the tensor has
+    number: bool = False  # a Python number
+    owned: bool = False  # memory of its own, to write into
+
+    @property
+    def rank(self) -> int:
+        """Of the tensor: from the first dimension that is present."""
+        return len(self.present) - self.present.index(True) if any(self.present) else 0
+
+
+def _sizes(shape: Sequence[str]) -> str:
+    return ", ".join(shape)
+
+
+def _tuple(shape: Sequence[str]) -> str:
+    return f"({shape[0]},)" if len(shape) == 1 else f"({_sizes(shape)})"
+
+
+def _literal(text: str) -> bool:
+    return re.fullmatch(r'-?[\d.]+(e[+-]?\d+)?|-?float\("\w+"\)', text) is not None
+
+
+class Names:
+    """Python names, each given once."""
+
+    def __init__(self):
+        self.taken = {"torch", "device", "range", "float", "min", *keyword.kwlist, *HELPERS}
+
+    def fresh(self, wanted: str) -> str:
+        name = re.sub(r"\W", "_", wanted)
+        name = f"v{name}" if name[:1].isdigit() else name
+        unique, k = name, 1
+        while unique in self.taken:
+            unique, k = f"{name}_{k}", k + 1
+        self.taken.add(unique)
+        return unique
+
+
+class Scope:
+    """The statements of the function, or of a loop's body."""
+
+    def __init__(self, emitter: Emitter, nodes: list[Node], ends: Sequence[str], outer: dict[str, Term], indent: str):
+        self.e = emitter
+        self.nodes = nodes
+        self.terms = dict(outer)
+        self.indent = indent
+        self.root: dict[str, str] = {}  # of values that may share memory
+        self.last: dict[str, int] = {}  # use of each root
+        self.uses: dict[str, int] = {}
+        self.names: dict[str, list[str]] = {}  # Python names of each root
+        self.types: dict[str, Type] = {}
+        self.delayed: set[int] = set()  # nodes that the end of the body computes
+        self.makers = {r: i for i, n in enumerate(nodes) for r in n.results}
+        for i, node in enumerate(nodes):
+            view = node.op in _VIEWS
+            for r in node.results:
+                self.root[r] = self.root.get(node.operands[0], node.operands[0]) if view else r
+                if node.type is not None:
+                    self.types[r] = node.type
+            for operand in node.operands:
+                self._use(operand, i)
+        for v in ends:
+            self._use(v, len(nodes))
+
+    def _use(self, value: str, at: int) -> None:
+        self.uses[value] = self.uses.get(value, 0) + 1
+        root = self.root.get(value, value)
+        self.last[root] = max(self.last.get(root, -1), at)
+
+    def delay(self, value: str) -> None:
+        """The node of the value is computed at the end."""
+        at = self.makers[value]
+        self.delayed.add(at)
+        for operand in self.nodes[at].operands:
+            root = self.root.get(operand, operand)
+            self.last[root] = len(self.nodes)
+
+    def line(self, text: str) -> None:
+        self.e.lines.append(self.indent + text)
+
+    # --- terms
+    def full(self, t: Term) -> str:
+        """The tensor with every dimension."""
+        if t.number:
+            dtype = f"dtype={t.type.dtype}, device=device"
+            return f"torch.full({_tuple(t.type.shape)}, {t.text}, {dtype})"
+        return t.text if all(t.present) else f"{t.text}.expand({_sizes(t.type.shape)})"
+
+    def dies(self, value: str, at: int) -> bool:
+        return self.last.get(self.root.get(value, value)) == at and value in self.makers
+
+    def bind(self, value: str, text: str, type_: Type, present=None) -> Term:
+        name = self.e.names.fresh(value)
+        self.line(f"{name} = {text}")
+        return self.keep(value, Term(name, type_, tuple(present or [True] * len(type_.shape)), owned=True))
+
+    def keep(self, value: str, term: Term) -> Term:
+        self.terms[value] = term
+        root = self.root.get(value, value)
+        name = re.match(r"\w+", term.text)
+        if name and not term.number and name.group() not in self.names.setdefault(root, []):
+            self.names[root].append(name.group())
+        return term
+
+    # --- the body
+    def run(self) -> None:
+        for at, node in enumerate(self.nodes):
+            if at in self.delayed:
+                continue
+            if node.op == "loop":
+                self.e.loop(self, node)
+            elif node.op in _MAPS:
+                self.map(node, at)
+            else:
+                method = getattr(self, f"op_{node.op}", None)
+                if method is None:
+                    raise Unsupported(f"autochunk: {node.op} of a compiled program has no form in Python")
+                method(node, *(self.terms[v] for v in node.operands))
+            self.release(at)
+
+    def release(self, at: int) -> None:
+        """Big values go when nothing reads them any more."""
+        dead = []
+        for root, last in self.last.items():
+            if last == at and root in self.makers and self.e.big(self.types.get(root)):
+                dead += self.names.pop(root, [])
+        if dead:
+            self.line(f"del {', '.join(dead)}")
+
+    def map(self, node: Node, at: int) -> None:
+        [value] = node.results
+        terms = [self.terms[v] for v in node.operands]
+        type_ = node.type
+        if all(t.number for t in terms):
+            text = self._number(node.op, [t.text for t in terms])
+            if text is not None:
+                self.terms[value] = Term(text, type_, (False,) * len(type_.shape), number=True)
+                return
+            scalar = replace(terms[-1], type=Type(terms[-1].type.dtype, ()))
+            terms[-1] = replace(terms[-1], text=self.full(scalar), number=False)
+        present = tuple(any(t.present[d] for t in terms) for d in range(len(type_.shape)))
+        texts = [t.text for t in terms]
+        for place, (operand, t) in enumerate(zip(node.operands, terms)):
+            same = t.type.dtype == type_.dtype and t.present == present and t.owned
+            root = self.root.get(operand, operand)
+            shared = sum(self.root.get(o, o) == root for o in node.operands) > 1  # x - x.t() reads what it writes
+            if not same or not self.dies(operand, at) or shared or not any(present):
+                continue
+            text = self._in_place(node.op, place, texts, terms)
+            if text is None:
+                continue
+            self.line(text)
+            self.names[value] = self.names.pop(root, [])
+            self.keep(value, replace(t, type=type_))
+            return
+        self.bind(value, self._map(node.op, terms, type_), type_, present)
+
+    @staticmethod
+    def _number(op: str, texts: list[str]) -> str | None:
+        if op == "neg":
+            return f"-{texts[0]}" if not texts[0].startswith("-") else texts[0][1:]
+        if op in ("add", "sub", "mul", "div"):
+            if all(_literal(t) and "float" not in t for t in texts) and (op != "div" or float(texts[1]) != 0):
+                a, b = (float(t) if "." in t or "e" in t else int(t) for t in texts)
+                made = {"add": lambda: a + b, "sub": lambda: a - b, "mul": lambda: a * b, "div": lambda: a / b}[op]()
+                return repr(made)
+            return f"({texts[0]} {_INFIX[op]} {texts[1]})"
+        return None
+
+    @staticmethod
+    def _in_place(op: str, place: int, texts: list[str], terms: list[Term]) -> str | None:
+        me, other = texts[place], texts[1 - place] if len(texts) == 2 else ""
+        if op in _UNARY or op == "neg":
+            return f"{me}.{op}_()"
+        if op in ("add", "mul") or (op in ("sub", "div") and place == 0):
+            return f"{me} {_INFIX[op]}= {other}"
+        if op == "sub":
+            return f"{me}.neg_().add_({other})"
+        if op in ("max", "min") and terms[1 - place].number:
+            return f"{me}.clamp_({'min' if op == 'max' else 'max'}={other})"
+        if op == "select" and place == 2 and terms[1].number:
+            return f"{me}.masked_fill_({texts[0]}, {texts[1]})"
+        return None
+
+    def _map(self, op: str, terms: list[Term], type_: Type) -> str:
+        texts = [t.text for t in terms]
+        if op == "neg":
+            return f"-{texts[0]}"
+        if op == "logical_not":
+            return f"~{texts[0]}"
+        if op in _UNARY:
+            return f"torch.{op}({texts[0]})" if op == "erf" else f"{texts[0]}.{op}()"
+        if op in _INFIX or op in _COMPARE:
+            base = f"({texts[0]})" if op == "pow" and texts[0].startswith("-") else texts[0]
+            return f"{base} {_INFIX.get(op) or _COMPARE[op]} {texts[1]}"
+        if op in ("max", "min"):
+            if terms[0].number or terms[1].number:
+                x, number = (texts[1], texts[0]) if terms[0].number else texts
+                return f"{x}.clamp({'min' if op == 'max' else 'max'}={number})"
+            return f"torch.{op}imum({texts[0]}, {texts[1]})"
+        if terms[1].number and terms[2].number:  # of Python numbers alone PyTorch makes its default dtype
+            texts[1] = f"torch.full((), {texts[1]}, dtype={type_.dtype}, device=device)"
+        return f"torch.where({', '.join(texts)})"
+
+    # --- operations: views
+    def op_constant(self, node: Node) -> None:
+        number = float(node.attributes["value"])
+        if not node.type.dtype.is_floating_point:
+            text = str(bool(number) if node.type.dtype == torch.bool else int(number))
+        else:
+            text = repr(number) if math.isfinite(number) else f'float("{number}")'
+        for factor in node.attributes.get("size", "").split(","):
+            text = f"{text} * ({factor.strip()})" if factor.strip() else text
+        self.terms[node.results[0]] = Term(text, node.type, (False,) * len(node.type.shape), number=True)
+
+    def op_broadcast(self, node: Node, x: Term) -> None:
+        dims, rank = node.numbers("dims"), len(node.type.shape)
+        present = [False] * rank
+        for i, d in enumerate(dims):
+            present[d] = x.present[i]
+        text = x.text
+        if not x.number and any(present):
+            # The tensor's dimensions, from the first that is present: each is a dimension of the result, in order.
+            lead = len(x.present) - x.rank
+            kept = dims[lead:]
+            index = [":" if d in kept else "None" for d in range(kept[0], rank)] if kept else []
+            if "None" in index:
+                while index and index[-1] == ":":
+                    index.pop()
+                text = f"{text}[{', '.join(index)}]"
+            for d in kept:  # a dimension of 1 inside stays one
+                present[d] = True if x.present[dims.index(d)] else present[d]
+        self.keep(node.results[0], Term(text, node.type, tuple(present), x.number))
+
+    def op_stop_gradient(self, node: Node, x: Term) -> None:
+        self.keep(node.results[0], replace(x, owned=False))
+
+    def op_reshape(self, node: Node, x: Term) -> None:
+        if x.number:
+            self.terms[node.results[0]] = replace(x, type=node.type, present=(False,) * len(node.type.shape))
+            return
+        self.view(node, f"{self.full(x)}.reshape({_sizes(node.type.shape) or '()'})", x)
+
+    def view(self, node: Node, text: str, x: Term) -> None:
+        self.bind(node.results[0], text, node.type)
+        self.terms[node.results[0]] = replace(self.terms[node.results[0]], owned=x.owned and all(x.present))
+
+    def op_transpose(self, node: Node, x: Term) -> None:
+        dims = node.numbers("dims")
+        if x.number:
+            self.terms[node.results[0]] = replace(x, type=node.type)
+        elif len(dims) == 2:
+            text = self.full(x)
+            text = text.removesuffix(".t()") if text.endswith(".t()") else f"{text}.t()"
+            self.keep(node.results[0], Term(text, node.type, (True, True)))
+        else:
+            self.view(node, f"{self.full(x)}.permute({', '.join(map(str, dims))})", x)
+
+    def op_slice(self, node: Node, x: Term) -> None:
+        if x.number:
+            self.terms[node.results[0]] = replace(x, type=node.type)
+            return
+        begin, end = node.attributes["begin"].split(","), node.attributes["end"].split(",")
+        index = [
+            ":" if b.strip() == "0" and e.strip() == s else f"{b.strip()}:{e.strip()}"
+            for b, e, s in zip(begin, end, x.type.shape)
+        ]
+        self.view(node, f"{self.full(x)}[{', '.join(index)}]", x)
+
+    # --- operations: new memory
+    def op_iota(self, node: Node) -> None:
+        axis, rank = node.numbers("axis")[0], len(node.type.shape)
+        dtype = "" if node.type.dtype == torch.int64 else f", dtype={node.type.dtype}"
+        name = self.e.names.fresh(node.results[0])
+        self.line(f"{name} = torch.arange({node.type.shape[axis]}{dtype}, device=device)")
+        after = rank - 1 - axis
+        text = f"{name}[:{', None' * after}]" if after else name
+        self.keep(node.results[0], Term(text, node.type, tuple(d == axis for d in range(rank))))
+
+    def op_cast(self, node: Node, x: Term) -> None:
+        [value] = node.results
+        if x.number:
+            floating = node.type.dtype.is_floating_point
+            text = x.text
+            if floating != x.type.dtype.is_floating_point or not _literal(text):
+                text = f"float({text})" if floating else f"int({text})"
+            if re.fullmatch(r"float\(-?[\d.]+\)", text):
+                text = repr(float(x.text))
+            self.terms[value] = Term(text, node.type, x.present, number=True)
+            return
+        self.bind(value, f"{x.text}.to({node.type.dtype})", node.type, x.present)
+
+    def op_pad(self, node: Node, x: Term) -> None:
+        low, high = node.attributes["low"].split(","), node.attributes["high"].split(",")
+        pads = [p.strip() for pair in reversed(list(zip(low, high))) for p in pair]
+        self.bind(node.results[0], f"torch.nn.functional.pad({self.full(x)}, ({', '.join(pads)}))", node.type)
+
+    def op_concat(self, node: Node, *parts: Term) -> None:
+        listed = ", ".join(self.full(p) for p in parts)
+        self.bind(node.results[0], f"torch.cat(({listed}), dim={node.attributes['axis']})", node.type)
+
+    def _reduced(self, node: Node, x: Term) -> tuple[str, str]:
+        dims = node.numbers("dims")
+        return self.full(x), str(dims[0]) if len(dims) == 1 else _tuple([str(d) for d in dims])
+
+    def op_reduce_sum(self, node: Node, x: Term) -> None:
+        text, dims = self._reduced(node, x)
+        dtype = f", dtype={node.type.dtype}" if node.type.dtype != x.type.dtype else ""
+        self.bind(node.results[0], f"{text}.sum({dims}{dtype})", node.type)
+
+    def op_reduce_max(self, node: Node, x: Term) -> None:
+        text, dims = self._reduced(node, x)
+        wide = f".to({node.type.dtype})" if node.type.dtype != x.type.dtype else ""
+        self.bind(node.results[0], f"{text}.amax({dims}){wide}", node.type)
+
+    def op_reduce_lse(self, node: Node, x: Term) -> None:
+        text, dims = self._reduced(node, x)
+        wide = f".to({node.type.dtype})" if node.type.dtype != x.type.dtype else ""
+        self.bind(node.results[0], f"{text}{wide}.logsumexp({dims})", node.type)
+
+    def op_argmax(self, node: Node, x: Term) -> None:
+        text, dims = self._reduced(node, x)
+        self.bind(node.results[0], f"{text}.argmax({dims})", node.type)
+
+    def op_dot(self, node: Node, a: Term, b: Term) -> None:
+        self.bind(node.results[0], self.product(node, a, b), node.type)
+
+    def matrices(self, node: Node, a: Term, b: Term) -> tuple[str, str] | None:
+        """The factors of a matrix product, if it is one."""
+        (ca, cb), (ba, _) = node.pair("contract"), node.pair("batch")
+        if ba or len(ca) != 1 or len(a.type.shape) != 2 or len(b.type.shape) != 2:
+            return None
+
+        def turned(text: str) -> str:
+            return text.removesuffix(".t()") if text.endswith(".t()") else f"{text}.t()"
+
+        x, y = self.full(a), self.full(b)
+        return (x if ca == [1] else turned(x)), (y if cb == [0] else turned(y))
+
+    def product(self, node: Node, a: Term, b: Term) -> str:
+        (ca, cb), (ba, bb) = node.pair("contract"), node.pair("batch")
+        ra, rb = len(a.type.shape), len(b.type.shape)
+        wide = node.type.dtype != a.type.dtype
+        factors = self.matrices(node, a, b)
+        if factors is not None and wide and self.e.wide_products and node.type.dtype == torch.float32:
+            return f"torch.mm({factors[0]}, {factors[1]}, out_dtype={node.type.dtype})"
+        to = f".to({node.type.dtype})" if wide else ""
+        if factors is None and not ba and ca == [ra - 1] and cb == [0] and rb <= 2:
+            factors = self.full(a), self.full(b)
+        if factors is not None:
+            return f"{factors[0]}{to} @ {factors[1]}{to}"
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        first = list(letters[:ra])
+        second = list(letters[ra : ra + rb])
+        for i, j in zip([*ba, *ca], [*bb, *cb]):
+            second[j] = first[i]
+        out = [first[i] for i in ba]
+        out += [x for i, x in enumerate(first) if i not in (*ba, *ca)]
+        out += [x for j, x in enumerate(second) if j not in (*bb, *cb)]
+        how = f"{''.join(first)},{''.join(second)}->{''.join(out)}"
+        return f'torch.einsum("{how}", {self.full(a)}{to}, {self.full(b)}{to})'
+
+    # --- operations: indices. Only those along a chunked axis can be outside of it.
+    def _cut(self, size: str) -> bool:
+        return not size.isdigit()
+
+    def op_pick(self, node: Node, x: Term, index: Term) -> None:
+        axis = node.numbers("axis")[0]
+        if self._cut(x.type.shape[axis]):
+            text = f"{self.e.helper('_pick')}({self.full(x)}, {self.full(index)}, {axis})"
+        else:
+            long = ".long()" if index.type.dtype != torch.int64 else ""
+            at = f"{self.full(index)}{long}.unsqueeze({axis})"
+            text = f"{self.full(x)}.gather({axis}, {at}).squeeze({axis})"
+        self.bind(node.results[0], text, node.type)
+
+    def op_take(self, node: Node, table: Term, index: Term) -> None:
+        if self._cut(table.type.shape[0]):
+            text = f"{self.e.helper('_take')}({self.full(table)}, {self.full(index)})"
+        else:
+            text = f"{self.full(table)}.index_select(0, {self.full(index)}.reshape(-1))"
+            if len(index.type.shape) != 1:
+                text += f".reshape({_sizes(node.type.shape) or '()'})"
+        self.bind(node.results[0], text, node.type)
+
+    def op_scatter_add(self, node: Node, index: Term, updates: Term) -> None:
+        rows = node.attributes["rows"]
+        if self._cut(rows):
+            call = f"({rows}, {self.full(index)}, {self.full(updates)}, {node.type.dtype})"
+            self.bind(node.results[0], self.e.helper("_scatter_add") + call, node.type)
+            return
+        rest = [s for s in updates.type.shape[len(index.type.shape) :]]
+        zeros = f"torch.zeros({_tuple(node.type.shape)}, dtype={node.type.dtype}, device=device)"
+        to = f".to({node.type.dtype})" if node.type.dtype != updates.type.dtype else ""
+        parts = f"{self.full(updates)}.reshape({_sizes(['-1', *rest])}){to}"
+        self.bind(node.results[0], f"{zeros}.index_add_(0, {self.full(index)}.reshape(-1), {parts})", node.type)
+
+
+class Emitter:
+    """Writes one function."""
+
+    def __init__(self, graph: Graph, name: str, wide_products: bool):
+        self.graph = graph
+        self.name = name
+        # Products of 16-bit matrices with f32 results: a kernel of GPUs alone.
+        self.wide_products = wide_products
+        self.names = Names()
+        self.names.taken.add(name)
+        self.lines: list[str] = []
+        self.helpers: list[str] = []
+        self.chunks: dict[str, int] = {}
+        self.largest = max([self.bytes(t) for t in self._types(graph.nodes)], default=0)
+
+    def _types(self, nodes: Sequence[Node]):
+        for node in nodes:
+            if node.loop is not None:
+                self.chunks[node.loop.symbol] = node.loop.chunk
+                yield from self._types(node.loop.body)
+            elif node.type is not None:
+                yield node.type
+
+    def bytes(self, type_: Type) -> int:
+        return self.elements(type_) * type_.dtype.itemsize
+
+    def elements(self, type_: Type) -> int:
+        return math.prod(eval(s, {"__builtins__": {}}, self.chunks) for s in type_.shape)  # of the compiler's own text
+
+    def big(self, type_: Type | None) -> bool:
+        return type_ is None or self.bytes(type_) * 64 >= self.largest
+
+    def helper(self, name: str) -> str:
+        if name not in self.helpers:
+            self.helpers.append(name)
+        return name
+
+    def run(self) -> str:
+        outer, arguments = {}, []
+        for name, type_ in self.graph.parameters:
+            python = self.names.fresh(name)
+            arguments.append((python, type_))
+            outer[name] = Term(python, type_, (True,) * len(type_.shape))
+        for python, type_ in arguments:
+            self.lines.append(f"    # {python}: {str(type_.dtype).removeprefix('torch.')} [{_sizes(type_.shape)}]")
+        self.lines.append(f"    device = {arguments[0][0]}.device")
+        scope = Scope(self, self.graph.nodes, [v for _, v in self.graph.results], outer, "    ")
+        scope.run()
+        returned = []
+        for _, value in self.graph.results:
+            term = scope.terms[value]
+            text = scope.full(term)
+            made = scope.root.get(value, value) in scope.makers  # inputs and views of them are not results
+            own = term.number or (made and term.text == text and text not in returned)
+            returned.append(text if own else f"{text}.clone(memory_format=torch.contiguous_format)")
+        self.lines.append(f"    return {', '.join(returned)}{',' if len(returned) == 1 else ''}")
+        body = "\n".join(self.lines)
+        head = f"def {self.name}({', '.join(python for python, _ in arguments)}):"
+        parts = [HELPERS[h].strip("\n") for h in self.helpers] + [f"{head}\n{body}"]
+        return "import torch\n\n\n" + "\n\n\n".join(parts) + "\n"
+
+    # --- loops
+    def loop(self, scope: Scope, node: Node) -> None:
+        loop = node.loop
+        inner = Scope(self, loop.body, [slot.name for slot in loop.outputs], {}, scope.indent + "    ")
+        first, size = self.names.fresh("start"), self.names.fresh("rows")
+        rounds = -(-loop.extent // loop.chunk)
+        accumulated = [self._accumulator(scope, inner, loop, slot) for slot in loop.outputs]
+        scope.line(f"# {loop.extent} in {rounds} chunks of {loop.chunk}")
+        scope.line(f"for {first} in range(0, {loop.extent}, {loop.chunk}):")
+        inner.line(f"{size} = min({loop.chunk}, {loop.extent} - {first})")
+        self.size_name = size
+        inner.terms[loop.first] = Term(first, Type(torch.int64, ()), (), number=True)
+        for slot in loop.inputs:
+            inner.terms[slot.name] = self._entering(scope, inner, loop, slot, first, size)
+        for body_node in loop.body:
+            _rename(body_node, loop.symbol, size)
+        self.chunks[size] = loop.chunk
+        inner.types = {r: n.type for n in loop.body for r in n.results if n.type is not None}
+        inner.run()
+        for slot, name in zip(loop.outputs, accumulated):
+            self._leaving(inner, slot, name, first, size)
+        inner.release(len(loop.body))
+
+    def _accumulator(self, scope: Scope, inner: Scope, loop: Loop, slot: Slot) -> str:
+        type_ = inner.types.get(slot.name) or scope.terms[[i for i in loop.inputs if i.name == slot.name][0].outer].type
+        if slot.kind == "stack":
+            shape = list(type_.shape)
+            shape[slot.axis] = str(loop.extent * slot.factor)
+            type_ = Type(type_.dtype, tuple(shape))
+            start = "torch.empty({})"
+        elif slot.kind == "sum":
+            start = "torch.zeros({})"
+            maker = loop.body[inner.makers[slot.name]] if slot.name in inner.makers else None
+            if maker is not None and maker.op == "dot" and inner.uses[slot.name] == 1 and len(type_.shape) == 2:
+                if not maker.pair("batch")[0] and len(maker.pair("contract")[0]) == 1:
+                    operands = [inner.types.get(o) for o in maker.operands]
+                    if all(o is None or len(o.shape) == 2 for o in operands):
+                        inner.delay(slot.name)
+        elif type_.dtype.is_floating_point:
+            start = 'torch.full({}, float("-inf"))'
+        else:
+            start = f"torch.full({{}}, torch.iinfo({type_.dtype}).min)"
+        start = start.format(_tuple(type_.shape))[:-1] + f", dtype={type_.dtype}, device=device)"
+        scope.types[slot.outer] = type_
+        return scope.bind(slot.outer, start, type_).text
+
+    @staticmethod
+    def _index(axis: int, factor: int, first: str, size: str) -> str:
+        if factor == 1:
+            return ":, " * axis + f"{first}:{first} + {size}"
+        return ":, " * axis + f"{factor} * {first}:{factor} * ({first} + {size})"
+
+    def _entering(self, scope: Scope, inner: Scope, loop: Loop, slot: Slot, first: str, size: str) -> Term:
+        t = replace(scope.terms[slot.outer], owned=False)
+        if slot.kind == "whole":
+            return t
+        shape = list(t.type.shape)
+        shape[slot.axis] = size if slot.factor == 1 else f"{slot.factor} * {size}"
+        t = replace(t, type=Type(t.type.dtype, tuple(shape)))
+        if t.number or not t.present[slot.axis]:
+            return t
+        axis = slot.axis - (len(t.present) - t.rank)
+        name = self.names.fresh(re.match(r"\w+", t.text).group() + "_part")
+        inner.line(f"{name} = {t.text}[{self._index(axis, slot.factor, first, size)}]")
+        return replace(t, text=name)
+
+    def _leaving(self, inner: Scope, slot: Slot, name: str, first: str, size: str) -> None:
+        at = inner.makers.get(slot.name)
+        if at is not None and at in inner.delayed:
+            node = inner.nodes[at]
+            a, b = (inner.terms[v] for v in node.operands)
+            x, y = inner.matrices(node, a, b)
+            wide = node.type.dtype != a.type.dtype
+            if wide and self.wide_products and node.type.dtype == torch.float32:
+                inner.line(f"torch.addmm({name}, {x}, {y}, out_dtype={node.type.dtype}, out={name})")
+            else:
+                to = f".to({node.type.dtype})" if wide else ""
+                inner.line(f"{name}.addmm_({x}{to}, {y}{to})")
+            return
+        term = inner.terms[slot.name]
+        text = term.text if term.number else inner.full(term)
+        if slot.kind == "stack":
+            inner.line(f"{name}[{self._index(slot.axis, slot.factor, first, size)}] = {text}")
+        elif slot.kind == "sum":
+            inner.line(f"{name} += {text}")
+        else:
+            text = inner.full(term)
+            function = "torch.maximum" if slot.kind == "max" else "torch.logaddexp"
+            inner.line(f"{function}({name}, {text}, out={name})")
+
+
+def _rename(node: Node, symbol: str, size: str) -> None:
+    """The size of a chunk by its Python name."""
+
+    def renamed(text: str) -> str:
+        return re.sub(rf"\b{symbol}\b", size, text)
+
+    if node.type is not None:
+        node.type = Type(node.type.dtype, tuple(renamed(s) for s in node.type.shape))
+    for key in ("begin", "end", "low", "high", "rows", "size"):
+        if key in node.attributes:
+            node.attributes[key] = renamed(node.attributes[key])
+
+
+def to_source(graph: Graph, name: str, wide_products: bool) -> str:
+    """A module with the function: parameters of the graph in, a tuple of its results out. The graph is used up."""
+    return Emitter(graph, name, wide_products).run()

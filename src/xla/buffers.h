@@ -1,0 +1,64 @@
+// What XLA hands to a handler, as the library's values.
+//
+// Buffers come by name: the attribute "inputs" lists the names of the arguments and "outputs" those
+// of the results, separated by commas and in the order of the buffers. Each is contiguous, last
+// dimension fastest.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "core/check.h"
+#include "logitless/logitless.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace logitless::xla_handlers {
+
+// A name, and the view that its buffer goes to.
+struct InputSlot {
+  std::string_view name;
+  ConstTensorView* view;
+};
+struct OutputSlot {
+  std::string_view name;
+  TensorView* view;
+};
+
+// One call of a handler.
+class Call {
+ public:
+  Call(xla::ffi::RemainingArgs arguments, xla::ffi::RemainingRets results,
+       xla::ffi::Dictionary attributes)
+      : arguments_(arguments), results_(results), attributes_(attributes) {}
+
+  // Throws InternalError when there is none of the name and type.
+  template <typename T>
+  T attribute(std::string_view name) const {
+    const auto value = attributes_.get<T>(name);
+    check(value.has_value(), "attribute ", name, ": ",
+          value.has_value() ? "" : value.error().message());
+    return *value;
+  }
+
+  // Every argument goes to the slot of its name. Throws InternalError when there is no such slot or
+  // the names are not as many as the buffers.
+  void read_inputs(std::initializer_list<InputSlot> slots) const;
+  // The same of the results. The one called "workspace" is kept for workspace().
+  void read_outputs(std::initializer_list<OutputSlot> slots);
+
+  // The workspace's memory, from its first address that is a multiple of 256 on: the alignment that
+  // the library asks for on a GPU, where XLA promises less.
+  Workspace workspace() const;
+
+  // Dtypes and shapes of all buffers: equal for equal programs.
+  std::string signature() const;
+
+ private:
+  xla::ffi::RemainingArgs arguments_;
+  xla::ffi::RemainingRets results_;
+  xla::ffi::Dictionary attributes_;
+  TensorView workspace_;
+};
+
+}  // namespace logitless::xla_handlers

@@ -1,0 +1,241 @@
+// XLA FFI handlers: the losses as custom calls of a compiled program. logitless.jax registers them
+// for the CPU and for CUDA.
+//
+// A handler allocates no memory of tensors and waits for nothing: its workspace is one of XLA's
+// result buffers, sized by the caller from a plan for the same call. Attributes beside the names of
+// the buffers: the options of the call under the names they have in the library, memory_budget, and
+// threads (of the CPU).
+#include <cfenv>
+#include <map>
+#include <mutex>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "logitless/export.h"
+#include "xla/buffers.h"
+
+namespace logitless::xla_handlers {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// Where a call runs.
+struct Place {
+  DeviceKind device = DeviceKind::cpu;
+  int device_index = 0;
+  void* stream = nullptr;
+};
+
+// XLA's threads flush denormal numbers to zero; the library's results hold for the default
+// rounding and denormals, on this thread as on those of its parallel regions.
+class DefaultFloatEnvironment {
+ public:
+  DefaultFloatEnvironment() {
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatEnvironment() { std::fesetenv(&saved_); }
+  DefaultFloatEnvironment(const DefaultFloatEnvironment&) = delete;
+  DefaultFloatEnvironment& operator=(const DefaultFloatEnvironment&) = delete;
+
+ private:
+  std::fenv_t saved_;
+};
+
+Context context_of(const Place& place, const Call& call) {
+  ContextOptions options;
+  options.device = place.device;
+  options.device_index = place.device_index;
+  options.stream = place.stream;
+  if (place.device == DeviceKind::cpu)
+    options.threads = static_cast<int>(call.attribute<std::int64_t>("threads"));
+  return Context(std::move(options));
+}
+
+// The plan that `make` makes, made once for each key and kept: a program's calls repeat.
+template <typename Make>
+const LossPlan& remembered_plan(const std::string& key, Make&& make) {
+  static std::mutex mutex;
+  static auto* const plans = new std::map<std::string, LossPlan>;  // outlives XLA's threads
+  const std::lock_guard lock(mutex);
+  const auto found = plans->find(key);
+  if (found != plans->end()) return found->second;
+  return plans->emplace(key, std::forward<Make>(make)()).first->second;
+}
+
+template <typename Options>
+std::string plan_key(std::string_view handler, const Call& call, const Options& options,
+                     const Context& context) {
+  const DeviceLimits& device = context.device();
+  return concat(handler, " ", call.signature(), " scale ", options.logit_scale, " cap ",
+                options.softcap, " budget ", call.attribute<std::int64_t>("memory_budget"),
+                " device ", static_cast<int>(device.kind), " threads ", device.threads, " kernel ",
+                device.kernel, " capability ", device.compute_capability);
+}
+
+PlanRequest request_of(const Call& call, const Context& context) {
+  PlanRequest request;
+  request.device = context.device();
+  request.memory_budget = static_cast<std::size_t>(call.attribute<std::int64_t>("memory_budget"));
+  return request;
+}
+
+void run_cross_entropy(const Place& place, Call call) {
+  CrossEntropyOptions options;
+  options.reduction = static_cast<Reduction>(call.attribute<std::int64_t>("reduction"));
+  options.ignore_index = call.attribute<std::int64_t>("ignore_index");
+  options.label_smoothing = call.attribute<float>("label_smoothing");
+  options.z_loss = call.attribute<float>("z_loss");
+  options.softcap = call.attribute<float>("softcap");
+  options.logit_scale = call.attribute<float>("logit_scale");
+  if (const auto normalizer = call.attribute<double>("normalizer"); normalizer != 0.0)
+    options.normalizer = normalizer;
+
+  CrossEntropyInputs in;
+  CrossEntropyOutputs out;
+  call.read_inputs({{"hidden", &in.hidden},
+                    {"weight", &in.weight},
+                    {"targets", &in.targets},
+                    {"bias", &in.bias},
+                    {"class_weight", &in.class_weight},
+                    {"token_weight", &in.token_weight},
+                    {"target_weight", &in.target_weight},
+                    {"grad_losses", &in.grad_losses}});
+  call.read_outputs({{"loss", &out.loss},
+                     {"d_hidden", &out.d_hidden},
+                     {"d_weight", &out.d_weight},
+                     {"d_bias", &out.d_bias},
+                     {"argmax", &out.argmax}});
+
+  const Context context = context_of(place, call);
+  std::string key = plan_key("cross_entropy", call, options, context);
+  if (options.label_smoothing != 0.0f) key += " smoothed";
+  const LossPlan& plan = remembered_plan(
+      key, [&] { return plan_cross_entropy(options, in, out, request_of(call, context)); });
+  cross_entropy(context, plan, options, in, out, call.workspace());
+}
+
+HeadOptions head_options(const Call& call) {
+  HeadOptions options;
+  options.ignore_index = call.attribute<std::int64_t>("ignore_index");
+  options.softcap = call.attribute<float>("softcap");
+  options.logit_scale = call.attribute<float>("logit_scale");
+  return options;
+}
+
+void run_head_forward(const Place& place, Call call) {
+  const HeadOptions options = head_options(call);
+  HeadInputs in;
+  HeadOutputs out;
+  call.read_inputs({{"hidden", &in.hidden},
+                    {"weight", &in.weight},
+                    {"targets", &in.targets},
+                    {"bias", &in.bias},
+                    {"vocab_weight", &in.vocab_weight}});
+  call.read_outputs({{"lse", &out.lse},
+                     {"target_logit", &out.target_logit},
+                     {"log_prob", &out.log_prob},
+                     {"entropy", &out.entropy},
+                     {"weighted_logit_sum", &out.weighted_logit_sum}});
+
+  const Context context = context_of(place, call);
+  const LossPlan& plan = remembered_plan(plan_key("head_forward", call, options, context), [&] {
+    return plan_head_forward(options, in, out, request_of(call, context));
+  });
+  head_forward(context, plan, options, in, out, call.workspace());
+}
+
+void run_head_backward(const Place& place, Call call) {
+  const HeadOptions options = head_options(call);
+  HeadInputs in;
+  HeadCotangents cotangents;
+  HeadGradients gradients;
+  call.read_inputs({{"hidden", &in.hidden},
+                    {"weight", &in.weight},
+                    {"targets", &in.targets},
+                    {"bias", &in.bias},
+                    {"vocab_weight", &in.vocab_weight},
+                    {"cotangent_lse", &cotangents.lse},
+                    {"cotangent_target_logit", &cotangents.target_logit},
+                    {"cotangent_log_prob", &cotangents.log_prob},
+                    {"cotangent_entropy", &cotangents.entropy},
+                    {"cotangent_weighted_logit_sum", &cotangents.weighted_logit_sum}});
+  call.read_outputs({{"d_hidden", &gradients.d_hidden},
+                     {"d_weight", &gradients.d_weight},
+                     {"d_bias", &gradients.d_bias}});
+
+  const Context context = context_of(place, call);
+  const LossPlan& plan = remembered_plan(plan_key("head_backward", call, options, context), [&] {
+    return plan_head_backward(options, in, cotangents, gradients, request_of(call, context));
+  });
+  head_backward(context, plan, options, in, cotangents, gradients, call.workspace());
+}
+
+using Run = void (*)(const Place&, Call);
+
+// The library's exceptions as XLA's errors, with their text.
+ffi::Error guarded(Run run, const Place& place, const Call& call) noexcept {
+  try {
+    const DefaultFloatEnvironment floats;
+    run(place, call);
+    return ffi::Error::Success();
+  } catch (const InvalidArgument& e) {
+    return ffi::Error::InvalidArgument(e.what());
+  } catch (const Unsupported& e) {
+    return ffi::Error(ffi::ErrorCode::kUnimplemented, e.what());
+  } catch (const DeviceError& e) {
+    return ffi::Error(ffi::ErrorCode::kUnavailable, e.what());
+  } catch (const std::bad_alloc&) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "out of memory");
+  } catch (const std::exception& e) {
+    return ffi::Error::Internal(e.what());
+  } catch (...) {
+    return ffi::Error::Internal("an exception of unknown type");
+  }
+}
+
+template <Run kRun>
+ffi::Error on_cpu(ffi::RemainingArgs arguments, ffi::RemainingRets results,
+                  ffi::Dictionary attributes) {
+  return guarded(kRun, Place{}, Call(arguments, results, attributes));
+}
+
+template <Run kRun>
+ffi::Error on_cuda(void* stream, std::int32_t device_index, ffi::RemainingArgs arguments,
+                   ffi::RemainingRets results, ffi::Dictionary attributes) {
+  return guarded(kRun, Place{DeviceKind::cuda, device_index, stream},
+                 Call(arguments, results, attributes));
+}
+
+auto cpu_binding() { return ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs(); }
+
+auto cuda_binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<void*>>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .RemainingArgs()
+      .RemainingRets()
+      .Attrs();
+}
+
+}  // namespace
+}  // namespace logitless::xla_handlers
+
+#define LOGITLESS_XLA_HANDLERS(name)                                                       \
+  extern "C" LOGITLESS_API XLA_FFI_Error* logitless_xla_##name##_cpu(XLA_FFI_CallFrame*);  \
+  extern "C" LOGITLESS_API XLA_FFI_Error* logitless_xla_##name##_cuda(XLA_FFI_CallFrame*); \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(logitless_xla_##name##_cpu,                                \
+                                logitless::xla_handlers::on_cpu<run_##name>,               \
+                                logitless::xla_handlers::cpu_binding());                   \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(logitless_xla_##name##_cuda,                               \
+                                logitless::xla_handlers::on_cuda<run_##name>,              \
+                                logitless::xla_handlers::cuda_binding())
+
+using logitless::xla_handlers::run_cross_entropy;
+using logitless::xla_handlers::run_head_backward;
+using logitless::xla_handlers::run_head_forward;
+
+LOGITLESS_XLA_HANDLERS(cross_entropy);
+LOGITLESS_XLA_HANDLERS(head_forward);
+LOGITLESS_XLA_HANDLERS(head_backward);

@@ -1,0 +1,99 @@
+"""What a GPU's machine traces and lowers, seen from one without a GPU: plans for CUDA are stood in for."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from jax_oracle import problem, relative_error
+
+from logitless.jax import _ffi, linear_cross_entropy, linear_logprobs, vocab_parallel_linear_cross_entropy
+from logitless.jax.head import nan_at_bad_targets
+
+pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="of a machine without a GPU")
+
+CUDA_WORKSPACE = 12345 * 256
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    plan = _ffi._workspace_bytes
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(
+        _ffi, "_workspace_bytes", lambda device, *rest: CUDA_WORKSPACE if device == _ffi.c.CUDA else plan(device, *rest)
+    )
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+def each(hidden, weight, targets, bias):
+    return linear_cross_entropy(hidden, weight, targets, bias, reduction="none").sum()
+
+
+def logprob(*arrays):
+    return sum(output.sum() for output in linear_logprobs(*arrays))
+
+
+@pytest.mark.parametrize("function", [linear_cross_entropy, each, logprob])
+def test_one_program_of_each_platform(gpu, function):
+    arrays = problem()
+    traced = jax.jit(jax.value_and_grad(function, (0, 1, 3))).trace(*arrays)
+    for platform, found in (("cuda", True), ("cpu", False)):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        calls = re.findall(r"custom_call @logitless_\w+.*", text)
+        assert len(calls) == (1 if function is linear_cross_entropy else 2)
+        for call in calls:
+            assert (f"tensor<{CUDA_WORKSPACE + 256}xi8>" in call) == found
+            assert ("threads = 0 : i64" in call) == found
+
+
+@pytest.mark.parametrize("function", [linear_cross_entropy, each, logprob])
+def test_the_cpu_still_runs_it(gpu, function):
+    arrays = problem()
+    gradients = jax.grad(function, (0, 1, 3))(*arrays)
+    mapped = jax.vmap(jax.grad(function), (0, None, 0, None))(*arrays)
+    hidden, weight, targets, bias = arrays
+    scanned, _ = jax.lax.scan(lambda t, x: (t + function(x[0], weight, x[1], bias), None), 0.0, (hidden, targets))
+    assert all(np.isfinite(g).all() for g in gradients) and mapped.shape == arrays[0].shape and np.isfinite(scanned)
+
+
+@pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_in_a_shard_map(gpu, check_vma):
+    arrays = problem(vocab=104)
+    mesh = jax.make_mesh((4,), ("tp",), axis_types=(AxisType.Auto,))
+    parallel = jax.shard_map(
+        lambda *a: vocab_parallel_linear_cross_entropy(*a, axis_name="tp"),
+        mesh=mesh, in_specs=(P(), P("tp"), P(), P("tp")), out_specs=P(), check_vma=check_vma,
+    )
+    found = jax.jit(jax.grad(parallel, 1))(*arrays)
+    assert relative_error(found, jax.grad(linear_cross_entropy, 1)(*arrays)) < 1e-5
+
+
+def test_bad_targets_are_nan_where_nothing_fails(gpu):
+    targets = jnp.asarray([3, -100, -1, 101, 100])
+    value = nan_at_bad_targets(jnp.ones(5), targets, -100, 101)
+    assert jnp.isnan(value).tolist() == [False, False, True, True, False]
+    pairs = jnp.asarray([[3, -100], [4, 500]])
+    assert jnp.isnan(nan_at_bad_targets(jnp.ones((2, 2)), pairs, -100, 101)).tolist() == [[False, False], [False, True]]
+    assert jnp.isnan(nan_at_bad_targets(jnp.ones(2), pairs, -100, 101)).tolist() == [False, True]
+
+
+def test_another_backend_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    jax.clear_caches()
+    with pytest.raises(NotImplementedError, match="runs on cpu and cuda; JAX's backend is tpu"):
+        linear_cross_entropy(*problem())
+    jax.clear_caches()
+
+
+def test_a_library_without_cuda_says_so(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    jax.clear_caches()
+    with pytest.raises(NotImplementedError, match="device: "):
+        linear_cross_entropy(*problem())
+    jax.clear_caches()
