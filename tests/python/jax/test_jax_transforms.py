@@ -166,7 +166,7 @@ def test_temporary_memory_is_the_workspace(kind, by, dtype):
         jax.ShapeDtypeStruct((TOKENS,), "int32"),
     ]
     held = jax.jit(function).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
-    assert held < parse_bytes(BUDGET) + (1 << 20) and held < LOGITS / (6 if ON_CPU else 1.3)
+    assert held < parse_bytes(BUDGET) + (1 << 20) and (held < LOGITS / 6 or not ON_CPU)
 
 
 def test_a_scan_of_gradients_holds_one_workspace():
