@@ -17,33 +17,12 @@ import numpy as np
 
 from .. import _library as c
 from .._library import lib
+from .._options import HeadOptions, LossOptions, struct_of
 
 DTYPES = {"float32": c.F32, "bfloat16": c.BF16, "float16": c.F16, "int32": c.I32, "int64": c.I64}
 
 _ALIGNMENT = 256  # of a workspace; the handlers begin at the first such address of the buffer
 _SOMEWHERE = 64  # planning wants a pointer, and does not follow it
-
-
-class LossOptions(NamedTuple):
-    """Options of a loss, as the C ABI names them; 0 stands for none."""
-
-    reduction: str = "mean"
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    softcap: float = 0.0
-    logit_scale: float = 1.0
-    normalizer: float = 0.0
-    memory_budget: int = 0
-
-
-class HeadOptions(NamedTuple):
-    """Options of a head, likewise."""
-
-    ignore_index: int = -100
-    softcap: float = 0.0
-    logit_scale: float = 1.0
-    memory_budget: int = 0
 
 
 class Spec(NamedTuple):
@@ -114,14 +93,6 @@ def _struct(kind, prefix: str, specs: Sequence[Spec]):
     return struct
 
 
-def _options_struct(options: LossOptions | HeadOptions):
-    struct = c.new(c.CrossEntropyOptions if isinstance(options, LossOptions) else c.HeadOptions)
-    for name, value in options._asdict().items():
-        if name != "memory_budget":
-            setattr(struct, name, c.REDUCTIONS[value] if name == "reduction" else value)
-    return struct
-
-
 @functools.lru_cache(maxsize=4096)
 def _workspace_bytes(device: int, threads: int, function: str, options, inputs: tuple[Spec, ...], outputs) -> int:
     """Bytes of the plan's workspace. Raises what planning raises."""
@@ -135,7 +106,7 @@ def _workspace_bytes(device: int, threads: int, function: str, options, inputs: 
     c.check(
         plan_function(
             c.context(device, threads=threads).handle,
-            ctypes.byref(_options_struct(options)),
+            ctypes.byref(struct_of(options)),
             *[ctypes.byref(struct) for struct in structs],
             ctypes.byref(request),
             ctypes.byref(plan),

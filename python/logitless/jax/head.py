@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from .._library import parse_bytes
 from . import _arguments, _ffi
-from ._ffi import HeadOptions
+from .._options import HeadOptions
 
 GRADIENTS = {"d_hidden": "hidden", "d_weight": "weight", "d_bias": "bias"}
 

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from .._library import REDUCTIONS, parse_bytes
 from . import _arguments, _ffi
-from ._ffi import LossOptions
+from .._options import LossOptions
 from .head import (
     GRADIENTS, all_gradients, gradient_dtype, gradient_results, nan_at_bad_targets, refuse_gradients, type_of,
     wanted_gradients,

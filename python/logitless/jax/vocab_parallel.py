@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from .._library import parse_bytes
 from . import _arguments, _ffi
-from ._ffi import HeadOptions
+from .._options import HeadOptions
 from .head import head
 from .loss import check_reduction, divisor
 

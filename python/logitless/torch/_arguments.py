@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._library import parse_bytes
-from ._engine import LossOptions
+from .._options import LossOptions
 
 # Ours, with the defaults.
 DEFAULTS: dict[str, Any] = dict(
@@ -137,7 +137,6 @@ def loss_options(a: dict[str, Any]) -> LossOptions:
         softcap,
         scale,
         normalizer,
-        False,
         parse_bytes(a["memory_budget"]),
     )
 

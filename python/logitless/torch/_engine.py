@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from ctypes import byref, c_size_t, c_void_p
-from typing import NamedTuple
-
+from ctypes import byref, c_void_p
 import torch
 
 from .. import _library as c
 from .._library import lib
+from .._options import HeadOptions, LossOptions, struct_of
 
 DTYPES = {
     torch.float32: c.F32,
@@ -23,27 +22,6 @@ DTYPES = {
 _LEAST_BUDGET, _MOST_BUDGET = 16 << 20, 512 << 20
 _KEPT_BYTES = 1 << 20  # a workspace as small stays from call to call; calls of one stream and thread do not overlap
 _MOST_CALLS = 256  # of different shapes and options that a thread keeps
-
-
-class LossOptions(NamedTuple):
-    """The options of one loss, as the C ABI names them; 0 stands for none."""
-
-    reduction: str = "mean"
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    softcap: float = 0.0
-    logit_scale: float = 1.0
-    normalizer: float = 0.0
-    next_token: bool = False
-    memory_budget: int = 0
-
-
-class HeadOptions(NamedTuple):
-    ignore_index: int = -100
-    softcap: float = 0.0
-    logit_scale: float = 1.0
-    memory_budget: int = 0
 
 
 def _tensor_struct(t: torch.Tensor) -> c.Tensor:
@@ -166,7 +144,7 @@ def _fill(struct_type, tensors):
     return struct, fields
 
 
-def _run(kind, options, groups, device, c_options, plan_function, run_function, extra=()):
+def _run(kind, options, groups, device, plan_function, run_function, extra=()):
     """groups: (struct type, {field: tensor}) in the order of the C call's arguments."""
     tensors = {f"{i}.{name}": t for i, (_, group) in enumerate(groups) for name, t in group.items()}
 
@@ -174,7 +152,7 @@ def _run(kind, options, groups, device, c_options, plan_function, run_function, 
         structs = [_fill(struct_type, group) for struct_type, group in groups]
         if kind == "loss":
             structs[0][0].grad_loss = 1.0
-        return _Call(device, c_options(), structs, options.memory_budget, plan_function, run_function, extra)
+        return _Call(device, struct_of(options), structs, options.memory_budget, plan_function, run_function, extra)
 
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -185,23 +163,13 @@ def _run(kind, options, groups, device, c_options, plan_function, run_function, 
     call.run(present, device)
 
 
-def _loss_options(options: LossOptions):
-    o = c.new(c.CrossEntropyOptions)
-    o.ignore_index, o.normalizer = options.ignore_index, options.normalizer
-    o.reduction = c.REDUCTIONS[options.reduction]
-    o.label_smoothing, o.z_loss = options.label_smoothing, options.z_loss
-    o.softcap, o.logit_scale = options.softcap, options.logit_scale
-    o.next_token, o.nan_if_empty = options.next_token, 0
-    return o
-
-
 def prepare_cross_entropy(options: LossOptions, inputs: dict, outputs: dict) -> _Call:
     """The call alone. Its run() takes the tensors that are not None, in this order."""
     structs = [_fill(c.CrossEntropyInputs, inputs), _fill(c.CrossEntropyOutputs, outputs)]
     structs[0][0].grad_loss = 1.0
     return _Call(
         inputs["hidden"].device,
-        _loss_options(options),
+        struct_of(options),
         structs,
         options.memory_budget,
         lib.logitless_plan_cross_entropy,
@@ -218,17 +186,10 @@ def cross_entropy(options: LossOptions, inputs: dict, outputs: dict) -> None:
         options,
         groups,
         inputs["hidden"].device,
-        lambda: _loss_options(options),
         lib.logitless_plan_cross_entropy,
         lib.logitless_cross_entropy,
         (None,),
     )
-
-
-def _head_options(options: HeadOptions):
-    o = c.new(c.HeadOptions)
-    o.ignore_index, o.softcap, o.logit_scale = options.ignore_index, options.softcap, options.logit_scale
-    return o
 
 
 def head_forward(options: HeadOptions, inputs: dict, outputs: dict) -> None:
@@ -238,7 +199,6 @@ def head_forward(options: HeadOptions, inputs: dict, outputs: dict) -> None:
         options,
         groups,
         inputs["hidden"].device,
-        lambda: _head_options(options),
         lib.logitless_plan_head_forward,
         lib.logitless_head_forward,
     )
@@ -251,7 +211,6 @@ def head_backward(options: HeadOptions, inputs: dict, cotangents: dict, gradient
         options,
         groups,
         inputs["hidden"].device,
-        lambda: _head_options(options),
         lib.logitless_plan_head_backward,
         lib.logitless_head_backward,
     )

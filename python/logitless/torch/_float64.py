@@ -12,6 +12,23 @@ def _chunks(tokens: int, vocab: int):
     return [(first, min(tokens, first + step)) for first in range(0, tokens, step)]
 
 
+def _leaves(tensors, needs):
+    return [None if t is None else t.detach().requires_grad_(need) for t, need in zip(tensors, needs)]
+
+
+def _add(gradients, found, needs, first, last):
+    """The gradients of a chunk's leaves that need one: rows of hidden's, and parts of the sums of the others."""
+    parts = iter(found)
+    for i, need in enumerate(needs):
+        g = next(parts) if need else None
+        if g is None:
+            continue
+        if i == 0:
+            gradients[0][first:last] = g
+        else:
+            gradients[i] += g
+
+
 def _logits(x, w, bias, softcap, logit_scale):
     u = x @ w.t()
     if bias is not None:
@@ -53,10 +70,7 @@ def cross_entropy(options, hidden, weight, bias, target, class_weight, token_wei
     gradients = [torch.zeros_like(t) if need else None for t, need in zip((hidden, weight, bias), needs)]
     for first, last in _chunks(tokens, weight.shape[0]):
         with torch.enable_grad():
-            leaves = [
-                None if t is None else t.detach().requires_grad_(need)
-                for t, need in zip((hidden[first:last], weight, bias), needs)
-            ]
+            leaves = _leaves((hidden[first:last], weight, bias), needs)
             part = [None if t is None else t[first:last] for t in (target, token_weight, target_weight)]
             loss, count, chunk_lse, chunk_argmax = _losses(
                 leaves[0], leaves[1], leaves[2], options, part[0], class_weight, part[1], part[2]
@@ -64,15 +78,7 @@ def cross_entropy(options, hidden, weight, bias, target, class_weight, token_wei
             upstream = torch.ones_like(loss) if grad_losses is None else grad_losses[first:last].to(loss.dtype)
             wanted = [leaf for leaf, need in zip(leaves, needs) if need]
             found = torch.autograd.grad(loss, wanted, upstream, allow_unused=True) if wanted else ()
-        found = iter(found)
-        for i, need in enumerate(needs):
-            g = next(found) if need else None
-            if g is None:
-                continue
-            if i == 0:
-                gradients[0][first:last] = g
-            else:
-                gradients[i] += g
+        _add(gradients, found, needs, first, last)
         losses[first:last] = loss.detach()
         lse[first:last] = torch.where(chunk_argmax >= 0, chunk_lse.detach(), 0)
         argmax[first:last] = chunk_argmax
@@ -105,25 +111,15 @@ def head(options, hidden, weight, bias, target, cotangents=None, needs=(False, F
     parts = []
     for first, last in _chunks(hidden.shape[0], weight.shape[0]):
         with torch.set_grad_enabled(cotangents is not None):
-            leaves = [
-                None if t is None else t.detach().requires_grad_(need)
-                for t, need in zip((hidden[first:last], weight, bias), needs)
-            ]
+            leaves = _leaves((hidden[first:last], weight, bias), needs)
             out = _outputs(leaves[0], leaves[1], leaves[2], options, target[first:last])
         if cotangents is None:
             parts.append(out)
             continue
         pairs = [(o, g[first:last].to(o.dtype)) for o, g in zip(out, cotangents) if g is not None]
         wanted = [leaf for leaf, need in zip(leaves, needs) if need]
-        found = iter(torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True))
-        for i, need in enumerate(needs):
-            g = next(found) if need else None
-            if g is None:
-                continue
-            if i == 0:
-                gradients[0][first:last] = g
-            else:
-                gradients[i] += g
+        found = torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+        _add(gradients, found, needs, first, last)
     if cotangents is not None:
         return tuple(gradients)
     if not parts:

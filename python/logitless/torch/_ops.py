@@ -11,8 +11,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from .._options import HeadOptions, LossOptions
 from . import _engine, _float64
-from ._engine import HeadOptions, LossOptions
 
 HIDDEN, WEIGHT, BIAS = 1, 2, 4  # bits of `needs`
 
@@ -55,6 +55,11 @@ def _vectors(device, *tensors):
     )
 
 
+def _bias(bias: Optional[Tensor], weight: Tensor) -> Optional[Tensor]:
+    """In fp32 or the dtype of weight, as the engine takes it."""
+    return bias if bias is None or bias.dtype in (torch.float32, weight.dtype) else bias.to(torch.float32)
+
+
 def _finish(gradient: Optional[Tensor], tensor: Tensor) -> Optional[Tensor]:
     return gradient if gradient is None or gradient.dtype == tensor.dtype else gradient.to(tensor.dtype)
 
@@ -67,15 +72,6 @@ def _float64_targets(target: Tensor, hidden: Tensor) -> Tensor:
     """[N, K] in int64."""
     rows = hidden.shape[:-1].numel()
     return target.reshape(rows, -1).to(torch.int64)
-
-
-def _shifted(hidden: Tensor, target: Tensor, options: LossOptions):
-    """next_token for float64: each row reads the target after it."""
-    if not options.next_token:
-        return target
-    shifted = torch.full_like(target, options.ignore_index)
-    shifted[:, :-1] = target[:, 1:]
-    return shifted
 
 
 def _made(reduction: str, grad_losses: Optional[Tensor], needs: int) -> int:
@@ -96,7 +92,7 @@ def run_cross_entropy(
         rows = lead.numel()
         flat = [None if t is None else t.reshape(rows, *t.shape[len(lead):]) for t in (token_weight, target_weight, grad_losses)]
         loss, lse, index, *gradients = _float64.cross_entropy(
-            options, x.reshape(rows, -1), w, b, _float64_targets(_shifted(hidden, target, options), hidden), class_weight,
+            options, x.reshape(rows, -1), w, b, _float64_targets(target, hidden), class_weight,
             flat[0], flat[1], flat[2], (need_hidden, need_weight, need_bias),
         )
         if options.reduction == "none":
@@ -110,8 +106,7 @@ def run_cross_entropy(
     target, b, class_weight, token_weight, target_weight, grad_losses = _vectors(
         device, target, b, class_weight, token_weight, target_weight, grad_losses
     )
-    if b is not None and b.dtype != torch.float32 and b.dtype != w.dtype:
-        b = b.to(torch.float32)
+    b = _bias(b, w)
     loss = torch.empty(lead if options.reduction == "none" else (), dtype=torch.float32, device=device)
     lse = torch.empty(lead, dtype=torch.float32, device=device)
     index = torch.empty(lead if argmax else (0,), dtype=torch.int64, device=device)
@@ -142,8 +137,7 @@ def run_head(hidden, weight, target, bias, options: HeadOptions, compute):
         )
         return log_prob.reshape(target.shape), entropy.reshape(lead), lse.reshape(lead)
     target, b = _vectors(x.device, target, bias)
-    if b is not None and b.dtype != torch.float32 and b.dtype != w.dtype:
-        b = b.to(torch.float32)
+    b = _bias(b, w)
     log_prob = torch.empty(target.shape, dtype=torch.float32, device=x.device)
     entropy, lse = (torch.empty(lead, dtype=torch.float32, device=x.device) for _ in range(2))
     _engine.head_forward(
@@ -172,8 +166,7 @@ def run_head_backward(hidden, weight, target, bias, d_log_prob, d_entropy, d_lse
         return tuple(_empty(x) if g is None else g for g in gradients)
     device = x.device
     target, b, d_log_prob, d_entropy, d_lse = _vectors(device, target, bias, d_log_prob, d_entropy, d_lse)
-    if b is not None and b.dtype != torch.float32 and b.dtype != w.dtype:
-        b = b.to(torch.float32)
+    b = _bias(b, w)
     d_hidden = _gradient_like(hidden, x.dtype) if need[0] else None
     d_weight = _gradient_like(weight, x.dtype) if need[1] else None
     d_bias = torch.empty(bias.shape, dtype=torch.float32, device=device) if need[2] else None
@@ -190,10 +183,6 @@ def run_head_backward(hidden, weight, target, bias, d_log_prob, d_entropy, d_lse
     )
 
 
-def _options(*values) -> LossOptions:
-    return LossOptions(*values)
-
-
 # --- Operators. Options travel as their own arguments; `compute` is a dtype to compute in, or None.
 
 
@@ -202,10 +191,10 @@ def cross_entropy_op(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], class_weight: Optional[Tensor],
     token_weight: Optional[Tensor], target_weight: Optional[Tensor], grad_losses: Optional[Tensor], reduction: str,
     ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, logit_scale: float, normalizer: float,
-    next_token: bool, memory_budget: int, compute: Optional[torch.dtype], needs: int, argmax: bool,
+    memory_budget: int, compute: Optional[torch.dtype], needs: int, argmax: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    options = _options(
-        reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, normalizer, next_token, memory_budget
+    options = LossOptions(
+        reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, normalizer, memory_budget
     )
     return run_cross_entropy(
         hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, options, compute, needs, argmax
@@ -215,7 +204,7 @@ def cross_entropy_op(
 @cross_entropy_op.register_fake
 def _(
     hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, reduction, ignore_index,
-    label_smoothing, z_loss, softcap, logit_scale, normalizer, next_token, memory_budget, compute, needs, argmax,
+    label_smoothing, z_loss, softcap, logit_scale, normalizer, memory_budget, compute, needs, argmax,
 ):
     number = _accumulated(compute or hidden.dtype)
     lead = hidden.shape[:-1]
@@ -234,7 +223,7 @@ def _(
 def _setup_loss(ctx, inputs, output):
     (hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, *values, compute, needs,
      argmax) = inputs
-    ctx.options, ctx.compute, ctx.needs = _options(*values), compute, needs
+    ctx.options, ctx.compute, ctx.needs = LossOptions(*values), compute, needs
     ctx.set_materialize_grads(False)
     if ctx.options.reduction == "none":
         ctx.save_for_backward(hidden, weight, target, bias, class_weight, token_weight, target_weight)
@@ -243,7 +232,7 @@ def _setup_loss(ctx, inputs, output):
 
 
 def _loss_backward(ctx, d_loss, d_lse=None, *_):
-    nothing = (None,) * 16
+    nothing = (None,) * 15
     if d_lse is not None:
         raise RuntimeError("linear_cross_entropy: the lse of this operator has no gradient; use linear_logprobs")
     if d_loss is None:

@@ -7,8 +7,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
+from .._options import HeadOptions, LossOptions
 from . import _arguments, _distributed, _fast
-from ._engine import HeadOptions, LossOptions
 from ._ops import BIAS, HIDDEN, WEIGHT, HeadFunction, LossFunction, rows_are_contiguous, run_cross_entropy, run_head
 
 
