@@ -22,6 +22,7 @@
 #include "logitless/memory.h"
 #include "logitless/plan.h"
 #include "logitless/tensor_view.h"
+#include "logitless/vocab_order.h"
 
 namespace logitless {
 
@@ -59,6 +60,9 @@ struct CrossEntropyInputs {
   double grad_loss = 1.0;
   // Upstream gradients of reduction none, optional [...] f32; without it they are grad_loss.
   ConstTensorView grad_losses;
+  // Of far-field plans, which need one; others leave it alone. Made for about these weights: the
+  // error grows as they move away from those of the order (docs/far_field.md).
+  VocabOrder order;
 };
 
 // Whatever is defined is written; the rest is not computed. Outputs must not overlap inputs or each
@@ -74,6 +78,22 @@ struct CrossEntropyOutputs {
   TensorView entropy;       // f32 [...]: -sum_j p_ij log p_ij
   TensorView argmax;  // i32 or i64 [...]: index of the largest logit, the lowest among equals; -1
                       // where ignored
+  // f32 [...]: |error of d_hidden_i|, its 2-norm, is at most this, roundings apart; 0 with exact
+  // plans.
+  TensorView d_hidden_bound;
+};
+
+// What the far field did in a call; the defaults with exact plans.
+struct FarFieldStatistics {
+  double kept = 1.0;    // fraction k of pairs (tile of words, block of tokens) computed exactly
+  double passes = 0.0;  // over tokens * vocab * dim, from kept; 0 with exact plans
+  bool dense_fallback =
+      false;  // more than 2/3 to keep in some chunk: all of it kept, so exact there
+  // Relative to |d_hidden| over all tokens: the rigorous bound of its error, sqrt(sum_i bound_i^2).
+  double bound = 0.0;
+  // |error| / |exact|, measured over d_hidden of the tokens audited; -1: not audited.
+  double audited_error = -1.0;
+  std::int64_t audited_tokens = 0;
 };
 
 // Token statistics, returned with every call. On a GPU only `tokens` is filled by then, the rest is
@@ -85,6 +105,7 @@ struct LossStatistics {
   double mean_lse = 0.0;          // over valid tokens
   double mean_log_prob = 0.0;     // of the targets, unweighted (K = 1)
   std::int64_t correct = -1;  // tokens whose argmax is the target; -1 unless argmax was asked for
+  FarFieldStatistics far;
 };
 
 // One allocation of exactly plan.workspace_bytes(), counted by the context's meter. Reuse it from

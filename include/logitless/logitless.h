@@ -13,3 +13,4 @@
 #include "logitless/tensor_file.h"
 #include "logitless/tensor_view.h"
 #include "logitless/version.h"
+#include "logitless/vocab_order.h"

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -63,8 +64,18 @@ enum class PlanKind : std::uint8_t {
   dense = 1,      // 3 passes; exp(z) of one chunk of tokens is kept in 16 bit (32 for f32 inputs)
   recompute = 2,  // 4 passes; one vocabulary slice at a time
   stored = 3,     // 4 - f passes; a fraction f of exp(z) is kept
+  // 1 + 3k passes: a fraction k of the vocabulary's tiles is computed again for the gradients, the
+  // rest enters by its mass. Exact loss, gradients to an error that tau sets: docs/far_field.md.
+  far_backward = 4,
 };
 LOGITLESS_API std::string_view name_of(PlanKind kind);
+
+// What a plan may do to the numbers. Anything but exact has to be asked for.
+enum class Accuracy : std::uint8_t {
+  exact = 0,
+  far_backward = 1,  // the loss is exact, gradients may come from the far field
+};
+LOGITLESS_API std::string_view name_of(Accuracy accuracy);
 
 struct PlanRequest {
   DeviceLimits device;
@@ -75,6 +86,15 @@ struct PlanRequest {
   std::optional<PlanKind> kind;
   // Of PlanKind::stored: the fraction wanted in (0, 1), or 0 for as much as the budget holds.
   double stored_fraction = 0.0;
+  // The planner takes the far field only where it predicts that it is faster; kind = far_backward
+  // takes it anyway.
+  Accuracy accuracy = Accuracy::exact;
+  // Of the far field: tiles with more than this probability for a token are computed exactly, for
+  // its block of tokens. In (0, 1); 0: the default, 0.003.
+  float tau = 0.0f;
+  // Of the far field: tokens whose d_hidden is computed exactly as well, for
+  // FarFieldStatistics::audited_error. 0: none.
+  std::int64_t audit_rows = 0;
 };
 
 // One candidate of a choice.
@@ -105,6 +125,9 @@ class LOGITLESS_API LossPlan {
   double passes = 0.0;
   double predicted_seconds = 0.0;  // rough on the CPU: a nominal rate of the kernel times the work
   std::size_t memory_budget = 0;   // 0: the default
+  float tau = 0.0f;                // of the far field, else 0
+  // Of the far field: the exact plan of the tokens audited, or null.
+  std::shared_ptr<const LossPlan> audit;
   std::vector<PlanCandidate> candidates;
 
   // Bytes of the one allocation a call needs beyond inputs and outputs. Exact.

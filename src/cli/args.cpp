@@ -124,7 +124,7 @@ Context DeviceArgs::context() const {
 void PlanArgs::add(CLI::App& app) {
   add_parsed(
       app, "--plan", "PLAN", [this](const std::string& text) { parse_plan(text, *this); },
-      "auto (default), forward, dense, recompute, stored or stored:F")
+      "auto (default), forward, dense, recompute, stored, stored:F or far-backward")
       ->group("Plan");
   add_parsed(
       app, "--budget", "BYTES", [this](const std::string& text) { budget = parse_bytes(text); },
@@ -138,11 +138,13 @@ PlanRequest PlanArgs::request(const DeviceLimits& device) const {
   request.memory_budget = budget;
   if (!automatic) request.kind = kind;
   request.stored_fraction = stored_fraction;
+  request.accuracy = accuracy;
   return request;
 }
 
 void parse_plan(const std::string& text, PlanArgs& args) {
-  args.automatic = text == "auto";
+  args.accuracy = text == "far-backward" ? Accuracy::far_backward : Accuracy::exact;
+  args.automatic = text == "auto" || args.far();
   args.stored_fraction = 0.0;
   if (args.automatic) return;
   const std::size_t colon = text.find(':');
@@ -160,8 +162,10 @@ void parse_plan(const std::string& text, PlanArgs& args) {
     }
     return;
   }
-  throw UsageError(fmt::format(
-      "'{}' is unknown; expected auto, forward, dense, recompute, stored or stored:F", text));
+  throw UsageError(
+      fmt::format("'{}' is unknown; expected auto, forward, dense, recompute, stored, stored:F or "
+                  "far-backward",
+                  text));
 }
 
 DType parse_head_dtype(const std::string& text) {

@@ -65,8 +65,13 @@ struct DeviceArgs {
 struct PlanArgs {
   bool automatic = true;
   PlanKind kind = PlanKind::forward;
+  Accuracy accuracy = Accuracy::exact;  // far-backward: the far field, or what the planner falls to
   double stored_fraction = 0.0;
   std::size_t budget = 0;
+
+  bool far() const { return accuracy != Accuracy::exact; }
+  // Gradients are wanted even if nothing is written.
+  bool wants_gradients() const { return far() || (!automatic && kind != PlanKind::forward); }
 
   void add(CLI::App& app);
   PlanRequest request(const DeviceLimits& device) const;

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/far_args.h"
 #include "cli/output.h"
 #include "cli/tensors.h"
 
@@ -19,9 +20,11 @@ struct LossCommand {
   std::optional<DType> dtype;
   GradientArgs gradients;
   PlanArgs plan;
+  FarArgs far;
   DeviceArgs device;
   std::int64_t repeat = 1;
   std::int64_t first = 0;
+  std::int64_t skip = 0;
   bool entropy = false;
   bool argmax = false;
   bool json = false;
@@ -29,7 +32,7 @@ struct LossCommand {
   void run();
   CrossEntropyInputs load(TensorLoader& loader) const;
   bool wants_gradients() const {
-    return plan.automatic ? !out.empty() : plan.kind != PlanKind::forward;
+    return plan.wants_gradients() || (plan.automatic && !out.empty());
   }
 };
 
@@ -63,10 +66,9 @@ CrossEntropyInputs LossCommand::load(TensorLoader& loader) const {
   in.token_weight = loader.load_optional("--token-weight", token_weight, DType::f32);
   in.target_weight = loader.load_optional("--target-weight", target_weight, DType::f32);
   in.grad_loss = grad_loss;
-  if (first > 0) {
-    for (ConstTensorView* view : {&in.hidden, &in.targets, &in.token_weight, &in.target_weight}) {
-      *view = first_of(*view, first);
-    }
+  for (ConstTensorView* view : {&in.hidden, &in.targets, &in.token_weight, &in.target_weight}) {
+    if (skip > 0) *view = without_first(*view, skip);
+    if (first > 0) *view = first_of(*view, first);
   }
   return in;
 }
@@ -125,6 +127,14 @@ LossResult measure(const Context& context, const LossPlan& plan, const CrossEntr
   return result;
 }
 
+// Why a plan that may use the far field does not.
+std::string far_reason(const LossPlan& plan) {
+  for (const PlanCandidate& c : plan.candidates) {
+    if (c.kind == PlanKind::far_backward) return c.reason;
+  }
+  return {};
+}
+
 nlohmann::ordered_json to_json(const LossPlan& plan, const LossCommand& args, const LossResult& r) {
   nlohmann::ordered_json object = {
       {"loss", r.loss},
@@ -150,6 +160,21 @@ nlohmann::ordered_json to_json(const LossPlan& plan, const LossCommand& args, co
                  {"seconds", r.seconds},
                  {"predicted_seconds", plan.predicted_seconds},
                  {"repeat", args.repeat}});
+  if (plan.kind == PlanKind::far_backward) {
+    const FarFieldStatistics& far = r.statistics.far;
+    object.update({{"tau", plan.tau},
+                   {"kept", far.kept},
+                   {"bound", far.bound},
+                   {"dense_fallback", far.dense_fallback}});
+    object["passes"] = far.passes;
+    if (far.audited_error >= 0.0) {
+      object["audited_error"] = far.audited_error;
+      object["audited_tokens"] = far.audited_tokens;
+    }
+  } else if (args.plan.far()) {
+    object["kept"] = 1.0;
+    object["reason"] = far_reason(plan);
+  }
   if (!args.out.empty()) object["out"] = args.out;
   return object;
 }
@@ -175,6 +200,20 @@ std::string to_text(const LossPlan& plan, const LossCommand& args, const LossRes
             fmt::format("{}, {} {}, kernel {}, {} {}", name_of(plan.kind),
                         format_passes(plan.passes), plan.passes == 1.0 ? "pass" : "passes",
                         plan.kernel, plan.threads, plan.threads == 1 ? "thread" : "threads"));
+  if (plan.kind == PlanKind::far_backward) {
+    const FarFieldStatistics& far = s.far;
+    facts.add("far field",
+              fmt::format("tau {:.4g}, {:.2f} % of the tiles kept, {} passes{}", plan.tau,
+                          100.0 * far.kept, format_passes(far.passes),
+                          far.dense_fallback ? "; all kept where over 2/3 would be" : ""));
+    facts.add("error of d_hidden",
+              far.audited_error >= 0.0
+                  ? fmt::format("{:.3g} measured on {} tokens, at most {:.3g}", far.audited_error,
+                                far.audited_tokens, far.bound)
+                  : fmt::format("at most {:.3g}", far.bound));
+  } else if (args.plan.far()) {
+    facts.add("far field", "not used: " + far_reason(plan));
+  }
   facts.add("workspace",
             fmt::format("{}, measured peak {}; the fp32 logits would take {}",
                         format_bytes(plan.workspace_bytes()), format_bytes(r.peak_bytes),
@@ -198,12 +237,14 @@ void LossCommand::run() {
   }
   const Context context = device.context();
   TensorLoader loader;
-  const CrossEntropyInputs in = load(loader);
+  CrossEntropyInputs in = load(loader);
   shape_of(in);  // says what is wrong with the sizes before outputs are made of them
   const Outputs outputs(loader, *this, in);
-  const LossPlan made =
-      plan_cross_entropy(options, in, outputs.views, plan.request(context.device()));
+  PlanRequest request = plan.request(context.device());
+  far.add_to(request);
+  const LossPlan made = plan_cross_entropy(options, in, outputs.views, request);
   context.trace(made.explain());
+  if (made.kind == PlanKind::far_backward) in.order = far.make(context, options, in);
   const LossResult result = measure(context, made, options, in, outputs.views, repeat);
   if (!out.empty())
     write_safetensors(out, outputs.named(), {{"made_by", std::string("logitless ") + version()}});
@@ -246,6 +287,8 @@ Command add_loss(CLI::App& app) {
   add_integer(*sub, "--first", a->first, 1, INT64_MAX,
               "use the first N tokens only (sequences, if hidden is [B, T, D])")
       ->group("Tensors");
+  add_integer(*sub, "--skip", a->skip, 0, INT64_MAX, "leave out N tokens before those")
+      ->group("Tensors");
 
   CrossEntropyOptions& o = a->options;
   add_parsed(
@@ -283,6 +326,7 @@ Command add_loss(CLI::App& app) {
       ->group("Gradients");
 
   a->plan.add(*sub);
+  a->far.add(*sub);
   a->device.add(*sub);
   add_integer(*sub, "--repeat", a->repeat, 1, 1000000,
               "run N times (default 1), report the median time")

@@ -86,6 +86,17 @@ ConstTensorView first_of(const ConstTensorView& view, std::int64_t count) {
   return ConstTensorView(view.data(), view.dtype(), shape, std::span(strides.data(), shape.size()));
 }
 
+ConstTensorView without_first(const ConstTensorView& view, std::int64_t count) {
+  if (view.rank() < 1 || view.size(0) <= count) return view;
+  std::vector<std::int64_t> shape = sizes(view);
+  shape[0] -= count;
+  std::array<std::int64_t, kMaxRank> strides{};
+  for (int d = 0; d < view.rank(); ++d) strides[static_cast<std::size_t>(d)] = view.stride(d);
+  const auto* data = static_cast<const std::byte*>(view.data()) +
+                     count * view.stride(0) * static_cast<std::int64_t>(size_of(view.dtype()));
+  return ConstTensorView(data, view.dtype(), shape, std::span(strides.data(), shape.size()));
+}
+
 std::vector<std::int64_t> sizes(const ConstTensorView& view) {
   std::vector<std::int64_t> out;
   for (int d = 0; d < view.rank(); ++d) out.push_back(view.size(d));

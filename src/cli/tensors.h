@@ -43,6 +43,9 @@ class TensorLoader {
 // The first `count` entries of the first dimension; all of them if there are no more.
 ConstTensorView first_of(const ConstTensorView& view, std::int64_t count);
 
+// All but the first `count` entries; none if there are no more.
+ConstTensorView without_first(const ConstTensorView& view, std::int64_t count);
+
 // All sizes of a view, and all but the last.
 std::vector<std::int64_t> leading_sizes(const ConstTensorView& view);
 std::vector<std::int64_t> sizes(const ConstTensorView& view);

@@ -64,6 +64,9 @@ void check_arguments(const CrossEntropyOptions& options, const CrossEntropyInput
   require_per_token_output("log_prob", out.log_prob, in.hidden, false);
   require_per_token_output("entropy", out.entropy, in.hidden, false);
   require_per_token_output("argmax", out.argmax, in.hidden, true);
+  require_per_token_output("d_hidden_bound", out.d_hidden_bound, in.hidden, false);
+  require(!out.d_hidden_bound.defined() || out.d_hidden.defined(),
+          "d_hidden_bound: asked for without d_hidden");
   const bool single = targets_per_token(in) == 1;
   require(
       single || (!out.target_logit.defined() && !out.log_prob.defined()),
@@ -161,12 +164,14 @@ struct TokenOutputs {
         target_logit(out.target_logit),
         log_prob(out.log_prob),
         entropy(out.entropy),
-        argmax(out.argmax) {}
+        argmax(out.argmax),
+        bound(out.d_hidden_bound) {}
   void clear(std::int64_t row) const {
-    for (const TokenOutput* o : {&loss, &lse, &target_logit, &log_prob, &entropy}) o->set(row, 0.0);
+    for (const TokenOutput* o : {&loss, &lse, &target_logit, &log_prob, &entropy, &bound})
+      o->set(row, 0.0);
     argmax.set(row, -1.0);
   }
-  TokenOutput loss, lse, target_logit, log_prob, entropy, argmax;
+  TokenOutput loss, lse, target_logit, log_prob, entropy, argmax, bound;
 };
 
 }  // namespace
@@ -236,6 +241,7 @@ LossStatistics cross_entropy(const Context& context, const LossPlan& plan,
                   in.bias,           {},    &targets,   out.d_hidden, out.d_weight, out.d_bias,
                   options.accumulate};
   if (features.vocab_weight) call.omega = in.class_weight;
+  call.order = &in.order;
   Engine engine(call, features);
 
   LossStatistics stats;
@@ -253,6 +259,11 @@ LossStatistics cross_entropy(const Context& context, const LossPlan& plan,
   const TokenFloats grad_losses(in.grad_losses);
 
   const TokenOutputs to(options, out);
+  if (plan.kind == PlanKind::far_backward) {
+    engine.set_bound_output(&to.bound);
+  } else {
+    for (std::int64_t row = 0; row < shape.tokens; ++row) to.bound.set(row, 0.0);
+  }
   std::int64_t next = 0;
   for (std::int64_t row = 0; row < shape.tokens; ++row) {
     if (next < stats.valid_tokens && engine.valid_rows()[next] == row) {
@@ -267,10 +278,13 @@ LossStatistics cross_entropy(const Context& context, const LossPlan& plan,
   double log_prob_total = 0.0;
   std::int64_t correct = 0;
   const bool single = features.targets_per_token == 1;
-  engine.run([&](const TokenResult& r, TokenAnswer& answer) {
+  const auto answer_token = [&](const TokenResult& r, TokenAnswer& answer) {
     const double g =
         grad_losses.defined() ? static_cast<double>(grad_losses.get(r.row, 0.0f)) : upstream;
-    const double loss = token_loss(r, g, answer);
+    return token_loss(r, g, answer);
+  };
+  engine.run([&](const TokenResult& r, TokenAnswer& answer) {
+    const double loss = answer_token(r, answer);
     total += loss;
     lse_total += r.lse;
     to.loss.set(r.row, loss);
@@ -283,6 +297,10 @@ LossStatistics cross_entropy(const Context& context, const LossPlan& plan,
     to.log_prob.set(r.row, r.log_prob(0));
     if (features.argmax && r.argmax == r.words[0]) ++correct;
   });
+
+  stats.far = engine.far_statistics();
+  engine.audit([&](const TokenResult& r, TokenAnswer& answer) { answer_token(r, answer); },
+               stats.far);
 
   if (options.reduction != Reduction::none && out.loss.defined()) {
     double loss = total / divisor;
@@ -302,8 +320,10 @@ LossStatistics cross_entropy(const Context& context, const LossPlan& plan,
 LossStatistics cross_entropy(const Context& context, const CrossEntropyOptions& options,
                              const CrossEntropyInputs& in, const CrossEntropyOutputs& out,
                              std::size_t memory_budget) {
-  const LossPlan plan =
-      plan_cross_entropy(options, in, out, {context.device(), memory_budget, std::nullopt, 0.0});
+  PlanRequest request;
+  request.device = context.device();
+  request.memory_budget = memory_budget;
+  const LossPlan plan = plan_cross_entropy(options, in, out, request);
   context.trace(plan.explain());
   const Workspace workspace(context, plan);
   LossStatistics stats = cross_entropy(context, plan, options, in, out, workspace);

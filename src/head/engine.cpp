@@ -11,11 +11,12 @@
 namespace logitless {
 namespace {
 
-// A [V] vector as contiguous floats.
-const float* as_floats(const ConstTensorView& view, float* room) {
+// A [V] vector as contiguous floats, in the order of `words` (null: as it is).
+const float* as_floats(const ConstTensorView& view, const std::int64_t* words, float* room) {
   if (!view.defined()) return nullptr;
   for (std::int64_t j = 0; j < view.size(0); ++j) {
-    room[j] = static_cast<float>(load_element(view.data(), view.dtype(), j * view.stride(0)));
+    const std::int64_t word = words != nullptr ? words[j] : j;
+    room[j] = static_cast<float>(load_element(view.data(), view.dtype(), word * view.stride(0)));
   }
   return room;
 }
@@ -40,8 +41,12 @@ const HeadKernel& kernel_of(const LossPlan& plan) {
 }  // namespace
 
 ChunkSizes sizes_of(const LossPlan& plan) {
-  return {plan.chunk_tokens, plan.slab_vocab, plan.stored_vocab, plan.threads,
-          plan.kind == PlanKind::forward};
+  return {plan.chunk_tokens,
+          plan.slab_vocab,
+          plan.stored_vocab,
+          plan.threads,
+          plan.kind == PlanKind::forward,
+          plan.kind == PlanKind::far_backward};
 }
 
 Engine::Engine(const EngineCall& call, const HeadFeatures& features)
@@ -49,7 +54,8 @@ Engine::Engine(const EngineCall& call, const HeadFeatures& features)
       plan_(*call.plan),
       kernel_(kernel_of(plan_)),
       sizes_(sizes_of(plan_)),
-      layout_(layout_workspace(kernel_, plan_.shape, plan_.features, sizes_)) {
+      layout_(layout_workspace(kernel_, plan_.shape, plan_.features, sizes_,
+                               plan_.audit != nullptr ? plan_.audit->shape.tokens : 0)) {
   const Support missing = kernel_.runnable();
   if (!missing.empty())
     throw Unsupported(concat("plan: kernel ", kernel_.name, " cannot run here: ", missing));
@@ -64,6 +70,12 @@ Engine::Engine(const EngineCall& call, const HeadFeatures& features)
   require(plan_.features == features,
           "plan: made for other options, inputs or outputs than this call's; plan again with the "
           "same arguments");
+  if (far()) {
+    require(call.order != nullptr && !call.order->empty(), "order: plan ", name_of(plan_.kind),
+            " walks the vocabulary in a VocabOrder, got none");
+    require(call.order->vocab() == made.vocab, "order: made for ", call.order->vocab(),
+            " words, the weights have ", made.vocab);
+  }
   require(call.workspace->bytes() >= layout_.total, "workspace: ", call.workspace->bytes(),
           " bytes, the plan needs ", layout_.total);
   require(reinterpret_cast<std::uintptr_t>(call.workspace->data()) % 64 == 0,
@@ -74,10 +86,16 @@ Engine::Engine(const EngineCall& call, const HeadFeatures& features)
         {"d_hidden", call.d_hidden}}) {
     if (view.defined()) as_rows(name, view);
   }
-  valid_ =
-      call.targets->valid_rows(call.shape.tokens, call.shape.vocab, at<std::int64_t>(layout_.rows));
-  bias_ = as_floats(call.bias, at<float>(layout_.bias));
-  omega_ = as_floats(call.omega, at<float>(layout_.omega));
+  if (call.only_rows.empty()) {
+    valid_ = call.targets->valid_rows(call.shape.tokens, call.shape.vocab,
+                                      at<std::int64_t>(layout_.rows));
+  } else {
+    valid_ = static_cast<std::int64_t>(call.only_rows.size());
+    std::copy(call.only_rows.begin(), call.only_rows.end(), at<std::int64_t>(layout_.rows));
+  }
+  const std::int64_t* words = far() ? call.order->words().data() : nullptr;
+  bias_ = as_floats(call.bias, words, at<float>(layout_.bias));
+  omega_ = as_floats(call.omega, words, at<float>(layout_.omega));
 }
 
 void Engine::set_common(ChunkCommon& chunk, std::int64_t first, std::int64_t count) const {
@@ -87,20 +105,21 @@ void Engine::set_common(ChunkCommon& chunk, std::int64_t first, std::int64_t cou
   chunk.tokens = count;
   chunk.threads = std::min(plan_.threads, call_.context->threads());
   chunk.hidden = matrix("hidden", call_.hidden, at<std::int64_t>(layout_.rows) + first);
-  chunk.weight = matrix("weight", call_.weight, nullptr);
+  chunk.weight = matrix("weight", call_.weight, far() ? call_.order->words().data() : nullptr);
   chunk.bias = bias_;
   chunk.omega = omega_;
   chunk.targets = {at<SparseEntry>(layout_.entries), at<std::int32_t>(layout_.tile_begin),
-                   at<std::int32_t>(layout_.words)};
+                   at<std::int32_t>(far() ? layout_.positions : layout_.words)};
   chunk.scratch = at<std::byte>(layout_.scratch);
 }
 
 void Engine::run(TokenFunction function) {
   const bool backward_wanted = plan_.kind != PlanKind::forward;
-  if (backward_wanted) clear_ignored();
+  if (backward_wanted && call_.only_rows.empty()) clear_ignored();
   if (backward_wanted && plan_.features.d_bias) {
     std::fill_n(at<float>(layout_.d_bias), call_.shape.vocab, 0.0f);
   }
+  if (far()) start_far();
   // Chunks of equal size: a short last one would waste the work that is done once per chunk.
   const std::int64_t chunks = ceil_div(std::max<std::int64_t>(valid_, 1), sizes_.tokens);
   const std::int64_t step = ceil_div(valid_, chunks);
@@ -109,8 +128,9 @@ void Engine::run(TokenFunction function) {
     ForwardChunk chunk;
     set_common(chunk, first, count);
     sort_targets(*call_.targets, at<std::int64_t>(layout_.rows) + first, count, call_.shape.vocab,
-                 at<std::int32_t>(layout_.words), at<SparseEntry>(layout_.entries),
-                 at<std::int32_t>(layout_.tile_begin));
+                 far() ? call_.order->positions().data() : nullptr, at<std::int32_t>(layout_.words),
+                 at<SparseEntry>(layout_.entries), at<std::int32_t>(layout_.tile_begin));
+    if (far()) map_positions(chunk);
     chunk.exponent = at<float>(layout_.exponent);
     chunk.sum = at<float>(layout_.sum);
     chunk.target_logit = at<float>(layout_.target_logit);
@@ -118,9 +138,10 @@ void Engine::run(TokenFunction function) {
     if (plan_.features.label_smoothing) chunk.weighted_sum = at<double>(layout_.weighted);
     if (plan_.features.argmax) chunk.argmax = at<std::int32_t>(layout_.argmax);
     chunk.store = sizes_.stored_vocab > 0;
+    chunk.tile_mass = far();
     kernel_.forward(chunk);
     answer_tokens(chunk, first, backward_wanted, function);
-    if (backward_wanted) backward(chunk, first == 0, first + count == valid_);
+    if (backward_wanted) backward(chunk, first, first == 0, first + count == valid_);
   }
   if (backward_wanted && plan_.features.d_bias) finish_bias();
 }
@@ -140,27 +161,35 @@ void Engine::answer_tokens(const ForwardChunk& chunk, std::int64_t first, bool b
     result.row = valid_rows()[first + t];
     result.lse = value(LseState{chunk.exponent[t], chunk.sum[t]});
     result.target_logit = chunk.target_logit + t * per_token;
-    result.words = chunk.targets.words + t * per_token;
+    result.words = at<std::int32_t>(layout_.words) + t * per_token;
     if (chunk.entropy_sum != nullptr) result.entropy = result.lse - chunk.entropy_sum[t];
     if (chunk.weighted_sum != nullptr) result.weighted_sum = chunk.weighted_sum[t];
-    if (chunk.argmax != nullptr) result.argmax = chunk.argmax[t];
+    if (chunk.argmax != nullptr) {
+      result.argmax = chunk.argmax[t];
+      if (far()) result.argmax = static_cast<std::int32_t>(call_.order->words()[result.argmax]);
+    }
     std::fill_n(delta, per_token, 0.0);
     TokenAnswer answer{{}, delta};
     function(result, answer);
     if (!backward) continue;
 
-    const TokenGradient g = token_gradient(answer.cotangent, result.lse, result.entropy);
+    TokenGradient g = token_gradient(answer.cotangent, result.lse, result.entropy);
     const double inverse = scale / static_cast<double>(chunk.sum[t]);
     linear[t] = static_cast<float>(g.alpha * inverse);
     if (slope != nullptr) slope[t] = static_cast<float>(g.beta * inverse);
     if (flat != nullptr) flat[t] = static_cast<float>(g.gamma * scale);
+    if (far()) {
+      // `flat` goes to every word alike, targets too.
+      g.gamma = 0.0;
+      at<float>(layout_.log2_total)[t] = chunk.exponent[t] + std::log2(chunk.sum[t]);
+    }
     for (int k = 0; k < per_token; ++k) {
       const std::int32_t word = result.words[k];
       if (word < 0) continue;
       // The softmax part belongs to a word once, however often it stands among a token's targets.
       const bool repeated = std::find(result.words, result.words + k, word) != result.words + k;
       const double z = result.target_logit[k];
-      const double omega = omega_ == nullptr ? 1.0 : omega_[word];
+      const double omega = omega_ == nullptr ? 1.0 : omega_[chunk.targets.words[t * per_token + k]];
       coefficient[t * per_token + k] = static_cast<float>(
           repeated ? delta[k] * scale * softcap_slope(z, cap)
                    : target_coefficient(g, result.log_prob(k), z, omega, delta[k], scale, cap));
@@ -177,7 +206,8 @@ void Engine::answer_tokens(const ForwardChunk& chunk, std::int64_t first, bool b
   }
 }
 
-void Engine::backward(const ForwardChunk& forward, bool first_chunk, bool last_chunk) const {
+void Engine::backward(const ForwardChunk& forward, std::int64_t first, bool first_chunk,
+                      bool last_chunk) {
   BackwardChunk chunk;
   static_cast<ChunkCommon&>(chunk) = forward;
   chunk.exponent = forward.exponent;
@@ -188,8 +218,10 @@ void Engine::backward(const ForwardChunk& forward, bool first_chunk, bool last_c
   chunk.stored = forward.store;
   if (plan_.features.d_hidden) {
     const RowMatrix m = as_rows("d_hidden", call_.d_hidden);
-    chunk.d_hidden = {call_.d_hidden.data(), call_.d_hidden.dtype(), m.row_stride, m.column_stride,
-                      call_.accumulate};
+    chunk.d_hidden = {call_.d_hidden.data(),  at<std::int64_t>(layout_.rows) + first,
+                      call_.d_hidden.dtype(), m.row_stride,
+                      m.column_stride,        call_.accumulate};
+    if (!call_.only_rows.empty()) chunk.d_hidden.rows = call_.only_to + first;
   }
   if (plan_.features.d_weight) {
     WeightGradientSink& sink = chunk.d_weight;
@@ -197,6 +229,7 @@ void Engine::backward(const ForwardChunk& forward, bool first_chunk, bool last_c
     sink.dtype = call_.d_weight.dtype();
     sink.row_stride = call_.d_weight.stride(0);
     sink.col_stride = call_.d_weight.stride(1);
+    sink.rows = chunk.weight.rows;
     sink.accumulate = call_.accumulate;
     sink.first_chunk = first_chunk;
     sink.last_chunk = last_chunk;
@@ -206,6 +239,7 @@ void Engine::backward(const ForwardChunk& forward, bool first_chunk, bool last_c
       sink.accumulator = at<float>(layout_.d_weight);
   }
   if (plan_.features.d_bias) chunk.d_bias = at<float>(layout_.d_bias);
+  if (far()) return far_backward(chunk, first);
   kernel_.backward(chunk);
 }
 
@@ -236,7 +270,7 @@ void Engine::finish_bias() const {
   const float* sums = at<float>(layout_.d_bias);
   const TensorView& to = call_.d_bias;
   for (std::int64_t j = 0; j < call_.shape.vocab; ++j) {
-    const std::int64_t index = j * to.stride(0);
+    const std::int64_t index = (far() ? call_.order->words()[j] : j) * to.stride(0);
     const double old = call_.accumulate ? load_element(to.data(), to.dtype(), index) : 0.0;
     store_element(to.data(), to.dtype(), index, old + static_cast<double>(sums[j]));
   }

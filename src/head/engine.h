@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <type_traits>
 
+#include "head/far_field.h"
 #include "head/targets.h"
 #include "head/validate.h"
 #include "head/workspace.h"
@@ -69,6 +71,10 @@ struct EngineCall {
   TensorView d_weight;
   TensorView d_bias;
   bool accumulate = false;
+  const VocabOrder* order = nullptr;  // of far-field plans
+  // The audit: these valid rows alone, and the rows of d_hidden they go to.
+  std::span<const std::int64_t> only_rows = {};
+  const std::int64_t* only_to = nullptr;
 };
 
 class Engine {
@@ -79,6 +85,13 @@ class Engine {
 
   std::int64_t valid_tokens() const { return valid_; }
   const std::int64_t* valid_rows() const { return at<std::int64_t>(layout_.rows); }
+
+  // Of far-field plans, after run: the statistics but for the audit.
+  FarFieldStatistics far_statistics() const;
+  // |error of d_hidden| is written here for the valid tokens.
+  void set_bound_output(const TokenOutput* output) { bound_output_ = output; }
+  // Computes d_hidden of the tokens to audit exactly and compares. `function` as in run.
+  void audit(TokenFunction function, FarFieldStatistics& statistics) const;
 
   // Runs all chunks and leaves every gradient asked for complete, rows of ignored tokens included.
   void run(TokenFunction function);
@@ -91,7 +104,13 @@ class Engine {
   void set_common(ChunkCommon& chunk, std::int64_t first, std::int64_t count) const;
   void answer_tokens(const ForwardChunk& chunk, std::int64_t first, bool backward,
                      TokenFunction function) const;
-  void backward(const ForwardChunk& forward, bool first_chunk, bool last_chunk) const;
+  void backward(const ForwardChunk& forward, std::int64_t first, bool first_chunk, bool last_chunk);
+  // Of far-field plans (far_field.cpp).
+  bool far() const { return sizes_.far; }
+  void start_far();
+  void map_positions(const ForwardChunk& chunk) const;
+  void far_backward(const BackwardChunk& backward, std::int64_t first);
+  FarTiles far_tiles() const;
   void clear_ignored() const;
   void finish_bias() const;
 
@@ -103,6 +122,9 @@ class Engine {
   std::int64_t valid_ = 0;
   const float* bias_ = nullptr;
   const float* omega_ = nullptr;
+  std::int64_t audited_ = 0;
+  FarSums far_sums_;
+  const TokenOutput* bound_output_ = nullptr;
 };
 
 // The chunk sizes a plan stands for.

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "head/device_plan.h"
+#include "head/far_field.h"
 #include "head/validate.h"
 #include "head/workspace.h"
 #include "kernels/kernels.h"
@@ -21,8 +22,14 @@ std::string_view name_of(PlanKind kind) {
       return "recompute";
     case PlanKind::stored:
       return "stored";
+    case PlanKind::far_backward:
+      return "far_backward";
   }
   return "?";
+}
+
+std::string_view name_of(Accuracy accuracy) {
+  return accuracy == Accuracy::exact ? "exact" : "far_backward";
 }
 
 namespace {
@@ -41,6 +48,14 @@ constexpr double kExpSeconds = 0.5e-9;
 // One element of d_hidden, read and written in fp32 once for each slab.
 constexpr double kSlabSeconds = 0.3e-9;
 
+constexpr float kDefaultTau = 0.003f;
+// The far field keeps about this part of the tiles: fitted to two heads of V = 131072 (10 % at tau
+// 0.003) and one of 32768 (58 %; docs/far_field.md). For the choice of a plan alone.
+double predicted_kept(std::int64_t vocab, double tau) {
+  const double words = static_cast<double>(vocab) / 131072.0;
+  return std::min(1.0, 0.1 * std::pow(words, -1.27) * std::pow(tau / 0.003, -0.6));
+}
+
 std::int64_t padded_vocab(const HeadShape& shape) { return round_up(shape.vocab, kVocabTile); }
 
 // What a candidate is made of while it is sized.
@@ -56,8 +71,14 @@ class Sizer {
 
   Sized make(std::int64_t tokens, std::int64_t slab, std::int64_t stored, bool forward_only) const {
     Sized out;
-    out.sizes = {tokens, slab, stored, threads_, forward_only};
+    out.sizes = {tokens, slab, stored, threads_, forward_only, false};
     out.bytes = layout_workspace(kernel_, shape_, features_, out.sizes).total;
+    return out;
+  }
+  Sized make_far(std::int64_t tokens, std::int64_t slab, std::int64_t audited) const {
+    Sized out;
+    out.sizes = {tokens, slab, 0, threads_, false, true};
+    out.bytes = layout_workspace(kernel_, shape_, features_, out.sizes, audited).total;
     return out;
   }
 
@@ -115,8 +136,15 @@ class PlanBuilder {
 
     const bool gradients = features_.d_hidden || features_.d_weight || features_.d_bias;
     std::vector<Sized> sized;
-    for (const PlanKind kind :
-         {PlanKind::forward, PlanKind::dense, PlanKind::stored, PlanKind::recompute}) {
+    std::vector<PlanKind> kinds = {PlanKind::forward, PlanKind::dense, PlanKind::stored,
+                                   PlanKind::recompute};
+    if (far_wanted()) {
+      kinds.push_back(PlanKind::far_backward);
+      plan_.tau = request_.tau != 0.0f ? request_.tau : kDefaultTau;
+      if (audited() > 0 && far_refusal(kernel).empty() && features_.d_hidden)
+        plan_.audit = plan_audit();
+    }
+    for (const PlanKind kind : kinds) {
       PlanCandidate candidate;
       candidate.kind = kind;
       candidate.reason = refusal(kind, kernel, gradients);
@@ -140,6 +168,10 @@ class PlanBuilder {
   }
 
  private:
+  bool far_wanted() const {
+    return request_.accuracy != Accuracy::exact || request_.kind == PlanKind::far_backward;
+  }
+
   LossPlan build_for_device() {
     std::vector<Sized> sized;
     for (DeviceCandidate& c : device_candidates(request_, plan_)) {
@@ -148,6 +180,13 @@ class PlanBuilder {
       out.sizes = {c.sizes.chunk, c.sizes.slab, c.sizes.stored, 1, c.sizes.slab == 0};
       sized.push_back(out);
       plan_.candidates.push_back(std::move(c.plan));
+    }
+    if (far_wanted()) {
+      PlanCandidate far;
+      far.kind = PlanKind::far_backward;
+      far.reason = "the far field has no kernel for GPUs";
+      plan_.candidates.push_back(std::move(far));
+      sized.emplace_back();
     }
     choose(sized, request_.memory_budget);
     return plan_;
@@ -177,13 +216,20 @@ class PlanBuilder {
               shape_.dtype == DType::f32 ? "" : concat(" or ", name_of(shape_.dtype)), ", got ",
               name_of(dtype));
     }
-    require(!request_.kind.has_value() || *request_.kind <= PlanKind::stored,
+    require(!request_.kind.has_value() || *request_.kind <= PlanKind::far_backward,
             "kind: ", static_cast<int>(request_.kind.value_or(PlanKind::forward)),
             " is no PlanKind");
     require(request_.stored_fraction >= 0.0 && request_.stored_fraction <= 1.0,
             "stored_fraction: expected 0 to 1, got ", request_.stored_fraction);
     require(request_.stored_fraction == 0.0 || request_.kind == PlanKind::stored,
             "stored_fraction: only PlanKind::stored takes one, got ", request_.stored_fraction);
+    require(request_.accuracy <= Accuracy::far_backward,
+            "accuracy: ", static_cast<int>(request_.accuracy), " is no Accuracy");
+    require(request_.tau == 0.0f || (request_.tau > 0.0f && request_.tau < 1.0f),
+            "tau: expected a number in (0, 1), or 0 for the default, got ", request_.tau);
+    require(request_.audit_rows >= 0, "audit_rows: expected 0 or more, got ", request_.audit_rows);
+    require(far_wanted() || (request_.tau == 0.0f && request_.audit_rows == 0),
+            "tau, audit_rows: only the far field has them; ask for it by accuracy or kind");
     require(request_.device.threads >= 0, "threads: expected 0 or more, got ",
             request_.device.threads);
   }
@@ -193,11 +239,28 @@ class PlanBuilder {
     if (kind == PlanKind::forward) return gradients ? "gradients are wanted" : "";
     if (!gradients) return "no gradient is wanted";
     if (kind == PlanKind::recompute) return {};
+    if (kind == PlanKind::far_backward) return far_refusal(kernel);
     if (kernel.stored_element_bytes(shape_.dtype) == 0)
       return concat("kernel ", kernel.name, " does not store exp(z)");
     if (features_.entropy_gradient) return "a gradient through the entropy needs the logits again";
     if (features_.softcap != 0.0f && features_.label_smoothing) {
       return "label smoothing under a softcap needs the logits again";
+    }
+    return {};
+  }
+
+  std::string far_refusal(const HeadKernel& kernel) const {
+    if (kernel.far_backward == nullptr) return concat("kernel ", kernel.name, " has no far field");
+    if (features_.entropy_gradient)
+      return "a gradient through the entropy weighs each word by its logit, which a tile's mass "
+             "does not tell";
+    if (features_.softcap != 0.0f && features_.label_smoothing) {
+      return "label smoothing under a softcap has a gradient of its own at every word";
+    }
+    const double kept = predicted_kept(shape_.vocab, plan_.tau);
+    if (request_.kind != PlanKind::far_backward && kept > kMostKept) {
+      return concat("would keep about ", std::llround(kept * 100.0), " % of the tiles of ",
+                    shape_.vocab, " words: nothing to gain");
     }
     return {};
   }
@@ -223,7 +286,8 @@ class PlanBuilder {
     };
     for (std::int64_t slab = sizer.most_slab();; slab = round_up(slab / 2, kVocabTile)) {
       const auto sized = [&](std::int64_t tokens) {
-        return sizer.make(tokens, slab, stored, false);
+        return kind == PlanKind::far_backward ? with_audit(sizer.make_far(tokens, slab, audited()))
+                                              : sizer.make(tokens, slab, stored, false);
       };
       if (kind != PlanKind::stored) {
         offer(sizer.largest(kMostTokens, budget, sized));
@@ -239,6 +303,34 @@ class PlanBuilder {
       if (slab <= kVocabTile) break;
     }
     return best;
+  }
+
+  std::int64_t audited() const { return std::min(request_.audit_rows, shape_.tokens); }
+  // The exact plan of the audited tokens comes after everything else.
+  Sized with_audit(Sized sized) const {
+    if (plan_.audit != nullptr) sized.bytes += plan_.audit->workspace_bytes();
+    return sized;
+  }
+  // d_hidden of the audited tokens, with the least memory.
+  std::shared_ptr<const LossPlan> plan_audit() const {
+    HeadShape shape = shape_;
+    shape.tokens = audited();
+    HeadFeatures features = features_;
+    features.d_hidden = true;
+    features.d_weight = false;
+    features.d_bias = false;
+    features.argmax = false;
+    features.d_hidden_dtype = DType::f32;
+    features.d_weight_dtype = DType::f32;
+    features.accumulate = false;
+    PlanRequest request;
+    request.device = request_.device;
+    request.device.kernel = plan_.kernel;
+    request.memory_budget = 1;
+    request.kind = PlanKind::recompute;
+    PlanBuilder builder(shape, features, request);
+    builder.least_ = true;
+    return std::make_shared<const LossPlan>(builder.build());
   }
 
   // As many stored tiles as asked for, or as fit; one where none does.
@@ -263,6 +355,9 @@ class PlanBuilder {
   double passes(PlanKind kind, const ChunkSizes& sizes) const {
     if (kind == PlanKind::forward) return 1.0;
     const double gradients = (features_.d_hidden ? 1.0 : 0.0) + (features_.d_weight ? 1.0 : 0.0);
+    if (kind == PlanKind::far_backward) {
+      return far_passes(predicted_kept(shape_.vocab, plan_.tau), features_);
+    }
     const double stored = static_cast<double>(std::min(sizes.stored_vocab, shape_.vocab)) /
                           static_cast<double>(shape_.vocab);
     return 2.0 - stored + gradients;
@@ -301,7 +396,7 @@ class PlanBuilder {
           (chosen < 0 || c.predicted_seconds < plan_.candidates[chosen].predicted_seconds))
         chosen = i;
     }
-    if (chosen < 0 && least >= 0 && request_.memory_budget == 0) chosen = least;
+    if (chosen < 0 && least >= 0 && (request_.memory_budget == 0 || least_)) chosen = least;
     if (chosen < 0) refuse(least, budget);
     PlanCandidate& winner = plan_.candidates[static_cast<std::size_t>(chosen)];
     for (PlanCandidate& c : plan_.candidates) {
@@ -319,6 +414,10 @@ class PlanBuilder {
     plan_.passes = winner.passes;
     plan_.predicted_seconds = winner.predicted_seconds;
     plan_.workspace_bytes_ = winner.workspace_bytes;
+    if (plan_.kind != PlanKind::far_backward) {
+      plan_.tau = 0.0f;
+      plan_.audit = nullptr;
+    }
   }
 
   [[noreturn]] void refuse(int least, std::size_t budget) const {
@@ -341,6 +440,7 @@ class PlanBuilder {
   const HeadShape& shape_;
   const HeadFeatures& features_;
   const PlanRequest& request_;
+  bool least_ = false;  // the least plan, whatever the budget
   LossPlan plan_;
 };
 

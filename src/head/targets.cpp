@@ -28,8 +28,11 @@ std::int64_t TargetReader::valid_rows(std::int64_t tokens, std::int64_t vocab,
 }
 
 void sort_targets(const TargetReader& targets, const std::int64_t* rows, std::int64_t count,
-                  std::int64_t vocab, std::int32_t* words, SparseEntry* entries,
-                  std::int32_t* tile_begin) {
+                  std::int64_t vocab, const std::int32_t* positions, std::int32_t* words,
+                  SparseEntry* entries, std::int32_t* tile_begin) {
+  const auto place = [positions](std::int64_t word) {
+    return positions != nullptr ? positions[word] : static_cast<std::int32_t>(word);
+  };
   const int per_token = targets.per_token();
   const std::int64_t tiles = ceil_div(vocab, kVocabTile);
   std::fill(tile_begin, tile_begin + tiles + 1, 0);
@@ -37,7 +40,7 @@ void sort_targets(const TargetReader& targets, const std::int64_t* rows, std::in
     for (int k = 0; k < per_token; ++k) {
       const std::int64_t word = targets.word(rows[t], k);
       words[t * per_token + k] = static_cast<std::int32_t>(word);
-      if (word >= 0) ++tile_begin[word / kVocabTile + 1];
+      if (word >= 0) ++tile_begin[place(word) / kVocabTile + 1];
     }
   }
   for (std::int64_t tile = 0; tile < tiles; ++tile) tile_begin[tile + 1] += tile_begin[tile];
@@ -46,8 +49,8 @@ void sort_targets(const TargetReader& targets, const std::int64_t* rows, std::in
   for (std::int64_t slot = 0; slot < count * per_token; ++slot) {
     if (words[slot] < 0) continue;
     const auto token = static_cast<std::int32_t>(slot / per_token);
-    entries[tile_begin[words[slot] / kVocabTile]++] = {token, words[slot],
-                                                       static_cast<std::int32_t>(slot)};
+    const std::int32_t at = place(words[slot]);
+    entries[tile_begin[at / kVocabTile]++] = {token, at, static_cast<std::int32_t>(slot)};
   }
   for (std::int64_t tile = tiles; tile > 0; --tile) tile_begin[tile] = tile_begin[tile - 1];
   tile_begin[0] = 0;

@@ -48,9 +48,10 @@ class TargetReader {
 };
 
 // Fills words [count K], entries and tile_begin [tiles + 1] for the rows of a chunk; entries come
-// out by tile, and by token within a tile.
+// out by tile, and by token within a tile. With positions [vocab], an entry's word is the position
+// of the target's, and tiles are of positions.
 void sort_targets(const TargetReader& targets, const std::int64_t* rows, std::int64_t count,
-                  std::int64_t vocab, std::int32_t* words, SparseEntry* entries,
-                  std::int32_t* tile_begin);
+                  std::int64_t vocab, const std::int32_t* positions, std::int32_t* words,
+                  SparseEntry* entries, std::int32_t* tile_begin);
 
 }  // namespace logitless

@@ -3,7 +3,8 @@
 namespace logitless {
 
 WorkspaceLayout layout_workspace(const HeadKernel& kernel, const HeadShape& shape,
-                                 const HeadFeatures& features, const ChunkSizes& sizes) {
+                                 const HeadFeatures& features, const ChunkSizes& sizes,
+                                 std::int64_t audited) {
   WorkspaceLayout out;
   std::size_t top = 0;
   const auto take = [&](std::int64_t bytes) {
@@ -39,6 +40,21 @@ WorkspaceLayout layout_workspace(const HeadKernel& kernel, const HeadShape& shap
                      tokens < shape.tokens;
   out.d_weight =
       take(apart ? shape.vocab * shape.dim * (features.d_weight_dtype == DType::bf16 ? 2 : 4) : 0);
+  if (sizes.far) {
+    const std::int64_t tiles = ceil_div(shape.vocab, kVocabTile);
+    out.positions = take(slots * 4);
+    out.centroid = take(tiles * shape.dim * static_cast<std::int64_t>(size_of(kernel.far_dtype)));
+    out.radius = take(tiles * 4);
+    out.centroid_norm = take(tiles * 4);
+    out.weighted_total = take(features.label_smoothing ? shape.dim * 4 : 0);
+    out.log2_total = take((tokens + kPanelRoom) * 4);
+    out.bound = take(tokens * 4);
+    out.norm_squared = take(tokens * 8);
+    out.audit_row = take(audited > 0 ? tokens * 4 : 0);
+    out.audit = take(audited * shape.dim * 4);
+    out.audit_exact = take(audited * shape.dim * 4);
+    out.audit_rows = take(2 * audited * 8);
+  }
   out.scratch = take(static_cast<std::int64_t>(kernel.scratch_bytes(shape, features, sizes)));
   out.total = top;
   return out;

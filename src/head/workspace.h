@@ -32,11 +32,25 @@ struct WorkspaceLayout {
   std::size_t d_bias = 0;        // f32 [V] when asked for
   std::size_t d_weight =
       0;  // fp32 [V, D] or its low halves, for a 16-bit d_weight over several chunks
-  std::size_t scratch = 0;  // of the kernel
+  // Of the far field:
+  std::size_t positions = 0;       // i32 [C K]: of the words
+  std::size_t centroid = 0;        // [tiles, D] in the kernel's far_dtype
+  std::size_t radius = 0;          // f32 [tiles]
+  std::size_t centroid_norm = 0;   // f32 [tiles]
+  std::size_t weighted_total = 0;  // f32 [D] with label smoothing
+  std::size_t log2_total = 0;      // f32 [C]
+  std::size_t bound = 0;           // f32 [C]
+  std::size_t norm_squared = 0;    // f64 [C]
+  std::size_t audit_row = 0;       // i32 [C] when tokens are audited
+  std::size_t audit = 0;           // f32 [audited, D]: what the far field made of them
+  std::size_t audit_exact = 0;     // f32 [audited, D]: what they are
+  std::size_t audit_rows = 0;      // i64 [2, audited]: rows of hidden; 0, 1, 2, ...
+  std::size_t scratch = 0;         // of the kernel
   std::size_t total = 0;
 };
 
 WorkspaceLayout layout_workspace(const HeadKernel& kernel, const HeadShape& shape,
-                                 const HeadFeatures& features, const ChunkSizes& sizes);
+                                 const HeadFeatures& features, const ChunkSizes& sizes,
+                                 std::int64_t audited = 0);
 
 }  // namespace logitless

@@ -33,6 +33,11 @@ struct MatrixRows {
   std::int64_t row(std::int64_t i) const { return rows != nullptr ? rows[i] : i; }
 };
 
+// Positions of the vocabulary. A far-field call walks it in an order of its own
+// (logitless/vocab_order.h): "word" below is a position of that order then, `weight.rows` and
+// WeightGradientSink::rows lead back to the caller's rows, and bias, omega, targets and d_bias are
+// by position.
+
 // One (token, word) pair with an exact coefficient of its own: a target.
 struct SparseEntry {
   std::int32_t token = 0;  // row of the chunk
@@ -57,6 +62,8 @@ struct ChunkSizes {
       0;  // exp(z) kept from forward to backward: the first entries; multiple of kVocabTile
   int threads = 1;
   bool forward_only = false;
+  // Room for the far field: tile masses, lists of kept tiles.
+  bool far = false;
 };
 
 struct ChunkCommon {
@@ -84,6 +91,7 @@ struct ForwardChunk : ChunkCommon {
   double* weighted_sum = nullptr;  // optional: sum_j omega_j z_ij
   std::int32_t* argmax = nullptr;  // optional: lowest index of the largest z_ij
   bool store = false;              // keep exp(z) of the first sizes.stored_vocab words for backward
+  bool tile_mass = false;          // keep the mass of every tile for far_backward
 };
 
 // Where d_weight goes. Its value between chunks is fp32: in the output itself when that is f32,
@@ -94,15 +102,18 @@ struct WeightGradientSink {
   DType dtype = DType::f32;
   std::int64_t row_stride = 0;
   std::int64_t col_stride = 1;
+  const std::int64_t* rows = nullptr;  // word j is row rows[j] of all three; null: the identity
   float* accumulator = nullptr;
   std::uint16_t* low = nullptr;  // [vocab, dim]
   bool accumulate = false;       // the first chunk adds to the output
   bool first_chunk = true;
   bool last_chunk = true;
+  std::int64_t row(std::int64_t word) const { return rows != nullptr ? rows[word] : word; }
 };
 
 struct HiddenGradientSink {
-  void* data = nullptr;  // null: not wanted. Row i of the chunk goes to row hidden.rows[i]
+  void* data = nullptr;                // null: not wanted
+  const std::int64_t* rows = nullptr;  // token i goes to row rows[i]
   DType dtype = DType::f32;
   std::int64_t row_stride = 0;
   std::int64_t col_stride = 1;
@@ -125,6 +136,42 @@ struct BackwardChunk : ChunkCommon {
   float* d_bias = nullptr;  // [vocab] fp32 or null: this chunk's sum is added
 };
 
+// Each tile of the vocabulary as one point, from the weights of this call.
+struct FarTiles {
+  const float* share = nullptr;     // [vocab] pi: a word's part of its tile's average probability
+  void* centroid = nullptr;         // [tiles, dim] sum_j pi_j w_j, in HeadKernel::far_dtype
+  float* radius = nullptr;          // [tiles] max_j |w_j - centroid|
+  float* centroid_norm = nullptr;   // [tiles]
+  float* weighted_total = nullptr;  // [dim] sum_j omega_j w_j over all words; null: not wanted
+};
+
+// Fills centroid, radius, centroid_norm and weighted_total.
+struct FarPrepare : ChunkCommon {
+  FarTiles tiles;
+};
+
+// The backward of a chunk whose forward kept its tile masses P_iJ. A tile is kept for a block of
+// far_row_block tokens when P_iJ > tau for one of them; kept tiles are computed exactly, of the
+// others their mass times the centroid (d_hidden) and times share (d_weight, d_bias). `flat` is
+// applied to all words at once; coefficients must leave it out.
+struct FarBackwardChunk : BackwardChunk {
+  FarTiles tiles;
+  float tau = 0.0f;
+  const float* log2_total = nullptr;    // [tokens] log2 sum_j exp z_ij
+  const float* target_logit = nullptr;  // [tokens * K]
+  // Above this part of the tiles, all are kept: nothing would be gained.
+  double most_kept = 1.0;
+  // Rows of d_hidden to keep in fp32 for the audit: token t goes to row audit_row[t], if that is
+  // not negative.
+  const std::int32_t* audit_row = nullptr;  // [tokens] or null
+  float* audit = nullptr;                   // [audited, dim]
+  // Results.
+  float* bound = nullptr;          // [tokens] |error of d_hidden_i| is at most this
+  double* norm_squared = nullptr;  // of d_hidden_i: [tokens]
+  std::int64_t* kept = nullptr;    // pairs of a tile and a block of tokens: one number, added to
+  std::int64_t* pairs = nullptr;   // all there are, likewise
+};
+
 // Reason against, or empty: yes.
 using Support = std::string;
 
@@ -142,6 +189,11 @@ struct HeadKernel {
   std::size_t (*stored_element_bytes)(DType dtype);
   void (*forward)(const ForwardChunk& chunk);
   void (*backward)(const BackwardChunk& chunk);
+  // The far field; null and 0: the kernel has none.
+  std::int64_t far_row_block = 0;
+  DType far_dtype = DType::f32;
+  void (*far_prepare)(const FarPrepare& prepare) = nullptr;
+  void (*far_backward)(const FarBackwardChunk& chunk) = nullptr;
 };
 
 // All kernels built in, best first; the reference accepts everything and stands last.

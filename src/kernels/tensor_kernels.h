@@ -136,6 +136,9 @@ float row_sum(const float* x, std::int64_t n);
 float row_max(const float* x, std::int64_t n);
 LseState row_lse(const float* x, std::int64_t n);
 
+// sum_i a[i] b[i];  y[i] += factor x[i]
+float dot(const float* a, const float* b, std::int64_t n);
+void add_scaled(const float* x, float factor, float* y, std::int64_t n);
 // y[i] += x[i];  y[i] = max(y[i], x[i])
 void add_to(const float* x, float* y, std::int64_t n);
 void max_to(const float* x, float* y, std::int64_t n);

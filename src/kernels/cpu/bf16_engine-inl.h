@@ -119,6 +119,15 @@ struct EngineBf16 {
     return {layout.d_hidden_wanted ? slab : nullptr, layout.d_weight_wanted ? tile : nullptr,
             layout.slab_vocab / 32};
   }
+  // One tile and one block of tokens apart from others: `pair` is a slab of one tile, `tile` the
+  // part of the thread's gradient tile from the block's first panel on.
+  static Gradient PairGradient(Element* pair, std::int64_t, Element* tile, std::int64_t first_panel,
+                               const Layout& layout) {
+    return {layout.d_hidden_wanted ? pair : nullptr,
+            layout.d_weight_wanted ? tile + first_panel * kTileGroup * (kVocabTile / 16) * kTile
+                                   : nullptr,
+            kVocabTile / 32};
+  }
   static void EmitGradient(const Gradient& to, std::int64_t panel, std::int64_t slab_tile,
                            std::int64_t slot, const float* HWY_RESTRICT g) {
     const D d;
@@ -163,16 +172,16 @@ struct EngineBf16 {
   }
 
   static void HiddenGradient(const Element* slab, std::int64_t, std::int64_t first_token,
-                             std::int64_t tokens, const Element* w, std::int64_t words,
-                             std::int64_t depth, std::int64_t first_panel, std::int64_t panels,
-                             float* HWY_RESTRICT c, std::int64_t ldc) {
+                             std::int64_t tokens, std::int64_t slab_depth, const Element* w,
+                             std::int64_t words, std::int64_t depth, std::int64_t first_panel,
+                             std::int64_t panels, float* HWY_RESTRICT c, std::int64_t ldc) {
     const std::int64_t steps = words / 32;
     for (std::int64_t s = 0; s < steps; s += kGradientDepth) {
       const std::int64_t n = std::min(kGradientDepth, steps - s);
       for (std::int64_t q = 0; q < panels; ++q) {
         const Element* b = w + (first_panel + q) * depth * kPanel + s * kStep;
         for (std::int64_t t = 0; t < tokens; t += kRows) {
-          Tiles::Multiply(slab + ((first_token + t) / 32 * (depth / 32) + s) * kStep, kStep, b,
+          Tiles::Multiply(slab + ((first_token + t) / 32 * (slab_depth / 32) + s) * kStep, kStep, b,
                           kStep, n, c + t * ldc + q * kPanel, ldc, true);
         }
       }

@@ -81,7 +81,21 @@ class ChunkMemory {
       doubles += stride;
     }
     if (chunk.weighted_sum != nullptr) out.weighted = doubles;
+    if (chunk.tile_mass) out.base = mass_base(segment, panel);
     return out;
+  }
+  // The last of a segment's floats, where there are tile masses.
+  float* mass_base(std::int64_t segment, std::int64_t panel) const {
+    const std::int64_t stride = layout.tokens;
+    const StateFields& fields = layout.state;
+    std::byte* from = base_ + layout.states +
+                      static_cast<std::size_t>((segment * (fields.floats * 4 + fields.doubles * 8) +
+                                                fields.doubles * 8 + (fields.floats - 1) * 4) *
+                                               stride);
+    return reinterpret_cast<float*>(from) + panel * kPanel;
+  }
+  std::uint16_t* tile_mass(std::int64_t tile, std::int64_t panel) const {
+    return at<std::uint16_t>(layout.tile_mass) + tile * layout.tokens + panel * kPanel;
   }
 
   template <typename T>
@@ -93,11 +107,12 @@ class ChunkMemory {
   const std::int64_t panels;
   const std::int64_t tokens;  // whole panels
 
- private:
   template <typename T>
   T* at(std::size_t offset) const {
     return reinterpret_cast<T*>(base_ + offset);
   }
+
+ private:
   std::byte* base_;
 };
 
@@ -154,9 +169,10 @@ void ForwardSegment(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory
         chunk.target_logit[e.slot] = z[(e.word - first_word) * kPanel + e.token - p * kPanel];
       });
       Stored* stored = store ? memory.template stored<Stored>(tile, p) : nullptr;
-      AbsorbBlock<kPanel, typename Engine::Bf16>(transform, first_word, words, z,
-                                                 memory.state(segment, p, chunk), stored,
-                                                 store ? memory.stored_exponent(tile, p) : nullptr);
+      AbsorbBlock<kPanel, typename Engine::Bf16>(
+          transform, first_word, words, z, memory.state(segment, p, chunk), stored,
+          store ? memory.stored_exponent(tile, p) : nullptr,
+          chunk.tile_mass ? memory.tile_mass(tile, p) : nullptr);
       if (!store) continue;
       zeros.until((p + 1) * kPanel, [&](const SparseEntry& e) {
         stored[(e.word - first_word) * kPanel + e.token - p * kPanel] = 0;
@@ -311,43 +327,69 @@ void BackwardGroup(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory
   }
 }
 
-// d_hidden of one panel: targets, rounding, and out to the caller's rows.
-template <class Engine>
-void FinishHidden(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
-                  std::int64_t panel) {
+// += coefficient * weight of a token's targets.
+inline void AddTargets(const BackwardChunk& chunk, std::int64_t token, float* HWY_RESTRICT row) {
   const std::int64_t per_token = chunk.features->targets_per_token;
-  const std::int64_t end = std::min<std::int64_t>((panel + 1) * Engine::kPanel, chunk.tokens);
-  for (std::int64_t t = panel * Engine::kPanel; t < end; ++t) {
-    float* row = memory.d_hidden(t);
-    for (std::int64_t slot = t * per_token; slot < (t + 1) * per_token; ++slot) {
-      const std::int32_t word = chunk.targets.words[slot];
-      if (word >= 0) AddRow(chunk.weight, word, 0, chunk.shape.dim, chunk.coefficient[slot], row);
-    }
-    const HiddenGradientSink& to = chunk.d_hidden;
-    StoreRow(to.data, to.dtype, chunk.hidden.row(t) * to.row_stride, to.col_stride, to.accumulate,
-             chunk.shape.dim, row);
+  for (std::int64_t slot = token * per_token; slot < (token + 1) * per_token; ++slot) {
+    const std::int32_t word = chunk.targets.words[slot];
+    if (word >= 0) AddRow(chunk.weight, word, 0, chunk.shape.dim, chunk.coefficient[slot], row);
   }
 }
 
-template <class Engine>
-void RunBackward(const BackwardChunk& chunk) {
-  constexpr std::int64_t kPanel = Engine::kPanel;
-  constexpr std::int64_t kTokenBlock =
-      std::max<std::int64_t>(1, Engine::kTokenBlock / kPanel) * kPanel;
-  const ChunkMemory<Engine> memory(chunk);
-  const Layout& layout = memory.layout;
-  const bool d_hidden = chunk.d_hidden.data != nullptr;
+// d_hidden of one token out to the caller's row.
+inline void StoreHidden(const BackwardChunk& chunk, std::int64_t token, const float* row) {
+  const HiddenGradientSink& to = chunk.d_hidden;
+  StoreRow(to.data, to.dtype, to.rows[token] * to.row_stride, to.col_stride, to.accumulate,
+           chunk.shape.dim, row);
+}
 
+// Hidden states packed for d_weight, sums of d_hidden set to 0.
+template <class Engine>
+void PackForBackward(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory) {
+  constexpr std::int64_t kPanel = Engine::kPanel;
+  const Layout& layout = memory.layout;
   parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int) {
     if (chunk.d_weight.data != nullptr) {
       Engine::PackRows(chunk.hidden, p * kPanel, std::min(kPanel, chunk.tokens - p * kPanel),
                        kPanel, chunk.shape.dim, p * kPanel, layout.tokens, memory.x_backward());
     }
-    if (d_hidden) {
+    if (chunk.d_hidden.data != nullptr) {
       std::memset(memory.d_hidden(p * kPanel), 0,
                   static_cast<std::size_t>(kPanel * layout.dim_n) * sizeof(float));
     }
   });
+}
+
+// d_hidden += gradient . weights, over a slab of `tiles` tiles that every token has part in.
+template <class Engine>
+void AddSlabToHidden(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
+                     std::int64_t tiles) {
+  constexpr std::int64_t kPanel = Engine::kPanel;
+  constexpr std::int64_t kTokenBlock =
+      std::max<std::int64_t>(1, Engine::kTokenBlock / kPanel) * kPanel;
+  const Layout& layout = memory.layout;
+  const std::int64_t token_blocks = ceil_div(memory.tokens, kTokenBlock);
+  const std::int64_t column_blocks = ceil_div(layout.dim_n, layout.column_block);
+  parallel_for(chunk.threads, token_blocks * column_blocks, [&](std::int64_t task, int) {
+    [[maybe_unused]] const typename Engine::Session session;
+    const std::int64_t token = task / column_blocks * kTokenBlock;
+    const std::int64_t column = task % column_blocks * layout.column_block;
+    Engine::HiddenGradient(memory.slab_gradient(), layout.gradient_stride, token,
+                           std::min(kTokenBlock, memory.tokens - token), chunk.sizes.slab_vocab,
+                           memory.slab_weight(), tiles * kVocabTile, chunk.sizes.slab_vocab,
+                           column / kPanel,
+                           std::min(layout.column_block, layout.dim_n - column) / kPanel,
+                           memory.d_hidden(token) + column, layout.dim_n);
+  });
+}
+
+template <class Engine>
+void RunBackward(const BackwardChunk& chunk) {
+  constexpr std::int64_t kPanel = Engine::kPanel;
+  const ChunkMemory<Engine> memory(chunk);
+  const Layout& layout = memory.layout;
+  const bool d_hidden = chunk.d_hidden.data != nullptr;
+  PackForBackward(chunk, memory);
 
   const std::int64_t slab_tiles = chunk.sizes.slab_vocab / kVocabTile;
   for (std::int64_t first = 0; first < layout.tiles; first += slab_tiles) {
@@ -362,24 +404,16 @@ void RunBackward(const BackwardChunk& chunk) {
             BackwardGroup<Engine, float>(chunk, memory, first + tile, count, tile, thread);
           }
         });
-    if (!d_hidden) continue;
-    const std::int64_t token_blocks = ceil_div(memory.tokens, kTokenBlock);
-    const std::int64_t column_blocks = ceil_div(layout.dim_n, layout.column_block);
-    parallel_for(chunk.threads, token_blocks * column_blocks, [&](std::int64_t task, int) {
-      [[maybe_unused]] const typename Engine::Session session;
-      const std::int64_t token = task / column_blocks * kTokenBlock;
-      const std::int64_t column = task % column_blocks * layout.column_block;
-      Engine::HiddenGradient(memory.slab_gradient(), layout.gradient_stride, token,
-                             std::min(kTokenBlock, memory.tokens - token), memory.slab_weight(),
-                             tiles * kVocabTile, chunk.sizes.slab_vocab, column / kPanel,
-                             std::min(layout.column_block, layout.dim_n - column) / kPanel,
-                             memory.d_hidden(token) + column, layout.dim_n);
-    });
+    if (d_hidden) AddSlabToHidden(chunk, memory, tiles);
   }
-  if (d_hidden) {
-    parallel_for(chunk.threads, memory.panels,
-                 [&](std::int64_t p, int) { FinishHidden(chunk, memory, p); });
-  }
+  if (!d_hidden) return;
+  parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int) {
+    const std::int64_t end = std::min<std::int64_t>((p + 1) * kPanel, chunk.tokens);
+    for (std::int64_t t = p * kPanel; t < end; ++t) {
+      AddTargets(chunk, t, memory.d_hidden(t));
+      StoreHidden(chunk, t, memory.d_hidden(t));
+    }
+  });
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -40,7 +40,7 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
   out.slab_vocab = sizes.slab_vocab;
   out.d_hidden_wanted = d_hidden;
   out.d_weight_wanted = d_weight;
-  out.state.floats = features.argmax ? 4 : 2;
+  out.state.floats = (features.argmax ? 4 : 2) + (sizes.far ? 1 : 0);
   out.state.doubles = (features.entropy ? 1 : 0) + (features.label_smoothing ? 1 : 0);
 
   const std::int64_t e = engine.element_bytes;
@@ -54,10 +54,25 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
       shared.take(out.segments * out.tokens * (out.state.floats * 4 + out.state.doubles * 8));
   out.stored = shared.take(stored_tiles * kVocabTile * out.tokens * out.stored_element_bytes);
   out.stored_exponent = shared.take(stored_tiles * out.tokens * 4);
+  // Of the far field: tokens in whole blocks, since pairs of a tile and a block lie apart.
+  const std::int64_t block = far_block_panels(engine.token_panel) * engine.token_panel;
+  const std::int64_t gradient_tokens =
+      sizes.far ? std::max(round_up(out.tokens, block), out.gradient_stride) : out.gradient_stride;
   out.slab_gradient =
-      shared.take(d_hidden || !engine.gradient_twice ? slab * out.gradient_stride * e : 0);
+      shared.take(d_hidden || !engine.gradient_twice ? slab * gradient_tokens * e : 0);
   out.slab_weight = shared.take(d_hidden ? slab * out.dim_n * e : 0);
   out.d_hidden = shared.take(d_hidden ? out.tokens * out.dim_n * 4 : 0);
+  if (sizes.far) {
+    const std::int64_t blocks = ceil_div(out.tokens, block);
+    const std::int64_t whole_tiles = round_up(out.tiles, kVocabTile);
+    out.tile_mass = shared.take(out.tiles * out.tokens * 2);
+    out.threshold = shared.take(out.segments * out.tokens * 2);
+    out.kept = shared.take(out.tiles * blocks);
+    out.pair_begin = shared.take((slab / kVocabTile + 1) * 4);
+    out.tile_gradient = shared.take(d_weight ? whole_tiles * out.dim_n * 4 : 0);
+    out.tile_sum = shared.take(whole_tiles * 4);
+    out.flat_hidden = shared.take(d_weight && features.label_smoothing ? shape.dim * 4 : 0);
+  }
   out.thread = shared.top();
 
   Stack own;

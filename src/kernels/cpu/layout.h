@@ -2,6 +2,7 @@
 // and by the kernels.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -25,9 +26,14 @@ inline constexpr std::int64_t kColumnBlock = 512;
 inline constexpr std::int64_t kSegments = 64;
 inline constexpr std::int64_t kMaxSegmentTiles = 512;
 
+// Tokens of a block whose kept tiles are one list: about 128, in whole panels.
+constexpr std::int64_t far_block_panels(std::int64_t token_panel) {
+  return std::max<std::int64_t>(1, (128 + token_panel / 2) / token_panel);
+}
+
 // Per-token state of one segment: arrays of floats, and of doubles for the sums asked for.
 struct StateFields {
-  int floats = 2;   // exponent, sum; with argmax: best, index
+  int floats = 2;   // exponent, sum; with argmax: best, index; with tile masses: base
   int doubles = 0;  // entropy sum, weighted sum
 };
 
@@ -55,6 +61,14 @@ struct Layout {
   std::size_t slab_gradient = 0;
   std::size_t slab_weight = 0;
   std::size_t d_hidden = 0;  // [tokens][dim_n] f32
+  // of the far field:
+  std::size_t tile_mass = 0;      // u16 [tiles][tokens]
+  std::size_t threshold = 0;      // u16 [segments][tokens]
+  std::size_t kept = 0;           // u8 [tiles][blocks]
+  std::size_t pair_begin = 0;     // i32 [slab tiles + 1]
+  std::size_t tile_gradient = 0;  // [tiles, whole kVocabTiles][dim_n] f32
+  std::size_t tile_sum = 0;       // f32 [tiles, whole kVocabTiles]
+  std::size_t flat_hidden = 0;    // f32 [dim]: sum_i flat_i x_i
   // and of each thread:
   std::size_t thread = 0;
   std::size_t thread_bytes = 0;

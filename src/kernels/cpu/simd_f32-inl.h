@@ -122,11 +122,18 @@ struct EngineF32 {
              panels, tokens, c, ldc);
   }
 
-  // c [tokens][ldc] += gradient of the slab [vocab][tokens of this block]^T . w panels.
+  // Where the gradient of one tile and one block of tokens goes, apart from others: [kVocabTile]
+  // [block tokens] at `pair`.
+  static Gradient PairGradient(Element* pair, std::int64_t block_tokens, Element*, std::int64_t,
+                               const Layout&) {
+    return {pair, block_tokens};
+  }
+
+  // c [tokens][ldc] += gradient of the slab [slab_depth][tokens of this block]^T . w panels.
   static void HiddenGradient(const Element* slab, std::int64_t stride, std::int64_t first_token,
-                             std::int64_t tokens, const Element* w, std::int64_t words,
-                             std::int64_t depth, std::int64_t first_panel, std::int64_t panels,
-                             float* HWY_RESTRICT c, std::int64_t ldc) {
+                             std::int64_t tokens, std::int64_t, const Element* w,
+                             std::int64_t words, std::int64_t depth, std::int64_t first_panel,
+                             std::int64_t panels, float* HWY_RESTRICT c, std::int64_t ldc) {
     Multiply(slab + first_token, 1, stride, tokens, w + first_panel * depth * kPanel, depth, panels,
              words, c, ldc);
   }

@@ -10,6 +10,7 @@
 #include "hwy/highway.h"
 #include "kernels/cpu/bf16_engine-inl.h"
 #include "kernels/cpu/chunk-inl.h"
+#include "kernels/cpu/far_backward-inl.h"
 #include "kernels/cpu/simd_f32-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -30,7 +31,11 @@ HeadKernel KernelOf() {
           ScratchBytes<Engine>,
           stored_element_bytes,
           RunForward<Engine>,
-          RunBackward<Engine>};
+          RunBackward<Engine>,
+          FarMemory<Engine>::kBlock,
+          sizeof(typename Engine::Element) == 2 ? DType::bf16 : DType::f32,
+          RunFarPrepare<Engine>,
+          RunFarBackward<Engine>};
 }
 
 HeadKernel KernelF32() { return KernelOf<EngineF32>(); }

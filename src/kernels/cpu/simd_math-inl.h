@@ -65,6 +65,23 @@ HWY_INLINE V Exp2(V t) {
 }
 #endif
 
+// log2 of a positive normal number, to 2e-5 (a least-squares fit at Chebyshev nodes).
+HWY_INLINE V Log2(V x) {
+  const D d;
+  const DI di;
+  const auto bits = hn::BitCast(di, x);
+  const auto exponent = hn::Sub(hn::ShiftRight<23>(bits), hn::Set(di, 127));
+  const auto mantissa = hn::Or(hn::And(bits, hn::Set(di, 0x7fffff)), hn::Set(di, 0x3f800000));
+  const V f = hn::Sub(hn::BitCast(d, mantissa), hn::Set(d, 1.0f));
+  V p = hn::Set(d, 4.39286278e-2f);
+  p = hn::MulAdd(p, f, hn::Set(d, -1.89832447e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 4.11561482e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, -7.07253434e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.44159208f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.439093e-5f));
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Add(p, hn::ConvertTo(d, exponent)));
+}
+
 // 2^n for integral n, exact; 0 below -126.
 HWY_INLINE V PowerOfTwo(V n) {
   const D d;

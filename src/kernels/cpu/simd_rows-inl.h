@@ -73,6 +73,38 @@ HWY_INLINE void AddRow(const MatrixRows& m, std::int64_t row, std::int64_t first
   }
 }
 
+// to[j] += factor * from[j].
+HWY_INLINE void AddScaled(const float* HWY_RESTRICT from, std::int64_t count, float factor,
+                          float* HWY_RESTRICT to) {
+  const D d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const V f = hn::Set(d, factor);
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes)
+    hn::StoreU(hn::MulAdd(f, hn::LoadU(d, from + i), hn::LoadU(d, to + i)), d, to + i);
+  for (; i < count; ++i) to[i] = __builtin_fmaf(factor, from[i], to[i]);
+}
+
+// sum_i (a_i - b_i)^2; b null: 0.
+HWY_INLINE float SquaredDistance(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b,
+                                 std::int64_t count) {
+  const D d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  V sum = hn::Zero(d);
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const V v =
+        b == nullptr ? hn::LoadU(d, a + i) : hn::Sub(hn::LoadU(d, a + i), hn::LoadU(d, b + i));
+    sum = hn::MulAdd(v, v, sum);
+  }
+  float total = hn::GetLane(hn::SumOfLanes(d, sum));
+  for (; i < count; ++i) {
+    const float v = a[i] - (b == nullptr ? 0.0f : b[i]);
+    total = __builtin_fmaf(v, v, total);
+  }
+  return total;
+}
+
 // Columns of one output row: data[base + i * stride] = values[i] (+ what it holds), rounded once.
 HWY_INLINE void StoreRow(void* data, DType dtype, std::int64_t base, std::int64_t stride,
                          bool accumulate, std::int64_t count, const float* HWY_RESTRICT values) {

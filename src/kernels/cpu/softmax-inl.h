@@ -32,7 +32,17 @@ struct PanelState {
   float* best_index = nullptr;  // an int32 in a float's bits
   double* entropy = nullptr;    // sum_j 2^(z log2e - exponent) z
   double* weighted = nullptr;
+  float* base = nullptr;  // with tile masses: what they are relative to; -inf until one has mass
 };
+
+// A tile's mass sum_j exp(z_ij) (times the softcap's slope) in 16 bit: log2 of it relative to a
+// base of the row, in steps of 1/256, so within 2^(1/512). 0: no mass, or under 2^-127 of the base;
+// kMassTop: as much or more than that stands for.
+inline constexpr float kMassSteps = 256.0f;
+inline constexpr std::int32_t kMassBase = 32768;
+inline constexpr std::int32_t kMassTop = 65535;
+// Relative error of a mass: 2^(1/512) - 1, that of Log2 included.
+inline constexpr float kMassError = 1.5e-3f;
 
 inline void ResetState(const PanelState& state, std::int64_t tokens) {
   for (std::int64_t t = 0; t < tokens; ++t) {
@@ -44,6 +54,7 @@ inline void ResetState(const PanelState& state, std::int64_t tokens) {
     }
     if (state.entropy != nullptr) state.entropy[t] = 0.0;
     if (state.weighted != nullptr) state.weighted[t] = 0.0;
+    if (state.base != nullptr) state.base[t] = -INFINITY;
   }
 }
 
@@ -86,13 +97,51 @@ HWY_INLINE void StoreElement(V v, T* to) {
 HWY_INLINE V LoadElement(const std::uint16_t* from) { return LoadBf16(from); }
 HWY_INLINE V LoadElement(const float* from) { return hn::Load(D(), from); }
 
-// Adds the block to the running state. With Stored: keeps 2^(z log2e - k) (times the softcap's
+// Codes of log2 masses relative to `base`; `nothing` marks tokens without mass.
+HWY_INLINE hn::Vec<DI> MassCode(V log2_mass, V base) {
+  const D d;
+  const DI di;
+  const V steps = hn::MulAdd(hn::Sub(log2_mass, base), hn::Set(d, kMassSteps),
+                             hn::Set(d, static_cast<float>(kMassBase)));
+  const V clamped = hn::Min(hn::Max(steps, hn::Zero(d)), hn::Set(d, static_cast<float>(kMassTop)));
+  return hn::IfThenElse(hn::RebindMask(di, hn::IsNaN(log2_mass)), hn::Zero(di),
+                        hn::NearestInt(clamped));
+}
+
+// The masses of one tile, `top` and `sum` as AbsorbBlock has them, to code [kPanel].
+HWY_INLINE void StoreMass(V k, V sum, std::int64_t t, const PanelState& state,
+                          std::uint16_t* HWY_RESTRICT code) {
+  const D d;
+  const DU16 du16;
+  const V old = hn::LoadU(d, state.base + t);
+  const auto nothing = hn::Eq(sum, hn::Zero(d));
+  const auto first = hn::Eq(old, hn::Set(d, -INFINITY));
+  const V base = hn::IfThenElse(hn::AndNot(nothing, first), k, old);
+  hn::StoreU(base, d, state.base + t);
+  const V log2_mass = hn::IfThenElse(nothing, hn::Set(d, -INFINITY), hn::Add(k, Log2(sum)));
+  hn::StoreU(hn::DemoteTo(du16, MassCode(log2_mass, base)), du16, code + t);
+}
+
+// log2 masses from their codes; -inf for 0.
+HWY_INLINE V LoadMass(const std::uint16_t* HWY_RESTRICT code, V base) {
+  const D d;
+  const DI di;
+  const auto bits = hn::BitCast(di, hn::PromoteTo(DU(), hn::LoadU(DU16(), code)));
+  const V steps = hn::ConvertTo(d, hn::Sub(bits, hn::Set(di, kMassBase)));
+  const V value = hn::MulAdd(steps, hn::Set(d, 1.0f / kMassSteps), base);
+  return hn::IfThenElse(hn::RebindMask(d, hn::Eq(bits, hn::Zero(di))), hn::Set(d, -INFINITY),
+                        value);
+}
+
+// Adds the block to the running state. With mass: keeps the codes of the block's masses in it. With
+// Stored: keeps 2^(z log2e - k) (times the softcap's
 // slope) of each word and token in stored [kVocabTile][kPanel], and k, integral, in stored_exponent
 // [kPanel].
 template <int kPanel, class Bf16, typename Stored>
 HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, std::int64_t words,
                             const float* HWY_RESTRICT z, const PanelState& state,
-                            Stored* HWY_RESTRICT stored, float* HWY_RESTRICT stored_exponent) {
+                            Stored* HWY_RESTRICT stored, float* HWY_RESTRICT stored_exponent,
+                            std::uint16_t* HWY_RESTRICT mass) {
   const D d;
   const DI di;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -122,6 +171,17 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
       for (std::int64_t r = 0; r < words; ++r) {
         sum = hn::Add(sum, Exp2(hn::MulSub(hn::Load(d, z + r * kPanel + t), log2e, k)));
       }
+    }
+    if (mass != nullptr) {
+      V slope_sum = sum;
+      if (f.cap != 0.0f) {
+        slope_sum = hn::Zero(d);
+        for (std::int64_t r = 0; r < words; ++r) {
+          const V x = hn::Load(d, z + r * kPanel + t);
+          slope_sum = hn::MulAdd(Exp2(hn::MulSub(x, log2e, k)), CapSlope(x, inverse), slope_sum);
+        }
+      }
+      StoreMass(k, slope_sum, t, state, mass);
     }
 
     const V old_k = hn::LoadU(d, state.exponent + t);

@@ -59,6 +59,8 @@ HWY_EXPORT(Gemm);
 HWY_EXPORT(ToF32);
 HWY_EXPORT(FromF32);
 HWY_EXPORT(FunctionOf);
+HWY_EXPORT(Dot);
+HWY_EXPORT(AddScaledTo);
 HWY_EXPORT(RowSum);
 HWY_EXPORT(RowMax);
 HWY_EXPORT(RowLse);
@@ -227,6 +229,12 @@ VectorFunctionF64 function_f64_of(VectorOp op) { return scalar_loop_of<double>(o
 float row_sum_of(const float* x, std::int64_t n) { return HWY_DYNAMIC_DISPATCH(RowSum)(x, n); }
 float row_max_of(const float* x, std::int64_t n) { return HWY_DYNAMIC_DISPATCH(RowMax)(x, n); }
 LseState row_lse_of(const float* x, std::int64_t n) { return HWY_DYNAMIC_DISPATCH(RowLse)(x, n); }
+float dot_of(const float* a, const float* b, std::int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(Dot)(a, b, n);
+}
+void add_scaled_of(const float* x, float factor, float* y, std::int64_t n) {
+  HWY_DYNAMIC_DISPATCH(AddScaledTo)(x, factor, y, n);
+}
 void add_to_of(const float* x, float* y, std::int64_t n) { HWY_DYNAMIC_DISPATCH(AddTo)(x, y, n); }
 void max_to_of(const float* x, float* y, std::int64_t n) { HWY_DYNAMIC_DISPATCH(MaxTo)(x, y, n); }
 std::size_t attention_scratch_of(const AttentionShape& shape, bool backward) {
@@ -262,6 +270,10 @@ VectorFunctionF64 vector_function_f64(VectorOp op) { return cpu::function_f64_of
 float row_sum(const float* x, std::int64_t n) { return cpu::row_sum_of(x, n); }
 float row_max(const float* x, std::int64_t n) { return cpu::row_max_of(x, n); }
 LseState row_lse(const float* x, std::int64_t n) { return cpu::row_lse_of(x, n); }
+float dot(const float* a, const float* b, std::int64_t n) { return cpu::dot_of(a, b, n); }
+void add_scaled(const float* x, float factor, float* y, std::int64_t n) {
+  cpu::add_scaled_of(x, factor, y, n);
+}
 void add_to(const float* x, float* y, std::int64_t n) { cpu::add_to_of(x, y, n); }
 void max_to(const float* x, float* y, std::int64_t n) { cpu::max_to_of(x, y, n); }
 std::size_t attention_scratch_bytes(const AttentionShape& shape, bool backward) {

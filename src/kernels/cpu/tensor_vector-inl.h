@@ -391,6 +391,35 @@ inline float RowMax(const float* x, std::int64_t n) {
                 [](V a, V b) HWY_ATTR { return MaxNan(a, b); });
 }
 
+// Four sums at a time, so that a multiply-add waits for none of the last three.
+inline float Dot(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, std::int64_t n) {
+  const D d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  V sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  std::int64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    for (std::int64_t s = 0; s < 4; ++s) {
+      sum[s] = hn::MulAdd(hn::LoadU(d, a + i + s * lanes), hn::LoadU(d, b + i + s * lanes), sum[s]);
+    }
+  }
+  for (; i + lanes <= n; i += lanes)
+    sum[0] = hn::MulAdd(hn::LoadU(d, a + i), hn::LoadU(d, b + i), sum[0]);
+  float total =
+      hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]))));
+  for (; i < n; ++i) total = __builtin_fmaf(a[i], b[i], total);
+  return total;
+}
+inline void AddScaledTo(const float* HWY_RESTRICT x, float factor, float* HWY_RESTRICT y,
+                        std::int64_t n) {
+  const D d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const V f = hn::Set(d, factor);
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes)
+    hn::StoreU(hn::MulAdd(f, hn::LoadU(d, x + i), hn::LoadU(d, y + i)), d, y + i);
+  for (; i < n; ++i) y[i] = __builtin_fmaf(factor, x[i], y[i]);
+}
+
 inline LseState RowLse(const float* x, std::int64_t n) {
   const float top = RowMax(x, n);
   if (!(std::abs(top) < std::numeric_limits<float>::infinity())) {

@@ -26,7 +26,7 @@ inline void LoadWeightGradient(const WeightGradientSink& sink, std::int64_t dim,
   if (sink.first_chunk && !sink.accumulate) return;
   const MatrixRows output{sink.data, sink.dtype, sink.row_stride, sink.col_stride, nullptr};
   for (std::int64_t r = 0; r < words; ++r) {
-    const std::int64_t word = first_word + r;
+    const std::int64_t word = sink.row(first_word + r);
     if (from_output) {
       LoadRow(output, word, column, columns, c + r * ldc);
     } else if (sink.accumulator != nullptr) {
@@ -51,7 +51,7 @@ inline void StoreWeightGradient(const WeightGradientSink& sink, std::int64_t dim
                                 std::int64_t columns, const float* HWY_RESTRICT c,
                                 std::int64_t ldc) {
   for (std::int64_t r = 0; r < words; ++r) {
-    const std::int64_t word = first_word + r;
+    const std::int64_t word = sink.row(first_word + r);
     if (sink.last_chunk || sink.dtype == DType::f32) {
       StoreRow(sink.data, sink.dtype, word * sink.row_stride + column * sink.col_stride,
                sink.col_stride, false, columns, c + r * ldc);

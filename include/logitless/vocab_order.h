@@ -1,0 +1,70 @@
+// An order of the vocabulary whose tiles of 128 words hold similar ones: what the far field
+// (docs/far_field.md) walks instead of word ids. The caller's tensors stay in their own order.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "logitless/context.h"
+#include "logitless/export.h"
+#include "logitless/tensor_view.h"
+
+namespace logitless {
+
+struct OrderOptions {
+  // Words are grouped by average probability into this many strata, each then split by repeated
+  // principal-direction bisection of its rows of the weights, down to a tile. 1 to 4096.
+  std::int64_t strata = 16;
+  // Of the starting directions of power iteration.
+  std::uint64_t seed = 0;
+};
+
+// Immutable; copies share their data, and any number of threads may use one.
+class LOGITLESS_API VocabOrder {
+ public:
+  VocabOrder() = default;
+  // words: a permutation of [0, vocab), position by position. average: each word's average
+  // probability (any positive scale), by word id. Throws InvalidArgument when it is no permutation,
+  // or an average is not finite or negative.
+  VocabOrder(std::span<const std::int64_t> words, std::span<const float> average);
+
+  bool empty() const { return data_ == nullptr; }
+  std::int64_t vocab() const;
+  std::span<const std::int64_t> words() const;      // [vocab] the word at each position
+  std::span<const std::int32_t> positions() const;  // [vocab] the position of each word
+  std::span<const float> average() const;           // [vocab] by word
+  // [vocab] by position: average / its sum over the tile, tiles of 128 positions.
+  std::span<const float> share() const;
+
+  // A safetensors file: words i64 [vocab], average f32 [vocab]. Throws Error (file), or what the
+  // constructor throws.
+  void save(const std::string& path) const;
+  static VocabOrder load(const std::string& path);
+
+ private:
+  struct Data;
+  std::shared_ptr<const Data> data_;
+};
+
+// The average probability of each word, mean_i softmax(scale * (hidden_i . weight_j + bias_j)),
+// over the rows of hidden [..., D]: a sample of a thousand or two serves. On the CPU. Two passes
+// over rows * vocab * dim at most; extra memory: a plan of memory_budget (0: the default), 4 B *
+// vocab beside the result. softcap as in CrossEntropyOptions.
+LOGITLESS_API std::vector<float> average_probability(const Context& context,
+                                                     const ConstTensorView& hidden,
+                                                     const ConstTensorView& weight,
+                                                     const ConstTensorView& bias = {},
+                                                     float logit_scale = 1.0f, float softcap = 0.0f,
+                                                     std::size_t memory_budget = 0);
+
+// The order of weight [V, D] (f32, bf16 or f16, rows of any stride) for these averages [V]. On the
+// CPU; the same for any number of threads. Extra memory: 512 rows in fp32 a thread, and 16 B * V.
+// Throws InvalidArgument on sizes or options that do not fit.
+LOGITLESS_API VocabOrder make_vocab_order(const Context& context, const ConstTensorView& weight,
+                                          std::span<const float> average,
+                                          const OrderOptions& options = {});
+
+}  // namespace logitless

@@ -1,0 +1,94 @@
+#include "cli/far_args.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "cli/output.h"
+#include "cli/tensors.h"
+
+namespace logitless::cli {
+namespace {
+
+// Evenly spaced rows of hidden [..., D], copied.
+OwnedTensor sample_rows(const ConstTensorView& hidden, std::int64_t most) {
+  const int last = hidden.rank() - 1;
+  const std::int64_t dim = hidden.size(last);
+  const std::int64_t rows = dim > 0 ? hidden.numel() / dim : 0;
+  const std::int64_t count = std::min(rows, most);
+  const std::int64_t shape[] = {count, dim};
+  OwnedTensor out = make_tensor(hidden.dtype(), shape);
+  const std::size_t bytes = static_cast<std::size_t>(dim) * size_of(hidden.dtype());
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::memcpy(static_cast<std::byte*>(out.view.data()) + static_cast<std::size_t>(i) * bytes,
+                static_cast<const std::byte*>(hidden.data()) +
+                    static_cast<std::size_t>(i * rows / count) * bytes,
+                bytes);
+  }
+  return out;
+}
+
+}  // namespace
+
+void FarArgs::add(CLI::App& app) {
+  const auto mark = [this](const std::string&) { given = true; };
+  const char* group = "Far field (--plan far-backward)";
+  add_number(app, "--tau", tau,
+             "tiles with more probability than X for a token are computed exactly (default 0.003)")
+      ->each(mark)
+      ->group(group);
+  add_parsed(
+      app, "--order", "FILE|fresh", [this](const std::string& text) { order = text; },
+      "order of the vocabulary: of a file, or made from the tokens (default)")
+      ->each(mark)
+      ->group(group);
+  add_integer(app, "--order-rows", order_rows, 1, INT64_MAX,
+              "tokens a fresh order is made from, evenly spaced (default 1536)")
+      ->each(mark)
+      ->group(group);
+  add_parsed(
+      app, "--save-order", "FILE", [this](const std::string& text) { save_order = text; },
+      "write the order, for --order of later calls")
+      ->each(mark)
+      ->group(group);
+  add_integer(app, "--audit", audit, 0, INT64_MAX,
+              "compute d_hidden of N tokens exactly, too, and report the error")
+      ->each(mark)
+      ->group(group);
+}
+
+void FarArgs::add_to(PlanRequest& request) const {
+  if (request.accuracy == Accuracy::exact) {
+    if (given) {
+      throw UsageError(
+          "--tau, --order, --order-rows, --save-order, --audit: only --plan far-backward has them");
+    }
+    return;
+  }
+  if (!(tau >= 0.0 && tau < 1.0))
+    throw UsageError(fmt::format("--tau: expected a number in (0, 1), got {}", tau));
+  request.tau = static_cast<float>(tau);
+  request.audit_rows = audit;
+}
+
+VocabOrder FarArgs::make(const Context& context, const CrossEntropyOptions& options,
+                         const CrossEntropyInputs& in) const {
+  VocabOrder out;
+  if (order != "fresh") {
+    out = VocabOrder::load(order);
+    if (out.vocab() != in.weight.size(0)) {
+      throw UsageError(fmt::format("--order: {} is of {} words, --weight has {}", order,
+                                   out.vocab(), in.weight.size(0)));
+    }
+  } else {
+    const OwnedTensor rows = sample_rows(in.hidden, order_rows);
+    out = make_vocab_order(context, in.weight,
+                           average_probability(context, rows.view, in.weight, in.bias,
+                                               options.logit_scale, options.softcap));
+  }
+  if (!save_order.empty()) out.save(save_order);
+  return out;
+}
+
+}  // namespace logitless::cli

@@ -1,0 +1,28 @@
+// Options of the far field: --tau --order --order-rows --save-order --audit.
+#pragma once
+
+#include <string>
+
+#include "cli/args.h"
+#include "logitless/logitless.h"
+
+namespace logitless::cli {
+
+struct FarArgs {
+  double tau = 0.0;  // 0: the default
+  std::string order = "fresh";
+  std::int64_t order_rows = 1536;
+  std::string save_order;
+  std::int64_t audit = 0;
+  bool given = false;  // any of them
+
+  void add(CLI::App& app);
+  // Adds tau and audit. Throws UsageError when one of the options is given without a far-field
+  // plan.
+  void add_to(PlanRequest& request) const;
+  // Of the file, or made from evenly spaced rows of hidden; saved if that was asked for.
+  VocabOrder make(const Context& context, const CrossEntropyOptions& options,
+                  const CrossEntropyInputs& in) const;
+};
+
+}  // namespace logitless::cli

@@ -1,0 +1,129 @@
+#include "head/far_field.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+#include "head/engine.h"
+
+namespace logitless {
+
+FarTiles Engine::far_tiles() const {
+  FarTiles tiles;
+  tiles.share = call_.order->share().data();
+  tiles.centroid = at<std::byte>(layout_.centroid);
+  tiles.radius = at<float>(layout_.radius);
+  tiles.centroid_norm = at<float>(layout_.centroid_norm);
+  if (plan_.features.label_smoothing) tiles.weighted_total = at<float>(layout_.weighted_total);
+  return tiles;
+}
+
+// What holds for all chunks: tiles as points, tokens to audit.
+void Engine::start_far() {
+  far_sums_ = {};
+  FarPrepare prepare;
+  set_common(prepare, 0, 0);
+  prepare.tiles = far_tiles();
+  kernel_.far_prepare(prepare);
+  if (plan_.audit == nullptr) return;
+  // Evenly spaced among the valid tokens.
+  audited_ = std::min(plan_.audit->shape.tokens, valid_);
+  auto* rows = at<std::int64_t>(layout_.audit_rows);
+  for (std::int64_t i = 0; i < audited_; ++i) {
+    rows[i] = valid_rows()[i * valid_ / audited_];
+    rows[plan_.audit->shape.tokens + i] = i;
+  }
+}
+
+// Targets of the kernel by position; those the caller sees stay words.
+void Engine::map_positions(const ForwardChunk& chunk) const {
+  const std::int32_t* words = at<std::int32_t>(layout_.words);
+  auto* positions = at<std::int32_t>(layout_.positions);
+  const std::int64_t slots = chunk.tokens * plan_.features.targets_per_token;
+  for (std::int64_t slot = 0; slot < slots; ++slot)
+    positions[slot] = words[slot] < 0 ? -1 : call_.order->positions()[words[slot]];
+}
+
+void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
+  FarBackwardChunk chunk;
+  static_cast<BackwardChunk&>(chunk) = backward;
+  chunk.tiles = far_tiles();
+  chunk.tau = plan_.tau;
+  chunk.log2_total = at<float>(layout_.log2_total);
+  chunk.target_logit = at<float>(layout_.target_logit);
+  chunk.most_kept = kMostKept;
+  chunk.bound = at<float>(layout_.bound);
+  chunk.norm_squared = at<double>(layout_.norm_squared);
+  std::int64_t kept = 0, pairs = 0;
+  chunk.kept = &kept;
+  chunk.pairs = &pairs;
+  if (audited_ > 0) {
+    auto* audit_row = at<std::int32_t>(layout_.audit_row);
+    std::fill_n(audit_row, chunk.tokens, -1);
+    for (std::int64_t i = 0; i < audited_; ++i) {
+      const std::int64_t token = i * valid_ / audited_ - first;
+      if (token >= 0 && token < chunk.tokens) audit_row[token] = static_cast<std::int32_t>(i);
+    }
+    chunk.audit_row = audit_row;
+    chunk.audit = at<float>(layout_.audit);
+  }
+  kernel_.far_backward(chunk);
+  far_sums_.kept += kept;
+  far_sums_.pairs += pairs;
+  far_sums_.fallback = far_sums_.fallback || kept == pairs;
+  for (std::int64_t t = 0; t < chunk.tokens; ++t) {
+    const double bound = static_cast<double>(chunk.bound[t]);
+    far_sums_.bound_squared += bound * bound;
+    if (chunk.d_hidden.data != nullptr) far_sums_.norm_squared += chunk.norm_squared[t];
+    if (bound_output_ != nullptr) bound_output_->set(valid_rows()[first + t], bound);
+  }
+}
+
+FarFieldStatistics Engine::far_statistics() const {
+  FarFieldStatistics out;
+  if (!far()) return out;
+  if (far_sums_.pairs > 0) {
+    out.kept = static_cast<double>(far_sums_.kept) / static_cast<double>(far_sums_.pairs);
+  }
+  out.passes = far_passes(out.kept, plan_.features);
+  out.dense_fallback = far_sums_.fallback;
+  if (far_sums_.norm_squared > 0.0)
+    out.bound = std::sqrt(far_sums_.bound_squared / far_sums_.norm_squared);
+  return out;
+}
+
+void Engine::audit(TokenFunction function, FarFieldStatistics& statistics) const {
+  if (audited_ == 0) return;
+  const std::int64_t dim = call_.shape.dim;
+  const std::int64_t room = plan_.audit->shape.tokens;
+  const auto* rows = at<std::int64_t>(layout_.audit_rows);
+  const std::int64_t sizes[] = {room, dim};
+  auto* exact = at<float>(layout_.audit_exact);
+  const Workspace workspace(at<std::byte>(layout_.total), plan_.audit->workspace_bytes());
+  EngineCall call = call_;
+  call.plan = plan_.audit.get();
+  call.workspace = &workspace;
+  call.shape.tokens = audited_;
+  call.d_hidden = TensorView(exact, DType::f32, sizes);
+  call.d_weight = {};
+  call.d_bias = {};
+  call.accumulate = false;
+  call.order = nullptr;
+  call.only_rows = {rows, static_cast<std::size_t>(audited_)};
+  call.only_to = rows + room;
+  Engine(call, plan_.audit->features).run(function);
+
+  const float* far = at<float>(layout_.audit);
+  double error = 0.0;
+  double norm = 0.0;
+  for (std::int64_t i = 0; i < audited_ * dim; ++i) {
+    const double e = static_cast<double>(exact[i]);
+    const double difference = static_cast<double>(far[i]) - e;
+    error += difference * difference;
+    norm += e * e;
+  }
+  statistics.audited_tokens = audited_;
+  statistics.audited_error = norm > 0.0 ? std::sqrt(error / norm) : 0.0;
+}
+
+}  // namespace logitless

@@ -1,0 +1,31 @@
+// What the far field adds to the engine (docs/far_field.md): its own inputs of a chunk, its
+// statistics, and the audit.
+#pragma once
+
+#include <cstdint>
+
+#include "logitless/plan.h"
+
+namespace logitless {
+
+// Above this part of the tiles to keep there is nothing to gain: all are kept, and planners choose
+// a dense plan.
+inline constexpr double kMostKept = 2.0 / 3.0;
+
+// Passes over tokens * vocab * dim of a call that kept this part of its tiles: the forward, the
+// logits of the kept tiles again, their gradients, and two products with one point for each tile.
+inline double far_passes(double kept, const HeadFeatures& features) {
+  const double gradients = (features.d_hidden ? 1.0 : 0.0) + (features.d_weight ? 1.0 : 0.0);
+  return 1.0 + kept * (1.0 + gradients) + gradients / 128.0;
+}
+
+// Sums of a call, over its chunks.
+struct FarSums {
+  std::int64_t kept = 0;
+  std::int64_t pairs = 0;
+  bool fallback = false;
+  double bound_squared = 0.0;
+  double norm_squared = 0.0;
+};
+
+}  // namespace logitless

@@ -1,0 +1,225 @@
+// The far field's own part of a chunk's scratch memory: tile masses and which tiles are kept; and
+// each tile as one point.
+#if defined(LOGITLESS_FAR_TILES_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LOGITLESS_FAR_TILES_INL_H
+#undef LOGITLESS_FAR_TILES_INL_H
+#else
+#define LOGITLESS_FAR_TILES_INL_H
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "core/half.h"
+#include "kernels/cpu/chunk-inl.h"
+#include "math/lse_state.h"
+#include "math/softcap.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace logitless::cpu::HWY_NAMESPACE {
+
+// Blocks of far_row_block tokens, and what is known of each tile for each.
+template <class Engine>
+class FarMemory : public ChunkMemory<Engine> {
+ public:
+  using Base = ChunkMemory<Engine>;
+  using Base::layout;
+  static constexpr std::int64_t kPanel = Engine::kPanel;
+  static constexpr std::int64_t kBlockPanels = far_block_panels(Engine::kPanel);
+  static constexpr std::int64_t kBlock = kBlockPanels * kPanel;
+
+  explicit FarMemory(const ChunkCommon& chunk)
+      : Base(chunk), blocks(ceil_div(this->panels, kBlockPanels)) {}
+
+  std::int64_t segment_of(std::int64_t tile) const { return tile / layout.tiles_per_segment; }
+  std::uint16_t* threshold(std::int64_t segment) const {
+    return this->template at<std::uint16_t>(layout.threshold) + segment * layout.tokens;
+  }
+  // [blocks] of one tile: 1 where it is kept.
+  std::uint8_t* kept(std::int64_t tile) const {
+    return this->template at<std::uint8_t>(layout.kept) + tile * blocks;
+  }
+  // Pairs of a kept tile and a block, numbered through the slab, by tile: where those of its t-th
+  // tile begin.
+  std::int32_t* pair_begin() const { return this->template at<std::int32_t>(layout.pair_begin); }
+  typename Engine::Element* pair(std::int64_t index) const {
+    return this->slab_gradient() + index * kVocabTile * kBlock;
+  }
+  float* tile_gradient(std::int64_t tile) const {
+    return this->template at<float>(layout.tile_gradient) + tile * layout.dim_n;
+  }
+  float* tile_sum() const { return this->template at<float>(layout.tile_sum); }
+  float* flat_hidden() const { return this->template at<float>(layout.flat_hidden); }
+  // Panels of one block.
+  std::int64_t first_panel(std::int64_t block) const { return block * kBlockPanels; }
+  std::int64_t end_panel(std::int64_t block) const {
+    return std::min(this->panels, (block + 1) * kBlockPanels);
+  }
+
+  const std::int64_t blocks;
+};
+
+// A tile is kept for a block when the mass of one of its tokens is above the token's threshold;
+// tokens without gradient keep nothing. Returns the kept pairs; all of them where that is more than
+// most_kept of all.
+template <class Engine>
+std::int64_t SelectTiles(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory) {
+  const Layout& layout = memory.layout;
+  const float log2_tau = std::log2(chunk.tau);
+  parallel_for(chunk.threads, layout.segments, [&](std::int64_t segment, int) {
+    const float* base = memory.mass_base(segment, 0);
+    std::uint16_t* threshold = memory.threshold(segment);
+    for (std::int64_t t = 0; t < memory.tokens; ++t) {
+      std::int32_t code = kMassTop;
+      if (t < chunk.tokens && chunk.linear[t] != 0.0f && base[t] > -INFINITY) {
+        const float steps = (chunk.log2_total[t] + log2_tau - base[t]) * kMassSteps;
+        // A mass too large for the codes is kept; a NaN keeps nothing.
+        code = steps >= static_cast<float>(kMassTop - 1 - kMassBase) ? kMassTop - 1
+               : steps > static_cast<float>(-kMassBase)
+                   ? static_cast<std::int32_t>(std::floor(steps)) + kMassBase
+               : std::isnan(steps) ? kMassTop
+                                   : 0;
+      }
+      threshold[t] = static_cast<std::uint16_t>(code);
+    }
+  });
+  parallel_for(chunk.threads, layout.tiles, [&](std::int64_t tile, int) {
+    const std::uint16_t* mass = memory.tile_mass(tile, 0);
+    const std::uint16_t* threshold = memory.threshold(memory.segment_of(tile));
+    std::uint8_t* kept = memory.kept(tile);
+    for (std::int64_t block = 0; block < memory.blocks; ++block) {
+      const std::int64_t end = memory.end_panel(block) * Engine::kPanel;
+      unsigned above = 0;
+      for (std::int64_t t = block * memory.kBlock; t < end; ++t)
+        above |= static_cast<unsigned>(mass[t] > threshold[t]);
+      kept[block] = static_cast<std::uint8_t>(above);
+    }
+  });
+  std::int64_t count = 0;
+  const std::int64_t all = layout.tiles * memory.blocks;
+  for (std::int64_t i = 0; i < all; ++i) count += memory.kept(0)[i];
+  if (static_cast<double>(count) <= chunk.most_kept * static_cast<double>(all)) return count;
+  std::memset(memory.kept(0), 1, static_cast<std::size_t>(all));
+  return all;
+}
+
+// The target's own part out of the mass of each far tile: its coefficient is exact and has it.
+template <class Engine>
+void RemoveTargets(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory) {
+  const std::int64_t per_token = chunk.features->targets_per_token;
+  const double cap = chunk.features->softcap;
+  parallel_for(chunk.threads, chunk.tokens, [&](std::int64_t t, int) {
+    const std::int32_t* words = chunk.targets.words + t * per_token;
+    for (std::int64_t k = 0; k < per_token; ++k) {
+      if (words[k] < 0 || std::find(words, words + k, words[k]) != words + k) continue;
+      const std::int64_t tile = words[k] / kVocabTile;
+      if (memory.kept(tile)[t / memory.kBlock] != 0) continue;
+      std::uint16_t* code = memory.tile_mass(tile, 0) + t;
+      if (*code == 0) continue;
+      const double base = memory.mass_base(memory.segment_of(tile), 0)[t];
+      const double z = static_cast<double>(chunk.target_logit[t * per_token + k]);
+      const double mass = std::exp2(static_cast<double>(*code - kMassBase) / kMassSteps);
+      const double rest = mass - std::exp2(z * kLog2E - base) * softcap_slope(z, cap);
+      const double steps = rest > 0.0 ? std::log2(rest) * kMassSteps + kMassBase : 0.0;
+      *code = static_cast<std::uint16_t>(std::clamp(std::nearbyint(steps), 0.0, 65535.0));
+    }
+  });
+}
+
+// da of far tiles [first, + tiles), at most kVocabTile, for one panel: mass * linear, 0 where kept.
+// g [kVocabTile][kPanel].
+template <class Engine>
+void FarGradient(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t first,
+                 std::int64_t tiles, std::int64_t panel, float* HWY_RESTRICT g) {
+  constexpr std::int64_t kPanel = Engine::kPanel;
+  const D d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const std::int64_t block = panel / memory.kBlockPanels;
+  const std::int64_t token = panel * kPanel;
+  for (std::int64_t r = 0; r < kVocabTile; ++r) {
+    float* to = g + r * kPanel;
+    const std::int64_t tile = first + r;
+    if (r >= tiles || memory.kept(tile)[block] != 0) {
+      std::memset(to, 0, kPanel * sizeof(float));
+      continue;
+    }
+    const float* base = memory.mass_base(memory.segment_of(tile), panel);
+    const std::uint16_t* mass = memory.tile_mass(tile, panel);
+    for (std::int64_t t = 0; t < kPanel; t += lanes) {
+      const V linear = hn::LoadU(d, chunk.linear + token + t);
+      const V shift = hn::Sub(LoadMass(mass + t, hn::LoadU(d, base + t)),
+                              hn::LoadU(d, chunk.exponent + token + t));
+      const V e = hn::IfThenElse(hn::IsNaN(linear), linear, Exp2(shift));
+      // Padding has linear 0 and any mass.
+      hn::Store(hn::IfThenZeroElse(hn::Eq(linear, hn::Zero(d)), hn::Mul(linear, e)), d, to + t);
+    }
+  }
+}
+
+// A tile's centroid, its radius, its part of sum_j omega_j w_j.
+template <class Engine>
+void PrepareTile(const FarPrepare& chunk, std::int64_t tile) {
+  constexpr std::int64_t kStep = 2048;
+  const std::int64_t dim = chunk.shape.dim;
+  const std::int64_t first = tile * kVocabTile;
+  const std::int64_t words = std::min(kVocabTile, chunk.shape.vocab - first);
+  HWY_ALIGN float centroid[kStep];
+  HWY_ALIGN float row[kStep];
+  float squares[kVocabTile] = {};
+  double norm = 0.0;
+  for (std::int64_t at = 0; at < dim; at += kStep) {
+    const std::int64_t n = std::min(kStep, dim - at);
+    std::memset(centroid, 0, sizeof(centroid));
+    for (std::int64_t r = 0; r < words; ++r)
+      AddRow(chunk.weight, first + r, at, n, chunk.tiles.share[first + r], centroid);
+    if constexpr (sizeof(typename Engine::Element) == 2) {
+      auto* to = static_cast<std::uint16_t*>(chunk.tiles.centroid) + tile * dim + at;
+      StoreRow(to, DType::bf16, 0, 1, false, n, centroid);
+      for (std::int64_t k = 0; k < n; ++k) centroid[k] = bf16_to_float(to[k]);
+    } else {
+      std::memcpy(static_cast<float*>(chunk.tiles.centroid) + tile * dim + at, centroid,
+                  static_cast<std::size_t>(n) * sizeof(float));
+    }
+    norm += SquaredDistance(centroid, nullptr, n);
+    for (std::int64_t r = 0; r < words; ++r) {
+      LoadRow(chunk.weight, first + r, at, n, row);
+      squares[r] += SquaredDistance(row, centroid, n);
+    }
+  }
+  chunk.tiles.radius[tile] =
+      std::sqrt(*std::max_element(squares, squares + words)) * (1.0f + 1e-5f);
+  chunk.tiles.centroid_norm[tile] = static_cast<float>(std::sqrt(norm));
+}
+
+template <class Engine>
+void RunFarPrepare(const FarPrepare& chunk) {
+  const std::int64_t dim = chunk.shape.dim;
+  parallel_for(chunk.threads, ceil_div(chunk.shape.vocab, kVocabTile),
+               [&](std::int64_t tile, int) { PrepareTile<Engine>(chunk, tile); });
+  if (chunk.tiles.weighted_total == nullptr) return;
+  // Every task sums all words of its columns, in order.
+  constexpr std::int64_t kColumns = 64;
+  parallel_for(chunk.threads, ceil_div(dim, kColumns), [&](std::int64_t task, int) {
+    const std::int64_t at = task * kColumns;
+    const std::int64_t n = std::min(kColumns, dim - at);
+    double total[kColumns] = {};
+    float part[kColumns];
+    for (std::int64_t first = 0; first < chunk.shape.vocab; first += kVocabTile) {
+      const std::int64_t end = std::min(first + kVocabTile, chunk.shape.vocab);
+      std::memset(part, 0, sizeof(part));
+      for (std::int64_t j = first; j < end; ++j)
+        AddRow(chunk.weight, j, at, n, chunk.omega == nullptr ? 1.0f : chunk.omega[j], part);
+      for (std::int64_t k = 0; k < n; ++k) total[k] += part[k];
+    }
+    for (std::int64_t k = 0; k < n; ++k)
+      chunk.tiles.weighted_total[at + k] = static_cast<float>(total[k]);
+  });
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace logitless::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
