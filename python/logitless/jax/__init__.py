@@ -5,15 +5,18 @@
     from logitless.jax import linear_cross_entropy
     loss, gradients = jax.value_and_grad(linear_cross_entropy, (0, 1))(hidden, weight, targets)
 
-Functions are custom calls of the compiled program: they work under jit, grad, scan, checkpoint, vmap and shard_map, on
-the CPU and on NVIDIA GPUs. Second derivatives and forward mode raise JAX's own errors.
+Losses are custom calls of the compiled program: they work under jit, grad, scan, checkpoint, vmap and shard_map, on
+the CPU and on NVIDIA GPUs. Second derivatives and forward mode raise JAX's own errors. ``autochunk`` makes plain JAX of
+any other function of arrays.
 """
 
+from ._autochunk import autochunk
 from .head import linear_logprobs
 from .loss import linear_cross_entropy
 from .vocab_parallel import vocab_parallel_linear_cross_entropy, vocab_parallel_logprobs
 
 __all__ = [
+    "autochunk",
     "linear_cross_entropy",
     "linear_logprobs",
     "vocab_parallel_linear_cross_entropy",

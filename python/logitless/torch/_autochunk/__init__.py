@@ -14,10 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from logitless._library import parse_bytes
-from logitless.torch._autochunk.function import GRADIENTS, AutoChunked
-from logitless.torch._autochunk.plan import Limits
-from logitless.torch._autochunk.trace import Unsupported
+from logitless._autochunk.options import Unsupported, checked_limits
+from logitless.torch._autochunk.function import AutoChunked
 
 __all__ = ["AutoChunked", "Unsupported", "autochunk"]
 
@@ -26,7 +24,7 @@ def autochunk(
     fn: Callable | None = None,
     *,
     memory_budget: int | str | None = None,
-    chunks: int = 0,
+    chunks: int | None = None,
     gradients: str = "auto",
     strict: bool = False,
     unsupported: str = "error",
@@ -38,7 +36,7 @@ def autochunk(
     other arguments, and must compute the same whenever these are the same.
 
     memory_budget: bytes, or text such as "512MiB", that values may take beyond inputs and results (outputs, gradients).
-    None: chunk wherever that computes nothing twice. chunks: of every loop instead, 0 for as many as pay.
+    None: chunk wherever that computes nothing twice. chunks: of every loop instead, None or 0 for as many as pay.
     gradients: "forward" computes them with the outputs and multiplies them by the tangent in backward, which needs one
     differentiable output of one element and holds the gradients from forward to backward; "backward" computes the
     outputs now, and computes what the gradients need of them again in backward; "auto" is "forward" where that can be
@@ -49,16 +47,7 @@ def autochunk(
 
     The result has ``explain()`` and ``source()``. A second derivative is an error.
     """
-    budget = parse_bytes(memory_budget)
-    if not isinstance(chunks, int) or isinstance(chunks, bool) or chunks < 0:
-        raise ValueError(f"chunks: expected a whole number, 0 or more, got {chunks!r}")
-    if budget > 0 and chunks > 0:
-        raise ValueError(f"chunks: expected 0 beside memory_budget, got {chunks}")
-    if gradients not in GRADIENTS:
-        raise ValueError(f"gradients: expected one of {', '.join(GRADIENTS)}, got {gradients!r}")
-    if unsupported not in ("error", "run"):
-        raise ValueError(f"unsupported: expected 'error' or 'run', got {unsupported!r}")
-    limits = Limits(budget, chunks, bool(strict))
+    limits = checked_limits(memory_budget, chunks, gradients, strict, unsupported)
     if fn is None:
         return lambda function: autochunk(
             function,

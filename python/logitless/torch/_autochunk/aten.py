@@ -8,7 +8,8 @@ from functools import partial
 
 import torch
 
-from logitless.torch._autochunk.lower import Value, Writer, wide
+from logitless._autochunk.lower import Value, Writer
+from logitless.torch._autochunk.dtypes import DTYPES
 
 # name -> function(writer, result, *arguments): tensors among the arguments are Values, result is the fake tensor, or
 # tuple of them, that PyTorch infers.
@@ -181,7 +182,7 @@ def _clamp(w, out, x, low=None, high=None):
 
 @handles("gelu")
 def _gelu(w, out, x, approximate="none"):
-    x = w.cast(x, wide(x.dtype))
+    x = w.cast(x, DTYPES.wide(x.dtype))
     if approximate == "tanh":
         cube = w.mul(w.mul(x, x), x)
         inner = w.scaled(w.add(x, w.scaled(cube, 0.044715)), math.sqrt(2.0 / math.pi))
@@ -392,13 +393,13 @@ def _mean(w, out, x, dims=None, keep=False, dtype=None):
     dims = _axes(dims, x.rank)
     x = w.cast(x, out.dtype)
     count = math.prod(x.shape[d] for d in dims)
-    total = w.reduce("reduce_sum", x, dims, keep, wide(x.dtype))
+    total = w.reduce("reduce_sum", x, dims, keep, DTYPES.wide(x.dtype))
     return w.cast(w.div(total, w.number(count, total.dtype)), out.dtype)
 
 
 def _spread(w, x, dims, correction):
     """Mean and variance in the wide dtype, dimensions kept."""
-    x = w.cast(x, wide(x.dtype))
+    x = w.cast(x, DTYPES.wide(x.dtype))
     count = math.prod(x.shape[d] for d in dims)
     mean = w.div(w.reduce("reduce_sum", x, dims, True), w.number(count, x.dtype))
     apart = w.sub(x, mean)
@@ -473,7 +474,7 @@ def _any(w, out, x, dims=None, keep=False):
 
 @handles("linalg_vector_norm")
 def _vector_norm(w, out, x, order=2, dims=None, keep=False, dtype=None):
-    x, dims = w.cast(x, wide(out.dtype)), _axes(dims, x.rank)
+    x, dims = w.cast(x, DTYPES.wide(out.dtype)), _axes(dims, x.rank)
     if order == 2:
         made = w.map("sqrt", [w.reduce("reduce_sum", w.mul(x, x), dims, keep)], x.dtype)
     elif order in (1, math.inf):
@@ -485,13 +486,13 @@ def _vector_norm(w, out, x, order=2, dims=None, keep=False, dtype=None):
 
 @handles("logsumexp")
 def _logsumexp(w, out, x, dims, keep=False):
-    x = w.cast(x, wide(out.dtype))
+    x = w.cast(x, DTYPES.wide(out.dtype))
     return w.cast(w.reduce("reduce_lse", x, _axes(dims, x.rank), keep), out.dtype)
 
 
 @handles("_log_softmax", "_softmax")
 def _softmax(w, out, x, dim, half_to_float):
-    x = w.cast(x, wide(x.dtype))
+    x = w.cast(x, DTYPES.wide(x.dtype))
     made = w.sub(x, w.reduce("reduce_lse", x, [axis_of(dim, x.rank)], True))
     if w.op.startswith("aten._softmax"):
         made = w.map("exp", [made], made.dtype)

@@ -6,8 +6,8 @@ import math
 
 import torch
 
+from logitless._autochunk.lower import Value
 from logitless.torch._autochunk.aten import axis_of, handles, value_of
-from logitless.torch._autochunk.lower import Value
 
 
 @handles("embedding")

@@ -12,11 +12,15 @@ import torch
 import torch.utils._pytree as pytree
 from torch.autograd.function import once_differentiable
 
-from logitless.torch._autochunk.plan import Compiled, Limits, compile_text
+from logitless._autochunk.names import leaf_names, numbered, unique
+from logitless._autochunk.options import Limits, Unsupported
+from logitless._autochunk.parse import parse
+from logitless._autochunk.plan import Compiled, compile_text
+from logitless.torch._autochunk.dtypes import DTYPES
+from logitless.torch._autochunk.memory import peak_bytes
 from logitless.torch._autochunk.program import to_text
-from logitless.torch._autochunk.trace import TENSOR, Traced, Unsupported, trace
-
-GRADIENTS = ("auto", "forward", "backward")
+from logitless.torch._autochunk.source import to_source
+from logitless.torch._autochunk.trace import TENSOR, Traced, trace
 
 
 @dataclass
@@ -107,7 +111,13 @@ def make_plan(
 
     def compiled(graph, parameters, results, name, ones=()):
         text, read = to_text(graph, parameters, results, ones, name)
-        return compile_text(text, name, read, [everything[p] for p in read], limits)
+        inputs = [everything[p] for p in read]
+
+        def emit(program):
+            source = to_source(parse(program.text, DTYPES), name, wide_products=inputs[0].device.type == "cuda")
+            return source, peak_bytes(source, name, inputs)
+
+        return compile_text(text, name, read, emit, limits)
 
     given, captured = traced.names[: len(tensors)], traced.names[len(tensors) :]
     found = [f"d_{n}" for n, has in zip(given, traced.has_grad) if has]
@@ -228,7 +238,8 @@ class AutoChunked:
         if shim is not None:
             state = {**dict(shim.named_parameters()), **dict(shim.named_buffers())}
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        names = _names(self._function, args, kwargs)
+        target = self._function.forward if isinstance(self._function, torch.nn.Module) else self._function
+        names = leaf_names(target, args, kwargs, lambda value: numbered(len(pytree.tree_leaves(value))))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         tensors = [leaves[i] for i in places] + list(state.values())
         if not tensors:
@@ -264,7 +275,7 @@ class AutoChunked:
             return torch.func.functional_call(shim, replaced, inner_args, inner_kwargs)
 
         short = [name.removeprefix("module.").replace(".", "_") for name in state]
-        named = _unique([names[i] for i in places] + short)
+        named = unique([names[i] for i in places] + short)
         try:
             plan = make_plan(call, tensors, named, needs, self._limits, self._gradients)
         except Unsupported as error:
@@ -282,34 +293,3 @@ def _check(tensors: Sequence[torch.Tensor]) -> None:
             raise Unsupported(f"autochunk: a {type(t).__name__} among the arguments; expected plain tensors")
         if t.device != tensors[0].device:
             raise ValueError(f"autochunk: expected tensors of one device, got {tensors[0].device} and {t.device}")
-
-
-def _names(function: Callable, args, kwargs) -> list[str]:
-    """A name for each leaf of the arguments."""
-    target = function.forward if isinstance(function, torch.nn.Module) else function
-    try:
-        known = [p.name for p in inspect.signature(target).parameters.values() if p.kind != p.VAR_POSITIONAL]
-    except (TypeError, ValueError):
-        known = []
-    names = []
-    for i, value in enumerate(args):
-        name = known[i] if i < len(known) else f"argument{i}"
-        names += _leaf_names(name, value)
-    for name, value in kwargs.items():
-        names += _leaf_names(name, value)
-    return names
-
-
-def _leaf_names(name: str, value) -> list[str]:
-    count = len(pytree.tree_leaves(value))
-    return [name] if count == 1 else [f"{name}_{i}" for i in range(count)]
-
-
-def _unique(names: list[str]) -> list[str]:
-    taken: set[str] = set()
-    for i, name in enumerate(names):
-        k = 1
-        while names[i] in taken or names[i].startswith(("tangent", "constant", "out")):
-            names[i], k = f"{name}_{k}" if k > 1 or name in taken else f"in_{name}", k + 1
-        taken.add(names[i])
-    return names

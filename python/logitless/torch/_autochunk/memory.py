@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from logitless._autochunk.text import load
 
 
 class Recorder(TorchDispatchMode):
@@ -91,10 +93,3 @@ def peak_bytes(source: str, name: str, inputs: Sequence[torch.Tensor]) -> int:
     with torch.no_grad(), Recorder(given) as recorder:
         results = function(*given)
     return recorder.peak(results)
-
-
-def load(source: str, name: str, globals_: dict | None = None) -> Callable:
-    """The function of a generated module."""
-    space = dict(globals_ or {})
-    exec(compile(source, f"<autochunk {name}>", "exec"), space)
-    return space[name]

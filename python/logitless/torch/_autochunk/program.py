@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from logitless._autochunk.lower import Value, Writer
+from logitless._autochunk.options import Unsupported
 from logitless.torch._autochunk import aten_index  # noqa: F401: it adds to HANDLERS
 from logitless.torch._autochunk.aten import HANDLERS
-from logitless.torch._autochunk.lower import Value, Writer
-from logitless.torch._autochunk.trace import Unsupported
+from logitless.torch._autochunk.dtypes import DTYPES
 
 # Results that are other names of memory, as far as writing in place goes.
 _VIEWS = {
@@ -70,7 +71,7 @@ def to_text(
 ) -> tuple[str, list[str]]:
     """The text, and the names of the parameters it reads. parameters: one name for each placeholder, in order. results:
     a name for each output, None for one that is not wanted. ones: placeholders that are 1, as scalar tangents."""
-    w = Writer()
+    w = Writer(DTYPES)
     values: dict[torch.fx.Node, object] = {}
     header: list[tuple[str, str]] = []
     nodes = [n for n in graph.graph.nodes if n.op != "output"]

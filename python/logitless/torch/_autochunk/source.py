@@ -2,67 +2,32 @@
 
 from __future__ import annotations
 
-import keyword
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
+from logitless._autochunk.options import Unsupported
+from logitless._autochunk.parse import Graph, Loop, Node, Slot, Type
+from logitless._autochunk.text import (
+    COMPARE,
+    INFIX,
+    MAPS,
+    UNARY,
+    Names,
+    Term,
+    broadcast,
+    literal,
+    number_of,
+    rename,
+    sizes,
+    tuple_of,
+)
 from logitless.torch._autochunk.helpers import HELPERS
-from logitless.torch._autochunk.parse import Graph, Loop, Node, Slot, Type
-from logitless.torch._autochunk.trace import Unsupported
 
-_UNARY = {"abs", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf"}
-_UNARY |= {"sigmoid", "sin", "cos", "floor", "sign"}
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**"}
-_COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "logical_and": "&", "logical_or": "|"}
-_MAPS = {*_UNARY, *_INFIX, *_COMPARE, "neg", "max", "min", "logical_not", "select"}
 _VIEWS = {"reshape", "transpose", "slice", "broadcast", "stop_gradient"}
-
-@dataclass(frozen=True)
-class Term:
-    """A value in the source. Dimensions that a broadcast repeats are 1 in the tensor, and leading ones left out."""
-
-    text: str
-    type: Type
-    present: tuple[bool, ...]  # dimensions that the tensor has
-    number: bool = False  # a Python number
-    owned: bool = False  # memory of its own, to write into
-
-    @property
-    def rank(self) -> int:
-        """Of the tensor: from the first dimension that is present."""
-        return len(self.present) - self.present.index(True) if any(self.present) else 0
-
-
-def _sizes(shape: Sequence[str]) -> str:
-    return ", ".join(shape)
-
-
-def _tuple(shape: Sequence[str]) -> str:
-    return f"({shape[0]},)" if len(shape) == 1 else f"({_sizes(shape)})"
-
-
-def _literal(text: str) -> bool:
-    return re.fullmatch(r'-?[\d.]+(e[+-]?\d+)?|-?float\("\w+"\)', text) is not None
-
-
-class Names:
-    """Python names, each given once."""
-
-    def __init__(self):
-        self.taken = {"torch", "device", "range", "float", "min", *keyword.kwlist, *HELPERS}
-
-    def fresh(self, wanted: str) -> str:
-        name = re.sub(r"\W", "_", wanted)
-        name = f"v{name}" if name[:1].isdigit() else name
-        unique, k = name, 1
-        while unique in self.taken:
-            unique, k = f"{name}_{k}", k + 1
-        self.taken.add(unique)
-        return unique
 
 
 class Scope:
@@ -112,8 +77,8 @@ class Scope:
         """The tensor with every dimension."""
         if t.number:
             dtype = f"dtype={t.type.dtype}, device=device"
-            return f"torch.full({_tuple(t.type.shape)}, {t.text}, {dtype})"
-        return t.text if all(t.present) else f"{t.text}.expand({_sizes(t.type.shape)})"
+            return f"torch.full({tuple_of(t.type.shape)}, {t.text}, {dtype})"
+        return t.text if all(t.present) else f"{t.text}.expand({sizes(t.type.shape)})"
 
     def dies(self, value: str, at: int) -> bool:
         return self.last.get(self.root.get(value, value)) == at and value in self.makers
@@ -138,7 +103,7 @@ class Scope:
                 continue
             if node.op == "loop":
                 self.e.loop(self, node)
-            elif node.op in _MAPS:
+            elif node.op in MAPS:
                 self.map(node, at)
             else:
                 method = getattr(self, f"op_{node.op}", None)
@@ -161,7 +126,7 @@ class Scope:
         terms = [self.terms[v] for v in node.operands]
         type_ = node.type
         if all(t.number for t in terms):
-            text = self._number(node.op, [t.text for t in terms])
+            text = number_of(node.op, [t.text for t in terms])
             if text is not None:
                 self.terms[value] = Term(text, type_, (False,) * len(type_.shape), number=True)
                 return
@@ -185,24 +150,12 @@ class Scope:
         self.bind(value, self._map(node.op, terms, type_), type_, present)
 
     @staticmethod
-    def _number(op: str, texts: list[str]) -> str | None:
-        if op == "neg":
-            return f"-{texts[0]}" if not texts[0].startswith("-") else texts[0][1:]
-        if op in ("add", "sub", "mul", "div"):
-            if all(_literal(t) and "float" not in t for t in texts) and (op != "div" or float(texts[1]) != 0):
-                a, b = (float(t) if "." in t or "e" in t else int(t) for t in texts)
-                made = {"add": lambda: a + b, "sub": lambda: a - b, "mul": lambda: a * b, "div": lambda: a / b}[op]()
-                return repr(made)
-            return f"({texts[0]} {_INFIX[op]} {texts[1]})"
-        return None
-
-    @staticmethod
     def _in_place(op: str, place: int, texts: list[str], terms: list[Term]) -> str | None:
         me, other = texts[place], texts[1 - place] if len(texts) == 2 else ""
-        if op in _UNARY or op == "neg":
+        if op in UNARY or op == "neg":
             return f"{me}.{op}_()"
         if op in ("add", "mul") or (op in ("sub", "div") and place == 0):
-            return f"{me} {_INFIX[op]}= {other}"
+            return f"{me} {INFIX[op]}= {other}"
         if op == "sub":
             return f"{me}.neg_().add_({other})"
         if op in ("max", "min") and terms[1 - place].number:
@@ -217,11 +170,11 @@ class Scope:
             return f"-{texts[0]}"
         if op == "logical_not":
             return f"~{texts[0]}"
-        if op in _UNARY:
+        if op in UNARY:
             return f"torch.{op}({texts[0]})" if op == "erf" else f"{texts[0]}.{op}()"
-        if op in _INFIX or op in _COMPARE:
+        if op in INFIX or op in COMPARE:
             base = f"({texts[0]})" if op == "pow" and texts[0].startswith("-") else texts[0]
-            return f"{base} {_INFIX.get(op) or _COMPARE[op]} {texts[1]}"
+            return f"{base} {INFIX.get(op) or COMPARE[op]} {texts[1]}"
         if op in ("max", "min"):
             if terms[0].number or terms[1].number:
                 x, number = (texts[1], texts[0]) if terms[0].number else texts
@@ -243,23 +196,7 @@ class Scope:
         self.terms[node.results[0]] = Term(text, node.type, (False,) * len(node.type.shape), number=True)
 
     def op_broadcast(self, node: Node, x: Term) -> None:
-        dims, rank = node.numbers("dims"), len(node.type.shape)
-        present = [False] * rank
-        for i, d in enumerate(dims):
-            present[d] = x.present[i]
-        text = x.text
-        if not x.number and any(present):
-            # The tensor's dimensions, from the first that is present: each is a dimension of the result, in order.
-            lead = len(x.present) - x.rank
-            kept = dims[lead:]
-            index = [":" if d in kept else "None" for d in range(kept[0], rank)] if kept else []
-            if "None" in index:
-                while index and index[-1] == ":":
-                    index.pop()
-                text = f"{text}[{', '.join(index)}]"
-            for d in kept:  # a dimension of 1 inside stays one
-                present[d] = True if x.present[dims.index(d)] else present[d]
-        self.keep(node.results[0], Term(text, node.type, tuple(present), x.number))
+        self.keep(node.results[0], broadcast(x, node.numbers("dims"), node.type))
 
     def op_stop_gradient(self, node: Node, x: Term) -> None:
         self.keep(node.results[0], replace(x, owned=False))
@@ -268,7 +205,7 @@ class Scope:
         if x.number:
             self.terms[node.results[0]] = replace(x, type=node.type, present=(False,) * len(node.type.shape))
             return
-        self.view(node, f"{self.full(x)}.reshape({_sizes(node.type.shape) or '()'})", x)
+        self.view(node, f"{self.full(x)}.reshape({sizes(node.type.shape) or '()'})", x)
 
     def view(self, node: Node, text: str, x: Term) -> None:
         self.bind(node.results[0], text, node.type)
@@ -311,7 +248,7 @@ class Scope:
         if x.number:
             floating = node.type.dtype.is_floating_point
             text = x.text
-            if floating != x.type.dtype.is_floating_point or not _literal(text):
+            if floating != x.type.dtype.is_floating_point or not literal(text):
                 text = f"float({text})" if floating else f"int({text})"
             if re.fullmatch(r"float\(-?[\d.]+\)", text):
                 text = repr(float(x.text))
@@ -330,7 +267,7 @@ class Scope:
 
     def _reduced(self, node: Node, x: Term) -> tuple[str, str]:
         dims = node.numbers("dims")
-        return self.full(x), str(dims[0]) if len(dims) == 1 else _tuple([str(d) for d in dims])
+        return self.full(x), str(dims[0]) if len(dims) == 1 else tuple_of([str(d) for d in dims])
 
     def op_reduce_sum(self, node: Node, x: Term) -> None:
         text, dims = self._reduced(node, x)
@@ -409,7 +346,7 @@ class Scope:
         else:
             text = f"{self.full(table)}.index_select(0, {self.full(index)}.reshape(-1))"
             if len(index.type.shape) != 1:
-                text += f".reshape({_sizes(node.type.shape) or '()'})"
+                text += f".reshape({sizes(node.type.shape) or '()'})"
         self.bind(node.results[0], text, node.type)
 
     def op_scatter_add(self, node: Node, index: Term, updates: Term) -> None:
@@ -419,9 +356,9 @@ class Scope:
             self.bind(node.results[0], self.e.helper("_scatter_add") + call, node.type)
             return
         rest = [s for s in updates.type.shape[len(index.type.shape) :]]
-        zeros = f"torch.zeros({_tuple(node.type.shape)}, dtype={node.type.dtype}, device=device)"
+        zeros = f"torch.zeros({tuple_of(node.type.shape)}, dtype={node.type.dtype}, device=device)"
         to = f".to({node.type.dtype})" if node.type.dtype != updates.type.dtype else ""
-        parts = f"{self.full(updates)}.reshape({_sizes(['-1', *rest])}){to}"
+        parts = f"{self.full(updates)}.reshape({sizes(['-1', *rest])}){to}"
         self.bind(node.results[0], f"{zeros}.index_add_(0, {self.full(index)}.reshape(-1), {parts})", node.type)
 
 
@@ -433,7 +370,7 @@ class Emitter:
         self.name = name
         # Products of 16-bit matrices with f32 results: a kernel of GPUs alone.
         self.wide_products = wide_products
-        self.names = Names()
+        self.names = Names({"torch", "device", "range", "float", "min", *HELPERS})
         self.names.taken.add(name)
         self.lines: list[str] = []
         self.helpers: list[str] = []
@@ -469,7 +406,7 @@ class Emitter:
             arguments.append((python, type_))
             outer[name] = Term(python, type_, (True,) * len(type_.shape))
         for python, type_ in arguments:
-            self.lines.append(f"    # {python}: {str(type_.dtype).removeprefix('torch.')} [{_sizes(type_.shape)}]")
+            self.lines.append(f"    # {python}: {str(type_.dtype).removeprefix('torch.')} [{sizes(type_.shape)}]")
         self.lines.append(f"    device = {arguments[0][0]}.device")
         scope = Scope(self, self.graph.nodes, [v for _, v in self.graph.results], outer, "    ")
         scope.run()
@@ -501,7 +438,7 @@ class Emitter:
         for slot in loop.inputs:
             inner.terms[slot.name] = self._entering(scope, inner, loop, slot, first, size)
         for body_node in loop.body:
-            _rename(body_node, loop.symbol, size)
+            rename(body_node, loop.symbol, size)
         self.chunks[size] = loop.chunk
         inner.types = {r: n.type for n in loop.body for r in n.results if n.type is not None}
         inner.run()
@@ -528,7 +465,7 @@ class Emitter:
             start = 'torch.full({}, float("-inf"))'
         else:
             start = f"torch.full({{}}, torch.iinfo({type_.dtype}).min)"
-        start = start.format(_tuple(type_.shape))[:-1] + f", dtype={type_.dtype}, device=device)"
+        start = start.format(tuple_of(type_.shape))[:-1] + f", dtype={type_.dtype}, device=device)"
         scope.types[slot.outer] = type_
         return scope.bind(slot.outer, start, type_).text
 
@@ -575,19 +512,6 @@ class Emitter:
             text = inner.full(term)
             function = "torch.maximum" if slot.kind == "max" else "torch.logaddexp"
             inner.line(f"{function}({name}, {text}, out={name})")
-
-
-def _rename(node: Node, symbol: str, size: str) -> None:
-    """The size of a chunk by its Python name."""
-
-    def renamed(text: str) -> str:
-        return re.sub(rf"\b{symbol}\b", size, text)
-
-    if node.type is not None:
-        node.type = Type(node.type.dtype, tuple(renamed(s) for s in node.type.shape))
-    for key in ("begin", "end", "low", "high", "rows", "size"):
-        if key in node.attributes:
-            node.attributes[key] = renamed(node.attributes[key])
 
 
 def to_source(graph: Graph, name: str, wide_products: bool) -> str:

@@ -18,6 +18,8 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from logitless._autochunk.options import Unsupported
+
 aten = torch.ops.aten
 
 TENSOR = object()
@@ -25,10 +27,6 @@ TENSOR = object()
 # Core ATen has these decomposed, tensor programs have them whole; and the other way round.
 _KEPT = (aten.logsumexp.default, aten.embedding_dense_backward.default, aten.roll.default)
 _ALSO = (aten.elu, aten.leaky_relu, aten.leaky_relu_backward, aten.elu_backward, aten.hardtanh_backward, aten.addcmul)
-
-
-class Unsupported(NotImplementedError):
-    """An operation or a dtype that tensor programs cannot express; the message names it."""
 
 
 @dataclass

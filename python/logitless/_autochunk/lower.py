@@ -1,4 +1,4 @@
-"""FX graphs of ATen operations to the text form of tensor programs (docs/ir.md)."""
+"""Statements of the text form of tensor programs (docs/ir.md), written for what a framework's operations mean."""
 
 from __future__ import annotations
 
@@ -6,21 +6,10 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-
-from logitless.torch._autochunk.trace import Unsupported
-
-DTYPES = {
-    torch.float32: "f32",
-    torch.bfloat16: "bf16",
-    torch.float16: "f16",
-    torch.float64: "f64",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.bool: "i8",
-}
-NARROW = (torch.bfloat16, torch.float16)
+from logitless._autochunk.dtypes import Dtypes
+from logitless._autochunk.options import Unsupported
 
 
 @dataclass(frozen=True)
@@ -28,7 +17,7 @@ class Value:
     """A value of the program. Numbers in every element stay unwritten until something needs them."""
 
     name: str
-    dtype: torch.dtype
+    dtype: Any  # of the framework
     shape: tuple[int, ...]
     number: float | int | bool | None = None
     arange: int | None = None  # its elements are the index along this dimension, all other sizes are 1
@@ -50,15 +39,11 @@ class OneHot:
     part: Value
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """What composite operations compute in: f32 of 16 bit, as PyTorch's kernels do."""
-    return torch.float32 if dtype in NARROW else dtype
-
-
 class Writer:
     """Writes the statements of a program; each method adds at most a few."""
 
-    def __init__(self):
+    def __init__(self, dtypes: Dtypes):
+        self.dtypes = dtypes
         self.lines: list[str] = []
         self.taken: set[str] = set()
         self.views: dict[str, Value] = {}  # what each reshape and transpose was made of
@@ -73,10 +58,13 @@ class Writer:
     def refuse(self, why: str) -> Unsupported:
         return Unsupported(f"autochunk: {self.op}: {why}")
 
-    def type(self, dtype: torch.dtype, shape: Sequence[int]) -> str:
-        if dtype not in DTYPES:
-            raise self.refuse(f"dtype {dtype} has no form in a tensor program; expected one of {_names(DTYPES)}")
-        return f"{DTYPES[dtype]}[{', '.join(str(s) for s in shape)}]"
+    def type(self, dtype, shape: Sequence[int]) -> str:
+        name = self.dtypes.name(dtype)
+        if name is None:
+            raise self.refuse(
+                f"dtype {dtype} has no form in a tensor program; expected one of {self.dtypes.listed()}"
+            )
+        return f"{name}[{', '.join(str(s) for s in shape)}]"
 
     def fresh(self, hint: str) -> str:
         name = re.sub(r"\W", "_", hint)
@@ -111,26 +99,27 @@ class Writer:
         return self.constants[key]
 
     # --- numbers, shapes, dtypes
-    def number(self, number, dtype: torch.dtype, shape: Sequence[int] = ()) -> Value:
+    def number(self, number, dtype, shape: Sequence[int] = ()) -> Value:
         self.type(dtype, shape)
         if isinstance(number, complex):
             raise self.refuse("complex numbers have no form in a tensor program")
-        number = bool(number) if dtype == torch.bool else number
-        return Value("", dtype, tuple(shape), float(number) if dtype.is_floating_point else int(number))
+        number = bool(number) if dtype == self.dtypes.i8 else number
+        return Value("", dtype, tuple(shape), float(number) if self.dtypes.floating(dtype) else int(number))
 
-    def iota(self, shape: Sequence[int], axis: int, dtype=torch.int64) -> Value:
+    def iota(self, shape: Sequence[int], axis: int, dtype=None) -> Value:
+        dtype = self.dtypes.i64 if dtype is None else dtype
         only = all(s == 1 for d, s in enumerate(shape) if d != axis)
         return self.emit("iota", [], dtype, shape, f"axis({axis})", axis if only else None)
 
-    def cast(self, v: Value, dtype: torch.dtype) -> Value:
+    def cast(self, v: Value, dtype) -> Value:
         if v.dtype == dtype:
             return v
         if v.number is not None:
-            narrower = dtype in NARROW or (v.dtype == torch.float64 and dtype == torch.float32)
-            if dtype.is_floating_point and (not narrower or float(v.number).is_integer() and abs(v.number) <= 256):
+            narrower = dtype in self.dtypes.narrow or (v.dtype == self.dtypes.f64 and dtype == self.dtypes.f32)
+            if self.dtypes.floating(dtype) and (not narrower or float(v.number).is_integer() and abs(v.number) <= 256):
                 return self.number(v.number, dtype, v.shape)
-        if dtype == torch.bool:
-            return self.map("ne", [v, self.number(0, v.dtype)], torch.bool)
+        if dtype == self.dtypes.i8:
+            return self.map("ne", [v, self.number(0, v.dtype)], self.dtypes.i8)
         if self.untransposed(v) is not None:
             return self.transpose(self.cast(self.untransposed(v), dtype), [1, 0])
         hot = self.one_hots.get(v.name)
@@ -218,9 +207,9 @@ class Writer:
         return self.emit("concat", parts, parts[0].dtype, shape, f" axis({axis})")
 
     # --- arithmetic
-    def map(self, function: str, operands: Sequence[Value], dtype: torch.dtype) -> Value:
+    def map(self, function: str, operands: Sequence[Value], dtype) -> Value:
         """A scalar function of operands that are broadcast as PyTorch does."""
-        shape = torch.broadcast_shapes(*(v.shape for v in operands))
+        shape = broadcast_shapes(*(v.shape for v in operands))
         folded = self._folded(function, operands, dtype)
         if folded is not None:
             return self.broadcast(folded, shape)
@@ -237,7 +226,7 @@ class Writer:
             self.sums[made.name] = function, spread[0], spread[1]
         return made
 
-    def _folded(self, function: str, operands: Sequence[Value], dtype: torch.dtype) -> Value | None:
+    def _folded(self, function: str, operands: Sequence[Value], dtype) -> Value | None:
         """What needs no statement: neutral numbers, and numbers alone where that does not round."""
         a, b = operands[0], operands[1] if len(operands) > 1 else operands[0]
         neutral = {"mul": 1, "div": 1, "add": 0, "sub": 0}.get(function)
@@ -254,7 +243,7 @@ class Writer:
             if b.is_number(1):
                 return a
         if function == "logical_not" and a.number is not None:
-            return self.number(not a.number, torch.bool, a.shape)
+            return self.number(not a.number, self.dtypes.i8, a.shape)
         if function == "select" and a.number is not None:
             return operands[1 if a.number else 2]
         return None
@@ -263,7 +252,7 @@ class Writer:
         """What a matrix is the transpose of."""
         return self.views[v.name] if v.name in self.dims and v.rank == 2 else None
 
-    def _turned(self, function: str, operands: Sequence[Value], dtype: torch.dtype) -> Value | None:
+    def _turned(self, function: str, operands: Sequence[Value], dtype) -> Value | None:
         """A function of transposed matrices, as the transpose of one of the matrices: all that is computed of a matrix
         then has its dimensions in one order, and can be cut along the same one."""
         if not any(self.untransposed(v) is not None for v in operands):
@@ -355,8 +344,8 @@ class Writer:
 
     # --- reductions and products
     def reduce(self, kind: str, v: Value, dims: Sequence[int], keep: bool = False, dtype=None) -> Value:
-        dtype = dtype or v.dtype
-        if kind == "reduce_sum" and dtype.is_floating_point:
+        dtype = v.dtype if dtype is None else dtype
+        if kind == "reduce_sum" and self.dtypes.floating(dtype):
             for axis in dims:
                 row = self._row_sum(v, axis)
                 if row is not None:
@@ -374,7 +363,8 @@ class Writer:
             made = self.cast(v, dtype)
         return self.reshape(made, [1 if d in dims else s for d, s in enumerate(v.shape)]) if keep else made
 
-    def dot(self, a: Value, b: Value, contract, batch=((), ())) -> Value:
+    def dot(self, a: Value, b: Value, contract, batch=((), ()), dtype=None) -> Value:
+        """dtype: f32 of 16-bit factors, else theirs."""
         (ca, cb), sources = contract, (self.untransposed(a), self.untransposed(b))
         if not batch[0] and len(ca) == 1:
             if sources[0] is not None:
@@ -387,9 +377,9 @@ class Writer:
         shape = [a.shape[d] for d in batch[0]] + free
         attributes = f" batch({_list(batch[0])}; {_list(batch[1])})" if batch[0] else ""
         attributes += f" contract({_list(contract[0])}; {_list(contract[1])})"
-        if not a.dtype.is_floating_point:
+        if not self.dtypes.floating(a.dtype):
             raise self.refuse(f"products of {a.dtype} have no form in a tensor program; expected floats")
-        return self.emit("dot", [a, b], a.dtype, shape, attributes)
+        return self.emit("dot", [a, b], a.dtype if dtype is None else dtype, shape, attributes)
 
     # --- indices
     def pick(self, v: Value, index: Value, axis: int) -> Value:
@@ -403,14 +393,14 @@ class Writer:
         """Where the index along an axis is the one given, which has the shape without the axis."""
         dims = [d for d in range(len(shape)) if d != axis]
         whole = self.broadcast_dims(index, shape, dims)
-        return self.map("eq", [self.iota(shape, axis, index.dtype), whole], torch.bool)
+        return self.map("eq", [self.iota(shape, axis, index.dtype), whole], self.dtypes.i8)
 
     def take(self, table: Value, index: Value) -> Value:
         return self.emit("take", [table, index], table.dtype, [*index.shape, *table.shape[1:]])
 
     def scatter_add(self, index: Value, updates: Value, rows: int) -> Value:
         shape = [rows, *updates.shape[index.rank :]]
-        made = self.emit("scatter_add", [index, updates], wide(updates.dtype), shape, f" rows({rows})")
+        made = self.emit("scatter_add", [index, updates], self.dtypes.wide(updates.dtype), shape, f" rows({rows})")
         return self.cast(made, updates.dtype)
 
 
@@ -418,5 +408,14 @@ def _list(numbers: Sequence[int]) -> str:
     return ", ".join(str(n) for n in numbers)
 
 
-def _names(dtypes) -> str:
-    return ", ".join(str(d).removeprefix("torch.") for d in dtypes)
+def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that operands of these shapes are spread to: sizes from the last on, 1 beside any other."""
+    rank = max(len(s) for s in shapes)
+    padded = [(1,) * (rank - len(s)) + tuple(s) for s in shapes]
+    made = []
+    for sizes in zip(*padded):
+        others = {s for s in sizes if s != 1}
+        if len(others) > 1:
+            raise ValueError(f"shapes {', '.join(str(list(s)) for s in shapes)} do not go together")
+        made.append(others.pop() if others else 1)
+    return tuple(made)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
-import torch
-
-from logitless.torch._autochunk.lower import DTYPES
-
-_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+from logitless._autochunk.dtypes import Dtypes
 
 
 @dataclass(frozen=True)
 class Type:
-    dtype: torch.dtype
+    dtype: Any  # of the framework
     shape: tuple[str, ...]  # numbers, or in a loop expressions of its symbol: "2 * c0"
 
 
@@ -66,9 +63,9 @@ class Graph:
     results: list[tuple[str, str]] = field(default_factory=list)  # name, value
 
 
-def parse_type(text: str) -> Type:
+def parse_type(text: str, dtypes: Dtypes) -> Type:
     dtype, shape = re.fullmatch(r"(\w+)\[(.*)\]", text.strip()).groups()
-    return Type(_DTYPES[dtype], tuple(s.strip() for s in shape.split(",") if s.strip()))
+    return Type(getattr(dtypes, dtype), tuple(s.strip() for s in shape.split(",") if s.strip()))
 
 
 _STATEMENT = re.compile(r"(%[\w.]+(?:, %[\w.]+)*) = (\w+)(.*)")
@@ -77,16 +74,16 @@ _INPUT = re.compile(r"%([\w.]+) = (\w+) %([\w.]+)(?: axis\((\d+)\) factor\((\d+)
 _OUTPUT = re.compile(r"\w+: (\w+) %([\w.]+)(?: axis\((\d+)\) factor\((\d+)\))?")
 
 
-def parse(text: str) -> Graph:
+def parse(text: str, dtypes: Dtypes) -> Graph:
     lines = iter(line.strip() for line in text.splitlines() if line.strip())
     head = next(lines)
     listed = head[head.index("(") + 1 : head.rindex(")")]
-    parameters = [(n, parse_type(t)) for n, t in re.findall(r"%([\w.]+): (\w+\[[^\]]*\])", listed)]
-    nodes, last = _statements(lines)
+    parameters = [(n, parse_type(t, dtypes)) for n, t in re.findall(r"%([\w.]+): (\w+\[[^\]]*\])", listed)]
+    nodes, last = _statements(lines, dtypes)
     return Graph(parameters, nodes, re.findall(r"([\w.]+): %([\w.]+)", last))
 
 
-def _statements(lines) -> tuple[list[Node], str]:
+def _statements(lines, dtypes: Dtypes) -> tuple[list[Node], str]:
     nodes = []
     for line in lines:
         if line.startswith("return "):
@@ -98,7 +95,7 @@ def _statements(lines) -> tuple[list[Node], str]:
             symbol, extent, chunk, inputs = _LOOP.fullmatch(rest).groups()
             first = re.match(r"%([\w.]+)", inputs).group(1)
             entering = [Slot(n, k, o, int(a or 0), int(f or 1)) for n, k, o, a, f in _INPUT.findall(inputs)]
-            body, last = _statements(lines)
+            body, last = _statements(lines, dtypes)
             leaving = [
                 Slot(v, k, outer, int(a or 0), int(f or 1))
                 for (k, v, a, f), outer in zip(_OUTPUT.findall(last), node.results)
@@ -108,7 +105,7 @@ def _statements(lines) -> tuple[list[Node], str]:
         else:
             if " : " in rest:
                 rest, type_ = rest.rsplit(" : ", 1)
-                node.type = parse_type(type_)
+                node.type = parse_type(type_, dtypes)
             node.attributes = dict(re.findall(r"(\w+)\(([^)]*)\)", rest))
             node.operands = re.findall(r"%([\w.]+)", rest)
         nodes.append(node)

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
-
+from logitless._autochunk.options import Limits, Unsupported
+from logitless._autochunk.text import load
 from logitless._compiler import Program
-from logitless.torch._autochunk.memory import load, peak_bytes
-from logitless.torch._autochunk.parse import parse
-from logitless.torch._autochunk.source import to_source
-from logitless.torch._autochunk.trace import Unsupported
+
+# A compiled program -> Python of its function, and the bytes that this takes beyond inputs and results.
+Emit = Callable[[Program], tuple[str, int]]
 
 _ATTEMPTS = 4  # smaller budgets tried, until the Python function meets the one asked for
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the caller asks of a program."""
-
-    budget: int = 0  # bytes beyond inputs and results; 0: none
-    chunks: int = 0
-    strict: bool = False
 
 
 @dataclass
@@ -76,24 +66,17 @@ def _program(text: str, **options) -> Program:
         raise Unsupported(f"autochunk: the compiler refuses this program: {error}") from error
 
 
-def _function(program: Program, name: str, inputs: Sequence[torch.Tensor]) -> tuple[str, int]:
-    source = to_source(parse(program.text), name, wide_products=inputs[0].device.type == "cuda")
-    return source, peak_bytes(source, name, inputs)
-
-
-def compile_text(
-    text: str, name: str, parameters: list[str], inputs: Sequence[torch.Tensor], limits: Limits
-) -> Compiled:
-    """The program as a Python function that meets the budget, if one is found. inputs: of the parameters, in order."""
-    if not inputs:
-        raise Unsupported(f"autochunk: {name} reads no tensor")
+def compile_text(text: str, name: str, parameters: list[str], emit: Emit, limits: Limits) -> Compiled:
+    """The program as a Python function that meets the budget, if one is found. parameters: in the function's order."""
+    if not parameters:
+        raise Unsupported(f"autochunk: {name} reads no input")
     plain = _program(text, chunk=False)
-    plain_source, before = _function(plain, name, inputs)
+    plain_source, before = emit(plain)
     tried = []
 
     def attempt(budget: int, chunks: int) -> int:
         program = _program(text, memory_budget=budget or None, chunks=chunks)
-        source, after = _function(program, name, inputs)
+        source, after = emit(program)
         tried.append((source, after, program))
         return after
 
@@ -129,7 +112,7 @@ def compile_text(
     report = program.report
     refusals = report["not_chunked"] or last_report["not_chunked"]
     if not refusals and 0 < limits.budget < after:
-        refusals = ["what remains is outside of loops: the compiler's plan fuses what Python runs one by one"]
+        refusals = ["what remains is outside of loops: the compiler's plan is of fewer values than what runs"]
     made = Compiled(name, source, parameters, load(source, name), before, after, report["regions"], refusals)
     if limits.strict:
         _check_strict(made, limits)

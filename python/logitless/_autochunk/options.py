@@ -1,0 +1,37 @@
+"""The options of autochunk, and what it raises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from logitless._library import parse_bytes
+
+GRADIENTS = ("auto", "forward", "backward")
+
+
+class Unsupported(NotImplementedError):
+    """An operation or a dtype that tensor programs cannot express; the message names it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the caller asks of a program."""
+
+    budget: int = 0  # bytes beyond inputs and results; 0: none
+    chunks: int = 0
+    strict: bool = False
+
+
+def checked_limits(memory_budget, chunks, gradients, strict, unsupported) -> Limits:
+    """The options as the caller gave them. Raises ValueError for one that is none."""
+    budget = parse_bytes(memory_budget)
+    chunks = 0 if chunks is None else chunks
+    if not isinstance(chunks, int) or isinstance(chunks, bool) or chunks < 0:
+        raise ValueError(f"chunks: expected a whole number, 0 or more, got {chunks!r}")
+    if budget > 0 and chunks > 0:
+        raise ValueError(f"chunks: expected 0 beside memory_budget, got {chunks}")
+    if gradients not in GRADIENTS:
+        raise ValueError(f"gradients: expected one of {', '.join(GRADIENTS)}, got {gradients!r}")
+    if unsupported not in ("error", "run"):
+        raise ValueError(f"unsupported: expected 'error' or 'run', got {unsupported!r}")
+    return Limits(budget, chunks, bool(strict))

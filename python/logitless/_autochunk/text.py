@@ -1,0 +1,114 @@
+"""What generated Python is written with, in any framework."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from logitless._autochunk.parse import Node, Type
+
+UNARY = {"abs", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf"}
+UNARY |= {"sigmoid", "sin", "cos", "floor", "sign"}
+INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**"}
+COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "logical_and": "&", "logical_or": "|"}
+MAPS = {*UNARY, *INFIX, *COMPARE, "neg", "max", "min", "logical_not", "select"}
+
+
+@dataclass(frozen=True)
+class Term:
+    """A value in the source. Dimensions that a broadcast repeats are 1 in the array, and leading ones left out."""
+
+    text: str
+    type: Type
+    present: tuple[bool, ...]  # dimensions that the array has
+    number: bool = False  # a Python number
+    owned: bool = False  # memory of its own, to write into
+
+    @property
+    def rank(self) -> int:
+        """Of the array: from the first dimension that is present."""
+        return len(self.present) - self.present.index(True) if any(self.present) else 0
+
+
+def broadcast(x: Term, dims: Sequence[int], type_: Type) -> Term:
+    """x with its dimension i as dimension dims[i] of the type."""
+    rank = len(type_.shape)
+    present = [False] * rank
+    for i, d in enumerate(dims):
+        present[d] = x.present[i]
+    text = x.text
+    if not x.number and any(present):
+        # The array's dimensions, from the first that is present: each is a dimension of the result, in order.
+        lead = len(x.present) - x.rank
+        kept = dims[lead:]
+        index = [":" if d in kept else "None" for d in range(kept[0], rank)] if kept else []
+        if "None" in index:
+            while index and index[-1] == ":":
+                index.pop()
+            text = f"{text}[{', '.join(index)}]"
+        for d in kept:  # a dimension of 1 inside stays one
+            present[d] = True if x.present[dims.index(d)] else present[d]
+    return Term(text, type_, tuple(present), x.number)
+
+
+def sizes(shape: Sequence[str]) -> str:
+    return ", ".join(shape)
+
+
+def tuple_of(shape: Sequence[str]) -> str:
+    return f"({shape[0]},)" if len(shape) == 1 else f"({sizes(shape)})"
+
+
+def literal(text: str) -> bool:
+    return re.fullmatch(r'-?[\d.]+(e[+-]?\d+)?|-?float\("\w+"\)', text) is not None
+
+
+def number_of(op: str, texts: list[str]) -> str | None:
+    """Arithmetic of Python numbers as one; None where it takes more than an operator."""
+    if op == "neg":
+        return f"-{texts[0]}" if not texts[0].startswith("-") else texts[0][1:]
+    if op in ("add", "sub", "mul", "div"):
+        if all(literal(t) and "float" not in t for t in texts) and (op != "div" or float(texts[1]) != 0):
+            a, b = (float(t) if "." in t or "e" in t else int(t) for t in texts)
+            made = {"add": lambda: a + b, "sub": lambda: a - b, "mul": lambda: a * b, "div": lambda: a / b}[op]()
+            return repr(made)
+        return f"({texts[0]} {INFIX[op]} {texts[1]})"
+    return None
+
+
+class Names:
+    """Python names, each given once."""
+
+    def __init__(self, reserved: Iterable[str]):
+        self.taken = {*reserved, *keyword.kwlist}
+
+    def fresh(self, wanted: str) -> str:
+        name = re.sub(r"\W", "_", wanted)
+        name = f"v{name}" if name[:1].isdigit() else name
+        unique, k = name, 1
+        while unique in self.taken:
+            unique, k = f"{name}_{k}", k + 1
+        self.taken.add(unique)
+        return unique
+
+
+def rename(node: Node, symbol: str, size: str) -> None:
+    """The size of a chunk by its Python name."""
+
+    def renamed(text: str) -> str:
+        return re.sub(rf"\b{symbol}\b", size, text)
+
+    if node.type is not None:
+        node.type = Type(node.type.dtype, tuple(renamed(s) for s in node.type.shape))
+    for key in ("begin", "end", "low", "high", "rows", "size"):
+        if key in node.attributes:
+            node.attributes[key] = renamed(node.attributes[key])
+
+
+def load(source: str, name: str, globals_: dict | None = None) -> Callable:
+    """The function of a generated module."""
+    space = dict(globals_ or {})
+    exec(compile(source, f"<autochunk {name}>", "exec"), space)
+    return space[name]

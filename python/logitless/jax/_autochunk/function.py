@@ -1,0 +1,360 @@
+"""A function with compiled programs in place of itself and of its gradients."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jax.tree_util import Partial
+
+from logitless._autochunk.names import leaf_names, unique
+from logitless._autochunk.options import Limits, Unsupported
+from logitless._autochunk.plan import Compiled, compile_text
+from logitless._autochunk.text import load
+from logitless.jax import _arguments, _ffi
+from logitless.jax._autochunk.dtypes import DTYPES
+from logitless.jax._autochunk.program import to_text
+from logitless.jax._autochunk.source import to_source
+from logitless.jax._autochunk.trace import ARRAY, Program, floating, is_array, trace, trace_gradients
+
+
+def _precision_text(precision) -> str:
+    if precision is None:
+        return ""
+    if isinstance(precision, tuple):
+        return f"({', '.join(_precision_text(p) for p in precision)})"
+    if isinstance(precision, str):
+        return repr(precision)
+    return f"lax.Precision.{precision.name}" if isinstance(precision, jax.lax.Precision) else repr(str(precision))
+
+
+def temporary_bytes(function: Callable, inputs: Sequence[jax.ShapeDtypeStruct]) -> int | None:
+    """What XLA gives the function beyond inputs and results; None where the platform does not tell."""
+    found = jax.jit(function).lower(*inputs).compile().memory_analysis()
+    return None if found is None else int(found.temp_size_in_bytes)
+
+
+def _once(function: Callable) -> Callable:
+    """The function, without a derivative: it may be one already."""
+
+    @jax.custom_jvp
+    def run(*arrays):
+        return function(*arrays)
+
+    @run.defjvp
+    def refuse(primals, tangents):
+        raise NotImplementedError(
+            "autochunk: second derivatives have no form in a chunked function; differentiate the function itself"
+        )
+
+    return run
+
+
+@dataclass
+class Run:
+    """A compiled program, with the arrays that it reads beside its inputs."""
+
+    compiled: Compiled
+    captured: dict[str, jax.Array]
+    function: Callable
+    axes: frozenset[str]  # of a shard_map, that arrays vary over
+
+    def __call__(self, named: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
+        named = _ffi.varying({**self.captured, **named}, self.axes)
+        made = self.function(*(named[p] for p in self.compiled.parameters))
+        return tuple(_ffi.varying(dict(enumerate(made)), self.axes).values())
+
+
+@dataclass(eq=False)
+class Plan:
+    """What runs for one set of shapes, dtypes and constants, and of arrays to differentiate by."""
+
+    call: Call
+    forward: Run  # of the outputs; with joint set, of the gradients for a tangent of 1 as well
+    backward: Run | None  # of the gradients, from inputs and tangents
+    joint: bool
+    wanted: tuple[bool, ...]  # inputs that a gradient is for
+    tangents: dict[str, int]  # name -> output that has it
+
+    def run(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], Partial]:
+        """Outputs, and the function from their tangents to the gradients."""
+        made = self.forward(dict(zip(self.call.names, arrays)))
+        count = len(self.call.outputs)
+        saved = made[count:] if self.joint else arrays if self.backward is not None else ()
+        return list(made[:count]), Partial(self.gradients, *saved)
+
+    def gradients(self, *saved_and_tangents) -> list[jax.Array | None]:
+        *saved, all_tangents = saved_and_tangents
+        tangents = {name: all_tangents[i] for name, i in self.tangents.items()}
+        if all(isinstance(t, SymbolicZero) for t in tangents.values()):
+            return [None] * len(self.wanted)
+        tangents = {n: jnp.zeros(t.shape, t.dtype) if isinstance(t, SymbolicZero) else t for n, t in tangents.items()}
+        if self.joint:
+            [tangent] = tangents.values()
+            made = iter([(g * tangent.reshape(())).astype(g.dtype) for g in saved])
+        else:
+            made = iter(self.backward({**dict(zip(self.call.names, saved)), **tangents}))
+        return [next(made) if want else None for want in self.wanted]
+
+    def describe(self) -> str:
+        budget = self.call.limits.budget
+        if self.joint:
+            how = "outputs and gradients in one pass; backward multiplies the gradients by the tangent of the loss"
+        elif self.backward is not None:
+            how = "outputs now, gradients in backward, which computes what it needs of the forward again"
+        else:
+            how = "outputs alone: nothing is differentiated"
+        parts = [how, self.forward.compiled.describe(budget)]
+        if self.backward is not None:
+            parts.append(self.backward.compiled.describe(budget))
+        return "\n".join(parts) + "\n"
+
+    def source(self) -> str:
+        runs = [self.forward] + ([self.backward] if self.backward is not None else [])
+        return "\n\n".join(run.compiled.source for run in runs)
+
+
+@dataclass(eq=False)
+class Unchunked:
+    """The function itself, where its gradients or outputs have no form in a tensor program."""
+
+    call: Call
+    wanted: tuple[bool, ...]
+    why: str
+
+    def run(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], Partial]:
+        def of(*varied):
+            given = iter(varied)
+            outputs = self.call.function(*(next(given) if w else x for w, x in zip(self.wanted, arrays)))
+            return [o for o in outputs if floating(o.dtype)], outputs
+
+        _, pull, outputs = jax.vjp(of, *(x for w, x in zip(self.wanted, arrays) if w), has_aux=True)
+        return outputs, Partial(self.gradients, pull)
+
+    def gradients(self, pull, tangents) -> list[jax.Array | None]:
+        given = [t for t, o in zip(tangents, self.call.outputs) if floating(o.dtype)]
+        made = iter(pull([jnp.zeros(t.shape, t.dtype) if isinstance(t, SymbolicZero) else t for t in given]))
+        return [next(made) if want else None for want in self.wanted]
+
+
+class Call:
+    """A function of arrays alone, for one set of shapes, dtypes and constants."""
+
+    def __init__(
+        self,
+        owner: AutoChunked,
+        function: Callable,
+        inputs: Sequence[jax.ShapeDtypeStruct],
+        names: list[str],
+        axes: frozenset[str],
+    ):
+        traced = trace(function, inputs)
+        self.owner, self.limits = owner, owner.limits
+        self.inputs, self.names, self.axes = inputs, names, axes
+        self.tree, self.constants = traced.tree, traced.constants
+        self.program = traced.program
+        self.outputs = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in traced.program.outputs]
+        self.plans: dict[tuple[bool, ...], Plan | Unchunked] = {}
+        self.of_outputs = self._results(traced.program)
+        to_text(traced.program, self._names(traced.program), self.of_outputs)  # refuses what has no form
+        self.function = lambda *arrays: [jnp.asarray(o) for o in jax.tree.leaves(function(*arrays)) if is_array(o)]
+
+        @jax.custom_vjp
+        def chunked(*arrays):
+            return self.plan((False,) * len(inputs)).run(arrays)[0]
+
+        def forward(*primals):
+            wanted = tuple(p.perturbed and floating(p.value.dtype) for p in primals)
+            return self.plan(wanted).run([p.value for p in primals])
+
+        def backward(pull, tangents):
+            return tuple(pull(tangents))
+
+        chunked.defvjp(forward, backward, symbolic_zeros=True)
+        # A shard_map that runs eagerly does not take a custom_vjp itself.
+        self.chunked = jax.jit(chunked) if axes else chunked
+
+    def plan(self, wanted: tuple[bool, ...]) -> Plan | Unchunked:
+        if wanted not in self.plans:
+            try:
+                self.plans[wanted] = self._make(wanted)
+            except Unsupported as error:
+                if self.owner.unsupported == "error":
+                    raise
+                warnings.warn(f"the function runs unchunked: {error}", stacklevel=2)
+                self.plans[wanted] = Unchunked(self, wanted, f"runs unchunked: {error}")
+        self.owner.last = self.plans[wanted]
+        return self.plans[wanted]
+
+    def _results(self, program: Program) -> list:
+        return [(f"out{i}", ref) for i, ref in enumerate(program.outputs[: len(self.outputs)])]
+
+    def _names(self, program: Program) -> dict:
+        names = dict(zip(program.inputs, self.names))
+        names.update((ref, f"tangent{i}") for i, ref in enumerate(program.inputs[len(self.names) :]))
+        names.update((ref, f"constant{i}") for i, ref in enumerate(program.captured))
+        return names
+
+    def _compiled(self, program: Program, results: list, name: str, ones=()) -> Run:
+        names = self._names(program)
+        text = to_text(program, names, results, ones, name)
+        of_name = {own: jax.ShapeDtypeStruct(ref.shape, ref.dtype) for ref, own in names.items()}
+        inputs = [of_name[p] for p in text.parameters]
+        measured: dict[str, int | None] = {}
+
+        def emit(compiled):
+            precision = _precision_text(text.precision)
+            source = to_source(compiled.text, name, precision)
+            if source not in measured:
+                measured[source] = temporary_bytes(load(source, name), inputs)
+            taken = compiled.arena_bytes if measured[source] is None else measured[source]
+            return to_source(compiled.text, name, precision, sorted(self.axes)) if self.axes else source, taken
+
+        made = compile_text(text.text, name, text.parameters, emit, self.limits)
+        captured = {names[ref]: array for ref, array in program.captured.items()}
+        return Run(made, captured, _once(jax.jit(made.function)), self.axes)
+
+    def _make(self, wanted: tuple[bool, ...]) -> Plan:
+        joint, sources, gradients = None, [], self.owner.gradients
+        if any(wanted):
+            joint = trace_gradients(self.function, self.inputs, wanted)
+            found = joint.outputs[len(self.outputs) :]
+            _, live = joint.live(found)
+            places = [i for i, o in enumerate(self.outputs) if floating(o.dtype)]
+            tangents = list(zip(joint.inputs[len(self.names) :], places))
+            sources = [(f"tangent{k}", ref, i) for k, (ref, i) in enumerate(tangents) if ref in live]
+        if not sources:
+            return Plan(self, self._compiled(self.program, self.of_outputs, "forward"), None, False, wanted, {})
+        scalar = len(sources) == 1 and math.prod(self.outputs[sources[0][2]].shape) == 1
+        if gradients == "forward" and not scalar:
+            shapes = ", ".join(str(list(self.outputs[i].shape)) for _, _, i in sources)
+            raise ValueError(
+                "autochunk: gradients='forward' needs one differentiable output of one element, got "
+                f"{shapes}; use 'backward'"
+            )
+        of_gradients = [(f"d_{n}", ref) for n, ref in zip((n for n, w in zip(self.names, wanted) if w), found)]
+        of_tangents = {name: i for name, _, i in sources}
+        # Loss scaling keeps fp16 gradients from vanishing: they need the tangent while they are computed.
+        half = any(ref.dtype == DTYPES.f16 for e in joint.equations for ref in (*e.inputs, *e.outputs))
+        if scalar and (gradients == "forward" or (gradients == "auto" and not half)):
+            results = self._results(joint) + of_gradients
+            forward = self._compiled(joint, results, "forward_and_gradients", [sources[0][1]])
+            return Plan(self, forward, None, True, wanted, of_tangents)
+        forward = self._compiled(self.program, self.of_outputs, "forward")
+        backward = self._compiled(joint, of_gradients, "backward")
+        return Plan(self, forward, backward, False, wanted, of_tangents)
+
+
+class AutoChunked:
+    """What ``autochunk`` returns: called as the function, with ``explain`` and ``source`` beside."""
+
+    def __init__(self, function: Callable, limits: Limits, gradients: str, unsupported: str):
+        self.limits = limits
+        self.gradients = gradients
+        self.unsupported = unsupported
+        self.last: Plan | Unchunked | str | None = None
+        self._function = function
+        self._calls: dict = {}
+        functools.update_wrapper(self, function)
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args, **kwargs):
+        call, arrays = self._call(args, kwargs)
+        if isinstance(call, str):
+            self.last = call
+            return self._function(*args, **kwargs)
+        made = iter(call.chunked(*_ffi.varying(dict(enumerate(arrays)), call.axes).values()))
+        flat = [next(made) if constant is ARRAY else constant for constant in call.constants]
+        return jax.tree.unflatten(call.tree, flat)
+
+    def explain(self, *args, **kwargs) -> str:
+        """What was chunked, along what, what was not and why, and the memory before and after. With arguments: of a
+        call with these and its gradients by all floating ones, which is compiled but not run. Without: of what was
+        traced last."""
+        plan = self._described("explain", args, kwargs)
+        return plan if isinstance(plan, str) else plan.describe()
+
+    def source(self, *args, **kwargs) -> str:
+        """The Python that runs, of the same."""
+        plan = self._described("source", args, kwargs)
+        if isinstance(plan, str):
+            raise RuntimeError(f"source: there is none, since the function runs unchunked: {plan}")
+        return plan.source()
+
+    def _described(self, what: str, args, kwargs) -> Plan | str:
+        found = self.last
+        if args or kwargs:
+            found, arrays = self._call(args, kwargs)
+            if isinstance(found, Call):
+                found = found.plan(tuple(floating(a.dtype) for a in arrays))
+        if found is None:
+            raise RuntimeError(f"{what}: the function has not been called; call it first, or give arguments")
+        return found.why if isinstance(found, Unchunked) else found
+
+    def _call(self, args, kwargs) -> tuple[Call | str, list[jax.Array]]:
+        kwargs = dict(sorted(kwargs.items()))  # the order of their leaves
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        names = leaf_names(self._function, args, kwargs, _endings)
+        places = [i for i, leaf in enumerate(leaves) if is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)]
+        if not places:
+            raise ValueError("autochunk: expected an array among the arguments, got none")
+        arrays = [_array(names[i], leaves[i]) for i in places]
+        constants = [None if i in places else leaf for i, leaf in enumerate(leaves)]
+        types = tuple((a.shape, jnp.dtype(a.dtype) if floating(a.dtype) else a.dtype, _weak(a)) for a in arrays)
+        config = jax.config
+        settings = config.jax_enable_x64, config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion
+        axes = _ffi.axes_of(*(a for a in arrays if isinstance(a, jax.Array)))
+        key = (tree, types, axes, tuple(places), tuple((type(c), c) for c in constants), settings)
+        try:
+            call = self._calls.get(key)
+        except TypeError as error:
+            raise TypeError(f"autochunk: arguments must be arrays or hashable values; {error}") from error
+        if call is not None:
+            return call, arrays
+
+        def flat(*given):
+            full = list(constants)
+            for place, array in zip(places, given):
+                full[place] = array
+            inner_args, inner_kwargs = jax.tree.unflatten(tree, full)
+            return self._function(*inner_args, **inner_kwargs)
+
+        inputs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in types]
+        try:
+            call = Call(self, flat, inputs, unique([names[i] for i in places]), axes)
+        except Unsupported as error:
+            if self.unsupported == "error":
+                raise
+            warnings.warn(f"the function runs unchunked: {error}", stacklevel=3)
+            call = f"runs unchunked: {error}"
+        self._calls[key] = call
+        return call, arrays
+
+
+def _endings(value) -> list[str]:
+    """_weights_0 for ["weights"][0]"""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(value)]
+    return ["".join("_" + re.sub(r"\W+", "_", _key(key)) for key in path) for path in paths]
+
+
+def _key(key) -> str:
+    """What stands in the entry of a path."""
+    found = next((getattr(key, name) for name in ("key", "name", "idx") if hasattr(key, name)), key)
+    return str(found)
+
+
+def _array(name: str, leaf) -> jax.Array | jax.ShapeDtypeStruct:
+    return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else _arguments.array(name, leaf)
+
+
+def _weak(array) -> bool:
+    return bool(getattr(array, "weak_type", False))

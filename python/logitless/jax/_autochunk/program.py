@@ -1,0 +1,109 @@
+"""A traced function as the text of a tensor program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jax.lax import Precision
+
+from logitless._autochunk.lower import Value
+from logitless._autochunk.options import Unsupported
+from logitless.jax._autochunk import lax_index  # noqa: F401: it adds to HANDLERS
+from logitless.jax._autochunk.lax import HANDLERS, JaxWriter, swapped_product
+from logitless.jax._autochunk.trace import Constant, Equation, Program, Ref
+
+
+@dataclass
+class Text:
+    text: str
+    parameters: list[str]  # that it reads, in order
+    precision: object  # of its products, as jax.lax takes it
+
+
+def to_text(
+    program: Program,
+    names: dict[Ref, str],
+    results: Sequence[tuple[str, Ref | Constant]],
+    ones: Sequence[Ref] = (),
+    name: str = "main",
+) -> Text:
+    """names: of inputs and captured arrays. results: the outputs that are wanted. ones: inputs that are 1, as scalar
+    tangents."""
+    w = JaxWriter()
+    w.taken.update(names.values())
+    equations, live = program.live([ref for _, ref in results])
+    equations = _without_transposes(equations, [ref for _, ref in results])
+    values: dict[Ref, Value] = {}
+    header = []
+    for ref, own in names.items():
+        w.op = f"argument {own}"
+        if ref in ones:
+            values[ref] = w.number(1, ref.dtype, ref.shape)
+        elif ref in live:
+            header.append((own, w.type(ref.dtype, ref.shape)))
+            values[ref] = Value(own, ref.dtype, ref.shape)
+
+    def value(x: Ref | Constant) -> Value:
+        return values[x] if isinstance(x, Ref) else w.number(x.number, x.dtype, x.shape)
+
+    for equation in equations:
+        w.op, w.hint = str(equation), equation.primitive
+        handler = HANDLERS.get(equation.primitive)
+        if handler is None:
+            raise Unsupported(f"autochunk: {equation} has no form in a tensor program")
+        for ref in equation.outputs:
+            w.type(ref.dtype, ref.shape)
+        made = handler(w, equation, *(value(x) for x in equation.inputs))
+        for ref, v in zip(equation.outputs, made if isinstance(made, tuple) else (made,)):
+            if v.shape != ref.shape or v.dtype != ref.dtype:
+                raise AssertionError(
+                    f"autochunk: {equation} became {v.dtype}{list(v.shape)}, expected {ref.dtype}{list(ref.shape)}"
+                )
+            values[ref] = v
+    returned = []
+    for result, ref in results:
+        w.op, w.hint = f"result {result}", result
+        returned.append(f"{result}: %{w.written(value(ref)).name}")
+    inputs = ", ".join(f"%{own}: {type_}" for own, type_ in header)
+    body = "\n".join(w.lines)
+    text = f"graph {name}({inputs}) {{\n{body}\n  return {', '.join(returned)}\n}}\n"
+    return Text(text, [own for own, _ in header], _precision(w))
+
+
+def _without_transposes(equations: Sequence[Equation], results) -> list[Equation]:
+    """A matrix product that only its transpose reads gives the transpose at once."""
+    uses: dict[Ref, int] = {}
+    for v in [*(v for e in equations for v in e.inputs), *results]:
+        if isinstance(v, Ref):
+            uses[v] = uses.get(v, 0) + 1
+    made: dict[Ref, Equation] = {}
+    kept: list[Equation | None] = []
+    places: dict[Ref, int] = {}
+    for e in equations:
+        source = made.get(e.inputs[0]) if e.primitive == "transpose" else None
+        if source is not None and source.primitive == "dot_general" and uses[e.inputs[0]] == 1:
+            swapped = swapped_product(source, e)
+            if swapped is not None:
+                kept[places[e.inputs[0]]] = None
+                e = swapped
+        for ref in e.outputs:
+            made[ref], places[ref] = e, len(kept)
+        kept.append(e)
+    return [e for e in kept if e is not None]
+
+
+def _precision(w: JaxWriter):
+    """One for all products of a program, since its statements have none of their own: the highest."""
+    asked = [p for p in w.precisions if p is not None]
+    if not asked:
+        return None
+
+    def pair(precision) -> tuple:
+        return precision if isinstance(precision, tuple) else (precision, precision)
+
+    if all(isinstance(p, Precision) for precision in asked for p in pair(precision)):
+        return max(asked, key=lambda precision: max(p.value for p in pair(precision)))
+    if len(w.precisions) > 1:
+        raise w.refuse(f"products by different algorithms, {asked}, have no form in a tensor program")
+    return asked[0]

@@ -1,0 +1,383 @@
+"""Compiled programs as readable Python: plain JAX, a ``lax.fori_loop`` for each loop of the program.
+
+The results of a loop are its state: chunks are written into them in place, sums added to. The last round, where it is
+shorter, is the same function once more.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from logitless._autochunk.options import Unsupported
+from logitless._autochunk.parse import Graph, Loop, Node, Slot, Type, parse
+from logitless._autochunk.text import (
+    COMPARE,
+    INFIX,
+    MAPS,
+    Names,
+    Term,
+    broadcast,
+    literal,
+    number_of,
+    rename,
+    sizes,
+    tuple_of,
+)
+from logitless.jax._autochunk.dtypes import run_dtypes
+from logitless.jax._autochunk.helpers import HELPERS
+
+_UNARY = {name: f"jnp.{name}" for name in ("abs", "exp", "log", "log1p", "expm1", "sqrt", "tanh", "sin", "cos", "sign")}
+_UNARY |= {"floor": "jnp.floor", "rsqrt": "lax.rsqrt", "erf": "lax.erf", "sigmoid": "lax.logistic"}
+_RESERVED = {"jax", "jnp", "lax", "range", "float", "int", "state", "i", *HELPERS}
+_INDENT = "    "
+
+
+def _floating(dtype) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating)
+
+
+class Scope:
+    """The statements of the function, or of a loop's body."""
+
+    def __init__(self, emitter: Emitter, nodes: list[Node], outer: dict[str, Term], indent: str):
+        self.e = emitter
+        self.nodes = nodes
+        self.terms = dict(outer)
+        self.indent = indent
+
+    def line(self, text: str) -> None:
+        self.e.lines.append(self.indent + text)
+
+    # --- terms
+    def full(self, t: Term) -> str:
+        """The array with every dimension."""
+        if t.number:
+            return f"jnp.full({tuple_of(t.type.shape)}, {t.text}, {self.dtype(t.type)})"
+        return t.text if all(t.present) else f"jnp.broadcast_to({t.text}, {tuple_of(t.type.shape)})"
+
+    @staticmethod
+    def dtype(type_: Type) -> str:
+        return "bool" if type_.dtype == bool else f"jnp.{type_.dtype.name}"
+
+    def bind(self, value: str, text: str, type_: Type, present=None) -> Term:
+        name = self.e.names.fresh(self.e.results.get(value, value))
+        self.line(f"{name} = {text}")
+        self.terms[value] = Term(name, type_, tuple(present or [True] * len(type_.shape)))
+        return self.terms[value]
+
+    def number(self, node: Node, text: str) -> None:
+        self.terms[node.results[0]] = Term(text, node.type, (False,) * len(node.type.shape), number=True)
+
+    # --- the body
+    def run(self) -> None:
+        for node in self.nodes:
+            if node.op == "loop":
+                self.e.loop(self, node)
+                continue
+            terms = [self.terms[v] for v in node.operands]
+            if node.op in MAPS:
+                self.map(node, terms)
+                continue
+            method = getattr(self, f"op_{node.op}", None)
+            if method is None:
+                raise Unsupported(f"autochunk: {node.op} of a compiled program has no form in JAX")
+            method(node, *terms)
+
+    def map(self, node: Node, terms: list[Term]) -> None:
+        if all(t.number for t in terms):
+            whole = node.op == "div" and not _floating(node.type.dtype)
+            text = None if whole else number_of(node.op, [t.text for t in terms])
+            if text is not None:
+                self.number(node, text)
+                return
+            terms = [self._scalar(t) for t in terms]
+        present = tuple(any(t.present[d] for t in terms) for d in range(len(node.type.shape)))
+        self.bind(node.results[0], self._map(node.op, terms, node.type), node.type, present)
+
+    def _scalar(self, t: Term) -> Term:
+        return replace(t, text=f"jnp.full((), {t.text}, {self.dtype(t.type)})", number=False)
+
+    def _map(self, op: str, terms: list[Term], type_: Type) -> str:
+        texts = [t.text for t in terms]
+        if op == "neg":
+            return f"-{texts[0]}"
+        if op == "logical_not":
+            return f"~{texts[0]}"
+        if op in _UNARY:
+            return f"{_UNARY[op]}({texts[0]})"
+        if op == "div" and not _floating(type_.dtype):
+            return f"lax.div({', '.join(self.full(t) for t in terms)})"
+        if op == "pow":
+            return f"jnp.power({texts[0]}, {texts[1]})"
+        if op in INFIX or op in COMPARE:
+            return f"{texts[0]} {INFIX.get(op) or COMPARE[op]} {texts[1]}"
+        if op in ("max", "min"):
+            return f"jnp.{op}imum({texts[0]}, {texts[1]})"
+        if terms[1].number and terms[2].number:  # of Python numbers alone JAX makes its default dtype
+            texts[1] = self._scalar(terms[1]).text
+        return f"jnp.where({', '.join(texts)})"
+
+    # --- operations: the same elements
+    def op_constant(self, node: Node) -> None:
+        number = float(node.attributes["value"])
+        if not _floating(node.type.dtype):
+            text = str(bool(number) if node.type.dtype == bool else int(number))
+        else:
+            text = repr(number) if math.isfinite(number) else f'float("{number}")'
+        for factor in node.attributes.get("size", "").split(","):
+            text = f"({text} * ({factor.strip()}))" if factor.strip() else text
+        self.number(node, text)
+
+    def op_broadcast(self, node: Node, x: Term) -> None:
+        self.terms[node.results[0]] = broadcast(x, node.numbers("dims"), node.type)
+
+    def op_stop_gradient(self, node: Node, x: Term) -> None:
+        self.terms[node.results[0]] = x
+
+    def op_cast(self, node: Node, x: Term) -> None:
+        [value] = node.results
+        if x.number:
+            kind = "float" if _floating(node.type.dtype) else "int"
+            text = x.text
+            if _floating(node.type.dtype) != _floating(x.type.dtype) or not literal(text):
+                text = f"{kind}({text})"
+            if re.fullmatch(r"float\(-?[\d.]+\)", text):
+                text = repr(float(x.text))
+            self.terms[value] = Term(text, node.type, x.present, number=True)
+        elif node.type.dtype == x.type.dtype and x.text not in self.e.starts:
+            self.terms[value] = replace(x, type=node.type)
+        elif x.text in self.e.starts:  # a Python number in the last round
+            self.bind(value, f"jnp.asarray({x.text}, {self.dtype(node.type)})", node.type)
+        else:
+            self.bind(value, f"{x.text}.astype({self.dtype(node.type)})", node.type, x.present)
+
+    def op_reshape(self, node: Node, x: Term) -> None:
+        if x.number:
+            self.number(node, x.text)
+        else:
+            self.bind(node.results[0], f"{self.full(x)}.reshape({sizes(node.type.shape) or '()'})", node.type)
+
+    def op_transpose(self, node: Node, x: Term) -> None:
+        dims = node.numbers("dims")
+        if x.number:
+            self.number(node, x.text)
+        elif dims == [1, 0]:
+            self.bind(node.results[0], f"{self.full(x)}.T", node.type)
+        else:
+            self.bind(node.results[0], f"{self.full(x)}.transpose({', '.join(map(str, dims))})", node.type)
+
+    def op_slice(self, node: Node, x: Term) -> None:
+        if x.number:
+            self.number(node, x.text)
+            return
+        begin, end = (node.attributes[k].split(",") for k in ("begin", "end"))
+        index = [
+            ":" if b.strip() == "0" and e.strip() == s else f"{b.strip()}:{e.strip()}"
+            for b, e, s in zip(begin, end, x.type.shape)
+        ]
+        self.bind(node.results[0], f"{self.full(x)}[{', '.join(index)}]", node.type)
+
+    def op_pad(self, node: Node, x: Term) -> None:
+        low, high = (node.attributes[k].split(",") for k in ("low", "high"))
+        pads = tuple_of([f"({a.strip()}, {b.strip()})" for a, b in zip(low, high)])
+        self.bind(node.results[0], f"jnp.pad({self.full(x)}, {pads})", node.type)
+
+    def op_concat(self, node: Node, *parts: Term) -> None:
+        listed = ", ".join(self.full(p) for p in parts)
+        self.bind(node.results[0], f"jnp.concatenate(({listed}), {node.attributes['axis']})", node.type)
+
+    def op_iota(self, node: Node) -> None:
+        axis, rank = node.numbers("axis")[0], len(node.type.shape)
+        name = self.e.names.fresh(node.results[0])
+        self.line(f"{name} = jnp.arange({node.type.shape[axis]}, dtype={self.dtype(node.type)})")
+        after = rank - 1 - axis
+        text = f"{name}[:{', None' * after}]" if after else name
+        self.terms[node.results[0]] = Term(text, node.type, tuple(d == axis for d in range(rank)))
+
+    # --- operations: reductions and products
+    def _reduced(self, node: Node, x: Term) -> tuple[str, str]:
+        dims = node.numbers("dims")
+        return self.full(x), str(dims[0]) if len(dims) == 1 else tuple_of([str(d) for d in dims])
+
+    def op_reduce_sum(self, node: Node, x: Term) -> None:
+        text, dims = self._reduced(node, x)
+        self.bind(node.results[0], f"{text}.sum({dims}, dtype={self.dtype(node.type)})", node.type)
+
+    def op_reduce_max(self, node: Node, x: Term) -> None:
+        text, dims = self._reduced(node, x)
+        self.bind(node.results[0], f"{text}.max({dims}){self._to(node, x)}", node.type)
+
+    def op_reduce_lse(self, node: Node, x: Term) -> None:
+        text, dims = self._reduced(node, x)
+        self.bind(node.results[0], f"jax.nn.logsumexp({text}{self._to(node, x)}, {dims})", node.type)
+
+    def op_argmax(self, node: Node, x: Term) -> None:
+        text, dims = self._reduced(node, x)
+        self.bind(node.results[0], f"{text}.argmax({dims}).astype({self.dtype(node.type)})", node.type)
+
+    def _to(self, node: Node, x: Term) -> str:
+        return f".astype({self.dtype(node.type)})" if node.type.dtype != x.type.dtype else ""
+
+    def op_dot(self, node: Node, a: Term, b: Term) -> None:
+        groups = tuple(tuple(pair) for pair in (node.pair("contract"), node.pair("batch")))
+        dims = ", ".join(f"({', '.join(tuple_of([str(d) for d in dims]) for dims in pair)})" for pair in groups)
+        more = f", precision={self.e.precision}" if self.e.precision else ""
+        wide = f", preferred_element_type={self.dtype(node.type)}"
+        text = f"lax.dot_general({self.full(a)}, {self.full(b)}, ({dims}){more}{wide})"
+        self.bind(node.results[0], text, node.type)
+
+    # --- operations: indices
+    def op_pick(self, node: Node, x: Term, index: Term) -> None:
+        call = f"({self.full(x)}, {self.full(index)}, {node.numbers('axis')[0]})"
+        self.bind(node.results[0], self.e.helper("_pick") + call, node.type)
+
+    def op_take(self, node: Node, table: Term, index: Term) -> None:
+        self.bind(node.results[0], f"{self.e.helper('_take')}({self.full(table)}, {self.full(index)})", node.type)
+
+    def op_scatter_add(self, node: Node, index: Term, updates: Term) -> None:
+        call = f"({node.attributes['rows']}, {self.full(index)}, {self.full(updates)}, {self.dtype(node.type)})"
+        self.bind(node.results[0], self.e.helper("_scatter_add") + call, node.type)
+
+
+class Emitter:
+    """Writes one function."""
+
+    def __init__(self, graph: Graph, name: str, precision: str, axes: Sequence[str]):
+        self.graph = graph
+        self.name = name
+        self.precision = precision  # of products, as Python
+        self.axes = axes  # of a shard_map, that values vary over
+        self.results: dict[str, str] = {}  # names of values of the function that it returns
+        self.names = Names({*_RESERVED, name})
+        self.lines: list[str] = []
+        self.helpers: list[str] = []
+        self.starts: set[str] = set()  # names of the first element of a chunk
+
+    def helper(self, name: str) -> str:
+        if name not in self.helpers:
+            self.helpers.append(name)
+        return name
+
+    def run(self) -> str:
+        outer, arguments = {}, []
+        for name, type_ in self.graph.parameters:
+            python = self.names.fresh(name)
+            arguments.append(python)
+            outer[name] = Term(python, type_, (True,) * len(type_.shape))
+            self.lines.append(f"{_INDENT}# {python}: {type_.dtype.name} [{sizes(type_.shape)}]")
+        scope = Scope(self, self.graph.nodes, outer, _INDENT)
+        self.results = {value: name for name, value in self.graph.results}
+        scope.run()
+        returned = [scope.full(scope.terms[value]) for _, value in self.graph.results]
+        self.lines.append(f"{_INDENT}return {', '.join(returned)}{',' if len(returned) == 1 else ''}")
+        body = "\n".join(self.lines)
+        parts = [HELPERS[h].strip("\n") for h in self.helpers]
+        parts.append(f"def {self.name}({', '.join(arguments)}):\n{body}")
+        return "import jax\nimport jax.numpy as jnp\nfrom jax import lax\n\n\n" + "\n\n\n".join(parts) + "\n"
+
+    # --- loops
+    def loop(self, scope: Scope, node: Node) -> None:
+        loop = node.loop
+        inner = Scope(self, loop.body, scope.terms, scope.indent + _INDENT)
+        function, first, size = (self.names.fresh(n) for n in ("chunk", "start", "rows"))
+        self.starts.add(first)
+        types = {r: n.type for n in loop.body for r in n.results if n.type is not None}
+        for slot in loop.inputs:
+            types[slot.name] = scope.terms[slot.outer].type
+        names, starts = [], []
+        for slot in loop.outputs:
+            type_ = _gathered(types[slot.name], slot, loop)
+            names.append(self.names.fresh(self.results.get(slot.outer, slot.outer)))
+            starts.append(self._empty(scope, slot, type_))
+            scope.terms[slot.outer] = Term(names[-1], type_, (True,) * len(type_.shape))
+        full, rest = divmod(loop.extent, loop.chunk)
+        scope.line(f"# {loop.extent} in {full + (rest > 0)} chunks of {loop.chunk}")
+        scope.line(f"def {function}({first}, {size}, state):")
+        inner.line(f"{sizes(names)}{',' if len(names) == 1 else ''} = state")
+        inner.terms[loop.first] = Term(first, Type(jnp.dtype("int32"), ()), ())
+        for slot in loop.inputs:
+            inner.terms[slot.name] = self._entering(scope, inner, slot, first, size)
+        for body_node in loop.body:
+            rename(body_node, loop.symbol, size)
+        outer_results, self.results = self.results, {}
+        inner.run()
+        self.results = outer_results
+        merged = [self._leaving(inner, slot, name, first) for slot, name in zip(loop.outputs, names)]
+        inner.line(f"return {tuple_of(merged)}" if len(merged) < 2 else "return (")
+        for text in merged if len(merged) > 1 else ():
+            inner.line(f"{_INDENT}{text},")
+        if len(merged) > 1:
+            inner.line(")")
+        self._rounds(scope, loop, function, names, starts)
+
+    def _rounds(self, scope: Scope, loop: Loop, function: str, names: list[str], starts: list[str]) -> None:
+        full, rest = divmod(loop.extent, loop.chunk)
+        scope.line("state = (")
+        for text in starts:
+            scope.line(f"{_INDENT}{text},")
+        scope.line(")")
+        if self.axes:
+            axes = tuple_of([repr(axis) for axis in self.axes])
+            newer = hasattr(jax.lax, "pcast")
+            cast = f"lax.pcast(state, {axes}, to='varying')" if newer else f"lax.pvary(state, {axes})"
+            scope.line(f"state = {cast}")
+        if full > 1:
+            call = f"{function}({loop.chunk} * i, {loop.chunk}, state)"
+            scope.line(f"state = lax.fori_loop(0, {full}, lambda i, state: {call}, state)")
+        elif full == 1:
+            scope.line(f"state = {function}(0, {loop.chunk}, state)")
+        if rest > 0:
+            scope.line(f"state = {function}({full * loop.chunk}, {rest}, state)")
+        scope.line(f"{sizes(names)}{',' if len(names) == 1 else ''} = state")
+
+    @staticmethod
+    def _empty(scope: Scope, slot: Slot, type_: Type) -> str:
+        if slot.kind in ("stack", "sum"):
+            return f"jnp.zeros({tuple_of(type_.shape)}, {scope.dtype(type_)})"
+        least = 'float("-inf")' if _floating(type_.dtype) else f"jnp.iinfo({scope.dtype(type_)}).min"
+        return f"jnp.full({tuple_of(type_.shape)}, {least}, {scope.dtype(type_)})"
+
+    def _entering(self, scope: Scope, inner: Scope, slot: Slot, first: str, size: str) -> Term:
+        t = scope.terms[slot.outer]
+        if slot.kind == "whole":
+            return t
+        shape = list(t.type.shape)
+        shape[slot.axis] = size if slot.factor == 1 else f"{slot.factor} * {size}"
+        t = replace(t, type=Type(t.type.dtype, tuple(shape)))
+        if t.number or not t.present[slot.axis]:
+            return t
+        axis = slot.axis - (len(t.present) - t.rank)
+        name = self.names.fresh(re.match(r"\w+", t.text).group() + "_part")
+        begin = first if slot.factor == 1 else f"{slot.factor} * {first}"
+        inner.line(f"{name} = lax.dynamic_slice_in_dim({t.text}, {begin}, {shape[slot.axis]}, {axis})")
+        return replace(t, text=name)
+
+    @staticmethod
+    def _leaving(inner: Scope, slot: Slot, name: str, first: str) -> str:
+        term = inner.terms[slot.name]
+        if slot.kind == "stack":
+            begin = first if slot.factor == 1 else f"{slot.factor} * {first}"
+            return f"lax.dynamic_update_slice_in_dim({name}, {inner.full(term)}, {begin}, {slot.axis})"
+        if slot.kind == "sum":
+            return f"{name} + {term.text if term.number else inner.full(term)}"
+        return f"jnp.{'maximum' if slot.kind == 'max' else 'logaddexp'}({name}, {inner.full(term)})"
+
+
+def _gathered(type_: Type, slot: Slot, loop: Loop) -> Type:
+    """The type of a result of all rounds."""
+    shape = list(type_.shape)
+    if slot.kind == "stack":
+        shape[slot.axis] = str(loop.extent * slot.factor)
+    return Type(type_.dtype, tuple(shape))
+
+
+def to_source(text: str, name: str, precision: str = "", axes: Sequence[str] = ()) -> str:
+    """A module with the function of a compiled program: its parameters in, a tuple of its results out. precision: of
+    products, as Python; "" is JAX's default. axes: of a shard_map, that the parameters vary over."""
+    return Emitter(parse(text, run_dtypes()), name, precision, axes).run()
