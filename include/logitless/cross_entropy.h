@@ -79,7 +79,7 @@ struct CrossEntropyOutputs {
   TensorView argmax;  // i32 or i64 [...]: index of the largest logit, the lowest among equals; -1
                       // where ignored
   // f32 [...]: |error of d_hidden_i|, its 2-norm, is at most this, roundings apart; 0 with exact
-  // plans.
+  // plans. Not with far_both, whose masses are estimates.
   TensorView d_hidden_bound;
 };
 
@@ -90,10 +90,14 @@ struct FarFieldStatistics {
   bool dense_fallback =
       false;  // more than 2/3 to keep in some chunk: all of it kept, so exact there
   // Relative to |d_hidden| over all tokens: the rigorous bound of its error, sqrt(sum_i bound_i^2).
+  // -1 where there is none: with far_both.
   double bound = 0.0;
   // |error| / |exact|, measured over d_hidden of the tokens audited; -1: not audited.
   double audited_error = -1.0;
   std::int64_t audited_tokens = 0;
+  // Of the lse of those tokens, in nats; 0 but with far_both.
+  double audited_lse_error = 0.0;      // root mean square
+  double audited_lse_error_max = 0.0;  // of one token
 };
 
 // Token statistics, returned with every call. On a GPU only `tokens` is filled by then, the rest is

@@ -67,6 +67,8 @@ enum class PlanKind : std::uint8_t {
   // 1 + 3k passes: a fraction k of the vocabulary's tiles is computed again for the gradients, the
   // rest enters by its mass. Exact loss, gradients to an error that tau sets: docs/far_field.md.
   far_backward = 4,
+  // 4k passes: the forward, too, computes the tiles that matter alone. The loss has an error.
+  far_both = 5,
 };
 LOGITLESS_API std::string_view name_of(PlanKind kind);
 
@@ -74,6 +76,7 @@ LOGITLESS_API std::string_view name_of(PlanKind kind);
 enum class Accuracy : std::uint8_t {
   exact = 0,
   far_backward = 1,  // the loss is exact, gradients may come from the far field
+  far_both = 2,      // the loss may, too
 };
 LOGITLESS_API std::string_view name_of(Accuracy accuracy);
 
@@ -87,7 +90,7 @@ struct PlanRequest {
   // Of PlanKind::stored: the fraction wanted in (0, 1), or 0 for as much as the budget holds.
   double stored_fraction = 0.0;
   // The planner takes the far field only where it predicts that it is faster; kind = far_backward
-  // takes it anyway.
+  // or far_both takes it anyway.
   Accuracy accuracy = Accuracy::exact;
   // Of the far field: tiles with more than this probability for a token are computed exactly, for
   // its block of tokens. In (0, 1); 0: the default, 0.003.

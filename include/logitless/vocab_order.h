@@ -39,8 +39,20 @@ class LOGITLESS_API VocabOrder {
   // [vocab] by position: average / its sum over the tile, tiles of 128 positions.
   std::span<const float> share() const;
 
-  // A safetensors file: words i64 [vocab], average f32 [vocab]. Throws Error (file), or what the
-  // constructor throws.
+  // With what Accuracy::far_both needs (measure_tiles).
+  bool has_moments() const;
+  std::int64_t dim() const;                     // of the moments; 0 without
+  std::span<const float> axes() const;          // [dim, dim] rows: the forms' axes
+  std::span<const float> variance() const;      // [tiles, dim] of each tile along them
+  std::span<const float> log2_caution() const;  // [tiles] >= 0
+  // The same order with these. Throws InvalidArgument on other sizes or numbers that are not
+  // finite.
+  VocabOrder with_moments(std::int64_t dim, std::span<const float> axes,
+                          std::span<const float> variance,
+                          std::span<const float> log2_caution) const;
+
+  // A safetensors file: words i64 [vocab], average f32 [vocab]; axes, variance, log2_caution f32 if
+  // there are moments. Throws Error (file), or what the constructor throws.
   void save(const std::string& path) const;
   static VocabOrder load(const std::string& path);
 
@@ -66,5 +78,16 @@ LOGITLESS_API std::vector<float> average_probability(const Context& context,
 LOGITLESS_API VocabOrder make_vocab_order(const Context& context, const ConstTensorView& weight,
                                           std::span<const float> average,
                                           const OrderOptions& options = {});
+
+// The order with the moments of its tiles in these weights, and how far the estimates of a tile's
+// mass from them fall short: log2_caution is the most that the mass of a tile has been above its
+// estimate, over the rows of hidden [..., D], where it was above tau / 3 of the row's total.
+// Without it, a word that stands apart from its tile is missed now and then. On the CPU. Work:
+// vocab * dim * (dim + 2 rows) multiply-adds; extra memory: 4 B * rows * (dim + 2 tiles), 8 B *
+// dim^2, 4 B * tiles * dim, and 0.5 KiB * (dim + rows) a thread. softcap has no such moments.
+LOGITLESS_API VocabOrder measure_tiles(const Context& context, const VocabOrder& order,
+                                       const ConstTensorView& hidden, const ConstTensorView& weight,
+                                       const ConstTensorView& bias = {}, float logit_scale = 1.0f,
+                                       float tau = 0.003f);
 
 }  // namespace logitless

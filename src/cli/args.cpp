@@ -124,7 +124,7 @@ Context DeviceArgs::context() const {
 void PlanArgs::add(CLI::App& app) {
   add_parsed(
       app, "--plan", "PLAN", [this](const std::string& text) { parse_plan(text, *this); },
-      "auto (default), forward, dense, recompute, stored, stored:F or far-backward")
+      "auto (default), forward, dense, recompute, stored, stored:F, far-backward or far-both")
       ->group("Plan");
   add_parsed(
       app, "--budget", "BYTES", [this](const std::string& text) { budget = parse_bytes(text); },
@@ -143,7 +143,9 @@ PlanRequest PlanArgs::request(const DeviceLimits& device) const {
 }
 
 void parse_plan(const std::string& text, PlanArgs& args) {
-  args.accuracy = text == "far-backward" ? Accuracy::far_backward : Accuracy::exact;
+  args.accuracy = text == "far-backward" ? Accuracy::far_backward
+                  : text == "far-both"   ? Accuracy::far_both
+                                         : Accuracy::exact;
   args.automatic = text == "auto" || args.far();
   args.stored_fraction = 0.0;
   if (args.automatic) return;

@@ -127,10 +127,12 @@ LossResult measure(const Context& context, const LossPlan& plan, const CrossEntr
   return result;
 }
 
+bool is_far(PlanKind kind) { return kind == PlanKind::far_backward || kind == PlanKind::far_both; }
+
 // Why a plan that may use the far field does not.
 std::string far_reason(const LossPlan& plan) {
   for (const PlanCandidate& c : plan.candidates) {
-    if (c.kind == PlanKind::far_backward) return c.reason;
+    if (is_far(c.kind)) return c.reason;
   }
   return {};
 }
@@ -160,16 +162,18 @@ nlohmann::ordered_json to_json(const LossPlan& plan, const LossCommand& args, co
                  {"seconds", r.seconds},
                  {"predicted_seconds", plan.predicted_seconds},
                  {"repeat", args.repeat}});
-  if (plan.kind == PlanKind::far_backward) {
+  if (is_far(plan.kind)) {
     const FarFieldStatistics& far = r.statistics.far;
-    object.update({{"tau", plan.tau},
-                   {"kept", far.kept},
-                   {"bound", far.bound},
-                   {"dense_fallback", far.dense_fallback}});
+    object.update({{"tau", plan.tau}, {"kept", far.kept}, {"dense_fallback", far.dense_fallback}});
+    if (far.bound >= 0.0) object["bound"] = far.bound;
     object["passes"] = far.passes;
     if (far.audited_error >= 0.0) {
       object["audited_error"] = far.audited_error;
       object["audited_tokens"] = far.audited_tokens;
+      if (plan.kind == PlanKind::far_both) {
+        object["audited_lse_error"] = far.audited_lse_error;
+        object["audited_lse_error_max"] = far.audited_lse_error_max;
+      }
     }
   } else if (args.plan.far()) {
     object["kept"] = 1.0;
@@ -200,17 +204,22 @@ std::string to_text(const LossPlan& plan, const LossCommand& args, const LossRes
             fmt::format("{}, {} {}, kernel {}, {} {}", name_of(plan.kind),
                         format_passes(plan.passes), plan.passes == 1.0 ? "pass" : "passes",
                         plan.kernel, plan.threads, plan.threads == 1 ? "thread" : "threads"));
-  if (plan.kind == PlanKind::far_backward) {
+  if (is_far(plan.kind)) {
     const FarFieldStatistics& far = s.far;
     facts.add("far field",
               fmt::format("tau {:.4g}, {:.2f} % of the tiles kept, {} passes{}", plan.tau,
                           100.0 * far.kept, format_passes(far.passes),
                           far.dense_fallback ? "; all kept where over 2/3 would be" : ""));
-    facts.add("error of d_hidden",
-              far.audited_error >= 0.0
-                  ? fmt::format("{:.3g} measured on {} tokens, at most {:.3g}", far.audited_error,
-                                far.audited_tokens, far.bound)
-                  : fmt::format("at most {:.3g}", far.bound));
+    std::string error;
+    if (far.audited_error >= 0.0)
+      error = fmt::format("{:.3g} measured on {} tokens", far.audited_error, far.audited_tokens);
+    if (far.bound >= 0.0)
+      error += fmt::format("{}at most {:.3g}", error.empty() ? "" : ", ", far.bound);
+    facts.add("error of d_hidden", error.empty() ? "not measured: --audit N" : error);
+    if (plan.kind == PlanKind::far_both && far.audited_error >= 0.0) {
+      facts.add("error of lse", fmt::format("rms {:.3g}, at most {:.3g} nats on those tokens",
+                                            far.audited_lse_error, far.audited_lse_error_max));
+    }
   } else if (args.plan.far()) {
     facts.add("far field", "not used: " + far_reason(plan));
   }
@@ -244,7 +253,7 @@ void LossCommand::run() {
   far.add_to(request);
   const LossPlan made = plan_cross_entropy(options, in, outputs.views, request);
   context.trace(made.explain());
-  if (made.kind == PlanKind::far_backward) in.order = far.make(context, options, in);
+  if (is_far(made.kind)) in.order = far.make(context, options, in, made);
   const LossResult result = measure(context, made, options, in, outputs.views, repeat);
   if (!out.empty())
     write_safetensors(out, outputs.named(), {{"made_by", std::string("logitless ") + version()}});

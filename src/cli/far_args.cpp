@@ -33,7 +33,7 @@ OwnedTensor sample_rows(const ConstTensorView& hidden, std::int64_t most) {
 
 void FarArgs::add(CLI::App& app) {
   const auto mark = [this](const std::string&) { given = true; };
-  const char* group = "Far field (--plan far-backward)";
+  const char* group = "Far field (--plan far-backward, far-both)";
   add_number(app, "--tau", tau,
              "tiles with more probability than X for a token are computed exactly (default 0.003)")
       ->each(mark)
@@ -62,7 +62,8 @@ void FarArgs::add_to(PlanRequest& request) const {
   if (request.accuracy == Accuracy::exact) {
     if (given) {
       throw UsageError(
-          "--tau, --order, --order-rows, --save-order, --audit: only --plan far-backward has them");
+          "--tau, --order, --order-rows, --save-order, --audit: only --plan far-backward and "
+          "far-both have them");
     }
     return;
   }
@@ -73,7 +74,11 @@ void FarArgs::add_to(PlanRequest& request) const {
 }
 
 VocabOrder FarArgs::make(const Context& context, const CrossEntropyOptions& options,
-                         const CrossEntropyInputs& in) const {
+                         const CrossEntropyInputs& in, const LossPlan& plan) const {
+  const auto measured = [&](const VocabOrder& made, const ConstTensorView& hidden) {
+    if (plan.kind != PlanKind::far_both || made.dim() == in.weight.size(1)) return made;
+    return measure_tiles(context, made, hidden, in.weight, in.bias, options.logit_scale, plan.tau);
+  };
   VocabOrder out;
   if (order != "fresh") {
     out = VocabOrder::load(order);
@@ -81,11 +86,18 @@ VocabOrder FarArgs::make(const Context& context, const CrossEntropyOptions& opti
       throw UsageError(fmt::format("--order: {} is of {} words, --weight has {}", order,
                                    out.vocab(), in.weight.size(0)));
     }
+    if (plan.kind == PlanKind::far_both && out.dim() != in.weight.size(1)) {
+      throw UsageError(
+          fmt::format("--order: {} has no moments of dim {}, which --plan far-both needs; make it "
+                      "with --plan far-both --save-order",
+                      order, in.weight.size(1)));
+    }
   } else {
     const OwnedTensor rows = sample_rows(in.hidden, order_rows);
     out = make_vocab_order(context, in.weight,
                            average_probability(context, rows.view, in.weight, in.bias,
                                                options.logit_scale, options.softcap));
+    out = measured(out, rows.view);
   }
   if (!save_order.empty()) out.save(save_order);
   return out;

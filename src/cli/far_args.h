@@ -20,9 +20,10 @@ struct FarArgs {
   // Adds tau and audit. Throws UsageError when one of the options is given without a far-field
   // plan.
   void add_to(PlanRequest& request) const;
-  // Of the file, or made from evenly spaced rows of hidden; saved if that was asked for.
+  // Of the file, or made from evenly spaced rows of hidden, with moments if the plan needs them;
+  // saved if that was asked for.
   VocabOrder make(const Context& context, const CrossEntropyOptions& options,
-                  const CrossEntropyInputs& in) const;
+                  const CrossEntropyInputs& in, const LossPlan& plan) const;
 };
 
 }  // namespace logitless::cli

@@ -259,7 +259,9 @@ LossStatistics cross_entropy(const Context& context, const LossPlan& plan,
   const TokenFloats grad_losses(in.grad_losses);
 
   const TokenOutputs to(options, out);
-  if (plan.kind == PlanKind::far_backward) {
+  if (is_far(plan.kind)) {
+    require(plan.kind == PlanKind::far_backward || !out.d_hidden_bound.defined(),
+            "d_hidden_bound: plan far_both has none; its audit measures the error");
     engine.set_bound_output(&to.bound);
   } else {
     for (std::int64_t row = 0; row < shape.tokens; ++row) to.bound.set(row, 0.0);

@@ -46,7 +46,8 @@ ChunkSizes sizes_of(const LossPlan& plan) {
           plan.stored_vocab,
           plan.threads,
           plan.kind == PlanKind::forward,
-          plan.kind == PlanKind::far_backward};
+          is_far(plan.kind),
+          plan.kind == PlanKind::far_both};
 }
 
 Engine::Engine(const EngineCall& call, const HeadFeatures& features)
@@ -75,6 +76,9 @@ Engine::Engine(const EngineCall& call, const HeadFeatures& features)
             " walks the vocabulary in a VocabOrder, got none");
     require(call.order->vocab() == made.vocab, "order: made for ", call.order->vocab(),
             " words, the weights have ", made.vocab);
+    require(plan_.kind != PlanKind::far_both || call.order->dim() == made.dim,
+            "order: plan far_both needs the moments of its tiles (measure_tiles) of dim ", made.dim,
+            call.order->has_moments() ? concat(", got some of ", call.order->dim()) : ", got none");
   }
   require(call.workspace->bytes() >= layout_.total, "workspace: ", call.workspace->bytes(),
           " bytes, the plan needs ", layout_.total);
@@ -138,8 +142,12 @@ void Engine::run(TokenFunction function) {
     if (plan_.features.label_smoothing) chunk.weighted_sum = at<double>(layout_.weighted);
     if (plan_.features.argmax) chunk.argmax = at<std::int32_t>(layout_.argmax);
     chunk.store = sizes_.stored_vocab > 0;
-    chunk.tile_mass = far();
-    kernel_.forward(chunk);
+    chunk.tile_mass = plan_.kind == PlanKind::far_backward;
+    if (plan_.kind == PlanKind::far_both) {
+      far_forward(chunk);
+    } else {
+      kernel_.forward(chunk);
+    }
     answer_tokens(chunk, first, backward_wanted, function);
     if (backward_wanted) backward(chunk, first, first == 0, first + count == valid_);
   }

@@ -5,6 +5,8 @@
 
 #include "core/check.h"
 #include "head/engine.h"
+#include "kernels/tensor_kernels.h"
+#include "math/lse_state.h"
 
 namespace logitless {
 
@@ -15,6 +17,15 @@ FarTiles Engine::far_tiles() const {
   tiles.radius = at<float>(layout_.radius);
   tiles.centroid_norm = at<float>(layout_.centroid_norm);
   if (plan_.features.label_smoothing) tiles.weighted_total = at<float>(layout_.weighted_total);
+  if (plan_.kind != PlanKind::far_both) return tiles;
+  tiles.mean = at<std::byte>(layout_.mean);
+  tiles.log2_base = at<float>(layout_.log2_base);
+  const VocabOrder& order = *call_.order;
+  const bool narrow = kernel_.far_dtype != DType::f32;
+  tiles.axes = narrow ? static_cast<const void*>(at<std::byte>(layout_.axes)) : order.axes().data();
+  tiles.variance =
+      narrow ? static_cast<const void*>(at<std::byte>(layout_.variance)) : order.variance().data();
+  tiles.log2_caution = order.log2_caution().data();
   return tiles;
 }
 
@@ -25,6 +36,13 @@ void Engine::start_far() {
   set_common(prepare, 0, 0);
   prepare.tiles = far_tiles();
   kernel_.far_prepare(prepare);
+  if (plan_.kind == PlanKind::far_both && kernel_.far_dtype != DType::f32) {
+    const VocabOrder& order = *call_.order;
+    from_f32(kernel_.far_dtype, order.axes().data(), at<std::byte>(layout_.axes),
+             static_cast<std::int64_t>(order.axes().size()));
+    from_f32(kernel_.far_dtype, order.variance().data(), at<std::byte>(layout_.variance),
+             static_cast<std::int64_t>(order.variance().size()));
+  }
   if (plan_.audit == nullptr) return;
   // Evenly spaced among the valid tokens.
   audited_ = std::min(plan_.audit->shape.tokens, valid_);
@@ -44,10 +62,20 @@ void Engine::map_positions(const ForwardChunk& chunk) const {
     positions[slot] = words[slot] < 0 ? -1 : call_.order->positions()[words[slot]];
 }
 
+void Engine::far_forward(const ForwardChunk& forward) const {
+  FarForwardChunk chunk;
+  static_cast<ForwardChunk&>(chunk) = forward;
+  chunk.tiles = far_tiles();
+  chunk.tau = plan_.tau;
+  chunk.most_kept = kMostKept;
+  kernel_.far_forward(chunk);
+}
+
 void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
   FarBackwardChunk chunk;
   static_cast<BackwardChunk&>(chunk) = backward;
   chunk.tiles = far_tiles();
+  chunk.selected = plan_.kind == PlanKind::far_both;
   chunk.tau = plan_.tau;
   chunk.log2_total = at<float>(layout_.log2_total);
   chunk.target_logit = at<float>(layout_.target_logit);
@@ -62,7 +90,11 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
     std::fill_n(audit_row, chunk.tokens, -1);
     for (std::int64_t i = 0; i < audited_; ++i) {
       const std::int64_t token = i * valid_ / audited_ - first;
-      if (token >= 0 && token < chunk.tokens) audit_row[token] = static_cast<std::int32_t>(i);
+      if (token < 0 || token >= chunk.tokens) continue;
+      audit_row[token] = static_cast<std::int32_t>(i);
+      // In double, as the tokens' function sees it.
+      at<double>(layout_.audit_lse)[i] =
+          value(LseState{chunk.exponent[token], at<float>(layout_.sum)[token]});
     }
     chunk.audit_row = audit_row;
     chunk.audit = at<float>(layout_.audit);
@@ -85,10 +117,11 @@ FarFieldStatistics Engine::far_statistics() const {
   if (far_sums_.pairs > 0) {
     out.kept = static_cast<double>(far_sums_.kept) / static_cast<double>(far_sums_.pairs);
   }
-  out.passes = far_passes(out.kept, plan_.features);
+  out.passes = far_passes(plan_.kind, out.kept, plan_.shape, plan_.features);
   out.dense_fallback = far_sums_.fallback;
   if (far_sums_.norm_squared > 0.0)
     out.bound = std::sqrt(far_sums_.bound_squared / far_sums_.norm_squared);
+  if (plan_.kind == PlanKind::far_both) out.bound = -1.0;
   return out;
 }
 
@@ -111,7 +144,15 @@ void Engine::audit(TokenFunction function, FarFieldStatistics& statistics) const
   call.order = nullptr;
   call.only_rows = {rows, static_cast<std::size_t>(audited_)};
   call.only_to = rows + room;
-  Engine(call, plan_.audit->features).run(function);
+  auto* lse = at<double>(layout_.audit_lse);
+  std::int64_t next = 0;
+  double lse_error = 0.0;
+  Engine(call, plan_.audit->features).run([&](const TokenResult& r, TokenAnswer& answer) {
+    const double off = lse[next++] - r.lse;
+    lse_error += off * off;
+    statistics.audited_lse_error_max = std::max(statistics.audited_lse_error_max, std::fabs(off));
+    function(r, answer);
+  });
 
   const float* far = at<float>(layout_.audit);
   double error = 0.0;
@@ -123,6 +164,7 @@ void Engine::audit(TokenFunction function, FarFieldStatistics& statistics) const
     norm += e * e;
   }
   statistics.audited_tokens = audited_;
+  statistics.audited_lse_error = std::sqrt(lse_error / static_cast<double>(audited_));
   statistics.audited_error = norm > 0.0 ? std::sqrt(error / norm) : 0.0;
 }
 

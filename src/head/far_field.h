@@ -12,11 +12,24 @@ namespace logitless {
 // a dense plan.
 inline constexpr double kMostKept = 2.0 / 3.0;
 
-// Passes over tokens * vocab * dim of a call that kept this part of its tiles: the forward, the
-// logits of the kept tiles again, their gradients, and two products with one point for each tile.
-inline double far_passes(double kept, const HeadFeatures& features) {
+// Passes over tokens * vocab * dim of a call that kept this part of its tiles: the forward (of
+// far_both: of the kept tiles, and the estimates), the logits of the kept tiles again, their
+// gradients, and two products with one point for each tile.
+inline double far_passes(PlanKind kind, double kept, const HeadShape& shape,
+                         const HeadFeatures& features) {
   const double gradients = (features.d_hidden ? 1.0 : 0.0) + (features.d_weight ? 1.0 : 0.0);
-  return 1.0 + kept * (1.0 + gradients) + gradients / 128.0;
+  const double backward =
+      gradients > 0.0 || features.d_bias ? kept * (1.0 + gradients) + gradients / 128.0 : 0.0;
+  // Means, variances, and the tokens along the axes.
+  const double forward =
+      kind == PlanKind::far_both
+          ? kept + 2.0 / 128.0 + static_cast<double>(shape.dim) / static_cast<double>(shape.vocab)
+          : 1.0;
+  return forward + backward;
+}
+
+constexpr bool is_far(PlanKind kind) {
+  return kind == PlanKind::far_backward || kind == PlanKind::far_both;
 }
 
 // Sums of a call, over its chunks.

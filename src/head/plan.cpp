@@ -24,12 +24,22 @@ std::string_view name_of(PlanKind kind) {
       return "stored";
     case PlanKind::far_backward:
       return "far_backward";
+    case PlanKind::far_both:
+      return "far_both";
   }
   return "?";
 }
 
 std::string_view name_of(Accuracy accuracy) {
-  return accuracy == Accuracy::exact ? "exact" : "far_backward";
+  switch (accuracy) {
+    case Accuracy::exact:
+      return "exact";
+    case Accuracy::far_backward:
+      return "far_backward";
+    case Accuracy::far_both:
+      return "far_both";
+  }
+  return "?";
 }
 
 namespace {
@@ -51,9 +61,10 @@ constexpr double kSlabSeconds = 0.3e-9;
 constexpr float kDefaultTau = 0.003f;
 // The far field keeps about this part of the tiles: fitted to two heads of V = 131072 (10 % at tau
 // 0.003) and one of 32768 (58 %; docs/far_field.md). For the choice of a plan alone.
-double predicted_kept(std::int64_t vocab, double tau) {
+double predicted_kept(PlanKind kind, std::int64_t vocab, double tau) {
   const double words = static_cast<double>(vocab) / 131072.0;
-  return std::min(1.0, 0.1 * std::pow(words, -1.27) * std::pow(tau / 0.003, -0.6));
+  const double reference = kind == PlanKind::far_both ? 0.15 : 0.1;
+  return std::min(1.0, reference * std::pow(words, -1.27) * std::pow(tau / 0.003, -0.6));
 }
 
 std::int64_t padded_vocab(const HeadShape& shape) { return round_up(shape.vocab, kVocabTile); }
@@ -71,13 +82,14 @@ class Sizer {
 
   Sized make(std::int64_t tokens, std::int64_t slab, std::int64_t stored, bool forward_only) const {
     Sized out;
-    out.sizes = {tokens, slab, stored, threads_, forward_only, false};
+    out.sizes = {tokens, slab, stored, threads_, forward_only, false, false};
     out.bytes = layout_workspace(kernel_, shape_, features_, out.sizes).total;
     return out;
   }
-  Sized make_far(std::int64_t tokens, std::int64_t slab, std::int64_t audited) const {
+  Sized make_far(PlanKind kind, std::int64_t tokens, std::int64_t slab,
+                 std::int64_t audited) const {
     Sized out;
-    out.sizes = {tokens, slab, 0, threads_, false, true};
+    out.sizes = {tokens, slab, 0, threads_, false, true, kind == PlanKind::far_both};
     out.bytes = layout_workspace(kernel_, shape_, features_, out.sizes, audited).total;
     return out;
   }
@@ -139,9 +151,12 @@ class PlanBuilder {
     std::vector<PlanKind> kinds = {PlanKind::forward, PlanKind::dense, PlanKind::stored,
                                    PlanKind::recompute};
     if (far_wanted()) {
-      kinds.push_back(PlanKind::far_backward);
+      for (const PlanKind kind : {PlanKind::far_backward, PlanKind::far_both}) {
+        if (may_be(kind)) kinds.push_back(kind);
+      }
       plan_.tau = request_.tau != 0.0f ? request_.tau : kDefaultTau;
-      if (audited() > 0 && far_refusal(kernel).empty() && features_.d_hidden)
+      if (audited() > 0 && features_.d_hidden &&
+          far_refusal(PlanKind::far_backward, kernel).empty())
         plan_.audit = plan_audit();
     }
     for (const PlanKind kind : kinds) {
@@ -168,8 +183,12 @@ class PlanBuilder {
   }
 
  private:
-  bool far_wanted() const {
-    return request_.accuracy != Accuracy::exact || request_.kind == PlanKind::far_backward;
+  bool far_wanted() const { return may_be(PlanKind::far_backward) || may_be(PlanKind::far_both); }
+  // Of the far field's kinds: whether the request allows it.
+  bool may_be(PlanKind kind) const {
+    if (request_.kind.has_value()) return *request_.kind == kind;
+    return request_.accuracy == Accuracy::far_both ||
+           (request_.accuracy == Accuracy::far_backward && kind == PlanKind::far_backward);
   }
 
   LossPlan build_for_device() {
@@ -183,7 +202,7 @@ class PlanBuilder {
     }
     if (far_wanted()) {
       PlanCandidate far;
-      far.kind = PlanKind::far_backward;
+      far.kind = may_be(PlanKind::far_both) ? PlanKind::far_both : PlanKind::far_backward;
       far.reason = "the far field has no kernel for GPUs";
       plan_.candidates.push_back(std::move(far));
       sized.emplace_back();
@@ -216,14 +235,14 @@ class PlanBuilder {
               shape_.dtype == DType::f32 ? "" : concat(" or ", name_of(shape_.dtype)), ", got ",
               name_of(dtype));
     }
-    require(!request_.kind.has_value() || *request_.kind <= PlanKind::far_backward,
+    require(!request_.kind.has_value() || *request_.kind <= PlanKind::far_both,
             "kind: ", static_cast<int>(request_.kind.value_or(PlanKind::forward)),
             " is no PlanKind");
     require(request_.stored_fraction >= 0.0 && request_.stored_fraction <= 1.0,
             "stored_fraction: expected 0 to 1, got ", request_.stored_fraction);
     require(request_.stored_fraction == 0.0 || request_.kind == PlanKind::stored,
             "stored_fraction: only PlanKind::stored takes one, got ", request_.stored_fraction);
-    require(request_.accuracy <= Accuracy::far_backward,
+    require(request_.accuracy <= Accuracy::far_both,
             "accuracy: ", static_cast<int>(request_.accuracy), " is no Accuracy");
     require(request_.tau == 0.0f || (request_.tau > 0.0f && request_.tau < 1.0f),
             "tau: expected a number in (0, 1), or 0 for the default, got ", request_.tau);
@@ -239,7 +258,7 @@ class PlanBuilder {
     if (kind == PlanKind::forward) return gradients ? "gradients are wanted" : "";
     if (!gradients) return "no gradient is wanted";
     if (kind == PlanKind::recompute) return {};
-    if (kind == PlanKind::far_backward) return far_refusal(kernel);
+    if (is_far(kind)) return far_refusal(kind, kernel);
     if (kernel.stored_element_bytes(shape_.dtype) == 0)
       return concat("kernel ", kernel.name, " does not store exp(z)");
     if (features_.entropy_gradient) return "a gradient through the entropy needs the logits again";
@@ -249,7 +268,7 @@ class PlanBuilder {
     return {};
   }
 
-  std::string far_refusal(const HeadKernel& kernel) const {
+  std::string far_refusal(PlanKind kind, const HeadKernel& kernel) const {
     if (kernel.far_backward == nullptr) return concat("kernel ", kernel.name, " has no far field");
     if (features_.entropy_gradient)
       return "a gradient through the entropy weighs each word by its logit, which a tile's mass "
@@ -257,8 +276,13 @@ class PlanBuilder {
     if (features_.softcap != 0.0f && features_.label_smoothing) {
       return "label smoothing under a softcap has a gradient of its own at every word";
     }
-    const double kept = predicted_kept(shape_.vocab, plan_.tau);
-    if (request_.kind != PlanKind::far_backward && kept > kMostKept) {
+    if (kind == PlanKind::far_both) {
+      if (features_.softcap != 0.0f) return "the moments of a tile do not pass through a softcap";
+      if (features_.argmax || features_.entropy)
+        return "argmax and entropy need every word's logit";
+    }
+    const double kept = predicted_kept(kind, shape_.vocab, plan_.tau);
+    if (!request_.kind.has_value() && kept > kMostKept) {
       return concat("would keep about ", std::llround(kept * 100.0), " % of the tiles of ",
                     shape_.vocab, " words: nothing to gain");
     }
@@ -286,8 +310,8 @@ class PlanBuilder {
     };
     for (std::int64_t slab = sizer.most_slab();; slab = round_up(slab / 2, kVocabTile)) {
       const auto sized = [&](std::int64_t tokens) {
-        return kind == PlanKind::far_backward ? with_audit(sizer.make_far(tokens, slab, audited()))
-                                              : sizer.make(tokens, slab, stored, false);
+        return is_far(kind) ? with_audit(sizer.make_far(kind, tokens, slab, audited()))
+                            : sizer.make(tokens, slab, stored, false);
       };
       if (kind != PlanKind::stored) {
         offer(sizer.largest(kMostTokens, budget, sized));
@@ -355,8 +379,8 @@ class PlanBuilder {
   double passes(PlanKind kind, const ChunkSizes& sizes) const {
     if (kind == PlanKind::forward) return 1.0;
     const double gradients = (features_.d_hidden ? 1.0 : 0.0) + (features_.d_weight ? 1.0 : 0.0);
-    if (kind == PlanKind::far_backward) {
-      return far_passes(predicted_kept(shape_.vocab, plan_.tau), features_);
+    if (is_far(kind)) {
+      return far_passes(kind, predicted_kept(kind, shape_.vocab, plan_.tau), shape_, features_);
     }
     const double stored = static_cast<double>(std::min(sizes.stored_vocab, shape_.vocab)) /
                           static_cast<double>(shape_.vocab);
@@ -414,7 +438,7 @@ class PlanBuilder {
     plan_.passes = winner.passes;
     plan_.predicted_seconds = winner.predicted_seconds;
     plan_.workspace_bytes_ = winner.workspace_bytes;
-    if (plan_.kind != PlanKind::far_backward) {
+    if (!is_far(plan_.kind)) {
       plan_.tau = 0.0f;
       plan_.audit = nullptr;
     }

@@ -4,10 +4,11 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <tuple>
 
 #include "core/check.h"
-#include "core/element.h"
 #include "core/parallel.h"
+#include "head/rows.h"
 #include "head/validate.h"
 #include "kernels/kernels.h"
 #include "kernels/tensor_kernels.h"
@@ -21,6 +22,8 @@ struct VocabOrder::Data {
   std::vector<std::int32_t> positions;
   std::vector<float> average;
   std::vector<float> share;
+  std::int64_t dim = 0;
+  std::vector<float> axes, variance, log2_caution;
 };
 
 VocabOrder::VocabOrder(std::span<const std::int64_t> words, std::span<const float> average) {
@@ -72,14 +75,65 @@ std::span<const float> VocabOrder::share() const {
   return data_ == nullptr ? std::span<const float>() : data_->share;
 }
 
+bool VocabOrder::has_moments() const { return dim() > 0; }
+std::int64_t VocabOrder::dim() const { return data_ == nullptr ? 0 : data_->dim; }
+std::span<const float> VocabOrder::axes() const {
+  return data_ == nullptr ? std::span<const float>() : data_->axes;
+}
+std::span<const float> VocabOrder::variance() const {
+  return data_ == nullptr ? std::span<const float>() : data_->variance;
+}
+std::span<const float> VocabOrder::log2_caution() const {
+  return data_ == nullptr ? std::span<const float>() : data_->log2_caution;
+}
+
+VocabOrder VocabOrder::with_moments(std::int64_t dim, std::span<const float> axes,
+                                    std::span<const float> variance,
+                                    std::span<const float> log2_caution) const {
+  require(!empty(), "order: expected one that was made or loaded, got an empty one");
+  const std::int64_t tiles = ceil_div(vocab(), kVocabTile);
+  require(dim >= 1, "dim: expected 1 or more, got ", dim);
+  for (const auto& [name, values, size] :
+       {std::tuple{"axes", axes, dim * dim}, std::tuple{"variance", variance, tiles * dim},
+        std::tuple{"log2_caution", log2_caution, tiles}}) {
+    require(static_cast<std::int64_t>(values.size()) == size, name, ": expected ", size,
+            " values for ", tiles, " tiles of dim ", dim, ", got ", values.size());
+    for (const float v : values) {
+      require(std::isfinite(v) && (v >= 0.0f || values.data() == axes.data()), name,
+              ": expected finite numbers", values.data() == axes.data() ? "" : " >= 0", ", got ",
+              v);
+    }
+  }
+  auto data = std::make_shared<Data>(*data_);
+  data->dim = dim;
+  data->axes.assign(axes.begin(), axes.end());
+  data->variance.assign(variance.begin(), variance.end());
+  data->log2_caution.assign(log2_caution.begin(), log2_caution.end());
+  VocabOrder out;
+  out.data_ = std::move(data);
+  return out;
+}
+
 void VocabOrder::save(const std::string& path) const {
   require(!empty(), "order: expected one that was made or loaded, got an empty one");
   const std::int64_t sizes[] = {vocab()};
-  const NamedTensor tensors[] = {
+  std::vector<NamedTensor> tensors = {
       {"words", ConstTensorView(data_->words.data(), DType::i64, sizes)},
       {"average", ConstTensorView(data_->average.data(), DType::f32, sizes)}};
+  if (has_moments()) {
+    const std::int64_t tiles = ceil_div(vocab(), kVocabTile);
+    tensors.push_back({"axes", {data_->axes.data(), DType::f32, {dim(), dim()}}});
+    tensors.push_back({"variance", {data_->variance.data(), DType::f32, {tiles, dim()}}});
+    tensors.push_back({"log2_caution", {data_->log2_caution.data(), DType::f32, {tiles}}});
+  }
   write_safetensors(path, tensors, {{"kind", "logitless vocabulary order"}});
 }
+
+namespace {
+std::span<const float> floats(const ConstTensorView& view) {
+  return {static_cast<const float*>(view.data()), static_cast<std::size_t>(view.numel())};
+}
+}  // namespace
 
 VocabOrder VocabOrder::load(const std::string& path) {
   const TensorFile file(path);
@@ -89,9 +143,18 @@ VocabOrder VocabOrder::load(const std::string& path) {
           ": words: expected i64 [vocab], got ", describe(words));
   require(average.dtype() == DType::f32 && average.rank() == 1, path,
           ": average: expected f32 [vocab], got ", describe(average));
-  const auto size = [](const ConstTensorView& v) { return static_cast<std::size_t>(v.numel()); };
-  return VocabOrder({static_cast<const std::int64_t*>(words.data()), size(words)},
-                    {static_cast<const float*>(average.data()), size(average)});
+  const VocabOrder order(
+      {static_cast<const std::int64_t*>(words.data()), static_cast<std::size_t>(words.numel())},
+      floats(average));
+  if (!file.contains("axes")) return order;
+  const ConstTensorView axes = file.tensor("axes");
+  for (const char* name : {"axes", "variance", "log2_caution"}) {
+    require(file.tensor(name).dtype() == DType::f32, path, ": ", name, ": expected f32, got ",
+            describe(file.tensor(name)));
+  }
+  require(axes.rank() == 2, path, ": axes: expected f32 [dim, dim], got ", describe(axes));
+  return order.with_moments(axes.size(0), floats(axes), floats(file.tensor("variance")),
+                            floats(file.tensor("log2_caution")));
 }
 
 std::vector<float> average_probability(const Context& context, const ConstTensorView& hidden,
@@ -169,7 +232,7 @@ class Bisector {
     find_direction(words);
     keys_.resize(words.size());
     for (std::int64_t i = 0; i < count; ++i) {
-      load(words[i], row_.data());
+      load_row(weight_, words[i], row_.data());
       keys_[i] = {dot(row_.data(), direction_.data(), dim_), words[i]};
     }
     const std::int64_t half = std::max(count / 2 / kVocabTile * kVocabTile, kVocabTile);
@@ -195,25 +258,13 @@ class Bisector {
     std::int64_t word;
   };
 
-  void load(std::int64_t word, float* to) const {
-    const std::int64_t at = word * weight_.stride(0);
-    if (weight_.stride(1) == 1) {
-      const auto bytes = static_cast<std::int64_t>(size_of(weight_.dtype()));
-      to_f32(weight_.dtype(), static_cast<const std::byte*>(weight_.data()) + at * bytes, to, dim_);
-      return;
-    }
-    for (std::int64_t k = 0; k < dim_; ++k)
-      to[k] = static_cast<float>(
-          load_element(weight_.data(), weight_.dtype(), at + k * weight_.stride(1)));
-  }
-
   // The first principal direction of evenly spaced rows, by power iteration.
   void find_direction(std::span<const std::int64_t> words) {
     const auto count = static_cast<std::int64_t>(words.size());
     const std::int64_t sampled = std::min(count, kSample);
     std::fill(next_.begin(), next_.end(), 0.0f);
     for (std::int64_t i = 0; i < sampled; ++i) {
-      load(words[i * count / sampled], sample_.data() + i * dim_);
+      load_row(weight_, words[i * count / sampled], sample_.data() + i * dim_);
       add_to(sample_.data() + i * dim_, next_.data(), dim_);
     }
     for (std::int64_t i = 0; i < sampled; ++i)

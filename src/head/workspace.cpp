@@ -47,12 +47,21 @@ WorkspaceLayout layout_workspace(const HeadKernel& kernel, const HeadShape& shap
     out.radius = take(tiles * 4);
     out.centroid_norm = take(tiles * 4);
     out.weighted_total = take(features.label_smoothing ? shape.dim * 4 : 0);
+    if (sizes.far_forward) {
+      const auto e = static_cast<std::int64_t>(size_of(kernel.far_dtype));
+      const std::int64_t narrow = kernel.far_dtype == DType::f32 ? 0 : e;
+      out.mean = take(tiles * shape.dim * e);
+      out.log2_base = take(tiles * 4);
+      out.axes = take(shape.dim * shape.dim * narrow);
+      out.variance = take(tiles * shape.dim * narrow);
+    }
     out.log2_total = take((tokens + kPanelRoom) * 4);
     out.bound = take(tokens * 4);
     out.norm_squared = take(tokens * 8);
     out.audit_row = take(audited > 0 ? tokens * 4 : 0);
     out.audit = take(audited * shape.dim * 4);
     out.audit_exact = take(audited * shape.dim * 4);
+    out.audit_lse = take(audited * 8);
     out.audit_rows = take(2 * audited * 8);
   }
   out.scratch = take(static_cast<std::int64_t>(kernel.scratch_bytes(shape, features, sizes)));

@@ -38,14 +38,19 @@ struct WorkspaceLayout {
   std::size_t radius = 0;          // f32 [tiles]
   std::size_t centroid_norm = 0;   // f32 [tiles]
   std::size_t weighted_total = 0;  // f32 [D] with label smoothing
-  std::size_t log2_total = 0;      // f32 [C]
-  std::size_t bound = 0;           // f32 [C]
-  std::size_t norm_squared = 0;    // f64 [C]
-  std::size_t audit_row = 0;       // i32 [C] when tokens are audited
-  std::size_t audit = 0;           // f32 [audited, D]: what the far field made of them
-  std::size_t audit_exact = 0;     // f32 [audited, D]: what they are
-  std::size_t audit_rows = 0;      // i64 [2, audited]: rows of hidden; 0, 1, 2, ...
-  std::size_t scratch = 0;         // of the kernel
+  std::size_t mean = 0;            // of far_both: [tiles, D] in far_dtype
+  std::size_t log2_base = 0;       // f32 [tiles]
+  std::size_t axes = 0;            // [D, D] and [tiles, D] in far_dtype, unless that is f32
+  std::size_t variance = 0;
+  std::size_t log2_total = 0;    // f32 [C]
+  std::size_t bound = 0;         // f32 [C]
+  std::size_t norm_squared = 0;  // f64 [C]
+  std::size_t audit_row = 0;     // i32 [C] when tokens are audited
+  std::size_t audit = 0;         // f32 [audited, D]: what the far field made of them
+  std::size_t audit_exact = 0;   // f32 [audited, D]: what they are
+  std::size_t audit_rows = 0;    // i64 [2, audited]: rows of hidden; 0, 1, 2, ...
+  std::size_t audit_lse = 0;     // f64 [audited]
+  std::size_t scratch = 0;       // of the kernel
   std::size_t total = 0;
 };
 

@@ -62,8 +62,9 @@ struct ChunkSizes {
       0;  // exp(z) kept from forward to backward: the first entries; multiple of kVocabTile
   int threads = 1;
   bool forward_only = false;
-  // Room for the far field: tile masses, lists of kept tiles.
+  // Room for the far field: tile masses, lists of kept tiles; and for its forward.
   bool far = false;
+  bool far_forward = false;
 };
 
 struct ChunkCommon {
@@ -143,11 +144,28 @@ struct FarTiles {
   float* radius = nullptr;          // [tiles] max_j |w_j - centroid|
   float* centroid_norm = nullptr;   // [tiles]
   float* weighted_total = nullptr;  // [dim] sum_j omega_j w_j over all words; null: not wanted
+  // For the forward, null where it is exact. log2 sum_{j in J} exp(z_ij) is about log2_base_J +
+  // (s x . mean_J + s^2 / 2 sum_a (x . axis_a)^2 variance_Ja) log2(e), words of a tile weighted by
+  // exp(s bias).
+  void* mean = nullptr;                 // [tiles, dim] in far_dtype
+  float* log2_base = nullptr;           // [tiles] log2 sum_j exp(s bias_j)
+  const void* axes = nullptr;           // [dim, dim] in far_dtype, by rows
+  const void* variance = nullptr;       // [tiles, dim] in far_dtype
+  const float* log2_caution = nullptr;  // [tiles] >= 0: a tile's mass has been this much larger
 };
 
-// Fills centroid, radius, centroid_norm and weighted_total.
+// Fills centroid, radius, centroid_norm, weighted_total; mean and log2_base where they are wanted.
 struct FarPrepare : ChunkCommon {
   FarTiles tiles;
+};
+
+// The forward of a chunk with far tiles by their estimated mass. A tile is kept when its estimate,
+// caution included, is above tau of the row's estimated total for a token of the block, and where a
+// target lies. No argmax, no entropy.
+struct FarForwardChunk : ForwardChunk {
+  FarTiles tiles;
+  float tau = 0.0f;
+  double most_kept = 1.0;  // above this part of the tiles, all are kept
 };
 
 // The backward of a chunk whose forward kept its tile masses P_iJ. A tile is kept for a block of
@@ -156,6 +174,7 @@ struct FarPrepare : ChunkCommon {
 // applied to all words at once; coefficients must leave it out.
 struct FarBackwardChunk : BackwardChunk {
   FarTiles tiles;
+  bool selected = false;  // far_forward has chosen the tiles
   float tau = 0.0f;
   const float* log2_total = nullptr;    // [tokens] log2 sum_j exp z_ij
   const float* target_logit = nullptr;  // [tokens * K]
@@ -193,6 +212,7 @@ struct HeadKernel {
   std::int64_t far_row_block = 0;
   DType far_dtype = DType::f32;
   void (*far_prepare)(const FarPrepare& prepare) = nullptr;
+  void (*far_forward)(const FarForwardChunk& chunk) = nullptr;
   void (*far_backward)(const FarBackwardChunk& chunk) = nullptr;
 };
 

@@ -59,6 +59,23 @@ struct EngineBf16 {
     }
   }
 
+  // values [kVocabTile][kPanel] as k = [k, k + kVocabTile) of a panel of tokens; k past dim_k are
+  // dropped.
+  static void EmitTokens(const float* HWY_RESTRICT values, std::int64_t k, std::int64_t dim_k,
+                         Element* HWY_RESTRICT panel) {
+    const D d;
+    const DU du;
+    const std::int64_t lanes = std::min<std::int64_t>(static_cast<std::int64_t>(hn::Lanes(d)), 16);
+    for (std::int64_t at = 0; at < std::min(kVocabTile, dim_k - k); at += 2) {
+      const float* even = values + at * kPanel;
+      auto* to = reinterpret_cast<std::uint32_t*>(panel + (k + at) / 32 * kStep) + at % 32 / 2 * 16;
+      for (std::int64_t t = 0; t < kPanel; t += lanes) {
+        hn::StoreU(Bf16::Pair(hn::LoadU(d, even + t), hn::LoadU(d, even + kPanel + t)), du,
+                   to + t / 16 * (kTile / 2) + t % 16);
+      }
+    }
+  }
+
   static void PackRows(const MatrixRows& m, std::int64_t first, std::int64_t count,
                        std::int64_t padded, std::int64_t dim, std::int64_t at, std::int64_t depth,
                        Element* HWY_RESTRICT out) {

@@ -221,13 +221,18 @@ void MergeSegments(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory,
 }
 
 template <class Engine>
-void RunForward(const ForwardChunk& chunk) {
-  const ChunkMemory<Engine> memory(chunk);
+void PackAllTokens(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory) {
   parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int) {
     Engine::PackTokens(chunk.hidden, p * Engine::kPanel,
                        std::min<std::int64_t>(Engine::kPanel, chunk.tokens - p * Engine::kPanel),
                        chunk.shape.dim, memory.layout.dim_k, memory.x_forward(p));
   });
+}
+
+template <class Engine>
+void RunForward(const ForwardChunk& chunk) {
+  const ChunkMemory<Engine> memory(chunk);
+  PackAllTokens(chunk, memory);
   parallel_for(chunk.threads, memory.layout.segments, [&](std::int64_t segment, int thread) {
     if (memory.layout.stored_element_bytes == 2) {
       ForwardSegment<Engine, std::uint16_t>(chunk, memory, segment, thread);

@@ -35,8 +35,7 @@ void FarProducts(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory)
   const Layout& layout = memory.layout;
   const bool d_hidden = chunk.d_hidden.data != nullptr;
   const bool d_weight = chunk.d_weight.data != nullptr;
-  const MatrixRows centroids{chunk.tiles.centroid, sizeof(Element) == 2 ? DType::bf16 : DType::f32,
-                             chunk.shape.dim, 1, nullptr};
+  const MatrixRows centroids{chunk.tiles.centroid, FarDtype<Engine>(), chunk.shape.dim, 1, nullptr};
   const std::int64_t groups = ceil_div(layout.tiles, kVocabTile);
   const std::int64_t slab_groups = chunk.sizes.slab_vocab / kVocabTile;
   std::memset(memory.tile_sum(), 0, static_cast<std::size_t>(groups * kVocabTile) * sizeof(float));
@@ -250,9 +249,13 @@ void RunFarBackward(const FarBackwardChunk& chunk) {
   const FarMemory<Engine> memory(chunk);
   const Layout& layout = memory.layout;
   const bool d_hidden = chunk.d_hidden.data != nullptr;
-  *chunk.kept += SelectTiles(chunk, memory);
+  if (!chunk.selected) {
+    MarkTiles(chunk, memory, chunk.tau, chunk.linear, chunk.log2_total, nullptr);
+    KeepAllOfMany(memory, chunk.most_kept);
+    RemoveTargets(chunk, memory);
+  }
+  *chunk.kept += CountKept(memory);
   *chunk.pairs += layout.tiles * memory.blocks;
-  RemoveTargets(chunk, memory);
   PackForBackward(chunk, memory);
 
   float flat_total = 0.0f;

@@ -20,6 +20,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
 
+template <class Engine>
+constexpr DType FarDtype() {
+  return sizeof(typename Engine::Element) == 2 ? DType::bf16 : DType::f32;
+}
+
 // Blocks of far_row_block tokens, and what is known of each tile for each.
 template <class Engine>
 class FarMemory : public ChunkMemory<Engine> {
@@ -52,6 +57,15 @@ class FarMemory : public ChunkMemory<Engine> {
   }
   float* tile_sum() const { return this->template at<float>(layout.tile_sum); }
   float* flat_hidden() const { return this->template at<float>(layout.flat_hidden); }
+  typename Engine::Element* squares(std::int64_t panel) const {
+    return this->template at<typename Engine::Element>(layout.squares) +
+           panel * kPanel * layout.dim_k;
+  }
+  // Exponents and sums of the estimated masses of a group of kVocabTile tiles.
+  float* estimate_exponent(std::int64_t group) const {
+    return this->template at<float>(layout.estimate) + group * 2 * layout.tokens;
+  }
+  float* estimate_sum(std::int64_t group) const { return estimate_exponent(group) + layout.tokens; }
   // Panels of one block.
   std::int64_t first_panel(std::int64_t block) const { return block * kBlockPanels; }
   std::int64_t end_panel(std::int64_t block) const {
@@ -61,20 +75,21 @@ class FarMemory : public ChunkMemory<Engine> {
   const std::int64_t blocks;
 };
 
-// A tile is kept for a block when the mass of one of its tokens is above the token's threshold;
-// tokens without gradient keep nothing. Returns the kept pairs; all of them where that is more than
-// most_kept of all.
+// Marks the tiles to keep: for a block when the mass of one of its tokens is above tau of the
+// token's total. Tokens with linear 0 (null: none) keep nothing. log2_caution [tiles], or null, is
+// added to masses.
 template <class Engine>
-std::int64_t SelectTiles(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory) {
+void MarkTiles(const ChunkCommon& chunk, const FarMemory<Engine>& memory, float tau,
+               const float* linear, const float* log2_total, const float* log2_caution) {
   const Layout& layout = memory.layout;
-  const float log2_tau = std::log2(chunk.tau);
+  const float log2_tau = std::log2(tau);
   parallel_for(chunk.threads, layout.segments, [&](std::int64_t segment, int) {
     const float* base = memory.mass_base(segment, 0);
     std::uint16_t* threshold = memory.threshold(segment);
     for (std::int64_t t = 0; t < memory.tokens; ++t) {
       std::int32_t code = kMassTop;
-      if (t < chunk.tokens && chunk.linear[t] != 0.0f && base[t] > -INFINITY) {
-        const float steps = (chunk.log2_total[t] + log2_tau - base[t]) * kMassSteps;
+      if (t < chunk.tokens && (linear == nullptr || linear[t] != 0.0f) && base[t] > -INFINITY) {
+        const float steps = (log2_total[t] + log2_tau - base[t]) * kMassSteps;
         // A mass too large for the codes is kept; a NaN keeps nothing.
         code = steps >= static_cast<float>(kMassTop - 1 - kMassBase) ? kMassTop - 1
                : steps > static_cast<float>(-kMassBase)
@@ -89,20 +104,36 @@ std::int64_t SelectTiles(const FarBackwardChunk& chunk, const FarMemory<Engine>&
     const std::uint16_t* mass = memory.tile_mass(tile, 0);
     const std::uint16_t* threshold = memory.threshold(memory.segment_of(tile));
     std::uint8_t* kept = memory.kept(tile);
+    const int caution = log2_caution == nullptr
+                            ? 0
+                            : static_cast<int>(std::min(log2_caution[tile] * kMassSteps,
+                                                        static_cast<float>(kMassTop)));
     for (std::int64_t block = 0; block < memory.blocks; ++block) {
       const std::int64_t end = memory.end_panel(block) * Engine::kPanel;
       unsigned above = 0;
-      for (std::int64_t t = block * memory.kBlock; t < end; ++t)
-        above |= static_cast<unsigned>(mass[t] > threshold[t]);
+      for (std::int64_t t = block * memory.kBlock; t < end; ++t) {
+        const int code = mass[t] == 0 ? 0 : std::min(mass[t] + caution, kMassTop);
+        above |= static_cast<unsigned>(code > threshold[t]);
+      }
       kept[block] = static_cast<std::uint8_t>(above);
     }
   });
+}
+
+template <class Engine>
+std::int64_t CountKept(const FarMemory<Engine>& memory) {
   std::int64_t count = 0;
-  const std::int64_t all = layout.tiles * memory.blocks;
+  const std::int64_t all = memory.layout.tiles * memory.blocks;
   for (std::int64_t i = 0; i < all; ++i) count += memory.kept(0)[i];
-  if (static_cast<double>(count) <= chunk.most_kept * static_cast<double>(all)) return count;
-  std::memset(memory.kept(0), 1, static_cast<std::size_t>(all));
-  return all;
+  return count;
+}
+
+// All tiles, where more than most_kept of them are kept.
+template <class Engine>
+void KeepAllOfMany(const FarMemory<Engine>& memory, double most_kept) {
+  const std::int64_t all = memory.layout.tiles * memory.blocks;
+  if (static_cast<double>(CountKept(memory)) > most_kept * static_cast<double>(all))
+    std::memset(memory.kept(0), 1, static_cast<std::size_t>(all));
 }
 
 // The target's own part out of the mass of each far tile: its coefficient is exact and has it.
@@ -193,11 +224,45 @@ void PrepareTile(const FarPrepare& chunk, std::int64_t tile) {
   chunk.tiles.centroid_norm[tile] = static_cast<float>(std::sqrt(norm));
 }
 
+// A tile's mean and the log2 of its words' weights exp(s bias).
+template <class Engine>
+void PrepareMean(const FarPrepare& chunk, std::int64_t tile) {
+  constexpr std::int64_t kStep = 2048;
+  const std::int64_t dim = chunk.shape.dim;
+  const std::int64_t first = tile * kVocabTile;
+  const std::int64_t words = std::min(kVocabTile, chunk.shape.vocab - first);
+  double share[kVocabTile];
+  double top = chunk.bias == nullptr ? 0.0 : -INFINITY;
+  const auto biased = [&](std::int64_t r) {
+    return static_cast<double>(chunk.features->logit_scale) * chunk.bias[first + r];
+  };
+  for (std::int64_t r = 0; r < words && chunk.bias != nullptr; ++r) top = std::max(top, biased(r));
+  double total = 0.0;
+  for (std::int64_t r = 0; r < words; ++r) {
+    share[r] = chunk.bias == nullptr ? 1.0 : top > -INFINITY ? std::exp(biased(r) - top) : 0.0;
+    total += share[r];
+  }
+  chunk.tiles.log2_base[tile] =
+      total > 0.0 ? static_cast<float>(top * kLog2E + std::log2(total)) : -INFINITY;
+  HWY_ALIGN float mean[kStep];
+  for (std::int64_t at = 0; at < dim; at += kStep) {
+    const std::int64_t n = std::min(kStep, dim - at);
+    std::memset(mean, 0, sizeof(mean));
+    for (std::int64_t r = 0; r < words && total > 0.0; ++r)
+      AddRow(chunk.weight, first + r, at, n, static_cast<float>(share[r] / total), mean);
+    StoreRow(static_cast<std::byte*>(chunk.tiles.mean) +
+                 (tile * dim + at) * static_cast<std::int64_t>(sizeof(typename Engine::Element)),
+             FarDtype<Engine>(), 0, 1, false, n, mean);
+  }
+}
+
 template <class Engine>
 void RunFarPrepare(const FarPrepare& chunk) {
   const std::int64_t dim = chunk.shape.dim;
-  parallel_for(chunk.threads, ceil_div(chunk.shape.vocab, kVocabTile),
-               [&](std::int64_t tile, int) { PrepareTile<Engine>(chunk, tile); });
+  parallel_for(chunk.threads, ceil_div(chunk.shape.vocab, kVocabTile), [&](std::int64_t tile, int) {
+    PrepareTile<Engine>(chunk, tile);
+    if (chunk.tiles.mean != nullptr) PrepareMean<Engine>(chunk, tile);
+  });
   if (chunk.tiles.weighted_total == nullptr) return;
   // Every task sums all words of its columns, in order.
   constexpr std::int64_t kColumns = 64;

@@ -1,6 +1,7 @@
 #include "kernels/cpu/layout.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace logitless::cpu {
 namespace {
@@ -32,6 +33,12 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
   out.dim_n = round_up(shape.dim, engine.token_panel);
   out.tiles = ceil_div(shape.vocab, kVocabTile);
   out.tiles_per_segment = std::min(ceil_div(out.tiles, kSegments), kMaxSegmentTiles);
+  // Of the far field: whole segments in each group of kVocabTile tiles.
+  if (sizes.far) {
+    out.tiles_per_segment = std::min(
+        static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(out.tiles_per_segment))),
+        kVocabTile);
+  }
   out.segments = ceil_div(out.tiles, out.tiles_per_segment);
   out.column_block = std::min(kColumnBlock / engine.token_panel * engine.token_panel, out.dim_n);
   out.stored_element_bytes = static_cast<std::int64_t>(stored_element_bytes(shape.dtype));
@@ -71,6 +78,9 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
     out.pair_begin = shared.take((slab / kVocabTile + 1) * 4);
     out.tile_gradient = shared.take(d_weight ? whole_tiles * out.dim_n * 4 : 0);
     out.tile_sum = shared.take(whole_tiles * 4);
+    out.squares = shared.take(sizes.far_forward ? out.tokens * out.dim_k * e : 0);
+    out.estimate =
+        shared.take(sizes.far_forward ? (whole_tiles / kVocabTile + 1) * 2 * out.tokens * 4 : 0);
     out.flat_hidden = shared.take(d_weight && features.label_smoothing ? shape.dim * 4 : 0);
   }
   out.thread = shared.top();
@@ -80,6 +90,8 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
   out.logits = own.take(kVocabTile * engine.token_panel * 4);
   out.gradient_tile = own.take(
       d_weight && engine.gradient_twice ? engine.tile_group * kVocabTile * out.tokens * e : 0);
+  out.variance_tile = own.take(sizes.far_forward ? kVocabTile * (out.dim_k + 16) * e : 0);
+  out.forms = own.take(sizes.far_forward ? kVocabTile * engine.token_panel * 4 : 0);
   out.d_weight = own.take(d_weight ? engine.tile_group * kVocabTile * out.column_block * 4 : 0);
   out.thread_bytes = own.top();
   out.total = out.thread + out.thread_bytes * static_cast<std::size_t>(sizes.threads);

@@ -69,12 +69,16 @@ struct Layout {
   std::size_t tile_gradient = 0;  // [tiles, whole kVocabTiles][dim_n] f32
   std::size_t tile_sum = 0;       // f32 [tiles, whole kVocabTiles]
   std::size_t flat_hidden = 0;    // f32 [dim]: sum_i flat_i x_i
+  std::size_t squares = 0;        // packed like x_forward: (x . axis)^2
+  std::size_t estimate = 0;       // f32 [groups of kVocabTile tiles, + 1][exponent, sum][tokens]
   // and of each thread:
   std::size_t thread = 0;
   std::size_t thread_bytes = 0;
   std::size_t weight_tile = 0;  // offsets inside a thread's part
   std::size_t logits = 0;       // [kVocabTile][panel] f32
   std::size_t gradient_tile = 0;
+  std::size_t variance_tile = 0;  // of the far field's forward: like weight_tile, like logits
+  std::size_t forms = 0;
   std::size_t d_weight = 0;  // [kVocabTile][column_block] f32
   std::size_t total = 0;
 };

@@ -83,6 +83,14 @@ struct EngineF32 {
     }
   }
 
+  // values [kVocabTile][kPanel] as k = [k, k + kVocabTile) of a panel of tokens; k past dim_k are
+  // dropped.
+  static void EmitTokens(const float* HWY_RESTRICT values, std::int64_t k, std::int64_t dim_k,
+                         Element* HWY_RESTRICT panel) {
+    std::memcpy(panel + k * kPanel, values,
+                static_cast<std::size_t>(std::min(kVocabTile, dim_k - k) * kPanel) * sizeof(float));
+  }
+
   // z [rows][kPanel] = tile . panel, rows rounded up to kRows.
   static void Logits(const Element* tile, std::int64_t rows, const Element* panel,
                      std::int64_t tokens, std::int64_t dim_k, float* HWY_RESTRICT z) {

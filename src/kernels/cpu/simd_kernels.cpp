@@ -11,6 +11,7 @@
 #include "kernels/cpu/bf16_engine-inl.h"
 #include "kernels/cpu/chunk-inl.h"
 #include "kernels/cpu/far_backward-inl.h"
+#include "kernels/cpu/far_forward-inl.h"
 #include "kernels/cpu/simd_f32-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -33,8 +34,9 @@ HeadKernel KernelOf() {
           RunForward<Engine>,
           RunBackward<Engine>,
           FarMemory<Engine>::kBlock,
-          sizeof(typename Engine::Element) == 2 ? DType::bf16 : DType::f32,
+          FarDtype<Engine>(),
           RunFarPrepare<Engine>,
+          RunFarForward<Engine>,
           RunFarBackward<Engine>};
 }
 
