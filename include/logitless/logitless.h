@@ -6,6 +6,7 @@
 #include "logitless/cross_entropy.h"
 #include "logitless/dtype.h"
 #include "logitless/error.h"
+#include "logitless/far_field.h"
 #include "logitless/graph.h"
 #include "logitless/head.h"
 #include "logitless/memory.h"

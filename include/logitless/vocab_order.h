@@ -64,7 +64,8 @@ class LOGITLESS_API VocabOrder {
 // The average probability of each word, mean_i softmax(scale * (hidden_i . weight_j + bias_j)),
 // over the rows of hidden [..., D]: a sample of a thousand or two serves. On the CPU. Two passes
 // over rows * vocab * dim at most; extra memory: a plan of memory_budget (0: the default), 4 B *
-// vocab beside the result. softcap as in CrossEntropyOptions.
+// vocab beside the result. With a softcap c, where z_ij is the capped logit, the average of p_ij (1
+// - (z_ij / c)^2): what the gradients of the words go by.
 LOGITLESS_API std::vector<float> average_probability(const Context& context,
                                                      const ConstTensorView& hidden,
                                                      const ConstTensorView& weight,

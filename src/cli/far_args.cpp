@@ -69,6 +69,8 @@ void FarArgs::add_to(PlanRequest& request) const {
   }
   if (!(tau >= 0.0 && tau < 1.0))
     throw UsageError(fmt::format("--tau: expected a number in (0, 1), got {}", tau));
+  if (order != "fresh") check_exists("--order", order);
+  check_writable("--save-order", save_order);
   request.tau = static_cast<float>(tau);
   request.audit_rows = audit;
 }

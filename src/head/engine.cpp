@@ -80,8 +80,11 @@ Engine::Engine(const EngineCall& call, const HeadFeatures& features)
             "order: plan far_both needs the moments of its tiles (measure_tiles) of dim ", made.dim,
             call.order->has_moments() ? concat(", got some of ", call.order->dim()) : ", got none");
   }
-  require(call.workspace->bytes() >= layout_.total, "workspace: ", call.workspace->bytes(),
-          " bytes, the plan needs ", layout_.total);
+  // The audit's plan has its own after this one's.
+  const std::size_t needed =
+      layout_.total + (plan_.audit != nullptr ? plan_.audit->workspace_bytes() : 0);
+  require(call.workspace->bytes() >= needed, "workspace: ", call.workspace->bytes(),
+          " bytes, the plan needs ", needed);
   require(reinterpret_cast<std::uintptr_t>(call.workspace->data()) % 64 == 0,
           "workspace: expected an address aligned to 64 bytes");
   // Collapsing is checked before anything is written.

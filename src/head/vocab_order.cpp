@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "core/parallel.h"
+#include "head/order_file.h"
 #include "head/rows.h"
 #include "head/validate.h"
 #include "kernels/kernels.h"
@@ -114,47 +115,56 @@ VocabOrder VocabOrder::with_moments(std::int64_t dim, std::span<const float> axe
   return out;
 }
 
-void VocabOrder::save(const std::string& path) const {
-  require(!empty(), "order: expected one that was made or loaded, got an empty one");
-  const std::int64_t sizes[] = {vocab()};
-  std::vector<NamedTensor> tensors = {
-      {"words", ConstTensorView(data_->words.data(), DType::i64, sizes)},
-      {"average", ConstTensorView(data_->average.data(), DType::f32, sizes)}};
-  if (has_moments()) {
-    const std::int64_t tiles = ceil_div(vocab(), kVocabTile);
-    tensors.push_back({"axes", {data_->axes.data(), DType::f32, {dim(), dim()}}});
-    tensors.push_back({"variance", {data_->variance.data(), DType::f32, {tiles, dim()}}});
-    tensors.push_back({"log2_caution", {data_->log2_caution.data(), DType::f32, {tiles}}});
-  }
-  write_safetensors(path, tensors, {{"kind", "logitless vocabulary order"}});
-}
-
 namespace {
 std::span<const float> floats(const ConstTensorView& view) {
   return {static_cast<const float*>(view.data()), static_cast<std::size_t>(view.numel())};
 }
+ConstTensorView view_of(std::span<const float> values, std::span<const std::int64_t> sizes) {
+  return ConstTensorView(values.data(), DType::f32, sizes);
+}
 }  // namespace
 
-VocabOrder VocabOrder::load(const std::string& path) {
-  const TensorFile file(path);
-  const ConstTensorView words = file.tensor("words");
-  const ConstTensorView average = file.tensor("average");
-  require(words.dtype() == DType::i64 && words.rank() == 1, path,
-          ": words: expected i64 [vocab], got ", describe(words));
-  require(average.dtype() == DType::f32 && average.rank() == 1, path,
-          ": average: expected f32 [vocab], got ", describe(average));
+void append_order(const VocabOrder& order, const std::string& prefix,
+                  std::vector<NamedTensor>& tensors) {
+  const std::int64_t vocab[] = {order.vocab()};
+  tensors.push_back({prefix + "words", {order.words().data(), DType::i64, vocab}});
+  tensors.push_back({prefix + "average", view_of(order.average(), vocab)});
+  if (!order.has_moments()) return;
+  const std::int64_t tiles = ceil_div(order.vocab(), kVocabTile);
+  const std::int64_t square[] = {order.dim(), order.dim()};
+  const std::int64_t each[] = {tiles, order.dim()};
+  tensors.push_back({prefix + "axes", view_of(order.axes(), square)});
+  tensors.push_back({prefix + "variance", view_of(order.variance(), each)});
+  tensors.push_back({prefix + "log2_caution", view_of(order.log2_caution(), std::span(&tiles, 1))});
+}
+
+VocabOrder order_of(const TensorFile& file, const std::string& path, const std::string& prefix) {
+  const auto tensor = [&](const char* name, DType dtype, int rank) {
+    const ConstTensorView view = file.tensor(prefix + name);
+    require(view.dtype() == dtype && view.rank() == rank, path, ": ", prefix, name, ": expected ",
+            name_of(dtype), " of ", rank, rank == 1 ? " dimension" : " dimensions", ", got ",
+            describe(view));
+    return view;
+  };
+  const ConstTensorView words = tensor("words", DType::i64, 1);
   const VocabOrder order(
       {static_cast<const std::int64_t*>(words.data()), static_cast<std::size_t>(words.numel())},
-      floats(average));
-  if (!file.contains("axes")) return order;
-  const ConstTensorView axes = file.tensor("axes");
-  for (const char* name : {"axes", "variance", "log2_caution"}) {
-    require(file.tensor(name).dtype() == DType::f32, path, ": ", name, ": expected f32, got ",
-            describe(file.tensor(name)));
-  }
-  require(axes.rank() == 2, path, ": axes: expected f32 [dim, dim], got ", describe(axes));
-  return order.with_moments(axes.size(0), floats(axes), floats(file.tensor("variance")),
-                            floats(file.tensor("log2_caution")));
+      floats(tensor("average", DType::f32, 1)));
+  if (!file.contains(prefix + "axes")) return order;
+  const ConstTensorView axes = tensor("axes", DType::f32, 2);
+  return order.with_moments(axes.size(0), floats(axes), floats(tensor("variance", DType::f32, 2)),
+                            floats(tensor("log2_caution", DType::f32, 1)));
+}
+
+void VocabOrder::save(const std::string& path) const {
+  require(!empty(), "order: expected one that was made or loaded, got an empty one");
+  std::vector<NamedTensor> tensors;
+  append_order(*this, "", tensors);
+  write_safetensors(path, tensors, {{"kind", "logitless vocabulary order"}});
+}
+
+VocabOrder VocabOrder::load(const std::string& path) {
+  return order_of(TensorFile(path), path, "");
 }
 
 std::vector<float> average_probability(const Context& context, const ConstTensorView& hidden,

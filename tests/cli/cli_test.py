@@ -330,7 +330,7 @@ class ErrorTest(CliTest):
             (["loss", *basics, "--dtype", "int8"], "--dtype: expected f32, bf16 or f16, got 'int8'"),
             (["loss", *basics, "--grad-dtype", "f16"], "--grad-dtype: expected same or f32, got 'f16'"),
             (["loss", *basics, "--plan", "quick"],
-             "--plan: 'quick' is unknown; expected auto, forward, dense, recompute, stored or stored:F"),
+             "--plan: 'quick' is unknown; expected auto, forward, dense, recompute, stored, stored:F or far-backward"),
             (["loss", *basics, "--plan", "dense:0.5"], "--plan: 'dense:0.5': only stored takes a fraction"),
             (["loss", *basics, "--plan", "stored:2"], "--plan: 'stored:2': expected a fraction between 0 and 1"),
             (["loss", *basics, "--budget", "lots"], "--budget: 'lots' is not a number of bytes; expected one such as "),

@@ -184,6 +184,8 @@ HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
   const Context context = make_context(run.kernel, run.threads);
   PlanRequest request{context.device(), run.budget, run.plan,
                       run.plan == PlanKind::stored ? run.stored_fraction : 0.0};
+  request.tau = run.tau;
+  request.audit_rows = run.audit_rows;
   Mirror mirror(run.kernel);
   in = mirror.in(in);
   out = mirror.out(out);

@@ -74,7 +74,7 @@ void FarProducts(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory)
 }
 
 // Over the tiles that are far: the error of each token's d_hidden is at most sum_J |F_iJ| r_J, and
-// what the 16 bits of the masses lose.
+// what the 16 bits of the masses lose; added to what RemoveTargets left.
 template <class Engine>
 void FarBounds(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t panel,
                float* HWY_RESTRICT g) {
@@ -91,8 +91,7 @@ void FarBounds(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, s
     }
   }
   const std::int64_t tokens = std::min<std::int64_t>(kPanel, chunk.tokens - panel * kPanel);
-  std::memcpy(chunk.bound + panel * kPanel, bound,
-              static_cast<std::size_t>(tokens) * sizeof(float));
+  for (std::int64_t t = 0; t < tokens; ++t) chunk.bound[panel * kPanel + t] += bound[t];
 }
 
 // The gradient of the logits of one tile for the blocks that keep it, and its part of d_bias.
@@ -249,6 +248,7 @@ void RunFarBackward(const FarBackwardChunk& chunk) {
   const FarMemory<Engine> memory(chunk);
   const Layout& layout = memory.layout;
   const bool d_hidden = chunk.d_hidden.data != nullptr;
+  std::fill_n(chunk.bound, chunk.tokens, 0.0f);
   if (!chunk.selected) {
     MarkTiles(chunk, memory, chunk.tau, chunk.linear, chunk.log2_total, nullptr);
     KeepAllOfMany(memory, chunk.most_kept);

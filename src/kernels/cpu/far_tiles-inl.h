@@ -136,13 +136,15 @@ void KeepAllOfMany(const FarMemory<Engine>& memory, double most_kept) {
     std::memset(memory.kept(0), 1, static_cast<std::size_t>(all));
 }
 
-// The target's own part out of the mass of each far tile: its coefficient is exact and has it.
+// The target's own part out of the mass of each far tile: its coefficient is exact and has it. What
+// is left is known to 16 bits of what there was, not of itself: that much begins the bound.
 template <class Engine>
 void RemoveTargets(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory) {
   const std::int64_t per_token = chunk.features->targets_per_token;
   const double cap = chunk.features->softcap;
   parallel_for(chunk.threads, chunk.tokens, [&](std::int64_t t, int) {
     const std::int32_t* words = chunk.targets.words + t * per_token;
+    double lost = 0.0;
     for (std::int64_t k = 0; k < per_token; ++k) {
       if (words[k] < 0 || std::find(words, words + k, words[k]) != words + k) continue;
       const std::int64_t tile = words[k] / kVocabTile;
@@ -152,10 +154,13 @@ void RemoveTargets(const FarBackwardChunk& chunk, const FarMemory<Engine>& memor
       const double base = memory.mass_base(memory.segment_of(tile), 0)[t];
       const double z = static_cast<double>(chunk.target_logit[t * per_token + k]);
       const double mass = std::exp2(static_cast<double>(*code - kMassBase) / kMassSteps);
+      lost += mass * std::exp2(base - static_cast<double>(chunk.exponent[t])) *
+              static_cast<double>(chunk.tiles.radius[tile] + chunk.tiles.centroid_norm[tile]);
       const double rest = mass - std::exp2(z * kLog2E - base) * softcap_slope(z, cap);
       const double steps = rest > 0.0 ? std::log2(rest) * kMassSteps + kMassBase : 0.0;
       *code = static_cast<std::uint16_t>(std::clamp(std::nearbyint(steps), 0.0, 65535.0));
     }
+    chunk.bound[t] = static_cast<float>(lost) * kMassError * std::fabs(chunk.linear[t]);
   });
 }
 

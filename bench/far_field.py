@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""The far field on real heads: kept tiles, errors and times of forward and backward against the dense plan.
+
+    python3 bench/far_field.py --logitless build/src/cli/logitless ../shared/data/real_head_late.safetensors
+                               [--dim 1024] [--rows 1536] [--tau 0.003] [--repeat 5] [--rounds 3] [--dtype bf16]
+
+The order is made from the first --rows tokens, everything else is of the last: tokens that it has not seen. --dim
+multiplies hidden and weight by a random orthonormal [d, dim], which leaves every logit as it is. Times are medians of
+--repeat calls, in --rounds rounds of one plan after another; ratios are of the same round, their median is printed.
+Errors are relative L2 errors of the gradients in fp32 against the dense plan's.
+"""
+
+import argparse
+import json
+import statistics
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+PLANS = ("dense", "far-backward", "far-both")
+
+
+def load(path):
+    """Tensors of a safetensors file; bf16 widened to float32."""
+    raw = Path(path).read_bytes()
+    size = struct.unpack("<Q", raw[:8])[0]
+    kinds = {"BF16": np.uint16, "I8": np.int8, "F32": np.float32, "I32": np.int32, "I64": np.int64}
+    out = {}
+    for name, tensor in json.loads(raw[8 : 8 + size]).items():
+        if name == "__metadata__":
+            continue
+        first, last = tensor["data_offsets"]
+        values = np.frombuffer(raw[8 + size + first : 8 + size + last], kinds[tensor["dtype"]]).reshape(tensor["shape"])
+        out[name] = (values.astype(np.uint32) << 16).view(np.float32) if tensor["dtype"] == "BF16" else values
+    return out
+
+
+def save(path, tensors):
+    """Writes float32 and int32 arrays as safetensors."""
+    header, data = {}, b""
+    for name, values in tensors.items():
+        kind = {"float32": "F32", "int32": "I32"}[str(values.dtype)]
+        header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": [len(data), len(data) + values.nbytes]}
+        data += values.tobytes()
+    text = json.dumps(header).encode()
+    Path(path).write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def rotated(tensors, dim):
+    """The head in `dim` dimensions: the same logits."""
+    weight = tensors["weight"] if "weight" in tensors else tensors["weight_q"] * tensors["weight_scale"][:, None]
+    hidden, weight = tensors["hidden"].astype(np.float32), weight.astype(np.float32)
+    if dim and dim != hidden.shape[1]:
+        basis = np.linalg.qr(np.random.default_rng(0).normal(size=(dim, hidden.shape[1])))[0].T.astype(np.float32)
+        hidden, weight = hidden @ basis, weight @ basis
+    return {"hidden": hidden, "weight": weight, "targets": tensors["targets"].astype(np.int32)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("head")
+    parser.add_argument("--logitless", default="build/src/cli/logitless")
+    parser.add_argument("--dim", type=int, default=0, help="0: as captured")
+    parser.add_argument("--rows", type=int, default=1536)
+    parser.add_argument("--tau", type=float, default=0.003)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", default="f32")
+    parser.add_argument("--threads", type=int, default=0)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        tensors = rotated(load(args.head), args.dim)
+        tokens = len(tensors["hidden"])
+        head, order, out = (f"{folder}/{name}.safetensors" for name in ("head", "order", "out"))
+        save(head, tensors)
+
+        def loss(plan, *more):
+            far = ["--tau", str(args.tau)] if plan.startswith("far") else ["--budget", "64GiB"]
+            names = [text for name in ("hidden", "weight", "targets") for text in (f"--{name}", f"{head}:{name}")]
+            command = [args.logitless, "loss", *names, "--dtype", args.dtype, "--plan", plan, "--threads", str(args.threads)]
+            return json.loads(subprocess.run([*command, *far, *more, "--json"], check=True, capture_output=True).stdout)
+
+        loss("far-both", "--first", str(args.rows), "--save-order", order)
+        last = ["--skip", str(tokens - args.rows)]
+        exact, seconds = None, {plan: [] for plan in PLANS}
+        for plan in PLANS:
+            far = ["--order", order, "--audit", str(args.rows)] if plan != "dense" else []
+            result = loss(plan, *last, *far, "--out", out, "--grad-dtype", "f32")
+            gradients = load(out)
+            if exact is None:
+                exact = gradients
+                print(f"N={args.rows} D={result['dim']} V={result['vocab']} {args.dtype} kernel {result['kernel']}, "
+                      f"{result['threads']} threads, loss {result['loss']:.4f}")
+                continue
+            error = {name: np.linalg.norm(gradients[name] - exact[name]) / np.linalg.norm(exact[name])
+                     for name in ("d_hidden", "d_weight")}
+            print(f"{plan:13s} kept {result['kept']:.4f}  dx {error['d_hidden']:.5f}  dw {error['d_weight']:.5f}  "
+                  f"loss {result['loss']:.4f}"
+                  + (f"  bound {result['bound']:.4f}" if "bound" in result else
+                     f"  lse rms {result['audited_lse_error']:.5f} max {result['audited_lse_error_max']:.4f}"))
+        for _ in range(args.rounds):
+            for plan in PLANS:
+                far = ["--order", order] if plan != "dense" else []
+                seconds[plan].append(loss(plan, *last, *far, "--repeat", str(args.repeat))["seconds"])
+        for plan in PLANS:
+            ratio = statistics.median(a / b for a, b in zip(seconds[plan], seconds["dense"]))
+            print(f"{plan:13s} {statistics.median(seconds[plan]) * 1e3:8.1f} ms  {ratio:.3f} of dense")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+// Cross entropy of a training run with the far field under control: one number in, the error
+// wanted; dense until a trial shows that the far field keeps it, and dense again when it does not.
+// docs/far_field.md has the policy and what it was measured on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "logitless/cross_entropy.h"
+#include "logitless/export.h"
+
+namespace logitless {
+
+struct FarFieldOptions {
+  // The most that may be approximated: far_backward keeps the loss exact, far_both does not.
+  Accuracy accuracy = Accuracy::far_backward;
+  // The error wanted, in (0, 1): of d_hidden, relative, over the tokens audited. With far_both also
+  // the root mean square error of their lse, in nats.
+  double error = 0.01;
+  std::int64_t audit_rows = 128;  // tokens of an audit, >= 1
+  std::int64_t audit_every = 25;  // steps between audits of far-field steps, >= 1
+  // Steps between orders at first; halved when an audit misses the error, longer by half when an
+  // old order still keeps half of it. Also the steps before the first trial, and between trials
+  // that fail (doubled with each).
+  std::int64_t refresh_every = 100;
+  // Steps from the one whose weights an order is made from, by a thread of its own, to the one that
+  // takes it over: waiting if need be, so that runs repeat to the bit. 0: made in the step itself.
+  std::int64_t refresh_delay = 4;
+  std::int64_t sample_rows = 1024;  // tokens an order is made from, >= 1
+  std::size_t memory_budget = 0;    // of each plan; 0: the default
+};
+
+// Since the head was made.
+struct FarFieldReport {
+  std::int64_t steps = 0;
+  std::int64_t dense_steps = 0;     // computed densely, fallbacks and steps done again included
+  std::int64_t repeated_steps = 0;  // of those, after a far-field step whose audit missed the error
+  std::int64_t audits = 0;
+  std::int64_t refreshes = 0;     // orders taken over
+  double last_error = -1.0;       // of the last audit; -1: none yet
+  double worst_kept_error = 0.0;  // of the audited far-field steps whose gradients were kept
+  double tau = 0.0;               // of the next far-field step
+  double mean_kept = 0.0;         // tiles kept, over the far-field steps
+  bool far = false;               // the next step is a far-field one
+};
+
+// Holds the order, plans and workspaces of one head. One call a step, from one thread.
+//
+// Memory: one workspace of the largest plan used, counted by the context's meter; while an order is
+// made a copy of weight, and what average_probability, make_vocab_order and measure_tiles take.
+class LOGITLESS_API FarFieldHead {
+ public:
+  // The context must outlive the head, and be the CPU's. Throws InvalidArgument on options out of
+  // range, Unsupported on a GPU's context.
+  FarFieldHead(const Context& context, const FarFieldOptions& options);
+  ~FarFieldHead();
+  FarFieldHead(FarFieldHead&&) noexcept;
+  FarFieldHead& operator=(FarFieldHead&&) noexcept;
+
+  // cross_entropy with gradients, by the plan that is due; in.order is left alone. `statistics.far`
+  // says what was done. A step whose audit misses the error is done again densely, unless
+  // options.accumulate is set: what has been added stays, and later steps are dense. Throws what
+  // cross_entropy throws.
+  LossStatistics step(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
+                      const CrossEntropyOutputs& out);
+
+  const FarFieldReport& report() const;
+  // What the next step is, why, and the report. Several lines.
+  std::string explain() const;
+  // The current order; empty before the first.
+  const VocabOrder& order() const;
+
+  // State and orders as a safetensors file, one that is being made included (it waits for that): a
+  // run resumed from it goes on with the same bits. Throws as write_safetensors and TensorFile do,
+  // and InvalidArgument on a file that is something else or of other options.
+  void save(const std::string& path) const;
+  void load(const std::string& path);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace logitless

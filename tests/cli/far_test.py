@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""The far field on the command line: logitless loss --plan far-backward (path of the command in LOGITLESS_CLI)."""
+
+import json
+import math
+import random
+import sys
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from cli_test import CLI, CliTest, run  # noqa: E402
+from tensor_files import read_safetensors, rounded, write_safetensors  # noqa: E402
+
+# Enough words that the planner takes the far field, at a tau as coarse as this.
+TOKENS, DIM, VOCAB, TAU = 60, 6, 6400, 0.2
+
+
+def distance(a, b):
+    return math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)))
+
+
+def norm(a):
+    return math.sqrt(sum(x * x for x in a))
+
+
+class FarCliTest(CliTest):
+    """A head of 50 clusters of words, shuffled, a few of which hold the mass of each token."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        numbers = random.Random(3)
+        words = list(range(VOCAB))
+        numbers.shuffle(words)
+        weight = [0.0] * (VOCAB * DIM)
+        for first in range(0, VOCAB, 128):
+            center = [numbers.gauss(0.0, 1.5) for _ in range(DIM)]
+            for word in words[first:first + 128]:
+                for k in range(DIM):
+                    weight[word * DIM + k] = center[k] + numbers.gauss(0.0, 0.2)
+        hidden = [numbers.gauss(0.0, 1.0) for _ in range(TOKENS * DIM)]
+        targets = [numbers.randrange(VOCAB) for _ in range(TOKENS)]
+        targets[7] = -100
+        cls.large = cls.dir / "large.safetensors"
+        write_safetensors(cls.large, {"hidden": ("F32", [TOKENS, DIM], rounded(hidden, "F32")),
+                                      "weight": ("F32", [VOCAB, DIM], rounded(weight, "F32")),
+                                      "targets": ("I32", [TOKENS], targets)})
+
+    def far(self, *arguments):
+        return self.loss("--plan", "far-backward", "--tau", TAU, *arguments, inputs=self.basics(self.large))
+
+
+class FarLossTest(FarCliTest):
+    def test_numbers_beside_the_dense_plan(self):
+        exact_out, far_out = self.dir / "exact.safetensors", self.dir / "far.safetensors"
+        exact = self.loss("--plan", "dense", "--out", exact_out, inputs=self.basics(self.large))
+        got = self.far("--out", far_out, "--audit", 1000)
+        self.assertEqual((got["plan"], got["tokens"], got["valid_tokens"]), ("far_backward", TOKENS, TOKENS - 1))
+        self.assertAlmostEqual(got["loss"], exact["loss"], delta=2e-6 * exact["loss"])
+        self.assertAlmostEqual(got["tau"], TAU, delta=1e-7)
+        self.assertGreater(got["kept"], 0.0)
+        self.assertLess(got["kept"], 2.0 / 3.0)
+        self.assertAlmostEqual(got["passes"], 1.0 + 3.0 * got["kept"] + 2.0 / 128.0, delta=1e-9)
+        self.assertFalse(got["dense_fallback"])
+        self.assertEqual(got["peak_bytes"], got["workspace_bytes"])
+        far, dense = read_safetensors(far_out), read_safetensors(exact_out)
+        self.assertEqual(sorted(far), sorted(dense))
+        self.assert_close(far["lse"][2], dense["lse"][2], 1e-6)
+        error = distance(far["d_hidden"][2], dense["d_hidden"][2])
+        # All valid tokens were audited, so the audit saw this very error.
+        self.assertEqual(got["audited_tokens"], TOKENS - 1)
+        self.assertAlmostEqual(got["audited_error"], error / norm(dense["d_hidden"][2]),
+                               delta=1e-3 * got["audited_error"] + 1e-5)
+        self.assertGreater(error, 1e-4 * norm(dense["d_hidden"][2]))
+        self.assertLessEqual(error, got["bound"] * norm(far["d_hidden"][2]) * (1.0 + 1e-5))
+        self.assertLess(distance(far["d_weight"][2], dense["d_weight"][2]), 0.5 * norm(dense["d_weight"][2]))
+
+    def test_a_saved_order_gives_the_same_numbers(self):
+        order = self.dir / "saved_order.safetensors"
+        fresh_out, saved_out = self.dir / "fresh.safetensors", self.dir / "saved.safetensors"
+        fresh = self.far("--order", "fresh", "--save-order", order, "--out", fresh_out)
+        default = self.far()
+        saved = self.far("--order", order, "--out", saved_out)
+        for field in ("loss", "kept", "bound", "passes", "mean_lse"):
+            self.assertEqual(saved[field], fresh[field], field)
+            self.assertEqual(default[field], fresh[field], field)
+        self.assertEqual(fresh_out.read_bytes(), saved_out.read_bytes())
+        self.assertNotIn("audited_error", fresh)
+        tensors = read_safetensors(order)
+        self.assertEqual(sorted(tensors), ["average", "words"])
+        self.assertEqual(sorted(tensors["words"][2]), list(range(VOCAB)))
+        self.assertEqual(tensors["average"][:2], ("F32", [VOCAB]))
+        self.assertAlmostEqual(sum(tensors["average"][2]), 1.0, delta=1e-4)
+        # An order from fewer tokens is another one; written again it is the same file.
+        again = self.dir / "again.safetensors"
+        self.far("--order", order, "--save-order", again)
+        self.assertEqual(again.read_bytes(), order.read_bytes())
+        few = self.dir / "few.safetensors"
+        self.far("--order-rows", 5, "--save-order", few)
+        self.assertNotEqual(few.read_bytes(), order.read_bytes())
+
+    def test_text(self):
+        done = run("loss", *self.basics(self.large), "--plan", "far-backward", "--tau", TAU, "--audit", 10)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = dict(line.split("  ", 1) for line in done.stdout.splitlines())
+        self.assertIn("far_backward", lines["plan"])
+        self.assertRegex(lines["far field"].strip(), r"^tau 0\.2, \d+\.\d\d % of the tiles kept, 1\.\d+ passes|^tau 0\.2, ")
+        self.assertRegex(lines["error of d_hidden"].strip(), r"^\S+ measured on 10 tokens, at most \S+$")
+        done = run("loss", *self.basics(self.large), "--plan", "far-backward", "--tau", TAU)
+        lines = dict(line.split("  ", 1) for line in done.stdout.splitlines())
+        self.assertRegex(lines["error of d_hidden"].strip(), r"^at most \S+$")
+
+    def test_where_there_is_nothing_to_gain(self):
+        # 23 words: an exact plan, and why.
+        got = self.loss("--plan", "far-backward")
+        self.assertEqual(got["plan"], "dense")
+        self.assertEqual(got["kept"], 1.0)
+        self.assertEqual(got["reason"], "would keep about 100 % of the tiles of 23 words: nothing to gain")
+        for field in ("tau", "bound", "audited_error"):
+            self.assertNotIn(field, got)
+        done = run("loss", *self.basics(), "--plan", "far-backward")
+        self.assertIn("not used: would keep about 100 %", done.stdout)
+        self.assertNotIn("kept", self.loss("--plan", "dense"))
+
+    def test_threads_do_not_matter(self):
+        out = [self.dir / f"far_threads{i}.safetensors" for i in range(2)]
+        self.far("--threads", 1, "--out", out[0])
+        self.far("--threads", 3, "--out", out[1])
+        self.assertEqual(out[0].read_bytes(), out[1].read_bytes())
+
+
+class FarErrorTest(FarCliTest):
+    def test_only_the_far_plan_has_them(self):
+        text = "--tau, --order, --order-rows, --save-order, --audit: only --plan far-backward has them"
+        for plan in ([], ["--plan", "dense"], ["--plan", "forward"], ["--plan", "stored:0.5"]):
+            for flag, value in (("--tau", 0.01), ("--order", "fresh"), ("--order-rows", 10),
+                                ("--save-order", self.dir / "unwritten"), ("--audit", 3)):
+                with self.subTest(plan=plan, flag=flag):
+                    self.assert_error(run("loss", *self.basics(), *plan, flag, value), 2, f"logitless loss: {text}")
+        self.assertFalse((self.dir / "unwritten").exists())
+
+    def test_bad_values(self):
+        basics = ["loss", *self.basics(self.large), "--plan", "far-backward"]
+        cases = [
+            (["--tau", "1"], "--tau: expected a number in (0, 1), got 1"),
+            (["--tau", "-0.5"], "--tau: expected a number in (0, 1), got -0.5"),
+            (["--tau", "nan"], "--tau: expected a number, got 'nan'"),
+            (["--tau", "coarse"], "--tau: expected a number, got 'coarse'"),
+            (["--order-rows", "0"], "--order-rows: expected a whole number of at least 1, got '0'"),
+            (["--audit", "-1"], "--audit: expected a whole number of at least 0, got '-1'"),
+            (["--audit", "few"], "--audit: expected a whole number of at least 0, got 'few'"),
+        ]
+        for arguments, text in cases:
+            with self.subTest(arguments=arguments):
+                self.assert_error(run(*basics, *arguments), 2, f"logitless loss: {text}")
+        self.assert_error(run("loss", *self.basics(), "--plan", "far-backward:0.5"), 2, "--plan: 'far-backward:0.5'")
+
+    def test_bad_orders(self):
+        basics = ["loss", *self.basics(self.large), "--plan", "far-backward", "--tau", TAU]
+        other = self.dir / "other_order.safetensors"
+        write_safetensors(other, {"words": ("I64", [3], [2, 0, 1]), "average": ("F32", [3], [1.0, 1.0, 1.0])})
+        self.assert_error(run(*basics, "--order", other), 2,
+                          f"logitless loss: --order: {other} is of 3 words, --weight has {VOCAB}")
+        missing = self.dir / "no_order.safetensors"
+        # Also where the planner would not come to use it.
+        for arguments in (basics, ["loss", *self.basics(), "--plan", "far-backward"]):
+            self.assert_error(run(*arguments, "--order", missing), 2,
+                              f"logitless loss: --order: there is no file '{missing}'")
+            self.assert_error(run(*arguments, "--save-order", "/nonexistent/order"), 2,
+                              "logitless loss: --save-order: there is no folder '/nonexistent'")
+        self.assert_error(run(*basics, "--order", self.large), 2, "logitless loss: ", "words")
+        twice = self.dir / "twice.safetensors"
+        write_safetensors(twice, {"words": ("I64", [VOCAB], [0] * VOCAB), "average": ("F32", [VOCAB], [1.0] * VOCAB)})
+        self.assert_error(run(*basics, "--order", twice), 2, "logitless loss: ", "words: 0 stands at position 0 and at 1")
+
+    def test_help(self):
+        done = run("loss", "--help")
+        for part in ("--tau", "--order", "--order-rows", "--save-order", "--audit", "far-backward"):
+            self.assertIn(part, done.stdout)
+
+    def test_json_is_one_object(self):
+        done = run("loss", *self.basics(self.large), "--plan", "far-backward", "--tau", TAU, "--json")
+        self.assertEqual(json.loads(done.stdout)["plan"], "far_backward")
+
+
+if __name__ == "__main__":
+    if not CLI:
+        sys.exit("LOGITLESS_CLI: expected the path of the command, got nothing")
+    unittest.main()

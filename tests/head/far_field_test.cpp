@@ -1,0 +1,377 @@
+// The far field against float64: gradients from kept tiles and the masses of the others, over every
+// kernel that has one and every option that changes the gradient.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "kernels/kernels.h"
+#include "support/far_problem.h"
+#include "support/mirror.h"
+
+namespace logitless::test {
+namespace {
+
+class FarField : public testing::TestWithParam<std::string> {
+ protected:
+  RunSpec run() const {
+    RunSpec r;
+    r.kernel = GetParam();
+    return r;
+  }
+  bool skipped(const HeadSpec& spec) const { return !accepts(GetParam(), spec); }
+};
+
+// Words no multiple of a tile, D odd.
+HeadSpec small_spec() {
+  HeadSpec spec;
+  spec.tokens = 300;
+  spec.dim = 13;
+  spec.vocab = 11 * 128 + 37;
+  spec.seed = 3;
+  return spec;
+}
+
+void expect_some_kept(const FarAnswer& a) {
+  EXPECT_GT(a.statistics.far.kept, 0.0);
+  EXPECT_LT(a.statistics.far.kept, 2.0 / 3.0);
+  EXPECT_FALSE(a.statistics.far.dense_fallback);
+}
+
+FarAnswer check(const FarProblem& problem, const RunSpec& run, double fraction = 0.4) {
+  SCOPED_TRACE(describe(problem.spec));
+  FarAnswer a = run_far(problem, run, fraction);
+  expect_some_kept(a);
+  expect_far_field(problem, run, a);
+  return a;
+}
+
+TEST_P(FarField, IsTheOraclesForEachDtypeAndShape) {
+  struct Shape {
+    std::int64_t tokens, dim, vocab;
+  };
+  const Shape shapes[] = {
+      {300, 13, 11 * 128 + 37},  // a last tile of few words, a last block of few tokens
+      {128, 16, 8 * 128},        // whole tiles, one whole block
+      {129, 1, 6 * 128 + 1},     // a tile of one word
+      {1, 7, 9 * 128 + 127},     // one token
+      {40, 3, 70 * 128 + 5},     // several tiles in a segment
+      {17, 600, 5 * 128 + 64},   // more than one block of columns
+  };
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const Shape& shape : shapes) {
+      HeadSpec spec = small_spec();
+      spec.tokens = shape.tokens;
+      spec.dim = shape.dim;
+      spec.vocab = shape.vocab;
+      spec.dtype = dtype;
+      if (skipped(spec)) continue;
+      check(FarProblem(spec), run());
+    }
+  }
+}
+
+// Far from what exact gradients are: the comparison above would see a plan that keeps everything,
+// and one that drops what is far.
+TEST_P(FarField, IsNeitherExactNorDropped) {
+  HeadSpec spec = small_spec();
+  if (skipped(spec)) spec.dtype = DType::bf16;
+  spec.bias = true;
+  const FarProblem problem(spec);
+  const FarAnswer a = check(problem, run());
+  const FarOracle& o = a.oracle;
+  const double contract = gradient_bound(spec.dtype);
+  if (spec.dtype == DType::f32) {  // in 16 bit the far field of d_hidden lies within their rounding
+    EXPECT_GT(distance(o.exact.d_hidden, o.far.d_hidden),
+              3 * (o.hidden_slack + contract * norm(o.far.d_hidden)));
+  }
+  EXPECT_GT(distance(o.exact.d_weight, o.far.d_weight),
+            3 * (o.weight_slack + contract * norm(o.far.d_weight)));
+  EXPECT_GT(distance(o.exact.d_bias, o.far.d_bias),
+            3 * (o.bias_slack + contract * norm(o.far.d_bias)));
+  // The mass is conserved: d_bias sums to 0 as the exact one does, but for what 16 bits lose.
+  double total = 0, exact = 0, size = 0;
+  for (std::int64_t j = 0; j < spec.vocab; ++j) {
+    total += a.d_bias.get(j);
+    exact += o.exact.d_bias[j];
+    size += std::abs(o.exact.d_bias[j]);
+  }
+  EXPECT_LE(std::abs(total - exact), 1.5e-3 * o.far_mass + contract * size);
+  EXPECT_GT(o.far_mass, 4 * (1.5e-3 * o.far_mass + contract * size)) << "dropping it would pass";
+}
+
+struct Option {
+  const char* name;
+  void (*change)(HeadSpec&);
+};
+const Option kOptions[] = {
+    {"bias", [](HeadSpec& s) { s.bias = true; }},
+    {"token_weight", [](HeadSpec& s) { s.token_weight = true; }},
+    {"class_weight", [](HeadSpec& s) { s.class_weight = true; }},
+    {"ignored", [](HeadSpec& s) { s.ignored = 0.4; }},
+    {"label_smoothing", [](HeadSpec& s) { s.label_smoothing = 0.1f; }},
+    {"smoothing_of_classes",
+     [](HeadSpec& s) {
+       s.label_smoothing = 0.2f;
+       s.class_weight = s.token_weight = s.bias = true;
+     }},
+    {"z_loss", [](HeadSpec& s) { s.z_loss = 0.01f; }},
+    {"softcap", [](HeadSpec& s) { s.softcap = 5.0f; }},
+    {"softcap_scale_bias",
+     [](HeadSpec& s) {
+       s.softcap = 4.0f;
+       s.logit_scale = 1.3f;
+       s.bias = true;
+       s.z_loss = 0.01f;
+     }},
+    {"logit_scale", [](HeadSpec& s) { s.logit_scale = 0.7f; }},
+    {"several_targets", [](HeadSpec& s) { s.per_token = 4; }},
+    {"several_targets_softcap",
+     [](HeadSpec& s) {
+       s.per_token = 3;
+       s.softcap = 5.0f;
+     }},
+    {"several_targets_all",
+     [](HeadSpec& s) {
+       s.per_token = 3;
+       s.bias = s.token_weight = s.class_weight = true;
+       s.label_smoothing = 0.1f;
+       s.z_loss = 0.01f;
+       s.ignored = 0.3;
+     }},
+    {"reduction_sum", [](HeadSpec& s) { s.reduction = Reduction::sum; }},
+    {"reduction_none", [](HeadSpec& s) { s.reduction = Reduction::none; }},
+};
+
+TEST_P(FarField, OptionsOneByOne) {
+  for (const Option& option : kOptions) {
+    SCOPED_TRACE(option.name);
+    HeadSpec spec = small_spec();
+    spec.tokens = 150;
+    spec.dim = 9;
+    if (skipped(spec)) spec.dtype = DType::bf16;
+    option.change(spec);
+    check(FarProblem(spec), run());
+  }
+}
+
+TEST_P(FarField, MaskedWords) {
+  HeadSpec spec = small_spec();
+  if (skipped(spec)) spec.dtype = DType::bf16;
+  spec.bias = true;
+  spec.ignored = 0.8;  // so that whole tiles without a target can be masked
+  spec.tokens = 60;
+  FarProblem problem(spec);
+  problem.mask_words();
+  const FarAnswer a = check(problem, run());
+  for (std::int64_t j = 0; j < spec.vocab; ++j) EXPECT_TRUE(std::isfinite(a.d_bias.get(j))) << j;
+}
+
+TEST_P(FarField, SeveralChunks) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    HeadSpec spec = small_spec();
+    spec.tokens = 270;
+    spec.dim = 6;
+    spec.dtype = dtype;
+    spec.bias = true;
+    spec.ignored = 0.1;
+    if (skipped(spec)) continue;
+    const FarProblem problem(spec);
+    RunSpec r = run();
+    r.tau = 0.02f;
+    r.budget = least_far_budget(problem, r);
+    r.tau = 0.0f;
+    const FarAnswer a = check(problem, r);
+    EXPECT_LT(a.plan.chunk_tokens * 3, a.statistics.valid_tokens);
+    // 16-bit gradients: sums between chunks are still fp32, which takes room.
+    r.gradient_dtype = dtype;
+    r.budget += static_cast<std::size_t>(4 * spec.vocab * spec.dim) + 256;
+    EXPECT_LT(check(problem, r).plan.chunk_tokens * 2, a.statistics.valid_tokens);
+  }
+}
+
+TEST_P(FarField, UpstreamGradients) {
+  HeadSpec spec = small_spec();
+  if (skipped(spec)) spec.dtype = DType::bf16;
+  spec.tokens = 200;
+  for (const Reduction reduction : {Reduction::mean, Reduction::sum}) {
+    spec.reduction = reduction;
+    RunSpec r = run();
+    r.grad_loss = -2.5;
+    check(FarProblem(spec), r);
+  }
+  spec.reduction = Reduction::none;
+  const FarProblem problem(spec);
+  RunSpec r = run();
+  for (std::int64_t i = 0; i < spec.tokens; ++i)
+    r.grad_losses.push_back(i % 3 == 0 ? 0.0 : static_cast<double>(i % 7) - 3.0);
+  check(problem, r);
+  // A whole block without gradient keeps nothing and gets nothing.
+  r.grad_losses.assign(static_cast<std::size_t>(spec.tokens), 0.0);
+  r.grad_losses.back() = 1.0;
+  const FarAnswer last = check(problem, r, 0.2);
+  for (std::int64_t i = 0; i + 1 < spec.tokens; ++i)
+    for (std::int64_t k = 0; k < spec.dim; ++k) ASSERT_EQ(last.d_hidden.get(i * spec.dim + k), 0.0);
+}
+
+TEST_P(FarField, FrozenSidesDoNotChangeTheOther) {
+  HeadSpec spec = small_spec();
+  if (skipped(spec)) spec.dtype = DType::bf16;
+  spec.bias = true;
+  spec.label_smoothing = 0.1f;
+  const FarProblem problem(spec);
+  for (const int wanted : {1, 2, 4, 5}) {
+    SCOPED_TRACE(wanted);
+    RunSpec r = run();
+    r.d_hidden = (wanted & 1) != 0;
+    r.d_weight = (wanted & 2) != 0;
+    r.d_bias = (wanted & 4) != 0;
+    const FarAnswer a = check(problem, r);
+    EXPECT_EQ(a.d_hidden.defined(), r.d_hidden);
+    EXPECT_EQ(a.d_weight.defined(), r.d_weight);
+    EXPECT_EQ(a.d_bias.defined(), r.d_bias);
+  }
+}
+
+TEST_P(FarField, Accumulates) {
+  HeadSpec spec = small_spec();
+  if (skipped(spec)) spec.dtype = DType::bf16;
+  spec.bias = true;
+  spec.ignored = 0.2;
+  const FarProblem problem(spec);
+  const FarAnswer plain = check(problem, run());
+  RunSpec r = run();
+  r.tau = static_cast<float>(plain.tau);
+  r.audit_rows = 32;  // of this call's part alone
+  r.change = [](CrossEntropyOptions& o, auto&, CrossEntropyOutputs& out) {
+    o.accumulate = true;
+    for (TensorView* view : {&out.d_hidden, &out.d_weight, &out.d_bias})
+      std::fill_n(static_cast<float*>(view->data()), view->numel(), 0.5f);
+  };
+  const FarAnswer added = call_far(problem, r);
+  const auto compare = [](const Tensor& got, const Tensor& part) {
+    for (std::int64_t i = 0; i < got.numel(); ++i)
+      // The sums begin at 0.5 and round at every product added to them: some 300 times by 3e-8.
+      ASSERT_NEAR(got.get(i), 0.5 + part.get(i), 2e-6) << i;
+  };
+  compare(added.d_hidden, plain.d_hidden);
+  compare(added.d_weight, plain.d_weight);
+  compare(added.d_bias, plain.d_bias);
+  EXPECT_EQ(added.bound.bytes(), plain.bound.bytes());
+  EXPECT_EQ(added.statistics.far.bound, plain.statistics.far.bound);
+  r.change = nullptr;
+  EXPECT_EQ(call_far(problem, r).statistics.far.audited_error, added.statistics.far.audited_error);
+}
+
+TEST_P(FarField, NextToken) {
+  constexpr std::int64_t kBatch = 3, kTime = 50;
+  HeadSpec spec = small_spec();
+  if (skipped(spec)) spec.dtype = DType::bf16;
+  spec.tokens = kBatch * kTime;
+  FarProblem problem(spec);
+  const std::vector<std::int64_t> words = problem.oracle.targets;
+  for (std::int64_t i = 0; i < spec.tokens; ++i)
+    problem.oracle.targets[i] = i % kTime == kTime - 1 ? -100 : words[i + 1];
+  RunSpec r = run();
+  r.audit_rows = 20;
+  r.change = [&](CrossEntropyOptions& o, CrossEntropyInputs& in, CrossEntropyOutputs& out) {
+    o.next_token = true;
+    in.hidden = ConstTensorView(in.hidden.data(), in.hidden.dtype(), {kBatch, kTime, spec.dim});
+    in.targets = ConstTensorView(in.targets.data(), in.targets.dtype(), {kBatch, kTime});
+    out.d_hidden = TensorView(out.d_hidden.data(), out.d_hidden.dtype(), {kBatch, kTime, spec.dim});
+    for (TensorView* view : {&out.lse, &out.log_prob, &out.target_logit, &out.d_hidden_bound})
+      *view = TensorView(view->data(), view->dtype(), {kBatch, kTime});
+  };
+  const FarAnswer a = check(problem, r);
+  EXPECT_EQ(a.statistics.valid_tokens, kBatch * (kTime - 1));
+  EXPECT_EQ(a.statistics.far.audited_tokens, 20);
+  EXPECT_GT(a.statistics.far.audited_error, 0.0);
+}
+
+// Rows of the weights apart, and columns too; gaps of d_weight stay as they are.
+TEST_P(FarField, StridedWeightsAndGradients) {
+  HeadSpec spec = small_spec();
+  if (skipped(spec)) spec.dtype = DType::bf16;
+  const FarProblem problem(spec);
+  const FarAnswer plain = check(problem, run());
+  const std::int64_t shape[] = {spec.vocab, spec.dim};
+  for (const auto& [row, column] : {std::pair<std::int64_t, std::int64_t>{spec.dim + 3, 1},
+                                    {2 * spec.dim + 1, 2},
+                                    {1, spec.vocab + 5}}) {
+    SCOPED_TRACE(row);
+    const std::int64_t last = (spec.vocab - 1) * row + (spec.dim - 1) * column + 1;
+    Tensor weight(spec.dtype, {last}), d_weight(DType::f32, {last});
+    for (std::int64_t i = 0; i < last; ++i) {
+      weight.set(i, NAN);
+      d_weight.set(i, 77.0);
+    }
+    for (std::int64_t j = 0; j < spec.vocab; ++j)
+      for (std::int64_t k = 0; k < spec.dim; ++k)
+        weight.set(j * row + k * column, problem.weight.get(j * spec.dim + k));
+    const std::int64_t strides[] = {row, column};
+    RunSpec r = run();
+    r.tau = static_cast<float>(plain.tau);
+    r.change = [&](auto&, CrossEntropyInputs& in, CrossEntropyOutputs& out) {
+      in.weight = ConstTensorView(weight.view().data(), spec.dtype, shape, strides);
+      out.d_weight = TensorView(d_weight.view().data(), DType::f32, shape, strides);
+    };
+    const FarAnswer a = call_far(problem, r);
+    EXPECT_EQ(a.loss.bytes(), plain.loss.bytes());
+    EXPECT_EQ(a.d_hidden.bytes(), plain.d_hidden.bytes());
+    for (std::int64_t j = 0; j < spec.vocab; ++j) {
+      for (std::int64_t k = 0; k < spec.dim; ++k) {
+        ASSERT_EQ(d_weight.get(j * row + k * column), plain.d_weight.get(j * spec.dim + k));
+        d_weight.set(j * row + k * column, 77.0);
+      }
+    }
+    for (std::int64_t i = 0; i < last; ++i) ASSERT_EQ(d_weight.get(i), 77.0) << "written between";
+  }
+}
+
+// The order that the library makes itself, and the identity.
+TEST_P(FarField, OrdersOfTheLibraryAndOfTheWords) {
+  HeadSpec spec = small_spec();
+  if (skipped(spec)) spec.dtype = DType::bf16;
+  FarProblem problem(spec);
+  const Context context = make_context(GetParam());
+  const std::vector<float> average = average_probability(
+      context, std::as_const(problem.hidden).view(), std::as_const(problem.weight).view());
+  problem.order =
+      make_vocab_order(context, std::as_const(problem.weight).view(), average, OrderOptions{4, 9});
+  const FarAnswer made = check(problem, run());
+  const double error = distance(made.d_hidden.values(), made.oracle.exact.d_hidden);
+  // Dropping the far tiles would lose about bias_slack / 1.5e-3 of the gradient; their averages,
+  // over words that resemble each other, a small part of that.
+  const double dropped = made.oracle.hidden_slack / 1.5e-3;
+  EXPECT_LT(error, 0.3 * dropped);
+
+  // By word id tiles are mixtures, so all have about the same mass: the choice is by token.
+  std::vector<std::int64_t> words(problem.order.words().begin(), problem.order.words().end());
+  std::sort(words.begin(), words.end());
+  problem.order = VocabOrder(words, average);
+  const FarAnswer a = run_far(problem, run(), 0.3);
+  expect_far_field(problem, run(), a);
+}
+
+TEST_P(FarField, ExtraOutputsAreThoseOfWordsNotPositions) {
+  HeadSpec spec = small_spec();
+  if (skipped(spec)) spec.dtype = DType::bf16;
+  const FarProblem problem(spec);
+  RunSpec r = run();
+  r.extras = true;
+  const FarAnswer far = check(problem, r);
+  r.plan = PlanKind::dense;
+  const HeadAnswer dense = run_head(problem, r);
+  EXPECT_EQ(far.argmax.bytes(), dense.argmax.bytes());
+  EXPECT_EQ(far.statistics.correct, dense.statistics.correct);
+  EXPECT_LE(relative_error(far.entropy.values(), dense.entropy.values()), 1e-6);
+  EXPECT_LE(relative_error(far.target_logit.values(), dense.target_logit.values()), 1e-6);
+  EXPECT_LE(relative_error(far.log_prob.values(), dense.log_prob.values()), 1e-6);
+}
+
+INSTANTIATE_TEST_SUITE_P(AllKernels, FarField, testing::ValuesIn(far_kernels()),
+                         [](const auto& kernel) { return kernel.param; });
+
+}  // namespace
+}  // namespace logitless::test

@@ -1,0 +1,535 @@
+// What the far field promises beside its numbers: a rigorous bound, an audit that measures, the
+// same bits from any number of threads, memory as planned, and refusals that say why.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "kernels/kernels.h"
+#include "support/far_problem.h"
+#include "support/mirror.h"
+
+namespace logitless::test {
+namespace {
+
+class FarPromises : public testing::TestWithParam<std::string> {
+ protected:
+  RunSpec run() const {
+    RunSpec r;
+    r.kernel = GetParam();
+    return r;
+  }
+  // A head of the kernel: f32, or bf16 where it takes no other.
+  HeadSpec spec() const {
+    HeadSpec s;
+    s.tokens = 200;
+    s.dim = 11;
+    s.vocab = 12 * 128 + 7;
+    s.seed = 4;
+    if (!accepts(GetParam(), s)) s.dtype = DType::bf16;
+    return s;
+  }
+};
+
+// The part of the mass that is a target's own is taken out of a mass in 16 bit, once however often
+// the word stands among the targets: what is left may be lost in its rounding, which the bound has
+// to know.
+TEST_P(FarPromises, TheBoundHoldsWhereATileIsAllButATarget) {
+  HeadSpec s = spec();
+  s.tokens = 60;
+  s.reduction = Reduction::sum;
+  for (const int per_token : {1, 2}) {
+    for (const std::int64_t words : {1, 2}) {
+      SCOPED_TRACE(testing::Message() << per_token << " targets, a tile of " << words);
+      s.per_token = per_token;
+      s.vocab = 5 * 128 + words;
+      FarProblem problem(s);
+      // Two tiles of 0.4 each, three of nothing, and a tile of less than 0.3 of one or two words
+      // alike, the first every token's target.
+      for (std::int64_t at = 0; at < s.vocab; ++at) {
+        for (std::int64_t k = 0; k < s.dim; ++k) {
+          const double alone = k == 0 ? (words == 1 ? 2.6 : 2.0) : 0.0;
+          const double other =
+              k == 0 ? (at < 256 ? 0.0 : -30.0) : 0.01 * static_cast<double>((at + k) % 7 - 3);
+          problem.weight.set(problem.order.words()[at] * s.dim + k, at < 640 ? other : alone);
+        }
+      }
+      for (std::int64_t i = 0; i < problem.targets.numel(); ++i)
+        problem.targets.set(i, static_cast<double>(problem.order.words()[640]));
+      problem.refresh_oracle();
+      RunSpec r = run();
+      r.tau = 0.3f;
+      const FarAnswer a = run_far(problem, r);
+      EXPECT_DOUBLE_EQ(a.statistics.far.kept, 1.0 / 3.0);
+      expect_far_field(problem, r, a);
+    }
+  }
+}
+
+// Many tokens with targets in far tiles that they dominate.
+TEST_P(FarPromises, TheBoundHoldsForEveryToken) {
+  for (const bool everything : {false, true}) {
+    HeadSpec s = spec();
+    s.ignored = 0.2;
+    if (everything) {
+      s.bias = s.token_weight = s.class_weight = true;
+      s.label_smoothing = 0.1f;
+      s.per_token = 3;
+      s.logit_scale = 1.2f;
+    }
+    const FarProblem problem(s);
+    const FarAnswer a = run_far(problem, run());
+    expect_far_field(problem, run(), a);
+    const std::vector<double> got = a.d_hidden.values();
+    EXPECT_LE(distance(got, a.oracle.exact.d_hidden) / norm(got),
+              a.statistics.far.bound * (1 + 1e-5) + gradient_bound(s.dtype));
+    EXPECT_GT(a.statistics.far.bound, 0.0);
+  }
+}
+
+TEST_P(FarPromises, ExactPlansHaveABoundOfZero) {
+  HeadSpec s = spec();
+  s.ignored = 0.2;
+  const FarProblem problem(s);
+  for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute}) {
+    Tensor bound(DType::f32, {s.tokens});
+    RunSpec r = run();
+    r.plan = kind;
+    r.change = [&](auto&, auto&, CrossEntropyOutputs& out) { out.d_hidden_bound = bound.view(); };
+    const HeadAnswer a = run_head(problem, r);
+    for (std::int64_t i = 0; i < s.tokens; ++i) ASSERT_EQ(bound.get(i), 0.0);
+    EXPECT_EQ(a.statistics.far.kept, 1.0);
+    EXPECT_EQ(a.statistics.far.passes, 0.0);
+    EXPECT_EQ(a.statistics.far.bound, 0.0);
+    EXPECT_EQ(a.statistics.far.audited_error, -1.0);
+    EXPECT_EQ(a.statistics.far.audited_tokens, 0);
+    EXPECT_FALSE(a.statistics.far.dense_fallback);
+  }
+}
+
+// What the audit measured, measured here over the tokens evenly spaced among the valid ones:
+// against the kernel's own exact plan, and that against float64.
+TEST_P(FarPromises, TheAuditMeasuresTheError) {
+  for (const int per_token : {1, 3}) {
+    HeadSpec s = spec();
+    s.ignored = 0.25;
+    s.per_token = per_token;
+    s.bias = true;
+    const FarProblem problem(s);
+    RunSpec r = run();
+    const FarAnswer plain = run_far(problem, r, 0.3);
+    const auto valid = static_cast<std::int64_t>(plain.oracle.valid.size());
+    r.plan = PlanKind::recompute;
+    const HeadAnswer exact = run_head(problem, r);
+    EXPECT_LE(relative_error(exact.d_hidden.values(), plain.oracle.exact.d_hidden),
+              gradient_bound(s.dtype));
+    r.tau = static_cast<float>(plain.tau);
+    for (const std::int64_t rows : {1, 37, 1000}) {
+      SCOPED_TRACE(testing::Message() << rows << " rows, " << describe(s));
+      r.audit_rows = rows;
+      const FarAnswer a = call_far(problem, r);
+      const std::int64_t audited = std::min(rows, valid);
+      ASSERT_EQ(a.statistics.far.audited_tokens, audited);
+      double error = 0, size = 0;
+      for (std::int64_t i = 0; i < audited; ++i) {
+        const std::int64_t token = plain.oracle.valid[i * valid / audited];
+        for (std::int64_t k = token * s.dim; k < (token + 1) * s.dim; ++k) {
+          error += std::pow(a.d_hidden.get(k) - exact.d_hidden.get(k), 2);
+          size += std::pow(exact.d_hidden.get(k), 2);
+        }
+      }
+      ASSERT_GT(error, 0.0);
+      // Both are of the same numbers, summed in another order.
+      const double measured = std::sqrt(error / size);
+      EXPECT_NEAR(a.statistics.far.audited_error, measured, 1e-3 * measured + 1e-6);
+      // The audit changes nothing.
+      EXPECT_EQ(a.d_hidden.bytes(), plain.d_hidden.bytes());
+      EXPECT_EQ(a.d_weight.bytes(), plain.d_weight.bytes());
+      EXPECT_EQ(a.bound.bytes(), plain.bound.bytes());
+    }
+    EXPECT_EQ(plain.statistics.far.audited_error, -1.0);
+    EXPECT_EQ(plain.statistics.far.audited_tokens, 0);
+  }
+}
+
+TEST_P(FarPromises, ATinyTauKeepsEverything) {
+  HeadSpec s = spec();
+  s.bias = true;
+  s.ignored = 0.2;
+  s.label_smoothing = 0.1f;
+  const FarProblem problem(s);
+  RunSpec r = run();
+  r.tau = 1e-30f;
+  r.audit_rows = 16;
+  const FarAnswer a = run_far(problem, r);
+  EXPECT_EQ(a.statistics.far.kept, 1.0);
+  EXPECT_TRUE(a.statistics.far.dense_fallback);
+  EXPECT_EQ(a.statistics.far.bound, 0.0);
+  EXPECT_EQ(a.statistics.far.passes, 4.0 + 2.0 / 128.0);
+  EXPECT_LE(a.statistics.far.audited_error, gradient_bound(s.dtype));
+  const double contract = gradient_bound(s.dtype);
+  EXPECT_LE(relative_error(a.d_hidden.values(), a.oracle.exact.d_hidden), contract);
+  EXPECT_LE(relative_error(a.d_weight.values(), a.oracle.exact.d_weight), contract);
+  EXPECT_LE(relative_error(a.d_bias.values(), a.oracle.exact.d_bias), contract);
+}
+
+// With everything far there are still the mass and the targets.
+TEST_P(FarPromises, ATauAboveEveryMassKeepsNothing) {
+  HeadSpec s = spec();
+  s.bias = true;
+  const FarProblem problem(s);
+  RunSpec r = run();
+  r.tau = 0.9999f;
+  const FarAnswer a = run_far(problem, r);
+  EXPECT_EQ(a.statistics.far.kept, 0.0);
+  expect_far_field(problem, r, a);
+}
+
+TEST_P(FarPromises, ThreadsAndRunsGiveTheSameBits) {
+  HeadSpec s = spec();
+  s.bias = true;
+  s.ignored = 0.1;
+  s.tokens = 400;
+  s.label_smoothing = 0.1f;
+  const FarProblem problem(s);
+  RunSpec r = run();
+  r.audit_rows = 20;
+  const FarAnswer first = run_far(problem, r);
+  r.tau = static_cast<float>(first.tau);
+  for (const int threads : {2, 1, 3}) {
+    r.threads = threads;
+    const FarAnswer a = call_far(problem, r);
+    EXPECT_EQ(a.loss.bytes(), first.loss.bytes());
+    EXPECT_EQ(a.lse.bytes(), first.lse.bytes());
+    EXPECT_EQ(a.d_hidden.bytes(), first.d_hidden.bytes());
+    EXPECT_EQ(a.d_weight.bytes(), first.d_weight.bytes());
+    EXPECT_EQ(a.d_bias.bytes(), first.d_bias.bytes());
+    EXPECT_EQ(a.bound.bytes(), first.bound.bytes());
+    EXPECT_EQ(a.statistics.far.audited_error, first.statistics.far.audited_error);
+    EXPECT_EQ(a.statistics.far.bound, first.statistics.far.bound);
+  }
+}
+
+TEST_P(FarPromises, NoValidToken) {
+  HeadSpec s = spec();
+  s.ignored = 2.0;
+  s.bias = true;
+  const FarProblem problem(s);
+  RunSpec r = run();
+  r.audit_rows = 4;
+  r.tau = 0.01f;
+  const FarAnswer a = run_far(problem, r);
+  EXPECT_EQ(a.loss.get(0), 0.0);
+  for (const Tensor* t : {&a.d_hidden, &a.d_weight, &a.d_bias, &a.bound}) {
+    for (const double v : t->values()) ASSERT_EQ(v, 0.0);
+  }
+  EXPECT_EQ(a.statistics.far.audited_tokens, 0);
+  EXPECT_EQ(a.statistics.far.audited_error, -1.0);
+}
+
+TEST_P(FarPromises, ANaNStaysInItsRow) {
+  HeadSpec s = spec();
+  FarProblem problem(s);
+  const FarAnswer clean = run_far(problem, run());
+  constexpr std::int64_t kBad = 70;
+  problem.hidden.set(kBad * s.dim + 3, NAN);
+  RunSpec r = run();
+  r.tau = static_cast<float>(clean.tau);
+  const FarAnswer a = call_far(problem, r);
+  EXPECT_TRUE(std::isnan(a.loss.get(0)));
+  for (std::int64_t i = 0; i < s.tokens; ++i) {
+    if (i == kBad) {
+      EXPECT_TRUE(std::isnan(a.lse.get(i)));
+      for (std::int64_t k = 0; k < s.dim; ++k)
+        EXPECT_TRUE(std::isnan(a.d_hidden.get(i * s.dim + k)));
+      EXPECT_FALSE(a.bound.get(i) <= 1e30) << "a bound of a NaN";
+      continue;
+    }
+    EXPECT_EQ(a.lse.get(i), clean.lse.get(i)) << i;
+    EXPECT_TRUE(std::isfinite(a.bound.get(i))) << i;
+    double error = 0;
+    for (std::int64_t k = 0; k < s.dim; ++k)
+      error +=
+          std::pow(a.d_hidden.get(i * s.dim + k) - clean.oracle.exact.d_hidden[i * s.dim + k], 2);
+    EXPECT_LE(std::sqrt(error),
+              a.bound.get(i) * (1 + 1e-5) + gradient_bound(s.dtype) * clean.oracle.row_size[i])
+        << i;
+  }
+}
+
+// Logits of one tile 100 nats and more apart from the others': codes of 16 bit do not reach.
+TEST_P(FarPromises, MassesFarBelowAndAboveTheFirst) {
+  for (const double shift : {-150.0, 150.0}) {
+    HeadSpec s = spec();
+    s.vocab = 130 * 128;  // several tiles in each of the segments
+    s.dim = 3;
+    s.tokens = 30;
+    s.bias = true;
+    FarProblem problem(s, 6.0);
+    for (std::int64_t at = 0; at < s.vocab; ++at) {
+      if (at / 128 % 3 == 0)
+        problem.bias.set(problem.order.words()[at],
+                         shift + problem.bias.get(problem.order.words()[at]));
+    }
+    problem.refresh_oracle();
+    for (const double tau : {0.003, 0.05}) {
+      RunSpec r = run();
+      r.tau = static_cast<float>(tau);
+      const FarAnswer a = run_far(problem, r);
+      const double contract = gradient_bound(s.dtype);
+      // Which tiles are kept may differ (a mass too large for its code is): the bound may not.
+      for (std::int64_t i = 0; i < s.tokens; ++i) {
+        double error = 0;
+        for (std::int64_t k = 0; k < s.dim; ++k)
+          error +=
+              std::pow(a.d_hidden.get(i * s.dim + k) - a.oracle.exact.d_hidden[i * s.dim + k], 2);
+        EXPECT_LE(std::sqrt(error), a.bound.get(i) * (1 + 1e-5) + contract * a.oracle.row_size[i])
+            << shift << " token " << i;
+      }
+      const OracleLogits logits = oracle_logits(problem.oracle);
+      EXPECT_LE(relative_error(a.lse.values(), logits.lse), kLseBound);
+    }
+  }
+}
+
+// As planned, to the byte; nothing beyond it is touched, and what it held before does not matter.
+TEST_P(FarPromises, MemoryIsAsPlanned) {
+  constexpr std::size_t kGuard = 4096;
+  for (const std::int64_t audit : {0, 9}) {
+    for (const std::size_t budget : {std::size_t{0}, 3_MiB}) {
+      HeadSpec s = spec();
+      s.bias = true;
+      s.label_smoothing = 0.1f;
+      const FarProblem problem(s);
+      Tensor loss(DType::f32, {}), d_hidden(DType::f32, {s.tokens, s.dim});
+      Tensor d_weight(DType::f32, {s.vocab, s.dim}), d_bias(DType::f32, {s.vocab});
+      CrossEntropyInputs in = problem.inputs();
+      in.order = problem.order;
+      CrossEntropyOutputs out;
+      out.loss = loss.view();
+      out.d_hidden = d_hidden.view();
+      out.d_weight = d_weight.view();
+      out.d_bias = d_bias.view();
+      const Context context = make_context(GetParam());
+      PlanRequest request;
+      request.device = context.device();
+      request.kind = PlanKind::far_backward;
+      request.tau = 0.02f;
+      request.audit_rows = audit;
+      request.memory_budget = budget;
+      const LossPlan plan = plan_cross_entropy(problem.options(), in, out, request);
+      if (budget != 0) {
+        EXPECT_LE(plan.workspace_bytes(), budget);
+      }
+      EXPECT_EQ(plan.audit != nullptr, audit > 0);
+      EXPECT_EQ(plan.tau, 0.02f);
+      {
+        const Workspace workspace(context, plan);
+        EXPECT_EQ(context.memory().current_bytes(), plan.workspace_bytes());
+        cross_entropy(context, plan, problem.options(), in, out, workspace);
+        EXPECT_EQ(context.memory().peak_bytes(), plan.workspace_bytes());
+      }
+      const std::vector<std::byte> expected = d_weight.bytes();
+      const std::vector<std::byte> hidden = d_hidden.bytes();
+      const Buffer memory(kGuard + plan.workspace_bytes() + kGuard);
+      auto* bytes = memory.as<unsigned char>();
+      for (const int pattern : {0xff, 0x7f, 0x5a}) {
+        std::memset(bytes, pattern, memory.bytes());
+        cross_entropy(context, plan, problem.options(), in, out,
+                      Workspace(bytes + kGuard, plan.workspace_bytes()));
+        EXPECT_EQ(d_weight.bytes(), expected) << pattern;
+        EXPECT_EQ(d_hidden.bytes(), hidden) << pattern;
+        for (std::size_t at = 0; at < kGuard; ++at) {
+          ASSERT_EQ(bytes[at], pattern) << "before";
+          ASSERT_EQ(bytes[kGuard + plan.workspace_bytes() + at], pattern) << "after";
+        }
+      }
+      EXPECT_THROW(cross_entropy(context, plan, problem.options(), in, out,
+                                 Workspace(bytes + kGuard, plan.workspace_bytes() - 1)),
+                   InvalidArgument);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(AllKernels, FarPromises, testing::ValuesIn(far_kernels()),
+                         [](const auto& kernel) { return kernel.param; });
+
+template <typename E, typename F>
+std::string message_of(F&& call) {
+  try {
+    call();
+  } catch (const E& e) {
+    return e.what();
+  } catch (const std::exception& e) {
+    return std::string("another exception: ") + e.what();
+  }
+  return "accepted";
+}
+void expect_contains(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << text << "\nexpected: " << part;
+}
+
+HeadSpec plain_spec() {
+  HeadSpec s;
+  s.tokens = 50;
+  s.dim = 6;
+  s.vocab = 700;
+  return s;
+}
+
+TEST(FarRefusals, OfCalls) {
+  const FarProblem problem(plain_spec());
+  RunSpec r;
+  r.plan = PlanKind::far_backward;
+  r.tau = 0.02f;
+  const auto call = [&] { return message_of<InvalidArgument>([&] { run_head(problem, r); }); };
+  EXPECT_EQ(call(), "order: plan far_backward walks the vocabulary in a VocabOrder, got none");
+  std::vector<std::int64_t> words = {1, 0, 2};
+  r.change = [&](auto&, CrossEntropyInputs& in, auto&) {
+    in.order = VocabOrder(words, std::vector<float>(3, 1.0f));
+  };
+  EXPECT_EQ(call(), "order: made for 3 words, the weights have 700");
+  r.change = [&](auto&, CrossEntropyInputs& in, CrossEntropyOutputs& out) {
+    in.order = problem.order;
+    out.d_hidden_bound = out.lse;
+    out.lse = TensorView();
+    out.d_hidden = TensorView();
+  };
+  EXPECT_EQ(call(), "d_hidden_bound: asked for without d_hidden");
+  r.change = [&](auto&, CrossEntropyInputs& in, CrossEntropyOutputs& out) {
+    in.order = problem.order;
+    out.d_hidden_bound = TensorView(out.lse.data(), DType::f32, {49});
+  };
+  expect_contains(call(), "d_hidden_bound: expected shape [50]");
+  r.change = [&](auto&, CrossEntropyInputs& in, auto&) { in.order = problem.order; };
+  EXPECT_EQ(call(), "accepted");
+  // Other plans leave the order alone, even one of another vocabulary.
+  r.plan = PlanKind::dense;
+  r.tau = 0.0f;
+  r.change = [&](auto&, CrossEntropyInputs& in, auto&) {
+    in.order = VocabOrder(words, std::vector<float>(3, 1.0f));
+  };
+  EXPECT_EQ(call(), "accepted");
+}
+
+TEST(FarRefusals, NothingIsWrittenBeforeThem) {
+  const FarProblem problem(plain_spec());
+  const CrossEntropyInputs in = problem.inputs();
+  Tensor d_hidden(DType::f32, {50, 6}), lse(DType::f32, {50});
+  CrossEntropyOutputs out;
+  out.d_hidden = d_hidden.view();
+  out.lse = lse.view();
+  const std::vector<std::byte> before = d_hidden.bytes(), lse_before = lse.bytes();
+  const Context context;
+  PlanRequest request;
+  request.device = context.device();
+  request.kind = PlanKind::far_backward;
+  const LossPlan plan = plan_cross_entropy({}, in, out, request);
+  EXPECT_THROW(cross_entropy(context, plan, {}, in, out, Workspace(context, plan)),
+               InvalidArgument);
+  EXPECT_EQ(d_hidden.bytes(), before);
+  EXPECT_EQ(lse.bytes(), lse_before);
+}
+
+TEST(FarRefusals, OfPlans) {
+  const HeadShape shape{4096, 64, 131072, DType::bf16};
+  HeadFeatures features;
+  features.d_hidden = features.d_weight = true;
+  PlanRequest far;
+  far.kind = PlanKind::far_backward;
+  const auto invalid = [&](const PlanRequest& request) {
+    return message_of<InvalidArgument>([&] { plan_head(shape, features, request); });
+  };
+  const auto unsupported = [&](const HeadFeatures& f, const PlanRequest& request) {
+    return message_of<Unsupported>([&] { plan_head(shape, f, request); });
+  };
+  EXPECT_EQ(plan_head(shape, features, far).tau, 0.003f);
+  for (const float tau :
+       {-0.1f, 1.0f, 2.0f, static_cast<float>(NAN), static_cast<float>(INFINITY)}) {
+    PlanRequest request = far;
+    request.tau = tau;
+    expect_contains(invalid(request), "tau: expected a number in (0, 1), or 0 for the default");
+  }
+  PlanRequest request = far;
+  request.audit_rows = -1;
+  EXPECT_EQ(invalid(request), "audit_rows: expected 0 or more, got -1");
+  for (const bool tau : {false, true}) {
+    PlanRequest exact;
+    exact.tau = tau ? 0.01f : 0.0f;
+    exact.audit_rows = tau ? 0 : 5;
+    EXPECT_EQ(invalid(exact),
+              "tau, audit_rows: only the far field has them; ask for it by accuracy or kind");
+  }
+  request = {};
+  request.accuracy = static_cast<Accuracy>(7);
+  EXPECT_EQ(invalid(request), "accuracy: 7 is no Accuracy");
+  request = far;
+  request.memory_budget = 1000;
+  expect_contains(invalid(request), "is below the least plan, far_backward, which needs");
+
+  HeadFeatures smooth = features;
+  smooth.label_smoothing = true;
+  smooth.softcap = 5.0f;
+  EXPECT_EQ(unsupported(smooth, far),
+            "no plan: far_backward: label smoothing under a softcap has a gradient of its own at "
+            "every word");
+  HeadFeatures entropy = features;
+  entropy.entropy = entropy.entropy_gradient = true;
+  expect_contains(
+      unsupported(entropy, far),
+      "no plan: far_backward: a gradient through the entropy weighs each word by its logit");
+  HeadFeatures forward;
+  EXPECT_EQ(unsupported(forward, far), "no plan: far_backward: no gradient is wanted");
+  PlanRequest reference = far;
+  reference.device.kernel = "reference";
+  EXPECT_EQ(unsupported(features, reference),
+            "no plan: far_backward: kernel reference has no far field");
+}
+
+const PlanCandidate* candidate(const LossPlan& plan) {
+  for (const PlanCandidate& c : plan.candidates)
+    if (c.kind == PlanKind::far_backward) return &c;
+  return nullptr;
+}
+
+TEST(FarPlans, ByAccuracyWhereItIsFaster) {
+  HeadFeatures features;
+  features.d_hidden = features.d_weight = true;
+  HeadShape shape{4096, 512, 131072, DType::bf16};
+  PlanRequest request;
+  request.accuracy = Accuracy::far_backward;
+  const LossPlan large = plan_head(shape, features, request);
+  EXPECT_EQ(large.kind, PlanKind::far_backward) << large.explain();
+  EXPECT_LT(large.passes, 3.0);
+  EXPECT_EQ(large.tau, 0.003f);
+
+  shape.vocab = 1000;
+  request.audit_rows = 10;
+  const LossPlan small = plan_head(shape, features, request);
+  EXPECT_NE(small.kind, PlanKind::far_backward);
+  EXPECT_EQ(small.tau, 0.0f);
+  EXPECT_EQ(small.audit, nullptr);
+  ASSERT_NE(candidate(small), nullptr);
+  EXPECT_FALSE(candidate(small)->possible);
+  EXPECT_EQ(candidate(small)->reason,
+            "would keep about 100 % of the tiles of 1000 words: nothing to gain");
+  // Asked for by kind it is taken all the same.
+  request.kind = PlanKind::far_backward;
+  EXPECT_EQ(plan_head(shape, features, request).kind, PlanKind::far_backward);
+
+  // Exact plans do not consider it.
+  EXPECT_EQ(candidate(plan_head(shape, features, {})), nullptr);
+  // Nor do features it cannot serve make an error of accuracy alone.
+  request = {};
+  request.accuracy = Accuracy::far_backward;
+  features.softcap = 5.0f;
+  features.label_smoothing = true;
+  const LossPlan other = plan_head(shape, features, request);
+  EXPECT_NE(other.kind, PlanKind::far_backward);
+  expect_contains(candidate(other)->reason, "label smoothing under a softcap");
+}
+
+}  // namespace
+}  // namespace logitless::test

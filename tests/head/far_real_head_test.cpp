@@ -1,0 +1,125 @@
+// The far field on heads of a trained language model, at the default tau: the table of
+// docs/far_field.md, whose order and averages come from other tokens. Looked for in
+// LOGITLESS_DATA_DIR; skipped when they are not there.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "logitless/tensor_file.h"
+#include "support/mirror.h"
+#include "support/problem.h"
+
+namespace logitless::test {
+namespace {
+
+constexpr std::int64_t kTokens = 1536;  // the last ones; the order is made from the first
+
+struct Head {
+  const char* name;
+  double kept, d_hidden_error, d_weight_error;  // of tools/far_field.py at tau 0.003
+};
+
+ConstTensorView rows_of(const ConstTensorView& view, std::int64_t first) {
+  const std::int64_t columns = view.rank() == 2 ? view.size(1) : 1;
+  const auto* data = static_cast<const std::byte*>(view.data()) +
+                     static_cast<std::size_t>(first * columns) * size_of(view.dtype());
+  return view.rank() == 2 ? ConstTensorView(data, view.dtype(), {kTokens, columns})
+                          : ConstTensorView(data, view.dtype(), {kTokens});
+}
+
+// weight = bf16(weight_q * weight_scale[:, None]), as the files' metadata says.
+Tensor dequantised(const TensorFile& file) {
+  const ConstTensorView q = file.tensor("weight_q");
+  const ConstTensorView scale = file.tensor("weight_scale");
+  Tensor weight(DType::bf16, {q.size(0), q.size(1)});
+  const auto* codes = static_cast<const std::int8_t*>(q.data());
+  const auto* scales = static_cast<const float*>(scale.data());
+  for (std::int64_t at = 0; at < q.numel(); ++at)
+    weight.set(at, static_cast<float>(codes[at]) * scales[at / q.size(1)]);
+  return weight;
+}
+
+double difference(const Tensor& a, const Tensor& b) {
+  const auto* x = static_cast<const float*>(a.view().data());
+  const auto* y = static_cast<const float*>(b.view().data());
+  double error = 0, size = 0;
+  for (std::int64_t i = 0; i < a.numel(); ++i) {
+    const double d = static_cast<double>(x[i]) - static_cast<double>(y[i]);
+    error += d * d;
+    size += static_cast<double>(y[i]) * static_cast<double>(y[i]);
+  }
+  return std::sqrt(error / size);
+}
+
+class FarRealHead : public testing::TestWithParam<Head> {};
+
+TEST_P(FarRealHead, IsAsInTheTable) {
+  const char* folder = std::getenv("LOGITLESS_DATA_DIR");
+  const std::string path = std::string(folder == nullptr ? "" : folder) + "/real_head_" +
+                           GetParam().name + ".safetensors";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is not there";
+  const TensorFile file(path);
+  const Tensor weight = dequantised(file);
+  const ConstTensorView hidden = file.tensor("hidden");
+  const Context context = make_context("");
+
+  CrossEntropyInputs in;
+  in.hidden = rows_of(hidden, hidden.size(0) - kTokens);
+  in.targets = rows_of(file.tensor("targets"), hidden.size(0) - kTokens);
+  in.weight = weight.view();
+  in.order = make_vocab_order(context, in.weight,
+                              average_probability(context, rows_of(hidden, 0), in.weight));
+
+  struct Result {
+    Tensor loss{DType::f32, {}}, lse{DType::f32, {kTokens}}, d_hidden, d_weight;
+    LossStatistics statistics;
+  };
+  const auto run = [&](PlanKind kind) {
+    Result r;
+    r.d_hidden = Tensor(DType::f32, {kTokens, in.hidden.size(1)});
+    r.d_weight = Tensor(DType::f32, {in.weight.size(0), in.weight.size(1)});
+    CrossEntropyOutputs out;
+    out.loss = r.loss.view();
+    out.lse = r.lse.view();
+    out.d_hidden = r.d_hidden.view();
+    out.d_weight = r.d_weight.view();
+    PlanRequest request;
+    request.device = context.device();
+    request.kind = kind;
+    const LossPlan plan = plan_cross_entropy({}, in, out, request);
+    const Workspace workspace(context, plan);
+    r.statistics = cross_entropy(context, plan, {}, in, out, workspace);
+    return r;
+  };
+  const Result exact = run(PlanKind::dense);
+  const Result far = run(PlanKind::far_backward);
+  EXPECT_NEAR(far.loss.get(0), exact.loss.get(0), 1e-6 * exact.loss.get(0));
+  EXPECT_LE(difference(far.lse, exact.lse), kLseBound);
+
+  const FarFieldStatistics& s = far.statistics.far;
+  const double d_hidden = difference(far.d_hidden, exact.d_hidden);
+  const double d_weight = difference(far.d_weight, exact.d_weight);
+  RecordProperty("kept", std::to_string(s.kept));
+  RecordProperty("d_hidden_error", std::to_string(d_hidden));
+  RecordProperty("d_weight_error", std::to_string(d_weight));
+  EXPECT_LE(s.kept, 1.2 * GetParam().kept);
+  EXPECT_GE(s.kept, 0.5 * GetParam().kept) << "keeps too little to be the same rule";
+  EXPECT_LE(d_hidden, 1.2 * GetParam().d_hidden_error);
+  EXPECT_LE(d_weight, 1.2 * GetParam().d_weight_error);
+  EXPECT_GT(d_hidden, 0.0);
+  EXPECT_LE(d_hidden, s.bound);
+  EXPECT_LT(s.bound, 1.0);
+  EXPECT_LT(s.passes, 1.5);
+  EXPECT_FALSE(s.dense_fallback);
+}
+
+INSTANTIATE_TEST_SUITE_P(Files, FarRealHead,
+                         testing::Values(Head{"late", 0.101, 0.0038, 0.0025},
+                                         Head{"early", 0.083, 0.0036, 0.0022}),
+                         [](const auto& head) { return std::string(head.param.name); });
+
+}  // namespace
+}  // namespace logitless::test

@@ -1,0 +1,414 @@
+// Orders of the vocabulary: permutations by strata whose tiles gather words that are alike.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "logitless/tensor_file.h"
+#include "support/mirror.h"
+#include "support/problem.h"
+
+namespace logitless::test {
+namespace {
+
+constexpr std::int64_t kTile = 128;
+
+struct Words {
+  Words(std::int64_t vocab, std::int64_t dim, DType dtype = DType::f32, std::uint64_t seed = 1)
+      : weight(dtype, {vocab, dim}) {
+    std::mt19937_64 random(seed);
+    std::normal_distribution<double> normal;
+    for (std::int64_t i = 0; i < weight.numel(); ++i) weight.set(i, normal(random));
+    for (std::int64_t j = 0; j < vocab; ++j)
+      average.push_back(static_cast<float>(std::exp(normal(random))));
+  }
+  ConstTensorView view() const { return weight.view(); }
+  Tensor weight;
+  std::vector<float> average;
+};
+
+std::vector<std::int64_t> words_of(const VocabOrder& order) {
+  return {order.words().begin(), order.words().end()};
+}
+
+// A permutation, its inverse, and shares that sum to 1 in every tile.
+void expect_valid(const VocabOrder& order, std::int64_t vocab) {
+  ASSERT_EQ(order.vocab(), vocab);
+  ASSERT_FALSE(order.empty());
+  std::vector<std::int64_t> sorted = words_of(order);
+  std::sort(sorted.begin(), sorted.end());
+  for (std::int64_t j = 0; j < vocab; ++j) ASSERT_EQ(sorted[j], j);
+  for (std::int64_t at = 0; at < vocab; ++at) ASSERT_EQ(order.positions()[order.words()[at]], at);
+  for (std::int64_t first = 0; first < vocab; first += kTile) {
+    const std::int64_t end = std::min(vocab, first + kTile);
+    double average = 0, share = 0;
+    for (std::int64_t at = first; at < end; ++at) {
+      average += static_cast<double>(order.average()[order.words()[at]]);
+      share += static_cast<double>(order.share()[at]);
+    }
+    EXPECT_NEAR(share, 1.0, 1e-5);
+    for (std::int64_t at = first; at < end && average > 0; ++at) {
+      const double expected = static_cast<double>(order.average()[order.words()[at]]) / average;
+      EXPECT_NEAR(order.share()[at], expected, 1e-6 * expected + 1e-30);
+    }
+  }
+}
+
+template <typename E = InvalidArgument, typename F>
+std::string message_of(F&& call) {
+  try {
+    call();
+  } catch (const E& e) {
+    return e.what();
+  } catch (const std::exception& e) {
+    return std::string("another exception: ") + e.what();
+  }
+  return "accepted";
+}
+
+TEST(VocabOrder, IsAPermutationForAnySizes) {
+  const Context context = make_context("");
+  for (const std::int64_t vocab : {1, 2, 127, 128, 129, 255, 256, 257, 2048, 2049, 5000}) {
+    for (const std::int64_t strata : {1, 3, 16, 4096}) {
+      SCOPED_TRACE(testing::Message() << vocab << " words, " << strata << " strata");
+      const Words words(vocab, vocab % 2 == 0 ? 5 : 1);
+      expect_valid(make_vocab_order(context, words.view(), words.average, {strata, 3}), vocab);
+    }
+  }
+}
+
+// Strata are whole tiles, as many as asked for where the words suffice.
+TEST(VocabOrder, AveragesFallFromStratumToStratum) {
+  const Context context = make_context("");
+  for (const std::int64_t vocab : {4096, 5000, 16 * 128 + 1}) {
+    const Words words(vocab, 6);
+    const std::int64_t strata = 8;
+    const VocabOrder order = make_vocab_order(context, words.view(), words.average, {strata, 0});
+    const std::int64_t per = ((vocab + strata - 1) / strata + kTile - 1) / kTile * kTile;
+    float lowest = INFINITY;
+    std::int64_t descents = 0;
+    for (std::int64_t first = 0; first < vocab; first += per) {
+      float low = INFINITY, high = 0.0f;
+      for (std::int64_t at = first; at < std::min(vocab, first + per); ++at) {
+        const float average = words.average[order.words()[at]];
+        low = std::min(low, average);
+        high = std::max(high, average);
+        if (at > first && average > words.average[order.words()[at - 1]]) ++descents;
+      }
+      EXPECT_LE(high, lowest) << "stratum at " << first;
+      lowest = low;
+    }
+    EXPECT_GT(descents, 0) << "sorted by average alone";
+  }
+}
+
+TEST(VocabOrder, OneStratumOfATileEachIsByAverage) {
+  const Words words(1000, 4);
+  const VocabOrder order =
+      make_vocab_order(make_context(""), words.view(), words.average, {4096, 0});
+  std::vector<std::int64_t> by_average(1000);
+  std::iota(by_average.begin(), by_average.end(), 0);
+  std::sort(by_average.begin(), by_average.end(),
+            [&](std::int64_t a, std::int64_t b) { return words.average[a] > words.average[b]; });
+  for (std::int64_t first = 0; first < 1000; first += kTile) {
+    const auto end = std::min<std::int64_t>(1000, first + kTile);
+    std::vector<std::int64_t> expected(by_average.begin() + first, by_average.begin() + end);
+    std::sort(expected.begin(), expected.end());  // a tile is in word order
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), order.words().begin() + first));
+  }
+}
+
+// Clusters of 128 words each, shuffled, wide apart along one line or each half along a line of its
+// own.
+struct Clusters : Words {
+  Clusters(std::int64_t clusters, bool line, DType dtype)
+      : Words(clusters * kTile, kDim, dtype, 7), cluster(average.size()) {
+    std::mt19937_64 random(11);
+    std::normal_distribution<double> normal;
+    std::vector<double> direction(kDim);
+    for (double& d : direction) d = normal(random) / std::sqrt(static_cast<double>(kDim));
+    std::vector<std::int64_t> words(cluster.size());
+    std::iota(words.begin(), words.end(), 0);
+    std::shuffle(words.begin(), words.end(), random);
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      const std::int64_t c = static_cast<std::int64_t>(i) / kTile;
+      cluster[words[i]] = c;
+      for (std::int64_t k = 0; k < kDim; ++k) {
+        double center = line ? 3.0 * static_cast<double>(c) * direction[k] : 0.0;
+        for (std::int64_t bit = clusters / 2, far = 16; !line && bit > 0; bit /= 2, far /= 4) {
+          if (k == (5 * (c / (2 * bit)) + bit) % kDim)
+            center = (c / bit) % 2 == 0 ? static_cast<double>(far) : -static_cast<double>(far);
+        }
+        weight.set(words[i] * kDim + k, center + 0.1 * normal(random));
+      }
+    }
+    std::fill(average.begin(), average.end(), 1.0f);
+  }
+  static constexpr std::int64_t kDim = 24;
+  std::vector<std::int64_t> cluster;
+};
+
+TEST(VocabOrder, ATileGathersACluster) {
+  for (const bool line : {true, false}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      const std::int64_t count = line ? 11 : 8;
+      const Clusters words(count, line, dtype);
+      const VocabOrder order =
+          make_vocab_order(make_context(""), words.view(), words.average, {1, 0});
+      std::vector<int> seen(count, 0);
+      for (std::int64_t tile = 0; tile < count; ++tile) {
+        const std::int64_t cluster = words.cluster[order.words()[tile * kTile]];
+        ++seen[cluster];
+        for (std::int64_t at = tile * kTile; at < (tile + 1) * kTile; ++at)
+          ASSERT_EQ(words.cluster[order.words()[at]], cluster) << line << ", tile " << tile;
+      }
+      for (const int n : seen) EXPECT_EQ(n, 1);
+    }
+  }
+}
+
+// Equal averages and rows that can be told apart: no accident of memory decides.
+TEST(VocabOrder, IsTheSameForThreadsKernelsRunsAndDtypesOfTheSameValues) {
+  Words words(6000, 17, DType::bf16);
+  Tensor wide(DType::f32, {6000, 17}, words.weight.values());
+  const VocabOrder first =
+      make_vocab_order(make_context("", 1), words.view(), words.average, {5, 42});
+  for (const int threads : {1, 2, 3, 7}) {
+    const Context context = make_context("", threads);
+    EXPECT_EQ(words_of(make_vocab_order(context, words.view(), words.average, {5, 42})),
+              words_of(first));
+    EXPECT_EQ(
+        words_of(make_vocab_order(context, std::as_const(wide).view(), words.average, {5, 42})),
+        words_of(first));
+  }
+  // Rows and columns apart, NaN between.
+  const std::int64_t shape[] = {6000, 17};
+  for (const auto& [row, column] :
+       {std::pair<std::int64_t, std::int64_t>{20, 1}, {40, 2}, {1, 6001}}) {
+    Tensor apart(DType::bf16, {6000 * row + 17 * column});
+    for (std::int64_t i = 0; i < apart.numel(); ++i) apart.set(i, NAN);
+    for (std::int64_t j = 0; j < 6000; ++j)
+      for (std::int64_t k = 0; k < 17; ++k)
+        apart.set(j * row + k * column, words.weight.get(j * 17 + k));
+    const std::int64_t strides[] = {row, column};
+    const ConstTensorView view(apart.view().data(), DType::bf16, shape, strides);
+    EXPECT_EQ(words_of(make_vocab_order(make_context("", 2), view, words.average, {5, 42})),
+              words_of(first))
+        << row;
+  }
+}
+
+TEST(VocabOrder, OddWeightsDoNotCrash) {
+  const Context context = make_context("");
+  for (const double value : {0.0, 1.0, static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+    Words words(1000, 9);
+    words.weight.fill(value);
+    expect_valid(make_vocab_order(context, words.view(), words.average), 1000);
+    std::fill(words.average.begin(), words.average.end(), 0.0f);
+    expect_valid(make_vocab_order(context, words.view(), words.average, {1, 0}), 1000);
+  }
+  Words words(1500, 9);
+  for (std::int64_t j = 0; j < 1500; j += 3) words.weight.set(j * 9 + j % 9, NAN);
+  for (std::int64_t j = 1; j < 1500; j += 7)
+    words.weight.set(j * 9, j % 2 == 0 ? INFINITY : -INFINITY);
+  const VocabOrder order = make_vocab_order(context, words.view(), words.average, {2, 0});
+  expect_valid(order, 1500);
+  EXPECT_EQ(words_of(make_vocab_order(make_context("", 3), words.view(), words.average, {2, 0})),
+            words_of(order));
+}
+
+TEST(VocabOrder, ShareOfATileWithoutProbabilityIsEven) {
+  std::vector<std::int64_t> words(300);
+  std::iota(words.begin(), words.end(), 0);
+  std::vector<float> average(300, 0.0f);
+  for (int j = 128; j < 256; ++j) average[j] = static_cast<float>(j);
+  const VocabOrder order(words, average);
+  expect_valid(order, 300);
+  EXPECT_EQ(order.share()[5], 1.0f / 128.0f);
+  EXPECT_EQ(order.share()[299], 1.0f / 44.0f);
+}
+
+TEST(VocabOrder, BadArgumentsAreNamed) {
+  const auto make = [](std::vector<std::int64_t> words, std::vector<float> average) {
+    return message_of([&] { VocabOrder(words, average); });
+  };
+  EXPECT_EQ(make({}, {}), "words: expected 1 to 2147483519 words, got 0");
+  EXPECT_EQ(make({0, 1}, {1.0f}), "average: expected 2 values, got 1");
+  EXPECT_EQ(make({0, 2}, {1.0f, 1.0f}), "words: 2 at position 1 is outside [0, 2)");
+  EXPECT_EQ(make({-1, 0}, {1.0f, 1.0f}), "words: -1 at position 0 is outside [0, 2)");
+  EXPECT_EQ(make({1, 1}, {1.0f, 1.0f}), "words: 1 stands at position 0 and at 1");
+  EXPECT_EQ(make({1, 0}, {1.0f, -2.0f}), "average: expected numbers >= 0, got -2 for word 1");
+  EXPECT_EQ(make({1, 0}, {INFINITY, 1.0f}), "average: expected numbers >= 0, got inf for word 0");
+  EXPECT_NE(make({1, 0}, {NAN, 1.0f}).find("average: expected numbers >= 0, got"),
+            std::string::npos);
+  EXPECT_EQ(make({1, 0}, {0.0f, 1.0f}), "accepted");
+
+  const Words words(300, 4);
+  const Context context = make_context("");
+  const auto order = [&](const ConstTensorView& weight, std::vector<float> average,
+                         OrderOptions options = {}) {
+    return message_of([&] { make_vocab_order(context, weight, average, options); });
+  };
+  EXPECT_EQ(order(words.view(), std::vector<float>(299, 1.0f)),
+            "average: expected 300 values, got 299");
+  EXPECT_EQ(order(words.view(), words.average, {0, 0}), "strata: expected 1 to 4096, got 0");
+  EXPECT_EQ(order(words.view(), words.average, {4097, 0}), "strata: expected 1 to 4096, got 4097");
+  EXPECT_EQ(order({}, words.average), "weight: expected [V, D] of f32, bf16 or f16, got none");
+  const Tensor integers(DType::i32, {300, 4});
+  EXPECT_EQ(order(integers.view(), words.average),
+            "weight: expected [V, D] of f32, bf16 or f16, got i32[300, 4]");
+  std::vector<float> negative = words.average;
+  negative[7] = -1.0f;
+  EXPECT_EQ(order(words.view(), negative), "average: expected numbers >= 0, got -1 for word 7");
+}
+
+class OrderFiles : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ =
+        std::filesystem::temp_directory_path() /
+        ("logitless_order_" + std::to_string(::testing::UnitTest::GetInstance()->random_seed()) +
+         "_" + std::to_string(reinterpret_cast<std::uintptr_t>(this)) + "_" +
+         ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::string path(const char* name) const { return (folder_ / name).string(); }
+  std::filesystem::path folder_;
+};
+
+TEST_F(OrderFiles, RoundTrip) {
+  const Words words(700, 5);
+  const VocabOrder order = make_vocab_order(make_context(""), words.view(), words.average);
+  order.save(path("order"));
+  const VocabOrder back = VocabOrder::load(path("order"));
+  EXPECT_EQ(words_of(back), words_of(order));
+  EXPECT_TRUE(std::equal(order.average().begin(), order.average().end(), back.average().begin()));
+  EXPECT_TRUE(std::equal(order.share().begin(), order.share().end(), back.share().begin()));
+  EXPECT_TRUE(
+      std::equal(order.positions().begin(), order.positions().end(), back.positions().begin()));
+}
+
+TEST_F(OrderFiles, BadOnesAreRefused) {
+  EXPECT_EQ(message_of([&] { VocabOrder().save(path("empty")); }),
+            "order: expected one that was made or loaded, got an empty one");
+  EXPECT_FALSE(std::filesystem::exists(path("empty")));
+  EXPECT_THROW(VocabOrder::load(path("missing")), Error);
+  EXPECT_THROW((VocabOrder({{0}}, {{1.0f}}).save(path("no/such/folder"))), Error);
+
+  const auto refused = [&](DType words_type, std::vector<double> words, DType average_type,
+                           std::vector<double> average, const char* name = "average") {
+    const Tensor w(words_type, {static_cast<std::int64_t>(words.size())}, words);
+    const Tensor a(average_type, {static_cast<std::int64_t>(average.size())}, average);
+    const NamedTensor tensors[] = {{"words", w.view()}, {name, a.view()}};
+    write_safetensors(path("bad"), tensors, {});
+    return message_of<Error>([&] { VocabOrder::load(path("bad")); });
+  };
+  EXPECT_EQ(refused(DType::i64, {1, 0}, DType::f32, {1, 1}), "accepted");
+  EXPECT_EQ(refused(DType::i32, {1, 0}, DType::f32, {1, 1}),
+            path("bad") + ": words: expected i64 [vocab], got i32[2]");
+  EXPECT_EQ(refused(DType::i64, {1, 0}, DType::bf16, {1, 1}),
+            path("bad") + ": average: expected f32 [vocab], got bf16[2]");
+  EXPECT_EQ(refused(DType::i64, {1, 1}, DType::f32, {1, 1}),
+            "words: 1 stands at position 0 and at 1");
+  EXPECT_EQ(refused(DType::i64, {1, 0}, DType::f32, {1}), "average: expected 2 values, got 1");
+  EXPECT_NE(refused(DType::i64, {1, 0}, DType::f32, {1, 1}, "mean").find("average"),
+            std::string::npos);
+  // Torn: no crash, an error.
+  VocabOrder({{0}}, {{1.0f}}).save(path("torn"));
+  std::filesystem::resize_file(path("torn"), std::filesystem::file_size(path("torn")) - 1);
+  EXPECT_THROW(VocabOrder::load(path("torn")), Error);
+}
+
+struct AverageCase {
+  std::int64_t tokens, vocab;
+  float scale, softcap;
+  bool bias;
+  std::size_t budget;
+};
+
+class AverageProbability : public testing::TestWithParam<std::string> {
+ protected:
+  // Mean softmax over the tokens, of every dtype that the kernel takes.
+  void check(const AverageCase& c) const {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      HeadSpec spec;
+      spec.tokens = c.tokens;
+      spec.vocab = c.vocab;
+      spec.dim = 7;
+      spec.dtype = dtype;
+      spec.bias = c.bias;
+      spec.softcap = c.softcap;
+      spec.logit_scale = c.scale;
+      spec.weight_scale = 2.0;
+      if (!accepts(GetParam(), spec)) continue;
+      SCOPED_TRACE(describe(spec));
+      HeadProblem problem(spec);
+      if (c.bias && c.softcap == 0.0f && c.scale > 0.0f) {
+        for (std::int64_t j = 0; j < c.vocab; j += 5) problem.bias.set(j, -INFINITY);
+        problem.refresh_oracle();
+      }
+      const CrossEntropyInputs in = problem.inputs();
+      const std::vector<float> got = average_probability(
+          make_context(GetParam()), in.hidden, in.weight, in.bias, c.scale, c.softcap, c.budget);
+      const OracleLogits logits = oracle_logits(problem.oracle);
+      std::vector<double> exact(c.vocab, 0.0);
+      for (std::int64_t i = 0; i < c.tokens; ++i) {
+        for (std::int64_t j = 0; j < c.vocab; ++j) {
+          const double z = logits.z[i * c.vocab + j];
+          const double r = c.softcap == 0.0f ? 0.0 : z / static_cast<double>(c.softcap);
+          exact[j] += std::exp(z - logits.lse[i]) * (1.0 - r * r) / static_cast<double>(c.tokens);
+        }
+      }
+      EXPECT_LE(relative_error({got.begin(), got.end()}, exact), gradient_bound(dtype));
+      for (std::int64_t j = 0; j < c.vocab; ++j) {
+        EXPECT_GE(got[j], 0.0f);
+        if (exact[j] == 0.0) {
+          EXPECT_EQ(got[j], 0.0f) << "a masked word";
+        }
+      }
+    }
+  }
+};
+
+TEST_P(AverageProbability, IsThatOfFloat64) {
+  const AverageCase cases[] = {{70, 391, 1.0f, 0.0f, false, 0},
+                               {200, 300, -1.5f, 0.0f, true, 0},
+                               {5, 1, 1.0f, 0.0f, false, 0},
+                               {33, 130, 2.0f, 0.0f, true, 0},
+                               {700, 300, 1.0f, 0.0f, true, 600000}};
+  for (const AverageCase& c : cases) check(c);
+}
+
+// With the cap's slope, as the gradients of the words have it.
+TEST_P(AverageProbability, UnderASoftcap) {
+  check({33, 257, 0.6f, 4.0f, true, 0});
+  check({1, 130, 2.0f, 3.0f, false, 0});
+}
+
+INSTANTIATE_TEST_SUITE_P(AllKernels, AverageProbability, testing::ValuesIn(kernel_names()),
+                         [](const auto& kernel) { return kernel.param; });
+
+TEST(AverageProbabilityErrors, AreNamed) {
+  HeadSpec spec;
+  const HeadProblem problem(spec);
+  const CrossEntropyInputs in = problem.inputs();
+  const Context context = make_context("");
+  const auto call = [&](const ConstTensorView& hidden, float scale, float cap) {
+    return message_of([&] { average_probability(context, hidden, in.weight, {}, scale, cap); });
+  };
+  EXPECT_EQ(call(in.hidden, 1.0f, 0.0f), "accepted");
+  const Tensor none(DType::f32, {0, spec.dim});
+  EXPECT_EQ(call(none.view(), 1.0f, 0.0f),
+            "hidden: expected tokens to average over, got f32[0, 5]");
+  EXPECT_EQ(call(in.hidden, 1.0f, -1.0f), "softcap: expected a number > 0, or 0 for none, got -1");
+  EXPECT_NE(call(in.hidden, 0.0f, 0.0f).find("logit_scale"), std::string::npos);
+  EXPECT_NE(call({}, 1.0f, 0.0f).find("hidden"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace logitless::test
