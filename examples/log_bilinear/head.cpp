@@ -23,14 +23,23 @@ void round_all(int threads, const float* from, std::int64_t count, std::uint16_t
 }  // namespace
 
 Head::Head(const logitless::Context& context, const HeadShape& shape, std::size_t memory_budget,
-           logitless::MemoryMeter* meter)
+           const FarField& far, logitless::MemoryMeter* meter)
     : context_(context),
       shape_(shape),
       best_(static_cast<std::size_t>(shape.batch) * sizeof(std::int32_t), meter),
       train_plan_(plan(true, memory_budget)),
       evaluate_plan_(plan(false, memory_budget)),
-      train_space_(context, train_plan_),
       evaluate_space_(context, evaluate_plan_) {
+  if (far.error > 0.0) {
+    logitless::FarFieldOptions options;
+    options.error = far.error;
+    options.accuracy =
+        far.both ? logitless::Accuracy::far_both : logitless::Accuracy::far_backward;
+    options.memory_budget = memory_budget;
+    far_ = std::make_unique<logitless::FarFieldHead>(context, options);
+  } else {
+    train_space_ = logitless::Workspace(context, train_plan_);
+  }
   if (shape.dtype != DType::f32) {
     const auto dim = static_cast<std::size_t>(shape.dim);
     rounded_weight_ = logitless::Buffer(static_cast<std::size_t>(shape.vocab) * dim * 2, meter);
@@ -83,8 +92,12 @@ double Head::train(const float* hidden, const std::int32_t* targets, std::int64_
   out.d_hidden = {gradients.hidden, DType::f32, {tokens, shape_.dim}};
   out.d_weight = {gradients.weight, DType::f32, {shape_.vocab, shape_.dim}};
   out.d_bias = {gradients.bias, DType::f32, {shape_.vocab}};
-  logitless::cross_entropy(context_, train_plan_, options_, inputs(hidden, targets, tokens, bias),
-                           out, train_space_);
+  const logitless::CrossEntropyInputs in = inputs(hidden, targets, tokens, bias);
+  if (far_ != nullptr) {
+    far_->step(options_, in, out);
+  } else {
+    logitless::cross_entropy(context_, train_plan_, options_, in, out, train_space_);
+  }
   return loss;
 }
 

@@ -4,6 +4,7 @@
 #include <logitless/logitless.h>
 
 #include <cstdint>
+#include <memory>
 
 namespace log_bilinear {
 
@@ -13,6 +14,13 @@ struct HeadShape {
   std::int64_t batch = 0;  // most tokens of a call
   logitless::DType dtype =
       logitless::DType::bf16;  // of hidden and weight in the products; f32 or bf16
+};
+
+// The far field: the relative error wanted of gradients, 0 for exact ones; `both` lets it compute
+// the loss, too.
+struct FarField {
+  double error = 0.0;
+  bool both = false;
 };
 
 struct HeadGradients {
@@ -26,7 +34,7 @@ class Head {
   // A memory budget of 0 is the library's default. Buffers of the head's own count in `meter`, the
   // workspaces in the context's; both must outlive the head.
   Head(const logitless::Context& context, const HeadShape& shape, std::size_t memory_budget,
-       logitless::MemoryMeter* meter);
+       const FarField& far, logitless::MemoryMeter* meter);
 
   // Takes the fp32 weights [V, D] over. They are read until the next call: do not change them
   // without calling it.
@@ -41,8 +49,11 @@ class Head {
                                      std::int64_t tokens, const float* bias);
 
   const logitless::LossPlan& train_plan() const { return train_plan_; }
-  // Both workspaces.
+  // Of exact training and of validation.
   std::size_t workspace_bytes() const { return train_space_.bytes() + evaluate_space_.bytes(); }
+  // Null without the far field.
+  logitless::FarFieldHead* far() { return far_.get(); }
+  const logitless::FarFieldHead* far() const { return far_.get(); }
 
  private:
   logitless::CrossEntropyInputs inputs(const float* hidden, const std::int32_t* targets,
@@ -58,8 +69,9 @@ class Head {
   const void* weight_ = nullptr;
   logitless::LossPlan train_plan_;
   logitless::LossPlan evaluate_plan_;
-  logitless::Workspace train_space_;
+  logitless::Workspace train_space_{nullptr, 0};
   logitless::Workspace evaluate_space_;
+  std::unique_ptr<logitless::FarFieldHead> far_;
 };
 
 }  // namespace log_bilinear

@@ -79,7 +79,11 @@ void report(const Trainer& trainer, const Validation& validation, double unigram
   row("validation words guessed right", fmt::format("{:.1f} %", 100.0 * validation.accuracy));
   row("words/s in training", format_count(std::llround(trainer.tokens_per_second())));
   row("time", format_duration(progress.seconds()));
-  fmt::print("Plan\n{}\n", plan.explain());
+  if (const logitless::FarFieldHead* far = trainer.head().far(); far != nullptr) {
+    fmt::print("Far field\n{}", far->explain());
+  } else {
+    fmt::print("Plan\n{}\n", plan.explain());
+  }
   fmt::print("Checkpoint {}\n", trainer.checkpoint());
 }
 

@@ -67,6 +67,8 @@ std::vector<Field> training_fields(Options& options) {
       field("seed", options.seed),
       field("dtype", options.dtype),
       field("memory-budget", options.memory_budget),
+      field("far-field", options.far_field),
+      field("far-both", options.far_both),
   };
 }
 
@@ -143,6 +145,12 @@ void add_options(CLI::App& app, Options& o) {
          "--memory-budget", bytes(o.memory_budget),
          "Most memory of the head's workspace (the library's default)")
       ->type_name("BYTES");
+
+  app.add_option("--far-field", o.far_field,
+                 "Gradients by the far field, as often as audits keep this relative error (0.01); "
+                 "for large vocabularies")
+      ->check(CLI::Range(0.0, 0.5));
+  app.add_flag("--far-both", o.far_both, "With --far-field: the loss, too");
 
   app.add_option("--threads", o.threads, "CPU threads (all)")->check(CLI::Range(1, 4096));
   app.add_option("--stop-after", o.stop_after,

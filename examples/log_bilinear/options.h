@@ -30,6 +30,8 @@ struct Options {
   std::uint64_t seed = 1;
   std::string dtype = "bf16";     // or f32: of the head's products
   std::size_t memory_budget = 0;  // of the head's workspace; 0: the library's default
+  double far_field = 0.0;         // error wanted of gradients by the far field; 0: exact
+  bool far_both = false;          // the loss may be approximated, too
   // Running
   int threads = 0;  // 0: all
   std::int64_t stop_after = 0;

@@ -58,6 +58,11 @@ OptimizerOptions optimizer_options(const Options& options) {
   return result;
 }
 
+// Beside the checkpoint: what the far field knows.
+std::string far_state_of(const std::string& checkpoint) {
+  return std::filesystem::path(checkpoint).replace_extension(".far.safetensors").string();
+}
+
 }  // namespace
 
 double Validation::perplexity() const { return std::exp(loss); }
@@ -85,7 +90,7 @@ Trainer::Trainer(const Options& options, const TokenizedText& text,
       head_(context,
             {text.tokenizer.vocab(), options.dim, options.batch,
              logitless::parse_dtype(options.dtype)},
-            options.memory_budget, &memory_),
+            options.memory_budget, {options.far_field, options.far_both}, &memory_),
       drawn_(static_cast<std::size_t>(options.batch)),
       contexts_(static_cast<std::size_t>(options.batch * options.context)),
       targets_(static_cast<std::size_t>(options.batch)) {
@@ -103,6 +108,8 @@ Trainer::Trainer(const Options& options, const TokenizedText& text,
     }
   }
   first_step_ = step_;
+  if (head_.far() != nullptr && !options.resume.empty())
+    head_.far()->load(far_state_of(options.resume));
   head_.set_weight(model_.word_vectors().value());
 }
 
@@ -175,6 +182,7 @@ void Trainer::save() {
   checkpoint_ = (std::filesystem::path(options_.out) / name).string();
   save_checkpoint(checkpoint_, model_, optimizer_, {step_, options_.seed, step_ * options_.batch},
                   metadata_);
+  if (head_.far() != nullptr) head_.far()->save(far_state_of(checkpoint_));
 }
 
 Validation Trainer::validate() {

@@ -139,21 +139,21 @@ void append_order(const VocabOrder& order, const std::string& prefix,
 }
 
 VocabOrder order_of(const TensorFile& file, const std::string& path, const std::string& prefix) {
-  const auto tensor = [&](const char* name, DType dtype, int rank) {
+  const auto tensor = [&](const char* name, DType dtype, int rank, const char* sizes) {
     const ConstTensorView view = file.tensor(prefix + name);
     require(view.dtype() == dtype && view.rank() == rank, path, ": ", prefix, name, ": expected ",
-            name_of(dtype), " of ", rank, rank == 1 ? " dimension" : " dimensions", ", got ",
-            describe(view));
+            name_of(dtype), " ", sizes, ", got ", describe(view));
     return view;
   };
-  const ConstTensorView words = tensor("words", DType::i64, 1);
+  const ConstTensorView words = tensor("words", DType::i64, 1, "[vocab]");
   const VocabOrder order(
       {static_cast<const std::int64_t*>(words.data()), static_cast<std::size_t>(words.numel())},
-      floats(tensor("average", DType::f32, 1)));
+      floats(tensor("average", DType::f32, 1, "[vocab]")));
   if (!file.contains(prefix + "axes")) return order;
-  const ConstTensorView axes = tensor("axes", DType::f32, 2);
-  return order.with_moments(axes.size(0), floats(axes), floats(tensor("variance", DType::f32, 2)),
-                            floats(tensor("log2_caution", DType::f32, 1)));
+  const ConstTensorView axes = tensor("axes", DType::f32, 2, "[dim, dim]");
+  return order.with_moments(axes.size(0), floats(axes),
+                            floats(tensor("variance", DType::f32, 2, "[tiles, dim]")),
+                            floats(tensor("log2_caution", DType::f32, 1, "[tiles]")));
 }
 
 void VocabOrder::save(const std::string& path) const {

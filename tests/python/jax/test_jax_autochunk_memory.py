@@ -26,7 +26,10 @@ from logitless.jax import autochunk
 
 
 def temporaries(function, *args) -> int:
-    return jax.jit(function).lower(*args).compile().memory_analysis().temp_size_in_bytes
+    """Without the workspace that XLA has for cuBLAS, where its autotuner takes that on a GPU: 32 MiB of a Hopper."""
+    compiled = jax.jit(function).lower(*args).compile()
+    lent = re.findall(r's8\[(\d+)\].* custom-call\(.*custom_call_target="__cublas', compiled.as_text())
+    return compiled.memory_analysis().temp_size_in_bytes - max(map(int, lent), default=0)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,7 @@ def test_what_explain_says_is_what_xla_says():
 def test_chunks_of_the_vocabulary():
     """Few rows: the vocabulary is cut, where indices count from the chunk's first word."""
     args = random(2, DIM), random(20000, DIM), targets(2, 20000, ignored=1)
-    chunked = autochunk(cross_entropy, memory_budget="100KiB")
+    chunked = autochunk(cross_entropy, memory_budget="64KiB")  # less than a row of logits
     check_same(run(chunked, args), exactly(cross_entropy, args), GRADIENT_ERROR["float32"])
     assert "20000 in " in chunked.explain() and "jnp.logaddexp(" in chunked.source()
     assert "forward_and_gradients" in chunked.source() and "2 phases" in chunked.explain()
