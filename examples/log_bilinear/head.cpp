@@ -33,8 +33,7 @@ Head::Head(const logitless::Context& context, const HeadShape& shape, std::size_
   if (far.error > 0.0) {
     logitless::FarFieldOptions options;
     options.error = far.error;
-    options.accuracy =
-        far.both ? logitless::Accuracy::far_both : logitless::Accuracy::far_backward;
+    options.accuracy = far.both ? logitless::Accuracy::far_both : logitless::Accuracy::far_backward;
     options.memory_budget = memory_budget;
     far_ = std::make_unique<logitless::FarFieldHead>(context, options);
   } else {

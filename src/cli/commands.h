@@ -6,6 +6,7 @@
 namespace logitless::cli {
 
 Command add_loss(CLI::App& app);
+Command add_order(CLI::App& app);
 Command add_plan(CLI::App& app);
 Command add_bench(CLI::App& app);
 Command add_compile(CLI::App& app);

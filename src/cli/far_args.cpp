@@ -9,9 +9,7 @@
 #include "cli/tensors.h"
 
 namespace logitless::cli {
-namespace {
 
-// Evenly spaced rows of hidden [..., D], copied.
 OwnedTensor sample_rows(const ConstTensorView& hidden, std::int64_t most) {
   const int last = hidden.rank() - 1;
   const std::int64_t dim = hidden.size(last);
@@ -28,8 +26,6 @@ OwnedTensor sample_rows(const ConstTensorView& hidden, std::int64_t most) {
   }
   return out;
 }
-
-}  // namespace
 
 void FarArgs::add(CLI::App& app) {
   const auto mark = [this](const std::string&) { given = true; };

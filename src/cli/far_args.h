@@ -4,9 +4,13 @@
 #include <string>
 
 #include "cli/args.h"
+#include "cli/convert.h"
 #include "logitless/logitless.h"
 
 namespace logitless::cli {
+
+// Evenly spaced rows of hidden [..., D], `most` of them, copied.
+OwnedTensor sample_rows(const ConstTensorView& hidden, std::int64_t most);
 
 struct FarArgs {
   double tau = 0.0;  // 0: the default

@@ -363,7 +363,7 @@ class ErrorTest(CliTest):
                 self.assert_error(run(*arguments), 2, f"logitless {arguments[0]}: {text}")
 
     def test_commands(self):
-        known = "expected loss, plan, bench, compile, train or kernels (see logitless --help)"
+        known = "expected loss, order, plan, bench, compile, train or kernels (see logitless --help)"
         self.assert_error(run(), 2, f"logitless: no command was given; {known}")
         self.assert_error(run("infer"), 2, f"logitless: there is no command 'infer'; {known}")
         self.assert_error(run("--frob"), 2, "logitless: '--frob' is not an option; see logitless --help")
@@ -391,11 +391,13 @@ class OtherCommandsTest(CliTest):
         self.assertEqual(done.returncode, 0)
         self.assertRegex(done.stdout, r"^logitless \d+\.\d+\.\d+\n$")
         expected = {
-            (): ["loss", "plan", "bench", "train", "kernels", "--version", "Examples:"],
+            (): ["loss", "order", "plan", "bench", "train", "kernels", "--version", "Examples:"],
             ("loss",): ["--hidden", "--weight", "--targets", "--bias", "--class-weight", "--token-weight", "--target-weight",
                         "--reduction", "--label-smoothing", "--z-loss", "--softcap", "--logit-scale", "--normalizer",
                         "--next-token", "--ignore-index", "--dtype", "--grad-dtype", "--plan", "--budget", "--threads",
-                        "--kernel", "--repeat", "--out", "--json", "NAME*SCALE", "Examples:"],
+                        "--kernel", "--repeat", "--out", "--json", "NAME*SCALE", "--tau", "--order", "--save-order", "--audit",
+                        "Examples:"],
+            ("order",): ["--hidden", "--weight", "--bias", "--rows", "--moments", "--tau", "--out", "NAME*SCALE"],
             ("plan",): ["--tokens", "--dim", "--vocab", "--dtype", "--bias", "--no-d-hidden", "--budget", "Example:"],
             ("bench",): ["--tokens", "--hidden", "--repeat", "--unfused-limit", "--json", "Examples:"],
             ("train",): ["--model", "--dim", "--data", "--text", "--steps", "--budget", "--resume", "--export", "--sample",
@@ -421,6 +423,29 @@ class OtherCommandsTest(CliTest):
         for kernel in kernels:
             done = run("loss", *self.basics(), "--kernel", kernel["name"], "--dtype", "bf16")
             self.assertEqual(done.returncode == 0, kernel["runnable"], f"{kernel}: {done.stderr}")
+
+    def test_order(self):
+        out = self.dir / "order.safetensors"
+        inputs = self.basics()[:4]
+        done = run("order", *inputs, "--out", out, "--moments", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        said = json.loads(done.stdout)
+        self.assertEqual((said["vocab"], said["dim"], said["tiles"], said["rows"]), (V, D, 1, N))
+        tensors = read_safetensors(out)
+        self.assertEqual(sorted(tensors["words"][2]), list(range(V)))
+        self.assertEqual({name: tuple(shape) for name, (_, shape, _) in tensors.items()},
+                         {"words": (V,), "average": (V,), "axes": (D, D), "variance": (1, D), "log2_caution": (1,)})
+        self.assertAlmostEqual(sum(tensors["average"][2]), 1.0, delta=1e-5)
+        # What it is for.
+        far = self.loss("--plan", "far-both", "--order", out, inputs=self.basics())
+        self.assertEqual(far["kept"], 1.0)
+        self.assertIn("nothing to gain", far["reason"])
+        plain = run("order", *inputs, "--out", out)
+        self.assertEqual([line.split()[0] for line in plain.stdout.splitlines()], ["order", "time", "written"])
+        self.assertNotIn("axes", read_safetensors(out))
+        self.assert_error(run("order", *inputs), 2, "logitless order: --out is required")
+        self.assert_error(run("order", *inputs, "--out", out, "--moments", "--softcap", 5), 2,
+                          "logitless order: --moments: the moments of a tile do not pass through a --softcap")
 
     def test_plan(self):
         sizes = ["plan", "--tokens", 4096, "--dim", 256, "--vocab", 50000]
