@@ -36,8 +36,8 @@ struct TokenAnswer {
   double* delta = nullptr;
 };
 
-// Borrowed callable void(const TokenResult&, TokenAnswer&), called for the valid tokens in order,
-// by one thread.
+// Borrowed callable void(const TokenResult&, TokenAnswer&), called by one thread for the valid
+// tokens: in order, or with far-field plans in the order of their targets.
 class TokenFunction {
  public:
   template <typename F>
