@@ -75,17 +75,25 @@ class Terms {
   OracleLogits logits_;
 };
 
-std::vector<std::int64_t> valid_tokens(const OracleProblem& p) {
+// By the position of their first target, which is before all positions where it is ignored.
+std::vector<std::int64_t> valid_tokens(const OracleProblem& p, const VocabOrder& order) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> keyed;
+  for (std::int64_t i = 0; i < p.tokens; ++i) {
+    if (oracle_ignored(p, i)) continue;
+    const std::int64_t word = p.targets[i * p.per_token];
+    keyed.emplace_back(word == p.ignore_index ? -1 : order.positions()[word], i);
+  }
+  std::sort(keyed.begin(), keyed.end());
   std::vector<std::int64_t> out;
-  for (std::int64_t i = 0; i < p.tokens; ++i)
-    if (!oracle_ignored(p, i)) out.push_back(i);
+  for (const auto& [position, token] : keyed) out.push_back(token);
   return out;
 }
 
 // Blocks of valid tokens, by chunk.
 std::vector<std::vector<std::vector<std::int64_t>>> blocks_of(const OracleProblem& p,
+                                                              const VocabOrder& order,
                                                               const FarGrid& grid) {
-  const std::vector<std::int64_t> valid = valid_tokens(p);
+  const std::vector<std::int64_t> valid = valid_tokens(p, order);
   const auto count = static_cast<std::int64_t>(valid.size());
   std::vector<std::vector<std::vector<std::int64_t>>> chunks;
   if (count == 0) return chunks;
@@ -148,7 +156,7 @@ std::vector<std::vector<double>> far_pair_masses(const OracleProblem& p,
   const Terms terms(p, upstream);
   const std::int64_t tiles = (p.vocab + kTile - 1) / kTile;
   std::vector<std::vector<double>> out;
-  for (const auto& chunk : blocks_of(p, grid)) {
+  for (const auto& chunk : blocks_of(p, order, grid)) {
     out.emplace_back();
     for (const auto& block : chunk) {
       std::vector<double> largest(tiles, 0.0);
@@ -194,7 +202,7 @@ FarOracle far_oracle(const OracleProblem& p, const std::vector<double>& upstream
   const std::int64_t dim = p.dim;
   FarOracle out;
   out.exact = oracle_gradients(p, upstream);
-  out.valid = valid_tokens(p);
+  out.valid = valid_tokens(p, order);
   out.row_size.assign(p.tokens, 0.0);
   out.bound.assign(p.tokens, 0.0);
   out.slack.assign(p.tokens, 0.0);
@@ -204,7 +212,7 @@ FarOracle far_oracle(const OracleProblem& p, const std::vector<double>& upstream
   out.nearest = INFINITY;
   std::vector<double> tile_hidden(tiles.count, 0.0), tile_sum(tiles.count, 0.0);  // of the slack
   const auto masses = far_pair_masses(p, upstream, order, grid);
-  const auto chunks = blocks_of(p, grid);
+  const auto chunks = blocks_of(p, order, grid);
   double hidden_slack = 0;
   std::int64_t kept_pairs = 0, pairs = 0;
   for (std::size_t c = 0; c < chunks.size(); ++c) {

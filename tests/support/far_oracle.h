@@ -30,7 +30,7 @@ struct FarOracle {
   std::vector<double> row_size;  // [N] sum_j |da_ij| |w_j|: what a row's rounding is relative to
   // [N] sum over far tiles of F r, the bound of the headers without its share for the 16 bits.
   std::vector<double> bound;
-  std::vector<std::int64_t> valid;  // tokens not ignored
+  std::vector<std::int64_t> valid;  // tokens not ignored, in the order of blocks
 };
 
 // Largest mass P_iJ of each pair (block, tile), by chunk; tokens without gradient left out.
