@@ -65,8 +65,10 @@ void report(const Trainer& trainer, const Validation& validation, double unigram
              plan.shape.tokens);
   row("fp32 logits, never made", bytes(logits));
   row("and their gradient, never made", bytes(logits));
-  row("logitless workspace, training", bytes(plan.workspace_bytes()));
-  row("logitless workspaces, training and validation", bytes(trainer.head().workspace_bytes()));
+  if (trainer.head().far() == nullptr) {
+    row("logitless workspace, training", bytes(plan.workspace_bytes()));
+    row("logitless workspaces, training and validation", bytes(trainer.head().workspace_bytes()));
+  }
   row("most that logitless held at a time (its meter)", bytes(context.memory().peak_bytes()));
   fmt::print("Model\n");
   row("parameters", format_count(trainer.model().parameter_count()));

@@ -43,8 +43,8 @@ void Engine::start_far() {
     from_f32(kernel_.far_dtype, order.variance().data(), at<std::byte>(layout_.variance),
              static_cast<std::int64_t>(order.variance().size()));
   }
-  // Tokens of one target are alike, and blocks of like tokens keep fewer tiles (8.1 % instead of 9.4
-  // % of a real head; docs/far_field.md).
+  // Tokens of one target are alike, and blocks of like tokens keep fewer tiles (8.1 % instead
+  // of 9.4 % of a real head; docs/far_field.md).
   const auto place = [&](std::int64_t row) {
     const std::int64_t word = call_.targets->word(row, 0);
     return word < 0 ? std::int32_t{-1} : call_.order->positions()[word];

@@ -154,7 +154,8 @@ struct FarTiles {
   const float* log2_caution = nullptr;  // [tiles] >= 0: a tile's mass has been this much larger
 };
 
-// Fills centroid, radius, centroid_norm, weighted_total; mean and log2_base where they are wanted.
+// Fills centroid and weighted_total; radius and centroid_norm, or mean and log2_base where those
+// are wanted.
 struct FarPrepare : ChunkCommon {
   FarTiles tiles;
 };

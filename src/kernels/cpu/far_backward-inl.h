@@ -268,9 +268,11 @@ void RunFarBackward(const FarBackwardChunk& chunk) {
     }
   }
   FarProducts(chunk, memory);
-  parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int thread) {
-    FarBounds(chunk, memory, p, memory.template of_thread<float>(thread, layout.logits));
-  });
+  if (!chunk.selected) {  // or masses are estimates, and have no bound
+    parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int thread) {
+      FarBounds(chunk, memory, p, memory.template of_thread<float>(thread, layout.logits));
+    });
+  }
 
   const std::int64_t slab_tiles = chunk.sizes.slab_vocab / kVocabTile;
   for (std::int64_t first = 0; first < layout.tiles; first += slab_tiles) {

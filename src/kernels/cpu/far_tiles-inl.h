@@ -194,80 +194,81 @@ void FarGradient(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory,
   }
 }
 
-// A tile's centroid, its radius, its part of sum_j omega_j w_j.
+// The words of a tile weighted by exp(s bias), in share, which sums to 1; returns log2 of the sum.
+inline float BiasShare(const ChunkCommon& chunk, std::int64_t first, std::int64_t words,
+                       float* share) {
+  if (chunk.bias == nullptr) {
+    std::fill_n(share, words, 1.0f / static_cast<float>(words));
+    return std::log2(static_cast<float>(words));
+  }
+  double weight[kVocabTile];
+  double top = -INFINITY;
+  for (std::int64_t r = 0; r < words; ++r) {
+    weight[r] = static_cast<double>(chunk.features->logit_scale) * chunk.bias[first + r];
+    top = std::max(top, weight[r]);
+  }
+  double total = 0.0;
+  for (std::int64_t r = 0; r < words; ++r) {
+    weight[r] = top > -INFINITY ? std::exp(weight[r] - top) : 0.0;
+    total += weight[r];
+  }
+  for (std::int64_t r = 0; r < words; ++r)
+    share[r] = total > 0.0 ? static_cast<float>(weight[r] / total) : 0.0f;
+  return total > 0.0 ? static_cast<float>(top * kLog2E + std::log2(total)) : -INFINITY;
+}
+
+// One column block of a tile's point: sum_r share_r row_r to `out` in the kernel's dtype, and as it
+// was rounded to point.
+template <class Engine>
+void StorePoint(const float* HWY_RESTRICT rows, std::int64_t stride, std::int64_t words,
+                std::int64_t columns, const float* HWY_RESTRICT share, void* out, std::int64_t at,
+                float* HWY_RESTRICT point) {
+  std::memset(point, 0, static_cast<std::size_t>(columns) * sizeof(float));
+  for (std::int64_t r = 0; r < words; ++r) AddScaled(rows + r * stride, columns, share[r], point);
+  StoreRow(out, FarDtype<Engine>(), at, 1, false, columns, point);
+  if constexpr (sizeof(typename Engine::Element) == 2) {
+    const auto* rounded = static_cast<const std::uint16_t*>(out) + at;
+    for (std::int64_t k = 0; k < columns; ++k) point[k] = bf16_to_float(rounded[k]);
+  }
+}
+
+// A tile's centroid and its radius; or, for a forward by moments, its mean: masses have no rigorous
+// bound then.
 template <class Engine>
 void PrepareTile(const FarPrepare& chunk, std::int64_t tile) {
-  constexpr std::int64_t kStep = 2048;
+  constexpr std::int64_t kStep = 256;
+  HWY_ALIGN float rows[kVocabTile * kStep];
+  HWY_ALIGN float point[kStep];
   const std::int64_t dim = chunk.shape.dim;
   const std::int64_t first = tile * kVocabTile;
   const std::int64_t words = std::min(kVocabTile, chunk.shape.vocab - first);
-  HWY_ALIGN float centroid[kStep];
-  HWY_ALIGN float row[kStep];
+  const FarTiles& tiles = chunk.tiles;
+  float share[kVocabTile];
+  if (tiles.mean != nullptr) tiles.log2_base[tile] = BiasShare(chunk, first, words, share);
   float squares[kVocabTile] = {};
   double norm = 0.0;
   for (std::int64_t at = 0; at < dim; at += kStep) {
     const std::int64_t n = std::min(kStep, dim - at);
-    std::memset(centroid, 0, sizeof(centroid));
     for (std::int64_t r = 0; r < words; ++r)
-      AddRow(chunk.weight, first + r, at, n, chunk.tiles.share[first + r], centroid);
-    if constexpr (sizeof(typename Engine::Element) == 2) {
-      auto* to = static_cast<std::uint16_t*>(chunk.tiles.centroid) + tile * dim + at;
-      StoreRow(to, DType::bf16, 0, 1, false, n, centroid);
-      for (std::int64_t k = 0; k < n; ++k) centroid[k] = bf16_to_float(to[k]);
-    } else {
-      std::memcpy(static_cast<float*>(chunk.tiles.centroid) + tile * dim + at, centroid,
-                  static_cast<std::size_t>(n) * sizeof(float));
-    }
-    norm += SquaredDistance(centroid, nullptr, n);
-    for (std::int64_t r = 0; r < words; ++r) {
-      LoadRow(chunk.weight, first + r, at, n, row);
-      squares[r] += SquaredDistance(row, centroid, n);
-    }
+      LoadRow(chunk.weight, first + r, at, n, rows + r * kStep);
+    const std::int64_t to = tile * dim + at;
+    if (tiles.mean != nullptr)
+      StorePoint<Engine>(rows, kStep, words, n, share, tiles.mean, to, point);
+    StorePoint<Engine>(rows, kStep, words, n, tiles.share + first, tiles.centroid, to, point);
+    if (tiles.mean != nullptr) continue;
+    norm += SquaredDistance(point, nullptr, n);
+    for (std::int64_t r = 0; r < words; ++r)
+      squares[r] += SquaredDistance(rows + r * kStep, point, n);
   }
-  chunk.tiles.radius[tile] =
-      std::sqrt(*std::max_element(squares, squares + words)) * (1.0f + 1e-5f);
-  chunk.tiles.centroid_norm[tile] = static_cast<float>(std::sqrt(norm));
-}
-
-// A tile's mean and the log2 of its words' weights exp(s bias).
-template <class Engine>
-void PrepareMean(const FarPrepare& chunk, std::int64_t tile) {
-  constexpr std::int64_t kStep = 2048;
-  const std::int64_t dim = chunk.shape.dim;
-  const std::int64_t first = tile * kVocabTile;
-  const std::int64_t words = std::min(kVocabTile, chunk.shape.vocab - first);
-  double share[kVocabTile];
-  double top = chunk.bias == nullptr ? 0.0 : -INFINITY;
-  const auto biased = [&](std::int64_t r) {
-    return static_cast<double>(chunk.features->logit_scale) * chunk.bias[first + r];
-  };
-  for (std::int64_t r = 0; r < words && chunk.bias != nullptr; ++r) top = std::max(top, biased(r));
-  double total = 0.0;
-  for (std::int64_t r = 0; r < words; ++r) {
-    share[r] = chunk.bias == nullptr ? 1.0 : top > -INFINITY ? std::exp(biased(r) - top) : 0.0;
-    total += share[r];
-  }
-  chunk.tiles.log2_base[tile] =
-      total > 0.0 ? static_cast<float>(top * kLog2E + std::log2(total)) : -INFINITY;
-  HWY_ALIGN float mean[kStep];
-  for (std::int64_t at = 0; at < dim; at += kStep) {
-    const std::int64_t n = std::min(kStep, dim - at);
-    std::memset(mean, 0, sizeof(mean));
-    for (std::int64_t r = 0; r < words && total > 0.0; ++r)
-      AddRow(chunk.weight, first + r, at, n, static_cast<float>(share[r] / total), mean);
-    StoreRow(static_cast<std::byte*>(chunk.tiles.mean) +
-                 (tile * dim + at) * static_cast<std::int64_t>(sizeof(typename Engine::Element)),
-             FarDtype<Engine>(), 0, 1, false, n, mean);
-  }
+  tiles.radius[tile] = std::sqrt(*std::max_element(squares, squares + words)) * (1.0f + 1e-5f);
+  tiles.centroid_norm[tile] = static_cast<float>(std::sqrt(norm));
 }
 
 template <class Engine>
 void RunFarPrepare(const FarPrepare& chunk) {
   const std::int64_t dim = chunk.shape.dim;
-  parallel_for(chunk.threads, ceil_div(chunk.shape.vocab, kVocabTile), [&](std::int64_t tile, int) {
-    PrepareTile<Engine>(chunk, tile);
-    if (chunk.tiles.mean != nullptr) PrepareMean<Engine>(chunk, tile);
-  });
+  parallel_for(chunk.threads, ceil_div(chunk.shape.vocab, kVocabTile),
+               [&](std::int64_t tile, int) { PrepareTile<Engine>(chunk, tile); });
   if (chunk.tiles.weighted_total == nullptr) return;
   // Every task sums all words of its columns, in order.
   constexpr std::int64_t kColumns = 64;
