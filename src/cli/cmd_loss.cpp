@@ -167,7 +167,7 @@ nlohmann::ordered_json to_json(const LossPlan& plan, const LossCommand& args, co
     object.update({{"tau", plan.tau}, {"kept", far.kept}, {"dense_fallback", far.dense_fallback}});
     if (far.bound >= 0.0) object["bound"] = far.bound;
     object["passes"] = far.passes;
-    if (far.audited_error >= 0.0) {
+    if (far.audited_tokens > 0) {
       object["audited_error"] = far.audited_error;
       object["audited_tokens"] = far.audited_tokens;
       if (plan.kind == PlanKind::far_both) {
@@ -211,12 +211,12 @@ std::string to_text(const LossPlan& plan, const LossCommand& args, const LossRes
                           100.0 * far.kept, format_passes(far.passes),
                           far.dense_fallback ? "; all kept where over 2/3 would be" : ""));
     std::string error;
-    if (far.audited_error >= 0.0)
+    if (far.audited_tokens > 0)
       error = fmt::format("{:.3g} measured on {} tokens", far.audited_error, far.audited_tokens);
     if (far.bound >= 0.0)
       error += fmt::format("{}at most {:.3g}", error.empty() ? "" : ", ", far.bound);
     facts.add("error of d_hidden", error.empty() ? "not measured: --audit N" : error);
-    if (plan.kind == PlanKind::far_both && far.audited_error >= 0.0) {
+    if (plan.kind == PlanKind::far_both && far.audited_tokens > 0) {
       facts.add("error of lse", fmt::format("rms {:.3g}, at most {:.3g} nats on those tokens",
                                             far.audited_lse_error, far.audited_lse_error_max));
     }

@@ -161,7 +161,9 @@ void Engine::audit(TokenFunction function, FarFieldStatistics& statistics) const
   Engine(call, plan_.audit->features).run([&](const TokenResult& r, TokenAnswer& answer) {
     const double off = lse[next++] - r.lse;
     lse_error += off * off;
-    statistics.audited_lse_error_max = std::max(statistics.audited_lse_error_max, std::fabs(off));
+    const double size = std::fabs(off);
+    if (size > statistics.audited_lse_error_max || std::isnan(size))
+      statistics.audited_lse_error_max = size;
     function(r, answer);
   });
 
@@ -176,7 +178,7 @@ void Engine::audit(TokenFunction function, FarFieldStatistics& statistics) const
   }
   statistics.audited_tokens = audited_;
   statistics.audited_lse_error = std::sqrt(lse_error / static_cast<double>(audited_));
-  statistics.audited_error = norm > 0.0 ? std::sqrt(error / norm) : 0.0;
+  statistics.audited_error = norm == 0.0 ? 0.0 : std::sqrt(error / norm);  // NaN: no number
 }
 
 }  // namespace logitless

@@ -103,18 +103,20 @@ struct FarFieldHead::State {
     const HeadFeatures wanted = features_of(o, in, out);
     const int slot = accuracy == Accuracy::exact ? 0 : audit ? 2 : 1;
     LossPlan& plan = plans[static_cast<std::size_t>(slot)];
+    float& made_for = plan_tau[static_cast<std::size_t>(slot)];
+    const float tau = slot == 0 ? 0.0f : static_cast<float>(report.tau);
     HeadShape fits = plan.shape;
     if (now.tokens <= fits.tokens) fits.tokens = now.tokens;
-    if (!plan.kernel.empty() && fits == now && plan.features == wanted &&
-        (slot == 0 || !is_far(plan.kind) || plan.tau == static_cast<float>(report.tau)))
+    if (!plan.kernel.empty() && fits == now && plan.features == wanted && made_for == tau)
       return plan;
     PlanRequest request;
     request.device = context.device();
     request.memory_budget = options.memory_budget;
     request.accuracy = accuracy;
-    if (slot > 0) request.tau = static_cast<float>(report.tau);
+    request.tau = tau;
     if (audit) request.audit_rows = options.audit_rows;
     plan = plan_cross_entropy(o, in, out, request);
+    made_for = tau;
     context.trace(plan.explain());
     return plan;
   }
@@ -173,6 +175,7 @@ struct FarFieldHead::State {
     report.last_error = error;
     if (error <= options.error) {
       report.far = true;
+      wait = 0;
       if (trial) {
         trials = 0;
       } else if (error <= 0.5 * options.error && report.steps - order_step >= interval / 2) {
@@ -223,6 +226,8 @@ struct FarFieldHead::State {
   bool try_again = false;
   std::string reason = "no order has been made";
   std::array<LossPlan, 3> plans;  // exact, far, far with an audit
+  // The tau each was made for: where the planner takes an exact one, plan.tau does not say.
+  std::array<float, 3> plan_tau = {};
   std::unique_ptr<Workspace> workspace;
 };
 
@@ -250,13 +255,20 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
     ++s.report.dense_steps;
     return stats;
   };
-  // Checked before anything is decided: a call that throws leaves the state alone.
+  // Before anything is decided: a call that planning refuses leaves the state alone.
   const LossPlan& first = s.plan_of(s.options.accuracy, true, options, in, out);
   const bool worth = is_far(first.kind);
   ++s.report.steps;
   if (!worth) {
-    s.report.far = false;
-    s.reason = first.explain();
+    if (s.try_again) {
+      // The tau of the next trial would keep too much. From the first one again, with a new order.
+      s.try_again = false;
+      s.leave("a tau that might keep the error keeps too many tiles");
+      s.report.tau = kFirstTau;
+    } else {
+      s.report.far = false;
+      s.reason = first.explain();
+    }
     return dense();
   }
   if (s.takeover < 0 && s.report.steps >= s.next_refresh) s.start_order(options, in);
@@ -267,6 +279,7 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
     s.order = std::move(s.pending);
     s.pending = {};
     s.order_step = s.takeover - s.options.refresh_delay;
+    s.trials = 0;
     s.takeover = -1;
     ++s.report.refreshes;
     trial = true;
@@ -286,7 +299,7 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
     s.last_audit = s.report.steps;
     keep = s.judge(s.error_of(stats.far), trial);
   }
-  if (stats.far.dense_fallback) s.leave("more than two thirds of the tiles would be kept");
+  if (keep && stats.far.dense_fallback) s.leave("more than two thirds of the tiles would be kept");
   if (keep || options.accumulate) return stats;
   ++s.report.repeated_steps;
   return dense();

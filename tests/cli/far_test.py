@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The far field on the command line: logitless loss --plan far-backward (path of the command in LOGITLESS_CLI)."""
+"""The far field on the command line: logitless loss --plan far-backward, far-both (the command: LOGITLESS_CLI)."""
 
 import json
 import math
@@ -14,6 +14,8 @@ from tensor_files import read_safetensors, rounded, write_safetensors  # noqa: E
 
 # Enough words that the planner takes the far field, at a tau as coarse as this.
 TOKENS, DIM, VOCAB, TAU = 60, 6, 6400, 0.2
+# More words, so that the tiles of the targets, all kept, are few; far-both is predicted to keep more.
+BOTH_VOCAB, TAU_BOTH = 19200, 0.08
 
 
 def distance(a, b):
@@ -30,22 +32,27 @@ class FarCliTest(CliTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
+        cls.large = cls.head_of(VOCAB, "large.safetensors")
+
+    @classmethod
+    def head_of(cls, vocab, name):
         numbers = random.Random(3)
-        words = list(range(VOCAB))
+        words = list(range(vocab))
         numbers.shuffle(words)
-        weight = [0.0] * (VOCAB * DIM)
-        for first in range(0, VOCAB, 128):
+        weight = [0.0] * (vocab * DIM)
+        for first in range(0, vocab, 128):
             center = [numbers.gauss(0.0, 1.5) for _ in range(DIM)]
             for word in words[first:first + 128]:
                 for k in range(DIM):
                     weight[word * DIM + k] = center[k] + numbers.gauss(0.0, 0.2)
         hidden = [numbers.gauss(0.0, 1.0) for _ in range(TOKENS * DIM)]
-        targets = [numbers.randrange(VOCAB) for _ in range(TOKENS)]
+        targets = [numbers.randrange(vocab) for _ in range(TOKENS)]
         targets[7] = -100
-        cls.large = cls.dir / "large.safetensors"
-        write_safetensors(cls.large, {"hidden": ("F32", [TOKENS, DIM], rounded(hidden, "F32")),
-                                      "weight": ("F32", [VOCAB, DIM], rounded(weight, "F32")),
-                                      "targets": ("I32", [TOKENS], targets)})
+        file = cls.dir / name
+        write_safetensors(file, {"hidden": ("F32", [TOKENS, DIM], rounded(hidden, "F32")),
+                                 "weight": ("F32", [vocab, DIM], rounded(weight, "F32")),
+                                 "targets": ("I32", [TOKENS], targets)})
+        return file
 
     def far(self, *arguments):
         return self.loss("--plan", "far-backward", "--tau", TAU, *arguments, inputs=self.basics(self.large))
@@ -130,9 +137,98 @@ class FarLossTest(FarCliTest):
         self.assertEqual(out[0].read_bytes(), out[1].read_bytes())
 
 
+class FarBothTest(FarCliTest):
+    def both(self, *arguments):
+        return self.loss("--plan", "far-both", "--tau", TAU_BOTH, *arguments, inputs=self.basics(self.huge))
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.huge = cls.head_of(BOTH_VOCAB, "huge.safetensors")
+
+    def test_numbers_beside_the_dense_plan(self):
+        exact_out, far_out = self.dir / "exact_both.safetensors", self.dir / "far_both.safetensors"
+        exact = self.loss("--plan", "dense", "--out", exact_out, inputs=self.basics(self.huge))
+        got = self.both("--out", far_out, "--audit", 1000)
+        self.assertEqual((got["plan"], got["tokens"], got["valid_tokens"]), ("far_both", TOKENS, TOKENS - 1))
+        self.assertGreater(got["kept"], 0.0)
+        self.assertLess(got["kept"], 2.0 / 3.0)
+        # Both moments, tokens along the axes, the far products of the backward: 128 times thinner than a pass.
+        self.assertAlmostEqual(got["passes"], 4.0 * got["kept"] + 4.0 / 128.0 + DIM / BOTH_VOCAB, delta=1e-9)
+        self.assertFalse(got["dense_fallback"])
+        self.assertNotIn("bound", got)
+        self.assertEqual(got["peak_bytes"], got["workspace_bytes"])
+        far, dense = read_safetensors(far_out), read_safetensors(exact_out)
+        self.assertEqual(sorted(far), sorted(dense))
+        # All valid tokens were audited; the outputs are fp32, so are lse around 10.
+        self.assertEqual(got["audited_tokens"], TOKENS - 1)
+        off = [a - b for a, b in zip(far["lse"][2], dense["lse"][2])]
+        self.assertAlmostEqual(got["audited_lse_error"], norm(off) / math.sqrt(TOKENS - 1), delta=1e-5)
+        self.assertAlmostEqual(got["audited_lse_error_max"], max(map(abs, off)), delta=1e-5)
+        self.assertGreaterEqual(got["audited_lse_error_max"], got["audited_lse_error"])
+        self.assertGreater(got["audited_lse_error"], 1e-5)
+        self.assertLessEqual(abs(got["loss"] - exact["loss"]), got["audited_lse_error"] + 2e-6 * exact["loss"])
+        error = distance(far["d_hidden"][2], dense["d_hidden"][2]) / norm(dense["d_hidden"][2])
+        self.assertAlmostEqual(got["audited_error"], error, delta=1e-3 * error + 1e-5)
+        self.assertGreater(error, 1e-4)
+
+    def test_a_saved_order_has_its_moments(self):
+        order = self.dir / "moments.safetensors"
+        fresh_out, saved_out = self.dir / "fresh_both.safetensors", self.dir / "saved_both.safetensors"
+        fresh = self.both("--order", "fresh", "--save-order", order, "--out", fresh_out)
+        saved = self.both("--order", order, "--out", saved_out)
+        for field in ("loss", "kept", "passes", "mean_lse"):
+            self.assertEqual(saved[field], fresh[field], field)
+        self.assertEqual(fresh_out.read_bytes(), saved_out.read_bytes())
+        for field in ("audited_error", "audited_lse_error", "audited_lse_error_max"):
+            self.assertNotIn(field, fresh)
+        tensors = read_safetensors(order)
+        tiles = BOTH_VOCAB // 128
+        self.assertEqual({name: tensor[:2] for name, tensor in tensors.items()},
+                         {"words": ("I64", [BOTH_VOCAB]), "average": ("F32", [BOTH_VOCAB]),
+                          "axes": ("F32", [DIM, DIM]), "variance": ("F32", [tiles, DIM]),
+                          "log2_caution": ("F32", [tiles])})
+        self.assertGreaterEqual(min(tensors["log2_caution"][2]), 0.0)
+        # far-backward takes the same order, and writes one without moments, which far-both refuses.
+        self.assertEqual(self.loss("--plan", "far-backward", "--tau", TAU, "--order", order,
+                                   inputs=self.basics(self.huge))["plan"], "far_backward")
+        bare = self.dir / "bare.safetensors"
+        self.loss("--plan", "far-backward", "--tau", TAU, "--save-order", bare, inputs=self.basics(self.huge))
+        refused = run("loss", *self.basics(self.huge), "--plan", "far-both", "--tau", TAU_BOTH, "--order", bare)
+        self.assert_error(refused, 2, f"logitless loss: --order: {bare} has no moments of dim {DIM}, "
+                                      "which --plan far-both needs")
+
+    def test_text(self):
+        basics = [*self.basics(self.huge), "--plan", "far-both", "--tau", TAU_BOTH]
+        done = run("loss", *basics, "--audit", 10)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = dict(line.split("  ", 1) for line in done.stdout.splitlines())
+        self.assertIn("far_both", lines["plan"])
+        self.assertRegex(lines["error of d_hidden"].strip(), r"^\S+ measured on 10 tokens$")
+        self.assertIn("error of lse", lines)
+        done = run("loss", *basics)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("error of lse", done.stdout)
+        self.assertNotIn("at most", done.stdout)
+
+    def test_threads_do_not_matter(self):
+        out = [self.dir / f"both_threads{i}.safetensors" for i in range(2)]
+        self.both("--threads", 1, "--out", out[0])
+        self.both("--threads", 3, "--out", out[1])
+        self.assertEqual(out[0].read_bytes(), out[1].read_bytes())
+
+    def test_where_it_cannot_be(self):
+        # 23 words: an exact plan, and why.
+        got = self.loss("--plan", "far-both")
+        self.assertEqual(got["plan"], "dense")
+        self.assertIn("nothing to gain", got["reason"])
+        # A softcap has no moments: the loss is exact then.
+        self.assertNotEqual(self.both("--softcap", 30)["plan"], "far_both")
+
+
 class FarErrorTest(FarCliTest):
     def test_only_the_far_plan_has_them(self):
-        text = "--tau, --order, --order-rows, --save-order, --audit: only --plan far-backward has them"
+        text = "--tau, --order, --order-rows, --save-order, --audit: only --plan far-backward and far-both have them"
         for plan in ([], ["--plan", "dense"], ["--plan", "forward"], ["--plan", "stored:0.5"]):
             for flag, value in (("--tau", 0.01), ("--order", "fresh"), ("--order-rows", 10),
                                 ("--save-order", self.dir / "unwritten"), ("--audit", 3)):

@@ -4,6 +4,39 @@
 #include <cmath>
 
 namespace logitless::test {
+
+std::vector<std::int64_t> far_tokens(const OracleProblem& p, const VocabOrder& order) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> keyed;
+  for (std::int64_t i = 0; i < p.tokens; ++i) {
+    if (oracle_ignored(p, i)) continue;
+    const std::int64_t word = p.targets[i * p.per_token];
+    keyed.emplace_back(word == p.ignore_index ? -1 : order.positions()[word], i);
+  }
+  std::sort(keyed.begin(), keyed.end());
+  std::vector<std::int64_t> out;
+  for (const auto& [position, token] : keyed) out.push_back(token);
+  return out;
+}
+
+std::vector<std::vector<std::vector<std::int64_t>>> far_blocks(const OracleProblem& p,
+                                                               const VocabOrder& order,
+                                                               const FarGrid& grid) {
+  const std::vector<std::int64_t> valid = far_tokens(p, order);
+  const auto count = static_cast<std::int64_t>(valid.size());
+  std::vector<std::vector<std::vector<std::int64_t>>> chunks;
+  if (count == 0) return chunks;
+  const std::int64_t parts = (count + grid.chunk_tokens - 1) / grid.chunk_tokens;
+  const std::int64_t step = (count + parts - 1) / parts;
+  for (std::int64_t first = 0; first < count; first += step) {
+    chunks.emplace_back();
+    const std::int64_t end = std::min(count, first + step);
+    for (std::int64_t at = first; at < end; at += grid.row_block)
+      chunks.back().emplace_back(valid.begin() + at,
+                                 valid.begin() + std::min(end, at + grid.row_block));
+  }
+  return chunks;
+}
+
 namespace {
 
 constexpr std::int64_t kTile = 128;
@@ -75,40 +108,6 @@ class Terms {
   OracleLogits logits_;
 };
 
-// By the position of their first target, which is before all positions where it is ignored.
-std::vector<std::int64_t> valid_tokens(const OracleProblem& p, const VocabOrder& order) {
-  std::vector<std::pair<std::int64_t, std::int64_t>> keyed;
-  for (std::int64_t i = 0; i < p.tokens; ++i) {
-    if (oracle_ignored(p, i)) continue;
-    const std::int64_t word = p.targets[i * p.per_token];
-    keyed.emplace_back(word == p.ignore_index ? -1 : order.positions()[word], i);
-  }
-  std::sort(keyed.begin(), keyed.end());
-  std::vector<std::int64_t> out;
-  for (const auto& [position, token] : keyed) out.push_back(token);
-  return out;
-}
-
-// Blocks of valid tokens, by chunk.
-std::vector<std::vector<std::vector<std::int64_t>>> blocks_of(const OracleProblem& p,
-                                                              const VocabOrder& order,
-                                                              const FarGrid& grid) {
-  const std::vector<std::int64_t> valid = valid_tokens(p, order);
-  const auto count = static_cast<std::int64_t>(valid.size());
-  std::vector<std::vector<std::vector<std::int64_t>>> chunks;
-  if (count == 0) return chunks;
-  const std::int64_t parts = (count + grid.chunk_tokens - 1) / grid.chunk_tokens;
-  const std::int64_t step = (count + parts - 1) / parts;
-  for (std::int64_t first = 0; first < count; first += step) {
-    chunks.emplace_back();
-    const std::int64_t end = std::min(count, first + step);
-    for (std::int64_t at = first; at < end; at += grid.row_block)
-      chunks.back().emplace_back(valid.begin() + at,
-                                 valid.begin() + std::min(end, at + grid.row_block));
-  }
-  return chunks;
-}
-
 double norm(const double* row, std::int64_t n) {
   double sum = 0;
   for (std::int64_t k = 0; k < n; ++k) sum += row[k] * row[k];
@@ -156,7 +155,7 @@ std::vector<std::vector<double>> far_pair_masses(const OracleProblem& p,
   const Terms terms(p, upstream);
   const std::int64_t tiles = (p.vocab + kTile - 1) / kTile;
   std::vector<std::vector<double>> out;
-  for (const auto& chunk : blocks_of(p, order, grid)) {
+  for (const auto& chunk : far_blocks(p, order, grid)) {
     out.emplace_back();
     for (const auto& block : chunk) {
       std::vector<double> largest(tiles, 0.0);
@@ -202,7 +201,7 @@ FarOracle far_oracle(const OracleProblem& p, const std::vector<double>& upstream
   const std::int64_t dim = p.dim;
   FarOracle out;
   out.exact = oracle_gradients(p, upstream);
-  out.valid = valid_tokens(p, order);
+  out.valid = far_tokens(p, order);
   out.row_size.assign(p.tokens, 0.0);
   out.bound.assign(p.tokens, 0.0);
   out.slack.assign(p.tokens, 0.0);
@@ -212,7 +211,7 @@ FarOracle far_oracle(const OracleProblem& p, const std::vector<double>& upstream
   out.nearest = INFINITY;
   std::vector<double> tile_hidden(tiles.count, 0.0), tile_sum(tiles.count, 0.0);  // of the slack
   const auto masses = far_pair_masses(p, upstream, order, grid);
-  const auto chunks = blocks_of(p, order, grid);
+  const auto chunks = far_blocks(p, order, grid);
   double hidden_slack = 0;
   std::int64_t kept_pairs = 0, pairs = 0;
   for (std::size_t c = 0; c < chunks.size(); ++c) {

@@ -33,6 +33,13 @@ struct FarOracle {
   std::vector<std::int64_t> valid;  // tokens not ignored, in the order of blocks
 };
 
+// Tokens not ignored by the position of their first target, which is before all positions where it
+// is ignored; and the blocks they make, by chunk.
+std::vector<std::int64_t> far_tokens(const OracleProblem& p, const VocabOrder& order);
+std::vector<std::vector<std::vector<std::int64_t>>> far_blocks(const OracleProblem& p,
+                                                               const VocabOrder& order,
+                                                               const FarGrid& grid);
+
 // Largest mass P_iJ of each pair (block, tile), by chunk; tokens without gradient left out.
 std::vector<std::vector<double>> far_pair_masses(const OracleProblem& p,
                                                  const std::vector<double>& upstream,

@@ -1,0 +1,596 @@
+// The far field both ways against float64: the loss from kept tiles and estimated masses, and
+// gradients of that; what it promises beside, and what it refuses.
+#include "support/far_both.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "kernels/kernels.h"
+#include "support/mirror.h"
+
+namespace logitless::test {
+namespace {
+
+class FarBoth : public testing::TestWithParam<std::string> {
+ protected:
+  RunSpec run() const {
+    RunSpec r;
+    r.kernel = GetParam();
+    return r;
+  }
+  // Words no multiple of a tile, D odd; bf16 where the kernel takes no other.
+  HeadSpec spec() const {
+    HeadSpec s;
+    s.tokens = 150;
+    s.dim = 9;
+    s.vocab = 17 * 128 + 37;
+    s.seed = 3;
+    if (!accepts(GetParam(), s)) s.dtype = DType::bf16;
+    return s;
+  }
+};
+
+FarBothAnswer check(const FarBothProblem& problem, const RunSpec& run, double fraction = 0.25) {
+  SCOPED_TRACE(describe(problem.spec));
+  FarBothAnswer a = run_far_both(problem, run, fraction);
+  EXPECT_GT(a.statistics.far.kept, 0.0);
+  EXPECT_LT(a.statistics.far.kept, 2.0 / 3.0);
+  EXPECT_FALSE(a.statistics.far.dense_fallback);
+  expect_far_both(problem, run, a);
+  return a;
+}
+
+TEST_P(FarBoth, IsTheOraclesForEachDtypeAndShape) {
+  struct Shape {
+    std::int64_t tokens, dim, vocab;
+  };
+  const Shape shapes[] = {
+      {300, 13, 17 * 128 + 37},  // a last tile of few words, a last block of few tokens
+      {128, 16, 12 * 128},       // whole tiles, one whole block
+      {129, 1, 12 * 128 + 1},    // a tile of one word
+      {1, 7, 9 * 128 + 127},     // one token
+      {40, 3, 70 * 128 + 5},     // several tiles in a segment
+      {20, 3, 131 * 128 + 9},    // more than one group of means
+      {17, 131, 11 * 128 + 64},  // more than one group of axes
+  };
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const Shape& shape : shapes) {
+      HeadSpec s = spec();
+      s.tokens = shape.tokens;
+      s.dim = shape.dim;
+      s.vocab = shape.vocab;
+      s.dtype = dtype;
+      if (accepts(GetParam(), s)) check(FarBothProblem(s), run());
+    }
+  }
+}
+
+// The comparisons above would see exact numbers, estimates without their quadratic form, and far
+// tiles that were dropped.
+TEST_P(FarBoth, IsNeitherExactNorDropped) {
+  HeadSpec s = spec();
+  s.bias = true;
+  FarBothProblem problem(s);
+  const FarBothAnswer a = check(problem, run());
+  const FarBothOracle& o = a.oracle;
+  const double contract = gradient_bound(s.dtype);
+  EXPECT_GT(distance(o.exact.d_weight, o.far.d_weight),
+            2 * (o.weight_slack + contract * norm(o.far.d_weight)));
+  EXPECT_GT(distance(o.exact.d_bias, o.far.d_bias),
+            2 * (o.bias_slack + contract * norm(o.far.d_bias)));
+  const auto lse_of_far = [&](const FarBothOracle& other) {
+    std::int64_t outside = 0;
+    for (std::int64_t i = 0; i < s.tokens; ++i)
+      outside += std::abs(other.lse[i] - o.lse[i]) >
+                         3 * (o.lse_slack[i] + kLseBound * (1 + std::abs(o.lse[i])))
+                     ? 1
+                     : 0;
+    return outside;
+  };
+  FarBothOracle exact = o;
+  exact.lse = o.logits.lse;
+  EXPECT_GT(lse_of_far(exact), s.tokens / 2);
+  const VocabOrder order = problem.order;
+  const std::vector<float> none(order.variance().size(), 0.0f);
+  problem.order = order.with_moments(s.dim, order.axes(), none, order.log2_caution());
+  RunSpec r = run();
+  r.tau = static_cast<float>(a.tau);
+  EXPECT_GT(lse_of_far(run_far_both(problem, r).oracle), s.tokens / 2);
+  // With more caution more tiles are kept.
+  const std::vector<float> careful(order.log2_caution().size(), 6.0f);
+  problem.order = order.with_moments(s.dim, order.axes(), order.variance(), careful);
+  EXPECT_GT(call_far_both(problem, r).statistics.far.kept, a.statistics.far.kept);
+}
+
+struct Option {
+  const char* name;
+  void (*change)(HeadSpec&);
+};
+const Option kOptions[] = {
+    {"bias", [](HeadSpec& s) { s.bias = true; }},
+    {"token_weight", [](HeadSpec& s) { s.token_weight = true; }},
+    {"class_weight", [](HeadSpec& s) { s.class_weight = true; }},
+    {"ignored", [](HeadSpec& s) { s.ignored = 0.4; }},
+    {"label_smoothing", [](HeadSpec& s) { s.label_smoothing = 0.1f; }},
+    {"smoothing_of_classes",
+     [](HeadSpec& s) {
+       s.label_smoothing = 0.2f;
+       s.class_weight = s.token_weight = s.bias = true;
+     }},
+    {"z_loss", [](HeadSpec& s) { s.z_loss = 0.01f; }},
+    {"logit_scale", [](HeadSpec& s) { s.logit_scale = 0.7f; }},
+    {"scale_bias",
+     [](HeadSpec& s) {
+       s.logit_scale = 1.3f;
+       s.bias = true;
+     }},
+    {"several_targets", [](HeadSpec& s) { s.per_token = 4; }},
+    {"several_targets_all",
+     [](HeadSpec& s) {
+       s.per_token = 3;
+       s.bias = s.token_weight = s.class_weight = true;
+       s.label_smoothing = 0.1f;
+       s.z_loss = 0.01f;
+       s.ignored = 0.3;
+     }},
+    {"reduction_sum", [](HeadSpec& s) { s.reduction = Reduction::sum; }},
+    {"reduction_none", [](HeadSpec& s) { s.reduction = Reduction::none; }},
+};
+
+TEST_P(FarBoth, OptionsOneByOne) {
+  for (const Option& option : kOptions) {
+    SCOPED_TRACE(option.name);
+    HeadSpec s = spec();
+    option.change(s);
+    check(FarBothProblem(s), run());
+  }
+}
+
+TEST_P(FarBoth, MaskedWords) {
+  HeadSpec s = spec();
+  s.bias = true;
+  s.tokens = 60;
+  FarBothProblem problem(s);
+  problem.mask_words();
+  problem.measure();
+  const FarBothAnswer a = check(problem, run());
+  std::int64_t masked = 0, whole = 0;
+  for (std::int64_t j = 0; j < s.vocab; ++j) {
+    ASSERT_TRUE(std::isfinite(a.d_bias.get(j))) << j;
+    masked += std::isinf(problem.bias.get(j)) ? 1 : 0;
+    whole += problem.order.positions()[j] / 128 == 2 && std::isinf(problem.bias.get(j)) ? 1 : 0;
+  }
+  EXPECT_GT(masked, 200);
+  EXPECT_EQ(whole, 128) << "no tile without any word";
+}
+
+TEST_P(FarBoth, SeveralChunks) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    HeadSpec s = spec();
+    s.tokens = 270;
+    s.dim = 6;
+    s.dtype = dtype;
+    s.bias = true;
+    s.ignored = 0.1;
+    s.label_smoothing = 0.05f;
+    if (!accepts(GetParam(), s)) continue;
+    const FarBothProblem problem(s);
+    RunSpec r = run();
+    r.tau = 0.02f;
+    r.budget = 1;
+    try {
+      call_far_both(problem, r);
+      FAIL() << "a budget of one byte was enough";
+    } catch (const InvalidArgument& e) {
+      const std::string text = e.what();
+      EXPECT_NE(text.find("far_both"), std::string::npos) << text;
+      r.budget = static_cast<std::size_t>(std::stoull(text.substr(text.rfind('(') + 1)));
+    }
+    r.tau = 0.0f;
+    const FarBothAnswer a = check(problem, r);
+    EXPECT_EQ(a.plan.workspace_bytes(), r.budget);
+    EXPECT_LT(a.plan.chunk_tokens * 3, a.statistics.valid_tokens);
+    // 16-bit gradients: sums between chunks are still fp32, which takes room.
+    r.gradient_dtype = dtype;
+    r.budget += static_cast<std::size_t>(4 * s.vocab * s.dim) + 256;
+    EXPECT_LT(check(problem, r).plan.chunk_tokens * 2, a.statistics.valid_tokens);
+  }
+}
+
+TEST_P(FarBoth, UpstreamGradients) {
+  HeadSpec s = spec();
+  for (const Reduction reduction : {Reduction::mean, Reduction::sum}) {
+    s.reduction = reduction;
+    RunSpec r = run();
+    r.grad_loss = -2.5;
+    check(FarBothProblem(s), r);
+  }
+  s.reduction = Reduction::none;
+  RunSpec r = run();
+  for (std::int64_t i = 0; i < s.tokens; ++i)
+    r.grad_losses.push_back(i % 3 == 0 ? 0.0 : static_cast<double>(i % 7) - 3.0);
+  const FarBothAnswer a = check(FarBothProblem(s), r);
+  for (std::int64_t i = 0; i < s.tokens; i += 3)
+    for (std::int64_t k = 0; k < s.dim; ++k) ASSERT_EQ(a.d_hidden.get(i * s.dim + k), 0.0) << i;
+}
+
+TEST_P(FarBoth, FrozenSidesDoNotChangeTheOther) {
+  HeadSpec s = spec();
+  s.bias = true;
+  s.label_smoothing = 0.1f;
+  const FarBothProblem problem(s);
+  const FarBothAnswer all = check(problem, run());
+  for (const int wanted : {1, 2, 4, 5}) {
+    SCOPED_TRACE(wanted);
+    RunSpec r = run();
+    r.tau = static_cast<float>(all.tau);
+    r.d_hidden = (wanted & 1) != 0;
+    r.d_weight = (wanted & 2) != 0;
+    r.d_bias = (wanted & 4) != 0;
+    const FarBothAnswer a = check(problem, r);
+    EXPECT_EQ(a.d_weight.defined(), r.d_weight);
+    EXPECT_EQ(a.d_bias.defined(), r.d_bias);
+    EXPECT_EQ(a.lse.bytes(), all.lse.bytes());
+  }
+}
+
+TEST_P(FarBoth, Accumulates) {
+  HeadSpec s = spec();
+  s.bias = true;
+  s.ignored = 0.2;
+  const FarBothProblem problem(s);
+  const FarBothAnswer plain = check(problem, run());
+  RunSpec r = run();
+  r.tau = static_cast<float>(plain.tau);
+  r.audit_rows = 32;  // of this call's part alone
+  r.change = [](CrossEntropyOptions& o, auto&, CrossEntropyOutputs& out) {
+    o.accumulate = true;
+    for (TensorView* view : {&out.d_hidden, &out.d_weight, &out.d_bias})
+      std::fill_n(static_cast<float*>(view->data()), view->numel(), 0.5f);
+  };
+  const FarBothAnswer added = call_far_both(problem, r);
+  const auto compare = [](const Tensor& got, const Tensor& part) {
+    for (std::int64_t i = 0; i < got.numel(); ++i)
+      // The sums begin at 0.5 and round at every product added to them: some 300 times by 3e-8.
+      ASSERT_NEAR(got.get(i), 0.5 + part.get(i), 2e-6) << i;
+  };
+  compare(added.d_hidden, plain.d_hidden);
+  compare(added.d_weight, plain.d_weight);
+  compare(added.d_bias, plain.d_bias);
+  EXPECT_EQ(added.lse.bytes(), plain.lse.bytes());
+  r.change = nullptr;
+  const FarFieldStatistics apart = call_far_both(problem, r).statistics.far;
+  EXPECT_EQ(apart.audited_error, added.statistics.far.audited_error);
+  EXPECT_EQ(apart.audited_lse_error, added.statistics.far.audited_lse_error);
+}
+
+TEST_P(FarBoth, NextToken) {
+  constexpr std::int64_t kBatch = 3, kTime = 50;
+  HeadSpec s = spec();
+  s.tokens = kBatch * kTime;
+  FarBothProblem problem(s);
+  const std::vector<std::int64_t> words = problem.oracle.targets;
+  for (std::int64_t i = 0; i < s.tokens; ++i)
+    problem.oracle.targets[i] = i % kTime == kTime - 1 ? -100 : words[i + 1];
+  RunSpec r = run();
+  r.change = [&](CrossEntropyOptions& o, CrossEntropyInputs& in, CrossEntropyOutputs& out) {
+    o.next_token = true;
+    in.hidden = ConstTensorView(in.hidden.data(), in.hidden.dtype(), {kBatch, kTime, s.dim});
+    in.targets = ConstTensorView(in.targets.data(), in.targets.dtype(), {kBatch, kTime});
+    out.d_hidden = TensorView(out.d_hidden.data(), out.d_hidden.dtype(), {kBatch, kTime, s.dim});
+    for (TensorView* view : {&out.lse, &out.log_prob, &out.target_logit})
+      *view = TensorView(view->data(), view->dtype(), {kBatch, kTime});
+  };
+  EXPECT_EQ(check(problem, r).statistics.valid_tokens, kBatch * (kTime - 1));
+}
+
+TEST_P(FarBoth, ThreadsAndRunsGiveTheSameBits) {
+  HeadSpec s = spec();
+  s.bias = true;
+  s.ignored = 0.1;
+  s.tokens = 400;
+  s.vocab = 150 * 128 + 3;
+  s.label_smoothing = 0.1f;
+  const FarBothProblem problem(s);
+  RunSpec r = run();
+  r.audit_rows = 20;
+  r.tau = 0.02f;
+  const FarBothAnswer first = call_far_both(problem, r);
+  EXPECT_LT(first.statistics.far.kept, 2.0 / 3.0);
+  for (const int threads : {2, 1, 3}) {
+    r.threads = threads;
+    const FarBothAnswer a = call_far_both(problem, r);
+    EXPECT_EQ(a.loss.bytes(), first.loss.bytes());
+    EXPECT_EQ(a.lse.bytes(), first.lse.bytes());
+    EXPECT_EQ(a.d_hidden.bytes(), first.d_hidden.bytes());
+    EXPECT_EQ(a.d_weight.bytes(), first.d_weight.bytes());
+    EXPECT_EQ(a.d_bias.bytes(), first.d_bias.bytes());
+    EXPECT_EQ(a.statistics.far.kept, first.statistics.far.kept);
+    EXPECT_EQ(a.statistics.far.audited_error, first.statistics.far.audited_error);
+    EXPECT_EQ(a.statistics.far.audited_lse_error, first.statistics.far.audited_lse_error);
+  }
+}
+
+// What the audit measured, measured here over the tokens evenly spaced among the valid ones.
+TEST_P(FarBoth, TheAuditMeasuresTheErrors) {
+  for (const int per_token : {1, 3}) {
+    HeadSpec s = spec();
+    s.ignored = 0.25;
+    s.per_token = per_token;
+    s.bias = true;
+    const FarBothProblem problem(s);
+    const FarBothAnswer plain = check(problem, run());
+    EXPECT_EQ(plain.statistics.far.audited_error, -1.0);
+    EXPECT_EQ(plain.statistics.far.audited_lse_error, 0.0);
+    const std::vector<std::int64_t> valid = far_tokens(problem.oracle, problem.order);
+    const auto all = static_cast<std::int64_t>(valid.size());
+    RunSpec r = run();
+    r.plan = PlanKind::recompute;
+    const HeadAnswer exact = run_head(problem, r);
+    r.tau = static_cast<float>(plain.tau);
+    for (const std::int64_t rows : {1, 37, 1000}) {
+      SCOPED_TRACE(testing::Message() << rows << " rows, " << describe(s));
+      r.audit_rows = rows;
+      const FarBothAnswer a = call_far_both(problem, r);
+      const std::int64_t audited = std::min(rows, all);
+      ASSERT_EQ(a.statistics.far.audited_tokens, audited);
+      double error = 0, size = 0, squares = 0, most = 0;
+      for (std::int64_t i = 0; i < audited; ++i) {
+        const std::int64_t token = valid[i * all / audited];
+        for (std::int64_t k = token * s.dim; k < (token + 1) * s.dim; ++k) {
+          error += std::pow(a.d_hidden.get(k) - exact.d_hidden.get(k), 2);
+          size += std::pow(exact.d_hidden.get(k), 2);
+        }
+        const double off = a.lse.get(token) - plain.oracle.logits.lse[token];
+        squares += off * off;
+        most = std::max(most, std::abs(off));
+      }
+      ASSERT_GT(error, 0.0);
+      ASSERT_GT(most, 1e-4);
+      const double measured = std::sqrt(error / size);
+      EXPECT_NEAR(a.statistics.far.audited_error, measured, 1e-3 * measured + 1e-6);
+      // The exact lse of the audit is within the contract of float64's.
+      EXPECT_NEAR(a.statistics.far.audited_lse_error,
+                  std::sqrt(squares / static_cast<double>(audited)), 2 * kLseBound * 20);
+      EXPECT_NEAR(a.statistics.far.audited_lse_error_max, most, 2 * kLseBound * 20);
+      EXPECT_EQ(a.d_hidden.bytes(), plain.d_hidden.bytes());
+      EXPECT_EQ(a.d_weight.bytes(), plain.d_weight.bytes());
+      EXPECT_EQ(a.lse.bytes(), plain.lse.bytes());
+    }
+  }
+}
+
+TEST_P(FarBoth, ATinyTauKeepsEverything) {
+  HeadSpec s = spec();
+  s.bias = true;
+  s.ignored = 0.2;
+  s.label_smoothing = 0.1f;
+  const FarBothProblem problem(s);
+  RunSpec r = run();
+  r.tau = 1e-30f;
+  r.audit_rows = 16;
+  const FarBothAnswer a = call_far_both(problem, r);
+  EXPECT_EQ(a.statistics.far.kept, 1.0);
+  EXPECT_TRUE(a.statistics.far.dense_fallback);
+  const double contract = gradient_bound(s.dtype);
+  EXPECT_LE(a.statistics.far.audited_error, contract);
+  EXPECT_LE(a.statistics.far.audited_lse_error_max, 2 * kLseBound * 20);
+  const OracleGradients exact = oracle_gradients(problem.oracle, upstream_of(problem, r));
+  OracleLogits logits = oracle_logits(problem.oracle);
+  for (std::int64_t i = 0; i < s.tokens; ++i)
+    if (oracle_ignored(problem.oracle, i)) logits.lse[i] = 0.0;
+  EXPECT_LE(relative_error(a.lse.values(), logits.lse), kLseBound);
+  EXPECT_LE(relative_error(a.d_hidden.values(), exact.d_hidden), contract);
+  EXPECT_LE(relative_error(a.d_weight.values(), exact.d_weight), contract);
+  EXPECT_LE(relative_error(a.d_bias.values(), exact.d_bias), contract);
+}
+
+// Only targets' tiles are kept, and everything else is an estimate.
+TEST_P(FarBoth, ATauAboveEveryMassKeepsTheTargets) {
+  HeadSpec s = spec();
+  s.bias = true;
+  FarBothProblem problem(s, 2.0);
+  problem.measure(0.0);  // a caution would lift masses above tau
+  RunSpec r = run();
+  r.tau = 0.999f;
+  const FarBothAnswer a = run_far_both(problem, r);
+  EXPECT_LE(a.statistics.far.kept, 4.0 / 18.0);
+  EXPECT_GT(a.statistics.far.kept, 0.0);
+  expect_far_both(problem, r, a);
+}
+
+TEST_P(FarBoth, NoValidToken) {
+  HeadSpec s = spec();
+  s.ignored = 2.0;
+  s.bias = true;
+  const FarBothProblem problem(s);
+  RunSpec r = run();
+  r.audit_rows = 4;
+  r.tau = 0.01f;
+  const FarBothAnswer a = call_far_both(problem, r);
+  EXPECT_EQ(a.loss.get(0), 0.0);
+  for (const Tensor* t : {&a.d_hidden, &a.d_weight, &a.d_bias, &a.lse})
+    for (const double v : t->values()) ASSERT_EQ(v, 0.0);
+  EXPECT_EQ(a.statistics.far.audited_tokens, 0);
+  EXPECT_EQ(a.statistics.far.audited_error, -1.0);
+}
+
+TEST_P(FarBoth, ANaNStaysInItsRow) {
+  FarBothProblem problem(spec());
+  const HeadSpec& s = problem.spec;
+  const FarBothAnswer clean = run_far_both(problem, run());
+  constexpr std::int64_t kBad = 70;
+  problem.hidden.set(kBad * s.dim + 3, NAN);
+  RunSpec r = run();
+  r.tau = static_cast<float>(clean.tau);
+  const FarBothAnswer a = call_far_both(problem, r);
+  EXPECT_TRUE(std::isnan(a.loss.get(0)));
+  // Nothing was measured: no error of 0.
+  r.audit_rows = 1000;
+  const FarFieldStatistics far = call_far_both(problem, r).statistics.far;
+  EXPECT_TRUE(std::isnan(far.audited_error)) << far.audited_error;
+  EXPECT_TRUE(std::isnan(far.audited_lse_error)) << far.audited_lse_error;
+  EXPECT_TRUE(std::isnan(far.audited_lse_error_max)) << far.audited_lse_error_max;
+  // The bad row keeps no tile of its own but its target's, so its block may keep fewer.
+  EXPECT_LE(a.statistics.far.kept, clean.statistics.far.kept);
+  const bool same = a.statistics.far.kept == clean.statistics.far.kept;
+  for (std::int64_t i = 0; i < s.tokens; ++i) {
+    if (i == kBad) {
+      EXPECT_TRUE(std::isnan(a.lse.get(i)));
+      for (std::int64_t k = 0; k < s.dim; ++k)
+        EXPECT_TRUE(std::isnan(a.d_hidden.get(i * s.dim + k)));
+      continue;
+    }
+    ASSERT_TRUE(std::isfinite(a.lse.get(i))) << i;
+    if (same) {
+      EXPECT_EQ(a.lse.get(i), clean.lse.get(i)) << i;
+    }
+    for (std::int64_t k = 0; k < s.dim; ++k)
+      ASSERT_TRUE(std::isfinite(a.d_hidden.get(i * s.dim + k))) << i;
+  }
+}
+
+// As planned, to the byte; nothing beyond it is touched, and what it held before does not matter.
+TEST_P(FarBoth, MemoryIsAsPlanned) {
+  constexpr std::size_t kGuard = 4096;
+  for (const std::int64_t audit : {0, 9}) {
+    HeadSpec s = spec();
+    s.bias = true;
+    s.label_smoothing = 0.1f;
+    const FarBothProblem problem(s);
+    Tensor lse(DType::f32, {s.tokens}), d_hidden(DType::f32, {s.tokens, s.dim});
+    Tensor d_weight(DType::f32, {s.vocab, s.dim}), d_bias(DType::f32, {s.vocab});
+    CrossEntropyInputs in = problem.inputs();
+    in.order = problem.order;
+    CrossEntropyOutputs out;
+    out.lse = lse.view();
+    out.d_hidden = d_hidden.view();
+    out.d_weight = d_weight.view();
+    out.d_bias = d_bias.view();
+    const Context context = make_context(GetParam());
+    PlanRequest request;
+    request.device = context.device();
+    request.kind = PlanKind::far_both;
+    request.tau = 0.02f;
+    request.audit_rows = audit;
+    const LossPlan plan = plan_cross_entropy(problem.options(), in, out, request);
+    EXPECT_EQ(plan.audit != nullptr, audit > 0);
+    {
+      const Workspace workspace(context, plan);
+      EXPECT_EQ(context.memory().current_bytes(), plan.workspace_bytes());
+      cross_entropy(context, plan, problem.options(), in, out, workspace);
+      EXPECT_EQ(context.memory().peak_bytes(), plan.workspace_bytes());
+    }
+    const std::vector<std::byte> weight = d_weight.bytes(), hidden = d_hidden.bytes();
+    const std::vector<std::byte> sums = lse.bytes();
+    const Buffer memory(kGuard + plan.workspace_bytes() + kGuard);
+    auto* bytes = memory.as<unsigned char>();
+    for (const int pattern : {0xff, 0x7f, 0x5a}) {
+      std::memset(bytes, pattern, memory.bytes());
+      cross_entropy(context, plan, problem.options(), in, out,
+                    Workspace(bytes + kGuard, plan.workspace_bytes()));
+      EXPECT_EQ(d_weight.bytes(), weight) << pattern;
+      EXPECT_EQ(d_hidden.bytes(), hidden) << pattern;
+      EXPECT_EQ(lse.bytes(), sums) << pattern;
+      for (std::size_t at = 0; at < kGuard; ++at) {
+        ASSERT_EQ(bytes[at], pattern) << "before";
+        ASSERT_EQ(bytes[kGuard + plan.workspace_bytes() + at], pattern) << "after";
+      }
+    }
+    EXPECT_THROW(cross_entropy(context, plan, problem.options(), in, out,
+                               Workspace(bytes + kGuard, plan.workspace_bytes() - 1)),
+                 InvalidArgument);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(AllKernels, FarBoth, testing::ValuesIn(far_kernels()),
+                         [](const auto& kernel) { return kernel.param; });
+
+template <typename E, typename F>
+std::string message_of(F&& call) {
+  try {
+    call();
+  } catch (const E& e) {
+    return e.what();
+  } catch (const std::exception& e) {
+    return std::string("another exception: ") + e.what();
+  }
+  return "accepted";
+}
+
+HeadSpec plain_spec() {
+  HeadSpec s;
+  s.tokens = 50;
+  s.dim = 6;
+  s.vocab = 1500;
+  return s;
+}
+
+TEST(FarBothRefusals, OfCalls) {
+  const FarBothProblem problem(plain_spec());
+  RunSpec r;
+  r.plan = PlanKind::far_both;
+  r.tau = 0.02f;
+  const auto call = [&] { return message_of<InvalidArgument>([&] { run_head(problem, r); }); };
+  EXPECT_EQ(call(), "order: plan far_both walks the vocabulary in a VocabOrder, got none");
+  const VocabOrder bare(problem.order.words(), problem.order.average());
+  r.change = [&](auto&, CrossEntropyInputs& in, auto&) { in.order = bare; };
+  EXPECT_EQ(call(),
+            "order: plan far_both needs the moments of its tiles (measure_tiles) of dim 6, got "
+            "none");
+  const std::vector<float> axes(25, 0.5f), variance(12 * 5, 0.0f), caution(12, 0.0f);
+  const VocabOrder other = bare.with_moments(5, axes, variance, caution);
+  r.change = [&](auto&, CrossEntropyInputs& in, auto&) { in.order = other; };
+  EXPECT_EQ(call(),
+            "order: plan far_both needs the moments of its tiles (measure_tiles) of dim 6, got "
+            "some of 5");
+  Tensor bound(DType::f32, {50});
+  r.change = [&](auto&, CrossEntropyInputs& in, CrossEntropyOutputs& out) {
+    in.order = problem.order;
+    out.d_hidden_bound = bound.view();
+  };
+  EXPECT_EQ(call(), "d_hidden_bound: plan far_both has none; its audit measures the error");
+  r.change = [&](auto&, CrossEntropyInputs& in, auto&) { in.order = problem.order; };
+  EXPECT_EQ(call(), "accepted");
+  // far_backward leaves moments alone, even of another dim.
+  r.plan = PlanKind::far_backward;
+  r.change = [&](auto&, CrossEntropyInputs& in, auto&) { in.order = other; };
+  EXPECT_EQ(call(), "accepted");
+}
+
+TEST(FarBothRefusals, OfPlans) {
+  const HeadShape shape{4096, 512, 131072, DType::bf16};
+  HeadFeatures features;
+  features.d_hidden = features.d_weight = true;
+  PlanRequest both;
+  both.kind = PlanKind::far_both;
+  const auto refused = [&](const HeadFeatures& f) {
+    return message_of<Unsupported>([&] { plan_head(shape, f, both); });
+  };
+  EXPECT_EQ(refused(features), "accepted");
+  HeadFeatures f = features;
+  f.softcap = 5.0f;
+  EXPECT_EQ(refused(f), "no plan: far_both: the moments of a tile do not pass through a softcap");
+  for (const bool argmax : {false, true}) {
+    f = features;
+    f.argmax = argmax;
+    f.entropy = !argmax;
+    EXPECT_EQ(refused(f), "no plan: far_both: argmax and entropy need every word's logit");
+  }
+  EXPECT_EQ(refused(HeadFeatures()), "no plan: far_both: no gradient is wanted");
+  // By accuracy it is one candidate of several, and a refusal of it no error.
+  PlanRequest request;
+  request.accuracy = Accuracy::far_both;
+  EXPECT_EQ(plan_head(shape, features, request).kind, PlanKind::far_both);
+  EXPECT_EQ(plan_head(shape, f, request).kind, PlanKind::far_backward);
+  HeadShape small = shape;
+  small.vocab = 20000;
+  EXPECT_EQ(plan_head(small, features, request).kind, PlanKind::dense);
+}
+
+}  // namespace
+}  // namespace logitless::test
