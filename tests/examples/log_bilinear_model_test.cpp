@@ -83,7 +83,7 @@ TEST_P(WholeModel, GradientsAreThoseOfFiniteDifferences) {
   logitless::MemoryMeter meter;
   Model model({kVocab, kDim, kContext, GetParam().full_matrices, GetParam().shared_vectors}, kBatch,
               context.threads(), &meter);
-  Head head(context, {kVocab, kDim, kBatch, logitless::DType::f32}, 0, &meter);
+  Head head(context, {kVocab, kDim, kBatch, logitless::DType::f32}, 0, {}, &meter);
   model.initialise(5, random_values(kVocab, 6));
   for (Parameter& parameter : model.parameters()) {  // larger than new ones: every path counts
     for (std::int64_t i = 0; i < parameter.numel(); ++i) {
