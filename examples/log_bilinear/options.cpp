@@ -36,6 +36,7 @@ void from_text(const std::string& text, std::vector<std::string>& lines) {
   std::istringstream stream(text);
   for (std::string line; std::getline(stream, line);) lines.push_back(line);
 }
+void from_text(const std::string& text, bool& value) { value = text == "true"; }
 template <typename T>
 void from_text(const std::string& text, T& value) {
   std::istringstream stream(text);
