@@ -90,8 +90,8 @@ class Engine {
   FarFieldStatistics far_statistics() const;
   // |error of d_hidden| is written here for the valid tokens.
   void set_bound_output(const TokenOutput* output) { bound_output_ = output; }
-  // Computes d_hidden of the tokens to audit exactly and compares, `lse` [tokens of hidden] as well
-  // if there is one. `function` as in run.
+  // Of far-field plans, after run: computes lse and d_hidden of the tokens to audit exactly, and
+  // compares. `function` as in run.
   void audit(TokenFunction function, FarFieldStatistics& statistics) const;
 
   // Runs all chunks and leaves every gradient asked for complete, rows of ignored tokens included.

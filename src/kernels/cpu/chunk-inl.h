@@ -140,9 +140,15 @@ class EntryCursor {
   const SparseEntry* end_;
 };
 
-template <class Engine, typename Stored>
+// Which tiles a forward computes, and for which panels: all.
+struct KeepAll {
+  static bool any(std::int64_t) { return true; }
+  bool operator()(std::int64_t, std::int64_t) const { return true; }
+};
+
+template <class Engine, typename Stored, class Keep>
 void ForwardSegment(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory,
-                    std::int64_t segment, int thread) {
+                    std::int64_t segment, int thread, const Keep& keep) {
   [[maybe_unused]] const typename Engine::Session session;
   constexpr int kPanel = Engine::kPanel;
   const Layout& layout = memory.layout;
@@ -153,6 +159,7 @@ void ForwardSegment(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory
 
   const std::int64_t last_tile = std::min(layout.tiles, (segment + 1) * layout.tiles_per_segment);
   for (std::int64_t tile = segment * layout.tiles_per_segment; tile < last_tile; ++tile) {
+    if (!keep.any(tile)) continue;
     const std::int64_t first_word = tile * kVocabTile;
     const std::int64_t words = std::min(kVocabTile, chunk.shape.vocab - first_word);
     const LogitTransform transform = TileTransform(chunk, first_word);
@@ -161,6 +168,7 @@ void ForwardSegment(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory
     EntryCursor picks(chunk.targets, tile);
     EntryCursor zeros(chunk.targets, tile);
     for (std::int64_t p = 0; p < memory.panels; ++p) {
+      if (!keep(tile, p)) continue;
       const std::int64_t tokens = std::min<std::int64_t>(kPanel, chunk.tokens - p * kPanel);
       Engine::Logits(weights, round_up(words, Engine::kRows), memory.x_forward(p), tokens,
                      layout.dim_k, z);
@@ -235,9 +243,9 @@ void RunForward(const ForwardChunk& chunk) {
   PackAllTokens(chunk, memory);
   parallel_for(chunk.threads, memory.layout.segments, [&](std::int64_t segment, int thread) {
     if (memory.layout.stored_element_bytes == 2) {
-      ForwardSegment<Engine, std::uint16_t>(chunk, memory, segment, thread);
+      ForwardSegment<Engine, std::uint16_t>(chunk, memory, segment, thread, KeepAll());
     } else {
-      ForwardSegment<Engine, float>(chunk, memory, segment, thread);
+      ForwardSegment<Engine, float>(chunk, memory, segment, thread, KeepAll());
     }
   });
   parallel_for(chunk.threads, memory.panels,

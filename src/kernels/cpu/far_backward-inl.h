@@ -222,8 +222,8 @@ void NearHidden(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, 
   });
 }
 
-// What follows from d_hidden of one panel before it goes out: label smoothing, the audit's copy,
-// norms. FinishHidden adds the targets: their part is added here to a copy.
+// d_hidden of one panel: label smoothing, targets, its norms, the audit's copy, and out to the
+// caller's rows.
 template <class Engine>
 void FinishFarHidden(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory,
                      std::int64_t panel) {

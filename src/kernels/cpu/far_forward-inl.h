@@ -146,42 +146,19 @@ void TotalEstimates(const FarMemory<Engine>& memory, std::int64_t panel) {
   }
 }
 
-// The dense forward of one segment over what is kept.
+// The forward of a segment over what is kept. Every target's tile is kept for its block, so that no
+// target is passed by.
 template <class Engine>
-void NearForwardSegment(const FarForwardChunk& chunk, const FarMemory<Engine>& memory,
-                        std::int64_t segment, int thread) {
-  [[maybe_unused]] const typename Engine::Session session;
-  constexpr int kPanel = Engine::kPanel;
-  const Layout& layout = memory.layout;
-  auto* weights = memory.template of_thread<typename Engine::Element>(thread, layout.weight_tile);
-  float* z = memory.template of_thread<float>(thread, layout.logits);
-  for (std::int64_t p = 0; p < memory.panels; ++p)
-    ResetState(memory.state(segment, p, chunk), kPanel);
-  const std::int64_t last_tile = std::min(layout.tiles, (segment + 1) * layout.tiles_per_segment);
-  for (std::int64_t tile = segment * layout.tiles_per_segment; tile < last_tile; ++tile) {
+struct KeepNear {
+  const FarMemory<Engine>& memory;
+  bool any(std::int64_t tile) const {
     const std::uint8_t* kept = memory.kept(tile);
-    if (std::find(kept, kept + memory.blocks, 1) == kept + memory.blocks) continue;
-    const std::int64_t first_word = tile * kVocabTile;
-    const std::int64_t words = std::min(kVocabTile, chunk.shape.vocab - first_word);
-    const LogitTransform transform = TileTransform(chunk, first_word);
-    Engine::PackWeightTile(chunk.weight, first_word, words, chunk.shape.dim, layout.dim_k, weights);
-    EntryCursor picks(chunk.targets, tile);
-    for (std::int64_t p = 0; p < memory.panels; ++p) {
-      if (kept[p / memory.kBlockPanels] == 0) continue;
-      const std::int64_t tokens = std::min<std::int64_t>(kPanel, chunk.tokens - p * kPanel);
-      Engine::Logits(weights, round_up(words, Engine::kRows), memory.x_forward(p), tokens,
-                     layout.dim_k, z);
-      TransformBlock<kPanel>(transform, words, z);
-      // Every target's tile is kept for its block: no entry is passed by.
-      picks.until((p + 1) * kPanel, [&](const SparseEntry& e) {
-        chunk.target_logit[e.slot] = z[(e.word - first_word) * kPanel + e.token - p * kPanel];
-      });
-      AbsorbBlock<kPanel, typename Engine::Bf16, float>(transform, first_word, words, z,
-                                                        memory.state(segment, p, chunk), nullptr,
-                                                        nullptr, nullptr);
-    }
+    return std::find(kept, kept + memory.blocks, 1) != kept + memory.blocks;
   }
-}
+  bool operator()(std::int64_t tile, std::int64_t panel) const {
+    return memory.kept(tile)[panel / FarMemory<Engine>::kBlockPanels] != 0;
+  }
+};
 
 // The far tiles' masses to the sums of one panel.
 template <class Engine>
@@ -271,7 +248,7 @@ void RunFarForward(const FarForwardChunk& call) {
   }
   KeepAllOfMany(memory, chunk.most_kept);
   parallel_for(chunk.threads, layout.segments, [&](std::int64_t segment, int thread) {
-    NearForwardSegment(chunk, memory, segment, thread);
+    ForwardSegment<Engine, float>(chunk, memory, segment, thread, KeepNear<Engine>{memory});
   });
   parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int) {
     MergeSegments(chunk, memory, p);

@@ -179,6 +179,18 @@ HWY_INLINE V LoadF16(const std::uint16_t* HWY_RESTRICT from) {
   return hn::BitCast(d, hn::Or(sign, hn::IfThenElse(is_special, special, scaled)));
 }
 
+// to[j] += factor * from[j].
+HWY_INLINE void AddScaled(const float* HWY_RESTRICT from, std::int64_t count, float factor,
+                          float* HWY_RESTRICT to) {
+  const D d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const V f = hn::Set(d, factor);
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes)
+    hn::StoreU(hn::MulAdd(f, hn::LoadU(d, from + i), hn::LoadU(d, to + i)), d, to + i);
+  for (; i < count; ++i) to[i] = __builtin_fmaf(factor, from[i], to[i]);
+}
+
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace logitless::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

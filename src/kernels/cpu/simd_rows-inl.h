@@ -59,30 +59,11 @@ HWY_INLINE void AddRow(const MatrixRows& m, std::int64_t row, std::int64_t first
                        std::int64_t count, float factor, float* HWY_RESTRICT to) {
   constexpr std::int64_t kStep = 256;
   HWY_ALIGN float part[kStep];
-  const D d;
-  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const V f = hn::Set(d, factor);
   for (std::int64_t at = 0; at < count; at += kStep) {
     const std::int64_t n = std::min(kStep, count - at);
     LoadRow(m, row, first + at, n, part);
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) {
-      hn::StoreU(hn::MulAdd(f, hn::LoadU(d, part + i), hn::LoadU(d, to + at + i)), d, to + at + i);
-    }
-    for (; i < n; ++i) to[at + i] = __builtin_fmaf(factor, part[i], to[at + i]);
+    AddScaled(part, n, factor, to + at);
   }
-}
-
-// to[j] += factor * from[j].
-HWY_INLINE void AddScaled(const float* HWY_RESTRICT from, std::int64_t count, float factor,
-                          float* HWY_RESTRICT to) {
-  const D d;
-  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const V f = hn::Set(d, factor);
-  std::int64_t i = 0;
-  for (; i + lanes <= count; i += lanes)
-    hn::StoreU(hn::MulAdd(f, hn::LoadU(d, from + i), hn::LoadU(d, to + i)), d, to + i);
-  for (; i < count; ++i) to[i] = __builtin_fmaf(factor, from[i], to[i]);
 }
 
 // sum_i (a_i - b_i)^2; b null: 0.

@@ -97,7 +97,7 @@ HWY_INLINE void StoreElement(V v, T* to) {
 HWY_INLINE V LoadElement(const std::uint16_t* from) { return LoadBf16(from); }
 HWY_INLINE V LoadElement(const float* from) { return hn::Load(D(), from); }
 
-// Codes of log2 masses relative to `base`; `nothing` marks tokens without mass.
+// Codes of log2 masses relative to `base`; 0 for -inf and NaN.
 HWY_INLINE hn::Vec<DI> MassCode(V log2_mass, V base) {
   const D d;
   const DI di;

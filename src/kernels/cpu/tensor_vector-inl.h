@@ -409,15 +409,8 @@ inline float Dot(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, std::
   for (; i < n; ++i) total = __builtin_fmaf(a[i], b[i], total);
   return total;
 }
-inline void AddScaledTo(const float* HWY_RESTRICT x, float factor, float* HWY_RESTRICT y,
-                        std::int64_t n) {
-  const D d;
-  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const V f = hn::Set(d, factor);
-  std::int64_t i = 0;
-  for (; i + lanes <= n; i += lanes)
-    hn::StoreU(hn::MulAdd(f, hn::LoadU(d, x + i), hn::LoadU(d, y + i)), d, y + i);
-  for (; i < n; ++i) y[i] = __builtin_fmaf(factor, x[i], y[i]);
+inline void AddScaledTo(const float* x, float factor, float* y, std::int64_t n) {
+  AddScaled(x, n, factor, y);
 }
 
 inline LseState RowLse(const float* x, std::int64_t n) {
