@@ -2,7 +2,7 @@
 //
 //   bench_head [--tokens N] [--dim D] [--vocab V] [--dtype bf16] [--threads T] [--repeat R]
 //   [--kernel NAME] [--json]
-//   bench_head --device cuda [--only HEAD] [--real-head FILE...] [--repeat R] [--json]
+//   bench_head --device cuda [--only HEAD] [--row PLAN] [--real-head FILE...] [--repeat R] [--json]
 //
 // Prints medians of R runs, interleaved, after a warm-up; rates in TFLOP/s of 2 N V D per pass.
 // Fresh random data.
@@ -226,6 +226,7 @@ int main(int argc, char** argv) {
   app.add_option("--device", device, "cpu, or cuda: the shapes of docs/benchmarks.md on a GPU")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--only", of_device.only, "with --device cuda: this head alone");
+  app.add_option("--row", of_device.row, "with --device cuda: plans with this in their name alone");
   app.add_option("--real-head", of_device.real_heads,
                  "with --device cuda: safetensors of a head, as docs/benchmarks.md tells");
   CLI11_PARSE(app, argc, argv);

@@ -28,6 +28,7 @@ struct Shape {
 struct Head {
   Shape shape;
   DeviceMemory hidden, weight, targets;
+  VocabOrder order;  // of real heads
 };
 
 // Normal numbers: a block of 4 Mi of them, repeated.
@@ -58,9 +59,24 @@ Head random_head(const Shape& s) {
   std::vector<std::int32_t> words(static_cast<std::size_t>(s.tokens));
   for (std::int32_t& word : words)
     word = static_cast<std::int32_t>(random() % static_cast<unsigned>(s.vocab));
-  return {s, normal_matrix(s.tokens, s.dim, 1.0f, 1),
+  return {s,
+          normal_matrix(s.tokens, s.dim, 1.0f, 1),
           normal_matrix(s.vocab, s.dim, 2.0f / std::sqrt(static_cast<float>(s.dim)), 2),
-          on_device(words)};
+          on_device(words),
+          {}};
+}
+
+// The order of a real head from its first 1536 tokens: distances stay what they are in more
+// columns.
+VocabOrder order_of(const TensorFile& file, const std::vector<std::uint16_t>& weight) {
+  const ConstTensorView hidden = file.tensor("hidden");
+  const std::int64_t rank = hidden.size(1);
+  const ConstTensorView rows(weight.data(), DType::bf16,
+                             {static_cast<std::int64_t>(weight.size()) / rank, rank});
+  const ConstTensorView sample(hidden.data(), DType::bf16,
+                               {std::min<std::int64_t>(1536, hidden.size(0)), rank});
+  const Context context;
+  return make_vocab_order(context, rows, average_probability(context, sample, rows));
 }
 
 // A real head in more columns: hidden and weight times the same matrix with orthonormal rows, so
@@ -114,7 +130,8 @@ Head rotated_head(const std::string& path, std::int64_t dim, const CublasGemm& c
   Head head{{path.substr(path.rfind('/') + 1), tokens, dim, vocab},
             DeviceMemory(static_cast<std::size_t>(tokens * dim) * 2),
             DeviceMemory(static_cast<std::size_t>(vocab * dim) * 2),
-            DeviceMemory(static_cast<std::size_t>(tokens) * 4)};
+            DeviceMemory(static_cast<std::size_t>(tokens) * 4),
+            order_of(file, weight)};
   cublas.multiply(x.data(), r.data(), head.hidden.data(), tokens, dim, rank);
   cublas.multiply(w.data(), r.data(), head.weight.data(), vocab, dim, rank);
   cuda::copy_to_device(head.targets.data(), file.tensor("targets").data(), head.targets.bytes(),
@@ -153,7 +170,52 @@ struct PlanCase {
   const char* kernel;
 };
 
-nlohmann::json measure(const Head& head, int repeat, const CublasGemm& cublas) {
+// |a - b| / |b|.
+double relative(const std::vector<float>& a, const std::vector<float>& b) {
+  double difference = 0.0, size = 0.0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double off = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+    difference += off * off;
+    size += static_cast<double>(b[i]) * static_cast<double>(b[i]);
+  }
+  return std::sqrt(difference / size);
+}
+
+// Gradients of the far field against the dense plan's, in fp32.
+nlohmann::json far_errors(const Head& head, const Context& context) {
+  const Shape& s = head.shape;
+  const CrossEntropyOptions options;
+  std::vector<float> d_hidden[2], d_weight[2];
+  nlohmann::json out;
+  for (const bool far : {false, true}) {
+    const DeviceMemory hidden(static_cast<std::size_t>(s.tokens * s.dim) * 4);
+    const DeviceMemory weight(static_cast<std::size_t>(s.vocab * s.dim) * 4);
+    CrossEntropyInputs in;
+    in.hidden = ConstTensorView(head.hidden.data(), DType::bf16, {s.tokens, s.dim});
+    in.weight = ConstTensorView(head.weight.data(), DType::bf16, {s.vocab, s.dim});
+    in.targets = ConstTensorView(head.targets.data(), DType::i32, {s.tokens});
+    in.order = head.order;
+    CrossEntropyOutputs to;
+    to.d_hidden = TensorView(hidden.data(), DType::f32, {s.tokens, s.dim});
+    to.d_weight = TensorView(weight.data(), DType::f32, {s.vocab, s.dim});
+    const LossPlan plan = plan_cross_entropy(
+        options, in, to,
+        {context.device(), 1024_MiB, far ? PlanKind::far_backward : PlanKind::recompute, 0.0});
+    const Workspace workspace(context, plan);
+    cross_entropy(context, plan, options, in, to, workspace);
+    const LossStatistics statistics = device_statistics(context, plan, workspace);
+    d_hidden[far].resize(hidden.bytes() / 4);
+    d_weight[far].resize(weight.bytes() / 4);
+    cuda::copy_to_host(d_hidden[far].data(), hidden.data(), hidden.bytes(), nullptr);
+    cuda::copy_to_host(d_weight[far].data(), weight.data(), weight.bytes(), nullptr);
+    if (far) out = {{"kept", statistics.far.kept}, {"bound", statistics.far.bound}};
+  }
+  out["d_hidden_error"] = relative(d_hidden[1], d_hidden[0]);
+  out["d_weight_error"] = relative(d_weight[1], d_weight[0]);
+  return out;
+}
+
+nlohmann::json measure(const Head& head, const DeviceBenchOptions& o, const CublasGemm& cublas) {
   const Shape& s = head.shape;
   const DeviceMemory block = normal_matrix(s.tokens, s.vocab, 1.0f, 5);
   const auto weights = static_cast<std::size_t>(s.vocab * s.dim);
@@ -166,7 +228,7 @@ nlohmann::json measure(const Head& head, int repeat, const CublasGemm& cublas) {
   const CrossEntropyOptions options;
 
   std::vector<Row> rows;
-  if (cublas.missing().empty()) {
+  if (cublas.missing().empty() && o.row.empty()) {
     rows.emplace_back("cuBLAS logits", [&] {
       cublas.multiply(head.hidden.data(), head.weight.data(), block.data(), s.tokens, s.vocab,
                       s.dim);
@@ -188,13 +250,20 @@ nlohmann::json measure(const Head& head, int repeat, const CublasGemm& cublas) {
       {"recompute, bf16 d_weight", PlanKind::recompute, DType::bf16, 256_MiB, ""},
       {"dense, fp32, 2 GiB", PlanKind::dense, DType::f32, 2048_MiB, ""},
       {"cublas kernel, fp32, 2 GiB", PlanKind::dense, DType::f32, 2048_MiB, "cublas"},
+      {"far backward, fp32", PlanKind::far_backward, DType::f32, 512_MiB, ""},
+      {"far backward, bf16", PlanKind::far_backward, DType::bf16, 512_MiB, ""},
+      {"far backward, fp32, 256 MiB", PlanKind::far_backward, DType::f32, 256_MiB, ""},
+      {"far backward, fp32, 2 GiB", PlanKind::far_backward, DType::f32, 2048_MiB, ""},
   };
   std::vector<std::unique_ptr<PlanRun>> runs;
   for (const PlanCase& c : cases) {
+    if (c.kind == PlanKind::far_backward && head.order.empty()) continue;
+    if (std::string_view(c.name).find(o.row) == std::string_view::npos) continue;
     auto run = std::make_unique<PlanRun>();
     run->in.hidden = ConstTensorView(head.hidden.data(), DType::bf16, {s.tokens, s.dim});
     run->in.weight = ConstTensorView(head.weight.data(), DType::bf16, {s.vocab, s.dim});
     run->in.targets = ConstTensorView(head.targets.data(), DType::i32, {s.tokens});
+    run->in.order = head.order;
     run->out.loss = TensorView(loss.data(), DType::f32, {});
     if (c.kind != PlanKind::forward) {
       run->out.d_hidden = TensorView(d_hidden.data(), DType::bf16, {s.tokens, s.dim});
@@ -233,7 +302,7 @@ nlohmann::json measure(const Head& head, int repeat, const CublasGemm& cublas) {
         row.run();
         warm += timer.stop(nullptr);
       }
-      for (int r = 0; r < std::max(1, repeat / kRounds); ++r) {
+      for (int r = 0; r < std::max(1, o.repeat / kRounds); ++r) {
         timer.start(nullptr);
         row.run();
         row.times.push_back(timer.stop(nullptr));
@@ -268,6 +337,7 @@ nlohmann::json measure(const Head& head, int repeat, const CublasGemm& cublas) {
     out["rows"].push_back(entry);
   }
   out["floor_ms"] = floor;
+  if (!head.order.empty() && o.row.empty()) out["far"] = far_errors(head, context);
   for (const auto& run : runs) out["plans"].push_back(run->plan.explain());
   return out;
 }
@@ -287,6 +357,7 @@ void print(const nlohmann::json& head) {
     }
     std::printf("\n");
   }
+  if (head.contains("far")) std::printf("  far backward: %s\n", head["far"].dump().c_str());
   std::fflush(stdout);
 }
 
@@ -303,7 +374,7 @@ int bench_device(const DeviceBenchOptions& o) {
     std::fprintf(stderr, "bench_head: without cuBLAS: %s\n", cublas.missing().c_str());
   nlohmann::json all = nlohmann::json::array();
   const auto add = [&](const Head& head) {
-    all.push_back(measure(head, o.repeat, cublas));
+    all.push_back(measure(head, o, cublas));
     if (!o.json) print(all.back());
   };
   for (const Shape& shape :

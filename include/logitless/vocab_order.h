@@ -14,6 +14,10 @@
 
 namespace logitless {
 
+namespace cuda {
+struct DeviceOrder;
+}
+
 struct OrderOptions {
   // Words are grouped by average probability into this many strata, each then split by repeated
   // principal-direction bisection of its rows of the weights, down to a tile. 1 to 4096.
@@ -22,7 +26,8 @@ struct OrderOptions {
   std::uint64_t seed = 0;
 };
 
-// Immutable; copies share their data, and any number of threads may use one.
+// Immutable; copies share their data, and any number of threads may use one. On a GPU the first
+// call with an order copies it there (12 B * vocab, kept with it) and waits for that.
 class LOGITLESS_API VocabOrder {
  public:
   VocabOrder() = default;
@@ -57,6 +62,7 @@ class LOGITLESS_API VocabOrder {
   static VocabOrder load(const std::string& path);
 
  private:
+  friend cuda::DeviceOrder device_order(const VocabOrder& order);
   struct Data;
   std::shared_ptr<const Data> data_;
 };

@@ -1,7 +1,10 @@
 #include "head/device_cross_entropy.h"
 
+#include <cmath>
+
 #include "core/check.h"
 #include "head/device_engine.h"
+#include "head/far_field.h"
 #include "head/validate.h"
 
 namespace logitless {
@@ -34,6 +37,10 @@ LossStatistics device_cross_entropy(const Context& context, const LossPlan& plan
   loss.argmax = features.argmax;
   loss.wide_argmax = engine.set_argmax(out.argmax);
   if (features.label_smoothing) all.omega = loss.class_weight;
+  float* const bound = device_floats("d_hidden_bound", out.d_hidden_bound);
+  engine.set_far(in.order, bound);
+  if (bound != nullptr && !is_far(plan.kind))
+    cuda::fill_device(bound, 0, static_cast<std::size_t>(shape.tokens) * 4, context.stream());
   loss.reduction = options.reduction == Reduction::none   ? cuda::LossReduction::none
                    : options.reduction == Reduction::mean ? cuda::LossReduction::mean
                                                           : cuda::LossReduction::sum;
@@ -48,10 +55,44 @@ LossStatistics device_cross_entropy(const Context& context, const LossPlan& plan
     cuda::token_losses(loss, chunk, rows, delta);
   });
   cuda::finish_loss(loss, all);
+  // Of the audit the coefficients are wanted alone; what begin_loss has left is of all tokens.
+  cuda::LossCall audit = loss;
+  audit.loss = nullptr;
+  audit.wide_argmax = nullptr;
+  engine.audit(context, plan, workspace,
+               [&](const cuda::ForwardCall& chunk, cuda::RowCoefficients* rows, float* delta) {
+                 cuda::token_losses(audit, chunk, rows, delta);
+               });
   LossStatistics stats;
   stats.tokens = shape.tokens;
   return stats;
 }
+
+namespace {
+
+FarFieldStatistics far_statistics(const Context& context, const LossPlan& plan,
+                                  const Workspace& workspace) {
+  const DeviceLayout layout = layout_device(cuda::find_device_kernel(plan.kernel), plan.shape,
+                                            plan.features, device_sizes(plan));
+  cuda::FarSums sums;
+  cuda::copy_to_host(&sums, static_cast<const std::byte*>(workspace.data()) + layout.far_sums,
+                     sizeof(sums), context.stream());
+  FarFieldStatistics out;
+  if (sums.pairs > 0) out.kept = static_cast<double>(sums.kept) / static_cast<double>(sums.pairs);
+  out.passes = far_passes(plan.kind, out.kept, plan.shape, plan.features);
+  out.dense_fallback = sums.fallback != 0;
+  if (sums.norm_squared > 0.0) out.bound = std::sqrt(sums.bound_squared / sums.norm_squared);
+  if (plan.audit == nullptr || sums.audited == 0) return out;
+  out.audited_tokens = sums.audited;
+  out.audited_error = sums.audit_norm_squared == 0.0
+                          ? 0.0
+                          : std::sqrt(sums.audit_error_squared / sums.audit_norm_squared);
+  out.audited_lse_error = std::sqrt(sums.lse_error_squared / static_cast<double>(sums.audited));
+  out.audited_lse_error_max = sums.lse_error_max;
+  return out;
+}
+
+}  // namespace
 
 LossStatistics device_statistics(const Context& context, const LossPlan& plan,
                                  const Workspace& workspace) {
@@ -72,6 +113,7 @@ LossStatistics device_statistics(const Context& context, const LossPlan& plan,
   stats.mean_lse = found.mean_lse;
   stats.mean_log_prob = found.mean_log_prob;
   stats.correct = found.correct;
+  if (is_far(plan.kind)) stats.far = far_statistics(context, plan, workspace);
   return stats;
 }
 

@@ -46,7 +46,7 @@ DeviceEngine::DeviceEngine(const Context& context, const LossPlan& plan, const H
                            const HeadFeatures& features, const Workspace& workspace)
     : kernel_(cuda::find_device_kernel(plan.kernel)),
       features_(features),
-      sizes_{plan.chunk_tokens, plan.slab_vocab, plan.stored_vocab},
+      sizes_(device_sizes(plan)),
       layout_(layout_device(kernel_, plan.shape, plan.features, sizes_)),
       layout_tokens_(plan.shape.tokens),
       base_(static_cast<std::byte*>(workspace.data())) {
@@ -70,6 +70,7 @@ DeviceEngine::DeviceEngine(const Context& context, const LossPlan& plan, const H
   cuda::ForwardShape chunk = forward_shape(plan.shape, plan.features);
   chunk.tokens = std::min(sizes_.chunk, std::max<std::int64_t>(plan.shape.tokens, 1));
   forward_bytes_ = kernel_.workspace_bytes(chunk);
+  far_.tau = plan.tau;
 }
 
 cuda::DeviceStatistics* DeviceEngine::statistics() const {
@@ -125,6 +126,7 @@ cuda::ForwardCall DeviceEngine::chunk_call(std::int64_t first, std::int64_t coun
   c.shape.tokens = count;
   c.first_token = first;
   c.hidden = advance(c.hidden, first * c.hidden_stride, dtype);
+  if (sizes_.far) order_chunk(c);
   const auto place = [&](float* output, std::int64_t offset, std::size_t own, bool needed = true) {
     return output != nullptr ? output + offset : needed ? at<float>(own) : nullptr;
   };
@@ -151,12 +153,17 @@ void DeviceEngine::run(const ChunkFunction& tokens) {
   float* const delta = gradients ? at<float>(layout_.delta) : nullptr;
   const std::int64_t total = all.shape.tokens;
   std::int64_t first = 0;
+  if (sizes_.far && total > 0) cuda::order_tokens(all, far_.order, token_order());
   do {  // once even without tokens: outputs are still cleared
     const cuda::ForwardCall chunk =
         chunk_call(first, std::min(std::max<std::int64_t>(sizes_.chunk, 1), total - first));
+    if (sizes_.far) cuda::gather_tokens(chunk, all.hidden, all.hidden_stride, hidden_rows());
     kernel_.forward(chunk);
     tokens(chunk, rows, delta);
-    if (gradients && total > 0) backward(chunk, first == 0);
+    if (sizes_.far) cuda::scatter_outputs(chunk, all);
+    if (gradients && total > 0) {
+      sizes_.far ? far_backward(chunk, first == 0) : backward(chunk, first == 0);
+    }
     first += chunk.shape.tokens;
   } while (first < total);
   if (gradients && total > 0) round_weights();
@@ -179,7 +186,7 @@ cuda::TargetEntries DeviceEngine::target_entries() const {
           at<std::int32_t>(layout_.entry_tokens), at<float>(layout_.entry_values)};
 }
 
-void DeviceEngine::backward(const cuda::ForwardCall& chunk, bool first_chunk) {
+cuda::BlockCall DeviceEngine::block_call(const cuda::ForwardCall& chunk) const {
   cuda::BlockCall b;
   b.chunk = chunk;
   b.rows = at<cuda::RowCoefficients>(layout_.rows);
@@ -187,6 +194,14 @@ void DeviceEngine::backward(const cuda::ForwardCall& chunk, bool first_chunk) {
   b.block = chunk.block;
   b.factor = at<float>(layout_.factor);
   b.coefficient = at<float>(layout_.coefficient);
+  b.entropy_part = features_.entropy_gradient;
+  b.smoothing = features_.label_smoothing;
+  b.smoothing_apart = smooths_apart(features_);
+  return b;
+}
+
+void DeviceEngine::backward(const cuda::ForwardCall& chunk, bool first_chunk) {
+  cuda::BlockCall b = block_call(chunk);
   cuda::order_targets(chunk, target_order());
   const std::int64_t vocab = chunk.shape.vocab;
   for (std::int64_t word = 0; word < vocab;) {
@@ -197,9 +212,6 @@ void DeviceEngine::backward(const cuda::ForwardCall& chunk, bool first_chunk) {
         (b.from_forward || kernel_.keeps_logits) && scales_hidden(kernel_, features_, sizes_)
             ? base_ + layout_.scaled_hidden
             : nullptr;
-    b.entropy_part = features_.entropy_gradient;
-    b.smoothing = features_.label_smoothing;
-    b.smoothing_apart = smooths_apart(features_);
     b.unscale = !b.from_forward && kernel_.block_unscale != nullptr ? kernel_.block_unscale(chunk)
                                                                     : nullptr;
     if (!b.from_forward) kernel_.gradient_block(b);
@@ -212,77 +224,113 @@ void DeviceEngine::backward(const cuda::ForwardCall& chunk, bool first_chunk) {
   round_chunk(chunk);
 }
 
-void DeviceEngine::products(const cuda::BlockCall& block, bool first_chunk, bool first_slab) {
-  const cuda::ForwardCall& c = block.chunk;
-  const DType dtype = c.shape.dtype;
+// What all products of a chunk share.
+cuda::ProductsCall DeviceEngine::products_call(const cuda::ForwardCall& c) const {
   cuda::ProductsCall p;
   p.tokens = c.shape.tokens;
-  p.block_words = block.words;
   p.dim = c.shape.dim;
-  p.dtype = dtype;
-  p.block = block.block;
-  p.weight = advance(c.weight, block.first_word * c.weight_stride, dtype);
-  p.weight_stride = c.weight_stride;
-  p.factored_hidden = block.scaled_hidden != nullptr ? block.scaled_hidden : c.hidden;
-  p.factored_stride = block.scaled_hidden != nullptr ? c.shape.dim : c.hidden_stride;
-  p.hidden = c.hidden;
-  p.hidden_stride = c.hidden_stride;
+  p.dtype = c.shape.dtype;
+  p.factored_hidden = p.hidden = c.hidden;
+  p.factored_stride = p.hidden_stride = c.hidden_stride;
   p.targets_per_token = c.shape.targets_per_token;
   p.words = target_order().words;
-  p.first_word = static_cast<std::int32_t>(block.first_word);
-  p.coefficient = block.coefficient;
-  p.entries = target_entries();
-  p.factor = block.factor;
-  p.rows = block.rows;
-  p.active = kernel_.keeps_logits ? nullptr : c.active;
+  p.coefficient = at<float>(layout_.coefficient);
+  p.factor = at<float>(layout_.factor);
+  p.rows = at<cuda::RowCoefficients>(layout_.rows);
   p.kernel_workspace = c.workspace;
   p.kernel_workspace_bytes = forward_bytes_;
   p.stream = c.stream;
+  return p;
+}
+
+// sum_j omega_j w_j over rows of the weights, for d_hidden.
+void DeviceEngine::sum_weights(const cuda::ForwardCall& c, const void* rows, std::int64_t count,
+                               const float* omega) {
+  cuda::ColumnSumCall sum;
+  sum.dtype = c.shape.dtype;
+  sum.columns = c.shape.dim;
+  sum.workspace = base_ + layout_.column_sums;
+  sum.stream = c.stream;
+  sum.matrix = rows;
+  sum.rows = count;
+  sum.stride = c.weight_stride;
+  sum.weights = omega;
+  sum.out = at<float>(layout_.weight_sum);
+  cuda::sum_columns(sum);
+}
+
+// sum_i gamma_i x_i, for d_weight.
+void DeviceEngine::sum_hidden(const cuda::ForwardCall& c) {
+  cuda::ColumnSumCall sum;
+  sum.dtype = c.shape.dtype;
+  sum.columns = c.shape.dim;
+  sum.workspace = base_ + layout_.column_sums;
+  sum.stream = c.stream;
+  sum.matrix = c.hidden;
+  sum.rows = c.shape.tokens;
+  sum.stride = c.hidden_stride;
+  sum.weights = &at<cuda::RowCoefficients>(layout_.rows)->gamma;
+  sum.weight_stride = sizeof(cuda::RowCoefficients) / sizeof(float);
+  sum.out = at<float>(layout_.hidden_sum);
+  cuda::sum_columns(sum);
+}
+
+// Where products of the chunk's tokens go; what comes first overwrites, unless the call adds.
+cuda::GradientOutput DeviceEngine::hidden_sums(const cuda::ForwardCall& c, bool first) const {
+  if (round_hidden_) return {base_ + layout_.d_hidden, c.shape.dim, DType::f32, !first};
+  cuda::GradientOutput out = d_hidden_;
+  out.data = advance(d_hidden_.data, c.first_token * d_hidden_.stride, d_hidden_.dtype);
+  out.add = features_.accumulate || !first;
+  return out;
+}
+cuda::GradientOutput DeviceEngine::weight_sums(bool first_chunk) const {
+  cuda::GradientOutput out = round_weight_ ? cuda::GradientOutput{base_ + layout_.d_weight,
+                                                                  all.shape.dim, DType::f32, false}
+                                           : d_weight_;
+  out.add = (!round_weight_ && features_.accumulate) || !first_chunk;
+  return out;
+}
+
+void DeviceEngine::add_many_entries(cuda::ProductsCall& p) const {
+  if (!adds_entries(kernel_, layout_tokens_, features_, sizes_)) return;
+  cuda::sum_many_entries(p, at<float>(layout_.many));
+  p.many = at<float>(layout_.many);
+}
+
+void DeviceEngine::products(const cuda::BlockCall& block, bool first_chunk, bool first_slab) {
+  const cuda::ForwardCall& c = block.chunk;
+  const DType dtype = c.shape.dtype;
+  cuda::ProductsCall p = products_call(c);
+  p.block_words = block.words;
+  p.block = block.block;
+  p.weight = advance(c.weight, block.first_word * c.weight_stride, dtype);
+  p.weight_stride = c.weight_stride;
+  if (block.scaled_hidden != nullptr) {
+    p.factored_hidden = block.scaled_hidden;
+    p.factored_stride = c.shape.dim;
+  }
+  p.first_word = static_cast<std::int32_t>(block.first_word);
+  p.entries = target_entries();
+  p.active = kernel_.keeps_logits ? nullptr : c.active;
   if (smooths_apart(features_)) {
     const float* const omega = c.omega == nullptr ? nullptr : c.omega + block.first_word;
     p.omega = omega;
-    cuda::ColumnSumCall sum;
-    sum.dtype = dtype;
-    sum.columns = p.dim;
-    sum.workspace = base_ + layout_.column_sums;
-    sum.stream = c.stream;
     if (d_hidden_.data != nullptr) {
       p.weight_sum = at<float>(layout_.weight_sum);
-      if (first_chunk || sizes_.slab < c.shape.vocab) {  // else still there
-        sum.matrix = p.weight;
-        sum.rows = p.block_words;
-        sum.stride = p.weight_stride;
-        sum.weights = omega;
-        sum.out = at<float>(layout_.weight_sum);
-        cuda::sum_columns(sum);
-      }
+      if (first_chunk || sizes_.slab < c.shape.vocab)  // else still there
+        sum_weights(c, p.weight, p.block_words, omega);
     }
     if (d_weight_.data != nullptr) {
       p.hidden_sum = at<float>(layout_.hidden_sum);
-      sum.matrix = c.hidden;
-      sum.rows = p.tokens;
-      sum.stride = c.hidden_stride;
-      sum.weights = &block.rows->gamma;
-      sum.weight_stride = sizeof(cuda::RowCoefficients) / sizeof(float);
-      sum.out = at<float>(layout_.hidden_sum);
-      cuda::sum_columns(sum);
+      sum_hidden(c);
     }
   }
-  if (d_hidden_.data != nullptr) {
-    if (round_hidden_) {
-      p.d_hidden = {base_ + layout_.d_hidden, p.dim, DType::f32, !first_slab};
-    } else {
-      p.d_hidden = d_hidden_;
-      p.d_hidden.data = advance(d_hidden_.data, c.first_token * d_hidden_.stride, d_hidden_.dtype);
-      p.d_hidden.add = features_.accumulate || !first_slab;
-    }
-  }
+  if (d_hidden_.data != nullptr) p.d_hidden = hidden_sums(c, first_slab);
   if (d_weight_.data != nullptr) {
-    p.d_weight = round_weight_ ? cuda::GradientOutput{base_ + layout_.d_weight, p.dim, DType::f32}
-                               : d_weight_;
+    p.d_weight = weight_sums(first_chunk);
     p.d_weight.data =
         advance(p.d_weight.data, block.first_word * p.d_weight.stride, p.d_weight.dtype);
-    p.d_weight.add = (!round_weight_ && features_.accumulate) || !first_chunk;
+    add_many_entries(p);
   }
   kernel_.gradient_products(p);
 }
@@ -302,6 +350,12 @@ void DeviceEngine::sum_bias(const cuda::BlockCall& block, bool first_chunk) {
   sum.workspace = base_ + layout_.column_sums;
   sum.stream = c.stream;
   cuda::sum_columns(sum);
+  add_bias_parts(block, sums);
+}
+
+// The targets' and the smoothing's part of d_bias.
+void DeviceEngine::add_bias_parts(const cuda::BlockCall& block, float* sums) const {
+  const cuda::ForwardCall& c = block.chunk;
   cuda::add_bias_targets(target_entries(), block.words, sums, c.stream);
   if (smooths_apart(features_)) {
     cuda::add_bias_smoothing(block.rows, c.shape.tokens,
@@ -313,9 +367,10 @@ void DeviceEngine::sum_bias(const cuda::BlockCall& block, bool first_chunk) {
 void DeviceEngine::round_chunk(const cuda::ForwardCall& chunk) {
   if (!round_hidden_) return;
   cuda::GradientOutput out = d_hidden_;
-  out.data = advance(out.data, chunk.first_token * out.stride, out.dtype);
+  const std::int32_t* const to = sizes_.far ? chunk.rows + chunk.first_token : nullptr;
+  if (to == nullptr) out.data = advance(out.data, chunk.first_token * out.stride, out.dtype);
   cuda::round_sums(at<float>(layout_.d_hidden), chunk.shape.tokens, chunk.shape.dim, out,
-                   chunk.stream);
+                   chunk.stream, to);
 }
 
 void DeviceEngine::round_weights() {

@@ -4,6 +4,7 @@
 
 #include "head/device_plan.h"
 #include "head/validate.h"
+#include "kernels/device_far.h"
 #include "logitless/cross_entropy.h"
 
 namespace logitless {
@@ -43,6 +44,13 @@ class DeviceEngine {
   void set_targets(const ConstTensorView& targets, std::int64_t ignore_index);
   void set_gradients(const TensorView& d_hidden, const TensorView& d_weight,
                      const TensorView& d_bias);
+  // Of far-field plans, where it is needed: the order, and where bounds go (null: nowhere). The
+  // first call with an order on a device copies it there, and waits for that.
+  void set_far(const VocabOrder& order, float* bound);
+  // After run, of far-field plans with an audit: the engine of the exact plan of its tokens, and
+  // their comparison with what run has left. `tokens` as in run.
+  void audit(const Context& context, const LossPlan& plan, const Workspace& workspace,
+             const ChunkFunction& tokens) const;
   // i32 outputs are written in place; of i64 ones the pointer is returned, for the caller to fill
   // from the chunks' argmax.
   std::int64_t* set_argmax(const TensorView& view);
@@ -55,6 +63,23 @@ class DeviceEngine {
   cuda::ForwardCall chunk_call(std::int64_t first, std::int64_t count) const;
   void backward(const cuda::ForwardCall& chunk, bool first_chunk);
   void products(const cuda::BlockCall& block, bool first_chunk, bool first_slab);
+  cuda::BlockCall block_call(const cuda::ForwardCall& chunk) const;
+  cuda::ProductsCall products_call(const cuda::ForwardCall& chunk) const;
+  void sum_weights(const cuda::ForwardCall& chunk, const void* rows, std::int64_t count,
+                   const float* omega);
+  void sum_hidden(const cuda::ForwardCall& chunk);
+  void add_many_entries(cuda::ProductsCall& p) const;
+  void add_bias_parts(const cuda::BlockCall& block, float* sums) const;
+  cuda::GradientOutput hidden_sums(const cuda::ForwardCall& chunk, bool first) const;
+  cuda::GradientOutput weight_sums(bool first_chunk) const;
+  // device_far.cpp
+  void far_backward(const cuda::ForwardCall& chunk, bool first_chunk);
+  void order_chunk(cuda::ForwardCall& chunk) const;
+  cuda::TargetOrder token_order() const;
+  void* hidden_rows() const { return base_ + layout_.hidden_rows; }
+  cuda::FarAudit far_audit() const;
+  void far_products(const cuda::BlockCall& block, const cuda::LogitBlock& masses);
+  void near_products(const cuda::BlockCall& block, bool first_chunk);
   cuda::TargetOrder target_order() const;
   cuda::TargetEntries target_entries() const;
   void sum_bias(const cuda::BlockCall& block, bool first_chunk);
@@ -72,6 +97,8 @@ class DeviceEngine {
   std::int64_t layout_tokens_;  // of the plan
   std::byte* base_;
   std::size_t forward_bytes_ = 0;  // of the kernel's workspace
+  cuda::FarCall far_;              // of far-field plans
+  float* bound_output_ = nullptr;
   cuda::GradientOutput d_hidden_, d_weight_, d_bias_;
   // Where sums go: the outputs themselves, or fp32 in the workspace that is rounded in the end.
   bool round_hidden_ = false;

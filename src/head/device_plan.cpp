@@ -4,7 +4,9 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "head/far_field.h"
 #include "head/workspace.h"
+#include "kernels/device_far.h"
 
 namespace logitless {
 namespace {
@@ -26,6 +28,9 @@ constexpr Rates kHopper = {695e12, 690e12, 0.3e-12, 7.6e12, 100e-6, 90e-6};
 constexpr Rates kCublasNarrow = {600e12, 600e12, 0.0, 3.5e12, 150e-6, 0.0};
 constexpr Rates kCublasF32 = {45e12, 45e12, 0.0, 3.0e12, 150e-6, 0.0};
 
+// Of the dense products' rate, what those of kept tiles reach.
+constexpr double kFarRate = 0.7;
+
 class DevicePlanner {
  public:
   DevicePlanner(const cuda::DeviceKernel& kernel, const LossPlan& plan, const PlanRequest& request)
@@ -34,7 +39,10 @@ class DevicePlanner {
         features_(plan.features),
         request_(request),
         budget_(request.memory_budget != 0 ? request.memory_budget : kDefaultBudget),
-        tokens_(std::max<std::int64_t>(plan.shape.tokens, 1)) {}
+        tokens_(std::max<std::int64_t>(plan.shape.tokens, 1)),
+        tau_(plan.tau),
+        audited_(plan.audit == nullptr ? 0 : plan.audit->shape.tokens),
+        audit_bytes_(plan.audit == nullptr ? 0 : plan.audit->workspace_bytes()) {}
 
   DeviceCandidate candidate(PlanKind kind) {
     DeviceCandidate out;
@@ -64,6 +72,7 @@ class DevicePlanner {
     const bool gradients = wants_gradients(features_);
     if (kind == PlanKind::forward) return gradients ? "gradients are wanted" : "";
     if (!gradients) return "no gradient is wanted";
+    if (is_far(kind)) return far_refusal(kind);
     if (kernel_.keeps_logits)
       return kind == PlanKind::dense
                  ? ""
@@ -75,13 +84,22 @@ class DevicePlanner {
     return {};
   }
 
+  std::string far_refusal(PlanKind kind) const {
+    if (!kernel_.far_backward || kind == PlanKind::far_both)
+      return concat("kernel ", kernel_.name, " does not have it");
+    return far_unsuited(kind, features_);
+  }
+
   // Tries all sizes of a kind; best_ is the fastest that fits, or else the smallest.
   void search(PlanKind kind) {
     if (kind == PlanKind::forward && !kernel_.keeps_logits) return offer({tokens_, 0, 0});
     const std::int64_t words = cuda::padded_words(shape_.vocab);
     for (std::int64_t n = 1;; n += 1 + n / 16) {
       const std::int64_t chunk = n == 1 ? tokens_ : round_up(ceil_div(tokens_, n), kPair);
-      if (kind == PlanKind::forward) {
+      if (is_far(kind)) {
+        for (std::int64_t slabs = 1; slabs <= words / kPair; slabs += 1 + slabs / 16)
+          offer({chunk, round_up(ceil_div(words, slabs), kPair), 0, true, audited_});
+      } else if (kind == PlanKind::forward) {
         offer({chunk, 0, 0});
       } else if (kind == PlanKind::dense) {
         offer({chunk, shape_.vocab, kernel_.keeps_logits ? 0 : shape_.vocab});
@@ -115,7 +133,7 @@ class DevicePlanner {
   }
 
   std::size_t bytes(const DeviceSizes& sizes) const {
-    return layout_device(kernel_, shape_, features_, sizes).total;
+    return layout_device(kernel_, shape_, features_, sizes).total + (sizes.far ? audit_bytes_ : 0);
   }
 
   void offer(const DeviceSizes& sizes) {
@@ -128,11 +146,16 @@ class DevicePlanner {
       best_ = sized;
   }
 
+  double kept() const {
+    return predicted_kept(PlanKind::far_backward, shape_.vocab, static_cast<double>(tau_));
+  }
   double again(const DeviceSizes& sizes) const {  // fraction of the words multiplied again
+    if (sizes.far) return kept();
     if (sizes.slab == 0 || kernel_.keeps_logits) return 0.0;
     return 1.0 - static_cast<double>(sizes.stored) / static_cast<double>(shape_.vocab);
   }
   double passes(const DeviceSizes& sizes) const {
+    if (sizes.far) return far_passes(PlanKind::far_backward, kept(), shape_, features_);
     return 1.0 + again(sizes) + (features_.d_hidden ? 1.0 : 0.0) + (features_.d_weight ? 1.0 : 0.0);
   }
 
@@ -153,13 +176,15 @@ class DevicePlanner {
                            std::ceil(static_cast<double>(shape_.vocab - sizes.stored) /
                                      static_cast<double>(sizes.slab));
       out += again(sizes) * forward + chunks * slabs * r.slab_seconds;
-      bytes += 3.0 * n * v * (shape_.dtype == DType::f32 ? 4.0 : 2.0);  // the block
+      const double products = sizes.far ? kept() / kFarRate : 1.0;
+      bytes += 3.0 * products * n * v * (shape_.dtype == DType::f32 ? 4.0 : 2.0);  // the block
+      if (sizes.far) bytes += chunks * v * d * (2.0 * 2.0 * 2.0 + 4.0);  // rows gathered twice
       if (features_.d_hidden) {
-        out += pass / r.product_flops;
+        out += products * pass / r.product_flops;
         bytes += (slabs - 1.0) * n * d * 8.0;
       }
       if (features_.d_weight) {
-        out += pass / r.product_flops;
+        out += products * pass / r.product_flops;
         bytes += (chunks - 1.0) * v * d * 8.0;
         if (sums_weight(kernel_, tokens_, features_, sizes)) bytes += v * d * 10.0;
       }
@@ -173,10 +198,59 @@ class DevicePlanner {
   const PlanRequest& request_;
   std::size_t budget_;
   std::int64_t tokens_;
+  float tau_;
+  std::int64_t audited_;
+  std::size_t audit_bytes_;
   Sized best_;
 };
 
+template <typename Take>
+void take_far(const HeadShape& shape, const HeadFeatures& f, const DeviceSizes& sizes,
+              const Take& take, DeviceLayout& out) {
+  const std::int64_t tokens = std::max<std::int64_t>(shape.tokens, 1);
+  const std::int64_t chunk = std::min(sizes.chunk, tokens);
+  const std::int64_t padded = cuda::padded_tokens(chunk);
+  const std::int64_t tiles = cuda::far_tiles(shape.vocab);
+  const std::int64_t groups = cuda::far_groups(shape.vocab);
+  const std::int64_t blocks = padded / cuda::kFarBlock;
+  out.far_sums = take(sizeof(cuda::FarSums));
+  out.far_partial = take(cuda::kFarPartials * 8);
+  out.token_keys = take(tokens * 4);
+  out.token_rows = take(tokens * 4);
+  out.token_places = take(tokens * 4);
+  out.token_counts =
+      take(2 * (cuda::token_keys(shape.vocab, tokens) + 2) * 4, tokens > cuda::kFewTargets);
+  out.hidden_rows = take(chunk * shape.dim * 2);
+  out.gathered = take(std::min(sizes.slab, shape.vocab) * shape.dim * 2);
+  out.bias = take(shape.vocab * 4, f.bias);
+  out.omega = take(shape.vocab * 4, f.vocab_weight);
+  out.mass = take(2 * groups * padded * 4);
+  out.centroid = take(tiles * shape.dim * 2);
+  out.radius = take(tiles * 4);
+  out.distance = take(tiles * 4);
+  out.block_groups = take(blocks * cuda::far_bits(groups) * 4);
+  out.group_blocks = take(groups * cuda::far_bits(blocks) * 4);
+  out.list = take(groups * blocks * 4);
+  out.list_begin = take((groups + 1) * 4);
+  out.far_block = take(chunk * cuda::padded_words(tiles) * 2);
+  out.tile_gradient = take(tiles * shape.dim * 4, f.d_weight);
+  out.tile_sum = take(tiles * 4, f.d_bias);
+  out.bound = take(padded * 4);
+  if (sizes.audited == 0) return;
+  out.audit_rows = take(sizes.audited * 4);
+  out.audit_lse = take(sizes.audited * 4);
+  out.audit_partial = take(sizes.audited * 16);
+  out.audit_hidden = take(sizes.audited * shape.dim * 4);
+  out.audit_exact = take(sizes.audited * shape.dim * 4);
+  out.audit_exact_lse = take(sizes.audited * 4);
+}
+
 }  // namespace
+
+DeviceSizes device_sizes(const LossPlan& plan) {
+  return {plan.chunk_tokens, plan.slab_vocab, plan.stored_vocab, is_far(plan.kind),
+          plan.audit == nullptr ? 0 : plan.audit->shape.tokens};
+}
 
 cuda::ForwardShape forward_shape(const HeadShape& shape, const HeadFeatures& features) {
   return {shape.tokens,
@@ -224,10 +298,11 @@ DeviceLayout layout_device(const cuda::DeviceKernel& kernel, const HeadShape& sh
   out.slots = take(slots * 4);
   out.places = take(slots * 4);
   out.counts = take(2 * (shape.vocab + 2) * 4, slots > cuda::kFewTargets);
-  out.entry_begin = take((sizes.slab + 1) * 4);
+  out.entry_begin = take(((sizes.far ? shape.vocab : sizes.slab) + 1) * 4);
   out.entry_words = take(slots * 4);
   out.entry_tokens = take(slots * 4);
   out.entry_values = take(slots * 4);
+  out.many = take(cuda::many_rows(slots) * shape.dim * 4, adds_entries(kernel, tokens, f, sizes));
   out.reference = take(padded * 4);
   out.active = take((padded / kPair + 1) * 4);
   out.block = take(chunk * cuda::padded_words(sizes.slab) * element);
@@ -237,17 +312,19 @@ DeviceLayout layout_device(const cuda::DeviceKernel& kernel, const HeadShape& sh
   out.d_bias = take(shape.vocab * 4, f.d_bias);
   out.weight_sum = take(shape.dim * 4, smooths_apart(f));
   out.hidden_sum = take(shape.dim * 4, smooths_apart(f));
+  if (sizes.far) take_far(shape, f, sizes, take, out);
   std::int64_t columns = 0;
-  if (f.d_bias) columns = sizes.slab;
+  if (f.d_bias) columns = sizes.far ? cuda::far_tiles(shape.vocab) : sizes.slab;
   if (smooths_apart(f)) columns = std::max(columns, shape.dim);
   std::int64_t sums = 0;
-  for (const std::int64_t count : {columns, f.d_bias ? sizes.slab : 0, shape.dim})
+  for (const std::int64_t count : {columns, f.d_bias && !sizes.far ? sizes.slab : 0, shape.dim})
     sums = std::max(sums, static_cast<std::int64_t>(cuda::column_sum_workspace_bytes(count)));
   out.column_sums = take(sums, columns > 0);
   return out;
 }
 
-std::vector<DeviceCandidate> device_candidates(const PlanRequest& request, LossPlan& plan) {
+std::vector<DeviceCandidate> device_candidates(const PlanRequest& request,
+                                               const std::vector<PlanKind>& far, LossPlan& plan) {
   const cuda::DeviceKernel* chosen = nullptr;
   const std::string& wanted = request.device.kernel;
   if (!wanted.empty()) cuda::find_device_kernel(wanted);
@@ -279,6 +356,7 @@ std::vector<DeviceCandidate> device_candidates(const PlanRequest& request, LossP
   for (const PlanKind kind :
        {PlanKind::forward, PlanKind::dense, PlanKind::stored, PlanKind::recompute})
     out.push_back(planner.candidate(kind));
+  for (const PlanKind kind : far) out.push_back(planner.candidate(kind));
   return out;
 }
 

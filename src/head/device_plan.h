@@ -10,10 +10,14 @@ namespace logitless {
 
 // What a plan comes down to. Words beyond `stored` are multiplied again, `slab` at a time.
 struct DeviceSizes {
-  std::int64_t chunk = 0;   // tokens: all, or a multiple of 256
-  std::int64_t slab = 0;    // words of a block, 0 without gradients
-  std::int64_t stored = 0;  // words whose exponentials the forward keeps; at most slab
+  std::int64_t chunk = 0;    // tokens: all, or a multiple of 256
+  std::int64_t slab = 0;     // words of a block, 0 without gradients
+  std::int64_t stored = 0;   // words whose exponentials the forward keeps; at most slab
+  bool far = false;          // words by position, gathered a slab at a time
+  std::int64_t audited = 0;  // tokens; their own exact plan's workspace comes after this one's
 };
+// Of a plan for a GPU.
+DeviceSizes device_sizes(const LossPlan& plan);
 
 // Offsets in bytes of a GPU's workspace. C = tokens of a chunk, P = C padded to 256, N = tokens of
 // the plan, K = targets per token.
@@ -40,6 +44,7 @@ struct DeviceLayout {
   std::size_t entry_words = 0;    // i32 [C, K]
   std::size_t entry_tokens = 0;   // i32 [C, K]
   std::size_t entry_values = 0;   // f32 [C, K]
+  std::size_t many = 0;           // f32 [many_rows(C K), D], see adds_entries
   std::size_t reference = 0;      // f32 [P]
   std::size_t active = 0;         // i32 [P / 256 + 1]
   std::size_t block = 0;          // [C, slab padded to 256], 16 bit, 32 for f32
@@ -50,6 +55,35 @@ struct DeviceLayout {
   std::size_t weight_sum = 0;     // f32 [D], of smoothing
   std::size_t hidden_sum = 0;     // f32 [D]
   std::size_t column_sums = 0;    // of sum_columns
+  // With the far field, of device_far.h; T = far_tiles(V), G = far_groups(V), B = P / 256:
+  std::size_t far_sums = 0;         // FarSums
+  std::size_t far_partial = 0;      // f64 [kFarPartials]
+  std::size_t token_keys = 0;       // i32 [N]
+  std::size_t token_rows = 0;       // i32 [N]: tokens in the order of their targets
+  std::size_t token_places = 0;     // i32 [N]
+  std::size_t token_counts = 0;     // i32 [2 (token_keys(V, N) + 2)], of many tokens
+  std::size_t hidden_rows = 0;      // [C, D] in the dtype of hidden
+  std::size_t gathered = 0;         // [slab, D] in the dtype of hidden
+  std::size_t bias = 0;             // f32 [V] with a bias
+  std::size_t omega = 0;            // f32 [V] with omega
+  std::size_t mass = 0;             // f32 [2 G, P]
+  std::size_t centroid = 0;         // bf16 [T, D]
+  std::size_t radius = 0;           // f32 [T]
+  std::size_t distance = 0;         // f32 [T]
+  std::size_t block_groups = 0;     // u32 [B, G / 32]
+  std::size_t group_blocks = 0;     // u32 [G, B / 32]
+  std::size_t list = 0;             // u32 [G * B]
+  std::size_t list_begin = 0;       // i32 [G + 1]
+  std::size_t far_block = 0;        // bf16 [C, T padded to 256]
+  std::size_t tile_gradient = 0;    // f32 [T, D] with d_weight
+  std::size_t tile_sum = 0;         // f32 [T] with d_bias
+  std::size_t bound = 0;            // f32 [C]
+  std::size_t audit_rows = 0;       // i32 [A] of A tokens audited
+  std::size_t audit_lse = 0;        // f32 [A]
+  std::size_t audit_partial = 0;    // f64 [A, 2]
+  std::size_t audit_hidden = 0;     // f32 [A, D]
+  std::size_t audit_exact = 0;      // f32 [A, D]
+  std::size_t audit_exact_lse = 0;  // f32 [A]
   std::size_t total = 0;
 };
 DeviceLayout layout_device(const cuda::DeviceKernel& kernel, const HeadShape& shape,
@@ -65,6 +99,7 @@ inline bool scales_hidden(const cuda::DeviceKernel& kernel, const HeadFeatures& 
 // what it holds, or since the kernel knows no other.
 inline bool sums_hidden(const cuda::DeviceKernel& kernel, std::int64_t vocab, const HeadFeatures& f,
                         const DeviceSizes& sizes) {
+  if (sizes.far) return f.d_hidden;  // its rows are in another order
   return f.d_hidden && f.d_hidden_dtype != DType::f32 &&
          (sizes.slab < vocab || f.accumulate || kernel.keeps_logits);
 }
@@ -72,6 +107,11 @@ inline bool sums_weight(const cuda::DeviceKernel& kernel, std::int64_t tokens,
                         const HeadFeatures& f, const DeviceSizes& sizes) {
   return f.d_weight && f.d_weight_dtype != DType::f32 &&
          (sizes.chunk < tokens || f.accumulate || kernel.keeps_logits);
+}
+// Whether targets are added to a 16-bit d_weight before it is rounded, in the products.
+inline bool adds_entries(const cuda::DeviceKernel& kernel, std::int64_t tokens,
+                         const HeadFeatures& f, const DeviceSizes& sizes) {
+  return f.d_weight && f.d_weight_dtype != DType::f32 && !sums_weight(kernel, tokens, f, sizes);
 }
 inline bool wants_gradients(const HeadFeatures& f) { return f.d_hidden || f.d_weight || f.d_bias; }
 // Smoothing as two products of vectors, exact; under a softcap it is part of the block.
@@ -85,9 +125,10 @@ struct DeviceCandidate {
   PlanCandidate plan;
   DeviceSizes sizes;
 };
-// A candidate for each kind of plan, in the order of PlanKind's costs. Sets kernel, kernel_reasons
-// and threads of `plan`, of which shape and features are set. Throws Unsupported when no kernel
-// takes the head.
-std::vector<DeviceCandidate> device_candidates(const PlanRequest& request, LossPlan& plan);
+// A candidate for each exact kind of plan, in the order of PlanKind's costs, and for the kinds of
+// `far`. Sets kernel, kernel_reasons and threads of `plan`, of which shape, features and tau are
+// set. Throws Unsupported when no kernel takes the head.
+std::vector<DeviceCandidate> device_candidates(const PlanRequest& request,
+                                               const std::vector<PlanKind>& far, LossPlan& plan);
 
 }  // namespace logitless

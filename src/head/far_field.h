@@ -2,6 +2,8 @@
 // statistics, and the audit.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "logitless/plan.h"
@@ -30,6 +32,27 @@ inline double far_passes(PlanKind kind, double kept, const HeadShape& shape,
 
 constexpr bool is_far(PlanKind kind) {
   return kind == PlanKind::far_backward || kind == PlanKind::far_both;
+}
+
+// The far field keeps about this part of the tiles: fitted to two heads of V = 131072 (10 % at tau
+// 0.003) and one of 32768 (58 %; docs/far_field.md). For the choice of a plan alone.
+inline double predicted_kept(PlanKind kind, std::int64_t vocab, double tau) {
+  const double words = static_cast<double>(vocab) / 131072.0;
+  const double reference = kind == PlanKind::far_both ? 0.15 : 0.1;
+  return std::min(1.0, reference * std::pow(words, -1.27) * std::pow(tau / 0.003, -0.6));
+}
+
+// Why a far-field plan's mathematics cannot serve the features; empty if it can.
+inline const char* far_unsuited(PlanKind kind, const HeadFeatures& features) {
+  if (features.entropy_gradient)
+    return "a gradient through the entropy weighs each word by its logit, which a tile's mass does "
+           "not tell";
+  if (features.softcap != 0.0f && features.label_smoothing)
+    return "label smoothing under a softcap has a gradient of its own at every word";
+  if (kind != PlanKind::far_both) return "";
+  if (features.softcap != 0.0f) return "the moments of a tile do not pass through a softcap";
+  if (features.argmax || features.entropy) return "argmax and entropy need every word's logit";
+  return "";
 }
 
 // Sums of a call, over its chunks.

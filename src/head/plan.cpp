@@ -59,14 +59,6 @@ constexpr double kExpSeconds = 0.5e-9;
 constexpr double kSlabSeconds = 0.3e-9;
 
 constexpr float kDefaultTau = 0.003f;
-// The far field keeps about this part of the tiles: fitted to two heads of V = 131072 (10 % at tau
-// 0.003) and one of 32768 (58 %; docs/far_field.md). For the choice of a plan alone.
-double predicted_kept(PlanKind kind, std::int64_t vocab, double tau) {
-  const double words = static_cast<double>(vocab) / 131072.0;
-  const double reference = kind == PlanKind::far_both ? 0.15 : 0.1;
-  return std::min(1.0, reference * std::pow(words, -1.27) * std::pow(tau / 0.003, -0.6));
-}
-
 std::int64_t padded_vocab(const HeadShape& shape) { return round_up(shape.vocab, kVocabTile); }
 
 // What a candidate is made of while it is sized.
@@ -192,20 +184,31 @@ class PlanBuilder {
   }
 
   LossPlan build_for_device() {
+    std::vector<PlanKind> far;
+    for (const PlanKind kind : {PlanKind::far_backward, PlanKind::far_both}) {
+      if (may_be(kind)) far.push_back(kind);
+    }
+    if (far_wanted()) plan_.tau = request_.tau != 0.0f ? request_.tau : kDefaultTau;
     std::vector<Sized> sized;
-    for (DeviceCandidate& c : device_candidates(request_, plan_)) {
+    std::vector<DeviceCandidate> candidates = device_candidates(request_, far, plan_);
+    const bool possible = std::any_of(candidates.begin(), candidates.end(), [](const auto& c) {
+      return is_far(c.plan.kind) && c.plan.workspace_bytes > 0;
+    });
+    if (audited() > 0 && features_.d_hidden && possible) {
+      plan_.audit = plan_audit();
+      plan_.kernel_reasons.clear();
+      candidates = device_candidates(request_, far, plan_);
+    }
+    for (DeviceCandidate& c : candidates) {
+      if (is_far(c.plan.kind) && c.plan.possible) {
+        c.plan.reason = little_to_gain(c.plan.kind);
+        c.plan.possible = c.plan.reason.empty();
+      }
       Sized out;
       out.bytes = c.plan.workspace_bytes;
       out.sizes = {c.sizes.chunk, c.sizes.slab, c.sizes.stored, 1, c.sizes.slab == 0};
       sized.push_back(out);
       plan_.candidates.push_back(std::move(c.plan));
-    }
-    if (far_wanted()) {
-      PlanCandidate far;
-      far.kind = may_be(PlanKind::far_both) ? PlanKind::far_both : PlanKind::far_backward;
-      far.reason = "the far field has no kernel for GPUs";
-      plan_.candidates.push_back(std::move(far));
-      sized.emplace_back();
     }
     choose(sized, request_.memory_budget);
     return plan_;
@@ -270,17 +273,13 @@ class PlanBuilder {
 
   std::string far_refusal(PlanKind kind, const HeadKernel& kernel) const {
     if (kernel.far_backward == nullptr) return concat("kernel ", kernel.name, " has no far field");
-    if (features_.entropy_gradient)
-      return "a gradient through the entropy weighs each word by its logit, which a tile's mass "
-             "does not tell";
-    if (features_.softcap != 0.0f && features_.label_smoothing) {
-      return "label smoothing under a softcap has a gradient of its own at every word";
-    }
-    if (kind == PlanKind::far_both) {
-      if (features_.softcap != 0.0f) return "the moments of a tile do not pass through a softcap";
-      if (features_.argmax || features_.entropy)
-        return "argmax and entropy need every word's logit";
-    }
+    const std::string unsuited = far_unsuited(kind, features_);
+    if (!unsuited.empty()) return unsuited;
+    return little_to_gain(kind);
+  }
+
+  // Of kinds that may be chosen but were not asked for.
+  std::string little_to_gain(PlanKind kind) const {
     const double kept = predicted_kept(kind, shape_.vocab, plan_.tau);
     if (!request_.kind.has_value() && kept > kMostKept) {
       return concat("would keep about ", std::llround(kept * 100.0), " % of the tiles of ",
@@ -350,7 +349,8 @@ class PlanBuilder {
     PlanRequest request;
     request.device = request_.device;
     request.device.kernel = plan_.kernel;
-    request.memory_budget = 1;
+    // On a GPU slabs of few words would take longer than the rest of the call.
+    request.memory_budget = request_.device.kind == DeviceKind::cuda ? 64_MiB : 1;
     request.kind = PlanKind::recompute;
     PlanBuilder builder(shape, features, request);
     builder.least_ = true;

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <numeric>
 #include <tuple>
 
 #include "core/check.h"
 #include "core/parallel.h"
+#include "head/device_order.h"
 #include "head/order_file.h"
 #include "head/rows.h"
 #include "head/validate.h"
@@ -25,6 +28,13 @@ struct VocabOrder::Data {
   std::vector<float> share;
   std::int64_t dim = 0;
   std::vector<float> axes, variance, log2_caution;
+  bool identity = true;  // the words are their positions
+  // Copies by device: words and positions i32, share f32 [vocab], one after the other.
+  struct OnDevices {
+    std::mutex mutex;
+    std::map<int, cuda::DeviceMemory> memory;
+  };
+  std::shared_ptr<OnDevices> on_devices = std::make_shared<OnDevices>();
 };
 
 VocabOrder::VocabOrder(std::span<const std::int64_t> words, std::span<const float> average) {
@@ -44,6 +54,7 @@ VocabOrder::VocabOrder(std::span<const std::int64_t> words, std::span<const floa
     require(data->positions[word] < 0, "words: ", word, " stands at position ",
             data->positions[word], " and at ", i);
     data->positions[word] = static_cast<std::int32_t>(i);
+    data->identity = data->identity && word == i;
     require(std::isfinite(average[i]) && average[i] >= 0.0f, "average: expected numbers >= 0, got ",
             average[i], " for word ", i);
   }
@@ -74,6 +85,27 @@ std::span<const float> VocabOrder::average() const {
 }
 std::span<const float> VocabOrder::share() const {
   return data_ == nullptr ? std::span<const float>() : data_->share;
+}
+
+cuda::DeviceOrder device_order(const VocabOrder& order) {
+  const VocabOrder::Data& data = *order.data_;
+  const auto vocab = static_cast<std::size_t>(order.vocab());
+  const std::lock_guard lock(data.on_devices->mutex);
+  cuda::DeviceMemory& memory = data.on_devices->memory[cuda::current_device()];
+  if (memory.data() == nullptr) {
+    cuda::DeviceMemory made(vocab * 12);
+    const std::vector<std::int32_t> words(data.words.begin(), data.words.end());
+    auto* to = static_cast<std::byte*>(made.data());
+    for (const void* const from :
+         {static_cast<const void*>(words.data()), static_cast<const void*>(data.positions.data()),
+          static_cast<const void*>(data.share.data())}) {
+      cuda::copy_to_device(to, from, vocab * 4, nullptr);
+      to += vocab * 4;
+    }
+    memory = std::move(made);
+  }
+  const auto* const words = static_cast<const std::int32_t*>(memory.data());
+  return {words, words + vocab, reinterpret_cast<const float*>(words + 2 * vocab), data.identity};
 }
 
 bool VocabOrder::has_moments() const { return dim() > 0; }

@@ -24,12 +24,15 @@ struct RowCoefficients {
 };
 
 struct BlockCall {
+  // With chunk.far, words are positions, weight_rows holds those of the block, and the tiles kept
+  // are all that is written.
   // The chunk's call: matrices, bias, omega, targets; its outputs lse, log_prob and target_logit
   // are read.
   ForwardCall chunk;
   std::int64_t first_word = 0;
   std::int64_t words = 0;
-  LogitBlock block;
+  LogitBlock block;                       // without data: coefficients and factors alone
+  const void* weight_rows = nullptr;      // [words, dim], of chunk.far
   bool from_forward = false;              // holds exponentials, of chunk.reference
   bool entropy_part = false;              // some beta is not 0
   bool smoothing = false;                 // some gamma is not 0
@@ -61,6 +64,9 @@ inline constexpr std::int32_t kNoWord = 0x7fffffff;
 // Few targets are ordered by comparing all pairs, more of them by counting their words.
 inline constexpr std::int64_t kFewTargets = 16384;
 void order_targets(const ForwardCall& chunk, const TargetOrder& order);
+// The same of any keys below `bound` (or kNoWord) in order.words: slots [count] in their order.
+// counts [2 (bound + 2)].
+void order_keys(const TargetOrder& order, std::int64_t count, std::int64_t bound, Stream stream);
 // Of a block's words: entries [begin[j], begin[j + 1]) belong to its word j.
 struct TargetEntries {
   std::int32_t* begin = nullptr;   // [words + 1]
@@ -90,6 +96,8 @@ struct ProductsCall {
   LogitBlock block;
   const void* weight = nullptr;  // of the block's first word
   std::int64_t weight_stride = 0;
+  const void* target_weight = nullptr;  // rows of the targets, of first_word on; null: weight
+  std::int64_t target_stride = 0;
   const void* factored_hidden = nullptr;  // [tokens, dim]: factor_i hidden_i
   std::int64_t factored_stride = 0;
   const void* hidden = nullptr;
@@ -99,6 +107,9 @@ struct ProductsCall {
   std::int32_t first_word = 0;          // of the block
   const float* coefficient = nullptr;
   TargetEntries entries;
+  // Of a 16-bit d_weight, [many_rows(tokens * K), dim]: sum_many_entries', which the products add
+  // in place of the entries themselves.
+  const float* many = nullptr;
   const float* factor = nullptr;
   const RowCoefficients* rows = nullptr;
   const float* weight_sum = nullptr;  // [dim]: sum_j omega_j weight_j; null: no such term
@@ -106,8 +117,13 @@ struct ProductsCall {
   const float* omega = nullptr;       // of the block's first word; null: 1
   GradientOutput d_hidden;
   GradientOutput d_weight;
-  const int* active = nullptr;       // ForwardCall's; null: all
-  void* kernel_workspace = nullptr;  // the forward call's
+  // A slab of the far field: the tiles kept alone, d_hidden added to, d_weight by word.
+  const FarCall* far = nullptr;
+  std::int64_t vocab = 0;                // of the order
+  std::int64_t first_position = 0;       // a multiple of 256
+  const float* tile_gradient = nullptr;  // [T, dim]: d_weight_j += share_j of its tile's
+  const int* active = nullptr;           // ForwardCall's; null: all
+  void* kernel_workspace = nullptr;      // the forward call's
   std::size_t kernel_workspace_bytes = 0;
   Stream stream = nullptr;
 };
@@ -118,6 +134,7 @@ struct DeviceKernel {
   // Keeps the logits of a forward call in its workspace, so that gradients need no second product,
   // and none is stored by the way. Otherwise logits are multiplied again for blocks not stored.
   bool keeps_logits;
+  bool far_backward;  // takes calls of the far field
   // Compute capabilities it runs on, 10 * major + minor.
   int least_capability;
   int most_capability;
@@ -156,6 +173,13 @@ struct ColumnSumCall {
 };
 std::size_t column_sum_workspace_bytes(std::int64_t columns);
 void sum_columns(const ColumnSumCall& call);
+// A word with more entries than this has their sum made apart: rows whose end takes long would hold
+// up a tile. The sum stands in row begin / (kFewEntries + 1), which no other such word has.
+inline constexpr int kFewEntries = 8;
+constexpr std::int64_t many_rows(std::int64_t slots) { return slots / (kFewEntries + 1) + 1; }
+void sum_many_entries(const ProductsCall& call, float* many);
+// d_weight_j (fp32) += sum of coefficient * hidden over the entries of j.
+void add_weight_targets(const ProductsCall& call);
 // d_bias[j] += sum of the entries' coefficients of j.
 void add_bias_targets(const TargetEntries& entries, std::int64_t words, float* d_bias,
                       Stream stream);
@@ -167,8 +191,9 @@ void add_bias_smoothing(const RowCoefficients* rows, std::int64_t tokens, const 
 void clear_gradient(const GradientOutput& out, std::int64_t rows, std::int64_t columns,
                     Stream stream);
 
-// out = round(sums (+ what out holds)). sums [rows, columns] contiguous.
+// out = round(sums (+ what out holds)). sums [rows, columns] contiguous; row i goes to row to[i] of
+// out (null: i).
 void round_sums(const float* sums, std::int64_t rows, std::int64_t columns,
-                const GradientOutput& out, Stream stream);
+                const GradientOutput& out, Stream stream, const std::int32_t* to = nullptr);
 
 }  // namespace logitless::cuda

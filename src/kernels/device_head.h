@@ -87,6 +87,8 @@ struct LogitBlock {
   std::int64_t stride = 0;
 };
 
+struct FarCall;  // device_far.h
+
 // A chunk of tokens. All pointers are the device's. hidden [tokens, dim] and weight [vocab, dim],
 // rows of contiguous elements, row strides in elements. Outputs are fp32 [tokens] or [tokens, K],
 // contiguous, and hold 0 (argmax: -1) for tokens whose targets are all ignore_index. Null: not
@@ -103,6 +105,8 @@ struct ForwardCall {
   bool wide_targets = false;      // i64
   std::int64_t ignore_index = -100;
   std::int64_t first_token = 0;  // row of targets that row 0 of the chunk belongs to
+  // [all tokens] the token of each row of the calls; null: the identity.
+  const std::int32_t* rows = nullptr;
   // T: row i has the target of row i + 1, and the last row of each T none. 0: its own.
   std::int64_t sequence = 0;
   float logit_scale = 1.0f;
@@ -125,6 +129,9 @@ struct ForwardCall {
   float* reference = nullptr;  // [padded_tokens]: exponents of the block; null: not wanted
   int* active = nullptr;       // [padded_tokens / 256 + 1]: whether 256 tokens have a target; then
                                // whether any has; null: not wanted
+
+  // Of the far field: weight, bias and omega are read by position, and masses are left. No argmax.
+  const FarCall* far = nullptr;
 
   void* workspace = nullptr;  // forward_workspace_bytes(shape), aligned to 256
   Stream stream = nullptr;

@@ -18,10 +18,31 @@ std::vector<std::int64_t> far_tokens(const OracleProblem& p, const VocabOrder& o
   return out;
 }
 
+namespace {
+
+// With the ignored tokens after the others, in no block but counted for their lengths.
+std::vector<std::vector<std::vector<std::int64_t>>> uneven_blocks(
+    const std::vector<std::int64_t>& valid, std::int64_t tokens, const FarGrid& grid) {
+  const auto count = static_cast<std::int64_t>(valid.size());
+  std::vector<std::vector<std::vector<std::int64_t>>> chunks;
+  for (std::int64_t first = 0; first < tokens; first += grid.chunk_tokens) {
+    chunks.emplace_back();
+    const std::int64_t end = std::min(tokens, first + grid.chunk_tokens);
+    for (std::int64_t at = first; at < end; at += grid.row_block) {
+      chunks.back().emplace_back(valid.begin() + std::min(at, count),
+                                 valid.begin() + std::min({count, end, at + grid.row_block}));
+    }
+  }
+  return chunks;
+}
+
+}  // namespace
+
 std::vector<std::vector<std::vector<std::int64_t>>> far_blocks(const OracleProblem& p,
                                                                const VocabOrder& order,
                                                                const FarGrid& grid) {
   const std::vector<std::int64_t> valid = far_tokens(p, order);
+  if (grid.ignored_last) return uneven_blocks(valid, p.tokens, grid);
   const auto count = static_cast<std::int64_t>(valid.size());
   std::vector<std::vector<std::vector<std::int64_t>>> chunks;
   if (count == 0) return chunks;
@@ -168,7 +189,11 @@ std::vector<std::vector<double>> far_pair_masses(const OracleProblem& p,
           largest[tile] = std::max(largest[tile], mass);
         }
       }
-      out.back().insert(out.back().end(), largest.begin(), largest.end());
+      for (std::int64_t tile = 0; tile < tiles; ++tile) {
+        const std::int64_t first = tile / grid.tiles * grid.tiles;
+        const std::int64_t end = std::min(tiles, first + grid.tiles);
+        out.back().push_back(*std::max_element(largest.begin() + first, largest.begin() + end));
+      }
     }
   }
   return out;
@@ -216,11 +241,14 @@ FarOracle far_oracle(const OracleProblem& p, const std::vector<double>& upstream
   std::int64_t kept_pairs = 0, pairs = 0;
   for (std::size_t c = 0; c < chunks.size(); ++c) {
     std::int64_t kept = 0;
-    for (const double mass : masses[c]) {
-      kept += mass > tau ? 1 : 0;
+    std::int64_t all = 0;
+    for (std::size_t at = 0; at < masses[c].size(); ++at) {
+      const double mass = masses[c][at];
       if (mass > 0) out.nearest = std::min(out.nearest, std::abs(std::log(mass / tau)));
+      if (static_cast<std::int64_t>(at) % tiles.count % grid.tiles != 0) continue;
+      kept += mass > tau ? 1 : 0;
+      ++all;
     }
-    const auto all = static_cast<std::int64_t>(masses[c].size());
     const bool fall_back = static_cast<double>(kept) > grid.most_kept * static_cast<double>(all);
     if (fall_back) kept = all;
     out.fallback = out.fallback || fall_back;

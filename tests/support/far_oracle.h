@@ -12,7 +12,10 @@ namespace logitless::test {
 
 // What the library makes of a plan: tokens of a block share the tiles they keep.
 struct FarGrid {
-  std::int64_t row_block = 128;   // HeadKernel::far_row_block
+  std::int64_t row_block = 128;  // HeadKernel::far_row_block
+  std::int64_t tiles = 1;        // that are kept together
+  // Blocks and chunks are of all tokens, ignored ones last; or of the valid ones, evenly.
+  bool ignored_last = false;
   std::int64_t chunk_tokens = 0;  // LossPlan::chunk_tokens
   double most_kept = 2.0 / 3.0;   // above it all tiles of a chunk are kept
   double mass_error = 1.5e-3;     // relative, of a mass in 16 bit: 2^(1/512) - 1, rounded up

@@ -7,7 +7,9 @@
 #include <numeric>
 #include <random>
 
+#include "kernels/device_far.h"
 #include "kernels/kernels.h"
+#include "support/mirror.h"
 
 namespace logitless::test {
 
@@ -72,9 +74,26 @@ void FarProblem::mask_words() {
 
 std::vector<std::string> far_kernels() {
   std::vector<std::string> out;
-  for (const std::string& name : kernel_names())
-    if (find_head_kernel(name).far_backward != nullptr) out.push_back(name);
+  for (const std::string& name : tested_kernels()) {
+    if (is_device_kernel(name) ? cuda::find_device_kernel(name).far_backward
+                               : find_head_kernel(name).far_backward != nullptr)
+      out.push_back(name);
+  }
   return out;
+}
+
+FarGrid far_grid(const LossPlan& plan) {
+  FarGrid grid;
+  grid.chunk_tokens = plan.chunk_tokens;
+  if (!is_device_kernel(plan.kernel)) {
+    grid.row_block = find_head_kernel(plan.kernel).far_row_block;
+    return grid;
+  }
+  grid.row_block = cuda::kFarBlock;
+  grid.tiles = cuda::kFarGroup / cuda::kFarTile;
+  grid.ignored_last = true;
+  grid.mass_error = 2.0e-3;  // bf16: 2^-9, rounded up
+  return grid;
 }
 
 std::vector<double> upstream_of(const HeadProblem& problem, const RunSpec& run) {
@@ -109,17 +128,14 @@ FarAnswer run_far(const FarProblem& problem, RunSpec run, double fraction) {
     RunSpec trial = run;
     trial.tau = 0.02f;
     trial.audit_rows = 0;
-    const LossPlan plan = call_far(problem, trial).plan;
-    grid.chunk_tokens = plan.chunk_tokens;
-    grid.row_block = find_head_kernel(plan.kernel).far_row_block;
+    grid = far_grid(call_far(problem, trial).plan);
     run.tau = far_tau(problem.oracle, upstream, problem.order, grid, fraction);
   }
   FarAnswer out = call_far(problem, run);
   if (choose) {
     EXPECT_EQ(out.plan.chunk_tokens, grid.chunk_tokens);
   }
-  grid.chunk_tokens = out.plan.chunk_tokens;
-  grid.row_block = find_head_kernel(out.plan.kernel).far_row_block;
+  grid = far_grid(out.plan);
   out.oracle = far_oracle(problem.oracle, upstream, problem.order, grid, out.tau);
   return out;
 }

@@ -19,8 +19,10 @@ struct FarProblem : HeadProblem {
   VocabOrder order;
 };
 
-// The kernels of this machine that have a far field.
+// Of tested_kernels (support/mirror.h), those that have a far field.
 std::vector<std::string> far_kernels();
+// How a plan cuts tokens and words.
+FarGrid far_grid(const LossPlan& plan);
 
 struct FarAnswer : HeadAnswer {
   Tensor bound;

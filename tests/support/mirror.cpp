@@ -73,8 +73,9 @@ CrossEntropyInputs Mirror::in(const CrossEntropyInputs& inputs) {
 
 CrossEntropyOutputs Mirror::out(const CrossEntropyOutputs& outputs) {
   CrossEntropyOutputs to = outputs;
-  for (TensorView* view : {&to.loss, &to.d_hidden, &to.d_weight, &to.d_bias, &to.lse,
-                           &to.target_logit, &to.log_prob, &to.entropy, &to.argmax})
+  for (TensorView* view :
+       {&to.loss, &to.d_hidden, &to.d_weight, &to.d_bias, &to.lse, &to.target_logit, &to.log_prob,
+        &to.entropy, &to.argmax, &to.d_hidden_bound})
     *view = out(*view);
   return to;
 }

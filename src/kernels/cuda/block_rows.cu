@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
   const ForwardCall& c = b.chunk;
   const std::int64_t row = blockIdx.x;
   const int per_token = c.shape.targets_per_token;
-  T* const block = static_cast<T*>(b.block.data) + row * b.block.stride;
+  T* const block =
+      b.block.data == nullptr ? nullptr : static_cast<T*>(b.block.data) + row * b.block.stride;
   const RowCoefficients r = b.rows[row];
   const bool valid = counts(c, row);
   float factor = !valid ? 0.0f : b.unscale == nullptr ? 1.0f : *b.unscale;
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
     T* const to = static_cast<T*>(b.scaled_hidden) + row * c.shape.dim;
     scale_row(x, to, c.shape.dim, b.from_forward ? factor : valid ? 1.0f : 0.0f);
   }
-  if (!valid) {
+  if (!valid && block != nullptr) {
     for (std::int64_t j = threadIdx.x; j < b.words; j += kRowThreads) block[j] = rounded<T>(0.0f);
   }
   const TokenGradient g{r.alpha, r.beta, b.smoothing_apart ? 0.0f : r.gamma};
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
       coefficient =
           static_cast<float>(target_coefficient(g, c.log_prob[slot], c.target_logit[slot], omega,
                                                 delta_of_word(b, row, word), 1.0, c.softcap));
-      block[word - b.first_word] = rounded<T>(0.0f);
+      if (block != nullptr) block[word - b.first_word] = rounded<T>(0.0f);
     }
     b.coefficient[slot] = coefficient;
   }
@@ -151,10 +152,12 @@ __global__ void __launch_bounds__(256)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(256) round_rows(const float* sums, std::int64_t rows,
-                                                  std::int64_t columns, const GradientOutput out) {
+__global__ void __launch_bounds__(256)
+    round_rows(const float* sums, std::int64_t rows, std::int64_t columns, const GradientOutput out,
+               const std::int32_t* places) {
   for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    T* const to = static_cast<T*>(out.data) + row * out.stride;
+    const std::int64_t place = places == nullptr ? row : places[row];
+    T* const to = static_cast<T*>(out.data) + place * out.stride;
     for (std::int64_t c = threadIdx.x; c < columns; c += 256) {
       const float value = sums[row * columns + c];
       to[c] = rounded<T>(out.add ? as_float(to[c]) + value : value);
@@ -212,11 +215,11 @@ void clear_gradient(const GradientOutput& out, std::int64_t rows, std::int64_t c
 }
 
 void round_sums(const float* sums, std::int64_t rows, std::int64_t columns,
-                const GradientOutput& out, Stream stream) {
+                const GradientOutput& out, Stream stream, const std::int32_t* to) {
   if (rows == 0) return;
   with_type(out.dtype, [&](auto type) {
     round_rows<decltype(type)><<<static_cast<unsigned>(std::min<std::int64_t>(rows, 65535)), 256, 0,
-                                 static_cast<cudaStream_t>(stream)>>>(sums, rows, columns, out);
+                                 static_cast<cudaStream_t>(stream)>>>(sums, rows, columns, out, to);
   });
   require_cuda(cudaGetLastError(), "rounding");
 }

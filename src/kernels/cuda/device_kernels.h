@@ -12,9 +12,6 @@ void gradient_products(const ProductsCall& call);
 // words.
 std::size_t products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words);
 
-// target_entries.cu: the entries' part of an fp32 d_weight.
-void add_weight_targets(const ProductsCall& call);
-
 // head_cublas.cu.
 std::string cublas_unsupported(const ForwardShape& shape);
 std::size_t cublas_workspace_bytes(const ForwardShape& shape);

@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads)
     if (c.target_logit != nullptr) c.target_logit[slot] = v;
     if (c.log_prob != nullptr) c.log_prob[slot] = named ? static_cast<float>(v - lse) : 0.0f;
     if (!named && word != c.ignore_index) {
-      const std::int64_t position = slot + c.first_token * per_token + (c.sequence > 0 ? 1 : 0);
+      const std::int64_t position = place_of(c, slot) + (c.sequence > 0 ? 1 : 0);
       atomicMin(reinterpret_cast<unsigned long long*>(c.bad_target),
                 static_cast<unsigned long long>(position));
     }

@@ -7,6 +7,7 @@
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/device/token_kernels.cuh"
 #include "kernels/cuda/device_kernels.h"
+#include "kernels/device_far.h"
 
 namespace logitless::cuda {
 namespace {
@@ -55,6 +56,12 @@ void launch(const CUtensorMap& hidden, const CUtensorMap& weight, const CUtensor
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileShared),
       "shared memory of the forward kernel");
   const int processors = processor_count();
+  if (all.list != nullptr) {
+    kernel<<<processors / kClusterCtas * kClusterCtas, kTileThreads, kTileShared, stream>>>(
+        hidden, weight, block, all);
+    require_cuda(cudaGetLastError(), "kept tiles of the forward kernel");
+    return;
+  }
   constexpr int kLeastRounds = 16;  // of a launch, or its last one weighs too much
   ForwardArguments a = all;
   const int clusters = processors / kClusterCtas;
@@ -67,6 +74,41 @@ void launch(const CUtensorMap& hidden, const CUtensorMap& weight, const CUtensor
     const int ctas = std::min(clusters, a.launch_pairs * a.word_tiles) * kClusterCtas;
     kernel<<<ctas, kTileThreads, kTileShared, stream>>>(hidden, weight, block, a);
     require_cuda(cudaGetLastError(), "forward kernel");
+  }
+}
+
+CUtensorMap word_map(const void* rows, std::int64_t words, std::int64_t dim, std::int64_t stride) {
+  return matrix_map(rows, DType::bf16, words, dim, stride, kTileColumns / 2);
+}
+
+// run(map of the words, arguments) over the vocabulary: in one piece, or in the far field's slabs
+// of words by position, nothing of which is read where *wanted is 0.
+template <typename Run>
+void sweep(const ForwardCall& c, const ForwardArguments& tiles, const int* wanted, GatherPart part,
+           const Run& run) {
+  if (c.far == nullptr)
+    return run(word_map(c.weight, c.shape.vocab, c.shape.dim, c.weight_stride), tiles);
+  const FarCall& far = *c.far;
+  for (FarSlab slab; slab.first < c.shape.vocab; slab.first += slab.words) {
+    slab.words = std::min(far.slab_words, c.shape.vocab - slab.first);
+    const void* const rows =
+        gather_slab(c, slab, part, part == GatherPart::rows ? wanted : nullptr);
+    ForwardArguments a = tiles;
+    const std::int64_t first = slab.first / kTileColumns;
+    const auto from = [&](auto* values, std::int64_t offset) {
+      return values == nullptr ? nullptr : values + offset;
+    };
+    a.vocab = static_cast<int>(slab.words);
+    a.word_tiles = static_cast<int>(ceil_div(slab.words, kTileColumns));
+    a.bias = from(a.bias, slab.first);
+    a.omega = from(a.omega, slab.first);
+    for (float** const partial : {&a.sums, &a.entropy, &a.weighted, &a.best})
+      *partial = from(*partial, first * a.padded_tokens);
+    a.masses = from(a.masses, 2 * first * a.padded_tokens);
+    if (a.best_index != nullptr) a.best_index += first * a.padded_tokens;
+    a.words = far.order.words + slab.first;
+    run(word_map(rows, slab.words, c.shape.dim, far.order.identity ? c.weight_stride : c.shape.dim),
+        a);
   }
 }
 
@@ -126,8 +168,6 @@ void forward(const ForwardCall& c) {
   const std::int64_t dim = c.shape.dim;
   const CUtensorMap hidden =
       matrix_map(c.hidden, DType::bf16, c.shape.tokens, dim, c.hidden_stride, kTileRows);
-  const CUtensorMap weight =
-      matrix_map(c.weight, DType::bf16, c.shape.vocab, dim, c.weight_stride, kTileColumns / 2);
   const bool store = c.stored_words > 0;
   const CUtensorMap block = store ? matrix_map(c.block.data, DType::bf16, c.shape.tokens,
                                                c.block.stride, c.block.stride, 64)
@@ -142,8 +182,9 @@ void forward(const ForwardCall& c) {
   tiles.padded_tokens = layout.rows;
   tiles.scale = c.logit_scale;
   tiles.cap = c.softcap;
-  tiles.bias = c.bias;
-  tiles.omega = c.omega;
+  tiles.bias = c.far == nullptr || c.bias == nullptr ? c.bias : c.far->bias;
+  tiles.omega = c.far == nullptr || c.omega == nullptr ? c.omega : c.far->omega;
+  if (c.far != nullptr) tiles.masses = c.far->mass;
   tiles.reference = reference;
   tiles.sums = floats(layout.sums);
   tiles.entropy = floats(layout.entropy, c.shape.entropy);
@@ -167,12 +208,16 @@ void forward(const ForwardCall& c) {
   require_cuda(cudaGetLastError(), "reference exponents");
   // First against the targets' exponents; then, for tokens whose sums left the range, against the
   // greatest logit's.
+  if (c.far != nullptr) gather_vectors(c);
   for (const bool again : {false, true}) {
     tiles.wanted = again ? repair : active;
+    const int* const any = tiles.wanted + tiles.token_pairs;
     if (again) {
       ForwardArguments greatest = tiles;
       greatest.best = tiles.sums;  // free until the sums are made
-      launch<ForwardMode::kReference, false>(hidden, weight, block, greatest, stream);
+      sweep(c, greatest, any, GatherPart::rows, [&](const CUtensorMap& weight, const auto& a) {
+        launch<ForwardMode::kReference, false>(hidden, weight, block, a, stream);
+      });
       set_reference<<<row_blocks, threads, 0, stream>>>(greatest.best, tiles.word_tiles,
                                                         layout.rows, repair, reference);
       require_cuda(cudaGetLastError(), "reference exponents");
@@ -181,7 +226,8 @@ void forward(const ForwardCall& c) {
         general ? store ? launch<ForwardMode::kGeneral, true> : launch<ForwardMode::kGeneral, false>
         : store ? launch<ForwardMode::kPlain, true>
                 : launch<ForwardMode::kPlain, false>;
-    run(hidden, weight, block, tiles, stream);
+    sweep(c, tiles, any, again ? GatherPart::rows : GatherPart::centroids,
+          [&](const CUtensorMap& weight, const auto& a) { run(hidden, weight, block, a, stream); });
     write_outputs<<<row_blocks, threads, 0, stream>>>(c, partials, reference, targets,
                                                       again ? repair : nullptr,
                                                       again ? nullptr : repair, active);
@@ -193,12 +239,16 @@ void gradient_block(const BlockCall& b) {
   const ForwardCall& c = b.chunk;
   if (c.shape.tokens == 0) return;
   const auto stream = static_cast<cudaStream_t>(c.stream);
-  const auto* const words =
-      static_cast<const std::uint16_t*>(c.weight) + b.first_word * c.weight_stride;
+  const bool far = c.far != nullptr;
+  const void* const words =
+      far ? b.weight_rows
+          : static_cast<const std::uint16_t*>(c.weight) + b.first_word * c.weight_stride;
+  const float* const bias = far && c.bias != nullptr ? c.far->bias : c.bias;
+  const float* const omega = far && c.omega != nullptr ? c.far->omega : c.omega;
   const CUtensorMap hidden =
       matrix_map(c.hidden, DType::bf16, c.shape.tokens, c.shape.dim, c.hidden_stride, kTileRows);
-  const CUtensorMap weight =
-      matrix_map(words, DType::bf16, b.words, c.shape.dim, c.weight_stride, kTileColumns / 2);
+  const CUtensorMap weight = word_map(
+      words, b.words, c.shape.dim, far && !c.far->order.identity ? c.shape.dim : c.weight_stride);
   const CUtensorMap block =
       matrix_map(b.block.data, DType::bf16, c.shape.tokens, b.block.stride, b.block.stride, 64);
   ForwardArguments tiles{};
@@ -210,8 +260,13 @@ void gradient_block(const BlockCall& b) {
   tiles.stored_tiles = tiles.word_tiles;
   tiles.scale = c.logit_scale;
   tiles.cap = c.softcap;
-  tiles.bias = c.bias == nullptr ? nullptr : c.bias + b.first_word;
-  tiles.omega = c.omega == nullptr ? nullptr : c.omega + b.first_word;
+  tiles.bias = bias == nullptr ? nullptr : bias + b.first_word;
+  tiles.omega = omega == nullptr ? nullptr : omega + b.first_word;
+  if (far) {
+    tiles.first_tile = static_cast<int>(b.first_word / kTileColumns);
+    tiles.list = c.far->list;
+    tiles.list_begin = c.far->list_begin + tiles.first_tile;
+  }
   tiles.wanted = c.active;
   tiles.smooths = !b.smoothing_apart;
   tiles.rows = b.rows;

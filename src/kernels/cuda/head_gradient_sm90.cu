@@ -4,7 +4,7 @@
 #include "kernels/cuda/device/gradient_sm90.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/device_kernels.h"
-#include "kernels/device_gradient.h"
+#include "kernels/device_far.h"
 
 namespace logitless::cuda {
 namespace {
@@ -72,6 +72,30 @@ std::size_t workspace_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t 
          static_cast<std::size_t>(sums) * sizeof(float);
 }
 
+template <bool kFar>
+auto kernel_of(bool rank_one, bool entries) {
+  return rank_one  ? entries ? gradient_tiles<true, true, kFar> : gradient_tiles<true, false, kFar>
+          : entries ? gradient_tiles<false, true, kFar>
+                   : gradient_tiles<false, false, kFar>;
+}
+
+FarSlabArguments far_slab(const ProductsCall& c) {
+  FarSlabArguments out{};
+  const FarCall& far = *c.far;
+  out.block_groups = far.block_groups;
+  out.group_blocks = far.group_blocks;
+  out.blocks = static_cast<int>(padded_tokens(c.tokens) / kFarBlock);
+  out.group_bits = static_cast<int>(far_bits(far_groups(c.vocab)));
+  out.block_bits = static_cast<int>(far_bits(out.blocks));
+  out.first_group = static_cast<int>(c.first_position / kFarGroup);
+  out.order_words = far.order.words + c.first_position;
+  out.share = far.order.share + c.first_position;
+  out.tile_gradient = c.tile_gradient + c.first_position / kFarTile * c.dim;
+  out.d_weight = c.d_weight.data;
+  out.stride = c.d_weight.stride;
+  return out;
+}
+
 }  // namespace
 
 std::size_t products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words) {
@@ -87,7 +111,8 @@ void gradient_products(const ProductsCall& c) {
   a.hidden.factor = c.factor;
   a.hidden_pairs = a.hidden.row_pairs;
   a.hidden_steps = a.hidden.steps;
-  int parts = c.d_hidden.data != nullptr ? parts_of_hidden(c.tokens, c.dim) : 1;
+  const bool far = c.far != nullptr;
+  int parts = c.d_hidden.data != nullptr && !far ? parts_of_hidden(c.tokens, c.dim) : 1;
   // The last chunk may want more of them than those that the workspace is made for.
   while (parts > 1 &&
          workspace_bytes(c.tokens, c.dim, c.block_words, parts) > c.kernel_workspace_bytes)
@@ -121,8 +146,10 @@ void gradient_products(const ProductsCall& c) {
   a.entry_begin = c.entries.begin;
   a.entry_token = c.entries.tokens;
   a.entry_coefficient = c.entries.coefficients;
-  a.weight_rows = static_cast<const __nv_bfloat16*>(c.weight);
-  a.weight_stride = c.weight_stride;
+  a.many = c.many;
+  const bool apart = c.target_weight != nullptr;
+  a.weight_rows = static_cast<const __nv_bfloat16*>(apart ? c.target_weight : c.weight);
+  a.weight_stride = apart ? c.target_stride : c.weight_stride;
   a.hidden_rows = static_cast<const __nv_bfloat16*>(c.hidden);
   a.hidden_stride = c.hidden_stride;
 
@@ -144,27 +171,29 @@ void gradient_products(const ProductsCall& c) {
       : parts > 1
           ? matrix_map(part_sums, DType::f32, parts * padded_tokens(c.tokens), c.dim, c.dim, 64)
           : matrix_map(c.d_hidden.data, c.d_hidden.dtype, c.tokens, c.dim, c.d_hidden.stride, 64);
-  const CUtensorMap d_weight = has_weight ? matrix_map(c.d_weight.data, c.d_weight.dtype,
-                                                       c.block_words, c.dim, c.d_weight.stride, 64)
-                                          : weight;
+  const CUtensorMap d_weight = has_weight && !far
+                                   ? matrix_map(c.d_weight.data, c.d_weight.dtype, c.block_words,
+                                                c.dim, c.d_weight.stride, 64)
+                                   : weight;
 
   const bool rank_one = c.weight_sum != nullptr || c.hidden_sum != nullptr;
-  const bool entries = has_weight && c.d_weight.dtype != DType::f32;
-  const auto kernel = rank_one  ? entries ? gradient_tiles<true, true> : gradient_tiles<true, false>
-                       : entries ? gradient_tiles<false, true>
-                                : gradient_tiles<false, false>;
+  const bool listed = has_weight && c.entries.begin != nullptr;
+  const bool entries = listed && c.d_weight.dtype != DType::f32;
+  const auto kernel =
+      far ? kernel_of<true>(rank_one, entries) : kernel_of<false>(rank_one, entries);
+  if (far) a.far = far_slab(c);
   require_cuda(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileShared),
       "shared memory of the gradient kernel");
   const int tiles =
       a.hidden.row_pairs * a.hidden.column_tiles + a.weight.row_pairs * a.weight.column_tiles;
   const int clusters = std::min(processor_count() / kClusterCtas, tiles);
-  balance(a, clusters);
+  if (!far) balance(a, clusters);
   // Short tiles lose more to waiting than they gain; narrow heads fit the cache.
   constexpr int kPacedSteps = 1024;
   constexpr int kPacedColumns = 8;
   a.pace = static_cast<unsigned*>(c.kernel_workspace);
-  a.paced = ceil_div(c.dim, kTileColumns) >= kPacedColumns &&
+  a.paced = !far && ceil_div(c.dim, kTileColumns) >= kPacedColumns &&
             (!has_hidden || a.hidden.steps >= kPacedSteps);
   if (a.paced) {
     require_cuda(cudaMemsetAsync(a.pace, 0, paces, stream), "pace");
@@ -186,7 +215,7 @@ void gradient_products(const ProductsCall& c) {
     }
     require_cuda(cudaGetLastError(), "parts of d_hidden");
   }
-  if (has_weight && !entries) add_weight_targets(c);
+  if (listed && !entries && !far) add_weight_targets(c);
 }
 
 }  // namespace logitless::cuda

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads)
     losses_of_tokens(const LossCall c, const ForwardCall f, const Totals* totals, Sums* partial,
                      RowCoefficients* rows, float* deltas) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const std::int64_t token = f.first_token + row;
+  const std::int64_t token = row < f.shape.tokens ? token_of(f, row) : 0;
   const int per_token = f.shape.targets_per_token;
   Sums mine{};
   RowCoefficients answer{};
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kThreads)
     answer_cotangents(const CotangentCall g, const ForwardCall f, RowCoefficients* rows,
                       float* deltas) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const std::int64_t token = f.first_token + row;
+  const std::int64_t token = row < f.shape.tokens ? token_of(f, row) : 0;
   const int per_token = f.shape.targets_per_token;
   RowCoefficients answer{};
   if (row < f.shape.tokens) {

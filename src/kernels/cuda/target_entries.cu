@@ -148,16 +148,10 @@ __global__ void __launch_bounds__(kThreads)
   d_bias[word] += static_cast<float>(sum);
 }
 
-// d_weight += coefficients * hidden. A block for each 256 columns of each entry; that of a word's
-// first entry does them all, in order.
+// Sum of the entries [first, end), of one column.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) add_entries(const ProductsCall c) {
-  const auto first = static_cast<std::int32_t>(blockIdx.x);
-  const std::int32_t word = c.entries.words[first] - c.first_word;
-  if (word < 0 || word >= c.block_words || c.entries.begin[word] != first) return;
-  const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
-  if (column >= c.dim) return;
-  const std::int32_t end = c.entries.begin[word + 1];
+__device__ float sum_entries(const ProductsCall& c, std::int32_t first, std::int32_t end,
+                             std::int64_t column) {
   const T* const hidden = static_cast<const T*>(c.hidden) + column;
   float sum = 0.0f;
 #pragma unroll 4
@@ -165,7 +159,34 @@ __global__ void __launch_bounds__(kThreads) add_entries(const ProductsCall c) {
     sum = fmaf(c.entries.coefficients[e], as_float(hidden[c.entries.tokens[e] * c.hidden_stride]),
                sum);
   }
-  static_cast<float*>(c.d_weight.data)[word * c.d_weight.stride + column] += sum;
+  return sum;
+}
+
+// d_weight += coefficients * hidden, or with `many` the sums of words of many entries to it. A
+// block for each 256 columns of each entry; that of a word's first entry does them all, in order.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) add_entries(const ProductsCall c, float* many) {
+  const auto first = static_cast<std::int32_t>(blockIdx.x);
+  const std::int32_t word = c.entries.words[first] - c.first_word;
+  if (word < 0 || word >= c.block_words || c.entries.begin[word] != first) return;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  if (column >= c.dim) return;
+  const std::int32_t end = c.entries.begin[word + 1];
+  if (many == nullptr) {
+    static_cast<float*>(c.d_weight.data)[word * c.d_weight.stride + column] +=
+        sum_entries<T>(c, first, end, column);
+  } else if (end - first > kFewEntries) {
+    many[first / (kFewEntries + 1) * c.dim + column] = sum_entries<T>(c, first, end, column);
+  }
+}
+
+void launch_entries(const ProductsCall& c, float* many) {
+  const dim3 grid(static_cast<unsigned>(c.tokens * c.targets_per_token), blocks_of(c.dim));
+  with_type(c.dtype, [&](auto type) {
+    add_entries<decltype(type)>
+        <<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(c, many);
+  });
+  require_cuda(cudaGetLastError(), "targets of d_weight");
 }
 
 }  // namespace
@@ -173,9 +194,14 @@ __global__ void __launch_bounds__(kThreads) add_entries(const ProductsCall c) {
 void order_targets(const ForwardCall& c, const TargetOrder& order) {
   const std::int64_t count = c.shape.tokens * c.shape.targets_per_token;
   if (count == 0) return;
-  const auto stream = static_cast<cudaStream_t>(c.stream);
-  read_words<<<blocks_of(count), kThreads, 0, stream>>>(c, order.words);
+  read_words<<<blocks_of(count), kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(c,
+                                                                                     order.words);
   require_cuda(cudaGetLastError(), "words of the targets");
+  order_keys(order, count, c.shape.vocab, c.stream);
+}
+
+void order_keys(const TargetOrder& order, std::int64_t count, std::int64_t bound, Stream of_call) {
+  const auto stream = static_cast<cudaStream_t>(of_call);
   const auto slots = static_cast<std::int32_t>(count);
   if (count <= kFewTargets) {
     require_cuda(cudaMemsetAsync(order.places, 0, static_cast<std::size_t>(count) * 4, stream),
@@ -184,7 +210,7 @@ void order_targets(const ForwardCall& c, const TargetOrder& order) {
     rank_slots<<<pairs, kThreads, 0, stream>>>(order.words, slots, order.places);
     require_cuda(cudaGetLastError(), "order of the targets");
   } else {
-    const auto vocab = static_cast<std::int32_t>(c.shape.vocab);
+    const auto vocab = static_cast<std::int32_t>(bound);
     const std::int32_t length = vocab + 2;
     std::int32_t* const next = order.counts + length;
     require_cuda(cudaMemsetAsync(order.counts, 0, static_cast<std::size_t>(length) * 4, stream),
@@ -210,13 +236,8 @@ void list_targets(const BlockCall& b, const TargetOrder& order, const TargetEntr
   require_cuda(cudaGetLastError(), "entries of the targets");
 }
 
-void add_weight_targets(const ProductsCall& c) {
-  const dim3 grid(static_cast<unsigned>(c.tokens * c.targets_per_token), blocks_of(c.dim));
-  with_type(c.dtype, [&](auto type) {
-    add_entries<decltype(type)><<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(c);
-  });
-  require_cuda(cudaGetLastError(), "targets of d_weight");
-}
+void add_weight_targets(const ProductsCall& c) { launch_entries(c, nullptr); }
+void sum_many_entries(const ProductsCall& c, float* many) { launch_entries(c, many); }
 
 void add_bias_targets(const TargetEntries& entries, std::int64_t words, float* d_bias,
                       Stream stream) {

@@ -42,6 +42,15 @@ struct ForwardArguments {
   const int* wanted;  // [token_pairs + 1]: 0 skips the pair, 0 in the last all; null: none skipped
   bool smooths;       // kGradient adds gamma omega
   const RowCoefficients* rows;  // [padded tokens], of kGradient
+  // Of the far field. [2 word tiles][padded tokens]: of 128 words each, the exponentials times the
+  // slope of the softcap; null: not wanted.
+  float* masses;
+  // The tiles of a launch, word tile << 16 | pair, of list_begin[0] to list_begin[word_tiles]; word
+  // tiles from first_tile on. Null: all of them.
+  const std::uint32_t* list;
+  const int* list_begin;
+  int first_tile;
+  const std::int32_t* words;  // ids by position, of argmax; null: the positions
 };
 
 inline constexpr float kLog2EFloat = 1.4426950408889634f;
@@ -56,6 +65,12 @@ __device__ __forceinline__ float exp2_fast(float x) {
 // the weights stream past.
 __device__ __forceinline__ void tile_of(int index, const ForwardArguments& a, int& pair,
                                         int& word) {
+  if (a.list != nullptr) {
+    const std::uint32_t entry = a.list[index];
+    pair = static_cast<int>(entry & 0xffffu);
+    word = static_cast<int>(entry >> 16) - a.first_tile;
+    return;
+  }
   const int group_size = a.group * a.word_tiles;
   const int first = index / group_size * a.group;
   const int rows = min(a.group, a.launch_pairs - first);
@@ -89,26 +104,38 @@ struct TilePlace {
   bool whole;        // all words of the tile exist
 };
 
+// The masses of a token in the two halves of a tile.
+__device__ __forceinline__ void put_masses(float low, float high, const ForwardArguments& a,
+                                           const TilePlace& at, int h) {
+  low = quad_sum(low);
+  high = quad_sum(high);
+  if (!at.writes) return;
+  const std::int64_t first = 2 * (at.out - at.row) + at.row + 8 * h;
+  a.masses[first] = low;
+  a.masses[first + a.padded_tokens] = high;
+}
+
 // Leaves the exponentials in z; 0 past the last word.
 __device__ __forceinline__ void sum_plain(float (&z)[128], const ForwardArguments& a,
                                           const TilePlace& at) {
   const float factor = a.scale * kLog2EFloat;
   const float k[2] = {a.reference[at.row], a.reference[at.row + 8]};
-  float sum[2][2] = {};
+  float sum[2][2] = {};  // of 128 words each
 #pragma unroll
   for (int i = 0; i < 128; ++i) {
     z[i] = exp2_fast(fmaf(z[i], factor, -k[i / 2 % 2]));
-    if (at.whole) sum[i / 2 % 2][i % 2] += z[i];
+    if (at.whole) sum[i / 2 % 2][i / 64] += z[i];
   }
   if (!at.whole) {
 #pragma unroll
     for (int i = 0; i < 128; ++i) {
       if (at.first + i / 4 * 8 + i % 2 >= a.vocab) z[i] = 0.0f;
-      sum[i / 2 % 2][i % 2] += z[i];
+      sum[i / 2 % 2][i / 64] += z[i];
     }
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
+    if (a.masses != nullptr) put_masses(sum[h][0], sum[h][1], a, at, h);
     const float s = quad_sum(sum[h][0] + sum[h][1]);
     if (at.writes) a.sums[at.out + 8 * h] = s;
   }
@@ -138,6 +165,10 @@ __device__ __forceinline__ void find_greatest(const float (&z)[128], const Forwa
   if (at.writes) a.best[at.out + 8 * h] = top;
 }
 
+__device__ __forceinline__ int word_at(const ForwardArguments& a, int position) {
+  return a.words == nullptr ? position : position < a.vocab ? a.words[position] : 0x7fffffff;
+}
+
 // The lowest word among equals.
 __device__ __forceinline__ void find_argmax(const float (&z)[128], const ForwardArguments& a,
                                             const TilePlace& at, int h) {
@@ -146,11 +177,13 @@ __device__ __forceinline__ void find_argmax(const float (&z)[128], const Forward
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
     const float v = z[i / 2 * 4 + 2 * h + i % 2];
-    if (v > top) {
+    const int position = at.first + i / 2 * 8 + i % 2;
+    if (v > top || (a.words != nullptr && v == top && word_at(a, position) < word_at(a, index))) {
       top = v;
-      index = at.first + i / 2 * 8 + i % 2;
+      index = position;
     }
   }
+  index = word_at(a, index);
 #pragma unroll
   for (int step = 1; step < 4; step *= 2) {
     const float other = __shfl_xor_sync(~0u, top, step);
@@ -172,6 +205,7 @@ __device__ __forceinline__ void sum_general(float (&z)[128], const ForwardArgume
                                             const TilePlace& at, int h) {
   const float k = a.reference[at.row + 8 * h];
   float sum = 0.0f, entropy = 0.0f, weighted = 0.0f;
+  float mass[2] = {};
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
     const int reg = i / 2 * 4 + 2 * h + i % 2;
@@ -183,7 +217,9 @@ __device__ __forceinline__ void sum_general(float (&z)[128], const ForwardArgume
     if (a.weighted != nullptr && (at.whole || word < a.vocab))
       weighted += (a.omega == nullptr ? 1.0f : a.omega[word]) * v;
     if constexpr (kStore) z[reg] = e == 0.0f ? 0.0f : e * softcap_slope(v, a.cap);
+    if (a.masses != nullptr && e != 0.0f) mass[i / 32] += e * softcap_slope(v, a.cap);
   }
+  if (a.masses != nullptr) put_masses(mass[0], mass[1], a, at, h);
   sum = quad_sum(sum);
   if (at.writes) a.sums[at.out + 8 * h] = sum;
   if (a.entropy != nullptr) {
@@ -264,7 +300,9 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
   const int rank = cluster_rank();
   const int cluster = blockIdx.x / kClusterCtas;
   const int clusters = gridDim.x / kClusterCtas;
-  const int tiles = a.launch_pairs * a.word_tiles;
+  const int listed = a.list == nullptr ? 0 : a.list_begin[0];
+  const int tiles =
+      a.list == nullptr ? a.launch_pairs * a.word_tiles : a.list_begin[a.word_tiles] - listed;
   StageCursor at;
   if (threadIdx.x < 128) {
     registers_shrink<40>();
@@ -273,7 +311,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
       const std::uint64_t pass = pass_policy();
       for (int t = cluster; t < tiles; t += clusters) {
         int pair, word;
-        tile_of(t, a, pair, word);
+        tile_of(t + listed, a, pair, word);
         if (a.wanted != nullptr && a.wanted[pair] == 0) continue;
         const int row = (pair * kClusterCtas + rank) * kTileRows;
         const int half = word * kTileColumns + rank * (kTileColumns / 2);
@@ -296,7 +334,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
     float z[128];
     for (int t = cluster; t < tiles; t += clusters) {
       int pair, word;
-      tile_of(t, a, pair, word);
+      tile_of(t + listed, a, pair, word);
       if (a.wanted != nullptr && a.wanted[pair] == 0) continue;
       int previous = -1;
       for (int k = 0; k < a.steps; ++k) {

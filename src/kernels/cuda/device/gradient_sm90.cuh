@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/cuda/device/tiles_sm90.cuh"
+#include "kernels/device_gradient.h"
 
 namespace logitless::cuda {
 
@@ -24,6 +25,31 @@ struct ProductArguments {
   bool add;                  // fp32: to what is there
   bool narrow;               // bf16, else fp32
 };
+
+// Of a slab of the far field: what is kept, and where d_weight goes.
+struct FarSlabArguments {
+  const std::uint32_t* block_groups;  // [pairs of token tiles][group_bits]
+  const std::uint32_t* group_blocks;  // [groups][block_bits]
+  int group_bits;
+  int block_bits;
+  int first_group;
+  int blocks;
+  const std::int32_t* order_words;  // of the slab's first position
+  const float* share;               // likewise
+  const float* tile_gradient;       // [tiles of 128 words][columns], of the slab's first tile
+  void* d_weight;
+  std::int64_t stride;
+};
+
+// The first of [from, end) whose bit is set, or end.
+__device__ __forceinline__ int next_kept(const std::uint32_t* bits, int from, int end) {
+  while (from < end) {
+    const std::uint32_t rest = __ldg(bits + from / 32) >> (from % 32);
+    if (rest != 0) return min(end, from + __ffs(static_cast<int>(rest)) - 1);
+    from = from / 32 * 32 + 32;
+  }
+  return end;
+}
 
 struct GradientArguments {
   // With several parts each contracts a run of the steps, and hidden is their results one below the
@@ -44,11 +70,13 @@ struct GradientArguments {
   const int* entry_begin;    // [words + 1]
   const int* entry_token;
   const float* entry_coefficient;
+  const float* many;                 // ProductsCall's
   const __nv_bfloat16* weight_rows;  // of first_word
   std::int64_t weight_stride;
   const __nv_bfloat16* hidden_rows;
   std::int64_t hidden_stride;
   const int* active;  // [token pairs]: 0: all tokens ignored, nothing is read; null: all active
+  FarSlabArguments far;
 };
 
 // A cluster's tiles in order.
@@ -103,16 +131,41 @@ __device__ __forceinline__ bool step_active(const GradientArguments& a, int k) {
   return a.active == nullptr || a.active[k * kStep / kClusterRows] != 0;
 }
 
+// f(step) for the steps of a tile that are loaded, in order. Of the far field: 4 for each group of
+// words (d_hidden) or block of tokens (d_weight) kept.
+template <bool kHidden, bool kFar, typename F>
+__device__ __forceinline__ void for_steps(const GradientArguments& a, int pair, const F& f) {
+  if constexpr (kFar) {
+    constexpr int kSteps = kClusterRows / kStep;
+    const FarSlabArguments& far = a.far;
+    const int first = kHidden ? far.first_group : 0;
+    const int end = kHidden ? first + (a.hidden.steps + kSteps - 1) / kSteps : far.blocks;
+    const std::uint32_t* const bits =
+        kHidden ? far.block_groups + pair * far.group_bits
+                : far.group_blocks + (far.first_group + pair) * far.block_bits;
+    for (int at = next_kept(bits, first, end); at < end; at = next_kept(bits, at + 1, end)) {
+      for (int j = 0; j < kSteps; ++j) f((at - first) * kSteps + j);
+    }
+  } else if constexpr (kHidden) {
+    const int begin = first_step(a, pair);
+    const int steps = hidden_steps(a, pair);
+    for (int k = begin; k < begin + steps; ++k) f(k);
+  } else {
+    for (int k = 0; k < a.weight.steps; ++k) {
+      if (step_active(a, k)) f(k);
+    }
+  }
+}
+
 // Multiplies what the producer loads, one tile. False if that was nothing: z is 0 then and left as
 // is.
-template <bool kHidden>
+template <bool kHidden, bool kFar>
 __device__ __forceinline__ bool multiply(const TileMemory& memory, StageCursor& at,
-                                         const GradientArguments& a, int steps, float (&z)[128]) {
+                                         const GradientArguments& a, int pair, float (&z)[128]) {
   const int consumer = threadIdx.x / 128 - 1;
   const int lane = threadIdx.x % 32;
   int previous = -1;
-  for (int k = 0; k < steps; ++k) {
-    if (!kHidden && !step_active(a, k)) continue;
+  for_steps<kHidden, kFar>(a, pair, [&](int) {
     barrier_wait(memory.full + at.stage, at.phase);
     const unsigned char* r = memory.rows + at.stage * kRowBytes + consumer * (kRowBytes / 2);
     const unsigned char* c = memory.columns + at.stage * kColumnBytes;
@@ -134,7 +187,7 @@ __device__ __forceinline__ bool multiply(const TileMemory& memory, StageCursor& 
     if (previous >= 0 && lane < kClusterCtas) barrier_arrive_at(memory.empty + previous, lane);
     previous = at.stage;
     at.advance();
-  }
+  });
   wgmma_wait<0>();
   if (previous >= 0 && lane < kClusterCtas) barrier_arrive_at(memory.empty + previous, lane);
   return previous >= 0;
@@ -162,6 +215,44 @@ __device__ __forceinline__ void add_row(float (&z)[128], int h, float factor,
       low = fmaf(factor, f.x, low);
       high = fmaf(factor, f.y, high);
     }
+  }
+}
+
+// z (the half h of a thread's rows) += factor * row, in fp32; likewise many loads at a time.
+__device__ __forceinline__ void add_floats(float (&z)[128], int h, float factor, const float* row,
+                                           int column, int columns) {
+  constexpr int kLoads = 8;
+#pragma unroll
+  for (int part = 0; part < 32 / kLoads; ++part) {
+    float2 v[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int c = column + (part * kLoads + i) * 8;
+      v[i] = c < columns ? *reinterpret_cast<const float2*>(row + c) : make_float2(0.0f, 0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      float& low = z[4 * (part * kLoads + i) + 2 * h];
+      float& high = z[4 * (part * kLoads + i) + 2 * h + 1];
+      low = fmaf(factor, v[i].x, low);
+      high = fmaf(factor, v[i].y, high);
+    }
+  }
+}
+
+// z (the half h) += the targets' part of a word's row.
+__device__ __forceinline__ void add_entries_of(float (&z)[128], int h, const GradientArguments& a,
+                                               int word, int column) {
+  const int columns = a.weight.columns;
+  const int begin = a.entry_begin[word];
+  const int end = a.entry_begin[word + 1];
+  if (end - begin > kFewEntries) {
+    const std::int64_t row = begin / (kFewEntries + 1);
+    return add_floats(z, h, 1.0f, a.many + row * columns, column, columns);
+  }
+  for (int e = begin; e < end; ++e) {
+    add_row(z, h, a.entry_coefficient[e], a.hidden_rows + a.entry_token[e] * a.hidden_stride,
+            column, columns);
   }
 }
 
@@ -199,11 +290,7 @@ __device__ __forceinline__ void finish_product(float (&z)[128], const GradientAr
                 column, p.columns);
       }
     } else if constexpr (kEntries) {
-      const int end = a.entry_begin[r + 1];
-      for (int e = a.entry_begin[r]; e < end; ++e) {
-        add_row(z, h, a.entry_coefficient[e], a.hidden_rows + a.entry_token[e] * a.hidden_stride,
-                column, p.columns);
-      }
+      add_entries_of(z, h, a, r, column);
     }
   }
 }
@@ -211,7 +298,7 @@ __device__ __forceinline__ void finish_product(float (&z)[128], const GradientAr
 // The loads of one tile.
 //
 // d_hidden paces stretches of a tile (the first of them is `stretch`, `clusters` have such a tile).
-template <bool kHidden>
+template <bool kHidden, bool kFar>
 __device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clusters,
                                           const TileMemory& memory, StageCursor& at,
                                           const CUtensorMap* block, const CUtensorMap* other,
@@ -221,11 +308,10 @@ __device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clu
   const int pair = tile / p.column_tiles;
   const int row = ((kHidden ? pair % a.hidden_pairs : pair) * kClusterCtas + rank) * kTileRows;
   const int column = tile % p.column_tiles * kTileColumns + rank * (kTileColumns / 2);
-  const int begin = kHidden ? first_step(a, pair) : 0;
-  const int steps = kHidden ? hidden_steps(a, pair) : p.steps;
-  for (int k = begin; k < begin + steps; ++k) {
-    if (!kHidden && !step_active(a, k)) continue;
-    if (kHidden && (k - begin) % kStretch == 0) {
+  constexpr bool kPaced = kHidden && !kFar;
+  const int begin = kPaced ? first_step(a, pair) : 0;
+  for_steps<kHidden, kFar>(a, pair, [&](int k) {
+    if (kPaced && (k - begin) % kStretch == 0) {
       const int now = (k - begin) / kStretch;
       if (now > 0) pace.loaded(stretch + now - 1);
       if (now > 1) pace.wait(stretch + now - 2, clusters);
@@ -246,15 +332,58 @@ __device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clu
     tma_load_multicast(columns + 8192, other, full, column + 64, k * kStep,
                        (1 << kClusterCtas) - 1);
     at.advance();
-  }
-  if (kHidden && steps < p.steps) {  // others may wait for stretches that this tile has not
+  });
+  const int steps = kPaced ? hidden_steps(a, pair) : 0;
+  if (kPaced && steps < p.steps) {  // others may wait for stretches that this tile has not
     const int made = max(stretches_of(steps) - 1, 0);
     for (int k = (made + 1) * kStretch; k < p.steps; k += kStretch)
       pace.loaded(stretch + k / kStretch - 1);
   }
 }
 
-template <bool kHidden, bool kRankOne, bool kEntries>
+// d_weight of a slab of the far field to the words' own rows, from registers: a copy of the tensor
+// memory accelerator takes rows that follow one another. Four threads write 32 bytes of a row.
+template <bool kRankOne, bool kEntries>
+__device__ __forceinline__ void put_words(float (&z)[128], const GradientArguments& a, int row,
+                                          int column) {
+  const ProductArguments& p = a.weight;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int r = row + 8 * h;
+    if (r >= p.rows) continue;
+    const int word = a.far.order_words[r];
+    add_floats(z, h, a.far.share[r], a.far.tile_gradient + std::int64_t{r / 128} * p.columns,
+               column, p.columns);
+    if constexpr (kRankOne) {
+      if (p.column_part != nullptr)
+        add_floats(z, h, p.row_part == nullptr ? 1.0f : p.row_part[r], p.column_part, column,
+                   p.columns);
+    }
+    if constexpr (kEntries) add_entries_of(z, h, a, word, column);
+    const std::int64_t first = word * a.far.stride;
+    if (p.narrow) {
+      auto* const to = static_cast<__nv_bfloat16*>(a.far.d_weight) + first;
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const int c = column + i * 8;
+        if (c < p.columns)
+          *reinterpret_cast<__nv_bfloat162*>(to + c) =
+              __floats2bfloat162_rn(z[4 * i + 2 * h], z[4 * i + 2 * h + 1]);
+      }
+    } else {
+      auto* const to = static_cast<float*>(a.far.d_weight) + first;
+      if (p.add) add_floats(z, h, 1.0f, to, column, p.columns);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const int c = column + i * 8;
+        if (c < p.columns)
+          *reinterpret_cast<float2*>(to + c) = make_float2(z[4 * i + 2 * h], z[4 * i + 2 * h + 1]);
+      }
+    }
+  }
+}
+
+template <bool kHidden, bool kRankOne, bool kEntries, bool kFar>
 __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& writer,
                                           StageCursor& at, const CUtensorMap* out,
                                           const GradientArguments& a, int tile) {
@@ -263,9 +392,14 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
   const int row = (pair * kClusterCtas + cluster_rank()) * kTileRows;
   const int column = tile % p.column_tiles * kTileColumns;
   float z[128];
-  const bool any = multiply<kHidden>(memory, at, a, kHidden ? hidden_steps(a, pair) : p.steps, z);
+  const bool any = multiply<kHidden, kFar>(memory, at, a, pair, z);
+  if (kHidden && kFar && !any) return;  // d_hidden is added to
 #pragma unroll
   for (int i = 0; i < 128; ++i) z[i] = any ? z[i] : 0.0f;
+  if constexpr (kFar && !kHidden) {
+    return put_words<kRankOne, kEntries>(z, a, row + accumulator_row(),
+                                         column + accumulator_column());
+  }
   finish_product<kHidden, kRankOne, kEntries>(z, a, row + accumulator_row(),
                                               column + accumulator_column());
   const int first_row = row + (threadIdx.x / 128 - 1) * 64;
@@ -316,7 +450,9 @@ __global__ void __launch_bounds__(128)
 //
 // Maps: the block by rows of 64 words x 128 tokens and by 64 words x 64 tokens; weight and hidden
 // by boxes of 64 x 64; the outputs by boxes of 64 rows x 128 bytes.
-template <bool kRankOne, bool kEntries>
+//
+// kFar: a slab of the far field.
+template <bool kRankOne, bool kEntries, bool kFar>
 __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThreads, 1)
     gradient_tiles(const __grid_constant__ CUtensorMap block_rows,
                    const __grid_constant__ CUtensorMap block_columns,
@@ -344,14 +480,15 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
       int late = 0;   // rounds that all clusters take part in
       while (schedule.next(is_hidden, tile)) {
         if (is_hidden) {
-          load_tile<true>(pace, round * stretches, min(clusters, hidden_tiles - round * clusters),
-                          memory, at, &block_rows, &weight, a, tile);
+          load_tile<true, kFar>(pace, round * stretches,
+                                min(clusters, hidden_tiles - round * clusters), memory, at,
+                                &block_rows, &weight, a, tile);
           ++round;
           continue;
         }
         const bool paced = tile >= a.early_tiles;
         if (paced && late > 1) pace.wait(first_late + late - 2, clusters);
-        load_tile<false>(pace, 0, 0, memory, at, &block_columns, &hidden, a, tile);
+        load_tile<false, kFar>(pace, 0, 0, memory, at, &block_columns, &hidden, a, tile);
         if (paced) pace.loaded(first_late + late++);
       }
     }
@@ -360,9 +497,9 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
     TileWriter writer(memory);
     while (schedule.next(is_hidden, tile)) {
       if (is_hidden) {
-        make_tile<true, kRankOne, kEntries>(memory, writer, at, &d_hidden, a, tile);
+        make_tile<true, kRankOne, kEntries, kFar>(memory, writer, at, &d_hidden, a, tile);
       } else {
-        make_tile<false, kRankOne, kEntries>(memory, writer, at, &d_weight, a, tile);
+        make_tile<false, kRankOne, kEntries, kFar>(memory, writer, at, &d_weight, a, tile);
       }
     }
     writer.drain();

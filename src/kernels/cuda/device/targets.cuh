@@ -5,9 +5,21 @@
 
 namespace logitless::cuda {
 
+// The token of a row of a chunk, among all of the call's.
+__device__ __forceinline__ std::int64_t token_of(const ForwardCall& c, std::int64_t row) {
+  row += c.first_token;
+  return c.rows == nullptr ? row : c.rows[row];
+}
+// The place of a chunk's slot [tokens, K] among the call's targets.
+__device__ __forceinline__ std::int64_t place_of(const ForwardCall& c, std::int64_t slot) {
+  const int per_token = c.shape.targets_per_token;
+  if (c.rows == nullptr) return slot + c.first_token * per_token;
+  return token_of(c, slot / per_token) * per_token + slot % per_token;
+}
+
 // The target of a slot [tokens, K] of a chunk; ignore_index where the row has none.
 __device__ __forceinline__ std::int64_t target_of(const ForwardCall& c, std::int64_t slot) {
-  slot += c.first_token * c.shape.targets_per_token;
+  slot = place_of(c, slot);
   if (c.sequence > 0) {  // K = 1
     if (slot % c.sequence == c.sequence - 1) return c.ignore_index;
     ++slot;

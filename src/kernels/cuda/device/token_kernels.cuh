@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(256)
       active[token_pairs] = 1;
     }
   } else if (word != c.ignore_index && lane == 0) {
-    const std::int64_t position = slot + c.first_token * per_token + (c.sequence > 0 ? 1 : 0);
+    const std::int64_t position = place_of(c, slot) + (c.sequence > 0 ? 1 : 0);
     atomicMin(reinterpret_cast<unsigned long long*>(c.bad_target),
               static_cast<unsigned long long>(position));
   }
@@ -102,6 +102,11 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
 inline constexpr double kLeastSum = 0x1p-20;
 inline constexpr double kMostSum = 0x1p60;
 
+// Tiles of words by position come in no order of their words.
+__device__ __forceinline__ bool leads(float best, int index, float than, int its_index) {
+  return best > than || (best == than && index < its_index);
+}
+
 // Adds up the partials in a fixed order, in double, and writes the outputs: of all tokens, or of
 // the pairs of tiles `wanted`. `repair` [token pairs + 1], unless null, gets a 1 for each 256
 // tokens with a sum out of range, and in its last element.
@@ -119,13 +124,13 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
   const bool made = active[row / 256] != 0;
   const int run = (p.word_tiles + kParts - 1) / kParts;
   const int end = made ? min(p.word_tiles, (static_cast<int>(threadIdx.y) + 1) * run) : 0;
-  Part mine{0.0, 0.0, 0.0, -INFINITY, 0};
+  Part mine{0.0, 0.0, 0.0, -INFINITY, 0x7fffffff};
   for (int t = threadIdx.y * run; t < end; ++t) {
     const std::int64_t at = t * p.padded_tokens + row;
     mine.sum += p.sums[at];
     if (p.entropy != nullptr) mine.entropy += p.entropy[at];
     if (p.weighted != nullptr) mine.weighted += p.weighted[at];
-    if (p.best != nullptr && p.best[at] > mine.best) {
+    if (p.best != nullptr && leads(p.best[at], p.best_index[at], mine.best, mine.index)) {
       mine.best = p.best[at];
       mine.index = p.best_index[at];
     }
@@ -138,7 +143,7 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     mine.sum += other.sum;
     mine.entropy += other.entropy;
     mine.weighted += other.weighted;
-    if (other.best > mine.best) {
+    if (leads(other.best, other.index, mine.best, mine.index)) {
       mine.best = other.best;
       mine.index = other.index;
     }

@@ -1,5 +1,6 @@
 // Stands in for the CUDA kernels in a build without CUDA.
 #include "core/check.h"
+#include "kernels/device_far.h"
 #include "kernels/device_loss.h"
 
 namespace logitless::cuda {
@@ -42,6 +43,25 @@ const DeviceKernel& find_device_kernel(std::string_view) { refuse(); }
 void prepare_block(const BlockCall&) { refuse(); }
 void order_targets(const ForwardCall&, const TargetOrder&) { refuse(); }
 void list_targets(const BlockCall&, const TargetOrder&, const TargetEntries&) { refuse(); }
+const void* gather_slab(const ForwardCall&, const FarSlab&, GatherPart, const int*) { refuse(); }
+void gather_vectors(const ForwardCall&) { refuse(); }
+void select_tiles(const ForwardCall&, const RowCoefficients*, bool) { refuse(); }
+void far_block(const BlockCall&, const LogitBlock&) { refuse(); }
+void far_bounds(const BlockCall&, const LogitBlock&, float*) { refuse(); }
+void clear_targets(const BlockCall&) { refuse(); }
+void far_bias(const BlockCall&, const float*, bool, float*) { refuse(); }
+void finish_far(const ForwardCall&, const GradientOutput&, const float*, float*, double*) {
+  refuse();
+}
+void order_keys(const TargetOrder&, std::int64_t, std::int64_t, Stream) { refuse(); }
+void order_tokens(const ForwardCall&, const DeviceOrder&, const TargetOrder&) { refuse(); }
+void gather_tokens(const ForwardCall&, const void*, std::int64_t, void*) { refuse(); }
+void scatter_outputs(const ForwardCall&, const ForwardCall&) { refuse(); }
+void list_audited(const FarAudit&, Stream) { refuse(); }
+void keep_audited(const ForwardCall&, const FarAudit&, const GradientOutput&) { refuse(); }
+void compare_audited(const ForwardCall&, const FarAudit&, const float*, FarSums*) { refuse(); }
+void add_weight_targets(const ProductsCall&) { refuse(); }
+void sum_many_entries(const ProductsCall&, float*) { refuse(); }
 void add_bias_targets(const TargetEntries&, std::int64_t, float*, Stream) { refuse(); }
 std::size_t column_sum_workspace_bytes(std::int64_t) { refuse(); }
 void sum_columns(const ColumnSumCall&) { refuse(); }
@@ -50,7 +70,8 @@ void add_bias_smoothing(const RowCoefficients*, std::int64_t, const float*, std:
   refuse();
 }
 void clear_gradient(const GradientOutput&, std::int64_t, std::int64_t, Stream) { refuse(); }
-void round_sums(const float*, std::int64_t, std::int64_t, const GradientOutput&, Stream) {
+void round_sums(const float*, std::int64_t, std::int64_t, const GradientOutput&, Stream,
+                const std::int32_t*) {
   refuse();
 }
 

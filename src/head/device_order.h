@@ -1,0 +1,13 @@
+// An order where a GPU's kernels read it.
+#pragma once
+
+#include "kernels/device_far.h"
+#include "logitless/vocab_order.h"
+
+namespace logitless {
+
+// On the thread's device: copied there by the first call, which waits; it stays as long as the
+// order. Throws DeviceError when memory is short.
+cuda::DeviceOrder device_order(const VocabOrder& order);
+
+}  // namespace logitless

@@ -1,0 +1,318 @@
+// The far field's tiles of words: rows through the order, tiles as points, which of them are kept.
+#include <algorithm>
+
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/numbers.cuh"
+#include "kernels/device_far.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kVector = 8;     // bf16 of a 16-byte load
+constexpr int kColumns = 512;  // of a thread block
+constexpr int kRowGroups = kThreads * kVector / kColumns;
+
+struct alignas(16) Vector {
+  __nv_bfloat16 values[kVector];
+};
+
+struct GatherArguments {
+  const std::int32_t* words;  // from the slab's first position on; null: the identity
+  const float* share;         // likewise
+  const __nv_bfloat16* weight;
+  std::int64_t stride;
+  __nv_bfloat16* rows;      // null: no copy
+  __nv_bfloat16* centroid;  // of the slab's first tile; null: not wanted
+  std::int64_t dim;
+  int count;  // words of the slab
+  const int* wanted;
+};
+
+// A thread block for each tile and kColumns columns.
+__global__ void __launch_bounds__(kThreads) gather_tile(const GatherArguments a) {
+  __shared__ float parts[kRowGroups][kColumns];
+  if (a.wanted != nullptr && *a.wanted == 0) return;
+  const int group = static_cast<int>(threadIdx.x) * kVector / kColumns;
+  const int local = static_cast<int>(threadIdx.x) * kVector % kColumns;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kColumns + local;
+  const int first = static_cast<int>(blockIdx.x * kFarTile);
+  const int end = min(a.count, first + static_cast<int>(kFarTile));
+  float sums[kVector] = {};
+  if (column < a.dim) {
+#pragma unroll 8
+    for (int row = first + group; row < end; row += kRowGroups) {
+      const std::int64_t word = a.words == nullptr ? row : a.words[row];
+      const Vector v = *reinterpret_cast<const Vector*>(a.weight + word * a.stride + column);
+      if (a.rows != nullptr) *reinterpret_cast<Vector*>(a.rows + row * a.dim + column) = v;
+      if (a.centroid == nullptr) continue;
+      const float share = a.share[row];
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) sums[i] = fmaf(share, as_float(v.values[i]), sums[i]);
+    }
+  }
+  if (a.centroid == nullptr) return;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) parts[group][local + i] = sums[i];
+  __syncthreads();
+  for (int c = static_cast<int>(threadIdx.x); c < kColumns; c += kThreads) {
+    const std::int64_t to = static_cast<std::int64_t>(blockIdx.y) * kColumns + c;
+    float sum = 0.0f;
+    for (int g = 0; g < kRowGroups; ++g) sum += parts[g][c];
+    if (to < a.dim) a.centroid[blockIdx.x * a.dim + to] = __float2bfloat16(sum);
+  }
+}
+
+__device__ float warp_sum(float v) {
+  for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
+  return v;
+}
+
+// A thread block for each tile, a warp for each row in turn. From the weights themselves: they have
+// just been read.
+__global__ void __launch_bounds__(kThreads)
+    measure_tile(const GatherArguments a, float* radius, float* distance) {
+  __shared__ float greatest[kThreads / 32];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int first = static_cast<int>(blockIdx.x * kFarTile);
+  const int end = min(a.count, first + static_cast<int>(kFarTile));
+  const __nv_bfloat16* const centroid = a.centroid + blockIdx.x * a.dim;
+  float top = 0.0f;
+  float norm = 0.0f;
+  for (int row = first + warp; row < end; row += kThreads / 32) {
+    const std::int64_t word = a.words == nullptr ? row : a.words[row];
+    float sum = 0.0f;
+    norm = 0.0f;
+    for (std::int64_t c = lane * kVector; c < a.dim; c += 32 * kVector) {
+      const Vector v = *reinterpret_cast<const Vector*>(a.weight + word * a.stride + c);
+      const Vector m = *reinterpret_cast<const Vector*>(centroid + c);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float middle = as_float(m.values[i]);
+        const float off = as_float(v.values[i]) - middle;
+        sum = fmaf(off, off, sum);
+        norm = fmaf(middle, middle, norm);
+      }
+    }
+    const float total = warp_sum(sum);
+    top = total > top || isnan(total) ? total : top;
+  }
+  norm = warp_sum(norm);
+  if (lane == 0) greatest[warp] = top;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int w = 1; w < kThreads / 32; ++w)
+    top = greatest[w] > top || isnan(greatest[w]) ? greatest[w] : top;
+  radius[blockIdx.x] = sqrtf(top);
+  distance[blockIdx.x] = sqrtf(norm);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    gather_floats(const std::int32_t* words, const float* from, std::int64_t count, float* to) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count) to[i] = from[words[i]];
+}
+
+struct SelectArguments {
+  const float* mass;  // [2 groups][padded tokens]
+  const float* reference;
+  const RowCoefficients* rows;
+  std::uint32_t* block_groups;  // [blocks][far_bits(groups)]
+  std::uint32_t* group_blocks;  // [groups][far_bits(blocks)]
+  std::uint32_t* list;
+  std::int32_t* list_begin;
+  FarSums* sums;
+  std::int64_t tokens;
+  std::int64_t padded_tokens;
+  int groups;
+  int blocks;
+  int group_bits;  // 32-bit words of the groups of a block
+  int block_bits;  // of the blocks of a group
+  float tau;
+  float most_kept;
+  bool first_chunk;
+};
+
+// A thread block for each 256 tokens and 32 groups, a thread for each token.
+__global__ void __launch_bounds__(kFarBlock) mark_groups(const SelectArguments a) {
+  const std::int64_t token = blockIdx.x * kFarBlock + threadIdx.x;
+  float least = INFINITY;  // a NaN keeps nothing
+  if (token < a.tokens && a.rows[token].alpha != 0.0f)
+    least = a.tau * exp2f(a.rows[token].lse_bits - a.reference[token]);
+  std::uint32_t bits = 0;
+  for (int i = 0; i < 32; ++i) {
+    const int group = static_cast<int>(blockIdx.y) * 32 + i;
+    if (group >= a.groups) break;
+    const float* const mass = a.mass + static_cast<std::int64_t>(2 * group) * a.padded_tokens;
+    const bool kept = fmaxf(mass[token], mass[a.padded_tokens + token]) > least;
+    bits |= __syncthreads_or(kept) != 0 ? 1u << i : 0u;
+  }
+  if (threadIdx.x == 0) a.block_groups[blockIdx.x * gridDim.y + blockIdx.y] = bits;
+}
+
+constexpr int kListThreads = 1024;
+
+__device__ std::int64_t list_sum(std::int64_t mine) {
+  __shared__ std::int64_t parts[kListThreads];
+  parts[threadIdx.x] = mine;
+  __syncthreads();
+  for (int half = kListThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
+    __syncthreads();
+  }
+  return parts[0];
+}
+
+// One thread block: all of them where too many are kept, the transposed bits, and the list.
+__global__ void __launch_bounds__(kListThreads) list_groups(const SelectArguments a) {
+  __shared__ int counts[kListThreads];
+  const int words = a.group_bits;
+  const int block_words = a.block_bits;
+  std::int64_t mine = 0;
+  for (int i = threadIdx.x; i < a.blocks * words; i += kListThreads)
+    mine += __popc(a.block_groups[i]);
+  const std::int64_t pairs = static_cast<std::int64_t>(a.groups) * a.blocks;
+  std::int64_t kept = list_sum(mine);
+  const bool all = static_cast<float>(kept) > a.most_kept * static_cast<float>(pairs);
+  if (all) {
+    kept = pairs;
+    __syncthreads();
+    for (int i = threadIdx.x; i < a.blocks * words; i += kListThreads) {
+      const int rest = a.groups - i % words * 32;
+      a.block_groups[i] = rest >= 32 ? ~0u : (1u << rest) - 1;
+    }
+  }
+  if (threadIdx.x == 0) {
+    if (a.first_chunk) *a.sums = {};
+    a.sums->kept += kept;
+    a.sums->pairs += pairs;
+    a.sums->fallback |= all ? 1 : 0;
+  }
+  __syncthreads();
+  // A run of groups for each thread, so that the list ascends.
+  const int run = (a.groups + kListThreads - 1) / kListThreads;
+  const int begin = min(a.groups, static_cast<int>(threadIdx.x) * run);
+  const int end = min(a.groups, begin + run);
+  int count = 0;
+  for (int group = begin; group < end; ++group) {
+    for (int w = 0; w < block_words; ++w) {
+      std::uint32_t bits = 0;
+      for (int b = w * 32; b < min(a.blocks, w * 32 + 32); ++b)
+        bits |= (a.block_groups[b * words + group / 32] >> (group % 32) & 1u) << (b % 32);
+      a.group_blocks[group * block_words + w] = bits;
+      count += __popc(bits);
+    }
+  }
+  counts[threadIdx.x] = count;
+  __syncthreads();
+  for (int step = 1; step < kListThreads; step *= 2) {
+    const int before = static_cast<int>(threadIdx.x) >= step ? counts[threadIdx.x - step] : 0;
+    __syncthreads();
+    counts[threadIdx.x] += before;
+    __syncthreads();
+  }
+  int at = counts[threadIdx.x] - count;
+  for (int group = begin; group < end; ++group) {
+    a.list_begin[group] = at;
+    for (int w = 0; w < block_words; ++w) {
+      for (std::uint32_t bits = a.group_blocks[group * block_words + w]; bits != 0;
+           bits &= bits - 1) {
+        a.list[at++] = static_cast<std::uint32_t>(group) << 16 |
+                       static_cast<std::uint32_t>(w * 32 + __ffs(static_cast<int>(bits)) - 1);
+      }
+    }
+  }
+  if (threadIdx.x == kListThreads - 1) a.list_begin[a.groups] = counts[threadIdx.x];
+}
+
+}  // namespace
+
+const void* gather_slab(const ForwardCall& c, const FarSlab& slab, GatherPart part,
+                        const int* wanted) {
+  const FarCall& far = *c.far;
+  const auto* const weight = static_cast<const __nv_bfloat16*>(c.weight);
+  GatherArguments a{};
+  a.dim = c.shape.dim;
+  a.count = static_cast<int>(slab.words);
+  a.wanted = wanted;
+  a.stride = c.weight_stride;
+  a.share = far.order.share + slab.first;
+  const void* rows = far.gathered;
+  if (far.order.identity) {
+    rows = a.weight = weight + slab.first * c.weight_stride;
+  } else {
+    a.weight = weight;
+    a.words = far.order.words + slab.first;
+    a.rows = static_cast<__nv_bfloat16*>(far.gathered);
+  }
+  auto* const centroid =
+      static_cast<__nv_bfloat16*>(far.centroid) + slab.first / kFarTile * c.shape.dim;
+  if (part == GatherPart::centroids) a.centroid = centroid;
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  const dim3 grid(static_cast<unsigned>(far_tiles(slab.words)),
+                  static_cast<unsigned>((c.shape.dim + kColumns - 1) / kColumns));
+  if (a.rows != nullptr || a.centroid != nullptr) gather_tile<<<grid, kThreads, 0, stream>>>(a);
+  if (part == GatherPart::radii) {
+    a.centroid = centroid;
+    measure_tile<<<grid.x, kThreads, 0, stream>>>(a, far.radius + slab.first / kFarTile,
+                                                  far.distance + slab.first / kFarTile);
+  }
+  require_cuda(cudaGetLastError(), "rows of the weights by position");
+  return rows;
+}
+
+void gather_tokens(const ForwardCall& c, const void* hidden, std::int64_t stride, void* to) {
+  if (c.shape.tokens == 0) return;
+  GatherArguments a{};
+  a.words = c.rows + c.first_token;
+  a.weight = static_cast<const __nv_bfloat16*>(hidden);
+  a.stride = stride;
+  a.rows = static_cast<__nv_bfloat16*>(to);
+  a.dim = c.shape.dim;
+  a.count = static_cast<int>(c.shape.tokens);
+  const dim3 grid(static_cast<unsigned>(far_tiles(c.shape.tokens)),
+                  static_cast<unsigned>((c.shape.dim + kColumns - 1) / kColumns));
+  gather_tile<<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(a);
+  require_cuda(cudaGetLastError(), "tokens by their targets");
+}
+
+void gather_vectors(const ForwardCall& c) {
+  const FarCall& far = *c.far;
+  const auto blocks = static_cast<unsigned>((c.shape.vocab + kThreads - 1) / kThreads);
+  for (const auto& [from, to] : {std::pair{c.bias, far.bias}, {c.omega, far.omega}}) {
+    if (from == nullptr || to == nullptr) continue;
+    gather_floats<<<blocks, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(
+        far.order.words, from, c.shape.vocab, to);
+    require_cuda(cudaGetLastError(), "bias and omega by position");
+  }
+}
+
+void select_tiles(const ForwardCall& c, const RowCoefficients* rows, bool first_chunk) {
+  const FarCall& far = *c.far;
+  SelectArguments a{};
+  a.mass = far.mass;
+  a.reference = c.reference;
+  a.rows = rows;
+  a.block_groups = far.block_groups;
+  a.group_blocks = far.group_blocks;
+  a.list = far.list;
+  a.list_begin = far.list_begin;
+  a.sums = far.sums;
+  a.tokens = c.shape.tokens;
+  a.padded_tokens = padded_tokens(c.shape.tokens);
+  a.groups = static_cast<int>(far_groups(c.shape.vocab));
+  a.blocks = static_cast<int>(a.padded_tokens / kFarBlock);
+  a.group_bits = static_cast<int>(far_bits(a.groups));
+  a.block_bits = static_cast<int>(far_bits(a.blocks));
+  a.tau = far.tau;
+  a.most_kept = far.most_kept;
+  a.first_chunk = first_chunk;
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  const dim3 grid(static_cast<unsigned>(a.blocks), static_cast<unsigned>(a.group_bits));
+  mark_groups<<<grid, kFarBlock, 0, stream>>>(a);
+  list_groups<<<1, kListThreads, 0, stream>>>(a);
+  require_cuda(cudaGetLastError(), "tiles to keep");
+}
+
+}  // namespace logitless::cuda

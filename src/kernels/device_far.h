@@ -1,0 +1,130 @@
+// The far field on a GPU (docs/far_field.md): what the engine asks of the kernels beyond a dense
+// call. Words are positions of an order; tiles of 128 of them have masses, groups of two tiles are
+// kept or not for blocks of 256 tokens.
+#pragma once
+
+#include "kernels/device_gradient.h"
+
+namespace logitless::cuda {
+
+inline constexpr std::int64_t kFarTile = 128;   // words
+inline constexpr std::int64_t kFarGroup = 256;  // words
+inline constexpr std::int64_t kFarBlock = 256;  // tokens
+constexpr std::int64_t far_tiles(std::int64_t vocab) { return (vocab + kFarTile - 1) / kFarTile; }
+constexpr std::int64_t far_groups(std::int64_t vocab) {
+  return (vocab + kFarGroup - 1) / kFarGroup;
+}
+constexpr std::int64_t far_bits(std::int64_t count) {
+  return (count + 31) / 32;
+}  // in 32-bit words
+
+// An order of the vocabulary, of the device.
+struct DeviceOrder {
+  const std::int32_t* words = nullptr;      // [vocab] the word at each position
+  const std::int32_t* positions = nullptr;  // [vocab]
+  const float* share = nullptr;             // [vocab] by position, see VocabOrder
+  bool identity = false;                    // the words are their positions
+};
+
+// Sums of a call, of the device.
+struct FarSums {
+  std::int64_t kept;   // pairs of a group and a block of tokens
+  std::int64_t pairs;  // all there are
+  std::int64_t fallback;
+  double bound_squared;
+  double norm_squared;
+  // Of the tokens audited: |far - exact|^2 and |exact|^2 of d_hidden, and of lse.
+  std::int64_t audited;
+  double audit_error_squared;
+  double audit_norm_squared;
+  double lse_error_squared;
+  double lse_error_max;
+};
+
+// Tokens 0, step, 2 step, ... of a call, computed exactly as well.
+struct FarAudit {
+  std::int64_t tokens = 0;
+  std::int64_t step = 1;
+  std::int32_t* rows = nullptr;  // [tokens]: those tokens
+  float* d_hidden = nullptr;     // [tokens, dim]
+  float* lse = nullptr;          // [tokens]
+  double* partial = nullptr;     // [tokens, 2]
+};
+void list_audited(const FarAudit& audit, Stream stream);
+// Keeps the rows of a chunk that are audited. d_hidden [chunk's tokens, dim].
+void keep_audited(const ForwardCall& call, const FarAudit& audit, const GradientOutput& d_hidden);
+// exact: the call whose rows are audit.rows, with its lse; d_hidden [tokens, dim] f32 contiguous.
+void compare_audited(const ForwardCall& exact, const FarAudit& audit, const float* d_hidden,
+                     FarSums* sums);
+
+// Of a chunk. T = far_tiles(vocab), G = far_groups(vocab), B = padded tokens / 256.
+struct FarCall {
+  DeviceOrder order;
+  float tau = 0.0f;
+  float most_kept = 1.0f;       // above this part of the pairs all of them are kept
+  std::int64_t slab_words = 0;  // words gathered at a time: a multiple of 256
+  void* gathered = nullptr;     // [slab_words, dim] in the dtype of weight; unused with identity
+  float* bias = nullptr;        // [vocab] by position; null: none
+  float* omega = nullptr;       // [vocab] by position; null: 1
+  // Out, by the forward: sum_{j in J} 2^(z log2e - reference), times the slope of the softcap.
+  float* mass = nullptr;      // [2 G, padded tokens]
+  void* centroid = nullptr;   // [T, dim] bf16: sum_j share_j w_j
+  float* radius = nullptr;    // [T] max_j |w_j - centroid|
+  float* distance = nullptr;  // [T] |centroid|
+  // Out, by select_tiles.
+  std::uint32_t* block_groups = nullptr;  // [B, far_bits(G)] the groups a block keeps
+  std::uint32_t* group_blocks = nullptr;  // [G, far_bits(B)]
+  std::uint32_t* list = nullptr;          // [G * B] group << 16 | block, ascending
+  std::int32_t* list_begin = nullptr;     // [G + 1] a group's part of the list
+  FarSums* sums = nullptr;
+};
+
+// Tokens by the position of their first target, so that blocks are of like tokens: room.slots
+// [tokens] gets them, those without a target last. Keys are below vocab + tokens + 1.
+void order_tokens(const ForwardCall& all, const DeviceOrder& order, const TargetOrder& room);
+constexpr std::int64_t token_keys(std::int64_t vocab, std::int64_t tokens) {
+  return vocab + tokens + 1;
+}
+// to [tokens of the chunk, dim] = rows of `hidden` by call.rows.
+void gather_tokens(const ForwardCall& call, const void* hidden, std::int64_t stride, void* to);
+// The chunk's outputs to the rows of their tokens in all's.
+void scatter_outputs(const ForwardCall& call, const ForwardCall& all);
+
+// A run of positions [first, first + words): first a multiple of 256, words at most slab_words.
+struct FarSlab {
+  std::int64_t first = 0;
+  std::int64_t words = 0;
+};
+// What gather_slab leaves besides the rows.
+enum class GatherPart : std::uint8_t { rows, centroids, radii };
+// Rows of weight by position; with `centroids`, those of its tiles too; with `radii`, radius and
+// distance of tiles whose centroids there are. Nothing where *wanted is 0 (null: always). Returns
+// the rows: far.gathered, or weight itself.
+const void* gather_slab(const ForwardCall& call, const FarSlab& slab, GatherPart part,
+                        const int* wanted);
+// bias and omega by position.
+void gather_vectors(const ForwardCall& call);
+
+// Chooses what is kept: where a mass is above tau of a token's total, for a token with alpha.
+// Writes the sums' kept, pairs and fallback, or adds to them.
+void select_tiles(const ForwardCall& call, const RowCoefficients* rows, bool first_chunk);
+
+// block [tokens, T] bf16: alpha P of the tiles that are far, 0 of the others, without the targets'
+// part; columns up to its stride are 0. bound [tokens]: sum_J |block_iJ| radius_J and what 16 bits
+// lose; null: not wanted.
+void far_block(const BlockCall& call, const LogitBlock& block);
+void far_bounds(const BlockCall& call, const LogitBlock& block, float* bound);
+
+// 0 where a target stands in a kept tile of the slab.
+void clear_targets(const BlockCall& call);
+
+// d_bias_j (+)= sum over the kept blocks of the slab's gradients + share_j tile_sum_J, by word.
+void far_bias(const BlockCall& call, const float* tile_sum, bool add, float* d_bias);
+
+// Adds |bound|^2 and |d_hidden|^2 of the tokens with a target to the sums, in a fixed order.
+// d_hidden [tokens, dim]; bound_output [tokens], 0 for ignored tokens; null: not wanted.
+void finish_far(const ForwardCall& call, const GradientOutput& d_hidden, const float* bound,
+                float* bound_output, double* partial);
+inline constexpr std::int64_t kFarPartials = 512;  // doubles of `partial`
+
+}  // namespace logitless::cuda
