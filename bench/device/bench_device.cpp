@@ -76,7 +76,35 @@ VocabOrder order_of(const TensorFile& file, const std::vector<std::uint16_t>& we
   const ConstTensorView sample(hidden.data(), DType::bf16,
                                {std::min<std::int64_t>(1536, hidden.size(0)), rank});
   const Context context;
-  return make_vocab_order(context, rows, average_probability(context, sample, rows));
+  const VocabOrder order =
+      make_vocab_order(context, rows, average_probability(context, sample, rows));
+  return measure_tiles(context, order, sample, rows);
+}
+
+// Its moments in `dim` columns, where `rotation` [rank][dim] carries hidden and weight: the same
+// forms, along axes of which all but `rank` are 0.
+VocabOrder rotated_order(const VocabOrder& order,
+                         const std::vector<std::vector<double>>& rotation) {
+  const auto rank = static_cast<std::int64_t>(rotation.size());
+  const auto dim = static_cast<std::int64_t>(rotation[0].size());
+  const auto tiles = static_cast<std::int64_t>(order.log2_caution().size());
+  std::vector<float> axes(static_cast<std::size_t>(dim * dim), 0.0f);
+  std::vector<float> variance(static_cast<std::size_t>(tiles * dim), 0.0f);
+  for (std::int64_t a = 0; a < rank; ++a) {
+    for (std::int64_t k = 0; k < rank; ++k) {
+      const float factor = order.axes()[static_cast<std::size_t>(a * rank + k)];
+      for (std::int64_t c = 0; c < dim; ++c)
+        axes[static_cast<std::size_t>(a * dim + c)] +=
+            factor *
+            static_cast<float>(rotation[static_cast<std::size_t>(k)][static_cast<std::size_t>(c)]);
+    }
+  }
+  for (std::int64_t tile = 0; tile < tiles; ++tile) {
+    for (std::int64_t a = 0; a < rank; ++a)
+      variance[static_cast<std::size_t>(tile * dim + a)] =
+          order.variance()[static_cast<std::size_t>(tile * rank + a)];
+  }
+  return order.with_moments(dim, axes, variance, order.log2_caution());
 }
 
 // A real head in more columns: hidden and weight times the same matrix with orthonormal rows, so
@@ -131,7 +159,7 @@ Head rotated_head(const std::string& path, std::int64_t dim, const CublasGemm& c
             DeviceMemory(static_cast<std::size_t>(tokens * dim) * 2),
             DeviceMemory(static_cast<std::size_t>(vocab * dim) * 2),
             DeviceMemory(static_cast<std::size_t>(tokens) * 4),
-            order_of(file, weight)};
+            rotated_order(order_of(file, weight), rows)};
   cublas.multiply(x.data(), r.data(), head.hidden.data(), tokens, dim, rank);
   cublas.multiply(w.data(), r.data(), head.weight.data(), vocab, dim, rank);
   cuda::copy_to_device(head.targets.data(), file.tensor("targets").data(), head.targets.bytes(),
@@ -182,10 +210,10 @@ double relative(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 // Gradients of the far field against the dense plan's, in fp32.
-nlohmann::json far_errors(const Head& head, const Context& context) {
+nlohmann::json far_errors(const Head& head, PlanKind kind, const Context& context) {
   const Shape& s = head.shape;
   const CrossEntropyOptions options;
-  std::vector<float> d_hidden[2], d_weight[2];
+  std::vector<float> d_hidden[2], d_weight[2], lse[2];
   nlohmann::json out;
   for (const bool far : {false, true}) {
     const DeviceMemory hidden(static_cast<std::size_t>(s.tokens * s.dim) * 4);
@@ -195,12 +223,13 @@ nlohmann::json far_errors(const Head& head, const Context& context) {
     in.weight = ConstTensorView(head.weight.data(), DType::bf16, {s.vocab, s.dim});
     in.targets = ConstTensorView(head.targets.data(), DType::i32, {s.tokens});
     in.order = head.order;
+    const DeviceMemory lse_memory(static_cast<std::size_t>(s.tokens) * 4);
     CrossEntropyOutputs to;
+    to.lse = TensorView(lse_memory.data(), DType::f32, {s.tokens});
     to.d_hidden = TensorView(hidden.data(), DType::f32, {s.tokens, s.dim});
     to.d_weight = TensorView(weight.data(), DType::f32, {s.vocab, s.dim});
     const LossPlan plan = plan_cross_entropy(
-        options, in, to,
-        {context.device(), 1024_MiB, far ? PlanKind::far_backward : PlanKind::recompute, 0.0});
+        options, in, to, {context.device(), 1024_MiB, far ? kind : PlanKind::recompute, 0.0});
     const Workspace workspace(context, plan);
     cross_entropy(context, plan, options, in, to, workspace);
     const LossStatistics statistics = device_statistics(context, plan, workspace);
@@ -208,10 +237,20 @@ nlohmann::json far_errors(const Head& head, const Context& context) {
     d_weight[far].resize(weight.bytes() / 4);
     cuda::copy_to_host(d_hidden[far].data(), hidden.data(), hidden.bytes(), nullptr);
     cuda::copy_to_host(d_weight[far].data(), weight.data(), weight.bytes(), nullptr);
+    lse[far].resize(static_cast<std::size_t>(s.tokens));
+    cuda::copy_to_host(lse[far].data(), lse_memory.data(), lse_memory.bytes(), nullptr);
     if (far) out = {{"kept", statistics.far.kept}, {"bound", statistics.far.bound}};
   }
   out["d_hidden_error"] = relative(d_hidden[1], d_hidden[0]);
   out["d_weight_error"] = relative(d_weight[1], d_weight[0]);
+  double squares = 0.0, most = 0.0;
+  for (std::size_t i = 0; i < lse[0].size(); ++i) {
+    const double off = std::fabs(static_cast<double>(lse[1][i]) - static_cast<double>(lse[0][i]));
+    squares += off * off;
+    most = std::max(most, off);
+  }
+  out["lse_rms"] = std::sqrt(squares / static_cast<double>(lse[0].size()));
+  out["lse_max"] = most;
   return out;
 }
 
@@ -254,10 +293,14 @@ nlohmann::json measure(const Head& head, const DeviceBenchOptions& o, const Cubl
       {"far backward, bf16", PlanKind::far_backward, DType::bf16, 512_MiB, ""},
       {"far backward, fp32, 256 MiB", PlanKind::far_backward, DType::f32, 256_MiB, ""},
       {"far backward, fp32, 2 GiB", PlanKind::far_backward, DType::f32, 2048_MiB, ""},
+      {"far both, fp32", PlanKind::far_both, DType::f32, 512_MiB, ""},
+      {"far both, bf16", PlanKind::far_both, DType::bf16, 512_MiB, ""},
+      {"far both, fp32, 256 MiB", PlanKind::far_both, DType::f32, 256_MiB, ""},
+      {"far both, fp32, 2 GiB", PlanKind::far_both, DType::f32, 2048_MiB, ""},
   };
   std::vector<std::unique_ptr<PlanRun>> runs;
   for (const PlanCase& c : cases) {
-    if (c.kind == PlanKind::far_backward && head.order.empty()) continue;
+    if (c.kind >= PlanKind::far_backward && head.order.empty()) continue;
     if (std::string_view(c.name).find(o.row) == std::string_view::npos) continue;
     auto run = std::make_unique<PlanRun>();
     run->in.hidden = ConstTensorView(head.hidden.data(), DType::bf16, {s.tokens, s.dim});
@@ -337,7 +380,10 @@ nlohmann::json measure(const Head& head, const DeviceBenchOptions& o, const Cubl
     out["rows"].push_back(entry);
   }
   out["floor_ms"] = floor;
-  if (!head.order.empty() && o.row.empty()) out["far"] = far_errors(head, context);
+  if (!head.order.empty() && o.row.empty()) {
+    for (const PlanKind kind : {PlanKind::far_backward, PlanKind::far_both})
+      out["far"][std::string(name_of(kind))] = far_errors(head, kind, context);
+  }
   for (const auto& run : runs) out["plans"].push_back(run->plan.explain());
   return out;
 }
@@ -357,7 +403,7 @@ void print(const nlohmann::json& head) {
     }
     std::printf("\n");
   }
-  if (head.contains("far")) std::printf("  far backward: %s\n", head["far"].dump().c_str());
+  if (head.contains("far")) std::printf("  errors: %s\n", head["far"].dump().c_str());
   std::fflush(stdout);
 }
 

@@ -16,7 +16,8 @@ namespace logitless {
 
 namespace cuda {
 struct DeviceOrder;
-}
+struct DeviceMoments;
+}  // namespace cuda
 
 struct OrderOptions {
   // Words are grouped by average probability into this many strata, each then split by repeated
@@ -63,6 +64,7 @@ class LOGITLESS_API VocabOrder {
 
  private:
   friend cuda::DeviceOrder device_order(const VocabOrder& order);
+  friend cuda::DeviceMoments device_moments(const VocabOrder& order);
   struct Data;
   std::shared_ptr<const Data> data_;
 };

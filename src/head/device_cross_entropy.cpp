@@ -82,6 +82,7 @@ FarFieldStatistics far_statistics(const Context& context, const LossPlan& plan,
   out.passes = far_passes(plan.kind, out.kept, plan.shape, plan.features);
   out.dense_fallback = sums.fallback != 0;
   if (sums.norm_squared > 0.0) out.bound = std::sqrt(sums.bound_squared / sums.norm_squared);
+  if (plan.kind == PlanKind::far_both) out.bound = -1.0;
   if (plan.audit == nullptr || sums.audited == 0) return out;
   out.audited_tokens = sums.audited;
   out.audited_error = sums.audit_norm_squared == 0.0

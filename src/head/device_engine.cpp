@@ -158,7 +158,11 @@ void DeviceEngine::run(const ChunkFunction& tokens) {
     const cuda::ForwardCall chunk =
         chunk_call(first, std::min(std::max<std::int64_t>(sizes_.chunk, 1), total - first));
     if (sizes_.far) cuda::gather_tokens(chunk, all.hidden, all.hidden_stride, hidden_rows());
+    if (sizes_.both && features_.label_smoothing && first == 0)
+      sum_weights(all, all.weight, all.shape.vocab, all.omega);
     kernel_.forward(chunk);
+    if (sizes_.both && features_.label_smoothing)
+      cuda::estimate_weighted_sums(chunk, at<float>(layout_.weight_sum));
     tokens(chunk, rows, delta);
     if (sizes_.far) cuda::scatter_outputs(chunk, all);
     if (gradients && total > 0) {

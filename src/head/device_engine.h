@@ -74,6 +74,7 @@ class DeviceEngine {
   cuda::GradientOutput weight_sums(bool first_chunk) const;
   // device_far.cpp
   void far_backward(const cuda::ForwardCall& chunk, bool first_chunk);
+  void set_estimate(const VocabOrder& order);
   void order_chunk(cuda::ForwardCall& chunk) const;
   cuda::TargetOrder token_order() const;
   void* hidden_rows() const { return base_ + layout_.hidden_rows; }
@@ -98,6 +99,7 @@ class DeviceEngine {
   std::byte* base_;
   std::size_t forward_bytes_ = 0;  // of the kernel's workspace
   cuda::FarCall far_;              // of far-field plans
+  cuda::FarEstimate estimate_;
   float* bound_output_ = nullptr;
   cuda::GradientOutput d_hidden_, d_weight_, d_bias_;
   // Where sums go: the outputs themselves, or fp32 in the workspace that is rounded in the end.

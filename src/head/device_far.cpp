@@ -33,6 +33,29 @@ void DeviceEngine::set_far(const VocabOrder& order, float* bound) {
   far_.list = at<std::uint32_t>(layout_.list);
   far_.list_begin = at<std::int32_t>(layout_.list_begin);
   far_.sums = at<cuda::FarSums>(layout_.far_sums);
+  if (sizes_.both) set_estimate(order);
+}
+
+void DeviceEngine::set_estimate(const VocabOrder& order) {
+  require(order.dim() == all.shape.dim,
+          "order: plan far_both needs the moments of its tiles (measure_tiles) of dim ",
+          all.shape.dim,
+          order.has_moments() ? concat(", got some of ", order.dim()) : ", got none");
+  require(bound_output_ == nullptr,
+          "d_hidden_bound: plan far_both has none; its audit measures the error");
+  cuda::prepare_estimates();
+  estimate_.moments = device_moments(order);
+  estimate_.word_weight = at<float>(layout_.word_weight);
+  estimate_.log2_base = at<float>(layout_.log2_base);
+  estimate_.mean = base_ + layout_.mean;
+  estimate_.along = at<float>(layout_.along);
+  estimate_.squares = base_ + layout_.squares;
+  estimate_.forms = at<float>(layout_.forms);
+  estimate_.total = at<float>(layout_.total_mass);
+  estimate_.far_sum = at<float>(layout_.far_sum);
+  estimate_.constants = at<float>(layout_.constants);
+  estimate_.products = base_ + layout_.products;
+  far_.estimate = &estimate_;
 }
 
 cuda::TargetOrder DeviceEngine::token_order() const {
@@ -59,7 +82,7 @@ void DeviceEngine::far_backward(const cuda::ForwardCall& chunk, bool first_chunk
   cuda::order_targets(chunk, target_order());
   cuda::prepare_block(b);
   cuda::list_targets(b, target_order(), target_entries());
-  cuda::select_tiles(chunk, b.rows, first_chunk);
+  if (!sizes_.both) cuda::select_tiles(chunk, b.rows, first_chunk);  // or the forward has
   const cuda::LogitBlock masses{base_ + layout_.far_block,
                                 cuda::padded_words(cuda::far_tiles(vocab))};
   cuda::far_block(b, masses);
@@ -73,7 +96,8 @@ void DeviceEngine::far_backward(const cuda::ForwardCall& chunk, bool first_chunk
     slab.words = std::min(far_.slab_words, vocab - slab.first);
     b.first_word = slab.first;
     b.words = slab.words;
-    const bool measured = !first_chunk;  // the weights' tiles are the same for all chunks
+    // The weights' tiles are the same for all chunks; estimates have no bound.
+    const bool measured = !first_chunk || sizes_.both;
     b.weight_rows = cuda::gather_slab(
         chunk, slab, measured ? cuda::GatherPart::rows : cuda::GatherPart::radii, nullptr);
     kernel_.gradient_block(b);
@@ -89,12 +113,12 @@ void DeviceEngine::far_backward(const cuda::ForwardCall& chunk, bool first_chunk
     targets.d_weight = weight_sums(first_chunk);
     if (targets.d_weight.dtype == DType::f32) cuda::add_weight_targets(targets);
   }
-  auto* const bound = at<float>(layout_.bound);
-  cuda::far_bounds(b, masses, bound);
+  float* const bound = sizes_.both ? nullptr : at<float>(layout_.bound);
+  if (bound != nullptr) cuda::far_bounds(b, masses, bound);
   const cuda::GradientOutput d_hidden =
       d_hidden_.data == nullptr ? d_hidden_ : hidden_sums(chunk, true);
   if (sizes_.audited > 0) {
-    if (first_chunk) cuda::list_audited(far_audit(), chunk.stream);
+    if (first_chunk) cuda::list_audited(all, far_audit());
     cuda::keep_audited(chunk, far_audit(), d_hidden);
   }
   cuda::finish_far(chunk, d_hidden, bound, bound_output_, at<double>(layout_.far_partial));
@@ -104,7 +128,8 @@ void DeviceEngine::far_backward(const cuda::ForwardCall& chunk, bool first_chunk
 cuda::FarAudit DeviceEngine::far_audit() const {
   cuda::FarAudit a;
   a.tokens = std::min(sizes_.audited, all.shape.tokens);
-  a.step = std::max<std::int64_t>(1, all.shape.tokens / std::max<std::int64_t>(a.tokens, 1));
+  a.order = token_order().slots;
+  a.valid = at<std::int32_t>(layout_.audit_valid);
   a.rows = at<std::int32_t>(layout_.audit_rows);
   a.d_hidden = at<float>(layout_.audit_hidden);
   a.lse = at<float>(layout_.audit_lse);
@@ -126,8 +151,10 @@ void DeviceEngine::audit(const Context& context, const LossPlan& plan, const Wor
   exact.all.shape = own.shape;
   exact.all.bad_target = own.bad_target;
   exact.all.workspace = own.workspace;
-  exact.all.hidden_stride *= a.step;
   exact.all.rows = a.rows;
+  cuda::gather_tokens(exact.all, all.hidden, all.hidden_stride, base_ + layout_.audit_tokens);
+  exact.all.hidden = base_ + layout_.audit_tokens;
+  exact.all.hidden_stride = shape.dim;
   exact.all.log_prob = exact.all.target_logit = exact.all.entropy = nullptr;
   exact.all.argmax = nullptr;
   exact.all.lse = at<float>(layout_.audit_exact_lse);

@@ -9,5 +9,7 @@ namespace logitless {
 // On the thread's device: copied there by the first call, which waits; it stays as long as the
 // order. Throws DeviceError when memory is short.
 cuda::DeviceOrder device_order(const VocabOrder& order);
+// Of an order with moments, likewise.
+cuda::DeviceMoments device_moments(const VocabOrder& order);
 
 }  // namespace logitless

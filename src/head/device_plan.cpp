@@ -85,8 +85,9 @@ class DevicePlanner {
   }
 
   std::string far_refusal(PlanKind kind) const {
-    if (!kernel_.far_backward || kind == PlanKind::far_both)
-      return concat("kernel ", kernel_.name, " does not have it");
+    if (!kernel_.far_backward) return concat("kernel ", kernel_.name, " does not have it");
+    if (kind == PlanKind::far_both && !cuda::estimates_unsupported().empty())
+      return cuda::estimates_unsupported();
     return far_unsuited(kind, features_);
   }
 
@@ -98,7 +99,8 @@ class DevicePlanner {
       const std::int64_t chunk = n == 1 ? tokens_ : round_up(ceil_div(tokens_, n), kPair);
       if (is_far(kind)) {
         for (std::int64_t slabs = 1; slabs <= words / kPair; slabs += 1 + slabs / 16)
-          offer({chunk, round_up(ceil_div(words, slabs), kPair), 0, true, audited_});
+          offer({chunk, round_up(ceil_div(words, slabs), kPair), 0, true,
+                 kind == PlanKind::far_both, audited_});
       } else if (kind == PlanKind::forward) {
         offer({chunk, 0, 0});
       } else if (kind == PlanKind::dense) {
@@ -146,16 +148,19 @@ class DevicePlanner {
       best_ = sized;
   }
 
-  double kept() const {
-    return predicted_kept(PlanKind::far_backward, shape_.vocab, static_cast<double>(tau_));
+  double kept(const DeviceSizes& sizes) const {
+    return predicted_kept(kind_of(sizes), shape_.vocab, static_cast<double>(tau_));
+  }
+  static PlanKind kind_of(const DeviceSizes& sizes) {
+    return sizes.both ? PlanKind::far_both : PlanKind::far_backward;
   }
   double again(const DeviceSizes& sizes) const {  // fraction of the words multiplied again
-    if (sizes.far) return kept();
+    if (sizes.far) return kept(sizes);
     if (sizes.slab == 0 || kernel_.keeps_logits) return 0.0;
     return 1.0 - static_cast<double>(sizes.stored) / static_cast<double>(shape_.vocab);
   }
   double passes(const DeviceSizes& sizes) const {
-    if (sizes.far) return far_passes(PlanKind::far_backward, kept(), shape_, features_);
+    if (sizes.far) return far_passes(kind_of(sizes), kept(sizes), shape_, features_);
     return 1.0 + again(sizes) + (features_.d_hidden ? 1.0 : 0.0) + (features_.d_weight ? 1.0 : 0.0);
   }
 
@@ -169,14 +174,16 @@ class DevicePlanner {
                      : shape_.dtype == DType::f32 ? kCublasF32
                                                   : kCublasNarrow;
     const double forward = pass / r.forward_flops + n * v * r.logit_seconds;
-    double out = forward + chunks * r.chunk_seconds;
+    const double estimated =
+        sizes.both ? kept(sizes) + 2.0 / 128.0 + d / v : 1.0;  // of the forward
+    double out = estimated * forward + chunks * r.chunk_seconds;
     double bytes = kernel_.keeps_logits ? 4.0 * 4.0 * n * v : 0.0;  // fp32 logits, four times
     if (sizes.slab > 0) {
       const double slabs = (sizes.stored > 0 ? 1.0 : 0.0) +
                            std::ceil(static_cast<double>(shape_.vocab - sizes.stored) /
                                      static_cast<double>(sizes.slab));
       out += again(sizes) * forward + chunks * slabs * r.slab_seconds;
-      const double products = sizes.far ? kept() / kFarRate : 1.0;
+      const double products = sizes.far ? kept(sizes) / kFarRate : 1.0;
       bytes += 3.0 * products * n * v * (shape_.dtype == DType::f32 ? 4.0 : 2.0);  // the block
       if (sizes.far) bytes += chunks * v * d * (2.0 * 2.0 * 2.0 + 4.0);  // rows gathered twice
       if (features_.d_hidden) {
@@ -236,8 +243,23 @@ void take_far(const HeadShape& shape, const HeadFeatures& f, const DeviceSizes& 
   out.tile_gradient = take(tiles * shape.dim * 4, f.d_weight);
   out.tile_sum = take(tiles * 4, f.d_bias);
   out.bound = take(padded * 4);
+  if (sizes.both) {
+    const std::int64_t rows = cuda::estimate_rows(chunk);
+    out.word_weight = take(shape.vocab * 4);
+    out.log2_base = take(tiles * 4);
+    out.mean = take(tiles * shape.dim * 2);
+    out.along = take(rows * shape.dim * 4);
+    out.squares = take(rows * shape.dim * 2);
+    out.forms = take(tiles * rows * 4);
+    out.total_mass = take(padded * 4);
+    out.far_sum = take(padded * 4);
+    out.constants = take(3 * 4);
+    out.products = take(cuda::kEstimateBytes);
+  }
   if (sizes.audited == 0) return;
   out.audit_rows = take(sizes.audited * 4);
+  out.audit_valid = take(4);
+  out.audit_tokens = take(sizes.audited * shape.dim * 2);
   out.audit_lse = take(sizes.audited * 4);
   out.audit_partial = take(sizes.audited * 16);
   out.audit_hidden = take(sizes.audited * shape.dim * 4);
@@ -248,7 +270,11 @@ void take_far(const HeadShape& shape, const HeadFeatures& f, const DeviceSizes& 
 }  // namespace
 
 DeviceSizes device_sizes(const LossPlan& plan) {
-  return {plan.chunk_tokens, plan.slab_vocab, plan.stored_vocab, is_far(plan.kind),
+  return {plan.chunk_tokens,
+          plan.slab_vocab,
+          plan.stored_vocab,
+          is_far(plan.kind),
+          plan.kind == PlanKind::far_both,
           plan.audit == nullptr ? 0 : plan.audit->shape.tokens};
 }
 

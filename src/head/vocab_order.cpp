@@ -35,6 +35,8 @@ struct VocabOrder::Data {
     std::map<int, cuda::DeviceMemory> memory;
   };
   std::shared_ptr<OnDevices> on_devices = std::make_shared<OnDevices>();
+  // axes and variance bf16, log2_caution f32.
+  std::shared_ptr<OnDevices> moments_on_devices;
 };
 
 VocabOrder::VocabOrder(std::span<const std::int64_t> words, std::span<const float> average) {
@@ -108,6 +110,28 @@ cuda::DeviceOrder device_order(const VocabOrder& order) {
   return {words, words + vocab, reinterpret_cast<const float*>(words + 2 * vocab), data.identity};
 }
 
+cuda::DeviceMoments device_moments(const VocabOrder& order) {
+  const VocabOrder::Data& data = *order.data_;
+  const std::lock_guard lock(data.moments_on_devices->mutex);
+  cuda::DeviceMemory& memory = data.moments_on_devices->memory[cuda::current_device()];
+  const std::size_t narrow = (data.axes.size() + data.variance.size()) * 2;
+  const std::size_t caution = round_up(static_cast<std::int64_t>(narrow), 16);
+  if (memory.data() == nullptr) {
+    cuda::DeviceMemory made(caution + data.log2_caution.size() * 4);
+    std::vector<std::uint16_t> values(narrow / 2);
+    from_f32(DType::bf16, data.axes.data(), values.data(),
+             static_cast<std::int64_t>(data.axes.size()));
+    from_f32(DType::bf16, data.variance.data(), values.data() + data.axes.size(),
+             static_cast<std::int64_t>(data.variance.size()));
+    cuda::copy_to_device(made.data(), values.data(), narrow, nullptr);
+    cuda::copy_to_device(static_cast<std::byte*>(made.data()) + caution, data.log2_caution.data(),
+                         data.log2_caution.size() * 4, nullptr);
+    memory = std::move(made);
+  }
+  const auto* const first = static_cast<const std::byte*>(memory.data());
+  return {first, first + data.axes.size() * 2, reinterpret_cast<const float*>(first + caution)};
+}
+
 bool VocabOrder::has_moments() const { return dim() > 0; }
 std::int64_t VocabOrder::dim() const { return data_ == nullptr ? 0 : data_->dim; }
 std::span<const float> VocabOrder::axes() const {
@@ -142,6 +166,7 @@ VocabOrder VocabOrder::with_moments(std::int64_t dim, std::span<const float> axe
   data->axes.assign(axes.begin(), axes.end());
   data->variance.assign(variance.begin(), variance.end());
   data->log2_caution.assign(log2_caution.begin(), log2_caution.end());
+  data->moments_on_devices = std::make_shared<Data::OnDevices>();
   VocabOrder out;
   out.data_ = std::move(data);
   return out;

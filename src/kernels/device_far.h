@@ -26,6 +26,30 @@ struct DeviceOrder {
   bool identity = false;                    // the words are their positions
 };
 
+// Of an order with moments, of the device.
+struct DeviceMoments {
+  const void* axes = nullptr;      // [dim, dim] bf16, by rows
+  const void* variance = nullptr;  // [T, dim] bf16
+  const float* caution = nullptr;  // [T] log2, >= 0
+};
+
+// What the masses of tiles are estimated from, and in.
+struct FarEstimate {
+  DeviceMoments moments;
+  float* word_weight = nullptr;  // [vocab] by position: exp(s bias) / its sum over the tile
+  float* log2_base = nullptr;    // [T] log2 sum_j exp(s bias_j)
+  void* mean = nullptr;          // [T, dim] bf16
+  float* along = nullptr;        // [R, dim] of R = estimate_rows(tokens) tokens at a time
+  void* squares = nullptr;       // [R, dim] bf16
+  float* forms = nullptr;        // [T, R]
+  float* total = nullptr;        // [padded tokens] log2 of the sum of all estimates
+  float* far_sum = nullptr;      // [padded tokens] of what is not kept, against the reference
+  float* constants = nullptr;    // 1, 0, sum of omega bias
+  void* products = nullptr;      // kEstimateBytes
+};
+constexpr std::int64_t estimate_rows(std::int64_t tokens) { return tokens < 1024 ? tokens : 1024; }
+inline constexpr std::size_t kEstimateBytes = std::size_t{32} << 20;
+
 // Sums of a call, of the device.
 struct FarSums {
   std::int64_t kept;   // pairs of a group and a block of tokens
@@ -41,16 +65,18 @@ struct FarSums {
   double lse_error_max;
 };
 
-// Tokens 0, step, 2 step, ... of a call, computed exactly as well.
+// Tokens of a call computed exactly as well: evenly spaced among those with a target, in their
+// order by targets, as many of `tokens` as there are.
 struct FarAudit {
   std::int64_t tokens = 0;
-  std::int64_t step = 1;
-  std::int32_t* rows = nullptr;  // [tokens]: those tokens
-  float* d_hidden = nullptr;     // [tokens, dim]
-  float* lse = nullptr;          // [tokens]
-  double* partial = nullptr;     // [tokens, 2]
+  const std::int32_t* order = nullptr;  // [all tokens] as order_tokens left them
+  std::int32_t* valid = nullptr;        // one: tokens with a target
+  std::int32_t* rows = nullptr;         // [tokens]: those audited, then others without a target
+  float* d_hidden = nullptr;            // [tokens, dim]
+  float* lse = nullptr;                 // [tokens]
+  double* partial = nullptr;            // [tokens, 2]
 };
-void list_audited(const FarAudit& audit, Stream stream);
+void list_audited(const ForwardCall& all, const FarAudit& audit);
 // Keeps the rows of a chunk that are audited. d_hidden [chunk's tokens, dim].
 void keep_audited(const ForwardCall& call, const FarAudit& audit, const GradientOutput& d_hidden);
 // exact: the call whose rows are audit.rows, with its lse; d_hidden [tokens, dim] f32 contiguous.
@@ -77,7 +103,19 @@ struct FarCall {
   std::uint32_t* list = nullptr;          // [G * B] group << 16 | block, ascending
   std::int32_t* list_begin = nullptr;     // [G + 1] a group's part of the list
   FarSums* sums = nullptr;
+  const FarEstimate* estimate = nullptr;  // the forward, too, computes what is kept alone
 };
+
+// Empty, or why masses cannot be estimated; what that sets up once for a thread.
+std::string estimates_unsupported();
+void prepare_estimates();
+// Estimates masses, totals and references of a chunk's tokens, and chooses what is kept; where
+// targets are, always. Writes or adds to the sums as select_tiles does.
+void estimate_masses(const ForwardCall& call);
+// far_sum of what is not kept.
+void sum_far_masses(const ForwardCall& call);
+// weighted_sum of a chunk's tokens: s (x_i . weight_sum + sum_j omega_j bias_j).
+void estimate_weighted_sums(const ForwardCall& call, const float* weight_sum);
 
 // Tokens by the position of their first target, so that blocks are of like tokens: room.slots
 // [tokens] gets them, those without a target last. Keys are below vocab + tokens + 1.
@@ -122,7 +160,8 @@ void clear_targets(const BlockCall& call);
 void far_bias(const BlockCall& call, const float* tile_sum, bool add, float* d_bias);
 
 // Adds |bound|^2 and |d_hidden|^2 of the tokens with a target to the sums, in a fixed order.
-// d_hidden [tokens, dim]; bound_output [tokens], 0 for ignored tokens; null: not wanted.
+// d_hidden [tokens, dim]; bound null: none; bound_output [all tokens], 0 for ignored ones; null:
+// not wanted.
 void finish_far(const ForwardCall& call, const GradientOutput& d_hidden, const float* bound,
                 float* bound_output, double* partial);
 inline constexpr std::int64_t kFarPartials = 512;  // doubles of `partial`

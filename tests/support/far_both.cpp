@@ -190,7 +190,23 @@ FarBothOracle far_both_oracle(const OracleProblem& p, const std::vector<double>&
           if (p.targets[k] != p.ignore_index)
             kept[b][order.positions()[p.targets[k]] / kTile] = true;
       }
+      for (std::int64_t first = 0; first < tiles.count; first += grid.tiles) {
+        const std::int64_t end = std::min(tiles.count, first + grid.tiles);
+        const double most = *std::max_element(largest.begin() + first, largest.begin() + end);
+        const double loose = *std::max_element(unsure.begin() + first, unsure.begin() + end);
+        const bool target = std::find(kept[b].begin() + first, kept[b].begin() + end, true) !=
+                            kept[b].begin() + end;
+        for (std::int64_t tile = first; tile < end; ++tile) {
+          largest[tile] = most;
+          unsure[tile] = loose;
+          kept[b][tile] = target;
+        }
+      }
       for (std::int64_t tile = 0; tile < tiles.count; ++tile) {
+        if (tile % grid.tiles != 0) {
+          kept[b][tile] = kept[b][tile - 1];
+          continue;
+        }
         if (!kept[b][tile]) {
           if (masses != nullptr)
             masses->push_back(
@@ -203,7 +219,8 @@ FarBothOracle far_both_oracle(const OracleProblem& p, const std::vector<double>&
       }
     }
     if (tau <= 0) continue;
-    const auto all = static_cast<std::int64_t>(chunk.size()) * tiles.count;
+    const auto all =
+        static_cast<std::int64_t>(chunk.size()) * ((tiles.count + grid.tiles - 1) / grid.tiles);
     const bool fall_back = static_cast<double>(count) > grid.most_kept * static_cast<double>(all);
     if (fall_back) {
       count = all;
@@ -330,15 +347,16 @@ FarBothAnswer run_far_both(const FarBothProblem& problem, RunSpec run, double fr
   const std::vector<double> upstream = upstream_of(problem, run);
   FarGrid grid;
   const auto oracle = [&](double tau, std::vector<MassRange>* masses) {
-    return far_both_oracle(problem.oracle, upstream, problem.order, grid,
-                           find_head_kernel(run.kernel).far_dtype, tau, masses);
+    return far_both_oracle(
+        problem.oracle, upstream, problem.order, grid,
+        is_device_kernel(run.kernel) ? DType::bf16 : find_head_kernel(run.kernel).far_dtype, tau,
+        masses);
   };
-  grid.row_block = find_head_kernel(run.kernel).far_row_block;
   if (run.tau == 0.0f) {
     RunSpec trial = run;
     trial.tau = 0.02f;
     trial.audit_rows = 0;
-    grid.chunk_tokens = call_far_both(problem, trial).plan.chunk_tokens;
+    grid = far_grid(call_far_both(problem, trial).plan);
     std::vector<MassRange> masses;
     oracle(0.0, &masses);
     std::sort(masses.begin(), masses.end(),
@@ -363,7 +381,7 @@ FarBothAnswer run_far_both(const FarBothProblem& problem, RunSpec run, double fr
   if (grid.chunk_tokens != 0) {
     EXPECT_EQ(out.plan.chunk_tokens, grid.chunk_tokens);
   }
-  grid.chunk_tokens = out.plan.chunk_tokens;
+  grid = far_grid(out.plan);
   out.oracle = oracle(out.tau, nullptr);
   return out;
 }

@@ -12,6 +12,11 @@ void gradient_products(const ProductsCall& call);
 // words.
 std::size_t products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words);
 
+// far_tiles.cu, of estimate_masses: centroids and means of all tiles; what is kept by the
+// estimates.
+void gather_points(const ForwardCall& call);
+void select_estimated(const ForwardCall& call);
+
 // head_cublas.cu.
 std::string cublas_unsupported(const ForwardShape& shape);
 std::size_t cublas_workspace_bytes(const ForwardShape& shape);

@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kThreads)
       sum = fmaf(v, v, sum);
     }
     norms += static_cast<double>(sum);
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0 && bound != nullptr)
       bounds += static_cast<double>(bound[row]) * static_cast<double>(bound[row]);
   }
   const double norm = block_sum(norms);
@@ -249,18 +249,33 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__global__ void __launch_bounds__(kThreads)
+    count_valid(const ForwardCall all, std::int32_t* valid) {
+  double mine = 0.0;
+  for (std::int64_t t = threadIdx.x; t < all.shape.tokens; t += kThreads)
+    mine += counts(all, t) ? 1.0 : 0.0;
+  const double total = block_sum(mine);
+  if (threadIdx.x == 0) *valid = static_cast<std::int32_t>(total);
+}
+
 __global__ void __launch_bounds__(kThreads) spread_rows(const FarAudit audit) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i < audit.tokens) audit.rows[i] = static_cast<std::int32_t>(i * audit.step);
+  if (i >= audit.tokens) return;
+  const std::int64_t valid = *audit.valid;
+  const std::int64_t audited = min(audit.tokens, valid);
+  audit.rows[i] = audit.order[i < audited ? i * valid / audited : i];
 }
 
 // A thread block for each token of the chunk.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     copy_rows(const ForwardCall c, const FarAudit audit, const T* d_hidden, std::int64_t stride) {
-  const std::int64_t token = token_of(c, blockIdx.x);
-  if (token % audit.step != 0 || token / audit.step >= audit.tokens) return;
-  const std::int64_t to = token / audit.step;
+  const std::int64_t valid = *audit.valid;
+  const std::int64_t audited = min(audit.tokens, valid);
+  const std::int64_t row = c.first_token + blockIdx.x;
+  if (row >= valid) return;
+  const std::int64_t to = (row * audited + valid - 1) / valid;  // the first at this row or later
+  if (to >= audited || to * valid / audited != row) return;
   if (threadIdx.x == 0) audit.lse[to] = c.lse[blockIdx.x];
   for (std::int64_t k = threadIdx.x; k < c.shape.dim; k += kThreads)
     audit.d_hidden[to * c.shape.dim + k] = as_float(d_hidden[blockIdx.x * stride + k]);
@@ -370,9 +385,10 @@ void scatter_outputs(const ForwardCall& c, const ForwardCall& all) {
   require_cuda(cudaGetLastError(), "outputs by token");
 }
 
-void list_audited(const FarAudit& audit, Stream stream) {
-  spread_rows<<<blocks_of(audit.tokens, kThreads), kThreads, 0,
-                static_cast<cudaStream_t>(stream)>>>(audit);
+void list_audited(const ForwardCall& all, const FarAudit& audit) {
+  const auto stream = static_cast<cudaStream_t>(all.stream);
+  count_valid<<<1, kThreads, 0, stream>>>(all, audit.valid);
+  spread_rows<<<blocks_of(audit.tokens, kThreads), kThreads, 0, stream>>>(audit);
   require_cuda(cudaGetLastError(), "tokens to audit");
 }
 

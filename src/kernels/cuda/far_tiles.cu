@@ -3,6 +3,8 @@
 
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/numbers.cuh"
+#include "kernels/cuda/device/targets.cuh"
+#include "kernels/cuda/device_kernels.h"
 #include "kernels/device_far.h"
 
 namespace logitless::cuda {
@@ -24,6 +26,8 @@ struct GatherArguments {
   std::int64_t stride;
   __nv_bfloat16* rows;      // null: no copy
   __nv_bfloat16* centroid;  // of the slab's first tile; null: not wanted
+  const float* weights;     // of the mean, as share of the centroid
+  __nv_bfloat16* mean;      // null: not wanted
   std::int64_t dim;
   int count;  // words of the slab
   const int* wanted;
@@ -39,6 +43,7 @@ __global__ void __launch_bounds__(kThreads) gather_tile(const GatherArguments a)
   const int first = static_cast<int>(blockIdx.x * kFarTile);
   const int end = min(a.count, first + static_cast<int>(kFarTile));
   float sums[kVector] = {};
+  float means[kVector] = {};
   if (column < a.dim) {
 #pragma unroll 8
     for (int row = first + group; row < end; row += kRowGroups) {
@@ -49,18 +54,27 @@ __global__ void __launch_bounds__(kThreads) gather_tile(const GatherArguments a)
       const float share = a.share[row];
 #pragma unroll
       for (int i = 0; i < kVector; ++i) sums[i] = fmaf(share, as_float(v.values[i]), sums[i]);
+      if (a.mean == nullptr) continue;
+      const float weight = a.weights[row];
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) means[i] = fmaf(weight, as_float(v.values[i]), means[i]);
     }
   }
   if (a.centroid == nullptr) return;
+  const auto put = [&](const float(&values)[kVector], __nv_bfloat16* to) {
+    __syncthreads();
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) parts[group][local + i] = sums[i];
-  __syncthreads();
-  for (int c = static_cast<int>(threadIdx.x); c < kColumns; c += kThreads) {
-    const std::int64_t to = static_cast<std::int64_t>(blockIdx.y) * kColumns + c;
-    float sum = 0.0f;
-    for (int g = 0; g < kRowGroups; ++g) sum += parts[g][c];
-    if (to < a.dim) a.centroid[blockIdx.x * a.dim + to] = __float2bfloat16(sum);
-  }
+    for (int i = 0; i < kVector; ++i) parts[group][local + i] = values[i];
+    __syncthreads();
+    for (int c = static_cast<int>(threadIdx.x); c < kColumns; c += kThreads) {
+      const std::int64_t at = static_cast<std::int64_t>(blockIdx.y) * kColumns + c;
+      float sum = 0.0f;
+      for (int g = 0; g < kRowGroups; ++g) sum += parts[g][c];
+      if (at < a.dim) to[blockIdx.x * a.dim + at] = __float2bfloat16(sum);
+    }
+  };
+  put(sums, a.centroid);
+  if (a.mean != nullptr) put(means, a.mean);
 }
 
 __device__ float warp_sum(float v) {
@@ -117,7 +131,9 @@ __global__ void __launch_bounds__(kThreads)
 struct SelectArguments {
   const float* mass;  // [2 groups][padded tokens]
   const float* reference;
-  const RowCoefficients* rows;
+  const RowCoefficients* rows;  // null: estimates, with
+  const float* total;           // log2 of their sum; -inf for tokens without a target
+  const float* caution;
   std::uint32_t* block_groups;  // [blocks][far_bits(groups)]
   std::uint32_t* group_blocks;  // [groups][far_bits(blocks)]
   std::uint32_t* list;
@@ -125,6 +141,7 @@ struct SelectArguments {
   FarSums* sums;
   std::int64_t tokens;
   std::int64_t padded_tokens;
+  int tiles;
   int groups;
   int blocks;
   int group_bits;  // 32-bit words of the groups of a block
@@ -138,14 +155,24 @@ struct SelectArguments {
 __global__ void __launch_bounds__(kFarBlock) mark_groups(const SelectArguments a) {
   const std::int64_t token = blockIdx.x * kFarBlock + threadIdx.x;
   float least = INFINITY;  // a NaN keeps nothing
-  if (token < a.tokens && a.rows[token].alpha != 0.0f)
+  if (a.rows == nullptr) {
+    if (token < a.tokens && a.total[token] > -INFINITY)
+      least = a.tau * exp2f(a.total[token] - a.reference[token]);
+  } else if (token < a.tokens && a.rows[token].alpha != 0.0f) {
     least = a.tau * exp2f(a.rows[token].lse_bits - a.reference[token]);
+  }
   std::uint32_t bits = 0;
   for (int i = 0; i < 32; ++i) {
     const int group = static_cast<int>(blockIdx.y) * 32 + i;
     if (group >= a.groups) break;
     const float* const mass = a.mass + static_cast<std::int64_t>(2 * group) * a.padded_tokens;
-    const bool kept = fmaxf(mass[token], mass[a.padded_tokens + token]) > least;
+    float low = mass[token];
+    float high = mass[a.padded_tokens + token];
+    if (a.caution != nullptr) {
+      low *= exp2f(a.caution[2 * group]);
+      if (2 * group + 1 < a.tiles) high *= exp2f(a.caution[2 * group + 1]);
+    }
+    const bool kept = fmaxf(low, high) > least;
     bits |= __syncthreads_or(kept) != 0 ? 1u << i : 0u;
   }
   if (threadIdx.x == 0) a.block_groups[blockIdx.x * gridDim.y + blockIdx.y] = bits;
@@ -288,12 +315,25 @@ void gather_vectors(const ForwardCall& c) {
   }
 }
 
-void select_tiles(const ForwardCall& c, const RowCoefficients* rows, bool first_chunk) {
+namespace {
+
+__global__ void __launch_bounds__(kThreads)
+    mark_targets(const ForwardCall c, const DeviceOrder order, const SelectArguments a) {
+  const std::int64_t slot = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int per_token = c.shape.targets_per_token;
+  if (slot >= a.tokens * per_token) return;
+  const std::int64_t word = target_of(c, slot);
+  if (!is_word(c, word)) return;
+  const int group = order.positions[word] / static_cast<int>(kFarGroup);
+  atomicOr(a.block_groups + slot / per_token / kFarBlock * a.group_bits + group / 32,
+           1u << (group % 32));
+}
+
+SelectArguments select_arguments(const ForwardCall& c, bool first_chunk) {
   const FarCall& far = *c.far;
   SelectArguments a{};
   a.mass = far.mass;
   a.reference = c.reference;
-  a.rows = rows;
   a.block_groups = far.block_groups;
   a.group_blocks = far.group_blocks;
   a.list = far.list;
@@ -301,6 +341,7 @@ void select_tiles(const ForwardCall& c, const RowCoefficients* rows, bool first_
   a.sums = far.sums;
   a.tokens = c.shape.tokens;
   a.padded_tokens = padded_tokens(c.shape.tokens);
+  a.tiles = static_cast<int>(far_tiles(c.shape.vocab));
   a.groups = static_cast<int>(far_groups(c.shape.vocab));
   a.blocks = static_cast<int>(a.padded_tokens / kFarBlock);
   a.group_bits = static_cast<int>(far_bits(a.groups));
@@ -308,11 +349,58 @@ void select_tiles(const ForwardCall& c, const RowCoefficients* rows, bool first_
   a.tau = far.tau;
   a.most_kept = far.most_kept;
   a.first_chunk = first_chunk;
-  const auto stream = static_cast<cudaStream_t>(c.stream);
+  return a;
+}
+
+void mark(const SelectArguments& a, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(a.blocks), static_cast<unsigned>(a.group_bits));
   mark_groups<<<grid, kFarBlock, 0, stream>>>(a);
+  require_cuda(cudaGetLastError(), "tiles to keep");
+}
+void list(const SelectArguments& a, cudaStream_t stream) {
   list_groups<<<1, kListThreads, 0, stream>>>(a);
   require_cuda(cudaGetLastError(), "tiles to keep");
+}
+
+}  // namespace
+
+void select_tiles(const ForwardCall& c, const RowCoefficients* rows, bool first_chunk) {
+  SelectArguments a = select_arguments(c, first_chunk);
+  a.rows = rows;
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  mark(a, stream);
+  list(a, stream);
+}
+
+void select_estimated(const ForwardCall& c) {
+  SelectArguments a = select_arguments(c, c.first_token == 0);
+  a.total = c.far->estimate->total;
+  a.caution = c.far->estimate->moments.caution;
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  mark(a, stream);
+  const auto slots = a.tokens * c.shape.targets_per_token;
+  mark_targets<<<static_cast<unsigned>((slots + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
+      c, c.far->order, a);
+  require_cuda(cudaGetLastError(), "tiles of the targets");
+  list(a, stream);
+}
+
+void gather_points(const ForwardCall& c) {
+  const FarCall& far = *c.far;
+  GatherArguments a{};
+  a.words = far.order.identity ? nullptr : far.order.words;
+  a.share = far.order.share;
+  a.weight = static_cast<const __nv_bfloat16*>(c.weight);
+  a.stride = c.weight_stride;
+  a.centroid = static_cast<__nv_bfloat16*>(far.centroid);
+  a.weights = far.estimate->word_weight;
+  a.mean = static_cast<__nv_bfloat16*>(far.estimate->mean);
+  a.dim = c.shape.dim;
+  a.count = static_cast<int>(c.shape.vocab);
+  const dim3 grid(static_cast<unsigned>(far_tiles(c.shape.vocab)),
+                  static_cast<unsigned>((c.shape.dim + kColumns - 1) / kColumns));
+  gather_tile<<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(a);
+  require_cuda(cudaGetLastError(), "centroids and means");
 }
 
 }  // namespace logitless::cuda

@@ -107,6 +107,10 @@ void sweep(const ForwardCall& c, const ForwardArguments& tiles, const int* wante
     a.masses = from(a.masses, 2 * first * a.padded_tokens);
     if (a.best_index != nullptr) a.best_index += first * a.padded_tokens;
     a.words = far.order.words + slab.first;
+    if (a.list != nullptr) {
+      a.first_tile = static_cast<int>(first);
+      a.list_begin = far.list_begin + first;
+    }
     run(word_map(rows, slab.words, c.shape.dim, far.order.identity ? c.weight_stride : c.shape.dim),
         a);
   }
@@ -206,9 +210,33 @@ void forward(const ForwardCall& c) {
   guess_reference<<<static_cast<unsigned>(layout.rows / 256), 256, 0, stream>>>(
       c, targets, layout.rows, reference);
   require_cuda(cudaGetLastError(), "reference exponents");
+  if (c.far != nullptr) gather_vectors(c);
+  if (c.far != nullptr && c.far->estimate != nullptr) {
+    estimate_masses(c);
+    require_cuda(
+        cudaMemsetAsync(tiles.sums, 0,
+                        static_cast<std::size_t>(layout.rows * layout.word_tiles) * 4, stream),
+        "sums of the kept tiles");
+    tiles.masses = nullptr;
+    tiles.weighted = nullptr;
+    tiles.list = c.far->list;
+    tiles.wanted = active;
+    const auto run = c.bias != nullptr ? launch<ForwardMode::kGeneral, false>
+                                       : launch<ForwardMode::kPlain, false>;
+    sweep(c, tiles, nullptr, GatherPart::rows,
+          [&](const CUtensorMap& weight, const auto& a) { run(hidden, weight, block, a, stream); });
+    sum_far_masses(c);
+    Partials sums = partials;
+    sums.weighted = nullptr;
+    ForwardCall outputs = c;
+    outputs.weighted_sum = nullptr;
+    write_outputs<<<row_blocks, threads, 0, stream>>>(outputs, sums, reference, targets, nullptr,
+                                                      nullptr, active, c.far->estimate->far_sum);
+    require_cuda(cudaGetLastError(), "outputs");
+    return;
+  }
   // First against the targets' exponents; then, for tokens whose sums left the range, against the
   // greatest logit's.
-  if (c.far != nullptr) gather_vectors(c);
   for (const bool again : {false, true}) {
     tiles.wanted = again ? repair : active;
     const int* const any = tiles.wanted + tiles.token_pairs;
@@ -230,7 +258,7 @@ void forward(const ForwardCall& c) {
           [&](const CUtensorMap& weight, const auto& a) { run(hidden, weight, block, a, stream); });
     write_outputs<<<row_blocks, threads, 0, stream>>>(c, partials, reference, targets,
                                                       again ? repair : nullptr,
-                                                      again ? nullptr : repair, active);
+                                                      again ? nullptr : repair, active, nullptr);
     require_cuda(cudaGetLastError(), "outputs");
   }
 }

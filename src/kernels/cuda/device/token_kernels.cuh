@@ -108,11 +108,13 @@ __device__ __forceinline__ bool leads(float best, int index, float than, int its
 }
 
 // Adds up the partials in a fixed order, in double, and writes the outputs: of all tokens, or of
-// the pairs of tiles `wanted`. `repair` [token pairs + 1], unless null, gets a 1 for each 256
-// tokens with a sum out of range, and in its last element.
+// the pairs of tiles `wanted`; `more` [padded tokens], unless null, to the sums. `repair` [token
+// pairs + 1], unless null, gets a 1 for each 256 tokens with a sum out of range, and in its last
+// element.
 __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     write_outputs(const ForwardCall c, const Partials p, const float* reference,
-                  const float* target_logits, const int* wanted, int* repair, const int* active) {
+                  const float* target_logits, const int* wanted, int* repair, const int* active,
+                  const float* more) {
   struct Part {
     double sum, entropy, weighted;
     float best;
@@ -148,6 +150,7 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
       mine.index = other.index;
     }
   }
+  if (more != nullptr && made) mine.sum += more[row];
   if (repair != nullptr && made && (mine.sum < kLeastSum || mine.sum > kMostSum)) {
     repair[row / 256] = 1;
     repair[(c.shape.tokens + 255) / 256] = 1;

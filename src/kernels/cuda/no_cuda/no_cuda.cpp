@@ -53,11 +53,16 @@ void far_bias(const BlockCall&, const float*, bool, float*) { refuse(); }
 void finish_far(const ForwardCall&, const GradientOutput&, const float*, float*, double*) {
   refuse();
 }
+std::string estimates_unsupported() { return kReason; }
+void prepare_estimates() { refuse(); }
+void estimate_masses(const ForwardCall&) { refuse(); }
+void sum_far_masses(const ForwardCall&) { refuse(); }
+void estimate_weighted_sums(const ForwardCall&, const float*) { refuse(); }
 void order_keys(const TargetOrder&, std::int64_t, std::int64_t, Stream) { refuse(); }
 void order_tokens(const ForwardCall&, const DeviceOrder&, const TargetOrder&) { refuse(); }
 void gather_tokens(const ForwardCall&, const void*, std::int64_t, void*) { refuse(); }
 void scatter_outputs(const ForwardCall&, const ForwardCall&) { refuse(); }
-void list_audited(const FarAudit&, Stream) { refuse(); }
+void list_audited(const ForwardCall&, const FarAudit&) { refuse(); }
 void keep_audited(const ForwardCall&, const FarAudit&, const GradientOutput&) { refuse(); }
 void compare_audited(const ForwardCall&, const FarAudit&, const float*, FarSums*) { refuse(); }
 void add_weight_targets(const ProductsCall&) { refuse(); }
