@@ -16,8 +16,11 @@
 #include "logitless/dim.h"
 #include "logitless/export.h"
 #include "logitless/graph.h"
+#include "logitless/plan.h"
 
 namespace logitless {
+
+class FarFieldHead;
 
 struct CompileOptions {
   // What the program's sizes are. Every symbol must have a value.
@@ -81,6 +84,21 @@ class LOGITLESS_API CompiledProgram {
   // inputs give the same bits from run to run and for any number of threads.
   void run(std::span<const void* const> parameters, std::span<void* const> results,
            void* arena) const;
+
+  // The same with the program's head under `far` (far_field.h), which serves this head alone: each
+  // run is one of its steps. Dense steps give the bits of run() without it; a step whose audit
+  // misses the error is done again densely before anything reads its gradients. The same inputs
+  // and the same steps before give the same bits for any number of threads.
+  // Extra memory: far_plan(far).workspace_bytes(), and what orders take (far_field.h).
+  // Throws as far_plan() does, and as FarFieldHead::step does.
+  void run(std::span<const void* const> parameters, std::span<void* const> results, void* arena,
+           FarFieldHead& far) const;
+  // The plan of the next audited far-field step under `far`, or of another kind, which says why,
+  // where the planner sees nothing to gain: then steps are dense. Throws Unsupported, saying why,
+  // unless the program has one head and computes its losses and their gradients, that of the hidden
+  // states among them, in one operation; InvalidArgument when far's memory_budget is below every
+  // plan.
+  LossPlan far_plan(const FarFieldHead& far) const;
 
  private:
   friend struct CompilerAccess;

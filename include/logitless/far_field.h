@@ -45,7 +45,8 @@ struct FarFieldReport {
   bool far = false;               // the next step is a far-field one
 };
 
-// Holds the order, plans and workspaces of one head. One call a step, from one thread.
+// Holds the order, plans and workspaces of one head: of step() below, or of a compiled program
+// (CompiledProgram::run). One call a step, from one thread.
 //
 // Memory: one workspace of the largest plan used, counted by the context's meter; while an order is
 // made a copy of weight, and what average_probability, make_vocab_order and measure_tiles take.
@@ -79,6 +80,7 @@ class LOGITLESS_API FarFieldHead {
 
  private:
   struct State;
+  friend struct FarFieldAccess;
   std::unique_ptr<State> state_;
 };
 

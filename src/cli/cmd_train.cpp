@@ -43,6 +43,18 @@ CLI::Option* add_bounded(CLI::App& app, const std::string& name, double& value, 
   });
 }
 
+nlohmann::ordered_json to_json(const FarFieldReport& far) {
+  return {{"steps", far.steps},
+          {"dense_steps", far.dense_steps},
+          {"repeated_steps", far.repeated_steps},
+          {"audits", far.audits},
+          {"orders", far.refreshes},
+          {"last_error", far.audits > 0 ? nlohmann::ordered_json(far.last_error) : nullptr},
+          {"worst_kept_error", far.worst_kept_error},
+          {"tau", far.tau},
+          {"mean_kept", far.mean_kept}};
+}
+
 nlohmann::ordered_json to_json(const train::RunReport& report) {
   nlohmann::ordered_json steps = nlohmann::ordered_json::array();
   for (std::size_t i = 0; i < report.steps.size(); ++i) {
@@ -79,7 +91,12 @@ nlohmann::ordered_json to_json(const train::RunReport& report) {
             {"parameter_bytes", report.memory.parameters},
             {"gradient_bytes", report.memory.gradients},
             {"moment_bytes", report.memory.moments},
+            {"far_workspace_bytes", report.memory.far_workspace},
+            {"far_peak_bytes", report.memory.far_peak},
             {"process_peak_bytes", process_peak_bytes()}}},
+          {"far_field",
+           report.far_field ? to_json(*report.far_field) : nlohmann::ordered_json(nullptr)},
+          {"far_refusal", report.far_refusal},
           {"prompt", report.prompt},
           {"sample", report.sample},
           {"explain", report.explain}};
@@ -94,8 +111,25 @@ std::string to_text(const train::RunReport& report) {
             fmt::format("{}, {}", report.parameters, format_bytes(memory.parameters)));
   facts.add("gradients", format_bytes(memory.gradients));
   facts.add("moments", format_bytes(memory.moments));
+  if (report.far_field) {
+    facts.add("far field's workspace", format_bytes(memory.far_workspace));
+    facts.add("  at most, with copies for orders", format_bytes(memory.far_peak));
+  }
   facts.add("peak of the process", format_bytes(process_peak_bytes()));
   facts.add("speed", fmt::format("{:.0f} tokens/s", report.tokens_per_second));
+  if (report.far_field) {
+    const FarFieldReport& far = *report.far_field;
+    facts.add("far field",
+              fmt::format("{} of {} steps of the head dense, {} of them done again after an audit",
+                          far.dense_steps, far.steps, far.repeated_steps));
+    facts.add("  orders", fmt::format("{}", far.refreshes));
+    facts.add("  tiles kept", fmt::format("{:.1f} %", 100.0 * far.mean_kept));
+    facts.add("  last error", far.audits > 0 ? fmt::format("{:.2g}; worst kept {:.2g}",
+                                                           far.last_error, far.worst_kept_error)
+                                             : "not audited yet");
+  } else if (!report.far_refusal.empty()) {
+    facts.add("far field", "every step was dense");
+  }
   if (!report.validations.empty()) {
     const double loss = report.validations.back().loss;
     facts.add("validation",
@@ -192,6 +226,18 @@ void TrainCommand::add_training(CLI::App& app) {
   count("--seed", seed, 0, "of starting values, order and sample (default 1)");
   count("--eval-every", options.eval_every, 1,
         "steps between validations, which also save (default: a quarter of all)");
+  add_number(app, "--far-field", options.far_field,
+             "gradients of the loss by the far field, as often as audits keep this relative error "
+             "(0.01); for large vocabularies")
+      ->check([](const std::string& text) {
+        const double error = std::strtod(text.c_str(), nullptr);
+        return error > 0.0 && error < 1.0
+                   ? ""
+                   : fmt::format("expected a number between 0 and 1, both excluded, got '{}'",
+                                 text);
+      })
+      ->group(kGroup);
+  app.add_flag("--far-both", options.far_both, "with --far-field: the loss, too")->group(kGroup);
 }
 
 void TrainCommand::add_machine(CLI::App& app) {
@@ -217,7 +263,9 @@ void TrainCommand::add_files(CLI::App& app) {
         ->group("Files");
   };
   file("--resume", options.resume, "checkpoint to go on from; options not given are its own");
-  file("--save", options.save, "checkpoint to write at validations and at the end");
+  file("--save", options.save,
+       "checkpoint to write at validations and at the end; with --far-field NAME.far.safetensors "
+       "as well");
   file("--init", options.init, "Hugging Face's model.safetensors to start from");
   file("--export", options.hugging_face, "the same to write at the end");
   add_integer(app, "--sample", options.sample, 0, 1 << 20,
@@ -292,6 +340,8 @@ Command add_train(CLI::App& app) {
       "Examples:\n"
       "  logitless train                                      # a small GPT on the system's "
       "headers\n"
+      "  logitless train --vocab 65536 --far-field 0.01       # fewer words' gradients, to an "
+      "error\n"
       "  logitless train --text ~/notes --steps 1000 --save run.safetensors\n"
       "  logitless train --model gpt2 --init model.safetensors --data train.bin --lr 3e-5");
   return {sub, [args, sub] { args->run(*sub); }};

@@ -155,9 +155,10 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
   return CompilerAccess::make(std::move(state));
 }
 
-void CompiledProgram::run(std::span<const void* const> parameters, std::span<void* const> results,
-                          void* arena) const {
-  const State& s = *state_;
+namespace {
+
+void execute(const CompiledProgram::State& s, std::span<const void* const> parameters,
+             std::span<void* const> results, void* arena, FarFieldHead* far) {
   require(parameters.size() == s.parameters.size(), "run: ", parameters.size(),
           " parameters, expected ", s.parameters.size());
   require(results.size() == s.results.size(), "run: ", results.size(), " results, expected ",
@@ -170,7 +171,23 @@ void CompiledProgram::run(std::span<const void* const> parameters, std::span<voi
             "' is null");
   require(arena != nullptr && reinterpret_cast<std::uintptr_t>(arena) % 64 == 0,
           "run: the arena is not aligned to 64 bytes");
-  ir::execute(s.program, parameters, results, static_cast<std::byte*>(arena), s.threads);
+  ir::execute(s.program, parameters, results, static_cast<std::byte*>(arena), s.threads, far);
+}
+
+}  // namespace
+
+void CompiledProgram::run(std::span<const void* const> parameters, std::span<void* const> results,
+                          void* arena) const {
+  execute(*state_, parameters, results, arena, nullptr);
+}
+
+void CompiledProgram::run(std::span<const void* const> parameters, std::span<void* const> results,
+                          void* arena, FarFieldHead& far) const {
+  execute(*state_, parameters, results, arena, &far);
+}
+
+LossPlan CompiledProgram::far_plan(const FarFieldHead& far) const {
+  return ir::far_plan(state_->program, far);
 }
 
 }  // namespace logitless

@@ -40,16 +40,6 @@ const HeadKernel& kernel_of(const LossPlan& plan) {
 
 }  // namespace
 
-ChunkSizes sizes_of(const LossPlan& plan) {
-  return {plan.chunk_tokens,
-          plan.slab_vocab,
-          plan.stored_vocab,
-          plan.threads,
-          plan.kind == PlanKind::forward,
-          is_far(plan.kind),
-          plan.kind == PlanKind::far_both};
-}
-
 Engine::Engine(const EngineCall& call, const HeadFeatures& features)
     : call_(call),
       plan_(*call.plan),

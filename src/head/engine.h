@@ -129,7 +129,4 @@ class Engine {
   const TokenOutput* bound_output_ = nullptr;
 };
 
-// The chunk sizes a plan stands for.
-ChunkSizes sizes_of(const LossPlan& plan);
-
 }  // namespace logitless

@@ -124,6 +124,19 @@ class PlanBuilder {
   PlanBuilder(const HeadShape& shape, const HeadFeatures& features, const PlanRequest& request)
       : shape_(shape), features_(features), request_(request) {}
 
+  static void set_threads(LossPlan& plan, int threads) {
+    plan.threads = threads;
+    const std::int64_t audited = plan.audit != nullptr ? plan.audit->shape.tokens : 0;
+    plan.workspace_bytes_ = layout_workspace(find_head_kernel(plan.kernel), plan.shape,
+                                             plan.features, sizes_of(plan), audited)
+                                .total;
+    if (plan.audit == nullptr) return;
+    auto audit = std::make_shared<LossPlan>(*plan.audit);
+    set_threads(*audit, threads);
+    plan.workspace_bytes_ += audit->workspace_bytes();
+    plan.audit = std::move(audit);
+  }
+
   LossPlan build() {
     check_request();
     plan_.shape = shape_;
@@ -471,6 +484,11 @@ class PlanBuilder {
 LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features,
                    const PlanRequest& request) {
   return PlanBuilder(shape, features, request).build();
+}
+
+LossPlan with_threads(LossPlan plan, int threads) {
+  PlanBuilder::set_threads(plan, threads);
+  return plan;
 }
 
 }  // namespace logitless

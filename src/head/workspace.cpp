@@ -1,5 +1,7 @@
 #include "head/workspace.h"
 
+#include "head/far_field.h"
+
 namespace logitless {
 
 WorkspaceLayout layout_workspace(const HeadKernel& kernel, const HeadShape& shape,
@@ -67,6 +69,16 @@ WorkspaceLayout layout_workspace(const HeadKernel& kernel, const HeadShape& shap
   out.scratch = take(static_cast<std::int64_t>(kernel.scratch_bytes(shape, features, sizes)));
   out.total = top;
   return out;
+}
+
+ChunkSizes sizes_of(const LossPlan& plan) {
+  return {plan.chunk_tokens,
+          plan.slab_vocab,
+          plan.stored_vocab,
+          plan.threads,
+          plan.kind == PlanKind::forward,
+          is_far(plan.kind),
+          plan.kind == PlanKind::far_both};
 }
 
 }  // namespace logitless

@@ -58,4 +58,11 @@ WorkspaceLayout layout_workspace(const HeadKernel& kernel, const HeadShape& shap
                                  const HeadFeatures& features, const ChunkSizes& sizes,
                                  std::int64_t audited = 0);
 
+// The chunk sizes a plan stands for.
+ChunkSizes sizes_of(const LossPlan& plan);
+
+// The plan with room for this many threads, its audit's too. Chunks stay as they were planned, so
+// that results do not depend on how many threads there are.
+LossPlan with_threads(LossPlan plan, int threads);
+
 }  // namespace logitless

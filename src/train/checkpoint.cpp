@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -112,6 +113,8 @@ CheckpointHeader header_of(const TensorFile& file, const std::string& path) {
   header.state.seed = number("seed");
   header.state.data = text("data");
   header.state.options = text("options");
+  if (file.metadata().count("far_steps") > 0)
+    header.state.far_steps = static_cast<std::int64_t>(number("far_steps"));
   return header;
 }
 
@@ -134,14 +137,15 @@ void save_checkpoint(const std::string& path, const GptConfig& config, const Run
     tensors.push_back({kMoments[0] + list[i].name, view_of(list[i], m[i])});
     tensors.push_back({kMoments[1] + list[i].name, view_of(list[i], v[i])});
   }
-  write_safetensors(path, tensors,
-                    {{"format", kFormat},
-                     {"config", config_text(config)},
-                     {"step", std::to_string(state.step)},
-                     {"windows", std::to_string(state.windows)},
-                     {"seed", std::to_string(state.seed)},
-                     {"data", state.data},
-                     {"options", state.options}});
+  std::map<std::string, std::string> metadata = {{"format", kFormat},
+                                                 {"config", config_text(config)},
+                                                 {"step", std::to_string(state.step)},
+                                                 {"windows", std::to_string(state.windows)},
+                                                 {"seed", std::to_string(state.seed)},
+                                                 {"data", state.data},
+                                                 {"options", state.options}};
+  if (state.far_steps) metadata["far_steps"] = std::to_string(*state.far_steps);
+  write_safetensors(path, tensors, metadata);
 }
 
 CheckpointHeader read_checkpoint_header(const std::string& path) {

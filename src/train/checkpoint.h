@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "train/gpt.h"
@@ -18,6 +19,8 @@ struct RunState {
   std::uint64_t seed = 1;
   std::string data;     // Dataset::key() in hexadecimal digits
   std::string options;  // the caller's, as JSON
+  // Of the head, whose far field has its own file; none without.
+  std::optional<std::int64_t> far_steps = {};
 };
 
 // f32 tensors NAME, optimizer.m.NAME and optimizer.v.NAME for each parameter; the rest is metadata.

@@ -114,6 +114,15 @@ void write_sample(const RunOptions& o, const Data& data, Trainer& trainer, RunRe
   report.sample = written(data.tokenizer, trainer.generate(prompt, o.sample, sample));
 }
 
+// The end of a line.
+std::string far_text(const FarFieldReport& r) {
+  std::string text =
+      fmt::format("  far field: dense {} of {}, orders {}", r.dense_steps, r.steps, r.refreshes);
+  if (r.audits > 0)
+    text += fmt::format(", kept {:.1f} %, error {:.2g}", 100.0 * r.mean_kept, r.last_error);
+  return text;
+}
+
 // Steps, with a line now and then, until all are done.
 class Loop {
  public:
@@ -144,9 +153,11 @@ class Loop {
   void say_step(std::int64_t step) {
     const StepResult& r = report_.steps.back();
     const std::int64_t done = std::ssize(report_.steps) - said_steps_;
-    say_(fmt::format("step {:>{}}/{}  loss {:.4f}  lr {:.2e}  norm {:.3f}  {:.0f} tokens/s", step,
+    const FarFieldHead* far = trainer_.far_field();
+    say_(fmt::format("step {:>{}}/{}  loss {:.4f}  lr {:.2e}  norm {:.3f}  {:.0f} tokens/s{}", step,
                      fmt::formatted_size("{}", o_.steps), o_.steps, r.loss, r.rate, r.norm,
-                     static_cast<double>(tokens(done)) / std::max(seconds_ - said_seconds_, 1e-9)));
+                     static_cast<double>(tokens(done)) / std::max(seconds_ - said_seconds_, 1e-9),
+                     far != nullptr ? far_text(far->report()) : ""));
     said_steps_ = std::ssize(report_.steps);
     said_seconds_ = seconds_;
     since_line_ = Stopwatch();
@@ -193,6 +204,14 @@ RunReport run_training(const RunOptions& options, const Say& say) {
                   report.compile_seconds, report.threads));
   say(fmt::format("arena {}, without chunks {}", format_bytes(report.memory.arena),
                   format_bytes(report.memory.unchunked_arena)));
+  if (const FarFieldHead* far = trainer.far_field(); far != nullptr) {
+    say(
+        fmt::format("far field: workspace {} beside the arena; orders take a copy of the head's "
+                    "weights and more while they are made",
+                    format_bytes(report.memory.far_workspace)));
+  } else if (!trainer.far_refusal().empty()) {
+    say(fmt::format("far field: every step is dense: {}", trainer.far_refusal()));
+  }
   if (options.budget > 0 && report.memory.arena > options.budget) {
     throw InvalidArgument(fmt::format("--budget: a step takes {} or more, got {}",
                                       format_bytes(report.memory.arena),
@@ -209,6 +228,10 @@ RunReport run_training(const RunOptions& options, const Say& say) {
   }
   report.first_step = trainer.steps_done();
   Loop(options, trainer, report, say).run();
+  report.memory = trainer.memory();
+  report.far_refusal = trainer.far_refusal();
+  if (const FarFieldHead* far = trainer.far_field(); far != nullptr)
+    report.far_field = far->report();
   if (!options.hugging_face.empty()) trainer.export_hugging_face(options.hugging_face);
   if (options.sample > 0) write_sample(options, data, trainer, report);
   return report;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +30,10 @@ struct RunReport {
   int threads = 0;
   TrainMemory memory;
   std::string explain;  // the compiler's report of a step
+  // Of the run's far field, a checkpoint's steps included; none without, or where every step is
+  // dense, for the reason given.
+  std::optional<FarFieldReport> far_field;
+  std::string far_refusal;
   std::string prompt, sample;
 };
 

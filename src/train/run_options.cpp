@@ -17,6 +17,8 @@ using Json = nlohmann::ordered_json;
 constexpr std::string_view kFixed[] = {"model",   "vocab",  "dim",   "heads",  "layers",
                                        "context", "untied", "dtype", "length", "seed"};
 constexpr std::int64_t kLeastTextVocab = 300;  // 256 bytes, and the tokenizer's own
+// Younger than the format of checkpoints: one without them has the defaults.
+constexpr std::string_view kYounger[] = {"far-field", "far-both"};
 constexpr std::string_view kSources[] = {"data", "val", "text"};
 
 template <typename Names>
@@ -49,6 +51,8 @@ void each_option(Options& o, Visit&& visit) {
   visit("clip", o.clip);
   visit("seed", o.seed);
   visit("eval-every", o.eval_every);
+  visit("far-field", o.far_field);
+  visit("far-both", o.far_both);
 }
 
 template <typename T>
@@ -114,6 +118,14 @@ TrainOptions RunOptions::train_options() const {
   result.chunk = chunk;
   result.head_engine = head_engine;
   result.threads = threads;
+  if (far_field > 0.0) {
+    result.far_field.emplace();
+    result.far_field->error = far_field;
+    result.far_field->accuracy = far_both ? Accuracy::far_both : Accuracy::far_backward;
+    // Of the head, which has `accumulate` steps with the same weights.
+    result.far_field->audit_every *= accumulate;
+    result.far_field->refresh_every *= accumulate;
+  }
   return result;
 }
 
@@ -144,6 +156,11 @@ void check_options(const RunOptions& o) {
   if (o.model.empty() && o.dim % o.heads != 0) {
     fail(fmt::format("--heads: expected a divisor of --dim {}, got {}", o.dim, o.heads));
   }
+  if (o.far_both && o.far_field == 0.0) fail("--far-both: is of --far-field, which was not given");
+  if (o.far_field > 0.0 && !(o.chunk && o.head_engine)) {
+    fail(fmt::format("--far-field: cannot be given beside --{}: it is of losses on the head engine",
+                     o.chunk ? "no-head-engine" : "no-chunk"));
+  }
   if (o.floor > o.rate) {
     fail(fmt::format("--min-lr: expected at most --lr {}, got {}", o.rate, o.floor));
   }
@@ -171,6 +188,7 @@ RunOptions with_checkpoint(const RunOptions& options, const std::set<std::string
   try {
     stored = Json::parse(checkpoint.state.options);
     each_option(merged, [&](const char* name, auto& field) {
+      if (contains(kYounger, name) && !stored.contains(name)) return;
       const Json& value = stored.at(name);
       if (given.count(name) > 0) {
         if (contains(kFixed, name) && value != to_json(field)) {

@@ -43,6 +43,10 @@ struct RunOptions {
   bool chunk = true;
   bool head_engine = true;  // the loss on the head engine; false: a loop like the rest
   int threads = 0;
+  // Far field: the relative error wanted of the gradients, in (0, 1); 0: exact ones. Both: the loss
+  // may be approximated, too.
+  double far_field = 0.0;
+  bool far_both = false;
   // Files
   std::string resume, save, init, hugging_face;
   // Sample

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <numeric>
 
 #include "logitless/error.h"
@@ -44,7 +45,21 @@ std::int64_t draw(std::span<const float> logits, const SampleOptions& options,
   return order[kept - 1];
 }
 
+// Why a plan that may be a far-field one is none.
+std::string why_dense(const LossPlan& plan) {
+  std::string text;
+  for (const PlanCandidate& c : plan.candidates) {
+    if (c.kind != PlanKind::far_backward && c.kind != PlanKind::far_both) continue;
+    text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", name_of(c.kind), c.reason);
+  }
+  return text;
+}
+
 }  // namespace
+
+std::string far_state_of(const std::string& checkpoint) {
+  return std::filesystem::path(checkpoint).replace_extension(".far.safetensors").string();
+}
 
 Trainer::Trainer(const GptConfig& config, const TrainOptions& options, Dataset train, Dataset valid)
     : config_(config),
@@ -70,6 +85,7 @@ Trainer::Trainer(const GptConfig& config, const TrainOptions& options, Dataset t
   }
   step_ = compiled(build_gpt(config_, options_.batch, train_.length()), gradients);
   threads_ = step_.program.threads();
+  if (options_.far_field) start_far_field();
   if (options_.accumulate > 1) {
     more_gradients_.emplace(list_);
     more_results_ = step_.results;
@@ -103,6 +119,32 @@ Trainer::Runner Trainer::compiled(const Graph& graph, const Pointers& others) {
   return runner;
 }
 
+void Trainer::start_far_field() {
+  FarFieldOptions far = *options_.far_field;
+  const std::size_t arena = step_.program.arena_bytes();
+  if (options_.memory_budget > 0)
+    far.memory_budget = options_.memory_budget > arena ? options_.memory_budget - arena : 1;
+  ContextOptions context;
+  context.threads = threads_;
+  far_context_.emplace(context);
+  far_.emplace(*far_context_, far);
+  try {
+    const LossPlan plan = step_.program.far_plan(*far_);
+    if (plan.tau > 0.0f) {
+      far_workspace_ = plan.workspace_bytes();
+    } else {
+      far_refusal_ = why_dense(plan);
+    }
+  } catch (const Unsupported& error) {
+    far_refusal_ = error.what();
+  } catch (const InvalidArgument& error) {
+    if (options_.memory_budget == 0) throw;
+    far_refusal_ = fmt::format("an arena of {} leaves too little of the budget: {}",
+                               format_bytes(arena), error.what());
+  }
+  if (!far_refusal_.empty()) far_.reset();
+}
+
 void Trainer::run(const Runner& runner) {
   runner.program.run(runner.parameters, runner.results, arena_.data());
 }
@@ -125,7 +167,12 @@ StepResult Trainer::step() {
   StepResult result;
   for (std::size_t i = 0; i < batches.size(); ++i) {
     load(batches[i]);
-    step_.program.run(step_.parameters, i == 0 ? step_.results : more_results_, arena_.data());
+    const std::vector<void*>& results = i == 0 ? step_.results : more_results_;
+    if (far_) {
+      step_.program.run(step_.parameters, results, arena_.data(), *far_);
+    } else {
+      step_.program.run(step_.parameters, results, arena_.data());
+    }
     result.loss += static_cast<double>(loss_);
     for (std::size_t t = 0; i > 0 && t < list_.size(); ++t) {
       add_to(gradients_[t], (*more_gradients_)[t], threads_);
@@ -213,13 +260,21 @@ TrainMemory Trainer::memory() const {
   memory.parameters = values_.bytes();
   memory.gradients = gradients_.bytes() + (more_gradients_ ? more_gradients_->bytes() : 0);
   memory.moments = m_.bytes() + v_.bytes();
+  memory.far_workspace = far_workspace_;
+  if (far_) memory.far_peak = far_context_->memory().peak_bytes();
   return memory;
 }
 
 void Trainer::save(const std::string& path, const std::string& options) const {
   RunState state = state_;
   state.options = options;
+  if (!far_) return save_checkpoint(path, config_, state, values_, m_, v_);
+  state.far_steps = far_->report().steps;
+  // Two files that belong together: both are written before either takes its name.
+  const std::string far = far_state_of(path);
+  far_->save(far + ".new");
   save_checkpoint(path, config_, state, values_, m_, v_);
+  std::filesystem::rename(far + ".new", far);
 }
 
 void Trainer::resume(const std::string& path) {
@@ -232,6 +287,16 @@ void Trainer::resume(const std::string& path) {
   expect("seed", state.seed, state_.seed);
   expect("data", state.data, state_.data);
   load_checkpoint(path, config_, values_, m_, v_);
+  if (far_ && state.far_steps) {
+    const std::string far = far_state_of(path);
+    far_->load(far);
+    if (far_->report().steps != *state.far_steps) {
+      throw InvalidArgument(
+          fmt::format("'{}': expected {} steps of the head as in '{}', found {}: the two files "
+                      "were not saved together",
+                      far, *state.far_steps, path, far_->report().steps));
+    }
+  }
   state_ = state;
 }
 

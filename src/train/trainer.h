@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "logitless/compiler.h"
+#include "logitless/far_field.h"
 #include "train/adamw.h"
 #include "train/checkpoint.h"
 #include "train/dataset.h"
@@ -28,6 +29,9 @@ struct TrainOptions {
   bool chunk = true;
   bool head_engine = true;  // the loss on the head engine; false: a loop like the rest
   int threads = 0;          // 0: logitless's default
+  // Gradients of the loss by the far field, a head step for each micro-batch; none: exact ones. Its
+  // memory_budget is what memory_budget leaves beside the arena.
+  std::optional<FarFieldOptions> far_field = {};
 };
 
 struct StepResult {
@@ -43,6 +47,10 @@ struct TrainMemory {
   std::size_t parameters = 0;
   std::size_t gradients = 0;  // twice as much with accumulation
   std::size_t moments = 0;
+  // Of the far field, beside the arena: the workspace of its steps, and the most of it so far with
+  // the copies that orders are made from.
+  std::size_t far_workspace = 0;
+  std::size_t far_peak = 0;
 };
 
 struct SampleOptions {
@@ -74,11 +82,16 @@ class Trainer {
   std::int64_t parameter_count() const;
   int threads() const { return threads_; }
   TrainMemory memory() const;
+  // Null without TrainOptions::far_field, and where the program's head cannot take it.
+  const FarFieldHead* far_field() const { return far_ ? &*far_ : nullptr; }
+  // Why every step is dense though the far field was asked for; empty if not all are.
+  const std::string& far_refusal() const { return far_refusal_; }
   const CompiledProgram& program() const { return step_.program; }
   const TensorSet& values() const { return values_; }
 
   // See checkpoint.h. `options` goes into the checkpoint as it is. resume() wants the seed and the
-  // data of the checkpoint.
+  // data of the checkpoint. What the far field knows is in a file beside it, far_state_of(path); a
+  // checkpoint without goes on with a new one.
   void save(const std::string& path, const std::string& options) const;
   void resume(const std::string& path);
   void import_hugging_face(const std::string& path);
@@ -92,6 +105,7 @@ class Trainer {
   };
   using Pointers = std::map<std::string, void*>;
   Runner compiled(const Graph& graph, const Pointers& others);
+  void start_far_field();
   void run(const Runner& runner);
   void load(const Batch& batch);
 
@@ -114,7 +128,14 @@ class Trainer {
   Buffer arena_;
   Runner step_;
   std::vector<void*> more_results_;  // of step_, into more_gradients_
+  std::optional<Context> far_context_;
+  std::optional<FarFieldHead> far_;
+  std::size_t far_workspace_ = 0;
+  std::string far_refusal_;
   std::optional<Runner> loss_runner_, logits_runner_;
 };
+
+// Beside a checkpoint: run.safetensors has run.far.safetensors.
+std::string far_state_of(const std::string& checkpoint);
 
 }  // namespace logitless::train

@@ -96,6 +96,10 @@ class TrainErrorTest(CommandTest):
             (["--steps"], "--steps: expected a value after it"),
             (["--steps", "1", "--steps", "2"], "--steps: given more than once"),
             (["--fast"], "'--fast' is not an option; see logitless train --help"),
+            (["--far-field", "0"], "--far-field: expected a number between 0 and 1, both excluded, got '0'"),
+            (["--far-field", "1"], "--far-field: expected a number between 0 and 1, both excluded, got '1'"),
+            (["--far-field", "nan"], "--far-field: expected a number between 0 and 1, both excluded, got 'nan'"),
+            (["--far-field", "much"], "--far-field: expected a number"),
         ]
         for arguments, text in cases:
             self.assert_error(arguments, text)
@@ -113,6 +117,10 @@ class TrainErrorTest(CommandTest):
         for name, value in (("prompt", "int"), ("temperature", "1"), ("top-k", "3")):
             self.assert_error(["--sample", "0", f"--{name}", value], f"--{name}: is of --sample, which is 0")
         self.assert_error(["--resume", self.data, "--init", self.data], "--init: cannot be given beside --resume")
+        self.assert_error([*data, "--far-both"], "--far-both: is of --far-field, which was not given")
+        for name in ("no-chunk", "no-head-engine"):
+            self.assert_error([*data, "--far-field", "0.01", f"--{name}"],
+                              f"--far-field: cannot be given beside --{name}: it is of losses on the head engine")
 
     def test_files(self):
         none = self.dir / "none"
@@ -201,6 +209,54 @@ class TrainTest(CommandTest):
         got = json.loads(done.stdout)
         self.assertEqual(got["steps"], expected["steps"][3:])
         self.assertEqual(whole.read_bytes(), rest.read_bytes())
+
+    def test_far_field(self):
+        whole, half, rest, none = (self.dir / f"far_{name}.safetensors" for name in ("whole", "half", "rest", "none"))
+        # An order is begun at step 100 and taken over at 104; the half stops between.
+        options = [*SIZES[2:], "--vocab", 50257, "--sample", 0, "--warmup", 1, "--lr", 0.001, "--min-lr", 0.001,
+                   "--eval-every", 200, "--far-field", 0.3]
+        expected = self.train(*options, "--steps", 112, "--save", whole)
+        far = expected["far_field"]
+        self.assertEqual(far["steps"], 112)
+        self.assertEqual(far["orders"], 1)
+        self.assertLess(far["dense_steps"], 112)
+        self.assertLess(far["last_error"], 0.3)
+        self.assertGreater(expected["memory"]["far_workspace_bytes"], 0)
+        self.assertEqual(expected["far_refusal"], "")
+        self.train(*options, "--steps", 102, "--save", half)
+        self.assertTrue(half.with_suffix(".far.safetensors").exists())
+        done = run("--resume", half, "--steps", 112, "--save", rest, "--sample", 0)  # its far field is the checkpoint's
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for part in ("far field: workspace ", f"far field: dense {far['dense_steps']} of 112, orders 1, kept ",
+                     f"far field +{far['dense_steps']} of 112 steps of the head dense"):
+            self.assertRegex(done.stdout, part)
+        self.assertEqual(whole.read_bytes(), rest.read_bytes())
+        beside = [path.with_suffix(".far.safetensors") for path in (whole, rest, half)]
+        self.assertEqual(beside[0].read_bytes(), beside[1].read_bytes())
+        again = ["--resume", half, "--steps", 112]
+        self.assert_error([*again, "--far-both"],
+                          f"{beside[2]}: saved with accuracy far_backward, this head has far_both")
+        self.assert_error([*again, "--no-chunk"], "--far-field: cannot be given beside --no-chunk")
+        self.train(*options[:-2], "--steps", 1, "--save", none)
+        again = ["--resume", none, "--steps", 2, "--sample", 0]
+        self.assertEqual(self.train(*again)["far_field"], None)
+        self.assertEqual(self.train(*again, "--far-field", 0.1)["far_field"]["steps"], 1)
+
+    def test_checkpoints_older_than_the_far_field(self):
+        save = self.dir / "older.safetensors"
+        self.train(*SIZES, "--steps", 2, "--sample", 0, "--save", save)
+        data = save.read_bytes()
+        size = struct.unpack("<Q", data[:8])[0]
+        header = data[8:8 + size].replace(rb',\"far-field\":0.0,\"far-both\":false', b"")
+        self.assertLess(len(header), size)
+        save.write_bytes(data[:8] + header.ljust(size) + data[8 + size:])
+        self.assertEqual(self.train("--resume", save, "--steps", 3, "--warmup", 0, "--sample", 0)["far_field"], None)
+
+    def test_far_field_of_a_small_vocabulary(self):
+        done = run("--data", self.data, *SIZES, "--steps", 3, "--sample", 0, "--far-field", 0.01, "--far-both")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout.count("far field: every step is dense: the program has no head operation"), 1)
+        self.assertRegex(done.stdout, "far field +every step was dense")
 
     def test_hugging_face_files(self):
         out, again = self.dir / "model.safetensors", self.dir / "again.safetensors"

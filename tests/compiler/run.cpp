@@ -34,7 +34,7 @@ ir::Tensors random_inputs(const ir::Graph& graph, std::uint64_t seed) {
   return inputs;
 }
 
-ir::Tensors execute(const CompiledProgram& program, const ir::Tensors& inputs) {
+ir::Tensors execute(const CompiledProgram& program, const ir::Tensors& inputs, FarFieldHead* far) {
   // Each tensor alone in a block of exactly its size, so that sanitizers see every step outside.
   std::vector<std::unique_ptr<std::byte, decltype(&std::free)>> memory;
   const auto block = [&](std::size_t bytes) {
@@ -58,7 +58,11 @@ ir::Tensors execute(const CompiledProgram& program, const ir::Tensors& inputs) {
     results.push_back(block(static_cast<std::size_t>(t.bytes())));
   constexpr std::size_t kGuard = 256;
   std::byte* arena = block(program.arena_bytes() + kGuard);
-  program.run(parameters, results, arena);
+  if (far != nullptr) {
+    program.run(parameters, results, arena, *far);
+  } else {
+    program.run(parameters, results, arena);
+  }
   for (std::size_t i = 0; i < kGuard; ++i)
     EXPECT_EQ(arena[program.arena_bytes() + i], std::byte{0xff})
         << "written behind the arena at " << i;

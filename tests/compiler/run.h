@@ -2,6 +2,7 @@
 #pragma once
 
 #include <logitless/compiler.h>
+#include <logitless/far_field.h>
 
 #include <map>
 #include <string>
@@ -15,8 +16,9 @@ namespace logitless::test {
 ir::Tensors random_inputs(const ir::Graph& graph, std::uint64_t seed);
 
 // The compiled program's results as doubles. The arena is filled with NaN beforehand and must not
-// be left at its ends. Inputs missing a parameter fail.
-ir::Tensors execute(const CompiledProgram& program, const ir::Tensors& inputs);
+// be left at its ends. Inputs missing a parameter fail. With `far` the head is under it.
+ir::Tensors execute(const CompiledProgram& program, const ir::Tensors& inputs,
+                    FarFieldHead* far = nullptr);
 
 // The largest |a - b| / (scale + |b|) over all results, scale being the root mean square of b.
 double difference(const ir::Tensors& a, const ir::Tensors& b);

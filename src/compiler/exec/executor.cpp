@@ -265,7 +265,7 @@ void run_attention(const Attention& a, Table table, int threads) {
   }
 }
 
-void run_program(const Program& program, std::byte* arena, int threads);
+void run_program(const Program& program, std::byte* arena, int threads, FarFieldHead* far);
 
 void run_loop(const LoopRun& loop, Table table, int threads) {
   std::byte* arena = loop.arena >= 0 ? table[loop.arena] : nullptr;
@@ -276,12 +276,12 @@ void run_loop(const LoopRun& loop, Table table, int threads) {
     inner[loop.first] = reinterpret_cast<std::byte*>(&number);
     for (const LoopRun::Slice& s : loop.slices)
       inner[s.inner] = table[s.outer] + s.offset + first * s.step;
-    run_program(body, arena, threads);
+    run_program(body, arena, threads, nullptr);  // heads are not in loops
   }
 }
 
 // External buffers are in the table already.
-void run_program(const Program& program, std::byte* arena, int threads) {
+void run_program(const Program& program, std::byte* arena, int threads, FarFieldHead* far) {
   auto** table = reinterpret_cast<std::byte**>(arena + program.table_offset);
   for (std::size_t b = 0; b < program.buffers.size(); ++b) {
     if (program.buffers[b].place == Place::arena) table[b] = arena + program.buffers[b].offset;
@@ -316,7 +316,7 @@ void run_program(const Program& program, std::byte* arena, int threads) {
         run_loop(i.loop, table, threads);
         break;
       case Instruction::Kind::head:
-        run_head(i.head, table);
+        run_head(i.head, table, far);
         break;
     }
   }
@@ -325,14 +325,15 @@ void run_program(const Program& program, std::byte* arena, int threads) {
 }  // namespace
 
 void execute(const Program& program, std::span<const void* const> parameters,
-             std::span<void* const> results, std::byte* arena, int threads) {
+             std::span<void* const> results, std::byte* arena, int threads, FarFieldHead* far) {
+  if (far != nullptr) far_head(program);
   auto** table = reinterpret_cast<std::byte**>(arena + program.table_offset);
   for (std::size_t i = 0; i < parameters.size(); ++i)
     table[program.parameters[i]] =
         static_cast<std::byte*>(const_cast<void*>(parameters[i]));  // read only
   for (std::size_t i = 0; i < results.size(); ++i)
     table[program.results[i]] = static_cast<std::byte*>(results[i]);
-  run_program(program, arena, threads);
+  run_program(program, arena, threads, far);
 }
 
 }  // namespace logitless::ir

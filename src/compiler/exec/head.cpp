@@ -1,6 +1,10 @@
+#include <vector>
+
 #include "compiler/exec/executor.h"
+#include "core/check.h"
 #include "core/element.h"
 #include "head/engine.h"
+#include "head/far_head.h"
 
 namespace logitless::ir {
 namespace {
@@ -12,57 +16,151 @@ TensorView tensor(const View& view, Table table) {
   if (view.buffer < 0) return {};
   return {address(view, table), view.dtype, view.shape, view.strides};
 }
+float* floats(const View& view, Table table) {
+  return view.buffer < 0 ? nullptr : reinterpret_cast<float*>(address(view, table));
+}
+
+// Planned for one thread, as the dense plan is, so that bits do not depend on how many there are.
+LossPlan far_plan_of(const HeadRun& h, PlanRequest request) {
+  request.device.threads = 1;
+  return with_threads(plan_head(h.plan->shape, h.plan->features, request), h.context->threads());
+}
+
+// One run of a head: its operands where they are, and what becomes of each token.
+class HeadCall {
+ public:
+  HeadCall(const HeadRun& head, Table table)
+      : h_(head),
+        table_(table),
+        targets_(tensor(head.targets, table)),
+        at_(targets_),
+        lse_(floats(head.lse, table)),
+        logit_(floats(head.logit, table)),
+        d_lse_(floats(head.d_lse, table)),
+        d_logit_(floats(head.d_logit, table)),
+        // The engine's targets; behind them in the scratch is its workspace.
+        reader_(ConstTensorView(table[head.scratch], DType::i64, {head.plan->shape.tokens}), 1, -1,
+                0) {
+    // The engine refuses targets outside the vocabulary. Here those have no logit: the rows read
+    // word 0 and leave it alone.
+    auto* words = reinterpret_cast<std::int64_t*>(table[h_.scratch]);
+    for (std::int64_t row = 0; row < rows(); ++row) {
+      const std::int64_t word = target(row);
+      words[row] = h_.ignored && word == *h_.ignored ? -1 : hits(word) ? word : 0;
+      lse_[row] = logit_[row] = 0.0f;
+    }
+    call_.context = h_.context.get();
+    call_.shape = h_.plan->shape;
+    call_.hidden = tensor(h_.x, table);
+    call_.weight = tensor(h_.w, table);
+    call_.bias = tensor(h_.bias, table);
+    call_.targets = &reader_;
+    call_.d_hidden = tensor(h_.d_x, table);
+    call_.d_weight = tensor(h_.d_w, table);
+    call_.d_bias = tensor(h_.d_bias, table);
+  }
+
+  void run_dense() const {
+    const std::int64_t used = (rows() * 8 + 63) / 64 * 64;
+    const Workspace workspace(table_[h_.scratch] + used,
+                              static_cast<std::size_t>(h_.scratch_bytes - used));
+    EngineCall call = call_;
+    call.plan = h_.plan.get();
+    call.workspace = &workspace;
+    Engine engine(call, h_.plan->features);
+    engine.run([&](const TokenResult& r, TokenAnswer& answer) { write(r, answer); });
+  }
+
+  // Whether the controller's step was a far-field one that stands. If not, nothing is left of it
+  // that run_dense() does not overwrite.
+  bool run_far(FarFieldAccess::State& far) const {
+    FarController& controller = far.controller;
+    const auto plan_of = [&](const FarStep& step) -> const LossPlan& {
+      return far.plans.get(controller.context(), h_.plan->shape, h_.plan->features,
+                           controller.request(step),
+                           [&](const PlanRequest& r) { return far_plan_of(h_, r); });
+    };
+    const HeadFeatures& features = h_.plan->features;
+    const FarStep step = controller.begin(
+        plan_of({.far = true, .audit = true}),
+        {call_.hidden, call_.weight, call_.bias, features.logit_scale, features.softcap});
+    if (!step.far) return false;
+    const LossPlan& plan = plan_of(step);
+    EngineCall call = call_;
+    call.plan = &plan;
+    call.workspace = &far.plans.workspace_for(controller.context(), plan);
+    call.order = &controller.order();
+    Engine engine(call, features);
+    engine.run([&](const TokenResult& r, TokenAnswer& answer) { write(r, answer); });
+    FarFieldStatistics statistics = engine.far_statistics();
+    engine.audit([&](const TokenResult& r, TokenAnswer& answer) { give_cotangents(r, answer); },
+                 statistics);
+    return controller.accept(step, statistics);
+  }
+
+ private:
+  std::int64_t rows() const { return h_.plan->shape.tokens; }
+  std::int64_t target(std::int64_t row) const {
+    return load_index(targets_.data(), targets_.dtype(), at_(row));
+  }
+  bool hits(std::int64_t word) const { return word >= 0 && word < h_.plan->shape.vocab; }
+
+  void write(const TokenResult& r, TokenAnswer& answer) const {
+    lse_[r.row] = static_cast<float>(r.lse);
+    logit_[r.row] = hits(target(r.row)) ? r.target_logit[0] : 0.0f;
+    if (d_lse_ != nullptr) give_cotangents(r, answer);
+  }
+  void give_cotangents(const TokenResult& r, TokenAnswer& answer) const {
+    answer.cotangent.lse = d_lse_[r.row];
+    if (hits(target(r.row))) answer.delta[0] = d_logit_[r.row];
+  }
+
+  const HeadRun& h_;
+  Table table_;
+  TensorView targets_;
+  FlatIndex at_;
+  float *lse_, *logit_;
+  const float *d_lse_, *d_logit_;
+  TargetReader reader_;
+  EngineCall call_;
+};
 
 }  // namespace
 
-void run_head(const HeadRun& h, Table table) {
-  const LossPlan& plan = *h.plan;
-  const std::int64_t rows = plan.shape.tokens;
-  // The engine refuses targets outside the vocabulary. Here those have no logit: the rows read word
-  // 0 and leave it alone.
-  auto* words = reinterpret_cast<std::int64_t*>(table[h.scratch]);
-  const TensorView targets = tensor(h.targets, table);
-  const FlatIndex at(targets);
-  const auto target = [&](std::int64_t row) {
-    return load_index(targets.data(), targets.dtype(), at(row));
-  };
-  const auto hits = [&](std::int64_t word) { return word >= 0 && word < plan.shape.vocab; };
-  auto* lse = reinterpret_cast<float*>(address(h.lse, table));
-  auto* logit = reinterpret_cast<float*>(address(h.logit, table));
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const std::int64_t word = target(row);
-    words[row] = h.ignored && word == *h.ignored ? -1 : hits(word) ? word : 0;
-    lse[row] = logit[row] = 0.0f;
+const HeadRun& far_head(const Program& program) {
+  std::vector<const HeadRun*> heads, with_gradients;
+  for (const Instruction& i : program.instructions) {
+    if (i.kind != Instruction::Kind::head) continue;
+    heads.push_back(&i.head);
+    if (i.head.d_lse.buffer >= 0) with_gradients.push_back(&i.head);
   }
-  const std::int64_t used = (rows * 8 + 63) / 64 * 64;
-  const Workspace workspace(table[h.scratch] + used,
-                            static_cast<std::size_t>(h.scratch_bytes - used));
-  const ConstTensorView shifted(words, DType::i64, {rows});
-  const TargetReader reader(shifted, 1, -1, 0);
-  EngineCall call;
-  call.context = h.context.get();
-  call.plan = &plan;
-  call.workspace = &workspace;
-  call.shape = plan.shape;
-  call.hidden = tensor(h.x, table);
-  call.weight = tensor(h.w, table);
-  call.bias = tensor(h.bias, table);
-  call.targets = &reader;
-  call.d_hidden = tensor(h.d_x, table);
-  call.d_weight = tensor(h.d_w, table);
-  call.d_bias = tensor(h.d_bias, table);
-  Engine engine(call, plan.features);
-  const bool gradients = h.d_lse.buffer >= 0;
-  const auto* d_lse = gradients ? reinterpret_cast<float*>(address(h.d_lse, table)) : nullptr;
-  const auto* d_logit = gradients ? reinterpret_cast<float*>(address(h.d_logit, table)) : nullptr;
-  engine.run([&](const TokenResult& r, TokenAnswer& answer) {
-    const bool hit = hits(target(r.row));
-    lse[r.row] = static_cast<float>(r.lse);
-    logit[r.row] = hit ? r.target_logit[0] : 0.0f;
-    if (!gradients) return;
-    answer.cotangent.lse = d_lse[r.row];
-    if (hit) answer.delta[0] = d_logit[r.row];
-  });
+  const auto refuse = [](const auto&... why) { throw Unsupported(concat("the program", why...)); };
+  if (heads.empty()) {
+    refuse(
+        " has no head operation: its losses are loops or plain products, as they are "
+        "without chunk or head_engine, with chunks, or where the logits are small");
+  }
+  if (with_gradients.empty()) refuse("'s head has no gradients");
+  if (with_gradients.size() > 1)
+    refuse(" has ", with_gradients.size(), " heads with gradients, expected one");
+  if (heads.size() > 1) {
+    refuse(" has ", heads.size(),
+           " head operations: one for losses and one for gradients, where those depend on the "
+           "losses, or heads without gradients; expected one with both");
+  }
+  if (heads[0]->d_x.buffer < 0)
+    refuse("'s head has no gradient of its hidden states, whose error audits measure");
+  return *heads[0];
+}
+
+void run_head(const HeadRun& head, Table table, FarFieldHead* far) {
+  const HeadCall call(head, table);
+  if (far == nullptr || !call.run_far(FarFieldAccess::of(*far))) call.run_dense();
+}
+
+LossPlan far_plan(const Program& program, const FarFieldHead& far) {
+  const FarController& controller = FarFieldAccess::of(far).controller;
+  return far_plan_of(far_head(program), controller.request({.far = true, .audit = true}));
 }
 
 }  // namespace logitless::ir

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "compiler/plan/lowering.h"
-#include "head/engine.h"
+#include "head/workspace.h"
 #include "logitless/error.h"
 
 namespace logitless::ir {
@@ -35,11 +35,6 @@ LossPlan plan_without_limit(const HeadShape& shape, const HeadFeatures& features
   return plan_within(
       shape, features, request,
       std::min(static_cast<std::int64_t>(any.logits_bytes()) / kLogitsShare, kMostBytes));
-}
-
-std::size_t workspace_bytes(const LossPlan& plan) {
-  return layout_workspace(find_head_kernel(plan.kernel), plan.shape, plan.features, sizes_of(plan))
-      .total;
 }
 
 }  // namespace
@@ -86,15 +81,14 @@ void Lowering::emit_head(int id) {
   PlanRequest request;
   request.device = context->device();
   request.device.threads = 1;
-  auto plan = std::make_shared<LossPlan>(h.workspace > 0
-                                             ? plan_within(shape, features, request, h.workspace)
-                                             : plan_without_limit(shape, features, request));
+  LossPlan alone = h.workspace > 0 ? plan_within(shape, features, request, h.workspace)
+                                   : plan_without_limit(shape, features, request);
   const std::size_t targets = (static_cast<std::size_t>(shape.tokens) * 8 + 63) / 64 * 64;
-  const std::size_t alone = workspace_bytes(*plan);
-  plan->threads = threads_;
-  run.scratch_bytes = static_cast<std::int64_t>(targets + workspace_bytes(*plan));
+  const std::size_t value_bytes = targets + alone.workspace_bytes();
+  auto plan = std::make_shared<const LossPlan>(with_threads(std::move(alone), threads_));
+  run.scratch_bytes = static_cast<std::int64_t>(targets + plan->workspace_bytes());
   run.scratch = add_buffer(Place::arena, run.scratch_bytes, name_of_node(id) + " workspace",
-                           static_cast<std::int64_t>(targets + alone));
+                           static_cast<std::int64_t>(value_bytes));
   p_.multiply_adds += plan->passes * static_cast<double>(shape.tokens) *
                       static_cast<double>(shape.vocab) * static_cast<double>(shape.dim);
   run.plan = std::move(plan);

@@ -1,0 +1,32 @@
+// The plans of one head under a FarController, and the workspace that they share.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+
+#include "logitless/cross_entropy.h"
+
+namespace logitless {
+
+class FarPlans {
+ public:
+  // A plan for at least this shape, these features and exactly this request: the one there is, or
+  // one that `make` makes. It stays until the next of its kind (exact, far, far with an audit).
+  const LossPlan& get(const Context& context, const HeadShape& shape, const HeadFeatures& features,
+                      const PlanRequest& request,
+                      const std::function<LossPlan(const PlanRequest&)>& make);
+  // Of the plan's size or larger; grows, which replaces it.
+  const Workspace& workspace_for(const Context& context, const LossPlan& plan);
+
+ private:
+  struct Slot {
+    LossPlan plan;
+    // What it was made for: where the planner takes an exact one, plan.tau does not say.
+    float tau = 0.0f;
+  };
+  std::array<Slot, 3> slots_;
+  std::unique_ptr<Workspace> workspace_;
+};
+
+}  // namespace logitless

@@ -1,0 +1,33 @@
+// What an order of the vocabulary is made from: some tokens and the weights of a step, copied so
+// that the steps after it may change them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "logitless/vocab_order.h"
+
+namespace logitless {
+
+// A head in the middle of a step: hidden [..., D], weight [V, D], bias [V] or none.
+struct OrderSource {
+  ConstTensorView hidden, weight, bias;
+  float logit_scale = 1.0f, softcap = 0.0f;
+};
+
+struct OrderSample {
+  Buffer hidden_copy, weight_copy, bias_copy;
+  ConstTensorView hidden, weight, bias;
+  std::vector<float> average;  // by word; of the last order, or empty
+  float logit_scale = 1.0f, softcap = 0.0f, tau = 0.0f;
+  bool moments = false;
+};
+
+// `rows` tokens, evenly spaced, or all there are. Weights and bias are copied where `copy` says so,
+// else looked at where they are.
+OrderSample sample_of(const OrderSource& source, std::int64_t rows, bool copy, MemoryMeter* meter);
+
+// Its average probabilities are mixed half and half with those of the sample's last order.
+VocabOrder make_order(const Context& context, const OrderSample& sample);
+
+}  // namespace logitless

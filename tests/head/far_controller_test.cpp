@@ -1,0 +1,196 @@
+// The decisions of the far field's controller, from statistics made up: no step is computed.
+#include "head/far_controller.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "head/far_field.h"
+
+namespace logitless::test {
+namespace {
+
+constexpr std::int64_t kWords = 300, kTokens = 8, kDim = 4;
+
+class FarControllerTest : public testing::Test {
+ protected:
+  FarControllerTest() {
+    for (std::size_t i = 0; i < weight_.size(); ++i)
+      weight_[i] = static_cast<float>((i * 37 + i / 13) % 17) - 8.0f;
+    for (std::size_t i = 0; i < hidden_.size(); ++i) hidden_[i] = static_cast<float>(i % 3) - 1.0f;
+    far_.kind = PlanKind::far_backward;
+    options_.refresh_every = 10;
+    options_.refresh_delay = 0;
+    options_.audit_every = 4;
+  }
+  FarStep begin(FarController& c) const { return c.begin(far_, source()); }
+  // Begins steps until one is a far-field one, and says how many were dense.
+  int until_far(FarController& c, FarStep& step) const {
+    int dense = 0;
+    for (step = begin(c); !step.far && dense < 1000; step = begin(c)) ++dense;
+    return dense;
+  }
+  OrderSource source() const {
+    return {ConstTensorView(hidden_.data(), DType::f32, {kTokens, kDim}),
+            ConstTensorView(weight_.data(), DType::f32, {kWords, kDim}),
+            {}};
+  }
+  static FarFieldStatistics error(double e, double kept = 0.1) {
+    FarFieldStatistics s;
+    s.kept = kept;
+    s.audited_tokens = kTokens;
+    s.audited_error = e;
+    return s;
+  }
+  static FarFieldStatistics unaudited() {
+    FarFieldStatistics s;
+    s.kept = 0.1;
+    return s;
+  }
+
+  ContextOptions one_ = [] {
+    ContextOptions o;
+    o.threads = 1;
+    return o;
+  }();
+  Context context_{one_};
+  std::vector<float> weight_ = std::vector<float>(kWords * kDim);
+  std::vector<float> hidden_ = std::vector<float>(kTokens * kDim);
+  FarFieldOptions options_;
+  LossPlan far_, exact_;
+};
+
+TEST_F(FarControllerTest, RequestsAreThoseOfTheStep) {
+  options_.memory_budget = 12345678;
+  const FarController c(context_, options_);
+  const PlanRequest dense = c.request({});
+  EXPECT_EQ(dense.accuracy, Accuracy::exact);
+  EXPECT_EQ(dense.tau, 0.0f);
+  EXPECT_EQ(dense.audit_rows, 0);
+  EXPECT_EQ(dense.memory_budget, 12345678u);
+  const PlanRequest far = c.request({.far = true});
+  EXPECT_EQ(far.accuracy, Accuracy::far_backward);
+  EXPECT_EQ(far.tau, static_cast<float>(c.report().tau));
+  EXPECT_EQ(far.audit_rows, 0);
+  EXPECT_EQ(c.request({.far = true, .audit = true}).audit_rows, options_.audit_rows);
+}
+
+TEST_F(FarControllerTest, ATrialThenAuditsEveryFewSteps) {
+  FarController c(context_, options_);
+  FarStep step;
+  EXPECT_EQ(until_far(c, step), 9);  // an order, and its trial, at step 10
+  EXPECT_TRUE(step.trial && step.audit);
+  EXPECT_EQ(c.report().refreshes, 1);
+  EXPECT_TRUE(c.accept(step, error(0.005)));
+  EXPECT_TRUE(c.report().far);
+  for (int i = 1; i <= 8; ++i) {
+    step = begin(c);
+    EXPECT_TRUE(step.far);
+    EXPECT_FALSE(step.trial);
+    EXPECT_EQ(step.audit, i % 4 == 0) << i;
+    EXPECT_TRUE(c.accept(step, step.audit ? error(0.005) : unaudited()));
+  }
+  EXPECT_EQ(c.report().audits, 3);
+  EXPECT_EQ(c.report().dense_steps, 9);
+  EXPECT_EQ(c.report().worst_kept_error, 0.005);
+  EXPECT_NEAR(c.report().mean_kept, 0.1, 1e-12);
+}
+
+TEST_F(FarControllerTest, AMissedAuditIsDoneAgainAndMakesAnOrderAtOnce) {
+  FarController c(context_, options_);
+  FarStep step;
+  until_far(c, step);
+  c.accept(step, error(0.005));
+  do {
+    step = begin(c);
+    if (!step.audit) c.accept(step, unaudited());
+  } while (!step.audit);
+  EXPECT_FALSE(c.accept(step, error(0.02)));
+  EXPECT_EQ(c.report().repeated_steps, 1);
+  EXPECT_EQ(c.report().dense_steps, 10);
+  EXPECT_FALSE(c.report().far);
+  EXPECT_EQ(c.report().last_error, 0.02);
+  EXPECT_EQ(c.report().worst_kept_error, 0.005);
+  step = begin(c);
+  EXPECT_TRUE(step.trial) << "of a new order, made in the step itself";
+  EXPECT_EQ(c.report().refreshes, 2);
+}
+
+TEST_F(FarControllerTest, WhatCannotBeRepeatedStands) {
+  FarController c(context_, options_);
+  FarStep step;
+  until_far(c, step);
+  EXPECT_TRUE(c.accept(step, error(0.5), /*may_repeat=*/false));
+  EXPECT_EQ(c.report().repeated_steps, 0);
+  EXPECT_EQ(c.report().dense_steps, 9);
+  EXPECT_FALSE(c.report().far);
+}
+
+TEST_F(FarControllerTest, TrialsLowerTauThenWaitLongerEachTime) {
+  options_.error = 1e-6;
+  FarController c(context_, options_);
+  std::vector<int> waits;
+  std::vector<double> taus;
+  for (int trial = 0; trial < 6; ++trial) {
+    FarStep step;
+    waits.push_back(until_far(c, step));
+    taus.push_back(c.report().tau);
+    EXPECT_TRUE(step.trial);
+    EXPECT_FALSE(c.accept(step, error(0.5)));
+  }
+  // Three with the first order; with the least tau one with each.
+  EXPECT_EQ(waits, (std::vector<int>{9, 0, 0, 9, 19, 39}));
+  EXPECT_GT(taus[0], taus[1]);
+  EXPECT_GT(taus[1], taus[2]);
+  EXPECT_EQ(taus[2], taus[3]);
+  EXPECT_EQ(c.report().repeated_steps, 6);
+}
+
+TEST_F(FarControllerTest, TauRisesWhereThereIsRoom) {
+  FarController c(context_, options_);
+  FarStep step;
+  until_far(c, step);
+  const double before = c.report().tau;
+  c.accept(step, error(options_.error / 4));
+  EXPECT_NEAR(c.report().tau, 1.25 * before, 1e-12);
+}
+
+TEST_F(FarControllerTest, TooManyTilesKeptMeansDense) {
+  FarController c(context_, options_);
+  FarStep step;
+  until_far(c, step);
+  FarFieldStatistics all = error(0.0, 1.0);
+  all.dense_fallback = true;
+  EXPECT_TRUE(c.accept(step, all));
+  EXPECT_FALSE(c.report().far);
+  EXPECT_FALSE(begin(c).far);
+}
+
+TEST_F(FarControllerTest, AnExactPlanMeansDenseAndSaysWhy) {
+  FarController c(context_, options_);
+  exact_.kind = PlanKind::dense;
+  for (int i = 0; i < 30; ++i) EXPECT_FALSE(c.begin(exact_, source()).far);
+  EXPECT_EQ(c.report().dense_steps, 30);
+  EXPECT_EQ(c.report().refreshes, 0);
+  EXPECT_NE(c.explain().find("next step: dense"), std::string::npos);
+}
+
+TEST_F(FarControllerTest, OrdersSampleEvenlySpacedTokens) {
+  const OrderSample looked = sample_of(source(), 3, /*copy=*/false, &context_.memory());
+  EXPECT_EQ(looked.weight.data(), weight_.data());
+  const OrderSample copied = sample_of(source(), 3, /*copy=*/true, &context_.memory());
+  EXPECT_NE(copied.weight.data(), static_cast<const void*>(weight_.data()));
+  EXPECT_TRUE(
+      std::equal(weight_.begin(), weight_.end(), static_cast<const float*>(copied.weight.data())));
+  ASSERT_EQ(copied.hidden.size(0), 3);
+  const auto* rows = static_cast<const float*>(copied.hidden.data());
+  const std::int64_t from[] = {0, 2, 5};
+  for (int i = 0; i < 3; ++i)
+    for (std::int64_t k = 0; k < kDim; ++k)
+      EXPECT_EQ(rows[i * kDim + k], hidden_[static_cast<std::size_t>(from[i] * kDim + k)]);
+  EXPECT_EQ(sample_of(source(), 99, false, nullptr).hidden.size(0), kTokens);
+}
+
+}  // namespace
+}  // namespace logitless::test

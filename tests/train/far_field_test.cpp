@@ -1,0 +1,193 @@
+// Training with the far field: what resumes, what does not matter, and where it is not taken.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "logitless/error.h"
+#include "train/hash.h"
+#include "train/test_folder.h"
+#include "train/trainer.h"
+
+namespace logitless::train {
+namespace {
+
+constexpr std::int64_t kLength = 16;
+
+GptConfig small(std::int64_t vocab = 65536) {
+  GptConfig config;
+  config.vocab = vocab;
+  config.context = kLength;
+  config.dim = 8;
+  config.heads = 1;
+  config.layers = 1;
+  return config;
+}
+
+// An order begun at step 3, tried at 5, and audits every two steps after that.
+TrainOptions options(Accuracy accuracy = Accuracy::far_backward) {
+  TrainOptions o;
+  o.batch = 2;
+  o.schedule = {3e-3, 1e-3, 2, 20};
+  o.threads = 1;
+  o.far_field.emplace();
+  o.far_field->accuracy = accuracy;
+  o.far_field->error = 0.3;
+  o.far_field->audit_every = 2;
+  o.far_field->refresh_every = 3;
+  o.far_field->refresh_delay = 2;
+  return o;
+}
+
+Dataset data(std::int64_t windows, std::uint64_t seed) {
+  std::vector<std::int32_t> words = {0};
+  while (std::ssize(words) < windows * kLength + 1)
+    words.push_back(static_cast<std::int32_t>(mix(seed, words.size()) % 50 * 77));
+  return Dataset::of_words(words, kLength, 4000);
+}
+
+Trainer trainer(const TrainOptions& o, const GptConfig& config = small()) {
+  return Trainer(config, o, data(40, 1), data(5, 2));
+}
+
+std::vector<double> losses(Trainer& trainer, int steps) {
+  std::vector<double> result;
+  for (int i = 0; i < steps; ++i) result.push_back(trainer.step().loss);
+  return result;
+}
+
+bool same_values(const Trainer& a, const Trainer& b) {
+  for (std::size_t i = 0; i < a.values().size(); ++i) {
+    if (!std::ranges::equal(a.values()[i], b.values()[i])) return false;
+  }
+  return true;
+}
+
+class FarTrainer : public TestFolder, public testing::WithParamInterface<Accuracy> {};
+
+TEST_P(FarTrainer, IsDenseThenFarAndValidatesExactly) {
+  TrainOptions o = options(GetParam());
+  Trainer far = trainer(o);
+  ASSERT_NE(far.far_field(), nullptr) << far.far_refusal();
+  EXPECT_EQ(far.far_refusal(), "");
+  EXPECT_GT(far.memory().far_workspace, 0u);
+  o.far_field.reset();
+  Trainer dense = trainer(o);
+  EXPECT_EQ(dense.far_field(), nullptr);
+  EXPECT_EQ(dense.memory().far_workspace, 0u);
+  EXPECT_EQ(losses(far, 4), losses(dense, 4));
+  EXPECT_TRUE(same_values(far, dense)) << "dense steps are the same to the bit";
+  EXPECT_EQ(far.validate(5), dense.validate(5));
+  losses(far, 4);
+  losses(dense, 4);
+  const FarFieldReport& r = far.far_field()->report();
+  EXPECT_EQ(r.steps, 8);
+  EXPECT_TRUE(r.far) << far.far_field()->explain();
+  EXPECT_EQ(r.dense_steps, 4);
+  EXPECT_LE(r.worst_kept_error, 0.3);
+  EXPECT_FALSE(same_values(far, dense));
+  EXPECT_NEAR(far.validate(5), dense.validate(5), 0.05);
+  EXPECT_GE(far.memory().far_peak, far.memory().far_workspace);
+}
+
+TEST_P(FarTrainer, AResumedRunHasTheSameBits) {
+  for (const std::int64_t accumulate : {1, 2}) {
+    TrainOptions o = options(GetParam());
+    o.accumulate = accumulate;
+    o.far_field->refresh_every *= accumulate;
+    Trainer whole = trainer(o);
+    const std::vector<double> expected = losses(whole, 8);
+    ASSERT_TRUE(whole.far_field()->report().far);
+    // While the order is made, and after.
+    for (const int half : accumulate == 1 ? std::vector<int>{4, 7} : std::vector<int>{5}) {
+      SCOPED_TRACE(half);
+      Trainer first = trainer(o), second = trainer(o);
+      std::vector<double> parts = losses(first, half);
+      first.validate(5);  // changes nothing
+      first.save(path("half.safetensors"), "{}");
+      EXPECT_TRUE(std::filesystem::exists(path("half.far.safetensors")));
+      EXPECT_FALSE(std::filesystem::exists(path("half.far.safetensors.new")));
+      second.resume(path("half.safetensors"));
+      for (const double loss : losses(second, 8 - half)) parts.push_back(loss);
+      EXPECT_EQ(parts, expected);
+      EXPECT_TRUE(same_values(whole, second));
+      EXPECT_EQ(second.far_field()->report().steps, 8 * accumulate);
+      EXPECT_EQ(second.far_field()->report().dense_steps, whole.far_field()->report().dense_steps);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Accuracies, FarTrainer,
+                         testing::Values(Accuracy::far_backward, Accuracy::far_both),
+                         [](const auto& a) { return std::string(name_of(a.param)); });
+
+using FarTrainerTest = TestFolder;
+
+TEST_F(FarTrainerTest, ThreadsDoNotMatter) {
+  TrainOptions o = options();
+  Trainer one = trainer(o);
+  o.threads = 2;
+  Trainer two = trainer(o);
+  EXPECT_EQ(losses(one, 7), losses(two, 7));
+  EXPECT_TRUE(same_values(one, two));
+  EXPECT_LT(one.far_field()->report().dense_steps, 7);
+}
+
+TEST_F(FarTrainerTest, CheckpointsWithAndWithoutAFarField) {
+  TrainOptions none = options();
+  none.far_field.reset();
+  Trainer dense = trainer(none), far = trainer(options());
+  losses(dense, 2);
+  dense.save(path("dense.safetensors"), "{}");
+  EXPECT_FALSE(std::filesystem::exists(path("dense.far.safetensors")));
+  far.resume(path("dense.safetensors"));
+  EXPECT_EQ(far.far_field()->report().steps, 0);
+  losses(far, 1);
+  far.save(path("far.safetensors"), "{}");
+  dense.resume(path("far.safetensors"));
+  EXPECT_EQ(dense.steps_done(), 3);
+}
+
+TEST_F(FarTrainerTest, RefusesAFarFieldOfAnotherStep) {
+  Trainer a = trainer(options()), b = trainer(options());
+  losses(a, 2);
+  a.save(path("a.safetensors"), "{}");
+  losses(a, 1);
+  a.save(path("b.safetensors"), "{}");
+  std::filesystem::copy_file(path("a.far.safetensors"), path("b.far.safetensors"),
+                             std::filesystem::copy_options::overwrite_existing);
+  expect_message([&] { b.resume(path("b.safetensors")); },
+                 "expected 3 steps of the head as in '" + path("b.safetensors") +
+                     "', found 2: the two files were not saved together");
+  Trainer both = trainer(options(Accuracy::far_both));
+  expect_message([&] { both.resume(path("a.safetensors")); },
+                 "saved with accuracy far_backward, this head has far_both");
+  std::filesystem::remove(path("a.far.safetensors"));
+  EXPECT_THROW(b.resume(path("a.safetensors")), Error);
+}
+
+TEST_F(FarTrainerTest, WhereNothingIsToBeGainedEveryStepIsDense) {
+  TrainOptions o = options();
+  TrainOptions none = o;
+  none.far_field.reset();
+  const auto refused = [&](const GptConfig& config, const std::string& why) {
+    SCOPED_TRACE(why);
+    Trainer far = trainer(o, config), dense = trainer(none, config);
+    EXPECT_EQ(far.far_field(), nullptr);
+    EXPECT_NE(far.far_refusal().find(why), std::string::npos) << far.far_refusal();
+    EXPECT_EQ(losses(far, 2), losses(dense, 2));
+    EXPECT_TRUE(same_values(far, dense));
+    far.save(path("refused.safetensors"), "{}");
+    EXPECT_FALSE(std::filesystem::exists(path("refused.far.safetensors")));
+  };
+  refused(small(20000), "far_backward: would keep about 100 % of the tiles of 20000 words");
+  refused(small(4000), "the program has no head operation");  // logits of half a MiB
+  o.memory_budget = none.memory_budget = 64_KiB;
+  refused(small(), "leaves too little of the budget");
+}
+
+}  // namespace
+}  // namespace logitless::train
