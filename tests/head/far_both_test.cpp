@@ -6,33 +6,19 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "kernels/kernels.h"
-#include "support/mirror.h"
+#include "support/far_cases.h"
+#include "support/refusal.h"
 
 namespace logitless::test {
 namespace {
 
-class FarBoth : public testing::TestWithParam<std::string> {
+class FarBoth : public FarKernels {
  protected:
-  RunSpec run() const {
-    RunSpec r;
-    r.kernel = GetParam();
-    return r;
-  }
-  // Words no multiple of a tile, D odd; bf16 where the kernel takes no other.
-  HeadSpec spec() const {
-    HeadSpec s;
-    s.tokens = 150;
-    s.dim = 9;
-    s.vocab = 17 * 128 + 37;
-    s.seed = 3;
-    if (!accepts(GetParam(), s)) s.dtype = DType::bf16;
-    if (!accepts(GetParam(), s)) s.dim = 16;
-    return s;
-  }
+  // Words no multiple of a tile, D odd.
+  HeadSpec spec() const { return FarKernels::spec(150, 9, 17 * 128 + 37, 3); }
 };
 
 FarBothAnswer check(const FarBothProblem& problem, const RunSpec& run, double fraction = 0.25) {
@@ -306,14 +292,7 @@ TEST_P(FarBoth, ThreadsAndRunsGiveTheSameBits) {
   for (const int threads : {2, 1, 3}) {
     r.threads = threads;
     const FarBothAnswer a = call_far_both(problem, r);
-    EXPECT_EQ(a.loss.bytes(), first.loss.bytes());
-    EXPECT_EQ(a.lse.bytes(), first.lse.bytes());
-    EXPECT_EQ(a.d_hidden.bytes(), first.d_hidden.bytes());
-    EXPECT_EQ(a.d_weight.bytes(), first.d_weight.bytes());
-    EXPECT_EQ(a.d_bias.bytes(), first.d_bias.bytes());
-    EXPECT_EQ(a.statistics.far.kept, first.statistics.far.kept);
-    EXPECT_EQ(a.statistics.far.audited_error, first.statistics.far.audited_error);
-    EXPECT_EQ(a.statistics.far.audited_lse_error, first.statistics.far.audited_lse_error);
+    expect_same_bits(a, first);
   }
 }
 
@@ -329,7 +308,6 @@ TEST_P(FarBoth, TheAuditMeasuresTheErrors) {
     EXPECT_EQ(plain.statistics.far.audited_error, -1.0);
     EXPECT_EQ(plain.statistics.far.audited_lse_error, 0.0);
     const std::vector<std::int64_t> valid = far_tokens(problem.oracle, problem.order);
-    const auto all = static_cast<std::int64_t>(valid.size());
     RunSpec r = run();
     r.plan = PlanKind::recompute;
     const HeadAnswer exact = run_head(problem, r);
@@ -338,26 +316,18 @@ TEST_P(FarBoth, TheAuditMeasuresTheErrors) {
       SCOPED_TRACE(testing::Message() << rows << " rows, " << describe(s));
       r.audit_rows = rows;
       const FarBothAnswer a = call_far_both(problem, r);
-      const std::int64_t audited = std::min(rows, all);
-      ASSERT_EQ(a.statistics.far.audited_tokens, audited);
-      double error = 0, size = 0, squares = 0, most = 0;
-      for (std::int64_t i = 0; i < audited; ++i) {
-        const std::int64_t token = valid[i * all / audited];
-        for (std::int64_t k = token * s.dim; k < (token + 1) * s.dim; ++k) {
-          error += std::pow(a.d_hidden.get(k) - exact.d_hidden.get(k), 2);
-          size += std::pow(exact.d_hidden.get(k), 2);
-        }
+      const std::vector<std::int64_t> tokens = audited_tokens(valid, rows);
+      expect_audited_error(a, exact, tokens, s.dim);
+      double squares = 0, most = 0;
+      for (const std::int64_t token : tokens) {
         const double off = a.lse.get(token) - plain.oracle.logits.lse[token];
         squares += off * off;
         most = std::max(most, std::abs(off));
       }
-      ASSERT_GT(error, 0.0);
       ASSERT_GT(most, 1e-4);
-      const double measured = std::sqrt(error / size);
-      EXPECT_NEAR(a.statistics.far.audited_error, measured, 1e-3 * measured + 1e-6);
       // The exact lse of the audit is within the contract of float64's.
       EXPECT_NEAR(a.statistics.far.audited_lse_error,
-                  std::sqrt(squares / static_cast<double>(audited)), 2 * kLseBound * 20);
+                  std::sqrt(squares / static_cast<double>(tokens.size())), 2 * kLseBound * 20);
       EXPECT_NEAR(a.statistics.far.audited_lse_error_max, most, 2 * kLseBound * 20);
       EXPECT_EQ(a.d_hidden.bytes(), plain.d_hidden.bytes());
       EXPECT_EQ(a.d_weight.bytes(), plain.d_weight.bytes());
@@ -376,19 +346,12 @@ TEST_P(FarBoth, ATinyTauKeepsEverything) {
   r.tau = 1e-30f;
   r.audit_rows = 16;
   const FarBothAnswer a = call_far_both(problem, r);
-  EXPECT_EQ(a.statistics.far.kept, 1.0);
-  EXPECT_TRUE(a.statistics.far.dense_fallback);
-  const double contract = gradient_bound(s.dtype);
-  EXPECT_LE(a.statistics.far.audited_error, contract);
+  expect_everything_kept(a, oracle_gradients(problem.oracle, upstream_of(problem, r)), s.dtype);
   EXPECT_LE(a.statistics.far.audited_lse_error_max, 2 * kLseBound * 20);
-  const OracleGradients exact = oracle_gradients(problem.oracle, upstream_of(problem, r));
   OracleLogits logits = oracle_logits(problem.oracle);
   for (std::int64_t i = 0; i < s.tokens; ++i)
     if (oracle_ignored(problem.oracle, i)) logits.lse[i] = 0.0;
   EXPECT_LE(relative_error(a.lse.values(), logits.lse), kLseBound);
-  EXPECT_LE(relative_error(a.d_hidden.values(), exact.d_hidden), contract);
-  EXPECT_LE(relative_error(a.d_weight.values(), exact.d_weight), contract);
-  EXPECT_LE(relative_error(a.d_bias.values(), exact.d_bias), contract);
 }
 
 // Only targets' tiles are kept, and everything else is an estimate.
@@ -413,12 +376,7 @@ TEST_P(FarBoth, NoValidToken) {
   RunSpec r = run();
   r.audit_rows = 4;
   r.tau = 0.01f;
-  const FarBothAnswer a = call_far_both(problem, r);
-  EXPECT_EQ(a.loss.get(0), 0.0);
-  for (const Tensor* t : {&a.d_hidden, &a.d_weight, &a.d_bias, &a.lse})
-    for (const double v : t->values()) ASSERT_EQ(v, 0.0);
-  EXPECT_EQ(a.statistics.far.audited_tokens, 0);
-  EXPECT_EQ(a.statistics.far.audited_error, -1.0);
+  expect_zeros(call_far_both(problem, r));
 }
 
 TEST_P(FarBoth, ANaNStaysInItsRow) {
@@ -456,74 +414,23 @@ TEST_P(FarBoth, ANaNStaysInItsRow) {
   }
 }
 
-// As planned, to the byte; nothing beyond it is touched, and what it held before does not matter.
 TEST_P(FarBoth, MemoryIsAsPlanned) {
   if (is_device_kernel(GetParam())) GTEST_SKIP() << "tensors of the host";
-  constexpr std::size_t kGuard = 4096;
+  HeadSpec s = spec();
+  s.bias = true;
+  s.label_smoothing = 0.1f;
+  const FarBothProblem problem(s);
   for (const std::int64_t audit : {0, 9}) {
-    HeadSpec s = spec();
-    s.bias = true;
-    s.label_smoothing = 0.1f;
-    const FarBothProblem problem(s);
-    Tensor lse(DType::f32, {s.tokens}), d_hidden(DType::f32, {s.tokens, s.dim});
-    Tensor d_weight(DType::f32, {s.vocab, s.dim}), d_bias(DType::f32, {s.vocab});
-    CrossEntropyInputs in = problem.inputs();
-    in.order = problem.order;
-    CrossEntropyOutputs out;
-    out.lse = lse.view();
-    out.d_hidden = d_hidden.view();
-    out.d_weight = d_weight.view();
-    out.d_bias = d_bias.view();
-    const Context context = make_context(GetParam());
     PlanRequest request;
-    request.device = context.device();
     request.kind = PlanKind::far_both;
     request.tau = 0.02f;
     request.audit_rows = audit;
-    const LossPlan plan = plan_cross_entropy(problem.options(), in, out, request);
-    EXPECT_EQ(plan.audit != nullptr, audit > 0);
-    {
-      const Workspace workspace(context, plan);
-      EXPECT_EQ(context.memory().current_bytes(), plan.workspace_bytes());
-      cross_entropy(context, plan, problem.options(), in, out, workspace);
-      EXPECT_EQ(context.memory().peak_bytes(), plan.workspace_bytes());
-    }
-    const std::vector<std::byte> weight = d_weight.bytes(), hidden = d_hidden.bytes();
-    const std::vector<std::byte> sums = lse.bytes();
-    const Buffer memory(kGuard + plan.workspace_bytes() + kGuard);
-    auto* bytes = memory.as<unsigned char>();
-    for (const int pattern : {0xff, 0x7f, 0x5a}) {
-      std::memset(bytes, pattern, memory.bytes());
-      cross_entropy(context, plan, problem.options(), in, out,
-                    Workspace(bytes + kGuard, plan.workspace_bytes()));
-      EXPECT_EQ(d_weight.bytes(), weight) << pattern;
-      EXPECT_EQ(d_hidden.bytes(), hidden) << pattern;
-      EXPECT_EQ(lse.bytes(), sums) << pattern;
-      for (std::size_t at = 0; at < kGuard; ++at) {
-        ASSERT_EQ(bytes[at], pattern) << "before";
-        ASSERT_EQ(bytes[kGuard + plan.workspace_bytes() + at], pattern) << "after";
-      }
-    }
-    EXPECT_THROW(cross_entropy(context, plan, problem.options(), in, out,
-                               Workspace(bytes + kGuard, plan.workspace_bytes() - 1)),
-                 InvalidArgument);
+    expect_memory_as_planned(problem, GetParam(), request, /*with_lse=*/true);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(AllKernels, FarBoth, testing::ValuesIn(far_kernels()),
                          [](const auto& kernel) { return kernel.param; });
-
-template <typename E, typename F>
-std::string message_of(F&& call) {
-  try {
-    call();
-  } catch (const E& e) {
-    return e.what();
-  } catch (const std::exception& e) {
-    return std::string("another exception: ") + e.what();
-  }
-  return "accepted";
-}
 
 HeadSpec plain_spec() {
   HeadSpec s;

@@ -2,35 +2,19 @@
 // same bits from any number of threads, memory as planned, and refusals that say why.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "kernels/kernels.h"
-#include "support/far_problem.h"
-#include "support/mirror.h"
+#include "support/far_cases.h"
+#include "support/refusal.h"
 
 namespace logitless::test {
 namespace {
 
-class FarPromises : public testing::TestWithParam<std::string> {
+class FarPromises : public FarKernels {
  protected:
-  RunSpec run() const {
-    RunSpec r;
-    r.kernel = GetParam();
-    return r;
-  }
-  // A head of the kernel: f32, or bf16 where it takes no other.
-  HeadSpec spec() const {
-    HeadSpec s;
-    s.tokens = 200;
-    s.dim = 11;
-    s.vocab = 12 * 128 + 7;
-    s.seed = 4;
-    if (!accepts(GetParam(), s)) s.dtype = DType::bf16;
-    return s;
-  }
+  HeadSpec spec() const { return FarKernels::spec(200, 11, 12 * 128 + 7, 4); }
 };
 
 // The part of the mass that is a target's own is taken out of a mass in 16 bit, once however often
@@ -120,7 +104,6 @@ TEST_P(FarPromises, TheAuditMeasuresTheError) {
     const FarProblem problem(s);
     RunSpec r = run();
     const FarAnswer plain = run_far(problem, r, 0.3);
-    const auto valid = static_cast<std::int64_t>(plain.oracle.valid.size());
     r.plan = PlanKind::recompute;
     const HeadAnswer exact = run_head(problem, r);
     EXPECT_LE(relative_error(exact.d_hidden.values(), plain.oracle.exact.d_hidden),
@@ -130,20 +113,7 @@ TEST_P(FarPromises, TheAuditMeasuresTheError) {
       SCOPED_TRACE(testing::Message() << rows << " rows, " << describe(s));
       r.audit_rows = rows;
       const FarAnswer a = call_far(problem, r);
-      const std::int64_t audited = std::min(rows, valid);
-      ASSERT_EQ(a.statistics.far.audited_tokens, audited);
-      double error = 0, size = 0;
-      for (std::int64_t i = 0; i < audited; ++i) {
-        const std::int64_t token = plain.oracle.valid[i * valid / audited];
-        for (std::int64_t k = token * s.dim; k < (token + 1) * s.dim; ++k) {
-          error += std::pow(a.d_hidden.get(k) - exact.d_hidden.get(k), 2);
-          size += std::pow(exact.d_hidden.get(k), 2);
-        }
-      }
-      ASSERT_GT(error, 0.0);
-      // Both are of the same numbers, summed in another order.
-      const double measured = std::sqrt(error / size);
-      EXPECT_NEAR(a.statistics.far.audited_error, measured, 1e-3 * measured + 1e-6);
+      expect_audited_error(a, exact, audited_tokens(plain.oracle.valid, rows), s.dim);
       // The audit changes nothing.
       EXPECT_EQ(a.d_hidden.bytes(), plain.d_hidden.bytes());
       EXPECT_EQ(a.d_weight.bytes(), plain.d_weight.bytes());
@@ -164,15 +134,9 @@ TEST_P(FarPromises, ATinyTauKeepsEverything) {
   r.tau = 1e-30f;
   r.audit_rows = 16;
   const FarAnswer a = run_far(problem, r);
-  EXPECT_EQ(a.statistics.far.kept, 1.0);
-  EXPECT_TRUE(a.statistics.far.dense_fallback);
+  expect_everything_kept(a, a.oracle.exact, s.dtype);
   EXPECT_EQ(a.statistics.far.bound, 0.0);
   EXPECT_EQ(a.statistics.far.passes, 4.0 + 2.0 / 128.0);
-  EXPECT_LE(a.statistics.far.audited_error, gradient_bound(s.dtype));
-  const double contract = gradient_bound(s.dtype);
-  EXPECT_LE(relative_error(a.d_hidden.values(), a.oracle.exact.d_hidden), contract);
-  EXPECT_LE(relative_error(a.d_weight.values(), a.oracle.exact.d_weight), contract);
-  EXPECT_LE(relative_error(a.d_bias.values(), a.oracle.exact.d_bias), contract);
 }
 
 // With everything far there are still the mass and the targets.
@@ -201,14 +165,8 @@ TEST_P(FarPromises, ThreadsAndRunsGiveTheSameBits) {
   for (const int threads : {2, 1, 3}) {
     r.threads = threads;
     const FarAnswer a = call_far(problem, r);
-    EXPECT_EQ(a.loss.bytes(), first.loss.bytes());
-    EXPECT_EQ(a.lse.bytes(), first.lse.bytes());
-    EXPECT_EQ(a.d_hidden.bytes(), first.d_hidden.bytes());
-    EXPECT_EQ(a.d_weight.bytes(), first.d_weight.bytes());
-    EXPECT_EQ(a.d_bias.bytes(), first.d_bias.bytes());
+    expect_same_bits(a, first);
     EXPECT_EQ(a.bound.bytes(), first.bound.bytes());
-    EXPECT_EQ(a.statistics.far.audited_error, first.statistics.far.audited_error);
-    EXPECT_EQ(a.statistics.far.bound, first.statistics.far.bound);
   }
 }
 
@@ -221,12 +179,8 @@ TEST_P(FarPromises, NoValidToken) {
   r.audit_rows = 4;
   r.tau = 0.01f;
   const FarAnswer a = run_far(problem, r);
-  EXPECT_EQ(a.loss.get(0), 0.0);
-  for (const Tensor* t : {&a.d_hidden, &a.d_weight, &a.d_bias, &a.bound}) {
-    for (const double v : t->values()) ASSERT_EQ(v, 0.0);
-  }
-  EXPECT_EQ(a.statistics.far.audited_tokens, 0);
-  EXPECT_EQ(a.statistics.far.audited_error, -1.0);
+  expect_zeros(a);
+  for (const double bound : a.bound.values()) ASSERT_EQ(bound, 0.0);
 }
 
 TEST_P(FarPromises, ANaNStaysInItsRow) {
@@ -294,61 +248,19 @@ TEST_P(FarPromises, MassesFarBelowAndAboveTheFirst) {
   }
 }
 
-// As planned, to the byte; nothing beyond it is touched, and what it held before does not matter.
 TEST_P(FarPromises, MemoryIsAsPlanned) {
-  constexpr std::size_t kGuard = 4096;
+  HeadSpec s = spec();
+  s.bias = true;
+  s.label_smoothing = 0.1f;
+  const FarProblem problem(s);
   for (const std::int64_t audit : {0, 9}) {
     for (const std::size_t budget : {std::size_t{0}, 3_MiB}) {
-      HeadSpec s = spec();
-      s.bias = true;
-      s.label_smoothing = 0.1f;
-      const FarProblem problem(s);
-      Tensor loss(DType::f32, {}), d_hidden(DType::f32, {s.tokens, s.dim});
-      Tensor d_weight(DType::f32, {s.vocab, s.dim}), d_bias(DType::f32, {s.vocab});
-      CrossEntropyInputs in = problem.inputs();
-      in.order = problem.order;
-      CrossEntropyOutputs out;
-      out.loss = loss.view();
-      out.d_hidden = d_hidden.view();
-      out.d_weight = d_weight.view();
-      out.d_bias = d_bias.view();
-      const Context context = make_context(GetParam());
       PlanRequest request;
-      request.device = context.device();
       request.kind = PlanKind::far_backward;
       request.tau = 0.02f;
       request.audit_rows = audit;
       request.memory_budget = budget;
-      const LossPlan plan = plan_cross_entropy(problem.options(), in, out, request);
-      if (budget != 0) {
-        EXPECT_LE(plan.workspace_bytes(), budget);
-      }
-      EXPECT_EQ(plan.audit != nullptr, audit > 0);
-      EXPECT_EQ(plan.tau, 0.02f);
-      {
-        const Workspace workspace(context, plan);
-        EXPECT_EQ(context.memory().current_bytes(), plan.workspace_bytes());
-        cross_entropy(context, plan, problem.options(), in, out, workspace);
-        EXPECT_EQ(context.memory().peak_bytes(), plan.workspace_bytes());
-      }
-      const std::vector<std::byte> expected = d_weight.bytes();
-      const std::vector<std::byte> hidden = d_hidden.bytes();
-      const Buffer memory(kGuard + plan.workspace_bytes() + kGuard);
-      auto* bytes = memory.as<unsigned char>();
-      for (const int pattern : {0xff, 0x7f, 0x5a}) {
-        std::memset(bytes, pattern, memory.bytes());
-        cross_entropy(context, plan, problem.options(), in, out,
-                      Workspace(bytes + kGuard, plan.workspace_bytes()));
-        EXPECT_EQ(d_weight.bytes(), expected) << pattern;
-        EXPECT_EQ(d_hidden.bytes(), hidden) << pattern;
-        for (std::size_t at = 0; at < kGuard; ++at) {
-          ASSERT_EQ(bytes[at], pattern) << "before";
-          ASSERT_EQ(bytes[kGuard + plan.workspace_bytes() + at], pattern) << "after";
-        }
-      }
-      EXPECT_THROW(cross_entropy(context, plan, problem.options(), in, out,
-                                 Workspace(bytes + kGuard, plan.workspace_bytes() - 1)),
-                   InvalidArgument);
+      expect_memory_as_planned(problem, GetParam(), request, /*with_lse=*/false);
     }
   }
 }
@@ -356,17 +268,6 @@ TEST_P(FarPromises, MemoryIsAsPlanned) {
 INSTANTIATE_TEST_SUITE_P(AllKernels, FarPromises, testing::ValuesIn(far_kernels()),
                          [](const auto& kernel) { return kernel.param; });
 
-template <typename E, typename F>
-std::string message_of(F&& call) {
-  try {
-    call();
-  } catch (const E& e) {
-    return e.what();
-  } catch (const std::exception& e) {
-    return std::string("another exception: ") + e.what();
-  }
-  return "accepted";
-}
 void expect_contains(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), std::string::npos) << text << "\nexpected: " << part;
 }

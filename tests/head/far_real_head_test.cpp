@@ -6,13 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <string>
 
-#include "logitless/tensor_file.h"
 #include "support/mirror.h"
-#include "support/problem.h"
+#include "support/real_head.h"
 
 namespace logitless::test {
 namespace {
@@ -30,18 +28,6 @@ ConstTensorView rows_of(const ConstTensorView& view, std::int64_t first) {
                      static_cast<std::size_t>(first * columns) * size_of(view.dtype());
   return view.rank() == 2 ? ConstTensorView(data, view.dtype(), {kTokens, columns})
                           : ConstTensorView(data, view.dtype(), {kTokens});
-}
-
-// weight = bf16(weight_q * weight_scale[:, None]), as the files' metadata says.
-Tensor dequantised(const TensorFile& file) {
-  const ConstTensorView q = file.tensor("weight_q");
-  const ConstTensorView scale = file.tensor("weight_scale");
-  Tensor weight(DType::bf16, {q.size(0), q.size(1)});
-  const auto* codes = static_cast<const std::int8_t*>(q.data());
-  const auto* scales = static_cast<const float*>(scale.data());
-  for (std::int64_t at = 0; at < q.numel(); ++at)
-    weight.set(at, static_cast<float>(codes[at]) * scales[at / q.size(1)]);
-  return weight;
 }
 
 double difference(const Tensor& a, const Tensor& b) {
@@ -98,12 +84,10 @@ void expect_both(const Result& exact, const Result& both) {
 class FarRealHead : public testing::TestWithParam<Head> {};
 
 TEST_P(FarRealHead, IsAsInTheTable) {
-  const char* folder = std::getenv("LOGITLESS_DATA_DIR");
-  const std::string path = std::string(folder == nullptr ? "" : folder) + "/real_head_" +
-                           GetParam().name + ".safetensors";
+  const std::string path = real_head_path(GetParam().name);
   if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is not there";
   const TensorFile file(path);
-  const Tensor weight = dequantised(file);
+  const Tensor weight = dequantised_weight(file);
   const ConstTensorView hidden = file.tensor("hidden");
   const Context context = make_context("");
 

@@ -1,15 +1,14 @@
 // Heads of a trained language model, early and late in training, against float64. Looked for in
 // LOGITLESS_DATA_DIR; the tests skip when they are not there.
+#include "support/real_head.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
-#include "logitless/tensor_file.h"
 #include "support/mirror.h"
-#include "support/problem.h"
 
 namespace logitless::test {
 namespace {
@@ -31,24 +30,10 @@ Tensor copy_rows(const ConstTensorView& view, std::int64_t rows, std::int64_t sp
   return out;
 }
 
-// weight = bf16(weight_q * weight_scale[:, None]), as the files' metadata says.
-Tensor dequantised(const TensorFile& file) {
-  const ConstTensorView q = file.tensor("weight_q");
-  const ConstTensorView scale = file.tensor("weight_scale");
-  Tensor weight(DType::bf16, {q.size(0), q.size(1)});
-  const auto* codes = static_cast<const std::int8_t*>(q.data());
-  const auto* scales = static_cast<const float*>(scale.data());
-  for (std::int64_t at = 0; at < q.numel(); ++at)
-    weight.set(at, static_cast<float>(codes[at]) * scales[at / q.size(1)]);
-  return weight;
-}
-
 class RealHead : public testing::TestWithParam<const char*> {};
 
 TEST_P(RealHead, LossAndGradientsAreThoseOfFloat64) {
-  const char* folder = std::getenv("LOGITLESS_DATA_DIR");
-  const std::string path =
-      std::string(folder == nullptr ? "" : folder) + "/real_head_" + GetParam() + ".safetensors";
+  const std::string path = real_head_path(GetParam());
   if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is not there";
   const TensorFile file(path);
   HeadSpec spec;
@@ -59,7 +44,7 @@ TEST_P(RealHead, LossAndGradientsAreThoseOfFloat64) {
   HeadProblem problem(spec);
   problem.hidden = copy_rows(file.tensor("hidden"), kTokens, kSpacing);
   problem.targets = copy_rows(file.tensor("targets"), kTokens, kSpacing);
-  problem.weight = dequantised(file);
+  problem.weight = dequantised_weight(file);
   problem.spec.dim = problem.oracle.dim = file.tensor("weight_q").size(1);
   problem.spec.vocab = problem.oracle.vocab = file.tensor("weight_q").size(0);
   problem.refresh_oracle();

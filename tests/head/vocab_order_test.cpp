@@ -11,6 +11,7 @@
 #include "logitless/tensor_file.h"
 #include "support/mirror.h"
 #include "support/problem.h"
+#include "support/refusal.h"
 
 namespace logitless::test {
 namespace {
@@ -56,18 +57,6 @@ void expect_valid(const VocabOrder& order, std::int64_t vocab) {
       EXPECT_NEAR(order.share()[at], expected, 1e-6 * expected + 1e-30);
     }
   }
-}
-
-template <typename E = InvalidArgument, typename F>
-std::string message_of(F&& call) {
-  try {
-    call();
-  } catch (const E& e) {
-    return e.what();
-  } catch (const std::exception& e) {
-    return std::string("another exception: ") + e.what();
-  }
-  return "accepted";
 }
 
 TEST(VocabOrder, IsAPermutationForAnySizes) {

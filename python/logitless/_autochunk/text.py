@@ -78,6 +78,14 @@ def number_of(op: str, texts: list[str]) -> str | None:
     return None
 
 
+def operation(op: str, texts: list[str]) -> str | None:
+    """What an operator of Python does; None where there is none for it."""
+    if op in ("neg", "logical_not"):
+        return f"{'-' if op == 'neg' else '~'}{texts[0]}"
+    symbol = INFIX.get(op) or COMPARE.get(op)
+    return None if symbol is None else f"{texts[0]} {symbol} {texts[1]}"
+
+
 class Names:
     """Python names, each given once."""
 

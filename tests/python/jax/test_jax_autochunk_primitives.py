@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from autochunk_losses import DIM, VOCAB, arguments, check_same, cross_entropy, exactly, random, run, whole
+from autochunk_options import check_options
 from jax_oracle import GRADIENT_ERROR, enable_x64, relative_error
 
 from logitless.jax import autochunk
@@ -314,19 +315,4 @@ def test_decorators():
 
 
 def test_options():
-    with pytest.raises(ValueError, match="chunks: expected a whole number, 0 or more, got -1"):
-        autochunk(cross_entropy, chunks=-1)
-    with pytest.raises(ValueError, match="expected 0 beside memory_budget, got 4"):
-        autochunk(cross_entropy, chunks=4, memory_budget=100)
-    with pytest.raises(ValueError, match="gradients: expected one of auto, forward, backward, got 'late'"):
-        autochunk(cross_entropy, gradients="late")
-    with pytest.raises(ValueError, match="unsupported: expected 'error' or 'run', got 'ignore'"):
-        autochunk(cross_entropy, unsupported="ignore")
-    with pytest.raises(TypeError, match="fn: expected a callable, got 3"):
-        autochunk(3)
-    with pytest.raises(RuntimeError, match="explain: the function has not been called"):
-        autochunk(cross_entropy).explain()
-    with pytest.raises(TypeError, match="hashable"):
-        autochunk(lambda x, y: x.sum())(jnp.ones(2), {1, 2})
-    with pytest.raises(ValueError, match="expected an array among the arguments"):
-        autochunk(lambda x: x)(1)
+    check_options(autochunk, cross_entropy, jnp.ones(2), "an array")

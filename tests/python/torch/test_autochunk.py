@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
+from autochunk_options import check_options
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from logitless.torch import autochunk
@@ -525,19 +526,4 @@ def test_second_derivatives_are_refused():
 
 
 def test_options():
-    with pytest.raises(ValueError, match="chunks: expected a whole number, 0 or more, got -1"):
-        autochunk(cross_entropy, chunks=-1)
-    with pytest.raises(ValueError, match="expected 0 beside memory_budget, got 4"):
-        autochunk(cross_entropy, chunks=4, memory_budget=100)
-    with pytest.raises(ValueError, match="gradients: expected one of auto, forward, backward, got 'late'"):
-        autochunk(cross_entropy, gradients="late")
-    with pytest.raises(ValueError, match="unsupported: expected 'error' or 'run', got 'ignore'"):
-        autochunk(cross_entropy, unsupported="ignore")
-    with pytest.raises(TypeError, match="fn: expected a callable, got 3"):
-        autochunk(3)
-    with pytest.raises(RuntimeError, match="explain: the function has not been called"):
-        autochunk(cross_entropy).explain()
-    with pytest.raises(TypeError, match="hashable"):
-        autochunk(lambda x, y: x.sum())(torch.ones(2), {1, 2})
-    with pytest.raises(ValueError, match="expected a tensor among the arguments"):
-        autochunk(lambda x: x)(1)
+    check_options(autochunk, cross_entropy, torch.ones(2), "a tensor")

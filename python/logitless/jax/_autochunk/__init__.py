@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from logitless._autochunk.options import Unsupported, checked_limits
+from logitless._autochunk.function import make
+from logitless._autochunk.options import Unsupported
 from logitless.jax._autochunk.function import AutoChunked
 
 __all__ = ["AutoChunked", "Unsupported", "autochunk"]
@@ -47,19 +48,7 @@ def autochunk(
     unsupported: "error" raises ``Unsupported`` (a NotImplementedError) naming the primitive that cannot be expressed;
     "run" warns with the same text, and runs ``fn`` itself.
 
-    The result has ``explain()`` and ``source()``; it works under jit, grad, scan, checkpoint and vmap. A second
-    derivative is an error, as is forward mode.
+    The result has ``explain()`` and ``source()``: given arguments, of a call with its gradients by all floating ones.
+    It works under jit, grad, scan, checkpoint and vmap. A second derivative is an error, as is forward mode.
     """
-    limits = checked_limits(memory_budget, chunks, gradients, strict, unsupported)
-    if fn is None:
-        return lambda function: autochunk(
-            function,
-            memory_budget=memory_budget,
-            chunks=chunks,
-            gradients=gradients,
-            strict=strict,
-            unsupported=unsupported,
-        )
-    if not callable(fn):
-        raise TypeError(f"fn: expected a callable, got {fn!r}")
-    return AutoChunked(fn, limits, gradients, unsupported)
+    return make(AutoChunked, fn, memory_budget, chunks, gradients, strict, unsupported)

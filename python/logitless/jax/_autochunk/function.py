@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +12,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import Partial
 
+from logitless._autochunk.function import ChunkedFunction, describe, in_one_pass, put
 from logitless._autochunk.names import leaf_names, unique
 from logitless._autochunk.options import Limits, Unsupported
 from logitless._autochunk.plan import Compiled, compile_text
@@ -104,17 +103,9 @@ class Plan:
         return [next(made) if want else None for want in self.wanted]
 
     def describe(self) -> str:
-        budget = self.call.limits.budget
-        if self.joint:
-            how = "outputs and gradients in one pass; backward multiplies the gradients by the tangent of the loss"
-        elif self.backward is not None:
-            how = "outputs now, gradients in backward, which computes what it needs of the forward again"
-        else:
-            how = "outputs alone: nothing is differentiated"
-        parts = [how, self.forward.compiled.describe(budget)]
-        if self.backward is not None:
-            parts.append(self.backward.compiled.describe(budget))
-        return "\n".join(parts) + "\n"
+        backward = None if self.backward is None else self.backward.compiled
+        alone = "nothing is differentiated"
+        return describe(self.forward.compiled, backward, self.joint, alone, self.call.limits.budget)
 
     def source(self) -> str:
         runs = [self.forward] + ([self.backward] if self.backward is not None else [])
@@ -186,12 +177,10 @@ class Call:
             try:
                 self.plans[wanted] = self._make(wanted)
             except Unsupported as error:
-                if self.owner.unsupported == "error":
-                    raise
-                warnings.warn(f"the function runs unchunked: {error}", stacklevel=2)
-                self.plans[wanted] = Unchunked(self, wanted, f"runs unchunked: {error}")
-        self.owner.last = self.plans[wanted]
-        return self.plans[wanted]
+                self.plans[wanted] = Unchunked(self, wanted, self.owner.refused(error, stacklevel=2))
+        plan = self.plans[wanted]
+        self.owner.last = plan.why if isinstance(plan, Unchunked) else plan
+        return plan
 
     def _results(self, program: Program) -> list:
         return [(f"out{i}", ref) for i, ref in enumerate(program.outputs[: len(self.outputs)])]
@@ -222,7 +211,7 @@ class Call:
         return Run(made, captured, _once(jax.jit(made.function)), self.axes)
 
     def _make(self, wanted: tuple[bool, ...]) -> Plan:
-        joint, sources, gradients = None, [], self.owner.gradients
+        joint, sources = None, []
         if any(wanted):
             joint = trace_gradients(self.function, self.inputs, wanted)
             found = joint.outputs[len(self.outputs) :]
@@ -232,18 +221,10 @@ class Call:
             sources = [(f"tangent{k}", ref, i) for k, (ref, i) in enumerate(tangents) if ref in live]
         if not sources:
             return Plan(self, self._compiled(self.program, self.of_outputs, "forward"), None, False, wanted, {})
-        scalar = len(sources) == 1 and math.prod(self.outputs[sources[0][2]].shape) == 1
-        if gradients == "forward" and not scalar:
-            shapes = ", ".join(str(list(self.outputs[i].shape)) for _, _, i in sources)
-            raise ValueError(
-                "autochunk: gradients='forward' needs one differentiable output of one element, got "
-                f"{shapes}; use 'backward'"
-            )
         of_gradients = [(f"d_{n}", ref) for n, ref in zip((n for n, w in zip(self.names, wanted) if w), found)]
         of_tangents = {name: i for name, _, i in sources}
-        # Loss scaling keeps fp16 gradients from vanishing: they need the tangent while they are computed.
         half = any(ref.dtype == DTYPES.f16 for e in joint.equations for ref in (*e.inputs, *e.outputs))
-        if scalar and (gradients == "forward" or (gradients == "auto" and not half)):
+        if in_one_pass(self.owner.gradients, [self.outputs[i].shape for _, _, i in sources], half):
             results = self._results(joint) + of_gradients
             forward = self._compiled(joint, results, "forward_and_gradients", [sources[0][1]])
             return Plan(self, forward, None, True, wanted, of_tangents)
@@ -252,16 +233,11 @@ class Call:
         return Plan(self, forward, backward, False, wanted, of_tangents)
 
 
-class AutoChunked:
+class AutoChunked(ChunkedFunction):
     """What ``autochunk`` returns: called as the function, with ``explain`` and ``source`` beside."""
 
     def __init__(self, function: Callable, limits: Limits, gradients: str, unsupported: str):
-        self.limits = limits
-        self.gradients = gradients
-        self.unsupported = unsupported
-        self.last: Plan | Unchunked | str | None = None
-        self._function = function
-        self._calls: dict = {}
+        super().__init__(function, limits, gradients, unsupported)
         functools.update_wrapper(self, function)
 
     def __get__(self, instance, owner=None):
@@ -276,29 +252,12 @@ class AutoChunked:
         flat = [next(made) if constant is ARRAY else constant for constant in call.constants]
         return jax.tree.unflatten(call.tree, flat)
 
-    def explain(self, *args, **kwargs) -> str:
-        """What was chunked, along what, what was not and why, and the memory before and after. With arguments: of a
-        call with these and its gradients by all floating ones, which is compiled but not run. Without: of what was
-        traced last."""
-        plan = self._described("explain", args, kwargs)
-        return plan if isinstance(plan, str) else plan.describe()
-
-    def source(self, *args, **kwargs) -> str:
-        """The Python that runs, of the same."""
-        plan = self._described("source", args, kwargs)
-        if isinstance(plan, str):
-            raise RuntimeError(f"source: there is none, since the function runs unchunked: {plan}")
-        return plan.source()
-
-    def _described(self, what: str, args, kwargs) -> Plan | str:
-        found = self.last
-        if args or kwargs:
-            found, arrays = self._call(args, kwargs)
-            if isinstance(found, Call):
-                found = found.plan(tuple(floating(a.dtype) for a in arrays))
-        if found is None:
-            raise RuntimeError(f"{what}: the function has not been called; call it first, or give arguments")
-        return found.why if isinstance(found, Unchunked) else found
+    def _planned(self, args, kwargs) -> Plan | str:
+        call, arrays = self._call(args, kwargs)
+        if isinstance(call, str):
+            return call
+        plan = call.plan(tuple(floating(a.dtype) for a in arrays))
+        return plan.why if isinstance(plan, Unchunked) else plan
 
     def _call(self, args, kwargs) -> tuple[Call | str, list[jax.Array]]:
         kwargs = dict(sorted(kwargs.items()))  # the order of their leaves
@@ -314,29 +273,20 @@ class AutoChunked:
         settings = config.jax_enable_x64, config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion
         axes = _ffi.axes_of(*(a for a in arrays if isinstance(a, jax.Array)))
         key = (tree, types, axes, tuple(places), tuple((type(c), c) for c in constants), settings)
-        try:
-            call = self._calls.get(key)
-        except TypeError as error:
-            raise TypeError(f"autochunk: arguments must be arrays or hashable values; {error}") from error
+        call = self._known(key, "arrays")
         if call is not None:
             return call, arrays
 
         def flat(*given):
-            full = list(constants)
-            for place, array in zip(places, given):
-                full[place] = array
-            inner_args, inner_kwargs = jax.tree.unflatten(tree, full)
+            inner_args, inner_kwargs = jax.tree.unflatten(tree, put(constants, places, given))
             return self._function(*inner_args, **inner_kwargs)
 
         inputs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in types]
         try:
             call = Call(self, flat, inputs, unique([names[i] for i in places]), axes)
         except Unsupported as error:
-            if self.unsupported == "error":
-                raise
-            warnings.warn(f"the function runs unchunked: {error}", stacklevel=3)
-            call = f"runs unchunked: {error}"
-        self._calls[key] = call
+            call = self.refused(error, stacklevel=3)
+        self._made[key] = call
         return call, arrays
 
 

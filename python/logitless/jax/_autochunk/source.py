@@ -6,8 +6,6 @@ shorter, is the same function once more.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,19 +14,8 @@ import jax.numpy as jnp
 
 from logitless._autochunk.options import Unsupported
 from logitless._autochunk.parse import Graph, Loop, Node, Slot, Type, parse
-from logitless._autochunk.text import (
-    COMPARE,
-    INFIX,
-    MAPS,
-    Names,
-    Term,
-    broadcast,
-    literal,
-    number_of,
-    rename,
-    sizes,
-    tuple_of,
-)
+from logitless._autochunk.source import BaseEmitter, BaseScope, gathered
+from logitless._autochunk.text import MAPS, Term, broadcast, number_of, operation, rename, sizes, tuple_of
 from logitless.jax._autochunk.dtypes import run_dtypes
 from logitless.jax._autochunk.helpers import HELPERS
 
@@ -42,21 +29,11 @@ def _floating(dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
 
 
-class Scope:
-    """The statements of the function, or of a loop's body."""
-
-    def __init__(self, emitter: Emitter, nodes: list[Node], outer: dict[str, Term], indent: str):
-        self.e = emitter
-        self.nodes = nodes
-        self.terms = dict(outer)
-        self.indent = indent
-
-    def line(self, text: str) -> None:
-        self.e.lines.append(self.indent + text)
+class Scope(BaseScope):
+    floating = staticmethod(_floating)
 
     # --- terms
     def full(self, t: Term) -> str:
-        """The array with every dimension."""
         if t.number:
             return f"jnp.full({tuple_of(t.type.shape)}, {t.text}, {self.dtype(t.type)})"
         return t.text if all(t.present) else f"jnp.broadcast_to({t.text}, {tuple_of(t.type.shape)})"
@@ -70,9 +47,6 @@ class Scope:
         self.line(f"{name} = {text}")
         self.terms[value] = Term(name, type_, tuple(present or [True] * len(type_.shape)))
         return self.terms[value]
-
-    def number(self, node: Node, text: str) -> None:
-        self.terms[node.results[0]] = Term(text, node.type, (False,) * len(node.type.shape), number=True)
 
     # --- the body
     def run(self) -> None:
@@ -105,18 +79,14 @@ class Scope:
 
     def _map(self, op: str, terms: list[Term], type_: Type) -> str:
         texts = [t.text for t in terms]
-        if op == "neg":
-            return f"-{texts[0]}"
-        if op == "logical_not":
-            return f"~{texts[0]}"
         if op in _UNARY:
             return f"{_UNARY[op]}({texts[0]})"
         if op == "div" and not _floating(type_.dtype):
             return f"lax.div({', '.join(self.full(t) for t in terms)})"
         if op == "pow":
             return f"jnp.power({texts[0]}, {texts[1]})"
-        if op in INFIX or op in COMPARE:
-            return f"{texts[0]} {INFIX.get(op) or COMPARE[op]} {texts[1]}"
+        if (text := operation(op, texts)) is not None:
+            return text
         if op in ("max", "min"):
             return f"jnp.{op}imum({texts[0]}, {texts[1]})"
         if terms[1].number and terms[2].number:  # of Python numbers alone JAX makes its default dtype
@@ -125,14 +95,7 @@ class Scope:
 
     # --- operations: the same elements
     def op_constant(self, node: Node) -> None:
-        number = float(node.attributes["value"])
-        if not _floating(node.type.dtype):
-            text = str(bool(number) if node.type.dtype == bool else int(number))
-        else:
-            text = repr(number) if math.isfinite(number) else f'float("{number}")'
-        for factor in node.attributes.get("size", "").split(","):
-            text = f"({text} * ({factor.strip()}))" if factor.strip() else text
-        self.number(node, text)
+        self.constant(node, condition=node.type.dtype == bool)
 
     def op_broadcast(self, node: Node, x: Term) -> None:
         self.terms[node.results[0]] = broadcast(x, node.numbers("dims"), node.type)
@@ -143,13 +106,7 @@ class Scope:
     def op_cast(self, node: Node, x: Term) -> None:
         [value] = node.results
         if x.number:
-            kind = "float" if _floating(node.type.dtype) else "int"
-            text = x.text
-            if _floating(node.type.dtype) != _floating(x.type.dtype) or not literal(text):
-                text = f"{kind}({text})"
-            if re.fullmatch(r"float\(-?[\d.]+\)", text):
-                text = repr(float(x.text))
-            self.terms[value] = Term(text, node.type, x.present, number=True)
+            self.cast_number(node, x)
         elif node.type.dtype == x.type.dtype and x.text not in self.e.starts:
             self.terms[value] = replace(x, type=node.type)
         elif x.text in self.e.starts:  # a Python number in the last round
@@ -175,13 +132,8 @@ class Scope:
     def op_slice(self, node: Node, x: Term) -> None:
         if x.number:
             self.number(node, x.text)
-            return
-        begin, end = (node.attributes[k].split(",") for k in ("begin", "end"))
-        index = [
-            ":" if b.strip() == "0" and e.strip() == s else f"{b.strip()}:{e.strip()}"
-            for b, e, s in zip(begin, end, x.type.shape)
-        ]
-        self.bind(node.results[0], f"{self.full(x)}[{', '.join(index)}]", node.type)
+        else:
+            self.bind(node.results[0], self.sliced(node, x), node.type)
 
     def op_pad(self, node: Node, x: Term) -> None:
         low, high = (node.attributes[k].split(",") for k in ("low", "high"))
@@ -193,32 +145,25 @@ class Scope:
         self.bind(node.results[0], f"jnp.concatenate(({listed}), {node.attributes['axis']})", node.type)
 
     def op_iota(self, node: Node) -> None:
-        axis, rank = node.numbers("axis")[0], len(node.type.shape)
-        name = self.e.names.fresh(node.results[0])
-        self.line(f"{name} = jnp.arange({node.type.shape[axis]}, dtype={self.dtype(node.type)})")
-        after = rank - 1 - axis
-        text = f"{name}[:{', None' * after}]" if after else name
-        self.terms[node.results[0]] = Term(text, node.type, tuple(d == axis for d in range(rank)))
+        [axis] = node.numbers("axis")
+        arange = f"jnp.arange({node.type.shape[axis]}, dtype={self.dtype(node.type)})"
+        self.terms[node.results[0]] = self.counted(node, arange)
 
     # --- operations: reductions and products
-    def _reduced(self, node: Node, x: Term) -> tuple[str, str]:
-        dims = node.numbers("dims")
-        return self.full(x), str(dims[0]) if len(dims) == 1 else tuple_of([str(d) for d in dims])
-
     def op_reduce_sum(self, node: Node, x: Term) -> None:
-        text, dims = self._reduced(node, x)
+        text, dims = self.reduced(node, x)
         self.bind(node.results[0], f"{text}.sum({dims}, dtype={self.dtype(node.type)})", node.type)
 
     def op_reduce_max(self, node: Node, x: Term) -> None:
-        text, dims = self._reduced(node, x)
+        text, dims = self.reduced(node, x)
         self.bind(node.results[0], f"{text}.max({dims}){self._to(node, x)}", node.type)
 
     def op_reduce_lse(self, node: Node, x: Term) -> None:
-        text, dims = self._reduced(node, x)
+        text, dims = self.reduced(node, x)
         self.bind(node.results[0], f"jax.nn.logsumexp({text}{self._to(node, x)}, {dims})", node.type)
 
     def op_argmax(self, node: Node, x: Term) -> None:
-        text, dims = self._reduced(node, x)
+        text, dims = self.reduced(node, x)
         self.bind(node.results[0], f"{text}.argmax({dims}).astype({self.dtype(node.type)})", node.type)
 
     def _to(self, node: Node, x: Term) -> str:
@@ -245,24 +190,13 @@ class Scope:
         self.bind(node.results[0], self.e.helper("_scatter_add") + call, node.type)
 
 
-class Emitter:
-    """Writes one function."""
-
+class Emitter(BaseEmitter):
     def __init__(self, graph: Graph, name: str, precision: str, axes: Sequence[str]):
-        self.graph = graph
-        self.name = name
+        super().__init__(graph, name, _RESERVED)
         self.precision = precision  # of products, as Python
         self.axes = axes  # of a shard_map, that values vary over
         self.results: dict[str, str] = {}  # names of values of the function that it returns
-        self.names = Names({*_RESERVED, name})
-        self.lines: list[str] = []
-        self.helpers: list[str] = []
         self.starts: set[str] = set()  # names of the first element of a chunk
-
-    def helper(self, name: str) -> str:
-        if name not in self.helpers:
-            self.helpers.append(name)
-        return name
 
     def run(self) -> str:
         outer, arguments = {}, []
@@ -292,7 +226,7 @@ class Emitter:
             types[slot.name] = scope.terms[slot.outer].type
         names, starts = [], []
         for slot in loop.outputs:
-            type_ = _gathered(types[slot.name], slot, loop)
+            type_ = gathered(types[slot.name], slot, loop)
             names.append(self.names.fresh(self.results.get(slot.outer, slot.outer)))
             starts.append(self._empty(scope, slot, type_))
             scope.terms[slot.outer] = Term(names[-1], type_, (True,) * len(type_.shape))
@@ -302,7 +236,7 @@ class Emitter:
         inner.line(f"{sizes(names)}{',' if len(names) == 1 else ''} = state")
         inner.terms[loop.first] = Term(first, Type(jnp.dtype("int32"), ()), ())
         for slot in loop.inputs:
-            inner.terms[slot.name] = self._entering(scope, inner, slot, first, size)
+            inner.terms[slot.name] = self.entering(scope, inner, slot, first, size)
         for body_node in loop.body:
             rename(body_node, loop.symbol, size)
         outer_results, self.results = self.results, {}
@@ -343,20 +277,9 @@ class Emitter:
         least = 'float("-inf")' if _floating(type_.dtype) else f"jnp.iinfo({scope.dtype(type_)}).min"
         return f"jnp.full({tuple_of(type_.shape)}, {least}, {scope.dtype(type_)})"
 
-    def _entering(self, scope: Scope, inner: Scope, slot: Slot, first: str, size: str) -> Term:
-        t = scope.terms[slot.outer]
-        if slot.kind == "whole":
-            return t
-        shape = list(t.type.shape)
-        shape[slot.axis] = size if slot.factor == 1 else f"{slot.factor} * {size}"
-        t = replace(t, type=Type(t.type.dtype, tuple(shape)))
-        if t.number or not t.present[slot.axis]:
-            return t
-        axis = slot.axis - (len(t.present) - t.rank)
-        name = self.names.fresh(re.match(r"\w+", t.text).group() + "_part")
-        begin = first if slot.factor == 1 else f"{slot.factor} * {first}"
-        inner.line(f"{name} = lax.dynamic_slice_in_dim({t.text}, {begin}, {shape[slot.axis]}, {axis})")
-        return replace(t, text=name)
+    def part(self, text: str, axis: int, factor: int, first: str, size: str) -> str:
+        begin, size = (n if factor == 1 else f"{factor} * {n}" for n in (first, size))
+        return f"lax.dynamic_slice_in_dim({text}, {begin}, {size}, {axis})"
 
     @staticmethod
     def _leaving(inner: Scope, slot: Slot, name: str, first: str) -> str:
@@ -367,14 +290,6 @@ class Emitter:
         if slot.kind == "sum":
             return f"{name} + {term.text if term.number else inner.full(term)}"
         return f"jnp.{'maximum' if slot.kind == 'max' else 'logaddexp'}({name}, {inner.full(term)})"
-
-
-def _gathered(type_: Type, slot: Slot, loop: Loop) -> Type:
-    """The type of a result of all rounds."""
-    shape = list(type_.shape)
-    if slot.kind == "stack":
-        shape[slot.axis] = str(loop.extent * slot.factor)
-    return Type(type_.dtype, tuple(shape))
 
 
 def to_source(text: str, name: str, precision: str = "", axes: Sequence[str] = ()) -> str:

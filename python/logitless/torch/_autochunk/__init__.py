@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from logitless._autochunk.options import Unsupported, checked_limits
+from logitless._autochunk.function import make
+from logitless._autochunk.options import Unsupported
 from logitless.torch._autochunk.function import AutoChunked
 
 __all__ = ["AutoChunked", "Unsupported", "autochunk"]
@@ -47,16 +48,4 @@ def autochunk(
 
     The result has ``explain()`` and ``source()``. A second derivative is an error.
     """
-    limits = checked_limits(memory_budget, chunks, gradients, strict, unsupported)
-    if fn is None:
-        return lambda function: autochunk(
-            function,
-            memory_budget=memory_budget,
-            chunks=chunks,
-            gradients=gradients,
-            strict=strict,
-            unsupported=unsupported,
-        )
-    if not callable(fn):
-        raise TypeError(f"fn: expected a callable, got {fn!r}")
-    return AutoChunked(fn, limits, gradients, unsupported)
+    return make(AutoChunked, fn, memory_budget, chunks, gradients, strict, unsupported)

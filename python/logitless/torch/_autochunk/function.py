@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.autograd.function import once_differentiable
 
+from logitless._autochunk.function import ChunkedFunction, describe, in_one_pass, put
 from logitless._autochunk.names import leaf_names, numbered, unique
 from logitless._autochunk.options import Limits, Unsupported
 from logitless._autochunk.parse import parse
@@ -44,16 +44,8 @@ class Plan:
             return compiled.function(*self.inputs(compiled, tensors, tangents))
 
     def describe(self) -> str:
-        if self.joint:
-            how = "outputs and gradients in one pass; backward multiplies the gradients by the tangent of the loss"
-        elif self.backward is not None:
-            how = "outputs now, gradients in backward, which computes what it needs of the forward again"
-        else:
-            how = "outputs alone: no input needs a gradient"
-        parts = [how, self.forward.describe(self.limits.budget)]
-        if self.backward is not None:
-            parts.append(self.backward.describe(self.limits.budget))
-        return "\n".join(parts) + "\n"
+        alone = "no input needs a gradient"
+        return describe(self.forward, self.backward, self.joint, alone, self.limits.budget)
 
     def source(self) -> str:
         parts = [self.forward.source] + ([self.backward.source] if self.backward is not None else [])
@@ -99,13 +91,8 @@ def make_plan(
     tangents = [f"tangent{i}" for i in range(count)]
     outputs = [f"out{i}" for i in range(len(traced.outputs))]
     differentiable = [o for o, yes in zip(traced.outputs, traced.differentiable) if yes]
-    scalar = count == 1 and differentiable[0].numel() == 1
-    if gradients == "forward" and count > 0 and not scalar:
-        shapes = ", ".join(str(list(o.shape)) for o in differentiable)
-        raise ValueError(
-            "autochunk: gradients='forward' needs one differentiable output of one element, got "
-            f"{shapes}; use 'backward'"
-        )
+    half = traced.joint is not None and _has_half(traced.joint)
+    joint = in_one_pass(gradients, [o.shape for o in differentiable], half)
     everything = {t: v for t, v in zip(traced.names, [*tensors, *traced.captured])}
     everything.update(zip(tangents, differentiable))
 
@@ -125,7 +112,7 @@ def make_plan(
         parameters = _parameters(traced.forward, given, captured)
         return Plan(traced, limits, compiled(traced.forward, parameters, outputs, "forward"))
     parameters = _parameters(traced.joint, [*given, *tangents], captured)
-    if scalar and (gradients == "forward" or (gradients == "auto" and not _has_half(traced.joint))):
+    if joint:
         forward = compiled(traced.joint, parameters, outputs + found, "forward_and_gradients", [len(given)])
         return Plan(traced, limits, forward, joint=True)
     forward = compiled(traced.forward, _parameters(traced.forward, given, captured), outputs, "forward")
@@ -134,7 +121,6 @@ def make_plan(
 
 
 def _has_half(graph: torch.fx.GraphModule) -> bool:
-    """Loss scaling keeps fp16 gradients from vanishing: they need the tangent while they are computed."""
     values = (n.meta.get("val") for n in graph.graph.nodes)
     return any(isinstance(v, torch.Tensor) and v.dtype == torch.float16 for v in values)
 
@@ -183,16 +169,11 @@ def _modules(function: Callable) -> dict[str, torch.nn.Module]:
     return {name: m for name, m in found.items() if isinstance(m, torch.nn.Module)}
 
 
-class AutoChunked:
+class AutoChunked(ChunkedFunction):
     """What ``autochunk`` returns: called as the function, with ``explain`` and ``source`` beside."""
 
     def __init__(self, function: Callable, limits: Limits, gradients: str, unsupported: str):
-        self._function = function
-        self._limits = limits
-        self._gradients = gradients
-        self._unsupported = unsupported
-        self._plans: dict = {}
-        self._last: Plan | str | None = None
+        super().__init__(function, limits, gradients, unsupported)
         if not isinstance(function, torch.nn.Module):
             functools.update_wrapper(self, function)
 
@@ -200,7 +181,7 @@ class AutoChunked:
     @torch.compiler.disable
     def __call__(self, *args, **kwargs):
         plan, tensors = self._plan(args, kwargs)
-        self._last = plan
+        self.last = plan
         if isinstance(plan, str):
             return self._function(*args, **kwargs)
         if plan.joint or plan.backward is not None:
@@ -211,25 +192,8 @@ class AutoChunked:
         flat = [next(made) if constant is TENSOR else constant for constant in plan.traced.constants]
         return pytree.tree_unflatten(flat, plan.traced.spec)
 
-    def explain(self, *args, **kwargs) -> str:
-        """What was chunked, along what, what was not and why, and the memory before and after: of a call with these
-        arguments, which is compiled but not run, or without arguments of the last call."""
-        plan = self._described("explain", args, kwargs)
-        return plan if isinstance(plan, str) else plan.describe()
-
-    def source(self, *args, **kwargs) -> str:
-        """The Python that runs: of a call with these arguments, or without arguments of the last call."""
-        plan = self._described("source", args, kwargs)
-        if isinstance(plan, str):
-            raise RuntimeError(f"source: there is none, since the function runs unchunked: {plan}")
-        return plan.source()
-
-    def _described(self, what: str, args, kwargs) -> Plan | str:
-        if args or kwargs:
-            return self._plan(args, kwargs)[0]
-        if self._last is None:
-            raise RuntimeError(f"{what}: the function has not been called; call it first, or give arguments")
-        return self._last
+    def _planned(self, args, kwargs) -> Plan | str:
+        return self._plan(args, kwargs)[0]
 
     def _plan(self, args, kwargs) -> tuple[Plan | str, list[torch.Tensor]]:
         modules = _modules(self._function)
@@ -257,18 +221,12 @@ class AutoChunked:
             tuple(m.training for m in shim.modules()) if shim is not None else (),
             torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
         )
-        try:
-            plan = self._plans.get(key)
-        except TypeError as error:
-            raise TypeError(f"autochunk: arguments must be tensors or hashable values; {error}") from error
+        plan = self._known(key, "tensors")
         if plan is not None:
             return plan, tensors
 
         def call(*given):
-            full = list(constants)
-            for place, tensor in zip(places, given):
-                full[place] = tensor
-            inner_args, inner_kwargs = pytree.tree_unflatten(full, spec)
+            inner_args, inner_kwargs = pytree.tree_unflatten(put(constants, places, given), spec)
             if shim is None:
                 return self._function(*inner_args, **inner_kwargs)
             replaced = dict(zip(state, given[len(places) :]))
@@ -277,13 +235,10 @@ class AutoChunked:
         short = [name.removeprefix("module.").replace(".", "_") for name in state]
         named = unique([names[i] for i in places] + short)
         try:
-            plan = make_plan(call, tensors, named, needs, self._limits, self._gradients)
+            plan = make_plan(call, tensors, named, needs, self.limits, self.gradients)
         except Unsupported as error:
-            if self._unsupported == "error":
-                raise
-            warnings.warn(f"the function runs unchunked: {error}", stacklevel=4)
-            plan = f"runs unchunked: {error}"
-        self._plans[key] = plan
+            plan = self.refused(error, stacklevel=4)
+        self._made[key] = plan
         return plan, tensors
 
 

@@ -11,16 +11,15 @@ import torch
 
 from logitless._autochunk.options import Unsupported
 from logitless._autochunk.parse import Graph, Loop, Node, Slot, Type
+from logitless._autochunk.source import BaseEmitter, BaseScope, gathered
 from logitless._autochunk.text import (
-    COMPARE,
     INFIX,
     MAPS,
     UNARY,
-    Names,
     Term,
     broadcast,
-    literal,
     number_of,
+    operation,
     rename,
     sizes,
     tuple_of,
@@ -30,14 +29,11 @@ from logitless.torch._autochunk.helpers import HELPERS
 _VIEWS = {"reshape", "transpose", "slice", "broadcast", "stop_gradient"}
 
 
-class Scope:
-    """The statements of the function, or of a loop's body."""
+class Scope(BaseScope):
+    """With the last use of each value's memory, which is then written into or given back."""
 
     def __init__(self, emitter: Emitter, nodes: list[Node], ends: Sequence[str], outer: dict[str, Term], indent: str):
-        self.e = emitter
-        self.nodes = nodes
-        self.terms = dict(outer)
-        self.indent = indent
+        super().__init__(emitter, nodes, outer, indent)
         self.root: dict[str, str] = {}  # of values that may share memory
         self.last: dict[str, int] = {}  # use of each root
         self.uses: dict[str, int] = {}
@@ -69,12 +65,12 @@ class Scope:
             root = self.root.get(operand, operand)
             self.last[root] = len(self.nodes)
 
-    def line(self, text: str) -> None:
-        self.e.lines.append(self.indent + text)
-
     # --- terms
+    @staticmethod
+    def floating(dtype) -> bool:
+        return dtype.is_floating_point
+
     def full(self, t: Term) -> str:
-        """The tensor with every dimension."""
         if t.number:
             dtype = f"dtype={t.type.dtype}, device=device"
             return f"torch.full({tuple_of(t.type.shape)}, {t.text}, {dtype})"
@@ -128,7 +124,7 @@ class Scope:
         if all(t.number for t in terms):
             text = number_of(node.op, [t.text for t in terms])
             if text is not None:
-                self.terms[value] = Term(text, type_, (False,) * len(type_.shape), number=True)
+                self.number(node, text)
                 return
             scalar = replace(terms[-1], type=Type(terms[-1].type.dtype, ()))
             terms[-1] = replace(terms[-1], text=self.full(scalar), number=False)
@@ -166,15 +162,12 @@ class Scope:
 
     def _map(self, op: str, terms: list[Term], type_: Type) -> str:
         texts = [t.text for t in terms]
-        if op == "neg":
-            return f"-{texts[0]}"
-        if op == "logical_not":
-            return f"~{texts[0]}"
         if op in UNARY:
             return f"torch.{op}({texts[0]})" if op == "erf" else f"{texts[0]}.{op}()"
-        if op in INFIX or op in COMPARE:
-            base = f"({texts[0]})" if op == "pow" and texts[0].startswith("-") else texts[0]
-            return f"{base} {INFIX.get(op) or COMPARE[op]} {texts[1]}"
+        if op == "pow" and texts[0].startswith("-"):
+            texts[0] = f"({texts[0]})"
+        if (text := operation(op, texts)) is not None:
+            return text
         if op in ("max", "min"):
             if terms[0].number or terms[1].number:
                 x, number = (texts[1], texts[0]) if terms[0].number else texts
@@ -186,14 +179,7 @@ class Scope:
 
     # --- operations: views
     def op_constant(self, node: Node) -> None:
-        number = float(node.attributes["value"])
-        if not node.type.dtype.is_floating_point:
-            text = str(bool(number) if node.type.dtype == torch.bool else int(number))
-        else:
-            text = repr(number) if math.isfinite(number) else f'float("{number}")'
-        for factor in node.attributes.get("size", "").split(","):
-            text = f"{text} * ({factor.strip()})" if factor.strip() else text
-        self.terms[node.results[0]] = Term(text, node.type, (False,) * len(node.type.shape), number=True)
+        self.constant(node, condition=node.type.dtype == torch.bool)
 
     def op_broadcast(self, node: Node, x: Term) -> None:
         self.keep(node.results[0], broadcast(x, node.numbers("dims"), node.type))
@@ -203,7 +189,7 @@ class Scope:
 
     def op_reshape(self, node: Node, x: Term) -> None:
         if x.number:
-            self.terms[node.results[0]] = replace(x, type=node.type, present=(False,) * len(node.type.shape))
+            self.number(node, x.text)
             return
         self.view(node, f"{self.full(x)}.reshape({sizes(node.type.shape) or '()'})", x)
 
@@ -214,7 +200,7 @@ class Scope:
     def op_transpose(self, node: Node, x: Term) -> None:
         dims = node.numbers("dims")
         if x.number:
-            self.terms[node.results[0]] = replace(x, type=node.type)
+            self.number(node, x.text)
         elif len(dims) == 2:
             text = self.full(x)
             text = text.removesuffix(".t()") if text.endswith(".t()") else f"{text}.t()"
@@ -224,37 +210,22 @@ class Scope:
 
     def op_slice(self, node: Node, x: Term) -> None:
         if x.number:
-            self.terms[node.results[0]] = replace(x, type=node.type)
-            return
-        begin, end = node.attributes["begin"].split(","), node.attributes["end"].split(",")
-        index = [
-            ":" if b.strip() == "0" and e.strip() == s else f"{b.strip()}:{e.strip()}"
-            for b, e, s in zip(begin, end, x.type.shape)
-        ]
-        self.view(node, f"{self.full(x)}[{', '.join(index)}]", x)
+            self.number(node, x.text)
+        else:
+            self.view(node, self.sliced(node, x), x)
 
     # --- operations: new memory
     def op_iota(self, node: Node) -> None:
-        axis, rank = node.numbers("axis")[0], len(node.type.shape)
+        [axis] = node.numbers("axis")
         dtype = "" if node.type.dtype == torch.int64 else f", dtype={node.type.dtype}"
-        name = self.e.names.fresh(node.results[0])
-        self.line(f"{name} = torch.arange({node.type.shape[axis]}{dtype}, device=device)")
-        after = rank - 1 - axis
-        text = f"{name}[:{', None' * after}]" if after else name
-        self.keep(node.results[0], Term(text, node.type, tuple(d == axis for d in range(rank))))
+        arange = f"torch.arange({node.type.shape[axis]}{dtype}, device=device)"
+        self.keep(node.results[0], self.counted(node, arange))
 
     def op_cast(self, node: Node, x: Term) -> None:
-        [value] = node.results
         if x.number:
-            floating = node.type.dtype.is_floating_point
-            text = x.text
-            if floating != x.type.dtype.is_floating_point or not literal(text):
-                text = f"float({text})" if floating else f"int({text})"
-            if re.fullmatch(r"float\(-?[\d.]+\)", text):
-                text = repr(float(x.text))
-            self.terms[value] = Term(text, node.type, x.present, number=True)
-            return
-        self.bind(value, f"{x.text}.to({node.type.dtype})", node.type, x.present)
+            self.cast_number(node, x)
+        else:
+            self.bind(node.results[0], f"{x.text}.to({node.type.dtype})", node.type, x.present)
 
     def op_pad(self, node: Node, x: Term) -> None:
         low, high = node.attributes["low"].split(","), node.attributes["high"].split(",")
@@ -265,27 +236,23 @@ class Scope:
         listed = ", ".join(self.full(p) for p in parts)
         self.bind(node.results[0], f"torch.cat(({listed}), dim={node.attributes['axis']})", node.type)
 
-    def _reduced(self, node: Node, x: Term) -> tuple[str, str]:
-        dims = node.numbers("dims")
-        return self.full(x), str(dims[0]) if len(dims) == 1 else tuple_of([str(d) for d in dims])
-
     def op_reduce_sum(self, node: Node, x: Term) -> None:
-        text, dims = self._reduced(node, x)
+        text, dims = self.reduced(node, x)
         dtype = f", dtype={node.type.dtype}" if node.type.dtype != x.type.dtype else ""
         self.bind(node.results[0], f"{text}.sum({dims}{dtype})", node.type)
 
     def op_reduce_max(self, node: Node, x: Term) -> None:
-        text, dims = self._reduced(node, x)
+        text, dims = self.reduced(node, x)
         wide = f".to({node.type.dtype})" if node.type.dtype != x.type.dtype else ""
         self.bind(node.results[0], f"{text}.amax({dims}){wide}", node.type)
 
     def op_reduce_lse(self, node: Node, x: Term) -> None:
-        text, dims = self._reduced(node, x)
+        text, dims = self.reduced(node, x)
         wide = f".to({node.type.dtype})" if node.type.dtype != x.type.dtype else ""
         self.bind(node.results[0], f"{text}{wide}.logsumexp({dims})", node.type)
 
     def op_argmax(self, node: Node, x: Term) -> None:
-        text, dims = self._reduced(node, x)
+        text, dims = self.reduced(node, x)
         self.bind(node.results[0], f"{text}.argmax({dims})", node.type)
 
     def op_dot(self, node: Node, a: Term, b: Term) -> None:
@@ -362,18 +329,11 @@ class Scope:
         self.bind(node.results[0], f"{zeros}.index_add_(0, {self.full(index)}.reshape(-1), {parts})", node.type)
 
 
-class Emitter:
-    """Writes one function."""
-
+class Emitter(BaseEmitter):
     def __init__(self, graph: Graph, name: str, wide_products: bool):
-        self.graph = graph
-        self.name = name
+        super().__init__(graph, name, {"torch", "device", "range", "float", "min", *HELPERS})
         # Products of 16-bit matrices with f32 results: a kernel of GPUs alone.
         self.wide_products = wide_products
-        self.names = Names({"torch", "device", "range", "float", "min", *HELPERS})
-        self.names.taken.add(name)
-        self.lines: list[str] = []
-        self.helpers: list[str] = []
         self.chunks: dict[str, int] = {}
         self.largest = max([self.bytes(t) for t in self._types(graph.nodes)], default=0)
 
@@ -393,11 +353,6 @@ class Emitter:
 
     def big(self, type_: Type | None) -> bool:
         return type_ is None or self.bytes(type_) * 64 >= self.largest
-
-    def helper(self, name: str) -> str:
-        if name not in self.helpers:
-            self.helpers.append(name)
-        return name
 
     def run(self) -> str:
         outer, arguments = {}, []
@@ -436,7 +391,7 @@ class Emitter:
         self.size_name = size
         inner.terms[loop.first] = Term(first, Type(torch.int64, ()), (), number=True)
         for slot in loop.inputs:
-            inner.terms[slot.name] = self._entering(scope, inner, loop, slot, first, size)
+            inner.terms[slot.name] = self.entering(scope, inner, slot, first, size)
         for body_node in loop.body:
             rename(body_node, loop.symbol, size)
         self.chunks[size] = loop.chunk
@@ -449,9 +404,7 @@ class Emitter:
     def _accumulator(self, scope: Scope, inner: Scope, loop: Loop, slot: Slot) -> str:
         type_ = inner.types.get(slot.name) or scope.terms[[i for i in loop.inputs if i.name == slot.name][0].outer].type
         if slot.kind == "stack":
-            shape = list(type_.shape)
-            shape[slot.axis] = str(loop.extent * slot.factor)
-            type_ = Type(type_.dtype, tuple(shape))
+            type_ = gathered(type_, slot, loop)
             start = "torch.empty({})"
         elif slot.kind == "sum":
             start = "torch.zeros({})"
@@ -475,19 +428,8 @@ class Emitter:
             return ":, " * axis + f"{first}:{first} + {size}"
         return ":, " * axis + f"{factor} * {first}:{factor} * ({first} + {size})"
 
-    def _entering(self, scope: Scope, inner: Scope, loop: Loop, slot: Slot, first: str, size: str) -> Term:
-        t = replace(scope.terms[slot.outer], owned=False)
-        if slot.kind == "whole":
-            return t
-        shape = list(t.type.shape)
-        shape[slot.axis] = size if slot.factor == 1 else f"{slot.factor} * {size}"
-        t = replace(t, type=Type(t.type.dtype, tuple(shape)))
-        if t.number or not t.present[slot.axis]:
-            return t
-        axis = slot.axis - (len(t.present) - t.rank)
-        name = self.names.fresh(re.match(r"\w+", t.text).group() + "_part")
-        inner.line(f"{name} = {t.text}[{self._index(axis, slot.factor, first, size)}]")
-        return replace(t, text=name)
+    def part(self, text: str, axis: int, factor: int, first: str, size: str) -> str:
+        return f"{text}[{self._index(axis, factor, first, size)}]"
 
     def _leaving(self, inner: Scope, slot: Slot, name: str, first: str, size: str) -> None:
         at = inner.makers.get(slot.name)

@@ -1,0 +1,104 @@
+"""What a chunked function is in any framework: its options, where its gradients are computed, what it tells."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+
+from logitless._autochunk.options import Limits, Unsupported, checked_limits
+from logitless._autochunk.plan import Compiled
+
+
+class ChunkedFunction:
+    """What a framework's ``AutoChunked`` begins with: ``explain``, ``source`` and what they speak of."""
+
+    def __init__(self, function: Callable, limits: Limits, gradients: str, unsupported: str):
+        self.limits = limits
+        self.gradients = gradients
+        self.unsupported = unsupported
+        self.last = None  # what ran: a plan, or why there is none
+        self._function = function
+        self._made: dict = {}  # plans, or why there is none, by all that a trace depends on
+
+    def explain(self, *args, **kwargs) -> str:
+        """What was chunked, along what, what was not and why, and the memory before and after: of a call with these
+        arguments, which is compiled but not run, or without arguments of what ran last."""
+        plan = self._described("explain", args, kwargs)
+        return plan if isinstance(plan, str) else plan.describe()
+
+    def source(self, *args, **kwargs) -> str:
+        """The Python that runs, of the same."""
+        plan = self._described("source", args, kwargs)
+        if isinstance(plan, str):
+            raise RuntimeError(f"source: there is none, since the function runs unchunked: {plan}")
+        return plan.source()
+
+    def _described(self, what: str, args, kwargs):
+        found = self._planned(args, kwargs) if args or kwargs else self.last
+        if found is None:
+            raise RuntimeError(f"{what}: the function has not been called; call it first, or give arguments")
+        return found
+
+    def _planned(self, args: tuple, kwargs: dict):
+        """The plan of a call with these arguments, or why there is none."""
+        raise NotImplementedError
+
+    def _known(self, key: tuple, expected: str):
+        """What was made for the key. expected: the arguments that need not be hashable, as in "arrays"."""
+        try:
+            return self._made.get(key)
+        except TypeError as error:
+            raise TypeError(f"autochunk: arguments must be {expected} or hashable values; {error}") from error
+
+    def refused(self, error: Unsupported, stacklevel: int) -> str:
+        """What ``unsupported`` asks for: the error, or a warning and why there is no plan. stacklevel: the caller's."""
+        if self.unsupported == "error":
+            raise error
+        warnings.warn(f"the function runs unchunked: {error}", stacklevel=stacklevel + 1)
+        return f"runs unchunked: {error}"
+
+
+def make(kind: type[ChunkedFunction], fn, memory_budget, chunks, gradients, strict, unsupported):
+    """``fn`` as a chunked function of the framework's kind, or a decorator where it is None."""
+    limits = checked_limits(memory_budget, chunks, gradients, strict, unsupported)
+
+    def chunked(function):
+        if not callable(function):
+            raise TypeError(f"fn: expected a callable, got {function!r}")
+        return kind(function, limits, gradients, unsupported)
+
+    return chunked if fn is None else chunked(fn)
+
+
+def put(values: list, places: Sequence[int], given: Sequence) -> list:
+    """The values with the given ones at their places."""
+    full = list(values)
+    for place, value in zip(places, given):
+        full[place] = value
+    return full
+
+
+def in_one_pass(gradients: str, shapes: Sequence[Sequence[int]], half: bool) -> bool:
+    """Whether gradients are computed with the outputs. shapes: of the differentiable outputs. half: whether anything is
+    fp16: loss scaling keeps such gradients from vanishing, they need the tangent while they are computed."""
+    scalar = len(shapes) == 1 and math.prod(shapes[0]) == 1
+    if gradients == "forward" and shapes and not scalar:
+        listed = ", ".join(str(list(shape)) for shape in shapes)
+        raise ValueError(
+            "autochunk: gradients='forward' needs one differentiable output of one element, got "
+            f"{listed}; use 'backward'"
+        )
+    return scalar and (gradients == "forward" or (gradients == "auto" and not half))
+
+
+def describe(forward: Compiled, backward: Compiled | None, joint: bool, alone: str, budget: int) -> str:
+    """alone: why there are outputs and no gradients, where it is so."""
+    if joint:
+        how = "outputs and gradients in one pass; backward multiplies the gradients by the tangent of the loss"
+    elif backward is not None:
+        how = "outputs now, gradients in backward, which computes what it needs of the forward again"
+    else:
+        how = f"outputs alone: {alone}"
+    parts = [how, forward.describe(budget)] + ([backward.describe(budget)] if backward is not None else [])
+    return "\n".join(parts) + "\n"
