@@ -3,11 +3,14 @@
 
     python3 bench/far_field.py --logitless build/src/cli/logitless ../shared/data/real_head_late.safetensors
                                [--dim 1024] [--rows 1536] [--tau 0.003] [--repeat 5] [--rounds 3] [--dtype bf16]
+                               [--sample-every 16]
 
 The order is made from the first --rows tokens, everything else is of the last: tokens that it has not seen. --dim
 multiplies hidden and weight by a random orthonormal [d, dim], which leaves every logit as it is. Times are medians of
 --repeat calls, in --rounds rounds of one plan after another; ratios are of the same round, their median is printed.
-Errors are relative L2 errors of the gradients in fp32 against the dense plan's.
+Errors are relative L2 errors of the gradients in fp32 against the dense plan's: of d_weight also by rows, from the
+largest of the dense plan's to the smallest. --sample-every N: d_weight is corrected by a sample; printed besides is the
+error of the mean over N seeds.
 """
 
 import argparse
@@ -21,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 PLANS = ("dense", "far-backward", "far-both")
+ROWS = (0, 1024, 8192, 32768)  # of d_weight, by size: where classes begin
 
 
 def load(path):
@@ -59,6 +63,22 @@ def rotated(tensors, dim):
     return {"hidden": hidden, "weight": weight, "targets": tensors["targets"].astype(np.int32)}
 
 
+def relative(got, exact):
+    """Relative L2 error."""
+    return float(np.linalg.norm(got - exact) / np.linalg.norm(exact))
+
+
+def by_rows(got, exact):
+    """Errors of d_weight by classes of rows, and of the median row."""
+    sizes = np.linalg.norm(exact, axis=1)
+    order = np.argsort(-sizes, kind="stable")
+    order = order[sizes[order] > 0.0]
+    classes = [order[a:b] for a, b in zip(ROWS, (*ROWS[1:], None))]
+    text = [f"{relative(got[rows], exact[rows]):.4f} from row {first}" for first, rows in zip(ROWS, classes) if len(rows)]
+    median = np.median(np.linalg.norm(got - exact, axis=1)[order] / sizes[order])
+    return f"{'':13s} dw by size of row: " + ", ".join(text) + f"; median row {median:.4f}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("head")
@@ -70,6 +90,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="f32")
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--sample-every", type=int, default=0)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         tensors = rotated(load(args.head), args.dim)
@@ -78,7 +99,9 @@ def main():
         save(head, tensors)
 
         def loss(plan, *more):
-            far = ["--tau", str(args.tau)] if plan.startswith("far") else ["--budget", "64GiB"]
+            far = ["--budget", "64GiB"]
+            if plan.startswith("far"):
+                far = ["--tau", str(args.tau), "--sample-every", str(args.sample_every)]
             names = [text for name in ("hidden", "weight", "targets") for text in (f"--{name}", f"{head}:{name}")]
             command = [args.logitless, "loss", *names, "--dtype", args.dtype, "--plan", plan, "--threads", str(args.threads)]
             return json.loads(subprocess.run([*command, *far, *more, "--json"], check=True, capture_output=True).stdout)
@@ -95,17 +118,23 @@ def main():
                 print(f"N={args.rows} D={result['dim']} V={result['vocab']} {args.dtype} kernel {result['kernel']}, "
                       f"{result['threads']} threads, loss {result['loss']:.4f}")
                 continue
-            error = {name: np.linalg.norm(gradients[name] - exact[name]) / np.linalg.norm(exact[name])
-                     for name in ("d_hidden", "d_weight")}
+            error = {name: relative(gradients[name], exact[name]) for name in ("d_hidden", "d_weight")}
             print(f"{plan:13s} kept {result['kept']:.4f}  dx {error['d_hidden']:.5f}  dw {error['d_weight']:.5f}  "
                   f"loss {result['loss']:.4f}"
                   + (f"  bound {result['bound']:.4f}" if "bound" in result else
                      f"  lse rms {result['audited_lse_error']:.5f} max {result['audited_lse_error_max']:.4f}"))
+            print(by_rows(gradients["d_weight"], exact["d_weight"]))
+            mean = gradients["d_weight"].astype(np.float64) / max(args.sample_every, 1)
+            for seed in range(1, args.sample_every):
+                loss(plan, *last, "--order", order, "--sample-seed", str(seed), "--out", out, "--grad-dtype", "f32")
+                mean += load(out)["d_weight"] / args.sample_every
+            if args.sample_every > 0:
+                print(by_rows(mean, exact["d_weight"]) + f"; mean over {args.sample_every} seeds")
         for _ in range(args.rounds):
             for plan in PLANS:
                 far = ["--order", order] if plan != "dense" else []
                 seconds[plan].append(loss(plan, *last, *far, "--repeat", str(args.repeat))["seconds"])
-        for plan in PLANS:
+        for plan in PLANS if args.rounds > 0 else ():
             ratio = statistics.median(a / b for a, b in zip(seconds[plan], seconds["dense"]))
             print(f"{plan:13s} {statistics.median(seconds[plan]) * 1e3:8.1f} ms  {ratio:.3f} of dense")
 

@@ -63,6 +63,8 @@ struct CrossEntropyInputs {
   // Of far-field plans, which need one; others leave it alone. Made for about these weights: the
   // error grows as they move away from those of the order (docs/far_field.md).
   VocabOrder order;
+  // Of far-field plans with sample_every: another number for each call, best the next one.
+  std::uint64_t sample_seed = 0;
 };
 
 // Whatever is defined is written; the rest is not computed. Outputs must not overlap inputs or each
@@ -85,8 +87,9 @@ struct CrossEntropyOutputs {
 
 // What the far field did in a call; the defaults with exact plans.
 struct FarFieldStatistics {
-  double kept = 1.0;    // fraction k of pairs (tile of words, block of tokens) computed exactly
-  double passes = 0.0;  // over tokens * vocab * dim, from kept; 0 with exact plans
+  double kept = 1.0;     // fraction k of pairs (tile of words, block of tokens) computed exactly
+  double sampled = 0.0;  // of those pairs, for d_weight and d_bias alone (sample_every)
+  double passes = 0.0;   // over tokens * vocab * dim, from both; 0 with exact plans
   bool dense_fallback =
       false;  // more than 2/3 to keep in some chunk: all of it kept, so exact there
   // Relative to |d_hidden| over all tokens: the rigorous bound of its error, sqrt(sum_i bound_i^2).

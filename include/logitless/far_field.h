@@ -18,6 +18,8 @@ struct FarFieldOptions {
   // The error wanted, in (0, 1): of d_hidden, relative, over the tokens audited. With far_both also
   // the root mean square error of their lse, in nats.
   double error = 0.01;
+  // Of d_weight, which no audit sees: PlanRequest::sample_every, the step being the seed. >= 0.
+  std::int64_t sample_every = 16;
   std::int64_t audit_rows = 128;  // tokens of an audit, >= 1
   std::int64_t audit_every = 25;  // steps between audits of far-field steps, >= 1
   // Steps between orders at first; halved when an audit misses the error, longer by half when an

@@ -95,6 +95,11 @@ struct PlanRequest {
   // Of the far field: tiles with more than this probability for a token are computed exactly, for
   // its block of tokens. In (0, 1); 0: the default, 0.003.
   float tau = 0.0f;
+  // Of the far field: d_weight and d_bias of far tiles are corrected by this many times what a
+  // sample of one block of tokens in this many shows them to be off. Their error is then larger in
+  // a call, and zero in the mean over calls: what training needs, where each call has its own
+  // CrossEntropyInputs::sample_seed. Costs 2 / sample_every passes at most. 0: off.
+  std::int64_t sample_every = 0;
   // Of the far field: tokens whose d_hidden is computed exactly as well, for
   // FarFieldStatistics::audited_error. 0: none.
   std::int64_t audit_rows = 0;
@@ -129,6 +134,7 @@ class LOGITLESS_API LossPlan {
   double predicted_seconds = 0.0;  // rough on the CPU: a nominal rate of the kernel times the work
   std::size_t memory_budget = 0;   // 0: the default
   float tau = 0.0f;                // of the far field, else 0
+  std::int64_t sample_every = 0;   // likewise
   // Of the far field: the exact plan of the tokens audited, or null.
   std::shared_ptr<const LossPlan> audit;
   std::vector<PlanCandidate> candidates;

@@ -166,6 +166,7 @@ nlohmann::ordered_json to_json(const LossPlan& plan, const LossCommand& args, co
     const FarFieldStatistics& far = r.statistics.far;
     object.update({{"tau", plan.tau}, {"kept", far.kept}, {"dense_fallback", far.dense_fallback}});
     if (far.bound >= 0.0) object["bound"] = far.bound;
+    if (plan.sample_every > 0) object["sampled"] = far.sampled;
     object["passes"] = far.passes;
     if (far.audited_tokens > 0) {
       object["audited_error"] = far.audited_error;
@@ -254,6 +255,7 @@ void LossCommand::run() {
   const LossPlan made = plan_cross_entropy(options, in, outputs.views, request);
   context.trace(made.explain());
   if (is_far(made.kind)) in.order = far.make(context, options, in, made);
+  in.sample_seed = static_cast<std::uint64_t>(far.sample_seed);
   const LossResult result = measure(context, made, options, in, outputs.views, repeat);
   if (!out.empty())
     write_safetensors(out, outputs.named(), {{"made_by", std::string("logitless ") + version()}});

@@ -48,6 +48,13 @@ void FarArgs::add(CLI::App& app) {
       "write the order, for --order of later calls")
       ->each(mark)
       ->group(group);
+  add_integer(app, "--sample-every", sample_every, 0, INT64_MAX,
+              "correct d_weight of far tiles from one block of tokens in N (default 0: none)")
+      ->each(mark)
+      ->group(group);
+  add_integer(app, "--sample-seed", sample_seed, 0, INT64_MAX, "which blocks those are (default 0)")
+      ->each(mark)
+      ->group(group);
   add_integer(app, "--audit", audit, 0, INT64_MAX,
               "compute d_hidden of N tokens exactly, too, and report the error")
       ->each(mark)
@@ -58,8 +65,9 @@ void FarArgs::add_to(PlanRequest& request) const {
   if (request.accuracy == Accuracy::exact) {
     if (given) {
       throw UsageError(
-          "--tau, --order, --order-rows, --save-order, --audit: only --plan far-backward and "
-          "far-both have them");
+          "--tau, --order, --order-rows, --save-order, --sample-every, --sample-seed, --audit: "
+          "only "
+          "--plan far-backward and far-both have them");
     }
     return;
   }
@@ -69,6 +77,7 @@ void FarArgs::add_to(PlanRequest& request) const {
   check_writable("--save-order", save_order);
   request.tau = static_cast<float>(tau);
   request.audit_rows = audit;
+  request.sample_every = sample_every;
 }
 
 VocabOrder FarArgs::make(const Context& context, const CrossEntropyOptions& options,

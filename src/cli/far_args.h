@@ -1,4 +1,5 @@
-// Options of the far field: --tau --order --order-rows --save-order --audit.
+// Options of the far field: --tau --order --order-rows --save-order --sample-every
+// --sample-seed --audit.
 #pragma once
 
 #include <string>
@@ -17,12 +18,13 @@ struct FarArgs {
   std::string order = "fresh";
   std::int64_t order_rows = 1536;
   std::string save_order;
+  std::int64_t sample_every = 0, sample_seed = 0;
   std::int64_t audit = 0;
   bool given = false;  // any of them
 
   void add(CLI::App& app);
-  // Adds tau and audit. Throws UsageError when one of the options is given without a far-field
-  // plan.
+  // Adds tau, sample_every and audit. Throws UsageError when one of the options is given without a
+  // far-field plan.
   void add_to(PlanRequest& request) const;
   // Of the file, or made from evenly spaced rows of hidden, with moments if the plan needs them;
   // saved if that was asked for.

@@ -242,6 +242,7 @@ LossStatistics cross_entropy(const Context& context, const LossPlan& plan,
                   options.accumulate};
   if (features.vocab_weight) call.omega = in.class_weight;
   call.order = &in.order;
+  call.sample_seed = in.sample_seed;
   Engine engine(call, features);
 
   LossStatistics stats;

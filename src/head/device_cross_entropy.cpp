@@ -79,7 +79,7 @@ FarFieldStatistics far_statistics(const Context& context, const LossPlan& plan,
                      sizeof(sums), context.stream());
   FarFieldStatistics out;
   if (sums.pairs > 0) out.kept = static_cast<double>(sums.kept) / static_cast<double>(sums.pairs);
-  out.passes = far_passes(plan.kind, out.kept, plan.shape, plan.features);
+  out.passes = far_passes(plan.kind, out.kept, 0.0, plan.shape, plan.features);
   out.dense_fallback = sums.fallback != 0;
   if (sums.norm_squared > 0.0) out.bound = std::sqrt(sums.bound_squared / sums.norm_squared);
   if (plan.kind == PlanKind::far_both) out.bound = -1.0;

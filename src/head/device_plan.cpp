@@ -88,6 +88,7 @@ class DevicePlanner {
     if (!kernel_.far_backward) return concat("kernel ", kernel_.name, " does not have it");
     if (kind == PlanKind::far_both && !cuda::estimates_unsupported().empty())
       return cuda::estimates_unsupported();
+    if (request_.sample_every > 0) return "sample_every: no samples of d_weight on a GPU";
     return far_unsuited(kind, features_);
   }
 
@@ -160,7 +161,7 @@ class DevicePlanner {
     return 1.0 - static_cast<double>(sizes.stored) / static_cast<double>(shape_.vocab);
   }
   double passes(const DeviceSizes& sizes) const {
-    if (sizes.far) return far_passes(kind_of(sizes), kept(sizes), shape_, features_);
+    if (sizes.far) return far_passes(kind_of(sizes), kept(sizes), 0.0, shape_, features_);
     return 1.0 + again(sizes) + (features_.d_hidden ? 1.0 : 0.0) + (features_.d_weight ? 1.0 : 0.0);
   }
 

@@ -72,6 +72,7 @@ struct EngineCall {
   TensorView d_bias;
   bool accumulate = false;
   const VocabOrder* order = nullptr;  // of far-field plans
+  std::uint64_t sample_seed = 0;      // likewise
   // The audit: these valid rows alone, and the rows of d_hidden they go to.
   std::span<const std::int64_t> only_rows = {};
   const std::int64_t* only_to = nullptr;

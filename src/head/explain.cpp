@@ -36,6 +36,8 @@ std::string LossPlan::explain() const {
     out << ", exp(z) kept for " << (stored_vocab < shape.vocab ? stored_vocab : shape.vocab)
         << " of " << shape.vocab << " words";
   }
+  if (sample_every > 0)
+    out << "\n  d_weight of far tiles corrected from one block of tokens in " << sample_every;
   out << "\n  predicted " << seconds_text(predicted_seconds) << " at the kernel's nominal rate\n";
   for (const PlanCandidate& c : candidates) {
     if (c.kind == kind) continue;

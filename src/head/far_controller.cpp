@@ -30,7 +30,8 @@ void check(const FarFieldOptions& o) {
           "accuracy: expected far_backward or far_both, got ", static_cast<int>(o.accuracy));
   require(o.error > 0.0 && o.error < 1.0, "error: expected a number in (0, 1), got ", o.error);
   for (const auto& [name, value, least] :
-       {std::tuple{"audit_rows", o.audit_rows, std::int64_t{1}},
+       {std::tuple{"sample_every", o.sample_every, std::int64_t{0}},
+        std::tuple{"audit_rows", o.audit_rows, std::int64_t{1}},
         std::tuple{"audit_every", o.audit_every, std::int64_t{1}},
         std::tuple{"refresh_every", o.refresh_every, std::int64_t{1}},
         std::tuple{"refresh_delay", o.refresh_delay, std::int64_t{0}},
@@ -58,6 +59,7 @@ PlanRequest FarController::request(const FarStep& step) const {
   if (!step.far) return request;
   request.accuracy = options_.accuracy;
   request.tau = static_cast<float>(report_.tau);
+  request.sample_every = options_.sample_every;
   if (step.audit) request.audit_rows = options_.audit_rows;
   return request;
 }

@@ -90,11 +90,14 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
   chunk.tau = plan_.tau;
   chunk.log2_total = at<float>(layout_.log2_total);
   chunk.target_logit = at<float>(layout_.target_logit);
+  if (plan_.features.d_weight || plan_.features.d_bias)
+    chunk.sample = FarSample(plan_.sample_every, call_.sample_seed, first);
   chunk.most_kept = kMostKept;
   chunk.bound = at<float>(layout_.bound);
   chunk.norm_squared = at<double>(layout_.norm_squared);
-  std::int64_t kept = 0, pairs = 0;
+  std::int64_t kept = 0, sampled = 0, pairs = 0;
   chunk.kept = &kept;
+  chunk.sampled = &sampled;
   chunk.pairs = &pairs;
   if (audited_ > 0) {
     auto* audit_row = at<std::int32_t>(layout_.audit_row);
@@ -112,6 +115,7 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
   }
   kernel_.far_backward(chunk);
   far_sums_.kept += kept;
+  far_sums_.sampled += sampled;
   far_sums_.pairs += pairs;
   far_sums_.fallback = far_sums_.fallback || kept == pairs;
   for (std::int64_t t = 0; t < chunk.tokens; ++t) {
@@ -127,8 +131,9 @@ FarFieldStatistics Engine::far_statistics() const {
   if (!far()) return out;
   if (far_sums_.pairs > 0) {
     out.kept = static_cast<double>(far_sums_.kept) / static_cast<double>(far_sums_.pairs);
+    out.sampled = static_cast<double>(far_sums_.sampled) / static_cast<double>(far_sums_.pairs);
   }
-  out.passes = far_passes(plan_.kind, out.kept, plan_.shape, plan_.features);
+  out.passes = far_passes(plan_.kind, out.kept, out.sampled, plan_.shape, plan_.features);
   out.dense_fallback = far_sums_.fallback;
   if (far_sums_.norm_squared > 0.0)
     out.bound = std::sqrt(far_sums_.bound_squared / far_sums_.norm_squared);

@@ -14,14 +14,17 @@ namespace logitless {
 // a dense plan.
 inline constexpr double kMostKept = 2.0 / 3.0;
 
-// Passes over tokens * vocab * dim of a call that kept this part of its tiles: the forward (of
-// far_both: of the kept tiles, and the estimates), the logits of the kept tiles again, their
-// gradients, and two products with one point for each tile.
-inline double far_passes(PlanKind kind, double kept, const HeadShape& shape,
+// Passes over tokens * vocab * dim of a call that kept and sampled these parts of its tiles: the
+// forward (of far_both: of the kept tiles, and the estimates), the logits of the kept tiles again,
+// their gradients, and two products with one point for each tile. Of the sampled ones logits and
+// d_weight.
+inline double far_passes(PlanKind kind, double kept, double sampled, const HeadShape& shape,
                          const HeadFeatures& features) {
   const double gradients = (features.d_hidden ? 1.0 : 0.0) + (features.d_weight ? 1.0 : 0.0);
   const double backward =
-      gradients > 0.0 || features.d_bias ? kept * (1.0 + gradients) + gradients / 128.0 : 0.0;
+      gradients > 0.0 || features.d_bias
+          ? kept * (1.0 + gradients) + gradients / 128.0 + sampled * (features.d_weight ? 2.0 : 1.0)
+          : 0.0;
   // Means, variances, and the tokens along the axes.
   const double forward =
       kind == PlanKind::far_both
@@ -58,6 +61,7 @@ inline const char* far_unsuited(PlanKind kind, const HeadFeatures& features) {
 // Sums of a call, over its chunks.
 struct FarSums {
   std::int64_t kept = 0;
+  std::int64_t sampled = 0;
   std::int64_t pairs = 0;
   bool fallback = false;
   double bound_squared = 0.0;

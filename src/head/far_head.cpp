@@ -38,6 +38,7 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
   if (!step.far) return run(step, in);
   CrossEntropyInputs far_in = in;
   far_in.order = controller.order();
+  far_in.sample_seed = static_cast<std::uint64_t>(controller.report().steps);
   const LossStatistics stats = run(step, far_in);
   // What has been added to accumulated gradients stays.
   if (controller.accept(step, stats.far, /*may_repeat=*/!options.accumulate)) return stats;

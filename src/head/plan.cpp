@@ -160,6 +160,7 @@ class PlanBuilder {
         if (may_be(kind)) kinds.push_back(kind);
       }
       plan_.tau = request_.tau != 0.0f ? request_.tau : kDefaultTau;
+      plan_.sample_every = request_.sample_every;
       if (audited() > 0 && features_.d_hidden &&
           far_refusal(PlanKind::far_backward, kernel).empty())
         plan_.audit = plan_audit();
@@ -263,8 +264,12 @@ class PlanBuilder {
     require(request_.tau == 0.0f || (request_.tau > 0.0f && request_.tau < 1.0f),
             "tau: expected a number in (0, 1), or 0 for the default, got ", request_.tau);
     require(request_.audit_rows >= 0, "audit_rows: expected 0 or more, got ", request_.audit_rows);
-    require(far_wanted() || (request_.tau == 0.0f && request_.audit_rows == 0),
-            "tau, audit_rows: only the far field has them; ask for it by accuracy or kind");
+    require(request_.sample_every >= 0, "sample_every: expected 0 or more, got ",
+            request_.sample_every);
+    require(far_wanted() ||
+                (request_.tau == 0.0f && request_.audit_rows == 0 && request_.sample_every == 0),
+            "tau, audit_rows, sample_every: only the far field has them; ask for it by accuracy or "
+            "kind");
     require(request_.device.threads >= 0, "threads: expected 0 or more, got ",
             request_.device.threads);
   }
@@ -393,7 +398,11 @@ class PlanBuilder {
     if (kind == PlanKind::forward) return 1.0;
     const double gradients = (features_.d_hidden ? 1.0 : 0.0) + (features_.d_weight ? 1.0 : 0.0);
     if (is_far(kind)) {
-      return far_passes(kind, predicted_kept(kind, shape_.vocab, plan_.tau), shape_, features_);
+      const double kept = predicted_kept(kind, shape_.vocab, plan_.tau);
+      const double sampled = plan_.sample_every > 0 && (features_.d_weight || features_.d_bias)
+                                 ? (1.0 - kept) / static_cast<double>(plan_.sample_every)
+                                 : 0.0;
+      return far_passes(kind, kept, sampled, shape_, features_);
     }
     const double stored = static_cast<double>(std::min(sizes.stored_vocab, shape_.vocab)) /
                           static_cast<double>(shape_.vocab);
@@ -453,6 +462,7 @@ class PlanBuilder {
     plan_.workspace_bytes_ = winner.workspace_bytes;
     if (!is_far(plan_.kind)) {
       plan_.tau = 0.0f;
+      plan_.sample_every = 0;
       plan_.audit = nullptr;
     }
   }

@@ -13,6 +13,7 @@
 
 #include "logitless/dtype.h"
 #include "logitless/plan.h"
+#include "math/far_sample.h"
 
 namespace logitless {
 
@@ -179,6 +180,9 @@ struct FarBackwardChunk : BackwardChunk {
   float tau = 0.0f;
   const float* log2_total = nullptr;    // [tokens] log2 sum_j exp z_ij
   const float* target_logit = nullptr;  // [tokens * K]
+  // Far pairs whose d_weight and d_bias are computed exactly as well: `every` times the difference
+  // from what their mass gives is added, so that the mean over all samples is exact.
+  FarSample sample;
   // Above this part of the tiles, all are kept: nothing would be gained.
   double most_kept = 1.0;
   // Rows of d_hidden to keep in fp32 for the audit: token t goes to row audit_row[t], if that is
@@ -186,10 +190,11 @@ struct FarBackwardChunk : BackwardChunk {
   const std::int32_t* audit_row = nullptr;  // [tokens] or null
   float* audit = nullptr;                   // [audited, dim]
   // Results.
-  float* bound = nullptr;          // [tokens] |error of d_hidden_i| is at most this
-  double* norm_squared = nullptr;  // of d_hidden_i: [tokens]
-  std::int64_t* kept = nullptr;    // pairs of a tile and a block of tokens: one number, added to
-  std::int64_t* pairs = nullptr;   // all there are, likewise
+  float* bound = nullptr;           // [tokens] |error of d_hidden_i| is at most this
+  double* norm_squared = nullptr;   // of d_hidden_i: [tokens]
+  std::int64_t* kept = nullptr;     // pairs of a tile and a block of tokens: one number, added to
+  std::int64_t* sampled = nullptr;  // those of the sample, likewise
+  std::int64_t* pairs = nullptr;    // all there are, likewise
 };
 
 // Reason against, or empty: yes.

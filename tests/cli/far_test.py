@@ -107,6 +107,25 @@ class FarLossTest(FarCliTest):
         self.far("--order-rows", 5, "--save-order", few)
         self.assertNotEqual(few.read_bytes(), order.read_bytes())
 
+    def test_samples_average_to_the_exact_d_weight(self):
+        exact_out, out = self.dir / "exact_w.safetensors", self.dir / "sampled.safetensors"
+        self.loss("--plan", "dense", "--out", exact_out, inputs=self.basics(self.large))
+        exact, plain = read_safetensors(exact_out), self.far("--out", out)
+        mass = read_safetensors(out)
+        self.assertNotIn("sampled", plain)
+        total = [0.0] * len(exact["d_weight"][2])
+        sampled = 0.0
+        for seed in range(2):
+            got = self.far("--sample-every", 2, "--sample-seed", seed, "--out", out)
+            self.assertAlmostEqual(got["passes"], plain["passes"] + 2.0 * got["sampled"], delta=1e-9)
+            sampled += got["sampled"]
+            one = read_safetensors(out)
+            self.assertEqual(one["d_hidden"], mass["d_hidden"])
+            self.assertGreater(distance(one["d_weight"][2], mass["d_weight"][2]), 0.0)
+            total = [a + b / 2 for a, b in zip(total, one["d_weight"][2])]
+        self.assertAlmostEqual(sampled, 1.0 - plain["kept"], delta=1e-9)
+        self.assert_close(total, exact["d_weight"][2], 1e-5)
+
     def test_text(self):
         done = run("loss", *self.basics(self.large), "--plan", "far-backward", "--tau", TAU, "--audit", 10)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -228,10 +247,11 @@ class FarBothTest(FarCliTest):
 
 class FarErrorTest(FarCliTest):
     def test_only_the_far_plan_has_them(self):
-        text = "--tau, --order, --order-rows, --save-order, --audit: only --plan far-backward and far-both have them"
+        text = "--tau, --order, --order-rows, --save-order, --sample-every, --sample-seed, --audit: only --plan far-backward "
+        text += "and far-both have them"
         for plan in ([], ["--plan", "dense"], ["--plan", "forward"], ["--plan", "stored:0.5"]):
             for flag, value in (("--tau", 0.01), ("--order", "fresh"), ("--order-rows", 10),
-                                ("--save-order", self.dir / "unwritten"), ("--audit", 3)):
+                                ("--save-order", self.dir / "unwritten"), ("--sample-every", 4), ("--sample-seed", 1), ("--audit", 3)):
                 with self.subTest(plan=plan, flag=flag):
                     self.assert_error(run("loss", *self.basics(), *plan, flag, value), 2, f"logitless loss: {text}")
         self.assertFalse((self.dir / "unwritten").exists())
@@ -244,6 +264,7 @@ class FarErrorTest(FarCliTest):
             (["--tau", "nan"], "--tau: expected a number, got 'nan'"),
             (["--tau", "coarse"], "--tau: expected a number, got 'coarse'"),
             (["--order-rows", "0"], "--order-rows: expected a whole number of at least 1, got '0'"),
+            (["--sample-every", "-1"], "--sample-every: expected a whole number of at least 0, got '-1'"),
             (["--audit", "-1"], "--audit: expected a whole number of at least 0, got '-1'"),
             (["--audit", "few"], "--audit: expected a whole number of at least 0, got 'few'"),
         ]
@@ -272,7 +293,7 @@ class FarErrorTest(FarCliTest):
 
     def test_help(self):
         done = run("loss", "--help")
-        for part in ("--tau", "--order", "--order-rows", "--save-order", "--audit", "far-backward"):
+        for part in ("--tau", "--order", "--order-rows", "--save-order", "--sample-every", "--sample-seed", "--audit", "far-backward"):
             self.assertIn(part, done.stdout)
 
     def test_json_is_one_object(self):

@@ -366,6 +366,32 @@ INSTANTIATE_TEST_SUITE_P(Accuracies, FarHead,
 
 // Up to three trials with one order, then waits, each twice as long as the one before: also where
 // the smaller tau of the next trial would keep too much of a vocabulary to be worth one.
+// Each step takes another sample, which two of them complete: every block of every tile.
+TEST(FarHeadSample, StepsAverageToTheExactGradientOfTheWeights) {
+  const Context context = context_of();
+  FarFieldOptions o = quick();
+  o.refresh_delay = 0;
+  o.sample_every = 2;
+  FarFieldHead head(context, o);
+  Training t;
+  const std::vector<float> exact = t.dense(context);
+  const std::vector<float> exact_weight(exact.end() - static_cast<std::ptrdiff_t>(t.weight.size()),
+                                        exact.end());
+  std::vector<float> mean(t.weight.size());
+  double sampled = 0, kept = 0;
+  for (int step = 1; step <= 7; ++step) {
+    const LossStatistics s = t.step(head);
+    ASSERT_EQ(far_step(s), step >= 5) << step;
+    if (step < 6) continue;
+    sampled += s.far.sampled;
+    kept = s.far.kept;
+    EXPECT_GT(relative(t.d_weight, exact_weight), 1e-3);
+    for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += 0.5f * t.d_weight[i];
+  }
+  EXPECT_NEAR(sampled, 1 - kept, 1e-12);
+  EXPECT_LE(relative(mean, exact_weight), 1e-5);
+}
+
 TEST(FarHeadPolicy, AnImpossibleErrorStaysDense) {
   for (const std::int64_t vocab : {131072, 32768}) {
     SCOPED_TRACE(vocab);
@@ -467,6 +493,7 @@ TEST(FarHeadErrors, OptionsAreNamed) {
       {[](auto& o) { o.error = 0.0; }, "error: expected a number in (0, 1), got 0"},
       {[](auto& o) { o.error = 1.0; }, "error: expected a number in (0, 1), got 1"},
       {[](auto& o) { o.error = NAN; }, "error: expected a number in (0, 1)"},
+      {[](auto& o) { o.sample_every = -1; }, "sample_every: expected 0 or more, got -1"},
       {[](auto& o) { o.audit_rows = 0; }, "audit_rows: expected 1 or more, got 0"},
       {[](auto& o) { o.audit_every = 0; }, "audit_every: expected 1 or more, got 0"},
       {[](auto& o) { o.refresh_every = -3; }, "refresh_every: expected 1 or more, got -3"},

@@ -361,7 +361,8 @@ TEST(FarRefusals, OfPlans) {
     exact.tau = tau ? 0.01f : 0.0f;
     exact.audit_rows = tau ? 0 : 5;
     EXPECT_EQ(invalid(exact),
-              "tau, audit_rows: only the far field has them; ask for it by accuracy or kind");
+              "tau, audit_rows, sample_every: only the far field has them; ask for it by accuracy "
+              "or kind");
   }
   request = {};
   request.accuracy = static_cast<Accuracy>(7);

@@ -186,6 +186,7 @@ HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
                       run.plan == PlanKind::stored ? run.stored_fraction : 0.0};
   request.tau = run.tau;
   request.audit_rows = run.audit_rows;
+  request.sample_every = run.sample_every;
   Mirror mirror(run.kernel);
   in = mirror.in(in);
   out = mirror.out(out);

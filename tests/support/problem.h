@@ -76,6 +76,7 @@ struct RunSpec {
   double stored_fraction = 0.5;
   float tau = 0.0f;  // of the far field, as PlanRequest has them; the order goes in by `change`
   std::int64_t audit_rows = 0;
+  std::int64_t sample_every = 0;
   std::size_t budget = 0;
   std::string kernel;
   int threads = 2;

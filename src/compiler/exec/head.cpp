@@ -90,6 +90,7 @@ class HeadCall {
     call.plan = &plan;
     call.workspace = &far.plans.workspace_for(controller.context(), plan);
     call.order = &controller.order();
+    call.sample_seed = static_cast<std::uint64_t>(controller.report().steps);
     Engine engine(call, features);
     engine.run([&](const TokenResult& r, TokenAnswer& answer) { write(r, answer); });
     FarFieldStatistics statistics = engine.far_statistics();

@@ -2,9 +2,10 @@
 //
 // far:  the masses of 128 tiles are to the centroids what the gradients of 128 words are to their
 //       weights: one dense block of the backward, 128 times thinner than the vocabulary.
-// near: slabs of tiles. Phase 1, a task per tile: its logits again, for the blocks that keep it;
-//       their gradient; d_weight of its words, the far tokens' part included. Phase 2, a task per
-//       block of tokens and columns: d_hidden += gradient . weights, over the tiles it keeps.
+// near: slabs of tiles. Phase 1, a task per tile: its logits again, for the blocks that keep it or
+//       sample it; their gradient; d_weight of its words, the far tokens' part included. Phase 2, a
+//       task per block of tokens and columns: d_hidden += gradient . weights, over the tiles it
+//       keeps.
 #if defined(LOGITLESS_FAR_BACKWARD_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_FAR_BACKWARD_INL_H
 #undef LOGITLESS_FAR_BACKWARD_INL_H
@@ -94,10 +95,43 @@ void FarBounds(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, s
   for (std::int64_t t = 0; t < tokens; ++t) chunk.bound[panel * kPanel + t] += bound[t];
 }
 
-// The gradient of the logits of one tile for the blocks that keep it, and its part of d_bias.
+// Calls f(block, pair, sampled) for the blocks that keep a tile or sample it, by block. Pairs of
+// the tile are numbered from 0, those kept first.
+template <class Engine, class F>
+void ForPairs(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
+              const F& f) {
+  const std::uint8_t* kept = memory.kept(tile);
+  std::int32_t near = 0, sampled = 0;
+  for (std::int64_t block = 0; block < memory.blocks; ++block) sampled += kept[block];
+  for (std::int64_t block = 0; block < memory.blocks; ++block) {
+    if (kept[block] != 0) {
+      f(block, near++, false);
+    } else if (chunk.sample.takes(tile, block)) {
+      f(block, sampled++, true);
+    }
+  }
+}
+
+// Of a sampled pair: the gradient less what the tile's mass gives its words, times `every`.
+template <class Engine>
+void SubtractFar(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
+                 std::int64_t panel, std::int64_t words, float* HWY_RESTRICT g) {
+  constexpr std::int64_t kPanel = Engine::kPanel;
+  HWY_ALIGN float far[kPanel];
+  FarRow(chunk, memory, tile, panel, far);
+  const float* share = chunk.tiles.share + tile * kVocabTile;
+  const auto every = static_cast<float>(chunk.sample.every);
+  for (std::int64_t r = 0; r < words; ++r) {
+    for (std::int64_t t = 0; t < kPanel; ++t)
+      g[r * kPanel + t] = every * (g[r * kPanel + t] - share[r] * far[t]);
+  }
+}
+
+// The gradient of the logits of one tile for the blocks that keep or sample it, and its part of
+// d_bias.
 template <class Engine>
 void NearGradient(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
-                  std::int32_t pair, int thread) {
+                  std::int32_t first_pair, int thread) {
   using Element = typename Engine::Element;
   constexpr std::int64_t kPanel = Engine::kPanel;
   const Layout& layout = memory.layout;
@@ -109,11 +143,10 @@ void NearGradient(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory
   float* g = memory.template of_thread<float>(thread, layout.logits);
   Engine::PackWeightTile(chunk.weight, first_word, words, chunk.shape.dim, layout.dim_k, weights);
   EntryCursor zeros(chunk.targets, tile);
-  for (std::int64_t block = 0; block < memory.blocks; ++block) {
-    if (memory.kept(tile)[block] == 0) continue;
+  ForPairs(chunk, memory, tile, [&](std::int64_t block, std::int32_t pair, bool sampled) {
     zeros.until(block * memory.kBlock, [](const SparseEntry&) {});
-    const auto gradient = Engine::PairGradient(memory.pair(pair++), memory.kBlock, tile_part,
-                                               memory.first_panel(block), layout);
+    const auto gradient = Engine::PairGradient(memory.pair(first_pair + pair), memory.kBlock,
+                                               tile_part, memory.first_panel(block), layout);
     for (std::int64_t p = memory.first_panel(block); p < memory.end_panel(block); ++p) {
       const std::int64_t first = p * kPanel;
       const std::int64_t tokens = std::min<std::int64_t>(kPanel, chunk.tokens - first);
@@ -126,10 +159,11 @@ void NearGradient(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory
       zeros.until(first + kPanel, [&](const SparseEntry& e) {
         g[(e.word - first_word) * kPanel + e.token - first] = 0.0f;
       });
+      if (sampled) SubtractFar(chunk, memory, tile, p, words, g);
       if (chunk.d_bias != nullptr) SumTokens<kPanel>(words, g, chunk.d_bias + first_word);
       Engine::EmitGradient(gradient, p - memory.first_panel(block), 0, 0, g);
     }
-  }
+  });
 }
 
 // Phase 1 of one tile: everything of its words.
@@ -167,16 +201,14 @@ void NearTile(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, st
       const std::int64_t columns = std::min(layout.column_block, chunk.shape.dim - column);
       LoadWeightGradient(chunk.d_weight, chunk.shape.dim, first_word, words,
                          round_up(words, Engine::kRows), column, columns, c, layout.column_block);
-      std::int32_t pair = first_pair;
-      for (std::int64_t block = 0; near && block < memory.blocks; ++block) {
-        if (memory.kept(tile)[block] == 0) continue;
-        const auto gradient = Engine::PairGradient(memory.pair(pair++), memory.kBlock, tile_part,
-                                                   memory.first_panel(block), layout);
+      ForPairs(chunk, memory, tile, [&](std::int64_t block, std::int32_t pair, bool) {
+        const auto gradient = Engine::PairGradient(memory.pair(first_pair + pair), memory.kBlock,
+                                                   tile_part, memory.first_panel(block), layout);
         Engine::WeightGradient(
             gradient, words, memory.x_backward() + block * memory.kBlock * kPanel,
             (memory.end_panel(block) - memory.first_panel(block)) * kPanel, layout.tokens,
             column / kPanel, ceil_div(columns, kPanel), c, layout.column_block);
-      }
+      });
       for (std::int64_t r = 0; r < words; ++r) {
         float* to = c + r * layout.column_block;
         AddScaled(memory.tile_gradient(tile) + column, columns, share[r], to);
@@ -280,7 +312,10 @@ void RunFarBackward(const FarBackwardChunk& chunk) {
     std::int32_t pairs = 0;
     for (std::int64_t t = 0; t < tiles; ++t) {
       memory.pair_begin()[t] = pairs;
-      for (std::int64_t b = 0; b < memory.blocks; ++b) pairs += memory.kept(first + t)[b];
+      ForPairs(chunk, memory, first + t, [&](std::int64_t, std::int32_t, bool sampled) {
+        ++pairs;
+        *chunk.sampled += sampled ? 1 : 0;
+      });
     }
     memory.pair_begin()[tiles] = pairs;
     parallel_for(chunk.threads, tiles, [&](std::int64_t t, int thread) {

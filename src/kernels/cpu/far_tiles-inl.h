@@ -46,8 +46,8 @@ class FarMemory : public ChunkMemory<Engine> {
   std::uint8_t* kept(std::int64_t tile) const {
     return this->template at<std::uint8_t>(layout.kept) + tile * blocks;
   }
-  // Pairs of a kept tile and a block, numbered through the slab, by tile: where those of its t-th
-  // tile begin.
+  // Pairs of a tile and a block that keeps or samples it, numbered through the slab, by tile: where
+  // those of its t-th tile begin. First those kept.
   std::int32_t* pair_begin() const { return this->template at<std::int32_t>(layout.pair_begin); }
   typename Engine::Element* pair(std::int64_t index) const {
     return this->slab_gradient() + index * kVocabTile * kBlock;
@@ -164,32 +164,38 @@ void RemoveTargets(const FarBackwardChunk& chunk, const FarMemory<Engine>& memor
   });
 }
 
-// da of far tiles [first, + tiles), at most kVocabTile, for one panel: mass * linear, 0 where kept.
+// da of one tile as a point for one panel: mass * linear. to [kPanel].
+template <class Engine>
+void FarRow(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
+            std::int64_t panel, float* HWY_RESTRICT to) {
+  const D d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const std::int64_t token = panel * Engine::kPanel;
+  const float* base = memory.mass_base(memory.segment_of(tile), panel);
+  const std::uint16_t* mass = memory.tile_mass(tile, panel);
+  for (std::int64_t t = 0; t < Engine::kPanel; t += lanes) {
+    const V linear = hn::LoadU(d, chunk.linear + token + t);
+    const V shift = hn::Sub(LoadMass(mass + t, hn::LoadU(d, base + t)),
+                            hn::LoadU(d, chunk.exponent + token + t));
+    const V e = hn::IfThenElse(hn::IsNaN(linear), linear, Exp2(shift));
+    // Padding has linear 0 and any mass.
+    hn::Store(hn::IfThenZeroElse(hn::Eq(linear, hn::Zero(d)), hn::Mul(linear, e)), d, to + t);
+  }
+}
+
+// da of far tiles [first, + tiles), at most kVocabTile, for one panel: 0 where kept.
 // g [kVocabTile][kPanel].
 template <class Engine>
 void FarGradient(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t first,
                  std::int64_t tiles, std::int64_t panel, float* HWY_RESTRICT g) {
   constexpr std::int64_t kPanel = Engine::kPanel;
-  const D d;
-  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const std::int64_t block = panel / memory.kBlockPanels;
-  const std::int64_t token = panel * kPanel;
   for (std::int64_t r = 0; r < kVocabTile; ++r) {
     float* to = g + r * kPanel;
-    const std::int64_t tile = first + r;
-    if (r >= tiles || memory.kept(tile)[block] != 0) {
+    if (r >= tiles || memory.kept(first + r)[block] != 0) {
       std::memset(to, 0, kPanel * sizeof(float));
-      continue;
-    }
-    const float* base = memory.mass_base(memory.segment_of(tile), panel);
-    const std::uint16_t* mass = memory.tile_mass(tile, panel);
-    for (std::int64_t t = 0; t < kPanel; t += lanes) {
-      const V linear = hn::LoadU(d, chunk.linear + token + t);
-      const V shift = hn::Sub(LoadMass(mass + t, hn::LoadU(d, base + t)),
-                              hn::LoadU(d, chunk.exponent + token + t));
-      const V e = hn::IfThenElse(hn::IsNaN(linear), linear, Exp2(shift));
-      // Padding has linear 0 and any mass.
-      hn::Store(hn::IfThenZeroElse(hn::Eq(linear, hn::Zero(d)), hn::Mul(linear, e)), d, to + t);
+    } else {
+      FarRow(chunk, memory, first + r, panel, to);
     }
   }
 }
