@@ -46,7 +46,8 @@ FarController::FarController(const Context& context, const FarFieldOptions& opti
     : context_(&context), options_(options) {
   check(options);
   if (context.device().kind != DeviceKind::cpu)
-    throw Unsupported("context: expected the CPU; the far field's controller does not run on a GPU");
+    throw Unsupported(
+        "context: expected the CPU; the far field's controller does not run on a GPU");
   report_.tau = kFirstTau;
   interval_ = options.refresh_every;
   next_refresh_ = interval_;

@@ -10,6 +10,7 @@
 
 #include "kernels/kernels.h"
 #include "support/far_cases.h"
+#include "support/mirror.h"
 #include "support/refusal.h"
 
 namespace logitless::test {

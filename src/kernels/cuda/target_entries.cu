@@ -162,31 +162,37 @@ __device__ float sum_entries(const ProductsCall& c, std::int32_t first, std::int
   return sum;
 }
 
-// d_weight += coefficients * hidden, or with `many` the sums of words of many entries to it. A
-// block for each 256 columns of each entry; that of a word's first entry does them all, in order.
+// d_weight += coefficients * hidden. A block for each 256 columns of each entry; that of a word's
+// first entry does them all, in order.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) add_entries(const ProductsCall c, float* many) {
+__global__ void __launch_bounds__(kThreads) add_entries(const ProductsCall c) {
   const auto first = static_cast<std::int32_t>(blockIdx.x);
   const std::int32_t word = c.entries.words[first] - c.first_word;
   if (word < 0 || word >= c.block_words || c.entries.begin[word] != first) return;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
   if (column >= c.dim) return;
-  const std::int32_t end = c.entries.begin[word + 1];
-  if (many == nullptr) {
-    static_cast<float*>(c.d_weight.data)[word * c.d_weight.stride + column] +=
-        sum_entries<T>(c, first, end, column);
-  } else if (end - first > kFewEntries) {
-    many[first / (kFewEntries + 1) * c.dim + column] = sum_entries<T>(c, first, end, column);
-  }
+  static_cast<float*>(c.d_weight.data)[word * c.d_weight.stride + column] +=
+      sum_entries<T>(c, first, c.entries.begin[word + 1], column);
 }
 
-void launch_entries(const ProductsCall& c, float* many) {
-  const dim3 grid(static_cast<unsigned>(c.tokens * c.targets_per_token), blocks_of(c.dim));
-  with_type(c.dtype, [&](auto type) {
-    add_entries<decltype(type)>
-        <<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(c, many);
-  });
-  require_cuda(cudaGetLastError(), "targets of d_weight");
+// A block for each 256 columns of each row of `many`: of the one word of many entries that begins
+// among this row's entries, if there is one.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) sum_words(const ProductsCall c, float* many) {
+  const std::int64_t slots = c.tokens * c.targets_per_token;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  for (int i = 0; i <= kFewEntries; ++i) {
+    const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * (kFewEntries + 1) + i;
+    if (first >= slots) return;
+    const std::int32_t word = c.entries.words[first] - c.first_word;
+    if (word < 0 || word >= c.block_words || c.entries.begin[word] != first) continue;
+    const std::int32_t end = c.entries.begin[word + 1];
+    if (end - first <= kFewEntries) continue;
+    if (column < c.dim)
+      many[blockIdx.x * c.dim + column] =
+          sum_entries<T>(c, static_cast<std::int32_t>(first), end, column);
+    return;
+  }
 }
 
 }  // namespace
@@ -236,8 +242,22 @@ void list_targets(const BlockCall& b, const TargetOrder& order, const TargetEntr
   require_cuda(cudaGetLastError(), "entries of the targets");
 }
 
-void add_weight_targets(const ProductsCall& c) { launch_entries(c, nullptr); }
-void sum_many_entries(const ProductsCall& c, float* many) { launch_entries(c, many); }
+void add_weight_targets(const ProductsCall& c) {
+  const dim3 grid(static_cast<unsigned>(c.tokens * c.targets_per_token), blocks_of(c.dim));
+  with_type(c.dtype, [&](auto type) {
+    add_entries<decltype(type)><<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(c);
+  });
+  require_cuda(cudaGetLastError(), "targets of d_weight");
+}
+
+void sum_many_entries(const ProductsCall& c, float* many) {
+  const dim3 grid(static_cast<unsigned>(many_rows(c.tokens * c.targets_per_token)),
+                  blocks_of(c.dim));
+  with_type(c.dtype, [&](auto type) {
+    sum_words<decltype(type)><<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(c, many);
+  });
+  require_cuda(cudaGetLastError(), "targets of frequent words");
+}
 
 void add_bias_targets(const TargetEntries& entries, std::int64_t words, float* d_bias,
                       Stream stream) {
