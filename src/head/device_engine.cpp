@@ -242,7 +242,9 @@ cuda::ProductsCall DeviceEngine::products_call(const cuda::ForwardCall& c) const
   p.factor = at<float>(layout_.factor);
   p.rows = at<cuda::RowCoefficients>(layout_.rows);
   p.kernel_workspace = c.workspace;
-  p.kernel_workspace_bytes = forward_bytes_;
+  p.kernel_workspace_bytes = adds_entries(kernel_, layout_tokens_, features_, sizes_)
+                                 ? layout_.many - layout_.forward
+                                 : forward_bytes_;
   p.stream = c.stream;
   return p;
 }

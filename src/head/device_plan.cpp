@@ -315,7 +315,16 @@ DeviceLayout layout_device(const cuda::DeviceKernel& kernel, const HeadShape& sh
   out.argmax = take(chunk * 4, f.argmax);
   HeadShape of_chunk = shape;
   of_chunk.tokens = chunk;
-  out.forward = take(static_cast<std::int64_t>(kernel.workspace_bytes(forward_shape(of_chunk, f))));
+  auto of_kernel = static_cast<std::int64_t>(kernel.workspace_bytes(forward_shape(of_chunk, f)));
+  out.many = out.total;
+  if (adds_entries(kernel, tokens, f, sizes)) {  // in what the forward alone needs, if it fits
+    const auto products =
+        static_cast<std::int64_t>(kernel.products_bytes(chunk, shape.dim, shape.vocab));
+    out.many += static_cast<std::size_t>(round_up(products, 256));
+    of_kernel =
+        std::max(of_kernel, round_up(products, 256) + cuda::many_rows(slots) * shape.dim * 4);
+  }
+  out.forward = take(of_kernel);
   if (!gradients) return out;
   out.rows = take(padded * static_cast<std::int64_t>(sizeof(cuda::RowCoefficients)));
   out.delta = take(slots * 4);
@@ -329,7 +338,6 @@ DeviceLayout layout_device(const cuda::DeviceKernel& kernel, const HeadShape& sh
   out.entry_words = take(slots * 4);
   out.entry_tokens = take(slots * 4);
   out.entry_values = take(slots * 4);
-  out.many = take(cuda::many_rows(slots) * shape.dim * 4, adds_entries(kernel, tokens, f, sizes));
   out.reference = take(padded * 4);
   out.active = take((padded / kPair + 1) * 4);
   out.block = take(chunk * cuda::padded_words(sizes.slab) * element);

@@ -148,6 +148,8 @@ struct DeviceKernel {
   // Where on the device it keeps what its blocks of gradients are to be multiplied by; null: 1.
   const float* (*block_unscale)(const ForwardCall& chunk);
   void (*gradient_products)(const ProductsCall& call);
+  // What it needs of kernel_workspace for a chunk and blocks of at most so many words; null: all.
+  std::size_t (*products_bytes)(std::int64_t tokens, std::int64_t dim, std::int64_t words);
   // What it sets up once for a thread and must not set up while a graph is captured; null: nothing.
   void (*prepare)();
 };
