@@ -227,8 +227,7 @@ void TrainCommand::add_training(CLI::App& app) {
   count("--eval-every", options.eval_every, 1,
         "steps between validations, which also save (default: a quarter of all)");
   add_number(app, "--far-field", options.far_field,
-             "gradients of the loss by the far field, as often as audits keep this relative error "
-             "(0.01); for large vocabularies")
+             "gradients by the far field, where audits keep this relative error (0.01)")
       ->check([](const std::string& text) {
         const double error = std::strtod(text.c_str(), nullptr);
         return error > 0.0 && error < 1.0
@@ -264,8 +263,7 @@ void TrainCommand::add_files(CLI::App& app) {
   };
   file("--resume", options.resume, "checkpoint to go on from; options not given are its own");
   file("--save", options.save,
-       "checkpoint to write at validations and at the end; with --far-field NAME.far.safetensors "
-       "as well");
+       "checkpoint to write at validations and at the end; see --far-field");
   file("--init", options.init, "Hugging Face's model.safetensors to start from");
   file("--export", options.hugging_face, "the same to write at the end");
   add_integer(app, "--sample", options.sample, 0, 1 << 20,
