@@ -28,6 +28,7 @@ struct FarFieldOptions {
   std::int64_t refresh_every = 100;
   // Steps from the one whose weights an order is made from, by a thread of its own, to the one that
   // takes it over: waiting if need be, so that runs repeat to the bit. 0: made in the step itself.
+  // A GPU makes it in the step itself in any case, and takes it over as much later.
   std::int64_t refresh_delay = 4;
   std::int64_t sample_rows = 1024;  // tokens an order is made from, >= 1
   std::size_t memory_budget = 0;    // of each plan; 0: the default
@@ -43,7 +44,7 @@ struct FarFieldReport {
   double last_error = -1.0;       // of the last audit; -1: none yet
   double worst_kept_error = 0.0;  // of the audited far-field steps whose gradients were kept
   double tau = 0.0;               // of the next far-field step
-  double mean_kept = 0.0;         // tiles kept, over the far-field steps
+  double mean_kept = 0.0;         // tiles kept, over the far-field steps (a GPU's: those audited)
   bool far = false;               // the next step is a far-field one
 };
 
@@ -51,11 +52,12 @@ struct FarFieldReport {
 // (CompiledProgram::run). One call a step, from one thread.
 //
 // Memory: one workspace of the largest plan used, counted by the context's meter; while an order is
-// made a copy of weight, and what average_probability, make_vocab_order and measure_tiles take.
+// made a copy of weight (not on a GPU), and what average_probability, make_vocab_order and
+// measure_tiles take.
 class LOGITLESS_API FarFieldHead {
  public:
-  // The context must outlive the head, and be the CPU's. Throws InvalidArgument on options out of
-  // range, Unsupported on a GPU's context.
+  // The context must outlive the head. Throws InvalidArgument on options out of range; Unsupported
+  // for far_both on a GPU without cuBLAS or cuSOLVER.
   FarFieldHead(const Context& context, const FarFieldOptions& options);
   ~FarFieldHead();
   FarFieldHead(FarFieldHead&&) noexcept;
@@ -65,8 +67,18 @@ class LOGITLESS_API FarFieldHead {
   // says what was done. A step whose audit misses the error is done again densely, unless
   // options.accumulate is set: what has been added stays, and later steps are dense. Throws what
   // cross_entropy throws.
+  //
+  // On a GPU it enqueues and returns, and of the statistics only `tokens` is filled, but where
+  // something is to be decided: a step that is audited waits and returns all of them, and throws as
+  // device_statistics does; so does one that an order is made from, on the GPU itself, whatever
+  // refresh_delay; one that needs a larger workspace allocates it. mean_kept is that of the steps
+  // audited.
   LossStatistics step(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
                       const CrossEntropyOutputs& out);
+
+  // Of the last step. On a GPU it waits, as device_statistics does. Throws InvalidArgument before
+  // the first.
+  LossStatistics statistics() const;
 
   const FarFieldReport& report() const;
   // What the next step is, why, and the report. Several lines.

@@ -70,9 +70,10 @@ class LOGITLESS_API VocabOrder {
 };
 
 // The average probability of each word, mean_i softmax(scale * (hidden_i . weight_j + bias_j)),
-// over the rows of hidden [..., D]: a sample of a thousand or two serves. On the CPU. Two passes
-// over rows * vocab * dim at most; extra memory: a plan of memory_budget (0: the default), 4 B *
-// vocab beside the result. With a softcap c, where z_ij is the capped logit, the average of p_ij (1
+// over the rows of hidden [..., D]: a sample of a thousand or two serves. Two passes over rows *
+// vocab * dim at most; extra memory: a plan of memory_budget (0: the default), 4 B * vocab beside
+// the result. On a GPU the tensors are in its memory and the result is not: it waits. With a
+// softcap c, where z_ij is the capped logit, the average of p_ij (1
 // - (z_ij / c)^2): what the gradients of the words go by.
 LOGITLESS_API std::vector<float> average_probability(const Context& context,
                                                      const ConstTensorView& hidden,
@@ -81,9 +82,11 @@ LOGITLESS_API std::vector<float> average_probability(const Context& context,
                                                      float logit_scale = 1.0f, float softcap = 0.0f,
                                                      std::size_t memory_budget = 0);
 
-// The order of weight [V, D] (f32, bf16 or f16, rows of any stride) for these averages [V]. On the
-// CPU; the same for any number of threads. Extra memory: 512 rows in fp32 a thread, and 16 B * V.
-// Throws InvalidArgument on sizes or options that do not fit.
+// The order of weight [V, D] (f32, bf16 or f16, rows of any stride) for these averages [V]. The
+// same for any number of threads. Extra memory: 512 rows in fp32 a thread, and 16 B * V. On a GPU
+// weight is in its memory, rows of contiguous elements, and averages and result are not: it waits;
+// 3 KiB * D and 40 B * V there; another order than the CPU's, as good. Throws InvalidArgument on
+// sizes or options that do not fit.
 LOGITLESS_API VocabOrder make_vocab_order(const Context& context, const ConstTensorView& weight,
                                           std::span<const float> average,
                                           const OrderOptions& options = {});
@@ -91,9 +94,12 @@ LOGITLESS_API VocabOrder make_vocab_order(const Context& context, const ConstTen
 // The order with the moments of its tiles in these weights, and how far the estimates of a tile's
 // mass from them fall short: log2_caution is the most that the mass of a tile has been above its
 // estimate, over the rows of hidden [..., D], where it was above tau / 3 of the row's total.
-// Without it, a word that stands apart from its tile is missed now and then. On the CPU. Work:
+// Without it, a word that stands apart from its tile is missed now and then. Work:
 // vocab * dim * (dim + 2 rows) multiply-adds; extra memory: 4 B * rows * (dim + 2 tiles), 8 B *
-// dim^2, 4 B * tiles * dim, and 0.5 KiB * (dim + rows) a thread. softcap has no such moments.
+// dim^2, 4 B * tiles * dim, and 0.5 KiB * (dim + rows) a thread. softcap has no such moments. On a
+// Hopper GPU, in bf16 with dim a multiple of 8, everything but the orders is in its memory, and it
+// waits; extra memory there: 24 B * dim^2, 66 KiB * dim, 0.1 B * vocab * (dim + rows). Throws
+// Unsupported for other heads there, or without cuBLAS or cuSOLVER.
 LOGITLESS_API VocabOrder measure_tiles(const Context& context, const VocabOrder& order,
                                        const ConstTensorView& hidden, const ConstTensorView& weight,
                                        const ConstTensorView& bias = {}, float logit_scale = 1.0f,

@@ -38,7 +38,7 @@ LossStatistics device_cross_entropy(const Context& context, const LossPlan& plan
   loss.wide_argmax = engine.set_argmax(out.argmax);
   if (features.label_smoothing) all.omega = loss.class_weight;
   float* const bound = device_floats("d_hidden_bound", out.d_hidden_bound);
-  engine.set_far(in.order, bound);
+  engine.set_far(in.order, bound, in.sample_seed);
   if (bound != nullptr && !is_far(plan.kind))
     cuda::fill_device(bound, 0, static_cast<std::size_t>(shape.tokens) * 4, context.stream());
   loss.reduction = options.reduction == Reduction::none   ? cuda::LossReduction::none
@@ -78,8 +78,11 @@ FarFieldStatistics far_statistics(const Context& context, const LossPlan& plan,
   cuda::copy_to_host(&sums, static_cast<const std::byte*>(workspace.data()) + layout.far_sums,
                      sizeof(sums), context.stream());
   FarFieldStatistics out;
-  if (sums.pairs > 0) out.kept = static_cast<double>(sums.kept) / static_cast<double>(sums.pairs);
-  out.passes = far_passes(plan.kind, out.kept, 0.0, plan.shape, plan.features);
+  if (sums.pairs > 0) {
+    out.kept = static_cast<double>(sums.kept) / static_cast<double>(sums.pairs);
+    out.sampled = static_cast<double>(sums.sampled) / static_cast<double>(sums.pairs);
+  }
+  out.passes = far_passes(plan.kind, out.kept, out.sampled, plan.shape, plan.features);
   out.dense_fallback = sums.fallback != 0;
   if (sums.norm_squared > 0.0) out.bound = std::sqrt(sums.bound_squared / sums.norm_squared);
   if (plan.kind == PlanKind::far_both) out.bound = -1.0;

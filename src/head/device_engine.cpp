@@ -12,15 +12,6 @@ void require_contiguous(std::string_view name, const ConstTensorView& view) {
           " is not contiguous; on a GPU it must be");
 }
 
-RowMatrix contiguous_rows(std::string_view name, const ConstTensorView& view) {
-  RowMatrix m = as_rows(name, view);
-  require(m.column_stride == 1 || m.columns == 1, name,
-          ": expected contiguous rows on a GPU, got a stride of ", m.column_stride,
-          " between columns");
-  if (m.rows <= 1) m.row_stride = m.columns;
-  return m;
-}
-
 // Byte offset of a row, in elements of the dtype.
 template <typename Pointer>
 Pointer advance(Pointer data, std::int64_t elements, DType dtype) {
@@ -30,6 +21,15 @@ Pointer advance(Pointer data, std::int64_t elements, DType dtype) {
 }
 
 }  // namespace
+
+RowMatrix device_rows(std::string_view name, const ConstTensorView& view) {
+  RowMatrix m = as_rows(name, view);
+  require(m.column_stride == 1 || m.columns == 1, name,
+          ": expected contiguous rows on a GPU, got a stride of ", m.column_stride,
+          " between columns");
+  if (m.rows <= 1) m.row_stride = m.columns;
+  return m;
+}
 
 const float* device_floats(std::string_view name, const ConstTensorView& view) {
   if (!view.defined()) return nullptr;
@@ -49,7 +49,8 @@ DeviceEngine::DeviceEngine(const Context& context, const LossPlan& plan, const H
       sizes_(device_sizes(plan)),
       layout_(layout_device(kernel_, plan.shape, plan.features, sizes_)),
       layout_tokens_(plan.shape.tokens),
-      base_(static_cast<std::byte*>(workspace.data())) {
+      base_(static_cast<std::byte*>(workspace.data())),
+      sample_every_(plan.sample_every) {
   require(plan.shape.dim == shape.dim && plan.shape.vocab == shape.vocab &&
               plan.shape.dtype == shape.dtype && shape.tokens <= plan.shape.tokens,
           "plan: made for ", plan.shape.tokens, " tokens x ", plan.shape.vocab, " words x ",
@@ -80,9 +81,9 @@ void* DeviceEngine::loss_workspace() const { return base_ + layout_.loss; }
 
 void DeviceEngine::set_matrices(const ConstTensorView& hidden, const ConstTensorView& weight) {
   all.hidden = hidden.data();
-  all.hidden_stride = contiguous_rows("hidden", hidden).row_stride;
+  all.hidden_stride = device_rows("hidden", hidden).row_stride;
   all.weight = weight.data();
-  all.weight_stride = contiguous_rows("weight", weight).row_stride;
+  all.weight_stride = device_rows("weight", weight).row_stride;
 }
 
 void DeviceEngine::set_targets(const ConstTensorView& targets, std::int64_t ignore_index) {
@@ -107,7 +108,7 @@ void DeviceEngine::set_gradients(const TensorView& d_hidden, const TensorView& d
     if (!view.defined()) return out;
     if (!matrix) require_contiguous(name, view);
     out.data = view.data();
-    out.stride = matrix ? contiguous_rows(name, view).row_stride : view.numel();
+    out.stride = matrix ? device_rows(name, view).row_stride : view.numel();
     out.dtype = view.dtype();
     out.add = features_.accumulate;
     return out;
@@ -153,13 +154,11 @@ void DeviceEngine::run(const ChunkFunction& tokens) {
   float* const delta = gradients ? at<float>(layout_.delta) : nullptr;
   const std::int64_t total = all.shape.tokens;
   std::int64_t first = 0;
-  if (sizes_.far && total > 0) cuda::order_tokens(all, far_.order, token_order());
+  if (sizes_.far) begin_far();
   do {  // once even without tokens: outputs are still cleared
     const cuda::ForwardCall chunk =
         chunk_call(first, std::min(std::max<std::int64_t>(sizes_.chunk, 1), total - first));
     if (sizes_.far) cuda::gather_tokens(chunk, all.hidden, all.hidden_stride, hidden_rows());
-    if (sizes_.both && features_.label_smoothing && first == 0)
-      sum_weights(all, all.weight, all.shape.vocab, all.omega);
     kernel_.forward(chunk);
     if (sizes_.both && features_.label_smoothing)
       cuda::estimate_weighted_sums(chunk, at<float>(layout_.weight_sum));

@@ -44,9 +44,10 @@ class DeviceEngine {
   void set_targets(const ConstTensorView& targets, std::int64_t ignore_index);
   void set_gradients(const TensorView& d_hidden, const TensorView& d_weight,
                      const TensorView& d_bias);
-  // Of far-field plans, where it is needed: the order, and where bounds go (null: nowhere). The
-  // first call with an order on a device copies it there, and waits for that.
-  void set_far(const VocabOrder& order, float* bound);
+  // Of far-field plans, where it is needed: the order, where bounds go (null: nowhere), and which
+  // sample of d_weight. The first call with an order on a device copies it there, and waits for
+  // that.
+  void set_far(const VocabOrder& order, float* bound, std::uint64_t sample_seed);
   // After run, of far-field plans with an audit: the engine of the exact plan of its tokens, and
   // their comparison with what run has left. `tokens` as in run.
   void audit(const Context& context, const LossPlan& plan, const Workspace& workspace,
@@ -75,6 +76,7 @@ class DeviceEngine {
   // device_far.cpp
   void far_backward(const cuda::ForwardCall& chunk, bool first_chunk);
   void set_estimate(const VocabOrder& order);
+  void begin_far();
   void order_chunk(cuda::ForwardCall& chunk) const;
   cuda::TargetOrder token_order() const;
   void* hidden_rows() const { return base_ + layout_.hidden_rows; }
@@ -101,12 +103,16 @@ class DeviceEngine {
   cuda::FarCall far_;              // of far-field plans
   cuda::FarEstimate estimate_;
   float* bound_output_ = nullptr;
+  std::int64_t sample_every_;
+  std::uint64_t sample_seed_ = 0;
   cuda::GradientOutput d_hidden_, d_weight_, d_bias_;
   // Where sums go: the outputs themselves, or fp32 in the workspace that is rounded in the end.
   bool round_hidden_ = false;
   bool round_weight_ = false;
 };
 
+// A matrix of the device, or a tensor as one; throws unless its rows are contiguous.
+RowMatrix device_rows(std::string_view name, const ConstTensorView& view);
 // An optional fp32 vector or output of the device; throws unless contiguous.
 const float* device_floats(std::string_view name, const ConstTensorView& view);
 float* device_floats(std::string_view name, const TensorView& view);

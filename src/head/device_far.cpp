@@ -12,8 +12,9 @@
 
 namespace logitless {
 
-void DeviceEngine::set_far(const VocabOrder& order, float* bound) {
+void DeviceEngine::set_far(const VocabOrder& order, float* bound, std::uint64_t sample_seed) {
   bound_output_ = bound;
+  sample_seed_ = sample_seed;
   if (!sizes_.far) return;
   require(!order.empty(), "order: a far-field plan needs one (make_vocab_order), got none");
   require(order.vocab() == all.shape.vocab, "order: made for ", order.vocab(),
@@ -58,6 +59,16 @@ void DeviceEngine::set_estimate(const VocabOrder& order) {
   far_.estimate = &estimate_;
 }
 
+// What is of all tokens: their order, and sum_j omega_j w_j.
+void DeviceEngine::begin_far() {
+  if (all.shape.tokens == 0) {
+    cuda::fill_device(far_.sums, 0, sizeof(cuda::FarSums), all.stream);
+    return;
+  }
+  cuda::order_tokens(all, far_.order, token_order());
+  if (smooths_apart(features_)) sum_weights(all, all.weight, all.shape.vocab, all.omega);
+}
+
 cuda::TargetOrder DeviceEngine::token_order() const {
   return {at<std::int32_t>(layout_.token_keys), at<std::int32_t>(layout_.token_rows),
           at<std::int32_t>(layout_.token_places), at<std::int32_t>(layout_.token_counts)};
@@ -82,10 +93,15 @@ void DeviceEngine::far_backward(const cuda::ForwardCall& chunk, bool first_chunk
   cuda::order_targets(chunk, target_order());
   cuda::prepare_block(b);
   cuda::list_targets(b, target_order(), target_entries());
-  if (!sizes_.both) cuda::select_tiles(chunk, b.rows, first_chunk);  // or the forward has
+  if (d_weight_.data != nullptr || d_bias_.data != nullptr)
+    far_.sample = FarSample(sample_every_, sample_seed_, chunk.first_token);
+  if (!sizes_.both) {
+    cuda::select_tiles(chunk, b.rows, first_chunk);
+  } else if (far_.sample.every > 0) {  // the forward has chosen
+    cuda::sample_tiles(chunk);
+  }
   const cuda::LogitBlock masses{base_ + layout_.far_block,
                                 cuda::padded_words(cuda::far_tiles(vocab))};
-  cuda::far_block(b, masses);
   far_products(b, masses);
   cuda::ProductsCall targets = products_call(chunk);
   targets.block_words = vocab;
@@ -97,9 +113,9 @@ void DeviceEngine::far_backward(const cuda::ForwardCall& chunk, bool first_chunk
     b.first_word = slab.first;
     b.words = slab.words;
     // The weights' tiles are the same for all chunks; estimates have no bound.
-    const bool measured = !first_chunk || sizes_.both;
+    const bool radii = first_chunk && !sizes_.both;
     b.weight_rows = cuda::gather_slab(
-        chunk, slab, measured ? cuda::GatherPart::rows : cuda::GatherPart::radii, nullptr);
+        chunk, slab, radii ? cuda::GatherPart::radii : cuda::GatherPart::rows, nullptr);
     kernel_.gradient_block(b);
     cuda::clear_targets(b);
     if (d_bias_.data != nullptr)
@@ -168,6 +184,8 @@ void DeviceEngine::audit(const Context& context, const LossPlan& plan, const Wor
 void DeviceEngine::far_products(const cuda::BlockCall& block, const cuda::LogitBlock& masses) {
   const cuda::ForwardCall& c = block.chunk;
   const std::int64_t tiles = cuda::far_tiles(c.shape.vocab);
+  const bool sampled = far_.sample.every > 0;
+  cuda::far_block(block, masses, sampled ? cuda::FarBlockFor::words : cuda::FarBlockFor::tokens);
   if (d_bias_.data != nullptr) {
     cuda::ColumnSumCall sum;
     sum.dtype = c.shape.dtype;
@@ -188,16 +206,18 @@ void DeviceEngine::far_products(const cuda::BlockCall& block, const cuda::LogitB
   p.target_weight = c.weight;
   p.target_stride = c.weight_stride;
   p.active = c.active;
-  if (d_hidden_.data != nullptr) {
-    p.d_hidden = hidden_sums(c, true);
-    if (smooths_apart(features_)) {
-      sum_weights(c, c.weight, c.shape.vocab, c.omega);
-      p.weight_sum = at<float>(layout_.weight_sum);
-    }
-  }
   if (d_weight_.data != nullptr)
     p.d_weight = {base_ + layout_.tile_gradient, c.shape.dim, DType::f32, false};
-  kernel_.gradient_products(p);
+  if (sampled) {
+    if (d_weight_.data != nullptr) kernel_.gradient_products(p);
+    p.d_weight = {};
+    cuda::far_block(block, masses, cuda::FarBlockFor::tokens);
+  }
+  if (d_hidden_.data != nullptr) {
+    p.d_hidden = hidden_sums(c, true);
+    if (smooths_apart(features_)) p.weight_sum = at<float>(layout_.weight_sum);
+  }
+  if (p.d_hidden.data != nullptr || p.d_weight.data != nullptr) kernel_.gradient_products(p);
   if (d_weight_.data != nullptr && smooths_apart(features_)) sum_hidden(c);
 }
 

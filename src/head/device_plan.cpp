@@ -88,7 +88,9 @@ class DevicePlanner {
     if (!kernel_.far_backward) return concat("kernel ", kernel_.name, " does not have it");
     if (kind == PlanKind::far_both && !cuda::estimates_unsupported().empty())
       return cuda::estimates_unsupported();
-    if (request_.sample_every > 0) return "sample_every: no samples of d_weight on a GPU";
+    const std::int64_t words = cuda::kMostFarGroups * cuda::kFarGroup;
+    if (shape_.vocab > words)
+      return concat("vocab: expected at most ", words, " on a GPU, got ", shape_.vocab);
     return far_unsuited(kind, features_);
   }
 
@@ -99,6 +101,7 @@ class DevicePlanner {
     for (std::int64_t n = 1;; n += 1 + n / 16) {
       const std::int64_t chunk = n == 1 ? tokens_ : round_up(ceil_div(tokens_, n), kPair);
       if (is_far(kind)) {
+        if (chunk > cuda::kMostFarBlocks * cuda::kFarBlock) continue;
         for (std::int64_t slabs = 1; slabs <= words / kPair; slabs += 1 + slabs / 16)
           offer({chunk, round_up(ceil_div(words, slabs), kPair), 0, true,
                  kind == PlanKind::far_both, audited_});
@@ -155,13 +158,17 @@ class DevicePlanner {
   static PlanKind kind_of(const DeviceSizes& sizes) {
     return sizes.both ? PlanKind::far_both : PlanKind::far_backward;
   }
+  double sampled(const DeviceSizes& sizes) const {
+    return predicted_sample(kept(sizes), request_.sample_every, features_);
+  }
   double again(const DeviceSizes& sizes) const {  // fraction of the words multiplied again
-    if (sizes.far) return kept(sizes);
+    if (sizes.far) return kept(sizes) + sampled(sizes);
     if (sizes.slab == 0 || kernel_.keeps_logits) return 0.0;
     return 1.0 - static_cast<double>(sizes.stored) / static_cast<double>(shape_.vocab);
   }
   double passes(const DeviceSizes& sizes) const {
-    if (sizes.far) return far_passes(kind_of(sizes), kept(sizes), 0.0, shape_, features_);
+    if (sizes.far)
+      return far_passes(kind_of(sizes), kept(sizes), sampled(sizes), shape_, features_);
     return 1.0 + again(sizes) + (features_.d_hidden ? 1.0 : 0.0) + (features_.d_weight ? 1.0 : 0.0);
   }
 
@@ -185,6 +192,7 @@ class DevicePlanner {
                                      static_cast<double>(sizes.slab));
       out += again(sizes) * forward + chunks * slabs * r.slab_seconds;
       const double products = sizes.far ? kept(sizes) / kFarRate : 1.0;
+      const double of_words = sizes.far ? again(sizes) / kFarRate : 1.0;
       bytes += 3.0 * products * n * v * (shape_.dtype == DType::f32 ? 4.0 : 2.0);  // the block
       if (sizes.far) bytes += chunks * v * d * (2.0 * 2.0 * 2.0 + 4.0);  // rows gathered twice
       if (features_.d_hidden) {
@@ -192,7 +200,7 @@ class DevicePlanner {
         bytes += (slabs - 1.0) * n * d * 8.0;
       }
       if (features_.d_weight) {
-        out += products * pass / r.product_flops;
+        out += of_words * pass / r.product_flops;
         bytes += (chunks - 1.0) * v * d * 8.0;
         if (sums_weight(kernel_, tokens_, features_, sizes)) bytes += v * d * 10.0;
       }

@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "head/far_field.h"
 #include "head/order_file.h"
+#include "kernels/device_order.h"
 
 namespace logitless {
 namespace {
@@ -45,9 +46,10 @@ void check(const FarFieldOptions& o) {
 FarController::FarController(const Context& context, const FarFieldOptions& options)
     : context_(&context), options_(options) {
   check(options);
-  if (context.device().kind != DeviceKind::cpu)
-    throw Unsupported(
-        "context: expected the CPU; the far field's controller does not run on a GPU");
+  if (on_gpu() && options.accuracy == Accuracy::far_both) {
+    const std::string missing = cuda::moments_unsupported();
+    if (!missing.empty()) throw Unsupported(concat("accuracy: far_both: ", missing));
+  }
   report_.tau = kFirstTau;
   interval_ = options.refresh_every;
   next_refresh_ = interval_;
@@ -116,20 +118,20 @@ bool FarController::accept(const FarStep& step, const FarFieldStatistics& far, b
 }
 
 void FarController::start_order(const OrderSource& source) {
-  const bool at_once = options_.refresh_delay == 0;
+  const bool at_once = options_.refresh_delay == 0 || on_gpu();
   auto s = std::make_shared<OrderSample>(
-      sample_of(source, options_.sample_rows, !at_once, &context_->memory()));
+      on_gpu() ? look_at(source, options_.sample_rows)
+               : sample_of(source, options_.sample_rows, !at_once, &context_->memory()));
   s->tau = static_cast<float>(report_.tau);
   s->moments = options_.accuracy == Accuracy::far_both && source.softcap == 0.0f;
   if (order_.vocab() == source.weight.size(0))
     s->average.assign(order_.average().begin(), order_.average().end());
   next_refresh_ = report_.steps + interval_;
+  takeover_ = report_.steps + options_.refresh_delay;
   if (at_once) {
     pending_ = make_order(*context_, *s);
-    takeover_ = report_.steps;
     return;
   }
-  takeover_ = report_.steps + options_.refresh_delay;
   ContextOptions own;
   own.threads = 1;
   own.kernel = context_->device().kernel;

@@ -35,8 +35,8 @@ class FarController {
   // be gained and the step is dense. An order may be begun from `source`, or taken over, for which
   // this waits.
   FarStep begin(const LossPlan& audited, const OrderSource& source);
-  // After a far-field step: whether it stands. If not, the caller does it again densely; without
-  // `may_repeat` it stands in any case.
+  // After a far-field step whose statistics are known, an audited one in any case: whether it
+  // stands. If not, the caller does it again densely; without `may_repeat` it stands in any case.
   bool accept(const FarStep& step, const FarFieldStatistics& far, bool may_repeat = true);
 
   // As FarFieldHead's.
@@ -45,6 +45,7 @@ class FarController {
   void load(const std::string& path);
 
  private:
+  bool on_gpu() const { return context_->device().kind == DeviceKind::cuda; }
   void start_order(const OrderSource& source);
   void wait_for_order();
   double error_of(const FarFieldStatistics& far) const;

@@ -45,6 +45,14 @@ inline double predicted_kept(PlanKind kind, std::int64_t vocab, double tau) {
   return std::min(1.0, reference * std::pow(words, -1.27) * std::pow(tau / 0.003, -0.6));
 }
 
+// The part of the pairs that a call samples which keeps this part of them.
+inline double predicted_sample(double kept, std::int64_t sample_every,
+                               const HeadFeatures& features) {
+  return sample_every > 0 && (features.d_weight || features.d_bias)
+             ? (1.0 - kept) / static_cast<double>(sample_every)
+             : 0.0;
+}
+
 // Why a far-field plan's mathematics cannot serve the features; empty if it can.
 inline const char* far_unsuited(PlanKind kind, const HeadFeatures& features) {
   if (features.entropy_gradient)

@@ -6,7 +6,7 @@
 namespace logitless {
 
 FarFieldHead::FarFieldHead(const Context& context, const FarFieldOptions& options)
-    : state_(new State{FarController(context, options), {}}) {}
+    : state_(new State{FarController(context, options), {}, {}, {}}) {}
 FarFieldHead::~FarFieldHead() = default;
 FarFieldHead::FarFieldHead(FarFieldHead&&) noexcept = default;
 FarFieldHead& FarFieldHead::operator=(FarFieldHead&&) noexcept = default;
@@ -29,7 +29,10 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
   };
   const auto run = [&](const FarStep& step, const CrossEntropyInputs& inputs) {
     const LossPlan& plan = plan_of(step);
-    return cross_entropy(context, plan, options, inputs, out, plans.workspace_for(context, plan));
+    state_->last_plan = plan;
+    state_->last =
+        cross_entropy(context, plan, options, inputs, out, plans.workspace_for(context, plan));
+    return state_->last;
   };
   // Before anything is decided: a call that planning refuses leaves the state alone.
   const LossPlan& audited = plan_of({.far = true, .audit = true});
@@ -39,10 +42,24 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
   CrossEntropyInputs far_in = in;
   far_in.order = controller.order();
   far_in.sample_seed = static_cast<std::uint64_t>(controller.report().steps);
-  const LossStatistics stats = run(step, far_in);
+  LossStatistics stats = run(step, far_in);
+  if (context.device().kind == DeviceKind::cuda) {
+    if (!step.audit) return stats;  // not known yet, and not worth waiting for
+    stats = statistics();
+  }
   // What has been added to accumulated gradients stays.
   if (controller.accept(step, stats.far, /*may_repeat=*/!options.accumulate)) return stats;
   return run({}, in);
+}
+
+LossStatistics FarFieldHead::statistics() const {
+  const Context& context = state_->controller.context();
+  require(!state_->last_plan.kernel.empty(), "statistics: expected a step before");
+  if (context.device().kind == DeviceKind::cpu) return state_->last;
+  LossStatistics found = device_statistics(context, state_->last_plan,
+                                           state_->plans.workspace_for(context, state_->last_plan));
+  found.tokens = state_->last.tokens;
+  return found;
 }
 
 }  // namespace logitless

@@ -10,6 +10,8 @@ namespace logitless {
 struct FarFieldHead::State {
   FarController controller;
   FarPlans plans;
+  LossPlan last_plan;  // of the last step, for its statistics
+  LossStatistics last;
 };
 
 struct FarFieldAccess {

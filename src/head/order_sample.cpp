@@ -40,17 +40,37 @@ Buffer copy_rows(const ConstTensorView& m, std::int64_t count, MemoryMeter* mete
 
 }  // namespace
 
-OrderSample sample_of(const OrderSource& source, std::int64_t rows, bool copy, MemoryMeter* meter) {
+namespace {
+
+OrderSample options_of(const OrderSource& source) {
   OrderSample s;
+  s.logit_scale = source.logit_scale;
+  s.softcap = source.softcap;
+  s.weight = source.weight;
+  s.bias = source.bias;
+  return s;
+}
+
+}  // namespace
+
+OrderSample look_at(const OrderSource& source, std::int64_t rows) {
+  OrderSample s = options_of(source);
+  const RowMatrix m = as_rows("hidden", source.hidden);
+  const std::int64_t count = std::min(m.rows, rows);
+  const std::int64_t sizes[] = {count, m.columns};
+  const std::int64_t strides[] = {m.rows / std::max<std::int64_t>(count, 1) * m.row_stride,
+                                  m.column_stride};
+  s.hidden = ConstTensorView(source.hidden.data(), source.hidden.dtype(), sizes, strides);
+  return s;
+}
+
+OrderSample sample_of(const OrderSource& source, std::int64_t rows, bool copy, MemoryMeter* meter) {
+  OrderSample s = options_of(source);
   const RowMatrix m = as_rows("hidden", source.hidden);
   const std::int64_t sizes[] = {m.rows, m.columns};
   const std::int64_t strides[] = {m.row_stride, m.column_stride};
   const ConstTensorView tokens(source.hidden.data(), source.hidden.dtype(), sizes, strides);
   s.hidden_copy = copy_rows(tokens, std::min(m.rows, rows), meter, s.hidden);
-  s.logit_scale = source.logit_scale;
-  s.softcap = source.softcap;
-  s.weight = source.weight;
-  s.bias = source.bias;
   if (!copy) return s;
   s.weight_copy = copy_rows(source.weight, source.weight.size(0), meter, s.weight);
   if (source.bias.defined())

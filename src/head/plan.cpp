@@ -159,8 +159,7 @@ class PlanBuilder {
       for (const PlanKind kind : {PlanKind::far_backward, PlanKind::far_both}) {
         if (may_be(kind)) kinds.push_back(kind);
       }
-      plan_.tau = request_.tau != 0.0f ? request_.tau : kDefaultTau;
-      plan_.sample_every = request_.sample_every;
+      set_far();
       if (audited() > 0 && features_.d_hidden &&
           far_refusal(PlanKind::far_backward, kernel).empty())
         plan_.audit = plan_audit();
@@ -190,6 +189,10 @@ class PlanBuilder {
 
  private:
   bool far_wanted() const { return may_be(PlanKind::far_backward) || may_be(PlanKind::far_both); }
+  void set_far() {
+    plan_.tau = request_.tau != 0.0f ? request_.tau : kDefaultTau;
+    plan_.sample_every = request_.sample_every;
+  }
   // Of the far field's kinds: whether the request allows it.
   bool may_be(PlanKind kind) const {
     if (request_.kind.has_value()) return *request_.kind == kind;
@@ -202,7 +205,7 @@ class PlanBuilder {
     for (const PlanKind kind : {PlanKind::far_backward, PlanKind::far_both}) {
       if (may_be(kind)) far.push_back(kind);
     }
-    if (far_wanted()) plan_.tau = request_.tau != 0.0f ? request_.tau : kDefaultTau;
+    if (far_wanted()) set_far();
     std::vector<Sized> sized;
     std::vector<DeviceCandidate> candidates = device_candidates(request_, far, plan_);
     const bool possible = std::any_of(candidates.begin(), candidates.end(), [](const auto& c) {
@@ -399,9 +402,7 @@ class PlanBuilder {
     const double gradients = (features_.d_hidden ? 1.0 : 0.0) + (features_.d_weight ? 1.0 : 0.0);
     if (is_far(kind)) {
       const double kept = predicted_kept(kind, shape_.vocab, plan_.tau);
-      const double sampled = plan_.sample_every > 0 && (features_.d_weight || features_.d_bias)
-                                 ? (1.0 - kept) / static_cast<double>(plan_.sample_every)
-                                 : 0.0;
+      const double sampled = predicted_sample(kept, plan_.sample_every, features_);
       return far_passes(kind, kept, sampled, shape_, features_);
     }
     const double stored = static_cast<double>(std::min(sizes.stored_vocab, shape_.vocab)) /

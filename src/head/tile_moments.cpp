@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/parallel.h"
+#include "head/device_order.h"
 #include "head/rows.h"
 #include "head/validate.h"
 #include "kernels/kernels.h"
@@ -263,13 +264,14 @@ class TileMoments {
 VocabOrder measure_tiles(const Context& context, const VocabOrder& order,
                          const ConstTensorView& hidden, const ConstTensorView& weight,
                          const ConstTensorView& bias, float logit_scale, float tau) {
-  require(context.device().kind == DeviceKind::cpu, "measure_tiles: expected a context of the CPU");
   const HeadShape shape = require_head(hidden, weight, bias);
   require(shape.tokens > 0, "hidden: expected tokens to measure with, got ", describe(hidden));
   require(order.vocab() == shape.vocab, "order: made for ", order.vocab(),
           " words, the weights have ", shape.vocab);
   require_transform(logit_scale, 0.0f);
   require(tau > 0.0f && tau < 1.0f, "tau: expected a number in (0, 1), got ", tau);
+  if (context.device().kind == DeviceKind::cuda)
+    return device_measure_tiles(context, order, hidden, weight, bias, logit_scale, tau);
   return TileMoments(context, order, hidden, weight, bias, logit_scale, tau).measure();
 }
 

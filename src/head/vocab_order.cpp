@@ -228,16 +228,24 @@ std::vector<float> average_probability(const Context& context, const ConstTensor
                                        const ConstTensorView& weight, const ConstTensorView& bias,
                                        float logit_scale, float softcap,
                                        std::size_t memory_budget) {
-  require(context.device().kind == DeviceKind::cpu,
-          "average_probability: expected a context of the CPU");
   const HeadShape shape = require_head(hidden, weight, bias);
   require(shape.tokens > 0, "hidden: expected tokens to average over, got ", describe(hidden));
+  const bool device = context.device().kind == DeviceKind::cuda;
+  std::vector<cuda::DeviceMemory> copies;
+  // A vector where the context's kernels read it.
+  const auto placed = [&](void* values, std::size_t bytes) {
+    if (!device) return values;
+    cuda::DeviceMemory& copy = copies.emplace_back(bytes);
+    cuda::copy_to_device(copy.data(), values, bytes, context.stream());
+    return copy.data();
+  };
   // sum_i p_ij is the gradient of sum_i lse_i with respect to the bias.
   std::vector<float> zero(bias.defined() ? 0 : static_cast<std::size_t>(shape.vocab), 0.0f);
-  const std::vector<std::int64_t> targets(static_cast<std::size_t>(shape.tokens), 0);
-  const std::vector<float> ones(static_cast<std::size_t>(shape.tokens),
-                                1.0f / static_cast<float>(shape.tokens));
+  std::vector<std::int64_t> targets(static_cast<std::size_t>(shape.tokens), 0);
+  std::vector<float> ones(static_cast<std::size_t>(shape.tokens),
+                          1.0f / static_cast<float>(shape.tokens));
   std::vector<float> average(static_cast<std::size_t>(shape.vocab), 0.0f);
+  const std::size_t vocab_bytes = average.size() * sizeof(float);
   const std::int64_t vocab_size[] = {shape.vocab};
   std::vector<std::int64_t> token_sizes;
   for (int d = 0; d + 1 < hidden.rank(); ++d) token_sizes.push_back(hidden.size(d));
@@ -247,18 +255,24 @@ std::vector<float> average_probability(const Context& context, const ConstTensor
   HeadInputs in;
   in.hidden = hidden;
   in.weight = weight;
-  in.bias = bias.defined() ? bias : ConstTensorView(zero.data(), DType::f32, vocab_size);
-  in.targets = ConstTensorView(targets.data(), DType::i64, token_sizes);
+  in.bias = bias.defined()
+                ? bias
+                : ConstTensorView(placed(zero.data(), vocab_bytes), DType::f32, vocab_size);
+  in.targets = ConstTensorView(placed(targets.data(), targets.size() * sizeof(std::int64_t)),
+                               DType::i64, token_sizes);
   HeadCotangents cotangents;
-  cotangents.lse = ConstTensorView(ones.data(), DType::f32, token_sizes);
+  cotangents.lse =
+      ConstTensorView(placed(ones.data(), ones.size() * sizeof(float)), DType::f32, token_sizes);
   HeadGradients gradients;
-  gradients.d_bias = TensorView(average.data(), DType::f32, vocab_size);
+  gradients.d_bias = TensorView(placed(average.data(), vocab_bytes), DType::f32, vocab_size);
   PlanRequest request;
   request.device = context.device();
   request.memory_budget = memory_budget;
   const LossPlan plan = plan_head_backward(options, in, cotangents, gradients, request);
   const Workspace workspace(context, plan);
   head_backward(context, plan, options, in, cotangents, gradients, workspace);
+  if (device)
+    cuda::copy_to_host(average.data(), gradients.d_bias.data(), vocab_bytes, context.stream());
   // The gradient is of scale * (x . w + b), and rounding may leave a -0.
   for (float& p : average) p = std::max(0.0f, p / logit_scale);
   return average;
@@ -362,8 +376,6 @@ class Bisector {
 
 VocabOrder make_vocab_order(const Context& context, const ConstTensorView& weight,
                             std::span<const float> average, const OrderOptions& options) {
-  require(context.device().kind == DeviceKind::cpu,
-          "make_vocab_order: expected a context of the CPU");
   require(weight.defined() && weight.rank() == 2 && is_head_float(weight.dtype()),
           "weight: expected [V, D] of f32, bf16 or f16, got ",
           weight.defined() ? describe(weight) : "none");
@@ -376,14 +388,16 @@ VocabOrder make_vocab_order(const Context& context, const ConstTensorView& weigh
     require(std::isfinite(average[i]) && average[i] >= 0.0f, "average: expected numbers >= 0, got ",
             average[i], " for word ", i);
   }
+  // Strata of whole tiles, so that no tile spans two of them.
+  const std::int64_t per = round_up(ceil_div(vocab, options.strata), kVocabTile);
+  if (context.device().kind == DeviceKind::cuda)
+    return device_vocab_order(context, weight, average, per, options.seed);
   std::vector<std::int64_t> words(static_cast<std::size_t>(vocab));
   std::iota(words.begin(), words.end(), 0);
   std::sort(words.begin(), words.end(), [&](std::int64_t a, std::int64_t b) {
     if (average[a] != average[b]) return average[a] > average[b];
     return a < b;
   });
-  // Strata of whole tiles, so that no tile spans two of them.
-  const std::int64_t per = round_up(ceil_div(vocab, options.strata), kVocabTile);
   const std::int64_t strata = ceil_div(vocab, per);
   parallel_for(context.threads(), strata, [&](std::int64_t s, int) {
     const std::int64_t first = s * per;

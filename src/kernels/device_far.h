@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/device_gradient.h"
+#include "math/far_sample.h"
 
 namespace logitless::cuda {
 
@@ -17,6 +18,21 @@ constexpr std::int64_t far_groups(std::int64_t vocab) {
 constexpr std::int64_t far_bits(std::int64_t count) {
   return (count + 31) / 32;
 }  // in 32-bit words
+
+// An entry of the list of pairs: the group, whether it is sampled, not kept, and the block.
+inline constexpr std::int64_t kMostFarGroups = 1 << 16;
+inline constexpr std::int64_t kMostFarBlocks = 1 << 15;
+LOGITLESS_HOST_DEVICE inline std::uint32_t far_entry(int group, bool sampled, int block) {
+  return static_cast<std::uint32_t>(group) << 16 | (sampled ? 1u << 15 : 0u) |
+         static_cast<std::uint32_t>(block);
+}
+LOGITLESS_HOST_DEVICE inline int group_of_entry(std::uint32_t e) {
+  return static_cast<int>(e >> 16);
+}
+LOGITLESS_HOST_DEVICE inline bool sampled_entry(std::uint32_t e) { return (e >> 15 & 1u) != 0; }
+LOGITLESS_HOST_DEVICE inline int block_of_entry(std::uint32_t e) {
+  return static_cast<int>(e & 0x7fffu);
+}
 
 // An order of the vocabulary, of the device.
 struct DeviceOrder {
@@ -52,8 +68,9 @@ inline constexpr std::size_t kEstimateBytes = std::size_t{32} << 20;
 
 // Sums of a call, of the device.
 struct FarSums {
-  std::int64_t kept;   // pairs of a group and a block of tokens
-  std::int64_t pairs;  // all there are
+  std::int64_t kept;     // pairs of a group and a block of tokens
+  std::int64_t sampled;  // of them, of FarCall::sample
+  std::int64_t pairs;    // all there are
   std::int64_t fallback;
   double bound_squared;
   double norm_squared;
@@ -88,6 +105,7 @@ struct FarCall {
   DeviceOrder order;
   float tau = 0.0f;
   float most_kept = 1.0f;       // above this part of the pairs all of them are kept
+  FarSample sample;             // of pairs of a group and a block, for d_weight and d_bias
   std::int64_t slab_words = 0;  // words gathered at a time: a multiple of 256
   void* gathered = nullptr;     // [slab_words, dim] in the dtype of weight; unused with identity
   float* bias = nullptr;        // [vocab] by position; null: none
@@ -97,10 +115,10 @@ struct FarCall {
   void* centroid = nullptr;   // [T, dim] bf16: sum_j share_j w_j
   float* radius = nullptr;    // [T] max_j |w_j - centroid|
   float* distance = nullptr;  // [T] |centroid|
-  // Out, by select_tiles.
+  // Out, by select_tiles; those of the groups and the list have the sample, too.
   std::uint32_t* block_groups = nullptr;  // [B, far_bits(G)] the groups a block keeps
   std::uint32_t* group_blocks = nullptr;  // [G, far_bits(B)]
-  std::uint32_t* list = nullptr;          // [G * B] group << 16 | block, ascending
+  std::uint32_t* list = nullptr;          // [G * B] far_entry(), ascending
   std::int32_t* list_begin = nullptr;     // [G + 1] a group's part of the list
   FarSums* sums = nullptr;
   const FarEstimate* estimate = nullptr;  // the forward, too, computes what is kept alone
@@ -144,19 +162,24 @@ const void* gather_slab(const ForwardCall& call, const FarSlab& slab, GatherPart
 void gather_vectors(const ForwardCall& call);
 
 // Chooses what is kept: where a mass is above tau of a token's total, for a token with alpha.
-// Writes the sums' kept, pairs and fallback, or adds to them.
+// Writes the sums' kept, sampled, pairs and fallback, or adds to them.
 void select_tiles(const ForwardCall& call, const RowCoefficients* rows, bool first_chunk);
+// Adds the sample to what estimate_masses has chosen.
+void sample_tiles(const ForwardCall& call);
 
 // block [tokens, T] bf16: alpha P of the tiles that are far, 0 of the others, without the targets'
-// part; columns up to its stride are 0. bound [tokens]: sum_J |block_iJ| radius_J and what 16 bits
-// lose; null: not wanted.
-void far_block(const BlockCall& call, const LogitBlock& block);
+// part; columns up to its stride are 0. For words what is sampled has a factor of 1 - sample.every:
+// it stands for itself and takes back its part of what it is a sample of.
+enum class FarBlockFor : std::uint8_t { tokens, words };
+void far_block(const BlockCall& call, const LogitBlock& block, FarBlockFor products);
+// bound [tokens]: sum_J |block_iJ| radius_J and what 16 bits lose, of a block for tokens.
 void far_bounds(const BlockCall& call, const LogitBlock& block, float* bound);
 
-// 0 where a target stands in a kept tile of the slab.
+// 0 where a target stands in a kept or sampled tile of the slab.
 void clear_targets(const BlockCall& call);
 
-// d_bias_j (+)= sum over the kept blocks of the slab's gradients + share_j tile_sum_J, by word.
+// d_bias_j (+)= sum over the kept and sampled blocks of the slab's gradients + share_j tile_sum_J,
+// by word.
 void far_bias(const BlockCall& call, const float* tile_sum, bool add, float* d_bias);
 
 // Adds |bound|^2 and |d_hidden|^2 of the tokens with a target to the sums, in a fixed order.

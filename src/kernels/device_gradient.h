@@ -24,8 +24,6 @@ struct RowCoefficients {
 };
 
 struct BlockCall {
-  // With chunk.far, words are positions, weight_rows holds those of the block, and the tiles kept
-  // are all that is written.
   // The chunk's call: matrices, bias, omega, targets; its outputs lse, log_prob and target_logit
   // are read.
   ForwardCall chunk;

@@ -1,8 +1,10 @@
-// Which far pairs of a tile and a block of tokens a call computes exactly, to stand for the others
-// in d_weight and d_bias (docs/far_field.md).
+// Which far pairs of a tile (a group, on a GPU) and a block of tokens a call computes exactly, to
+// stand for the others in d_weight and d_bias (docs/far_field.md).
 #pragma once
 
 #include <cstdint>
+
+#include "math/host_device.h"
 
 namespace logitless {
 
@@ -22,7 +24,7 @@ struct FarSample {
     key = mix(seed / period ^ mix(static_cast<std::uint64_t>(chunk)));
     phase = seed % period;
   }
-  bool takes(std::int64_t tile, std::int64_t block) const {
+  LOGITLESS_HOST_DEVICE bool takes(std::int64_t tile, std::int64_t block) const {
     if (every == 0) return false;
     const auto period = static_cast<std::uint64_t>(every);
     const std::uint64_t first = mix(key ^ static_cast<std::uint64_t>(tile)) % period;
@@ -31,7 +33,7 @@ struct FarSample {
 
  private:
   // splitmix64
-  static std::uint64_t mix(std::uint64_t x) {
+  LOGITLESS_HOST_DEVICE static std::uint64_t mix(std::uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;

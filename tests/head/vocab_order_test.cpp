@@ -59,24 +59,33 @@ void expect_valid(const VocabOrder& order, std::int64_t vocab) {
   }
 }
 
-TEST(VocabOrder, IsAPermutationForAnySizes) {
-  const Context context = make_context("");
+// Orders made by the context of a kernel: of the first of those tested, since they are the same for
+// all of the CPU's, and for all of a GPU's.
+class Orders : public testing::TestWithParam<std::string> {
+ protected:
+  VocabOrder make(const Words& words, const OrderOptions& options = {}, int threads = 2) const {
+    Mirror mirror(GetParam());
+    return make_vocab_order(make_context(GetParam(), threads), mirror.in(words.view()),
+                            words.average, options);
+  }
+};
+
+TEST_P(Orders, IsAPermutationForAnySizes) {
   for (const std::int64_t vocab : {1, 2, 127, 128, 129, 255, 256, 257, 2048, 2049, 5000}) {
     for (const std::int64_t strata : {1, 3, 16, 4096}) {
       SCOPED_TRACE(testing::Message() << vocab << " words, " << strata << " strata");
       const Words words(vocab, vocab % 2 == 0 ? 5 : 1);
-      expect_valid(make_vocab_order(context, words.view(), words.average, {strata, 3}), vocab);
+      expect_valid(make(words, {strata, 3}), vocab);
     }
   }
 }
 
 // Strata are whole tiles, as many as asked for where the words suffice.
-TEST(VocabOrder, AveragesFallFromStratumToStratum) {
-  const Context context = make_context("");
+TEST_P(Orders, AveragesFallFromStratumToStratum) {
   for (const std::int64_t vocab : {4096, 5000, 16 * 128 + 1}) {
     const Words words(vocab, 6);
     const std::int64_t strata = 8;
-    const VocabOrder order = make_vocab_order(context, words.view(), words.average, {strata, 0});
+    const VocabOrder order = make(words, {strata, 0});
     const std::int64_t per = ((vocab + strata - 1) / strata + kTile - 1) / kTile * kTile;
     float lowest = INFINITY;
     std::int64_t descents = 0;
@@ -95,10 +104,9 @@ TEST(VocabOrder, AveragesFallFromStratumToStratum) {
   }
 }
 
-TEST(VocabOrder, OneStratumOfATileEachIsByAverage) {
+TEST_P(Orders, OneStratumOfATileEachIsByAverage) {
   const Words words(1000, 4);
-  const VocabOrder order =
-      make_vocab_order(make_context(""), words.view(), words.average, {4096, 0});
+  const VocabOrder order = make(words, {4096, 0});
   std::vector<std::int64_t> by_average(1000);
   std::iota(by_average.begin(), by_average.end(), 0);
   std::sort(by_average.begin(), by_average.end(),
@@ -141,13 +149,12 @@ struct Clusters : Words {
   std::vector<std::int64_t> cluster;
 };
 
-TEST(VocabOrder, ATileGathersACluster) {
+TEST_P(Orders, ATileGathersACluster) {
   for (const bool line : {true, false}) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       const std::int64_t count = line ? 11 : 8;
       const Clusters words(count, line, dtype);
-      const VocabOrder order =
-          make_vocab_order(make_context(""), words.view(), words.average, {1, 0});
+      const VocabOrder order = make(words, {1, 0});
       std::vector<int> seen(count, 0);
       for (std::int64_t tile = 0; tile < count; ++tile) {
         const std::int64_t cluster = words.cluster[order.words()[tile * kTile]];
@@ -161,23 +168,35 @@ TEST(VocabOrder, ATileGathersACluster) {
 }
 
 // Equal averages and rows that can be told apart: no accident of memory decides.
-TEST(VocabOrder, IsTheSameForThreadsKernelsRunsAndDtypesOfTheSameValues) {
-  Words words(6000, 17, DType::bf16);
-  Tensor wide(DType::f32, {6000, 17}, words.weight.values());
+TEST_P(Orders, AreTheSameForThreadsRunsDtypesAndRowsApart) {
+  const Words words(6000, 17, DType::bf16);
+  Words wide(6000, 17, DType::f32);
+  for (std::int64_t i = 0; i < wide.weight.numel(); ++i) wide.weight.set(i, words.weight.get(i));
+  const VocabOrder first = make(words, {5, 42}, 1);
+  for (const int threads : {1, 2, 3, 7}) {
+    EXPECT_EQ(words_of(make(words, {5, 42}, threads)), words_of(first));
+    EXPECT_EQ(words_of(make(wide, {5, 42}, threads)), words_of(first));
+  }
+  Words apart(6000, 24, DType::bf16);
+  apart.weight.fill(NAN);
+  for (std::int64_t j = 0; j < 6000; ++j)
+    for (std::int64_t k = 0; k < 17; ++k)
+      apart.weight.set(j * 24 + k, words.weight.get(j * 17 + k));
+  const std::int64_t shape[] = {6000, 17}, strides[] = {24, 1};
+  Mirror mirror(GetParam());
+  const ConstTensorView view(apart.view().data(), DType::bf16, shape, strides);
+  EXPECT_EQ(
+      words_of(make_vocab_order(make_context(GetParam()), mirror.in(view), words.average, {5, 42})),
+      words_of(first));
+}
+
+TEST(VocabOrder, IsTheSameForColumnsApart) {
+  const Words words(6000, 17, DType::bf16);
   const VocabOrder first =
       make_vocab_order(make_context("", 1), words.view(), words.average, {5, 42});
-  for (const int threads : {1, 2, 3, 7}) {
-    const Context context = make_context("", threads);
-    EXPECT_EQ(words_of(make_vocab_order(context, words.view(), words.average, {5, 42})),
-              words_of(first));
-    EXPECT_EQ(
-        words_of(make_vocab_order(context, std::as_const(wide).view(), words.average, {5, 42})),
-        words_of(first));
-  }
   // Rows and columns apart, NaN between.
   const std::int64_t shape[] = {6000, 17};
-  for (const auto& [row, column] :
-       {std::pair<std::int64_t, std::int64_t>{20, 1}, {40, 2}, {1, 6001}}) {
+  for (const auto& [row, column] : {std::pair<std::int64_t, std::int64_t>{40, 2}, {1, 6001}}) {
     Tensor apart(DType::bf16, {6000 * row + 17 * column});
     for (std::int64_t i = 0; i < apart.numel(); ++i) apart.set(i, NAN);
     for (std::int64_t j = 0; j < 6000; ++j)
@@ -191,24 +210,64 @@ TEST(VocabOrder, IsTheSameForThreadsKernelsRunsAndDtypesOfTheSameValues) {
   }
 }
 
-TEST(VocabOrder, OddWeightsDoNotCrash) {
-  const Context context = make_context("");
+TEST_P(Orders, OddWeightsDoNotCrash) {
   for (const double value : {0.0, 1.0, static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
     Words words(1000, 9);
     words.weight.fill(value);
-    expect_valid(make_vocab_order(context, words.view(), words.average), 1000);
+    expect_valid(make(words), 1000);
     std::fill(words.average.begin(), words.average.end(), 0.0f);
-    expect_valid(make_vocab_order(context, words.view(), words.average, {1, 0}), 1000);
+    expect_valid(make(words, {1, 0}), 1000);
   }
   Words words(1500, 9);
   for (std::int64_t j = 0; j < 1500; j += 3) words.weight.set(j * 9 + j % 9, NAN);
   for (std::int64_t j = 1; j < 1500; j += 7)
     words.weight.set(j * 9, j % 2 == 0 ? INFINITY : -INFINITY);
-  const VocabOrder order = make_vocab_order(context, words.view(), words.average, {2, 0});
+  const VocabOrder order = make(words, {2, 0});
   expect_valid(order, 1500);
-  EXPECT_EQ(words_of(make_vocab_order(make_context("", 3), words.view(), words.average, {2, 0})),
-            words_of(order));
+  EXPECT_EQ(words_of(make(words, {2, 0}, 3)), words_of(order));
 }
+
+// Rows at random in a few directions: a tile's residuals are what bisection leaves, whoever does
+// it.
+TEST_P(Orders, AreAsGoodAsTheCpus) {
+  constexpr std::int64_t kVocab = 64 * kTile, kDim = 16;
+  Words words(kVocab, kDim, DType::bf16, 5);
+  for (std::int64_t j = 0; j < kVocab; ++j) {
+    for (std::int64_t k = 0; k < kDim; ++k)
+      words.weight.set(j * kDim + k, words.weight.get(j * kDim + k) / static_cast<double>(1 + k));
+  }
+  const auto residual = [&](const VocabOrder& order) {
+    double sum = 0;
+    for (std::int64_t first = 0; first < kVocab; first += kTile) {
+      for (std::int64_t k = 0; k < kDim; ++k) {
+        double mean = 0, square = 0;
+        for (std::int64_t at = first; at < first + kTile; ++at) {
+          const double v = words.weight.get(order.words()[at] * kDim + k);
+          mean += v / kTile;
+          square += v * v;
+        }
+        sum += square - kTile * mean * mean;
+      }
+    }
+    return sum;
+  };
+  std::vector<std::int64_t> given(kVocab);
+  std::iota(given.begin(), given.end(), 0);
+  const double cpu =
+      residual(make_vocab_order(make_context(""), words.view(), words.average, {1, 0}));
+  const double got = residual(make(words, {1, 0}));
+  EXPECT_NEAR(got, cpu, 0.03 * cpu);
+  EXPECT_LT(got, 0.5 * residual(VocabOrder(given, words.average)));
+}
+
+std::vector<std::string> order_kernels() {
+  std::vector<std::string> kernels = tested_kernels();
+  kernels.resize(std::min<std::size_t>(kernels.size(), 1));
+  return kernels;
+}
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Orders);  // without a GPU
+INSTANTIATE_TEST_SUITE_P(FirstKernel, Orders, testing::ValuesIn(order_kernels()),
+                         [](const auto& kernel) { return kernel.param; });
 
 TEST(VocabOrder, ShareOfATileWithoutProbabilityIsEven) {
   std::vector<std::int64_t> words(300);
@@ -342,8 +401,10 @@ class AverageProbability : public testing::TestWithParam<std::string> {
         problem.refresh_oracle();
       }
       const CrossEntropyInputs in = problem.inputs();
+      Mirror mirror(GetParam());
       const std::vector<float> got = average_probability(
-          make_context(GetParam()), in.hidden, in.weight, in.bias, c.scale, c.softcap, c.budget);
+          make_context(GetParam()), mirror.in(in.hidden), mirror.in(in.weight), mirror.in(in.bias),
+          c.scale, c.softcap, is_device_kernel(GetParam()) ? 0 : c.budget);
       const OracleLogits logits = oracle_logits(problem.oracle);
       std::vector<double> exact(c.vocab, 0.0);
       for (std::int64_t i = 0; i < c.tokens; ++i) {
@@ -379,7 +440,8 @@ TEST_P(AverageProbability, UnderASoftcap) {
   check({1, 130, 2.0f, 3.0f, false, 0});
 }
 
-INSTANTIATE_TEST_SUITE_P(AllKernels, AverageProbability, testing::ValuesIn(kernel_names()),
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AverageProbability);  // without a GPU
+INSTANTIATE_TEST_SUITE_P(AllKernels, AverageProbability, testing::ValuesIn(tested_kernels()),
                          [](const auto& kernel) { return kernel.param; });
 
 TEST(AverageProbabilityErrors, AreNamed) {

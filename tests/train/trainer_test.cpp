@@ -12,6 +12,7 @@
 #include "train/hash.h"
 #include "train/plain_gpt.h"
 #include "train/test_folder.h"
+#include "train/training.h"
 
 namespace logitless::train {
 namespace {
@@ -50,19 +51,6 @@ Dataset data(std::int64_t windows, std::uint64_t seed) {
 
 Trainer trainer(const TrainOptions& o, const GptConfig& config = small()) {
   return Trainer(config, o, data(40, 1), data(5, 2));
-}
-
-std::vector<double> losses(Trainer& trainer, int steps) {
-  std::vector<double> result;
-  for (int i = 0; i < steps; ++i) result.push_back(trainer.step().loss);
-  return result;
-}
-
-bool same_values(const Trainer& a, const Trainer& b) {
-  for (std::size_t i = 0; i < a.values().size(); ++i) {
-    if (!std::ranges::equal(a.values()[i], b.values()[i])) return false;
-  }
-  return true;
 }
 
 NamedNumbers numbers(const Trainer& trainer, const GptConfig& config) {

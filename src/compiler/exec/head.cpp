@@ -154,12 +154,23 @@ const HeadRun& far_head(const Program& program) {
   return *heads[0];
 }
 
+namespace {
+
+void require_cpu(const FarFieldHead& far) {
+  require(FarFieldAccess::of(far).controller.context().device().kind == DeviceKind::cpu,
+          "far: expected a FarFieldHead of a CPU's context, which programs run on");
+}
+
+}  // namespace
+
 void run_head(const HeadRun& head, Table table, FarFieldHead* far) {
   const HeadCall call(head, table);
+  if (far != nullptr) require_cpu(*far);
   if (far == nullptr || !call.run_far(FarFieldAccess::of(*far))) call.run_dense();
 }
 
 LossPlan far_plan(const Program& program, const FarFieldHead& far) {
+  require_cpu(far);
   const FarController& controller = FarFieldAccess::of(far).controller;
   return far_plan_of(far_head(program), controller.request({.far = true, .audit = true}));
 }

@@ -1,12 +1,11 @@
 #include "kernels/cuda/cublas.h"
 
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 
 #include <array>
-#include <cstring>
 
 #include "core/check.h"
+#include "kernels/cuda/dynamic_library.h"
 
 namespace logitless::cuda {
 namespace {
@@ -29,29 +28,15 @@ struct Functions {
               int, const void*, void*, int, int, int, int) = nullptr;
 };
 
-template <typename F>
-void find(Functions& to, void* library, const char* name, F& function) {
-  void* const found = dlsym(library, name);
-  if (found == nullptr && to.missing.empty()) to.missing = concat("cuBLAS has no ", name);
-  std::memcpy(&function, &found, sizeof(found));
-}
-
 Functions load() {
+  DynamicLibrary library("cuBLAS", {"libcublas.so.13", "libcublas.so.12", "libcublas.so"});
   Functions out;
-  void* library = nullptr;
-  for (const char* name : {"libcublas.so.13", "libcublas.so.12", "libcublas.so"}) {
-    library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (library != nullptr) break;
-  }
-  if (library == nullptr) {
-    out.missing = "cuBLAS (libcublas.so.13 or .12) is not found by the loader";
-    return out;
-  }
-  find(out, library, "cublasCreate_v2", out.create);
-  find(out, library, "cublasSetStream_v2", out.set_stream);
-  find(out, library, "cublasSetWorkspace_v2", out.set_workspace);
-  find(out, library, "cublasSetPointerMode_v2", out.set_pointer_mode);
-  find(out, library, "cublasGemmEx", out.gemm);
+  library.find("cublasCreate_v2", out.create);
+  library.find("cublasSetStream_v2", out.set_stream);
+  library.find("cublasSetWorkspace_v2", out.set_workspace);
+  library.find("cublasSetPointerMode_v2", out.set_pointer_mode);
+  library.find("cublasGemmEx", out.gemm);
+  out.missing = library.missing();
   return out;
 }
 

@@ -12,6 +12,8 @@ void gradient_products(const ProductsCall& call);
 // words.
 std::size_t products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words);
 
+// far_estimate.cu: weights of words, and means and centroids of tiles, of all words.
+void prepare_means(const ForwardCall& call);
 // far_tiles.cu, of estimate_masses: centroids and means of all tiles; what is kept by the
 // estimates.
 void gather_points(const ForwardCall& call);

@@ -159,6 +159,15 @@ static_assert(kEstimateBytes == kCublasBytes);
 std::string estimates_unsupported() { return cublas_missing(); }
 void prepare_estimates() { cublas_prepare(); }
 
+void prepare_means(const ForwardCall& c) {
+  const FarEstimate& e = *c.far->estimate;
+  weigh_words<<<static_cast<unsigned>(far_tiles(c.shape.vocab)), kTile, 0,
+                static_cast<cudaStream_t>(c.stream)>>>(
+      c.far->bias, c.logit_scale, static_cast<int>(c.shape.vocab), e.word_weight, e.log2_base);
+  require_cuda(cudaGetLastError(), "weights of the means");
+  gather_points(c);
+}
+
 void estimate_masses(const ForwardCall& c) {
   const FarCall& far = *c.far;
   const FarEstimate& e = *far.estimate;
@@ -168,11 +177,7 @@ void estimate_masses(const ForwardCall& c) {
   const std::int64_t padded = padded_tokens(c.shape.tokens);
   if (c.first_token == 0) {
     set_constants<<<1, 1, 0, stream>>>(e.constants);
-    weigh_words<<<static_cast<unsigned>(tiles), kTile, 0, stream>>>(
-        c.bias == nullptr ? nullptr : far.bias, c.logit_scale, static_cast<int>(c.shape.vocab),
-        e.word_weight, e.log2_base);
-    require_cuda(cudaGetLastError(), "weights of the means");
-    gather_points(c);
+    prepare_means(c);
   }
   Gemm g;
   g.k = dim;

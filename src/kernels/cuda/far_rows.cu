@@ -19,6 +19,8 @@ struct BlockArguments {
   const float* reference;
   const RowCoefficients* rows;
   const std::uint32_t* block_groups;
+  const std::uint32_t* group_blocks;
+  float sampled;  // a factor of what is sampled
   __nv_bfloat16* block;
   std::int64_t stride;
   std::int64_t tokens;
@@ -32,10 +34,20 @@ struct BlockArguments {
 __device__ __forceinline__ bool keeps(const BlockArguments& a, std::int64_t token, int group) {
   return (a.block_groups[token / kFarBlock * a.bits + group / 32] >> (group % 32) & 1u) != 0;
 }
+// Or samples.
+__device__ __forceinline__ bool lists(const BlockArguments& a, std::int64_t token, int group) {
+  const int block = static_cast<int>(token / kFarBlock);
+  return (a.group_blocks[group * a.block_bits + block / 32] >> (block % 32) & 1u) != 0;
+}
 // alpha P_iJ = factor * mass.
 __device__ __forceinline__ float mass_factor(const BlockArguments& a, std::int64_t token) {
   const RowCoefficients r = a.rows[token];
   return r.alpha == 0.0f ? 0.0f : r.alpha * exp2f(a.reference[token] - r.lse_bits);
+}
+// Of a group that is not kept.
+__device__ __forceinline__ float sample_factor(const BlockArguments& a, std::int64_t token,
+                                               int group) {
+  return a.sampled != 1.0f && lists(a, token, group) ? a.sampled : 1.0f;
 }
 
 // A thread block for each 32 tokens and 32 tiles.
@@ -50,7 +62,8 @@ __global__ void __launch_bounds__(kThreads) transpose_masses(const BlockArgument
     float value = 0.0f;
     if (tile < a.tiles && token < a.tokens && !keeps(a, token, tile / 2)) {
       const float factor = mass_factor(a, token);
-      if (factor != 0.0f) value = factor * a.mass[tile * a.padded_tokens + token];
+      if (factor != 0.0f)
+        value = factor * a.mass[tile * a.padded_tokens + token] * sample_factor(a, token, tile / 2);
     }
     square[row][lane] = value;
   }
@@ -89,7 +102,8 @@ __global__ void __launch_bounds__(kThreads)
   }
   const float alpha = a.rows[token].alpha;
   const float left = fmaxf(factor / alpha * mass - taken, 0.0f);
-  a.block[token * a.stride + tile] = __float2bfloat16(alpha * left);
+  a.block[token * a.stride + tile] =
+      __float2bfloat16(alpha * left * sample_factor(a, token, tile / 2));
 }
 
 BlockArguments arguments(const BlockCall& b, const LogitBlock& block) {
@@ -99,6 +113,8 @@ BlockArguments arguments(const BlockCall& b, const LogitBlock& block) {
   a.reference = c.reference;
   a.rows = b.rows;
   a.block_groups = c.far->block_groups;
+  a.group_blocks = c.far->group_blocks;
+  a.sampled = 1.0f;
   a.block = static_cast<__nv_bfloat16*>(block.data);
   a.stride = block.stride;
   a.tokens = c.shape.tokens;
@@ -120,7 +136,7 @@ __global__ void __launch_bounds__(kThreads)
   if (!is_word(c, word)) return;
   const std::int64_t at = order.positions[word] - first;
   if (at < 0 || at >= words) return;
-  if (keeps(a, slot / per_token, static_cast<int>((first + at) / kFarGroup)))
+  if (lists(a, slot / per_token, static_cast<int>((first + at) / kFarGroup)))
     a.block[slot / per_token * a.stride + at] = __float2bfloat16(0.0f);
 }
 
@@ -145,16 +161,16 @@ __global__ void __launch_bounds__(kThreads)
 
 // A thread block for each group, a thread for each word of it.
 __global__ void __launch_bounds__(kFarGroup)
-    sum_bias_words(const BlockArguments a, const DeviceOrder order,
-                   const std::uint32_t* group_blocks, std::int64_t first, std::int64_t vocab,
-                   const float* factor, const float* tile_sum, bool add, float* d_bias) {
+    sum_bias_words(const BlockArguments a, const DeviceOrder order, std::int64_t first,
+                   std::int64_t vocab, const float* factor, const float* tile_sum, bool add,
+                   float* d_bias) {
   const std::int64_t column = blockIdx.x * kFarGroup + threadIdx.x;
   const std::int64_t position = first + column;
   const int group = static_cast<int>(first / kFarGroup + blockIdx.x);
   double total = 0.0;
   for (int b = 0; b < a.blocks; ++b) {
-    if ((group_blocks[group * a.block_bits + b / 32] >> (b % 32) & 1u) == 0) continue;
     const std::int64_t begin = b * kFarBlock;
+    if (!lists(a, begin, group)) continue;
     const std::int64_t end = min(a.tokens, begin + kFarBlock);
     float sum = 0.0f;
 #pragma unroll 8
@@ -322,9 +338,10 @@ unsigned blocks_of(std::int64_t count, std::int64_t each) {
 
 }  // namespace
 
-void far_block(const BlockCall& b, const LogitBlock& block) {
+void far_block(const BlockCall& b, const LogitBlock& block, FarBlockFor products) {
   const ForwardCall& c = b.chunk;
-  const BlockArguments a = arguments(b, block);
+  BlockArguments a = arguments(b, block);
+  if (products == FarBlockFor::words) a.sampled = 1.0f - static_cast<float>(c.far->sample.every);
   const auto stream = static_cast<cudaStream_t>(c.stream);
   const dim3 grid(blocks_of(a.tokens, kSide), blocks_of(block.stride, kSide));
   transpose_masses<<<grid, kThreads, 0, stream>>>(a);
@@ -353,9 +370,8 @@ void far_bias(const BlockCall& b, const float* tile_sum, bool add, float* d_bias
   const ForwardCall& c = b.chunk;
   const BlockArguments a = arguments(b, b.block);
   sum_bias_words<<<blocks_of(b.words, kFarGroup), kFarGroup, 0,
-                   static_cast<cudaStream_t>(c.stream)>>>(a, c.far->order, c.far->group_blocks,
-                                                          b.first_word, c.shape.vocab, b.factor,
-                                                          tile_sum, add, d_bias);
+                   static_cast<cudaStream_t>(c.stream)>>>(
+      a, c.far->order, b.first_word, c.shape.vocab, b.factor, tile_sum, add, d_bias);
   require_cuda(cudaGetLastError(), "d_bias of the far field");
 }
 

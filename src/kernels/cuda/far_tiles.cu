@@ -149,6 +149,9 @@ struct SelectArguments {
   float tau;
   float most_kept;
   bool first_chunk;
+  bool chosen;  // before: only the sample is new
+  FarSample sample;
+  const int* active;  // [blocks]: 0: no token of the block counts, and none of its logits are made
 };
 
 // A thread block for each 256 tokens and 32 groups, a thread for each token.
@@ -180,6 +183,10 @@ __global__ void __launch_bounds__(kFarBlock) mark_groups(const SelectArguments a
 
 constexpr int kListThreads = 1024;
 
+__device__ __forceinline__ bool keeps(const SelectArguments& a, int block, int group) {
+  return (a.block_groups[block * a.group_bits + group / 32] >> (group % 32) & 1u) != 0;
+}
+
 __device__ std::int64_t list_sum(std::int64_t mine) {
   __shared__ std::int64_t parts[kListThreads];
   parts[threadIdx.x] = mine;
@@ -191,7 +198,8 @@ __device__ std::int64_t list_sum(std::int64_t mine) {
   return parts[0];
 }
 
-// One thread block: all of them where too many are kept, the transposed bits, and the list.
+// One thread block: all of them where too many are kept, the transposed bits with the sample, and
+// the list.
 __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArguments a) {
   __shared__ int counts[kListThreads];
   const int words = a.group_bits;
@@ -201,7 +209,7 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
     mine += __popc(a.block_groups[i]);
   const std::int64_t pairs = static_cast<std::int64_t>(a.groups) * a.blocks;
   std::int64_t kept = list_sum(mine);
-  const bool all = static_cast<float>(kept) > a.most_kept * static_cast<float>(pairs);
+  const bool all = !a.chosen && static_cast<float>(kept) > a.most_kept * static_cast<float>(pairs);
   if (all) {
     kept = pairs;
     __syncthreads();
@@ -210,7 +218,7 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
       a.block_groups[i] = rest >= 32 ? ~0u : (1u << rest) - 1;
     }
   }
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 0 && !a.chosen) {
     if (a.first_chunk) *a.sums = {};
     a.sums->kept += kept;
     a.sums->pairs += pairs;
@@ -226,7 +234,8 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
     for (int w = 0; w < block_words; ++w) {
       std::uint32_t bits = 0;
       for (int b = w * 32; b < min(a.blocks, w * 32 + 32); ++b)
-        bits |= (a.block_groups[b * words + group / 32] >> (group % 32) & 1u) << (b % 32);
+        if (keeps(a, b, group) || (a.active[b] != 0 && a.sample.takes(group, b)))
+          bits |= 1u << (b % 32);
       a.group_blocks[group * block_words + w] = bits;
       count += __popc(bits);
     }
@@ -245,12 +254,14 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
     for (int w = 0; w < block_words; ++w) {
       for (std::uint32_t bits = a.group_blocks[group * block_words + w]; bits != 0;
            bits &= bits - 1) {
-        a.list[at++] = static_cast<std::uint32_t>(group) << 16 |
-                       static_cast<std::uint32_t>(w * 32 + __ffs(static_cast<int>(bits)) - 1);
+        const int block = w * 32 + __ffs(static_cast<int>(bits)) - 1;
+        a.list[at++] = far_entry(group, !keeps(a, block, group), block);
       }
     }
   }
-  if (threadIdx.x == kListThreads - 1) a.list_begin[a.groups] = counts[threadIdx.x];
+  if (threadIdx.x < kListThreads - 1) return;
+  a.list_begin[a.groups] = counts[threadIdx.x];
+  a.sums->sampled += counts[threadIdx.x] - kept;
 }
 
 }  // namespace
@@ -334,6 +345,7 @@ SelectArguments select_arguments(const ForwardCall& c, bool first_chunk) {
   SelectArguments a{};
   a.mass = far.mass;
   a.reference = c.reference;
+  a.active = c.active;
   a.block_groups = far.block_groups;
   a.group_blocks = far.group_blocks;
   a.list = far.list;
@@ -367,6 +379,7 @@ void list(const SelectArguments& a, cudaStream_t stream) {
 void select_tiles(const ForwardCall& c, const RowCoefficients* rows, bool first_chunk) {
   SelectArguments a = select_arguments(c, first_chunk);
   a.rows = rows;
+  a.sample = c.far->sample;
   const auto stream = static_cast<cudaStream_t>(c.stream);
   mark(a, stream);
   list(a, stream);
@@ -383,6 +396,13 @@ void select_estimated(const ForwardCall& c) {
       c, c.far->order, a);
   require_cuda(cudaGetLastError(), "tiles of the targets");
   list(a, stream);
+}
+
+void sample_tiles(const ForwardCall& c) {
+  SelectArguments a = select_arguments(c, false);
+  a.chosen = true;
+  a.sample = c.far->sample;
+  list(a, static_cast<cudaStream_t>(c.stream));
 }
 
 void gather_points(const ForwardCall& c) {

@@ -186,8 +186,8 @@ void forward(const ForwardCall& c) {
   tiles.padded_tokens = layout.rows;
   tiles.scale = c.logit_scale;
   tiles.cap = c.softcap;
-  tiles.bias = c.far == nullptr || c.bias == nullptr ? c.bias : c.far->bias;
-  tiles.omega = c.far == nullptr || c.omega == nullptr ? c.omega : c.far->omega;
+  tiles.bias = c.far == nullptr ? c.bias : c.far->bias;
+  tiles.omega = c.far == nullptr ? c.omega : c.far->omega;
   if (c.far != nullptr) tiles.masses = c.far->mass;
   tiles.reference = reference;
   tiles.sums = floats(layout.sums);
@@ -271,8 +271,8 @@ void gradient_block(const BlockCall& b) {
   const void* const words =
       far ? b.weight_rows
           : static_cast<const std::uint16_t*>(c.weight) + b.first_word * c.weight_stride;
-  const float* const bias = far && c.bias != nullptr ? c.far->bias : c.bias;
-  const float* const omega = far && c.omega != nullptr ? c.far->omega : c.omega;
+  const float* const bias = far ? c.far->bias : c.bias;
+  const float* const omega = far ? c.far->omega : c.omega;
   const CUtensorMap hidden =
       matrix_map(c.hidden, DType::bf16, c.shape.tokens, c.shape.dim, c.hidden_stride, kTileRows);
   const CUtensorMap weight = word_map(
@@ -294,6 +294,7 @@ void gradient_block(const BlockCall& b) {
     tiles.first_tile = static_cast<int>(b.first_word / kTileColumns);
     tiles.list = c.far->list;
     tiles.list_begin = c.far->list_begin + tiles.first_tile;
+    tiles.sampled = static_cast<float>(c.far->sample.every);
   }
   tiles.wanted = c.active;
   tiles.smooths = !b.smoothing_apart;

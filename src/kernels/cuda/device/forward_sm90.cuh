@@ -8,7 +8,7 @@
 #pragma once
 
 #include "kernels/cuda/device/tiles_sm90.cuh"
-#include "kernels/device_gradient.h"
+#include "kernels/device_far.h"
 #include "math/softcap.h"
 
 namespace logitless::cuda {
@@ -45,11 +45,12 @@ struct ForwardArguments {
   // Of the far field. [2 word tiles][padded tokens]: of 128 words each, the exponentials times the
   // slope of the softcap; null: not wanted.
   float* masses;
-  // The tiles of a launch, word tile << 16 | pair, of list_begin[0] to list_begin[word_tiles]; word
-  // tiles from first_tile on. Null: all of them.
+  // The tiles of a launch, far_entry(word tile, sampled, pair), of list_begin[0] to
+  // list_begin[word_tiles]; word tiles from first_tile on. Null: all of them.
   const std::uint32_t* list;
   const int* list_begin;
   int first_tile;
+  float sampled;              // a factor of kGradient's and kPlainGradient's sampled tiles
   const std::int32_t* words;  // ids by position, of argmax; null: the positions
 };
 
@@ -63,20 +64,21 @@ __device__ __forceinline__ float exp2_fast(float x) {
 
 // Tiles of a launch in an order that keeps a group of token tiles in the second-level cache while
 // the weights stream past.
-__device__ __forceinline__ void tile_of(int index, const ForwardArguments& a, int& pair,
-                                        int& word) {
+struct Tile {
+  int pair;
+  int word;
+  bool sampled;
+};
+__device__ __forceinline__ Tile tile_of(int index, const ForwardArguments& a) {
   if (a.list != nullptr) {
     const std::uint32_t entry = a.list[index];
-    pair = static_cast<int>(entry & 0xffffu);
-    word = static_cast<int>(entry >> 16) - a.first_tile;
-    return;
+    return {block_of_entry(entry), group_of_entry(entry) - a.first_tile, sampled_entry(entry)};
   }
   const int group_size = a.group * a.word_tiles;
   const int first = index / group_size * a.group;
   const int rows = min(a.group, a.launch_pairs - first);
   const int within = index % group_size;
-  pair = a.first_pair + first + within % rows;
-  word = within / rows;
+  return {a.first_pair + first + within % rows, within / rows, false};
 }
 
 // Over the four lanes that share a row of an accumulator.
@@ -91,15 +93,18 @@ __device__ __forceinline__ float quad_max(float v) {
 
 // A thread's share of a tile, see accumulator_row.
 struct TilePlace {
-  __device__ __forceinline__ TilePlace(const ForwardArguments& a, std::int64_t token, int word_tile)
+  __device__ __forceinline__ TilePlace(const ForwardArguments& a, std::int64_t token,
+                                       const Tile& tile)
       : row(token),
-        first(word_tile * kTileColumns + accumulator_column()),
-        out(word_tile * a.padded_tokens + token),
+        first(tile.word * kTileColumns + accumulator_column()),
+        out(tile.word * a.padded_tokens + token),
+        factor(tile.sampled ? a.sampled : 1.0f),
         writes(threadIdx.x % 4 == 0),
-        whole((word_tile + 1) * kTileColumns <= a.vocab) {}
+        whole((tile.word + 1) * kTileColumns <= a.vocab) {}
   std::int64_t row;  // of the thread's upper half; 8 more for the lower
   int first;         // word of register 0
   std::int64_t out;  // place in the arrays of partial results
+  float factor;      // of gradients
   bool writes;       // one lane of the four that share a row
   bool whole;        // all words of the tile exist
 };
@@ -246,7 +251,7 @@ __device__ __forceinline__ void gradient(float (&z)[128], const ForwardArguments
     if (c.beta != 0.0f && p != 0.0f) dz = fmaf(c.beta * p, v, dz);
     if (a.smooths && c.gamma != 0.0f)
       dz = fmaf(c.gamma, a.omega == nullptr || word >= a.vocab ? 1.0f : a.omega[word], dz);
-    z[reg] = at.whole || word < a.vocab ? dz * softcap_slope(v, a.cap) : 0.0f;
+    z[reg] = at.whole || word < a.vocab ? at.factor * dz * softcap_slope(v, a.cap) : 0.0f;
   }
 }
 
@@ -256,11 +261,12 @@ __device__ __forceinline__ void plain_gradient(float (&z)[128], const ForwardArg
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const RowCoefficients c = a.rows[at.row + 8 * h];
+    const float alpha = at.factor * c.alpha;
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
       const int reg = i / 2 * 4 + 2 * h + i % 2;
       const bool valid = at.whole || at.first + i / 2 * 8 + i % 2 < a.vocab;
-      z[reg] = valid ? c.alpha * exp2_fast(fmaf(z[reg], factor, -c.lse_bits)) : 0.0f;
+      z[reg] = valid ? alpha * exp2_fast(fmaf(z[reg], factor, -c.lse_bits)) : 0.0f;
     }
   }
 }
@@ -310,11 +316,10 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
       const std::uint64_t keep = keep_policy();
       const std::uint64_t pass = pass_policy();
       for (int t = cluster; t < tiles; t += clusters) {
-        int pair, word;
-        tile_of(t + listed, a, pair, word);
-        if (a.wanted != nullptr && a.wanted[pair] == 0) continue;
-        const int row = (pair * kClusterCtas + rank) * kTileRows;
-        const int half = word * kTileColumns + rank * (kTileColumns / 2);
+        const Tile tile = tile_of(t + listed, a);
+        if (a.wanted != nullptr && a.wanted[tile.pair] == 0) continue;
+        const int row = (tile.pair * kClusterCtas + rank) * kTileRows;
+        const int half = tile.word * kTileColumns + rank * (kTileColumns / 2);
         for (int k = 0; k < a.steps; ++k) {
           std::uint64_t* const full = memory.full + at.stage;
           barrier_wait(memory.empty + at.stage, at.phase ^ 1);
@@ -333,9 +338,8 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
     TileWriter writer(memory);
     float z[128];
     for (int t = cluster; t < tiles; t += clusters) {
-      int pair, word;
-      tile_of(t + listed, a, pair, word);
-      if (a.wanted != nullptr && a.wanted[pair] == 0) continue;
+      const Tile tile = tile_of(t + listed, a);
+      if (a.wanted != nullptr && a.wanted[tile.pair] == 0) continue;
       int previous = -1;
       for (int k = 0; k < a.steps; ++k) {
         barrier_wait(memory.full + at.stage, at.phase);
@@ -355,11 +359,11 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
       }
       wgmma_wait<0>();
       if (lane < kClusterCtas) barrier_arrive_at(memory.empty + previous, lane);
-      const int row = (pair * kClusterCtas + rank) * kTileRows;
-      finish_tile<kMode, kStore>(z, a, TilePlace(a, row + accumulator_row(), word));
+      const int row = (tile.pair * kClusterCtas + rank) * kTileRows;
+      finish_tile<kMode, kStore>(z, a, TilePlace(a, row + accumulator_row(), tile));
       if constexpr (kStore) {
-        if (word < a.stored_tiles)
-          writer.put_bf16(z, &block, word * kTileColumns, row + consumer * 64);
+        if (tile.word < a.stored_tiles)
+          writer.put_bf16(z, &block, tile.word * kTileColumns, row + consumer * 64);
       }
     }
     if constexpr (kStore) writer.drain();

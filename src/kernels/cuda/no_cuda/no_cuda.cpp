@@ -2,6 +2,7 @@
 #include "core/check.h"
 #include "kernels/device_far.h"
 #include "kernels/device_loss.h"
+#include "kernels/device_order.h"
 
 namespace logitless::cuda {
 namespace {
@@ -46,7 +47,8 @@ void list_targets(const BlockCall&, const TargetOrder&, const TargetEntries&) { 
 const void* gather_slab(const ForwardCall&, const FarSlab&, GatherPart, const int*) { refuse(); }
 void gather_vectors(const ForwardCall&) { refuse(); }
 void select_tiles(const ForwardCall&, const RowCoefficients*, bool) { refuse(); }
-void far_block(const BlockCall&, const LogitBlock&) { refuse(); }
+void sample_tiles(const ForwardCall&) { refuse(); }
+void far_block(const BlockCall&, const LogitBlock&, FarBlockFor) { refuse(); }
 void far_bounds(const BlockCall&, const LogitBlock&, float*) { refuse(); }
 void clear_targets(const BlockCall&) { refuse(); }
 void far_bias(const BlockCall&, const float*, bool, float*) { refuse(); }
@@ -79,6 +81,12 @@ void round_sums(const float*, std::int64_t, std::int64_t, const GradientOutput&,
                 const std::int32_t*) {
   refuse();
 }
+
+std::size_t order_workspace_bytes(std::int64_t, std::int64_t) { refuse(); }
+void order_words(const OrderCall&) { refuse(); }
+std::string moments_unsupported() { return kReason; }
+std::size_t moments_workspace_bytes(const ForwardShape&) { refuse(); }
+void measure_moments(const MomentsCall&) { refuse(); }
 
 std::size_t loss_workspace_bytes(std::int64_t) { refuse(); }
 void begin_loss(const LossCall&, const ForwardCall&) { refuse(); }

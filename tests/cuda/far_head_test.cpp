@@ -1,0 +1,308 @@
+// What the far field of a training run does on a GPU: moments of tiles against the CPU's, and the
+// controller, its orders made there.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+#include <random>
+
+#include "kernels/device_order.h"
+#include "logitless/far_field.h"
+#include "support/mirror.h"
+#include "support/problem.h"
+
+namespace logitless::test {
+namespace {
+
+constexpr std::int64_t kTile = 128;
+
+bool has_hopper() {
+  const std::vector<std::string> kernels = tested_kernels();
+  return std::find(kernels.begin(), kernels.end(), "hopper") != kernels.end();
+}
+
+// Words in clusters, shuffled; tokens of a few topics; both moved a little by every step.
+struct Training {
+  explicit Training(std::int64_t words_wanted = 65536, std::int64_t columns = 128,
+                    std::int64_t rows = 1024)
+      : vocab(words_wanted),
+        dim(columns),
+        tokens(rows),
+        hidden(DType::bf16, {tokens, dim}),
+        weight(DType::bf16, {vocab, dim}),
+        bias(DType::f32, {vocab}),
+        targets(DType::i64, {tokens}),
+        loss(DType::f32, {1}),
+        lse(DType::f32, {tokens}),
+        d_hidden(DType::f32, {tokens, dim}),
+        d_weight(DType::f32, {vocab, dim}) {
+    std::mt19937_64 random(5);
+    std::normal_distribution<double> normal;
+    words.resize(static_cast<std::size_t>(vocab));
+    std::iota(words.begin(), words.end(), 0);
+    std::shuffle(words.begin(), words.end(), random);
+    const double unit = std::sqrt(8.0 / static_cast<double>(dim));
+    std::vector<double> center(static_cast<std::size_t>(dim));
+    for (std::int64_t at = 0; at < vocab; ++at) {
+      for (std::int64_t k = 0; k < dim; ++k) {
+        if (at % kTile == 0) center[k] = unit * normal(random);
+        weight.set(words[at] * dim + k, center[k] + 0.1 * unit * normal(random));
+      }
+      bias.set(words[at], at % 19 == 0 ? -INFINITY : 0.3 * normal(random));
+    }
+    for (std::int64_t i = 0; i < tokens; ++i) {
+      for (std::int64_t k = 0; k < dim; ++k) {
+        if (i % (tokens / 4) == 0) center[k] = 1.2 * normal(random);
+        hidden.set(i * dim + k, center[k] + 0.2 * normal(random));
+      }
+      targets.set(i, static_cast<double>(random() % static_cast<std::uint64_t>(vocab)));
+    }
+  }
+  CrossEntropyInputs inputs() const {
+    CrossEntropyInputs in;
+    in.hidden = hidden.view();
+    in.weight = weight.view();
+    in.targets = targets.view();
+    return in;
+  }
+  CrossEntropyOutputs outputs() {
+    CrossEntropyOutputs out;
+    out.loss = TensorView(loss.view().data(), DType::f32, std::span<const std::int64_t>());
+    out.lse = lse.view();
+    out.d_hidden = d_hidden.view();
+    out.d_weight = d_weight.view();
+    return out;
+  }
+  LossStatistics step(FarFieldHead& head, LossStatistics* all = nullptr,
+                      const CrossEntropyOptions& options = {}) {
+    Mirror mirror("hopper");
+    const LossStatistics s = head.step(options, mirror.in(inputs()), mirror.out(outputs()));
+    if (all != nullptr) *all = head.statistics();
+    mirror.finish();
+    return s;
+  }
+  void move(double rate = 0.5) {
+    for (std::int64_t i = 0; i < hidden.numel(); ++i)
+      hidden.set(i, hidden.get(i) - rate * d_hidden.get(i));
+    for (std::int64_t j = 0; j < vocab; j += 7)
+      for (std::int64_t k = 0; k < dim; ++k)
+        weight.set(j * dim + k, weight.get(j * dim + k) - rate * d_weight.get(j * dim + k));
+  }
+  // Words change places: an order of before is worth nothing.
+  void shake() {
+    for (std::int64_t j = 0; j < vocab / 2; ++j) {
+      for (std::int64_t k = 0; k < dim; ++k) {
+        const std::int64_t a = j * dim + k, b = (vocab - 1 - j) * dim + k;
+        const double v = weight.get(a);
+        weight.set(a, weight.get(b));
+        weight.set(b, v);
+      }
+    }
+  }
+  std::vector<std::vector<std::byte>> results() const {
+    return {loss.bytes(), lse.bytes(), d_hidden.bytes(), d_weight.bytes()};
+  }
+  // The exact plan's.
+  Training dense() const {
+    Training copy = *this;
+    const Context context = make_context("hopper");
+    PlanRequest request;
+    request.device = context.device();
+    Mirror mirror("hopper");
+    const CrossEntropyInputs in = mirror.in(copy.inputs());
+    const CrossEntropyOutputs out = mirror.out(copy.outputs());
+    const LossPlan plan = plan_cross_entropy({}, in, out, request);
+    cross_entropy(context, plan, {}, in, out, Workspace(context, plan));
+    mirror.finish();
+    return copy;
+  }
+
+  std::int64_t vocab, dim, tokens;
+  std::vector<std::int64_t> words;  // cluster by cluster
+  Tensor hidden, weight, bias, targets, loss, lse, d_hidden, d_weight;
+};
+
+VocabOrder measured(const Training& t, const VocabOrder& order, const std::string& kernel,
+                    bool bias) {
+  Mirror mirror(kernel);
+  return measure_tiles(make_context(kernel), order, mirror.in(t.hidden.view()),
+                       mirror.in(t.weight.view()),
+                       bias ? mirror.in(t.bias.view()) : ConstTensorView(), 0.9f, 0.01f);
+}
+
+// sum_a (x . u_a)^2 v_Ja of tokens and tiles: axes may differ in sign and order, forms not.
+std::vector<double> forms(const Training& t, const VocabOrder& order) {
+  std::vector<double> all;
+  const std::int64_t tiles = (t.vocab + kTile - 1) / kTile;
+  for (std::int64_t i = 0; i < t.tokens; i += 37) {
+    std::vector<double> squares;
+    for (std::int64_t a = 0; a < t.dim; ++a) {
+      double along = 0;
+      for (std::int64_t k = 0; k < t.dim; ++k)
+        along += t.hidden.get(i * t.dim + k) * static_cast<double>(order.axes()[a * t.dim + k]);
+      squares.push_back(along * along);
+    }
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      double form = 0;
+      for (std::int64_t a = 0; a < t.dim; ++a)
+        form += squares[a] * static_cast<double>(order.variance()[tile * t.dim + a]);
+      all.push_back(form);
+    }
+  }
+  return all;
+}
+
+TEST(CudaMoments, AreTheCpus) {
+  if (!has_hopper()) GTEST_SKIP() << "no Hopper GPU";
+  if (!cuda::moments_unsupported().empty()) GTEST_SKIP() << cuda::moments_unsupported();
+  for (const bool bias : {false, true}) {
+    const Training t(70 * kTile + 37, 64, 300);
+    const VocabOrder order(t.words, std::vector<float>(t.words.size(), 1.0f));
+    const VocabOrder cpu = measured(t, order, "", bias);
+    const VocabOrder gpu = measured(t, order, "hopper", bias);
+    EXPECT_EQ(gpu.dim(), t.dim);
+    // The GPU's residuals are rounded to bf16, once each.
+    EXPECT_LE(relative_error(forms(t, gpu), forms(t, cpu)), 0x1p-8);
+    for (std::size_t tile = 0; tile < cpu.log2_caution().size(); ++tile)
+      EXPECT_NEAR(gpu.log2_caution()[tile], cpu.log2_caution()[tile], 0.02) << tile;
+    const VocabOrder again = measured(t, order, "hopper", bias);
+    EXPECT_TRUE(std::ranges::equal(again.axes(), gpu.axes()));
+    EXPECT_TRUE(std::ranges::equal(again.variance(), gpu.variance()));
+    EXPECT_TRUE(std::ranges::equal(again.log2_caution(), gpu.log2_caution()));
+  }
+}
+
+TEST(CudaMoments, NaNsGiveFiniteOnes) {
+  if (!has_hopper()) GTEST_SKIP() << "no Hopper GPU";
+  if (!cuda::moments_unsupported().empty()) GTEST_SKIP() << cuda::moments_unsupported();
+  for (const int what : {0, 1, 2}) {
+    Training t(6 * kTile + 5, 16, 40);
+    if (what == 0) t.hidden.set(17 * t.dim + 2, NAN);
+    if (what == 1) t.weight.set(100 * t.dim, INFINITY);
+    if (what == 2) t.hidden.fill(0.0);
+    const VocabOrder order(t.words, std::vector<float>(t.words.size(), 1.0f));
+    EXPECT_TRUE(measured(t, order, "hopper", true).has_moments()) << what;  // checks all of them
+  }
+}
+
+TEST(CudaMoments, OtherHeadsAreRefused) {
+  if (!has_hopper()) GTEST_SKIP() << "no Hopper GPU";
+  const Training t(6 * kTile, 12, 40);
+  const VocabOrder order(t.words, std::vector<float>(t.words.size(), 1.0f));
+  EXPECT_THROW(measured(t, order, "hopper", false), Unsupported);
+}
+
+FarFieldOptions quick(Accuracy accuracy) {
+  FarFieldOptions o;
+  o.accuracy = accuracy;
+  o.error = 0.05;
+  o.audit_rows = 100;
+  o.audit_every = 3;
+  o.refresh_every = 5;
+  o.refresh_delay = 3;
+  o.sample_rows = 512;
+  return o;
+}
+
+class CudaFarHead : public testing::TestWithParam<Accuracy> {
+ protected:
+  void SetUp() override {
+    if (!has_hopper()) GTEST_SKIP() << "no Hopper GPU";
+    if (GetParam() == Accuracy::far_both && !cuda::moments_unsupported().empty())
+      GTEST_SKIP() << cuda::moments_unsupported();
+  }
+  const Context context_ = make_context(has_hopper() ? "hopper" : "");
+};
+
+TEST_P(CudaFarHead, TrainsAndFallsBack) {
+  FarFieldHead head(context_, quick(GetParam()));
+  EXPECT_THROW(head.statistics(), InvalidArgument);
+  Training t;
+  bool audited = false;
+  for (std::int64_t step = 1; step <= 14; ++step) {
+    SCOPED_TRACE(step);
+    const Training exact = t.dense();
+    LossStatistics all;
+    const LossStatistics s = t.step(head, &all);
+    EXPECT_EQ(s.tokens, t.tokens);
+    EXPECT_EQ(all.valid_tokens, t.tokens);
+    const bool far = all.far.passes > 0.0;
+    // An order is made at step 5 and taken over, and tried, at 8.
+    EXPECT_EQ(far, step >= 8) << head.explain();
+    EXPECT_EQ(head.order().empty(), step < 8);
+    EXPECT_EQ(head.report().steps, step);
+    if (!far) {
+      EXPECT_TRUE(t.results() == exact.results());
+    } else {
+      EXPECT_LT(all.far.kept, 0.6);
+      EXPECT_GT(all.far.sampled, 0.0);
+      EXPECT_LE(relative_error(t.d_hidden.values(), exact.d_hidden.values()), 0.1);
+      EXPECT_EQ(all.far.audited_error >= 0.0, s.far.audited_error >= 0.0);
+    }
+    if (s.far.audited_error >= 0.0) {
+      audited = true;
+      EXPECT_EQ(s.far.audited_tokens, 100);
+      EXPECT_LE(s.far.audited_error, 0.05);
+      EXPECT_EQ(head.order().has_moments(), GetParam() == Accuracy::far_both);
+    }
+    t.move();
+  }
+  EXPECT_TRUE(audited);
+  EXPECT_TRUE(head.report().far) << head.explain();
+  EXPECT_GT(head.report().mean_kept, 0.0);
+  t.shake();
+  for (int step = 0; step < 4 && head.report().far; ++step) t.step(head);
+  EXPECT_FALSE(head.report().far) << "an audit every 3 steps";
+  const Training exact = t.dense();
+  if (head.report().repeated_steps == 1) {
+    EXPECT_TRUE(t.results() == exact.results()) << "done again densely";
+  } else {  // most of it was kept, which is then all of it
+    EXPECT_NE(head.explain().find("two thirds"), std::string::npos) << head.explain();
+    EXPECT_LE(relative_error(t.d_hidden.values(), exact.d_hidden.values()),
+              gradient_bound(DType::bf16));
+  }
+}
+
+TEST_P(CudaFarHead, RunsRepeatToTheBitAndResume) {
+  const std::string path = std::filesystem::temp_directory_path() /
+                           (std::string("logitless_cuda_far_") + std::string(name_of(GetParam())));
+  constexpr std::int64_t kLast = 11;
+  std::vector<std::vector<std::vector<std::byte>>> whole;
+  {
+    FarFieldHead head(context_, quick(GetParam()));
+    Training t;
+    for (std::int64_t step = 1; step <= kLast; ++step) {
+      t.step(head);
+      whole.push_back(t.results());
+      t.move();
+    }
+    EXPECT_TRUE(head.report().far) << head.explain();
+  }
+  for (const std::int64_t at : {6, 9}) {  // before its order is taken over, and after
+    FarFieldHead head(context_, quick(GetParam()));
+    Training t;
+    for (std::int64_t step = 1; step <= at; ++step) {
+      t.step(head);
+      EXPECT_TRUE(t.results() == whole[static_cast<std::size_t>(step - 1)]) << step;
+      t.move();
+    }
+    head.save(path);
+    FarFieldHead resumed(context_, quick(GetParam()));
+    resumed.load(path);
+    for (std::int64_t step = at + 1; step <= kLast; ++step) {
+      t.step(resumed);
+      EXPECT_TRUE(t.results() == whole[static_cast<std::size_t>(step - 1)]) << step;
+      t.move();
+    }
+  }
+  std::filesystem::remove(path);
+}
+
+INSTANTIATE_TEST_SUITE_P(Accuracies, CudaFarHead,
+                         testing::Values(Accuracy::far_backward, Accuracy::far_both),
+                         [](const auto& a) { return std::string(name_of(a.param)); });
+
+}  // namespace
+}  // namespace logitless::test

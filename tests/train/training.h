@@ -1,0 +1,25 @@
+// Steps of a trainer, and what it holds, as the tests of training compare them.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "train/trainer.h"
+
+namespace logitless::train {
+
+inline std::vector<double> losses(Trainer& trainer, int steps) {
+  std::vector<double> result;
+  for (int i = 0; i < steps; ++i) result.push_back(trainer.step().loss);
+  return result;
+}
+
+// Of all parameters, to the bit.
+inline bool same_values(const Trainer& a, const Trainer& b) {
+  for (std::size_t i = 0; i < a.values().size(); ++i) {
+    if (!std::ranges::equal(a.values()[i], b.values()[i])) return false;
+  }
+  return true;
+}
+
+}  // namespace logitless::train
