@@ -77,6 +77,7 @@ class DeviceEngine {
   void far_backward(const cuda::ForwardCall& chunk, bool first_chunk);
   void set_estimate(const VocabOrder& order);
   void begin_far();
+  void sort_chunk(const cuda::ForwardCall& chunk) const;
   void order_chunk(cuda::ForwardCall& chunk) const;
   cuda::TargetOrder token_order() const;
   void* hidden_rows() const { return base_ + layout_.hidden_rows; }

@@ -4,6 +4,7 @@
 //       vocabulary, and the centroids its words.
 // near: slabs of words by position; their gradients where they are kept, and their products.
 #include <algorithm>
+#include <array>
 
 #include "core/check.h"
 #include "head/device_engine.h"
@@ -26,6 +27,12 @@ void DeviceEngine::set_far(const VocabOrder& order, float* bound, std::uint64_t 
   if (all.bias != nullptr) far_.bias = at<float>(layout_.bias);
   if (all.omega != nullptr) far_.omega = at<float>(layout_.omega);
   far_.mass = at<float>(layout_.mass);
+  far_.tokens = {all.hidden,
+                 all.hidden_stride,
+                 hidden_rows(),
+                 token_order().slots,
+                 {at<std::int32_t>(layout_.chunk_keys), at<std::int32_t>(layout_.chunk_rows),
+                  at<std::int32_t>(layout_.chunk_places), at<std::int32_t>(layout_.chunk_counts)}};
   far_.centroid = base_ + layout_.centroid;
   far_.radius = at<float>(layout_.radius);
   far_.distance = at<float>(layout_.distance);
@@ -85,11 +92,26 @@ void DeviceEngine::order_chunk(cuda::ForwardCall& c) const {
   c.argmax = nullptr;
 }
 
+// Tokens by the tiles they keep, with what the backward reads of them.
+void DeviceEngine::sort_chunk(const cuda::ForwardCall& c) const {
+  const std::int64_t per_token = c.shape.targets_per_token;
+  constexpr std::int64_t kCoefficients = sizeof(cuda::RowCoefficients) / sizeof(float);
+  const auto each = [&](void* data, std::int64_t count) {
+    return cuda::TokenValues{data, count, 1, count};
+  };
+  auto* const rows = at<cuda::RowCoefficients>(layout_.rows);
+  cuda::sort_tokens(
+      c, rows,
+      std::array{each(c.lse, 1), each(c.log_prob, per_token), each(c.target_logit, per_token),
+                 each(rows, kCoefficients), each(at<float>(layout_.delta), per_token)});
+}
+
 void DeviceEngine::far_backward(const cuda::ForwardCall& chunk, bool first_chunk) {
   const std::int64_t vocab = chunk.shape.vocab;
   cuda::BlockCall b = block_call(chunk);
   b.block = {};
   b.words = vocab;
+  if (!sizes_.both) sort_chunk(chunk);  // or the forward has
   cuda::order_targets(chunk, target_order());
   cuda::prepare_block(b);
   cuda::list_targets(b, target_order(), target_entries());
@@ -134,7 +156,7 @@ void DeviceEngine::far_backward(const cuda::ForwardCall& chunk, bool first_chunk
   const cuda::GradientOutput d_hidden =
       d_hidden_.data == nullptr ? d_hidden_ : hidden_sums(chunk, true);
   if (sizes_.audited > 0) {
-    if (first_chunk) cuda::list_audited(all, far_audit());
+    if (first_chunk) cuda::count_audited(all, far_audit());
     cuda::keep_audited(chunk, far_audit(), d_hidden);
   }
   cuda::finish_far(chunk, d_hidden, bound, bound_output_, at<double>(layout_.far_partial));
@@ -168,6 +190,7 @@ void DeviceEngine::audit(const Context& context, const LossPlan& plan, const Wor
   exact.all.bad_target = own.bad_target;
   exact.all.workspace = own.workspace;
   exact.all.rows = a.rows;
+  cuda::list_audited(a, all.stream);
   cuda::gather_tokens(exact.all, all.hidden, all.hidden_stride, base_ + layout_.audit_tokens);
   exact.all.hidden = base_ + layout_.audit_tokens;
   exact.all.hidden_stride = shape.dim;

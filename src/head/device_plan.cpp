@@ -101,7 +101,7 @@ class DevicePlanner {
     for (std::int64_t n = 1;; n += 1 + n / 16) {
       const std::int64_t chunk = n == 1 ? tokens_ : round_up(ceil_div(tokens_, n), kPair);
       if (is_far(kind)) {
-        if (chunk > cuda::kMostFarBlocks * cuda::kFarBlock) continue;
+        if (chunk > cuda::kMostFarTokens) continue;
         for (std::int64_t slabs = 1; slabs <= words / kPair; slabs += 1 + slabs / 16)
           offer({chunk, round_up(ceil_div(words, slabs), kPair), 0, true,
                  kind == PlanKind::far_both, audited_});
@@ -153,7 +153,7 @@ class DevicePlanner {
   }
 
   double kept(const DeviceSizes& sizes) const {
-    return predicted_kept(kind_of(sizes), shape_.vocab, static_cast<double>(tau_));
+    return predicted_kept(kind_of(sizes), shape_.vocab, static_cast<double>(tau_), true);
   }
   static PlanKind kind_of(const DeviceSizes& sizes) {
     return sizes.both ? PlanKind::far_both : PlanKind::far_backward;
@@ -236,6 +236,10 @@ void take_far(const HeadShape& shape, const HeadFeatures& f, const DeviceSizes& 
   out.token_places = take(tokens * 4);
   out.token_counts =
       take(2 * (cuda::token_keys(shape.vocab, tokens) + 2) * 4, tokens > cuda::kFewTargets);
+  out.chunk_keys = take(chunk * 4);
+  out.chunk_rows = take(chunk * 4);
+  out.chunk_places = take(chunk * 4);
+  out.chunk_counts = take(2 * (cuda::kTokenKeys + 2) * 4, chunk > cuda::kFewTargets);
   out.hidden_rows = take(chunk * shape.dim * 2);
   out.gathered = take(std::min(sizes.slab, shape.vocab) * shape.dim * 2);
   out.bias = take(shape.vocab * 4, f.bias);

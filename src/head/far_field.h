@@ -38,10 +38,13 @@ constexpr bool is_far(PlanKind kind) {
 }
 
 // The far field keeps about this part of the tiles: fitted to two heads of V = 131072 (10 % at tau
-// 0.003) and one of 32768 (58 %; docs/far_field.md). For the choice of a plan alone.
-inline double predicted_kept(PlanKind kind, std::int64_t vocab, double tau) {
+// 0.003) and one of 32768 (58 %; docs/far_field.md). For the choice of a plan alone. sorted: with
+// blocks of tokens that keep alike, as on a GPU.
+inline double predicted_kept(PlanKind kind, std::int64_t vocab, double tau, bool sorted) {
   const double words = static_cast<double>(vocab) / 131072.0;
-  const double reference = kind == PlanKind::far_both ? 0.15 : 0.1;
+  const double reference = kind == PlanKind::far_both ? (sorted ? 0.1 : 0.15)
+                           : sorted                   ? 0.055
+                                                      : 0.1;
   return std::min(1.0, reference * std::pow(words, -1.27) * std::pow(tau / 0.003, -0.6));
 }
 

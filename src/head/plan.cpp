@@ -189,6 +189,7 @@ class PlanBuilder {
 
  private:
   bool far_wanted() const { return may_be(PlanKind::far_backward) || may_be(PlanKind::far_both); }
+  bool on_gpu() const { return request_.device.kind == DeviceKind::cuda; }
   void set_far() {
     plan_.tau = request_.tau != 0.0f ? request_.tau : kDefaultTau;
     plan_.sample_every = request_.sample_every;
@@ -301,7 +302,7 @@ class PlanBuilder {
 
   // Of kinds that may be chosen but were not asked for.
   std::string little_to_gain(PlanKind kind) const {
-    const double kept = predicted_kept(kind, shape_.vocab, plan_.tau);
+    const double kept = predicted_kept(kind, shape_.vocab, plan_.tau, on_gpu());
     if (!request_.kind.has_value() && kept > kMostKept) {
       return concat("would keep about ", std::llround(kept * 100.0), " % of the tiles of ",
                     shape_.vocab, " words: nothing to gain");
@@ -401,7 +402,7 @@ class PlanBuilder {
     if (kind == PlanKind::forward) return 1.0;
     const double gradients = (features_.d_hidden ? 1.0 : 0.0) + (features_.d_weight ? 1.0 : 0.0);
     if (is_far(kind)) {
-      const double kept = predicted_kept(kind, shape_.vocab, plan_.tau);
+      const double kept = predicted_kept(kind, shape_.vocab, plan_.tau, on_gpu());
       const double sampled = predicted_sample(kept, plan_.sample_every, features_);
       return far_passes(kind, kept, sampled, shape_, features_);
     }

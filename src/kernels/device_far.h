@@ -3,6 +3,8 @@
 // kept or not for blocks of 256 tokens.
 #pragma once
 
+#include <span>
+
 #include "kernels/device_gradient.h"
 #include "math/far_sample.h"
 
@@ -21,7 +23,8 @@ constexpr std::int64_t far_bits(std::int64_t count) {
 
 // An entry of the list of pairs: the group, whether it is sampled, not kept, and the block.
 inline constexpr std::int64_t kMostFarGroups = 1 << 16;
-inline constexpr std::int64_t kMostFarBlocks = 1 << 15;
+// Tokens of a chunk: what the shared memory of a multiprocessor holds a float of.
+inline constexpr std::int64_t kMostFarTokens = 48 * 1024;
 LOGITLESS_HOST_DEVICE inline std::uint32_t far_entry(int group, bool sampled, int block) {
   return static_cast<std::uint32_t>(group) << 16 | (sampled ? 1u << 15 : 0u) |
          static_cast<std::uint32_t>(block);
@@ -86,19 +89,31 @@ struct FarSums {
 // order by targets, as many of `tokens` as there are.
 struct FarAudit {
   std::int64_t tokens = 0;
-  const std::int32_t* order = nullptr;  // [all tokens] as order_tokens left them
+  const std::int32_t* order = nullptr;  // [all tokens] FarTokens::rows
   std::int32_t* valid = nullptr;        // one: tokens with a target
   std::int32_t* rows = nullptr;         // [tokens]: those audited, then others without a target
   float* d_hidden = nullptr;            // [tokens, dim]
   float* lse = nullptr;                 // [tokens]
   double* partial = nullptr;            // [tokens, 2]
 };
-void list_audited(const ForwardCall& all, const FarAudit& audit);
+// How many tokens have a target; and, once all chunks have their order, which are audited.
+void count_audited(const ForwardCall& all, const FarAudit& audit);
+void list_audited(const FarAudit& audit, Stream stream);
 // Keeps the rows of a chunk that are audited. d_hidden [chunk's tokens, dim].
 void keep_audited(const ForwardCall& call, const FarAudit& audit, const GradientOutput& d_hidden);
 // exact: the call whose rows are audit.rows, with its lse; d_hidden [tokens, dim] f32 contiguous.
 void compare_audited(const ForwardCall& exact, const FarAudit& audit, const float* d_hidden,
                      FarSums* sums);
+
+// What sort_tokens changes, and its room.
+inline constexpr std::int64_t kTokenKeys = (1 << 16) + 2;
+struct FarTokens {
+  const void* hidden = nullptr;  // of all tokens, as they come
+  std::int64_t hidden_stride = 0;
+  void* hidden_rows = nullptr;   // [tokens, dim]: ForwardCall::hidden
+  std::int32_t* rows = nullptr;  // [all tokens]: ForwardCall::rows
+  TargetOrder order;             // of tokens, and kTokenKeys keys
+};
 
 // Of a chunk. T = far_tiles(vocab), G = far_groups(vocab), B = padded tokens / 256.
 struct FarCall {
@@ -122,21 +137,36 @@ struct FarCall {
   std::int32_t* list_begin = nullptr;     // [G + 1] a group's part of the list
   FarSums* sums = nullptr;
   const FarEstimate* estimate = nullptr;  // the forward, too, computes what is kept alone
+  FarTokens tokens;
 };
 
 // Empty, or why masses cannot be estimated; what that sets up once for a thread.
 std::string estimates_unsupported();
 void prepare_estimates();
-// Estimates masses, totals and references of a chunk's tokens, and chooses what is kept; where
-// targets are, always. Writes or adds to the sums as select_tiles does.
+// Estimates masses, totals and references of a chunk's tokens.
 void estimate_masses(const ForwardCall& call);
 // far_sum of what is not kept.
 void sum_far_masses(const ForwardCall& call);
 // weighted_sum of a chunk's tokens: s (x_i . weight_sum + sum_j omega_j bias_j).
 void estimate_weighted_sums(const ForwardCall& call, const float* weight_sum);
 
-// Tokens by the position of their first target, so that blocks are of like tokens: room.slots
-// [tokens] gets them, those without a target last. Keys are below vocab + tokens + 1.
+// Vectors of a value of 32 bits for each of a chunk's tokens.
+struct TokenValues {
+  void* data = nullptr;
+  std::int64_t vectors = 1;
+  std::int64_t vector_stride = 0;  // elements from one to the next
+  std::int64_t stride = 1;         // from token to token
+};
+// Puts a chunk's tokens in the order of the tiles they keep, so that blocks are of like tokens: by
+// the part of the order that their last one is in, of 64 parts, then by the mean of their places;
+// those that keep none after them, those without a target last; as they are among equals. Moves
+// far.tokens, masses, references and `values`. rows: as in select_tiles; null: by estimates. At
+// most kMostFarTokens.
+void sort_tokens(const ForwardCall& call, const RowCoefficients* rows,
+                 std::span<const TokenValues> values);
+
+// Tokens by the position of their first target: room.slots [tokens] gets them, those without a
+// target last. Keys are below vocab + tokens + 1.
 void order_tokens(const ForwardCall& all, const DeviceOrder& order, const TargetOrder& room);
 constexpr std::int64_t token_keys(std::int64_t vocab, std::int64_t tokens) {
   return vocab + tokens + 1;

@@ -186,9 +186,12 @@ FarBothOracle far_both_oracle(const OracleProblem& p, const std::vector<double>&
           largest[tile] = std::max(largest[tile], mass);
           unsure[tile] = std::max(unsure[tile], e[tile] + most);
         }
-        for (std::int64_t k = i * p.per_token; k < (i + 1) * p.per_token; ++k)
-          if (p.targets[k] != p.ignore_index)
-            kept[b][order.positions()[p.targets[k]] / kTile] = true;
+        for (std::int64_t k = i * p.per_token; k < (i + 1) * p.per_token; ++k) {
+          if (p.targets[k] == p.ignore_index) continue;
+          const double share = out.logits.z[i * p.vocab + p.targets[k]] - total;
+          if (grid.only_likely_targets && share <= std::log(tau)) continue;
+          kept[b][order.positions()[p.targets[k]] / kTile] = true;
+        }
       }
       for (std::int64_t first = 0; first < tiles.count; first += grid.tiles) {
         const std::int64_t end = std::min(tiles.count, first + grid.tiles);
@@ -268,14 +271,21 @@ FarBothOracle far_both_oracle(const OracleProblem& p, const std::vector<double>&
         double* d_hidden = out.far.d_hidden.data() + i * dim;
         double own = 0;
         for (std::int64_t tile = 0; tile < tiles.count; ++tile) {
-          const double far = kept[b][tile] ? 0.0 : alpha * std::exp(value[b][t][tile] - lse);
+          double mass = kept[b][tile] ? 0.0 : std::exp(value[b][t][tile] - lse);
+          for (std::int64_t at = tile * kTile; at < end_of(tile) && mass > 0; ++at) {
+            const std::int64_t j = order.words()[at];
+            if (token.target[j]) mass = std::max(mass - std::exp(z[j] - lse), 0.0);
+          }
+          const double far = alpha * mass;
           for (std::int64_t at = tile * kTile; at < end_of(tile); ++at) {
             const std::int64_t j = order.words()[at];
             const double share = static_cast<double>(order.share()[at]);
-            const double soft = kept[b][tile] ? alpha * std::exp(z[j] - lse) : share * far;
+            const bool exact = kept[b][tile] || token.target[j];
+            const double own_soft = exact ? alpha * std::exp(z[j] - lse) : 0.0;
+            const double soft = own_soft + share * far;
             const double da = soft - up * token.pull[j];
             const double* w = p.weight.data() + j * dim;
-            if (kept[b][tile]) add(soft, w, dim, soft_row.data());
+            if (exact) add(own_soft, w, dim, soft_row.data());
             add(-up * token.pull[j], w, dim, d_hidden);
             add(da, x, dim, out.far.d_weight.data() + j * dim);
             out.far.d_bias[j] += da;
@@ -343,6 +353,26 @@ FarBothAnswer call_far_both(const FarBothProblem& problem, RunSpec run) {
   return out;
 }
 
+// A tau that keeps about `fraction` of the pairs, in a gap.
+static float both_tau(std::vector<MassRange> masses, double fraction) {
+  std::sort(masses.begin(), masses.end(),
+            [](const MassRange& a, const MassRange& b) { return a.low > b.low; });
+  const auto count = static_cast<std::int64_t>(masses.size());
+  std::vector<double> rest(count + 1, 0.0);  // the largest of those from here on
+  for (std::int64_t at = count; at-- > 0;) rest[at] = std::max(rest[at + 1], masses[at].high);
+  const auto wanted = std::clamp<std::int64_t>(
+      static_cast<std::int64_t>(fraction * static_cast<double>(count)), 1, count - 1);
+  // The nearest place with a gap of 5 %, below 1.
+  for (std::int64_t away = 0; away < count; ++away) {
+    for (const std::int64_t at : {wanted - away, wanted + away}) {
+      if (at < 1 || at >= count || rest[at] > 0.9 || masses[at - 1].low < 1.05 * rest[at]) continue;
+      const double low = std::max(rest[at], masses[at - 1].low * 0.5);
+      return static_cast<float>(std::sqrt(low * std::min(masses[at - 1].low, 1.0)));
+    }
+  }
+  return 0.0f;
+}
+
 FarBothAnswer run_far_both(const FarBothProblem& problem, RunSpec run, double fraction) {
   const std::vector<double> upstream = upstream_of(problem, run);
   FarGrid grid;
@@ -352,38 +382,28 @@ FarBothAnswer run_far_both(const FarBothProblem& problem, RunSpec run, double fr
         is_device_kernel(run.kernel) ? DType::bf16 : find_head_kernel(run.kernel).far_dtype, tau,
         masses);
   };
-  if (run.tau == 0.0f) {
-    RunSpec trial = run;
-    trial.tau = 0.02f;
-    trial.audit_rows = 0;
-    grid = far_grid(call_far_both(problem, trial).plan);
+  const auto answer = [&] {
+    FarBothAnswer out = call_far_both(problem, run);
+    if (grid.chunk_tokens != 0) {
+      EXPECT_EQ(out.plan.chunk_tokens, grid.chunk_tokens);
+    }
+    grid = far_grid(out);
+    out.oracle = oracle(out.tau, nullptr);
+    return out;
+  };
+  if (run.tau != 0.0f) return answer();
+  RunSpec trial = run;
+  trial.tau = 0.02f;
+  trial.audit_rows = 0;
+  grid = far_grid(call_far_both(problem, trial));
+  while (true) {  // as in run_far
     std::vector<MassRange> masses;
     oracle(0.0, &masses);
-    std::sort(masses.begin(), masses.end(),
-              [](const MassRange& a, const MassRange& b) { return a.low > b.low; });
-    const auto count = static_cast<std::int64_t>(masses.size());
-    std::vector<double> rest(count + 1, 0.0);  // the largest of those from here on
-    for (std::int64_t at = count; at-- > 0;) rest[at] = std::max(rest[at + 1], masses[at].high);
-    const auto wanted = std::clamp<std::int64_t>(
-        static_cast<std::int64_t>(fraction * static_cast<double>(count)), 1, count - 1);
-    // The nearest place with a gap of 5 %, below 1.
-    for (std::int64_t away = 0; away < count && run.tau == 0.0f; ++away) {
-      for (const std::int64_t at : {wanted - away, wanted + away}) {
-        if (at < 1 || at >= count || rest[at] > 0.9 || masses[at - 1].low < 1.05 * rest[at])
-          continue;
-        const double low = std::max(rest[at], masses[at - 1].low * 0.5);
-        run.tau = static_cast<float>(std::sqrt(low * std::min(masses[at - 1].low, 1.0)));
-        break;
-      }
-    }
+    run.tau = both_tau(masses, fraction);
+    FarBothAnswer out = answer();
+    if (grid.order_of_tokens.empty() || out.oracle.nearest > 0.01 || fraction < 0.05) return out;
+    fraction *= 0.9;
   }
-  FarBothAnswer out = call_far_both(problem, run);
-  if (grid.chunk_tokens != 0) {
-    EXPECT_EQ(out.plan.chunk_tokens, grid.chunk_tokens);
-  }
-  grid = far_grid(out.plan);
-  out.oracle = oracle(out.tau, nullptr);
-  return out;
 }
 
 void expect_far_both(const FarBothProblem& problem, const RunSpec& run, const FarBothAnswer& a) {

@@ -5,7 +5,14 @@
 
 namespace logitless::test {
 
-std::vector<std::int64_t> far_tokens(const OracleProblem& p, const VocabOrder& order) {
+std::vector<std::int64_t> far_tokens(const OracleProblem& p, const VocabOrder& order,
+                                     const FarGrid& grid) {
+  if (!grid.order_of_tokens.empty()) {
+    std::vector<std::int64_t> valid;
+    for (const std::int64_t token : grid.order_of_tokens)
+      if (!oracle_ignored(p, token)) valid.push_back(token);
+    return valid;
+  }
   std::vector<std::pair<std::int64_t, std::int64_t>> keyed;
   for (std::int64_t i = 0; i < p.tokens; ++i) {
     if (oracle_ignored(p, i)) continue;
@@ -41,7 +48,7 @@ std::vector<std::vector<std::vector<std::int64_t>>> uneven_blocks(
 std::vector<std::vector<std::vector<std::int64_t>>> far_blocks(const OracleProblem& p,
                                                                const VocabOrder& order,
                                                                const FarGrid& grid) {
-  const std::vector<std::int64_t> valid = far_tokens(p, order);
+  const std::vector<std::int64_t> valid = far_tokens(p, order, grid);
   if (grid.ignored_last) return uneven_blocks(valid, p.tokens, grid);
   const auto count = static_cast<std::int64_t>(valid.size());
   std::vector<std::vector<std::vector<std::int64_t>>> chunks;
@@ -226,7 +233,7 @@ FarOracle far_oracle(const OracleProblem& p, const std::vector<double>& upstream
   const std::int64_t dim = p.dim;
   FarOracle out;
   out.exact = oracle_gradients(p, upstream);
-  out.valid = far_tokens(p, order);
+  out.valid = far_tokens(p, order, grid);
   out.row_size.assign(p.tokens, 0.0);
   out.bound.assign(p.tokens, 0.0);
   out.slack.assign(p.tokens, 0.0);

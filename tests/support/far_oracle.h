@@ -18,7 +18,11 @@ struct FarGrid {
   bool ignored_last = false;
   std::int64_t chunk_tokens = 0;  // LossPlan::chunk_tokens
   double most_kept = 2.0 / 3.0;   // above it all tiles of a chunk are kept
-  double mass_error = 1.5e-3;     // relative, of a mass in 16 bit: 2^(1/512) - 1, rounded up
+  // The tokens in the order of their blocks, where the call has chosen it: HeadAnswer's.
+  std::vector<std::int64_t> order_of_tokens;
+  // far_both keeps a target's tile where the target has more than tau, not in any case.
+  bool only_likely_targets = false;
+  double mass_error = 1.5e-3;  // relative, of a mass in 16 bit: 2^(1/512) - 1, rounded up
 };
 
 struct FarOracle {
@@ -36,9 +40,10 @@ struct FarOracle {
   std::vector<std::int64_t> valid;  // tokens not ignored, in the order of blocks
 };
 
-// Tokens not ignored by the position of their first target, which is before all positions where it
-// is ignored; and the blocks they make, by chunk.
-std::vector<std::int64_t> far_tokens(const OracleProblem& p, const VocabOrder& order);
+// Tokens not ignored: by grid.order_of_tokens or, without it, by the position of their first
+// target, which is before all positions where it is ignored; and the blocks they make, by chunk.
+std::vector<std::int64_t> far_tokens(const OracleProblem& p, const VocabOrder& order,
+                                     const FarGrid& grid);
 std::vector<std::vector<std::vector<std::int64_t>>> far_blocks(const OracleProblem& p,
                                                                const VocabOrder& order,
                                                                const FarGrid& grid);

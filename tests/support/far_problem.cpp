@@ -82,8 +82,10 @@ std::vector<std::string> far_kernels() {
   return out;
 }
 
-FarGrid far_grid(const LossPlan& plan) {
+FarGrid far_grid(const HeadAnswer& answer) {
+  const LossPlan& plan = answer.plan;
   FarGrid grid;
+  grid.order_of_tokens = answer.order_of_tokens;
   grid.chunk_tokens = plan.chunk_tokens;
   if (!is_device_kernel(plan.kernel)) {
     grid.row_block = find_head_kernel(plan.kernel).far_row_block;
@@ -92,6 +94,7 @@ FarGrid far_grid(const LossPlan& plan) {
   grid.row_block = cuda::kFarBlock;
   grid.tiles = cuda::kFarGroup / cuda::kFarTile;
   grid.ignored_last = true;
+  grid.only_likely_targets = true;
   grid.mass_error = 2.0e-3;  // bf16: 2^-9, rounded up
   return grid;
 }
@@ -121,23 +124,26 @@ FarAnswer call_far(const FarProblem& problem, RunSpec run) {
 
 FarAnswer run_far(const FarProblem& problem, RunSpec run, double fraction) {
   const std::vector<double> upstream = upstream_of(problem, run);
-  FarGrid grid;
-  const bool choose = run.tau == 0.0f;
-  if (choose) {
-    // The cut into chunks and blocks does not depend on tau: the same is expected below.
-    RunSpec trial = run;
-    trial.tau = 0.02f;
-    trial.audit_rows = 0;
-    grid = far_grid(call_far(problem, trial).plan);
+  const auto answer = [&] {
+    FarAnswer out = call_far(problem, run);
+    out.oracle = far_oracle(problem.oracle, upstream, problem.order, far_grid(out), out.tau);
+    return out;
+  };
+  if (run.tau != 0.0f) return answer();
+  // The cut into chunks does not depend on tau: the same is expected below. On a GPU blocks do, so
+  // that another one may be needed.
+  RunSpec trial = run;
+  trial.tau = 0.02f;
+  trial.audit_rows = 0;
+  FarGrid grid = far_grid(call_far(problem, trial));
+  while (true) {
     run.tau = far_tau(problem.oracle, upstream, problem.order, grid, fraction);
-  }
-  FarAnswer out = call_far(problem, run);
-  if (choose) {
+    FarAnswer out = answer();
     EXPECT_EQ(out.plan.chunk_tokens, grid.chunk_tokens);
+    if (grid.order_of_tokens.empty() || out.oracle.nearest > 0.01 || fraction < 0.05) return out;
+    grid = far_grid(out);
+    fraction *= 0.9;
   }
-  grid = far_grid(out.plan);
-  out.oracle = far_oracle(problem.oracle, upstream, problem.order, grid, out.tau);
-  return out;
 }
 
 std::size_t least_far_budget(const FarProblem& problem, RunSpec run) {

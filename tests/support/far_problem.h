@@ -22,7 +22,7 @@ struct FarProblem : HeadProblem {
 // Of tested_kernels (support/mirror.h), those that have a far field.
 std::vector<std::string> far_kernels();
 // How a plan cuts tokens and words.
-FarGrid far_grid(const LossPlan& plan);
+FarGrid far_grid(const HeadAnswer& answer);
 
 struct FarAnswer : HeadAnswer {
   Tensor bound;

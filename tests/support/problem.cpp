@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "core/element.h"
+#include "head/device_plan.h"
+#include "head/far_field.h"
 #include "support/mirror.h"
 
 namespace logitless::test {
@@ -145,6 +147,21 @@ void HeadProblem::refresh_oracle() {
   for (const double y : targets.values()) oracle.targets.push_back(static_cast<std::int64_t>(y));
 }
 
+namespace {
+
+// What sort_tokens has left.
+std::vector<std::int64_t> device_tokens(const LossPlan& plan, const Workspace& workspace) {
+  const DeviceLayout layout = layout_device(cuda::find_device_kernel(plan.kernel), plan.shape,
+                                            plan.features, device_sizes(plan));
+  std::vector<std::int32_t> rows(static_cast<std::size_t>(plan.shape.tokens));
+  cuda::copy_to_host(rows.data(),
+                     static_cast<const std::byte*>(workspace.data()) + layout.token_rows,
+                     rows.size() * sizeof(std::int32_t), nullptr);
+  return {rows.begin(), rows.end()};
+}
+
+}  // namespace
+
 HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
   const HeadSpec& s = problem.spec;
   HeadAnswer a;
@@ -198,6 +215,7 @@ HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
     const std::int64_t tokens = a.statistics.tokens;
     a.statistics = device_statistics(context, a.plan, workspace);
     a.statistics.tokens = tokens;
+    if (is_far(a.plan.kind)) a.order_of_tokens = device_tokens(a.plan, workspace);
   }
   return a;
 }

@@ -69,6 +69,8 @@ struct HeadAnswer {
   Tensor loss, d_hidden, d_weight, d_bias, lse, log_prob, target_logit, entropy, argmax;
   LossStatistics statistics;
   LossPlan plan;
+  // Of far-field plans on a GPU: the tokens in the order of their blocks, ignored ones last.
+  std::vector<std::int64_t> order_of_tokens;
 };
 
 struct RunSpec {

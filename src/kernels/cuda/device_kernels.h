@@ -14,10 +14,10 @@ std::size_t products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t w
 
 // far_estimate.cu: weights of words, and means and centroids of tiles, of all words.
 void prepare_means(const ForwardCall& call);
-// far_tiles.cu, of estimate_masses: centroids and means of all tiles; what is kept by the
-// estimates.
+// far_tiles.cu: centroids and means of all tiles; what is kept by the estimates, and where a target
+// has more than tau, of target_logits [tokens, K].
 void gather_points(const ForwardCall& call);
-void select_estimated(const ForwardCall& call);
+void select_estimated(const ForwardCall& call, const float* target_logits);
 
 // head_cublas.cu.
 std::string cublas_unsupported(const ForwardShape& shape);

@@ -227,7 +227,6 @@ void estimate_masses(const ForwardCall& c) {
   set_totals<<<blocks_of(padded, kRows), dim3(kRows, kParts), 0, stream>>>(
       c, far.mass, padded, static_cast<int>(tiles), e.total, c.reference);
   require_cuda(cudaGetLastError(), "totals of the estimates");
-  select_estimated(c);
 }
 
 void sum_far_masses(const ForwardCall& c) {

@@ -401,10 +401,14 @@ void scatter_outputs(const ForwardCall& c, const ForwardCall& all) {
   require_cuda(cudaGetLastError(), "outputs by token");
 }
 
-void list_audited(const ForwardCall& all, const FarAudit& audit) {
-  const auto stream = static_cast<cudaStream_t>(all.stream);
-  count_valid<<<1, kThreads, 0, stream>>>(all, audit.valid);
-  spread_rows<<<blocks_of(audit.tokens, kThreads), kThreads, 0, stream>>>(audit);
+void count_audited(const ForwardCall& all, const FarAudit& audit) {
+  count_valid<<<1, kThreads, 0, static_cast<cudaStream_t>(all.stream)>>>(all, audit.valid);
+  require_cuda(cudaGetLastError(), "tokens to audit");
+}
+
+void list_audited(const FarAudit& audit, Stream stream) {
+  spread_rows<<<blocks_of(audit.tokens, kThreads), kThreads, 0,
+                static_cast<cudaStream_t>(stream)>>>(audit);
   require_cuda(cudaGetLastError(), "tokens to audit");
 }
 

@@ -2,10 +2,12 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/far_selection.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/device/targets.cuh"
 #include "kernels/cuda/device_kernels.h"
 #include "kernels/device_far.h"
+#include "math/lse_state.h"
 
 namespace logitless::cuda {
 namespace {
@@ -128,55 +130,17 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count) to[i] = from[words[i]];
 }
 
-struct SelectArguments {
-  const float* mass;  // [2 groups][padded tokens]
-  const float* reference;
-  const RowCoefficients* rows;  // null: estimates, with
-  const float* total;           // log2 of their sum; -inf for tokens without a target
-  const float* caution;
-  std::uint32_t* block_groups;  // [blocks][far_bits(groups)]
-  std::uint32_t* group_blocks;  // [groups][far_bits(blocks)]
-  std::uint32_t* list;
-  std::int32_t* list_begin;
-  FarSums* sums;
-  std::int64_t tokens;
-  std::int64_t padded_tokens;
-  int tiles;
-  int groups;
-  int blocks;
-  int group_bits;  // 32-bit words of the groups of a block
-  int block_bits;  // of the blocks of a group
-  float tau;
-  float most_kept;
-  bool first_chunk;
-  bool chosen;  // before: only the sample is new
-  FarSample sample;
-  const int* active;  // [blocks]: 0: no token of the block counts, and none of its logits are made
-};
-
 // A thread block for each 256 tokens and 32 groups, a thread for each token.
 __global__ void __launch_bounds__(kFarBlock) mark_groups(const SelectArguments a) {
   const std::int64_t token = blockIdx.x * kFarBlock + threadIdx.x;
-  float least = INFINITY;  // a NaN keeps nothing
-  if (a.rows == nullptr) {
-    if (token < a.tokens && a.total[token] > -INFINITY)
-      least = a.tau * exp2f(a.total[token] - a.reference[token]);
-  } else if (token < a.tokens && a.rows[token].alpha != 0.0f) {
-    least = a.tau * exp2f(a.rows[token].lse_bits - a.reference[token]);
-  }
+  const float least = least_mass(a, token);
   std::uint32_t bits = 0;
   for (int i = 0; i < 32; ++i) {
     const int group = static_cast<int>(blockIdx.y) * 32 + i;
     if (group >= a.groups) break;
-    const float* const mass = a.mass + static_cast<std::int64_t>(2 * group) * a.padded_tokens;
-    float low = mass[token];
-    float high = mass[a.padded_tokens + token];
-    if (a.caution != nullptr) {
-      low *= exp2f(a.caution[2 * group]);
-      if (2 * group + 1 < a.tiles) high *= exp2f(a.caution[2 * group + 1]);
-    }
-    const bool kept = fmaxf(low, high) > least;
-    bits |= __syncthreads_or(kept) != 0 ? 1u << i : 0u;
+    float most = mass_of(a, 2 * group, token);
+    if (2 * group + 1 < a.tiles) most = fmaxf(most, mass_of(a, 2 * group + 1, token));
+    bits |= __syncthreads_or(most > least) != 0 ? 1u << i : 0u;
   }
   if (threadIdx.x == 0) a.block_groups[blockIdx.x * gridDim.y + blockIdx.y] = bits;
 }
@@ -328,17 +292,23 @@ void gather_vectors(const ForwardCall& c) {
 
 namespace {
 
+// Where a target has more than tau. logits [tokens, K].
 __global__ void __launch_bounds__(kThreads)
-    mark_targets(const ForwardCall c, const DeviceOrder order, const SelectArguments a) {
+    mark_targets(const ForwardCall c, const DeviceOrder order, const SelectArguments a,
+                 const float* logits) {
   const std::int64_t slot = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int per_token = c.shape.targets_per_token;
   if (slot >= a.tokens * per_token) return;
   const std::int64_t word = target_of(c, slot);
   if (!is_word(c, word)) return;
+  const float share = logits[slot] * static_cast<float>(kLog2E) - a.total[slot / per_token];
+  if (!(share > log2f(a.tau))) return;
   const int group = order.positions[word] / static_cast<int>(kFarGroup);
   atomicOr(a.block_groups + slot / per_token / kFarBlock * a.group_bits + group / 32,
            1u << (group % 32));
 }
+
+}  // namespace
 
 SelectArguments select_arguments(const ForwardCall& c, bool first_chunk) {
   const FarCall& far = *c.far;
@@ -361,8 +331,14 @@ SelectArguments select_arguments(const ForwardCall& c, bool first_chunk) {
   a.tau = far.tau;
   a.most_kept = far.most_kept;
   a.first_chunk = first_chunk;
+  if (far.estimate != nullptr) {
+    a.total = far.estimate->total;
+    a.caution = far.estimate->moments.caution;
+  }
   return a;
 }
+
+namespace {
 
 void mark(const SelectArguments& a, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(a.blocks), static_cast<unsigned>(a.group_bits));
@@ -385,15 +361,13 @@ void select_tiles(const ForwardCall& c, const RowCoefficients* rows, bool first_
   list(a, stream);
 }
 
-void select_estimated(const ForwardCall& c) {
-  SelectArguments a = select_arguments(c, c.first_token == 0);
-  a.total = c.far->estimate->total;
-  a.caution = c.far->estimate->moments.caution;
+void select_estimated(const ForwardCall& c, const float* target_logits) {
+  const SelectArguments a = select_arguments(c, c.first_token == 0);
   const auto stream = static_cast<cudaStream_t>(c.stream);
   mark(a, stream);
   const auto slots = a.tokens * c.shape.targets_per_token;
   mark_targets<<<static_cast<unsigned>((slots + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
-      c, c.far->order, a);
+      c, c.far->order, a, target_logits);
   require_cuda(cudaGetLastError(), "tiles of the targets");
   list(a, stream);
 }

@@ -1,5 +1,6 @@
 // The forward call: workspace, tensor maps, launches.
 #include <algorithm>
+#include <array>
 #include <tuple>
 
 #include "kernels/cuda/device/error.cuh"
@@ -213,6 +214,11 @@ void forward(const ForwardCall& c) {
   if (c.far != nullptr) gather_vectors(c);
   if (c.far != nullptr && c.far->estimate != nullptr) {
     estimate_masses(c);
+    const int per_token = c.shape.targets_per_token;
+    sort_tokens(c, nullptr,
+                std::array{TokenValues{c.far->estimate->total, 1, 0, 1},
+                           TokenValues{targets, per_token, 1, per_token}});
+    select_estimated(c, targets);
     require_cuda(
         cudaMemsetAsync(tiles.sums, 0,
                         static_cast<std::size_t>(layout.rows * layout.word_tiles) * 4, stream),

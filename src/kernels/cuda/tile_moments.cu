@@ -73,11 +73,6 @@ struct MomentsLayout {
     estimated_mass = take(2 * groups * padded * 4);
     centroid = take(tiles * d * 2);
     mean = take(tiles * d * 2);
-    block_groups = take(blocks * far_bits(groups) * 4);
-    group_blocks = take(groups * far_bits(blocks) * 4);
-    list = take(groups * blocks * 4);
-    list_begin = take((groups + 1) * 4);
-    sums = take(sizeof(FarSums));
     word_weight = take(shape.vocab * 4);
     log2_base = take(tiles * 4);
     along = take(rows * d * 4);
@@ -90,7 +85,7 @@ struct MomentsLayout {
   std::size_t root, inverse, moment, product, along_axes, axes, values, solver, residuals, slab;
   std::size_t variance, caution, constants, finite, targets, lse, target_logit, log_prob;
   std::size_t bad_target, reference, estimated_reference, active, forward, gathered, bias, mass;
-  std::size_t estimated_mass, centroid, mean, block_groups, group_blocks, list, list_begin, sums;
+  std::size_t estimated_mass, centroid, mean;
   std::size_t word_weight, log2_base, along, squares, forms, total_mass, estimate_constants;
   std::size_t products;
   std::size_t total = 0;
@@ -255,17 +250,11 @@ class TileMoments {
 
   void set_far() {
     far_.order = call_.order;
-    far_.tau = call_.tau;
     far_.slab_words = kSlab;
     far_.gathered = base_ + layout_.gathered;
     far_.bias = head_.bias == nullptr ? nullptr : at<float>(layout_.bias);
     far_.mass = at<float>(layout_.mass);
     far_.centroid = base_ + layout_.centroid;
-    far_.block_groups = at<std::uint32_t>(layout_.block_groups);
-    far_.group_blocks = at<std::uint32_t>(layout_.group_blocks);
-    far_.list = at<std::uint32_t>(layout_.list);
-    far_.list_begin = at<std::int32_t>(layout_.list_begin);
-    far_.sums = at<FarSums>(layout_.sums);
     estimate_.moments = {base_ + layout_.axes, base_ + layout_.variance,
                          at<float>(layout_.caution)};
     estimate_.word_weight = at<float>(layout_.word_weight);

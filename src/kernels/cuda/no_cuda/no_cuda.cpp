@@ -64,7 +64,11 @@ void order_keys(const TargetOrder&, std::int64_t, std::int64_t, Stream) { refuse
 void order_tokens(const ForwardCall&, const DeviceOrder&, const TargetOrder&) { refuse(); }
 void gather_tokens(const ForwardCall&, const void*, std::int64_t, void*) { refuse(); }
 void scatter_outputs(const ForwardCall&, const ForwardCall&) { refuse(); }
-void list_audited(const ForwardCall&, const FarAudit&) { refuse(); }
+void count_audited(const ForwardCall&, const FarAudit&) { refuse(); }
+void list_audited(const FarAudit&, Stream) { refuse(); }
+void sort_tokens(const ForwardCall&, const RowCoefficients*, std::span<const TokenValues>) {
+  refuse();
+}
 void keep_audited(const ForwardCall&, const FarAudit&, const GradientOutput&) { refuse(); }
 void compare_audited(const ForwardCall&, const FarAudit&, const float*, FarSums*) { refuse(); }
 void add_weight_targets(const ProductsCall&) { refuse(); }

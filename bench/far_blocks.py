@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Which tokens share a block of the far field: tiles kept and errors, by the order that tokens come in.
+
+    python3 bench/far_blocks.py --logitless build/src/cli/logitless real_head_late.safetensors [--block 256] [--tiles 2]
+
+Masses and errors are of float32 without the roundings of a kernel: gradients from the tiles kept for a block of --block
+tokens, --tiles at a time, and the other tiles' masses at their centroids, against all of them. The vocabulary's order is
+made from the first --rows tokens. "kept tiles" is what the GPU does (sort_tokens in src/kernels/device_far.h).
+"""
+
+import argparse
+import subprocess
+import tempfile
+
+import numpy as np
+
+from far_field import load, rotated, save
+
+TILE = 128  # words
+CLASSES = 64  # parts of the order that last tiles are told apart by
+
+
+def softmax_parts(hidden, weight):
+    """lse of each token, a slab of tokens at a time."""
+    lse = np.empty(len(hidden), np.float32)
+    for i in range(0, len(hidden), 512):
+        z = hidden[i : i + 512] @ weight.T
+        top = z.max(1)
+        lse[i : i + 512] = top + np.log(np.exp(z - top[:, None]).sum(1))
+    return lse
+
+
+def token_orders(wanted, target_position):
+    """Tokens in the orders compared. wanted [tokens, tiles]: what each keeps by itself."""
+    tiles = wanted.shape[1]
+    breadth = wanted.sum(1)
+    place = (wanted * np.arange(tiles)).sum(1) / np.maximum(breadth, 1)
+    last = np.where(wanted.any(1), tiles - 1 - np.argmax(wanted[:, ::-1], 1), 0)
+    return {
+        "as they come": np.arange(len(wanted)),
+        "target": np.argsort(target_position, kind="stable"),
+        "breadth": np.argsort(breadth, kind="stable"),
+        "breadth, target": np.lexsort((target_position, np.floor(2 * np.log2(np.maximum(breadth, 1))))),
+        "kept tiles": np.lexsort((place, last * CLASSES // tiles)),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("head")
+    parser.add_argument("--logitless", default="build/src/cli/logitless")
+    parser.add_argument("--rows", type=int, default=1536)
+    parser.add_argument("--block", type=int, default=256)
+    parser.add_argument("--tiles", type=int, default=2)
+    parser.add_argument("--tau", type=float, nargs="+", default=[0.003, 0.002, 0.0015, 0.001])
+    args = parser.parse_args()
+    tensors = rotated(load(args.head), 0)
+    with tempfile.TemporaryDirectory() as folder:
+        head, path = f"{folder}/head.safetensors", f"{folder}/order.safetensors"
+        save(head, tensors)
+        names = [text for name in ("hidden", "weight") for text in (f"--{name}", f"{head}:{name}")]
+        subprocess.run([args.logitless, "order", *names, "--rows", str(args.rows), "--out", path], check=True)
+        order = load(path)
+    words, average = order["words"], order["average"]
+    position = np.empty_like(words)
+    position[words] = np.arange(len(words))
+    hidden, target = tensors["hidden"], position[tensors["targets"]]
+    weight = tensors["weight"][words]
+    tokens, tiles = len(hidden), len(words) // TILE
+    share = average[words].reshape(tiles, TILE) + 1e-30
+    share /= share.sum(1, keepdims=True)
+    lse = softmax_parts(hidden, weight)
+    mass = np.empty((tokens, tiles), np.float32)
+    for tile in range(tiles):
+        mass[:, tile] = np.exp(hidden @ weight[tile * TILE : (tile + 1) * TILE].T - lse[:, None]).sum(1)
+
+    cases = []
+    for tau in args.tau:
+        wanted = mass > tau
+        for name, rows in token_orders(wanted, target).items():
+            if tau != args.tau[0] and name != "kept tiles":
+                continue
+            blocks = wanted[rows].reshape(tokens // args.block, args.block, tiles // args.tiles, args.tiles).any((1, 3))
+            kept = np.empty_like(wanted)
+            kept[rows] = np.repeat(np.repeat(blocks, args.block, 0), args.tiles, 1)
+            cases.append({"name": name, "tau": tau, "part": blocks.mean(), "kept": kept, "dw": 0.0, "dx": 0.0 * hidden})
+    d_hidden, d_weight_squared = 0.0 * hidden, 0.0
+    for tile in range(tiles):
+        w = weight[tile * TILE : (tile + 1) * TILE]
+        p = np.exp(hidden @ w.T - lse[:, None])
+        own = np.flatnonzero(target // TILE == tile)
+        rest = p.copy()
+        rest[own, target[own] % TILE] = 0.0  # a target's own coefficient is exact
+        p[own, target[own] % TILE] -= 1.0
+        d_hidden += p @ w
+        d_weight_squared += np.square(p.T @ hidden).sum()
+        off = rest - rest.sum(1, keepdims=True) * share[tile]
+        for case in cases:
+            far = off * ~case["kept"][:, tile : tile + 1]
+            case["dx"] += far @ w
+            case["dw"] += np.square(far.T @ hidden).sum()
+    for case in cases:
+        dx = np.linalg.norm(case["dx"]) / np.linalg.norm(d_hidden)
+        dw = np.sqrt(case["dw"] / d_weight_squared)
+        print(f"{case['name']:16s} tau {case['tau']:.4f}  kept {case['part']:.4f}  d_hidden {dx:.5f}  d_weight {dw:.5f}")
+
+
+if __name__ == "__main__":
+    main()

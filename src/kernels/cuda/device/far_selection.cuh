@@ -1,0 +1,52 @@
+// Which tiles the far field keeps for a token.
+#pragma once
+
+#include "kernels/device_far.h"
+
+namespace logitless::cuda {
+
+struct SelectArguments {
+  const float* mass;  // [2 groups][padded tokens]
+  const float* reference;
+  const RowCoefficients* rows;  // null: estimates, with
+  const float* total;           // log2 of their sum; -inf for tokens without a target
+  const float* caution;
+  std::uint32_t* block_groups;  // [blocks][far_bits(groups)]
+  std::uint32_t* group_blocks;  // [groups][far_bits(blocks)]
+  std::uint32_t* list;
+  std::int32_t* list_begin;
+  FarSums* sums;
+  std::int64_t tokens;
+  std::int64_t padded_tokens;
+  int tiles;
+  int groups;
+  int blocks;
+  int group_bits;  // 32-bit words of the groups of a block
+  int block_bits;  // of the blocks of a group
+  float tau;
+  float most_kept;
+  bool first_chunk;
+  bool chosen;  // before: only the sample is new
+  FarSample sample;
+  const int* active;  // [blocks]: 0: no token of the block counts, and none of its logits are made
+};
+
+// Of a chunk: those of its masses if `rows` are set, else of its estimates.
+SelectArguments select_arguments(const ForwardCall& call, bool first_chunk);
+
+// A token keeps tiles of more than this mass; infinite: none, a NaN's too.
+__device__ __forceinline__ float least_mass(const SelectArguments& a, std::int64_t token) {
+  if (token >= a.tokens) return INFINITY;
+  if (a.rows == nullptr) {
+    return a.total[token] > -INFINITY ? a.tau * exp2f(a.total[token] - a.reference[token])
+                                      : INFINITY;
+  }
+  return a.rows[token].alpha != 0.0f ? a.tau * exp2f(a.rows[token].lse_bits - a.reference[token])
+                                     : INFINITY;
+}
+__device__ __forceinline__ float mass_of(const SelectArguments& a, int tile, std::int64_t token) {
+  const float mass = a.mass[tile * a.padded_tokens + token];
+  return a.rows == nullptr ? mass * exp2f(a.caution[tile]) : mass;
+}
+
+}  // namespace logitless::cuda
