@@ -17,10 +17,10 @@ import numpy as np
 from far_field import load, rotated, save
 
 TILE = 128  # words
-CLASSES = 64  # parts of the order that last tiles are told apart by
+CLASSES, PLACES = 64, 1024  # parts of the order that last tiles are told apart by, and mean places
 
 
-def softmax_parts(hidden, weight):
+def log_sums(hidden, weight):
     """lse of each token, a slab of tokens at a time."""
     lse = np.empty(len(hidden), np.float32)
     for i in range(0, len(hidden), 512):
@@ -35,13 +35,13 @@ def token_orders(wanted, target_position):
     tiles = wanted.shape[1]
     breadth = wanted.sum(1)
     place = (wanted * np.arange(tiles)).sum(1) / np.maximum(breadth, 1)
-    last = np.where(wanted.any(1), tiles - 1 - np.argmax(wanted[:, ::-1], 1), 0)
+    last = np.where(wanted.any(1), tiles - 1 - np.argmax(wanted[:, ::-1], 1), tiles)  # nothing: after all others
     return {
         "as they come": np.arange(len(wanted)),
         "target": np.argsort(target_position, kind="stable"),
         "breadth": np.argsort(breadth, kind="stable"),
         "breadth, target": np.lexsort((target_position, np.floor(2 * np.log2(np.maximum(breadth, 1))))),
-        "kept tiles": np.lexsort((place, last * CLASSES // tiles)),
+        "kept tiles": np.lexsort((place * PLACES // tiles, last * CLASSES // tiles)),
     }
 
 
@@ -69,7 +69,7 @@ def main():
     tokens, tiles = len(hidden), len(words) // TILE
     share = average[words].reshape(tiles, TILE) + 1e-30
     share /= share.sum(1, keepdims=True)
-    lse = softmax_parts(hidden, weight)
+    lse = log_sums(hidden, weight)
     mass = np.empty((tokens, tiles), np.float32)
     for tile in range(tiles):
         mass[:, tile] = np.exp(hidden @ weight[tile * TILE : (tile + 1) * TILE].T - lse[:, None]).sum(1)

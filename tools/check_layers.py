@@ -25,7 +25,7 @@ KERNEL_INTERFACE = (
     "src/kernels/tensor_kernels.h",
     "src/kernels/device_head.h",
     "src/kernels/device_gradient.h",
-    "src/kernels/device_loss.h", "src/kernels/device_far.h", "src/kernels/device_order.h", "src/kernels/device_order.h",
+    "src/kernels/device_loss.h", "src/kernels/device_far.h", "src/kernels/device_order.h",
 )
 BELOW_HEAD = (*KERNEL_INTERFACE, *BELOW_KERNELS)
 IR = ("src/compiler/ir/", *CORE)

@@ -53,7 +53,8 @@ struct FarFieldReport {
 //
 // Memory: one workspace of the largest plan used, counted by the context's meter; while an order is
 // made a copy of weight (not on a GPU), and what average_probability, make_vocab_order and
-// measure_tiles take.
+// measure_tiles take. On a GPU an order has its copy there besides (12 B * V; far_both 2 B * D * (D
+// + V / 128) more). Of a GPU's memory the meter counts workspaces alone.
 class LOGITLESS_API FarFieldHead {
  public:
   // The context must outlive the head. Throws InvalidArgument on options out of range; Unsupported
@@ -69,10 +70,10 @@ class LOGITLESS_API FarFieldHead {
   // cross_entropy throws.
   //
   // On a GPU it enqueues and returns, and of the statistics only `tokens` is filled, but where
-  // something is to be decided: a step that is audited waits and returns all of them, and throws as
-  // device_statistics does; so does one that an order is made from, on the GPU itself, whatever
-  // refresh_delay; one that needs a larger workspace allocates it. mean_kept is that of the steps
-  // audited.
+  // something is to be decided: a step that is audited waits, returns all of them, and throws as
+  // device_statistics does. That more than 2/3 is kept is noticed there, too, and mean_kept is that
+  // of the steps audited. A step that an order is made from waits for that, whatever refresh_delay;
+  // one that needs a larger workspace allocates it; the first one after load() copies the order.
   LossStatistics step(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
                       const CrossEntropyOutputs& out);
 

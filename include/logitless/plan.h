@@ -98,7 +98,8 @@ struct PlanRequest {
   // Of the far field: d_weight and d_bias of far tiles are corrected by this many times what a
   // sample of one block of tokens in this many shows them to be off. Their error is then larger in
   // a call, and zero in the mean over calls: what training needs, where each call has its own
-  // CrossEntropyInputs::sample_seed. Costs 2 / sample_every passes at most. 0: off.
+  // CrossEntropyInputs::sample_seed. Costs 2 / sample_every passes at most, and on a GPU
+  // one of its thin products again. 0: off.
   std::int64_t sample_every = 0;
   // Of the far field: tokens whose d_hidden is computed exactly as well, for
   // FarFieldStatistics::audited_error. 0: none.

@@ -72,9 +72,9 @@ class LOGITLESS_API VocabOrder {
 // The average probability of each word, mean_i softmax(scale * (hidden_i . weight_j + bias_j)),
 // over the rows of hidden [..., D]: a sample of a thousand or two serves. Two passes over rows *
 // vocab * dim at most; extra memory: a plan of memory_budget (0: the default), 4 B * vocab beside
-// the result. On a GPU the tensors are in its memory and the result is not: it waits. With a
-// softcap c, where z_ij is the capped logit, the average of p_ij (1
-// - (z_ij / c)^2): what the gradients of the words go by.
+// the result. On a GPU the tensors are in its memory and the result is not: it waits, and takes 8 B
+// * vocab and 12 B * rows there; throws DeviceError. With a softcap c, where z_ij is the capped
+// logit, the average of p_ij (1 - (z_ij / c)^2): what the gradients of the words go by.
 LOGITLESS_API std::vector<float> average_probability(const Context& context,
                                                      const ConstTensorView& hidden,
                                                      const ConstTensorView& weight,
@@ -98,8 +98,9 @@ LOGITLESS_API VocabOrder make_vocab_order(const Context& context, const ConstTen
 // vocab * dim * (dim + 2 rows) multiply-adds; extra memory: 4 B * rows * (dim + 2 tiles), 8 B *
 // dim^2, 4 B * tiles * dim, and 0.5 KiB * (dim + rows) a thread. softcap has no such moments. On a
 // Hopper GPU, in bf16 with dim a multiple of 8, everything but the orders is in its memory, and it
-// waits; extra memory there: 24 B * dim^2, 66 KiB * dim, 0.1 B * vocab * (dim + rows). Throws
-// Unsupported for other heads there, or without cuBLAS or cuSOLVER.
+// waits; extra memory there: 24 B * dim^2 and cuSOLVER's workspace (about as much), 70 KiB * dim,
+// 0.1 B * vocab * (dim + rows), 20 B * vocab, and 32 MiB. Throws Unsupported for other heads there,
+// or without cuBLAS or cuSOLVER; DeviceError.
 LOGITLESS_API VocabOrder measure_tiles(const Context& context, const VocabOrder& order,
                                        const ConstTensorView& hidden, const ConstTensorView& weight,
                                        const ConstTensorView& bias = {}, float logit_scale = 1.0f,

@@ -73,7 +73,8 @@ void DeviceEngine::begin_far() {
     return;
   }
   cuda::order_tokens(all, far_.order, token_order());
-  if (smooths_apart(features_)) sum_weights(all, all.weight, all.shape.vocab, all.omega);
+  if (smooths_apart(features_) && (d_hidden_.data != nullptr || sizes_.both))
+    sum_weights(all, all.weight, all.shape.vocab, all.omega);
 }
 
 cuda::TargetOrder DeviceEngine::token_order() const {
@@ -81,7 +82,7 @@ cuda::TargetOrder DeviceEngine::token_order() const {
           at<std::int32_t>(layout_.token_places), at<std::int32_t>(layout_.token_counts)};
 }
 
-// Tokens by their targets: everything of the chunk is in that order, and its outputs are the
+// Tokens in the order of blocks: everything of the chunk is in that order, and its outputs are the
 // workspace's until they are scattered.
 void DeviceEngine::order_chunk(cuda::ForwardCall& c) const {
   c.far = &far_;

@@ -193,7 +193,7 @@ class DevicePlanner {
       out += again(sizes) * forward + chunks * slabs * r.slab_seconds;
       const double products = sizes.far ? kept(sizes) / kFarRate : 1.0;
       const double of_words = sizes.far ? again(sizes) / kFarRate : 1.0;
-      bytes += 3.0 * products * n * v * (shape_.dtype == DType::f32 ? 4.0 : 2.0);  // the block
+      bytes += 3.0 * of_words * n * v * (shape_.dtype == DType::f32 ? 4.0 : 2.0);  // the block
       if (sizes.far) bytes += chunks * v * d * (2.0 * 2.0 * 2.0 + 4.0);  // rows gathered twice
       if (features_.d_hidden) {
         out += products * pass / r.product_flops;
@@ -239,7 +239,7 @@ void take_far(const HeadShape& shape, const HeadFeatures& f, const DeviceSizes& 
   out.chunk_keys = take(chunk * 4);
   out.chunk_rows = take(chunk * 4);
   out.chunk_places = take(chunk * 4);
-  out.chunk_counts = take(2 * (cuda::kTokenKeys + 2) * 4, chunk > cuda::kFewTargets);
+  out.chunk_counts = take(2 * (cuda::chunk_keys(chunk) + 2) * 4, chunk > cuda::kFewTargets);
   out.hidden_rows = take(chunk * shape.dim * 2);
   out.gathered = take(std::min(sizes.slab, shape.vocab) * shape.dim * 2);
   out.bias = take(shape.vocab * 4, f.bias);

@@ -60,13 +60,13 @@ struct DeviceLayout {
   std::size_t far_sums = 0;       // FarSums
   std::size_t far_partial = 0;    // f64 [kFarPartials]
   std::size_t token_keys = 0;     // i32 [N]
-  std::size_t token_rows = 0;     // i32 [N]: tokens in the order of their targets
+  std::size_t token_rows = 0;     // i32 [N]: tokens in the order of blocks
   std::size_t token_places = 0;   // i32 [N]
   std::size_t token_counts = 0;   // i32 [2 (token_keys(V, N) + 2)], of many tokens
   std::size_t chunk_keys = 0;     // i32 [C], of sort_tokens
   std::size_t chunk_rows = 0;     // i32 [C]
   std::size_t chunk_places = 0;   // i32 [C]
-  std::size_t chunk_counts = 0;   // i32 [2 (kTokenKeys + 2)], of many tokens
+  std::size_t chunk_counts = 0;   // i32 [2 (chunk_keys(C) + 2)], of many tokens
   std::size_t hidden_rows = 0;    // [C, D] in the dtype of hidden
   std::size_t gathered = 0;       // [slab, D] in the dtype of hidden
   std::size_t bias = 0;           // f32 [V] with a bias

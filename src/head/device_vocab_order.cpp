@@ -52,9 +52,13 @@ VocabOrder device_measure_tiles(const Context& context, const VocabOrder& order,
   call.head.bias = device_floats("bias", bias);
   call.head.logit_scale = logit_scale;
   call.head.stream = context.stream();
-  const std::string reason = context.device().compute_capability != 90
-                                 ? "expected a GPU of compute capability 9.0"
-                                 : cuda::forward_unsupported(call.head);
+  const cuda::DeviceKernel& kernel = cuda::find_device_kernel("hopper");
+  const int capability = context.device().compute_capability;
+  const std::string reason =
+      capability < kernel.least_capability || capability > kernel.most_capability
+          ? concat("kernel hopper does not run on compute capability ", capability / 10, ".",
+                   capability % 10)
+          : cuda::forward_unsupported(call.head);
   if (!reason.empty()) throw Unsupported(concat("measure_tiles: ", reason));
   const auto dim = static_cast<std::size_t>(rows.columns);
   const auto tiles = static_cast<std::size_t>(cuda::far_tiles(rows.rows));

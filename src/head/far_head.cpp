@@ -22,6 +22,7 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
   FarController& controller = state_->controller;
   FarPlans& plans = state_->plans;
   const Context& context = controller.context();
+  const bool on_gpu = context.device().kind == DeviceKind::cuda;
   require(out.d_hidden.defined(), "d_hidden: expected one, since audits measure its error");
   const auto plan_of = [&](const FarStep& step) -> const LossPlan& {
     return plans.get(context, shape_of(in), features_of(options, in, out), controller.request(step),
@@ -29,10 +30,11 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
   };
   const auto run = [&](const FarStep& step, const CrossEntropyInputs& inputs) {
     const LossPlan& plan = plan_of(step);
-    state_->last_plan = plan;
-    state_->last =
-        cross_entropy(context, plan, options, inputs, out, plans.workspace_for(context, plan));
-    return state_->last;
+    state_->last.reset();
+    const Workspace& workspace = plans.workspace_for(context, plan);
+    state_->last = cross_entropy(context, plan, options, inputs, out, workspace);
+    if (on_gpu) state_->last_plan = plan;
+    return *state_->last;
   };
   // Before anything is decided: a call that planning refuses leaves the state alone.
   const LossPlan& audited = plan_of({.far = true, .audit = true});
@@ -43,22 +45,23 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
   far_in.order = controller.order();
   far_in.sample_seed = static_cast<std::uint64_t>(controller.report().steps);
   LossStatistics stats = run(step, far_in);
-  if (context.device().kind == DeviceKind::cuda) {
+  if (on_gpu) {
     if (!step.audit) return stats;  // not known yet, and not worth waiting for
     stats = statistics();
   }
   // What has been added to accumulated gradients stays.
   if (controller.accept(step, stats.far, /*may_repeat=*/!options.accumulate)) return stats;
-  return run({}, in);
+  const LossStatistics dense = run({}, in);
+  return on_gpu ? statistics() : dense;
 }
 
 LossStatistics FarFieldHead::statistics() const {
   const Context& context = state_->controller.context();
-  require(!state_->last_plan.kernel.empty(), "statistics: expected a step before");
-  if (context.device().kind == DeviceKind::cpu) return state_->last;
+  require(state_->last.has_value(), "statistics: expected a step before, which succeeded");
+  if (context.device().kind == DeviceKind::cpu) return *state_->last;
   LossStatistics found = device_statistics(context, state_->last_plan,
                                            state_->plans.workspace_for(context, state_->last_plan));
-  found.tokens = state_->last.tokens;
+  found.tokens = state_->last->tokens;
   return found;
 }
 

@@ -2,6 +2,8 @@
 // compiled programs.
 #pragma once
 
+#include <optional>
+
 #include "head/far_controller.h"
 #include "head/far_plans.h"
 
@@ -10,8 +12,9 @@ namespace logitless {
 struct FarFieldHead::State {
   FarController controller;
   FarPlans plans;
-  LossPlan last_plan;  // of the last step, for its statistics
-  LossStatistics last;
+  // Of the last step, if it succeeded; on a GPU the plan tells where its statistics are.
+  std::optional<LossStatistics> last;
+  LossPlan last_plan;
 };
 
 struct FarFieldAccess {

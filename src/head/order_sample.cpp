@@ -38,11 +38,8 @@ Buffer copy_rows(const ConstTensorView& m, std::int64_t count, MemoryMeter* mete
   return out;
 }
 
-}  // namespace
-
-namespace {
-
-OrderSample options_of(const OrderSource& source) {
+// Without its tokens.
+OrderSample head_of(const OrderSource& source) {
   OrderSample s;
   s.logit_scale = source.logit_scale;
   s.softcap = source.softcap;
@@ -54,18 +51,17 @@ OrderSample options_of(const OrderSource& source) {
 }  // namespace
 
 OrderSample look_at(const OrderSource& source, std::int64_t rows) {
-  OrderSample s = options_of(source);
+  OrderSample s = head_of(source);
   const RowMatrix m = as_rows("hidden", source.hidden);
-  const std::int64_t count = std::min(m.rows, rows);
-  const std::int64_t sizes[] = {count, m.columns};
-  const std::int64_t strides[] = {m.rows / std::max<std::int64_t>(count, 1) * m.row_stride,
-                                  m.column_stride};
+  const std::int64_t step = std::max<std::int64_t>(ceil_div(m.rows, rows), 1);
+  const std::int64_t sizes[] = {ceil_div(m.rows, step), m.columns};
+  const std::int64_t strides[] = {step * m.row_stride, m.column_stride};
   s.hidden = ConstTensorView(source.hidden.data(), source.hidden.dtype(), sizes, strides);
   return s;
 }
 
 OrderSample sample_of(const OrderSource& source, std::int64_t rows, bool copy, MemoryMeter* meter) {
-  OrderSample s = options_of(source);
+  OrderSample s = head_of(source);
   const RowMatrix m = as_rows("hidden", source.hidden);
   const std::int64_t sizes[] = {m.rows, m.columns};
   const std::int64_t strides[] = {m.row_stride, m.column_stride};

@@ -27,8 +27,8 @@ struct OrderSample {
 // else looked at where they are.
 OrderSample sample_of(const OrderSource& source, std::int64_t rows, bool copy, MemoryMeter* meter);
 
-// The same without a copy, of rows that are evenly spaced but for the last ones: for an order that
-// is made before they change, on a GPU too.
+// The same without a copy, of at most `rows` tokens: for an order that is made before they change,
+// on a GPU too.
 OrderSample look_at(const OrderSource& source, std::int64_t rows);
 
 // Its average probabilities are mixed half and half with those of the sample's last order.

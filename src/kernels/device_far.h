@@ -72,8 +72,8 @@ inline constexpr std::size_t kEstimateBytes = std::size_t{32} << 20;
 // Sums of a call, of the device.
 struct FarSums {
   std::int64_t kept;     // pairs of a group and a block of tokens
-  std::int64_t sampled;  // of them, of FarCall::sample
-  std::int64_t pairs;    // all there are
+  std::int64_t sampled;  // others, of FarCall::sample
+  std::int64_t pairs;    // all of blocks with a token that counts
   std::int64_t fallback;
   double bound_squared;
   double norm_squared;
@@ -85,8 +85,8 @@ struct FarSums {
   double lse_error_max;
 };
 
-// Tokens of a call computed exactly as well: evenly spaced among those with a target, in their
-// order by targets, as many of `tokens` as there are.
+// Tokens of a call computed exactly as well: evenly spaced among those with a target, in the order
+// of FarTokens::rows, as many of `tokens` as there are.
 struct FarAudit {
   std::int64_t tokens = 0;
   const std::int32_t* order = nullptr;  // [all tokens] FarTokens::rows
@@ -106,13 +106,13 @@ void compare_audited(const ForwardCall& exact, const FarAudit& audit, const floa
                      FarSums* sums);
 
 // What sort_tokens changes, and its room.
-inline constexpr std::int64_t kTokenKeys = (1 << 16) + 2;
+constexpr std::int64_t chunk_keys(std::int64_t tokens) { return (1 << 16) + 2 * tokens; }
 struct FarTokens {
   const void* hidden = nullptr;  // of all tokens, as they come
   std::int64_t hidden_stride = 0;
   void* hidden_rows = nullptr;   // [tokens, dim]: ForwardCall::hidden
   std::int32_t* rows = nullptr;  // [all tokens]: ForwardCall::rows
-  TargetOrder order;             // of tokens, and kTokenKeys keys
+  TargetOrder order;             // of tokens, and chunk_keys of them
 };
 
 // Of a chunk. T = far_tiles(vocab), G = far_groups(vocab), B = padded tokens / 256.
@@ -130,7 +130,8 @@ struct FarCall {
   void* centroid = nullptr;   // [T, dim] bf16: sum_j share_j w_j
   float* radius = nullptr;    // [T] max_j |w_j - centroid|
   float* distance = nullptr;  // [T] |centroid|
-  // Out, by select_tiles; those of the groups and the list have the sample, too.
+  // Out, by select_tiles or the forward's estimates; those of the groups and the list have the
+  // sample, too, after select_tiles or sample_tiles.
   std::uint32_t* block_groups = nullptr;  // [B, far_bits(G)] the groups a block keeps
   std::uint32_t* group_blocks = nullptr;  // [G, far_bits(B)]
   std::uint32_t* list = nullptr;          // [G * B] far_entry(), ascending

@@ -22,7 +22,8 @@ struct OrderCall {
 // 20 bytes a word, 3 KiB a column, and what sorting takes: about 12 bytes a word.
 std::size_t order_workspace_bytes(std::int64_t vocab, std::int64_t dim);
 // Words by average, in strata; each stratum split again and again at the middle, in whole tiles, of
-// its rows along their first principal direction. Deterministic. Throws DeviceError.
+// its rows along their first principal direction. Deterministic. Waits at each level. Throws
+// DeviceError.
 void order_words(const OrderCall& call);
 
 // Moments of the tiles of an order, and the caution of each (logitless/vocab_order.h).

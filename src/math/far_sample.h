@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "math/host_device.h"
+#include "math/mix.h"
 
 namespace logitless {
 
@@ -21,23 +21,18 @@ struct FarSample {
       : every(sample_every) {
     if (every == 0) return;
     const auto period = static_cast<std::uint64_t>(every);
-    key = mix(seed / period ^ mix(static_cast<std::uint64_t>(chunk)));
+    key = mix64(seed / period ^ mix64(static_cast<std::uint64_t>(chunk)));
     phase = seed % period;
   }
-  LOGITLESS_HOST_DEVICE bool takes(std::int64_t tile, std::int64_t block) const {
-    if (every == 0) return false;
+  // The first block that a tile takes, below `every`; -1: none.
+  LOGITLESS_HOST_DEVICE std::int64_t first_of(std::int64_t tile) const {
+    if (every == 0) return -1;
     const auto period = static_cast<std::uint64_t>(every);
-    const std::uint64_t first = mix(key ^ static_cast<std::uint64_t>(tile)) % period;
-    return (first + phase) % period == static_cast<std::uint64_t>(block) % period;
+    const std::uint64_t first = mix64(key ^ static_cast<std::uint64_t>(tile)) % period;
+    return static_cast<std::int64_t>((first + phase) % period);
   }
-
- private:
-  // splitmix64
-  LOGITLESS_HOST_DEVICE static std::uint64_t mix(std::uint64_t x) {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
+  bool takes(std::int64_t tile, std::int64_t block) const {
+    return every > 0 && block % every == first_of(tile);
   }
 };
 

@@ -27,7 +27,7 @@ std::vector<std::int64_t> far_tokens(const OracleProblem& p, const VocabOrder& o
 
 namespace {
 
-// With the ignored tokens after the others, in no block but counted for their lengths.
+// With the ignored tokens after the others, in no block.
 std::vector<std::vector<std::vector<std::int64_t>>> uneven_blocks(
     const std::vector<std::int64_t>& valid, std::int64_t tokens, const FarGrid& grid) {
   const auto count = static_cast<std::int64_t>(valid.size());
@@ -35,8 +35,8 @@ std::vector<std::vector<std::vector<std::int64_t>>> uneven_blocks(
   for (std::int64_t first = 0; first < tokens; first += grid.chunk_tokens) {
     chunks.emplace_back();
     const std::int64_t end = std::min(tokens, first + grid.chunk_tokens);
-    for (std::int64_t at = first; at < end; at += grid.row_block) {
-      chunks.back().emplace_back(valid.begin() + std::min(at, count),
+    for (std::int64_t at = first; at < std::min(end, count); at += grid.row_block) {
+      chunks.back().emplace_back(valid.begin() + at,
                                  valid.begin() + std::min({count, end, at + grid.row_block}));
     }
   }

@@ -2,8 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <array>
-
 #include "core/check.h"
 #include "kernels/cuda/dynamic_library.h"
 
@@ -49,19 +47,9 @@ void require_cublas(int status, const char* what) {
   if (status != 0) throw DeviceError(concat(what, ": cuBLAS status ", status));
 }
 
-// One for each thread and device; never destroyed, since at exit the driver may be gone before.
 Handle handle() {
-  constexpr int kDevices = 64;
-  thread_local std::array<Handle, kDevices> handles{};
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || device < 0 || device >= kDevices)
-    throw DeviceError("cuBLAS: no current device");
-  Handle& made = handles[static_cast<std::size_t>(device)];
-  if (made == nullptr) {
-    if (!cublas_missing().empty()) throw Unsupported(cublas_missing());
-    require_cublas(functions().create(&made), "cublasCreate");
-  }
-  return made;
+  thread_local DeviceHandles handles;
+  return handles.get("cuBLAS", functions().missing, functions().create);
 }
 
 int type_of(DType dtype) {

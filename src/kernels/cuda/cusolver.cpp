@@ -2,8 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <array>
-
 #include "core/check.h"
 #include "kernels/cuda/dynamic_library.h"
 
@@ -44,19 +42,9 @@ void require_cusolver(int status, const char* what) {
   if (status != 0) throw DeviceError(concat(what, ": cuSOLVER status ", status));
 }
 
-// One for each thread and device; never destroyed, since at exit the driver may be gone before.
 Handle handle() {
-  constexpr int kDevices = 64;
-  thread_local std::array<Handle, kDevices> handles{};
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || device < 0 || device >= kDevices)
-    throw DeviceError("cuSOLVER: no current device");
-  Handle& made = handles[static_cast<std::size_t>(device)];
-  if (made == nullptr) {
-    if (!cusolver_missing().empty()) throw Unsupported(cusolver_missing());
-    require_cusolver(functions().create(&made), "cusolverDnCreate");
-  }
-  return made;
+  thread_local DeviceHandles handles;
+  return handles.get("cuSOLVER", functions().missing, functions().create);
 }
 
 int floats_of(int dim) {

@@ -12,7 +12,8 @@ void gradient_products(const ProductsCall& call);
 // words.
 std::size_t products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words);
 
-// far_estimate.cu: weights of words, and means and centroids of tiles, of all words.
+// far_estimate.cu: what estimate_masses needs of the words, once for all chunks: weights of words,
+// and means and centroids of tiles.
 void prepare_means(const ForwardCall& call);
 // far_tiles.cu: centroids and means of all tiles; what is kept by the estimates, and where a target
 // has more than tau, of target_logits [tokens, K].

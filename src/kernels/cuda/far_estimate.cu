@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/cublas.h"
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/far_selection.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/device/targets.cuh"
 #include "kernels/cuda/device_kernels.h"
@@ -102,8 +103,7 @@ __global__ void __launch_bounds__(kRows* kParts)
   const std::uint32_t* const kept = block_groups + row / kFarBlock * bits;
   double sum = 0.0;
   for (int t = threadIdx.y; row < tokens && t < tiles; t += kParts) {
-    if ((kept[t / 64] >> (t / 2 % 32) & 1u) == 0)
-      sum += static_cast<double>(mass[t * padded + row]);
+    if (!has_bit(kept, t / 2)) sum += static_cast<double>(mass[t * padded + row]);
   }
   sums[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
@@ -161,6 +161,7 @@ void prepare_estimates() { cublas_prepare(); }
 
 void prepare_means(const ForwardCall& c) {
   const FarEstimate& e = *c.far->estimate;
+  set_constants<<<1, 1, 0, static_cast<cudaStream_t>(c.stream)>>>(e.constants);
   weigh_words<<<static_cast<unsigned>(far_tiles(c.shape.vocab)), kTile, 0,
                 static_cast<cudaStream_t>(c.stream)>>>(
       c.far->bias, c.logit_scale, static_cast<int>(c.shape.vocab), e.word_weight, e.log2_base);
@@ -175,10 +176,6 @@ void estimate_masses(const ForwardCall& c) {
   const std::int64_t dim = c.shape.dim;
   const std::int64_t tiles = far_tiles(c.shape.vocab);
   const std::int64_t padded = padded_tokens(c.shape.tokens);
-  if (c.first_token == 0) {
-    set_constants<<<1, 1, 0, stream>>>(e.constants);
-    prepare_means(c);
-  }
   Gemm g;
   g.k = dim;
   g.b_transposed = true;

@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/far_selection.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/device/targets.cuh"
-#include "kernels/device_far.h"
 #include "math/lse_state.h"
 #include "math/softcap.h"
 
@@ -32,12 +32,11 @@ struct BlockArguments {
 };
 
 __device__ __forceinline__ bool keeps(const BlockArguments& a, std::int64_t token, int group) {
-  return (a.block_groups[token / kFarBlock * a.bits + group / 32] >> (group % 32) & 1u) != 0;
+  return has_bit(a.block_groups + token / kFarBlock * a.bits, group);
 }
 // Or samples.
 __device__ __forceinline__ bool lists(const BlockArguments& a, std::int64_t token, int group) {
-  const int block = static_cast<int>(token / kFarBlock);
-  return (a.group_blocks[group * a.block_bits + block / 32] >> (block % 32) & 1u) != 0;
+  return has_bit(a.group_blocks + group * a.block_bits, static_cast<int>(token / kFarBlock));
 }
 // alpha P_iJ = factor * mass.
 __device__ __forceinline__ float mass_factor(const BlockArguments& a, std::int64_t token) {

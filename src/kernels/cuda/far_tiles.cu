@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kFarBlock) mark_groups(const SelectArguments a
 constexpr int kListThreads = 1024;
 
 __device__ __forceinline__ bool keeps(const SelectArguments& a, int block, int group) {
-  return (a.block_groups[block * a.group_bits + group / 32] >> (group % 32) & 1u) != 0;
+  return has_bit(a.block_groups + block * a.group_bits, group);
 }
 
 __device__ std::int64_t list_sum(std::int64_t mine) {
@@ -171,13 +171,17 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
   std::int64_t mine = 0;
   for (int i = threadIdx.x; i < a.blocks * words; i += kListThreads)
     mine += __popc(a.block_groups[i]);
-  const std::int64_t pairs = static_cast<std::int64_t>(a.groups) * a.blocks;
   std::int64_t kept = list_sum(mine);
+  __syncthreads();
+  std::int64_t mine_active = 0;
+  for (int b = threadIdx.x; b < a.blocks; b += kListThreads) mine_active += a.active[b] != 0;
+  const std::int64_t pairs = a.groups * list_sum(mine_active);
   const bool all = !a.chosen && static_cast<float>(kept) > a.most_kept * static_cast<float>(pairs);
   if (all) {
     kept = pairs;
     __syncthreads();
     for (int i = threadIdx.x; i < a.blocks * words; i += kListThreads) {
+      if (a.active[i / words] == 0) continue;
       const int rest = a.groups - i % words * 32;
       a.block_groups[i] = rest >= 32 ? ~0u : (1u << rest) - 1;
     }
@@ -195,10 +199,12 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
   const int end = min(a.groups, begin + run);
   int count = 0;
   for (int group = begin; group < end; ++group) {
+    const auto sampled = static_cast<int>(a.sample.first_of(group));
+    const auto every = static_cast<int>(a.sample.every);
     for (int w = 0; w < block_words; ++w) {
       std::uint32_t bits = 0;
       for (int b = w * 32; b < min(a.blocks, w * 32 + 32); ++b)
-        if (keeps(a, b, group) || (a.active[b] != 0 && a.sample.takes(group, b)))
+        if (keeps(a, b, group) || (sampled >= 0 && a.active[b] != 0 && b % every == sampled))
           bits |= 1u << (b % 32);
       a.group_blocks[group * block_words + w] = bits;
       count += __popc(bits);
@@ -276,7 +282,7 @@ void gather_tokens(const ForwardCall& c, const void* hidden, std::int64_t stride
   const dim3 grid(static_cast<unsigned>(far_tiles(c.shape.tokens)),
                   static_cast<unsigned>((c.shape.dim + kColumns - 1) / kColumns));
   gather_tile<<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(a);
-  require_cuda(cudaGetLastError(), "tokens by their targets");
+  require_cuda(cudaGetLastError(), "hidden states in the tokens' order");
 }
 
 void gather_vectors(const ForwardCall& c) {

@@ -19,9 +19,8 @@ constexpr int kMoveThreads = 1024;
 // Parts of the order that last tiles are told apart by, and places of tiles in each.
 constexpr std::int32_t kClasses = 64;
 constexpr std::int32_t kPlaces = 1024;
-constexpr std::int32_t kNothingKept = kClasses * kPlaces;
-constexpr std::int32_t kIgnored = kNothingKept + 1;
-static_assert(kIgnored < kTokenKeys);
+constexpr std::int32_t kKeys = kClasses * kPlaces;
+static_assert(kKeys == chunk_keys(0));
 
 // A thread block for each 32 tokens.
 __global__ void __launch_bounds__(kRows* kParts)
@@ -51,8 +50,11 @@ __global__ void __launch_bounds__(kRows* kParts)
     mine.last = max(mine.last, other.last);
     mine.sum += other.sum;
   }
-  std::int32_t key = counts(c, row) ? kNothingKept : kIgnored;
-  if (mine.count > 0 && key != kIgnored) {
+  // Others have a key each: many equal ones take long to tell apart.
+  auto key = static_cast<std::int32_t>(kKeys + row);
+  if (!counts(c, row)) {
+    key += static_cast<std::int32_t>(a.tokens);
+  } else if (mine.count > 0) {
     const std::int64_t place =
         mine.sum * kPlaces / (static_cast<std::int64_t>(mine.count) * a.tiles);
     key = static_cast<std::int32_t>(std::int64_t{mine.last} * kClasses / a.tiles * kPlaces + place);
@@ -82,7 +84,7 @@ void sort_tokens(const ForwardCall& c, const RowCoefficients* rows,
   key_tokens<<<static_cast<unsigned>((a.tokens + kRows - 1) / kRows), dim3(kRows, kParts), 0,
                stream>>>(c, a, t.order.words);
   require_cuda(cudaGetLastError(), "keys of the tokens");
-  order_keys(t.order, a.tokens, kTokenKeys, c.stream);
+  order_keys(t.order, a.tokens, chunk_keys(a.tokens), c.stream);
   const auto bytes = static_cast<std::size_t>(a.tokens) * sizeof(std::uint32_t);
   require_cuda(cudaFuncSetAttribute(move_values, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(kMostFarTokens * sizeof(std::uint32_t))),

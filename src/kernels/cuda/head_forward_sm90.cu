@@ -213,6 +213,7 @@ void forward(const ForwardCall& c) {
   require_cuda(cudaGetLastError(), "reference exponents");
   if (c.far != nullptr) gather_vectors(c);
   if (c.far != nullptr && c.far->estimate != nullptr) {
+    if (c.first_token == 0) prepare_means(c);
     estimate_masses(c);
     const int per_token = c.shape.targets_per_token;
     sort_tokens(c, nullptr,

@@ -8,6 +8,7 @@
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/device_order.h"
+#include "math/mix.h"
 
 namespace logitless::cuda {
 namespace {
@@ -55,13 +56,6 @@ __device__ __forceinline__ std::uint32_t ordered_bits(float v) {
   if (isnan(v)) return ~0u;
   const std::uint32_t bits = __float_as_uint(v + 0.0f);  // -0 as 0
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-
-__device__ __forceinline__ std::uint64_t mix(std::uint64_t x) {  // splitmix64
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
 }
 
 // The part that a position is in: the last that begins at it or before.
@@ -149,7 +143,7 @@ __global__ void __launch_bounds__(kDirectionThreads) find_directions(const Level
     for (int i = 0; i < sampled; ++i) sum += as_float(rows[i][k]);
     mean[k] = sum / static_cast<float>(sampled);
     const std::uint64_t random =
-        mix(mix(a.seed ^ static_cast<std::uint64_t>(begin)) + static_cast<std::uint64_t>(k));
+        mix64(mix64(a.seed ^ static_cast<std::uint64_t>(begin)) + static_cast<std::uint64_t>(k));
     direction[k] = static_cast<float>(static_cast<double>(random >> 11) * 0x1p-53 - 0.5);
   }
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -275,9 +269,7 @@ class Bisection {
 
   // To the device, and the words of each part in their own order.
   void set_parts(const std::vector<std::int32_t>& parts) {
-    require_cuda(
-        cudaMemcpyAsync(begins(), parts.data(), parts.size() * 4, cudaMemcpyHostToDevice, stream_),
-        "parts");
+    copy_to_device(begins(), parts.data(), parts.size() * 4, call_.stream);
     key_words<<<blocks_of(vocab_), kThreads, 0, stream_>>>(
         call_.words, vocab_, begins(), static_cast<int>(parts.size()) - 1, keys());
     require_cuda(cudaGetLastError(), "words of the parts");

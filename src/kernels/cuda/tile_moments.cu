@@ -56,7 +56,7 @@ struct MomentsLayout {
     variance = take(tiles * d * 2);
     caution = take(tiles * 4);
     constants = take(4 * 4);
-    finite = take(4);
+    failed = take(4);
     // As take_far in src/head/device_plan.cpp.
     targets = take(shape.tokens * 4);
     lse = take(shape.tokens * 4);
@@ -83,7 +83,7 @@ struct MomentsLayout {
     products = take(kCublasBytes);
   }
   std::size_t root, inverse, moment, product, along_axes, axes, values, solver, residuals, slab;
-  std::size_t variance, caution, constants, finite, targets, lse, target_logit, log_prob;
+  std::size_t variance, caution, constants, failed, targets, lse, target_logit, log_prob;
   std::size_t bad_target, reference, estimated_reference, active, forward, gathered, bias, mass;
   std::size_t estimated_mass, centroid, mean;
   std::size_t word_weight, log2_base, along, squares, forms, total_mass, estimate_constants;
@@ -132,17 +132,20 @@ __global__ void set_values(float* to, float rows, float residuals) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    find_nonfinite(const float* values, std::int64_t count, int* finite) {
+    find_nonfinite(const float* values, std::int64_t count, int* failed) {
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count;
        i += static_cast<std::int64_t>(gridDim.x) * kThreads) {
-    if (!isfinite(values[i])) *finite = 0;
+    if (!isfinite(values[i])) *failed = 1;
   }
 }
-// The identity, unless all was finite: weights or tokens that are no numbers have no axes.
+__global__ void note_failure(const int* info, int* failed) {
+  if (*info != 0) *failed = 1;
+}
+// The identity where something failed: weights or tokens that are no numbers have no axes.
 __global__ void __launch_bounds__(kThreads)
-    keep_finite(float* matrix, std::int64_t dim, const int* finite) {
+    replace_failed(float* matrix, std::int64_t dim, const int* failed) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (*finite != 0 || i >= dim * dim) return;
+  if (*failed == 0 || i >= dim * dim) return;
   matrix[i] = i / dim == i % dim ? 1.0f : 0.0f;
 }
 
@@ -306,13 +309,21 @@ class TileMoments {
     multiply(DType::f32, dim_, dim_, dim_, {a, dim_, false}, {b, dim_, b_transposed}, c, 0, 1);
   }
 
+  void check(const float* matrix) const {
+    find_nonfinite<<<512, kThreads, 0, stream_>>>(matrix, dim_ * dim_, at<int>(layout_.failed));
+    require_cuda(cudaGetLastError(), "axes");
+  }
+  void replace(float* matrix) const {
+    replace_failed<<<blocks_of(dim_ * dim_), kThreads, 0, stream_>>>(matrix, dim_,
+                                                                     at<int>(layout_.failed));
+    require_cuda(cudaGetLastError(), "axes");
+  }
   void eigen(float* matrix) const {
-    int* const finite = at<int>(layout_.finite);
-    require_cuda(cudaMemsetAsync(finite, 1, sizeof(int), stream_), "finite");
-    find_nonfinite<<<512, kThreads, 0, stream_>>>(matrix, dim_ * dim_, finite);
-    keep_finite<<<blocks_of(dim_ * dim_), kThreads, 0, stream_>>>(matrix, dim_, finite);
-    require_cuda(cudaGetLastError(), "second moments");
+    check(matrix);
+    replace(matrix);  // the solver is given numbers in any case
     symmetric_eigen(matrix, dim_, at<float>(layout_.values), base_ + layout_.solver, head_.stream);
+    note_failure<<<1, 1, 0, stream_>>>(at<int>(layout_.solver), at<int>(layout_.failed));
+    require_cuda(cudaGetLastError(), "axes");
   }
 
   // f(first tile, tiles) for slabs of tiles, with `each` residuals of each tile.
@@ -338,6 +349,7 @@ class TileMoments {
     float* const inverse = at<float>(layout_.inverse);
     float* const moment = at<float>(layout_.moment);
     float* const product = at<float>(layout_.product);
+    require_cuda(cudaMemsetAsync(base_ + layout_.failed, 0, sizeof(int), stream_), "axes");
     multiply(DType::bf16, dim_, dim_, head_.shape.tokens, {head_.hidden, head_.hidden_stride, true},
              {head_.hidden, head_.hidden_stride, false}, root, 2, 1);
     add_ridge<<<1, kThreads, 0, stream_>>>(root, dim_);
@@ -355,6 +367,10 @@ class TileMoments {
     eigen(moment);
     multiply_squares(moment, inverse, false, call_.axes);
     multiply_squares(moment, root, false, product);
+    check(call_.axes);
+    check(product);
+    replace(call_.axes);
+    replace(product);
     narrow<<<blocks_of(dim_ * dim_), kThreads, 0, stream_>>>(call_.axes, dim_ * dim_,
                                                              at<__nv_bfloat16>(layout_.axes));
     narrow<<<blocks_of(dim_ * dim_), kThreads, 0, stream_>>>(product, dim_ * dim_,

@@ -5,6 +5,10 @@
 
 namespace logitless::cuda {
 
+__device__ __forceinline__ bool has_bit(const std::uint32_t* bits, int at) {
+  return (bits[at / 32] >> (at % 32) & 1u) != 0;
+}
+
 struct SelectArguments {
   const float* mass;  // [2 groups][padded tokens]
   const float* reference;
@@ -28,10 +32,11 @@ struct SelectArguments {
   bool first_chunk;
   bool chosen;  // before: only the sample is new
   FarSample sample;
-  const int* active;  // [blocks]: 0: no token of the block counts, and none of its logits are made
+  const int*
+      active;  // [blocks]: 0: no token of the block counts: it keeps nothing, and has no logits
 };
 
-// Of a chunk: those of its masses if `rows` are set, else of its estimates.
+// Of a chunk, for estimates; with `rows` set after, for exact masses.
 SelectArguments select_arguments(const ForwardCall& call, bool first_chunk);
 
 // A token keeps tiles of more than this mass; infinite: none, a NaN's too.
