@@ -177,7 +177,7 @@ TEST_P(FarField, MaskedWords) {
 TEST_P(FarField, SeveralChunks) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     HeadSpec spec = small_spec();
-    spec.tokens = 270;
+    spec.tokens = 420;
     spec.dim = 6;
     spec.dtype = dtype;
     spec.bias = true;

@@ -90,10 +90,13 @@ struct Training {
   float loss = 0;
 };
 
-// One thread unless threads are what is tested: those of a busy machine wait for each other.
+// One thread unless threads are what is tested: those of a busy machine wait for each other. One
+// kernel on all machines that have it: how many tiles are kept goes by its blocks of tokens.
 Context context_of(int threads = 1) {
   ContextOptions options;
   options.threads = threads;
+  const std::vector<std::string> kernels = kernel_names();
+  if (std::find(kernels.begin(), kernels.end(), "avx2") != kernels.end()) options.kernel = "avx2";
   return Context(options);
 }
 
