@@ -10,6 +10,7 @@
 #include "core/half.h"
 #include "logitless/error.h"
 #include "logitless/far_field.h"
+#include "support/common_kernel.h"
 
 namespace logitless::test {
 namespace {
@@ -105,6 +106,7 @@ CompiledProgram compiled(const std::string& text, int threads = 1) {
 Context context_of(int threads = 1) {
   ContextOptions options;
   options.threads = threads;
+  options.kernel = common_kernel();
   return Context(options);
 }
 

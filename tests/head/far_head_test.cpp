@@ -12,6 +12,7 @@
 
 #include "logitless/far_field.h"
 #include "logitless/tensor_file.h"
+#include "support/common_kernel.h"
 #include "support/problem.h"
 
 namespace logitless::test {
@@ -90,13 +91,11 @@ struct Training {
   float loss = 0;
 };
 
-// One thread unless threads are what is tested: those of a busy machine wait for each other. One
-// kernel on all machines that have it: how many tiles are kept goes by its blocks of tokens.
+// One thread unless threads are what is tested: those of a busy machine wait for each other.
 Context context_of(int threads = 1) {
   ContextOptions options;
   options.threads = threads;
-  const std::vector<std::string> kernels = kernel_names();
-  if (std::find(kernels.begin(), kernels.end(), "avx2") != kernels.end()) options.kernel = "avx2";
+  options.kernel = common_kernel();
   return Context(options);
 }
 
