@@ -150,6 +150,33 @@ TEST_P(MasksTest, MaskedTargetHasInfiniteLoss) {
 }
 
 // Every word masked: no distribution, and no crash.
+// As masks are often written: the same bits as with -inf, also where a whole tile of words has it.
+TEST_P(MasksTest, HugeNegativeBiasesAreMasks) {
+  HeadSpec spec = small();
+  spec.bias = true;
+  const auto answer = [&](double mask) {
+    HeadProblem problem(spec);
+    for (std::int64_t i = 0; i < spec.tokens; ++i)
+      problem.targets.set(i, static_cast<double>(7 * i % 120));
+    for (std::int64_t j = 120; j < 290; ++j) problem.bias.set(j, mask);
+    return run_head(problem, run());
+  };
+  const HeadAnswer masked = answer(-kInfinity);
+  EXPECT_TRUE(std::isfinite(masked.loss.get(0)));
+  for (const double mask :
+       {-1e12, -1e30, -static_cast<double>(std::numeric_limits<float>::max())}) {
+    SCOPED_TRACE(mask);
+    const HeadAnswer a = answer(mask);
+    EXPECT_EQ(a.loss.values(), masked.loss.values());
+    EXPECT_EQ(a.lse.values(), masked.lse.values());
+    EXPECT_EQ(a.entropy.values(), masked.entropy.values());
+    EXPECT_EQ(a.argmax.values(), masked.argmax.values());
+    EXPECT_EQ(a.d_hidden.values(), masked.d_hidden.values());
+    EXPECT_EQ(a.d_weight.values(), masked.d_weight.values());
+    EXPECT_EQ(a.d_bias.values(), masked.d_bias.values());
+  }
+}
+
 TEST_P(MasksTest, AllWordsMasked) {
   HeadSpec spec = small();
   spec.bias = true;

@@ -23,7 +23,7 @@ AxisName = str | tuple[str, ...]
 
 _IGNORED = -(2**31)  # a shard's ignore_index: no position of a target in any shard
 
-_MASKED = -1e30
+_MASKED = -1e6
 
 
 class _Shard(NamedTuple):

@@ -58,6 +58,9 @@ inline void ResetState(const PanelState& state, std::int64_t tokens) {
   }
 }
 
+// Of logits in log2: what is below it by more than fp32's exponents is masked.
+inline constexpr float kLeastExponent = -0x1p30f;
+
 // z = softcap(scale * (z + bias)) in place.
 template <int kPanel>
 HWY_INLINE void TransformBlock(const LogitTransform& f, std::int64_t words, float* HWY_RESTRICT z) {
@@ -153,8 +156,10 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
   for (std::int64_t t = 0; t < kPanel; t += lanes) {
     V top = lowest;
     for (std::int64_t r = 0; r < words; ++r) top = hn::Max(top, hn::Load(d, z + r * kPanel + t));
-    // Integral, so that rescaling is exact, and no exponential is over 1.
-    const V ceiling = hn::Ceil(hn::Mul(top, log2e));
+    // Integral, so that rescaling is exact, and no exponential is over 1. A block of words with
+    // huge negative biases has none: rounded, such logits could be any distance above their own
+    // ceiling.
+    const V ceiling = hn::Max(hn::Ceil(hn::Mul(top, log2e)), hn::Set(d, kLeastExponent));
     const V k = hn::IfThenElse(hn::Gt(top, lowest), ceiling, hn::Zero(d));
     V sum = hn::Zero(d);
     if (stored != nullptr) {
