@@ -77,8 +77,8 @@ class LOGITLESS_API FarFieldHead {
   LossStatistics step(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
                       const CrossEntropyOutputs& out);
 
-  // Of the last step. On a GPU it waits, as device_statistics does. Throws InvalidArgument before
-  // the first.
+  // Of the last step. On a GPU it waits, and throws, as device_statistics does. Throws
+  // InvalidArgument before the first one, and after one that threw.
   LossStatistics statistics() const;
 
   const FarFieldReport& report() const;

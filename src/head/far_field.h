@@ -42,9 +42,8 @@ constexpr bool is_far(PlanKind kind) {
 // blocks of tokens that keep alike, as on a GPU.
 inline double predicted_kept(PlanKind kind, std::int64_t vocab, double tau, bool sorted) {
   const double words = static_cast<double>(vocab) / 131072.0;
-  const double reference = kind == PlanKind::far_both ? (sorted ? 0.1 : 0.15)
-                           : sorted                   ? 0.055
-                                                      : 0.1;
+  const bool both = kind == PlanKind::far_both;
+  const double reference = sorted ? (both ? 0.1 : 0.055) : (both ? 0.15 : 0.1);
   return std::min(1.0, reference * std::pow(words, -1.27) * std::pow(tau / 0.003, -0.6));
 }
 

@@ -32,8 +32,8 @@ struct SelectArguments {
   bool first_chunk;
   bool chosen;  // before: only the sample is new
   FarSample sample;
-  const int*
-      active;  // [blocks]: 0: no token of the block counts: it keeps nothing, and has no logits
+  // [blocks]: 0: no token of the block counts; it keeps nothing, and has no logits.
+  const int* active;
 };
 
 // Of a chunk, for estimates; with `rows` set after, for exact masses.

@@ -62,13 +62,14 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-// Tiles of a launch in an order that keeps a group of token tiles in the second-level cache while
-// the weights stream past.
+// 256 words of a slab for a pair of token tiles.
 struct Tile {
   int pair;
-  int word;
-  bool sampled;
+  int word;      // tile
+  bool sampled;  // of the far field: not kept
 };
+// Tiles of a launch in an order that keeps a group of token tiles in the second-level cache while
+// the weights stream past.
 __device__ __forceinline__ Tile tile_of(int index, const ForwardArguments& a) {
   if (a.list != nullptr) {
     const std::uint32_t entry = a.list[index];
