@@ -23,7 +23,7 @@ AxisName = str | tuple[str, ...]
 
 _IGNORED = -(2**31)  # a shard's ignore_index: no position of a target in any shard
 
-_MASKED = -1e6
+_MASKED = -1e6  # bias of a shard without words: far below any logit, and small enough for sums in log2 to be exact
 
 
 class _Shard(NamedTuple):
