@@ -150,8 +150,9 @@ LOGITLESS_API const char* logitless_kernel_name(int32_t runnable, size_t index);
 
 typedef struct logitless_plan_request {
   size_t struct_size;
-  uint64_t memory_budget; /* bytes beyond inputs and outputs; 0: 512 MiB, or the least plan if that
-                             is more */
+  uint64_t memory_budget; /* bytes beyond inputs and outputs; 0: the least workspace within 3 % of
+                             the best predicted time among plans of at most a quarter of the fp32
+                             logits (16 MiB at least), or the least plan if none is that small */
   double
       stored_fraction; /* of LOGITLESS_PLAN_STORED: in (0, 1), or 0: as much as the budget holds */
   logitless_plan_kind kind; /* default LOGITLESS_PLAN_ANY */
@@ -407,6 +408,12 @@ LOGITLESS_API logitless_status logitless_head_backward(
     logitless_context* context, const logitless_plan* plan, const logitless_head_options* options,
     const logitless_head_inputs* inputs, const logitless_head_cotangents* cotangents,
     const logitless_head_gradients* gradients, void* workspace, size_t workspace_bytes);
+
+/* gradients *= factor, an f32 scalar, in place; on a GPU one kernel that reads the factor there and
+ * writes nothing where it is 1. For gradients made for an upstream gradient of 1. */
+LOGITLESS_API logitless_status logitless_scale_gradients(logitless_context* context,
+                                                         const logitless_tensor* factor,
+                                                         const logitless_head_gradients* gradients);
 
 /* ---- Tensor programs
  * ----------------------------------------------------------------------------------------------

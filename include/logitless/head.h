@@ -70,4 +70,13 @@ LOGITLESS_API void head_backward(const Context& context, const LossPlan& plan,
                                  const HeadCotangents& cotangents, const HeadGradients& gradients,
                                  const Workspace& workspace);
 
+// gradients *= factor, in place: what was made for an upstream gradient of 1 becomes that of
+// another one. factor: an f32 scalar. With a GPU's context it and the gradients are the GPU's: one
+// kernel is enqueued, which reads the factor there and writes nothing where it is 1. Products are
+// fp32, rounded once. No extra memory. Gradients not defined are left out; each f32 | bf16 | f16
+// (d_hidden of any rank; on a GPU with contiguous rows). Throws InvalidArgument for other dtypes
+// and shapes.
+LOGITLESS_API void scale_gradients(const Context& context, const ConstTensorView& factor,
+                                   const HeadGradients& gradients);
+
 }  // namespace logitless

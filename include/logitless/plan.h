@@ -82,8 +82,9 @@ LOGITLESS_API std::string_view name_of(Accuracy accuracy);
 
 struct PlanRequest {
   DeviceLimits device;
-  // Bytes the plan may take beyond inputs and outputs. 0: the default, 512 MiB or the least plan if
-  // that is more.
+  // Bytes the plan may take beyond inputs and outputs. 0: the least workspace within 3 % of the
+  // best predicted time among plans of at most a quarter of the fp32 logits (16 MiB at least), or
+  // the least plan if none is that small.
   std::size_t memory_budget = 0;
   // A kind to use, or none: the fastest that fits.
   std::optional<PlanKind> kind;
@@ -134,6 +135,7 @@ class LOGITLESS_API LossPlan {
   double passes = 0.0;
   double predicted_seconds = 0.0;  // rough on the CPU: a nominal rate of the kernel times the work
   std::size_t memory_budget = 0;   // 0: the default
+  std::size_t default_limit = 0;   // of the default: what no plan was to exceed
   float tau = 0.0f;                // of the far field, else 0
   std::int64_t sample_every = 0;   // likewise
   // Of the far field: the exact plan of the tokens audited, or null.

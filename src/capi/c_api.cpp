@@ -375,6 +375,14 @@ logitless_status logitless_head_backward(logitless_context* context, const logit
   });
 }
 
+logitless_status logitless_scale_gradients(logitless_context* context,
+                                           const logitless_tensor* factor,
+                                           const logitless_head_gradients* gradients) {
+  return guarded([&] {
+    scale_gradients(context_of(context), view_from(factor, "factor"), gradients_from(gradients));
+  });
+}
+
 // ---- Bytes
 
 logitless_status logitless_parse_bytes(const char* text, uint64_t* bytes) {

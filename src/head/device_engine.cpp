@@ -296,6 +296,19 @@ cuda::GradientOutput DeviceEngine::weight_sums(bool first_chunk) const {
   return out;
 }
 
+cuda::RunningSums DeviceEngine::running_sums(const cuda::BlockCall& block, bool first_chunk) const {
+  cuda::RunningSums out;
+  if (round_weight_ || d_weight_.dtype == DType::f32) return out;
+  if (splits_weight(kernel_, layout_tokens_, features_, sizes_))
+    out.low = at<std::uint8_t>(layout_.weight_low) +
+              cuda::running_sum_bytes(block.first_word, all.shape.dim);
+  out.from = !first_chunk           ? cuda::SumsFrom::sums
+             : features_.accumulate ? cuda::SumsFrom::output
+                                    : cuda::SumsFrom::nothing;
+  out.last = block.chunk.first_token + block.chunk.shape.tokens == all.shape.tokens;
+  return out;
+}
+
 void DeviceEngine::add_many_entries(cuda::ProductsCall& p) const {
   if (!adds_entries(kernel_, layout_tokens_, features_, sizes_)) return;
   cuda::sum_many_entries(p, at<float>(layout_.many));
@@ -335,6 +348,7 @@ void DeviceEngine::products(const cuda::BlockCall& block, bool first_chunk, bool
     p.d_weight = weight_sums(first_chunk);
     p.d_weight.data =
         advance(p.d_weight.data, block.first_word * p.d_weight.stride, p.d_weight.dtype);
+    p.running = running_sums(block, first_chunk);
     add_many_entries(p);
   }
   kernel_.gradient_products(p);

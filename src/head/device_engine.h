@@ -73,6 +73,7 @@ class DeviceEngine {
   void add_bias_parts(const cuda::BlockCall& block, float* sums) const;
   cuda::GradientOutput hidden_sums(const cuda::ForwardCall& chunk, bool first) const;
   cuda::GradientOutput weight_sums(bool first_chunk) const;
+  cuda::RunningSums running_sums(const cuda::BlockCall& block, bool first_chunk) const;
   // device_far.cpp
   void far_backward(const cuda::ForwardCall& chunk, bool first_chunk);
   void set_estimate(const VocabOrder& order);

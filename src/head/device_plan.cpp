@@ -11,7 +11,6 @@
 namespace logitless {
 namespace {
 
-constexpr std::size_t kDefaultBudget = 512_MiB;
 constexpr std::int64_t kPair = 256;  // tokens of a pair of tiles, words of a tile
 
 // Seconds of the parts of a plan, fitted to an H200 at its sustained clock with bench_head --device
@@ -21,12 +20,13 @@ struct Rates {
   double product_flops;
   double logit_seconds;     // of each exponential that the products do not hide
   double bytes_per_second;  // of what is written and read beyond the operands, partly hidden
+  double sum_seconds;       // of each element of split sums between two chunks, beside their bytes
   double chunk_seconds;     // small kernels and launches
   double slab_seconds;
 };
-constexpr Rates kHopper = {695e12, 690e12, 0.3e-12, 7.6e12, 100e-6, 90e-6};
-constexpr Rates kCublasNarrow = {600e12, 600e12, 0.0, 3.5e12, 150e-6, 0.0};
-constexpr Rates kCublasF32 = {45e12, 45e12, 0.0, 3.0e12, 150e-6, 0.0};
+constexpr Rates kHopper = {695e12, 690e12, 0.3e-12, 7.6e12, 1.9e-12, 100e-6, 90e-6};
+constexpr Rates kCublasNarrow = {600e12, 600e12, 0.0, 3.5e12, 0.0, 150e-6, 0.0};
+constexpr Rates kCublasF32 = {45e12, 45e12, 0.0, 3.0e12, 0.0, 150e-6, 0.0};
 
 // Of the dense products' rate, what those of kept tiles reach.
 constexpr double kFarRate = 0.7;
@@ -38,7 +38,7 @@ class DevicePlanner {
         shape_(plan.shape),
         features_(plan.features),
         request_(request),
-        budget_(request.memory_budget != 0 ? request.memory_budget : kDefaultBudget),
+        budget_(request.memory_budget),
         tokens_(std::max<std::int64_t>(plan.shape.tokens, 1)),
         tau_(plan.tau),
         audited_(plan.audit == nullptr ? 0 : plan.audit->shape.tokens),
@@ -201,7 +201,9 @@ class DevicePlanner {
       }
       if (features_.d_weight) {
         out += of_words * pass / r.product_flops;
-        bytes += (chunks - 1.0) * v * d * 8.0;
+        const bool split = splits_weight(kernel_, tokens_, features_, sizes);
+        bytes += (chunks - 1.0) * v * d * (split ? 6.0 : 8.0);  // sums read and written
+        if (split) out += (chunks - 1.0) * v * d * r.sum_seconds;
         if (sums_weight(kernel_, tokens_, features_, sizes)) bytes += v * d * 10.0;
       }
     }
@@ -356,6 +358,8 @@ DeviceLayout layout_device(const cuda::DeviceKernel& kernel, const HeadShape& sh
   out.scaled_hidden = take(chunk * shape.dim * element, scales_hidden(kernel, f, sizes));
   out.d_hidden = take(chunk * shape.dim * 4, sums_hidden(kernel, shape.vocab, f, sizes));
   out.d_weight = take(shape.vocab * shape.dim * 4, sums_weight(kernel, tokens, f, sizes));
+  out.weight_low = take(cuda::running_sum_bytes(shape.vocab, shape.dim),
+                        splits_weight(kernel, tokens, f, sizes));
   out.d_bias = take(shape.vocab * 4, f.d_bias);
   out.weight_sum = take(shape.dim * 4, smooths_apart(f));
   out.hidden_sum = take(shape.dim * 4, smooths_apart(f));

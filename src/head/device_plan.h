@@ -52,6 +52,7 @@ struct DeviceLayout {
   std::size_t scaled_hidden = 0;  // [C, D] in the dtype of hidden, see scales_hidden
   std::size_t d_hidden = 0;       // f32 [C, D]: sums over slabs of a 16-bit d_hidden
   std::size_t d_weight = 0;       // f32 [V, D]: sums over chunks of a 16-bit d_weight
+  std::size_t weight_low = 0;     // running_sum_bytes: what d_weight lacks of such sums
   std::size_t d_bias = 0;         // f32 [V]
   std::size_t weight_sum = 0;     // f32 [D], of smoothing
   std::size_t hidden_sum = 0;     // f32 [D]
@@ -113,6 +114,12 @@ inline bool scales_hidden(const cuda::DeviceKernel& kernel, const HeadFeatures& 
                           const DeviceSizes& sizes) {
   return f.d_weight && (sizes.stored > 0 || kernel.keeps_logits);
 }
+// Whether a 16-bit d_weight holds its own sums over chunks, but for 8 bits in the workspace.
+inline bool splits_weight(const cuda::DeviceKernel& kernel, std::int64_t tokens,
+                          const HeadFeatures& f, const DeviceSizes& sizes) {
+  return f.d_weight && f.d_weight_dtype != DType::f32 && kernel.splits_sums && !sizes.far &&
+         sizes.chunk < tokens;
+}
 // Whether a 16-bit gradient is summed in fp32 first: over slabs of words or chunks of tokens, onto
 // what it holds, or since the kernel knows no other.
 inline bool sums_hidden(const cuda::DeviceKernel& kernel, std::int64_t vocab, const HeadFeatures& f,
@@ -123,7 +130,7 @@ inline bool sums_hidden(const cuda::DeviceKernel& kernel, std::int64_t vocab, co
 }
 inline bool sums_weight(const cuda::DeviceKernel& kernel, std::int64_t tokens,
                         const HeadFeatures& f, const DeviceSizes& sizes) {
-  return f.d_weight && f.d_weight_dtype != DType::f32 &&
+  return f.d_weight && f.d_weight_dtype != DType::f32 && (!kernel.splits_sums || sizes.far) &&
          (sizes.chunk < tokens || f.accumulate || kernel.keeps_logits);
 }
 // Whether targets are added to a 16-bit d_weight before it is rounded, in the products.

@@ -30,6 +30,12 @@ std::string LossPlan::explain() const {
   out << "\n";
   out << "  workspace " << format_bytes(workspace_bytes_) << "; the fp32 logits would be "
       << format_bytes(logits_bytes()) << "\n";
+  if (default_limit != 0 && workspace_bytes_ <= default_limit) {
+    out << "  no budget was given: the least workspace within 3 % of the best predicted time below "
+        << format_bytes(default_limit) << "\n";
+  } else if (default_limit != 0) {
+    out << "  no budget was given, and no plan takes less\n";
+  }
   out << "  chunks of " << chunk_tokens << " tokens";
   if (slab_vocab > 0) out << ", gradients of " << slab_vocab << " words at a time";
   if (stored_vocab > 0) {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "head/default_plan.h"
 #include "head/device_plan.h"
 #include "head/far_field.h"
 #include "head/validate.h"
@@ -44,7 +45,6 @@ std::string_view name_of(Accuracy accuracy) {
 
 namespace {
 
-constexpr std::size_t kDefaultBudget = 512_MiB;
 // More tokens in a chunk than this gain nothing: what is done once per chunk is amortised.
 constexpr std::int64_t kForwardTokens = 2048;
 constexpr std::int64_t kMostTokens = 8192;
@@ -137,6 +137,12 @@ class PlanBuilder {
     plan.audit = std::move(audit);
   }
 
+  // The least plan where none fits, instead of an error.
+  PlanBuilder& or_least() {
+    least_ = true;
+    return *this;
+  }
+
   LossPlan build() {
     check_request();
     plan_.shape = shape_;
@@ -148,9 +154,7 @@ class PlanBuilder {
         choose_head_kernel(request_.device.kernel, shape_, features_, &plan_.kernel_reasons);
     plan_.kernel = kernel.name;
     const Sizer sizer(kernel, shape_, features_, plan_.threads);
-    const std::size_t budget =
-        request_.memory_budget != 0 ? request_.memory_budget : kDefaultBudget;
-
+    const std::size_t budget = request_.memory_budget;
     const bool gradients = features_.d_hidden || features_.d_weight || features_.d_bias;
     std::vector<Sized> sized;
     std::vector<PlanKind> kinds = {PlanKind::forward, PlanKind::dense, PlanKind::stored,
@@ -171,7 +175,6 @@ class PlanBuilder {
       Sized best;
       if (candidate.reason.empty()) {
         best = size(kind, kernel, sizer, budget);
-        // The default budget is a wish, a caller's is a promise.
         candidate.possible = best.bytes <= budget;
         candidate.workspace_bytes = best.bytes;
         candidate.passes = passes(kind, best.sizes);
@@ -374,9 +377,8 @@ class PlanBuilder {
     // On a GPU slabs of few words would take longer than the rest of the call.
     request.memory_budget = request_.device.kind == DeviceKind::cuda ? 64_MiB : 1;
     request.kind = PlanKind::recompute;
-    PlanBuilder builder(shape, features, request);
-    builder.least_ = true;
-    return std::make_shared<const LossPlan>(builder.build());
+    return std::make_shared<const LossPlan>(
+        PlanBuilder(shape, features, request).or_least().build());
   }
 
   // As many stored tiles as asked for, or as fit; one where none does.
@@ -444,7 +446,7 @@ class PlanBuilder {
           (chosen < 0 || c.predicted_seconds < plan_.candidates[chosen].predicted_seconds))
         chosen = i;
     }
-    if (chosen < 0 && least >= 0 && (request_.memory_budget == 0 || least_)) chosen = least;
+    if (chosen < 0 && least >= 0 && least_) chosen = least;
     if (chosen < 0) refuse(least, budget);
     PlanCandidate& winner = plan_.candidates[static_cast<std::size_t>(chosen)];
     for (PlanCandidate& c : plan_.candidates) {
@@ -495,7 +497,12 @@ class PlanBuilder {
 
 LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features,
                    const PlanRequest& request) {
-  return PlanBuilder(shape, features, request).build();
+  if (request.memory_budget != 0) return PlanBuilder(shape, features, request).build();
+  return default_plan(shape, [&](std::size_t budget) {
+    PlanRequest within = request;
+    within.memory_budget = budget;
+    return PlanBuilder(shape, features, within).or_least().build();
+  });
 }
 
 LossPlan with_threads(LossPlan plan, int threads) {

@@ -83,6 +83,27 @@ struct GradientOutput {
   bool add = false;  // to what is there; of products fp32 alone
 };
 
+// The sums of a 16-bit d_weight between the chunks of a call: 16 bits in d_weight's memory, in an
+// order of the kernel's own, and 8 in the workspace. The last chunk leaves d_weight rounded to
+// nearest.
+enum class SumsFrom : int {
+  nothing,  // the first chunk
+  output,   // the first chunk of a call that adds to what d_weight holds
+  sums,     // a later one
+};
+struct RunningSums {
+  // [ceil(V / 128)][ceil(D / 256)] tiles of 128 x 256, from the block's first word on; not looked
+  // at where a call has one chunk.
+  std::uint8_t* low = nullptr;
+  SumsFrom from = SumsFrom::nothing;
+  bool last = true;  // no chunk comes after this one
+};
+// Bytes of low for so many words: a byte for each element of their tiles, of which two follow one
+// another.
+constexpr std::int64_t running_sum_bytes(std::int64_t words, std::int64_t dim) {
+  return (words + 255) / 256 * 256 * ((dim + 255) / 256 * 256);
+}
+
 // d_hidden_i = factor_i block_i . weight (+ gamma_i weight_sum) + sum_k coefficient_ik weight_y;
 // d_weight_j = block^T_j . factored_hidden (+ omega_j hidden_sum) + sum of coefficient * hidden
 // over the entries of j.
@@ -115,6 +136,7 @@ struct ProductsCall {
   const float* omega = nullptr;       // of the block's first word; null: 1
   GradientOutput d_hidden;
   GradientOutput d_weight;
+  RunningSums running;  // of a 16-bit d_weight, by a kernel that splits_sums
   // A slab of the far field: the tiles kept alone, d_hidden added to, d_weight by word.
   const FarCall* far = nullptr;
   std::int64_t vocab = 0;                // of the order
@@ -133,6 +155,9 @@ struct DeviceKernel {
   // and none is stored by the way. Otherwise logits are multiplied again for blocks not stored.
   bool keeps_logits;
   bool far_backward;  // takes calls of the far field
+  // Sums a 16-bit d_weight over chunks, or onto what it holds, by ProductsCall::running. Otherwise
+  // it is summed in fp32 and rounded in the end.
+  bool splits_sums;
   // Compute capabilities it runs on, 10 * major + minor.
   int least_capability;
   int most_capability;
@@ -190,6 +215,20 @@ void add_bias_smoothing(const RowCoefficients* rows, std::int64_t tokens, const 
 // out = 0, rows x columns of it.
 void clear_gradient(const GradientOutput& out, std::int64_t rows, std::int64_t columns,
                     Stream stream);
+
+// Gradients times a number on the device, in one launch that writes nothing where it is 1. Rounded
+// once.
+struct ScaleCall {
+  struct Gradient {
+    GradientOutput out;  // without data: nothing
+    std::int64_t rows = 0;
+    std::int64_t columns = 0;
+  };
+  const float* factor = nullptr;
+  Gradient gradients[3];
+  Stream stream = nullptr;
+};
+void scale_gradients(const ScaleCall& call);
 
 // out = round(sums (+ what out holds)). sums [rows, columns] contiguous; row i goes to row to[i] of
 // out (null: i).

@@ -59,14 +59,14 @@ TEST(Plan, Table) {
   softcap.softcap = 30.0f;
   const Row table[] = {
       {"no gradients", head, {}, 0, {}, PlanKind::forward, 1, 1},
-      {"default budget", head, gradients(), 0, {}, PlanKind::dense, 3, 3},
-      {"one gradient", head, hidden_alone, 0, {}, PlanKind::dense, 2, 2},
+      {"enough memory", head, gradients(), 512_MiB, {}, PlanKind::dense, 3, 3},
+      {"one gradient", head, hidden_alone, 512_MiB, {}, PlanKind::dense, 2, 2},
       {"little memory", head, gradients(), 24_MiB, {}, PlanKind::stored, 3.9, 4},
       {"between", head, gradients(), 100_MiB, PlanKind::stored, PlanKind::stored, 3.01, 3.99},
       {"asked for", head, gradients(), 0, PlanKind::recompute, PlanKind::recompute, 4, 4},
       {"entropy gradient", head, entropy_gradient, 0, {}, PlanKind::recompute, 4, 4},
       {"softcap and smoothing", head, capped, 0, {}, PlanKind::recompute, 4, 4},
-      {"softcap", head, softcap, 0, {}, PlanKind::dense, 3, 3},
+      {"softcap", head, softcap, 512_MiB, {}, PlanKind::dense, 3, 3},
       {"one token", {1, 8, 100, DType::bf16}, gradients(), 0, {}, PlanKind::dense, 3, 3},
       {"no token", {0, 8, 100, DType::bf16}, gradients(), 0, {}, PlanKind::dense, 3, 3},
   };
@@ -132,11 +132,70 @@ TEST(Plan, BudgetBelowEveryPlanNamesTheLeastOne) {
   EXPECT_THROW(plan_head(head, gradients(), request_of(least - 1)), InvalidArgument);
 }
 
+// Without a budget: the least workspace within 3 % of the best time among plans of at most a
+// quarter of the fp32 logits.
+TEST(Plan, DefaultIsTheLeastWorkspaceNearTheBestTime) {
+  for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
+    for (const HeadShape& shape : {HeadShape{8192, 4096, 128256, DType::bf16},
+                                   {8192, 2304, 256000, DType::bf16},
+                                   {32768, 768, 50304, DType::bf16},
+                                   {2048, 512, 65536, DType::bf16},
+                                   {4096, 1024, 32768, DType::f32}}) {
+      HeadFeatures f = gradients();
+      f.d_weight_dtype = f.d_hidden_dtype = shape.dtype;
+      PlanRequest request = request_of(0);
+      request.device.kind = device;
+      if (device == DeviceKind::cuda || shape.dtype == DType::f32) request.device.kernel.clear();
+      LossPlan plan;
+      try {
+        plan = plan_head(shape, f, request);
+      } catch (const Unsupported&) {
+        ASSERT_EQ(device, DeviceKind::cuda);  // a build without CUDA
+        continue;
+      }
+      SCOPED_TRACE(plan.explain());
+      const std::size_t limit = plan.logits_bytes() / 4;
+      EXPECT_EQ(plan.default_limit, limit);
+      EXPECT_EQ(plan.memory_budget, 0u);
+      EXPECT_LE(plan.workspace_bytes(), limit);
+      request.memory_budget = limit;
+      const double best = plan_head(shape, f, request).predicted_seconds;
+      EXPECT_LE(plan.predicted_seconds, 1.03 * best);
+      // A tenth less would be slower than that, if it is to be had at all.
+      request.memory_budget = plan.workspace_bytes() * 9 / 10;
+      try {
+        EXPECT_GT(plan_head(shape, f, request).predicted_seconds, 1.03 * best);
+      } catch (const InvalidArgument&) {
+      }
+      EXPECT_NE(
+          plan.explain().find("no budget was given: the least workspace within 3 % of the best "
+                              "predicted time below " +
+                              format_bytes(limit)),
+          std::string::npos);
+    }
+  }
+}
+
+TEST(Plan, DefaultOfASmallProblemIsNotStarved) {
+  const HeadShape small{64, 64, 1000, DType::f32};  // 250 KiB of logits
+  const LossPlan plan = plan_head(small, gradients(), request_of(0, {}, ""));
+  EXPECT_EQ(plan.default_limit, 16_MiB);
+  EXPECT_EQ(plan.kind, PlanKind::dense);
+}
+
 TEST(Plan, DefaultBudgetGivesWayWhereNothingFits) {
   const HeadShape large{1 << 20, 4096, 131072, DType::bf16};
   const LossPlan plan = plan_head(large, gradients(), request_of(0));
   EXPECT_GT(plan.workspace_bytes(), 0u);
   EXPECT_THROW(plan_head(large, gradients(), request_of(1_MiB)), InvalidArgument);
+  // Per-word memory alone is more than the logits of one token.
+  const HeadShape wide{1, 64, 4'000'000, DType::bf16};
+  HeadFeatures with_bias = gradients();
+  with_bias.bias = with_bias.d_bias = true;
+  const LossPlan least = plan_head(wide, with_bias, request_of(0));
+  EXPECT_GT(least.workspace_bytes(), least.default_limit);
+  EXPECT_NE(least.explain().find("no budget was given, and no plan takes less"), std::string::npos)
+      << least.explain();
 }
 
 TEST(Plan, MoreMemoryIsNeverSlowerAndNeverExceeded) {

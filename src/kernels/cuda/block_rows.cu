@@ -165,7 +165,78 @@ __global__ void __launch_bounds__(256)
   }
 }
 
+constexpr int kScaleThreads = 256;
+constexpr int kScaleLoads = 4;  // of 16 bytes, of a thread at a time
+
+template <typename T>
+__device__ void scale_rows(const ScaleCall::Gradient& g, float factor) {
+  constexpr int kPack = 16 / static_cast<int>(sizeof(T));
+  const bool packs = reinterpret_cast<std::uintptr_t>(g.out.data) % 16 == 0 &&
+                     (g.rows == 1 || g.out.stride % kPack == 0);
+  const std::int64_t whole = packs ? g.columns / kPack : 0;  // packs of a row
+  constexpr std::int64_t kPart = kScaleThreads * kScaleLoads;
+  const std::int64_t parts = (whole + kPart - 1) / kPart;
+  for (std::int64_t i = blockIdx.x; i < g.rows * parts; i += gridDim.x) {
+    auto* const row =
+        reinterpret_cast<uint4*>(static_cast<T*>(g.out.data) + i / parts * g.out.stride);
+    const std::int64_t first = i % parts * kPart + threadIdx.x;
+    uint4 packed[kScaleLoads];
+#pragma unroll
+    for (int k = 0; k < kScaleLoads; ++k) {
+      if (first + k * kScaleThreads < whole) packed[k] = row[first + k * kScaleThreads];
+    }
+#pragma unroll
+    for (int k = 0; k < kScaleLoads; ++k) {
+      if (first + k * kScaleThreads >= whole) continue;
+      T* const values = reinterpret_cast<T*>(&packed[k]);
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) values[j] = rounded<T>(as_float(values[j]) * factor);
+      row[first + k * kScaleThreads] = packed[k];
+    }
+  }
+  const std::int64_t rest = g.columns - whole * kPack;  // a row's last, or all of it
+  const std::int64_t threads = std::int64_t{gridDim.x} * kScaleThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kScaleThreads + threadIdx.x; i < g.rows * rest;
+       i += threads) {
+    T& value = static_cast<T*>(g.out.data)[i / rest * g.out.stride + whole * kPack + i % rest];
+    value = rounded<T>(as_float(value) * factor);
+  }
+}
+
+__global__ void __launch_bounds__(kScaleThreads) scale_all(const ScaleCall call) {
+  const float factor = *call.factor;
+  if (factor == 1.0f) return;
+  for (const ScaleCall::Gradient& g : call.gradients) {
+    if (g.out.data == nullptr) continue;
+    if (g.out.dtype == DType::f32) {
+      scale_rows<float>(g, factor);
+    } else if (g.out.dtype == DType::bf16) {
+      scale_rows<__nv_bfloat16>(g, factor);
+    } else {
+      scale_rows<__half>(g, factor);
+    }
+  }
+}
+
 }  // namespace
+
+void scale_gradients(const ScaleCall& call) {
+  ScaleCall c = call;
+  std::int64_t blocks = 1;
+  for (ScaleCall::Gradient& g : c.gradients) {
+    if (g.rows * g.columns == 0) g.out.data = nullptr;
+    if (g.out.data == nullptr) continue;
+    if (g.out.stride == g.columns) {
+      g.columns *= g.rows;
+      g.rows = 1;
+    }
+    const std::int64_t bytes = g.rows * g.columns * static_cast<std::int64_t>(size_of(g.out.dtype));
+    blocks = std::max(blocks, bytes / (kScaleThreads * 16 * kScaleLoads));
+  }
+  scale_all<<<static_cast<unsigned>(std::min<std::int64_t>(blocks, 132 * 8)), kScaleThreads, 0,
+              static_cast<cudaStream_t>(c.stream)>>>(c);
+  require_cuda(cudaGetLastError(), "scaling gradients");
+}
 
 void prepare_block(const BlockCall& b) {
   const std::int64_t tokens = b.chunk.shape.tokens;

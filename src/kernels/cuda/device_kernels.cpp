@@ -7,11 +7,11 @@ namespace logitless::cuda {
 
 std::span<const DeviceKernel> device_kernels() {
   static constexpr DeviceKernel kKernels[] = {
-      {"hopper", false, true, 90, 90, forward_unsupported, forward_workspace_bytes, forward,
+      {"hopper", false, true, true, 90, 90, forward_unsupported, forward_workspace_bytes, forward,
        gradient_block, nullptr, gradient_products, products_bytes, nullptr},
-      {"cublas", true, false, 80, 999, cublas_unsupported, cublas_workspace_bytes, cublas_forward,
-       cublas_gradient_block, cublas_block_unscale, cublas_gradient_products, nullptr,
-       cublas_prepare},
+      {"cublas", true, false, false, 80, 999, cublas_unsupported, cublas_workspace_bytes,
+       cublas_forward, cublas_gradient_block, cublas_block_unscale, cublas_gradient_products,
+       nullptr, cublas_prepare},
   };
   return kKernels;
 }

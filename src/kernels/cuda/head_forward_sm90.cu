@@ -53,9 +53,7 @@ template <ForwardMode kMode, bool kStore>
 void launch(const CUtensorMap& hidden, const CUtensorMap& weight, const CUtensorMap& block,
             const ForwardArguments& all, cudaStream_t stream) {
   const auto kernel = forward_tiles<kMode, kStore>;
-  require_cuda(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileShared),
-      "shared memory of the forward kernel");
+  allow_shared(kernel, kTileShared);
   const int processors = processor_count();
   if (all.list != nullptr) {
     kernel<<<processors / kClusterCtas * kClusterCtas, kTileThreads, kTileShared, stream>>>(

@@ -72,11 +72,13 @@ std::size_t workspace_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t 
          static_cast<std::size_t>(sums) * sizeof(float);
 }
 
-template <bool kFar>
-auto kernel_of(bool rank_one, bool entries) {
-  return rank_one  ? entries ? gradient_tiles<true, true, kFar> : gradient_tiles<true, false, kFar>
-          : entries ? gradient_tiles<false, true, kFar>
-                   : gradient_tiles<false, false, kFar>;
+template <bool kFar, bool kRankOne>
+auto kernel_of(bool entries, bool sums) {
+  if constexpr (!kFar) {
+    if (sums) return gradient_tiles<kRankOne, true, false, true>;
+  }
+  return entries ? gradient_tiles<kRankOne, true, kFar, false>
+                 : gradient_tiles<kRankOne, false, kFar, false>;
 }
 
 FarSlabArguments far_slab(const ProductsCall& c) {
@@ -138,6 +140,7 @@ void gradient_products(const ProductsCall& c) {
     a.weight.row_part = c.omega;
     a.weight.row_part_stride = 1;
   }
+  a.sums = {c.running, static_cast<__nv_bfloat16*>(c.d_weight.data), c.d_weight.stride};
   a.active = c.active;
   a.targets_per_token = c.targets_per_token;
   a.first_word = c.first_word;
@@ -179,12 +182,15 @@ void gradient_products(const ProductsCall& c) {
   const bool rank_one = c.weight_sum != nullptr || c.hidden_sum != nullptr;
   const bool listed = has_weight && c.entries.begin != nullptr;
   const bool entries = listed && c.d_weight.dtype != DType::f32;
+  const bool sums = c.running.from != SumsFrom::nothing || !c.running.last;
+  if (sums && !entries)
+    throw InternalError("running sums are of a bf16 d_weight whose entries are listed");
   const auto kernel =
-      far ? kernel_of<true>(rank_one, entries) : kernel_of<false>(rank_one, entries);
+      far ? rank_one ? kernel_of<true, true>(entries, sums) : kernel_of<true, false>(entries, sums)
+      : rank_one ? kernel_of<false, true>(entries, sums)
+                 : kernel_of<false, false>(entries, sums);
   if (far) a.far = far_slab(c);
-  require_cuda(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileShared),
-      "shared memory of the gradient kernel");
+  allow_shared(kernel, kTileShared);
   const int tiles =
       a.hidden.row_pairs * a.hidden.column_tiles + a.weight.row_pairs * a.weight.column_tiles;
   const int clusters = std::min(processor_count() / kClusterCtas, tiles);

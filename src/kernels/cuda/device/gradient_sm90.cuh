@@ -6,8 +6,7 @@
 // less, or none, meanwhile work on d_weight, and in the end all do.
 #pragma once
 
-#include "kernels/cuda/device/tiles_sm90.cuh"
-#include "kernels/device_gradient.h"
+#include "kernels/cuda/device/split_sums_sm90.cuh"
 
 namespace logitless::cuda {
 
@@ -76,6 +75,7 @@ struct GradientArguments {
   const __nv_bfloat16* hidden_rows;
   std::int64_t hidden_stride;
   const int* active;  // [token pairs]: 0: all tokens ignored, nothing is read; null: all active
+  SplitSums sums;     // of a bf16 d_weight
   FarSlabArguments far;
 };
 
@@ -298,17 +298,20 @@ __device__ __forceinline__ void finish_product(float (&z)[128], const GradientAr
 // The loads of one tile.
 //
 // d_hidden paces stretches of a tile (the first of them is `stretch`, `clusters` have such a tile).
-template <bool kHidden, bool kFar>
+template <bool kHidden, bool kFar, bool kSums>
 __device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clusters,
                                           const TileMemory& memory, StageCursor& at,
                                           const CUtensorMap* block, const CUtensorMap* other,
-                                          const GradientArguments& a, int tile) {
+                                          const CUtensorMap* out, const GradientArguments& a,
+                                          int tile) {
   const ProductArguments& p = kHidden ? a.hidden : a.weight;
   const int rank = cluster_rank();
   const int pair = tile / p.column_tiles;
   const int row = ((kHidden ? pair % a.hidden_pairs : pair) * kClusterCtas + rank) * kTileRows;
   const int column = tile % p.column_tiles * kTileColumns + rank * (kTileColumns / 2);
   constexpr bool kPaced = kHidden && !kFar;
+  if (!kHidden && kSums && a.sums.running.from == SumsFrom::sums)
+    prefetch_sums(a.sums, out, pair * kClusterCtas + rank, tile % p.column_tiles, p.column_tiles);
   const int begin = kPaced ? first_step(a, pair) : 0;
   for_steps<kHidden, kFar>(a, pair, [&](int k) {
     if (kPaced && (k - begin) % kStretch == 0) {
@@ -383,7 +386,7 @@ __device__ __forceinline__ void put_words(float (&z)[128], const GradientArgumen
   }
 }
 
-template <bool kHidden, bool kRankOne, bool kEntries, bool kFar>
+template <bool kHidden, bool kRankOne, bool kEntries, bool kFar, bool kSums>
 __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& writer,
                                           StageCursor& at, const CUtensorMap* out,
                                           const GradientArguments& a, int tile) {
@@ -403,7 +406,17 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
   finish_product<kHidden, kRankOne, kEntries>(z, a, row + accumulator_row(),
                                               column + accumulator_column());
   const int first_row = row + (threadIdx.x / 128 - 1) * 64;
-  if (p.narrow) {
+  if constexpr (!kHidden && kSums) {
+    const TileSums sums(a.sums, p.rows, p.columns, row / kTileRows, column / kTileColumns,
+                        p.column_tiles);
+    const bool whole = row + kTileRows <= p.rows && column + kTileColumns <= p.columns;
+    add_running(z, a.sums, sums, whole);
+    if (a.sums.running.last) {
+      writer.put_bf16(z, out, column, first_row);
+    } else {
+      put_running(z, writer, sums, whole, out, column, first_row);
+    }
+  } else if (p.narrow) {
     writer.put_bf16(z, out, column, first_row);
   } else {
     writer.put_f32(z, out, column, first_row, p.add);
@@ -451,8 +464,9 @@ __global__ void __launch_bounds__(128)
 // Maps: the block by rows of 64 words x 128 tokens and by 64 words x 64 tokens; weight and hidden
 // by boxes of 64 x 64; the outputs by boxes of 64 rows x 128 bytes.
 //
-// kFar: a slab of the far field.
-template <bool kRankOne, bool kEntries, bool kFar>
+// kFar: a slab of the far field. kSums: d_weight is added to sums, or becomes one (a kernel of its
+// own: what it needs of registers would cost the others a tenth of their speed).
+template <bool kRankOne, bool kEntries, bool kFar, bool kSums>
 __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThreads, 1)
     gradient_tiles(const __grid_constant__ CUtensorMap block_rows,
                    const __grid_constant__ CUtensorMap block_columns,
@@ -480,15 +494,16 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
       int late = 0;   // rounds that all clusters take part in
       while (schedule.next(is_hidden, tile)) {
         if (is_hidden) {
-          load_tile<true, kFar>(pace, round * stretches,
-                                min(clusters, hidden_tiles - round * clusters), memory, at,
-                                &block_rows, &weight, a, tile);
+          load_tile<true, kFar, false>(pace, round * stretches,
+                                       min(clusters, hidden_tiles - round * clusters), memory, at,
+                                       &block_rows, &weight, nullptr, a, tile);
           ++round;
           continue;
         }
         const bool paced = tile >= a.early_tiles;
         if (paced && late > 1) pace.wait(first_late + late - 2, clusters);
-        load_tile<false, kFar>(pace, 0, 0, memory, at, &block_columns, &hidden, a, tile);
+        load_tile<false, kFar, kSums>(pace, 0, 0, memory, at, &block_columns, &hidden, &d_weight, a,
+                                      tile);
         if (paced) pace.loaded(first_late + late++);
       }
     }
@@ -497,9 +512,9 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThre
     TileWriter writer(memory);
     while (schedule.next(is_hidden, tile)) {
       if (is_hidden) {
-        make_tile<true, kRankOne, kEntries, kFar>(memory, writer, at, &d_hidden, a, tile);
+        make_tile<true, kRankOne, kEntries, kFar, false>(memory, writer, at, &d_hidden, a, tile);
       } else {
-        make_tile<false, kRankOne, kEntries, kFar>(memory, writer, at, &d_weight, a, tile);
+        make_tile<false, kRankOne, kEntries, kFar, kSums>(memory, writer, at, &d_weight, a, tile);
       }
     }
     writer.drain();

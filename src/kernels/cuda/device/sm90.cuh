@@ -128,6 +128,12 @@ __device__ __forceinline__ void tma_add(const CUtensorMap* map, const void* from
       "r"(smem_address(from)), "r"(x), "r"(y), "l"(policy)
       : "memory");
 }
+// Bytes of shared memory (a multiple of 16, from addresses that are ones) to memory.
+__device__ __forceinline__ void bulk_store(void* to, const void* from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(smem_address(from)), "r"(bytes)
+               : "memory");
+}
 __device__ __forceinline__ void tma_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -139,6 +145,19 @@ __device__ __forceinline__ void tma_wait_reads() {
 // What threads wrote to shared memory becomes visible to the copy engine.
 __device__ __forceinline__ void async_proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// What threads read or wrote anywhere comes before what the copy engine does next.
+__device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// Asks for one box of a tensor map, or for bytes (a multiple of 16, from an address that is one),
+// in the second-level cache.
+__device__ __forceinline__ void tma_prefetch(const CUtensorMap* map, int x, int y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(
+                   reinterpret_cast<std::uint64_t>(map)),
+               "r"(x), "r"(y)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_prefetch(const void* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 // A barrier of one warpgroup; id 1 to 15.
 __device__ __forceinline__ void warpgroup_sync(int id) {

@@ -3,10 +3,16 @@
 
 #include <cuda.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <bit>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/device_head.h"
 #include "logitless/dtype.h"
 
 namespace logitless::cuda {
@@ -53,13 +59,29 @@ inline CUtensorMap matrix_map(const void* data, DType dtype, std::int64_t rows,
   return map;
 }
 
+// Asked of the driver once for each device.
 inline int processor_count() {
-  int device = 0;
-  int count = 0;
-  require_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  constexpr int kDevices = 64;
+  static std::array<std::atomic<int>, kDevices> known{};
+  const int device = current_device();
+  int count = device < kDevices ? known[device].load(std::memory_order_relaxed) : 0;
+  if (count != 0) return count;
   require_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
                "multiprocessor count");
+  if (device < kDevices) known[device].store(count, std::memory_order_relaxed);
   return count;
+}
+
+// Lets a kernel take so much shared memory, always the same for one kernel. Said to the driver once
+// for each thread and device.
+template <typename Kernel>
+void allow_shared(Kernel kernel, int bytes) {
+  thread_local std::vector<std::pair<const void*, int>> allowed;
+  const std::pair key(reinterpret_cast<const void*>(kernel), current_device());
+  if (std::find(allowed.begin(), allowed.end(), key) != allowed.end()) return;
+  require_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+               "shared memory of a kernel");
+  allowed.push_back(key);
 }
 
 }  // namespace logitless::cuda

@@ -141,6 +141,55 @@ class TileWriter {
       end_box(map, box, column + 32 * b, row, add);
     }
   }
+  // As put_bf16, words of two bf16 each: words(b, w) for w in [0, 16) are those of registers 32 b +
+  // 2 w and the next. in_order: they lie in the order of ordered_place instead of their own.
+  template <typename Words>
+  __device__ __forceinline__ void put_words(const Words& words, bool in_order,
+                                            const CUtensorMap* map, int column, int row) {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      unsigned char* const box = begin_box(b);
+      if (in_order) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const OrderedPlace at(k);
+          *reinterpret_cast<uint4*>(box + at.row * 128 + ((at.chunk ^ (at.row & 7)) << 4)) =
+              make_uint4(words(b, 4 * k), words(b, 4 * k + 1), words(b, 4 * k + 2),
+                         words(b, 4 * k + 3));
+        }
+      } else {
+#pragma unroll
+        for (int w = 0; w < 16; ++w)
+          *reinterpret_cast<unsigned*>(box + place(w / 2, w % 2, threadIdx.x % 4 * 4)) =
+              words(b, w);
+      }
+      end_box(map, box, column + 64 * b, row, false);
+    }
+  }
+  // 16 bytes of each thread for each g in [0, 8), one thread's after another's, 2048 for each g.
+  template <typename Bytes>
+  __device__ __forceinline__ void put_bytes(const Bytes& bytes, void* to) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      unsigned char* const box = begin_box(b);
+#pragma unroll
+      for (int g = 0; g < 4; ++g)
+        *reinterpret_cast<uint4*>(box + g * 2048 + threadIdx.x % 128 * 16) = bytes(4 * b + g);
+      async_proxy_fence();
+      warpgroup_sync(consumer_ + 1);
+      if (!leads()) continue;
+      bulk_store(static_cast<unsigned char*>(to) + b * kBoxBytes, box, kBoxBytes);
+      tma_commit();
+    }
+  }
+  // Of 64 rows x 128 bytes: where a thread's four groups of 16 bytes are in which it keeps what it
+  // alone reads, so that eight threads have a row.
+  struct OrderedPlace {
+    __device__ __forceinline__ explicit OrderedPlace(int k)
+        : row(static_cast<int>(threadIdx.x / 32 % 4 * 16 + k * 4 + threadIdx.x % 32 / 8)),
+          chunk(static_cast<int>(threadIdx.x % 8)) {}
+    int row, chunk;
+  };
   // Before the CTA ends.
   __device__ __forceinline__ void drain() const {
     if (leads()) tma_wait_reads<0>();

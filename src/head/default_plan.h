@@ -1,0 +1,23 @@
+// The plan of a request that names no memory budget.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+#include "logitless/plan.h"
+
+namespace logitless {
+
+// The least workspace within kDefaultSlack of the best predicted time among plans of at most
+// default_limit(shape) bytes; the least plan where none is that small.
+//
+// plan(budget): the fastest plan that fits, or the least one where none does.
+LossPlan default_plan(const HeadShape& shape, const std::function<LossPlan(std::size_t)>& plan);
+
+// A quarter of the fp32 logits, 16 MiB at least: who asks for no logits expects to take less memory
+// than they do, and small problems have little to save.
+std::size_t default_limit(const HeadShape& shape);
+
+inline constexpr double kDefaultSlack = 0.03;
+
+}  // namespace logitless

@@ -1,0 +1,195 @@
+// The running sums of a bf16 d_weight over chunks of tokens: 16 bits of each in d_weight's own
+// memory, 8 in the workspace (math/split_sum.h). Between chunks the memory of a consumer's 64 x 256
+// results holds its sums in the order of its registers (TileWriter::OrderedPlace), so that reads
+// are whole lines; the last chunk leaves them rounded, in place.
+#pragma once
+
+#include "kernels/cuda/device/tiles_sm90.cuh"
+#include "kernels/device_gradient.h"
+#include "math/split_sum.h"
+
+namespace logitless::cuda {
+
+// Of one launch.
+struct SplitSums {
+  RunningSums running;
+  __nv_bfloat16* high;  // d_weight of the launch's first word
+  std::int64_t stride;  // in elements
+};
+
+// Bytes of low for a tile of a CTA, 128 x 256.
+inline constexpr int kSplitTileBytes = kTileRows * kTileColumns;
+
+__device__ __forceinline__ std::uint8_t* low_tile(const SplitSums& s, int row_tile, int column_tile,
+                                                  int column_tiles) {
+  return s.running.low +
+         (static_cast<std::int64_t>(row_tile) * column_tiles + column_tile) * kSplitTileBytes;
+}
+
+// Brings a CTA's tile of sums to the second-level cache, long before they are added.
+__device__ __forceinline__ void prefetch_sums(const SplitSums& s, const CUtensorMap* high,
+                                              int row_tile, int column_tile, int column_tiles) {
+  for (int y = 0; y < kTileRows; y += 64) {
+    for (int x = 0; x < kTileColumns; x += 64)
+      tma_prefetch(high, column_tile * kTileColumns + x, row_tile * kTileRows + y);
+  }
+  bulk_prefetch(low_tile(s, row_tile, column_tile, column_tiles), kSplitTileBytes);
+}
+
+// A consumer's 64 x 256 sums. Register 4 i + 2 h + j: accumulator_row, accumulator_column.
+class TileSums {
+ public:
+  // Of a tile of a matrix of rows x columns.
+  __device__ __forceinline__ TileSums(const SplitSums& s, int rows, int columns, int row_tile,
+                                      int column_tile, int column_tiles)
+      : stride_(s.stride),
+        rows_(rows - row_tile * kTileRows - consumer() * 64),
+        columns_(columns - column_tile * kTileColumns),
+        high_(s.high + (row_tile * kTileRows + consumer() * 64) * s.stride +
+              column_tile * kTileColumns),
+        low_(low_tile(s, row_tile, column_tile, column_tiles) +
+             consumer() * (kSplitTileBytes / 2)) {}
+
+  __device__ __forceinline__ std::uint8_t* low() const { return low_; }
+
+  // Registers 16 g to 16 g + 15: words of two bf16, and a byte for each.
+  struct Group {
+    unsigned high[8];
+    uint4 low;
+  };
+  template <bool kInPlace, bool kLow>
+  __device__ __forceinline__ Group load(int g) const {
+    Group out;
+    if constexpr (kInPlace) {
+#pragma unroll
+      for (int w = 0; w < 8; ++w) {
+        const int row =
+            static_cast<int>(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4) + w % 2 * 8;
+        const int column = (4 * g + w / 2) * 8 + static_cast<int>(threadIdx.x % 4) * 2;
+        const bool inside = row < rows_ && column < columns_;
+        out.high[w] =
+            inside ? __ldcg(reinterpret_cast<const unsigned*>(high_ + row * stride_ + column)) : 0;
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const TileWriter::OrderedPlace at(g % 2 * 2 + k);
+        const uint4 words = __ldcg(
+            reinterpret_cast<const uint4*>(high_ + at.row * stride_ + g / 2 * 64 + at.chunk * 8));
+        out.high[4 * k] = words.x;
+        out.high[4 * k + 1] = words.y;
+        out.high[4 * k + 2] = words.z;
+        out.high[4 * k + 3] = words.w;
+      }
+    }
+    out.low = kLow
+                  ? __ldcg(reinterpret_cast<const uint4*>(low_ + g * 2048 + threadIdx.x % 128 * 16))
+                  : make_uint4(0, 0, 0, 0);
+    return out;
+  }
+
+ private:
+  static __device__ __forceinline__ int consumer() {
+    return static_cast<int>(threadIdx.x / 128) - 1;
+  }
+
+  std::int64_t stride_;
+  int rows_, columns_;  // from the consumer's first on
+  __nv_bfloat16* high_;
+  std::uint8_t* low_;
+};
+
+// join_sum of half `kElement % 2` of a word of two bf16 and byte kElement of `low`.
+template <int kElement>
+__device__ __forceinline__ float joined(unsigned pair, unsigned low) {
+  // Of the bytes of pair (0 to 3) and low (4 to 7): the lower two of the result are both the byte
+  // of low.
+  constexpr unsigned kByte = 4 + kElement;
+  constexpr unsigned kHalf = kElement % 2 == 0 ? 0x1000 : 0x3200;
+  return __uint_as_float(__byte_perm(pair, low, kHalf | kByte << 4 | kByte));
+}
+
+__device__ __forceinline__ unsigned part_of(const uint4& v, int q) {
+  return q == 0 ? v.x : q == 1 ? v.y : q == 2 ? v.z : v.w;
+}
+
+// z += what d_weight and low hold; kLow: both, else d_weight alone.
+template <bool kInPlace, bool kLow>
+__device__ __forceinline__ void add_sums(float (&z)[128], const TileSums& sums) {
+  constexpr int kGroups = 8;
+  constexpr int kAhead = 3;  // groups whose loads are in flight
+  TileSums::Group groups[kGroups];
+#pragma unroll
+  for (int g = 0; g < kAhead; ++g) groups[g] = sums.load<kInPlace, kLow>(g);
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      float* const four = z + 16 * g + 4 * q;
+      const unsigned upper = groups[g].high[2 * q];
+      const unsigned lower = groups[g].high[2 * q + 1];
+      if constexpr (kLow) {
+        const unsigned low = part_of(groups[g].low, q);
+        four[0] += joined<0>(upper, low);
+        four[1] += joined<1>(upper, low);
+        four[2] += joined<2>(lower, low);
+        four[3] += joined<3>(lower, low);
+      } else {
+        four[0] += __uint_as_float(upper << 16);
+        four[1] += __uint_as_float(upper & 0xffff0000u);
+        four[2] += __uint_as_float(lower << 16);
+        four[3] += __uint_as_float(lower & 0xffff0000u);
+      }
+    }
+    if (g + kAhead < kGroups) groups[g + kAhead] = sums.load<kInPlace, kLow>(g + kAhead);
+  }
+}
+
+// z += the sums so far. Afterwards what was read may be written over, by any thread and by the copy
+// engine. `whole`: the matrix has all rows and columns of the CTA's tile; where it has not, the 16
+// bits stay in their places.
+__device__ __forceinline__ void add_running(float (&z)[128], const SplitSums& s,
+                                            const TileSums& sums, bool whole) {
+  if (s.running.from == SumsFrom::nothing) return;
+  if (s.running.from == SumsFrom::output) {
+    add_sums<true, false>(z, sums);
+  } else if (whole) {
+    add_sums<false, true>(z, sums);
+  } else {
+    add_sums<true, true>(z, sums);
+  }
+  __threadfence_block();
+  proxy_fence();
+}
+
+// (column, row): place of the consumer's first element.
+__device__ __forceinline__ void put_running(const float (&z)[128], TileWriter& writer,
+                                            const TileSums& sums, bool whole,
+                                            const CUtensorMap* map, int column, int row) {
+  // Not __float_as_uint: the compiler would keep z as integers throughout, and wait for each
+  // product before the next (ptxas says so, C7520).
+  const auto bits = [&](int at) {
+    unsigned out;
+    asm("mov.b32 %0, %1;" : "=r"(out) : "f"(z[at]));
+    return out;
+  };
+  writer.put_words(
+      [&](int b, int w) {
+        return __byte_perm(bits(32 * b + 2 * w), bits(32 * b + 2 * w + 1), 0x7632);
+      },
+      whole, map, column, row);
+  writer.put_bytes(
+      [&](int g) {
+        unsigned low[4];
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          const int at = 16 * g + 4 * q;
+          low[q] = __byte_perm(__byte_perm(bits(at), bits(at + 1), 0x0051),
+                               __byte_perm(bits(at + 2), bits(at + 3), 0x0051), 0x5410);
+        }
+        return make_uint4(low[0], low[1], low[2], low[3]);
+      },
+      sums.low());
+}
+
+}  // namespace logitless::cuda
