@@ -1,58 +1,82 @@
 #!/usr/bin/env python3
-"""What Python adds to a call: linear_cross_entropy on a tiny problem, against the C call inside it, in one process.
+"""Host time of linear_cross_entropy on a tiny problem, forward and backward, and of the C calls inside it.
 
-    python bench/python_overhead.py [--calls N] [--device cpu|cuda]
+    python bench/python_overhead.py [--calls N] [--rounds R] [--device cpu|cuda] [--profile]
 
-Prints medians of rounds in microseconds: the whole call with a gradient to come, the C call alone, their difference; and
-PyTorch's cross_entropy(linear(x, w), y) on the same tensors.
+Medians of rounds in microseconds, until the calls have returned (a GPU may still be at work: rounds are short enough for
+its queue): forward with a gradient to come, the C call in it, both with the backward, the C calls of those, and PyTorch's
+cross_entropy(linear(x, w), y) forward and backward on the same tensors. --profile lists where Python spends it.
 """
 import argparse
+import cProfile
+import pstats
 import statistics
 import time
 
 import torch
 import torch.nn.functional as F
-from logitless.torch import linear_cross_entropy
-from logitless.torch import _fast
+from logitless.torch import _engine, _fast, linear_cross_entropy
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=1000, help="of a round")
+    parser.add_argument("--calls", type=int, default=20, help="of a round")
+    parser.add_argument("--rounds", type=int, default=101)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    hidden = torch.randn(4, 8, device=args.device, requires_grad=True)
-    weight = torch.randn(16, 8, device=args.device, requires_grad=True)
-    target = torch.tensor([1, 2, 3, 4], device=args.device)
+    hidden = torch.randn(64, 64, device=args.device).bfloat16().requires_grad_()
+    weight = torch.randn(512, 64, device=args.device).bfloat16().requires_grad_()
+    target = torch.randint(0, 512, (64,), device=args.device)
     linear_cross_entropy(hidden, weight, target)
     (call,) = _fast._thread.calls.values()
     workspace = torch.empty(call.call.workspace_bytes, dtype=torch.uint8, device=args.device)
+    made = call.run(hidden, weight, None, target)  # memory that the C calls may write to
+    factor = torch.full((), 1.0, device=args.device)
 
-    def rounds(function):
-        function()
-        start = time.perf_counter()
-        for _ in range(args.calls):
-            function()
-        if args.device == "cuda":
-            torch.cuda.synchronize()
-        return (time.perf_counter() - start) / args.calls * 1e6
+    def step(loss):
+        def run():
+            hidden.grad = weight.grad = None
+            loss().backward()
+
+        return run
 
     def c_call():
         call.call.run_function(*call.call.arguments, workspace.data_ptr(), call.call.workspace_bytes, *call.call.extra)
 
-    whole, inside, plain = [], [], []
-    for _ in range(9):
-        whole.append(rounds(lambda: linear_cross_entropy(hidden, weight, target)))
-        kept = call.run(hidden, weight, None, target)  # memory that the C call may write to
-        inside.append(rounds(c_call))
-        del kept
-        plain.append(rounds(lambda: F.cross_entropy(F.linear(hidden, weight), target)))
-    extra = statistics.median(a - b for a, b in zip(whole, inside))
-    print(
-        f"{args.device}, PyTorch {torch.__version__}: linear_cross_entropy {statistics.median(whole):.1f} us, the C call "
-        f"{statistics.median(inside):.1f} us, difference {extra:.1f} us; cross_entropy(linear) {statistics.median(plain):.1f} us"
-    )
+    def c_calls():
+        c_call()
+        _engine.scale(made[1:], factor)
+
+    ways = {
+        "forward": lambda: linear_cross_entropy(hidden, weight, target),
+        "its C call": c_call,
+        "forward and backward": step(lambda: linear_cross_entropy(hidden, weight, target)),
+        "their C calls": c_calls,
+        "PyTorch, forward and backward": step(lambda: F.cross_entropy(F.linear(hidden, weight), target)),
+    }
+    synchronize = torch.cuda.synchronize if args.device == "cuda" else (lambda: None)
+    times = {name: [] for name in ways}
+    for _ in range(args.rounds):
+        for name, way in ways.items():
+            way()
+            synchronize()
+            start = time.perf_counter()
+            for _ in range(args.calls):
+                way()
+            times[name].append((time.perf_counter() - start) / args.calls * 1e6)
+            synchronize()
+    print(f"{args.device}, PyTorch {torch.__version__}, one thread; microseconds of the host a call")
+    for name, values in times.items():
+        print(f"{name:32} {statistics.median(values):8.1f}")
+    if args.profile:
+        profile = cProfile.Profile()
+        profile.enable()
+        for _ in range(500):
+            ways["forward and backward"]()
+        profile.disable()
+        pstats.Stats(profile).sort_stats("tottime").print_stats(25)
 
 
 if __name__ == "__main__":

@@ -231,6 +231,7 @@ def _load() -> ctypes.CDLL:
     lib.logitless_plan_destroy.restype = None
     lib.logitless_cross_entropy.argtypes = [c_void_p] * 6 + [c_size_t, c_void_p]
     lib.logitless_head_forward.argtypes = [c_void_p] * 6 + [c_size_t]
+    lib.logitless_scale_gradients.argtypes = [c_void_p] * 3
     lib.logitless_head_backward.argtypes = [c_void_p] * 7 + [c_size_t]
     return lib
 

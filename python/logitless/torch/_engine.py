@@ -19,7 +19,6 @@ DTYPES = {
     torch.int64: c.I64,
 }
 
-_LEAST_BUDGET, _MOST_BUDGET = 16 << 20, 512 << 20
 _KEPT_BYTES = 1 << 20  # a workspace as small stays from call to call; calls of one stream and thread do not overlap
 _MOST_CALLS = 256  # of different shapes and options that a thread keeps
 
@@ -51,17 +50,7 @@ class _Call:
             pointers = [byref(s) for s, _ in structs]
             return plan_function(self.context.handle, byref(options), *pointers, byref(request), byref(self.plan))
 
-        status = 1
-        if request_bytes:
-            status = plan(request_bytes)
-        else:
-            budget = _default_budget(structs)
-            while status == 1 and budget <= _MOST_BUDGET:  # less than any plan takes: twice as much
-                status = plan(budget)
-                budget *= 2
-            if status == 1:
-                status = plan(0)
-        c.check(status)
+        c.check(plan(request_bytes))
         self.kept: torch.Tensor | None = None
         self.workspace_bytes = lib.logitless_plan_workspace_bytes(self.plan)
         self.arguments = (
@@ -90,27 +79,36 @@ class _Call:
             c.check(status)
 
 
-def _default_budget(structs) -> int:
-    """An eighth of the fp32 logits: nothing is saved by a workspace that is as large as they are."""
-    hidden, weight = structs[0][1][:2]
-    tokens = 1
-    for d in range(hidden.rank - 1):
-        tokens *= hidden.shape[d]
-    return min(_MOST_BUDGET, max(_LEAST_BUDGET, tokens * weight.shape[0] * 4 // 8))
+# The pointer alone: a Stream object takes twenty times as long.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def current_stream(device: torch.device) -> int:
+    """The cudaStream_t that work on a GPU goes to."""
+    if _raw_stream is None:
+        return torch.cuda.current_stream(device).cuda_stream
+    return _raw_stream(device.index)
+
+
+def on_device(device: torch.device, function, *args):
+    """``function(*args)`` with a tensor's GPU as the current one, as CUDA wants it."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return function(*args)
+    with torch.cuda.device(device):
+        return function(*args)
 
 
 def _context(device: torch.device) -> c.Context:
     if device.type == "cpu":
         return c.context(threads=torch.get_num_threads())
-    stream = torch.cuda.current_stream(device)
-    return c.context(c.CUDA, stream.device_index, stream.cuda_stream)
+    return c.context(c.CUDA, device.index, current_stream(device))
 
 
 def _place(device: torch.device):
     """What of a device a call depends on."""
     if device.type == "cpu":
         return torch.get_num_threads()
-    return device.index, torch.cuda.current_stream(device).cuda_stream
+    return device.index, current_stream(device)
 
 
 _calls = threading.local()
@@ -154,13 +152,11 @@ def _run(kind, options, groups, device, plan_function, run_function, extra=()):
             structs[0][0].grad_loss = 1.0
         return _Call(device, struct_of(options), structs, options.memory_budget, plan_function, run_function, extra)
 
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            call, present = _call(kind, options, tensors, device, build)
-            call.run(present, device)
-        return
-    call, present = _call(kind, options, tensors, device, build)
-    call.run(present, device)
+    def run():
+        call, present = _call(kind, options, tensors, device, build)
+        call.run(present, device)
+
+    on_device(device, run)
 
 
 def prepare_cross_entropy(options: LossOptions, inputs: dict, outputs: dict) -> _Call:
@@ -190,6 +186,50 @@ def cross_entropy(options: LossOptions, inputs: dict, outputs: dict) -> None:
         lib.logitless_cross_entropy,
         (None,),
     )
+
+
+class _Scale:
+    """The C call of ``scale`` with its structs, for one context: up to three contiguous tensors, each as a row."""
+
+    def __init__(self, context: c.Context):
+        self.context = context
+        self.factor = c.Tensor()
+        self.factor.dtype = c.F32
+        self.tensors = [c.Tensor(), c.Tensor(), c.Tensor()]
+        for t, rank in zip(self.tensors, (2, 2, 1)):
+            t.rank = rank
+            t.shape[0] = t.strides[rank - 1] = 1
+        self.pointers = [ctypes.pointer(t) for t in self.tensors]
+        self.gradients = c.new(c.HeadGradients)
+        self.arguments = (context.handle, byref(self.factor), byref(self.gradients))
+
+    def run(self, tensors, factor: torch.Tensor):
+        self.factor.data = factor.data_ptr()
+        gradients = self.gradients
+        gradients.d_hidden = gradients.d_weight = gradients.d_bias = None
+        for name, struct, pointer, tensor in zip(("d_hidden", "d_weight", "d_bias"), self.tensors, self.pointers, tensors):
+            struct.data, struct.dtype = tensor.data_ptr(), DTYPES[tensor.dtype]
+            struct.shape[struct.rank - 1] = struct.strides[0] = tensor.numel()
+            struct.strides[struct.rank - 1] = 1
+            setattr(gradients, name, pointer)
+        status = lib.logitless_scale_gradients(*self.arguments)
+        if status:
+            c.check(status)
+
+
+def scale(tensors, factor: torch.Tensor) -> None:
+    """``t *= factor`` for up to three contiguous tensors of floats; factor is a number on their device."""
+    factor = factor.float()
+    device = factor.device
+    present = [t for t in tensors if t.numel()]
+    if not present:
+        return
+    cache = _calls.__dict__
+    key = ("scale", device.type, _place(device))
+    found = cache.get(key)
+    if found is None:
+        found = cache[key] = on_device(device, lambda: _Scale(_context(device)))
+    on_device(device, found.run, present, factor)
 
 
 def head_forward(options: HeadOptions, inputs: dict, outputs: dict) -> None:

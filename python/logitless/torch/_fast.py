@@ -38,6 +38,8 @@ def key_of(args: tuple, kwargs: dict) -> Any:
         if type(t) not in _TENSORS:
             return None
         parts.append((t.shape, t.stride(), t.dtype, t.device, t.requires_grad))
+    if args[0].device.type == "cuda":  # what is not aligned is copied first
+        parts.append((args[0].data_ptr() % 16, args[1].data_ptr() % 16))
     for name, value in kwargs.items():
         if value is not None and type(value) not in (bool, int, float, str):
             return None
@@ -46,7 +48,7 @@ def key_of(args: tuple, kwargs: dict) -> Any:
     if device == "cpu":
         place: Any = torch.get_num_threads()
     elif device == "cuda":
-        place = torch.cuda.current_stream(args[0].device).cuda_stream
+        place = _engine.current_stream(args[0].device)
     else:
         return None
     return (*parts, place, torch.is_grad_enabled(), torch.is_autocast_enabled(device))
@@ -76,7 +78,7 @@ class FastLoss:
         )
         self.loss_dtype = torch.float32
         outputs = dict(loss=torch.empty((), dtype=self.loss_dtype, device=self.device), **gradients)
-        self.call = _engine.prepare_cross_entropy(options, inputs, outputs)
+        self.call = _engine.on_device(self.device, _engine.prepare_cross_entropy, options, inputs, outputs)
         # Of the gradients: shape and dtype.
         self.made = [(g.shape, g.dtype) for g in gradients.values() if g is not None]
         self.places = [bool(needs & bit) for bit in (HIDDEN, WEIGHT, BIAS)]
@@ -91,10 +93,8 @@ class FastLoss:
         device = self.device
         outputs = [torch.empty((), dtype=self.loss_dtype, device=device)]
         outputs += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.made]
-        if bias is None:
-            self.call.run((hidden, weight, target, *outputs), device)
-        else:
-            self.call.run((hidden, weight, target, bias, *outputs), device)
+        inputs = (hidden, weight, target) if bias is None else (hidden, weight, target, bias)
+        _engine.on_device(device, self.call.run, (*inputs, *outputs), device)
         return outputs
 
 

@@ -26,17 +26,27 @@ def _accumulated(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+_ALIGNMENT = 16  # bytes, of the rows that a GPU's copy engine reads
+
+
 def _compute(tensor: Tensor, compute: Optional[torch.dtype]) -> Tensor:
-    """As the engine takes it: in the dtype to compute in, and on a GPU with rows of its own."""
+    """As the engine takes it: in the dtype to compute in, and on a GPU with rows of its own, aligned."""
     if compute is not None and tensor.dtype != compute:
         tensor = tensor.to(compute)
-    if tensor.device.type == "cuda" and not rows_are_contiguous(tensor):
-        tensor = tensor.contiguous()
+    if tensor.device.type == "cuda" and not rows_are_aligned(tensor):
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
     return tensor
 
 
-def rows_are_contiguous(tensor: Tensor) -> bool:
-    return tensor.stride(-1) == 1 and (tensor.dim() < 2 or tensor.stride(-2) >= tensor.shape[-1])
+def rows_are_aligned(tensor: Tensor) -> bool:
+    """Whether each row is contiguous and begins at a multiple of 16 bytes, or would in memory of its own."""
+    size, width = tensor.element_size(), tensor.shape[-1]
+    if tensor.stride(-1) != 1 or tensor.data_ptr() % _ALIGNMENT:
+        return False
+    if tensor.dim() < 2:
+        return True
+    stride = tensor.stride(-2)
+    return stride == width or (stride > width and stride * size % _ALIGNMENT == 0)
 
 
 def _gradient_like(tensor: Tensor, compute_dtype: torch.dtype) -> Tensor:
@@ -325,25 +335,22 @@ head_op.register_autograd(_head_backward, setup_context=_setup_head)
 # --- The same for eager code.
 
 
-_ROWS = 8192  # of a 16-bit gradient that are fp32 at a time
+# Whether the backward that runs keeps its graph for another one; where PyTorch does not tell, it may.
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 
 def scaled(gradients, d_loss: Tensor):
-    """Gradients made for an upstream gradient of 1, for this one. The factor is not rounded to their dtype."""
+    """Gradients made for an upstream gradient of 1, for this one, in their own memory unless the graph is kept. The
+    factor is not rounded to their dtype."""
+    if _keeps_graph():
+        gradients = [g.clone() for g in gradients]
     if d_loss.device.type == "cpu":
-        # Looking costs nothing here, and the usual upstream gradient is 1.
-        factor = d_loss.item()
-        return gradients if factor == 1.0 else [g * factor for g in gradients]
-    results = []
-    for g in gradients:
-        if g.dtype.itemsize > 2:
-            results.append(g * d_loss)
-            continue
-        out = torch.empty_like(g)
-        for first in range(0, g.shape[0], _ROWS):
-            torch.mul(g[first : first + _ROWS].float(), d_loss, out=out[first : first + _ROWS])
-        results.append(out)
-    return results
+        factor = d_loss.item()  # looking costs nothing here, and the usual upstream gradient is 1
+        return gradients if factor == 1.0 else [g.mul_(factor) for g in gradients]
+    if d_loss.dtype == torch.float64:
+        return [g.mul_(d_loss) for g in gradients]
+    _engine.scale(gradients, d_loss)
+    return gradients
 
 
 def refuse_second_derivatives() -> None:

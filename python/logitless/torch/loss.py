@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .._options import HeadOptions, LossOptions
 from . import _arguments, _distributed, _fast
-from ._ops import BIAS, HIDDEN, WEIGHT, HeadFunction, LossFunction, rows_are_contiguous, run_cross_entropy, run_head
+from ._ops import BIAS, HIDDEN, WEIGHT, HeadFunction, LossFunction, rows_are_aligned, run_cross_entropy, run_head
 
 
 def _autocast(hidden: Tensor, weight: Tensor) -> Optional[torch.dtype]:
@@ -105,7 +105,7 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
     Args:
         hidden: [..., D], float32, bfloat16 or float16 (float64 runs slowly on PyTorch's own operations).
         weight: [V, D], the dtype of hidden; under autocast both are cast. Strides may be any; on a GPU hidden and weight
-            are copied where their rows are not contiguous.
+            are copied where their rows are not contiguous or not aligned to 16 bytes.
         target: [...] int32 or int64; or, with ``target_weight``, [..., K]: K weighted words a token; or class
             probabilities [..., V], float, for V up to 65536.
         bias: [V].
@@ -123,7 +123,8 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         accuracy: also returns the fraction of tokens whose largest logit is their target.
         return_lse: also returns the log-sum-exp [...], with a gradient.
         memory_budget: bytes, or text such as "512MiB", the call may take beyond its inputs and gradients. Default:
-            an eighth of the fp32 logits, from 16 to 512 MiB, or the least plan if that is more.
+            the least workspace within 3 % of the best predicted time among plans of at most a quarter of the fp32 logits
+            (16 MiB at least), or the least plan if none is.
 
     Returns:
         The loss, float32 (float64 of float64); with accuracy or return_lse a tuple (loss, lse, accuracy) of those asked for.
@@ -201,7 +202,7 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         and number is torch.float32
         and _autocast(hidden, weight) is None
         and (bias is None or bias.dtype in (torch.float32, weight.dtype))
-        and (hidden.device.type == "cpu" or (rows_are_contiguous(hidden) and rows_are_contiguous(weight) and target.is_contiguous() and (bias is None or bias.dtype == torch.float32)))
+        and (hidden.device.type == "cpu" or (rows_are_aligned(hidden) and rows_are_aligned(weight) and target.is_contiguous() and (bias is None or bias.dtype == torch.float32)))
     ):
         loss = _fast.FastLoss(hidden, weight, target, bias, options, _needs(hidden, weight, bias))
         result = loss(hidden, weight, target, bias)

@@ -1,4 +1,4 @@
-"""One of two gloo processes: python distributed_worker.py RANK PORT. Says "ok" when everything held."""
+"""One of several gloo processes: python distributed_worker.py RANK PORT RANKS. Says "ok" when everything held."""
 
 import os
 import sys
@@ -8,39 +8,73 @@ import torch.distributed as dist
 from torch import nn
 
 
-def main(rank: int, port: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE="2")
+def main(rank: int, port: str, ranks: int) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
     from logitless.torch import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh("cpu", (ranks,))
+    grid = init_device_mesh("cpu", (2, ranks // 2)) if ranks > 2 else None  # replicas x shards, or data x tensor
     torch.manual_seed(0)
-    hidden = torch.randn(2, 20, 16)  # a batch for each rank
+    hidden = torch.randn(ranks, 20, 16)  # a batch for each rank
     weight = torch.randn(60, 16)
-    target = torch.randint(0, 60, (2, 20))
+    bias = torch.randn(60)
+    target = torch.randint(0, 60, (ranks, 20))
 
-    # A sharded weight: gathered for the loss, its gradient the sum over the ranks' tokens, sharded again.
-    for placement in (Shard(0), Shard(1), Replicate()):
-        w = distribute_tensor(weight, mesh, [placement]).requires_grad_()
-        x = hidden[rank].clone().requires_grad_()
-        loss = linear_cross_entropy(x, w, target[rank], reduction="sum")
-        loss.backward()
-        exact_x, exact_w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        nn.functional.cross_entropy((exact_x @ exact_w.t()).reshape(-1, 60), target.reshape(-1), reduction="sum").backward()
-        assert isinstance(w.grad, DTensor)
-        assert torch.allclose(w.grad.full_tensor(), exact_w.grad, atol=1e-4), placement
-        assert torch.allclose(x.grad, exact_x.grad[rank], atol=1e-5)
+    def exact(batches, reduction):
+        """The mean over batches of each one's loss: d_hidden of each batch's own loss, d_weight, d_bias."""
+        x, w, b = (t.clone().requires_grad_() for t in (hidden, weight, bias))
+        each = [nn.functional.cross_entropy(x[i] @ w.t() + b, target[i], reduction=reduction) for i in batches]
+        d_w, d_b = torch.autograd.grad(sum(each) / len(each), (w, b), retain_graph=True)
+        return torch.autograd.grad(sum(each), x)[0], d_w, d_b
+
+    # A sharded weight and each rank's own tokens: gathered for the loss, its gradient the mean over the ranks, as
+    # FSDP's is, sharded again.
+    layouts = [(mesh, [placement]) for placement in (Shard(0), Shard(1), Replicate())]
+    if grid is not None:
+        layouts += [(grid, [Replicate(), Shard(0)]), (grid, [Shard(0), Shard(1)])]
+    for on, placements in layouts:
+        for reduction in ("sum", "mean"):
+            w = distribute_tensor(weight, on, placements).requires_grad_()
+            b = distribute_tensor(bias, on, [Replicate()] * on.ndim).requires_grad_()
+            x = hidden[rank].clone().requires_grad_()
+            linear_cross_entropy(x, w, target[rank], b, reduction=reduction).backward()
+            d_x, d_w, d_b = exact(range(ranks), reduction)
+            assert isinstance(w.grad, DTensor) and w.grad.placements == tuple(placements)
+            assert torch.allclose(w.grad.full_tensor(), d_w, atol=1e-4), placements
+            assert torch.allclose(b.grad.full_tensor(), d_b, atol=1e-4), placements
+            assert torch.allclose(x.grad, d_x[rank], atol=1e-5)
+            # Tensor parallelism: every rank has the same tokens in a plain tensor.
+            w = distribute_tensor(weight, on, placements).requires_grad_()
+            x = hidden[0].clone().requires_grad_()
+            linear_cross_entropy(x, w, target[0], bias, reduction=reduction).backward()
+            d_x, d_w, _ = exact([0], reduction)
+            assert torch.allclose(w.grad.full_tensor(), d_w, atol=1e-4), placements
+            assert torch.allclose(x.grad, d_x[0], atol=1e-5)
+    # The same step by FSDP itself: its gradient and that of a call on its sharded weight are one.
+    head = nn.Linear(16, 60)
+    with torch.no_grad():
+        head.weight.copy_(weight)
+        head.bias.copy_(bias)
+    fully_shard(head, mesh=mesh)
+    nn.functional.cross_entropy(head(hidden[rank]), target[rank]).backward()
+    by_fsdp = [p.grad.full_tensor() for p in (head.weight, head.bias)]
+    head.reshard()
+    head.zero_grad()
+    linear_cross_entropy(hidden[rank], head.weight, target[rank], head.bias).backward()
+    for p, g in zip((head.weight, head.bias), by_fsdp):
+        assert torch.allclose(p.grad.full_tensor(), g, atol=1e-5)
     # Everything replicated: each rank has the whole gradient.
     w = distribute_tensor(weight, mesh, [Shard(0)]).requires_grad_()
     x = distribute_tensor(hidden[0], mesh, [Replicate()])
     linear_logprobs(x, w, target[0])[0].sum().backward()
-    exact = weight.clone().requires_grad_()
-    torch.log_softmax(hidden[0] @ exact.t(), -1).gather(1, target[0][:, None]).sum().backward()
-    assert torch.allclose(w.grad.full_tensor(), exact.grad, atol=1e-4)
+    plain = weight.clone().requires_grad_()
+    torch.log_softmax(hidden[0] @ plain.t(), -1).gather(1, target[0][:, None]).sum().backward()
+    assert torch.allclose(w.grad.full_tensor(), plain.grad, atol=1e-4)
     try:
         linear_cross_entropy(distribute_tensor(hidden[0], mesh, [Shard(0)]), w, target[0])
     except NotImplementedError as error:
@@ -48,7 +82,7 @@ def main(rank: int, port: str) -> None:
     else:
         raise AssertionError("a sharded hidden was taken")
 
-    # FSDP2: a network and its head, each sharded, against one process with both batches.
+    # FSDP2: a network and its head, each sharded, against one process with all batches.
     def network():
         torch.manual_seed(1)
         return nn.ModuleList([nn.Linear(16, 16), LinearCrossEntropy(16, 60, label_smoothing=0.1)])
@@ -69,8 +103,7 @@ def main(rank: int, port: str) -> None:
     fully_shard(sharded, mesh=mesh)
     loss = sharded(hidden[rank], target[rank])
     loss.backward()
-    both = (whole(hidden[0], target[0]) + whole(hidden[1], target[1])) / 2
-    both.backward()
+    (sum(whole(x, y) for x, y in zip(hidden, target)) / ranks).backward()
     for (name, p), q in zip(sharded.named_parameters(), whole.parameters()):
         assert torch.allclose(p.grad.full_tensor(), q.grad, atol=1e-5), name
     dist.destroy_process_group()
@@ -78,4 +111,4 @@ def main(rank: int, port: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -62,6 +62,30 @@ def test_a_retained_graph_gives_the_gradients_again():
     assert torch.allclose(weight.grad, 5 * first[1], rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_upstream_gradient_scales_in_place(dtype):
+    """The gradients that the forward made are those that the backward hands out, unless the graph is kept."""
+    hidden, weight, target, bias = problem(1, (30,), 16, 80, dtype, bias=True)
+    leaves = (hidden, weight, bias)
+    for kwargs in ({}, dict(token_weight=torch.ones(30))):  # remembered calls, and checked ones
+        for _ in range(2):
+            loss = linear_cross_entropy(hidden, weight, target, bias, **kwargs)
+            unscaled = [g.clone() for g in torch.autograd.grad(loss, leaves, retain_graph=True)]
+            made = {t.data_ptr() for t in loss.grad_fn.saved_tensors}
+            for factor in (1.0, 0.37):
+                kept = torch.autograd.grad(loss * factor, leaves, retain_graph=True)
+                assert not made & {g.data_ptr() for g in kept}
+                for g, u in zip(kept, unscaled):
+                    assert torch.equal(g, (u.float() * factor).to(g.dtype))
+                    g.zero_()  # nobody else's
+            found = torch.autograd.grad(loss * 0.37, leaves)
+            assert {g.data_ptr() for g in found} == made
+            for g, u in zip(found, unscaled):
+                assert torch.equal(g, (u.float() * 0.37).to(g.dtype))
+            with pytest.raises(RuntimeError, match="second time"):
+                loss.backward()
+
+
 def test_a_second_derivative_is_refused():
     hidden, weight, target, _ = problem(1, (30,), 16, 80, torch.float32)
     for make in (

@@ -1,4 +1,4 @@
-"""DTensor and FSDP2 on two gloo processes."""
+"""DTensor and FSDP2 on two and four gloo processes."""
 
 import socket
 import subprocess
@@ -10,14 +10,15 @@ import torch.distributed as dist
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo")
-def test_two_processes():
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_processes(ranks):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
     worker = str(Path(__file__).parent / "distributed_worker.py")
     processes = [
-        subprocess.Popen([sys.executable, worker, str(rank), port], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for rank in range(2)
+        subprocess.Popen([sys.executable, worker, str(rank), port, str(ranks)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(ranks)
     ]
     try:
         outputs = [p.communicate(timeout=300)[0] for p in processes]

@@ -128,6 +128,28 @@ def test_inputs_of_any_strides(kind):
     compare(h.detach().requires_grad_(), w.detach().requires_grad_(), target, None)
 
 
+@pytest.mark.parametrize("side", ["hidden", "weight"])
+@pytest.mark.parametrize("kind", ["first column dropped", "first row dropped", "an element on"])
+def test_memory_that_begins_anywhere(side, kind):
+    """Rows that are not aligned to 16 bytes, also where an aligned tensor of the same shape and strides came first."""
+    hidden, weight, target, _ = problem(2, (24,), 32, 120, torch.bfloat16)
+    given = {"hidden": hidden, "weight": weight}
+    values = given[side].detach()
+    rows, dim = values.shape
+    linear_cross_entropy(hidden, weight, target)
+    with torch.no_grad():
+        if kind == "first column dropped":
+            moved = torch.zeros(rows, dim + 1, dtype=values.dtype)[:, 1:].copy_(values)
+        elif kind == "first row dropped":
+            moved = torch.zeros(rows + 1, dim + 3, dtype=values.dtype)[1:, :dim].copy_(values)
+        else:
+            moved = torch.zeros(rows * dim + 1, dtype=values.dtype)[1:].view(rows, dim).copy_(values)
+    given[side] = moved.requires_grad_()
+    compare(given["hidden"], given["weight"], target, None)
+    log_prob = linear_logprobs(given["hidden"], given["weight"], target)[0]
+    assert torch.equal(log_prob, linear_logprobs(hidden, weight, target)[0])
+
+
 @pytest.mark.parametrize("side", ["hidden", "weight", "bias", "all"])
 def test_a_frozen_side_has_no_gradient(side):
     hidden, weight, target, bias = problem(3, (20,), 16, 90, torch.float32, bias=True)
