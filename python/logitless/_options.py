@@ -17,7 +17,7 @@ class LossOptions(NamedTuple):
     softcap: float = 0.0
     logit_scale: float = 1.0
     normalizer: float = 0.0
-    memory_budget: int = 0  # bytes; 0: the library's default
+    memory_budget: int = 0  # bytes; 0: the library's default; below 0 a hint of so many, which the least plan may exceed
 
 
 class HeadOptions(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from typing import Any
 
@@ -15,7 +16,7 @@ from .._options import LossOptions
 DEFAULTS: dict[str, Any] = dict(
     bias=None,
     reduction="mean",
-    ignore_index=-100,
+    ignore_index=None,
     label_smoothing=0.0,
     class_weight=None,
     z_loss=0.0,
@@ -27,9 +28,15 @@ DEFAULTS: dict[str, Any] = dict(
     shift=False,
     accuracy=False,
     return_lse=False,
+    return_argmax=False,
+    return_target_logits=False,
     memory_budget=None,
 )
-POSITIONS = ("hidden", "weight", "target", "bias")
+# The order of cut_cross_entropy's, which begins as ours does. PyTorch's own takes three by position, the first three.
+POSITIONS = (
+    "hidden", "weight", "target", "bias", "ignore_index", "softcap", "reduction", "shift", "return_lse", "filter_eps",
+    "accum_e_fp32", "accum_c_fp32", "filter_e_grad", "filter_c_grad", "impl", "vocab_parallel_options",
+)
 ALIASES = {
     "input": "hidden",
     "e": "hidden",
@@ -38,36 +45,50 @@ ALIASES = {
     "targets": "target",
     "linear_bias": "bias",
 }
-# Arguments of the others that say how they compute. Here gradients are exact and sums are fp32, whatever they say;
-# a value that asks for something else is refused.
-_FIXED = {
-    "accum_e_fp32": ((None, False, True), "sums are always fp32"),
-    "accum_c_fp32": ((None, False, True), "sums are always fp32"),
-    "filter_eps": ((None,), "no gradient is filtered; expected None"),
-    "filter_e_grad": ((None, False), "no gradient is filtered; expected False"),
-    "filter_c_grad": ((None, False), "no gradient is filtered; expected False"),
-    "impl": ((None,), "the plan is chosen by memory_budget; expected None"),
-    "vocab_parallel_options": ((None,), "give the weight as a DTensor; expected None"),
-}
+# Of cut_cross_entropy: they all compute one loss, and differ in what its gradients leave out or round.
+_IMPLS = (
+    "cce", "cce_exact", "cce_kahan", "cce_kahan_full", "cce_kahan_full_c", "cce_kahan_full_e",
+    "cce_kahan_full_c_full_e", "torch_compile",
+)
 NAME = "linear_cross_entropy"
 
 
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _is_impl(value) -> bool:
+    name = value.name.lower() if isinstance(value, enum.Enum) else value
+    return name is None or name in _IMPLS
+
+
+_IS_FLAG = (lambda value: value is None or isinstance(value, bool), "True or False")
+# Arguments of cut_cross_entropy that say how much of a gradient may be left out or how it is summed: what is taken, as
+# a test and in words. Gradients here are complete and sums fp32, which is within what each of these values allows.
+_ALLOWANCES = {
+    "filter_eps": (lambda value: value is None or value == "auto" or _is_number(value), "None, 'auto' or a number"),
+    "accum_e_fp32": _IS_FLAG,
+    "accum_c_fp32": _IS_FLAG,
+    "filter_e_grad": _IS_FLAG,
+    "filter_c_grad": _IS_FLAG,
+    "impl": (_is_impl, f"one of {', '.join(_IMPLS)}"),
+    "vocab_parallel_options": (lambda value: value is None, "None; give the weight as a DTensor"),
+}
+
+
 def bind(args: tuple, kwargs: dict) -> dict[str, Any]:
-    """All arguments by our names. Raises TypeError as a signature would."""
+    """All arguments by our names, and as "chunk" what PyTorch's options say of it. Raises TypeError as a signature
+    would."""
     if len(args) > len(POSITIONS):
         raise TypeError(f"{NAME}: expected at most {len(POSITIONS)} positional arguments, got {len(args)}")
     bound = dict(zip(POSITIONS, args))
+    torch_options = None
     for key, value in kwargs.items():
         name = ALIASES.get(key, key)
         if key == "weight" and ("weight" in bound or "linear_weight" in kwargs or "c" in kwargs):
             name = "class_weight"  # as PyTorch calls it, beside a linear weight
         if key == "options":
-            _check_options(value)
-            continue
-        if key in _FIXED:
-            allowed, why = _FIXED[key]
-            if not any(value is a for a in allowed):
-                raise NotImplementedError(f"{NAME}: {key}={value!r} is not supported: {why}")
+            torch_options = value
             continue
         if name not in DEFAULTS and name not in POSITIONS:
             raise TypeError(f"{NAME}: there is no argument '{key}'")
@@ -77,28 +98,31 @@ def bind(args: tuple, kwargs: dict) -> dict[str, Any]:
     missing = [name for name in POSITIONS[:3] if name not in bound]
     if missing:
         raise TypeError(f"{NAME}: missing {', '.join(missing)}")
-    if bound.get("ignore_index", 0) is None:  # PyTorch: the default
-        bound["ignore_index"] = -100
-    return {**DEFAULTS, **bound}
+    for name, (allowed, what) in _ALLOWANCES.items():
+        if name in bound and not allowed(value := bound.pop(name)):
+            raise NotImplementedError(f"{NAME}: {name}={value!r} is not supported; expected {what}")
+    return {**DEFAULTS, **bound, "chunk": _chunk(torch_options, bound["hidden"])}
 
 
-def _check_options(value) -> None:
-    """PyTorch's chunking options: we chunk by memory_budget, so only ones that leave the choice open are taken."""
-    if value is None:
-        return
-    open_values = {
-        "allow_retain_graph": (False, True),
-        "batch_chunk_size": (None,),
-        "chunking_method": ("auto", None),
-        "acc_policy": ("auto", "accurate"),
-        "acc_dtype": (None, torch.float32),
-    }
-    for name, allowed in open_values.items():
-        given = getattr(value, name, allowed[0])
-        if not any(given is a or given == a for a in allowed):
-            raise NotImplementedError(
-                f"{NAME}: options.{name}={given!r} is not supported: the plan is chosen by memory_budget, sums are fp32"
-            )
+def _chunk(options, hidden) -> int | str | None:
+    """What PyTorch's chunking options say of the chunks: how many tokens, an "aspect_ratio:N", or None. Raises
+    NotImplementedError for a sum finer than ours."""
+    if options is None:
+        return None
+    if not hasattr(options, "batch_chunk_size"):
+        raise TypeError(f"options: expected torch.nn.LinearCrossEntropyOptions or None, got {type(options).__name__}")
+    if options.acc_dtype == torch.float64 and getattr(hidden, "dtype", None) != torch.float64:
+        raise NotImplementedError(f"{NAME}: options.acc_dtype={options.acc_dtype!r} is not supported; sums are float32")
+    if options.batch_chunk_size is not None:
+        return options.batch_chunk_size
+    return None if options.chunking_method in ("auto", None) else options.chunking_method
+
+
+def chunk_bytes(chunk: int | str, hidden: Tensor, weight: Tensor) -> int:
+    """fp32 logits of a chunk: of so many tokens, or for "aspect_ratio:N" as many as hidden has elements, over N."""
+    if isinstance(chunk, int):
+        return max(1, min(chunk, hidden.shape[:-1].numel()) * weight.shape[:-1].numel() * 4)
+    return max(1, hidden.numel() * 4 // int(chunk.partition(":")[2] or 1))
 
 
 def number(name: str, value, low: float = -math.inf, what: str = "a number") -> float:
@@ -113,8 +137,9 @@ def loss_options(a: dict[str, Any]) -> LossOptions:
     """The plain options; normalizer may be a tensor, which is left to the caller."""
     if a["reduction"] not in ("none", "mean", "sum"):
         raise ValueError(f"reduction: expected 'none', 'mean' or 'sum', got {a['reduction']!r}")
-    if isinstance(a["ignore_index"], bool) or not isinstance(a["ignore_index"], int):
-        raise TypeError(f"ignore_index: expected an int, got {a['ignore_index']!r}")
+    ignore_index = -100 if a["ignore_index"] is None else a["ignore_index"]
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index: expected an int, got {ignore_index!r}")
     smoothing = number("label_smoothing", a["label_smoothing"], 0.0, "a number from 0 to 1")
     if smoothing > 1.0:
         raise ValueError(f"label_smoothing: expected a number from 0 to 1, got {smoothing}")
@@ -131,7 +156,7 @@ def loss_options(a: dict[str, Any]) -> LossOptions:
         raise ValueError(f"normalizer: goes with reduction 'mean', got {a['reduction']!r}")
     return LossOptions(
         a["reduction"],
-        a["ignore_index"],
+        ignore_index,
         smoothing,
         number("z_loss", a["z_loss"], 0.0, "a number from 0"),
         softcap,
@@ -141,11 +166,28 @@ def loss_options(a: dict[str, Any]) -> LossOptions:
     )
 
 
-def check_head(hidden, weight, bias) -> None:
-    """What the engine takes of hidden, weight and bias, named as here."""
-    for name, t in (("hidden", hidden), ("weight", weight)):
-        if not isinstance(t, Tensor):
+def check_tensors(a: dict[str, Any]) -> None:
+    """That what has to be a tensor is one, and what may be one is that or None."""
+    for name in ("hidden", "weight", "target", "bias", "class_weight", "token_weight", "target_weight"):
+        t = a[name]
+        if not isinstance(t, Tensor) and (t is not None or name in POSITIONS[:3]):
             raise TypeError(f"{name}: expected a tensor, got {type(t).__name__}")
+
+
+def shift_of(value, hidden: Tensor) -> int:
+    """How far the targets of hidden [..., T, D] are ahead."""
+    if not isinstance(value, int):
+        raise TypeError(f"shift: expected an int, True or False, got {value!r}")
+    if value and hidden.dim() < 3:
+        raise ValueError(f"shift: expected hidden [..., T, D], got {list(hidden.shape)} and {value}")
+    if value and not 0 < value < hidden.shape[-2]:
+        raise ValueError(f"shift: expected 0 to {hidden.shape[-2] - 1} for {hidden.shape[-2]} tokens, got {value}")
+    return int(value)
+
+
+def check_head(hidden, weight, bias) -> None:
+    """What the engine takes of the tensors hidden, weight and bias, named as here."""
+    for name, t in (("hidden", hidden), ("weight", weight)):
         if t.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
             raise TypeError(f"{name}: expected float32, bfloat16, float16 or float64, got {t.dtype}")
         if t.device.type not in ("cpu", "cuda"):

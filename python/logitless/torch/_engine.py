@@ -19,6 +19,7 @@ DTYPES = {
     torch.int64: c.I64,
 }
 
+_MOST_HINTED = 1 << 60
 _KEPT_BYTES = 1 << 20  # a workspace as small stays from call to call; calls of one stream and thread do not overlap
 _MOST_CALLS = 256  # of different shapes and options that a thread keeps
 
@@ -50,7 +51,14 @@ class _Call:
             pointers = [byref(s) for s, _ in structs]
             return plan_function(self.context.handle, byref(options), *pointers, byref(request), byref(self.plan))
 
-        c.check(plan(request_bytes))
+        if request_bytes >= 0:
+            status = plan(request_bytes)
+        else:  # a hint: twice as much until there is a plan
+            status, budget = 1, -request_bytes
+            while status == 1 and budget <= _MOST_HINTED:
+                status = plan(budget)
+                budget *= 2
+        c.check(status)
         self.kept: torch.Tensor | None = None
         self.workspace_bytes = lib.logitless_plan_workspace_bytes(self.plan)
         self.arguments = (

@@ -102,11 +102,13 @@ def _outputs(x, w, bias, options, target):
     log_prob = z.gather(1, torch.where(valid, target, 0)) - lse[:, None]
     p = torch.exp(z - lse[:, None])
     entropy = lse - (p * z).sum(1)
-    return torch.where(valid, log_prob, 0.0), torch.where(row, entropy, 0.0), torch.where(row, lse, 0.0)
+    numbers = torch.where(valid, log_prob, 0.0), torch.where(row, entropy, 0.0), torch.where(row, lse, 0.0)
+    return *numbers, torch.where(row, z.argmax(1), -1)
 
 
 def head(options, hidden, weight, bias, target, cotangents=None, needs=(False, False, False)):
-    """(log_prob [N, K], entropy [N], lse [N]), or with cotangents of them the gradients of hidden, weight and bias."""
+    """(log_prob [N, K], entropy [N], lse [N], argmax [N]), or with cotangents of the first three the gradients of hidden,
+    weight and bias."""
     gradients = [torch.zeros_like(t) if need else None for t, need in zip((hidden, weight, bias), needs)]
     parts = []
     for first, last in _chunks(hidden.shape[0], weight.shape[0]):
@@ -124,5 +126,6 @@ def head(options, hidden, weight, bias, target, cotangents=None, needs=(False, F
         return tuple(gradients)
     if not parts:
         tokens = hidden.shape[0]
-        return hidden.new_zeros(tokens, target.shape[1]), hidden.new_zeros(tokens), hidden.new_zeros(tokens)
+        numbers = hidden.new_zeros(tokens, target.shape[1]), hidden.new_zeros(tokens), hidden.new_zeros(tokens)
+        return *numbers, torch.zeros(tokens, dtype=torch.int64, device=hidden.device)
     return tuple(torch.cat(p) for p in zip(*parts))

@@ -137,25 +137,28 @@ def run_cross_entropy(
     )
 
 
-def run_head(hidden, weight, target, bias, options: HeadOptions, compute):
-    """(log_prob, entropy, lse): log_prob shaped as target, the others [...]."""
+def run_head(hidden, weight, target, bias, options: HeadOptions, compute, argmax: bool):
+    """(log_prob, entropy, lse, argmax): log_prob shaped as target, the others [...]; argmax, -1 for ignored tokens, is
+    empty unless asked for."""
     x, w = _compute(hidden, compute), _compute(weight, compute)
     lead = hidden.shape[:-1]
     if x.dtype == torch.float64:
-        log_prob, entropy, lse = _float64.head(
+        log_prob, entropy, lse, index = _float64.head(
             options, x.reshape(lead.numel(), -1), w, bias, _float64_targets(target, hidden)
         )
-        return log_prob.reshape(target.shape), entropy.reshape(lead), lse.reshape(lead)
+        index = index.reshape(lead) if argmax else index[:0]
+        return log_prob.reshape(target.shape), entropy.reshape(lead), lse.reshape(lead), index
     target, b = _vectors(x.device, target, bias)
     b = _bias(b, w)
     log_prob = torch.empty(target.shape, dtype=torch.float32, device=x.device)
     entropy, lse = (torch.empty(lead, dtype=torch.float32, device=x.device) for _ in range(2))
+    index = torch.empty(lead if argmax else (0,), dtype=torch.int64, device=x.device)
     _engine.head_forward(
         options,
         dict(hidden=x, weight=w, targets=target, bias=b),
-        dict(log_prob=log_prob, entropy=entropy, lse=lse),
+        dict(log_prob=log_prob, entropy=entropy, lse=lse, argmax=index if argmax else None),
     )
-    return log_prob, entropy, lse
+    return log_prob, entropy, lse, index
 
 
 def run_head_backward(hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, options: HeadOptions, compute, needs):
@@ -267,21 +270,22 @@ cross_entropy_op.register_autograd(_loss_backward, setup_context=_setup_loss)
 @torch.library.custom_op("logitless::head", mutates_args=())
 def head_op(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], ignore_index: int, softcap: float,
-    logit_scale: float, memory_budget: int, compute: Optional[torch.dtype], needs: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+    logit_scale: float, memory_budget: int, compute: Optional[torch.dtype], needs: int, argmax: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return run_head(
-        hidden, weight, target, bias, HeadOptions(ignore_index, softcap, logit_scale, memory_budget), compute
+        hidden, weight, target, bias, HeadOptions(ignore_index, softcap, logit_scale, memory_budget), compute, argmax
     )
 
 
 @head_op.register_fake
-def _(hidden, weight, target, bias, ignore_index, softcap, logit_scale, memory_budget, compute, needs):
+def _(hidden, weight, target, bias, ignore_index, softcap, logit_scale, memory_budget, compute, needs, argmax):
     number = _accumulated(compute or hidden.dtype)
     lead = hidden.shape[:-1]
     return (
         hidden.new_empty(target.shape, dtype=number),
         hidden.new_empty(lead, dtype=number),
         hidden.new_empty(lead, dtype=number),
+        hidden.new_empty(lead if argmax else (0,), dtype=torch.int64),
     )
 
 
@@ -311,14 +315,14 @@ def _(
 
 
 def _setup_head(ctx, inputs, output):
-    hidden, weight, target, bias, *values, compute, needs = inputs
+    hidden, weight, target, bias, *values, compute, needs, _ = inputs
     ctx.options, ctx.compute, ctx.needs = HeadOptions(*values), compute, needs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(hidden, weight, target, bias)
 
 
-def _head_backward(ctx, d_log_prob, d_entropy, d_lse):
-    nothing = (None,) * 6
+def _head_backward(ctx, d_log_prob, d_entropy, d_lse, *_):
+    nothing = (None,) * 7
     if (d_log_prob is None and d_entropy is None and d_lse is None) or not ctx.needs:
         return (None, None, None, None, *nothing)
     hidden, weight, target, bias = ctx.saved_tensors
@@ -400,16 +404,18 @@ class LossFunction(torch.autograd.Function):
 
 class HeadFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, bias, target, options, compute, needs):
+    def forward(ctx, hidden, weight, bias, target, options, compute, needs, argmax):
         ctx.options, ctx.compute, ctx.needs = options, compute, needs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, target, bias)
-        return run_head(hidden, weight, target, bias, options, compute)
+        *numbers, index = run_head(hidden, weight, target, bias, options, compute, argmax)
+        ctx.mark_non_differentiable(index)
+        return *numbers, index
 
     @staticmethod
-    def backward(ctx, d_log_prob, d_entropy, d_lse):
+    def backward(ctx, d_log_prob, d_entropy, d_lse, *_):
         refuse_second_derivatives()
-        nothing = (None,) * 4
+        nothing = (None,) * 5
         if d_log_prob is None and d_entropy is None and d_lse is None:
             return (None, None, None, *nothing)
         hidden, weight, target, bias = ctx.saved_tensors

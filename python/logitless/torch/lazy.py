@@ -240,7 +240,7 @@ def _cross_entropy(
         or x.dim() > 2
         or size_average is not None
         or reduce is not None
-        or (target.dtype.is_floating_point and (target.requires_grad or x.shape[-1] > 65536))
+        or (target.dtype.is_floating_point and (target.requires_grad or x.shape[-1] > 65536 or ignore_index >= 0))
         or target.dtype not in (torch.int64, torch.int32, torch.float32, torch.float64, torch.bfloat16, torch.float16)
     ):
         return NotImplemented
@@ -253,7 +253,7 @@ def _cross_entropy(
         target,
         x._bias,
         class_weight=weight,
-        ignore_index=ignore_index,
+        ignore_index=None if target.dtype.is_floating_point else ignore_index,
         reduction=reduction,
         label_smoothing=label_smoothing,
         softcap=x._softcap,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .._options import HeadOptions, LossOptions
-from . import _arguments, _distributed, _fast
+from . import _arguments, _distributed, _fast, _positions
 from ._ops import BIAS, HIDDEN, WEIGHT, HeadFunction, LossFunction, rows_are_aligned, run_cross_entropy, run_head
 
 
@@ -94,23 +94,29 @@ def _soft_targets(target: Tensor, weight: Tensor, hidden: Tensor):
 def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
     """Cross entropy of ``softmax(softcap(logit_scale * (hidden @ weight.T + bias)))``; the logits never exist as a whole.
 
-    linear_cross_entropy(hidden, weight, target, bias=None, *, reduction="mean", ignore_index=-100, label_smoothing=0.0,
+    linear_cross_entropy(hidden, weight, target, bias=None, *, reduction="mean", ignore_index=None, label_smoothing=0.0,
     class_weight=None, z_loss=0.0, softcap=None, logit_scale=1.0, normalizer=None, token_weight=None,
-    target_weight=None, shift=False, accuracy=False, return_lse=False, memory_budget=None)
+    target_weight=None, shift=False, accuracy=False, return_lse=False, return_argmax=False,
+    return_target_logits=False, memory_budget=None)
 
-    Takes the arguments of ``torch.nn.functional.linear_cross_entropy`` (``input``, ``linear_weight``, ``linear_bias``,
+    Takes the calls of ``torch.nn.functional.linear_cross_entropy`` (``input``, ``linear_weight``, ``linear_bias``,
     ``weight`` for the class weights, ``options``) and of ``cut_cross_entropy.linear_cross_entropy`` (``e``, ``c``,
-    ``targets``, ``shift``, ``return_lse``, ...) as well: either is replaced by changing the import.
+    ``targets``, all of them by position too) as well: either is replaced by changing the import. What they say about
+    approximations (``filter_eps``, ``impl``, ``acc_policy``, ...) is met by exact gradients and fp32 sums; the chunk
+    size of ``options`` is a hint: without memory_budget, the workspace is about its fp32 logits.
 
     Args:
         hidden: [..., D], float32, bfloat16 or float16 (float64 runs slowly on PyTorch's own operations).
-        weight: [V, D], the dtype of hidden; under autocast both are cast. Strides may be any; on a GPU hidden and weight
-            are copied where their rows are not contiguous or not aligned to 16 bytes.
+        weight: [V, D], the dtype of hidden, or for hidden [N, D] [V, d_1, ..., d_K, D]: a head for each position d, with
+            target [N, d_1, ..., d_K] (or probabilities [N, V, d_1, ..., d_K]) and bias [V, d_1, ..., d_K]; under autocast
+            both are cast. Strides may be any; on a GPU hidden and weight are copied where their rows are not contiguous or
+            not aligned to 16 bytes.
         target: [...] int32 or int64; or, with ``target_weight``, [..., K]: K weighted words a token; or class
             probabilities [..., V], float, for V up to 65536.
         bias: [V].
         reduction: "none" (loss [...]), "mean", "sum".
-        ignore_index: tokens of this target have loss 0, no gradient, and cost nothing.
+        ignore_index: tokens of this target have loss 0, no gradient, and cost nothing; None is -100. Not with class
+            probabilities.
         label_smoothing: in [0, 1].
         class_weight: [V] float; ``mean`` divides by the weights of the targets, as PyTorch does.
         z_loss: adds ``z_loss * lse ** 2`` to each token's loss.
@@ -122,12 +128,17 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         shift: True or 1: position t predicts target t + 1 of ``hidden`` [B, T, D] and ``target`` [B, T]; n: t + n.
         accuracy: also returns the fraction of tokens whose largest logit is their target.
         return_lse: also returns the log-sum-exp [...], with a gradient.
+        return_argmax: also returns the word of the largest logit [...], int64; -1 for ignored tokens.
+        return_target_logits: also returns the logits of the targets, shaped as target, with a gradient; 0 for ignored
+            ones. They, and an lse with a gradient, cost a pass more (4), or with label_smoothing, class_weight or
+            target_weight a head of their own (1 pass, and 3 in a backward that reaches them).
         memory_budget: bytes, or text such as "512MiB", the call may take beyond its inputs and gradients. Default:
             the least workspace within 3 % of the best predicted time among plans of at most a quarter of the fp32 logits
             (16 MiB at least), or the least plan if none is.
 
     Returns:
-        The loss, float32 (float64 of float64); with accuracy or return_lse a tuple (loss, lse, accuracy) of those asked for.
+        The loss, float32 (float64 of float64), or a tuple (loss, lse, accuracy, argmax, target logits) of those asked
+        for.
 
     Memory: the workspace of the plan, within ``memory_budget``; gradients of a mean or sum are made in the forward and
     kept until the backward. Gradients sum in fp32 and are rounded once. The same inputs give the same bits.
@@ -141,12 +152,22 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
     if key is not None and (known := _fast.find(key)) is not None:
         return known(*args)
     a = _arguments.bind(args, kwargs)
+    _arguments.check_tensors(a)
+    local = _distributed.local(a["hidden"], a["weight"], a["target"], a["bias"])
+    a.update(zip(("hidden", "weight", "target", "bias"), local))
+    if a["weight"].dim() > 2:
+        return _positions.cross_entropy(_loss, a)
+    return _loss(a, key, args)
+
+
+def _loss(a: dict[str, Any], key: Any = None, args: tuple = ()) -> Any:
+    """linear_cross_entropy of bound arguments, with a weight [V, D]; ``key`` is what the plain call ``args`` is to be
+    remembered by."""
     options = _arguments.loss_options(a)
-    hidden, weight, bias, target = a["hidden"], a["weight"], a["bias"], a["target"]
-    hidden, weight, target, bias = _distributed.local(hidden, weight, target, bias)
+    hidden, weight, target, bias = a["hidden"], a["weight"], a["target"], a["bias"]
     _arguments.check_head(hidden, weight, bias)
-    if not isinstance(target, Tensor):
-        raise TypeError(f"target: expected a tensor, got {type(target).__name__}")
+    if a["chunk"] is not None and not options.memory_budget:
+        options = options._replace(memory_budget=-_arguments.chunk_bytes(a["chunk"], hidden, weight))
     token_weight, target_weight = a["token_weight"], a["target_weight"]
     if hidden.dim() == 1:  # one token
         hidden, target = hidden[None], target[None]
@@ -158,19 +179,19 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
     if target.dtype.is_floating_point:
         if target_weight is not None:
             raise TypeError("target: expected int32 or int64 beside target_weight, got " + str(target.dtype))
+        if a["ignore_index"] is not None:
+            raise ValueError(f"ignore_index: expected None beside class probabilities, got {a['ignore_index']}")
+        if a["return_target_logits"]:
+            raise ValueError("return_target_logits: expected False beside class probabilities, got True")
         target, target_weight = _soft_targets(target, weight, hidden)
-        options = options._replace(ignore_index=-100)
     elif target.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"target: expected int32, int64 or class probabilities, got {target.dtype}")
     for name in ("class_weight", "token_weight", "target_weight"):
         if a[name] is not None and a[name].requires_grad and torch.is_grad_enabled():
             raise NotImplementedError(f"{name}: has no gradient here; detach it")
-    shape = hidden.shape[:-1]
-    shift = int(a["shift"])
+    shift = _arguments.shift_of(a["shift"], hidden)
     if shift:
-        if shift < 0 or hidden.dim() < 3:
-            raise ValueError(f"shift: expected hidden [..., T, D] and 0 or more, got {list(hidden.shape)} and {a['shift']}")
-        hidden, target = hidden[..., : shape[-1] - shift, :], target[..., shift:]
+        hidden, target = hidden[..., : hidden.shape[-2] - shift, :], target[..., shift:]
         if token_weight is not None or target_weight is not None:
             raise NotImplementedError("shift: does not go with token_weight or target_weight; shift them yourself")
     per_token = 0 if target_weight is None else target.shape[-1]
@@ -193,12 +214,13 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
     token_weight = None if token_weight is None else token_weight.to(number)
     target_weight = None if target_weight is None else target_weight.to(number)
 
+    argmax = bool(a["return_argmax"] or a["accuracy"])
     if (
         key is not None
         and hidden is args[0]
         and target is args[2]
         and options.reduction != "none"
-        and not (a["return_lse"] or a["accuracy"])
+        and not (a["return_lse"] or a["return_target_logits"] or argmax)
         and number is torch.float32
         and _autocast(hidden, weight) is None
         and (bias is None or bias.dtype in (torch.float32, weight.dtype))
@@ -208,28 +230,34 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         result = loss(hidden, weight, target, bias)
         _fast.remember(key, loss)
         return result
-    if a["return_lse"] and _needs(hidden, weight, bias):
-        if per_token or options.label_smoothing or class_weight is not None:
-            raise NotImplementedError(
-                "return_lse: with gradients it does not go with label_smoothing, class_weight or several targets a token"
-            )
-        loss, lse, index = _from_head(hidden, weight, target, bias, token_weight, options)
+    # The loss itself gives an lse without a gradient; log-probabilities give all of them theirs.
+    of_head = a["return_target_logits"] or (a["return_lse"] and _needs(hidden, weight, bias))
+    if of_head:
+        log_prob, lse, index = _head_outputs(hidden, weight, target, bias, options, argmax)
+    if of_head and not (per_token or options.label_smoothing or class_weight is not None):
+        loss = _from_head(log_prob, lse, target, token_weight, options)
     else:
-        loss, lse, index = _cross_entropy(
-            hidden, weight, target, bias, class_weight, token_weight, target_weight, options, bool(a["accuracy"])
+        loss, loss_lse, loss_index = _cross_entropy(
+            hidden, weight, target, bias, class_weight, token_weight, target_weight, options, argmax and not of_head
         )
+        lse, index = (lse, index) if of_head else (loss_lse, loss_index)
     if isinstance(normalizer, Tensor):
         loss = loss / normalizer.to(device=loss.device, dtype=loss.dtype)
+    lead = torch.Size() if single else lead
     if options.reduction == "none":
-        loss = loss.reshape(() if single else lead)
+        loss = loss.reshape(lead)
     results = [loss]
     if a["return_lse"]:
-        results.append(lse.reshape(() if single else lead))
+        results.append(lse.reshape(lead))
     if a["accuracy"]:
-        if a["return_lse"] and not index.numel() and target.numel():
-            raise NotImplementedError("accuracy: does not go with return_lse and gradients; use two calls")
         valid = target != options.ignore_index
         results.append((index == target).logical_and(valid).sum() / valid.sum().clamp(min=1))
+    if a["return_argmax"]:
+        results.append(index.reshape(lead))
+    if a["return_target_logits"]:
+        logits = log_prob + (lse[..., None] if per_token else lse)
+        logits = torch.where(target == options.ignore_index, 0.0, logits)
+        results.append(logits.reshape((*lead, per_token) if per_token else lead))
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -241,30 +269,35 @@ def _shaped(name: str, t: Optional[Tensor], want, rows):
     return t.reshape(rows)
 
 
-def _from_head(hidden, weight, target, bias, token_weight, options: LossOptions):
-    """The loss made of log-probabilities and lse, which then has a gradient of its own: 4 passes instead of 3."""
-    log_prob, _, lse = _head(hidden, weight, target, bias, HeadOptions(
-        options.ignore_index, options.softcap, options.logit_scale, options.memory_budget))
+def _from_head(log_prob, lse, target, token_weight, options: LossOptions):
+    """The loss of one target a token, made of its log-probability: 4 passes with those of its gradient instead of 3."""
     loss = options.z_loss * lse * lse - log_prob
     count = (target != options.ignore_index).to(loss.dtype)
     if token_weight is not None:
         loss, count = loss * token_weight, count * token_weight
     if options.reduction == "none":
-        return loss, lse, loss.new_empty(0, dtype=torch.int64)
+        return loss
     total = loss.sum()
     if options.reduction == "mean":
         total = total / (options.normalizer or count.sum().clamp(min=torch.finfo(count.dtype).tiny))
-    return total, lse, loss.new_empty(0, dtype=torch.int64)
+    return total
 
 
-def _head(hidden, weight, target, bias, options: HeadOptions):
+def _head_outputs(hidden, weight, target, bias, options: LossOptions, argmax: bool):
+    """(log_prob, lse, argmax or an empty tensor) under the options of a loss."""
+    log_prob, _, lse, index = _head(hidden, weight, target, bias, HeadOptions(
+        options.ignore_index, options.softcap, options.logit_scale, options.memory_budget), argmax)
+    return log_prob, lse, index
+
+
+def _head(hidden, weight, target, bias, options: HeadOptions, argmax: bool = False):
     compute = _autocast(hidden, weight)
     needs = _needs(hidden, weight, bias)
     if not _plain(hidden, weight, target, bias):
-        return torch.ops.logitless.head(hidden, weight, target, bias, *options, compute, needs)
+        return torch.ops.logitless.head(hidden, weight, target, bias, *options, compute, needs, argmax)
     if not needs:
-        return run_head(hidden, weight, target, bias, options, compute)
-    return HeadFunction.apply(hidden, weight, bias, target, options, compute, needs)
+        return run_head(hidden, weight, target, bias, options, compute, argmax)
+    return HeadFunction.apply(hidden, weight, bias, target, options, compute, needs, argmax)
 
 
 def linear_logprobs(
@@ -296,10 +329,11 @@ def linear_logprobs(
     a = {**_arguments.DEFAULTS, "ignore_index": ignore_index, "softcap": softcap, "logit_scale": logit_scale,
          "memory_budget": memory_budget}
     checked = _arguments.loss_options(a)
+    _arguments.check_tensors({**a, "hidden": hidden, "weight": weight, "target": target, "bias": bias})
     hidden, weight, target, bias = _distributed.local(hidden, weight, target, bias)
     _arguments.check_head(hidden, weight, bias)
-    if not isinstance(target, Tensor) or target.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"target: expected int32 or int64, got {getattr(target, 'dtype', type(target).__name__)}")
+    if target.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"target: expected int32 or int64, got {target.dtype}")
     lead = hidden.shape[:-1]
     if target.shape[: len(lead)] != lead or target.dim() > len(lead) + 1:
         raise ValueError(f"target: expected {list(lead)} or {list(lead) + ['K']}, got {list(target.shape)}")
@@ -310,7 +344,7 @@ def linear_logprobs(
     if not lead:
         hidden, target = hidden[None], target[None]
     hidden, target = _rows(hidden, target, per_token)
-    log_prob, entropy, lse = _head(
+    log_prob, entropy, lse, _ = _head(
         hidden, weight, target, bias,
         HeadOptions(checked.ignore_index, checked.softcap, checked.logit_scale, checked.memory_budget),
     )

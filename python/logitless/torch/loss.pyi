@@ -15,7 +15,7 @@ def linear_cross_entropy(
     bias: Optional[Tensor] = None,
     *,
     reduction: _Reduction = "mean",
-    ignore_index: Optional[int] = -100,
+    ignore_index: Optional[int] = None,
     label_smoothing: float = 0.0,
     class_weight: Optional[Tensor] = None,
     z_loss: float = 0.0,
@@ -27,6 +27,8 @@ def linear_cross_entropy(
     shift: bool | int = False,
     accuracy: Literal[False] = False,
     return_lse: Literal[False] = False,
+    return_argmax: Literal[False] = False,
+    return_target_logits: Literal[False] = False,
     memory_budget: _Bytes = None,
 ) -> Tensor: ...
 @overload
@@ -37,7 +39,7 @@ def linear_cross_entropy(
     bias: Optional[Tensor] = None,
     *,
     reduction: _Reduction = "mean",
-    ignore_index: Optional[int] = -100,
+    ignore_index: Optional[int] = None,
     label_smoothing: float = 0.0,
     class_weight: Optional[Tensor] = None,
     z_loss: float = 0.0,
@@ -49,6 +51,8 @@ def linear_cross_entropy(
     shift: bool | int = False,
     accuracy: bool = False,
     return_lse: bool = False,
+    return_argmax: bool = False,
+    return_target_logits: bool = False,
     memory_budget: _Bytes = None,
 ) -> Tensor | tuple[Tensor, ...]: ...
 
@@ -79,7 +83,13 @@ def linear_cross_entropy(
     reduction: _Reduction = "mean",
     shift: bool | int = False,
     return_lse: bool = False,
-    **fixed: Any,
+    filter_eps: float | str | None = "auto",
+    accum_e_fp32: bool = False,
+    accum_c_fp32: bool = False,
+    filter_e_grad: bool = True,
+    filter_c_grad: bool = True,
+    impl: Any = "cce",
+    vocab_parallel_options: None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def linear_logprobs(
     hidden: Tensor,

@@ -172,7 +172,7 @@ def test_operators_pass_torchs_own_checks():
         test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
     )
     torch.library.opcheck(
-        torch.ops.logitless.head, (hidden, weight, target, bias, -100, 0.0, 1.0, 0, None, 7),
+        torch.ops.logitless.head, (hidden, weight, target, bias, -100, 0.0, 1.0, 0, None, 7, True),
         test_utils=("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_static"),
     )
 

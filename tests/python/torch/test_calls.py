@@ -40,35 +40,6 @@ def test_every_argument_of_torch(reduction, bias, options):
     assert torch.equal(named, found)
 
 
-@needs_torch_call
-def test_options_of_torch():
-    hidden, weight, target, _ = pair()
-    plain = linear_cross_entropy(hidden, weight, target)
-    options = torch.nn.LinearCrossEntropyOptions
-    assert torch.equal(linear_cross_entropy(hidden, weight, target, options=None), plain)
-    assert torch.equal(linear_cross_entropy(hidden, weight, target, options=options()), plain)
-    assert torch.equal(linear_cross_entropy(hidden, weight, target, options=options(allow_retain_graph=True)), plain)
-    with pytest.raises(NotImplementedError, match="options.batch_chunk_size=8 is not supported"):
-        linear_cross_entropy(hidden, weight, target, options=options(batch_chunk_size=8))
-    with pytest.raises(NotImplementedError, match="options.acc_policy='compact' is not supported"):
-        linear_cross_entropy(hidden, weight, target, options=options(acc_policy="compact"))
-
-
-def test_every_argument_of_cut_cross_entropy():
-    hidden, weight, target, b = problem(2, (3, 12), 16, 70, torch.float32, bias=True)
-    plain = linear_cross_entropy(hidden, weight, target, b, softcap=5.0)
-    assert torch.equal(linear_cross_entropy(e=hidden, c=weight, targets=target, bias=b, softcap=5.0), plain)
-    more = dict(accum_e_fp32=True, accum_c_fp32=False, filter_eps=None, filter_e_grad=False, filter_c_grad=False, impl=None)
-    found = linear_cross_entropy(hidden, weight, target, b, softcap=5.0, ignore_index=-100, reduction="mean", **more)
-    assert torch.equal(found, plain)
-    loss, lse = linear_cross_entropy(hidden, weight, target, shift=1, return_lse=True)
-    wanted = oracle.loss(hidden[:, :-1], weight, target[:, 1:])
-    assert lse.shape == (3, 11) and abs(loss - wanted) < 1e-5
-    for name, value in dict(filter_eps="auto", filter_e_grad=True, impl="cce", vocab_parallel_options=object()).items():
-        with pytest.raises(NotImplementedError, match=f"{name}=.* is not supported"):
-            linear_cross_entropy(hidden, weight, target, **{name: value})
-
-
 REFUSED = [
     (dict(reduction="avg"), ValueError, "reduction: expected 'none', 'mean' or 'sum', got 'avg'"),
     (dict(label_smoothing=1.2), ValueError, "label_smoothing: expected a number from 0 to 1, got 1.2"),

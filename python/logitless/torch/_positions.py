@@ -1,0 +1,71 @@
+"""A head for each position: a weight of more than two dimensions, as PyTorch's linear_cross_entropy takes it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+
+def _check(a: dict[str, Any], want_target: list[int]) -> None:
+    hidden, weight, target, bias = a["hidden"], a["weight"], a["target"], a["bias"]
+    beside = f"beside weight {list(weight.shape)}"
+    if hidden.dim() != 2:
+        raise ValueError(f"hidden: expected [N, {weight.shape[-1]}] {beside}, got {list(hidden.shape)}")
+    if weight.shape[-1] != hidden.shape[1] or 0 in weight.shape[1:-1]:
+        raise ValueError(f"weight: expected [V, d_1, ..., d_K, {hidden.shape[1]}], no d 0, got {list(weight.shape)}")
+    if list(target.shape) != want_target:
+        raise ValueError(f"target: expected {want_target} {beside}, got {list(target.shape)}")
+    if bias is not None and bias.shape != weight.shape[:-1]:
+        raise ValueError(f"bias: expected {list(weight.shape[:-1])}, got {list(bias.shape)}")
+    for name in ("shift", "accuracy", "token_weight", "target_weight"):
+        if a[name] is not None and a[name] is not False:
+            raise NotImplementedError(f"{name}: does not go with a weight of {weight.dim()} dimensions")
+
+
+def _counted(target: Tensor, class_weight: Tensor | None, ignore_index: int, number: torch.dtype) -> Tensor:
+    """What a mean divides by: the words that are not ignored, each by its weight."""
+    valid = target != ignore_index
+    if class_weight is None:
+        return valid.sum().to(number)
+    return (valid * class_weight.to(number)[torch.where(valid, target, 0).long()]).sum()
+
+
+def cross_entropy(loss_of: Callable[[dict[str, Any]], Any], a: dict[str, Any]) -> Any:
+    """linear_cross_entropy of bound arguments with hidden [N, D], weight [V, d_1, ..., d_K, D], bias [V, d_1, ..., d_K]
+    and target [N, d_1, ..., d_K], or probabilities [N, V, d_1, ..., d_K]; what is of a token is [N, d_1, ..., d_K].
+
+    ``loss_of`` is the call with a weight [V, D]: it is made once for each position. Extra memory: one workspace, and a
+    gradient of hidden for each position until they are summed.
+    """
+    hidden, weight, target, bias = a["hidden"], a["weight"], a["target"], a["bias"]
+    tokens, vocab, places = hidden.shape[0], weight.shape[0], list(weight.shape[1:-1])
+    soft = target.is_floating_point()
+    _check(a, [tokens, vocab, *places] if soft else [tokens, *places])
+    heads = math.prod(places)
+    columns = zip(
+        hidden.expand(heads, *hidden.shape).unbind(0),
+        weight.reshape(vocab, heads, -1).unbind(1),
+        target.reshape(tokens, vocab, heads).unbind(2) if soft else target.reshape(tokens, heads).unbind(1),
+        (None,) * heads if bias is None else bias.reshape(vocab, heads).unbind(1),
+    )
+    # The mean is over all positions; a divisor near the true one keeps 16-bit gradients in range.
+    total = max(1, tokens * heads)
+    own_mean = a["reduction"] == "mean" and a["normalizer"] is None
+    options = {**a, "normalizer": float(total)} if own_mean else a
+    results = []
+    for x, w, y, b in columns:
+        found = loss_of({**options, "hidden": x, "weight": w, "target": y, "bias": b})
+        results.append(found if isinstance(found, tuple) else (found,))
+    losses, *others = (torch.stack(parts, -1) for parts in zip(*results))
+    if a["reduction"] == "none":
+        loss = losses.reshape(tokens, *places)
+    else:
+        loss = losses.sum()
+    if own_mean and not soft:
+        ignore_index = -100 if a["ignore_index"] is None else a["ignore_index"]
+        count = _counted(target, a["class_weight"], ignore_index, loss.dtype)
+        loss = loss * torch.where(count > 0, total / count, 0.0)
+    return (loss, *[other.reshape(tokens, *places) for other in others]) if others else loss

@@ -1,0 +1,47 @@
+"""cut_cross_entropy's names, for a change of import: ``linear_cross_entropy``, the same function as everywhere, and its
+``LinearCrossEntropy``, which is given the weight in each call and so is another module than ``logitless.torch``'s.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from torch import Tensor, nn
+
+from .loss import linear_cross_entropy
+
+__all__ = ["LinearCrossEntropy", "linear_cross_entropy"]
+
+
+class LinearCrossEntropy(nn.Module):
+    """``linear_cross_entropy(e, c, targets, bias)`` with options that stay. What says how a gradient is approximated is
+    met by an exact one, as there.
+
+    ``forward(e, c, targets, bias=None)``: e [..., D], c [V, D], targets [...], bias [V].
+    """
+
+    def __init__(
+        self,
+        ignore_index: int = -100,
+        softcap: Optional[float] = None,
+        reduction: str = "mean",
+        shift: bool | int = 0,
+        filter_eps: float | str | None = "auto",
+        accum_e_fp32: bool = False,
+        accum_c_fp32: bool = False,
+        filter_e_grad: bool = True,
+        filter_c_grad: bool = True,
+        impl: Any = "cce",
+        return_lse: bool = False,
+    ):
+        super().__init__()
+        self.options = dict(
+            ignore_index=ignore_index, softcap=softcap, reduction=reduction, shift=shift, filter_eps=filter_eps,
+            accum_e_fp32=accum_e_fp32, accum_c_fp32=accum_c_fp32, filter_e_grad=filter_e_grad,
+            filter_c_grad=filter_c_grad, impl=impl, return_lse=return_lse,
+        )
+
+    def forward(
+        self, e: Tensor, c: Tensor, targets: Tensor, bias: Optional[Tensor] = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        return linear_cross_entropy(e, c, targets, bias, **self.options)
