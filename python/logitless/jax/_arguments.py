@@ -15,6 +15,8 @@ FLOATS = ("float32", "bfloat16", "float16")
 def array(name: str, value: ArrayLike) -> jax.Array:
     """A JAX array of what JAX takes for one. Raises TypeError for anything else, NotImplementedError for one whose type
     says that it is sharded: a custom call would gather it, and its gradient be of another type."""
+    if isinstance(value, (list, tuple)):  # as JAX's own functions; asarray would take some
+        raise TypeError(f"{name}: expected an array, got {type(value).__name__}")
     try:
         found = jnp.asarray(value)
     except TypeError as error:

@@ -11,9 +11,9 @@ from jax.typing import ArrayLike
 
 from .._library import REDUCTIONS, parse_bytes
 from . import _arguments, _ffi
-from .._options import LossOptions
+from .._options import HeadOptions, LossOptions
 from .head import (
-    GRADIENTS, all_gradients, gradient_dtype, gradient_results, nan_at_bad_targets, refuse_gradients, type_of,
+    GRADIENTS, all_gradients, gradient_dtype, gradient_results, head, nan_at_bad_targets, refuse_gradients, type_of,
     wanted_gradients,
 )
 
@@ -124,8 +124,11 @@ def linear_cross_entropy(
     token_weight: ArrayLike | None = None,
     target_weight: ArrayLike | None = None,
     accuracy: bool = False,
+    return_lse: bool = False,
+    return_argmax: bool = False,
+    return_target_logits: bool = False,
     memory_budget: int | str | None = None,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+) -> jax.Array | tuple[jax.Array, ...]:
     """Cross entropy of ``softmax(softcap(logit_scale * (hidden @ weight.T + bias)))``, without its logits as a whole.
 
     Args:
@@ -144,11 +147,15 @@ def linear_cross_entropy(
         token_weight: [...], float: factors of the tokens' losses.
         target_weight: [..., K], float; with it ``mean`` divides by the token weights.
         accuracy: also returns the fraction of tokens whose largest logit is their target.
+        return_lse: also returns the log-sum-exp [...], with a gradient; 0 for ignored tokens.
+        return_argmax: also returns the word of the largest logit [...], int32; -1 for ignored tokens.
+        return_target_logits: also returns the logits of the targets, shaped as targets, with a gradient; 0 for ignored
+            ones. They and the log-sum-exp cost a pass more, and three in a backward that reaches them.
         memory_budget: bytes, or text such as "512MiB", that a call may take beyond its inputs and outputs.
 
     Returns:
-        The loss, float32; with accuracy (loss, accuracy), accuracy float32 without a gradient. A mean over no token is
-        0.
+        The loss, float32, or a tuple (loss, lse, accuracy, argmax, target logits) of those asked for. Accuracy and
+        argmax have no gradient. A mean over no token is 0.
 
     Gradients by hidden, weight and bias come in their dtypes, summed in float32; what is not differentiated is not
     computed. Those of "mean" and "sum" are made in the forward, three passes over N * V * D multiply-adds in all, kept
@@ -200,12 +207,24 @@ def linear_cross_entropy(
         "target_weight": rows(_arguments.shaped("target_weight", target_weight, lead + per_token), *per_token),
     }
     axes = _ffi.axes_of(*[a for a in (*inputs.values(), *fixed.values()) if a is not None])
-    found = _cross_entropy(options, bool(accuracy), _ffi.varying(inputs, axes), _ffi.varying(fixed, axes))
+    varying, fixed = _ffi.varying(inputs, axes), _ffi.varying(fixed, axes)
+    found = _cross_entropy(options, bool(accuracy or return_argmax), varying, fixed)
     loss = found["loss"].reshape(lead) if reduction == "none" else found["loss"]
     if normalizer_array is not None:
         loss = loss / normalizer_array
-    if not accuracy:
-        return loss
+    results = [loss]
     valid = y != ignored
-    correct = (found["argmax"].reshape(lead) == y) & valid
-    return loss, correct.sum(dtype=jnp.float32) / jnp.maximum(valid.sum(dtype=jnp.float32), 1.0)
+    names = ("lse",) * bool(return_lse) + ("target_logit",) * bool(return_target_logits)
+    if names:
+        of_head = HeadOptions(ignored, options.softcap, options.logit_scale, options.memory_budget)
+        logits = dict(zip(names, head(of_head, names, varying, {"targets": fixed["targets"]})))
+    if return_lse:
+        results.append(logits["lse"].reshape(lead))
+    if accuracy:
+        correct = (found["argmax"].reshape(lead) == y) & valid
+        results.append(correct.sum(dtype=jnp.float32) / jnp.maximum(valid.sum(dtype=jnp.float32), 1.0))
+    if return_argmax:
+        results.append(found["argmax"].reshape(lead))
+    if return_target_logits:
+        results.append(jnp.where(valid, logits["target_logit"].reshape(y.shape), 0.0))
+    return results[0] if len(results) == 1 else tuple(results)
