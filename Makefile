@@ -6,7 +6,7 @@ DESTDIR ?=
 export JOBS CMAKE_ARGS CMAKE
 
 .DEFAULT_GOAL := help
-.PHONY: run test build format check-format layers asan tsan bench install clean help
+.PHONY: run test build format check-format layers asan tsan bench install wheel clean help
 
 run: ## build the command and train a small GPT on this machine's headers (ARGS: see ARGS=--help)
 	@BUILD=$(BUILD) tools/build.sh release src/cli/logitless
@@ -46,6 +46,9 @@ bench: ## build and run the benchmarks (ARGS: see build/bench/bench_head --help)
 install: ## install below PREFIX (default /usr/local), staged below DESTDIR
 	@BUILD=$(BUILD) tools/build.sh release
 	@DESTDIR=$(DESTDIR) $$(sed -n 's/^CMAKE_COMMAND:INTERNAL=//p' $(BUILD)/CMakeCache.txt) --install $(BUILD) --prefix $(PREFIX)
+
+wheel: ## build a manylinux wheel of the Python package in build/dist and try it in a fresh environment
+	@WHEEL_BUILD=$(BUILD)/wheel tools/wheel.sh $(BUILD)/dist
 
 clean: ## remove the build folders of this Makefile
 	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan

@@ -1,6 +1,8 @@
 """The package without a framework: what is in the wheel, and what it says of the library."""
 
+import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,3 +43,21 @@ def test_a_missing_library_is_named(tmp_path):
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "LOGITLESS_LIBRARY": str(tmp_path / "no.so")}
     )
     assert done.returncode != 0 and "cannot load" in done.stderr and "no.so" in done.stderr
+
+
+# Of every system that a manylinux tag admits (PEP 600).
+SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libgcc_s.so.1", "libstdc++.so.6",
+          "ld-linux-x86-64.so.2"}
+
+
+@pytest.mark.skipif("LOGITLESS_LIBRARY" in os.environ, reason="another library than the wheel's")
+def test_the_wheel_has_inside_what_a_system_may_lack():
+    wheel = importlib.metadata.distribution("logitless")
+    tag = re.search(r"^Tag: (.*)$", wheel.read_text("WHEEL"), re.MULTILINE).group(1)
+    assert re.fullmatch(r"py3-none-manylinux_2_\d+_x86_64", tag)
+    libraries = [wheel.locate_file(file) for file in wheel.files if ".so" in file.name]
+    assert libraries
+    for library in libraries:
+        dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+        needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic))
+        assert needed <= SYSTEM | {other.name for other in libraries}, library

@@ -1,0 +1,32 @@
+# Packages of the system, before anything else is looked at: a machine without some of them hears of all in one line.
+
+set(LOGITLESS_MISSING "")
+
+# logitless_package(NAME DEBIAN): find_package(NAME), which Debian's package DEBIAN has.
+macro(logitless_package name debian)
+  find_package(${name} QUIET)
+  if(NOT ${name}_FOUND)
+    list(APPEND LOGITLESS_MISSING ${debian})
+  endif()
+endmacro()
+
+logitless_package(hwy libhwy-dev)
+logitless_package(nlohmann_json nlohmann-json3-dev)
+logitless_package(Eigen3 libeigen3-dev)
+if(LOGITLESS_BUILD_CLI OR LOGITLESS_BUILD_EXAMPLES)
+  logitless_package(fmt libfmt-dev)
+  logitless_package(CLI11 libcli11-dev)
+  find_path(SENTENCEPIECE_INCLUDE_DIR sentencepiece_trainer.h)
+  if(NOT SENTENCEPIECE_INCLUDE_DIR)
+    list(APPEND LOGITLESS_MISSING libsentencepiece-dev)
+  endif()
+endif()
+if(LOGITLESS_BUILD_TESTS)
+  logitless_package(GTest libgtest-dev)
+endif()
+
+if(LOGITLESS_MISSING)
+  list(JOIN LOGITLESS_MISSING " " missing)
+  # A line that begins with a space is printed as it is, however long.
+  message(FATAL_ERROR " logitless: missing ${missing}; on Debian: apt-get install -y ${missing}")
+endif()

