@@ -1,8 +1,8 @@
 #!/bin/bash
 # Makes the virtual environment that the Python tests run in, with this checkout's wheel installed as users install it:
 #   tools/python_env.sh FOLDER
-# Packages are tests/python/requirements.txt. Quick when they are there already; the wheel (tools/wheel.sh) is built every
-# time, and kept in FOLDER/wheels.
+# Packages are tests/python/requirements.txt. Quick when they are there already; the wheel (tools/wheel.sh) is built
+# every time, and kept in FOLDER/wheels.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

