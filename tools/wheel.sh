@@ -46,6 +46,9 @@ PATH="$bin:$PATH" "$python" -m auditwheel repair --wheel-dir "$folder" "$made"/l
   exit 1
 }
 wheel=$(echo "$folder"/logitless-*-manylinux*.whl)
-if grep -q '^CMAKE_CUDA_COMPILER:[A-Z]*=/' "$build/CMakeCache.txt"; then gpu="CPU and NVIDIA GPUs"; else gpu="CPU only"; fi
-echo "$wheel: $gpu"
+if readelf --sections --wide "$build/src/liblogitless.so" | grep nv_fatbin >"$log"; then
+  echo "$wheel: for the CPU and NVIDIA GPUs"
+else
+  echo "$wheel: for the CPU only; GPU kernels need nvcc"
+fi
 if [[ $fetched ]]; then tools/try_wheel.sh "$wheel" torch; fi
