@@ -152,13 +152,13 @@ def run_head(hidden, weight, target, bias, options: HeadOptions, compute, argmax
     b = _bias(b, w)
     log_prob = torch.empty(target.shape, dtype=torch.float32, device=x.device)
     entropy, lse = (torch.empty(lead, dtype=torch.float32, device=x.device) for _ in range(2))
-    index = torch.empty(lead if argmax else (0,), dtype=torch.int64, device=x.device)
+    index = torch.empty(lead if argmax else (0,), dtype=torch.int32, device=x.device)  # a GPU's head writes no other
     _engine.head_forward(
         options,
         dict(hidden=x, weight=w, targets=target, bias=b),
         dict(log_prob=log_prob, entropy=entropy, lse=lse, argmax=index if argmax else None),
     )
-    return log_prob, entropy, lse, index
+    return log_prob, entropy, lse, index.to(torch.int64)
 
 
 def run_head_backward(hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, options: HeadOptions, compute, needs):
