@@ -52,9 +52,9 @@ class LOGITLESS_API CompiledProgram {
  public:
   struct State;  // the compiler's
   struct Tensor {
-    std::string name;
+    std::string name = {};
     DType dtype = DType::f32;
-    std::vector<std::int64_t> shape;
+    std::vector<std::int64_t> shape = {};
     std::int64_t bytes() const;
   };
 

@@ -1,6 +1,7 @@
 // Sizes of tensors in a program: whole numbers, or polynomials of named ones (B * T, T - 1).
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -19,7 +20,11 @@ using Bindings = std::map<std::string, std::int64_t, std::less<>>;
 class LOGITLESS_API Dim {
  public:
   Dim(std::int64_t value = 0) : constant_(value) {}  // NOLINT: implicit on purpose
-  Dim(int value) : constant_(value) {}               // NOLINT: implicit on purpose
+  // From any whole number, size_t among them; one beyond 63 bits becomes negative, which no tensor
+  // accepts.
+  template <std::integral T>
+  Dim(T value)  // NOLINT: implicit on purpose
+      : constant_(static_cast<std::int64_t>(value)) {}
   // Throws InvalidArgument when the name is not a letter or _ followed by letters, digits or _.
   static Dim symbol(std::string_view name);
 

@@ -136,7 +136,7 @@ LOGITLESS_API Value argmax(Value x, int dim);
 // the batch dimensions, then the others of a, then those of b. Sums are fp32; the result has the
 // operands' dtype, or f32.
 struct DotOptions {
-  std::vector<int> contract_a, contract_b;
+  std::vector<int> contract_a = {}, contract_b = {};
   std::vector<int> batch_a = {}, batch_b = {};
   bool f32_result = false;
 };

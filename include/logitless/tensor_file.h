@@ -45,8 +45,8 @@ class LOGITLESS_API TensorFile {
 };
 
 struct NamedTensor {
-  std::string name;
-  ConstTensorView view;  // any strides; written contiguous
+  std::string name = {};
+  ConstTensorView view = {};  // any strides; written contiguous
 };
 
 // Written to a temporary beside `path`, flushed, and renamed: readers see the old file or the new

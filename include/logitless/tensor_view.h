@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -16,6 +17,19 @@ namespace logitless {
 
 inline constexpr int kMaxRank = 4;
 
+// One size of a shape in braces: any whole number, size_t among them. One beyond 63 bits becomes
+// negative, which views refuse.
+class Extent {
+ public:
+  template <std::integral T>
+  constexpr Extent(T value)  // NOLINT: implicit on purpose
+      : value_(static_cast<std::int64_t>(value)) {}
+  constexpr std::int64_t value() const { return value_; }
+
+ private:
+  std::int64_t value_;
+};
+
 // Layout shared by the mutable and the read-only view. Rank 0 is a scalar.
 template <typename Pointer>
 class BasicTensorView {
@@ -24,8 +38,7 @@ class BasicTensorView {
 
   // Contiguous, last dimension fastest. Throws InvalidArgument on rank > kMaxRank or a negative
   // size.
-  BasicTensorView(Pointer data, DType dtype, std::initializer_list<std::int64_t> shape)
-      : BasicTensorView(data, dtype, std::span<const std::int64_t>(shape.begin(), shape.size())) {}
+  BasicTensorView(Pointer data, DType dtype, std::initializer_list<Extent> shape);
   BasicTensorView(Pointer data, DType dtype, std::span<const std::int64_t> shape);
   BasicTensorView(Pointer data, DType dtype, std::span<const std::int64_t> shape,
                   std::span<const std::int64_t> strides);

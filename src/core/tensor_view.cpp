@@ -1,8 +1,32 @@
 #include "logitless/tensor_view.h"
 
+#include <algorithm>
+
 #include "core/check.h"
 
 namespace logitless {
+namespace {
+
+// The rank of a view with this many sizes. Throws InvalidArgument when it is over kMaxRank.
+std::size_t checked_rank(std::size_t sizes) {
+  require(sizes <= kMaxRank, "tensor view: rank ", sizes, " is over ", kMaxRank);
+  return sizes;
+}
+
+std::array<std::int64_t, kMaxRank> values(std::initializer_list<Extent> shape) {
+  checked_rank(shape.size());
+  std::array<std::int64_t, kMaxRank> out{};
+  std::transform(shape.begin(), shape.end(), out.begin(), [](Extent e) { return e.value(); });
+  return out;
+}
+
+}  // namespace
+
+template <typename Pointer>
+BasicTensorView<Pointer>::BasicTensorView(Pointer data, DType dtype,
+                                          std::initializer_list<Extent> shape)
+    : BasicTensorView(data, dtype,
+                      std::span<const std::int64_t>(values(shape).data(), shape.size())) {}
 
 template <typename Pointer>
 BasicTensorView<Pointer>::BasicTensorView(Pointer data, DType dtype,
@@ -19,8 +43,7 @@ template <typename Pointer>
 BasicTensorView<Pointer>::BasicTensorView(Pointer data, DType dtype,
                                           std::span<const std::int64_t> shape,
                                           std::span<const std::int64_t> strides)
-    : data_(data), dtype_(dtype), rank_(static_cast<int>(shape.size())) {
-  require(shape.size() <= kMaxRank, "tensor view: rank ", shape.size(), " is over ", kMaxRank);
+    : data_(data), dtype_(dtype), rank_(static_cast<int>(checked_rank(shape.size()))) {
   require(strides.empty() || strides.size() == shape.size(), "tensor view: ", strides.size(),
           " strides for rank ", shape.size());
   std::int64_t count = 1;

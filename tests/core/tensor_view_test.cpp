@@ -35,6 +35,18 @@ TEST(TensorView, ContiguousStridesFollowTheShape) {
   EXPECT_EQ(describe(view), "f32[2, 3, 4]");
 }
 
+// Sizes as users have them.
+TEST(TensorView, TakesAnyWholeNumbers) {
+  float memory[24] = {};
+  std::size_t rows = 2;
+  int columns = 3;
+  const std::int64_t depth = 4;
+  EXPECT_EQ(describe(TensorView(memory, DType::f32, {rows, columns, depth})), "f32[2, 3, 4]");
+  EXPECT_EQ(describe(TensorView(memory, DType::f32, {std::vector<float>(24).size()})), "f32[24]");
+  EXPECT_THROW(TensorView(memory, DType::f32, {SIZE_MAX}), InvalidArgument);
+  EXPECT_THROW(TensorView(memory, DType::f32, {1, 1, 1, 1, 1}), InvalidArgument);
+}
+
 TEST(TensorView, ScalarHasOneElement) {
   double value = 1.0;
   const TensorView view(&value, DType::f64, {});
