@@ -15,8 +15,10 @@
  * (LOGITLESS_UNSUPPORTED otherwise). Zero in a field added later means: as before.
  * - Flags are int32_t: zero is no, anything else is yes.
  *
- * Threads: plans and programs are immutable and may be shared. A context serves one call at a time:
- * make one for each thread that calls. Everything else may be called from any thread at any time.
+ * Threads: plans and programs are immutable and may be shared. A plan is for as many threads as the
+ * context has that it was made with, and runs in contexts of as many alone
+ * (LOGITLESS_INVALID_ARGUMENT). A context serves one call at a time: make one for each thread that
+ * calls. Everything else may be called from any thread at any time.
  */
 #pragma once
 

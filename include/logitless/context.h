@@ -20,10 +20,12 @@ enum class DeviceKind : std::uint8_t { cpu = 0, cuda = 1 };
 // another.
 struct DeviceLimits {
   DeviceKind kind = DeviceKind::cpu;
-  int threads = 1;
-  std::string kernel;  // the one kernel to use (see kernel_names), or empty: the best that accepts
-                       // the problem
+  int threads = 0;  // of the CPU; 0: as many as a Context takes that is told none
+  // The one kernel to use (see kernel_names), or empty: the best that accepts the problem.
+  std::string kernel = {};
   int compute_capability = 90;  // of a GPU: 10 * major + minor
+
+  bool operator==(const DeviceLimits&) const = default;
 };
 
 // All kernels built in, best first, the float64 reference last; `runnable` keeps those this machine
@@ -37,7 +39,7 @@ struct ContextOptions {
   int threads = 0;
   // Use only this kernel (see kernel_names()). Empty: LOGITLESS_CPU, or else the best one for each
   // problem.
-  std::string kernel;
+  std::string kernel = {};
   DeviceKind device = DeviceKind::cpu;
   int device_index = 0;  // of GPUs, as CUDA counts them; it must be the current one of the thread
   // cudaStream_t that all work is enqueued on; null: the default stream. Calls return before the
@@ -45,7 +47,7 @@ struct ContextOptions {
   void* stream = nullptr;
   // Called with one line of text at each decision (kernel chosen, plan chosen). The library never
   // prints.
-  std::function<void(std::string_view)> trace;
+  std::function<void(std::string_view)> trace = {};
 };
 
 // Throws InvalidArgument on a kernel unknown or not runnable on this machine, a negative thread

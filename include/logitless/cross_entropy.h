@@ -36,7 +36,7 @@ struct CrossEntropyOptions {
   float z_loss = 0.0f;           // zeta >= 0
   float softcap = 0.0f;          // c > 0, or 0: none
   float logit_scale = 1.0f;      // s, finite and not 0: 1 / temperature
-  std::optional<double> normalizer;  // mean divides by this instead; finite and > 0
+  std::optional<double> normalizer = {};  // mean divides by this instead; finite and > 0
   // hidden is [B, T, D] and targets [B, T] are the tokens themselves: position t predicts target t
   // + 1, and the last position of each sequence is ignored.
   bool next_token = false;
@@ -49,20 +49,20 @@ struct CrossEntropyOptions {
 // each row of hidden, or with target_weight [..., K] f32 also [..., K]: loss against K weighted
 // classes a token (top-k distillation); an entry that is ignore_index counts nothing.
 struct CrossEntropyInputs {
-  ConstTensorView hidden;
-  ConstTensorView weight;
-  ConstTensorView targets;
-  ConstTensorView bias;           // optional [V]: f32 or the dtype of weight; -inf masks a word
-  ConstTensorView class_weight;   // optional [V] f32
-  ConstTensorView token_weight;   // optional [...] f32
-  ConstTensorView target_weight;  // optional [..., K] f32
+  ConstTensorView hidden = {};
+  ConstTensorView weight = {};
+  ConstTensorView targets = {};
+  ConstTensorView bias = {};          // optional [V]: f32 or the dtype of weight; -inf masks a word
+  ConstTensorView class_weight = {};  // optional [V] f32
+  ConstTensorView token_weight = {};  // optional [...] f32
+  ConstTensorView target_weight = {};  // optional [..., K] f32
   // Upstream gradient of a mean or sum: gradients are d(grad_loss * loss).
   double grad_loss = 1.0;
   // Upstream gradients of reduction none, optional [...] f32; without it they are grad_loss.
-  ConstTensorView grad_losses;
+  ConstTensorView grad_losses = {};
   // Of far-field plans, which need one; others leave it alone. Made for about these weights: the
   // error grows as they move away from those of the order (docs/far_field.md).
-  VocabOrder order;
+  VocabOrder order = {};
   // Of far-field plans with sample_every: another number for each call, best the next one.
   std::uint64_t sample_seed = 0;
 };
@@ -70,19 +70,19 @@ struct CrossEntropyInputs {
 // Whatever is defined is written; the rest is not computed. Outputs must not overlap inputs or each
 // other.
 struct CrossEntropyOutputs {
-  TensorView loss;          // f32 [] for mean and sum, f32 [...] for none
-  TensorView d_hidden;      // [..., D] in the dtype of hidden or f32
-  TensorView d_weight;      // [V, D]   in the dtype of weight or f32
-  TensorView d_bias;        // [V]      f32 or the dtype of bias
-  TensorView lse;           // f32 [...]; 0 for ignored tokens, as in all of these
-  TensorView target_logit;  // f32 [...] (K = 1)
-  TensorView log_prob;      // f32 [...]: target_logit - lse (K = 1)
-  TensorView entropy;       // f32 [...]: -sum_j p_ij log p_ij
-  TensorView argmax;  // i32 or i64 [...]: index of the largest logit, the lowest among equals; -1
-                      // where ignored
+  TensorView loss = {};          // f32 [] for mean and sum, f32 [...] for none
+  TensorView d_hidden = {};      // [..., D] in the dtype of hidden or f32
+  TensorView d_weight = {};      // [V, D]   in the dtype of weight or f32
+  TensorView d_bias = {};        // [V]      f32 or the dtype of bias
+  TensorView lse = {};           // f32 [...]; 0 for ignored tokens, as in all of these
+  TensorView target_logit = {};  // f32 [...] (K = 1)
+  TensorView log_prob = {};      // f32 [...]: target_logit - lse (K = 1)
+  TensorView entropy = {};       // f32 [...]: -sum_j p_ij log p_ij
+  TensorView argmax = {};  // i32 or i64 [...]: index of the largest logit, the lowest among equals;
+                           // -1 where ignored
   // f32 [...]: |error of d_hidden_i|, its 2-norm, is at most this, roundings apart; 0 with exact
   // plans. Not with far_both, whose masses are estimates.
-  TensorView d_hidden_bound;
+  TensorView d_hidden_bound = {};
 };
 
 // What the far field did in a call; the defaults with exact plans.
@@ -112,7 +112,7 @@ struct LossStatistics {
   double mean_lse = 0.0;          // over valid tokens
   double mean_log_prob = 0.0;     // of the targets, unweighted (K = 1)
   std::int64_t correct = -1;  // tokens whose argmax is the target; -1 unless argmax was asked for
-  FarFieldStatistics far;
+  FarFieldStatistics far = {};
 };
 
 // One allocation of exactly plan.workspace_bytes(), counted by the context's meter. Reuse it from
@@ -141,11 +141,16 @@ LOGITLESS_API HeadFeatures features_of(const CrossEntropyOptions& options,
 // dtypes disagree.
 LOGITLESS_API HeadShape shape_of(const CrossEntropyInputs& inputs);
 
-// The plan of such calls. See plan.h.
+// The plan of such calls, for a context or for request.device. See plan.h.
 LOGITLESS_API LossPlan plan_cross_entropy(const CrossEntropyOptions& options,
                                           const CrossEntropyInputs& inputs,
                                           const CrossEntropyOutputs& outputs,
-                                          const PlanRequest& request);
+                                          const PlanRequest& request = {});
+LOGITLESS_API LossPlan plan_cross_entropy(const Context& context,
+                                          const CrossEntropyOptions& options,
+                                          const CrossEntropyInputs& inputs,
+                                          const CrossEntropyOutputs& outputs,
+                                          const PlanRequest& request = {});
 
 // Loss, statistics and the gradients asked for, in one call. With a GPU's context every tensor is
 // in its memory, vectors and outputs are contiguous, bias and weights fp32; targets are checked

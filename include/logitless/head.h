@@ -17,46 +17,54 @@ struct HeadOptions {
 
 // hidden [..., D], weight [V, D]: f32 | bf16 | f16, equal. targets [...] or [..., K]: i32 | i64.
 struct HeadInputs {
-  ConstTensorView hidden;
-  ConstTensorView weight;
-  ConstTensorView targets;
-  ConstTensorView bias;  // optional [V]
-  ConstTensorView
-      vocab_weight;  // optional [V] f32: omega of weighted_logit_sum; without it omega_j = 1
+  ConstTensorView hidden = {};
+  ConstTensorView weight = {};
+  ConstTensorView targets = {};
+  ConstTensorView bias = {};  // optional [V]
+  ConstTensorView vocab_weight =
+      {};  // optional [V] f32: omega of weighted_logit_sum; without it omega_j = 1
 };
 
 // f32 [...] each, what is defined is written; 0 for ignored rows (those whose targets are all
 // ignore_index).
 struct HeadOutputs {
-  TensorView lse;                 // log sum_j exp z_ij
-  TensorView target_logit;        // z_iy, [...] or [..., K]
-  TensorView log_prob;            // z_iy - lse_i, [...] or [..., K]
-  TensorView entropy;             // -sum_j p_ij log p_ij
-  TensorView weighted_logit_sum;  // sum_j omega_j z_ij
-  TensorView argmax;              // i32 | i64 [...]
+  TensorView lse = {};                 // log sum_j exp z_ij
+  TensorView target_logit = {};        // z_iy, [...] or [..., K]
+  TensorView log_prob = {};            // z_iy - lse_i, [...] or [..., K]
+  TensorView entropy = {};             // -sum_j p_ij log p_ij
+  TensorView weighted_logit_sum = {};  // sum_j omega_j z_ij
+  TensorView argmax = {};              // i32 | i64 [...]
 };
 
 // Gradients of a scalar with respect to each output, f32, shaped like it. Undefined counts as 0.
 struct HeadCotangents {
-  ConstTensorView lse;
-  ConstTensorView target_logit;
-  ConstTensorView log_prob;
-  ConstTensorView entropy;
-  ConstTensorView weighted_logit_sum;
+  ConstTensorView lse = {};
+  ConstTensorView target_logit = {};
+  ConstTensorView log_prob = {};
+  ConstTensorView entropy = {};
+  ConstTensorView weighted_logit_sum = {};
 };
 
 struct HeadGradients {
-  TensorView d_hidden;  // [..., D] in the dtype of hidden or f32
-  TensorView d_weight;  // [V, D]
-  TensorView d_bias;    // [V]
+  TensorView d_hidden = {};  // [..., D] in the dtype of hidden or f32
+  TensorView d_weight = {};  // [V, D]
+  TensorView d_bias = {};    // [V]
 };
 
 // Plans for the two calls; see plan.h. head_backward runs its own forward: 3 passes where exp(z)
-// may be kept, 4 where the logits are needed again.
+// may be kept, 4 where the logits are needed again. With a context: for its device and threads.
 LOGITLESS_API LossPlan plan_head_forward(const HeadOptions& options, const HeadInputs& inputs,
                                          const HeadOutputs& outputs,
                                          const PlanRequest& request = {});
 LOGITLESS_API LossPlan plan_head_backward(const HeadOptions& options, const HeadInputs& inputs,
+                                          const HeadCotangents& cotangents,
+                                          const HeadGradients& gradients,
+                                          const PlanRequest& request = {});
+LOGITLESS_API LossPlan plan_head_forward(const Context& context, const HeadOptions& options,
+                                         const HeadInputs& inputs, const HeadOutputs& outputs,
+                                         const PlanRequest& request = {});
+LOGITLESS_API LossPlan plan_head_backward(const Context& context, const HeadOptions& options,
+                                          const HeadInputs& inputs,
                                           const HeadCotangents& cotangents,
                                           const HeadGradients& gradients,
                                           const PlanRequest& request = {});

@@ -81,17 +81,19 @@ enum class Accuracy : std::uint8_t {
 LOGITLESS_API std::string_view name_of(Accuracy accuracy);
 
 struct PlanRequest {
-  DeviceLimits device;
+  // What the plan is for. As it is here: the device of the context that is given, or else of a
+  // Context{}. A plan runs in contexts of as many threads as it was made for.
+  DeviceLimits device = {};
   // Bytes the plan may take beyond inputs and outputs. 0: the least workspace within 3 % of the
   // best predicted time among plans of at most a quarter of the fp32 logits (16 MiB at least), or
   // the least plan if none is that small.
   std::size_t memory_budget = 0;
   // A kind to use, or none: the fastest that fits.
-  std::optional<PlanKind> kind;
+  std::optional<PlanKind> kind = {};
   // Of PlanKind::stored: the fraction wanted in (0, 1), or 0 for as much as the budget holds.
   double stored_fraction = 0.0;
   // The planner takes the far field only where it predicts that it is faster; kind = far_backward
-  // or far_both takes it anyway.
+  // or far_both takes it anyway, or fails where it cannot be.
   Accuracy accuracy = Accuracy::exact;
   // Of the far field: tiles with more than this probability for a token are computed exactly, for
   // its block of tokens. In (0, 1); 0: the default, 0.003.
@@ -111,9 +113,10 @@ struct PlanRequest {
 struct PlanCandidate {
   PlanKind kind = PlanKind::forward;
   bool possible = false;
-  std::string reason;               // why it was not chosen, or "chosen"
+  std::string reason = {};          // why it was not chosen, or "chosen"
   double passes = 0.0;              // over tokens * vocab * dim multiply-adds
-  std::size_t workspace_bytes = 0;  // the least for it when it does not fit
+  std::size_t workspace_bytes = 0;  // the least at about its speed; the least of all if none fits
+  std::string keeps = {};           // what of that is big; empty on a GPU
   double predicted_seconds = 0.0;
 };
 
@@ -141,6 +144,7 @@ class LOGITLESS_API LossPlan {
   // Of the far field: the exact plan of the tokens audited, or null.
   std::shared_ptr<const LossPlan> audit;
   std::vector<PlanCandidate> candidates;
+  std::string note;  // of a workspace larger than the fp32 logits: what else there is
 
   // Bytes of the one allocation a call needs beyond inputs and outputs. Exact.
   std::size_t workspace_bytes() const { return workspace_bytes_; }
@@ -156,12 +160,18 @@ class LOGITLESS_API LossPlan {
   std::size_t workspace_bytes_ = 0;
 };
 
-// The fastest plan that fits. Pure: asks nothing of the machine but what request.device says (an
-// empty kernel asks which kernels this processor runs). Throws InvalidArgument on impossible sizes,
-// or a budget below every plan, naming the least one; Unsupported when a wanted kind cannot serve
-// the features, with the reason.
+// The fastest plan that fits; of plans that are about as fast (3 %), one that holds less than the
+// fp32 logits would. Pure: asks nothing of the machine but what request.device says, and, where
+// that leaves it open, how many threads a Context{} takes and which kernels this processor runs.
+// Throws InvalidArgument on impossible sizes, or a budget below every plan, naming the least one
+// and what makes it large; Unsupported when a wanted kind cannot serve the features, with the
+// reason.
 LOGITLESS_API LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features,
                                  const PlanRequest& request = {});
+// The same for the device and threads of a context. Throws InvalidArgument when request.device is
+// set to something else.
+LOGITLESS_API LossPlan plan_head(const Context& context, const HeadShape& shape,
+                                 const HeadFeatures& features, const PlanRequest& request = {});
 
 // "512MiB", "2GiB", "1.5GB", "4096" -> bytes. Throws InvalidArgument.
 LOGITLESS_API std::size_t parse_bytes(std::string_view text);

@@ -30,7 +30,8 @@ nlohmann::ordered_json to_json(const LossPlan& plan) {
     candidates.push_back({{"plan", name_of(c.kind)},
                           {"possible", c.possible},
                           {"chosen", c.kind == plan.kind},
-                          {"reason", c.reason},
+                          {"reason", in_options(c.reason)},
+                          {"keeps", in_options(c.keeps)},
                           {"passes", c.passes},
                           {"workspace_bytes", c.workspace_bytes},
                           {"predicted_seconds", c.predicted_seconds}});
@@ -51,7 +52,7 @@ nlohmann::ordered_json to_json(const LossPlan& plan) {
           {"slab_vocab", plan.slab_vocab},
           {"stored_vocab", plan.stored_vocab},
           {"candidates", candidates},
-          {"explain", plan.explain()}};
+          {"explain", in_options(plan.explain())}};
 }
 
 void PlanCommand::run() {
@@ -87,9 +88,9 @@ void PlanCommand::run() {
     const bool sized = c.workspace_bytes > 0;
     table.add({std::string(name_of(c.kind)), sized ? format_passes(c.passes) : "-",
                sized ? format_bytes(c.workspace_bytes) : "-",
-               sized ? format_seconds(c.predicted_seconds) : "-", c.reason});
+               sized ? format_seconds(c.predicted_seconds) : "-", in_options(c.reason)});
   }
-  print(table.text() + "\n" + made.explain());
+  print(table.text() + "\n" + in_options(made.explain()));
 }
 
 }  // namespace
@@ -137,9 +138,11 @@ Command add_plan(CLI::App& app) {
   args->device.add(*sub);
   sub->add_flag("--json", args->json, "print one JSON object");
   sub->footer(
-      "The table has every plan: passes over tokens x vocab x dim, memory beyond inputs and "
-      "outputs, predicted time at\n"
-      "the kernel's nominal rate, and why it was not chosen.\n\n"
+      "The table has every plan: passes over tokens x vocab x dim, the least memory beyond inputs "
+      "and outputs with which\n"
+      "it is about as fast as the budget lets it be (stored fills the budget), predicted time at "
+      "the kernel's nominal rate,\n"
+      "and why it was not chosen.\n\n"
       "Example:\n"
       "  logitless plan --tokens 16384 --dim 4096 --vocab 128256 --budget 2GiB --threads 32");
   return {sub, [args] { args->run(); }};

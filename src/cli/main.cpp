@@ -28,6 +28,7 @@ constexpr const char* kExamples =
     "  logitless train --steps 200 --save run.safetensors";
 
 int fail(const std::string& command, std::string message, int code) {
+  message = in_options(std::move(message));
   for (std::size_t at = 0; (at = message.find('\n', at)) != std::string::npos;) {
     const bool last = message.find_first_not_of('\n', at) == std::string::npos;
     message.replace(at, last ? std::string::npos : 1, last ? "" : "; ");

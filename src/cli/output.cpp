@@ -63,6 +63,16 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]);
 }
 
+std::string in_options(std::string text) {
+  constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+      {"d_weight_dtype f32", "--grad-dtype f32"}, {"a memory_budget", "a --budget"}};
+  for (const auto& [name, option] : kNames) {
+    for (std::size_t at = 0; (at = text.find(name, at)) != std::string::npos; at += option.size())
+      text.replace(at, name.size(), option);
+  }
+  return text;
+}
+
 void print(const std::string& text) {
   const bool ok =
       std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;

@@ -39,6 +39,9 @@ std::string format_seconds(double seconds);
 std::string format_passes(double passes);
 double median(std::vector<double> values);
 
+// What the library says of its own arguments, with the names of the command line's options.
+std::string in_options(std::string text);
+
 // To standard output, whole. Throws DeviceError when that is not possible (disk full, pipe closed).
 void print(const std::string& text);
 void print_json(const nlohmann::ordered_json& object);

@@ -207,6 +207,13 @@ LossPlan plan_cross_entropy(const CrossEntropyOptions& options, const CrossEntro
   return plan_head(shape_of(in), features_of(options, in, out), request);
 }
 
+LossPlan plan_cross_entropy(const Context& context, const CrossEntropyOptions& options,
+                            const CrossEntropyInputs& in, const CrossEntropyOutputs& out,
+                            const PlanRequest& request) {
+  check_arguments(options, in, out);
+  return plan_head(context, shape_of(in), features_of(options, in, out), request);
+}
+
 Workspace::Workspace(const Context& context, const LossPlan& plan)
     : bytes_(plan.workspace_bytes()) {
   if (context.device().kind == DeviceKind::cpu) {
@@ -323,10 +330,8 @@ LossStatistics cross_entropy(const Context& context, const LossPlan& plan,
 LossStatistics cross_entropy(const Context& context, const CrossEntropyOptions& options,
                              const CrossEntropyInputs& in, const CrossEntropyOutputs& out,
                              std::size_t memory_budget) {
-  PlanRequest request;
-  request.device = context.device();
-  request.memory_budget = memory_budget;
-  const LossPlan plan = plan_cross_entropy(options, in, out, request);
+  const LossPlan plan =
+      plan_cross_entropy(context, options, in, out, {.memory_budget = memory_budget});
   context.trace(plan.explain());
   const Workspace workspace(context, plan);
   LossStatistics stats = cross_entropy(context, plan, options, in, out, workspace);

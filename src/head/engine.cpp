@@ -50,6 +50,9 @@ Engine::Engine(const EngineCall& call, const HeadFeatures& features)
   const Support missing = kernel_.runnable();
   if (!missing.empty())
     throw Unsupported(concat("plan: kernel ", kernel_.name, " cannot run here: ", missing));
+  require(plan_.threads == call.context->threads(), "plan: made for ", plan_.threads,
+          plan_.threads == 1 ? " thread" : " threads", ", the context has ",
+          call.context->threads(), "; plan with this context, or give it as many");
   const HeadShape& made = plan_.shape;
   require(made.dim == call.shape.dim && made.vocab == call.shape.vocab &&
               made.dtype == call.shape.dtype,
@@ -100,7 +103,7 @@ void Engine::set_common(ChunkCommon& chunk, std::int64_t first, std::int64_t cou
   chunk.features = &plan_.features;
   chunk.sizes = sizes_;
   chunk.tokens = count;
-  chunk.threads = std::min(plan_.threads, call_.context->threads());
+  chunk.threads = plan_.threads;
   chunk.hidden = matrix("hidden", call_.hidden, at<std::int64_t>(layout_.rows) + first);
   chunk.weight = matrix("weight", call_.weight, far() ? call_.order->words().data() : nullptr);
   chunk.bias = bias_;
@@ -248,7 +251,7 @@ void Engine::backward(const ForwardChunk& forward, std::int64_t first, bool firs
 // at all.
 void Engine::clear_ignored() const {
   if (call_.accumulate) return;
-  const int threads = std::min(plan_.threads, call_.context->threads());
+  const int threads = plan_.threads;
   if (plan_.features.d_hidden && valid_ < call_.shape.tokens) {
     const RowMatrix m = as_rows("d_hidden", call_.d_hidden);
     std::int64_t next = 0;

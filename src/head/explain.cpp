@@ -36,6 +36,10 @@ std::string LossPlan::explain() const {
   } else if (default_limit != 0) {
     out << "  no budget was given, and no plan takes less\n";
   }
+  if (!note.empty()) out << "  " << note << "\n";
+  for (const PlanCandidate& c : candidates) {
+    if (c.kind == kind && !c.keeps.empty()) out << "  keeps " << c.keeps << "\n";
+  }
   out << "  chunks of " << chunk_tokens << " tokens";
   if (slab_vocab > 0) out << ", gradients of " << slab_vocab << " words at a time";
   if (stored_vocab > 0) {
@@ -47,7 +51,9 @@ std::string LossPlan::explain() const {
   out << "\n  predicted " << seconds_text(predicted_seconds) << " at the kernel's nominal rate\n";
   for (const PlanCandidate& c : candidates) {
     if (c.kind == kind) continue;
-    out << "  not " << name_of(c.kind) << ": " << c.reason << "\n";
+    out << "  not " << name_of(c.kind) << ": " << c.reason;
+    if (c.possible && !c.keeps.empty()) out << "; keeps " << c.keeps;
+    out << "\n";
   }
   std::istringstream reasons(kernel_reasons);
   for (std::string line; std::getline(reasons, line);) out << "  not kernel " << line << "\n";

@@ -102,6 +102,19 @@ LossPlan plan_head_backward(const HeadOptions& options, const HeadInputs& in,
   return plan_head(shape, backward_features(options, in, cotangents, gradients), request);
 }
 
+LossPlan plan_head_forward(const Context& context, const HeadOptions& options, const HeadInputs& in,
+                           const HeadOutputs& out, const PlanRequest& request) {
+  const HeadShape shape = check_inputs(options, in);
+  return plan_head(context, shape, forward_features(options, in, out), request);
+}
+
+LossPlan plan_head_backward(const Context& context, const HeadOptions& options,
+                            const HeadInputs& in, const HeadCotangents& cotangents,
+                            const HeadGradients& gradients, const PlanRequest& request) {
+  const HeadShape shape = check_inputs(options, in);
+  return plan_head(context, shape, backward_features(options, in, cotangents, gradients), request);
+}
+
 void head_forward(const Context& context, const LossPlan& plan, const HeadOptions& options,
                   const HeadInputs& in, const HeadOutputs& out, const Workspace& workspace) {
   const HeadShape shape = check_inputs(options, in);

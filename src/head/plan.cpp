@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 
 #include "core/check.h"
+#include "core/parallel.h"
 #include "head/default_plan.h"
 #include "head/device_plan.h"
 #include "head/far_field.h"
+#include "head/plan_contents.h"
+#include "head/plan_search.h"
 #include "head/validate.h"
 #include "head/workspace.h"
 #include "kernels/kernels.h"
@@ -45,76 +49,7 @@ std::string_view name_of(Accuracy accuracy) {
 
 namespace {
 
-// More tokens in a chunk than this gain nothing: what is done once per chunk is amortised.
-constexpr std::int64_t kForwardTokens = 2048;
-constexpr std::int64_t kMostTokens = 8192;
-// The least chunk a plan comes down to: smaller ones repack the weights for little work.
-constexpr std::int64_t kLeastTokens = 64;
-constexpr std::int64_t kMostSlab = 2048;
-// Nanoseconds one element of the weights costs a core per chunk and pass for packing, and one logit
-// for its exponential.
-constexpr double kPackSeconds = 0.4e-9;
-constexpr double kExpSeconds = 0.5e-9;
-// One element of d_hidden, read and written in fp32 once for each slab.
-constexpr double kSlabSeconds = 0.3e-9;
-
 constexpr float kDefaultTau = 0.003f;
-std::int64_t padded_vocab(const HeadShape& shape) { return round_up(shape.vocab, kVocabTile); }
-
-// What a candidate is made of while it is sized.
-struct Sized {
-  ChunkSizes sizes;
-  std::size_t bytes = 0;
-};
-
-class Sizer {
- public:
-  Sizer(const HeadKernel& kernel, const HeadShape& shape, const HeadFeatures& features, int threads)
-      : kernel_(kernel), shape_(shape), features_(features), threads_(threads) {}
-
-  Sized make(std::int64_t tokens, std::int64_t slab, std::int64_t stored, bool forward_only) const {
-    Sized out;
-    out.sizes = {tokens, slab, stored, threads_, forward_only, false, false};
-    out.bytes = layout_workspace(kernel_, shape_, features_, out.sizes).total;
-    return out;
-  }
-  Sized make_far(PlanKind kind, std::int64_t tokens, std::int64_t slab,
-                 std::int64_t audited) const {
-    Sized out;
-    out.sizes = {tokens, slab, 0, threads_, false, true, kind == PlanKind::far_both};
-    out.bytes = layout_workspace(kernel_, shape_, features_, out.sizes, audited).total;
-    return out;
-  }
-
-  // The most tokens a chunk may have, up to `most`, with which `sized(tokens)` fits; what takes the
-  // least if none does. Chunks are the tokens divided evenly, so the trial values are tokens / 1,
-  // tokens / 2, ...
-  template <typename F>
-  Sized largest(std::int64_t most, std::size_t budget, F sized) const {
-    const std::int64_t tokens = std::max<std::int64_t>(shape_.tokens, 1);
-    const std::int64_t least = std::min(tokens, kLeastTokens);
-    std::int64_t low = ceil_div(tokens, std::max<std::int64_t>(most, 1));  // number of chunks
-    std::int64_t high = ceil_div(tokens, least);
-    const Sized fewest = sized(ceil_div(tokens, low));
-    if (fewest.bytes <= budget) return fewest;
-    const Sized smallest = sized(ceil_div(tokens, high));
-    // One chunk may take less than many: a 16-bit d_weight needs no sums beside it then.
-    if (smallest.bytes > budget) return fewest.bytes < smallest.bytes ? fewest : smallest;
-    while (high - low > 1) {  // low does not fit, high does
-      const std::int64_t middle = low + (high - low) / 2;
-      (sized(ceil_div(tokens, middle)).bytes <= budget ? high : low) = middle;
-    }
-    return sized(ceil_div(tokens, high));
-  }
-
-  std::int64_t most_slab() const { return std::min(kMostSlab, padded_vocab(shape_)); }
-
- private:
-  const HeadKernel& kernel_;
-  const HeadShape& shape_;
-  const HeadFeatures& features_;
-  int threads_;
-};
 
 }  // namespace
 
@@ -147,16 +82,12 @@ class PlanBuilder {
     check_request();
     plan_.shape = shape_;
     plan_.features = features_;
-    plan_.threads = std::max(1, request_.device.threads);
+    plan_.threads = request_.device.threads > 0 ? request_.device.threads : default_threads();
     plan_.memory_budget = request_.memory_budget;
     if (request_.device.kind == DeviceKind::cuda) return build_for_device();
     const HeadKernel& kernel =
         choose_head_kernel(request_.device.kernel, shape_, features_, &plan_.kernel_reasons);
     plan_.kernel = kernel.name;
-    const Sizer sizer(kernel, shape_, features_, plan_.threads);
-    const std::size_t budget = request_.memory_budget;
-    const bool gradients = features_.d_hidden || features_.d_weight || features_.d_bias;
-    std::vector<Sized> sized;
     std::vector<PlanKind> kinds = {PlanKind::forward, PlanKind::dense, PlanKind::stored,
                                    PlanKind::recompute};
     if (far_wanted()) {
@@ -168,29 +99,51 @@ class PlanBuilder {
           far_refusal(PlanKind::far_backward, kernel).empty())
         plan_.audit = plan_audit();
     }
+    const PlanSearch search(search_problem(kernel));
+    const std::vector<Sized> sized = size_all(kinds, kernel, search);
+    choose(sized);
+    if (plan_.workspace_bytes_ > plan_.logits_bytes()) plan_.note = why_so_much(search);
+    return plan_;
+  }
+
+ private:
+  // The candidates, with their sizes.
+  std::vector<Sized> size_all(const std::vector<PlanKind>& kinds, const HeadKernel& kernel,
+                              const PlanSearch& search) {
+    const std::size_t budget = request_.memory_budget;
+    const bool gradients = features_.d_hidden || features_.d_weight || features_.d_bias;
+    std::vector<Sized> sized;
+    plan_.candidates.clear();
     for (const PlanKind kind : kinds) {
       PlanCandidate candidate;
       candidate.kind = kind;
       candidate.reason = refusal(kind, kernel, gradients);
       Sized best;
       if (candidate.reason.empty()) {
-        best = size(kind, kernel, sizer, budget);
-        candidate.possible = best.bytes <= budget;
+        best = search.best(kind, budget);
+        // All of exp(z) fits: what dense holds, which is sized before it.
+        const bool is_dense = kind == PlanKind::stored && !request_.kind.has_value() &&
+                              best.bytes <= budget && search.stores_all(best.sizes) &&
+                              plan_.candidates.back().possible;
+        if (is_dense) best = sized.back();
+        candidate.possible = best.bytes <= budget && !is_dense;
         candidate.workspace_bytes = best.bytes;
-        candidate.passes = passes(kind, best.sizes);
-        candidate.predicted_seconds = seconds(kernel, kind, best.sizes);
-        if (!candidate.possible) {
-          candidate.reason = concat("needs at least ", format_bytes(best.bytes), " of workspace");
+        candidate.passes = search.passes(kind, best.sizes);
+        candidate.predicted_seconds = search.seconds(kind, best.sizes);
+        candidate.keeps = describe_contents(kernel, shape_, features_, best.sizes, best.bytes);
+        if (is_dense) {
+          candidate.reason = "all of exp(z) fits: that is dense";
+        } else if (!candidate.possible) {
+          candidate.reason = concat("needs at least ", format_bytes(best.bytes), " of workspace",
+                                    because_of_sums(kind, kernel, best.sizes));
         }
       }
       plan_.candidates.push_back(std::move(candidate));
       sized.push_back(best);
     }
-    choose(sized, budget);
-    return plan_;
+    return sized;
   }
 
- private:
   bool far_wanted() const { return may_be(PlanKind::far_backward) || may_be(PlanKind::far_both); }
   bool on_gpu() const { return request_.device.kind == DeviceKind::cuda; }
   void set_far() {
@@ -231,7 +184,7 @@ class PlanBuilder {
       sized.push_back(out);
       plan_.candidates.push_back(std::move(c.plan));
     }
-    choose(sized, request_.memory_budget);
+    choose(sized);
     return plan_;
   }
 
@@ -271,6 +224,8 @@ class PlanBuilder {
     require(request_.tau == 0.0f || (request_.tau > 0.0f && request_.tau < 1.0f),
             "tau: expected a number in (0, 1), or 0 for the default, got ", request_.tau);
     require(request_.audit_rows >= 0, "audit_rows: expected 0 or more, got ", request_.audit_rows);
+    require(request_.audit_rows == 0 || features_.d_hidden,
+            "audit_rows: an audit measures the error of d_hidden, which is not asked for");
     require(request_.sample_every >= 0, "sample_every: expected 0 or more, got ",
             request_.sample_every);
     require(far_wanted() ||
@@ -313,52 +268,49 @@ class PlanBuilder {
     return {};
   }
 
-  Sized size(PlanKind kind, const HeadKernel& kernel, const Sizer& sizer,
-             std::size_t budget) const {
-    const std::int64_t vocab = padded_vocab(shape_);
-    if (kind == PlanKind::forward) {
-      return sizer.largest(kForwardTokens, budget,
-                           [&](std::int64_t tokens) { return sizer.make(tokens, 0, 0, true); });
+  SearchProblem search_problem(const HeadKernel& kernel) const {
+    SearchProblem problem;
+    problem.kernel = &kernel;
+    problem.shape = shape_;
+    problem.features = features_;
+    problem.threads = plan_.threads;
+    problem.stored_fraction = request_.stored_fraction;
+    problem.tau = plan_.tau;
+    problem.sample_every = plan_.sample_every;
+    problem.audited = audited();
+    if (plan_.audit != nullptr) problem.audit_bytes = plan_.audit->workspace_bytes();
+    return problem;
+  }
+
+  // Where a 16-bit d_weight makes a kind as large as that: so much, and what f32 would need.
+  std::string because_of_sums(PlanKind kind, const HeadKernel& kernel,
+                              const ChunkSizes& sizes) const {
+    const std::size_t sums = weight_sum_bytes(shape_, features_, sizes);
+    if (sums == 0) return {};
+    return concat(", ", format_bytes(sums), " of it what ", name_of(features_.d_weight_dtype),
+                  " leaves of the sums of d_weight over several chunks (",
+                  format_bytes(least_with_f32(kind, kernel)), " with d_weight_dtype f32)");
+  }
+  std::size_t least_with_f32(PlanKind kind, const HeadKernel& kernel) const {
+    HeadFeatures features = features_;
+    features.d_weight_dtype = DType::f32;
+    PlanRequest request;
+    if (is_far(kind)) {
+      request.tau = request_.tau;
+      request.sample_every = request_.sample_every;
+      request.audit_rows = request_.audit_rows;
     }
-    const std::int64_t stored = kind == PlanKind::dense ? vocab : 0;
-    // The best of each width of slab: the fastest that fits, or else the smallest.
-    Sized best;
-    const auto offer = [&](const Sized& sized) {
-      const bool fits = sized.bytes <= budget;
-      const bool best_fits = best.bytes != 0 && best.bytes <= budget;
-      if (best.bytes == 0 || (fits && !best_fits) ||
-          (fits && best_fits &&
-           seconds(kernel, kind, sized.sizes) < seconds(kernel, kind, best.sizes)) ||
-          (!fits && !best_fits && sized.bytes < best.bytes))
-        best = sized;
-    };
-    for (std::int64_t slab = sizer.most_slab();; slab = round_up(slab / 2, kVocabTile)) {
-      const auto sized = [&](std::int64_t tokens) {
-        return is_far(kind) ? with_audit(sizer.make_far(kind, tokens, slab, audited()))
-                            : sizer.make(tokens, slab, stored, false);
-      };
-      if (kind != PlanKind::stored) {
-        offer(sizer.largest(kMostTokens, budget, sized));
-      } else {
-        // Smaller chunks leave more room to store: which is better depends on the budget.
-        for (std::int64_t n = ceil_div(std::max<std::int64_t>(shape_.tokens, 1), kMostTokens);;
-             n *= 2) {
-          const std::int64_t tokens = ceil_div(std::max<std::int64_t>(shape_.tokens, 1), n);
-          offer(with_stored(sizer, sized(tokens), budget));
-          if (tokens <= kLeastTokens) break;
-        }
-      }
-      if (slab <= kVocabTile) break;
-    }
-    return best;
+    if (kind == PlanKind::stored) request.stored_fraction = request_.stored_fraction;
+    request.memory_budget = 1;
+    request.kind = kind;
+    request.device.threads = plan_.threads;
+    request.device.kernel = kernel.name;
+    PlanBuilder builder(shape_, features, request);
+    builder.least_ = true;
+    return builder.build().workspace_bytes();
   }
 
   std::int64_t audited() const { return std::min(request_.audit_rows, shape_.tokens); }
-  // The exact plan of the audited tokens comes after everything else.
-  Sized with_audit(Sized sized) const {
-    if (plan_.audit != nullptr) sized.bytes += plan_.audit->workspace_bytes();
-    return sized;
-  }
   // d_hidden of the audited tokens, with the least memory.
   std::shared_ptr<const LossPlan> plan_audit() const {
     HeadShape shape = shape_;
@@ -381,58 +333,7 @@ class PlanBuilder {
         PlanBuilder(shape, features, request).or_least().build());
   }
 
-  // As many stored tiles as asked for, or as fit; one where none does.
-  Sized with_stored(const Sizer& sizer, const Sized& least, std::size_t budget) const {
-    const std::int64_t tiles = padded_vocab(shape_) / kVocabTile;
-    const auto sized = [&](std::int64_t count) {
-      return sizer.make(least.sizes.tokens, least.sizes.slab_vocab, count * kVocabTile, false);
-    };
-    if (request_.kind == PlanKind::stored && request_.stored_fraction > 0.0) {
-      return sized(std::clamp<std::int64_t>(
-          std::llround(request_.stored_fraction * static_cast<double>(tiles)), 1, tiles));
-    }
-    std::int64_t low = 1;
-    std::int64_t high = tiles + 1;
-    while (high - low > 1) {
-      const std::int64_t middle = low + (high - low) / 2;
-      (sized(middle).bytes <= budget ? low : high) = middle;
-    }
-    return sized(low);
-  }
-
-  double passes(PlanKind kind, const ChunkSizes& sizes) const {
-    if (kind == PlanKind::forward) return 1.0;
-    const double gradients = (features_.d_hidden ? 1.0 : 0.0) + (features_.d_weight ? 1.0 : 0.0);
-    if (is_far(kind)) {
-      const double kept = predicted_kept(kind, shape_.vocab, plan_.tau, on_gpu());
-      const double sampled = predicted_sample(kept, plan_.sample_every, features_);
-      return far_passes(kind, kept, sampled, shape_, features_);
-    }
-    const double stored = static_cast<double>(std::min(sizes.stored_vocab, shape_.vocab)) /
-                          static_cast<double>(shape_.vocab);
-    return 2.0 - stored + gradients;
-  }
-
-  double seconds(const HeadKernel& kernel, PlanKind kind, const ChunkSizes& sizes) const {
-    const double pass_count = passes(kind, sizes);
-    const double logits = static_cast<double>(shape_.tokens) * static_cast<double>(shape_.vocab);
-    const double weights = static_cast<double>(shape_.vocab) * static_cast<double>(shape_.dim);
-    const double chunks = std::ceil(static_cast<double>(std::max<std::int64_t>(shape_.tokens, 1)) /
-                                    static_cast<double>(std::max<std::int64_t>(sizes.tokens, 1)));
-    const double work =
-        2.0 * pass_count * logits * static_cast<double>(shape_.dim) / kernel.flops_per_second;
-    const double slabs =
-        features_.d_hidden && kind != PlanKind::forward
-            ? std::ceil(static_cast<double>(shape_.vocab) /
-                        static_cast<double>(std::max<std::int64_t>(sizes.slab_vocab, 1)))
-            : 0.0;
-    const double hidden = static_cast<double>(shape_.tokens) * static_cast<double>(shape_.dim);
-    return (work + chunks * pass_count * weights * kPackSeconds + logits * kExpSeconds +
-            slabs * hidden * kSlabSeconds) /
-           plan_.threads;
-  }
-
-  void choose(const std::vector<Sized>& sized, std::size_t budget) {
+  void choose(const std::vector<Sized>& sized) {
     int chosen = -1;
     int least = -1;
     for (int i = 0; i < static_cast<int>(sized.size()); ++i) {
@@ -447,12 +348,10 @@ class PlanBuilder {
         chosen = i;
     }
     if (chosen < 0 && least >= 0 && least_) chosen = least;
-    if (chosen < 0) refuse(least, budget);
+    if (chosen < 0) refuse(least);
     PlanCandidate& winner = plan_.candidates[static_cast<std::size_t>(chosen)];
     for (PlanCandidate& c : plan_.candidates) {
-      if (&c == &winner || !c.possible) continue;
-      c.reason = request_.kind.has_value() ? concat(name_of(winner.kind), " was asked for")
-                                           : concat("predicted slower than ", name_of(winner.kind));
+      if (&c != &winner && c.possible) c.reason = why_not(c, winner);
     }
     winner.possible = true;
     winner.reason = "chosen";
@@ -471,13 +370,53 @@ class PlanBuilder {
     }
   }
 
-  [[noreturn]] void refuse(int least, std::size_t budget) const {
+  // Of a plan that holds more than the fp32 logits would: what the fastest that does not takes.
+  std::string why_so_much(const PlanSearch& search) const {
+    const std::size_t logits = plan_.logits_bytes();
+    const PlanCandidate* found = nullptr;
+    Sized least;
+    for (const PlanCandidate& c : plan_.candidates) {
+      if (c.workspace_bytes == 0 || (request_.kind.has_value() && c.kind != *request_.kind))
+        continue;
+      const Sized sized = search.best(c.kind, logits);
+      if (sized.bytes > logits) continue;
+      if (found == nullptr ||
+          search.seconds(c.kind, sized.sizes) < search.seconds(found->kind, least.sizes)) {
+        found = &c;
+        least = sized;
+      }
+    }
+    if (found == nullptr)
+      return concat("the fp32 logits would be less: any ",
+                    request_.kind.has_value() ? concat(name_of(*request_.kind), " ") : "",
+                    "plan of this head holds more");
+    const double times = search.seconds(found->kind, least.sizes) / plan_.predicted_seconds;
+    char text[32];
+    std::snprintf(text, sizeof(text), "%.2f", times);
+    return concat("the fp32 logits would be less; with a memory_budget below them ",
+                  name_of(found->kind), " takes ", format_bytes(least.bytes), " and ", text,
+                  " times as long");
+  }
+
+  std::string why_not(const PlanCandidate& c, const PlanCandidate& winner) const {
+    if (request_.kind.has_value()) return concat(name_of(winner.kind), " was asked for");
+    return concat("predicted ",
+                  c.predicted_seconds > winner.predicted_seconds ? "slower" : "no faster", " than ",
+                  name_of(winner.kind));
+  }
+
+  [[noreturn]] void refuse(int least) const {
+    const std::size_t budget = request_.memory_budget;
     if (least >= 0) {
       const PlanCandidate& c = plan_.candidates[static_cast<std::size_t>(least)];
+      // What its own reason says of them.
+      constexpr std::string_view kBefore = " of workspace";
+      const std::size_t at = c.reason.find(kBefore);
+      const std::string sums = at == std::string::npos ? "" : c.reason.substr(at + kBefore.size());
       throw InvalidArgument(concat("memory_budget: ", format_bytes(budget), " (", budget,
                                    " bytes) is below the least plan, ", name_of(c.kind),
                                    ", which needs ", format_bytes(c.workspace_bytes), " (",
-                                   c.workspace_bytes, " bytes)"));
+                                   c.workspace_bytes, " bytes)", sums));
     }
     std::string reasons;
     for (const PlanCandidate& c : plan_.candidates) {
@@ -495,14 +434,38 @@ class PlanBuilder {
   LossPlan plan_;
 };
 
-LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features,
-                   const PlanRequest& request) {
+namespace {
+
+LossPlan plan_for(const HeadShape& shape, const HeadFeatures& features,
+                  const PlanRequest& request) {
   if (request.memory_budget != 0) return PlanBuilder(shape, features, request).build();
   return default_plan(shape, [&](std::size_t budget) {
     PlanRequest within = request;
     within.memory_budget = budget;
     return PlanBuilder(shape, features, within).or_least().build();
   });
+}
+
+PlanRequest for_context(const Context& context, PlanRequest request) {
+  require(
+      request.device == DeviceLimits{} || request.device == context.device(),
+      "device: set to another one than the context's, which the plan is for; leave it alone, or "
+      "plan without a context");
+  request.device = context.device();
+  return request;
+}
+
+}  // namespace
+
+LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features,
+                   const PlanRequest& request) {
+  if (request.device == DeviceLimits{}) return plan_head(Context(), shape, features, request);
+  return plan_for(shape, features, request);
+}
+
+LossPlan plan_head(const Context& context, const HeadShape& shape, const HeadFeatures& features,
+                   const PlanRequest& request) {
+  return plan_for(shape, features, for_context(context, request));
 }
 
 LossPlan with_threads(LossPlan plan, int threads) {

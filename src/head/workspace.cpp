@@ -1,6 +1,7 @@
 #include "head/workspace.h"
 
 #include "head/far_field.h"
+#include "head/plan_contents.h"
 
 namespace logitless {
 
@@ -38,10 +39,7 @@ WorkspaceLayout layout_workspace(const HeadKernel& kernel, const HeadShape& shap
   out.bias = take(features.bias ? shape.vocab * 4 : 0);
   out.omega = take(features.vocab_weight ? shape.vocab * 4 : 0);
   out.d_bias = take(backward && features.d_bias ? shape.vocab * 4 : 0);
-  const bool apart = backward && features.d_weight && features.d_weight_dtype != DType::f32 &&
-                     tokens < shape.tokens;
-  out.d_weight =
-      take(apart ? shape.vocab * shape.dim * (features.d_weight_dtype == DType::bf16 ? 2 : 4) : 0);
+  out.d_weight = take(static_cast<std::int64_t>(weight_sum_bytes(shape, features, sizes)));
   if (sizes.far) {
     const std::int64_t tiles = ceil_div(shape.vocab, kVocabTile);
     out.positions = take(slots * 4);

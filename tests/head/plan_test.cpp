@@ -232,8 +232,9 @@ TEST(Plan, MoreMemoryIsNeverSlowerAndNeverExceeded) {
       }
       ++planned;
       ASSERT_LE(plan.workspace_bytes(), budget) << plan.explain();
-      ASSERT_LE(plan.predicted_seconds, before * (1 + 1e-9)) << plan.explain();
-      before = plan.predicted_seconds;
+      // Of what is as fast within 1 %, as predictions go, the least memory is taken.
+      ASSERT_LE(plan.predicted_seconds, before * 1.01) << plan.explain();
+      before = std::min(before, plan.predicted_seconds);
     }
   }
   EXPECT_GT(planned, 2000);

@@ -1,0 +1,22 @@
+// What is big in the workspace of a plan, in words.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "kernels/kernels.h"
+#include "logitless/plan.h"
+
+namespace logitless {
+
+// Bytes of the sums kept beside a 16-bit d_weight that several chunks add to; else 0.
+std::size_t weight_sum_bytes(const HeadShape& shape, const HeadFeatures& features,
+                             const ChunkSizes& sizes);
+
+// "exp(z) of 1024 tokens x 40000 words in 16 bits, 79.0 MiB; sums of d_weight beside its bf16,
+// 58.6 MiB; the rest, chunks and slabs, 8.1 MiB", of a workspace of `total` bytes on the CPU.
+std::string describe_contents(const HeadKernel& kernel, const HeadShape& shape,
+                              const HeadFeatures& features, const ChunkSizes& sizes,
+                              std::size_t total);
+
+}  // namespace logitless

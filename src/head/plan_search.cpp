@@ -1,0 +1,207 @@
+#include "head/plan_search.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "head/far_field.h"
+#include "head/workspace.h"
+
+namespace logitless {
+namespace {
+
+// More tokens in a chunk than this gain nothing: what is done once per chunk is amortised.
+constexpr std::int64_t kForwardTokens = 2048;
+constexpr std::int64_t kMostTokens = 8192;
+// The least chunk a plan comes down to: smaller ones repack the weights for little work.
+constexpr std::int64_t kLeastTokens = 64;
+constexpr std::int64_t kMostSlab = 2048;
+// Nanoseconds one element of the weights costs a core per chunk and pass for packing, and one logit
+// for its exponential.
+constexpr double kPackSeconds = 0.4e-9;
+constexpr double kExpSeconds = 0.5e-9;
+// One element of d_hidden, read and written in fp32 once for each slab.
+constexpr double kSlabSeconds = 0.3e-9;
+
+std::int64_t padded_vocab(const HeadShape& shape) { return round_up(shape.vocab, kVocabTile); }
+
+std::int64_t most_tokens(PlanKind kind) {
+  return kind == PlanKind::forward ? kForwardTokens : kMostTokens;
+}
+
+// Numbers of chunks, the tokens divided evenly among them.
+struct ChunkCounts {
+  ChunkCounts(const HeadShape& shape, PlanKind kind)
+      : tokens(std::max<std::int64_t>(shape.tokens, 1)),
+        fewest(ceil_div(tokens, most_tokens(kind))),
+        most(ceil_div(tokens, std::min(tokens, kLeastTokens))) {}
+  std::int64_t tokens, fewest, most;
+  std::int64_t chunk(std::int64_t count) const { return ceil_div(tokens, count); }
+};
+
+// Predicted times within this part of each other count as the same, which is less than what they
+// are worth.
+constexpr double kSameSpeed = 0.01;
+
+// Calls function(slab) for each width of slab; the forward plan has none.
+template <typename F>
+void each_slab(PlanKind kind, const HeadShape& shape, F function) {
+  if (kind == PlanKind::forward) return function(std::int64_t{0});
+  for (std::int64_t slab = std::min(kMostSlab, padded_vocab(shape));;
+       slab = round_up(slab / 2, kVocabTile)) {
+    function(slab);
+    if (slab <= kVocabTile) return;
+  }
+}
+
+}  // namespace
+
+Sized PlanSearch::sized(PlanKind kind, std::int64_t tokens, std::int64_t slab,
+                        std::int64_t stored) const {
+  const bool far = is_far(kind);
+  const auto bytes_for = [&](int threads) {
+    const ChunkSizes sizes = {
+        tokens, slab, stored, threads, kind == PlanKind::forward, far, kind == PlanKind::far_both};
+    return layout_workspace(*p_.kernel, p_.shape, p_.features, sizes, far ? p_.audited : 0).total +
+           (far ? p_.audit_bytes : 0);
+  };
+  Sized out;
+  out.sizes = {
+      tokens, slab, stored, p_.threads, kind == PlanKind::forward, far, kind == PlanKind::far_both};
+  out.bytes = bytes_for(p_.threads);
+  out.alone = bytes_for(1);
+  return out;
+}
+
+Sized PlanSearch::sized(PlanKind kind, std::int64_t tokens, std::int64_t slab) const {
+  return sized(kind, tokens, slab, kind == PlanKind::dense ? padded_vocab(p_.shape) : 0);
+}
+
+// With slabs of this width: the most tokens a chunk may have to fit; what takes the least if none
+// does.
+Sized PlanSearch::largest(PlanKind kind, std::int64_t slab, std::size_t budget) const {
+  const ChunkCounts counts(p_.shape, kind);
+  const auto with = [&](std::int64_t count) { return sized(kind, counts.chunk(count), slab); };
+  std::int64_t low = counts.fewest;
+  std::int64_t high = counts.most;
+  const Sized fewest = with(low);
+  if (fewest.bytes <= budget) return fewest;
+  const Sized smallest = with(high);
+  // One chunk may take less than many: a 16-bit d_weight needs no sums beside it then.
+  if (smallest.bytes > budget) return fewest.bytes < smallest.bytes ? fewest : smallest;
+  while (high - low > 1) {  // low does not fit, high does
+    const std::int64_t middle = low + (high - low) / 2;
+    (with(middle).bytes <= budget ? high : low) = middle;
+  }
+  return with(high);
+}
+
+// As many stored tiles as asked for, or as fit; one where none does.
+Sized PlanSearch::with_stored(std::int64_t tokens, std::int64_t slab, std::size_t budget) const {
+  const std::int64_t tiles = padded_vocab(p_.shape) / kVocabTile;
+  const auto with = [&](std::int64_t count) {
+    return sized(PlanKind::stored, tokens, slab, count * kVocabTile);
+  };
+  if (p_.stored_fraction > 0.0) {
+    return with(std::clamp<std::int64_t>(
+        std::llround(p_.stored_fraction * static_cast<double>(tiles)), 1, tiles));
+  }
+  std::int64_t low = 1;
+  std::int64_t high = tiles + 1;
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (with(middle).bytes <= budget ? low : high) = middle;
+  }
+  return with(low);
+}
+
+// The best of each width of slab: the fastest that fits, or else the smallest.
+Sized PlanSearch::fastest(PlanKind kind, std::size_t budget) const {
+  Sized best;
+  const auto offer = [&](const Sized& sized) {
+    const bool fits = sized.bytes <= budget;
+    const bool best_fits = best.bytes != 0 && best.bytes <= budget;
+    if (best.bytes == 0 || (fits && !best_fits) ||
+        (fits && best_fits && seconds(kind, sized.sizes) < seconds(kind, best.sizes)) ||
+        (!fits && !best_fits && sized.bytes < best.bytes))
+      best = sized;
+  };
+  each_slab(kind, p_.shape, [&](std::int64_t slab) {
+    if (kind != PlanKind::stored) return offer(largest(kind, slab, budget));
+    // Smaller chunks leave more room to store: which is better depends on the budget.
+    const ChunkCounts counts(p_.shape, kind);
+    for (std::int64_t count = counts.fewest;; count *= 2) {
+      offer(with_stored(counts.chunk(count), slab, budget));
+      if (counts.chunk(count) <= kLeastTokens) break;
+    }
+  });
+  return best;
+}
+
+// The sizes that take least of those as fast as the fastest.
+Sized PlanSearch::leanest(PlanKind kind, const Sized& fastest, std::size_t budget) const {
+  const double most = seconds(kind, fastest.sizes) * (1.0 + kSameSpeed);
+  const auto fast = [&](const Sized& sized) { return seconds(kind, sized.sizes) <= most; };
+  Sized best = fastest;
+  const auto offer = [&](const Sized& sized) {
+    if (sized.bytes <= budget && sized.alone < best.alone && fast(sized)) best = sized;
+  };
+  const ChunkCounts counts(p_.shape, kind);
+  each_slab(kind, p_.shape, [&](std::int64_t slab) {
+    const auto with = [&](std::int64_t count) { return sized(kind, counts.chunk(count), slab); };
+    std::int64_t low = counts.fewest;
+    std::int64_t high = counts.most + 1;
+    offer(with(low));
+    while (high - low > 1) {  // more chunks are slower
+      const std::int64_t middle = low + (high - low) / 2;
+      (fast(with(middle)) ? low : high) = middle;
+    }
+    offer(with(low));
+  });
+  return best;
+}
+
+Sized PlanSearch::best(PlanKind kind, std::size_t budget) const {
+  const Sized found = fastest(kind, budget);
+  // A stored plan is there to fill the budget, and the far field keeps fewer tiles of large chunks.
+  if (found.bytes > budget || kind == PlanKind::stored || is_far(kind)) return found;
+  return leanest(kind, found, budget);
+}
+
+bool PlanSearch::stores_all(const ChunkSizes& sizes) const {
+  return sizes.stored_vocab >= padded_vocab(p_.shape);
+}
+
+double PlanSearch::passes(PlanKind kind, const ChunkSizes& sizes) const {
+  if (kind == PlanKind::forward) return 1.0;
+  const HeadFeatures& f = p_.features;
+  if (is_far(kind)) {
+    const double kept = predicted_kept(kind, p_.shape.vocab, p_.tau, /*sorted=*/false);
+    const double sampled = predicted_sample(kept, p_.sample_every, f);
+    return far_passes(kind, kept, sampled, p_.shape, f);
+  }
+  const double stored = static_cast<double>(std::min(sizes.stored_vocab, p_.shape.vocab)) /
+                        static_cast<double>(p_.shape.vocab);
+  return 2.0 - stored + (f.d_hidden ? 1.0 : 0.0) + (f.d_weight ? 1.0 : 0.0);
+}
+
+double PlanSearch::seconds(PlanKind kind, const ChunkSizes& sizes) const {
+  const HeadShape& shape = p_.shape;
+  const double pass_count = passes(kind, sizes);
+  const double logits = static_cast<double>(shape.tokens) * static_cast<double>(shape.vocab);
+  const double weights = static_cast<double>(shape.vocab) * static_cast<double>(shape.dim);
+  const double chunks = std::ceil(static_cast<double>(std::max<std::int64_t>(shape.tokens, 1)) /
+                                  static_cast<double>(std::max<std::int64_t>(sizes.tokens, 1)));
+  const double work =
+      2.0 * pass_count * logits * static_cast<double>(shape.dim) / p_.kernel->flops_per_second;
+  const double slabs =
+      p_.features.d_hidden && kind != PlanKind::forward
+          ? std::ceil(static_cast<double>(shape.vocab) /
+                      static_cast<double>(std::max<std::int64_t>(sizes.slab_vocab, 1)))
+          : 0.0;
+  const double hidden = static_cast<double>(shape.tokens) * static_cast<double>(shape.dim);
+  return (work + chunks * pass_count * weights * kPackSeconds + logits * kExpSeconds +
+          slabs * hidden * kSlabSeconds) /
+         p_.threads;
+}
+
+}  // namespace logitless
