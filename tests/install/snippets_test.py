@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""Compiles every C++ snippet of the documents against an installed prefix, as a stranger would, and runs it.
+
+snippets_test.py SOURCE_DIR WORK_DIR CMAKE CXX. WORK_DIR/prefix is the installation. All snippets are compiled, linked and
+run with the flags of pkg-config alone; those of README.md by find_package as well.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+WARNINGS = ["-std=c++20", "-Wall", "-Wextra", "-Wconversion", "-Werror"]
+
+# What a reader has before a snippet: (document, first line of the snippet): file scope, then what stands before it in main and
+# after it. Sizes are std::size_t, as containers have them.
+TENSORS = """
+  std::size_t n = 6, d = 16, v = 300;
+  std::vector<std::uint16_t> hidden(n * d), weights(v * d), d_x(n * d);
+  std::vector<std::int32_t> words(n, 3);
+  std::vector<float> d_w(v * d);
+  const void *x = hidden.data(), *w = weights.data(), *y = words.data();
+  void *dx = d_x.data(), *dw = d_w.data();
+  float loss = 0.0f;
+"""
+CALL = """
+  using namespace logitless;
+  const Context context;
+  const CrossEntropyOptions options;
+  CrossEntropyInputs in;
+  in.hidden = {x, DType::bf16, {n, d}};
+  in.weight = {w, DType::bf16, {v, d}};
+  in.targets = {y, DType::i32, {n}};
+  CrossEntropyOutputs out;
+  out.loss = {&loss, DType::f32, {}};
+  out.d_hidden = {dx, DType::bf16, {n, d}};
+  out.d_weight = {dw, DType::f32, {v, d}};
+"""
+# All logits are 0.
+EXPECT_LOG_V = "return std::abs(loss - std::log(static_cast<float>(v))) < 1e-3f ? 0 : 1;"
+HEADERS = "#include <cmath>\n#include <cstdint>\n#include <iostream>\n#include <vector>\n#include <logitless/logitless.h>\n"
+SNIPPETS = {
+    ("README.md", "#include <logitless/logitless.h>"): (
+        "#include <cmath>\n#include <cstdint>\n#include <vector>\n", TENSORS, EXPECT_LOG_V),
+    ("README.md", "FarFieldHead head(context, {.error = 0.01});"): (HEADERS, TENSORS + CALL, "if (stats.tokens != 6) return 1;\n"
+                                                                   + EXPECT_LOG_V),
+    ("README.md", "#include <iostream>"): ("", "", "return program.arena_bytes() < program.unchunked_arena_bytes() ? 0 : 1;"),
+    ("docs/compiler.md", "CompiledProgram program = compile(graph,"): (
+        HEADERS,
+        """
+  using namespace logitless;
+  Graph graph;
+  graph.result("y", square(graph.parameter("x", DType::f32, {Dim::symbol("N")})));
+  std::vector<float> x(4096, 3.0f), y(4096);
+  const void* const parameters[] = {x.data()};
+  void* const results[] = {y.data()};
+  const Buffer memory(64_MiB);
+  void* const arena = memory.data();
+""", "return y[4095] > 8.9f && y[4095] < 9.1f ? 0 : 1;"),
+    ("docs/far_field.md", "// Once in a while: an order of the vocabulary"): (
+        HEADERS, TENSORS + CALL, EXPECT_LOG_V),
+}
+
+# One field of each struct by its name, sizes of any type: nothing of that is worth a warning.
+FIELDS = """
+  std::size_t n = 4;
+  use(CrossEntropyOptions{.label_smoothing = 0.1f}, CrossEntropyInputs{.grad_loss = 2.0}, CrossEntropyOutputs{.loss = {}});
+  use(HeadOptions{.softcap = 30.0f}, HeadInputs{.hidden = {}}, HeadOutputs{.lse = {}}, HeadCotangents{.lse = {}});
+  use(HeadGradients{.d_hidden = {}}, HeadShape{.tokens = 3}, HeadFeatures{.bias = true}, LossStatistics{.tokens = 1});
+  use(PlanRequest{.memory_budget = 256_MiB}, PlanRequest{.kind = PlanKind::dense}, DeviceLimits{.threads = 2});
+  use(PlanCandidate{.kind = PlanKind::dense}, ContextOptions{.threads = 2}, ContextOptions{.kernel = "scalar"});
+  use(FarFieldOptions{.error = 0.02}, FarFieldReport{.steps = 1}, FarFieldStatistics{.kept = 0.5}, OrderOptions{.seed = 1});
+  use(CompileOptions{.memory_budget = 1_GiB}, DotOptions{.contract_a = {1}, .contract_b = {0}}, NamedTensor{.name = "x"});
+  use(CompiledProgram::Tensor{.name = "x"}, Shape{Dim::symbol("N"), n, 3, 5u}, TensorView(nullptr, DType::f32, {0, n, 2, 3u}));
+"""
+FIELDS_BEFORE = HEADERS + "using namespace logitless;\ntemplate <typename... T>\nvoid use(const T&...) {}\n"
+
+CMAKE = """cmake_minimum_required(VERSION 3.25)
+project(snippets LANGUAGES CXX)
+find_package(logitless 0.1 REQUIRED)
+foreach(source IN LISTS SOURCES)
+  cmake_path(GET source STEM name)
+  add_executable(${name} ${source})
+  target_compile_options(${name} PRIVATE -Wall -Wextra -Wconversion -Werror)
+  target_link_libraries(${name} PRIVATE logitless::logitless)
+endforeach()
+"""
+
+
+def fail(message):
+    sys.exit(f"snippets_test: {message}")
+
+
+def run(*command, **options):
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False, **options)
+    if done.returncode != 0:
+        fail(f"{' '.join(map(str, command))}\nexited with {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def snippets_of(path):
+    """(number of the line after the fence, text) of each C or C++ snippet."""
+    text = path.read_text(encoding="utf-8")
+    for found in re.finditer(r"^[ \t]*```(?:c|cpp|c\+\+|cc|cxx)[ \t]*\n(.*?)^[ \t]*```", text, re.M | re.S | re.I):
+        yield text.count("\n", 0, found.start(1)) + 1, found.group(1)
+
+
+def unit(document, line, text, before, setup, after):
+    """A translation unit: the snippet in main, its #include lines at file scope."""
+    body = text.splitlines()
+    includes = [row for row in body if row.startswith("#include")]
+    body = ["" if row.startswith("#include") else row for row in body]
+    return (before + "\n".join(includes) + "\nint main() {" + setup + f'\n#line {line} "{document}"\n' + "\n".join(body)
+            + f'\n#line 1 "after the snippet of {document}:{line}"\n{after}\n}}\n')
+
+
+def main(source, work, cmake, cxx):
+    prefix, folder = work / "prefix", work / "snippets"
+    folder.mkdir(exist_ok=True)
+    documents = [source / "README.md", *sorted((source / "docs").glob("**/*.md")), *sorted((source / "examples").glob("*/*.md"))]
+    units, left = [], dict(SNIPPETS)
+    for path in documents:
+        document = path.relative_to(source).as_posix()
+        for line, text in snippets_of(path):
+            keys = [key for key in left if key[0] == document and text.startswith(key[1])]
+            if not keys:
+                fail(f"{document}:{line}: no entry in SNIPPETS says what stands before this snippet:\n{text}")
+            name = f"{path.stem}_{line}".lower()
+            unit_file = folder / f"{name}.cpp"
+            unit_file.write_text(unit(document, line, text, *left.pop(keys[0])), encoding="utf-8")
+            units.append((document, unit_file))
+    fields = folder / "fields.cpp"
+    fields.write_text(unit("tests/install/snippets_test.py", 1, "", FIELDS_BEFORE, FIELDS, ""), encoding="utf-8")
+    units.append(("the public structs", fields))
+    if left:
+        fail(f"no snippet begins as these entries of SNIPPETS say: {sorted(left)}")
+
+    # Nothing but what pkg-config says, and no path of a library in the environment.
+    environment = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
+    config = next(prefix.glob("**/logitless.pc"), None) or fail(f"no logitless.pc below {prefix}")
+    flags = run("pkg-config", "--cflags", "--libs", "logitless",
+                env={**environment, "PKG_CONFIG_PATH": str(config.parent)}).split()
+    for document, file in units:
+        program = file.with_suffix("")
+        run(cxx, *WARNINGS, file, *flags, "-o", program)
+        run(program, env=environment)
+        print(f"{document}: {file.name} compiled, linked and run by pkg-config")
+
+    project = folder / "project"
+    project.mkdir(exist_ok=True)
+    (project / "CMakeLists.txt").write_text(CMAKE, encoding="utf-8")
+    sources = [file for document, file in units if document == "README.md"]
+    run(cmake, "-S", project, "-B", project / "build", f"-DCMAKE_CXX_COMPILER={cxx}", f"-DCMAKE_PREFIX_PATH={prefix}",
+        "-DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF", "-DCMAKE_CXX_STANDARD=20", f"-DSOURCES={';'.join(map(str, sources))}")
+    run(cmake, "--build", project / "build")
+    for file in sources:
+        run(project / "build" / file.stem, env=environment)
+        print(f"README.md: {file.name} compiled, linked and run by find_package")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 5:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4])
