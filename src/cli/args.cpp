@@ -138,17 +138,16 @@ PlanRequest PlanArgs::request(const DeviceLimits& device) const {
   request.memory_budget = budget;
   if (!automatic) request.kind = kind;
   request.stored_fraction = stored_fraction;
-  request.accuracy = accuracy;
   return request;
 }
 
 void parse_plan(const std::string& text, PlanArgs& args) {
-  args.accuracy = text == "far-backward" ? Accuracy::far_backward
-                  : text == "far-both"   ? Accuracy::far_both
-                                         : Accuracy::exact;
-  args.automatic = text == "auto" || args.far();
+  args.automatic = text == "auto";
+  args.kind = text == "far-backward" ? PlanKind::far_backward
+              : text == "far-both"   ? PlanKind::far_both
+                                     : PlanKind::forward;
   args.stored_fraction = 0.0;
-  if (args.automatic) return;
+  if (args.automatic || args.far()) return;
   const std::size_t colon = text.find(':');
   const std::string name = text.substr(0, colon);
   for (const PlanKind kind :
@@ -165,8 +164,8 @@ void parse_plan(const std::string& text, PlanArgs& args) {
     return;
   }
   throw UsageError(
-      fmt::format("'{}' is unknown; expected auto, forward, dense, recompute, stored, stored:F or "
-                  "far-backward",
+      fmt::format("'{}' is unknown; expected auto, forward, dense, recompute, stored, stored:F, "
+                  "far-backward or far-both",
                   text));
 }
 

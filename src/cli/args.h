@@ -65,13 +65,12 @@ struct DeviceArgs {
 struct PlanArgs {
   bool automatic = true;
   PlanKind kind = PlanKind::forward;
-  Accuracy accuracy = Accuracy::exact;  // far-backward: the far field, or what the planner falls to
   double stored_fraction = 0.0;
   std::size_t budget = 0;
 
-  bool far() const { return accuracy != Accuracy::exact; }
+  bool far() const { return kind == PlanKind::far_backward || kind == PlanKind::far_both; }
   // Gradients are wanted even if nothing is written.
-  bool wants_gradients() const { return far() || (!automatic && kind != PlanKind::forward); }
+  bool wants_gradients() const { return !automatic && kind != PlanKind::forward; }
 
   void add(CLI::App& app);
   PlanRequest request(const DeviceLimits& device) const;

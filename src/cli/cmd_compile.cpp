@@ -1,6 +1,8 @@
 // logitless compile: a tensor program compiled, and what that did to its memory.
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
@@ -66,9 +68,27 @@ Graph CompileCommand::graph() {
   return train::build_gpt(config, batch > 0 ? batch : 4, length > 0 ? length : config.context);
 }
 
+// Sizes given and sizes wanted are the same.
+void check_sizes(const Graph& program, const Bindings& sizes) {
+  const std::vector<std::string> wanted = program.symbols();
+  std::string missing;
+  for (const std::string& name : wanted) {
+    if (sizes.find(name) == sizes.end()) missing += fmt::format(" --size {}=...", name);
+  }
+  if (!missing.empty()) throw UsageError("a size of the program has no value; give" + missing);
+  for (const auto& [name, value] : sizes) {
+    if (std::find(wanted.begin(), wanted.end(), name) != wanted.end()) continue;
+    throw UsageError(fmt::format("--size: the program has no size {}; {}", name,
+                                 wanted.empty()
+                                     ? "all of its sizes are numbers"
+                                     : fmt::format("it has {}", fmt::join(wanted, ", "))));
+  }
+}
+
 void CompileCommand::run() {
   check_writable("--html", html);
   const Graph program = graph();
+  if (model.empty()) check_sizes(program, options.sizes);
   options.chunk = !no_chunk;
   options.head_engine = !no_head_engine;
   options.threads = static_cast<int>(threads);

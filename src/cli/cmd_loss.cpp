@@ -129,14 +129,6 @@ LossResult measure(const Context& context, const LossPlan& plan, const CrossEntr
 
 bool is_far(PlanKind kind) { return kind == PlanKind::far_backward || kind == PlanKind::far_both; }
 
-// Why a plan that may use the far field does not.
-std::string far_reason(const LossPlan& plan) {
-  for (const PlanCandidate& c : plan.candidates) {
-    if (is_far(c.kind)) return c.reason;
-  }
-  return {};
-}
-
 nlohmann::ordered_json to_json(const LossPlan& plan, const LossCommand& args, const LossResult& r) {
   nlohmann::ordered_json object = {
       {"loss", r.loss},
@@ -176,9 +168,6 @@ nlohmann::ordered_json to_json(const LossPlan& plan, const LossCommand& args, co
         object["audited_lse_error_max"] = far.audited_lse_error_max;
       }
     }
-  } else if (args.plan.far()) {
-    object["kept"] = 1.0;
-    object["reason"] = far_reason(plan);
   }
   if (!args.out.empty()) object["out"] = args.out;
   return object;
@@ -221,8 +210,6 @@ std::string to_text(const LossPlan& plan, const LossCommand& args, const LossRes
       facts.add("error of lse", fmt::format("rms {:.3g}, at most {:.3g} nats on those tokens",
                                             far.audited_lse_error, far.audited_lse_error_max));
     }
-  } else if (args.plan.far()) {
-    facts.add("far field", "not used: " + far_reason(plan));
   }
   facts.add("workspace",
             fmt::format("{}, measured peak {}; the fp32 logits would take {}",

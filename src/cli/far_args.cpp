@@ -62,7 +62,7 @@ void FarArgs::add(CLI::App& app) {
 }
 
 void FarArgs::add_to(PlanRequest& request) const {
-  if (request.accuracy == Accuracy::exact) {
+  if (request.kind != PlanKind::far_backward && request.kind != PlanKind::far_both) {
     if (given) {
       throw UsageError(
           "--tau, --order, --order-rows, --save-order, --sample-every, --sample-seed, --audit: "

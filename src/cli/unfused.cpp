@@ -162,7 +162,8 @@ Unfused::Unfused(const ConstTensorView& hidden, const ConstTensorView& weight,
   }
 }
 
-double Unfused::run() {
+// With `gradient` the logits become their gradient.
+double Unfused::loss(bool gradient) {
   const auto [tokens, dim, vocab] = sizes_;
   auto* logits = static_cast<float*>(logits_.view.data());
   const Matrix hidden = row_major(hidden_, tokens, dim);
@@ -188,16 +189,26 @@ double Unfused::run() {
     const auto [max, sum] = exponentials(z, words);
     losses[static_cast<std::size_t>(i)] =
         std::log(sum) + static_cast<double>(max) - static_cast<double>(target_logit);
+    if (!gradient) continue;
     scale(z, words, static_cast<float>(share / sum));  // now the gradient, but for the target
     z[target] -= static_cast<float>(share);
   }
   double loss = 0.0;
   for (const double each : losses) loss += each;
+  return loss * share;
+}
 
-  const Matrix d_logits = row_major(logits, tokens, vocab);
+double Unfused::run_loss() { return loss(false); }
+
+double Unfused::run() {
+  const auto [tokens, dim, vocab] = sizes_;
+  const double loss_value = loss(true);
+  const Matrix hidden = row_major(hidden_, tokens, dim);
+  const Matrix weight = row_major(weight_, vocab, dim);
+  const Matrix d_logits = row_major(static_cast<float*>(logits_.view.data()), tokens, vocab);
   gemm(d_logits, weight, static_cast<float*>(d_hidden_.view.data()), threads_);
   gemm(transposed(d_logits), hidden, static_cast<float*>(d_weight_.view.data()), threads_);
-  return loss * share;
+  return loss_value;
 }
 
 }  // namespace logitless::cli

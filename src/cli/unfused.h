@@ -34,10 +34,14 @@ class Unfused {
   // The loss; then d_hidden and d_weight hold its gradients. A target outside [0, V) throws
   // InvalidArgument.
   double run();
+  // The same without gradients; what those held is lost.
+  double run_loss();
   const float* d_hidden() const { return static_cast<const float*>(d_hidden_.view.data()); }
   const float* d_weight() const { return static_cast<const float*>(d_weight_.view.data()); }
 
  private:
+  double loss(bool gradient);
+
   UnfusedSizes sizes_;
   std::int64_t ignore_index_;
   int threads_;

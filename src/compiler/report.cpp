@@ -81,6 +81,19 @@ std::string head_text(const std::string& name, const ir::HeadRun& head) {
                 " passes, workspace ", bytes_text(head.scratch_bytes), "\n");
 }
 
+// "with loops", "with the head engine", "with loops and the head engine", or empty: what the
+// program has that the one without loops has not.
+std::string what_was_done(const State& s) {
+  const auto has_head = [](const ir::Program& program) {
+    return std::any_of(
+        program.instructions.begin(), program.instructions.end(),
+        [](const ir::Instruction& i) { return i.kind == ir::Instruction::Kind::head; });
+  };
+  const bool head = has_head(s.program) && !has_head(s.unchunked);
+  if (s.regions.empty()) return head ? "with the head engine" : "";
+  return head ? "with loops and the head engine" : "with loops";
+}
+
 Json heads(const ir::Program& program) {
   Json list = Json::array();
   for (const ir::Instruction& i : program.instructions) {
@@ -136,8 +149,10 @@ std::string CompiledProgram::explain() const {
   std::string text =
       concat(s.graph.name, ": parameters ", bytes_text(parameter_bytes), ", results ",
              bytes_text(result_bytes), ", ", s.threads, " thread", s.threads > 1 ? "s" : "", "\n");
-  text += concat("arena: ", bytes_text(s.unchunked.arena_bytes), " without loops, ",
-                 bytes_text(s.program.arena_bytes), " with");
+  const std::string after = what_was_done(s);
+  text += after.empty() ? concat("arena: ", bytes_text(s.program.arena_bytes), ", no loops")
+                        : concat("arena: ", bytes_text(s.unchunked.arena_bytes), " without loops, ",
+                                 bytes_text(s.program.arena_bytes), " ", after);
   if (s.budget > 0)
     text += concat(" (budget ", bytes_text(s.budget),
                    s.program.value_bytes <= s.budget ? ", met)" : ", NOT met)");
@@ -152,16 +167,15 @@ std::string CompiledProgram::explain() const {
   for (const ir::Instruction& i : s.program.instructions) {
     if (i.kind == ir::Instruction::Kind::head) text += head_text(i.name, i.head);
   }
-  if (s.regions.empty()) text += "no loops\n";
   for (const ir::ChunkedRegion& r : s.regions) text += region_text(r);
-  const auto show_peak = [&](const char* name, const ir::Program& program) {
+  const auto show_peak = [&](const std::string& name, const ir::Program& program) {
     const Peak peak = peak_of(program);
-    text += concat("peak ", name, ", ", bytes_text(peak.bytes), ":\n");
+    text += concat("peak", name, ", ", bytes_text(peak.bytes), ":\n");
     for (std::size_t i = 0; i < std::min<std::size_t>(peak.live.size(), 8); ++i)
       text += concat("    ", bytes_text(peak.live[i].second), "  ", peak.live[i].first, "\n");
   };
-  show_peak("without loops", s.unchunked);
-  if (!s.regions.empty()) show_peak("with loops", s.program);
+  show_peak(after.empty() ? "" : " without loops", s.unchunked);
+  if (!after.empty()) show_peak(" " + after, s.program);
   for (const std::string& r : s.refusals) text += concat("not chunked: ", r, "\n");
   text += concat("compiled in ", fixed(s.seconds * 1e3, 1), " ms:");
   for (const State::PassTime& p : s.passes)
@@ -199,7 +213,7 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-std::string panel(const char* title, const ir::Program& program, double top) {
+std::string panel(const std::string& title, const ir::Program& program, double top) {
   constexpr double kWidth = 900.0, kHeight = 220.0;
   const std::vector<std::int64_t> bytes = ir::live_bytes(program);
   const Peak peak = peak_of(program);
@@ -223,6 +237,7 @@ std::string panel(const char* title, const ir::Program& program, double top) {
 
 std::string CompiledProgram::report_html() const {
   const State& s = *state_;
+  const std::string after = what_was_done(s);
   const double top = static_cast<double>(
       std::max<std::int64_t>({peak_of(s.unchunked).bytes, peak_of(s.program).bytes, 1}));
   return concat("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>",
@@ -241,7 +256,8 @@ std::string CompiledProgram::report_html() const {
                 escaped(s.graph.name),
                 "</h1>\n<p>Bytes of the arena that live while each instruction runs, on one scale; "
                 "the dashed line is the peak.</p>\n",
-                panel("Without loops", s.unchunked, top), panel("With loops", s.program, top),
+                panel(after.empty() ? "No loops" : "Without loops", s.unchunked, top),
+                after.empty() ? "" : panel("W" + after.substr(1), s.program, top),
                 "<h2>Decisions</h2>\n<pre>", escaped(explain()), "</pre>\n</body></html>\n");
 }
 

@@ -330,7 +330,7 @@ class ErrorTest(CliTest):
             (["loss", *basics, "--dtype", "int8"], "--dtype: expected f32, bf16 or f16, got 'int8'"),
             (["loss", *basics, "--grad-dtype", "f16"], "--grad-dtype: expected same or f32, got 'f16'"),
             (["loss", *basics, "--plan", "quick"],
-             "--plan: 'quick' is unknown; expected auto, forward, dense, recompute, stored, stored:F or far-backward"),
+             "--plan: 'quick' is unknown; expected auto, forward, dense, recompute, stored, stored:F, far-backward or far-both"),
             (["loss", *basics, "--plan", "dense:0.5"], "--plan: 'dense:0.5': only stored takes a fraction"),
             (["loss", *basics, "--plan", "stored:2"], "--plan: 'stored:2': expected a fraction between 0 and 1"),
             (["loss", *basics, "--budget", "lots"], "--budget: 'lots' is not a number of bytes; expected one such as "),
@@ -438,8 +438,7 @@ class OtherCommandsTest(CliTest):
         self.assertAlmostEqual(sum(tensors["average"][2]), 1.0, delta=1e-5)
         # What it is for.
         far = self.loss("--plan", "far-both", "--order", out, inputs=self.basics())
-        self.assertEqual(far["kept"], 1.0)
-        self.assertIn("nothing to gain", far["reason"])
+        self.assertEqual((far["plan"], far["kept"]), ("far_both", 1.0))
         plain = run("order", *inputs, "--out", out)
         self.assertEqual([line.split()[0] for line in plain.stdout.splitlines()], ["order", "time", "written"])
         self.assertNotIn("axes", read_safetensors(out))
@@ -471,6 +470,18 @@ class OtherCommandsTest(CliTest):
         entropy = json.loads(run(*sizes, "--entropy-gradient", "--json").stdout)
         self.assertEqual(entropy["plan"], "recompute")
 
+    def test_plan_says_what_makes_it_large(self):
+        sizes = ["plan", "--tokens", 16384, "--dim", 4096, "--vocab", 128256]
+        done = run(*sizes, "--budget", "300MiB")
+        self.assert_error(done, 2, "logitless plan: memory_budget: 300.0 MiB", "is below the least plan, recompute, which needs")
+        self.assertIn("1002.0 MiB of it what bf16 leaves of the sums of d_weight over several chunks", done.stderr)
+        self.assertRegex(done.stderr, r"\([0-9.]+ MiB with --grad-dtype f32\)$")
+        self.assertEqual(run(*sizes, "--budget", "300MiB", "--grad-dtype", "f32").returncode, 0)
+        text = run("plan", "--tokens", 1024, "--dim", 768, "--vocab", 40000).stdout
+        self.assertIn("  keeps exp(z) of ", text)
+        self.assertRegex(text, r"\nstored +3 .*  all of exp\(z\) fits: that is dense\n")
+        self.assertNotIn("not stored: predicted slower", text)
+
     def test_options_change_plans(self):
         def bytes_of(*arguments):
             done = run("plan", "--tokens", 2048, "--dim", 128, "--vocab", 20000, "--plan", "dense", "--json", *arguments)
@@ -492,6 +503,9 @@ class OtherCommandsTest(CliTest):
             self.assertEqual(row["peak_bytes"], row["workspace_bytes"])
             self.assertLess(row["loss_difference"], 1e-5)
             self.assertAlmostEqual(row["loss"], got["unfused"]["loss"], delta=1e-5 * row["loss"])
+            # A loss alone beside a loss alone, with gradients beside one with gradients.
+            like = "loss_seconds" if row["plan"] == "forward" else "seconds"
+            self.assertAlmostEqual(row["of_unfused"], row["seconds"] / got["unfused"][like], delta=1e-9 * row["of_unfused"])
             if row["plan"] == "forward":
                 self.assertIsNone(row["d_hidden_difference"])
                 continue
@@ -522,7 +536,8 @@ class OtherCommandsTest(CliTest):
         lines = run(*small).stdout.splitlines()
         self.assertIn("30 tokens x 200 words x 16, bf16", lines[0])
         self.assertEqual([line.split()[0] for line in lines[2:]],
-                         ["plan", "forward", "dense", "recompute", "stored:0.5", "unfused"])
+                         ["plan", "forward", "dense", "recompute", "stored:0.5", "unfused", "unfused"])
+        self.assertTrue(lines[-1].startswith("unfused loss"), lines[-1])
         done = run(*small, "--unfused-limit", "1e-9")
         self.assertIn("unfused: would take about ", done.stdout)
         got = json.loads(run(*small, "--unfused-limit", 0, "--kernel", "reference", "--json").stdout)

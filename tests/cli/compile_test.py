@@ -52,6 +52,16 @@ class CompileTest(unittest.TestCase):
         self.assertIn("on the head engine, dense plan", text)
         loops = self.good(self.file, "--size", "N=1000", "--no-head-engine")
         self.assertIn("along dimension 0: 1000 in", loops)
+        # What has changed the arena stands beside it, with the peak after it; where nothing has, nothing does.
+        plain = self.good(self.file, "--size", "N=1000", "--no-chunk")
+        for report, after in ((text, "with the head engine"), (loops, "with loops")):
+            self.assertRegex(report, rf"\narena: \S+ MiB without loops, \S+ MiB {after}\n")
+            self.assertIn("\npeak without loops, ", report)
+            self.assertIn(f"\npeak {after}, ", report)
+            self.assertNotIn("no loops", report)
+        self.assertRegex(plain, r"\narena: \S+ MiB, no loops\n")
+        self.assertEqual(plain.count("\npeak, "), 1)
+        self.assertNotIn("without loops", plain)
         self.assertEqual(self.good("-", "--size", "N=1000", stdin=PROGRAM).splitlines()[:4], text.splitlines()[:4])
 
     def test_json_has_the_memory(self):
@@ -85,7 +95,8 @@ class CompileTest(unittest.TestCase):
         self.assertIn("training step with AdamW: 474.", text)
 
     def test_refusals(self):
-        self.refused(2, "the size N has no value", self.file)
+        self.refused(2, "logitless compile: a size of the program has no value; give --size N=...\n", self.file)
+        self.refused(2, "--size: the program has no size M; it has N", self.file, "--size", "N=10", "--size", "M=3")
         self.refused(2, "expected NAME=N, got 'N=x'", self.file, "--size", "N=x")
         self.refused(2, "N is given twice", self.file, "--size", "N=1", "--size", "N=2")
         self.refused(2, "expected FILE or --model, one of them")

@@ -137,17 +137,22 @@ class FarLossTest(FarCliTest):
         lines = dict(line.split("  ", 1) for line in done.stdout.splitlines())
         self.assertRegex(lines["error of d_hidden"].strip(), r"^at most \S+$")
 
-    def test_where_there_is_nothing_to_gain(self):
-        # 23 words: an exact plan, and why.
-        got = self.loss("--plan", "far-backward")
-        self.assertEqual(got["plan"], "dense")
-        self.assertEqual(got["kept"], 1.0)
-        self.assertEqual(got["reason"], "would keep about 100 % of the tiles of 23 words: nothing to gain")
-        for field in ("tau", "bound", "audited_error"):
-            self.assertNotIn(field, got)
-        done = run("loss", *self.basics(), "--plan", "far-backward")
-        self.assertIn("not used: would keep about 100 %", done.stdout)
+    def test_a_small_vocabulary_has_the_plan_it_asks_for(self):
+        # 23 words are one tile, which every token keeps: the far field all the same, audited, and as good as exact.
+        exact_out, out = self.dir / "exact_small.safetensors", self.dir / "far_small.safetensors"
+        exact = self.loss("--plan", "dense", "--out", exact_out)
+        for plan, name in (("far-backward", "far_backward"), ("far-both", "far_both")):
+            got = self.loss("--plan", plan, "--audit", 3, "--out", out)
+            self.assertEqual((got["plan"], got["kept"], got["audited_tokens"]), (name, 1.0, 3))
+            self.assertLess(got["audited_error"], 1e-5)
+            self.assertAlmostEqual(got["loss"], exact["loss"], delta=1e-5 * exact["loss"])
+            self.assert_close(read_safetensors(out)["d_weight"][2], read_safetensors(exact_out)["d_weight"][2], 1e-5)
         self.assertNotIn("kept", self.loss("--plan", "dense"))
+
+    def test_what_cannot_be_fails_by_name(self):
+        for plan, name in (("far-backward", "far_backward"), ("far-both", "far_both")):
+            done = run("loss", *self.basics(), "--plan", plan, "--kernel", "reference")
+            self.assert_error(done, 1, f"logitless loss: no plan: {name}: kernel reference has no far field")
 
     def test_threads_do_not_matter(self):
         out = [self.dir / f"far_threads{i}.safetensors" for i in range(2)]
@@ -237,12 +242,8 @@ class FarBothTest(FarCliTest):
         self.assertEqual(out[0].read_bytes(), out[1].read_bytes())
 
     def test_where_it_cannot_be(self):
-        # 23 words: an exact plan, and why.
-        got = self.loss("--plan", "far-both")
-        self.assertEqual(got["plan"], "dense")
-        self.assertIn("nothing to gain", got["reason"])
-        # A softcap has no moments: the loss is exact then.
-        self.assertNotEqual(self.both("--softcap", 30)["plan"], "far_both")
+        done = run("loss", *self.basics(self.huge), "--plan", "far-both", "--softcap", 30)
+        self.assert_error(done, 1, "logitless loss: no plan: far_both: the moments of a tile do not pass through a softcap")
 
 
 class FarErrorTest(FarCliTest):

@@ -334,6 +334,36 @@ TEST(FarRefusals, NothingIsWrittenBeforeThem) {
   EXPECT_EQ(lse.bytes(), lse_before);
 }
 
+// By its name it is taken where there is nothing to gain, and audited.
+TEST(FarPromises, ASmallVocabularyHasThePlanItAsksFor) {
+  for (const std::int64_t vocab : {3, 130}) {
+    HeadSpec spec;
+    spec.tokens = 50;
+    spec.dim = 6;
+    spec.vocab = vocab;
+    const HeadProblem problem(spec);
+    CrossEntropyInputs in = problem.inputs();
+    Tensor d_hidden(DType::f32, {50, 6}), exact(DType::f32, {50, 6});
+    CrossEntropyOutputs out;
+    out.d_hidden = d_hidden.view();
+    const Context context({.kernel = "scalar"});
+    in.order =
+        make_vocab_order(context, in.weight, average_probability(context, in.hidden, in.weight));
+    const LossPlan plan =
+        plan_cross_entropy(context, {}, in, out, {.kind = PlanKind::far_backward, .audit_rows = 7});
+    ASSERT_EQ(plan.kind, PlanKind::far_backward);
+    const LossStatistics stats =
+        cross_entropy(context, plan, {}, in, out, Workspace(context, plan));
+    EXPECT_EQ(stats.far.kept, 1.0);
+    EXPECT_EQ(stats.far.audited_tokens, 7);
+    EXPECT_GE(stats.far.audited_error, 0.0);
+    EXPECT_LT(stats.far.audited_error, 1e-5);
+    out.d_hidden = exact.view();
+    cross_entropy(context, {}, in, out);
+    EXPECT_LT(relative_error(d_hidden.values(), exact.values()), 1e-5);
+  }
+}
+
 TEST(FarRefusals, OfPlans) {
   const HeadShape shape{4096, 64, 131072, DType::bf16};
   HeadFeatures features;
@@ -382,6 +412,12 @@ TEST(FarRefusals, OfPlans) {
   expect_contains(
       unsupported(entropy, far),
       "no plan: far_backward: a gradient through the entropy weighs each word by its logit");
+  HeadFeatures words = features;
+  words.d_hidden = false;
+  request = far;
+  request.audit_rows = 5;
+  EXPECT_EQ(message_of<InvalidArgument>([&] { plan_head(shape, words, request); }),
+            "audit_rows: an audit measures the error of d_hidden, which is not asked for");
   HeadFeatures forward;
   EXPECT_EQ(unsupported(forward, far), "no plan: far_backward: no gradient is wanted");
   PlanRequest reference = far;
