@@ -54,6 +54,10 @@ struct NamedTensor {
 // disk refuses.
 LOGITLESS_API void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
                                      const std::map<std::string, std::string>& metadata = {});
+// Throws what writing a file at `path` would before its first byte: DeviceError where its folder is
+// not there, cannot be written or cannot store the name, InvalidArgument where `path` is no file.
+// Leaves `path` as it is; temporaries that killed processes left beside it are removed.
+LOGITLESS_API void check_writable(const std::string& path);
 // bf16 has no npy code: throws InvalidArgument.
 LOGITLESS_API void write_npy(const std::string& path, const ConstTensorView& tensor);
 

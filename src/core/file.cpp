@@ -1,6 +1,7 @@
 #include "core/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 
 #include "core/check.h"
@@ -47,6 +49,54 @@ std::string follow_links(const std::string& path) {
   return error ? path : resolved.string();
 }
 
+// Whether `name` is TARGET.PID-COUNT.tmp, as AtomicFile calls its temporaries.
+bool is_temporary_of(std::string_view target, std::string_view name) {
+  const auto take_digits = [&] {
+    const std::size_t count = std::min(name.find_first_not_of("0123456789"), name.size());
+    name.remove_prefix(count);
+    return count > 0;
+  };
+  const auto take = [&](std::string_view text) {
+    if (!name.starts_with(text)) return false;
+    name.remove_prefix(text.size());
+    return true;
+  };
+  return take(target) && take(".") && take_digits() && take("-") && take_digits() && name == ".tmp";
+}
+
+// Removes the temporaries of `target` that no writer holds locked: those of killed processes. Where
+// the file system has no locks, none.
+void remove_leftovers(const std::string& target) {
+  const std::filesystem::path path(target);
+  const std::string name = path.filename().string();
+  std::error_code error;
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (!is_temporary_of(name, entry->path().filename().string())) continue;
+    const std::string leftover = entry->path().string();
+    const Descriptor file(::open(leftover.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    struct stat status {};
+    if (file.get() < 0 || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
+    if (::flock(file.get(), LOCK_EX | LOCK_NB) == 0) ::unlink(leftover.c_str());
+  }
+}
+
+// A new file that its process holds locked, so that others leave it alone; -1 with errno otherwise.
+int create_locked(const std::string& path, mode_t mode) {
+  // O_EXCL: never somebody else's file, not even one planted under the name.
+  const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+  if (file < 0) return -1;
+  struct stat status {};
+  // Somebody who takes leftovers away may have come between the two calls.
+  if (::flock(file, LOCK_EX) != 0 || ::fstat(file, &status) != 0 || status.st_nlink > 0) {
+    return file;
+  }
+  ::close(file);
+  errno = EEXIST;
+  return -1;
+}
+
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path) {
@@ -75,12 +125,11 @@ AtomicFile::AtomicFile(const std::string& path) : target_(follow_links(path)) {
   const bool replaces = ::stat(target_.c_str(), &status) == 0;
   require(!replaces || S_ISREG(status.st_mode), "'", path, "' exists and is not a regular file");
 
-  // O_EXCL: never somebody else's file, not even one planted under the name.
-  constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
+  remove_leftovers(target_);
   constexpr int kTries = 100;
   for (int i = 0; i < kTries; ++i) {
     temporary_ = concat(target_, ".", ::getpid(), "-", counter.fetch_add(1), ".tmp");
-    descriptor_ = ::open(temporary_.c_str(), kFlags, replaces ? 0600 : 0666);
+    descriptor_ = create_locked(temporary_, replaces ? 0600 : 0666);
     if (descriptor_ >= 0 || errno != EEXIST) break;
   }
   if (descriptor_ < 0) {

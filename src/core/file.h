@@ -28,8 +28,9 @@ class MappedFile {
 
 // A file that appears whole or not at all: bytes go to a temporary beside `path`, which commit()
 // flushes to the disk and renames. Without commit() the temporary is removed and `path` stays as it
-// was. A symbolic link is followed, and an existing file's permissions are kept. Throws
-// DeviceError, or InvalidArgument when `path` exists and is not a file.
+// was. Temporaries that a killed process left beside the same `path` are removed first. A symbolic
+// link is followed, and an existing file's permissions are kept. Throws DeviceError, or
+// InvalidArgument when `path` exists and is not a file.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);

@@ -130,6 +130,8 @@ void write_safetensors(const std::string& path, std::span<const NamedTensor> ten
   file.commit();
 }
 
+void check_writable(const std::string& path) { const AtomicFile file(path); }
+
 void write_npy(const std::string& path, const ConstTensorView& tensor) {
   const std::string header = npy_header(tensor, path);
   AtomicFile file(path);

@@ -2,12 +2,17 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <csignal>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "file_system.h"
+#include "logitless/tensor_file.h"
 #include "test_files.h"
 #include "test_tensors.h"
 
@@ -123,6 +128,57 @@ TEST(AtomicFile, WithoutCommitNothingHappened) {
   }
   EXPECT_EQ(directory.listing(), Names{"x"});
   EXPECT_EQ(read_whole(path), "old");
+}
+
+// What a process leaves that was killed while it wrote goes with the next writer of the same file.
+TEST(AtomicFile, RemovesWhatAKilledProcessLeft) {
+  const TempDir directory;
+  const std::string path = directory.file("x");
+  const pid_t child = fork();
+  if (child == 0) {
+    AtomicFile file(path);
+    file.write("half", 4);
+    raise(SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  ASSERT_EQ(directory.listing().size(), 1u);
+  // Not temporaries of x, or not of this library.
+  const Names others = {"x.tmp",     "x.1-.tmp",   "x.1-2.tmp2",
+                        "x.a-1.tmp", "xy.1-2.tmp", "x.far.1-2.tmp"};
+  for (const std::string& name : others) write_whole(directory.file(name), "kept");
+  std::filesystem::create_symlink("absent", directory.file("x.5-6.tmp"));
+  std::filesystem::create_directory(directory.file("x.7-8.tmp"));
+  AtomicFile alive(path);
+  alive.write("other", 5);
+  {
+    AtomicFile file(path);
+    file.write("whole", 5);
+    file.commit();
+  }
+  Names expected = others;
+  expected.insert(expected.end(), {"x", "x.5-6.tmp", "x.7-8.tmp"});
+  Names left = directory.listing();
+  EXPECT_EQ(left.size(), expected.size() + 1) << "and the one that is being written";
+  for (const std::string& name : expected)
+    EXPECT_NE(std::find(left.begin(), left.end(), name), left.end()) << name;
+  alive.commit();
+  EXPECT_EQ(read_whole(path), "other");
+}
+
+TEST(AtomicFile, ChecksAPathWithoutTouchingIt) {
+  const TempDir directory;
+  const std::string path = directory.file("x");
+  check_writable(path);
+  EXPECT_EQ(directory.listing(), Names{});
+  write_whole(path, "old");
+  check_writable(path);
+  EXPECT_EQ(directory.listing(), Names{"x"});
+  EXPECT_EQ(read_whole(path), "old");
+  const std::string long_name = directory.file(std::string(300, 'n'));
+  EXPECT_EQ(message_of<DeviceError>([&] { check_writable(long_name); }),
+            "'" + long_name + "': cannot create a temporary file beside it: File name too long");
 }
 
 TEST(AtomicFile, TwoWritersDoNotMix) {
