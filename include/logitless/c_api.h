@@ -282,7 +282,9 @@ typedef struct logitless_cross_entropy_inputs {
 LOGITLESS_API void logitless_cross_entropy_inputs_init(logitless_cross_entropy_inputs* inputs,
                                                        size_t struct_size);
 
-/* What is not NULL is written; the rest is not computed. No overlap with inputs or each other. */
+/* What is not NULL is written; the rest is not computed. No overlap with inputs or each other:
+   refused where it is certain (contiguous tensors that meet, and first elements that are the same);
+   views that interleave are not. */
 typedef struct logitless_cross_entropy_outputs {
   size_t struct_size;
   const logitless_tensor* loss;         /* f32 [] for mean and sum, f32 [...] for none */

@@ -10,6 +10,9 @@
 // cross_entropy of z, softcap, scale and z-loss added. `mean` divides by sum_i token_weight_i * c_y
 // over the tokens not ignored (by sum_i token_weight_i with K targets each, as PyTorch does for
 // probabilities), or by `normalizer`.
+//
+// Logits z count from -7e8 to 7e8. Below, a word is masked, as with -inf; a token with a logit
+// above has results that are NaN or infinite, or right, and so has one whose words are all masked.
 #pragma once
 
 #include <cstddef>
@@ -68,7 +71,8 @@ struct CrossEntropyInputs {
 };
 
 // Whatever is defined is written; the rest is not computed. Outputs must not overlap inputs or each
-// other.
+// other: InvalidArgument where it is certain that they do (contiguous tensors that meet, and first
+// elements that are the same).
 struct CrossEntropyOutputs {
   TensorView loss = {};          // f32 [] for mean and sum, f32 [...] for none
   TensorView d_hidden = {};      // [..., D] in the dtype of hidden or f32

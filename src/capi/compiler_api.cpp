@@ -1,7 +1,11 @@
 // The compiler over the C ABI: a program's text in, a program ready to run out.
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -60,6 +64,49 @@ void write_tensor(const std::vector<CompiledProgram::Tensor>& all, std::size_t i
   c.dtype = static_cast<logitless_dtype>(t.dtype);
   c.rank = static_cast<std::int32_t>(t.shape.size());
   write_struct(c, to, "tensor");
+}
+
+// Throws InvalidArgument naming a result, or the arena, and what it shares memory with. Numbers of
+// pointers that are wrong are the program's to refuse.
+void require_results_apart(const CompiledProgram& program, std::span<const void* const> parameters,
+                           std::span<void* const> results, const void* arena) {
+  struct Range {
+    std::uintptr_t begin, end;
+    const char* what;
+    std::string_view name;
+    bool result;
+  };
+  std::vector<Range> ranges;
+  const auto add = [&](const void* data, std::size_t bytes, const char* what, std::string_view name,
+                       bool result) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(data);
+    if (data != nullptr && bytes > 0) ranges.push_back({begin, begin + bytes, what, name, result});
+  };
+  const auto add_all = [&](const auto& tensors, const auto& pointers, const char* what,
+                           bool result) {
+    for (std::size_t i = 0; i < std::min(tensors.size(), pointers.size()); ++i)
+      add(pointers[i], static_cast<std::size_t>(tensors[i].bytes()), what, tensors[i].name, result);
+  };
+  add_all(program.parameters(), parameters, "parameter '", false);
+  add_all(program.results(), results, "result '", true);
+  add(arena, program.arena_bytes(), "the arena", "", true);
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  // Parameters may share memory. Of those behind, the one that reaches furthest of either kind.
+  const Range* reach[2] = {nullptr, nullptr};
+  const auto text = [](const Range& r) {
+    return concat(r.what, r.name, r.name.empty() ? "" : "'");
+  };
+  for (const Range& r : ranges) {
+    for (const bool result : {false, true}) {
+      const Range* before = reach[result];
+      if (before == nullptr || before->end <= r.begin || !(result || r.result)) continue;
+      const auto& [one, other] = r.result ? std::tie(r, *before) : std::tie(*before, r);
+      throw InvalidArgument(concat("run: ", text(one), " shares memory with ", text(other)));
+    }
+    const Range*& furthest = reach[r.result];
+    if (furthest == nullptr || furthest->end < r.end) furthest = &r;
+  }
 }
 
 }  // namespace
@@ -130,6 +177,9 @@ logitless_status logitless_program_run(const logitless_program* program,
             " pointers, got NULL");
     require(arena_bytes >= p.arena_bytes(), "arena_bytes: expected ", p.arena_bytes(),
             " or more, got ", arena_bytes);
-    p.run({parameters, parameter_count}, {results, result_count}, arena);
+    const std::span<const void* const> in(parameters, parameter_count);
+    const std::span<void* const> out(results, result_count);
+    require_results_apart(p, in, out, arena);
+    p.run(in, out, arena);
   });
 }

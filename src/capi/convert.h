@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "core/byte_range.h"
 #include "core/check.h"
 #include "logitless/c_api.h"
 #include "logitless/logitless.h"
@@ -139,8 +140,11 @@ inline TensorView view_from(const logitless_tensor* tensor, const char* name) {
     require(tensor->shape[d] >= 0, name, ": size ", tensor->shape[d], " of dimension ", d,
             " is negative");
   }
-  return TensorView(tensor->data, dtype_from(tensor->dtype, name), std::span(tensor->shape, rank),
-                    std::span(tensor->strides, rank));
+  const TensorView view(tensor->data, dtype_from(tensor->dtype, name),
+                        std::span(tensor->shape, rank), std::span(tensor->strides, rank));
+  require(byte_range(view).has_value(), name, ": the addresses of ", describe(view),
+          " leave the address space");
+  return view;
 }
 
 inline PlanRequest request_from(const logitless_plan_request* from, const DeviceLimits& device) {

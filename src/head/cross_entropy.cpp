@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "head/device_cross_entropy.h"
 #include "head/engine.h"
+#include "head/overlap.h"
 #include "kernels/device_gradient.h"
 
 namespace logitless {
@@ -77,6 +78,27 @@ void check_arguments(const CrossEntropyOptions& options, const CrossEntropyInput
     require(in.bias.defined(), "d_bias: asked for without a bias");
     require_gradient("d_bias", out.d_bias, in.bias);
   }
+}
+
+void require_own_memory(const CrossEntropyInputs& in, const CrossEntropyOutputs& out) {
+  require_apart({{"loss", out.loss},
+                 {"d_hidden", out.d_hidden},
+                 {"d_weight", out.d_weight},
+                 {"d_bias", out.d_bias},
+                 {"lse", out.lse},
+                 {"target_logit", out.target_logit},
+                 {"log_prob", out.log_prob},
+                 {"entropy", out.entropy},
+                 {"argmax", out.argmax},
+                 {"d_hidden_bound", out.d_hidden_bound}},
+                {{"hidden", in.hidden},
+                 {"weight", in.weight},
+                 {"targets", in.targets},
+                 {"bias", in.bias},
+                 {"class_weight", in.class_weight},
+                 {"token_weight", in.token_weight},
+                 {"target_weight", in.target_weight},
+                 {"grad_losses", in.grad_losses}});
 }
 
 TargetReader reader(const CrossEntropyOptions& options, const CrossEntropyInputs& in) {
@@ -237,6 +259,7 @@ LossStatistics cross_entropy(const Context& context, const LossPlan& plan,
                              const CrossEntropyOptions& options, const CrossEntropyInputs& in,
                              const CrossEntropyOutputs& out, const Workspace& workspace) {
   check_arguments(options, in, out);
+  require_own_memory(in, out);
   const HeadShape shape = shape_of(in);
   const HeadFeatures features = features_of(options, in, out);
   if (context.device().kind == DeviceKind::cuda)

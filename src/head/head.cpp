@@ -3,6 +3,7 @@
 #include "core/check.h"
 #include "head/device_cross_entropy.h"
 #include "head/engine.h"
+#include "head/overlap.h"
 
 namespace logitless {
 namespace {
@@ -79,6 +80,34 @@ HeadFeatures backward_features(const HeadOptions& options, const HeadInputs& in,
   return f;
 }
 
+void require_own_memory(const HeadInputs& in, const HeadOutputs& out) {
+  require_apart({{"lse", out.lse},
+                 {"target_logit", out.target_logit},
+                 {"log_prob", out.log_prob},
+                 {"entropy", out.entropy},
+                 {"weighted_logit_sum", out.weighted_logit_sum},
+                 {"argmax", out.argmax}},
+                {{"hidden", in.hidden},
+                 {"weight", in.weight},
+                 {"targets", in.targets},
+                 {"bias", in.bias},
+                 {"vocab_weight", in.vocab_weight}});
+}
+
+void require_own_memory(const HeadInputs& in, const HeadCotangents& g, const HeadGradients& to) {
+  require_apart({{"d_hidden", to.d_hidden}, {"d_weight", to.d_weight}, {"d_bias", to.d_bias}},
+                {{"hidden", in.hidden},
+                 {"weight", in.weight},
+                 {"targets", in.targets},
+                 {"bias", in.bias},
+                 {"vocab_weight", in.vocab_weight},
+                 {"cotangent of lse", g.lse},
+                 {"cotangent of target_logit", g.target_logit},
+                 {"cotangent of log_prob", g.log_prob},
+                 {"cotangent of entropy", g.entropy},
+                 {"cotangent of weighted_logit_sum", g.weighted_logit_sum}});
+}
+
 EngineCall make_call(const Context& context, const LossPlan& plan, const HeadShape& shape,
                      const HeadInputs& in, const TargetReader& targets,
                      const Workspace& workspace) {
@@ -119,6 +148,7 @@ void head_forward(const Context& context, const LossPlan& plan, const HeadOption
                   const HeadInputs& in, const HeadOutputs& out, const Workspace& workspace) {
   const HeadShape shape = check_inputs(options, in);
   const HeadFeatures features = forward_features(options, in, out);
+  require_own_memory(in, out);
   if (context.device().kind == DeviceKind::cuda)
     return device_head_forward(context, plan, options, in, out, features, workspace);
   const int per_token = features.targets_per_token;
@@ -158,6 +188,7 @@ void head_backward(const Context& context, const LossPlan& plan, const HeadOptio
                    const HeadGradients& gradients, const Workspace& workspace) {
   const HeadShape shape = check_inputs(options, in);
   const HeadFeatures features = backward_features(options, in, cotangents, gradients);
+  require_own_memory(in, cotangents, gradients);
   if (context.device().kind == DeviceKind::cuda)
     return device_head_backward(context, plan, options, in, cotangents, gradients, features,
                                 workspace);

@@ -133,6 +133,76 @@ static void test_invalid_calls(logitless_context* context) {
   free(block);
 }
 
+// Strides that leave the address space, and outputs in the memory of others.
+static void test_memory(logitless_context* context) {
+  static const int64_t kFar[] = {INT64_MAX, INT64_MAX / 2, INT64_MIN, INT64_MIN / 16,
+                                 INT64_MAX / 16};
+  Call call;
+  logitless_plan* plan = NULL;
+  logitless_tensor d_hidden, lse, log_prob;
+  float gradient[kTokens * kDim], columns[kTokens * 2];
+  size_t i;
+  void* block = malloc(1 << 20);
+  char* workspace = (char*)(((uintptr_t)block + 63) / 64 * 64);
+  for (i = 0; i < sizeof kFar / sizeof *kFar; ++i) {
+    make_call(&call);
+    call.hidden.strides[0] = kFar[i];
+    check_error("stride", plan_of(context, &call, &plan), LOGITLESS_INVALID_ARGUMENT,
+                "hidden: the addresses of f32[6, 5] strides [");
+    if (i == 4) break;  // twice this is in the address space
+    make_call(&call);
+    call.loss_tensor = tensor(columns, LOGITLESS_F32, 2, kTokens, 2);
+    call.loss_tensor.strides[1] = kFar[i];
+    check_error("output's stride", plan_of(context, &call, &plan), LOGITLESS_INVALID_ARGUMENT,
+                "loss: the addresses of");
+  }
+  // Of a dimension of one element the stride does not matter.
+  make_call(&call);
+  call.weight = tensor(call.head.weight, LOGITLESS_F32, 2, 1, kDim);
+  call.weight.strides[0] = INT64_MAX;
+  CHECK(plan_of(context, &call, &plan) == LOGITLESS_OK, "stride of one row");
+  logitless_plan_destroy(plan);
+  plan = NULL;
+
+#define REFUSED(what, part)                                                                        \
+  check_error(                                                                                     \
+      what,                                                                                        \
+      logitless_cross_entropy(context, plan, NULL, &call.in, &call.out, workspace, 1 << 19, NULL), \
+      LOGITLESS_INVALID_ARGUMENT, part)
+  make_call(&call);
+  d_hidden = tensor(gradient, LOGITLESS_F32, 2, kTokens, kDim);
+  lse = tensor(columns, LOGITLESS_F32, 1, kTokens, 0);
+  log_prob = tensor(columns + kTokens, LOGITLESS_F32, 1, kTokens, 0);
+  call.out.d_hidden = &d_hidden;
+  call.out.lse = &lse;
+  call.out.log_prob = &log_prob;
+  CHECK(plan_of(context, &call, &plan) == LOGITLESS_OK, "plan");
+  d_hidden.data = call.head.hidden;
+  REFUSED("in place", "d_hidden: f32[6, 5] shares memory with hidden, f32[6, 5]");
+  d_hidden.data = call.head.weight + 1;
+  REFUSED("in the weights", "d_hidden: f32[6, 5] shares memory with weight, f32[11, 5]");
+  d_hidden.data = gradient;
+  log_prob.data = columns + kTokens - 1;
+  REFUSED("two outputs", "lse: f32[6] shares memory with log_prob, f32[6]");
+  call.loss_tensor.data = gradient + 7;
+  log_prob.data = columns + kTokens;
+  REFUSED("loss in a gradient", "loss: f32[] shares memory with d_hidden");
+  CHECK(call.loss == 42.0f, "a failed call wrote its output");
+  // Two columns of one matrix have memory of their own; the same column twice does not.
+  call.loss_tensor.data = &call.loss;
+  lse.data = columns;
+  log_prob.data = columns + 1;
+  lse.strides[0] = log_prob.strides[0] = 2;
+  CHECK(logitless_cross_entropy(context, plan, NULL, &call.in, &call.out, workspace, 1 << 19,
+                                NULL) == LOGITLESS_OK,
+        "columns");
+  log_prob.data = columns;
+  REFUSED("one column", "lse: f32[6] strides [2] shares memory with log_prob");
+#undef REFUSED
+  logitless_plan_destroy(plan);
+  free(block);
+}
+
 static void test_null(logitless_context* context) {
   Call call;
   logitless_plan* plan = NULL;
@@ -326,6 +396,7 @@ void test_errors(const char* kernel) {
   CHECK(logitless_context_create(&options, &context) == LOGITLESS_OK, "context");
   if (context == NULL) return;
   test_invalid_calls(context);
+  test_memory(context);
   test_null(context);
   test_struct_sizes(context);
   test_contexts();

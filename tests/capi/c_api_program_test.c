@@ -124,6 +124,16 @@ static void test_run(int64_t chunks) {
   results[1] = NULL;
   refused("no d_h", logitless_program_run(program, parameters, 2, results, 2, arena, bytes),
           "'d_h'");
+  results[1] = h;
+  refused("in place", logitless_program_run(program, parameters, 2, results, 2, arena, bytes),
+          "run: result 'd_h' shares memory with parameter 'h'");
+  results[1] = &loss;
+  refused("one result twice",
+          logitless_program_run(program, parameters, 2, results, 2, arena, bytes),
+          "shares memory with result '");
+  results[1] = arena;
+  refused("in the arena", logitless_program_run(program, parameters, 2, results, 2, arena, bytes),
+          "the arena");
   results[1] = d_h;
   CHECK(loss == -1.0f, "a failed call wrote its output");
   CHECK(logitless_program_run(program, parameters, 2, results, 2, arena, bytes) == LOGITLESS_OK,

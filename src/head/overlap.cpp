@@ -1,0 +1,40 @@
+#include "head/overlap.h"
+
+#include "core/byte_range.h"
+#include "core/check.h"
+
+namespace logitless {
+namespace {
+
+bool certainly_share(const ConstTensorView& a, const ConstTensorView& b) {
+  const ByteRange x = byte_range(a).value_or(ByteRange{});
+  const ByteRange y = byte_range(b).value_or(ByteRange{});
+  if (x.empty() || y.empty() || !x.meets(y)) return false;
+  if (a.contiguous() && b.contiguous()) return true;
+  const auto first = [](const ConstTensorView& view) {
+    const auto at = reinterpret_cast<std::uintptr_t>(view.data());
+    return ByteRange{at, at + size_of(view.dtype())};
+  };
+  if (a.contiguous()) return x.meets(first(b));
+  if (b.contiguous()) return y.meets(first(a));
+  return first(a).meets(first(b));
+}
+
+void check(const NamedView& output, const NamedView& other) {
+  require(!certainly_share(output.view, other.view), output.name, ": ", describe(output.view),
+          " shares memory with ", other.name, ", ", describe(other.view),
+          "; an output needs memory of its own");
+}
+
+}  // namespace
+
+void require_apart(std::initializer_list<NamedView> outputs,
+                   std::initializer_list<NamedView> inputs) {
+  for (const NamedView* a = outputs.begin(); a != outputs.end(); ++a) {
+    if (!a->view.defined()) continue;
+    for (const NamedView& input : inputs) check(*a, input);
+    for (const NamedView* b = a + 1; b != outputs.end(); ++b) check(*a, *b);
+  }
+}
+
+}  // namespace logitless
