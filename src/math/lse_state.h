@@ -11,6 +11,11 @@ namespace logitless {
 inline constexpr double kLog2E = 1.4426950408889634;
 inline constexpr double kLn2 = 0.6931471805599453;
 
+// Of logits in log2, which fp32 rounds to 64 at these and loses beyond them: a row with a greater
+// one is no number, and words with a lesser one are masked, as -inf is.
+inline constexpr float kMostExponent = 0x1p30f;
+inline constexpr float kLeastExponent = -0x1p30f;
+
 // {0, 0} is the empty set.
 struct LseState {
   float exponent = 0.0f;

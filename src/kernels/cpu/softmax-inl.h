@@ -12,6 +12,7 @@
 
 #include "kernels/cpu/simd_math-inl.h"
 #include "kernels/kernels.h"
+#include "math/lse_state.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {
@@ -57,9 +58,6 @@ inline void ResetState(const PanelState& state, std::int64_t tokens) {
     if (state.base != nullptr) state.base[t] = -INFINITY;
   }
 }
-
-// Of logits in log2: what is below it by more than fp32's exponents is masked.
-inline constexpr float kLeastExponent = -0x1p30f;
 
 // z = softcap(scale * (z + bias)) in place.
 template <int kPanel>
@@ -156,11 +154,13 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
   for (std::int64_t t = 0; t < kPanel; t += lanes) {
     V top = lowest;
     for (std::int64_t r = 0; r < words; ++r) top = hn::Max(top, hn::Load(d, z + r * kPanel + t));
-    // Integral, so that rescaling is exact, and no exponential is over 1. A block of words with
-    // huge negative biases has none: rounded, such logits could be any distance above their own
-    // ceiling.
+    // Integral, so that rescaling is exact, and no exponential is over 1, but for rounding. Beyond
+    // the bounds a logit could be any distance from its own ceiling: below, the words are masked;
+    // above, the token has no number, since a sum without them would pass for one.
     const V ceiling = hn::Max(hn::Ceil(hn::Mul(top, log2e)), hn::Set(d, kLeastExponent));
-    const V k = hn::IfThenElse(hn::Gt(top, lowest), ceiling, hn::Zero(d));
+    const V bounded =
+        hn::IfThenElse(hn::Gt(ceiling, hn::Set(d, kMostExponent)), hn::NaN(d), ceiling);
+    const V k = hn::IfThenElse(hn::Gt(top, lowest), bounded, hn::Zero(d));
     V sum = hn::Zero(d);
     if (stored != nullptr) {
       for (std::int64_t r = 0; r < words; ++r) {

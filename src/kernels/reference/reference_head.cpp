@@ -34,7 +34,16 @@ double* thread_row(const ChunkCommon& chunk, int thread) {
 }
 
 std::size_t scratch_bytes(const HeadShape& shape, const HeadFeatures&, const ChunkSizes& sizes) {
-  return static_cast<std::size_t>(row_elements(shape) * sizes.threads) * sizeof(double);
+  const std::int64_t rows =
+      std::min<std::int64_t>(sizes.threads, row_elements(shape) + sizes.tokens);
+  return static_cast<std::size_t>(row_elements(shape) * rows) * sizeof(double);
+}
+
+double exponent_of(double top) {
+  if (top == -INFINITY) return 0.0;
+  const double exponent = static_cast<float>(std::ceil(top * kLog2E));
+  if (exponent > kMostExponent) return NAN;
+  return std::max(exponent, static_cast<double>(kLeastExponent));
 }
 
 void forward_token(const ForwardChunk& chunk, std::int64_t token, double* z) {
@@ -50,7 +59,8 @@ void forward_token(const ForwardChunk& chunk, std::int64_t token, double* z) {
     }
     weighted += (chunk.omega == nullptr ? 1.0 : static_cast<double>(chunk.omega[j])) * z[j];
   }
-  const double exponent = top == -INFINITY ? 0.0 : std::ceil(top * kLog2E);
+  // Of fp32, in which it is kept, and within the bounds of all kernels.
+  const double exponent = exponent_of(top);
   double sum = 0.0;
   double entropy = 0.0;
   for (std::int64_t j = 0; j < vocab; ++j) {

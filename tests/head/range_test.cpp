@@ -1,0 +1,91 @@
+// Logits of any size: right in the documented range, and never a finite number that is wrong beyond
+// it (docs/losses.md).
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "support/mirror.h"
+#include "support/problem.h"
+
+namespace logitless::test {
+namespace {
+
+constexpr double kRange = 7e8;
+
+class RangeTest : public testing::TestWithParam<std::string> {
+ protected:
+  // Words 5, 140 and 299 have these biases, in tiles of their own; all others `rest`.
+  static HeadProblem problem(double first, double second, double third, double rest) {
+    HeadSpec spec;
+    spec.tokens = 17;
+    spec.dim = 8;
+    spec.vocab = 300;
+    spec.dtype = accepts(GetParam(), HeadSpec{}) ? DType::f32 : DType::bf16;
+    spec.bias = true;
+    spec.reduction = Reduction::none;
+    HeadProblem problem(spec);
+    problem.bias.fill(rest);
+    problem.bias.set(5, first);
+    problem.bias.set(140, second);
+    problem.bias.set(299, third);
+    for (std::int64_t i = 0; i < spec.tokens; ++i)
+      problem.targets.set(i, i % 4 == 0 ? 5 : i % 4 == 1 ? 140 : i % 4 == 2 ? 299 : 77);
+    problem.refresh_oracle();
+    return problem;
+  }
+
+  // `within`: the logits are in the range, so that nothing but the right number will do.
+  static void expect_right_or_none(const HeadProblem& problem, bool within) {
+    const OracleLogits exact = oracle_logits(problem.oracle);
+    for (const PlanKind kind : {PlanKind::forward, PlanKind::dense, PlanKind::recompute}) {
+      if (!offers(GetParam(), kind)) continue;
+      SCOPED_TRACE(name_of(kind));
+      RunSpec r;
+      r.kernel = GetParam();
+      r.plan = kind;
+      r.gradients = kind != PlanKind::forward;
+      const HeadAnswer answer = run_head(problem, r);
+      for (std::int64_t i = 0; i < problem.spec.tokens; ++i) {
+        SCOPED_TRACE(i);
+        const double lse = answer.lse.get(i), expected = exact.lse[static_cast<std::size_t>(i)];
+        EXPECT_TRUE(std::isfinite(lse) || !within);
+        EXPECT_EQ(std::isfinite(lse), std::isfinite(answer.loss.get(i)));
+        if (!std::isfinite(lse)) continue;
+        EXPECT_NEAR(lse, expected, 1e-6 * std::abs(expected) + 1e-5);
+        const double z = exact.z[static_cast<std::size_t>(i * problem.spec.vocab) +
+                                 static_cast<std::size_t>(problem.targets.get(i))];
+        // Both of the difference are fp32's.
+        EXPECT_NEAR(answer.loss.get(i), expected - z,
+                    1e-6 * (std::abs(expected) + std::abs(z)) + 1e-5);
+      }
+    }
+  }
+};
+
+TEST_P(RangeTest, GreatLogits) {
+  for (const double z : {1e3,   1e6,   3e7,   1e8, 6e8, kRange, 8e8,  1e9,  1.4e9, 1.6e9, 2.1e9,
+                         2.9e9, 3.1e9, 3.4e9, 4e9, 5e9, 7.7e9,  1e10, 1e12, 1e20,  1e30,  3e38}) {
+    SCOPED_TRACE(z);
+    expect_right_or_none(problem(z, 0.0, 0.0, 0.0), z <= kRange);
+    expect_right_or_none(problem(0.0, z, 0.9999 * z, 0.0), z <= kRange);
+    expect_right_or_none(problem(z, z, -z, 0.0), z <= kRange);
+  }
+}
+
+TEST_P(RangeTest, AllLogitsFarBelowZero) {
+  for (const double z : {-1e3, -1e6, -1e8, -6e8, -kRange, -8e8, -1e9, -1.6e9, -2.9e9, -3.4e9, -4e9,
+                         -1e10, -1e12, -1e30, -3e38}) {
+    SCOPED_TRACE(z);
+    expect_right_or_none(problem(z, z, z, z), z >= -kRange);
+    // The others are masked, and what is left is right.
+    expect_right_or_none(problem(-1e3, z, z, z), true);
+  }
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RangeTest);  // without a GPU
+INSTANTIATE_TEST_SUITE_P(AllKernels, RangeTest, testing::ValuesIn(tested_kernels()),
+                         [](const auto& kernel) { return kernel.param; });
+
+}  // namespace
+}  // namespace logitless::test
