@@ -33,9 +33,11 @@ struct DeviceLimits {
 // "amx_bf16_emulated" (for tests), "reference".
 LOGITLESS_API std::vector<std::string> kernel_names(bool runnable = true);
 
+inline constexpr int kMostThreads = 1024;
+
 struct ContextOptions {
-  // Threads of parallel regions; 0 takes OMP_NUM_THREADS or else all cores of the process's
-  // affinity mask.
+  // Threads of parallel regions, at most kMostThreads; 0 takes OMP_NUM_THREADS (no more of it than
+  // that), or else all cores of the process's affinity mask.
   int threads = 0;
   // Use only this kernel (see kernel_names()). Empty: LOGITLESS_CPU, or else the best one for each
   // problem.
@@ -50,8 +52,8 @@ struct ContextOptions {
   std::function<void(std::string_view)> trace = {};
 };
 
-// Throws InvalidArgument on a kernel unknown or not runnable on this machine, a negative thread
-// count, or a stream without a GPU; Unsupported when the GPU is not there or the build has no CUDA.
+// Throws InvalidArgument on a kernel unknown or not runnable on this machine, a thread count out of
+// range, or a stream without a GPU; Unsupported when the GPU is not there or the build has no CUDA.
 // Not shared between threads that call at the same time; make one for each.
 class LOGITLESS_API Context {
  public:

@@ -87,7 +87,8 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   auto state = std::make_shared<CompiledProgram::State>();
   state->threads = options.threads > 0 ? options.threads : default_threads();
-  require(options.threads >= 0, "compile: threads is ", options.threads, ", expected 0 or more");
+  require(options.threads >= 0 && options.threads <= kMostThreads, "compile: threads is ",
+          options.threads, ", expected 0 to ", kMostThreads);
   require(options.chunks >= 0, "compile: chunks is ", options.chunks, ", expected 0 or more");
   const ir::Graph& graph = GraphAccess::of(source);
   require(!graph.outputs().empty(), "compile: the program has no results");

@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "logitless/context.h"
+
 #ifdef LOGITLESS_USE_OPENMP
 #include <omp.h>
 #endif
@@ -84,8 +86,8 @@ void parallel_for(int threads, std::int64_t tasks, TaskFunction function) {
 
 int default_threads() {
   if (const char* text = std::getenv("OMP_NUM_THREADS")) {
-    const int wanted = std::atoi(text);
-    if (wanted > 0) return wanted;
+    const long wanted = std::strtol(text, nullptr, 10);
+    if (wanted > 0) return static_cast<int>(std::min<long>(wanted, kMostThreads));
   }
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));

@@ -25,9 +25,9 @@ class TaskFunction {
   void (*call_)(void*, std::int64_t, int);
 };
 
-// Runs function(task, thread) once for each task in [0, tasks), on up to `threads` threads numbered
-// from 0. Returns when all are done. A task's result must not depend on the thread. The first
-// exception, in task order, is thrown again.
+// Runs function(task, thread) once for each task in [0, tasks), on up to `threads` threads, and no
+// more than tasks, numbered from 0. Returns when all are done. A task's result must not depend on
+// the thread. The first exception, in task order, is thrown again.
 void parallel_for(int threads, std::int64_t tasks, TaskFunction function);
 
 // OMP_NUM_THREADS if set, else the cores of this process's affinity mask.

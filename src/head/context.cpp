@@ -19,8 +19,8 @@ std::vector<std::string> kernel_names(bool runnable) {
 
 Context::Context(ContextOptions options)
     : memory_(std::make_shared<MemoryMeter>()), trace_(std::move(options.trace)) {
-  require(options.threads >= 0 && options.threads <= 4096,
-          "threads: expected 0 (all cores) to 4096, got ", options.threads);
+  require(options.threads >= 0 && options.threads <= kMostThreads,
+          "threads: expected 0 (all cores) to ", kMostThreads, ", got ", options.threads);
   device_.threads = options.threads > 0 ? options.threads : default_threads();
   device_.kernel = std::move(options.kernel);
   if (options.device == DeviceKind::cuda) {

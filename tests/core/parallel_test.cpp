@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "logitless/context.h"
+
 namespace logitless {
 namespace {
 
@@ -129,6 +131,13 @@ class ScopedEnvironment {
 TEST(DefaultThreads, FollowsTheEnvironment) {
   const ScopedEnvironment environment("OMP_NUM_THREADS", "3");
   EXPECT_EQ(default_threads(), 3);
+}
+
+TEST(DefaultThreads, AreNoMoreThanThereMayBe) {
+  for (const char* text : {"1025", "100000000", "4294967296", "99999999999999999999"}) {
+    const ScopedEnvironment environment("OMP_NUM_THREADS", text);
+    EXPECT_EQ(default_threads(), kMostThreads) << text;
+  }
 }
 
 TEST(DefaultThreads, IgnoresNonsenseInTheEnvironment) {

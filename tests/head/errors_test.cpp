@@ -240,7 +240,7 @@ TEST(Errors, Contexts) {
   };
   ContextOptions options;
   options.threads = -3;
-  EXPECT_EQ(make(options), "threads: expected 0 (all cores) to 4096, got -3");
+  EXPECT_EQ(make(options), "threads: expected 0 (all cores) to 1024, got -3");
   options = {};
   options.kernel = "abacus";
   expect_message(make(options), "kernel: 'abacus' is unknown; expected one of ...");

@@ -151,6 +151,29 @@ TEST_P(WorkspaceTest, IsExactlyTheFormulaAndNothingBeyondIsTouched) {
   });
 }
 
+// No more parts of the workspace than tasks that could take one: 391 words are four tiles.
+TEST_P(WorkspaceTest, ThreadsBeyondTheTasksTakeNothing) {
+  each([](Call& call) {
+    if (call.problem.spec.dtype != DType::f32) return;
+    const std::vector<std::byte> before = [&] {
+      const LossPlan plan = call.plan();
+      call.run(plan, Workspace(call.context, plan));
+      return call.outputs();
+    }();
+    call.request.device.threads = 500;
+    const std::size_t bytes = call.plan().workspace_bytes();
+    call.request.device.threads = 1000;
+    const LossPlan plan = call.plan();
+    EXPECT_EQ(plan.workspace_bytes(), bytes);
+    const Buffer memory(plan.workspace_bytes() + kGuard);
+    std::memset(memory.as<unsigned char>() + plan.workspace_bytes(), 0x5a, kGuard);
+    call.run(plan, Workspace(memory.data(), plan.workspace_bytes()));
+    EXPECT_EQ(call.outputs(), before);
+    for (std::size_t at = 0; at < kGuard; ++at)
+      ASSERT_EQ(memory.as<unsigned char>()[plan.workspace_bytes() + at], 0x5a);
+  });
+}
+
 TEST_P(WorkspaceTest, CallsRepeatBitForBitWhateverTheMemoryHeld) {
   each([](Call& call) {
     const LossPlan plan = call.plan();

@@ -94,7 +94,12 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
   out.forms = own.take(sizes.far_forward ? kVocabTile * engine.token_panel * 4 : 0);
   out.d_weight = own.take(d_weight ? engine.tile_group * kVocabTile * out.column_block * 4 : 0);
   out.thread_bytes = own.top();
-  out.total = out.thread + out.thread_bytes * static_cast<std::size_t>(sizes.threads);
+  // No region has more tasks that take a thread's part, however many threads there are.
+  std::int64_t tasks = sizes.forward_only ? out.segments : out.tiles;
+  if (sizes.far)
+    tasks = std::max({tasks, out.tokens / engine.token_panel, ceil_div(shape.dim, kVocabTile)});
+  const std::int64_t parts = std::min<std::int64_t>(sizes.threads, tasks);
+  out.total = out.thread + out.thread_bytes * static_cast<std::size_t>(parts);
   return out;
 }
 
