@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <iomanip>
 #include <memory>
 #include <sstream>
 #include <tuple>
@@ -197,14 +198,15 @@ void FarController::leave(const char* why) {
 std::string FarController::explain() const {
   const FarFieldReport& r = report_;
   std::ostringstream out;
+  out << std::setprecision(3);  // what varies from step to step beyond these digits says nothing
   out << "next step: " << (r.far || try_again_ ? name_of(options_.accuracy) : "dense") << ", "
       << reason_ << "\n"
       << "  " << r.steps << " steps, " << r.dense_steps << " dense (" << r.repeated_steps
       << " of them done again after an audit), " << r.refreshes << " orders, " << r.audits
       << " audits\n"
-      << "  error wanted " << options_.error << ", last " << r.last_error << ", worst kept "
-      << r.worst_kept_error << "; tau " << r.tau << ", " << 100.0 * r.mean_kept
-      << " % of the tiles kept on average\n";
+      << "  error wanted " << options_.error;
+  if (r.audits > 0) out << ", last " << r.last_error << ", worst kept " << r.worst_kept_error;
+  out << "; tau " << r.tau << ", " << 100.0 * r.mean_kept << " % of the tiles kept on average\n";
   return std::move(out).str();
 }
 
@@ -268,7 +270,15 @@ void FarController::load(const std::string& path) {
   r.worst_kept_error = n[1];
   r.tau = n[2];
   r.mean_kept = n[3];
-  require(r.tau >= kLeastTau && r.tau <= kMostTau && s.interval_ >= 1, path,
+  // Sums of these and of what options allow stay within 64 bits.
+  constexpr std::int64_t kMostCount = INT64_C(1) << 60;
+  const bool counts_hold = std::all_of(c.begin(), c.end(), [](std::int64_t count) {
+    return count >= -kMostCount && count <= kMostCount;
+  });
+  require(counts_hold && s.interval_ >= 1 && s.wait_ >= 0 && s.wait_ <= kMostInterval &&
+              c[13] >= 0 && c[13] <= kTrials && r.steps >= 0 && s.far_steps_ >= 0,
+          path, ": counts: no state of a FarFieldHead");
+  require(r.tau >= kLeastTau && r.tau <= kMostTau && r.mean_kept >= 0.0 && r.mean_kept <= 1.0, path,
           ": numbers: no state of a FarFieldHead");
   if (file.contains("order.words")) s.order_ = order_of(file, path, "order.");
   if (file.contains("pending.words")) s.pending_ = order_of(file, path, "pending.");

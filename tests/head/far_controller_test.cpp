@@ -2,11 +2,18 @@
 #include "head/far_controller.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
 #include <vector>
 
 #include "head/far_field.h"
+#include "logitless/error.h"
+#include "logitless/tensor_file.h"
 
 namespace logitless::test {
 namespace {
@@ -165,6 +172,58 @@ TEST_F(FarControllerTest, TooManyTilesKeptMeansDense) {
   EXPECT_TRUE(c.accept(step, all));
   EXPECT_FALSE(c.report().far);
   EXPECT_FALSE(begin(c).far);
+}
+
+TEST_F(FarControllerTest, ExplainsInNumbersOfThreeDigits) {
+  FarController c(context_, options_);
+  EXPECT_EQ(c.explain().find("last"), std::string::npos) << "nothing was audited";
+  FarStep step;
+  until_far(c, step);
+  EXPECT_TRUE(c.accept(step, error(0.00512345, 0.1234567)));
+  EXPECT_NE(
+      c.explain().find("error wanted 0.01, last 0.00512, worst kept 0.00512; tau 0.003, 12.3 % "),
+      std::string::npos)
+      << c.explain();
+}
+
+TEST_F(FarControllerTest, RefusesAStateThatNoneCouldHave) {
+  const std::string path = testing::TempDir() + "far_state_" + std::to_string(::getpid());
+  FarController c(context_, options_);
+  c.save(path);
+  const TensorFile good(path);
+  const auto crafted = [&](const char* name, std::size_t index, auto value) {
+    std::vector<NamedTensor> tensors;
+    std::vector<std::byte> changed;
+    for (const std::string& tensor : good.names()) {
+      ConstTensorView view = good.tensor(tensor);
+      if (tensor == name) {
+        const auto* data = static_cast<const std::byte*>(view.data());
+        changed.assign(data, data + view.bytes());
+        std::memcpy(changed.data() + index * sizeof(value), &value, sizeof(value));
+        view = ConstTensorView(changed.data(), view.dtype(), {view.size(0)});
+      }
+      tensors.push_back({tensor, view});
+    }
+    const std::string bad = path + ".bad";
+    write_safetensors(bad, tensors, good.metadata());
+    FarController other(context_, options_);
+    EXPECT_THROW(other.load(bad), InvalidArgument) << name << " " << index << ": " << value;
+    std::remove(bad.c_str());
+  };
+  for (std::size_t i = 0; i < 15; ++i) {
+    crafted("counts", i, INT64_MAX);
+    crafted("counts", i, INT64_MIN);
+  }
+  crafted("counts", 8, std::int64_t{0});               // interval
+  crafted("counts", 10, std::int64_t{-1});             // wait
+  crafted("counts", 13, (std::int64_t{1} << 32) + 1);  // trials
+  for (const double value : {-1.0, 2.0, 1e300, static_cast<double>(NAN)}) {
+    crafted("numbers", 2, value);  // tau
+    crafted("numbers", 3, value);  // kept
+  }
+  FarController again(context_, options_);
+  again.load(path);
+  std::remove(path.c_str());
 }
 
 TEST_F(FarControllerTest, AnExactPlanMeansDenseAndSaysWhy) {
