@@ -91,6 +91,11 @@ void check_writable(const std::string& option, const std::string& path) {
   if (std::filesystem::is_directory(path, error)) {
     throw UsageError(fmt::format("{}: '{}' is a folder", option, path));
   }
+  try {
+    logitless::check_writable(path);
+  } catch (const Error& e) {
+    throw UsageError(fmt::format("{}: {}", option, e.what()));
+  }
 }
 
 void check_exists(const std::string& option, const std::string& path) {
@@ -101,7 +106,7 @@ void check_exists(const std::string& option, const std::string& path) {
 }
 
 void DeviceArgs::add(CLI::App& app) {
-  add_integer(app, "--threads", threads, 0, 4096,
+  add_integer(app, "--threads", threads, 0, kMostThreads,
               "threads; 0 (default): OMP_NUM_THREADS, or all cores")
       ->group("Machine");
   add_parsed(

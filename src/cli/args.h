@@ -18,8 +18,14 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A signal ended the work early, as it should: exit code 128 + its number.
+struct Stopped {
+  int signal = 0;
+};
+
 inline constexpr int kRuntimeExit = 1;
 inline constexpr int kUsageExit = 2;
+inline constexpr int kSignalExit = 128;
 
 // A command of the program: what it is called on the command line, and what it does once that is
 // parsed.
@@ -45,7 +51,7 @@ CLI::Option* add_integer(CLI::App& app, const std::string& name, std::int64_t& v
                          std::int64_t least, std::int64_t most, const std::string& description);
 
 // An answer that cannot be written is better known before the work: throws UsageError when `path`
-// is a folder, or in one that does not exist. An empty path is no answer.
+// is a folder, or in one that does not exist or cannot be written. An empty path is no answer.
 void check_writable(const std::string& option, const std::string& path);
 // Throws UsageError when there is no file of this name. An empty path is no file.
 void check_exists(const std::string& option, const std::string& path);

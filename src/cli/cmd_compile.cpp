@@ -203,7 +203,7 @@ Command add_compile(CLI::App& app) {
   sub->add_flag("--strict", args->options.strict,
                 "fail when the budget is not met or a big value could not be cut")
       ->group("Loops");
-  add_integer(*sub, "--threads", args->threads, 1, 4096, "that run it (default: all cores)")
+  add_integer(*sub, "--threads", args->threads, 1, kMostThreads, "that run it (default: all cores)")
       ->group("Loops");
   sub->add_flag("--explain", args->explain, "print the decisions and the memory (the default)")
       ->group("Output");

@@ -42,6 +42,7 @@ struct LossResult {
   double loss = 0.0;
   double seconds = 0.0;
   std::size_t peak_bytes = 0;
+  std::size_t order_bytes = 0;  // of a fresh order, while it was made
 };
 
 constexpr const char* kReductionNames[] = {"none", "mean", "sum"};
@@ -66,6 +67,7 @@ CrossEntropyInputs LossCommand::load(TensorLoader& loader) const {
   in.token_weight = loader.load_optional("--token-weight", token_weight, DType::f32);
   in.target_weight = loader.load_optional("--target-weight", target_weight, DType::f32);
   in.grad_loss = grad_loss;
+  check_selection(in.hidden, skip, first);
   for (ConstTensorView* view : {&in.hidden, &in.targets, &in.token_weight, &in.target_weight}) {
     if (skip > 0) *view = without_first(*view, skip);
     if (first > 0) *view = first_of(*view, first);
@@ -160,6 +162,7 @@ nlohmann::ordered_json to_json(const LossPlan& plan, const LossCommand& args, co
     if (far.bound >= 0.0) object["bound"] = far.bound;
     if (plan.sample_every > 0) object["sampled"] = far.sampled;
     object["passes"] = far.passes;
+    object["order_bytes"] = r.order_bytes;
     if (far.audited_tokens > 0) {
       object["audited_error"] = far.audited_error;
       object["audited_tokens"] = far.audited_tokens;
@@ -215,6 +218,12 @@ std::string to_text(const LossPlan& plan, const LossCommand& args, const LossRes
             fmt::format("{}, measured peak {}; the fp32 logits would take {}",
                         format_bytes(plan.workspace_bytes()), format_bytes(r.peak_bytes),
                         format_bytes(plan.logits_bytes())));
+  if (r.order_bytes > 0) {
+    const bool over = args.plan.budget > 0 && r.order_bytes > args.plan.budget;
+    facts.add("fresh order",
+              fmt::format("took {} before that{}; --save-order and --order spare it",
+                          format_bytes(r.order_bytes), over ? ", over --budget" : ""));
+  }
   facts.add("time", fmt::format("{}{}, predicted {}", format_seconds(r.seconds),
                                 args.repeat > 1 ? fmt::format(" (median of {})", args.repeat) : "",
                                 format_seconds(plan.predicted_seconds)));
@@ -241,9 +250,15 @@ void LossCommand::run() {
   far.add_to(request);
   const LossPlan made = plan_cross_entropy(options, in, outputs.views, request);
   context.trace(made.explain());
-  if (is_far(made.kind)) in.order = far.make(context, options, in, made);
+  std::size_t order_bytes = 0;
+  if (is_far(made.kind)) {
+    MadeOrder order = far.make(context, options, in, made, plan.budget);
+    in.order = std::move(order.order);
+    order_bytes = order.bytes;
+  }
   in.sample_seed = static_cast<std::uint64_t>(far.sample_seed);
-  const LossResult result = measure(context, made, options, in, outputs.views, repeat);
+  LossResult result = measure(context, made, options, in, outputs.views, repeat);
+  result.order_bytes = order_bytes;
   if (!out.empty())
     write_safetensors(out, outputs.named(), {{"made_by", std::string("logitless ") + version()}});
   if (json) {

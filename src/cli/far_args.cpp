@@ -80,13 +80,34 @@ void FarArgs::add_to(PlanRequest& request) const {
   request.sample_every = sample_every;
 }
 
-VocabOrder FarArgs::make(const Context& context, const CrossEntropyOptions& options,
-                         const CrossEntropyInputs& in, const LossPlan& plan) const {
+namespace {
+
+// Beside the meter's: what vocab_order.h says that the making takes, the rows and the order
+// included.
+std::size_t unmetered_bytes(const Context& context, const LossPlan& plan, std::int64_t rows) {
+  const std::int64_t vocab = plan.shape.vocab, dim = plan.shape.dim;
+  const std::int64_t tiles = (vocab + 127) / 128;
+  const auto element = static_cast<std::int64_t>(size_of(plan.shape.dtype));
+  const std::int64_t order = 512 * dim * 4 * context.threads() + 16 * vocab;
+  const std::int64_t moments = plan.kind != PlanKind::far_both
+                                   ? 0
+                                   : 4 * rows * (dim + 2 * tiles) + 8 * dim * dim +
+                                         4 * tiles * dim + 512 * (dim + rows) * context.threads();
+  // An order has 20 B a word.
+  return static_cast<std::size_t>(rows * dim * element + 20 * vocab + std::max(order, moments));
+}
+
+}  // namespace
+
+MadeOrder FarArgs::make(const Context& context, const CrossEntropyOptions& options,
+                        const CrossEntropyInputs& in, const LossPlan& plan,
+                        std::size_t budget) const {
   const auto measured = [&](const VocabOrder& made, const ConstTensorView& hidden) {
     if (plan.kind != PlanKind::far_both || made.dim() == in.weight.size(1)) return made;
     return measure_tiles(context, made, hidden, in.weight, in.bias, options.logit_scale, plan.tau);
   };
-  VocabOrder out;
+  MadeOrder made;
+  VocabOrder& out = made.order;
   if (order != "fresh") {
     out = VocabOrder::load(order);
     if (out.vocab() != in.weight.size(0)) {
@@ -101,13 +122,19 @@ VocabOrder FarArgs::make(const Context& context, const CrossEntropyOptions& opti
     }
   } else {
     const OwnedTensor rows = sample_rows(in.hidden, order_rows);
+    // Beside the plan, which keeps what is left: these rows, the averages, and a bias of zeros.
+    const std::size_t held = rows.memory.bytes() + 8 * static_cast<std::size_t>(in.weight.size(0));
+    const std::size_t left = budget > held ? budget - held : budget;
+    context.memory().reset_peak();
     out = make_vocab_order(context, in.weight,
                            average_probability(context, rows.view, in.weight, in.bias,
-                                               options.logit_scale, options.softcap));
+                                               options.logit_scale, options.softcap, left));
     out = measured(out, rows.view);
+    made.bytes = std::max(context.memory().peak_bytes() + held,
+                          unmetered_bytes(context, plan, rows.view.size(0)));
   }
   if (!save_order.empty()) out.save(save_order);
-  return out;
+  return made;
 }
 
 }  // namespace logitless::cli

@@ -13,6 +13,11 @@ namespace logitless::cli {
 // Evenly spaced rows of hidden [..., D], `most` of them, copied.
 OwnedTensor sample_rows(const ConstTensorView& hidden, std::int64_t most);
 
+struct MadeOrder {
+  VocabOrder order;
+  std::size_t bytes = 0;  // the most that was taken at a time to make it; 0 for one of a file
+};
+
 struct FarArgs {
   double tau = 0.0;  // 0: the default
   std::string order = "fresh";
@@ -27,9 +32,9 @@ struct FarArgs {
   // far-field plan.
   void add_to(PlanRequest& request) const;
   // Of the file, or made from evenly spaced rows of hidden, with moments if the plan needs them;
-  // saved if that was asked for.
-  VocabOrder make(const Context& context, const CrossEntropyOptions& options,
-                  const CrossEntropyInputs& in, const LossPlan& plan) const;
+  // saved if that was asked for. Plans of the making keep `budget` (0: the default).
+  MadeOrder make(const Context& context, const CrossEntropyOptions& options,
+                 const CrossEntropyInputs& in, const LossPlan& plan, std::size_t budget) const;
 };
 
 }  // namespace logitless::cli

@@ -1,11 +1,13 @@
 // logitless: the command line. Results go to standard output; errors to standard error, one line
-// each. Exit codes: 0 done, 1 it failed while running, 2 the command line asked for something
-// wrong.
+// each, or a JSON object where --json was given. Exit codes: 0 done, 1 it failed while running, 2
+// the command line asked for something wrong, 128 + n signal n stopped it.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/commands.h"
@@ -27,13 +29,20 @@ constexpr const char* kExamples =
     "  logitless bench --tokens 2048 --dim 768 --vocab 50257\n"
     "  logitless train --steps 200 --save run.safetensors";
 
-int fail(const std::string& command, std::string message, int code) {
+// With `json`, as an object on standard output, too.
+int fail(const std::string& command, std::string message, int code, bool json) {
   message = in_options(std::move(message));
   for (std::size_t at = 0; (at = message.find('\n', at)) != std::string::npos;) {
     const bool last = message.find_first_not_of('\n', at) == std::string::npos;
     message.replace(at, last ? std::string::npos : 1, last ? "" : "; ");
   }
   fmt::print(stderr, "logitless{}{}: {}\n", command.empty() ? "" : " ", command, message);
+  if (!json) return code;
+  try {
+    print_json({{"error", message}, {"command", command}, {"exit_code", code}});
+  } catch (const std::exception&) {
+    // Nobody reads standard output: standard error has it.
+  }
   return code;
 }
 
@@ -65,6 +74,12 @@ std::string tidy(std::string help) {
   return help;
 }
 
+// Before the command line is parsed, which may be what fails.
+bool wants_json(int count, char** arguments) {
+  return std::any_of(arguments + std::min(1, count), arguments + count,
+                     [](const char* text) { return std::string_view(text) == "--json"; });
+}
+
 int run(int count, char** arguments) {
   CLI::App app(kHelp, "logitless");
   app.set_version_flag("--version", fmt::format("logitless {}", version()),
@@ -73,6 +88,10 @@ int run(int count, char** arguments) {
   app.require_subcommand(1);
   app.get_formatter()->column_width(30);
   std::string name;
+  const auto failed = [&, json = wants_json(count, arguments)](const std::string& message,
+                                                               int code) {
+    return fail(name, message, code, json);
+  };
   try {
     const std::vector<Command> commands = {add_loss(app),   add_order(app),   add_plan(app),
                                            add_bench(app),  add_compile(app), add_train(app),
@@ -92,22 +111,24 @@ int run(int count, char** arguments) {
     } catch (const CLI::Success& e) {
       return app.exit(e);
     } catch (const CLI::ParseError& e) {
-      return fail(name, explain(e, app, name), kUsageExit);
+      return failed(explain(e, app, name), kUsageExit);
     }
     for (const Command& command : commands) {
       if (command.app->parsed()) command.run();
     }
     return 0;
+  } catch (const Stopped& e) {
+    return kSignalExit + e.signal;
   } catch (const UsageError& e) {
-    return fail(name, e.what(), kUsageExit);
+    return failed(e.what(), kUsageExit);
   } catch (const InvalidArgument& e) {
-    return fail(name, e.what(), kUsageExit);
+    return failed(e.what(), kUsageExit);
   } catch (const InternalError& e) {
-    return fail(name, fmt::format("internal error, please report it: {}", e.what()), kRuntimeExit);
+    return failed(fmt::format("internal error, please report it: {}", e.what()), kRuntimeExit);
   } catch (const std::bad_alloc&) {
-    return fail(name, "out of memory", kRuntimeExit);
+    return failed("out of memory", kRuntimeExit);
   } catch (const std::exception& e) {
-    return fail(name, e.what(), kRuntimeExit);
+    return failed(e.what(), kRuntimeExit);
   }
 }
 

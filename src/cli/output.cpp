@@ -79,6 +79,9 @@ void print(const std::string& text) {
   if (!ok) throw DeviceError("standard output cannot be written");
 }
 
-void print_json(const nlohmann::ordered_json& object) { print(object.dump(2) + "\n"); }
+void print_json(const nlohmann::ordered_json& object) {
+  // A path may be no UTF-8, which JSON is.
+  print(object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+}
 
 }  // namespace logitless::cli

@@ -58,6 +58,10 @@ ConstTensorView TensorLoader::load(const std::string& option, const std::string&
   try {
     const Spec spec = parse_spec(spec_text);
     const TensorFile& source = file(spec.path);
+    if (!spec.name.empty() && source.names() == std::vector<std::string>{""}) {
+      throw UsageError(fmt::format("'{}': an npy file holds one tensor, without a name, got '{}'",
+                                   spec.path, spec_text.substr(spec.path.size() + 1)));
+    }
     ConstTensorView view = source.tensor(spec.name);
     if (!spec.scale.empty()) {
       return keep(dequantise(view, source.tensor(spec.scale), dtype.value_or(DType::bf16)));
@@ -87,7 +91,8 @@ ConstTensorView first_of(const ConstTensorView& view, std::int64_t count) {
 }
 
 ConstTensorView without_first(const ConstTensorView& view, std::int64_t count) {
-  if (view.rank() < 1 || view.size(0) <= count) return view;
+  if (view.rank() < 1) return view;
+  count = std::min(count, view.size(0));
   std::vector<std::int64_t> shape = sizes(view);
   shape[0] -= count;
   std::array<std::int64_t, kMaxRank> strides{};
@@ -95,6 +100,18 @@ ConstTensorView without_first(const ConstTensorView& view, std::int64_t count) {
   const auto* data = static_cast<const std::byte*>(view.data()) +
                      count * view.stride(0) * static_cast<std::int64_t>(size_of(view.dtype()));
   return ConstTensorView(data, view.dtype(), shape, std::span(strides.data(), shape.size()));
+}
+
+void check_selection(const ConstTensorView& hidden, std::int64_t skip, std::int64_t first) {
+  if (skip == 0 && first == 0) return;
+  if (hidden.rank() < 2) {
+    throw UsageError(fmt::format("{}: expected hidden [..., D] of several tokens, got {}",
+                                 skip > 0 ? "--skip" : "--first", describe(hidden)));
+  }
+  if (skip >= hidden.size(0)) {
+    throw UsageError(
+        fmt::format("--skip: expected fewer than the {} there are, got {}", hidden.size(0), skip));
+  }
 }
 
 std::vector<std::int64_t> sizes(const ConstTensorView& view) {

@@ -46,6 +46,10 @@ ConstTensorView first_of(const ConstTensorView& view, std::int64_t count);
 // All but the first `count` entries; none if there are no more.
 ConstTensorView without_first(const ConstTensorView& view, std::int64_t count);
 
+// Throws UsageError unless the --skip and --first of these numbers, where they are not 0, leave
+// tokens of hidden [..., D].
+void check_selection(const ConstTensorView& hidden, std::int64_t skip, std::int64_t first);
+
 // All sizes of a view, and all but the last.
 std::vector<std::int64_t> leading_sizes(const ConstTensorView& view);
 std::vector<std::int64_t> sizes(const ConstTensorView& view);

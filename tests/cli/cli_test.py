@@ -320,7 +320,7 @@ class ErrorTest(CliTest):
             (["loss", *basics, "--repeat", "0"], "--repeat: expected a whole number from 1 to 1000000, got '0'"),
             (["loss", *basics, "--repeat", "1.5"], "--repeat: expected a whole number from 1 to 1000000, got '1.5'"),
             (["loss", *basics, "--ignore-index", "x"], "--ignore-index: expected a whole number, got 'x'"),
-            (["loss", *basics, "--threads", "-2"], "--threads: expected a whole number from 0 to 4096, got '-2'"),
+            (["loss", *basics, "--threads", "-2"], "--threads: expected a whole number from 0 to 1024, got '-2'"),
             (["loss", *basics, "--softcap", "much"], "--softcap: expected a number, got 'much'"),
             (["loss", *basics, "--softcap", "nan"], "--softcap: expected a number, got 'nan'"),
             (["loss", *basics, "--softcap", "-1"], "softcap: expected a number > 0, or 0 for none, got -1"),
@@ -346,6 +346,12 @@ class ErrorTest(CliTest):
             (["loss", *basics, "--bias", f"{self.file}:targets"], "--bias: i32[7] cannot be converted to f32"),
             (["loss", *basics, "--class-weight", f"{self.file}:token_weight"], "class_weight: expected shape [23]"),
             (["loss", *basics[:4], "--targets", f"{self.file}:bias"], "targets: expected"),
+            (["loss", *basics, "--skip", str(N)], f"--skip: expected fewer than the {N} there are, got {N}"),
+            (["loss", *basics, "--skip", str(N + 1), "--first", "2"], f"--skip: expected fewer than the {N} there are"),
+            (["loss", "--hidden", f"{self.file}:bias", *basics[2:], "--skip", "1"],
+             f"--skip: expected hidden [..., D] of several tokens, got f32[{V}]"),
+            (["loss", "--hidden", f"{self.file}:bias", *basics[2:], "--first", "1"],
+             f"--first: expected hidden [..., D] of several tokens, got f32[{V}]"),
             (["plan", "--tokens", "5", "--dim", "4"], "--vocab is required"),
             (["plan", "--tokens", "0", "--dim", "4", "--vocab", "9"],
              "--tokens: expected a whole number of at least 1, got '0'"),
@@ -361,6 +367,35 @@ class ErrorTest(CliTest):
         for arguments, text in cases:
             with self.subTest(arguments=arguments):
                 self.assert_error(run(*arguments), 2, f"logitless {arguments[0]}: {text}")
+
+    def test_npy_has_no_names(self):
+        write_npy(self.dir / "one.npy", "F32", [V], self.bias)
+        for name in ("bias", "a*b"):
+            done = run("loss", *self.basics(), "--bias", f"{self.dir / 'one.npy'}:{name}")
+            self.assert_error(done, 2, f"--bias: '{self.dir / 'one.npy'}': an npy file holds one tensor, without a name, "
+                                       f"got '{name}'")
+
+    def test_errors_are_json_too(self):
+        for arguments, code, text in (
+                (["loss", *self.basics(), "--threads", "-2", "--json"], 2, "--threads: expected"),
+                (["loss", "--json", *self.basics(), "--frobnicate"], 2, "'--frobnicate' is not an option"),
+                (["plan", "--json", "--tokens", "5"], 2, "--dim is required"),
+                (["train", "--json", "--data", self.dir / "none"], 2, "--data: there is no file"),
+                (["compile", "--json", self.dir / "none"], 2, "none"),
+                (["loss", *self.basics(), "--kernel", "reference", "--plan", "stored", "--json"], 1, "no plan: stored")):
+            with self.subTest(arguments=arguments):
+                done = run(*arguments)
+                self.assertEqual(done.returncode, code, done.stderr)
+                got = json.loads(done.stdout)
+                self.assertEqual(sorted(got), ["command", "error", "exit_code"])
+                self.assertEqual((got["command"], got["exit_code"]), (arguments[0], code))
+                self.assertIn(text, got["error"])
+                self.assertEqual(done.stderr, f"logitless {arguments[0]}: {got['error']}\n")
+        odd = os.fsencode(self.dir) + b"/\xff"
+        done = subprocess.run([CLI, "loss", "--json", "--hidden", odd, *map(str, self.basics()[2:])], capture_output=True,
+                              timeout=120, check=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("there is no file", json.loads(done.stdout)["error"])
 
     def test_commands(self):
         known = "expected loss, order, plan, bench, compile, train or kernels (see logitless --help)"

@@ -107,6 +107,17 @@ class FarLossTest(FarCliTest):
         self.far("--order-rows", 5, "--save-order", few)
         self.assertNotEqual(few.read_bytes(), order.read_bytes())
 
+    def test_the_fresh_order_keeps_the_budget_or_says_so(self):
+        got = self.far("--budget", "1MiB")
+        self.assertLessEqual(got["order_bytes"], 1 << 20)
+        # Copies of the rows, averages, words and positions: they have no plan to be cut by.
+        self.assertGreater(got["order_bytes"], 20 * VOCAB)
+        order = self.dir / "budget_order.safetensors"
+        self.far("--save-order", order)
+        self.assertEqual(self.far("--order", order)["order_bytes"], 0)
+        done = run("loss", *self.basics(self.large), "--plan", "far-backward", "--tau", TAU, "--budget", "1MiB")
+        self.assertRegex(done.stdout, "fresh order +took [0-9.]+ KiB before that; --save-order and --order spare it")
+
     def test_samples_average_to_the_exact_d_weight(self):
         exact_out, out = self.dir / "exact_w.safetensors", self.dir / "sampled.safetensors"
         self.loss("--plan", "dense", "--out", exact_out, inputs=self.basics(self.large))
