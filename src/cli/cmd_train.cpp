@@ -8,7 +8,9 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "train/bounds.h"
 #include "train/run.h"
+#include "train/stop_signals.h"
 
 namespace logitless::cli {
 namespace {
@@ -34,13 +36,20 @@ struct TrainCommand {
   void add_files(CLI::App& app);
 };
 
-// add_number with bounds.
-CLI::Option* add_bounded(CLI::App& app, const std::string& name, double& value, double least,
-                         const std::string& description) {
-  return add_number(app, name, value, description)->check([name, least](const std::string& text) {
-    const bool low = std::strtod(text.c_str(), nullptr) < least;
-    return low ? fmt::format("expected a number of at least {}, got '{}'", least, text) : "";
+// Options of the names and bounds in train/bounds.h.
+CLI::Option* add_real(CLI::App& app, const std::string& name, double& value,
+                      const std::string& description) {
+  const train::RealBounds& bounds = train::real_bounds(name);
+  return add_number(app, "--" + name, value, description)->check([&](const std::string& text) {
+    return bounds.allow(std::strtod(text.c_str(), nullptr))
+               ? ""
+               : fmt::format("{}, got '{}'", bounds.expected(), text);
   });
+}
+CLI::Option* add_whole(CLI::App& app, const std::string& name, std::int64_t& value,
+                       const std::string& description) {
+  const train::WholeBounds& bounds = train::whole_bounds(name);
+  return add_integer(app, "--" + name, value, bounds.least, bounds.most, description);
 }
 
 nlohmann::ordered_json to_json(const FarFieldReport& far) {
@@ -69,37 +78,40 @@ nlohmann::ordered_json to_json(const train::RunReport& report) {
     validations.push_back({{"step", v.step}, {"loss", v.loss}, {"perplexity", std::exp(v.loss)}});
   }
   const train::GptConfig& config = report.config;
-  return {{"model",
-           {{"vocab", config.vocab},
-            {"context", config.context},
-            {"dim", config.dim},
-            {"heads", config.heads},
-            {"layers", config.layers},
-            {"untied", !config.tied_head},
-            {"dtype", name_of(config.activations)},
-            {"parameters", report.parameters}}},
-          {"train_tokens", report.train_tokens},
-          {"held_out_tokens", report.valid_tokens},
-          {"threads", report.threads},
-          {"steps", steps},
-          {"validations", validations},
-          {"tokens_per_second", report.tokens_per_second},
-          {"compile_seconds", report.compile_seconds},
-          {"memory",
-           {{"arena_bytes", report.memory.arena},
-            {"unchunked_arena_bytes", report.memory.unchunked_arena},
-            {"parameter_bytes", report.memory.parameters},
-            {"gradient_bytes", report.memory.gradients},
-            {"moment_bytes", report.memory.moments},
-            {"far_workspace_bytes", report.memory.far_workspace},
-            {"far_peak_bytes", report.memory.far_peak},
-            {"process_peak_bytes", process_peak_bytes()}}},
-          {"far_field",
-           report.far_field ? to_json(*report.far_field) : nlohmann::ordered_json(nullptr)},
-          {"far_refusal", report.far_refusal},
-          {"prompt", report.prompt},
-          {"sample", report.sample},
-          {"explain", report.explain}};
+  return {
+      {"model",
+       {{"vocab", config.vocab},
+        {"context", config.context},
+        {"dim", config.dim},
+        {"heads", config.heads},
+        {"layers", config.layers},
+        {"untied", !config.tied_head},
+        {"dtype", name_of(config.activations)},
+        {"parameters", report.parameters}}},
+      {"train_tokens", report.train_tokens},
+      {"held_out_tokens", report.valid_tokens},
+      {"threads", report.threads},
+      {"steps", steps},
+      {"validations", validations},
+      {"tokens_per_second", report.tokens_per_second},
+      {"compile_seconds", report.compile_seconds},
+      {"memory",
+       {{"arena_bytes", report.memory.arena},
+        {"unchunked_arena_bytes", report.memory.unchunked_arena},
+        {"parameter_bytes", report.memory.parameters},
+        {"gradient_bytes", report.memory.gradients},
+        {"moment_bytes", report.memory.moments},
+        {"far_workspace_bytes", report.memory.far_workspace},
+        {"far_peak_bytes", report.memory.far_peak},
+        {"process_peak_bytes", process_peak_bytes()}}},
+      {"far_field",
+       report.far_field ? to_json(*report.far_field) : nlohmann::ordered_json(nullptr)},
+      {"far_refusal", report.far_refusal},
+      {"stopped_by",
+       report.signal != 0 ? nlohmann::ordered_json(train::name_of_signal(report.signal)) : nullptr},
+      {"prompt", report.prompt},
+      {"sample", report.sample},
+      {"explain", report.explain}};
 }
 
 std::string to_text(const train::RunReport& report) {
@@ -136,15 +148,14 @@ std::string to_text(const train::RunReport& report) {
               fmt::format("loss {:.4f} nats a token, perplexity {:.2f}", loss, std::exp(loss)));
   }
   std::string text = "\n" + facts.text();
-  if (!report.sample.empty()) text += fmt::format("\nSample\n{}{}\n", report.prompt, report.sample);
+  if (!report.sample.empty())
+    text += fmt::format("\nSample\n{}{}{}\n", report.prompt, report.gap, report.sample);
   return text;
 }
 
 void TrainCommand::add_model(CLI::App& app) {
-  constexpr std::int64_t kMost = 1 << 20;
-  const auto sizes = [&](const std::string& name, std::int64_t& value, std::int64_t most,
-                         const std::string& text) {
-    add_integer(app, name, value, 1, most, text)->group("Model");
+  const auto sizes = [&](const std::string& name, std::int64_t& value, const std::string& text) {
+    add_whole(app, name, value, text)->group("Model");
   };
   add_parsed(
       app, "--model", "NAME",
@@ -154,14 +165,13 @@ void TrainCommand::add_model(CLI::App& app) {
       },
       "gpt2, gpt2-medium, gpt2-large or gpt2-xl; default: the sizes below")
       ->group("Model");
-  sizes("--vocab", options.vocab, kMost,
+  sizes("vocab", options.vocab,
         fmt::format("words (default {}; {} with --data)", options.vocab, kGpt2Vocab));
-  sizes("--dim", options.dim, kMost,
-        fmt::format("of the residual stream (default {})", options.dim));
-  sizes("--heads", options.heads, kMost,
+  sizes("dim", options.dim, fmt::format("of the residual stream (default {})", options.dim));
+  sizes("heads", options.heads,
         fmt::format("of attention, a divisor of dim (default {})", options.heads));
-  sizes("--layers", options.layers, 4096, fmt::format("blocks (default {})", options.layers));
-  sizes("--context", options.context, kMost, "positions there are (default: --length)");
+  sizes("layers", options.layers, fmt::format("blocks (default {})", options.layers));
+  sizes("context", options.context, "positions there are (default: --length)");
   app.add_flag("--untied", options.untied, "the head has a matrix of its own")->group("Model");
   add_parsed(
       app, "--dtype", "f32|bf16",
@@ -195,47 +205,28 @@ void TrainCommand::add_data(CLI::App& app) {
 
 void TrainCommand::add_training(CLI::App& app) {
   constexpr const char* kGroup = "Training";
-  constexpr std::int64_t kMost = INT64_C(1) << 40;
-  const auto count = [&](const std::string& name, std::int64_t& value, std::int64_t least,
-                         const std::string& text) {
-    add_integer(app, name, value, least, kMost, text)->group(kGroup);
+  const auto count = [&](const std::string& name, std::int64_t& value, const std::string& text) {
+    add_whole(app, name, value, text)->group(kGroup);
   };
-  add_integer(app, "--batch", options.batch, 1, 1 << 20,
-              fmt::format("rows of a step (default {})", options.batch))
-      ->group(kGroup);
-  add_integer(app, "--length", options.length, 1, 1 << 20,
-              fmt::format("tokens of a row (default {})", options.length))
-      ->group(kGroup);
-  count("--steps", options.steps, 1, fmt::format("steps (default {})", options.steps));
-  add_integer(app, "--accumulate", options.accumulate, 1, 1 << 20,
-              "batches whose gradients make one step (default 1)")
-      ->group(kGroup);
-  add_bounded(app, "--lr", options.rate, 0.0,
-              fmt::format("highest learning rate (default {})", options.rate))
-      ->group(kGroup);
-  count("--warmup", options.warmup, 0, "steps until it is reached (default: a twentieth of all)");
-  add_bounded(app, "--min-lr", options.floor, 0.0,
-              "that of the last step (default: a tenth of --lr)")
-      ->group(kGroup);
-  add_bounded(app, "--weight-decay", options.weight_decay, 0.0,
-              fmt::format("of matrices (default {})", options.weight_decay))
-      ->group(kGroup);
-  add_bounded(app, "--clip", options.clip, 0.0,
-              fmt::format("most norm of the gradients; 0: any (default {})", options.clip))
-      ->group(kGroup);
-  count("--seed", seed, 0, "of starting values, order and sample (default 1)");
-  count("--eval-every", options.eval_every, 1,
+  const auto number = [&](const std::string& name, double& value, const std::string& text) {
+    add_real(app, name, value, text)->group(kGroup);
+  };
+  count("batch", options.batch, fmt::format("rows of a step (default {})", options.batch));
+  count("length", options.length, fmt::format("tokens of a row (default {})", options.length));
+  count("steps", options.steps, fmt::format("steps (default {})", options.steps));
+  count("accumulate", options.accumulate, "batches whose gradients make one step (default 1)");
+  number("lr", options.rate, fmt::format("highest learning rate (default {})", options.rate));
+  count("warmup", options.warmup, "steps until it is reached (default: a twentieth of all)");
+  number("min-lr", options.floor, "that of the last step (default: a tenth of --lr)");
+  number("weight-decay", options.weight_decay,
+         fmt::format("of matrices (default {})", options.weight_decay));
+  number("clip", options.clip,
+         fmt::format("most norm of the gradients; 0: any (default {})", options.clip));
+  count("seed", seed, "of starting values, order and sample (default 1)");
+  count("eval-every", options.eval_every,
         "steps between validations, which also save (default: a quarter of all)");
-  add_number(app, "--far-field", options.far_field,
-             "gradients by the far field, where audits keep this relative error (0.01)")
-      ->check([](const std::string& text) {
-        const double error = std::strtod(text.c_str(), nullptr);
-        return error > 0.0 && error < 1.0
-                   ? ""
-                   : fmt::format("expected a number between 0 and 1, both excluded, got '{}'",
-                                 text);
-      })
-      ->group(kGroup);
+  number("far-field", options.far_field,
+         "gradients by the far field, where audits keep this relative error (0.01)");
   app.add_flag("--far-both", options.far_both, "with --far-field: the loss, too")->group(kGroup);
 }
 
@@ -250,7 +241,7 @@ void TrainCommand::add_machine(CLI::App& app) {
   app.add_flag("--no-head-engine", no_head_engine,
                "a loop over the loss as well, instead of the head engine")
       ->group(kGroup);
-  add_integer(app, "--threads", threads, 0, 4096,
+  add_integer(app, "--threads", threads, 0, kMostThreads,
               "threads; 0 (default): OMP_NUM_THREADS, or all cores")
       ->group(kGroup);
 }
@@ -266,18 +257,18 @@ void TrainCommand::add_files(CLI::App& app) {
        "checkpoint to write at validations and at the end; see --far-field");
   file("--init", options.init, "Hugging Face's model.safetensors to start from");
   file("--export", options.hugging_face, "the same to write at the end");
-  add_integer(app, "--sample", options.sample, 0, 1 << 20,
-              fmt::format("words to write at the end (default {})", options.sample))
+  add_whole(app, "sample", options.sample,
+            fmt::format("words to write at the end (default {})", options.sample))
       ->group("Sample");
   add_parsed(
       app, "--prompt", "TEXT", [this](const std::string& text) { options.prompt = text; },
       "what they follow (default: the first held-out words)")
       ->group("Sample");
-  add_bounded(app, "--temperature", options.temperature, 0.0,
-              fmt::format("0: the likeliest word (default {})", options.temperature))
+  add_real(app, "temperature", options.temperature,
+           fmt::format("0: the likeliest word (default {})", options.temperature))
       ->group("Sample");
-  add_integer(app, "--top-k", options.top_k, 0, 1 << 20,
-              fmt::format("words to choose from; 0: all (default {})", options.top_k))
+  add_whole(app, "top-k", options.top_k,
+            fmt::format("words to choose from; 0: all (default {})", options.top_k))
       ->group("Sample");
 }
 
@@ -310,6 +301,8 @@ void TrainCommand::run(const CLI::App& app) {
   if (!options.resume.empty()) {
     options = train::with_checkpoint(options, given, train::read_checkpoint_header(options.resume));
   }
+  if (!options.init.empty() && options.model.empty())
+    options = train::with_model_file(options, given);
   train::check_options(options);
   const auto say = [this](std::string_view line) {
     if (json) {
@@ -324,6 +317,7 @@ void TrainCommand::run(const CLI::App& app) {
   } else {
     print(to_text(report));
   }
+  if (report.signal != 0) throw Stopped{report.signal};
 }
 
 }  // namespace
@@ -334,7 +328,9 @@ Command add_train(CLI::App& app) {
   args->add(*sub);
   sub->footer(
       "The whole step is one compiled program: the loss, and the memory of its logits, run in "
-      "chunks.\n\n"
+      "chunks. SIGINT or SIGTERM ends\n"
+      "a run after the step it is at, with --save written and exit status 128 + the signal's "
+      "number; a second one at once.\n\n"
       "Examples:\n"
       "  logitless train                                      # a small GPT on the system's "
       "headers\n"

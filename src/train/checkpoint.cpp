@@ -10,6 +10,8 @@
 
 #include "logitless/error.h"
 #include "logitless/tensor_file.h"
+#include "train/bounds.h"
+#include "train/json_number.h"
 
 namespace logitless::train {
 namespace {
@@ -65,11 +67,11 @@ std::string config_text(const GptConfig& config) {
 GptConfig parse_config(const std::string& text) {
   const Json json = Json::parse(text);
   GptConfig config;
-  config.vocab = json.at("vocab").get<std::int64_t>();
-  config.context = json.at("context").get<std::int64_t>();
-  config.dim = json.at("dim").get<std::int64_t>();
-  config.heads = json.at("heads").get<std::int64_t>();
-  config.layers = json.at("layers").get<std::int64_t>();
+  config.vocab = whole_number(json.at("vocab"));
+  config.context = whole_number(json.at("context"));
+  config.dim = whole_number(json.at("dim"));
+  config.heads = whole_number(json.at("heads"));
+  config.layers = whole_number(json.at("layers"));
   config.tied_head = json.at("tied_head").get<bool>();
   config.activations = parse_dtype(json.at("activations").get<std::string>());
   check_config(config);
@@ -95,12 +97,17 @@ CheckpointHeader header_of(const TensorFile& file, const std::string& path) {
                                error.what()));
     }
   };
-  const auto number = [&](const std::string& name) {
-    return parsed(name, "a number", [](const std::string& found) {
+  const auto number = [&](const std::string& name, std::uint64_t most) {
+    return parsed(name, "a number", [&](const std::string& found) {
       const Json json = Json::parse(found);
       if (!json.is_number_unsigned()) throw InvalidArgument("it is not a whole number");
-      return json.get<std::uint64_t>();
+      const auto value = json.get<std::uint64_t>();
+      if (value > most) throw InvalidArgument(fmt::format("the most there is is {}", most));
+      return value;
     });
+  };
+  const auto count = [&](const std::string& name, std::int64_t most) {
+    return static_cast<std::int64_t>(number(name, static_cast<std::uint64_t>(most)));
   };
   if (text("format") != kFormat) {
     refuse(path,
@@ -108,13 +115,13 @@ CheckpointHeader header_of(const TensorFile& file, const std::string& path) {
   }
   CheckpointHeader header;
   header.config = parsed("config", "the sizes of a GPT", parse_config);
-  header.state.step = static_cast<std::int64_t>(number("step"));
-  header.state.windows = static_cast<std::int64_t>(number("windows"));
-  header.state.seed = number("seed");
+  header.state.step = count("step", kMostSteps);
+  header.state.windows = count("windows", kMostWindows);
+  header.state.seed = number("seed", UINT64_MAX);
   header.state.data = text("data");
   header.state.options = text("options");
   if (file.metadata().count("far_steps") > 0)
-    header.state.far_steps = static_cast<std::int64_t>(number("far_steps"));
+    header.state.far_steps = count("far_steps", kMostWindows);
   return header;
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "logitless/error.h"
+#include "train/bounds.h"
 #include "train/hash.h"
 
 namespace logitless::train {
@@ -142,15 +143,16 @@ GptConfig gpt_preset(std::string_view name) {
 }
 
 void check_config(const GptConfig& config) {
-  const auto positive = [](std::string_view name, std::int64_t value) {
-    if (value < 1)
-      throw InvalidArgument(fmt::format("{}: expected at least 1, got {}", name, value));
+  const auto check = [](std::string_view name, std::int64_t value) {
+    const WholeBounds& bounds = whole_bounds(name);
+    if (!bounds.allow(value))
+      throw InvalidArgument(fmt::format("{}: {}, got {}", name, bounds.expected(), value));
   };
-  positive("vocab", config.vocab);
-  positive("context", config.context);
-  positive("dim", config.dim);
-  positive("heads", config.heads);
-  positive("layers", config.layers);
+  check("vocab", config.vocab);
+  check("context", config.context);
+  check("dim", config.dim);
+  check("heads", config.heads);
+  check("layers", config.layers);
   if (config.dim % config.heads != 0) {
     throw InvalidArgument(
         fmt::format("heads: expected a divisor of dim {}, got {}", config.dim, config.heads));

@@ -5,12 +5,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <optional>
 #include <stdexcept>
 
 #include "logitless/context.h"
 #include "logitless/error.h"
 #include "logitless/plan.h"
+#include "logitless/tensor_file.h"
+#include "train/hugging_face.h"
+#include "train/stop_signals.h"
 #include "train/text_corpus.h"
 #include "train/tokenizer.h"
 
@@ -72,8 +76,12 @@ Data text(const RunOptions& o, const Say& say) {
   const std::string cache = o.cache.empty() ? default_cache_directory() : o.cache;
   ContextOptions context;
   context.threads = o.threads;
+  // A model that was exported with its tokenizer goes on with it.
+  const std::optional<std::string> tokenizer =
+      o.init.empty() ? std::nullopt : read_hugging_face_tokenizer(o.init);
   TokenizedText words =
-      tokenize(corpus, static_cast<int>(wanted), cache, Context(context).threads(), say);
+      tokenize(corpus, static_cast<int>(wanted), cache, Context(context).threads(), say,
+               tokenizer ? &*tokenizer : nullptr);
   const GptConfig config = o.config(words.tokenizer.vocab());
   const auto windows = [&](std::vector<std::int32_t> stream, const char* which) {
     try {
@@ -110,6 +118,7 @@ void write_sample(const RunOptions& o, const Data& data, Trainer& trainer, RunRe
   sample.top_k = o.top_k;
   sample.words = data.tokenizer ? data.tokenizer->vocab() : 0;
   sample.seed = o.seed;
+  report.gap = data.tokenizer ? "" : " ";
   report.prompt = written(data.tokenizer, prompt);
   report.sample = written(data.tokenizer, trainer.generate(prompt, o.sample, sample));
 }
@@ -123,24 +132,82 @@ std::string far_text(const FarFieldReport& r) {
   return text;
 }
 
+// What would go wrong after hours, before the first step: where --save, --export and --cache cannot
+// be written, and options that a checkpoint cannot hold.
+void check_files(const RunOptions& o) {
+  const auto check = [](const char* option, const std::string& path) {
+    try {
+      check_writable(path);
+    } catch (const Error& error) {
+      throw InvalidArgument(fmt::format("--{}: {}", option, error.what()));
+    }
+  };
+  if (!o.save.empty()) {
+    options_text(o);
+    check("save", o.save);
+    if (o.far_field > 0.0) check("save", far_state_of(o.save));
+  }
+  if (!o.hugging_face.empty()) {
+    check("export", o.hugging_face);
+    try {
+      check_hugging_face_folder(o.hugging_face);
+    } catch (const Error& error) {
+      throw InvalidArgument(fmt::format("--export: {}", error.what()));
+    }
+  }
+  if (!o.cache.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(o.cache, error);
+    if (error)
+      throw InvalidArgument(
+          fmt::format("--cache: cannot make the folder '{}': {}", o.cache, error.message()));
+    check("cache", (std::filesystem::path(o.cache) / "words").string());
+  }
+}
+
 // Steps, with a line now and then, until all are done.
 class Loop {
  public:
   Loop(const RunOptions& options, Trainer& trainer, RunReport& report, const Say& say)
       : o_(options), trainer_(trainer), report_(report), say_(say) {}
 
+ private:
+  // What `act` returns; where it finds that the run has diverged, with what is left of it.
+  template <typename Act>
+  auto checked(Act&& act) const {
+    try {
+      return act();
+    } catch (const Diverged& error) {
+      std::string kept;
+      if (saved_ >= 0)
+        kept = fmt::format("; '{}' has step {}", o_.save, saved_);
+      else if (!o_.save.empty())
+        kept = fmt::format("; '{}' was not written", o_.save);
+      throw Error(error.what() + kept);
+    }
+  }
+
+ public:
   void run() {
+    const StopSignals stop;
     while (trainer_.steps_done() < o_.steps) {
       Stopwatch watch;
-      report_.steps.push_back(trainer_.step());
+      report_.steps.push_back(checked([&] { return trainer_.step(); }));
       seconds_ += watch.seconds();
       const std::int64_t step = trainer_.steps_done();
       const bool last = step == o_.steps;
       if (report_.steps.size() == 1 || last || since_line_.seconds() > kSecondsBetweenLines) {
         say_step(step);
       }
-      if (last || step % o_.steps_between_validations() == 0) pause(step);
+      const bool due = last || step % o_.steps_between_validations() == 0;
+      if (due && stop.caught() == 0) pause(step);
+      if (stop.caught() != 0) {
+        end_early(step, stop.caught());
+        break;
+      }
     }
+    // A checkpoint of a finished run: nothing is left to do but to look at it, and to keep it.
+    if (report_.steps.empty()) pause(trainer_.steps_done());
     report_.tokens_per_second =
         seconds_ > 0.0 ? static_cast<double>(tokens(std::ssize(report_.steps))) / seconds_ : 0.0;
   }
@@ -165,11 +232,29 @@ class Loop {
 
   void pause(std::int64_t step) {
     const std::int64_t windows = std::max<std::int64_t>(1, kValidationTokens / o_.length);
-    report_.validations.push_back({step, trainer_.validate(windows)});
+    report_.validations.push_back({step, checked([&] { return trainer_.validate(windows); })});
     const double loss = report_.validations.back().loss;
     say_(fmt::format("step {}: validation loss {:.4f}, perplexity {:.2f}", step, loss,
                      std::exp(loss)));
-    if (!o_.save.empty()) trainer_.save(o_.save, options_text(o_));
+    save(step);
+  }
+
+  void save(std::int64_t step) {
+    if (o_.save.empty() || step == saved_) return;
+    checked([&] {
+      trainer_.save(o_.save, options_text(o_));
+      return 0;
+    });
+    saved_ = step;
+  }
+
+  void end_early(std::int64_t step, int signal) {
+    report_.signal = signal;
+    save(step);
+    say_(fmt::format("stopped by {} after step {} of {}; {}", name_of_signal(signal), step,
+                     o_.steps,
+                     o_.save.empty() ? "nothing is kept without --save"
+                                     : fmt::format("--resume '{}' goes on from there", o_.save)));
   }
 
   const RunOptions& o_;
@@ -178,6 +263,7 @@ class Loop {
   const Say& say_;
   double seconds_ = 0.0;  // of steps
   Stopwatch since_line_;
+  std::int64_t saved_ = -1;  // the step that --save has, written by this run
   std::int64_t said_steps_ = 0;
   double said_seconds_ = 0.0;
 };
@@ -185,6 +271,7 @@ class Loop {
 }  // namespace
 
 RunReport run_training(const RunOptions& options, const Say& say) {
+  check_files(options);
   const Data data = options.has_shards() ? shards(options) : text(options, say);
   RunReport report;
   report.config = data.config;
@@ -232,7 +319,14 @@ RunReport run_training(const RunOptions& options, const Say& say) {
   report.far_refusal = trainer.far_refusal();
   if (const FarFieldHead* far = trainer.far_field(); far != nullptr)
     report.far_field = far->report();
-  if (!options.hugging_face.empty()) trainer.export_hugging_face(options.hugging_face);
+  if (report.signal != 0) return report;
+  if (!options.hugging_face.empty()) {
+    trainer.export_hugging_face(options.hugging_face);
+    const Tokenizer* words = data.tokenizer ? &*data.tokenizer : nullptr;
+    save_hugging_face_folder(options.hugging_face, data.config,
+                             words != nullptr ? &words->model() : nullptr,
+                             words != nullptr ? words->end_of_text() : 0);
+  }
   if (options.sample > 0) write_sample(options, data, trainer, report);
   return report;
 }

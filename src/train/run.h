@@ -34,10 +34,14 @@ struct RunReport {
   // dense, for the reason given.
   std::optional<FarFieldReport> far_field;
   std::string far_refusal;
+  int signal = 0;  // that stopped it before its last step, or 0
   std::string prompt, sample;
+  std::string gap;  // between the two: " " where they are numbers
 };
 
-// Throws InvalidArgument naming the option at fault where it can be told, and what Trainer throws.
+// SIGINT and SIGTERM stop it after the step that runs: --save is written, --export and the sample
+// are not. Throws InvalidArgument naming the option at fault where it can be told, and what Trainer
+// throws; a run that diverges leaves the files as they were.
 RunReport run_training(const RunOptions& options, const Say& say);
 
 }  // namespace logitless::train

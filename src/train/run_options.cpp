@@ -8,6 +8,9 @@
 #include <string_view>
 
 #include "logitless/error.h"
+#include "train/bounds.h"
+#include "train/hugging_face.h"
+#include "train/json_number.h"
 
 namespace logitless::train {
 namespace {
@@ -18,7 +21,7 @@ constexpr std::string_view kFixed[] = {"model",   "vocab",  "dim",   "heads",  "
                                        "context", "untied", "dtype", "length", "seed"};
 constexpr std::int64_t kLeastTextVocab = 300;  // 256 bytes, and the tokenizer's own
 // Younger than the format of checkpoints: one without them has the defaults.
-constexpr std::string_view kYounger[] = {"far-field", "far-both"};
+constexpr std::string_view kYounger[] = {"far-field", "far-both", "cache"};
 constexpr std::string_view kSources[] = {"data", "val", "text"};
 
 template <typename Names>
@@ -40,6 +43,7 @@ void each_option(Options& o, Visit&& visit) {
   visit("data", o.data);
   visit("val", o.val);
   visit("text", o.text);
+  visit("cache", o.cache);
   visit("batch", o.batch);
   visit("length", o.length);
   visit("steps", o.steps);
@@ -64,12 +68,32 @@ Json to_json(const T& value) {
   }
 }
 
+// Throws unless it is what the option may be on the command line, or stands for one not given.
 template <typename T>
-void from_json(const Json& json, T& value) {
+void from_json(const Json& json, std::string_view name, T& value) {
+  const auto require = [&](bool holds, const std::string& expected) {
+    if (!holds) throw InvalidArgument(fmt::format("{}, found {}", expected, json.dump()));
+  };
   if constexpr (std::is_same_v<T, DType>) {
+    require(json == "f32" || json == "bf16", "expected f32 or bf16");
     value = parse_dtype(json.get<std::string>());
+  } else if constexpr (std::is_same_v<T, bool>) {
+    value = json.get<bool>();
+  } else if constexpr (std::is_integral_v<T>) {
+    const WholeBounds& bounds = whole_bounds(name);
+    const std::int64_t number = whole_number(json);
+    require(number == bounds.unset || bounds.allow(number), bounds.expected());
+    value = static_cast<T>(number);
+  } else if constexpr (std::is_same_v<T, double>) {
+    const RealBounds& bounds = real_bounds(name);
+    const double number = json.get<double>();
+    require(number == bounds.unset || bounds.allow(number), bounds.expected());
+    value = number;
   } else {
     value = json.get<T>();
+    if constexpr (std::is_same_v<T, std::string>) {
+      if (name == "model" && !value.empty()) gpt_preset(value);
+    }
   }
 }
 
@@ -175,7 +199,15 @@ void check_options(const RunOptions& o) {
 
 std::string options_text(const RunOptions& options) {
   Json json = Json::object();
-  each_option(options, [&](const char* name, const auto& field) { json[name] = to_json(field); });
+  each_option(options, [&](const char* name, const auto& field) {
+    json[name] = to_json(field);
+    try {
+      json[name].dump();
+    } catch (const Json::exception&) {
+      fail(fmt::format("--{}: expected UTF-8, which is all that --save can store, got {}", name,
+                       json[name].dump(-1, ' ', true, Json::error_handler_t::replace)));
+    }
+  });
   return json.dump();
 }
 
@@ -195,14 +227,50 @@ RunOptions with_checkpoint(const RunOptions& options, const std::set<std::string
           throw InvalidArgument(fmt::format("--{}: the checkpoint has {}, got {}", name,
                                             value.dump(), to_json(field).dump()));
         }
-      } else if (!(own_data && contains(kSources, name))) {
-        from_json(value, field);
+      } else if (!(own_data && (contains(kSources, name) || name == std::string_view("cache")))) {
+        try {
+          from_json(value, name, field);
+        } catch (const std::exception& error) {
+          throw InvalidArgument(fmt::format("--resume: '{}': metadata 'options': {}: {}",
+                                            options.resume, name, error.what()));
+        }
       }
     });
   } catch (const Json::exception& error) {
     throw InvalidArgument(fmt::format("--resume: '{}': metadata 'options' cannot be read: {}",
                                       options.resume, error.what()));
   }
+  return merged;
+}
+
+RunOptions with_model_file(const RunOptions& options, const std::set<std::string>& given) {
+  GptConfig file;
+  try {
+    file = read_hugging_face_sizes(options.init);
+  } catch (const Error& error) {
+    fail(fmt::format("--init: {}", error.what()));
+  }
+  RunOptions merged = options;
+  const auto take = [&](const char* name, std::int64_t found, std::int64_t& field) {
+    if (given.count(name) == 0) {
+      field = found;
+    } else if (field != found) {
+      fail(fmt::format("--{}: '{}' has {}, got {}", name, options.init, found, field));
+    }
+  };
+  take("vocab", file.vocab, merged.vocab);
+  take("dim", file.dim, merged.dim);
+  take("layers", file.layers, merged.layers);
+  take("context", file.context, merged.context);
+  if (given.count("heads") == 0) {
+    if (file.heads == 0) {
+      fail(fmt::format(
+          "--heads: expected a number: '{}' does not tell, and no config.json beside it",
+          options.init));
+    }
+    merged.heads = file.heads;
+  }
+  merged.untied = options.untied || !file.tied_head;
   return merged;
 }
 

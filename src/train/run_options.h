@@ -75,6 +75,10 @@ std::string options_text(const RunOptions& options);
 RunOptions with_checkpoint(const RunOptions& options, const std::set<std::string>& given,
                            const CheckpointHeader& checkpoint);
 
+// What was not given of the model's sizes is the file's of --init. Throws InvalidArgument naming
+// the option, what the file has and what was given.
+RunOptions with_model_file(const RunOptions& options, const std::set<std::string>& given);
+
 // $XDG_CACHE_HOME/logitless or ~/.cache/logitless.
 std::string default_cache_directory();
 

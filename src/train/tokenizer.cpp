@@ -19,7 +19,8 @@ namespace {
 
 constexpr std::size_t kMaxLine = 1024;          // bytes; longer lines are cut
 constexpr std::size_t kSampleBytes = 4u << 20;  // text that the tokenizer is trained on
-constexpr std::uint64_t kCacheFormat = 1;       // to be raised when tokenisation changes
+constexpr std::uint64_t kCacheFormat = 2;       // to be raised when tokenisation changes
+constexpr const char* kChecksum = "checksum";   // in a cache's metadata: TokenizedText::key
 
 class Stopwatch {
  public:
@@ -128,6 +129,9 @@ TokenizedText load_cache(const std::string& path) {
   text.train = words_of(file.tensor("train"), text.tokenizer.vocab());
   text.held_out = words_of(file.tensor("held_out"), text.tokenizer.vocab());
   text.key = key_of(text);
+  const auto checksum = file.metadata().find(kChecksum);
+  if (checksum == file.metadata().end() || checksum->second != hex(text.key))
+    throw std::runtime_error(fmt::format("'{}' is not as it was written", path));
   return text;
 }
 
@@ -141,7 +145,7 @@ void save_cache(const std::string& path, const TokenizedText& text) {
       {"held_out", row(text.held_out, DType::i32)},
   };
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
-  write_safetensors(path, tensors);
+  write_safetensors(path, tensors, {{kChecksum, hex(text.key)}});
 }
 
 }  // namespace
@@ -221,14 +225,16 @@ int largest_vocab(std::size_t text_bytes) {
 }
 
 TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache_directory,
-                       int threads, const Say& say) {
+                       int threads, const Say& say, const std::string* model) {
   const std::size_t train_bytes = corpus.bytes(false);
-  if (vocab > largest_vocab(train_bytes)) {
+  if (model == nullptr && vocab > largest_vocab(train_bytes)) {
     say(fmt::format("text of {} is short for {} words: taking {}", format_bytes(train_bytes), vocab,
                     largest_vocab(train_bytes)));
     vocab = largest_vocab(train_bytes);
   }
-  const std::uint64_t key = mix(mix(corpus.key(), static_cast<std::uint64_t>(vocab)), kCacheFormat);
+  const std::uint64_t words =
+      model != nullptr ? hash_bytes(*model) : static_cast<std::uint64_t>(vocab);
+  const std::uint64_t key = mix(mix(corpus.key(), words), kCacheFormat);
   const std::string path =
       (std::filesystem::path(cache_directory) / (hex(key) + ".safetensors")).string();
   if (std::filesystem::exists(path)) {
@@ -241,14 +247,17 @@ TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache
     }
   }
 
-  say(fmt::format("training a BPE tokenizer of {} words on {} (once: it is kept)", vocab,
-                  format_bytes(std::min(train_bytes, kSampleBytes))));
-  Stopwatch training;
-  Tokenizer tokenizer = Tokenizer::train(corpus, vocab, kSampleBytes);
-  say(fmt::format("tokenizer of {} words trained in {:.1f} s", tokenizer.vocab(),
-                  training.seconds()));
+  const auto trained = [&] {
+    say(fmt::format("training a BPE tokenizer of {} words on {} (once: it is kept)", vocab,
+                    format_bytes(std::min(train_bytes, kSampleBytes))));
+    Stopwatch training;
+    Tokenizer tokenizer = Tokenizer::train(corpus, vocab, kSampleBytes);
+    say(fmt::format("tokenizer of {} words trained in {:.1f} s", tokenizer.vocab(),
+                    training.seconds()));
+    return tokenizer;
+  };
+  TokenizedText text{model != nullptr ? Tokenizer(*model) : trained(), {}, {}};
   Stopwatch encoding;
-  TokenizedText text{std::move(tokenizer), {}, {}};
   text.train = encode_files(text.tokenizer, corpus, false, threads);
   text.held_out = encode_files(text.tokenizer, corpus, true, threads);
   text.key = key_of(text);

@@ -57,9 +57,10 @@ using Say = std::function<void(std::string_view)>;
 
 // Tokenizer and streams of a corpus, from `cache_directory` when an earlier call left them there,
 // else made and left there. The vocabulary is smaller than asked when the text is too short for it.
-// `say` is told what is done and how long it took.
+// `say` is told what is done and how long it took. With `model`, a serialised tokenizer, the words
+// are that one's, and `vocab` does not matter. Files of the cache that were changed are made again.
 TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache_directory,
-                       int threads, const Say& say);
+                       int threads, const Say& say, const std::string* model = nullptr);
 
 // The most words that a text is worth: 64 bytes of it for each, and the 512 least.
 int largest_vocab(std::size_t text_bytes);

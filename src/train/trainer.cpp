@@ -13,6 +13,14 @@
 namespace logitless::train {
 namespace {
 
+constexpr const char* kNewState = ".new";
+
+void require_finite(const char* name, double value, std::int64_t step) {
+  if (std::isfinite(value)) return;
+  throw Diverged(
+      fmt::format("the {} of step {} is {}: the learning rate may be too high", name, step, value));
+}
+
 // One of the words by their logits; changes the order of `order`.
 std::int64_t draw(std::span<const float> logits, const SampleOptions& options,
                   double uniform_number) {
@@ -43,6 +51,25 @@ std::int64_t draw(std::span<const float> logits, const SampleOptions& options,
     if (left < 0.0) return order[i];
   }
   return order[kept - 1];
+}
+
+// compile() bounds what values take; here the budget bounds the whole arena, kernels' scratch
+// included. Where it cannot be met, the least there is.
+CompiledProgram compile_within(const Graph& graph, CompileOptions options) {
+  constexpr int kTries = 8;
+  const std::size_t budget = options.memory_budget;
+  CompiledProgram best = compile(graph, options);
+  std::size_t last = best.arena_bytes();
+  for (int i = 0; i < kTries && budget > 0 && last > budget; ++i) {
+    // Less by what was too much, and by an eighth at least: arenas shrink in steps.
+    const std::size_t over = std::max(last - budget, options.memory_budget / 8);
+    if (over >= options.memory_budget) break;
+    options.memory_budget -= over;
+    CompiledProgram next = compile(graph, options);
+    last = next.arena_bytes();
+    if (last < best.arena_bytes()) best = std::move(next);
+  }
+  return best;
 }
 
 // Why a plan that may be a far-field one is none.
@@ -105,7 +132,7 @@ Trainer::Runner Trainer::compiled(const Graph& graph, const Pointers& others) {
       {"tokens", tokens_.data()}, {"targets", targets_.data()}, {"inverse_count", &inverse_count_}};
   for (std::size_t i = 0; i < list_.size(); ++i) pointers[list_[i].name] = values_[i].data();
   for (const auto& [name, pointer] : others) pointers[name] = pointer;
-  Runner runner{compile(graph, compile_options), {}, {}};
+  Runner runner{compile_within(graph, compile_options), {}, {}};
   for (const CompiledProgram::Tensor& t : runner.program.parameters()) {
     runner.parameters.push_back(pointers.at(t.name));
   }
@@ -178,10 +205,7 @@ StepResult Trainer::step() {
       add_to(gradients_[t], (*more_gradients_)[t], threads_);
     }
   }
-  if (!std::isfinite(result.loss)) {
-    throw Error(fmt::format("the loss of step {} is {}: the learning rate may be too high",
-                            state_.step + 1, result.loss));
-  }
+  require_finite("loss", result.loss, state_.step + 1);
 
   std::vector<std::span<const float>> gradients;
   std::vector<AdamWSlot> slots;
@@ -190,6 +214,7 @@ StepResult Trainer::step() {
     slots.push_back({values_[t], gradients_[t], m_[t], v_[t], list_[t].is_matrix()});
   }
   result.norm = global_norm(gradients, threads_);
+  require_finite("gradients' norm", result.norm, state_.step + 1);
   result.rate = options_.schedule.rate(state_.step);
   ++state_.step;
   state_.windows += options_.batch * options_.accumulate;
@@ -217,6 +242,7 @@ double Trainer::validate(std::int64_t windows) {
     loss += static_cast<double>(loss_);
     count += static_cast<double>(count_);
   }
+  require_finite("validation loss", loss / count, state_.step);
   return loss / count;
 }
 
@@ -266,15 +292,54 @@ TrainMemory Trainer::memory() const {
 }
 
 void Trainer::save(const std::string& path, const std::string& options) const {
+  check_finite();
   RunState state = state_;
   state.options = options;
-  if (!far_) return save_checkpoint(path, config_, state, values_, m_, v_);
+  if (!far_) {
+    std::filesystem::remove(far_state_of(path) + kNewState);  // of a killed run with a far field
+    return save_checkpoint(path, config_, state, values_, m_, v_);
+  }
   state.far_steps = far_->report().steps;
-  // Two files that belong together: both are written before either takes its name.
+  // Two files that belong together: both are written before either takes its name. load_far_field()
+  // knows what a process killed between the two renames leaves.
   const std::string far = far_state_of(path);
-  far_->save(far + ".new");
+  far_->save(far + kNewState);
   save_checkpoint(path, config_, state, values_, m_, v_);
-  std::filesystem::rename(far + ".new", far);
+  std::filesystem::rename(far + kNewState, far);
+}
+
+void Trainer::check_finite() const {
+  for (const TensorSet* set : {&values_, &m_, &v_}) {
+    for (std::size_t t = 0; t < list_.size(); ++t) {
+      const std::span<const float> numbers[] = {(*set)[t]};
+      // In double: finite floats cannot overflow it.
+      if (std::isfinite(global_norm(numbers, threads_))) continue;
+      throw Diverged(fmt::format("after step {} {}{} holds what is no finite number", state_.step,
+                                 set == &values_ ? "" : "a moment of ", list_[t].name));
+    }
+  }
+}
+
+// The state of `steps` steps beside the checkpoint: under its name, or under the one it was written
+// with when the process was killed after the checkpoint's rename and before its own.
+void Trainer::load_far_field(const std::string& path, std::int64_t steps) {
+  const std::string far = far_state_of(path);
+  std::error_code none;
+  if (std::filesystem::exists(far + kNewState, none)) {
+    try {
+      far_->load(far + kNewState);
+      if (far_->report().steps == steps) return;
+    } catch (const InvalidArgument&) {
+      // Of no use; the one under its name may be.
+    }
+  }
+  far_->load(far);
+  if (far_->report().steps != steps) {
+    throw InvalidArgument(
+        fmt::format("'{}': expected {} steps of the head as in '{}', found {}: the two files "
+                    "were not saved together",
+                    far, steps, path, far_->report().steps));
+  }
 }
 
 void Trainer::resume(const std::string& path) {
@@ -287,16 +352,7 @@ void Trainer::resume(const std::string& path) {
   expect("seed", state.seed, state_.seed);
   expect("data", state.data, state_.data);
   load_checkpoint(path, config_, values_, m_, v_);
-  if (far_ && state.far_steps) {
-    const std::string far = far_state_of(path);
-    far_->load(far);
-    if (far_->report().steps != *state.far_steps) {
-      throw InvalidArgument(
-          fmt::format("'{}': expected {} steps of the head as in '{}', found {}: the two files "
-                      "were not saved together",
-                      far, *state.far_steps, path, far_->report().steps));
-    }
-  }
+  if (far_ && state.far_steps) load_far_field(path, *state.far_steps);
   state_ = state;
 }
 

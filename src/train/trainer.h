@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "logitless/compiler.h"
+#include "logitless/error.h"
 #include "logitless/far_field.h"
 #include "train/adamw.h"
 #include "train/checkpoint.h"
@@ -60,6 +61,12 @@ struct SampleOptions {
   std::uint64_t seed = 1;
 };
 
+// Numbers that are none, where training would go on with them.
+class Diverged : public Error {
+ public:
+  using Error::Error;
+};
+
 // Results are the same bits for any number of threads, and for a run in one piece or resumed.
 class Trainer {
  public:
@@ -70,9 +77,11 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // Throws Error when the loss is no number.
+  // Throws Diverged when the loss or the gradients' norm is no finite number; the parameters are
+  // then those before the step.
   StepResult step();
-  // Nats a token, over the first `windows` windows of the validation data, or all there are.
+  // Nats a token, over the first `windows` windows of the validation data, or all there are. Throws
+  // Diverged when that is no finite number.
   double validate(std::int64_t windows);
   // `count` words after the prompt, which has at least one. The model sees the last train.length().
   std::vector<std::int64_t> generate(std::vector<std::int64_t> prompt, std::int64_t count,
@@ -91,7 +100,8 @@ class Trainer {
 
   // See checkpoint.h. `options` goes into the checkpoint as it is. resume() wants the seed and the
   // data of the checkpoint. What the far field knows is in a file beside it, far_state_of(path); a
-  // checkpoint without goes on with a new one.
+  // checkpoint without goes on with a new one. save() throws Diverged, and leaves the files as they
+  // are, when a parameter or moment is no finite number.
   void save(const std::string& path, const std::string& options) const;
   void resume(const std::string& path);
   void import_hugging_face(const std::string& path);
@@ -108,6 +118,8 @@ class Trainer {
   void start_far_field();
   void run(const Runner& runner);
   void load(const Batch& batch);
+  void check_finite() const;
+  void load_far_field(const std::string& path, std::int64_t steps);
 
   GptConfig config_;
   TrainOptions options_;

@@ -48,6 +48,11 @@ class CommandTest(unittest.TestCase):
     def tearDownClass(cls):
         cls.folder.cleanup()
 
+    @staticmethod
+    def metadata(path):
+        data = path.read_bytes()
+        return json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]])["__metadata__"]
+
     def train(self, *arguments):
         done = run("--data", self.data, "--json", *arguments)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -89,7 +94,7 @@ class TrainErrorTest(CommandTest):
             (["--seed", "-1"], "--seed: expected a whole number from 0"),
             (["--eval-every", "0"], "--eval-every: expected a whole number from 1"),
             (["--budget", "lots"], "--budget: 'lots' is not a number of bytes"),
-            (["--threads", "-1"], "--threads: expected a whole number from 0 to 4096, got '-1'"),
+            (["--threads", "-1"], "--threads: expected a whole number from 0 to 1024, got '-1'"),
             (["--sample", "-1"], "--sample: expected a whole number from 0 to 1048576, got '-1'"),
             (["--temperature", "-1"], "--temperature: expected a number of at least 0, got '-1'"),
             (["--top-k", "-1"], "--top-k: expected a whole number from 0 to 1048576, got '-1'"),
@@ -147,7 +152,10 @@ class TrainErrorTest(CommandTest):
         other = self.dir / "other.safetensors"
         write_safetensors(other, {"wte.weight": ("F32", [2, 2], [0.0] * 4)})
         self.assert_error(["--data", self.data, *SIZES, "--init", other],
-                          f"'{other}': tensor 'wte.weight': expected f32[300, 16], found f32[2, 2]")
+                          f"--init: '{other}': tensor 'wpe.weight': expected a matrix, found none")
+        write_safetensors(other, {"wte.weight": ("F32", [2, 16], [0.0] * 32), "wpe.weight": ("F32", [8, 16], [0.0] * 128),
+                                  "h.0.ln_1.weight": ("F32", [16], [0.0] * 16)})
+        self.assert_error(["--data", self.data, *SIZES, "--init", other], f"--vocab: '{other}' has 2, got 300")
         self.assert_error(["--resume", other], f"'{other}': metadata 'format': expected a checkpoint of logitless train")
 
     def test_resume_keeps_to_the_checkpoint(self):

@@ -139,6 +139,45 @@ TEST_F(FarTrainerTest, CheckpointsWithAndWithoutAFarField) {
   EXPECT_EQ(dense.steps_done(), 3);
 }
 
+// The checkpoint's rename is first: a process killed after it leaves the far field's file under the
+// name it was written with.
+TEST_F(FarTrainerTest, ResumesAPairWhoseWriterWasKilledBetweenTheRenames) {
+  for (const bool first_save : {true, false}) {
+    SCOPED_TRACE(first_save);
+    Trainer whole = trainer(options()), half = trainer(options()), rest = trainer(options());
+    const std::vector<double> expected = losses(whole, 7);
+    losses(half, 3);
+    half.save(path("a.safetensors"), "{}");
+    const auto far = [&](const char* end) { return path("a.far.safetensors") + end; };
+    if (first_save) {
+      std::filesystem::rename(far(""), far(".new"));
+    } else {
+      std::filesystem::copy_file(far(""), path("old"),
+                                 std::filesystem::copy_options::overwrite_existing);
+      losses(half, 1);
+      half.save(path("a.safetensors"), "{}");
+      std::filesystem::rename(far(""), far(".new"));
+      std::filesystem::rename(path("old"), far(""));
+    }
+    rest.resume(path("a.safetensors"));
+    const int done = first_save ? 3 : 4;
+    EXPECT_EQ(losses(rest, 7 - done), std::vector<double>(expected.begin() + done, expected.end()));
+    EXPECT_TRUE(same_values(whole, rest));
+    // Killed before the checkpoint's rename, it leaves one that belongs to no checkpoint.
+    Trainer again = trainer(options());
+    half.save(path("a.safetensors"), "{}");
+    losses(half, 1);
+    half.save(path("b.safetensors"), "{}");
+    std::filesystem::rename(path("b.far.safetensors"), far(".new"));
+    again.resume(path("a.safetensors"));
+    EXPECT_EQ(again.far_field()->report().steps, done);
+    std::ofstream(far(".new")) << "no state";
+    again.resume(path("a.safetensors"));
+    again.save(path("a.safetensors"), "{}");
+    EXPECT_FALSE(std::filesystem::exists(far(".new")));
+  }
+}
+
 TEST_F(FarTrainerTest, RefusesAFarFieldOfAnotherStep) {
   Trainer a = trainer(options()), b = trainer(options());
   losses(a, 2);

@@ -198,9 +198,11 @@ TEST(GptConfigTest, SaysWhatIsWrong) {
     change(config);
     expect_message([&] { build_gpt(config, 1, 1); }, text);
   };
-  bad([](GptConfig& c) { c.vocab = 0; }, "vocab: expected at least 1, got 0");
-  bad([](GptConfig& c) { c.context = 0; }, "context: expected at least 1, got 0");
-  bad([](GptConfig& c) { c.layers = -1; }, "layers: expected at least 1, got -1");
+  bad([](GptConfig& c) { c.vocab = 0; }, "vocab: expected a whole number from 1 to 1048576, got 0");
+  bad([](GptConfig& c) { c.context = 0; },
+      "context: expected a whole number from 1 to 1048576, got 0");
+  bad([](GptConfig& c) { c.layers = -1; },
+      "layers: expected a whole number from 1 to 4096, got -1");
   bad([](GptConfig& c) { c.heads = 3; }, "heads: expected a divisor of dim 8, got 3");
   bad([](GptConfig& c) { c.activations = DType::f16; },
       "activations: expected f32 or bf16, got f16");

@@ -1,7 +1,9 @@
 // Text found on the machine, its tokenizer and its cache.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -137,6 +139,48 @@ TEST_F(TokenizerTest, IsTheSameFromTheTextAndFromTheCache) {
   EXPECT_EQ(made.key, kept.key);
   EXPECT_EQ(made.key, one_thread.key);
   EXPECT_NE(tokenize(corpus, 401, (root_ / "cache").string(), 2, say).key, kept.key);
+}
+
+// Words of the vocabulary, but not those that were written.
+TEST_F(TokenizerTest, MakesADamagedCacheAgain) {
+  for (int i = 0; i < 40; ++i) write("text/" + std::to_string(i) + ".h", lines(i, 40));
+  const Corpus corpus = read();
+  std::string said;
+  const Say say = [&](std::string_view line) { said += std::string(line) + "\n"; };
+  const auto tokenized = [&] { return tokenize(corpus, 400, (root_ / "cache").string(), 1, say); };
+  const TokenizedText made = tokenized();
+  const fs::path cache = fs::directory_iterator(root_ / "cache")->path();
+  std::string bytes;
+  {
+    std::ifstream stream(cache, std::ios::binary);
+    bytes.assign(std::istreambuf_iterator<char>(stream), {});
+  }
+  const std::int32_t first = made.train.front(), other = (first + 1) % made.tokenizer.vocab();
+  std::string words(reinterpret_cast<const char*>(made.train.data()), 32);
+  const std::size_t at = bytes.find(words);
+  ASSERT_NE(at, std::string::npos);
+  std::memcpy(bytes.data() + at, &other, sizeof(other));
+  std::ofstream(cache, std::ios::binary) << bytes;
+  said.clear();
+  const TokenizedText again = tokenized();
+  EXPECT_NE(said.find("is not as it was written"), std::string::npos) << said;
+  EXPECT_EQ(again.train, made.train);
+  EXPECT_EQ(again.key, made.key);
+}
+
+// The words of another tokenizer, which has its own place in the cache.
+TEST_F(TokenizerTest, TakesATokenizerMadeElsewhere) {
+  for (int i = 0; i < 40; ++i) write("text/" + std::to_string(i) + ".h", lines(i, 40));
+  const Corpus corpus = read();
+  const Say say = [](std::string_view) {};
+  const std::string cache = (root_ / "cache").string();
+  const Tokenizer other = Tokenizer::train(corpus, 333, 1u << 20);
+  const TokenizedText own = tokenize(corpus, 400, cache, 1, say);
+  const TokenizedText given = tokenize(corpus, 400, cache, 1, say, &other.model());
+  EXPECT_EQ(given.tokenizer.model(), other.model());
+  EXPECT_NE(given.train, own.train);
+  EXPECT_EQ(tokenize(corpus, 400, cache, 1, say).key, own.key);
+  EXPECT_EQ(tokenize(corpus, 400, cache, 1, say, &other.model()).key, given.key);
 }
 
 TEST_F(TokenizerTest, TakesFewerWordsForAShortText) {

@@ -62,6 +62,15 @@ NamedNumbers numbers(const Trainer& trainer, const GptConfig& config) {
   return result;
 }
 
+void expect_diverged(const std::function<void()>& act, const std::string& text) {
+  try {
+    act();
+    FAIL() << "nothing was thrown; expected: " << text;
+  } catch (const Diverged& error) {
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
 using TrainerTest = TestFolder;
 
 TEST_F(TrainerTest, StartsAtLogVocabAndLearns) {
@@ -217,6 +226,44 @@ TEST_F(TrainerTest, ExportedWeightsComeBack) {
   other.import_hugging_face(path("model.safetensors"));
   EXPECT_TRUE(same_values(t, other));
   EXPECT_EQ(t.validate(5), other.validate(5));
+}
+
+// Logits of 0, so that the loss is log V, and head weights whose gradients are past fp32.
+TEST_F(TrainerTest, StopsBeforeANormThatIsNoNumber) {
+  const GptConfig config = small(/*tied=*/false);
+  for (const std::int64_t accumulate : {1, 2}) {
+    TrainOptions o = options();
+    o.accumulate = accumulate;
+    const Dataset same =
+        Dataset::of_words(std::vector<std::int32_t>(20 * kLength + 1, 0), kLength, kVocab);
+    Trainer t(config, o, same, same);
+    const std::vector<GptParameter> list = gpt_parameters(config);
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const std::span<float> values = t.values()[i];
+      if (list[i].name == "ln_f.weight") std::ranges::fill(values, 0.0f);
+      if (list[i].name != "lm_head.weight") continue;
+      std::ranges::fill(values, 3e38f);
+      std::fill_n(values.begin(), config.dim, -3e38f);
+    }
+    const NamedNumbers before = numbers(t, config);
+    expect_diverged([&] { t.step(); }, "the gradients' norm of step 1 is inf");
+    EXPECT_EQ(numbers(t, config), before);
+    EXPECT_EQ(t.steps_done(), 0);
+  }
+}
+
+TEST_F(TrainerTest, SavesFiniteNumbersAlone) {
+  Trainer t = trainer(options());
+  t.save(path("a"), "{}");
+  const auto bytes = [&] {
+    std::ifstream stream(path("a"), std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(stream), {});
+  };
+  const std::string good = bytes();
+  t.values()[3][1] = NAN;
+  expect_diverged([&] { t.save(path("a"), "{}"); }, "holds what is no finite number");
+  expect_diverged([&] { t.validate(2); }, "the validation loss of step 0 is");
+  EXPECT_EQ(bytes(), good);
 }
 
 TEST_F(TrainerTest, SaysThatTheLossIsNoNumber) {
