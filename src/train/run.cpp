@@ -132,9 +132,35 @@ std::string far_text(const FarFieldReport& r) {
   return text;
 }
 
+// A checkpoint or model that would replace what the run reads, or the other.
+void refuse_same_files(const RunOptions& o) {
+  const auto refuse = [](const char* option, const std::string& path, const char* other,
+                         const std::string& there) {
+    if (path.empty() || there.empty()) return;
+    std::error_code error;
+    const auto whole = [&](const std::string& name) {
+      return std::filesystem::weakly_canonical(std::filesystem::absolute(name), error);
+    };
+    if (whole(path) != whole(there)) return;
+    throw InvalidArgument(
+        fmt::format("--{}: '{}' is the file of --{}, which it would replace", option, path, other));
+  };
+  refuse("export", o.hugging_face, "save", o.save);
+  refuse("export", o.hugging_face, "resume", o.resume);
+  refuse("save", o.save, "init", o.init);
+  for (const auto& [name, paths] :
+       {std::pair{"data", &o.data}, {"val", &o.val}, {"text", &o.text}}) {
+    for (const std::string& path : *paths) {
+      refuse("save", o.save, name, path);
+      refuse("export", o.hugging_face, name, path);
+    }
+  }
+}
+
 // What would go wrong after hours, before the first step: where --save, --export and --cache cannot
 // be written, and options that a checkpoint cannot hold.
 void check_files(const RunOptions& o) {
+  refuse_same_files(o);
   const auto check = [](const char* option, const std::string& path) {
     try {
       check_writable(path);

@@ -110,6 +110,16 @@ class FilesTest(CommandTest):
         self.assertIn(b"--text: expected UTF-8, which is all that --save can store", done.stderr)
         self.assertNotIn(b"step 1", done.stdout)
 
+    def test_what_is_read_is_not_replaced(self):
+        one = self.dir / "one.safetensors"
+        base = ["--data", self.data, *SIZES, "--steps", 1, *QUIET]
+        self.assert_error([*base, "--save", one, "--export", f"{self.dir}/./one.safetensors"],
+                          f"--export: '{self.dir}/./one.safetensors' is the file of --save, which it would replace")
+        for option in ("--save", "--export"):
+            self.assert_error([*base, option, self.data], f"{option}: '{self.data}' is the file of --data, which it would replace")
+            self.assert_error([*base, "--val", self.val, option, self.val], f"{option}: '{self.val}' is the file of --val")
+        self.assertFalse(one.exists())
+
     def test_leftovers_of_a_killed_run_go(self):
         save = self.dir / "left.safetensors"
         for path in (save, save.with_suffix(".far.safetensors")):
