@@ -5,6 +5,7 @@
 #include "core/element.h"
 #include "core/parallel.h"
 #include "head/device_engine.h"
+#include "head/overlap.h"
 #include "logitless/head.h"
 
 namespace logitless {
@@ -40,6 +41,10 @@ void scale_gradients(const Context& context, const ConstTensorView& factor,
   require(factor.defined() && factor.numel() == 1 && factor.dtype() == DType::f32,
           "factor: expected an f32 scalar, got ",
           factor.defined() ? describe(factor) : std::string("none"));
+  require_apart({{"d_hidden", gradients.d_hidden},
+                 {"d_weight", gradients.d_weight},
+                 {"d_bias", gradients.d_bias}},
+                {{"factor", factor}});
   const std::tuple<std::string_view, const TensorView&, bool> all[] = {
       {"d_hidden", gradients.d_hidden, false},
       {"d_weight", gradients.d_weight, false},

@@ -100,6 +100,21 @@ TEST_P(ScaleGradientsTest, RefusesByName) {
             std::string::npos);
 }
 
+TEST_P(ScaleGradientsTest, RefusesSharedMemory) {
+  const Context context = make_context(GetParam());
+  Tensor by(DType::f32, {}), weight(DType::f32, {4, 4});
+  EXPECT_NE(
+      message_of([&] {
+        scale_gradients(context, ConstTensorView(by.view()), {weight.view(), weight.view(), {}});
+      }).find("d_weight"),
+      std::string::npos);
+  EXPECT_NE(message_of([&] {
+              scale_gradients(context, ConstTensorView(weight.view().data(), DType::f32, {}),
+                              {{}, weight.view(), {}});
+            }).find("factor"),
+            std::string::npos);
+}
+
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ScaleGradientsTest);  // without a GPU
 INSTANTIATE_TEST_SUITE_P(AllKernels, ScaleGradientsTest, testing::ValuesIn(tested_kernels()),
                          [](const auto& kernel) { return kernel.param; });
