@@ -27,8 +27,3 @@ target_include_directories(logitless_settings INTERFACE
                            $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
 
 find_package(Threads REQUIRED)
-if(LOGITLESS_PARALLEL STREQUAL "openmp")
-  find_package(OpenMP REQUIRED COMPONENTS CXX)
-elseif(NOT LOGITLESS_PARALLEL STREQUAL "std")
-  message(FATAL_ERROR "LOGITLESS_PARALLEL is '${LOGITLESS_PARALLEL}'; expected openmp or std")
-endif()

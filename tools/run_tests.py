@@ -74,10 +74,9 @@ def summary(passed, failed, skipped):
 def main(argv):
     arguments = parse_arguments(argv)
     ctest = ctest_of(arguments.build_dir)
-    # Several programs share the cores: threads that wait must sleep, not spin.
     # A request for more memory than there is must fail as it does for users, not end the program.
-    environment = {"OMP_WAIT_POLICY": "passive", "ASAN_OPTIONS": "allocator_may_return_null=1",
-                   "TSAN_OPTIONS": "allocator_may_return_null=1", **os.environ}
+    environment = {"ASAN_OPTIONS": "allocator_may_return_null=1", "TSAN_OPTIONS": "allocator_may_return_null=1",
+                   **os.environ}
 
     with tempfile.TemporaryDirectory() as folder:
         junit = Path(folder) / "tests.xml"

@@ -2,6 +2,8 @@
 
 #include <bit>
 
+#include "logitless/parallel.h"
+
 namespace log_bilinear {
 namespace {
 
@@ -16,8 +18,10 @@ std::uint16_t round_to_bf16(float value) {
 }
 
 void round_all(int threads, const float* from, std::int64_t count, std::uint16_t* to) {
-#pragma omp parallel for simd schedule(static) num_threads(threads)
-  for (std::int64_t i = 0; i < count; ++i) to[i] = round_to_bf16(from[i]);
+  constexpr std::int64_t kGrain = 1 << 14;
+  logitless::parallel_ranges(threads, count, kGrain, [=](std::int64_t i, std::int64_t last) {
+    for (; i < last; ++i) to[i] = round_to_bf16(from[i]);
+  });
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "logitless/parallel.h"
+
 // One source, compiled for AVX2 as well; the loader picks. Elsewhere the compiler's target is all
 // there is.
 #if defined(__x86_64__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__AVX2__)
@@ -65,35 +67,29 @@ void multiply(int threads, std::int64_t rows, std::int64_t columns, std::int64_t
   // tile from the cache.
   const std::int64_t row_tiles = (rows + kRows - 1) / kRows;
   const std::int64_t column_tiles = (columns + kColumns - 1) / kColumns;
-#pragma omp parallel for collapse(2) schedule(static) num_threads(threads)
-  for (std::int64_t ct = 0; ct < column_tiles; ++ct) {
-    for (std::int64_t rt = 0; rt < row_tiles; ++rt) {
-      const std::int64_t r = rt * kRows;
-      const std::int64_t c = ct * kColumns;
-      const std::int64_t tile_rows = std::min(kRows, rows - r);
-      const std::int64_t tile_columns = std::min(kColumns, columns - c);
-      const float* a = left.data + r * left.row;
-      if (tile_rows == kRows && tile_columns == kColumns) {
-        multiply_tile(inner, a, left.row, left.column, right + c, columns, out + r * columns + c,
-                      columns);
-      } else {
-        multiply_edge(tile_rows, tile_columns, inner, a, left.row, left.column, right + c, columns,
-                      out + r * columns + c, columns);
-      }
+  logitless::parallel_for(threads, column_tiles * row_tiles, [&](std::int64_t task, int) {
+    const std::int64_t r = task % row_tiles * kRows;
+    const std::int64_t c = task / row_tiles * kColumns;
+    const std::int64_t tile_rows = std::min(kRows, rows - r);
+    const std::int64_t tile_columns = std::min(kColumns, columns - c);
+    const float* a = left.data + r * left.row;
+    if (tile_rows == kRows && tile_columns == kColumns) {
+      multiply_tile(inner, a, left.row, left.column, right + c, columns, out + r * columns + c,
+                    columns);
+    } else {
+      multiply_edge(tile_rows, tile_columns, inner, a, left.row, left.column, right + c, columns,
+                    out + r * columns + c, columns);
     }
-  }
+  });
 }
 
 void transpose(int threads, std::int64_t rows, std::int64_t columns, const float* in, float* out) {
   constexpr std::int64_t kBlock = 32;
-#pragma omp parallel for schedule(static) num_threads(threads)
-  for (std::int64_t r0 = 0; r0 < rows; r0 += kBlock) {
+  logitless::parallel_ranges(threads, rows, kBlock, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t c = 0; c < columns; ++c) {
-      for (std::int64_t r = r0; r < std::min(rows, r0 + kBlock); ++r) {
-        out[c * rows + r] = in[r * columns + c];
-      }
+      for (std::int64_t r = first; r < last; ++r) out[c * rows + r] = in[r * columns + c];
     }
-  }
+  });
 }
 
 }  // namespace log_bilinear

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "logitless/parallel.h"
 #include "matrix.h"
 #include "train/hash.h"
 
@@ -84,10 +85,10 @@ void Model::gather(const std::int32_t* contexts, std::int64_t rows) {
   const std::int64_t count = rows * shape_.context;
   const float* from = context_vectors().value();
   float* to = gathered_.as<float>();
-#pragma omp parallel for schedule(static) num_threads(threads_)
-  for (std::int64_t i = 0; i < count; ++i) {
-    std::copy_n(from + contexts[i] * dim, dim, to + i * dim);
-  }
+  constexpr std::int64_t kRows = 64;  // of a task
+  logitless::parallel_ranges(threads_, count, kRows, [&](std::int64_t i, std::int64_t last) {
+    for (; i < last; ++i) std::copy_n(from + contexts[i] * dim, dim, to + i * dim);
+  });
 }
 
 const float* Model::forward(const std::int32_t* contexts, std::int64_t rows) {
@@ -101,14 +102,13 @@ const float* Model::forward(const std::int32_t* contexts, std::int64_t rows) {
     multiply(threads_, rows, dim, inner, {in, inner, 1}, c, h);
     return h;
   }
-#pragma omp parallel for schedule(static) num_threads(threads_)
-  for (std::int64_t i = 0; i < rows; ++i) {
+  logitless::parallel_for(threads_, rows, [&](std::int64_t i, int) {
     float* out = h + i * dim;
     std::fill_n(out, dim, 0.0f);
     for (std::int64_t k = 0; k < shape_.context; ++k) {
       for (std::int64_t d = 0; d < dim; ++d) out[d] += c[k * dim + d] * in[i * inner + k * dim + d];
     }
-  }
+  });
   return h;
 }
 
@@ -126,8 +126,7 @@ void Model::backward(const std::int32_t* contexts, std::int64_t rows) {
     transpose(threads_, inner, dim, c, ct);
     multiply(threads_, rows, inner, dim, {dh, dim, 1}, ct, in);
   } else {
-#pragma omp parallel for schedule(static) num_threads(threads_)
-    for (std::int64_t k = 0; k < shape_.context; ++k) {
+    logitless::parallel_for(threads_, shape_.context, [&](std::int64_t k, int) {
       float* out = dc + k * dim;
       std::fill_n(out, dim, 0.0f);
       for (std::int64_t i = 0; i < rows; ++i) {
@@ -138,7 +137,7 @@ void Model::backward(const std::int32_t* contexts, std::int64_t rows) {
           x[d] = g[d] * c[k * dim + d];
         }
       }
-    }
+    });
   }
   if (!shape_.shared_vectors) note_touched(contexts, rows * shape_.context);
   scatter(contexts, rows);
@@ -167,15 +166,13 @@ void Model::scatter(const std::int32_t* contexts, std::int64_t rows) {
   const std::int64_t count = rows * shape_.context;
   const float* from = gathered_.as<float>();
   float* to = context_vectors().gradient();
-#pragma omp parallel for schedule(static) num_threads(threads_)
-  for (std::int64_t first = 0; first < dim; first += kSlice) {
-    const std::int64_t last = std::min(dim, first + kSlice);
+  logitless::parallel_ranges(threads_, dim, kSlice, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t i = 0; i < count; ++i) {
       const float* in = from + i * dim;
       float* out = to + contexts[i] * dim;
       for (std::int64_t d = first; d < last; ++d) out[d] += in[d];
     }
-  }
+  });
 }
 
 }  // namespace log_bilinear

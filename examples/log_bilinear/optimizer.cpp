@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "logitless/parallel.h"
+
 namespace log_bilinear {
 namespace {
 
@@ -14,16 +16,15 @@ void for_each_stretch(const Parameter& parameter, int threads, const Update& upd
   constexpr std::int64_t kBlock = 1 << 14;
   if (parameter.row_sparse) {
     const auto count = static_cast<std::int64_t>(parameter.touched.size());
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (std::int64_t i = 0; i < count; ++i) {
-      update(parameter.touched[i] * parameter.columns, parameter.columns);
-    }
+    constexpr std::int64_t kRows = 64;
+    logitless::parallel_ranges(threads, count, kRows, [&](std::int64_t i, std::int64_t last) {
+      for (; i < last; ++i) update(parameter.touched[i] * parameter.columns, parameter.columns);
+    });
     return;
   }
-#pragma omp parallel for schedule(static) num_threads(threads)
-  for (std::int64_t first = 0; first < parameter.numel(); first += kBlock) {
-    update(first, std::min(kBlock, parameter.numel() - first));
-  }
+  logitless::parallel_ranges(
+      threads, parameter.numel(), kBlock,
+      [&](std::int64_t first, std::int64_t last) { update(first, last - first); });
 }
 
 struct AdamConstants {

@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "checkpoint.h"
+#include "logitless/parallel.h"
 #include "train/hash.h"
 #include "train/shuffle.h"
 
@@ -232,12 +233,14 @@ std::string Trainer::generate(const std::string& prompt, std::int64_t count, dou
       nearest[k] = k < words.size() ? words[words.size() - 1 - k] : text_.tokenizer.end_of_text();
     }
     const float* h = model_.forward(nearest.data(), 1);
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (std::int64_t v = 0; v < vocab; ++v) {
-      float sum = 0.0f;
-      for (std::int64_t d = 0; d < dim; ++d) sum += h[d] * q[v * dim + d];
-      logits[v] = sum + b[v];
-    }
+    constexpr std::int64_t kWords = 256;  // of a task
+    logitless::parallel_ranges(threads, vocab, kWords, [&](std::int64_t v, std::int64_t last) {
+      for (; v < last; ++v) {
+        float sum = 0.0f;
+        for (std::int64_t d = 0; d < dim; ++d) sum += h[d] * q[v * dim + d];
+        logits[v] = sum + b[v];
+      }
+    });
     const double top = *std::max_element(logits.begin(), logits.end());
     double total = 0.0;
     for (const float logit : logits) total += std::exp((logit - top) / temperature);

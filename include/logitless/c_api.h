@@ -123,7 +123,7 @@ typedef void (*logitless_trace_function)(const char* line, void* user);
 typedef struct logitless_context_options {
   size_t struct_size;
   logitless_device device; /* default LOGITLESS_DEVICE_CPU */
-  int32_t threads;         /* 0: OMP_NUM_THREADS, or all cores of the affinity mask */
+  int32_t threads;         /* 0: OMP_NUM_THREADS, or all cores that the process may use */
   const char* kernel; /* the one kernel to use; NULL or "": LOGITLESS_CPU, or else the best for each
                          problem */
   logitless_trace_function trace; /* text of each decision, on the calling thread; NULL: none */
@@ -432,10 +432,10 @@ typedef struct logitless_program_options {
   uint64_t memory_budget; /* bytes of values in the arena; 0: chunk wherever that computes nothing
                              twice */
   int64_t chunks;         /* of every loop; 0: chosen */
-  int32_t threads;        /* that run it; 0: OMP_NUM_THREADS, or all cores of the affinity mask */
-  int32_t chunk;          /* default 1; 0: no loops */
-  int32_t head_engine;    /* default 1; 0: heads are loops like the rest */
-  int32_t strict;         /* a budget not met, or a big value that could not be cut, is an error */
+  int32_t threads;     /* that run it; 0: OMP_NUM_THREADS, or all cores that the process may use */
+  int32_t chunk;       /* default 1; 0: no loops */
+  int32_t head_engine; /* default 1; 0: heads are loops like the rest */
+  int32_t strict;      /* a budget not met, or a big value that could not be cut, is an error */
 } logitless_program_options;
 LOGITLESS_API void logitless_program_options_init(logitless_program_options* options,
                                                   size_t struct_size);

@@ -10,6 +10,7 @@
 #include "logitless/graph.h"
 #include "logitless/head.h"
 #include "logitless/memory.h"
+#include "logitless/parallel.h"
 #include "logitless/plan.h"
 #include "logitless/tensor_file.h"
 #include "logitless/tensor_view.h"

@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "logitless/error.h"
+#include "logitless/parallel.h"
 
 namespace logitless::cli {
 namespace {
@@ -68,19 +69,23 @@ T load(const void* data, std::int64_t index) {
 template <typename F>
 void fill(const TensorView& to, F value) {
   const std::int64_t count = to.numel();
+  const auto each = [&](auto&& set) {
+    constexpr std::int64_t kGrain = 1 << 14;
+    parallel_ranges(default_threads(), count, kGrain, [&](std::int64_t i, std::int64_t last) {
+      for (; i < last; ++i) set(i);
+    });
+  };
   switch (to.dtype()) {
     case DType::f32: {
       auto* out = static_cast<float*>(to.data());
-#pragma omp parallel for schedule(static)
-      for (std::int64_t i = 0; i < count; ++i) out[i] = value(i);
+      each([&](std::int64_t i) { out[i] = value(i); });
       return;
     }
     case DType::bf16:
     case DType::f16: {
       auto* out = static_cast<std::uint16_t*>(to.data());
       const bool bf16 = to.dtype() == DType::bf16;
-#pragma omp parallel for schedule(static)
-      for (std::int64_t i = 0; i < count; ++i) out[i] = bf16 ? to_bf16(value(i)) : to_f16(value(i));
+      each([&](std::int64_t i) { out[i] = bf16 ? to_bf16(value(i)) : to_f16(value(i)); });
       return;
     }
     default:

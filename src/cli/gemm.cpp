@@ -1,11 +1,10 @@
 #include "cli/gemm.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "logitless/memory.h"
+#include "logitless/parallel.h"
 
 namespace logitless::cli {
 namespace {
@@ -137,13 +136,12 @@ void gemm(Matrix a, Matrix b, float* c, int threads) {
   constexpr std::int64_t kFloats =
       (kBlockRows + kTileRows + kBlockCols + kMostTileCols) * kBlockDepth;
   const Buffer packed(static_cast<std::size_t>(kFloats * threads) * sizeof(float));
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-  for (std::int64_t task = 0; task < row_blocks * col_blocks; ++task) {
-    float* packed_a = packed.as<float>() + kFloats * omp_get_thread_num();
+  parallel_for(threads, row_blocks * col_blocks, [&](std::int64_t task, int thread) {
+    float* packed_a = packed.as<float>() + kFloats * thread;
     block(a, b_transposed, c, b.cols, task % row_blocks * kBlockRows,
           task / row_blocks * kBlockCols, micro, packed_a,
           packed_a + (kBlockRows + kTileRows) * kBlockDepth);
-  }
+  });
 }
 
 }  // namespace logitless::cli

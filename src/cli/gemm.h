@@ -20,7 +20,7 @@ inline Matrix row_major(const float* data, std::int64_t rows, std::int64_t cols)
 inline Matrix transposed(Matrix m) { return {m.data, m.cols, m.rows, m.col_stride, m.row_stride}; }
 
 // c [a.rows, b.cols], row-major, = a b. Blocks are packed for the caches; SIMD by what the
-// processor has; OpenMP.
+// processor has.
 void gemm(Matrix a, Matrix b, float* c, int threads);
 
 }  // namespace logitless::cli

@@ -10,6 +10,7 @@
 
 #include "cli/gemm.h"
 #include "logitless/error.h"
+#include "logitless/parallel.h"
 
 // The row loops below are compiled once for each of these, and the best is taken when the program
 // starts.
@@ -175,15 +176,13 @@ double Unfused::loss(bool gradient) {
     valid += target_at(targets_, i) != ignore_index_ ? 1 : 0;
   const double share = valid > 0 ? 1.0 / static_cast<double>(valid) : 0.0;
   std::vector<double> losses(static_cast<std::size_t>(tokens), 0.0);
-  const std::int64_t words = vocab;  // structured bindings do not go into parallel regions
-  const std::int64_t rows = tokens;
-#pragma omp parallel for schedule(static) num_threads(threads_)
-  for (std::int64_t i = 0; i < rows; ++i) {
+  const std::int64_t words = vocab;  // Clang 14 takes no structured bindings into lambdas
+  parallel_for(threads_, tokens, [&](std::int64_t i, int) {
     float* z = logits + i * words;
     const std::int64_t target = target_at(targets_, i);
     if (target == ignore_index_) {
       std::fill(z, z + words, 0.0f);
-      continue;
+      return;
     }
     const float target_logit = z[target];
     const auto [max, sum] = exponentials(z, words);
@@ -192,7 +191,7 @@ double Unfused::loss(bool gradient) {
     if (!gradient) continue;
     scale(z, words, static_cast<float>(share / sum));  // now the gradient, but for the target
     z[target] -= static_cast<float>(share);
-  }
+  });
   double loss = 0.0;
   for (const double each : losses) loss += each;
   return loss * share;

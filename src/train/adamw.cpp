@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "logitless/parallel.h"
+
 namespace logitless::train {
 namespace {
 
@@ -27,9 +29,8 @@ std::vector<Block> blocks_of(std::size_t tensors, Sizes&& size) {
 
 template <typename Task>
 void each(const std::vector<Block>& blocks, int threads, Task&& task) {
-  const auto count = static_cast<std::int64_t>(blocks.size());
-#pragma omp parallel for schedule(static) num_threads(threads)
-  for (std::int64_t i = 0; i < count; ++i) task(static_cast<std::size_t>(i));
+  parallel_for(threads, static_cast<std::int64_t>(blocks.size()),
+               [&](std::int64_t i, int) { task(static_cast<std::size_t>(i)); });
 }
 
 }  // namespace

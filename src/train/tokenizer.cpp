@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <unordered_map>
 
+#include "logitless/parallel.h"
 #include "logitless/plan.h"
 #include "logitless/tensor_file.h"
 #include "train/hash.h"
@@ -85,12 +86,11 @@ std::vector<std::int32_t> encode_files(const Tokenizer& tokenizer, const Corpus&
     if (file.held_out == held_out) files.push_back(&file);
   }
   std::vector<std::vector<std::int32_t>> words(files.size());
-  const auto count = static_cast<std::int64_t>(files.size());
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-  for (std::int64_t i = 0; i < count; ++i) {
+  parallel_for(threads, static_cast<std::int64_t>(files.size()), [&](std::int64_t task, int) {
+    const auto i = static_cast<std::size_t>(task);
     tokenizer.encode(files[i]->text, words[i]);
     words[i].push_back(tokenizer.end_of_text());
-  }
+  });
   std::vector<std::int32_t> stream;
   for (const std::vector<std::int32_t>& part : words) {
     stream.insert(stream.end(), part.begin(), part.end());
