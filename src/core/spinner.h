@@ -3,7 +3,6 @@
 
 #include <sys/resource.h>
 
-#include <algorithm>
 #include <chrono>
 
 namespace logitless {
@@ -28,7 +27,7 @@ class Spinner {
     if (misses_ >= kMisses) return false;
     const Clock::time_point start = Clock::now();
     if (start - looked_ > kLookEvery) look(start);
-    if (start < idle_from_) return false;
+    if (start < contested_until_) return false;
     for (Clock::time_point now = start; now - start < kMost; now = Clock::now()) {
       for (int i = 0; i < kPauses; ++i) {
         pause_core();
@@ -42,34 +41,42 @@ class Spinner {
     return false;
   }
 
-  // The thread has slept from `start` until woken: spinning would have paid if that was short.
-  // Gaps that are always long stop the spinning, and the first short one brings it back.
-  void slept() {
-    if (misses_ >= kMisses && Clock::now() - asleep_ < kMost + kWake) misses_ = 0;
-  }
-  void sleeps() {
+  // Around a sleep. Waits that are always longer than kMost end the spinning, and the first short
+  // one brings it back.
+  void falls_asleep() {
     if (misses_ >= kMisses) asleep_ = Clock::now();
+  }
+  void wakes() {
+    if (misses_ >= kMisses && Clock::now() - asleep_ < kMost) misses_ = 0;
   }
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::microseconds kMost{60}, kWake{40};
-  static constexpr std::chrono::microseconds kLookEvery{1000}, kBusy{20000};
+  // Between the parallel loops of a step of training lie single-threaded ones of up to 260 us.
+  static constexpr std::chrono::microseconds kMost{300};
   static constexpr int kPauses = 8;  // between looks at the clock: 0.3 us or less
   static constexpr int kMisses = 8;
+  // The kernel's own threads take a core a few times a second; another process, each few ms.
+  static constexpr std::chrono::milliseconds kLookEvery{1}, kContest{50};
+  static constexpr int kPreemptions = 2;
 
-  // Was this thread's core taken from it since the last look? Then others want the cores.
+  // Was the core taken from this thread of late? Then others want the cores.
   void look(Clock::time_point now) {
     looked_ = now;
     rusage usage;
     if (getrusage(RUSAGE_THREAD, &usage) != 0) return;
-    if (usage.ru_nivcsw != preempted_) idle_from_ = now + kBusy;
+    if (usage.ru_nivcsw - preempted_ >= kPreemptions) {
+      contested_until_ = now + kContest;
+    } else if (now - since_ < kContest) {
+      return;
+    }
+    since_ = now;
     preempted_ = usage.ru_nivcsw;
   }
 
   int misses_ = 0;
-  long preempted_ = 0;
-  Clock::time_point looked_, idle_from_, asleep_;
+  long preempted_ = 0;  // preemptions until since_
+  Clock::time_point since_, looked_, contested_until_, asleep_;
 };
 
 }  // namespace logitless

@@ -176,14 +176,14 @@ void ThreadPool::close() {
   if (inside(state) != 0) {
     const auto empty = [&] { return inside(state_.load(std::memory_order_acquire)) == 0; };
     if (!t_spinner.wait(empty)) {
-      t_spinner.sleeps();
+      t_spinner.falls_asleep();
       while (true) {
         const std::uint32_t finished = finished_.load(std::memory_order_acquire);
         state = state_.fetch_or(kWaiting, std::memory_order_acq_rel);
         if (inside(state) == 0) break;
         futex_wait(finished_, finished);
       }
-      t_spinner.slept();
+      t_spinner.wakes();
     }
   }
   const bool forked = forked_.load(std::memory_order_relaxed);
@@ -203,9 +203,9 @@ void ThreadPool::serve() {
   while (!ending_.load(std::memory_order_acquire)) {
     if (enter()) continue;
     if (t_spinner.wait(called)) continue;
-    t_spinner.sleeps();
+    t_spinner.falls_asleep();
     sleep();
-    t_spinner.slept();
+    t_spinner.wakes();
   }
   live_.fetch_sub(1);
 }

@@ -6,7 +6,7 @@
 // system did not run in time finds the region closed. Tasks are claimed one by one, so a thread
 // that loses its core holds up one task.
 //
-// A thread that waits first spins, for about as long as waking it takes, unless that has not paid
+// A thread that waits first spins, for fractions of a millisecond, unless that has not paid
 // lately or the machine is busy (Spinner), and then sleeps in a futex.
 #pragma once
 
