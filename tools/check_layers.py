@@ -22,6 +22,7 @@ CORE = ("src/core/", *PUBLIC)
 BELOW_KERNELS = ("src/math/", *CORE)
 KERNEL_INTERFACE = (
     "src/kernels/kernels.h",
+    "src/kernels/forced_kernel.h",
     "src/kernels/tensor_kernels.h",
     "src/kernels/device_head.h",
     "src/kernels/device_gradient.h",
@@ -46,7 +47,7 @@ LAYERS = (
     ("src/compiler/passes/", ANALYSIS),
     ("src/compiler/plan/", ("src/head/workspace.h", "src/head/engine.h", *BELOW_HEAD, *ANALYSIS)),
     ("src/compiler/exec/", ("src/head/", *BELOW_HEAD, *COMPILER_PLAN)),
-    ("src/compiler/", ("src/compiler/passes/", "src/compiler/exec/", *COMPILER_PLAN)),
+    ("src/compiler/", ("src/kernels/forced_kernel.h", "src/compiler/passes/", "src/compiler/exec/", *COMPILER_PLAN)),
     ("src/train/", PUBLIC),
     ("src/capi/", ("src/head/", *CORE)),
     ("src/xla/", CORE),

@@ -37,10 +37,10 @@ inline constexpr int kMostThreads = 1024;
 
 struct ContextOptions {
   // Threads of parallel regions, at most kMostThreads; 0 takes OMP_NUM_THREADS (no more of it than
-  // that), or else all cores of the process's affinity mask.
+  // that), or else all cores that the process may use (default_threads() of parallel.h).
   int threads = 0;
   // Use only this kernel (see kernel_names()). Empty: LOGITLESS_CPU, or else the best one for each
-  // problem.
+  // problem. Compiled programs take the instruction set of LOGITLESS_CPU for their other kernels.
   std::string kernel = {};
   DeviceKind device = DeviceKind::cpu;
   int device_index = 0;  // of GPUs, as CUDA counts them; it must be the current one of the thread

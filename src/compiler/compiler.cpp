@@ -14,6 +14,7 @@
 #include "compiler/plan/lower.h"
 #include "core/check.h"
 #include "core/parallel.h"
+#include "kernels/forced_kernel.h"
 
 namespace logitless {
 namespace {
@@ -89,6 +90,7 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
   state->threads = options.threads > 0 ? options.threads : default_threads();
   require(options.threads >= 0 && options.threads <= kMostThreads, "compile: threads is ",
           options.threads, ", expected 0 to ", kMostThreads);
+  (void)forced_kernel();  // of the tensor kernels, which ask no more when they run
   require(options.chunks >= 0, "compile: chunks is ", options.chunks, ", expected 0 or more");
   const ir::Graph& graph = GraphAccess::of(source);
   require(!graph.outputs().empty(), "compile: the program has no results");

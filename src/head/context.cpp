@@ -1,10 +1,9 @@
 #include "logitless/context.h"
 
-#include <cstdlib>
-
 #include "core/check.h"
 #include "core/parallel.h"
 #include "kernels/device_gradient.h"
+#include "kernels/forced_kernel.h"
 #include "kernels/kernels.h"
 
 namespace logitless {
@@ -36,22 +35,11 @@ Context::Context(ContextOptions options)
     return;
   }
   require(options.stream == nullptr, "stream: given, and the context is not a GPU's");
-  const char* source = "kernel";
   if (device_.kernel.empty()) {
-    if (const char* forced = std::getenv("LOGITLESS_CPU"); forced != nullptr && *forced != '\0') {
-      device_.kernel = forced;
-      source = "LOGITLESS_CPU";
-    }
+    device_.kernel = forced_kernel();
+  } else {
+    require_head_kernel("kernel", device_.kernel);
   }
-  if (device_.kernel.empty()) return;
-  std::string names;
-  for (const std::string& name : kernel_names(false))
-    names += concat(names.empty() ? "" : ", ", name);
-  bool known = false;
-  for (const HeadKernel& kernel : head_kernels()) known = known || kernel.name == device_.kernel;
-  require(known, source, ": '", device_.kernel, "' is unknown; expected one of ", names);
-  const std::string reason = find_head_kernel(device_.kernel).runnable();
-  require(reason.empty(), source, ": ", device_.kernel, " cannot run here: ", reason);
 }
 
 }  // namespace logitless

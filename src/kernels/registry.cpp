@@ -1,7 +1,9 @@
+#include <cstdlib>
 #include <vector>
 
 #include "core/check.h"
 #include "kernels/cpu/register_cpu.h"
+#include "kernels/forced_kernel.h"
 #include "kernels/kernels.h"
 #include "kernels/reference/register_reference.h"
 
@@ -30,6 +32,25 @@ const HeadKernel& find_head_kernel(std::string_view name) {
   for (const HeadKernel& kernel : head_kernels())
     names += concat(names.empty() ? "" : ", ", kernel.name);
   throw InvalidArgument(concat("kernel '", name, "' is unknown; there are ", names));
+}
+
+std::string forced_kernel() {
+  const char* name = std::getenv("LOGITLESS_CPU");
+  if (name == nullptr || *name == '\0') return {};
+  require_head_kernel("LOGITLESS_CPU", name);
+  return name;
+}
+
+void require_head_kernel(std::string_view source, std::string_view name) {
+  std::string names;
+  const HeadKernel* found = nullptr;
+  for (const HeadKernel& kernel : head_kernels()) {
+    names += concat(names.empty() ? "" : ", ", kernel.name);
+    if (kernel.name == name) found = &kernel;
+  }
+  require(found != nullptr, source, ": '", name, "' is unknown; expected one of ", names);
+  const std::string reason = found->runnable();
+  require(reason.empty(), source, ": ", name, " cannot run here: ", reason);
 }
 
 const HeadKernel& choose_head_kernel(std::string_view wanted, const HeadShape& shape,

@@ -11,6 +11,7 @@
 #include "compiler/passes/widen_sums.h"
 #include "compiler/run.h"
 #include "core/half.h"
+#include "logitless/error.h"
 
 namespace logitless::test {
 namespace {
@@ -282,6 +283,21 @@ TEST(HeadsText, NamesWhatIsWrong) {
   EXPECT_NE(error("%a, %b = head %x, %w, %t, %d, %d gradients(none, none, i8)" + plain)
                 .find("expected f32, bf16, f16 or none, got 'i8'"),
             std::string::npos);
+}
+
+// Without a head, too: products and vectors follow the variable as well.
+TEST(Compile, RefusesAKernelThatThereIsNot) {
+  const Graph graph = Graph::parse("graph g(%x: f32[2, 3]) { %y = exp %x return y: %y }");
+  setenv("LOGITLESS_CPU", "slide_rule", 1);
+  std::string message = "accepted";
+  try {
+    compile(graph, {});
+  } catch (const InvalidArgument& error) {
+    message = error.what();
+  }
+  unsetenv("LOGITLESS_CPU");
+  EXPECT_EQ(message.rfind("LOGITLESS_CPU: 'slide_rule' is unknown; expected one of ", 0), 0u)
+      << message;
 }
 
 }  // namespace

@@ -7,9 +7,9 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 //
 #include "hwy/highway.h"
-#include "kernels/cpu/features.h"
 #include "kernels/cpu/tensor_attention-inl.h"
 #include "kernels/cpu/tensor_gemm-inl.h"
+#include "kernels/cpu/tensor_level.h"
 #include "kernels/cpu/tensor_vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -20,14 +20,15 @@ template <class F>
 auto WithEngine([[maybe_unused]] const GemmProblem& problem, F&& f) {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
   if (problem.a.dtype == DType::bf16) {
-    static const bool tiles = amx_bf16_missing().empty();
-    static const bool dot = avx512_bf16_missing().empty() && dot_product_is_fast();
-    if (tiles) return f.template operator()<TileGemm<HardwareTiles>>();
-    if (dot) return f.template operator()<TileGemm<DotTiles>>();
+    const TensorLevel& level = tensor_level();
+    if (level.tiles) return f.template operator()<TileGemm<HardwareTiles>>();
+    if (level.dot) return f.template operator()<TileGemm<DotTiles>>();
   }
 #endif
   return f.template operator()<FloatGemm>();
 }
+
+const char* TargetName() { return hwy::TargetName(HWY_TARGET); }
 
 std::size_t GemmScratchBytes(const GemmProblem& problem) {
   return WithEngine(problem, [&]<class Engine>() { return GemmScratch<Engine>(problem); });
@@ -54,6 +55,24 @@ namespace logitless {
 namespace cpu {
 namespace {
 
+// The place of tensor_level()'s target in the tables of HWY_EXPORT, as HWY_DYNAMIC_DISPATCH finds
+// it for the processor's best.
+std::size_t target_index() {
+#if (HWY_TARGETS & (HWY_TARGETS - 1)) == 0
+  return 0;
+#else
+  hwy::ChosenTarget chosen;
+  chosen.Update(tensor_level().targets);
+  return chosen.GetIndex();
+#endif
+}
+#define LOGITLESS_DISPATCH(function) (*HWY_DISPATCH_TABLE(function)[target_index()])
+
+bool takes_emulated_tiles(const GemmProblem& problem) {
+  return problem.a.dtype == DType::bf16 && tensor_level().emulated;
+}
+
+HWY_EXPORT(TargetName);
 HWY_EXPORT(GemmScratchBytes);
 HWY_EXPORT(Gemm);
 HWY_EXPORT(ToF32);
@@ -208,49 +227,53 @@ void gemm_emulated_tiles(const GemmProblem& problem, std::byte* scratch) {
   HWY_STATIC_DISPATCH(GemmEmulated)(problem, scratch);
 }
 
+std::string_view tensor_target() { return LOGITLESS_DISPATCH(TargetName)(); }
+
 std::size_t scratch_bytes_of(const GemmProblem& problem) {
-  return HWY_DYNAMIC_DISPATCH(GemmScratchBytes)(problem);
+  if (takes_emulated_tiles(problem)) return gemm_scratch_bytes_emulated_tiles(problem);
+  return LOGITLESS_DISPATCH(GemmScratchBytes)(problem);
 }
 void gemm_of(const GemmProblem& problem, std::byte* scratch) {
   if (problem.a.dtype == DType::f64) return gemm_f64(problem);
-  HWY_DYNAMIC_DISPATCH(Gemm)(problem, scratch);
+  if (takes_emulated_tiles(problem)) return gemm_emulated_tiles(problem, scratch);
+  LOGITLESS_DISPATCH(Gemm)(problem, scratch);
 }
 void to_f32_of(DType dtype, const void* from, float* to, std::int64_t n) {
-  HWY_DYNAMIC_DISPATCH(ToF32)(dtype, from, to, n);
+  LOGITLESS_DISPATCH(ToF32)(dtype, from, to, n);
 }
 void from_f32_of(DType dtype, const float* from, void* to, std::int64_t n) {
-  HWY_DYNAMIC_DISPATCH(FromF32)(dtype, from, to, n);
+  LOGITLESS_DISPATCH(FromF32)(dtype, from, to, n);
 }
 VectorFunction function_of(VectorOp op) {
-  const VectorFunction function = HWY_DYNAMIC_DISPATCH(FunctionOf)(op);
+  const VectorFunction function = LOGITLESS_DISPATCH(FunctionOf)(op);
   return function != nullptr ? function : scalar_loop_of<float>(op, AllOps());
 }
 VectorFunctionF64 function_f64_of(VectorOp op) { return scalar_loop_of<double>(op, AllOps()); }
-float row_sum_of(const float* x, std::int64_t n) { return HWY_DYNAMIC_DISPATCH(RowSum)(x, n); }
-float row_max_of(const float* x, std::int64_t n) { return HWY_DYNAMIC_DISPATCH(RowMax)(x, n); }
-LseState row_lse_of(const float* x, std::int64_t n) { return HWY_DYNAMIC_DISPATCH(RowLse)(x, n); }
+float row_sum_of(const float* x, std::int64_t n) { return LOGITLESS_DISPATCH(RowSum)(x, n); }
+float row_max_of(const float* x, std::int64_t n) { return LOGITLESS_DISPATCH(RowMax)(x, n); }
+LseState row_lse_of(const float* x, std::int64_t n) { return LOGITLESS_DISPATCH(RowLse)(x, n); }
 float dot_of(const float* a, const float* b, std::int64_t n) {
-  return HWY_DYNAMIC_DISPATCH(Dot)(a, b, n);
+  return LOGITLESS_DISPATCH(Dot)(a, b, n);
 }
 void add_scaled_of(const float* x, float factor, float* y, std::int64_t n) {
-  HWY_DYNAMIC_DISPATCH(AddScaledTo)(x, factor, y, n);
+  LOGITLESS_DISPATCH(AddScaledTo)(x, factor, y, n);
 }
-void add_to_of(const float* x, float* y, std::int64_t n) { HWY_DYNAMIC_DISPATCH(AddTo)(x, y, n); }
-void max_to_of(const float* x, float* y, std::int64_t n) { HWY_DYNAMIC_DISPATCH(MaxTo)(x, y, n); }
+void add_to_of(const float* x, float* y, std::int64_t n) { LOGITLESS_DISPATCH(AddTo)(x, y, n); }
+void max_to_of(const float* x, float* y, std::int64_t n) { LOGITLESS_DISPATCH(MaxTo)(x, y, n); }
 std::size_t attention_scratch_of(const AttentionShape& shape, bool backward) {
-  return HWY_DYNAMIC_DISPATCH(AttentionScratch)(shape, backward);
+  return LOGITLESS_DISPATCH(AttentionScratch)(shape, backward);
 }
 void attention_forward_of(const AttentionShape& shape, const AttentionOperand& q,
                           const AttentionOperand& k, const AttentionOperand& v,
                           const AttentionOutput& out, float* lse, std::byte* scratch) {
-  HWY_DYNAMIC_DISPATCH(RunAttentionForward)(shape, q, k, v, out, lse, scratch);
+  LOGITLESS_DISPATCH(RunAttentionForward)(shape, q, k, v, out, lse, scratch);
 }
 void attention_backward_of(const AttentionShape& shape, const AttentionOperand& q,
                            const AttentionOperand& k, const AttentionOperand& v,
                            const AttentionOperand& out, const AttentionOperand& d_out,
                            const float* lse, const AttentionOutput& dq, const AttentionOutput& dk,
                            const AttentionOutput& dv, std::byte* scratch) {
-  HWY_DYNAMIC_DISPATCH(RunAttentionBackward)(shape, q, k, v, out, d_out, lse, dq, dk, dv, scratch);
+  LOGITLESS_DISPATCH(RunAttentionBackward)(shape, q, k, v, out, d_out, lse, dq, dk, dv, scratch);
 }
 
 }  // namespace cpu
