@@ -29,8 +29,8 @@ class TaskFunction {
 };
 
 // Runs function(task, thread) once for each task in [0, tasks), on up to `threads` threads, and no
-// more than tasks, numbered from 0, the caller being 0. Returns when all are done. A task's result must not depend on the
-// thread. The first exception, in task order, is thrown again.
+// more than tasks, numbered from 0, the caller being 0. Returns when all are done. A task's result
+// must not depend on the thread. The first exception, in task order, is thrown again.
 //
 // The threads are one pool of the process, started when first needed. There are never more of them
 // at work than cores that the caller may use, whatever `threads` says, and fewer where the system

@@ -85,8 +85,8 @@ struct PlanRequest {
   // Context{}. A plan runs in contexts of as many threads as it was made for.
   DeviceLimits device = {};
   // Bytes the plan may take beyond inputs and outputs. 0: the least workspace within 3 % of the
-  // best predicted time among plans of at most a quarter of the fp32 logits (16 MiB at least), or
-  // the least plan if none is that small.
+  // best predicted time among plans of at most a quarter of the fp32 logits (16 MiB at least; 512
+  // where the far field is allowed), or the least plan if none is that small.
   std::size_t memory_budget = 0;
   // A kind to use, or none: the fastest that fits.
   std::optional<PlanKind> kind = {};

@@ -21,13 +21,12 @@ void keep_reasons(const LossPlan& at_limit, LossPlan& chosen) {
 
 }  // namespace
 
-std::size_t default_limit(const HeadShape& shape) {
+std::size_t default_limit(const HeadShape& shape, bool far) {
   const double logits = 4.0 * static_cast<double>(shape.tokens) * static_cast<double>(shape.vocab);
-  return std::max(16_MiB, static_cast<std::size_t>(std::min(logits / 4.0, 1e18)));
+  return std::max(far ? 512_MiB : 16_MiB, static_cast<std::size_t>(std::min(logits / 4.0, 1e18)));
 }
 
-LossPlan default_plan(const HeadShape& shape, const std::function<LossPlan(std::size_t)>& plan) {
-  const std::size_t limit = default_limit(shape);
+LossPlan default_plan(std::size_t limit, const std::function<LossPlan(std::size_t)>& plan) {
   const LossPlan fastest = plan(limit);
   LossPlan chosen = fastest;
   // More memory is never slower, so the least that will do is found by halving.

@@ -9,14 +9,15 @@
 namespace logitless {
 
 // The least workspace within kDefaultSlack of the best predicted time among plans of at most
-// default_limit(shape) bytes; the least plan where none is that small.
+// `limit` bytes; the least plan where none is that small.
 //
 // plan(budget): the fastest plan that fits, or the least one where none does.
-LossPlan default_plan(const HeadShape& shape, const std::function<LossPlan(std::size_t)>& plan);
+LossPlan default_plan(std::size_t limit, const std::function<LossPlan(std::size_t)>& plan);
 
 // A quarter of the fp32 logits, 16 MiB at least: who asks for no logits expects to take less memory
-// than they do, and small problems have little to save.
-std::size_t default_limit(const HeadShape& shape);
+// than they do, and small problems have little to save. 512 MiB at least for those who allow the
+// far field, whose centroids and sums of d_hidden do not shrink with the logits.
+std::size_t default_limit(const HeadShape& shape, bool far);
 
 inline constexpr double kDefaultSlack = 0.03;
 

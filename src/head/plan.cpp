@@ -439,7 +439,9 @@ namespace {
 LossPlan plan_for(const HeadShape& shape, const HeadFeatures& features,
                   const PlanRequest& request) {
   if (request.memory_budget != 0) return PlanBuilder(shape, features, request).build();
-  return default_plan(shape, [&](std::size_t budget) {
+  const bool far =
+      request.accuracy != Accuracy::exact || (request.kind.has_value() && is_far(*request.kind));
+  return default_plan(default_limit(shape, far), [&](std::size_t budget) {
     PlanRequest within = request;
     within.memory_budget = budget;
     return PlanBuilder(shape, features, within).or_least().build();

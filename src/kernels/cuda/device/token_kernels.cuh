@@ -61,6 +61,12 @@ struct Partials {
 inline constexpr int kRowsPerBlock = 32;
 inline constexpr int kParts = 32;  // threads of one token, each with a run of tiles
 
+// The exponent of 2 of a logit, rounded up; 0 where it is none that fp32 has.
+__device__ __forceinline__ float reference_of(float logit) {
+  const float exponent = ceilf(logit * static_cast<float>(kLog2E));
+  return isfinite(exponent) ? exponent : 0.0f;
+}
+
 // reference[token] = the exponent of the greatest of its targets' logits, 0 where there is none:
 // seldom more than some tens of bits below the greatest logit.
 __global__ void __launch_bounds__(256)
@@ -76,7 +82,7 @@ __global__ void __launch_bounds__(256)
       if (is_word(c, target_of(c, slot))) top = fmaxf(top, target_logits[slot]);
     }
   }
-  reference[row] = isfinite(top) ? ceilf(top * static_cast<float>(kLog2E)) : 0.0f;
+  reference[row] = reference_of(top);
 }
 
 // reference[token] = the exponent of the greatest logit, 0 where there is none.
@@ -94,7 +100,7 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
   __syncthreads();
   if (threadIdx.y > 0) return;
   for (int p = 1; p < kParts; ++p) top = fmaxf(top, tops[p][threadIdx.x]);
-  reference[row] = isfinite(top) ? ceilf(top * static_cast<float>(kLog2E)) : 0.0f;
+  reference[row] = reference_of(top);
 }
 
 // Sums outside these leave too little of fp32's range for the exponentials or for their factors:
