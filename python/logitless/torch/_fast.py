@@ -28,7 +28,7 @@ _thread = _Thread()
 
 def key_of(args: tuple, kwargs: dict) -> Any:
     """What a call is remembered by, or None when it is not of the plain kind."""
-    if len(args) not in (3, 4) or torch.compiler.is_compiling():
+    if len(args) not in (3, 4) or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
     parts: list[Any] = []
     for t in args:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .._options import HeadOptions, LossOptions
-from . import _arguments, _distributed, _fast, _positions
+from . import _arguments, _distributed, _fast, _func, _positions
 from ._ops import BIAS, HIDDEN, WEIGHT, HeadFunction, LossFunction, rows_are_aligned, run_cross_entropy, run_head
 
 
@@ -35,8 +35,8 @@ def _needs(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]) -> int:
 
 
 def _plain(*tensors) -> bool:
-    """Whether eager code may skip the dispatcher: no tracer and no other tensor class is at work."""
-    return not torch.compiler.is_compiling() and all(
+    """Whether eager code may skip the dispatcher: no tracer, no transform of torch.func and no other tensor class is at work."""
+    return not (torch.compiler.is_compiling() or _func.active()) and all(
         t is None or type(t) is Tensor or type(t) is nn.Parameter for t in tensors
     )
 
@@ -46,7 +46,7 @@ def _cross_entropy(hidden, weight, target, bias, class_weight, token_weight, tar
     compute = _autocast(hidden, weight)
     needs = _needs(hidden, weight, bias)
     if not _plain(hidden, weight, target, bias):
-        loss, lse, index, *_ = torch.ops.logitless.cross_entropy(
+        loss, lse, index, *_ = _func.cross_entropy(
             hidden, weight, target, bias, class_weight, token_weight, target_weight, None, *options, compute, needs, argmax
         )
         return loss, lse.detach(), index
@@ -294,7 +294,7 @@ def _head(hidden, weight, target, bias, options: HeadOptions, argmax: bool = Fal
     compute = _autocast(hidden, weight)
     needs = _needs(hidden, weight, bias)
     if not _plain(hidden, weight, target, bias):
-        return torch.ops.logitless.head(hidden, weight, target, bias, *options, compute, needs, argmax)
+        return _func.head(hidden, weight, target, bias, *options, compute, needs, argmax)
     if not needs:
         return run_head(hidden, weight, target, bias, options, compute, argmax)
     return HeadFunction.apply(hidden, weight, bias, target, options, compute, needs, argmax)

@@ -1,0 +1,128 @@
+"""The calls under torch.func: grad, vmap, jacrev and functional_call. A vmap is a call for each element of its batch;
+second derivatives and forward mode are refused by name."""
+
+from __future__ import annotations
+
+import torch
+
+from .._options import HeadOptions, LossOptions
+from ._ops import BIAS, HIDDEN, WEIGHT
+
+
+def active() -> bool:
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def cross_entropy(*inputs):
+    """The outputs of the operator ``logitless::cross_entropy``, of its arguments."""
+    return _Loss.apply(*inputs) if active() else torch.ops.logitless.cross_entropy(*inputs)
+
+
+def head(*inputs):
+    """The outputs of the operator ``logitless::head``, of its arguments."""
+    return _Head.apply(*inputs) if active() else torch.ops.logitless.head(*inputs)
+
+
+def _head_backward(*inputs):
+    return _HeadBackward.apply(*inputs) if active() else torch.ops.logitless.head_backward(*inputs)
+
+
+class _Transformed(torch.autograd.Function):
+    @classmethod
+    def refuse(cls, gradients) -> None:
+        if any(g is not None for g in gradients):
+            raise NotImplementedError("logitless: second derivatives (torch.func.grad of a gradient) are not supported")
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise NotImplementedError("logitless: forward-mode derivatives (torch.func.jvp, jacfwd) are not supported")
+
+
+def _one_by_one(cls, info, in_dims, args):
+    results = []
+    for k in range(info.batch_size):
+        of = [a.select(d, k) if isinstance(a, torch.Tensor) and d is not None else a for a, d in zip(args, in_dims)]
+        results.append(cls.apply(*of))
+    return tuple(torch.stack(r) for r in zip(*results)), (0,) * len(results[0])
+
+
+def _asked(gradients, needs: int):
+    return [g if needs & bit else None for g, bit in zip(gradients, (HIDDEN, WEIGHT, BIAS))]
+
+
+class _Loss(_Transformed):
+    @staticmethod
+    def forward(*inputs):
+        return tuple(cross_entropy(*inputs))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, _grad_losses, reduction, a, b, c, d, e, f, g, ctx.compute, ctx.needs, _argmax = inputs
+        ctx.options = LossOptions(reduction, a, b, c, d, e, f, g)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(output[1], output[2])
+        ctx.save_for_backward(*(tensors if reduction == "none" else output[3:]))
+
+    @staticmethod
+    def backward(ctx, d_loss, d_lse, d_index, *more):
+        _Transformed.refuse(more)
+        nothing = (None,) * 15
+        if d_loss is None:
+            return (None, None, None, None, *nothing)
+        if ctx.options.reduction == "none":
+            gradients = cross_entropy(*ctx.saved_tensors, d_loss, *ctx.options, ctx.compute, ctx.needs, False)[3:]
+        else:
+            gradients = [(g.to(d_loss.dtype) * d_loss).to(g.dtype) for g in ctx.saved_tensors]
+        d_hidden, d_weight, d_bias = _asked(gradients, ctx.needs)
+        return (d_hidden, d_weight, None, d_bias, *nothing)
+
+    @staticmethod
+    def vmap(info, in_dims, *args):
+        return _one_by_one(_Loss, info, in_dims, args)
+
+
+class _Head(_Transformed):
+    @staticmethod
+    def forward(*inputs):
+        return tuple(head(*inputs))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, a, b, c, d, ctx.compute, ctx.needs, _argmax = inputs
+        ctx.options = HeadOptions(a, b, c, d)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(output[3])
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx, d_log_prob, d_entropy, d_lse, d_index):
+        nothing = (None,) * 7
+        if d_log_prob is None and d_entropy is None and d_lse is None:
+            return (None, None, None, None, *nothing)
+        gradients = _head_backward(*ctx.saved_tensors, d_log_prob, d_entropy, d_lse, *ctx.options, ctx.compute, ctx.needs)
+        d_hidden, d_weight, d_bias = _asked(gradients, ctx.needs)
+        return (d_hidden, d_weight, None, d_bias, *nothing)
+
+    @staticmethod
+    def vmap(info, in_dims, *args):
+        return _one_by_one(_Head, info, in_dims, args)
+
+
+class _HeadBackward(_Transformed):
+    @staticmethod
+    def forward(*inputs):
+        return tuple(_head_backward(*inputs))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.set_materialize_grads(False)
+        ctx.inputs = len(inputs)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        _Transformed.refuse(gradients)
+        return (None,) * ctx.inputs
+
+    @staticmethod
+    def vmap(info, in_dims, *args):
+        return _one_by_one(_HeadBackward, info, in_dims, args)
