@@ -9,7 +9,7 @@ entropies and log-sum-exps; ``lazy_head`` makes a Hugging Face model compute its
 from typing import TYPE_CHECKING
 
 
-from .lazy import LazyHeadWarning, LazyLogits, lazy_head, unpatch
+from ._lazy import LazyHeadWarning, LazyLogits, lazy_head, unpatch
 from .loss import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""DTensor and FSDP2 on two and four gloo processes."""
+"""DTensor, FSDP2, DDP and lazy heads on two and four gloo processes."""
 
 import socket
 import subprocess
@@ -10,12 +10,14 @@ import torch.distributed as dist
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo")
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_processes(ranks):
+@pytest.mark.parametrize(
+    "name, ranks", [("distributed_worker.py", 2), ("distributed_worker.py", 4), ("distributed_lazy_worker.py", 2)]
+)
+def test_processes(name, ranks):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
-    worker = str(Path(__file__).parent / "distributed_worker.py")
+    worker = str(Path(__file__).parent / name)
     processes = [
         subprocess.Popen([sys.executable, worker, str(rank), port, str(ranks)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for rank in range(ranks)

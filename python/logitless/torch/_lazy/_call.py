@@ -1,0 +1,137 @@
+"""One call of the head: what its logits follow from, and whether they still do."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+def _version(t: Optional[Tensor]) -> int:
+    """Inference tensors count no versions."""
+    return 0 if t is None or t.is_inference() else t._version
+
+
+class HeadCall:
+    """``linear(hidden, weight, bias)`` [..., V], not computed.
+
+    Holds aliases without a graph, the versions they had, and, of a weight that FSDP2 shards again after the call, the
+    shards it came from.
+
+    Args:
+        hidden: [..., D]. weight: [V, D]. bias: [V] or None.
+        compute: the dtype that autocast asked for at the call, or None.
+        module: the head, asked for its weight once its storage is gone; or None.
+        shards: the module's weight before it was gathered for the call, if it is a DTensor.
+    """
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Optional[Tensor], compute=None, module=None, shards=None):
+        self.tracks = tuple(
+            torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, weight, bias)
+        )
+        self.hidden, self.weight = hidden.detach(), weight.detach()
+        self.bias = None if bias is None else bias.detach()
+        self.dtype = compute or hidden.dtype
+        self.shape = (*hidden.shape[:-1], weight.shape[0])
+        self._compute = compute
+        self._versions = {name: _version(t) for name, t in self._tensors().items()}
+        self._module = None if module is None else weakref.ref(module)
+        self._shards = None if shards is None else (weakref.ref(shards), shards._version)
+        parameters = (("weight", weight), ("bias", bias), ("weight", shards))
+        self._parameters = [(name, weakref.ref(t)) for name, t in parameters if t is not None]
+        self._stepped: Optional[str] = None  # a parameter that an optimizer has stepped, whether or not versions tell
+        _live.add(self)
+
+    def _tensors(self) -> dict[str, Optional[Tensor]]:
+        return dict(hidden=self.hidden, weight=self.weight, bias=self.bias)
+
+    def arguments(self) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+        """(hidden, weight, bias) as they were at the call. Raises RuntimeError once one of them has changed."""
+        self.check()
+        found = []
+        for name, t in self._tensors().items():
+            if t is not None and t.untyped_storage().nbytes() == 0:
+                t = self._gathered(name, t)
+            found.append(t)
+        return tuple(found)
+
+    def check(self) -> None:
+        for name, t in self._tensors().items():
+            if t is not None and (_version(t) != self._versions[name] or self._stepped == name):
+                raise RuntimeError(
+                    f"LazyLogits: {name} was modified in place since the head was called, so that its logits can no longer "
+                    "be computed; read them before (out.logits.float() before optimizer.step(), say), or call "
+                    "logitless.torch.unpatch(model) for real logits"
+                )
+
+    def _gathered(self, name: str, t: Tensor) -> Tensor:
+        """A parameter that FSDP2 has sharded again, gathered once more; every rank comes here."""
+        module = self._module() if self._module is not None else None
+        shards = None if module is None else getattr(module, name, None)
+        recorded, version = self._shards or (lambda: None, 0)
+        if name == "weight" and shards is not None and shards is recorded() and shards._version == version:
+            return shards.detach().full_tensor().to(t.dtype)
+        raise RuntimeError(
+            f"LazyLogits: the memory of {name} was freed or its shards were modified since the head was called, so that its "
+            "logits can no longer be computed; read them before (inside the forward, or before optimizer.step()), or call "
+            "logitless.torch.unpatch(model) for real logits"
+        )
+
+    def linear(self, hidden: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+        """As PyTorch computes it at the call: under autocast in its dtype."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            if self._compute is not None:
+                hidden, weight = hidden.to(self._compute), weight.to(self._compute)
+                bias = None if bias is None else bias.to(self._compute)
+            return F.linear(hidden, weight, bias)
+
+    def autocast(self):
+        """The autocast state of the call, for a loss that is to cast as it would have."""
+        kind = self.hidden.device.type
+        return torch.autocast(kind, dtype=self._compute, enabled=self._compute is not None, cache_enabled=False)
+
+
+_live: weakref.WeakSet[HeadCall] = weakref.WeakSet()
+
+
+def _after_step(optimizer, args, kwargs) -> None:
+    """Some optimizers write through ``.data`` or kernels of their own, which no version counts."""
+    if not _live:
+        return
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for call in list(_live):
+        for name, parameter in call._parameters:
+            if id(parameter()) in stepped:
+                call._stepped = name
+
+
+register_optimizer_step_post_hook(_after_step)
+
+
+def takes(hidden, weight, bias) -> bool:
+    """Whether logits of these can be promised: plain tensors of a device and a dtype that the losses take."""
+    plain = (Tensor, nn.Parameter)
+    if not all(t is None or type(t) in plain for t in (hidden, weight, bias)):
+        return False
+    if hidden.device.type not in ("cpu", "cuda") or hidden.device != weight.device or hidden.numel() == 0:
+        return False
+    if hidden.dim() < 1 or hidden.shape[-1] != weight.shape[-1] or weight.numel() == 0:
+        return False
+    kind = hidden.device.type
+    if hidden.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        return False
+    if hidden.dtype == torch.float64 and torch.is_autocast_enabled(kind):
+        return False
+    if not torch.is_autocast_enabled(kind) and any(t is not None and t.dtype != hidden.dtype for t in (weight, bias)):
+        return False
+    # Under a transform of torch.func or a tracer the class of a result is theirs.
+    return torch._C._functorch.peek_interpreter_stack() is None and torch._C._get_tracing_state() is None
+
+
+def compute_dtype(hidden: Tensor) -> Optional[torch.dtype]:
+    kind = hidden.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None

@@ -1,0 +1,120 @@
+"""What a promise of logits is worth: a formula in rows of hidden states, words of the weight and a few numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Callable, Optional
+
+import torch
+from torch import Tensor
+
+from ._call import HeadCall
+
+
+@dataclass(frozen=True)
+class Part:
+    """``coefficient * linear(rows(hidden), weight, bias)``; ``steps`` makes it of the product as PyTorch would."""
+
+    call: HeadCall
+    rows: tuple[Callable, ...] = ()
+    steps: tuple[Callable, ...] = ()
+    coefficient: float = 1.0
+
+
+@dataclass(frozen=True)
+class Form:
+    """``factor * log_softmax(softcap(scale * (sum of parts + shift)))``, where log_softmax, softcap and shift may be
+    missing.
+
+    The rows of a part keep the vocabulary's dimension where the value has it, with D in the place of V. ``steps``
+    computes the value from the sum of the parts, with the roundings of the operations that were called.
+    """
+
+    parts: tuple[Part, ...]
+    vocab: int  # the vocabulary's dimension, counted from the front
+    steps: tuple[Callable, ...] = ()
+    words: Optional[tuple[int, int]] = None  # the range of words, None for all
+    scale: float = 1.0
+    softcap: Optional[float] = None
+    after_tanh: bool = False  # between the tanh of a softcap and the factor that completes it
+    shift: Optional[Tensor] = None  # [V], added
+    log: bool = False
+    factor: float = 1.0
+    detached: bool = False
+
+    @staticmethod
+    def of(call: HeadCall) -> Form:
+        return Form((Part(call),), len(call.shape) - 1)
+
+    @property
+    def calls(self) -> tuple[HeadCall, ...]:
+        return tuple(p.call for p in self.parts)
+
+    @property
+    def tracks(self) -> bool:
+        """Whether a gradient of the value reaches the calls."""
+        return not self.detached and all(any(c.tracks) for c in self.calls)
+
+    def with_rows(self, row: Callable, vocab: int) -> Form:
+        return replace(self, parts=tuple(replace(p, rows=(*p.rows, row)) for p in self.parts), vocab=vocab)
+
+    def with_step(self, step: Callable, **changes) -> Form:
+        return replace(self, steps=(*self.steps, step), **changes)
+
+    def value(self) -> Tensor:
+        """As real operations give it; a new tensor without a graph. Steps run with the vocabulary last."""
+        total = None
+        with torch.no_grad():
+            for p in self.parts:
+                hidden, weight, bias = self._head_of(p, p.call.arguments())
+                z = p.call.linear(hidden, weight, bias)
+                for step in p.steps:
+                    z = step(z)
+                total = z if total is None else total + z
+            for step in self.steps:
+                total = step(total)
+            return total.movedim(-1, self.vocab)
+
+    @staticmethod
+    def _rows(part: Part, hidden: Tensor) -> Tensor:
+        for row in part.rows:
+            hidden = row(hidden)
+        return hidden
+
+    def _head_of(self, part: Part, arguments) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+        hidden, weight, bias = arguments
+        hidden = self._rows(part, hidden)
+        if self.words is not None:
+            words = slice(*self.words)
+            weight, bias = weight[words], None if bias is None else bias[words]
+        return hidden.movedim(self.vocab, -1), weight, bias
+
+    def leaves(self, track: bool) -> list[tuple[Tensor, Tensor, Optional[Tensor]]]:
+        """Of each part's call hidden, weight and bias, to differentiate by."""
+        return [
+            tuple(
+                None if t is None else t.detach().requires_grad_(track and tracked)
+                for t, tracked in zip(p.call.arguments(), p.call.tracks)
+            )
+            for p in self.parts
+        ]
+
+    def head(self, leaves) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+        """(hidden [..., D'], weight [V', D'], bias): one head of all parts, differentiable in ``leaves``. Parts stand
+        side by side in D', which copies the weights when there are several."""
+        rows, weights, biases = [], [], []
+        for part, arguments in zip(self.parts, leaves):
+            hidden, weight, bias = self._head_of(part, arguments)
+            rows.append(hidden if part.coefficient == 1.0 else hidden * part.coefficient)
+            weights.append(weight)
+            if bias is not None:
+                biases.append(bias if part.coefficient == 1.0 else bias * part.coefficient)
+        if self.shift is not None:
+            biases.append(self.shift)
+        bias = biases[0] if biases else None
+        if len(biases) > 1:
+            number = torch.promote_types(weights[0].dtype, torch.float32)
+            bias = sum(b.to(number) for b in biases)
+        if len(rows) == 1:
+            return rows[0], weights[0], bias
+        return torch.cat(rows, -1), torch.cat(weights, -1), bias

@@ -1,0 +1,348 @@
+"""``LazyLogits``: a tensor whose numbers are made when something asks for them.
+
+To autograd it is an ordinary tensor, with its own graph, versions and views. Below autograd, where kernels run, a
+view of it is another LazyLogits on the same storage; what ``_copies.py`` knows makes another promise; whatever else
+reads it gets numbers; and what writes to it, or could, makes the one real tensor that all its views share from then
+on.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+import weakref
+from typing import Any, Callable, Optional
+
+import torch
+from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
+
+from . import _copies, _views
+from ._form import Form
+
+_WARN_BYTES = 16 << 20  # logits of fewer bytes, such as a generated token's, are no surprise
+
+
+class LazyHeadWarning(UserWarning):
+    """Logits that were to be avoided have been made, or a head that was to avoid them was not called."""
+
+
+class Storage:
+    """What a promise and its views share: the real logits, once they are made."""
+
+    def __init__(self, form: Form, like: Tensor):
+        self.form, self.like = form, like
+        self.real: Optional[Tensor] = None
+        self.part: Callable[[], Optional[LazyLogits]] = lambda: None  # the view of which alone numbers were read
+
+    def make(self, asked: bool = False) -> Tensor:
+        """The logits, in memory laid out as PyTorch would. asked: by name, which needs no warning."""
+        if self.real is None:
+            self.real = laid_out(self.form.value(), self.like)
+            if not asked:
+                _warn(self.real)
+            part = self.part()
+            if part is not None:  # what was read once reads the same again, bit for bit
+                with torch.no_grad():
+                    part._along(self.real).copy_(part._read)
+        return self.real
+
+
+def laid_out(made: Tensor, like: Tensor) -> Tensor:
+    """made, with its dimensions in the order in memory that like's have."""
+    dense = torch.empty_like(like)
+    if all(n == 1 or a == b for n, a, b in zip(made.shape, made.stride(), dense.stride())):
+        return made
+    return torch.empty_strided(made.shape, dense.stride(), dtype=made.dtype, device=made.device).copy_(made)
+
+
+def _meta(x: Tensor) -> Tensor:
+    """Sizes, strides and dtype alone."""
+    extent = x.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride()))
+    room = torch.empty(max(extent, 0), dtype=x.dtype, device="meta")
+    return room.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+class Lazy(Tensor):
+    """A tensor whose numbers are made when they are asked for."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return call(func, args, kwargs or {})
+
+    def __reduce_ex__(self, protocol):
+        return self._ordinary().__reduce_ex__(protocol)
+
+    def _ordinary(self) -> Tensor:
+        """The numbers in an ordinary tensor, with a gradient to this one."""
+        raise NotImplementedError
+
+
+class LazyLogits(Lazy):
+    """Logits [..., V] that are not computed yet, or something made of them. See ``lazy_head``."""
+
+    _storage: Storage
+    _form: Optional[Form]  # None for a view that is none of rows
+    _chain: tuple[Callable[[Tensor], Tensor], ...]  # from the storage's real tensor to this view of it
+    _view: Optional[Tensor]
+    _read: Optional[Tensor]
+
+    @staticmethod
+    def __new__(cls, storage: Storage, form: Optional[Form], like: Tensor, device, chain=()):
+        """``like``: a meta tensor with its sizes, strides, offset and dtype."""
+        self = Tensor._make_wrapper_subclass(
+            cls, like.shape, strides=like.stride(), storage_offset=like.storage_offset(), dtype=like.dtype, device=device
+        )
+        self._storage, self._form, self._chain = storage, form, chain
+        self._view = self._read = None
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if any(not issubclass(t, LazyLogits) and t not in (Tensor, torch.nn.Parameter) for t in types):
+            return NotImplemented
+        return dispatch(func, args, kwargs or {})
+
+    def __repr__(self, **_: Any) -> str:
+        if self._storage.real is not None:
+            return repr(self.materialize())
+        return f"LazyLogits({list(self.shape)}, dtype={self.dtype}, device={self.device})"
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the logits that this is a view of have been computed."""
+        return self._storage.real is not None
+
+    def materialize(self) -> Tensor:
+        """The same numbers in an ordinary tensor, with the same memory as this one's from now on and a gradient to
+        it."""
+        self._storage.make(asked=True)
+        return self._ordinary()
+
+    def _ordinary(self) -> Tensor:
+        return _Ordinary.apply(self)
+
+    # Below autograd:
+
+    def _real(self) -> Tensor:
+        """This view of the one real tensor, which is made now if there is none."""
+        real = self._storage.make()
+        if self._view is None:
+            self._view, self._read = self._along(real), None
+        return self._view
+
+    def _along(self, real: Tensor) -> Tensor:
+        with torch.no_grad():
+            view = real.detach()
+            for step in self._chain:
+                view = step(view)
+        return view
+
+    def _numbers(self) -> Tensor:
+        """For an operation that only reads: of some rows of a promise those alone are computed."""
+        storage, form = self._storage, self._form
+        overlaps = any(n > 1 and s == 0 for n, s in zip(self.shape, self.stride()))
+        if storage.real is not None or form is None or overlaps or self.numel() > storage.like.numel() // 2:
+            return self._real()
+        if self._read is None:
+            if storage.part() is not None:
+                return self._real()
+            self._read = laid_out(form.value(), _meta(self))
+            storage.part = weakref.ref(self)
+            _warn(self._read)
+        for call in form.calls:
+            call.check()
+        return self._read
+
+
+def _warn(made: Tensor) -> None:
+    size = made.numel() * made.element_size()
+    if size >= _WARN_BYTES:
+        warnings.warn(
+            f"logitless: logits {list(made.shape)} ({size >> 20} MiB) are computed after all: something other than a "
+            "cross entropy reads them",
+            LazyHeadWarning,
+            stacklevel=6,
+        )
+
+
+class _Ordinary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x._real().detach()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def promise(form: Form, like: Tensor, device) -> LazyLogits:
+    """Logits of that form with a storage of their own. ``like``: a meta tensor of their shape, strides and dtype."""
+    return LazyLogits(Storage(form, like), form, like, device)
+
+
+# --- Operations, below autograd.
+
+_VIEW, _WRITE, _READ = "view", "write", "read"
+
+
+@functools.cache
+def _kind(func) -> str:
+    schema = func._schema
+    if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
+        return _WRITE
+    aliased = any(r.alias_info is not None for r in schema.returns)
+    return _VIEW if aliased or func is torch.ops.aten._unsafe_view.default else _READ
+
+
+@functools.cache
+def _written(func) -> frozenset:
+    """Positions and names of the arguments that func writes to."""
+    written = [(k, a) for k, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    return frozenset(k for k, _ in written) | frozenset(a.name for _, a in written)
+
+
+def dispatch(func, args, kwargs):
+    kind = _kind(func)
+    if kind == _VIEW and isinstance(args[0], LazyLogits):
+        return _views_of(func, args[0], args[1:], kwargs)
+    if kind == _WRITE:
+        return _write(func, args, kwargs)
+    kept = _kept(func, args, kwargs) if kind == _READ else None
+    if kept is not None:
+        return kept
+    read = functools.partial(_mapped, of=LazyLogits._numbers)
+    return func(*read(args), **read(kwargs))
+
+
+def _mapped(value, of: Callable, kind: type = LazyLogits):
+    """``value`` with ``of`` each tensor of that kind in it."""
+    if isinstance(value, kind):
+        return of(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(v, of, kind) for v in value)
+    if isinstance(value, dict):
+        return {k: _mapped(v, of, kind) for k, v in value.items()}
+    return value
+
+
+def _views_of(func, x: LazyLogits, args, kwargs):
+    made = func(_meta(x), *args, **kwargs)
+    several = isinstance(made, (list, tuple))
+    likes = list(made) if several else [made]
+    forms = _views.forms(func, x._form, x.shape, args, kwargs, len(likes))
+    reals: list[Optional[Tensor]] = [None] * len(likes)
+    if x._storage.real is not None:
+        real = func(x._real(), *args, **kwargs)
+        reals = list(real) if several else [real]
+    views = []
+    for k, (like, form, real) in enumerate(zip(likes, forms, reals)):
+
+        def step(t, k=k):
+            view = func(t, *args, **kwargs)
+            return view[k] if several else view
+
+        view = LazyLogits(x._storage, form, like, x.device, (*x._chain, step))
+        view._view = real
+        views.append(view)
+    return type(made)(views) if several else views[0]
+
+
+def _kept(func, args, kwargs) -> Optional[LazyLogits]:
+    """The promise that func makes of one, or None."""
+    rule = _copies.RULES.get(func)
+    if rule is None:
+        return None
+    x, *rest = args
+    if not isinstance(x, LazyLogits) and func in _copies.COMMUTE and isinstance(rest[0], LazyLogits):
+        x, rest = rest[0], [x, *rest[1:]]
+    if not isinstance(x, LazyLogits) or x._form is None or x._storage.real is not None:
+        return None
+    if func is not torch.ops.aten.add.Tensor and any(isinstance(a, LazyLogits) for a in rest):
+        return None
+    form = rule(x._form, x, func, rest, kwargs)
+    return None if form is None else promise(form, _like(func, x, form, rest, kwargs), x.device)
+
+
+def _like(func, x: LazyLogits, form: Form, rest, kwargs) -> Tensor:
+    """What func makes of x, as a meta tensor."""
+    if func in _copies.PICKS:  # by what indices hold
+        rest = _copies.positions(rest)
+        return func(_meta(x), *torch.utils._pytree.tree_map_only(Tensor, lambda t: t.to("meta"), rest))
+    rest = [_meta(a) if isinstance(a, LazyLogits) else a.detach().to("meta") if isinstance(a, Tensor) and a.dim() else a
+            for a in rest]
+    return func(_meta(x), *rest, **{**kwargs, "device": torch.device("meta")} if "device" in kwargs else kwargs)
+
+
+def _write(func, args, kwargs):
+    written = _written(func)
+    wrappers: dict[int, LazyLogits] = {}
+
+    def real(x: LazyLogits) -> Tensor:
+        found = x._real()
+        wrappers[id(found)] = x
+        return found
+
+    def one(key, value):
+        return _mapped(value, real if key in written else LazyLogits._numbers)
+
+    result = func(*[one(k, a) for k, a in enumerate(args)], **{k: one(k, a) for k, a in kwargs.items()})
+    if torch.Tag.inplace_view in func.tags:
+        with no_dispatch():
+            func(*args, **kwargs)
+
+    if func._schema.name.startswith("aten::_foreach_"):  # autograd counts versions of none of their tensors
+        torch.autograd.graph.increment_version(list(wrappers.values()))
+
+    def wrapper(value):
+        return wrappers.get(id(value), value) if isinstance(value, Tensor) else value
+
+    return type(result)(wrapper(r) for r in result) if isinstance(result, (list, tuple)) else wrapper(result)
+
+
+# --- Functions, above autograd.
+
+RULES: dict[Any, Callable] = {}  # each takes the function's arguments and may return NotImplemented
+
+
+def call(func, args, kwargs):
+    rule = RULES.get(func)
+    if rule is not None:
+        result = rule(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+def _ordinarily(func):
+    """Of functions that need memory to point to."""
+
+    def rule(*args, **kwargs):
+        with torch.enable_grad():  # a view for NumPy, say, is refused whatever the mode
+            args, kwargs = (_mapped(a, lambda x: x._ordinary(), Lazy) for a in (args, kwargs))
+        return func(*args, **kwargs)
+
+    return rule
+
+
+def _unless_real(answer):
+    """Of questions about memory that a promise does not have."""
+    return lambda x, *args, **kwargs: answer if isinstance(x, LazyLogits) and not x.is_real else NotImplemented
+
+
+def _deepcopy(x, memo):
+    if not isinstance(x, LazyLogits) or not x.is_leaf:
+        return NotImplemented
+    return x._real().detach().requires_grad_(x.requires_grad).__deepcopy__(memo)
+
+
+_NEED_MEMORY = (
+    "data_ptr const_data_ptr numpy __array__ tolist untyped_storage storage _typed_storage __dlpack__ share_memory_ is_shared "
+    "apply_ map_ map2_"
+).split()
+RULES.update({getattr(Tensor, name): _ordinarily(getattr(Tensor, name)) for name in _NEED_MEMORY if hasattr(Tensor, name)})
+RULES[torch.utils.dlpack.to_dlpack] = _ordinarily(torch.utils.dlpack.to_dlpack)
+RULES[Tensor.__deepcopy__] = _deepcopy
+RULES[Tensor.is_pinned] = _unless_real(False)
+RULES[Tensor.record_stream] = _unless_real(None)

@@ -1,0 +1,93 @@
+"""One of two gloo processes with lazy heads: python distributed_lazy_worker.py RANK PORT. Says "ok" when everything
+held."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.body, self.lm_head = nn.Linear(16, 16), nn.Linear(16, 60, bias=False)
+
+    def forward(self, x, y=None):
+        z = self.lm_head(self.body(x).tanh())
+        return (None if y is None else F.cross_entropy(z.float().view(-1, 60), y.view(-1))), z
+
+
+def main(rank: int, port: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE="2")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    from logitless.torch import LazyLogits, lazy_head
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    mesh = init_device_mesh("cpu", (2,))
+
+    def root():
+        return fully_shard(lazy_head(Model()), mesh=mesh)
+
+    def unit():
+        model = lazy_head(Model())
+        fully_shard(model.lm_head, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    def patched_after():
+        model = Model()
+        fully_shard(model.lm_head, mesh=mesh)
+        return lazy_head(fully_shard(model, mesh=mesh))
+
+    makers = dict(
+        root=root, unit=unit, patched_after=patched_after,
+        ddp=lambda: DistributedDataParallel(lazy_head(Model())),
+        ddp_static=lambda: DistributedDataParallel(lazy_head(Model()), static_graph=True),
+        ddp_unused=lambda: DistributedDataParallel(lazy_head(Model()), find_unused_parameters=True),
+    )
+    torch.manual_seed(0)
+    hidden, target = torch.randn(2, 5, 16), torch.randint(0, 60, (2, 5))
+    whole = Model()
+    ((whole(hidden[0], target[0])[0] + whole(hidden[1], target[1])[0]) / 2).backward()
+    for name, make in makers.items():
+        for outside in (False, True):  # the loss inside of the model's forward, or of its logits
+            model = make()
+            for _ in range(2):
+                loss, z = model(hidden[rank], None if outside else target[rank])
+                if outside:
+                    loss = F.cross_entropy(z, target[rank])
+                loss.backward()
+                assert isinstance(z, LazyLogits) and not z.is_real, name
+                for (n, p), q in zip(model.named_parameters(), whole.parameters()):
+                    g = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+                    assert torch.allclose(g, q.grad, atol=1e-5), (name, outside, n)
+                model.zero_grad()
+    # After a step the logits of before can no longer be had, and say so.
+    for make in (root, unit):
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss, z = model(hidden[rank], target[rank])
+        loss.backward()
+        optimizer.step()
+        try:
+            z.sum()
+        except RuntimeError as error:
+            assert "LazyLogits: " in str(error) and "weight" in str(error), error
+        else:
+            raise AssertionError("logits of changed weights")
+    # Reading them before it is what the real ones give.
+    model = unit()
+    _, z = model(hidden[rank])
+    assert torch.allclose(z.detach() + 0, whole(hidden[rank])[1].detach(), atol=1e-5)
+    dist.destroy_process_group()
+    print("ok", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,328 @@
+"""Lazy logits when what they follow from has changed, when gradients are off, and when gradients are watched."""
+
+import copy
+import pickle
+
+import oracle
+import pytest
+import torch
+import torch.nn.functional as F
+from logitless.torch import LazyLogits
+from logitless.torch._lazy import _tensor, lazy_linear
+
+TARGET = torch.arange(6) * 5 % 40
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The shapes of the logits that have been computed."""
+    shapes = []
+    monkeypatch.setattr(_tensor, "_warn", lambda t: shapes.append(tuple(t.shape)))
+    return shapes
+
+
+def head(bias=False, dtype=torch.float32):
+    g = oracle.generator(0)
+    tensors = [torch.randn(*shape, generator=g).to(dtype).requires_grad_() for shape in ((6, 8), (40, 8), (40,))]
+    return tensors if bias else [*tensors[:2], None]
+
+
+@pytest.mark.parametrize("which", ["hidden", "weight", "bias"])
+@pytest.mark.parametrize("edit", ["in place", "sgd", "data", "load"])
+def test_changed_since_the_call(which, edit):
+    tensors = dict(zip(("hidden", "weight", "bias"), head(bias=True)))
+    x = lazy_linear(*tensors.values())
+    kept = x[1:]
+    made_before = lazy_linear(*tensors.values())
+    real = F.linear(*tensors.values())
+    assert torch.equal(made_before + 0, real)
+    t = tensors[which]
+    t.grad = torch.ones_like(t)
+    with torch.no_grad():
+        if edit == "in place":
+            t.mul_(2)
+        elif edit == "load":
+            t.copy_(torch.ones_like(t))
+        elif edit == "sgd":
+            torch.optim.SGD([t], lr=0.1).step()
+        else:  # as optimizers do that no version counts
+            class Silent(torch.optim.Optimizer):
+                def step(self, closure=None):
+                    for p in self.param_groups[0]["params"]:
+                        p.data.mul_(2)
+
+            if which == "hidden":
+                pytest.skip("no optimizer steps hidden states")
+            Silent([t], {}).step()
+    for read in (lambda: x.sum(), lambda: x.argmax(-1), lambda: kept[0] * 1 + 0, lambda: F.cross_entropy(x, TARGET),
+                 lambda: F.cross_entropy(x.float(), TARGET), lambda: x.mul_(2), lambda: x.tolist()):
+        with pytest.raises(RuntimeError, match=f"LazyLogits: {which} was modified in place since the head was called"):
+            read()
+    assert x.shape == real.shape and x.stride() == real.stride()  # what asks for no numbers is answered
+    assert torch.equal(made_before.detach(), real.detach())  # logits that exist stay what they were
+
+
+def test_a_tensor_put_in_the_place_of_the_weight_changes_nothing():
+    hidden, weight, _ = head()
+    linear = torch.nn.Linear(8, 40, bias=False)
+    linear.weight = torch.nn.Parameter(weight.detach().clone())
+    x = lazy_linear(hidden, linear.weight)
+    linear.weight.data = torch.zeros(40, 8)
+    assert torch.equal(x.detach() + 0, F.linear(hidden, weight).detach())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(mode, made):
+    hidden, weight, _ = head()
+    with mode():
+        x, real = lazy_linear(hidden, weight), F.linear(hidden, weight)
+    for z in (x, x[1:], x.float().view(-1, 40)):
+        assert not z.requires_grad and z.is_leaf and z.grad_fn is None
+    assert x.is_inference() == real.is_inference()
+    loss = F.cross_entropy(x, TARGET)
+    assert not loss.requires_grad and torch.allclose(loss, F.cross_entropy(real, TARGET)) and not made
+    assert not (x * 2).sum().requires_grad and weight.grad is None and hidden.grad is None
+
+
+def test_a_teacher_gets_no_gradients():
+    hidden, weight, _ = head()
+    student = torch.randn(6, 40, requires_grad=True)
+    with torch.no_grad():
+        teacher = lazy_linear(hidden, weight)
+    F.kl_div(F.log_softmax(student, -1), F.log_softmax(teacher, -1), reduction="batchmean", log_target=True).backward()
+    assert student.grad is not None and weight.grad is None and hidden.grad is None
+
+
+def test_frozen_sides(made):
+    for frozen in (0, 1):
+        tensors = head()
+        tensors[frozen].requires_grad_(False)
+        grads = []
+        for linear in (lazy_linear, F.linear):
+            F.cross_entropy(linear(*tensors), TARGET).backward()
+            grads.append(tensors[1 - frozen].grad)
+            tensors[1 - frozen].grad = None
+        assert torch.allclose(*grads, atol=1e-6) and not made
+
+
+def test_requires_grad_on_logits_of_no_grad():
+    hidden, weight, _ = head()
+    found = []
+    for linear in (lazy_linear, F.linear):
+        with torch.no_grad():
+            z = linear(hidden, weight)
+        z.requires_grad_()
+        F.cross_entropy(z, TARGET).backward()
+        F.cross_entropy(z * 2, TARGET).backward()
+        found.append(z.grad)
+    assert torch.allclose(*found, atol=1e-6) and weight.grad is None
+
+
+def test_cheap_questions(made):
+    hidden, weight, bias = head(bias=True)
+    for h in (hidden, hidden.reshape(2, 3, 8), hidden[0]):
+        x, real = lazy_linear(h, weight, bias), F.linear(h, weight, bias)
+        for name in ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_leaf", "requires_grad", "nbytes", "itemsize",
+                     "_version", "is_sparse", "is_quantized"):
+            assert getattr(x, name) == getattr(real, name), name
+        for name in ("size", "dim", "numel", "stride", "storage_offset", "is_contiguous", "element_size", "get_device", "__len__",
+                     "is_floating_point", "is_complex", "is_inference", "is_pinned", "type"):
+            assert getattr(x, name)() == getattr(real, name)(), name
+        assert (x._base is None) == (real._base is None) and (x.grad_fn is None) == (real.grad_fn is None)
+        assert torch.is_tensor(x) and torch.is_floating_point(x) and isinstance(x, torch.Tensor) and "LazyLogits" in repr(x)
+        assert x[..., 1:].shape == real[..., 1:].shape and torch.broadcast_shapes(x.shape, (1,)) == real.shape
+    assert not made
+
+
+def test_views_share_the_one_real_tensor():
+    hidden, weight, _ = head()
+    x = lazy_linear(hidden, weight)
+    row, column, flat = x[2], x[:, 3], x.view(-1)
+    copied = x.float().clone()
+    with torch.no_grad():
+        row.fill_(7.0)
+    assert x[2].eq(7).all() and column[2] == 7 and flat[80:120].eq(7).all() and not copied[2].eq(7).any()
+    assert row.data_ptr() == x.data_ptr() + 2 * 40 * 4 == x.detach()[2].data_ptr()
+    assert column._base is x and x._version == 1 == flat._version
+    assert x.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
+    if oracle.DEVICE == "cpu":
+        numbers = x.detach().numpy()
+        numbers[0, 0] = -1.0
+        assert flat[0] == -1.0
+    with pytest.raises(RuntimeError, match="requires grad"):
+        x.numpy()
+
+
+def test_data():
+    hidden, weight, _ = head()
+    x = lazy_linear(hidden, weight)
+    loss = F.cross_entropy(x, TARGET)
+    assert not x.data.requires_grad and x.data.shape == x.shape
+    x.data.fill_(0.5)
+    x.data[1] = 2.0
+    assert x[0].eq(0.5).all() and x[1].eq(2.0).all() and x._version == 0 and x.requires_grad
+    loss.backward()
+    assert weight.grad is not None
+
+
+def test_an_edit_after_a_loss_and_before_its_backward():
+    found = []
+    for linear in (lazy_linear, F.linear):
+        hidden, weight, _ = head()
+        z = linear(hidden, weight)
+        loss = F.cross_entropy(z, TARGET)
+        z.mul_(3.0)
+        (loss + F.cross_entropy(z[1:], TARGET[1:])).backward()
+        found.append((loss.detach(), hidden.grad, weight.grad))
+    for a, b in zip(*found):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_gradients_that_are_watched(made):
+    found = []
+    for linear in (lazy_linear, F.linear):
+        hidden, weight, _ = head()
+        z = linear(hidden, weight)
+        z.retain_grad()
+        seen = []
+        z.register_hook(lambda g: seen.append(g.clone()))
+        rows = z[1:]
+        rows.register_hook(lambda g: g * 2)
+        F.cross_entropy(rows, TARGET[1:]).backward()
+        with torch.no_grad():
+            weight.mul_(2)  # what was retained is there already
+        found.append((z.grad, seen[0], hidden.grad, weight.grad))
+    for a, b in zip(*found):
+        assert torch.allclose(a, b, atol=1e-6)
+    hidden, weight, _ = head()
+    z = lazy_linear(hidden, weight)
+    made.clear()
+    z.register_hook(lambda g: None)  # as FSDP's and DDP's, which look at no number
+    F.cross_entropy(z, TARGET).backward()
+    assert not made and hidden.grad is not None
+
+
+def test_gradients_of_and_by_logits():
+    found = []
+    for linear in (lazy_linear, F.linear):
+        hidden, weight, _ = head(dtype=torch.float64)
+        z = linear(hidden, weight)
+        loss = F.cross_entropy(z.view(2, 3, 40).transpose(1, 2), TARGET.view(2, 3))
+        (g,) = torch.autograd.grad(loss, z, retain_graph=True)
+        assert type(g) is torch.Tensor
+        z.backward(g, retain_graph=True)
+        (twice,) = torch.autograd.grad(loss, hidden, create_graph=True)
+        twice.square().sum().backward()
+        found.append((g, hidden.grad, weight.grad))
+    for a, b in zip(*found):
+        assert torch.allclose(a, b, atol=1e-10)
+
+
+def test_a_second_backward():
+    hidden, weight, _ = head()
+    loss = F.cross_entropy(lazy_linear(hidden, weight), TARGET)
+    loss.backward(retain_graph=True)
+    once = weight.grad.clone()
+    loss.backward()
+    assert torch.equal(weight.grad, 2 * once)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_a_weight_changed_before_the_backward():
+    hidden, weight, _ = head()
+    loss = F.cross_entropy(lazy_linear(hidden, weight), TARGET)
+    with torch.no_grad():
+        weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_through_functions_of_others(made):
+    class Double(torch.autograd.Function):  # a loss with a backward of its own, from logits
+        @staticmethod
+        def forward(ctx, z):
+            ctx.save_for_backward(z)
+            return z.square().sum()
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * g * ctx.saved_tensors[0]
+
+    class Reversal(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, z):
+            return z.view_as(z)
+
+        @staticmethod
+        def backward(ctx, g):
+            return -g
+
+    for function in (Double.apply, lambda z: F.cross_entropy(Reversal.apply(z), TARGET)):
+        found = []
+        for linear in (lazy_linear, F.linear):
+            hidden, weight, _ = head()
+            function(linear(hidden, weight)).backward()
+            found.append((hidden.grad, weight.grad))
+        for a, b in zip(*found):
+            assert torch.allclose(a, b, atol=1e-4)
+
+
+def test_copies_and_pickles():
+    hidden, weight, _ = head()
+    x, real = lazy_linear(hidden, weight), F.linear(hidden, weight)
+    with pytest.raises(RuntimeError, match="deepcopy"):
+        copy.deepcopy(x)
+    with torch.no_grad():
+        y = lazy_linear(hidden, weight)
+    assert type(copy.deepcopy(y)) is torch.Tensor and torch.equal(copy.deepcopy(y), real.detach())
+    assert torch.equal(pickle.loads(pickle.dumps(y)), real.detach())
+    assert type(x.materialize()) is torch.Tensor and x.materialize().requires_grad
+    assert x.materialize().data_ptr() == x.data_ptr()
+
+
+def test_autocast(made):
+    found = []
+    for linear in (lazy_linear, F.linear):
+        hidden, weight, bias = head(bias=True)
+        with torch.autocast(oracle.DEVICE, torch.bfloat16):
+            z = linear(hidden, weight, bias)
+            assert z.dtype == torch.bfloat16
+            loss = F.cross_entropy(z.float(), TARGET)
+            rounded = [F.cross_entropy(z, TARGET), F.nll_loss(F.log_softmax(z, -1), TARGET), z.logsumexp(-1).sum()]
+        (loss + sum(rounded)).backward()
+        found.append((loss, *rounded, hidden.grad, weight.grad, bias.grad, z.detach().float()))
+        if linear is lazy_linear:
+            assert not made
+    assert torch.equal(found[0][-1], found[1][-1])
+    for a, b in zip(*found):
+        assert a.dtype == b.dtype and (a.float() - b.float()).norm() <= 1e-2 * b.float().norm()
+
+
+@pytest.mark.skipif(oracle.DEVICE != "cpu", reason="a GPU does not raise them")
+def test_what_the_losses_refuse_is_pytorch_s_own_error():
+    for call in (
+        lambda z: F.cross_entropy(z, TARGET + 40),
+        lambda z: F.cross_entropy(z, TARGET[1:]),
+        lambda z: F.cross_entropy(z, TARGET.float()),
+        lambda z: F.cross_entropy(z, TARGET, weight=torch.ones(3)),
+        lambda z: F.cross_entropy(z, TARGET, reduction="most"),
+        lambda z: F.cross_entropy(z, TARGET, label_smoothing=2.0),
+        lambda z: F.log_softmax(z, -1).gather(-1, TARGET[:, None] - 100),
+        lambda z: z.view(7, 40),
+        lambda z: z[10],
+    ):
+        errors = []
+        for linear in (lazy_linear, F.linear):
+            try:
+                call(linear(*head()))
+            except Exception as error:
+                errors.append((type(error), str(error)))
+        assert len(errors) == 2 and errors[0] == errors[1]
+
+
+def test_what_cannot_be_promised_is_made():
+    hidden, weight, _ = head()
+    assert isinstance(lazy_linear(hidden, weight), LazyLogits)
+    assert type(lazy_linear(hidden[:0], weight)) is torch.Tensor  # nothing to save
+    assert type(lazy_linear(hidden.to("meta"), weight.to("meta"))) is torch.Tensor
