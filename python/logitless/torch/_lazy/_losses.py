@@ -18,6 +18,7 @@ from ._form import Form
 from ._gradient import LazyGradient
 from ._tensor import RULES, LazyLogits
 
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 _NO_TARGET = -(1 << 40)  # an ignore_index that no index is
 
 
@@ -69,7 +70,7 @@ class _Fused(torch.autograd.Function):
             raise RuntimeError(
                 "Trying to backward through the graph a second time; specify retain_graph=True the first time"
             )
-        again = torch._C._autograd._get_current_graph_task_keep_graph()
+        again = _keeps_graph()
         flat = [t for leaves in ctx.leaves for t in leaves if t is not None and t.requires_grad]
         gradients = iter(
             torch.autograd.grad(ctx.inner, flat, upstream.to(ctx.inner.dtype), retain_graph=again, allow_unused=True)

@@ -14,6 +14,9 @@ from ._tensor import LazyHeadWarning
 from ._traced import traced_logits
 
 
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # since PyTorch 2.7
+
+
 class _Thread(threading.local):
     shards = None  # the weight of the head being called, before FSDP2 gathered it
 
@@ -58,7 +61,7 @@ class LazyLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
-            if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            if torch.compiler.is_dynamo_compiling() and not _is_exporting():
                 return traced_logits(input, self.weight, self.bias)
             return nn.functional.linear(input, self.weight, self.bias)
         self.__dict__["_lazy_called"] = True
