@@ -91,19 +91,18 @@ class _Fused(torch.autograd.Function):
 
 
 def _dtype(x: LazyLogits, tiny: Callable) -> torch.dtype:
-    """Of what PyTorch's function gives for x: under autocast as for ``tiny``, it on logits of one token and two words."""
-    if not torch.is_autocast_enabled(x.device.type):
-        return tiny(torch.empty(1, 2, dtype=x.dtype, device="meta")).dtype
+    """Of what PyTorch's function gives for x under autocast: as for ``tiny``, it on logits of one token and two words."""
     with torch.no_grad():
         return tiny(torch.zeros(1, 2, dtype=x.dtype, device=x.device)).dtype
 
 
-def _apply(x: LazyLogits, fused: Callable, plain: Callable, tiny: Callable, keeps=False):
+def _apply(x: LazyLogits, fused: Callable, plain: Callable, tiny: Callable, dtype=None, keeps=False):
     """NotImplemented when the arguments are such as the fused function refuses, so that PyTorch says why.
     keeps: PyTorch's function keeps x for its backward."""
     track = torch.is_grad_enabled() and x.requires_grad
     try:
-        return _Fused.apply(x, fused, plain, track, _dtype(x, tiny), keeps)
+        result = _dtype(x, tiny) if torch.is_autocast_enabled(x.device.type) else dtype or x.dtype
+        return _Fused.apply(x, fused, plain, track, result, keeps)
     except (ValueError, TypeError, NotImplementedError):
         return NotImplemented
 
@@ -228,7 +227,7 @@ def _sum(input, dim=None, keepdim=False, *, dtype=None):
         total = mean * (-form.factor * weights.shape[0])
         return total[..., None] if keepdim else total
 
-    return _apply(x, fused, lambda z: z.sum(-1, keepdim, dtype=dtype), lambda z: z.sum(-1, dtype=dtype))
+    return _apply(x, fused, lambda z: z.sum(-1, keepdim, dtype=dtype), lambda z: z.sum(-1, dtype=dtype), dtype)
 
 
 def _retain_grad(x):
