@@ -188,7 +188,7 @@ double Unfused::loss(bool gradient) {
     const auto [max, sum] = exponentials(z, words);
     losses[static_cast<std::size_t>(i)] =
         std::log(sum) + static_cast<double>(max) - static_cast<double>(target_logit);
-    if (!gradient) continue;
+    if (!gradient) return;
     scale(z, words, static_cast<float>(share / sum));  // now the gradient, but for the target
     z[target] -= static_cast<float>(share);
   });

@@ -149,8 +149,8 @@ def test_views_share_the_one_real_tensor():
         numbers = x.detach().numpy()
         numbers[0, 0] = -1.0
         assert flat[0] == -1.0
-    with pytest.raises(RuntimeError, match="requires grad"):
-        x.numpy()
+        with pytest.raises(RuntimeError, match="requires grad"):
+            x.numpy()
 
 
 def test_data():

@@ -126,7 +126,7 @@ def _handed(func, args, kwargs) -> LazyGradient:
         if isinstance(value, (LazyGradient, LazyLogits)):
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         if isinstance(value, Tensor):
-            return value.to("meta") if value.dim() else value
+            return value.to("meta") if value.dim() or value.device.type != "cpu" else value
         return type(value)(meta(v) for v in value) if isinstance(value, (list, tuple)) else value
 
     metas, options = meta(args), {k: v for k, v in kwargs.items()}
