@@ -138,9 +138,11 @@ class LOGITLESS_API LossPlan {
   double passes = 0.0;
   double predicted_seconds = 0.0;  // rough on the CPU: a nominal rate of the kernel times the work
   std::size_t memory_budget = 0;   // 0: the default
-  std::size_t default_limit = 0;   // of the default: what no plan was to exceed
-  float tau = 0.0f;                // of the far field, else 0
-  std::int64_t sample_every = 0;   // likewise
+  // Of the default: what no plan was to exceed for one thread (chunks do not depend on how many
+  // there are); 0 where the least one does.
+  std::size_t default_limit = 0;
+  float tau = 0.0f;               // of the far field, else 0
+  std::int64_t sample_every = 0;  // likewise
   // Of the far field: the exact plan of the tokens audited, or null.
   std::shared_ptr<const LossPlan> audit;
   std::vector<PlanCandidate> candidates;

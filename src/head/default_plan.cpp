@@ -44,7 +44,7 @@ LossPlan default_plan(std::size_t limit, const std::function<LossPlan(std::size_
   }
   keep_reasons(fastest, chosen);
   chosen.memory_budget = 0;
-  chosen.default_limit = limit;
+  chosen.default_limit = chosen.workspace_bytes() <= limit ? limit : 0;
   return chosen;
 }
 

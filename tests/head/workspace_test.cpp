@@ -162,7 +162,11 @@ TEST_P(WorkspaceTest, ThreadsBeyondTheTasksTakeNothing) {
     }();
     call.request.device.threads = 500;
     const std::size_t bytes = call.plan().workspace_bytes();
-    call.request.device.threads = 1000;
+    ContextOptions many;
+    many.threads = 1000;
+    many.kernel = call.context.device().kernel;
+    call.context = Context(many);
+    call.request.device = call.context.device();
     const LossPlan plan = call.plan();
     EXPECT_EQ(plan.workspace_bytes(), bytes);
     const Buffer memory(plan.workspace_bytes() + kGuard);

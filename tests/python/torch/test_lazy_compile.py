@@ -65,7 +65,7 @@ def test_compiled(kind, logits):
             lazy.lm_head.weight.mul_(2)  # what was returned are numbers
         target = torch.zeros(found[1].shape[0] * found[1].shape[1], dtype=torch.int64)
         assert torch.allclose(F.cross_entropy(found[1].view(-1, V), target), F.cross_entropy(z.view(-1, V), target), rtol=1e-5)
-    elif "edited" not in kind:
+    elif "edited" not in kind and torch.__version__ >= (2, 13):  # earlier ones keep them in the graph
         assert all(torch.Size(s).numel() < 20 * V or s == (V, 16) for s in shapes), shapes
 
 

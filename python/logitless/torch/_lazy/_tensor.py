@@ -269,8 +269,8 @@ def _like(func, x: LazyLogits, form: Form, rest, kwargs) -> Tensor:
     if func in _copies.PICKS:  # by what indices hold
         rest = _copies.positions(rest)
         return func(_meta(x), *torch.utils._pytree.tree_map_only(Tensor, lambda t: t.to("meta"), rest))
-    rest = [_meta(a) if isinstance(a, LazyLogits) else a.detach().to("meta") if isinstance(a, Tensor) and a.dim() else a
-            for a in rest]
+    rest = [_meta(a) if isinstance(a, LazyLogits) else
+            a.detach().to("meta") if isinstance(a, Tensor) and (a.dim() or a.device.type != "cpu") else a for a in rest]
     return func(_meta(x), *rest, **{**kwargs, "device": torch.device("meta")} if "device" in kwargs else kwargs)
 
 
