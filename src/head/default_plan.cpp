@@ -29,9 +29,10 @@ std::size_t default_limit(const HeadShape& shape, bool far) {
 LossPlan default_plan(std::size_t limit, const std::function<LossPlan(std::size_t)>& plan) {
   const LossPlan fastest = plan(limit);
   LossPlan chosen = fastest;
-  // More memory is never slower, so the least that will do is found by halving.
+  // More memory is hardly ever slower, so the least that will do is found by halving. A plan may
+  // take less than one for a smaller budget, since it takes the least that is about as fast.
   std::size_t low = 0;
-  while (chosen.workspace_bytes() <= limit &&
+  while (chosen.workspace_bytes() <= limit && chosen.workspace_bytes() > low &&
          chosen.workspace_bytes() - low > std::max(kExact, chosen.workspace_bytes() / 64)) {
     const std::size_t middle = low + (chosen.workspace_bytes() - low) / 2;
     LossPlan less = plan(middle);

@@ -244,6 +244,11 @@ TEST(Plan, MoreMemoryIsNeverSlowerAndNeverExceeded) {
     if (shape.dtype == DType::bf16 && draw(0, 1) == 0) f.d_weight_dtype = DType::bf16;
     const std::string& kernel =
         kernels[static_cast<std::size_t>(draw(0, static_cast<std::int64_t>(kernels.size()) - 1))];
+    try {
+      const LossPlan plan = plan_head(shape, f, request_of(0, {}, kernel));
+      ASSERT_TRUE(plan.default_limit == 0 || plan.chunk_tokens > 0) << plan.explain();
+    } catch (const Unsupported&) {
+    }
     double before = INFINITY;
     for (std::size_t budget = 64_KiB; budget <= 4_GiB; budget = budget * 3 / 2) {
       LossPlan plan;
