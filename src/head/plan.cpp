@@ -78,7 +78,10 @@ class PlanBuilder {
     plan.predicted_seconds /= threads;
     for (PlanCandidate& c : plan.candidates) {
       c.predicted_seconds /= threads;
-      if (c.kind == plan.kind) c.workspace_bytes = plan.workspace_bytes();
+      if (c.kind != plan.kind) continue;
+      c.workspace_bytes = plan.workspace_bytes();
+      c.keeps = describe_contents(find_head_kernel(plan.kernel), plan.shape, plan.features,
+                                  sizes_of(plan), c.workspace_bytes);
     }
   }
 
@@ -455,10 +458,14 @@ LossPlan plan_for(const HeadShape& shape, const HeadFeatures& features,
   LossPlan plan = default_plan(default_limit(shape, far), [&](std::size_t budget) {
     PlanRequest within = request;
     within.memory_budget = budget;
-    if (on_cpu) within.device.threads = 1;  // the bits of sums go by chunks, and not by threads
+    // The bits of sums go by chunks, and these not by threads.
+    if (on_cpu && request.device.threads >= 0) within.device.threads = 1;
     return PlanBuilder(shape, features, within).or_least().build();
   });
-  if (on_cpu) PlanBuilder::set_default_threads(plan, std::max(1, request.device.threads));
+  if (on_cpu) {
+    const int threads = request.device.threads;
+    PlanBuilder::set_default_threads(plan, threads > 0 ? threads : default_threads());
+  }
   return plan;
 }
 

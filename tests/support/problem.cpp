@@ -8,6 +8,7 @@
 #include "core/element.h"
 #include "head/device_plan.h"
 #include "head/far_field.h"
+#include "head/workspace.h"
 #include "support/mirror.h"
 
 namespace logitless::test {
@@ -208,6 +209,10 @@ HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
   in = mirror.in(in);
   out = mirror.out(out);
   a.plan = plan_cross_entropy(options, in, out, request);
+  if (run.chunk_tokens > 0) {
+    a.plan.chunk_tokens = run.chunk_tokens;
+    a.plan = with_threads(a.plan, a.plan.threads);
+  }
   const Workspace workspace(context, a.plan);
   a.statistics = cross_entropy(context, a.plan, options, in, out, workspace);
   mirror.finish();

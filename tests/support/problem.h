@@ -80,6 +80,7 @@ struct RunSpec {
   std::int64_t audit_rows = 0;
   std::int64_t sample_every = 0;
   std::size_t budget = 0;
+  std::int64_t chunk_tokens = 0;  // of a CPU's plan; 0: the planner's
   std::string kernel;
   int threads = 2;
   bool gradients = true;
