@@ -7,6 +7,8 @@
 #include <fstream>
 #include <string>
 
+#include "support/temp_dir.h"
+
 namespace logitless {
 namespace {
 
@@ -15,8 +17,7 @@ namespace fs = std::filesystem;
 // A tree of control groups in a folder of its own.
 class QuotaCores : public testing::Test {
  protected:
-  QuotaCores() : root_(fs::path(testing::TempDir()) / "cgroups") { fs::remove_all(root_); }
-  ~QuotaCores() override { fs::remove_all(root_); }
+  QuotaCores() : root_(directory_.file("cgroups")) {}
 
   void write(const std::string& path, const std::string& text) const {
     fs::create_directories((root_ / path).parent_path());
@@ -24,6 +25,7 @@ class QuotaCores : public testing::Test {
   }
   int cores() const { return quota_cores(root_ / "self", root_); }
 
+  const TempDir directory_;
   const fs::path root_;
 };
 

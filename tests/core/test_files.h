@@ -20,35 +20,9 @@
 #include <vector>
 
 #include "logitless/error.h"
+#include "support/temp_dir.h"
 
 namespace logitless {
-
-// A directory that exists as long as the object.
-class TempDir {
- public:
-  TempDir() {
-    std::string pattern = testing::TempDir() + "logitless-XXXXXX";
-    if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no temporary directory");
-    path_ = pattern;
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-
-  std::string file(const std::string& name) const { return (path_ / name).string(); }
-  std::vector<std::string> listing() const {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(path_))
-      names.push_back(entry.path().filename());
-    return names;
-  }
-
- private:
-  std::filesystem::path path_;
-};
 
 inline std::string read_whole(const std::string& path) {
   std::ifstream in(path, std::ios::binary);

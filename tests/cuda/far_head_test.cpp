@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <numeric>
 #include <random>
 
@@ -12,6 +11,7 @@
 #include "logitless/far_field.h"
 #include "support/mirror.h"
 #include "support/problem.h"
+#include "support/temp_dir.h"
 
 namespace logitless::test {
 namespace {
@@ -269,8 +269,8 @@ TEST_P(CudaFarHead, TrainsAndFallsBack) {
 }
 
 TEST_P(CudaFarHead, RunsRepeatToTheBitAndResume) {
-  const std::string path = std::filesystem::temp_directory_path() /
-                           (std::string("logitless_cuda_far_") + std::string(name_of(GetParam())));
+  const TempDir directory;
+  const std::string path = directory.file("state.safetensors");
   constexpr std::int64_t kLast = 11;
   std::vector<std::vector<std::vector<std::byte>>> whole;
   {
@@ -300,7 +300,6 @@ TEST_P(CudaFarHead, RunsRepeatToTheBitAndResume) {
       t.move();
     }
   }
-  std::filesystem::remove(path);
 }
 
 INSTANTIATE_TEST_SUITE_P(Accuracies, CudaFarHead,

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <functional>
 #include <random>
 #include <string>
@@ -14,6 +13,7 @@
 #include "logitless/tensor_file.h"
 #include "support/common_kernel.h"
 #include "support/problem.h"
+#include "support/temp_dir.h"
 
 namespace logitless::test {
 namespace {
@@ -287,8 +287,8 @@ void expect_same(const FarFieldReport& a, const FarFieldReport& b) {
 }
 
 TEST_P(FarHead, RunsRepeatToTheBitAndResume) {
-  const std::string path = std::filesystem::temp_directory_path() /
-                           (std::string("logitless_far_head_") + std::string(name_of(GetParam())));
+  const TempDir directory;
+  const std::string path = directory.file("state.safetensors");
   constexpr std::int64_t kLast = 14;
   FarFieldReport whole_report;
   std::vector<std::vector<float>> whole;
@@ -325,13 +325,11 @@ TEST_P(FarHead, RunsRepeatToTheBitAndResume) {
     EXPECT_TRUE(std::equal(rest.begin(), rest.end(), whole.begin() + at));
     expect_same(report, whole_report);
   }
-  std::filesystem::remove(path);
 }
 
 TEST_P(FarHead, SavingChangesNothing) {
-  const std::string path =
-      std::filesystem::temp_directory_path() /
-      (std::string("logitless_far_saving_") + std::string(name_of(GetParam())));
+  const TempDir directory;
+  const std::string path = directory.file("state.safetensors");
   const Context context = context_of();
   FarFieldHead one(context, quick(GetParam())), other(context, quick(GetParam()));
   Training a, b;
@@ -344,7 +342,6 @@ TEST_P(FarHead, SavingChangesNothing) {
     b.move();
   }
   expect_same(one.report(), other.report());
-  std::filesystem::remove(path);
 }
 
 TEST_P(FarHead, AnOrderOfTheStepItself) {
@@ -529,9 +526,9 @@ TEST(FarHeadErrors, CallsThatThrowLeaveTheStateAlone) {
 }
 
 TEST(FarHeadErrors, OtherFilesAreRefused) {
-  const auto folder = std::filesystem::temp_directory_path();
-  const std::string order = folder / "logitless_far_other.safetensors";
-  const std::string state = folder / "logitless_far_state.safetensors";
+  const TempDir folder;
+  const std::string order = folder.file("order.safetensors");
+  const std::string state = folder.file("state.safetensors");
   const Context context = context_of();
   FarFieldHead head(context, quick());
   Training t;
@@ -545,7 +542,7 @@ TEST(FarHeadErrors, OtherFilesAreRefused) {
   both.save(state);
   EXPECT_EQ(message_of([&] { head.load(state); }),
             state + ": saved with accuracy far_both, this head has far_backward");
-  EXPECT_THROW(head.load(folder / "logitless_far_missing"), Error);
+  EXPECT_THROW(head.load(folder.file("missing.safetensors")), Error);
   std::vector<std::int64_t> counts(15, 0);
   counts[8] = 1;  // steps between orders
   const std::vector<double> numbers(4, 0.0);
@@ -560,8 +557,6 @@ TEST(FarHeadErrors, OtherFilesAreRefused) {
   }
   expect_same(head.report(), before);
   EXPECT_FALSE(head.order().empty());
-  std::filesystem::remove(order);
-  std::filesystem::remove(state);
 }
 
 }  // namespace

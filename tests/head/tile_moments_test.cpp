@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <numeric>
 #include <random>
 #include <utility>
 
 #include "logitless/tensor_file.h"
 #include "support/problem.h"
+#include "support/temp_dir.h"
 
 namespace logitless::test {
 namespace {
@@ -212,7 +212,8 @@ TEST(TileMoments, AreTheSameForThreadsDtypesAndFiles) {
   expect_same(head.measured(1), first);
   expect_same(head.measured(3), first);
   expect_same(Head(50, 40 * kTile + 77, 11, 0.5, DType::bf16, true).measured(), first);
-  const std::string path = std::filesystem::temp_directory_path() / "logitless_moments.safetensors";
+  const TempDir directory;
+  const std::string path = directory.file("moments.safetensors");
   first.save(path);
   const VocabOrder loaded = VocabOrder::load(path);
   expect_same(loaded, first);
@@ -228,7 +229,6 @@ TEST(TileMoments, AreTheSameForThreadsDtypesAndFiles) {
                     ConstTensorView(wide.view().data(), DType::f32, sizes, strides),
                     std::as_const(head.weight).view(), std::as_const(head.bias).view(), 1.0f, kTau),
       first);
-  std::filesystem::remove(path);
 }
 
 TEST(TileMoments, NaNsAndMaskedTilesGiveFiniteMoments) {

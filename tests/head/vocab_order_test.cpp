@@ -12,6 +12,7 @@
 #include "support/mirror.h"
 #include "support/problem.h"
 #include "support/refusal.h"
+#include "support/temp_dir.h"
 
 namespace logitless::test {
 namespace {
@@ -316,17 +317,8 @@ TEST(VocabOrder, BadArgumentsAreNamed) {
 
 class OrderFiles : public testing::Test {
  protected:
-  void SetUp() override {
-    folder_ =
-        std::filesystem::temp_directory_path() /
-        ("logitless_order_" + std::to_string(::testing::UnitTest::GetInstance()->random_seed()) +
-         "_" + std::to_string(reinterpret_cast<std::uintptr_t>(this)) + "_" +
-         ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-  std::string path(const char* name) const { return (folder_ / name).string(); }
-  std::filesystem::path folder_;
+  std::string path(const char* name) const { return folder_.file(name); }
+  const TempDir folder_;
 };
 
 TEST_F(OrderFiles, RoundTrip) {
