@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sys/resource.h>
+#include <time.h>
 
 #include <chrono>
 
@@ -43,40 +44,52 @@ class Spinner {
 
   // Around a sleep. Waits that are always longer than kMost end the spinning, and the first short
   // one brings it back.
-  void falls_asleep() {
-    if (misses_ >= kMisses) asleep_ = Clock::now();
-  }
+  void falls_asleep() { asleep_ = Clock::now(); }
   void wakes() {
-    if (misses_ >= kMisses && Clock::now() - asleep_ < kMost) misses_ = 0;
+    const Clock::duration slept = Clock::now() - asleep_;
+    slept_ += slept;
+    if (misses_ >= kMisses && slept < kMost) misses_ = 0;
   }
 
  private:
   using Clock = std::chrono::steady_clock;
-  // Between the parallel loops of a step of training lie single-threaded ones of up to 260 us.
-  static constexpr std::chrono::microseconds kMost{300};
+  // Between the parallel loops of a training step lie single-threaded ones of up to some 300 us.
+  static constexpr std::chrono::microseconds kMost{500};
   static constexpr int kPauses = 8;  // between looks at the clock: 0.3 us or less
   static constexpr int kMisses = 8;
-  // The kernel's own threads take a core a few times a second; another process, each few ms.
-  static constexpr std::chrono::milliseconds kLookEvery{1}, kContest{50};
-  static constexpr int kPreemptions = 2;
+  static constexpr std::chrono::milliseconds kLookEvery{1}, kWindow{20}, kContest{50};
+  static constexpr int kPreemptions = 2, kLostShare = 8;
 
-  // Was the core taken from this thread of late? Then others want the cores.
+  // Do others want the cores? Of the time in which this thread wanted one, they had an eighth. The
+  // kernel's own threads preempt as often, and are done in microseconds; a thread that waits for
+  // something else is not preempted.
   void look(Clock::time_point now) {
     looked_ = now;
     rusage usage;
-    if (getrusage(RUSAGE_THREAD, &usage) != 0) return;
-    if (usage.ru_nivcsw - preempted_ >= kPreemptions) {
+    timespec used;
+    if (getrusage(RUSAGE_THREAD, &usage) != 0 || clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used) != 0)
+      return;
+    const Clock::duration ran =
+        std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
+    const Clock::duration wanted = now - since_ - slept_;
+    if (usage.ru_nivcsw - preempted_ >= kPreemptions &&
+        wanted - (ran - ran_) > wanted / kLostShare) {
       contested_until_ = now + kContest;
-    } else if (now - since_ < kContest) {
+    } else if (now - since_ < kWindow) {
       return;
     }
     since_ = now;
+    slept_ = {};
+    ran_ = ran;
     preempted_ = usage.ru_nivcsw;
   }
 
   int misses_ = 0;
-  long preempted_ = 0;  // preemptions until since_
-  Clock::time_point since_, looked_, contested_until_, asleep_;
+  Clock::time_point looked_, contested_until_, asleep_;
+  // Of the window that is being looked at.
+  Clock::time_point since_;
+  Clock::duration slept_{}, ran_{};
+  long preempted_ = 0;
 };
 
 }  // namespace logitless
