@@ -7,8 +7,10 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <string_view>
 
 #include "core/element.h"
+#include "support/recording.h"
 
 namespace logitless::test {
 ir::Tensors random_inputs(const ir::Graph& graph, std::uint64_t seed) {
@@ -58,6 +60,9 @@ ir::Tensors execute(const CompiledProgram& program, const ir::Tensors& inputs, F
     results.push_back(block(static_cast<std::size_t>(t.bytes())));
   constexpr std::size_t kGuard = 256;
   std::byte* arena = block(program.arena_bytes() + kGuard);
+  const std::string decisions = program.explain();
+  record("explain",
+         std::string_view(decisions).substr(0, decisions.find("compiled in ")));  // times
   if (far != nullptr) {
     program.run(parameters, results, arena, *far);
   } else {
@@ -75,6 +80,8 @@ ir::Tensors execute(const CompiledProgram& program, const ir::Tensors& inputs, F
     for (const std::int64_t s : t.shape) count *= static_cast<std::size_t>(s);
     for (std::size_t i = 0; i < count; ++i)
       x.data.push_back(load_element(results[r], t.dtype, static_cast<std::int64_t>(i)));
+    record(t.name,
+           {static_cast<const std::byte*>(results[r]), static_cast<std::size_t>(t.bytes())});
     out[t.name] = std::move(x);
   }
   return out;

@@ -11,6 +11,7 @@
 #include "logitless/far_field.h"
 #include "support/mirror.h"
 #include "support/problem.h"
+#include "support/recording.h"
 #include "support/temp_dir.h"
 
 namespace logitless::test {
@@ -102,6 +103,8 @@ struct Training {
     }
   }
   std::vector<std::vector<std::byte>> results() const {
+    record("results", d_hidden.bytes());
+    record("results", d_weight.bytes());
     return {loss.bytes(), lse.bytes(), d_hidden.bytes(), d_weight.bytes()};
   }
   // The exact plan's.

@@ -13,6 +13,7 @@
 #include "logitless/tensor_file.h"
 #include "support/common_kernel.h"
 #include "support/problem.h"
+#include "support/recording.h"
 #include "support/temp_dir.h"
 
 namespace logitless::test {
@@ -70,6 +71,7 @@ struct Training {
   std::vector<float> results() const {
     std::vector<float> all = {loss};
     for (const auto* v : {&lse, &d_hidden, &d_weight}) all.insert(all.end(), v->begin(), v->end());
+    record("results", std::as_bytes(std::span(all)));
     return all;
   }
   // What the exact plan gives.

@@ -10,6 +10,7 @@
 #include "head/far_field.h"
 #include "head/workspace.h"
 #include "support/mirror.h"
+#include "support/recording.h"
 
 namespace logitless::test {
 
@@ -206,6 +207,7 @@ HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
   request.audit_rows = run.audit_rows;
   request.sample_every = run.sample_every;
   Mirror mirror(run.kernel);
+  const CrossEntropyOutputs host_out = out;
   in = mirror.in(in);
   out = mirror.out(out);
   a.plan = plan_cross_entropy(options, in, out, request);
@@ -222,6 +224,8 @@ HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
     a.statistics.tokens = tokens;
     if (is_far(a.plan.kind)) a.order_of_tokens = device_tokens(a.plan, workspace);
   }
+  record("plan", a.plan.explain());
+  record(host_out, a.statistics);
   return a;
 }
 
