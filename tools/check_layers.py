@@ -2,6 +2,7 @@
 """Checks the arrows between the folders of this tree, and a few habits of its files.
 
   - a file includes only what LAYERS lets its folder include
+  - public headers name no type of namespace cuda
   - CUDA headers appear only in CUDA_FOLDERS, and no other file asks the preprocessor about CUDA
   - every header is included once (#pragma once; *-inl.h files that Highway reads once for each target have its guard)
   - no file has more than MAX_LINES lines
@@ -18,8 +19,12 @@ from pathlib import Path, PurePosixPath
 MAX_LINES = 600
 
 PUBLIC = ("include/logitless/",)
+# What a kernel may know of the public headers: numbers, tensors and shapes, and neither plans nor calls.
+PUBLIC_BASE = tuple(f"include/logitless/{name}.h" for name in (
+    "bytes", "context", "dtype", "error", "export", "head_shape", "memory", "parallel", "tensor_file", "tensor_view",
+    "version"))
 CORE = ("src/core/", *PUBLIC)
-BELOW_KERNELS = ("src/math/", *CORE)
+BELOW_KERNELS = ("src/math/", "src/core/", *PUBLIC_BASE)
 KERNEL_INTERFACE = (
     "src/kernels/kernels.h",
     "src/kernels/forced_kernel.h",
@@ -28,7 +33,11 @@ KERNEL_INTERFACE = (
     "src/kernels/device_gradient.h",
     "src/kernels/device_loss.h", "src/kernels/device_far.h", "src/kernels/device_order.h",
 )
-BELOW_HEAD = (*KERNEL_INTERFACE, *BELOW_KERNELS)
+BELOW_HEAD = (*KERNEL_INTERFACE, "src/math/", *CORE)
+# The floors of src/head: calls, far, plan, cpu and cuda beside each other, and the headers that they share.
+HEAD_BASE = ("src/head/*.h", *BELOW_HEAD)
+HEAD_PLAN = ("src/head/cpu/layout.h", "src/head/cuda/layout.h", *HEAD_BASE)
+HEAD_FAR = ("src/head/plan/", "src/head/cuda/order.h", "src/head/cuda/views.h", *HEAD_BASE)
 IR = ("src/compiler/ir/", *CORE)
 ANALYSIS = ("src/compiler/analysis/", *IR)
 COMPILER_PLAN = ("src/compiler/plan/", *ANALYSIS)
@@ -37,15 +46,20 @@ COMPILER_PLAN = ("src/compiler/plan/", *ANALYSIS)
 # that ends in / is a folder, another one is a file; * stands for any name. A file may include its own folder, too.
 LAYERS = (
     ("include/logitless/", PUBLIC),
-    ("src/core/", PUBLIC),
-    ("src/math/", PUBLIC),
-    ("src/kernels/*/", BELOW_HEAD),
+    ("src/core/", PUBLIC_BASE),
+    ("src/math/", PUBLIC_BASE),
+    ("src/kernels/*/", (*KERNEL_INTERFACE, *BELOW_KERNELS)),
     ("src/kernels/", ("src/kernels/*.h", "src/kernels/*/register_*.h", *BELOW_KERNELS)),
+    ("src/head/*.h", HEAD_BASE),
+    ("src/head/cpu/", HEAD_BASE),
+    ("src/head/cuda/", HEAD_BASE),
+    ("src/head/plan/", HEAD_PLAN),
+    ("src/head/far/", HEAD_FAR),
     ("src/head/", BELOW_HEAD),
     ("src/compiler/ir/", CORE),
     ("src/compiler/analysis/", IR),
     ("src/compiler/passes/", ANALYSIS),
-    ("src/compiler/plan/", ("src/head/workspace.h", "src/head/engine.h", *BELOW_HEAD, *ANALYSIS)),
+    ("src/compiler/plan/", ("src/head/plan/choose.h", *BELOW_HEAD, *ANALYSIS)),
     ("src/compiler/exec/", ("src/head/", *BELOW_HEAD, *COMPILER_PLAN)),
     ("src/compiler/", ("src/kernels/forced_kernel.h", "src/compiler/passes/", "src/compiler/exec/", *COMPILER_PLAN)),
     ("src/train/", PUBLIC),
@@ -72,6 +86,7 @@ CUDA_QUESTION = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif|elifdef|elifndef)\b.*
 # The one question allowed elsewhere: arithmetic for both sides asks whether nvcc reads it.
 HOST_DEVICE_QUESTION = re.compile(r"^\s*#\s*(if|ifdef)\b\s*(defined\s*\(?\s*)?__CUDACC__\s*\)?\s*$")
 
+PUBLIC_CUDA = re.compile(r"\bnamespace cuda\b|\bcuda::")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
@@ -106,6 +121,8 @@ def layer_of(path):
     """(the folder that decides for this file, what it may include), or None without a row in LAYERS."""
     for folder, allowed in LAYERS:
         if lies_in(path, folder):
+            if not folder.endswith("/"):
+                return folder, allowed
             own = "/".join(path.parts[: len(PurePosixPath(folder).parts)]) + "/"
             # The registry's folder holds the kernels' folders, and they are not its own.
             return own, allowed if own == "src/kernels/" else (own, *allowed)
@@ -151,6 +168,14 @@ def check_once(path, lines):
         yield 1, "has no #pragma once"
 
 
+def check_public(path, lines):
+    if not str(path).startswith("include/"):
+        return
+    for number, line in enumerate(lines, 1):
+        if PUBLIC_CUDA.search(line.partition("//")[0]):
+            yield number, f"names what is CUDA's in a public header: '{line.strip()}'"
+
+
 def check_length(lines):
     if len(lines) > MAX_LINES:
         yield MAX_LINES + 1, f"has {len(lines)} lines; at most {MAX_LINES}"
@@ -177,6 +202,7 @@ def check_tree(root):
             problems += check_includes(root, path, lines)
             problems += check_cuda_questions(path, lines)
             problems += check_once(path, lines)
+            problems += check_public(path, lines)
         violations += [f"{path}:{number}: {problem}" for number, problem in sorted(problems)]
     return violations, count
 

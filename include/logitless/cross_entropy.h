@@ -1,10 +1,12 @@
 // Cross entropy of a large vocabulary from hidden states and weights; the logits never exist as a
 // whole.
 //
-//   u_ij = logit_scale * (hidden_i . weight_j + bias_j)      z_ij = softcap * tanh(u_ij / softcap),
-//   or u_ij lse_i = log sum_j exp z_ij                                  log p_ij = z_ij - lse_i
-//   loss_i = token_weight_i * ( (1 - eps) * c_y * -log p_iy  +  eps / V * sum_j c_j * -log p_ij  +
-//   zeta * lse_i^2 )
+//   u_ij   = logit_scale * (hidden_i . weight_j + bias_j)
+//   z_ij   = softcap * tanh(u_ij / softcap), or u_ij
+//   lse_i  = log sum_j exp z_ij
+//   l_ij   = z_ij - lse_i
+//   loss_i = token_weight_i * (-(1 - eps) * c_y * l_iy - eps / V * sum_j c_j * l_ij
+//            + zeta * lse_i^2)
 //
 // with y the target, c the class weights, eps the label smoothing, zeta the z-loss: PyTorch's
 // cross_entropy of z, softcap, scale and z-loss added. `mean` divides by sum_i token_weight_i * c_y
@@ -26,6 +28,7 @@
 #include "logitless/plan.h"
 #include "logitless/tensor_view.h"
 #include "logitless/vocab_order.h"
+#include "logitless/workspace.h"
 
 namespace logitless {
 
@@ -117,23 +120,6 @@ struct LossStatistics {
   double mean_log_prob = 0.0;     // of the targets, unweighted (K = 1)
   std::int64_t correct = -1;  // tokens whose argmax is the target; -1 unless argmax was asked for
   FarFieldStatistics far = {};
-};
-
-// One allocation of exactly plan.workspace_bytes(), counted by the context's meter. Reuse it from
-// call to call.
-class LOGITLESS_API Workspace {
- public:
-  Workspace(const Context& context, const LossPlan& plan);
-  // Caller's memory, aligned to 64 bytes; on a GPU memory of the device, aligned to 256.
-  Workspace(void* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
-  void* data() const { return data_; }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  Buffer owned_;
-  std::shared_ptr<void> device_memory_;
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
 };
 
 // The features of a call: what plan_cross_entropy needs to know of options, inputs and outputs

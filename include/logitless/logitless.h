@@ -1,6 +1,7 @@
 // Everything: include this one.
 #pragma once
 
+#include "logitless/bytes.h"
 #include "logitless/compiler.h"
 #include "logitless/context.h"
 #include "logitless/cross_entropy.h"
@@ -9,6 +10,7 @@
 #include "logitless/far_field.h"
 #include "logitless/graph.h"
 #include "logitless/head.h"
+#include "logitless/head_shape.h"
 #include "logitless/memory.h"
 #include "logitless/parallel.h"
 #include "logitless/plan.h"
@@ -16,3 +18,4 @@
 #include "logitless/tensor_view.h"
 #include "logitless/version.h"
 #include "logitless/vocab_order.h"
+#include "logitless/workspace.h"

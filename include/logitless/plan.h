@@ -9,55 +9,12 @@
 #include <string_view>
 #include <vector>
 
+#include "logitless/bytes.h"
 #include "logitless/context.h"
-#include "logitless/dtype.h"
 #include "logitless/export.h"
+#include "logitless/head_shape.h"
 
 namespace logitless {
-
-inline namespace literals {
-constexpr std::size_t operator""_KiB(unsigned long long n) {
-  return static_cast<std::size_t>(n) << 10;
-}
-constexpr std::size_t operator""_MiB(unsigned long long n) {
-  return static_cast<std::size_t>(n) << 20;
-}
-constexpr std::size_t operator""_GiB(unsigned long long n) {
-  return static_cast<std::size_t>(n) << 30;
-}
-}  // namespace literals
-
-// Sizes of one head: hidden [tokens, dim], weight [vocab, dim]. tokens is an upper bound for the
-// calls of a plan; dim and vocab are exact.
-struct HeadShape {
-  std::int64_t tokens = 0;
-  std::int64_t dim = 0;
-  std::int64_t vocab = 0;
-  DType dtype = DType::f32;  // of hidden and weight: f32, bf16 or f16
-
-  bool operator==(const HeadShape&) const = default;
-};
-
-// Everything of a call that changes the work to be done, but for the shape.
-struct HeadFeatures {
-  int targets_per_token = 1;  // K: 1 for class indices, more for weighted sparse targets
-  bool bias = false;
-  float logit_scale = 1.0f;      // s: logit = softcap(s * (x . w + b))
-  float softcap = 0.0f;          // c: logit = c tanh(u / c); 0 = off
-  bool label_smoothing = false;  // a term omega_j z_ij over the whole vocabulary
-  bool vocab_weight = false;     // class weights, or omega
-  bool entropy = false;          // entropy is asked for
-  bool argmax = false;
-  bool d_hidden = false;  // the gradients asked for
-  bool d_weight = false;
-  bool d_bias = false;
-  DType d_hidden_dtype = DType::f32;
-  DType d_weight_dtype = DType::f32;
-  bool entropy_gradient = false;  // a cotangent of entropy: dz has a term in p_ij z_ij
-  bool accumulate = false;        // gradients are added to what the outputs hold
-
-  bool operator==(const HeadFeatures&) const = default;
-};
 
 enum class PlanKind : std::uint8_t {
   forward = 0,    // 1 pass; no gradients
@@ -158,7 +115,7 @@ class LOGITLESS_API LossPlan {
   std::string explain() const;
 
  private:
-  friend class PlanBuilder;
+  friend struct LossPlanAccess;
   std::size_t workspace_bytes_ = 0;
 };
 
@@ -174,10 +131,5 @@ LOGITLESS_API LossPlan plan_head(const HeadShape& shape, const HeadFeatures& fea
 // set to something else.
 LOGITLESS_API LossPlan plan_head(const Context& context, const HeadShape& shape,
                                  const HeadFeatures& features, const PlanRequest& request = {});
-
-// "512MiB", "2GiB", "1.5GB", "4096" -> bytes. Throws InvalidArgument.
-LOGITLESS_API std::size_t parse_bytes(std::string_view text);
-// 1536 -> "1.5 KiB".
-LOGITLESS_API std::string format_bytes(std::size_t bytes);
 
 }  // namespace logitless

@@ -14,11 +14,6 @@
 
 namespace logitless {
 
-namespace cuda {
-struct DeviceOrder;
-struct DeviceMoments;
-}  // namespace cuda
-
 struct OrderOptions {
   // Words are grouped by average probability into this many strata, each then split by repeated
   // principal-direction bisection of its rows of the weights, down to a tile. 1 to 4096.
@@ -63,8 +58,7 @@ class LOGITLESS_API VocabOrder {
   static VocabOrder load(const std::string& path);
 
  private:
-  friend cuda::DeviceOrder device_order(const VocabOrder& order);
-  friend cuda::DeviceMoments device_moments(const VocabOrder& order);
+  friend struct VocabOrderAccess;
   struct Data;
   std::shared_ptr<const Data> data_;
 };

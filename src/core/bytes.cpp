@@ -1,4 +1,6 @@
 // Byte counts as text, both ways.
+#include "logitless/bytes.h"
+
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -6,7 +8,6 @@
 #include <utility>
 
 #include "core/check.h"
-#include "logitless/plan.h"
 
 namespace logitless {
 

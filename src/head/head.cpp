@@ -1,9 +1,10 @@
 #include "logitless/head.h"
 
 #include "core/check.h"
-#include "head/device_cross_entropy.h"
-#include "head/engine.h"
+#include "head/cpu/calls.h"
+#include "head/cuda/calls.h"
 #include "head/overlap.h"
+#include "head/validate.h"
 
 namespace logitless {
 namespace {
@@ -108,11 +109,22 @@ void require_own_memory(const HeadInputs& in, const HeadCotangents& g, const Hea
                  {"cotangent of weighted_logit_sum", g.weighted_logit_sum}});
 }
 
-EngineCall make_call(const Context& context, const LossPlan& plan, const HeadShape& shape,
-                     const HeadInputs& in, const TargetReader& targets,
-                     const Workspace& workspace) {
-  EngineCall call{&context,        &plan,    &workspace, shape, in.hidden, in.weight, in.bias,
-                  in.vocab_weight, &targets, {},         {},    {},        false};
+HeadCall make_call(const Context& context, const LossPlan& plan, const HeadOptions& options,
+                   const HeadInputs& in, const Workspace& workspace, const HeadShape& shape,
+                   const HeadFeatures& features) {
+  HeadCall call;
+  call.context = &context;
+  call.plan = &plan;
+  call.workspace = &workspace;
+  call.shape = shape;
+  call.features = features;
+  call.in = {.hidden = in.hidden,
+             .weight = in.weight,
+             .bias = in.bias,
+             .omega = in.vocab_weight,
+             .targets = in.targets,
+             .ignore_index = options.ignore_index,
+             .sequence = 0};
   return call;
 }
 
@@ -149,38 +161,14 @@ void head_forward(const Context& context, const LossPlan& plan, const HeadOption
   const HeadShape shape = check_inputs(options, in);
   const HeadFeatures features = forward_features(options, in, out);
   require_own_memory(in, out);
-  if (context.device().kind == DeviceKind::cuda)
-    return device_head_forward(context, plan, options, in, out, features, workspace);
-  const int per_token = features.targets_per_token;
-  const TargetReader targets(in.targets, per_token, options.ignore_index, 0);
-  Engine engine(make_call(context, plan, shape, in, targets, workspace), features);
-
-  const TokenOutput lse(out.lse), target_logit(out.target_logit), log_prob(out.log_prob),
-      entropy(out.entropy), weighted(out.weighted_logit_sum), argmax(out.argmax);
-  std::int64_t next = 0;
-  for (std::int64_t row = 0; row < shape.tokens; ++row) {
-    if (next < engine.valid_tokens() && engine.valid_rows()[next] == row) {
-      ++next;
-      continue;
-    }
-    for (const TokenOutput* o : {&lse, &entropy, &weighted}) o->set(row, 0.0);
-    argmax.set(row, -1.0);
-    for (int k = 0; k < per_token; ++k) {
-      target_logit.set(row * per_token + k, 0.0);
-      log_prob.set(row * per_token + k, 0.0);
-    }
-  }
-  engine.run([&](const TokenResult& r, TokenAnswer&) {
-    lse.set(r.row, r.lse);
-    entropy.set(r.row, r.entropy);
-    weighted.set(r.row, r.weighted_sum);
-    argmax.set(r.row, r.argmax);
-    for (int k = 0; k < per_token; ++k) {
-      const bool valid = r.words[k] >= 0;
-      target_logit.set(r.row * per_token + k, valid ? static_cast<double>(r.target_logit[k]) : 0.0);
-      log_prob.set(r.row * per_token + k, valid ? r.log_prob(k) : 0.0);
-    }
-  });
+  HeadCall call = make_call(context, plan, options, in, workspace, shape, features);
+  call.out = {.lse = out.lse,
+              .target_logit = out.target_logit,
+              .log_prob = out.log_prob,
+              .entropy = out.entropy,
+              .weighted_sum = out.weighted_logit_sum,
+              .argmax = out.argmax};
+  context.device().kind == DeviceKind::cuda ? cuda::head_forward(call) : cpu::head_forward(call);
 }
 
 void head_backward(const Context& context, const LossPlan& plan, const HeadOptions& options,
@@ -189,32 +177,10 @@ void head_backward(const Context& context, const LossPlan& plan, const HeadOptio
   const HeadShape shape = check_inputs(options, in);
   const HeadFeatures features = backward_features(options, in, cotangents, gradients);
   require_own_memory(in, cotangents, gradients);
-  if (context.device().kind == DeviceKind::cuda)
-    return device_head_backward(context, plan, options, in, cotangents, gradients, features,
-                                workspace);
-  const int per_token = features.targets_per_token;
-  const TargetReader targets(in.targets, per_token, options.ignore_index, 0);
-  EngineCall call = make_call(context, plan, shape, in, targets, workspace);
-  call.d_hidden = gradients.d_hidden;
-  call.d_weight = gradients.d_weight;
-  call.d_bias = gradients.d_bias;
-  call.accumulate = options.accumulate;
-  Engine engine(call, features);
-
-  const TokenFloats g_lse(cotangents.lse), g_target(cotangents.target_logit),
-      g_log_prob(cotangents.log_prob), g_entropy(cotangents.entropy),
-      g_weighted(cotangents.weighted_logit_sum);
-  engine.run([&](const TokenResult& r, TokenAnswer& answer) {
-    answer.cotangent.lse = g_lse.get(r.row, 0.0f);
-    answer.cotangent.entropy = g_entropy.get(r.row, 0.0f);
-    answer.cotangent.weighted_sum = g_weighted.get(r.row, 0.0f);
-    for (int k = 0; k < per_token; ++k) {
-      if (r.words[k] < 0) continue;
-      const double share = g_log_prob.get(r.row * per_token + k, 0.0f);
-      answer.cotangent.lse -= share;
-      answer.delta[k] = share + g_target.get(r.row * per_token + k, 0.0f);
-    }
-  });
+  HeadCall call = make_call(context, plan, options, in, workspace, shape, features);
+  call.gradients = gradients;
+  context.device().kind == DeviceKind::cuda ? cuda::head_backward(call, cotangents)
+                                            : cpu::head_backward(call, cotangents);
 }
 
 }  // namespace logitless

@@ -4,8 +4,9 @@
 #include "core/check.h"
 #include "core/element.h"
 #include "core/parallel.h"
-#include "head/device_engine.h"
 #include "head/overlap.h"
+#include "head/validate.h"
+#include "kernels/device_gradient.h"
 #include "logitless/head.h"
 
 namespace logitless {

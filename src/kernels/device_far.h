@@ -7,6 +7,7 @@
 
 #include "kernels/device_gradient.h"
 #include "math/far_sample.h"
+#include "math/far_sums.h"
 
 namespace logitless::cuda {
 
@@ -68,22 +69,6 @@ struct FarEstimate {
 };
 constexpr std::int64_t estimate_rows(std::int64_t tokens) { return tokens < 1024 ? tokens : 1024; }
 inline constexpr std::size_t kEstimateBytes = std::size_t{32} << 20;
-
-// Sums of a call, of the device.
-struct FarSums {
-  std::int64_t kept;     // pairs of a group and a block of tokens
-  std::int64_t sampled;  // others, of FarCall::sample
-  std::int64_t pairs;    // all of blocks with a token that counts
-  std::int64_t fallback;
-  double bound_squared;
-  double norm_squared;
-  // Of the tokens audited: |far - exact|^2 and |exact|^2 of d_hidden, and of lse.
-  std::int64_t audited;
-  double audit_error_squared;
-  double audit_norm_squared;
-  double lse_error_squared;
-  double lse_error_max;
-};
 
 // Tokens of a call computed exactly as well: evenly spaced among those with a target, in the order
 // of FarTokens::rows, as many of `tokens` as there are.

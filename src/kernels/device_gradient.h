@@ -148,6 +148,18 @@ struct ProductsCall {
   Stream stream = nullptr;
 };
 
+// Seconds of the parts of a plan, for the planner: nominal, fitted with bench_head --device cuda
+// (docs/benchmarks.md).
+struct DeviceRates {
+  double forward_flops;
+  double product_flops;
+  double logit_seconds;     // of each exponential that the products do not hide
+  double bytes_per_second;  // of what is written and read beyond the operands, partly hidden
+  double sum_seconds;       // of each element of split sums between two chunks, beside their bytes
+  double chunk_seconds;     // small kernels and launches
+  double slab_seconds;
+};
+
 // The kernels that multiply, of one kind of GPU.
 struct DeviceKernel {
   const char* name;
@@ -161,6 +173,7 @@ struct DeviceKernel {
   // Compute capabilities it runs on, 10 * major + minor.
   int least_capability;
   int most_capability;
+  DeviceRates (*rates)(DType dtype);
   // Why it does not take such a head; empty if it does.
   std::string (*unsupported)(const ForwardShape& shape);
   std::size_t (*workspace_bytes)(const ForwardShape& shape);

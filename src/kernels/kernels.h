@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "logitless/dtype.h"
-#include "logitless/plan.h"
+#include "logitless/head_shape.h"
 #include "math/far_sample.h"
 
 namespace logitless {

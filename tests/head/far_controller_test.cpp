@@ -1,6 +1,4 @@
 // The decisions of the far field's controller, from statistics made up: no step is computed.
-#include "head/far_controller.h"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -11,7 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "head/far_field.h"
+#include "head/far/controller.h"
+#include "head/plan/far_forecast.h"
 #include "logitless/error.h"
 #include "logitless/tensor_file.h"
 

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "core/element.h"
-#include "head/device_plan.h"
-#include "head/far_field.h"
-#include "head/workspace.h"
+#include "head/cuda/layout.h"
+#include "head/far_work.h"
+#include "head/plan/choose.h"
 #include "support/mirror.h"
 #include "support/recording.h"
 
@@ -153,11 +153,11 @@ namespace {
 
 // What sort_tokens has left.
 std::vector<std::int64_t> device_tokens(const LossPlan& plan, const Workspace& workspace) {
-  const DeviceLayout layout = layout_device(cuda::find_device_kernel(plan.kernel), plan.shape,
-                                            plan.features, device_sizes(plan));
+  const cuda::Layout layout = cuda::layout_of(cuda::find_device_kernel(plan.kernel), plan.shape,
+                                              plan.features, cuda::sizes_of(plan));
   std::vector<std::int32_t> rows(static_cast<std::size_t>(plan.shape.tokens));
   cuda::copy_to_host(rows.data(),
-                     static_cast<const std::byte*>(workspace.data()) + layout.token_rows,
+                     static_cast<const std::byte*>(workspace.data()) + layout.far.token_rows,
                      rows.size() * sizeof(std::int32_t), nullptr);
   return {rows.begin(), rows.end()};
 }

@@ -14,20 +14,28 @@ import check_layers  # noqa: E402
 # A tree in order: one file for each folder, with the includes that its layer allows.
 GOOD = {
     "include/logitless/api.h": '#pragma once\n#include <vector>\n#include "logitless/api.h"\n',
-    "src/core/check.h": '#pragma once\n#include "logitless/api.h"\n#include "core/check.h"\n',
-    "src/math/lse.h": '#pragma once\n#if defined(__CUDACC__)\n#endif\n#include "math/lse.h"\n#include <logitless/api.h>\n',
-    "src/kernels/kernels.h": '#pragma once\n#include "logitless/api.h"\n#include "core/check.h"\n',
+    "include/logitless/dtype.h": "#pragma once\n",
+    "include/logitless/plan.h": "#pragma once\n",
+    "src/core/check.h": '#pragma once\n#include "logitless/dtype.h"\n#include "core/check.h"\n',
+    "src/math/lse.h": '#pragma once\n#if defined(__CUDACC__)\n#endif\n#include "math/lse.h"\n#include <logitless/dtype.h>\n',
+    "src/kernels/kernels.h": '#pragma once\n#include "logitless/dtype.h"\n#include "core/check.h"\n',
     "src/kernels/registry.cpp": '#include "kernels/kernels.h"\n#include "kernels/cpu/register_cpu.h"\n',
     "src/kernels/cpu/register_cpu.h": '#pragma once\n#include "kernels/kernels.h"\n#include "math/lse.h"\n',
     "src/kernels/cpu/simd-inl.h": "#if defined(A) == defined(HWY_TARGET_TOGGLE)\n#endif\n",
     "src/kernels/cuda/device.cuh": "#pragma once\n#ifdef LOGITLESS_CUDA\n#endif\n#include <cuda_runtime.h>\n#include <cute/tensor.hpp>\n",
     "src/kernels/reference/loops.cpp": '#include "core/check.h"\n#include <cmath>\n',
-    "src/head/engine.h": '#pragma once\n#include "kernels/kernels.h"\n#include "math/lse.h"\n#include "core/check.h"\n',
+    "src/head/call.h": '#pragma once\n#include "logitless/plan.h"\n',
+    "src/head/head.cpp": '#include "head/call.h"\n#include "head/cpu/engine.h"\n#include "head/far/order.h"\n',
+    "src/head/cpu/layout.h": '#pragma once\n#include "kernels/kernels.h"\n',
+    "src/head/cpu/engine.h": '#pragma once\n#include "head/call.h"\n#include "math/lse.h"\n#include "core/check.h"\n',
+    "src/head/cuda/engine.h": '#pragma once\n#include "head/call.h"\n',
+    "src/head/plan/choose.h": '#pragma once\n#include "head/cpu/layout.h"\n#include "logitless/plan.h"\n',
+    "src/head/far/order.h": '#pragma once\n#include "head/plan/choose.h"\n',
     "src/compiler/ir/graph.h": '#pragma once\n#include "core/check.h"\n',
     "src/compiler/analysis/size.h": '#pragma once\n#include "compiler/ir/graph.h"\n',
     "src/compiler/passes/fold.h": '#pragma once\n#include "compiler/analysis/size.h"\n',
     "src/compiler/plan/plan.h": '#pragma once\n#include "compiler/analysis/size.h"\n',
-    "src/compiler/exec/run.h": '#pragma once\n#include "compiler/plan/plan.h"\n#include "head/engine.h"\n#include "kernels/kernels.h"\n',
+    "src/compiler/exec/run.h": '#pragma once\n#include "compiler/plan/plan.h"\n#include "head/cpu/engine.h"\n#include "kernels/kernels.h"\n',
     "src/compiler/exec/cuda_run.h": "#pragma once\n#include <cuda.h>\n",
     "src/compiler/compiler.cpp": '#include "compiler/passes/fold.h"\n#include "compiler/exec/run.h"\n',
     "src/train/trainer.h": "#pragma once\n#include <logitless/api.h>\n",
@@ -40,7 +48,7 @@ GOOD = {
     "examples/two/part.h": "#pragma once\n",
     "bench/timing.h": "#pragma once\n",
     "bench/bench_head.cpp": '#include "timing.h"\n#include <logitless/api.h>\n',
-    "tests/head/engine_test.cpp": '#include "head/engine.h"\n#include "kernels/cpu/register_cpu.h"\n#include <cuda_runtime.h>\n',
+    "tests/head/engine_test.cpp": '#include "head/cpu/engine.h"\n#include "kernels/cpu/register_cpu.h"\n#include <cuda_runtime.h>\n',
 }
 
 
@@ -81,28 +89,38 @@ class Includes(Tree):
     FORBIDDEN = (
         ("include/logitless/bad.h", "core/check.h"),
         ("src/core/bad.cpp", "math/lse.h"),
-        ("src/core/bad.cpp", "head/engine.h"),
+        ("src/core/bad.cpp", "head/cpu/engine.h"),
         ("src/math/bad.cpp", "core/check.h"),
-        ("src/kernels/bad.cpp", "head/engine.h"),
+        ("src/kernels/bad.cpp", "head/cpu/engine.h"),
         ("src/kernels/registry.cpp", "kernels/cpu/simd-inl.h"),
         ("src/kernels/cpu/bad.cpp", "kernels/cuda/device.cuh"),
         ("src/kernels/cuda/bad.cu", "kernels/cpu/register_cpu.h"),
         ("src/kernels/reference/bad.cpp", "kernels/cpu/register_cpu.h"),
-        ("src/kernels/cpu/bad.cpp", "head/engine.h"),
+        ("src/kernels/cpu/bad.cpp", "head/cpu/engine.h"),
         ("src/head/bad.cpp", "kernels/cpu/register_cpu.h"),
         ("src/head/bad.cpp", "compiler/ir/graph.h"),
+        ("src/kernels/bad.h", "logitless/plan.h"),
+        ("src/kernels/cpu/bad.cpp", "logitless/plan.h"),
+        ("src/core/bad.cpp", "logitless/plan.h"),
+        ("src/head/bad.h", "head/plan/choose.h"),
+        ("src/head/cpu/bad.cpp", "head/cuda/engine.h"),
+        ("src/head/cuda/bad.cpp", "head/cpu/layout.h"),
+        ("src/head/cpu/bad.cpp", "head/plan/choose.h"),
+        ("src/head/plan/bad.cpp", "head/far/order.h"),
+        ("src/head/plan/bad.cpp", "head/cpu/engine.h"),
+        ("src/head/far/bad.cpp", "head/cpu/engine.h"),
         ("src/compiler/ir/bad.cpp", "compiler/analysis/size.h"),
         ("src/compiler/ir/bad.cpp", "kernels/kernels.h"),
         ("src/compiler/analysis/bad.cpp", "compiler/passes/fold.h"),
         ("src/compiler/passes/bad.cpp", "compiler/plan/plan.h"),
-        ("src/compiler/passes/bad.cpp", "head/engine.h"),
+        ("src/compiler/passes/bad.cpp", "head/cpu/engine.h"),
         ("src/compiler/plan/bad.cpp", "compiler/exec/run.h"),
         ("src/compiler/exec/bad.cpp", "compiler/passes/fold.h"),
         ("src/compiler/exec/bad.cpp", "kernels/cpu/register_cpu.h"),
         ("src/compiler/bad.cpp", "train/trainer.h"),
         ("src/train/bad.cpp", "kernels/kernels.h"),
         ("src/train/bad.cpp", "core/check.h"),
-        ("src/train/bad.cpp", "head/engine.h"),
+        ("src/train/bad.cpp", "head/cpu/engine.h"),
         ("src/train/bad.cpp", "cli/args.h"),
         ("src/train/bad.cpp", "compiler/ir/graph.h"),
         ("src/capi/bad.cpp", "kernels/kernels.h"),
@@ -110,7 +128,7 @@ class Includes(Tree):
         ("src/cli/bad.cpp", "core/check.h"),
         ("examples/one/bad.cpp", "core/check.h"),
         ("examples/one/bad.cpp", "examples/two/part.h"),
-        ("bench/bad.cpp", "head/engine.h"),
+        ("bench/bad.cpp", "head/cpu/engine.h"),
         ("bench/bad.cpp", "train/trainer.h"),
         ("bench/bad.cpp", "examples/one/part.h"),
     )
@@ -122,6 +140,11 @@ class Includes(Tree):
                 self.assertEqual(len(violations), 1, violations)
                 self.assertTrue(violations[0].startswith(f"{file}:2: includes "), violations[0])
                 self.assertIn(name, violations[0])
+
+    def test_a_public_header_names_nothing_of_cuda(self):
+        for text in ("namespace cuda {\n}\n", "void f(cuda::Stream stream);\n"):
+            with self.subTest(text=text):
+                self.assertEqual(len(self.check({"include/logitless/bad.h": "#pragma once\n" + text})), 1)
 
     def test_the_message_says_what_the_layer_may_include(self):
         self.assertEqual(

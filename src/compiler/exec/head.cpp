@@ -3,8 +3,10 @@
 #include "compiler/exec/executor.h"
 #include "core/check.h"
 #include "core/element.h"
-#include "head/engine.h"
-#include "head/far_head.h"
+#include "head/cpu/engine.h"
+#include "head/far/far_head.h"
+#include "head/far/step.h"
+#include "head/plan/choose.h"
 
 namespace logitless::ir {
 namespace {
@@ -27,9 +29,9 @@ LossPlan far_plan_of(const HeadRun& h, PlanRequest request) {
 }
 
 // One run of a head: its operands where they are, and what becomes of each token.
-class HeadCall {
+class HeadOfProgram {
  public:
-  HeadCall(const HeadRun& head, Table table)
+  HeadOfProgram(const HeadRun& head, Table table)
       : h_(head),
         table_(table),
         targets_(tensor(head.targets, table)),
@@ -37,10 +39,7 @@ class HeadCall {
         lse_(floats(head.lse, table)),
         logit_(floats(head.logit, table)),
         d_lse_(floats(head.d_lse, table)),
-        d_logit_(floats(head.d_logit, table)),
-        // The engine's targets; behind them in the scratch is its workspace.
-        reader_(ConstTensorView(table[head.scratch], DType::i64, {head.plan->shape.tokens}), 1, -1,
-                0) {
+        d_logit_(floats(head.d_logit, table)) {
     // The engine refuses targets outside the vocabulary. Here those have no logit: the rows read
     // word 0 and leave it alone.
     auto* words = reinterpret_cast<std::int64_t*>(table[h_.scratch]);
@@ -51,52 +50,55 @@ class HeadCall {
     }
     call_.context = h_.context.get();
     call_.shape = h_.plan->shape;
-    call_.hidden = tensor(h_.x, table);
-    call_.weight = tensor(h_.w, table);
-    call_.bias = tensor(h_.bias, table);
-    call_.targets = &reader_;
-    call_.d_hidden = tensor(h_.d_x, table);
-    call_.d_weight = tensor(h_.d_w, table);
-    call_.d_bias = tensor(h_.d_bias, table);
+    call_.in.hidden = tensor(h_.x, table);
+    call_.in.weight = tensor(h_.w, table);
+    call_.in.bias = tensor(h_.bias, table);
+    // The engine's targets; behind them in the scratch is its workspace.
+    call_.in.targets = ConstTensorView(table[head.scratch], DType::i64, {head.plan->shape.tokens});
+    call_.in.ignore_index = -1;
+    call_.gradients = {.d_hidden = tensor(h_.d_x, table),
+                       .d_weight = tensor(h_.d_w, table),
+                       .d_bias = tensor(h_.d_bias, table)};
+    call_.features = h_.plan->features;
   }
 
   void run_dense() const {
     const std::int64_t used = (rows() * 8 + 63) / 64 * 64;
     const Workspace workspace(table_[h_.scratch] + used,
                               static_cast<std::size_t>(h_.scratch_bytes - used));
-    EngineCall call = call_;
+    HeadCall call = call_;
     call.plan = h_.plan.get();
     call.workspace = &workspace;
-    Engine engine(call, h_.plan->features);
-    engine.run([&](const TokenResult& r, TokenAnswer& answer) { write(r, answer); });
+    cpu::Engine engine(call);
+    engine.run([&](const cpu::TokenResult& r, cpu::TokenAnswer& answer) { write(r, answer); });
   }
 
-  // Whether the controller's step was a far-field one that stands. If not, nothing is left of it
-  // that run_dense() does not overwrite.
-  bool run_far(FarFieldAccess::State& far) const {
+  // Under the controller: its far-field step, or the dense one, which overwrites whatever that
+  // left.
+  void run_far(FarFieldAccess::State& far) const {
     FarController& controller = far.controller;
+    const HeadFeatures& features = h_.plan->features;
     const auto plan_of = [&](const FarStep& step) -> const LossPlan& {
-      return far.plans.get(controller.context(), h_.plan->shape, h_.plan->features,
-                           controller.request(step),
+      return far.plans.get(controller.context(), h_.plan->shape, features, controller.request(step),
                            [&](const PlanRequest& r) { return far_plan_of(h_, r); });
     };
-    const HeadFeatures& features = h_.plan->features;
-    const FarStep step = controller.begin(
-        plan_of({.far = true, .audit = true}),
-        {call_.hidden, call_.weight, call_.bias, features.logit_scale, features.softcap});
-    if (!step.far) return false;
-    const LossPlan& plan = plan_of(step);
-    EngineCall call = call_;
-    call.plan = &plan;
-    call.workspace = &far.plans.workspace_for(controller.context(), plan);
-    call.order = &controller.order();
-    call.sample_seed = static_cast<std::uint64_t>(controller.report().steps);
-    Engine engine(call, features);
-    engine.run([&](const TokenResult& r, TokenAnswer& answer) { write(r, answer); });
-    FarFieldStatistics statistics = engine.far_statistics();
-    engine.audit([&](const TokenResult& r, TokenAnswer& answer) { give_cotangents(r, answer); },
-                 statistics);
-    return controller.accept(step, statistics);
+    const auto run_far_plan = [&](const FarStep& step) {
+      const LossPlan& plan = plan_of(step);
+      HeadCall call = call_;
+      call.plan = &plan;
+      call.workspace = &far.plans.workspace_for(controller.context(), plan);
+      call.far.order = &controller.order();
+      call.far.sample_seed = static_cast<std::uint64_t>(controller.report().steps);
+      cpu::Engine engine(call);
+      engine.run([&](const cpu::TokenResult& r, cpu::TokenAnswer& answer) { write(r, answer); });
+      engine.audit(
+          [&](const cpu::TokenResult& r, cpu::TokenAnswer& answer) { give_cotangents(r, answer); });
+      return engine.far_statistics();
+    };
+    take_far_step(
+        controller,
+        {call_.in.hidden, call_.in.weight, call_.in.bias, features.logit_scale, features.softcap},
+        /*may_repeat=*/true, plan_of, run_far_plan, [&] { run_dense(); });
   }
 
  private:
@@ -106,12 +108,12 @@ class HeadCall {
   }
   bool hits(std::int64_t word) const { return word >= 0 && word < h_.plan->shape.vocab; }
 
-  void write(const TokenResult& r, TokenAnswer& answer) const {
+  void write(const cpu::TokenResult& r, cpu::TokenAnswer& answer) const {
     lse_[r.row] = static_cast<float>(r.lse);
     logit_[r.row] = hits(target(r.row)) ? r.target_logit[0] : 0.0f;
     if (d_lse_ != nullptr) give_cotangents(r, answer);
   }
-  void give_cotangents(const TokenResult& r, TokenAnswer& answer) const {
+  void give_cotangents(const cpu::TokenResult& r, cpu::TokenAnswer& answer) const {
     answer.cotangent.lse = d_lse_[r.row];
     if (hits(target(r.row))) answer.delta[0] = d_logit_[r.row];
   }
@@ -122,8 +124,7 @@ class HeadCall {
   FlatIndex at_;
   float *lse_, *logit_;
   const float *d_lse_, *d_logit_;
-  TargetReader reader_;
-  EngineCall call_;
+  HeadCall call_;
 };
 
 }  // namespace
@@ -164,9 +165,10 @@ void require_cpu(const FarFieldHead& far) {
 }  // namespace
 
 void run_head(const HeadRun& head, Table table, FarFieldHead* far) {
-  const HeadCall call(head, table);
-  if (far != nullptr) require_cpu(*far);
-  if (far == nullptr || !call.run_far(FarFieldAccess::of(*far))) call.run_dense();
+  const HeadOfProgram call(head, table);
+  if (far == nullptr) return call.run_dense();
+  require_cpu(*far);
+  call.run_far(FarFieldAccess::of(*far));
 }
 
 LossPlan far_plan(const Program& program, const FarFieldHead& far) {

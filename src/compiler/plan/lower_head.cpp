@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "compiler/plan/lowering.h"
-#include "head/workspace.h"
+#include "head/plan/choose.h"
 #include "logitless/error.h"
 
 namespace logitless::ir {

@@ -5,13 +5,64 @@
 
 namespace logitless::cuda {
 
+namespace {
+
+// Of an H200 at its sustained clock.
+DeviceRates hopper_rates(DType) {
+  return {.forward_flops = 695e12,
+          .product_flops = 690e12,
+          .logit_seconds = 0.3e-12,
+          .bytes_per_second = 7.6e12,
+          .sum_seconds = 1.9e-12,
+          .chunk_seconds = 100e-6,
+          .slab_seconds = 90e-6};
+}
+DeviceRates cublas_rates(DType dtype) {
+  const bool wide = dtype == DType::f32;
+  const double flops = wide ? 45e12 : 600e12;
+  return {.forward_flops = flops,
+          .product_flops = flops,
+          .logit_seconds = 0.0,
+          .bytes_per_second = wide ? 3.0e12 : 3.5e12,
+          .sum_seconds = 0.0,
+          .chunk_seconds = 150e-6,
+          .slab_seconds = 0.0};
+}
+
+}  // namespace
+
 std::span<const DeviceKernel> device_kernels() {
   static constexpr DeviceKernel kKernels[] = {
-      {"hopper", false, true, true, 90, 90, forward_unsupported, forward_workspace_bytes, forward,
-       gradient_block, nullptr, gradient_products, products_bytes, nullptr},
-      {"cublas", true, false, false, 80, 999, cublas_unsupported, cublas_workspace_bytes,
-       cublas_forward, cublas_gradient_block, cublas_block_unscale, cublas_gradient_products,
-       nullptr, cublas_prepare},
+      {.name = "hopper",
+       .keeps_logits = false,
+       .far_backward = true,
+       .splits_sums = true,
+       .least_capability = 90,
+       .most_capability = 90,
+       .rates = hopper_rates,
+       .unsupported = forward_unsupported,
+       .workspace_bytes = forward_workspace_bytes,
+       .forward = forward,
+       .gradient_block = gradient_block,
+       .block_unscale = nullptr,
+       .gradient_products = gradient_products,
+       .products_bytes = products_bytes,
+       .prepare = nullptr},
+      {.name = "cublas",
+       .keeps_logits = true,
+       .far_backward = false,
+       .splits_sums = false,
+       .least_capability = 80,
+       .most_capability = 999,
+       .rates = cublas_rates,
+       .unsupported = cublas_unsupported,
+       .workspace_bytes = cublas_workspace_bytes,
+       .forward = cublas_forward,
+       .gradient_block = cublas_gradient_block,
+       .block_unscale = cublas_block_unscale,
+       .gradient_products = cublas_gradient_products,
+       .products_bytes = nullptr,
+       .prepare = cublas_prepare},
   };
   return kKernels;
 }

@@ -1,0 +1,234 @@
+#include "head/cpu/calls.h"
+
+#include <limits>
+
+#include "core/check.h"
+#include "head/cpu/engine.h"
+
+namespace logitless::cpu {
+namespace {
+
+// The weights of one token's loss, in doubles.
+class TokenLoss {
+ public:
+  TokenLoss(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
+            const TargetReader& targets)
+      : options_(options),
+        class_weight_(in.class_weight),
+        token_weight_(in.token_weight),
+        target_weight_(in.target_weight),
+        targets_(targets),
+        vocab_(in.weight.size(0)) {
+    class_total_ = static_cast<double>(vocab_);
+    if (!class_weight_.defined()) return;
+    class_total_ = 0.0;
+    for (std::int64_t j = 0; j < vocab_; ++j) class_total_ += class_weight(j);
+  }
+
+  double class_weight(std::int64_t word) const {
+    if (!class_weight_.defined()) return 1.0;
+    return static_cast<const float*>(class_weight_.data())[word * class_weight_.stride(0)];
+  }
+  double token_weight(std::int64_t row) const { return token_weight_.get(row, 1.0f); }
+  double target_weight(std::int64_t row, int k) const {
+    return target_weight_.get(row * targets_.per_token() + k, 1.0f);
+  }
+  // What `mean` divides by, of one token.
+  double share(std::int64_t row) const {
+    if (target_weight_.defined()) return token_weight(row);
+    return token_weight(row) * class_weight(targets_.word(row, 0));
+  }
+
+  // The loss; its derivatives times `upstream` into the answer.
+  double operator()(const TokenResult& r, double upstream, TokenAnswer& answer) const {
+    const double eps = options_.label_smoothing;
+    const double zeta = options_.z_loss;
+    const double weight = token_weight(r.row);
+    double loss = 0.0;
+    double mass = 0.0;
+    for (int k = 0; k < targets_.per_token(); ++k) {
+      if (r.words[k] < 0) continue;
+      const double w = (1.0 - eps) * class_weight(r.words[k]) * target_weight(r.row, k);
+      if (w == 0.0) continue;  // and not 0 * inf for a masked word
+      loss -= w * r.log_prob(k);
+      mass += w;
+      answer.delta[k] = -upstream * weight * w;
+    }
+    double g_lse = mass;
+    if (eps != 0.0) {
+      const double each = eps / static_cast<double>(vocab_);
+      loss += each * (class_total_ * r.lse - r.weighted_sum);
+      g_lse += each * class_total_;
+      answer.cotangent.weighted_sum = -upstream * weight * each;
+    }
+    if (zeta != 0.0) {
+      loss += zeta * r.lse * r.lse;
+      g_lse += 2.0 * zeta * r.lse;
+    }
+    answer.cotangent.lse = upstream * weight * g_lse;
+    // A token of weight 0 has no part in the loss, whatever its logits are.
+    return weight == 0.0 ? 0.0 : weight * loss;
+  }
+
+ private:
+  const CrossEntropyOptions& options_;
+  ConstTensorView class_weight_;
+  TokenFloats token_weight_;
+  TokenFloats target_weight_;
+  const TargetReader& targets_;
+  std::int64_t vocab_;
+  double class_total_ = 0.0;
+};
+
+// Per-token outputs by flat index.
+struct Outputs {
+  Outputs(const HeadCall& call, const TensorView& token_loss)
+      : loss(token_loss),
+        lse(call.out.lse),
+        target_logit(call.out.target_logit),
+        log_prob(call.out.log_prob),
+        entropy(call.out.entropy),
+        argmax(call.out.argmax),
+        bound(call.far.d_hidden_bound) {}
+  void clear(std::int64_t row) const {
+    for (const TokenOutput* o : {&loss, &lse, &target_logit, &log_prob, &entropy, &bound})
+      o->set(row, 0.0);
+    argmax.set(row, -1.0);
+  }
+  TokenOutput loss, lse, target_logit, log_prob, entropy, argmax, bound;
+};
+
+}  // namespace
+
+LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& options,
+                             const CrossEntropyInputs& in, const TensorView& loss) {
+  Engine engine(call);
+  const HeadFeatures& features = call.features;
+  const HeadShape& shape = call.shape;
+  const TokenLoss token_loss(options, in, engine.targets());
+
+  LossStatistics stats;
+  stats.tokens = shape.tokens;
+  stats.valid_tokens = engine.valid_tokens();
+  double shares = 0.0;
+  for (std::int64_t i = 0; i < stats.valid_tokens; ++i)
+    shares += token_loss.share(engine.valid_rows()[i]);
+  stats.normalizer = options.normalizer.value_or(shares);
+  // Nothing to average: loss and gradients are 0 and not 0 / 0.
+  const bool empty = stats.normalizer == 0.0;
+  const double divisor = options.reduction == Reduction::mean ? stats.normalizer : 1.0;
+  const double upstream =
+      options.reduction == Reduction::mean && empty ? 0.0 : in.grad_loss / divisor;
+  const TokenFloats grad_losses(in.grad_losses);
+
+  const Outputs to(call, options.reduction == Reduction::none ? loss : TensorView());
+  const PlanKind kind = call.plan->kind;
+  require(kind != PlanKind::far_both || !call.far.d_hidden_bound.defined(),
+          "d_hidden_bound: plan far_both has none; its audit measures the error");
+  if (!is_far(kind)) {
+    for (std::int64_t row = 0; row < shape.tokens; ++row) to.bound.set(row, 0.0);
+  }
+  std::int64_t next = 0;
+  for (std::int64_t row = 0; row < shape.tokens; ++row) {
+    if (next < stats.valid_tokens && engine.valid_rows()[next] == row) {
+      ++next;
+    } else {
+      to.clear(row);
+    }
+  }
+
+  double total = 0.0;
+  double lse_total = 0.0;
+  double log_prob_total = 0.0;
+  std::int64_t correct = 0;
+  const bool single = features.targets_per_token == 1;
+  const auto answer_token = [&](const TokenResult& r, TokenAnswer& answer) {
+    const double g =
+        grad_losses.defined() ? static_cast<double>(grad_losses.get(r.row, 0.0f)) : upstream;
+    return token_loss(r, g, answer);
+  };
+  engine.run([&](const TokenResult& r, TokenAnswer& answer) {
+    const double of_token = answer_token(r, answer);
+    total += of_token;
+    lse_total += r.lse;
+    to.loss.set(r.row, of_token);
+    to.lse.set(r.row, r.lse);
+    to.entropy.set(r.row, r.entropy);
+    to.argmax.set(r.row, r.argmax);
+    if (!single) return;
+    log_prob_total += r.log_prob(0);
+    to.target_logit.set(r.row, r.target_logit[0]);
+    to.log_prob.set(r.row, r.log_prob(0));
+    if (features.argmax && r.argmax == r.words[0]) ++correct;
+  });
+
+  engine.audit([&](const TokenResult& r, TokenAnswer& answer) { answer_token(r, answer); });
+  stats.far = engine.far_statistics();
+
+  if (options.reduction != Reduction::none && loss.defined()) {
+    double mean = total / divisor;
+    if (options.reduction == Reduction::mean && empty) {
+      mean = options.nan_if_empty ? std::numeric_limits<double>::quiet_NaN() : 0.0;
+    }
+    *static_cast<float*>(loss.data()) = static_cast<float>(mean);
+  }
+  if (stats.valid_tokens > 0) {
+    stats.mean_lse = lse_total / static_cast<double>(stats.valid_tokens);
+    stats.mean_log_prob = single ? log_prob_total / static_cast<double>(stats.valid_tokens) : 0.0;
+  }
+  if (features.argmax && single) stats.correct = correct;
+  return stats;
+}
+
+void head_forward(const HeadCall& call) {
+  Engine engine(call);
+  const int per_token = call.features.targets_per_token;
+  const TokenOutput lse(call.out.lse), target_logit(call.out.target_logit),
+      log_prob(call.out.log_prob), entropy(call.out.entropy), weighted(call.out.weighted_sum),
+      argmax(call.out.argmax);
+  std::int64_t next = 0;
+  for (std::int64_t row = 0; row < call.shape.tokens; ++row) {
+    if (next < engine.valid_tokens() && engine.valid_rows()[next] == row) {
+      ++next;
+      continue;
+    }
+    for (const TokenOutput* o : {&lse, &entropy, &weighted}) o->set(row, 0.0);
+    argmax.set(row, -1.0);
+    for (int k = 0; k < per_token; ++k) {
+      target_logit.set(row * per_token + k, 0.0);
+      log_prob.set(row * per_token + k, 0.0);
+    }
+  }
+  engine.run([&](const TokenResult& r, TokenAnswer&) {
+    lse.set(r.row, r.lse);
+    entropy.set(r.row, r.entropy);
+    weighted.set(r.row, r.weighted_sum);
+    argmax.set(r.row, r.argmax);
+    for (int k = 0; k < per_token; ++k) {
+      const bool valid = r.words[k] >= 0;
+      target_logit.set(r.row * per_token + k, valid ? static_cast<double>(r.target_logit[k]) : 0.0);
+      log_prob.set(r.row * per_token + k, valid ? r.log_prob(k) : 0.0);
+    }
+  });
+}
+
+void head_backward(const HeadCall& call, const HeadCotangents& cotangents) {
+  Engine engine(call);
+  const int per_token = call.features.targets_per_token;
+  const TokenFloats g_lse(cotangents.lse), g_target(cotangents.target_logit),
+      g_log_prob(cotangents.log_prob), g_entropy(cotangents.entropy),
+      g_weighted(cotangents.weighted_logit_sum);
+  engine.run([&](const TokenResult& r, TokenAnswer& answer) {
+    answer.cotangent.lse = g_lse.get(r.row, 0.0f);
+    answer.cotangent.entropy = g_entropy.get(r.row, 0.0f);
+    answer.cotangent.weighted_sum = g_weighted.get(r.row, 0.0f);
+    for (int k = 0; k < per_token; ++k) {
+      if (r.words[k] < 0) continue;
+      const double share = g_log_prob.get(r.row * per_token + k, 0.0f);
+      answer.cotangent.lse -= share;
+      answer.delta[k] = share + g_target.get(r.row * per_token + k, 0.0f);
+    }
+  });
+}
+
+}  // namespace logitless::cpu

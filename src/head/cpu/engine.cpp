@@ -1,0 +1,293 @@
+#include "head/cpu/engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/check.h"
+#include "core/parallel.h"
+#include "math/lse_state.h"
+
+namespace logitless::cpu {
+namespace {
+
+// A [V] vector as contiguous floats, in the order of `words` (null: as it is).
+const float* as_floats(const ConstTensorView& view, const std::int64_t* words, float* room) {
+  if (!view.defined()) return nullptr;
+  for (std::int64_t j = 0; j < view.size(0); ++j) {
+    const std::int64_t word = words != nullptr ? words[j] : j;
+    room[j] = static_cast<float>(load_element(view.data(), view.dtype(), word * view.stride(0)));
+  }
+  return room;
+}
+
+MatrixRows matrix(std::string_view name, const ConstTensorView& view, const std::int64_t* rows) {
+  const RowMatrix m = as_rows(name, view);
+  return {view.data(), view.dtype(), m.row_stride, m.column_stride, rows};
+}
+
+void zero_row(const TensorView& view, const RowMatrix& m, std::int64_t row) {
+  for (std::int64_t k = 0; k < m.columns; ++k) {
+    store_element(view.data(), view.dtype(), row * m.row_stride + k * m.column_stride, 0.0);
+  }
+}
+
+const HeadKernel& kernel_of(const LossPlan& plan) {
+  require(!plan.kernel.empty(),
+          "plan: expected one made by plan_head or the like, got an empty one");
+  return find_head_kernel(plan.kernel);
+}
+
+}  // namespace
+
+Engine::Engine(const HeadCall& call, const ChosenRows& chosen)
+    : call_(call),
+      chosen_(chosen),
+      plan_(*call.plan),
+      kernel_(kernel_of(plan_)),
+      sizes_(chunk_sizes(plan_)),
+      layout_(layout_of(plan_)),
+      targets_(call.in.targets, call.features.targets_per_token, call.in.ignore_index,
+               call.in.sequence),
+      bound_(call.far.d_hidden_bound) {
+  const Support missing = kernel_.runnable();
+  if (!missing.empty())
+    throw Unsupported(concat("plan: kernel ", kernel_.name, " cannot run here: ", missing));
+  require(plan_.threads == call.context->threads(), "plan: made for ", plan_.threads,
+          plan_.threads == 1 ? " thread" : " threads", ", the context has ",
+          call.context->threads(), "; plan with this context, or give it as many");
+  const HeadShape& made = plan_.shape;
+  require(made.dim == call.shape.dim && made.vocab == call.shape.vocab &&
+              made.dtype == call.shape.dtype,
+          "plan: made for ", name_of(made.dtype), " [*, ", made.dim, "] x [", made.vocab, ", ",
+          made.dim, "], called with ", name_of(call.shape.dtype), " [*, ", call.shape.dim, "] x [",
+          call.shape.vocab, ", ", call.shape.dim, "]");
+  require(call.shape.tokens <= made.tokens, "plan: made for at most ", made.tokens,
+          " tokens, called with ", call.shape.tokens);
+  require(plan_.features == call.features,
+          "plan: made for other options, inputs or outputs than this call's; plan again with the "
+          "same arguments");
+  if (far()) {
+    require(call.far.order != nullptr && !call.far.order->empty(), "order: plan ",
+            name_of(plan_.kind), " walks the vocabulary in a VocabOrder, got none");
+    require(call.far.order->vocab() == made.vocab, "order: made for ", call.far.order->vocab(),
+            " words, the weights have ", made.vocab);
+    require(plan_.kind != PlanKind::far_both || call.far.order->dim() == made.dim,
+            "order: plan far_both needs the moments of its tiles (measure_tiles) of dim ", made.dim,
+            call.far.order->has_moments() ? concat(", got some of ", call.far.order->dim())
+                                          : ", got none");
+  }
+  // The audit's plan has its own after this one's.
+  const std::size_t needed =
+      layout_.total + (plan_.audit != nullptr ? plan_.audit->workspace_bytes() : 0);
+  require(call.workspace->bytes() >= needed, "workspace: ", call.workspace->bytes(),
+          " bytes, the plan needs ", needed);
+  require(reinterpret_cast<std::uintptr_t>(call.workspace->data()) % 64 == 0,
+          "workspace: expected an address aligned to 64 bytes");
+  // Collapsing is checked before anything is written.
+  for (const auto& [name, view] :
+       {std::pair<std::string_view, ConstTensorView>{"hidden", call.in.hidden},
+        {"d_hidden", call.gradients.d_hidden}}) {
+    if (view.defined()) as_rows(name, view);
+  }
+  if (chosen.rows.empty()) {
+    valid_ =
+        targets_.valid_rows(call.shape.tokens, call.shape.vocab, at<std::int64_t>(layout_.rows));
+  } else {
+    valid_ = static_cast<std::int64_t>(chosen.rows.size());
+    std::copy(chosen.rows.begin(), chosen.rows.end(), at<std::int64_t>(layout_.rows));
+  }
+  const std::int64_t* words = far() ? call.far.order->words().data() : nullptr;
+  bias_ = as_floats(call.in.bias, words, at<float>(layout_.bias));
+  omega_ = as_floats(call.in.omega, words, at<float>(layout_.omega));
+}
+
+void Engine::set_common(ChunkCommon& chunk, std::int64_t first, std::int64_t count) const {
+  chunk.shape = plan_.shape;
+  chunk.features = &plan_.features;
+  chunk.sizes = sizes_;
+  chunk.tokens = count;
+  chunk.threads = plan_.threads;
+  chunk.hidden = matrix("hidden", call_.in.hidden, at<std::int64_t>(layout_.rows) + first);
+  chunk.weight =
+      matrix("weight", call_.in.weight, far() ? call_.far.order->words().data() : nullptr);
+  chunk.bias = bias_;
+  chunk.omega = omega_;
+  chunk.targets = {at<SparseEntry>(layout_.entries), at<std::int32_t>(layout_.tile_begin),
+                   at<std::int32_t>(far() ? layout_.far.positions : layout_.words)};
+  chunk.scratch = at<std::byte>(layout_.scratch);
+}
+
+void Engine::run(TokenFunction function) {
+  const bool backward_wanted = plan_.kind != PlanKind::forward;
+  if (backward_wanted && chosen_.rows.empty()) clear_ignored();
+  if (backward_wanted && plan_.features.d_bias) {
+    std::fill_n(at<float>(layout_.d_bias), call_.shape.vocab, 0.0f);
+  }
+  if (far()) start_far();
+  // Chunks of equal size: a short last one would waste the work that is done once per chunk.
+  const std::int64_t chunks = ceil_div(std::max<std::int64_t>(valid_, 1), sizes_.tokens);
+  const std::int64_t step = ceil_div(valid_, chunks);
+  for (std::int64_t first = 0; first < valid_; first += step) {
+    const std::int64_t count = std::min(step, valid_ - first);
+    ForwardChunk chunk;
+    set_common(chunk, first, count);
+    sort_targets(targets_, at<std::int64_t>(layout_.rows) + first, count, call_.shape.vocab,
+                 far() ? call_.far.order->positions().data() : nullptr,
+                 at<std::int32_t>(layout_.words), at<SparseEntry>(layout_.entries),
+                 at<std::int32_t>(layout_.tile_begin));
+    if (far()) map_positions(chunk);
+    chunk.exponent = at<float>(layout_.exponent);
+    chunk.sum = at<float>(layout_.sum);
+    chunk.target_logit = at<float>(layout_.target_logit);
+    if (plan_.features.entropy) chunk.entropy_sum = at<double>(layout_.entropy);
+    if (plan_.features.label_smoothing) chunk.weighted_sum = at<double>(layout_.weighted);
+    if (plan_.features.argmax) chunk.argmax = at<std::int32_t>(layout_.argmax);
+    chunk.store = sizes_.stored_vocab > 0;
+    chunk.tile_mass = plan_.kind == PlanKind::far_backward;
+    if (plan_.kind == PlanKind::far_both) {
+      far_forward(chunk);
+    } else {
+      kernel_.forward(chunk);
+    }
+    answer_tokens(chunk, first, backward_wanted, function);
+    if (backward_wanted) backward(chunk, first, first == 0, first + count == valid_);
+  }
+  if (backward_wanted && plan_.features.d_bias) finish_bias();
+}
+
+void Engine::answer_tokens(const ForwardChunk& chunk, std::int64_t first, bool backward,
+                           TokenFunction function) const {
+  const int per_token = plan_.features.targets_per_token;
+  const double scale = plan_.features.logit_scale;
+  const double cap = plan_.features.softcap;
+  double* delta = at<double>(layout_.delta);
+  float* linear = at<float>(layout_.linear);
+  float* slope = plan_.features.entropy_gradient ? at<float>(layout_.slope) : nullptr;
+  float* flat = plan_.features.label_smoothing ? at<float>(layout_.flat) : nullptr;
+  float* coefficient = at<float>(layout_.coefficient);
+  for (std::int64_t t = 0; t < chunk.tokens; ++t) {
+    TokenResult result;
+    result.row = valid_rows()[first + t];
+    result.lse = value(LseState{chunk.exponent[t], chunk.sum[t]});
+    result.target_logit = chunk.target_logit + t * per_token;
+    result.words = at<std::int32_t>(layout_.words) + t * per_token;
+    if (chunk.entropy_sum != nullptr) result.entropy = result.lse - chunk.entropy_sum[t];
+    if (chunk.weighted_sum != nullptr) result.weighted_sum = chunk.weighted_sum[t];
+    if (chunk.argmax != nullptr) {
+      result.argmax = chunk.argmax[t];
+      if (far()) result.argmax = static_cast<std::int32_t>(call_.far.order->words()[result.argmax]);
+    }
+    std::fill_n(delta, per_token, 0.0);
+    TokenAnswer answer{{}, delta};
+    function(result, answer);
+    if (!backward) continue;
+
+    TokenGradient g = token_gradient(answer.cotangent, result.lse, result.entropy);
+    const double inverse = scale / static_cast<double>(chunk.sum[t]);
+    linear[t] = static_cast<float>(g.alpha * inverse);
+    if (slope != nullptr) slope[t] = static_cast<float>(g.beta * inverse);
+    if (flat != nullptr) flat[t] = static_cast<float>(g.gamma * scale);
+    if (far()) {
+      // `flat` goes to every word alike, targets too.
+      g.gamma = 0.0;
+      at<float>(layout_.far.log2_total)[t] = chunk.exponent[t] + std::log2(chunk.sum[t]);
+    }
+    for (int k = 0; k < per_token; ++k) {
+      const std::int32_t word = result.words[k];
+      if (word < 0) continue;
+      // The softmax part belongs to a word once, however often it stands among a token's targets.
+      const bool repeated = std::find(result.words, result.words + k, word) != result.words + k;
+      const double z = result.target_logit[k];
+      const double omega = omega_ == nullptr ? 1.0 : omega_[chunk.targets.words[t * per_token + k]];
+      coefficient[t * per_token + k] = static_cast<float>(
+          repeated ? delta[k] * scale * softcap_slope(z, cap)
+                   : target_coefficient(g, result.log_prob(k), z, omega, delta[k], scale, cap));
+    }
+  }
+  if (!backward) return;
+  // Kernels read whole panels.
+  const std::int64_t end = std::min(round_up(chunk.tokens, 64) + 64, sizes_.tokens + 64);
+  for (std::int64_t t = chunk.tokens; t < end; ++t) {
+    chunk.exponent[t] = 0.0f;
+    linear[t] = 0.0f;
+    if (slope != nullptr) slope[t] = 0.0f;
+    if (flat != nullptr) flat[t] = 0.0f;
+  }
+}
+
+void Engine::backward(const ForwardChunk& forward, std::int64_t first, bool first_chunk,
+                      bool last_chunk) {
+  BackwardChunk chunk;
+  static_cast<ChunkCommon&>(chunk) = forward;
+  chunk.exponent = forward.exponent;
+  chunk.linear = at<float>(layout_.linear);
+  if (plan_.features.entropy_gradient) chunk.slope = at<float>(layout_.slope);
+  if (plan_.features.label_smoothing) chunk.flat = at<float>(layout_.flat);
+  chunk.coefficient = at<float>(layout_.coefficient);
+  chunk.stored = forward.store;
+  if (plan_.features.d_hidden) {
+    const RowMatrix m = as_rows("d_hidden", call_.gradients.d_hidden);
+    chunk.d_hidden = {call_.gradients.d_hidden.data(),
+                      at<std::int64_t>(layout_.rows) + first,
+                      call_.gradients.d_hidden.dtype(),
+                      m.row_stride,
+                      m.column_stride,
+                      call_.features.accumulate};
+    if (!chosen_.rows.empty()) chunk.d_hidden.rows = chosen_.to + first;
+  }
+  if (plan_.features.d_weight) {
+    WeightGradientSink& sink = chunk.d_weight;
+    sink.data = call_.gradients.d_weight.data();
+    sink.dtype = call_.gradients.d_weight.dtype();
+    sink.row_stride = call_.gradients.d_weight.stride(0);
+    sink.col_stride = call_.gradients.d_weight.stride(1);
+    sink.rows = chunk.weight.rows;
+    sink.accumulate = call_.features.accumulate;
+    sink.first_chunk = first_chunk;
+    sink.last_chunk = last_chunk;
+    if (!(first_chunk && last_chunk) && sink.dtype == DType::bf16)
+      sink.low = at<std::uint16_t>(layout_.d_weight);
+    if (!(first_chunk && last_chunk) && sink.dtype == DType::f16)
+      sink.accumulator = at<float>(layout_.d_weight);
+  }
+  if (plan_.features.d_bias) chunk.d_bias = at<float>(layout_.d_bias);
+  if (far()) return far_backward(chunk, first);
+  kernel_.backward(chunk);
+}
+
+// Gradients that no chunk writes: rows of ignored tokens, and d_weight when there is no valid token
+// at all.
+void Engine::clear_ignored() const {
+  if (call_.features.accumulate) return;
+  const int threads = plan_.threads;
+  if (plan_.features.d_hidden && valid_ < call_.shape.tokens) {
+    const RowMatrix m = as_rows("d_hidden", call_.gradients.d_hidden);
+    std::int64_t next = 0;
+    for (std::int64_t row = 0; row < call_.shape.tokens; ++row) {
+      if (next < valid_ && valid_rows()[next] == row) {
+        ++next;
+      } else {
+        zero_row(call_.gradients.d_hidden, m, row);
+      }
+    }
+  }
+  if (plan_.features.d_weight && valid_ == 0) {
+    const RowMatrix m{call_.shape.vocab, call_.shape.dim, call_.gradients.d_weight.stride(0),
+                      call_.gradients.d_weight.stride(1)};
+    parallel_for(threads, m.rows,
+                 [&](std::int64_t row, int) { zero_row(call_.gradients.d_weight, m, row); });
+  }
+}
+
+void Engine::finish_bias() const {
+  const float* sums = at<float>(layout_.d_bias);
+  const TensorView& to = call_.gradients.d_bias;
+  for (std::int64_t j = 0; j < call_.shape.vocab; ++j) {
+    const std::int64_t index = (far() ? call_.far.order->words()[j] : j) * to.stride(0);
+    const double old = call_.features.accumulate ? load_element(to.data(), to.dtype(), index) : 0.0;
+    store_element(to.data(), to.dtype(), index, old + static_cast<double>(sums[j]));
+  }
+}
+
+}  // namespace logitless::cpu

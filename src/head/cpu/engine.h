@@ -1,0 +1,119 @@
+// The chunk loop under every call of the head: forward of a chunk, a function of each token's
+// outputs, backward.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "head/cpu/layout.h"
+#include "head/cpu/targets.h"
+#include "head/far_work.h"
+#include "head/head_call.h"
+#include "head/validate.h"
+#include "kernels/kernels.h"
+#include "math/token_gradient.h"
+
+namespace logitless::cpu {
+
+// What the forward found for one token.
+struct TokenResult {
+  std::int64_t row = 0;  // of hidden
+  double lse = 0.0;
+  const float* target_logit = nullptr;  // [K]; entries of ignored targets are meaningless
+  const std::int32_t* words = nullptr;  // [K]; -1 where ignored
+  double entropy = 0.0;                 // when asked for
+  double weighted_sum = 0.0;            // with label smoothing
+  std::int32_t argmax = 0;              // when asked for
+
+  double log_prob(int k) const { return static_cast<double>(target_logit[k]) - lse; }
+};
+
+// What the loss makes of it: gradients with respect to the token's outputs. delta [K] is for
+// target_logit, the share of log_prob included, and starts at 0.
+struct TokenAnswer {
+  TokenCotangent cotangent;
+  double* delta = nullptr;
+};
+
+// Borrowed callable void(const TokenResult&, TokenAnswer&), called by one thread for the valid
+// tokens: in order, or with far-field plans in the order of their targets.
+class TokenFunction {
+ public:
+  template <typename F>
+  requires(!std::is_same_v<std::remove_cvref_t<F>, TokenFunction>)
+      TokenFunction(F&& function)  // NOLINT: implicit on purpose
+      : object_(const_cast<void*>(static_cast<const void*>(&function))),
+        call_([](void* object, const TokenResult& result, TokenAnswer& answer) {
+          (*static_cast<std::remove_reference_t<F>*>(object))(result, answer);
+        }) {}
+  void operator()(const TokenResult& result, TokenAnswer& answer) const {
+    call_(object_, result, answer);
+  }
+
+ private:
+  void* object_;
+  void (*call_)(void*, const TokenResult&, TokenAnswer&);
+};
+
+// Of an audit: these valid rows alone, and the rows of d_hidden they go to.
+struct ChosenRows {
+  std::span<const std::int64_t> rows = {};
+  const std::int64_t* to = nullptr;
+};
+
+class Engine {
+ public:
+  // Throws InvalidArgument when plan or workspace do not fit the call, or a target is out of range.
+  // Writes no output.
+  explicit Engine(const HeadCall& call, const ChosenRows& chosen = {});
+
+  std::int64_t valid_tokens() const { return valid_; }
+  const std::int64_t* valid_rows() const { return at<std::int64_t>(layout_.rows); }
+
+  const TargetReader& targets() const { return targets_; }
+
+  // Of far-field plans, after run: computes lse and d_hidden of the tokens to audit exactly, and
+  // compares. `function` as in run.
+  void audit(TokenFunction function);
+  // After run, and after the audit.
+  FarFieldStatistics far_statistics() const;
+
+  // Runs all chunks and leaves every gradient asked for complete, rows of ignored tokens included.
+  void run(TokenFunction function);
+
+ private:
+  template <typename T>
+  T* at(std::size_t offset) const {
+    return reinterpret_cast<T*>(static_cast<std::byte*>(call_.workspace->data()) + offset);
+  }
+  void set_common(ChunkCommon& chunk, std::int64_t first, std::int64_t count) const;
+  void answer_tokens(const ForwardChunk& chunk, std::int64_t first, bool backward,
+                     TokenFunction function) const;
+  void backward(const ForwardChunk& forward, std::int64_t first, bool first_chunk, bool last_chunk);
+  // Of far-field plans (far_engine.cpp).
+  bool far() const { return sizes_.far; }
+  void start_far();
+  void map_positions(const ForwardChunk& chunk) const;
+  void far_forward(const ForwardChunk& forward) const;
+  void far_backward(const BackwardChunk& backward, std::int64_t first);
+  FarTiles far_tiles() const;
+  void clear_ignored() const;
+  void finish_bias() const;
+
+  HeadCall call_;
+  ChosenRows chosen_;
+  const LossPlan& plan_;
+  const HeadKernel& kernel_;
+  ChunkSizes sizes_;
+  Layout layout_;
+  TargetReader targets_;
+  std::int64_t valid_ = 0;
+  const float* bias_ = nullptr;
+  const float* omega_ = nullptr;
+  std::int64_t audited_ = 0;
+  FarSums far_sums_ = {};
+  TokenOutput bound_;
+};
+
+}  // namespace logitless::cpu

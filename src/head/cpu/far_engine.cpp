@@ -1,0 +1,170 @@
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+#include "head/cpu/engine.h"
+#include "kernels/tensor_kernels.h"
+#include "math/lse_state.h"
+
+namespace logitless::cpu {
+
+FarTiles Engine::far_tiles() const {
+  FarTiles tiles;
+  tiles.share = call_.far.order->share().data();
+  tiles.centroid = at<std::byte>(layout_.far.centroid);
+  tiles.radius = at<float>(layout_.far.radius);
+  tiles.centroid_norm = at<float>(layout_.far.centroid_norm);
+  if (plan_.features.label_smoothing) tiles.weighted_total = at<float>(layout_.far.weighted_total);
+  if (plan_.kind != PlanKind::far_both) return tiles;
+  tiles.mean = at<std::byte>(layout_.far.mean);
+  tiles.log2_base = at<float>(layout_.far.log2_base);
+  const VocabOrder& order = *call_.far.order;
+  const bool narrow = kernel_.far_dtype != DType::f32;
+  tiles.axes =
+      narrow ? static_cast<const void*>(at<std::byte>(layout_.far.axes)) : order.axes().data();
+  tiles.variance = narrow ? static_cast<const void*>(at<std::byte>(layout_.far.variance))
+                          : order.variance().data();
+  tiles.log2_caution = order.log2_caution().data();
+  return tiles;
+}
+
+// What holds for all chunks: tiles as points, tokens to audit.
+void Engine::start_far() {
+  far_sums_ = {};
+  FarPrepare prepare;
+  set_common(prepare, 0, 0);
+  prepare.tiles = far_tiles();
+  kernel_.far_prepare(prepare);
+  if (plan_.kind == PlanKind::far_both && kernel_.far_dtype != DType::f32) {
+    const VocabOrder& order = *call_.far.order;
+    from_f32(kernel_.far_dtype, order.axes().data(), at<std::byte>(layout_.far.axes),
+             static_cast<std::int64_t>(order.axes().size()));
+    from_f32(kernel_.far_dtype, order.variance().data(), at<std::byte>(layout_.far.variance),
+             static_cast<std::int64_t>(order.variance().size()));
+  }
+  // Tokens of one target are alike, and blocks of like tokens keep fewer tiles (8.1 % instead
+  // of 9.4 % of a real head; docs/far_field.md).
+  const auto place = [&](std::int64_t row) {
+    const std::int64_t word = targets_.word(row, 0);
+    return word < 0 ? std::int32_t{-1} : call_.far.order->positions()[word];
+  };
+  auto* valid = at<std::int64_t>(layout_.rows);
+  std::sort(valid, valid + valid_, [&](std::int64_t a, std::int64_t b) {
+    const std::int32_t at = place(a), bt = place(b);
+    return at != bt ? at < bt : a < b;
+  });
+  if (plan_.audit == nullptr) return;
+  // Evenly spaced among them.
+  audited_ = std::min(plan_.audit->shape.tokens, valid_);
+  auto* rows = at<std::int64_t>(layout_.audit.rows);
+  for (std::int64_t i = 0; i < audited_; ++i) {
+    rows[i] = valid_rows()[i * valid_ / audited_];
+    rows[plan_.audit->shape.tokens + i] = i;
+  }
+}
+
+// Targets of the kernel by position; those the caller sees stay words.
+void Engine::map_positions(const ForwardChunk& chunk) const {
+  const std::int32_t* words = at<std::int32_t>(layout_.words);
+  auto* positions = at<std::int32_t>(layout_.far.positions);
+  const std::int64_t slots = chunk.tokens * plan_.features.targets_per_token;
+  for (std::int64_t slot = 0; slot < slots; ++slot)
+    positions[slot] = words[slot] < 0 ? -1 : call_.far.order->positions()[words[slot]];
+}
+
+void Engine::far_forward(const ForwardChunk& forward) const {
+  FarForwardChunk chunk;
+  static_cast<ForwardChunk&>(chunk) = forward;
+  chunk.tiles = far_tiles();
+  chunk.tau = plan_.tau;
+  chunk.most_kept = kMostKept;
+  kernel_.far_forward(chunk);
+}
+
+void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
+  FarBackwardChunk chunk;
+  static_cast<BackwardChunk&>(chunk) = backward;
+  chunk.tiles = far_tiles();
+  chunk.selected = plan_.kind == PlanKind::far_both;
+  chunk.tau = plan_.tau;
+  chunk.log2_total = at<float>(layout_.far.log2_total);
+  chunk.target_logit = at<float>(layout_.target_logit);
+  if (plan_.features.d_weight || plan_.features.d_bias)
+    chunk.sample = FarSample(plan_.sample_every, call_.far.sample_seed, first);
+  chunk.most_kept = kMostKept;
+  chunk.bound = at<float>(layout_.far.bound);
+  chunk.norm_squared = at<double>(layout_.far.norm_squared);
+  std::int64_t kept = 0, sampled = 0, pairs = 0;
+  chunk.kept = &kept;
+  chunk.sampled = &sampled;
+  chunk.pairs = &pairs;
+  if (audited_ > 0) {
+    auto* audit_row = at<std::int32_t>(layout_.audit.row);
+    std::fill_n(audit_row, chunk.tokens, -1);
+    for (std::int64_t i = 0; i < audited_; ++i) {
+      const std::int64_t token = i * valid_ / audited_ - first;
+      if (token < 0 || token >= chunk.tokens) continue;
+      audit_row[token] = static_cast<std::int32_t>(i);
+      // In double, as the tokens' function sees it.
+      at<double>(layout_.audit.lse)[i] =
+          value(LseState{chunk.exponent[token], at<float>(layout_.sum)[token]});
+    }
+    chunk.audit_row = audit_row;
+    chunk.audit = at<float>(layout_.audit.far);
+  }
+  kernel_.far_backward(chunk);
+  far_sums_.kept += kept;
+  far_sums_.sampled += sampled;
+  far_sums_.pairs += pairs;
+  if (kept == pairs) ++far_sums_.fallback;
+  for (std::int64_t t = 0; t < chunk.tokens; ++t) {
+    const double bound = static_cast<double>(chunk.bound[t]);
+    far_sums_.bound_squared += bound * bound;
+    if (chunk.d_hidden.data != nullptr) far_sums_.norm_squared += chunk.norm_squared[t];
+    bound_.set(valid_rows()[first + t], bound);
+  }
+}
+
+FarFieldStatistics Engine::far_statistics() const {
+  return far() ? logitless::far_statistics(plan_, far_sums_) : FarFieldStatistics();
+}
+
+void Engine::audit(TokenFunction function) {
+  if (audited_ == 0) return;
+  const std::int64_t dim = call_.shape.dim;
+  const std::int64_t room = plan_.audit->shape.tokens;
+  const auto* rows = at<std::int64_t>(layout_.audit.rows);
+  const std::int64_t sizes[] = {room, dim};
+  auto* exact = at<float>(layout_.audit.exact);
+  const Workspace workspace(at<std::byte>(layout_.total), plan_.audit->workspace_bytes());
+  HeadCall call = call_;
+  call.plan = plan_.audit.get();
+  call.workspace = &workspace;
+  call.shape.tokens = audited_;
+  call.features = plan_.audit->features;
+  call.gradients = {};
+  call.gradients.d_hidden = TensorView(exact, DType::f32, sizes);
+  call.far = {};
+  auto* lse = at<double>(layout_.audit.lse);
+  std::int64_t next = 0;
+  FarSums& sums = far_sums_;
+  Engine(call, {{rows, static_cast<std::size_t>(audited_)}, rows + room})
+      .run([&](const TokenResult& r, TokenAnswer& answer) {
+        const double off = lse[next++] - r.lse;
+        sums.lse_error_squared += off * off;
+        const double size = std::fabs(off);
+        if (size > sums.lse_error_max || std::isnan(size)) sums.lse_error_max = size;
+        function(r, answer);
+      });
+
+  const float* far = at<float>(layout_.audit.far);
+  for (std::int64_t i = 0; i < audited_ * dim; ++i) {
+    const double e = static_cast<double>(exact[i]);
+    const double difference = static_cast<double>(far[i]) - e;
+    sums.audit_error_squared += difference * difference;
+    sums.audit_norm_squared += e * e;
+  }
+  sums.audited = audited_;
+}
+
+}  // namespace logitless::cpu

@@ -1,0 +1,99 @@
+#include "head/cpu/layout.h"
+
+#include "head/far_work.h"
+
+namespace logitless::cpu {
+
+ChunkSizes chunk_sizes(PlanKind kind, const PlanSizes& sizes, int threads) {
+  return {.tokens = sizes.chunk_tokens,
+          .slab_vocab = sizes.slab_vocab,
+          .stored_vocab = sizes.stored_vocab,
+          .threads = threads,
+          .forward_only = kind == PlanKind::forward,
+          .far = is_far(kind),
+          .far_forward = kind == PlanKind::far_both};
+}
+
+ChunkSizes chunk_sizes(const LossPlan& plan) {
+  return chunk_sizes(plan.kind, plan_sizes(plan), plan.threads);
+}
+
+std::size_t weight_sum_bytes(const HeadShape& shape, const HeadFeatures& features,
+                             const ChunkSizes& sizes) {
+  const bool apart = !sizes.forward_only && features.d_weight &&
+                     features.d_weight_dtype != DType::f32 && sizes.tokens < shape.tokens;
+  if (!apart) return 0;
+  const std::int64_t bytes = features.d_weight_dtype == DType::bf16 ? 2 : 4;
+  return static_cast<std::size_t>(round_up(shape.vocab * shape.dim * bytes, 64));
+}
+
+Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFeatures& features,
+                 const ChunkSizes& sizes, std::int64_t audited) {
+  Layout out;
+  std::size_t top = 0;
+  const auto take = [&](std::int64_t bytes) {
+    const std::size_t at = top;
+    top += static_cast<std::size_t>(round_up(bytes, 64));
+    return at;
+  };
+  const std::int64_t tokens = sizes.tokens;
+  const std::int64_t slots = tokens * features.targets_per_token;
+  const bool backward = !sizes.forward_only;
+  out.rows = take(shape.tokens * 8);
+
+  out.sum = take(tokens * 4);
+  // Kernels read coefficients by whole panels: room for the largest panel beyond the last token.
+  constexpr std::int64_t kPanelRoom = 64;
+  out.exponent = take((tokens + kPanelRoom) * 4);
+  out.linear = take(backward ? (tokens + kPanelRoom) * 4 : 0);
+  out.slope = take(backward && features.entropy_gradient ? (tokens + kPanelRoom) * 4 : 0);
+  out.flat = take(backward && features.label_smoothing ? (tokens + kPanelRoom) * 4 : 0);
+  out.entropy = take(features.entropy ? tokens * 8 : 0);
+  out.weighted = take(features.label_smoothing ? tokens * 8 : 0);
+  out.argmax = take(features.argmax ? tokens * 4 : 0);
+  out.target_logit = take(slots * 4);
+  out.coefficient = take(backward ? slots * 4 : 0);
+  out.words = take(slots * 4);
+  out.entries = take(slots * static_cast<std::int64_t>(sizeof(SparseEntry)));
+  out.tile_begin = take((ceil_div(shape.vocab, kVocabTile) + 1) * 4);
+  out.delta = take(features.targets_per_token * 8);
+  out.bias = take(features.bias ? shape.vocab * 4 : 0);
+  out.omega = take(features.vocab_weight ? shape.vocab * 4 : 0);
+  out.d_bias = take(backward && features.d_bias ? shape.vocab * 4 : 0);
+  out.d_weight = take(static_cast<std::int64_t>(weight_sum_bytes(shape, features, sizes)));
+  if (sizes.far) {
+    const std::int64_t tiles = ceil_div(shape.vocab, kVocabTile);
+    out.far.positions = take(slots * 4);
+    out.far.centroid =
+        take(tiles * shape.dim * static_cast<std::int64_t>(size_of(kernel.far_dtype)));
+    out.far.radius = take(tiles * 4);
+    out.far.centroid_norm = take(tiles * 4);
+    out.far.weighted_total = take(features.label_smoothing ? shape.dim * 4 : 0);
+    if (sizes.far_forward) {
+      const auto e = static_cast<std::int64_t>(size_of(kernel.far_dtype));
+      const std::int64_t narrow = kernel.far_dtype == DType::f32 ? 0 : e;
+      out.far.mean = take(tiles * shape.dim * e);
+      out.far.log2_base = take(tiles * 4);
+      out.far.axes = take(shape.dim * shape.dim * narrow);
+      out.far.variance = take(tiles * shape.dim * narrow);
+    }
+    out.far.log2_total = take((tokens + kPanelRoom) * 4);
+    out.far.bound = take(tokens * 4);
+    out.far.norm_squared = take(tokens * 8);
+    out.audit.row = take(audited > 0 ? tokens * 4 : 0);
+    out.audit.far = take(audited * shape.dim * 4);
+    out.audit.exact = take(audited * shape.dim * 4);
+    out.audit.lse = take(audited * 8);
+    out.audit.rows = take(2 * audited * 8);
+  }
+  out.scratch = take(static_cast<std::int64_t>(kernel.scratch_bytes(shape, features, sizes)));
+  out.total = top;
+  return out;
+}
+
+Layout layout_of(const LossPlan& plan) {
+  return layout_of(find_head_kernel(plan.kernel), plan.shape, plan.features, chunk_sizes(plan),
+                   plan.audit != nullptr ? plan.audit->shape.tokens : 0);
+}
+
+}  // namespace logitless::cpu

@@ -1,0 +1,74 @@
+// Where everything of a call lies inside the caller's workspace: one pure function for the planner
+// and the engine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "head/plan_sizes.h"
+#include "kernels/kernels.h"
+
+namespace logitless::cpu {
+
+ChunkSizes chunk_sizes(PlanKind kind, const PlanSizes& sizes, int threads);
+ChunkSizes chunk_sizes(const LossPlan& plan);
+
+// Offsets in bytes. C = tokens of a chunk, K = targets per token.
+struct FarLayout {
+  std::size_t positions = 0;       // i32 [C K]: of the words
+  std::size_t centroid = 0;        // [tiles, D] in the kernel's far_dtype
+  std::size_t radius = 0;          // f32 [tiles]
+  std::size_t centroid_norm = 0;   // f32 [tiles]
+  std::size_t weighted_total = 0;  // f32 [D] with label smoothing
+  std::size_t mean = 0;            // of far_both: [tiles, D] in far_dtype
+  std::size_t log2_base = 0;       // f32 [tiles]
+  std::size_t axes = 0;            // [D, D] and [tiles, D] in far_dtype, unless that is f32
+  std::size_t variance = 0;
+  std::size_t log2_total = 0;    // f32 [C]
+  std::size_t bound = 0;         // f32 [C]
+  std::size_t norm_squared = 0;  // f64 [C]
+};
+// Of the tokens audited.
+struct AuditLayout {
+  std::size_t row = 0;    // i32 [C]
+  std::size_t far = 0;    // f32 [audited, D]: what the far field made of them
+  std::size_t exact = 0;  // f32 [audited, D]: what they are
+  std::size_t rows = 0;   // i64 [2, audited]: rows of hidden; 0, 1, 2, ...
+  std::size_t lse = 0;    // f64 [audited]
+};
+struct Layout {
+  std::size_t rows = 0;          // int64 [tokens]: rows of hidden that are not ignored
+  std::size_t exponent = 0;      // f32 [C]
+  std::size_t sum = 0;           // f32 [C]
+  std::size_t linear = 0;        // f32 [C]
+  std::size_t slope = 0;         // f32 [C]
+  std::size_t flat = 0;          // f32 [C]
+  std::size_t entropy = 0;       // f64 [C]
+  std::size_t weighted = 0;      // f64 [C]
+  std::size_t argmax = 0;        // i32 [C]
+  std::size_t target_logit = 0;  // f32 [C K]
+  std::size_t coefficient = 0;   // f32 [C K]
+  std::size_t words = 0;         // i32 [C K]
+  std::size_t entries = 0;       // SparseEntry [C K]
+  std::size_t tile_begin = 0;    // i32 [tiles + 1]
+  std::size_t delta = 0;         // f64 [K]
+  std::size_t bias = 0;          // f32 [V] with a bias
+  std::size_t omega = 0;         // f32 [V] with class weights
+  std::size_t d_bias = 0;        // f32 [V] when asked for
+  // fp32 [V, D] or its low halves, for a 16-bit d_weight over several chunks
+  std::size_t d_weight = 0;
+  FarLayout far;
+  AuditLayout audit;
+  std::size_t scratch = 0;  // of the kernel
+  std::size_t total = 0;
+};
+
+Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFeatures& features,
+                 const ChunkSizes& sizes, std::int64_t audited = 0);
+Layout layout_of(const LossPlan& plan);
+
+// Bytes of the sums kept beside a 16-bit d_weight that several chunks add to; else 0.
+std::size_t weight_sum_bytes(const HeadShape& shape, const HeadFeatures& features,
+                             const ChunkSizes& sizes);
+
+}  // namespace logitless::cpu

@@ -1,0 +1,122 @@
+#include "head/cuda/calls.h"
+
+#include "core/check.h"
+#include "head/cuda/engine.h"
+#include "head/cuda/views.h"
+#include "head/far_work.h"
+
+namespace logitless {
+namespace cuda {
+namespace {
+
+LossReduction reduction_of(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::none:
+      return LossReduction::none;
+    case Reduction::mean:
+      return LossReduction::mean;
+    case Reduction::sum:
+      return LossReduction::sum;
+  }
+  return LossReduction::sum;
+}
+
+FarSums far_sums(const Context& context, const LossPlan& plan, const Workspace& workspace) {
+  const Layout layout =
+      layout_of(find_device_kernel(plan.kernel), plan.shape, plan.features, sizes_of(plan));
+  FarSums sums;
+  copy_to_host(&sums, static_cast<const std::byte*>(workspace.data()) + layout.far.sums,
+               sizeof(sums), context.stream());
+  return sums;
+}
+
+}  // namespace
+
+LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& options,
+                             const CrossEntropyInputs& in, const TensorView& loss_output) {
+  LossCall loss;
+  loss.tokens = call.shape.tokens;
+  loss.class_weight = floats_of("class_weight", in.class_weight);
+  loss.token_weight = floats_of("token_weight", in.token_weight);
+  loss.target_weight = floats_of("target_weight", in.target_weight);
+  loss.loss = floats_of("loss", loss_output);
+  loss.grad_loss = in.grad_loss;
+  loss.grad_losses = floats_of("grad_losses", in.grad_losses);
+  Engine engine(call);
+  const ForwardCall& all = engine.all;
+  loss.argmax = call.features.argmax;
+  loss.wide_argmax = engine.wide_argmax();
+  loss.reduction = reduction_of(options.reduction);
+  loss.label_smoothing = options.label_smoothing;
+  loss.z_loss = options.z_loss;
+  loss.normalizer = options.normalizer.value_or(0.0);
+  loss.nan_if_empty = options.nan_if_empty;
+  loss.statistics = engine.statistics();
+  loss.workspace = engine.loss_workspace();
+  const TensorView& bound = call.far.d_hidden_bound;
+  if (bound.defined() && !is_far(call.plan->kind))
+    fill_device(bound.data(), 0, static_cast<std::size_t>(bound.bytes()), all.stream);
+  begin_loss(loss, all);
+  engine.run([&](const ForwardCall& chunk, RowCoefficients* rows, float* delta) {
+    token_losses(loss, chunk, rows, delta);
+  });
+  finish_loss(loss, all);
+  // Of the audit the coefficients are wanted alone; what begin_loss has left is of all tokens.
+  LossCall audit = loss;
+  audit.loss = nullptr;
+  audit.wide_argmax = nullptr;
+  engine.audit([&](const ForwardCall& chunk, RowCoefficients* rows, float* delta) {
+    token_losses(audit, chunk, rows, delta);
+  });
+  LossStatistics stats;
+  stats.tokens = call.shape.tokens;
+  return stats;
+}
+
+void head_forward(const HeadCall& call) {
+  const TensorView& argmax = call.out.argmax;
+  require(!argmax.defined() || argmax.dtype() == DType::i32, "argmax: expected i32 on a GPU, got ",
+          name_of(argmax.dtype()));
+  floats_of("vocab_weight", call.in.omega);
+  Engine(call).run([](const ForwardCall&, RowCoefficients*, float*) {});
+}
+
+void head_backward(const HeadCall& call, const HeadCotangents& cotangents) {
+  floats_of("vocab_weight", call.in.omega);
+  CotangentCall g;
+  g.lse = floats_of("cotangent of lse", cotangents.lse);
+  g.target_logit = floats_of("cotangent of target_logit", cotangents.target_logit);
+  g.log_prob = floats_of("cotangent of log_prob", cotangents.log_prob);
+  g.entropy = floats_of("cotangent of entropy", cotangents.entropy);
+  g.weighted_sum = floats_of("cotangent of weighted_logit_sum", cotangents.weighted_logit_sum);
+  Engine(call).run([&](const ForwardCall& chunk, RowCoefficients* rows, float* delta) {
+    token_cotangents(g, chunk, rows, delta);
+  });
+}
+
+}  // namespace cuda
+
+LossStatistics device_statistics(const Context& context, const LossPlan& plan,
+                                 const Workspace& workspace) {
+  require(context.device().kind == DeviceKind::cuda,
+          "context: expected a GPU's; on the CPU cross_entropy itself returns the statistics");
+  require(workspace.bytes() >= plan.workspace_bytes(), "workspace: ", workspace.bytes(),
+          " bytes, the plan needs ", plan.workspace_bytes());
+  cuda::DeviceStatistics found;
+  cuda::copy_to_host(&found, workspace.data(), sizeof(found), context.stream());
+  const auto per_token = static_cast<std::uint64_t>(plan.features.targets_per_token);
+  require(found.bad_target == cuda::kNoBadTarget, "targets: the one at position ",
+          found.bad_target / per_token,
+          per_token > 1 ? concat(", entry ", found.bad_target % per_token) : "", " is outside [0, ",
+          plan.shape.vocab, ") and not ignore_index");
+  LossStatistics stats;
+  stats.valid_tokens = found.valid_tokens;
+  stats.normalizer = found.normalizer;
+  stats.mean_lse = found.mean_lse;
+  stats.mean_log_prob = found.mean_log_prob;
+  stats.correct = found.correct;
+  if (is_far(plan.kind)) stats.far = far_statistics(plan, cuda::far_sums(context, plan, workspace));
+  return stats;
+}
+
+}  // namespace logitless

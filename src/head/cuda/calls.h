@@ -1,0 +1,16 @@
+// The calls of the head on a GPU: what head/cpu/calls.h has for a CPU. They enqueue and return;
+// what a GPU asks of a call beyond the CPU is checked here.
+#pragma once
+
+#include "head/head_call.h"
+#include "logitless/cross_entropy.h"
+
+namespace logitless::cuda {
+
+// loss: one f32, or [...] with reduction none; or none. Of the statistics `tokens` alone is known.
+LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& options,
+                             const CrossEntropyInputs& in, const TensorView& loss);
+void head_forward(const HeadCall& call);
+void head_backward(const HeadCall& call, const HeadCotangents& cotangents);
+
+}  // namespace logitless::cuda

@@ -1,0 +1,398 @@
+#include "head/cuda/engine.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "head/cuda/views.h"
+
+namespace logitless::cuda {
+namespace {
+
+// Byte offset of a row, in elements of the dtype.
+template <typename Pointer>
+Pointer advance(Pointer data, std::int64_t elements, DType dtype) {
+  using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const std::byte,
+                                  std::byte>;
+  return static_cast<Byte*>(data) + elements * static_cast<std::int64_t>(size_of(dtype));
+}
+
+}  // namespace
+
+Engine::Engine(const HeadCall& call)
+    : call_(call),
+      kernel_(find_device_kernel(call.plan->kernel)),
+      features_(call.features),
+      sizes_(sizes_of(*call.plan)),
+      layout_(layout_of(kernel_, call.plan->shape, call.plan->features, sizes_)),
+      layout_tokens_(call.plan->shape.tokens),
+      base_(static_cast<std::byte*>(call.workspace->data())) {
+  require_fit();
+  set_operands();
+  set_gradients();
+  set_outputs();
+  set_far();
+}
+
+void Engine::require_fit() const {
+  const HeadShape& made = call_.plan->shape;
+  const HeadShape& shape = call_.shape;
+  require(made.dim == shape.dim && made.vocab == shape.vocab && made.dtype == shape.dtype &&
+              shape.tokens <= made.tokens,
+          "plan: made for ", made.tokens, " tokens x ", made.vocab, " words x ", made.dim,
+          ", called with ", shape.tokens, " x ", shape.vocab, " x ", shape.dim);
+  require(call_.plan->features == features_,
+          "plan: made for other options, inputs or outputs than this call's; plan again with the "
+          "same arguments");
+  require(call_.workspace->bytes() >= layout_.total, "workspace: ", call_.workspace->bytes(),
+          " bytes, the plan needs ", layout_.total);
+  require(reinterpret_cast<std::uintptr_t>(base_) % 256 == 0,
+          "workspace: expected an address aligned to 256 bytes");
+}
+
+DeviceStatistics* Engine::statistics() const { return at<DeviceStatistics>(layout_.statistics); }
+void* Engine::loss_workspace() const { return base_ + layout_.loss; }
+
+void Engine::set_operands() {
+  const LossPlan& plan = *call_.plan;
+  const HeadOperands& in = call_.in;
+  all.shape = forward_shape(call_.shape, features_);
+  all.logit_scale = features_.logit_scale;
+  all.softcap = features_.softcap;
+  all.stream = call_.context->stream();
+  all.bad_target = &statistics()->bad_target;
+  all.workspace = base_ + layout_.forward;
+  ForwardShape chunk = forward_shape(plan.shape, plan.features);
+  chunk.tokens = std::min(sizes_.chunk, std::max<std::int64_t>(plan.shape.tokens, 1));
+  forward_bytes_ = kernel_.workspace_bytes(chunk);
+  far_.tau = plan.tau;
+  all.hidden = in.hidden.data();
+  all.hidden_stride = rows_of("hidden", in.hidden).row_stride;
+  all.weight = in.weight.data();
+  all.weight_stride = rows_of("weight", in.weight).row_stride;
+  require_contiguous("targets", in.targets);
+  all.targets = in.targets.data();
+  all.wide_targets = in.targets.dtype() == DType::i64;
+  all.ignore_index = in.ignore_index;
+  all.sequence = in.sequence;
+  all.bias = floats_of("bias", in.bias);
+  all.omega = floats_of("omega", in.omega);
+}
+
+void Engine::set_outputs() {
+  const TokenOutputs& out = call_.out;
+  all.lse = floats_of("lse", out.lse);
+  all.log_prob = floats_of("log_prob", out.log_prob);
+  all.target_logit = floats_of("target_logit", out.target_logit);
+  all.entropy = floats_of("entropy", out.entropy);
+  all.weighted_sum = floats_of("weighted_logit_sum", out.weighted_sum);
+  if (!out.argmax.defined()) return;
+  require_contiguous("argmax", out.argmax);
+  if (out.argmax.dtype() == DType::i64) {
+    wide_argmax_ = static_cast<std::int64_t*>(out.argmax.data());
+  } else {
+    all.argmax = static_cast<std::int32_t*>(out.argmax.data());
+  }
+}
+
+void Engine::set_gradients() {
+  const auto output = [&](std::string_view name, const TensorView& view, bool matrix) {
+    GradientOutput out;
+    if (!view.defined()) return out;
+    if (!matrix) require_contiguous(name, view);
+    out.data = view.data();
+    out.stride = matrix ? rows_of(name, view).row_stride : view.numel();
+    out.dtype = view.dtype();
+    out.add = features_.accumulate;
+    return out;
+  };
+  d_hidden_ = output("d_hidden", call_.gradients.d_hidden, true);
+  d_weight_ = output("d_weight", call_.gradients.d_weight, true);
+  d_bias_ = output("d_bias", call_.gradients.d_bias, false);
+  round_hidden_ = sums_hidden(kernel_, all.shape.vocab, features_, sizes_);
+  round_weight_ = sums_weight(kernel_, layout_tokens_, features_, sizes_);
+}
+
+ForwardCall Engine::chunk_call(std::int64_t first, std::int64_t count) const {
+  ForwardCall c = all;
+  const DType dtype = c.shape.dtype;
+  const std::int64_t slot = first * c.shape.targets_per_token;
+  c.shape.tokens = count;
+  c.first_token = first;
+  c.hidden = advance(c.hidden, first * c.hidden_stride, dtype);
+  if (sizes_.far) order_chunk(c);
+  const auto place = [&](float* output, std::int64_t offset, std::size_t own, bool needed = true) {
+    return output != nullptr ? output + offset : needed ? at<float>(own) : nullptr;
+  };
+  const bool gradients = wants_gradients(features_);
+  c.lse = place(c.lse, first, layout_.lse);
+  c.log_prob = place(c.log_prob, slot, layout_.log_prob);
+  c.target_logit = place(c.target_logit, slot, layout_.target_logit, gradients);
+  c.weighted_sum = place(c.weighted_sum, first, layout_.weighted_sum, c.shape.weighted_sum);
+  c.entropy = place(c.entropy, first, layout_.entropy, c.shape.entropy);
+  if (c.shape.argmax)
+    c.argmax = c.argmax != nullptr ? c.argmax + first : at<std::int32_t>(layout_.argmax);
+  if (!gradients) return c;
+  c.stored_words = sizes_.stored;
+  c.block = {base_ + layout_.gradients.block, padded_words(sizes_.slab)};
+  c.reference = at<float>(layout_.gradients.reference);
+  c.active = at<int>(layout_.gradients.active);
+  return c;
+}
+
+void Engine::run(const ChunkFunction& tokens) {
+  if (kernel_.prepare != nullptr) kernel_.prepare();
+  const bool gradients = wants_gradients(features_);
+  auto* const rows = gradients ? at<RowCoefficients>(layout_.gradients.rows) : nullptr;
+  float* const delta = gradients ? at<float>(layout_.gradients.delta) : nullptr;
+  const std::int64_t total = all.shape.tokens;
+  std::int64_t first = 0;
+  if (sizes_.far) begin_far();
+  do {  // once even without tokens: outputs are still cleared
+    const ForwardCall chunk =
+        chunk_call(first, std::min(std::max<std::int64_t>(sizes_.chunk, 1), total - first));
+    if (sizes_.far) gather_tokens(chunk, all.hidden, all.hidden_stride, hidden_rows());
+    kernel_.forward(chunk);
+    if (sizes_.both && features_.label_smoothing)
+      estimate_weighted_sums(chunk, at<float>(layout_.gradients.weight_sum));
+    tokens(chunk, rows, delta);
+    if (sizes_.far) scatter_outputs(chunk, all);
+    if (gradients && total > 0) {
+      sizes_.far ? far_backward(chunk, first == 0) : backward(chunk, first == 0);
+    }
+    first += chunk.shape.tokens;
+  } while (first < total);
+  if (gradients && total > 0) round_weights();
+  if (total == 0 && !features_.accumulate) {
+    for (const auto& [out, rows_of] :
+         {std::pair{&d_weight_, all.shape.vocab}, std::pair{&d_bias_, std::int64_t{1}}}) {
+      if (out->data != nullptr)
+        clear_gradient(*out, rows_of, out == &d_bias_ ? all.shape.vocab : all.shape.dim,
+                       all.stream);
+    }
+  }
+}
+
+TargetOrder Engine::target_order() const {
+  return {at<std::int32_t>(layout_.gradients.words), at<std::int32_t>(layout_.gradients.slots),
+          at<std::int32_t>(layout_.gradients.places), at<std::int32_t>(layout_.gradients.counts)};
+}
+TargetEntries Engine::target_entries() const {
+  return {at<std::int32_t>(layout_.gradients.entry_begin),
+          at<std::int32_t>(layout_.gradients.entry_words),
+          at<std::int32_t>(layout_.gradients.entry_tokens),
+          at<float>(layout_.gradients.entry_values)};
+}
+
+BlockCall Engine::block_call(const ForwardCall& chunk) const {
+  BlockCall b;
+  b.chunk = chunk;
+  b.rows = at<RowCoefficients>(layout_.gradients.rows);
+  b.delta = at<float>(layout_.gradients.delta);
+  b.block = chunk.block;
+  b.factor = at<float>(layout_.gradients.factor);
+  b.coefficient = at<float>(layout_.gradients.coefficient);
+  b.entropy_part = features_.entropy_gradient;
+  b.smoothing = features_.label_smoothing;
+  b.smoothing_apart = smooths_apart(features_);
+  return b;
+}
+
+void Engine::backward(const ForwardCall& chunk, bool first_chunk) {
+  BlockCall b = block_call(chunk);
+  order_targets(chunk, target_order());
+  const std::int64_t vocab = chunk.shape.vocab;
+  for (std::int64_t word = 0; word < vocab;) {
+    b.first_word = word;
+    b.from_forward = word < sizes_.stored;
+    b.words = std::min(b.from_forward ? sizes_.stored : sizes_.slab, vocab - word);
+    b.scaled_hidden =
+        (b.from_forward || kernel_.keeps_logits) && scales_hidden(kernel_, features_, sizes_)
+            ? base_ + layout_.gradients.scaled_hidden
+            : nullptr;
+    b.unscale = !b.from_forward && kernel_.block_unscale != nullptr ? kernel_.block_unscale(chunk)
+                                                                    : nullptr;
+    if (!b.from_forward) kernel_.gradient_block(b);
+    prepare_block(b);
+    list_targets(b, target_order(), target_entries());
+    if (d_bias_.data != nullptr) sum_bias(b, first_chunk);
+    products(b, first_chunk, word == 0);
+    word += b.words;
+  }
+  round_chunk(chunk);
+}
+
+// What all products of a chunk share.
+ProductsCall Engine::products_call(const ForwardCall& c) const {
+  ProductsCall p;
+  p.tokens = c.shape.tokens;
+  p.dim = c.shape.dim;
+  p.dtype = c.shape.dtype;
+  p.factored_hidden = p.hidden = c.hidden;
+  p.factored_stride = p.hidden_stride = c.hidden_stride;
+  p.targets_per_token = c.shape.targets_per_token;
+  p.words = target_order().words;
+  p.coefficient = at<float>(layout_.gradients.coefficient);
+  p.factor = at<float>(layout_.gradients.factor);
+  p.rows = at<RowCoefficients>(layout_.gradients.rows);
+  p.kernel_workspace = c.workspace;
+  p.kernel_workspace_bytes = adds_entries(kernel_, layout_tokens_, features_, sizes_)
+                                 ? layout_.gradients.many - layout_.forward
+                                 : forward_bytes_;
+  p.stream = c.stream;
+  return p;
+}
+
+// sum_j omega_j w_j over rows of the weights, for d_hidden.
+void Engine::sum_weights(const ForwardCall& c, const void* rows, std::int64_t count,
+                         const float* omega) {
+  ColumnSumCall sum;
+  sum.dtype = c.shape.dtype;
+  sum.columns = c.shape.dim;
+  sum.workspace = base_ + layout_.gradients.column_sums;
+  sum.stream = c.stream;
+  sum.matrix = rows;
+  sum.rows = count;
+  sum.stride = c.weight_stride;
+  sum.weights = omega;
+  sum.out = at<float>(layout_.gradients.weight_sum);
+  sum_columns(sum);
+}
+
+// sum_i gamma_i x_i, for d_weight.
+void Engine::sum_hidden(const ForwardCall& c) {
+  ColumnSumCall sum;
+  sum.dtype = c.shape.dtype;
+  sum.columns = c.shape.dim;
+  sum.workspace = base_ + layout_.gradients.column_sums;
+  sum.stream = c.stream;
+  sum.matrix = c.hidden;
+  sum.rows = c.shape.tokens;
+  sum.stride = c.hidden_stride;
+  sum.weights = &at<RowCoefficients>(layout_.gradients.rows)->gamma;
+  sum.weight_stride = sizeof(RowCoefficients) / sizeof(float);
+  sum.out = at<float>(layout_.gradients.hidden_sum);
+  sum_columns(sum);
+}
+
+// Where products of the chunk's tokens go; what comes first overwrites, unless the call adds.
+GradientOutput Engine::hidden_sums(const ForwardCall& c, bool first) const {
+  if (round_hidden_) return {base_ + layout_.gradients.d_hidden, c.shape.dim, DType::f32, !first};
+  GradientOutput out = d_hidden_;
+  out.data = advance(d_hidden_.data, c.first_token * d_hidden_.stride, d_hidden_.dtype);
+  out.add = features_.accumulate || !first;
+  return out;
+}
+GradientOutput Engine::weight_sums(bool first_chunk) const {
+  GradientOutput out = round_weight_ ? GradientOutput{base_ + layout_.gradients.d_weight,
+                                                      all.shape.dim, DType::f32, false}
+                                     : d_weight_;
+  out.add = (!round_weight_ && features_.accumulate) || !first_chunk;
+  return out;
+}
+
+RunningSums Engine::running_sums(const BlockCall& block, bool first_chunk) const {
+  RunningSums out;
+  if (round_weight_ || d_weight_.dtype == DType::f32) return out;
+  if (splits_weight(kernel_, layout_tokens_, features_, sizes_))
+    out.low = at<std::uint8_t>(layout_.gradients.weight_low) +
+              running_sum_bytes(block.first_word, all.shape.dim);
+  out.from = !first_chunk           ? SumsFrom::sums
+             : features_.accumulate ? SumsFrom::output
+                                    : SumsFrom::nothing;
+  out.last = block.chunk.first_token + block.chunk.shape.tokens == all.shape.tokens;
+  return out;
+}
+
+void Engine::add_many_entries(ProductsCall& p) const {
+  if (!adds_entries(kernel_, layout_tokens_, features_, sizes_)) return;
+  sum_many_entries(p, at<float>(layout_.gradients.many));
+  p.many = at<float>(layout_.gradients.many);
+}
+
+void Engine::products(const BlockCall& block, bool first_chunk, bool first_slab) {
+  const ForwardCall& c = block.chunk;
+  const DType dtype = c.shape.dtype;
+  ProductsCall p = products_call(c);
+  p.block_words = block.words;
+  p.block = block.block;
+  p.weight = advance(c.weight, block.first_word * c.weight_stride, dtype);
+  p.weight_stride = c.weight_stride;
+  if (block.scaled_hidden != nullptr) {
+    p.factored_hidden = block.scaled_hidden;
+    p.factored_stride = c.shape.dim;
+  }
+  p.first_word = static_cast<std::int32_t>(block.first_word);
+  p.entries = target_entries();
+  p.active = kernel_.keeps_logits ? nullptr : c.active;
+  if (smooths_apart(features_)) {
+    const float* const omega = c.omega == nullptr ? nullptr : c.omega + block.first_word;
+    p.omega = omega;
+    if (d_hidden_.data != nullptr) {
+      p.weight_sum = at<float>(layout_.gradients.weight_sum);
+      if (first_chunk || sizes_.slab < c.shape.vocab)  // else still there
+        sum_weights(c, p.weight, p.block_words, omega);
+    }
+    if (d_weight_.data != nullptr) {
+      p.hidden_sum = at<float>(layout_.gradients.hidden_sum);
+      sum_hidden(c);
+    }
+  }
+  if (d_hidden_.data != nullptr) p.d_hidden = hidden_sums(c, first_slab);
+  if (d_weight_.data != nullptr) {
+    p.d_weight = weight_sums(first_chunk);
+    p.d_weight.data =
+        advance(p.d_weight.data, block.first_word * p.d_weight.stride, p.d_weight.dtype);
+    p.running = running_sums(block, first_chunk);
+    add_many_entries(p);
+  }
+  kernel_.gradient_products(p);
+}
+
+void Engine::sum_bias(const BlockCall& block, bool first_chunk) {
+  const ForwardCall& c = block.chunk;
+  float* const sums = at<float>(layout_.gradients.d_bias) + block.first_word;
+  ColumnSumCall sum;
+  sum.matrix = block.block.data;
+  sum.dtype = c.shape.dtype;
+  sum.rows = c.shape.tokens;
+  sum.columns = block.words;
+  sum.stride = block.block.stride;
+  sum.weights = block.factor;
+  sum.out = sums;
+  sum.add = !first_chunk;
+  sum.workspace = base_ + layout_.gradients.column_sums;
+  sum.stream = c.stream;
+  sum_columns(sum);
+  add_bias_parts(block, sums);
+}
+
+// The targets' and the smoothing's part of d_bias.
+void Engine::add_bias_parts(const BlockCall& block, float* sums) const {
+  const ForwardCall& c = block.chunk;
+  add_bias_targets(target_entries(), block.words, sums, c.stream);
+  if (smooths_apart(features_)) {
+    add_bias_smoothing(block.rows, c.shape.tokens,
+                       c.omega == nullptr ? nullptr : c.omega + block.first_word, block.words, sums,
+                       c.stream);
+  }
+}
+
+void Engine::round_chunk(const ForwardCall& chunk) {
+  if (!round_hidden_) return;
+  GradientOutput out = d_hidden_;
+  const std::int32_t* const to = sizes_.far ? chunk.rows + chunk.first_token : nullptr;
+  if (to == nullptr) out.data = advance(out.data, chunk.first_token * out.stride, out.dtype);
+  round_sums(at<float>(layout_.gradients.d_hidden), chunk.shape.tokens, chunk.shape.dim, out,
+             chunk.stream, to);
+}
+
+void Engine::round_weights() {
+  if (round_weight_) {
+    round_sums(at<float>(layout_.gradients.d_weight), all.shape.vocab, all.shape.dim, d_weight_,
+               all.stream);
+  }
+  if (d_bias_.data != nullptr)
+    round_sums(at<float>(layout_.gradients.d_bias), 1, all.shape.vocab, d_bias_, all.stream);
+}
+
+}  // namespace logitless::cuda

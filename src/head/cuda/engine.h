@@ -1,0 +1,111 @@
+// The chunk loop on a GPU: forward of a chunk, a function of its tokens, backward. Enqueues and
+// returns.
+#pragma once
+
+#include "head/cuda/layout.h"
+#include "head/head_call.h"
+#include "kernels/device_far.h"
+
+namespace logitless::cuda {
+
+// A function of a chunk's tokens between forward and backward: fills rows and delta (null without
+// gradients).
+class ChunkFunction {
+ public:
+  template <typename F>
+  ChunkFunction(F&& function)  // NOLINT: implicit on purpose
+      : object_(&function),
+        call_([](void* object, const ForwardCall& chunk, RowCoefficients* rows, float* delta) {
+          (*static_cast<std::remove_reference_t<F>*>(object))(chunk, rows, delta);
+        }) {}
+  void operator()(const ForwardCall& chunk, RowCoefficients* rows, float* delta) const {
+    call_(object_, chunk, rows, delta);
+  }
+
+ private:
+  void* object_;
+  void (*call_)(void*, const ForwardCall&, RowCoefficients*, float*);
+};
+
+// One call, which outlives it.
+class Engine {
+ public:
+  // Throws InvalidArgument when plan or workspace do not fit the call, or a tensor has strides that
+  // the kernels do not read. Of a far-field plan the first call with an order on a device copies it
+  // there, and waits for that.
+  explicit Engine(const HeadCall& call);
+
+  // Of all tokens; output pointers are of all tokens too, and null where the caller has none.
+  ForwardCall all;
+
+  // After run, of far-field plans with an audit: the engine of the exact plan of its tokens, and
+  // their comparison with what run has left. `tokens` as in run.
+  void audit(const ChunkFunction& tokens) const;
+  // An i64 argmax, for the caller to fill from the chunks' i32 ones; null where there is none.
+  std::int64_t* wide_argmax() const { return wide_argmax_; }
+
+  DeviceStatistics* statistics() const;
+  void* loss_workspace() const;
+  void run(const ChunkFunction& tokens);
+
+ private:
+  // Of an audit: the tokens of `all` in the order of audit.rows.
+  Engine(const HeadCall& call, const Engine& far, const FarAudit& audit);
+  void require_fit() const;
+  void set_operands();
+  void set_outputs();
+  void set_gradients();
+  ForwardCall chunk_call(std::int64_t first, std::int64_t count) const;
+  void backward(const ForwardCall& chunk, bool first_chunk);
+  void products(const BlockCall& block, bool first_chunk, bool first_slab);
+  BlockCall block_call(const ForwardCall& chunk) const;
+  ProductsCall products_call(const ForwardCall& chunk) const;
+  void sum_weights(const ForwardCall& chunk, const void* rows, std::int64_t count,
+                   const float* omega);
+  void sum_hidden(const ForwardCall& chunk);
+  void add_many_entries(ProductsCall& p) const;
+  void add_bias_parts(const BlockCall& block, float* sums) const;
+  GradientOutput hidden_sums(const ForwardCall& chunk, bool first) const;
+  GradientOutput weight_sums(bool first_chunk) const;
+  RunningSums running_sums(const BlockCall& block, bool first_chunk) const;
+  // far_engine.cpp
+  void set_far();
+  void far_backward(const ForwardCall& chunk, bool first_chunk);
+  void set_estimate(const VocabOrder& order);
+  void begin_far();
+  void sort_chunk(const ForwardCall& chunk) const;
+  void order_chunk(ForwardCall& chunk) const;
+  TargetOrder token_order() const;
+  void* hidden_rows() const { return base_ + layout_.far.hidden_rows; }
+  FarAudit far_audit() const;
+  void far_products(const BlockCall& block, const LogitBlock& masses);
+  void near_products(const BlockCall& block, bool first_chunk);
+  TargetOrder target_order() const;
+  TargetEntries target_entries() const;
+  void sum_bias(const BlockCall& block, bool first_chunk);
+  void round_chunk(const ForwardCall& chunk);
+  void round_weights();
+  template <typename T>
+  T* at(std::size_t offset) const {
+    return reinterpret_cast<T*>(base_ + offset);
+  }
+
+  const HeadCall& call_;
+  const DeviceKernel& kernel_;
+  const HeadFeatures& features_;
+  Sizes sizes_;
+  Layout layout_;
+  const std::int64_t layout_tokens_;  // of the plan
+  std::byte* base_;
+  std::size_t forward_bytes_ = 0;  // of the kernel's workspace
+  FarCall far_;                    // of far-field plans
+  FarEstimate estimate_;
+  float* bound_output_ = nullptr;
+  std::int64_t* wide_argmax_ = nullptr;
+  GradientOutput d_hidden_, d_weight_, d_bias_;
+  // Where sums go: the outputs themselves, or fp32 in the workspace that is rounded in the end.
+  bool round_hidden_ = false;
+  bool round_weight_ = false;
+};
+
+}  // namespace logitless::cuda

@@ -1,0 +1,289 @@
+// The far field's part of the engine on a GPU: the backward of a chunk by its tile masses.
+//
+// far:  the masses of all tiles that are not kept are one block, 128 times thinner than the
+//       vocabulary, and the centroids its words.
+// near: slabs of words by position; their gradients where they are kept, and their products.
+#include <algorithm>
+#include <array>
+
+#include "core/check.h"
+#include "head/cuda/engine.h"
+#include "head/cuda/order.h"
+#include "head/cuda/views.h"
+#include "head/far_work.h"
+
+namespace logitless::cuda {
+
+void Engine::set_far() {
+  bound_output_ = floats_of("d_hidden_bound", call_.far.d_hidden_bound);
+  if (!sizes_.far) return;
+  const VocabOrder& order = *call_.far.order;
+  require(!order.empty(), "order: a far-field plan needs one (make_vocab_order), got none");
+  require(order.vocab() == all.shape.vocab, "order: made for ", order.vocab(),
+          " words, the call has ", all.shape.vocab);
+  far_.order = device_order(order);
+  far_.most_kept = static_cast<float>(kMostKept);
+  far_.slab_words = sizes_.slab;
+  far_.gathered = base_ + layout_.far.gathered;
+  if (all.bias != nullptr) far_.bias = at<float>(layout_.far.bias);
+  if (all.omega != nullptr) far_.omega = at<float>(layout_.far.omega);
+  far_.mass = at<float>(layout_.far.mass);
+  far_.tokens = {
+      all.hidden,
+      all.hidden_stride,
+      hidden_rows(),
+      token_order().slots,
+      {at<std::int32_t>(layout_.far.chunk_keys), at<std::int32_t>(layout_.far.chunk_rows),
+       at<std::int32_t>(layout_.far.chunk_places), at<std::int32_t>(layout_.far.chunk_counts)}};
+  far_.centroid = base_ + layout_.far.centroid;
+  far_.radius = at<float>(layout_.far.radius);
+  far_.distance = at<float>(layout_.far.distance);
+  far_.block_groups = at<std::uint32_t>(layout_.far.block_groups);
+  far_.group_blocks = at<std::uint32_t>(layout_.far.group_blocks);
+  far_.list = at<std::uint32_t>(layout_.far.list);
+  far_.list_begin = at<std::int32_t>(layout_.far.list_begin);
+  far_.sums = at<FarSums>(layout_.far.sums);
+  if (sizes_.both) set_estimate(order);
+}
+
+void Engine::set_estimate(const VocabOrder& order) {
+  require(order.dim() == all.shape.dim,
+          "order: plan far_both needs the moments of its tiles (measure_tiles) of dim ",
+          all.shape.dim,
+          order.has_moments() ? concat(", got some of ", order.dim()) : ", got none");
+  require(bound_output_ == nullptr,
+          "d_hidden_bound: plan far_both has none; its audit measures the error");
+  prepare_estimates();
+  estimate_.moments = device_moments(order);
+  estimate_.word_weight = at<float>(layout_.estimates.word_weight);
+  estimate_.log2_base = at<float>(layout_.estimates.log2_base);
+  estimate_.mean = base_ + layout_.estimates.mean;
+  estimate_.along = at<float>(layout_.estimates.along);
+  estimate_.squares = base_ + layout_.estimates.squares;
+  estimate_.forms = at<float>(layout_.estimates.forms);
+  estimate_.total = at<float>(layout_.estimates.total_mass);
+  estimate_.far_sum = at<float>(layout_.estimates.far_sum);
+  estimate_.constants = at<float>(layout_.estimates.constants);
+  estimate_.products = base_ + layout_.estimates.products;
+  far_.estimate = &estimate_;
+}
+
+// What is of all tokens: their order, and sum_j omega_j w_j.
+void Engine::begin_far() {
+  if (all.shape.tokens == 0) {
+    fill_device(far_.sums, 0, sizeof(FarSums), all.stream);
+    return;
+  }
+  order_tokens(all, far_.order, token_order());
+  if (smooths_apart(features_) && (d_hidden_.data != nullptr || sizes_.both))
+    sum_weights(all, all.weight, all.shape.vocab, all.omega);
+}
+
+TargetOrder Engine::token_order() const {
+  return {at<std::int32_t>(layout_.far.token_keys), at<std::int32_t>(layout_.far.token_rows),
+          at<std::int32_t>(layout_.far.token_places), at<std::int32_t>(layout_.far.token_counts)};
+}
+
+// Tokens in the order of blocks: everything of the chunk is in that order, and its outputs are the
+// workspace's until they are scattered.
+void Engine::order_chunk(ForwardCall& c) const {
+  c.far = &far_;
+  c.rows = at<std::int32_t>(layout_.far.token_rows);
+  c.hidden = hidden_rows();
+  c.hidden_stride = c.shape.dim;
+  c.lse = c.log_prob = c.target_logit = c.entropy = nullptr;
+  c.argmax = nullptr;
+}
+
+// Tokens by the tiles they keep, with what the backward reads of them.
+void Engine::sort_chunk(const ForwardCall& c) const {
+  const std::int64_t per_token = c.shape.targets_per_token;
+  constexpr std::int64_t kCoefficients = sizeof(RowCoefficients) / sizeof(float);
+  const auto each = [&](void* data, std::int64_t count) {
+    return TokenValues{data, count, 1, count};
+  };
+  auto* const rows = at<RowCoefficients>(layout_.gradients.rows);
+  sort_tokens(
+      c, rows,
+      std::array{each(c.lse, 1), each(c.log_prob, per_token), each(c.target_logit, per_token),
+                 each(rows, kCoefficients), each(at<float>(layout_.gradients.delta), per_token)});
+}
+
+void Engine::far_backward(const ForwardCall& chunk, bool first_chunk) {
+  const std::int64_t vocab = chunk.shape.vocab;
+  BlockCall b = block_call(chunk);
+  b.block = {};
+  b.words = vocab;
+  if (!sizes_.both) sort_chunk(chunk);  // or the forward has
+  order_targets(chunk, target_order());
+  prepare_block(b);
+  list_targets(b, target_order(), target_entries());
+  if (d_weight_.data != nullptr || d_bias_.data != nullptr)
+    far_.sample = FarSample(call_.plan->sample_every, call_.far.sample_seed, chunk.first_token);
+  if (!sizes_.both) {
+    select_tiles(chunk, b.rows, first_chunk);
+  } else if (far_.sample.every > 0) {  // the forward has chosen
+    sample_tiles(chunk);
+  }
+  const LogitBlock masses{base_ + layout_.far.block, padded_words(far_tiles(vocab))};
+  far_products(b, masses);
+  ProductsCall targets = products_call(chunk);
+  targets.block_words = vocab;
+  targets.entries = target_entries();
+  add_many_entries(targets);
+  b.block = chunk.block;
+  for (FarSlab slab; slab.first < vocab; slab.first += slab.words) {
+    slab.words = std::min(far_.slab_words, vocab - slab.first);
+    b.first_word = slab.first;
+    b.words = slab.words;
+    // The weights' tiles are the same for all chunks; estimates have no bound.
+    const bool radii = first_chunk && !sizes_.both;
+    b.weight_rows = gather_slab(chunk, slab, radii ? GatherPart::radii : GatherPart::rows, nullptr);
+    kernel_.gradient_block(b);
+    clear_targets(b);
+    if (d_bias_.data != nullptr)
+      far_bias(b, at<float>(layout_.far.tile_sum), !first_chunk,
+               at<float>(layout_.gradients.d_bias));
+    near_products(b, first_chunk);
+  }
+  b.first_word = 0;
+  b.words = vocab;
+  if (d_bias_.data != nullptr) add_bias_parts(b, at<float>(layout_.gradients.d_bias));
+  if (d_weight_.data != nullptr) {
+    targets.d_weight = weight_sums(first_chunk);
+    if (targets.d_weight.dtype == DType::f32) add_weight_targets(targets);
+  }
+  float* const bound = sizes_.both ? nullptr : at<float>(layout_.far.bound);
+  if (bound != nullptr) far_bounds(b, masses, bound);
+  const GradientOutput d_hidden = d_hidden_.data == nullptr ? d_hidden_ : hidden_sums(chunk, true);
+  if (sizes_.audited > 0) {
+    if (first_chunk) count_audited(all, far_audit());
+    keep_audited(chunk, far_audit(), d_hidden);
+  }
+  finish_far(chunk, d_hidden, bound, bound_output_, at<double>(layout_.far.partial));
+  round_chunk(chunk);
+}
+
+FarAudit Engine::far_audit() const {
+  FarAudit a;
+  a.tokens = std::min(sizes_.audited, all.shape.tokens);
+  a.order = token_order().slots;
+  a.valid = at<std::int32_t>(layout_.audit.valid);
+  a.rows = at<std::int32_t>(layout_.audit.rows);
+  a.d_hidden = at<float>(layout_.audit.hidden);
+  a.lse = at<float>(layout_.audit.lse);
+  a.partial = at<double>(layout_.audit.partial);
+  return a;
+}
+
+// The exact plan's engine over the tokens that are audited, as they were gathered.
+Engine::Engine(const HeadCall& call, const Engine& far, const FarAudit& audit)
+    : call_(call),
+      kernel_(find_device_kernel(call.plan->kernel)),
+      features_(call.features),
+      sizes_(sizes_of(*call.plan)),
+      layout_(layout_of(kernel_, call.plan->shape, call.plan->features, sizes_)),
+      layout_tokens_(call.plan->shape.tokens),
+      base_(static_cast<std::byte*>(call.workspace->data())) {
+  require_fit();
+  set_operands();
+  const ForwardCall own = all;
+  all = far.all;
+  all.shape = own.shape;
+  all.bad_target = own.bad_target;
+  all.workspace = own.workspace;
+  all.rows = audit.rows;
+  list_audited(audit, all.stream);
+  gather_tokens(all, far.all.hidden, far.all.hidden_stride, far.base_ + far.layout_.audit.tokens);
+  all.hidden = far.base_ + far.layout_.audit.tokens;
+  all.hidden_stride = all.shape.dim;
+  all.log_prob = all.target_logit = all.entropy = nullptr;
+  all.argmax = nullptr;
+  all.lse = far.at<float>(far.layout_.audit.exact_lse);
+  d_hidden_ = {far.base_ + far.layout_.audit.exact, all.shape.dim, DType::f32, false};
+}
+
+void Engine::audit(const ChunkFunction& tokens) const {
+  const FarAudit a = far_audit();
+  if (sizes_.audited == 0 || a.tokens == 0) return;
+  const LossPlan& plan = *call_.plan->audit;
+  const Workspace rest(base_ + layout_.total, plan.workspace_bytes());
+  HeadCall call = call_;
+  call.plan = &plan;
+  call.workspace = &rest;
+  call.shape = call_.plan->shape;
+  call.shape.tokens = a.tokens;
+  call.features = plan.features;
+  Engine exact(call, *this, a);
+  exact.run(tokens);
+  compare_audited(exact.all, a, at<float>(layout_.audit.exact), far_.sums);
+}
+
+// The far tiles' part of d_hidden, with what is of all words: targets and smoothing; and the
+// gradient of each tile as one point.
+void Engine::far_products(const BlockCall& block, const LogitBlock& masses) {
+  const ForwardCall& c = block.chunk;
+  const std::int64_t tiles = far_tiles(c.shape.vocab);
+  const bool sampled = far_.sample.every > 0;
+  far_block(block, masses, sampled ? FarBlockFor::words : FarBlockFor::tokens);
+  if (d_bias_.data != nullptr) {
+    ColumnSumCall sum;
+    sum.dtype = c.shape.dtype;
+    sum.matrix = masses.data;
+    sum.rows = c.shape.tokens;
+    sum.columns = tiles;
+    sum.stride = masses.stride;
+    sum.out = at<float>(layout_.far.tile_sum);
+    sum.workspace = base_ + layout_.gradients.column_sums;
+    sum.stream = c.stream;
+    sum_columns(sum);
+  }
+  ProductsCall p = products_call(c);
+  p.block = masses;
+  p.block_words = tiles;
+  p.weight = far_.centroid;
+  p.weight_stride = c.shape.dim;
+  p.target_weight = c.weight;
+  p.target_stride = c.weight_stride;
+  p.active = c.active;
+  if (d_weight_.data != nullptr)
+    p.d_weight = {base_ + layout_.far.tile_gradient, c.shape.dim, DType::f32, false};
+  if (sampled) {
+    if (d_weight_.data != nullptr) kernel_.gradient_products(p);
+    p.d_weight = {};
+    far_block(block, masses, FarBlockFor::tokens);
+  }
+  if (d_hidden_.data != nullptr) {
+    p.d_hidden = hidden_sums(c, true);
+    if (smooths_apart(features_)) p.weight_sum = at<float>(layout_.gradients.weight_sum);
+  }
+  if (p.d_hidden.data != nullptr || p.d_weight.data != nullptr) kernel_.gradient_products(p);
+  if (d_weight_.data != nullptr && smooths_apart(features_)) sum_hidden(c);
+}
+
+void Engine::near_products(const BlockCall& block, bool first_chunk) {
+  const ForwardCall& c = block.chunk;
+  ProductsCall p = products_call(c);
+  p.targets_per_token = 0;  // far_products has them
+  p.block = block.block;
+  p.block_words = block.words;
+  p.weight = block.weight_rows;
+  p.weight_stride = far_.order.identity ? c.weight_stride : c.shape.dim;
+  p.far = &far_;
+  p.vocab = c.shape.vocab;
+  p.first_position = block.first_word;
+  if (d_hidden_.data != nullptr) p.d_hidden = hidden_sums(c, false);
+  if (d_weight_.data != nullptr) {
+    p.d_weight = weight_sums(first_chunk);
+    p.entries = target_entries();
+    p.many = at<float>(layout_.gradients.many);
+    p.tile_gradient = at<float>(layout_.far.tile_gradient);
+    if (smooths_apart(features_)) {
+      p.hidden_sum = at<float>(layout_.gradients.hidden_sum);
+      p.omega = far_.omega == nullptr ? nullptr : far_.omega + block.first_word;
+    }
+  }
+  kernel_.gradient_products(p);
+}
+
+}  // namespace logitless::cuda

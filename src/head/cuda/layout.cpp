@@ -1,0 +1,185 @@
+#include "head/cuda/layout.h"
+
+#include <algorithm>
+
+#include "head/far_work.h"
+#include "kernels/device_far.h"
+#include "kernels/kernels.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr std::int64_t kPair = 256;  // tokens of a pair of tiles, words of a tile
+
+template <typename Take>
+FarLayout take_far(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes,
+                   const Take& take) {
+  const std::int64_t tokens = std::max<std::int64_t>(shape.tokens, 1);
+  const std::int64_t chunk = std::min(sizes.chunk, tokens);
+  const std::int64_t padded = padded_tokens(chunk);
+  const std::int64_t tiles = far_tiles(shape.vocab);
+  const std::int64_t groups = far_groups(shape.vocab);
+  const std::int64_t blocks = padded / kFarBlock;
+  FarLayout far;
+  far.sums = take(sizeof(FarSums));
+  far.partial = take(kFarPartials * 8);
+  far.token_keys = take(tokens * 4);
+  far.token_rows = take(tokens * 4);
+  far.token_places = take(tokens * 4);
+  far.token_counts = take(2 * (token_keys(shape.vocab, tokens) + 2) * 4, tokens > kFewTargets);
+  far.chunk_keys = take(chunk * 4);
+  far.chunk_rows = take(chunk * 4);
+  far.chunk_places = take(chunk * 4);
+  far.chunk_counts = take(2 * (chunk_keys(chunk) + 2) * 4, chunk > kFewTargets);
+  far.hidden_rows = take(chunk * shape.dim * 2);
+  far.gathered = take(std::min(sizes.slab, shape.vocab) * shape.dim * 2);
+  far.bias = take(shape.vocab * 4, f.bias);
+  far.omega = take(shape.vocab * 4, f.vocab_weight);
+  far.mass = take(2 * groups * padded * 4);
+  far.centroid = take(tiles * shape.dim * 2);
+  far.radius = take(tiles * 4);
+  far.distance = take(tiles * 4);
+  far.block_groups = take(blocks * far_bits(groups) * 4);
+  far.group_blocks = take(groups * far_bits(blocks) * 4);
+  far.list = take(groups * blocks * 4);
+  far.list_begin = take((groups + 1) * 4);
+  far.block = take(chunk * padded_words(tiles) * 2);
+  far.tile_gradient = take(tiles * shape.dim * 4, f.d_weight);
+  far.tile_sum = take(tiles * 4, f.d_bias);
+  far.bound = take(padded * 4);
+  return far;
+}
+
+template <typename Take>
+EstimateLayout take_estimates(const HeadShape& shape, std::int64_t chunk, const Take& take) {
+  const std::int64_t rows = estimate_rows(chunk);
+  const std::int64_t padded = padded_tokens(chunk);
+  const std::int64_t tiles = far_tiles(shape.vocab);
+  EstimateLayout estimates;
+  estimates.word_weight = take(shape.vocab * 4);
+  estimates.log2_base = take(tiles * 4);
+  estimates.mean = take(tiles * shape.dim * 2);
+  estimates.along = take(rows * shape.dim * 4);
+  estimates.squares = take(rows * shape.dim * 2);
+  estimates.forms = take(tiles * rows * 4);
+  estimates.total_mass = take(padded * 4);
+  estimates.far_sum = take(padded * 4);
+  estimates.constants = take(3 * 4);
+  estimates.products = take(kEstimateBytes);
+  return estimates;
+}
+
+template <typename Take>
+AuditLayout take_audit(const HeadShape& shape, std::int64_t tokens, const Take& take) {
+  AuditLayout audit;
+  audit.rows = take(tokens * 4);
+  audit.valid = take(4);
+  audit.tokens = take(tokens * shape.dim * 2);
+  audit.lse = take(tokens * 4);
+  audit.partial = take(tokens * 16);
+  audit.hidden = take(tokens * shape.dim * 4);
+  audit.exact = take(tokens * shape.dim * 4);
+  audit.exact_lse = take(tokens * 4);
+  return audit;
+}
+
+}  // namespace
+
+Sizes sizes_for(PlanKind kind, const PlanSizes& sizes, std::int64_t audited) {
+  return {.chunk = sizes.chunk_tokens,
+          .slab = sizes.slab_vocab,
+          .stored = sizes.stored_vocab,
+          .far = is_far(kind),
+          .both = kind == PlanKind::far_both,
+          .audited = is_far(kind) ? audited : 0};
+}
+
+Sizes sizes_of(const LossPlan& plan) {
+  return sizes_for(plan.kind, plan_sizes(plan),
+                   plan.audit == nullptr ? 0 : plan.audit->shape.tokens);
+}
+
+ForwardShape forward_shape(const HeadShape& shape, const HeadFeatures& features) {
+  return {shape.tokens,
+          shape.dim,
+          shape.vocab,
+          shape.dtype,
+          features.targets_per_token,
+          features.entropy,
+          features.label_smoothing,
+          features.argmax,
+          wants_gradients(features)};
+}
+
+Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadFeatures& f,
+                 const Sizes& sizes) {
+  Layout out;
+  GradientLayout& gradients = out.gradients;
+  const auto take = [&](std::int64_t bytes, bool wanted = true) {
+    const std::size_t at = out.total;
+    if (wanted) out.total += (static_cast<std::size_t>(bytes) + 255) / 256 * 256;
+    return at;
+  };
+  const std::int64_t tokens = std::max<std::int64_t>(shape.tokens, 1);
+  const std::int64_t chunk = std::min(sizes.chunk, tokens);
+  const std::int64_t padded = padded_tokens(chunk);
+  const std::int64_t slots = chunk * f.targets_per_token;
+  const std::int64_t element = shape.dtype == DType::f32 ? 4 : 2;
+  const bool backward = wants_gradients(f);
+  out.statistics = take(sizeof(DeviceStatistics));
+  out.loss = take(static_cast<std::int64_t>(loss_workspace_bytes(tokens)));
+  out.lse = take(chunk * 4);
+  out.log_prob = take(slots * 4);
+  out.target_logit = take(slots * 4, backward);
+  out.weighted_sum = take(chunk * 4, f.label_smoothing);
+  out.entropy = take(chunk * 4, f.entropy);
+  out.argmax = take(chunk * 4, f.argmax);
+  HeadShape of_chunk = shape;
+  of_chunk.tokens = chunk;
+  auto of_kernel = static_cast<std::int64_t>(kernel.workspace_bytes(forward_shape(of_chunk, f)));
+  gradients.many = out.total;
+  if (adds_entries(kernel, tokens, f, sizes)) {  // in what the forward alone needs, if it fits
+    const auto products =
+        static_cast<std::int64_t>(kernel.products_bytes(chunk, shape.dim, shape.vocab));
+    gradients.many += static_cast<std::size_t>(round_up(products, 256));
+    of_kernel = std::max(of_kernel, round_up(products, 256) + many_rows(slots) * shape.dim * 4);
+  }
+  out.forward = take(of_kernel);
+  if (!backward) return out;
+  gradients.rows = take(padded * static_cast<std::int64_t>(sizeof(RowCoefficients)));
+  gradients.delta = take(slots * 4);
+  gradients.factor = take(padded * 4);
+  gradients.coefficient = take(slots * 4);
+  gradients.words = take(slots * 4);
+  gradients.slots = take(slots * 4);
+  gradients.places = take(slots * 4);
+  gradients.counts = take(2 * (shape.vocab + 2) * 4, slots > kFewTargets);
+  gradients.entry_begin = take(((sizes.far ? shape.vocab : sizes.slab) + 1) * 4);
+  gradients.entry_words = take(slots * 4);
+  gradients.entry_tokens = take(slots * 4);
+  gradients.entry_values = take(slots * 4);
+  gradients.reference = take(padded * 4);
+  gradients.active = take((padded / kPair + 1) * 4);
+  gradients.block = take(chunk * padded_words(sizes.slab) * element);
+  gradients.scaled_hidden = take(chunk * shape.dim * element, scales_hidden(kernel, f, sizes));
+  gradients.d_hidden = take(chunk * shape.dim * 4, sums_hidden(kernel, shape.vocab, f, sizes));
+  gradients.d_weight = take(shape.vocab * shape.dim * 4, sums_weight(kernel, tokens, f, sizes));
+  gradients.weight_low =
+      take(running_sum_bytes(shape.vocab, shape.dim), splits_weight(kernel, tokens, f, sizes));
+  gradients.d_bias = take(shape.vocab * 4, f.d_bias);
+  gradients.weight_sum = take(shape.dim * 4, smooths_apart(f));
+  gradients.hidden_sum = take(shape.dim * 4, smooths_apart(f));
+  if (sizes.far) out.far = take_far(shape, f, sizes, take);
+  if (sizes.both) out.estimates = take_estimates(shape, chunk, take);
+  if (sizes.audited > 0) out.audit = take_audit(shape, sizes.audited, take);
+  std::int64_t columns = 0;
+  if (f.d_bias) columns = sizes.far ? far_tiles(shape.vocab) : sizes.slab;
+  if (smooths_apart(f)) columns = std::max(columns, shape.dim);
+  std::int64_t sums = 0;
+  for (const std::int64_t count : {columns, f.d_bias && !sizes.far ? sizes.slab : 0, shape.dim})
+    sums = std::max(sums, static_cast<std::int64_t>(column_sum_workspace_bytes(count)));
+  gradients.column_sums = take(sums, columns > 0);
+  return out;
+}
+
+}  // namespace logitless::cuda

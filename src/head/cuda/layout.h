@@ -1,0 +1,162 @@
+// Where everything of a call on a GPU lies inside the caller's workspace: one pure function for the
+// planner and the engine.
+#pragma once
+
+#include <cstddef>
+
+#include "head/plan_sizes.h"
+#include "kernels/device_loss.h"
+#include "logitless/plan.h"
+
+namespace logitless::cuda {
+
+// What a plan comes down to. Words beyond `stored` are multiplied again, `slab` at a time.
+struct Sizes {
+  std::int64_t chunk = 0;    // tokens: all, or a multiple of 256
+  std::int64_t slab = 0;     // words of a block, 0 without gradients
+  std::int64_t stored = 0;   // words whose exponentials the forward keeps; at most slab
+  bool far = false;          // words by position, gathered a slab at a time
+  bool both = false;         // the forward estimates masses
+  std::int64_t audited = 0;  // tokens; their own exact plan's workspace comes after this one's
+};
+Sizes sizes_for(PlanKind kind, const PlanSizes& sizes, std::int64_t audited);
+Sizes sizes_of(const LossPlan& plan);
+
+// Offsets in bytes. C = tokens of a chunk, P = C padded to 256, N = tokens of the plan, K = targets
+// per token.
+struct GradientLayout {
+  std::size_t rows = 0;           // RowCoefficients [P]
+  std::size_t delta = 0;          // f32 [C, K]
+  std::size_t factor = 0;         // f32 [P]
+  std::size_t coefficient = 0;    // f32 [C, K]
+  std::size_t words = 0;          // i32 [C, K], of TargetOrder
+  std::size_t slots = 0;          // i32 [C, K]
+  std::size_t places = 0;         // i32 [C, K]
+  std::size_t counts = 0;         // i32 [2 (V + 2)], of many targets
+  std::size_t entry_begin = 0;    // i32 [slab + 1], of TargetEntries
+  std::size_t entry_words = 0;    // i32 [C, K]
+  std::size_t entry_tokens = 0;   // i32 [C, K]
+  std::size_t entry_values = 0;   // f32 [C, K]
+  std::size_t many = 0;           // f32 [many_rows(C K), D], see adds_entries
+  std::size_t reference = 0;      // f32 [P]
+  std::size_t active = 0;         // i32 [P / 256 + 1]
+  std::size_t block = 0;          // [C, slab padded to 256], 16 bit, 32 for f32
+  std::size_t scaled_hidden = 0;  // [C, D] in the dtype of hidden, see scales_hidden
+  std::size_t d_hidden = 0;       // f32 [C, D]: sums over slabs of a 16-bit d_hidden
+  std::size_t d_weight = 0;       // f32 [V, D]: sums over chunks of a 16-bit d_weight
+  std::size_t weight_low = 0;     // running_sum_bytes: what d_weight lacks of such sums
+  std::size_t d_bias = 0;         // f32 [V]
+  std::size_t weight_sum = 0;     // f32 [D], of smoothing
+  std::size_t hidden_sum = 0;     // f32 [D]
+  std::size_t column_sums = 0;    // of sum_columns
+};
+// Of device_far.h; T = far_tiles(V), G = far_groups(V), B = P / 256.
+struct FarLayout {
+  std::size_t sums = 0;           // FarSums
+  std::size_t partial = 0;        // f64 [kFarPartials]
+  std::size_t token_keys = 0;     // i32 [N]
+  std::size_t token_rows = 0;     // i32 [N]: tokens in the order of blocks
+  std::size_t token_places = 0;   // i32 [N]
+  std::size_t token_counts = 0;   // i32 [2 (token_keys(V, N) + 2)], of many tokens
+  std::size_t chunk_keys = 0;     // i32 [C], of sort_tokens
+  std::size_t chunk_rows = 0;     // i32 [C]
+  std::size_t chunk_places = 0;   // i32 [C]
+  std::size_t chunk_counts = 0;   // i32 [2 (chunk_keys(C) + 2)], of many tokens
+  std::size_t hidden_rows = 0;    // [C, D] in the dtype of hidden
+  std::size_t gathered = 0;       // [slab, D] in the dtype of hidden
+  std::size_t bias = 0;           // f32 [V] with a bias
+  std::size_t omega = 0;          // f32 [V] with omega
+  std::size_t mass = 0;           // f32 [2 G, P]
+  std::size_t centroid = 0;       // bf16 [T, D]
+  std::size_t radius = 0;         // f32 [T]
+  std::size_t distance = 0;       // f32 [T]
+  std::size_t block_groups = 0;   // u32 [B, G / 32]
+  std::size_t group_blocks = 0;   // u32 [G, B / 32]
+  std::size_t list = 0;           // u32 [G * B]
+  std::size_t list_begin = 0;     // i32 [G + 1]
+  std::size_t block = 0;          // bf16 [C, T padded to 256]
+  std::size_t tile_gradient = 0;  // f32 [T, D] with d_weight
+  std::size_t tile_sum = 0;       // f32 [T] with d_bias
+  std::size_t bound = 0;          // f32 [C]
+};
+// R = estimate_rows(C).
+struct EstimateLayout {
+  std::size_t word_weight = 0;  // f32 [V]
+  std::size_t log2_base = 0;    // f32 [T]
+  std::size_t mean = 0;         // bf16 [T, D]
+  std::size_t along = 0;        // f32 [R, D]
+  std::size_t squares = 0;      // bf16 [R, D]
+  std::size_t forms = 0;        // f32 [T, R]
+  std::size_t total_mass = 0;   // f32 [P]
+  std::size_t far_sum = 0;      // f32 [P]
+  std::size_t constants = 0;    // f32 [3]
+  std::size_t products = 0;     // kEstimateBytes
+};
+// Of A tokens audited.
+struct AuditLayout {
+  std::size_t rows = 0;       // i32 [A]
+  std::size_t valid = 0;      // i32
+  std::size_t tokens = 0;     // [A, D] in the dtype of hidden
+  std::size_t lse = 0;        // f32 [A]
+  std::size_t partial = 0;    // f64 [A, 2]
+  std::size_t hidden = 0;     // f32 [A, D]
+  std::size_t exact = 0;      // f32 [A, D]
+  std::size_t exact_lse = 0;  // f32 [A]
+};
+struct Layout {
+  std::size_t statistics = 0;    // DeviceStatistics
+  std::size_t loss = 0;          // of the loss calls
+  std::size_t lse = 0;           // f32 [C]
+  std::size_t log_prob = 0;      // f32 [C, K]
+  std::size_t target_logit = 0;  // f32 [C, K] with gradients
+  std::size_t weighted_sum = 0;  // f32 [C] with label smoothing
+  std::size_t entropy = 0;       // f32 [C] with a gradient through it
+  std::size_t argmax = 0;        // i32 [C] when asked for
+  std::size_t forward = 0;       // of the kernel's forward
+  GradientLayout gradients;
+  FarLayout far;
+  EstimateLayout estimates;
+  AuditLayout audit;
+  std::size_t total = 0;
+};
+Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadFeatures& features,
+                 const Sizes& sizes);
+
+// Whether d_weight is a product with a copy of hidden: times a factor of each token, for
+// exponentials, and without what ignored tokens hold.
+inline bool scales_hidden(const DeviceKernel& kernel, const HeadFeatures& f, const Sizes& sizes) {
+  return f.d_weight && (sizes.stored > 0 || kernel.keeps_logits);
+}
+// Whether a 16-bit d_weight holds its own sums over chunks, but for 8 bits in the workspace.
+inline bool splits_weight(const DeviceKernel& kernel, std::int64_t tokens, const HeadFeatures& f,
+                          const Sizes& sizes) {
+  return f.d_weight && f.d_weight_dtype != DType::f32 && kernel.splits_sums && !sizes.far &&
+         sizes.chunk < tokens;
+}
+// Whether a 16-bit gradient is summed in fp32 first: over slabs of words or chunks of tokens, onto
+// what it holds, or since the kernel knows no other.
+inline bool sums_hidden(const DeviceKernel& kernel, std::int64_t vocab, const HeadFeatures& f,
+                        const Sizes& sizes) {
+  if (sizes.far) return f.d_hidden;  // its rows are in another order
+  return f.d_hidden && f.d_hidden_dtype != DType::f32 &&
+         (sizes.slab < vocab || f.accumulate || kernel.keeps_logits);
+}
+inline bool sums_weight(const DeviceKernel& kernel, std::int64_t tokens, const HeadFeatures& f,
+                        const Sizes& sizes) {
+  return f.d_weight && f.d_weight_dtype != DType::f32 && (!kernel.splits_sums || sizes.far) &&
+         (sizes.chunk < tokens || f.accumulate || kernel.keeps_logits);
+}
+// Whether targets are added to a 16-bit d_weight before it is rounded, in the products.
+inline bool adds_entries(const DeviceKernel& kernel, std::int64_t tokens, const HeadFeatures& f,
+                         const Sizes& sizes) {
+  return f.d_weight && f.d_weight_dtype != DType::f32 && !sums_weight(kernel, tokens, f, sizes);
+}
+inline bool wants_gradients(const HeadFeatures& f) { return f.d_hidden || f.d_weight || f.d_bias; }
+// Smoothing as two products of vectors, exact; under a softcap it is part of the block.
+inline bool smooths_apart(const HeadFeatures& f) {
+  return f.label_smoothing && f.softcap == 0.0f && wants_gradients(f);
+}
+
+ForwardShape forward_shape(const HeadShape& shape, const HeadFeatures& features);
+
+}  // namespace logitless::cuda

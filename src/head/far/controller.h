@@ -1,0 +1,70 @@
+// Which steps of a head are far-field ones, with which order and tau: the decisions of FarFieldHead
+// (docs/far_field.md), made from the statistics of its steps. Plans and computes no step itself.
+#pragma once
+
+#include <cstdint>
+#include <future>
+#include <string>
+
+#include "head/far/order_sample.h"
+#include "logitless/far_field.h"
+
+namespace logitless {
+
+struct FarStep {
+  bool far = false;    // else dense
+  bool audit = false;  // of a far-field step: its error is to be measured
+  bool trial = false;  // of an order, or of a tau; audited
+};
+
+// A step is begin(), the computation it asks for, and, of a far-field one, accept().
+class FarController {
+ public:
+  // See FarFieldHead.
+  FarController(const Context& context, const FarFieldOptions& options);
+
+  const Context& context() const { return *context_; }
+  const FarFieldOptions& options() const { return options_; }
+  const FarFieldReport& report() const { return report_; }
+  const VocabOrder& order() const { return order_; }
+
+  // What a step's plan is asked for.
+  PlanRequest request(const FarStep& step) const;
+
+  // `audited` is the plan for request({far, audit}): where it is no far-field plan, nothing is to
+  // be gained and the step is dense. An order may be begun from `source`, or taken over, for which
+  // this waits.
+  FarStep begin(const LossPlan& audited, const OrderSource& source);
+  // After a far-field step whose statistics are known, an audited one in any case: whether it
+  // stands. If not, the caller does it again densely; without `may_repeat` it stands in any case.
+  bool accept(const FarStep& step, const FarFieldStatistics& far, bool may_repeat = true);
+
+  // As FarFieldHead's.
+  std::string explain() const;
+  void save(const std::string& path);
+  void load(const std::string& path);
+
+ private:
+  bool on_gpu() const { return context_->device().kind == DeviceKind::cuda; }
+  void start_order(const OrderSource& source);
+  void wait_for_order();
+  double error_of(const FarFieldStatistics& far) const;
+  bool judge(double error, bool trial);
+  void leave(const char* why);
+
+  const Context* context_;
+  FarFieldOptions options_;
+  FarFieldReport report_;
+  VocabOrder order_, pending_;
+  std::int64_t order_step_ = 0;  // the step whose weights the order is of
+  std::int64_t takeover_ = -1;   // of the one pending; -1: none is
+  std::int64_t interval_ = 0, next_refresh_ = 0, wait_ = 0, last_audit_ = 0;
+  std::int64_t far_steps_ = 0;
+  int trials_ = 0;
+  bool try_again_ = false;
+  std::string reason_ = "no order has been made";
+  // Makes `pending_`. Destroying or replacing it waits for the thread, as std::async's futures do.
+  std::future<VocabOrder> making_;
+};
+
+}  // namespace logitless

@@ -1,0 +1,29 @@
+// A step under a controller, for the two that take them: FarFieldHead::step, and the heads of
+// compiled programs.
+#pragma once
+
+#include <optional>
+
+#include "head/far/controller.h"
+#include "logitless/cross_entropy.h"
+
+namespace logitless {
+
+// plan_of(FarStep): the plan for the controller's request.
+// run_far(FarStep): computes it; its statistics, or none where they are not known yet, which no
+//   audited step may answer.
+// run_dense(): computes the exact plan's step, over whatever a far one left.
+template <typename PlanOf, typename RunFar, typename RunDense>
+void take_far_step(FarController& controller, const OrderSource& source, bool may_repeat,
+                   PlanOf&& plan_of, RunFar&& run_far, RunDense&& run_dense) {
+  // Before anything is decided: a call that planning refuses leaves the state alone.
+  const LossPlan& audited = plan_of(FarStep{.far = true, .audit = true});
+  const FarStep step = controller.begin(audited, source);
+  if (step.far) {
+    const std::optional<FarFieldStatistics> found = run_far(step);
+    if (!found.has_value() || controller.accept(step, *found, may_repeat)) return;
+  }
+  run_dense();
+}
+
+}  // namespace logitless

@@ -1,0 +1,353 @@
+#include "logitless/vocab_order.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <tuple>
+
+#include "core/check.h"
+#include "core/parallel.h"
+#include "head/far/device_order.h"
+#include "head/far/order_file.h"
+#include "head/far/rows.h"
+#include "head/validate.h"
+#include "head/vocab_order_access.h"
+#include "kernels/kernels.h"
+#include "kernels/tensor_kernels.h"
+#include "logitless/head.h"
+#include "logitless/tensor_file.h"
+
+namespace logitless {
+
+VocabOrder::VocabOrder(std::span<const std::int64_t> words, std::span<const float> average) {
+  const auto vocab = static_cast<std::int64_t>(words.size());
+  require(vocab >= 1 && vocab <= INT32_MAX - kVocabTile, "words: expected 1 to ",
+          INT32_MAX - kVocabTile, " words, got ", vocab);
+  require(average.size() == words.size(), "average: expected ", vocab, " values, got ",
+          average.size());
+  auto data = std::make_shared<Data>();
+  data->words.assign(words.begin(), words.end());
+  data->average.assign(average.begin(), average.end());
+  data->positions.assign(words.size(), -1);
+  for (std::int64_t i = 0; i < vocab; ++i) {
+    const std::int64_t word = words[i];
+    require(word >= 0 && word < vocab, "words: ", word, " at position ", i, " is outside [0, ",
+            vocab, ")");
+    require(data->positions[word] < 0, "words: ", word, " stands at position ",
+            data->positions[word], " and at ", i);
+    data->positions[word] = static_cast<std::int32_t>(i);
+    data->identity = data->identity && word == i;
+    require(std::isfinite(average[i]) && average[i] >= 0.0f, "average: expected numbers >= 0, got ",
+            average[i], " for word ", i);
+  }
+  data->share.resize(words.size());
+  for (std::int64_t first = 0; first < vocab; first += kVocabTile) {
+    const std::int64_t end = std::min(first + kVocabTile, vocab);
+    double total = 0.0;
+    for (std::int64_t i = first; i < end; ++i) total += static_cast<double>(average[words[i]]);
+    for (std::int64_t i = first; i < end; ++i) {
+      data->share[i] = total > 0.0 ? static_cast<float>(average[words[i]] / total)
+                                   : 1.0f / static_cast<float>(end - first);
+    }
+  }
+  data_ = std::move(data);
+}
+
+std::int64_t VocabOrder::vocab() const {
+  return data_ == nullptr ? 0 : static_cast<std::int64_t>(data_->words.size());
+}
+std::span<const std::int64_t> VocabOrder::words() const {
+  return data_ == nullptr ? std::span<const std::int64_t>() : data_->words;
+}
+std::span<const std::int32_t> VocabOrder::positions() const {
+  return data_ == nullptr ? std::span<const std::int32_t>() : data_->positions;
+}
+std::span<const float> VocabOrder::average() const {
+  return data_ == nullptr ? std::span<const float>() : data_->average;
+}
+std::span<const float> VocabOrder::share() const {
+  return data_ == nullptr ? std::span<const float>() : data_->share;
+}
+
+bool VocabOrder::has_moments() const { return dim() > 0; }
+std::int64_t VocabOrder::dim() const { return data_ == nullptr ? 0 : data_->dim; }
+std::span<const float> VocabOrder::axes() const {
+  return data_ == nullptr ? std::span<const float>() : data_->axes;
+}
+std::span<const float> VocabOrder::variance() const {
+  return data_ == nullptr ? std::span<const float>() : data_->variance;
+}
+std::span<const float> VocabOrder::log2_caution() const {
+  return data_ == nullptr ? std::span<const float>() : data_->log2_caution;
+}
+
+VocabOrder VocabOrder::with_moments(std::int64_t dim, std::span<const float> axes,
+                                    std::span<const float> variance,
+                                    std::span<const float> log2_caution) const {
+  require(!empty(), "order: expected one that was made or loaded, got an empty one");
+  const std::int64_t tiles = ceil_div(vocab(), kVocabTile);
+  require(dim >= 1, "dim: expected 1 or more, got ", dim);
+  for (const auto& [name, values, size] :
+       {std::tuple{"axes", axes, dim * dim}, std::tuple{"variance", variance, tiles * dim},
+        std::tuple{"log2_caution", log2_caution, tiles}}) {
+    require(static_cast<std::int64_t>(values.size()) == size, name, ": expected ", size,
+            " values for ", tiles, " tiles of dim ", dim, ", got ", values.size());
+    for (const float v : values) {
+      require(std::isfinite(v) && (v >= 0.0f || values.data() == axes.data()), name,
+              ": expected finite numbers", values.data() == axes.data() ? "" : " >= 0", ", got ",
+              v);
+    }
+  }
+  auto data = std::make_shared<Data>(*data_);
+  data->dim = dim;
+  data->axes.assign(axes.begin(), axes.end());
+  data->variance.assign(variance.begin(), variance.end());
+  data->log2_caution.assign(log2_caution.begin(), log2_caution.end());
+  data->moments_on_devices = std::make_shared<DeviceCopies>();
+  VocabOrder out;
+  out.data_ = std::move(data);
+  return out;
+}
+
+namespace {
+std::span<const float> floats(const ConstTensorView& view) {
+  return {static_cast<const float*>(view.data()), static_cast<std::size_t>(view.numel())};
+}
+ConstTensorView view_of(std::span<const float> values, std::span<const std::int64_t> sizes) {
+  return ConstTensorView(values.data(), DType::f32, sizes);
+}
+}  // namespace
+
+void append_order(const VocabOrder& order, const std::string& prefix,
+                  std::vector<NamedTensor>& tensors) {
+  const std::int64_t vocab[] = {order.vocab()};
+  tensors.push_back({prefix + "words", {order.words().data(), DType::i64, vocab}});
+  tensors.push_back({prefix + "average", view_of(order.average(), vocab)});
+  if (!order.has_moments()) return;
+  const std::int64_t tiles = ceil_div(order.vocab(), kVocabTile);
+  const std::int64_t square[] = {order.dim(), order.dim()};
+  const std::int64_t each[] = {tiles, order.dim()};
+  tensors.push_back({prefix + "axes", view_of(order.axes(), square)});
+  tensors.push_back({prefix + "variance", view_of(order.variance(), each)});
+  tensors.push_back({prefix + "log2_caution", view_of(order.log2_caution(), std::span(&tiles, 1))});
+}
+
+VocabOrder order_of(const TensorFile& file, const std::string& path, const std::string& prefix) {
+  const auto tensor = [&](const char* name, DType dtype, int rank, const char* sizes) {
+    const ConstTensorView view = file.tensor(prefix + name);
+    require(view.dtype() == dtype && view.rank() == rank, path, ": ", prefix, name, ": expected ",
+            name_of(dtype), " ", sizes, ", got ", describe(view));
+    return view;
+  };
+  const ConstTensorView words = tensor("words", DType::i64, 1, "[vocab]");
+  const VocabOrder order(
+      {static_cast<const std::int64_t*>(words.data()), static_cast<std::size_t>(words.numel())},
+      floats(tensor("average", DType::f32, 1, "[vocab]")));
+  if (!file.contains(prefix + "axes")) return order;
+  const ConstTensorView axes = tensor("axes", DType::f32, 2, "[dim, dim]");
+  return order.with_moments(axes.size(0), floats(axes),
+                            floats(tensor("variance", DType::f32, 2, "[tiles, dim]")),
+                            floats(tensor("log2_caution", DType::f32, 1, "[tiles]")));
+}
+
+void VocabOrder::save(const std::string& path) const {
+  require(!empty(), "order: expected one that was made or loaded, got an empty one");
+  std::vector<NamedTensor> tensors;
+  append_order(*this, "", tensors);
+  write_safetensors(path, tensors, {{"kind", "logitless vocabulary order"}});
+}
+
+VocabOrder VocabOrder::load(const std::string& path) {
+  return order_of(TensorFile(path), path, "");
+}
+
+std::vector<float> average_probability(const Context& context, const ConstTensorView& hidden,
+                                       const ConstTensorView& weight, const ConstTensorView& bias,
+                                       float logit_scale, float softcap,
+                                       std::size_t memory_budget) {
+  const HeadShape shape = require_head(hidden, weight, bias);
+  require(shape.tokens > 0, "hidden: expected tokens to average over, got ", describe(hidden));
+  const bool device = context.device().kind == DeviceKind::cuda;
+  std::vector<cuda::DeviceMemory> copies;
+  // A vector where the context's kernels read it.
+  const auto placed = [&](void* values, std::size_t bytes) {
+    if (!device) return values;
+    cuda::DeviceMemory& copy = copies.emplace_back(bytes);
+    cuda::copy_to_device(copy.data(), values, bytes, context.stream());
+    return copy.data();
+  };
+  // sum_i p_ij is the gradient of sum_i lse_i with respect to the bias.
+  std::vector<float> zero(bias.defined() ? 0 : static_cast<std::size_t>(shape.vocab), 0.0f);
+  std::vector<std::int64_t> targets(static_cast<std::size_t>(shape.tokens), 0);
+  std::vector<float> ones(static_cast<std::size_t>(shape.tokens),
+                          1.0f / static_cast<float>(shape.tokens));
+  std::vector<float> average(static_cast<std::size_t>(shape.vocab), 0.0f);
+  const std::size_t vocab_bytes = average.size() * sizeof(float);
+  const std::int64_t vocab_size[] = {shape.vocab};
+  std::vector<std::int64_t> token_sizes;
+  for (int d = 0; d + 1 < hidden.rank(); ++d) token_sizes.push_back(hidden.size(d));
+  HeadOptions options;
+  options.logit_scale = logit_scale;
+  options.softcap = softcap;
+  HeadInputs in;
+  in.hidden = hidden;
+  in.weight = weight;
+  in.bias = bias.defined()
+                ? bias
+                : ConstTensorView(placed(zero.data(), vocab_bytes), DType::f32, vocab_size);
+  in.targets = ConstTensorView(placed(targets.data(), targets.size() * sizeof(std::int64_t)),
+                               DType::i64, token_sizes);
+  HeadCotangents cotangents;
+  cotangents.lse =
+      ConstTensorView(placed(ones.data(), ones.size() * sizeof(float)), DType::f32, token_sizes);
+  HeadGradients gradients;
+  gradients.d_bias = TensorView(placed(average.data(), vocab_bytes), DType::f32, vocab_size);
+  PlanRequest request;
+  request.device = context.device();
+  request.memory_budget = memory_budget;
+  const LossPlan plan = plan_head_backward(options, in, cotangents, gradients, request);
+  const Workspace workspace(context, plan);
+  head_backward(context, plan, options, in, cotangents, gradients, workspace);
+  if (device)
+    cuda::copy_to_host(average.data(), gradients.d_bias.data(), vocab_bytes, context.stream());
+  // The gradient is of scale * (x . w + b), and rounding may leave a -0.
+  for (float& p : average) p = std::max(0.0f, p / logit_scale);
+  return average;
+}
+
+namespace {
+
+// Rows of the weights that stand for a part when its principal direction is looked for.
+constexpr std::int64_t kSample = 256;
+constexpr int kPowerSteps = 5;
+
+// A small generator of its own, so that every platform makes the same order (splitmix64).
+std::uint64_t next_random(std::uint64_t& state) {
+  std::uint64_t z = (state += 0x9e3779b97f4a7c15ULL);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+  return z ^ (z >> 31);
+}
+
+// Splits one stratum down to tiles.
+class Bisector {
+ public:
+  Bisector(const ConstTensorView& weight, std::uint64_t seed)
+      : weight_(weight),
+        dim_(weight.size(1)),
+        state_(seed),
+        sample_(static_cast<std::size_t>(kSample * dim_)),
+        direction_(static_cast<std::size_t>(dim_)),
+        next_(static_cast<std::size_t>(dim_)),
+        row_(static_cast<std::size_t>(dim_)) {}
+
+  void split(std::span<std::int64_t> words) {
+    const auto count = static_cast<std::int64_t>(words.size());
+    if (count <= kVocabTile) {
+      std::sort(words.begin(), words.end());
+      return;
+    }
+    find_direction(words);
+    keys_.resize(words.size());
+    for (std::int64_t i = 0; i < count; ++i) {
+      load_row(weight_, words[i], row_.data());
+      keys_[i] = {dot(row_.data(), direction_.data(), dim_), words[i]};
+    }
+    const std::int64_t half = std::max(count / 2 / kVocabTile * kVocabTile, kVocabTile);
+    // By (projection, word), a total order unless a row has a NaN: those go by word, last.
+    std::nth_element(keys_.begin(), keys_.begin() + half, keys_.end(),
+                     [](const Key& a, const Key& b) {
+                       const bool a_nan = std::isnan(a.value), b_nan = std::isnan(b.value);
+                       if (a_nan != b_nan) return b_nan;
+                       if (!a_nan && a.value != b.value) return a.value < b.value;
+                       return a.word < b.word;
+                     });
+    for (std::int64_t i = 0; i < count; ++i) words[i] = keys_[i].word;
+    // The halves are sets until here: nth_element leaves them in an order of its own.
+    std::sort(words.begin(), words.begin() + half);
+    std::sort(words.begin() + half, words.end());
+    split(words.first(static_cast<std::size_t>(half)));
+    split(words.subspan(static_cast<std::size_t>(half)));
+  }
+
+ private:
+  struct Key {
+    float value;
+    std::int64_t word;
+  };
+
+  // The first principal direction of evenly spaced rows, by power iteration.
+  void find_direction(std::span<const std::int64_t> words) {
+    const auto count = static_cast<std::int64_t>(words.size());
+    const std::int64_t sampled = std::min(count, kSample);
+    std::fill(next_.begin(), next_.end(), 0.0f);
+    for (std::int64_t i = 0; i < sampled; ++i) {
+      load_row(weight_, words[i * count / sampled], sample_.data() + i * dim_);
+      add_to(sample_.data() + i * dim_, next_.data(), dim_);
+    }
+    for (std::int64_t i = 0; i < sampled; ++i)
+      add_scaled(next_.data(), -1.0f / static_cast<float>(sampled), sample_.data() + i * dim_,
+                 dim_);
+    for (float& v : direction_)
+      v = static_cast<float>(static_cast<double>(next_random(state_) >> 11) * 0x1p-53 - 0.5);
+    for (int step = 0; step < kPowerSteps; ++step) {
+      std::fill(next_.begin(), next_.end(), 0.0f);
+      for (std::int64_t i = 0; i < sampled; ++i) {
+        const float* row = sample_.data() + i * dim_;
+        add_scaled(row, dot(row, direction_.data(), dim_), next_.data(), dim_);
+      }
+      const float norm = std::sqrt(dot(next_.data(), next_.data(), dim_));
+      if (!(norm > 0.0f) || !std::isfinite(norm)) return;  // rows all equal: any direction serves
+      for (std::int64_t k = 0; k < dim_; ++k) direction_[k] = next_[k] / norm;
+    }
+  }
+
+  const ConstTensorView& weight_;
+  std::int64_t dim_;
+  std::uint64_t state_;
+  std::vector<float> sample_, direction_, next_, row_;
+  std::vector<Key> keys_;
+};
+
+}  // namespace
+
+VocabOrder make_vocab_order(const Context& context, const ConstTensorView& weight,
+                            std::span<const float> average, const OrderOptions& options) {
+  require(weight.defined() && weight.rank() == 2 && is_head_float(weight.dtype()),
+          "weight: expected [V, D] of f32, bf16 or f16, got ",
+          weight.defined() ? describe(weight) : "none");
+  const std::int64_t vocab = weight.size(0);
+  require(static_cast<std::int64_t>(average.size()) == vocab, "average: expected ", vocab,
+          " values, got ", average.size());
+  require(options.strata >= 1 && options.strata <= 4096, "strata: expected 1 to 4096, got ",
+          options.strata);
+  for (std::int64_t i = 0; i < vocab; ++i) {
+    require(std::isfinite(average[i]) && average[i] >= 0.0f, "average: expected numbers >= 0, got ",
+            average[i], " for word ", i);
+  }
+  // Strata of whole tiles, so that no tile spans two of them.
+  const std::int64_t per = round_up(ceil_div(vocab, options.strata), kVocabTile);
+  if (context.device().kind == DeviceKind::cuda)
+    return device_vocab_order(context, weight, average, per, options.seed);
+  std::vector<std::int64_t> words(static_cast<std::size_t>(vocab));
+  std::iota(words.begin(), words.end(), 0);
+  std::sort(words.begin(), words.end(), [&](std::int64_t a, std::int64_t b) {
+    if (average[a] != average[b]) return average[a] > average[b];
+    return a < b;
+  });
+  const std::int64_t strata = ceil_div(vocab, per);
+  parallel_for(context.threads(), strata, [&](std::int64_t s, int) {
+    const std::int64_t first = s * per;
+    const std::int64_t count = std::min(per, vocab - first);
+    std::uint64_t seed = options.seed ^ (static_cast<std::uint64_t>(s) << 32);
+    Bisector bisector(weight, next_random(seed));
+    bisector.split(
+        std::span(words).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
+  });
+  return VocabOrder(words, average);
+}
+
+}  // namespace logitless

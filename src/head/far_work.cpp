@@ -1,0 +1,27 @@
+#include "head/far_work.h"
+
+#include <cmath>
+
+namespace logitless {
+
+FarFieldStatistics far_statistics(const LossPlan& plan, const FarSums& sums) {
+  FarFieldStatistics out;
+  if (sums.pairs > 0) {
+    out.kept = static_cast<double>(sums.kept) / static_cast<double>(sums.pairs);
+    out.sampled = static_cast<double>(sums.sampled) / static_cast<double>(sums.pairs);
+  }
+  out.passes = far_passes(plan.kind, out.kept, out.sampled, plan.shape, plan.features);
+  out.dense_fallback = sums.fallback != 0;
+  if (sums.norm_squared > 0.0) out.bound = std::sqrt(sums.bound_squared / sums.norm_squared);
+  if (plan.kind == PlanKind::far_both) out.bound = -1.0;
+  if (plan.audit == nullptr || sums.audited == 0) return out;
+  out.audited_tokens = sums.audited;
+  out.audited_error = sums.audit_norm_squared == 0.0  // NaN: no number
+                          ? 0.0
+                          : std::sqrt(sums.audit_error_squared / sums.audit_norm_squared);
+  out.audited_lse_error = std::sqrt(sums.lse_error_squared / static_cast<double>(sums.audited));
+  out.audited_lse_error_max = sums.lse_error_max;
+  return out;
+}
+
+}  // namespace logitless

@@ -1,0 +1,53 @@
+// One call of the head, checked, from validation to the engine of a device.
+#pragma once
+
+#include <cstdint>
+
+#include "logitless/context.h"
+#include "logitless/head.h"
+#include "logitless/vocab_order.h"
+#include "logitless/workspace.h"
+
+namespace logitless {
+
+struct HeadOperands {
+  ConstTensorView hidden;   // [..., D]
+  ConstTensorView weight;   // [V, D]
+  ConstTensorView bias;     // [V], or none
+  ConstTensorView omega;    // [V], or none: 1. Weights of the weighted logit sum
+  ConstTensorView targets;  // [...] or [..., K]
+  std::int64_t ignore_index = -100;
+  // T: row i has the target of row i + 1, and the last row of each T none. 0: its own.
+  std::int64_t sequence = 0;
+};
+
+// Of each token; none where it is not wanted. Rows of ignored tokens get 0 (argmax: -1).
+struct TokenOutputs {
+  TensorView lse;
+  TensorView target_logit;  // [..., K]
+  TensorView log_prob;      // [..., K]
+  TensorView entropy;
+  TensorView weighted_sum;
+  TensorView argmax;
+};
+
+// Of far-field plans.
+struct FarOperands {
+  const VocabOrder* order = nullptr;
+  std::uint64_t sample_seed = 0;
+  TensorView d_hidden_bound;  // 0 with exact plans
+};
+
+struct HeadCall {
+  const Context* context = nullptr;
+  const LossPlan* plan = nullptr;
+  const Workspace* workspace = nullptr;
+  HeadShape shape;  // of this call: tokens may be fewer than the plan's
+  HeadFeatures features;
+  HeadOperands in;
+  TokenOutputs out;
+  HeadGradients gradients;  // added to what they hold where features.accumulate
+  FarOperands far;
+};
+
+}  // namespace logitless

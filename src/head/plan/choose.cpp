@@ -1,0 +1,363 @@
+#include "head/plan/choose.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "core/check.h"
+#include "core/parallel.h"
+#include "head/cpu/layout.h"
+#include "head/plan/check.h"
+#include "head/plan/contents.h"
+#include "head/plan/default_plan.h"
+#include "head/plan/far_forecast.h"
+#include "head/plan/search.h"
+
+namespace logitless {
+namespace {
+
+constexpr float kDefaultTau = 0.003f;
+
+// Fills a LossPlan: one candidate for each kind, then the choice.
+class PlanBuilder {
+ public:
+  PlanBuilder(const HeadShape& shape, const HeadFeatures& features, const PlanRequest& request)
+      : shape_(shape), features_(features), request_(request) {}
+
+  // The least plan where none fits, instead of an error.
+  PlanBuilder& or_least() {
+    least_ = true;
+    return *this;
+  }
+
+  LossPlan build() {
+    check_request(shape_, features_, request_);
+    plan_.shape = shape_;
+    plan_.features = features_;
+    plan_.memory_budget = request_.memory_budget;
+    if (allows_far(request_)) {
+      plan_.tau = request_.tau != 0.0f ? request_.tau : kDefaultTau;
+      plan_.sample_every = request_.sample_every;
+    }
+    search_ = make_search({.shape = shape_,
+                           .features = features_,
+                           .stored_fraction = request_.stored_fraction,
+                           .tau = plan_.tau,
+                           .sample_every = plan_.sample_every,
+                           .audited = audited()},
+                          request_.device, plan_);
+    std::vector<PlanKind> kinds = {PlanKind::forward, PlanKind::dense, PlanKind::stored,
+                                   PlanKind::recompute};
+    bool far = false;
+    for (const PlanKind kind : {PlanKind::far_backward, PlanKind::far_both}) {
+      if (!allows(request_, kind)) continue;
+      kinds.push_back(kind);
+      far = far || refusal(kind).empty();
+    }
+    if (far && audited() > 0 && features_.d_hidden) {
+      plan_.audit = plan_audit();
+      search_->reserve_audit(plan_.audit->workspace_bytes());
+    }
+    choose(size_all(kinds));
+    if (says_contents() && plan_.workspace_bytes() > plan_.logits_bytes())
+      plan_.note = why_so_much();
+    return plan_;
+  }
+
+ private:
+  // The candidates, with their sizes.
+  std::vector<SizedPlan> size_all(const std::vector<PlanKind>& kinds) {
+    std::vector<SizedPlan> sized;
+    for (const PlanKind kind : kinds) {
+      PlanCandidate candidate;
+      candidate.kind = kind;
+      candidate.reason = refusal(kind);
+      sized.push_back(candidate.reason.empty() ? size(candidate, sized) : SizedPlan());
+      plan_.candidates.push_back(std::move(candidate));
+    }
+    return sized;
+  }
+
+  // Of a kind that serves; `before` are the sizes of the candidates before it.
+  SizedPlan size(PlanCandidate& candidate, const std::vector<SizedPlan>& before) const {
+    const std::size_t budget = request_.memory_budget;
+    const PlanKind kind = candidate.kind;
+    SizedPlan best = search_->best(kind, budget);
+    // All of exp(z) fits: what dense holds, which is sized before it.
+    const bool is_dense = kind == PlanKind::stored && !request_.kind.has_value() &&
+                          best.bytes <= budget && search_->stores_all(best.sizes) &&
+                          plan_.candidates.back().possible;
+    if (is_dense) best = before.back();
+    candidate.possible = best.bytes <= budget && !is_dense;
+    candidate.workspace_bytes = best.bytes;
+    candidate.passes = search_->passes(kind, best.sizes);
+    candidate.predicted_seconds = search_->seconds(kind, best.sizes);
+    candidate.keeps = search_->contents(kind, best);
+    if (is_dense) {
+      candidate.reason = "all of exp(z) fits: that is dense";
+    } else if (!candidate.possible) {
+      candidate.reason = concat("needs at least ", format_bytes(best.bytes), " of workspace",
+                                because_of_sums(kind, best.sizes));
+    }
+    return best;
+  }
+
+  // Why a kind cannot serve the features at all, or has nothing to gain; empty if it can.
+  std::string refusal(PlanKind kind) const {
+    const bool gradients = features_.d_hidden || features_.d_weight || features_.d_bias;
+    if (kind == PlanKind::forward) return gradients ? "gradients are wanted" : "";
+    if (!gradients) return "no gradient is wanted";
+    if (is_far(kind)) {
+      for (const std::string& reason :
+           {search_->refusal(kind), std::string(far_unsuited(kind, features_))}) {
+        if (!reason.empty()) return reason;
+      }
+      return little_to_gain(kind);
+    }
+    if (search_->keeps_logits())
+      return kind == PlanKind::dense
+                 ? ""
+                 : concat("kernel ", plan_.kernel, " keeps the logits of a chunk");
+    if (kind == PlanKind::recompute) return {};
+    const std::string reason = search_->refusal(kind);
+    if (!reason.empty()) return reason;
+    if (features_.entropy_gradient) return "a gradient through the entropy needs the logits again";
+    if (features_.softcap != 0.0f && features_.label_smoothing)
+      return "label smoothing under a softcap needs the logits again";
+    return {};
+  }
+
+  // Of kinds that may be chosen but were not asked for.
+  std::string little_to_gain(PlanKind kind) const {
+    const double kept = predicted_kept(kind, shape_.vocab, plan_.tau, search_->sorts_tokens());
+    if (request_.kind.has_value() || kept <= kMostKept) return {};
+    return concat("would keep about ", std::llround(kept * 100.0), " % of the tiles of ",
+                  shape_.vocab, " words: nothing to gain");
+  }
+
+  // Where a 16-bit d_weight makes a kind as large as that: so much, and what f32 would need.
+  std::string because_of_sums(PlanKind kind, const PlanSizes& sizes) const {
+    const std::size_t sums = search_->weight_sums(kind, sizes);
+    if (sums == 0) return {};
+    return concat(", ", format_bytes(sums), " of it what ", name_of(features_.d_weight_dtype),
+                  " leaves of the sums of d_weight over several chunks (",
+                  format_bytes(least_with_f32(kind)), " with d_weight_dtype f32)");
+  }
+  std::size_t least_with_f32(PlanKind kind) const {
+    HeadFeatures features = features_;
+    features.d_weight_dtype = DType::f32;
+    PlanRequest request;
+    if (is_far(kind)) {
+      request.tau = request_.tau;
+      request.sample_every = request_.sample_every;
+      request.audit_rows = request_.audit_rows;
+    }
+    if (kind == PlanKind::stored) request.stored_fraction = request_.stored_fraction;
+    request.memory_budget = 1;
+    request.kind = kind;
+    request.device = request_.device;
+    request.device.threads = plan_.threads;
+    request.device.kernel = plan_.kernel;
+    return PlanBuilder(shape_, features, request).or_least().build().workspace_bytes();
+  }
+
+  std::int64_t audited() const { return std::min(request_.audit_rows, shape_.tokens); }
+  // d_hidden of the audited tokens, with little memory.
+  std::shared_ptr<const LossPlan> plan_audit() const {
+    HeadShape shape = shape_;
+    shape.tokens = audited();
+    HeadFeatures features = features_;
+    features.d_hidden = true;
+    features.d_weight = false;
+    features.d_bias = false;
+    features.argmax = false;
+    features.d_hidden_dtype = DType::f32;
+    features.d_weight_dtype = DType::f32;
+    features.accumulate = false;
+    PlanRequest request;
+    request.device = request_.device;
+    request.device.kernel = plan_.kernel;
+    request.memory_budget = search_->audit_budget();
+    request.kind = PlanKind::recompute;
+    return std::make_shared<const LossPlan>(
+        PlanBuilder(shape, features, request).or_least().build());
+  }
+
+  void choose(const std::vector<SizedPlan>& sized) {
+    int chosen = -1;
+    int least = -1;
+    for (int i = 0; i < static_cast<int>(sized.size()); ++i) {
+      const PlanCandidate& c = plan_.candidates[static_cast<std::size_t>(i)];
+      if (request_.kind.has_value() && c.kind != *request_.kind) continue;
+      // Sized but over the budget: the least of them is what an error names, or the default takes.
+      if (c.workspace_bytes > 0 &&
+          (least < 0 || c.workspace_bytes < plan_.candidates[least].workspace_bytes))
+        least = i;
+      if (c.possible &&
+          (chosen < 0 || c.predicted_seconds < plan_.candidates[chosen].predicted_seconds))
+        chosen = i;
+    }
+    if (chosen < 0 && least >= 0 && least_) chosen = least;
+    if (chosen < 0) refuse(least);
+    PlanCandidate& winner = plan_.candidates[static_cast<std::size_t>(chosen)];
+    for (PlanCandidate& c : plan_.candidates) {
+      if (&c != &winner && c.possible) c.reason = why_not(c, winner);
+    }
+    winner.possible = true;
+    winner.reason = "chosen";
+    const PlanSizes& sizes = sized[static_cast<std::size_t>(chosen)].sizes;
+    plan_.kind = winner.kind;
+    plan_.chunk_tokens = sizes.chunk_tokens;
+    plan_.slab_vocab = sizes.slab_vocab;
+    plan_.stored_vocab = sizes.stored_vocab;
+    plan_.passes = winner.passes;
+    plan_.predicted_seconds = winner.predicted_seconds;
+    LossPlanAccess::set_workspace_bytes(plan_, winner.workspace_bytes);
+    if (!is_far(plan_.kind)) {
+      plan_.tau = 0.0f;
+      plan_.sample_every = 0;
+      plan_.audit = nullptr;
+    }
+  }
+
+  // Of a plan that holds more than the fp32 logits would: what the fastest that does not takes.
+  std::string why_so_much() const {
+    const std::size_t logits = plan_.logits_bytes();
+    const PlanCandidate* found = nullptr;
+    SizedPlan least;
+    for (const PlanCandidate& c : plan_.candidates) {
+      if (c.workspace_bytes == 0 || (request_.kind.has_value() && c.kind != *request_.kind))
+        continue;
+      const SizedPlan sized = search_->best(c.kind, logits);
+      if (sized.bytes > logits) continue;
+      if (found == nullptr ||
+          search_->seconds(c.kind, sized.sizes) < search_->seconds(found->kind, least.sizes)) {
+        found = &c;
+        least = sized;
+      }
+    }
+    if (found == nullptr)
+      return concat("the fp32 logits would be less: any ",
+                    request_.kind.has_value() ? concat(name_of(*request_.kind), " ") : "",
+                    "plan of this head holds more");
+    const double times = search_->seconds(found->kind, least.sizes) / plan_.predicted_seconds;
+    char text[32];
+    std::snprintf(text, sizeof(text), "%.2f", times);
+    return concat("the fp32 logits would be less; with a memory_budget below them ",
+                  name_of(found->kind), " takes ", format_bytes(least.bytes), " and ", text,
+                  " times as long");
+  }
+
+  std::string why_not(const PlanCandidate& c, const PlanCandidate& winner) const {
+    if (request_.kind.has_value()) return concat(name_of(winner.kind), " was asked for");
+    return concat("predicted ",
+                  c.predicted_seconds > winner.predicted_seconds ? "slower" : "no faster", " than ",
+                  name_of(winner.kind));
+  }
+
+  // Of the plan that was chosen.
+  bool says_contents() const {
+    return std::any_of(
+        plan_.candidates.begin(), plan_.candidates.end(),
+        [&](const PlanCandidate& c) { return c.kind == plan_.kind && !c.keeps.empty(); });
+  }
+
+  [[noreturn]] void refuse(int least) const {
+    const std::size_t budget = request_.memory_budget;
+    if (least >= 0) {
+      const PlanCandidate& c = plan_.candidates[static_cast<std::size_t>(least)];
+      // What its own reason says of them.
+      constexpr std::string_view kBefore = " of workspace";
+      const std::size_t at = c.reason.find(kBefore);
+      const std::string sums = at == std::string::npos ? "" : c.reason.substr(at + kBefore.size());
+      throw InvalidArgument(concat("memory_budget: ", format_bytes(budget), " (", budget,
+                                   " bytes) is below the least plan, ", name_of(c.kind),
+                                   ", which needs ", format_bytes(c.workspace_bytes), " (",
+                                   c.workspace_bytes, " bytes)", sums));
+    }
+    std::string reasons;
+    for (const PlanCandidate& c : plan_.candidates) {
+      if (!request_.kind.has_value() || c.kind == *request_.kind) {
+        reasons += concat(reasons.empty() ? "" : "; ", name_of(c.kind), ": ", c.reason);
+      }
+    }
+    throw Unsupported(concat("no plan: ", reasons));
+  }
+
+  const HeadShape& shape_;
+  const HeadFeatures& features_;
+  const PlanRequest& request_;
+  bool least_ = false;  // the least plan, whatever the budget
+  LossPlan plan_;
+  std::unique_ptr<PlanSearch> search_;
+};
+
+// Of a plan for one thread.
+LossPlan with_default_threads(LossPlan plan, int threads) {
+  plan = with_threads(std::move(plan), threads);
+  plan.predicted_seconds /= threads;
+  for (PlanCandidate& c : plan.candidates) {
+    c.predicted_seconds /= threads;
+    if (c.kind != plan.kind) continue;
+    c.workspace_bytes = plan.workspace_bytes();
+    c.keeps = describe_contents(find_head_kernel(plan.kernel), plan.shape, plan.features,
+                                cpu::chunk_sizes(plan), c.workspace_bytes);
+  }
+  return plan;
+}
+
+LossPlan plan_for(const HeadShape& shape, const HeadFeatures& features,
+                  const PlanRequest& request) {
+  if (request.memory_budget != 0) return PlanBuilder(shape, features, request).build();
+  const bool far =
+      request.accuracy != Accuracy::exact || (request.kind.has_value() && is_far(*request.kind));
+  const bool on_cpu = request.device.kind == DeviceKind::cpu;
+  LossPlan plan = default_plan(default_limit(shape, far), [&](std::size_t budget) {
+    PlanRequest within = request;
+    within.memory_budget = budget;
+    // The bits of sums go by chunks, and these not by threads.
+    if (on_cpu && request.device.threads >= 0) within.device.threads = 1;
+    return PlanBuilder(shape, features, within).or_least().build();
+  });
+  if (on_cpu) {
+    const int threads = request.device.threads;
+    plan = with_default_threads(std::move(plan), threads > 0 ? threads : default_threads());
+  }
+  return plan;
+}
+
+PlanRequest for_context(const Context& context, PlanRequest request) {
+  require(
+      request.device == DeviceLimits{} || request.device == context.device(),
+      "device: set to another one than the context's, which the plan is for; leave it alone, or "
+      "plan without a context");
+  request.device = context.device();
+  return request;
+}
+
+}  // namespace
+
+LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features,
+                   const PlanRequest& request) {
+  if (request.device == DeviceLimits{}) return plan_head(Context(), shape, features, request);
+  return plan_for(shape, features, request);
+}
+
+LossPlan plan_head(const Context& context, const HeadShape& shape, const HeadFeatures& features,
+                   const PlanRequest& request) {
+  return plan_for(shape, features, for_context(context, request));
+}
+
+LossPlan with_threads(LossPlan plan, int threads) {
+  plan.threads = threads;
+  std::size_t bytes = cpu::layout_of(plan).total;
+  if (plan.audit != nullptr) {
+    auto audit = std::make_shared<const LossPlan>(with_threads(*plan.audit, threads));
+    bytes += audit->workspace_bytes();
+    plan.audit = std::move(audit);
+  }
+  LossPlanAccess::set_workspace_bytes(plan, bytes);
+  return plan;
+}
+
+}  // namespace logitless

@@ -1,0 +1,20 @@
+// The choice of a plan. What is decided here holds on every device: which kinds there are, why one
+// cannot serve, what a default is, which of those that fit is taken.
+#pragma once
+
+#include "logitless/plan.h"
+
+namespace logitless {
+
+// A CPU's plan with room for this many threads, its audit's too. Chunks stay as they were planned,
+// so that results do not depend on how many threads there are.
+LossPlan with_threads(LossPlan plan, int threads);
+
+// Who may set what a plan's user may not.
+struct LossPlanAccess {
+  static void set_workspace_bytes(LossPlan& plan, std::size_t bytes) {
+    plan.workspace_bytes_ = bytes;
+  }
+};
+
+}  // namespace logitless

@@ -1,0 +1,18 @@
+// What is big in the workspace of a plan, in words.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "kernels/kernels.h"
+#include "logitless/plan.h"
+
+namespace logitless {
+
+// "exp(z) of 1024 tokens x 40000 words in 16 bits, 79.0 MiB; sums of d_weight beside its bf16,
+// 58.6 MiB; the rest, chunks and slabs, 8.1 MiB", of a workspace of `total` bytes on the CPU.
+std::string describe_contents(const HeadKernel& kernel, const HeadShape& shape,
+                              const HeadFeatures& features, const ChunkSizes& sizes,
+                              std::size_t total);
+
+}  // namespace logitless

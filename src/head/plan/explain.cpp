@@ -1,0 +1,94 @@
+// A plan in words.
+#include <cstdio>
+#include <sstream>
+
+#include "logitless/plan.h"
+
+namespace logitless {
+
+std::string_view name_of(PlanKind kind) {
+  switch (kind) {
+    case PlanKind::forward:
+      return "forward";
+    case PlanKind::dense:
+      return "dense";
+    case PlanKind::recompute:
+      return "recompute";
+    case PlanKind::stored:
+      return "stored";
+    case PlanKind::far_backward:
+      return "far_backward";
+    case PlanKind::far_both:
+      return "far_both";
+  }
+  return "?";
+}
+
+std::string_view name_of(Accuracy accuracy) {
+  switch (accuracy) {
+    case Accuracy::exact:
+      return "exact";
+    case Accuracy::far_backward:
+      return "far_backward";
+    case Accuracy::far_both:
+      return "far_both";
+  }
+  return "?";
+}
+
+namespace {
+
+std::string seconds_text(double seconds) {
+  char text[32];
+  if (seconds >= 1.0) {
+    std::snprintf(text, sizeof(text), "%.2f s", seconds);
+  } else {
+    std::snprintf(text, sizeof(text), "%.2f ms", seconds * 1e3);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string LossPlan::explain() const {
+  std::ostringstream out;
+  char passes_text[32];
+  std::snprintf(passes_text, sizeof(passes_text), "%.2f", passes);
+  out << "plan " << name_of(kind) << ": " << passes_text << " passes over " << shape.tokens
+      << " tokens x " << shape.vocab << " words x " << shape.dim << " (" << name_of(shape.dtype)
+      << "), kernel " << kernel;
+  if (threads > 0) out << ", " << threads << (threads == 1 ? " thread" : " threads");
+  out << "\n";
+  out << "  workspace " << format_bytes(workspace_bytes_) << "; the fp32 logits would be "
+      << format_bytes(logits_bytes()) << "\n";
+  if (default_limit != 0) {
+    out << "  no budget was given: the least workspace within 3 % of the best predicted time below "
+        << format_bytes(default_limit) << "\n";
+  } else if (memory_budget == 0) {
+    out << "  no budget was given, and no plan takes less\n";
+  }
+  if (!note.empty()) out << "  " << note << "\n";
+  for (const PlanCandidate& c : candidates) {
+    if (c.kind == kind && !c.keeps.empty()) out << "  keeps " << c.keeps << "\n";
+  }
+  out << "  chunks of " << chunk_tokens << " tokens";
+  if (slab_vocab > 0) out << ", gradients of " << slab_vocab << " words at a time";
+  if (stored_vocab > 0) {
+    out << ", exp(z) kept for " << (stored_vocab < shape.vocab ? stored_vocab : shape.vocab)
+        << " of " << shape.vocab << " words";
+  }
+  if (sample_every > 0)
+    out << "\n  d_weight of far tiles corrected from one block of tokens in " << sample_every;
+  out << "\n  predicted " << seconds_text(predicted_seconds) << " at the kernel's nominal rate\n";
+  for (const PlanCandidate& c : candidates) {
+    if (c.kind == kind) continue;
+    out << "  not " << name_of(c.kind) << ": " << c.reason;
+    if (c.possible && !c.keeps.empty()) out << "; keeps " << c.keeps;
+    out << "\n";
+  }
+  std::istringstream reasons(kernel_reasons);
+  for (std::string line; std::getline(reasons, line);) out << "  not kernel " << line << "\n";
+  return std::move(out).str();
+}
+
+}  // namespace logitless

@@ -1,0 +1,43 @@
+// What the far field would do, before any call: for the choice of a plan.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "head/far_work.h"
+
+namespace logitless {
+
+// The far field keeps about this part of the tiles: fitted to two heads of V = 131072 (10 % at tau
+// 0.003) and one of 32768 (58 %; docs/far_field.md). For the choice of a plan alone. sorted: with
+// blocks of tokens that keep alike, as on a GPU.
+inline double predicted_kept(PlanKind kind, std::int64_t vocab, double tau, bool sorted) {
+  const double words = static_cast<double>(vocab) / 131072.0;
+  const bool both = kind == PlanKind::far_both;
+  const double reference = sorted ? (both ? 0.1 : 0.055) : (both ? 0.15 : 0.1);
+  return std::min(1.0, reference * std::pow(words, -1.27) * std::pow(tau / 0.003, -0.6));
+}
+
+// The part of the pairs that a call samples which keeps this part of them.
+inline double predicted_sample(double kept, std::int64_t sample_every,
+                               const HeadFeatures& features) {
+  return sample_every > 0 && (features.d_weight || features.d_bias)
+             ? (1.0 - kept) / static_cast<double>(sample_every)
+             : 0.0;
+}
+
+// Why a far-field plan's mathematics cannot serve the features; empty if it can.
+inline const char* far_unsuited(PlanKind kind, const HeadFeatures& features) {
+  if (features.entropy_gradient)
+    return "a gradient through the entropy weighs each word by its logit, which a tile's mass does "
+           "not tell";
+  if (features.softcap != 0.0f && features.label_smoothing)
+    return "label smoothing under a softcap has a gradient of its own at every word";
+  if (kind != PlanKind::far_both) return "";
+  if (features.softcap != 0.0f) return "the moments of a tile do not pass through a softcap";
+  if (features.argmax || features.entropy) return "argmax and entropy need every word's logit";
+  return "";
+}
+
+}  // namespace logitless

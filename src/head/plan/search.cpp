@@ -1,0 +1,24 @@
+#include "head/plan/search.h"
+
+#include "core/parallel.h"
+#include "head/plan/search_cpu.h"
+#include "head/plan/search_cuda.h"
+
+namespace logitless {
+
+std::unique_ptr<PlanSearch> make_search(const PlanProblem& problem, const DeviceLimits& device,
+                                        LossPlan& plan) {
+  if (device.kind == DeviceKind::cuda) {
+    const cuda::DeviceKernel& kernel = choose_device_kernel(problem, device, &plan.kernel_reasons);
+    plan.kernel = kernel.name;
+    plan.threads = 0;
+    return std::make_unique<CudaSearch>(problem, kernel);
+  }
+  const HeadKernel& kernel =
+      choose_head_kernel(device.kernel, problem.shape, problem.features, &plan.kernel_reasons);
+  plan.kernel = kernel.name;
+  plan.threads = device.threads > 0 ? device.threads : default_threads();
+  return std::make_unique<CpuSearch>(problem, kernel, plan.threads);
+}
+
+}  // namespace logitless

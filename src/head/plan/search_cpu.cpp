@@ -1,0 +1,201 @@
+#include "head/plan/search_cpu.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+#include "head/cpu/layout.h"
+#include "head/plan/contents.h"
+#include "head/plan/far_forecast.h"
+
+namespace logitless {
+namespace {
+
+// More tokens in a chunk than this gain nothing: what is done once per chunk is amortised.
+constexpr std::int64_t kForwardTokens = 2048;
+constexpr std::int64_t kMostTokens = 8192;
+// The least chunk a plan comes down to: smaller ones repack the weights for little work.
+constexpr std::int64_t kLeastTokens = 64;
+constexpr std::int64_t kMostSlab = 2048;
+// Nanoseconds one element of the weights costs a core per chunk and pass for packing, and one logit
+// for its exponential.
+constexpr double kPackSeconds = 0.4e-9;
+constexpr double kExpSeconds = 0.5e-9;
+// One element of d_hidden, read and written in fp32 once for each slab.
+constexpr double kSlabSeconds = 0.3e-9;
+
+std::int64_t padded_vocab(const HeadShape& shape) { return round_up(shape.vocab, kVocabTile); }
+
+std::int64_t most_tokens(PlanKind kind) {
+  return kind == PlanKind::forward ? kForwardTokens : kMostTokens;
+}
+
+// Numbers of chunks, the tokens divided evenly among them.
+struct ChunkCounts {
+  ChunkCounts(const HeadShape& shape, PlanKind kind)
+      : tokens(std::max<std::int64_t>(shape.tokens, 1)),
+        fewest(ceil_div(tokens, most_tokens(kind))),
+        most(ceil_div(tokens, std::min(tokens, kLeastTokens))) {}
+  std::int64_t tokens, fewest, most;
+  std::int64_t chunk(std::int64_t count) const { return ceil_div(tokens, count); }
+};
+
+// Predicted times within this part of each other count as the same, which is less than what they
+// are worth.
+constexpr double kSameSpeed = 0.01;
+
+// Calls function(slab) for each width of slab; the forward plan has none.
+template <typename F>
+void each_slab(PlanKind kind, const HeadShape& shape, F function) {
+  if (kind == PlanKind::forward) return function(std::int64_t{0});
+  for (std::int64_t slab = std::min(kMostSlab, padded_vocab(shape));;
+       slab = round_up(slab / 2, kVocabTile)) {
+    function(slab);
+    if (slab <= kVocabTile) return;
+  }
+}
+
+}  // namespace
+
+SizedPlan CpuSearch::sized(PlanKind kind, std::int64_t tokens, std::int64_t slab,
+                           std::int64_t stored) const {
+  const bool far = is_far(kind);
+  const PlanSizes sizes{.chunk_tokens = tokens, .slab_vocab = slab, .stored_vocab = stored};
+  const auto bytes_for = [&](int threads) {
+    return cpu::layout_of(kernel_, p_.shape, p_.features, cpu::chunk_sizes(kind, sizes, threads),
+                          far ? p_.audited : 0)
+               .total +
+           (far ? audit_bytes_ : 0);
+  };
+  return {.sizes = sizes, .bytes = bytes_for(threads_), .alone = bytes_for(1)};
+}
+
+SizedPlan CpuSearch::sized(PlanKind kind, std::int64_t tokens, std::int64_t slab) const {
+  return sized(kind, tokens, slab, kind == PlanKind::dense ? padded_vocab(p_.shape) : 0);
+}
+
+// With slabs of this width: the most tokens a chunk may have to fit; what takes the least if none
+// does.
+SizedPlan CpuSearch::largest(PlanKind kind, std::int64_t slab, std::size_t budget) const {
+  const ChunkCounts counts(p_.shape, kind);
+  const auto with = [&](std::int64_t count) { return sized(kind, counts.chunk(count), slab); };
+  const SizedPlan fewest = with(counts.fewest);
+  if (fewest.bytes <= budget) return fewest;
+  const SizedPlan smallest = with(counts.most);
+  // One chunk may take less than many: a 16-bit d_weight needs no sums beside it then.
+  if (smallest.bytes > budget) return fewest.bytes < smallest.bytes ? fewest : smallest;
+  return with(last_that(counts.fewest, counts.most,
+                        [&](std::int64_t count) { return with(count).bytes > budget; }) +
+              1);
+}
+
+// As many stored tiles as asked for, or as fit; one where none does.
+SizedPlan CpuSearch::with_stored(std::int64_t tokens, std::int64_t slab, std::size_t budget) const {
+  const std::int64_t tiles = padded_vocab(p_.shape) / kVocabTile;
+  const auto with = [&](std::int64_t count) {
+    return sized(PlanKind::stored, tokens, slab, count * kVocabTile);
+  };
+  if (p_.stored_fraction > 0.0) return with(stored_tiles(p_.stored_fraction, tiles));
+  return with(
+      last_that(1, tiles + 1, [&](std::int64_t count) { return with(count).bytes <= budget; }));
+}
+
+// The best of each width of slab.
+SizedPlan CpuSearch::fastest(PlanKind kind, std::size_t budget) const {
+  BestSize best(budget);
+  const auto offer = [&](const SizedPlan& sized) { best.offer(sized, seconds(kind, sized.sizes)); };
+  each_slab(kind, p_.shape, [&](std::int64_t slab) {
+    if (kind != PlanKind::stored) return offer(largest(kind, slab, budget));
+    // Smaller chunks leave more room to store: which is better depends on the budget.
+    const ChunkCounts counts(p_.shape, kind);
+    for (std::int64_t count = counts.fewest;; count *= 2) {
+      offer(with_stored(counts.chunk(count), slab, budget));
+      if (counts.chunk(count) <= kLeastTokens) break;
+    }
+  });
+  return best.found();
+}
+
+// The sizes that take least of those as fast as the fastest.
+SizedPlan CpuSearch::leanest(PlanKind kind, const SizedPlan& fastest, std::size_t budget) const {
+  const double most = seconds(kind, fastest.sizes) * (1.0 + kSameSpeed);
+  const auto fast = [&](const SizedPlan& sized) { return seconds(kind, sized.sizes) <= most; };
+  SizedPlan best = fastest;
+  const auto offer = [&](const SizedPlan& sized) {
+    if (sized.bytes <= budget && sized.alone < best.alone && fast(sized)) best = sized;
+  };
+  const ChunkCounts counts(p_.shape, kind);
+  each_slab(kind, p_.shape, [&](std::int64_t slab) {
+    const auto with = [&](std::int64_t count) { return sized(kind, counts.chunk(count), slab); };
+    offer(with(counts.fewest));
+    // More chunks are slower.
+    offer(with(last_that(counts.fewest, counts.most + 1,
+                         [&](std::int64_t count) { return fast(with(count)); })));
+  });
+  return best;
+}
+
+SizedPlan CpuSearch::best(PlanKind kind, std::size_t budget) const {
+  const SizedPlan found = fastest(kind, budget);
+  // A stored plan is there to fill the budget, and the far field keeps fewer tiles of large chunks.
+  if (found.bytes > budget || kind == PlanKind::stored || is_far(kind)) return found;
+  return leanest(kind, found, budget);
+}
+
+std::string CpuSearch::refusal(PlanKind kind) const {
+  if (is_far(kind))
+    return kernel_.far_backward == nullptr ? concat("kernel ", kernel_.name, " has no far field")
+                                           : "";
+  if ((kind == PlanKind::dense || kind == PlanKind::stored) &&
+      kernel_.stored_element_bytes(p_.shape.dtype) == 0)
+    return concat("kernel ", kernel_.name, " does not store exp(z)");
+  return {};
+}
+
+std::string CpuSearch::contents(PlanKind kind, const SizedPlan& sized) const {
+  return describe_contents(kernel_, p_.shape, p_.features,
+                           cpu::chunk_sizes(kind, sized.sizes, threads_), sized.bytes);
+}
+std::size_t CpuSearch::weight_sums(PlanKind kind, const PlanSizes& sizes) const {
+  return cpu::weight_sum_bytes(p_.shape, p_.features, cpu::chunk_sizes(kind, sizes, threads_));
+}
+
+bool CpuSearch::stores_all(const PlanSizes& sizes) const {
+  return sizes.stored_vocab >= padded_vocab(p_.shape);
+}
+
+double CpuSearch::passes(PlanKind kind, const PlanSizes& sizes) const {
+  if (kind == PlanKind::forward) return 1.0;
+  const HeadFeatures& f = p_.features;
+  if (is_far(kind)) {
+    const double kept = predicted_kept(kind, p_.shape.vocab, p_.tau, /*sorted=*/false);
+    const double sampled = predicted_sample(kept, p_.sample_every, f);
+    return far_passes(kind, kept, sampled, p_.shape, f);
+  }
+  const double stored = static_cast<double>(std::min(sizes.stored_vocab, p_.shape.vocab)) /
+                        static_cast<double>(p_.shape.vocab);
+  return 2.0 - stored + (f.d_hidden ? 1.0 : 0.0) + (f.d_weight ? 1.0 : 0.0);
+}
+
+double CpuSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
+  const HeadShape& shape = p_.shape;
+  const double pass_count = passes(kind, sizes);
+  const double logits = static_cast<double>(shape.tokens) * static_cast<double>(shape.vocab);
+  const double weights = static_cast<double>(shape.vocab) * static_cast<double>(shape.dim);
+  const double chunks =
+      std::ceil(static_cast<double>(std::max<std::int64_t>(shape.tokens, 1)) /
+                static_cast<double>(std::max<std::int64_t>(sizes.chunk_tokens, 1)));
+  const double work =
+      2.0 * pass_count * logits * static_cast<double>(shape.dim) / kernel_.flops_per_second;
+  const double slabs =
+      p_.features.d_hidden && kind != PlanKind::forward
+          ? std::ceil(static_cast<double>(shape.vocab) /
+                      static_cast<double>(std::max<std::int64_t>(sizes.slab_vocab, 1)))
+          : 0.0;
+  const double hidden = static_cast<double>(shape.tokens) * static_cast<double>(shape.dim);
+  return (work + chunks * pass_count * weights * kPackSeconds + logits * kExpSeconds +
+          slabs * hidden * kSlabSeconds) /
+         threads_;
+}
+
+}  // namespace logitless

@@ -1,0 +1,41 @@
+// Sizes of a CPU's plans, and what they cost.
+#pragma once
+
+#include "head/plan/search.h"
+#include "kernels/kernels.h"
+
+namespace logitless {
+
+// What is not about fitting is decided by what sizes would take for one thread, so that chunks, and
+// with them the bits of sums, do not depend on how many threads there are.
+class CpuSearch final : public PlanSearch {
+ public:
+  CpuSearch(const PlanProblem& problem, const HeadKernel& kernel, int threads)
+      : PlanSearch(problem), kernel_(kernel), threads_(threads) {}
+
+  std::string refusal(PlanKind kind) const override;
+  bool sorts_tokens() const override { return false; }
+  std::size_t audit_budget() const override { return 1; }
+  // Of the sizes that fit, among those about as fast as the fastest (1 %) the ones that take least
+  // (of the stored kind and the far field: the fastest).
+  SizedPlan best(PlanKind kind, std::size_t budget) const override;
+  double passes(PlanKind kind, const PlanSizes& sizes) const override;
+  // At the kernel's nominal rate.
+  double seconds(PlanKind kind, const PlanSizes& sizes) const override;
+  bool stores_all(const PlanSizes& sizes) const override;
+  std::string contents(PlanKind kind, const SizedPlan& sized) const override;
+  std::size_t weight_sums(PlanKind kind, const PlanSizes& sizes) const override;
+
+ private:
+  SizedPlan sized(PlanKind kind, std::int64_t tokens, std::int64_t slab, std::int64_t stored) const;
+  SizedPlan sized(PlanKind kind, std::int64_t tokens, std::int64_t slab) const;
+  SizedPlan largest(PlanKind kind, std::int64_t slab, std::size_t budget) const;
+  SizedPlan with_stored(std::int64_t tokens, std::int64_t slab, std::size_t budget) const;
+  SizedPlan fastest(PlanKind kind, std::size_t budget) const;
+  SizedPlan leanest(PlanKind kind, const SizedPlan& fastest, std::size_t budget) const;
+
+  const HeadKernel& kernel_;
+  const int threads_;
+};
+
+}  // namespace logitless

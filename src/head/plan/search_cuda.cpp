@@ -1,0 +1,183 @@
+#include "head/plan/search_cuda.h"
+
+#include <cmath>
+
+#include "core/check.h"
+#include "head/plan/far_forecast.h"
+#include "kernels/device_far.h"
+#include "kernels/kernels.h"
+
+namespace logitless {
+namespace {
+
+constexpr std::int64_t kPair = 256;  // tokens of a pair of tiles, words of a tile
+
+// Of the dense products' rate, what those of kept tiles reach.
+constexpr double kFarRate = 0.7;
+
+std::string capability_text(int capability) {
+  return concat(capability / 10, ".", capability % 10);
+}
+
+}  // namespace
+
+const cuda::DeviceKernel& choose_device_kernel(const PlanProblem& problem,
+                                               const DeviceLimits& device, std::string* reasons) {
+  const std::string& wanted = device.kernel;
+  if (!wanted.empty()) cuda::find_device_kernel(wanted);
+  for (const cuda::DeviceKernel& kernel : cuda::device_kernels()) {
+    if (!wanted.empty() && wanted != kernel.name) continue;
+    const int capability = device.compute_capability;
+    const std::string reason =
+        capability < kernel.least_capability || capability > kernel.most_capability
+            ? concat("runs on compute capability ", capability_text(kernel.least_capability),
+                     kernel.most_capability > 990 ? " and up" : " alone", ", the GPU has ",
+                     capability_text(capability))
+            : kernel.unsupported(cuda::forward_shape(problem.shape, problem.features));
+    if (reason.empty()) return kernel;
+    *reasons += concat(kernel.name, ": ", reason, "\n");
+  }
+  throw Unsupported(reasons->empty() ? "no kernel runs on a GPU: the build has no CUDA"
+                                     : concat("no kernel takes this head:\n", *reasons));
+}
+
+std::string CudaSearch::refusal(PlanKind kind) const {
+  if (!is_far(kind)) return {};
+  if (!kernel_.far_backward) return concat("kernel ", kernel_.name, " does not have it");
+  if (kind == PlanKind::far_both && !cuda::estimates_unsupported().empty())
+    return cuda::estimates_unsupported();
+  const std::int64_t words = cuda::kMostFarGroups * cuda::kFarGroup;
+  if (p_.shape.vocab > words)
+    return concat("vocab: expected at most ", words, " on a GPU, got ", p_.shape.vocab);
+  return {};
+}
+
+class CudaSearch::Offers {
+ public:
+  Offers(const CudaSearch& search, PlanKind kind, std::size_t most)
+      : budget(most), search_(search), kind_(kind), best_(most) {}
+  void add(const PlanSizes& sizes) {
+    best_.offer({.sizes = sizes, .bytes = search_.bytes(kind_, sizes)},
+                search_.seconds(kind_, sizes));
+  }
+  const SizedPlan& best() const { return best_.found(); }
+  const std::size_t budget;
+
+ private:
+  const CudaSearch& search_;
+  const PlanKind kind_;
+  BestSize best_;
+};
+
+SizedPlan CudaSearch::best(PlanKind kind, std::size_t budget) const {
+  Offers offers(*this, kind, budget);
+  each_size(kind, offers);
+  return offers.best();
+}
+
+void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
+  const std::int64_t vocab = p_.shape.vocab;
+  if (kind == PlanKind::forward && !kernel_.keeps_logits) return offers.add({tokens_, 0, 0});
+  const std::int64_t words = cuda::padded_words(vocab);
+  const auto each_slab = [&](auto offer) {
+    for (std::int64_t slabs = 1; slabs <= words / kPair; slabs += 1 + slabs / 16)
+      offer(round_up(ceil_div(words, slabs), kPair));
+  };
+  for (std::int64_t n = 1;; n += 1 + n / 16) {
+    const std::int64_t chunk = n == 1 ? tokens_ : round_up(ceil_div(tokens_, n), kPair);
+    if (is_far(kind)) {
+      if (chunk > cuda::kMostFarTokens) continue;
+      each_slab([&](std::int64_t slab) { offers.add({chunk, slab, 0}); });
+    } else if (kind == PlanKind::forward) {
+      offers.add({chunk, 0, 0});
+    } else if (kind == PlanKind::dense) {
+      offers.add({chunk, vocab, kernel_.keeps_logits ? 0 : vocab});
+    } else if (kind == PlanKind::recompute) {
+      each_slab([&](std::int64_t slab) { offers.add({chunk, std::min(vocab, slab), 0}); });
+    } else {
+      offer_stored(chunk, offers);
+    }
+    if (chunk <= kPair) return;
+  }
+}
+
+void CudaSearch::offer_stored(std::int64_t chunk, Offers& offers) const {
+  const std::int64_t tiles = cuda::padded_words(p_.shape.vocab) / kPair;
+  const auto sizes = [&](std::int64_t count) {
+    const std::int64_t stored = std::min(p_.shape.vocab, count * kPair);
+    return PlanSizes{chunk, stored, stored};
+  };
+  if (p_.stored_fraction > 0.0) return offers.add(sizes(stored_tiles(p_.stored_fraction, tiles)));
+  // All of them would be the dense plan.
+  offers.add(sizes(last_that(1, tiles, [&](std::int64_t count) {
+    return bytes(PlanKind::stored, sizes(count)) <= offers.budget;
+  })));
+}
+
+std::size_t CudaSearch::bytes(PlanKind kind, const PlanSizes& sizes) const {
+  return cuda::layout_of(kernel_, p_.shape, p_.features,
+                         cuda::sizes_for(kind, sizes, audit_bytes_ > 0 ? p_.audited : 0))
+             .total +
+         (is_far(kind) ? audit_bytes_ : 0);
+}
+
+double CudaSearch::kept(PlanKind kind) const {
+  return predicted_kept(kind, p_.shape.vocab, static_cast<double>(p_.tau), sorts_tokens());
+}
+double CudaSearch::sampled(PlanKind kind) const {
+  return predicted_sample(kept(kind), p_.sample_every, p_.features);
+}
+
+// Fraction of the words multiplied again.
+double CudaSearch::again(PlanKind kind, const PlanSizes& sizes) const {
+  if (is_far(kind)) return kept(kind) + sampled(kind);
+  if (sizes.slab_vocab == 0 || kernel_.keeps_logits) return 0.0;
+  return 1.0 - static_cast<double>(sizes.stored_vocab) / static_cast<double>(p_.shape.vocab);
+}
+
+double CudaSearch::passes(PlanKind kind, const PlanSizes& sizes) const {
+  const HeadFeatures& f = p_.features;
+  if (is_far(kind)) return far_passes(kind, kept(kind), sampled(kind), p_.shape, f);
+  return 1.0 + again(kind, sizes) + (f.d_hidden ? 1.0 : 0.0) + (f.d_weight ? 1.0 : 0.0);
+}
+
+double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
+  const HeadShape& shape = p_.shape;
+  const bool far = is_far(kind);
+  const auto n = static_cast<double>(tokens_);
+  const auto v = static_cast<double>(shape.vocab);
+  const auto d = static_cast<double>(shape.dim);
+  const double pass = 2.0 * n * v * d;
+  const double chunks = std::ceil(n / static_cast<double>(sizes.chunk_tokens));
+  const cuda::DeviceRates r = kernel_.rates(shape.dtype);
+  const double forward = pass / r.forward_flops + n * v * r.logit_seconds;
+  const double estimated =
+      kind == PlanKind::far_both ? kept(kind) + 2.0 / 128.0 + d / v : 1.0;  // of the forward
+  double out = estimated * forward + chunks * r.chunk_seconds;
+  double bytes = kernel_.keeps_logits ? 4.0 * 4.0 * n * v : 0.0;  // fp32 logits, four times
+  if (sizes.slab_vocab > 0) {
+    const double slabs = (sizes.stored_vocab > 0 ? 1.0 : 0.0) +
+                         std::ceil(static_cast<double>(shape.vocab - sizes.stored_vocab) /
+                                   static_cast<double>(sizes.slab_vocab));
+    out += again(kind, sizes) * forward + chunks * slabs * r.slab_seconds;
+    const double products = far ? kept(kind) / kFarRate : 1.0;
+    const double of_words = far ? again(kind, sizes) / kFarRate : 1.0;
+    bytes += 3.0 * of_words * n * v * (shape.dtype == DType::f32 ? 4.0 : 2.0);  // the block
+    if (far) bytes += chunks * v * d * (2.0 * 2.0 * 2.0 + 4.0);  // rows gathered twice
+    if (p_.features.d_hidden) {
+      out += products * pass / r.product_flops;
+      bytes += (slabs - 1.0) * n * d * 8.0;
+    }
+    if (p_.features.d_weight) {
+      const cuda::Sizes device = cuda::sizes_for(kind, sizes, 0);
+      out += of_words * pass / r.product_flops;
+      const bool split = cuda::splits_weight(kernel_, tokens_, p_.features, device);
+      bytes += (chunks - 1.0) * v * d * (split ? 6.0 : 8.0);  // sums read and written
+      if (split) out += (chunks - 1.0) * v * d * r.sum_seconds;
+      if (cuda::sums_weight(kernel_, tokens_, p_.features, device)) bytes += v * d * 10.0;
+    }
+  }
+  return out + bytes / r.bytes_per_second;
+}
+
+}  // namespace logitless

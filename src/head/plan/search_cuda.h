@@ -1,0 +1,43 @@
+// Sizes of a GPU's plans, and what they cost.
+#pragma once
+
+#include "head/cuda/layout.h"
+#include "head/plan/search.h"
+
+namespace logitless {
+
+// The kernel of that name, or the first that takes the head on such a GPU; `reasons` gets a line
+// for each one declined. Throws Unsupported when none does.
+const cuda::DeviceKernel& choose_device_kernel(const PlanProblem& problem,
+                                               const DeviceLimits& device, std::string* reasons);
+
+class CudaSearch final : public PlanSearch {
+ public:
+  CudaSearch(const PlanProblem& problem, const cuda::DeviceKernel& kernel)
+      : PlanSearch(problem),
+        kernel_(kernel),
+        tokens_(std::max<std::int64_t>(problem.shape.tokens, 1)) {}
+
+  std::string refusal(PlanKind kind) const override;
+  bool keeps_logits() const override { return kernel_.keeps_logits; }
+  bool sorts_tokens() const override { return true; }
+  // Slabs of few words would take longer than the rest of the call.
+  std::size_t audit_budget() const override { return 64_MiB; }
+  SizedPlan best(PlanKind kind, std::size_t budget) const override;
+  double passes(PlanKind kind, const PlanSizes& sizes) const override;
+  double seconds(PlanKind kind, const PlanSizes& sizes) const override;
+
+ private:
+  class Offers;
+  void each_size(PlanKind kind, Offers& offers) const;
+  void offer_stored(std::int64_t chunk, Offers& offers) const;
+  std::size_t bytes(PlanKind kind, const PlanSizes& sizes) const;
+  double kept(PlanKind kind) const;
+  double sampled(PlanKind kind) const;
+  double again(PlanKind kind, const PlanSizes& sizes) const;
+
+  const cuda::DeviceKernel& kernel_;
+  const std::int64_t tokens_;
+};
+
+}  // namespace logitless

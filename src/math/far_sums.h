@@ -1,0 +1,23 @@
+// Sums of a far-field call, over its chunks; on a GPU they lie in its memory.
+#pragma once
+
+#include <cstdint>
+
+namespace logitless {
+
+struct FarSums {
+  std::int64_t kept;      // pairs of tiles (on a GPU groups of them) and blocks of tokens
+  std::int64_t sampled;   // others, of FarSample
+  std::int64_t pairs;     // all of blocks with a token that counts
+  std::int64_t fallback;  // chunks that kept everything
+  double bound_squared;
+  double norm_squared;
+  // Of the tokens audited: |far - exact|^2 and |exact|^2 of d_hidden, and of lse.
+  std::int64_t audited;
+  double audit_error_squared;
+  double audit_norm_squared;
+  double lse_error_squared;
+  double lse_error_max;
+};
+
+}  // namespace logitless
