@@ -129,6 +129,9 @@ struct FarCall {
 // Empty, or why masses cannot be estimated; what that sets up once for a thread.
 std::string estimates_unsupported();
 void prepare_estimates();
+// What estimate_masses needs of the words, once for all chunks: weights of words, and means and
+// centroids of tiles.
+void prepare_means(const ForwardCall& call);
 // Estimates masses, totals and references of a chunk's tokens.
 void estimate_masses(const ForwardCall& call);
 // far_sum of what is not kept.
@@ -180,7 +183,9 @@ void gather_vectors(const ForwardCall& call);
 // Chooses what is kept: where a mass is above tau of a token's total, for a token with alpha.
 // Writes the sums' kept, sampled, pairs and fallback, or adds to them.
 void select_tiles(const ForwardCall& call, const RowCoefficients* rows, bool first_chunk);
-// Adds the sample to what estimate_masses has chosen.
+// The same by the estimates, and where a target has more than tau, of target_logits [tokens, K].
+void select_estimated(const ForwardCall& call, const float* target_logits);
+// Adds the sample to what select_estimated has chosen.
 void sample_tiles(const ForwardCall& call);
 
 // block [tokens, T] bf16: alpha P of the tiles that are far, 0 of the others, without the targets'

@@ -104,6 +104,14 @@ constexpr std::int64_t running_sum_bytes(std::int64_t words, std::int64_t dim) {
   return (words + 255) / 256 * 256 * ((dim + 255) / 256 * 256);
 }
 
+// A slab of the far field: the tiles kept alone, d_hidden added to, d_weight by word.
+struct FarSlabProducts {
+  const FarCall* call = nullptr;         // null: no far field
+  std::int64_t vocab = 0;                // of the order
+  std::int64_t first_position = 0;       // a multiple of 256
+  const float* tile_gradient = nullptr;  // [T, dim]: d_weight_j += share_j of its tile's
+};
+
 // d_hidden_i = factor_i block_i . weight (+ gamma_i weight_sum) + sum_k coefficient_ik weight_y;
 // d_weight_j = block^T_j . factored_hidden (+ omega_j hidden_sum) + sum of coefficient * hidden
 // over the entries of j.
@@ -137,15 +145,23 @@ struct ProductsCall {
   GradientOutput d_hidden;
   GradientOutput d_weight;
   RunningSums running;  // of a 16-bit d_weight, by a kernel that splits_sums
-  // A slab of the far field: the tiles kept alone, d_hidden added to, d_weight by word.
-  const FarCall* far = nullptr;
-  std::int64_t vocab = 0;                // of the order
-  std::int64_t first_position = 0;       // a multiple of 256
-  const float* tile_gradient = nullptr;  // [T, dim]: d_weight_j += share_j of its tile's
-  const int* active = nullptr;           // ForwardCall's; null: all
-  void* kernel_workspace = nullptr;      // the forward call's
+  FarSlabProducts far;
+  const int* active = nullptr;       // ForwardCall's; null: all
+  void* kernel_workspace = nullptr;  // the forward call's
   std::size_t kernel_workspace_bytes = 0;
   Stream stream = nullptr;
+};
+
+// The parts of a far-field forward, between which the engine decides what is kept.
+struct FarForward {
+  // Target logits and references.
+  void (*begin)(const ForwardCall& call);
+  // Where begin leaves the logits [tokens, K], for those who move tokens.
+  float* (*target_logits)(const ForwardCall& call);
+  // All tiles, whose masses are left; the outputs.
+  void (*all_tiles)(const ForwardCall& call);
+  // The tiles of call.far->list alone, and the outputs with the estimates of the others.
+  void (*kept_tiles)(const ForwardCall& call);
 };
 
 // Seconds of the parts of a plan, for the planner: nominal, fitted with bench_head --device cuda
@@ -166,7 +182,6 @@ struct DeviceKernel {
   // Keeps the logits of a forward call in its workspace, so that gradients need no second product,
   // and none is stored by the way. Otherwise logits are multiplied again for blocks not stored.
   bool keeps_logits;
-  bool far_backward;  // takes calls of the far field
   // Sums a 16-bit d_weight over chunks, or onto what it holds, by ProductsCall::running. Otherwise
   // it is summed in fp32 and rounded in the end.
   bool splits_sums;
@@ -177,7 +192,10 @@ struct DeviceKernel {
   // Why it does not take such a head; empty if it does.
   std::string (*unsupported)(const ForwardShape& shape);
   std::size_t (*workspace_bytes)(const ForwardShape& shape);
+  // Enqueues the forward of a chunk. Deterministic: the same inputs give the same bits. Throws
+  // DeviceError when a launch is refused.
   void (*forward)(const ForwardCall& call);
+  const FarForward* far;  // the forward of far-field calls, in parts; null: it takes none
   // Fills the block with the gradient of the logits of [first_word, first_word + words), the
   // targets' own part left out.
   void (*gradient_block)(const BlockCall& call);

@@ -89,11 +89,9 @@ struct LogitBlock {
 
 struct FarCall;  // device_far.h
 
-// A chunk of tokens. All pointers are the device's. hidden [tokens, dim] and weight [vocab, dim],
-// rows of contiguous elements, row strides in elements. Outputs are fp32 [tokens] or [tokens, K],
-// contiguous, and hold 0 (argmax: -1) for tokens whose targets are all ignore_index. Null: not
-// wanted.
-struct ForwardCall {
+// What a chunk of tokens is multiplied from. All pointers are the device's. hidden [tokens, dim]
+// and weight [vocab, dim], rows of contiguous elements, row strides in elements.
+struct ForwardOperands {
   ForwardShape shape;
   const void* hidden = nullptr;
   std::int64_t hidden_stride = 0;
@@ -111,7 +109,11 @@ struct ForwardCall {
   std::int64_t sequence = 0;
   float logit_scale = 1.0f;
   float softcap = 0.0f;
+};
 
+// What it says of each token: fp32 [tokens] or [tokens, K], contiguous; 0 (argmax: -1) for tokens
+// whose targets are all ignore_index. Null: not wanted.
+struct ForwardOutputs {
   float* lse = nullptr;
   float* target_logit = nullptr;  // [tokens, K]
   float* log_prob = nullptr;      // [tokens, K]
@@ -121,19 +123,25 @@ struct ForwardCall {
   // The first position [all tokens * K] whose target is outside [0, vocab) and not ignore_index, or
   // kNoBadTarget. The chunk whose first_token is 0 sets it.
   std::uint64_t* bad_target = nullptr;
+};
 
-  // exp(z) of the first stored_words (a multiple of 256, or vocab), for the gradients: block =
-  // 2^(z log2e - reference), times the slope of the softcap. 0: none.
+// What it keeps for the gradients.
+struct StoredBlock {
+  // exp(z) of the first stored_words (a multiple of 256, or vocab): block = 2^(z log2e -
+  // reference), times the slope of the softcap. 0: none.
   std::int64_t stored_words = 0;
   LogitBlock block;
   float* reference = nullptr;  // [padded_tokens]: exponents of the block; null: not wanted
   int* active = nullptr;       // [padded_tokens / 256 + 1]: whether 256 tokens have a target; then
                                // whether any has; null: not wanted
+};
 
+// A chunk of tokens.
+struct ForwardCall : ForwardOperands, ForwardOutputs, StoredBlock {
   // Of the far field: weight, bias and omega are read by position, and masses are left. No argmax.
   const FarCall* far = nullptr;
 
-  void* workspace = nullptr;  // forward_workspace_bytes(shape), aligned to 256
+  void* workspace = nullptr;  // DeviceKernel::workspace_bytes(shape), aligned to 256
   Stream stream = nullptr;
 };
 inline constexpr std::uint64_t kNoBadTarget = ~std::uint64_t{0};
@@ -141,19 +149,5 @@ constexpr std::int64_t padded_tokens(std::int64_t tokens) {
   return tokens <= 256 ? 256 : (tokens + 255) / 256 * 256;
 }
 constexpr std::int64_t padded_words(std::int64_t words) { return (words + 255) / 256 * 256; }
-
-// The Hopper kernel: bf16, dim a multiple of 8.
-//
-// Why it does not take such a head; empty if it does.
-std::string forward_unsupported(const ForwardShape& shape);
-// The same of a call, its pointers and strides too: the tensor memory accelerator reads rows that
-// start at multiples of 16 bytes.
-std::string forward_unsupported(const ForwardCall& call);
-// tokens / 256 x vocab / 256 tiles leave 4 bytes for each token and tile of 256 words (one float
-// more for each of entropy and weighted_sum, two for argmax), and a few bytes a token.
-std::size_t forward_workspace_bytes(const ForwardShape& shape);
-// Enqueues the forward of the chunk. Deterministic: the same inputs give the same bits. Throws
-// DeviceError when a launch is refused.
-void forward(const ForwardCall& call);
 
 }  // namespace logitless::cuda

@@ -39,6 +39,9 @@ struct MomentsCall {
 };
 // Empty, or what is missing.
 std::string moments_unsupported();
+// Why the Hopper kernels do not take a call, its pointers and strides included (the tensor memory
+// accelerator reads rows that start at multiples of 16 bytes); empty if they do.
+std::string hopper_unsupported(const ForwardCall& call);
 // 20 B * dim^2, 6 B * 8192 dim, 10 B * T dim, 12 B * rows * T, 16 B * vocab, and what cuBLAS,
 // cuSOLVER and the forward take. Throws DeviceError.
 std::size_t moments_workspace_bytes(const ForwardShape& shape);

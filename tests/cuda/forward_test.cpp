@@ -5,7 +5,8 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/device_head.h"
+#include "kernels/cuda/device_kernels.h"
+#include "kernels/device_order.h"
 #include "support/problem.h"
 
 namespace logitless::test {
@@ -73,7 +74,7 @@ struct DeviceRun {
       argmax = Guarded(rows * 4);
     }
     bad = Guarded(8);
-    workspace = Guarded(cuda::forward_workspace_bytes(shape));
+    workspace = Guarded(cuda::hopper_workspace_bytes(shape));
     call.hidden = hidden.data();
     call.hidden_stride = s.dim;
     call.weight = weight.data();
@@ -94,7 +95,7 @@ struct DeviceRun {
     call.workspace = workspace.data();
   }
   void run() {
-    cuda::forward(call);
+    cuda::hopper_forward(call);
     cuda::synchronize(nullptr);
   }
   void expect_guards() const {
@@ -348,22 +349,21 @@ TEST_F(CudaForward, MoreThan32BitsOfLogits) {
 TEST_F(CudaForward, RefusesWhatItCannotRead) {
   const HeadProblem problem(spec_of(10, 16, 20));
   DeviceRun device(problem, false);
-  EXPECT_EQ(cuda::forward_unsupported(device.call), "");
+  EXPECT_EQ(cuda::hopper_unsupported(device.call), "");
   cuda::ForwardCall call = device.call;
   call.shape.dtype = DType::f32;
-  EXPECT_EQ(cuda::forward_unsupported(call), "multiplies bf16, hidden and weight are f32");
+  EXPECT_EQ(cuda::hopper_unsupported(call), "multiplies bf16, hidden and weight are f32");
   call = device.call;
   call.shape.dim = 12;
-  EXPECT_EQ(cuda::forward_unsupported(call), "dim: expected a multiple of 8, got 12");
+  EXPECT_EQ(cuda::hopper_unsupported(call), "dim: expected a multiple of 8, got 12");
   call = device.call;
   call.weight_stride = 18;
-  EXPECT_EQ(cuda::forward_unsupported(call),
+  EXPECT_EQ(cuda::hopper_unsupported(call),
             "weight: expected rows a multiple of 8 elements apart, at least 16, got 18");
-  EXPECT_THROW(cuda::forward(call), Unsupported);
+  EXPECT_THROW(cuda::hopper_forward(call), Unsupported);
   call = device.call;
   call.hidden = static_cast<const std::byte*>(call.hidden) + 2;
-  EXPECT_EQ(cuda::forward_unsupported(call),
-            "hidden: expected an address that is a multiple of 16");
+  EXPECT_EQ(cuda::hopper_unsupported(call), "hidden: expected an address that is a multiple of 16");
 }
 
 }  // namespace

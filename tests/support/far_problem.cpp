@@ -75,7 +75,7 @@ void FarProblem::mask_words() {
 std::vector<std::string> far_kernels() {
   std::vector<std::string> out;
   for (const std::string& name : tested_kernels()) {
-    if (is_device_kernel(name) ? cuda::find_device_kernel(name).far_backward
+    if (is_device_kernel(name) ? cuda::find_device_kernel(name).far != nullptr
                                : find_head_kernel(name).far_backward != nullptr)
       out.push_back(name);
   }

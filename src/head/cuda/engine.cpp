@@ -150,10 +150,7 @@ void Engine::run(const ChunkFunction& tokens) {
   do {  // once even without tokens: outputs are still cleared
     const ForwardCall chunk =
         chunk_call(first, std::min(std::max<std::int64_t>(sizes_.chunk, 1), total - first));
-    if (sizes_.far) gather_tokens(chunk, all.hidden, all.hidden_stride, hidden_rows());
-    kernel_.forward(chunk);
-    if (sizes_.both && features_.label_smoothing)
-      estimate_weighted_sums(chunk, at<float>(layout_.gradients.weight_sum));
+    sizes_.far ? far_forward(chunk) : kernel_.forward(chunk);
     tokens(chunk, rows, delta);
     if (sizes_.far) scatter_outputs(chunk, all);
     if (gradients && total > 0) {

@@ -70,6 +70,7 @@ class Engine {
   RunningSums running_sums(const BlockCall& block, bool first_chunk) const;
   // far_engine.cpp
   void set_far();
+  void far_forward(const ForwardCall& chunk);
   void far_backward(const ForwardCall& chunk, bool first_chunk);
   void set_estimate(const VocabOrder& order);
   void begin_far();

@@ -79,6 +79,27 @@ void Engine::begin_far() {
     sum_weights(all, all.weight, all.shape.vocab, all.omega);
 }
 
+// Of far_both what is kept is chosen by estimates, before the forward, which computes that alone;
+// else after it, by the masses it leaves.
+void Engine::far_forward(const ForwardCall& c) {
+  const FarForward& forward = *kernel_.far;
+  gather_tokens(c, all.hidden, all.hidden_stride, hidden_rows());
+  forward.begin(c);
+  if (c.shape.tokens == 0) return;
+  gather_vectors(c);
+  if (!sizes_.both) return forward.all_tiles(c);
+  if (c.first_token == 0) prepare_means(c);
+  estimate_masses(c);
+  const int per_token = c.shape.targets_per_token;
+  float* const target_logits = forward.target_logits(c);
+  sort_tokens(c, nullptr,
+              std::array{TokenValues{estimate_.total, 1, 0, 1},
+                         TokenValues{target_logits, per_token, 1, per_token}});
+  select_estimated(c, target_logits);
+  forward.kept_tiles(c);
+  if (features_.label_smoothing) estimate_weighted_sums(c, at<float>(layout_.gradients.weight_sum));
+}
+
 TargetOrder Engine::token_order() const {
   return {at<std::int32_t>(layout_.far.token_keys), at<std::int32_t>(layout_.far.token_rows),
           at<std::int32_t>(layout_.far.token_places), at<std::int32_t>(layout_.far.token_counts)};
@@ -269,15 +290,13 @@ void Engine::near_products(const BlockCall& block, bool first_chunk) {
   p.block_words = block.words;
   p.weight = block.weight_rows;
   p.weight_stride = far_.order.identity ? c.weight_stride : c.shape.dim;
-  p.far = &far_;
-  p.vocab = c.shape.vocab;
-  p.first_position = block.first_word;
+  p.far = {.call = &far_, .vocab = c.shape.vocab, .first_position = block.first_word};
   if (d_hidden_.data != nullptr) p.d_hidden = hidden_sums(c, false);
   if (d_weight_.data != nullptr) {
     p.d_weight = weight_sums(first_chunk);
     p.entries = target_entries();
     p.many = at<float>(layout_.gradients.many);
-    p.tile_gradient = at<float>(layout_.far.tile_gradient);
+    p.far.tile_gradient = at<float>(layout_.far.tile_gradient);
     if (smooths_apart(features_)) {
       p.hidden_sum = at<float>(layout_.gradients.hidden_sum);
       p.omega = far_.omega == nullptr ? nullptr : far_.omega + block.first_word;

@@ -59,7 +59,7 @@ VocabOrder device_measure_tiles(const Context& context, const VocabOrder& order,
       capability < kernel.least_capability || capability > kernel.most_capability
           ? concat("kernel hopper does not run on compute capability ", capability / 10, ".",
                    capability % 10)
-          : cuda::forward_unsupported(call.head);
+          : cuda::hopper_unsupported(call.head);
   if (!reason.empty()) throw Unsupported(concat("measure_tiles: ", reason));
   const auto dim = static_cast<std::size_t>(rows.columns);
   const auto tiles = static_cast<std::size_t>(cuda::far_tiles(rows.rows));

@@ -43,7 +43,7 @@ const cuda::DeviceKernel& choose_device_kernel(const PlanProblem& problem,
 
 std::string CudaSearch::refusal(PlanKind kind) const {
   if (!is_far(kind)) return {};
-  if (!kernel_.far_backward) return concat("kernel ", kernel_.name, " does not have it");
+  if (kernel_.far == nullptr) return concat("kernel ", kernel_.name, " does not have it");
   if (kind == PlanKind::far_both && !cuda::estimates_unsupported().empty())
     return cuda::estimates_unsupported();
   const std::int64_t words = cuda::kMostFarGroups * cuda::kFarGroup;

@@ -5,20 +5,27 @@
 
 namespace logitless::cuda {
 
-// head_forward_sm90.cu, head_gradient_sm90.cu: with forward, of device_head.h.
-void gradient_block(const BlockCall& call);
-void gradient_products(const ProductsCall& call);
-// What gradient_products needs of kernel_workspace for a chunk, and blocks of at most so many
-// words.
-std::size_t products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words);
+// head_forward_sm90.cu, head_gradient_sm90.cu: bf16, dim a multiple of 8.
+//
+// Why it does not take such a head; empty if it does.
+std::string hopper_unsupported(const ForwardShape& shape);
+// tokens / 256 x vocab / 256 tiles leave 4 bytes for each token and tile of 256 words (one float
+// more for each of entropy and weighted_sum, two for argmax), and a few bytes a token.
+std::size_t hopper_workspace_bytes(const ForwardShape& shape);
+void hopper_forward(const ForwardCall& call);
+// FarForward's.
+void hopper_begin_forward(const ForwardCall& call);
+float* hopper_target_logits(const ForwardCall& call);
+void hopper_forward_tiles(const ForwardCall& call);
+void hopper_forward_kept(const ForwardCall& call);
+void hopper_gradient_block(const BlockCall& call);
+void hopper_gradient_products(const ProductsCall& call);
+// What hopper_gradient_products needs of kernel_workspace for a chunk, and blocks of at most so
+// many words.
+std::size_t hopper_products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words);
 
-// far_estimate.cu: what estimate_masses needs of the words, once for all chunks: weights of words,
-// and means and centroids of tiles.
-void prepare_means(const ForwardCall& call);
-// far_tiles.cu: centroids and means of all tiles; what is kept by the estimates, and where a target
-// has more than tau, of target_logits [tokens, K].
+// far_tiles.cu: centroids and means of all tiles.
 void gather_points(const ForwardCall& call);
-void select_estimated(const ForwardCall& call, const float* target_logits);
 
 // head_cublas.cu.
 std::string cublas_unsupported(const ForwardShape& shape);

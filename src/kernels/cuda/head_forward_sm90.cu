@@ -1,6 +1,5 @@
 // The forward call: workspace, tensor maps, launches.
 #include <algorithm>
-#include <array>
 #include <tuple>
 
 #include "kernels/cuda/device/error.cuh"
@@ -9,6 +8,7 @@
 #include "kernels/cuda/device/token_kernels.cuh"
 #include "kernels/cuda/device_kernels.h"
 #include "kernels/device_far.h"
+#include "kernels/device_order.h"
 
 namespace logitless::cuda {
 namespace {
@@ -117,15 +117,15 @@ void sweep(const ForwardCall& c, const ForwardArguments& tiles, const int* wante
 
 }  // namespace
 
-std::string forward_unsupported(const ForwardShape& s) {
+std::string hopper_unsupported(const ForwardShape& s) {
   if (s.dtype != DType::bf16)
     return concat("multiplies bf16, hidden and weight are ", name_of(s.dtype));
   if (s.dim % 8 != 0) return concat("dim: expected a multiple of 8, got ", s.dim);
   return {};
 }
 
-std::string forward_unsupported(const ForwardCall& c) {
-  const std::string reason = forward_unsupported(c.shape);
+std::string hopper_unsupported(const ForwardCall& c) {
+  const std::string reason = hopper_unsupported(c.shape);
   if (!reason.empty()) return reason;
   for (const auto& [name, data, stride] :
        {std::tuple{"hidden", c.hidden, c.hidden_stride}, {"weight", c.weight, c.weight_stride}}) {
@@ -139,136 +139,180 @@ std::string forward_unsupported(const ForwardCall& c) {
   return {};
 }
 
-std::size_t forward_workspace_bytes(const ForwardShape& shape) {
+std::size_t hopper_workspace_bytes(const ForwardShape& shape) {
   const std::size_t forward = ForwardLayout(shape).total;
   // The products come when the forward's is free again.
-  return shape.gradients ? std::max(forward, products_bytes(shape.tokens, shape.dim, shape.vocab))
-                         : forward;
+  return shape.gradients
+             ? std::max(forward, hopper_products_bytes(shape.tokens, shape.dim, shape.vocab))
+             : forward;
 }
 
-void forward(const ForwardCall& c) {
-  const auto stream = static_cast<cudaStream_t>(c.stream);
-  const std::string reason = forward_unsupported(c);
-  if (!reason.empty()) throw Unsupported(reason);
-  if (c.first_token == 0)
-    require_cuda(cudaMemsetAsync(c.bad_target, 0xff, sizeof(*c.bad_target), stream), "bad_target");
-  if (c.shape.tokens == 0) return;
+namespace {
 
-  const ForwardLayout layout(c.shape);
-  auto* const base = static_cast<std::byte*>(c.workspace);
-  const auto floats = [&](std::size_t at, bool wanted = true) {
+// Where a call's parts lie, and what its launches over tiles share.
+struct Forward {
+  explicit Forward(const ForwardCall& c)
+      : call(c),
+        layout(c.shape),
+        base(static_cast<std::byte*>(c.workspace)),
+        stream(static_cast<cudaStream_t>(c.stream)),
+        reference(c.reference != nullptr ? c.reference : floats(layout.reference)),
+        targets(floats(layout.target_logits)),
+        active(c.active != nullptr ? c.active : ints(layout.active)),
+        repair(ints(layout.repair)),
+        store(c.stored_words > 0),
+        row_blocks(static_cast<unsigned>(layout.rows / kRowsPerBlock)) {}
+
+  float* floats(std::size_t at, bool wanted = true) const {
     return wanted ? reinterpret_cast<float*>(base + at) : nullptr;
-  };
-  float* const reference = c.reference != nullptr ? c.reference : floats(layout.reference);
-  float* const targets = floats(layout.target_logits);
-  int* const active = c.active != nullptr ? c.active : reinterpret_cast<int*>(base + layout.active);
-  auto* const repair = reinterpret_cast<int*>(base + layout.repair);
-  require_cuda(cudaMemsetAsync(repair, 0, (layout.token_pairs + 1) * sizeof(int), stream),
-               "workspace");
-  require_cuda(cudaMemsetAsync(active, 0, (layout.token_pairs + 1) * sizeof(int), stream),
-               "workspace");
-
-  const std::int64_t dim = c.shape.dim;
-  const CUtensorMap hidden =
-      matrix_map(c.hidden, DType::bf16, c.shape.tokens, dim, c.hidden_stride, kTileRows);
-  const bool store = c.stored_words > 0;
-  const CUtensorMap block = store ? matrix_map(c.block.data, DType::bf16, c.shape.tokens,
-                                               c.block.stride, c.block.stride, 64)
-                                  : hidden;
-  ForwardArguments tiles{};
-  tiles.vocab = static_cast<int>(c.shape.vocab);
-  tiles.token_pairs = static_cast<int>(layout.token_pairs);
-  tiles.word_tiles = static_cast<int>(layout.word_tiles);
-  tiles.steps = static_cast<int>(ceil_div(dim, kStep));
-  tiles.group = group_of(dim);
-  tiles.stored_tiles = static_cast<int>(ceil_div(c.stored_words, kTileColumns));
-  tiles.padded_tokens = layout.rows;
-  tiles.scale = c.logit_scale;
-  tiles.cap = c.softcap;
-  tiles.bias = c.far == nullptr ? c.bias : c.far->bias;
-  tiles.omega = c.far == nullptr ? c.omega : c.far->omega;
-  if (c.far != nullptr) tiles.masses = c.far->mass;
-  tiles.reference = reference;
-  tiles.sums = floats(layout.sums);
-  tiles.entropy = floats(layout.entropy, c.shape.entropy);
-  tiles.weighted = floats(layout.weighted, c.shape.weighted_sum);
-  tiles.best = floats(layout.best, c.shape.argmax);
-  tiles.best_index = reinterpret_cast<int*>(floats(layout.best_index, c.shape.argmax));
-  const Partials partials{layout.rows,    tiles.word_tiles, tiles.sums,      tiles.entropy,
-                          tiles.weighted, tiles.best,       tiles.best_index};
-  const bool general = c.bias != nullptr || c.softcap != 0.0f || c.shape.entropy ||
-                       c.shape.weighted_sum || c.shape.argmax;
-  const dim3 threads(kRowsPerBlock, kParts);
-  const auto row_blocks = static_cast<unsigned>(layout.rows / kRowsPerBlock);
-
-  const std::int64_t slots = c.shape.tokens * c.shape.targets_per_token;
-  target_logits<<<static_cast<unsigned>(ceil_div(slots, 8)), 256, 0, stream>>>(c, targets, active,
-                                                                               tiles.token_pairs);
-  require_cuda(cudaGetLastError(), "target logits");
-
-  guess_reference<<<static_cast<unsigned>(layout.rows / 256), 256, 0, stream>>>(
-      c, targets, layout.rows, reference);
-  require_cuda(cudaGetLastError(), "reference exponents");
-  if (c.far != nullptr) gather_vectors(c);
-  if (c.far != nullptr && c.far->estimate != nullptr) {
-    if (c.first_token == 0) prepare_means(c);
-    estimate_masses(c);
-    const int per_token = c.shape.targets_per_token;
-    sort_tokens(c, nullptr,
-                std::array{TokenValues{c.far->estimate->total, 1, 0, 1},
-                           TokenValues{targets, per_token, 1, per_token}});
-    select_estimated(c, targets);
-    require_cuda(
-        cudaMemsetAsync(tiles.sums, 0,
-                        static_cast<std::size_t>(layout.rows * layout.word_tiles) * 4, stream),
-        "sums of the kept tiles");
-    tiles.masses = nullptr;
-    tiles.weighted = nullptr;
-    tiles.list = c.far->list;
-    tiles.wanted = active;
-    const auto run = c.bias != nullptr ? launch<ForwardMode::kGeneral, false>
-                                       : launch<ForwardMode::kPlain, false>;
-    sweep(c, tiles, nullptr, GatherPart::rows,
-          [&](const CUtensorMap& weight, const auto& a) { run(hidden, weight, block, a, stream); });
-    sum_far_masses(c);
-    Partials sums = partials;
-    sums.weighted = nullptr;
-    ForwardCall outputs = c;
-    outputs.weighted_sum = nullptr;
-    write_outputs<<<row_blocks, threads, 0, stream>>>(outputs, sums, reference, targets, nullptr,
-                                                      nullptr, active, c.far->estimate->far_sum);
-    require_cuda(cudaGetLastError(), "outputs");
-    return;
   }
+  int* ints(std::size_t at) const { return reinterpret_cast<int*>(base + at); }
+
+  ForwardArguments tiles() const {
+    const ForwardShape& s = call.shape;
+    ForwardArguments a{};
+    a.vocab = static_cast<int>(s.vocab);
+    a.token_pairs = static_cast<int>(layout.token_pairs);
+    a.word_tiles = static_cast<int>(layout.word_tiles);
+    a.steps = static_cast<int>(ceil_div(s.dim, kStep));
+    a.group = group_of(s.dim);
+    a.stored_tiles = static_cast<int>(ceil_div(call.stored_words, kTileColumns));
+    a.padded_tokens = layout.rows;
+    a.scale = call.logit_scale;
+    a.cap = call.softcap;
+    a.bias = call.far == nullptr ? call.bias : call.far->bias;
+    a.omega = call.far == nullptr ? call.omega : call.far->omega;
+    if (call.far != nullptr) a.masses = call.far->mass;
+    a.reference = reference;
+    a.sums = floats(layout.sums);
+    a.entropy = floats(layout.entropy, s.entropy);
+    a.weighted = floats(layout.weighted, s.weighted_sum);
+    a.best = floats(layout.best, s.argmax);
+    a.best_index = reinterpret_cast<int*>(floats(layout.best_index, s.argmax));
+    return a;
+  }
+  CUtensorMap hidden() const {
+    return matrix_map(call.hidden, DType::bf16, call.shape.tokens, call.shape.dim,
+                      call.hidden_stride, kTileRows);
+  }
+  CUtensorMap block() const {
+    return store ? matrix_map(call.block.data, DType::bf16, call.shape.tokens, call.block.stride,
+                              call.block.stride, 64)
+                 : hidden();
+  }
+  Partials partials(const ForwardArguments& a) const {
+    return {layout.rows, a.word_tiles, a.sums, a.entropy, a.weighted, a.best, a.best_index};
+  }
+  // What the plain kernel does not have.
+  bool general() const {
+    return call.bias != nullptr || call.softcap != 0.0f || call.shape.entropy ||
+           call.shape.weighted_sum || call.shape.argmax;
+  }
+
+  const ForwardCall& call;
+  const ForwardLayout layout;
+  std::byte* const base;
+  const cudaStream_t stream;
+  float* const reference;
+  float* const targets;
+  int* const active;
+  int* const repair;
+  const bool store;
+  const unsigned row_blocks;
+  const dim3 threads = dim3(kRowsPerBlock, kParts);
+};
+
+}  // namespace
+
+float* hopper_target_logits(const ForwardCall& c) { return Forward(c).targets; }
+
+void hopper_begin_forward(const ForwardCall& c) {
+  const std::string reason = hopper_unsupported(c);
+  if (!reason.empty()) throw Unsupported(reason);
+  const Forward f(c);
+  if (c.first_token == 0)
+    require_cuda(cudaMemsetAsync(c.bad_target, 0xff, sizeof(*c.bad_target), f.stream),
+                 "bad_target");
+  if (c.shape.tokens == 0) return;
+  for (int* const flags : {f.repair, f.active})
+    require_cuda(cudaMemsetAsync(flags, 0, (f.layout.token_pairs + 1) * sizeof(int), f.stream),
+                 "workspace");
+  const std::int64_t slots = c.shape.tokens * c.shape.targets_per_token;
+  target_logits<<<static_cast<unsigned>(ceil_div(slots, 8)), 256, 0, f.stream>>>(
+      c, f.targets, f.active, static_cast<int>(f.layout.token_pairs));
+  require_cuda(cudaGetLastError(), "target logits");
+  guess_reference<<<static_cast<unsigned>(f.layout.rows / 256), 256, 0, f.stream>>>(
+      c, f.targets, f.layout.rows, f.reference);
+  require_cuda(cudaGetLastError(), "reference exponents");
+}
+
+void hopper_forward_kept(const ForwardCall& c) {
+  if (c.shape.tokens == 0) return;
+  const Forward f(c);
+  ForwardArguments tiles = f.tiles();
+  require_cuda(
+      cudaMemsetAsync(tiles.sums, 0,
+                      static_cast<std::size_t>(f.layout.rows * f.layout.word_tiles) * 4, f.stream),
+      "sums of the kept tiles");
+  tiles.masses = nullptr;
+  tiles.weighted = nullptr;
+  tiles.list = c.far->list;
+  tiles.wanted = f.active;
+  const CUtensorMap hidden = f.hidden(), block = f.block();
+  const auto run =
+      c.bias != nullptr ? launch<ForwardMode::kGeneral, false> : launch<ForwardMode::kPlain, false>;
+  sweep(c, tiles, nullptr, GatherPart::rows,
+        [&](const CUtensorMap& weight, const auto& a) { run(hidden, weight, block, a, f.stream); });
+  sum_far_masses(c);
+  ForwardCall outputs = c;
+  outputs.weighted_sum = nullptr;
+  write_outputs<<<f.row_blocks, f.threads, 0, f.stream>>>(outputs, f.partials(tiles), f.reference,
+                                                          f.targets, nullptr, nullptr, f.active,
+                                                          c.far->estimate->far_sum);
+  require_cuda(cudaGetLastError(), "outputs");
+}
+
+void hopper_forward_tiles(const ForwardCall& c) {
+  if (c.shape.tokens == 0) return;
+  const Forward f(c);
+  ForwardArguments tiles = f.tiles();
+  const Partials partials = f.partials(tiles);
+  const CUtensorMap hidden = f.hidden(), block = f.block();
   // First against the targets' exponents; then, for tokens whose sums left the range, against the
   // greatest logit's.
   for (const bool again : {false, true}) {
-    tiles.wanted = again ? repair : active;
+    tiles.wanted = again ? f.repair : f.active;
     const int* const any = tiles.wanted + tiles.token_pairs;
     if (again) {
       ForwardArguments greatest = tiles;
       greatest.best = tiles.sums;  // free until the sums are made
       sweep(c, greatest, any, GatherPart::rows, [&](const CUtensorMap& weight, const auto& a) {
-        launch<ForwardMode::kReference, false>(hidden, weight, block, a, stream);
+        launch<ForwardMode::kReference, false>(hidden, weight, block, a, f.stream);
       });
-      set_reference<<<row_blocks, threads, 0, stream>>>(greatest.best, tiles.word_tiles,
-                                                        layout.rows, repair, reference);
+      set_reference<<<f.row_blocks, f.threads, 0, f.stream>>>(greatest.best, tiles.word_tiles,
+                                                              f.layout.rows, f.repair, f.reference);
       require_cuda(cudaGetLastError(), "reference exponents");
     }
-    const auto run =
-        general ? store ? launch<ForwardMode::kGeneral, true> : launch<ForwardMode::kGeneral, false>
-        : store ? launch<ForwardMode::kPlain, true>
-                : launch<ForwardMode::kPlain, false>;
-    sweep(c, tiles, any, again ? GatherPart::rows : GatherPart::centroids,
-          [&](const CUtensorMap& weight, const auto& a) { run(hidden, weight, block, a, stream); });
-    write_outputs<<<row_blocks, threads, 0, stream>>>(c, partials, reference, targets,
-                                                      again ? repair : nullptr,
-                                                      again ? nullptr : repair, active, nullptr);
+    const auto run = f.general() ? f.store ? launch<ForwardMode::kGeneral, true>
+                                           : launch<ForwardMode::kGeneral, false>
+                     : f.store ? launch<ForwardMode::kPlain, true>
+                                 : launch<ForwardMode::kPlain, false>;
+    sweep(
+        c, tiles, any, again ? GatherPart::rows : GatherPart::centroids,
+        [&](const CUtensorMap& weight, const auto& a) { run(hidden, weight, block, a, f.stream); });
+    write_outputs<<<f.row_blocks, f.threads, 0, f.stream>>>(
+        c, partials, f.reference, f.targets, again ? f.repair : nullptr, again ? nullptr : f.repair,
+        f.active, nullptr);
     require_cuda(cudaGetLastError(), "outputs");
   }
 }
 
-void gradient_block(const BlockCall& b) {
+void hopper_forward(const ForwardCall& c) {
+  hopper_begin_forward(c);
+  hopper_forward_tiles(c);
+}
+
+void hopper_gradient_block(const BlockCall& b) {
   const ForwardCall& c = b.chunk;
   if (c.shape.tokens == 0) return;
   const auto stream = static_cast<cudaStream_t>(c.stream);

@@ -83,16 +83,16 @@ auto kernel_of(bool entries, bool sums) {
 
 FarSlabArguments far_slab(const ProductsCall& c) {
   FarSlabArguments out{};
-  const FarCall& far = *c.far;
+  const FarCall& far = *c.far.call;
   out.block_groups = far.block_groups;
   out.group_blocks = far.group_blocks;
   out.blocks = static_cast<int>(padded_tokens(c.tokens) / kFarBlock);
-  out.group_bits = static_cast<int>(far_bits(far_groups(c.vocab)));
+  out.group_bits = static_cast<int>(far_bits(far_groups(c.far.vocab)));
   out.block_bits = static_cast<int>(far_bits(out.blocks));
-  out.first_group = static_cast<int>(c.first_position / kFarGroup);
-  out.order_words = far.order.words + c.first_position;
-  out.share = far.order.share + c.first_position;
-  out.tile_gradient = c.tile_gradient + c.first_position / kFarTile * c.dim;
+  out.first_group = static_cast<int>(c.far.first_position / kFarGroup);
+  out.order_words = far.order.words + c.far.first_position;
+  out.share = far.order.share + c.far.first_position;
+  out.tile_gradient = c.far.tile_gradient + c.far.first_position / kFarTile * c.dim;
   out.d_weight = c.d_weight.data;
   out.stride = c.d_weight.stride;
   return out;
@@ -100,11 +100,11 @@ FarSlabArguments far_slab(const ProductsCall& c) {
 
 }  // namespace
 
-std::size_t products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words) {
+std::size_t hopper_products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words) {
   return workspace_bytes(tokens, dim, words, parts_of_hidden(tokens, dim));
 }
 
-void gradient_products(const ProductsCall& c) {
+void hopper_gradient_products(const ProductsCall& c) {
   if (c.tokens == 0 || (c.d_hidden.data == nullptr && c.d_weight.data == nullptr)) return;
   const auto bf16 = DType::bf16;
   const auto stream = static_cast<cudaStream_t>(c.stream);
@@ -113,7 +113,7 @@ void gradient_products(const ProductsCall& c) {
   a.hidden.factor = c.factor;
   a.hidden_pairs = a.hidden.row_pairs;
   a.hidden_steps = a.hidden.steps;
-  const bool far = c.far != nullptr;
+  const bool far = c.far.call != nullptr;
   int parts = c.d_hidden.data != nullptr && !far ? parts_of_hidden(c.tokens, c.dim) : 1;
   // The last chunk may want more of them than those that the workspace is made for.
   while (parts > 1 &&

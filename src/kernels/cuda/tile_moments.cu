@@ -66,7 +66,7 @@ struct MomentsLayout {
     reference = take(padded * 4);
     estimated_reference = take(padded * 4);
     active = take((blocks + 1) * 4);
-    forward = take(static_cast<std::int64_t>(forward_workspace_bytes(shape)));
+    forward = take(static_cast<std::int64_t>(hopper_workspace_bytes(shape)));
     gathered = take(kSlab * d * 2);
     bias = take(shape.vocab * 4);
     mass = take(2 * groups * padded * 4);
@@ -238,7 +238,10 @@ class TileMoments {
     require_cuda(cudaMemsetAsync(base_ + layout_.targets, 0,
                                  static_cast<std::size_t>(head_.shape.tokens) * 4, stream_),
                  "targets");
-    forward(head_);  // exact masses, and bias by position
+    // Exact masses, and bias by position.
+    hopper_begin_forward(head_);
+    gather_vectors(head_);
+    hopper_forward_tiles(head_);
     set_means(head_);
     find_axes();
     find_variances();

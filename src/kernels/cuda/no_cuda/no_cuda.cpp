@@ -1,5 +1,6 @@
 // Stands in for the CUDA kernels in a build without CUDA.
 #include "core/check.h"
+#include "kernels/cuda/device_kernels.h"
 #include "kernels/device_far.h"
 #include "kernels/device_loss.h"
 #include "kernels/device_order.h"
@@ -34,10 +35,9 @@ Timer::~Timer() = default;
 void Timer::start(Stream) { refuse(); }
 float Timer::stop(Stream) { refuse(); }
 
-std::string forward_unsupported(const ForwardShape&) { return kReason; }
-std::string forward_unsupported(const ForwardCall&) { return kReason; }
-std::size_t forward_workspace_bytes(const ForwardShape&) { refuse(); }
-void forward(const ForwardCall&) { refuse(); }
+std::string hopper_unsupported(const ForwardCall&) { return kReason; }
+std::size_t hopper_workspace_bytes(const ForwardShape&) { refuse(); }
+void hopper_forward(const ForwardCall&) { refuse(); }
 
 std::span<const DeviceKernel> device_kernels() { return {}; }
 const DeviceKernel& find_device_kernel(std::string_view) { refuse(); }
@@ -57,7 +57,9 @@ void finish_far(const ForwardCall&, const GradientOutput&, const float*, float*,
 }
 std::string estimates_unsupported() { return kReason; }
 void prepare_estimates() { refuse(); }
+void prepare_means(const ForwardCall&) { refuse(); }
 void estimate_masses(const ForwardCall&) { refuse(); }
+void select_estimated(const ForwardCall&, const float*) { refuse(); }
 void sum_far_masses(const ForwardCall&) { refuse(); }
 void estimate_weighted_sums(const ForwardCall&, const float*) { refuse(); }
 void order_keys(const TargetOrder&, std::int64_t, std::int64_t, Stream) { refuse(); }
