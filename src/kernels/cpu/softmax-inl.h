@@ -134,23 +134,76 @@ HWY_INLINE V LoadMass(const std::uint16_t* HWY_RESTRICT code, V base) {
                         value);
 }
 
+// What AbsorbBlock adds beyond the sums, for the tokens of the lanes from t on.
+template <int kPanel>
+HWY_INLINE void AbsorbBest(std::int64_t first_word, std::int64_t words, const float* HWY_RESTRICT z,
+                           std::int64_t t, const PanelState& state) {
+  const D d;
+  const DI di;
+  V best = hn::LoadU(d, state.best + t);
+  auto index = hn::BitCast(di, hn::LoadU(d, state.best_index + t));
+  for (std::int64_t r = 0; r < words; ++r) {
+    const V x = hn::Load(d, z + r * kPanel + t);
+    const auto better = hn::Gt(x, best);
+    best = hn::IfThenElse(better, x, best);
+    index = hn::IfThenElse(hn::RebindMask(di, better),
+                           hn::Set(di, static_cast<std::int32_t>(first_word + r)), index);
+  }
+  hn::StoreU(best, d, state.best + t);
+  hn::StoreU(hn::BitCast(d, index), d, state.best_index + t);
+}
+
+template <int kPanel>
+HWY_INLINE void AbsorbEntropy(std::int64_t words, const float* HWY_RESTRICT z, std::int64_t t, V k,
+                              V old_scale, V new_scale, const PanelState& state) {
+  const D d;
+  HWY_ALIGN float part[kMaxLanes];
+  HWY_ALIGN float old_part[kMaxLanes];
+  HWY_ALIGN float new_part[kMaxLanes];
+  V ez = hn::Zero(d);
+  for (std::int64_t r = 0; r < words; ++r) {
+    const V x = hn::Load(d, z + r * kPanel + t);
+    const V e = Exp2(hn::MulSub(x, hn::Set(d, kLog2EFloat), k));
+    // A masked word is 0 * -inf.
+    ez = hn::Add(ez, hn::IfThenZeroElse(hn::Eq(e, hn::Zero(d)), hn::Mul(e, x)));
+  }
+  hn::Store(ez, d, part);
+  hn::Store(old_scale, d, old_part);
+  hn::Store(new_scale, d, new_part);
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) {
+    state.entropy[t + i] =
+        state.entropy[t + i] * old_part[i] + static_cast<double>(part[i]) * new_part[i];
+  }
+}
+
+template <int kPanel>
+HWY_INLINE void AbsorbWeighted(const LogitTransform& f, std::int64_t words,
+                               const float* HWY_RESTRICT z, std::int64_t t,
+                               const PanelState& state) {
+  const D d;
+  HWY_ALIGN float part[kMaxLanes];
+  V zw = hn::Zero(d);
+  for (std::int64_t r = 0; r < words; ++r) {
+    const V x = hn::Load(d, z + r * kPanel + t);
+    zw = f.omega == nullptr ? hn::Add(zw, x) : hn::MulAdd(hn::Set(d, f.omega[r]), x, zw);
+  }
+  hn::Store(zw, d, part);
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) state.weighted[t + i] += part[i];
+}
+
 // Adds the block to the running state. With mass: keeps the codes of the block's masses in it. With
-// Stored: keeps 2^(z log2e - k) (times the softcap's
-// slope) of each word and token in stored [kVocabTile][kPanel], and k, integral, in stored_exponent
-// [kPanel].
+// Stored: keeps 2^(z log2e - k) (times the softcap's slope) of each word and token in stored
+// [kVocabTile][kPanel], and k, integral, in stored_exponent [kPanel].
 template <int kPanel, class Bf16, typename Stored>
 HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, std::int64_t words,
                             const float* HWY_RESTRICT z, const PanelState& state,
                             Stored* HWY_RESTRICT stored, float* HWY_RESTRICT stored_exponent,
                             std::uint16_t* HWY_RESTRICT mass) {
   const D d;
-  const DI di;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const V log2e = hn::Set(d, kLog2EFloat);
   const V lowest = hn::Set(d, -INFINITY);
   const V inverse = hn::Set(d, f.cap == 0.0f ? 0.0f : 1.0f / f.cap);
-  const bool extras =
-      state.best != nullptr || state.entropy != nullptr || state.weighted != nullptr;
   for (std::int64_t t = 0; t < kPanel; t += lanes) {
     V top = lowest;
     for (std::int64_t r = 0; r < words; ++r) top = hn::Max(top, hn::Load(d, z + r * kPanel + t));
@@ -202,48 +255,12 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
     hn::StoreU(high, d, state.exponent + t);
     hn::StoreU(hn::Add(old_part, new_part), d, state.sum + t);
 
-    if (!extras) continue;
-    if (state.best != nullptr) {
-      V best = hn::LoadU(d, state.best + t);
-      auto index = hn::BitCast(di, hn::LoadU(d, state.best_index + t));
-      for (std::int64_t r = 0; r < words; ++r) {
-        const V x = hn::Load(d, z + r * kPanel + t);
-        const auto better = hn::Gt(x, best);
-        best = hn::IfThenElse(better, x, best);
-        index = hn::IfThenElse(hn::RebindMask(di, better),
-                               hn::Set(di, static_cast<std::int32_t>(first_word + r)), index);
-      }
-      hn::StoreU(best, d, state.best + t);
-      hn::StoreU(hn::BitCast(d, index), d, state.best_index + t);
-    }
-    HWY_ALIGN float part[kMaxLanes];
-    HWY_ALIGN float old_scale[kMaxLanes];
-    HWY_ALIGN float new_scale[kMaxLanes];
+    if (state.best != nullptr) AbsorbBest<kPanel>(first_word, words, z, t, state);
     if (state.entropy != nullptr) {
-      V ez = hn::Zero(d);
-      for (std::int64_t r = 0; r < words; ++r) {
-        const V x = hn::Load(d, z + r * kPanel + t);
-        const V e = Exp2(hn::MulSub(x, log2e, k));
-        // A masked word is 0 * -inf.
-        ez = hn::Add(ez, hn::IfThenZeroElse(hn::Eq(e, hn::Zero(d)), hn::Mul(e, x)));
-      }
-      hn::Store(ez, d, part);
-      hn::Store(hn::IfThenZeroElse(none, old_factor), d, old_scale);
-      hn::Store(hn::IfThenZeroElse(nothing, new_factor), d, new_scale);
-      for (std::int64_t i = 0; i < lanes; ++i) {
-        state.entropy[t + i] =
-            state.entropy[t + i] * old_scale[i] + static_cast<double>(part[i]) * new_scale[i];
-      }
+      AbsorbEntropy<kPanel>(words, z, t, k, hn::IfThenZeroElse(none, old_factor),
+                            hn::IfThenZeroElse(nothing, new_factor), state);
     }
-    if (state.weighted != nullptr) {
-      V zw = hn::Zero(d);
-      for (std::int64_t r = 0; r < words; ++r) {
-        const V x = hn::Load(d, z + r * kPanel + t);
-        zw = f.omega == nullptr ? hn::Add(zw, x) : hn::MulAdd(hn::Set(d, f.omega[r]), x, zw);
-      }
-      hn::Store(zw, d, part);
-      for (std::int64_t i = 0; i < lanes; ++i) state.weighted[t + i] += part[i];
-    }
+    if (state.weighted != nullptr) AbsorbWeighted<kPanel>(f, words, z, t, state);
   }
 }
 

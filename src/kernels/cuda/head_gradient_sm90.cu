@@ -104,28 +104,34 @@ std::size_t hopper_products_bytes(std::int64_t tokens, std::int64_t dim, std::in
   return workspace_bytes(tokens, dim, words, parts_of_hidden(tokens, dim));
 }
 
-void hopper_gradient_products(const ProductsCall& c) {
-  if (c.tokens == 0 || (c.d_hidden.data == nullptr && c.d_weight.data == nullptr)) return;
-  const auto bf16 = DType::bf16;
-  const auto stream = static_cast<cudaStream_t>(c.stream);
+namespace {
+
+// d_hidden in parts: the first of the workspace's bytes count paces, the sums come after them.
+struct HiddenParts {
+  explicit HiddenParts(const ProductsCall& c) {
+    if (c.d_hidden.data != nullptr && c.far.call == nullptr)
+      count = parts_of_hidden(c.tokens, c.dim);
+    // The last chunk may want more of them than those that the workspace is made for.
+    while (count > 1 &&
+           workspace_bytes(c.tokens, c.dim, c.block_words, count) > c.kernel_workspace_bytes)
+      --count;
+    pace = pace_bytes(c.tokens, c.dim, c.block_words) * static_cast<std::size_t>(count);
+    sums = reinterpret_cast<float*>(static_cast<std::byte*>(c.kernel_workspace) + pace);
+  }
+  int count = 1;
+  std::size_t pace = 0;  // bytes
+  float* sums = nullptr;
+};
+
+GradientArguments arguments_of(const ProductsCall& c, const HiddenParts& parts) {
   GradientArguments a{};
   a.hidden = product(c.d_hidden, c.tokens, c.dim, c.block_words);
   a.hidden.factor = c.factor;
   a.hidden_pairs = a.hidden.row_pairs;
   a.hidden_steps = a.hidden.steps;
-  const bool far = c.far.call != nullptr;
-  int parts = c.d_hidden.data != nullptr && !far ? parts_of_hidden(c.tokens, c.dim) : 1;
-  // The last chunk may want more of them than those that the workspace is made for.
-  while (parts > 1 &&
-         workspace_bytes(c.tokens, c.dim, c.block_words, parts) > c.kernel_workspace_bytes)
-    --parts;
-  const std::size_t paces =
-      pace_bytes(c.tokens, c.dim, c.block_words) * static_cast<std::size_t>(parts);
-  auto* const part_sums =
-      reinterpret_cast<float*>(static_cast<std::byte*>(c.kernel_workspace) + paces);
-  if (parts > 1) {
-    a.hidden.row_pairs *= parts;
-    a.hidden.steps = static_cast<int>(ceil_div(a.hidden.steps, parts));
+  if (parts.count > 1) {
+    a.hidden.row_pairs *= parts.count;
+    a.hidden.steps = static_cast<int>(ceil_div(a.hidden.steps, parts.count));
     a.hidden.add = false;
     a.hidden.narrow = false;
   }
@@ -155,30 +161,66 @@ void hopper_gradient_products(const ProductsCall& c) {
   a.weight_stride = apart ? c.target_stride : c.weight_stride;
   a.hidden_rows = static_cast<const __nv_bfloat16*>(c.hidden);
   a.hidden_stride = c.hidden_stride;
+  if (c.far.call != nullptr) a.far = far_slab(c);
+  a.pace = static_cast<unsigned*>(c.kernel_workspace);
+  return a;
+}
 
-  const CUtensorMap block_rows =
-      matrix_map(c.block.data, bf16, c.tokens, c.block.stride, c.block.stride, kTileRows);
-  const CUtensorMap block_columns =
-      matrix_map(c.block.data, bf16, c.tokens, c.block.stride, c.block.stride, kStep);
-  const CUtensorMap weight =
-      matrix_map(c.weight, bf16, c.block_words, c.dim, c.weight_stride, kStep);
-  const bool has_weight = c.d_weight.data != nullptr;
+// In the order of the kernel's parameters; what a call does not have is any map.
+struct ProductMaps {
+  ProductMaps(const ProductsCall& c, const HiddenParts& parts) {
+    constexpr auto kBf16 = DType::bf16;
+    block_rows =
+        matrix_map(c.block.data, kBf16, c.tokens, c.block.stride, c.block.stride, kTileRows);
+    block_columns =
+        matrix_map(c.block.data, kBf16, c.tokens, c.block.stride, c.block.stride, kStep);
+    weight = matrix_map(c.weight, kBf16, c.block_words, c.dim, c.weight_stride, kStep);
+    hidden = d_hidden = d_weight = weight;
+    if (c.d_weight.data != nullptr) {
+      hidden = matrix_map(c.factored_hidden, kBf16, c.tokens, c.dim, c.factored_stride, kStep);
+      require_map("d_weight", c.d_weight.data, c.d_weight.stride, c.d_weight.dtype);
+      if (c.far.call == nullptr)
+        d_weight = matrix_map(c.d_weight.data, c.d_weight.dtype, c.block_words, c.dim,
+                              c.d_weight.stride, 64);
+    }
+    if (c.d_hidden.data == nullptr) return;
+    require_map("d_hidden", c.d_hidden.data, c.d_hidden.stride, c.d_hidden.dtype);
+    d_hidden = parts.count > 1 ? matrix_map(parts.sums, DType::f32,
+                                            parts.count * padded_tokens(c.tokens), c.dim, c.dim, 64)
+                               : matrix_map(c.d_hidden.data, c.d_hidden.dtype, c.tokens, c.dim,
+                                            c.d_hidden.stride, 64);
+  }
+  CUtensorMap block_rows, block_columns, weight, hidden, d_hidden, d_weight;
+};
+
+void add_hidden_parts(const ProductsCall& c, const GradientArguments& a, const HiddenParts& parts,
+                      cudaStream_t stream) {
+  const auto columns = static_cast<int>(c.dim);
+  const auto rows = static_cast<unsigned>(c.tokens);
+  if (c.d_hidden.dtype == DType::f32) {
+    add_parts<<<rows, 128, 0, stream>>>(a, parts.sums, columns,
+                                        static_cast<float*>(c.d_hidden.data), c.d_hidden.stride,
+                                        c.d_hidden.add);
+  } else {
+    add_parts<<<rows, 128, 0, stream>>>(a, parts.sums, columns,
+                                        static_cast<__nv_bfloat16*>(c.d_hidden.data),
+                                        c.d_hidden.stride, false);
+  }
+  require_cuda(cudaGetLastError(), "parts of d_hidden");
+}
+
+}  // namespace
+
+void hopper_gradient_products(const ProductsCall& c) {
   const bool has_hidden = c.d_hidden.data != nullptr;
-  const CUtensorMap hidden =
-      has_weight ? matrix_map(c.factored_hidden, bf16, c.tokens, c.dim, c.factored_stride, kStep)
-                 : weight;
-  if (has_hidden) require_map("d_hidden", c.d_hidden.data, c.d_hidden.stride, c.d_hidden.dtype);
-  if (has_weight) require_map("d_weight", c.d_weight.data, c.d_weight.stride, c.d_weight.dtype);
-  const CUtensorMap d_hidden =
-      !has_hidden ? weight
-      : parts > 1
-          ? matrix_map(part_sums, DType::f32, parts * padded_tokens(c.tokens), c.dim, c.dim, 64)
-          : matrix_map(c.d_hidden.data, c.d_hidden.dtype, c.tokens, c.dim, c.d_hidden.stride, 64);
-  const CUtensorMap d_weight = has_weight && !far
-                                   ? matrix_map(c.d_weight.data, c.d_weight.dtype, c.block_words,
-                                                c.dim, c.d_weight.stride, 64)
-                                   : weight;
+  const bool has_weight = c.d_weight.data != nullptr;
+  if (c.tokens == 0 || (!has_hidden && !has_weight)) return;
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  const HiddenParts parts(c);
+  GradientArguments a = arguments_of(c, parts);
+  const ProductMaps maps(c, parts);
 
+  const bool far = c.far.call != nullptr;
   const bool rank_one = c.weight_sum != nullptr || c.hidden_sum != nullptr;
   const bool listed = has_weight && c.entries.begin != nullptr;
   const bool entries = listed && c.d_weight.dtype != DType::f32;
@@ -189,7 +231,6 @@ void hopper_gradient_products(const ProductsCall& c) {
       far ? rank_one ? kernel_of<true, true>(entries, sums) : kernel_of<true, false>(entries, sums)
       : rank_one ? kernel_of<false, true>(entries, sums)
                  : kernel_of<false, false>(entries, sums);
-  if (far) a.far = far_slab(c);
   allow_shared(kernel, kTileShared);
   const int tiles =
       a.hidden.row_pairs * a.hidden.column_tiles + a.weight.row_pairs * a.weight.column_tiles;
@@ -198,29 +239,14 @@ void hopper_gradient_products(const ProductsCall& c) {
   // Short tiles lose more to waiting than they gain; narrow heads fit the cache.
   constexpr int kPacedSteps = 1024;
   constexpr int kPacedColumns = 8;
-  a.pace = static_cast<unsigned*>(c.kernel_workspace);
   a.paced = !far && ceil_div(c.dim, kTileColumns) >= kPacedColumns &&
             (!has_hidden || a.hidden.steps >= kPacedSteps);
-  if (a.paced) {
-    require_cuda(cudaMemsetAsync(a.pace, 0, paces, stream), "pace");
-  }
+  if (a.paced) require_cuda(cudaMemsetAsync(a.pace, 0, parts.pace, stream), "pace");
   kernel<<<clusters * kClusterCtas, kTileThreads, kTileShared, stream>>>(
-      block_rows, block_columns, weight, hidden, d_hidden, d_weight, a);
+      maps.block_rows, maps.block_columns, maps.weight, maps.hidden, maps.d_hidden, maps.d_weight,
+      a);
   require_cuda(cudaGetLastError(), "gradient kernel");
-  if (parts > 1) {
-    const auto columns = static_cast<int>(c.dim);
-    const auto rows = static_cast<unsigned>(c.tokens);
-    if (c.d_hidden.dtype == DType::f32) {
-      add_parts<<<rows, 128, 0, stream>>>(a, part_sums, columns,
-                                          static_cast<float*>(c.d_hidden.data), c.d_hidden.stride,
-                                          c.d_hidden.add);
-    } else {
-      add_parts<<<rows, 128, 0, stream>>>(a, part_sums, columns,
-                                          static_cast<__nv_bfloat16*>(c.d_hidden.data),
-                                          c.d_hidden.stride, false);
-    }
-    require_cuda(cudaGetLastError(), "parts of d_hidden");
-  }
+  if (parts.count > 1) add_hidden_parts(c, a, parts, stream);
   if (listed && !entries && !far) add_weight_targets(c);
 }
 
