@@ -156,9 +156,12 @@ struct DotTiles {
 };
 #endif
 
-// to [16][to_stride] = from [16][from_stride] transposed, 32-bit words.
-HWY_INLINE void TransposeWords(const std::uint32_t* HWY_RESTRICT from, std::int64_t from_stride,
-                               std::uint32_t* HWY_RESTRICT to, std::int64_t to_stride) {
+// to [16][to_stride] = from [16][from_stride] transposed, 32-bit words; those of `from` may be
+// pairs of 16 bits, at any even address.
+template <class From, class Word>
+HWY_INLINE void TransposeWords(const From* HWY_RESTRICT from, std::int64_t from_stride,
+                               Word* HWY_RESTRICT to, std::int64_t to_stride) {
+  static_assert(sizeof(Word) == 4 && (sizeof(From) == 2 || sizeof(From) == 4));
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
   __m512i r[16], a[16], b[16];
 #pragma GCC unroll 16
@@ -188,8 +191,10 @@ HWY_INLINE void TransposeWords(const std::uint32_t* HWY_RESTRICT from, std::int6
     _mm512_storeu_si512(to + (12 + c) * to_stride, _mm512_shuffle_i32x4(x1, y1, 0xdd));
   }
 #else
+  constexpr int kParts = sizeof(Word) / sizeof(From);
   for (int i = 0; i < 16; ++i) {
-    for (int j = 0; j < 16; ++j) to[i * to_stride + j] = from[j * from_stride + i];
+    for (int j = 0; j < 16; ++j)
+      std::memcpy(to + i * to_stride + j, from + j * from_stride + i * kParts, sizeof(Word));
   }
 #endif
 }

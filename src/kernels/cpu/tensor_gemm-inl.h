@@ -330,49 +330,73 @@ struct TileGemm {
   static void Pack(const GemmOperand& from, std::int64_t offset, std::int64_t stride_p,
                    std::int64_t stride_k, std::int64_t count, std::int64_t depth, Element* to) {
     const auto* data = static_cast<const std::uint16_t*>(from.data) + offset;
-    alignas(64) std::uint32_t words[32 * 16];
-    for (std::int64_t p = 0; p < count; p += 32) {
-      const std::int64_t np = std::min<std::int64_t>(32, count - p);
-      for (std::int64_t k = 0; k < depth; k += 32, to += kStep) {
-        const std::int64_t nk = std::min<std::int64_t>(32, depth - k);
-        const std::uint16_t* at = data + p * stride_p + k * stride_k;
-        auto* out = reinterpret_cast<std::uint32_t*>(to);
-        if (np < 32 || nk < 32) std::memset(words, 0, sizeof(words));
-        if (stride_p == 1) {  // words[pair of k][p]
-          for (std::int64_t i = 0; i < nk; i += 2) {
-            const std::uint16_t* even = at + i * stride_k;
-            const std::uint16_t* odd = i + 1 < nk ? even + stride_k : nullptr;
-            for (std::int64_t j = 0; j < np; ++j) {
-              const std::uint32_t high = odd != nullptr ? odd[j] : 0;
-              words[i * 16 + j] = high << 16 | even[j];
-            }
-          }
-          for (int half = 0; half < 2; ++half) {
-            if constexpr (kIsA) {
-              TransposeWords(words + half * 16, 32, out + half * 256, 16);
-            } else {
-              for (int i = 0; i < 16; ++i)
-                std::memcpy(out + half * 256 + i * 16, words + i * 32 + half * 16, 64);
-            }
-          }
-        } else {  // words[p][pair of k]
-          for (std::int64_t j = 0; j < np; ++j) {
-            auto* row = reinterpret_cast<std::uint16_t*>(words + j * 16);
-            if (stride_k == 1) {
-              std::memcpy(row, at + j * stride_p, static_cast<std::size_t>(nk) * 2);
-            } else {
-              for (std::int64_t i = 0; i < nk; ++i) row[i] = at[j * stride_p + i * stride_k];
-            }
-          }
-          if constexpr (kIsA) {
-            std::memcpy(out, words, sizeof(words));
+    const std::int64_t steps = ceil_div(depth, 32);
+    // Panels that go along k together: longer runs of a row of k.
+    const std::int64_t group = stride_p == 1 ? 4 * 32 : 32;
+    for (std::int64_t first = 0; first < count; first += group) {
+      for (std::int64_t k = 0; k < depth; k += 32) {
+        for (std::int64_t p = first; p < std::min(count, first + group); p += 32) {
+          const std::uint16_t* at = data + p * stride_p + k * stride_k;
+          Element* step = to + (p / 32 * steps + k / 32) * kStep;
+          if (count - p < 32 || depth - k < 32 || (stride_p != 1 && stride_k != 1)) {
+            PackPart<kIsA>(at, stride_p, stride_k, std::min<std::int64_t>(32, count - p),
+                           std::min<std::int64_t>(32, depth - k), step);
+          } else if (stride_p == 1) {
+            PackColumns<kIsA>(at, stride_k, step);
           } else {
-            TransposeWords(words, 16, out, 16);
-            TransposeWords(words + 256, 16, out + 256, 16);
+            PackRows<kIsA>(at, stride_p, step);
           }
         }
       }
     }
+  }
+
+  // 32 x 32 of them: rows of contiguous k.
+  template <bool kIsA>
+  static HWY_INLINE void PackRows(const std::uint16_t* HWY_RESTRICT from, std::int64_t stride_p,
+                                  Element* HWY_RESTRICT to) {
+    for (int half = 0; half < 2; ++half) {
+      const std::uint16_t* rows = from + half * 16 * stride_p;
+      Element* tile = to + half * kTile;
+      if constexpr (kIsA) {
+        for (int j = 0; j < 16; ++j) std::memcpy(tile + j * 32, rows + j * stride_p, 64);
+      } else {
+        TransposeWords(rows, stride_p, reinterpret_cast<std::uint32_t*>(tile), 16);
+      }
+    }
+  }
+  // 32 x 32 of them: contiguous for each k.
+  template <bool kIsA>
+  static HWY_INLINE void PackColumns(const std::uint16_t* HWY_RESTRICT from, std::int64_t stride_k,
+                                     Element* HWY_RESTRICT to) {
+    using Words = hn::CappedTag<std::uint32_t, 16>;
+    const Words words;
+    const hn::Rebind<std::uint16_t, Words> halves;
+    constexpr int kLanes = static_cast<int>(hn::MaxLanes(Words()));
+    alignas(64) std::uint32_t tile[16 * 16];
+    for (int half = 0; half < 2; ++half) {
+      auto* out = reinterpret_cast<std::uint32_t*>(to + half * kTile);
+      std::uint32_t* pairs = kIsA ? tile : out;
+      for (int i = 0; i < 16; ++i) {
+        const std::uint16_t* even = from + 2 * i * stride_k + half * 16;
+        for (int j = 0; j < 16; j += kLanes) {
+          const auto low = hn::PromoteTo(words, hn::LoadU(halves, even + j));
+          const auto high = hn::PromoteTo(words, hn::LoadU(halves, even + stride_k + j));
+          hn::StoreU(hn::Or(low, hn::ShiftLeft<16>(high)), words, pairs + i * 16 + j);
+        }
+      }
+      if constexpr (kIsA) TransposeWords(tile, 16, out, 16);
+    }
+  }
+  // np x nk of them, anywhere, the rest 0.
+  template <bool kIsA>
+  static void PackPart(const std::uint16_t* from, std::int64_t stride_p, std::int64_t stride_k,
+                       std::int64_t np, std::int64_t nk, Element* to) {
+    alignas(64) std::uint16_t rows[32 * 32] = {};
+    for (std::int64_t j = 0; j < np; ++j) {
+      for (std::int64_t i = 0; i < nk; ++i) rows[j * 32 + i] = from[j * stride_p + i * stride_k];
+    }
+    PackRows<kIsA>(rows, 32, to);
   }
 };
 
