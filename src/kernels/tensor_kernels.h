@@ -48,6 +48,8 @@ void gemm(const GemmProblem& problem, std::byte* scratch);
 // softmax(scale * q k^T) v, row by row, without the matrix of scores.
 //   q, out [B, H, T, D]    k, v [B, Hkv, S, D]    H a multiple of Hkv: query head h reads h / (H /
 //   Hkv)
+// Products are summed in fp32. Where bf16 is multiplied by tiles, probabilities and gradients of
+// scores are rounded to bf16 for their products; elsewhere they stay fp32.
 // The last dimension is contiguous; strides count elements. Causal: query t sees the keys s <= t +
 // (S - T). A row that sees no key gives 0, and -inf as its log-sum-exp.
 struct AttentionOperand {
@@ -66,7 +68,8 @@ struct AttentionShape {
   int threads = 1;
 };
 
-// O(threads * block * dim) and, for the backward, a float per (b, h, t).
+// O(threads * block * dim) and, for the backward, a float per (b, h, t). Where bf16 is multiplied
+// by tiles, the backward may take dq of one kv head in fp32 for each thread too, at most 4 MiB.
 std::size_t attention_scratch_bytes(const AttentionShape& shape, bool backward);
 // lse [B, H, T]: log-sum-exp of each row of scaled scores.
 void attention_forward(const AttentionShape& shape, const AttentionOperand& q,

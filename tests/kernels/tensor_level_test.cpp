@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <string>
 #include <string_view>
@@ -29,6 +30,8 @@ class Forced {
  private:
   const cpu::TensorLevel before_;
 };
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 // What Highway calls plain C++ depends on the compiler.
 bool portable(std::string_view target) { return target == "EMU128" || target == "SCALAR"; }
@@ -92,6 +95,53 @@ TEST(TensorLevel, AttendsAlike) {
     for (const DType dtype : kFloats) {
       check_attention({1, 4, 2, 33, 70, 40, dtype, true, 0.3f, 1});
       check_attention({1, 1, 1, 150, 90, 8, dtype, false, 0.7f, 1});
+    }
+    // Blocks of queries and of keys, whole and not; heads that share keys, enough of them for three
+    // threads and not; one query; queries that see no key.
+    for (const bool causal : {false, true}) {
+      check_attention({1, 2, 1, 300, 270, 24, DType::bf16, causal, 0.5f, 1});
+      check_attention({3, 1, 1, 290, 128, 72, DType::bf16, causal, -0.25f, 1});
+      check_attention({2, 2, 2, 1, 129, 32, DType::bf16, causal, 0.5f, 1});
+      check_attention({1, 2, 2, 31, 3, 33, DType::bf16, causal, 0.5f, 1});
+      check_attention({1, 3, 3, 256, 384, 16, DType::bf16, causal, 0.0f, 1});
+    }
+  }
+}
+
+// Scores of -inf weigh nothing; a row of nothing else gives 0 and -inf. NaN in gives NaN out.
+TEST(TensorLevel, AttendsToInfinityAndNan) {
+  const AttentionShape shape{1, 1, 1, 40, 150, 8, DType::bf16, false, 0.5f, 1};
+  for (const std::string& name : kernel_names()) {
+    SCOPED_TRACE(name);
+    const Forced forced(name);
+    AttentionTensors x(shape);
+    // Row 0 meets -inf in every key, row 1 in the keys from 60 on, the others in none.
+    for (std::int64_t t = 0; t < 40; ++t) {
+      for (std::int64_t i = 0; i < 8; ++i) x.q.set(x.at(true, 0, 0, t) + i, i == 7 ? 1.0 : 0.0);
+      x.q.set(x.at(true, 0, 0, t), t == 0 ? 1e30 : 0.0);
+      x.q.set(x.at(true, 0, 0, t) + 1, t == 1 ? 1e30 : 0.0);
+    }
+    for (std::int64_t s = 0; s < 150; ++s) {
+      x.k.set(x.at(false, 0, 0, s), -1e30);
+      x.k.set(x.at(false, 0, 0, s) + 1, s < 60 ? 0.0 : -1e30);
+    }
+    x.q.set(x.at(true, 0, 0, 2) + 3, kNan);
+    const AttentionResult r = run_attention(x, 1);
+    EXPECT_EQ(r.lse[0], static_cast<float>(-kInf));
+    double sum = 0.0, out = 0.0;
+    for (std::int64_t s = 0; s < 60; ++s) {
+      const double p = std::exp(0.5 * x.k[x.at(false, 0, 0, s) + 7]);
+      sum += p;
+      out += p * x.v[x.at(false, 0, 0, s) + 2];
+    }
+    EXPECT_NEAR(static_cast<double>(r.lse[1]), std::log(sum), 1e-5);
+    EXPECT_NEAR(r.out[x.at(true, 0, 0, 1) + 2], out / sum, 0x1p-8);
+    EXPECT_TRUE(std::isnan(r.lse[2]));
+    for (std::int64_t i = 0; i < 8; ++i) {
+      EXPECT_EQ(r.out[x.at(true, 0, 0, 0) + i], 0.0);
+      EXPECT_TRUE(std::isnan(r.out[x.at(true, 0, 0, 2) + i]));
+      EXPECT_TRUE(std::isnan(r.dq[x.at(true, 0, 0, 2) + i]));
+      EXPECT_FALSE(std::isnan(r.out[x.at(true, 0, 0, 3) + i]));
     }
   }
 }

@@ -203,7 +203,8 @@ inline void AddScoresTransposedTimes(const BlockMask& mask, std::int64_t rows, c
   }
 }
 // Keys that the last of the queries before `end` sees.
-inline std::int64_t VisibleKeys(const AttentionPlan& plan, std::int64_t end) {
+template <class Plan>
+std::int64_t VisibleKeys(const Plan& plan, std::int64_t end) {
   if (!plan.shape.causal) return plan.shape.keys;
   return std::clamp<std::int64_t>(end + plan.offset, 0, plan.shape.keys);
 }
@@ -267,6 +268,12 @@ inline void StoreRow(const AttentionOutput& to, DType dtype, std::int64_t offset
   FromF32(dtype, x, static_cast<std::byte*>(to.data) + offset * size, dim);
 }
 
+// Of the sum of 2^(x - row_max): a row's log-sum-exp.
+inline float LogSumExp(float row_max, float row_sum) {
+  const double power = static_cast<double>(row_max) + std::log2(static_cast<double>(row_sum));
+  return static_cast<float>(power * kLn2);
+}
+
 inline void ForwardTask(const AttentionPlan& plan, std::int64_t b, std::int64_t h, std::int64_t q0,
                         const AttentionOperand& q, const AttentionOperand& k,
                         const AttentionOperand& v, const AttentionOutput& out, float* lse,
@@ -305,9 +312,7 @@ inline void ForwardTask(const AttentionPlan& plan, std::int64_t b, std::int64_t 
     if (row_sum[r] != 0.0f) ScaleRow(row, plan.dim_n, 1.0f / row_sum[r]);
     StoreRow(out, shape.dtype, b * out.stride_b + h * out.stride_h + (q0 + r) * out.stride_t, row,
              shape.dim);
-    const double power =
-        static_cast<double>(row_max[r]) + std::log2(static_cast<double>(row_sum[r]));
-    lse[(b * shape.heads + h) * shape.queries + q0 + r] = static_cast<float>(power * kLn2);
+    lse[(b * shape.heads + h) * shape.queries + q0 + r] = LogSumExp(row_max[r], row_sum[r]);
   }
 }
 
@@ -331,6 +336,23 @@ struct BackwardOperands {
   const float *lse, *delta;  // [B, H, T]
   const AttentionOutput &dq, &dk, &dv;
 };
+
+// delta[t] = sum(out[t] * d_out[t]) of the rows [first, end) of a head. left, right: [dim],
+// scratch.
+inline void SumProducts(const HeadRows& out, const HeadRows& d_out, std::int64_t first,
+                        std::int64_t end, std::int64_t dim, float* left, float* right,
+                        float* delta) {
+  const auto size = static_cast<std::int64_t>(size_of(out.dtype));
+  const auto row = [&](const HeadRows& x, std::int64_t t) {
+    return static_cast<const std::byte*>(x.data) + (x.offset + t * x.stride) * size;
+  };
+  for (std::int64_t t = first; t < end; ++t) {
+    ToF32(out.dtype, row(out, t), left, dim);
+    ToF32(d_out.dtype, row(d_out, t), right, dim);
+    MulVector(left, right, nullptr, left, dim);
+    delta[t] = RowSum(left, dim);
+  }
+}
 
 // From scores s and gradients g of the probabilities of one row: s = p, g = p (g - delta) scale.
 HWY_INLINE void GradientRow(float* HWY_RESTRICT s, float* HWY_RESTRICT g, std::int64_t limit,
@@ -469,22 +491,13 @@ inline void RunAttentionBackward(const AttentionShape& shape, const AttentionOpe
     const std::int64_t h = task / plan.query_blocks % shape.heads;
     const std::int64_t q0 = task % plan.query_blocks * kQueryBlock;
     const std::int64_t end = std::min(q0 + kQueryBlock, shape.queries);
-    const HeadRows o = HeadOf(out, shape.dtype, b, h), g = HeadOf(d_out, shape.dtype, b, h);
-    const auto size = static_cast<std::int64_t>(size_of(shape.dtype));
-    float* left = buffers(thread) + plan.at.scores;  // one row of each at a time
-    float* right = buffers(thread) + plan.at.sum;
-    for (std::int64_t t = q0; t < end; ++t) {
-      ToF32(o.dtype, static_cast<const std::byte*>(o.data) + (o.offset + t * o.stride) * size, left,
-            shape.dim);
-      ToF32(g.dtype, static_cast<const std::byte*>(g.data) + (g.offset + t * g.stride) * size,
-            right, shape.dim);
-      MulVector(left, right, nullptr, left, shape.dim);
-      delta[(b * shape.heads + h) * shape.queries + t] = RowSum(left, shape.dim);
-      if (plan.by_head) {
-        float* row =
-            static_cast<float*>(dq.data) + b * dq.stride_b + h * dq.stride_h + t * dq.stride_t;
-        std::fill(row, row + shape.dim, 0.0f);
-      }
+    SumProducts(HeadOf(out, shape.dtype, b, h), HeadOf(d_out, shape.dtype, b, h), q0, end,
+                shape.dim, buffers(thread) + plan.at.scores, buffers(thread) + plan.at.sum,
+                delta + (b * shape.heads + h) * shape.queries);
+    for (std::int64_t t = q0; t < end && plan.by_head; ++t) {
+      float* row =
+          static_cast<float*>(dq.data) + b * dq.stride_b + h * dq.stride_h + t * dq.stride_t;
+      std::fill(row, row + shape.dim, 0.0f);
     }
   });
   if (plan.by_head) {

@@ -8,6 +8,7 @@
 //
 #include "hwy/highway.h"
 #include "kernels/cpu/tensor_attention-inl.h"
+#include "kernels/cpu/tensor_attention_tiles-inl.h"
 #include "kernels/cpu/tensor_gemm-inl.h"
 #include "kernels/cpu/tensor_level.h"
 #include "kernels/cpu/tensor_vector-inl.h"
@@ -35,6 +36,68 @@ std::size_t GemmScratchBytes(const GemmProblem& problem) {
 }
 void Gemm(const GemmProblem& problem, std::byte* scratch) {
   WithEngine(problem, [&]<class Engine>() { RunGemm<Engine>(problem, scratch); });
+}
+
+struct FloatAttention {
+  static std::size_t Scratch(const AttentionShape& shape, bool backward) {
+    return AttentionScratch(shape, backward);
+  }
+  template <class... Args>
+  static void Forward(const Args&... args) {
+    RunAttentionForward(args...);
+  }
+  template <class... Args>
+  static void Backward(const Args&... args) {
+    RunAttentionBackward(args...);
+  }
+};
+template <class Tiles>
+struct TileAttention {
+  static std::size_t Scratch(const AttentionShape& shape, bool backward) {
+    return TileAttentionScratch(shape, backward);
+  }
+  template <class... Args>
+  static void Forward(const Args&... args) {
+    RunTileAttentionForward<Tiles>(args...);
+  }
+  template <class... Args>
+  static void Backward(const Args&... args) {
+    RunTileAttentionBackward<Tiles>(args...);
+  }
+};
+
+// f(engine) for the way this processor attends best.
+template <class F>
+auto WithAttention([[maybe_unused]] const AttentionShape& shape, F&& f) {
+  if (shape.dtype == DType::bf16) {
+    [[maybe_unused]] const TensorLevel& level = tensor_level();
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+    if (level.tiles) return f.template operator()<TileAttention<HardwareTiles>>();
+    if (level.dot) return f.template operator()<TileAttention<DotTiles>>();
+#endif
+#if HWY_TARGET == HWY_STATIC_TARGET
+    if (level.emulated) return f.template operator()<TileAttention<EmulatedTiles>>();
+#endif
+  }
+  return f.template operator()<FloatAttention>();
+}
+
+std::size_t AttentionScratchBytes(const AttentionShape& shape, bool backward) {
+  return WithAttention(shape, [&]<class Engine>() { return Engine::Scratch(shape, backward); });
+}
+void AttentionForward(const AttentionShape& shape, const AttentionOperand& q,
+                      const AttentionOperand& k, const AttentionOperand& v,
+                      const AttentionOutput& out, float* lse, std::byte* scratch) {
+  WithAttention(shape, [&]<class Engine>() { Engine::Forward(shape, q, k, v, out, lse, scratch); });
+}
+void AttentionBackward(const AttentionShape& shape, const AttentionOperand& q,
+                       const AttentionOperand& k, const AttentionOperand& v,
+                       const AttentionOperand& out, const AttentionOperand& d_out, const float* lse,
+                       const AttentionOutput& dq, const AttentionOutput& dk,
+                       const AttentionOutput& dv, std::byte* scratch) {
+  WithAttention(shape, [&]<class Engine>() {
+    Engine::Backward(shape, q, k, v, out, d_out, lse, dq, dk, dv, scratch);
+  });
 }
 
 #if HWY_TARGET == HWY_STATIC_TARGET
@@ -85,9 +148,9 @@ HWY_EXPORT(RowMax);
 HWY_EXPORT(RowLse);
 HWY_EXPORT(AddTo);
 HWY_EXPORT(MaxTo);
-HWY_EXPORT(AttentionScratch);
-HWY_EXPORT(RunAttentionForward);
-HWY_EXPORT(RunAttentionBackward);
+HWY_EXPORT(AttentionScratchBytes);
+HWY_EXPORT(AttentionForward);
+HWY_EXPORT(AttentionBackward);
 
 // One element by <cmath>: all of f64, and what has no vectors in f32.
 template <class T>
@@ -261,19 +324,19 @@ void add_scaled_of(const float* x, float factor, float* y, std::int64_t n) {
 void add_to_of(const float* x, float* y, std::int64_t n) { LOGITLESS_DISPATCH(AddTo)(x, y, n); }
 void max_to_of(const float* x, float* y, std::int64_t n) { LOGITLESS_DISPATCH(MaxTo)(x, y, n); }
 std::size_t attention_scratch_of(const AttentionShape& shape, bool backward) {
-  return LOGITLESS_DISPATCH(AttentionScratch)(shape, backward);
+  return LOGITLESS_DISPATCH(AttentionScratchBytes)(shape, backward);
 }
 void attention_forward_of(const AttentionShape& shape, const AttentionOperand& q,
                           const AttentionOperand& k, const AttentionOperand& v,
                           const AttentionOutput& out, float* lse, std::byte* scratch) {
-  LOGITLESS_DISPATCH(RunAttentionForward)(shape, q, k, v, out, lse, scratch);
+  LOGITLESS_DISPATCH(AttentionForward)(shape, q, k, v, out, lse, scratch);
 }
 void attention_backward_of(const AttentionShape& shape, const AttentionOperand& q,
                            const AttentionOperand& k, const AttentionOperand& v,
                            const AttentionOperand& out, const AttentionOperand& d_out,
                            const float* lse, const AttentionOutput& dq, const AttentionOutput& dk,
                            const AttentionOutput& dv, std::byte* scratch) {
-  LOGITLESS_DISPATCH(RunAttentionBackward)(shape, q, k, v, out, d_out, lse, dq, dk, dv, scratch);
+  LOGITLESS_DISPATCH(AttentionBackward)(shape, q, k, v, out, d_out, lse, dq, dk, dv, scratch);
 }
 
 }  // namespace cpu
