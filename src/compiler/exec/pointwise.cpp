@@ -362,6 +362,32 @@ class Sum {
   }
 };
 
+// The sums of parts [item, end) of rows, loop.parts of each row, along one dimension; a part is no
+// longer than a block. What the parts of a row that fill a block have to sum is evaluated at once.
+template <typename R>
+void sum_parts(const Pointwise& loop, Block<R>& block, std::int64_t item, std::int64_t end,
+               R* sums) {
+  const std::size_t kept = loop.shape.size() - 1;
+  const std::int64_t length = loop.shape[kept];
+  std::array<std::int64_t, kMaxDims> at{};
+  while (item < end) {
+    const std::int64_t row = item / loop.parts, first = item % loop.parts;
+    const auto begin_of = [&](std::int64_t part) { return length * part / loop.parts; };
+    const std::int64_t begin = begin_of(first);
+    const std::int64_t last = std::min(loop.parts, first + end - item);
+    std::int64_t part = first + 1;
+    while (part < last && begin_of(part + 1) - begin <= kBlock) ++part;
+    unravel(loop.shape, 0, kept, row, at.data());
+    at[kept] = begin;
+    const R* values = block.run(at.data(), begin_of(part) - begin);
+    for (std::int64_t i = first; i < part; ++i, ++item) {
+      Sum<R> sum(loop.reduce);
+      sum.add(values + (begin_of(i) - begin), begin_of(i + 1) - begin_of(i));
+      sums[item] = static_cast<R>(sum.value());
+    }
+  }
+}
+
 template <typename R>
 void reduce_rows(const Pointwise& loop, Table table, int threads) {
   const std::size_t rank = loop.shape.size(), reduced = static_cast<std::size_t>(loop.reduced),
@@ -385,6 +411,8 @@ void reduce_rows(const Pointwise& loop, Table table, int threads) {
     Block<R> block(loop, table);
     std::array<std::int64_t, kMaxDims> at{};
     const std::int64_t end = std::min(items, (task + 1) * per_task);
+    if (parts > 1 && reduced == 1 && length < kBlock)
+      return sum_parts(loop, block, task * per_task, end, sums);
     for (std::int64_t item = task * per_task; item < end; ++item) {
       const std::int64_t row = item / parts, part = item % parts;
       unravel(loop.shape, 0, kept, row, at.data());
@@ -423,17 +451,21 @@ void reduce_rows(const Pointwise& loop, Table table, int threads) {
     }
   });
   if (parts <= 1) return;
-  std::array<std::int64_t, kMaxDims> at{};
-  for (std::int64_t row = 0; row < rows; ++row) {
-    unravel(loop.shape, 0, kept, row, at.data());
-    Sum<R> sum(loop.reduce);
-    for (std::int64_t part = 0; part < parts; ++part)
-      sum.merge_value(static_cast<double>(sums[row * parts + part]));
-    std::int64_t offset = to.view.offset;
-    for (std::size_t d = 0; d < kept; ++d) offset += at[d] * to.view.strides[d];
-    finish(table[to.view.buffer] + offset * static_cast<std::int64_t>(size_of(to.view.dtype)),
-           sum.value());
-  }
+  const std::int64_t rows_per_task = std::max<std::int64_t>(kTask / parts, 1);
+  parallel_for(threads, (rows + rows_per_task - 1) / rows_per_task, [&](std::int64_t task, int) {
+    std::array<std::int64_t, kMaxDims> at{};
+    const std::int64_t end = std::min(rows, (task + 1) * rows_per_task);
+    for (std::int64_t row = task * rows_per_task; row < end; ++row) {
+      unravel(loop.shape, 0, kept, row, at.data());
+      Sum<R> sum(loop.reduce);
+      for (std::int64_t part = 0; part < parts; ++part)
+        sum.merge_value(static_cast<double>(sums[row * parts + part]));
+      std::int64_t offset = to.view.offset;
+      for (std::size_t d = 0; d < kept; ++d) offset += at[d] * to.view.strides[d];
+      finish(table[to.view.buffer] + offset * static_cast<std::int64_t>(size_of(to.view.dtype)),
+             sum.value());
+    }
+  });
 }
 
 template <typename R>

@@ -384,6 +384,11 @@ HWY_INLINE float Reduce(const float* x, std::int64_t n, float empty, const Combi
 }
 
 inline float RowSum(const float* x, std::int64_t n) {
+  if (n < static_cast<std::int64_t>(hn::Lanes(D()))) {  // what Reduce would give
+    float sum = 0.0f;
+    for (std::int64_t i = 0; i < n; ++i) sum += x[i];
+    return sum;
+  }
   return Reduce(x, n, 0.0f, [](V a, V b) HWY_ATTR { return hn::Add(a, b); });
 }
 inline float RowMax(const float* x, std::int64_t n) {
