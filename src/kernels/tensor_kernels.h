@@ -134,6 +134,9 @@ VectorFunctionF64 vector_function_f64(VectorOp op);
 void to_f32(DType dtype, const void* from, float* to, std::int64_t n);
 void from_f32(DType dtype, const float* from, void* to, std::int64_t n);
 
+// From f32 through f32, bf16 or f16 to f32. to may be from.
+void round_f32(DType dtype, const float* from, float* to, std::int64_t n);
+
 // Reductions of a contiguous row. An empty row gives 0, -inf and {0, 0}.
 float row_sum(const float* x, std::int64_t n);
 float row_max(const float* x, std::int64_t n);

@@ -247,15 +247,18 @@ TEST(TensorVector, ConversionsRoundToNearestEven) {
     from_f32(dtype, from.data(), bits.data(), n);
     std::vector<float> back(from.size());
     to_f32(dtype, bits.data(), back.data(), n);
+    std::vector<float> rounded = from;
+    round_f32(dtype, rounded.data(), rounded.data(), n);
     Values expected(dtype, n);
     for (std::int64_t i = 0; i < n; ++i) {
       const auto at = static_cast<std::size_t>(i);
       expected.set(i, static_cast<double>(from[at]));
       if (std::isnan(from[at])) {
-        ASSERT_TRUE(std::isnan(back[at]));
+        ASSERT_TRUE(std::isnan(back[at]) && std::isnan(rounded[at]));
       } else {
         ASSERT_EQ(bits[i], expected[i]) << name_of(dtype) << " of " << from[at];
         ASSERT_EQ(static_cast<double>(back[at]), expected[i]) << name_of(dtype);
+        ASSERT_EQ(rounded[at], back[at]) << name_of(dtype);
       }
     }
   }

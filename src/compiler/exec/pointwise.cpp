@@ -121,6 +121,9 @@ void gather(const View& view, const std::byte* at, std::int64_t stride, R* to, s
 
 template <typename R>
 void round_to(DType dtype, const R* from, R* to, std::int64_t n) {
+  if constexpr (std::is_same_v<R, float>) {
+    if (is_float32_like(dtype)) return round_f32(dtype, from, to, n);
+  }
   switch (dtype) {
     case DType::bf16:
       for (std::int64_t i = 0; i < n; ++i)
@@ -152,6 +155,15 @@ class Block {
       if (leaf.kind == Pointwise::Leaf::Kind::constant) {
         std::fill_n(own(i), kBlock, static_cast<R>(leaf.number));
         at_[static_cast<std::size_t>(i)] = own(i);
+      }
+    }
+    for (std::size_t s = 0; s < loop.steps.size(); ++s) {
+      const Pointwise::Step& step = loop.steps[s];
+      if (step.kind == Pointwise::Step::Kind::round) continue;
+      if constexpr (std::is_same_v<R, float>) {
+        functions_[s] = vector_function(vector_op(step.function));
+      } else {
+        functions_[s] = vector_function_f64(vector_op(step.function));
       }
     }
   }
@@ -194,10 +206,8 @@ class Block {
       const R* c = step.c >= 0 ? at_[static_cast<std::size_t>(step.c)] : nullptr;
       if (step.kind == Pointwise::Step::Kind::round) {
         round_to(step.dtype, a, to, n);
-      } else if constexpr (std::is_same_v<R, float>) {
-        vector_function(vector_op(step.function))(a, b, c, to, n);
       } else {
-        vector_function_f64(vector_op(step.function))(a, b, c, to, n);
+        functions_[s](a, b, c, to, n);
       }
       at_[leaves + s] = to;
     }
@@ -214,6 +224,9 @@ class Block {
  private:
   const Pointwise& loop_;
   const Table table_;
+  std::array<std::conditional_t<std::is_same_v<R, float>, VectorFunction, VectorFunctionF64>,
+             kMaxRegisters>
+      functions_;  // of the steps
   std::array<const R*, kMaxRegisters> at_;
   alignas(
       64) std::array<R, kMaxRegisters * kBlock> storage_;  // not set: only used ones are written

@@ -140,6 +140,7 @@ HWY_EXPORT(GemmScratchBytes);
 HWY_EXPORT(Gemm);
 HWY_EXPORT(ToF32);
 HWY_EXPORT(FromF32);
+HWY_EXPORT(RoundF32);
 HWY_EXPORT(FunctionOf);
 HWY_EXPORT(Dot);
 HWY_EXPORT(AddScaledTo);
@@ -307,6 +308,9 @@ void to_f32_of(DType dtype, const void* from, float* to, std::int64_t n) {
 void from_f32_of(DType dtype, const float* from, void* to, std::int64_t n) {
   LOGITLESS_DISPATCH(FromF32)(dtype, from, to, n);
 }
+void round_f32_of(DType dtype, const float* from, float* to, std::int64_t n) {
+  LOGITLESS_DISPATCH(RoundF32)(dtype, from, to, n);
+}
 VectorFunction function_of(VectorOp op) {
   const VectorFunction function = LOGITLESS_DISPATCH(FunctionOf)(op);
   return function != nullptr ? function : scalar_loop_of<float>(op, AllOps());
@@ -350,6 +354,9 @@ void to_f32(DType dtype, const void* from, float* to, std::int64_t n) {
 }
 void from_f32(DType dtype, const float* from, void* to, std::int64_t n) {
   cpu::from_f32_of(dtype, from, to, n);
+}
+void round_f32(DType dtype, const float* from, float* to, std::int64_t n) {
+  cpu::round_f32_of(dtype, from, to, n);
 }
 VectorFunction vector_function(VectorOp op) { return cpu::function_of(op); }
 VectorFunctionF64 vector_function_f64(VectorOp op) { return cpu::function_f64_of(op); }

@@ -29,6 +29,7 @@ struct SourceF32 {
   }
   static HWY_INLINE T From(float x) { return x; }
   static HWY_INLINE void Store(V v, T* to) { hn::StoreU(v, D(), to); }
+  static HWY_INLINE V Round(V v) { return v; }
 };
 
 struct SourceBf16 {
@@ -42,6 +43,7 @@ struct SourceBf16 {
   }
   static HWY_INLINE T From(float x) { return float_to_bf16(x); }
   static HWY_INLINE void Store(V v, T* to) { StoreBf16(v, to); }
+  static HWY_INLINE V Round(V v) { return hn::BitCast(D(), hn::ShiftLeft<16>(Bf16Bits(v))); }
 };
 
 struct SourceF16 {
@@ -73,6 +75,11 @@ struct SourceF16 {
   }
 #endif
   static HWY_INLINE T From(float x) { return float_to_f16(x); }
+  static HWY_INLINE V Round(V v) {
+    T bits[kMaxLanes];
+    Store(v, bits);
+    return Load(D(), bits);
+  }
 };
 
 template <class F>
@@ -99,6 +106,17 @@ inline void FromF32(DType dtype, const float* from, void* to, std::int64_t n) {
     std::int64_t i = 0;
     for (; i + lanes <= n; i += lanes) Source::Store(hn::LoadU(D(), from + i), y + i);
     for (; i < n; ++i) y[i] = Source::From(from[i]);
+  });
+}
+
+// FromF32 and ToF32 in one.
+inline void RoundF32(DType dtype, const float* from, float* to, std::int64_t n) {
+  with_source(dtype, [&]<class Source>() {
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(D()));
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes)
+      hn::StoreU(Source::Round(hn::LoadU(D(), from + i)), D(), to + i);
+    for (; i < n; ++i) to[i] = Source::One(Source::From(from[i]));
   });
 }
 
