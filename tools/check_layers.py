@@ -63,7 +63,7 @@ LAYERS = (
     ("src/compiler/exec/", ("src/head/", *BELOW_HEAD, *COMPILER_PLAN)),
     ("src/compiler/", ("src/kernels/forced_kernel.h", "src/compiler/passes/", "src/compiler/exec/", *COMPILER_PLAN)),
     ("src/train/", PUBLIC),
-    ("src/capi/", ("src/head/", *CORE)),
+    ("src/capi/", ("src/head/", "src/math/", *CORE)),
     ("src/xla/", CORE),
     ("src/cli/", ("src/train/", *PUBLIC)),
     ("examples/*/", ("src/train/", *PUBLIC)),

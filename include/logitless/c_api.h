@@ -335,6 +335,53 @@ LOGITLESS_API logitless_status logitless_device_statistics(const logitless_conte
                                                            void* workspace, size_t workspace_bytes,
                                                            logitless_loss_statistics* statistics);
 
+/* ---- The loss of a token
+ *
+ * The formula of logitless_cross_entropy from a token's log-sum-exp on, in double: for callers that
+ * make logits in a precision or a place that the library has no kernel for. */
+
+/* Terms of the loss that one number adds. */
+typedef struct logitless_loss_terms {
+  size_t struct_size;
+  double label_smoothing; /* in [0, 1]: the share of the loss that all words get, not the target */
+  double z_loss;          /* >= 0: z_loss * lse^2 is added to each token's loss */
+} logitless_loss_terms;
+LOGITLESS_API void logitless_loss_terms_init(logitless_loss_terms* terms, size_t struct_size);
+
+/* f64 tensors on the CPU, of any strides. */
+typedef struct logitless_token_loss_inputs {
+  size_t struct_size;
+  const logitless_tensor* lse;          /* [N]: log sum_j exp z_ij */
+  const logitless_tensor* target_logit; /* [N, K]: z of the targets */
+  /* Optional [N, K]: class weight of the target times its target_weight; 0 for a target that is
+   * ignored. NULL: 1. */
+  const logitless_tensor* target_weight;
+  const logitless_tensor* token_weight; /* optional [N]; 0 for a token that is ignored. NULL: 1 */
+  const logitless_tensor* weighted_logit_sum; /* [N]: sum_j c_j z_ij; for label smoothing alone */
+  double class_total;                         /* sum_j c_j, which is vocab without class weights */
+  int64_t vocab;
+} logitless_token_loss_inputs;
+LOGITLESS_API void logitless_token_loss_inputs_init(logitless_token_loss_inputs* inputs,
+                                                    size_t struct_size);
+
+/* f64 tensors on the CPU; what is not NULL is written. The derivatives are the loss's with respect
+ * to each input, the others held. No overlap with inputs or each other. */
+typedef struct logitless_token_loss_outputs {
+  size_t struct_size;
+  const logitless_tensor* loss;                 /* [N] */
+  const logitless_tensor* d_lse;                /* [N] */
+  const logitless_tensor* d_target_logit;       /* [N, K] */
+  const logitless_tensor* d_weighted_logit_sum; /* [N]; 0 without label smoothing */
+} logitless_token_loss_outputs;
+LOGITLESS_API void logitless_token_loss_outputs_init(logitless_token_loss_outputs* outputs,
+                                                     size_t struct_size);
+
+/* terms may be NULL: none. No memory beyond the arguments. Errors: a shape, dtype or term (invalid
+ * argument). */
+LOGITLESS_API logitless_status logitless_token_losses(const logitless_loss_terms* terms,
+                                                      const logitless_token_loss_inputs* inputs,
+                                                      const logitless_token_loss_outputs* outputs);
+
 /* ---- The head: differentiable outputs of each token
  * ------------------------------------------------------------------ */
 

@@ -1,12 +1,13 @@
 // Cross entropy of a large vocabulary from hidden states and weights; the logits never exist as a
 // whole.
 //
-//   u_ij   = logit_scale * (hidden_i . weight_j + bias_j)
-//   z_ij   = softcap * tanh(u_ij / softcap), or u_ij
-//   lse_i  = log sum_j exp z_ij
-//   l_ij   = z_ij - lse_i
-//   loss_i = token_weight_i * (-(1 - eps) * c_y * l_iy - eps / V * sum_j c_j * l_ij
-//            + zeta * lse_i^2)
+//   u_ij = logit_scale * (hidden_i . weight_j + bias_j)
+//   z_ij = softcap * tanh(u_ij / softcap), or u_ij
+//   lse_i = log sum_j exp z_ij
+//   log p_ij = z_ij - lse_i
+//   loss_i = token_weight_i * ((1 - eps) * c_y * -log p_iy
+//                              + eps / V * sum_j c_j * -log p_ij
+//                              + zeta * lse_i^2)
 //
 // with y the target, c the class weights, eps the label smoothing, zeta the z-loss: PyTorch's
 // cross_entropy of z, softcap, scale and z-loss added. `mean` divides by sum_i token_weight_i * c_y
@@ -17,10 +18,13 @@
 // above has results that are NaN or infinite, or right, and so has one whose words are all masked.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
+#include <type_traits>
 
 #include "logitless/context.h"
 #include "logitless/export.h"
@@ -50,6 +54,28 @@ struct CrossEntropyOptions {
   // Gradients are added to what the output buffers hold.
   bool accumulate = false;
 };
+
+// An option that is a number of the formula, for what takes options from elsewhere: a command line,
+// a file, another language.
+template <typename Number>
+struct LossNumber {
+  const char* name;
+  Number* value;
+  double least;  // the range, ends included
+  double most;
+  const char* help;
+};
+
+// Those of CrossEntropyOptions, or of another struct that has them under these names.
+template <typename Options>
+auto loss_numbers(Options& options) {
+  using Number = std::remove_reference_t<decltype((options.label_smoothing))>;
+  constexpr double kMost = std::numeric_limits<float>::max();
+  return std::array{
+      LossNumber<Number>{"label_smoothing", &options.label_smoothing, 0.0, 1.0, "in [0, 1]"},
+      LossNumber<Number>{"z_loss", &options.z_loss, 0.0, kMost, "X * lse^2 is added"},
+  };
+}
 
 // hidden [..., D] and weight [V, D]: f32 | bf16 | f16, equal. targets [...]: i32 | i64, one for
 // each row of hidden, or with target_weight [..., K] f32 also [..., K]: loss against K weighted

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <string_view>
 
@@ -11,6 +12,14 @@
 #include "logitless/logitless.h"
 
 namespace logitless::capi {
+
+// The numbers of a loss's formula from one struct of options to another.
+template <typename From, typename To>
+void copy_loss_numbers(const From& from, To& to) {
+  const auto source = loss_numbers(from);
+  const auto target = loss_numbers(to);
+  for (std::size_t i = 0; i < source.size(); ++i) *target[i].value = *source[i].value;
+}
 
 // What _init writes; specialised where zero is not the default.
 template <typename T>
@@ -36,11 +45,13 @@ inline logitless_head_features defaults() {
 }
 template <>
 inline logitless_cross_entropy_options defaults() {
+  const CrossEntropyOptions options;
   logitless_cross_entropy_options value{};
   value.struct_size = sizeof(value);
-  value.ignore_index = -100;
-  value.reduction = LOGITLESS_REDUCTION_MEAN;
-  value.logit_scale = 1.0f;
+  value.ignore_index = options.ignore_index;
+  value.reduction = static_cast<logitless_reduction>(options.reduction);
+  value.logit_scale = options.logit_scale;
+  copy_loss_numbers(options, value);
   return value;
 }
 template <>
@@ -78,11 +89,20 @@ void init(T* to, std::size_t struct_size) {
   std::memcpy(static_cast<void*>(to), &value, std::min(struct_size, sizeof(T)));
 }
 
-// Sizes of version 1 of the ABI: no header has shorter structs. When a struct grows, its old size
-// goes here.
+// Sizes of version 1 of the ABI: no header has shorter structs. A struct that may grow, or has
+// grown, names its last field of then.
 template <typename T>
 constexpr std::size_t least_size() {
   return sizeof(T);
+}
+template <>
+constexpr std::size_t least_size<logitless_cross_entropy_options>() {
+  using Options = logitless_cross_entropy_options;
+  return offsetof(Options, accumulate) + sizeof(Options::accumulate);
+}
+template <>
+constexpr std::size_t least_size<logitless_loss_terms>() {
+  return offsetof(logitless_loss_terms, z_loss) + sizeof(logitless_loss_terms::z_loss);
 }
 
 template <typename T>
@@ -193,8 +213,7 @@ inline CrossEntropyOptions options_from(const logitless_cross_entropy_options* f
   CrossEntropyOptions options;
   options.reduction = static_cast<Reduction>(c.reduction);
   options.ignore_index = c.ignore_index;
-  options.label_smoothing = c.label_smoothing;
-  options.z_loss = c.z_loss;
+  copy_loss_numbers(c, options);
   options.softcap = c.softcap;
   options.logit_scale = c.logit_scale;
   if (c.normalizer != 0.0) options.normalizer = c.normalizer;

@@ -1,6 +1,7 @@
 // logitless loss: cross entropy of tensors on disk, and its gradients.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 
@@ -268,6 +269,12 @@ void LossCommand::run() {
   }
 }
 
+// "z_loss" -> "--z-loss".
+std::string flag_of(std::string name) {
+  std::replace(name.begin(), name.end(), '_', '-');
+  return "--" + name;
+}
+
 void add_tensor(CLI::App& app, const char* name, std::string& value, const char* description,
                 bool required = false) {
   add_parsed(
@@ -309,8 +316,8 @@ Command add_loss(CLI::App& app) {
       [&o](const std::string& text) { o.reduction = parse_reduction(text); },
       "of the loss (default mean); none prints the sum and writes each")
       ->group("Loss");
-  add_number(*sub, "--label-smoothing", o.label_smoothing, "in [0, 1]")->group("Loss");
-  add_number(*sub, "--z-loss", o.z_loss, "X * lse^2 is added")->group("Loss");
+  for (const LossNumber<float>& number : loss_numbers(o))
+    add_number(*sub, flag_of(number.name), *number.value, number.help)->group("Loss");
   add_number(*sub, "--softcap", o.softcap, "logits are X tanh(u / X)")->group("Loss");
   add_number(*sub, "--logit-scale", o.logit_scale, "logits are multiplied by it (default 1)")
       ->group("Loss");

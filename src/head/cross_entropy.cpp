@@ -21,10 +21,7 @@ void check_options(const CrossEntropyOptions& options, const CrossEntropyInputs&
   require_transform(options.logit_scale, options.softcap);
   require(options.reduction <= Reduction::sum, "reduction: ", static_cast<int>(options.reduction),
           " is no Reduction");
-  require(options.label_smoothing >= 0.0f && options.label_smoothing <= 1.0f,
-          "label_smoothing: expected a number in [0, 1], got ", options.label_smoothing);
-  require(std::isfinite(options.z_loss) && options.z_loss >= 0.0f,
-          "z_loss: expected a number >= 0, got ", options.z_loss);
+  require_loss_numbers(options);
   if (options.normalizer.has_value()) {
     require(std::isfinite(*options.normalizer) && *options.normalizer > 0.0,
             "normalizer: expected a number > 0, got ", *options.normalizer);

@@ -142,4 +142,15 @@ void require_transform(float logit_scale, float softcap) {
           "softcap: expected a number > 0, or 0 for none, got ", softcap);
 }
 
+void require_in_range(std::string_view name, double value, double least, double most) {
+  constexpr double kUnbounded = std::numeric_limits<float>::max();
+  const bool inside = std::isfinite(value) && value >= least && value <= most;
+  if (inside) return;
+  throw InvalidArgument(concat(name, ": expected a ",
+                               most < kUnbounded     ? concat("number in [", least, ", ", most, "]")
+                               : least > -kUnbounded ? concat("number >= ", least)
+                                                     : std::string("finite number"),
+                               ", got ", value));
+}
+
 }  // namespace logitless

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "kernels/kernels.h"
+#include "logitless/cross_entropy.h"
 #include "logitless/tensor_view.h"
 
 namespace logitless {
@@ -103,5 +104,13 @@ HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& wei
                        const ConstTensorView& bias);
 // Throws when an option is not finite or out of range.
 void require_transform(float logit_scale, float softcap);
+// Throws unless least <= value <= most, which at the greatest float is no bound.
+void require_in_range(std::string_view name, double value, double least, double most);
+// The numbers of a loss's formula (loss_numbers) in their ranges.
+template <typename Options>
+void require_loss_numbers(const Options& options) {
+  for (const auto& number : loss_numbers(options))
+    require_in_range(number.name, *number.value, number.least, number.most);
+}
 
 }  // namespace logitless

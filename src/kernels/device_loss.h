@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/device_gradient.h"
+#include "math/token_loss.h"
 
 namespace logitless::cuda {
 
@@ -22,8 +23,7 @@ enum class LossReduction : std::uint8_t { none, mean, sum };
 struct LossCall {
   std::int64_t tokens = 0;  // of all chunks
   LossReduction reduction = LossReduction::mean;
-  float label_smoothing = 0.0f;
-  float z_loss = 0.0f;
+  LossTerms terms;
   double normalizer = 0.0;  // 0: the sum of weights
   bool nan_if_empty = false;
   const float* class_weight = nullptr;   // [vocab]

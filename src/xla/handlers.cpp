@@ -85,8 +85,8 @@ void run_cross_entropy(const Place& place, Call call) {
   CrossEntropyOptions options;
   options.reduction = static_cast<Reduction>(call.attribute<std::int64_t>("reduction"));
   options.ignore_index = call.attribute<std::int64_t>("ignore_index");
-  options.label_smoothing = call.attribute<float>("label_smoothing");
-  options.z_loss = call.attribute<float>("z_loss");
+  for (const LossNumber<float>& number : loss_numbers(options))
+    *number.value = call.attribute<float>(number.name);
   options.softcap = call.attribute<float>("softcap");
   options.logit_scale = call.attribute<float>("logit_scale");
   if (const auto normalizer = call.attribute<double>("normalizer"); normalizer != 0.0)

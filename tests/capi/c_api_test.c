@@ -37,6 +37,9 @@ static void test_version(void) {
                                        "logitless_cross_entropy_inputs",
                                        "logitless_cross_entropy_outputs",
                                        "logitless_loss_statistics",
+                                       "logitless_loss_terms",
+                                       "logitless_token_loss_inputs",
+                                       "logitless_token_loss_outputs",
                                        "logitless_head_options",
                                        "logitless_head_inputs",
                                        "logitless_head_outputs",
@@ -372,6 +375,7 @@ int main(int count, char** arguments) {
   test_head(kernel);
   test_plan_head();
   test_errors(kernel);
+  test_token_losses();
   test_programs();
   CHECK(logitless_process_peak_bytes() > 0, "peak of the process");
   if (failures != 0) fprintf(stderr, "%d checks failed\n", failures);

@@ -60,6 +60,8 @@ logitless_tensor tensor(void* data, logitless_dtype dtype, int rank, int64_t siz
 void throwing_trace(const char* line, void* user);
 // c_api_errors_test.c
 void test_errors(const char* kernel);
+// c_api_token_loss_test.c
+void test_token_losses(void);
 // c_api_program_test.c
 void test_programs(void);
 

@@ -4,16 +4,17 @@
 
 #include "core/check.h"
 #include "head/cpu/engine.h"
+#include "math/token_loss.h"
 
 namespace logitless::cpu {
 namespace {
 
-// The weights of one token's loss, in doubles.
-class TokenLoss {
+// The losses of a call's tokens: their weights, and the formula of math/token_loss.h.
+class TokenLosses {
  public:
-  TokenLoss(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
-            const TargetReader& targets)
-      : options_(options),
+  TokenLosses(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
+              const TargetReader& targets)
+      : terms_(loss_terms(options)),
         class_weight_(in.class_weight),
         token_weight_(in.token_weight),
         target_weight_(in.target_weight),
@@ -39,39 +40,24 @@ class TokenLoss {
     return token_weight(row) * class_weight(targets_.word(row, 0));
   }
 
-  // The loss; its derivatives times `upstream` into the answer.
+  // The loss of a token; its derivatives times `upstream` into the answer.
   double operator()(const TokenResult& r, double upstream, TokenAnswer& answer) const {
-    const double eps = options_.label_smoothing;
-    const double zeta = options_.z_loss;
-    const double weight = token_weight(r.row);
-    double loss = 0.0;
-    double mass = 0.0;
+    TokenLoss loss(terms_, token_weight(r.row), upstream);
     for (int k = 0; k < targets_.per_token(); ++k) {
       if (r.words[k] < 0) continue;
-      const double w = (1.0 - eps) * class_weight(r.words[k]) * target_weight(r.row, k);
-      if (w == 0.0) continue;  // and not 0 * inf for a masked word
-      loss -= w * r.log_prob(k);
-      mass += w;
-      answer.delta[k] = -upstream * weight * w;
+      answer.delta[k] =
+          loss.add_target(class_weight(r.words[k]), target_weight(r.row, k), r.log_prob(k));
     }
-    double g_lse = mass;
-    if (eps != 0.0) {
-      const double each = eps / static_cast<double>(vocab_);
-      loss += each * (class_total_ * r.lse - r.weighted_sum);
-      g_lse += each * class_total_;
-      answer.cotangent.weighted_sum = -upstream * weight * each;
+    if (loss.smooths()) {
+      answer.cotangent.weighted_sum =
+          loss.add_smoothing(r.lse, r.weighted_sum, class_total_, static_cast<double>(vocab_));
     }
-    if (zeta != 0.0) {
-      loss += zeta * r.lse * r.lse;
-      g_lse += 2.0 * zeta * r.lse;
-    }
-    answer.cotangent.lse = upstream * weight * g_lse;
-    // A token of weight 0 has no part in the loss, whatever its logits are.
-    return weight == 0.0 ? 0.0 : weight * loss;
+    answer.cotangent.lse = loss.add_lse(r.lse);
+    return loss.value();
   }
 
  private:
-  const CrossEntropyOptions& options_;
+  LossTerms terms_;
   ConstTensorView class_weight_;
   TokenFloats token_weight_;
   TokenFloats target_weight_;
@@ -105,14 +91,14 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
   Engine engine(call);
   const HeadFeatures& features = call.features;
   const HeadShape& shape = call.shape;
-  const TokenLoss token_loss(options, in, engine.targets());
+  const TokenLosses token_losses(options, in, engine.targets());
 
   LossStatistics stats;
   stats.tokens = shape.tokens;
   stats.valid_tokens = engine.valid_tokens();
   double shares = 0.0;
   for (std::int64_t i = 0; i < stats.valid_tokens; ++i)
-    shares += token_loss.share(engine.valid_rows()[i]);
+    shares += token_losses.share(engine.valid_rows()[i]);
   stats.normalizer = options.normalizer.value_or(shares);
   // Nothing to average: loss and gradients are 0 and not 0 / 0.
   const bool empty = stats.normalizer == 0.0;
@@ -145,7 +131,7 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
   const auto answer_token = [&](const TokenResult& r, TokenAnswer& answer) {
     const double g =
         grad_losses.defined() ? static_cast<double>(grad_losses.get(r.row, 0.0f)) : upstream;
-    return token_loss(r, g, answer);
+    return token_losses(r, g, answer);
   };
   engine.run([&](const TokenResult& r, TokenAnswer& answer) {
     const double of_token = answer_token(r, answer);

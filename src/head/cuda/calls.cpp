@@ -47,8 +47,7 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
   loss.argmax = call.features.argmax;
   loss.wide_argmax = engine.wide_argmax();
   loss.reduction = reduction_of(options.reduction);
-  loss.label_smoothing = options.label_smoothing;
-  loss.z_loss = options.z_loss;
+  loss.terms = loss_terms(options);
   loss.normalizer = options.normalizer.value_or(0.0);
   loss.nan_if_empty = options.nan_if_empty;
   loss.statistics = engine.statistics();

@@ -6,6 +6,7 @@
 #include "kernels/device_loss.h"
 #include "math/lse_state.h"
 #include "math/token_gradient.h"
+#include "math/token_loss.h"
 
 namespace logitless::cuda {
 namespace {
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int b = threadIdx.x; b < blocks; b += kThreads) shares += partial[b];
   shares = block_sum(shares);
   double classes = 0.0;
-  if (c.class_weight != nullptr && c.label_smoothing != 0.0f) {
+  if (c.class_weight != nullptr && c.terms.label_smoothing != 0.0) {
     __syncthreads();  // of block_sum's memory
     for (std::int64_t j = threadIdx.x; j < vocab; j += kThreads) classes += c.class_weight[j];
     classes = block_sum(classes);
@@ -95,47 +96,34 @@ __global__ void __launch_bounds__(kThreads)
   Sums mine{};
   RowCoefficients answer{};
   if (row < f.shape.tokens) {
-    const double weight = token_weight(c, token);
-    const double eps = c.label_smoothing;
     const double lse = f.lse[row];
     const double upstream =
         c.grad_losses != nullptr ? static_cast<double>(c.grad_losses[token]) : totals->upstream;
-    double loss = 0.0;
-    double mass = 0.0;
+    TokenLoss loss(c.terms, token_weight(c, token), upstream);
     for (int k = 0; k < per_token; ++k) {
       const std::int64_t slot = row * per_token + k;
       const std::int64_t word = target_of(f, slot);
       double delta = 0.0;
       if (is_word(f, word)) {
         mine.valid = 1;
-        const double w =
-            (1.0 - eps) * class_weight(c, word) *
-            (c.target_weight == nullptr ? 1.0 : c.target_weight[token * per_token + k]);
-        if (w != 0.0) {  // and not 0 * inf for a masked word
-          loss -= w * f.log_prob[slot];
-          mass += w;
-          delta = -upstream * weight * w;
-        }
+        delta = loss.add_target(
+            class_weight(c, word),
+            c.target_weight == nullptr ? 1.0 : c.target_weight[token * per_token + k],
+            f.log_prob[slot]);
         mine.log_prob = f.log_prob[slot];
         if (f.argmax != nullptr && per_token == 1) mine.correct = f.argmax[row] == word;
       }
       if (deltas != nullptr) deltas[slot] = static_cast<float>(delta * f.logit_scale);
     }
     if (mine.valid != 0) {
-      double g_lse = mass;
-      if (eps != 0.0) {
-        const double each = eps / static_cast<double>(f.shape.vocab);
-        loss += each * (totals->class_weight * lse - f.weighted_sum[row]);
-        g_lse += each * totals->class_weight;
-        answer.gamma = static_cast<float>(-upstream * weight * each * f.logit_scale);
+      if (loss.smooths()) {
+        const double by_sum = loss.add_smoothing(lse, f.weighted_sum[row], totals->class_weight,
+                                                 static_cast<double>(f.shape.vocab));
+        answer.gamma = static_cast<float>(by_sum * f.logit_scale);
       }
-      if (c.z_loss != 0.0f) {
-        loss += c.z_loss * lse * lse;
-        g_lse += 2.0 * c.z_loss * lse;
-      }
-      answer.alpha = static_cast<float>(upstream * weight * g_lse * f.logit_scale);
+      answer.alpha = static_cast<float>(loss.add_lse(lse) * f.logit_scale);
       answer.lse_bits = static_cast<float>(lse * kLog2E);
-      mine.loss = weight == 0.0 ? 0.0 : weight * loss;
+      mine.loss = loss.value();
       mine.lse = lse;
     }
     if (c.reduction == LossReduction::none && c.loss != nullptr)

@@ -156,8 +156,7 @@ __device__ __forceinline__ void transform(float (&z)[128], const ForwardArgument
     const bool valid = at.whole || word < a.vocab;
     float v = z[i];
     if (a.bias != nullptr && valid) v += a.bias[word];
-    v *= a.scale;
-    if (a.cap != 0.0f) v = a.cap * tanhf(v / a.cap);
+    v = softcap(v * a.scale, a.cap);
     z[i] = valid ? v : -INFINITY;
   }
 }

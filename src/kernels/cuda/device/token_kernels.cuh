@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/device/targets.cuh"
 #include "math/lse_state.h"
+#include "math/softcap.h"
 
 namespace logitless::cuda {
 
@@ -33,8 +34,7 @@ __global__ void __launch_bounds__(256)
     }
     for (int step = 16; step > 0; step /= 2) z += __shfl_xor_sync(~0u, z, step);
     if (c.bias != nullptr) z += c.bias[word];
-    z *= c.logit_scale;
-    if (c.softcap != 0.0f) z = c.softcap * tanhf(z / c.softcap);
+    z = softcap(z * c.logit_scale, c.softcap);
     if (lane == 0) {
       active[slot / per_token / 256] = 1;
       active[token_pairs] = 1;
