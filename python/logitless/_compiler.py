@@ -5,16 +5,17 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import c_char_p, c_int64, c_void_p
 from dataclasses import dataclass
 
 import numpy as np
 
-from logitless._library import BF16, F16, F32, F64, I8, I32, I64, check, lib, new, parse_bytes
+from logitless import _c_api
+from logitless._library import check, lib, new, parse_bytes
 
 ALIGNMENT = 64  # of an arena
 
-DTYPES = {F32: "f32", BF16: "bf16", F16: "f16", I32: "i32", I64: "i64", I8: "i8", F64: "f64"}
+DTYPES = {value: name for name, value in _c_api.DTYPES.items()}
 # numpy has no bfloat16: results are its bits, parameters bits or an array of ml_dtypes.bfloat16.
 _NUMPY = {
     "f32": np.float32,
@@ -25,57 +26,6 @@ _NUMPY = {
     "i8": np.int8,
     "f64": np.float64,
 }
-
-
-class _Options(Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("size_names", POINTER(c_char_p)),
-        ("size_values", POINTER(c_int64)),
-        ("size_count", c_size_t),
-        ("memory_budget", c_uint64),
-        ("chunks", c_int64),
-        ("threads", c_int32),
-        ("chunk", c_int32),
-        ("head_engine", c_int32),
-        ("strict", c_int32),
-    ]
-
-
-class _Tensor(Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("name", c_char_p),
-        ("shape", POINTER(c_int64)),
-        ("bytes", c_uint64),
-        ("dtype", c_int32),
-        ("rank", c_int32),
-    ]
-
-
-def _declare() -> None:
-    for name, struct in (("logitless_program_options", _Options), ("logitless_program_tensor", _Tensor)):
-        size = lib.logitless_struct_size(name.encode())
-        if size != ctypes.sizeof(struct):
-            raise ImportError(f"logitless: {name} has {size} bytes, this package has {ctypes.sizeof(struct)}")
-    lib.logitless_program_destroy.restype = None
-    lib.logitless_program_destroy.argtypes = [c_void_p]
-    for name in ("text", "explain", "report_json"):
-        function = getattr(lib, f"logitless_program_{name}")
-        function.restype, function.argtypes = c_char_p, [c_void_p]
-    for name in ("parameter_count", "result_count", "arena_bytes", "unchunked_arena_bytes"):
-        function = getattr(lib, f"logitless_program_{name}")
-        function.restype, function.argtypes = c_size_t, [c_void_p]
-    lib.logitless_program_threads.restype = c_int32
-    lib.logitless_program_threads.argtypes = [c_void_p]
-    for name in ("get_parameter", "get_result"):
-        getattr(lib, f"logitless_program_{name}").argtypes = [c_void_p, c_size_t, POINTER(_Tensor)]
-    lib.logitless_program_compile.argtypes = [c_char_p, POINTER(_Options), POINTER(c_void_p)]
-    pointers = POINTER(c_void_p)
-    lib.logitless_program_run.argtypes = [c_void_p, pointers, c_size_t, pointers, c_size_t, c_void_p, c_size_t]
-
-
-_declare()
 
 
 @dataclass(frozen=True)
@@ -112,7 +62,7 @@ class Program:
         strict: bool = False,
     ):
         sizes = dict(sizes or {})
-        options = new(_Options)
+        options = new(_c_api.ProgramOptions)
         options.size_names = (c_char_p * len(sizes))(*(name.encode() for name in sizes))
         options.size_values = (c_int64 * len(sizes))(*sizes.values())
         options.size_count = len(sizes)
@@ -132,7 +82,7 @@ class Program:
         count = getattr(lib, f"logitless_program_{what}_count")(self._handle)
         found = []
         for index in range(count):
-            t = new(_Tensor)
+            t = new(_c_api.ProgramTensor)
             check(getattr(lib, f"logitless_program_get_{what}")(self._handle, index, ctypes.byref(t)))
             found.append(ProgramTensor(t.name.decode(), DTYPES[t.dtype], tuple(t.shape[d] for d in range(t.rank))))
         return tuple(found)

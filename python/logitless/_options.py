@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from . import _library as c
+from ._c_api import LOSS_TERMS
+from ._c_api import CrossEntropyValues as LossOptions
+from ._c_api import HeadValues as HeadOptions
 
+DEFAULT = LossOptions()
 
-class LossOptions(NamedTuple):
-    """Of a loss, as the C ABI names them; 0 stands for none."""
-
-    reduction: str = "mean"
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    softcap: float = 0.0
-    logit_scale: float = 1.0
-    normalizer: float = 0.0
-    memory_budget: int = 0  # bytes; 0: the library's default; below 0 a hint of so many, which the least plan may exceed
-
-
-class HeadOptions(NamedTuple):
-    """Of a head, likewise."""
-
-    ignore_index: int = -100
-    softcap: float = 0.0
-    logit_scale: float = 1.0
-    memory_budget: int = 0
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def struct_of(options: LossOptions | HeadOptions):
@@ -36,3 +24,47 @@ def struct_of(options: LossOptions | HeadOptions):
         if name != "memory_budget":
             setattr(struct, name, c.REDUCTIONS[value] if name == "reduction" else value)
     return struct
+
+
+def head_options(options: LossOptions) -> HeadOptions:
+    """Those that a head has as well."""
+    return HeadOptions(*(getattr(options, name) for name in HeadOptions._fields))
+
+
+def term_docs(indent: int) -> str:
+    """A line or more of a docstring for each term of the loss, from behind the first one's indentation on."""
+    first, more = " " * indent, " " * (indent + 4)
+    lines = (
+        textwrap.fill(f"{name}: {term.text}.", 120, initial_indent=first, subsequent_indent=more)
+        for name, term in LOSS_TERMS.items()
+    )
+    return "\n".join(lines).lstrip()
+
+
+def takes_terms(function: Function) -> Function:
+    """Lists the terms of the loss in the signature and the docstring ({terms}) of a function that takes them as
+    ``**terms``, after its ignore_index."""
+    signature = inspect.signature(function)
+    parameters = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            parameters.append(parameter)
+        if parameter.name == "ignore_index":
+            parameters += [
+                inspect.Parameter(name, parameter.KEYWORD_ONLY, default=term.default, annotation="float")
+                for name, term in LOSS_TERMS.items()
+            ]
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    kept = {name: kind for name, kind in function.__annotations__.items() if name != "terms"}
+    function.__annotations__ = {**kept, **dict.fromkeys(LOSS_TERMS, "float")}
+    if function.__doc__:
+        function.__doc__ = function.__doc__.replace("{terms}", term_docs(8))
+    return function
+
+
+def all_terms(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every term of the loss by its name, those not given by their defaults. Raises TypeError as a signature would."""
+    for name in given:
+        if name not in LOSS_TERMS:
+            raise TypeError(f"{function}() got an unexpected keyword argument '{name}'")
+    return {name: given.get(name, term.default) for name, term in LOSS_TERMS.items()}

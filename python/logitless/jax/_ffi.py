@@ -97,10 +97,8 @@ def _struct(kind, prefix: str, specs: Sequence[Spec]):
 def _workspace_bytes(device: int, threads: int, function: str, options, inputs: tuple[Spec, ...], outputs) -> int:
     """Bytes of the plan's workspace. Raises what planning raises."""
     structs = [_struct(kind, prefix, (*inputs, *outputs)) for kind, prefix in _STRUCTS[function]]
-    if function == "cross_entropy":
-        structs[0].grad_loss = 1.0
     request = c.new(c.PlanRequest)
-    request.memory_budget, request.kind = options.memory_budget, c.PLAN_KINDS["any"]
+    request.memory_budget = options.memory_budget
     plan = ctypes.c_void_p()
     plan_function = getattr(lib, f"logitless_plan_{function}")
     c.check(
@@ -180,7 +178,7 @@ def call(
     out_specs = tuple(Spec(name, dtype, shape) for name, (shape, dtype) in outputs.items())
 
     def run(device: int, *operands):
-        threads = lib.logitless_context_threads(c.context().handle) if device == c.CPU else 0
+        threads = lib.logitless_context_threads(c.context().handle) if device == c.DEVICE_CPU else 0
         size = _workspace_bytes(device, threads, function, options, in_specs, out_specs) + _ALIGNMENT
         results = [_result(spec.shape, spec.dtype, axes) for spec in out_specs]
         target = jax.ffi.ffi_call(
@@ -198,10 +196,10 @@ def call(
     backend = jax.default_backend()
     _register()
     if backend == "cpu":
-        found = run(c.CPU, *arrays.values())
+        found = run(c.DEVICE_CPU, *arrays.values())
     elif backend == "gpu":
         found = jax.lax.platform_dependent(
-            *arrays.values(), cpu=functools.partial(run, c.CPU), cuda=functools.partial(run, c.CUDA)
+            *arrays.values(), cpu=functools.partial(run, c.DEVICE_CPU), cuda=functools.partial(run, c.DEVICE_CUDA)
         )
     else:
         raise NotImplementedError(f"logitless.jax: runs on cpu and cuda; JAX's backend is {backend}")

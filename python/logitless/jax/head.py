@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from .._library import parse_bytes
 from . import _arguments, _ffi
-from .._options import HeadOptions
+from .._options import DEFAULT, HeadOptions
 
 GRADIENTS = {"d_hidden": "hidden", "d_weight": "weight", "d_bias": "bias"}
 
@@ -135,9 +135,9 @@ def linear_logprobs(
     targets: ArrayLike,
     bias: ArrayLike | None = None,
     *,
-    ignore_index: int = -100,
+    ignore_index: int = DEFAULT.ignore_index,
     softcap: float | None = None,
-    logit_scale: float = 1.0,
+    logit_scale: float = DEFAULT.logit_scale,
     memory_budget: int | str | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Log-probability of each target, entropy and log-sum-exp of each token; the logits never exist as a whole.

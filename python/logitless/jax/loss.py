@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +12,17 @@ from jax.typing import ArrayLike
 
 from .._library import REDUCTIONS, parse_bytes
 from . import _arguments, _ffi
-from .._options import HeadOptions, LossOptions
+from .._options import DEFAULT, LossOptions, all_terms, head_options, takes_terms
 from .head import (
     GRADIENTS, all_gradients, gradient_dtype, gradient_results, head, nan_at_bad_targets, refuse_gradients, type_of,
     wanted_gradients,
 )
+
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .._c_api import LossTermArguments
 
 
 def _loss_outputs(options: LossOptions, inputs: dict, argmax: bool) -> dict:
@@ -107,19 +114,18 @@ def check_reduction(reduction: str) -> None:
         raise ValueError(f"reduction: expected 'none', 'mean' or 'sum', got {reduction!r}")
 
 
+@takes_terms
 def linear_cross_entropy(
     hidden: ArrayLike,
     weight: ArrayLike,
     targets: ArrayLike,
     bias: ArrayLike | None = None,
     *,
-    reduction: str = "mean",
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
+    reduction: str = DEFAULT.reduction,
+    ignore_index: int = DEFAULT.ignore_index,
     class_weight: ArrayLike | None = None,
-    z_loss: float = 0.0,
     softcap: float | None = None,
-    logit_scale: float = 1.0,
+    logit_scale: float = DEFAULT.logit_scale,
     normalizer: float | ArrayLike | None = None,
     token_weight: ArrayLike | None = None,
     target_weight: ArrayLike | None = None,
@@ -128,6 +134,7 @@ def linear_cross_entropy(
     return_argmax: bool = False,
     return_target_logits: bool = False,
     memory_budget: int | str | None = None,
+    **terms: Unpack[LossTermArguments],
 ) -> jax.Array | tuple[jax.Array, ...]:
     """Cross entropy of ``softmax(softcap(logit_scale * (hidden @ weight.T + bias)))``, without its logits as a whole.
 
@@ -138,9 +145,8 @@ def linear_cross_entropy(
         bias: [V], float.
         reduction: "none" (loss [...]), "mean", "sum".
         ignore_index: tokens of this target have loss 0, no gradient, and cost nothing.
-        label_smoothing: in [0, 1].
+        {terms}
         class_weight: [V], float; ``mean`` divides by the weights of the targets.
-        z_loss: adds ``z_loss * lse ** 2`` to each token's loss.
         softcap: ``c * tanh(logits / c)``.
         logit_scale: 1 / temperature.
         normalizer: ``mean`` divides by this number or scalar array instead, such as the tokens of all devices.
@@ -169,6 +175,7 @@ def linear_cross_entropy(
     names its position, a RuntimeError in some versions of JAX); on a GPU, where nothing waits, the loss is NaN, its
     gradients are as if the token were ignored.
     """
+    given = all_terms("linear_cross_entropy", terms)
     check_reduction(reduction)
     x, w, b = _arguments.head(hidden, weight, bias)
     lead, (vocab, dim) = x.shape[:-1], w.shape
@@ -186,14 +193,13 @@ def linear_cross_entropy(
     ignored = _arguments.integer("ignore_index", ignore_index)
     static_normalizer, normalizer_array = divisor(normalizer, reduction)
     options = LossOptions(
-        "sum" if normalizer_array is not None else reduction,
-        ignored,
-        _arguments.number("label_smoothing", label_smoothing),
-        _arguments.number("z_loss", z_loss),
-        _arguments.softcap(softcap),
-        _arguments.number("logit_scale", logit_scale),
-        static_normalizer,
-        parse_bytes(memory_budget),
+        reduction="sum" if normalizer_array is not None else reduction,
+        ignore_index=ignored,
+        softcap=_arguments.softcap(softcap),
+        logit_scale=_arguments.number("logit_scale", logit_scale),
+        normalizer=static_normalizer,
+        memory_budget=parse_bytes(memory_budget),
+        **{name: _arguments.number(name, value) for name, value in given.items()},
     )
 
     def rows(a: jax.Array | None, *tail: int) -> jax.Array | None:
@@ -216,8 +222,7 @@ def linear_cross_entropy(
     valid = y != ignored
     names = ("lse",) * bool(return_lse) + ("target_logit",) * bool(return_target_logits)
     if names:
-        of_head = HeadOptions(ignored, options.softcap, options.logit_scale, options.memory_budget)
-        logits = dict(zip(names, head(of_head, names, varying, {"targets": fixed["targets"]})))
+        logits = dict(zip(names, head(head_options(options), names, varying, {"targets": fixed["targets"]})))
     if return_lse:
         results.append(logits["lse"].reshape(lead))
     if accuracy:

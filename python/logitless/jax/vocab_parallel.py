@@ -7,17 +7,24 @@ exp(lse_shard - lse), so its softmax becomes that of the whole vocabulary.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from .. import _token_loss
 from .._library import parse_bytes
 from . import _arguments, _ffi
-from .._options import HeadOptions
+from .._options import DEFAULT, LOSS_TERMS, HeadOptions, LossOptions, all_terms, takes_terms
 from .head import head
 from .loss import check_reduction, divisor
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .._c_api import LossTermArguments
 
 AxisName = str | tuple[str, ...]
 
@@ -94,9 +101,9 @@ def vocab_parallel_logprobs(
     bias: ArrayLike | None = None,
     *,
     axis_name: AxisName,
-    ignore_index: int = -100,
+    ignore_index: int = DEFAULT.ignore_index,
     softcap: float | None = None,
-    logit_scale: float = 1.0,
+    logit_scale: float = DEFAULT.logit_scale,
     memory_budget: int | str | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """linear_logprobs with the vocabulary sharded over ``axis_name``; call it inside jax.shard_map.
@@ -128,6 +135,18 @@ def vocab_parallel_logprobs(
     return tuple(jnp.where(shard.valid, value, 0.0).reshape(shard.lead) for value in (logprob, entropy, lse))
 
 
+def _terms(given: dict[str, Any]) -> LossOptions:
+    """The terms of a loss as options of one, in their ranges."""
+    terms = {name: _arguments.number(name, value) for name, value in given.items()}
+    for name, value in terms.items():
+        _, least, most, _ = LOSS_TERMS[name]
+        if not least <= value <= most:
+            what = f"in [{least:g}, {most:g}]" if most < math.inf else f">= {least:g}"
+            raise ValueError(f"{name}: expected a number {what}, got {value}")
+    return LossOptions(**terms)
+
+
+@takes_terms
 def vocab_parallel_linear_cross_entropy(
     hidden: ArrayLike,
     weight: ArrayLike,
@@ -135,16 +154,15 @@ def vocab_parallel_linear_cross_entropy(
     bias: ArrayLike | None = None,
     *,
     axis_name: AxisName,
-    reduction: str = "mean",
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
+    reduction: str = DEFAULT.reduction,
+    ignore_index: int = DEFAULT.ignore_index,
     class_weight: ArrayLike | None = None,
-    z_loss: float = 0.0,
     softcap: float | None = None,
-    logit_scale: float = 1.0,
+    logit_scale: float = DEFAULT.logit_scale,
     normalizer: float | ArrayLike | None = None,
     token_weight: ArrayLike | None = None,
     memory_budget: int | str | None = None,
+    **terms: Unpack[LossTermArguments],
 ) -> jax.Array:
     """linear_cross_entropy with the vocabulary sharded over ``axis_name``; call it inside jax.shard_map.
 
@@ -167,13 +185,11 @@ def vocab_parallel_linear_cross_entropy(
     Raises: as linear_cross_entropy; the message about a target outside [0, V) counts words of the shard. ValueError
     when weight is not sharded over the axis, where shard_map checks it (check_vma).
     """
+    given = all_terms("vocab_parallel_linear_cross_entropy", terms)
     check_reduction(reduction)
     shard = _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, memory_budget)
-    smoothing, zeta = _arguments.number("label_smoothing", label_smoothing), _arguments.number("z_loss", z_loss)
-    if not 0.0 <= smoothing <= 1.0:
-        raise ValueError(f"label_smoothing: expected a number in [0, 1], got {smoothing}")
-    if not zeta >= 0.0:
-        raise ValueError(f"z_loss: expected a number >= 0, got {zeta}")
+    options = _terms(given)
+    smoothing = options.label_smoothing
     static_normalizer, normalizer_array = divisor(normalizer, reduction)
     words = shard.inputs["weight"].shape[0]
     classes = _arguments.shaped("class_weight", class_weight, (words,))
@@ -189,14 +205,11 @@ def vocab_parallel_linear_cross_entropy(
     else:
         of_class = _of_target(shard, classes[jnp.where(shard.owned, shard.local, 0)])
         class_total = jax.lax.psum(classes.sum(), axis_name)
-    mass = (1.0 - smoothing) * of_class
-    # A masked target of weight 0 loses nothing, and not 0 * inf.
-    losses = mass * (lse - jnp.where(mass == 0.0, 0.0, _of_target(shard, found["target_logit"])))
+    rest = None
     if smoothing:
         logit_sum = jax.lax.psum(jnp.where(shard.valid, found["weighted_logit_sum"], 0.0), axis_name)
-        losses += smoothing / shard.vocab * (class_total * lse - logit_sum)
-    if zeta:
-        losses += zeta * lse * lse
+        rest = _token_loss.Smoothing(shard.vocab, class_total, logit_sum)
+    losses = _token_loss.formula(jnp, options, lse, lse - _of_target(shard, found["target_logit"]), of_class, rest)
     losses = jnp.where(tokens == 0.0, 0.0, tokens * losses)
     if reduction == "none":
         return losses.reshape(shard.lead)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import enum
 import math
+import textwrap
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._library import parse_bytes
-from .._options import LossOptions
+from .._options import DEFAULT, LOSS_TERMS, LossOptions
 
 # Ours, with the defaults.
 DEFAULTS: dict[str, Any] = dict(
     bias=None,
     reduction="mean",
     ignore_index=None,
-    label_smoothing=0.0,
+    **{name: term.default for name, term in LOSS_TERMS.items()},
     class_weight=None,
-    z_loss=0.0,
     softcap=None,
-    logit_scale=1.0,
+    logit_scale=DEFAULT.logit_scale,
     normalizer=None,
     token_weight=None,
     target_weight=None,
@@ -51,6 +51,13 @@ _IMPLS = (
     "cce_kahan_full_c_full_e", "torch_compile",
 )
 NAME = "linear_cross_entropy"
+
+
+def signature_text(indent: int) -> str:
+    """The call with its defaults, as a docstring has it."""
+    arguments = [f'{k}="{v}"' if isinstance(v, str) else f"{k}={v!r}" for k, v in DEFAULTS.items()]
+    text = f"{NAME}({', '.join([*POSITIONS[:3], arguments[0], '*', *arguments[1:]])})"
+    return textwrap.fill(text, 120 - indent, subsequent_indent=" " * indent)
 
 
 def _is_number(value) -> bool:
@@ -133,16 +140,30 @@ def number(name: str, value, low: float = -math.inf, what: str = "a number") -> 
     return float(value)
 
 
+def _range_text(least: float, most: float) -> str:
+    return "a number" + (f" from {least:g}" if least > -math.inf else "") + (f" to {most:g}" if most < math.inf else "")
+
+
+# Made here: torch.compile takes a number of a global for a variable, which is no part of a text.
+_RANGES = {name: _range_text(term.least, term.most) for name, term in LOSS_TERMS.items()}
+
+
+def term(name: str, value) -> float:
+    """A term of the loss, in its range."""
+    found = number(name, value, LOSS_TERMS[name].least, _RANGES[name])
+    if found > LOSS_TERMS[name].most:
+        raise ValueError(f"{name}: expected {_RANGES[name]}, got {found}")
+    return found
+
+
 def loss_options(a: dict[str, Any]) -> LossOptions:
     """The plain options; normalizer may be a tensor, which is left to the caller."""
     if a["reduction"] not in ("none", "mean", "sum"):
         raise ValueError(f"reduction: expected 'none', 'mean' or 'sum', got {a['reduction']!r}")
-    ignore_index = -100 if a["ignore_index"] is None else a["ignore_index"]
+    ignore_index = DEFAULT.ignore_index if a["ignore_index"] is None else a["ignore_index"]
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index: expected an int, got {ignore_index!r}")
-    smoothing = number("label_smoothing", a["label_smoothing"], 0.0, "a number from 0 to 1")
-    if smoothing > 1.0:
-        raise ValueError(f"label_smoothing: expected a number from 0 to 1, got {smoothing}")
+    terms = {name: term(name, a[name]) for name in LOSS_TERMS}
     softcap = 0.0 if a["softcap"] is None else number("softcap", a["softcap"], 0.0, "a number above 0, or None")
     scale = number("logit_scale", a["logit_scale"], what="a finite number that is not 0")
     if scale == 0.0:
@@ -155,14 +176,13 @@ def loss_options(a: dict[str, Any]) -> LossOptions:
     if a["normalizer"] is not None and a["reduction"] != "mean":
         raise ValueError(f"normalizer: goes with reduction 'mean', got {a['reduction']!r}")
     return LossOptions(
-        a["reduction"],
-        ignore_index,
-        smoothing,
-        number("z_loss", a["z_loss"], 0.0, "a number from 0"),
-        softcap,
-        scale,
-        normalizer,
-        parse_bytes(a["memory_budget"]),
+        reduction=a["reduction"],
+        ignore_index=ignore_index,
+        softcap=softcap,
+        logit_scale=scale,
+        normalizer=normalizer,
+        memory_budget=parse_bytes(a["memory_budget"]),
+        **terms,
     )
 
 

@@ -47,7 +47,7 @@ class _Call:
 
         def plan(budget):
             request = c.new(c.PlanRequest)
-            request.memory_budget, request.kind = budget, c.PLAN_KINDS["any"]
+            request.memory_budget = budget
             pointers = [byref(s) for s, _ in structs]
             return plan_function(self.context.handle, byref(options), *pointers, byref(request), byref(self.plan))
 
@@ -109,7 +109,7 @@ def on_device(device: torch.device, function, *args):
 def _context(device: torch.device) -> c.Context:
     if device.type == "cpu":
         return c.context(threads=torch.get_num_threads())
-    return c.context(c.CUDA, device.index, current_stream(device))
+    return c.context(c.DEVICE_CUDA, device.index, current_stream(device))
 
 
 def _place(device: torch.device):
@@ -156,8 +156,6 @@ def _run(kind, options, groups, device, plan_function, run_function, extra=()):
 
     def build():
         structs = [_fill(struct_type, group) for struct_type, group in groups]
-        if kind == "loss":
-            structs[0][0].grad_loss = 1.0
         return _Call(device, struct_of(options), structs, options.memory_budget, plan_function, run_function, extra)
 
     def run():
@@ -170,7 +168,6 @@ def _run(kind, options, groups, device, plan_function, run_function, extra=()):
 def prepare_cross_entropy(options: LossOptions, inputs: dict, outputs: dict) -> _Call:
     """The call alone. Its run() takes the tensors that are not None, in this order."""
     structs = [_fill(c.CrossEntropyInputs, inputs), _fill(c.CrossEntropyOutputs, outputs)]
-    structs[0][0].grad_loss = 1.0
     return _Call(
         inputs["hidden"].device,
         struct_of(options),

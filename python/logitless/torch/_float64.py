@@ -1,8 +1,13 @@
-"""float64: no kernel computes in it, so PyTorch's own operations do, chunk by chunk. Slow, exact, for checks."""
+"""float64: no kernel computes in it, so PyTorch's own operations make logits, chunk by chunk, and the library the losses
+of them. Slow, exact, for checks."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+
+from .._token_loss import Smoothing, of_library
 
 _CHUNK_LOGITS = 1 << 22  # elements of the logits that exist at a time
 
@@ -37,8 +42,18 @@ def _logits(x, w, bias, softcap, logit_scale):
     return softcap * torch.tanh(u / softcap) if softcap else u
 
 
-def _losses(x, w, bias, options, target, class_weight, token_weight, target_weight):
-    """The loss of each row, and what mean divides by; target [n, K]."""
+class _Losses(NamedTuple):
+    """Of rows: what a loss is a function of, on the graph, and what the library made of it."""
+
+    graph: tuple  # lse [n], target logits [n, K], and with label smoothing the weighted sum of the logits [n]
+    slopes: tuple  # of the loss by each of those
+    loss: torch.Tensor  # [n]
+    share: torch.Tensor  # [n]: what mean divides by
+    argmax: torch.Tensor  # [n]; -1 for rows that are ignored
+
+
+def _losses(x, w, bias, options, target, class_weight, token_weight, target_weight) -> _Losses:
+    """target [n, K]. A few numbers a row go to the library and come back."""
     z = _logits(x, w, bias, options.softcap, options.logit_scale)
     lse = torch.logsumexp(z, 1)
     valid = target != options.ignore_index
@@ -49,15 +64,16 @@ def _losses(x, w, bias, options, target, class_weight, token_weight, target_weig
         share = share * target_weight.to(z.dtype)
     weights = torch.ones(w.shape[0], dtype=z.dtype, device=z.device) if class_weight is None else class_weight.to(z.dtype)
     of_target = share * weights[words]
-    nll = lse[:, None] - z.gather(1, words)
-    loss = (1 - options.label_smoothing) * (of_target * nll).sum(1)
-    if options.label_smoothing:
-        loss = loss + options.label_smoothing / w.shape[0] * (lse * weights.sum() - z @ weights)
-    loss = loss + options.z_loss * lse * lse
     scale = row.to(z.dtype) if token_weight is None else row.to(z.dtype) * token_weight.to(z.dtype)
+    graph = [lse, z.gather(1, words)]
+    rest = None
+    if options.label_smoothing:
+        graph.append(z @ weights)
+        rest = Smoothing(w.shape[0], weights.sum().item(), graph[2].detach().cpu().numpy())
+    numbers = [t.detach().cpu().numpy() for t in (graph[0], graph[1], of_target, scale)]
+    loss, *slopes = (torch.from_numpy(a).to(z.device) for a in of_library(options, *numbers, rest))
     counted = scale * of_target.sum(1) if target_weight is None else scale
-    argmax = torch.where(row, z.argmax(1), -1)
-    return loss * scale, counted, lse, argmax
+    return _Losses(tuple(graph), tuple(slopes[: len(graph)]), loss, counted, torch.where(row, z.argmax(1), -1))
 
 
 def cross_entropy(options, hidden, weight, bias, target, class_weight, token_weight, target_weight, grad_losses, needs):
@@ -72,17 +88,18 @@ def cross_entropy(options, hidden, weight, bias, target, class_weight, token_wei
         with torch.enable_grad():
             leaves = _leaves((hidden[first:last], weight, bias), needs)
             part = [None if t is None else t[first:last] for t in (target, token_weight, target_weight)]
-            loss, count, chunk_lse, chunk_argmax = _losses(
-                leaves[0], leaves[1], leaves[2], options, part[0], class_weight, part[1], part[2]
-            )
-            upstream = torch.ones_like(loss) if grad_losses is None else grad_losses[first:last].to(loss.dtype)
+            made = _losses(leaves[0], leaves[1], leaves[2], options, part[0], class_weight, part[1], part[2])
+            slopes = made.slopes
+            if grad_losses is not None:
+                upstream = grad_losses[first:last].to(made.loss.dtype)
+                slopes = [s * (upstream if s.dim() == 1 else upstream[:, None]) for s in slopes]
             wanted = [leaf for leaf, need in zip(leaves, needs) if need]
-            found = torch.autograd.grad(loss, wanted, upstream, allow_unused=True) if wanted else ()
+            found = torch.autograd.grad(made.graph, wanted, slopes, allow_unused=True) if wanted else ()
         _add(gradients, found, needs, first, last)
-        losses[first:last] = loss.detach()
-        lse[first:last] = torch.where(chunk_argmax >= 0, chunk_lse.detach(), 0)
-        argmax[first:last] = chunk_argmax
-        counted = counted + count.detach().sum()
+        losses[first:last] = made.loss
+        lse[first:last] = torch.where(made.argmax >= 0, made.graph[0].detach(), 0)
+        argmax[first:last] = made.argmax
+        counted = counted + made.share.sum()
     if options.reduction == "none":
         return losses, lse, argmax, *gradients
     total = losses.sum()

@@ -57,16 +57,17 @@ class _Loss(_Transformed):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        *tensors, _grad_losses, reduction, a, b, c, d, e, f, g, ctx.compute, ctx.needs, _argmax = inputs
-        ctx.options = LossOptions(reduction, a, b, c, d, e, f, g)
+        *before, ctx.compute, ctx.needs, _argmax = inputs
+        *tensors, _grad_losses = before[: -len(LossOptions._fields)]
+        ctx.options = LossOptions(*before[-len(LossOptions._fields) :])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1], output[2])
-        ctx.save_for_backward(*(tensors if reduction == "none" else output[3:]))
+        ctx.save_for_backward(*(tensors if ctx.options.reduction == "none" else output[3:]))
 
     @staticmethod
     def backward(ctx, d_loss, d_lse, d_index, *more):
         _Transformed.refuse(more)
-        nothing = (None,) * 15
+        nothing = (None,) * (4 + len(LossOptions._fields) + 3)
         if d_loss is None:
             return (None, None, None, None, *nothing)
         if ctx.options.reduction == "none":

@@ -6,7 +6,7 @@ operators with their fake implementations. Both end in the functions of this fil
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -199,26 +199,34 @@ def run_head_backward(hidden, weight, target, bias, d_log_prob, d_entropy, d_lse
 # --- Operators. Options travel as their own arguments; `compute` is a dtype to compute in, or None.
 
 
-@torch.library.custom_op("logitless::cross_entropy", mutates_args=())
+def _schema(tensors: str, options: type[NamedTuple], last: str, results: int) -> str:
+    """Of an operator: names of tensors ("?": may be None), the options one by one, and what follows them."""
+    kinds = {"str": "str", "int": "SymInt", "float": "float"}
+    arguments = [f"Tensor? {name[:-1]}" if name.endswith("?") else f"Tensor {name}" for name in tensors.split()]
+    arguments += [f"{kinds[type(value).__name__]} {name}" for name, value in options._field_defaults.items()]
+    return f"({', '.join([*arguments, last])}) -> ({', '.join(['Tensor'] * results)})"
+
+
+_LOSS_TENSORS = "hidden weight target bias? class_weight? token_weight? target_weight? grad_losses?"
+_LOSS_SCHEMA = _schema(_LOSS_TENSORS, LossOptions, "ScalarType? compute, SymInt needs, bool argmax", 6)
+_LOSS_INPUTS = len(_LOSS_TENSORS.split()) + len(LossOptions._fields) + 3
+
+
+@torch.library.custom_op("logitless::cross_entropy", mutates_args=(), schema=_LOSS_SCHEMA)
 def cross_entropy_op(
-    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], class_weight: Optional[Tensor],
-    token_weight: Optional[Tensor], target_weight: Optional[Tensor], grad_losses: Optional[Tensor], reduction: str,
-    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, logit_scale: float, normalizer: float,
-    memory_budget: int, compute: Optional[torch.dtype], needs: int, argmax: bool,
+    hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, *rest
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    options = LossOptions(
-        reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, normalizer, memory_budget
-    )
+    *values, compute, needs, argmax = rest
     return run_cross_entropy(
-        hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, options, compute, needs, argmax
+        hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, LossOptions(*values), compute,
+        needs, argmax,
     )
 
 
 @cross_entropy_op.register_fake
-def _(
-    hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, reduction, ignore_index,
-    label_smoothing, z_loss, softcap, logit_scale, normalizer, memory_budget, compute, needs, argmax,
-):
+def _(hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, *rest):
+    *values, compute, needs, argmax = rest
+    reduction = LossOptions(*values).reduction
     number = _accumulated(compute or hidden.dtype)
     lead = hidden.shape[:-1]
     nothing = hidden.new_empty(0, dtype=compute or hidden.dtype)
@@ -245,7 +253,7 @@ def _setup_loss(ctx, inputs, output):
 
 
 def _loss_backward(ctx, d_loss, d_lse=None, *_):
-    nothing = (None,) * 15
+    nothing = (None,) * (_LOSS_INPUTS - 4)
     if d_lse is not None:
         raise RuntimeError("linear_cross_entropy: the lse of this operator has no gradient; use linear_logprobs")
     if d_loss is None:

@@ -8,6 +8,8 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
+from .._options import DEFAULT
+
 
 def _check(a: dict[str, Any], want_target: list[int]) -> None:
     hidden, weight, target, bias = a["hidden"], a["weight"], a["target"], a["bias"]
@@ -65,7 +67,7 @@ def cross_entropy(loss_of: Callable[[dict[str, Any]], Any], a: dict[str, Any]) -
     else:
         loss = losses.sum()
     if own_mean and not soft:
-        ignore_index = -100 if a["ignore_index"] is None else a["ignore_index"]
+        ignore_index = DEFAULT.ignore_index if a["ignore_index"] is None else a["ignore_index"]
         count = _counted(target, a["class_weight"], ignore_index, loss.dtype)
         loss = loss * torch.where(count > 0, total / count, 0.0)
     return (loss, *[other.reshape(tokens, *places) for other in others]) if others else loss

@@ -7,7 +7,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .._options import HeadOptions, LossOptions
+from .. import _token_loss
+from .._options import DEFAULT, HeadOptions, LossOptions, head_options, term_docs
 from . import _arguments, _distributed, _fast, _func, _positions
 from ._ops import BIAS, HIDDEN, WEIGHT, HeadFunction, LossFunction, rows_are_aligned, run_cross_entropy, run_head
 
@@ -94,10 +95,7 @@ def _soft_targets(target: Tensor, weight: Tensor, hidden: Tensor):
 def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
     """Cross entropy of ``softmax(softcap(logit_scale * (hidden @ weight.T + bias)))``; the logits never exist as a whole.
 
-    linear_cross_entropy(hidden, weight, target, bias=None, *, reduction="mean", ignore_index=None, label_smoothing=0.0,
-    class_weight=None, z_loss=0.0, softcap=None, logit_scale=1.0, normalizer=None, token_weight=None,
-    target_weight=None, shift=False, accuracy=False, return_lse=False, return_argmax=False,
-    return_target_logits=False, memory_budget=None)
+    {signature}
 
     Takes the calls of ``torch.nn.functional.linear_cross_entropy`` (``input``, ``linear_weight``, ``linear_bias``,
     ``weight`` for the class weights, ``options``) and of ``cut_cross_entropy.linear_cross_entropy`` (``e``, ``c``,
@@ -117,9 +115,8 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         reduction: "none" (loss [...]), "mean", "sum".
         ignore_index: tokens of this target have loss 0, no gradient, and cost nothing; None is -100. Not with class
             probabilities.
-        label_smoothing: in [0, 1].
+        {terms}
         class_weight: [V] float; ``mean`` divides by the weights of the targets, as PyTorch does.
-        z_loss: adds ``z_loss * lse ** 2`` to each token's loss.
         softcap: ``c * tanh(logits / c)``.
         logit_scale: 1 / temperature.
         normalizer: ``mean`` divides by this number or scalar tensor instead, such as the tokens of the whole batch.
@@ -158,6 +155,12 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
     if a["weight"].dim() > 2:
         return _positions.cross_entropy(_loss, a)
     return _loss(a, key, args)
+
+
+if linear_cross_entropy.__doc__:  # not under python -OO
+    linear_cross_entropy.__doc__ = linear_cross_entropy.__doc__.replace("{terms}", term_docs(8)).replace(
+        "{signature}", _arguments.signature_text(4)
+    )
 
 
 def _loss(a: dict[str, Any], key: Any = None, args: tuple = ()) -> Any:
@@ -271,7 +274,7 @@ def _shaped(name: str, t: Optional[Tensor], want, rows):
 
 def _from_head(log_prob, lse, target, token_weight, options: LossOptions):
     """The loss of one target a token, made of its log-probability: 4 passes with those of its gradient instead of 3."""
-    loss = options.z_loss * lse * lse - log_prob
+    loss = _token_loss.formula(torch, options, lse, -log_prob)
     count = (target != options.ignore_index).to(loss.dtype)
     if token_weight is not None:
         loss, count = loss * token_weight, count * token_weight
@@ -285,8 +288,7 @@ def _from_head(log_prob, lse, target, token_weight, options: LossOptions):
 
 def _head_outputs(hidden, weight, target, bias, options: LossOptions, argmax: bool):
     """(log_prob, lse, argmax or an empty tensor) under the options of a loss."""
-    log_prob, _, lse, index = _head(hidden, weight, target, bias, HeadOptions(
-        options.ignore_index, options.softcap, options.logit_scale, options.memory_budget), argmax)
+    log_prob, _, lse, index = _head(hidden, weight, target, bias, head_options(options), argmax)
     return log_prob, lse, index
 
 
@@ -306,9 +308,9 @@ def linear_logprobs(
     target: Tensor,
     bias: Optional[Tensor] = None,
     *,
-    ignore_index: int = -100,
+    ignore_index: int = DEFAULT.ignore_index,
     softcap: Optional[float] = None,
-    logit_scale: float = 1.0,
+    logit_scale: float = DEFAULT.logit_scale,
     memory_budget: int | str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability of each target, and entropy and log-sum-exp of each token, each with a gradient.
@@ -344,10 +346,7 @@ def linear_logprobs(
     if not lead:
         hidden, target = hidden[None], target[None]
     hidden, target = _rows(hidden, target, per_token)
-    log_prob, entropy, lse, _ = _head(
-        hidden, weight, target, bias,
-        HeadOptions(checked.ignore_index, checked.softcap, checked.logit_scale, checked.memory_budget),
-    )
+    log_prob, entropy, lse, _ = _head(hidden, weight, target, bias, head_options(checked))
     return log_prob.reshape(shape), entropy.reshape(lead), lse.reshape(lead)
 
 

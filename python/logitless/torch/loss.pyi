@@ -16,9 +16,11 @@ def linear_cross_entropy(
     *,
     reduction: _Reduction = "mean",
     ignore_index: Optional[int] = None,
-    label_smoothing: float = 0.0,
+    # The terms of the loss, written by tools/python_c_api.py {
+    label_smoothing: float = 0.0,  # in [0, 1]: the share of the loss that all words get, not the target
+    z_loss: float = 0.0,  # >= 0: z_loss * lse^2 is added to each token's loss
+    # }
     class_weight: Optional[Tensor] = None,
-    z_loss: float = 0.0,
     softcap: Optional[float] = None,
     logit_scale: float = 1.0,
     normalizer: Optional[float | Tensor] = None,
@@ -40,9 +42,11 @@ def linear_cross_entropy(
     *,
     reduction: _Reduction = "mean",
     ignore_index: Optional[int] = None,
-    label_smoothing: float = 0.0,
+    # The terms of the loss, written by tools/python_c_api.py {
+    label_smoothing: float = 0.0,  # in [0, 1]: the share of the loss that all words get, not the target
+    z_loss: float = 0.0,  # >= 0: z_loss * lse^2 is added to each token's loss
+    # }
     class_weight: Optional[Tensor] = None,
-    z_loss: float = 0.0,
     softcap: Optional[float] = None,
     logit_scale: float = 1.0,
     normalizer: Optional[float | Tensor] = None,

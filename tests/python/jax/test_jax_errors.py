@@ -1,5 +1,6 @@
 """Each refusal, once: its type, and a message that names the argument, what was expected and what came."""
 
+import inspect
 import types
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from jax_oracle import enable_x64, problem
 
-from logitless.jax import _ffi, linear_cross_entropy, linear_logprobs
+from logitless.jax import _ffi, linear_cross_entropy, linear_logprobs, vocab_parallel_linear_cross_entropy
 
 HIDDEN, WEIGHT, TARGETS, BIAS = problem(ignored=False)
 ARGUMENTS = dict(hidden=HIDDEN, weight=WEIGHT, targets=TARGETS, bias=BIAS)
@@ -124,6 +125,19 @@ def test_a_bad_target_is_named_with_its_position(bad, compiled):
         run = jax.jit(function) if compiled else function
         with pytest.raises((ValueError, RuntimeError), match=rf"targets: {bad} at position 9 is outside \[0, 101\)"):
             run(HIDDEN, WEIGHT, targets).block_until_ready()
+
+
+def test_an_unknown_option_is_refused_as_by_a_signature():
+    arrays = (HIDDEN, WEIGHT, TARGETS)
+    with pytest.raises(TypeError, match=r"linear_cross_entropy\(\) got an unexpected keyword argument 'z_los'"):
+        linear_cross_entropy(*arrays, z_los=0.1)
+    with pytest.raises(TypeError, match=r"vocab_parallel_linear_cross_entropy\(\) got an unexpected keyword argument 'z'"):
+        vocab_parallel_linear_cross_entropy(*arrays, axis_name="tp", z=1)
+    for function in (linear_cross_entropy, vocab_parallel_linear_cross_entropy):
+        found = inspect.signature(function).parameters
+        assert found["z_loss"].default == found["label_smoothing"].default == 0.0 and "terms" not in found
+        assert found["z_loss"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert "{terms}" not in linear_cross_entropy.__doc__ and "z_loss: >= 0: " in linear_cross_entropy.__doc__
 
 
 def test_after_an_error_all_is_well():

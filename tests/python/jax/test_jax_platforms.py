@@ -23,7 +23,7 @@ def gpu(monkeypatch):
     plan = _ffi._workspace_bytes
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(
-        _ffi, "_workspace_bytes", lambda device, *rest: CUDA_WORKSPACE if device == _ffi.c.CUDA else plan(device, *rest)
+        _ffi, "_workspace_bytes", lambda device, *rest: CUDA_WORKSPACE if device == _ffi.c.DEVICE_CUDA else plan(device, *rest)
     )
     jax.clear_caches()
     yield

@@ -92,6 +92,21 @@ def test_logprobs_entropy_and_lse(check_vma):
     check_gradients(gradients, jax.grad(weighted(whole), (0, 1, 3))(*arrays))
 
 
+def test_weights_have_gradients_too():
+    arrays = problem(vocab=VOCAB, ignored=False)
+    parallel = sharded(
+        lambda *a: vocab_parallel_linear_cross_entropy(
+            *a[:4], class_weight=a[4], token_weight=a[5], axis_name="tp", z_loss=0.1, reduction="sum"
+        ),
+        extra=(P("tp"), P()),
+    )
+    by_class, by_token = jax.jit(jax.grad(parallel, (4, 5)))(*arrays, CLASSES, TOKENS)
+    z_losses = 0.1 * linear_logprobs(*arrays)[2] ** 2
+    losses = linear_cross_entropy(*arrays, reduction="none")
+    assert relative_error(by_token, CLASSES[arrays[2]] * losses + z_losses) < 2e-6
+    assert relative_error(by_class, jnp.zeros(VOCAB).at[arrays[2]].add(TOKENS * losses)) < 2e-6
+
+
 def test_gradients_taken_inside():
     arrays = problem(vocab=VOCAB)
     inside = sharded(

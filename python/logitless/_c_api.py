@@ -1,0 +1,555 @@
+"""The C ABI as ctypes: what include/logitless/c_api.h declares, with its comments.
+
+tools/python_c_api.py writes this file from that header."""
+
+from __future__ import annotations
+
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t
+from ctypes import c_uint64, c_void_p
+from typing import Any, ClassVar, NamedTuple, TypedDict
+
+ABI_VERSION = 1
+MAX_RANK = 4
+
+OK = 0
+INVALID_ARGUMENT = 1
+UNSUPPORTED = 2
+DEVICE_ERROR = 3
+INTERNAL_ERROR = 4
+STATUSES = {"ok": 0, "invalid_argument": 1, "unsupported": 2, "device_error": 3, "internal_error": 4}
+
+F32 = 0
+BF16 = 1
+F16 = 2
+I32 = 3
+I64 = 4
+I8 = 5
+F64 = 6
+DTYPES = {"f32": 0, "bf16": 1, "f16": 2, "i32": 3, "i64": 4, "i8": 5, "f64": 6}
+
+REDUCTION_NONE = 0
+REDUCTION_MEAN = 1
+REDUCTION_SUM = 2
+REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+
+PLAN_ANY = -1
+PLAN_FORWARD = 0
+PLAN_DENSE = 1
+PLAN_RECOMPUTE = 2
+PLAN_STORED = 3
+PLAN_KINDS = {"any": -1, "forward": 0, "dense": 1, "recompute": 2, "stored": 3}
+
+DEVICE_CPU = 0
+DEVICE_CUDA = 1
+DEVICES = {"cpu": 0, "cuda": 1}
+
+TraceFunction = CFUNCTYPE(None, c_char_p, c_void_p)
+
+
+class Term(NamedTuple):
+    default: float
+    least: float  # the range, ends included
+    most: float
+    text: str
+
+
+class Tensor(Structure):
+    """A strided view of the caller's memory. Strides count elements and may be zero or negative for inputs. Tensors in
+    the structs below are pointers: NULL is no tensor. Inputs are only read. `[...]` in their comments stands for the
+    leading sizes of hidden, at most two: [N] or [B, T]."""
+
+    data: Any
+    dtype: int
+    rank: int  # 0 to LOGITLESS_MAX_RANK; 0 is a scalar
+    shape: Any
+    strides: Any
+    _fields_ = [
+        ("data", c_void_p), ("dtype", c_int32), ("rank", c_int32), ("shape", c_int64 * MAX_RANK),
+        ("strides", c_int64 * MAX_RANK),
+    ]
+
+
+class ContextOptions(Structure):
+    struct_size: int
+    device: int  # default LOGITLESS_DEVICE_CPU
+    threads: int  # 0: OMP_NUM_THREADS, or all cores that the process may use
+    kernel: Any  # the one kernel to use; NULL or "": LOGITLESS_CPU, or else the best for each problem
+    trace: Any  # text of each decision, on the calling thread; NULL: none
+    trace_user: Any  # handed to trace
+    stream: Any  # cudaStream_t that work is enqueued on; must be NULL on the CPU
+    device_index: int  # of GPUs: the thread's current one
+    _fields_ = [
+        ("struct_size", c_size_t), ("device", c_int32), ("threads", c_int32), ("kernel", c_char_p),
+        ("trace", TraceFunction), ("trace_user", c_void_p), ("stream", c_void_p), ("device_index", c_int32),
+    ]
+
+
+class PlanRequest(Structure):
+    struct_size: int
+    # bytes beyond inputs and outputs; 0: the least workspace within 3 % of the best predicted time among plans of at
+    # most a quarter of the fp32 logits (16 MiB at least; 512 where the far field is allowed), or the least plan if none
+    # is that small
+    memory_budget: int
+    stored_fraction: float  # of LOGITLESS_PLAN_STORED: in (0, 1), or 0: as much as the budget holds
+    kind: int  # default LOGITLESS_PLAN_ANY
+    reserved: int  # 0
+    _fields_ = [
+        ("struct_size", c_size_t), ("memory_budget", c_uint64), ("stored_fraction", c_double), ("kind", c_int32),
+        ("reserved", c_int32),
+    ]
+    # Of the fields that do not begin as 0.
+    defaults: ClassVar[dict[str, float]] = {"kind": -1}
+
+
+class PlanInfo(Structure):
+    """A plan as numbers. `kernel` lives as long as the plan."""
+
+    struct_size: int
+    kernel: Any
+    workspace_bytes: int
+    logits_bytes: int  # what the fp32 logits of the unfused loss would take: tokens * vocab * 4
+    memory_budget: int  # as asked; 0: the default
+    tokens: int  # the most tokens of a call
+    dim: int
+    vocab: int
+    chunk_tokens: int  # tokens of one turn of the outer loop
+    slab_vocab: int  # vocabulary entries whose logit gradients exist at a time
+    stored_vocab: int  # vocabulary entries whose exponentials are kept per chunk
+    passes: float  # over tokens * vocab * dim multiply-adds
+    predicted_seconds: float
+    kind: int
+    dtype: int
+    threads: int
+    reserved: int
+    _fields_ = [
+        ("struct_size", c_size_t), ("kernel", c_char_p), ("workspace_bytes", c_uint64), ("logits_bytes", c_uint64),
+        ("memory_budget", c_uint64), ("tokens", c_int64), ("dim", c_int64), ("vocab", c_int64),
+        ("chunk_tokens", c_int64), ("slab_vocab", c_int64), ("stored_vocab", c_int64), ("passes", c_double),
+        ("predicted_seconds", c_double), ("kind", c_int32), ("dtype", c_int32), ("threads", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class PlanCandidate(Structure):
+    """A plan that was weighed. `reason` (why not, or "chosen") lives as long as the plan."""
+
+    struct_size: int
+    reason: Any
+    workspace_bytes: int  # the least for it when it does not fit
+    passes: float
+    predicted_seconds: float
+    kind: int
+    possible: int
+    _fields_ = [
+        ("struct_size", c_size_t), ("reason", c_char_p), ("workspace_bytes", c_uint64), ("passes", c_double),
+        ("predicted_seconds", c_double), ("kind", c_int32), ("possible", c_int32),
+    ]
+
+
+class HeadFeatures(Structure):
+    """Everything of a call that changes the work, for plans made before there are tensors."""
+
+    struct_size: int
+    tokens: int  # hidden [tokens, dim], weight [vocab, dim]; tokens is an upper bound
+    dim: int
+    vocab: int
+    dtype: int  # of hidden and weight: f32, bf16 or f16
+    targets_per_token: int  # default 1
+    logit_scale: float  # default 1
+    softcap: float  # 0: none
+    bias: int
+    label_smoothing: int
+    vocab_weight: int  # class weights beside label smoothing, or vocab_weight of the head
+    entropy: int
+    argmax: int
+    d_hidden: int  # the gradients asked for
+    d_weight: int
+    d_bias: int
+    d_hidden_dtype: int  # set where the gradient is asked for, else 0
+    d_weight_dtype: int
+    entropy_gradient: int  # a cotangent of the entropy
+    accumulate: int
+    _fields_ = [
+        ("struct_size", c_size_t), ("tokens", c_int64), ("dim", c_int64), ("vocab", c_int64), ("dtype", c_int32),
+        ("targets_per_token", c_int32), ("logit_scale", c_float), ("softcap", c_float), ("bias", c_int32),
+        ("label_smoothing", c_int32), ("vocab_weight", c_int32), ("entropy", c_int32), ("argmax", c_int32),
+        ("d_hidden", c_int32), ("d_weight", c_int32), ("d_bias", c_int32), ("d_hidden_dtype", c_int32),
+        ("d_weight_dtype", c_int32), ("entropy_gradient", c_int32), ("accumulate", c_int32),
+    ]
+    # Of the fields that do not begin as 0.
+    defaults: ClassVar[dict[str, float]] = {"targets_per_token": 1, "logit_scale": 1.0}
+
+
+class CrossEntropyOptions(Structure):
+    """logitless/cross_entropy.h has the formula."""
+
+    struct_size: int
+    ignore_index: int  # default -100
+    normalizer: float  # > 0: mean divides by it; 0: by the sum of the weights of the valid tokens
+    reduction: int  # default LOGITLESS_REDUCTION_MEAN
+    label_smoothing: float  # in [0, 1]
+    z_loss: float  # >= 0
+    softcap: float  # > 0; 0: none
+    logit_scale: float  # default 1; finite, not 0
+    next_token: int  # hidden [B, T, D], targets [B, T] are the tokens: position t predicts t + 1
+    nan_if_empty: int  # mean over no token is NaN instead of 0
+    accumulate: int  # gradients are added to what their tensors hold
+    _fields_ = [
+        ("struct_size", c_size_t), ("ignore_index", c_int64), ("normalizer", c_double), ("reduction", c_int32),
+        ("label_smoothing", c_float), ("z_loss", c_float), ("softcap", c_float), ("logit_scale", c_float),
+        ("next_token", c_int32), ("nan_if_empty", c_int32), ("accumulate", c_int32),
+    ]
+    # Of the fields that do not begin as 0.
+    defaults: ClassVar[dict[str, float]] = {"ignore_index": -100, "reduction": 1, "logit_scale": 1.0}
+
+
+class CrossEntropyInputs(Structure):
+    struct_size: int
+    hidden: Any  # [..., D] f32 | bf16 | f16
+    weight: Any  # [V, D], the dtype of hidden
+    targets: Any  # i32 | i64 [...], or [..., K] with target_weight
+    bias: Any  # optional [V], f32 or the dtype of weight
+    class_weight: Any  # optional f32 [V]
+    token_weight: Any  # optional f32 [...]
+    target_weight: Any  # optional f32 [..., K]
+    grad_losses: Any  # optional f32 [...]: upstream gradients of reduction none
+    grad_loss: float  # default 1: upstream gradient
+    _fields_ = [
+        ("struct_size", c_size_t), ("hidden", POINTER(Tensor)), ("weight", POINTER(Tensor)),
+        ("targets", POINTER(Tensor)), ("bias", POINTER(Tensor)), ("class_weight", POINTER(Tensor)),
+        ("token_weight", POINTER(Tensor)), ("target_weight", POINTER(Tensor)), ("grad_losses", POINTER(Tensor)),
+        ("grad_loss", c_double),
+    ]
+    # Of the fields that do not begin as 0.
+    defaults: ClassVar[dict[str, float]] = {"grad_loss": 1.0}
+
+
+class CrossEntropyOutputs(Structure):
+    """What is not NULL is written; the rest is not computed. No overlap with inputs or each other: refused where it is
+    certain (contiguous tensors that meet, and first elements that are the same); views that interleave are not."""
+
+    struct_size: int
+    loss: Any  # f32 [] for mean and sum, f32 [...] for none
+    d_hidden: Any  # [..., D], the dtype of hidden or f32
+    d_weight: Any  # [V, D], the dtype of weight or f32
+    d_bias: Any  # [V], f32 or the dtype of bias
+    lse: Any  # f32 [...]; 0 for ignored tokens, as in all below
+    target_logit: Any  # f32 [...]
+    log_prob: Any  # f32 [...]
+    entropy: Any  # f32 [...]
+    argmax: Any  # i32 | i64 [...]; -1 for ignored tokens
+    _fields_ = [
+        ("struct_size", c_size_t), ("loss", POINTER(Tensor)), ("d_hidden", POINTER(Tensor)),
+        ("d_weight", POINTER(Tensor)), ("d_bias", POINTER(Tensor)), ("lse", POINTER(Tensor)),
+        ("target_logit", POINTER(Tensor)), ("log_prob", POINTER(Tensor)), ("entropy", POINTER(Tensor)),
+        ("argmax", POINTER(Tensor)),
+    ]
+
+
+class LossStatistics(Structure):
+    struct_size: int
+    tokens: int  # rows of hidden
+    valid_tokens: int  # not ignored
+    correct: int  # argmax is the target; -1 unless argmax was asked for
+    normalizer: float  # what mean divided by, or would
+    mean_lse: float  # over valid tokens
+    mean_log_prob: float  # of the targets, unweighted
+    _fields_ = [
+        ("struct_size", c_size_t), ("tokens", c_int64), ("valid_tokens", c_int64), ("correct", c_int64),
+        ("normalizer", c_double), ("mean_lse", c_double), ("mean_log_prob", c_double),
+    ]
+
+
+class LossTerms(Structure):
+    """Terms of the loss that one number adds."""
+
+    struct_size: int
+    label_smoothing: float  # in [0, 1]: the share of the loss that all words get, not the target
+    z_loss: float  # >= 0: z_loss * lse^2 is added to each token's loss
+    _fields_ = [
+        ("struct_size", c_size_t), ("label_smoothing", c_double), ("z_loss", c_double),
+    ]
+
+
+class TokenLossInputs(Structure):
+    """f64 tensors on the CPU, of any strides."""
+
+    struct_size: int
+    lse: Any  # [N]: log sum_j exp z_ij
+    target_logit: Any  # [N, K]: z of the targets
+    # Optional [N, K]: class weight of the target times its target_weight; 0 for a target that is ignored. NULL: 1.
+    target_weight: Any
+    token_weight: Any  # optional [N]; 0 for a token that is ignored. NULL: 1
+    weighted_logit_sum: Any  # [N]: sum_j c_j z_ij; for label smoothing alone
+    class_total: float  # sum_j c_j, which is vocab without class weights
+    vocab: int
+    _fields_ = [
+        ("struct_size", c_size_t), ("lse", POINTER(Tensor)), ("target_logit", POINTER(Tensor)),
+        ("target_weight", POINTER(Tensor)), ("token_weight", POINTER(Tensor)), ("weighted_logit_sum", POINTER(Tensor)),
+        ("class_total", c_double), ("vocab", c_int64),
+    ]
+
+
+class TokenLossOutputs(Structure):
+    """f64 tensors on the CPU; what is not NULL is written. The derivatives are the loss's with respect to each input,
+    the others held. No overlap with inputs or each other."""
+
+    struct_size: int
+    loss: Any  # [N]
+    d_lse: Any  # [N]
+    d_target_logit: Any  # [N, K]
+    d_weighted_logit_sum: Any  # [N]; 0 without label smoothing
+    _fields_ = [
+        ("struct_size", c_size_t), ("loss", POINTER(Tensor)), ("d_lse", POINTER(Tensor)),
+        ("d_target_logit", POINTER(Tensor)), ("d_weighted_logit_sum", POINTER(Tensor)),
+    ]
+
+
+class HeadOptions(Structure):
+    struct_size: int
+    ignore_index: int  # default -100
+    softcap: float  # > 0; 0: none
+    logit_scale: float  # default 1
+    accumulate: int  # head_backward adds to what the gradients hold
+    reserved: int
+    _fields_ = [
+        ("struct_size", c_size_t), ("ignore_index", c_int64), ("softcap", c_float), ("logit_scale", c_float),
+        ("accumulate", c_int32), ("reserved", c_int32),
+    ]
+    # Of the fields that do not begin as 0.
+    defaults: ClassVar[dict[str, float]] = {"ignore_index": -100, "logit_scale": 1.0}
+
+
+class HeadInputs(Structure):
+    struct_size: int
+    hidden: Any  # [..., D] f32 | bf16 | f16
+    weight: Any  # [V, D], the dtype of hidden
+    targets: Any  # i32 | i64 [...] or [..., K]
+    bias: Any  # optional [V], f32 or the dtype of weight
+    vocab_weight: Any  # optional f32 [V]: omega of weighted_logit_sum; NULL: 1
+    _fields_ = [
+        ("struct_size", c_size_t), ("hidden", POINTER(Tensor)), ("weight", POINTER(Tensor)),
+        ("targets", POINTER(Tensor)), ("bias", POINTER(Tensor)), ("vocab_weight", POINTER(Tensor)),
+    ]
+
+
+class HeadOutputs(Structure):
+    """f32 each; what is not NULL is written; 0 for rows whose targets are all ignored."""
+
+    struct_size: int
+    lse: Any  # [...]: log sum_j exp z_ij
+    target_logit: Any  # [...] or [..., K]
+    log_prob: Any  # [...] or [..., K]: target_logit - lse
+    entropy: Any  # [...]
+    weighted_logit_sum: Any  # [...]: sum_j omega_j z_ij
+    argmax: Any  # i32 | i64 [...]
+    _fields_ = [
+        ("struct_size", c_size_t), ("lse", POINTER(Tensor)), ("target_logit", POINTER(Tensor)),
+        ("log_prob", POINTER(Tensor)), ("entropy", POINTER(Tensor)), ("weighted_logit_sum", POINTER(Tensor)),
+        ("argmax", POINTER(Tensor)),
+    ]
+
+
+class HeadCotangents(Structure):
+    """Gradients of a scalar by each output, f32, shaped like it. NULL is 0."""
+
+    struct_size: int
+    lse: Any
+    target_logit: Any
+    log_prob: Any
+    entropy: Any
+    weighted_logit_sum: Any
+    _fields_ = [
+        ("struct_size", c_size_t), ("lse", POINTER(Tensor)), ("target_logit", POINTER(Tensor)),
+        ("log_prob", POINTER(Tensor)), ("entropy", POINTER(Tensor)), ("weighted_logit_sum", POINTER(Tensor)),
+    ]
+
+
+class HeadGradients(Structure):
+    struct_size: int
+    d_hidden: Any  # [..., D], the dtype of hidden or f32
+    d_weight: Any  # [V, D]
+    d_bias: Any  # [V]
+    _fields_ = [
+        ("struct_size", c_size_t), ("d_hidden", POINTER(Tensor)), ("d_weight", POINTER(Tensor)),
+        ("d_bias", POINTER(Tensor)),
+    ]
+
+
+class ProgramOptions(Structure):
+    """logitless/compiler.h tells more of each."""
+
+    struct_size: int
+    size_names: Any  # what the program's sizes are: size_count names
+    size_values: Any  # and as many values; both NULL where size_count is 0
+    size_count: int
+    memory_budget: int  # bytes of values in the arena; 0: chunk wherever that computes nothing twice
+    chunks: int  # of every loop; 0: chosen
+    threads: int  # that run it; 0: OMP_NUM_THREADS, or all cores that the process may use
+    chunk: int  # default 1; 0: no loops
+    head_engine: int  # default 1; 0: heads are loops like the rest
+    strict: int  # a budget not met, or a big value that could not be cut, is an error
+    _fields_ = [
+        ("struct_size", c_size_t), ("size_names", POINTER(c_char_p)), ("size_values", POINTER(c_int64)),
+        ("size_count", c_size_t), ("memory_budget", c_uint64), ("chunks", c_int64), ("threads", c_int32),
+        ("chunk", c_int32), ("head_engine", c_int32), ("strict", c_int32),
+    ]
+    # Of the fields that do not begin as 0.
+    defaults: ClassVar[dict[str, float]] = {"chunk": 1, "head_engine": 1}
+
+
+class ProgramTensor(Structure):
+    """A parameter or a result. `name` and `shape` live as long as the program."""
+
+    struct_size: int
+    name: Any
+    shape: Any  # rank sizes
+    bytes: int
+    dtype: int
+    rank: int
+    _fields_ = [
+        ("struct_size", c_size_t), ("name", c_char_p), ("shape", POINTER(c_int64)), ("bytes", c_uint64),
+        ("dtype", c_int32), ("rank", c_int32),
+    ]
+
+
+class CrossEntropyValues(NamedTuple):
+    """Fields of CrossEntropyOptions that Python sets, and the budget of the plan."""
+
+    reduction: str = "mean"
+    ignore_index: int = -100
+    label_smoothing: float = 0.0  # in [0, 1]
+    z_loss: float = 0.0  # >= 0
+    softcap: float = 0.0  # > 0; 0: none
+    logit_scale: float = 1.0  # finite, not 0
+    normalizer: float = 0.0  # > 0: mean divides by it; 0: by the sum of the weights of the valid tokens
+    # Bytes; 0: the library's default; below 0 a hint of so many, which the least plan may exceed.
+    memory_budget: int = 0
+
+
+class HeadValues(NamedTuple):
+    """Fields of HeadOptions that Python sets, and the budget of the plan."""
+
+    ignore_index: int = -100
+    softcap: float = 0.0  # > 0; 0: none
+    logit_scale: float = 1.0
+    # Bytes; 0: the library's default; below 0 a hint of so many, which the least plan may exceed.
+    memory_budget: int = 0
+
+
+class LossTermArguments(TypedDict, total=False):
+    """The terms of the loss as keyword arguments."""
+
+    label_smoothing: float  # in [0, 1]: the share of the loss that all words get, not the target
+    z_loss: float  # >= 0: z_loss * lse^2 is added to each token's loss
+
+
+# What is known of each term of the loss.
+LOSS_TERMS = {
+    "label_smoothing": Term(
+        0.0, 0.0, 1.0,
+        "in [0, 1]: the share of the loss that all words get, not the target",
+    ),
+    "z_loss": Term(
+        0.0, 0.0, float("inf"),
+        ">= 0: z_loss * lse^2 is added to each token's loss",
+    ),
+}
+
+
+# By their names in C.
+STRUCTS = {
+    "logitless_tensor": Tensor,
+    "logitless_context_options": ContextOptions,
+    "logitless_plan_request": PlanRequest,
+    "logitless_plan_info": PlanInfo,
+    "logitless_plan_candidate": PlanCandidate,
+    "logitless_head_features": HeadFeatures,
+    "logitless_cross_entropy_options": CrossEntropyOptions,
+    "logitless_cross_entropy_inputs": CrossEntropyInputs,
+    "logitless_cross_entropy_outputs": CrossEntropyOutputs,
+    "logitless_loss_statistics": LossStatistics,
+    "logitless_loss_terms": LossTerms,
+    "logitless_token_loss_inputs": TokenLossInputs,
+    "logitless_token_loss_outputs": TokenLossOutputs,
+    "logitless_head_options": HeadOptions,
+    "logitless_head_inputs": HeadInputs,
+    "logitless_head_outputs": HeadOutputs,
+    "logitless_head_cotangents": HeadCotangents,
+    "logitless_head_gradients": HeadGradients,
+    "logitless_program_options": ProgramOptions,
+    "logitless_program_tensor": ProgramTensor,
+}
+
+
+# (type of the result, types of the arguments) by name.
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "logitless_version": (c_char_p, []),
+    "logitless_abi_version": (c_int32, []),
+    "logitless_struct_size": (c_size_t, [c_char_p]),
+    "logitless_status_name": (c_char_p, [c_int32]),
+    "logitless_last_error": (c_char_p, []),
+    "logitless_tensor_init": (c_int32, [POINTER(Tensor), c_void_p, c_int32, c_int32, POINTER(c_int64)]),
+    "logitless_context_options_init": (None, [POINTER(ContextOptions), c_size_t]),
+    "logitless_context_create": (c_int32, [POINTER(ContextOptions), POINTER(c_void_p)]),
+    "logitless_context_destroy": (None, [c_void_p]),
+    "logitless_context_threads": (c_int32, [c_void_p]),
+    "logitless_kernel_count": (c_size_t, [c_int32]),
+    "logitless_kernel_name": (c_char_p, [c_int32, c_size_t]),
+    "logitless_plan_request_init": (None, [POINTER(PlanRequest), c_size_t]),
+    "logitless_plan_info_init": (None, [POINTER(PlanInfo), c_size_t]),
+    "logitless_plan_candidate_init": (None, [POINTER(PlanCandidate), c_size_t]),
+    "logitless_plan_destroy": (None, [c_void_p]),
+    "logitless_plan_workspace_bytes": (c_size_t, [c_void_p]),
+    "logitless_plan_get_info": (c_int32, [c_void_p, POINTER(PlanInfo)]),
+    "logitless_plan_candidate_count": (c_size_t, [c_void_p]),
+    "logitless_plan_get_candidate": (c_int32, [c_void_p, c_size_t, POINTER(PlanCandidate)]),
+    "logitless_plan_explain": (c_char_p, [c_void_p]),
+    "logitless_head_features_init": (None, [POINTER(HeadFeatures), c_size_t]),
+    "logitless_plan_head": (c_int32, [c_void_p, POINTER(HeadFeatures), POINTER(PlanRequest), POINTER(c_void_p)]),
+    "logitless_cross_entropy_options_init": (None, [POINTER(CrossEntropyOptions), c_size_t]),
+    "logitless_cross_entropy_inputs_init": (None, [POINTER(CrossEntropyInputs), c_size_t]),
+    "logitless_cross_entropy_outputs_init": (None, [POINTER(CrossEntropyOutputs), c_size_t]),
+    "logitless_loss_statistics_init": (None, [POINTER(LossStatistics), c_size_t]),
+    "logitless_plan_cross_entropy": (c_int32, [c_void_p, POINTER(CrossEntropyOptions), POINTER(CrossEntropyInputs),
+        POINTER(CrossEntropyOutputs), POINTER(PlanRequest), POINTER(c_void_p)]),
+    "logitless_cross_entropy": (c_int32, [c_void_p, c_void_p, POINTER(CrossEntropyOptions), POINTER(CrossEntropyInputs),
+        POINTER(CrossEntropyOutputs), c_void_p, c_size_t, POINTER(LossStatistics)]),
+    "logitless_device_statistics": (c_int32, [c_void_p, c_void_p, c_void_p, c_size_t, POINTER(LossStatistics)]),
+    "logitless_loss_terms_init": (None, [POINTER(LossTerms), c_size_t]),
+    "logitless_token_loss_inputs_init": (None, [POINTER(TokenLossInputs), c_size_t]),
+    "logitless_token_loss_outputs_init": (None, [POINTER(TokenLossOutputs), c_size_t]),
+    "logitless_token_losses": (c_int32, [POINTER(LossTerms), POINTER(TokenLossInputs), POINTER(TokenLossOutputs)]),
+    "logitless_head_options_init": (None, [POINTER(HeadOptions), c_size_t]),
+    "logitless_head_inputs_init": (None, [POINTER(HeadInputs), c_size_t]),
+    "logitless_head_outputs_init": (None, [POINTER(HeadOutputs), c_size_t]),
+    "logitless_head_cotangents_init": (None, [POINTER(HeadCotangents), c_size_t]),
+    "logitless_head_gradients_init": (None, [POINTER(HeadGradients), c_size_t]),
+    "logitless_plan_head_forward": (c_int32, [c_void_p, POINTER(HeadOptions), POINTER(HeadInputs), POINTER(HeadOutputs),
+        POINTER(PlanRequest), POINTER(c_void_p)]),
+    "logitless_head_forward": (c_int32, [c_void_p, c_void_p, POINTER(HeadOptions), POINTER(HeadInputs),
+        POINTER(HeadOutputs), c_void_p, c_size_t]),
+    "logitless_plan_head_backward": (c_int32, [c_void_p, POINTER(HeadOptions), POINTER(HeadInputs),
+        POINTER(HeadCotangents), POINTER(HeadGradients), POINTER(PlanRequest), POINTER(c_void_p)]),
+    "logitless_head_backward": (c_int32, [c_void_p, c_void_p, POINTER(HeadOptions), POINTER(HeadInputs),
+        POINTER(HeadCotangents), POINTER(HeadGradients), c_void_p, c_size_t]),
+    "logitless_scale_gradients": (c_int32, [c_void_p, POINTER(Tensor), POINTER(HeadGradients)]),
+    "logitless_program_options_init": (None, [POINTER(ProgramOptions), c_size_t]),
+    "logitless_program_tensor_init": (None, [POINTER(ProgramTensor), c_size_t]),
+    "logitless_program_compile": (c_int32, [c_char_p, POINTER(ProgramOptions), POINTER(c_void_p)]),
+    "logitless_program_destroy": (None, [c_void_p]),
+    "logitless_program_text": (c_char_p, [c_void_p]),
+    "logitless_program_explain": (c_char_p, [c_void_p]),
+    "logitless_program_report_json": (c_char_p, [c_void_p]),
+    "logitless_program_parameter_count": (c_size_t, [c_void_p]),
+    "logitless_program_result_count": (c_size_t, [c_void_p]),
+    "logitless_program_get_parameter": (c_int32, [c_void_p, c_size_t, POINTER(ProgramTensor)]),
+    "logitless_program_get_result": (c_int32, [c_void_p, c_size_t, POINTER(ProgramTensor)]),
+    "logitless_program_arena_bytes": (c_size_t, [c_void_p]),
+    "logitless_program_unchunked_arena_bytes": (c_size_t, [c_void_p]),
+    "logitless_program_threads": (c_int32, [c_void_p]),
+    "logitless_program_run": (c_int32, [c_void_p, POINTER(c_void_p), c_size_t, POINTER(c_void_p), c_size_t, c_void_p,
+        c_size_t]),
+    "logitless_parse_bytes": (c_int32, [c_char_p, POINTER(c_uint64)]),
+    "logitless_process_peak_bytes": (c_uint64, []),
+}

@@ -1,0 +1,86 @@
+"""The loss of a token, by the library and as an expression.
+
+What works on numbers asks the library (``of_library``). ``formula`` is the same of src/math/token_loss.h once more, for
+graphs that a framework differentiates, compiles and spreads over devices, where a call of the library would be an end:
+it works on arrays of PyTorch, JAX and numpy alike, and tests hold it to the library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _library as c
+from ._options import LOSS_TERMS, LossOptions
+
+
+class Smoothing(NamedTuple):
+    """What label smoothing needs of a token: V, the sum of the class weights, and sum_j class_weight_j * logit_j."""
+
+    vocab: Any
+    class_total: Any
+    logit_sum: Any
+
+
+def formula(xp: Any, options: LossOptions, lse: Any, nll: Any, class_weight: Any = None, rest: Smoothing | None = None):
+    """The loss of each token [N] before its weight, of one target a token; only the terms of options count.
+
+    xp: torch, jax.numpy or numpy. lse: log-sum-exp. nll: lse - target logit; infinite where the target is masked.
+    class_weight: of the targets. rest: with label smoothing.
+    """
+    if class_weight is None:
+        loss = (1.0 - options.label_smoothing) * nll if options.label_smoothing else nll
+    else:
+        mass = (1.0 - options.label_smoothing) * class_weight
+        loss = mass * xp.where(mass == 0.0, 0.0, nll)  # and not 0 * inf
+    if options.label_smoothing:
+        loss = loss + options.label_smoothing / rest.vocab * (rest.class_total * lse - rest.logit_sum)
+    if options.z_loss:
+        loss = loss + options.z_loss * lse * lse
+    return loss
+
+
+class TokenLosses(NamedTuple):
+    """float64; the derivatives are the loss's by each input, the others held."""
+
+    loss: np.ndarray  # [N]
+    d_lse: np.ndarray  # [N]
+    d_target_logit: np.ndarray  # [N, K]
+    d_weighted_logit_sum: np.ndarray  # [N]; 0 without label smoothing
+
+
+def of_library(
+    options: LossOptions,
+    lse: np.ndarray,
+    target_logit: np.ndarray,
+    target_weight: np.ndarray | None = None,
+    token_weight: np.ndarray | None = None,
+    rest: Smoothing | None = None,
+) -> TokenLosses:
+    """logitless_token_losses of float64 arrays: lse, token_weight and rest.logit_sum [N], target_logit and
+    target_weight [N, K]; only the terms of options count. ValueError: the library's message."""
+    terms = c.new(c.LossTerms)
+    for name in LOSS_TERMS:
+        setattr(terms, name, getattr(options, name))
+    inputs, outputs = c.new(c.TokenLossInputs), c.new(c.TokenLossOutputs)
+    arrays = dict(lse=lse, target_logit=target_logit, target_weight=target_weight, token_weight=token_weight)
+    inputs.vocab = 1
+    if rest is not None:
+        arrays["weighted_logit_sum"] = rest.logit_sum
+        inputs.vocab, inputs.class_total = rest.vocab, rest.class_total
+    made = TokenLosses(*(np.empty_like(a, order="C") for a in (lse, lse, target_logit, lse)))
+    for struct, tensors in ((inputs, arrays), (outputs, made._asdict())):
+        for name, array in tensors.items():
+            if array is not None:
+                setattr(struct, name, ctypes.pointer(_tensor(array)))
+    c.check(c.lib.logitless_token_losses(ctypes.byref(terms), ctypes.byref(inputs), ctypes.byref(outputs)))
+    return made
+
+
+def _tensor(array: np.ndarray) -> c.Tensor:
+    tensor = c.Tensor(data=array.ctypes.data, dtype=c.DTYPES[{"float64": "f64"}[array.dtype.name]], rank=array.ndim)
+    tensor.shape[: array.ndim] = array.shape
+    tensor.strides[: array.ndim] = [stride // array.itemsize for stride in array.strides]
+    return tensor
