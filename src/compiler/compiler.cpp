@@ -26,8 +26,8 @@ constexpr std::int64_t kLeastHead = 1 << 16;
 std::int64_t head_bytes(const ir::Program& program) {
   std::int64_t most = 0;
   for (const ir::Instruction& i : program.instructions) {
-    if (i.kind == ir::Instruction::Kind::head)
-      most = std::max(most, program.buffers[static_cast<std::size_t>(i.head.scratch)].value_bytes);
+    if (const auto* head = std::get_if<ir::HeadRun>(&i.what))
+      most = std::max(most, program.buffers[static_cast<std::size_t>(head->scratch)].value_bytes);
   }
   return most;
 }

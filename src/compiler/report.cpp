@@ -87,7 +87,7 @@ std::string what_was_done(const State& s) {
   const auto has_head = [](const ir::Program& program) {
     return std::any_of(
         program.instructions.begin(), program.instructions.end(),
-        [](const ir::Instruction& i) { return i.kind == ir::Instruction::Kind::head; });
+        [](const ir::Instruction& i) { return std::holds_alternative<ir::HeadRun>(i.what); });
   };
   const bool head = has_head(s.program) && !has_head(s.unchunked);
   if (s.regions.empty()) return head ? "with the head engine" : "";
@@ -97,8 +97,9 @@ std::string what_was_done(const State& s) {
 Json heads(const ir::Program& program) {
   Json list = Json::array();
   for (const ir::Instruction& i : program.instructions) {
-    if (i.kind != ir::Instruction::Kind::head) continue;
-    const LossPlan& plan = *i.head.plan;
+    const auto* head = std::get_if<ir::HeadRun>(&i.what);
+    if (head == nullptr) continue;
+    const LossPlan& plan = *head->plan;
     list.push_back({{"head", i.name},
                     {"plan", name_of(plan.kind)},
                     {"kernel", plan.kernel},
@@ -107,7 +108,7 @@ Json heads(const ir::Program& program) {
                     {"dim", plan.shape.dim},
                     {"chunk_tokens", plan.chunk_tokens},
                     {"passes", plan.passes},
-                    {"workspace_bytes", i.head.scratch_bytes}});
+                    {"workspace_bytes", head->scratch_bytes}});
   }
   return list;
 }
@@ -165,7 +166,7 @@ std::string CompiledProgram::explain() const {
           : std::string(),
       "\n");
   for (const ir::Instruction& i : s.program.instructions) {
-    if (i.kind == ir::Instruction::Kind::head) text += head_text(i.name, i.head);
+    if (const auto* head = std::get_if<ir::HeadRun>(&i.what)) text += head_text(i.name, *head);
   }
   for (const ir::ChunkedRegion& r : s.regions) text += region_text(r);
   const auto show_peak = [&](const std::string& name, const ir::Program& program) {

@@ -496,8 +496,9 @@ void expect_apart(const ir::Program& program) {
     }
   }
   for (const ir::Instruction& instruction : program.instructions) {
-    if (instruction.kind != ir::Instruction::Kind::loop) continue;
-    const ir::LoopRun& loop = instruction.loop;
+    const auto* found = std::get_if<ir::LoopRun>(&instruction.what);
+    if (found == nullptr) continue;
+    const ir::LoopRun& loop = *found;
     for (const ir::Program* inner : {loop.body.get(), loop.tail.get()}) {
       if (inner == nullptr) continue;
       ASSERT_LE(inner->arena_bytes, program.buffers[static_cast<std::size_t>(loop.arena)].bytes);

@@ -280,46 +280,32 @@ void run_loop(const LoopRun& loop, Table table, int threads) {
   }
 }
 
+// One instruction of a program whose buffers are where the table says.
+struct Runner {
+  Table table;
+  int threads;
+  FarFieldHead* far;
+
+  void operator()(const Pointwise& p) const { run_pointwise(p, table, threads); }
+  void operator()(const Gemm& g) const { run_gemm(g, table, threads); }
+  void operator()(const Take& t) const { run_take(t, table, threads); }
+  void operator()(const ScatterAdd& s) const { run_scatter(s, table, threads); }
+  void operator()(const Pick& p) const { run_pick(p, table, threads); }
+  void operator()(const ArgMax& m) const { run_argmax(m, table, threads); }
+  void operator()(const Fill& f) const { run_fill(f, table, threads); }
+  void operator()(const Attention& a) const { run_attention(a, table, threads); }
+  void operator()(const LoopRun& l) const { run_loop(l, table, threads); }
+  void operator()(const HeadRun& h) const { run_head(h, table, far); }
+};
+
 // External buffers are in the table already.
 void run_program(const Program& program, std::byte* arena, int threads, FarFieldHead* far) {
   auto** table = reinterpret_cast<std::byte**>(arena + program.table_offset);
   for (std::size_t b = 0; b < program.buffers.size(); ++b) {
     if (program.buffers[b].place == Place::arena) table[b] = arena + program.buffers[b].offset;
   }
-  for (const Instruction& i : program.instructions) {
-    switch (i.kind) {
-      case Instruction::Kind::pointwise:
-        run_pointwise(i.pointwise, table, threads);
-        break;
-      case Instruction::Kind::gemm:
-        run_gemm(i.gemm, table, threads);
-        break;
-      case Instruction::Kind::take:
-        run_take(i.take, table, threads);
-        break;
-      case Instruction::Kind::scatter_add:
-        run_scatter(i.scatter, table, threads);
-        break;
-      case Instruction::Kind::pick:
-        run_pick(i.pick, table, threads);
-        break;
-      case Instruction::Kind::argmax:
-        run_argmax(i.argmax, table, threads);
-        break;
-      case Instruction::Kind::fill:
-        run_fill(i.fill, table, threads);
-        break;
-      case Instruction::Kind::attention:
-        run_attention(i.attention, table, threads);
-        break;
-      case Instruction::Kind::loop:
-        run_loop(i.loop, table, threads);
-        break;
-      case Instruction::Kind::head:
-        run_head(i.head, table, far);
-        break;
-    }
-  }
+  const Runner runner{table, threads, far};
+  for (const Instruction& i : program.instructions) std::visit(runner, i.what);
 }
 
 }  // namespace

@@ -132,9 +132,10 @@ class HeadOfProgram {
 const HeadRun& far_head(const Program& program) {
   std::vector<const HeadRun*> heads, with_gradients;
   for (const Instruction& i : program.instructions) {
-    if (i.kind != Instruction::Kind::head) continue;
-    heads.push_back(&i.head);
-    if (i.head.d_lse.buffer >= 0) with_gradients.push_back(&i.head);
+    const auto* head = std::get_if<HeadRun>(&i.what);
+    if (head == nullptr) continue;
+    heads.push_back(head);
+    if (head->d_lse.buffer >= 0) with_gradients.push_back(head);
   }
   const auto refuse = [](const auto&... why) { throw Unsupported(concat("the program", why...)); };
   if (heads.empty()) {

@@ -90,12 +90,11 @@ void plan_memory(Program& program) {
     for (const int b : writes_of(instruction)) touch(b, i);
   }
   for (int i = 0; i < count; ++i) {
-    const Instruction& instruction = program.instructions[static_cast<std::size_t>(i)];
-    if (instruction.kind != Instruction::Kind::pointwise) continue;
-    const int from = replaceable(program, instruction.pointwise, i);
+    const auto* loop =
+        std::get_if<Pointwise>(&program.instructions[static_cast<std::size_t>(i)].what);
+    const int from = loop != nullptr ? replaceable(program, *loop, i) : -1;
     if (from >= 0)
-      program.buffers[static_cast<std::size_t>(instruction.pointwise.store.view.buffer)]
-          .shared_with = from;
+      program.buffers[static_cast<std::size_t>(loop->store.view.buffer)].shared_with = from;
   }
   std::vector<Interval> intervals;
   std::vector<int> slot(program.buffers.size(), -1);

@@ -158,14 +158,6 @@ bool Lowering::accumulates(Value v) const {
   return found != targets_.end() && found->second.kind == Target::Kind::sum;
 }
 
-Instruction& Lowering::push(Instruction::Kind kind, int id) {
-  Instruction instruction;
-  instruction.kind = kind;
-  instruction.name = name_of_node(id);
-  p_.instructions.push_back(std::move(instruction));
-  return p_.instructions.back();
-}
-
 View Lowering::copied(const View& view, const std::string& name) {
   View to = view;
   to.offset = 0;
@@ -174,11 +166,7 @@ View Lowering::copied(const View& view, const std::string& name) {
       Place::arena,
       std::max<std::int64_t>(elements_of(view), 1) * static_cast<std::int64_t>(size_of(view.dtype)),
       name);
-  Instruction instruction;
-  instruction.kind = Instruction::Kind::pointwise;
-  instruction.name = name;
-  instruction.pointwise = copy_loop(view, to, false);
-  p_.instructions.push_back(std::move(instruction));
+  p_.instructions.push_back({name, copy_loop(view, to, false)});
   return to;
 }
 
@@ -233,11 +221,8 @@ View Lowering::memory_of(Value v) {
 void Lowering::copy_to(Value v, const Target& target) {
   const View from = memory_of(v);
   if (target.kind == Target::Kind::write || target.kind == Target::Kind::sum) {
-    Instruction instruction;
-    instruction.kind = Instruction::Kind::pointwise;
-    instruction.name = name_of_node(v.node) + " copy";
-    instruction.pointwise = copy_loop(from, target.view, target.kind == Target::Kind::sum);
-    p_.instructions.push_back(std::move(instruction));
+    p_.instructions.push_back({name_of_node(v.node) + " copy",
+                               copy_loop(from, target.view, target.kind == Target::Kind::sum)});
   } else {
     emit_pointwise(v, target);
   }
@@ -286,7 +271,7 @@ void Lowering::emit(int id) {
       take.table = rows_contiguous(table) ? table : copied(table, name_of_node(id) + " table");
       take.index = contiguous(n.operands[1]);
       take.out = result_of(v);
-      push(Instruction::Kind::take, id).take = take;
+      push(id, std::move(take));
       return;
     }
     case Op::scatter_add:
@@ -313,7 +298,7 @@ void Lowering::emit_pick(int id) {
   pick.index = memory_of(n.operands[1]);
   pick.axis = n.attributes.axis;
   pick.out = result_of({id, 0});
-  push(Instruction::Kind::pick, id).pick = pick;
+  push(id, std::move(pick));
 }
 
 void Lowering::emit_scatter(int id) {
@@ -328,10 +313,10 @@ void Lowering::emit_scatter(int id) {
   scatter.out =
       narrow ? new_view({DType::f32, type.shape}, name_of_node(id) + " sums") : result_of(v);
   if (!accumulates(v) || narrow) emit_fill(scatter.out, 0.0);
-  push(Instruction::Kind::scatter_add, id).scatter = scatter;
+  push(id, scatter);
   if (narrow) {
     const View out = result_of(v);
-    push(Instruction::Kind::pointwise, id).pointwise = copy_loop(scatter.out, out, accumulates(v));
+    push(id, copy_loop(scatter.out, out, accumulates(v)));
   }
 }
 
@@ -344,14 +329,12 @@ void Lowering::emit_parts(int id) {
     emit_fill(out, 0.0);
     for (std::size_t d = 0; d < rank; ++d) begin[d] = n.attributes.begin[d].value();
     const View from = memory_of(n.operands[0]);
-    push(Instruction::Kind::pointwise, id).pointwise =
-        copy_loop(from, sliced(out, begin, from.shape), false);
+    push(id, copy_loop(from, sliced(out, begin, from.shape), false));
     return;
   }
   for (const Value v : n.operands) {
     const View from = memory_of(v);
-    push(Instruction::Kind::pointwise, id).pointwise =
-        copy_loop(from, sliced(out, begin, from.shape), false);
+    push(id, copy_loop(from, sliced(out, begin, from.shape), false));
     begin[static_cast<std::size_t>(n.attributes.axis)] +=
         from.shape[static_cast<std::size_t>(n.attributes.axis)];
   }
@@ -390,7 +373,7 @@ void Lowering::emit_attention(int id) {
   if (bytes > 0) a.scratch = add_buffer(Place::arena, bytes, name_of_node(id) + " scratch", 0);
   p_.multiply_adds += static_cast<double>(shape.batch * shape.heads * shape.queries) *
                       static_cast<double>(shape.keys * shape.dim) * (a.gradient ? 5.0 : 2.0);
-  push(Instruction::Kind::attention, id).attention = a;
+  push(id, std::move(a));
 }
 
 namespace {
@@ -509,7 +492,7 @@ void Lowering::emit_dot(int id) {
       static_cast<double>(m_size) * static_cast<double>(n_size) * static_cast<double>(k_size);
   for (const std::int64_t s : sizes) work *= static_cast<double>(s);
   p_.multiply_adds += work;
-  push(Instruction::Kind::gemm, id).gemm = std::move(gemm);
+  push(id, std::move(gemm));
 }
 
 Program lower(const Graph& graph, int threads) {

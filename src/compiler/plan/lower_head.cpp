@@ -93,7 +93,7 @@ void Lowering::emit_head(int id) {
                       static_cast<double>(shape.vocab) * static_cast<double>(shape.dim);
   run.plan = std::move(plan);
   run.context = std::move(context);
-  push(Instruction::Kind::head, id).head = std::move(run);
+  push(id, std::move(run));
 }
 
 }  // namespace logitless::ir

@@ -95,7 +95,7 @@ void Lowering::emit_loop(int id) {
   if (arena > 0)
     run.arena = add_buffer(Place::arena, arena, name_of_node(id) + " chunk",
                            std::max(run.body->value_bytes, run.tail ? run.tail->value_bytes : 0));
-  push(Instruction::Kind::loop, id).loop = std::move(run);
+  push(id, std::move(run));
 }
 
 }  // namespace logitless::ir

@@ -206,17 +206,11 @@ void Lowering::emit_pointwise(Value v, const Target& to) {
   Pointwise loop = builder.finish();
   loop.store = {source, to.view, to.kind == Target::Kind::sum};
   finish_pointwise(loop);
-  push(Instruction::Kind::pointwise, v.node).pointwise = std::move(loop);
+  push(v.node, std::move(loop));
 }
 
 void Lowering::emit_fill(const View& view, double number) {
-  Fill fill;
-  fill.out = view;
-  fill.number = number;
-  Instruction instruction;
-  instruction.kind = Instruction::Kind::fill;
-  instruction.fill = fill;
-  p_.instructions.push_back(std::move(instruction));
+  p_.instructions.push_back({{}, Fill{view, number}});
 }
 
 void Lowering::emit_reduce(int id) {
@@ -226,10 +220,7 @@ void Lowering::emit_reduce(int id) {
     const View x = memory_of(n.operands[0]);
     std::vector<int> order = other_dims(g_.type(n.operands[0]).rank(), n.attributes.dims);
     order.push_back(n.attributes.dims[0]);
-    const View out = result_of(v);
-    ArgMax& argmax = push(Instruction::Kind::argmax, id).argmax;
-    argmax.x = transposed(x, order);
-    argmax.out = out;
+    push(id, ArgMax{transposed(x, order), result_of(v)});
     return;
   }
   const View out = result_of(v);
@@ -289,7 +280,7 @@ void Lowering::emit_reduction(int id, const std::vector<int>& dims, Value operan
       loop.scratch = add_buffer(Place::arena, bytes, name_of_node(id) + " parts");
     }
   }
-  push(Instruction::Kind::pointwise, id).pointwise = std::move(loop);
+  push(id, std::move(loop));
 }
 
 }  // namespace logitless::ir

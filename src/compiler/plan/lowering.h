@@ -56,7 +56,11 @@ class Lowering {
   View contiguous(Value v);
   View copied(const View& view, const std::string& name);
   void copy_to(Value v, const Target& target);
-  Instruction& push(Instruction::Kind kind, int id);
+  // `what` makes the value of node `id`, or something on the way to it.
+  template <typename What>
+  void push(int id, What what) {
+    p_.instructions.push_back({name_of_node(id), std::move(what)});
+  }
   std::string name_of_node(int id) const;
   void emit_dot(int id);
   void emit_scatter(int id);

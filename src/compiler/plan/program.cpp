@@ -9,6 +9,11 @@ std::vector<int> buffers(const Views&... views) {
   (list.push_back(views.buffer), ...);
   return list;
 }
+// Those that there are.
+std::vector<int> present(std::vector<int> list) {
+  std::erase(list, -1);
+  return list;
+}
 
 }  // namespace
 
@@ -43,99 +48,65 @@ AttentionShape attention_shape(const Attention& a, int threads) {
   return shape;
 }
 
-std::vector<int> reads_of(const Instruction& i) {
-  std::vector<int> list;
-  switch (i.kind) {
-    case Instruction::Kind::pointwise:
-      for (const Pointwise::Leaf& leaf : i.pointwise.leaves) {
-        if (leaf.kind == Pointwise::Leaf::Kind::memory) list.push_back(leaf.view.buffer);
-      }
-      break;
-    case Instruction::Kind::gemm:
-      list = buffers(i.gemm.a, i.gemm.b);
-      break;
-    case Instruction::Kind::take:
-      list = buffers(i.take.table, i.take.index);
-      break;
-    case Instruction::Kind::scatter_add:
-      list = buffers(i.scatter.index, i.scatter.updates, i.scatter.out);
-      break;
-    case Instruction::Kind::pick:
-      list = buffers(i.pick.x, i.pick.index);
-      break;
-    case Instruction::Kind::argmax:
-      list = buffers(i.argmax.x);
-      break;
-    case Instruction::Kind::fill:
-      break;
-    case Instruction::Kind::attention:
-      list = buffers(i.attention.q, i.attention.k, i.attention.v);
-      if (i.attention.gradient) {
-        for (const View* v : {&i.attention.out, &i.attention.lse, &i.attention.d_out})
-          list.push_back(v->buffer);
-      }
-      break;
-    case Instruction::Kind::loop:
-      for (const LoopRun::Slice& slice : i.loop.slices) list.push_back(slice.outer);
-      break;
-    case Instruction::Kind::head:
-      for (const View* v :
-           {&i.head.x, &i.head.w, &i.head.targets, &i.head.bias, &i.head.d_lse, &i.head.d_logit}) {
-        if (v->buffer >= 0) list.push_back(v->buffer);
-      }
-      break;
-  }
-  return list;
-}
+namespace {
 
-std::vector<int> writes_of(const Instruction& i) {
-  std::vector<int> list;
-  const auto scratch = [&](int buffer) {
-    if (buffer >= 0) list.push_back(buffer);
-  };
-  switch (i.kind) {
-    case Instruction::Kind::pointwise:
-      list.push_back(i.pointwise.store.view.buffer);
-      scratch(i.pointwise.scratch);
-      break;
-    case Instruction::Kind::gemm:
-      list = buffers(i.gemm.c);
-      scratch(i.gemm.scratch);
-      break;
-    case Instruction::Kind::take:
-      list = buffers(i.take.out);
-      break;
-    case Instruction::Kind::scatter_add:
-      list = buffers(i.scatter.out);
-      break;
-    case Instruction::Kind::pick:
-      list = buffers(i.pick.out);
-      break;
-    case Instruction::Kind::argmax:
-      list = buffers(i.argmax.out);
-      break;
-    case Instruction::Kind::fill:
-      list = buffers(i.fill.out);
-      break;
-    case Instruction::Kind::attention:
-      if (i.attention.gradient) {
-        list = buffers(i.attention.d_q, i.attention.d_k, i.attention.d_v);
-      } else {
-        list = buffers(i.attention.out, i.attention.lse);
-      }
-      scratch(i.attention.scratch);
-      break;
-    case Instruction::Kind::loop:
-      for (const LoopRun::Slice& slice : i.loop.slices) list.push_back(slice.outer);
-      scratch(i.loop.arena);
-      break;
-    case Instruction::Kind::head:
-      for (const View* v : {&i.head.lse, &i.head.logit, &i.head.d_x, &i.head.d_w, &i.head.d_bias})
-        scratch(v->buffer);
-      scratch(i.head.scratch);
-      break;
+struct Reads {
+  std::vector<int> operator()(const Pointwise& p) const {
+    std::vector<int> list;
+    for (const Pointwise::Leaf& leaf : p.leaves) {
+      if (leaf.kind == Pointwise::Leaf::Kind::memory) list.push_back(leaf.view.buffer);
+    }
+    return list;
   }
-  return list;
-}
+  std::vector<int> operator()(const Gemm& g) const { return buffers(g.a, g.b); }
+  std::vector<int> operator()(const Take& t) const { return buffers(t.table, t.index); }
+  std::vector<int> operator()(const ScatterAdd& s) const {
+    return buffers(s.index, s.updates, s.out);
+  }
+  std::vector<int> operator()(const Pick& p) const { return buffers(p.x, p.index); }
+  std::vector<int> operator()(const ArgMax& a) const { return buffers(a.x); }
+  std::vector<int> operator()(const Fill&) const { return {}; }
+  std::vector<int> operator()(const Attention& a) const {
+    return a.gradient ? buffers(a.q, a.k, a.v, a.out, a.lse, a.d_out) : buffers(a.q, a.k, a.v);
+  }
+  std::vector<int> operator()(const LoopRun& l) const {
+    std::vector<int> list;
+    for (const LoopRun::Slice& slice : l.slices) list.push_back(slice.outer);
+    return list;
+  }
+  std::vector<int> operator()(const HeadRun& h) const {
+    return present(buffers(h.x, h.w, h.targets, h.bias, h.d_lse, h.d_logit));
+  }
+};
+
+struct Writes {
+  std::vector<int> operator()(const Pointwise& p) const {
+    return present({p.store.view.buffer, p.scratch});
+  }
+  std::vector<int> operator()(const Gemm& g) const { return present({g.c.buffer, g.scratch}); }
+  std::vector<int> operator()(const Take& t) const { return buffers(t.out); }
+  std::vector<int> operator()(const ScatterAdd& s) const { return buffers(s.out); }
+  std::vector<int> operator()(const Pick& p) const { return buffers(p.out); }
+  std::vector<int> operator()(const ArgMax& a) const { return buffers(a.out); }
+  std::vector<int> operator()(const Fill& f) const { return buffers(f.out); }
+  std::vector<int> operator()(const Attention& a) const {
+    if (a.gradient) return present({a.d_q.buffer, a.d_k.buffer, a.d_v.buffer, a.scratch});
+    return present({a.out.buffer, a.lse.buffer, a.scratch});
+  }
+  std::vector<int> operator()(const LoopRun& l) const {
+    std::vector<int> list = Reads()(l);
+    list.push_back(l.arena);
+    return present(std::move(list));
+  }
+  std::vector<int> operator()(const HeadRun& h) const {
+    return present(
+        {h.lse.buffer, h.logit.buffer, h.d_x.buffer, h.d_w.buffer, h.d_bias.buffer, h.scratch});
+  }
+};
+
+}  // namespace
+
+std::vector<int> reads_of(const Instruction& i) { return std::visit(Reads(), i.what); }
+std::vector<int> writes_of(const Instruction& i) { return std::visit(Writes(), i.what); }
 
 }  // namespace logitless::ir

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "compiler/ir/graph.h"
@@ -146,30 +147,9 @@ struct LoopRun {
 };
 
 struct Instruction {
-  enum class Kind : std::uint8_t {
-    pointwise,
-    gemm,
-    take,
-    scatter_add,
-    pick,
-    argmax,
-    fill,
-    attention,
-    loop,
-    head
-  };
-  Kind kind = Kind::pointwise;
   std::string name;  // of the value made
-  Pointwise pointwise;
-  Gemm gemm;
-  Take take;
-  ScatterAdd scatter;
-  Pick pick;
-  ArgMax argmax;
-  Fill fill;
-  Attention attention;
-  LoopRun loop;
-  HeadRun head;
+  std::variant<Pointwise, Gemm, Take, ScatterAdd, Pick, ArgMax, Fill, Attention, LoopRun, HeadRun>
+      what;
 };
 
 struct Program {
