@@ -38,7 +38,9 @@ BELOW_HEAD = (*KERNEL_INTERFACE, "src/math/", *CORE)
 HEAD_BASE = ("src/head/*.h", *BELOW_HEAD)
 HEAD_PLAN = ("src/head/cpu/layout.h", "src/head/cuda/layout.h", *HEAD_BASE)
 HEAD_FAR = ("src/head/plan/", "src/head/cuda/order.h", "src/head/cuda/views.h", *HEAD_BASE)
-IR = ("src/compiler/ir/", *CORE)
+# The rows of operations declare what a layer asks of them, and define nothing of it: any layer may ask.
+OPERATIONS = "src/compiler/ops/op.h"
+IR = ("src/compiler/ir/", OPERATIONS, *CORE)
 ANALYSIS = ("src/compiler/analysis/", *IR)
 COMPILER_PLAN = ("src/compiler/plan/", *ANALYSIS)
 
@@ -56,7 +58,9 @@ LAYERS = (
     ("src/head/plan/", HEAD_PLAN),
     ("src/head/far/", HEAD_FAR),
     ("src/head/", BELOW_HEAD),
-    ("src/compiler/ir/", CORE),
+    ("src/compiler/ir/", (OPERATIONS, *CORE)),
+    (OPERATIONS, ("src/compiler/ir/graph.h",)),
+    ("src/compiler/ops/", COMPILER_PLAN),
     ("src/compiler/analysis/", IR),
     ("src/compiler/passes/", ANALYSIS),
     ("src/compiler/plan/", ("src/head/plan/choose.h", *BELOW_HEAD, *ANALYSIS)),

@@ -59,8 +59,7 @@ std::vector<Split> splits_of(const Type& type) {
 
 std::string shown(const Graph& graph, int node) {
   const Node& n = graph.node(node);
-  const std::string what(n.op == Op::map ? info_of(n.attributes.function).name : name_of(n.op));
-  return concat(what, n.name.empty() ? "" : " %" + n.name, " ", text_of(n.results[0]));
+  return concat(title_of(n), n.name.empty() ? "" : " %" + n.name, " ", text_of(n.results[0]));
 }
 
 struct Trial {

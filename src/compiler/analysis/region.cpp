@@ -4,11 +4,11 @@
 #include <deque>
 #include <set>
 
+#include "compiler/analysis/linearity.h"
+#include "compiler/ops/op.h"
 #include "core/check.h"
 
 namespace logitless::ir {
-bool made_of_nothing(Op op) { return op == Op::constant || op == Op::iota; }
-
 namespace {
 
 class Grower {
@@ -21,7 +21,7 @@ class Grower {
   Region run(const Split& split) {
     const std::optional<Chunked> first = chunked_by_result(g_, region_.seed.node, split);
     if (!first || g_.node(region_.seed).results.size() > 1 ||
-        made_of_nothing(g_.node(region_.seed).op))
+        row_of(g_.node(region_.seed).op).of_nothing)
       return region_;
     std::int64_t extent = 1;
     for (int k = 0; k < split.count; ++k)
@@ -61,8 +61,7 @@ class Grower {
   }
   std::string shown(int node) const {
     const Node& n = g_.node(node);
-    const std::string what(n.op == Op::map ? info_of(n.attributes.function).name : name_of(n.op));
-    return concat(what, n.name.empty() ? "" : " %" + n.name, " ", text_of(n.results[0]));
+    return concat(title_of(n), n.name.empty() ? "" : " %" + n.name, " ", text_of(n.results[0]));
   }
 
   void backward(int node) {
@@ -71,7 +70,7 @@ class Grower {
       const Value v = g_.node(node).operands[i];
       if (how.needs[i].whole || region_.inside(v.node)) continue;
       const Op op = g_.node(v).op;
-      if (op == Op::parameter || made_of_nothing(op) || !big(v)) continue;
+      if (op == Op::parameter || row_of(op).of_nothing || !big(v)) continue;
       if (std::optional<Chunked> c = chunked_by_value(v, how.needs[i].split)) {
         enter(v.node, *c);
       } else {
@@ -159,94 +158,6 @@ class Grower {
 };
 
 // --- unit tangents
-
-// Degree of each node in one scalar: 0 does not depend on it, 1 is linear and homogeneous in it, -1
-// is neither.
-std::vector<int> degrees(const Graph& g, Value scalar) {
-  std::vector<int> degree(static_cast<std::size_t>(g.size()), 0);
-  const auto zero = [&](Value v) {
-    return g.node(v).op == Op::constant && g.node(v).attributes.number == 0.0;
-  };
-  for (int id = scalar.node; id < g.size(); ++id) {
-    const Node& n = g.node(id);
-    int& d = degree[static_cast<std::size_t>(id)];
-    if (id == scalar.node) {
-      d = 1;
-      continue;
-    }
-    std::vector<int> in;
-    int most = 0;
-    for (const Value v : n.operands) {
-      in.push_back(degree[static_cast<std::size_t>(v.node)]);
-      most = in.back() < 0 || most < 0 ? -1 : std::max(most, in.back());
-    }
-    if (most <= 0) {
-      d = most;
-      continue;
-    }
-    const auto equal = [&](std::size_t first) {  // all 1, but for zeros
-      for (std::size_t i = first; i < in.size(); ++i) {
-        if (in[i] != 1 && !zero(n.operands[i])) return -1;
-      }
-      return 1;
-    };
-    switch (n.op) {
-      case Op::map:
-        switch (n.attributes.function) {
-          case Function::neg:
-            d = 1;
-            break;
-          case Function::add:
-          case Function::sub:
-            d = equal(0);
-            break;
-          case Function::mul:
-            d = in[0] + in[1] <= 1 ? 1 : -1;
-            break;
-          case Function::div:
-            d = in[1] == 0 ? 1 : -1;
-            break;
-          case Function::select:
-            d = in[0] == 0 ? equal(1) : -1;
-            break;
-          default:
-            d = -1;
-        }
-        break;
-      case Op::dot:
-        d = in[0] + in[1] <= 1 ? 1 : -1;
-        break;
-      case Op::reduce:
-        d = n.attributes.reduce == Reduce::sum ? 1 : -1;
-        break;
-      case Op::cast: {
-        const DType to = n.results[0].dtype;
-        d = to == DType::f32 || to == DType::bf16 || to == DType::f64 ? 1 : -1;
-        break;
-      }
-      case Op::concat:
-        d = equal(0);
-        break;
-      case Op::take:
-      case Op::pick:
-        d = in[1] == 0 ? 1 : -1;
-        break;
-      case Op::scatter_add:
-        d = in[0] == 0 ? 1 : -1;
-        break;
-      case Op::broadcast:
-      case Op::reshape:
-      case Op::transpose:
-      case Op::slice:
-      case Op::pad:
-        d = 1;
-        break;
-      default:
-        d = -1;
-    }
-  }
-  return degree;
-}
 
 class UnitTangent {
  public:

@@ -17,13 +17,10 @@
 
 namespace logitless::ir {
 
-// A constant or iota: never inside, since every reader makes it for itself.
-bool made_of_nothing(Op op);
-
 struct Region {
   Value seed;
   std::int64_t extent = 0;              // of the axis
-  std::map<int, Chunked> nodes;         // by node
+  std::map<int, Chunked> nodes;         // by node; none of nothing, which every reader makes itself
   std::vector<int> phase;               // of each node of the graph, inside or not
   int phases = 0;                       // loops
   std::vector<std::string> boundaries;  // big values that had to be whole, and why

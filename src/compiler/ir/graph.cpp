@@ -5,6 +5,7 @@
 #include <cctype>
 #include <set>
 
+#include "compiler/ops/op.h"
 #include "core/check.h"
 
 namespace logitless::ir {
@@ -13,13 +14,8 @@ std::string text_of(const Type& type) {
   return std::string(name_of(type.dtype)) + logitless::text_of(type.shape);
 }
 
-std::string_view name_of(Op op) {
-  constexpr std::array<std::string_view, 21> kNames = {
-      "parameter",     "constant",  "iota",        "map",  "cast",      "broadcast",
-      "reshape",       "transpose", "slice",       "pad",  "concat",    "reduce",
-      "dot",           "take",      "scatter_add", "pick", "attention", "attention_grad",
-      "stop_gradient", "loop",      "head"};
-  return kNames[static_cast<std::size_t>(op)];
+std::string_view title_of(const Node& n) {
+  return n.op == Op::map ? info_of(n.attributes.function).name : name_of(n.op);
 }
 
 std::string_view name_of(Reduce kind) {
@@ -48,7 +44,7 @@ Value Graph::add(Op op, std::vector<Value> operands, Attributes attributes, std:
     types.push_back(&type(v));
   }
   // Sums keep the dtype of what they add unless another one is asked for.
-  const bool summing = op == Op::reduce || op == Op::dot || op == Op::scatter_add;
+  const bool summing = row_of(op).sums;
   if (summing && attributes.type.dtype == DType::i8 && !types.empty())
     attributes.type.dtype = types.back()->dtype;
   if (op == Op::parameter && !attributes.name.empty()) check_name("parameter", attributes.name);

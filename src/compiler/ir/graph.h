@@ -1,7 +1,8 @@
 // The program a compiler works on: an SSA graph of tensor operations (docs/ir.md).
 //
 // Nodes stand in topological order: a node reads only nodes before it. Passes do not edit a graph
-// in place, they write a new one (see rewrite.h), so a graph that exists is a graph that verifies.
+// in place, they write a new one (build.h has short forms), so a graph that exists is one that
+// verifies.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,7 @@ struct Type {
 };
 std::string text_of(const Type& type);  // "f32[4, N]"
 
+// Each has a row in ops/, which says all that there is to know of it.
 enum class Op : std::uint8_t {
   parameter,
   constant,  // one number in every element
@@ -48,7 +50,7 @@ enum class Op : std::uint8_t {
   loop,
   head,  // x [..., D], w [V, D], targets [...], then Head's optional operands: made by a pass
 };
-std::string_view name_of(Op op);
+std::string_view name_of(Op op);  // "reduce"
 
 enum class Reduce : std::uint8_t { sum, max, lse, argmax };
 std::string_view name_of(Reduce kind);
@@ -106,6 +108,9 @@ struct Node {
   std::vector<Type> results;
   std::string name;  // a hint for printing; may be empty
 };
+
+// "exp", "reduce": what reports and values without a hint call it.
+std::string_view title_of(const Node& node);
 
 struct Output {
   std::string name;
@@ -171,7 +176,7 @@ struct Loop {
   std::int64_t rounds() const { return extent / chunk + (extent % chunk != 0 ? 1 : 0); }
 };
 
-// Types of the results. Throws InvalidArgument. infer.cpp
+// Types of the results. Throws InvalidArgument. ir/infer.cpp
 std::vector<Type> infer_types(Op op, const std::vector<const Type*>& operands,
                               const Attributes& attributes);
 

@@ -2,6 +2,7 @@
 // executor.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -20,5 +21,8 @@ using Tensors = std::map<std::string, Tensor>;
 // Results by name. Floating values are not rounded to their dtypes. Sizes must be bound. Throws
 // InvalidArgument when a parameter is missing or has another shape.
 Tensors interpret(const Graph& graph, const Tensors& parameters);
+// The same with outputs in their order, and parameters asked for in theirs.
+std::vector<Tensor> evaluate_graph(const Graph& graph,
+                                   const std::function<Tensor(const Node&)>& parameter);
 
 }  // namespace logitless::ir

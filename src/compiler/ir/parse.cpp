@@ -8,6 +8,8 @@
 #include <optional>
 
 #include "compiler/ir/text.h"
+#include "compiler/ir/text_reader.h"
+#include "compiler/ops/op.h"
 #include "core/check.h"
 
 namespace logitless::ir {
@@ -23,7 +25,7 @@ struct Token {
   int column = 1;
 };
 
-class Parser {
+class Parser final : private TextReader {
  public:
   Parser(std::string_view text, std::string_view file) : text_(text), file_(file) { next(); }
 
@@ -154,7 +156,7 @@ class Parser {
     if (first >= ' ' && first <= '~') return concat("'", token_.text, "'");
     return concat("the byte ", static_cast<int>(first));
   }
-  void symbol(std::string_view wanted) {
+  void symbol(std::string_view wanted) final {
     if (!accept(wanted)) fail(token_, concat("expected '", wanted, "', got ", shown()));
   }
   void keyword(std::string_view wanted) { symbol(wanted); }
@@ -167,7 +169,7 @@ class Parser {
       fail(token_, concat("expected a value such as %x, got ", shown()));
     return std::string(take_token().text.substr(1));
   }
-  std::int64_t integer() {
+  std::int64_t integer() final {
     std::int64_t value = 0;
     const std::string_view text = token_.text;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -177,13 +179,7 @@ class Parser {
     next();
     return value;
   }
-  int small() {
-    const Token at = token_;
-    const std::int64_t value = integer();
-    if (value > 1000) fail(at, concat("expected a dimension, got ", value));
-    return static_cast<int>(value);
-  }
-  double real() {
+  double real() final {
     const bool negative = accept("-");
     double value = 0.0;
     if (token_.kind == TokenKind::name && (token_.text == "inf" || token_.text == "nan")) {
@@ -231,7 +227,7 @@ class Parser {
     }
     return result;
   }
-  Shape sizes(std::string_view close) {
+  Shape sizes_until(std::string_view close) {
     Shape shape;
     if (!is(close)) {
       do {
@@ -246,18 +242,9 @@ class Parser {
     Type result;
     result.dtype = guard(at, [&] { return parse_dtype(name); });
     symbol("[");
-    result.shape = sizes("]");
+    result.shape = sizes_until("]");
     symbol("]");
     return result;
-  }
-  std::vector<int> dimensions() {
-    std::vector<int> dims;
-    if (token_.kind == TokenKind::number) {
-      do {
-        dims.push_back(small());
-      } while (accept(","));
-    }
-    return dims;
   }
 
   // --- values
@@ -327,161 +314,89 @@ class Parser {
   }
 
   // "reduce_sum", "exp", "dot": an operation and what its name says of the attributes.
-  std::optional<Op> operation_of(std::string_view name, Attributes& attributes) const {
-    if (const std::optional<Function> function = find_function(name)) {
-      attributes.function = *function;
-      return Op::map;
+  static const Operation* operation_of(std::string_view name, Attributes& attributes) {
+    for (const Operation* row : operations()) {
+      if (row->reads != nullptr ? row->reads(name, attributes)
+                                : row->statement && name == row->name)
+        return row;
     }
-    for (const Reduce kind : {Reduce::sum, Reduce::max, Reduce::lse}) {
-      if (name == concat("reduce_", name_of(kind))) {
-        attributes.reduce = kind;
-        return Op::reduce;
-      }
-    }
-    if (name == "argmax") {
-      attributes.reduce = Reduce::argmax;
-      return Op::reduce;
-    }
-    for (const Op op : {Op::constant, Op::iota, Op::cast, Op::broadcast, Op::reshape, Op::transpose,
-                        Op::slice, Op::pad, Op::concat, Op::dot, Op::take, Op::scatter_add,
-                        Op::pick, Op::attention, Op::attention_grad, Op::stop_gradient, Op::head}) {
-      if (name == name_of(op)) return op;
-    }
-    return std::nullopt;
+    return nullptr;
   }
 
   Value operation(Graph& graph, const Scope& scope, const std::string& hint) {
     const Token at = token_;
     const std::string name = word("an operation");
     Attributes a;
-    const std::optional<Op> op = operation_of(name, a);
-    if (!op) fail(at, concat("there is no operation '", name, "'"));
+    const Operation* row = operation_of(name, a);
+    if (row == nullptr) fail(at, concat("there is no operation '", name, "'"));
     std::vector<Value> operands;
     if (token_.kind == TokenKind::value) {
       do {
         operands.push_back(operand(scope));
       } while (accept(","));
     }
-    const Keys keys = keys_of(*op);
-    std::map<std::string, bool> seen;
-    while (token_.kind == TokenKind::name && !is("return") && !is("differentiate")) {
-      const Token key_at = token_;
-      const std::string key = word("an attribute");
-      if (!belongs(keys, key)) fail(key_at, concat(name, " has no attribute '", key, "'"));
-      if (seen[key]) fail(key_at, concat("'", key, "' is given twice"));
-      seen[key] = true;
-      symbol("(");
-      attribute(key, a);
-      symbol(")");
-    }
-    for (const std::string_view key : keys.required) {
-      if (!seen[std::string(key)]) fail(at, concat(name, " needs ", key, "(...)"));
-    }
+    keys(*row, name, a, at);
     std::optional<Type> declared;
     if (accept(":")) declared = type();
-    const bool typed = *op == Op::constant || *op == Op::iota || *op == Op::cast ||
-                       *op == Op::broadcast || *op == Op::reshape;
-    if (typed && !declared)
+    if (row->typed && !declared)
       fail(at, concat(name, " needs the type of its result: ... : f32[4, 8]"));
-    const bool summing = *op == Op::dot || *op == Op::scatter_add ||
-                         (*op == Op::reduce && a.reduce != Reduce::argmax);
-    if (declared && (typed || summing)) {
+    if (declared && (row->typed || row->sums)) {
       a.type.dtype = declared->dtype;
-      if (typed) a.type.shape = declared->shape;
+      if (row->typed) a.type.shape = declared->shape;
     }
-    const Value value = append(graph, *op, std::move(operands), std::move(a), at, hint);
+    const Value value = append(graph, row->op, std::move(operands), std::move(a), at, hint);
     if (declared && (graph.node(value).results.size() != 1 || graph.type(value) != *declared))
       fail(at, concat(name, " gives ", text_of(graph.type(value)), ", declared is ",
                       text_of(*declared)));
     return value;
   }
 
-  struct Keys {
-    std::vector<std::string_view> required, optional = {};
-  };
-  static Keys keys_of(Op op) {
-    switch (op) {
-      case Op::constant:
-        return {{"value"}, {"size"}};
-      case Op::iota:
-      case Op::concat:
-      case Op::pick:
-        return {{"axis"}};
-      case Op::broadcast:
-      case Op::transpose:
-      case Op::reduce:
-        return {{"dims"}};
-      case Op::slice:
-        return {{"begin", "end"}};
-      case Op::pad:
-        return {{"low", "high"}};
-      case Op::dot:
-        return {{"contract"}, {"batch"}};
-      case Op::scatter_add:
-        return {{"rows"}};
-      case Op::attention:
-      case Op::attention_grad:
-        return {{"causal", "scale"}};
-      case Op::head:
-        return {{"bias", "scale", "softcap", "workspace"}, {"gradients", "ignored"}};
-      default:
-        return {};
+  // The keys of the operation at `at`, in any order.
+  void keys(const Operation& row, const std::string& name, Attributes& a, const Token& at) {
+    std::vector<bool> seen(row.keys.size());
+    while (token_.kind == TokenKind::name && !is("return") && !is("differentiate")) {
+      const Token key_at = token_;
+      const std::string key = word("an attribute");
+      std::size_t k = 0;
+      while (k < row.keys.size() && row.keys[k].name != key) ++k;
+      if (k == row.keys.size()) fail(key_at, concat(name, " has no attribute '", key, "'"));
+      if (seen[k]) fail(key_at, concat("'", key, "' is given twice"));
+      seen[k] = true;
+      symbol("(");
+      row.keys[k].read(*this, a);
+      symbol(")");
     }
-  }
-  static bool belongs(const Keys& keys, std::string_view key) {
-    const auto has = [&](const std::vector<std::string_view>& list) {
-      return std::find(list.begin(), list.end(), key) != list.end();
-    };
-    return has(keys.required) || has(keys.optional);
-  }
-  void attribute(const std::string& key, Attributes& a) {
-    if (key == "value" || key == "scale") {
-      a.number = a.head.scale = real();
-    } else if (key == "softcap") {
-      a.head.softcap = real();
-    } else if (key == "bias") {
-      a.head.bias = integer() != 0;
-    } else if (key == "ignored") {
-      a.head.ignored = signed_integer();
-    } else if (key == "workspace") {
-      a.head.workspace = integer();
-    } else if (key == "gradients") {
-      a.head.gradients = true;
-      for (DType* to : {&a.head.d_x, &a.head.d_w, &a.head.d_bias}) {
-        if (to != &a.head.d_x) symbol(",");
-        *to = gradient_dtype();
-      }
-    } else if (key == "axis") {
-      a.axis = small();
-    } else if (key == "causal") {
-      a.causal = integer() != 0;
-    } else if (key == "dims") {
-      a.dims = dimensions();
-    } else if (key == "begin" || key == "low" || key == "size") {
-      a.begin = sizes(")");
-    } else if (key == "end" || key == "high") {
-      a.end = sizes(")");
-    } else if (key == "rows") {
-      a.type.shape = sizes(")");
-    } else {
-      std::vector<int>& first = key == "batch" ? a.batch_a : a.contract_a;
-      std::vector<int>& second = key == "batch" ? a.batch_b : a.contract_b;
-      first = dimensions();
-      symbol(";");
-      second = dimensions();
+    for (std::size_t k = 0; k < row.keys.size(); ++k) {
+      if (row.keys[k].required && !seen[k])
+        fail(at, concat(name, " needs ", row.keys[k].name, "(...)"));
     }
   }
 
-  std::int64_t signed_integer() {
+  // --- what keys hold: TextReader
+  int dimension() final {
+    const Token at = token_;
+    const std::int64_t value = integer();
+    if (value > 1000) fail(at, concat("expected a dimension, got ", value));
+    return static_cast<int>(value);
+  }
+  std::vector<int> dimensions() final {
+    std::vector<int> dims;
+    if (token_.kind == TokenKind::number) {
+      do {
+        dims.push_back(dimension());
+      } while (accept(","));
+    }
+    return dims;
+  }
+  Shape sizes() final { return sizes_until(")"); }
+  std::int64_t signed_integer() final {
     const Token at = token_;
     const double value = real();
     if (value != std::trunc(value) || std::abs(value) > 0x1p53)
       fail(at, concat("expected a whole number of 53 bits, got ", value));
     return static_cast<std::int64_t>(value);
   }
-
-  // i8: none.
-  DType gradient_dtype() {
+  DType gradient_dtype() final {
     const Token at = token_;
     const std::string name = word("f32, bf16, f16 or none");
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
@@ -502,7 +417,7 @@ class Parser {
   int axis() {
     symbol("axis");
     symbol("(");
-    const int value = small();
+    const int value = dimension();
     symbol(")");
     return value;
   }

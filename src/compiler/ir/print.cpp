@@ -1,28 +1,12 @@
-#include <charconv>
 #include <map>
 #include <set>
 
 #include "compiler/ir/text.h"
+#include "compiler/ops/op.h"
 #include "core/check.h"
 
 namespace logitless::ir {
 namespace {
-
-std::string list(const std::vector<int>& numbers) {
-  std::string out;
-  for (const int n : numbers) out += (out.empty() ? "" : ", ") + std::to_string(n);
-  return out;
-}
-std::string list(const Shape& shape) {
-  const std::string text = logitless::text_of(shape);
-  return text.substr(1, text.size() - 2);
-}
-
-// Shortest text that reads back as the same double.
-std::string number(double value) {
-  char text[40];
-  return {text, std::to_chars(text, text + sizeof(text), value).ptr};
-}
 
 class Printer {
  public:
@@ -98,66 +82,14 @@ class Printer {
   std::map<Value, std::string> names_;
 
   void operation(const Node& n) {
-    const Attributes& a = n.attributes;
-    if (n.op == Op::map) {
-      out += info_of(a.function).name;
-    } else if (n.op == Op::reduce) {
-      out += a.reduce == Reduce::argmax ? "argmax" : concat("reduce_", name_of(a.reduce));
-    } else {
-      out += name_of(n.op);
-    }
+    out += spelling_of(n.op, n.attributes);
     for (std::size_t i = 0; i < n.operands.size(); ++i)
       out += (i > 0 ? ", " : " ") + names_.at(n.operands[i]);
-    switch (n.op) {
-      case Op::constant:
-        out += " value(" + number(a.number) + ")";
-        if (!a.begin.empty()) out += " size(" + list(a.begin) + ")";
-        break;
-      case Op::iota:
-      case Op::concat:
-      case Op::pick:
-        out += concat(" axis(", a.axis, ")");
-        break;
-      case Op::broadcast:
-      case Op::transpose:
-      case Op::reduce:
-        out += " dims(" + list(a.dims) + ")";
-        break;
-      case Op::slice:
-        out += " begin(" + list(a.begin) + ") end(" + list(a.end) + ")";
-        break;
-      case Op::pad:
-        out += " low(" + list(a.begin) + ") high(" + list(a.end) + ")";
-        break;
-      case Op::dot:
-        if (!a.batch_a.empty()) out += " batch(" + list(a.batch_a) + "; " + list(a.batch_b) + ")";
-        out += " contract(" + list(a.contract_a) + "; " + list(a.contract_b) + ")";
-        break;
-      case Op::scatter_add:
-        out += " rows(" + list(a.type.shape) + ")";
-        break;
-      case Op::attention:
-      case Op::attention_grad:
-        out += concat(" causal(", (a.causal ? 1 : 0), ") scale(", number(a.number), ")");
-        break;
-      case Op::head:
-        head(a.head);
-        break;
-      default:
-        break;
+    for (const TextKey& key : row_of(n.op).keys) {
+      const std::string held = key.write(n.attributes);
+      if (key.required || !held.empty()) out += concat(" ", key.name, "(", held, ")");
     }
     if (n.results.size() == 1) out += " : " + text_of(n.results[0]);
-  }
-
-  void head(const Head& h) {
-    out += concat(" bias(", h.bias ? 1 : 0, ") scale(", number(h.scale), ") softcap(",
-                  number(h.softcap), ")");
-    if (h.gradients) {
-      const auto asked = [](DType d) { return d == DType::i8 ? "none" : name_of(d); };
-      out += concat(" gradients(", asked(h.d_x), ", ", asked(h.d_w), ", ", asked(h.d_bias), ")");
-    }
-    if (h.ignored) out += concat(" ignored(", *h.ignored, ")");
-    out += concat(" workspace(", h.workspace, ")");
   }
 
   void loop(const Node& n, const std::string& indent) {

@@ -4,38 +4,14 @@
 #include <queue>
 #include <set>
 
+#include "compiler/analysis/chunk_clone.h"
 #include "compiler/ir/build.h"
+#include "compiler/ops/op.h"
 #include "compiler/passes/eliminate.h"
 #include "core/check.h"
 
 namespace logitless::ir {
 namespace {
-
-// Dimensions of a cut value that stand together become one of the chunk's size.
-struct Collapse {
-  bool cut = false;
-  Split s;
-  Dim size;
-
-  int dim(int d) const {
-    return !cut || d < s.dim ? d : d < s.dim + s.count ? s.dim : d - s.count + 1;
-  }
-  std::vector<int> dims(const std::vector<int>& list) const {
-    std::vector<int> to;
-    for (const int d : list) {
-      if (to.empty() || dim(d) != to.back()) to.push_back(dim(d));
-    }
-    return to;
-  }
-  Shape shape(const Shape& from, Dim group) const {
-    if (!cut) return from;
-    Shape to(from.begin(), from.begin() + s.dim);
-    to.push_back(std::move(group));
-    to.insert(to.end(), from.begin() + s.dim + s.count, from.end());
-    return to;
-  }
-  Shape shape(const Shape& from) const { return shape(from, size); }
-};
 
 class LoopFormer {
  public:
@@ -93,7 +69,7 @@ class LoopFormer {
   }
   // Whether the body makes the operand of nothing.
   bool made(Value v, const Need& need) const {
-    return made_of_nothing(g_.node(v).op) &&
+    return row_of(g_.node(v).op).of_nothing &&
            (need.whole || chunked_by_result(g_, v.node, need.split).has_value());
   }
   static Need normal(const Need& need) { return need.whole ? Need{} : need; }
@@ -211,13 +187,6 @@ class LoopFormer {
       mapped_[{id, static_cast<std::int32_t>(i)}] = {first.node, static_cast<std::int32_t>(i)};
   }
 
-  Dim chunk_size(const Loop& loop, std::int64_t factor) const {
-    return Dim::symbol(loop.symbol) * Dim(factor);
-  }
-  Collapse collapse(const Loop& loop, const Split& s) const {
-    return {true, s, chunk_size(loop, s.factor)};
-  }
-
   void emit_loop(int k) {
     const LoopPlan& plan = loops_[static_cast<std::size_t>(k)];
     auto loop = std::make_shared<Loop>();
@@ -312,82 +281,13 @@ class LoopFormer {
   }
 
   // The node on a chunk, written into the body.
-  Value clone(Loop& loop, int id, const Chunked& how, std::vector<Value> operands, Value first) {
-    Graph& body = loop.body;
+  Value clone(Loop& loop, int id, const Chunked& how, std::vector<Value> operands,
+              Value first) const {
     const Node& n = g_.node(id);
-    const Collapse result =
-        how.kind == Chunked::Kind::split ? collapse(loop, how.results[0]) : Collapse{};
-    std::vector<Collapse> from;
-    for (const Need& need : how.needs)
-      from.push_back(need.whole ? Collapse{} : collapse(loop, need.split));
-    Attributes a = n.attributes;
-    // Counted from the chunk's first element.
-    const auto shift = [&](Value index, std::int64_t factor, Function f) {
-      const Type type = body.type(index);
-      Value by = cast(body, first, type.dtype);
-      if (factor != 1)
-        by = map(body, Function::mul,
-                 {by, constant(body, static_cast<double>(factor), {type.dtype, {}})});
-      return map(body, f, {index, broadcast(body, by, type.shape, {})});
-    };
-    switch (n.op) {
-      case Op::constant:
-      case Op::reshape:
-        a.type.shape = result.shape(n.results[0].shape);
-        break;
-      case Op::iota:
-        a.axis = result.dim(a.axis);
-        a.type.shape = result.shape(n.results[0].shape);
-        break;
-      case Op::broadcast:
-        a.dims = result.dims(a.dims);
-        a.type.shape = result.shape(n.results[0].shape);
-        break;
-      case Op::transpose: {
-        a.dims = from[0].dims(a.dims);
-        break;
-      }
-      case Op::slice:
-      case Op::pad:
-        a.begin = from[0].shape(a.begin, Dim(0));
-        a.end = from[0].shape(a.end, n.op == Op::slice ? from[0].size : Dim(0));
-        break;
-      case Op::concat:
-      case Op::pick:
-        a.axis = from[0].dim(a.axis);
-        break;
-      case Op::reduce:
-        a.dims = from[0].dims(a.dims);
-        break;
-      case Op::dot:
-        a.batch_a = from[0].dims(a.batch_a);
-        a.batch_b = from[1].dims(a.batch_b);
-        a.contract_a = from[0].dims(a.contract_a);
-        a.contract_b = from[1].dims(a.contract_b);
-        break;
-      case Op::scatter_add:
-        if (how.shifted) a.type.shape = {chunk_size(loop, how.results[0].factor)};
-        break;
-      default:
-        break;
-    }
-    if (how.shifted && n.op == Op::scatter_add)
-      operands[0] = shift(operands[0], how.results[0].factor, Function::sub);
-    if (how.shifted && (n.op == Op::pick || n.op == Op::take))
-      operands[1] = shift(operands[1], how.needs[0].split.factor, Function::sub);
-    const bool summing = n.op == Op::dot || n.op == Op::reduce || n.op == Op::scatter_add;
-    const bool merged = how.kind == Chunked::Kind::sum || how.kind == Chunked::Kind::lse;
-    const DType wide = n.results[0].dtype == DType::f64 ? DType::f64 : DType::f32;
-    if (merged && summing && !is_index(n.results[0].dtype)) a.type.dtype = wide;
-    Value made = body.add(n.op, std::move(operands), std::move(a), n.name);
-    if (how.shifted && n.op == Op::iota) made = shift(made, how.results[0].factor, Function::add);
-    if (merged && !summing && size_of(n.results[0].dtype) == 2) made = cast(body, made, wide);
-    // Merging rounds once a chunk: small results are merged in f64.
-    const bool small = n.op == Op::reduce || n.op == Op::pick || n.op == Op::take;
-    if (merged && small && !is_index(n.results[0].dtype) &&
-        is_tiny(elements_of(n.results[0]), g_, r_.seed, *r_.split(r_.seed)))
-      made = cast(body, made, DType::f64);
-    return made;
+    const bool tiny = is_tiny(elements_of(n.results[0]), g_, r_.seed, *r_.split(r_.seed));
+    ChunkClone c(loop, first, n, how, std::move(operands), tiny);
+    const auto rule = row_of(n.op).clone;
+    return rule != nullptr ? rule(c) : c.add();
   }
 };
 

@@ -5,6 +5,7 @@
 #include <queue>
 #include <set>
 
+#include "compiler/ops/op.h"
 #include "compiler/passes/eliminate.h"
 
 namespace logitless::ir {
@@ -97,22 +98,7 @@ class Flow {
   }
 };
 
-bool is_cheap(Op op) {
-  switch (op) {
-    case Op::map:
-    case Op::cast:
-    case Op::broadcast:
-    case Op::reshape:
-    case Op::transpose:
-    case Op::slice:
-    case Op::constant:
-    case Op::iota:
-    case Op::stop_gradient:
-      return true;
-    default:
-      return false;
-  }
-}
+bool is_cheap(Op op) { return row_of(op).work != Work::full; }
 
 std::int64_t bytes_of_node(const Node& n) {
   std::int64_t bytes = 0;
@@ -129,7 +115,7 @@ int busiest(const Graph& graph) {
   }
   for (int id = 0; id < graph.size(); ++id) {
     const Op op = graph.node(id).op;
-    const bool memory = op != Op::parameter && (op == Op::map || op == Op::cast || !is_cheap(op));
+    const bool memory = op != Op::parameter && row_of(op).work != Work::none;
     if (!memory || last[static_cast<std::size_t>(id)] < 0) continue;
     change[static_cast<std::size_t>(id)] += bytes_of_node(graph.node(id));
     change[static_cast<std::size_t>(last[static_cast<std::size_t>(id)])] -=

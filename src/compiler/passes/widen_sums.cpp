@@ -1,6 +1,6 @@
 #include "compiler/passes/widen_sums.h"
 
-#include "compiler/passes/form_loops.h"
+#include "compiler/ops/op.h"
 
 namespace logitless::ir {
 
@@ -12,8 +12,7 @@ Graph widen_sums(const Graph& graph) {
   }
   for (const Output& o : graph.outputs()) ++uses[static_cast<std::size_t>(o.value.node)];
   const auto is_sum = [](const Node& n) {
-    return n.op == Op::dot || n.op == Op::scatter_add ||
-           (n.op == Op::reduce && n.attributes.reduce == Reduce::sum);
+    return row_of(n.op).sums && (n.op != Op::reduce || n.attributes.reduce == Reduce::sum);
   };
   std::vector<bool> wide(size), dropped(size);
   for (int id = 0; id < graph.size(); ++id) {

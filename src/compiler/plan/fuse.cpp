@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "compiler/ops/op.h"
+
 namespace logitless::ir {
 namespace {
 
@@ -33,7 +35,7 @@ bool is_costly(const Node& n) {
 }
 
 bool reads_elementwise(const Node& user, Value v) {
-  if (user.op == Op::map || user.op == Op::cast) return true;
+  if (is_elementwise(user)) return true;
   return user.op == Op::reduce && user.attributes.reduce != Reduce::argmax && user.operands[0] == v;
 }
 
@@ -61,7 +63,7 @@ std::set<int> registers_of(const Graph& graph, const std::vector<bool>& inlined,
 
 }  // namespace
 
-bool is_elementwise(const Node& n) { return n.op == Op::map || n.op == Op::cast; }
+bool is_elementwise(const Node& n) { return row_of(n.op).work == Work::elementwise; }
 
 std::vector<bool> inlined_nodes(const Graph& graph) {
   const std::vector<std::vector<int>> users = graph.users();
@@ -72,7 +74,7 @@ std::vector<bool> inlined_nodes(const Graph& graph) {
   for (int id = 0; id < graph.size(); ++id) {
     const Node& n = graph.node(id);
     const auto at = static_cast<std::size_t>(id);
-    if (n.op == Op::constant || n.op == Op::iota) {
+    if (row_of(n.op).of_nothing) {
       inlined[at] = true;
       continue;
     }
@@ -83,7 +85,7 @@ std::vector<bool> inlined_nodes(const Graph& graph) {
     for (const Value v : n.operands) {
       const auto from = static_cast<std::size_t>(v.node);
       c.steps += 1;
-      if (graph.node(v).op == Op::constant || graph.node(v).op == Op::iota) continue;
+      if (row_of(graph.node(v).op).of_nothing) continue;
       if (inlined[from]) {
         c.steps += cost[from].steps - 1;
         c.costly = c.costly || cost[from].costly;

@@ -1,0 +1,42 @@
+// What a gradient rule sees: one node, the gradients of its results, and the graph that it writes
+// those of its operands into.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "compiler/ir/build.h"
+
+namespace logitless::ir {
+
+class Derivation {
+ public:
+  // gradients[i]: of result i, not valid() where nothing depends on it. The first is.
+  Derivation(Graph& graph, int node, std::vector<Value> gradients)
+      : g(graph), n(graph.node(node)), results(std::move(gradients)), dy(results[0]), id_(node) {}
+
+  Graph& g;
+  const Node n;  // a copy: the graph grows
+  const std::vector<Value> results;
+  const Value dy;
+
+  Value x(std::size_t i) const { return n.operands[i]; }
+  Value y(int i = 0) const { return {id_, i}; }
+  const Type& operand_type(std::size_t i) const { return g.type(n.operands[i]); }
+  // In every element of the first result's type.
+  Value number(double value) { return constant(g, value, n.results[0]); }
+  Value op(Function f, Value a, Value b = {}, Value c = {}) {
+    std::vector<Value> operands = {a};
+    if (b.valid()) operands.push_back(b);
+    if (c.valid()) operands.push_back(c);
+    return map(g, f, std::move(operands));
+  }
+  Value times(Value a, Value b) { return op(Function::mul, a, b); }
+  // Of no operand.
+  std::vector<Value> none() const { return std::vector<Value>(n.operands.size()); }
+
+ private:
+  int id_;
+};
+
+}  // namespace logitless::ir

@@ -1,0 +1,34 @@
+// What a typing rule sees, and what it expects.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "compiler/ir/graph.h"
+#include "core/check.h"
+
+namespace logitless::ir {
+
+bool is_float(DType dtype);
+
+struct Typing {
+  std::string_view what;  // of errors
+  const std::vector<const Type*>& operands;
+  const Attributes& a;
+
+  const Type& in(int i) const { return *operands[static_cast<std::size_t>(i)]; }
+  template <typename... Parts>
+  void expect(bool ok, const Parts&... parts) const {
+    if (!ok) throw InvalidArgument(concat(what, ": ", parts...));
+  }
+  void count(std::size_t wanted) const;
+  void index(int i) const;
+  void floating(int i) const;
+  // Every entry in [0, rank), none twice.
+  void dimensions(const std::vector<int>& dims, int rank, const char* name) const;
+  void axis(int rank) const;
+  // The dtype asked for, or `natural`; wider sums alone are allowed.
+  DType wider(DType natural) const;
+};
+
+}  // namespace logitless::ir

@@ -1,0 +1,193 @@
+// attention and its gradient: softmax(scale q k^T) v, [batch, heads, length, dim]. Keys and values
+// may have fewer heads, which groups of query heads share.
+#include "compiler/analysis/cut.h"
+#include "compiler/ir/derivation.h"
+#include "compiler/ir/evaluation.h"
+#include "compiler/ir/typing.h"
+#include "compiler/ops/families.h"
+#include "compiler/ops/text_key.h"
+
+namespace logitless::ir {
+namespace {
+
+using oracle::at;
+using oracle::each;
+using oracle::Index;
+using oracle::offset;
+using oracle::tensor_of;
+
+// --- types
+
+// q, k, v and, of the gradient, out, lse and d_out; returns the type of lse.
+Type lse_type(const Typing& r, std::size_t operands) {
+  r.count(operands);
+  const Type &q = r.in(0), &k = r.in(1);
+  r.floating(0);
+  r.expect(q.rank() == 4 && k.rank() == 4, "q is ", text_of(q), " and k is ", text_of(k),
+           ", expected [batch, heads, length, dim]");
+  r.expect(r.in(2) == k, "v is ", text_of(r.in(2)), ", expected the type of k, ", text_of(k));
+  r.expect(q.dtype == k.dtype && q.shape[0] == k.shape[0] && q.shape[3] == k.shape[3], "q is ",
+           text_of(q), " but k is ", text_of(k));
+  r.expect(!q.shape[1].is_constant() || !k.shape[1].is_constant() ||
+               (k.shape[1].value() > 0 && q.shape[1].value() % k.shape[1].value() == 0),
+           "the heads of q, ", q.shape[1].text(), ", are no multiple of those of k, ",
+           k.shape[1].text());
+  const Type lse{q.dtype == DType::f64 ? DType::f64 : DType::f32,
+                 {q.shape[0], q.shape[1], q.shape[2]}};
+  if (operands > 3) {
+    r.expect(r.in(3) == q && r.in(5) == q, "out and d_out are ", text_of(r.in(3)), " and ",
+             text_of(r.in(5)), ", expected the type of q");
+    r.expect(r.in(4) == lse, "lse is ", text_of(r.in(4)), ", expected ", text_of(lse));
+  }
+  return lse;
+}
+std::vector<Type> attention_types(const Typing& r) {
+  const Type lse = lse_type(r, 3);
+  return {r.in(0), lse};
+}
+std::vector<Type> gradient_types(const Typing& r) {
+  lse_type(r, 6);
+  return {r.in(0), r.in(1), r.in(2)};
+}
+
+constexpr TextKey kKeys[] = {key<&Attributes::causal>("causal"), key<&Attributes::number>("scale")};
+
+// --- float64
+
+// Query heads for each one of keys and values.
+std::int64_t group_of(const Tensor& q, const Tensor& k) {
+  return q.shape[1] / std::max<std::int64_t>(k.shape[1], 1);
+}
+
+// Probabilities [B, H, T, S] of the scores; lse if wanted.
+Tensor probabilities(const Attributes& a, const Tensor& q, const Tensor& k, Tensor* lse) {
+  Tensor p{{q.shape[0], q.shape[1], q.shape[2], k.shape[2]}, {}};
+  p.data.resize(static_cast<std::size_t>(oracle::count(p.shape)));
+  const std::int64_t group = group_of(q, k);
+  const std::int64_t keys = k.shape[2], shift = keys - q.shape[2];
+  each({q.shape[0], q.shape[1], q.shape[2]}, [&](const Index& row) {
+    std::vector<double> z(static_cast<std::size_t>(keys), -std::numeric_limits<double>::infinity());
+    double top = oracle::start(Reduce::max);
+    for (std::int64_t s = 0; s < keys; ++s) {
+      if (a.causal && s > row[2] + shift) break;
+      double sum = 0.0;
+      for (std::int64_t d = 0; d < q.shape[3]; ++d)
+        sum += at(q, {row[0], row[1], row[2], d}) * at(k, {row[0], row[1] / group, s, d});
+      z[static_cast<std::size_t>(s)] = a.number * sum;
+      top = oracle::merged(Reduce::max, top, a.number * sum);
+    }
+    double total = 0.0;
+    for (double& x : z) total += x = std::isinf(top) ? 0.0 : std::exp(x - top);
+    for (std::int64_t s = 0; s < keys; ++s)
+      at(p, {row[0], row[1], row[2], s}) =
+          total > 0.0 || std::isnan(total) ? z[static_cast<std::size_t>(s)] / total : 0.0;
+    if (lse != nullptr) at(*lse, row) = std::isinf(top) ? top : top + std::log(total);
+  });
+  return p;
+}
+
+std::vector<Tensor> attention_value(const Evaluation& e) {
+  const Tensor &q = e.in(0), &k = e.in(1), &v = e.in(2);
+  Tensor out = tensor_of(e.node.results[0]), lse = tensor_of(e.node.results[1]);
+  const Tensor p = probabilities(e.node.attributes, q, k, &lse);
+  const std::int64_t group = group_of(q, k);
+  each(p.shape, [&](const Index& i) {
+    const double weight = at(p, i);
+    for (std::int64_t d = 0; d < q.shape[3]; ++d)
+      at(out, {i[0], i[1], i[2], d}) += weight * at(v, {i[0], i[1] / group, i[3], d});
+  });
+  return {out, lse};
+}
+
+std::vector<Tensor> gradient_value(const Evaluation& e) {
+  const Tensor &q = e.in(0), &k = e.in(1), &v = e.in(2), &out = e.in(3), &d_out = e.in(5);
+  const double scale = e.node.attributes.number;
+  Tensor dq = tensor_of(e.node.results[0]), dk = tensor_of(e.node.results[1]),
+         dv = tensor_of(e.node.results[2]);
+  const Tensor p = probabilities(e.node.attributes, q, k, nullptr);
+  const std::int64_t group = group_of(q, k);
+  const auto dim = static_cast<std::size_t>(q.shape[3]);
+  each(p.shape, [&](const Index& i) {
+    const double weight = at(p, i);
+    const std::size_t iq = offset(q.shape, {i[0], i[1], i[2], 0});
+    const std::size_t ik = offset(k.shape, {i[0], i[1] / group, i[3], 0});
+    double dp = 0.0, row = 0.0;
+    for (std::size_t d = 0; d < dim; ++d) {
+      dp += d_out.data[iq + d] * v.data[ik + d];
+      row += d_out.data[iq + d] * out.data[iq + d];
+      dv.data[ik + d] += weight * d_out.data[iq + d];
+    }
+    const double dz = weight * (dp - row) * scale;
+    for (std::size_t d = 0; d < dim; ++d) {
+      dq.data[iq + d] += dz * k.data[ik + d];
+      dk.data[ik + d] += dz * q.data[iq + d];
+    }
+  });
+  return {dq, dk, dv};
+}
+
+// --- gradient
+
+std::vector<Value> attention_gradient(Derivation& d) {
+  require(!d.results[1].valid(), "attention: lse has no gradient rule; use out alone");
+  Attributes same;
+  same.causal = d.n.attributes.causal;
+  same.number = d.n.attributes.number;
+  const Value v = d.g.add(Op::attention_grad, {d.x(0), d.x(1), d.x(2), d.y(0), d.y(1), d.dy}, same);
+  return {v, {v.node, 1}, {v.node, 2}};
+}
+
+// --- chunks: of the batch, or of whole groups of heads
+
+std::int64_t group_of(const CutNode& c) {
+  return c.shape(0)[1] / std::max<std::int64_t>(c.shape(1)[1], 1);
+}
+
+std::optional<Chunked> attention_cut(const CutNode& c, const Split& s) {
+  if (s.count != 1 || s.dim > 1) return std::nullopt;
+  Split kv = s;
+  if (s.dim == 1) {
+    if (s.factor % group_of(c) != 0) return std::nullopt;
+    kv.factor = s.factor / group_of(c);
+  }
+  const bool gradient = c.node.op == Op::attention_grad;
+  Chunked chunked;
+  for (std::size_t i = 0; i < c.node.operands.size(); ++i)
+    chunked.needs.push_back(part(i == 1 || i == 2 ? kv : s));
+  for (std::size_t i = 0; i < c.node.results.size(); ++i)
+    chunked.results.push_back(gradient && i > 0 ? kv : s);
+  return chunked;
+}
+Lead attention_lead(const CutNode& c, std::size_t i, const Split& s) {
+  Split q = s;
+  if (s.dim == 1 && (i == 1 || i == 2)) q.factor *= group_of(c);
+  return {q};
+}
+
+constexpr Operation kOperations[] = {
+    {
+        .op = Op::attention,
+        .name = "attention",
+        .infer = attention_types,
+        .keys = kKeys,
+        .evaluate = attention_value,
+        .gradient = attention_gradient,
+        .cut_by_result = attention_cut,
+        .cut_by_operand = attention_lead,
+    },
+    {
+        .op = Op::attention_grad,
+        .name = "attention_grad",
+        .infer = gradient_types,
+        .keys = kKeys,
+        .evaluate = gradient_value,
+        .cut_by_result = attention_cut,
+        .cut_by_operand = attention_lead,
+    },
+};
+
+}  // namespace
+
+std::span<const Operation> attention_operations() { return kOperations; }
+
+}  // namespace logitless::ir

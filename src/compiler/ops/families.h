@@ -1,0 +1,29 @@
+// The rows of each family, one file each.
+#pragma once
+
+#include <span>
+
+#include "compiler/ops/op.h"
+
+namespace logitless::ir {
+
+std::span<const Operation> pointwise_operations();  // parameter, constant, iota, map, cast, ...
+std::span<const Operation> shape_operations();      // broadcast, reshape, transpose, slice, ...
+std::span<const Operation> reduce_operations();
+std::span<const Operation> contract_operations();  // dot
+std::span<const Operation> index_operations();     // take, scatter_add, pick
+std::span<const Operation> attention_operations();
+std::span<const Operation> loop_operations();
+std::span<const Operation> head_operations();
+
+// --- columns that several rows have
+
+// Of what only compiling makes: throws InvalidArgument.
+std::vector<Value> compiled_gradient(Derivation& derivation);
+// Element by element: every operand is cut as the result is.
+std::optional<Chunked> cut_as_result(const CutNode& c, const Split& result);
+Lead cut_as_operand(const CutNode& c, std::size_t i, const Split& operand);
+// 1: linear in what it reads.
+int linear(const Linearity& operands);
+
+}  // namespace logitless::ir

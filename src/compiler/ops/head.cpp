@@ -1,0 +1,164 @@
+// head: log-sum-exp and target's logit of each row of a large vocabulary, and their gradients, by
+// the head engine. Made by lower-heads.
+#include "compiler/ir/derivation.h"
+#include "compiler/ir/evaluation.h"
+#include "compiler/ir/typing.h"
+#include "compiler/ops/families.h"
+#include "compiler/ops/text_key.h"
+
+namespace logitless::ir {
+namespace {
+
+std::vector<Type> head_types(const Typing& r) {
+  const Head& h = r.a.head;
+  r.count(std::size_t{3} + (h.bias ? 1 : 0) + (h.gradients ? 2 : 0));
+  const Type &x = r.in(0), &w = r.in(1);
+  r.floating(0);
+  r.index(2);
+  r.expect(x.dtype != DType::f64 && x.dtype == w.dtype, "x is ", text_of(x), " and w ", text_of(w),
+           ", expected f32, bf16 or f16, equal");
+  r.expect(x.rank() >= 1 && x.rank() <= 4 && w.rank() == 2 && x.shape.back() == w.shape[1], "x is ",
+           text_of(x), " and w ", text_of(w), ", expected [..., D] and [V, D]");
+  const Type token{DType::f32, Shape(x.shape.begin(), x.shape.end() - 1)};
+  r.expect(r.in(2).shape == token.shape, "targets are ", text_of(r.in(2)), ", expected the shape ",
+           logitless::text_of(token.shape));
+  const Type bias{h.bias ? r.in(3).dtype : x.dtype, {w.shape[0]}};
+  r.expect(!h.bias || (r.in(3) == bias && (bias.dtype == DType::f32 || bias.dtype == x.dtype)),
+           "bias is ", text_of(r.in(h.bias ? 3 : 0)), ", expected ", text_of(bias));
+  for (std::size_t i = r.operands.size() - 2; h.gradients && i < r.operands.size(); ++i)
+    r.expect(*r.operands[i] == token, "a gradient is ", text_of(*r.operands[i]), ", expected ",
+             text_of(token));
+  std::vector<Type> types = {token, token};
+  const auto gradient = [&](DType dtype, Type type, std::string_view name) {
+    if (dtype == DType::i8) return;
+    r.expect(h.gradients && (dtype == DType::f32 || dtype == type.dtype), name, " is ",
+             name_of(dtype), ", expected f32 or ", name_of(type.dtype));
+    type.dtype = dtype;
+    types.push_back(std::move(type));
+  };
+  gradient(h.d_x, x, "d_x");
+  gradient(h.d_w, w, "d_w");
+  gradient(h.d_bias, bias, "d_bias");
+  r.expect(h.gradients == (types.size() > 2), "gradients are asked for with and without d_lse");
+  return types;
+}
+
+// --- text
+
+void read_scale(TextReader& in, Attributes& a) {
+  a.number = a.head.scale = in.real();  // eliminate-common compares numbers
+}
+void read_gradients(TextReader& in, Attributes& a) {
+  a.head.gradients = true;
+  a.head.d_x = in.gradient_dtype();
+  in.symbol(",");
+  a.head.d_w = in.gradient_dtype();
+  in.symbol(",");
+  a.head.d_bias = in.gradient_dtype();
+}
+std::string write_gradients(const Attributes& a) {
+  if (!a.head.gradients) return {};
+  const auto asked = [](DType d) { return d == DType::i8 ? "none" : name_of(d); };
+  return concat(asked(a.head.d_x), ", ", asked(a.head.d_w), ", ", asked(a.head.d_bias));
+}
+void read_ignored(TextReader& in, Attributes& a) { a.head.ignored = in.signed_integer(); }
+std::string write_ignored(const Attributes& a) {
+  return a.head.ignored ? std::to_string(*a.head.ignored) : std::string();
+}
+constexpr TextKey kKeys[] = {
+    head_key<&Head::bias>("bias"),
+    {"scale", read_scale, [](const Attributes& a) { return written(a.head.scale); }},
+    head_key<&Head::softcap>("softcap"),
+    {"gradients", read_gradients, write_gradients, false},
+    {"ignored", read_ignored, write_ignored, false},
+    head_key<&Head::workspace>("workspace")};
+
+// --- float64
+
+// The logits of one row, and their derivatives by what goes into the softcap.
+struct Row {
+  std::vector<double> z, slope;
+};
+
+class HeadValue {
+ public:
+  explicit HeadValue(const Evaluation& e)
+      : e_(e),
+        h_(e.node.attributes.head),
+        vocab_(static_cast<std::size_t>(e.in(1).shape[0])),
+        dim_(static_cast<std::size_t>(e.in(1).shape[1])) {
+    for (const Type& type : e.node.results) results_.push_back(oracle::tensor_of(type));
+    std::size_t next = 2;
+    if (h_.d_x != DType::i8) dx_ = &results_[next++];
+    if (h_.d_w != DType::i8) dw_ = &results_[next++];
+    if (h_.d_bias != DType::i8) db_ = &results_[next++];
+  }
+
+  std::vector<Tensor> run() && {
+    Row row{std::vector<double>(vocab_), std::vector<double>(vocab_, 1.0)};
+    const std::vector<double>& targets = e_.in(2).data;
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+      const double target = targets[i];
+      if (h_.ignored && target == static_cast<double>(*h_.ignored)) continue;
+      double top = oracle::start(Reduce::max), sum = 0.0;
+      for (std::size_t j = 0; j < vocab_; ++j) {
+        logit(i, j, row);
+        top = oracle::merged(Reduce::max, top, row.z[j]);
+      }
+      for (const double v : row.z) sum += std::exp(v - top);
+      const double lse = top + std::log(sum);
+      const bool hit = target >= 0.0 && target < static_cast<double>(vocab_);
+      results_[0].data[i] = lse;
+      results_[1].data[i] = hit ? row.z[static_cast<std::size_t>(target)] : 0.0;
+      if (h_.gradients) gradients(i, target, lse, row);
+    }
+    return std::move(results_);
+  }
+
+ private:
+  const Evaluation& e_;
+  const Head& h_;
+  const std::size_t vocab_, dim_;
+  std::vector<Tensor> results_;
+  Tensor *dx_ = nullptr, *dw_ = nullptr, *db_ = nullptr;
+
+  void logit(std::size_t i, std::size_t j, Row& row) const {
+    double u = h_.bias ? e_.in(3).data[j] : 0.0;
+    for (std::size_t d = 0; d < dim_; ++d)
+      u += e_.in(0).data[i * dim_ + d] * e_.in(1).data[j * dim_ + d];
+    u *= h_.scale;
+    row.z[j] = h_.softcap > 0.0 ? h_.softcap * std::tanh(u / h_.softcap) : u;
+    if (h_.softcap > 0.0) row.slope[j] = 1.0 - row.z[j] * row.z[j] / (h_.softcap * h_.softcap);
+  }
+  void gradients(std::size_t i, double target, double lse, const Row& row) {
+    const double d_lse = e_.in(e_.operands.size() - 2).data[i];
+    const double d_logit = e_.in(e_.operands.size() - 1).data[i];
+    for (std::size_t j = 0; j < vocab_; ++j) {
+      double dz = d_lse * std::exp(row.z[j] - lse);
+      if (static_cast<double>(j) == target) dz += d_logit;
+      dz *= row.slope[j] * h_.scale;
+      if (db_ != nullptr) db_->data[j] += dz;
+      for (std::size_t d = 0; d < dim_; ++d) {
+        if (dx_ != nullptr) dx_->data[i * dim_ + d] += dz * e_.in(1).data[j * dim_ + d];
+        if (dw_ != nullptr) dw_->data[j * dim_ + d] += dz * e_.in(0).data[i * dim_ + d];
+      }
+    }
+  }
+};
+
+std::vector<Tensor> head_value(const Evaluation& e) { return HeadValue(e).run(); }
+
+constexpr Operation kOperations[] = {{
+    .op = Op::head,
+    .name = "head",
+    .infer = head_types,
+    .keys = kKeys,
+    .evaluate = head_value,
+    .gradient = compiled_gradient,
+}};
+
+}  // namespace
+
+std::span<const Operation> head_operations() { return kOperations; }
+
+}  // namespace logitless::ir

@@ -1,0 +1,221 @@
+// Reading and adding where indices say: take, scatter_add, pick. Indices outside read 0 and add
+// nothing.
+#include <algorithm>
+
+#include "compiler/analysis/chunk_clone.h"
+#include "compiler/analysis/cut.h"
+#include "compiler/analysis/linearity.h"
+#include "compiler/ir/derivation.h"
+#include "compiler/ir/evaluation.h"
+#include "compiler/ir/typing.h"
+#include "compiler/ops/families.h"
+#include "compiler/ops/text_key.h"
+
+namespace logitless::ir {
+namespace {
+
+using oracle::Index;
+
+bool is_inside(double index, std::int64_t size) {
+  return index >= 0 && index < static_cast<double>(size);
+}
+
+// --- take
+
+std::vector<Type> take_type(const Typing& r) {
+  r.count(2);
+  r.index(1);
+  r.expect(r.in(0).rank() >= 1, "the table is a scalar");
+  Type type{r.in(0).dtype, r.in(1).shape};
+  type.shape.insert(type.shape.end(), r.in(0).shape.begin() + 1, r.in(0).shape.end());
+  return {type};
+}
+// Elements of one of `rows` rows.
+std::size_t width_of(const Tensor& t, std::int64_t rows) {
+  return t.data.size() / static_cast<std::size_t>(std::max<std::int64_t>(rows, 1));
+}
+std::vector<Tensor> take_value(const Evaluation& e) {
+  const Tensor &table = e.in(0), &index = e.in(1);
+  Tensor out = oracle::tensor_of(e.node.results[0]);
+  const std::int64_t rows = table.shape[0];
+  const std::size_t width = width_of(table, rows);
+  for (std::size_t i = 0; i < index.data.size(); ++i) {
+    if (!is_inside(index.data[i], rows)) continue;
+    const std::size_t row = static_cast<std::size_t>(index.data[i]) * width;
+    for (std::size_t j = 0; j < width; ++j) out.data[i * width + j] = table.data[row + j];
+  }
+  return {std::move(out)};
+}
+std::vector<Value> take_gradient(Derivation& d) {
+  Attributes scatter;
+  scatter.type.shape = {d.operand_type(0).shape[0]};
+  return {d.g.add(Op::scatter_add, {d.x(1), d.dy}, scatter), Value{}};
+}
+
+std::optional<Chunked> take_cut(const CutNode& c, const Split& s) {
+  const int rank = c.rank(1);
+  if (s.dim + s.count <= rank) return cut(s, {Need{}, part(s)});
+  if (s.dim >= rank) return cut(s, {part({s.dim - rank + 1, s.count, s.factor}), Need{}});
+  return std::nullopt;
+}
+Lead take_lead(const CutNode& c, std::size_t i, const Split& s) {
+  if (i == 1) return {s};
+  if (s.dim > 0) return {Split{s.dim - 1 + c.rank(1), s.count, s.factor}};
+  return shifted_sum(s);
+}
+int indexed_degree(const Linearity& l) { return l.without(1); }
+// Indices into a cut table count from its chunk.
+Value take_clone(ChunkClone& c) {
+  if (c.how.shifted)
+    c.operands[1] = c.shift(c.operands[1], c.how.needs[0].split.factor, Function::sub);
+  return c.merged(c.add());
+}
+
+// --- scatter_add
+
+std::vector<Type> scatter_type(const Typing& r) {
+  r.count(2);
+  r.index(0);
+  const Shape &index = r.in(0).shape, &updates = r.in(1).shape;
+  r.expect(
+      updates.size() >= index.size() && std::equal(index.begin(), index.end(), updates.begin()),
+      "updates ", text_of(r.in(1)), " do not begin with the shape of the index ", text_of(r.in(0)));
+  r.expect(r.a.type.shape.size() == 1, "expected rows");
+  Type type{r.wider(r.in(1).dtype), r.a.type.shape};
+  type.shape.insert(type.shape.end(), updates.begin() + static_cast<std::ptrdiff_t>(index.size()),
+                    updates.end());
+  return {type};
+}
+std::vector<Tensor> scatter_value(const Evaluation& e) {
+  const Tensor &index = e.in(0), &updates = e.in(1);
+  Tensor out = oracle::tensor_of(e.node.results[0]);
+  const std::int64_t rows = out.shape[0];
+  const std::size_t width = width_of(out, rows);
+  for (std::size_t i = 0; i < index.data.size(); ++i) {
+    if (!is_inside(index.data[i], rows)) continue;
+    const std::size_t row = static_cast<std::size_t>(index.data[i]) * width;
+    for (std::size_t j = 0; j < width; ++j) out.data[row + j] += updates.data[i * width + j];
+  }
+  return {std::move(out)};
+}
+std::vector<Value> scatter_gradient(Derivation& d) {
+  return {Value{}, cast(d.g, d.g.add(Op::take, {d.dy, d.x(0)}), d.operand_type(1).dtype)};
+}
+std::optional<Chunked> scatter_cut(const CutNode& c, const Split& s) {
+  if (s.dim == 0 && s.count > 1) return std::nullopt;
+  Chunked chunked = cut(s, {Need{}, Need{}});
+  chunked.shifted = s.dim == 0;
+  if (s.dim > 0) chunked.needs[1] = part({s.dim - 1 + c.rank(0), s.count, s.factor});
+  return chunked;
+}
+Lead scatter_lead(const CutNode& c, std::size_t i, const Split& s) {
+  const int rank = c.rank(0);
+  if (i == 0 || s.dim + s.count <= rank)
+    return {std::nullopt, partial(Chunked::Kind::sum, {part(s), part(s)})};
+  if (s.dim >= rank) return {Split{s.dim - rank + 1, s.count, s.factor}};
+  return {};
+}
+int scatter_degree(const Linearity& l) { return l.without(0); }
+Value scatter_clone(ChunkClone& c) {
+  if (c.how.shifted) {
+    c.a.type.shape = {c.size(c.how.results[0].factor)};
+    c.operands[0] = c.shift(c.operands[0], c.how.results[0].factor, Function::sub);
+  }
+  return c.add();
+}
+constexpr TextKey kScatterKeys[] = {
+    {"rows", [](TextReader& in, Attributes& a) { a.type.shape = in.sizes(); },
+     [](const Attributes& a) { return written(a.type.shape); }}};
+
+// --- pick
+
+std::vector<Type> pick_type(const Typing& r) {
+  r.count(2);
+  r.index(1);
+  r.axis(r.in(0).rank());
+  Type type = r.in(0);
+  type.shape.erase(type.shape.begin() + r.a.axis);
+  r.expect(type.shape == r.in(1).shape, "the index is ", text_of(r.in(1)), ", expected the shape ",
+           text_of(type.shape));
+  return {type};
+}
+std::vector<Tensor> pick_value(const Evaluation& e) {
+  const int axis = e.node.attributes.axis;
+  const Tensor& x = e.in(0);
+  return oracle::filled(e, [&](Index index) {
+    const double k = oracle::at(e.in(1), index);
+    if (!is_inside(k, x.shape[static_cast<std::size_t>(axis)])) return 0.0;
+    index.insert(index.begin() + axis, static_cast<std::int64_t>(k));
+    return oracle::at(x, index);
+  });
+}
+std::vector<Value> pick_gradient(Derivation& d) {
+  const Type to = d.operand_type(0);
+  const int axis = d.n.attributes.axis;
+  const std::vector<int> others = other_dims(to.rank(), {axis});
+  const Value at = iota(d.g, {d.operand_type(1).dtype, to.shape}, axis);
+  const Value hit = d.op(Function::eq, at, broadcast(d.g, d.x(1), to.shape, others));
+  return {
+      d.op(Function::select, hit, broadcast(d.g, d.dy, to.shape, others), constant(d.g, 0.0, to)),
+      Value{}};
+}
+std::vector<int> other_axes(const CutNode& c) { return other_dims(c.rank(0), {c.a.axis}); }
+
+std::optional<Chunked> pick_cut(const CutNode& c, const Split& s) {
+  const std::optional<Split> to = through(s, other_axes(c));
+  return to ? std::optional(cut(s, {part(*to), part(s)})) : std::nullopt;
+}
+Lead pick_lead(const CutNode& c, std::size_t i, const Split& s) {
+  if (i == 1) return {s};
+  return inside(c.a.axis, s) ? shifted_sum(s) : lead_to(s, other_axes(c));
+}
+Value pick_clone(ChunkClone& c) {
+  c.a.axis = c.from[0].dim(c.a.axis);
+  return take_clone(c);
+}
+constexpr TextKey kAxis[] = {key<&Attributes::axis>("axis")};
+
+constexpr Operation kOperations[] = {
+    {
+        .op = Op::take,
+        .name = "take",
+        .infer = take_type,
+        .evaluate = take_value,
+        .gradient = take_gradient,
+        .cut_by_result = take_cut,
+        .cut_by_operand = take_lead,
+        .degree = indexed_degree,
+        .clone = take_clone,
+    },
+    {
+        .op = Op::scatter_add,
+        .name = "scatter_add",
+        .sums = true,
+        .infer = scatter_type,
+        .keys = kScatterKeys,
+        .evaluate = scatter_value,
+        .gradient = scatter_gradient,
+        .cut_by_result = scatter_cut,
+        .cut_by_operand = scatter_lead,
+        .degree = scatter_degree,
+        .clone = scatter_clone,
+    },
+    {
+        .op = Op::pick,
+        .name = "pick",
+        .infer = pick_type,
+        .keys = kAxis,
+        .evaluate = pick_value,
+        .gradient = pick_gradient,
+        .cut_by_result = pick_cut,
+        .cut_by_operand = pick_lead,
+        .degree = indexed_degree,
+        .clone = pick_clone,
+    },
+};
+
+}  // namespace
+
+std::span<const Operation> index_operations() { return kOperations; }
+
+}  // namespace logitless::ir

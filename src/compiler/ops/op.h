@@ -1,0 +1,88 @@
+// An operation is one row: whatever a pass asks of a kind of node stands in it, and the rows of a
+// family in one file of this folder. Passes ask row_of(op) and have no cases of their own.
+//
+// The types of what the functions take and give are declared here and defined where they are used,
+// so that a layer that asks one column includes nothing of the others.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiler/ir/graph.h"
+
+namespace logitless::ir {
+
+class ChunkClone;   // analysis/chunk_clone.h
+class Derivation;   // ir/derivation.h
+class TextReader;   // ir/text_reader.h
+struct Chunked;     // analysis/split.h
+struct CutNode;     // analysis/cut.h
+struct Evaluation;  // ir/evaluation.h
+struct Lead;        // analysis/cut.h
+struct Linearity;   // analysis/linearity.h
+struct Split;       // analysis/split.h
+struct Tensor;      // ir/interpreter.h
+struct Typing;      // ir/typing.h
+
+// A part of the text form and the attribute it holds: "axis(1)". ops/text_key.h makes them.
+struct TextKey {
+  std::string_view name;
+  void (*read)(TextReader&, Attributes&) = nullptr;
+  std::string (*write)(const Attributes&) = nullptr;
+  bool required = true;  // one that is not is left out where what it would hold is empty
+};
+
+// What it costs to have a value of the operation once more.
+enum class Work : std::uint8_t {
+  none,         // it is a view, or a number: no memory
+  elementwise,  // computed where it is read, or stored
+  full,
+};
+
+struct Operation {
+  Op op = Op::parameter;
+  std::string_view name;
+  Work work = Work::full;
+  bool of_nothing = false;  // no operands: every reader may make the value for itself
+  bool sums = false;        // adds up; the dtype of the result may be wider than its operands'
+
+  // --- types. Throws InvalidArgument.
+  std::vector<Type> (*infer)(const Typing&) = nullptr;
+
+  // --- text
+  bool statement = true;               // NAME operands keys : type
+  bool typed = false;                  // the type of the result must be given
+  std::span<const TextKey> keys = {};  // in the order in which they are written
+  // Where attributes are part of the name: whether this is one, and what it sets; and the name.
+  bool (*reads)(std::string_view name, Attributes&) = nullptr;
+  std::string (*spelling)(const Attributes&) = nullptr;
+
+  // --- meaning, in float64. Null: the interpreter is given the value.
+  std::vector<Tensor> (*evaluate)(const Evaluation&) = nullptr;
+
+  // --- gradients of the operands, in their order, not valid() where there is none. Null: no rule.
+  std::vector<Value> (*gradient)(Derivation&) = nullptr;
+
+  // --- chunks. How the node runs when its result 0 is to be cut so, or nothing when it cannot.
+  // Null: a boundary.
+  std::optional<Chunked> (*cut_by_result)(const CutNode&, const Split& result) = nullptr;
+  // Where operand i leads when it comes cut so.
+  Lead (*cut_by_operand)(const CutNode&, std::size_t i, const Split& operand) = nullptr;
+  // Degree of the result in a scalar that some operands are linear in. Null: not linear.
+  int (*degree)(const Linearity&) = nullptr;
+  // The node on a chunk, added to the body. Null: with the attributes that it has.
+  Value (*clone)(ChunkClone&) = nullptr;
+};
+
+const Operation& row_of(Op op);
+// All of them, in the order of Op.
+std::span<const Operation* const> operations();
+
+// "exp", "argmax", "dot": as the text form writes the operation.
+std::string spelling_of(Op op, const Attributes& attributes);
+
+}  // namespace logitless::ir

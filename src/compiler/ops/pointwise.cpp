@@ -1,0 +1,318 @@
+// Values made of nothing, and what is computed element by element: parameter, constant, iota, map,
+// cast, stop_gradient.
+#include <cmath>
+#include <numbers>
+
+#include "compiler/analysis/chunk_clone.h"
+#include "compiler/analysis/cut.h"
+#include "compiler/analysis/linearity.h"
+#include "compiler/ir/derivation.h"
+#include "compiler/ir/evaluation.h"
+#include "compiler/ir/typing.h"
+#include "compiler/ops/families.h"
+#include "compiler/ops/text_key.h"
+
+namespace logitless::ir {
+namespace {
+
+using oracle::filled;
+using oracle::Index;
+
+// --- parameter, constant, iota
+
+std::vector<Value> no_gradient(Derivation& d) { return d.none(); }
+
+std::vector<Type> parameter_type(const Typing& r) {
+  r.count(0);
+  r.expect(!r.a.name.empty(), "no name");
+  return {r.a.type};
+}
+
+std::vector<Type> constant_type(const Typing& r) {
+  r.count(0);
+  r.expect(r.a.begin.size() <= 1, "size has ", r.a.begin.size(), " entries");
+  return {r.a.type};
+}
+std::vector<Tensor> constant_value(const Evaluation& e) {
+  const Attributes& a = e.node.attributes;
+  const double size = a.begin.empty() ? 1.0 : static_cast<double>(a.begin[0].value());
+  return {oracle::tensor_of(e.node.results[0], a.number * size)};
+}
+constexpr TextKey kConstantKeys[] = {key<&Attributes::number>("value"),
+                                     key<&Attributes::begin>("size", false)};
+
+std::vector<Type> iota_type(const Typing& r) {
+  r.count(0);
+  r.axis(r.a.type.rank());
+  r.expect(is_index(r.a.type.dtype), "the result is ", text_of(r.a.type), ", expected i32 or i64");
+  return {r.a.type};
+}
+std::vector<Tensor> iota_value(const Evaluation& e) {
+  const auto axis = static_cast<std::size_t>(e.node.attributes.axis);
+  return filled(e, [&](const Index& at) { return static_cast<double>(at[axis]); });
+}
+std::optional<Chunked> cut_of_iota(const CutNode& c, const Split& s) {
+  if (inside(c.a.axis, s) && s.count > 1) return std::nullopt;
+  Chunked chunked = cut(s, {});
+  chunked.shifted = inside(c.a.axis, s);
+  return chunked;
+}
+Value clone_constant(ChunkClone& c) {
+  c.a.type.shape = c.result.shape(c.n.results[0].shape);
+  return c.add();
+}
+Value clone_iota(ChunkClone& c) {
+  c.a.axis = c.result.dim(c.a.axis);
+  c.a.type.shape = c.result.shape(c.n.results[0].shape);
+  const Value made = c.add();
+  return c.how.shifted ? c.shift(made, c.how.results[0].factor, Function::add) : made;
+}
+constexpr TextKey kAxis[] = {key<&Attributes::axis>("axis")};
+
+// --- map
+
+bool is_function(std::string_view name, Attributes& a) {
+  const std::optional<Function> function = find_function(name);
+  if (function) a.function = *function;
+  return function.has_value();
+}
+std::string function_name(const Attributes& a) { return std::string(info_of(a.function).name); }
+
+std::vector<Type> map_type(const Typing& r) {
+  const FunctionInfo& info = info_of(r.a.function);
+  r.count(static_cast<std::size_t>(info.operands));
+  const int first = info.kind == FunctionKind::choose ? 1 : 0;
+  for (int i = 0; i < info.operands; ++i) {
+    r.expect(r.in(i).shape == r.in(0).shape, "operands are ", text_of(r.in(0)), " and ",
+             text_of(r.in(i)), ", expected equal shapes");
+    if (i < first || info.kind == FunctionKind::logical) {
+      r.expect(r.in(i).dtype == DType::i8, "operand ", i, " is ", text_of(r.in(i)),
+               ", expected i8 (a condition)");
+    } else {
+      r.expect(r.in(i).dtype == r.in(first).dtype, "operands are ", text_of(r.in(first)), " and ",
+               text_of(r.in(i)), ", expected equal dtypes");
+    }
+  }
+  if (info.kind == FunctionKind::real) r.floating(0);
+  const bool truth = info.kind == FunctionKind::compare || info.kind == FunctionKind::logical;
+  return {Type{truth ? DType::i8 : r.in(first).dtype, r.in(0).shape}};
+}
+
+std::vector<Tensor> map_value(const Evaluation& e) {
+  Tensor out = oracle::tensor_of(e.node.results[0]);
+  const auto in = [&](std::size_t operand, std::size_t i) {
+    return operand < e.operands.size() ? e.in(operand).data[i] : 0.0;
+  };
+  for (std::size_t i = 0; i < out.data.size(); ++i)
+    out.data[i] = evaluate(e.node.attributes.function, in(0, i), in(1, i), in(2, i));
+  return {std::move(out)};
+}
+
+// Of functions of one operand.
+Value derivative_of_one(Derivation& d) {
+  using enum Function;
+  const Value x = d.x(0), y = d.y(), dy = d.dy;
+  switch (d.n.attributes.function) {
+    case neg:
+      return d.op(neg, dy);
+    case abs:
+      return d.times(dy, d.op(sign, x));
+    case exp:
+      return d.times(dy, y);
+    case log:
+      return d.op(div, dy, x);
+    case log1p:
+      return d.op(div, dy, d.op(add, x, d.number(1.0)));
+    case expm1:
+      return d.times(dy, d.op(add, y, d.number(1.0)));
+    case sqrt:
+      return d.op(div, d.times(dy, d.number(0.5)), y);
+    case rsqrt:
+      return d.times(d.times(dy, d.number(-0.5)), d.times(y, d.times(y, y)));
+    case tanh:
+      return d.times(dy, d.op(sub, d.number(1.0), d.times(y, y)));
+    case erf:
+      return d.times(d.times(dy, d.number(2.0 * std::numbers::inv_sqrtpi)),
+                     d.op(exp, d.op(neg, d.times(x, x))));
+    case sigmoid:
+      return d.times(dy, d.times(y, d.op(sub, d.number(1.0), y)));
+    case sin:
+      return d.times(dy, d.op(cos, x));
+    case cos:
+      return d.op(neg, d.times(dy, d.op(sin, x)));
+    default:
+      return {};  // floor, sign, logic
+  }
+}
+
+// d/da = b a^(b - 1), 0 where b is 0; d/db = y log a, 0 where a is 0.
+std::vector<Value> derivative_of_pow(Derivation& d) {
+  using enum Function;
+  const Value a = d.x(0), b = d.x(1), zero = d.number(0.0);
+  const Value first = d.op(mul, d.op(mul, d.dy, b), d.op(pow, a, d.op(sub, b, d.number(1.0))));
+  const Node& exponent = d.g.node(b);
+  if (exponent.op == Op::constant)
+    return {exponent.attributes.number == 0.0 ? zero : first, Value{}};
+  return {d.op(select, d.op(eq, b, zero), zero, first),
+          d.op(select, d.op(eq, a, zero), zero, d.op(mul, d.op(mul, d.dy, d.y()), d.op(log, a)))};
+}
+
+std::vector<Value> map_gradient(Derivation& d) {
+  using enum Function;
+  if (!is_float(d.n.results[0].dtype)) return d.none();
+  const Function function = d.n.attributes.function;
+  if (d.n.operands.size() == 1) return {derivative_of_one(d)};
+  switch (function) {
+    case add:
+      return {d.dy, d.dy};
+    case sub:
+      return {d.dy, d.op(neg, d.dy)};
+    case mul:
+      return {d.times(d.dy, d.x(1)), d.times(d.dy, d.x(0))};
+    case div: {
+      const Value first = d.op(div, d.dy, d.x(1));
+      return {first, d.op(neg, d.op(mul, first, d.y()))};
+    }
+    case pow:
+      return derivative_of_pow(d);
+    case max:
+    case min: {
+      const Function wins = function == max ? gt : lt;
+      const Value zero = d.number(0.0), half = d.op(mul, d.dy, d.number(0.5));
+      const Value tie = d.op(select, d.op(eq, d.x(0), d.x(1)), half, zero);
+      return {d.op(select, d.op(wins, d.x(0), d.x(1)), d.dy, tie),
+              d.op(select, d.op(wins, d.x(1), d.x(0)), d.dy, tie)};
+    }
+    case select: {
+      const Value zero = d.number(0.0);
+      return {Value{}, d.op(select, d.x(0), d.dy, zero), d.op(select, d.x(0), zero, d.dy)};
+    }
+    default:
+      return d.none();
+  }
+}
+
+int map_degree(const Linearity& l) {
+  switch (l.node.attributes.function) {
+    case Function::neg:
+      return 1;
+    case Function::add:
+    case Function::sub:
+      return l.equal(0);
+    case Function::mul:
+      return l.product();
+    case Function::div:
+      return l.without(1);
+    case Function::select:
+      return l.in[0] == 0 ? l.equal(1) : -1;
+    default:
+      return -1;
+  }
+}
+
+// --- cast, stop_gradient
+
+std::vector<Type> cast_type(const Typing& r) {
+  r.count(1);
+  return {Type{r.a.type.dtype, r.in(0).shape}};
+}
+bool is_whole(DType dtype) { return dtype == DType::i8 || is_index(dtype); }
+std::vector<Tensor> cast_value(const Evaluation& e) {
+  Tensor out = e.in(0);
+  if (is_whole(e.node.attributes.type.dtype) && !is_whole(e.graph.type(e.node.operands[0]).dtype)) {
+    for (double& x : out.data) x = std::trunc(x);
+  }
+  return {std::move(out)};
+}
+std::vector<Value> cast_gradient(Derivation& d) {
+  if (!is_float(d.operand_type(0).dtype)) return d.none();
+  return {cast(d.g, d.dy, d.operand_type(0).dtype)};
+}
+
+int cast_degree(const Linearity& l) {
+  const DType to = l.node.results[0].dtype;
+  return to == DType::f32 || to == DType::bf16 || to == DType::f64 ? 1 : -1;
+}
+
+std::vector<Type> same_type(const Typing& r) {
+  r.count(1);
+  return {r.in(0)};
+}
+std::vector<Tensor> same_value(const Evaluation& e) { return {e.in(0)}; }
+
+constexpr Operation kOperations[] = {
+    {
+        .op = Op::parameter,
+        .name = "parameter",
+        .infer = parameter_type,
+        .statement = false,
+        .gradient = no_gradient,
+    },
+    {
+        .op = Op::constant,
+        .name = "constant",
+        .work = Work::none,
+        .of_nothing = true,
+        .infer = constant_type,
+        .typed = true,
+        .keys = kConstantKeys,
+        .evaluate = constant_value,
+        .gradient = no_gradient,
+        .cut_by_result = cut_as_result,
+        .clone = clone_constant,
+    },
+    {
+        .op = Op::iota,
+        .name = "iota",
+        .work = Work::none,
+        .of_nothing = true,
+        .infer = iota_type,
+        .typed = true,
+        .keys = kAxis,
+        .evaluate = iota_value,
+        .gradient = no_gradient,
+        .cut_by_result = cut_of_iota,
+        .clone = clone_iota,
+    },
+    {
+        .op = Op::map,
+        .name = "map",
+        .work = Work::elementwise,
+        .infer = map_type,
+        .reads = is_function,
+        .spelling = function_name,
+        .evaluate = map_value,
+        .gradient = map_gradient,
+        .cut_by_result = cut_as_result,
+        .cut_by_operand = cut_as_operand,
+        .degree = map_degree,
+    },
+    {
+        .op = Op::cast,
+        .name = "cast",
+        .work = Work::elementwise,
+        .infer = cast_type,
+        .typed = true,
+        .evaluate = cast_value,
+        .gradient = cast_gradient,
+        .cut_by_result = cut_as_result,
+        .cut_by_operand = cut_as_operand,
+        .degree = cast_degree,
+    },
+    {
+        .op = Op::stop_gradient,
+        .name = "stop_gradient",
+        .work = Work::none,
+        .infer = same_type,
+        .evaluate = same_value,
+        .gradient = no_gradient,
+        .cut_by_result = cut_as_result,
+        .cut_by_operand = cut_as_operand,
+    },
+};
+
+}  // namespace
+
+std::span<const Operation> pointwise_operations() { return kOperations; }
+
+}  // namespace logitless::ir

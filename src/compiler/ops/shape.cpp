@@ -1,0 +1,382 @@
+// Elements where they are: broadcast, reshape, transpose, slice, pad, concat.
+#include "compiler/analysis/chunk_clone.h"
+#include "compiler/analysis/cut.h"
+#include "compiler/analysis/linearity.h"
+#include "compiler/ir/derivation.h"
+#include "compiler/ir/evaluation.h"
+#include "compiler/ir/typing.h"
+#include "compiler/ops/families.h"
+#include "compiler/ops/text_key.h"
+
+namespace logitless::ir {
+namespace {
+
+using oracle::at;
+using oracle::each;
+using oracle::filled;
+using oracle::Index;
+using oracle::permuted;
+
+constexpr TextKey kDims[] = {key<&Attributes::dims>("dims")};
+
+// --- broadcast
+
+std::vector<Type> broadcast_type(const Typing& r) {
+  r.count(1);
+  const Shape& to = r.a.type.shape;
+  r.expect(r.a.dims.size() == r.in(0).shape.size(), "dims has ", r.a.dims.size(),
+           " entries for an operand of rank ", r.in(0).rank());
+  r.dimensions(r.a.dims, static_cast<int>(to.size()), "dims");
+  for (std::size_t i = 0; i < r.a.dims.size(); ++i) {
+    r.expect(i == 0 || r.a.dims[i] > r.a.dims[i - 1], "dims does not ascend");
+    const Dim& wanted = to[static_cast<std::size_t>(r.a.dims[i])];
+    r.expect(r.in(0).shape[i] == wanted, "dimension ", i, " of ", text_of(r.in(0)),
+             " goes to one of size ", wanted.text());
+  }
+  return {Type{r.in(0).dtype, to}};
+}
+std::vector<Tensor> broadcast_value(const Evaluation& e) {
+  return filled(
+      e, [&](const Index& index) { return at(e.in(0), permuted(index, e.node.attributes.dims)); });
+}
+std::vector<Value> broadcast_gradient(Derivation& d) {
+  return {reduce(d.g, Reduce::sum, d.dy, other_dims(d.g.type(d.dy).rank(), d.n.attributes.dims))};
+}
+
+std::optional<Chunked> broadcast_cut(const CutNode& c, const Split& s) {
+  Split to;
+  const Found where = found(s, c.a.dims, to);
+  if (where == Found::mixed) return std::nullopt;
+  return cut(s, {where == Found::none ? Need{} : part(to)});
+}
+Lead broadcast_lead(const CutNode& c, std::size_t, const Split& s) {
+  return {through(s, c.a.dims)};
+}
+Value broadcast_clone(ChunkClone& c) {
+  c.a.dims = c.result.dims(c.a.dims);
+  c.a.type.shape = c.result.shape(c.n.results[0].shape);
+  return c.add();
+}
+
+// --- reshape
+
+std::vector<Type> reshape_type(const Typing& r) {
+  r.count(1);
+  r.expect(product(r.in(0).shape) == product(r.a.type.shape), text_of(r.in(0)),
+           " has not the elements of ", text_of(r.a.type.shape));
+  return {Type{r.in(0).dtype, r.a.type.shape}};
+}
+std::vector<Tensor> reshape_value(const Evaluation& e) {
+  return {Tensor{oracle::sizes(e.node.results[0]), e.in(0).data}};
+}
+std::vector<Value> reshape_gradient(Derivation& d) {
+  return {reshape(d.g, d.dy, d.operand_type(0).shape)};
+}
+
+// The cut of a reshaped value: the same range of elements, as dimensions of `to`.
+std::optional<Split> reshaped_cut(const std::vector<std::int64_t>& from,
+                                  const std::vector<std::int64_t>& to, const Split& s) {
+  std::int64_t outer = 1, middle = 1;
+  for (int d = 0; d < s.dim + s.count; ++d)
+    (d < s.dim ? outer : middle) *= from[static_cast<std::size_t>(d)];
+  if (middle == 0) return std::nullopt;
+  const std::int64_t axis = middle / s.factor;
+  std::int64_t before = 1;
+  int first = 0;
+  const int rank = static_cast<int>(to.size());
+  while (first < rank && before < outer) before *= to[static_cast<std::size_t>(first++)];
+  if (before != outer) return std::nullopt;
+  std::int64_t group = 1;
+  int last = first;
+  while (last < rank && group % middle != 0) group *= to[static_cast<std::size_t>(last++)];
+  if (last == first && middle == 1 && first < rank) group *= to[static_cast<std::size_t>(last++)];
+  if (last == first || group == 0 || group % middle != 0) return std::nullopt;
+  return normalized(to, {first, last - first, group / axis});
+}
+std::optional<Chunked> reshape_cut(const CutNode& c, const Split& s) {
+  const std::optional<Split> to = reshaped_cut(sizes_of(c.node.results[0]), c.shape(0), s);
+  return to ? std::optional(cut(s, {part(*to)})) : std::nullopt;
+}
+Lead reshape_lead(const CutNode& c, std::size_t, const Split& s) {
+  return {reshaped_cut(c.shape(0), sizes_of(c.node.results[0]), s)};
+}
+Value reshape_clone(ChunkClone& c) {
+  c.a.type.shape = c.result.shape(c.n.results[0].shape);
+  return c.add();
+}
+
+// --- transpose
+
+std::vector<int> inverse(const std::vector<int>& dims) {
+  std::vector<int> back(dims.size());
+  for (std::size_t i = 0; i < dims.size(); ++i)
+    back[static_cast<std::size_t>(dims[i])] = static_cast<int>(i);
+  return back;
+}
+std::vector<Type> transpose_type(const Typing& r) {
+  r.count(1);
+  r.dimensions(r.a.dims, r.in(0).rank(), "dims");
+  r.expect(static_cast<int>(r.a.dims.size()) == r.in(0).rank(), "dims has ", r.a.dims.size(),
+           " entries for rank ", r.in(0).rank());
+  Type type{r.in(0).dtype, {}};
+  for (const int d : r.a.dims) type.shape.push_back(r.in(0).shape[static_cast<std::size_t>(d)]);
+  return {type};
+}
+std::vector<Tensor> transpose_value(const Evaluation& e) {
+  Tensor out = oracle::tensor_of(e.node.results[0]);
+  each(e.in(0).shape, [&](const Index& index) {
+    at(out, permuted(index, e.node.attributes.dims)) = at(e.in(0), index);
+  });
+  return {std::move(out)};
+}
+std::vector<Value> transpose_gradient(Derivation& d) {
+  return {transpose(d.g, d.dy, inverse(d.n.attributes.dims))};
+}
+
+std::optional<Chunked> transpose_cut(const CutNode& c, const Split& s) {
+  const std::optional<Split> to = through(s, c.a.dims);
+  return to ? std::optional(cut(s, {part(*to)})) : std::nullopt;
+}
+Lead transpose_lead(const CutNode& c, std::size_t, const Split& s) { return lead_to(s, c.a.dims); }
+Value transpose_clone(ChunkClone& c) {
+  c.a.dims = c.from[0].dims(c.a.dims);
+  return c.add();
+}
+
+// --- slice
+
+std::vector<Type> slice_type(const Typing& r) {
+  r.count(1);
+  const std::size_t rank = r.in(0).shape.size();
+  r.expect(r.a.begin.size() == rank && r.a.end.size() == rank, "begin and end have ",
+           r.a.begin.size(), " and ", r.a.end.size(), " entries for rank ", rank);
+  Type type{r.in(0).dtype, {}};
+  for (std::size_t d = 0; d < rank; ++d) {
+    const Dim &begin = r.a.begin[d], &end = r.a.end[d], &size = r.in(0).shape[d];
+    const Dim extent = end - begin, rest = size - end;
+    r.expect((!begin.is_constant() || begin.value() >= 0) &&
+                 (!extent.is_constant() || extent.value() >= 0) &&
+                 (!rest.is_constant() || rest.value() >= 0),
+             "dimension ", d, " of ", text_of(r.in(0)), " is cut from ", begin.text(), " to ",
+             end.text());
+    type.shape.push_back(extent);
+  }
+  return {type};
+}
+// The index of the larger side.
+Index shifted(Index index, const Shape& begin) {
+  for (std::size_t d = 0; d < index.size(); ++d) index[d] += begin[d].value();
+  return index;
+}
+std::vector<Tensor> slice_value(const Evaluation& e) {
+  return filled(
+      e, [&](const Index& index) { return at(e.in(0), shifted(index, e.node.attributes.begin)); });
+}
+std::vector<Value> slice_gradient(Derivation& d) {
+  const Attributes& a = d.n.attributes;
+  Shape high;
+  for (std::size_t i = 0; i < a.end.size(); ++i)
+    high.push_back(d.operand_type(0).shape[i] - a.end[i]);
+  return {pad(d.g, d.dy, a.begin, high)};
+}
+std::optional<Chunked> slice_cut(const CutNode& c, const Split& s) {
+  const std::vector<std::int64_t> shape = c.shape(0);
+  for (int d = s.dim; d < s.dim + s.count; ++d) {
+    const auto i = static_cast<std::size_t>(d);
+    if (c.a.begin[i].value() != 0 || c.a.end[i].value() != shape[i]) return std::nullopt;
+  }
+  return cut(s, {part(s)});
+}
+Value slice_clone(ChunkClone& c) {
+  c.a.begin = c.from[0].shape(c.a.begin, Dim(0));
+  c.a.end = c.from[0].shape(c.a.end, c.from[0].size);
+  return c.add();
+}
+constexpr TextKey kSliceKeys[] = {key<&Attributes::begin>("begin"), key<&Attributes::end>("end")};
+
+// --- pad
+
+std::vector<Type> pad_type(const Typing& r) {
+  r.count(1);
+  const std::size_t rank = r.in(0).shape.size();
+  r.expect(r.a.begin.size() == rank && r.a.end.size() == rank, "low and high have ",
+           r.a.begin.size(), " and ", r.a.end.size(), " entries for rank ", rank);
+  Type type = r.in(0);
+  for (std::size_t d = 0; d < rank; ++d) {
+    for (const Dim* side : {&r.a.begin[d], &r.a.end[d]}) {
+      r.expect(!side->is_constant() || side->value() >= 0, "dimension ", d, " is padded by ",
+               side->text());
+      type.shape[d] += *side;
+    }
+  }
+  return {type};
+}
+std::vector<Tensor> pad_value(const Evaluation& e) {
+  Tensor out = oracle::tensor_of(e.node.results[0]);
+  each(e.in(0).shape, [&](const Index& index) {
+    at(out, shifted(index, e.node.attributes.begin)) = at(e.in(0), index);
+  });
+  return {std::move(out)};
+}
+std::vector<Value> pad_gradient(Derivation& d) {
+  const Attributes& a = d.n.attributes;
+  Shape end;
+  for (std::size_t i = 0; i < a.begin.size(); ++i)
+    end.push_back(a.begin[i] + d.operand_type(0).shape[i]);
+  return {slice(d.g, d.dy, a.begin, end)};
+}
+std::optional<Chunked> pad_cut(const CutNode& c, const Split& s) {
+  for (int d = s.dim; d < s.dim + s.count; ++d) {
+    const auto i = static_cast<std::size_t>(d);
+    if (c.a.begin[i].value() != 0 || c.a.end[i].value() != 0) return std::nullopt;
+  }
+  return cut(s, {part(s)});
+}
+Value pad_clone(ChunkClone& c) {
+  c.a.begin = c.from[0].shape(c.a.begin, Dim(0));
+  c.a.end = c.from[0].shape(c.a.end, Dim(0));
+  return c.add();
+}
+constexpr TextKey kPadKeys[] = {key<&Attributes::begin>("low"), key<&Attributes::end>("high")};
+
+// --- concat
+
+std::vector<Type> concat_type(const Typing& r) {
+  r.expect(!r.operands.empty(), "expected operands");
+  r.axis(r.in(0).rank());
+  const auto axis = static_cast<std::size_t>(r.a.axis);
+  Type type = r.in(0);
+  for (std::size_t i = 1; i < r.operands.size(); ++i) {
+    Type other = *r.operands[i];
+    r.expect(other.rank() == type.rank(), "operands are ", text_of(r.in(0)), " and ",
+             text_of(other));
+    const Dim length = other.shape[axis];
+    other.shape[axis] = r.in(0).shape[axis];
+    r.expect(other == r.in(0), "operands are ", text_of(r.in(0)), " and ", text_of(*r.operands[i]),
+             ", expected equal but for dimension ", r.a.axis);
+    type.shape[axis] += length;
+  }
+  return {type};
+}
+std::vector<Tensor> concat_value(const Evaluation& e) {
+  Tensor out = oracle::tensor_of(e.node.results[0]);
+  const auto axis = static_cast<std::size_t>(e.node.attributes.axis);
+  std::int64_t begin = 0;
+  for (const Tensor* part : e.operands) {
+    each(part->shape, [&](Index index) {
+      const double x = at(*part, index);
+      index[axis] += begin;
+      at(out, index) = x;
+    });
+    begin += part->shape[axis];
+  }
+  return {std::move(out)};
+}
+std::vector<Value> concat_gradient(Derivation& d) {
+  std::vector<Value> parts;
+  const auto axis = static_cast<std::size_t>(d.n.attributes.axis);
+  Dim at(0);
+  for (std::size_t i = 0; i < d.n.operands.size(); ++i) {
+    Shape begin(d.operand_type(i).shape.size(), Dim(0)), end = d.operand_type(i).shape;
+    begin[axis] = at;
+    at += d.operand_type(i).shape[axis];
+    end[axis] = at;
+    parts.push_back(is_float(d.operand_type(i).dtype) ? slice(d.g, d.dy, begin, end) : Value{});
+  }
+  return parts;
+}
+std::optional<Chunked> concat_cut(const CutNode& c, const Split& s) {
+  return inside(c.a.axis, s) ? std::nullopt : cut_as_result(c, s);
+}
+int concat_degree(const Linearity& l) { return l.equal(0); }
+Value concat_clone(ChunkClone& c) {
+  c.a.axis = c.from[0].dim(c.a.axis);
+  return c.add();
+}
+constexpr TextKey kAxis[] = {key<&Attributes::axis>("axis")};
+
+constexpr Operation kOperations[] = {
+    {
+        .op = Op::broadcast,
+        .name = "broadcast",
+        .work = Work::none,
+        .infer = broadcast_type,
+        .typed = true,
+        .keys = kDims,
+        .evaluate = broadcast_value,
+        .gradient = broadcast_gradient,
+        .cut_by_result = broadcast_cut,
+        .cut_by_operand = broadcast_lead,
+        .degree = linear,
+        .clone = broadcast_clone,
+    },
+    {
+        .op = Op::reshape,
+        .name = "reshape",
+        .work = Work::none,
+        .infer = reshape_type,
+        .typed = true,
+        .evaluate = reshape_value,
+        .gradient = reshape_gradient,
+        .cut_by_result = reshape_cut,
+        .cut_by_operand = reshape_lead,
+        .degree = linear,
+        .clone = reshape_clone,
+    },
+    {
+        .op = Op::transpose,
+        .name = "transpose",
+        .work = Work::none,
+        .infer = transpose_type,
+        .keys = kDims,
+        .evaluate = transpose_value,
+        .gradient = transpose_gradient,
+        .cut_by_result = transpose_cut,
+        .cut_by_operand = transpose_lead,
+        .degree = linear,
+        .clone = transpose_clone,
+    },
+    {
+        .op = Op::slice,
+        .name = "slice",
+        .work = Work::none,
+        .infer = slice_type,
+        .keys = kSliceKeys,
+        .evaluate = slice_value,
+        .gradient = slice_gradient,
+        .cut_by_result = slice_cut,
+        .cut_by_operand = cut_as_operand,
+        .degree = linear,
+        .clone = slice_clone,
+    },
+    {
+        .op = Op::pad,
+        .name = "pad",
+        .infer = pad_type,
+        .keys = kPadKeys,
+        .evaluate = pad_value,
+        .gradient = pad_gradient,
+        .cut_by_result = pad_cut,
+        .cut_by_operand = cut_as_operand,
+        .degree = linear,
+        .clone = pad_clone,
+    },
+    {
+        .op = Op::concat,
+        .name = "concat",
+        .infer = concat_type,
+        .keys = kAxis,
+        .evaluate = concat_value,
+        .gradient = concat_gradient,
+        .cut_by_result = concat_cut,
+        .cut_by_operand = cut_as_operand,
+        .degree = concat_degree,
+        .clone = concat_clone,
+    },
+};
+
+}  // namespace
+
+std::span<const Operation> shape_operations() { return kOperations; }
+
+}  // namespace logitless::ir
