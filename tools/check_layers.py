@@ -42,7 +42,9 @@ HEAD_FAR = ("src/head/plan/", "src/head/cuda/order.h", "src/head/cuda/views.h", 
 OPERATIONS = "src/compiler/ops/op.h"
 IR = ("src/compiler/ir/", OPERATIONS, *CORE)
 ANALYSIS = ("src/compiler/analysis/", *IR)
-COMPILER_PLAN = ("src/compiler/plan/", *ANALYSIS)
+# Plans are made for a target, which says what its kernels need.
+TARGET = "src/compiler/target/target.h"
+COMPILER_PLAN = ("src/compiler/plan/", TARGET, *ANALYSIS)
 
 # (folder, what it may include). The first folder that holds the file decides, so inner folders come first. An entry
 # that ends in / is a folder, another one is a file; * stands for any name. A file may include its own folder, too.
@@ -62,10 +64,17 @@ LAYERS = (
     (OPERATIONS, ("src/compiler/ir/graph.h",)),
     ("src/compiler/ops/", COMPILER_PLAN),
     ("src/compiler/analysis/", IR),
+    ("src/compiler/passes/pipeline.*", ("src/compiler/passes/", "src/compiler/choose_chunks.h", *COMPILER_PLAN)),
     ("src/compiler/passes/", ANALYSIS),
-    ("src/compiler/plan/", ("src/head/plan/choose.h", *BELOW_HEAD, *ANALYSIS)),
-    ("src/compiler/exec/", ("src/head/", *BELOW_HEAD, *COMPILER_PLAN)),
-    ("src/compiler/", ("src/kernels/forced_kernel.h", "src/compiler/passes/", "src/compiler/exec/", *COMPILER_PLAN)),
+    ("src/compiler/plan/", (TARGET, *ANALYSIS)),
+    (TARGET, ("src/compiler/plan/program.h", *CORE)),
+    ("src/compiler/target/", ("src/head/plan/choose.h", *BELOW_HEAD, "src/compiler/plan/program.h")),
+    ("src/compiler/exec/backend.h", ("src/compiler/plan/program.h", *CORE)),
+    ("src/compiler/exec/*/", ("src/compiler/exec/backend.h", "src/compiler/target/*.h", "src/head/", *BELOW_HEAD,
+                              *COMPILER_PLAN)),
+    ("src/compiler/", ("src/compiler/*.h", "src/kernels/forced_kernel.h", "src/compiler/passes/",
+                       "src/compiler/target/*.h", "src/compiler/exec/backend.h", "src/compiler/exec/*/backend.h",
+                       *COMPILER_PLAN)),
     ("src/train/", PUBLIC),
     ("src/capi/", ("src/head/", "src/math/", *CORE)),
     ("src/xla/", CORE),
@@ -128,8 +137,8 @@ def layer_of(path):
             if not folder.endswith("/"):
                 return folder, allowed
             own = "/".join(path.parts[: len(PurePosixPath(folder).parts)]) + "/"
-            # The registry's folder holds the kernels' folders, and they are not its own.
-            return own, allowed if own == "src/kernels/" else (own, *allowed)
+            # These hold folders of other layers, which are not their own.
+            return own, allowed if own in ("src/kernels/", "src/compiler/") else (own, *allowed)
     return None
 
 

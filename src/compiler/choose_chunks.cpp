@@ -16,8 +16,7 @@ namespace {
 constexpr int kMostRegions = 64;
 constexpr int kMostSeeds = 8;  // big values tried at one peak
 constexpr std::int64_t kLeastShare =
-    256;                                 // a value below this part of the peak is not worth a loop
-constexpr std::int64_t kLeastRows = 64;  // a chunk below it makes thin products: only for a budget
+    256;  // a value below this part of the peak is not worth a loop
 
 constexpr const char* kInVain = "a loop would not lower the peak";
 
@@ -72,7 +71,7 @@ class Chooser {
  public:
   Chooser(const Graph& graph, const ChunkRequest& request) : request_(request) {
     choice_.graph = graph;
-    choice_.program = lower(graph, request.threads);
+    choice_.program = lower(graph, request.target);
   }
 
   ChunkChoice run() {
@@ -98,7 +97,7 @@ class Chooser {
     Trial t;
     t.chunk = chunk;
     t.graph = eliminate_common_of_loops(form_loops(c.graph, c.region, chunk));
-    t.program = lower(t.graph, request_.threads);
+    t.program = lower(t.graph, request_.target);
     return t;
   }
 
@@ -210,8 +209,8 @@ class Chooser {
     return std::min(std::max(sixteenth, least(c)), region.extent);
   }
   // Elements of the axis whose products are thick enough: rows of the seed, or columns where those
-  // are cut.
-  static std::int64_t least(const Candidate& c) {
+  // are cut. Fewer only for a budget.
+  std::int64_t least(const Candidate& c) const {
     const Region& region = c.region;
     const Split& split = *region.split(region.seed);
     const std::vector<std::int64_t> sizes = sizes_of(c.graph.type(region.seed));
@@ -221,15 +220,15 @@ class Chooser {
       for (const std::int64_t s : sizes) elements *= s;
       rows = elements / std::max<std::int64_t>(region.extent * sizes.back(), 1);
     }
-    return std::max<std::int64_t>(1, kLeastRows / std::max<std::int64_t>(rows, 1));
+    return std::max<std::int64_t>(1,
+                                  request_.target.thick_rows() / std::max<std::int64_t>(rows, 1));
   }
 
   // Time of adding to results in memory, as a fraction of that of the products: each byte of a sum
-  // is read and written while a core could do so many multiply-adds.
-  static double sums_cost(const Program& p) {
-    constexpr double kMultiplyAddsPerByte = 8.0;
-    return p.multiply_adds > 0.0 ? 2.0 * kMultiplyAddsPerByte * p.merged_bytes / p.multiply_adds
-                                 : 0.0;
+  // is read and written.
+  double sums_cost(const Program& p) const {
+    const double byte = request_.target.multiply_adds_per_byte();
+    return p.multiply_adds > 0.0 ? 2.0 * byte * p.merged_bytes / p.multiply_adds : 0.0;
   }
   static constexpr double kMostSums = 0.025;
 

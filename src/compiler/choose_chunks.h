@@ -6,13 +6,14 @@
 
 #include "compiler/ir/graph.h"
 #include "compiler/plan/program.h"
+#include "compiler/target/target.h"
 
 namespace logitless::ir {
 
 struct ChunkRequest {
+  const Target& target;
   std::int64_t budget = 0;  // bytes of the arena; 0: chunk while nothing is computed twice
   std::int64_t chunks = 0;  // of every loop; 0: chosen
-  int threads = 1;
 };
 
 struct ChunkedRegion {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compiler/choose_chunks.h"
+#include "compiler/exec/backend.h"
 #include "compiler/ir/text.h"
 #include "compiler/plan/program.h"
 #include "logitless/compiler.h"
@@ -20,6 +21,7 @@ struct CompiledProgram::State {
   };
   ir::Graph graph;  // after the last pass
   ir::Program program, unchunked;
+  std::shared_ptr<const ir::Backend> backend;  // runs the program
   std::vector<Tensor> parameters, results;
   std::vector<ir::ChunkedRegion> regions;
   std::vector<std::string> refusals;

@@ -3,34 +3,18 @@
 #include <algorithm>
 #include <chrono>
 
-#include "compiler/choose_chunks.h"
+#include "compiler/analysis/split.h"
 #include "compiler/compiled.h"
-#include "compiler/exec/executor.h"
+#include "compiler/exec/cpu/backend.h"
 #include "compiler/graph_access.h"
-#include "compiler/passes/form_loops.h"
-#include "compiler/passes/lower_heads.h"
 #include "compiler/passes/pipeline.h"
-#include "compiler/passes/recompute_cheap.h"
-#include "compiler/plan/lower.h"
+#include "compiler/target/cpu.h"
 #include "core/check.h"
 #include "core/parallel.h"
 #include "kernels/forced_kernel.h"
 
 namespace logitless {
 namespace {
-
-// No plan of the head engine takes less.
-constexpr std::int64_t kLeastHead = 1 << 16;
-
-// What the largest workspace of a head takes.
-std::int64_t head_bytes(const ir::Program& program) {
-  std::int64_t most = 0;
-  for (const ir::Instruction& i : program.instructions) {
-    if (const auto* head = std::get_if<ir::HeadRun>(&i.what))
-      most = std::max(most, program.buffers[static_cast<std::size_t>(head->scratch)].value_bytes);
-  }
-  return most;
-}
 
 std::vector<CompiledProgram::Tensor> tensors(const ir::Graph& graph, bool results) {
   std::vector<CompiledProgram::Tensor> list;
@@ -84,74 +68,60 @@ std::size_t CompiledProgram::unchunked_arena_bytes() const {
 }
 int CompiledProgram::threads() const { return state_->threads; }
 
-CompiledProgram compile(const Graph& source, const CompileOptions& options) {
-  const auto begin = std::chrono::steady_clock::now();
-  auto state = std::make_shared<CompiledProgram::State>();
-  state->threads = options.threads > 0 ? options.threads : default_threads();
+namespace {
+
+void check_options(const CompileOptions& options) {
   require(options.threads >= 0 && options.threads <= kMostThreads, "compile: threads is ",
           options.threads, ", expected 0 to ", kMostThreads);
   (void)forced_kernel();  // of the tensor kernels, which ask no more when they run
   require(options.chunks >= 0, "compile: chunks is ", options.chunks, ", expected 0 or more");
-  const ir::Graph& graph = GraphAccess::of(source);
+}
+
+// The graph with every size a number.
+ir::Graph bound(const ir::Graph& graph, const Bindings& sizes) {
   require(!graph.outputs().empty(), "compile: the program has no results");
-  for (const auto& [name, value] : options.sizes)
+  for (const auto& [name, value] : sizes)
     require(value >= 0, "compile: size ", name, " is ", value);
-  const auto budget = static_cast<std::int64_t>(options.memory_budget);
-  ir::Graph current = ir::bind(graph, options.sizes);
-  for (const std::string& symbol : current.symbols())
+  ir::Graph result = ir::bind(graph, sizes);
+  for (const std::string& symbol : result.symbols())
     throw InvalidArgument(concat("compile: the size ", symbol, " has no value; give it in sizes"));
-  const auto timed = [&](std::string_view name, auto&& run) {
-    const auto start = std::chrono::steady_clock::now();
-    run();
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    state->passes.push_back({std::string(name), seconds, current.size()});
-    ir::verify(current);
-    if (options.dump && (options.dump_after == name || options.dump_after == "all"))
-      options.dump(name, ir::print(current));
-  };
-  for (const ir::Pass& pass : ir::pipeline())
-    timed(pass.name, [&] { current = pass.run(current); });
-  const ir::Graph written = current;
-  timed("recompute-cheap", [&] { current = ir::recompute_cheap(current); });
-  timed("plan-unchunked", [&] { state->unchunked = ir::lower(current, state->threads); });
-  if (options.chunk && options.head_engine && options.chunks == 0) {
-    timed("lower-heads", [&] {
-      const ir::Graph lowered = ir::lower_heads(written, 0);
-      if (lowered.size() == written.size()) return;
-      current = ir::recompute_cheap(lowered);
-      // Most of a budget is for the rest.
-      if (budget > 0 && head_bytes(ir::lower(current, state->threads)) > budget / 2)
-        current = ir::limit_heads(current, budget / 2);
-    });
-  }
-  if (options.chunk) {
-    timed("choose-chunks", [&] {
-      ir::ChunkChoice choice = ir::choose_chunks(current, {budget, options.chunks, state->threads});
-      current = std::move(choice.graph);
-      state->program = std::move(choice.program);
-      state->regions = std::move(choice.regions);
-      state->refusals = std::move(choice.refusals);
-    });
-    // Loops did not do: the heads take less.
-    for (std::int64_t bytes = head_bytes(state->program) / 2;
-         budget > 0 && state->program.value_bytes > budget && bytes > kLeastHead; bytes /= 2) {
-      current = ir::limit_heads(current, bytes);
-      state->program = ir::lower(current, state->threads);
-    }
-  } else {
-    state->program = state->unchunked;
-  }
-  state->budget = budget;
-  if (options.strict) {
-    require(state->budget == 0 || state->program.value_bytes <= state->budget,
-            "compile: values take ", state->program.value_bytes, " bytes, the budget is ",
-            state->budget, state->refusals.empty() ? std::string() : "; " + state->refusals.back());
-    for (const ir::ChunkedRegion& region : state->regions)
-      require(region.boundaries.empty(),
-              "compile: strict: ", region.boundaries.empty() ? "" : region.boundaries[0]);
-  }
-  state->graph = std::move(current);
+  return result;
+}
+
+void check_strictly(const CompiledProgram::State& s) {
+  require(s.budget == 0 || s.program.value_bytes <= s.budget, "compile: values take ",
+          s.program.value_bytes, " bytes, the budget is ", s.budget,
+          s.refusals.empty() ? std::string() : "; " + s.refusals.back());
+  for (const ir::ChunkedRegion& region : s.regions)
+    require(region.boundaries.empty(),
+            "compile: strict: ", region.boundaries.empty() ? "" : region.boundaries[0]);
+}
+
+}  // namespace
+
+CompiledProgram compile(const Graph& source, const CompileOptions& options) {
+  const auto begin = std::chrono::steady_clock::now();
+  check_options(options);
+  auto state = std::make_shared<CompiledProgram::State>();
+  state->threads = options.threads > 0 ? options.threads : default_threads();
+  state->budget = static_cast<std::int64_t>(options.memory_budget);
+
+  const ir::CpuTarget target(state->threads);
+  ir::Compilation c{target, state->budget, options.chunks, options.chunk, options.head_engine};
+  c.graph = bound(GraphAccess::of(source), options.sizes);
+  ir::run_pipeline(c, [&](const ir::Pass& pass, double seconds) {
+    state->passes.push_back({std::string(pass.name), seconds, c.graph.size()});
+    if (options.dump && (options.dump_after == pass.name || options.dump_after == "all"))
+      options.dump(pass.name, ir::print(c.graph));
+  });
+
+  state->graph = std::move(c.graph);
+  state->unchunked = std::move(c.unchunked);
+  state->program = std::move(c.program);
+  state->regions = std::move(c.regions);
+  state->refusals = std::move(c.refusals);
+  if (options.strict) check_strictly(*state);
+  state->backend = std::make_shared<const ir::CpuBackend>(state->threads);
   state->parameters = tensors(state->graph, false);
   state->results = tensors(state->graph, true);
   state->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -172,9 +142,10 @@ void execute(const CompiledProgram::State& s, std::span<const void* const> param
   for (std::size_t i = 0; i < results.size(); ++i)
     require(results[i] != nullptr || s.results[i].bytes() == 0, "run: result '", s.results[i].name,
             "' is null");
-  require(arena != nullptr && reinterpret_cast<std::uintptr_t>(arena) % 64 == 0,
-          "run: the arena is not aligned to 64 bytes");
-  ir::execute(s.program, parameters, results, static_cast<std::byte*>(arena), s.threads, far);
+  const auto alignment = static_cast<std::uintptr_t>(s.program.alignment);
+  require(arena != nullptr && reinterpret_cast<std::uintptr_t>(arena) % alignment == 0,
+          "run: the arena is not aligned to ", alignment, " bytes");
+  s.backend->run(s.program, parameters, results, static_cast<std::byte*>(arena), far);
 }
 
 }  // namespace
@@ -190,7 +161,7 @@ void CompiledProgram::run(std::span<const void* const> parameters, std::span<voi
 }
 
 LossPlan CompiledProgram::far_plan(const FarFieldHead& far) const {
-  return ir::far_plan(state_->program, far);
+  return state_->backend->far_plan(state_->program, far);
 }
 
 }  // namespace logitless

@@ -14,6 +14,8 @@
 namespace logitless::test {
 namespace {
 
+constexpr std::int64_t kAlignment = 64;
+
 bool meet(const ir::Interval& a, const ir::Interval& b) {
   return a.first <= b.last && b.first <= a.last;
 }
@@ -33,9 +35,9 @@ TEST(Arena, LivingBuffersDoNotOverlap) {
   std::mt19937 rng(1);
   for (int round = 0; round < 300; ++round) {
     std::vector<ir::Interval> list = random_intervals(rng, 2 + round % 40, 20);
-    const std::int64_t total = ir::assign_offsets(list);
+    const std::int64_t total = ir::assign_offsets(list, kAlignment);
     for (std::size_t i = 0; i < list.size(); ++i) {
-      EXPECT_EQ(list[i].offset % ir::kArenaAlignment, 0);
+      EXPECT_EQ(list[i].offset % kAlignment, 0);
       EXPECT_LE(list[i].offset + list[i].bytes, total);
       for (std::size_t j = 0; j < i; ++j) {
         if (!meet(list[i], list[j])) continue;
@@ -80,7 +82,7 @@ TEST(Arena, IsNearTheOptimum) {
   constexpr int kRounds = 100;
   for (int round = 0; round < kRounds; ++round) {
     std::vector<ir::Interval> list = random_intervals(rng, 6, 8);
-    const std::int64_t best = optimum(list), ours = ir::assign_offsets(list);
+    const std::int64_t best = optimum(list), ours = ir::assign_offsets(list, kAlignment);
     EXPECT_GE(ours, best);
     EXPECT_LE(3 * ours, 4 * best);
     same += ours == best ? 1 : 0;

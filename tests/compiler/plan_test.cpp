@@ -19,6 +19,7 @@
 #include "compiler/plan/views.h"
 #include "compiler/programs.h"
 #include "compiler/run.h"
+#include "compiler/target/cpu.h"
 
 namespace logitless::test {
 namespace {
@@ -482,7 +483,7 @@ void expect_apart(const ir::Program& program) {
     if (a.place != ir::Place::arena || a.first < 0) continue;
     ASSERT_EQ(a.offset % 64, 0);
     ASSERT_GE(a.offset, 0);
-    ASSERT_LE(a.offset + a.bytes, program.table_offset) << a.name;
+    ASSERT_LE(a.offset + a.bytes, program.arena_bytes) << a.name;
     for (std::size_t j = 0; j < i; ++j) {
       const ir::Buffer& b = program.buffers[j];
       if (b.place != ir::Place::arena || b.first < 0) continue;
@@ -521,7 +522,7 @@ TEST(Memory, OfProgramsDoesNotOverlap) {
     SCOPED_TRACE(p.name);
     for (const bool chunk : {false, true}) {
       const CompiledProgram program = compile(p.make(DType::bf16), options_of(p, chunk));
-      const ir::Program lowered = ir::lower(ir::parse(program.text()).graph, 3);
+      const ir::Program lowered = ir::lower(ir::parse(program.text()).graph, ir::CpuTarget(3));
       EXPECT_EQ(static_cast<std::size_t>(lowered.arena_bytes), program.arena_bytes());
       expect_apart(lowered);
     }

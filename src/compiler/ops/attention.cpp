@@ -6,6 +6,7 @@
 #include "compiler/ir/typing.h"
 #include "compiler/ops/families.h"
 #include "compiler/ops/text_key.h"
+#include "compiler/plan/lowering.h"
 
 namespace logitless::ir {
 namespace {
@@ -164,6 +165,43 @@ Lead attention_lead(const CutNode& c, std::size_t i, const Split& s) {
   return {q};
 }
 
+// --- instructions
+
+bool attention_place(Lowering& l, Value v, const Destination& to) {
+  return to.kind == Destination::Kind::write && is_contiguous(to.view) && l.write_there(v, to);
+}
+void attention_emit(Lowering& l, int id) {
+  const Node& n = l.node(id);
+  const auto rows = [&](std::size_t i) {
+    const View view = l.memory_of(n.operands[i]);
+    return view.strides[3] == 1 || view.shape[3] == 1
+               ? view
+               : l.copied(view, l.name_of_node(id) + " operand");
+  };
+  Attention a;
+  a.gradient = n.op == Op::attention_grad;
+  a.causal = n.attributes.causal;
+  a.scale = n.attributes.number;
+  a.q = rows(0);
+  a.k = rows(1);
+  a.v = rows(2);
+  if (a.gradient) {
+    a.out = rows(3);
+    a.lse = l.contiguous(n.operands[4]);
+    a.d_out = rows(5);
+    a.d_q = l.result_of({id, 0});
+    a.d_k = l.result_of({id, 1});
+    a.d_v = l.result_of({id, 2});
+  } else {
+    a.out = l.result_of({id, 0});
+    a.lse = l.result_of({id, 1});
+  }
+  const std::vector<std::int64_t>& q = a.q.shape;
+  l.count_work(static_cast<double>(q[0] * q[1] * q[2]) * static_cast<double>(a.k.shape[2] * q[3]) *
+               (a.gradient ? 5.0 : 2.0));
+  l.push(id, std::move(a));
+}
+
 constexpr Operation kOperations[] = {
     {
         .op = Op::attention,
@@ -174,6 +212,8 @@ constexpr Operation kOperations[] = {
         .gradient = attention_gradient,
         .cut_by_result = attention_cut,
         .cut_by_operand = attention_lead,
+        .place = attention_place,
+        .emit = attention_emit,
     },
     {
         .op = Op::attention_grad,
@@ -183,6 +223,8 @@ constexpr Operation kOperations[] = {
         .evaluate = gradient_value,
         .cut_by_result = attention_cut,
         .cut_by_operand = attention_lead,
+        .place = attention_place,
+        .emit = attention_emit,
     },
 };
 

@@ -1,6 +1,7 @@
 // dot: a general contraction. The result's dimensions are those of the batch, then those of a
 // alone, then those of b alone.
 #include <algorithm>
+#include <array>
 
 #include "compiler/analysis/chunk_clone.h"
 #include "compiler/analysis/cut.h"
@@ -10,6 +11,7 @@
 #include "compiler/ir/typing.h"
 #include "compiler/ops/families.h"
 #include "compiler/ops/text_key.h"
+#include "compiler/plan/lowering.h"
 
 namespace logitless::ir {
 namespace {
@@ -208,6 +210,135 @@ Value dot_clone(ChunkClone& c) {
   return c.add();
 }
 
+// --- instructions
+
+bool dot_place(Lowering& l, Value v, const Destination& to) {
+  const bool adds = to.kind == Destination::Kind::write || to.kind == Destination::Kind::sum;
+  return adds && l.write_there(v, to);
+}
+
+// Dimensions that two of the three tensors have, with the strides in both.
+struct Axes {
+  std::vector<std::int64_t> size, first, second;
+  void add(std::int64_t n, std::int64_t s, std::int64_t t) {
+    size.push_back(n);
+    first.push_back(s);
+    second.push_back(t);
+  }
+  void merge() { merge_dims(size, {&first, &second}, std::vector<bool>(size.size(), false)); }
+  // The longest stays, the others go; 1 and 0 where there is none.
+  std::array<std::int64_t, 3> longest() {
+    if (size.empty()) return {1, 0, 0};
+    const auto at =
+        static_cast<std::size_t>(std::max_element(size.begin(), size.end()) - size.begin());
+    const std::array<std::int64_t, 3> one = {size[at], first[at], second[at]};
+    size.erase(size.begin() + static_cast<std::ptrdiff_t>(at));
+    first.erase(first.begin() + static_cast<std::ptrdiff_t>(at));
+    second.erase(second.begin() + static_cast<std::ptrdiff_t>(at));
+    return one;
+  }
+};
+
+Axes contracted_axes(const Attributes& at, const View& a, const View& b) {
+  Axes k;
+  for (std::size_t i = 0; i < at.contract_a.size(); ++i)
+    k.add(a.shape[static_cast<std::size_t>(at.contract_a[i])],
+          a.strides[static_cast<std::size_t>(at.contract_a[i])],
+          b.strides[static_cast<std::size_t>(at.contract_b[i])]);
+  k.merge();
+  return k;
+}
+
+// Dimensions `contract` brought together at the end of a copy.
+View together(Lowering& l, int id, const View& x, const std::vector<int>& contract) {
+  const std::vector<int> order =
+      joined(other_dims(static_cast<int>(x.shape.size()), contract), contract);
+  std::vector<int> back(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i)
+    back[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
+  return transposed(l.copied(transposed(x, order), l.name_of_node(id) + " operand"), back);
+}
+
+// What runs around the m, n, k of a product, with the strides in a, b and c.
+struct Outer {
+  std::vector<std::int64_t> size, a, b, c;
+  void add(std::int64_t n, std::int64_t sa, std::int64_t sb, std::int64_t sc) {
+    size.push_back(n);
+    a.push_back(sa);
+    b.push_back(sb);
+    c.push_back(sc);
+  }
+  // Dimensions that are one in memory run as one.
+  void merge() { merge_dims(size, {&a, &b, &c}, std::vector<bool>(size.size(), false)); }
+};
+
+void strides_of(View& view, std::vector<std::int64_t> outer, std::int64_t rows,
+                std::int64_t columns) {
+  view.shape = {};
+  view.strides = std::move(outer);
+  view.strides.push_back(rows);
+  view.strides.push_back(columns);
+}
+
+// The product with one dimension each as m, n and k and the others around it.
+Gemm gemm_of(const Attributes& at, const View& a, const View& b, const View& c, Axes k) {
+  Outer outer;
+  Axes m, n;
+  std::size_t r = 0;  // dimension of the result
+  for (std::size_t i = 0; i < at.batch_a.size(); ++i, ++r)
+    outer.add(c.shape[r], a.strides[static_cast<std::size_t>(at.batch_a[i])],
+              b.strides[static_cast<std::size_t>(at.batch_b[i])], c.strides[r]);
+  for (const int d :
+       other_dims(static_cast<int>(a.shape.size()), joined(at.batch_a, at.contract_a))) {
+    m.add(c.shape[r], a.strides[static_cast<std::size_t>(d)], c.strides[r]);
+    ++r;
+  }
+  for (const int d :
+       other_dims(static_cast<int>(b.shape.size()), joined(at.batch_b, at.contract_b))) {
+    n.add(c.shape[r], b.strides[static_cast<std::size_t>(d)], c.strides[r]);
+    ++r;
+  }
+  m.merge();
+  n.merge();
+  const auto [m_size, m_a, m_c] = m.longest();
+  const auto [n_size, n_b, n_c] = n.longest();
+  const auto [k_size, k_a, k_b] = k.longest();
+  for (std::size_t i = 0; i < m.size.size(); ++i) outer.add(m.size[i], m.first[i], 0, m.second[i]);
+  for (std::size_t i = 0; i < n.size.size(); ++i) outer.add(n.size[i], 0, n.first[i], n.second[i]);
+  outer.merge();
+  Gemm gemm;
+  gemm.m = m_size;
+  gemm.n = n_size;
+  gemm.k = k_size;
+  gemm.a = a;
+  gemm.b = b;
+  gemm.c = c;
+  gemm.outer = outer.size;
+  strides_of(gemm.a, std::move(outer.a), m_a, k_a);
+  strides_of(gemm.b, std::move(outer.b), k_b, n_b);
+  strides_of(gemm.c, std::move(outer.c), m_c, n_c);
+  return gemm;
+}
+
+void dot_emit(Lowering& l, int id) {
+  const Node& n = l.node(id);
+  const Attributes& at = n.attributes;
+  View a = l.memory_of(n.operands[0]), b = l.memory_of(n.operands[1]);
+  Axes k = contracted_axes(at, a, b);
+  if (k.size.size() > 1) {  // contracted dimensions that are not one in memory
+    a = together(l, id, a, at.contract_a);
+    b = together(l, id, b, at.contract_b);
+    k = contracted_axes(at, a, b);
+  }
+  Gemm gemm = gemm_of(at, a, b, l.result_of({id, 0}), std::move(k));
+  gemm.accumulate = l.accumulates({id, 0});
+  double work =
+      static_cast<double>(gemm.m) * static_cast<double>(gemm.n) * static_cast<double>(gemm.k);
+  for (const std::int64_t s : gemm.outer) work *= static_cast<double>(s);
+  l.count_work(work);
+  l.push(id, std::move(gemm));
+}
+
 constexpr Operation kOperations[] = {{
     .op = Op::dot,
     .name = "dot",
@@ -220,6 +351,8 @@ constexpr Operation kOperations[] = {{
     .cut_by_operand = dot_lead,
     .degree = dot_degree,
     .clone = dot_clone,
+    .place = dot_place,
+    .emit = dot_emit,
 }};
 
 }  // namespace

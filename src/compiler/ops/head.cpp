@@ -5,6 +5,7 @@
 #include "compiler/ir/typing.h"
 #include "compiler/ops/families.h"
 #include "compiler/ops/text_key.h"
+#include "compiler/plan/lowering.h"
 
 namespace logitless::ir {
 namespace {
@@ -148,6 +149,63 @@ class HeadValue {
 
 std::vector<Tensor> head_value(const Evaluation& e) { return HeadValue(e).run(); }
 
+// --- instruction
+
+bool head_place(Lowering& l, Value v, const Destination& to) {
+  const bool dense = v.index >= 3 || is_contiguous(to.view);
+  return dense && to.kind == Destination::Kind::write && l.write_there(v, to);
+}
+
+HeadFeatures features_of(const Head& h) {
+  HeadFeatures features;
+  features.bias = h.bias;
+  features.logit_scale = static_cast<float>(h.scale);
+  features.softcap = static_cast<float>(h.softcap);
+  features.d_hidden = h.d_x != DType::i8;
+  features.d_weight = h.d_w != DType::i8;
+  features.d_bias = h.d_bias != DType::i8;
+  if (features.d_hidden) features.d_hidden_dtype = h.d_x;
+  if (features.d_weight) features.d_weight_dtype = h.d_w;
+  return features;
+}
+
+void head_emit(Lowering& l, int id) {
+  const Node& n = l.node(id);
+  const Head& h = n.attributes.head;
+  HeadRun run;
+  std::size_t next = 0;
+  run.x = l.contiguous(n.operands[next++]);
+  run.w = l.memory_of(n.operands[next++]);
+  run.targets = l.memory_of(n.operands[next++]);
+  if (h.bias) run.bias = l.memory_of(n.operands[next++]);
+  if (h.gradients) {
+    run.d_lse = l.contiguous(n.operands[next++]);
+    run.d_logit = l.contiguous(n.operands[next++]);
+  }
+  std::int32_t result = 0;
+  run.lse = l.result_of({id, result++});
+  run.logit = l.result_of({id, result++});
+  if (h.d_x != DType::i8) run.d_x = l.result_of({id, result++});
+  if (h.d_w != DType::i8) run.d_w = l.result_of({id, result++});
+  if (h.d_bias != DType::i8) run.d_bias = l.result_of({id, result++});
+  run.ignored = h.ignored;
+
+  HeadShape shape;
+  shape.dim = run.w.shape[1];
+  shape.vocab = run.w.shape[0];
+  shape.tokens = elements_of(run.targets);
+  shape.dtype = run.x.dtype;
+  HeadPlan head = l.target().head_plan(shape, features_of(h), h.workspace);
+  run.scratch_bytes = head.bytes;
+  run.scratch =
+      l.add_buffer(Place::arena, head.bytes, l.name_of_node(id) + " workspace", head.value_bytes);
+  l.count_work(head.plan->passes * static_cast<double>(shape.tokens) *
+               static_cast<double>(shape.vocab) * static_cast<double>(shape.dim));
+  run.plan = std::move(head.plan);
+  run.context = std::move(head.context);
+  l.push(id, std::move(run));
+}
+
 constexpr Operation kOperations[] = {{
     .op = Op::head,
     .name = "head",
@@ -155,6 +213,8 @@ constexpr Operation kOperations[] = {{
     .keys = kKeys,
     .evaluate = head_value,
     .gradient = compiled_gradient,
+    .place = head_place,
+    .emit = head_emit,
 }};
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "compiler/ir/typing.h"
 #include "compiler/ops/families.h"
 #include "compiler/ops/text_key.h"
+#include "compiler/plan/lowering.h"
 
 namespace logitless::ir {
 namespace {
@@ -71,6 +72,25 @@ Value take_clone(ChunkClone& c) {
   return c.merged(c.add());
 }
 
+bool rows_contiguous(const View& v) {
+  View row = v;
+  row.shape.erase(row.shape.begin());
+  row.strides.erase(row.strides.begin());
+  return is_contiguous(row) && is_contiguous(v);
+}
+bool take_place(Lowering& l, Value v, const Destination& to) {
+  return to.kind == Destination::Kind::write && is_contiguous(to.view) && l.write_there(v, to);
+}
+void take_emit(Lowering& l, int id) {
+  const Node& n = l.node(id);
+  const View table = l.memory_of(n.operands[0]);
+  Take take;
+  take.table = rows_contiguous(table) ? table : l.copied(table, l.name_of_node(id) + " table");
+  take.index = l.contiguous(n.operands[1]);
+  take.out = l.result_of({id, 0});
+  l.push(id, std::move(take));
+}
+
 // --- scatter_add
 
 std::vector<Type> scatter_type(const Typing& r) {
@@ -123,6 +143,28 @@ Value scatter_clone(ChunkClone& c) {
   }
   return c.add();
 }
+bool scatter_place(Lowering& l, Value v, const Destination& to) {
+  const bool adds = to.kind == Destination::Kind::write || to.kind == Destination::Kind::sum;
+  return adds && is_contiguous(to.view) && size_of(to.view.dtype) >= 4 && l.write_there(v, to);
+}
+void scatter_emit(Lowering& l, int id) {
+  const Node& n = l.node(id);
+  const Value v{id, 0};
+  ScatterAdd scatter;
+  scatter.index = l.contiguous(n.operands[0]);
+  scatter.updates = l.contiguous(n.operands[1]);
+  const Type type = n.results[0];
+  const bool narrow = size_of(type.dtype) == 2;
+  // Sums are fp32, whatever the result is.
+  scatter.out =
+      narrow ? l.new_view({DType::f32, type.shape}, l.name_of_node(id) + " sums") : l.result_of(v);
+  if (!l.accumulates(v) || narrow) l.fill(scatter.out, 0.0);
+  l.push(id, scatter);
+  if (narrow) {
+    const View out = l.result_of(v);
+    l.push(id, copy_loop(scatter.out, out, l.accumulates(v)));
+  }
+}
 constexpr TextKey kScatterKeys[] = {
     {"rows", [](TextReader& in, Attributes& a) { a.type.shape = in.sizes(); },
      [](const Attributes& a) { return written(a.type.shape); }}};
@@ -173,6 +215,18 @@ Value pick_clone(ChunkClone& c) {
   c.a.axis = c.from[0].dim(c.a.axis);
   return take_clone(c);
 }
+bool pick_place(Lowering& l, Value v, const Destination& to) {
+  return to.kind == Destination::Kind::write && l.write_there(v, to);
+}
+void pick_emit(Lowering& l, int id) {
+  const Node& n = l.node(id);
+  Pick pick;
+  pick.x = l.memory_of(n.operands[0]);
+  pick.index = l.memory_of(n.operands[1]);
+  pick.axis = n.attributes.axis;
+  pick.out = l.result_of({id, 0});
+  l.push(id, std::move(pick));
+}
 constexpr TextKey kAxis[] = {key<&Attributes::axis>("axis")};
 
 constexpr Operation kOperations[] = {
@@ -186,6 +240,8 @@ constexpr Operation kOperations[] = {
         .cut_by_operand = take_lead,
         .degree = indexed_degree,
         .clone = take_clone,
+        .place = take_place,
+        .emit = take_emit,
     },
     {
         .op = Op::scatter_add,
@@ -199,6 +255,8 @@ constexpr Operation kOperations[] = {
         .cut_by_operand = scatter_lead,
         .degree = scatter_degree,
         .clone = scatter_clone,
+        .place = scatter_place,
+        .emit = scatter_emit,
     },
     {
         .op = Op::pick,
@@ -211,6 +269,8 @@ constexpr Operation kOperations[] = {
         .cut_by_operand = pick_lead,
         .degree = indexed_degree,
         .clone = pick_clone,
+        .place = pick_place,
+        .emit = pick_emit,
     },
 };
 

@@ -2,10 +2,12 @@
 // statements, is the grammar's (ir/parse.cpp, ir/print.cpp).
 #include <algorithm>
 
+#include "compiler/analysis/split.h"
 #include "compiler/ir/derivation.h"
 #include "compiler/ir/evaluation.h"
 #include "compiler/ir/typing.h"
 #include "compiler/ops/families.h"
+#include "compiler/plan/lowering.h"
 
 namespace logitless::ir {
 namespace {
@@ -121,6 +123,92 @@ std::vector<Tensor> loop_value(const Evaluation& e) {
   return results;
 }
 
+// --- instructions: the body lowered for a whole chunk and for the last, shorter one
+
+bool loop_place(Lowering& l, Value v, const Destination& to) {
+  return to.kind == Destination::Kind::write && l.write_there(v, to);
+}
+
+// The maximum of nothing.
+double lowest(DType dtype) {
+  if (dtype == DType::i32) return static_cast<double>(std::numeric_limits<std::int32_t>::min());
+  if (dtype == DType::i64) return static_cast<double>(std::numeric_limits<std::int64_t>::min());
+  return -std::numeric_limits<double>::infinity();
+}
+
+// What a round reads or writes of a value outside.
+LoopRun::Slice slice_of(const View& outer, bool cut, int axis, std::int64_t factor) {
+  const auto size = static_cast<std::int64_t>(size_of(outer.dtype));
+  LoopRun::Slice s;
+  s.outer = outer.buffer;
+  s.offset = outer.offset * size;
+  s.step = cut ? outer.strides[static_cast<std::size_t>(axis)] * factor * size : 0;
+  return s;
+}
+
+// The body for chunks of `chunk`. Its parameters and results are external, the i-th one slice i.
+Program body_of(const Lowering& l, const Loop& loop, std::int64_t chunk,
+                const std::vector<View>& operands, const std::vector<View>& results) {
+  const Graph body = bind(loop.body, {{loop.symbol, chunk}});
+  Lowering inner(body, l.target());
+  const std::vector<int> parameters = body.parameters();
+  inner.set_first(parameters[0]);
+  int slot = 0;
+  // The strides of the value outside, with the sizes of a chunk.
+  const auto part = [&](View view, const Type& type) {
+    view.buffer = inner.add_external(0, l.name_of_buffer(view.buffer), slot++);
+    view.offset = 0;
+    view.shape = sizes_of(type);
+    return view;
+  };
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    const int id = parameters[i + 1];
+    inner.set_parameter(id, part(operands[i], body.node(id).results[0]));
+  }
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    constexpr Destination::Kind kKinds[] = {Destination::Kind::write, Destination::Kind::sum,
+                                            Destination::Kind::max, Destination::Kind::lse};
+    inner.set_destination(i, {part(results[i], body.type(body.outputs()[i].value)),
+                              kKinds[static_cast<int>(loop.outputs[i].kind)]});
+  }
+  return inner.run();
+}
+
+void loop_emit(Lowering& l, int id) {
+  const Node& n = l.node(id);
+  const Loop& loop = *n.attributes.loop;
+  LoopRun run;
+  run.extent = loop.extent;
+  run.chunk = loop.chunk;
+  std::vector<View> operands, results;
+  for (std::size_t i = 0; i < n.operands.size(); ++i) {
+    operands.push_back(l.memory_of(n.operands[i]));
+    const Loop::Input& how = loop.inputs[i];
+    run.slices.push_back(
+        slice_of(operands.back(), how.kind == Loop::In::slice, how.axis, how.factor));
+  }
+  for (std::size_t i = 0; i < n.results.size(); ++i) {
+    results.push_back(l.result_of({id, static_cast<std::int32_t>(i)}));
+    const Loop::Result& how = loop.outputs[i];
+    const bool stack = how.kind == Loop::Out::stack;
+    run.slices.push_back(slice_of(results.back(), stack, how.axis, how.factor));
+    if (stack) continue;
+    l.fill(results.back(), how.kind == Loop::Out::sum ? 0.0 : lowest(results.back().dtype));
+    l.count_merged(loop.rounds() * bytes_of(n.results[i]));
+  }
+  run.body = std::make_shared<const Program>(body_of(l, loop, loop.chunk, operands, results));
+  const std::int64_t rest = loop.extent % loop.chunk;
+  if (rest != 0)
+    run.tail = std::make_shared<const Program>(body_of(l, loop, rest, operands, results));
+  l.count_work(static_cast<double>(loop.extent / loop.chunk) * run.body->multiply_adds +
+               (run.tail ? run.tail->multiply_adds : 0.0));
+  const std::int64_t arena = std::max(run.body->arena_bytes, run.tail ? run.tail->arena_bytes : 0);
+  if (arena > 0)
+    run.arena = l.add_buffer(Place::arena, arena, l.name_of_node(id) + " chunk",
+                             std::max(run.body->value_bytes, run.tail ? run.tail->value_bytes : 0));
+  l.push(id, std::move(run));
+}
+
 constexpr Operation kOperations[] = {{
     .op = Op::loop,
     .name = "loop",
@@ -128,6 +216,8 @@ constexpr Operation kOperations[] = {{
     .statement = false,
     .evaluate = loop_value,
     .gradient = compiled_gradient,
+    .place = loop_place,
+    .emit = loop_emit,
 }};
 
 }  // namespace

@@ -16,17 +16,21 @@
 
 namespace logitless::ir {
 
-class ChunkClone;   // analysis/chunk_clone.h
-class Derivation;   // ir/derivation.h
-class TextReader;   // ir/text_reader.h
-struct Chunked;     // analysis/split.h
-struct CutNode;     // analysis/cut.h
-struct Evaluation;  // ir/evaluation.h
-struct Lead;        // analysis/cut.h
-struct Linearity;   // analysis/linearity.h
-struct Split;       // analysis/split.h
-struct Tensor;      // ir/interpreter.h
-struct Typing;      // ir/typing.h
+class ChunkClone;        // analysis/chunk_clone.h
+class Derivation;        // ir/derivation.h
+class Lowering;          // plan/lowering.h
+class PointwiseBuilder;  // plan/pointwise_builder.h
+class TextReader;        // ir/text_reader.h
+struct Chunked;          // analysis/split.h
+struct Destination;      // plan/lowering.h
+struct CutNode;          // analysis/cut.h
+struct Evaluation;       // ir/evaluation.h
+struct Lead;             // analysis/cut.h
+struct Linearity;        // analysis/linearity.h
+struct Split;            // analysis/split.h
+struct Tensor;           // ir/interpreter.h
+struct Typing;           // ir/typing.h
+struct View;             // plan/program.h
 
 // A part of the text form and the attribute it holds: "axis(1)". ops/text_key.h makes them.
 struct TextKey {
@@ -76,6 +80,15 @@ struct Operation {
   int (*degree)(const Linearity&) = nullptr;
   // The node on a chunk, added to the body. Null: with the attributes that it has.
   Value (*clone)(ChunkClone&) = nullptr;
+
+  // --- instructions. Whether the one that makes the value writes it where it must go.
+  bool (*place)(Lowering&, Value, const Destination&) = nullptr;
+  // The value as a view of its operand's memory.
+  View (*view)(Lowering&, Value) = nullptr;
+  // The register of a loop that holds an element of the value: an elementwise operation.
+  int (*registers)(PointwiseBuilder&, Value) = nullptr;
+  // Writes the instructions of a node. Null: it is made where it is read.
+  void (*emit)(Lowering&, int node) = nullptr;
 };
 
 const Operation& row_of(Op op);

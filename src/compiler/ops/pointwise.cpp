@@ -11,6 +11,7 @@
 #include "compiler/ir/typing.h"
 #include "compiler/ops/families.h"
 #include "compiler/ops/text_key.h"
+#include "compiler/plan/pointwise_builder.h"
 
 namespace logitless::ir {
 namespace {
@@ -56,6 +57,12 @@ std::optional<Chunked> cut_of_iota(const CutNode& c, const Split& s) {
   Chunked chunked = cut(s, {});
   chunked.shifted = inside(c.a.axis, s);
   return chunked;
+}
+int constant_register(PointwiseBuilder& b, Value v) {
+  return b.constant(b.graph().node(v).attributes.number);
+}
+int iota_register(PointwiseBuilder& b, Value v) {
+  return b.iota(b.graph().node(v).attributes.axis);
 }
 Value clone_constant(ChunkClone& c) {
   c.a.type.shape = c.result.shape(c.n.results[0].shape);
@@ -210,6 +217,17 @@ int map_degree(const Linearity& l) {
   }
 }
 
+bool place_map(Lowering& l, Value v, const Destination& to) {
+  return l.place_sum(v, to) || l.write_there(v, to);
+}
+int map_register(PointwiseBuilder& b, Value v) {
+  const Node& n = b.graph().node(v);
+  int r[3] = {PointwiseBuilder::kNone, PointwiseBuilder::kNone, PointwiseBuilder::kNone};
+  for (std::size_t i = 0; i < n.operands.size(); ++i) r[i] = b.value(n.operands[i]);
+  return b.step(n.attributes.function, r[0], r[1], r[2]);
+}
+void emit_elementwise(Lowering& l, int node) { l.emit_elementwise(node); }
+
 // --- cast, stop_gradient
 
 std::vector<Type> cast_type(const Typing& r) {
@@ -234,9 +252,25 @@ int cast_degree(const Linearity& l) {
   return to == DType::f32 || to == DType::bf16 || to == DType::f64 ? 1 : -1;
 }
 
+bool place_cast(Lowering& l, Value v, const Destination& to) { return l.write_there(v, to); }
+int cast_register(PointwiseBuilder& b, Value v) {
+  const Node& n = b.graph().node(v);
+  const int x = b.value(n.operands[0]);
+  const DType from = b.graph().type(n.operands[0]).dtype, to = n.results[0].dtype;
+  const bool same = from == to || to == DType::f64 || (to == DType::f32 && from != DType::f64) ||
+                    (is_index(to) && is_whole(from));
+  return same ? x : b.round(to, x);
+}
+
 std::vector<Type> same_type(const Typing& r) {
   r.count(1);
   return {r.in(0)};
+}
+View same_view(Lowering& l, Value v) { return l.memory_of(l.graph().node(v).operands[0]); }
+bool place_same(Lowering& l, Value v, const Destination& to) {
+  const Value from = l.graph().node(v).operands[0];
+  std::optional<View> view = reshaped(to.view, sizes_of(l.type(from)));
+  return view && l.place(from, {*view, to.kind});
 }
 std::vector<Tensor> same_value(const Evaluation& e) { return {e.in(0)}; }
 
@@ -260,6 +294,7 @@ constexpr Operation kOperations[] = {
         .gradient = no_gradient,
         .cut_by_result = cut_as_result,
         .clone = clone_constant,
+        .registers = constant_register,
     },
     {
         .op = Op::iota,
@@ -273,6 +308,7 @@ constexpr Operation kOperations[] = {
         .gradient = no_gradient,
         .cut_by_result = cut_of_iota,
         .clone = clone_iota,
+        .registers = iota_register,
     },
     {
         .op = Op::map,
@@ -286,6 +322,9 @@ constexpr Operation kOperations[] = {
         .cut_by_result = cut_as_result,
         .cut_by_operand = cut_as_operand,
         .degree = map_degree,
+        .place = place_map,
+        .registers = map_register,
+        .emit = emit_elementwise,
     },
     {
         .op = Op::cast,
@@ -298,6 +337,9 @@ constexpr Operation kOperations[] = {
         .cut_by_result = cut_as_result,
         .cut_by_operand = cut_as_operand,
         .degree = cast_degree,
+        .place = place_cast,
+        .registers = cast_register,
+        .emit = emit_elementwise,
     },
     {
         .op = Op::stop_gradient,
@@ -308,6 +350,8 @@ constexpr Operation kOperations[] = {
         .gradient = no_gradient,
         .cut_by_result = cut_as_result,
         .cut_by_operand = cut_as_operand,
+        .place = place_same,
+        .view = same_view,
     },
 };
 

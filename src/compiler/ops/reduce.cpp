@@ -1,4 +1,6 @@
 // reduce: sum, max, log-sum-exp or argmax over dimensions, which vanish.
+#include <algorithm>
+
 #include "compiler/analysis/chunk_clone.h"
 #include "compiler/analysis/cut.h"
 #include "compiler/analysis/linearity.h"
@@ -7,6 +9,7 @@
 #include "compiler/ir/typing.h"
 #include "compiler/ops/families.h"
 #include "compiler/ops/text_key.h"
+#include "compiler/plan/pointwise_builder.h"
 #include "core/check.h"
 
 namespace logitless::ir {
@@ -153,6 +156,87 @@ Value reduce_clone(ChunkClone& c) {
   return c.merged(c.add());
 }
 
+// --- instructions
+
+bool reduce_place(Lowering& l, Value v, const Destination& to) {
+  const bool sum = l.graph().node(v).attributes.reduce == Reduce::sum;
+  const bool can =
+      to.kind == Destination::Kind::write || (sum && to.kind == Destination::Kind::sum);
+  return can && l.write_there(v, to);
+}
+
+void argmax_emit(Lowering& l, int id) {
+  const Node& n = l.node(id);
+  const View x = l.memory_of(n.operands[0]);
+  std::vector<int> order = other_dims(l.type(n.operands[0]).rank(), n.attributes.dims);
+  order.push_back(n.attributes.dims[0]);
+  l.push(id, ArgMax{transposed(x, order), l.result_of({id, 0})});
+}
+
+// The loop's dimensions become those of `order`.
+void reorder(Pointwise& loop, const std::vector<int>& order) {
+  std::vector<int> place(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i)
+    place[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
+  std::vector<std::int64_t> shape;
+  for (const int d : order) shape.push_back(loop.shape[static_cast<std::size_t>(d)]);
+  loop.shape = shape;
+  for (Pointwise::Leaf& leaf : loop.leaves) {
+    if (leaf.kind == Pointwise::Leaf::Kind::memory) leaf.view = transposed(leaf.view, order);
+    if (leaf.kind == Pointwise::Leaf::Kind::iota)
+      leaf.dim = place[static_cast<std::size_t>(leaf.dim)];
+  }
+}
+
+// Few results of many elements: parts of fixed size, added in order.
+std::int64_t parts_of(const Pointwise& loop, std::int64_t rows, std::int64_t reduced) {
+  constexpr std::int64_t kPart = 8192, kMostParts = 64;
+  if (loop.reduce == Reduce::lse || loop.reduced == 0 || rows > 4096 || rows * reduced <= 2 * kPart)
+    return 1;
+  const std::int64_t first =
+      loop.columns ? loop.shape[0]
+                   : loop.shape[loop.shape.size() - static_cast<std::size_t>(loop.reduced)];
+  return std::clamp<std::int64_t>(rows * reduced / kPart, 1, std::min(kMostParts, first));
+}
+
+void reduce_emit(Lowering& l, int id) {
+  const Node& n = l.node(id);
+  if (n.attributes.reduce == Reduce::argmax) return argmax_emit(l, id);
+  const View out = l.result_of({id, 0});
+  const Type& from = l.type(n.operands[0]);
+  std::vector<int> dims = n.attributes.dims;
+  std::sort(dims.begin(), dims.end());
+  const std::vector<std::int64_t> sizes = sizes_of(from);
+  const std::vector<int> kept = other_dims(from.rank(), dims);
+  std::int64_t rows = 1, reduced = 1;
+  for (const int d : kept) rows *= sizes[static_cast<std::size_t>(d)];
+  for (const int d : dims) reduced *= sizes[static_cast<std::size_t>(d)];
+
+  PointwiseBuilder builder(l, sizes);
+  const int r = builder.value(n.operands[0]);
+  const int source = builder.final(r);
+  Pointwise loop = builder.finish();
+  loop.reduction = true;
+  loop.reduce = n.attributes.reduce;
+  loop.columns = !kept.empty() && dims.back() != from.rank() - 1 && rows > 1;
+  loop.reduced = static_cast<int>(dims.size());
+  // Dimensions in the loop's order: what is kept, then what is reduced, or the other way round.
+  std::vector<int> order = loop.columns ? dims : kept;
+  order.insert(order.end(), (loop.columns ? kept : dims).begin(),
+               (loop.columns ? kept : dims).end());
+  reorder(loop, order);
+  std::vector<int> spread;  // where the kept ones stand now
+  for (std::size_t i = 0; i < kept.size(); ++i)
+    spread.push_back(static_cast<int>(loop.columns ? dims.size() + i : i));
+  loop.store = {source, broadcasted(out, loop.shape, spread), l.accumulates({id, 0})};
+  finish_pointwise(loop);
+  loop.parts = parts_of(loop, rows, reduced);
+  if (loop.parts > 1)
+    loop.scratch = l.add_buffer(Place::arena, loop.parts * rows * (loop.wide ? 8 : 4),
+                                l.name_of_node(id) + " parts");
+  l.push(id, std::move(loop));
+}
+
 constexpr Operation kOperations[] = {{
     .op = Op::reduce,
     .name = "reduce",
@@ -167,6 +251,8 @@ constexpr Operation kOperations[] = {{
     .cut_by_operand = reduce_lead,
     .degree = reduce_degree,
     .clone = reduce_clone,
+    .place = reduce_place,
+    .emit = reduce_emit,
 }};
 
 }  // namespace

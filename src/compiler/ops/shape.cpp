@@ -7,6 +7,7 @@
 #include "compiler/ir/typing.h"
 #include "compiler/ops/families.h"
 #include "compiler/ops/text_key.h"
+#include "compiler/plan/lowering.h"
 
 namespace logitless::ir {
 namespace {
@@ -58,6 +59,11 @@ Value broadcast_clone(ChunkClone& c) {
   return c.add();
 }
 
+View broadcast_view(Lowering& l, Value v) {
+  const Node& n = l.graph().node(v);
+  return broadcasted(l.memory_of(n.operands[0]), sizes_of(n.results[0]), n.attributes.dims);
+}
+
 // --- reshape
 
 std::vector<Type> reshape_type(const Typing& r) {
@@ -105,6 +111,19 @@ Value reshape_clone(ChunkClone& c) {
   return c.add();
 }
 
+View reshape_view(Lowering& l, Value v) {
+  const Node& n = l.graph().node(v);
+  const View from = l.memory_of(n.operands[0]);
+  const std::vector<std::int64_t> shape = sizes_of(n.results[0]);
+  const std::optional<View> to = reshaped(from, shape);
+  return to ? *to : *reshaped(l.copied(from, l.name_of_node(v.node)), shape);
+}
+bool reshape_place(Lowering& l, Value v, const Destination& to) {
+  const Value from = l.graph().node(v).operands[0];
+  const std::optional<View> view = reshaped(to.view, sizes_of(l.type(from)));
+  return view && l.place(from, {*view, to.kind});
+}
+
 // --- transpose
 
 std::vector<int> inverse(const std::vector<int>& dims) {
@@ -141,6 +160,15 @@ Lead transpose_lead(const CutNode& c, std::size_t, const Split& s) { return lead
 Value transpose_clone(ChunkClone& c) {
   c.a.dims = c.from[0].dims(c.a.dims);
   return c.add();
+}
+
+View transpose_view(Lowering& l, Value v) {
+  const Node& n = l.graph().node(v);
+  return transposed(l.memory_of(n.operands[0]), n.attributes.dims);
+}
+bool transpose_place(Lowering& l, Value v, const Destination& to) {
+  const Node& n = l.graph().node(v);
+  return l.place(n.operands[0], {transposed(to.view, inverse(n.attributes.dims)), to.kind});
 }
 
 // --- slice
@@ -192,6 +220,15 @@ Value slice_clone(ChunkClone& c) {
   c.a.end = c.from[0].shape(c.a.end, c.from[0].size);
   return c.add();
 }
+std::vector<std::int64_t> numbers(const Shape& shape) {
+  std::vector<std::int64_t> list;
+  for (const Dim& d : shape) list.push_back(d.value());
+  return list;
+}
+View slice_view(Lowering& l, Value v) {
+  const Node& n = l.graph().node(v);
+  return sliced(l.memory_of(n.operands[0]), numbers(n.attributes.begin), sizes_of(n.results[0]));
+}
 constexpr TextKey kSliceKeys[] = {key<&Attributes::begin>("begin"), key<&Attributes::end>("end")};
 
 // --- pad
@@ -236,6 +273,16 @@ Value pad_clone(ChunkClone& c) {
   c.a.begin = c.from[0].shape(c.a.begin, Dim(0));
   c.a.end = c.from[0].shape(c.a.end, Dim(0));
   return c.add();
+}
+bool write_place(Lowering& l, Value v, const Destination& to) {
+  return to.kind == Destination::Kind::write && l.write_there(v, to);
+}
+void pad_emit(Lowering& l, int id) {
+  const Node& n = l.node(id);
+  const View out = l.result_of({id, 0});
+  l.fill(out, 0.0);
+  const View from = l.memory_of(n.operands[0]);
+  l.push(id, copy_loop(from, sliced(out, numbers(n.attributes.begin), from.shape), false));
 }
 constexpr TextKey kPadKeys[] = {key<&Attributes::begin>("low"), key<&Attributes::end>("high")};
 
@@ -293,6 +340,17 @@ Value concat_clone(ChunkClone& c) {
   c.a.axis = c.from[0].dim(c.a.axis);
   return c.add();
 }
+void concat_emit(Lowering& l, int id) {
+  const Node& n = l.node(id);
+  const auto axis = static_cast<std::size_t>(n.attributes.axis);
+  const View out = l.result_of({id, 0});
+  std::vector<std::int64_t> begin(out.shape.size(), 0);
+  for (const Value v : n.operands) {
+    const View from = l.memory_of(v);
+    l.push(id, copy_loop(from, sliced(out, begin, from.shape), false));
+    begin[axis] += from.shape[axis];
+  }
+}
 constexpr TextKey kAxis[] = {key<&Attributes::axis>("axis")};
 
 constexpr Operation kOperations[] = {
@@ -309,6 +367,7 @@ constexpr Operation kOperations[] = {
         .cut_by_operand = broadcast_lead,
         .degree = linear,
         .clone = broadcast_clone,
+        .view = broadcast_view,
     },
     {
         .op = Op::reshape,
@@ -322,6 +381,8 @@ constexpr Operation kOperations[] = {
         .cut_by_operand = reshape_lead,
         .degree = linear,
         .clone = reshape_clone,
+        .place = reshape_place,
+        .view = reshape_view,
     },
     {
         .op = Op::transpose,
@@ -335,6 +396,8 @@ constexpr Operation kOperations[] = {
         .cut_by_operand = transpose_lead,
         .degree = linear,
         .clone = transpose_clone,
+        .place = transpose_place,
+        .view = transpose_view,
     },
     {
         .op = Op::slice,
@@ -348,6 +411,7 @@ constexpr Operation kOperations[] = {
         .cut_by_operand = cut_as_operand,
         .degree = linear,
         .clone = slice_clone,
+        .view = slice_view,
     },
     {
         .op = Op::pad,
@@ -360,6 +424,8 @@ constexpr Operation kOperations[] = {
         .cut_by_operand = cut_as_operand,
         .degree = linear,
         .clone = pad_clone,
+        .place = write_place,
+        .emit = pad_emit,
     },
     {
         .op = Op::concat,
@@ -372,6 +438,8 @@ constexpr Operation kOperations[] = {
         .cut_by_operand = cut_as_operand,
         .degree = concat_degree,
         .clone = concat_clone,
+        .place = write_place,
+        .emit = concat_emit,
     },
 };
 

@@ -1,18 +1,48 @@
-// The passes before chunks are chosen, in order.
+// Everything that happens to a graph between bind() and the program that runs.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
+#include "compiler/choose_chunks.h"
 #include "compiler/ir/graph.h"
+#include "compiler/plan/program.h"
+#include "compiler/target/target.h"
 
 namespace logitless::ir {
 
-// One pass: a graph in, a graph out; results, parameters and their order stay.
+// What passes read and write.
+struct Compilation {
+  const Target& target;
+  // As CompileOptions has them.
+  std::int64_t budget = 0, chunks = 0;
+  bool chunk = true, head_engine = true;
+
+  Graph graph = {};
+  Graph written = {};      // as it was before values were computed again
+  Program unchunked = {};  // the program without loops and heads
+  Program program = {};    // what runs
+  std::vector<ChunkedRegion> regions = {};
+  std::vector<std::string> refusals = {};
+};
+
+// A step: results, parameters and their order stay.
 struct Pass {
   std::string_view name;
-  Graph (*run)(const Graph&);
+  void (*run)(Compilation&);
+  bool (*when)(const Compilation&) = nullptr;  // null: always
+  // One that is not goes on with the pass before it.
+  bool shown = true;
 };
 std::span<const Pass> pipeline();
+
+// Runs the passes whose time has come, verifies the graph after each, and tells `after` of those
+// that are shown: the pass and its seconds.
+void run_pipeline(Compilation& compilation,
+                  const std::function<void(const Pass&, double seconds)>& after);
 
 }  // namespace logitless::ir

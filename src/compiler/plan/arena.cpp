@@ -8,8 +8,8 @@
 namespace logitless::ir {
 namespace {
 
-std::int64_t aligned(std::int64_t bytes) {
-  return (bytes + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
+std::int64_t aligned(std::int64_t bytes, std::int64_t alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
 }
 
 int owner(const Program& program, int buffer) {
@@ -46,7 +46,7 @@ int replaceable(const Program& program, const Pointwise& p, int instruction) {
 
 }  // namespace
 
-std::int64_t assign_offsets(std::vector<Interval>& intervals) {
+std::int64_t assign_offsets(std::vector<Interval>& intervals, std::int64_t alignment) {
   std::vector<std::size_t> order(intervals.size());
   std::iota(order.begin(), order.end(), 0u);
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
@@ -60,11 +60,11 @@ std::int64_t assign_offsets(std::vector<Interval>& intervals) {
     for (const std::size_t j : placed) {
       const Interval& y = intervals[j];
       if (y.last < x.first || x.last < y.first) continue;
-      if (y.offset >= at + aligned(x.bytes)) break;
-      at = std::max(at, y.offset + aligned(y.bytes));
+      if (y.offset >= at + aligned(x.bytes, alignment)) break;
+      at = std::max(at, y.offset + aligned(y.bytes, alignment));
     }
     x.offset = at;
-    total = std::max(total, at + aligned(x.bytes));
+    total = std::max(total, at + aligned(x.bytes, alignment));
     placed.insert(std::upper_bound(placed.begin(), placed.end(), at,
                                    [&](std::int64_t offset, std::size_t j) {
                                      return offset < intervals[j].offset;
@@ -116,10 +116,10 @@ void plan_memory(Program& program) {
     if (slot[b] >= 0)
       values[static_cast<std::size_t>(slot[b])].bytes = program.buffers[b].value_bytes;
   }
-  program.value_bytes = assign_offsets(values);
-  program.table_offset = assign_offsets(intervals);
-  program.arena_bytes = program.table_offset +
-                        aligned(static_cast<std::int64_t>(program.buffers.size() * sizeof(void*)));
+  program.value_bytes = assign_offsets(values, program.alignment);
+  const auto pointers = static_cast<std::int64_t>(program.buffers.size() * sizeof(void*));
+  program.arena_bytes =
+      assign_offsets(intervals, program.alignment) + aligned(pointers, program.alignment);
   for (std::size_t b = 0; b < program.buffers.size(); ++b) {
     const auto own = static_cast<std::size_t>(owner(program, static_cast<int>(b)));
     if (slot[own] >= 0)
@@ -157,8 +157,9 @@ std::vector<std::int64_t> live_bytes(const Program& program) {
   for (std::size_t i = 0; i < program.buffers.size(); ++i) {
     const Buffer& b = program.buffers[i];
     if (b.place != Place::arena || b.first < 0) continue;
-    change[static_cast<std::size_t>(b.first)] += aligned(b.bytes);
-    change[static_cast<std::size_t>(b.last + (hands_over[i] ? 0 : 1))] -= aligned(b.bytes);
+    change[static_cast<std::size_t>(b.first)] += aligned(b.bytes, program.alignment);
+    change[static_cast<std::size_t>(b.last + (hands_over[i] ? 0 : 1))] -=
+        aligned(b.bytes, program.alignment);
   }
   std::int64_t sum = 0;
   std::vector<std::int64_t> bytes;

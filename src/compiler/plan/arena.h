@@ -8,17 +8,15 @@
 
 namespace logitless::ir {
 
-inline constexpr std::int64_t kArenaAlignment = 64;
-
 struct Interval {
   std::int64_t bytes = 0;
   int first = 0, last = 0;  // both included
   std::int64_t offset = 0;  // the result
 };
 
-// Lowest offsets by decreasing size; intervals that meet in time do not in memory. Returns the
-// bytes of the arena.
-std::int64_t assign_offsets(std::vector<Interval>& intervals);
+// Lowest offsets by decreasing size, multiples of `alignment`; intervals that meet in time do not
+// in memory. Returns the bytes of the arena.
+std::int64_t assign_offsets(std::vector<Interval>& intervals, std::int64_t alignment);
 
 // Lifetimes from the instructions, memory shared where a result may replace an operand that ends,
 // offsets, and the size of the arena.

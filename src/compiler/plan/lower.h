@@ -2,11 +2,12 @@
 #pragma once
 
 #include "compiler/plan/program.h"
+#include "compiler/target/target.h"
 
 namespace logitless::ir {
 
-// Instructions in the order of the nodes, memory planned. `threads` sizes the scratch of products.
-// Throws Unsupported naming an operation and dtype that no kernel takes.
-Program lower(const Graph& graph, int threads);
+// Instructions in the order of the nodes, memory planned. Throws Unsupported naming an operation
+// and dtype that no kernel of the target takes.
+Program lower(const Graph& graph, const Target& target);
 
 }  // namespace logitless::ir

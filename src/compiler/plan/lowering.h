@@ -1,19 +1,20 @@
-// The state of lowering one graph: shared by lower.cpp (operations), lower_pointwise.cpp,
-// lower_loop.cpp and lower_head.cpp.
+// The state of lowering one graph, and what the operations' rules ask of it.
 #pragma once
 
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "compiler/plan/program.h"
 #include "compiler/plan/views.h"
+#include "compiler/target/target.h"
 
 namespace logitless::ir {
 
 // Where a result must go: the caller's memory, or a loop's.
-struct Target {
+struct Destination {
   View view;
   enum class Kind : std::uint8_t {
     write,
@@ -25,67 +26,82 @@ struct Target {
 
 class Lowering {
  public:
-  Lowering(const Graph& graph, int threads);
+  Lowering(const Graph& graph, const Target& target);
 
+  // --- before run()
   int add_buffer(Place place, std::int64_t bytes, const std::string& name,
                  std::int64_t value_bytes = -1);
-  // The memory of parameter `id`, and of a result: given before run().
-  void set_parameter(int id, View view);
-  void set_target(std::size_t output, Target target);
+  // Memory given by the caller, or by the loop around: the `slot`-th.
+  int add_external(std::int64_t bytes, const std::string& name, int slot);
+  // The memory of parameter `id`, and of a result.
+  void set_parameter(int id, View view) { memory_[{id, 0}] = std::move(view); }
+  void set_destination(std::size_t output, Destination destination);
+  // Parameter `id` is the number of the chunk's first element.
+  void set_first(int id);
   Program run();
+
+  // --- the graph
+  const Graph& graph() const { return g_; }
+  const Node& node(int id) const { return g_.node(id); }
+  const Type& type(Value v) const { return g_.type(v); }
+  const Target& target() const { return target_; }
+  std::string name_of_node(int id) const;
+  const std::string& name_of_buffer(int buffer) const;
+  bool is_inlined(int id) const { return inlined_[static_cast<std::size_t>(id)]; }
+  bool is_first(Value v) const { return v.node == first_; }
+
+  // --- memory
+  View memory_of(Value v);  // of any value; views are made, elementwise values computed
+  View result_of(Value v);  // new memory, or its destination's
+  bool accumulates(Value v) const;
+  View contiguous(Value v);
+  View copied(const View& view, const std::string& name);
+  View new_view(const Type& type, const std::string& name, int node = -1);
+  // Whether the instruction that makes the value can write it where it must go; then it will.
+  bool place(Value v, const Destination& to);
+  // The end of an operation's rule for it: the instruction writes there.
+  bool write_there(Value v, const Destination& to);
+  // a + b, where b is a sum that can be added to what is there: a is written, then b added.
+  bool place_sum(Value v, const Destination& to);
+
+  // --- instructions. `what` makes the value of node `id`, or something on the way to it. Throws
+  // Unsupported where the target refuses it.
+  template <typename What>
+  void push(int id, What what) {
+    Instruction instruction{name_of_node(id), std::move(what)};
+    require_supported(instruction);
+    if constexpr (requires(What & w) { target_.scratch_bytes(w); }) {
+      What& made = std::get<What>(instruction.what);
+      made.scratch = add_scratch(target_.scratch_bytes(made), id);
+    }
+    p_.instructions.push_back(std::move(instruction));
+  }
+  void fill(const View& view, double number);
+  // An elementwise value, or any other through memory, in one loop.
+  void compute(Value v, const Destination& to);
+  // The same of a node, unless its readers compute it.
+  void emit_elementwise(int id);
+  void count_work(double multiply_adds) { p_.multiply_adds += multiply_adds; }
+  void count_merged(std::int64_t bytes) { p_.merged_bytes += static_cast<double>(bytes); }
 
  private:
   const Graph& g_;
-  const int threads_;
+  const Target& target_;
   Program p_;
   std::vector<bool> inlined_;
   std::map<Value, int> uses_;  // readers and outputs
   std::map<Value, View> memory_;
-  std::vector<bool> absorbed_;       // sums whose second operand adds itself to the first
-  std::map<Value, Target> targets_;  // of values whose instruction writes them in place
-  std::vector<std::pair<std::size_t, Target>> copies_;  // results that are copied at the end
+  std::vector<bool> absorbed_;                 // sums whose second operand adds itself to the first
+  std::map<Value, Destination> destinations_;  // of values whose instruction writes them in place
+  std::vector<std::pair<std::size_t, Destination>> copies_;  // results that are copied at the end
+  int first_ = -1;
 
-  // lower.cpp
-  void place_results();
-  bool place_result(Value v, const Target& target);
-  bool place_sum(Value v, const Target& target);
-  void emit(int id);
-  View memory_of(Value v);  // of any value; views are made, elementwise values computed
-  View result_of(Value v);  // new memory, or its target's
-  bool accumulates(Value v) const;
-  View contiguous(Value v);
-  View copied(const View& view, const std::string& name);
-  void copy_to(Value v, const Target& target);
-  // `what` makes the value of node `id`, or something on the way to it.
-  template <typename What>
-  void push(int id, What what) {
-    p_.instructions.push_back({name_of_node(id), std::move(what)});
-  }
-  std::string name_of_node(int id) const;
-  void emit_dot(int id);
-  void emit_scatter(int id);
-  void emit_attention(int id);
-  void emit_parts(int id);  // concat, pad
-  void emit_pick(int id);
-  View new_view(const Type& type, const std::string& name, int node = -1);
-
-  // lower_pointwise.cpp
-  friend class PointwiseBuilder;
-  void emit_pointwise(Value v, const Target& to);
-  void emit_reduce(int id);
-  void emit_reduction(int id, const std::vector<int>& dims, Value operand, const View& out,
-                      bool accumulate);
-  void emit_fill(const View& view, double number);
-
-  // lower_loop.cpp
-  void emit_loop(int id);
-
-  // lower_head.cpp
-  void emit_head(int id);
+  void copy_to(Value v, const Destination& to);
+  void require_supported(const Instruction& instruction) const;
+  int add_scratch(std::int64_t bytes, int id);  // -1 of none
 };
 
 // Strided copy or conversion of one view to another of equal shape.
 Pointwise copy_loop(const View& from, const View& to, bool accumulate);
-void finish_pointwise(Pointwise& loop);  // merges dimensions, decides the width of registers
 
 }  // namespace logitless::ir

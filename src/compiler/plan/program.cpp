@@ -15,41 +15,6 @@ std::vector<int> present(std::vector<int> list) {
   return list;
 }
 
-}  // namespace
-
-GemmProblem gemm_problem(const Gemm& gemm, int threads) {
-  GemmProblem p;
-  const std::size_t outer = gemm.outer.size();
-  const auto batch = [&](const View& v) { return outer > 0 ? v.strides[outer - 1] : 0; };
-  p.batch = outer > 0 ? gemm.outer.back() : 1;
-  p.m = gemm.m;
-  p.n = gemm.n;
-  p.k = gemm.k;
-  p.a = {nullptr, gemm.a.dtype, batch(gemm.a), gemm.a.strides[outer], gemm.a.strides[outer + 1]};
-  p.b = {nullptr, gemm.b.dtype, batch(gemm.b), gemm.b.strides[outer], gemm.b.strides[outer + 1]};
-  p.c = {nullptr, gemm.c.dtype, batch(gemm.c), gemm.c.strides[outer], gemm.c.strides[outer + 1]};
-  p.accumulate = gemm.accumulate;
-  p.threads = threads;
-  return p;
-}
-
-AttentionShape attention_shape(const Attention& a, int threads) {
-  AttentionShape shape;
-  shape.batch = a.q.shape[0];
-  shape.heads = a.q.shape[1];
-  shape.kv_heads = a.k.shape[1];
-  shape.queries = a.q.shape[2];
-  shape.keys = a.k.shape[2];
-  shape.dim = a.q.shape[3];
-  shape.dtype = a.q.dtype;
-  shape.causal = a.causal;
-  shape.scale = static_cast<float>(a.scale);
-  shape.threads = threads;
-  return shape;
-}
-
-namespace {
-
 struct Reads {
   std::vector<int> operator()(const Pointwise& p) const {
     std::vector<int> list;

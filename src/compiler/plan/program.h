@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "compiler/ir/graph.h"
-#include "kernels/tensor_kernels.h"
 #include "logitless/context.h"
 #include "logitless/plan.h"
 
@@ -20,13 +19,15 @@ namespace logitless::ir {
 enum class Place : std::uint8_t {
   arena,     // at `offset` of the program's arena
   external,  // given by the caller, or by the loop around: parameters and results
+  first,     // none: the number of the chunk's first element, which a loop's body is given
 };
 
 struct Buffer {
   Place place = Place::arena;
   std::int64_t bytes = 0;
   std::int64_t value_bytes = 0;  // the same without what kernels need for themselves, by threads
-  std::int64_t offset = 0;       // in the arena; multiples of 64
+  std::int64_t offset = 0;       // in the arena; multiples of the program's alignment
+  int slot = -1;                 // external: of parameters and results, or of the loop's slices
   int first = -1, last = -1;     // instructions that it must live from and to, both included
   int shared_with = -1;  // memory of another buffer that ends where this one begins; -1: its own
   int node = -1;         // of the graph, whose value it holds; -1: scratch
@@ -48,11 +49,12 @@ inline constexpr int kMaxRegisters = 64;
 // the innermost dimension. Leaves, then steps, define registers in order.
 struct Pointwise {
   struct Leaf {
-    enum class Kind : std::uint8_t { memory, constant, iota };
+    enum class Kind : std::uint8_t { memory, constant, iota, first };
     Kind kind = Kind::memory;
     View view;            // strides over the index space; memory
     double number = 0.0;  // constant
     int dim = 0;          // iota: of the index space
+    // first: the argument of a loop's body.
   };
   struct Step {
     enum class Kind : std::uint8_t { function, round };  // round: to `dtype` and back
@@ -91,9 +93,6 @@ struct Gemm {
   int scratch = -1;
 };
 
-// The product over (inner-most outer, m, n, k), pointers left null.
-GemmProblem gemm_problem(const Gemm& gemm, int threads);
-
 struct Take {
   View table, index, out;  // contiguous
 };
@@ -118,9 +117,6 @@ struct Attention {
   int scratch = -1;
 };
 
-// Its sizes, as the kernels take them.
-AttentionShape attention_shape(const Attention& attention, int threads);
-
 // The head engine's call. Views that are not wanted have no buffer.
 struct HeadRun {
   View x, w, targets, bias, d_lse, d_logit, lse, logit, d_x, d_w, d_bias;
@@ -134,14 +130,12 @@ struct HeadRun {
 struct Program;
 struct LoopRun {
   struct Slice {
-    int inner = -1;           // external buffer of the body
     int outer = -1;           // buffer here
     std::int64_t offset = 0;  // bytes
     std::int64_t step = 0;    // bytes for each element of the axis; 0: whole
   };
   std::int64_t extent = 0, chunk = 0;
-  std::vector<Slice> slices;
-  int first = -1;  // external buffer of the body: the number of the first element
+  std::vector<Slice> slices;                  // by the slot of the body's external buffers
   std::shared_ptr<const Program> body, tail;  // tail: null when chunk divides extent
   int arena = -1;                             // buffer the body's arena lies in
 };
@@ -157,13 +151,15 @@ struct Program {
   std::vector<Instruction> instructions;
   std::vector<int> parameters;  // buffers, in the order of the graph's
   std::vector<int> results;
+  std::int64_t alignment = 64;  // of the arena and of offsets in it
+  // The values, and a pointer for each buffer: what a backend may keep of them is counted here,
+  // wherever it lies.
   std::int64_t arena_bytes = 0;
   // What the arena would take without the scratch of kernels: does not depend on threads, so that
   // neither do decisions.
   std::int64_t value_bytes = 0;
-  std::int64_t table_offset = 0;  // in the arena: a pointer for each buffer
-  double multiply_adds = 0.0;     // of products, loops counted in full
-  double merged_bytes = 0.0;      // of results that loops read and write again in each round
+  double multiply_adds = 0.0;  // of products, loops counted in full
+  double merged_bytes = 0.0;   // of results that loops read and write again in each round
 };
 
 // Buffers read and written by an instruction, scratch included.

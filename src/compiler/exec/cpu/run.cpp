@@ -1,10 +1,11 @@
-#include "compiler/exec/executor.h"
+#include "compiler/exec/cpu/run.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
 
+#include "compiler/target/cpu.h"
 #include "core/check.h"
 #include "core/element.h"
 #include "core/half.h"
@@ -16,12 +17,9 @@ namespace {
 
 constexpr std::int64_t kTask = 1 << 15;  // elements of a task, about
 
-std::byte* address(const View& view, Table table) {
-  return table[view.buffer] + view.offset * static_cast<std::int64_t>(size_of(view.dtype));
-}
-void run_gemm(const Gemm& g, Table table, int threads) {
+void run_gemm(const Gemm& g, const Frame& frame, int threads) {
   GemmProblem p = gemm_problem(g, threads);
-  std::byte* scratch = g.scratch >= 0 ? table[g.scratch] : nullptr;
+  std::byte* scratch = g.scratch >= 0 ? frame.address(g.scratch) : nullptr;
   const std::size_t outer = g.outer.empty() ? 0 : g.outer.size() - 1;
   std::int64_t rounds = 1;
   for (std::size_t d = 0; d < outer; ++d) rounds *= g.outer[d];
@@ -35,7 +33,7 @@ void run_gemm(const Gemm& g, Table table, int threads) {
       c += i * g.c.strides[d];
     }
     const auto at = [&](const View& v, std::int64_t offset) {
-      return address(v, table) + offset * static_cast<std::int64_t>(size_of(v.dtype));
+      return frame.address(v) + offset * static_cast<std::int64_t>(size_of(v.dtype));
     };
     p.a.data = at(g.a, a);
     p.b.data = at(g.b, b);
@@ -44,14 +42,14 @@ void run_gemm(const Gemm& g, Table table, int threads) {
   }
 }
 
-void run_take(const Take& t, Table table, int threads) {
+void run_take(const Take& t, const Frame& frame, int threads) {
   const std::int64_t rows = t.table.shape[0];
   const std::int64_t count = elements_of(t.index);
   const std::int64_t width = count > 0 ? elements_of(t.out) / count : 0;
   const std::size_t bytes = static_cast<std::size_t>(width) * size_of(t.out.dtype);
-  const std::byte* from = address(t.table, table);
-  const std::byte* index = address(t.index, table);
-  std::byte* to = address(t.out, table);
+  const std::byte* from = frame.address(t.table);
+  const std::byte* index = frame.address(t.index);
+  std::byte* to = frame.address(t.out);
   const std::int64_t per_task = std::max<std::int64_t>(kTask / std::max<std::int64_t>(width, 1), 1);
   parallel_for(threads, (count + per_task - 1) / per_task, [&](std::int64_t task, int) {
     for (std::int64_t i = task * per_task; i < std::min(count, (task + 1) * per_task); ++i) {
@@ -68,13 +66,13 @@ void run_take(const Take& t, Table table, int threads) {
 
 // Each task owns columns of the result and walks all indices in order.
 template <typename T>
-void scatter(const ScatterAdd& s, Table table, int threads) {
+void scatter(const ScatterAdd& s, const Frame& frame, int threads) {
   const std::int64_t rows = s.out.shape[0];
   const std::int64_t count = elements_of(s.index);
   const std::int64_t width = rows > 0 ? elements_of(s.out) / rows : 0;
-  const std::byte* index = address(s.index, table);
-  const std::byte* updates = address(s.updates, table);
-  T* out = reinterpret_cast<T*>(address(s.out, table));
+  const std::byte* index = frame.address(s.index);
+  const std::byte* updates = frame.address(s.updates);
+  T* out = reinterpret_cast<T*>(frame.address(s.out));
   constexpr std::int64_t kColumns = 64;
   parallel_for(threads, (width + kColumns - 1) / kColumns, [&](std::int64_t task, int) {
     const std::int64_t first = task * kColumns, n = std::min(kColumns, width - first);
@@ -117,16 +115,16 @@ void scatter(const ScatterAdd& s, Table table, int threads) {
   });
 }
 
-void run_scatter(const ScatterAdd& s, Table table, int threads) {
+void run_scatter(const ScatterAdd& s, const Frame& frame, int threads) {
   switch (s.out.dtype) {
     case DType::f32:
-      return scatter<float>(s, table, threads);
+      return scatter<float>(s, frame, threads);
     case DType::f64:
-      return scatter<double>(s, table, threads);
+      return scatter<double>(s, frame, threads);
     case DType::i32:
-      return scatter<std::int32_t>(s, table, threads);
+      return scatter<std::int32_t>(s, frame, threads);
     case DType::i64:
-      return scatter<std::int64_t>(s, table, threads);
+      return scatter<std::int64_t>(s, frame, threads);
     default:
       throw InternalError("scatter_add into a narrow result");
   }
@@ -170,11 +168,11 @@ Strides without(const View& x, int axis) {
   return s;
 }
 
-void run_pick(const Pick& p, Table table, int threads) {
+void run_pick(const Pick& p, const Frame& frame, int threads) {
   const std::int64_t count = elements_of(p.out);
-  const std::byte* x = address(p.x, table);
-  const std::byte* index = address(p.index, table);
-  std::byte* out = address(p.out, table);
+  const std::byte* x = frame.address(p.x);
+  const std::byte* index = frame.address(p.index);
+  std::byte* out = frame.address(p.out);
   const Strides rows = without(p.x, p.axis);
   const std::int64_t size = p.x.shape[static_cast<std::size_t>(p.axis)],
                      step = p.x.strides[static_cast<std::size_t>(p.axis)];
@@ -195,10 +193,10 @@ void run_pick(const Pick& p, Table table, int threads) {
   });
 }
 
-void run_argmax(const ArgMax& m, Table table, int threads) {
+void run_argmax(const ArgMax& m, const Frame& frame, int threads) {
   const std::int64_t count = elements_of(m.out);
-  const std::byte* x = address(m.x, table);
-  std::byte* out = address(m.out, table);
+  const std::byte* x = frame.address(m.x);
+  std::byte* out = frame.address(m.out);
   const int last = static_cast<int>(m.x.shape.size()) - 1;
   const Strides rows = without(m.x, last);
   const std::int64_t size = m.x.shape.back(), step = m.x.strides.back();
@@ -226,9 +224,9 @@ void run_argmax(const ArgMax& m, Table table, int threads) {
   });
 }
 
-void run_fill(const Fill& f, Table table, int threads) {
+void run_fill(const Fill& f, const Frame& frame, int threads) {
   const std::int64_t count = elements_of(f.out);
-  std::byte* out = address(f.out, table);
+  std::byte* out = frame.address(f.out);
   const std::size_t size = size_of(f.out.dtype);
   const std::int64_t inner = f.out.shape.empty() ? 1 : f.out.shape.back();
   const std::int64_t step = f.out.shape.empty() ? 1 : f.out.strides.back();
@@ -247,16 +245,16 @@ void run_fill(const Fill& f, Table table, int threads) {
   });
 }
 
-void run_attention(const Attention& a, Table table, int threads) {
+void run_attention(const Attention& a, const Frame& frame, int threads) {
   const AttentionShape shape = attention_shape(a, threads);
   const auto in = [&](const View& v) {
-    return AttentionOperand{address(v, table), v.strides[0], v.strides[1], v.strides[2]};
+    return AttentionOperand{frame.address(v), v.strides[0], v.strides[1], v.strides[2]};
   };
   const auto out = [&](const View& v) {
-    return AttentionOutput{address(v, table), v.strides[0], v.strides[1], v.strides[2]};
+    return AttentionOutput{frame.address(v), v.strides[0], v.strides[1], v.strides[2]};
   };
-  std::byte* scratch = a.scratch >= 0 ? table[a.scratch] : nullptr;
-  auto* lse = reinterpret_cast<float*>(address(a.lse, table));
+  std::byte* scratch = a.scratch >= 0 ? frame.address(a.scratch) : nullptr;
+  auto* lse = reinterpret_cast<float*>(frame.address(a.lse));
   if (a.gradient) {
     attention_backward(shape, in(a.q), in(a.k), in(a.v), in(a.out), in(a.d_out), lse, out(a.d_q),
                        out(a.d_k), out(a.d_v), scratch);
@@ -265,61 +263,50 @@ void run_attention(const Attention& a, Table table, int threads) {
   }
 }
 
-void run_program(const Program& program, std::byte* arena, int threads, FarFieldHead* far);
-
-void run_loop(const LoopRun& loop, Table table, int threads) {
-  std::byte* arena = loop.arena >= 0 ? table[loop.arena] : nullptr;
+void run_loop(const LoopRun& loop, const Frame& frame, int threads) {
+  std::byte* arena = loop.arena >= 0 ? frame.address(loop.arena) : nullptr;
   for (std::int64_t first = 0; first < loop.extent; first += loop.chunk) {
     const Program& body = first + loop.chunk <= loop.extent ? *loop.body : *loop.tail;
-    auto** inner = reinterpret_cast<std::byte**>(arena + body.table_offset);
-    std::int64_t number = first;
-    inner[loop.first] = reinterpret_cast<std::byte*>(&number);
-    for (const LoopRun::Slice& s : loop.slices)
-      inner[s.inner] = table[s.outer] + s.offset + first * s.step;
-    run_program(body, arena, threads, nullptr);  // heads are not in loops
+    // Heads are not in loops.
+    run_program({body, arena, {}, {}, &loop, &frame, first}, threads, nullptr);
   }
 }
 
-// One instruction of a program whose buffers are where the table says.
 struct Runner {
-  Table table;
+  const Frame& frame;
   int threads;
   FarFieldHead* far;
 
-  void operator()(const Pointwise& p) const { run_pointwise(p, table, threads); }
-  void operator()(const Gemm& g) const { run_gemm(g, table, threads); }
-  void operator()(const Take& t) const { run_take(t, table, threads); }
-  void operator()(const ScatterAdd& s) const { run_scatter(s, table, threads); }
-  void operator()(const Pick& p) const { run_pick(p, table, threads); }
-  void operator()(const ArgMax& m) const { run_argmax(m, table, threads); }
-  void operator()(const Fill& f) const { run_fill(f, table, threads); }
-  void operator()(const Attention& a) const { run_attention(a, table, threads); }
-  void operator()(const LoopRun& l) const { run_loop(l, table, threads); }
-  void operator()(const HeadRun& h) const { run_head(h, table, far); }
+  void operator()(const Pointwise& p) const { run_pointwise(p, frame, threads); }
+  void operator()(const Gemm& g) const { run_gemm(g, frame, threads); }
+  void operator()(const Take& t) const { run_take(t, frame, threads); }
+  void operator()(const ScatterAdd& s) const { run_scatter(s, frame, threads); }
+  void operator()(const Pick& p) const { run_pick(p, frame, threads); }
+  void operator()(const ArgMax& m) const { run_argmax(m, frame, threads); }
+  void operator()(const Fill& f) const { run_fill(f, frame, threads); }
+  void operator()(const Attention& a) const { run_attention(a, frame, threads); }
+  void operator()(const LoopRun& l) const { run_loop(l, frame, threads); }
+  void operator()(const HeadRun& h) const { run_head(h, frame, far); }
 };
-
-// External buffers are in the table already.
-void run_program(const Program& program, std::byte* arena, int threads, FarFieldHead* far) {
-  auto** table = reinterpret_cast<std::byte**>(arena + program.table_offset);
-  for (std::size_t b = 0; b < program.buffers.size(); ++b) {
-    if (program.buffers[b].place == Place::arena) table[b] = arena + program.buffers[b].offset;
-  }
-  const Runner runner{table, threads, far};
-  for (const Instruction& i : program.instructions) std::visit(runner, i.what);
-}
 
 }  // namespace
 
-void execute(const Program& program, std::span<const void* const> parameters,
-             std::span<void* const> results, std::byte* arena, int threads, FarFieldHead* far) {
-  if (far != nullptr) far_head(program);
-  auto** table = reinterpret_cast<std::byte**>(arena + program.table_offset);
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    table[program.parameters[i]] =
-        static_cast<std::byte*>(const_cast<void*>(parameters[i]));  // read only
-  for (std::size_t i = 0; i < results.size(); ++i)
-    table[program.results[i]] = static_cast<std::byte*>(results[i]);
-  run_program(program, arena, threads, far);
+std::byte* Frame::address(int buffer) const {
+  const Buffer& b = program.buffers[static_cast<std::size_t>(buffer)];
+  if (b.place == Place::arena) return arena + b.offset;
+  const auto slot = static_cast<std::size_t>(b.slot);
+  if (loop != nullptr) {
+    const LoopRun::Slice& s = loop->slices[slot];
+    return outer->address(s.outer) + s.offset + first * s.step;
+  }
+  const void* given =
+      slot < parameters.size() ? parameters[slot] : results[slot - parameters.size()];
+  return static_cast<std::byte*>(const_cast<void*>(given));  // parameters are only read
+}
+
+void run_program(const Frame& frame, int threads, FarFieldHead* far) {
+  const Runner runner{frame, threads, far};
+  for (const Instruction& i : frame.program.instructions) std::visit(runner, i.what);
 }
 
 }  // namespace logitless::ir

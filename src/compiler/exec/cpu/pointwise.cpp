@@ -7,7 +7,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "compiler/exec/executor.h"
+#include "compiler/exec/cpu/run.h"
 #include "core/check.h"
 #include "core/element.h"
 #include "core/half.h"
@@ -148,12 +148,18 @@ void round_to(DType dtype, const R* from, R* to, std::int64_t n) {
 template <typename R>
 class Block {
  public:
-  Block(const Pointwise& loop, Table table) : loop_(loop), table_(table) {
+  Block(const Pointwise& loop, const Frame& frame)
+      : loop_(loop), out_(frame.address(loop.store.view.buffer)) {
     const int leaves = static_cast<int>(loop.leaves.size());
     for (int i = 0; i < leaves; ++i) {
       const Pointwise::Leaf& leaf = loop.leaves[static_cast<std::size_t>(i)];
-      if (leaf.kind == Pointwise::Leaf::Kind::constant) {
-        std::fill_n(own(i), kBlock, static_cast<R>(leaf.number));
+      if (leaf.kind == Pointwise::Leaf::Kind::memory) {
+        memory_[static_cast<std::size_t>(i)] = frame.address(leaf.view.buffer);
+      } else if (leaf.kind != Pointwise::Leaf::Kind::iota) {
+        const double number = leaf.kind == Pointwise::Leaf::Kind::constant
+                                  ? leaf.number
+                                  : static_cast<double>(frame.first);
+        std::fill_n(own(i), kBlock, static_cast<R>(number));
         at_[static_cast<std::size_t>(i)] = own(i);
       }
     }
@@ -175,7 +181,8 @@ class Block {
     const std::size_t leaves = loop_.leaves.size();
     for (std::size_t i = 0; i < leaves; ++i) {
       const Pointwise::Leaf& leaf = loop_.leaves[i];
-      if (leaf.kind == Pointwise::Leaf::Kind::constant) continue;
+      if (leaf.kind == Pointwise::Leaf::Kind::constant || leaf.kind == Pointwise::Leaf::Kind::first)
+        continue;
       R* const to = own(static_cast<int>(i));
       at_[i] = to;
       if (leaf.kind == Pointwise::Leaf::Kind::iota) {
@@ -188,7 +195,7 @@ class Block {
         }
         continue;
       }
-      const std::byte* memory = address(leaf.view, coordinates);
+      const std::byte* memory = address(memory_[i], leaf.view, coordinates);
       const std::int64_t stride = rank > 0 ? leaf.view.strides[rank - 1] : 0;
       if (stride == 1 && leaf.view.dtype == register_dtype<R>()) {
         at_[i] = reinterpret_cast<const R*>(memory);
@@ -214,22 +221,28 @@ class Block {
     return at_[static_cast<std::size_t>(loop_.store.source)];
   }
 
-  std::byte* address(const View& view, const std::int64_t* coordinates) const {
-    std::int64_t offset = view.offset;
-    for (std::size_t d = 0; d < view.strides.size(); ++d)
-      offset += coordinates[d] * view.strides[d];
-    return table_[view.buffer] + offset * static_cast<std::int64_t>(size_of(view.dtype));
+  // Where the result is stored.
+  std::byte* stored(const std::int64_t* coordinates) const {
+    return address(out_, loop_.store.view, coordinates);
   }
 
  private:
   const Pointwise& loop_;
-  const Table table_;
+  std::byte* const out_;                                // the result's buffer
+  std::array<const std::byte*, kMaxRegisters> memory_;  // buffers of leaves in memory
   std::array<std::conditional_t<std::is_same_v<R, float>, VectorFunction, VectorFunctionF64>,
              kMaxRegisters>
       functions_;  // of the steps
   std::array<const R*, kMaxRegisters> at_;
   alignas(
       64) std::array<R, kMaxRegisters * kBlock> storage_;  // not set: only used ones are written
+  template <typename Byte>
+  static Byte* address(Byte* buffer, const View& view, const std::int64_t* coordinates) {
+    std::int64_t offset = view.offset;
+    for (std::size_t d = 0; d < view.strides.size(); ++d)
+      offset += coordinates[d] * view.strides[d];
+    return buffer + offset * static_cast<std::int64_t>(size_of(view.dtype));
+  }
   R* own(int i) { return storage_.data() + static_cast<std::int64_t>(i) * kBlock; }
 };
 
@@ -279,7 +292,7 @@ std::int64_t product_of(const std::vector<std::int64_t>& shape, std::size_t firs
 }
 
 template <typename R>
-void elementwise(const Pointwise& loop, Table table, int threads) {
+void elementwise(const Pointwise& loop, const Frame& frame, int threads) {
   const std::size_t rank = loop.shape.size();
   const std::int64_t inner = rank > 0 ? loop.shape[rank - 1] : 1;
   const std::int64_t outer = rank > 0 ? product_of(loop.shape, 0, rank - 1) : 1;
@@ -293,7 +306,7 @@ void elementwise(const Pointwise& loop, Table table, int threads) {
                       !loop.steps.empty() &&
                       to.source == static_cast<int>(loop.leaves.size() + loop.steps.size()) - 1;
   parallel_for(threads, (items + per_task - 1) / per_task, [&](std::int64_t task, int) {
-    Block<R> block(loop, table);
+    Block<R> block(loop, frame);
     std::array<std::int64_t, kMaxDims> at{};
     const std::int64_t end = std::min(items, (task + 1) * per_task);
     std::int64_t row = -1;
@@ -307,7 +320,7 @@ void elementwise(const Pointwise& loop, Table table, int threads) {
       const std::int64_t first = item % blocks * kBlock;
       const std::int64_t n = std::min(kBlock, inner - first);
       if (rank > 0) at[rank - 1] = first;
-      std::byte* memory = block.address(to.view, at.data());
+      std::byte* memory = block.stored(at.data());
       const R* values = block.run(at.data(), n, direct ? reinterpret_cast<R*>(memory) : nullptr);
       if (!direct) put(to.view, memory, stride, values, n, to.accumulate);
     }
@@ -402,7 +415,7 @@ void sum_parts(const Pointwise& loop, Block<R>& block, std::int64_t item, std::i
 }
 
 template <typename R>
-void reduce_rows(const Pointwise& loop, Table table, int threads) {
+void reduce_rows(const Pointwise& loop, const Frame& frame, int threads) {
   const std::size_t rank = loop.shape.size(), reduced = static_cast<std::size_t>(loop.reduced),
                     kept = rank - reduced;
   const std::int64_t rows = product_of(loop.shape, 0, kept);
@@ -415,13 +428,13 @@ void reduce_rows(const Pointwise& loop, Table table, int threads) {
   const std::int64_t per_task =
       std::max<std::int64_t>(kTask / std::max<std::int64_t>(length, 1), 1);
   const std::int64_t items = rows * parts;
-  R* const sums = parts > 1 ? reinterpret_cast<R*>(table[loop.scratch]) : nullptr;
+  R* const sums = parts > 1 ? reinterpret_cast<R*>(frame.address(loop.scratch)) : nullptr;
   const auto finish = [&](std::byte* memory, double value) {
     store_element(memory, to.view.dtype, 0,
                   to.accumulate ? load_element(memory, to.view.dtype, 0) + value : value);
   };
   parallel_for(threads, (items + per_task - 1) / per_task, [&](std::int64_t task, int) {
-    Block<R> block(loop, table);
+    Block<R> block(loop, frame);
     std::array<std::int64_t, kMaxDims> at{};
     const std::int64_t end = std::min(items, (task + 1) * per_task);
     if (parts > 1 && reduced == 1 && length < kBlock)
@@ -459,7 +472,7 @@ void reduce_rows(const Pointwise& loop, Table table, int threads) {
       if (parts > 1) {
         sums[item] = static_cast<R>(sum.value());
       } else {
-        finish(block.address(to.view, at.data()), sum.value());
+        finish(block.stored(at.data()), sum.value());
       }
     }
   });
@@ -475,7 +488,8 @@ void reduce_rows(const Pointwise& loop, Table table, int threads) {
         sum.merge_value(static_cast<double>(sums[row * parts + part]));
       std::int64_t offset = to.view.offset;
       for (std::size_t d = 0; d < kept; ++d) offset += at[d] * to.view.strides[d];
-      finish(table[to.view.buffer] + offset * static_cast<std::int64_t>(size_of(to.view.dtype)),
+      finish(frame.address(to.view.buffer) +
+                 offset * static_cast<std::int64_t>(size_of(to.view.dtype)),
              sum.value());
     }
   });
@@ -510,7 +524,7 @@ void merge_block(Reduce kind, const R* x, R* top, R* sum, std::int64_t n) {
 }
 
 template <typename R>
-void reduce_columns(const Pointwise& loop, Table table, int threads) {
+void reduce_columns(const Pointwise& loop, const Frame& frame, int threads) {
   const std::size_t rank = loop.shape.size(), reduced = static_cast<std::size_t>(loop.reduced),
                     kept = rank - reduced;
   const std::int64_t inner = loop.shape[rank - 1];
@@ -521,10 +535,10 @@ void reduce_columns(const Pointwise& loop, Table table, int threads) {
   const std::int64_t rest = product_of(loop.shape, 1, reduced - 1);
   const Pointwise::Store& to = loop.store;
   const std::int64_t stride = to.view.strides[rank - 1];
-  R* const sums = parts > 1 ? reinterpret_cast<R*>(table[loop.scratch]) : nullptr;
+  R* const sums = parts > 1 ? reinterpret_cast<R*>(frame.address(loop.scratch)) : nullptr;
   const R start = loop.reduce == Reduce::max ? -std::numeric_limits<R>::infinity() : R(0);
   parallel_for(threads, parts * outer * blocks, [&](std::int64_t task, int) {
-    Block<R> block(loop, table);
+    Block<R> block(loop, frame);
     alignas(64) std::array<R, kBlock> sum, top;
     std::array<std::int64_t, kMaxDims> at{};
     const std::int64_t part = task / (outer * blocks), kept_row = task / blocks % outer;
@@ -549,7 +563,7 @@ void reduce_columns(const Pointwise& loop, Table table, int threads) {
       std::copy_n(sum.data(), n, sums + part * columns + kept_row * inner + first);
     } else {
       for (std::size_t d = 0; d < reduced; ++d) at[d] = 0;
-      put(to.view, block.address(to.view, at.data()), stride, sum.data(), n, to.accumulate);
+      put(to.view, block.stored(at.data()), stride, sum.data(), n, to.accumulate);
     }
   });
   if (parts <= 1) return;
@@ -566,31 +580,32 @@ void reduce_columns(const Pointwise& loop, Table table, int threads) {
     at[rank - 1] = first;
     std::int64_t offset = to.view.offset;
     for (std::size_t d = reduced; d < rank; ++d) offset += at[d] * to.view.strides[d];
-    put(to.view, table[to.view.buffer] + offset * static_cast<std::int64_t>(size_of(to.view.dtype)),
+    put(to.view,
+        frame.address(to.view.buffer) + offset * static_cast<std::int64_t>(size_of(to.view.dtype)),
         stride, sum.data(), n, to.accumulate);
   });
 }
 
 template <typename R>
-void run(const Pointwise& loop, Table table, int threads) {
+void run(const Pointwise& loop, const Frame& frame, int threads) {
   check(loop.shape.size() <= kMaxDims, "a loop over ", loop.shape.size(), " dimensions");
   if (!loop.reduction) {
-    elementwise<R>(loop, table, threads);
+    elementwise<R>(loop, frame, threads);
   } else if (loop.columns && loop.reduced > 0 &&
              loop.reduced < static_cast<int>(loop.shape.size())) {
-    reduce_columns<R>(loop, table, threads);
+    reduce_columns<R>(loop, frame, threads);
   } else {
-    reduce_rows<R>(loop, table, threads);
+    reduce_rows<R>(loop, frame, threads);
   }
 }
 
 }  // namespace
 
-void run_pointwise(const Pointwise& loop, Table table, int threads) {
+void run_pointwise(const Pointwise& loop, const Frame& frame, int threads) {
   if (loop.wide) {
-    run<double>(loop, table, threads);
+    run<double>(loop, frame, threads);
   } else {
-    run<float>(loop, table, threads);
+    run<float>(loop, frame, threads);
   }
 }
 

@@ -1,6 +1,6 @@
 #include <vector>
 
-#include "compiler/exec/executor.h"
+#include "compiler/exec/cpu/run.h"
 #include "core/check.h"
 #include "core/element.h"
 #include "head/cpu/engine.h"
@@ -11,15 +11,12 @@
 namespace logitless::ir {
 namespace {
 
-std::byte* address(const View& view, Table table) {
-  return table[view.buffer] + view.offset * static_cast<std::int64_t>(size_of(view.dtype));
-}
-TensorView tensor(const View& view, Table table) {
+TensorView tensor(const View& view, const Frame& frame) {
   if (view.buffer < 0) return {};
-  return {address(view, table), view.dtype, view.shape, view.strides};
+  return {frame.address(view), view.dtype, view.shape, view.strides};
 }
-float* floats(const View& view, Table table) {
-  return view.buffer < 0 ? nullptr : reinterpret_cast<float*>(address(view, table));
+float* floats(const View& view, const Frame& frame) {
+  return view.buffer < 0 ? nullptr : reinterpret_cast<float*>(frame.address(view));
 }
 
 // Planned for one thread, as the dense plan is, so that bits do not depend on how many there are.
@@ -31,18 +28,18 @@ LossPlan far_plan_of(const HeadRun& h, PlanRequest request) {
 // One run of a head: its operands where they are, and what becomes of each token.
 class HeadOfProgram {
  public:
-  HeadOfProgram(const HeadRun& head, Table table)
+  HeadOfProgram(const HeadRun& head, const Frame& frame)
       : h_(head),
-        table_(table),
-        targets_(tensor(head.targets, table)),
+        scratch_(frame.address(head.scratch)),
+        targets_(tensor(head.targets, frame)),
         at_(targets_),
-        lse_(floats(head.lse, table)),
-        logit_(floats(head.logit, table)),
-        d_lse_(floats(head.d_lse, table)),
-        d_logit_(floats(head.d_logit, table)) {
+        lse_(floats(head.lse, frame)),
+        logit_(floats(head.logit, frame)),
+        d_lse_(floats(head.d_lse, frame)),
+        d_logit_(floats(head.d_logit, frame)) {
     // The engine refuses targets outside the vocabulary. Here those have no logit: the rows read
     // word 0 and leave it alone.
-    auto* words = reinterpret_cast<std::int64_t*>(table[h_.scratch]);
+    auto* words = reinterpret_cast<std::int64_t*>(scratch_);
     for (std::int64_t row = 0; row < rows(); ++row) {
       const std::int64_t word = target(row);
       words[row] = h_.ignored && word == *h_.ignored ? -1 : hits(word) ? word : 0;
@@ -50,22 +47,21 @@ class HeadOfProgram {
     }
     call_.context = h_.context.get();
     call_.shape = h_.plan->shape;
-    call_.in.hidden = tensor(h_.x, table);
-    call_.in.weight = tensor(h_.w, table);
-    call_.in.bias = tensor(h_.bias, table);
+    call_.in.hidden = tensor(h_.x, frame);
+    call_.in.weight = tensor(h_.w, frame);
+    call_.in.bias = tensor(h_.bias, frame);
     // The engine's targets; behind them in the scratch is its workspace.
-    call_.in.targets = ConstTensorView(table[head.scratch], DType::i64, {head.plan->shape.tokens});
+    call_.in.targets = ConstTensorView(scratch_, DType::i64, {head.plan->shape.tokens});
     call_.in.ignore_index = -1;
-    call_.gradients = {.d_hidden = tensor(h_.d_x, table),
-                       .d_weight = tensor(h_.d_w, table),
-                       .d_bias = tensor(h_.d_bias, table)};
+    call_.gradients = {.d_hidden = tensor(h_.d_x, frame),
+                       .d_weight = tensor(h_.d_w, frame),
+                       .d_bias = tensor(h_.d_bias, frame)};
     call_.features = h_.plan->features;
   }
 
   void run_dense() const {
     const std::int64_t used = (rows() * 8 + 63) / 64 * 64;
-    const Workspace workspace(table_[h_.scratch] + used,
-                              static_cast<std::size_t>(h_.scratch_bytes - used));
+    const Workspace workspace(scratch_ + used, static_cast<std::size_t>(h_.scratch_bytes - used));
     HeadCall call = call_;
     call.plan = h_.plan.get();
     call.workspace = &workspace;
@@ -119,44 +115,13 @@ class HeadOfProgram {
   }
 
   const HeadRun& h_;
-  Table table_;
+  std::byte* const scratch_;
   TensorView targets_;
   FlatIndex at_;
   float *lse_, *logit_;
   const float *d_lse_, *d_logit_;
   HeadCall call_;
 };
-
-}  // namespace
-
-const HeadRun& far_head(const Program& program) {
-  std::vector<const HeadRun*> heads, with_gradients;
-  for (const Instruction& i : program.instructions) {
-    const auto* head = std::get_if<HeadRun>(&i.what);
-    if (head == nullptr) continue;
-    heads.push_back(head);
-    if (head->d_lse.buffer >= 0) with_gradients.push_back(head);
-  }
-  const auto refuse = [](const auto&... why) { throw Unsupported(concat("the program", why...)); };
-  if (heads.empty()) {
-    refuse(
-        " has no head operation: its losses are loops or plain products, as they are "
-        "without chunk or head_engine, with chunks, or where the logits are small");
-  }
-  if (with_gradients.empty()) refuse("'s head has no gradients");
-  if (with_gradients.size() > 1)
-    refuse(" has ", with_gradients.size(), " heads with gradients, expected one");
-  if (heads.size() > 1) {
-    refuse(" has ", heads.size(),
-           " head operations: one for losses and one for gradients, where those depend on the "
-           "losses, or heads without gradients; expected one with both");
-  }
-  if (heads[0]->d_x.buffer < 0)
-    refuse("'s head has no gradient of its hidden states, whose error audits measure");
-  return *heads[0];
-}
-
-namespace {
 
 void require_cpu(const FarFieldHead& far) {
   require(FarFieldAccess::of(far).controller.context().device().kind == DeviceKind::cpu,
@@ -165,17 +130,17 @@ void require_cpu(const FarFieldHead& far) {
 
 }  // namespace
 
-void run_head(const HeadRun& head, Table table, FarFieldHead* far) {
-  const HeadOfProgram call(head, table);
+void run_head(const HeadRun& head, const Frame& frame, FarFieldHead* far) {
+  const HeadOfProgram call(head, frame);
   if (far == nullptr) return call.run_dense();
   require_cpu(*far);
   call.run_far(FarFieldAccess::of(*far));
 }
 
-LossPlan far_plan(const Program& program, const FarFieldHead& far) {
+LossPlan audited_plan(const HeadRun& head, const FarFieldHead& far) {
   require_cpu(far);
   const FarController& controller = FarFieldAccess::of(far).controller;
-  return far_plan_of(far_head(program), controller.request({.far = true, .audit = true}));
+  return far_plan_of(head, controller.request({.far = true, .audit = true}));
 }
 
 }  // namespace logitless::ir

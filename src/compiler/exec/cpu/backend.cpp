@@ -1,0 +1,45 @@
+#include "compiler/exec/cpu/backend.h"
+
+#include "compiler/exec/cpu/run.h"
+#include "core/check.h"
+
+namespace logitless::ir {
+
+void CpuBackend::run(const Program& program, std::span<const void* const> parameters,
+                     std::span<void* const> results, std::byte* arena, FarFieldHead* far) const {
+  if (far != nullptr) far_head(program);
+  run_program({program, arena, parameters, results}, threads_, far);
+}
+
+LossPlan CpuBackend::far_plan(const Program& program, const FarFieldHead& far) const {
+  return audited_plan(far_head(program), far);
+}
+
+const HeadRun& far_head(const Program& program) {
+  std::vector<const HeadRun*> heads, with_gradients;
+  for (const Instruction& i : program.instructions) {
+    const auto* head = std::get_if<HeadRun>(&i.what);
+    if (head == nullptr) continue;
+    heads.push_back(head);
+    if (head->d_lse.buffer >= 0) with_gradients.push_back(head);
+  }
+  const auto refuse = [](const auto&... why) { throw Unsupported(concat("the program", why...)); };
+  if (heads.empty()) {
+    refuse(
+        " has no head operation: its losses are loops or plain products, as they are "
+        "without chunk or head_engine, with chunks, or where the logits are small");
+  }
+  if (with_gradients.empty()) refuse("'s head has no gradients");
+  if (with_gradients.size() > 1)
+    refuse(" has ", with_gradients.size(), " heads with gradients, expected one");
+  if (heads.size() > 1) {
+    refuse(" has ", heads.size(),
+           " head operations: one for losses and one for gradients, where those depend on the "
+           "losses, or heads without gradients; expected one with both");
+  }
+  if (heads[0]->d_x.buffer < 0)
+    refuse("'s head has no gradient of its hidden states, whose error audits measure");
+  return *heads[0];
+}
+
+}  // namespace logitless::ir

@@ -1,0 +1,22 @@
+// Runs programs on the CPU.
+#pragma once
+
+#include "compiler/exec/backend.h"
+
+namespace logitless::ir {
+
+// Allocates nothing but, with `far`, what far_plan() takes and orders. Tasks are the program's own,
+// so results do not depend on `threads`.
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(int threads) : threads_(threads) {}
+
+  void run(const Program& program, std::span<const void* const> parameters,
+           std::span<void* const> results, std::byte* arena, FarFieldHead* far) const final;
+  LossPlan far_plan(const Program& program, const FarFieldHead& far) const final;
+
+ private:
+  int threads_;
+};
+
+}  // namespace logitless::ir

@@ -1,0 +1,16 @@
+// One instruction each.
+#pragma once
+
+#include "compiler/exec/cpu/frame.h"
+#include "logitless/far_field.h"
+
+namespace logitless::ir {
+
+void run_program(const Frame& frame, int threads, FarFieldHead* far);
+// pointwise.cpp
+void run_pointwise(const Pointwise& loop, const Frame& frame, int threads);
+// head.cpp
+void run_head(const HeadRun& head, const Frame& frame, FarFieldHead* far);
+LossPlan audited_plan(const HeadRun& head, const FarFieldHead& far);
+
+}  // namespace logitless::ir

@@ -1,0 +1,49 @@
+// Collects the leaves and steps of one loop.
+#pragma once
+
+#include <limits>
+#include <map>
+#include <vector>
+
+#include "compiler/plan/lowering.h"
+
+namespace logitless::ir {
+
+class PointwiseBuilder {
+ public:
+  static constexpr int kNone = std::numeric_limits<int>::min();
+
+  PointwiseBuilder(Lowering& lowering, std::vector<std::int64_t> shape) : l_(lowering) {
+    loop_.shape = std::move(shape);
+  }
+
+  // The register of a value: from memory, or computed where it has none.
+  int value(Value v);
+  // The node itself, whether or not it has memory.
+  int compute(Value v);
+
+  int constant(double number);
+  int iota(int dim);
+  int memory(const View& view);
+  int step(Function f, int a, int b = kNone, int c = kNone);
+  int round(DType dtype, int a);
+  const Graph& graph() const { return l_.graph(); }
+
+  // Numbers the registers: leaves first, then steps. Register `r` of the building time becomes:
+  int final(int r) const { return r > 0 ? r - 1 : static_cast<int>(loop_.leaves.size()) - r - 1; }
+  Pointwise finish();
+
+ private:
+  Lowering& l_;
+  Pointwise loop_;
+  std::map<Value, int> registers_;
+
+  int leaf(const Pointwise::Leaf& leaf);
+  int add_step(const Pointwise::Step& step);
+  int make(Value v);
+};
+
+// Merges dimensions, decides the width of registers.
+void finish_pointwise(Pointwise& loop);
+
+}  // namespace logitless::ir

@@ -1,0 +1,32 @@
+// The CPU as a target, and instructions as its kernels take them.
+#pragma once
+
+#include "compiler/target/target.h"
+#include "kernels/tensor_kernels.h"
+
+namespace logitless::ir {
+
+// Decisions do not depend on `threads`; the scratch of kernels does.
+class CpuTarget final : public Target {
+ public:
+  explicit CpuTarget(int threads) : threads_(threads) {}
+
+  std::int64_t alignment() const final { return 64; }
+  std::string refuse(const Instruction& instruction) const final;
+  std::int64_t scratch_bytes(const Gemm& gemm) const final;
+  std::int64_t scratch_bytes(const Attention& attention) const final;
+  HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,
+                     std::int64_t workspace) const final;
+  double multiply_adds_per_byte() const final { return 8.0; }
+  std::int64_t thick_rows() const final { return 64; }
+
+ private:
+  int threads_;
+};
+
+// The product over (inner-most outer, m, n, k), pointers left null.
+GemmProblem gemm_problem(const Gemm& gemm, int threads);
+// Its sizes.
+AttentionShape attention_shape(const Attention& attention, int threads);
+
+}  // namespace logitless::ir

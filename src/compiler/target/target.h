@@ -1,0 +1,46 @@
+// What lowering asks of the machine that a program is for: a pure function of what is asked, so
+// that compiling needs no such machine.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "compiler/plan/program.h"
+
+namespace logitless::ir {
+
+// How the head engine runs one head.
+struct HeadPlan {
+  std::shared_ptr<const LossPlan> plan;
+  std::shared_ptr<const Context> context;
+  std::int64_t bytes = 0;        // of scratch
+  std::int64_t value_bytes = 0;  // the same without what depends on threads
+};
+
+class Target {
+ public:
+  virtual ~Target() = default;
+
+  // Of the arena, and of offsets in it.
+  virtual std::int64_t alignment() const = 0;
+
+  // Why no kernel runs the instruction, naming operation and dtype; empty: one does.
+  virtual std::string refuse(const Instruction& instruction) const = 0;
+
+  // What a kernel needs beside operands and results.
+  virtual std::int64_t scratch_bytes(const Gemm& gemm) const = 0;
+  virtual std::int64_t scratch_bytes(const Attention& attention) const = 0;
+
+  // The fastest plan within `workspace` bytes, or within the least power of two times it that one
+  // fits into; 0: nothing is computed twice.
+  virtual HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,
+                             std::int64_t workspace) const = 0;
+
+  // Time, in multiply-adds that the machine could do meanwhile: of a byte read or written.
+  virtual double multiply_adds_per_byte() const = 0;
+  // Rows from which on a product is thick enough to run at its rate.
+  virtual std::int64_t thick_rows() const = 0;
+};
+
+}  // namespace logitless::ir

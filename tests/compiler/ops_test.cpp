@@ -1,0 +1,177 @@
+// Each operation's row against itself: its text reads back, its gradient is its derivative, cut
+// into chunks it gives what it gives whole, and its instructions compute what the interpreter does.
+// An operation without an example here fails.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "compiler/analysis/region.h"
+#include "compiler/graph_access.h"
+#include "compiler/ir/text.h"
+#include "compiler/ops/op.h"
+#include "compiler/passes/differentiate.h"
+#include "compiler/passes/form_loops.h"
+#include "compiler/run.h"
+
+namespace logitless::test {
+namespace {
+
+struct Example {
+  ir::Op op;
+  const char* text;
+  bool executed = true;
+};
+
+// Of f64 where there is a gradient to compare; results named y* are differentiated by %x*.
+const Example kExamples[] = {
+    {ir::Op::parameter, "graph g(%x: f64[3]) { return y: %x }"},
+    {ir::Op::constant,
+     "graph g(%x: f64[3, 2]) { %c = constant value(2.5) : f64[3, 2] %y = mul %x, %c return y: %y "
+     "}"},
+    {ir::Op::iota,
+     "graph g(%x: f64[3, 4]) { %i = iota axis(1) : i64[3, 4] %c = cast %i : f64[3, 4] %y = mul %x, "
+     "%c return y: %y }"},
+    {ir::Op::map, "graph g(%x: f64[4, 3]) { %e = exp %x %y = mul %e, %x return y: %y }"},
+    {ir::Op::cast, "graph g(%x: f64[4, 3]) { %s = cast %x : f32[4, 3] return s: %s }"},
+    {ir::Op::broadcast,
+     "graph g(%x: f64[4]) { %y = broadcast %x dims(1) : f64[3, 4, 2] return y: %y }"},
+    {ir::Op::reshape, "graph g(%x: f64[6, 4]) { %y = reshape %x : f64[2, 12] return y: %y }"},
+    {ir::Op::transpose,
+     "graph g(%x: f64[2, 3, 4]) { %y = transpose %x dims(2, 0, 1) return y: %y }"},
+    {ir::Op::slice, "graph g(%x: f64[5, 4]) { %y = slice %x begin(1, 0) end(4, 4) return y: %y }"},
+    {ir::Op::pad, "graph g(%x: f64[3, 4]) { %y = pad %x low(1, 0) high(2, 0) return y: %y }"},
+    {ir::Op::concat,
+     "graph g(%x: f64[2, 4], %x2: f64[3, 4]) { %y = concat %x, %x2 axis(0) return y: %y }"},
+    {ir::Op::reduce, "graph g(%x: f64[4, 5]) { %y = reduce_lse %x dims(1) return y: %y }"},
+    {ir::Op::reduce, "graph g(%x: f64[4, 5]) { %a = argmax %x dims(1) return a: %a }"},
+    {ir::Op::dot,
+     "graph g(%x: f64[2, 4, 5], %x2: f64[2, 5, 3]) { %y = dot %x, %x2 batch(0; 0) contract(2; 1) "
+     "return y: %y }"},
+    {ir::Op::take, "graph g(%x: f64[7, 3], %t: i64[5]) { %y = take %x, %t return y: %y }"},
+    {ir::Op::scatter_add,
+     "graph g(%x: f64[5, 3], %t: i64[5]) { %y = scatter_add %t, %x rows(6) return y: %y }"},
+    {ir::Op::pick, "graph g(%x: f64[5, 7], %t: i64[5]) { %y = pick %x, %t axis(1) return y: %y }"},
+    {ir::Op::attention,
+     "graph g(%x: f64[2, 2, 3, 2], %x2: f64[2, 1, 3, 2]) { %y, %l = attention %x, %x2, %x2 "
+     "causal(1) scale(0.5) return y: %y }",
+     false},  // no kernel takes f64
+    {ir::Op::attention_grad,
+     "graph g(%q: f32[2, 2, 3, 2], %k: f32[2, 1, 3, 2]) { %o, %l = attention %q, %k, %k causal(0) "
+     "scale(0.5) %a, %b, %c = attention_grad %q, %k, %k, %o, %l, %q causal(0) scale(0.5) return a: "
+     "%a, b: %b, c: %c }"},
+    {ir::Op::stop_gradient,
+     "graph g(%x: f64[4]) { %s = stop_gradient %x %t = mul %s, %s return t: %t }"},
+    {ir::Op::loop,
+     "graph g(%q: f32[6, 2]) { %r = loop c extent(6) chunk(4) (%first, %p = slice %q axis(0) "
+     "factor(1)) { %e = exp %p return e: stack %e axis(0) factor(1) } return r: %r }"},
+    {ir::Op::head,
+     "graph g(%q: f32[3, 4], %w: f32[7, 4], %t: i64[3]) { %l, %z = head %q, %w, %t bias(0) "
+     "scale(2) "
+     "softcap(5) workspace(0) return l: %l, z: %z }"},
+};
+
+bool uses(const ir::Graph& graph, ir::Op op) {
+  for (const ir::Node& n : graph.nodes()) {
+    if (n.op == op) return true;
+  }
+  return false;
+}
+
+TEST(Operations, HaveRowsAndExamples) {
+  std::set<std::string_view> names;
+  for (std::size_t i = 0; i < ir::operations().size(); ++i) {
+    const ir::Operation& row = *ir::operations()[i];
+    SCOPED_TRACE(row.name);
+    EXPECT_EQ(static_cast<std::size_t>(row.op), i);
+    EXPECT_TRUE(names.insert(row.name).second);
+    EXPECT_NE(row.infer, nullptr);
+    EXPECT_TRUE(row.evaluate != nullptr || row.op == ir::Op::parameter);
+    // There is a way to run it.
+    EXPECT_TRUE(row.emit != nullptr || row.view != nullptr || row.registers != nullptr ||
+                row.op == ir::Op::parameter);
+    EXPECT_TRUE(std::any_of(std::begin(kExamples), std::end(kExamples),
+                            [&](const Example& e) { return e.op == row.op; }));
+  }
+}
+
+TEST(Operations, ReadBackTheirText) {
+  for (const Example& e : kExamples) {
+    const ir::Graph graph = ir::parse(e.text).graph;
+    ASSERT_TRUE(uses(graph, e.op)) << e.text;
+    const std::string text = ir::print(graph);
+    EXPECT_EQ(ir::print(ir::parse(text).graph), text);
+  }
+}
+
+TEST(Operations, ComputeWhatTheInterpreterDoes) {
+  for (const Example& e : kExamples) {
+    if (!e.executed) continue;
+    SCOPED_TRACE(e.text);
+    const Graph graph = Graph::parse(e.text);
+    const ir::Graph& inner = GraphAccess::of(graph);
+    const ir::Tensors inputs = random_inputs(inner, 3);
+    EXPECT_LT(difference(execute(compile(graph), inputs), ir::interpret(inner, inputs)), 2e-6);
+  }
+}
+
+// A sum of products with fixed numbers, so that the derivative by each result is another.
+double objective(const ir::Graph& graph, const ir::Tensors& inputs) {
+  const ir::Tensor y = ir::interpret(graph, inputs).at("y");
+  double sum = 0.0;
+  for (std::size_t i = 0; i < y.data.size(); ++i)
+    sum += y.data[i] * std::cos(static_cast<double>(i));
+  return sum;
+}
+
+TEST(Operations, HaveTheGradientOfTheirMeaning) {
+  int compared = 0;
+  for (const Example& e : kExamples) {
+    const ir::Graph graph = ir::parse(e.text).graph;
+    if (graph.outputs()[0].name != "y") continue;
+    SCOPED_TRACE(e.text);
+    ir::Graph full = graph;
+    ir::Attributes cotangent;
+    cotangent.name = "cotangent";
+    cotangent.type = graph.type(graph.outputs()[0].value);
+    const ir::Value g = full.add(ir::Op::parameter, {}, cotangent);
+    const std::vector<ir::Value> wrt = {{graph.find_parameter("x"), 0}};
+    full.add_output("d", ir::gradients(full, {graph.outputs()[0].value}, {g}, wrt)[0]);
+    ir::Tensors inputs = random_inputs(full, 5);
+    std::vector<double>& weights = inputs.at("cotangent").data;
+    for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = std::cos(static_cast<double>(i));
+    const ir::Tensor d = ir::interpret(full, inputs).at("d");
+    for (std::size_t i = 0; i < d.data.size(); ++i) {
+      constexpr double kStep = 1e-5;
+      ir::Tensors up = inputs, down = inputs;
+      up.at("x").data[i] += kStep;
+      down.at("x").data[i] -= kStep;
+      const double expected = (objective(graph, up) - objective(graph, down)) / (2.0 * kStep);
+      EXPECT_NEAR(d.data[i], expected, 1e-7 + 1e-6 * std::abs(expected)) << i;
+    }
+    ++compared;
+  }
+  EXPECT_GE(compared, 14);
+}
+
+// The last node cut along each dimension, as a loop of chunks of 2: the same as whole.
+TEST(Operations, GiveTheSameInChunks) {
+  int cuts = 0;
+  for (const Example& e : kExamples) {
+    const ir::Graph graph = ir::parse(e.text).graph;
+    const ir::Value seed = graph.outputs()[0].value;
+    const ir::Tensors inputs = random_inputs(graph, 9), whole = ir::interpret(graph, inputs);
+    for (int dim = 0; dim < graph.type(seed).rank(); ++dim) {
+      const ir::Region region = ir::grow_region(graph, seed, {dim, 1, 1});
+      if (region.nodes.empty()) continue;
+      const ir::Graph loops = ir::form_loops(graph, region, 2);
+      ir::verify(loops);
+      EXPECT_LT(difference(ir::interpret(loops, inputs), whole), 1e-12) << ir::print(loops);
+      ++cuts;
+    }
+  }
+  EXPECT_GE(cuts, 25);
+}
+
+}  // namespace
+}  // namespace logitless::test
