@@ -65,98 +65,137 @@ std::set<int> registers_of(const Graph& graph, const std::vector<bool>& inlined,
 
 bool is_elementwise(const Node& n) { return row_of(n.op).work == Work::elementwise; }
 
-std::vector<bool> inlined_nodes(const Graph& graph) {
-  const std::vector<std::vector<int>> users = graph.users();
-  std::vector<bool> inlined(static_cast<std::size_t>(graph.size())), output(inlined.size());
-  for (const Output& o : graph.outputs()) output[static_cast<std::size_t>(o.value.node)] = true;
-  std::vector<Cost> cost(inlined.size());
-  // Loops that end up computing a node, for nodes that are inlined: the readers' own, or theirs.
-  for (int id = 0; id < graph.size(); ++id) {
-    const Node& n = graph.node(id);
+namespace {
+
+class Inliner {
+ public:
+  explicit Inliner(const Graph& graph)
+      : g_(graph),
+        users_(graph.users()),
+        inlined_(static_cast<std::size_t>(graph.size())),
+        output_(inlined_.size()),
+        cost_(inlined_.size()) {
+    for (const Output& o : g_.outputs()) output_[static_cast<std::size_t>(o.value.node)] = true;
+  }
+
+  std::vector<bool> run() && {
+    inline_cheap();
+    inline_shared();
+    shorten();
+    return std::move(inlined_);
+  }
+
+ private:
+  const Graph& g_;
+  const std::vector<std::vector<int>> users_;
+  std::vector<bool> inlined_, output_;
+  std::vector<Cost> cost_;
+
+  // Whether every reader could compute the node.
+  bool readable(int id) const {
     const auto at = static_cast<std::size_t>(id);
-    if (row_of(n.op).of_nothing) {
-      inlined[at] = true;
-      continue;
-    }
-    if (!is_elementwise(n)) continue;
-    Cost& c = cost[at];
+    const std::vector<int>& readers = users_[at];
+    return !output_[at] && !readers.empty() &&
+           std::all_of(readers.begin(), readers.end(), [&](int u) {
+             return reads_elementwise(g_.node(u), {id, 0});
+           });
+  }
+
+  // What an elementwise node takes to compute, operands without memory included.
+  void count(int id) {
+    const Node& n = g_.node(id);
+    Cost& c = cost_[static_cast<std::size_t>(id)];
     c.steps = 1;
     c.costly = is_costly(n);
     for (const Value v : n.operands) {
       const auto from = static_cast<std::size_t>(v.node);
       c.steps += 1;
-      if (row_of(graph.node(v).op).of_nothing) continue;
-      if (inlined[from]) {
-        c.steps += cost[from].steps - 1;
-        c.costly = c.costly || cost[from].costly;
-        c.memory.insert(cost[from].memory.begin(), cost[from].memory.end());
-      } else if (graph.node(v).op != Op::broadcast) {
+      if (row_of(g_.node(v).op).of_nothing) continue;
+      if (inlined_[from]) {
+        c.steps += cost_[from].steps - 1;
+        c.costly = c.costly || cost_[from].costly;
+        c.memory.insert(cost_[from].memory.begin(), cost_[from].memory.end());
+      } else if (g_.node(v).op != Op::broadcast) {
         c.memory.insert(v);
       }
     }
-    if (c.steps > kMostSteps) {
-      // Too long for one loop: the longest operand gets memory.
-      Value longest = n.operands[0];
-      for (const Value v : n.operands) {
-        if (cost[static_cast<std::size_t>(v.node)].steps >
-            cost[static_cast<std::size_t>(longest.node)].steps)
-          longest = v;
+    if (c.steps <= kMostSteps) return;
+    // Too long for one loop: the longest operand gets memory.
+    const auto steps = [&](Value v) { return cost_[static_cast<std::size_t>(v.node)].steps; };
+    Value longest = n.operands[0];
+    for (const Value v : n.operands) {
+      if (steps(v) > steps(longest)) longest = v;
+    }
+    inlined_[static_cast<std::size_t>(longest.node)] = false;
+    c.steps -= steps(longest);
+  }
+
+  void inline_cheap() {
+    for (int id = 0; id < g_.size(); ++id) {
+      const auto at = static_cast<std::size_t>(id);
+      if (row_of(g_.node(id).op).of_nothing) {
+        inlined_[at] = true;
+        continue;
       }
-      inlined[static_cast<std::size_t>(longest.node)] = false;
-      c.steps -= cost[static_cast<std::size_t>(longest.node)].steps;
+      if (!is_elementwise(g_.node(id))) continue;
+      count(id);
+      if (!readable(id)) continue;
+      const Cost& c = cost_[at];
+      const bool cheap = !c.costly && c.steps <= 2 * kCheapSteps && c.memory.size() <= 2;
+      inlined_[at] = users_[at].size() == 1 || cheap;
     }
-    const std::vector<int>& readers = users[at];
-    const bool readable =
-        !output[at] && !readers.empty() && std::all_of(readers.begin(), readers.end(), [&](int u) {
-          return reads_elementwise(graph.node(u), {id, 0});
-        });
-    if (!readable) continue;
-    const bool cheap = !c.costly && c.steps <= 2 * kCheapSteps && c.memory.size() <= 2;
-    inlined[at] = readers.size() == 1 || cheap;
   }
+
   // One loop around several readers: a value whose readers all end in the same stored value.
-  std::vector<std::set<int>> loops(inlined.size());
-  for (int id = graph.size() - 1; id >= 0; --id) {
-    const auto at = static_cast<std::size_t>(id);
-    const Node& n = graph.node(id);
-    if (!is_elementwise(n)) {
-      loops[at] = {id};
-      continue;
+  void inline_shared() {
+    std::vector<std::set<int>> loops(inlined_.size());  // that end up computing a node
+    for (int id = g_.size() - 1; id >= 0; --id) {
+      const auto at = static_cast<std::size_t>(id);
+      if (!is_elementwise(g_.node(id))) {
+        loops[at] = {id};
+        continue;
+      }
+      std::set<int> in;
+      for (const int u : users_[at])
+        in.insert(loops[static_cast<std::size_t>(u)].begin(),
+                  loops[static_cast<std::size_t>(u)].end());
+      if (readable(id) && !inlined_[at] && in.size() == 1 && cost_[at].steps <= kMostSteps / 2)
+        inlined_[at] = true;
+      loops[at] = inlined_[at] ? in : std::set<int>{id};
     }
-    bool readable = !output[at] && !users[at].empty();
-    std::set<int> in;
-    for (const int u : users[at]) {
-      readable = readable && reads_elementwise(graph.node(u), {id, 0});
-      in.insert(loops[static_cast<std::size_t>(u)].begin(),
-                loops[static_cast<std::size_t>(u)].end());
-    }
-    if (readable && !inlined[at] && in.size() == 1 && cost[at].steps <= kMostSteps / 2)
-      inlined[at] = true;
-    loops[at] = inlined[at] ? in : std::set<int>{id};
   }
+
   // What is shared was counted once for each reader, or not at all: the loops that are too long
   // give memory to a value in their middle.
-  for (int id = 0; id < graph.size(); ++id) {
-    const Node& n = graph.node(id);
-    if (inlined[static_cast<std::size_t>(id)] || !(is_elementwise(n) || n.op == Op::reduce))
-      continue;
-    for (std::set<int> used = registers_of(graph, inlined, id); used.size() > kMostRegistersUsed;
-         used = registers_of(graph, inlined, id)) {
-      int middle = -1;
-      std::size_t most = 0;
-      for (const int v : used) {
-        if (v == id || !inlined[static_cast<std::size_t>(v)] || !is_elementwise(graph.node(v)))
-          continue;
-        const std::size_t own = registers_of(graph, inlined, v).size();
-        if (own <= kMostRegistersUsed && own > most) {
-          most = own;
-          middle = v;
-        }
-      }
-      inlined[static_cast<std::size_t>(middle)] = false;
+  void shorten() {
+    for (int id = 0; id < g_.size(); ++id) {
+      const Node& n = g_.node(id);
+      if (inlined_[static_cast<std::size_t>(id)] || !(is_elementwise(n) || n.op == Op::reduce))
+        continue;
+      for (std::set<int> used = registers_of(g_, inlined_, id); used.size() > kMostRegistersUsed;
+           used = registers_of(g_, inlined_, id))
+        inlined_[static_cast<std::size_t>(middle_of(used, id))] = false;
     }
   }
-  return inlined;
-}
+  // The longest of the values computed in the loop of `id` that is a loop of its own.
+  int middle_of(const std::set<int>& used, int id) const {
+    int middle = -1;
+    std::size_t most = 0;
+    for (const int v : used) {
+      if (v == id || !inlined_[static_cast<std::size_t>(v)] || !is_elementwise(g_.node(v)))
+        continue;
+      const std::size_t own = registers_of(g_, inlined_, v).size();
+      if (own <= kMostRegistersUsed && own > most) {
+        most = own;
+        middle = v;
+      }
+    }
+    return middle;
+  }
+};
+
+}  // namespace
+
+std::vector<bool> inlined_nodes(const Graph& graph) { return Inliner(graph).run(); }
 
 }  // namespace logitless::ir
