@@ -65,6 +65,12 @@ const Example kExamples[] = {
     {ir::Op::loop,
      "graph g(%q: f32[6, 2]) { %r = loop c extent(6) chunk(4) (%first, %p = slice %q axis(0) "
      "factor(1)) { %e = exp %p return e: stack %e axis(0) factor(1) } return r: %r }"},
+    // The number of the first element where only memory will do.
+    {ir::Op::loop,
+     "graph g(%w: f32[9, 3], %q: f32[6, 2]) { %r, %s = loop c extent(6) chunk(4) (%first, %p = "
+     "slice %q axis(0) factor(1), %t = whole %w) { %row = take %t, %first %b = broadcast %row "
+     "dims(1) : f32[c, 3] return b: stack %b axis(0) factor(1), s: sum %first } return r: %r, s: "
+     "%s }"},
     {ir::Op::head,
      "graph g(%q: f32[3, 4], %w: f32[7, 4], %t: i64[3]) { %l, %z = head %q, %w, %t bias(0) "
      "scale(2) "
