@@ -46,6 +46,23 @@ TEST(EliminateCommon, TellsNumbersApart) {
                    "%t return u: %u }");
 }
 
+// Two heads of the same operands are the same where everything that they were asked for is.
+TEST(EliminateCommon, TellsHeadsApart) {
+  const std::string start = "graph g(%h: f32[4, 8], %w: f32[16, 8], %t: i64[4]) { ";
+  const auto head = [](const std::string& options) { return "head %h, %w, %t " + options + " "; };
+  const std::string plain = head("bias(0) scale(1) softcap(0) workspace(0)");
+  const auto two = [&](const std::string& first, const std::string& second) {
+    return start + "%a, %x = " + first + "%b, %y = " + second + "%s = add %a, %b return s: %s }";
+  };
+  EXPECT_EQ(ir::eliminate_common(ir::parse(two(plain, plain)).graph).size() + 1,
+            ir::parse(two(plain, plain)).graph.size());
+  for (const char* options :
+       {"bias(0) scale(1) softcap(30) workspace(0)", "bias(0) scale(2) softcap(0) workspace(0)",
+        "bias(0) scale(1) softcap(0) ignored(-1) workspace(0)"}) {
+    expect_rewritten(ir::eliminate_common, two(plain, head(options)), two(plain, head(options)));
+  }
+}
+
 TEST(RecomputeCheap, KeepsOneOfTwo) {
   // %x and its exponential are both read after the peak: the exponential is made again.
   const std::string head = "graph g(%w: f32[64, 64]) { %x = dot %w, %w contract(1; 0) %e = exp %x ";

@@ -1,6 +1,7 @@
 // eliminate-dead and eliminate-common.
 #include "compiler/passes/eliminate.h"
 
+#include <bit>
 #include <functional>
 #include <map>
 #include <numeric>
@@ -64,10 +65,11 @@ std::vector<int> first_equal(const Graph& graph) {
       key.push_back(v.index);
     }
     // -0 and 0, and NaN, must not meet: bits, not values.
-    std::int64_t bits = 0;
-    static_assert(sizeof(bits) == sizeof(a.number));
-    __builtin_memcpy(&bits, &a.number, sizeof(bits));
-    key.push_back(bits);
+    const Head& head = a.head;
+    for (const double number : {a.number, head.scale, head.softcap})
+      key.push_back(std::bit_cast<std::int64_t>(number));
+    key.insert(key.end(), {head.bias, head.gradients, head.ignored.has_value(),
+                           head.ignored.value_or(0), head.workspace});
     const auto push_shape = [&](const Shape& shape) {
       key.push_back(-2);
       for (const Dim& d : shape) {
@@ -77,8 +79,10 @@ std::vector<int> first_equal(const Graph& graph) {
                           : static_cast<std::int64_t>(std::hash<std::string>()(d.text())));
       }
     };
-    key.push_back(static_cast<std::int64_t>(n.results[0].dtype));
-    push_shape(n.results[0].shape);
+    for (const Type& result : n.results) {
+      key.push_back(static_cast<std::int64_t>(result.dtype));
+      push_shape(result.shape);
+    }
     push_shape(a.begin);
     push_shape(a.end);
     return key;

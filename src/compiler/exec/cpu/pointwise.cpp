@@ -7,6 +7,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "compiler/exec/cpu/row_result.h"
 #include "compiler/exec/cpu/run.h"
 #include "core/check.h"
 #include "core/element.h"
@@ -326,67 +327,6 @@ void elementwise(const Pointwise& loop, const Frame& frame, int threads) {
     }
   });
 }
-
-// What a row has come to so far.
-template <typename R>
-class Sum {
- public:
-  explicit Sum(Reduce kind)
-      : kind_(kind), value_(kind == Reduce::sum ? 0.0 : -std::numeric_limits<double>::infinity()) {}
-  void add(const R* x, std::int64_t n) {
-    if constexpr (std::is_same_v<R, float>) {
-      switch (kind_) {
-        case Reduce::sum:
-          value_ += static_cast<double>(row_sum(x, n));
-          break;
-        case Reduce::max:
-          maximum(static_cast<double>(row_max(x, n)));
-          break;
-        default:
-          lse_ = merge(lse_, row_lse(x, n));
-      }
-    } else {
-      for (std::int64_t i = 0; i < n; ++i) {
-        if (kind_ == Reduce::sum) {
-          value_ += x[i];
-        } else if (kind_ == Reduce::max) {
-          maximum(x[i]);
-        } else {
-          exponential(x[i]);
-        }
-      }
-    }
-  }
-  void merge_value(double v) {
-    if (kind_ == Reduce::sum) {
-      value_ += v;
-    } else {
-      maximum(v);
-    }
-  }
-  double value() const {
-    if (kind_ != Reduce::lse) return value_;
-    if constexpr (std::is_same_v<R, float>) return static_cast<double>(logitless::value(lse_));
-    return std::isinf(value_) ? value_ : value_ + std::log(sum_);
-  }
-
- private:
-  Reduce kind_;
-  double value_;
-  double sum_ = 0.0;
-  LseState lse_;
-  void maximum(double x) {
-    value_ = std::isnan(x) || std::isnan(value_) ? x + value_ : std::max(value_, x);
-  }
-  void exponential(double x) {
-    if (x <= value_) {
-      sum_ += std::isinf(value_) && value_ < 0 ? 0.0 : std::exp(x - value_);
-    } else {
-      sum_ = sum_ * (std::isinf(value_) ? 0.0 : std::exp(value_ - x)) + 1.0;
-      value_ = x;
-    }
-  }
-};
 
 // The sums of parts [item, end) of rows, loop.parts of each row, along one dimension; a part is no
 // longer than a block. What the parts of a row that fill a block have to sum is evaluated at once.

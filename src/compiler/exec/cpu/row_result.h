@@ -1,0 +1,77 @@
+// What a row of a reduction comes to, block by block.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "compiler/ir/graph.h"
+#include "kernels/tensor_kernels.h"
+#include "math/lse_state.h"
+
+namespace logitless::ir {
+
+// R: the type of the numbers, float or double.
+template <typename R>
+class Sum {
+ public:
+  explicit Sum(Reduce kind)
+      : kind_(kind), value_(kind == Reduce::sum ? 0.0 : -std::numeric_limits<double>::infinity()) {}
+  void add(const R* x, std::int64_t n) {
+    if constexpr (std::is_same_v<R, float>) {
+      switch (kind_) {
+        case Reduce::sum:
+          value_ += static_cast<double>(row_sum(x, n));
+          break;
+        case Reduce::max:
+          maximum(static_cast<double>(row_max(x, n)));
+          break;
+        default:
+          lse_ = merge(lse_, row_lse(x, n));
+      }
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) {
+        if (kind_ == Reduce::sum) {
+          value_ += x[i];
+        } else if (kind_ == Reduce::max) {
+          maximum(x[i]);
+        } else {
+          exponential(x[i]);
+        }
+      }
+    }
+  }
+  void merge_value(double v) {
+    if (kind_ == Reduce::sum) {
+      value_ += v;
+    } else {
+      maximum(v);
+    }
+  }
+  double value() const {
+    if (kind_ != Reduce::lse) return value_;
+    if constexpr (std::is_same_v<R, float>) return static_cast<double>(logitless::value(lse_));
+    return std::isinf(value_) ? value_ : value_ + std::log(sum_);
+  }
+
+ private:
+  Reduce kind_;
+  double value_;
+  double sum_ = 0.0;
+  LseState lse_;
+  void maximum(double x) {
+    value_ = std::isnan(x) || std::isnan(value_) ? x + value_ : std::max(value_, x);
+  }
+  void exponential(double x) {
+    if (x <= value_) {
+      sum_ += std::isinf(value_) && value_ < 0 ? 0.0 : std::exp(x - value_);
+    } else {
+      sum_ = sum_ * (std::isinf(value_) ? 0.0 : std::exp(value_ - x)) + 1.0;
+      value_ = x;
+    }
+  }
+};
+
+}  // namespace logitless::ir
