@@ -79,8 +79,7 @@ typedef struct logitless_context logitless_context;
 typedef struct logitless_plan logitless_plan;
 typedef struct logitless_program logitless_program;
 
-/* ---- Version, status, errors
- * -------------------------------------------------------------------------------------- */
+/* ---- Version, status, errors ---- */
 
 /* "0.1.0", of the library that runs. */
 LOGITLESS_API const char* logitless_version(void);
@@ -95,9 +94,7 @@ LOGITLESS_API const char* logitless_status_name(logitless_status status);
  * this thread. */
 LOGITLESS_API const char* logitless_last_error(void);
 
-/* ---- Tensors
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- Tensors ---- */
 
 /* A strided view of the caller's memory. Strides count elements and may be zero or negative for
  * inputs. Tensors in the structs below are pointers: NULL is no tensor. Inputs are only read.
@@ -115,8 +112,7 @@ LOGITLESS_API logitless_status logitless_tensor_init(logitless_tensor* tensor, v
                                                      logitless_dtype dtype, int32_t rank,
                                                      const int64_t* shape);
 
-/* ---- Contexts and kernels
- * ----------------------------------------------------------------------------------------- */
+/* ---- Contexts and kernels ---- */
 
 typedef void (*logitless_trace_function)(const char* line, void* user);
 
@@ -146,9 +142,7 @@ LOGITLESS_API int32_t logitless_context_threads(const logitless_context* context
 LOGITLESS_API size_t logitless_kernel_count(int32_t runnable);
 LOGITLESS_API const char* logitless_kernel_name(int32_t runnable, size_t index);
 
-/* ---- Plans
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- Plans ---- */
 
 typedef struct logitless_plan_request {
   size_t struct_size;
@@ -245,9 +239,7 @@ LOGITLESS_API logitless_status logitless_plan_head(const logitless_context* cont
                                                    const logitless_plan_request* request,
                                                    logitless_plan** plan);
 
-/* ---- Cross entropy
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- Cross entropy ---- */
 
 /* logitless/cross_entropy.h has the formula. */
 typedef struct logitless_cross_entropy_options {
@@ -382,8 +374,7 @@ LOGITLESS_API logitless_status logitless_token_losses(const logitless_loss_terms
                                                       const logitless_token_loss_inputs* inputs,
                                                       const logitless_token_loss_outputs* outputs);
 
-/* ---- The head: differentiable outputs of each token
- * ------------------------------------------------------------------ */
+/* ---- The head: differentiable outputs of each token ---- */
 
 typedef struct logitless_head_options {
   size_t struct_size;
@@ -467,9 +458,7 @@ LOGITLESS_API logitless_status logitless_scale_gradients(logitless_context* cont
                                                          const logitless_tensor* factor,
                                                          const logitless_head_gradients* gradients);
 
-/* ---- Tensor programs
- * ----------------------------------------------------------------------------------------------
- */
+/* ---- Tensor programs ---- */
 
 /* logitless/compiler.h tells more of each. */
 typedef struct logitless_program_options {
@@ -535,9 +524,7 @@ LOGITLESS_API logitless_status logitless_program_run(const logitless_program* pr
                                                      size_t result_count, void* arena,
                                                      size_t arena_bytes);
 
-/* ---- Bytes
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- Bytes ---- */
 
 /* "512MiB", "1.5GB", "4096" -> bytes. */
 LOGITLESS_API logitless_status logitless_parse_bytes(const char* text, uint64_t* bytes);

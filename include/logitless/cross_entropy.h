@@ -40,12 +40,12 @@ enum class Reduction : std::uint8_t { none = 0, mean = 1, sum = 2 };
 
 struct CrossEntropyOptions {
   Reduction reduction = Reduction::mean;
-  std::int64_t ignore_index =
-      -100;                      // tokens of this target have loss 0, no gradient, and cost nothing
-  float label_smoothing = 0.0f;  // eps in [0, 1]
-  float z_loss = 0.0f;           // zeta >= 0
-  float softcap = 0.0f;          // c > 0, or 0: none
-  float logit_scale = 1.0f;      // s, finite and not 0: 1 / temperature
+  // tokens of this target have loss 0, no gradient, and cost nothing
+  std::int64_t ignore_index = -100;
+  float label_smoothing = 0.0f;           // eps in [0, 1]
+  float z_loss = 0.0f;                    // zeta >= 0
+  float softcap = 0.0f;                   // c > 0, or 0: none
+  float logit_scale = 1.0f;               // s, finite and not 0: 1 / temperature
   std::optional<double> normalizer = {};  // mean divides by this instead; finite and > 0
   // hidden is [B, T, D] and targets [B, T] are the tokens themselves: position t predicts target t
   // + 1, and the last position of each sequence is ignored.
@@ -123,10 +123,10 @@ struct FarFieldStatistics {
   double kept = 1.0;     // fraction k of pairs (tile of words, block of tokens) computed exactly
   double sampled = 0.0;  // of those pairs, for d_weight and d_bias alone (sample_every)
   double passes = 0.0;   // over tokens * vocab * dim, from both; 0 with exact plans
-  bool dense_fallback =
-      false;  // more than 2/3 to keep in some chunk: all of it kept, so exact there
+  // more than 2/3 to keep in some chunk: all of it kept, so exact there
   // Relative to |d_hidden| over all tokens: the rigorous bound of its error, sqrt(sum_i bound_i^2).
   // -1 where there is none: with far_both.
+  bool dense_fallback = false;
   double bound = 0.0;
   // |error| / |exact|, measured over d_hidden of the tokens audited; -1: not audited.
   double audited_error = -1.0;

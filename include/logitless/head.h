@@ -21,8 +21,8 @@ struct HeadInputs {
   ConstTensorView weight = {};
   ConstTensorView targets = {};
   ConstTensorView bias = {};  // optional [V]
-  ConstTensorView vocab_weight =
-      {};  // optional [V] f32: omega of weighted_logit_sum; without it omega_j = 1
+  // optional [V] f32: omega of weighted_logit_sum; without it omega_j = 1
+  ConstTensorView vocab_weight = {};
 };
 
 // f32 [...] each, what is defined is written; 0 for ignored rows (those whose targets are all

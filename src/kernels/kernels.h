@@ -29,8 +29,8 @@ struct MatrixRows {
   DType dtype = DType::f32;
   std::int64_t row_stride = 0;
   std::int64_t col_stride = 1;
-  const std::int64_t* rows =
-      nullptr;  // row i of the chunk is row rows[i] of the matrix; null: the identity
+  // row i of the chunk is row rows[i] of the matrix; null: the identity
+  const std::int64_t* rows = nullptr;
   std::int64_t row(std::int64_t i) const { return rows != nullptr ? rows[i] : i; }
 };
 
@@ -59,8 +59,8 @@ struct SparseTargets {
 struct ChunkSizes {
   std::int64_t tokens = 0;      // the most a chunk holds
   std::int64_t slab_vocab = 0;  // multiple of kVocabTile
-  std::int64_t stored_vocab =
-      0;  // exp(z) kept from forward to backward: the first entries; multiple of kVocabTile
+  // exp(z) kept from forward to backward: the first entries; multiple of kVocabTile
+  std::int64_t stored_vocab = 0;
   int threads = 1;
   bool forward_only = false;
   // Room for the far field: tile masses, lists of kept tiles; and for its forward.
@@ -79,8 +79,8 @@ struct ChunkCommon {
   const float* bias = nullptr;   // [vocab] or null
   const float* omega = nullptr;  // [vocab] or null: 1. Weights of the weighted logit sum
   SparseTargets targets;
-  std::byte* scratch =
-      nullptr;  // scratch_bytes(...), 64-byte aligned, kept from forward to backward of a chunk
+  // scratch_bytes(...), 64-byte aligned, kept from forward to backward of a chunk
+  std::byte* scratch = nullptr;
 };
 
 // z_ij = softcap(scale * (x_i . w_j + b_j)). All outputs are per token of the chunk.
@@ -129,8 +129,8 @@ struct BackwardChunk : ChunkCommon {
   const float* exponent = nullptr;  // [tokens]
   const float* linear = nullptr;    // [tokens]
   const float* slope = nullptr;     // [tokens] or null: 0. Stored words cannot serve it
-  const float* flat =
-      nullptr;  // [tokens] or null: 0. Stored words cannot serve it beside a softcap
+  // [tokens] or null: 0. Stored words cannot serve it beside a softcap
+  const float* flat = nullptr;
   const float* coefficient = nullptr;  // [tokens * K]
   bool stored = false;  // forward stored exp(z) of the first sizes.stored_vocab words
   HiddenGradientSink d_hidden;

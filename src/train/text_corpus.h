@@ -10,10 +10,10 @@ namespace logitless::train {
 
 struct CorpusOptions {
   std::vector<std::string> paths;  // files and directories; empty: system_include_directories()
-  std::size_t max_bytes =
-      24u << 20;  // files beyond it are left out, chosen by the hash of their name
-  std::size_t max_file_bytes =
-      1u << 20;  // larger files of a directory are taken for generated tables and skipped
+  // files beyond it are left out, chosen by the hash of their name
+  std::size_t max_bytes = 24u << 20;
+  // larger files of a directory are taken for generated tables and skipped
+  std::size_t max_file_bytes = 1u << 20;
   double held_out_fraction = 0.02;  // of the files, chosen by the hash of their name
 };
 
@@ -26,8 +26,8 @@ struct TextFile {
 
 struct Corpus {
   std::vector<TextFile> files;  // sorted by name; no two of the same content
-  bool split_files =
-      false;  // too few files to hold out whole ones: the end of each is held out instead
+  // too few files to hold out whole ones: the end of each is held out instead
+  bool split_files = false;
   std::size_t binary = 0;      // files skipped: they hold a zero byte
   std::size_t too_large = 0;   // files skipped: over max_file_bytes
   std::size_t duplicates = 0;  // files skipped: same content as another
