@@ -57,7 +57,7 @@ struct MomentsLayout {
     caution = take(tiles * 4);
     constants = take(4 * 4);
     failed = take(4);
-    // As take_far in src/head/device_plan.cpp.
+    // As take_far in src/head/cuda/layout.cpp.
     targets = take(shape.tokens * 4);
     lse = take(shape.tokens * 4);
     target_logit = take(shape.tokens * 4);
