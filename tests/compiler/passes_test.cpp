@@ -61,6 +61,14 @@ TEST(EliminateCommon, TellsHeadsApart) {
         "bias(0) scale(1) softcap(0) ignored(-1) workspace(0)"}) {
     expect_rewritten(ir::eliminate_common, two(plain, head(options)), two(plain, head(options)));
   }
+  // Results of one type, of x the one and of w the other.
+  const std::string gradients =
+      "graph g(%x: f32[8, 3], %w: f32[8, 3], %t: i64[8], %a: f32[8], %b: f32[8]) { "
+      "%l, %z, %dx = head %x, %w, %t, %a, %b bias(0) scale(1) softcap(0) "
+      "gradients(f32, none, none) workspace(0) "
+      "%m, %y, %dw = head %x, %w, %t, %a, %b bias(0) scale(1) softcap(0) "
+      "gradients(none, f32, none) workspace(0) return dx: %dx, dw: %dw }";
+  expect_rewritten(ir::eliminate_common, gradients, gradients);
 }
 
 TEST(RecomputeCheap, KeepsOneOfTwo) {

@@ -381,6 +381,44 @@ TEST_P(FarField, ExtraOutputsAreThoseOfWordsNotPositions) {
   EXPECT_LE(relative_error(far.log_prob.values(), dense.log_prob.values()), 1e-6);
 }
 
+// The audit's memory comes after everything else, and a call that brings no order has none to walk.
+TEST_P(FarField, RefusesAWorkspaceWithoutItsAuditAndACallWithoutAnOrder) {
+  HeadSpec spec = small_spec();
+  fit(spec);
+  const FarProblem problem(spec);
+  Tensor lse(DType::f32, {spec.tokens}), d_hidden(DType::f32, {spec.tokens, spec.dim});
+  CrossEntropyInputs in = problem.inputs();
+  in.order = problem.order;
+  CrossEntropyOutputs out;
+  out.lse = lse.view();
+  out.d_hidden = d_hidden.view();
+  Mirror mirror(GetParam());
+  in = mirror.in(in);
+  out = mirror.out(out);
+  const Context context = make_context(GetParam());
+  const LossPlan plan = plan_cross_entropy(context, problem.options(), in, out,
+                                           {.kind = PlanKind::far_backward, .audit_rows = 32});
+  ASSERT_NE(plan.audit, nullptr);
+  const Workspace whole(context, plan);
+  EXPECT_THROW(cross_entropy(context, plan, problem.options(), in, out,
+                             Workspace(whole.data(), plan.workspace_bytes() - 1)),
+               InvalidArgument);
+
+  HeadInputs head;
+  head.hidden = in.hidden;
+  head.weight = in.weight;
+  head.targets = in.targets;
+  HeadCotangents cotangents;
+  cotangents.lse = out.lse;
+  HeadGradients gradients;
+  gradients.d_hidden = out.d_hidden;
+  const LossPlan backward = plan_head_backward(context, {}, head, cotangents, gradients,
+                                               {.kind = PlanKind::far_backward});
+  EXPECT_THROW(head_backward(context, backward, {}, head, cotangents, gradients,
+                             Workspace(context, backward)),
+               InvalidArgument);
+}
+
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(FarField);  // without a GPU
 INSTANTIATE_TEST_SUITE_P(AllKernels, FarField, testing::ValuesIn(far_kernels()),
                          [](const auto& kernel) { return kernel.param; });

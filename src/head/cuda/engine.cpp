@@ -43,8 +43,10 @@ void Engine::require_fit() const {
   require(call_.plan->features == features_,
           "plan: made for other options, inputs or outputs than this call's; plan again with the "
           "same arguments");
-  require(call_.workspace->bytes() >= layout_.total, "workspace: ", call_.workspace->bytes(),
-          " bytes, the plan needs ", layout_.total);
+  // The audit's own plan has its part after this one's.
+  require(call_.workspace->bytes() >= call_.plan->workspace_bytes(),
+          "workspace: ", call_.workspace->bytes(), " bytes, the plan needs ",
+          call_.plan->workspace_bytes());
   require(reinterpret_cast<std::uintptr_t>(base_) % 256 == 0,
           "workspace: expected an address aligned to 256 bytes");
 }

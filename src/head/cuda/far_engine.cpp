@@ -17,8 +17,9 @@ namespace logitless::cuda {
 void Engine::set_far() {
   bound_output_ = floats_of("d_hidden_bound", call_.far.d_hidden_bound);
   if (!sizes_.far) return;
+  require(call_.far.order != nullptr && !call_.far.order->empty(),
+          "order: a far-field plan needs one (make_vocab_order), got none");
   const VocabOrder& order = *call_.far.order;
-  require(!order.empty(), "order: a far-field plan needs one (make_vocab_order), got none");
   require(order.vocab() == all.shape.vocab, "order: made for ", order.vocab(),
           " words, the call has ", all.shape.vocab);
   far_.order = device_order(order);

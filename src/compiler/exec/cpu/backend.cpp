@@ -12,7 +12,7 @@ void CpuBackend::run(const Program& program, std::span<const void* const> parame
 }
 
 LossPlan CpuBackend::far_plan(const Program& program, const FarFieldHead& far) const {
-  return audited_plan(far_head(program), far);
+  return audited_plan(program, far);
 }
 
 const HeadRun& far_head(const Program& program) {

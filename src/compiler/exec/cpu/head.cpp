@@ -1,5 +1,6 @@
 #include <vector>
 
+#include "compiler/exec/backend.h"
 #include "compiler/exec/cpu/run.h"
 #include "core/check.h"
 #include "core/element.h"
@@ -137,10 +138,10 @@ void run_head(const HeadRun& head, const Frame& frame, FarFieldHead* far) {
   call.run_far(FarFieldAccess::of(*far));
 }
 
-LossPlan audited_plan(const HeadRun& head, const FarFieldHead& far) {
+LossPlan audited_plan(const Program& program, const FarFieldHead& far) {
   require_cpu(far);
   const FarController& controller = FarFieldAccess::of(far).controller;
-  return far_plan_of(head, controller.request({.far = true, .audit = true}));
+  return far_plan_of(far_head(program), controller.request({.far = true, .audit = true}));
 }
 
 }  // namespace logitless::ir

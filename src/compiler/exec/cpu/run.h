@@ -11,6 +11,6 @@ void run_program(const Frame& frame, int threads, FarFieldHead* far);
 void run_pointwise(const Pointwise& loop, const Frame& frame, int threads);
 // head.cpp
 void run_head(const HeadRun& head, const Frame& frame, FarFieldHead* far);
-LossPlan audited_plan(const HeadRun& head, const FarFieldHead& far);
+LossPlan audited_plan(const Program& program, const FarFieldHead& far);
 
 }  // namespace logitless::ir
