@@ -18,7 +18,7 @@ Pointer advance(Pointer data, std::int64_t elements, DType dtype) {
 
 }  // namespace
 
-Engine::Engine(const HeadCall& call)
+Engine::Engine(const HeadCall& call, OperandsAlone)
     : call_(call),
       kernel_(find_device_kernel(call.plan->kernel)),
       features_(call.features),
@@ -28,6 +28,9 @@ Engine::Engine(const HeadCall& call)
       base_(static_cast<std::byte*>(call.workspace->data())) {
   require_fit();
   set_operands();
+}
+
+Engine::Engine(const HeadCall& call) : Engine(call, OperandsAlone()) {
   set_gradients();
   set_outputs();
   set_far();

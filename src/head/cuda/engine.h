@@ -49,6 +49,9 @@ class Engine {
   void run(const ChunkFunction& tokens);
 
  private:
+  // What both kinds of engine begin with: no output and no gradient is set.
+  struct OperandsAlone {};
+  Engine(const HeadCall& call, OperandsAlone);
   // Of an audit: the tokens of `all` in the order of audit.rows.
   Engine(const HeadCall& call, const Engine& far, const FarAudit& audit);
   void require_fit() const;

@@ -200,15 +200,7 @@ FarAudit Engine::far_audit() const {
 
 // The exact plan's engine over the tokens that are audited, as they were gathered.
 Engine::Engine(const HeadCall& call, const Engine& far, const FarAudit& audit)
-    : call_(call),
-      kernel_(find_device_kernel(call.plan->kernel)),
-      features_(call.features),
-      sizes_(sizes_of(*call.plan)),
-      layout_(layout_of(kernel_, call.plan->shape, call.plan->features, sizes_)),
-      layout_tokens_(call.plan->shape.tokens),
-      base_(static_cast<std::byte*>(call.workspace->data())) {
-  require_fit();
-  set_operands();
+    : Engine(call, OperandsAlone()) {
   const ForwardCall own = all;
   all = far.all;
   all.shape = own.shape;
