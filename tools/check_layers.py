@@ -25,14 +25,10 @@ PUBLIC_BASE = tuple(f"include/logitless/{name}.h" for name in (
     "version"))
 CORE = ("src/core/", *PUBLIC)
 BELOW_KERNELS = ("src/math/", "src/core/", *PUBLIC_BASE)
-KERNEL_INTERFACE = (
-    "src/kernels/kernels.h",
-    "src/kernels/forced_kernel.h",
-    "src/kernels/tensor_kernels.h",
-    "src/kernels/device_head.h",
-    "src/kernels/device_gradient.h",
-    "src/kernels/device_loss.h", "src/kernels/device_far.h", "src/kernels/device_order.h",
-)
+KERNEL_INTERFACE = ("src/kernels/cpu_*.h", "src/kernels/forced_kernel.h", "src/kernels/device_*.h")
+# What the kernels of one device share, whatever they compute.
+CPU_BASE = ("src/kernels/cpu/*", *KERNEL_INTERFACE, *BELOW_KERNELS)
+CUDA_BASE = ("src/kernels/cuda/*", "src/kernels/cuda/device/", *KERNEL_INTERFACE, *BELOW_KERNELS)
 BELOW_HEAD = (*KERNEL_INTERFACE, "src/math/", *CORE)
 # The floors of src/head: calls, far, plan, cpu and cuda beside each other, and the headers that they share.
 HEAD_BASE = ("src/head/*.h", *BELOW_HEAD)
@@ -52,6 +48,13 @@ LAYERS = (
     ("include/logitless/", PUBLIC),
     ("src/core/", PUBLIC_BASE),
     ("src/math/", PUBLIC_BASE),
+    ("src/kernels/cpu/head/", CPU_BASE),
+    ("src/kernels/cpu/far/", ("src/kernels/cpu/head/", *CPU_BASE)),
+    ("src/kernels/cpu/tensor/", CPU_BASE),
+    ("src/kernels/cuda/device/", (*KERNEL_INTERFACE, *BELOW_KERNELS)),
+    ("src/kernels/cuda/head/", CUDA_BASE),
+    ("src/kernels/cuda/far/", ("src/kernels/cuda/head/", *CUDA_BASE)),
+    ("src/kernels/cuda/tensor/", CUDA_BASE),
     ("src/kernels/*/", (*KERNEL_INTERFACE, *BELOW_KERNELS)),
     ("src/kernels/", ("src/kernels/*.h", "src/kernels/*/register_*.h", *BELOW_KERNELS)),
     ("src/head/*.h", HEAD_BASE),

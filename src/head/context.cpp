@@ -2,9 +2,9 @@
 
 #include "core/check.h"
 #include "core/parallel.h"
+#include "kernels/cpu_head.h"
 #include "kernels/device_gradient.h"
 #include "kernels/forced_kernel.h"
-#include "kernels/kernels.h"
 
 namespace logitless {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "kernels/kernels.h"
+#include "kernels/cpu_head.h"
 #include "logitless/cross_entropy.h"
 #include "logitless/tensor_view.h"
 

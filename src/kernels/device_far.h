@@ -14,8 +14,10 @@ namespace logitless::cuda {
 inline constexpr std::int64_t kFarTile = 128;   // words
 inline constexpr std::int64_t kFarGroup = 256;  // words
 inline constexpr std::int64_t kFarBlock = 256;  // tokens
-constexpr std::int64_t far_tiles(std::int64_t vocab) { return (vocab + kFarTile - 1) / kFarTile; }
-constexpr std::int64_t far_groups(std::int64_t vocab) {
+constexpr std::int64_t far_tile_count(std::int64_t vocab) {
+  return (vocab + kFarTile - 1) / kFarTile;
+}
+constexpr std::int64_t far_group_count(std::int64_t vocab) {
   return (vocab + kFarGroup - 1) / kFarGroup;
 }
 constexpr std::int64_t far_bits(std::int64_t count) {
@@ -100,7 +102,7 @@ struct FarTokens {
   TargetOrder order;             // of tokens, and chunk_keys of them
 };
 
-// Of a chunk. T = far_tiles(vocab), G = far_groups(vocab), B = padded tokens / 256.
+// Of a chunk. T = far_tile_count(vocab), G = far_group_count(vocab), B = padded tokens / 256.
 struct FarCall {
   DeviceOrder order;
   float tau = 0.0f;

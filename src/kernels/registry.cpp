@@ -3,8 +3,8 @@
 
 #include "core/check.h"
 #include "kernels/cpu/register_cpu.h"
+#include "kernels/cpu_head.h"
 #include "kernels/forced_kernel.h"
-#include "kernels/kernels.h"
 #include "kernels/reference/register_reference.h"
 
 namespace logitless {

@@ -3,8 +3,8 @@
 // little, and nothing where the sum is a bf16. A sum is off by less than 2^-15 of itself for each
 // time it is put away, by 2^-16.3 in the root of the mean square; a bf16 is off by up to 2^-8.
 //
-// These functions are the meaning; device/split_sums_sm90.cuh does the same to words of two and
-// four sums by byte permutations, and is held to it by the chunk tests on a GPU.
+// These functions are the meaning; kernels/cuda/head/split_sums_sm90.cuh does the same to words of
+// two and four sums by byte permutations, and is held to it by the chunk tests on a GPU.
 //
 // Inputs are the results of arithmetic: a NaN whose upper 16 bits were those of an infinity would
 // become one.

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/cuda/device_kernels.h"
+#include "kernels/cuda/head/kernels.h"
 #include "kernels/device_order.h"
 #include "support/problem.h"
 

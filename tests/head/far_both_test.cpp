@@ -8,7 +8,7 @@
 #include <cmath>
 #include <utility>
 
-#include "kernels/kernels.h"
+#include "kernels/cpu_head.h"
 #include "support/far_cases.h"
 #include "support/mirror.h"
 #include "support/refusal.h"

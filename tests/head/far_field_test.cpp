@@ -6,7 +6,7 @@
 #include <cmath>
 #include <utility>
 
-#include "kernels/kernels.h"
+#include "kernels/cpu_head.h"
 #include "support/far_problem.h"
 #include "support/mirror.h"
 

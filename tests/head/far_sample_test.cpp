@@ -8,7 +8,7 @@
 #include <set>
 #include <utility>
 
-#include "kernels/kernels.h"
+#include "kernels/cpu_head.h"
 #include "support/far_both.h"
 #include "support/far_cases.h"
 

@@ -2,8 +2,8 @@
 
 #include <cmath>
 
+#include "kernels/cpu_head.h"
 #include "kernels/device_gradient.h"
-#include "kernels/kernels.h"
 #include "support/mirror.h"
 #include "support/problem.h"
 

@@ -8,7 +8,7 @@
 #include <random>
 #include <utility>
 
-#include "kernels/kernels.h"
+#include "kernels/cpu_head.h"
 #include "support/mirror.h"
 
 namespace logitless::test {

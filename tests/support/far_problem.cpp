@@ -7,8 +7,8 @@
 #include <numeric>
 #include <random>
 
+#include "kernels/cpu_head.h"
 #include "kernels/device_far.h"
-#include "kernels/kernels.h"
 #include "support/mirror.h"
 
 namespace logitless::test {

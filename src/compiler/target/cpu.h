@@ -2,7 +2,7 @@
 #pragma once
 
 #include "compiler/target/target.h"
-#include "kernels/tensor_kernels.h"
+#include "kernels/cpu_tensor.h"
 
 namespace logitless::ir {
 

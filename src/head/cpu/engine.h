@@ -11,7 +11,7 @@
 #include "head/far_work.h"
 #include "head/head_call.h"
 #include "head/validate.h"
-#include "kernels/kernels.h"
+#include "kernels/cpu_head.h"
 #include "math/token_gradient.h"
 
 namespace logitless::cpu {
@@ -97,7 +97,7 @@ class Engine {
   void map_positions(const ForwardChunk& chunk) const;
   void far_forward(const ForwardChunk& forward) const;
   void far_backward(const BackwardChunk& backward, std::int64_t first);
-  FarTiles far_tiles() const;
+  TilePoints tile_points() const;
   void clear_ignored() const;
   void finish_bias() const;
 

@@ -3,29 +3,29 @@
 
 #include "core/check.h"
 #include "head/cpu/engine.h"
-#include "kernels/tensor_kernels.h"
+#include "kernels/cpu_tensor.h"
 #include "math/lse_state.h"
 
 namespace logitless::cpu {
 
-FarTiles Engine::far_tiles() const {
-  FarTiles tiles;
-  tiles.share = call_.far.order->share().data();
-  tiles.centroid = at<std::byte>(layout_.far.centroid);
-  tiles.radius = at<float>(layout_.far.radius);
-  tiles.centroid_norm = at<float>(layout_.far.centroid_norm);
-  if (plan_.features.label_smoothing) tiles.weighted_total = at<float>(layout_.far.weighted_total);
-  if (plan_.kind != PlanKind::far_both) return tiles;
-  tiles.mean = at<std::byte>(layout_.far.mean);
-  tiles.log2_base = at<float>(layout_.far.log2_base);
+TilePoints Engine::tile_points() const {
+  TilePoints points;
+  points.share = call_.far.order->share().data();
+  points.centroid = at<std::byte>(layout_.far.centroid);
+  points.radius = at<float>(layout_.far.radius);
+  points.centroid_norm = at<float>(layout_.far.centroid_norm);
+  if (plan_.features.label_smoothing) points.weighted_total = at<float>(layout_.far.weighted_total);
+  if (plan_.kind != PlanKind::far_both) return points;
+  points.mean = at<std::byte>(layout_.far.mean);
+  points.log2_base = at<float>(layout_.far.log2_base);
   const VocabOrder& order = *call_.far.order;
   const bool narrow = kernel_.far_dtype != DType::f32;
-  tiles.axes =
+  points.axes =
       narrow ? static_cast<const void*>(at<std::byte>(layout_.far.axes)) : order.axes().data();
-  tiles.variance = narrow ? static_cast<const void*>(at<std::byte>(layout_.far.variance))
-                          : order.variance().data();
-  tiles.log2_caution = order.log2_caution().data();
-  return tiles;
+  points.variance = narrow ? static_cast<const void*>(at<std::byte>(layout_.far.variance))
+                           : order.variance().data();
+  points.log2_caution = order.log2_caution().data();
+  return points;
 }
 
 // What holds for all chunks: tiles as points, tokens to audit.
@@ -33,7 +33,7 @@ void Engine::start_far() {
   far_sums_ = {};
   FarPrepare prepare;
   set_common(prepare, 0, 0);
-  prepare.tiles = far_tiles();
+  prepare.points = tile_points();
   kernel_.far_prepare(prepare);
   if (plan_.kind == PlanKind::far_both && kernel_.far_dtype != DType::f32) {
     const VocabOrder& order = *call_.far.order;
@@ -75,7 +75,7 @@ void Engine::map_positions(const ForwardChunk& chunk) const {
 void Engine::far_forward(const ForwardChunk& forward) const {
   FarForwardChunk chunk;
   static_cast<ForwardChunk&>(chunk) = forward;
-  chunk.tiles = far_tiles();
+  chunk.points = tile_points();
   chunk.tau = plan_.tau;
   chunk.most_kept = kMostKept;
   kernel_.far_forward(chunk);
@@ -84,7 +84,7 @@ void Engine::far_forward(const ForwardChunk& forward) const {
 void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
   FarBackwardChunk chunk;
   static_cast<BackwardChunk&>(chunk) = backward;
-  chunk.tiles = far_tiles();
+  chunk.points = tile_points();
   chunk.selected = plan_.kind == PlanKind::far_both;
   chunk.tau = plan_.tau;
   chunk.log2_total = at<float>(layout_.far.log2_total);

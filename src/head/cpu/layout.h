@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "head/plan_sizes.h"
-#include "kernels/kernels.h"
+#include "kernels/cpu_head.h"
 
 namespace logitless::cpu {
 

@@ -6,7 +6,7 @@
 
 #include "core/element.h"
 #include "head/validate.h"
-#include "kernels/kernels.h"
+#include "kernels/cpu_head.h"
 
 namespace logitless::cpu {
 

@@ -147,7 +147,7 @@ void Engine::far_backward(const ForwardCall& chunk, bool first_chunk) {
   } else if (far_.sample.every > 0) {  // the forward has chosen
     sample_tiles(chunk);
   }
-  const LogitBlock masses{base_ + layout_.far.block, padded_words(far_tiles(vocab))};
+  const LogitBlock masses{base_ + layout_.far.block, padded_words(far_tile_count(vocab))};
   far_products(b, masses);
   ProductsCall targets = products_call(chunk);
   targets.block_words = vocab;
@@ -237,7 +237,7 @@ void Engine::audit(const ChunkFunction& tokens) const {
 // gradient of each tile as one point.
 void Engine::far_products(const BlockCall& block, const LogitBlock& masses) {
   const ForwardCall& c = block.chunk;
-  const std::int64_t tiles = far_tiles(c.shape.vocab);
+  const std::int64_t tiles = far_tile_count(c.shape.vocab);
   const bool sampled = far_.sample.every > 0;
   far_block(block, masses, sampled ? FarBlockFor::words : FarBlockFor::tokens);
   if (d_bias_.data != nullptr) {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "head/far_work.h"
+#include "kernels/cpu_head.h"
 #include "kernels/device_far.h"
-#include "kernels/kernels.h"
 
 namespace logitless::cuda {
 namespace {
@@ -17,8 +17,8 @@ FarLayout take_far(const HeadShape& shape, const HeadFeatures& f, const Sizes& s
   const std::int64_t tokens = std::max<std::int64_t>(shape.tokens, 1);
   const std::int64_t chunk = std::min(sizes.chunk, tokens);
   const std::int64_t padded = padded_tokens(chunk);
-  const std::int64_t tiles = far_tiles(shape.vocab);
-  const std::int64_t groups = far_groups(shape.vocab);
+  const std::int64_t tiles = far_tile_count(shape.vocab);
+  const std::int64_t groups = far_group_count(shape.vocab);
   const std::int64_t blocks = padded / kFarBlock;
   FarLayout far;
   far.sums = take(sizeof(FarSums));
@@ -54,7 +54,7 @@ template <typename Take>
 EstimateLayout take_estimates(const HeadShape& shape, std::int64_t chunk, const Take& take) {
   const std::int64_t rows = estimate_rows(chunk);
   const std::int64_t padded = padded_tokens(chunk);
-  const std::int64_t tiles = far_tiles(shape.vocab);
+  const std::int64_t tiles = far_tile_count(shape.vocab);
   EstimateLayout estimates;
   estimates.word_weight = take(shape.vocab * 4);
   estimates.log2_base = take(tiles * 4);
@@ -173,7 +173,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadF
   if (sizes.both) out.estimates = take_estimates(shape, chunk, take);
   if (sizes.audited > 0) out.audit = take_audit(shape, sizes.audited, take);
   std::int64_t columns = 0;
-  if (f.d_bias) columns = sizes.far ? far_tiles(shape.vocab) : sizes.slab;
+  if (f.d_bias) columns = sizes.far ? far_tile_count(shape.vocab) : sizes.slab;
   if (smooths_apart(f)) columns = std::max(columns, shape.dim);
   std::int64_t sums = 0;
   for (const std::int64_t count : {columns, f.d_bias && !sizes.far ? sizes.slab : 0, shape.dim})

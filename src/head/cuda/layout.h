@@ -50,7 +50,7 @@ struct GradientLayout {
   std::size_t hidden_sum = 0;     // f32 [D]
   std::size_t column_sums = 0;    // of sum_columns
 };
-// Of device_far.h; T = far_tiles(V), G = far_groups(V), B = P / 256.
+// Of device_far.h; T = far_tile_count(V), G = far_group_count(V), B = P / 256.
 struct FarLayout {
   std::size_t sums = 0;           // FarSums
   std::size_t partial = 0;        // f64 [kFarPartials]

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "head/vocab_order_access.h"
-#include "kernels/kernels.h"
-#include "kernels/tensor_kernels.h"
+#include "kernels/cpu_head.h"
+#include "kernels/cpu_tensor.h"
 
 namespace logitless::cuda {
 

@@ -62,7 +62,7 @@ VocabOrder device_measure_tiles(const Context& context, const VocabOrder& order,
           : cuda::hopper_unsupported(call.head);
   if (!reason.empty()) throw Unsupported(concat("measure_tiles: ", reason));
   const auto dim = static_cast<std::size_t>(rows.columns);
-  const auto tiles = static_cast<std::size_t>(cuda::far_tiles(rows.rows));
+  const auto tiles = static_cast<std::size_t>(cuda::far_tile_count(rows.rows));
   const cuda::DeviceMemory axes(dim * dim * sizeof(float));
   const cuda::DeviceMemory variance(tiles * dim * sizeof(float));
   const cuda::DeviceMemory caution(tiles * sizeof(float));

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "core/element.h"
-#include "kernels/tensor_kernels.h"
+#include "kernels/cpu_tensor.h"
 #include "logitless/tensor_view.h"
 
 namespace logitless {

@@ -10,8 +10,8 @@
 #include "head/far/device_order.h"
 #include "head/far/rows.h"
 #include "head/validate.h"
-#include "kernels/kernels.h"
-#include "kernels/tensor_kernels.h"
+#include "kernels/cpu_head.h"
+#include "kernels/cpu_tensor.h"
 #include "logitless/vocab_order.h"
 
 namespace logitless {

@@ -15,8 +15,8 @@
 #include "head/far/rows.h"
 #include "head/validate.h"
 #include "head/vocab_order_access.h"
-#include "kernels/kernels.h"
-#include "kernels/tensor_kernels.h"
+#include "kernels/cpu_head.h"
+#include "kernels/cpu_tensor.h"
 #include "logitless/head.h"
 #include "logitless/tensor_file.h"
 

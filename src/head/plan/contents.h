@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "kernels/kernels.h"
+#include "kernels/cpu_head.h"
 #include "logitless/plan.h"
 
 namespace logitless {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "head/plan/search.h"
-#include "kernels/kernels.h"
+#include "kernels/cpu_head.h"
 
 namespace logitless {
 

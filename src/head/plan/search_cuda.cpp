@@ -4,8 +4,8 @@
 
 #include "core/check.h"
 #include "head/plan/far_forecast.h"
+#include "kernels/cpu_head.h"
 #include "kernels/device_far.h"
-#include "kernels/kernels.h"
 
 namespace logitless {
 namespace {

@@ -8,11 +8,12 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 //
 #include "hwy/highway.h"
-#include "kernels/cpu/bf16_engine-inl.h"
-#include "kernels/cpu/chunk-inl.h"
-#include "kernels/cpu/far_backward-inl.h"
-#include "kernels/cpu/far_forward-inl.h"
-#include "kernels/cpu/simd_f32-inl.h"
+#include "kernels/cpu/far/backward-inl.h"
+#include "kernels/cpu/far/forward-inl.h"
+#include "kernels/cpu/far/points-inl.h"
+#include "kernels/cpu/head/bf16_engine-inl.h"
+#include "kernels/cpu/head/chunk-inl.h"
+#include "kernels/cpu/head/simd_f32-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace logitless::cpu::HWY_NAMESPACE {

@@ -1,7 +1,7 @@
 // The float64 oracle's row of the kernel registry.
 #pragma once
 
-#include "kernels/kernels.h"
+#include "kernels/cpu_head.h"
 
 namespace logitless::reference {
 

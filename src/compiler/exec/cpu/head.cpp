@@ -1,3 +1,5 @@
+#include "head/far/head.h"
+
 #include <vector>
 
 #include "compiler/exec/backend.h"
@@ -5,7 +7,6 @@
 #include "core/check.h"
 #include "core/element.h"
 #include "head/cpu/engine.h"
-#include "head/far/far_head.h"
 #include "head/far/step.h"
 #include "head/plan/choose.h"
 

@@ -13,7 +13,7 @@
 #include "core/element.h"
 #include "core/half.h"
 #include "core/parallel.h"
-#include "kernels/tensor_kernels.h"
+#include "kernels/cpu_tensor.h"
 
 namespace logitless::ir {
 namespace {

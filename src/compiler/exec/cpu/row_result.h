@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "compiler/ir/graph.h"
-#include "kernels/tensor_kernels.h"
+#include "kernels/cpu_tensor.h"
 #include "math/lse_state.h"
 
 namespace logitless::ir {

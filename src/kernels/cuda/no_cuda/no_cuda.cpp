@@ -1,6 +1,6 @@
 // Stands in for the CUDA kernels in a build without CUDA.
 #include "core/check.h"
-#include "kernels/cuda/device_kernels.h"
+#include "kernels/cuda/head/kernels.h"
 #include "kernels/device_far.h"
 #include "kernels/device_loss.h"
 #include "kernels/device_order.h"

@@ -1,0 +1,338 @@
+// The backward of the far field over one chunk: kept tiles exactly, the others by their mass.
+//
+// far:  the masses of 128 tiles are to the centroids what the gradients of 128 words are to their
+//       weights: one dense block of the backward, 128 times thinner than the vocabulary.
+// near: slabs of tiles. Phase 1, a task per tile: its logits again, for the blocks that keep it or
+//       sample it; their gradient; d_weight of its words, the far tokens' part included. Phase 2, a
+//       task per block of tokens and columns: d_hidden += gradient . weights, over the tiles it
+//       keeps.
+#if defined(LOGITLESS_FAR_BACKWARD_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LOGITLESS_FAR_BACKWARD_INL_H
+#undef LOGITLESS_FAR_BACKWARD_INL_H
+#else
+#define LOGITLESS_FAR_BACKWARD_INL_H
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/far/masses-inl.h"
+#include "kernels/cpu/far/points-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace logitless::cpu::HWY_NAMESPACE {
+
+inline PanelCoefficients CoefficientsAt(const BackwardChunk& chunk, std::int64_t token) {
+  return {chunk.exponent + token, chunk.linear + token,
+          chunk.slope == nullptr ? nullptr : chunk.slope + token, nullptr};
+}
+
+// d_hidden of the far tiles, and the gradient of each tile as one point: tile_gradient = sum_i
+// F_iJ x_i, tile_sum = sum_i F_iJ.
+template <class Engine>
+void FarProducts(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory) {
+  using Element = typename Engine::Element;
+  constexpr std::int64_t kPanel = Engine::kPanel;
+  const Layout& layout = memory.layout;
+  const bool d_hidden = chunk.d_hidden.data != nullptr;
+  const bool d_weight = chunk.d_weight.data != nullptr;
+  const MatrixRows centroids{chunk.points.centroid, FarDtype<Engine>(), chunk.shape.dim, 1,
+                             nullptr};
+  const std::int64_t groups = ceil_div(layout.tiles, kVocabTile);
+  const std::int64_t slab_groups = chunk.sizes.slab_vocab / kVocabTile;
+  std::memset(memory.tile_sum(), 0, static_cast<std::size_t>(groups * kVocabTile) * sizeof(float));
+  for (std::int64_t first = 0; first < groups; first += slab_groups) {
+    const std::int64_t count = std::min(slab_groups, groups - first);
+    parallel_for(chunk.threads, count, [&](std::int64_t group, int thread) {
+      [[maybe_unused]] const typename Engine::Session session;
+      const std::int64_t tile = (first + group) * kVocabTile;
+      const std::int64_t tiles = std::min(kVocabTile, layout.tiles - tile);
+      float* g = memory.template of_thread<float>(thread, layout.logits);
+      const auto gradient = Engine::TileGradient(
+          memory.slab_gradient(), group,
+          memory.template of_thread<Element>(thread, layout.gradient_tile), layout);
+      for (std::int64_t p = 0; p < memory.panels; ++p) {
+        FarGradient(chunk, memory, tile, tiles, p, g);
+        if (chunk.d_bias != nullptr) SumTokens<kPanel>(tiles, g, memory.tile_sum() + tile);
+        Engine::EmitGradient(gradient, p, group, 0, g);
+      }
+      if (d_weight) {
+        std::memset(memory.tile_gradient(tile), 0,
+                    static_cast<std::size_t>(kVocabTile * layout.dim_n) * sizeof(float));
+        for (std::int64_t column = 0; column < layout.dim_n; column += layout.column_block) {
+          const std::int64_t columns = std::min(layout.column_block, layout.dim_n - column);
+          Engine::WeightGradient(gradient, tiles, memory.x_backward(), memory.tokens, layout.tokens,
+                                 column / kPanel, columns / kPanel,
+                                 memory.tile_gradient(tile) + column, layout.dim_n);
+        }
+      }
+      if (d_hidden) {
+        Engine::PackRows(centroids, tile, tiles, kVocabTile, chunk.shape.dim, group * kVocabTile,
+                         chunk.sizes.slab_vocab, memory.slab_weight());
+      }
+    });
+    if (d_hidden) AddSlabToHidden(chunk, memory, count);
+  }
+}
+
+// Over the tiles that are far: the error of each token's d_hidden is at most sum_J |F_iJ| r_J, and
+// what the 16 bits of the masses lose; added to what RemoveTargets left.
+template <class Engine>
+void FarBounds(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t panel,
+               float* HWY_RESTRICT g) {
+  constexpr std::int64_t kPanel = Engine::kPanel;
+  const Layout& layout = memory.layout;
+  float bound[kPanel] = {};
+  for (std::int64_t tile = 0; tile < layout.tiles; tile += kVocabTile) {
+    const std::int64_t tiles = std::min(kVocabTile, layout.tiles - tile);
+    FarGradient(chunk, memory, tile, tiles, panel, g);
+    for (std::int64_t r = 0; r < tiles; ++r) {
+      const float radius = chunk.points.radius[tile + r] * (1.0f + kMassError) +
+                           chunk.points.centroid_norm[tile + r] * kMassError;
+      for (std::int64_t t = 0; t < kPanel; ++t) bound[t] += std::fabs(g[r * kPanel + t]) * radius;
+    }
+  }
+  const std::int64_t tokens = std::min<std::int64_t>(kPanel, chunk.tokens - panel * kPanel);
+  for (std::int64_t t = 0; t < tokens; ++t) chunk.bound[panel * kPanel + t] += bound[t];
+}
+
+// Calls f(block, pair, sampled) for the blocks that keep a tile or sample it, by block. Pairs of
+// the tile are numbered from 0, those kept first.
+template <class Engine, class F>
+void ForPairs(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
+              const F& f) {
+  const std::uint8_t* kept = memory.kept(tile);
+  std::int32_t near = 0, sampled = 0;
+  for (std::int64_t block = 0; block < memory.blocks; ++block) sampled += kept[block];
+  for (std::int64_t block = 0; block < memory.blocks; ++block) {
+    if (kept[block] != 0) {
+      f(block, near++, false);
+    } else if (chunk.sample.takes(tile, block)) {
+      f(block, sampled++, true);
+    }
+  }
+}
+
+// Of a sampled pair: the gradient less what the tile's mass gives its words, times `every`.
+template <class Engine>
+void SubtractFar(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
+                 std::int64_t panel, std::int64_t words, float* HWY_RESTRICT g) {
+  constexpr std::int64_t kPanel = Engine::kPanel;
+  HWY_ALIGN float far[kPanel];
+  FarRow(chunk, memory, tile, panel, far);
+  const float* share = chunk.points.share + tile * kVocabTile;
+  const auto every = static_cast<float>(chunk.sample.every);
+  for (std::int64_t r = 0; r < words; ++r) {
+    for (std::int64_t t = 0; t < kPanel; ++t)
+      g[r * kPanel + t] = every * (g[r * kPanel + t] - share[r] * far[t]);
+  }
+}
+
+// The gradient of the logits of one tile for the blocks that keep or sample it, and its part of
+// d_bias.
+template <class Engine>
+void NearGradient(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
+                  std::int32_t first_pair, int thread) {
+  using Element = typename Engine::Element;
+  constexpr std::int64_t kPanel = Engine::kPanel;
+  const Layout& layout = memory.layout;
+  const std::int64_t first_word = tile * kVocabTile;
+  const std::int64_t words = std::min(kVocabTile, chunk.shape.vocab - first_word);
+  const LogitTransform transform = TileTransform(chunk, first_word);
+  auto* weights = memory.template of_thread<Element>(thread, layout.weight_tile);
+  auto* tile_part = memory.template of_thread<Element>(thread, layout.gradient_tile);
+  float* g = memory.template of_thread<float>(thread, layout.logits);
+  Engine::PackWeightTile(chunk.weight, first_word, words, chunk.shape.dim, layout.dim_k, weights);
+  EntryCursor zeros(chunk.targets, tile);
+  ForPairs(chunk, memory, tile, [&](std::int64_t block, std::int32_t pair, bool sampled) {
+    zeros.until(block * memory.kBlock, [](const SparseEntry&) {});
+    const auto gradient = Engine::PairGradient(memory.pair(first_pair + pair), memory.kBlock,
+                                               tile_part, memory.first_panel(block), layout);
+    for (std::int64_t p = memory.first_panel(block); p < memory.end_panel(block); ++p) {
+      const std::int64_t first = p * kPanel;
+      const std::int64_t tokens = std::min<std::int64_t>(kPanel, chunk.tokens - first);
+      Engine::Logits(weights, round_up(words, Engine::kRows), memory.x_forward(p), tokens,
+                     layout.dim_k, g);
+      TransformBlock<kPanel>(transform, words, g);
+      GradientFromLogits<kPanel>(transform, CoefficientsAt(chunk, first), words, g);
+      std::memset(g + words * kPanel, 0,
+                  static_cast<std::size_t>((kVocabTile - words) * kPanel) * sizeof(float));
+      zeros.until(first + kPanel, [&](const SparseEntry& e) {
+        g[(e.word - first_word) * kPanel + e.token - first] = 0.0f;
+      });
+      if (sampled) SubtractFar(chunk, memory, tile, p, words, g);
+      if (chunk.d_bias != nullptr) SumTokens<kPanel>(words, g, chunk.d_bias + first_word);
+      Engine::EmitGradient(gradient, p - memory.first_panel(block), 0, 0, g);
+    }
+  });
+}
+
+// Phase 1 of one tile: everything of its words.
+template <class Engine>
+void NearTile(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
+              std::int64_t slab_tile, float flat_total, int thread) {
+  [[maybe_unused]] const typename Engine::Session session;
+  using Element = typename Engine::Element;
+  constexpr std::int64_t kPanel = Engine::kPanel;
+  const Layout& layout = memory.layout;
+  const std::int64_t first_word = tile * kVocabTile;
+  const std::int64_t words = std::min(kVocabTile, chunk.shape.vocab - first_word);
+  const std::int32_t first_pair = memory.pair_begin()[slab_tile];
+  const bool near = memory.pair_begin()[slab_tile + 1] > first_pair;
+  if (near) NearGradient(chunk, memory, tile, first_pair, thread);
+
+  const SparseEntry* entries = chunk.targets.entries + chunk.targets.tile_begin[tile];
+  const SparseEntry* entries_end = chunk.targets.entries + chunk.targets.tile_begin[tile + 1];
+  const float* share = chunk.points.share + first_word;
+  const auto omega = [&](std::int64_t r) {
+    return chunk.omega == nullptr ? 1.0f : chunk.omega[first_word + r];
+  };
+  if (chunk.d_bias != nullptr) {
+    for (std::int64_t r = 0; r < words; ++r) {
+      chunk.d_bias[first_word + r] += share[r] * memory.tile_sum()[tile];
+      if (chunk.flat != nullptr) chunk.d_bias[first_word + r] += omega(r) * flat_total;
+    }
+    for (const SparseEntry* e = entries; e != entries_end; ++e)
+      chunk.d_bias[e->word] += chunk.coefficient[e->slot];
+  }
+  if (chunk.d_weight.data != nullptr) {
+    float* c = memory.template of_thread<float>(thread, layout.d_weight);
+    auto* tile_part = memory.template of_thread<Element>(thread, layout.gradient_tile);
+    for (std::int64_t column = 0; column < chunk.shape.dim; column += layout.column_block) {
+      const std::int64_t columns = std::min(layout.column_block, chunk.shape.dim - column);
+      LoadWeightGradient(chunk.d_weight, chunk.shape.dim, first_word, words,
+                         round_up(words, Engine::kRows), column, columns, c, layout.column_block);
+      ForPairs(chunk, memory, tile, [&](std::int64_t block, std::int32_t pair, bool) {
+        const auto gradient = Engine::PairGradient(memory.pair(first_pair + pair), memory.kBlock,
+                                                   tile_part, memory.first_panel(block), layout);
+        Engine::WeightGradient(
+            gradient, words, memory.x_backward() + block * memory.kBlock * kPanel,
+            (memory.end_panel(block) - memory.first_panel(block)) * kPanel, layout.tokens,
+            column / kPanel, ceil_div(columns, kPanel), c, layout.column_block);
+      });
+      for (std::int64_t r = 0; r < words; ++r) {
+        float* to = c + r * layout.column_block;
+        AddScaled(memory.tile_gradient(tile) + column, columns, share[r], to);
+        if (chunk.flat != nullptr) AddScaled(memory.flat_hidden() + column, columns, omega(r), to);
+      }
+      for (const SparseEntry* e = entries; e != entries_end; ++e) {
+        AddRow(chunk.hidden, e->token, column, columns, chunk.coefficient[e->slot],
+               c + (e->word - first_word) * layout.column_block);
+      }
+      StoreWeightGradient(chunk.d_weight, chunk.shape.dim, first_word, words, column, columns, c,
+                          layout.column_block);
+    }
+  }
+  if (near && chunk.d_hidden.data != nullptr) {
+    Engine::PackRows(chunk.weight, first_word, words, kVocabTile, chunk.shape.dim,
+                     slab_tile * kVocabTile, chunk.sizes.slab_vocab, memory.slab_weight());
+  }
+}
+
+// Phase 2 over the kept tiles of the slab [first, + tiles).
+template <class Engine>
+void NearHidden(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t first,
+                std::int64_t tiles) {
+  constexpr std::int64_t kPanel = Engine::kPanel;
+  const Layout& layout = memory.layout;
+  const std::int64_t column_blocks = ceil_div(layout.dim_n, layout.column_block);
+  parallel_for(chunk.threads, memory.blocks * column_blocks, [&](std::int64_t task, int) {
+    [[maybe_unused]] const typename Engine::Session session;
+    const std::int64_t block = task / column_blocks;
+    const std::int64_t column = task % column_blocks * layout.column_block;
+    const std::int64_t columns = std::min(layout.column_block, layout.dim_n - column);
+    const std::int64_t token = block * memory.kBlock;
+    for (std::int64_t t = 0; t < tiles; ++t) {
+      const std::uint8_t* kept = memory.kept(first + t);
+      if (kept[block] == 0) continue;
+      std::int32_t pair = memory.pair_begin()[t];
+      for (std::int64_t b = 0; b < block; ++b) pair += kept[b];
+      Engine::HiddenGradient(
+          memory.pair(pair), memory.kBlock, 0, memory.end_panel(block) * kPanel - token, kVocabTile,
+          memory.slab_weight() + t * kVocabTile * kPanel, kVocabTile, chunk.sizes.slab_vocab,
+          column / kPanel, columns / kPanel, memory.d_hidden(token) + column, layout.dim_n);
+    }
+  });
+}
+
+// d_hidden of one panel: label smoothing, targets, its norms, the audit's copy, and out to the
+// caller's rows.
+template <class Engine>
+void FinishFarHidden(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory,
+                     std::int64_t panel) {
+  const std::int64_t dim = chunk.shape.dim;
+  const std::int64_t first = panel * Engine::kPanel;
+  const std::int64_t end = std::min<std::int64_t>(first + Engine::kPanel, chunk.tokens);
+  for (std::int64_t t = first; t < end; ++t) {
+    float* row = memory.d_hidden(t);
+    if (chunk.flat != nullptr) AddScaled(chunk.points.weighted_total, dim, chunk.flat[t], row);
+    AddTargets(chunk, t, row);
+    chunk.norm_squared[t] = static_cast<double>(SquaredDistance(row, nullptr, dim));
+    if (chunk.audit_row != nullptr && chunk.audit_row[t] >= 0) {
+      std::memcpy(chunk.audit + chunk.audit_row[t] * dim, row,
+                  static_cast<std::size_t>(dim) * sizeof(float));
+    }
+    StoreHidden(chunk, t, row);
+  }
+}
+
+template <class Engine>
+void RunFarBackward(const FarBackwardChunk& chunk) {
+  const FarMemory<Engine> memory(chunk);
+  const Layout& layout = memory.layout;
+  const bool d_hidden = chunk.d_hidden.data != nullptr;
+  std::fill_n(chunk.bound, chunk.tokens, 0.0f);
+  if (!chunk.selected) {
+    MarkTiles(chunk, memory, chunk.tau, chunk.linear, chunk.log2_total, nullptr);
+    KeepAllOfMany(memory, chunk.most_kept);
+    RemoveTargets(chunk, memory);
+  }
+  *chunk.kept += CountKept(memory);
+  *chunk.pairs += layout.tiles * memory.blocks;
+  PackForBackward(chunk, memory);
+
+  float flat_total = 0.0f;
+  if (chunk.flat != nullptr) {
+    for (std::int64_t t = 0; t < chunk.tokens; ++t) flat_total += chunk.flat[t];
+    if (chunk.d_weight.data != nullptr) {
+      std::memset(memory.flat_hidden(), 0, static_cast<std::size_t>(chunk.shape.dim) * 4);
+      for (std::int64_t t = 0; t < chunk.tokens; ++t)
+        AddRow(chunk.hidden, t, 0, chunk.shape.dim, chunk.flat[t], memory.flat_hidden());
+    }
+  }
+  FarProducts(chunk, memory);
+  if (!chunk.selected) {  // or masses are estimates, and have no bound
+    parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int thread) {
+      FarBounds(chunk, memory, p, memory.template of_thread<float>(thread, layout.logits));
+    });
+  }
+
+  const std::int64_t slab_tiles = chunk.sizes.slab_vocab / kVocabTile;
+  for (std::int64_t first = 0; first < layout.tiles; first += slab_tiles) {
+    const std::int64_t tiles = std::min(slab_tiles, layout.tiles - first);
+    std::int32_t pairs = 0;
+    for (std::int64_t t = 0; t < tiles; ++t) {
+      memory.pair_begin()[t] = pairs;
+      ForPairs(chunk, memory, first + t, [&](std::int64_t, std::int32_t, bool sampled) {
+        ++pairs;
+        *chunk.sampled += sampled ? 1 : 0;
+      });
+    }
+    memory.pair_begin()[tiles] = pairs;
+    parallel_for(chunk.threads, tiles, [&](std::int64_t t, int thread) {
+      NearTile(chunk, memory, first + t, t, flat_total, thread);
+    });
+    if (d_hidden && pairs > 0) NearHidden(chunk, memory, first, tiles);
+  }
+  if (d_hidden) {
+    parallel_for(chunk.threads, memory.panels,
+                 [&](std::int64_t p, int) { FinishFarHidden(chunk, memory, p); });
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace logitless::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

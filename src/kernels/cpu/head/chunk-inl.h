@@ -1,0 +1,436 @@
+// The two calls of a kernel, forward and backward over one chunk of tokens, for any engine that
+// multiplies tiles.
+//
+// forward:  tiles of 128 words x panels of tokens; a tile's weights are packed once and meet every
+//           panel of the chunk.
+// backward: slabs of tiles. Phase 1, a task per group of tiles: the gradient of their logits (from
+//           stored exponentials or from logits computed again), d_bias, d_weight. Phase 2, a task
+//           per block of d_hidden: += gradient . weights.
+// Every output element is owned by one task and summed in a fixed order.
+#if defined(LOGITLESS_CHUNK_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LOGITLESS_CHUNK_INL_H
+#undef LOGITLESS_CHUNK_INL_H
+#else
+#define LOGITLESS_CHUNK_INL_H
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "core/parallel.h"
+#include "kernels/cpu/head/layout.h"
+#include "kernels/cpu/head/simd_rows-inl.h"
+#include "kernels/cpu/head/softmax-inl.h"
+#include "kernels/cpu/head/weight_sink-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace logitless::cpu::HWY_NAMESPACE {
+
+// The scratch memory of one chunk by name.
+template <class Engine>
+class ChunkMemory {
+ public:
+  using Element = typename Engine::Element;
+  static constexpr std::int64_t kPanel = Engine::kPanel;
+
+  explicit ChunkMemory(const ChunkCommon& chunk)
+      : layout(make_layout(Engine::kTraits, chunk.shape, *chunk.features, chunk.sizes)),
+        panels(ceil_div(chunk.tokens, kPanel)),
+        tokens(panels * kPanel),
+        base_(chunk.scratch) {}
+
+  Element* x_forward(std::int64_t panel) const {
+    return at<Element>(layout.x_forward) + panel * kPanel * layout.dim_k;
+  }
+  Element* x_backward() const { return at<Element>(layout.x_backward); }
+  Element* slab_gradient() const { return at<Element>(layout.slab_gradient); }
+  Element* slab_weight() const { return at<Element>(layout.slab_weight); }
+  float* d_hidden(std::int64_t token) const {
+    return at<float>(layout.d_hidden) + token * layout.dim_n;
+  }
+
+  // [kVocabTile][kPanel] of one tile and panel.
+  template <typename Stored>
+  Stored* stored(std::int64_t tile, std::int64_t panel) const {
+    return at<Stored>(layout.stored) +
+           (tile * (layout.tokens / kPanel) + panel) * kVocabTile * kPanel;
+  }
+  float* stored_exponent(std::int64_t tile, std::int64_t panel) const {
+    return at<float>(layout.stored_exponent) + tile * layout.tokens + panel * kPanel;
+  }
+
+  // State of one segment and panel.
+  PanelState state(std::int64_t segment, std::int64_t panel, const ForwardChunk& chunk) const {
+    const std::int64_t stride = layout.tokens;
+    const std::size_t segment_bytes =
+        static_cast<std::size_t>(stride) *
+        static_cast<std::size_t>(layout.state.floats * 4 + layout.state.doubles * 8);
+    std::byte* from = base_ + layout.states + static_cast<std::size_t>(segment) * segment_bytes;
+    double* doubles = reinterpret_cast<double*>(from) + panel * kPanel;
+    float* floats =
+        reinterpret_cast<float*>(from + stride * layout.state.doubles * 8) + panel * kPanel;
+    PanelState out{floats, floats + stride};
+    if (chunk.argmax != nullptr) {
+      out.best = floats + 2 * stride;
+      out.best_index = floats + 3 * stride;
+    }
+    if (chunk.entropy_sum != nullptr) {
+      out.entropy = doubles;
+      doubles += stride;
+    }
+    if (chunk.weighted_sum != nullptr) out.weighted = doubles;
+    if (chunk.tile_mass) out.base = mass_base(segment, panel);
+    return out;
+  }
+  // The last of a segment's floats, where there are tile masses.
+  float* mass_base(std::int64_t segment, std::int64_t panel) const {
+    const std::int64_t stride = layout.tokens;
+    const StateFields& fields = layout.state;
+    std::byte* from = base_ + layout.states +
+                      static_cast<std::size_t>((segment * (fields.floats * 4 + fields.doubles * 8) +
+                                                fields.doubles * 8 + (fields.floats - 1) * 4) *
+                                               stride);
+    return reinterpret_cast<float*>(from) + panel * kPanel;
+  }
+  std::uint16_t* tile_mass(std::int64_t tile, std::int64_t panel) const {
+    return at<std::uint16_t>(layout.tile_mass) + tile * layout.tokens + panel * kPanel;
+  }
+
+  template <typename T>
+  T* of_thread(int thread, std::size_t offset) const {
+    return at<T>(layout.thread + layout.thread_bytes * static_cast<std::size_t>(thread) + offset);
+  }
+
+  const Layout layout;
+  const std::int64_t panels;
+  const std::int64_t tokens;  // whole panels
+
+  template <typename T>
+  T* at(std::size_t offset) const {
+    return reinterpret_cast<T*>(base_ + offset);
+  }
+
+ private:
+  std::byte* base_;
+};
+
+inline LogitTransform TileTransform(const ChunkCommon& chunk, std::int64_t first_word) {
+  return {chunk.features->logit_scale, chunk.features->softcap,
+          chunk.bias == nullptr ? nullptr : chunk.bias + first_word,
+          chunk.omega == nullptr ? nullptr : chunk.omega + first_word};
+}
+
+// Walks the sparse entries of one tile panel by panel.
+class EntryCursor {
+ public:
+  EntryCursor(const SparseTargets& targets, std::int64_t tile)
+      : at_(targets.entries + targets.tile_begin[tile]),
+        end_(targets.entries + targets.tile_begin[tile + 1]) {}
+  // Calls function(entry) for the entries of tokens below `token`, from where the last call
+  // stopped.
+  template <typename F>
+  void until(std::int64_t token, F function) {
+    for (; at_ != end_ && at_->token < token; ++at_) function(*at_);
+  }
+
+ private:
+  const SparseEntry* at_;
+  const SparseEntry* end_;
+};
+
+// Which tiles a forward computes, and for which panels: all.
+struct KeepAll {
+  static bool any(std::int64_t) { return true; }
+  bool operator()(std::int64_t, std::int64_t) const { return true; }
+};
+
+template <class Engine, typename Stored, class Keep>
+void ForwardSegment(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory,
+                    std::int64_t segment, int thread, const Keep& keep) {
+  [[maybe_unused]] const typename Engine::Session session;
+  constexpr int kPanel = Engine::kPanel;
+  const Layout& layout = memory.layout;
+  auto* weights = memory.template of_thread<typename Engine::Element>(thread, layout.weight_tile);
+  float* z = memory.template of_thread<float>(thread, layout.logits);
+  for (std::int64_t p = 0; p < memory.panels; ++p)
+    ResetState(memory.state(segment, p, chunk), kPanel);
+
+  const std::int64_t last_tile = std::min(layout.tiles, (segment + 1) * layout.tiles_per_segment);
+  for (std::int64_t tile = segment * layout.tiles_per_segment; tile < last_tile; ++tile) {
+    if (!keep.any(tile)) continue;
+    const std::int64_t first_word = tile * kVocabTile;
+    const std::int64_t words = std::min(kVocabTile, chunk.shape.vocab - first_word);
+    const LogitTransform transform = TileTransform(chunk, first_word);
+    const bool store = chunk.store && first_word < chunk.sizes.stored_vocab;
+    Engine::PackWeightTile(chunk.weight, first_word, words, chunk.shape.dim, layout.dim_k, weights);
+    EntryCursor picks(chunk.targets, tile);
+    EntryCursor zeros(chunk.targets, tile);
+    for (std::int64_t p = 0; p < memory.panels; ++p) {
+      if (!keep(tile, p)) continue;
+      const std::int64_t tokens = std::min<std::int64_t>(kPanel, chunk.tokens - p * kPanel);
+      Engine::Logits(weights, round_up(words, Engine::kRows), memory.x_forward(p), tokens,
+                     layout.dim_k, z);
+      TransformBlock<kPanel>(transform, words, z);
+      picks.until((p + 1) * kPanel, [&](const SparseEntry& e) {
+        chunk.target_logit[e.slot] = z[(e.word - first_word) * kPanel + e.token - p * kPanel];
+      });
+      Stored* stored = store ? memory.template stored<Stored>(tile, p) : nullptr;
+      AbsorbBlock<kPanel, typename Engine::Bf16>(
+          transform, first_word, words, z, memory.state(segment, p, chunk), stored,
+          store ? memory.stored_exponent(tile, p) : nullptr,
+          chunk.tile_mass ? memory.tile_mass(tile, p) : nullptr);
+      if (!store) continue;
+      zeros.until((p + 1) * kPanel, [&](const SparseEntry& e) {
+        stored[(e.word - first_word) * kPanel + e.token - p * kPanel] = 0;
+      });
+    }
+  }
+}
+
+// Joins the segments of one panel, in order.
+template <class Engine>
+void MergeSegments(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory,
+                   std::int64_t panel) {
+  const std::int64_t first = panel * Engine::kPanel;
+  const std::int64_t count = std::min<std::int64_t>(Engine::kPanel, chunk.tokens - first);
+  for (std::int64_t t = 0; t < count; ++t) {
+    float top = -INFINITY;
+    for (std::int64_t s = 0; s < memory.layout.segments; ++s) {
+      const PanelState state = memory.state(s, panel, chunk);
+      if (state.sum[t] != 0.0f) top = std::max(top, state.exponent[t]);
+    }
+    if (top == -INFINITY) top = 0.0f;
+    double sum = 0.0;
+    double entropy = 0.0;
+    double weighted = 0.0;
+    float best = -INFINITY;
+    std::int32_t best_index = 0;
+    for (std::int64_t s = 0; s < memory.layout.segments; ++s) {
+      const PanelState state = memory.state(s, panel, chunk);
+      if (state.sum[t] != 0.0f) {
+        const double factor = std::exp2(static_cast<double>(state.exponent[t]) - top);
+        sum += state.sum[t] * factor;
+        if (state.entropy != nullptr) entropy += state.entropy[t] * factor;
+      }
+      if (state.weighted != nullptr) weighted += state.weighted[t];
+      if (state.best != nullptr && state.best[t] > best) {
+        best = state.best[t];
+        std::memcpy(&best_index, state.best_index + t, sizeof(best_index));
+      }
+    }
+    chunk.exponent[first + t] = top;
+    chunk.sum[first + t] = static_cast<float>(sum);
+    if (chunk.entropy_sum != nullptr) chunk.entropy_sum[first + t] = entropy / sum;
+    if (chunk.weighted_sum != nullptr) chunk.weighted_sum[first + t] = weighted;
+    if (chunk.argmax != nullptr) chunk.argmax[first + t] = best_index;
+  }
+}
+
+template <class Engine>
+void PackAllTokens(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory) {
+  parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int) {
+    Engine::PackTokens(chunk.hidden, p * Engine::kPanel,
+                       std::min<std::int64_t>(Engine::kPanel, chunk.tokens - p * Engine::kPanel),
+                       chunk.shape.dim, memory.layout.dim_k, memory.x_forward(p));
+  });
+}
+
+template <class Engine>
+void RunForward(const ForwardChunk& chunk) {
+  const ChunkMemory<Engine> memory(chunk);
+  PackAllTokens(chunk, memory);
+  parallel_for(chunk.threads, memory.layout.segments, [&](std::int64_t segment, int thread) {
+    if (memory.layout.stored_element_bytes == 2) {
+      ForwardSegment<Engine, std::uint16_t>(chunk, memory, segment, thread, KeepAll());
+    } else {
+      ForwardSegment<Engine, float>(chunk, memory, segment, thread, KeepAll());
+    }
+  });
+  parallel_for(chunk.threads, memory.panels,
+               [&](std::int64_t p, int) { MergeSegments(chunk, memory, p); });
+}
+
+// The gradient of the logits of one tile, packed for the products, and its part of d_bias. `slot`:
+// the tile's place in its group.
+template <class Engine, typename Stored>
+void LogitGradient(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory, std::int64_t tile,
+                   std::int64_t slab_tile, std::int64_t slot,
+                   const typename Engine::Gradient& gradient, int thread) {
+  using Element = typename Engine::Element;
+  constexpr int kPanel = Engine::kPanel;
+  const Layout& layout = memory.layout;
+  const std::int64_t first_word = tile * kVocabTile;
+  const std::int64_t words = std::min(kVocabTile, chunk.shape.vocab - first_word);
+  const LogitTransform transform = TileTransform(chunk, first_word);
+  const bool stored = chunk.stored && first_word < chunk.sizes.stored_vocab;
+  auto* weights = memory.template of_thread<Element>(thread, layout.weight_tile);
+  float* g = memory.template of_thread<float>(thread, layout.logits);
+  if (!stored)
+    Engine::PackWeightTile(chunk.weight, first_word, words, chunk.shape.dim, layout.dim_k, weights);
+  EntryCursor zeros(chunk.targets, tile);
+  for (std::int64_t p = 0; p < memory.panels; ++p) {
+    const std::int64_t first = p * kPanel;
+    const PanelCoefficients coefficients{chunk.exponent + first, chunk.linear + first,
+                                         chunk.slope == nullptr ? nullptr : chunk.slope + first,
+                                         chunk.flat == nullptr ? nullptr : chunk.flat + first};
+    if (stored) {
+      GradientFromStored<kPanel>(transform, coefficients, words,
+                                 memory.template stored<Stored>(tile, p),
+                                 memory.stored_exponent(tile, p), g);
+    } else {
+      const std::int64_t tokens = std::min<std::int64_t>(kPanel, chunk.tokens - first);
+      Engine::Logits(weights, round_up(words, Engine::kRows), memory.x_forward(p), tokens,
+                     layout.dim_k, g);
+      TransformBlock<kPanel>(transform, words, g);
+      GradientFromLogits<kPanel>(transform, coefficients, words, g);
+    }
+    std::memset(g + words * kPanel, 0,
+                static_cast<std::size_t>((kVocabTile - words) * kPanel) * sizeof(float));
+    zeros.until(first + kPanel, [&](const SparseEntry& e) {
+      g[(e.word - first_word) * kPanel + e.token - first] = 0.0f;
+    });
+    if (chunk.d_bias != nullptr) SumTokens<kPanel>(words, g, chunk.d_bias + first_word);
+    Engine::EmitGradient(gradient, p, slab_tile, slot, g);
+  }
+}
+
+// Phase 1 for the tiles [tile, + tiles), at most Engine::kTileGroup: the gradients of their logits
+// and what follows from those alone.
+template <class Engine, typename Stored>
+void BackwardGroup(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory, std::int64_t tile,
+                   std::int64_t tiles, std::int64_t slab_tile, int thread) {
+  [[maybe_unused]] const typename Engine::Session session;
+  constexpr int kPanel = Engine::kPanel;
+  const Layout& layout = memory.layout;
+  const std::int64_t first_word = tile * kVocabTile;
+  const std::int64_t words = std::min(tiles * kVocabTile, chunk.shape.vocab - first_word);
+  const auto gradient = Engine::TileGradient(
+      memory.slab_gradient(), slab_tile,
+      memory.template of_thread<typename Engine::Element>(thread, layout.gradient_tile), layout);
+  for (std::int64_t t = 0; t < tiles; ++t)
+    LogitGradient<Engine, Stored>(chunk, memory, tile + t, slab_tile + t, t, gradient, thread);
+
+  const SparseEntry* entries = chunk.targets.entries + chunk.targets.tile_begin[tile];
+  const SparseEntry* entries_end = chunk.targets.entries + chunk.targets.tile_begin[tile + tiles];
+  if (chunk.d_bias != nullptr) {
+    for (const SparseEntry* e = entries; e != entries_end; ++e)
+      chunk.d_bias[e->word] += chunk.coefficient[e->slot];
+  }
+  if (chunk.d_weight.data != nullptr) {
+    float* c = memory.template of_thread<float>(thread, layout.d_weight);
+    for (std::int64_t column = 0; column < chunk.shape.dim; column += layout.column_block) {
+      const std::int64_t columns = std::min(layout.column_block, chunk.shape.dim - column);
+      LoadWeightGradient(chunk.d_weight, chunk.shape.dim, first_word, words,
+                         round_up(words, Engine::kRows), column, columns, c, layout.column_block);
+      Engine::WeightGradient(gradient, words, memory.x_backward(), memory.tokens, layout.tokens,
+                             column / kPanel, ceil_div(columns, kPanel), c, layout.column_block);
+      for (const SparseEntry* e = entries; e != entries_end; ++e) {
+        AddRow(chunk.hidden, e->token, column, columns, chunk.coefficient[e->slot],
+               c + (e->word - first_word) * layout.column_block);
+      }
+      StoreWeightGradient(chunk.d_weight, chunk.shape.dim, first_word, words, column, columns, c,
+                          layout.column_block);
+    }
+  }
+  if (chunk.d_hidden.data != nullptr) {
+    Engine::PackRows(chunk.weight, first_word, words, tiles * kVocabTile, chunk.shape.dim,
+                     slab_tile * kVocabTile, chunk.sizes.slab_vocab, memory.slab_weight());
+  }
+}
+
+// += coefficient * weight of a token's targets.
+inline void AddTargets(const BackwardChunk& chunk, std::int64_t token, float* HWY_RESTRICT row) {
+  const std::int64_t per_token = chunk.features->targets_per_token;
+  for (std::int64_t slot = token * per_token; slot < (token + 1) * per_token; ++slot) {
+    const std::int32_t word = chunk.targets.words[slot];
+    if (word >= 0) AddRow(chunk.weight, word, 0, chunk.shape.dim, chunk.coefficient[slot], row);
+  }
+}
+
+// d_hidden of one token out to the caller's row.
+inline void StoreHidden(const BackwardChunk& chunk, std::int64_t token, const float* row) {
+  const HiddenGradientSink& to = chunk.d_hidden;
+  StoreRow(to.data, to.dtype, to.rows[token] * to.row_stride, to.col_stride, to.accumulate,
+           chunk.shape.dim, row);
+}
+
+// Hidden states packed for d_weight, sums of d_hidden set to 0.
+template <class Engine>
+void PackForBackward(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory) {
+  constexpr std::int64_t kPanel = Engine::kPanel;
+  const Layout& layout = memory.layout;
+  parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int) {
+    if (chunk.d_weight.data != nullptr) {
+      Engine::PackRows(chunk.hidden, p * kPanel, std::min(kPanel, chunk.tokens - p * kPanel),
+                       kPanel, chunk.shape.dim, p * kPanel, layout.tokens, memory.x_backward());
+    }
+    if (chunk.d_hidden.data != nullptr) {
+      std::memset(memory.d_hidden(p * kPanel), 0,
+                  static_cast<std::size_t>(kPanel * layout.dim_n) * sizeof(float));
+    }
+  });
+}
+
+// d_hidden += gradient . weights, over a slab of `tiles` tiles that every token has part in.
+template <class Engine>
+void AddSlabToHidden(const BackwardChunk& chunk, const ChunkMemory<Engine>& memory,
+                     std::int64_t tiles) {
+  constexpr std::int64_t kPanel = Engine::kPanel;
+  constexpr std::int64_t kTokenBlock =
+      std::max<std::int64_t>(1, Engine::kTokenBlock / kPanel) * kPanel;
+  const Layout& layout = memory.layout;
+  const std::int64_t token_blocks = ceil_div(memory.tokens, kTokenBlock);
+  const std::int64_t column_blocks = ceil_div(layout.dim_n, layout.column_block);
+  parallel_for(chunk.threads, token_blocks * column_blocks, [&](std::int64_t task, int) {
+    [[maybe_unused]] const typename Engine::Session session;
+    const std::int64_t token = task / column_blocks * kTokenBlock;
+    const std::int64_t column = task % column_blocks * layout.column_block;
+    Engine::HiddenGradient(memory.slab_gradient(), layout.gradient_stride, token,
+                           std::min(kTokenBlock, memory.tokens - token), chunk.sizes.slab_vocab,
+                           memory.slab_weight(), tiles * kVocabTile, chunk.sizes.slab_vocab,
+                           column / kPanel,
+                           std::min(layout.column_block, layout.dim_n - column) / kPanel,
+                           memory.d_hidden(token) + column, layout.dim_n);
+  });
+}
+
+template <class Engine>
+void RunBackward(const BackwardChunk& chunk) {
+  constexpr std::int64_t kPanel = Engine::kPanel;
+  const ChunkMemory<Engine> memory(chunk);
+  const Layout& layout = memory.layout;
+  const bool d_hidden = chunk.d_hidden.data != nullptr;
+  PackForBackward(chunk, memory);
+
+  const std::int64_t slab_tiles = chunk.sizes.slab_vocab / kVocabTile;
+  for (std::int64_t first = 0; first < layout.tiles; first += slab_tiles) {
+    const std::int64_t tiles = std::min(slab_tiles, layout.tiles - first);
+    parallel_for(
+        chunk.threads, ceil_div(tiles, Engine::kTileGroup), [&](std::int64_t group, int thread) {
+          const std::int64_t tile = group * Engine::kTileGroup;
+          const std::int64_t count = std::min(Engine::kTileGroup, tiles - tile);
+          if (layout.stored_element_bytes == 2) {
+            BackwardGroup<Engine, std::uint16_t>(chunk, memory, first + tile, count, tile, thread);
+          } else {
+            BackwardGroup<Engine, float>(chunk, memory, first + tile, count, tile, thread);
+          }
+        });
+    if (d_hidden) AddSlabToHidden(chunk, memory, tiles);
+  }
+  if (!d_hidden) return;
+  parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int) {
+    const std::int64_t end = std::min<std::int64_t>((p + 1) * kPanel, chunk.tokens);
+    for (std::int64_t t = p * kPanel; t < end; ++t) {
+      AddTargets(chunk, t, memory.d_hidden(t));
+      StoreHidden(chunk, t, memory.d_hidden(t));
+    }
+  });
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace logitless::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

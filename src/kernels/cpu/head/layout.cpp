@@ -1,0 +1,106 @@
+#include "kernels/cpu/head/layout.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace logitless::cpu {
+namespace {
+
+// Hands out 64-byte aligned pieces, one after another.
+class Stack {
+ public:
+  std::size_t take(std::int64_t bytes) {
+    const std::size_t at = top_;
+    top_ += static_cast<std::size_t>(round_up(bytes, 64));
+    return at;
+  }
+  std::size_t top() const { return top_; }
+
+ private:
+  std::size_t top_ = 0;
+};
+
+}  // namespace
+
+Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const HeadFeatures& features,
+                   const ChunkSizes& sizes) {
+  const bool backward = !sizes.forward_only;
+  const bool d_weight = backward && features.d_weight;
+  const bool d_hidden = backward && features.d_hidden;
+  Layout out;
+  out.tokens = round_up(sizes.tokens, engine.token_panel);
+  out.dim_k = round_up(shape.dim, engine.k_align);
+  out.dim_n = round_up(shape.dim, engine.token_panel);
+  out.tiles = ceil_div(shape.vocab, kVocabTile);
+  out.tiles_per_segment = std::min(ceil_div(out.tiles, kSegments), kMaxSegmentTiles);
+  // Of the far field: whole segments in each group of kVocabTile tiles.
+  if (sizes.far) {
+    out.tiles_per_segment = std::min(
+        static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(out.tiles_per_segment))),
+        kVocabTile);
+  }
+  out.segments = ceil_div(out.tiles, out.tiles_per_segment);
+  out.column_block = std::min(kColumnBlock / engine.token_panel * engine.token_panel, out.dim_n);
+  out.stored_element_bytes = static_cast<std::int64_t>(stored_element_bytes(shape.dtype));
+  // Off a power of two, so that rows of a column do not fall on one cache set.
+  out.gradient_stride = out.tokens + 16;
+  out.slab_vocab = sizes.slab_vocab;
+  out.d_hidden_wanted = d_hidden;
+  out.d_weight_wanted = d_weight;
+  out.state.floats = (features.argmax ? 4 : 2) + (sizes.far ? 1 : 0);
+  out.state.doubles = (features.entropy ? 1 : 0) + (features.label_smoothing ? 1 : 0);
+
+  const std::int64_t e = engine.element_bytes;
+  const std::int64_t stored_tiles = backward ? ceil_div(sizes.stored_vocab, kVocabTile) : 0;
+  const std::int64_t slab = backward ? sizes.slab_vocab : 0;
+
+  Stack shared;
+  out.x_forward = shared.take(out.tokens * out.dim_k * e);
+  out.x_backward = shared.take(d_weight ? out.tokens * out.dim_n * e : 0);
+  out.states =
+      shared.take(out.segments * out.tokens * (out.state.floats * 4 + out.state.doubles * 8));
+  out.stored = shared.take(stored_tiles * kVocabTile * out.tokens * out.stored_element_bytes);
+  out.stored_exponent = shared.take(stored_tiles * out.tokens * 4);
+  // Of the far field: tokens in whole blocks, since pairs of a tile and a block lie apart.
+  const std::int64_t block = far_block_panels(engine.token_panel) * engine.token_panel;
+  const std::int64_t gradient_tokens =
+      sizes.far ? std::max(round_up(out.tokens, block), out.gradient_stride) : out.gradient_stride;
+  out.slab_gradient =
+      shared.take(d_hidden || !engine.gradient_twice ? slab * gradient_tokens * e : 0);
+  out.slab_weight = shared.take(d_hidden ? slab * out.dim_n * e : 0);
+  out.d_hidden = shared.take(d_hidden ? out.tokens * out.dim_n * 4 : 0);
+  if (sizes.far) {
+    const std::int64_t blocks = ceil_div(out.tokens, block);
+    const std::int64_t whole_tiles = round_up(out.tiles, kVocabTile);
+    out.tile_mass = shared.take(out.tiles * out.tokens * 2);
+    out.threshold = shared.take(out.segments * out.tokens * 2);
+    out.kept = shared.take(out.tiles * blocks);
+    out.pair_begin = shared.take((slab / kVocabTile + 1) * 4);
+    out.tile_gradient = shared.take(d_weight ? whole_tiles * out.dim_n * 4 : 0);
+    out.tile_sum = shared.take(whole_tiles * 4);
+    out.squares = shared.take(sizes.far_forward ? out.tokens * out.dim_k * e : 0);
+    out.estimate =
+        shared.take(sizes.far_forward ? (whole_tiles / kVocabTile + 1) * 2 * out.tokens * 4 : 0);
+    out.flat_hidden = shared.take(d_weight && features.label_smoothing ? shape.dim * 4 : 0);
+  }
+  out.thread = shared.top();
+
+  Stack own;
+  out.weight_tile = own.take(kVocabTile * (out.dim_k + 16) * e);
+  out.logits = own.take(kVocabTile * engine.token_panel * 4);
+  out.gradient_tile = own.take(
+      d_weight && engine.gradient_twice ? engine.tile_group * kVocabTile * out.tokens * e : 0);
+  out.variance_tile = own.take(sizes.far_forward ? kVocabTile * (out.dim_k + 16) * e : 0);
+  out.forms = own.take(sizes.far_forward ? kVocabTile * engine.token_panel * 4 : 0);
+  out.d_weight = own.take(d_weight ? engine.tile_group * kVocabTile * out.column_block * 4 : 0);
+  out.thread_bytes = own.top();
+  // No region has more tasks that take a thread's part, however many threads there are.
+  std::int64_t tasks = sizes.forward_only ? out.segments : out.tiles;
+  if (sizes.far)
+    tasks = std::max({tasks, out.tokens / engine.token_panel, ceil_div(shape.dim, kVocabTile)});
+  const std::int64_t parts = std::min<std::int64_t>(sizes.threads, tasks);
+  out.total = out.thread + out.thread_bytes * static_cast<std::size_t>(parts);
+  return out;
+}
+
+}  // namespace logitless::cpu

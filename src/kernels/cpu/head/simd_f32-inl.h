@@ -1,0 +1,208 @@
+// Engine "f32": operands widened to fp32, products by fused multiply-add. Any dtype, any target.
+//
+// Packed layouts: a B panel is [k][kPanel] floats, the panels of one operand one after another. A
+// operands are read in place by strides (rs between rows, cs along k), so the slab's gradient
+// [vocab][tokens] serves both products.
+#if defined(LOGITLESS_SIMD_F32_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LOGITLESS_SIMD_F32_INL_H
+#undef LOGITLESS_SIMD_F32_INL_H
+#else
+#define LOGITLESS_SIMD_F32_INL_H
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/head/layout.h"
+#include "kernels/cpu/head/simd_rows-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace logitless::cpu::HWY_NAMESPACE {
+
+struct EngineF32 {
+  using Element = float;
+  using Bf16 = PortableBf16;
+  struct Session {};  // nothing to set up in a thread
+  // Registers: kRows x kVectors accumulators, one row of B, one broadcast. 16 on AVX2, 32 on
+  // AVX-512 and NEON.
+  static constexpr int kLanes = static_cast<int>(kMaxLanes);
+  static constexpr int kRows = (HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM) ? 8 : 4;
+  static constexpr int kVectors = kLanes == 1 ? 4 : 3;
+  static constexpr int kPanel = kVectors * kLanes;
+  static_assert(kPanel % kRows == 0, "blocks of whole panels are blocks of whole micro-tiles");
+  // k of one pass over an L1-resident slice of a B panel.
+  static constexpr std::int64_t kDepth = 256;
+  static constexpr std::int64_t kTileGroup = 1;
+  static constexpr std::int64_t kTokenBlock = 128;
+  static constexpr EngineTraits kTraits{4, kPanel, 1, false, kTileGroup};
+
+  // Rows = tokens, contracted along columns: panel[k][t].
+  static void PackTokens(const MatrixRows& x, std::int64_t first, std::int64_t tokens,
+                         std::int64_t dim, std::int64_t, Element* HWY_RESTRICT panel) {
+    constexpr std::int64_t kStep = 256;
+    float part[kStep];
+    for (std::int64_t t = 0; t < kPanel; ++t) {
+      for (std::int64_t at = 0; at < dim; at += kStep) {
+        const std::int64_t n = std::min(kStep, dim - at);
+        if (t < tokens) {
+          LoadRow(x, first + t, at, n, part);
+        } else {
+          std::memset(part, 0, sizeof(part));
+        }
+        for (std::int64_t k = 0; k < n; ++k) panel[(at + k) * kPanel + t] = part[k];
+      }
+    }
+  }
+
+  // Rows [first, first + count) as k = [at, at + padded) of every panel of `out` (panels of `depth`
+  // rows); rows past count and columns past dim are 0.
+  static void PackRows(const MatrixRows& m, std::int64_t first, std::int64_t count,
+                       std::int64_t padded, std::int64_t dim, std::int64_t at, std::int64_t depth,
+                       Element* HWY_RESTRICT out) {
+    const std::int64_t panels = ceil_div(dim, kPanel);
+    for (std::int64_t k = 0; k < padded; ++k) {
+      for (std::int64_t q = 0; q < panels; ++q) {
+        float* to = out + (q * depth + at + k) * kPanel;
+        const std::int64_t n = k < count ? std::min<std::int64_t>(kPanel, dim - q * kPanel) : 0;
+        if (n > 0) LoadRow(m, first + k, q * kPanel, n, to);
+        for (std::int64_t j = n; j < kPanel; ++j) to[j] = 0.0f;
+      }
+    }
+  }
+
+  // Vocabulary rows as the A operand of the logits: [kVocabTile][stride].
+  static void PackWeightTile(const MatrixRows& w, std::int64_t first, std::int64_t count,
+                             std::int64_t dim, std::int64_t dim_k, Element* HWY_RESTRICT tile) {
+    for (std::int64_t r = 0; r < round_up(count, kRows); ++r) {
+      if (r < count) {
+        LoadRow(w, first + r, 0, dim, tile + r * (dim_k + 16));
+      } else {
+        std::memset(tile + r * (dim_k + 16), 0, static_cast<std::size_t>(dim) * 4);
+      }
+    }
+  }
+
+  // values [kVocabTile][kPanel] as k = [k, k + kVocabTile) of a panel of tokens; k past dim_k are
+  // dropped.
+  static void EmitTokens(const float* HWY_RESTRICT values, std::int64_t k, std::int64_t dim_k,
+                         Element* HWY_RESTRICT panel) {
+    std::memcpy(panel + k * kPanel, values,
+                static_cast<std::size_t>(std::min(kVocabTile, dim_k - k) * kPanel) * sizeof(float));
+  }
+
+  // z [rows][kPanel] = tile . panel, rows rounded up to kRows.
+  static void Logits(const Element* tile, std::int64_t rows, const Element* panel,
+                     std::int64_t tokens, std::int64_t dim_k, float* HWY_RESTRICT z) {
+    const int vectors = static_cast<int>(ceil_div(tokens, kLanes));
+    // Lanes without a token must still hold numbers: their exponentials are multiplied by 0.
+    if (vectors < kVectors)
+      std::memset(z, 0, static_cast<std::size_t>(rows * kPanel) * sizeof(float));
+    for (std::int64_t k = 0; k < dim_k; k += kDepth) {
+      const std::int64_t depth = std::min(kDepth, dim_k - k);
+      for (std::int64_t r = 0; r < rows; r += kRows) {
+        Micro(vectors, tile + r * (dim_k + 16) + k, dim_k + 16, 1, panel + k * kPanel, depth,
+              z + r * kPanel, kPanel, k > 0);
+      }
+    }
+  }
+
+  // Where the gradient of one vocabulary tile goes: row j of the slab is slab + j * stride.
+  struct Gradient {
+    Element* slab;        // rows of this tile
+    std::int64_t stride;  // between them
+  };
+  static Gradient TileGradient(Element* slab, std::int64_t tile, Element*, const Layout& layout) {
+    return {slab + tile * kVocabTile * layout.gradient_stride, layout.gradient_stride};
+  }
+  static void EmitGradient(const Gradient& to, std::int64_t panel, std::int64_t, std::int64_t,
+                           const float* HWY_RESTRICT g) {
+    for (std::int64_t r = 0; r < kVocabTile; ++r) {
+      std::memcpy(to.slab + r * to.stride + panel * kPanel, g + r * kPanel, kPanel * sizeof(float));
+    }
+  }
+
+  // c [kVocabTile][ldc] += gradient tile [vocab][tokens] . x panels [first_panel, + panels).
+  static void WeightGradient(const Gradient& g, std::int64_t rows, const Element* x,
+                             std::int64_t tokens, std::int64_t depth, std::int64_t first_panel,
+                             std::int64_t panels, float* HWY_RESTRICT c, std::int64_t ldc) {
+    Multiply(g.slab, g.stride, 1, round_up(rows, kRows), x + first_panel * depth * kPanel, depth,
+             panels, tokens, c, ldc);
+  }
+
+  // Where the gradient of one tile and one block of tokens goes, apart from others: [kVocabTile]
+  // [block tokens] at `pair`.
+  static Gradient PairGradient(Element* pair, std::int64_t block_tokens, Element*, std::int64_t,
+                               const Layout&) {
+    return {pair, block_tokens};
+  }
+
+  // c [tokens][ldc] += gradient of the slab [slab_depth][tokens of this block]^T . w panels.
+  static void HiddenGradient(const Element* slab, std::int64_t stride, std::int64_t first_token,
+                             std::int64_t tokens, std::int64_t, const Element* w,
+                             std::int64_t words, std::int64_t depth, std::int64_t first_panel,
+                             std::int64_t panels, float* HWY_RESTRICT c, std::int64_t ldc) {
+    Multiply(slab + first_token, 1, stride, tokens, w + first_panel * depth * kPanel, depth, panels,
+             words, c, ldc);
+  }
+
+ private:
+  static void Multiply(const float* a, std::int64_t rs, std::int64_t cs, std::int64_t rows,
+                       const float* b, std::int64_t panel_depth, std::int64_t panels,
+                       std::int64_t depth, float* HWY_RESTRICT c, std::int64_t ldc) {
+    for (std::int64_t k = 0; k < depth; k += kDepth) {
+      const std::int64_t n = std::min(kDepth, depth - k);
+      for (std::int64_t q = 0; q < panels; ++q) {
+        for (std::int64_t r = 0; r < rows; r += kRows) {
+          Tile<kVectors>(a + r * rs + k * cs, rs, cs, b + (q * panel_depth + k) * kPanel, n,
+                         c + r * ldc + q * kPanel, ldc, true);
+        }
+      }
+    }
+  }
+
+  static HWY_INLINE void Micro(int vectors, const float* a, std::int64_t rs, std::int64_t cs,
+                               const float* b, std::int64_t depth, float* HWY_RESTRICT c,
+                               std::int64_t ldc, bool add) {
+    if (vectors == 1) return Tile<1>(a, rs, cs, b, depth, c, ldc, add);
+    if (vectors == 2) return Tile<2>(a, rs, cs, b, depth, c, ldc, add);
+    return Tile<kVectors>(a, rs, cs, b, depth, c, ldc, add);
+  }
+
+  // c [kRows][N vectors] (+)= a . b; sums run along k in order.
+  template <int N>
+  static HWY_NOINLINE void Tile(const float* a, std::int64_t rs, std::int64_t cs,
+                                const float* HWY_RESTRICT b, std::int64_t depth,
+                                float* HWY_RESTRICT c, std::int64_t ldc, bool add) {
+    const D d;
+    V acc[kRows][N];
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j)
+        acc[i][j] = add ? hn::LoadU(d, c + i * ldc + j * kLanes) : hn::Zero(d);
+    }
+    for (std::int64_t k = 0; k < depth; ++k) {
+      V row[N];
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) row[j] = hn::LoadU(d, b + k * kPanel + j * kLanes);
+#pragma GCC unroll 8
+      for (int i = 0; i < kRows; ++i) {
+        const V x = hn::Set(d, a[i * rs + k * cs]);
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) acc[i][j] = hn::MulAdd(x, row[j], acc[i][j]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) hn::StoreU(acc[i][j], d, c + i * ldc + j * kLanes);
+    }
+  }
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace logitless::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

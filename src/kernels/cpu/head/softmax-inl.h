@@ -1,0 +1,345 @@
+// The work on one block of logits, z [kVocabTile words][panel tokens], between the matrix products:
+// tokens lie along the lanes, so every reduction over words is vertical.
+#if defined(LOGITLESS_SOFTMAX_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LOGITLESS_SOFTMAX_INL_H
+#undef LOGITLESS_SOFTMAX_INL_H
+#else
+#define LOGITLESS_SOFTMAX_INL_H
+#endif
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/cpu/simd_math-inl.h"
+#include "kernels/cpu_head.h"
+#include "math/lse_state.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace logitless::cpu::HWY_NAMESPACE {
+
+// What turns x . w into z, for one tile of words.
+struct LogitTransform {
+  float scale = 1.0f;
+  float cap = 0.0f;
+  const float* bias = nullptr;   // of the tile's first word, or null
+  const float* omega = nullptr;  // likewise
+};
+
+// Running per-token values of one segment and panel.
+struct PanelState {
+  float* exponent;
+  float* sum;
+  float* best = nullptr;        // with argmax
+  float* best_index = nullptr;  // an int32 in a float's bits
+  double* entropy = nullptr;    // sum_j 2^(z log2e - exponent) z
+  double* weighted = nullptr;
+  float* base = nullptr;  // with tile masses: what they are relative to; -inf until one has mass
+};
+
+// A tile's mass sum_j exp(z_ij) (times the softcap's slope) in 16 bit: log2 of it relative to a
+// base of the row, in steps of 1/256, so within 2^(1/512). 0: no mass, or under 2^-127 of the base;
+// kMassTop: as much or more than that stands for.
+inline constexpr float kMassSteps = 256.0f;
+inline constexpr std::int32_t kMassBase = 32768;
+inline constexpr std::int32_t kMassTop = 65535;
+// Relative error of a mass: 2^(1/512) - 1, that of Log2 included.
+inline constexpr float kMassError = 1.5e-3f;
+
+inline void ResetState(const PanelState& state, std::int64_t tokens) {
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    state.exponent[t] = 0.0f;
+    state.sum[t] = 0.0f;
+    if (state.best != nullptr) {
+      state.best[t] = -INFINITY;
+      state.best_index[t] = 0.0f;
+    }
+    if (state.entropy != nullptr) state.entropy[t] = 0.0;
+    if (state.weighted != nullptr) state.weighted[t] = 0.0;
+    if (state.base != nullptr) state.base[t] = -INFINITY;
+  }
+}
+
+// z = softcap(scale * (z + bias)) in place.
+template <int kPanel>
+HWY_INLINE void TransformBlock(const LogitTransform& f, std::int64_t words, float* HWY_RESTRICT z) {
+  if (f.scale == 1.0f && f.cap == 0.0f && f.bias == nullptr) return;
+  const D d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const V scale = hn::Set(d, f.scale);
+  const V cap = hn::Set(d, f.cap);
+  const V inverse = hn::Set(d, f.cap == 0.0f ? 0.0f : 1.0f / f.cap);
+  for (std::int64_t r = 0; r < words; ++r) {
+    const V shift = hn::Set(d, f.bias == nullptr ? 0.0f : f.bias[r] * f.scale);
+    for (std::int64_t t = 0; t < kPanel; t += lanes) {
+      float* at = z + r * kPanel + t;
+      V u = hn::MulAdd(hn::Load(d, at), scale, shift);
+      if (f.cap != 0.0f) u = hn::Mul(cap, Tanh(hn::Mul(u, inverse)));
+      hn::Store(u, d, at);
+    }
+  }
+}
+
+// (1 - (z / c)^2), from the capped z.
+HWY_INLINE V CapSlope(V z, V inverse) {
+  const D d;
+  const V r = hn::Mul(z, inverse);
+  const V one = hn::Set(d, 1.0f);
+  return hn::Mul(hn::Sub(one, r), hn::Add(one, r));
+}
+
+template <class Bf16, typename T>
+HWY_INLINE void StoreElement(V v, T* to) {
+  if constexpr (sizeof(T) == 2) {
+    Bf16::Store(v, to);
+  } else {
+    hn::Store(v, D(), to);
+  }
+}
+HWY_INLINE V LoadElement(const std::uint16_t* from) { return LoadBf16(from); }
+HWY_INLINE V LoadElement(const float* from) { return hn::Load(D(), from); }
+
+// Codes of log2 masses relative to `base`; 0 for -inf and NaN.
+HWY_INLINE hn::Vec<DI> MassCode(V log2_mass, V base) {
+  const D d;
+  const DI di;
+  const V steps = hn::MulAdd(hn::Sub(log2_mass, base), hn::Set(d, kMassSteps),
+                             hn::Set(d, static_cast<float>(kMassBase)));
+  const V clamped = hn::Min(hn::Max(steps, hn::Zero(d)), hn::Set(d, static_cast<float>(kMassTop)));
+  return hn::IfThenElse(hn::RebindMask(di, hn::IsNaN(log2_mass)), hn::Zero(di),
+                        hn::NearestInt(clamped));
+}
+
+// The masses of one tile, `top` and `sum` as AbsorbBlock has them, to code [kPanel].
+HWY_INLINE void StoreMass(V k, V sum, std::int64_t t, const PanelState& state,
+                          std::uint16_t* HWY_RESTRICT code) {
+  const D d;
+  const DU16 du16;
+  const V old = hn::LoadU(d, state.base + t);
+  const auto nothing = hn::Eq(sum, hn::Zero(d));
+  const auto first = hn::Eq(old, hn::Set(d, -INFINITY));
+  const V base = hn::IfThenElse(hn::AndNot(nothing, first), k, old);
+  hn::StoreU(base, d, state.base + t);
+  const V log2_mass = hn::IfThenElse(nothing, hn::Set(d, -INFINITY), hn::Add(k, Log2(sum)));
+  hn::StoreU(hn::DemoteTo(du16, MassCode(log2_mass, base)), du16, code + t);
+}
+
+// log2 masses from their codes; -inf for 0.
+HWY_INLINE V LoadMass(const std::uint16_t* HWY_RESTRICT code, V base) {
+  const D d;
+  const DI di;
+  const auto bits = hn::BitCast(di, hn::PromoteTo(DU(), hn::LoadU(DU16(), code)));
+  const V steps = hn::ConvertTo(d, hn::Sub(bits, hn::Set(di, kMassBase)));
+  const V value = hn::MulAdd(steps, hn::Set(d, 1.0f / kMassSteps), base);
+  return hn::IfThenElse(hn::RebindMask(d, hn::Eq(bits, hn::Zero(di))), hn::Set(d, -INFINITY),
+                        value);
+}
+
+// What AbsorbBlock adds beyond the sums, for the tokens of the lanes from t on.
+template <int kPanel>
+HWY_INLINE void AbsorbBest(std::int64_t first_word, std::int64_t words, const float* HWY_RESTRICT z,
+                           std::int64_t t, const PanelState& state) {
+  const D d;
+  const DI di;
+  V best = hn::LoadU(d, state.best + t);
+  auto index = hn::BitCast(di, hn::LoadU(d, state.best_index + t));
+  for (std::int64_t r = 0; r < words; ++r) {
+    const V x = hn::Load(d, z + r * kPanel + t);
+    const auto better = hn::Gt(x, best);
+    best = hn::IfThenElse(better, x, best);
+    index = hn::IfThenElse(hn::RebindMask(di, better),
+                           hn::Set(di, static_cast<std::int32_t>(first_word + r)), index);
+  }
+  hn::StoreU(best, d, state.best + t);
+  hn::StoreU(hn::BitCast(d, index), d, state.best_index + t);
+}
+
+template <int kPanel>
+HWY_INLINE void AbsorbEntropy(std::int64_t words, const float* HWY_RESTRICT z, std::int64_t t, V k,
+                              V old_scale, V new_scale, const PanelState& state) {
+  const D d;
+  HWY_ALIGN float part[kMaxLanes];
+  HWY_ALIGN float old_part[kMaxLanes];
+  HWY_ALIGN float new_part[kMaxLanes];
+  V ez = hn::Zero(d);
+  for (std::int64_t r = 0; r < words; ++r) {
+    const V x = hn::Load(d, z + r * kPanel + t);
+    const V e = Exp2(hn::MulSub(x, hn::Set(d, kLog2EFloat), k));
+    // A masked word is 0 * -inf.
+    ez = hn::Add(ez, hn::IfThenZeroElse(hn::Eq(e, hn::Zero(d)), hn::Mul(e, x)));
+  }
+  hn::Store(ez, d, part);
+  hn::Store(old_scale, d, old_part);
+  hn::Store(new_scale, d, new_part);
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) {
+    state.entropy[t + i] =
+        state.entropy[t + i] * old_part[i] + static_cast<double>(part[i]) * new_part[i];
+  }
+}
+
+template <int kPanel>
+HWY_INLINE void AbsorbWeighted(const LogitTransform& f, std::int64_t words,
+                               const float* HWY_RESTRICT z, std::int64_t t,
+                               const PanelState& state) {
+  const D d;
+  HWY_ALIGN float part[kMaxLanes];
+  V zw = hn::Zero(d);
+  for (std::int64_t r = 0; r < words; ++r) {
+    const V x = hn::Load(d, z + r * kPanel + t);
+    zw = f.omega == nullptr ? hn::Add(zw, x) : hn::MulAdd(hn::Set(d, f.omega[r]), x, zw);
+  }
+  hn::Store(zw, d, part);
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) state.weighted[t + i] += part[i];
+}
+
+// Adds the block to the running state. With mass: keeps the codes of the block's masses in it. With
+// Stored: keeps 2^(z log2e - k) (times the softcap's slope) of each word and token in stored
+// [kVocabTile][kPanel], and k, integral, in stored_exponent [kPanel].
+template <int kPanel, class Bf16, typename Stored>
+HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, std::int64_t words,
+                            const float* HWY_RESTRICT z, const PanelState& state,
+                            Stored* HWY_RESTRICT stored, float* HWY_RESTRICT stored_exponent,
+                            std::uint16_t* HWY_RESTRICT mass) {
+  const D d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const V log2e = hn::Set(d, kLog2EFloat);
+  const V lowest = hn::Set(d, -INFINITY);
+  const V inverse = hn::Set(d, f.cap == 0.0f ? 0.0f : 1.0f / f.cap);
+  for (std::int64_t t = 0; t < kPanel; t += lanes) {
+    V top = lowest;
+    for (std::int64_t r = 0; r < words; ++r) top = hn::Max(top, hn::Load(d, z + r * kPanel + t));
+    // Integral, so that rescaling is exact, and no exponential is over 1, but for rounding. Beyond
+    // the bounds a logit could be any distance from its own ceiling: below, the words are masked;
+    // above, the token has no number, since a sum without them would pass for one.
+    const V ceiling = hn::Max(hn::Ceil(hn::Mul(top, log2e)), hn::Set(d, kLeastExponent));
+    const V bounded =
+        hn::IfThenElse(hn::Gt(ceiling, hn::Set(d, kMostExponent)), hn::NaN(d), ceiling);
+    const V k = hn::IfThenElse(hn::Gt(top, lowest), bounded, hn::Zero(d));
+    V sum = hn::Zero(d);
+    if (stored != nullptr) {
+      for (std::int64_t r = 0; r < words; ++r) {
+        const V x = hn::Load(d, z + r * kPanel + t);
+        V e = Exp2(hn::MulSub(x, log2e, k));
+        sum = hn::Add(sum, e);
+        if (f.cap != 0.0f) e = hn::Mul(e, CapSlope(x, inverse));
+        StoreElement<Bf16>(e, stored + r * kPanel + t);
+      }
+      // A tile without mass must not scale: its exponent may lie above the row's.
+      hn::StoreU(hn::IfThenElse(hn::Eq(sum, hn::Zero(d)), lowest, k), d, stored_exponent + t);
+    } else {
+      for (std::int64_t r = 0; r < words; ++r) {
+        sum = hn::Add(sum, Exp2(hn::MulSub(hn::Load(d, z + r * kPanel + t), log2e, k)));
+      }
+    }
+    if (mass != nullptr) {
+      V slope_sum = sum;
+      if (f.cap != 0.0f) {
+        slope_sum = hn::Zero(d);
+        for (std::int64_t r = 0; r < words; ++r) {
+          const V x = hn::Load(d, z + r * kPanel + t);
+          slope_sum = hn::MulAdd(Exp2(hn::MulSub(x, log2e, k)), CapSlope(x, inverse), slope_sum);
+        }
+      }
+      StoreMass(k, slope_sum, t, state, mass);
+    }
+
+    const V old_k = hn::LoadU(d, state.exponent + t);
+    const V old_sum = hn::LoadU(d, state.sum + t);
+    const auto none = hn::Eq(old_sum, hn::Zero(d));
+    const auto nothing = hn::Eq(sum, hn::Zero(d));
+    const V high = hn::IfThenElse(none, k, hn::IfThenElse(nothing, old_k, hn::Max(old_k, k)));
+    const V old_factor = PowerOfTwo(hn::Sub(old_k, high));
+    const V new_factor = PowerOfTwo(hn::Sub(k, high));
+    // The factors of empty sides may be anything: mask them.
+    const V old_part = hn::IfThenZeroElse(none, hn::Mul(old_sum, old_factor));
+    const V new_part = hn::IfThenZeroElse(nothing, hn::Mul(sum, new_factor));
+    hn::StoreU(high, d, state.exponent + t);
+    hn::StoreU(hn::Add(old_part, new_part), d, state.sum + t);
+
+    if (state.best != nullptr) AbsorbBest<kPanel>(first_word, words, z, t, state);
+    if (state.entropy != nullptr) {
+      AbsorbEntropy<kPanel>(words, z, t, k, hn::IfThenZeroElse(none, old_factor),
+                            hn::IfThenZeroElse(nothing, new_factor), state);
+    }
+    if (state.weighted != nullptr) AbsorbWeighted<kPanel>(f, words, z, t, state);
+  }
+}
+
+// Row coefficients of one panel; see BackwardChunk.
+struct PanelCoefficients {
+  const float* exponent;
+  const float* linear;
+  const float* slope = nullptr;
+  const float* flat = nullptr;
+};
+
+// z [words][kPanel] -> da in place. Masked words (e = 0) have no linear part.
+template <int kPanel>
+HWY_INLINE void GradientFromLogits(const LogitTransform& f, const PanelCoefficients& c,
+                                   std::int64_t words, float* HWY_RESTRICT z) {
+  const D d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const V log2e = hn::Set(d, kLog2EFloat);
+  const V inverse = hn::Set(d, f.cap == 0.0f ? 0.0f : 1.0f / f.cap);
+  for (std::int64_t t = 0; t < kPanel; t += lanes) {
+    const V exponent = hn::LoadU(d, c.exponent + t);
+    const V linear = hn::LoadU(d, c.linear + t);
+    const V slope = c.slope != nullptr ? hn::LoadU(d, c.slope + t) : hn::Zero(d);
+    const V flat = c.flat != nullptr ? hn::LoadU(d, c.flat + t) : hn::Zero(d);
+    for (std::int64_t r = 0; r < words; ++r) {
+      float* at = z + r * kPanel + t;
+      const V x = hn::Load(d, at);
+      const V e = Exp2(hn::MulSub(x, log2e, exponent));
+      V g;
+      if (c.slope != nullptr) {
+        g = hn::IfThenZeroElse(hn::Eq(e, hn::Zero(d)), hn::Mul(e, hn::MulAdd(slope, x, linear)));
+      } else {
+        g = hn::Mul(e, linear);
+      }
+      if (c.flat != nullptr)
+        g = hn::MulAdd(flat, hn::Set(d, f.omega == nullptr ? 1.0f : f.omega[r]), g);
+      if (f.cap != 0.0f) g = hn::Mul(g, CapSlope(x, inverse));
+      hn::Store(g, d, at);
+    }
+  }
+}
+
+// The same from what AbsorbBlock stored.
+template <int kPanel, typename Stored>
+HWY_INLINE void GradientFromStored(const LogitTransform& f, const PanelCoefficients& c,
+                                   std::int64_t words, const Stored* HWY_RESTRICT stored,
+                                   const float* HWY_RESTRICT stored_exponent,
+                                   float* HWY_RESTRICT g) {
+  const D d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t t = 0; t < kPanel; t += lanes) {
+    const V shift = hn::Sub(hn::LoadU(d, stored_exponent + t), hn::LoadU(d, c.exponent + t));
+    const V factor = hn::Mul(hn::LoadU(d, c.linear + t), PowerOfTwo(shift));
+    const V flat = c.flat != nullptr ? hn::LoadU(d, c.flat + t) : hn::Zero(d);
+    for (std::int64_t r = 0; r < words; ++r) {
+      V v = hn::Mul(factor, LoadElement(stored + r * kPanel + t));
+      if (c.flat != nullptr)
+        v = hn::MulAdd(flat, hn::Set(d, f.omega == nullptr ? 1.0f : f.omega[r]), v);
+      hn::Store(v, d, g + r * kPanel + t);
+    }
+  }
+}
+
+// sums[r] += sum over the panel's tokens of g[r], lanes first, then across.
+template <int kPanel>
+HWY_INLINE void SumTokens(std::int64_t words, const float* HWY_RESTRICT g,
+                          float* HWY_RESTRICT sums) {
+  const D d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t r = 0; r < words; ++r) {
+    V sum = hn::Load(d, g + r * kPanel);
+    for (std::int64_t t = lanes; t < kPanel; t += lanes)
+      sum = hn::Add(sum, hn::Load(d, g + r * kPanel + t));
+    sums[r] += hn::GetLane(hn::SumOfLanes(d, sum));
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace logitless::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,248 @@
+// The masses of tiles from two moments of their words: three thin products by cuBLAS, and what is
+// between them.
+//
+//   log2 M_iJ ~ log2_base_J + (s x_i . mean_J + s^2 / 2 sum_a (x_i . axis_a)^2 variance_Ja) log2 e
+#include <algorithm>
+
+#include "kernels/cuda/cublas.h"
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/numbers.cuh"
+#include "kernels/cuda/far/gather.h"
+#include "kernels/cuda/far/selection.cuh"
+#include "kernels/cuda/head/targets.cuh"
+#include "kernels/device_far.h"
+#include "math/lse_state.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kTile = static_cast<int>(kFarTile);
+
+// A thread block for each tile, a thread for each word. bias by position, or null.
+__global__ void __launch_bounds__(kTile)
+    weigh_words(const float* bias, float scale, int vocab, float* weights, float* log2_base) {
+  __shared__ float values[kTile];
+  const int word = static_cast<int>(blockIdx.x) * kTile + static_cast<int>(threadIdx.x);
+  const bool real = word < vocab;
+  const float b = !real ? -INFINITY : bias == nullptr ? 0.0f : scale * bias[word];
+  values[threadIdx.x] = b;
+  __syncthreads();
+  float top = -INFINITY;
+  for (const float value : values) top = fmaxf(top, value);
+  double total = 0.0;
+  for (const float value : values)
+    total += top > -INFINITY ? exp(static_cast<double>(value - top)) : 0.0;
+  if (real)
+    weights[word] =
+        total > 0.0 ? static_cast<float>(exp(static_cast<double>(b - top)) / total) : 0.0f;
+  if (threadIdx.x == 0)
+    log2_base[blockIdx.x] =
+        total > 0.0 ? static_cast<float>(top * kLog2E + log2(total)) : -INFINITY;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    square(const float* from, std::int64_t count, __nv_bfloat16* to) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count) to[i] = __float2bfloat16(from[i] * from[i]);
+}
+
+// mass [tiles][padded]: from x . mean to the estimates' log2.
+__global__ void __launch_bounds__(kThreads)
+    combine(float* mass, std::int64_t padded, const float* forms, std::int64_t rows,
+            const float* log2_base, float scale) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (row >= rows) return;
+  const int tile = static_cast<int>(blockIdx.y);
+  float& to = mass[tile * padded + row];
+  const float log2e = static_cast<float>(kLog2E);
+  const float form = 0.5f * scale * scale * log2e * forms[tile * rows + row];
+  to = fmaf(scale * log2e, to, form + log2_base[tile]);
+}
+
+constexpr int kRows = 32;
+constexpr int kParts = 32;
+
+// total and reference of each token, and its masses against that.
+__global__ void __launch_bounds__(kRows* kParts)
+    set_totals(const ForwardCall c, float* mass, std::int64_t padded, int tiles, float* total,
+               float* reference) {
+  __shared__ float tops[kParts][kRows];
+  __shared__ double sums[kParts][kRows];
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRows + threadIdx.x;
+  const bool real = row < c.shape.tokens;
+  float top = -INFINITY;
+  for (int t = threadIdx.y; real && t < tiles; t += kParts)
+    top = fmaxf(top, mass[t * padded + row]);
+  tops[threadIdx.y][threadIdx.x] = top;
+  __syncthreads();
+  for (int p = 0; p < kParts; ++p) top = fmaxf(top, tops[p][threadIdx.x]);
+  double sum = 0.0;
+  for (int t = threadIdx.y; real && top > -INFINITY && t < tiles; t += kParts)
+    sum += static_cast<double>(exp2f(mass[t * padded + row] - top));
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  sum = 0.0;
+  for (int p = 0; p < kParts; ++p) sum += sums[p][threadIdx.x];
+  const float all = top + static_cast<float>(log2(sum));
+  const float exponent = real && isfinite(all) ? ceilf(all) : 0.0f;
+  if (threadIdx.y == 0) {
+    reference[row] = exponent;
+    total[row] = real && counts(c, row) ? all : -INFINITY;
+  }
+  for (int t = threadIdx.y; real && t < tiles; t += kParts)
+    mass[t * padded + row] = exp2f(mass[t * padded + row] - exponent);
+}
+
+// Over the tiles that are not kept.
+__global__ void __launch_bounds__(kRows* kParts)
+    add_masses(const float* mass, std::int64_t padded, int tiles, std::int64_t tokens,
+               const std::uint32_t* block_groups, int bits, float* far_sum) {
+  __shared__ double sums[kParts][kRows];
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRows + threadIdx.x;
+  const std::uint32_t* const kept = block_groups + row / kFarBlock * bits;
+  double sum = 0.0;
+  for (int t = threadIdx.y; row < tokens && t < tiles; t += kParts) {
+    if (!has_bit(kept, t / 2)) sum += static_cast<double>(mass[t * padded + row]);
+  }
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y > 0) return;
+  sum = 0.0;
+  for (int p = 0; p < kParts; ++p) sum += sums[p][threadIdx.x];
+  far_sum[row] = static_cast<float>(sum);
+}
+
+__global__ void set_constants(float* to) {
+  to[0] = 1.0f;
+  to[1] = 0.0f;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    sum_biases(const float* bias, const float* omega, std::int64_t vocab, float* to) {
+  __shared__ double parts[kThreads];
+  double sum = 0.0;
+  for (std::int64_t j = threadIdx.x; bias != nullptr && j < vocab; j += kThreads)
+    sum += static_cast<double>(bias[j]) * (omega == nullptr ? 1.0 : omega[j]);
+  parts[threadIdx.x] = sum;
+  __syncthreads();
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) *to = static_cast<float>(parts[0]);
+}
+
+// A warp for each token.
+__global__ void __launch_bounds__(kThreads)
+    weigh_tokens(const ForwardCall c, const float* weight_sum, const float* biases) {
+  const std::int64_t row = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
+  if (row >= c.shape.tokens) return;
+  const auto* const x = static_cast<const __nv_bfloat16*>(c.hidden) + row * c.hidden_stride;
+  double sum = 0.0;
+  for (std::int64_t k = threadIdx.x % 32; k < c.shape.dim; k += 32)
+    sum += static_cast<double>(as_float(x[k])) * static_cast<double>(weight_sum[k]);
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  if (threadIdx.x % 32 == 0)
+    c.weighted_sum[row] =
+        counts(c, row) ? static_cast<float>(c.logit_scale * (sum + *biases)) : 0.0f;
+}
+
+unsigned blocks_of(std::int64_t count, std::int64_t each = kThreads) {
+  return static_cast<unsigned>((count + each - 1) / each);
+}
+
+}  // namespace
+
+static_assert(kEstimateBytes == kCublasBytes);
+
+std::string estimates_unsupported() { return cublas_missing(); }
+void prepare_estimates() { cublas_prepare(); }
+
+void prepare_means(const ForwardCall& c) {
+  const FarEstimate& e = *c.far->estimate;
+  set_constants<<<1, 1, 0, static_cast<cudaStream_t>(c.stream)>>>(e.constants);
+  weigh_words<<<static_cast<unsigned>(far_tile_count(c.shape.vocab)), kTile, 0,
+                static_cast<cudaStream_t>(c.stream)>>>(
+      c.far->bias, c.logit_scale, static_cast<int>(c.shape.vocab), e.word_weight, e.log2_base);
+  require_cuda(cudaGetLastError(), "weights of the means");
+  gather_points(c);
+}
+
+void estimate_masses(const ForwardCall& c) {
+  const FarCall& far = *c.far;
+  const FarEstimate& e = *far.estimate;
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  const std::int64_t dim = c.shape.dim;
+  const std::int64_t tiles = far_tile_count(c.shape.vocab);
+  const std::int64_t padded = padded_tokens(c.shape.tokens);
+  Gemm g;
+  g.k = dim;
+  g.b_transposed = true;
+  g.alpha = e.constants;
+  g.beta = e.constants + 1;
+  const std::int64_t step = estimate_rows(c.shape.tokens);
+  for (std::int64_t first = 0; first < c.shape.tokens; first += step) {
+    const std::int64_t rows = std::min(step, c.shape.tokens - first);
+    const void* const hidden =
+        static_cast<const __nv_bfloat16*>(c.hidden) + first * c.hidden_stride;
+    g.m = rows;
+    g.n = dim;
+    g.a = hidden;
+    g.a_stride = c.hidden_stride;
+    g.b = e.moments.axes;
+    g.b_stride = dim;
+    g.c = e.along;
+    g.c_stride = dim;
+    cublas_multiply(g, e.products, c.stream);
+    square<<<blocks_of(rows * dim), kThreads, 0, stream>>>(e.along, rows * dim,
+                                                           static_cast<__nv_bfloat16*>(e.squares));
+    g.m = tiles;
+    g.n = rows;
+    g.a = e.moments.variance;
+    g.a_stride = dim;
+    g.b = e.squares;
+    g.c = e.forms;
+    g.c_stride = rows;
+    cublas_multiply(g, e.products, c.stream);
+    g.a = e.mean;
+    g.b = hidden;
+    g.b_stride = c.hidden_stride;
+    g.c = far.mass + first;
+    g.c_stride = padded;
+    cublas_multiply(g, e.products, c.stream);
+    const dim3 grid(blocks_of(rows), static_cast<unsigned>(tiles));
+    combine<<<grid, kThreads, 0, stream>>>(far.mass + first, padded, e.forms, rows, e.log2_base,
+                                           c.logit_scale);
+    require_cuda(cudaGetLastError(), "estimates of the masses");
+  }
+  if (tiles % 2 != 0) {
+    require_cuda(cudaMemsetAsync(far.mass + tiles * padded, 0,
+                                 static_cast<std::size_t>(padded) * sizeof(float), stream),
+                 "masses");
+  }
+  set_totals<<<blocks_of(padded, kRows), dim3(kRows, kParts), 0, stream>>>(
+      c, far.mass, padded, static_cast<int>(tiles), e.total, c.reference);
+  require_cuda(cudaGetLastError(), "totals of the estimates");
+}
+
+void sum_far_masses(const ForwardCall& c) {
+  const FarCall& far = *c.far;
+  const std::int64_t padded = padded_tokens(c.shape.tokens);
+  add_masses<<<blocks_of(padded, kRows), dim3(kRows, kParts), 0,
+               static_cast<cudaStream_t>(c.stream)>>>(
+      far.mass, padded, static_cast<int>(far_tile_count(c.shape.vocab)), c.shape.tokens,
+      far.block_groups, static_cast<int>(far_bits(far_group_count(c.shape.vocab))),
+      far.estimate->far_sum);
+  require_cuda(cudaGetLastError(), "sum of the far masses");
+}
+
+void estimate_weighted_sums(const ForwardCall& c, const float* weight_sum) {
+  float* const biases = c.far->estimate->constants + 2;
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  sum_biases<<<1, kThreads, 0, stream>>>(c.bias, c.omega, c.shape.vocab, biases);
+  weigh_tokens<<<blocks_of(c.shape.tokens * 32), kThreads, 0, stream>>>(c, weight_sum, biases);
+  require_cuda(cudaGetLastError(), "weighted sums");
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,210 @@
+// Rows of the weights and of the tokens through their orders, and tiles of words as points.
+#include <utility>
+
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/numbers.cuh"
+#include "kernels/cuda/far/gather.h"
+#include "kernels/device_far.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kVector = 8;     // bf16 of a 16-byte load
+constexpr int kColumns = 512;  // of a thread block
+constexpr int kRowGroups = kThreads * kVector / kColumns;
+
+struct alignas(16) Vector {
+  __nv_bfloat16 values[kVector];
+};
+
+struct GatherArguments {
+  const std::int32_t* words;  // from the slab's first position on; null: the identity
+  const float* share;         // likewise
+  const __nv_bfloat16* weight;
+  std::int64_t stride;
+  __nv_bfloat16* rows;      // null: no copy
+  __nv_bfloat16* centroid;  // of the slab's first tile; null: not wanted
+  const float* weights;     // of the mean, as share of the centroid
+  __nv_bfloat16* mean;      // null: not wanted
+  std::int64_t dim;
+  int count;  // words of the slab
+  const int* wanted;
+};
+
+// A thread block for each tile and kColumns columns.
+__global__ void __launch_bounds__(kThreads) gather_tile(const GatherArguments a) {
+  __shared__ float parts[kRowGroups][kColumns];
+  if (a.wanted != nullptr && *a.wanted == 0) return;
+  const int group = static_cast<int>(threadIdx.x) * kVector / kColumns;
+  const int local = static_cast<int>(threadIdx.x) * kVector % kColumns;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kColumns + local;
+  const int first = static_cast<int>(blockIdx.x * kFarTile);
+  const int end = min(a.count, first + static_cast<int>(kFarTile));
+  float sums[kVector] = {};
+  float means[kVector] = {};
+  if (column < a.dim) {
+#pragma unroll 8
+    for (int row = first + group; row < end; row += kRowGroups) {
+      const std::int64_t word = a.words == nullptr ? row : a.words[row];
+      const Vector v = *reinterpret_cast<const Vector*>(a.weight + word * a.stride + column);
+      if (a.rows != nullptr) *reinterpret_cast<Vector*>(a.rows + row * a.dim + column) = v;
+      if (a.centroid == nullptr) continue;
+      const float share = a.share[row];
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) sums[i] = fmaf(share, as_float(v.values[i]), sums[i]);
+      if (a.mean == nullptr) continue;
+      const float weight = a.weights[row];
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) means[i] = fmaf(weight, as_float(v.values[i]), means[i]);
+    }
+  }
+  if (a.centroid == nullptr) return;
+  const auto put = [&](const float(&values)[kVector], __nv_bfloat16* to) {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) parts[group][local + i] = values[i];
+    __syncthreads();
+    for (int c = static_cast<int>(threadIdx.x); c < kColumns; c += kThreads) {
+      const std::int64_t at = static_cast<std::int64_t>(blockIdx.y) * kColumns + c;
+      float sum = 0.0f;
+      for (int g = 0; g < kRowGroups; ++g) sum += parts[g][c];
+      if (at < a.dim) to[blockIdx.x * a.dim + at] = __float2bfloat16(sum);
+    }
+  };
+  put(sums, a.centroid);
+  if (a.mean != nullptr) put(means, a.mean);
+}
+
+__device__ float warp_sum(float v) {
+  for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
+  return v;
+}
+
+// A thread block for each tile, a warp for each row in turn. From the weights themselves: they have
+// just been read.
+__global__ void __launch_bounds__(kThreads)
+    measure_tile(const GatherArguments a, float* radius, float* distance) {
+  __shared__ float greatest[kThreads / 32];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int first = static_cast<int>(blockIdx.x * kFarTile);
+  const int end = min(a.count, first + static_cast<int>(kFarTile));
+  const __nv_bfloat16* const centroid = a.centroid + blockIdx.x * a.dim;
+  float top = 0.0f;
+  float norm = 0.0f;
+  for (int row = first + warp; row < end; row += kThreads / 32) {
+    const std::int64_t word = a.words == nullptr ? row : a.words[row];
+    float sum = 0.0f;
+    norm = 0.0f;
+    for (std::int64_t c = lane * kVector; c < a.dim; c += 32 * kVector) {
+      const Vector v = *reinterpret_cast<const Vector*>(a.weight + word * a.stride + c);
+      const Vector m = *reinterpret_cast<const Vector*>(centroid + c);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float middle = as_float(m.values[i]);
+        const float off = as_float(v.values[i]) - middle;
+        sum = fmaf(off, off, sum);
+        norm = fmaf(middle, middle, norm);
+      }
+    }
+    const float total = warp_sum(sum);
+    top = total > top || isnan(total) ? total : top;
+  }
+  norm = warp_sum(norm);
+  if (lane == 0) greatest[warp] = top;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int w = 1; w < kThreads / 32; ++w)
+    top = greatest[w] > top || isnan(greatest[w]) ? greatest[w] : top;
+  radius[blockIdx.x] = sqrtf(top);
+  distance[blockIdx.x] = sqrtf(norm);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    gather_floats(const std::int32_t* words, const float* from, std::int64_t count, float* to) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count) to[i] = from[words[i]];
+}
+
+}  // namespace
+
+const void* gather_slab(const ForwardCall& c, const FarSlab& slab, GatherPart part,
+                        const int* wanted) {
+  const FarCall& far = *c.far;
+  const auto* const weight = static_cast<const __nv_bfloat16*>(c.weight);
+  GatherArguments a{};
+  a.dim = c.shape.dim;
+  a.count = static_cast<int>(slab.words);
+  a.wanted = wanted;
+  a.stride = c.weight_stride;
+  a.share = far.order.share + slab.first;
+  const void* rows = far.gathered;
+  if (far.order.identity) {
+    rows = a.weight = weight + slab.first * c.weight_stride;
+  } else {
+    a.weight = weight;
+    a.words = far.order.words + slab.first;
+    a.rows = static_cast<__nv_bfloat16*>(far.gathered);
+  }
+  auto* const centroid =
+      static_cast<__nv_bfloat16*>(far.centroid) + slab.first / kFarTile * c.shape.dim;
+  if (part == GatherPart::centroids) a.centroid = centroid;
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  const dim3 grid(static_cast<unsigned>(far_tile_count(slab.words)),
+                  static_cast<unsigned>((c.shape.dim + kColumns - 1) / kColumns));
+  if (a.rows != nullptr || a.centroid != nullptr) gather_tile<<<grid, kThreads, 0, stream>>>(a);
+  if (part == GatherPart::radii) {
+    a.centroid = centroid;
+    measure_tile<<<grid.x, kThreads, 0, stream>>>(a, far.radius + slab.first / kFarTile,
+                                                  far.distance + slab.first / kFarTile);
+  }
+  require_cuda(cudaGetLastError(), "rows of the weights by position");
+  return rows;
+}
+
+void gather_tokens(const ForwardCall& c, const void* hidden, std::int64_t stride, void* to) {
+  if (c.shape.tokens == 0) return;
+  GatherArguments a{};
+  a.words = c.rows + c.first_token;
+  a.weight = static_cast<const __nv_bfloat16*>(hidden);
+  a.stride = stride;
+  a.rows = static_cast<__nv_bfloat16*>(to);
+  a.dim = c.shape.dim;
+  a.count = static_cast<int>(c.shape.tokens);
+  const dim3 grid(static_cast<unsigned>(far_tile_count(c.shape.tokens)),
+                  static_cast<unsigned>((c.shape.dim + kColumns - 1) / kColumns));
+  gather_tile<<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(a);
+  require_cuda(cudaGetLastError(), "hidden states in the tokens' order");
+}
+
+void gather_vectors(const ForwardCall& c) {
+  const FarCall& far = *c.far;
+  const auto blocks = static_cast<unsigned>((c.shape.vocab + kThreads - 1) / kThreads);
+  for (const auto& [from, to] : {std::pair{c.bias, far.bias}, {c.omega, far.omega}}) {
+    if (from == nullptr || to == nullptr) continue;
+    gather_floats<<<blocks, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(
+        far.order.words, from, c.shape.vocab, to);
+    require_cuda(cudaGetLastError(), "bias and omega by position");
+  }
+}
+
+void gather_points(const ForwardCall& c) {
+  const FarCall& far = *c.far;
+  GatherArguments a{};
+  a.words = far.order.identity ? nullptr : far.order.words;
+  a.share = far.order.share;
+  a.weight = static_cast<const __nv_bfloat16*>(c.weight);
+  a.stride = c.weight_stride;
+  a.centroid = static_cast<__nv_bfloat16*>(far.centroid);
+  a.weights = far.estimate->word_weight;
+  a.mean = static_cast<__nv_bfloat16*>(far.estimate->mean);
+  a.dim = c.shape.dim;
+  a.count = static_cast<int>(c.shape.vocab);
+  const dim3 grid(static_cast<unsigned>(far_tile_count(c.shape.vocab)),
+                  static_cast<unsigned>((c.shape.dim + kColumns - 1) / kColumns));
+  gather_tile<<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(a);
+  require_cuda(cudaGetLastError(), "centroids and means");
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,433 @@
+// The far field row by row: masses as a block of gradients, targets, bounds, sums.
+#include <algorithm>
+
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/numbers.cuh"
+#include "kernels/cuda/far/selection.cuh"
+#include "kernels/cuda/head/targets.cuh"
+#include "math/lse_state.h"
+#include "math/softcap.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kSide = 32;  // of a transposed square
+
+struct BlockArguments {
+  const float* mass;
+  const float* reference;
+  const RowCoefficients* rows;
+  const std::uint32_t* block_groups;
+  const std::uint32_t* group_blocks;
+  float sampled;  // a factor of what is sampled
+  __nv_bfloat16* block;
+  std::int64_t stride;
+  std::int64_t tokens;
+  std::int64_t padded_tokens;
+  int tiles;
+  int blocks;
+  int bits;        // 32-bit words of the groups of a block
+  int block_bits;  // of the blocks of a group
+};
+
+__device__ __forceinline__ bool keeps(const BlockArguments& a, std::int64_t token, int group) {
+  return has_bit(a.block_groups + token / kFarBlock * a.bits, group);
+}
+// Or samples.
+__device__ __forceinline__ bool lists(const BlockArguments& a, std::int64_t token, int group) {
+  return has_bit(a.group_blocks + group * a.block_bits, static_cast<int>(token / kFarBlock));
+}
+// alpha P_iJ = factor * mass.
+__device__ __forceinline__ float mass_factor(const BlockArguments& a, std::int64_t token) {
+  const RowCoefficients r = a.rows[token];
+  return r.alpha == 0.0f ? 0.0f : r.alpha * exp2f(a.reference[token] - r.lse_bits);
+}
+// Of a group that is not kept.
+__device__ __forceinline__ float sample_factor(const BlockArguments& a, std::int64_t token,
+                                               int group) {
+  return a.sampled != 1.0f && lists(a, token, group) ? a.sampled : 1.0f;
+}
+
+// A thread block for each 32 tokens and 32 tiles.
+__global__ void __launch_bounds__(kThreads) transpose_masses(const BlockArguments a) {
+  __shared__ float square[kSide][kSide + 1];
+  const std::int64_t first_token = static_cast<std::int64_t>(blockIdx.x) * kSide;
+  const int first_tile = static_cast<int>(blockIdx.y) * kSide;
+  const int lane = static_cast<int>(threadIdx.x) % kSide;
+  for (int row = static_cast<int>(threadIdx.x) / kSide; row < kSide; row += kThreads / kSide) {
+    const int tile = first_tile + row;
+    const std::int64_t token = first_token + lane;  // below the padded ones
+    float value = 0.0f;
+    if (tile < a.tiles && token < a.tokens && !keeps(a, token, tile / 2)) {
+      const float factor = mass_factor(a, token);
+      if (factor != 0.0f)
+        value = factor * a.mass[tile * a.padded_tokens + token] * sample_factor(a, token, tile / 2);
+    }
+    square[row][lane] = value;
+  }
+  __syncthreads();
+  for (int row = static_cast<int>(threadIdx.x) / kSide; row < kSide; row += kThreads / kSide) {
+    if (first_token + row < a.tokens && first_tile + lane < a.stride)
+      a.block[(first_token + row) * a.stride + first_tile + lane] =
+          __float2bfloat16(square[lane][row]);
+  }
+}
+
+// A thread for each target: the first of a token in its tile takes all of the token's targets there
+// out of the mass.
+__global__ void __launch_bounds__(kThreads)
+    remove_targets(const ForwardCall c, const DeviceOrder order, const BlockArguments a) {
+  const std::int64_t slot = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int per_token = c.shape.targets_per_token;
+  if (slot >= a.tokens * per_token) return;
+  const std::int64_t token = slot / per_token;
+  const std::int64_t word = target_of(c, slot);
+  if (!is_word(c, word)) return;
+  const int tile = order.positions[word] / static_cast<int>(kFarTile);
+  if (keeps(a, token, tile / 2)) return;
+  const float factor = mass_factor(a, token);
+  if (factor == 0.0f) return;
+  const float mass = a.mass[tile * a.padded_tokens + token];
+  float taken = 0.0f;  // of the probability
+  for (std::int64_t other = token * per_token; other < (token + 1) * per_token; ++other) {
+    const std::int64_t named = target_of(c, other);
+    if (!is_word(c, named) || order.positions[named] / kFarTile != tile) continue;
+    if (other < slot) return;  // that one's thread does it
+    bool again = false;
+    for (std::int64_t before = slot; before < other; ++before)
+      again = again || target_of(c, before) == named;
+    if (!again) taken += expf(c.log_prob[other]) * softcap_slope(c.target_logit[other], c.softcap);
+  }
+  const float alpha = a.rows[token].alpha;
+  const float left = fmaxf(factor / alpha * mass - taken, 0.0f);
+  a.block[token * a.stride + tile] =
+      __float2bfloat16(alpha * left * sample_factor(a, token, tile / 2));
+}
+
+BlockArguments arguments(const BlockCall& b, const LogitBlock& block) {
+  const ForwardCall& c = b.chunk;
+  BlockArguments a{};
+  a.mass = c.far->mass;
+  a.reference = c.reference;
+  a.rows = b.rows;
+  a.block_groups = c.far->block_groups;
+  a.group_blocks = c.far->group_blocks;
+  a.sampled = 1.0f;
+  a.block = static_cast<__nv_bfloat16*>(block.data);
+  a.stride = block.stride;
+  a.tokens = c.shape.tokens;
+  a.padded_tokens = padded_tokens(c.shape.tokens);
+  a.tiles = static_cast<int>(far_tile_count(c.shape.vocab));
+  a.blocks = static_cast<int>(a.padded_tokens / kFarBlock);
+  a.bits = static_cast<int>(far_bits(far_group_count(c.shape.vocab)));
+  a.block_bits = static_cast<int>(far_bits(a.blocks));
+  return a;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    zero_targets(const ForwardCall c, const DeviceOrder order, const BlockArguments a,
+                 std::int64_t first, std::int64_t words) {
+  const std::int64_t slot = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int per_token = c.shape.targets_per_token;
+  if (slot >= a.tokens * per_token) return;
+  const std::int64_t word = target_of(c, slot);
+  if (!is_word(c, word)) return;
+  const std::int64_t at = order.positions[word] - first;
+  if (at < 0 || at >= words) return;
+  if (lists(a, slot / per_token, static_cast<int>((first + at) / kFarGroup)))
+    a.block[slot / per_token * a.stride + at] = __float2bfloat16(0.0f);
+}
+
+constexpr int kWarps = kThreads / 32;
+// What a mass in bf16 is off by at most, relative, twice over.
+constexpr float kRounding = 0x1p-8f;
+
+// A warp for each token.
+__global__ void __launch_bounds__(kThreads)
+    bound_rows(const BlockArguments a, const float* radius, const float* distance, float* bound) {
+  const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  if (token >= a.tokens) return;
+  float sum = 0.0f;
+  for (int tile = static_cast<int>(threadIdx.x) % 32; tile < a.tiles; tile += 32) {
+    const float size = fabsf(__bfloat162float(a.block[token * a.stride + tile]));
+    if (size != 0.0f)
+      sum += size * (radius[tile] * (1.0f + kRounding) + distance[tile] * kRounding);
+  }
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  if (threadIdx.x % 32 == 0) bound[token] = sum;
+}
+
+// A thread block for each group, a thread for each word of it.
+__global__ void __launch_bounds__(kFarGroup)
+    sum_bias_words(const BlockArguments a, const DeviceOrder order, std::int64_t first,
+                   std::int64_t vocab, const float* factor, const float* tile_sum, bool add,
+                   float* d_bias) {
+  const std::int64_t column = blockIdx.x * kFarGroup + threadIdx.x;
+  const std::int64_t position = first + column;
+  const int group = static_cast<int>(first / kFarGroup + blockIdx.x);
+  double total = 0.0;
+  for (int b = 0; b < a.blocks; ++b) {
+    const std::int64_t begin = b * kFarBlock;
+    if (!lists(a, begin, group)) continue;
+    const std::int64_t end = min(a.tokens, begin + kFarBlock);
+    float sum = 0.0f;
+#pragma unroll 8
+    for (std::int64_t i = begin; i < end; ++i)
+      sum = fmaf(factor[i], __bfloat162float(a.block[i * a.stride + column]), sum);
+    total += static_cast<double>(sum);
+  }
+  if (position >= vocab) return;
+  total += static_cast<double>(order.share[position]) *
+           static_cast<double>(tile_sum[position / kFarTile]);
+  float& to = d_bias[order.words[position]];
+  to = static_cast<float>(add ? static_cast<double>(to) + total : total);
+}
+
+// Sum over the threads of a block in the order of their halvings.
+__device__ double block_sum(double mine) {
+  __shared__ double parts[kThreads];
+  __syncthreads();
+  parts[threadIdx.x] = mine;
+  __syncthreads();
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
+    __syncthreads();
+  }
+  return parts[0];
+}
+
+constexpr int kParts = static_cast<int>(kFarPartials / 2);
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    sum_rows(const ForwardCall c, const T* d_hidden, std::int64_t stride, const float* bound,
+             float* bound_output, double* partial) {
+  double norms = 0.0;
+  double bounds = 0.0;
+  for (std::int64_t row = blockIdx.x; row < c.shape.tokens; row += kParts) {
+    const bool valid = counts(c, row);
+    if (bound_output != nullptr && threadIdx.x == 0)
+      bound_output[token_of(c, row)] = valid ? bound[row] : 0.0f;
+    if (!valid) continue;
+    float sum = 0.0f;
+    for (std::int64_t k = threadIdx.x; d_hidden != nullptr && k < c.shape.dim; k += kThreads) {
+      const float v = as_float(d_hidden[row * stride + k]);
+      sum = fmaf(v, v, sum);
+    }
+    norms += static_cast<double>(sum);
+    if (threadIdx.x == 0 && bound != nullptr)
+      bounds += static_cast<double>(bound[row]) * static_cast<double>(bound[row]);
+  }
+  const double norm = block_sum(norms);
+  const double total = block_sum(bounds);
+  if (threadIdx.x > 0) return;
+  partial[2 * blockIdx.x] = norm;
+  partial[2 * blockIdx.x + 1] = total;
+}
+
+__global__ void __launch_bounds__(kParts) add_sums(const double* partial, FarSums* sums) {
+  static_assert(kParts == kThreads);
+  const double norm = block_sum(partial[2 * threadIdx.x]);
+  const double bound = block_sum(partial[2 * threadIdx.x + 1]);
+  if (threadIdx.x > 0) return;
+  sums->norm_squared += norm;
+  sums->bound_squared += bound;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    read_keys(const ForwardCall all, const DeviceOrder order, std::int32_t* keys) {
+  const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (token >= all.shape.tokens) return;
+  std::int64_t key = all.shape.vocab + 1 + token;  // each its own, and after all others
+  if (counts(all, token)) {
+    const std::int64_t word = target_of(all, token * all.shape.targets_per_token);
+    key = is_word(all, word) ? order.positions[word] + 1 : 0;
+  }
+  keys[token] = static_cast<std::int32_t>(key);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    scatter_rows(const ForwardCall c, const ForwardCall all) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (row >= c.shape.tokens) return;
+  const std::int64_t token = token_of(c, row);
+  if (all.lse != nullptr) all.lse[token] = c.lse[row];
+  if (all.entropy != nullptr) all.entropy[token] = c.entropy[row];
+  if (all.argmax != nullptr) all.argmax[token] = c.argmax[row];
+  const int per_token = c.shape.targets_per_token;
+  for (int k = 0; k < per_token; ++k) {
+    const std::int64_t from = row * per_token + k;
+    const std::int64_t to = token * per_token + k;
+    if (all.log_prob != nullptr) all.log_prob[to] = c.log_prob[from];
+    if (all.target_logit != nullptr) all.target_logit[to] = c.target_logit[from];
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    count_valid(const ForwardCall all, std::int32_t* valid) {
+  double mine = 0.0;
+  for (std::int64_t t = threadIdx.x; t < all.shape.tokens; t += kThreads)
+    mine += counts(all, t) ? 1.0 : 0.0;
+  const double total = block_sum(mine);
+  if (threadIdx.x == 0) *valid = static_cast<std::int32_t>(total);
+}
+
+__global__ void __launch_bounds__(kThreads) spread_rows(const FarAudit audit) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= audit.tokens) return;
+  const std::int64_t valid = *audit.valid;
+  const std::int64_t audited = min(audit.tokens, valid);
+  audit.rows[i] = audit.order[i < audited ? i * valid / audited : i];
+}
+
+// A thread block for each token of the chunk.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    copy_rows(const ForwardCall c, const FarAudit audit, const T* d_hidden, std::int64_t stride) {
+  const std::int64_t valid = *audit.valid;
+  const std::int64_t audited = min(audit.tokens, valid);
+  const std::int64_t row = c.first_token + blockIdx.x;
+  if (row >= valid) return;
+  const std::int64_t to = (row * audited + valid - 1) / valid;  // the first at this row or later
+  if (to >= audited || to * valid / audited != row) return;
+  if (threadIdx.x == 0) audit.lse[to] = c.lse[blockIdx.x];
+  for (std::int64_t k = threadIdx.x; k < c.shape.dim; k += kThreads)
+    audit.d_hidden[to * c.shape.dim + k] = as_float(d_hidden[blockIdx.x * stride + k]);
+}
+
+// A thread block for each token audited.
+__global__ void __launch_bounds__(kThreads)
+    compare_rows(const FarAudit audit, const float* exact, std::int64_t dim) {
+  const std::int64_t first = blockIdx.x * dim;
+  double error = 0.0;
+  double norm = 0.0;
+  for (std::int64_t k = threadIdx.x; k < dim; k += kThreads) {
+    const double e = exact[first + k];
+    const double off = audit.d_hidden[first + k] - e;
+    error += off * off;
+    norm += e * e;
+  }
+  const double errors = block_sum(error);
+  const double norms = block_sum(norm);
+  if (threadIdx.x > 0) return;
+  audit.partial[2 * blockIdx.x] = errors;
+  audit.partial[2 * blockIdx.x + 1] = norms;
+}
+
+__global__ void sum_audit(const ForwardCall exact, const FarAudit audit, FarSums* sums) {
+  FarSums s = *sums;
+  s.audited = 0;
+  s.audit_error_squared = s.audit_norm_squared = s.lse_error_squared = s.lse_error_max = 0.0;
+  for (std::int64_t i = 0; i < audit.tokens; ++i) {
+    if (!counts(exact, i)) continue;
+    ++s.audited;
+    s.audit_error_squared += audit.partial[2 * i];
+    s.audit_norm_squared += audit.partial[2 * i + 1];
+    const double off = fabs(static_cast<double>(audit.lse[i]) - static_cast<double>(exact.lse[i]));
+    s.lse_error_squared += off * off;
+    s.lse_error_max = off > s.lse_error_max || isnan(off) ? off : s.lse_error_max;
+  }
+  *sums = s;
+}
+
+unsigned blocks_of(std::int64_t count, std::int64_t each) {
+  return static_cast<unsigned>((count + each - 1) / each);
+}
+
+}  // namespace
+
+void far_block(const BlockCall& b, const LogitBlock& block, FarBlockFor products) {
+  const ForwardCall& c = b.chunk;
+  BlockArguments a = arguments(b, block);
+  if (products == FarBlockFor::words) a.sampled = 1.0f - static_cast<float>(c.far->sample.every);
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  const dim3 grid(blocks_of(a.tokens, kSide), blocks_of(block.stride, kSide));
+  transpose_masses<<<grid, kThreads, 0, stream>>>(a);
+  remove_targets<<<blocks_of(a.tokens * c.shape.targets_per_token, kThreads), kThreads, 0,
+                   stream>>>(c, c.far->order, a);
+  require_cuda(cudaGetLastError(), "masses of the far tiles");
+}
+
+void far_bounds(const BlockCall& b, const LogitBlock& block, float* bound) {
+  const BlockArguments a = arguments(b, block);
+  bound_rows<<<blocks_of(a.tokens, kWarps), kThreads, 0,
+               static_cast<cudaStream_t>(b.chunk.stream)>>>(a, b.chunk.far->radius,
+                                                            b.chunk.far->distance, bound);
+  require_cuda(cudaGetLastError(), "bounds of the far field");
+}
+
+void clear_targets(const BlockCall& b) {
+  const ForwardCall& c = b.chunk;
+  const BlockArguments a = arguments(b, b.block);
+  zero_targets<<<blocks_of(a.tokens * c.shape.targets_per_token, kThreads), kThreads, 0,
+                 static_cast<cudaStream_t>(c.stream)>>>(c, c.far->order, a, b.first_word, b.words);
+  require_cuda(cudaGetLastError(), "targets of the kept tiles");
+}
+
+void far_bias(const BlockCall& b, const float* tile_sum, bool add, float* d_bias) {
+  const ForwardCall& c = b.chunk;
+  const BlockArguments a = arguments(b, b.block);
+  sum_bias_words<<<blocks_of(b.words, kFarGroup), kFarGroup, 0,
+                   static_cast<cudaStream_t>(c.stream)>>>(
+      a, c.far->order, b.first_word, c.shape.vocab, b.factor, tile_sum, add, d_bias);
+  require_cuda(cudaGetLastError(), "d_bias of the far field");
+}
+
+void finish_far(const ForwardCall& c, const GradientOutput& d_hidden, const float* bound,
+                float* bound_output, double* partial) {
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  with_type(d_hidden.dtype, [&](auto type) {
+    using T = decltype(type);
+    sum_rows<T><<<kParts, kThreads, 0, stream>>>(c, static_cast<const T*>(d_hidden.data),
+                                                 d_hidden.stride, bound, bound_output, partial);
+  });
+  add_sums<<<1, kParts, 0, stream>>>(partial, c.far->sums);
+  require_cuda(cudaGetLastError(), "sums of the far field");
+}
+
+void order_tokens(const ForwardCall& all, const DeviceOrder& order, const TargetOrder& room) {
+  read_keys<<<blocks_of(all.shape.tokens, kThreads), kThreads, 0,
+              static_cast<cudaStream_t>(all.stream)>>>(all, order, room.words);
+  require_cuda(cudaGetLastError(), "keys of the tokens");
+  order_keys(room, all.shape.tokens, token_keys(all.shape.vocab, all.shape.tokens), all.stream);
+}
+
+void scatter_outputs(const ForwardCall& c, const ForwardCall& all) {
+  if (c.shape.tokens == 0) return;
+  scatter_rows<<<blocks_of(c.shape.tokens, kThreads), kThreads, 0,
+                 static_cast<cudaStream_t>(c.stream)>>>(c, all);
+  require_cuda(cudaGetLastError(), "outputs by token");
+}
+
+void count_audited(const ForwardCall& all, const FarAudit& audit) {
+  count_valid<<<1, kThreads, 0, static_cast<cudaStream_t>(all.stream)>>>(all, audit.valid);
+  require_cuda(cudaGetLastError(), "tokens to audit");
+}
+
+void list_audited(const FarAudit& audit, Stream stream) {
+  spread_rows<<<blocks_of(audit.tokens, kThreads), kThreads, 0,
+                static_cast<cudaStream_t>(stream)>>>(audit);
+  require_cuda(cudaGetLastError(), "tokens to audit");
+}
+
+void keep_audited(const ForwardCall& c, const FarAudit& audit, const GradientOutput& d_hidden) {
+  with_type(d_hidden.dtype, [&](auto type) {
+    using T = decltype(type);
+    copy_rows<T><<<static_cast<unsigned>(c.shape.tokens), kThreads, 0,
+                   static_cast<cudaStream_t>(c.stream)>>>(
+        c, audit, static_cast<const T*>(d_hidden.data), d_hidden.stride);
+  });
+  require_cuda(cudaGetLastError(), "rows to audit");
+}
+
+void compare_audited(const ForwardCall& exact, const FarAudit& audit, const float* d_hidden,
+                     FarSums* sums) {
+  const auto stream = static_cast<cudaStream_t>(exact.stream);
+  compare_rows<<<static_cast<unsigned>(audit.tokens), kThreads, 0, stream>>>(audit, d_hidden,
+                                                                             exact.shape.dim);
+  sum_audit<<<1, 1, 0, stream>>>(exact, audit, sums);
+  require_cuda(cudaGetLastError(), "audit");
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,205 @@
+// Which tiles of words are kept for a block of tokens: by masses, estimates, targets and the
+// sample.
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/far/selection.cuh"
+#include "kernels/cuda/head/targets.cuh"
+#include "kernels/device_far.h"
+#include "math/lse_state.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// A thread block for each 256 tokens and 32 groups, a thread for each token.
+__global__ void __launch_bounds__(kFarBlock) mark_groups(const SelectArguments a) {
+  const std::int64_t token = blockIdx.x * kFarBlock + threadIdx.x;
+  const float least = least_mass(a, token);
+  std::uint32_t bits = 0;
+  for (int i = 0; i < 32; ++i) {
+    const int group = static_cast<int>(blockIdx.y) * 32 + i;
+    if (group >= a.groups) break;
+    float most = mass_of(a, 2 * group, token);
+    if (2 * group + 1 < a.tiles) most = fmaxf(most, mass_of(a, 2 * group + 1, token));
+    bits |= __syncthreads_or(most > least) != 0 ? 1u << i : 0u;
+  }
+  if (threadIdx.x == 0) a.block_groups[blockIdx.x * gridDim.y + blockIdx.y] = bits;
+}
+
+constexpr int kListThreads = 1024;
+
+__device__ __forceinline__ bool keeps(const SelectArguments& a, int block, int group) {
+  return has_bit(a.block_groups + block * a.group_bits, group);
+}
+
+__device__ std::int64_t list_sum(std::int64_t mine) {
+  __shared__ std::int64_t parts[kListThreads];
+  parts[threadIdx.x] = mine;
+  __syncthreads();
+  for (int half = kListThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
+    __syncthreads();
+  }
+  return parts[0];
+}
+
+// One thread block: all of them where too many are kept, the transposed bits with the sample, and
+// the list.
+__global__ void __launch_bounds__(kListThreads) list_groups(const SelectArguments a) {
+  __shared__ int counts[kListThreads];
+  const int words = a.group_bits;
+  const int block_words = a.block_bits;
+  std::int64_t mine = 0;
+  for (int i = threadIdx.x; i < a.blocks * words; i += kListThreads)
+    mine += __popc(a.block_groups[i]);
+  std::int64_t kept = list_sum(mine);
+  __syncthreads();
+  std::int64_t mine_active = 0;
+  for (int b = threadIdx.x; b < a.blocks; b += kListThreads) mine_active += a.active[b] != 0;
+  const std::int64_t pairs = a.groups * list_sum(mine_active);
+  const bool all = !a.chosen && static_cast<float>(kept) > a.most_kept * static_cast<float>(pairs);
+  if (all) {
+    kept = pairs;
+    __syncthreads();
+    for (int i = threadIdx.x; i < a.blocks * words; i += kListThreads) {
+      if (a.active[i / words] == 0) continue;
+      const int rest = a.groups - i % words * 32;
+      a.block_groups[i] = rest >= 32 ? ~0u : (1u << rest) - 1;
+    }
+  }
+  if (threadIdx.x == 0 && !a.chosen) {
+    if (a.first_chunk) *a.sums = {};
+    a.sums->kept += kept;
+    a.sums->pairs += pairs;
+    a.sums->fallback |= all ? 1 : 0;
+  }
+  __syncthreads();
+  // A run of groups for each thread, so that the list ascends.
+  const int run = (a.groups + kListThreads - 1) / kListThreads;
+  const int begin = min(a.groups, static_cast<int>(threadIdx.x) * run);
+  const int end = min(a.groups, begin + run);
+  int count = 0;
+  for (int group = begin; group < end; ++group) {
+    const auto sampled = static_cast<int>(a.sample.first_of(group));
+    const auto every = static_cast<int>(a.sample.every);
+    for (int w = 0; w < block_words; ++w) {
+      std::uint32_t bits = 0;
+      for (int b = w * 32; b < min(a.blocks, w * 32 + 32); ++b)
+        if (keeps(a, b, group) || (sampled >= 0 && a.active[b] != 0 && b % every == sampled))
+          bits |= 1u << (b % 32);
+      a.group_blocks[group * block_words + w] = bits;
+      count += __popc(bits);
+    }
+  }
+  counts[threadIdx.x] = count;
+  __syncthreads();
+  for (int step = 1; step < kListThreads; step *= 2) {
+    const int before = static_cast<int>(threadIdx.x) >= step ? counts[threadIdx.x - step] : 0;
+    __syncthreads();
+    counts[threadIdx.x] += before;
+    __syncthreads();
+  }
+  int at = counts[threadIdx.x] - count;
+  for (int group = begin; group < end; ++group) {
+    a.list_begin[group] = at;
+    for (int w = 0; w < block_words; ++w) {
+      for (std::uint32_t bits = a.group_blocks[group * block_words + w]; bits != 0;
+           bits &= bits - 1) {
+        const int block = w * 32 + __ffs(static_cast<int>(bits)) - 1;
+        a.list[at++] = far_entry(group, !keeps(a, block, group), block);
+      }
+    }
+  }
+  if (threadIdx.x < kListThreads - 1) return;
+  a.list_begin[a.groups] = counts[threadIdx.x];
+  a.sums->sampled += counts[threadIdx.x] - kept;
+}
+
+// Where a target has more than tau. logits [tokens, K].
+__global__ void __launch_bounds__(kThreads)
+    mark_targets(const ForwardCall c, const DeviceOrder order, const SelectArguments a,
+                 const float* logits) {
+  const std::int64_t slot = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int per_token = c.shape.targets_per_token;
+  if (slot >= a.tokens * per_token) return;
+  const std::int64_t word = target_of(c, slot);
+  if (!is_word(c, word)) return;
+  const float share = logits[slot] * static_cast<float>(kLog2E) - a.total[slot / per_token];
+  if (!(share > log2f(a.tau))) return;
+  const int group = order.positions[word] / static_cast<int>(kFarGroup);
+  atomicOr(a.block_groups + slot / per_token / kFarBlock * a.group_bits + group / 32,
+           1u << (group % 32));
+}
+
+}  // namespace
+
+SelectArguments select_arguments(const ForwardCall& c, bool first_chunk) {
+  const FarCall& far = *c.far;
+  SelectArguments a{};
+  a.mass = far.mass;
+  a.reference = c.reference;
+  a.active = c.active;
+  a.block_groups = far.block_groups;
+  a.group_blocks = far.group_blocks;
+  a.list = far.list;
+  a.list_begin = far.list_begin;
+  a.sums = far.sums;
+  a.tokens = c.shape.tokens;
+  a.padded_tokens = padded_tokens(c.shape.tokens);
+  a.tiles = static_cast<int>(far_tile_count(c.shape.vocab));
+  a.groups = static_cast<int>(far_group_count(c.shape.vocab));
+  a.blocks = static_cast<int>(a.padded_tokens / kFarBlock);
+  a.group_bits = static_cast<int>(far_bits(a.groups));
+  a.block_bits = static_cast<int>(far_bits(a.blocks));
+  a.tau = far.tau;
+  a.most_kept = far.most_kept;
+  a.first_chunk = first_chunk;
+  if (far.estimate != nullptr) {
+    a.total = far.estimate->total;
+    a.caution = far.estimate->moments.caution;
+  }
+  return a;
+}
+
+namespace {
+
+void mark(const SelectArguments& a, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(a.blocks), static_cast<unsigned>(a.group_bits));
+  mark_groups<<<grid, kFarBlock, 0, stream>>>(a);
+  require_cuda(cudaGetLastError(), "tiles to keep");
+}
+void list(const SelectArguments& a, cudaStream_t stream) {
+  list_groups<<<1, kListThreads, 0, stream>>>(a);
+  require_cuda(cudaGetLastError(), "tiles to keep");
+}
+
+}  // namespace
+
+void select_tiles(const ForwardCall& c, const RowCoefficients* rows, bool first_chunk) {
+  SelectArguments a = select_arguments(c, first_chunk);
+  a.rows = rows;
+  a.sample = c.far->sample;
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  mark(a, stream);
+  list(a, stream);
+}
+
+void select_estimated(const ForwardCall& c, const float* target_logits) {
+  const SelectArguments a = select_arguments(c, c.first_token == 0);
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  mark(a, stream);
+  const auto slots = a.tokens * c.shape.targets_per_token;
+  mark_targets<<<static_cast<unsigned>((slots + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
+      c, c.far->order, a, target_logits);
+  require_cuda(cudaGetLastError(), "tiles of the targets");
+  list(a, stream);
+}
+
+void sample_tiles(const ForwardCall& c) {
+  SelectArguments a = select_arguments(c, false);
+  a.chosen = true;
+  a.sample = c.far->sample;
+  list(a, static_cast<cudaStream_t>(c.stream));
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,325 @@
+// The head by cuBLAS and one pass over each token's logits, which a chunk keeps in fp32: for every
+// dtype, width and GPU that the Hopper kernels do not take. Slower, and needs more memory.
+#include <algorithm>
+
+#include "kernels/cuda/cublas.h"
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/numbers.cuh"
+#include "kernels/cuda/head/kernels.h"
+#include "kernels/cuda/head/targets.cuh"
+#include "math/lse_state.h"
+#include "math/softcap.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Offsets in bytes of the workspace.
+struct CublasLayout {
+  explicit CublasLayout(const ForwardShape& s) : stride(padded_words(s.vocab)) {
+    scalars = take(sizeof(float) * 8);
+    gemm = take(static_cast<std::int64_t>(kCublasBytes));
+    const std::int64_t tokens = std::max<std::int64_t>(s.tokens, 1);
+    tops = take(tokens * 4);
+    inverse_sums = take(tokens * 4);
+    logits = take(tokens * stride * 4);
+  }
+  std::size_t take(std::int64_t bytes) {
+    const std::size_t at = total;
+    total += (static_cast<std::size_t>(bytes) + 255) / 256 * 256;
+    return at;
+  }
+  std::int64_t stride;
+  std::size_t total = 0;
+  std::size_t scalars, gemm, tops, inverse_sums, logits;
+};
+
+// On the device: 0, 1, what f16 blocks are multiplied by, and its inverse.
+struct Scalars {
+  float zero, one, block_scale, block_unscale;
+};
+
+template <typename T>
+T* at(void* workspace, std::size_t offset) {
+  return reinterpret_cast<T*>(static_cast<std::byte*>(workspace) + offset);
+}
+
+__device__ __forceinline__ float transformed(float raw, const ForwardCall& c, std::int64_t word) {
+  if (c.bias != nullptr) raw += c.bias[word];
+  return softcap(raw * c.logit_scale, c.softcap);
+}
+
+struct RowSums {
+  double sum, entropy, weighted;
+  float top;
+  int index;
+};
+// Of disjoint sets of words; the sums are of exp(z - top).
+__device__ RowSums merged(const RowSums& a, const RowSums& b) {
+  const bool first = a.top > b.top || (a.top == b.top && a.index < b.index) || b.index < 0;
+  const float top = first ? a.top : b.top;
+  const double fa = a.top == top ? 1.0 : exp(static_cast<double>(a.top) - top);
+  const double fb = b.top == top ? 1.0 : exp(static_cast<double>(b.top) - top);
+  return {a.sum * fa + b.sum * fb, a.entropy * fa + b.entropy * fb, a.weighted + b.weighted, top,
+          first ? a.index : b.index};
+}
+
+// One block of threads for each token.
+__global__ void __launch_bounds__(kThreads)
+    finish_rows(const ForwardCall c, const float* logits, std::int64_t stride, float* tops,
+                float* inverse_sums) {
+  __shared__ RowSums shared[kThreads];
+  const std::int64_t row = blockIdx.x;
+  const float* const z = logits + row * stride;
+  const bool valid = counts(c, row);
+  RowSums mine{0.0, 0.0, 0.0, -INFINITY, -1};
+  if (valid) {
+    for (std::int64_t j = threadIdx.x; j < c.shape.vocab; j += kThreads) {
+      const float v = transformed(z[j], c, j);
+      if (mine.index < 0 || v > mine.top) {
+        mine.top = v;
+        mine.index = static_cast<int>(j);
+      }
+      if (c.shape.weighted_sum) mine.weighted += (c.omega == nullptr ? 1.0f : c.omega[j]) * v;
+    }
+    // Of words that are all masked the sum is 0, whatever it is taken against.
+    const float top = isfinite(mine.top) ? mine.top : 0.0f;
+    float sum = 0.0f;
+    for (std::int64_t j = threadIdx.x, n = 0; j < c.shape.vocab; j += kThreads) {
+      const float v = transformed(z[j], c, j);
+      const float e = expf(v - top);
+      sum += e;
+      if (c.shape.entropy) mine.entropy += e == 0.0f ? 0.0 : static_cast<double>(e) * v;
+      if (++n % 64 == 0) {
+        mine.sum += sum;
+        sum = 0.0f;
+      }
+    }
+    mine.sum += sum;
+  }
+  shared[threadIdx.x] = mine;
+  __syncthreads();
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half)
+      shared[threadIdx.x] = merged(shared[threadIdx.x], shared[threadIdx.x + half]);
+    __syncthreads();
+  }
+  const RowSums all = shared[0];
+  const double lse = static_cast<double>(all.top) + log(all.sum);
+  const int per_token = c.shape.targets_per_token;
+  for (int k = threadIdx.x; k < per_token; k += kThreads) {
+    const std::int64_t slot = row * per_token + k;
+    const std::int64_t word = target_of(c, slot);
+    const bool named = is_word(c, word);
+    const float v = named ? transformed(z[word], c, word) : 0.0f;
+    if (c.target_logit != nullptr) c.target_logit[slot] = v;
+    if (c.log_prob != nullptr) c.log_prob[slot] = named ? static_cast<float>(v - lse) : 0.0f;
+    if (!named && word != c.ignore_index) {
+      const std::int64_t position = place_of(c, slot) + (c.sequence > 0 ? 1 : 0);
+      atomicMin(reinterpret_cast<unsigned long long*>(c.bad_target),
+                static_cast<unsigned long long>(position));
+    }
+  }
+  if (threadIdx.x > 0) return;
+  tops[row] = all.top;
+  inverse_sums[row] = static_cast<float>(1.0 / all.sum);
+  if (c.lse != nullptr) c.lse[row] = valid ? static_cast<float>(lse) : 0.0f;
+  if (c.entropy != nullptr)
+    c.entropy[row] = valid ? static_cast<float>(lse - all.entropy / all.sum) : 0.0f;
+  if (c.weighted_sum != nullptr)
+    c.weighted_sum[row] = valid ? static_cast<float>(all.weighted) : 0.0f;
+  if (c.argmax != nullptr) c.argmax[row] = valid ? all.index : -1;
+}
+
+// f16 has no room for gradients of a mean over many tokens: its blocks are multiplied by a power of
+// two that brings the greatest coefficient to 2^10.
+__global__ void __launch_bounds__(kThreads)
+    set_scale(const RowCoefficients* rows, std::int64_t tokens, bool narrow, Scalars* scalars) {
+  __shared__ float shared[kThreads];
+  float most = 0.0f;
+  for (std::int64_t i = threadIdx.x; i < tokens; i += kThreads)
+    most =
+        fmaxf(most, fmaxf(fabsf(rows[i].alpha), fmaxf(fabsf(rows[i].beta), fabsf(rows[i].gamma))));
+  shared[threadIdx.x] = most;
+  __syncthreads();
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half)
+      shared[threadIdx.x] = fmaxf(shared[threadIdx.x], shared[threadIdx.x + half]);
+    __syncthreads();
+  }
+  if (threadIdx.x > 0) return;
+  most = shared[0];
+  const int exponent =
+      narrow && most > 0.0f && isfinite(most) ? max(-100, min(100, 10 - ilogbf(most))) : 0;
+  scalars->block_scale = ldexpf(1.0f, exponent);
+  scalars->block_unscale = ldexpf(1.0f, -exponent);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    fill_block(const BlockCall b, const float* logits, std::int64_t stride, const float* tops,
+               const float* inverse_sums, const Scalars* scalars) {
+  const ForwardCall& c = b.chunk;
+  const std::int64_t row = blockIdx.x;
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  if (at >= b.words) return;
+  const std::int64_t word = b.first_word + at;
+  const RowCoefficients r = b.rows[row];
+  const float z = transformed(logits[row * stride + word], c, word);
+  // Against the greatest logit and not lse: their difference is exact where it matters.
+  const float p =
+      r.alpha == 0.0f && r.beta == 0.0f ? 0.0f : expf(z - tops[row]) * inverse_sums[row];
+  float dz = r.alpha * p;
+  if (r.beta != 0.0f && p != 0.0f) dz = fmaf(r.beta * p, z, dz);
+  if (r.gamma != 0.0f && !b.smoothing_apart)
+    dz = fmaf(r.gamma, c.omega == nullptr ? 1.0f : c.omega[word], dz);
+  static_cast<T*>(b.block.data)[row * b.block.stride + at] =
+      rounded<T>(dz * softcap_slope(z, c.softcap) * scalars->block_scale);
+}
+
+__global__ void set_scalars(Scalars* scalars) { *scalars = {0.0f, 1.0f, 1.0f, 1.0f}; }
+
+// d_hidden (fp32) += coefficient * row of weight. One block for each token.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) add_hidden_targets(const ProductsCall c) {
+  const std::int64_t row = blockIdx.x;
+  float* const out = static_cast<float*>(c.d_hidden.data) + row * c.d_hidden.stride;
+  if (c.weight_sum != nullptr) {
+    for (std::int64_t d = threadIdx.x; d < c.dim; d += kThreads)
+      out[d] = fmaf(c.rows[row].gamma, c.weight_sum[d], out[d]);
+  }
+  for (int k = 0; k < c.targets_per_token; ++k) {
+    const std::int64_t slot = row * c.targets_per_token + k;
+    const float share = c.coefficient[slot];
+    if (share == 0.0f) continue;
+    const T* const w =
+        static_cast<const T*>(c.weight) + (c.words[slot] - c.first_word) * c.weight_stride;
+    for (std::int64_t d = threadIdx.x; d < c.dim; d += kThreads)
+      out[d] = fmaf(share, as_float(w[d]), out[d]);
+  }
+}
+
+// d_weight (fp32) += omega * hidden_sum. One block for each word.
+__global__ void __launch_bounds__(kThreads) add_weight_smoothing(const ProductsCall c) {
+  const std::int64_t word = blockIdx.x;
+  const float omega = c.omega == nullptr ? 1.0f : c.omega[word];
+  float* const out = static_cast<float*>(c.d_weight.data) + word * c.d_weight.stride;
+  for (std::int64_t d = threadIdx.x; d < c.dim; d += kThreads)
+    out[d] = fmaf(omega, c.hidden_sum[d], out[d]);
+}
+
+}  // namespace
+
+std::string cublas_unsupported(const ForwardShape& s) {
+  if (!cublas_missing().empty()) return cublas_missing();
+  if (padded_words(s.vocab) > INT32_MAX || s.dim > INT32_MAX)
+    return "sizes: cuBLAS takes less than 2^31 words and columns";
+  return {};
+}
+
+std::size_t cublas_workspace_bytes(const ForwardShape& shape) { return CublasLayout(shape).total; }
+
+void cublas_forward(const ForwardCall& c) {
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  if (c.first_token == 0)
+    require_cuda(cudaMemsetAsync(c.bad_target, 0xff, sizeof(*c.bad_target), stream), "bad_target");
+  const CublasLayout layout(c.shape);
+  auto* const scalars = at<Scalars>(c.workspace, layout.scalars);
+  set_scalars<<<1, 1, 0, stream>>>(scalars);
+  require_cuda(cudaGetLastError(), "scalars");
+  if (c.shape.tokens == 0) return;
+  auto* const logits = at<float>(c.workspace, layout.logits);
+  Gemm g;
+  g.dtype = c.shape.dtype;
+  g.m = c.shape.tokens;
+  g.n = c.shape.vocab;
+  g.k = c.shape.dim;
+  g.a = c.hidden;
+  g.a_stride = c.hidden_stride;
+  g.b = c.weight;
+  g.b_stride = c.weight_stride;
+  g.b_transposed = true;
+  g.c = logits;
+  g.c_stride = layout.stride;
+  g.alpha = &scalars->one;
+  g.beta = &scalars->zero;
+  cublas_multiply(g, at<void>(c.workspace, layout.gemm), c.stream);
+  finish_rows<<<static_cast<unsigned>(c.shape.tokens), kThreads, 0, stream>>>(
+      c, logits, layout.stride, at<float>(c.workspace, layout.tops),
+      at<float>(c.workspace, layout.inverse_sums));
+  require_cuda(cudaGetLastError(), "rows of logits");
+}
+
+void cublas_gradient_block(const BlockCall& b) {
+  const ForwardCall& c = b.chunk;
+  if (c.shape.tokens == 0) return;
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  const CublasLayout layout(c.shape);
+  auto* const scalars = at<Scalars>(c.workspace, layout.scalars);
+  set_scale<<<1, kThreads, 0, stream>>>(b.rows, c.shape.tokens, c.shape.dtype == DType::f16,
+                                        scalars);
+  require_cuda(cudaGetLastError(), "scale of the block");
+  const dim3 grid(static_cast<unsigned>(c.shape.tokens),
+                  static_cast<unsigned>((b.words + kThreads - 1) / kThreads));
+  with_type(c.shape.dtype, [&](auto type) {
+    fill_block<decltype(type)><<<grid, kThreads, 0, stream>>>(
+        b, at<float>(c.workspace, layout.logits), layout.stride,
+        at<float>(c.workspace, layout.tops), at<float>(c.workspace, layout.inverse_sums), scalars);
+  });
+  require_cuda(cudaGetLastError(), "block");
+}
+
+const float* cublas_block_unscale(const ForwardCall& c) {
+  const CublasLayout layout(c.shape);
+  return &at<Scalars>(c.workspace, layout.scalars)->block_unscale;
+}
+
+void cublas_gradient_products(const ProductsCall& c) {
+  if (c.tokens == 0) return;
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  ForwardShape shape;
+  shape.tokens = c.tokens;
+  shape.vocab = c.block_words;
+  const CublasLayout layout(shape);
+  auto* const scalars = at<Scalars>(c.kernel_workspace, layout.scalars);
+  void* const workspace = at<void>(c.kernel_workspace, layout.gemm);
+  Gemm g;
+  g.dtype = c.dtype;
+  g.n = c.dim;
+  g.a = c.block.data;
+  g.a_stride = c.block.stride;
+  g.alpha = &scalars->block_unscale;
+  if (c.d_hidden.data != nullptr) {
+    g.m = c.tokens;
+    g.k = c.block_words;
+    g.b = c.weight;
+    g.b_stride = c.weight_stride;
+    g.c = static_cast<float*>(c.d_hidden.data);
+    g.c_stride = c.d_hidden.stride;
+    g.beta = c.d_hidden.add ? &scalars->one : &scalars->zero;
+    cublas_multiply(g, workspace, c.stream);
+    with_type(c.dtype, [&](auto type) {
+      add_hidden_targets<decltype(type)>
+          <<<static_cast<unsigned>(c.tokens), kThreads, 0, stream>>>(c);
+    });
+    require_cuda(cudaGetLastError(), "targets of d_hidden");
+  }
+  if (c.d_weight.data != nullptr) {
+    g.m = c.block_words;
+    g.k = c.tokens;
+    g.a_transposed = true;
+    g.b = c.factored_hidden;
+    g.b_stride = c.factored_stride;
+    g.c = static_cast<float*>(c.d_weight.data);
+    g.c_stride = c.d_weight.stride;
+    g.beta = c.d_weight.add ? &scalars->one : &scalars->zero;
+    cublas_multiply(g, workspace, c.stream);
+    add_weight_targets(c);
+    if (c.hidden_sum == nullptr) return;
+    add_weight_smoothing<<<static_cast<unsigned>(c.block_words), kThreads, 0, stream>>>(c);
+    require_cuda(cudaGetLastError(), "smoothing of d_weight");
+  }
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,358 @@
+// The forward call: workspace, tensor maps, launches.
+#include <algorithm>
+#include <tuple>
+
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/tensor_map.cuh"
+#include "kernels/cuda/head/forward_sm90.cuh"
+#include "kernels/cuda/head/kernels.h"
+#include "kernels/cuda/head/token_kernels.cuh"
+#include "kernels/device_far.h"
+#include "kernels/device_order.h"
+
+namespace logitless::cuda {
+namespace {
+
+// Offsets in bytes of the workspace.
+struct ForwardLayout {
+  explicit ForwardLayout(const ForwardShape& s)
+      : rows(padded_tokens(s.tokens)),
+        token_pairs(rows / kClusterRows),
+        word_tiles(ceil_div(s.vocab, kTileColumns)) {
+    const std::int64_t map = rows * word_tiles * 4;
+    reference = take(rows * 4);
+    target_logits = take(s.tokens * s.targets_per_token * 4);
+    active = take((token_pairs + 1) * 4);
+    repair = take((token_pairs + 1) * 4);
+    sums = take(map);
+    entropy = take(s.entropy ? map : 0);
+    weighted = take(s.weighted_sum ? map : 0);
+    best = take(s.argmax ? map : 0);
+    best_index = take(s.argmax ? map : 0);
+  }
+  std::size_t take(std::int64_t bytes) {
+    const std::size_t at = total;
+    total += static_cast<std::size_t>(ceil_div(bytes, 256) * 256);
+    return at;
+  }
+
+  std::int64_t rows, token_pairs, word_tiles;
+  std::size_t total = 0;
+  std::size_t reference, target_logits, active, repair, sums, entropy, weighted, best, best_index;
+};
+
+// Pairs of token tiles whose hidden states take a third of an H200's second-level cache.
+int group_of(std::int64_t dim) {
+  constexpr std::int64_t kBytes = std::int64_t{16} << 20;
+  return static_cast<int>(std::max<std::int64_t>(1, kBytes / (kClusterRows * dim * 2)));
+}
+
+// A launch for each group, of some length: within one the clusters stay close enough together to
+// share what they read, over a long one they drift apart.
+template <ForwardMode kMode, bool kStore>
+void launch(const CUtensorMap& hidden, const CUtensorMap& weight, const CUtensorMap& block,
+            const ForwardArguments& all, cudaStream_t stream) {
+  const auto kernel = forward_tiles<kMode, kStore>;
+  allow_shared(kernel, kTileShared);
+  const int processors = processor_count();
+  if (all.list != nullptr) {
+    kernel<<<processors / kClusterCtas * kClusterCtas, kTileThreads, kTileShared, stream>>>(
+        hidden, weight, block, all);
+    require_cuda(cudaGetLastError(), "kept tiles of the forward kernel");
+    return;
+  }
+  constexpr int kLeastRounds = 16;  // of a launch, or its last one weighs too much
+  ForwardArguments a = all;
+  const int clusters = processors / kClusterCtas;
+  const auto groups = static_cast<int>(ceil_div(all.token_pairs, all.group));
+  a.group = static_cast<int>(ceil_div(all.token_pairs, groups));
+  const bool apart = a.group * all.word_tiles >= kLeastRounds * clusters;
+  const int step = apart ? a.group : all.token_pairs;
+  for (a.first_pair = 0; a.first_pair < all.token_pairs; a.first_pair += step) {
+    a.launch_pairs = std::min(step, all.token_pairs - a.first_pair);
+    const int ctas = std::min(clusters, a.launch_pairs * a.word_tiles) * kClusterCtas;
+    kernel<<<ctas, kTileThreads, kTileShared, stream>>>(hidden, weight, block, a);
+    require_cuda(cudaGetLastError(), "forward kernel");
+  }
+}
+
+CUtensorMap word_map(const void* rows, std::int64_t words, std::int64_t dim, std::int64_t stride) {
+  return matrix_map(rows, DType::bf16, words, dim, stride, kTileColumns / 2);
+}
+
+// run(map of the words, arguments) over the vocabulary: in one piece, or in the far field's slabs
+// of words by position, nothing of which is read where *wanted is 0.
+template <typename Run>
+void sweep(const ForwardCall& c, const ForwardArguments& tiles, const int* wanted, GatherPart part,
+           const Run& run) {
+  if (c.far == nullptr)
+    return run(word_map(c.weight, c.shape.vocab, c.shape.dim, c.weight_stride), tiles);
+  const FarCall& far = *c.far;
+  for (FarSlab slab; slab.first < c.shape.vocab; slab.first += slab.words) {
+    slab.words = std::min(far.slab_words, c.shape.vocab - slab.first);
+    const void* const rows =
+        gather_slab(c, slab, part, part == GatherPart::rows ? wanted : nullptr);
+    ForwardArguments a = tiles;
+    const std::int64_t first = slab.first / kTileColumns;
+    const auto from = [&](auto* values, std::int64_t offset) {
+      return values == nullptr ? nullptr : values + offset;
+    };
+    a.vocab = static_cast<int>(slab.words);
+    a.word_tiles = static_cast<int>(ceil_div(slab.words, kTileColumns));
+    a.bias = from(a.bias, slab.first);
+    a.omega = from(a.omega, slab.first);
+    for (float** const partial : {&a.sums, &a.entropy, &a.weighted, &a.best})
+      *partial = from(*partial, first * a.padded_tokens);
+    a.masses = from(a.masses, 2 * first * a.padded_tokens);
+    if (a.best_index != nullptr) a.best_index += first * a.padded_tokens;
+    a.words = far.order.words + slab.first;
+    if (a.list != nullptr) {
+      a.first_tile = static_cast<int>(first);
+      a.list_begin = far.list_begin + first;
+    }
+    run(word_map(rows, slab.words, c.shape.dim, far.order.identity ? c.weight_stride : c.shape.dim),
+        a);
+  }
+}
+
+}  // namespace
+
+std::string hopper_unsupported(const ForwardShape& s) {
+  if (s.dtype != DType::bf16)
+    return concat("multiplies bf16, hidden and weight are ", name_of(s.dtype));
+  if (s.dim % 8 != 0) return concat("dim: expected a multiple of 8, got ", s.dim);
+  return {};
+}
+
+std::string hopper_unsupported(const ForwardCall& c) {
+  const std::string reason = hopper_unsupported(c.shape);
+  if (!reason.empty()) return reason;
+  for (const auto& [name, data, stride] :
+       {std::tuple{"hidden", c.hidden, c.hidden_stride}, {"weight", c.weight, c.weight_stride}}) {
+    if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0)
+      return concat(name, ": expected an address that is a multiple of 16");
+    if (stride % 8 != 0 || stride < c.shape.dim) {
+      return concat(name, ": expected rows a multiple of 8 elements apart, at least ", c.shape.dim,
+                    ", got ", stride);
+    }
+  }
+  return {};
+}
+
+std::size_t hopper_workspace_bytes(const ForwardShape& shape) {
+  const std::size_t forward = ForwardLayout(shape).total;
+  // The products come when the forward's is free again.
+  return shape.gradients
+             ? std::max(forward, hopper_products_bytes(shape.tokens, shape.dim, shape.vocab))
+             : forward;
+}
+
+namespace {
+
+// Where a call's parts lie, and what its launches over tiles share.
+struct Forward {
+  explicit Forward(const ForwardCall& c)
+      : call(c),
+        layout(c.shape),
+        base(static_cast<std::byte*>(c.workspace)),
+        stream(static_cast<cudaStream_t>(c.stream)),
+        reference(c.reference != nullptr ? c.reference : floats(layout.reference)),
+        targets(floats(layout.target_logits)),
+        active(c.active != nullptr ? c.active : ints(layout.active)),
+        repair(ints(layout.repair)),
+        store(c.stored_words > 0),
+        row_blocks(static_cast<unsigned>(layout.rows / kRowsPerBlock)) {}
+
+  float* floats(std::size_t at, bool wanted = true) const {
+    return wanted ? reinterpret_cast<float*>(base + at) : nullptr;
+  }
+  int* ints(std::size_t at) const { return reinterpret_cast<int*>(base + at); }
+
+  ForwardArguments tiles() const {
+    const ForwardShape& s = call.shape;
+    ForwardArguments a{};
+    a.vocab = static_cast<int>(s.vocab);
+    a.token_pairs = static_cast<int>(layout.token_pairs);
+    a.word_tiles = static_cast<int>(layout.word_tiles);
+    a.steps = static_cast<int>(ceil_div(s.dim, kStep));
+    a.group = group_of(s.dim);
+    a.stored_tiles = static_cast<int>(ceil_div(call.stored_words, kTileColumns));
+    a.padded_tokens = layout.rows;
+    a.scale = call.logit_scale;
+    a.cap = call.softcap;
+    a.bias = call.far == nullptr ? call.bias : call.far->bias;
+    a.omega = call.far == nullptr ? call.omega : call.far->omega;
+    if (call.far != nullptr) a.masses = call.far->mass;
+    a.reference = reference;
+    a.sums = floats(layout.sums);
+    a.entropy = floats(layout.entropy, s.entropy);
+    a.weighted = floats(layout.weighted, s.weighted_sum);
+    a.best = floats(layout.best, s.argmax);
+    a.best_index = reinterpret_cast<int*>(floats(layout.best_index, s.argmax));
+    return a;
+  }
+  CUtensorMap hidden() const {
+    return matrix_map(call.hidden, DType::bf16, call.shape.tokens, call.shape.dim,
+                      call.hidden_stride, kTileRows);
+  }
+  CUtensorMap block() const {
+    return store ? matrix_map(call.block.data, DType::bf16, call.shape.tokens, call.block.stride,
+                              call.block.stride, 64)
+                 : hidden();
+  }
+  Partials partials(const ForwardArguments& a) const {
+    return {layout.rows, a.word_tiles, a.sums, a.entropy, a.weighted, a.best, a.best_index};
+  }
+  // What the plain kernel does not have.
+  bool general() const {
+    return call.bias != nullptr || call.softcap != 0.0f || call.shape.entropy ||
+           call.shape.weighted_sum || call.shape.argmax;
+  }
+
+  const ForwardCall& call;
+  const ForwardLayout layout;
+  std::byte* const base;
+  const cudaStream_t stream;
+  float* const reference;
+  float* const targets;
+  int* const active;
+  int* const repair;
+  const bool store;
+  const unsigned row_blocks;
+  const dim3 threads = dim3(kRowsPerBlock, kParts);
+};
+
+}  // namespace
+
+float* hopper_target_logits(const ForwardCall& c) { return Forward(c).targets; }
+
+void hopper_begin_forward(const ForwardCall& c) {
+  const std::string reason = hopper_unsupported(c);
+  if (!reason.empty()) throw Unsupported(reason);
+  const Forward f(c);
+  if (c.first_token == 0)
+    require_cuda(cudaMemsetAsync(c.bad_target, 0xff, sizeof(*c.bad_target), f.stream),
+                 "bad_target");
+  if (c.shape.tokens == 0) return;
+  for (int* const flags : {f.repair, f.active})
+    require_cuda(cudaMemsetAsync(flags, 0, (f.layout.token_pairs + 1) * sizeof(int), f.stream),
+                 "workspace");
+  const std::int64_t slots = c.shape.tokens * c.shape.targets_per_token;
+  target_logits<<<static_cast<unsigned>(ceil_div(slots, 8)), 256, 0, f.stream>>>(
+      c, f.targets, f.active, static_cast<int>(f.layout.token_pairs));
+  require_cuda(cudaGetLastError(), "target logits");
+  guess_reference<<<static_cast<unsigned>(f.layout.rows / 256), 256, 0, f.stream>>>(
+      c, f.targets, f.layout.rows, f.reference);
+  require_cuda(cudaGetLastError(), "reference exponents");
+}
+
+void hopper_forward_kept(const ForwardCall& c) {
+  if (c.shape.tokens == 0) return;
+  const Forward f(c);
+  ForwardArguments tiles = f.tiles();
+  require_cuda(
+      cudaMemsetAsync(tiles.sums, 0,
+                      static_cast<std::size_t>(f.layout.rows * f.layout.word_tiles) * 4, f.stream),
+      "sums of the kept tiles");
+  tiles.masses = nullptr;
+  tiles.weighted = nullptr;
+  tiles.list = c.far->list;
+  tiles.wanted = f.active;
+  const CUtensorMap hidden = f.hidden(), block = f.block();
+  const auto run =
+      c.bias != nullptr ? launch<ForwardMode::kGeneral, false> : launch<ForwardMode::kPlain, false>;
+  sweep(c, tiles, nullptr, GatherPart::rows,
+        [&](const CUtensorMap& weight, const auto& a) { run(hidden, weight, block, a, f.stream); });
+  sum_far_masses(c);
+  ForwardCall outputs = c;
+  outputs.weighted_sum = nullptr;
+  write_outputs<<<f.row_blocks, f.threads, 0, f.stream>>>(outputs, f.partials(tiles), f.reference,
+                                                          f.targets, nullptr, nullptr, f.active,
+                                                          c.far->estimate->far_sum);
+  require_cuda(cudaGetLastError(), "outputs");
+}
+
+void hopper_forward_tiles(const ForwardCall& c) {
+  if (c.shape.tokens == 0) return;
+  const Forward f(c);
+  ForwardArguments tiles = f.tiles();
+  const Partials partials = f.partials(tiles);
+  const CUtensorMap hidden = f.hidden(), block = f.block();
+  // First against the targets' exponents; then, for tokens whose sums left the range, against the
+  // greatest logit's.
+  for (const bool again : {false, true}) {
+    tiles.wanted = again ? f.repair : f.active;
+    const int* const any = tiles.wanted + tiles.token_pairs;
+    if (again) {
+      ForwardArguments greatest = tiles;
+      greatest.best = tiles.sums;  // free until the sums are made
+      sweep(c, greatest, any, GatherPart::rows, [&](const CUtensorMap& weight, const auto& a) {
+        launch<ForwardMode::kReference, false>(hidden, weight, block, a, f.stream);
+      });
+      set_reference<<<f.row_blocks, f.threads, 0, f.stream>>>(greatest.best, tiles.word_tiles,
+                                                              f.layout.rows, f.repair, f.reference);
+      require_cuda(cudaGetLastError(), "reference exponents");
+    }
+    const auto run = f.general() ? f.store ? launch<ForwardMode::kGeneral, true>
+                                           : launch<ForwardMode::kGeneral, false>
+                     : f.store ? launch<ForwardMode::kPlain, true>
+                                 : launch<ForwardMode::kPlain, false>;
+    sweep(
+        c, tiles, any, again ? GatherPart::rows : GatherPart::centroids,
+        [&](const CUtensorMap& weight, const auto& a) { run(hidden, weight, block, a, f.stream); });
+    write_outputs<<<f.row_blocks, f.threads, 0, f.stream>>>(
+        c, partials, f.reference, f.targets, again ? f.repair : nullptr, again ? nullptr : f.repair,
+        f.active, nullptr);
+    require_cuda(cudaGetLastError(), "outputs");
+  }
+}
+
+void hopper_forward(const ForwardCall& c) {
+  hopper_begin_forward(c);
+  hopper_forward_tiles(c);
+}
+
+void hopper_gradient_block(const BlockCall& b) {
+  const ForwardCall& c = b.chunk;
+  if (c.shape.tokens == 0) return;
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  const bool far = c.far != nullptr;
+  const void* const words =
+      far ? b.weight_rows
+          : static_cast<const std::uint16_t*>(c.weight) + b.first_word * c.weight_stride;
+  const float* const bias = far ? c.far->bias : c.bias;
+  const float* const omega = far ? c.far->omega : c.omega;
+  const CUtensorMap hidden =
+      matrix_map(c.hidden, DType::bf16, c.shape.tokens, c.shape.dim, c.hidden_stride, kTileRows);
+  const CUtensorMap weight = word_map(
+      words, b.words, c.shape.dim, far && !c.far->order.identity ? c.shape.dim : c.weight_stride);
+  const CUtensorMap block =
+      matrix_map(b.block.data, DType::bf16, c.shape.tokens, b.block.stride, b.block.stride, 64);
+  ForwardArguments tiles{};
+  tiles.vocab = static_cast<int>(b.words);
+  tiles.token_pairs = static_cast<int>(padded_tokens(c.shape.tokens) / kClusterRows);
+  tiles.word_tiles = static_cast<int>(ceil_div(b.words, kTileColumns));
+  tiles.steps = static_cast<int>(ceil_div(c.shape.dim, kStep));
+  tiles.group = group_of(c.shape.dim);
+  tiles.stored_tiles = tiles.word_tiles;
+  tiles.scale = c.logit_scale;
+  tiles.cap = c.softcap;
+  tiles.bias = bias == nullptr ? nullptr : bias + b.first_word;
+  tiles.omega = omega == nullptr ? nullptr : omega + b.first_word;
+  if (far) {
+    tiles.first_tile = static_cast<int>(b.first_word / kTileColumns);
+    tiles.list = c.far->list;
+    tiles.list_begin = c.far->list_begin + tiles.first_tile;
+    tiles.sampled = static_cast<float>(c.far->sample.every);
+  }
+  tiles.wanted = c.active;
+  tiles.smooths = !b.smoothing_apart;
+  tiles.rows = b.rows;
+  const bool plain = c.bias == nullptr && c.softcap == 0.0f && !b.entropy_part &&
+                     (b.smoothing_apart || !b.smoothing);
+  const auto run =
+      plain ? launch<ForwardMode::kPlainGradient, true> : launch<ForwardMode::kGradient, true>;
+  run(hidden, weight, block, tiles, stream);
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,253 @@
+// The products of the backward pass: schedule, tensor maps, launch.
+#include <algorithm>
+
+#include "kernels/cuda/device/tensor_map.cuh"
+#include "kernels/cuda/head/gradient_sm90.cuh"
+#include "kernels/cuda/head/kernels.h"
+#include "kernels/device_far.h"
+
+namespace logitless::cuda {
+namespace {
+
+ProductArguments product(const GradientOutput& out, std::int64_t rows, std::int64_t columns,
+                         std::int64_t contracted) {
+  ProductArguments p{};
+  if (out.data == nullptr) return p;
+  p.row_pairs = static_cast<int>(ceil_div(rows, kClusterRows));
+  p.column_tiles = static_cast<int>(ceil_div(columns, kTileColumns));
+  p.steps = static_cast<int>(ceil_div(contracted, kStep));
+  p.rows = static_cast<int>(rows);
+  p.columns = static_cast<int>(columns);
+  p.add = out.add;
+  p.narrow = out.dtype != DType::f32;
+  return p;
+}
+
+constexpr int kFinish = 5;  // steps of d_weight that the end of a tile takes as long as
+
+// How many tiles of d_weight the clusters do that have a tile of d_hidden less than the others.
+void balance(GradientArguments& a, int clusters) {
+  const int hidden_tiles = a.hidden.row_pairs * a.hidden.column_tiles;
+  const int weight_tiles = a.weight.row_pairs * a.weight.column_tiles;
+  a.early_first = hidden_tiles % clusters;
+  if (a.early_first == 0 || weight_tiles == 0) return;  // all alike
+  const std::int64_t early =
+      std::int64_t{clusters - a.early_first} * a.hidden.steps / (a.weight.steps + kFinish);
+  a.early_tiles = static_cast<int>(std::min<std::int64_t>(early, weight_tiles));
+}
+
+void require_map(const char* name, const void* data, std::int64_t stride, DType dtype) {
+  const std::int64_t bytes = stride * (dtype == DType::f32 ? 4 : 2);
+  if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0 || bytes % 16 != 0)
+    throw Unsupported(concat("kernel hopper: ", name,
+                             ": expected an address and rows that are multiples of 16 bytes"));
+}
+
+// Parts of d_hidden: more than one where its tiles are so few and so long that the clusters with
+// none would be done with d_weight before them. From sizes alone, for 66 clusters (an H200).
+int parts_of_hidden(std::int64_t tokens, std::int64_t dim) {
+  constexpr double kClusters = 66.0;
+  const auto columns = static_cast<double>(ceil_div(dim, kTileColumns));
+  const auto tiles = static_cast<double>(ceil_div(tokens, kClusterRows)) * columns;
+  // Steps of a tile to the steps of a cluster if all had the same; both go with the words.
+  const double share =
+      kClusters /
+      (tiles + columns * (static_cast<double>(ceil_div(tokens, kStep)) + kFinish) / 4.0);
+  return share > 0.95 ? static_cast<int>(std::min(8.0, std::ceil(2.0 * share))) : 1;
+}
+
+// Counters of Pace, whatever the number of multiprocessors.
+std::size_t pace_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words) {
+  const std::int64_t column_tiles = ceil_div(dim, kTileColumns);
+  const std::int64_t hidden = ceil_div(tokens, kClusterRows) * column_tiles;
+  const std::int64_t weight = ceil_div(words, kClusterRows) * column_tiles;
+  const int stretches = stretches_of(static_cast<int>(ceil_div(words, kStep)));
+  const auto bytes = static_cast<std::size_t>(hidden * stretches + weight) * sizeof(unsigned);
+  return (bytes + 255) / 256 * 256;
+}
+
+std::size_t workspace_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words, int parts) {
+  const std::int64_t sums = parts == 1 ? 0 : parts * padded_tokens(tokens) * dim;
+  return pace_bytes(tokens, dim, words) * static_cast<std::size_t>(parts) +
+         static_cast<std::size_t>(sums) * sizeof(float);
+}
+
+template <bool kFar, bool kRankOne>
+auto kernel_of(bool entries, bool sums) {
+  if constexpr (!kFar) {
+    if (sums) return gradient_tiles<kRankOne, true, false, true>;
+  }
+  return entries ? gradient_tiles<kRankOne, true, kFar, false>
+                 : gradient_tiles<kRankOne, false, kFar, false>;
+}
+
+FarSlabArguments far_slab(const ProductsCall& c) {
+  FarSlabArguments out{};
+  const FarCall& far = *c.far.call;
+  out.block_groups = far.block_groups;
+  out.group_blocks = far.group_blocks;
+  out.blocks = static_cast<int>(padded_tokens(c.tokens) / kFarBlock);
+  out.group_bits = static_cast<int>(far_bits(far_group_count(c.far.vocab)));
+  out.block_bits = static_cast<int>(far_bits(out.blocks));
+  out.first_group = static_cast<int>(c.far.first_position / kFarGroup);
+  out.order_words = far.order.words + c.far.first_position;
+  out.share = far.order.share + c.far.first_position;
+  out.tile_gradient = c.far.tile_gradient + c.far.first_position / kFarTile * c.dim;
+  out.d_weight = c.d_weight.data;
+  out.stride = c.d_weight.stride;
+  return out;
+}
+
+}  // namespace
+
+std::size_t hopper_products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words) {
+  return workspace_bytes(tokens, dim, words, parts_of_hidden(tokens, dim));
+}
+
+namespace {
+
+// d_hidden in parts: the first of the workspace's bytes count paces, the sums come after them.
+struct HiddenParts {
+  explicit HiddenParts(const ProductsCall& c) {
+    if (c.d_hidden.data != nullptr && c.far.call == nullptr)
+      count = parts_of_hidden(c.tokens, c.dim);
+    // The last chunk may want more of them than those that the workspace is made for.
+    while (count > 1 &&
+           workspace_bytes(c.tokens, c.dim, c.block_words, count) > c.kernel_workspace_bytes)
+      --count;
+    pace = pace_bytes(c.tokens, c.dim, c.block_words) * static_cast<std::size_t>(count);
+    sums = reinterpret_cast<float*>(static_cast<std::byte*>(c.kernel_workspace) + pace);
+  }
+  int count = 1;
+  std::size_t pace = 0;  // bytes
+  float* sums = nullptr;
+};
+
+GradientArguments arguments_of(const ProductsCall& c, const HiddenParts& parts) {
+  GradientArguments a{};
+  a.hidden = product(c.d_hidden, c.tokens, c.dim, c.block_words);
+  a.hidden.factor = c.factor;
+  a.hidden_pairs = a.hidden.row_pairs;
+  a.hidden_steps = a.hidden.steps;
+  if (parts.count > 1) {
+    a.hidden.row_pairs *= parts.count;
+    a.hidden.steps = static_cast<int>(ceil_div(a.hidden.steps, parts.count));
+    a.hidden.add = false;
+    a.hidden.narrow = false;
+  }
+  if (c.weight_sum != nullptr) {
+    a.hidden.column_part = c.weight_sum;
+    a.hidden.row_part = &c.rows->gamma;
+    a.hidden.row_part_stride = sizeof(RowCoefficients) / sizeof(float);
+  }
+  a.weight = product(c.d_weight, c.block_words, c.dim, c.tokens);
+  if (c.hidden_sum != nullptr) {
+    a.weight.column_part = c.hidden_sum;
+    a.weight.row_part = c.omega;
+    a.weight.row_part_stride = 1;
+  }
+  a.sums = {c.running, static_cast<__nv_bfloat16*>(c.d_weight.data), c.d_weight.stride};
+  a.active = c.active;
+  a.targets_per_token = c.targets_per_token;
+  a.first_word = c.first_word;
+  a.words = c.words;
+  a.coefficient = c.coefficient;
+  a.entry_begin = c.entries.begin;
+  a.entry_token = c.entries.tokens;
+  a.entry_coefficient = c.entries.coefficients;
+  a.many = c.many;
+  const bool apart = c.target_weight != nullptr;
+  a.weight_rows = static_cast<const __nv_bfloat16*>(apart ? c.target_weight : c.weight);
+  a.weight_stride = apart ? c.target_stride : c.weight_stride;
+  a.hidden_rows = static_cast<const __nv_bfloat16*>(c.hidden);
+  a.hidden_stride = c.hidden_stride;
+  if (c.far.call != nullptr) a.far = far_slab(c);
+  a.pace = static_cast<unsigned*>(c.kernel_workspace);
+  return a;
+}
+
+// In the order of the kernel's parameters; what a call does not have is any map.
+struct ProductMaps {
+  ProductMaps(const ProductsCall& c, const HiddenParts& parts) {
+    constexpr auto kBf16 = DType::bf16;
+    block_rows =
+        matrix_map(c.block.data, kBf16, c.tokens, c.block.stride, c.block.stride, kTileRows);
+    block_columns =
+        matrix_map(c.block.data, kBf16, c.tokens, c.block.stride, c.block.stride, kStep);
+    weight = matrix_map(c.weight, kBf16, c.block_words, c.dim, c.weight_stride, kStep);
+    hidden = d_hidden = d_weight = weight;
+    if (c.d_weight.data != nullptr) {
+      hidden = matrix_map(c.factored_hidden, kBf16, c.tokens, c.dim, c.factored_stride, kStep);
+      require_map("d_weight", c.d_weight.data, c.d_weight.stride, c.d_weight.dtype);
+      if (c.far.call == nullptr)
+        d_weight = matrix_map(c.d_weight.data, c.d_weight.dtype, c.block_words, c.dim,
+                              c.d_weight.stride, 64);
+    }
+    if (c.d_hidden.data == nullptr) return;
+    require_map("d_hidden", c.d_hidden.data, c.d_hidden.stride, c.d_hidden.dtype);
+    d_hidden = parts.count > 1 ? matrix_map(parts.sums, DType::f32,
+                                            parts.count * padded_tokens(c.tokens), c.dim, c.dim, 64)
+                               : matrix_map(c.d_hidden.data, c.d_hidden.dtype, c.tokens, c.dim,
+                                            c.d_hidden.stride, 64);
+  }
+  CUtensorMap block_rows, block_columns, weight, hidden, d_hidden, d_weight;
+};
+
+void add_hidden_parts(const ProductsCall& c, const GradientArguments& a, const HiddenParts& parts,
+                      cudaStream_t stream) {
+  const auto columns = static_cast<int>(c.dim);
+  const auto rows = static_cast<unsigned>(c.tokens);
+  if (c.d_hidden.dtype == DType::f32) {
+    add_parts<<<rows, 128, 0, stream>>>(a, parts.sums, columns,
+                                        static_cast<float*>(c.d_hidden.data), c.d_hidden.stride,
+                                        c.d_hidden.add);
+  } else {
+    add_parts<<<rows, 128, 0, stream>>>(a, parts.sums, columns,
+                                        static_cast<__nv_bfloat16*>(c.d_hidden.data),
+                                        c.d_hidden.stride, false);
+  }
+  require_cuda(cudaGetLastError(), "parts of d_hidden");
+}
+
+}  // namespace
+
+void hopper_gradient_products(const ProductsCall& c) {
+  const bool has_hidden = c.d_hidden.data != nullptr;
+  const bool has_weight = c.d_weight.data != nullptr;
+  if (c.tokens == 0 || (!has_hidden && !has_weight)) return;
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  const HiddenParts parts(c);
+  GradientArguments a = arguments_of(c, parts);
+  const ProductMaps maps(c, parts);
+
+  const bool far = c.far.call != nullptr;
+  const bool rank_one = c.weight_sum != nullptr || c.hidden_sum != nullptr;
+  const bool listed = has_weight && c.entries.begin != nullptr;
+  const bool entries = listed && c.d_weight.dtype != DType::f32;
+  const bool sums = c.running.from != SumsFrom::nothing || !c.running.last;
+  if (sums && !entries)
+    throw InternalError("running sums are of a bf16 d_weight whose entries are listed");
+  const auto kernel =
+      far ? rank_one ? kernel_of<true, true>(entries, sums) : kernel_of<true, false>(entries, sums)
+      : rank_one ? kernel_of<false, true>(entries, sums)
+                 : kernel_of<false, false>(entries, sums);
+  allow_shared(kernel, kTileShared);
+  const int tiles =
+      a.hidden.row_pairs * a.hidden.column_tiles + a.weight.row_pairs * a.weight.column_tiles;
+  const int clusters = std::min(processor_count() / kClusterCtas, tiles);
+  if (!far) balance(a, clusters);
+  // Short tiles lose more to waiting than they gain; narrow heads fit the cache.
+  constexpr int kPacedSteps = 1024;
+  constexpr int kPacedColumns = 8;
+  a.paced = !far && ceil_div(c.dim, kTileColumns) >= kPacedColumns &&
+            (!has_hidden || a.hidden.steps >= kPacedSteps);
+  if (a.paced) require_cuda(cudaMemsetAsync(a.pace, 0, parts.pace, stream), "pace");
+  kernel<<<clusters * kClusterCtas, kTileThreads, kTileShared, stream>>>(
+      maps.block_rows, maps.block_columns, maps.weight, maps.hidden, maps.d_hidden, maps.d_weight,
+      a);
+  require_cuda(cudaGetLastError(), "gradient kernel");
+  if (parts.count > 1) add_hidden_parts(c, a, parts, stream);
+  if (listed && !entries && !far) add_weight_targets(c);
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,525 @@
+// The two products of the backward pass over one block of the gradient of the logits (or of
+// exp(z)), in one launch: d_hidden = block . weight and d_weight = block^T . hidden.
+//
+// Tiles of d_hidden are few and long (they contract the whole slab of words), tiles of d_weight
+// many and short. A fixed schedule gives each cluster its tiles of d_hidden first; those with one
+// less, or none, meanwhile work on d_weight, and in the end all do.
+#pragma once
+
+#include "kernels/cuda/head/split_sums_sm90.cuh"
+
+namespace logitless::cuda {
+
+// One output. value = products * factor[row] (d_hidden) + row_part[row] * column_part[column].
+struct ProductArguments {
+  int row_pairs;     // of tiles: ceil(rows / 256); 0: not wanted
+  int column_tiles;  // ceil(columns / 256)
+  int steps;         // of 64 along the contracted dimension
+  int rows;
+  int columns;
+  const float* factor;    // of d_hidden
+  const float* row_part;  // null: 1, of a column part
+  int row_part_stride;
+  const float* column_part;  // null: none
+  bool add;                  // fp32: to what is there
+  bool narrow;               // bf16, else fp32
+};
+
+// Of a slab of the far field: what is kept, and where d_weight goes.
+struct FarSlabArguments {
+  const std::uint32_t* block_groups;  // [pairs of token tiles][group_bits]
+  const std::uint32_t* group_blocks;  // [groups][block_bits]
+  int group_bits;
+  int block_bits;
+  int first_group;
+  int blocks;
+  const std::int32_t* order_words;  // of the slab's first position
+  const float* share;               // likewise
+  const float* tile_gradient;       // [tiles of 128 words][columns], of the slab's first tile
+  void* d_weight;
+  std::int64_t stride;
+};
+
+// The first of [from, end) whose bit is set, or end.
+__device__ __forceinline__ int next_kept(const std::uint32_t* bits, int from, int end) {
+  while (from < end) {
+    const std::uint32_t rest = __ldg(bits + from / 32) >> (from % 32);
+    if (rest != 0) return min(end, from + __ffs(static_cast<int>(rest)) - 1);
+    from = from / 32 * 32 + 32;
+  }
+  return end;
+}
+
+struct GradientArguments {
+  // With several parts each contracts a run of the steps, and hidden is their results one below the
+  // other, 256 row_pairs of rows each: row_pairs are those of all parts, steps those of one.
+  ProductArguments hidden;
+  int hidden_pairs;  // of one part
+  int hidden_steps;  // of all parts
+  ProductArguments weight;
+  int early_tiles;  // of d_weight, done by the clusters that have one tile of d_hidden less
+  int early_first;  // the first of those clusters; they are the last ones
+  unsigned* pace;
+  bool paced;  // worth it: what the clusters read is more than the second-level cache holds
+  // Targets, apart in fp32.
+  int targets_per_token;
+  int first_word;
+  const int* words;          // [tokens, K]
+  const float* coefficient;  // [tokens, K]
+  const int* entry_begin;    // [words + 1]
+  const int* entry_token;
+  const float* entry_coefficient;
+  const float* many;                 // ProductsCall's
+  const __nv_bfloat16* weight_rows;  // of first_word
+  std::int64_t weight_stride;
+  const __nv_bfloat16* hidden_rows;
+  std::int64_t hidden_stride;
+  const int* active;  // [token pairs]: 0: all tokens ignored, nothing is read; null: all active
+  SplitSums sums;     // of a bf16 d_weight
+  FarSlabArguments far;
+};
+
+// A cluster's tiles in order.
+class TileSchedule {
+ public:
+  __device__ __forceinline__ TileSchedule(const GradientArguments& a, int cluster, int clusters)
+      : hidden_tiles_(a.hidden.row_pairs * a.hidden.column_tiles),
+        weight_tiles_(a.weight.row_pairs * a.weight.column_tiles),
+        early_tiles_(a.early_tiles),
+        early_count_(clusters - a.early_first),
+        clusters_(clusters),
+        hidden_(cluster),
+        early_(cluster - a.early_first),
+        late_(a.early_tiles + cluster) {}
+  // False at the end.
+  __device__ __forceinline__ bool next(bool& is_hidden, int& tile) {
+    is_hidden = hidden_ < hidden_tiles_;
+    if (is_hidden) {
+      tile = hidden_;
+      hidden_ += clusters_;
+      return true;
+    }
+    if (early_ >= 0 && early_ < early_tiles_) {
+      tile = early_;
+      early_ += early_count_;
+      return true;
+    }
+    tile = late_;
+    late_ += clusters_;
+    return tile < weight_tiles_;
+  }
+
+ private:
+  int hidden_tiles_, weight_tiles_, early_tiles_, early_count_, clusters_;
+  int hidden_, early_, late_;
+};
+
+inline constexpr int kStretch = 16;  // steps of d_hidden between two looks at the others
+constexpr __host__ __device__ int stretches_of(int steps) {
+  return (steps + kStretch - 1) / kStretch;
+}
+// The first step of a tile of d_hidden, and how many: none where its tokens are ignored.
+__device__ __forceinline__ int first_step(const GradientArguments& a, int pair) {
+  return pair / a.hidden_pairs * a.hidden.steps;
+}
+__device__ __forceinline__ int hidden_steps(const GradientArguments& a, int pair) {
+  if (a.active != nullptr && a.active[pair % a.hidden_pairs] == 0) return 0;
+  return min(a.hidden.steps, a.hidden_steps - first_step(a, pair));
+}
+// Whether a step of d_weight has a token that counts.
+__device__ __forceinline__ bool step_active(const GradientArguments& a, int k) {
+  return a.active == nullptr || a.active[k * kStep / kClusterRows] != 0;
+}
+
+// f(step) for the steps of a tile that are loaded, in order. Of the far field: 4 for each group of
+// words (d_hidden) or block of tokens (d_weight) kept.
+template <bool kHidden, bool kFar, typename F>
+__device__ __forceinline__ void for_steps(const GradientArguments& a, int pair, const F& f) {
+  if constexpr (kFar) {
+    constexpr int kSteps = kClusterRows / kStep;
+    const FarSlabArguments& far = a.far;
+    const int first = kHidden ? far.first_group : 0;
+    const int end = kHidden ? first + (a.hidden.steps + kSteps - 1) / kSteps : far.blocks;
+    const std::uint32_t* const bits =
+        kHidden ? far.block_groups + pair * far.group_bits
+                : far.group_blocks + (far.first_group + pair) * far.block_bits;
+    for (int at = next_kept(bits, first, end); at < end; at = next_kept(bits, at + 1, end)) {
+      for (int j = 0; j < kSteps; ++j) f((at - first) * kSteps + j);
+    }
+  } else if constexpr (kHidden) {
+    const int begin = first_step(a, pair);
+    const int steps = hidden_steps(a, pair);
+    for (int k = begin; k < begin + steps; ++k) f(k);
+  } else {
+    for (int k = 0; k < a.weight.steps; ++k) {
+      if (step_active(a, k)) f(k);
+    }
+  }
+}
+
+// Multiplies what the producer loads, one tile. False if that was nothing: z is 0 then and left as
+// is.
+template <bool kHidden, bool kFar>
+__device__ __forceinline__ bool multiply(const TileMemory& memory, StageCursor& at,
+                                         const GradientArguments& a, int pair, float (&z)[128]) {
+  const int consumer = threadIdx.x / 128 - 1;
+  const int lane = threadIdx.x % 32;
+  int previous = -1;
+  for_steps<kHidden, kFar>(a, pair, [&](int) {
+    barrier_wait(memory.full + at.stage, at.phase);
+    const unsigned char* r = memory.rows + at.stage * kRowBytes + consumer * (kRowBytes / 2);
+    const unsigned char* c = memory.columns + at.stage * kColumnBytes;
+    wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < kStep / 16; ++j) {
+      // Operands with M or N contiguous: 64 of it after another 8192 bytes, 8 of k after 1024.
+      const std::uint64_t columns = wgmma_descriptor(c + j * 2048, 8192, 1024);
+      if constexpr (kHidden) {
+        wgmma_m64n256k16<0, 1>(z, wgmma_descriptor(r + j * 32, 16, 1024), columns,
+                               previous >= 0 || j > 0);
+      } else {
+        wgmma_m64n256k16<1, 1>(z, wgmma_descriptor(r + j * 2048, 8192, 1024), columns,
+                               previous >= 0 || j > 0);
+      }
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (previous >= 0 && lane < kClusterCtas) barrier_arrive_at(memory.empty + previous, lane);
+    previous = at.stage;
+    at.advance();
+  });
+  wgmma_wait<0>();
+  if (previous >= 0 && lane < kClusterCtas) barrier_arrive_at(memory.empty + previous, lane);
+  return previous >= 0;
+}
+
+// z (the half h of a thread's rows) += factor * row, of which columns from `column` on are the
+// thread's. The loads come before the sums, many at a time.
+__device__ __forceinline__ void add_row(float (&z)[128], int h, float factor,
+                                        const __nv_bfloat16* row, int column, int columns) {
+  constexpr int kLoads = 16;
+#pragma unroll
+  for (int part = 0; part < 32 / kLoads; ++part) {
+    __nv_bfloat162 v[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int c = column + (part * kLoads + i) * 8;  // columns are even
+      v[i] = c < columns ? __ldg(reinterpret_cast<const __nv_bfloat162*>(row + c))
+                         : __nv_bfloat162(__nv_bfloat16_raw{0}, __nv_bfloat16_raw{0});
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const float2 f = __bfloat1622float2(v[i]);
+      float& low = z[4 * (part * kLoads + i) + 2 * h];
+      float& high = z[4 * (part * kLoads + i) + 2 * h + 1];
+      low = fmaf(factor, f.x, low);
+      high = fmaf(factor, f.y, high);
+    }
+  }
+}
+
+// z (the half h of a thread's rows) += factor * row, in fp32; likewise many loads at a time.
+__device__ __forceinline__ void add_floats(float (&z)[128], int h, float factor, const float* row,
+                                           int column, int columns) {
+  constexpr int kLoads = 8;
+#pragma unroll
+  for (int part = 0; part < 32 / kLoads; ++part) {
+    float2 v[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int c = column + (part * kLoads + i) * 8;
+      v[i] = c < columns ? *reinterpret_cast<const float2*>(row + c) : make_float2(0.0f, 0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      float& low = z[4 * (part * kLoads + i) + 2 * h];
+      float& high = z[4 * (part * kLoads + i) + 2 * h + 1];
+      low = fmaf(factor, v[i].x, low);
+      high = fmaf(factor, v[i].y, high);
+    }
+  }
+}
+
+// z (the half h) += the targets' part of a word's row.
+__device__ __forceinline__ void add_entries_of(float (&z)[128], int h, const GradientArguments& a,
+                                               int word, int column) {
+  const int columns = a.weight.columns;
+  const int begin = a.entry_begin[word];
+  const int end = a.entry_begin[word + 1];
+  if (end - begin > kFewEntries) {
+    const std::int64_t row = begin / (kFewEntries + 1);
+    return add_floats(z, h, 1.0f, a.many + row * columns, column, columns);
+  }
+  for (int e = begin; e < end; ++e) {
+    add_row(z, h, a.entry_coefficient[e], a.hidden_rows + a.entry_token[e] * a.hidden_stride,
+            column, columns);
+  }
+}
+
+// value = products * factor[row] (d_hidden) + row part * column part + targets.
+template <bool kHidden, bool kRankOne, bool kEntries>
+__device__ __forceinline__ void finish_product(float (&z)[128], const GradientArguments& a, int row,
+                                               int column) {
+  const ProductArguments& p = kHidden ? a.hidden : a.weight;
+  if (kHidden && a.hidden.row_pairs > a.hidden_pairs) return;  // add_parts does it
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int r = row + 8 * h;
+    if constexpr (kHidden) {
+      const float factor = r < p.rows ? p.factor[r] : 0.0f;
+#pragma unroll
+      for (int i = 0; i < 64; ++i) z[i / 2 * 4 + 2 * h + i % 2] *= factor;
+    }
+    if (r >= p.rows) continue;
+    if constexpr (kRankOne) {
+      if (p.column_part != nullptr) {
+        const float share = p.row_part == nullptr ? 1.0f : p.row_part[r * p.row_part_stride];
+#pragma unroll
+        for (int i = 0; i < 64; ++i) {
+          const int c = column + i / 2 * 8 + i % 2;
+          if (c < p.columns) z[i / 2 * 4 + 2 * h + i % 2] += share * p.column_part[c];
+        }
+      }
+    }
+    if constexpr (kHidden) {
+      for (int k = 0; k < a.targets_per_token; ++k) {
+        const int slot = r * a.targets_per_token + k;
+        const float share = a.coefficient[slot];
+        if (share == 0.0f) continue;
+        add_row(z, h, share, a.weight_rows + (a.words[slot] - a.first_word) * a.weight_stride,
+                column, p.columns);
+      }
+    } else if constexpr (kEntries) {
+      add_entries_of(z, h, a, r, column);
+    }
+  }
+}
+
+// The loads of one tile.
+//
+// d_hidden paces stretches of a tile (the first of them is `stretch`, `clusters` have such a tile).
+template <bool kHidden, bool kFar, bool kSums>
+__device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clusters,
+                                          const TileMemory& memory, StageCursor& at,
+                                          const CUtensorMap* block, const CUtensorMap* other,
+                                          const CUtensorMap* out, const GradientArguments& a,
+                                          int tile) {
+  const ProductArguments& p = kHidden ? a.hidden : a.weight;
+  const int rank = cluster_rank();
+  const int pair = tile / p.column_tiles;
+  const int row = ((kHidden ? pair % a.hidden_pairs : pair) * kClusterCtas + rank) * kTileRows;
+  const int column = tile % p.column_tiles * kTileColumns + rank * (kTileColumns / 2);
+  constexpr bool kPaced = kHidden && !kFar;
+  if (!kHidden && kSums && a.sums.running.from == SumsFrom::sums)
+    prefetch_sums(a.sums, out, pair * kClusterCtas + rank, tile % p.column_tiles, p.column_tiles);
+  const int begin = kPaced ? first_step(a, pair) : 0;
+  for_steps<kHidden, kFar>(a, pair, [&](int k) {
+    if (kPaced && (k - begin) % kStretch == 0) {
+      const int now = (k - begin) / kStretch;
+      if (now > 0) pace.loaded(stretch + now - 1);
+      if (now > 1) pace.wait(stretch + now - 2, clusters);
+    }
+    std::uint64_t* const full = memory.full + at.stage;
+    barrier_wait(memory.empty + at.stage, at.phase ^ 1);
+    barrier_expect(full, kStageBytes);
+    unsigned char* const rows = memory.rows + at.stage * kRowBytes;
+    if constexpr (kHidden) {
+      tma_load(rows, block, full, k * kStep, row);
+    } else {
+      tma_load(rows, block, full, row, k * kStep);
+      tma_load(rows + 8192, block, full, row + 64, k * kStep);
+    }
+    unsigned char* const columns =
+        memory.columns + at.stage * kColumnBytes + rank * (kColumnBytes / 2);
+    tma_load_multicast(columns, other, full, column, k * kStep, (1 << kClusterCtas) - 1);
+    tma_load_multicast(columns + 8192, other, full, column + 64, k * kStep,
+                       (1 << kClusterCtas) - 1);
+    at.advance();
+  });
+  const int steps = kPaced ? hidden_steps(a, pair) : 0;
+  if (kPaced && steps < p.steps) {  // others may wait for stretches that this tile has not
+    const int made = max(stretches_of(steps) - 1, 0);
+    for (int k = (made + 1) * kStretch; k < p.steps; k += kStretch)
+      pace.loaded(stretch + k / kStretch - 1);
+  }
+}
+
+// d_weight of a slab of the far field to the words' own rows, from registers: a copy of the tensor
+// memory accelerator takes rows that follow one another. Four threads write 32 bytes of a row.
+template <bool kRankOne, bool kEntries>
+__device__ __forceinline__ void put_words(float (&z)[128], const GradientArguments& a, int row,
+                                          int column) {
+  const ProductArguments& p = a.weight;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int r = row + 8 * h;
+    if (r >= p.rows) continue;
+    const int word = a.far.order_words[r];
+    add_floats(z, h, a.far.share[r], a.far.tile_gradient + std::int64_t{r / 128} * p.columns,
+               column, p.columns);
+    if constexpr (kRankOne) {
+      if (p.column_part != nullptr)
+        add_floats(z, h, p.row_part == nullptr ? 1.0f : p.row_part[r], p.column_part, column,
+                   p.columns);
+    }
+    if constexpr (kEntries) add_entries_of(z, h, a, word, column);
+    const std::int64_t first = word * a.far.stride;
+    if (p.narrow) {
+      auto* const to = static_cast<__nv_bfloat16*>(a.far.d_weight) + first;
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const int c = column + i * 8;
+        if (c < p.columns)
+          *reinterpret_cast<__nv_bfloat162*>(to + c) =
+              __floats2bfloat162_rn(z[4 * i + 2 * h], z[4 * i + 2 * h + 1]);
+      }
+    } else {
+      auto* const to = static_cast<float*>(a.far.d_weight) + first;
+      if (p.add) add_floats(z, h, 1.0f, to, column, p.columns);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const int c = column + i * 8;
+        if (c < p.columns)
+          *reinterpret_cast<float2*>(to + c) = make_float2(z[4 * i + 2 * h], z[4 * i + 2 * h + 1]);
+      }
+    }
+  }
+}
+
+template <bool kHidden, bool kRankOne, bool kEntries, bool kFar, bool kSums>
+__device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& writer,
+                                          StageCursor& at, const CUtensorMap* out,
+                                          const GradientArguments& a, int tile) {
+  const ProductArguments& p = kHidden ? a.hidden : a.weight;
+  const int pair = tile / p.column_tiles;
+  const int row = (pair * kClusterCtas + cluster_rank()) * kTileRows;
+  const int column = tile % p.column_tiles * kTileColumns;
+  float z[128];
+  const bool any = multiply<kHidden, kFar>(memory, at, a, pair, z);
+  if (kHidden && kFar && !any) return;  // d_hidden is added to
+#pragma unroll
+  for (int i = 0; i < 128; ++i) z[i] = any ? z[i] : 0.0f;
+  if constexpr (kFar && !kHidden) {
+    return put_words<kRankOne, kEntries>(z, a, row + accumulator_row(),
+                                         column + accumulator_column());
+  }
+  finish_product<kHidden, kRankOne, kEntries>(z, a, row + accumulator_row(),
+                                              column + accumulator_column());
+  const int first_row = row + (threadIdx.x / 128 - 1) * 64;
+  if constexpr (!kHidden && kSums) {
+    const TileSums sums(a.sums, p.rows, p.columns, row / kTileRows, column / kTileColumns,
+                        p.column_tiles);
+    const bool whole = row + kTileRows <= p.rows && column + kTileColumns <= p.columns;
+    add_running(z, a.sums, sums, whole);
+    if (a.sums.running.last) {
+      writer.put_bf16(z, out, column, first_row);
+    } else {
+      put_running(z, writer, sums, whole, out, column, first_row);
+    }
+  } else if (p.narrow) {
+    writer.put_bf16(z, out, column, first_row);
+  } else {
+    writer.put_f32(z, out, column, first_row, p.add);
+  }
+}
+
+// d_hidden from the sums of its parts, as finish_product has it. A block for each token.
+template <typename T>
+__global__ void __launch_bounds__(128)
+    add_parts(const GradientArguments a, const float* parts, int columns, T* out,
+              std::int64_t stride, bool add) {
+  const int row = static_cast<int>(blockIdx.x);
+  const int count = a.hidden.row_pairs / a.hidden_pairs;
+  const std::int64_t part = static_cast<std::int64_t>(a.hidden_pairs) * kClusterRows * columns;
+  const float factor = a.hidden.factor[row];
+  const bool smooths = a.hidden.column_part != nullptr;
+  const float share = smooths ? a.hidden.row_part[row * a.hidden.row_part_stride] : 0.0f;
+  for (int c = static_cast<int>(threadIdx.x); c < columns; c += 128) {
+    float value = 0.0f;
+    for (int p = 0; p < count; ++p)
+      value += parts[p * part + static_cast<std::int64_t>(row) * columns + c];
+    value *= factor;
+    if (smooths) value = fmaf(share, a.hidden.column_part[c], value);
+    for (int k = 0; k < a.targets_per_token; ++k) {
+      const int slot = row * a.targets_per_token + k;
+      const float coefficient = a.coefficient[slot];
+      if (coefficient == 0.0f) continue;
+      value = fmaf(
+          coefficient,
+          __bfloat162float(a.weight_rows[(a.words[slot] - a.first_word) * a.weight_stride + c]),
+          value);
+    }
+    T& to = out[row * stride + c];
+    if constexpr (sizeof(T) == 2) {
+      to = __float2bfloat16(value);  // add: never, see sums_hidden
+    } else {
+      to = add ? to + value : value;
+    }
+  }
+}
+
+// kRankOne: some output has a column part. kEntries: d_weight gets its targets here; where it is
+// fp32, add_weight_targets does it after, at a tenth of the time.
+//
+// Maps: the block by rows of 64 words x 128 tokens and by 64 words x 64 tokens; weight and hidden
+// by boxes of 64 x 64; the outputs by boxes of 64 rows x 128 bytes.
+//
+// kFar: a slab of the far field. kSums: d_weight is added to sums, or becomes one (a kernel of its
+// own: what it needs of registers would cost the others a tenth of their speed).
+template <bool kRankOne, bool kEntries, bool kFar, bool kSums>
+__global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThreads, 1)
+    gradient_tiles(const __grid_constant__ CUtensorMap block_rows,
+                   const __grid_constant__ CUtensorMap block_columns,
+                   const __grid_constant__ CUtensorMap weight,
+                   const __grid_constant__ CUtensorMap hidden,
+                   const __grid_constant__ CUtensorMap d_hidden,
+                   const __grid_constant__ CUtensorMap d_weight,
+                   const __grid_constant__ GradientArguments a) {
+  extern __shared__ unsigned char shared_memory[];
+  const TileMemory memory(shared_memory);
+  memory.init_barriers();
+  TileSchedule schedule(a, blockIdx.x / kClusterCtas, gridDim.x / kClusterCtas);
+  bool is_hidden;
+  int tile;
+  StageCursor at;
+  if (threadIdx.x < 128) {
+    registers_shrink<40>();
+    if (threadIdx.x == 0) {
+      const Pace pace(a.paced ? a.pace : nullptr);
+      const int clusters = gridDim.x / kClusterCtas;
+      const int hidden_tiles = a.hidden.row_pairs * a.hidden.column_tiles;
+      const int stretches = stretches_of(a.hidden.steps);
+      const int first_late = (hidden_tiles + clusters - 1) / clusters * stretches;
+      int round = 0;  // of d_hidden
+      int late = 0;   // rounds that all clusters take part in
+      while (schedule.next(is_hidden, tile)) {
+        if (is_hidden) {
+          load_tile<true, kFar, false>(pace, round * stretches,
+                                       min(clusters, hidden_tiles - round * clusters), memory, at,
+                                       &block_rows, &weight, nullptr, a, tile);
+          ++round;
+          continue;
+        }
+        const bool paced = tile >= a.early_tiles;
+        if (paced && late > 1) pace.wait(first_late + late - 2, clusters);
+        load_tile<false, kFar, kSums>(pace, 0, 0, memory, at, &block_columns, &hidden, &d_weight, a,
+                                      tile);
+        if (paced) pace.loaded(first_late + late++);
+      }
+    }
+  } else {
+    registers_grow<232>();
+    TileWriter writer(memory);
+    while (schedule.next(is_hidden, tile)) {
+      if (is_hidden) {
+        make_tile<true, kRankOne, kEntries, kFar, false>(memory, writer, at, &d_hidden, a, tile);
+      } else {
+        make_tile<false, kRankOne, kEntries, kFar, kSums>(memory, writer, at, &d_weight, a, tile);
+      }
+    }
+    writer.drain();
+  }
+  cluster_sync();
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,241 @@
+// Losses of tokens, sums over all of them in a fixed order, and the coefficients of the gradient.
+#include <algorithm>
+
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/head/targets.cuh"
+#include "kernels/device_loss.h"
+#include "math/lse_state.h"
+#include "math/token_gradient.h"
+#include "math/token_loss.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr int kThreads = 256;  // one token each
+
+struct Sums {
+  double loss, lse, log_prob;
+  long long valid, correct;
+};
+// At the start of the workspace; partial sums [blocks] follow.
+struct Totals {
+  double class_weight;
+  double upstream;
+};
+
+__device__ double plus(double a, double b) { return a + b; }
+__device__ Sums plus(const Sums& a, const Sums& b) {
+  return {a.loss + b.loss, a.lse + b.lse, a.log_prob + b.log_prob, a.valid + b.valid,
+          a.correct + b.correct};
+}
+
+// Sum over the threads of a block, in order of their halvings; all threads get it.
+template <typename T>
+__device__ T block_sum(T mine) {
+  __shared__ T shared[kThreads];
+  shared[threadIdx.x] = mine;
+  __syncthreads();
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half)
+      shared[threadIdx.x] = plus(shared[threadIdx.x], shared[threadIdx.x + half]);
+    __syncthreads();
+  }
+  return shared[0];
+}
+
+__device__ double class_weight(const LossCall& c, std::int64_t word) {
+  return c.class_weight == nullptr ? 1.0 : c.class_weight[word];
+}
+__device__ double token_weight(const LossCall& c, std::int64_t token) {
+  return c.token_weight == nullptr ? 1.0 : c.token_weight[token];
+}
+
+// What `mean` divides by, of each token; partial [blocks].
+__global__ void __launch_bounds__(kThreads)
+    sum_shares(const LossCall c, const ForwardCall all, double* partial) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  double mine = 0.0;
+  if (row < c.tokens && counts(all, row)) {
+    mine = token_weight(c, row);
+    if (c.target_weight == nullptr) mine *= class_weight(c, target_of(all, row));
+  }
+  const double sum = block_sum(mine);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    set_totals(const LossCall c, std::int64_t vocab, const double* partial, int blocks,
+               Totals* totals) {
+  double shares = 0.0;
+  for (int b = threadIdx.x; b < blocks; b += kThreads) shares += partial[b];
+  shares = block_sum(shares);
+  double classes = 0.0;
+  if (c.class_weight != nullptr && c.terms.label_smoothing != 0.0) {
+    __syncthreads();  // of block_sum's memory
+    for (std::int64_t j = threadIdx.x; j < vocab; j += kThreads) classes += c.class_weight[j];
+    classes = block_sum(classes);
+  } else {
+    classes = static_cast<double>(vocab);
+  }
+  if (threadIdx.x > 0) return;
+  const double normalizer = c.normalizer > 0.0 ? c.normalizer : shares;
+  c.statistics->normalizer = normalizer;
+  totals->class_weight = classes;
+  // Nothing to average: gradients are 0 and not 0 / 0.
+  totals->upstream = c.reduction != LossReduction::mean ? c.grad_loss
+                     : normalizer == 0.0                ? 0.0
+                                                        : c.grad_loss / normalizer;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    losses_of_tokens(const LossCall c, const ForwardCall f, const Totals* totals, Sums* partial,
+                     RowCoefficients* rows, float* deltas) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const std::int64_t token = row < f.shape.tokens ? token_of(f, row) : 0;
+  const int per_token = f.shape.targets_per_token;
+  Sums mine{};
+  RowCoefficients answer{};
+  if (row < f.shape.tokens) {
+    const double lse = f.lse[row];
+    const double upstream =
+        c.grad_losses != nullptr ? static_cast<double>(c.grad_losses[token]) : totals->upstream;
+    TokenLoss loss(c.terms, token_weight(c, token), upstream);
+    for (int k = 0; k < per_token; ++k) {
+      const std::int64_t slot = row * per_token + k;
+      const std::int64_t word = target_of(f, slot);
+      double delta = 0.0;
+      if (is_word(f, word)) {
+        mine.valid = 1;
+        delta = loss.add_target(
+            class_weight(c, word),
+            c.target_weight == nullptr ? 1.0 : c.target_weight[token * per_token + k],
+            f.log_prob[slot]);
+        mine.log_prob = f.log_prob[slot];
+        if (f.argmax != nullptr && per_token == 1) mine.correct = f.argmax[row] == word;
+      }
+      if (deltas != nullptr) deltas[slot] = static_cast<float>(delta * f.logit_scale);
+    }
+    if (mine.valid != 0) {
+      if (loss.smooths()) {
+        const double by_sum = loss.add_smoothing(lse, f.weighted_sum[row], totals->class_weight,
+                                                 static_cast<double>(f.shape.vocab));
+        answer.gamma = static_cast<float>(by_sum * f.logit_scale);
+      }
+      answer.alpha = static_cast<float>(loss.add_lse(lse) * f.logit_scale);
+      answer.lse_bits = static_cast<float>(lse * kLog2E);
+      mine.loss = loss.value();
+      mine.lse = lse;
+    }
+    if (c.reduction == LossReduction::none && c.loss != nullptr)
+      c.loss[token] = static_cast<float>(mine.loss);
+    if (c.wide_argmax != nullptr) c.wide_argmax[token] = f.argmax[row];
+  }
+  if (rows != nullptr) rows[row] = answer;  // padded_tokens of them
+  const Sums sum = block_sum(mine);
+  if (threadIdx.x == 0) partial[f.first_token / kThreads + blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    reduce_losses(const LossCall c, bool single, const Sums* partial, int blocks) {
+  Sums all{};
+  for (int b = threadIdx.x; b < blocks; b += kThreads) all = plus(all, partial[b]);
+  all = block_sum(all);
+  if (threadIdx.x > 0) return;
+  DeviceStatistics& s = *c.statistics;
+  s.valid_tokens = all.valid;
+  s.correct = c.argmax && single ? all.correct : -1;
+  const double count = static_cast<double>(all.valid);
+  s.mean_lse = all.valid == 0 ? 0.0 : all.lse / count;
+  s.mean_log_prob = all.valid == 0 || !single ? 0.0 : all.log_prob / count;
+  if (c.loss == nullptr || c.reduction == LossReduction::none) return;
+  double loss = all.loss;
+  if (c.reduction == LossReduction::mean) {
+    loss = s.normalizer == 0.0 ? (c.nan_if_empty ? nan("") : 0.0) : loss / s.normalizer;
+  }
+  *c.loss = s.bad_target == kNoBadTarget ? static_cast<float>(loss) : nanf("");
+}
+
+__global__ void __launch_bounds__(kThreads)
+    answer_cotangents(const CotangentCall g, const ForwardCall f, RowCoefficients* rows,
+                      float* deltas) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const std::int64_t token = row < f.shape.tokens ? token_of(f, row) : 0;
+  const int per_token = f.shape.targets_per_token;
+  RowCoefficients answer{};
+  if (row < f.shape.tokens) {
+    const auto of_token = [&](const float* values) {
+      return values == nullptr ? 0.0f : values[token];
+    };
+    TokenCotangent cotangent{of_token(g.lse), of_token(g.entropy), of_token(g.weighted_sum)};
+    bool valid = false;
+    for (int k = 0; k < per_token; ++k) {
+      const std::int64_t slot = row * per_token + k;
+      const std::int64_t at = token * per_token + k;
+      double delta = 0.0;
+      if (is_word(f, target_of(f, slot))) {
+        valid = true;
+        const double share = g.log_prob == nullptr ? 0.0 : g.log_prob[at];
+        cotangent.lse -= share;
+        delta = share + (g.target_logit == nullptr ? 0.0 : g.target_logit[at]);
+      }
+      deltas[slot] = static_cast<float>(delta * f.logit_scale);
+    }
+    if (valid) {
+      const double lse = f.lse[row];
+      const TokenGradient t =
+          token_gradient(cotangent, lse, g.entropy == nullptr ? 0.0 : f.entropy[row]);
+      answer = {static_cast<float>(lse * kLog2E), static_cast<float>(t.alpha * f.logit_scale),
+                static_cast<float>(t.beta * f.logit_scale),
+                static_cast<float>(t.gamma * f.logit_scale)};
+    }
+  }
+  rows[row] = answer;
+}
+
+int blocks_of(std::int64_t tokens) {
+  return static_cast<int>(std::max<std::int64_t>(1, (tokens + kThreads - 1) / kThreads));
+}
+template <typename T>
+T* partials(const LossCall& c) {
+  return reinterpret_cast<T*>(static_cast<std::byte*>(c.workspace) + 256);
+}
+
+}  // namespace
+
+std::size_t loss_workspace_bytes(std::int64_t tokens) {
+  return 256 + (static_cast<std::size_t>(blocks_of(tokens)) * sizeof(Sums) + 255) / 256 * 256;
+}
+
+void begin_loss(const LossCall& c, const ForwardCall& all) {
+  const auto stream = static_cast<cudaStream_t>(all.stream);
+  const int blocks = blocks_of(c.tokens);
+  sum_shares<<<blocks, kThreads, 0, stream>>>(c, all, partials<double>(c));
+  require_cuda(cudaGetLastError(), "weights of tokens");
+  set_totals<<<1, kThreads, 0, stream>>>(c, all.shape.vocab, partials<double>(c), blocks,
+                                         static_cast<Totals*>(c.workspace));
+  require_cuda(cudaGetLastError(), "normalizer");
+}
+
+void token_losses(const LossCall& c, const ForwardCall& chunk, RowCoefficients* rows,
+                  float* delta) {
+  losses_of_tokens<<<blocks_of(chunk.shape.tokens), kThreads, 0,
+                     static_cast<cudaStream_t>(chunk.stream)>>>(
+      c, chunk, static_cast<const Totals*>(c.workspace), partials<Sums>(c), rows, delta);
+  require_cuda(cudaGetLastError(), "losses of tokens");
+}
+
+void finish_loss(const LossCall& c, const ForwardCall& all) {
+  reduce_losses<<<1, kThreads, 0, static_cast<cudaStream_t>(all.stream)>>>(
+      c, all.shape.targets_per_token == 1, partials<Sums>(c), blocks_of(c.tokens));
+  require_cuda(cudaGetLastError(), "loss");
+}
+
+void token_cotangents(const CotangentCall& cotangents, const ForwardCall& chunk,
+                      RowCoefficients* rows, float* delta) {
+  if (chunk.shape.tokens == 0) return;
+  answer_cotangents<<<blocks_of(chunk.shape.tokens), kThreads, 0,
+                      static_cast<cudaStream_t>(chunk.stream)>>>(cotangents, chunk, rows, delta);
+  require_cuda(cudaGetLastError(), "cotangents of tokens");
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,269 @@
+// A chunk's targets in the order of their words.
+#include <algorithm>
+
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/numbers.cuh"
+#include "kernels/cuda/head/kernels.h"
+#include "kernels/cuda/head/targets.cuh"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+unsigned blocks_of(std::int64_t count) {
+  return static_cast<unsigned>(std::max<std::int64_t>(1, (count + kThreads - 1) / kThreads));
+}
+
+__global__ void __launch_bounds__(kThreads) read_words(const ForwardCall c, std::int32_t* words) {
+  const std::int64_t slot = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (slot >= c.shape.tokens * c.shape.targets_per_token) return;
+  const std::int64_t word = target_of(c, slot);
+  words[slot] = is_word(c, word) ? static_cast<std::int32_t>(word) : kNoWord;
+}
+
+constexpr std::int32_t kOthers = 512;  // compared by one block of threads
+
+// places [count], 0 before: the number of slots that come before each.
+__global__ void __launch_bounds__(kThreads)
+    rank_slots(const std::int32_t* words, std::int32_t count, std::int32_t* places) {
+  __shared__ std::int32_t others[kOthers];
+  const auto first = static_cast<std::int32_t>(blockIdx.y) * kOthers;
+  const std::int32_t length = min(kOthers, count - first);
+  for (std::int32_t i = threadIdx.x; i < length; i += kThreads) others[i] = words[first + i];
+  __syncthreads();
+  const auto slot = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
+  if (slot >= count) return;
+  const std::int32_t word = words[slot];
+  std::int32_t before = 0;
+#pragma unroll 8
+  for (std::int32_t i = 0; i < length; ++i)
+    before += others[i] < word || (others[i] == word && first + i < slot) ? 1 : 0;
+  atomicAdd(places + slot, before);  // of integers: in any order
+}
+
+// With counts: those of each word, those before it, slots in any order among equals, and then in
+// theirs. Word vocab stands for none.
+__device__ __forceinline__ std::int32_t counted_word(std::int32_t word, std::int32_t vocab) {
+  return word == kNoWord ? vocab : word;
+}
+__global__ void __launch_bounds__(kThreads)
+    count_words(const std::int32_t* words, std::int32_t count, std::int32_t vocab,
+                std::int32_t* counts) {
+  const auto slot = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
+  if (slot < count) atomicAdd(counts + counted_word(words[slot], vocab) + 1, 1);
+}
+
+constexpr int kScanThreads = 1024;
+// counts[j] = sum of counts[0 .. j], and a copy; one block.
+__global__ void __launch_bounds__(kScanThreads)
+    sum_counts(std::int32_t* counts, std::int32_t length, std::int32_t* copy) {
+  __shared__ std::int32_t sums[kScanThreads];
+  const std::int32_t run = (length + kScanThreads - 1) / kScanThreads;
+  const std::int32_t begin = min(length, static_cast<std::int32_t>(threadIdx.x) * run);
+  const std::int32_t end = min(length, begin + run);
+  std::int32_t mine = 0;
+  for (std::int32_t j = begin; j < end; ++j) mine += counts[j];
+  sums[threadIdx.x] = mine;
+  __syncthreads();
+  for (int step = 1; step < kScanThreads; step *= 2) {
+    const std::int32_t before =
+        static_cast<int>(threadIdx.x) >= step ? sums[threadIdx.x - step] : 0;
+    __syncthreads();
+    sums[threadIdx.x] += before;
+    __syncthreads();
+  }
+  std::int32_t total = sums[threadIdx.x] - mine;
+  for (std::int32_t j = begin; j < end; ++j) {
+    total += counts[j];
+    counts[j] = total;
+    copy[j] = total;
+  }
+}
+__global__ void __launch_bounds__(kThreads)
+    scatter_slots(const std::int32_t* words, std::int32_t count, std::int32_t vocab,
+                  std::int32_t* next, std::int32_t* slots) {
+  const auto slot = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
+  if (slot < count) slots[atomicAdd(next + counted_word(words[slot], vocab), 1)] = slot;
+}
+__global__ void __launch_bounds__(kThreads)
+    rank_equals(const std::int32_t* words, std::int32_t count, std::int32_t vocab,
+                const std::int32_t* counts, const std::int32_t* scattered, std::int32_t* places) {
+  const auto slot = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
+  if (slot >= count) return;
+  const std::int32_t word = counted_word(words[slot], vocab);
+  if (word == vocab) {  // nobody looks at these: they stay where they are
+    places[slot] = -1;
+    return;
+  }
+  const std::int32_t first = counts[word];
+  std::int32_t place = first;
+  const std::int32_t end = counts[word + 1];
+  for (std::int32_t i = first; i < end; ++i) place += scattered[i] < slot ? 1 : 0;
+  places[slot] = place;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    place_slots(const std::int32_t* places, std::int32_t count, std::int32_t* slots) {
+  const auto slot = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
+  if (slot < count && places[slot] >= 0) slots[places[slot]] = slot;
+}
+
+// begin [words + 1]: where a word would stand in the order; and the entries in it.
+__global__ void __launch_bounds__(kThreads)
+    write_entries(const BlockCall b, const TargetOrder order, std::int32_t count,
+                  const TargetEntries entries) {
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at <= b.words) {
+    const std::int64_t word = b.first_word + at;
+    std::int32_t low = 0;
+    std::int32_t high = count;
+    while (low < high) {
+      const std::int32_t middle = (low + high) / 2;
+      if (order.words[order.slots[middle]] < word) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    entries.begin[at] = low;
+  }
+  if (at < count) {
+    const std::int32_t slot = order.slots[at];
+    entries.words[at] = order.words[slot];
+    entries.tokens[at] = slot / b.chunk.shape.targets_per_token;
+    entries.coefficients[at] = b.coefficient[slot];
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    add_coefficients(const TargetEntries entries, std::int64_t words, float* d_bias) {
+  const std::int64_t word = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (word >= words) return;
+  const std::int32_t begin = entries.begin[word];
+  const std::int32_t end = entries.begin[word + 1];
+  if (begin == end) return;
+  double sum = 0.0;
+  for (std::int32_t e = begin; e < end; ++e) sum += static_cast<double>(entries.coefficients[e]);
+  d_bias[word] += static_cast<float>(sum);
+}
+
+// Sum of the entries [first, end), of one column.
+template <typename T>
+__device__ float sum_entries(const ProductsCall& c, std::int32_t first, std::int32_t end,
+                             std::int64_t column) {
+  const T* const hidden = static_cast<const T*>(c.hidden) + column;
+  float sum = 0.0f;
+#pragma unroll 4
+  for (std::int32_t e = first; e < end; ++e) {
+    sum = fmaf(c.entries.coefficients[e], as_float(hidden[c.entries.tokens[e] * c.hidden_stride]),
+               sum);
+  }
+  return sum;
+}
+
+// d_weight += coefficients * hidden. A block for each 256 columns of each entry; that of a word's
+// first entry does them all, in order.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) add_entries(const ProductsCall c) {
+  const auto first = static_cast<std::int32_t>(blockIdx.x);
+  const std::int32_t word = c.entries.words[first] - c.first_word;
+  if (word < 0 || word >= c.block_words || c.entries.begin[word] != first) return;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  if (column >= c.dim) return;
+  static_cast<float*>(c.d_weight.data)[word * c.d_weight.stride + column] +=
+      sum_entries<T>(c, first, c.entries.begin[word + 1], column);
+}
+
+// A block for each 256 columns of each row of `many`: of the one word of many entries that begins
+// among this row's entries, if there is one.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) sum_words(const ProductsCall c, float* many) {
+  const std::int64_t slots = c.tokens * c.targets_per_token;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  for (int i = 0; i <= kFewEntries; ++i) {
+    const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * (kFewEntries + 1) + i;
+    if (first >= slots) return;
+    const std::int32_t word = c.entries.words[first] - c.first_word;
+    if (word < 0 || word >= c.block_words || c.entries.begin[word] != first) continue;
+    const std::int32_t end = c.entries.begin[word + 1];
+    if (end - first <= kFewEntries) continue;
+    if (column < c.dim)
+      many[blockIdx.x * c.dim + column] =
+          sum_entries<T>(c, static_cast<std::int32_t>(first), end, column);
+    return;
+  }
+}
+
+}  // namespace
+
+void order_targets(const ForwardCall& c, const TargetOrder& order) {
+  const std::int64_t count = c.shape.tokens * c.shape.targets_per_token;
+  if (count == 0) return;
+  read_words<<<blocks_of(count), kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(c,
+                                                                                     order.words);
+  require_cuda(cudaGetLastError(), "words of the targets");
+  order_keys(order, count, c.shape.vocab, c.stream);
+}
+
+void order_keys(const TargetOrder& order, std::int64_t count, std::int64_t bound, Stream of_call) {
+  const auto stream = static_cast<cudaStream_t>(of_call);
+  const auto slots = static_cast<std::int32_t>(count);
+  if (count <= kFewTargets) {
+    require_cuda(cudaMemsetAsync(order.places, 0, static_cast<std::size_t>(count) * 4, stream),
+                 "order of the targets");
+    const dim3 pairs(blocks_of(count), static_cast<unsigned>((count + kOthers - 1) / kOthers));
+    rank_slots<<<pairs, kThreads, 0, stream>>>(order.words, slots, order.places);
+    require_cuda(cudaGetLastError(), "order of the targets");
+  } else {
+    const auto vocab = static_cast<std::int32_t>(bound);
+    const std::int32_t length = vocab + 2;
+    std::int32_t* const next = order.counts + length;
+    require_cuda(cudaMemsetAsync(order.counts, 0, static_cast<std::size_t>(length) * 4, stream),
+                 "counts of the targets");
+    count_words<<<blocks_of(count), kThreads, 0, stream>>>(order.words, slots, vocab, order.counts);
+    sum_counts<<<1, kScanThreads, 0, stream>>>(order.counts, length, next);
+    scatter_slots<<<blocks_of(count), kThreads, 0, stream>>>(order.words, slots, vocab, next,
+                                                             order.slots);
+    rank_equals<<<blocks_of(count), kThreads, 0, stream>>>(order.words, slots, vocab, order.counts,
+                                                           order.slots, order.places);
+    require_cuda(cudaGetLastError(), "order of the targets");
+  }
+  place_slots<<<blocks_of(count), kThreads, 0, stream>>>(order.places, slots, order.slots);
+  require_cuda(cudaGetLastError(), "order of the targets");
+}
+
+void list_targets(const BlockCall& b, const TargetOrder& order, const TargetEntries& entries) {
+  const std::int64_t count = b.chunk.shape.tokens * b.chunk.shape.targets_per_token;
+  if (count == 0) return;
+  write_entries<<<blocks_of(std::max(count, b.words + 1)), kThreads, 0,
+                  static_cast<cudaStream_t>(b.chunk.stream)>>>(
+      b, order, static_cast<std::int32_t>(count), entries);
+  require_cuda(cudaGetLastError(), "entries of the targets");
+}
+
+void add_weight_targets(const ProductsCall& c) {
+  const dim3 grid(static_cast<unsigned>(c.tokens * c.targets_per_token), blocks_of(c.dim));
+  with_type(c.dtype, [&](auto type) {
+    add_entries<decltype(type)><<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(c);
+  });
+  require_cuda(cudaGetLastError(), "targets of d_weight");
+}
+
+void sum_many_entries(const ProductsCall& c, float* many) {
+  const dim3 grid(static_cast<unsigned>(many_rows(c.tokens * c.targets_per_token)),
+                  blocks_of(c.dim));
+  with_type(c.dtype, [&](auto type) {
+    sum_words<decltype(type)><<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(c, many);
+  });
+  require_cuda(cudaGetLastError(), "targets of frequent words");
+}
+
+void add_bias_targets(const TargetEntries& entries, std::int64_t words, float* d_bias,
+                      Stream stream) {
+  add_coefficients<<<blocks_of(words), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+      entries, words, d_bias);
+  require_cuda(cudaGetLastError(), "targets of d_bias");
+}
+
+}  // namespace logitless::cuda

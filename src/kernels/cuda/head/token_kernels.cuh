@@ -1,0 +1,183 @@
+// What surrounds the tiles of the forward pass, a few microseconds each: logits of the targets,
+// reference exponents, and the tiles' partial sums made into outputs.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/head/targets.cuh"
+#include "math/lse_state.h"
+#include "math/softcap.h"
+
+namespace logitless::cuda {
+
+// One warp for each target: target_logits [tokens, K] = z, 0 where ignored. A target out of range
+// is noted in bad_target. active [token pairs + 1] gets a 1 for each 256 tokens with a target, and
+// in its last element.
+__global__ void __launch_bounds__(256)
+    target_logits(const ForwardCall c, float* logits, int* active, int token_pairs) {
+  const std::int64_t slot = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  const int lane = threadIdx.x % 32;
+  const int per_token = c.shape.targets_per_token;
+  if (slot >= c.shape.tokens * per_token) return;
+  const std::int64_t word = target_of(c, slot);
+  float z = 0.0f;
+  if (is_word(c, word)) {
+    const auto* x =
+        static_cast<const __nv_bfloat16*>(c.hidden) + slot / per_token * c.hidden_stride;
+    const auto* w = static_cast<const __nv_bfloat16*>(c.weight) + word * c.weight_stride;
+    for (std::int64_t k = lane * 2; k < c.shape.dim; k += 64) {  // dim is even
+      const float2 a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(x + k));
+      const float2 b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(w + k));
+      z = fmaf(a.x, b.x, fmaf(a.y, b.y, z));
+    }
+    for (int step = 16; step > 0; step /= 2) z += __shfl_xor_sync(~0u, z, step);
+    if (c.bias != nullptr) z += c.bias[word];
+    z = softcap(z * c.logit_scale, c.softcap);
+    if (lane == 0) {
+      active[slot / per_token / 256] = 1;
+      active[token_pairs] = 1;
+    }
+  } else if (word != c.ignore_index && lane == 0) {
+    const std::int64_t position = place_of(c, slot) + (c.sequence > 0 ? 1 : 0);
+    atomicMin(reinterpret_cast<unsigned long long*>(c.bad_target),
+              static_cast<unsigned long long>(position));
+  }
+  if (lane == 0) logits[slot] = z;
+}
+
+// Partial sums of the tiles of one call, [word tiles][padded tokens] each.
+struct Partials {
+  std::int64_t padded_tokens;
+  int word_tiles;
+  const float* sums;
+  const float* entropy;
+  const float* weighted;
+  const float* best;
+  const int* best_index;
+};
+
+inline constexpr int kRowsPerBlock = 32;
+inline constexpr int kParts = 32;  // threads of one token, each with a run of tiles
+
+// The exponent of 2 of a logit, rounded up; 0 where it is none that fp32 has.
+__device__ __forceinline__ float reference_of(float logit) {
+  const float exponent = ceilf(logit * static_cast<float>(kLog2E));
+  return isfinite(exponent) ? exponent : 0.0f;
+}
+
+// reference[token] = the exponent of the greatest of its targets' logits, 0 where there is none:
+// seldom more than some tens of bits below the greatest logit.
+__global__ void __launch_bounds__(256)
+    guess_reference(const ForwardCall c, const float* target_logits, std::int64_t padded_tokens,
+                    float* reference) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x;
+  if (row >= padded_tokens) return;
+  const int per_token = c.shape.targets_per_token;
+  float top = -INFINITY;
+  if (row < c.shape.tokens) {
+    for (int k = 0; k < per_token; ++k) {
+      const std::int64_t slot = row * per_token + k;
+      if (is_word(c, target_of(c, slot))) top = fmaxf(top, target_logits[slot]);
+    }
+  }
+  reference[row] = reference_of(top);
+}
+
+// reference[token] = the exponent of the greatest logit, 0 where there is none.
+__global__ void __launch_bounds__(kRowsPerBlock* kParts)
+    set_reference(const float* best, int word_tiles, std::int64_t padded_tokens, const int* wanted,
+                  float* reference) {
+  __shared__ float tops[kParts][kRowsPerBlock];
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x;
+  if (wanted != nullptr && wanted[row / 256] == 0) return;  // a block lies in one pair of tiles
+  const int run = (word_tiles + kParts - 1) / kParts;
+  const int end = min(word_tiles, (static_cast<int>(threadIdx.y) + 1) * run);
+  float top = -INFINITY;
+  for (int t = threadIdx.y * run; t < end; ++t) top = fmaxf(top, best[t * padded_tokens + row]);
+  tops[threadIdx.y][threadIdx.x] = top;
+  __syncthreads();
+  if (threadIdx.y > 0) return;
+  for (int p = 1; p < kParts; ++p) top = fmaxf(top, tops[p][threadIdx.x]);
+  reference[row] = reference_of(top);
+}
+
+// Sums outside these leave too little of fp32's range for the exponentials or for their factors:
+// the reference was of another magnitude than the greatest logit.
+inline constexpr double kLeastSum = 0x1p-20;
+inline constexpr double kMostSum = 0x1p60;
+
+// Tiles of words by position come in no order of their words.
+__device__ __forceinline__ bool leads(float best, int index, float than, int its_index) {
+  return best > than || (best == than && index < its_index);
+}
+
+// Adds up the partials in a fixed order, in double, and writes the outputs: of all tokens, or of
+// the pairs of tiles `wanted`; `more` [padded tokens], unless null, to the sums. `repair` [token
+// pairs + 1], unless null, gets a 1 for each 256 tokens with a sum out of range, and in its last
+// element.
+__global__ void __launch_bounds__(kRowsPerBlock* kParts)
+    write_outputs(const ForwardCall c, const Partials p, const float* reference,
+                  const float* target_logits, const int* wanted, int* repair, const int* active,
+                  const float* more) {
+  struct Part {
+    double sum, entropy, weighted;
+    float best;
+    int index;
+  };
+  __shared__ Part parts[kParts][kRowsPerBlock];
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x;
+  if (wanted != nullptr && wanted[row / 256] == 0) return;
+  const bool made = active[row / 256] != 0;
+  const int run = (p.word_tiles + kParts - 1) / kParts;
+  const int end = made ? min(p.word_tiles, (static_cast<int>(threadIdx.y) + 1) * run) : 0;
+  Part mine{0.0, 0.0, 0.0, -INFINITY, 0x7fffffff};
+  for (int t = threadIdx.y * run; t < end; ++t) {
+    const std::int64_t at = t * p.padded_tokens + row;
+    mine.sum += p.sums[at];
+    if (p.entropy != nullptr) mine.entropy += p.entropy[at];
+    if (p.weighted != nullptr) mine.weighted += p.weighted[at];
+    if (p.best != nullptr && leads(p.best[at], p.best_index[at], mine.best, mine.index)) {
+      mine.best = p.best[at];
+      mine.index = p.best_index[at];
+    }
+  }
+  parts[threadIdx.y][threadIdx.x] = mine;
+  __syncthreads();
+  if (threadIdx.y > 0 || row >= c.shape.tokens) return;
+  for (int q = 1; q < kParts; ++q) {
+    const Part& other = parts[q][threadIdx.x];
+    mine.sum += other.sum;
+    mine.entropy += other.entropy;
+    mine.weighted += other.weighted;
+    if (leads(other.best, other.index, mine.best, mine.index)) {
+      mine.best = other.best;
+      mine.index = other.index;
+    }
+  }
+  if (more != nullptr && made) mine.sum += more[row];
+  if (repair != nullptr && made && (mine.sum < kLeastSum || mine.sum > kMostSum)) {
+    repair[row / 256] = 1;
+    repair[(c.shape.tokens + 255) / 256] = 1;
+  }
+
+  const int per_token = c.shape.targets_per_token;
+  const bool valid_row = counts(c, row);
+  const double lse = (reference[row] + log2(mine.sum)) * kLn2;
+  if (c.lse != nullptr) c.lse[row] = valid_row ? static_cast<float>(lse) : 0.0f;
+  if (c.entropy != nullptr)
+    c.entropy[row] = valid_row ? static_cast<float>(lse - mine.entropy / mine.sum) : 0.0f;
+  if (c.weighted_sum != nullptr)
+    c.weighted_sum[row] = valid_row ? static_cast<float>(mine.weighted) : 0.0f;
+  if (c.argmax != nullptr) c.argmax[row] = valid_row ? mine.index : -1;
+  for (int k = 0; k < per_token; ++k) {
+    const std::int64_t slot = row * per_token + k;
+    const bool valid = is_word(c, target_of(c, slot));
+    const float z = target_logits[slot];
+    if (c.target_logit != nullptr) c.target_logit[slot] = valid ? z : 0.0f;
+    if (c.log_prob != nullptr) c.log_prob[slot] = valid ? static_cast<float>(z - lse) : 0.0f;
+  }
+}
+
+}  // namespace logitless::cuda
