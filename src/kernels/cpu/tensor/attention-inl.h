@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "core/parallel.h"
+#include "kernels/cpu/tensor/attention_tasks-inl.h"
 #include "kernels/cpu/tensor/gemm-inl.h"
 #include "kernels/cpu_head.h"
 #include "kernels/cpu_tensor.h"
@@ -29,13 +29,6 @@ inline constexpr std::int64_t kQueryBlock = 192;
 inline constexpr std::int64_t kKeyBlock = 144;  // whole panels of FloatGemm on every target
 inline constexpr std::int64_t kStrip = 48;      // rows or keys with one bound of what they see
 static_assert(kKeyBlock % FloatGemm::kColumns == 0 && kQueryBlock % FloatGemm::kRows == 0);
-
-// The part of an operand that belongs to one (b, h): rows of dim contiguous elements.
-struct HeadRows {
-  const void* data;
-  DType dtype;
-  std::int64_t offset, stride;
-};
 
 // Floats of a thread's scratch.
 struct AttentionBuffers {
@@ -94,10 +87,6 @@ inline AttentionPlan PlanAttention(const AttentionShape& shape, bool backward) {
   plan.total =
       static_cast<std::size_t>(plan.delta + at.total * std::max(shape.threads, 1)) * sizeof(float);
   return plan;
-}
-
-inline HeadRows HeadOf(const AttentionOperand& x, DType dtype, std::int64_t b, std::int64_t h) {
-  return {x.data, dtype, b * x.stride_b + h * x.stride_h, x.stride_t};
 }
 
 // Rows [first, first + rows) as the left operand of a product along dim.
@@ -202,13 +191,6 @@ inline void AddScoresTransposedTimes(const BlockMask& mask, std::int64_t rows, c
     key += count;
   }
 }
-// Keys that the last of the queries before `end` sees.
-template <class Plan>
-std::int64_t VisibleKeys(const Plan& plan, std::int64_t end) {
-  if (!plan.shape.causal) return plan.shape.keys;
-  return std::clamp<std::int64_t>(end + plan.offset, 0, plan.shape.keys);
-}
-
 // s[limit, n) = -inf up to a whole vector; returns the whole vectors' length.
 HWY_INLINE std::int64_t MaskRow(float* s, std::int64_t limit, std::int64_t n) {
   const std::int64_t padded = round_up(n, FloatGemm::kColumns);
@@ -255,25 +237,6 @@ HWY_INLINE float SoftmaxRow(float* HWY_RESTRICT s, std::int64_t limit, std::int6
   return factor;
 }
 
-HWY_INLINE void ScaleRow(float* x, std::int64_t n, float factor) {
-  const D d;
-  const V f = hn::Set(d, factor);
-  for (std::int64_t i = 0; i < n; i += FloatGemm::kLanes)
-    hn::StoreU(hn::Mul(hn::LoadU(d, x + i), f), d, x + i);
-}
-
-inline void StoreRow(const AttentionOutput& to, DType dtype, std::int64_t offset, const float* x,
-                     std::int64_t dim) {
-  const std::int64_t size = static_cast<std::int64_t>(size_of(dtype));
-  FromF32(dtype, x, static_cast<std::byte*>(to.data) + offset * size, dim);
-}
-
-// Of the sum of 2^(x - row_max): a row's log-sum-exp.
-inline float LogSumExp(float row_max, float row_sum) {
-  const double power = static_cast<double>(row_max) + std::log2(static_cast<double>(row_sum));
-  return static_cast<float>(power * kLn2);
-}
-
 inline void ForwardTask(const AttentionPlan& plan, std::int64_t b, std::int64_t h, std::int64_t q0,
                         const AttentionOperand& q, const AttentionOperand& k,
                         const AttentionOperand& v, const AttentionOutput& out, float* lse,
@@ -290,8 +253,7 @@ inline void ForwardTask(const AttentionPlan& plan, std::int64_t b, std::int64_t 
   float* row_max = scratch + at.row_max;
   float* row_sum = scratch + at.row_sum;
   std::fill(sum, sum + rows * plan.dim_n, 0.0f);
-  std::fill(row_max, row_max + rows, -std::numeric_limits<float>::infinity());
-  std::fill(row_sum, row_sum + rows, 0.0f);
+  StartSoftmax(rows, row_max, row_sum);
 
   const std::int64_t visible = VisibleKeys(plan, q0 + rows);
   for (std::int64_t k0 = 0; k0 < visible; k0 += kKeyBlock) {
@@ -307,13 +269,7 @@ inline void ForwardTask(const AttentionPlan& plan, std::int64_t b, std::int64_t 
     PackRows(values, k0, n, shape.dim, scratch + at.v);
     AddScoresTimes(mask, rows, scores, scratch + at.v, plan.dim_n, sum, plan.dim_n);
   }
-  for (std::int64_t r = 0; r < rows; ++r) {
-    float* row = sum + r * plan.dim_n;
-    if (row_sum[r] != 0.0f) ScaleRow(row, plan.dim_n, 1.0f / row_sum[r]);
-    StoreRow(out, shape.dtype, b * out.stride_b + h * out.stride_h + (q0 + r) * out.stride_t, row,
-             shape.dim);
-    lse[(b * shape.heads + h) * shape.queries + q0 + r] = LogSumExp(row_max[r], row_sum[r]);
-  }
+  FinishSoftmax(plan, b, h, q0, rows, row_max, row_sum, sum, out, lse);
 }
 
 inline void RunAttentionForward(const AttentionShape& shape, const AttentionOperand& q,
@@ -321,37 +277,10 @@ inline void RunAttentionForward(const AttentionShape& shape, const AttentionOper
                                 const AttentionOutput& out, float* lse, std::byte* scratch) {
   const AttentionPlan plan = PlanAttention(shape, false);
   auto* floats = reinterpret_cast<float*>(scratch);
-  parallel_for(shape.threads, shape.batch * shape.heads * plan.query_blocks,
-               [&](std::int64_t task, int thread) {
-                 const std::int64_t head = task / plan.query_blocks;
-                 // The last queries first: a causal mask leaves them the most keys.
-                 const std::int64_t block = plan.query_blocks - 1 - task % plan.query_blocks;
-                 ForwardTask(plan, head / shape.heads, head % shape.heads, block * kQueryBlock, q,
-                             k, v, out, lse, floats + thread * plan.at.total);
-               });
-}
-
-struct BackwardOperands {
-  const AttentionOperand &q, &k, &v, &out, &d_out;
-  const float *lse, *delta;  // [B, H, T]
-  const AttentionOutput &dq, &dk, &dv;
-};
-
-// delta[t] = sum(out[t] * d_out[t]) of the rows [first, end) of a head. left, right: [dim],
-// scratch.
-inline void SumProducts(const HeadRows& out, const HeadRows& d_out, std::int64_t first,
-                        std::int64_t end, std::int64_t dim, float* left, float* right,
-                        float* delta) {
-  const auto size = static_cast<std::int64_t>(size_of(out.dtype));
-  const auto row = [&](const HeadRows& x, std::int64_t t) {
-    return static_cast<const std::byte*>(x.data) + (x.offset + t * x.stride) * size;
-  };
-  for (std::int64_t t = first; t < end; ++t) {
-    ToF32(out.dtype, row(out, t), left, dim);
-    ToF32(d_out.dtype, row(d_out, t), right, dim);
-    MulVector(left, right, nullptr, left, dim);
-    delta[t] = RowSum(left, dim);
-  }
+  ForQueryBlocks(plan, [&](std::int64_t b, std::int64_t h, std::int64_t block, int thread) {
+    ForwardTask(plan, b, h, block * kQueryBlock, q, k, v, out, lse,
+                floats + thread * plan.at.total);
+  });
 }
 
 // From scores s and gradients g of the probabilities of one row: s = p, g = p (g - delta) scale.
@@ -398,30 +327,23 @@ inline void QueryTask(const AttentionPlan& plan, const BackwardOperands& x, std:
                       std::int64_t h, std::int64_t q0, float* scratch) {
   const AttentionShape& shape = plan.shape;
   const AttentionBuffers& at = plan.at;
-  const HeadRows keys = HeadOf(x.k, shape.dtype, b, h / plan.group);
-  const HeadRows values = HeadOf(x.v, shape.dtype, b, h / plan.group);
-  const std::int64_t rows = std::min(kQueryBlock, shape.queries - q0);
-  const auto q = LeftRows(HeadOf(x.q, shape.dtype, b, h), q0, rows, shape.dim, scratch + at.q);
-  const auto d_out =
-      LeftRows(HeadOf(x.d_out, shape.dtype, b, h), q0, rows, shape.dim, scratch + at.d_out);
+  const QueryTaskRows task = RowsOfQueries(plan, x, b, h, q0, kQueryBlock);
+  const std::int64_t rows = task.rows;
+  const auto q = LeftRows(task.q, q0, rows, shape.dim, scratch + at.q);
+  const auto d_out = LeftRows(task.d_out, q0, rows, shape.dim, scratch + at.d_out);
   float* sum = scratch + at.sum;
   std::fill(sum, sum + rows * plan.dim_n, 0.0f);
-  const std::int64_t visible = VisibleKeys(plan, q0 + rows);
-  for (std::int64_t k0 = 0; k0 < visible; k0 += kKeyBlock) {
+  for (std::int64_t k0 = 0; k0 < task.visible; k0 += kKeyBlock) {
     // Whole blocks, as KeyTask takes them: the same sums.
     const std::int64_t n = std::min(kKeyBlock, shape.keys - k0);
-    PackTransposedRows(keys, k0, n, shape.dim, scratch + at.k);
-    PackTransposedRows(values, k0, n, shape.dim, scratch + at.v);
-    PackRows(keys, k0, n, shape.dim, scratch + at.key_rows);
+    PackTransposedRows(task.keys, k0, n, shape.dim, scratch + at.k);
+    PackTransposedRows(task.values, k0, n, shape.dim, scratch + at.v);
+    PackRows(task.keys, k0, n, shape.dim, scratch + at.key_rows);
     const BlockMask mask = GradientBlock(plan, x, b, h, q0, rows, k0, n, q, d_out, scratch);
     AddScoresTimes(mask, rows, scratch + at.d_scores, scratch + at.key_rows, plan.dim_n, sum,
                    plan.dim_n);
   }
-  const AttentionOutput& dq = x.dq;
-  for (std::int64_t r = 0; r < rows; ++r) {
-    StoreRow(dq, shape.dtype, b * dq.stride_b + h * dq.stride_h + (q0 + r) * dq.stride_t,
-             sum + r * plan.dim_n, shape.dim);
-  }
+  StoreRows(x.dq, shape, b, h, q0, rows, sum, plan.dim_n);
 }
 
 // dk and dv of a block of keys; with plan.by_head its part of dq too.
@@ -438,10 +360,7 @@ inline void KeyTask(const AttentionPlan& plan, const BackwardOperands& x, std::i
   float* dv = scratch + at.sum2;
   std::fill(dk, dk + n * plan.dim_n, 0.0f);
   std::fill(dv, dv + n * plan.dim_n, 0.0f);
-  const std::int64_t first_query =  // the first that sees key k0, of a whole block
-      shape.causal
-          ? std::clamp<std::int64_t>(k0 - plan.offset, 0, shape.queries) / kQueryBlock * kQueryBlock
-          : 0;
+  const std::int64_t first_query = FirstQuery(plan, k0, kQueryBlock);
   for (std::int64_t h = kv_head * plan.group; h < (kv_head + 1) * plan.group; ++h) {
     const HeadRows q = HeadOf(x.q, shape.dtype, b, h);
     const HeadRows d_out = HeadOf(x.d_out, shape.dtype, b, h);
@@ -465,13 +384,8 @@ inline void KeyTask(const AttentionPlan& plan, const BackwardOperands& x, std::i
       }
     }
   }
-  for (std::int64_t j = 0; j < n; ++j) {
-    const auto offset = [&](const AttentionOutput& to) {
-      return b * to.stride_b + kv_head * to.stride_h + (k0 + j) * to.stride_t;
-    };
-    StoreRow(x.dk, shape.dtype, offset(x.dk), dk + j * plan.dim_n, shape.dim);
-    StoreRow(x.dv, shape.dtype, offset(x.dv), dv + j * plan.dim_n, shape.dim);
-  }
+  StoreRows(x.dk, shape, b, kv_head, k0, n, dk, plan.dim_n);
+  StoreRows(x.dv, shape, b, kv_head, k0, n, dv, plan.dim_n);
 }
 
 inline void RunAttentionBackward(const AttentionShape& shape, const AttentionOperand& q,
@@ -484,43 +398,30 @@ inline void RunAttentionBackward(const AttentionShape& shape, const AttentionOpe
   auto* delta = reinterpret_cast<float*>(scratch);
   const BackwardOperands x{q, k, v, out, d_out, lse, delta, dq, dk, dv};
   const auto buffers = [&](int thread) { return delta + plan.delta + thread * plan.at.total; };
-  const std::int64_t heads = shape.batch * shape.heads;
-
-  parallel_for(shape.threads, heads * plan.query_blocks, [&](std::int64_t task, int thread) {
-    const std::int64_t b = task / plan.query_blocks / shape.heads;
-    const std::int64_t h = task / plan.query_blocks % shape.heads;
-    const std::int64_t q0 = task % plan.query_blocks * kQueryBlock;
-    const std::int64_t end = std::min(q0 + kQueryBlock, shape.queries);
-    SumProducts(HeadOf(out, shape.dtype, b, h), HeadOf(d_out, shape.dtype, b, h), q0, end,
-                shape.dim, buffers(thread) + plan.at.scores, buffers(thread) + plan.at.sum,
-                delta + (b * shape.heads + h) * shape.queries);
-    for (std::int64_t t = q0; t < end && plan.by_head; ++t) {
-      float* row =
-          static_cast<float*>(dq.data) + b * dq.stride_b + h * dq.stride_h + t * dq.stride_t;
-      std::fill(row, row + shape.dim, 0.0f);
-    }
-  });
-  if (plan.by_head) {
-    parallel_for(shape.threads, shape.batch * shape.kv_heads, [&](std::int64_t task, int thread) {
-      for (std::int64_t block = 0; block < plan.key_blocks; ++block) {
-        KeyTask(plan, x, task / shape.kv_heads, task % shape.kv_heads, block * kKeyBlock,
-                buffers(thread));
-      }
-    });
-    return;
-  }
-  parallel_for(shape.threads, shape.batch * shape.kv_heads * plan.key_blocks,
-               [&](std::int64_t task, int thread) {
-                 const std::int64_t head = task / plan.key_blocks;
-                 KeyTask(plan, x, head / shape.kv_heads, head % shape.kv_heads,
-                         task % plan.key_blocks * kKeyBlock, buffers(thread));
-               });
-  parallel_for(shape.threads, heads * plan.query_blocks, [&](std::int64_t task, int thread) {
-    const std::int64_t head = task / plan.query_blocks;
-    const std::int64_t block = plan.query_blocks - 1 - task % plan.query_blocks;
-    QueryTask(plan, x, head / shape.heads, head % shape.heads, block * kQueryBlock,
-              buffers(thread));
-  });
+  ForBackwardTasks(
+      plan,
+      [&](std::int64_t b, std::int64_t h, std::int64_t block, int thread) {
+        const std::int64_t q0 = block * kQueryBlock;
+        const std::int64_t end = std::min(q0 + kQueryBlock, shape.queries);
+        SumProducts(HeadOf(out, shape.dtype, b, h), HeadOf(d_out, shape.dtype, b, h), q0, end,
+                    shape.dim, buffers(thread) + plan.at.scores, buffers(thread) + plan.at.sum,
+                    delta + (b * shape.heads + h) * shape.queries);
+        for (std::int64_t t = q0; t < end && plan.by_head; ++t) {
+          float* row =
+              static_cast<float*>(dq.data) + b * dq.stride_b + h * dq.stride_h + t * dq.stride_t;
+          std::fill(row, row + shape.dim, 0.0f);
+        }
+      },
+      [&](std::int64_t b, std::int64_t kv_head, int thread) {
+        for (std::int64_t k0 = 0; k0 < shape.keys; k0 += kKeyBlock)
+          KeyTask(plan, x, b, kv_head, k0, buffers(thread));
+      },
+      [&](std::int64_t b, std::int64_t kv_head, std::int64_t block, int thread) {
+        KeyTask(plan, x, b, kv_head, block * kKeyBlock, buffers(thread));
+      },
+      [&](std::int64_t b, std::int64_t h, std::int64_t block, int thread) {
+        QueryTask(plan, x, b, h, block * kQueryBlock, buffers(thread));
+      });
 }
 
 inline std::size_t AttentionScratch(const AttentionShape& shape, bool backward) {

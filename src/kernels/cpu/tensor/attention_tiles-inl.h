@@ -19,9 +19,9 @@
 #include <cstdint>
 #include <limits>
 
-#include "core/parallel.h"
 #include "kernels/cpu/bf16_tiles-inl.h"
 #include "kernels/cpu/tensor/attention-inl.h"
+#include "kernels/cpu/tensor/attention_tasks-inl.h"
 #include "kernels/cpu/tensor/gemm-inl.h"
 #include "kernels/cpu_head.h"
 #include "kernels/cpu_tensor.h"
@@ -240,8 +240,7 @@ void TileForwardTask(const TileAttentionPlan& plan, std::int64_t b, std::int64_t
   float* row_max = floats(at.row_max);
   float* row_sum = floats(at.row_sum);
   std::fill(sum, sum + round_up(rows, kSide) * plan.dim_n, 0.0f);
-  std::fill(row_max, row_max + rows, -std::numeric_limits<float>::infinity());
-  std::fill(row_sum, row_sum + rows, 0.0f);
+  StartSoftmax(rows, row_max, row_sum);
   Panels::LeftRows(HeadOf(q, shape.dtype, b, h), q0, rows, shape.dim, panels(at.q));
 
   const std::int64_t visible = VisibleKeys(plan, q0 + rows);
@@ -264,13 +263,7 @@ void TileForwardTask(const TileAttentionPlan& plan, std::int64_t b, std::int64_t
                             steps, sum + i * kSide * plan.dim_n, plan.dim_n, true);
     }
   }
-  for (std::int64_t r = 0; r < rows; ++r) {
-    float* row = sum + r * plan.dim_n;
-    if (row_sum[r] != 0.0f) ScaleRow(row, plan.dim_n, 1.0f / row_sum[r]);
-    StoreRow(out, shape.dtype, b * out.stride_b + h * out.stride_h + (q0 + r) * out.stride_t, row,
-             shape.dim);
-    lse[(b * shape.heads + h) * shape.queries + q0 + r] = LogSumExp(row_max[r], row_sum[r]);
-  }
+  FinishSoftmax(plan, b, h, q0, rows, row_max, row_sum, sum, out, lse);
 }
 
 // What the gradient of a row of scores takes: how many keys it sees, lse as a power of two, delta.
@@ -360,21 +353,19 @@ void TileQueryTask(const TileAttentionPlan& plan, const BackwardOperands& x, std
   const AttentionShape& shape = plan.shape;
   const TileAttentionBuffers& at = plan.at;
   const auto panels = [&](std::size_t y) { return reinterpret_cast<std::uint16_t*>(scratch + y); };
-  const HeadRows keys = HeadOf(x.k, shape.dtype, b, h / plan.group);
-  const HeadRows values = HeadOf(x.v, shape.dtype, b, h / plan.group);
-  const std::int64_t rows = std::min(kTileQueries, shape.queries - q0);
-  Panels::LeftRows(HeadOf(x.q, shape.dtype, b, h), q0, rows, shape.dim, panels(at.q));
-  Panels::LeftRows(HeadOf(x.d_out, shape.dtype, b, h), q0, rows, shape.dim, panels(at.d_out));
+  const QueryTaskRows task = RowsOfQueries(plan, x, b, h, q0, kTileQueries);
+  const std::int64_t rows = task.rows;
+  Panels::LeftRows(task.q, q0, rows, shape.dim, panels(at.q));
+  Panels::LeftRows(task.d_out, q0, rows, shape.dim, panels(at.d_out));
   float* sum = reinterpret_cast<float*>(scratch + at.sum);
   std::fill(sum, sum + round_up(rows, kSide) * plan.dim_n, 0.0f);
-  const std::int64_t visible = VisibleKeys(plan, q0 + rows);
-  for (std::int64_t k0 = 0; k0 < visible; k0 += kTileKeys) {
+  for (std::int64_t k0 = 0; k0 < task.visible; k0 += kTileKeys) {
     // Whole blocks, as TileKeyTask takes them: the same sums.
     const std::int64_t n = std::min(kTileKeys, shape.keys - k0);
     const TileMask mask = TileMaskOf(plan, q0, rows, k0, n);
-    Panels::RightRows(keys, k0, n, shape.dim, panels(at.k));
-    Panels::RightRows(values, k0, n, shape.dim, panels(at.v));
-    Panels::RightColumns(keys, k0, n, shape.dim, panels(at.rows));
+    Panels::RightRows(task.keys, k0, n, shape.dim, panels(at.k));
+    Panels::RightRows(task.values, k0, n, shape.dim, panels(at.v));
+    Panels::RightColumns(task.keys, k0, n, shape.dim, panels(at.rows));
     for (std::int64_t i = mask.FirstPanel(0); i * kSide < rows; ++i) {
       TileGradientPanel<Tiles>(plan, x, mask, i, (b * shape.heads + h) * shape.queries + q0,
                                scratch);
@@ -382,11 +373,7 @@ void TileQueryTask(const TileAttentionPlan& plan, const BackwardOperands& x, std
                             mask.KeySteps(i), sum + i * kSide * plan.dim_n, plan.dim_n, true);
     }
   }
-  const AttentionOutput& dq = x.dq;
-  for (std::int64_t r = 0; r < rows; ++r) {
-    StoreRow(dq, shape.dtype, b * dq.stride_b + h * dq.stride_h + (q0 + r) * dq.stride_t,
-             sum + r * plan.dim_n, shape.dim);
-  }
+  StoreRows(x.dq, shape, b, h, q0, rows, sum, plan.dim_n);
 }
 
 // dk or dv of keys [k0, k0 + n) from sums [dim_n][kTileKeys], by way of `rows` [16][dim_n].
@@ -420,9 +407,7 @@ void TileKeyTask(const TileAttentionPlan& plan, const BackwardOperands& x, std::
   float* dv = floats(at.dv);
   std::fill(dk, dk + plan.dim_n * kTileKeys, 0.0f);
   std::fill(dv, dv + plan.dim_n * kTileKeys, 0.0f);
-  const std::int64_t first_query =  // the first that sees key k0, of a whole panel
-      shape.causal ? std::clamp<std::int64_t>(k0 - plan.offset, 0, shape.queries) / kSide * kSide
-                   : 0;
+  const std::int64_t first_query = FirstQuery(plan, k0, kSide);
   for (std::int64_t h = kv_head * plan.group; h < (kv_head + 1) * plan.group; ++h) {
     const HeadRows q = HeadOf(x.q, shape.dtype, b, h);
     const HeadRows d_out = HeadOf(x.d_out, shape.dtype, b, h);
@@ -474,13 +459,9 @@ void TileHeadTask(const TileAttentionPlan& plan, const BackwardOperands& x, std:
   std::fill(sum, sum + plan.group * plan.head_rows * plan.dim_n, 0.0f);
   for (std::int64_t k0 = 0; k0 < shape.keys; k0 += kTileKeys)
     TileKeyTask<Tiles>(plan, x, b, kv_head, k0, scratch);
-  const AttentionOutput& dq = x.dq;
   for (std::int64_t g = 0; g < plan.group; ++g) {
-    const std::int64_t to = b * dq.stride_b + (kv_head * plan.group + g) * dq.stride_h;
-    for (std::int64_t t = 0; t < shape.queries; ++t) {
-      StoreRow(dq, shape.dtype, to + t * dq.stride_t, sum + (g * plan.head_rows + t) * plan.dim_n,
-               shape.dim);
-    }
+    StoreRows(x.dq, shape, b, kv_head * plan.group + g, 0, shape.queries,
+              sum + g * plan.head_rows * plan.dim_n, plan.dim_n);
   }
 }
 
@@ -489,15 +470,10 @@ void RunTileAttentionForward(const AttentionShape& shape, const AttentionOperand
                              const AttentionOperand& k, const AttentionOperand& v,
                              const AttentionOutput& out, float* lse, std::byte* scratch) {
   const TileAttentionPlan plan = PlanTileAttention(shape, false);
-  parallel_for(shape.threads, shape.batch * shape.heads * plan.query_blocks,
-               [&](std::int64_t task, int thread) {
-                 const std::int64_t head = task / plan.query_blocks;
-                 // The last queries first: a causal mask leaves them the most keys.
-                 const std::int64_t block = plan.query_blocks - 1 - task % plan.query_blocks;
-                 TileForwardTask<Tiles>(plan, head / shape.heads, head % shape.heads,
-                                        block * kTileQueries, q, k, v, out, lse,
-                                        scratch + static_cast<std::size_t>(thread) * plan.at.total);
-               });
+  ForQueryBlocks(plan, [&](std::int64_t b, std::int64_t h, std::int64_t block, int thread) {
+    TileForwardTask<Tiles>(plan, b, h, block * kTileQueries, q, k, v, out, lse,
+                           scratch + static_cast<std::size_t>(thread) * plan.at.total);
+  });
 }
 
 template <class Tiles>
@@ -513,34 +489,24 @@ void RunTileAttentionBackward(const AttentionShape& shape, const AttentionOperan
   const auto buffers = [&](int thread) {
     return scratch + plan.delta + static_cast<std::size_t>(thread) * plan.at.total;
   };
-  const std::int64_t heads = shape.batch * shape.heads;
-  parallel_for(shape.threads, heads * plan.query_blocks, [&](std::int64_t task, int thread) {
-    const std::int64_t head = task / plan.query_blocks;
-    const std::int64_t q0 = task % plan.query_blocks * kTileQueries;
-    auto* rows = reinterpret_cast<float*>(buffers(thread) + plan.at.rows_out);
-    SumProducts(HeadOf(out, shape.dtype, head / shape.heads, head % shape.heads),
-                HeadOf(d_out, shape.dtype, head / shape.heads, head % shape.heads), q0,
-                std::min(q0 + kTileQueries, shape.queries), shape.dim, rows, rows + plan.dim_n,
-                delta + head * shape.queries);
-  });
-  if (plan.by_head) {
-    parallel_for(shape.threads, shape.batch * shape.kv_heads, [&](std::int64_t task, int thread) {
-      TileHeadTask<Tiles>(plan, x, task / shape.kv_heads, task % shape.kv_heads, buffers(thread));
-    });
-    return;
-  }
-  parallel_for(shape.threads, shape.batch * shape.kv_heads * plan.key_blocks,
-               [&](std::int64_t task, int thread) {
-                 const std::int64_t head = task / plan.key_blocks;
-                 TileKeyTask<Tiles>(plan, x, head / shape.kv_heads, head % shape.kv_heads,
-                                    task % plan.key_blocks * kTileKeys, buffers(thread));
-               });
-  parallel_for(shape.threads, heads * plan.query_blocks, [&](std::int64_t task, int thread) {
-    const std::int64_t head = task / plan.query_blocks;
-    const std::int64_t block = plan.query_blocks - 1 - task % plan.query_blocks;
-    TileQueryTask<Tiles>(plan, x, head / shape.heads, head % shape.heads, block * kTileQueries,
-                         buffers(thread));
-  });
+  ForBackwardTasks(
+      plan,
+      [&](std::int64_t b, std::int64_t h, std::int64_t block, int thread) {
+        const std::int64_t q0 = block * kTileQueries;
+        auto* rows = reinterpret_cast<float*>(buffers(thread) + plan.at.rows_out);
+        SumProducts(HeadOf(out, shape.dtype, b, h), HeadOf(d_out, shape.dtype, b, h), q0,
+                    std::min(q0 + kTileQueries, shape.queries), shape.dim, rows, rows + plan.dim_n,
+                    delta + (b * shape.heads + h) * shape.queries);
+      },
+      [&](std::int64_t b, std::int64_t kv_head, int thread) {
+        TileHeadTask<Tiles>(plan, x, b, kv_head, buffers(thread));
+      },
+      [&](std::int64_t b, std::int64_t kv_head, std::int64_t block, int thread) {
+        TileKeyTask<Tiles>(plan, x, b, kv_head, block * kTileKeys, buffers(thread));
+      },
+      [&](std::int64_t b, std::int64_t h, std::int64_t block, int thread) {
+        TileQueryTask<Tiles>(plan, x, b, h, block * kTileQueries, buffers(thread));
+      });
 }
 
 inline std::size_t TileAttentionScratch(const AttentionShape& shape, bool backward) {
