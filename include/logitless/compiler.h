@@ -25,6 +25,9 @@ class FarFieldHead;
 struct CompileOptions {
   // What the program's sizes are. Every symbol must have a value.
   Bindings sizes = {};
+  // What it is for: a CPU, or a GPU of this compute capability, which need not be here. Its kernel
+  // and threads stay empty: heads take the best kernel there is.
+  DeviceLimits device = {};
   bool chunk = true;  // false: no loops; the program as it is written
   // Bytes that values in the arena may take at a time; the scratch of kernels, some MiB for each
   // thread, comes on top, so that decisions and results do not depend on threads. 0: chunk wherever
@@ -40,11 +43,32 @@ struct CompileOptions {
   // A budget that cannot be met, or a big value that could not be cut, is an error that names it;
   // otherwise the report does.
   bool strict = false;
-  int threads = 0;  // that run it; 0: LOGITLESS's default (context.h)
+  int threads = 0;  // that run it on a CPU; 0: LOGITLESS's default (context.h)
   // Called with (pass, text form of the graph after it) for the pass of this name, or all for
   // "all".
   std::string dump_after = {};
   std::function<void(std::string_view pass, std::string_view text)> dump = {};
+};
+
+// A program compiled for a GPU, with its kernels loaded into a device: what prepare() makes. A
+// value: cheap to copy, never changes.
+class LOGITLESS_API PreparedProgram {
+ public:
+  class State;  // the compiler's
+
+  // Tensors are contiguous, in the device's memory, aligned to 16 bytes and in the order of the
+  // program; results overlap neither each other nor parameters; arena has arena_bytes() bytes,
+  // aligned to 256. Enqueues on the stream (a cudaStream_t; null: the default one), whose device
+  // must be the thread's current one; returns before the work is done, and neither waits nor
+  // allocates, so that it may be captured into a CUDA graph. Runs in different arenas may go on
+  // beside each other. The same inputs give the same bits on the same kind of device with the same
+  // libraries. Throws InvalidArgument on pointers that do not fit, DeviceError.
+  void run(std::span<const void* const> parameters, std::span<void* const> results, void* arena,
+           void* stream) const;
+
+ private:
+  friend struct CompilerAccess;
+  std::shared_ptr<const State> state_;
 };
 
 // A program ready to run. A value: cheap to copy, never changes.
@@ -69,7 +93,8 @@ class LOGITLESS_API CompiledProgram {
   std::size_t arena_bytes() const;
   // The same without loops.
   std::size_t unchunked_arena_bytes() const;
-  int threads() const;
+  int threads() const;  // 0 of a GPU's
+  const DeviceLimits& device() const;
   // What was chunked, along what, into how many chunks and phases, what was not and why, memory
   // before and after, time of each pass.
   std::string explain() const;
@@ -79,11 +104,19 @@ class LOGITLESS_API CompiledProgram {
   // The program after the last pass.
   std::string text() const;
 
-  // Runs it. Tensors are contiguous and in the caller's memory, results overlap neither each other
-  // nor parameters; arena has arena_bytes() bytes, aligned to 64. Allocates nothing. The same
-  // inputs give the same bits from run to run and for any number of threads.
+  // Runs a program compiled for a CPU. Tensors are contiguous and in the caller's memory, results
+  // overlap neither each other nor parameters; arena has arena_bytes() bytes, aligned to 64.
+  // Allocates nothing. The same inputs give the same bits from run to run and for any number of
+  // threads.
   void run(std::span<const void* const> parameters, std::span<void* const> results,
            void* arena) const;
+
+  // Of a program compiled for a GPU: compiles and loads its kernels, chooses the algorithms of its
+  // products. The only call that allocates on the device or on disk (docs/gpu.md: what libraries it
+  // needs, and the cache of kernels). context: of a GPU of the program's compute capability.
+  // Throws InvalidArgument of a program or context of the CPU, or of another compute capability;
+  // Unsupported naming a library that is missing, or a build without CUDA; DeviceError.
+  PreparedProgram prepare(const Context& context) const;
 
   // The same with the program's head under `far` (far_field.h), which serves this head alone: each
   // run is one of its steps. Dense steps give the bits of run() without it; a step whose audit

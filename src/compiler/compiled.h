@@ -22,6 +22,7 @@ struct CompiledProgram::State {
   ir::Graph graph;  // after the last pass
   ir::Program program, unchunked;
   std::shared_ptr<const ir::Backend> backend;  // runs the program
+  DeviceLimits device;
   std::vector<Tensor> parameters, results;
   std::vector<ir::ChunkedRegion> regions;
   std::vector<std::string> refusals;
@@ -31,9 +32,20 @@ struct CompiledProgram::State {
   int threads = 1;
 };
 
+class PreparedProgram::State {
+ public:
+  std::shared_ptr<const CompiledProgram::State> program;
+  std::unique_ptr<const ir::Prepared> prepared;
+};
+
 struct CompilerAccess {
   static CompiledProgram make(std::shared_ptr<const CompiledProgram::State> state) {
     CompiledProgram program;
+    program.state_ = std::move(state);
+    return program;
+  }
+  static PreparedProgram make(std::shared_ptr<const PreparedProgram::State> state) {
+    PreparedProgram program;
     program.state_ = std::move(state);
     return program;
   }

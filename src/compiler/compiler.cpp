@@ -6,9 +6,11 @@
 #include "compiler/analysis/split.h"
 #include "compiler/compiled.h"
 #include "compiler/exec/cpu/backend.h"
+#include "compiler/exec/cuda/backend.h"
 #include "compiler/graph_access.h"
 #include "compiler/passes/pipeline.h"
 #include "compiler/target/cpu.h"
+#include "compiler/target/cuda.h"
 #include "core/check.h"
 #include "core/parallel.h"
 #include "kernels/forced_kernel.h"
@@ -67,12 +69,22 @@ std::size_t CompiledProgram::unchunked_arena_bytes() const {
   return static_cast<std::size_t>(state_->unchunked.arena_bytes);
 }
 int CompiledProgram::threads() const { return state_->threads; }
+const DeviceLimits& CompiledProgram::device() const { return state_->device; }
 
 namespace {
 
 void check_options(const CompileOptions& options) {
   require(options.threads >= 0 && options.threads <= kMostThreads, "compile: threads is ",
           options.threads, ", expected 0 to ", kMostThreads);
+  const DeviceLimits& device = options.device;
+  require(device.kernel.empty() && device.threads == 0,
+          "compile: device: its kernel and threads are not for programs; expected them unset");
+  if (device.kind == DeviceKind::cuda) {
+    require(device.compute_capability >= 80, "compile: device: compute capability ",
+            device.compute_capability, ", expected 80 or more");
+    require(options.threads == 0, "compile: threads is ", options.threads,
+            " of a program for a GPU, expected 0");
+  }
   (void)forced_kernel();  // of the tensor kernels, which ask no more when they run
   require(options.chunks >= 0, "compile: chunks is ", options.chunks, ", expected 0 or more");
 }
@@ -103,11 +115,20 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   check_options(options);
   auto state = std::make_shared<CompiledProgram::State>();
-  state->threads = options.threads > 0 ? options.threads : default_threads();
+  state->device = options.device;
+  std::unique_ptr<const ir::Target> target;
+  if (options.device.kind == DeviceKind::cuda) {
+    state->threads = 0;
+    target = std::make_unique<const ir::CudaTarget>(options.device.compute_capability);
+    state->backend = std::make_shared<const ir::CudaBackend>(options.device.compute_capability);
+  } else {
+    state->threads = options.threads > 0 ? options.threads : default_threads();
+    target = std::make_unique<const ir::CpuTarget>(state->threads);
+    state->backend = std::make_shared<const ir::CpuBackend>(state->threads);
+  }
   state->budget = static_cast<std::int64_t>(options.memory_budget);
 
-  const ir::CpuTarget target(state->threads);
-  ir::Compilation c{target, state->budget, options.chunks, options.chunk, options.head_engine};
+  ir::Compilation c{*target, state->budget, options.chunks, options.chunk, options.head_engine};
   c.graph = bound(GraphAccess::of(source), options.sizes);
   ir::run_pipeline(c, [&](const ir::Pass& pass, double seconds) {
     state->passes.push_back({std::string(pass.name), seconds, c.graph.size()});
@@ -121,7 +142,6 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
   state->regions = std::move(c.regions);
   state->refusals = std::move(c.refusals);
   if (options.strict) check_strictly(*state);
-  state->backend = std::make_shared<const ir::CpuBackend>(state->threads);
   state->parameters = tensors(state->graph, false);
   state->results = tensors(state->graph, true);
   state->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -130,8 +150,8 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
 
 namespace {
 
-void execute(const CompiledProgram::State& s, std::span<const void* const> parameters,
-             std::span<void* const> results, void* arena, FarFieldHead* far) {
+void check_pointers(const CompiledProgram::State& s, std::span<const void* const> parameters,
+                    std::span<void* const> results, void* arena) {
   require(parameters.size() == s.parameters.size(), "run: ", parameters.size(),
           " parameters, expected ", s.parameters.size());
   require(results.size() == s.results.size(), "run: ", results.size(), " results, expected ",
@@ -145,6 +165,11 @@ void execute(const CompiledProgram::State& s, std::span<const void* const> param
   const auto alignment = static_cast<std::uintptr_t>(s.program.alignment);
   require(arena != nullptr && reinterpret_cast<std::uintptr_t>(arena) % alignment == 0,
           "run: the arena is not aligned to ", alignment, " bytes");
+}
+
+void execute(const CompiledProgram::State& s, std::span<const void* const> parameters,
+             std::span<void* const> results, void* arena, FarFieldHead* far) {
+  check_pointers(s, parameters, results, arena);
   s.backend->run(s.program, parameters, results, static_cast<std::byte*>(arena), far);
 }
 
@@ -158,6 +183,30 @@ void CompiledProgram::run(std::span<const void* const> parameters, std::span<voi
 void CompiledProgram::run(std::span<const void* const> parameters, std::span<void* const> results,
                           void* arena, FarFieldHead& far) const {
   execute(*state_, parameters, results, arena, &far);
+}
+
+PreparedProgram CompiledProgram::prepare(const Context& context) const {
+  auto state = std::make_shared<PreparedProgram::State>();
+  state->program = state_;
+  state->prepared = state_->backend->prepare(state_->program, context);
+  return CompilerAccess::make(std::move(state));
+}
+
+void PreparedProgram::run(std::span<const void* const> parameters, std::span<void* const> results,
+                          void* arena, void* stream) const {
+  const CompiledProgram::State& s = *state_->program;
+  check_pointers(s, parameters, results, arena);
+  static constexpr std::uintptr_t kAlignment = 16;
+  const auto check_aligned = [](const char* what, const CompiledProgram::Tensor& t,
+                                const void* data) {
+    require(reinterpret_cast<std::uintptr_t>(data) % kAlignment == 0, "run: ", what, " '", t.name,
+            "' is not aligned to ", kAlignment, " bytes");
+  };
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    check_aligned("parameter", s.parameters[i], parameters[i]);
+  for (std::size_t i = 0; i < results.size(); ++i)
+    check_aligned("result", s.results[i], results[i]);
+  state_->prepared->run(parameters, results, static_cast<std::byte*>(arena), stream);
 }
 
 LossPlan CompiledProgram::far_plan(const FarFieldHead& far) const {

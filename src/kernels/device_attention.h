@@ -1,4 +1,5 @@
-// Attention on a GPU. No CUDA headers here: a build without CUDA answers every call with the reason.
+// Attention on a GPU. No CUDA headers here: a build without CUDA answers every call with the
+// reason.
 //
 // Calls enqueue on a stream and return: nothing waits or allocates, all may be captured into a CUDA
 // graph. The same operands give the same bits: sums have a fixed order, and no sum is atomic.

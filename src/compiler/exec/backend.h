@@ -2,12 +2,23 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 
 #include "compiler/plan/program.h"
 #include "logitless/far_field.h"
 
 namespace logitless::ir {
+
+// A program made ready for the current device.
+class Prepared {
+ public:
+  virtual ~Prepared() = default;
+
+  // Backend::run's pointers, of the device. Enqueues on the stream; neither waits nor allocates.
+  virtual void run(std::span<const void* const> parameters, std::span<void* const> results,
+                   std::byte* arena, void* stream) const = 0;
+};
 
 class Backend {
  public:
@@ -21,6 +32,10 @@ class Backend {
 
   // The plan of the program's audited steps under `far`. Throws as run() does.
   virtual LossPlan far_plan(const Program& program, const FarFieldHead& far) const = 0;
+
+  // The program must outlive what is made. Throws InvalidArgument where run() is for the host.
+  virtual std::unique_ptr<const Prepared> prepare(const Program& program,
+                                                  const Context& context) const = 0;
 };
 
 // The one head of the program that may take the far field. Throws Unsupported, saying why there is

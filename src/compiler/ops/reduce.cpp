@@ -231,9 +231,8 @@ void reduce_emit(Lowering& l, int id) {
   loop.store = {source, broadcasted(out, loop.shape, spread), l.accumulates({id, 0})};
   finish_pointwise(loop);
   loop.parts = parts_of(loop, rows, reduced);
-  if (loop.parts > 1)
-    loop.scratch = l.add_buffer(Place::arena, loop.parts * rows * (loop.wide ? 8 : 4),
-                                l.name_of_node(id) + " parts");
+  if (const std::int64_t bytes = l.target().parts_bytes(loop); bytes > 0)
+    loop.scratch = l.add_buffer(Place::arena, bytes, l.name_of_node(id) + " parts");
   l.push(id, std::move(loop));
 }
 

@@ -50,7 +50,9 @@ struct Writes {
   }
   std::vector<int> operator()(const Gemm& g) const { return present({g.c.buffer, g.scratch}); }
   std::vector<int> operator()(const Take& t) const { return buffers(t.out); }
-  std::vector<int> operator()(const ScatterAdd& s) const { return buffers(s.out); }
+  std::vector<int> operator()(const ScatterAdd& s) const {
+    return present({s.out.buffer, s.scratch});
+  }
   std::vector<int> operator()(const Pick& p) const { return buffers(p.out); }
   std::vector<int> operator()(const ArgMax& a) const { return buffers(a.out); }
   std::vector<int> operator()(const Fill& f) const { return buffers(f.out); }

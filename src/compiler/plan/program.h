@@ -98,6 +98,7 @@ struct Take {
 };
 struct ScatterAdd {
   View index, updates, out;  // contiguous; out is f32 or f64, and added to
+  int scratch = -1;
 };
 struct Pick {
   View x, index, out;

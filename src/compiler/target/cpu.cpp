@@ -1,41 +1,12 @@
 #include "compiler/target/cpu.h"
 
-#include <algorithm>
-
+#include "compiler/target/head_workspace.h"
 #include "head/plan/choose.h"
-#include "logitless/error.h"
 
 namespace logitless::ir {
 namespace {
 
-// The fastest plan within `bytes`, or within the least power of two times it that one fits into.
-LossPlan plan_within(const HeadShape& shape, const HeadFeatures& features, PlanRequest request,
-                     std::int64_t bytes) {
-  constexpr std::size_t kLeast = 1 << 16;
-  request.memory_budget =
-      std::max(static_cast<std::size_t>(std::max<std::int64_t>(bytes, 0)), kLeast);
-  for (;; request.memory_budget *= 2) {
-    try {
-      return plan_head(shape, features, request);
-    } catch (const InvalidArgument&) {
-      if (request.memory_budget > (std::size_t{1} << 46)) throw;
-    }
-  }
-}
-
-// Without a limit nothing is computed twice: the dense plan, in a part of the logits' bytes.
-LossPlan plan_without_limit(const HeadShape& shape, const HeadFeatures& features,
-                            PlanRequest request) {
-  constexpr std::int64_t kMostBytes = 128 << 20;  // larger chunks gain nothing
-  constexpr std::int64_t kLogitsShare = 8;
-  const LossPlan any = plan_head(shape, features, request);
-  for (const PlanCandidate& c : any.candidates) {
-    if (c.kind == PlanKind::dense && c.workspace_bytes > 0) request.kind = PlanKind::dense;
-  }
-  return plan_within(
-      shape, features, request,
-      std::min(static_cast<std::int64_t>(any.logits_bytes()) / kLogitsShare, kMostBytes));
-}
+constexpr std::int64_t kMostHeadBytes = 128 << 20;  // larger chunks gain nothing
 
 }  // namespace
 
@@ -85,6 +56,16 @@ std::int64_t CpuTarget::scratch_bytes(const Attention& attention) const {
       attention_scratch_bytes(attention_shape(attention, threads_), attention.gradient));
 }
 
+std::int64_t CpuTarget::parts_bytes(const Pointwise& reduction) const {
+  if (reduction.parts <= 1) return 0;
+  std::int64_t kept = 1;
+  const std::size_t rank = reduction.shape.size(),
+                    reduced = static_cast<std::size_t>(reduction.reduced);
+  for (std::size_t d = 0; d < rank - reduced; ++d)
+    kept *= reduction.shape[reduction.columns ? reduced + d : d];
+  return reduction.parts * kept * (reduction.wide ? 8 : 4);
+}
+
 // Planned for one thread, so that neither chunks nor bits depend on how many there are.
 HeadPlan CpuTarget::head_plan(const HeadShape& shape, const HeadFeatures& features,
                               std::int64_t workspace) const {
@@ -96,7 +77,7 @@ HeadPlan CpuTarget::head_plan(const HeadShape& shape, const HeadFeatures& featur
   request.device = head.context->device();
   request.device.threads = 1;
   LossPlan alone = workspace > 0 ? plan_within(shape, features, request, workspace)
-                                 : plan_without_limit(shape, features, request);
+                                 : plan_without_limit(shape, features, request, kMostHeadBytes);
   // Targets as the engine takes them, then its workspace.
   const std::size_t targets = (static_cast<std::size_t>(shape.tokens) * 8 + 63) / 64 * 64;
   head.value_bytes = static_cast<std::int64_t>(targets + alone.workspace_bytes());

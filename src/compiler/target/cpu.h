@@ -15,6 +15,8 @@ class CpuTarget final : public Target {
   std::string refuse(const Instruction& instruction) const final;
   std::int64_t scratch_bytes(const Gemm& gemm) const final;
   std::int64_t scratch_bytes(const Attention& attention) const final;
+  std::int64_t scratch_bytes(const ScatterAdd&) const final { return 0; }
+  std::int64_t parts_bytes(const Pointwise& reduction) const final;
   HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,
                      std::int64_t workspace) const final;
   double multiply_adds_per_byte() const final { return 8.0; }

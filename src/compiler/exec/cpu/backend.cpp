@@ -15,6 +15,11 @@ LossPlan CpuBackend::far_plan(const Program& program, const FarFieldHead& far) c
   return audited_plan(program, far);
 }
 
+std::unique_ptr<const Prepared> CpuBackend::prepare(const Program&, const Context&) const {
+  throw InvalidArgument(
+      "prepare: the program was compiled for the CPU, where run() takes it as it is");
+}
+
 const HeadRun& far_head(const Program& program) {
   std::vector<const HeadRun*> heads, with_gradients;
   for (const Instruction& i : program.instructions) {

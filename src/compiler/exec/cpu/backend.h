@@ -14,6 +14,8 @@ class CpuBackend final : public Backend {
   void run(const Program& program, std::span<const void* const> parameters,
            std::span<void* const> results, std::byte* arena, FarFieldHead* far) const final;
   LossPlan far_plan(const Program& program, const FarFieldHead& far) const final;
+  std::unique_ptr<const Prepared> prepare(const Program& program,
+                                          const Context& context) const final;
 
  private:
   int threads_;

@@ -1,7 +1,7 @@
 // One instruction each.
 #pragma once
 
-#include "compiler/exec/cpu/frame.h"
+#include "compiler/exec/frame.h"
 #include "logitless/far_field.h"
 
 namespace logitless::ir {

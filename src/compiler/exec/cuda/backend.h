@@ -1,0 +1,23 @@
+// Runs programs on a GPU: kernels are generated and loaded once, in prepare(); a run enqueues them.
+#pragma once
+
+#include "compiler/exec/backend.h"
+
+namespace logitless::ir {
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(int compute_capability) : compute_capability_(compute_capability) {}
+
+  // Throws InvalidArgument: there is prepare().
+  void run(const Program& program, std::span<const void* const> parameters,
+           std::span<void* const> results, std::byte* arena, FarFieldHead* far) const final;
+  LossPlan far_plan(const Program& program, const FarFieldHead& far) const final;
+  std::unique_ptr<const Prepared> prepare(const Program& program,
+                                          const Context& context) const final;
+
+ private:
+  int compute_capability_;
+};
+
+}  // namespace logitless::ir

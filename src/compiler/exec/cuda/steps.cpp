@@ -1,0 +1,255 @@
+#include "compiler/exec/cuda/steps.h"
+
+#include <array>
+
+#include "compiler/target/cuda.h"
+#include "core/check.h"
+#include "kernels/device_attention.h"
+#include "kernels/device_index.h"
+
+namespace logitless::ir {
+
+void KernelSet::add(const std::vector<GeneratedKernel>& kernels) {
+  for (const GeneratedKernel& kernel : kernels) kernels_.emplace(kernel.entry, kernel);
+}
+
+void KernelSet::load(int compute_capability) {
+  if (kernels_.empty()) return;
+  std::vector<GeneratedKernel> kernels;
+  for (const auto& [entry, kernel] : kernels_) kernels.push_back(kernel);
+  module_ = cuda::Module(cuda::cached_cubin(module_source(kernels), compute_capability));
+  for (const auto& [entry, kernel] : kernels_) loaded_[entry] = module_.kernel(entry);
+}
+
+void* KernelSet::find(const std::string& entry) const { return loaded_.at(entry); }
+
+std::shared_ptr<const cuda::Product> KernelSet::product(const cuda::ProductShape& shape) {
+  for (const auto& [made, product] : products_) {
+    if (made == shape) return product;
+  }
+  products_.emplace_back(shape, std::make_shared<const cuda::Product>(shape));
+  return products_.back().second;
+}
+
+Steps::Steps(const Program& program, const std::vector<std::int64_t>& alignments, KernelSet& set)
+    : program_(program) {
+  for (const Instruction& instruction : program.instructions) {
+    Step step;
+    if (const auto* loop = std::get_if<Pointwise>(&instruction.what)) {
+      Launches launches{generate(*loop, alignments), {}};
+      set.add(launches.kernels);
+      step = std::move(launches);
+    } else if (const auto* gemm = std::get_if<Gemm>(&instruction.what)) {
+      step = ProductStep{product_shape(*gemm, alignments), nullptr};
+    } else if (const auto* rounds = std::get_if<LoopRun>(&instruction.what)) {
+      const auto steps_of = [&](const Program& inner) {
+        return std::make_unique<Steps>(inner, buffer_alignments(*rounds, inner, alignments), set);
+      };
+      LoopStep both;
+      both.body = steps_of(*rounds->body);
+      if (rounds->tail) both.tail = steps_of(*rounds->tail);
+      step = std::move(both);
+    }
+    steps_.push_back(std::move(step));
+  }
+}
+
+void Steps::bind(KernelSet& set) {
+  for (Step& step : steps_) {
+    if (auto* launches = std::get_if<Launches>(&step)) {
+      for (const GeneratedKernel& kernel : launches->kernels)
+        launches->loaded.push_back(set.find(kernel.entry));
+    } else if (auto* product = std::get_if<ProductStep>(&step)) {
+      product->product = set.product(product->shape);
+    } else if (auto* loop = std::get_if<LoopStep>(&step)) {
+      loop->body->bind(set);
+      if (loop->tail) loop->tail->bind(set);
+    }
+  }
+}
+
+// One instruction.
+struct Steps::Enqueue {
+  const Frame& frame;
+  const Step& step;
+  void* stream;
+
+  void* scratch(int buffer) const { return buffer >= 0 ? frame.address(buffer) : nullptr; }
+
+  void operator()(const Pointwise& loop) const {
+    const auto& launches = std::get<Launches>(step);
+    std::int64_t first = frame.first;
+    for (std::size_t k = 0; k < launches.kernels.size(); ++k) {
+      const GeneratedKernel& kernel = launches.kernels[k];
+      std::array<void*, kMaxRegisters + 2> addresses{};
+      std::array<void*, kMaxRegisters + 2> arguments{};
+      check(kernel.arguments.size() <= arguments.size(), "a kernel of many arguments");
+      for (std::size_t i = 0; i < kernel.arguments.size(); ++i) {
+        const KernelArgument& a = kernel.arguments[i];
+        arguments[i] = &addresses[i];
+        if (a.kind == KernelArgument::Kind::first) {
+          arguments[i] = &first;
+        } else if (a.kind == KernelArgument::Kind::scratch) {
+          addresses[i] = scratch(loop.scratch);
+        } else {
+          addresses[i] = frame.address(a.buffer) + a.offset;
+        }
+      }
+      cuda::launch(launches.loaded[k], kernel.shape,
+                   std::span(arguments).first(kernel.arguments.size()), stream);
+    }
+  }
+
+  void operator()(const Gemm& g) const {
+    const cuda::Product& product = *std::get<ProductStep>(step).product;
+    const std::size_t outer = g.outer.empty() ? 0 : g.outer.size() - 1;
+    std::int64_t rounds = 1;
+    for (std::size_t d = 0; d < outer; ++d) rounds *= g.outer[d];
+    for (std::int64_t r = 0; r < rounds; ++r) {
+      std::int64_t a = 0, b = 0, c = 0, rest = r;
+      for (std::size_t d = outer; d-- > 0;) {
+        const std::int64_t i = rest % g.outer[d];
+        rest /= g.outer[d];
+        a += i * g.a.strides[d];
+        b += i * g.b.strides[d];
+        c += i * g.c.strides[d];
+      }
+      const auto at = [&](const View& v, std::int64_t offset) {
+        return frame.address(v) + offset * static_cast<std::int64_t>(size_of(v.dtype));
+      };
+      product.run(at(g.a, a), at(g.b, b), at(g.c, c), scratch(g.scratch), stream);
+    }
+  }
+
+  void operator()(const Take& t) const {
+    cuda::TakeCall call;
+    call.table = frame.address(t.table);
+    call.index = frame.address(t.index);
+    call.out = frame.address(t.out);
+    call.index_dtype = t.index.dtype;
+    call.rows = t.table.shape[0];
+    call.count = elements_of(t.index);
+    call.row_bytes = call.count > 0 ? elements_of(t.out) / call.count *
+                                          static_cast<std::int64_t>(size_of(t.out.dtype))
+                                    : 0;
+    call.stream = stream;
+    cuda::take_rows(call);
+  }
+
+  void operator()(const ScatterAdd& s) const {
+    cuda::ScatterCall call = scatter_call(s);
+    call.index = frame.address(s.index);
+    call.updates = frame.address(s.updates);
+    call.out = frame.address(s.out);
+    call.workspace = scratch(s.scratch);
+    call.stream = stream;
+    cuda::scatter_add_rows(call);
+  }
+
+  static cuda::StridedSpace space_of(const View& out) {
+    cuda::StridedSpace space;
+    space.rank = static_cast<int>(out.shape.size());
+    for (std::size_t d = 0; d < out.shape.size(); ++d) space.sizes[d] = out.shape[d];
+    return space;
+  }
+  // Without dimension `axis`; -1: all.
+  static cuda::Strides strides_of(const View& v, int axis = -1) {
+    cuda::Strides strides;
+    int to = 0;
+    for (std::size_t d = 0; d < v.strides.size(); ++d) {
+      if (static_cast<int>(d) != axis) strides.of[to++] = v.strides[d];
+    }
+    return strides;
+  }
+
+  void operator()(const Pick& p) const {
+    const auto axis = static_cast<std::size_t>(p.axis);
+    cuda::PickCall call;
+    call.space = space_of(p.out);
+    call.x = frame.address(p.x);
+    call.index = frame.address(p.index);
+    call.out = frame.address(p.out);
+    call.x_strides = strides_of(p.x, p.axis);
+    call.index_strides = strides_of(p.index);
+    call.out_strides = strides_of(p.out);
+    call.size = p.x.shape[axis];
+    call.step = p.x.strides[axis];
+    call.index_dtype = p.index.dtype;
+    call.element_bytes = static_cast<int>(size_of(p.x.dtype));
+    call.stream = stream;
+    cuda::pick_elements(call);
+  }
+
+  void operator()(const ArgMax& m) const {
+    cuda::ArgMaxCall call;
+    call.space = space_of(m.out);
+    call.x = frame.address(m.x);
+    call.out = reinterpret_cast<std::int64_t*>(frame.address(m.out));
+    call.x_strides = strides_of(m.x, static_cast<int>(m.x.shape.size()) - 1);
+    call.out_strides = strides_of(m.out);
+    call.size = m.x.shape.back();
+    call.step = m.x.strides.back();
+    call.dtype = m.x.dtype;
+    call.stream = stream;
+    cuda::find_largest(call);
+  }
+
+  void operator()(const Fill& f) const {
+    cuda::FillCall call;
+    call.space = space_of(f.out);
+    call.out = frame.address(f.out);
+    call.out_strides = strides_of(f.out);
+    call.dtype = f.out.dtype;
+    call.number = f.number;
+    call.stream = stream;
+    cuda::fill_elements(call);
+  }
+
+  void operator()(const Attention& a) const {
+    cuda::AttentionCall call = attention_call(a);
+    const auto in = [&](const View& v) {
+      return cuda::AttentionCall::Operand{frame.address(v), v.strides[0], v.strides[1],
+                                          v.strides[2]};
+    };
+    const auto out = [&](const View& v) {
+      return cuda::AttentionCall::Output{frame.address(v), v.strides[0], v.strides[1],
+                                         v.strides[2]};
+    };
+    call.q = in(a.q);
+    call.k = in(a.k);
+    call.v = in(a.v);
+    call.lse = reinterpret_cast<float*>(frame.address(a.lse));
+    call.scratch = scratch(a.scratch);
+    call.stream = stream;
+    if (a.gradient) {
+      call.out = in(a.out);
+      call.d_out = in(a.d_out);
+      call.d_q = out(a.d_q);
+      call.d_k = out(a.d_k);
+      call.d_v = out(a.d_v);
+      cuda::attention_backward(call);
+    } else {
+      call.result = out(a.out);
+      cuda::attention_forward(call);
+    }
+  }
+
+  void operator()(const LoopRun& loop) const {
+    const auto& both = std::get<LoopStep>(step);
+    std::byte* const arena = loop.arena >= 0 ? frame.address(loop.arena) : nullptr;
+    for (std::int64_t first = 0; first < loop.extent; first += loop.chunk) {
+      const bool whole = first + loop.chunk <= loop.extent;
+      (whole ? both.body : both.tail)
+          ->enqueue({whole ? *loop.body : *loop.tail, arena, {}, {}, &loop, &frame, first}, stream);
+    }
+  }
+
+  void operator()(const HeadRun& h) const { enqueue_head(h, frame, stream); }
+};
+
+void Steps::enqueue(const Frame& frame, void* stream) const {
+  for (std::size_t i = 0; i < steps_.size(); ++i)
+    std::visit(Enqueue{frame, steps_[i], stream}, program_.instructions[i].what);
+}
+
+}  // namespace logitless::ir

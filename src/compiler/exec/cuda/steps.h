@@ -1,0 +1,65 @@
+// The instructions of a program on a GPU: what is made of each beforehand, and how it is enqueued.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "compiler/exec/cuda/codegen.h"
+#include "compiler/exec/frame.h"
+#include "kernels/device_gemm.h"
+#include "kernels/device_module.h"
+
+namespace logitless::ir {
+
+// The kernels of a program and of its loops: one module, equal ones once; products likewise.
+class KernelSet {
+ public:
+  // Before load(): kernels that the program needs.
+  void add(const std::vector<GeneratedKernel>& kernels);
+  void load(int compute_capability);
+  void* find(const std::string& entry) const;
+  std::shared_ptr<const cuda::Product> product(const cuda::ProductShape& shape);
+
+ private:
+  std::map<std::string, GeneratedKernel> kernels_;  // by entry
+  std::map<std::string, void*> loaded_;
+  cuda::Module module_;
+  std::vector<std::pair<cuda::ProductShape, std::shared_ptr<const cuda::Product>>> products_;
+};
+
+// A program or the body of a loop, prepared.
+class Steps {
+ public:
+  // Generates kernels into `set`, which is loaded before bind(). alignments: bytes that addresses
+  // of the program's buffers are multiples of, by buffer.
+  Steps(const Program& program, const std::vector<std::int64_t>& alignments, KernelSet& set);
+  void bind(KernelSet& set);
+  void enqueue(const Frame& frame, void* stream) const;
+
+ private:
+  struct Launches {
+    std::vector<GeneratedKernel> kernels;
+    std::vector<void*> loaded;
+  };
+  struct ProductStep {
+    cuda::ProductShape shape;
+    std::shared_ptr<const cuda::Product> product;
+  };
+  struct LoopStep {
+    std::unique_ptr<Steps> body, tail;  // tail: null when there is none
+  };
+  using Step = std::variant<std::monostate, Launches, ProductStep, LoopStep>;
+  struct Enqueue;
+
+  const Program& program_;
+  std::vector<Step> steps_;  // by instruction
+};
+
+// head.cpp
+void enqueue_head(const HeadRun& head, const Frame& frame, void* stream);
+
+}  // namespace logitless::ir

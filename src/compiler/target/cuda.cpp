@@ -1,0 +1,124 @@
+#include "compiler/target/cuda.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "compiler/exec/cuda/codegen.h"
+#include "compiler/target/head_workspace.h"
+#include "core/check.h"
+
+namespace logitless::ir {
+namespace {
+
+constexpr std::int64_t kAlignment = 256;
+std::int64_t aligned(std::int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+}  // namespace
+
+cuda::ProductShape product_shape(const Gemm& gemm, std::span<const std::int64_t> alignments) {
+  const std::size_t outer = gemm.outer.size();
+  const auto layout = [&](const View& v) {
+    cuda::MatrixLayout m;
+    m.dtype = v.dtype;
+    m.batch_stride = outer > 0 ? v.strides[outer - 1] : 0;
+    m.row_stride = v.strides[outer];
+    m.col_stride = v.strides[outer + 1];
+    const auto size = static_cast<std::int64_t>(size_of(v.dtype));
+    m.alignment = alignments.empty() ? 16 : alignments[static_cast<std::size_t>(v.buffer)];
+    m.alignment = std::gcd(m.alignment, v.offset * size);
+    for (std::size_t d = 0; d < outer; ++d)
+      m.alignment = std::gcd(m.alignment, v.strides[d] * size);
+    return m;
+  };
+  cuda::ProductShape p;
+  p.batch = outer > 0 ? gemm.outer.back() : 1;
+  p.m = gemm.m;
+  p.n = gemm.n;
+  p.k = gemm.k;
+  p.a = layout(gemm.a);
+  p.b = layout(gemm.b);
+  p.c = layout(gemm.c);
+  p.accumulate = gemm.accumulate;
+  return p;
+}
+
+cuda::AttentionCall attention_call(const Attention& a) {
+  cuda::AttentionCall call;
+  call.batch = a.q.shape[0];
+  call.heads = a.q.shape[1];
+  call.kv_heads = a.k.shape[1];
+  call.queries = a.q.shape[2];
+  call.keys = a.k.shape[2];
+  call.dim = a.q.shape[3];
+  call.dtype = a.q.dtype;
+  call.causal = a.causal;
+  call.scale = static_cast<float>(a.scale);
+  return call;
+}
+
+cuda::ScatterCall scatter_call(const ScatterAdd& s) {
+  cuda::ScatterCall call;
+  call.index_dtype = s.index.dtype;
+  call.dtype = s.updates.dtype;
+  call.out_dtype = s.out.dtype;
+  call.rows = s.out.shape[0];
+  call.count = elements_of(s.index);
+  call.width = call.rows > 0 ? elements_of(s.out) / call.rows : 0;
+  return call;
+}
+
+HeadScratch head_scratch(std::int64_t tokens) {
+  HeadScratch s;
+  s.deltas = aligned(tokens * 8);
+  s.workspace = s.deltas + aligned(tokens * 4);
+  return s;
+}
+
+std::string CudaTarget::refuse(const Instruction& instruction) const {
+  const auto rank = [](const View& v) {
+    return v.shape.size() <= cuda::kMostDims
+               ? std::string()
+               : concat("tensors of ", v.shape.size(), " dimensions on a GPU, expected at most ",
+                        cuda::kMostDims);
+  };
+  if (const auto* attention = std::get_if<Attention>(&instruction.what))
+    return cuda::attention_unsupported(attention_call(*attention), compute_capability_);
+  if (const auto* pick = std::get_if<Pick>(&instruction.what)) return rank(pick->out);
+  if (const auto* argmax = std::get_if<ArgMax>(&instruction.what)) return rank(argmax->out);
+  if (const auto* fill = std::get_if<Fill>(&instruction.what)) return rank(fill->out);
+  return {};
+}
+
+std::int64_t CudaTarget::scratch_bytes(const Gemm& gemm) const {
+  return static_cast<std::int64_t>(cuda::product_workspace_bytes(product_shape(gemm, {})));
+}
+std::int64_t CudaTarget::scratch_bytes(const Attention& a) const {
+  return static_cast<std::int64_t>(
+      cuda::attention_scratch_bytes(attention_call(a), a.gradient, compute_capability_));
+}
+std::int64_t CudaTarget::scratch_bytes(const ScatterAdd& scatter) const {
+  return static_cast<std::int64_t>(cuda::scatter_workspace_bytes(scatter_call(scatter)));
+}
+
+std::int64_t CudaTarget::parts_bytes(const Pointwise& reduction) const {
+  return pointwise_scratch_bytes(reduction);
+}
+
+HeadPlan CudaTarget::head_plan(const HeadShape& shape, const HeadFeatures& features,
+                               std::int64_t workspace) const {
+  constexpr std::int64_t kMostBytes = 512 << 20;  // more gains a few per cent
+  PlanRequest request;
+  request.device.kind = DeviceKind::cuda;
+  request.device.compute_capability = compute_capability_;
+  HeadPlan head;
+  auto plan = workspace > 0 ? plan_within(shape, features, request, workspace)
+                            : plan_without_limit(shape, features, request, kMostBytes);
+  head.bytes = head.value_bytes =
+      head_scratch(shape.tokens).workspace + static_cast<std::int64_t>(plan.workspace_bytes());
+  head.plan = std::make_shared<const LossPlan>(std::move(plan));
+  return head;
+}
+
+}  // namespace logitless::ir

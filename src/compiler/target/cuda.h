@@ -1,0 +1,46 @@
+// A GPU as a target, and instructions as its kernels take them.
+#pragma once
+
+#include <span>
+
+#include "compiler/target/target.h"
+#include "kernels/device_attention.h"
+#include "kernels/device_gemm.h"
+#include "kernels/device_index.h"
+
+namespace logitless::ir {
+
+class CudaTarget final : public Target {
+ public:
+  explicit CudaTarget(int compute_capability) : compute_capability_(compute_capability) {}
+
+  std::int64_t alignment() const final { return 256; }
+  std::string refuse(const Instruction& instruction) const final;
+  std::int64_t scratch_bytes(const Gemm& gemm) const final;
+  std::int64_t scratch_bytes(const Attention& attention) const final;
+  std::int64_t scratch_bytes(const ScatterAdd& scatter) const final;
+  std::int64_t parts_bytes(const Pointwise& reduction) const final;
+  HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,
+                     std::int64_t workspace) const final;
+  // Of an H200: 790 TFLOP/s of bf16, 4.3 TB/s.
+  double multiply_adds_per_byte() const final { return 92.0; }
+  std::int64_t thick_rows() const final { return 2048; }
+
+ private:
+  int compute_capability_;
+};
+
+// The product over (inner-most outer, m, n, k). `alignments`: bytes that the buffers' addresses are
+// multiples of, by buffer; empty: unknown, 16.
+cuda::ProductShape product_shape(const Gemm& gemm, std::span<const std::int64_t> alignments);
+// Sizes and flags; strides and pointers are left to the call.
+cuda::AttentionCall attention_call(const Attention& attention);
+cuda::ScatterCall scatter_call(const ScatterAdd& scatter);
+
+// Of a head's scratch: targets as the engine takes them, d_logit of those, the engine's workspace.
+struct HeadScratch {
+  std::int64_t deltas = 0, workspace = 0;  // bytes; targets are at 0
+};
+HeadScratch head_scratch(std::int64_t tokens);
+
+}  // namespace logitless::ir

@@ -1,0 +1,26 @@
+// Stands in for what compiled programs ask of a GPU in a build without CUDA.
+#include "core/check.h"
+#include "kernels/device_gemm.h"
+#include "kernels/device_index.h"
+
+namespace logitless::cuda {
+namespace {
+
+[[noreturn]] void refuse() { throw Unsupported("this build has no CUDA"); }
+
+}  // namespace
+
+struct Product::State {};
+Product::Product(const ProductShape&) { refuse(); }
+void Product::run(const void*, const void*, void*, void*, Stream) const { refuse(); }
+const char* Product::kernel() const { refuse(); }
+
+void take_rows(const TakeCall&) { refuse(); }
+void scatter_add_rows(const ScatterCall&) { refuse(); }
+void pick_elements(const PickCall&) { refuse(); }
+void find_largest(const ArgMaxCall&) { refuse(); }
+void fill_elements(const FillCall&) { refuse(); }
+void head_targets(const HeadTargetsCall&) { refuse(); }
+void clear_missing_logits(const HeadTargetsCall&, float*) { refuse(); }
+
+}  // namespace logitless::cuda

@@ -1,0 +1,57 @@
+// What this library calls of cuBLASLt.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace logitless::cuda::lt {
+
+using Handle = void*;
+using Descriptor = void*;  // of a product
+using Layout = void*;
+using Preference = void*;
+
+// cublasLtMatmulAlgo_t and cublasLtMatmulHeuristicResult_t.
+struct Algorithm {
+  std::uint64_t data[8];
+};
+struct Found {
+  Algorithm algorithm;
+  std::size_t workspace_bytes;
+  int status;
+  float waves;
+  int reserved[4];
+};
+
+// Values of cublasLt.h, cublas_api.h and library_types.h.
+inline constexpr int kF32 = 0, kF64 = 1, kF16 = 2, kBf16 = 14;
+inline constexpr int kCompute32F = 68, kCompute32FPedantic = 69, kCompute64FPedantic = 71;
+inline constexpr int kDescriptorTransposeA = 3, kDescriptorTransposeB = 4;
+inline constexpr int kLayoutBatchCount = 5, kLayoutBatchStride = 6;
+inline constexpr int kPreferenceWorkspace = 1, kPreferenceReductions = 3, kPreferenceAlignment = 5;
+inline constexpr std::uint32_t kReduceInComputeType = 2;  // no atomics, no narrow partial sums
+
+struct Functions {
+  std::string missing;  // empty, or what there is not
+  int (*create)(Handle*) = nullptr;
+  int (*make_descriptor)(Descriptor*, int, int) = nullptr;
+  int (*free_descriptor)(Descriptor) = nullptr;
+  int (*set_descriptor)(Descriptor, int, const void*, std::size_t) = nullptr;
+  int (*make_layout)(Layout*, int, std::uint64_t, std::uint64_t, std::int64_t) = nullptr;
+  int (*free_layout)(Layout) = nullptr;
+  int (*set_layout)(Layout, int, const void*, std::size_t) = nullptr;
+  int (*make_preference)(Preference*) = nullptr;
+  int (*free_preference)(Preference) = nullptr;
+  int (*set_preference)(Preference, int, const void*, std::size_t) = nullptr;
+  int (*find_algorithms)(Handle, Descriptor, Layout, Layout, Layout, Layout, Preference, int,
+                         Found*, int*) = nullptr;
+  int (*multiply)(Handle, Descriptor, const void* alpha, const void* a, Layout, const void* b,
+                  Layout, const void* beta, const void* c, Layout, void* d, Layout,
+                  const Algorithm*, void* workspace, std::size_t, cudaStream_t) = nullptr;
+};
+const Functions& functions();
+
+}  // namespace logitless::cuda::lt

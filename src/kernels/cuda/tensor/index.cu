@@ -1,0 +1,205 @@
+// Rows and elements by index: gathers, picks, the largest, fills, and the targets of heads.
+#include <algorithm>
+
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/tensor/element.cuh"
+#include "kernels/device_index.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr std::int64_t kMostBlocks = std::int64_t{1} << 20;
+
+unsigned blocks_of(std::int64_t items, std::int64_t per_block) {
+  return static_cast<unsigned>(
+      std::clamp<std::int64_t>((items + per_block - 1) / per_block, 1, kMostBlocks));
+}
+cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
+
+std::int64_t count_of(const StridedSpace& space) {
+  std::int64_t count = 1;
+  for (int d = 0; d < space.rank; ++d) count *= space.sizes[d];
+  return count;
+}
+
+// Offset of element `flat`.
+__device__ std::int64_t offset_of(const StridedSpace& space, const Strides& strides,
+                                  std::int64_t flat) {
+  std::int64_t at = 0;
+  for (int d = space.rank - 1; d >= 0; --d) {
+    at += flat % space.sizes[d] * strides.of[d];
+    flat /= space.sizes[d];
+  }
+  return at;
+}
+
+// A warp for each row, a Word at a time.
+template <typename Word>
+__global__ void __launch_bounds__(kThreads) take_kernel(const TakeCall c, std::int64_t words) {
+  const auto* const table = static_cast<const Word*>(c.table);
+  auto* const out = static_cast<Word*>(c.out);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t warps = std::int64_t{gridDim.x} * (kThreads / 32);
+  for (std::int64_t i = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32; i < c.count;
+       i += warps) {
+    const std::int64_t row = index_at(c.index, c.index_dtype, i);
+    const bool inside = row >= 0 && row < c.rows;
+    for (std::int64_t k = lane; k < words; k += 32)
+      out[i * words + k] = inside ? table[row * words + k] : Word{};
+  }
+}
+
+template <typename Element>
+__global__ void __launch_bounds__(kThreads) pick_kernel(const PickCall c, std::int64_t count) {
+  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step) {
+    const std::int64_t k = index_at(c.index, c.index_dtype, offset_of(c.space, c.index_strides, i));
+    const bool inside = k >= 0 && k < c.size;
+    static_cast<Element*>(c.out)[offset_of(c.space, c.out_strides, i)] =
+        inside ? static_cast<const Element*>(c.x)[offset_of(c.space, c.x_strides, i) + k * c.step]
+               : Element{};
+  }
+}
+
+struct Largest {
+  double value = 0.0;
+  std::int64_t at = -1;  // -1: none yet
+};
+__device__ Largest larger(const Largest& a, const Largest& b) {
+  if (a.at < 0) return b;
+  if (b.at < 0) return a;
+  const bool a_nan = isnan(a.value), b_nan = isnan(b.value);
+  if (a_nan != b_nan) return a_nan ? a : b;
+  if (!a_nan && a.value != b.value) return a.value > b.value ? a : b;
+  return a.at < b.at ? a : b;
+}
+
+__global__ void __launch_bounds__(kThreads) largest_kernel(const ArgMaxCall c, std::int64_t count) {
+  __shared__ Largest found[kThreads];
+  for (std::int64_t i = blockIdx.x; i < count; i += gridDim.x) {
+    const std::int64_t first = offset_of(c.space, c.x_strides, i);
+    Largest best;
+    for (std::int64_t k = threadIdx.x; k < c.size; k += kThreads)
+      best = larger(best, {load<double>(c.x, c.dtype, first + k * c.step), k});
+    found[threadIdx.x] = best;
+    __syncthreads();
+    for (int half = kThreads / 2; half > 0; half /= 2) {
+      if (static_cast<int>(threadIdx.x) < half)
+        found[threadIdx.x] = larger(found[threadIdx.x], found[threadIdx.x + half]);
+      __syncthreads();
+    }
+    if (threadIdx.x == 0)
+      c.out[offset_of(c.space, c.out_strides, i)] = found[0].at < 0 ? 0 : found[0].at;
+    __syncthreads();
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) fill_kernel(const FillCall c, std::int64_t count) {
+  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step)
+    store(c.out, c.dtype, offset_of(c.space, c.out_strides, i), c.number);
+}
+
+bool is_contiguous(const StridedSpace& space, const Strides& strides) {
+  std::int64_t expected = 1;
+  for (int d = space.rank - 1; d >= 0; --d) {
+    if (space.sizes[d] != 1 && strides.of[d] != expected) return false;
+    expected *= space.sizes[d];
+  }
+  return true;
+}
+
+__global__ void __launch_bounds__(kThreads) head_targets_kernel(const HeadTargetsCall c) {
+  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < c.tokens;
+       i += step) {
+    const std::int64_t word = index_at(c.targets, c.dtype, i * c.step);
+    const bool hits = word >= 0 && word < c.vocab;
+    c.words[i] = c.has_ignored && word == c.ignored ? -1 : hits ? word : 0;
+    if (c.d_logit != nullptr) c.deltas[i] = hits ? c.d_logit[i] : 0.0f;
+  }
+}
+__global__ void __launch_bounds__(kThreads)
+    clear_missing_kernel(const HeadTargetsCall c, float* logit) {
+  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < c.tokens;
+       i += step) {
+    const std::int64_t word = index_at(c.targets, c.dtype, i * c.step);
+    if (word < 0 || word >= c.vocab) logit[i] = 0.0f;
+  }
+}
+
+}  // namespace
+
+void take_rows(const TakeCall& c) {
+  if (c.count == 0 || c.row_bytes == 0) return;
+  const auto places = reinterpret_cast<std::uintptr_t>(c.table) |
+                      reinterpret_cast<std::uintptr_t>(c.out) |
+                      static_cast<std::uintptr_t>(c.row_bytes);
+  const unsigned blocks = blocks_of(c.count, kThreads / 32);
+  cudaStream_t const stream = stream_of(c.stream);
+  if (places % 16 == 0) {
+    take_kernel<uint4><<<blocks, kThreads, 0, stream>>>(c, c.row_bytes / 16);
+  } else if (places % 4 == 0) {
+    take_kernel<std::uint32_t><<<blocks, kThreads, 0, stream>>>(c, c.row_bytes / 4);
+  } else {
+    take_kernel<std::uint8_t><<<blocks, kThreads, 0, stream>>>(c, c.row_bytes);
+  }
+  require_cuda(cudaGetLastError(), "take");
+}
+
+void pick_elements(const PickCall& c) {
+  const std::int64_t count = count_of(c.space);
+  if (count == 0) return;
+  const unsigned blocks = blocks_of(count, kThreads);
+  cudaStream_t const stream = stream_of(c.stream);
+  switch (c.element_bytes) {
+    case 1:
+      pick_kernel<std::uint8_t><<<blocks, kThreads, 0, stream>>>(c, count);
+      break;
+    case 2:
+      pick_kernel<std::uint16_t><<<blocks, kThreads, 0, stream>>>(c, count);
+      break;
+    case 4:
+      pick_kernel<std::uint32_t><<<blocks, kThreads, 0, stream>>>(c, count);
+      break;
+    default:
+      pick_kernel<std::uint64_t><<<blocks, kThreads, 0, stream>>>(c, count);
+  }
+  require_cuda(cudaGetLastError(), "pick");
+}
+
+void find_largest(const ArgMaxCall& c) {
+  const std::int64_t count = count_of(c.space);
+  if (count == 0) return;
+  largest_kernel<<<blocks_of(count, 1), kThreads, 0, stream_of(c.stream)>>>(c, count);
+  require_cuda(cudaGetLastError(), "argmax");
+}
+
+void fill_elements(const FillCall& c) {
+  const std::int64_t count = count_of(c.space);
+  if (count == 0) return;
+  if (c.number == 0.0 && is_contiguous(c.space, c.out_strides)) {
+    require_cuda(cudaMemsetAsync(c.out, 0, static_cast<std::size_t>(count) * size_of(c.dtype),
+                                 stream_of(c.stream)),
+                 "fill");
+    return;
+  }
+  fill_kernel<<<blocks_of(count, kThreads), kThreads, 0, stream_of(c.stream)>>>(c, count);
+  require_cuda(cudaGetLastError(), "fill");
+}
+
+void head_targets(const HeadTargetsCall& c) {
+  if (c.tokens == 0) return;
+  head_targets_kernel<<<blocks_of(c.tokens, kThreads), kThreads, 0, stream_of(c.stream)>>>(c);
+  require_cuda(cudaGetLastError(), "head's targets");
+}
+void clear_missing_logits(const HeadTargetsCall& c, float* logit) {
+  if (c.tokens == 0) return;
+  clear_missing_kernel<<<blocks_of(c.tokens, kThreads), kThreads, 0, stream_of(c.stream)>>>(c,
+                                                                                            logit);
+  require_cuda(cudaGetLastError(), "head's logits");
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,179 @@
+#include <array>
+
+#include "core/check.h"
+#include "kernels/cuda/dynamic_library.h"
+#include "kernels/cuda/tensor/cublaslt.h"
+#include "kernels/cuda/tensor/product_form.h"
+#include "kernels/cuda/tensor/strided_product.h"
+#include "kernels/device_gemm.h"
+
+namespace logitless::cuda {
+
+namespace lt {
+namespace {
+
+Functions load() {
+  DynamicLibrary library("cuBLASLt", {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"});
+  Functions out;
+  library.find("cublasLtCreate", out.create);
+  library.find("cublasLtMatmulDescCreate", out.make_descriptor);
+  library.find("cublasLtMatmulDescDestroy", out.free_descriptor);
+  library.find("cublasLtMatmulDescSetAttribute", out.set_descriptor);
+  library.find("cublasLtMatrixLayoutCreate", out.make_layout);
+  library.find("cublasLtMatrixLayoutDestroy", out.free_layout);
+  library.find("cublasLtMatrixLayoutSetAttribute", out.set_layout);
+  library.find("cublasLtMatmulPreferenceCreate", out.make_preference);
+  library.find("cublasLtMatmulPreferenceDestroy", out.free_preference);
+  library.find("cublasLtMatmulPreferenceSetAttribute", out.set_preference);
+  library.find("cublasLtMatmulAlgoGetHeuristic", out.find_algorithms);
+  library.find("cublasLtMatmul", out.multiply);
+  out.missing = library.missing();
+  return out;
+}
+
+}  // namespace
+
+const Functions& functions() {
+  static const Functions loaded = load();
+  return loaded;
+}
+
+}  // namespace lt
+
+namespace {
+
+void require_lt(int status, const char* what) {
+  if (status != 0) throw DeviceError(concat(what, ": cuBLASLt status ", status));
+}
+
+lt::Handle handle() {
+  thread_local DeviceHandles handles;
+  return handles.get("cuBLASLt", lt::functions().missing, lt::functions().create);
+}
+
+int type_of(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return lt::kBf16;
+    case DType::f16:
+      return lt::kF16;
+    case DType::f64:
+      return lt::kF64;
+    default:
+      return lt::kF32;
+  }
+}
+
+template <int (*lt::Functions::*kFree)(void*)>
+struct Freed {
+  void operator()(void* object) const { (lt::functions().*kFree)(object); }
+};
+using DescriptorOwner = std::unique_ptr<void, Freed<&lt::Functions::free_descriptor>>;
+using LayoutOwner = std::unique_ptr<void, Freed<&lt::Functions::free_layout>>;
+using PreferenceOwner = std::unique_ptr<void, Freed<&lt::Functions::free_preference>>;
+
+LayoutOwner layout_of(const ColumnMajor& m, const MatrixLayout& from, std::int64_t batch) {
+  const lt::Functions& f = lt::functions();
+  lt::Layout made = nullptr;
+  require_lt(f.make_layout(&made, type_of(from.dtype), static_cast<std::uint64_t>(m.rows),
+                           static_cast<std::uint64_t>(m.columns), m.leading),
+             "cublasLtMatrixLayoutCreate");
+  LayoutOwner layout(made);
+  if (batch > 1) {
+    const auto count = static_cast<std::int32_t>(batch);
+    require_lt(f.set_layout(made, lt::kLayoutBatchCount, &count, sizeof(count)), "batch");
+    require_lt(
+        f.set_layout(made, lt::kLayoutBatchStride, &from.batch_stride, sizeof(from.batch_stride)),
+        "batch stride");
+  }
+  return layout;
+}
+
+}  // namespace
+
+struct Product::State {
+  ProductShape shape;
+  lt::Handle handle = nullptr;  // of the thread that made it; any may use it
+  bool swapped = false;
+  DescriptorOwner descriptor;  // null: the strided kernel
+  LayoutOwner a, b, c;
+  lt::Algorithm algorithm{};
+  std::size_t workspace_bytes = 0;
+};
+
+Product::Product(const ProductShape& shape) {
+  auto state = std::make_shared<State>();
+  state->shape = shape;
+  if (shape.m > 0 && shape.n > 0 && shape.batch > 0 && suits_lt(shape)) {
+    const lt::Functions& f = lt::functions();
+    lt::Handle const h = state->handle = handle();
+    const LtForm form = form_of(shape);
+    const MatrixLayout& a = form.swapped ? shape.b : shape.a;
+    const MatrixLayout& b = form.swapped ? shape.a : shape.b;
+    const bool wide = shape.a.dtype == DType::f64;
+    const int compute = wide                          ? lt::kCompute64FPedantic
+                        : shape.a.dtype == DType::f32 ? lt::kCompute32FPedantic
+                                                      : lt::kCompute32F;
+    lt::Descriptor made = nullptr;
+    require_lt(f.make_descriptor(&made, compute, wide ? lt::kF64 : lt::kF32),
+               "cublasLtMatmulDescCreate");
+    state->descriptor.reset(made);
+    const std::int32_t ta = form.a.transposed ? 1 : 0, tb = form.b.transposed ? 1 : 0;
+    require_lt(f.set_descriptor(made, lt::kDescriptorTransposeA, &ta, sizeof(ta)), "transpose");
+    require_lt(f.set_descriptor(made, lt::kDescriptorTransposeB, &tb, sizeof(tb)), "transpose");
+    state->swapped = form.swapped;
+    state->a = layout_of(form.a, a, shape.batch);
+    state->b = layout_of(form.b, b, shape.batch);
+    state->c = layout_of(form.c, shape.c, shape.batch);
+
+    lt::Preference wanted = nullptr;
+    require_lt(f.make_preference(&wanted), "cublasLtMatmulPreferenceCreate");
+    const PreferenceOwner preference(wanted);
+    require_lt(f.set_preference(wanted, lt::kPreferenceWorkspace, &kLtWorkspaceBytes,
+                                sizeof(kLtWorkspaceBytes)),
+               "workspace");
+    require_lt(f.set_preference(wanted, lt::kPreferenceReductions, &lt::kReduceInComputeType,
+                                sizeof(lt::kReduceInComputeType)),
+               "reductions");
+    const std::array<std::int64_t, 4> alignments = {a.alignment, b.alignment, shape.c.alignment,
+                                                    shape.c.alignment};
+    for (std::size_t i = 0; i < alignments.size(); ++i) {
+      const auto bytes = static_cast<std::uint32_t>(alignments[i]);
+      require_lt(f.set_preference(wanted, lt::kPreferenceAlignment + static_cast<int>(i), &bytes,
+                                  sizeof(bytes)),
+                 "alignment");
+    }
+    lt::Found found{};
+    int count = 0;
+    const int status = f.find_algorithms(h, made, state->a.get(), state->b.get(), state->c.get(),
+                                         state->c.get(), wanted, 1, &found, &count);
+    if (status == 0 && count > 0 && found.status == 0) {
+      state->algorithm = found.algorithm;
+      state->workspace_bytes = found.workspace_bytes;
+    } else {
+      state->descriptor.reset();  // it has none
+    }
+  }
+  state_ = std::move(state);
+}
+
+const char* Product::kernel() const { return state_->descriptor ? "cublaslt" : "strided"; }
+
+void Product::run(const void* a, const void* b, void* c, void* workspace, Stream stream) const {
+  const State& s = *state_;
+  if (s.shape.m == 0 || s.shape.n == 0 || s.shape.batch == 0) return;
+  if (!s.descriptor) return multiply_strided(s.shape, a, b, c, stream);
+  static constexpr float kOne = 1.0f, kZero = 0.0f;
+  static constexpr double kWideOne = 1.0, kWideZero = 0.0;
+  const bool wide = s.shape.a.dtype == DType::f64;
+  const void* const alpha = wide ? static_cast<const void*>(&kWideOne) : &kOne;
+  const void* const beta =
+      s.shape.accumulate ? alpha : (wide ? static_cast<const void*>(&kWideZero) : &kZero);
+  require_lt(lt::functions().multiply(s.handle, s.descriptor.get(), alpha, s.swapped ? b : a,
+                                      s.a.get(), s.swapped ? a : b, s.b.get(), beta, c, s.c.get(),
+                                      c, s.c.get(), &s.algorithm, workspace, s.workspace_bytes,
+                                      static_cast<cudaStream_t>(stream)),
+             "cublasLtMatmul");
+}
+
+}  // namespace logitless::cuda

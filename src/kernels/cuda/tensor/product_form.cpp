@@ -1,0 +1,63 @@
+#include "kernels/cuda/tensor/product_form.h"
+
+#include <algorithm>
+
+namespace logitless::cuda {
+namespace {
+
+// [rows, columns] with these strides, as it lies or transposed.
+ColumnMajor column_major(std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
+                         std::int64_t col_stride) {
+  // A stride that is never taken is any.
+  const auto fits = [](std::int64_t inner, std::int64_t inner_stride, std::int64_t outer,
+                       std::int64_t outer_stride) {
+    return (inner_stride == 1 || inner == 1) && (outer_stride >= inner || outer == 1);
+  };
+  if (fits(rows, row_stride, columns, col_stride))
+    return {rows, columns, std::max(columns == 1 ? rows : col_stride, rows), false, true};
+  if (fits(columns, col_stride, rows, row_stride))
+    return {columns, rows, std::max(rows == 1 ? columns : row_stride, columns), true, true};
+  return {};
+}
+
+LtForm form_of(const ProductShape& s, bool swapped) {
+  LtForm f;
+  f.swapped = swapped;
+  if (!swapped) {
+    f.a = column_major(s.m, s.k, s.a.row_stride, s.a.col_stride);
+    f.b = column_major(s.k, s.n, s.b.row_stride, s.b.col_stride);
+    f.c = column_major(s.m, s.n, s.c.row_stride, s.c.col_stride);
+  } else {
+    f.a = column_major(s.n, s.k, s.b.col_stride, s.b.row_stride);
+    f.b = column_major(s.k, s.m, s.a.col_stride, s.a.row_stride);
+    f.c = column_major(s.n, s.m, s.c.col_stride, s.c.row_stride);
+  }
+  return f;
+}
+
+}  // namespace
+
+LtForm form_of(const ProductShape& s) {
+  const LtForm rows = form_of(s, true);  // c by rows: what programs have nearly always
+  return rows.possible() ? rows : form_of(s, false);
+}
+
+bool suits_lt(const ProductShape& s) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 31;
+  const DType in = s.a.dtype, out = s.c.dtype;
+  const bool types = in == DType::f64   ? out == DType::f64
+                     : in == DType::f32 ? out == DType::f32
+                                        : out == in || out == DType::f32;
+  const auto aligned = [&](const MatrixLayout& m) {
+    return m.alignment % static_cast<std::int64_t>(size_of(m.dtype)) == 0;
+  };
+  const auto apart = s.batch == 1 || s.c.batch_stride != 0;
+  return types && apart && aligned(s.a) && aligned(s.b) && aligned(s.c) && s.k > 0 && s.m < kMost &&
+         s.n < kMost && s.k < kMost && s.batch < kMost && form_of(s).possible();
+}
+
+std::size_t product_workspace_bytes(const ProductShape& shape) {
+  return suits_lt(shape) ? kLtWorkspaceBytes : 0;
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,134 @@
+// Compiled programs on a GPU against the float64 interpreter: the programs that chunkers give up
+// on, random ones, and each operation by itself.
+#include "compiler/programs.h"
+
+#include <gtest/gtest.h>
+#include <logitless/compiler.h>
+#include <logitless/error.h>
+
+#include "compiler/graph_access.h"
+#include "compiler/ir/text.h"
+#include "compiler/run.h"
+#include "cuda/run_program.h"
+
+namespace logitless::test {
+namespace {
+
+class GpuPrograms : public testing::TestWithParam<NamedProgram> {
+ protected:
+  void SetUp() override {
+    if (!gpu()) GTEST_SKIP() << "no CUDA device";
+  }
+};
+
+CompileOptions options_of(const NamedProgram& program, std::size_t budget,
+                          std::int64_t chunks = 0) {
+  CompileOptions options;
+  options.sizes = program.sizes;
+  options.memory_budget = budget;
+  options.chunks = chunks;
+  options.device = *gpu();
+  return options;
+}
+
+TEST_P(GpuPrograms, SameNumbersInFloat64ForAnyChunks) {
+  const NamedProgram& p = GetParam();
+  const Graph graph = p.make(DType::f64);
+  const ir::Graph plain = ir::bind(GraphAccess::of(graph), p.sizes);
+  const ir::Tensors inputs = random_inputs(plain, 1);
+  const ir::Tensors expected = ir::interpret(plain, inputs);
+  for (const std::int64_t chunks : {1, 5, 7}) {
+    SCOPED_TRACE(chunks);
+    const CompiledProgram compiled = compile(graph, options_of(p, 1, chunks));
+    EXPECT_LT(difference(execute_on_gpu(compiled, inputs), expected), 1e-12);
+  }
+}
+
+TEST_P(GpuPrograms, FloatIsWithinItsRounding) {
+  const NamedProgram& p = GetParam();
+  const Graph graph = p.make(DType::f32);
+  const ir::Graph plain = ir::bind(GraphAccess::of(graph), p.sizes);
+  const ir::Tensors inputs = random_inputs(plain, 2);
+  const ir::Tensors expected = ir::interpret(plain, inputs);
+  for (const bool chunk : {true, false}) {
+    CompileOptions options = options_of(p, chunk ? 1 : 0);
+    options.chunk = chunk;
+    const CompiledProgram compiled = compile(graph, options);
+    const ir::Tensors once = execute_on_gpu(compiled, inputs);
+    EXPECT_LT(difference(once, expected), 2e-5) << compiled.explain();
+    EXPECT_EQ(difference(execute_on_gpu(compiled, inputs, 2), once), 0.0) << "other bits";
+  }
+}
+
+TEST_P(GpuPrograms, Bfloat16IsRoundedOnce) {
+  const NamedProgram& p = GetParam();
+  const Graph graph = p.make(DType::bf16);
+  const ir::Graph plain = ir::bind(GraphAccess::of(graph), p.sizes);
+  const ir::Tensors inputs = random_inputs(plain, 3);
+  const ir::Tensors expected = ir::interpret(plain, inputs);
+  CompileOptions unchunked = options_of(p, 0);
+  unchunked.chunk = false;
+  const double whole = difference(execute_on_gpu(compile(graph, unchunked), inputs), expected);
+  const double chunked =
+      difference(execute_on_gpu(compile(graph, options_of(p, 1)), inputs), expected);
+  EXPECT_LT(whole, 0.03);
+  EXPECT_LT(chunked, std::max(1.3 * whole, 0.008));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuPrograms, testing::ValuesIn(programs()),
+                         [](const auto& test) { return test.param.name; });
+
+TEST(GpuProgram, RandomOnes) {
+  if (!gpu()) GTEST_SKIP() << "no CUDA device";
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    SCOPED_TRACE(seed);
+    const Graph graph = random_program(seed);
+    const ir::Graph& plain = GraphAccess::of(graph);
+    const ir::Tensors inputs = random_inputs(plain, seed);
+    const ir::Tensors expected = ir::interpret(plain, inputs);
+    CompileOptions options;
+    options.device = *gpu();
+    options.memory_budget = seed % 2 == 0 ? 1 : 0;
+    options.chunks = static_cast<std::int64_t>(seed % 5);
+    const CompiledProgram compiled = compile(graph, options);
+    EXPECT_LT(difference(execute_on_gpu(compiled, inputs), expected), 1e-11) << compiled.text();
+  }
+}
+
+// Without a GPU too.
+
+TEST(GpuProgram, IsCompiledAnywhereAndRunNowhereElse) {
+  const Graph graph = programs().front().make(DType::f32);
+  CompileOptions options;
+  options.sizes = programs().front().sizes;
+  options.device.kind = DeviceKind::cuda;
+  const CompiledProgram compiled = compile(graph, options);
+  EXPECT_GT(compiled.arena_bytes(), 0u);
+  EXPECT_EQ(compiled.device().kind, DeviceKind::cuda);
+  EXPECT_FALSE(compiled.explain().empty());
+  EXPECT_THROW(compiled.prepare(Context()), InvalidArgument);
+  std::vector<const void*> parameters(compiled.parameters().size(), &options);
+  std::vector<void*> results(compiled.results().size(), &options);
+  alignas(256) std::byte arena[256];
+  EXPECT_THROW(compiled.run(parameters, results, arena), InvalidArgument);
+}
+
+TEST(GpuProgram, OptionsThatDoNotFitAreRefused) {
+  const Graph graph = programs().front().make(DType::f32);
+  CompileOptions options;
+  options.sizes = programs().front().sizes;
+  options.device.kind = DeviceKind::cuda;
+  options.threads = 2;
+  EXPECT_THROW(compile(graph, options), InvalidArgument);
+  options.threads = 0;
+  options.device.compute_capability = 70;
+  EXPECT_THROW(compile(graph, options), InvalidArgument);
+  options.device = {};
+  options.device.threads = 2;
+  EXPECT_THROW(compile(graph, options), InvalidArgument);
+  options.device = {};
+  EXPECT_THROW(compile(graph, options).prepare(Context()), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace logitless::test
