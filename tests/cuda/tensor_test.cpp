@@ -1,0 +1,375 @@
+// Products and rows by index on a GPU against the same in double on the host.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "core/element.h"
+#include "kernels/device_gemm.h"
+#include "kernels/device_index.h"
+
+namespace logitless::cuda {
+namespace {
+
+class OnGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string missing = device_missing(0); !missing.empty()) GTEST_SKIP() << missing;
+  }
+};
+using GpuProducts = OnGpu;
+using GpuIndex = OnGpu;
+
+// A tensor on both sides, rounded to its dtype.
+struct Mirror {
+  DType dtype;
+  std::vector<std::byte> host;
+  DeviceMemory device;
+
+  Mirror(DType t, std::int64_t count)
+      : dtype(t), host(static_cast<std::size_t>(count) * size_of(t)), device(host.size() + 16) {}
+  void set(std::int64_t i, double value) { store_element(host.data(), dtype, i, value); }
+  double get(std::int64_t i) const { return load_element(host.data(), dtype, i); }
+  std::int64_t count() const { return static_cast<std::int64_t>(host.size() / size_of(dtype)); }
+  void to_device() { copy_to_device(device.data(), host.data(), host.size(), nullptr); }
+  void to_host() { copy_to_host(host.data(), device.data(), host.size(), nullptr); }
+};
+
+Mirror normal(DType dtype, std::int64_t count, std::uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<double> numbers;
+  Mirror m(dtype, count);
+  for (std::int64_t i = 0; i < count; ++i) m.set(i, numbers(rng));
+  m.to_device();
+  return m;
+}
+
+MatrixLayout by_rows(DType dtype, std::int64_t rows, std::int64_t columns) {
+  return {dtype, rows * columns, columns, 1, 16};
+}
+MatrixLayout by_columns(DType dtype, std::int64_t rows, std::int64_t columns) {
+  return {dtype, rows * columns, 1, rows, 16};
+}
+
+void check_product(const ProductShape& s) {
+  const auto elements = [&](const MatrixLayout& m, std::int64_t rows, std::int64_t columns) {
+    return (s.batch - 1) * m.batch_stride + (rows - 1) * m.row_stride +
+           (columns - 1) * m.col_stride + 1;
+  };
+  const Mirror a = normal(s.a.dtype, elements(s.a, s.m, s.k), 1);
+  const Mirror b = normal(s.b.dtype, elements(s.b, s.k, s.n), 2);
+  Mirror c = normal(s.c.dtype, elements(s.c, s.m, s.n), 3);
+  const Mirror before = normal(s.c.dtype, elements(s.c, s.m, s.n), 3);
+  const Product product(s);
+  const DeviceMemory workspace(product_workspace_bytes(s));
+  product.run(a.device.data(), b.device.data(), c.device.data(), workspace.data(), nullptr);
+  synchronize(nullptr);
+  c.to_host();
+  const double unit = s.c.dtype == DType::bf16  ? 0x1p-8
+                      : s.c.dtype == DType::f16 ? 0x1p-11
+                      : s.c.dtype == DType::f32 ? 0x1p-24
+                                                : 0x1p-53;
+  const double sums = s.a.dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
+  double worst = 0.0;
+  for (std::int64_t batch = 0; batch < s.batch; ++batch) {
+    for (std::int64_t i = 0; i < s.m; ++i) {
+      for (std::int64_t j = 0; j < s.n; ++j) {
+        const auto at = [&](const MatrixLayout& m, std::int64_t row, std::int64_t column) {
+          return batch * m.batch_stride + row * m.row_stride + column * m.col_stride;
+        };
+        double sum = s.accumulate ? before.get(at(s.c, i, j)) : 0.0, size = std::abs(sum);
+        for (std::int64_t k = 0; k < s.k; ++k) {
+          const double term = a.get(at(s.a, i, k)) * b.get(at(s.b, k, j));
+          sum += term;
+          size += std::abs(term);
+        }
+        const double bound = unit * std::abs(sum) + sums * static_cast<double>(s.k + 1) * size +
+                             (s.c.dtype == DType::f16 ? 0x1p-25 : 0.0);
+        worst = std::max(worst, std::abs(c.get(at(s.c, i, j)) - sum) / bound);
+      }
+    }
+  }
+  EXPECT_LE(worst, 1.0) << product.kernel();
+}
+
+TEST_F(GpuProducts, AgreeWithDouble) {
+  for (const auto& [in, out] : {std::pair{DType::f32, DType::f32},
+                                {DType::bf16, DType::bf16},
+                                {DType::bf16, DType::f32},
+                                {DType::f16, DType::f16},
+                                {DType::f16, DType::f32},
+                                {DType::f64, DType::f64},
+                                {DType::bf16, DType::f16},
+                                {DType::f32, DType::bf16}}) {
+    for (const bool accumulate : {false, true}) {
+      for (const auto& [m, n, k] :
+           {std::array<std::int64_t, 3>{64, 96, 80}, {1, 7, 5}, {33, 1, 129}}) {
+        for (int form = 0; form < 4; ++form) {
+          SCOPED_TRACE(testing::Message() << name_of(in) << " to " << name_of(out) << ' ' << m
+                                          << ' ' << n << ' ' << k << " form " << form);
+          ProductShape s;
+          s.batch = form == 0 ? 3 : 1;
+          s.m = m;
+          s.n = n;
+          s.k = k;
+          s.a = form & 1 ? by_columns(in, m, k) : by_rows(in, m, k);
+          s.b = form & 2 ? by_columns(in, k, n) : by_rows(in, k, n);
+          s.c = form == 3 ? by_columns(out, m, n) : by_rows(out, m, n);
+          s.accumulate = accumulate;
+          check_product(s);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GpuProducts, TakeStridesThatMatrixUnitsDoNot) {
+  ProductShape s;
+  s.batch = 2;
+  s.m = 70;
+  s.n = 65;
+  s.k = 19;
+  s.a = {DType::bf16, 0, 40, 2, 2};        // one for all, every other element
+  s.b = {DType::bf16, 19 * 65, 65, 1, 2};  // rows that begin anywhere
+  s.c = {DType::f32, 70 * 130, 130, 2, 4};
+  check_product(s);
+  s.a = {DType::bf16, 3, 0, 1, 2};  // every row the same
+  check_product(s);
+}
+
+TEST_F(GpuProducts, SumsOfNothingAreZero) {
+  ProductShape s;
+  s.m = 5;
+  s.n = 6;
+  s.a = by_rows(DType::f32, 5, 1);
+  s.b = by_rows(DType::f32, 1, 6);
+  s.c = by_rows(DType::f32, 5, 6);
+  Mirror c = normal(DType::f32, 30, 1);
+  Product(s).run(nullptr, nullptr, c.device.data(), nullptr, nullptr);
+  synchronize(nullptr);
+  c.to_host();
+  for (std::int64_t i = 0; i < 30; ++i) EXPECT_EQ(c.get(i), 0.0);
+}
+
+void check_scatter(DType index_dtype, DType dtype, DType out_dtype, std::int64_t count,
+                   std::int64_t rows, std::int64_t width, int spread) {
+  SCOPED_TRACE(testing::Message() << name_of(dtype) << " to " << name_of(out_dtype) << ' ' << count
+                                  << " of " << rows << " x " << width << " spread " << spread);
+  std::mt19937_64 rng(static_cast<std::uint64_t>(count + rows));
+  Mirror index(index_dtype, count);
+  for (std::int64_t i = 0; i < count; ++i) {
+    // Some rows far more often than others, some indices outside.
+    const auto draw = static_cast<std::int64_t>(rng() % static_cast<std::uint64_t>(rows + 2)) - 1;
+    index.set(i, static_cast<double>(rng() % 4 < static_cast<unsigned>(spread) ? draw : rows / 2));
+  }
+  index.to_device();
+  Mirror updates = normal(dtype, count * width, 5);
+  if (is_index(dtype)) {
+    for (std::int64_t i = 0; i < updates.count(); ++i)
+      updates.set(i, static_cast<double>(rng() % 100));
+    updates.to_device();
+  }
+  Mirror out = normal(out_dtype, rows * width, 6), again = normal(out_dtype, rows * width, 6);
+  std::vector<double> expected, size;
+  for (std::int64_t i = 0; i < out.count(); ++i) expected.push_back(out.get(i));
+  for (const double x : expected) size.push_back(std::abs(x));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto row = static_cast<std::int64_t>(index.get(i));
+    if (row < 0 || row >= rows) continue;
+    for (std::int64_t k = 0; k < width; ++k) {
+      const double u = updates.get(i * width + k);
+      expected[static_cast<std::size_t>(row * width + k)] += u;
+      size[static_cast<std::size_t>(row * width + k)] += std::abs(u);
+    }
+  }
+  for (Mirror* to : {&out, &again}) {
+    ScatterCall c;
+    c.index = index.device.data();
+    c.updates = updates.device.data();
+    c.out = to->device.data();
+    c.index_dtype = index_dtype;
+    c.dtype = dtype;
+    c.out_dtype = out_dtype;
+    c.rows = rows;
+    c.count = count;
+    c.width = width;
+    const DeviceMemory workspace(scatter_workspace_bytes(c));
+    c.workspace = workspace.data();
+    scatter_add_rows(c);
+    synchronize(nullptr);
+    to->to_host();
+  }
+  EXPECT_EQ(out.host, again.host);
+  const double unit = out_dtype == DType::f64 ? 0x1p-53 : out_dtype == DType::f32 ? 0x1p-24 : 0.0;
+  // In runs of 128, then their sums.
+  const double depth = 130.0 + static_cast<double>(count) / 128.0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_LE(std::abs(out.get(static_cast<std::int64_t>(i)) - expected[i]),
+              depth * unit * size[i] + (unit == 0.0 ? 0.0 : 1e-300))
+        << "element " << i;
+  }
+}
+
+TEST_F(GpuIndex, ScatterAddSumsEveryUpdateInOrder) {
+  for (const int spread : {0, 1, 4}) {
+    check_scatter(DType::i64, DType::f32, DType::f32, 5000, 300, 33, spread);
+    check_scatter(DType::i32, DType::bf16, DType::f32, 4096, 70000, 8, spread);
+  }
+  check_scatter(DType::i64, DType::f32, DType::f32, 1, 1, 1, 4);
+  check_scatter(DType::i64, DType::f32, DType::f32, 128, 2, 130, 4);
+  check_scatter(DType::i64, DType::f64, DType::f64, 3000, 17, 5, 4);
+  check_scatter(DType::i64, DType::f16, DType::f32, 300, 17, 5, 4);
+  check_scatter(DType::i64, DType::i64, DType::i64, 3000, 17, 5, 4);
+  check_scatter(DType::i32, DType::i32, DType::i32, 3000, 17, 5, 4);
+}
+
+TEST_F(GpuIndex, TakeGivesRowsOrZero) {
+  for (const std::int64_t width : {1, 3, 8, 100}) {
+    for (const DType dtype : {DType::i8, DType::bf16, DType::f32, DType::f64}) {
+      const std::int64_t rows = 11, count = 70;
+      const Mirror table = normal(dtype, rows * width, 1);
+      Mirror index(DType::i64, count), out(dtype, count * width);
+      for (std::int64_t i = 0; i < count; ++i) index.set(i, static_cast<double>(i % 13 - 1));
+      index.to_device();
+      TakeCall c;
+      c.table = table.device.data();
+      c.index = index.device.data();
+      c.out = out.device.data();
+      c.rows = rows;
+      c.count = count;
+      c.row_bytes = width * static_cast<std::int64_t>(size_of(dtype));
+      take_rows(c);
+      synchronize(nullptr);
+      out.to_host();
+      for (std::int64_t i = 0; i < count * width; ++i) {
+        const auto row = static_cast<std::int64_t>(index.get(i / width));
+        const double expected = row >= 0 && row < rows ? table.get(row * width + i % width) : 0.0;
+        ASSERT_EQ(out.get(i), expected) << name_of(dtype) << " width " << width << " at " << i;
+      }
+    }
+  }
+}
+
+TEST_F(GpuIndex, PickFollowsStrides) {
+  // x [4, 9, 5], axis 1, read transposed; out [5, 4].
+  const Mirror x = normal(DType::f32, 4 * 9 * 5, 1);
+  Mirror index(DType::i32, 20), out(DType::f32, 20);
+  for (std::int64_t i = 0; i < 20; ++i) index.set(i, static_cast<double>(i % 11 - 1));
+  index.to_device();
+  PickCall c;
+  c.space.rank = 2;
+  c.space.sizes[0] = 5;
+  c.space.sizes[1] = 4;
+  c.x = x.device.data();
+  c.index = index.device.data();
+  c.out = out.device.data();
+  c.x_strides.of[0] = 1;
+  c.x_strides.of[1] = 45;
+  c.index_strides.of[0] = 4;
+  c.index_strides.of[1] = 1;
+  c.out_strides.of[0] = 1;
+  c.out_strides.of[1] = 5;
+  c.size = 9;
+  c.step = 5;
+  c.index_dtype = DType::i32;
+  c.element_bytes = 4;
+  pick_elements(c);
+  synchronize(nullptr);
+  out.to_host();
+  for (std::int64_t i = 0; i < 5; ++i) {
+    for (std::int64_t j = 0; j < 4; ++j) {
+      const auto k = static_cast<std::int64_t>(index.get(i * 4 + j));
+      EXPECT_EQ(out.get(i + j * 5), k >= 0 && k < 9 ? x.get(j * 45 + k * 5 + i) : 0.0);
+    }
+  }
+}
+
+TEST_F(GpuIndex, ArgMaxIsTheFirstAndNanIsGreatest) {
+  const std::int64_t rows = 5, size = 1000;
+  Mirror x = normal(DType::f32, rows * size, 1);
+  x.set(0 * size + 17, 9.0);
+  x.set(0 * size + 900, 9.0);
+  x.set(1 * size + 800, std::nan(""));
+  x.set(1 * size + 999, std::nan(""));
+  for (std::int64_t k = 0; k < size; ++k) {
+    x.set(2 * size + k, -std::numeric_limits<double>::infinity());
+    x.set(3 * size + k, 1.0);
+  }
+  x.set(4 * size + 999, 50.0);
+  x.to_device();
+  Mirror out(DType::i64, rows);
+  ArgMaxCall c;
+  c.space.rank = 1;
+  c.space.sizes[0] = rows;
+  c.x = x.device.data();
+  c.out = static_cast<std::int64_t*>(out.device.data());
+  c.x_strides.of[0] = size;
+  c.out_strides.of[0] = 1;
+  c.size = size;
+  c.step = 1;
+  find_largest(c);
+  synchronize(nullptr);
+  out.to_host();
+  const double expected[] = {17, 800, 0, 0, 999};
+  for (std::int64_t r = 0; r < rows; ++r) EXPECT_EQ(out.get(r), expected[r]);
+}
+
+TEST_F(GpuIndex, FillWritesItsElementsAlone) {
+  Mirror out(DType::bf16, 60);
+  out.to_device();
+  FillCall c;
+  c.space.rank = 2;
+  c.space.sizes[0] = 3;
+  c.space.sizes[1] = 4;
+  c.out = out.device.data();
+  c.out_strides.of[0] = 20;
+  c.out_strides.of[1] = 2;
+  c.dtype = DType::bf16;
+  c.number = 1.5;
+  fill_elements(c);
+  synchronize(nullptr);
+  out.to_host();
+  for (std::int64_t i = 0; i < 60; ++i)
+    EXPECT_EQ(out.get(i), i % 20 < 8 && i % 2 == 0 ? 1.5 : 0.0) << i;
+}
+
+TEST_F(GpuIndex, TargetsOfHeadsAsTheEngineTakesThem) {
+  Mirror targets(DType::i32, 12), words(DType::i64, 6), deltas(DType::f32, 6);
+  const double given[] = {3, -100, 9, 10, -1, 0};
+  for (std::int64_t i = 0; i < 6; ++i) targets.set(2 * i, given[i]);
+  targets.to_device();
+  const Mirror d_logit = normal(DType::f32, 6, 1);
+  Mirror logit = normal(DType::f32, 6, 2);
+  const Mirror before = normal(DType::f32, 6, 2);
+  HeadTargetsCall c;
+  c.targets = targets.device.data();
+  c.step = 2;
+  c.dtype = DType::i32;
+  c.tokens = 6;
+  c.vocab = 10;
+  c.has_ignored = true;
+  c.ignored = -100;
+  c.d_logit = static_cast<const float*>(d_logit.device.data());
+  c.words = static_cast<std::int64_t*>(words.device.data());
+  c.deltas = static_cast<float*>(deltas.device.data());
+  head_targets(c);
+  clear_missing_logits(c, static_cast<float*>(logit.device.data()));
+  synchronize(nullptr);
+  words.to_host();
+  deltas.to_host();
+  logit.to_host();
+  const double expected[] = {3, -1, 9, 0, 0, 0};
+  for (std::int64_t i = 0; i < 6; ++i) {
+    const bool hits = given[i] >= 0 && given[i] < 10;
+    EXPECT_EQ(words.get(i), expected[i]);
+    EXPECT_EQ(deltas.get(i), hits ? d_logit.get(i) : 0.0);
+    EXPECT_EQ(logit.get(i), hits ? before.get(i) : 0.0);
+  }
+}
+
+}  // namespace
+}  // namespace logitless::cuda
