@@ -71,9 +71,10 @@ LAYERS = (
     ("src/compiler/passes/", ANALYSIS),
     ("src/compiler/plan/", (TARGET, *ANALYSIS)),
     (TARGET, ("src/compiler/plan/program.h", *CORE)),
-    ("src/compiler/target/", ("src/head/plan/choose.h", *BELOW_HEAD, "src/compiler/plan/program.h")),
+    ("src/compiler/target/", ("src/head/plan/choose.h", "src/compiler/exec/cuda/codegen.h", *BELOW_HEAD, "src/compiler/plan/program.h")),
     ("src/compiler/exec/backend.h", ("src/compiler/plan/program.h", *CORE)),
-    ("src/compiler/exec/*/", ("src/compiler/exec/backend.h", "src/compiler/target/*.h", "src/head/", *BELOW_HEAD,
+    ("src/compiler/exec/frame.*", ("src/compiler/exec/frame.h", "src/compiler/plan/program.h", *CORE)),
+    ("src/compiler/exec/*/", ("src/compiler/exec/*.h", "src/compiler/target/*.h", "src/head/", *BELOW_HEAD,
                               *COMPILER_PLAN)),
     ("src/compiler/", ("src/compiler/*.h", "src/kernels/forced_kernel.h", "src/compiler/passes/",
                        "src/compiler/target/*.h", "src/compiler/exec/backend.h", "src/compiler/exec/*/backend.h",
@@ -95,7 +96,7 @@ CODE = {".h", ".c", ".cpp", ".cu", ".cuh"}
 HEADERS = {".h", ".cuh"}
 TEXT = CODE | {".py", ".sh", ".cmake"}
 
-CUDA_FOLDERS = ("src/kernels/cuda/", "src/compiler/exec/cuda")
+CUDA_FOLDERS = ("src/kernels/cuda/",)
 CUDA_HEADER = re.compile(r"(cuda|cublas|curand|cudnn|cufft|cusparse|nccl|nvrtc|nvtx)\w*\.h(pp)?$|cuda_\w+|"
                          r"(cute|cutlass|cub|thrust|cuda|cooperative_groups|nvtx3)/|(cooperative_groups|mma)\.h$")
 CUDA_QUESTION = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif|elifdef|elifndef)\b.*CUDA")

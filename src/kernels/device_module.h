@@ -1,6 +1,6 @@
 // Kernels that are generated when a program is prepared: compiled by NVRTC, which is found at run
 // time, kept in a cache on disk, loaded into the current device, launched. No CUDA headers here: a
-// build without CUDA answers every call with the reason.
+// build without CUDA compiles text as any other, and answers the rest with the reason.
 #pragma once
 
 #include <array>

@@ -1,44 +1,15 @@
-// Libraries that are found at run time.
+// Libraries that are found at run time, and their handles.
 #pragma once
 
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 
 #include <array>
-#include <cstring>
-#include <initializer_list>
 #include <string>
 
 #include "core/check.h"
+#include "kernels/cuda/found_library.h"
 
 namespace logitless::cuda {
-
-class DynamicLibrary {
- public:
-  // The first of `names` that the loader finds.
-  DynamicLibrary(const char* title, std::initializer_list<const char*> names) : title_(title) {
-    for (const char* name : names) {
-      library_ = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-      if (library_ != nullptr) return;
-      missing_ += concat(missing_.empty() ? "" : " or ", name);
-    }
-    missing_ = concat(title, " (", missing_, ") is not found by the loader");
-  }
-  template <typename F>
-  void find(const char* name, F& function) {
-    if (library_ == nullptr) return;
-    void* const found = dlsym(library_, name);
-    if (found == nullptr && missing_.empty()) missing_ = concat(title_, " has no ", name);
-    std::memcpy(&function, &found, sizeof(found));
-  }
-  // Empty, or what there is not.
-  const std::string& missing() const { return missing_; }
-
- private:
-  const char* title_;
-  void* library_ = nullptr;  // never closed: its threads may outlive main
-  std::string missing_;
-};
 
 // A handle for each device, of a thread; never destroyed, since at exit the driver may be gone
 // before.

@@ -1,0 +1,137 @@
+#include "compiler/exec/cuda/codegen.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <numeric>
+
+#include "compiler/exec/cuda/kernels.h"
+#include "compiler/exec/cuda/loop_text.h"
+#include "compiler/exec/cuda/prelude.h"
+
+namespace logitless::ir {
+namespace {
+
+// Without the reduced dimensions: what a reduction of one element, or of none, is.
+Pointwise without_reduced(Pointwise loop) {
+  const std::size_t rank = loop.shape.size(), reduced = static_cast<std::size_t>(loop.reduced);
+  const std::size_t begin = loop.columns ? 0 : rank - reduced;
+  const auto erase = [&](std::vector<std::int64_t>& list) {
+    const auto at = list.begin() + static_cast<std::ptrdiff_t>(begin);
+    list.erase(at, at + static_cast<std::ptrdiff_t>(reduced));
+  };
+  for (Pointwise::Leaf& leaf : loop.leaves) {
+    if (leaf.kind == Pointwise::Leaf::Kind::memory) {
+      erase(leaf.view.strides);
+    } else if (leaf.kind == Pointwise::Leaf::Kind::iota) {
+      const auto dim = static_cast<std::size_t>(leaf.dim);
+      if (dim >= begin + reduced) {
+        leaf.dim -= loop.reduced;
+      } else if (dim >= begin) {
+        leaf = {};
+        leaf.kind = Pointwise::Leaf::Kind::constant;
+      }
+    }
+  }
+  erase(loop.store.view.strides);
+  erase(loop.shape);
+  loop.reduction = false;
+  loop.reduced = 0;
+  return loop;
+}
+
+Pointwise of_nothing(const Pointwise& loop) {
+  Pointwise out = without_reduced(loop);
+  Pointwise::Leaf leaf;
+  leaf.kind = Pointwise::Leaf::Kind::constant;
+  leaf.number = loop.reduce == Reduce::sum ? 0.0 : -std::numeric_limits<double>::infinity();
+  out.leaves = {leaf};
+  out.steps.clear();
+  out.store.source = 0;
+  return out;
+}
+
+// The loop as the kernels take it: a reduction has something to reduce, and columns have both.
+Pointwise simplified(const Pointwise& loop) {
+  if (!loop.reduction) return loop;
+  Pointwise out = loop;
+  if (out.reduced == static_cast<int>(out.shape.size())) out.columns = false;
+  const std::size_t rank = out.shape.size(), reduced = static_cast<std::size_t>(out.reduced);
+  const std::int64_t count =
+      out.columns ? count_of(out.shape, 0, reduced) : count_of(out.shape, rank - reduced, rank);
+  if (count == 0) return of_nothing(out);
+  if (count == 1) return without_reduced(std::move(out));
+  return out;
+}
+
+bool is_empty(const Pointwise& loop) { return count_of(loop.shape, 0, loop.shape.size()) == 0; }
+
+}  // namespace
+
+KernelArgument stored_argument(const Pointwise& loop) {
+  const View& view = loop.store.view;
+  return {KernelArgument::Kind::address, view.buffer,
+          view.offset * static_cast<std::int64_t>(size_of(view.dtype))};
+}
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string out;
+  for (const std::int64_t n : shape) out += concat(out.empty() ? "" : ", ", n);
+  return concat("[", out, "]");
+}
+
+std::vector<GeneratedKernel> generate(const Pointwise& given,
+                                      std::span<const std::int64_t> alignments) {
+  const Pointwise loop = simplified(given);
+  if (is_empty(loop)) return {};
+  if (!loop.reduction) return {map_kernel(loop, alignments)};
+  return loop.columns ? column_kernels(loop, alignments) : row_kernels(loop, alignments);
+}
+
+std::int64_t pointwise_scratch_bytes(const Pointwise& given) {
+  const Pointwise loop = simplified(given);
+  if (!loop.reduction || is_empty(loop)) return 0;
+  const Parts parts = loop.columns ? column_parts(loop) : row_parts(loop);
+  if (parts.count == 1) return 0;
+  const std::size_t rank = loop.shape.size(), reduced = static_cast<std::size_t>(loop.reduced);
+  const std::int64_t kept =
+      loop.columns ? count_of(loop.shape, reduced, rank) : count_of(loop.shape, 0, rank - reduced);
+  return parts.count * kept * state_bytes(loop);
+}
+
+std::string module_source(std::span<const GeneratedKernel> kernels) {
+  std::map<std::string, const GeneratedKernel*> distinct;
+  std::string out = concat(prelude_machine(), prelude());
+  for (const GeneratedKernel& kernel : kernels) {
+    const auto [at, added] = distinct.emplace(kernel.entry, &kernel);
+    check(at->second->source == kernel.source, "two kernels are called ", kernel.entry);
+    if (added) out += concat("\n", kernel.source);
+  }
+  return out;
+}
+
+std::vector<std::int64_t> buffer_alignments(const Program& program) {
+  constexpr std::int64_t kExternal = 16;
+  std::vector<std::int64_t> out;
+  for (const Buffer& buffer : program.buffers)
+    out.push_back(buffer.place == Place::external ? kExternal : program.alignment);
+  return out;
+}
+
+std::vector<std::int64_t> buffer_alignments(const LoopRun& loop, const Program& body,
+                                            std::span<const std::int64_t> outer) {
+  const auto outside = [&](int buffer) { return outer[static_cast<std::size_t>(buffer)]; };
+  std::vector<std::int64_t> out;
+  for (const Buffer& buffer : body.buffers) {
+    if (buffer.place != Place::external) {
+      out.push_back(loop.arena < 0 ? body.alignment
+                                   : std::gcd(body.alignment, outside(loop.arena)));
+      continue;
+    }
+    const LoopRun::Slice& slice = loop.slices[static_cast<std::size_t>(buffer.slot)];
+    out.push_back(std::gcd(std::gcd(outside(slice.outer), slice.offset), slice.step * loop.chunk));
+  }
+  return out;
+}
+
+}  // namespace logitless::ir

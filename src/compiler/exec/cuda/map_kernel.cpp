@@ -1,0 +1,105 @@
+// Elementwise loops: an item of neighbouring elements at a time, one or a few items a thread, all
+// loads before the first store.
+#include <algorithm>
+
+#include "compiler/exec/cuda/kernels.h"
+#include "compiler/exec/cuda/loop_text.h"
+
+namespace logitless::ir {
+namespace {
+
+constexpr unsigned kBlock = 256;
+
+// Items of a thread: enough loads in flight where there are threads enough.
+int items_of_thread(const Pointwise& loop, int width, std::int64_t items) {
+  constexpr std::int64_t kInFlight = 64;        // bytes of a thread
+  constexpr std::int64_t kManyItems = 1 << 20;  // threads of more than one wave of any GPU
+  std::int64_t bytes = 0;
+  for (const Pointwise::Leaf& leaf : loop.leaves) {
+    if (leaf.kind == Pointwise::Leaf::Kind::memory && !leaf.view.strides.empty() &&
+        leaf.view.strides.back() != 0)
+      bytes += width * static_cast<std::int64_t>(size_of(leaf.view.dtype));
+  }
+  int count = 1;
+  while (count < 4 && 2 * count * std::max<std::int64_t>(bytes, 1) <= kInFlight &&
+         items / (2 * count) >= kManyItems)
+    count *= 2;
+  return count;
+}
+
+}  // namespace
+
+GeneratedKernel map_kernel(const Pointwise& loop, std::span<const std::int64_t> alignments) {
+  const std::size_t rank = loop.shape.size();
+  const Vectors vectors = choose_vectors(loop, alignments, true);
+  const LoopText text(loop, vectors);
+  const std::int64_t items = count_of(loop.shape, 0, rank) / vectors.width;
+  const int copies = items_of_thread(loop, vectors.width, items);
+  const std::int64_t per_block = kBlock * copies;
+  const std::string copy = copies > 1 ? "[u]" : "";
+  const bool guarded = items % per_block != 0;
+
+  Lines lines;
+  // The item's first element and its coordinates.
+  const auto locate = [&] {
+    if (guarded && copies > 1) lines.add("if (item >= ", text.number(items), ") break;");
+    const std::string element =
+        vectors.width > 1 ? concat("item * ", text.number(vectors.width)) : "item";
+    lines.add("const ", text.index(), " at = ", element, ";");
+    if (!vectors.flat) text.coordinates(lines, 0, rank, "at");
+  };
+  const auto for_each_item = [&] {
+    if (copies == 1) return;
+    lines.add("#pragma unroll");
+    lines.add("for (int u = 0; u < ", copies, "; ++u) {");
+    lines.add("const ", text.index(), " item = first_item + u * ", text.number(kBlock), ";");
+    locate();
+  };
+  text.declare_loads(lines, copies);
+  lines.add("const ", text.index(), copies > 1 ? " first_item" : " item", " = (", text.index(),
+            ")blockIdx.x * ", text.number(per_block), " + threadIdx.x;");
+  if (copies == 1) {
+    if (guarded) lines.add("if (item >= ", text.number(items), ") return;");
+    locate();
+  }
+  for_each_item();
+  text.loads(lines, copy, "at");
+  if (copies > 1) lines.add("}");
+  for_each_item();
+  if (vectors.width == 1) {
+    const std::string value = text.steps(lines, copy);
+    const std::string sum = loop.store.accumulate
+                                ? concat("(", text.real(), ")number(old", copy, "[0]) + ", value)
+                                : value;
+    lines.add("to[", text.stored_offset(0, rank), "] = ", text.converted(sum), ";");
+  } else {
+    lines.add(text.stored_type(), " y[", vectors.width, "];");
+    lines.add("#pragma unroll");
+    lines.add("for (int j = 0; j < ", vectors.width, "; ++j) {");
+    const std::string value = text.steps(lines, copy, "at");
+    const std::string sum = loop.store.accumulate
+                                ? concat("(", text.real(), ")number(old", copy, "[j]) + ", value)
+                                : value;
+    lines.add("y[j] = ", text.converted(sum), ";");
+    lines.add("}");
+    const std::string at = vectors.flat ? "at" : text.stored_offset(0, rank);
+    if (text.stores_vectors()) {
+      lines.add("store(to + (", at, "), y);");
+    } else {
+      lines.add("#pragma unroll");
+      lines.add("for (int j = 0; j < ", vectors.width, "; ++j) to[", at, " + j * ",
+                text.number(loop.store.view.strides.back()), "] = y[j];");
+    }
+  }
+  if (copies > 1) lines.add("}");
+
+  GeneratedKernel kernel =
+      make_kernel("map", concat("each of ", shape_text(loop.shape)),
+                  concat(text.parameters(), text.stored_type(), "* to"), lines, kBlock);
+  kernel.arguments = text.arguments();
+  kernel.arguments.push_back(stored_argument(loop));
+  kernel.shape.grid[0] = static_cast<unsigned>(ceil_div(items, per_block));
+  return kernel;
+}
+
+}  // namespace logitless::ir

@@ -1,0 +1,191 @@
+#include "compiler/exec/cuda/prelude.h"
+
+namespace logitless::ir {
+namespace {
+
+constexpr std::string_view kMachine = R"cuda(
+struct bf16 { unsigned short bits; };
+struct f16 { unsigned short bits; };
+
+__device__ inline float number(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
+__device__ inline float number(f16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+__device__ inline bf16 to_bf16(float x) {
+  bf16 y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+__device__ inline f16 to_f16(float x) {
+  f16 y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+
+__device__ inline float infinity() { return __uint_as_float(0x7f800000u); }
+
+// The number of the lane that differs in the bits of `mask`.
+template <class R>
+__device__ inline R other_lane(R x, int mask) {
+  return __shfl_xor_sync(0xffffffffu, x, mask);
+}
+)cuda";
+
+constexpr std::string_view kPrelude = R"cuda(
+__device__ inline float number(float x) { return x; }
+__device__ inline double number(double x) { return x; }
+__device__ inline int number(int x) { return x; }
+__device__ inline int number(signed char x) { return x; }
+__device__ inline long long number(long long x) { return x; }
+
+__device__ inline float round_bf16(float x) { return number(to_bf16(x)); }
+__device__ inline float round_f16(float x) { return number(to_f16(x)); }
+
+// N elements as one access of memory.
+template <int N, class T>
+struct alignas(N * sizeof(T)) Pack {
+  T at[N];
+};
+template <int N, class T>
+__device__ inline void load(T (&to)[N], const T* from) {
+  const Pack<N, T> pack = *(const Pack<N, T>*)from;
+#pragma unroll
+  for (int j = 0; j < N; ++j) to[j] = pack.at[j];
+}
+template <int N, class T>
+__device__ inline void store(T* to, const T (&from)[N]) {
+  Pack<N, T> pack;
+#pragma unroll
+  for (int j = 0; j < N; ++j) pack.at[j] = from[j];
+  *(Pack<N, T>*)to = pack;
+}
+
+// A NaN in gives a NaN out.
+template <class R>
+__device__ inline R maximum(R a, R b) {
+  return a > b || a != a ? a : b;
+}
+template <class R>
+__device__ inline R minimum(R a, R b) {
+  return a < b || a != a ? a : b;
+}
+template <class R>
+__device__ inline R sign_of(R a) {
+  return a > R(0) ? R(1) : a < R(0) ? R(-1) : a;
+}
+
+__device__ inline float exponential(float x) { return expf(x); }
+__device__ inline double exponential(double x) { return exp(x); }
+__device__ inline float logarithm(float x) { return logf(x); }
+__device__ inline double logarithm(double x) { return log(x); }
+__device__ inline float inverse_root(float x) { return rsqrtf(x); }
+__device__ inline double inverse_root(double x) { return 1.0 / sqrt(x); }
+
+// The exponential never overflows.
+template <class R>
+__device__ inline R sigmoid(R x) {
+  const R e = exponential(x < R(0) ? x : -x);
+  return (x < R(0) ? e : R(1)) / (R(1) + e);
+}
+
+// Of N numbers in pairs: a fixed tree.
+template <int N, class R>
+__device__ inline R tree_sum(const R (&x)[N]) {
+  R sum[N];
+#pragma unroll
+  for (int j = 0; j < N; ++j) sum[j] = x[j];
+#pragma unroll
+  for (int half = N / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int j = 0; j < half; ++j) sum[j] += sum[j + half];
+  }
+  return sum[0];
+}
+template <int N, class R>
+__device__ inline R tree_maximum(const R (&x)[N]) {
+  R top = x[0];
+#pragma unroll
+  for (int j = 1; j < N; ++j) top = maximum(top, x[j]);
+  return top;
+}
+
+// What a part of a reduction came to. No constructors: they lie in shared memory.
+template <class R>
+struct Sum {
+  R sum;
+  __device__ void clear() { sum = R(0); }
+  template <int N>
+  __device__ void add(const R (&x)[N]) { sum += tree_sum(x); }
+  __device__ void merge(Sum other) { sum += other.sum; }
+  __device__ void across(int mask) { merge(Sum{other_lane(sum, mask)}); }
+  __device__ R value() const { return sum; }
+};
+template <class R>
+struct Max {
+  R top;
+  __device__ void clear() { top = -R(infinity()); }
+  template <int N>
+  __device__ void add(const R (&x)[N]) { top = maximum(top, tree_maximum(x)); }
+  __device__ void merge(Max other) { top = maximum(top, other.top); }
+  __device__ void across(int mask) { merge(Max{other_lane(top, mask)}); }
+  __device__ R value() const { return top; }
+};
+// log(sum of exponentials) = top + log(sum), where infinities are left out of the sum.
+template <class R>
+struct LogSum {
+  R top, sum;
+  __device__ void clear() {
+    top = -R(infinity());
+    sum = R(0);
+  }
+  // What is subtracted in exponents: an infinite maximum is no use there.
+  __device__ static R shift(R top) {
+    return top == R(infinity()) || top == -R(infinity()) ? R(0) : top;
+  }
+  template <int N>
+  __device__ void add(const R (&x)[N]) {
+    const R higher = maximum(top, tree_maximum(x)), base = shift(higher);
+    R e[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) e[j] = exponential(x[j] - base);
+    sum = sum * exponential(top - base) + tree_sum(e);
+    top = higher;
+  }
+  __device__ void merge(LogSum other) {
+    const R higher = maximum(top, other.top), base = shift(higher);
+    sum = sum * exponential(top - base) + other.sum * exponential(other.top - base);
+    top = higher;
+  }
+  __device__ void across(int mask) {
+    merge(LogSum{other_lane(top, mask), other_lane(sum, mask)});
+  }
+  __device__ R value() const {
+    return shift(top) == R(0) && top != R(0) ? top : top + logarithm(sum);
+  }
+};
+
+// Of `lanes` neighbours, a power of two up to 32; all of them know it then.
+template <class State>
+__device__ inline void across_lanes(State& state, int lanes) {
+  for (int mask = lanes / 2; mask > 0; mask /= 2) state.across(mask);
+}
+// Of a block of `warps` warps, in the order of the warps; thread 0 knows it then.
+template <class State>
+__device__ inline void across_block(State& state, State* shared, int warps) {
+  across_lanes(state, 32);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = state;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int w = 1; w < warps; ++w) state.merge(shared[w]);
+  }
+}
+)cuda";
+
+}  // namespace
+
+std::string_view prelude() { return kPrelude; }
+std::string_view prelude_machine() { return kMachine; }
+
+}  // namespace logitless::ir

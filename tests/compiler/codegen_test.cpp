@@ -1,0 +1,86 @@
+// What is generated for loops on a GPU: the text itself, and what it computes when the host's
+// compiler reads it.
+#include "compiler/exec/cuda/codegen.h"
+
+#include <gtest/gtest.h>
+#include <logitless/compiler.h>
+
+#include <cstring>
+
+#include "compiler/host_kernels.h"
+#include "compiler/ir/text.h"
+#include "compiler/loops.h"
+#include "compiler/plan/lower.h"
+#include "compiler/programs.h"
+#include "compiler/target/cpu.h"
+
+namespace logitless::test {
+namespace {
+
+// Kernels on a copy of the arena that is aligned as memory of a device is.
+KernelRunner on(const HostKernels& host) {
+  return [&host](const LoopCase& c, std::span<const ir::GeneratedKernel> kernels,
+                 std::int64_t scratch_bytes, std::vector<std::byte>& arena) {
+    const auto block = [](std::size_t bytes) {
+      return std::unique_ptr<std::byte, decltype(&std::free)>(
+          static_cast<std::byte*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256)), &std::free);
+    };
+    const auto memory = block(arena.size());
+    std::memcpy(memory.get(), arena.data(), arena.size());
+    const auto scratch = block(static_cast<std::size_t>(scratch_bytes) + 1);
+    std::memset(scratch.get(), 0xff, static_cast<std::size_t>(scratch_bytes));
+    for (const ir::GeneratedKernel& kernel : kernels) {
+      std::vector<void*> values;
+      std::int64_t first = c.first;
+      values.reserve(kernel.arguments.size());
+      std::vector<void*> arguments;
+      for (const ir::KernelArgument& a : kernel.arguments) {
+        if (a.kind == ir::KernelArgument::Kind::first) {
+          arguments.push_back(&first);
+          continue;
+        }
+        values.push_back(a.kind == ir::KernelArgument::Kind::scratch
+                             ? scratch.get()
+                             : memory.get() +
+                                   c.program.buffers[static_cast<std::size_t>(a.buffer)].offset +
+                                   a.offset);
+        arguments.push_back(&values.back());
+      }
+      host.run(kernel, arguments);
+    }
+    std::memcpy(arena.data(), memory.get(), arena.size());
+  };
+}
+
+void check_on_host(std::span<const LoopCase> cases) {
+  std::vector<ir::GeneratedKernel> kernels;
+  for (const LoopCase& c : cases) {
+    for (ir::GeneratedKernel& kernel : ir::generate(c.loop, c.alignments))
+      kernels.push_back(std::move(kernel));
+  }
+  const HostKernels host(kernels);
+  const KernelRunner run = on(host);
+  std::uint64_t seed = 1;
+  for (const LoopCase& c : cases) check_case(c, seed++, run);
+}
+
+TEST(Codegen, LoopsOfAllProgramsOnTheHost) {
+  if (!has_host_compiler()) GTEST_SKIP() << "no C++ compiler here";
+  std::vector<LoopCase> cases;
+  for (const NamedProgram& p : programs()) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      CompileOptions options;
+      options.sizes = p.sizes;
+      options.threads = 1;
+      options.memory_budget = 1;
+      const CompiledProgram compiled = compile(p.make(dtype), options);
+      const ir::Program program = ir::lower(ir::parse(compiled.text()).graph, ir::CpuTarget(1));
+      for (LoopCase& c : cases_of(p.name + "/" + std::string(name_of(dtype)), program))
+        cases.push_back(std::move(c));
+    }
+  }
+  check_on_host(cases);
+}
+
+}  // namespace
+}  // namespace logitless::test

@@ -1,0 +1,184 @@
+#include "compiler/host_kernels.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
+
+#include "compiler/exec/cuda/prelude.h"
+#include "core/check.h"
+
+namespace logitless::test {
+namespace {
+
+// In the place of CUDA's words, and of the part of the prelude that is the machine's.
+constexpr const char* kHost = R"host(
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#include <vector>
+#include <ucontext.h>
+
+#define __device__
+#define __global__
+#define __launch_bounds__(n)
+#define __shared__ static
+
+struct Index3 { unsigned x, y, z; };
+static Index3 blockIdx, threadIdx;
+
+// The threads of a block.
+constexpr std::size_t kStack = 1 << 17;
+static ucontext_t scheduler;
+static std::vector<ucontext_t> threads;
+static std::vector<char> stacks;
+static std::vector<char> ended;
+static std::vector<double> slots;
+static void (*running)(void**);
+static void** given;
+
+static void yield() { swapcontext(&threads[threadIdx.x], &scheduler); }
+static void thread_main() {
+  running(given);
+  ended[threadIdx.x] = 1;
+}
+static void __syncthreads() { yield(); }
+template <class R>
+static R other_lane(R x, int mask) {
+  const unsigned own = threadIdx.x;
+  slots[own] = x;
+  yield();
+  const R other = (R)slots[own ^ (unsigned)mask];
+  yield();
+  return other;
+}
+
+extern "C" void run_blocks(void (*kernel)(void**), void** arguments, unsigned grid, unsigned block,
+                           int waits) {
+  running = kernel;
+  given = arguments;
+  threads.resize(block);
+  stacks.resize(waits ? block * kStack : 0);
+  slots.resize(block);
+  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
+    if (!waits) {
+      for (threadIdx.x = 0; threadIdx.x < block; ++threadIdx.x) kernel(arguments);
+      continue;
+    }
+    ended.assign(block, 0);
+    for (unsigned t = 0; t < block; ++t) {
+      getcontext(&threads[t]);
+      threads[t].uc_stack.ss_sp = stacks.data() + t * kStack;
+      threads[t].uc_stack.ss_size = kStack;
+      threads[t].uc_link = &scheduler;
+      makecontext(&threads[t], thread_main, 0);
+    }
+    for (bool going = true; going;) {
+      going = false;
+      for (unsigned t = 0; t < block; ++t) {
+        if (ended[t]) continue;
+        threadIdx.x = t;
+        swapcontext(&scheduler, &threads[t]);
+        going = going || !ended[t];
+      }
+    }
+  }
+}
+
+template <class... A, std::size_t... I>
+static void apply(void (*kernel)(A...), void** a, std::index_sequence<I...>) {
+  kernel(*(A*)a[I]...);
+}
+template <class... A>
+static void apply(void (*kernel)(A...), void** a) {
+  apply(kernel, a, std::index_sequence_for<A...>());
+}
+
+static float rsqrtf(float x) { return (float)(1.0 / std::sqrt((double)x)); }
+static float infinity() { return __builtin_inff(); }
+
+struct bf16 { unsigned short bits; };
+struct f16 { unsigned short bits; };
+static float as_float(std::uint32_t bits) { float x; std::memcpy(&x, &bits, 4); return x; }
+static std::uint32_t as_bits(float x) { std::uint32_t bits; std::memcpy(&bits, &x, 4); return bits; }
+static float number(bf16 x) { return as_float((std::uint32_t)x.bits << 16); }
+static bf16 to_bf16(float x) {
+  const std::uint32_t bits = as_bits(x);
+  if (x != x) return {0x7fff};
+  return {(unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+}
+static float number(f16 x) { _Float16 y; std::memcpy(&y, &x, 2); return (float)y; }
+static f16 to_f16(float x) { const _Float16 y = (_Float16)x; f16 z; std::memcpy(&z, &y, 2); return z; }
+)host";
+
+std::string compiler() {
+  const char* const given = std::getenv("CXX");
+  return given != nullptr ? given : LOGITLESS_CXX;
+}
+
+std::string read(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// A folder that vanishes.
+struct Folder {
+  std::filesystem::path path;
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "kernels-XXXXXX").string();
+    check(mkdtemp(name.data()) != nullptr, "no temporary folder");
+    path = name;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+};
+
+}  // namespace
+
+bool has_host_compiler() {
+  return std::system((compiler() + " --version > /dev/null 2>&1").c_str()) == 0;
+}
+
+HostKernels::HostKernels(std::span<const ir::GeneratedKernel> kernels) {
+  const Folder folder;
+  const std::filesystem::path source = folder.path / "kernels.cpp",
+                              library = folder.path / "kernels.so", log = folder.path / "log";
+  {
+    std::ofstream file(source);
+    file << kHost << ir::prelude();
+    std::set<std::string> written;
+    for (const ir::GeneratedKernel& kernel : kernels) {
+      if (!written.insert(kernel.entry).second) continue;
+      file << "\n"
+           << kernel.source << "extern \"C\" void call_" << kernel.entry << "(void** a) { apply(&"
+           << kernel.entry << ", a); }\n";
+    }
+  }
+  const std::string command =
+      concat(compiler(), " -std=c++17 -O1 -w -ffp-contract=off -fno-strict-aliasing -shared -fPIC ",
+             source.string(), " -o ", library.string(), " > ", log.string(), " 2>&1");
+  check(std::system(command.c_str()) == 0, "the host's compiler says:\n", read(log));
+  void* const loaded = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  check(loaded != nullptr, dlerror());
+  library_ = std::shared_ptr<void>(loaded, dlclose);
+}
+
+void HostKernels::run(const ir::GeneratedKernel& kernel, std::span<void* const> arguments) const {
+  using Call = void (*)(void**);
+  const auto call = reinterpret_cast<Call>(dlsym(library_.get(), ("call_" + kernel.entry).c_str()));
+  const auto run_blocks = reinterpret_cast<void (*)(Call, void**, unsigned, unsigned, int)>(
+      dlsym(library_.get(), "run_blocks"));
+  check(call != nullptr && run_blocks != nullptr, "no kernel ", kernel.entry);
+  const bool waits = kernel.source.find("across_") != std::string::npos ||
+                     kernel.source.find("__syncthreads") != std::string::npos;
+  run_blocks(call, const_cast<void**>(arguments.data()), kernel.shape.grid[0], kernel.shape.block,
+             waits);
+}
+
+}  // namespace logitless::test
