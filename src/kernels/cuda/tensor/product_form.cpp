@@ -52,8 +52,10 @@ bool suits_lt(const ProductShape& s) {
     return m.alignment % static_cast<std::int64_t>(size_of(m.dtype)) == 0;
   };
   const auto apart = s.batch == 1 || s.c.batch_stride != 0;
-  return types && apart && aligned(s.a) && aligned(s.b) && aligned(s.c) && s.k > 0 && s.m < kMost &&
-         s.n < kMost && s.k < kMost && s.batch < kMost && form_of(s).possible();
+  // It rounds a product before it adds it to a narrow c.
+  const bool once = !s.accumulate || size_of(out) >= 4;
+  return types && apart && once && aligned(s.a) && aligned(s.b) && aligned(s.c) && s.k > 0 &&
+         s.m < kMost && s.n < kMost && s.k < kMost && s.batch < kMost && form_of(s).possible();
 }
 
 std::size_t product_workspace_bytes(const ProductShape& shape) {
