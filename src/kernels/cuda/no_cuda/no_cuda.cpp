@@ -1,6 +1,7 @@
 // Stands in for the CUDA kernels in a build without CUDA.
 #include "core/check.h"
 #include "kernels/cuda/head/kernels.h"
+#include "kernels/device_attention.h"
 #include "kernels/device_far.h"
 #include "kernels/device_loss.h"
 #include "kernels/device_module.h"
@@ -95,6 +96,11 @@ void order_words(const OrderCall&) { refuse(); }
 std::string moments_unsupported() { return kReason; }
 std::size_t moments_workspace_bytes(const ForwardShape&) { refuse(); }
 void measure_moments(const MomentsCall&) { refuse(); }
+
+std::string attention_unsupported(const AttentionCall&, int) { return kReason; }
+std::size_t attention_scratch_bytes(const AttentionCall&, bool, int) { refuse(); }
+void attention_forward(const AttentionCall&) { refuse(); }
+void attention_backward(const AttentionCall&) { refuse(); }
 
 std::size_t loss_workspace_bytes(std::int64_t) { refuse(); }
 void begin_loss(const LossCall&, const ForwardCall&) { refuse(); }
