@@ -3,16 +3,12 @@
 #include "compiler/exec/cuda/codegen.h"
 
 #include <gtest/gtest.h>
-#include <logitless/compiler.h>
 
 #include <cstring>
 
 #include "compiler/host_kernels.h"
-#include "compiler/ir/text.h"
+#include "compiler/loop_grid.h"
 #include "compiler/loops.h"
-#include "compiler/plan/lower.h"
-#include "compiler/programs.h"
-#include "compiler/target/cpu.h"
 
 namespace logitless::test {
 namespace {
@@ -66,20 +62,23 @@ void check_on_host(std::span<const LoopCase> cases) {
 
 TEST(Codegen, LoopsOfAllProgramsOnTheHost) {
   if (!has_host_compiler()) GTEST_SKIP() << "no C++ compiler here";
-  std::vector<LoopCase> cases;
-  for (const NamedProgram& p : programs()) {
-    for (const DType dtype : {DType::f32, DType::bf16}) {
-      CompileOptions options;
-      options.sizes = p.sizes;
-      options.threads = 1;
-      options.memory_budget = 1;
-      const CompiledProgram compiled = compile(p.make(dtype), options);
-      const ir::Program program = ir::lower(ir::parse(compiled.text()).graph, ir::CpuTarget(1));
-      for (LoopCase& c : cases_of(p.name + "/" + std::string(name_of(dtype)), program))
-        cases.push_back(std::move(c));
-    }
-  }
-  check_on_host(cases);
+  constexpr DType kDtypes[] = {DType::f32, DType::bf16};
+  check_on_host(program_cases(kDtypes));
+}
+
+TEST(Codegen, FunctionsOnTheHost) {
+  if (!has_host_compiler()) GTEST_SKIP() << "no C++ compiler here";
+  check_on_host(function_cases());
+}
+
+TEST(Codegen, LayoutsOnTheHost) {
+  if (!has_host_compiler()) GTEST_SKIP() << "no C++ compiler here";
+  check_on_host(layout_cases());
+}
+
+TEST(Codegen, ReductionsOnTheHost) {
+  if (!has_host_compiler()) GTEST_SKIP() << "no C++ compiler here";
+  check_on_host(reduction_cases(false));
 }
 
 }  // namespace

@@ -15,26 +15,56 @@ namespace logitless::test {
 namespace {
 
 using ir::Pointwise;
+using ir::Reduce;
 using ir::View;
 
 std::int64_t bytes_of(const View& view, const std::vector<std::int64_t>& shape) {
   std::int64_t last = view.offset;
   for (std::size_t d = 0; d < shape.size(); ++d) {
+    if (view.strides[d] == 0) continue;
     if (shape[d] == 0) return 0;
     last += (shape[d] - 1) * view.strides[d];
   }
   return (last + 1) * static_cast<std::int64_t>(size_of(view.dtype));
 }
 
-void random_fill(std::byte* to, std::int64_t bytes, DType dtype, std::mt19937_64& rng) {
+void random_fill(std::byte* to, std::int64_t bytes, DType dtype, bool special,
+                 std::mt19937_64& rng) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  constexpr double kSpecial[] = {std::numeric_limits<double>::quiet_NaN(),
+                                 kInfinity,
+                                 -kInfinity,
+                                 0.0,
+                                 -0.0,
+                                 1e-40,
+                                 0x1p-20,
+                                 -0x1p-20,
+                                 1.0,
+                                 -1.0,
+                                 2.5,
+                                 -88.0,
+                                 88.0,
+                                 100.0,
+                                 -100.0,
+                                 65519.0};
   std::normal_distribution<float> normal;
-  const std::int64_t n = bytes / static_cast<std::int64_t>(size_of(dtype));
-  for (std::int64_t i = 0; i < n; ++i) {
-    const double value = dtype == DType::i8 ? static_cast<double>(rng() % 2)
-                         : is_index(dtype)  ? static_cast<double>(rng() % 7)
-                                            : static_cast<double>(normal(rng));
+  constexpr std::int64_t kDistinct = 65521;  // numbers, then the same ones again
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  const std::int64_t n = bytes / size, distinct = std::min(n, kDistinct);
+  for (std::int64_t i = 0; i < distinct; ++i) {
+    const std::uint64_t bits = rng();
+    double value = static_cast<double>(normal(rng));
+    if (dtype == DType::i8) {
+      value = static_cast<double>(bits % 2);
+    } else if (is_index(dtype)) {
+      value = static_cast<double>(bits % 7) - 1.0;
+    } else if (special && bits % 3 == 0) {
+      value = kSpecial[bits / 3 % std::size(kSpecial)];
+    }
     store_element(to, dtype, i, value);
   }
+  for (std::int64_t i = distinct; i < n; i += distinct)
+    std::copy_n(to, std::min(distinct, n - i) * size, to + i * size);
 }
 
 // Calls f(element) for each element of the view, 0 strides apart.
@@ -59,29 +89,77 @@ void each_element(const View& view, const std::vector<std::int64_t>& shape, F&& 
   }
 }
 
-// The results in double, by element of the result's buffer, without what they may be added to.
-std::vector<double> in_double(const LoopCase& c, const std::vector<std::byte>& arena) {
+// What the loop reduces or stores, in double: contiguous over the index space.
+std::vector<double> elements_in_double(const LoopCase& c, const std::vector<std::byte>& arena) {
   LoopCase wide = c;
   Pointwise& loop = wide.loop;
   loop.wide = true;
-  loop.parts = 1;
-  loop.scratch = -1;
+  loop.reduction = false;
   loop.store.accumulate = false;
-  const std::int64_t elements = bytes_of(loop.store.view, loop.shape) /
-                                static_cast<std::int64_t>(size_of(loop.store.view.dtype));
-  std::vector<double> out(static_cast<std::size_t>(std::max<std::int64_t>(elements, 1)));
+  std::int64_t count = 1;
+  for (const std::int64_t n : loop.shape) count *= n;
+  std::vector<double> out(static_cast<std::size_t>(count));
   ir::Buffer result;
   result.place = ir::Place::external;
   result.slot = 0;
   wide.program.buffers.push_back(result);
-  loop.store.view.buffer = static_cast<int>(wide.program.buffers.size()) - 1;
-  loop.store.view.dtype = DType::f64;
+  loop.store.view = {static_cast<int>(wide.program.buffers.size()) - 1, DType::f64, 0, loop.shape,
+                     ir::contiguous_strides(loop.shape)};
   std::vector<std::byte> copy = arena;
   void* results[] = {out.data()};
   ir::Frame frame{wide.program, copy.data()};
   frame.results = results;
   frame.first = c.first;
   ir::run_pointwise(loop, frame, 2);
+  return out;
+}
+
+// Calls f(position, element) for each element of the view over the index space, in order.
+template <typename F>
+void each_position(const View& view, const std::vector<std::int64_t>& shape, F&& f) {
+  std::vector<std::int64_t> at(shape.size(), 0);
+  std::int64_t count = 1, element = view.offset;
+  for (const std::int64_t n : shape) count *= n;
+  for (std::int64_t position = 0; position < count; ++position) {
+    f(static_cast<std::size_t>(position), static_cast<std::size_t>(element));
+    for (std::size_t d = shape.size(); d-- > 0;) {
+      element += view.strides[d];
+      if (++at[d] < shape[d]) break;
+      element -= shape[d] * view.strides[d];
+      at[d] = 0;
+    }
+  }
+}
+
+// The results by element of the result's buffer, without what they may be added to. A NaN makes the
+// maximum and the log-sum-exp of its row NaN; else an infinite maximum is the log-sum-exp.
+std::vector<double> in_double(const LoopCase& c, const std::vector<std::byte>& arena) {
+  const Pointwise& loop = c.loop;
+  const View& view = loop.store.view;
+  const std::vector<double> x = elements_in_double(c, arena);
+  const auto elements =
+      static_cast<std::size_t>(c.program.buffers[static_cast<std::size_t>(view.buffer)].bytes) /
+      size_of(view.dtype);
+  const auto each = [&](auto&& f) { each_position(view, loop.shape, f); };
+  std::vector<double> out(elements, 0.0);
+  if (!loop.reduction) {
+    each([&](std::size_t i, std::size_t to) { out[to] = x[i]; });
+    return out;
+  }
+  if (loop.reduce == Reduce::sum) {
+    each([&](std::size_t i, std::size_t to) { out[to] += x[i]; });
+    return out;
+  }
+  std::vector<double> top(elements, -std::numeric_limits<double>::infinity());
+  each([&](std::size_t i, std::size_t to) {
+    if (!(x[i] <= top[to]) && !std::isnan(top[to])) top[to] = x[i];
+  });
+  if (loop.reduce == Reduce::max) return top;
+  each([&](std::size_t i, std::size_t to) {
+    if (!std::isinf(top[to])) out[to] += std::exp(x[i] - top[to]);
+  });
+  for (std::size_t i = 0; i < elements; ++i)
+    out[i] = std::isinf(top[i]) ? top[i] : top[i] + std::log(out[i]);
   return out;
 }
 
@@ -92,11 +170,25 @@ double tolerance_of(const LoopCase& c) {
   return c.loop.wide ? 1e-12 : 2e-6;
 }
 
+// The step between the smallest numbers that the dtype has.
+double least_of(DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return 0x1p-24;
+    case DType::bf16:
+      return 0x1p-133;
+    case DType::f32:
+      return 0x1p-149;
+    default:
+      return 0.0;
+  }
+}
+
 }  // namespace
 
 LoopCase make_case(const std::string& name, const Pointwise& loop,
                    std::span<const std::int64_t> alignments) {
-  LoopCase c{name, loop, {}, {}, 12, false};
+  LoopCase c{name, loop, {}, {}, 12};
   std::map<int, int> buffers;
   const auto move = [&](View& view) {
     const auto [at, added] = buffers.emplace(view.buffer, static_cast<int>(buffers.size()));
@@ -161,7 +253,7 @@ Memory random_memory(const LoopCase& c, std::uint64_t seed) {
   memory.arena.assign(static_cast<std::size_t>(c.program.arena_bytes), std::byte{0xff});
   const auto fill = [&](const View& view) {
     const ir::Buffer& b = c.program.buffers[static_cast<std::size_t>(view.buffer)];
-    random_fill(memory.arena.data() + b.offset, b.bytes, view.dtype, rng);
+    random_fill(memory.arena.data() + b.offset, b.bytes, view.dtype, c.special, rng);
   };
   fill(c.loop.store.view);
   for (const Pointwise::Leaf& leaf : c.loop.leaves) {
@@ -190,7 +282,10 @@ void check_case(const LoopCase& c, std::uint64_t seed, const KernelRunner& run) 
     if (std::isfinite(e)) squares += e * e;
     ++count;
   });
-  const double scale = count > 0 ? std::sqrt(squares / static_cast<double>(count)) : 0.0;
+  const double scale = count > 0 && (!c.special || c.loop.reduction)
+                           ? std::sqrt(squares / static_cast<double>(count))
+                           : 0.0;
+  const double least = 4 * least_of(view.dtype);
   const double tolerance = tolerance_of(c);
   int wrong = 0;
   each_element(view, c.loop.shape, [&](std::int64_t i) {
@@ -203,7 +298,7 @@ void check_case(const LoopCase& c, std::uint64_t seed, const KernelRunner& run) 
     const bool same = std::isnan(want) ? std::isnan(got)
                       : std::isinf(want)
                           ? got == want
-                          : std::abs(got - want) <= tolerance * (scale + std::abs(want));
+                          : std::abs(got - want) <= tolerance * (scale + std::abs(want)) + least;
     if (!same && ++wrong <= 3) ADD_FAILURE() << "element " << i << ": " << got << ", not " << want;
     // Erased, so that what is left of `one` is what nothing may have changed.
     const std::size_t size = size_of(view.dtype),

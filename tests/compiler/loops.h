@@ -20,6 +20,9 @@ struct LoopCase {
   std::vector<std::int64_t> alignments;  // of the buffers: as much as is claimed, and not more
   std::int64_t first = 0;                // the argument of the loop's body
   bool rounds = false;                   // to 16 bits, somewhere
+  // Operands hold NaN, infinities, zeros and other ends of functions, too, and errors are relative
+  // to each result alone.
+  bool special = false;
 };
 
 // The loop on buffers of its own. alignments[b]: of the loop's buffer b; 256 without them.

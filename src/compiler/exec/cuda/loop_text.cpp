@@ -24,10 +24,19 @@ std::int64_t inner_stride(const View& view) {
   return view.strides.empty() ? 0 : view.strides.back();
 }
 
-bool is_aligned(const View& view, int width, std::span<const std::int64_t> alignments) {
+constexpr std::int64_t kAccess = 16;  // bytes
+
+// Whether an item of `width` elements begins where accesses of up to 16 bytes may.
+bool is_aligned(const View& view, std::int64_t width, std::span<const std::int64_t> alignments) {
   const auto size = static_cast<std::int64_t>(size_of(view.dtype));
-  return view.offset % width == 0 &&
-         alignments[static_cast<std::size_t>(view.buffer)] % (size * width) == 0;
+  const std::int64_t access = std::min(width * size, kAccess);
+  return view.offset * size % access == 0 &&
+         alignments[static_cast<std::size_t>(view.buffer)] % access == 0;
+}
+
+// Whether elements differ along every dimension: its memory is as large as the index space.
+bool is_whole(const View& view) {
+  return std::find(view.strides.begin(), view.strides.end(), 0) == view.strides.end();
 }
 
 bool spans_all(const View& view, const std::vector<std::int64_t>& shape) {
@@ -54,7 +63,7 @@ std::int64_t count_of(const std::vector<std::int64_t>& shape, std::size_t first,
 
 Vectors choose_vectors(const Pointwise& loop, std::span<const std::int64_t> alignments,
                        bool stores) {
-  constexpr std::int64_t kAccess = 16, kMost = 8;  // bytes; elements
+  constexpr std::int64_t kMost = 8;  // elements
   const std::size_t rank = loop.shape.size();
   if (rank == 0) return {};
   std::vector<const View*> views;
@@ -62,12 +71,16 @@ Vectors choose_vectors(const Pointwise& loop, std::span<const std::int64_t> alig
     if (leaf.kind == Pointwise::Leaf::Kind::memory) views.push_back(&leaf.view);
   }
   if (stores) views.push_back(&loop.store.view);
-  std::int64_t largest = 0;
+  // The largest elements of those that memory is moved for: what is repeated comes from caches.
+  std::int64_t largest = 0, whole = 0;
   for (const View* view : views) {
-    if (inner_stride(*view) == 1)
-      largest = std::max(largest, static_cast<std::int64_t>(size_of(view->dtype)));
+    if (inner_stride(*view) != 1) continue;
+    const auto size = static_cast<std::int64_t>(size_of(view->dtype));
+    largest = std::max(largest, size);
+    if (is_whole(*view)) whole = std::max(whole, size);
   }
   if (largest == 0) return {};
+  if (whole > 0) largest = whole;
   const std::int64_t all = count_of(loop.shape, 0, rank);
   for (std::int64_t width = std::min(kAccess / largest, kMost); width > 1; width /= 2) {
     const int n = static_cast<int>(width);
@@ -75,15 +88,16 @@ Vectors choose_vectors(const Pointwise& loop, std::span<const std::int64_t> alig
         loop.shape.back() % width == 0 &&
         std::all_of(views.begin(), views.end(), [&](const View* view) {
           return inner_stride(*view) != 1 ||
-                 (is_aligned(*view, n, alignments) &&
+                 (is_aligned(*view, width, alignments) &&
                   std::all_of(view->strides.begin(), view->strides.end() - 1,
                               [&](std::int64_t stride) { return stride % width == 0; }));
         });
     if (inner) return {n, false};
-    const bool flat = stores && all % width == 0 && spans_all(loop.store.view, loop.shape) &&
-                      std::all_of(views.begin(), views.end(), [&](const View* view) {
-                        return !spans_all(*view, loop.shape) || is_aligned(*view, n, alignments);
-                      });
+    const bool flat =
+        stores && all % width == 0 && spans_all(loop.store.view, loop.shape) &&
+        std::all_of(views.begin(), views.end(), [&](const View* view) {
+          return !spans_all(*view, loop.shape) || is_aligned(*view, width, alignments);
+        });
     if (flat) return {n, true};
   }
   return {};

@@ -43,23 +43,31 @@ __device__ inline long long number(long long x) { return x; }
 __device__ inline float round_bf16(float x) { return number(to_bf16(x)); }
 __device__ inline float round_f16(float x) { return number(to_f16(x)); }
 
-// N elements as one access of memory.
+// N elements by accesses of at most 16 bytes.
 template <int N, class T>
 struct alignas(N * sizeof(T)) Pack {
   T at[N];
 };
 template <int N, class T>
 __device__ inline void load(T (&to)[N], const T* from) {
-  const Pack<N, T> pack = *(const Pack<N, T>*)from;
+  constexpr int kPack = N * sizeof(T) > 16 ? 16 / sizeof(T) : N;
 #pragma unroll
-  for (int j = 0; j < N; ++j) to[j] = pack.at[j];
+  for (int i = 0; i < N; i += kPack) {
+    const Pack<kPack, T> pack = *(const Pack<kPack, T>*)(from + i);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) to[i + j] = pack.at[j];
+  }
 }
 template <int N, class T>
 __device__ inline void store(T* to, const T (&from)[N]) {
-  Pack<N, T> pack;
+  constexpr int kPack = N * sizeof(T) > 16 ? 16 / sizeof(T) : N;
 #pragma unroll
-  for (int j = 0; j < N; ++j) pack.at[j] = from[j];
-  *(Pack<N, T>*)to = pack;
+  for (int i = 0; i < N; i += kPack) {
+    Pack<kPack, T> pack;
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) pack.at[j] = from[i + j];
+    *(Pack<kPack, T>*)(to + i) = pack;
+  }
 }
 
 // A NaN in gives a NaN out.
@@ -97,9 +105,9 @@ __device__ inline R tree_sum(const R (&x)[N]) {
 #pragma unroll
   for (int j = 0; j < N; ++j) sum[j] = x[j];
 #pragma unroll
-  for (int half = N / 2; half > 0; half /= 2) {
+  for (int n = N; n > 1; n = (n + 1) / 2) {
 #pragma unroll
-    for (int j = 0; j < half; ++j) sum[j] += sum[j + half];
+    for (int j = 0; j < n / 2; ++j) sum[j] += sum[j + (n + 1) / 2];
   }
   return sum[0];
 }

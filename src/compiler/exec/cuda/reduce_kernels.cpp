@@ -3,9 +3,11 @@
 // The order of all additions is a function of the shape.
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "compiler/exec/cuda/kernels.h"
 #include "compiler/exec/cuda/loop_text.h"
+#include "compiler/exec/cuda/step_text.h"
 
 namespace logitless::ir {
 namespace {
@@ -91,21 +93,27 @@ GeneratedKernel merge_row_parts(const Pointwise& loop, const Parts& parts) {
   return kernel;
 }
 
+// x * 4, or x.
+std::string times(const char* x, std::int64_t n) {
+  return n == 1 ? std::string(x) : concat(x, " * ", n);
+}
+
 // Declares shared[ys][xs * width], fills it with state[j] of all threads and adds up over y.
 void sum_over_y(Lines& lines, const Pointwise& loop, std::int64_t xs, std::int64_t ys,
                 std::int64_t width) {
   if (ys == 1) return;
   const std::int64_t all = xs * width;
+  const std::string at = times("x", width);
   lines.add("__shared__ ", state_type(loop), " shared[", ys, "][", all, "];");
   lines.add("#pragma unroll");
-  lines.add("for (int j = 0; j < ", width, "; ++j) shared[y][x * ", width, " + j] = state[j];");
+  lines.add("for (int j = 0; j < ", width, "; ++j) shared[y][", at, " + j] = state[j];");
   lines.add("for (int half = ", ys / 2, "; half > 0; half /= 2) {");
   lines.add("__syncthreads();");
   lines.add("if (y < half) {");
   lines.add("#pragma unroll");
   lines.add("for (int j = 0; j < ", width, "; ++j) {");
-  lines.add("state[j].merge(shared[y + half][x * ", width, " + j]);");
-  lines.add("shared[y][x * ", width, " + j] = state[j];");
+  lines.add("state[j].merge(shared[y + half][", at, " + j]);");
+  lines.add("shared[y][", at, " + j] = state[j];");
   lines.add("}");
   lines.add("}");
   lines.add("}");
@@ -216,12 +224,36 @@ std::vector<GeneratedKernel> row_kernels(const Pointwise& loop,
   }
   lines.add(state_type(loop), " state;");
   lines.add("state.clear();");
-  lines.add("#pragma unroll 4");
-  lines.add("for (", text.index(), " c = ", begin, "lane * ", number(width), "; c < ", end,
-            "; c += ", number(threads * width), ") {");
-  text.coordinates(lines, n.border, n.rank, "c");
-  add_item(lines, text, static_cast<int>(width), false);
-  lines.add("}");
+  if (width > 1) {
+    lines.add("#pragma unroll 4");
+    lines.add("for (", text.index(), " c = ", begin, "lane * ", number(width), "; c < ", end,
+              "; c += ", number(threads * width), ") {");
+    text.coordinates(lines, n.border, n.rank, "c");
+    add_item(lines, text, static_cast<int>(width), false);
+    lines.add("}");
+  } else {
+    // Four elements at a time, those beyond the end as the last and then left out: no load waits
+    // for a branch.
+    const std::int64_t several = std::min<std::int64_t>(ceil_div(parts.length, threads), 4);
+    lines.add("for (", text.index(), " some = ", begin, "lane; some < ", end,
+              "; some += ", number(threads * several), ") {");
+    lines.add(text.real(), " v[", several, "];");
+    lines.add("#pragma unroll");
+    lines.add("for (int k = 0; k < ", several, "; ++k) {");
+    lines.add("const ", text.index(), " ahead = some + k * ", number(threads), ";");
+    lines.add("const ", text.index(), " c = ahead < ", end, " ? ahead : ", end, " - 1;");
+    text.coordinates(lines, n.border, n.rank, "c");
+    text.declare_loads(lines, 1);
+    text.loads(lines, "");
+    const std::string value = text.steps(lines, "");
+    lines.add("v[k] = ahead == c ? ", value, " : ",
+              literal(loop.reduce == Reduce::sum ? 0.0 : -std::numeric_limits<double>::infinity(),
+                      loop.wide),
+              ";");
+    lines.add("}");
+    lines.add("state.add(v);");
+    lines.add("}");
+  }
   if (rows_of_block > 1) {
     lines.add("across_lanes(state, ", threads, ");");
     lines.add("if (lane == 0 && own == row) {");

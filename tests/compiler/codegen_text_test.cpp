@@ -1,0 +1,221 @@
+// The text that is generated for loops, and what decides it.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "compiler/exec/cuda/codegen.h"
+#include "compiler/ir/text.h"
+#include "compiler/loops.h"
+#include "compiler/plan/lower.h"
+#include "compiler/target/cpu.h"
+
+namespace logitless::test {
+namespace {
+
+std::vector<LoopCase> loops_of(const std::string& text) {
+  return cases_of("g", ir::lower(ir::parse(text).graph, ir::CpuTarget(1)));
+}
+std::vector<ir::GeneratedKernel> kernels_of(const std::string& text) {
+  std::vector<ir::GeneratedKernel> kernels;
+  for (const LoopCase& c : loops_of(text)) {
+    for (ir::GeneratedKernel& kernel : ir::generate(c.loop, c.alignments))
+      kernels.push_back(std::move(kernel));
+  }
+  return kernels;
+}
+std::string text_of(const std::string& graph) {
+  std::string out;
+  for (const ir::GeneratedKernel& kernel : kernels_of(graph)) out += kernel.source;
+  return out;
+}
+
+TEST(CodegenText, OfAMap) {
+  EXPECT_EQ(text_of(R"(graph g(%x: bf16[6, 16], %b: f32[16]) {
+  %a = cast %x : f32[6, 16]
+  %c = broadcast %b dims(1) : f32[6, 16]
+  %d = mul %a, %c
+  %h = constant value(0.5) : f32[6, 16]
+  %e = max %d, %h
+  %o = cast %e : bf16[6, 16]
+  return o: %o
+})"),
+            R"cuda(// each of [6, 16]
+extern "C" __global__ void __launch_bounds__(256)
+map_99d366c142e8c0c1(const bf16* a0, const float* a1, bf16* to) {
+  bf16 x0[8];
+  float x1[8];
+  const unsigned item = (unsigned)blockIdx.x * 256u + threadIdx.x;
+  if (item >= 12u) return;
+  const unsigned at = item * 8u;
+  const unsigned i1 = at % 16u;
+  const unsigned i0 = at / 16u;
+  load(x0, a0 + (i0 * 16u + i1));
+  load(x1, a1 + (i1));
+  bf16 y[8];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float r0 = (float)number(x0[j]);
+    const float r1 = (float)number(x1[j]);
+    const float r3 = r0 * r1;
+    const float r4 = maximum<float>(r3, 0.5f);
+    const float r5 = round_bf16((float)r4);
+    y[j] = to_bf16((float)(r5));
+  }
+  store(to + (i0 * 16u + i1), y);
+}
+)cuda");
+}
+
+TEST(CodegenText, OfRows) {
+  EXPECT_EQ(text_of(R"(graph g(%x: f32[5, 100]) { %o = reduce_lse %x dims(1) return o: %o })"),
+            R"cuda(// 5 rows of 100
+extern "C" __global__ void __launch_bounds__(256)
+rows_d2fb9e349bb05d89(const float* a0, float* to) {
+  const int lane = threadIdx.x % 32;
+  const unsigned own = (unsigned)blockIdx.x * 8u + threadIdx.x / 32;
+  const unsigned row = own < 5u ? own : 4u;
+  const unsigned i0 = row;
+  LogSum<float> state;
+  state.clear();
+#pragma unroll 4
+  for (unsigned c = lane * 4u; c < 100u; c += 128u) {
+    const unsigned i1 = c;
+    float x0[4];
+    load(x0, a0 + (i0 * 100u + i1));
+    float v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float r0 = (float)number(x0[j]);
+      v[j] = r0;
+    }
+    state.add(v);
+  }
+  across_lanes(state, 32);
+  if (lane == 0 && own == row) {
+    to[i0] = (float)(state.value());
+  }
+}
+)cuda");
+}
+
+TEST(CodegenText, OfColumnsInParts) {
+  EXPECT_EQ(text_of(R"(graph g(%x: f32[1000, 24]) { %o = reduce_max %x dims(0) return o: %o })"),
+            R"cuda(// 24 columns of 1000
+extern "C" __global__ void __launch_bounds__(256)
+columns_fc22ade3f8ec47bc(const float* a0, float* to) {
+  const int x = threadIdx.x % 8, y = threadIdx.x / 8;
+  const unsigned part = blockIdx.x / 1u;
+  const unsigned own = (blockIdx.x % 1u * 8u + x) * 4u;
+  const unsigned column = own < 24u ? own : 0;
+  const unsigned i1 = column;
+  Max<float> state[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) state[j].clear();
+#pragma unroll 4
+  for (unsigned row = y; row < 1000u; row += 32u) {
+    const unsigned i0 = row;
+    float x0[4];
+    load(x0, a0 + (i0 * 24u + i1));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float r0 = (float)number(x0[j]);
+      const float v[1] = {r0};
+      state[j].add(v);
+    }
+  }
+  __shared__ Max<float> shared[32][32];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) shared[y][x * 4 + j] = state[j];
+  for (int half = 16; half > 0; half /= 2) {
+    __syncthreads();
+    if (y < half) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        state[j].merge(shared[y + half][x * 4 + j]);
+        shared[y][x * 4 + j] = state[j];
+      }
+    }
+  }
+  if (y == 0 && own == column) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      to[i1 + j * 1u] = (float)(state[j].value());
+    }
+  }
+}
+)cuda");
+}
+
+// Layers of one shape have one kernel, whatever their buffers.
+TEST(CodegenText, IsSharedByEqualLoops) {
+  const auto kernels = kernels_of(
+      "graph g(%x: f32[4, 100], %y: f32[4, 100], %z: f32[4, 104]) {\n"
+      "  %a = exp %x\n  %b = exp %y\n  %c = exp %z\n  return a: %a, b: %b, c: %c\n}");
+  ASSERT_EQ(kernels.size(), 3u);
+  EXPECT_EQ(kernels[0].entry, kernels[1].entry);
+  EXPECT_EQ(kernels[0].source, kernels[1].source);
+  EXPECT_NE(kernels[0].entry, kernels[2].entry);
+  const std::string module = ir::module_source(kernels);
+  const std::size_t first = module.find(kernels[0].source);
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_EQ(module.find(kernels[0].source, first + 1), std::string::npos);
+  EXPECT_EQ(module.find("#include"), std::string::npos);
+}
+
+// Accesses of 16 bytes where addresses are known to allow them.
+TEST(CodegenText, FollowsAlignment) {
+  LoopCase c = loops_of("graph g(%x: f32[4, 100]) { %a = exp %x return a: %a }").at(0);
+  EXPECT_NE(ir::generate(c.loop, c.alignments)[0].source.find("float x0[4];"), std::string::npos);
+  c.alignments = {8, 16};
+  EXPECT_NE(ir::generate(c.loop, c.alignments)[0].source.find("float x0[2];"), std::string::npos);
+  c.alignments = {16, 4};
+  EXPECT_NE(ir::generate(c.loop, c.alignments)[0].source.find("float x0;"), std::string::npos);
+}
+
+TEST(CodegenText, CountsIn64BitsOnlyWhereItMust) {
+  const std::string narrow =
+      text_of("graph g(%x: i8[32767, 65536]) { %a = logical_not %x return a: %a }");
+  EXPECT_EQ(narrow.find("long long"), std::string::npos) << narrow;
+  const std::string wide =
+      text_of("graph g(%x: i8[32768, 65536]) { %a = logical_not %x return a: %a }");
+  EXPECT_NE(wide.find("const long long at = "), std::string::npos) << wide;
+  EXPECT_NE(wide.find("(long long)blockIdx.x * "), std::string::npos) << wide;
+}
+
+// Two states of rows that are cut; the shape decides where.
+TEST(CodegenText, ScratchIsOfTheShape) {
+  const auto bytes = [](const std::string& graph) {
+    return ir::pointwise_scratch_bytes(loops_of(graph).at(0).loop);
+  };
+  EXPECT_EQ(bytes("graph g(%x: f32[8, 1024]) { %o = reduce_sum %x dims(1) return o: %o }"), 0);
+  EXPECT_EQ(bytes("graph g(%x: f32[2048, 50000]) { %o = reduce_sum %x dims(1) return o: %o }"), 0);
+  EXPECT_EQ(bytes("graph g(%x: f32[512, 16384]) { %o = reduce_sum %x dims(1) return o: %o }"),
+            512 * 2 * 4);
+  EXPECT_EQ(bytes("graph g(%x: f32[512, 16384]) { %o = reduce_lse %x dims(1) return o: %o }"),
+            512 * 2 * 8);
+  EXPECT_EQ(bytes("graph g(%x: f64[1, 131072]) { %o = reduce_max %x dims(1) return o: %o }"),
+            32 * 8);
+}
+
+// A body's slices begin at multiples of their rounds, which may be less than what is around has.
+TEST(CodegenText, AlignmentOfALoopsBuffers) {
+  ir::Program body;
+  for (int slot = 0; slot < 3; ++slot) {
+    ir::Buffer buffer;
+    buffer.place = ir::Place::external;
+    buffer.slot = slot;
+    body.buffers.push_back(buffer);
+  }
+  body.buffers.emplace_back();  // in the body's arena
+  body.alignment = 256;
+  ir::LoopRun loop;
+  loop.chunk = 6;
+  loop.slices = {{0, 0, 0}, {0, 512, 4}, {1, 32, 16}};
+  loop.arena = 2;
+  const std::int64_t outer[] = {256, 64, 128};
+  EXPECT_EQ(ir::buffer_alignments(loop, body, outer), (std::vector<std::int64_t>{256, 8, 32, 128}));
+}
+
+}  // namespace
+}  // namespace logitless::test

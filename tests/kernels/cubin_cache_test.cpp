@@ -1,0 +1,185 @@
+// The cache of machine code: what it keeps, and what it does not believe.
+#include "kernels/cuda/cubin_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "core/file_system.h"
+#include "kernels/device_module.h"
+#include "logitless/error.h"
+
+namespace logitless::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Sets a variable, or removes it, until the end of the scope.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) {
+    if (const char* const old = std::getenv(name)) old_ = old, had_ = true;
+    set(value);
+  }
+  ~Variable() { set(had_ ? old_.c_str() : nullptr); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* name_;
+  std::string old_;
+  bool had_ = false;
+  void set(const char* value) {
+    if (value != nullptr) {
+      setenv(name_, value, 1);
+    } else {
+      unsetenv(name_);
+    }
+  }
+};
+
+class CubinCache : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "cubins-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = fs::path(name) / "deep" / "er";
+  }
+  void TearDown() override { fs::remove_all(folder_.parent_path().parent_path()); }
+
+  // "code of <content>", and whether it had to be made.
+  std::string get(const std::string& content) {
+    made_ = 0;
+    return cached(folder_.string(), content, [&] {
+      ++made_;
+      return "code of\n" + content + std::string(3, '\0');
+    });
+  }
+  std::string expected(const std::string& content) {
+    return "code of\n" + content + std::string(3, '\0');
+  }
+  std::vector<fs::path> files() const {
+    return {fs::directory_iterator(folder_), fs::directory_iterator()};
+  }
+  static std::string read(const fs::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  static void write(const fs::path& path, const std::string& text) {
+    std::ofstream(path, std::ios::binary) << text;
+  }
+
+  fs::path folder_;
+  int made_ = 0;
+};
+
+TEST_F(CubinCache, MakesOnceForEachContent) {
+  EXPECT_EQ(get("a"), expected("a"));
+  EXPECT_EQ(made_, 1);
+  EXPECT_EQ(get("a"), expected("a"));
+  EXPECT_EQ(made_, 0);
+  EXPECT_EQ(get("b"), expected("b"));
+  EXPECT_EQ(made_, 1);
+  EXPECT_EQ(files().size(), 2u);
+}
+
+TEST_F(CubinCache, DamagedFilesAreMadeAgain) {
+  get("a");
+  const fs::path path = files().at(0);
+  const std::string whole = read(path);
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    std::string damaged = whole;
+    damaged[i] = static_cast<char>(damaged[i] ^ 1);
+    write(path, damaged);
+    EXPECT_EQ(get("a"), expected("a")) << "byte " << i;
+    EXPECT_EQ(made_, 1) << "byte " << i;
+    EXPECT_EQ(read(path), whole);
+  }
+  for (std::size_t length = 0; length < whole.size(); ++length) {
+    write(path, whole.substr(0, length));
+    EXPECT_EQ(get("a"), expected("a")) << length << " bytes";
+    EXPECT_EQ(made_, 1);
+  }
+  write(path, whole + "x");
+  EXPECT_EQ(get("a"), expected("a"));
+  EXPECT_EQ(made_, 1);
+}
+
+TEST_F(CubinCache, ForeignFilesAreMadeAgain) {
+  get("a");
+  const fs::path a = files().at(0);
+  const std::string of_a = read(a);
+  get("b");
+  for (const fs::path& path : files()) write(path, of_a);  // b's name, a's content
+  EXPECT_EQ(get("b"), expected("b"));
+  EXPECT_EQ(made_, 1);
+  EXPECT_EQ(get("a"), expected("a"));
+  EXPECT_EQ(made_, 0);
+  write(a, "something else\n");
+  EXPECT_EQ(get("a"), expected("a"));
+  EXPECT_EQ(made_, 1);
+}
+
+TEST_F(CubinCache, AFolderThatCannotBeWrittenIsNoError) {
+  fs::create_directories(folder_);
+  fs::permissions(folder_, fs::perms::owner_read | fs::perms::owner_exec);
+  fs::permissions(folder_.parent_path().parent_path(), fs::perms::all);
+  {
+    const WithoutRoot user;
+    ASSERT_TRUE(user.ok());
+    EXPECT_EQ(get("a"), expected("a"));
+    EXPECT_EQ(get("a"), expected("a"));
+    EXPECT_EQ(made_, 1);
+  }
+  fs::permissions(folder_, fs::perms::all);
+  EXPECT_TRUE(files().empty());
+
+  fs::remove_all(folder_);
+  write(folder_, "a file where the folder should be");
+  EXPECT_EQ(get("a"), expected("a"));
+  EXPECT_EQ(made_, 1);
+}
+
+TEST_F(CubinCache, NoFolderNoFiles) {
+  const auto make = [] { return std::string("code"); };
+  EXPECT_EQ(cached("", "a", make), "code");
+}
+
+TEST(CubinFolder, IsThatOfTheEnvironment) {
+  const Variable own("LOGITLESS_CACHE", "/here"), xdg("XDG_CACHE_HOME", "/xdg"),
+      home("HOME", "/home/me");
+  EXPECT_EQ(cubin_folder(), "/here");
+  {
+    const Variable none("LOGITLESS_CACHE", "");
+    EXPECT_EQ(cubin_folder(), "");
+  }
+  const Variable unset("LOGITLESS_CACHE", nullptr);
+  EXPECT_EQ(cubin_folder(), "/xdg/logitless/cubin");
+  const Variable no_xdg("XDG_CACHE_HOME", nullptr);
+  EXPECT_EQ(cubin_folder(), "/home/me/.cache/logitless/cubin");
+  const Variable no_home("HOME", nullptr);
+  EXPECT_EQ(cubin_folder(), "");
+}
+
+// The whole way, where there is NVRTC.
+TEST_F(CubinCache, KeepsWhatNvrtcMakes) {
+  const Variable own("LOGITLESS_CACHE", folder_.c_str());
+  const std::string text = "extern \"C\" __global__ void f(int* x) { *x = 1; }";
+  try {
+    const std::string cold = cached_cubin(text, 90);
+    EXPECT_EQ(cold, cached_cubin(text, 90));
+    EXPECT_EQ(files().size(), 1u);
+    EXPECT_NE(cold, cached_cubin(text, 80));
+    EXPECT_EQ(files().size(), 2u);
+  } catch (const Unsupported& missing) {
+    EXPECT_NE(std::string(missing.what()).find("nvidia-cuda-nvrtc"), std::string::npos);
+    GTEST_SKIP() << missing.what();
+  }
+}
+
+}  // namespace
+}  // namespace logitless::cuda
