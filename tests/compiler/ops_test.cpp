@@ -3,11 +3,13 @@
 // An operation without an example here fails.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <set>
 
 #include "compiler/analysis/region.h"
 #include "compiler/graph_access.h"
+#include "compiler/ir/build.h"
 #include "compiler/ir/text.h"
 #include "compiler/ops/op.h"
 #include "compiler/passes/differentiate.h"
@@ -177,6 +179,84 @@ TEST(Operations, GiveTheSameInChunks) {
     }
   }
   EXPECT_GE(cuts, 25);
+}
+
+// --- the sign of zeros
+
+// A node by itself, on parameters.
+ir::Graph alone(const ir::Graph& graph, const ir::Node& n) {
+  ir::Graph g;
+  std::vector<ir::Value> operands;
+  for (std::size_t i = 0; i < n.operands.size(); ++i) {
+    ir::Attributes a;
+    a.name = "p" + std::to_string(i);
+    a.type = graph.type(n.operands[i]);
+    operands.push_back(g.add(ir::Op::parameter, {}, a));
+  }
+  const int node = g.add(n.op, operands, n.attributes).node;
+  for (std::size_t i = 0; i < n.results.size(); ++i)
+    g.add_output("r" + std::to_string(i), {node, static_cast<std::int32_t>(i)});
+  return g;
+}
+
+bool is_negative_zero(double x) { return x == 0.0 && std::signbit(x); }
+
+// What changes when the zeros of operand i become -0, against what the row says.
+void expect_signs(const ir::Graph& g, const ir::Node& n, std::size_t i, ir::Tensors inputs) {
+  const ir::ZeroSign sign = ir::row_of(n.op).zero_sign(n, i);
+  const ir::Tensors before = ir::interpret(g, inputs);
+  for (double& x : inputs.at("p" + std::to_string(i)).data) x = x == 0.0 ? -0.0 : x;
+  const ir::Tensors after = ir::interpret(g, inputs);
+  for (const auto& [name, tensor] : before) {
+    for (std::size_t k = 0; k < tensor.data.size(); ++k) {
+      const double x = tensor.data[k], y = after.at(name).data[k];
+      if (sign == ir::ZeroSign::sees) continue;
+      EXPECT_TRUE(x == y || (std::isnan(x) && std::isnan(y)));
+      if (sign == ir::ZeroSign::makes) continue;
+      EXPECT_FALSE(is_negative_zero(x));
+      if (sign == ir::ZeroSign::moves) continue;
+      EXPECT_EQ(std::bit_cast<std::uint64_t>(x), std::bit_cast<std::uint64_t>(y));
+    }
+  }
+}
+
+TEST(Operations, DoWithTheSignOfZerosWhatTheySay) {
+  std::vector<std::pair<ir::Graph, ir::Node>> nodes;
+  for (const Example& e : kExamples) {
+    const ir::Graph graph = ir::parse(e.text).graph;
+    for (const ir::Node& n : graph.nodes()) {
+      if (ir::row_of(n.op).zero_sign != nullptr) nodes.emplace_back(alone(graph, n), n);
+    }
+  }
+  ir::Graph all;  // of the functions
+  const auto operand = [&](DType dtype) { return ir::constant(all, 0.0, {dtype, {Dim(40)}}); };
+  for (int f = 0; f <= static_cast<int>(ir::Function::select); ++f) {
+    const auto function = static_cast<ir::Function>(f);
+    const ir::FunctionInfo& info = ir::info_of(function);
+    std::vector<ir::Value> operands;
+    for (int i = 0; i < info.operands; ++i) {
+      const bool condition = info.kind == ir::FunctionKind::logical ||
+                             (info.kind == ir::FunctionKind::choose && i == 0);
+      operands.push_back(operand(condition ? DType::i8 : DType::f64));
+    }
+    const ir::Value v = ir::map(all, function, operands);
+    nodes.emplace_back(alone(all, all.node(v)), all.node(v));
+  }
+  int compared = 0;
+  for (const auto& [g, n] : nodes) {
+    SCOPED_TRACE(ir::print(g));
+    ir::Tensors inputs = random_inputs(g, 11);
+    for (auto& [name, tensor] : inputs) {
+      for (std::size_t k = 0; k < tensor.data.size(); k += 2) tensor.data[k] = 0.0;
+      for (std::size_t k = 0; k < tensor.data.size(); k += 5) tensor.data[k] = 0.0;
+    }
+    for (std::size_t i = 0; i < n.operands.size(); ++i) {
+      if (g.type({static_cast<int>(i), 0}).dtype == DType::i64) continue;
+      expect_signs(g, n, i, inputs);
+      ++compared;
+    }
+  }
+  EXPECT_GE(compared, 60);
 }
 
 }  // namespace

@@ -347,6 +347,7 @@ constexpr Operation kOperations[] = {{
     .keys = kKeys,
     .evaluate = dot_value,
     .gradient = dot_gradient,
+    .zero_sign = zeros<ZeroSign::loses>,
     .cut_by_result = dot_cut,
     .cut_by_operand = dot_lead,
     .degree = dot_degree,

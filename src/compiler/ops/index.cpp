@@ -72,6 +72,11 @@ Value take_clone(ChunkClone& c) {
   return c.merged(c.add());
 }
 
+// An index is no number.
+ZeroSign read_zeros(const Node&, std::size_t operand) {
+  return operand == 0 ? ZeroSign::moves : ZeroSign::loses;
+}
+
 bool rows_contiguous(const View& v) {
   View row = v;
   row.shape.erase(row.shape.begin());
@@ -236,6 +241,7 @@ constexpr Operation kOperations[] = {
         .infer = take_type,
         .evaluate = take_value,
         .gradient = take_gradient,
+        .zero_sign = read_zeros,
         .cut_by_result = take_cut,
         .cut_by_operand = take_lead,
         .degree = indexed_degree,
@@ -251,6 +257,7 @@ constexpr Operation kOperations[] = {
         .keys = kScatterKeys,
         .evaluate = scatter_value,
         .gradient = scatter_gradient,
+        .zero_sign = zeros<ZeroSign::loses>,
         .cut_by_result = scatter_cut,
         .cut_by_operand = scatter_lead,
         .degree = scatter_degree,
@@ -265,6 +272,7 @@ constexpr Operation kOperations[] = {
         .keys = kAxis,
         .evaluate = pick_value,
         .gradient = pick_gradient,
+        .zero_sign = read_zeros,
         .cut_by_result = pick_cut,
         .cut_by_operand = pick_lead,
         .degree = indexed_degree,

@@ -47,6 +47,18 @@ enum class Work : std::uint8_t {
   full,
 };
 
+// What the sign of a zero in an operand does to the results.
+enum class ZeroSign : std::uint8_t {
+  sees,   // anything: 1 / x
+  makes,  // zeros of either sign, where there were zeros: -x
+  moves,  // nothing but that it is the sign of a zero in a result; no other has -0
+  loses,  // nothing; no result has -0: sums start from 0
+};
+template <ZeroSign kSign>
+ZeroSign zeros(const Node&, std::size_t) {
+  return kSign;
+}
+
 struct Operation {
   Op op = Op::parameter;
   std::string_view name;
@@ -70,6 +82,9 @@ struct Operation {
 
   // --- gradients of the operands, in their order, not valid() where there is none. Null: no rule.
   std::vector<Value> (*gradient)(Derivation&) = nullptr;
+
+  // --- the sign of a zero in operand i. Null: it is seen.
+  ZeroSign (*zero_sign)(const Node&, std::size_t i) = nullptr;
 
   // --- chunks. How the node runs when its result 0 is to be cut so, or nothing when it cannot.
   // Null: a boundary.

@@ -217,6 +217,33 @@ int map_degree(const Linearity& l) {
   }
 }
 
+ZeroSign map_zeros(const Node& n, std::size_t operand) {
+  switch (n.attributes.function) {
+    case Function::abs:
+    case Function::exp:
+    case Function::log:
+    case Function::cos:
+    case Function::sigmoid:
+    case Function::eq:
+    case Function::ne:
+    case Function::lt:
+    case Function::le:
+    case Function::gt:
+    case Function::ge:
+    case Function::logical_and:
+    case Function::logical_or:
+    case Function::logical_not:
+      return ZeroSign::loses;
+    case Function::div:
+      return operand == 1 ? ZeroSign::sees : ZeroSign::makes;
+    case Function::rsqrt:
+    case Function::pow:
+      return ZeroSign::sees;
+    default:
+      return ZeroSign::makes;
+  }
+}
+
 bool place_map(Lowering& l, Value v, const Destination& to) {
   return l.place_sum(v, to) || l.write_there(v, to);
 }
@@ -247,6 +274,10 @@ std::vector<Value> cast_gradient(Derivation& d) {
   return {cast(d.g, d.dy, d.operand_type(0).dtype)};
 }
 
+ZeroSign cast_zeros(const Node& n, std::size_t) {
+  // -0.5 is -0 as a whole number.
+  return is_whole(n.results[0].dtype) ? ZeroSign::makes : ZeroSign::moves;
+}
 int cast_degree(const Linearity& l) {
   const DType to = l.node.results[0].dtype;
   return to == DType::f32 || to == DType::bf16 || to == DType::f64 ? 1 : -1;
@@ -319,6 +350,7 @@ constexpr Operation kOperations[] = {
         .spelling = function_name,
         .evaluate = map_value,
         .gradient = map_gradient,
+        .zero_sign = map_zeros,
         .cut_by_result = cut_as_result,
         .cut_by_operand = cut_as_operand,
         .degree = map_degree,
@@ -334,6 +366,7 @@ constexpr Operation kOperations[] = {
         .typed = true,
         .evaluate = cast_value,
         .gradient = cast_gradient,
+        .zero_sign = cast_zeros,
         .cut_by_result = cut_as_result,
         .cut_by_operand = cut_as_operand,
         .degree = cast_degree,
@@ -348,6 +381,7 @@ constexpr Operation kOperations[] = {
         .infer = same_type,
         .evaluate = same_value,
         .gradient = no_gradient,
+        .zero_sign = zeros<ZeroSign::moves>,
         .cut_by_result = cut_as_result,
         .cut_by_operand = cut_as_operand,
         .place = place_same,

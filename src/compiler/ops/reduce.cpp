@@ -134,6 +134,10 @@ std::vector<Value> reduce_gradient(Derivation& d) {
   return d.none();
 }
 
+ZeroSign reduce_zeros(const Node& n, std::size_t) {
+  return n.attributes.reduce == Reduce::max ? ZeroSign::moves : ZeroSign::loses;
+}
+
 // --- chunks
 
 std::vector<int> kept_dims(const CutNode& c) { return other_dims(c.rank(0), c.a.dims); }
@@ -246,6 +250,7 @@ constexpr Operation kOperations[] = {{
     .spelling = spelling,
     .evaluate = reduce_value,
     .gradient = reduce_gradient,
+    .zero_sign = reduce_zeros,
     .cut_by_result = reduce_cut,
     .cut_by_operand = reduce_lead,
     .degree = reduce_degree,

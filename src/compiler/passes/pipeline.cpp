@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "compiler/passes/eliminate.h"
+#include "compiler/passes/join_pads.h"
 #include "compiler/passes/lower_heads.h"
 #include "compiler/passes/recompute_cheap.h"
 #include "compiler/passes/widen_sums.h"
@@ -69,6 +70,7 @@ void limit(Compilation& c) {
 constexpr Pass kPipeline[] = {
     {"eliminate-common", rewrite<eliminate_common>},
     {"eliminate-dead", rewrite<eliminate_dead>},
+    {"join-pads", rewrite<join_pads>},
     {"widen-sums", rewrite<widen_sums>},
     {"recompute-cheap", recompute},
     {"plan-unchunked", plan_unchunked},

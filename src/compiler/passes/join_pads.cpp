@@ -1,0 +1,229 @@
+#include "compiler/passes/join_pads.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "compiler/analysis/zero_sign.h"
+#include "compiler/ir/build.h"
+#include "compiler/ir/typing.h"
+
+namespace logitless::ir {
+namespace {
+
+// What stands at [begin, end) of the axis: a value, converted to each of `casts` in turn.
+struct Part {
+  Value value;
+  std::vector<DType> casts;
+  Dim begin, end;
+};
+
+// rest + what is zero but for the parts, which stand in order and apart along `axis`.
+struct Sum {
+  Value rest;  // not valid: none
+  int axis = -1;
+  std::vector<Part> parts;
+};
+
+bool is_add(const Node& n) { return n.op == Op::map && n.attributes.function == Function::add; }
+
+// The one axis that a pad makes longer.
+std::optional<int> padded_axis(const Node& pad) {
+  std::optional<int> axis;
+  for (std::size_t d = 0; d < pad.attributes.begin.size(); ++d) {
+    if (pad.attributes.begin[d] == Dim(0) && pad.attributes.end[d] == Dim(0)) continue;
+    if (axis) return std::nullopt;
+    axis = static_cast<int>(d);
+  }
+  return axis;
+}
+
+// Whether a ends where b begins or before, for any sizes.
+bool is_before(const Part& a, const Part& b) {
+  const Dim gap = b.begin - a.end;
+  return gap.is_constant() && gap.value() >= 0;
+}
+
+// All of the parts in order, or nothing where two of them may overlap.
+std::optional<std::vector<Part>> joined(std::vector<Part> parts, const std::vector<Part>& more) {
+  for (const Part& part : more) {
+    std::size_t at = 0;
+    while (at < parts.size() && is_before(parts[at], part)) ++at;
+    for (std::size_t i = at; i < parts.size(); ++i) {
+      if (!is_before(part, parts[i])) return std::nullopt;
+    }
+    parts.insert(parts.begin() + static_cast<std::ptrdiff_t>(at), part);
+  }
+  return parts;
+}
+
+class Joiner {
+ public:
+  explicit Joiner(const Graph& graph)
+      : g_(graph),
+        uses_(static_cast<std::size_t>(graph.size()), 0),
+        to_(uses_.size(), -1),
+        seen_(zero_sign_is_seen(graph)),
+        no_negative_zero_(has_no_negative_zero(graph)) {
+    for (const Node& n : g_.nodes()) {
+      for (const Value v : n.operands) ++uses_[static_cast<std::size_t>(v.node)];
+    }
+    for (const Output& o : g_.outputs()) ++uses_[static_cast<std::size_t>(o.value.node)];
+  }
+
+  Graph run() && {
+    for (int id = 0; id < g_.size(); ++id) sums_.push_back(sum_of(id));
+    const std::vector<bool> read = what_is_read();
+    out_.name = g_.name;
+    for (int id = 0; id < g_.size(); ++id) {
+      if (read[static_cast<std::size_t>(id)])
+        to_[static_cast<std::size_t>(id)] = is_joined(id) ? join(id) : copy(id);
+    }
+    for (const Output& o : g_.outputs()) out_.add_output(o.name, written(o.value));
+    return std::move(out_);
+  }
+
+ private:
+  const Graph& g_;
+  std::vector<int> uses_;  // as an operand and as an output
+  std::vector<int> to_;    // the node written for one of g_
+  const std::vector<bool> seen_, no_negative_zero_;
+  std::vector<Sum> sums_;  // of the first result of each node
+  Graph out_;
+
+  // --- what there is
+
+  // An operand as the sum that its only reader may take apart.
+  Sum operand(Value v) const {
+    const auto at = static_cast<std::size_t>(v.node);
+    return uses_[at] == 1 && !sums_[at].parts.empty() ? sums_[at] : Sum{v, -1, {}};
+  }
+
+  Sum sum_of(int id) const {
+    const Node& n = g_.node(id);
+    std::optional<Sum> sum;
+    if (n.op == Op::pad) sum = sum_of_pad(n);
+    if (n.op == Op::cast) sum = sum_of_cast(n);
+    if (is_add(n)) sum = sum_of_add(n);
+    return sum ? *sum : Sum{{id, 0}, -1, {}};
+  }
+
+  std::optional<Sum> sum_of_pad(const Node& n) const {
+    const std::optional<int> axis = padded_axis(n);
+    if (!axis) return std::nullopt;
+    const auto d = static_cast<std::size_t>(*axis);
+    const Dim low = n.attributes.begin[d];
+    Sum inner = operand(n.operands[0]);
+    if (inner.rest.valid() || inner.axis != *axis)
+      return Sum{{}, *axis, {{n.operands[0], {}, low, low + g_.type(n.operands[0]).shape[d]}}};
+    for (Part& part : inner.parts) {
+      part.begin += low;
+      part.end += low;
+    }
+    return inner;
+  }
+
+  std::optional<Sum> sum_of_cast(const Node& n) const {
+    Sum inner = operand(n.operands[0]);
+    if (inner.rest.valid() || !is_float(n.results[0].dtype)) return std::nullopt;
+    for (Part& part : inner.parts) part.casts.push_back(n.results[0].dtype);
+    return inner;
+  }
+
+  // Zeros are added to no more than one rest: then no other sum changes its order.
+  std::optional<Sum> sum_of_add(const Node& n) const {
+    Sum a = operand(n.operands[0]);
+    const Sum b = operand(n.operands[1]);
+    if (a.rest.valid() && b.rest.valid()) return std::nullopt;
+    if (!a.parts.empty() && !b.parts.empty() && a.axis != b.axis) return std::nullopt;
+    std::optional<std::vector<Part>> parts = joined(std::move(a.parts), b.parts);
+    if (!parts) return std::nullopt;
+    return Sum{a.rest.valid() ? a.rest : b.rest, std::max(a.axis, b.axis), std::move(*parts)};
+  }
+
+  // Whether the node is written anew: several parts, or one that was padded or cast on its way.
+  bool is_joined(int id) const {
+    const Node& n = g_.node(id);
+    const std::vector<Part>& parts = sums_[static_cast<std::size_t>(id)].parts;
+    if (n.op == Op::pad && parts.size() == 1) return parts[0].value != n.operands[0];
+    return (n.op == Op::pad || is_add(n)) && parts.size() > 1;
+  }
+
+  std::vector<bool> what_is_read() const {
+    std::vector<bool> read(uses_.size());
+    const auto mark = [&](Value v) { read[static_cast<std::size_t>(v.node)] = true; };
+    for (const int id : g_.parameters()) mark({id, 0});
+    for (const Output& o : g_.outputs()) mark(o.value);
+    for (int id = g_.size() - 1; id >= 0; --id) {
+      if (!read[static_cast<std::size_t>(id)]) continue;
+      if (is_joined(id)) {
+        const Sum& sum = sums_[static_cast<std::size_t>(id)];
+        if (sum.rest.valid()) mark(sum.rest);
+        for (const Part& part : sum.parts) mark(part.value);
+      } else {
+        for (const Value v : g_.node(id).operands) mark(v);
+      }
+    }
+    return read;
+  }
+
+  // --- what is written
+
+  Value written(Value v) const { return {to_[static_cast<std::size_t>(v.node)], v.index}; }
+
+  int copy(int id) {
+    const Node& n = g_.node(id);
+    std::vector<Value> operands;
+    for (const Value v : n.operands) operands.push_back(written(v));
+    Attributes a = n.attributes;
+    if (a.loop != nullptr) {
+      auto loop = std::make_shared<Loop>(*a.loop);
+      loop->body = join_pads(loop->body);
+      a.loop = std::move(loop);
+    }
+    return out_.add(n.op, std::move(operands), std::move(a), n.name).node;
+  }
+
+  // A part with the zeros between it and its neighbours.
+  Value padded(const Part& part, bool sees_sign, int axis, const Dim& low, const Dim& high) {
+    Value v = written(part.value);
+    for (const DType dtype : part.casts) v = cast(out_, v, dtype);
+    if (sees_sign && !no_negative_zero_[static_cast<std::size_t>(part.value.node)])
+      v = map(out_, Function::add, {v, constant(out_, 0.0, out_.type(v))});
+    if (low == Dim(0) && high == Dim(0)) return v;
+    Shape before(out_.type(v).shape.size(), Dim(0)), after = before;
+    before[static_cast<std::size_t>(axis)] = low;
+    after[static_cast<std::size_t>(axis)] = high;
+    return pad(out_, v, std::move(before), std::move(after));
+  }
+
+  int join(int id) {
+    const Node& n = g_.node(id);
+    const Sum& sum = sums_[static_cast<std::size_t>(id)];
+    // A lone pad adds nothing to its operand.
+    const bool sees_sign = seen_[static_cast<std::size_t>(id)] && sum.parts.size() > 1;
+    const Dim size = n.results[0].shape[static_cast<std::size_t>(sum.axis)];
+    std::vector<Value> parts;
+    for (std::size_t i = 0; i < sum.parts.size(); ++i) {
+      const Part& part = sum.parts[i];
+      const Dim next = i + 1 < sum.parts.size() ? sum.parts[i + 1].begin : size;
+      parts.push_back(
+          padded(part, sees_sign, sum.axis, i == 0 ? part.begin : Dim(0), next - part.end));
+    }
+    Value v = parts[0];
+    if (parts.size() > 1) {
+      Attributes a;
+      a.axis = sum.axis;
+      v = out_.add(Op::concat, std::move(parts), std::move(a));
+    }
+    if (sum.rest.valid()) v = map(out_, Function::add, {written(sum.rest), v});
+    if (!n.name.empty()) out_.set_hint(v.node, n.name);
+    return v.node;
+  }
+};
+
+}  // namespace
+
+Graph join_pads(const Graph& graph) { return Joiner(graph).run(); }
+
+}  // namespace logitless::ir
