@@ -70,6 +70,7 @@ Json memory(const ir::Program& program) {
   return {{"arena_bytes", program.arena_bytes},
           {"live_bytes", peak.bytes},
           {"multiply_adds", program.multiply_adds},
+          {"bytes_moved", ir::bytes_moved(program)},
           {"at_peak", live},
           {"timeline", timeline(program)}};
 }
@@ -164,7 +165,8 @@ std::string CompiledProgram::explain() const {
                    fixed(100.0 * (s.program.multiply_adds / s.unchunked.multiply_adds - 1.0), 1),
                    " % more than without loops")
           : std::string(),
-      "\n");
+      "; ", bytes_text(static_cast<std::int64_t>(ir::bytes_moved(s.program))),
+      " read and written\n");
   for (const ir::Instruction& i : s.program.instructions) {
     if (const auto* head = std::get_if<ir::HeadRun>(&i.what)) text += head_text(i.name, *head);
   }

@@ -6,10 +6,13 @@
 #include <random>
 
 #include "compiler/compiled.h"
+#include "compiler/ir/text.h"
 #include "compiler/plan/arena.h"
+#include "compiler/plan/lower.h"
 #include "compiler/plan/views.h"
 #include "compiler/programs.h"
 #include "compiler/run.h"
+#include "compiler/target/cpu.h"
 
 namespace logitless::test {
 namespace {
@@ -132,6 +135,33 @@ TEST(Views, MoveNothing) {
       ir::reshaped(ir::transposed(x, {1, 0, 2}), {4, 15 / 5, 5, 1});
   ASSERT_TRUE(inner);
   EXPECT_EQ(at(*inner, {3, 2, 4, 0}), at(x, {2, 3, 4}));
+}
+
+// --- bytes read and written
+
+double moved(const std::string& text) {
+  return ir::bytes_moved(ir::lower(ir::parse(text).graph, ir::CpuTarget(1)));
+}
+
+TEST(BytesMoved, OfEachOperandAndResultOnce) {
+  const std::string x = "graph g(%x: f32[6, 4], %w: f32[4, 3], %b: bf16[3], %t: i64[6]) { ";
+  EXPECT_EQ(moved(x + "%y = dot %x, %w contract(1; 0) return y: %y }"), 4 * (24 + 12 + 18));
+  // The row of a broadcast once, what is computed on the way not at all.
+  EXPECT_EQ(moved(x + "%c = cast %b : f32[3] %e = exp %c %y = broadcast %e dims(1) : f32[6, 3] %z "
+                      "= broadcast %b dims(1) : bf16[6, 3] %f = cast %z : f32[6, 3] %s = add %y, "
+                      "%f return s: %s }"),
+            2 * 3 + 4 * 3 + 4 * 3 + 2 * 3 + 4 * 18);
+  EXPECT_EQ(moved(x + "%y = take %w, %t return y: %y }"), 8 * 6 + 2 * 4 * 18);
+  EXPECT_EQ(moved(x + "%y = reduce_sum %x dims(1) return y: %y }"), 4 * (24 + 6));
+}
+
+TEST(BytesMoved, OfAllRoundsOfALoop) {
+  // 5 rows in chunks of 2; the weight in each, and what is added up there and back.
+  const double rows = 4 * 3 * 5, weight = 4 * 3, sum = 4.0;
+  EXPECT_EQ(moved("graph g(%x: f32[5, 3], %w: f32[3]) { %y = loop c extent(5) chunk(2) (%first, %p "
+                  "= slice %x axis(0) factor(1), %q = whole %w) { %d = dot %p, %q contract(1; 0) "
+                  "%e = reduce_sum %d dims(0) return s: sum %e } return y: %y }"),
+            sum + rows + 3 * weight + 2 * (4 * 5) + 3 * 2 * sum);
 }
 
 }  // namespace

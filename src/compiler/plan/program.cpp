@@ -71,7 +71,65 @@ struct Writes {
   }
 };
 
+// Bytes of the elements of a view, those that share memory counted once.
+double bytes_in(const View& view) {
+  if (view.buffer < 0) return 0.0;
+  auto bytes = static_cast<double>(size_of(view.dtype));
+  for (std::size_t d = 0; d < view.shape.size(); ++d) {
+    if (view.strides[d] != 0 || view.shape[d] == 0) bytes *= static_cast<double>(view.shape[d]);
+  }
+  return bytes;
+}
+template <typename... Views>
+double sum_of(const Views&... views) {
+  return (bytes_in(views) + ...);
+}
+
+// A product's view has strides for more dimensions than it has sizes.
+double bytes_in(const Gemm& g, View view, std::int64_t rows, std::int64_t columns) {
+  view.shape = g.outer;
+  view.shape.insert(view.shape.end(), {rows, columns});
+  return bytes_in(view);
+}
+
+struct Moved {
+  double operator()(const Pointwise& p) const {
+    double bytes = bytes_in(p.store.view) * (p.store.accumulate ? 2.0 : 1.0);
+    for (const Pointwise::Leaf& leaf : p.leaves) {
+      if (leaf.kind == Pointwise::Leaf::Kind::memory) bytes += bytes_in(leaf.view);
+    }
+    return bytes;
+  }
+  double operator()(const Gemm& g) const {
+    return bytes_in(g, g.a, g.m, g.k) + bytes_in(g, g.b, g.k, g.n) +
+           bytes_in(g, g.c, g.m, g.n) * (g.accumulate ? 2.0 : 1.0);
+  }
+  double operator()(const Take& t) const { return sum_of(t.index) + 2.0 * sum_of(t.out); }
+  double operator()(const ScatterAdd& s) const { return sum_of(s.index) + 3.0 * sum_of(s.updates); }
+  double operator()(const Pick& p) const { return sum_of(p.index) + 2.0 * sum_of(p.out); }
+  double operator()(const ArgMax& a) const { return sum_of(a.x, a.out); }
+  double operator()(const Fill& f) const { return sum_of(f.out); }
+  double operator()(const Attention& a) const {
+    return sum_of(a.q, a.k, a.v, a.out, a.lse) +
+           (a.gradient ? sum_of(a.d_out, a.d_q, a.d_k, a.d_v) : 0.0);
+  }
+  double operator()(const LoopRun& l) const {
+    return static_cast<double>(l.extent / l.chunk) * bytes_moved(*l.body) +
+           (l.tail ? bytes_moved(*l.tail) : 0.0);
+  }
+  double operator()(const HeadRun& h) const {
+    return sum_of(h.x, h.w, h.targets, h.bias, h.d_lse, h.d_logit, h.lse, h.logit, h.d_x, h.d_w,
+                  h.d_bias);
+  }
+};
+
 }  // namespace
+
+double bytes_moved(const Program& program) {
+  double bytes = 0.0;
+  for (const Instruction& i : program.instructions) bytes += std::visit(Moved(), i.what);
+  return bytes;
+}
 
 std::vector<int> reads_of(const Instruction& i) { return std::visit(Reads(), i.what); }
 std::vector<int> writes_of(const Instruction& i) { return std::visit(Writes(), i.what); }

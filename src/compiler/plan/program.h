@@ -167,6 +167,11 @@ struct Program {
 std::vector<int> reads_of(const Instruction& instruction);
 std::vector<int> writes_of(const Instruction& instruction);
 
+// Bytes that the instructions name: each operand once, each result once, twice where it is added
+// to, what is repeated by a stride of 0 once; loops counted in full. Not what kernels read again,
+// nor their scratch.
+double bytes_moved(const Program& program);
+
 std::vector<std::int64_t> contiguous_strides(const std::vector<std::int64_t>& shape);
 bool is_contiguous(const View& view);
 std::int64_t elements_of(const View& view);
