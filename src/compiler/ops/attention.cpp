@@ -167,16 +167,17 @@ Lead attention_lead(const CutNode& c, std::size_t i, const Split& s) {
 
 // --- instructions
 
+// Kernels write rows of contiguous elements, wherever they are; the log-sum-exp as it comes.
+bool has_rows(const View& view) { return view.strides[3] == 1 || view.shape[3] == 1; }
 bool attention_place(Lowering& l, Value v, const Destination& to) {
-  return to.kind == Destination::Kind::write && is_contiguous(to.view) && l.write_there(v, to);
+  const bool can = to.view.shape.size() == 4 ? has_rows(to.view) : is_contiguous(to.view);
+  return to.kind == Destination::Kind::write && can && l.write_there(v, to);
 }
 void attention_emit(Lowering& l, int id) {
   const Node& n = l.node(id);
   const auto rows = [&](std::size_t i) {
     const View view = l.memory_of(n.operands[i]);
-    return view.strides[3] == 1 || view.shape[3] == 1
-               ? view
-               : l.copied(view, l.name_of_node(id) + " operand");
+    return has_rows(view) ? view : l.copied(view, l.name_of_node(id) + " operand");
   };
   Attention a;
   a.gradient = n.op == Op::attention_grad;

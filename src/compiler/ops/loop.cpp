@@ -147,10 +147,10 @@ LoopRun::Slice slice_of(const View& outer, bool cut, int axis, std::int64_t fact
 }
 
 // The body for chunks of `chunk`. Its parameters and results are external, the i-th one slice i.
-Program body_of(const Lowering& l, const Loop& loop, std::int64_t chunk,
+Program body_of(Lowering& l, const Loop& loop, std::int64_t chunk,
                 const std::vector<View>& operands, const std::vector<View>& results) {
   const Graph body = bind(loop.body, {{loop.symbol, chunk}});
-  Lowering inner(body, l.target());
+  Lowering inner(body, l.target(), l.parts_in_place());
   const std::vector<int> parameters = body.parameters();
   inner.set_first(parameters[0]);
   int slot = 0;
@@ -171,7 +171,9 @@ Program body_of(const Lowering& l, const Loop& loop, std::int64_t chunk,
     inner.set_destination(i, {part(results[i], body.type(body.outputs()[i].value)),
                               kKinds[static_cast<int>(loop.outputs[i].kind)]});
   }
-  return inner.run();
+  Program program = inner.run();
+  l.note_waiting(inner.parts_wait());
+  return program;
 }
 
 void loop_emit(Lowering& l, int id) {

@@ -96,7 +96,10 @@ struct Operation {
   // The node on a chunk, added to the body. Null: with the attributes that it has.
   Value (*clone)(ChunkClone&) = nullptr;
 
-  // --- instructions. Whether the one that makes the value writes it where it must go.
+  // --- instructions. Before any is written, the last node first: gives operands their places in
+  // the result.
+  void (*arrange)(Lowering&, int node) = nullptr;
+  // Whether the one that makes the value writes it where it must go.
   bool (*place)(Lowering&, Value, const Destination&) = nullptr;
   // The value as a view of its operand's memory.
   View (*view)(Lowering&, Value) = nullptr;

@@ -301,7 +301,7 @@ View same_view(Lowering& l, Value v) { return l.memory_of(l.graph().node(v).oper
 bool place_same(Lowering& l, Value v, const Destination& to) {
   const Value from = l.graph().node(v).operands[0];
   std::optional<View> view = reshaped(to.view, sizes_of(l.type(from)));
-  return view && l.place(from, {*view, to.kind});
+  return view && l.place(from, to.with(*view));
 }
 std::vector<Tensor> same_value(const Evaluation& e) { return {e.in(0)}; }
 

@@ -121,10 +121,8 @@ View reshape_view(Lowering& l, Value v) {
 bool reshape_place(Lowering& l, Value v, const Destination& to) {
   const Value from = l.graph().node(v).operands[0];
   const std::optional<View> view = reshaped(to.view, sizes_of(l.type(from)));
-  return view && l.place(from, {*view, to.kind});
+  return view && l.place(from, to.with(*view));
 }
-
-// --- transpose
 
 std::vector<int> inverse(const std::vector<int>& dims) {
   std::vector<int> back(dims.size());
@@ -132,6 +130,53 @@ std::vector<int> inverse(const std::vector<int>& dims) {
     back[static_cast<std::size_t>(dims[i])] = static_cast<int>(i);
   return back;
 }
+// Where the operand's memory would have to be for the result to be in order: none where strides
+// cannot say it. `v` becomes what is moved about.
+std::optional<View> place_of_moved(const Lowering& l, Value& v) {
+  std::optional<View> view = View{};
+  view->shape = sizes_of(l.type(v));
+  view->strides = contiguous_strides(view->shape);
+  for (;;) {
+    const Node& n = l.graph().node(v);
+    if (n.op == Op::reshape) {
+      view = reshaped(*view, sizes_of(l.type(n.operands[0])));
+    } else if (n.op == Op::transpose) {
+      view = transposed(*view, inverse(n.attributes.dims));
+    } else {
+      return view;
+    }
+    if (!view) return view;
+    v = n.operands[0];
+  }
+}
+// The value as a view of what it moves about, if that is in order.
+std::optional<View> moved(const Lowering& l, Value v) {
+  const Node& n = l.graph().node(v);
+  if (n.op != Op::reshape && n.op != Op::transpose) {
+    View view;
+    view.shape = sizes_of(n.results[static_cast<std::size_t>(v.index)]);
+    view.strides = contiguous_strides(view.shape);
+    return view;
+  }
+  const std::optional<View> from = moved(l, n.operands[0]);
+  if (!from) return from;
+  return n.op == Op::reshape ? reshaped(*from, sizes_of(n.results[0]))
+                             : transposed(*from, n.attributes.dims);
+}
+// A result of transposed dimensions that become one would be a copy: what makes the value writes it
+// in that order at once, in rows.
+void reshape_arrange(Lowering& l, int id) {
+  const Value from = l.node(id).operands[0];
+  const std::optional<View> operand = moved(l, from);
+  if (!operand || reshaped(*operand, sizes_of(l.type({id, 0})))) return;
+  Value made{id, 0};
+  const std::optional<View> to = place_of_moved(l, made);
+  if (!to || row_of(l.graph().node(made).op).work != Work::full) return;
+  if (to->strides.back() == 1 || to->shape.back() == 1) l.place_view({id, 0}, made);
+}
+
+// --- transpose
+
 std::vector<Type> transpose_type(const Typing& r) {
   r.count(1);
   r.dimensions(r.a.dims, r.in(0).rank(), "dims");
@@ -168,7 +213,7 @@ View transpose_view(Lowering& l, Value v) {
 }
 bool transpose_place(Lowering& l, Value v, const Destination& to) {
   const Node& n = l.graph().node(v);
-  return l.place(n.operands[0], {transposed(to.view, inverse(n.attributes.dims)), to.kind});
+  return l.place(n.operands[0], to.with(transposed(to.view, inverse(n.attributes.dims))));
 }
 
 // --- slice
@@ -277,12 +322,29 @@ Value pad_clone(ChunkClone& c) {
 bool write_place(Lowering& l, Value v, const Destination& to) {
   return to.kind == Destination::Kind::write && l.write_there(v, to);
 }
+void pad_arrange(Lowering& l, int id) { l.place_parts(id, {numbers(l.node(id).attributes.begin)}); }
+// The margins of one dimension after the other, and what is between them.
 void pad_emit(Lowering& l, int id) {
   const Node& n = l.node(id);
-  const View out = l.result_of({id, 0});
-  l.fill(out, 0.0);
-  const View from = l.memory_of(n.operands[0]);
-  l.push(id, copy_loop(from, sliced(out, numbers(n.attributes.begin), from.shape), false));
+  View out = l.result_of({id, 0});
+  const std::vector<std::int64_t> begin = numbers(n.attributes.begin);
+  const std::vector<std::int64_t> inner = sizes_of(l.type(n.operands[0]));
+  l.move_part(id, n.operands[0], out, begin);
+  std::vector<std::int64_t> at(begin.size(), 0);
+  const auto fill = [&](std::size_t d, std::int64_t from, std::int64_t to) {
+    std::vector<std::int64_t> shape = out.shape;
+    shape[d] = to - from;
+    at[d] = from;
+    const View margin = sliced(out, at, shape);
+    at[d] = 0;
+    if (elements_of(margin) > 0) l.fill(margin, 0.0);
+  };
+  for (std::size_t d = 0; d < begin.size(); ++d) {
+    fill(d, 0, begin[d]);
+    fill(d, begin[d] + inner[d], out.shape[d]);
+    out.offset += begin[d] * out.strides[d];
+    out.shape[d] = inner[d];
+  }
 }
 constexpr TextKey kPadKeys[] = {key<&Attributes::begin>("low"), key<&Attributes::end>("high")};
 
@@ -340,16 +402,23 @@ Value concat_clone(ChunkClone& c) {
   c.a.axis = c.from[0].dim(c.a.axis);
   return c.add();
 }
+// The first index of each part.
+std::vector<std::vector<std::int64_t>> begins_of(const Lowering& l, const Node& n) {
+  const auto axis = static_cast<std::size_t>(n.attributes.axis);
+  std::vector<std::int64_t> at(n.results[0].shape.size(), 0);
+  std::vector<std::vector<std::int64_t>> begins;
+  for (const Value v : n.operands) {
+    begins.push_back(at);
+    at[axis] += sizes_of(l.type(v))[axis];
+  }
+  return begins;
+}
+void concat_arrange(Lowering& l, int id) { l.place_parts(id, begins_of(l, l.node(id))); }
 void concat_emit(Lowering& l, int id) {
   const Node& n = l.node(id);
-  const auto axis = static_cast<std::size_t>(n.attributes.axis);
   const View out = l.result_of({id, 0});
-  std::vector<std::int64_t> begin(out.shape.size(), 0);
-  for (const Value v : n.operands) {
-    const View from = l.memory_of(v);
-    l.push(id, copy_loop(from, sliced(out, begin, from.shape), false));
-    begin[axis] += from.shape[axis];
-  }
+  const std::vector<std::vector<std::int64_t>> begins = begins_of(l, n);
+  for (std::size_t i = 0; i < begins.size(); ++i) l.move_part(id, n.operands[i], out, begins[i]);
 }
 constexpr TextKey kAxis[] = {key<&Attributes::axis>("axis")};
 
@@ -383,6 +452,7 @@ constexpr Operation kOperations[] = {
         .cut_by_operand = reshape_lead,
         .degree = linear,
         .clone = reshape_clone,
+        .arrange = reshape_arrange,
         .place = reshape_place,
         .view = reshape_view,
     },
@@ -429,6 +499,7 @@ constexpr Operation kOperations[] = {
         .cut_by_operand = cut_as_operand,
         .degree = linear,
         .clone = pad_clone,
+        .arrange = pad_arrange,
         .place = write_place,
         .emit = pad_emit,
     },
@@ -444,6 +515,7 @@ constexpr Operation kOperations[] = {
         .cut_by_operand = cut_as_operand,
         .degree = concat_degree,
         .clone = concat_clone,
+        .arrange = concat_arrange,
         .place = write_place,
         .emit = concat_emit,
     },

@@ -11,11 +11,12 @@
 
 namespace logitless::ir {
 
-Lowering::Lowering(const Graph& graph, const Target& target)
+Lowering::Lowering(const Graph& graph, const Target& target, bool parts_in_place)
     : g_(graph),
       target_(target),
       inlined_(inlined_nodes(graph)),
-      absorbed_(static_cast<std::size_t>(graph.size()), false) {
+      absorbed_(static_cast<std::size_t>(graph.size()), false),
+      parts_in_place_(parts_in_place) {
   p_.alignment = target.alignment();
   for (const Node& n : g_.nodes()) {
     for (const Value v : n.operands) ++uses_[v];
@@ -73,7 +74,8 @@ void Lowering::set_destination(std::size_t output, Destination destination) {
 
 bool Lowering::place(Value v, const Destination& to) {
   if (destinations_.contains(v)) return false;
-  if (to.kind != Destination::Kind::write && uses_[v] > 1) return false;
+  // Others would read what it was added to.
+  if ((to.kind != Destination::Kind::write || to.added_to) && uses_[v] > 1) return false;
   const auto rule = row_of(g_.node(v).op).place;
   return rule != nullptr && rule(*this, v, to);
 }
@@ -92,7 +94,9 @@ bool Lowering::place_sum(Value v, const Destination& to) {
   if (!row_of(g_.node(second).op).sums || first.node == second.node || uses_[first] > 1)
     return false;
   if (!place(second, {to.view, Destination::Kind::sum})) return false;
-  if (!place(first, to)) {
+  Destination before = to;
+  before.added_to = true;
+  if (!place(first, before)) {
     destinations_.erase(second);
     return false;
   }
@@ -100,6 +104,51 @@ bool Lowering::place_sum(Value v, const Destination& to) {
   absorbed_[static_cast<std::size_t>(v.node)] = true;
   memory_[v] = to.view;
   return true;
+}
+
+Destination Lowering::destination_of(Value v) {
+  const auto found = destinations_.find(v);
+  if (found != destinations_.end()) return found->second;
+  return destinations_[v] = {new_view(g_.type(v), name_of_node(v.node), v.node),
+                             Destination::Kind::write};
+}
+
+void Lowering::place_parts(int id, const std::vector<std::vector<std::int64_t>>& begins) {
+  const Node& n = g_.node(id);
+  const Destination to = destination_of({id, 0});
+  std::vector<View> parts;
+  std::int64_t missing = elements_of(to.view);
+  bool one_maker = true;
+  for (std::size_t i = 0; i < begins.size(); ++i) {
+    parts.push_back(sliced(to.view, begins[i], sizes_of(g_.type(n.operands[i]))));
+    missing -= elements_of(parts.back());
+    one_maker = one_maker && maker_of(n.operands[i]) == maker_of(n.operands[0]);
+  }
+  const bool in_arena = p_.buffers[static_cast<std::size_t>(to.view.buffer)].place == Place::arena;
+  const bool waits = in_arena && (missing > 0 || !one_maker);
+  if (waits && !parts_in_place_) return;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (place(n.operands[i], to.with(parts[i]))) parts_wait_ = parts_wait_ || waits;
+  }
+}
+
+int Lowering::maker_of(Value v) const {
+  while (row_of(g_.node(v).op).view != nullptr && row_of(g_.node(v).op).place != nullptr)
+    v = g_.node(v).operands[0];
+  return v.node;
+}
+
+void Lowering::move_part(int id, Value part, const View& out,
+                         const std::vector<std::int64_t>& begin) {
+  const View from = memory_of(part);
+  const View to = sliced(out, begin, from.shape);
+  if (!same_elements(from, to)) push(id, copy_loop(from, to, false));
+}
+
+void Lowering::place_view(Value v, Value made) {
+  if (destinations_.contains(made)) return;
+  View view = new_view(g_.type(v), name_of_node(made.node), made.node);
+  if (!place(v, {std::move(view), Destination::Kind::write})) p_.buffers.pop_back();
 }
 
 View Lowering::result_of(Value v) {
@@ -180,6 +229,9 @@ void Lowering::emit_elementwise(int id) {
 
 Program Lowering::run() {
   p_.instructions.reserve(static_cast<std::size_t>(g_.size()));
+  for (int id = g_.size() - 1; id >= 0; --id) {
+    if (const auto arrange = row_of(g_.node(id).op).arrange) arrange(*this, id);
+  }
   for (int id = 0; id < g_.size(); ++id) {
     if (const auto emit = row_of(g_.node(id).op).emit) emit(*this, id);  // else where it is read
   }
@@ -188,8 +240,9 @@ Program Lowering::run() {
   return std::move(p_);
 }
 
-Program lower(const Graph& graph, const Target& target) {
-  Lowering lowering(graph, target);
+namespace {
+
+Program lowered(const Graph& graph, Lowering& lowering) {
   std::vector<int> parameters, results;
   int slot = 0;
   const auto external = [&](const Type& type, const std::string& name) {
@@ -215,6 +268,18 @@ Program lower(const Graph& graph, const Target& target) {
   program.parameters = std::move(parameters);
   program.results = std::move(results);
   return program;
+}
+
+}  // namespace
+
+Program lower(const Graph& graph, const Target& target) {
+  Lowering lowering(graph, target);
+  Program program = lowered(graph, lowering);
+  if (!lowering.parts_wait()) return program;
+  // Memory that waits for its last part may stand at the peak, where copies would not.
+  Lowering copying(graph, target, /*parts_in_place=*/false);
+  Program copies = lowered(graph, copying);
+  return copies.value_bytes < program.value_bytes ? copies : program;
 }
 
 }  // namespace logitless::ir

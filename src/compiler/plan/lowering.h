@@ -21,12 +21,17 @@ struct Destination {
     sum,
     max,
     lse
-  } kind = Kind::write;  // all but write: merged
+  } kind = Kind::write;   // all but write: merged
+  bool added_to = false;  // something else is added there later
+
+  // The same of a value that is this one reshaped, moved, or a part of it.
+  Destination with(View other) const { return {std::move(other), kind, added_to}; }
 };
 
 class Lowering {
  public:
-  Lowering(const Graph& graph, const Target& target);
+  // Without `parts_in_place`, parts of a concat or a pad that others are waited for are copied.
+  Lowering(const Graph& graph, const Target& target, bool parts_in_place = true);
 
   // --- before run()
   int add_buffer(Place place, std::int64_t bytes, const std::string& name,
@@ -39,6 +44,9 @@ class Lowering {
   // Parameter `id` is the number of the chunk's first element.
   void set_first(int id);
   Program run();
+  bool parts_in_place() const { return parts_in_place_; }
+  // After run(): whether memory of the arena holds a part while it waits for the others.
+  bool parts_wait() const { return parts_wait_; }
 
   // --- the graph
   const Graph& graph() const { return g_; }
@@ -59,6 +67,15 @@ class Lowering {
   View new_view(const Type& type, const std::string& name, int node = -1);
   // Whether the instruction that makes the value can write it where it must go; then it will.
   bool place(Value v, const Destination& to);
+  // Where a value goes, which is new memory if nothing was said before.
+  Destination destination_of(Value v);
+  // The parts of node `id` are written into its result, from `begins` on, where their instructions
+  // can do that.
+  void place_parts(int id, const std::vector<std::vector<std::int64_t>>& begins);
+  // The operand's value at `begin` of `out`, if it is not there already.
+  void move_part(int id, Value part, const View& out, const std::vector<std::int64_t>& begin);
+  // New memory for a value that is `made`'s in another order, written there if that can be.
+  void place_view(Value v, Value made);
   // The end of an operation's rule for it: the instruction writes there.
   bool write_there(Value v, const Destination& to);
   // a + b, where b is a sum that can be added to what is there: a is written, then b added.
@@ -77,6 +94,8 @@ class Lowering {
     p_.instructions.push_back(std::move(instruction));
   }
   void fill(const View& view, double number);
+  // A loop around parts did what parts_wait() tells.
+  void note_waiting(bool parts_wait) { parts_wait_ = parts_wait_ || parts_wait; }
   // An elementwise value, or any other through memory, in one loop.
   void compute(Value v, const Destination& to);
   // The same of a node, unless its readers compute it.
@@ -95,7 +114,9 @@ class Lowering {
   std::map<Value, Destination> destinations_;  // of values whose instruction writes them in place
   std::vector<std::pair<std::size_t, Destination>> copies_;  // results that are copied at the end
   int first_ = -1;
+  bool parts_in_place_, parts_wait_ = false;
 
+  int maker_of(Value v) const;  // the node whose result is moved about to be this value
   void copy_to(Value v, const Destination& to);
   void require_supported(const Instruction& instruction) const;
   int add_scratch(std::int64_t bytes, int id);  // -1 of none

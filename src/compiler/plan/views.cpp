@@ -25,6 +25,15 @@ bool is_contiguous(const View& view) {
   return true;
 }
 
+bool same_elements(const View& a, const View& b) {
+  if (elements_of(a) == 0) return true;
+  if (a.buffer != b.buffer || a.offset != b.offset || a.dtype != b.dtype) return false;
+  for (std::size_t d = 0; d < a.shape.size(); ++d) {
+    if (a.shape[d] > 1 && a.strides[d] != b.strides[d]) return false;
+  }
+  return true;
+}
+
 View transposed(const View& view, const std::vector<int>& dims) {
   View to = view;
   for (std::size_t i = 0; i < dims.size(); ++i) {

@@ -13,6 +13,8 @@ View sliced(const View& view, const std::vector<std::int64_t>& begin,
             const std::vector<std::int64_t>& shape);
 View broadcasted(const View& view, const std::vector<std::int64_t>& shape,
                  const std::vector<int>& dims);
+// Views of equal shape: whether each element of one is that of the other.
+bool same_elements(const View& a, const View& b);
 // Nothing where strides cannot say it.
 std::optional<View> reshaped(const View& view, const std::vector<std::int64_t>& shape);
 

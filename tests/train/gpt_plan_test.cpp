@@ -1,0 +1,62 @@
+// What a step of GPT-2 moves about in memory: nothing around attention.
+#include <gtest/gtest.h>
+#include <logitless/compiler.h>
+
+#include <string>
+#include <vector>
+
+#include "compiler/ir/text.h"
+#include "compiler/plan/lower.h"
+#include "compiler/target/cpu.h"
+#include "train/gpt.h"
+
+namespace logitless::test {
+namespace {
+
+bool is_copy(const ir::Instruction& i) {
+  const auto* loop = std::get_if<ir::Pointwise>(&i.what);
+  return loop != nullptr && !loop->reduction && loop->steps.empty() && loop->leaves.size() == 1 &&
+         loop->leaves[0].kind == ir::Pointwise::Leaf::Kind::memory &&
+         loop->leaves[0].view.dtype == loop->store.view.dtype;
+}
+std::vector<std::string> copies(const ir::Program& program) {
+  std::vector<std::string> names;
+  for (const ir::Instruction& i : program.instructions) {
+    if (is_copy(i)) names.push_back(i.name);
+    const auto* loop = std::get_if<ir::LoopRun>(&i.what);
+    if (loop == nullptr) continue;
+    for (const std::string& name : copies(*loop->body)) names.push_back(name);
+  }
+  return names;
+}
+TEST(Gpt2Step, HasNoPadAndNoCopyAroundAttention) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const train::GptConfig config{100, 24, 32, 4, 2, true, dtype};
+    CompileOptions options;
+    options.chunk = false;  // loops over such small values would be chosen by other rules
+    const CompiledProgram program = compile(train::build_gpt(config, 3, 24), options);
+    const ir::Graph graph = ir::parse(program.text()).graph;
+    for (const ir::Node& n : graph.nodes()) EXPECT_NE(n.op, ir::Op::pad);
+    const ir::Program plan = ir::lower(graph, ir::CpuTarget(1));
+    EXPECT_TRUE(copies(plan).empty()) << copies(plan)[0];
+    int attentions = 0;
+    for (const ir::Instruction& i : plan.instructions) {
+      const auto* a = std::get_if<ir::Attention>(&i.what);
+      if (a == nullptr) continue;
+      ++attentions;
+      // Queries, keys and values side by side in rows of 96, what comes of them in rows of 32.
+      for (const ir::View* v : {&a->q, &a->k, &a->v})
+        EXPECT_EQ(v->strides, (std::vector<std::int64_t>{24 * 96, 8, 96, 1}));
+      EXPECT_EQ(a->out.strides, (std::vector<std::int64_t>{24 * 32, 8, 32, 1}));
+      if (!a->gradient) continue;
+      EXPECT_EQ(a->d_q.buffer, a->d_k.buffer);
+      EXPECT_EQ(a->d_q.buffer, a->d_v.buffer);
+      for (const ir::View* v : {&a->d_q, &a->d_k, &a->d_v})
+        EXPECT_EQ(v->strides, (std::vector<std::int64_t>{24 * 96, 8, 96, 1}));
+    }
+    EXPECT_EQ(attentions, 4);  // forward and backward of two layers
+  }
+}
+
+}  // namespace
+}  // namespace logitless::test
