@@ -1,12 +1,15 @@
-// Sums along the last dimension, cut into parts: of any length, whole blocks and less, many rows
-// and few.
+// Sums along the last dimension: of any length, whole blocks and less, of many rows and of few,
+// which are cut into parts.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 
 #include <string>
 
 #include "compiler/graph_access.h"
+#include "compiler/ir/text.h"
+#include "compiler/plan/lower.h"
 #include "compiler/run.h"
+#include "compiler/target/cpu.h"
 
 namespace logitless::test {
 namespace {
@@ -18,7 +21,7 @@ ir::Tensors run(const Graph& graph, const ir::Tensors& inputs, int threads) {
   return execute(compile(graph, options), inputs);
 }
 
-TEST(RowSums, OfPartsOfARow) {
+TEST(RowSums, OfAnyShape) {
   constexpr std::int64_t kShapes[][2] = {{4096, 12}, {2000, 40}, {100, 700}, {300, 601},
                                          {33, 513},  {40, 5000}, {3, 40000}, {5000, 9}};
   const std::pair<std::string, double> dtypes[] = {{"f64", 1e-12}, {"f32", 2e-6}, {"bf16", 0x1p-7}};
@@ -41,6 +44,27 @@ TEST(RowSums, OfPartsOfARow) {
       EXPECT_LT(difference(one, ir::interpret(plain, inputs)), tolerance);
       EXPECT_EQ(difference(run(graph, inputs, 3), one), 0.0);
     }
+  }
+}
+
+std::int64_t parts(const std::string& type, int dim, int threads) {
+  const std::string text = "graph g(%x: " + type + ") { %y = reduce_sum %x dims(" +
+                           std::to_string(dim) + ") return y: %y }";
+  const ir::Program plan = ir::lower(ir::parse(text).graph, ir::CpuTarget(threads));
+  return std::get<ir::Pointwise>(plan.instructions[0].what).parts;
+}
+
+TEST(RowSums, AreCutWhereThereAreFewRows) {
+  for (const int threads : {1, 16}) {
+    EXPECT_EQ(parts("f32[1000000]", 0, threads), 64);
+    EXPECT_EQ(parts("f32[3, 1000000]", 1, threads), 22);
+    EXPECT_EQ(parts("f32[63, 100000]", 1, threads), 2);
+    EXPECT_EQ(parts("f32[40, 600]", 1, threads), 1);
+    // A layer norm's, and few enough that every one is a task.
+    EXPECT_EQ(parts("f32[4096, 768]", 1, threads), 1);
+    EXPECT_EQ(parts("f32[64, 1000000]", 1, threads), 1);
+    // Its bias: sums of columns, which are few tasks.
+    EXPECT_EQ(parts("f32[4096, 768]", 0, threads), 64);
   }
 }
 

@@ -192,15 +192,19 @@ void reorder(Pointwise& loop, const std::vector<int>& order) {
   }
 }
 
-// Few results of many elements: parts of fixed size, added in order.
+// Few results of many elements: parts, added in order. Rows are tasks by themselves and are cut
+// only where there are too few of them, into no more parts than make enough.
 std::int64_t parts_of(const Pointwise& loop, std::int64_t rows, std::int64_t reduced) {
-  constexpr std::int64_t kPart = 8192, kMostParts = 64;
-  if (loop.reduce == Reduce::lse || loop.reduced == 0 || rows > 4096 || rows * reduced <= 2 * kPart)
-    return 1;
-  const std::int64_t first =
-      loop.columns ? loop.shape[0]
-                   : loop.shape[loop.shape.size() - static_cast<std::size_t>(loop.reduced)];
-  return std::clamp<std::int64_t>(rows * reduced / kPart, 1, std::min(kMostParts, first));
+  constexpr std::int64_t kPart = 8192, kTasks = 64, kMostColumns = 4096, kLeastOfRow = 512;
+  if (loop.reduce == Reduce::lse || loop.reduced == 0 || rows * reduced <= 2 * kPart) return 1;
+  const std::int64_t parts = rows * reduced / kPart;
+  if (loop.columns)
+    return rows > kMostColumns
+               ? 1
+               : std::clamp<std::int64_t>(parts, 1, std::min(kTasks, loop.shape[0]));
+  const std::int64_t first = loop.shape[loop.shape.size() - static_cast<std::size_t>(loop.reduced)];
+  const std::int64_t most = std::min({(kTasks + rows - 1) / rows, reduced / kLeastOfRow, first});
+  return std::clamp<std::int64_t>(parts, 1, std::max<std::int64_t>(most, 1));
 }
 
 void reduce_emit(Lowering& l, int id) {

@@ -328,32 +328,6 @@ void elementwise(const Pointwise& loop, const Frame& frame, int threads) {
   });
 }
 
-// The sums of parts [item, end) of rows, loop.parts of each row, along one dimension; a part is no
-// longer than a block. What the parts of a row that fill a block have to sum is evaluated at once.
-template <typename R>
-void sum_parts(const Pointwise& loop, Block<R>& block, std::int64_t item, std::int64_t end,
-               R* sums) {
-  const std::size_t kept = loop.shape.size() - 1;
-  const std::int64_t length = loop.shape[kept];
-  std::array<std::int64_t, kMaxDims> at{};
-  while (item < end) {
-    const std::int64_t row = item / loop.parts, first = item % loop.parts;
-    const auto begin_of = [&](std::int64_t part) { return length * part / loop.parts; };
-    const std::int64_t begin = begin_of(first);
-    const std::int64_t last = std::min(loop.parts, first + end - item);
-    std::int64_t part = first + 1;
-    while (part < last && begin_of(part + 1) - begin <= kBlock) ++part;
-    unravel(loop.shape, 0, kept, row, at.data());
-    at[kept] = begin;
-    const R* values = block.run(at.data(), begin_of(part) - begin);
-    for (std::int64_t i = first; i < part; ++i, ++item) {
-      Sum<R> sum(loop.reduce);
-      sum.add(values + (begin_of(i) - begin), begin_of(i + 1) - begin_of(i));
-      sums[item] = static_cast<R>(sum.value());
-    }
-  }
-}
-
 template <typename R>
 void reduce_rows(const Pointwise& loop, const Frame& frame, int threads) {
   const std::size_t rank = loop.shape.size(), reduced = static_cast<std::size_t>(loop.reduced),
@@ -377,8 +351,6 @@ void reduce_rows(const Pointwise& loop, const Frame& frame, int threads) {
     Block<R> block(loop, frame);
     std::array<std::int64_t, kMaxDims> at{};
     const std::int64_t end = std::min(items, (task + 1) * per_task);
-    if (parts > 1 && reduced == 1 && length < kBlock)
-      return sum_parts(loop, block, task * per_task, end, sums);
     for (std::int64_t item = task * per_task; item < end; ++item) {
       const std::int64_t row = item / parts, part = item % parts;
       unravel(loop.shape, 0, kept, row, at.data());
