@@ -55,6 +55,7 @@ LAYERS = (
     ("src/kernels/cuda/head/", CUDA_BASE),
     ("src/kernels/cuda/far/", ("src/kernels/cuda/head/", *CUDA_BASE)),
     ("src/kernels/cuda/tensor/", CUDA_BASE),
+    ("src/kernels/cuda/train/", CUDA_BASE),
     ("src/kernels/*/", (*KERNEL_INTERFACE, *BELOW_KERNELS)),
     ("src/kernels/", ("src/kernels/*.h", "src/kernels/*/register_*.h", *BELOW_KERNELS)),
     ("src/head/*.h", HEAD_BASE),

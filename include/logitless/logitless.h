@@ -5,6 +5,8 @@
 #include "logitless/compiler.h"
 #include "logitless/context.h"
 #include "logitless/cross_entropy.h"
+#include "logitless/device.h"
+#include "logitless/device_adamw.h"
 #include "logitless/dtype.h"
 #include "logitless/error.h"
 #include "logitless/far_field.h"

@@ -1,0 +1,82 @@
+// AdamW (Loshchilov & Hutter 2019) over all tensors of a model on a GPU: three kernels a step,
+// whatever the number of tensors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "logitless/context.h"
+#include "logitless/export.h"
+
+namespace logitless {
+
+struct DeviceAdamWOptions {
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0.1;
+  double clip = 0.0;  // gradients are scaled so that their norm is at most this; 0: not
+};
+
+// A parameter with its gradient and moments: f32 [count] each, in the device's memory, aligned to
+// 16 bytes.
+struct DeviceAdamWTensor {
+  float* value = nullptr;
+  float* gradient = nullptr;
+  const float* more_gradient = nullptr;  // of further micro-batches; null: there are none
+  float* m = nullptr;
+  float* v = nullptr;
+  std::int64_t count = 0;
+  bool decay = false;  // by weight_decay
+};
+
+// What a step takes from the host, in the device's memory.
+struct DeviceAdamWRates {
+  float move = 0.0f;      // rate / (1 - beta1^step)
+  float inverse2 = 0.0f;  // 1 / (1 - beta2^step)
+  float kept = 1.0f;      // 1 - rate * weight_decay
+};
+
+// What a step says, in the device's memory.
+struct DeviceAdamWReport {
+  double loss = 0.0;         // sum over micro-batches
+  double norm = 0.0;         // of the gradients before clipping: sqrt of the sum of squares
+  std::int64_t skipped = 0;  // 1: the step changed nothing
+};
+
+// Nothing allocates or waits but the constructor, and everything may be captured into a graph. The
+// same numbers give the same bits: sums have a fixed order, those of squares are in double.
+class LOGITLESS_API DeviceAdamW {
+ public:
+  // Bytes of the device that an optimizer of tensors of these counts takes: its tables, and a
+  // double for each 8192 elements. Pure.
+  static std::size_t bytes(std::span<const std::int64_t> counts);
+
+  // Throws InvalidArgument naming the tensor that is not aligned, has no memory, or has
+  // more_gradient when others have none; DeviceError.
+  DeviceAdamW(const Context& context, const DeviceAdamWOptions& options,
+              std::span<const DeviceAdamWTensor> tensors);
+
+  // Of the step-th step, counted from 1.
+  DeviceAdamWRates rates(std::int64_t step, double rate) const;
+
+  // In this order for each step, enqueued on a cudaStream_t: the first micro-batch's loss, f32 [];
+  // those of the others, whose more_gradient is added to gradient; then the step. With
+  // g = gradient * min(1, clip / norm):
+  //   m = beta1 m + (1 - beta1) g         v = beta2 v + (1 - beta2) g^2
+  //   value = (decay ? kept : 1) value - move m / (sqrt(v inverse2) + epsilon)
+  // A step whose loss or norm is no finite number changes nothing, and neither does any step after
+  // it, until reset().
+  void first_loss(const float* loss, void* stream) const;
+  void add(const float* loss, void* stream) const;
+  void step(const DeviceAdamWRates* rates, DeviceAdamWReport* report, void* stream) const;
+  void reset(void* stream) const;
+
+ private:
+  struct State;
+  std::shared_ptr<const State> state_;
+};
+
+}  // namespace logitless

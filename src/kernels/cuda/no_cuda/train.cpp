@@ -1,0 +1,30 @@
+// Stands in for what training asks of a GPU in a build without CUDA.
+#include "core/check.h"
+#include "kernels/device_adamw.h"
+#include "kernels/device_stream.h"
+
+namespace logitless::cuda {
+namespace {
+
+[[noreturn]] void refuse() { throw Unsupported("this build has no CUDA"); }
+
+}  // namespace
+
+std::string device_name(int) { refuse(); }
+MemorySizes memory_sizes() { refuse(); }
+std::shared_ptr<void> make_stream() { refuse(); }
+std::shared_ptr<void> make_event() { refuse(); }
+std::shared_ptr<void> make_pinned(std::size_t) { refuse(); }
+void record_event(void*, Stream) { refuse(); }
+void wait_event(void*) { refuse(); }
+void copy_async(void*, const void*, std::size_t, Stream) { refuse(); }
+void begin_capture(Stream) { refuse(); }
+std::shared_ptr<void> end_capture(Stream) { refuse(); }
+void abandon_capture(Stream) noexcept {}
+void launch_graph(void*, Stream) { refuse(); }
+
+void adamw_reset(const AdamWCall&) { refuse(); }
+void adamw_loss(const AdamWCall&, const float*, bool) { refuse(); }
+void adamw_step(const AdamWCall&, const AdamWRates*, AdamWReport*) { refuse(); }
+
+}  // namespace logitless::cuda

@@ -1,0 +1,86 @@
+// Streams, events, captured graphs, pinned memory.
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/device_stream.h"
+
+namespace logitless::cuda {
+namespace {
+
+cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
+cudaEvent_t event_of(void* event) { return static_cast<cudaEvent_t>(event); }
+
+}  // namespace
+
+std::string device_name(int index) {
+  cudaDeviceProp properties;
+  require_cuda(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+  return properties.name;
+}
+
+MemorySizes memory_sizes() {
+  MemorySizes sizes;
+  require_cuda(cudaMemGetInfo(&sizes.free, &sizes.total), "cudaMemGetInfo");
+  return sizes;
+}
+
+std::shared_ptr<void> make_stream() {
+  cudaStream_t stream;
+  require_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  return {stream, [](void* held) { cudaStreamDestroy(stream_of(held)); }};
+}
+
+std::shared_ptr<void> make_event() {
+  cudaEvent_t event;
+  require_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
+  return {event, [](void* held) { cudaEventDestroy(event_of(held)); }};
+}
+
+std::shared_ptr<void> make_pinned(std::size_t bytes) {
+  void* data = nullptr;
+  if (bytes == 0) return {};
+  if (cudaMallocHost(&data, bytes) != cudaSuccess) {
+    cudaGetLastError();
+    throw DeviceError(concat("out of page-locked memory: ", bytes, " bytes were asked for"));
+  }
+  return {data, [](void* held) { cudaFreeHost(held); }};
+}
+
+void record_event(void* event, Stream stream) {
+  require_cuda(cudaEventRecord(event_of(event), stream_of(stream)), "event");
+}
+void wait_event(void* event) { require_cuda(cudaEventSynchronize(event_of(event)), "CUDA stream"); }
+
+void copy_async(void* to, const void* from, std::size_t bytes, Stream stream) {
+  require_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)), "copy");
+}
+
+void begin_capture(Stream stream) {
+  require_cuda(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal),
+               "capture of a graph");
+}
+
+std::shared_ptr<void> end_capture(Stream stream) {
+  cudaGraph_t captured;
+  require_cuda(cudaStreamEndCapture(stream_of(stream), &captured), "capture of a graph");
+  cudaGraphExec_t ready;
+  const cudaError_t made = cudaGraphInstantiate(&ready, captured, 0);
+  cudaGraphDestroy(captured);
+  require_cuda(made, "graph");
+  std::shared_ptr<void> graph(
+      ready, [](void* held) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(held)); });
+  // What it takes of the device it takes now, and not at the first launch.
+  require_cuda(cudaGraphUpload(ready, stream_of(stream)), "graph");
+  return graph;
+}
+
+void abandon_capture(Stream stream) noexcept {
+  cudaGraph_t captured = nullptr;
+  if (cudaStreamEndCapture(stream_of(stream), &captured) == cudaSuccess && captured != nullptr)
+    cudaGraphDestroy(captured);
+  cudaGetLastError();
+}
+
+void launch_graph(void* graph, Stream stream) {
+  require_cuda(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream)), "graph");
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,186 @@
+// AdamW over many tensors, the norm of their gradients, sums of micro-batches.
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/train/adamw_tables.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr int kThreads = 256;       // of a cut
+constexpr int kTotalThreads = 512;  // that add up the sums of all cuts
+
+// Sum over the threads of a block, in order of their halvings; thread 0 gets it.
+template <int kCount>
+__device__ double block_sum(double mine) {
+  __shared__ double shared[kCount];
+  shared[threadIdx.x] = mine;
+  __syncthreads();
+  for (int half = kCount / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) shared[threadIdx.x] += shared[threadIdx.x + half];
+    __syncthreads();
+  }
+  return shared[0];
+}
+
+// The elements of a block of threads, by fours as far as there are four.
+struct Piece {
+  AdamWTensor tensor;
+  std::int64_t begin, fours, end;
+};
+__device__ Piece piece_of(const AdamWTensor* tensors, const AdamWCut* cuts) {
+  const AdamWCut cut = cuts[blockIdx.x];
+  Piece p{tensors[cut.tensor], cut.begin, 0, 0};
+  const std::int64_t last = cut.begin + kAdamWBlock;
+  p.end = last < p.tensor.count ? last : p.tensor.count;
+  p.fours = (p.end - p.begin) / 4;
+  return p;
+}
+__device__ float4* fours(float* data, std::int64_t begin) {
+  return reinterpret_cast<float4*>(data + begin);
+}
+__device__ const float4* fours(const float* data, std::int64_t begin) {
+  return reinterpret_cast<const float4*>(data + begin);
+}
+
+__device__ double square(float g) { return static_cast<double>(g) * static_cast<double>(g); }
+
+// partial[cut] = sum of squares of its gradients.
+__global__ void __launch_bounds__(kThreads)
+    sum_squares(const AdamWTensor* tensors, const AdamWCut* cuts, double* partial) {
+  const Piece p = piece_of(tensors, cuts);
+  const float4* from = fours(static_cast<const float*>(p.tensor.gradient), p.begin);
+  double sums[4] = {};
+#pragma unroll 4
+  for (std::int64_t i = threadIdx.x; i < p.fours; i += kThreads) {
+    const float4 g = from[i];
+    sums[0] += square(g.x);
+    sums[1] += square(g.y);
+    sums[2] += square(g.z);
+    sums[3] += square(g.w);
+  }
+  const std::int64_t rest = p.begin + 4 * p.fours + threadIdx.x;
+  if (rest < p.end) sums[0] += square(p.tensor.gradient[rest]);
+  const double sum = block_sum<kThreads>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(kTotalThreads)
+    judge(const double* partial, std::int64_t blocks, double clip, AdamWState* state,
+          AdamWReport* report) {
+  double mine = 0.0;
+  for (std::int64_t b = threadIdx.x; b < blocks; b += kTotalThreads) mine += partial[b];
+  const double sum = block_sum<kTotalThreads>(mine);
+  if (threadIdx.x > 0) return;
+  const double norm = sqrt(sum);
+  if (!isfinite(state->loss) || !isfinite(norm)) state->failed = 1;
+  state->gradient_scale = static_cast<float>(clip > 0.0 && norm > clip ? clip / norm : 1.0);
+  *report = {state->loss, norm, state->failed};
+}
+
+struct Numbers {
+  float beta1, beta2, keep1, keep2, epsilon, scale, move, inverse2, kept;
+};
+__device__ void update(const Numbers& n, float gradient, float& m, float& v, float& value) {
+  const float g = gradient * n.scale;
+  m = n.beta1 * m + n.keep1 * g;
+  v = n.beta2 * v + n.keep2 * (g * g);
+  value = n.kept * value - n.move * m / (sqrtf(v * n.inverse2) + n.epsilon);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    step(const AdamWTensor* tensors, const AdamWCut* cuts, const AdamWState* state,
+         const AdamWRates* rates, Numbers n) {
+  if (state->failed != 0) return;
+  const Piece p = piece_of(tensors, cuts);
+  n.scale = state->gradient_scale;
+  n.move = rates->move;
+  n.inverse2 = rates->inverse2;
+  n.kept = p.tensor.decay ? rates->kept : 1.0f;
+  const float4* gradients = fours(static_cast<const float*>(p.tensor.gradient), p.begin);
+  float4* const ms = fours(p.tensor.m, p.begin);
+  float4* const vs = fours(p.tensor.v, p.begin);
+  float4* const values = fours(p.tensor.value, p.begin);
+#pragma unroll 2
+  for (std::int64_t i = threadIdx.x; i < p.fours; i += kThreads) {
+    const float4 g = __ldcs(gradients + i);
+    float4 m = __ldcs(ms + i), v = __ldcs(vs + i), value = __ldcs(values + i);
+    update(n, g.x, m.x, v.x, value.x);
+    update(n, g.y, m.y, v.y, value.y);
+    update(n, g.z, m.z, v.z, value.z);
+    update(n, g.w, m.w, v.w, value.w);
+    __stcs(ms + i, m);
+    __stcs(vs + i, v);
+    __stcs(values + i, value);
+  }
+  const std::int64_t rest = p.begin + 4 * p.fours + threadIdx.x;
+  if (rest < p.end)
+    update(n, p.tensor.gradient[rest], p.tensor.m[rest], p.tensor.v[rest], p.tensor.value[rest]);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    add_gradients(const AdamWTensor* tensors, const AdamWCut* cuts) {
+  const Piece p = piece_of(tensors, cuts);
+  float4* const to = fours(p.tensor.gradient, p.begin);
+  const float4* from = fours(p.tensor.more, p.begin);
+#pragma unroll 2
+  for (std::int64_t i = threadIdx.x; i < p.fours; i += kThreads) {
+    float4 sum = to[i];
+    const float4 more = __ldcs(from + i);
+    sum.x += more.x;
+    sum.y += more.y;
+    sum.z += more.z;
+    sum.w += more.w;
+    to[i] = sum;
+  }
+  const std::int64_t rest = p.begin + 4 * p.fours + threadIdx.x;
+  if (rest < p.end) p.tensor.gradient[rest] += p.tensor.more[rest];
+}
+
+__global__ void set_loss(AdamWState* state, const float* loss, bool add) {
+  state->loss = (add ? state->loss : 0.0) + static_cast<double>(*loss);
+}
+
+// The parts of the memory.
+struct Parts {
+  const AdamWTensor* tensors;
+  const AdamWCut* cuts;
+  double* partial;
+  AdamWState* state;
+  unsigned blocks;
+  cudaStream_t stream;
+};
+Parts parts_of(const AdamWCall& call) {
+  auto* const memory = static_cast<std::byte*>(call.memory);
+  return {reinterpret_cast<const AdamWTensor*>(memory + call.places.tensors),
+          reinterpret_cast<const AdamWCut*>(memory + call.places.cuts),
+          reinterpret_cast<double*>(memory + call.places.partial),
+          reinterpret_cast<AdamWState*>(memory + call.places.state),
+          static_cast<unsigned>(call.places.blocks),
+          static_cast<cudaStream_t>(call.stream)};
+}
+
+}  // namespace
+
+void adamw_reset(const AdamWCall& call) {
+  const Parts p = parts_of(call);
+  require_cuda(cudaMemsetAsync(p.state, 0, sizeof(AdamWState), p.stream), "AdamW");
+}
+
+void adamw_loss(const AdamWCall& call, const float* loss, bool gradients) {
+  const Parts p = parts_of(call);
+  set_loss<<<1, 1, 0, p.stream>>>(p.state, loss, gradients);
+  if (gradients && p.blocks > 0)
+    add_gradients<<<p.blocks, kThreads, 0, p.stream>>>(p.tensors, p.cuts);
+  require_cuda(cudaGetLastError(), "AdamW");
+}
+
+void adamw_step(const AdamWCall& call, const AdamWRates* rates, AdamWReport* report) {
+  const Parts p = parts_of(call);
+  if (p.blocks > 0) sum_squares<<<p.blocks, kThreads, 0, p.stream>>>(p.tensors, p.cuts, p.partial);
+  judge<<<1, kTotalThreads, 0, p.stream>>>(p.partial, call.places.blocks, call.clip, p.state,
+                                           report);
+  const Numbers n{call.beta1, call.beta2, call.keep1, call.keep2, call.epsilon, 0, 0, 0, 0};
+  if (p.blocks > 0) step<<<p.blocks, kThreads, 0, p.stream>>>(p.tensors, p.cuts, p.state, rates, n);
+  require_cuda(cudaGetLastError(), "AdamW");
+}
+
+}  // namespace logitless::cuda
