@@ -1,4 +1,4 @@
-// logitless train: a GPT-2 of any size, compiled and trained on the CPU.
+// logitless train: a GPT-2 of any size, compiled and trained on the CPU or a GPU.
 #include <fmt/core.h>
 
 #include <cmath>
@@ -64,6 +64,12 @@ nlohmann::ordered_json to_json(const FarFieldReport& far) {
           {"mean_kept", far.mean_kept}};
 }
 
+nlohmann::ordered_json device_items(const train::TrainMemory& memory) {
+  nlohmann::ordered_json items = nlohmann::ordered_json::object();
+  for (const train::MemoryItem& item : memory.device) items[item.name] = item.bytes;
+  return items;
+}
+
 nlohmann::ordered_json to_json(const train::RunReport& report) {
   nlohmann::ordered_json steps = nlohmann::ordered_json::array();
   for (std::size_t i = 0; i < report.steps.size(); ++i) {
@@ -90,6 +96,10 @@ nlohmann::ordered_json to_json(const train::RunReport& report) {
         {"parameters", report.parameters}}},
       {"train_tokens", report.train_tokens},
       {"held_out_tokens", report.valid_tokens},
+      {"device",
+       {{"kind", report.device == DeviceKind::cuda ? "cuda" : "cpu"},
+        {"name", report.device_name},
+        {"cpu_reason", report.cpu_reason}}},
       {"threads", report.threads},
       {"steps", steps},
       {"validations", validations},
@@ -103,6 +113,10 @@ nlohmann::ordered_json to_json(const train::RunReport& report) {
         {"moment_bytes", report.memory.moments},
         {"far_workspace_bytes", report.memory.far_workspace},
         {"far_peak_bytes", report.memory.far_peak},
+        {"device", device_items(report.memory)},
+        {"device_bytes", train::total_bytes(report.memory.device)},
+        {"device_free_bytes", report.memory.device_free},
+        {"device_in_use_bytes", report.memory.device_in_use},
         {"process_peak_bytes", process_peak_bytes()}}},
       {"far_field",
        report.far_field ? to_json(*report.far_field) : nlohmann::ordered_json(nullptr)},
@@ -126,6 +140,10 @@ std::string to_text(const train::RunReport& report) {
   if (report.far_field) {
     facts.add("far field's workspace", format_bytes(memory.far_workspace));
     facts.add("  at most, with copies for orders", format_bytes(memory.far_peak));
+  }
+  if (!memory.device.empty()) {
+    facts.add("GPU memory, in all", format_bytes(train::total_bytes(memory.device)));
+    facts.add("  taken on the card, by whomever", format_bytes(memory.device_in_use));
   }
   facts.add("peak of the process", format_bytes(process_peak_bytes()));
   facts.add("speed", fmt::format("{:.0f} tokens/s", report.tokens_per_second));
@@ -233,6 +251,11 @@ void TrainCommand::add_training(CLI::App& app) {
 void TrainCommand::add_machine(CLI::App& app) {
   constexpr const char* kGroup = "Machine";
   add_parsed(
+      app, "--device", "cpu|cuda",
+      [this](const std::string& text) { options.device = train::parse_device(text); },
+      "where to train (default: the GPU, where there is one that serves the options given)")
+      ->group(kGroup);
+  add_parsed(
       app, "--budget", "BYTES",
       [this](const std::string& text) { options.budget = parse_bytes(text); },
       "memory beside parameters and gradients, such as 512MiB (default: what costs no time)")
@@ -323,7 +346,7 @@ void TrainCommand::run(const CLI::App& app) {
 }  // namespace
 
 Command add_train(CLI::App& app) {
-  CLI::App* sub = app.add_subcommand("train", "Train a GPT-2 of any size on the CPU");
+  CLI::App* sub = app.add_subcommand("train", "Train a GPT-2 of any size, on the CPU or a GPU");
   auto args = std::make_shared<TrainCommand>();
   args->add(*sub);
   sub->footer(

@@ -6,10 +6,12 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 
 #include "logitless/context.h"
+#include "logitless/device.h"
 #include "logitless/error.h"
 #include "logitless/plan.h"
 #include "logitless/tensor_file.h"
@@ -218,16 +220,19 @@ class Loop {
     const StopSignals stop;
     while (trainer_.steps_done() < o_.steps) {
       Stopwatch watch;
-      report_.steps.push_back(checked([&] { return trainer_.step(); }));
-      seconds_ += watch.seconds();
+      take(checked([&] { return trainer_.start_step(); }));
       const std::int64_t step = trainer_.steps_done();
-      const bool last = step == o_.steps;
-      if (report_.steps.size() == 1 || last || since_line_.seconds() > kSecondsBetweenLines) {
-        say_step(step);
-      }
-      const bool due = last || step % o_.steps_between_validations() == 0;
+      const bool due = step == o_.steps || step % o_.steps_between_validations() == 0;
+      // A GPU may be a step behind, but not where the run looks at what it has learnt.
+      const bool look = due || stop.caught() != 0;
+      if (look) take(checked([&] { return trainer_.finish_step(); }));
+      seconds_ += watch.seconds();
+      const std::int64_t known = std::ssize(report_.steps);
+      if (known > said_steps_ &&
+          (known == 1 || step == o_.steps || since_line_.seconds() > kSecondsBetweenLines))
+        say_step();
       if (due && stop.caught() == 0) pause(step);
-      if (stop.caught() != 0) {
+      if (look && stop.caught() != 0) {
         end_early(step, stop.caught());
         break;
       }
@@ -243,7 +248,12 @@ class Loop {
     return steps * o_.batch * o_.accumulate * o_.length;
   }
 
-  void say_step(std::int64_t step) {
+  void take(const std::optional<StepResult>& result) {
+    if (result) report_.steps.push_back(*result);
+  }
+
+  void say_step() {
+    const std::int64_t step = report_.first_step + std::ssize(report_.steps);
     const StepResult& r = report_.steps.back();
     const std::int64_t done = std::ssize(report_.steps) - said_steps_;
     const FarFieldHead* far = trainer_.far_field();
@@ -294,29 +304,75 @@ class Loop {
   double said_seconds_ = 0.0;
 };
 
+void say_device(const DeviceChoice& choice, const Say& say) {
+  if (choice.kind == DeviceKind::cuda) {
+    ContextOptions options;
+    options.device = DeviceKind::cuda;
+    const Context context(options);
+    const DeviceStatus status = device_status(context);
+    say(fmt::format("device: {}, {} free of {}", status.name, format_bytes(status.free_bytes),
+                    format_bytes(status.total_bytes)));
+  } else if (!choice.reason.empty()) {
+    say(fmt::format("device: CPU: {}", choice.reason));
+  }
+}
+
+std::string memory_line(const TrainMemory& memory) {
+  std::string list;
+  for (const MemoryItem& item : memory.device)
+    list += fmt::format("{}{} {}", list.empty() ? "" : ", ", item.name, format_bytes(item.bytes));
+  return fmt::format("GPU memory: {} in all: {}", format_bytes(total_bytes(memory.device)), list);
+}
+
+// On the CPU after all where nobody asked for the GPU and it lacks a library or a kernel.
+std::unique_ptr<Trainer> make_trainer(const RunOptions& options, const DeviceChoice& choice,
+                                      const Data& data, RunReport& report, const Say& say) {
+  TrainOptions train = options.train_options();
+  report.cpu_reason = choice.reason;
+  if (choice.kind == DeviceKind::cuda) {
+    train.device = DeviceKind::cuda;
+    try {
+      auto trainer = std::make_unique<Trainer>(data.config, train, data.train, data.valid);
+      report.device = DeviceKind::cuda;
+      report.device_name = trainer->device_name();
+      return trainer;
+    } catch (const Unsupported& error) {
+      if (options.device == DeviceWish::cuda) throw;
+      report.cpu_reason = error.what();
+      say(fmt::format("device: CPU after all: {}", report.cpu_reason));
+    }
+    train.device = DeviceKind::cpu;
+  }
+  return std::make_unique<Trainer>(data.config, train, data.train, data.valid);
+}
+
 }  // namespace
 
 RunReport run_training(const RunOptions& options, const Say& say) {
   check_files(options);
+  const DeviceChoice choice = choose_device(options, gpu_missing());
+  say_device(choice, say);
   const Data data = options.has_shards() ? shards(options) : text(options, say);
   RunReport report;
   report.config = data.config;
   report.train_tokens = data.train.tokens();
   report.valid_tokens = data.valid.tokens();
   Stopwatch compiling;
-  Trainer trainer(data.config, options.train_options(), data.train, data.valid);
+  const std::unique_ptr<Trainer> made = make_trainer(options, choice, data, report, say);
+  Trainer& trainer = *made;
   report.compile_seconds = compiling.seconds();
   report.parameters = trainer.parameter_count();
   report.threads = trainer.threads();
   report.memory = trainer.memory();
   report.explain = trainer.program().explain();
-  say(
-      fmt::format("{} parameters, {} tokens to train on, {} held out; compiled in {:.2f} s for {} "
-                  "threads",
+  say(fmt::format("{} parameters, {} tokens to train on, {} held out; compiled in {:.2f} s for {}",
                   report.parameters, report.train_tokens, report.valid_tokens,
-                  report.compile_seconds, report.threads));
+                  report.compile_seconds,
+                  report.device == DeviceKind::cuda ? report.device_name
+                                                    : fmt::format("{} threads", report.threads)));
   say(fmt::format("arena {}, without chunks {}", format_bytes(report.memory.arena),
                   format_bytes(report.memory.unchunked_arena)));
+  if (!report.memory.device.empty()) say(memory_line(report.memory));
   if (const FarFieldHead* far = trainer.far_field(); far != nullptr) {
     say(
         fmt::format("far field: workspace {} beside the arena; orders take a copy of the head's "

@@ -27,6 +27,9 @@ struct RunReport {
   std::vector<Validation> validations;
   double tokens_per_second = 0.0;  // of the steps
   double compile_seconds = 0.0;
+  DeviceKind device = DeviceKind::cpu;
+  std::string device_name;  // of a GPU
+  std::string cpu_reason;   // why not the GPU that is there; empty where there is none
   int threads = 0;
   TrainMemory memory;
   std::string explain;  // the compiler's report of a step

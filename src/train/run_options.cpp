@@ -185,6 +185,9 @@ void check_options(const RunOptions& o) {
     fail(fmt::format("--far-field: cannot be given beside --{}: it is of losses on the head engine",
                      o.chunk ? "no-head-engine" : "no-chunk"));
   }
+  if (const std::string unserved = unserved_on_gpu(o);
+      o.device == DeviceWish::cuda && !unserved.empty())
+    fail(fmt::format("--device: cuda does not serve {}; expected cpu beside it", unserved));
   if (o.floor > o.rate) {
     fail(fmt::format("--min-lr: expected at most --lr {}, got {}", o.rate, o.floor));
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "train/checkpoint.h"
+#include "train/device_choice.h"
 #include "train/gpt.h"
 #include "train/trainer.h"
 
@@ -39,6 +40,7 @@ struct RunOptions {
   std::uint64_t seed = 1;
   std::int64_t eval_every = 0;  // steps; 0: a quarter of all
   // Machine
+  DeviceWish device = DeviceWish::automatic;
   std::size_t budget = 0;
   bool chunk = true;
   bool head_engine = true;  // the loss on the head engine; false: a loop like the rest

@@ -9,17 +9,12 @@
 
 #include "logitless/error.h"
 #include "train/hash.h"
+#include "train/on_device.h"
 
 namespace logitless::train {
 namespace {
 
 constexpr const char* kNewState = ".new";
-
-void require_finite(const char* name, double value, std::int64_t step) {
-  if (std::isfinite(value)) return;
-  throw Diverged(
-      fmt::format("the {} of step {} is {}: the learning rate may be too high", name, step, value));
-}
 
 // One of the words by their logits; changes the order of `order`.
 std::int64_t draw(std::span<const float> logits, const SampleOptions& options,
@@ -84,6 +79,12 @@ std::string why_dense(const LossPlan& plan) {
 
 }  // namespace
 
+void require_finite(const char* name, double value, std::int64_t step) {
+  if (std::isfinite(value)) return;
+  throw Diverged(
+      fmt::format("the {} of step {} is {}: the learning rate may be too high", name, step, value));
+}
+
 std::string far_state_of(const std::string& checkpoint) {
   return std::filesystem::path(checkpoint).replace_extension(".far.safetensors").string();
 }
@@ -97,12 +98,16 @@ Trainer::Trainer(const GptConfig& config, const TrainOptions& options, Dataset t
       values_(list_),
       m_(list_),
       v_(list_),
-      gradients_(list_) {
+      gradients_(options.device == DeviceKind::cpu ? list_ : decltype(list_)()) {
   for (std::size_t i = 0; i < list_.size(); ++i) {
     initialise(list_[i], i, options_.seed, values_[i]);
   }
   state_.seed = options_.seed;
   state_.data = hex(train_.key());
+  if (options_.device == DeviceKind::cuda) {
+    start_device();
+    return;
+  }
   tokens_.resize(static_cast<std::size_t>(options_.batch * train_.length()));
   targets_.resize(tokens_.size());
 
@@ -122,17 +127,24 @@ Trainer::Trainer(const GptConfig& config, const TrainOptions& options, Dataset t
   }
 }
 
-Trainer::Runner Trainer::compiled(const Graph& graph, const Pointers& others) {
+Trainer::~Trainer() = default;
+
+CompiledProgram Trainer::within_budget(const Graph& graph) const {
   CompileOptions compile_options;
+  compile_options.device = limits_;
   compile_options.chunk = options_.chunk;
   compile_options.head_engine = options_.head_engine;
   compile_options.memory_budget = options_.memory_budget;
   compile_options.threads = options_.threads;
+  return compile_within(graph, compile_options);
+}
+
+Trainer::Runner Trainer::compiled(const Graph& graph, const Pointers& others) {
   Pointers pointers = {
       {"tokens", tokens_.data()}, {"targets", targets_.data()}, {"inverse_count", &inverse_count_}};
   for (std::size_t i = 0; i < list_.size(); ++i) pointers[list_[i].name] = values_[i].data();
   for (const auto& [name, pointer] : others) pointers[name] = pointer;
-  Runner runner{compile_within(graph, compile_options), {}, {}};
+  Runner runner{within_budget(graph), {}, {}};
   for (const CompiledProgram::Tensor& t : runner.program.parameters()) {
     runner.parameters.push_back(pointers.at(t.name));
   }
@@ -181,15 +193,25 @@ void Trainer::load(const Batch& batch) {
   std::copy(batch.targets.begin(), batch.targets.end(), targets_.begin());
 }
 
-StepResult Trainer::step() {
-  std::vector<Batch> batches;
+Trainer::StepData Trainer::step_data() const {
+  StepData data;
   std::int64_t counted = 0;
   for (std::int64_t i = 0; i < options_.accumulate; ++i) {
-    batches.push_back(
+    data.batches.push_back(
         train_.shuffled_batch(options_.seed, state_.windows + i * options_.batch, options_.batch));
-    counted += batches.back().counted;
+    counted += data.batches.back().counted;
   }
-  inverse_count_ = static_cast<float>(1.0 / static_cast<double>(counted));
+  data.inverse_count = static_cast<float>(1.0 / static_cast<double>(counted));
+  return data;
+}
+
+StepResult Trainer::step() {
+  if (device_) {
+    start_step();
+    return finish_step().value();
+  }
+  const auto [batches, inverse_count] = step_data();
+  inverse_count_ = inverse_count;
 
   StepResult result;
   for (std::size_t i = 0; i < batches.size(); ++i) {
@@ -224,7 +246,7 @@ StepResult Trainer::step() {
 }
 
 double Trainer::validate(std::int64_t windows) {
-  if (!loss_runner_) {
+  if (!device_ && !loss_runner_) {
     loss_runner_ = compiled(build_gpt_loss(config_, options_.batch, train_.length()),
                             {{"loss", &loss_}, {"count", &count_}});
   }
@@ -236,6 +258,12 @@ double Trainer::validate(std::int64_t windows) {
     for (std::int64_t row = end - first; row < options_.batch; ++row) {
       const auto begin = batch.targets.begin() + row * train_.length();
       std::fill(begin, begin + train_.length(), kIgnoredTarget);
+    }
+    if (device_) {
+      const DeviceSteps::Losses losses = device_->steps.losses(batch);
+      loss += losses.loss;
+      count += losses.count;
+      continue;
     }
     load(batch);
     run(*loss_runner_);
@@ -250,9 +278,9 @@ std::vector<std::int64_t> Trainer::generate(std::vector<std::int64_t> prompt, st
                                             const SampleOptions& options) {
   if (prompt.empty()) throw InvalidArgument("prompt: expected at least one word, got none");
   const auto length = static_cast<std::size_t>(train_.length());
-  if (!logits_runner_) {
-    prompt_.resize(length);
-    logits_.resize(static_cast<std::size_t>(config_.vocab));
+  prompt_.resize(length);
+  logits_.resize(static_cast<std::size_t>(config_.vocab));
+  if (!device_ && !logits_runner_) {
     logits_runner_ =
         compiled(build_gpt_logits(config_, 1, train_.length()),
                  {{"tokens", prompt_.data()}, {"last", &last_}, {"logits", logits_.data()}});
@@ -265,7 +293,11 @@ std::vector<std::int64_t> Trainer::generate(std::vector<std::int64_t> prompt, st
     std::copy(prompt.end() - static_cast<std::ptrdiff_t>(seen), prompt.end(), prompt_.begin());
     std::fill(prompt_.begin() + static_cast<std::ptrdiff_t>(seen), prompt_.end(), 0);
     last_ = static_cast<std::int64_t>(seen) - 1;
-    run(*logits_runner_);
+    if (device_) {
+      device_->steps.logits(prompt_, last_, logits_);
+    } else {
+      run(*logits_runner_);
+    }
     written.push_back(draw(std::span(logits_).first(static_cast<std::size_t>(words)), options,
                            uniform(mix(options.seed, 0x73616d70), static_cast<std::uint64_t>(i))));
     prompt.push_back(written.back());
@@ -287,11 +319,13 @@ TrainMemory Trainer::memory() const {
   memory.gradients = gradients_.bytes() + (more_gradients_ ? more_gradients_->bytes() : 0);
   memory.moments = m_.bytes() + v_.bytes();
   memory.far_workspace = far_workspace_;
+  if (device_) device_->add_to(memory);
   if (far_) memory.far_peak = far_context_->memory().peak_bytes();
   return memory;
 }
 
 void Trainer::save(const std::string& path, const std::string& options) const {
+  if (device_) device_->get(values_, m_, v_);
   check_finite();
   RunState state = state_;
   state.options = options;
@@ -354,13 +388,15 @@ void Trainer::resume(const std::string& path) {
   load_checkpoint(path, config_, values_, m_, v_);
   if (far_ && state.far_steps) load_far_field(path, *state.far_steps);
   state_ = state;
+  put_on_device();
 }
 
 void Trainer::import_hugging_face(const std::string& path) {
   load_hugging_face(path, config_, values_);
+  put_on_device();
 }
 void Trainer::export_hugging_face(const std::string& path) const {
-  save_hugging_face(path, config_, values_);
+  save_hugging_face(path, config_, values());
 }
 
 }  // namespace logitless::train

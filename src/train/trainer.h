@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include "train/adamw.h"
 #include "train/checkpoint.h"
 #include "train/dataset.h"
+#include "train/device_memory.h"
 #include "train/gpt.h"
 #include "train/tensor_set.h"
 
@@ -30,6 +32,8 @@ struct TrainOptions {
   bool chunk = true;
   bool head_engine = true;  // the loss on the head engine; false: a loop like the rest
   int threads = 0;          // 0: logitless's default
+  // cuda: the first GPU, for everything but the far field. Tensors are copied back for checkpoints.
+  DeviceKind device = DeviceKind::cpu;
   // Gradients of the loss by the far field, a head step for each micro-batch; none: exact ones. Its
   // memory_budget is what memory_budget leaves beside the arena.
   std::optional<FarFieldOptions> far_field = {};
@@ -52,6 +56,11 @@ struct TrainMemory {
   // the copies that orders are made from.
   std::size_t far_workspace = 0;
   std::size_t far_peak = 0;
+  // Of a GPU: what the run takes of its memory, stated before any of it was allocated; what its
+  // driver had free then; and what of it is taken now, by whomever.
+  std::vector<MemoryItem> device = {};
+  std::size_t device_free = 0;
+  std::size_t device_in_use = 0;
 };
 
 struct SampleOptions {
@@ -66,20 +75,30 @@ class Diverged : public Error {
  public:
   using Error::Error;
 };
+// Throws Diverged naming the number and the step unless the value is finite.
+void require_finite(const char* name, double value, std::int64_t step);
 
-// Results are the same bits for any number of threads, and for a run in one piece or resumed.
+// Results are the same bits for any number of threads, and for a run in one piece or resumed; on a
+// GPU, on the same kind of GPU with the same libraries.
 class Trainer {
  public:
   // Compiles the program of a step and sets the starting values. Rows have train.length() tokens.
   // Throws InvalidArgument on a bad config, and what compile() throws.
   Trainer(const GptConfig& config, const TrainOptions& options, Dataset train, Dataset valid);
   // Programs hold pointers into the tensors.
+  ~Trainer();
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
   // Throws Diverged when the loss or the gradients' norm is no finite number; the parameters are
   // then those before the step.
   StepResult step();
+  // The same without waiting for a GPU: starts a step, and gives the result of the one started
+  // before it, if that has not been given; on the CPU its own. finish_step() gives the last one's.
+  // Diverged comes with the result, when the next step has been started: that one changes nothing
+  // either. In between only these two may be called.
+  std::optional<StepResult> start_step();
+  std::optional<StepResult> finish_step();
   // Nats a token, over the first `windows` windows of the validation data, or all there are. Throws
   // Diverged when that is no finite number.
   double validate(std::int64_t windows);
@@ -96,7 +115,10 @@ class Trainer {
   // Why every step is dense though the far field was asked for; empty if not all are.
   const std::string& far_refusal() const { return far_refusal_; }
   const CompiledProgram& program() const { return step_.program; }
-  const TensorSet& values() const { return values_; }
+  // On a GPU a copy of them.
+  const TensorSet& values() const;
+  // "" on the CPU.
+  const std::string& device_name() const { return device_name_; }
 
   // See checkpoint.h. `options` goes into the checkpoint as it is. resume() wants the seed and the
   // data of the checkpoint. What the far field knows is in a file beside it, far_state_of(path); a
@@ -114,10 +136,19 @@ class Trainer {
     std::vector<void*> results;
   };
   using Pointers = std::map<std::string, void*>;
+  struct StepData {
+    std::vector<Batch> batches;
+    float inverse_count = 0.0f;
+  };
+  struct OnDevice;
+  CompiledProgram within_budget(const Graph& graph) const;
   Runner compiled(const Graph& graph, const Pointers& others);
   void start_far_field();
   void run(const Runner& runner);
   void load(const Batch& batch);
+  StepData step_data() const;
+  void start_device();
+  void put_on_device();
   void check_finite() const;
   void load_far_field(const std::string& path, std::int64_t steps);
 
@@ -144,6 +175,9 @@ class Trainer {
   std::optional<FarFieldHead> far_;
   std::size_t far_workspace_ = 0;
   std::string far_refusal_;
+  DeviceLimits limits_;  // programs are compiled for
+  std::string device_name_;
+  std::unique_ptr<OnDevice> device_;  // null on the CPU
   std::optional<Runner> loss_runner_, logits_runner_;
 };
 

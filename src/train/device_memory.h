@@ -1,0 +1,36 @@
+// What a run takes of a GPU's memory, said before any of it is allocated.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace logitless::train {
+
+struct MemoryItem {
+  std::string name;
+  std::size_t bytes = 0;
+};
+
+// What a run on a GPU is made of.
+struct DeviceSizes {
+  std::size_t weights = 0;  // bytes of all parameters, f32; as much of each moment and gradient
+  bool accumulate = false;  // a second set of gradients
+  std::size_t constants = 0;
+  std::size_t arena = 0;  // of the largest program
+  std::size_t optimizer = 0;
+  std::size_t batches = 0;  // tokens, targets, losses, logits
+};
+
+// Libraries, loaded kernels and captured graphs beside what is allocated: allowed for, not
+// measured.
+inline constexpr std::size_t kLibraryBytes = std::size_t{256} << 20;
+
+// One item for each thing, none of 0 bytes.
+std::vector<MemoryItem> memory_statement(const DeviceSizes& sizes);
+std::size_t total_bytes(const std::vector<MemoryItem>& items);
+
+// Empty, or why a run does not fit: its items, their sum, what is free, and what would help.
+std::string why_no_room(const std::vector<MemoryItem>& items, std::size_t free_bytes);
+
+}  // namespace logitless::train

@@ -1,0 +1,228 @@
+// Training on a GPU against the CPU's, and what does not change a bit of it. Skips without a GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "logitless/device.h"
+#include "logitless/error.h"
+#include "train/hash.h"
+#include "train/test_folder.h"
+#include "train/trainer.h"
+#include "train/training.h"
+
+namespace logitless::train {
+namespace {
+
+constexpr std::int64_t kVocab = 600, kLength = 32;
+constexpr int kSteps = 20;
+
+GptConfig small(DType dtype = DType::f32) {
+  GptConfig config;
+  config.vocab = kVocab;
+  config.context = kLength;
+  config.dim = 64;
+  config.heads = 2;
+  config.layers = 2;
+  config.activations = dtype;
+  return config;
+}
+
+TrainOptions on(DeviceKind device) {
+  TrainOptions o;
+  o.batch = 4;
+  o.schedule = {3e-3, 1e-3, 2, kSteps};
+  o.threads = device == DeviceKind::cpu ? 1 : 0;
+  o.device = device;
+  return o;
+}
+const TrainOptions kGpu = on(DeviceKind::cuda), kCpu = on(DeviceKind::cpu);
+
+// Words that follow from the one before, most of the time.
+Dataset data(std::int64_t windows, std::uint64_t seed) {
+  std::vector<std::int32_t> words = {0};
+  while (std::ssize(words) < windows * kLength + 1) {
+    const auto i = static_cast<std::uint64_t>(words.size());
+    words.push_back(uniform(seed, i) < 0.8 ? (words.back() * 7 + 3) % 50
+                                           : static_cast<std::int32_t>(mix(seed, i) % kVocab));
+  }
+  return Dataset::of_words(words, kLength, kVocab);
+}
+
+Trainer trainer(const TrainOptions& o, const GptConfig& config = small()) {
+  return Trainer(config, o, data(40, 1), data(5, 2));
+}
+
+std::vector<float> all_values(const Trainer& t) {
+  std::vector<float> all;
+  const TensorSet& values = t.values();
+  for (std::size_t i = 0; i < values.size(); ++i)
+    all.insert(all.end(), values[i].begin(), values[i].end());
+  return all;
+}
+
+class DeviceTrainerTest : public TestFolder {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
+  }
+};
+
+TEST_F(DeviceTrainerTest, LosesWhatTheCpuLosesInFloat) {
+  Trainer cpu = trainer(kCpu), gpu = trainer(kGpu);
+  EXPECT_FALSE(gpu.device_name().empty());
+  EXPECT_EQ(all_values(gpu), all_values(cpu)) << "the starting values";
+  for (int i = 0; i < kSteps; ++i) {
+    const StepResult a = cpu.step(), b = gpu.step();
+    EXPECT_NEAR(b.loss, a.loss, 1e-4 * a.loss) << i;
+    EXPECT_NEAR(b.norm, a.norm, 1e-3 * a.norm) << i;
+    EXPECT_EQ(b.rate, a.rate);
+  }
+  const double loss = cpu.validate(100);
+  EXPECT_NEAR(gpu.validate(100), loss, 1e-4 * loss);
+  SampleOptions likeliest;
+  likeliest.temperature = 0.0;
+  EXPECT_EQ(gpu.generate({3, 24}, 5, likeliest), cpu.generate({3, 24}, 5, likeliest));
+}
+
+// Products round where bf16 does on both, but sums have other orders: what a step differs by is
+// some roundings of 2^-9 of single activations, averaged over 128 tokens, and grows with steps.
+TEST_F(DeviceTrainerTest, LosesAboutWhatTheCpuLosesInHalf) {
+  Trainer cpu = trainer(kCpu, small(DType::bf16)), gpu = trainer(kGpu, small(DType::bf16));
+  const std::vector<double> a = losses(cpu, kSteps), b = losses(gpu, kSteps);
+  EXPECT_NEAR(b[0], a[0], 1e-3 * a[0]);
+  for (int i = 0; i < kSteps; ++i) EXPECT_NEAR(b[i], a[i], 1e-2 * a[i]) << i;
+  EXPECT_LT(b.back(), b.front() - 0.5);
+}
+
+TEST_F(DeviceTrainerTest, GivesTheSameBitsAgainAndResumed) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    Trainer whole = trainer(kGpu, small(dtype)), again = trainer(kGpu, small(dtype));
+    std::vector<double> expected = losses(whole, kSteps);
+    EXPECT_EQ(losses(again, kSteps), expected);
+    EXPECT_EQ(all_values(again), all_values(whole));
+
+    Trainer first = trainer(kGpu, small(dtype));
+    losses(first, 7);
+    first.validate(3);
+    first.save(path("half.safetensors"), "{}");
+    Trainer second = trainer(kGpu, small(dtype));
+    losses(second, 2);  // what resuming has to undo
+    second.resume(path("half.safetensors"));
+    EXPECT_EQ(second.steps_done(), 7);
+    EXPECT_EQ(losses(second, kSteps - 7),
+              std::vector<double>(expected.begin() + 7, expected.end()));
+    EXPECT_EQ(all_values(second), all_values(whole));
+  }
+}
+
+TEST_F(DeviceTrainerTest, StepsThatAreNotWaitedForAreTheSame) {
+  TrainOptions o = kGpu;
+  for (const std::int64_t accumulate : {1, 3}) {
+    o.accumulate = accumulate;
+    Trainer waited = trainer(o), started = trainer(o);
+    const std::vector<double> expected = losses(waited, 6);
+    std::vector<double> found;
+    for (int i = 0; i < 6; ++i) {
+      const std::optional<StepResult> before = started.start_step();
+      EXPECT_EQ(before.has_value(), i > 0);
+      if (before) found.push_back(before->loss);
+    }
+    EXPECT_EQ(started.steps_done(), 6);
+    found.push_back(started.finish_step().value().loss);
+    EXPECT_FALSE(started.finish_step().has_value());
+    EXPECT_EQ(found, expected);
+    EXPECT_EQ(all_values(started), all_values(waited));
+  }
+}
+
+TEST_F(DeviceTrainerTest, CheckpointsGoOnOnTheOtherDevice) {
+  Trainer gpu = trainer(kGpu), cpu = trainer(kCpu), back = trainer(kGpu);
+  losses(gpu, 4);
+  gpu.save(path("run.safetensors"), "{}");
+  cpu.resume(path("run.safetensors"));
+  EXPECT_EQ(all_values(cpu), all_values(gpu));
+  const double next = cpu.step().loss;
+  EXPECT_NEAR(gpu.step().loss, next, 1e-4 * next);
+  cpu.export_hugging_face(path("model.safetensors"));
+  back.import_hugging_face(path("model.safetensors"));
+  EXPECT_EQ(all_values(back), all_values(cpu));
+  const double loss = cpu.validate(5);
+  EXPECT_NEAR(back.validate(5), loss, 1e-4 * loss);
+}
+
+TEST_F(DeviceTrainerTest, MicroBatchesMakeTheLargerBatch) {
+  TrainOptions large = kGpu;
+  large.batch = 12;
+  Trainer whole = trainer(large);
+  const std::vector<double> expected = losses(whole, 5);
+  for (const std::int64_t accumulate : {2, 3, 12}) {
+    TrainOptions o = kGpu;
+    o.accumulate = accumulate;
+    o.batch = 12 / accumulate;
+    Trainer parts = trainer(o);
+    const std::vector<double> found = losses(parts, 5);
+    for (int i = 0; i < 5; ++i)
+      EXPECT_NEAR(found[i], expected[i], 2e-5 * expected[i]) << accumulate;
+  }
+}
+
+TEST_F(DeviceTrainerTest, ARunThatDivergesKeepsTheLastGoodWeights) {
+  for (const bool ahead : {false, true}) {
+    // Until a rate of this size makes numbers that are none.
+    TrainOptions o = kGpu;
+    o.schedule = {1e20, 1e20, 0, 1000};
+    o.clip = 0.0;
+    Trainer t = trainer(o), good = trainer(o);
+    int done = 0;
+    std::string text;
+    for (int i = 0; i < 50 && text.empty(); ++i) {
+      try {
+        if (ahead) {
+          if (t.start_step()) ++done;
+        } else {
+          t.step();
+          ++done;
+        }
+      } catch (const Diverged& error) {
+        text = error.what();
+      }
+    }
+    ASSERT_NE(text.find("of step " + std::to_string(done + 1) + " is "), std::string::npos) << text;
+    EXPECT_EQ(t.steps_done(), done);
+    losses(good, done);
+    EXPECT_EQ(all_values(t), all_values(good));
+    // The same step again says the same.
+    try {
+      t.step();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Diverged& error) {
+      EXPECT_EQ(error.what(), text);
+    }
+    EXPECT_EQ(all_values(t), all_values(good));
+  }
+}
+
+TEST_F(DeviceTrainerTest, TakesNoMemoryWhileItRuns) {
+  TrainOptions o = kGpu;
+  o.accumulate = 3;
+  Trainer t = trainer(o);
+  const TrainMemory before = t.memory();
+  EXPECT_GT(total_bytes(before.device), before.arena + 3 * before.parameters);
+  EXPECT_GT(before.device_free, total_bytes(before.device));
+  losses(t, 3);
+  t.validate(5);
+  t.generate({1}, 3, {});
+  EXPECT_EQ(t.memory().device_in_use, before.device_in_use);
+}
+
+TEST_F(DeviceTrainerTest, RefusesTheFarField) {
+  TrainOptions o = kGpu;
+  o.far_field.emplace();
+  EXPECT_THROW(trainer(o), Unsupported);
+}
+
+}  // namespace
+}  // namespace logitless::train
