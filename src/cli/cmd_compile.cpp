@@ -13,6 +13,7 @@
 #include "cli/output.h"
 #include "cli/time_program.h"
 #include "logitless/compiler.h"
+#include "logitless/device.h"
 #include "train/gpt.h"
 
 namespace logitless::cli {
@@ -26,7 +27,9 @@ struct CompileCommand {
   DType dtype = DType::bf16;
   CompileOptions options;
   std::int64_t threads = 0;
+  std::int64_t capability = 0;
   std::int64_t repeat = 0;
+  bool on_gpu = false;
   bool no_chunk = false;
   bool no_head_engine = false;
   bool explain = false;
@@ -35,6 +38,7 @@ struct CompileCommand {
   std::string html;
 
   Graph graph();
+  void choose_device();
   void run();
 };
 
@@ -85,8 +89,34 @@ void check_sizes(const Graph& program, const Bindings& sizes) {
   }
 }
 
+// Of a GPU that was named, or the one that is here, or else a Hopper.
+void CompileCommand::choose_device() {
+  constexpr int kHopper = 90;
+  if (!on_gpu) {
+    if (capability != 0) throw UsageError("--capability: is of --device cuda");
+    return;
+  }
+  if (threads != 0) throw UsageError("--threads: cannot be given beside --device cuda");
+  options.device.kind = DeviceKind::cuda;
+  options.device.compute_capability = capability != 0 ? static_cast<int>(capability) : kHopper;
+  const std::string missing = gpu_missing();
+  if (!missing.empty()) {
+    if (repeat > 0) throw UsageError(fmt::format("--time: {}", missing));
+    return;
+  }
+  ContextOptions here;
+  here.device = DeviceKind::cuda;
+  const int capability_here = Context(here).device().compute_capability;
+  if (capability == 0) options.device.compute_capability = capability_here;
+  if (repeat > 0 && options.device.compute_capability != capability_here)
+    throw UsageError(
+        fmt::format("--time: the GPU here has compute capability {}, got --capability {}",
+                    capability_here, capability));
+}
+
 void CompileCommand::run() {
   check_writable("--html", html);
+  choose_device();
   const Graph program = graph();
   if (model.empty()) check_sizes(program, options.sizes);
   options.chunk = !no_chunk;
@@ -109,7 +139,9 @@ void CompileCommand::run() {
   if (text) print(compiled.text());
   if (json) print(compiled.report_json() + "\n");
   if (repeat > 0) {
-    const std::string times = time_program(program, options, static_cast<int>(repeat));
+    const std::string times = on_gpu
+                                  ? time_program_on_gpu(program, options, static_cast<int>(repeat))
+                                  : time_program(program, options, static_cast<int>(repeat));
     if (json) {
       std::fputs(times.c_str(), stderr);
     } else {
@@ -205,6 +237,18 @@ Command add_compile(CLI::App& app) {
       ->group("Loops");
   add_integer(*sub, "--threads", args->threads, 1, kMostThreads, "that run it (default: all cores)")
       ->group("Loops");
+  add_parsed(
+      *sub, "--device", "cpu|cuda",
+      [a](const std::string& text) {
+        if (text != "cpu" && text != "cuda")
+          throw UsageError(fmt::format("expected cpu or cuda, got '{}'", text));
+        a->on_gpu = text == "cuda";
+      },
+      "that it is compiled for (default cpu); a GPU need not be here")
+      ->group("Device");
+  add_integer(*sub, "--capability", args->capability, 80, 999,
+              "of the GPU, 10 * major + minor (default: the GPU's that is here, else 90)")
+      ->group("Device");
   sub->add_flag("--explain", args->explain, "print the decisions and the memory (the default)")
       ->group("Output");
   sub->add_flag("--json", args->json, "print the same as JSON, with the memory over time")

@@ -9,6 +9,7 @@
 
 #include "cli/args.h"
 #include "cli/convert.h"
+#include "logitless/device.h"
 
 namespace logitless::cli {
 namespace {
@@ -37,31 +38,27 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-}  // namespace
+// As compiled and without loops.
+struct Pair {
+  CompiledProgram programs[2];
+  std::size_t arena_bytes() const {
+    return std::max(programs[0].arena_bytes(), programs[1].arena_bytes());
+  }
+};
+Pair compile_both(const Graph& graph, const CompileOptions& options) {
+  CompileOptions whole = options;
+  whole.chunk = false;
+  return {{compile(graph, options), compile(graph, whole)}};
+}
 
-std::string time_program(const Graph& graph, const CompileOptions& options, int repeat) {
-  CompileOptions whole_options = options;
-  whole_options.chunk = false;
-  const CompiledProgram programs[] = {compile(graph, options), compile(graph, whole_options)};
-  std::vector<OwnedTensor> memory;
-  std::vector<const void*> parameters;
-  std::vector<void*> results;
-  for (const CompiledProgram::Tensor& t : programs[0].parameters()) {
-    memory.push_back(random_tensor(t, memory.size()));
-    parameters.push_back(memory.back().view.data());
-  }
-  for (const CompiledProgram::Tensor& t : programs[0].results()) {
-    memory.push_back(make_tensor(t.dtype, t.shape));
-    results.push_back(memory.back().view.data());
-  }
-  const OwnedTensor arena =
-      make_tensor(DType::i8, std::array{static_cast<std::int64_t>(
-                                 std::max(programs[0].arena_bytes(), programs[1].arena_bytes()))});
+// By turns; run(program) waits for its end. The first time is not counted.
+template <typename Run>
+std::string times_of(int repeat, Run&& run) {
   std::vector<double> seconds[2];
-  for (int r = -1; r < repeat; ++r) {  // the first is not counted
-    for (int p = 0; p < 2; ++p) {
+  for (int r = -1; r < repeat; ++r) {
+    for (std::size_t p = 0; p < 2; ++p) {
       const auto start = std::chrono::steady_clock::now();
-      programs[p].run(parameters, results, arena.view.data());
+      run(p);
       const double taken =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       if (r >= 0) seconds[p].push_back(taken);
@@ -70,6 +67,56 @@ std::string time_program(const Graph& graph, const CompileOptions& options, int 
   const double compiled = median(seconds[0]), whole = median(seconds[1]);
   return fmt::format("time: {:.4g} s, {:.4g} s without loops, ratio {:.3f} (medians of {})\n",
                      compiled, whole, compiled / whole, repeat);
+}
+
+}  // namespace
+
+std::string time_program(const Graph& graph, const CompileOptions& options, int repeat) {
+  const Pair pair = compile_both(graph, options);
+  std::vector<OwnedTensor> memory;
+  std::vector<const void*> parameters;
+  std::vector<void*> results;
+  for (const CompiledProgram::Tensor& t : pair.programs[0].parameters()) {
+    memory.push_back(random_tensor(t, memory.size()));
+    parameters.push_back(memory.back().view.data());
+  }
+  for (const CompiledProgram::Tensor& t : pair.programs[0].results()) {
+    memory.push_back(make_tensor(t.dtype, t.shape));
+    results.push_back(memory.back().view.data());
+  }
+  const OwnedTensor arena =
+      make_tensor(DType::i8, std::array{static_cast<std::int64_t>(pair.arena_bytes())});
+  return times_of(
+      repeat, [&](std::size_t p) { pair.programs[p].run(parameters, results, arena.view.data()); });
+}
+
+std::string time_program_on_gpu(const Graph& graph, const CompileOptions& options, int repeat) {
+  const Pair pair = compile_both(graph, options);
+  ContextOptions on_gpu;
+  on_gpu.device = DeviceKind::cuda;
+  const Context context(on_gpu);
+  const PreparedProgram prepared[] = {pair.programs[0].prepare(context),
+                                      pair.programs[1].prepare(context)};
+  const DeviceStream stream(context);
+  std::vector<DeviceBuffer> memory;
+  std::vector<const void*> parameters;
+  std::vector<void*> results;
+  for (const CompiledProgram::Tensor& t : pair.programs[0].parameters()) {
+    const OwnedTensor tensor = random_tensor(t, memory.size());
+    memory.emplace_back(context, static_cast<std::size_t>(t.bytes()));
+    stream.copy(memory.back().data(), tensor.view.data(), memory.back().bytes());
+    stream.wait();
+    parameters.push_back(memory.back().data());
+  }
+  for (const CompiledProgram::Tensor& t : pair.programs[0].results()) {
+    memory.emplace_back(context, static_cast<std::size_t>(t.bytes()));
+    results.push_back(memory.back().data());
+  }
+  const DeviceBuffer arena(context, pair.arena_bytes());
+  return times_of(repeat, [&](std::size_t p) {
+    prepared[p].run(parameters, results, arena.data(), stream.handle());
+    stream.wait();
+  });
 }
 
 }  // namespace logitless::cli
