@@ -3,6 +3,7 @@
 #include <logitless/compiler.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
 
 #include "compiler/ir/function.h"
@@ -258,6 +259,7 @@ std::vector<LoopCase> reduction_cases(bool large) {
 
 std::vector<LoopCase> program_cases(std::span<const DType> dtypes) {
   std::vector<LoopCase> out;
+  std::set<std::string> seen;
   for (const NamedProgram& p : programs()) {
     for (const DType dtype : dtypes) {
       for (const bool chunk : {false, true}) {
@@ -269,8 +271,12 @@ std::vector<LoopCase> program_cases(std::span<const DType> dtypes) {
         const CompiledProgram compiled = compile(p.make(dtype), options);
         const ir::Program program = ir::lower(ir::parse(compiled.text()).graph, ir::CpuTarget(1));
         for (LoopCase& c :
-             cases_of(concat(p.name, "/", name_of(dtype), chunk ? "/chunked" : ""), program))
-          out.push_back(std::move(c));
+             cases_of(concat(p.name, "/", name_of(dtype), chunk ? "/chunked" : ""), program)) {
+          std::string text;
+          for (const ir::GeneratedKernel& kernel : ir::generate(c.loop, c.alignments))
+            text += kernel.entry + " ";
+          if (seen.insert(text).second) out.push_back(std::move(c));
+        }
       }
     }
   }

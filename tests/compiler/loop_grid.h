@@ -17,7 +17,7 @@ std::vector<LoopCase> layout_cases();
 // Sums, maxima and log-sum-exps along rows and columns. `large`: up to 65536 rows and 50257
 // columns, which a GPU takes at once.
 std::vector<LoopCase> reduction_cases(bool large);
-// The loops of all programs of programs.h, chunked and not.
+// The loops of all programs of programs.h, chunked and not; once each that has kernels of its own.
 std::vector<LoopCase> program_cases(std::span<const DType> dtypes);
 
 }  // namespace logitless::test
