@@ -69,7 +69,7 @@ def of_training(cli, name, options):
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder, "saved")
         out = run([cli, "train", "--json", "--steps", "20", "--sample", "0", "--eval-every", "20", "--save", saved,
-                   *options])
+                   *options], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
         losses = re.findall(rb'"(?:loss|grad_norm)": *[^,}]*', out)
         lines = [f"train {name}\t{i}\tloss\t{digest(v)}" for i, v in enumerate(losses)]
         return lines + [f"train {name}\t0\tcheckpoint\t{digest(saved.read_bytes())}"]

@@ -9,6 +9,7 @@ import unittest
 from pathlib import Path
 
 CLI = os.environ.get("LOGITLESS_CLI", "")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU's compute capability would be the default
 PROGRAM = """graph head(%h: bf16[N, 64], %w: bf16[5000, 64], %t: i64[N]) {
   %z = dot %h, %w contract(1; 1) : f32[N, 5000]
   %l = reduce_lse %z dims(1)
@@ -93,6 +94,17 @@ class CompileTest(unittest.TestCase):
     def test_a_model(self):
         text = self.good("--model", "gpt2", "--batch", "1", "--length", "64")
         self.assertIn("training step with AdamW: 474.", text)
+
+    def test_a_gpu_need_not_be_there(self):
+        model = ["--model", "gpt2", "--batch", "4", "--length", "256", "--device", "cuda"]
+        text = self.good(*model)
+        self.assertIn("kernel hopper", text)
+        self.assertEqual(self.good(*model, "--capability", "90").splitlines()[:4], text.splitlines()[:4])
+        self.assertNotIn("kernel hopper", self.good(*model, "--capability", "80", "--no-head-engine"))
+        self.refused(2, "--time: this ", *model, "--time", "1")
+        self.refused(2, "--threads: cannot be given beside --device cuda", *model, "--threads", "2")
+        self.refused(2, "--capability: is of --device cuda", *model[:-2], "--capability", "90")
+        self.refused(2, "expected cpu or cuda, got 'tpu'", *model[:-1], "tpu")
 
     def test_refusals(self):
         self.refused(2, "logitless compile: a size of the program has no value; give --size N=...\n", self.file)

@@ -16,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from tensor_files import read_safetensors, write_safetensors  # noqa: E402
 
 CLI = os.environ.get("LOGITLESS_CLI", "")
+# Runs of the CPU, wherever the tests run; those of a GPU are in tests/train/device_trainer_test.cpp.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 SIZES = ["--vocab", "300", "--dim", "16", "--heads", "2", "--layers", "1", "--length", "8", "--batch", "2"]
 
 
@@ -80,6 +82,9 @@ class TrainErrorTest(CommandTest):
             (["--length", "9", "--context", "8"], "--length: expected at most --context 8, got 9"),
             (["--model", "gpt2", "--length", "1025"], "--length: expected at most --context 1024, got 1025"),
             (["--dtype", "f16"], "--dtype: expected f32 or bf16, got 'f16'"),
+            (["--device", "gpu"], "--device: expected cpu or cuda, got 'gpu'"),
+            (["--device", "cuda", "--threads", "2"], "--device: cuda does not serve --threads; expected cpu beside it"),
+            (["--device", "cuda", "--far-field", "0.1"], "--device: cuda does not serve --far-field"),
             (["--batch", "0"], "--batch: expected a whole number from 1 to 1048576, got '0'"),
             (["--steps", "0"], "--steps: expected a whole number from 1"),
             (["--accumulate", "0"], "--accumulate: expected a whole number from 1 to 1048576, got '0'"),
@@ -126,6 +131,13 @@ class TrainErrorTest(CommandTest):
         for name in ("no-chunk", "no-head-engine"):
             self.assert_error([*data, "--far-field", "0.01", f"--{name}"],
                               f"--far-field: cannot be given beside --{name}: it is of losses on the head engine")
+
+    def test_a_gpu_that_is_not_there(self):
+        self.assert_error(["--data", self.data, *SIZES, "--device", "cuda"], "--device: cuda: this ")
+        for device in ([], ["--device", "cpu"]):
+            got = self.train(*SIZES, "--steps", 1, "--sample", 0, *device)
+            self.assertEqual(got["device"], {"kind": "cpu", "name": "", "cpu_reason": ""})
+            self.assertEqual((got["memory"]["device"], got["memory"]["device_bytes"]), ({}, 0))
 
     def test_files(self):
         none = self.dir / "none"
