@@ -39,6 +39,9 @@ class PreparedProgram::State {
 };
 
 struct CompilerAccess {
+  static const CompiledProgram::State& state(const CompiledProgram& program) {
+    return *program.state_;
+  }
   static CompiledProgram make(std::shared_ptr<const CompiledProgram::State> state) {
     CompiledProgram program;
     program.state_ = std::move(state);

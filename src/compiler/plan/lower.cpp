@@ -6,6 +6,7 @@
 #include "compiler/ops/op.h"
 #include "compiler/plan/arena.h"
 #include "compiler/plan/fuse.h"
+#include "compiler/plan/group_rows.h"
 #include "compiler/plan/lowering.h"
 #include "core/check.h"
 
@@ -236,6 +237,7 @@ Program Lowering::run() {
     if (const auto emit = row_of(g_.node(id).op).emit) emit(*this, id);  // else where it is read
   }
   for (const auto& [output, to] : copies_) copy_to(g_.outputs()[output].value, to);
+  if (target_.groups_rows()) group_rows(p_, target_);
   plan_memory(p_);
   return std::move(p_);
 }

@@ -1,5 +1,7 @@
 #include "compiler/plan/program.h"
 
+#include <algorithm>
+
 namespace logitless::ir {
 namespace {
 
@@ -42,6 +44,17 @@ struct Reads {
   std::vector<int> operator()(const HeadRun& h) const {
     return present(buffers(h.x, h.w, h.targets, h.bias, h.d_lse, h.d_logit));
   }
+  // What a stage makes and later ones read is in registers.
+  std::vector<int> operator()(const RowGroup& g) const {
+    std::vector<int> list, made;
+    for (const RowGroup::Stage& stage : g.stages) {
+      for (const int b : (*this)(stage.loop)) {
+        if (std::find(made.begin(), made.end(), b) == made.end()) list.push_back(b);
+      }
+      made.push_back(stage.loop.store.view.buffer);
+    }
+    return list;
+  }
 };
 
 struct Writes {
@@ -68,6 +81,14 @@ struct Writes {
   std::vector<int> operator()(const HeadRun& h) const {
     return present(
         {h.lse.buffer, h.logit.buffer, h.d_x.buffer, h.d_w.buffer, h.d_bias.buffer, h.scratch});
+  }
+  std::vector<int> operator()(const RowGroup& g) const {
+    std::vector<int> list;
+    for (const RowGroup::Stage& stage : g.stages) {
+      if (stage.stored) list.push_back(stage.loop.store.view.buffer);
+    }
+    list.push_back(g.scratch);
+    return present(std::move(list));
   }
 };
 
@@ -120,6 +141,26 @@ struct Moved {
   double operator()(const HeadRun& h) const {
     return sum_of(h.x, h.w, h.targets, h.bias, h.d_lse, h.d_logit, h.lse, h.logit, h.d_x, h.d_w,
                   h.d_bias);
+  }
+  // What several stages read is read once.
+  double operator()(const RowGroup& g) const {
+    double bytes = 0.0;
+    std::vector<std::pair<int, std::int64_t>> seen;
+    const std::vector<int> from = Reads()(g);
+    for (const RowGroup::Stage& stage : g.stages) {
+      for (const Pointwise::Leaf& leaf : stage.loop.leaves) {
+        const std::pair at{leaf.view.buffer, leaf.view.offset};
+        if (leaf.kind != Pointwise::Leaf::Kind::memory ||
+            std::find(from.begin(), from.end(), at.first) == from.end() ||
+            std::find(seen.begin(), seen.end(), at) != seen.end())
+          continue;
+        seen.push_back(at);
+        bytes += bytes_in(leaf.view);
+      }
+      if (stage.stored)
+        bytes += bytes_in(stage.loop.store.view) * (stage.loop.store.accumulate ? 2.0 : 1.0);
+    }
+    return bytes;
   }
 };
 

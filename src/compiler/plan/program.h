@@ -84,6 +84,20 @@ struct Pointwise {
   int scratch = -1;  // buffer of the parts' sums
 };
 
+// Neighbouring loops over one space [rows, columns], run a row at a time: what one of them makes
+// and later ones read stays in registers. Targets that say so get them (Target::groups_rows).
+struct RowGroup {
+  struct Stage {
+    // Over [rows, columns]: a map, a reduction of rows, or a sum of columns; over [rows]: a map. A
+    // leaf reads what an earlier stage makes by just the view that it is stored with.
+    Pointwise loop;
+    bool stored = true;  // false: nobody outside reads it, and its buffer has no memory
+  };
+  std::int64_t rows = 0, columns = 0;
+  std::vector<Stage> stages;
+  int scratch = -1;  // of the parts of columns' sums
+};
+
 // c (+)= a . b over [outer..., m, n, k].
 struct Gemm {
   View a, b, c;  // strides: outer dimensions, then (m, k), (k, n), (m, n)
@@ -143,7 +157,8 @@ struct LoopRun {
 
 struct Instruction {
   std::string name;  // of the value made
-  std::variant<Pointwise, Gemm, Take, ScatterAdd, Pick, ArgMax, Fill, Attention, LoopRun, HeadRun>
+  std::variant<Pointwise, Gemm, Take, ScatterAdd, Pick, ArgMax, Fill, Attention, LoopRun, HeadRun,
+               RowGroup>
       what;
 };
 

@@ -16,6 +16,8 @@ class CpuTarget final : public Target {
   std::int64_t scratch_bytes(const Gemm& gemm) const final;
   std::int64_t scratch_bytes(const Attention& attention) const final;
   std::int64_t scratch_bytes(const ScatterAdd&) const final { return 0; }
+  std::int64_t scratch_bytes(const RowGroup&) const final { return 0; }
+  bool groups_rows() const final { return false; }  // a row stays in the cache between loops
   std::int64_t parts_bytes(const Pointwise& reduction) const final;
   HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,
                      std::int64_t workspace) const final;

@@ -102,6 +102,9 @@ std::int64_t CudaTarget::scratch_bytes(const ScatterAdd& scatter) const {
   return static_cast<std::int64_t>(cuda::scatter_workspace_bytes(scatter_call(scatter)));
 }
 
+std::int64_t CudaTarget::scratch_bytes(const RowGroup& group) const {
+  return row_group_scratch_bytes(group);
+}
 std::int64_t CudaTarget::parts_bytes(const Pointwise& reduction) const {
   return pointwise_scratch_bytes(reduction);
 }

@@ -19,6 +19,8 @@ class CudaTarget final : public Target {
   std::int64_t scratch_bytes(const Gemm& gemm) const final;
   std::int64_t scratch_bytes(const Attention& attention) const final;
   std::int64_t scratch_bytes(const ScatterAdd& scatter) const final;
+  std::int64_t scratch_bytes(const RowGroup& group) const final;
+  bool groups_rows() const final { return true; }
   std::int64_t parts_bytes(const Pointwise& reduction) const final;
   HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,
                      std::int64_t workspace) const final;

@@ -32,8 +32,11 @@ class Target {
   virtual std::int64_t scratch_bytes(const Gemm& gemm) const = 0;
   virtual std::int64_t scratch_bytes(const Attention& attention) const = 0;
   virtual std::int64_t scratch_bytes(const ScatterAdd& scatter) const = 0;
+  virtual std::int64_t scratch_bytes(const RowGroup& group) const = 0;
   // Of a reduction whose results are sums of parts, for those; 0: none.
   virtual std::int64_t parts_bytes(const Pointwise& reduction) const = 0;
+  // Whether neighbouring loops become row groups.
+  virtual bool groups_rows() const = 0;
 
   // The fastest plan within `workspace` bytes, or within the least power of two times it that one
   // fits into; 0: nothing is computed twice.

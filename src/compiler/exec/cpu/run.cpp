@@ -287,6 +287,7 @@ struct Runner {
   void operator()(const Attention& a) const { run_attention(a, frame, threads); }
   void operator()(const LoopRun& l) const { run_loop(l, frame, threads); }
   void operator()(const HeadRun& h) const { run_head(h, frame, far); }
+  void operator()(const RowGroup&) const { throw InternalError("a row group on a CPU"); }
 };
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace logitless::ir {
 struct KernelArgument {
   enum class Kind : std::uint8_t {
     address,  // of `buffer`, and `offset` bytes on
-    scratch,  // the address of pointwise_scratch_bytes(), aligned to 16
+    scratch,  // of the loop's or the group's scratch, aligned to 16, and `offset` bytes on
     first,    // std::int64_t: the argument of the loop's body
   };
   Kind kind = Kind::address;
@@ -36,6 +36,11 @@ struct GeneratedKernel {
 // the address of buffer b is known to be a multiple of (buffer_alignments below).
 std::vector<GeneratedKernel> generate(const Pointwise& loop,
                                       std::span<const std::int64_t> alignments);
+
+// The same of a row group: its own kernel, then one for each column sum.
+std::vector<GeneratedKernel> generate(const RowGroup& group,
+                                      std::span<const std::int64_t> alignments);
+std::int64_t row_group_scratch_bytes(const RowGroup& group);
 
 // Partial results between the kernels of one reduction: a function of the loop's shape and kind.
 // Pointwise::parts and scratch are the CPU's and not looked at.

@@ -29,6 +29,9 @@ std::vector<GeneratedKernel> row_kernels(const Pointwise& loop,
 std::vector<GeneratedKernel> column_kernels(const Pointwise& loop,
                                             std::span<const std::int64_t> alignments);
 
+// [parts, columns] states in scratch become the results of a reduction of columns.
+GeneratedKernel merge_column_parts(const Pointwise& loop, const Parts& parts);
+
 // The address of the result's first element.
 KernelArgument stored_argument(const Pointwise& loop);
 // Sizes as [a, b, c].

@@ -119,7 +119,8 @@ void sum_over_y(Lines& lines, const Pointwise& loop, std::int64_t xs, std::int64
   lines.add("}");
 }
 
-// The states of parts, [parts, columns], become results.
+}  // namespace
+
 GeneratedKernel merge_column_parts(const Pointwise& loop, const Parts& parts) {
   const Sizes n = sizes_of(loop);
   const LoopText text(loop, {});
@@ -147,8 +148,6 @@ GeneratedKernel merge_column_parts(const Pointwise& loop, const Parts& parts) {
   kernel.shape.grid[0] = static_cast<unsigned>(ceil_div(n.kept, xs));
   return kernel;
 }
-
-}  // namespace
 
 std::string state_type(const Pointwise& loop) {
   const char* kind = loop.reduce == Reduce::sum   ? "Sum"

@@ -35,10 +35,14 @@ Steps::Steps(const Program& program, const std::vector<std::int64_t>& alignments
     : program_(program) {
   for (const Instruction& instruction : program.instructions) {
     Step step;
+    const auto launch = [&](std::vector<GeneratedKernel> kernels) {
+      set.add(kernels);
+      step = Launches{std::move(kernels), {}};
+    };
     if (const auto* loop = std::get_if<Pointwise>(&instruction.what)) {
-      Launches launches{generate(*loop, alignments), {}};
-      set.add(launches.kernels);
-      step = std::move(launches);
+      launch(generate(*loop, alignments));
+    } else if (const auto* group = std::get_if<RowGroup>(&instruction.what)) {
+      launch(generate(*group, alignments));
     } else if (const auto* gemm = std::get_if<Gemm>(&instruction.what)) {
       step = ProductStep{product_shape(*gemm, alignments), nullptr};
     } else if (const auto* rounds = std::get_if<LoopRun>(&instruction.what)) {
@@ -76,7 +80,10 @@ struct Steps::Enqueue {
 
   void* scratch(int buffer) const { return buffer >= 0 ? frame.address(buffer) : nullptr; }
 
-  void operator()(const Pointwise& loop) const {
+  void operator()(const Pointwise& loop) const { launch_all(loop.scratch); }
+  void operator()(const RowGroup& group) const { launch_all(group.scratch); }
+
+  void launch_all(int scratch_buffer) const {
     const auto& launches = std::get<Launches>(step);
     std::int64_t first = frame.first;
     for (std::size_t k = 0; k < launches.kernels.size(); ++k) {
@@ -90,7 +97,7 @@ struct Steps::Enqueue {
         if (a.kind == KernelArgument::Kind::first) {
           arguments[i] = &first;
         } else if (a.kind == KernelArgument::Kind::scratch) {
-          addresses[i] = scratch(loop.scratch);
+          addresses[i] = frame.address(scratch_buffer) + a.offset;
         } else {
           addresses[i] = frame.address(a.buffer) + a.offset;
         }

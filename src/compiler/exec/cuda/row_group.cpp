@@ -1,0 +1,515 @@
+// Row groups: lanes of one warp, or a few warps, own a row and keep its elements in registers
+// from stage to stage. Where there are sums of columns a block goes through a fixed part of the
+// rows, and kernels after it add up the parts in order.
+#include <algorithm>
+#include <bit>
+#include <set>
+
+#include "compiler/exec/cuda/kernels.h"
+#include "compiler/exec/cuda/loop_text.h"
+#include "compiler/exec/cuda/step_text.h"
+#include "compiler/plan/group_rows.h"
+
+namespace logitless::ir {
+namespace {
+
+constexpr std::int64_t kThreads = 256;  // of a block, about
+
+bool is_memory(const Pointwise::Leaf& leaf) { return leaf.kind == Pointwise::Leaf::Kind::memory; }
+
+// Parts of the rows that a sum of columns is cut into: by the shape alone.
+struct RowParts {
+  std::int64_t count = 1, rows = 0;  // of a part
+};
+RowParts parts_of(const RowGroup& g) {
+  constexpr std::int64_t kMost = 512, kLeastRows = 32;
+  const std::int64_t wanted = std::clamp<std::int64_t>(g.rows / kLeastRows, 1, kMost);
+  const std::int64_t rows = ceil_div(ceil_div(g.rows, wanted), 8) * 8;
+  return {ceil_div(g.rows, rows), rows};
+}
+
+std::vector<std::size_t> column_sums(const RowGroup& g) {
+  std::vector<std::size_t> list;
+  for (std::size_t s = 0; s < g.stages.size(); ++s) {
+    if (kind_of(g.stages[s].loop) == StageKind::column_sum) list.push_back(s);
+  }
+  return list;
+}
+
+// How a row lies over threads.
+struct Mapping {
+  std::int64_t width = 1;    // neighbouring elements of an item
+  std::int64_t items = 1;    // of a thread: its k-th begins at element (k * threads + lane) * width
+  std::int64_t threads = 1;  // of a row: a power of two up to 32, or whole warps
+  std::int64_t rows = 1;     // of a block at a time
+
+  bool is_exact(std::int64_t columns) const { return width * items * threads == columns; }
+};
+
+class GroupText {
+ public:
+  GroupText(const RowGroup& group, std::span<const std::int64_t> alignments)
+      : g_(group), sums_(column_sums(group)), parts_(parts_of(group)) {
+    find_reads();
+    choose_mapping(alignments);
+  }
+
+  std::vector<GeneratedKernel> kernels() {
+    Lines lines;
+    begin(lines);
+    loads(lines);
+    for (std::size_t s = 0; s < g_.stages.size(); ++s) stage(lines, s);
+    if (m_.threads > 32 && !sums_.empty()) lines.add("__syncthreads();");
+    lines.add("}");
+    for (const std::size_t s : sums_) finish_sum(lines, s);
+
+    std::string parameters;
+    GeneratedKernel kernel;
+    const auto parameter = [&](const std::string& text, const KernelArgument& argument) {
+      parameters += concat(parameters.empty() ? "" : ", ", text);
+      kernel.arguments.push_back(argument);
+    };
+    for (std::size_t a = 0; a < sources_.size(); ++a)
+      parameter(concat("const ", cuda_type(sources_[a].dtype), "* __restrict__ a", a),
+                {KernelArgument::Kind::address, sources_[a].buffer, offset_bytes(sources_[a])});
+    for (std::size_t s = 0; s < g_.stages.size(); ++s) {
+      const Pointwise& loop = g_.stages[s].loop;
+      if (!g_.stages[s].stored || kind_of(loop) == StageKind::column_sum) continue;
+      parameter(concat(cuda_type(loop.store.view.dtype), "* __restrict__ o", s),
+                stored_argument(loop));
+    }
+    for (std::size_t i = 0; i < sums_.size(); ++i)
+      parameter(concat("float* __restrict__ p", sums_[i]),
+                {KernelArgument::Kind::scratch, -1, scratch_offset(i)});
+    if (takes_first_) parameter("long long first", {KernelArgument::Kind::first, -1, 0});
+    const GeneratedKernel made = make_kernel(
+        "group", concat(g_.stages.size(), " stages of ", g_.rows, " rows of ", g_.columns),
+        parameters, lines, static_cast<unsigned>(m_.threads * m_.rows));
+    kernel.entry = made.entry;
+    kernel.source = made.source;
+    kernel.shape = made.shape;
+    kernel.shape.grid[0] =
+        static_cast<unsigned>(sums_.empty() ? ceil_div(g_.rows, m_.rows) : parts_.count);
+    std::vector<GeneratedKernel> list = {std::move(kernel)};
+    for (std::size_t i = 0; i < sums_.size(); ++i) {
+      list.push_back(merge_column_parts(g_.stages[sums_[i]].loop, {parts_.count, parts_.rows}));
+      list.back().arguments[0].offset = scratch_offset(i);
+    }
+    return list;
+  }
+
+ private:
+  const RowGroup& g_;
+  const std::vector<std::size_t> sums_;  // stages
+  const RowParts parts_;
+  Mapping m_;
+  bool wide_index_ = false, takes_first_ = false;
+  std::vector<View> sources_;        // what is read from memory: one for each address and dtype
+  std::vector<View> elements_;       // of those [rows, columns], each read once
+  std::vector<View> rows_;           // and of those [rows]
+  std::set<std::size_t> forwarded_;  // stages that later ones read
+
+  static std::int64_t offset_bytes(const View& v) {
+    return v.offset * static_cast<std::int64_t>(size_of(v.dtype));
+  }
+  std::int64_t scratch_offset(std::size_t sum) const {
+    return static_cast<std::int64_t>(sum) * parts_.count * g_.columns * 4;
+  }
+  static bool same(const View& a, const View& b) {
+    return a.buffer == b.buffer && a.offset == b.offset && a.dtype == b.dtype;
+  }
+  static std::size_t place_in(std::vector<View>& list, const View& view, bool strides) {
+    const auto at = std::find_if(list.begin(), list.end(), [&](const View& v) {
+      return same(v, view) && (!strides || v.strides == view.strides);
+    });
+    if (at == list.end()) {
+      list.push_back(view);
+      return list.size() - 1;
+    }
+    return static_cast<std::size_t>(at - list.begin());
+  }
+  std::size_t source_of(const View& v) const {
+    return static_cast<std::size_t>(
+        std::find_if(sources_.begin(), sources_.end(), [&](const View& x) { return same(x, v); }) -
+        sources_.begin());
+  }
+
+  enum class Read { element, row, column, one };
+  Read read_of(std::size_t stage, const View& v) const {
+    if (kind_of(g_.stages[stage].loop) == StageKind::rows)
+      return v.strides[0] == 0 ? Read::one : Read::row;
+    if (v.strides[1] == 0) return v.strides[0] == 0 ? Read::one : Read::row;
+    return v.strides[0] == 0 ? Read::column : Read::element;
+  }
+  // Rows by their stride alone, whatever space they are read in.
+  static View row_view(View v) {
+    v.strides = {v.strides[0]};
+    return v;
+  }
+
+  void find_reads() {
+    std::int64_t most = g_.rows * g_.columns;
+    const auto reach = [&](const View& v) {
+      most = std::max(most, g_.rows * std::abs(v.strides[0]) + g_.columns);
+    };
+    for (std::size_t s = 0; s < g_.stages.size(); ++s) {
+      const Pointwise& loop = g_.stages[s].loop;
+      reach(loop.store.view);
+      for (const Pointwise::Leaf& leaf : loop.leaves) {
+        takes_first_ = takes_first_ || leaf.kind == Pointwise::Leaf::Kind::first;
+        if (!is_memory(leaf)) continue;
+        reach(leaf.view);
+        if (const int maker = maker_of(g_, s, leaf); maker >= 0) {
+          forwarded_.insert(static_cast<std::size_t>(maker));
+          continue;
+        }
+        place_in(sources_, leaf.view, false);
+        const Read how = read_of(s, leaf.view);
+        if (how == Read::element) place_in(elements_, leaf.view, true);
+        if (how == Read::row) place_in(rows_, row_view(leaf.view), true);
+      }
+    }
+    wide_index_ = most >= std::int64_t{1} << 31;
+  }
+
+  void choose_mapping(std::span<const std::int64_t> alignments) {
+    constexpr std::int64_t kMostWidth = 8, kAccess = 16, kMostItems = 8;
+    constexpr std::int64_t kRegisters = 120;        // for elements, about
+    constexpr std::int64_t kMostShared = 32 << 10;  // bytes
+    const auto fits = [&](const View& v, std::int64_t width) {
+      const auto size = static_cast<std::int64_t>(size_of(v.dtype));
+      const std::int64_t access = std::min(width * size, kAccess);
+      return v.strides[0] % width == 0 && v.offset * size % access == 0 &&
+             alignments[static_cast<std::size_t>(v.buffer)] % access == 0;
+    };
+    std::vector<const View*> views;
+    // Of registers, for each element of a row that a thread has.
+    std::int64_t bytes = 4 * static_cast<std::int64_t>(sums_.size() + 1);
+    for (const View& v : elements_) bytes += static_cast<std::int64_t>(size_of(v.dtype));
+    for (std::size_t s = 0; s < g_.stages.size(); ++s) {
+      const Pointwise& loop = g_.stages[s].loop;
+      const StageKind kind = kind_of(loop);
+      if (kind == StageKind::rows) continue;
+      for (const Pointwise::Leaf& leaf : loop.leaves) {
+        if (is_memory(leaf) && leaf.view.strides[1] == 1 && maker_of(g_, s, leaf) < 0)
+          views.push_back(&leaf.view);
+      }
+      if (kind != StageKind::elements) continue;
+      if (g_.stages[s].stored) views.push_back(&loop.store.view);
+      if (forwarded_.contains(s)) bytes += 4;
+    }
+    m_.width = kMostWidth;
+    while (m_.width > 1 && (g_.columns % m_.width != 0 ||
+                            !std::all_of(views.begin(), views.end(),
+                                         [&](const View* v) { return fits(*v, m_.width); })))
+      m_.width /= 2;
+    const std::int64_t row = ceil_div(g_.columns, m_.width);  // items
+    const std::int64_t some =
+        std::clamp<std::int64_t>(kRegisters * 4 / (bytes * m_.width), 1, kMostItems);
+    // As few threads as hold the row in their registers; best just as many as it has items.
+    const auto is_possible = [](std::int64_t threads) {
+      return threads <= 32 ? std::has_single_bit(static_cast<std::uint64_t>(threads))
+                           : threads % 32 == 0 && threads <= 1024;
+    };
+    m_.threads = row <= 32 * some
+                     ? std::min<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(row)), 32)
+                     : ceil_div(row, 32 * some) * 32;
+    for (std::int64_t items = some; items > 0; --items) {
+      if (row % items != 0 || !is_possible(row / items)) continue;
+      m_.threads = row / items;
+      break;
+    }
+    m_.items = ceil_div(row, m_.threads);
+    m_.rows = std::max<std::int64_t>(kThreads / m_.threads, 1);
+    while (!sums_.empty() && m_.rows > 1 && m_.rows * g_.columns * 4 > kMostShared) m_.rows /= 2;
+  }
+
+  std::string_view index() const { return wide_index_ ? "long long" : "unsigned"; }
+  std::string number(std::int64_t n) const { return concat(n, wide_index_ ? "ll" : "u"); }
+  bool exact() const { return m_.is_exact(g_.columns); }
+
+  // For each item of the thread, with its first element `c`; `in`: whether it is one of the row's.
+  void each_item(Lines& lines) const {
+    lines.add("#pragma unroll");
+    lines.add("for (int k = 0; k < ", m_.items, "; ++k) {");
+    if (exact()) {
+      lines.add("const unsigned c = (k * ", m_.threads, " + lane) * ", m_.width, ";");
+    } else {
+      lines.add("const unsigned ahead = (k * ", m_.threads, " + lane) * ", m_.width, ";");
+      lines.add("const bool in = ahead < ", g_.columns, "u;");
+      lines.add("const unsigned c = in ? ahead : ", g_.columns - m_.width, "u;");
+    }
+  }
+  void each_element(Lines& lines) const {
+    lines.add("#pragma unroll");
+    lines.add("for (int j = 0; j < ", m_.width, "; ++j) {");
+  }
+
+  void begin(Lines& lines) const {
+    lines.add("const int lane = threadIdx.x % ", m_.threads, ", y = threadIdx.x / ", m_.threads,
+              ";");
+    for (const std::size_t s : sums_) {
+      lines.add("float sum", s, "[", m_.items, "][", m_.width, "];");
+      lines.add("#pragma unroll");
+      lines.add("for (int k = 0; k < ", m_.items, "; ++k) {");
+      each_element(lines);
+      lines.add("sum", s, "[k][j] = 0.0f;");
+      lines.add("}");
+      lines.add("}");
+    }
+    for (std::size_t s = 0; s < g_.stages.size(); ++s) {
+      if (kind_of(g_.stages[s].loop) == StageKind::row_sum && m_.threads > 32)
+        lines.add("__shared__ ", state_type(g_.stages[s].loop), " shared", s, "[", m_.rows, "][",
+                  m_.threads / 32, "];");
+    }
+    if (!sums_.empty() && m_.rows > 1)
+      lines.add("__shared__ float sums[", m_.rows, "][", g_.columns, "];");
+    // Rows beyond the last are computed as the last: whole warps take part in exchanges.
+    if (sums_.empty()) {
+      lines.add("{");
+      lines.add("const ", index(), " own = (", index(), ")blockIdx.x * ", number(m_.rows), " + y;");
+    } else {
+      lines.add("const ", index(), " end = (blockIdx.x + 1) * ", number(parts_.rows), " < ",
+                number(g_.rows), " ? (blockIdx.x + 1) * ", number(parts_.rows), " : ",
+                number(g_.rows), ";");
+      lines.add("for (", index(), " base = blockIdx.x * ", number(parts_.rows),
+                "; base < end; base += ", number(m_.rows), ") {");
+      lines.add("const ", index(), " own = base + y;");
+    }
+    const std::string end = sums_.empty() ? number(g_.rows) : "end";
+    lines.add("const bool valid = own < ", end, ";");
+    lines.add("const ", index(), " row = valid ? own : ", end, " - 1;");
+  }
+
+  std::string row_offset(const View& v) const {
+    return v.strides[0] == 0 ? "0" : concat("row * ", number(v.strides[0]));
+  }
+
+  // What lies in memory, before anything is computed.
+  void loads(Lines& lines) const {
+    for (std::size_t i = 0; i < rows_.size(); ++i)
+      lines.add("const ", cuda_type(rows_[i].dtype), " w", i, " = a", source_of(rows_[i]), "[",
+                row_offset(rows_[i]), "];");
+    for (std::size_t i = 0; i < elements_.size(); ++i)
+      lines.add(cuda_type(elements_[i].dtype), " x", i, "[", m_.items, "][", m_.width, "];");
+    if (elements_.empty()) return;
+    each_item(lines);
+    for (std::size_t i = 0; i < elements_.size(); ++i) {
+      const std::string from =
+          concat("a", source_of(elements_[i]), " + ", row_offset(elements_[i]), " + c");
+      if (m_.width == 1)
+        lines.add("x", i, "[k][0] = *(", from, ");");
+      else
+        lines.add("load(x", i, "[k], ", from, ");");
+    }
+    lines.add("}");
+  }
+
+  // The steps of a stage; at element j of item k, or of the row. Returns the value's name.
+  std::string steps(Lines& lines, std::size_t s) {
+    const Pointwise& loop = g_.stages[s].loop;
+    const std::size_t leaves = loop.leaves.size();
+    const auto name = [&](int r) {
+      if (r < 0) return std::string();
+      const auto i = static_cast<std::size_t>(r);
+      if (i < leaves && loop.leaves[i].kind == Pointwise::Leaf::Kind::constant)
+        return literal(loop.leaves[i].number, false);
+      return concat("r", r);
+    };
+    for (std::size_t i = 0; i < leaves; ++i) {
+      const Pointwise::Leaf& leaf = loop.leaves[i];
+      if (leaf.kind == Pointwise::Leaf::Kind::constant) continue;
+      lines.add("const float r", i, " = (float)", leaf_text(s, i), ";");
+    }
+    for (std::size_t i = 0; i < loop.steps.size(); ++i) {
+      const Pointwise::Step& step = loop.steps[i];
+      lines.add("const float r", leaves + i, " = ",
+                step_text(step, false, name(step.a), name(step.b), name(step.c)), ";");
+    }
+    return name(loop.store.source);
+  }
+
+  std::string leaf_text(std::size_t s, std::size_t i) {
+    const Pointwise::Leaf& leaf = g_.stages[s].loop.leaves[i];
+    if (leaf.kind == Pointwise::Leaf::Kind::first) return "first";
+    if (leaf.kind == Pointwise::Leaf::Kind::iota) return leaf.dim == 0 ? "row" : "(c + j)";
+    if (const int maker = maker_of(g_, s, leaf); maker >= 0) {
+      const StageKind kind = kind_of(g_.stages[static_cast<std::size_t>(maker)].loop);
+      return kind == StageKind::elements ? concat("e", maker, "[k][j]") : concat("q", maker);
+    }
+    switch (read_of(s, leaf.view)) {
+      case Read::element:
+        return concat("number(x", place_in(elements_, leaf.view, true), "[k][j])");
+      case Read::row:
+        return concat("number(w", place_in(rows_, row_view(leaf.view), true), ")");
+      case Read::column:
+        return concat("number(u", i, "[j])");
+      default:
+        return concat("number(a", source_of(leaf.view), "[0])");
+    }
+  }
+
+  // Numbers of columns, an item of them.
+  void column_loads(Lines& lines, std::size_t s) const {
+    const Pointwise& loop = g_.stages[s].loop;
+    for (std::size_t i = 0; i < loop.leaves.size(); ++i) {
+      const Pointwise::Leaf& leaf = loop.leaves[i];
+      if (!is_memory(leaf) || maker_of(g_, s, leaf) >= 0 || read_of(s, leaf.view) != Read::column)
+        continue;
+      lines.add(cuda_type(leaf.view.dtype), " u", i, "[", m_.width, "];");
+      const std::string from = concat("a", source_of(leaf.view), " + c");
+      if (m_.width == 1)
+        lines.add("u", i, "[0] = *(", from, ");");
+      else
+        lines.add("load(u", i, ", ", from, ");");
+    }
+  }
+
+  static std::string converted(DType dtype, const std::string& value) {
+    if (dtype == DType::bf16) return concat("to_bf16(", value, ")");
+    if (dtype == DType::f16) return concat("to_f16(", value, ")");
+    return concat("(", cuda_type(dtype), ")(", value, ")");
+  }
+  // As it reads back from its buffer.
+  static std::string read_back(DType dtype, const std::string& value) {
+    return dtype == DType::f32 ? value : concat("(float)number(", converted(dtype, value), ")");
+  }
+
+  void stage(Lines& lines, std::size_t s) {
+    const Pointwise& loop = g_.stages[s].loop;
+    switch (kind_of(loop)) {
+      case StageKind::elements:
+        return element_stage(lines, s);
+      case StageKind::rows:
+        lines.add("float q", s, ";");
+        lines.add("{");
+        lines.add("q", s, " = ", read_back(loop.store.view.dtype, steps(lines, s)), ";");
+        lines.add("}");
+        return store_row(lines, s);
+      case StageKind::row_sum:
+        return row_sum_stage(lines, s);
+      case StageKind::column_sum:
+        each_item(lines);
+        column_loads(lines, s);
+        each_element(lines);
+        const std::string value = steps(lines, s);
+        lines.add("sum", s, "[k][j] += valid", exact() ? "" : " && in", " ? ", value, " : 0.0f;");
+        lines.add("}");
+        lines.add("}");
+    }
+  }
+
+  void element_stage(Lines& lines, std::size_t s) {
+    const RowGroup::Stage& stage = g_.stages[s];
+    const Pointwise::Store& to = stage.loop.store;
+    const bool kept = forwarded_.contains(s);
+    if (kept) lines.add("float e", s, "[", m_.items, "][", m_.width, "];");
+    each_item(lines);
+    column_loads(lines, s);
+    const std::string type(cuda_type(to.view.dtype)),
+        at = concat("o", s, " + ", row_offset(to.view), " + c");
+    if (stage.stored) lines.add(type, " z[", m_.width, "];");
+    if (to.accumulate) {
+      if (m_.width == 1)
+        lines.add("z[0] = *(", at, ");");
+      else
+        lines.add("load(z, ", at, ");");
+    }
+    each_element(lines);
+    const std::string value = steps(lines, s);
+    if (kept) lines.add("e", s, "[k][j] = ", read_back(to.view.dtype, value), ";");
+    if (stage.stored)
+      lines.add(
+          "z[j] = ",
+          converted(to.view.dtype, to.accumulate ? concat("(float)number(z[j]) + ", value) : value),
+          ";");
+    lines.add("}");
+    if (stage.stored) {
+      const std::string store =
+          m_.width == 1 ? concat("*(", at, ") = z[0];") : concat("store(", at, ", z);");
+      lines.add("if (valid", exact() ? "" : " && in", ") ", store);
+    }
+    lines.add("}");
+  }
+
+  void row_sum_stage(Lines& lines, std::size_t s) {
+    const Pointwise& loop = g_.stages[s].loop;
+    lines.add("float q", s, ";");
+    lines.add("{");
+    lines.add(state_type(loop), " state;");
+    lines.add("state.clear();");
+    each_item(lines);
+    column_loads(lines, s);
+    lines.add("float v[", m_.width, "];");
+    each_element(lines);
+    const std::string value = steps(lines, s);
+    const std::string nothing = loop.reduce == Reduce::sum ? "0.0f" : "-infinity()";
+    lines.add("v[j] = ", exact() ? value : concat("in ? ", value, " : ", nothing), ";");
+    lines.add("}");
+    lines.add("state.add(v);");
+    lines.add("}");
+    if (m_.threads <= 32) {
+      lines.add("across_lanes(state, ", m_.threads, ");");
+    } else {
+      const std::int64_t warps = m_.threads / 32;
+      lines.add("across_lanes(state, 32);");
+      lines.add("if (lane % 32 == 0) shared", s, "[y][lane / 32] = state;");
+      lines.add("__syncthreads();");
+      lines.add("state = shared", s, "[y][0];");
+      lines.add("for (int warp = 1; warp < ", warps, "; ++warp) state.merge(shared", s,
+                "[y][warp]);");
+    }
+    lines.add("q", s, " = ", read_back(loop.store.view.dtype, "state.value()"), ";");
+    lines.add("}");
+    store_row(lines, s);
+  }
+
+  void store_row(Lines& lines, std::size_t s) const {
+    const Pointwise::Store& to = g_.stages[s].loop.store;
+    if (!g_.stages[s].stored) return;
+    const std::string at = concat("o", s, "[", row_offset(to.view), "]");
+    const std::string value =
+        to.accumulate ? concat("(float)number(", at, ") + q", s) : concat("q", s);
+    lines.add("if (valid && lane == 0) ", at, " = ", converted(to.view.dtype, value), ";");
+  }
+
+  // The block's part of a sum of columns, added up over the rows that it computes at a time.
+  void finish_sum(Lines& lines, std::size_t s) const {
+    const std::string to = concat("p", s, "[blockIdx.x * ", number(g_.columns), " + ");
+    if (m_.rows == 1) {
+      each_item(lines);
+      each_element(lines);
+      lines.add(exact() ? "" : "if (in) ", to, "c + j] = sum", s, "[k][j];");
+      lines.add("}");
+      lines.add("}");
+      return;
+    }
+    each_item(lines);
+    each_element(lines);
+    lines.add(exact() ? "" : "if (in) ", "sums[y][c + j] = sum", s, "[k][j];");
+    lines.add("}");
+    lines.add("}");
+    lines.add("__syncthreads();");
+    lines.add("for (unsigned c = threadIdx.x; c < ", g_.columns, "u; c += ", m_.threads * m_.rows,
+              ") {");
+    lines.add("float all = sums[0][c];");
+    lines.add("for (int i = 1; i < ", m_.rows, "; ++i) all += sums[i][c];");
+    lines.add(to, "c] = all;");
+    lines.add("}");
+    lines.add("__syncthreads();");
+  }
+};
+
+}  // namespace
+
+std::vector<GeneratedKernel> generate(const RowGroup& group,
+                                      std::span<const std::int64_t> alignments) {
+  return GroupText(group, alignments).kernels();
+}
+
+std::int64_t row_group_scratch_bytes(const RowGroup& group) {
+  return static_cast<std::int64_t>(column_sums(group).size()) * parts_of(group).count *
+         group.columns * 4;
+}
+
+}  // namespace logitless::ir

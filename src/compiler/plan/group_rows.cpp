@@ -1,0 +1,220 @@
+#include "compiler/plan/group_rows.h"
+
+#include <algorithm>
+#include <set>
+
+#include "compiler/target/target.h"
+
+namespace logitless::ir {
+namespace {
+
+constexpr std::int64_t kLeastRows = 64;                         // else rows are cut into parts
+constexpr std::int64_t kLeastColumns = 8, kMostColumns = 8192;  // that registers hold
+constexpr std::size_t kMostStages = 16;
+constexpr std::size_t kMostViews = 40;  // arguments of a kernel
+
+bool is_memory(const Pointwise::Leaf& leaf) { return leaf.kind == Pointwise::Leaf::Kind::memory; }
+
+// [rows * columns] in order as [rows, columns].
+std::optional<Pointwise> unfolded(Pointwise loop, std::int64_t rows, std::int64_t columns) {
+  const auto unfold = [&](View& view) {
+    const std::int64_t stride = view.strides[0];
+    view.strides = {stride * columns, stride};
+  };
+  for (Pointwise::Leaf& leaf : loop.leaves) {
+    if (leaf.kind == Pointwise::Leaf::Kind::iota) return std::nullopt;
+    if (is_memory(leaf)) unfold(leaf.view);
+  }
+  unfold(loop.store.view);
+  loop.shape = {rows, columns};
+  return loop;
+}
+
+// Elements of a row lie side by side, rows behind each other.
+bool is_whole(const View& view, std::int64_t columns) {
+  return view.strides[1] == 1 && view.strides[0] >= columns;
+}
+
+bool same_memory(const View& a, const View& b) {
+  return a.buffer == b.buffer && a.offset == b.offset && a.dtype == b.dtype;
+}
+
+// Stages of one group, as they are collected.
+class Collector {
+ public:
+  Collector(std::int64_t rows, std::int64_t columns) {
+    group_.rows = rows;
+    group_.columns = columns;
+  }
+
+  // Adds the loop if it can be a stage after those there are.
+  bool add(const Pointwise& loop) {
+    if (group_.stages.size() == kMostStages) return false;
+    std::optional<Pointwise> stage = stage_of(loop, group_.rows, group_.columns);
+    if (!stage || read_.contains(stage->store.view.buffer) ||
+        written_.contains(stage->store.view.buffer))
+      return false;
+    group_.stages.push_back({std::move(*stage), true});
+    const std::size_t own = group_.stages.size() - 1;
+    const Pointwise& made = group_.stages.back().loop;
+    const bool fits =
+        views_ + made.leaves.size() + 1 <= kMostViews &&
+        std::all_of(made.leaves.begin(), made.leaves.end(), [&](const Pointwise::Leaf& leaf) {
+          return !is_memory(leaf) || !written_.contains(leaf.view.buffer) ||
+                 maker_of(group_, own, leaf) >= 0;
+        });
+    if (!fits) {
+      group_.stages.pop_back();
+      return false;
+    }
+    for (const Pointwise::Leaf& leaf : made.leaves) {
+      if (is_memory(leaf) && maker_of(group_, own, leaf) < 0) read_.insert(leaf.view.buffer);
+    }
+    if (made.store.accumulate) read_.insert(made.store.view.buffer);
+    written_.insert(made.store.view.buffer);
+    views_ += made.leaves.size() + 1;
+    return true;
+  }
+
+  bool is_group() const {
+    return group_.stages.size() >= 2 &&
+           std::any_of(group_.stages.begin(), group_.stages.end(),
+                       [](const RowGroup::Stage& s) { return kind_of(s.loop) != StageKind::rows; });
+  }
+  std::size_t count() const { return group_.stages.size(); }
+  RowGroup take() { return std::move(group_); }
+
+ private:
+  RowGroup group_;
+  std::set<int> read_, written_;  // buffers, read from memory and written
+  std::size_t views_ = 0;
+};
+
+const Pointwise* loop_at(const std::vector<Instruction>& list, std::size_t i) {
+  return i < list.size() ? std::get_if<Pointwise>(&list[i].what) : nullptr;
+}
+
+// The space of the first loop from i on that has rows and columns, among loops alone.
+std::optional<std::pair<std::int64_t, std::int64_t>> space_at(const std::vector<Instruction>& list,
+                                                              std::size_t i) {
+  for (std::size_t end = i + kMostStages; i < end; ++i) {
+    const Pointwise* loop = loop_at(list, i);
+    if (loop == nullptr) return std::nullopt;
+    if (loop->shape.size() != 2) continue;
+    const std::int64_t rows = loop->shape[0], columns = loop->shape[1];
+    if (rows < kLeastRows || columns < kLeastColumns || columns > kMostColumns) return std::nullopt;
+    return std::pair{rows, columns};
+  }
+  return std::nullopt;
+}
+
+// Values that their group alone reads have no memory.
+void drop_stores(Program& program) {
+  std::vector<int> readers(program.buffers.size(), 0), writers(program.buffers.size(), 0);
+  const auto count = [](std::vector<int>& of, const std::vector<int>& buffers) {
+    for (const int b : buffers) ++of[static_cast<std::size_t>(b)];
+  };
+  for (const Instruction& i : program.instructions) {
+    count(readers, reads_of(i));
+    count(writers, writes_of(i));
+  }
+  for (Instruction& i : program.instructions) {
+    auto* group = std::get_if<RowGroup>(&i.what);
+    if (group == nullptr) continue;
+    for (RowGroup::Stage& stage : group->stages) {
+      const auto b = static_cast<std::size_t>(stage.loop.store.view.buffer);
+      stage.stored = program.buffers[b].place != Place::arena || readers[b] > 0 ||
+                     writers[b] != 1 || stage.loop.store.accumulate ||
+                     kind_of(stage.loop) == StageKind::column_sum;
+    }
+  }
+}
+
+}  // namespace
+
+StageKind kind_of(const Pointwise& loop) {
+  if (loop.reduction) return loop.columns ? StageKind::column_sum : StageKind::row_sum;
+  return loop.shape.size() == 1 ? StageKind::rows : StageKind::elements;
+}
+
+std::optional<Pointwise> stage_of(const Pointwise& given, std::int64_t rows, std::int64_t columns) {
+  if (given.wide) return std::nullopt;
+  std::optional<Pointwise> loop = given;
+  const std::vector<std::int64_t> all = {rows, columns};
+  if (given.reduction) {
+    const bool sum = given.reduce == Reduce::sum;
+    if (given.shape != all || given.reduced != 1 || (given.columns && !sum)) return std::nullopt;
+  } else if (given.shape.size() == 1 && given.shape[0] == rows * columns) {
+    loop = unfolded(given, rows, columns);
+  } else if (given.shape != all && given.shape != std::vector{rows}) {
+    return std::nullopt;
+  }
+  if (!loop) return loop;
+  const StageKind kind = kind_of(*loop);
+  if (kind == StageKind::rows) return loop->store.view.strides[0] != 0 ? loop : std::nullopt;
+  for (const Pointwise::Leaf& leaf : loop->leaves) {
+    if (!is_memory(leaf)) continue;
+    const View& v = leaf.view;
+    if (v.strides[1] != 0 && !is_whole(v, columns) && v.strides != std::vector<std::int64_t>{0, 1})
+      return std::nullopt;
+  }
+  const View& to = loop->store.view;
+  if (kind == StageKind::elements && !is_whole(to, columns)) return std::nullopt;
+  if (kind == StageKind::row_sum && to.strides[0] == 0) return std::nullopt;
+  return loop;
+}
+
+int maker_of(const RowGroup& group, std::size_t stage, const Pointwise::Leaf& leaf) {
+  if (!is_memory(leaf)) return -1;
+  const StageKind own = kind_of(group.stages[stage].loop);
+  for (std::size_t s = 0; s < stage; ++s) {
+    const Pointwise& made = group.stages[s].loop;
+    const View& to = made.store.view;
+    if (!same_memory(to, leaf.view) || made.store.accumulate) continue;
+    const StageKind kind = kind_of(made);
+    const bool whole = leaf.view.strides.size() == 2 && leaf.view.strides[1] == 1;
+    if (kind == StageKind::elements) {
+      if (own != StageKind::rows && whole && leaf.view.strides == to.strides)
+        return static_cast<int>(s);
+    } else if (kind != StageKind::column_sum) {
+      const bool of_rows = own == StageKind::rows || leaf.view.strides[1] == 0;
+      if (of_rows && leaf.view.strides[0] == to.strides[0]) return static_cast<int>(s);
+    }
+  }
+  return -1;
+}
+
+void group_rows(Program& program, const Target& target) {
+  std::vector<Instruction> grouped;
+  for (std::size_t i = 0; i < program.instructions.size();) {
+    Instruction& instruction = program.instructions[i];
+    const auto space = space_at(program.instructions, i);
+    if (space) {
+      Collector collector(space->first, space->second);
+      while (const Pointwise* loop = loop_at(program.instructions, i + collector.count())) {
+        if (!collector.add(*loop)) break;
+      }
+      if (collector.is_group()) {
+        const std::size_t count = collector.count();
+        RowGroup group = collector.take();
+        const std::string& last = program.instructions[i + count - 1].name;
+        if (const std::int64_t bytes = target.scratch_bytes(group); bytes > 0) {
+          Buffer scratch;
+          scratch.bytes = scratch.value_bytes = bytes;
+          scratch.name = last + " parts";
+          group.scratch = static_cast<int>(program.buffers.size());
+          program.buffers.push_back(std::move(scratch));
+        }
+        grouped.push_back({last, std::move(group)});
+        i += count;
+        continue;
+      }
+    }
+    grouped.push_back(std::move(instruction));
+    ++i;
+  }
+  program.instructions = std::move(grouped);
+  drop_stores(program);
+}
+
+}  // namespace logitless::ir

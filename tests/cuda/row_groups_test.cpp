@@ -1,0 +1,114 @@
+// Row groups on a GPU: loops over one space of rows and columns in one kernel, against the float64
+// interpreter.
+#include <gtest/gtest.h>
+#include <logitless/compiler.h>
+
+#include <algorithm>
+
+#include "compiler/compiled.h"
+#include "compiler/graph_access.h"
+#include "compiler/plan/group_rows.h"
+#include "compiler/run.h"
+#include "compiler/target/cuda.h"
+#include "cuda/run_program.h"
+
+namespace logitless::test {
+namespace {
+
+CompileOptions for_gpu() {
+  CompileOptions options;
+  options.device.kind = DeviceKind::cuda;
+  if (const auto device = gpu()) options.device = *device;
+  return options;
+}
+
+// A residual, a layer norm of it, a second reduction beside, and all gradients.
+Graph norms(std::int64_t rows, std::int64_t columns, DType dtype) {
+  Graph graph("norms");
+  const auto parameter = [&](const char* name, const Shape& shape) {
+    return graph.parameter(name, dtype, shape);
+  };
+  const Value x = parameter("x", {rows, columns}), y = parameter("y", {rows, columns});
+  const Value gain = graph.parameter("gain", DType::f32, {columns});
+  const Value shift = graph.parameter("shift", DType::f32, {columns});
+  const Value sum = x + y;
+  const Value normed = layer_norm(cast(sum, DType::f32), gain, shift);
+  const Value out = cast(normed, dtype);
+  const Value weights = parameter("weights", {rows, columns});
+  const Value loss = logitless::sum(
+      logitless::sum(cast(out * weights, DType::f32), {1}) + logsumexp(cast(sum, DType::f32), {1}),
+      {0});
+  graph.result("out", out);
+  graph.result("loss", loss);
+  const std::vector<Value> gradients = graph.gradients({loss}, {x, y, gain, shift});
+  const char* names[] = {"d_x", "d_y", "d_gain", "d_shift"};
+  for (std::size_t i = 0; i < 4; ++i) graph.result(names[i], gradients[i]);
+  return graph;
+}
+
+const ir::Program& program_of(const CompiledProgram& compiled) {
+  return CompilerAccess::state(compiled).program;
+}
+
+std::vector<const ir::RowGroup*> groups_of(const ir::Program& program) {
+  std::vector<const ir::RowGroup*> groups;
+  for (const ir::Instruction& i : program.instructions) {
+    if (const auto* group = std::get_if<ir::RowGroup>(&i.what)) groups.push_back(group);
+  }
+  return groups;
+}
+
+// Without a GPU too.
+TEST(RowGroups, TakeALayerNormInOne) {
+  const CompiledProgram compiled = compile(norms(256, 768, DType::f32), for_gpu());
+  const auto groups = groups_of(program_of(compiled));
+  ASSERT_FALSE(groups.empty()) << compiled.text();
+  std::size_t most = 0;
+  int columns = 0, dropped = 0;
+  for (const ir::RowGroup* group : groups) {
+    EXPECT_EQ(group->rows, 256);
+    EXPECT_EQ(group->columns, 768);
+    most = std::max(most, group->stages.size());
+    for (const ir::RowGroup::Stage& stage : group->stages) {
+      columns += ir::kind_of(stage.loop) == ir::StageKind::column_sum ? 1 : 0;
+      dropped += stage.stored ? 0 : 1;
+    }
+  }
+  EXPECT_GE(most, 5u);
+  EXPECT_GE(columns, 1);
+  EXPECT_GE(dropped, 3);
+  // A CPU's program has none.
+  EXPECT_TRUE(groups_of(program_of(compile(norms(256, 768, DType::f32)))).empty());
+}
+
+TEST(RowGroups, AreNotMadeOfFewRowsOrVeryLongOnes) {
+  for (const auto& [rows, columns] : {std::pair{8, 768}, {256, 50257}}) {
+    const CompiledProgram compiled = compile(norms(rows, columns, DType::f32), for_gpu());
+    EXPECT_TRUE(groups_of(program_of(compiled)).empty()) << rows << ' ' << columns;
+  }
+}
+
+TEST(RowGroups, AgreeWithTheInterpreter) {
+  if (!gpu()) GTEST_SKIP() << "no CUDA device";
+  for (const std::int64_t rows : {64, 200, 1025}) {
+    for (const std::int64_t columns : {8, 37, 100, 256, 768, 1000, 3072, 8192}) {
+      if (rows > 200 && columns > 1000) continue;
+      for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+        SCOPED_TRACE(testing::Message() << rows << " x " << columns << ' ' << name_of(dtype));
+        const Graph graph = norms(rows, columns, dtype);
+        const ir::Graph plain = ir::bind(GraphAccess::of(graph), {});
+        const ir::Tensors inputs = random_inputs(plain, static_cast<std::uint64_t>(columns));
+        const CompiledProgram compiled = compile(graph, for_gpu());
+        EXPECT_FALSE(groups_of(program_of(compiled)).empty());
+        const ir::Tensors once = execute_on_gpu(compiled, inputs);
+        EXPECT_LT(difference(once, ir::interpret(plain, inputs)), dtype == DType::f32   ? 2e-5
+                                                                  : dtype == DType::f16 ? 4e-3
+                                                                                        : 0.03);
+        EXPECT_EQ(difference(execute_on_gpu(compiled, inputs, 2), once), 0.0);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace logitless::test
