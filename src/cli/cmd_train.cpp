@@ -1,6 +1,7 @@
 // logitless train: a GPT-2 of any size, compiled and trained on the CPU or a GPU.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -102,6 +103,7 @@ nlohmann::ordered_json to_json(const train::RunReport& report) {
         {"cpu_reason", report.cpu_reason}}},
       {"threads", report.threads},
       {"steps", steps},
+      {"step_seconds", report.seconds},
       {"validations", validations},
       {"tokens_per_second", report.tokens_per_second},
       {"compile_seconds", report.compile_seconds},
@@ -115,8 +117,8 @@ nlohmann::ordered_json to_json(const train::RunReport& report) {
         {"far_peak_bytes", report.memory.far_peak},
         {"device", device_items(report.memory)},
         {"device_bytes", train::total_bytes(report.memory.device)},
-        {"device_free_bytes", report.memory.device_free},
-        {"device_in_use_bytes", report.memory.device_in_use},
+        {"device_taken_before_bytes", report.memory.device_taken_before},
+        {"device_taken_bytes", report.memory.device_taken},
         {"process_peak_bytes", process_peak_bytes()}}},
       {"far_field",
        report.far_field ? to_json(*report.far_field) : nlohmann::ordered_json(nullptr)},
@@ -143,7 +145,9 @@ std::string to_text(const train::RunReport& report) {
   }
   if (!memory.device.empty()) {
     facts.add("GPU memory, in all", format_bytes(train::total_bytes(memory.device)));
-    facts.add("  taken on the card, by whomever", format_bytes(memory.device_in_use));
+    facts.add("  by its driver",
+              format_bytes(memory.device_taken -
+                           std::min(memory.device_taken, memory.device_taken_before)));
   }
   facts.add("peak of the process", format_bytes(process_peak_bytes()));
   facts.add("speed", fmt::format("{:.0f} tokens/s", report.tokens_per_second));

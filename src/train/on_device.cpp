@@ -7,11 +7,19 @@
 #include "logitless/parallel.h"
 
 namespace logitless::train {
+namespace {
+
+std::size_t taken(const Context& context) {
+  const DeviceStatus status = device_status(context);
+  return status.total_bytes - status.free_bytes;
+}
+
+}  // namespace
 
 Trainer::OnDevice::OnDevice(Context&& gpu, const DeviceModel& model, const TensorSet& layout)
     : context(std::move(gpu)),
       statement(DeviceSteps::statement(model, layout)),
-      free_before(device_status(context).free_bytes),
+      taken_before(taken(context)),
       steps(context, model, layout) {}
 
 void Trainer::OnDevice::require_finished(const char* call) const {
@@ -27,13 +35,12 @@ void Trainer::OnDevice::get_values(const TensorSet& values) const {
   steps.get_values(values);
 }
 void Trainer::OnDevice::add_to(TrainMemory& memory) const {
-  const DeviceStatus now = device_status(context);
   memory.device = statement;
   for (const MemoryItem& item : statement) {
     if (item.name == "gradients") memory.gradients = item.bytes;
   }
-  memory.device_free = free_before;
-  memory.device_in_use = now.total_bytes - now.free_bytes;
+  memory.device_taken_before = taken_before;
+  memory.device_taken = taken(context);
 }
 
 void Trainer::start_device() {

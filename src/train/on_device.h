@@ -25,7 +25,7 @@ struct Trainer::OnDevice {
 
   Context context;
   std::vector<MemoryItem> statement;
-  std::size_t free_before = 0;
+  std::size_t taken_before = 0;  // of the card
   DeviceSteps steps;
   std::deque<Started> started;
 

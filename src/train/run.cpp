@@ -226,7 +226,8 @@ class Loop {
       // A GPU may be a step behind, but not where the run looks at what it has learnt.
       const bool look = due || stop.caught() != 0;
       if (look) take(checked([&] { return trainer_.finish_step(); }));
-      seconds_ += watch.seconds();
+      report_.seconds.push_back(watch.seconds());
+      seconds_ += report_.seconds.back();
       const std::int64_t known = std::ssize(report_.steps);
       if (known > said_steps_ &&
           (known == 1 || step == o_.steps || since_line_.seconds() > kSecondsBetweenLines))

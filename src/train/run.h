@@ -20,6 +20,8 @@ struct RunReport {
   std::int64_t train_tokens = 0, valid_tokens = 0;  // there are
   std::int64_t first_step = 0;                      // done before this run
   std::vector<StepResult> steps;                    // of this run
+  // From asking for each step to being done with it; on a GPU, with the step before it.
+  std::vector<double> seconds;
   struct Validation {
     std::int64_t step = 0;
     double loss = 0.0;

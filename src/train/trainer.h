@@ -56,11 +56,11 @@ struct TrainMemory {
   // the copies that orders are made from.
   std::size_t far_workspace = 0;
   std::size_t far_peak = 0;
-  // Of a GPU: what the run takes of its memory, stated before any of it was allocated; what its
-  // driver had free then; and what of it is taken now, by whomever.
+  // Of a GPU: what the run takes of its memory, stated before any of it was allocated; what was
+  // taken on the card then, by whomever, the run's context among it; and what is now.
   std::vector<MemoryItem> device = {};
-  std::size_t device_free = 0;
-  std::size_t device_in_use = 0;
+  std::size_t device_taken_before = 0;
+  std::size_t device_taken = 0;
 };
 
 struct SampleOptions {

@@ -192,6 +192,8 @@ class TrainTest(CommandTest):
         self.assertAlmostEqual(got["steps"][2]["lr"], 0.01)
         self.assertAlmostEqual(got["steps"][-1]["lr"], 0.001)
         self.assertEqual([v["step"] for v in got["validations"]], [20, 40, 60])
+        self.assertEqual(len(got["step_seconds"]), 60)
+        self.assertGreater(min(got["step_seconds"]), 0.0)
         self.assertEqual(got["held_out_tokens"], 4 * 8)  # a fiftieth of 249 windows
         self.assertEqual(len(got["sample"].split()), 5)
         memory = got["memory"]
