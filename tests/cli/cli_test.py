@@ -429,7 +429,7 @@ class OtherCommandsTest(CliTest):
             ("order",): ["--hidden", "--weight", "--bias", "--rows", "--moments", "--tau", "--out", "NAME*SCALE"],
             ("plan",): ["--tokens", "--dim", "--vocab", "--dtype", "--bias", "--no-d-hidden", "--budget", "Example:"],
             ("bench",): ["--tokens", "--hidden", "--repeat", "--unfused-limit", "--json", "Examples:"],
-            ("train",): ["--model", "--dim", "--data", "--text", "--steps", "--budget", "--resume", "--export", "--sample",
+            ("train",): ["--model", "--device", "--dim", "--data", "--text", "--steps", "--budget", "--resume", "--export", "--sample",
                          "--json", "Examples:"],
             ("kernels",): ["--json"],
         }

@@ -218,6 +218,25 @@ TEST_F(DeviceTrainerTest, TakesNoMemoryWhileItRuns) {
   EXPECT_EQ(t.memory().device_taken, before.device_taken);
 }
 
+TEST_F(DeviceTrainerTest, SaysWhatDoesNotFitBeforeItTakesAny) {
+  TrainOptions o = kGpu;
+  o.batch = std::int64_t{1} << 21;  // hidden states of 16 GiB, dozens of them
+  o.chunk = false;
+  ContextOptions here;
+  here.device = DeviceKind::cuda;
+  const Context context(here);
+  const std::size_t before = device_status(context).free_bytes;
+  try {
+    trainer(o);
+    ADD_FAILURE() << "it fits in " << before;
+  } catch (const DeviceError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("training takes "), std::string::npos) << text;
+    EXPECT_NE(text.find(" are free: a --budget of "), std::string::npos) << text;
+  }
+  EXPECT_EQ(device_status(context).free_bytes, before);
+}
+
 TEST_F(DeviceTrainerTest, RefusesTheFarField) {
   TrainOptions o = kGpu;
   o.far_field.emplace();

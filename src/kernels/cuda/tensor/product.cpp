@@ -27,7 +27,10 @@ Functions load() {
   library.find("cublasLtMatmulPreferenceSetAttribute", out.set_preference);
   library.find("cublasLtMatmulAlgoGetHeuristic", out.find_algorithms);
   library.find("cublasLtMatmul", out.multiply);
-  out.missing = library.missing();
+  if (!library.missing().empty())
+    out.missing = concat(library.missing(),
+                         "; products of compiled programs need it: the PyPI package nvidia-cublas "
+                         "has it, its folder belongs in LD_LIBRARY_PATH");
   return out;
 }
 
