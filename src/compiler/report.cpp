@@ -137,6 +137,14 @@ Json report(const State& s) {
           {"passes", passes}};
 }
 
+// What it was compiled for.
+std::string machine(const State& s) {
+  if (s.device.kind == DeviceKind::cpu)
+    return concat(s.threads, " thread", s.threads > 1 ? "s" : "");
+  const int capability = s.device.compute_capability;
+  return concat("a GPU of compute capability ", capability / 10, ".", capability % 10);
+}
+
 }  // namespace
 
 std::string CompiledProgram::text() const { return ir::print(state_->graph); }
@@ -148,9 +156,8 @@ std::string CompiledProgram::explain() const {
   std::int64_t parameter_bytes = 0, result_bytes = 0;
   for (const Tensor& t : s.parameters) parameter_bytes += t.bytes();
   for (const Tensor& t : s.results) result_bytes += t.bytes();
-  std::string text =
-      concat(s.graph.name, ": parameters ", bytes_text(parameter_bytes), ", results ",
-             bytes_text(result_bytes), ", ", s.threads, " thread", s.threads > 1 ? "s" : "", "\n");
+  std::string text = concat(s.graph.name, ": parameters ", bytes_text(parameter_bytes),
+                            ", results ", bytes_text(result_bytes), ", ", machine(s), "\n");
   const std::string after = what_was_done(s);
   text += after.empty() ? concat("arena: ", bytes_text(s.program.arena_bytes), ", no loops")
                         : concat("arena: ", bytes_text(s.unchunked.arena_bytes), " without loops, ",

@@ -99,6 +99,7 @@ class CompileTest(unittest.TestCase):
         model = ["--model", "gpt2", "--batch", "4", "--length", "256", "--device", "cuda"]
         text = self.good(*model)
         self.assertIn("kernel hopper", text)
+        self.assertIn(", a GPU of compute capability 9.0\n", text)
         self.assertEqual(self.good(*model, "--capability", "90").splitlines()[:4], text.splitlines()[:4])
         self.assertNotIn("kernel hopper", self.good(*model, "--capability", "80", "--no-head-engine"))
         self.refused(2, "--time: this ", *model, "--time", "1")
