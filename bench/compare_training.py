@@ -83,12 +83,12 @@ def torch_run(args, kind):
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
                                   lr=1e-4, betas=(0.9, 0.95), fused=True)
     loss_of = torch.compile(model) if kind == "compile" else model
-    batches = [torch.randint(VOCAB, (args.batch, args.length + 1)).pin_memory() for _ in range(4)]
+    batches = [torch.randint(VOCAB, (2, args.batch, args.length)).pin_memory() for _ in range(4)]
 
     def step(i):
-        words = batches[i % len(batches)].to("cuda", non_blocking=True)
+        tokens, targets = batches[i % len(batches)].to("cuda", non_blocking=True)
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = loss_of(words[:, :-1], words[:, 1:])
+            loss = loss_of(tokens, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -124,7 +124,7 @@ def our_run(args, shard):
                "--lr", "1e-4", "--min-lr", "1e-4", "--sample", 0, "--eval-every", 1 << 30]
     if args.budget:
         command += ["--budget", args.budget]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"compare_training: logitless: {done.stderr[-2000:]}")
     report = json.loads(done.stdout)
