@@ -110,6 +110,25 @@ __device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap* 
       : "memory");
 }
 
+// One box of a 4-D tensor map, see head_map: columns from x on, rows from y on of a head.
+__device__ __forceinline__ void tma_load_head(void* to, const CUtensorMap* map, std::uint64_t* bar,
+                                              int x, int y, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+      "%4, %5, %6}], [%2];" ::"r"(smem_address(to)),
+      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(smem_address(bar)), "r"(x), "r"(y), "r"(head),
+      "r"(batch)
+      : "memory");
+}
+__device__ __forceinline__ void tma_store_head(const CUtensorMap* map, const void* from, int x,
+                                               int y, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
+          "l"(reinterpret_cast<std::uint64_t>(map)),
+      "r"(smem_address(from)), "r"(x), "r"(y), "r"(head), "r"(batch)
+      : "memory");
+}
+
 // One box of shared memory to a 2-D tensor map: stored, or added to what is there (fp32). What lies
 // outside the tensor is left out. Reads of shared memory end with tma_wait_reads.
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* from, int x, int y,
@@ -134,6 +153,22 @@ __device__ __forceinline__ void bulk_store(void* to, const void* from, int bytes
                "r"(smem_address(from)), "r"(bytes)
                : "memory");
 }
+// Memory to shared memory, likewise.
+__device__ __forceinline__ void bulk_load(void* to, const void* from, int bytes,
+                                          std::uint64_t* bar) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(smem_address(to)),
+      "l"(from), "r"(bytes), "r"(smem_address(bar))
+      : "memory");
+}
+// fp32 of shared memory added to memory, likewise.
+__device__ __forceinline__ void bulk_add(float* to, const void* from, int bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+      "r"(smem_address(from)), "r"(bytes)
+      : "memory");
+}
 __device__ __forceinline__ void tma_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -141,6 +176,11 @@ __device__ __forceinline__ void tma_commit() {
 template <int N>
 __device__ __forceinline__ void tma_wait_reads() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+// At most N groups of this thread's stores are still under way: what the others wrote is there.
+template <int N>
+__device__ __forceinline__ void tma_wait_writes() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
 }
 // What threads wrote to shared memory becomes visible to the copy engine.
 __device__ __forceinline__ void async_proxy_fence() {
@@ -158,6 +198,21 @@ __device__ __forceinline__ void tma_prefetch(const CUtensorMap* map, int x, int 
 }
 __device__ __forceinline__ void bulk_prefetch(const void* from, int bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+// Four 8 x 8 matrices of bf16 from registers; lane 8 m + r names row r of matrix m, 16 bytes.
+__device__ __forceinline__ void store_matrices(void* row, std::uint32_t a, std::uint32_t b,
+                                               std::uint32_t c, std::uint32_t d) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(row)),
+      "r"(a), "r"(b), "r"(c), "r"(d)
+      : "memory");
+}
+// Named barriers of `threads` threads: to wait, or only to let others go; id 1 to 15.
+__device__ __forceinline__ void threads_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void threads_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 // A barrier of one warpgroup; id 1 to 15.
 __device__ __forceinline__ void warpgroup_sync(int id) {

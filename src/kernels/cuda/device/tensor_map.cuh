@@ -59,6 +59,31 @@ inline CUtensorMap matrix_map(const void* data, DType dtype, std::int64_t rows,
   return map;
 }
 
+// bf16 rows [batch, heads, rows, dim] of given strides in elements, multiples of 8, the last
+// dimension contiguous. Boxes of box_rows rows x 64 columns of one head, swizzled by 128 bytes; 0
+// outside.
+inline CUtensorMap head_map(const void* data, std::int64_t batch, std::int64_t heads,
+                            std::int64_t rows, std::int64_t dim, std::int64_t stride_b,
+                            std::int64_t stride_h, std::int64_t stride_t, int box_rows) {
+  CUtensorMap map;
+  const auto bytes = [](std::int64_t size, std::int64_t stride) {  // one of something has no stride
+    return static_cast<cuuint64_t>(size <= 1 ? 16 : stride * 2);
+  };
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(dim), static_cast<cuuint64_t>(rows),
+                              static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(batch)};
+  const cuuint64_t strides[] = {bytes(rows, stride_t), bytes(heads, stride_h),
+                                bytes(batch, stride_b)};
+  const cuuint32_t box[] = {64u, static_cast<cuuint32_t>(box_rows), 1u, 1u};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  const CUresult result =
+      encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), sizes,
+                     strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS)
+    throw DeviceError(concat("cuTensorMapEncodeTiled: error ", static_cast<int>(result)));
+  return map;
+}
+
 // Asked of the driver once for each device.
 inline int processor_count() {
   constexpr int kDevices = 64;

@@ -10,4 +10,13 @@ std::size_t attention_any_scratch_bytes(const AttentionCall& call, bool backward
 void attention_any_forward(const AttentionCall& call);
 void attention_any_backward(const AttentionCall& call);
 
+// bf16 on compute capability 9.0, dim a multiple of 8 up to 128, scale > 0.
+bool attention_sm90_takes_sizes(const AttentionCall& call, int compute_capability);
+// Whether the places of the operands and outputs suit it, too.
+bool attention_sm90_takes(const AttentionCall& call, bool backward);
+void attention_sm90_forward(const AttentionCall& call);
+// Of the backward.
+std::size_t attention_sm90_scratch_bytes(const AttentionCall& call);
+void attention_sm90_backward(const AttentionCall& call);
+
 }  // namespace logitless::cuda

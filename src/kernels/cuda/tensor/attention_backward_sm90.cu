@@ -1,0 +1,78 @@
+// Attention backward on Hopper: scratch, tensor maps and launches.
+#include "kernels/cuda/device/tensor_map.cuh"
+#include "kernels/cuda/tensor/attention.h"
+#include "kernels/cuda/tensor/attention_backward_sm90.cuh"
+#include "kernels/cuda/tensor/attention_maps_sm90.cuh"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr std::size_t round_up(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// Places in the scratch, from the sizes alone.
+struct ScratchLayout {
+  ScratchLayout(const AttentionCall& call, int tile, int dim)
+      : padded(ceil_div(call.queries, tile) * tile),
+        rows(static_cast<std::size_t>(call.batch * call.heads * padded)),
+        counters(rows / static_cast<std::size_t>(tile) + 1),
+        delta(round_up(rows * 4)),
+        counters_at(2 * delta),
+        d_q(counters_at + round_up(counters * 4)),
+        bytes(d_q + rows * static_cast<std::size_t>(dim) * 4) {}
+  std::int64_t padded;
+  std::size_t rows, counters, delta, counters_at, d_q, bytes;
+};
+
+template <int kDim>
+void launch(const AttentionCall& call) {
+  using Shared = BackwardShared<kDim>;
+  const AttentionArguments a = attention_arguments(call, true);
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  const ScratchLayout layout(call, Shared::kQueryTile, kDim);
+  auto* const bytes = static_cast<std::byte*>(call.scratch);
+  BackwardScratch scratch{};
+  scratch.reference = reinterpret_cast<float*>(bytes);
+  scratch.delta = reinterpret_cast<float*>(bytes + layout.delta);
+  scratch.counters = reinterpret_cast<unsigned*>(bytes + layout.counters_at);
+  scratch.d_q = reinterpret_cast<float*>(bytes + layout.d_q);
+  scratch.padded = static_cast<int>(layout.padded);
+  const std::int64_t threads = static_cast<std::int64_t>(layout.rows) * (kDim / 8);
+  prepare_backward<kDim><<<static_cast<unsigned>(ceil_div(threads, 256)), 256, 0, stream>>>(
+      a, scratch, static_cast<int>(layout.counters));
+  require_cuda(cudaGetLastError(), "attention backward: sums of rows");
+
+  AttentionOrder order{};
+  order.heads = a.batch * a.kv_heads;
+  // Of a kv head: q and d_out of its group, and d_q in fp32.
+  order.group = std::min(
+      order.heads, attention_group(call, 8 * call.queries * kDim * call.heads / call.kv_heads));
+  order.blocks = static_cast<int>(ceil_div(call.keys, Shared::kBlock));
+  const auto kernel = attention_backward_kernel<kDim>;
+  allow_shared(kernel, Shared::kBytes);
+  kernel<<<static_cast<unsigned>(std::min(order.count(), processor_count())), 384, Shared::kBytes,
+           stream>>>(query_map(call, call.q, Shared::kQueryTile),
+                     query_map(call, call.d_out, Shared::kQueryTile),
+                     key_map(call, call.k, Shared::kBlock), key_map(call, call.v, Shared::kBlock),
+                     a, order, scratch, scratch.counters + layout.counters - 1);
+  require_cuda(cudaGetLastError(), "attention backward");
+}
+
+}  // namespace
+
+std::size_t attention_sm90_scratch_bytes(const AttentionCall& call) {
+  const bool narrow = call.dim <= 64;
+  return ScratchLayout(call,
+                       narrow ? BackwardShared<64>::kQueryTile : BackwardShared<128>::kQueryTile,
+                       narrow ? 64 : 128)
+      .bytes;
+}
+
+void attention_sm90_backward(const AttentionCall& call) {
+  if (call.dim <= 64) {
+    launch<64>(call);
+  } else {
+    launch<128>(call);
+  }
+}
+
+}  // namespace logitless::cuda

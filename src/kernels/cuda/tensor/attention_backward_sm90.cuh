@@ -1,0 +1,515 @@
+// Attention backward on Hopper: bf16, dim <= kDim, 64 or 128. Five products, and no sum whose order
+// is left to chance.
+//
+// A CTA takes 128 keys of a kv head at a time, 64 for each of its two warpgroups of products, which
+// have d_k and d_v of them in registers. The queries that see them pass by in tiles of kQueryTile.
+// Scores are made transposed, keys by queries, so that they are the left operands of d_k and d_v as
+// they are; through shared memory they become that of d_q.
+//
+// d_q of a tile is the sum of what its blocks of keys add, in fp32 and in the order of the blocks:
+// a counter for each tile says how many have. The first stores, the last adds what is there, rounds
+// and writes d_q. CTAs take blocks by a ticket, the first blocks of all heads of a group before the
+// second ones: a CTA waits for tickets before its own alone, which others have or had.
+#pragma once
+
+#include "kernels/cuda/tensor/attention_forward_sm90.cuh"
+
+namespace logitless::cuda {
+
+// Of the backward's scratch: fp32, rows of a head padded to whole tiles.
+struct BackwardScratch {
+  float* reference;    // [B H][padded]: log-sum-exps as powers of two, +inf where nothing is seen
+  float* delta;        // [B H][padded]
+  unsigned* counters;  // [B H][tiles]: blocks of keys that have added to d_q; then the ticket
+  float* d_q;          // [B H][tiles][kQueryTile kDim], in the order of the threads' registers
+  int padded;
+};
+
+template <int kDim>
+struct BackwardShared {
+  static constexpr int kAtoms = kDim / 64;
+  static constexpr int kQueryTile = kDim == 64 ? 128 : 64;
+  static constexpr int kQueryAtoms = kQueryTile / 64;
+  static constexpr int kBlock = 128;  // keys
+  static constexpr int kStages = 2;
+  static constexpr int kKeyBytes = kBlock * kDim * 2;
+  static constexpr int kTileBytes = kQueryTile * kDim * 2;
+  static constexpr int kScoreBytes = kBlock * kQueryTile * 2;
+  static constexpr int kSumBytes = kQueryTile * kDim * 4;  // of d_q
+  static constexpr int kRowBytes = kQueryTile * 4;
+  static constexpr int kBytes = 2 * kKeyBytes + 2 * kStages * kTileBytes + 2 * kScoreBytes +
+                                kSumBytes + 2 * kStages * kRowBytes + 256 + 1024;
+
+  __device__ __forceinline__ explicit BackwardShared(unsigned char* raw)
+      : k(reinterpret_cast<unsigned char*>((reinterpret_cast<std::uintptr_t>(raw) + 1023) &
+                                           ~std::uintptr_t{1023})),
+        v(k + kKeyBytes),
+        q(v + kKeyBytes),
+        d_out(q + kStages * kTileBytes),
+        d_scores(d_out + kStages * kTileBytes),
+        d_q(d_scores + 2 * kScoreBytes),
+        reference(reinterpret_cast<float*>(d_q + kSumBytes)),
+        delta(reference + kStages * kQueryTile),
+        keys_full(reinterpret_cast<std::uint64_t*>(delta + kStages * kQueryTile)),
+        keys_empty(keys_full + 1),
+        q_full(keys_empty + 1),
+        q_empty(q_full + kStages),
+        d_out_full(q_empty + kStages),
+        d_out_empty(d_out_full + kStages),
+        d_q_full(d_out_empty + kStages),
+        d_q_empty(d_q_full + 1),
+        ticket_full(d_q_empty + 1),
+        ticket_empty(ticket_full + 1),
+        ticket(reinterpret_cast<int*>(ticket_empty + 1)) {}
+  __device__ __forceinline__ void init_barriers() const {
+    if (threadIdx.x == 0) {
+      barrier_init(keys_full, 1);
+      barrier_init(keys_empty, 8);
+      for (int i = 0; i < kStages; ++i) {
+        barrier_init(q_full + i, 1);
+        barrier_init(q_empty + i, 8);
+        barrier_init(d_out_full + i, 1);
+        barrier_init(d_out_empty + i, 8);
+      }
+      barrier_init(d_q_full, 256);
+      barrier_init(d_q_empty, 3);
+      barrier_init(ticket_full, 1);
+      barrier_init(ticket_empty, 11);
+      barrier_init_fence();
+    }
+    __syncthreads();
+  }
+  unsigned char *k, *v;      // [atoms][128 keys][128 bytes]
+  unsigned char *q, *d_out;  // [stages][atoms][kQueryTile][128 bytes]
+  unsigned char* d_scores;   // [2][query atoms][128 keys][128 bytes]
+  unsigned char* d_q;        // fp32, in the order of the threads' registers
+  float *reference, *delta;  // [stages][kQueryTile]
+  std::uint64_t *keys_full, *keys_empty, *q_full, *q_empty, *d_out_full, *d_out_empty, *d_q_full,
+      *d_q_empty, *ticket_full, *ticket_empty;
+  int* ticket;
+};
+
+// A block of keys, and the tiles of queries that pass by: of each query head of the group.
+template <int kDim>
+struct KeyBlock {
+  using Shared = BackwardShared<kDim>;
+  // order: of kv heads and blocks of keys.
+  __device__ __forceinline__ KeyBlock(const AttentionArguments& a, const AttentionOrder& order,
+                                      int ticket) {
+    int head;
+    order.place(ticket, head, block);
+    b = head / a.kv_heads;
+    kv = head % a.kv_heads;
+    group = a.heads / a.kv_heads;
+    first_key = block * Shared::kBlock;
+    // The first block passes them all, so that d_q of queries that see nothing is written.
+    first_tile = block == 0 ? 0 : a.first_query(first_key) / Shared::kQueryTile;
+    tiles = (a.queries + Shared::kQueryTile - 1) / Shared::kQueryTile - first_tile;
+  }
+  __device__ __forceinline__ int count() const { return tiles * group; }
+  __device__ __forceinline__ int query_head(int i) const { return kv * group + i / tiles; }
+  __device__ __forceinline__ int query_tile(int i) const { return first_tile + i % tiles; }
+  int block, b, kv, group, first_key, first_tile, tiles;
+};
+
+// The next ticket of the CTA, for each role. -1: there is none.
+struct TicketReader {
+  std::uint32_t phase = 0;
+  template <typename Shared>
+  __device__ __forceinline__ int next(const Shared& shared, int count) {
+    barrier_wait(shared.ticket_full, phase);
+    const int ticket = *reinterpret_cast<volatile int*>(shared.ticket);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(shared.ticket_empty);
+    phase ^= 1;
+    // Known to be the same in all lanes: products may be under way across what depends on it.
+    return __shfl_sync(~0u, ticket < count ? ticket : -1, 0);
+  }
+};
+
+// What loads: one thread, which draws the tickets, too.
+template <int kDim>
+__device__ __forceinline__ void load_backward(
+    const BackwardShared<kDim>& shared, const AttentionArguments& a, const AttentionOrder& order,
+    const BackwardScratch& scratch, unsigned* tickets, const CUtensorMap* q_map,
+    const CUtensorMap* d_out_map, const CUtensorMap* k_map, const CUtensorMap* v_map) {
+  using Shared = BackwardShared<kDim>;
+  RingCursor<Shared::kStages> at;
+  for (std::uint32_t phase = 0;; phase ^= 1) {
+    const int ticket = static_cast<int>(atomicAdd(tickets, 1u));
+    barrier_wait(shared.ticket_empty, phase ^ 1);
+    *reinterpret_cast<volatile int*>(shared.ticket) = ticket;
+    barrier_arrive(shared.ticket_full);
+    if (ticket >= order.count()) return;
+    const KeyBlock<kDim> block(a, order, ticket);
+    barrier_wait(shared.keys_empty, phase ^ 1);
+    barrier_expect(shared.keys_full, 2 * Shared::kKeyBytes);
+    for (int atom = 0; atom < Shared::kAtoms; ++atom) {
+      tma_load_head(shared.k + atom * Shared::kBlock * 128, k_map, shared.keys_full, atom * 64,
+                    block.first_key, block.kv, block.b);
+      tma_load_head(shared.v + atom * Shared::kBlock * 128, v_map, shared.keys_full, atom * 64,
+                    block.first_key, block.kv, block.b);
+    }
+    for (int i = 0; i < block.count(); ++i) {
+      const int h = block.query_head(i), first = block.query_tile(i) * Shared::kQueryTile;
+      const std::int64_t row =
+          (static_cast<std::int64_t>(block.b) * a.heads + h) * scratch.padded + first;
+      const auto load = [&](unsigned char* to, const CUtensorMap* map, float* rows_to,
+                            const float* rows, std::uint64_t* full, std::uint64_t* empty) {
+        barrier_wait(empty + at.stage, at.phase ^ 1);
+        barrier_expect(full + at.stage, Shared::kTileBytes + Shared::kRowBytes);
+        for (int atom = 0; atom < Shared::kAtoms; ++atom) {
+          tma_load_head(to + at.stage * Shared::kTileBytes + atom * Shared::kQueryTile * 128, map,
+                        full + at.stage, atom * 64, first, h, block.b);
+        }
+        bulk_load(rows_to + at.stage * Shared::kQueryTile, rows + row, Shared::kRowBytes,
+                  full + at.stage);
+      };
+      load(shared.q, q_map, shared.reference, scratch.reference, shared.q_full, shared.q_empty);
+      load(shared.d_out, d_out_map, shared.delta, scratch.delta, shared.d_out_full,
+           shared.d_out_empty);
+      at.advance();
+    }
+  }
+}
+
+__device__ __forceinline__ unsigned load_acquire(const unsigned* from) {
+  unsigned value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_release(unsigned* to, unsigned value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+inline constexpr int kSumThreads = 96;
+
+// What adds up d_q: three warps.
+template <int kDim>
+__device__ __forceinline__ void add_query_gradients(const BackwardShared<kDim>& shared,
+                                                    const AttentionArguments& a,
+                                                    const AttentionOrder& order,
+                                                    const BackwardScratch& scratch) {
+  using Shared = BackwardShared<kDim>;
+  constexpr int kTile = Shared::kQueryTile;
+  const int thread = static_cast<int>(threadIdx.x) - 32;
+  const int tiles = scratch.padded / kTile;
+  TicketReader tickets;
+  std::uint32_t phase = 0;
+  for (int ticket; (ticket = tickets.next(shared, order.count())) >= 0;) {
+    const KeyBlock<kDim> block(a, order, ticket);
+    for (int i = 0; i < block.count(); ++i, phase ^= 1) {
+      const int h = block.query_head(i), tile = block.query_tile(i);
+      const std::int64_t head = static_cast<std::int64_t>(block.b) * a.heads + h;
+      const int keys = a.keys_before(min((tile + 1) * kTile, a.queries));
+      const bool last = block.block >= (keys - 1) / Shared::kBlock;
+      unsigned* const counter = scratch.counters + head * tiles + tile;
+      float* const sums = scratch.d_q + (head * tiles + tile) * (kTile * kDim);
+      barrier_wait(shared.d_q_full, phase);
+      __syncwarp();
+      if (block.block > 0 && (last || thread == 0)) {
+        while (load_acquire(counter) != static_cast<unsigned>(block.block)) __nanosleep(20);
+        proxy_fence();
+      }
+      if (!last) {
+        if (thread == 0) {
+          if (block.block == 0) {
+            bulk_store(sums, shared.d_q, Shared::kSumBytes);
+          } else {
+            bulk_add(sums, shared.d_q, Shared::kSumBytes);
+          }
+          tma_commit();
+          tma_wait_reads<0>();
+          barrier_arrive(shared.d_q_empty);
+          tma_wait_writes<0>();
+          proxy_fence();
+          store_release(counter, static_cast<unsigned>(block.block) + 1);
+        } else if (thread % 32 == 0) {
+          barrier_arrive(shared.d_q_empty);
+        }
+        __syncwarp();
+        continue;
+      }
+      __nv_bfloat16* const d_q = a.d_q.template head<__nv_bfloat16>(block.b, h);
+      for (int at = thread; at < kTile * kDim / 4; at += kSumThreads) {
+        float4 sum = *reinterpret_cast<const float4*>(shared.d_q + at * 16);
+        if (block.block > 0) {
+          const float4 before = __ldcg(reinterpret_cast<const float4*>(sums + at * 4));
+          sum = make_float4(before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w);
+        }
+        // Registers 4 n to 4 n + 3 of thread `of` of warpgroup `group`.
+        const int group = at / (kTile * kDim / 8);
+        const int n = at % (kTile * kDim / 8) / 128, of = at % 128;
+        const int row = tile * kTile + (kTile == 128 ? group * 64 : 0) + of / 32 * 16 + of % 32 / 4;
+        const int column = (kTile == 128 ? 0 : group * (kDim / 2)) + n * 8 + of % 4 * 2;
+        if (column >= a.dim) continue;
+        if (row < a.queries)
+          *reinterpret_cast<std::uint32_t*>(d_q + row * a.d_q.stride_t + column) =
+              bf16_pair(sum.x * a.scale, sum.y * a.scale);
+        if (row + 8 < a.queries)
+          *reinterpret_cast<std::uint32_t*>(d_q + (row + 8) * a.d_q.stride_t + column) =
+              bf16_pair(sum.z * a.scale, sum.w * a.scale);
+      }
+      __syncwarp();
+      if (thread % 32 == 0) barrier_arrive(shared.d_q_empty);
+    }
+  }
+}
+
+// A warpgroup's 64 keys.
+template <int kDim>
+struct BackwardGroup {
+  using Shared = BackwardShared<kDim>;
+  static constexpr int kTile = Shared::kQueryTile;
+  static constexpr int kSums = kTile * kDim / 256;  // of d_q, of a thread
+  const AttentionArguments& a;
+  const Shared& shared;
+  const int group;  // of the CTA's
+  RingCursor<Shared::kStages> at;
+  std::uint32_t keys_phase = 0, d_q_phase = 0;
+  int d_scores_at = 0;
+  float d_k[kDim / 2], d_v[kDim / 2];
+  float s[kTile / 2];  // scores, then probabilities
+
+  __device__ __forceinline__ void release(std::uint64_t* empty) const {
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+  }
+  // z [64 keys][kTile] = keys . rows^T
+  __device__ __forceinline__ void begin_scores(float (&z)[kTile / 2], const unsigned char* keys,
+                                               const unsigned char* rows) const {
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {
+      const int atom = step / 4, within = step % 4 * 32;
+      wgmma<0, 0>(
+          z, wgmma_descriptor(keys + atom * Shared::kBlock * 128 + group * 8192 + within, 16, 1024),
+          wgmma_descriptor(rows + atom * kTile * 128 + within, 16, 1024), step > 0);
+    }
+    wgmma_commit();
+  }
+  // sum [64 keys][kDim] (+)= p . rows
+  __device__ __forceinline__ void begin_sums(float (&sum)[kDim / 2],
+                                             const std::uint32_t (&p)[kTile / 16][4],
+                                             const unsigned char* rows, bool add) const {
+#pragma unroll
+    for (int step = 0; step < kTile / 16; ++step)
+      wgmma<1>(sum, p[step], wgmma_descriptor(rows + step * 2048, kTile * 128, 1024),
+               add || step > 0);
+    wgmma_commit();
+  }
+  // The warpgroup's part of d_q: 64 queries, or half of the columns of the tile's 64.
+  __device__ __forceinline__ void begin_query_gradients(float (&d_q)[kSums],
+                                                        const unsigned char* d_scores) const {
+    const unsigned char* const rows = d_scores + (kTile == 128 ? group * Shared::kBlock * 128 : 0);
+    const unsigned char* const keys = shared.k + (kTile == 128 ? 0 : group * Shared::kBlock * 128);
+#pragma unroll
+    for (int step = 0; step < Shared::kBlock / 16; ++step)
+      wgmma<1, 1>(d_q, wgmma_descriptor(rows + step * 2048, Shared::kBlock * 128, 1024),
+                  wgmma_descriptor(keys + step * 2048, Shared::kBlock * 128, 1024), step > 0);
+    wgmma_commit();
+  }
+  template <int N>
+  __device__ __forceinline__ static void round(std::uint32_t (&p)[N / 8][4], const float (&z)[N]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) p[i / 4][i % 4] = bf16_pair(z[2 * i], z[2 * i + 1]);
+  }
+
+  // Scores to probabilities; `query` and `key`: the first of the tile and of the warpgroup.
+  __device__ __forceinline__ void make_probabilities(int query, int key) {
+    const float log2_scale = a.scale * kLog2OfE;
+    const float* const reference =
+        shared.reference + at.stage * kTile + static_cast<int>(threadIdx.x % 4) * 2;
+#pragma unroll
+    for (int n = 0; n < kTile / 8; ++n) {
+      const float2 r = *reinterpret_cast<const float2*>(reference + n * 8);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        s[4 * n + i] = power_of_two(fmaf(s[4 * n + i], log2_scale, i % 2 == 0 ? -r.x : -r.y));
+    }
+    if (a.sees(query, key + 63)) return;
+    const int row = key + static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);
+    const int column = query + static_cast<int>(threadIdx.x % 4) * 2;
+#pragma unroll
+    for (int i = 0; i < kTile / 2; ++i) {
+      if (!a.sees(column + i / 4 * 8 + i % 2, row + i / 2 % 2 * 8)) s[i] = 0.0f;
+    }
+  }
+  // d: gradients of probabilities to those of scores.
+  __device__ __forceinline__ void make_score_gradients(float (&d)[kTile / 2]) const {
+    const float* const delta =
+        shared.delta + at.stage * kTile + static_cast<int>(threadIdx.x % 4) * 2;
+#pragma unroll
+    for (int n = 0; n < kTile / 8; ++n) {
+      const float2 r = *reinterpret_cast<const float2*>(delta + n * 8);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        d[4 * n + i] = s[4 * n + i] * (d[4 * n + i] - (i % 2 == 0 ? r.x : r.y));
+    }
+  }
+  __device__ __forceinline__ void put_score_gradients(const std::uint32_t (&p)[kTile / 16][4],
+                                                      unsigned char* to) const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int row = group * 64 + static_cast<int>(threadIdx.x % 128 / 32 * 16) + lane % 16;
+#pragma unroll
+    for (int c = 0; c < kTile / 16; ++c) {
+      const int chunk = c % 4 * 2 + lane / 16;
+      store_matrices(to + c / 4 * Shared::kBlock * 128 + row * 128 + ((chunk ^ (row & 7)) << 4),
+                     p[c][0], p[c][1], p[c][2], p[c][3]);
+    }
+  }
+  __device__ __forceinline__ void put_query_gradients(const float (&d_q)[kSums]) {
+    barrier_wait(shared.d_q_empty, d_q_phase ^ 1);
+    d_q_phase ^= 1;
+    unsigned char* const to =
+        shared.d_q + group * (Shared::kSumBytes / 2) + static_cast<int>(threadIdx.x % 128) * 16;
+#pragma unroll
+    for (int n = 0; n < kSums / 4; ++n)
+      *reinterpret_cast<float4*>(to + n * 2048) =
+          make_float4(d_q[4 * n], d_q[4 * n + 1], d_q[4 * n + 2], d_q[4 * n + 3]);
+    async_proxy_fence();
+    barrier_arrive(shared.d_q_full);
+  }
+
+  __device__ __forceinline__ void run(const KeyBlock<kDim>& block) {
+    const int key = block.first_key + group * 64;
+    const int count = block.count();
+    barrier_wait(shared.keys_full, keys_phase);
+    keys_phase ^= 1;
+    barrier_wait(shared.q_full + at.stage, at.phase);
+    wgmma_fence();
+    begin_scores(s, shared.k, shared.q + at.stage * Shared::kTileBytes);
+    float d_q[kSums];
+    for (int i = 0;; ++i) {
+      const unsigned char* const q = shared.q + at.stage * Shared::kTileBytes;
+      const unsigned char* const d_out = shared.d_out + at.stage * Shared::kTileBytes;
+      float d[kTile / 2];
+      barrier_wait(shared.d_out_full + at.stage, at.phase);
+      wgmma_fence();
+      begin_scores(d, shared.v, d_out);
+      wgmma_wait<1>();
+      wgmma_registers(s);
+      make_probabilities(block.query_tile(i) * kTile, key);
+      wgmma_wait<0>();
+      wgmma_registers(d);
+      make_score_gradients(d);
+      std::uint32_t p[kTile / 16][4], g[kTile / 16][4];
+      round(p, s);
+      round(g, d);
+      wgmma_fence();
+      begin_sums(d_v, p, d_out, i > 0);
+      unsigned char* const d_scores = shared.d_scores + d_scores_at * Shared::kScoreBytes;
+      d_scores_at ^= 1;
+      put_score_gradients(g, d_scores);
+      async_proxy_fence();
+      threads_sync(3, 256);
+      wgmma_fence();
+      begin_query_gradients(d_q, d_scores);
+      begin_sums(d_k, g, q, i > 0);
+      const RingCursor<Shared::kStages> now = at;
+      at.advance();
+      wgmma_wait<2>();
+      release(shared.d_out_empty + now.stage);
+      wgmma_wait<0>();
+      wgmma_registers(d_q);
+      wgmma_registers(d_k);
+      wgmma_registers(d_v);
+      release(shared.q_empty + now.stage);
+      if (i + 1 == count) break;
+      barrier_wait(shared.q_full + at.stage, at.phase);
+      wgmma_fence();
+      begin_scores(s, shared.k, shared.q + at.stage * Shared::kTileBytes);
+      put_query_gradients(d_q);
+    }
+    release(shared.keys_empty);
+    put_query_gradients(d_q);
+  }
+
+  // [64 keys][kDim] times factor to the rows of an output.
+  __device__ __forceinline__ void store(const float (&sum)[kDim / 2], float factor,
+                                        const AttentionRows& rows,
+                                        const KeyBlock<kDim>& block) const {
+    __nv_bfloat16* const head = rows.head<__nv_bfloat16>(block.b, block.kv);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = block.first_key + group * 64 +
+                      static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) + 8 * h;
+      if (row >= a.keys) continue;
+      __nv_bfloat16* const to = head + row * rows.stride_t + threadIdx.x % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n) {
+        if (n * 8 < a.dim)
+          *reinterpret_cast<std::uint32_t*>(to + n * 8) =
+              bf16_pair(sum[4 * n + 2 * h] * factor, sum[4 * n + 2 * h + 1] * factor);
+      }
+    }
+  }
+};
+
+// Maps: queries and d_out in boxes of kQueryTile rows, keys and values of 128. tickets: 0 before.
+template <int kDim>
+__global__ void __launch_bounds__(384, 1)
+    attention_backward_kernel(const __grid_constant__ CUtensorMap q_map,
+                              const __grid_constant__ CUtensorMap d_out_map,
+                              const __grid_constant__ CUtensorMap k_map,
+                              const __grid_constant__ CUtensorMap v_map,
+                              const __grid_constant__ AttentionArguments a,
+                              const AttentionOrder order, const BackwardScratch scratch,
+                              unsigned* tickets) {
+  using Shared = BackwardShared<kDim>;
+  extern __shared__ unsigned char shared_memory[];
+  const Shared shared(shared_memory);
+  shared.init_barriers();
+  if (threadIdx.x < 128) {
+    registers_shrink<56>();
+    if (threadIdx.x == 0) {
+      load_backward<kDim>(shared, a, order, scratch, tickets, &q_map, &d_out_map, &k_map, &v_map);
+    } else if (threadIdx.x >= 32) {
+      add_query_gradients<kDim>(shared, a, order, scratch);
+    }
+    return;
+  }
+  registers_grow<224>();
+  BackwardGroup<kDim> work{a, shared, static_cast<int>(threadIdx.x) / 128 - 1};
+  TicketReader tickets_read;
+  for (int ticket; (ticket = tickets_read.next(shared, order.count())) >= 0;) {
+    const KeyBlock<kDim> block(a, order, ticket);
+    work.run(block);
+    work.store(work.d_k, a.scale, a.d_k, block);
+    work.store(work.d_v, 1.0f, a.d_v, block);
+  }
+}
+
+// What the backward reads of each row, and counters of 0. `lanes` threads a row, kDim / 8.
+template <int kDim>
+__global__ void __launch_bounds__(256)
+    prepare_backward(const AttentionArguments a, const BackwardScratch scratch, int counters) {
+  constexpr int kLanes = kDim / 8;
+  const std::int64_t thread = std::int64_t{blockIdx.x} * 256 + threadIdx.x;
+  if (thread < counters) scratch.counters[thread] = 0;
+  const std::int64_t row = thread / kLanes;
+  const int column = static_cast<int>(thread % kLanes) * 8;
+  const int head = static_cast<int>(row / scratch.padded);
+  const int t = static_cast<int>(row % scratch.padded);
+  const bool there = head < a.batch * a.heads && t < a.queries;
+  float sum = 0.0f;
+  if (there && column < a.dim) {
+    const int b = head / a.heads, h = head % a.heads;
+    const uint4 x = *reinterpret_cast<const uint4*>(a.out.head<const __nv_bfloat16>(b, h) +
+                                                    t * a.out.stride_t + column);
+    const uint4 y = *reinterpret_cast<const uint4*>(a.d_out.head<const __nv_bfloat16>(b, h) +
+                                                    t * a.d_out.stride_t + column);
+    const std::uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sum = fmaf(__uint_as_float(xs[i] << 16), __uint_as_float(ys[i] << 16), sum);
+      sum = fmaf(__uint_as_float(xs[i] & 0xffff0000u), __uint_as_float(ys[i] & 0xffff0000u), sum);
+    }
+  }
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  if (head >= a.batch * a.heads || thread % kLanes != 0) return;
+  const float lse = there ? a.lse[static_cast<std::int64_t>(head) * a.queries + t] : -INFINITY;
+  scratch.delta[row] = sum;
+  scratch.reference[row] = lse == -INFINITY ? INFINITY : lse * kLog2OfE;
+}
+
+}  // namespace logitless::cuda

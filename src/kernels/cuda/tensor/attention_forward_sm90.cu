@@ -1,0 +1,37 @@
+// Attention forward on Hopper: tensor maps and launches.
+#include "kernels/cuda/device/tensor_map.cuh"
+#include "kernels/cuda/tensor/attention.h"
+#include "kernels/cuda/tensor/attention_forward_sm90.cuh"
+#include "kernels/cuda/tensor/attention_maps_sm90.cuh"
+
+namespace logitless::cuda {
+namespace {
+
+template <int kDim, int kGroups, bool kTurns>
+void launch(const AttentionCall& call) {
+  using Shared = ForwardShared<kDim, kGroups>;
+  const AttentionArguments a = attention_arguments(call, false);
+  AttentionOrder order{};
+  order.heads = a.batch * a.heads;
+  order.group = attention_group(call, std::int64_t{4} * call.keys * call.dim);
+  order.blocks = static_cast<int>(ceil_div(call.queries, Shared::kQueries));
+  const auto kernel = attention_forward_kernel<kDim, kGroups, kTurns>;
+  allow_shared(kernel, Shared::kBytes);
+  kernel<<<static_cast<unsigned>(std::min(order.count(), processor_count())), (kGroups + 1) * 128,
+           Shared::kBytes, static_cast<cudaStream_t>(call.stream)>>>(
+      query_map(call, call.q, 64), key_map(call, call.k, kKeyTile), key_map(call, call.v, kKeyTile),
+      query_map(call, call.result, 64), a, order);
+  require_cuda(cudaGetLastError(), "attention forward");
+}
+
+}  // namespace
+
+void attention_sm90_forward(const AttentionCall& call) {
+  if (call.dim <= 64) {
+    launch<64, 2, true>(call);
+  } else {
+    launch<128, 2, true>(call);
+  }
+}
+
+}  // namespace logitless::cuda
