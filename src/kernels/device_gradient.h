@@ -29,7 +29,7 @@ struct BlockCall {
   ForwardCall chunk;
   std::int64_t first_word = 0;
   std::int64_t words = 0;
-  LogitBlock block;                       // without data: coefficients and factors alone
+  LogitBlock block;  // chunk.ranges in its place, or without data: coefficients and factors alone
   const void* weight_rows = nullptr;      // [words, dim], of chunk.far
   bool from_forward = false;              // holds exponentials, of chunk.reference
   bool entropy_part = false;              // some beta is not 0
@@ -121,6 +121,10 @@ struct ProductsCall {
   std::int64_t dim = 0;
   DType dtype = DType::bf16;
   LogitBlock block;
+  // Instead of block, of all words. Every range but the last may lie in the memory of d_weight's
+  // rows of the next range: these are written when it has been read for the last time. Only by a
+  // kernel that takes_ranges.
+  WordRanges ranges;
   const void* weight = nullptr;  // of the block's first word
   std::int64_t weight_stride = 0;
   const void* target_weight = nullptr;  // rows of the targets, of first_word on; null: weight
@@ -185,6 +189,8 @@ struct DeviceKernel {
   // Sums a 16-bit d_weight over chunks, or onto what it holds, by ProductsCall::running. Otherwise
   // it is summed in fp32 and rounded in the end.
   bool splits_sums;
+  // Takes the exponentials of the forward in ranges of words.
+  bool takes_ranges;
   // Compute capabilities it runs on, 10 * major + minor.
   int least_capability;
   int most_capability;
@@ -224,7 +230,9 @@ struct ColumnSumCall {
   int weight_stride = 1;
   float* out = nullptr;
   bool add = false;
-  void* workspace = nullptr;  // column_sum_workspace_bytes(columns)
+  // Of how many columns these are some: what the order of the sums goes by. 0: all of them.
+  std::int64_t all_columns = 0;
+  void* workspace = nullptr;  // column_sum_workspace_bytes(all columns)
   Stream stream = nullptr;
 };
 std::size_t column_sum_workspace_bytes(std::int64_t columns);

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "logitless/dtype.h"
+#include "math/host_device.h"
 
 namespace logitless::cuda {
 
@@ -87,6 +88,18 @@ struct LogitBlock {
   std::int64_t stride = 0;
 };
 
+// A block of more words than one memory has room for: range r holds the words [first[r], first[r +
+// 1]) as a LogitBlock of its own, [tokens, its words]. Ranges begin at multiples of 256.
+inline constexpr int kMostWordRanges = 8;
+struct WordRanges {
+  int count = 0;  // 0: no ranges, one block
+  std::int32_t first[kMostWordRanges + 1] = {};
+  void* data[kMostWordRanges] = {};
+
+  LOGITLESS_HOST_DEVICE std::int64_t words(int r) const { return first[r + 1] - first[r]; }
+  LOGITLESS_HOST_DEVICE std::int64_t stride(int r) const { return (words(r) + 255) / 256 * 256; }
+};
+
 struct FarCall;  // device_far.h
 
 // What a chunk of tokens is multiplied from. All pointers are the device's. hidden [tokens, dim]
@@ -131,6 +144,7 @@ struct StoredBlock {
   // reference), times the slope of the softcap. 0: none.
   std::int64_t stored_words = 0;
   LogitBlock block;
+  WordRanges ranges;           // instead of block, where there are any: of all words
   float* reference = nullptr;  // [padded_tokens]: exponents of the block; null: not wanted
   int* active = nullptr;       // [padded_tokens / 256 + 1]: whether 256 tokens have a target; then
                                // whether any has; null: not wanted

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <climits>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -82,6 +83,37 @@ inline CUtensorMap head_map(const void* data, std::int64_t batch, std::int64_t h
   if (result != CUDA_SUCCESS)
     throw DeviceError(concat("cuTensorMapEncodeTiled: error ", static_cast<int>(result)));
   return map;
+}
+
+// A block of logits: a map for each of its ranges of words, or one.
+struct BlockMaps {
+  CUtensorMap of[kMostWordRanges];
+  int first[kMostWordRanges + 1];  // words; no word is beyond the last range
+  // f(map, column) of a word. The address of the one map of most blocks is a constant.
+  template <typename F>
+  __device__ __forceinline__ void at(int word, const F& f) const {
+    if (first[1] == INT_MAX) return f(of, word);
+    int range = 0;
+    while (word >= first[range + 1]) ++range;
+    f(of + range, word - first[range]);
+  }
+};
+// Boxes of box_rows tokens x 64 words.
+inline BlockMaps block_maps(const LogitBlock& block, const WordRanges& ranges, std::int64_t tokens,
+                            int box_rows) {
+  BlockMaps maps{};
+  const auto put = [&](int r, const void* data, std::int64_t stride) {
+    if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0)
+      throw Unsupported("kernel hopper: d_weight: expected an address that is a multiple of 16");
+    maps.of[r] = matrix_map(data, DType::bf16, tokens, stride, stride, box_rows);
+  };
+  if (ranges.count == 0) put(0, block.data, block.stride);
+  for (int r = 0; r < ranges.count; ++r) {
+    put(r, ranges.data[r], ranges.stride(r));
+    maps.first[r] = ranges.first[r];
+  }
+  maps.first[std::max(ranges.count, 1)] = INT_MAX;
+  return maps;
 }
 
 // Asked of the driver once for each device.

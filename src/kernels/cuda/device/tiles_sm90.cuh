@@ -8,7 +8,10 @@
 // both.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/device/sm90.cuh"
+#include "kernels/cuda/device/tensor_map.cuh"
 
 namespace logitless::cuda {
 
@@ -105,9 +108,10 @@ class TileWriter {
         boxes_(memory.boxes + consumer_ * kBoxesPerConsumer * kBoxBytes),
         row_(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4) {}
 
-  // (column, row): place of the warpgroup's first element.
-  __device__ __forceinline__ void put_bf16(const float (&z)[128], const CUtensorMap* map,
-                                           int column, int row) {
+  // (column, row): place of the warpgroup's first element. Map: a CUtensorMap, or BlockMaps.
+  template <typename Map>
+  __device__ __forceinline__ void put_bf16(const float (&z)[128], const Map* map, int column,
+                                           int row) {
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       unsigned char* const box = begin_box(b);
@@ -206,12 +210,16 @@ class TileWriter {
     warpgroup_sync(consumer_ + 1);
     return boxes_ + b % kBoxesPerConsumer * kBoxBytes;
   }
-  __device__ __forceinline__ void end_box(const CUtensorMap* map, const unsigned char* box, int x,
-                                          int y, bool add) const {
+  template <typename Map>
+  __device__ __forceinline__ void end_box(const Map* map, const unsigned char* box, int x, int y,
+                                          bool add) const {
     async_proxy_fence();
     warpgroup_sync(consumer_ + 1);
     if (!leads()) return;
-    if (add) {
+    if constexpr (std::is_same_v<Map, BlockMaps>) {
+      map->at(x,
+              [&](const CUtensorMap* of, int column) { tma_store(of, box, column, y, policy_); });
+    } else if (add) {
       tma_add(map, box, x, y, policy_);
     } else {
       tma_store(map, box, x, y, policy_);

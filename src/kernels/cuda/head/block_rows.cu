@@ -48,14 +48,43 @@ __device__ void scale_row(const T* x, T* to, std::int64_t columns, float factor)
     to[k] = rounded<T>(factor == 0.0f ? 0.0f : factor * as_float(x[k]));
 }
 
+// A token's row of the block, in one piece or in ranges of words.
+template <typename T>
+class BlockRow {
+ public:
+  __device__ BlockRow(const BlockCall& b, std::int64_t row) : b_(b), row_(row) {}
+  __device__ bool exists() const { return ranges().count > 0 || b_.block.data != nullptr; }
+  // Of b.words.
+  __device__ void clear(std::int64_t word) const { *place(word) = rounded<T>(0.0f); }
+  __device__ void clear_all() const {
+    if (ranges().count == 0) return clear_words(place(0), b_.words);
+    for (int r = 0; r < ranges().count; ++r)
+      clear_words(place(ranges().first[r]), ranges().words(r));
+  }
+
+ private:
+  __device__ const WordRanges& ranges() const { return b_.chunk.ranges; }
+  __device__ T* place(std::int64_t word) const {
+    if (ranges().count == 0) return static_cast<T*>(b_.block.data) + row_ * b_.block.stride + word;
+    int r = 0;
+    while (word >= ranges().first[r + 1]) ++r;
+    return static_cast<T*>(ranges().data[r]) + row_ * ranges().stride(r) + word - ranges().first[r];
+  }
+  __device__ static void clear_words(T* words, std::int64_t count) {
+    for (std::int64_t j = threadIdx.x; j < count; j += kRowThreads) words[j] = rounded<T>(0.0f);
+  }
+
+  const BlockCall& b_;
+  std::int64_t row_;
+};
+
 // One block of threads for each token.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
   const ForwardCall& c = b.chunk;
   const std::int64_t row = blockIdx.x;
   const int per_token = c.shape.targets_per_token;
-  T* const block =
-      b.block.data == nullptr ? nullptr : static_cast<T*>(b.block.data) + row * b.block.stride;
+  const BlockRow<T> block(b, row);
   const RowCoefficients r = b.rows[row];
   const bool valid = counts(c, row);
   float factor = !valid ? 0.0f : b.unscale == nullptr ? 1.0f : *b.unscale;
@@ -67,9 +96,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
     T* const to = static_cast<T*>(b.scaled_hidden) + row * c.shape.dim;
     scale_row(x, to, c.shape.dim, b.from_forward ? factor : valid ? 1.0f : 0.0f);
   }
-  if (!valid && block != nullptr) {
-    for (std::int64_t j = threadIdx.x; j < b.words; j += kRowThreads) block[j] = rounded<T>(0.0f);
-  }
+  if (!valid && block.exists()) block.clear_all();
   const TokenGradient g{r.alpha, r.beta, b.smoothing_apart ? 0.0f : r.gamma};
   for (int k = threadIdx.x; k < per_token; k += kRowThreads) {
     const std::int64_t slot = row * per_token + k;
@@ -81,7 +108,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
       coefficient =
           static_cast<float>(target_coefficient(g, c.log_prob[slot], c.target_logit[slot], omega,
                                                 delta_of_word(b, row, word), 1.0, c.softcap));
-      if (block != nullptr) block[word - b.first_word] = rounded<T>(0.0f);
+      if (block.exists()) block.clear(word - b.first_word);
     }
     b.coefficient[slot] = coefficient;
   }
@@ -257,7 +284,7 @@ void sum_columns(const ColumnSumCall& c) {
   if (c.columns == 0) return;
   const auto stream = static_cast<cudaStream_t>(c.stream);
   auto* const partial = static_cast<float*>(c.workspace);
-  const int parts = row_parts(c.columns);
+  const int parts = row_parts(std::max(c.columns, c.all_columns));
   const dim3 grid(static_cast<unsigned>((c.columns + kColumns - 1) / kColumns),
                   static_cast<unsigned>(parts));
   with_type(c.dtype, [&](auto type) {

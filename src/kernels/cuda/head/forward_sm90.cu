@@ -50,7 +50,7 @@ int group_of(std::int64_t dim) {
 // A launch for each group, of some length: within one the clusters stay close enough together to
 // share what they read, over a long one they drift apart.
 template <ForwardMode kMode, bool kStore>
-void launch(const CUtensorMap& hidden, const CUtensorMap& weight, const CUtensorMap& block,
+void launch(const CUtensorMap& hidden, const CUtensorMap& weight, const BlockMaps& block,
             const ForwardArguments& all, cudaStream_t stream) {
   const auto kernel = forward_tiles<kMode, kStore>;
   allow_shared(kernel, kTileShared);
@@ -195,10 +195,8 @@ struct Forward {
     return matrix_map(call.hidden, DType::bf16, call.shape.tokens, call.shape.dim,
                       call.hidden_stride, kTileRows);
   }
-  CUtensorMap block() const {
-    return store ? matrix_map(call.block.data, DType::bf16, call.shape.tokens, call.block.stride,
-                              call.block.stride, 64)
-                 : hidden();
+  BlockMaps block() const {
+    return store ? block_maps(call.block, call.ranges, call.shape.tokens, 64) : BlockMaps{};
   }
   Partials partials(const ForwardArguments& a) const {
     return {layout.rows, a.word_tiles, a.sums, a.entropy, a.weighted, a.best, a.best_index};
@@ -258,7 +256,8 @@ void hopper_forward_kept(const ForwardCall& c) {
   tiles.weighted = nullptr;
   tiles.list = c.far->list;
   tiles.wanted = f.active;
-  const CUtensorMap hidden = f.hidden(), block = f.block();
+  const CUtensorMap hidden = f.hidden();
+  const BlockMaps block = f.block();
   const auto run =
       c.bias != nullptr ? launch<ForwardMode::kGeneral, false> : launch<ForwardMode::kPlain, false>;
   sweep(c, tiles, nullptr, GatherPart::rows,
@@ -277,7 +276,8 @@ void hopper_forward_tiles(const ForwardCall& c) {
   const Forward f(c);
   ForwardArguments tiles = f.tiles();
   const Partials partials = f.partials(tiles);
-  const CUtensorMap hidden = f.hidden(), block = f.block();
+  const CUtensorMap hidden = f.hidden();
+  const BlockMaps block = f.block();
   // First against the targets' exponents; then, for tokens whose sums left the range, against the
   // greatest logit's.
   for (const bool again : {false, true}) {
@@ -326,8 +326,7 @@ void hopper_gradient_block(const BlockCall& b) {
       matrix_map(c.hidden, DType::bf16, c.shape.tokens, c.shape.dim, c.hidden_stride, kTileRows);
   const CUtensorMap weight = word_map(
       words, b.words, c.shape.dim, far && !c.far->order.identity ? c.shape.dim : c.weight_stride);
-  const CUtensorMap block =
-      matrix_map(b.block.data, DType::bf16, c.shape.tokens, b.block.stride, b.block.stride, 64);
+  const BlockMaps block = block_maps(b.block, {}, c.shape.tokens, 64);
   ForwardArguments tiles{};
   tiles.vocab = static_cast<int>(b.words);
   tiles.token_pairs = static_cast<int>(padded_tokens(c.shape.tokens) / kClusterRows);

@@ -298,7 +298,7 @@ template <ForwardMode kMode, bool kStore>
 __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThreads, 1)
     forward_tiles(const __grid_constant__ CUtensorMap hidden,
                   const __grid_constant__ CUtensorMap weight,
-                  const __grid_constant__ CUtensorMap block, const ForwardArguments a) {
+                  const __grid_constant__ BlockMaps block, const ForwardArguments a) {
   if (a.wanted != nullptr && a.wanted[a.token_pairs] == 0) return;
   extern __shared__ unsigned char shared_memory[];
   const TileMemory memory(shared_memory);

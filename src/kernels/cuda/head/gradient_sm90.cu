@@ -123,6 +123,31 @@ struct HiddenParts {
   float* sums = nullptr;
 };
 
+// What the first launch makes d_weight of: all words, or their first range.
+std::int64_t weight_words(const ProductsCall& c) {
+  return c.ranges.count == 0 ? c.block_words : c.ranges.words(0);
+}
+LogitBlock weight_block(const ProductsCall& c) {
+  return c.ranges.count == 0 ? c.block : LogitBlock{c.ranges.data[0], c.ranges.stride(0)};
+}
+
+// d_weight of range r alone.
+ProductsCall weight_range(const ProductsCall& c, int r) {
+  ProductsCall p = c;
+  const std::int64_t first = c.ranges.first[r];
+  p.ranges = {};
+  p.block = {c.ranges.data[r], c.ranges.stride(r)};
+  p.block_words = c.ranges.words(r);
+  p.d_hidden = {};
+  p.d_weight.data =
+      static_cast<std::byte*>(c.d_weight.data) +
+      first * c.d_weight.stride * static_cast<std::int64_t>(size_of(p.d_weight.dtype));
+  if (p.running.low != nullptr) p.running.low += running_sum_bytes(first, c.dim);
+  p.entries.begin += first;
+  if (p.omega != nullptr) p.omega += first;
+  return p;
+}
+
 GradientArguments arguments_of(const ProductsCall& c, const HiddenParts& parts) {
   GradientArguments a{};
   a.hidden = product(c.d_hidden, c.tokens, c.dim, c.block_words);
@@ -140,7 +165,7 @@ GradientArguments arguments_of(const ProductsCall& c, const HiddenParts& parts) 
     a.hidden.row_part = &c.rows->gamma;
     a.hidden.row_part_stride = sizeof(RowCoefficients) / sizeof(float);
   }
-  a.weight = product(c.d_weight, c.block_words, c.dim, c.tokens);
+  a.weight = product(c.d_weight, weight_words(c), c.dim, c.tokens);
   if (c.hidden_sum != nullptr) {
     a.weight.column_part = c.hidden_sum;
     a.weight.row_part = c.omega;
@@ -169,18 +194,18 @@ GradientArguments arguments_of(const ProductsCall& c, const HiddenParts& parts) 
 // In the order of the kernel's parameters; what a call does not have is any map.
 struct ProductMaps {
   ProductMaps(const ProductsCall& c, const HiddenParts& parts) {
+    const LogitBlock of_weight = weight_block(c);
     constexpr auto kBf16 = DType::bf16;
-    block_rows =
-        matrix_map(c.block.data, kBf16, c.tokens, c.block.stride, c.block.stride, kTileRows);
+    block_rows = block_maps(c.block, c.ranges, c.tokens, kTileRows);
     block_columns =
-        matrix_map(c.block.data, kBf16, c.tokens, c.block.stride, c.block.stride, kStep);
+        matrix_map(of_weight.data, kBf16, c.tokens, of_weight.stride, of_weight.stride, kStep);
     weight = matrix_map(c.weight, kBf16, c.block_words, c.dim, c.weight_stride, kStep);
     hidden = d_hidden = d_weight = weight;
     if (c.d_weight.data != nullptr) {
       hidden = matrix_map(c.factored_hidden, kBf16, c.tokens, c.dim, c.factored_stride, kStep);
       require_map("d_weight", c.d_weight.data, c.d_weight.stride, c.d_weight.dtype);
       if (c.far.call == nullptr)
-        d_weight = matrix_map(c.d_weight.data, c.d_weight.dtype, c.block_words, c.dim,
+        d_weight = matrix_map(c.d_weight.data, c.d_weight.dtype, weight_words(c), c.dim,
                               c.d_weight.stride, 64);
     }
     if (c.d_hidden.data == nullptr) return;
@@ -190,7 +215,8 @@ struct ProductMaps {
                                : matrix_map(c.d_hidden.data, c.d_hidden.dtype, c.tokens, c.dim,
                                             c.d_hidden.stride, 64);
   }
-  CUtensorMap block_rows, block_columns, weight, hidden, d_hidden, d_weight;
+  BlockMaps block_rows;
+  CUtensorMap block_columns, weight, hidden, d_hidden, d_weight;
 };
 
 void add_hidden_parts(const ProductsCall& c, const GradientArguments& a, const HiddenParts& parts,
@@ -209,12 +235,13 @@ void add_hidden_parts(const ProductsCall& c, const GradientArguments& a, const H
   require_cuda(cudaGetLastError(), "parts of d_hidden");
 }
 
-}  // namespace
+bool lists_targets(const ProductsCall& c) {
+  return c.d_weight.data != nullptr && c.entries.begin != nullptr;
+}
 
-void hopper_gradient_products(const ProductsCall& c) {
+// One launch, but for the targets of an fp32 d_weight.
+void multiply_block(const ProductsCall& c) {
   const bool has_hidden = c.d_hidden.data != nullptr;
-  const bool has_weight = c.d_weight.data != nullptr;
-  if (c.tokens == 0 || (!has_hidden && !has_weight)) return;
   const auto stream = static_cast<cudaStream_t>(c.stream);
   const HiddenParts parts(c);
   GradientArguments a = arguments_of(c, parts);
@@ -222,8 +249,7 @@ void hopper_gradient_products(const ProductsCall& c) {
 
   const bool far = c.far.call != nullptr;
   const bool rank_one = c.weight_sum != nullptr || c.hidden_sum != nullptr;
-  const bool listed = has_weight && c.entries.begin != nullptr;
-  const bool entries = listed && c.d_weight.dtype != DType::f32;
+  const bool entries = lists_targets(c) && c.d_weight.dtype != DType::f32;
   const bool sums = c.running.from != SumsFrom::nothing || !c.running.last;
   if (sums && !entries)
     throw InternalError("running sums are of a bf16 d_weight whose entries are listed");
@@ -247,7 +273,20 @@ void hopper_gradient_products(const ProductsCall& c) {
       a);
   require_cuda(cudaGetLastError(), "gradient kernel");
   if (parts.count > 1) add_hidden_parts(c, a, parts, stream);
-  if (listed && !entries && !far) add_weight_targets(c);
+}
+
+}  // namespace
+
+// In ranges, the first launch makes all of d_hidden, for which it reads all of the block, and
+// writes d_weight where none of it lies; each later one writes over what the one before has read
+// last.
+void hopper_gradient_products(const ProductsCall& c) {
+  const bool has_weight = c.d_weight.data != nullptr;
+  if (c.tokens == 0 || (c.d_hidden.data == nullptr && !has_weight)) return;
+  multiply_block(c);
+  for (int r = 1; has_weight && r < c.ranges.count; ++r) multiply_block(weight_range(c, r));
+  if (lists_targets(c) && c.d_weight.dtype == DType::f32 && c.far.call == nullptr)
+    add_weight_targets(c);
 }
 
 }  // namespace logitless::cuda

@@ -295,13 +295,14 @@ __device__ __forceinline__ void finish_product(float (&z)[128], const GradientAr
   }
 }
 
-// The loads of one tile.
+// The loads of one tile. `block`: BlockMaps for d_hidden, which contracts all words, and for
+// d_weight the map of the one range that it is of.
 //
 // d_hidden paces stretches of a tile (the first of them is `stretch`, `clusters` have such a tile).
-template <bool kHidden, bool kFar, bool kSums>
+template <bool kHidden, bool kFar, bool kSums, typename Block>
 __device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clusters,
                                           const TileMemory& memory, StageCursor& at,
-                                          const CUtensorMap* block, const CUtensorMap* other,
+                                          const Block* block, const CUtensorMap* other,
                                           const CUtensorMap* out, const GradientArguments& a,
                                           int tile) {
   const ProductArguments& p = kHidden ? a.hidden : a.weight;
@@ -324,7 +325,8 @@ __device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clu
     barrier_expect(full, kStageBytes);
     unsigned char* const rows = memory.rows + at.stage * kRowBytes;
     if constexpr (kHidden) {
-      tma_load(rows, block, full, k * kStep, row);
+      block->at(k * kStep,
+                [&](const CUtensorMap* map, int word) { tma_load(rows, map, full, word, row); });
     } else {
       tma_load(rows, block, full, row, k * kStep);
       tma_load(rows + 8192, block, full, row + 64, k * kStep);
@@ -468,7 +470,7 @@ __global__ void __launch_bounds__(128)
 // own: what it needs of registers would cost the others a tenth of their speed).
 template <bool kRankOne, bool kEntries, bool kFar, bool kSums>
 __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kTileThreads, 1)
-    gradient_tiles(const __grid_constant__ CUtensorMap block_rows,
+    gradient_tiles(const __grid_constant__ BlockMaps block_rows,
                    const __grid_constant__ CUtensorMap block_columns,
                    const __grid_constant__ CUtensorMap weight,
                    const __grid_constant__ CUtensorMap hidden,
