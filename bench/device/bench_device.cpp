@@ -272,6 +272,8 @@ nlohmann::json measure(const Head& head, const DeviceBenchOptions& o, const Cubl
       {"forward", PlanKind::forward, DType::f32, 64_MiB, ""},
       {"dense, fp32 d_weight", PlanKind::dense, DType::f32, 512_MiB, ""},
       {"dense, bf16 d_weight", PlanKind::dense, DType::bf16, 512_MiB + weights * 4, ""},
+      {"dense, bf16, all memory", PlanKind::dense, DType::bf16, 8192_MiB, ""},
+      {"dense, bf16, no budget", PlanKind::dense, DType::bf16, 0, ""},
       {"stored, fp32 d_weight", PlanKind::stored, DType::f32, 512_MiB, ""},
       {"recompute, bf16 d_weight", PlanKind::recompute, DType::bf16, 256_MiB, ""},
       {"dense, fp32, 2 GiB", PlanKind::dense, DType::f32, 2048_MiB, ""},

@@ -33,6 +33,7 @@ struct HeadFeatures {
   bool d_bias = false;
   DType d_hidden_dtype = DType::f32;
   DType d_weight_dtype = DType::f32;
+  bool d_weight_strided = false;  // its rows do not follow one another without gaps
   bool entropy_gradient = false;  // a cotangent of entropy: dz has a term in p_ij z_ij
   bool accumulate = false;        // gradients are added to what the outputs hold
 

@@ -43,7 +43,8 @@ struct PlanRequest {
   DeviceLimits device = {};
   // Bytes the plan may take beyond inputs and outputs. 0: the least workspace within 3 % of the
   // best predicted time among plans of at most a quarter of the fp32 logits (16 MiB at least; 512
-  // where the far field is allowed), or the least plan if none is that small.
+  // where the far field is allowed), three tenths for a dense plan in one chunk, or the least plan
+  // if none is that small.
   std::size_t memory_budget = 0;
   // A kind to use, or none: the fastest that fits.
   std::optional<PlanKind> kind = {};
@@ -92,6 +93,11 @@ class LOGITLESS_API LossPlan {
   std::int64_t chunk_tokens = 0;  // tokens per chunk of the outer loop
   std::int64_t slab_vocab = 0;  // vocabulary entries whose gradient of the logits exists at a time
   std::int64_t stored_vocab = 0;  // vocabulary entries whose exp(z) is kept per chunk
+  // On a GPU, of the first chunk of first_tokens: d_weight is made in so many ranges of words, and
+  // until it is, its memory holds exp(z) of all of them but the last. 0: it holds none, and the
+  // first chunk is as large as the others.
+  int weight_ranges = 0;
+  std::int64_t first_tokens = 0;
   double passes = 0.0;
   double predicted_seconds = 0.0;  // rough on the CPU: a nominal rate of the kernel times the work
   std::size_t memory_budget = 0;   // 0: the default

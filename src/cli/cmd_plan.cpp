@@ -51,6 +51,8 @@ nlohmann::ordered_json to_json(const LossPlan& plan) {
           {"chunk_tokens", plan.chunk_tokens},
           {"slab_vocab", plan.slab_vocab},
           {"stored_vocab", plan.stored_vocab},
+          {"weight_ranges", plan.weight_ranges},
+          {"first_tokens", plan.first_tokens},
           {"candidates", candidates},
           {"explain", in_options(plan.explain())}};
 }

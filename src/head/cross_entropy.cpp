@@ -116,6 +116,7 @@ HeadFeatures features_of(const CrossEntropyOptions& options, const CrossEntropyI
   f.d_bias = out.d_bias.defined();
   if (f.d_hidden) f.d_hidden_dtype = out.d_hidden.dtype();
   if (f.d_weight) f.d_weight_dtype = out.d_weight.dtype();
+  f.d_weight_strided = f.d_weight && !out.d_weight.contiguous();
   f.accumulate = options.accumulate;
   return f;
 }

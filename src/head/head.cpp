@@ -77,6 +77,7 @@ HeadFeatures backward_features(const HeadOptions& options, const HeadInputs& in,
           "gradients: expected d_hidden, d_weight or d_bias, got none");
   if (f.d_hidden) f.d_hidden_dtype = to.d_hidden.dtype();
   if (f.d_weight) f.d_weight_dtype = to.d_weight.dtype();
+  f.d_weight_strided = f.d_weight && !to.d_weight.contiguous();
   f.accumulate = options.accumulate;
   return f;
 }

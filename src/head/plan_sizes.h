@@ -12,11 +12,22 @@ struct PlanSizes {
   std::int64_t chunk_tokens = 0;
   std::int64_t slab_vocab = 0;
   std::int64_t stored_vocab = 0;
+  int weight_ranges = 0;
+  std::int64_t first_tokens = 0;
 };
 inline PlanSizes plan_sizes(const LossPlan& plan) {
   return {.chunk_tokens = plan.chunk_tokens,
           .slab_vocab = plan.slab_vocab,
-          .stored_vocab = plan.stored_vocab};
+          .stored_vocab = plan.stored_vocab,
+          .weight_ranges = plan.weight_ranges,
+          .first_tokens = plan.first_tokens};
+}
+
+// Whether a plan is for calls like this one. How d_weight lies in memory matters only where it
+// holds something else meanwhile.
+inline bool serves(const LossPlan& plan, HeadFeatures features) {
+  if (plan.weight_ranges == 0) features.d_weight_strided = plan.features.d_weight_strided;
+  return plan.features == features;
 }
 
 }  // namespace logitless

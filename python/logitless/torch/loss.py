@@ -131,7 +131,8 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
             target_weight a head of their own (1 pass, and 3 in a backward that reaches them).
         memory_budget: bytes, or text such as "512MiB", the call may take beyond its inputs and gradients. Default:
             the least workspace within 3 % of the best predicted time among plans of at most a quarter of the fp32 logits
-            (16 MiB at least), or the least plan if none is.
+            (16 MiB at least), three tenths for a plan that keeps exp(z) of all tokens at once, or the least plan if none
+            is.
 
     Returns:
         The loss, float32 (float64 of float64), or a tuple (loss, lse, accuracy, argmax, target logits) of those asked

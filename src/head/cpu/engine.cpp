@@ -64,7 +64,7 @@ Engine::Engine(const HeadCall& call, const ChosenRows& chosen)
           call.shape.vocab, ", ", call.shape.dim, "]");
   require(call.shape.tokens <= made.tokens, "plan: made for at most ", made.tokens,
           " tokens, called with ", call.shape.tokens);
-  require(plan_.features == call.features,
+  require(serves(plan_, call.features),
           "plan: made for other options, inputs or outputs than this call's; plan again with the "
           "same arguments");
   if (far()) {

@@ -43,7 +43,11 @@ void Engine::require_fit() const {
               shape.tokens <= made.tokens,
           "plan: made for ", made.tokens, " tokens x ", made.vocab, " words x ", made.dim,
           ", called with ", shape.tokens, " x ", shape.vocab, " x ", shape.dim);
-  require(call_.plan->features == features_,
+  require(
+      call_.plan->weight_ranges == 0 || !features_.d_weight_strided,
+      "d_weight: expected rows that follow one another, since the plan keeps exp(z) there; plan "
+      "from the tensors themselves");
+  require(serves(*call_.plan, features_),
           "plan: made for other options, inputs or outputs than this call's; plan again with the "
           "same arguments");
   // The audit's own plan has its part after this one's.
@@ -67,7 +71,7 @@ void Engine::set_operands() {
   all.bad_target = &statistics()->bad_target;
   all.workspace = base_ + layout_.forward;
   ForwardShape chunk = forward_shape(plan.shape, plan.features);
-  chunk.tokens = std::min(sizes_.chunk, std::max<std::int64_t>(plan.shape.tokens, 1));
+  chunk.tokens = std::min(sizes_.largest_chunk(), std::max<std::int64_t>(plan.shape.tokens, 1));
   forward_bytes_ = kernel_.workspace_bytes(chunk);
   far_.tau = plan.tau;
   all.hidden = in.hidden.data();
@@ -139,9 +143,21 @@ ForwardCall Engine::chunk_call(std::int64_t first, std::int64_t count) const {
   if (!gradients) return c;
   c.stored_words = sizes_.stored;
   c.block = {base_ + layout_.gradients.block, padded_words(sizes_.slab)};
+  if (first == 0) c.ranges = lent_ranges();
   c.reference = at<float>(layout_.gradients.reference);
   c.active = at<int>(layout_.gradients.active);
   return c;
+}
+
+WordRanges Engine::lent_ranges() const {
+  WordRanges ranges = ranges_of(call_.plan->shape, features_, sizes_);
+  for (int r = 0; r < ranges.count; ++r) {
+    ranges.data[r] =
+        r + 1 < ranges.count
+            ? advance(d_weight_.data, ranges.first[r + 1] * d_weight_.stride, d_weight_.dtype)
+            : base_ + layout_.gradients.block;
+  }
+  return ranges;
 }
 
 void Engine::run(const ChunkFunction& tokens) {
@@ -153,8 +169,9 @@ void Engine::run(const ChunkFunction& tokens) {
   std::int64_t first = 0;
   if (sizes_.far) begin_far();
   do {  // once even without tokens: outputs are still cleared
+    const std::int64_t most = first == 0 ? sizes_.first_chunk() : sizes_.chunk;
     const ForwardCall chunk =
-        chunk_call(first, std::min(std::max<std::int64_t>(sizes_.chunk, 1), total - first));
+        chunk_call(first, std::min(std::max<std::int64_t>(most, 1), total - first));
     sizes_.far ? far_forward(chunk) : kernel_.forward(chunk);
     tokens(chunk, rows, delta);
     if (sizes_.far) scatter_outputs(chunk, all);
@@ -317,6 +334,7 @@ void Engine::products(const BlockCall& block, bool first_chunk, bool first_slab)
   ProductsCall p = products_call(c);
   p.block_words = block.words;
   p.block = block.block;
+  p.ranges = c.ranges;
   p.weight = advance(c.weight, block.first_word * c.weight_stride, dtype);
   p.weight_stride = c.weight_stride;
   if (block.scaled_hidden != nullptr) {
@@ -354,17 +372,24 @@ void Engine::sum_bias(const BlockCall& block, bool first_chunk) {
   const ForwardCall& c = block.chunk;
   float* const sums = at<float>(layout_.gradients.d_bias) + block.first_word;
   ColumnSumCall sum;
-  sum.matrix = block.block.data;
   sum.dtype = c.shape.dtype;
   sum.rows = c.shape.tokens;
-  sum.columns = block.words;
-  sum.stride = block.block.stride;
+  sum.all_columns = block.words;
   sum.weights = block.factor;
-  sum.out = sums;
   sum.add = !first_chunk;
   sum.workspace = base_ + layout_.gradients.column_sums;
   sum.stream = c.stream;
-  sum_columns(sum);
+  const auto add = [&](const LogitBlock& columns, std::int64_t first, std::int64_t count) {
+    sum.matrix = columns.data;
+    sum.stride = columns.stride;
+    sum.columns = count;
+    sum.out = sums + first;
+    sum_columns(sum);
+  };
+  const WordRanges& ranges = c.ranges;
+  if (ranges.count == 0) add(block.block, 0, block.words);
+  for (int r = 0; r < ranges.count; ++r)
+    add({ranges.data[r], ranges.stride(r)}, ranges.first[r], ranges.words(r));
   add_bias_parts(block, sums);
 }
 

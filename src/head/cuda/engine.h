@@ -59,6 +59,7 @@ class Engine {
   void set_outputs();
   void set_gradients();
   ForwardCall chunk_call(std::int64_t first, std::int64_t count) const;
+  WordRanges lent_ranges() const;
   void backward(const ForwardCall& chunk, bool first_chunk);
   void products(const BlockCall& block, bool first_chunk, bool first_slab);
   BlockCall block_call(const ForwardCall& chunk) const;

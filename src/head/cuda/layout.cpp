@@ -89,6 +89,8 @@ Sizes sizes_for(PlanKind kind, const PlanSizes& sizes, std::int64_t audited) {
   return {.chunk = sizes.chunk_tokens,
           .slab = sizes.slab_vocab,
           .stored = sizes.stored_vocab,
+          .ranges = sizes.weight_ranges,
+          .first = sizes.first_tokens,
           .far = is_far(kind),
           .both = kind == PlanKind::far_both,
           .audited = is_far(kind) ? audited : 0};
@@ -111,6 +113,30 @@ ForwardShape forward_shape(const HeadShape& shape, const HeadFeatures& features)
           wants_gradients(features)};
 }
 
+WordRanges ranges_of(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes) {
+  if (sizes.ranges == 0) return {};
+  return word_ranges(std::min(sizes.first, std::max<std::int64_t>(shape.tokens, 1)), shape.vocab,
+                     shape.dim, static_cast<std::int64_t>(size_of(f.d_weight_dtype)), sizes.ranges);
+}
+
+namespace {
+
+// [tokens, slab padded to 256] of the largest chunk, 16 bit, 32 for f32; of a first chunk in ranges
+// the last of them alone.
+std::int64_t block_bytes(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes) {
+  const std::int64_t element = shape.dtype == DType::f32 ? 4 : 2;
+  const std::int64_t tokens = std::max<std::int64_t>(shape.tokens, 1);
+  std::int64_t first = 0;
+  std::int64_t rest = tokens;
+  if (const WordRanges ranges = ranges_of(shape, f, sizes); ranges.count > 0) {
+    first = std::min(sizes.first, tokens) * ranges.stride(ranges.count - 1);
+    rest = std::max<std::int64_t>(tokens - sizes.first, 0);
+  }
+  return element * std::max(first, std::min(sizes.chunk, rest) * padded_words(sizes.slab));
+}
+
+}  // namespace
+
 Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadFeatures& f,
                  const Sizes& sizes) {
   Layout out;
@@ -121,7 +147,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadF
     return at;
   };
   const std::int64_t tokens = std::max<std::int64_t>(shape.tokens, 1);
-  const std::int64_t chunk = std::min(sizes.chunk, tokens);
+  const std::int64_t chunk = std::min(sizes.largest_chunk(), tokens);
   const std::int64_t padded = padded_tokens(chunk);
   const std::int64_t slots = chunk * f.targets_per_token;
   const std::int64_t element = shape.dtype == DType::f32 ? 4 : 2;
@@ -160,7 +186,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadF
   gradients.entry_values = take(slots * 4);
   gradients.reference = take(padded * 4);
   gradients.active = take((padded / kPair + 1) * 4);
-  gradients.block = take(chunk * padded_words(sizes.slab) * element);
+  gradients.block = take(block_bytes(shape, f, sizes));
   gradients.scaled_hidden = take(chunk * shape.dim * element, scales_hidden(kernel, f, sizes));
   gradients.d_hidden = take(chunk * shape.dim * 4, sums_hidden(kernel, shape.vocab, f, sizes));
   gradients.d_weight = take(shape.vocab * shape.dim * 4, sums_weight(kernel, tokens, f, sizes));

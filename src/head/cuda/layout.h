@@ -2,8 +2,10 @@
 // planner and the engine.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
+#include "head/cuda/word_ranges.h"
 #include "head/plan_sizes.h"
 #include "kernels/device_loss.h"
 #include "logitless/plan.h"
@@ -15,15 +17,20 @@ struct Sizes {
   std::int64_t chunk = 0;    // tokens: all, or a multiple of 256
   std::int64_t slab = 0;     // words of a block, 0 without gradients
   std::int64_t stored = 0;   // words whose exponentials the forward keeps; at most slab
+  int ranges = 0;            // of words, see word_ranges.h: of the first chunk; 0: none
+  std::int64_t first = 0;    // tokens of the first chunk, with ranges
   bool far = false;          // words by position, gathered a slab at a time
   bool both = false;         // the forward estimates masses
   std::int64_t audited = 0;  // tokens; their own exact plan's workspace comes after this one's
+
+  std::int64_t first_chunk() const { return ranges > 0 ? first : chunk; }
+  std::int64_t largest_chunk() const { return std::max(first_chunk(), chunk); }
 };
 Sizes sizes_for(PlanKind kind, const PlanSizes& sizes, std::int64_t audited);
 Sizes sizes_of(const LossPlan& plan);
 
-// Offsets in bytes. C = tokens of a chunk, P = C padded to 256, N = tokens of the plan, K = targets
-// per token.
+// Offsets in bytes. C = tokens of the largest chunk, P = C padded to 256, N = tokens of the plan, K
+// = targets per token.
 struct GradientLayout {
   std::size_t rows = 0;           // RowCoefficients [P]
   std::size_t delta = 0;          // f32 [C, K]
@@ -40,7 +47,7 @@ struct GradientLayout {
   std::size_t many = 0;           // f32 [many_rows(C K), D], see adds_entries
   std::size_t reference = 0;      // f32 [P]
   std::size_t active = 0;         // i32 [P / 256 + 1]
-  std::size_t block = 0;          // [C, slab padded to 256], 16 bit, 32 for f32
+  std::size_t block = 0;          // block_bytes
   std::size_t scaled_hidden = 0;  // [C, D] in the dtype of hidden, see scales_hidden
   std::size_t d_hidden = 0;       // f32 [C, D]: sums over slabs of a 16-bit d_hidden
   std::size_t d_weight = 0;       // f32 [V, D]: sums over chunks of a 16-bit d_weight
@@ -119,6 +126,8 @@ struct Layout {
   AuditLayout audit;
   std::size_t total = 0;
 };
+// Of the first chunk, without data; none without ranges.
+WordRanges ranges_of(const HeadShape& shape, const HeadFeatures& features, const Sizes& sizes);
 Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadFeatures& features,
                  const Sizes& sizes);
 
@@ -131,7 +140,7 @@ inline bool scales_hidden(const DeviceKernel& kernel, const HeadFeatures& f, con
 inline bool splits_weight(const DeviceKernel& kernel, std::int64_t tokens, const HeadFeatures& f,
                           const Sizes& sizes) {
   return f.d_weight && f.d_weight_dtype != DType::f32 && kernel.splits_sums && !sizes.far &&
-         sizes.chunk < tokens;
+         sizes.first_chunk() < tokens;
 }
 // Whether a 16-bit gradient is summed in fp32 first: over slabs of words or chunks of tokens, onto
 // what it holds, or since the kernel knows no other.
@@ -144,7 +153,7 @@ inline bool sums_hidden(const DeviceKernel& kernel, std::int64_t vocab, const He
 inline bool sums_weight(const DeviceKernel& kernel, std::int64_t tokens, const HeadFeatures& f,
                         const Sizes& sizes) {
   return f.d_weight && f.d_weight_dtype != DType::f32 && (!kernel.splits_sums || sizes.far) &&
-         (sizes.chunk < tokens || f.accumulate || kernel.keeps_logits);
+         (sizes.first_chunk() < tokens || f.accumulate || kernel.keeps_logits);
 }
 // Whether targets are added to a 16-bit d_weight before it is rounded, in the products.
 inline bool adds_entries(const DeviceKernel& kernel, std::int64_t tokens, const HeadFeatures& f,

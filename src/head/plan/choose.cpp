@@ -210,6 +210,8 @@ class PlanBuilder {
     plan_.chunk_tokens = sizes.chunk_tokens;
     plan_.slab_vocab = sizes.slab_vocab;
     plan_.stored_vocab = sizes.stored_vocab;
+    plan_.weight_ranges = sizes.weight_ranges;
+    plan_.first_tokens = sizes.first_tokens;
     plan_.passes = winner.passes;
     plan_.predicted_seconds = winner.predicted_seconds;
     LossPlanAccess::set_workspace_bytes(plan_, winner.workspace_bytes);

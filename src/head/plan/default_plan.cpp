@@ -19,6 +19,11 @@ void keep_reasons(const LossPlan& at_limit, LossPlan& chosen) {
   }
 }
 
+bool is_dense_in_one_chunk(const LossPlan& plan) {
+  const std::int64_t first = plan.weight_ranges > 0 ? plan.first_tokens : plan.chunk_tokens;
+  return plan.kind == PlanKind::dense && first >= plan.shape.tokens;
+}
+
 }  // namespace
 
 std::size_t default_limit(const HeadShape& shape, bool far) {
@@ -27,16 +32,21 @@ std::size_t default_limit(const HeadShape& shape, bool far) {
 }
 
 LossPlan default_plan(std::size_t limit, const std::function<LossPlan(std::size_t)>& plan) {
-  const LossPlan fastest = plan(limit);
+  const std::size_t most = limit + limit / 5;  // for a dense plan in one chunk
+  const auto allows = [&](const LossPlan& p) {
+    return p.workspace_bytes() <= (is_dense_in_one_chunk(p) ? most : limit);
+  };
+  LossPlan fastest = plan(most);
+  if (!allows(fastest)) fastest = plan(limit);
   LossPlan chosen = fastest;
   // More memory is hardly ever slower, so the least that will do is found by halving. A plan may
   // take less than one for a smaller budget, since it takes the least that is about as fast.
   std::size_t low = 0;
-  while (chosen.workspace_bytes() <= limit && chosen.workspace_bytes() > low &&
+  while (allows(chosen) && chosen.workspace_bytes() > low &&
          chosen.workspace_bytes() - low > std::max(kExact, chosen.workspace_bytes() / 64)) {
     const std::size_t middle = low + (chosen.workspace_bytes() - low) / 2;
     LossPlan less = plan(middle);
-    if (less.workspace_bytes() <= middle &&
+    if (less.workspace_bytes() <= middle && allows(less) &&
         less.predicted_seconds <= (1.0 + kDefaultSlack) * fastest.predicted_seconds) {
       chosen = std::move(less);
     } else {
@@ -45,7 +55,7 @@ LossPlan default_plan(std::size_t limit, const std::function<LossPlan(std::size_
   }
   keep_reasons(fastest, chosen);
   chosen.memory_budget = 0;
-  chosen.default_limit = chosen.workspace_bytes() <= limit ? limit : 0;
+  chosen.default_limit = !allows(chosen) ? 0 : chosen.workspace_bytes() <= limit ? limit : most;
   return chosen;
 }
 

@@ -9,7 +9,8 @@
 namespace logitless {
 
 // The least workspace within kDefaultSlack of the best predicted time among plans of at most
-// `limit` bytes; the least plan where none is that small.
+// `limit` bytes, or a fifth more for a dense plan in one chunk, which has no sums to put away
+// between chunks; the least plan where none is that small.
 //
 // plan(budget): the fastest plan that fits, or the least one where none does.
 LossPlan default_plan(std::size_t limit, const std::function<LossPlan(std::size_t)>& plan);

@@ -71,11 +71,23 @@ std::string LossPlan::explain() const {
   for (const PlanCandidate& c : candidates) {
     if (c.kind == kind && !c.keeps.empty()) out << "  keeps " << c.keeps << "\n";
   }
-  out << "  chunks of " << chunk_tokens << " tokens";
+  if (weight_ranges > 0 && first_tokens < shape.tokens) {
+    out << "  a chunk of " << first_tokens << " tokens, then of " << chunk_tokens;
+  } else {
+    out << "  chunks of " << chunk_tokens << " tokens";
+  }
   if (slab_vocab > 0) out << ", gradients of " << slab_vocab << " words at a time";
   if (stored_vocab > 0) {
     out << ", exp(z) kept for " << (stored_vocab < shape.vocab ? stored_vocab : shape.vocab)
         << " of " << shape.vocab << " words";
+  }
+  if (weight_ranges > 0) {
+    out << "\n  d_weight in " << weight_ranges
+        << " ranges of words: until it is made, its memory holds exp(z) of all but the last";
+  } else if (threads == 0 && stored_vocab > 0 && features.d_weight &&
+             (features.accumulate || features.d_weight_strided)) {
+    out << "\n  d_weight's memory holds no exp(z) meanwhile: "
+        << (features.accumulate ? "d_weight is added to what it holds" : "it has gaps");
   }
   if (sample_every > 0)
     out << "\n  d_weight of far tiles corrected from one block of tokens in " << sample_every;

@@ -12,6 +12,9 @@ namespace {
 
 constexpr std::int64_t kPair = 256;  // tokens of a pair of tiles, words of a tile
 
+// What the tiles of an H200's clusters, of 256 x 256 each, multiply and add for each token.
+constexpr double kRoundProducts = 2.0 * 66 * 256 * 256;
+
 // Of the dense products' rate, what those of kept tiles reach.
 constexpr double kFarRate = 0.7;
 
@@ -92,6 +95,7 @@ void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
       offers.add({chunk, 0, 0});
     } else if (kind == PlanKind::dense) {
       offers.add({chunk, vocab, kernel_.keeps_logits ? 0 : vocab});
+      if (lends_weight()) offer_ranges(n, offers);
     } else if (kind == PlanKind::recompute) {
       each_slab([&](std::int64_t slab) { offers.add({chunk, std::min(vocab, slab), 0}); });
     } else {
@@ -112,6 +116,47 @@ void CudaSearch::offer_stored(std::int64_t chunk, Offers& offers) const {
   offers.add(sizes(last_that(1, tiles, [&](std::int64_t count) {
     return bytes(PlanKind::stored, sizes(count)) <= offers.budget;
   })));
+}
+
+bool CudaSearch::lends_weight() const {
+  const HeadFeatures& f = p_.features;
+  return kernel_.takes_ranges && f.d_weight && !f.accumulate && !f.d_weight_strided;
+}
+
+// The first of `chunks` chunks has as many tokens as take the workspace that each of the others
+// needs.
+void CudaSearch::offer_ranges(std::int64_t chunks, Offers& offers) const {
+  const std::int64_t vocab = p_.shape.vocab;
+  const auto rest = [&](std::int64_t first) {
+    return chunks == 1 ? first : round_up(ceil_div(tokens_ - first, chunks - 1), kPair);
+  };
+  std::int64_t least = tokens_ * cuda::padded_words(vocab);
+  for (int ranges = 2; ranges <= cuda::kMostWordRanges; ++ranges) {
+    const auto sizes = [&](std::int64_t first) {
+      return PlanSizes{rest(first), vocab, vocab, ranges, first};
+    };
+    const auto lent = [&](std::int64_t first) {
+      return cuda::ranges_of(p_.shape, p_.features,
+                             cuda::sizes_for(PlanKind::dense, sizes(first), 0));
+    };
+    const auto fits_beside = [&](std::int64_t first) {
+      const cuda::WordRanges words = lent(first);
+      return words.count > 0 &&
+             first * words.stride(words.count - 1) <= rest(first) * cuda::padded_words(vocab);
+    };
+    const std::int64_t first =
+        chunks == 1 ? tokens_
+                    : kPair * last_that(1, ceil_div(tokens_, kPair), [&](std::int64_t pairs) {
+                        return fits_beside(pairs * kPair);
+                      });
+    const cuda::WordRanges words = lent(first);
+    if (first < rest(first) || words.count == 0) continue;
+    // A range more that saves little is not worth its round.
+    const std::int64_t block = first * words.stride(words.count - 1);
+    if (chunks == 1 && block > least - least / 40) break;
+    least = block;
+    offers.add(sizes(first));
+  }
 }
 
 std::size_t CudaSearch::bytes(PlanKind kind, const PlanSizes& sizes) const {
@@ -148,7 +193,10 @@ double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
   const auto v = static_cast<double>(shape.vocab);
   const auto d = static_cast<double>(shape.dim);
   const double pass = 2.0 * n * v * d;
-  const double chunks = std::ceil(n / static_cast<double>(sizes.chunk_tokens));
+  const bool ranged = sizes.weight_ranges > 0;
+  const auto first = static_cast<double>(ranged ? sizes.first_tokens : sizes.chunk_tokens);
+  const double chunks =
+      1.0 + std::ceil(std::max(n - first, 0.0) / static_cast<double>(sizes.chunk_tokens));
   const cuda::DeviceRates r = kernel_.rates(shape.dtype);
   const double forward = pass / r.forward_flops + n * v * r.logit_seconds;
   const double estimated =
@@ -174,6 +222,8 @@ double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
       const bool split = cuda::splits_weight(kernel_, tokens_, p_.features, device);
       bytes += (chunks - 1.0) * v * d * (split ? 6.0 : 8.0);  // sums read and written
       if (split) out += (chunks - 1.0) * v * d * r.sum_seconds;
+      // Each range but one ends in half a round of tiles.
+      if (ranged) out += (sizes.weight_ranges - 1.0) * first * kRoundProducts / 2 / r.product_flops;
       if (cuda::sums_weight(kernel_, tokens_, p_.features, device)) bytes += v * d * 10.0;
     }
   }

@@ -31,6 +31,9 @@ class CudaSearch final : public PlanSearch {
   class Offers;
   void each_size(PlanKind kind, Offers& offers) const;
   void offer_stored(std::int64_t chunk, Offers& offers) const;
+  void offer_ranges(std::int64_t chunks, Offers& offers) const;
+  // Whether d_weight's memory may hold exponentials before it holds d_weight.
+  bool lends_weight() const;
   std::size_t bytes(PlanKind kind, const PlanSizes& sizes) const;
   double kept(PlanKind kind) const;
   double sampled(PlanKind kind) const;

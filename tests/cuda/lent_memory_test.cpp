@@ -1,0 +1,261 @@
+// Exponentials of the first chunk in d_weight's own memory, until d_weight is written there: the
+// numbers are those of plans that keep them in the workspace.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kernels/device_gradient.h"
+#include "support/mirror.h"
+#include "support/problem.h"
+
+namespace logitless::test {
+namespace {
+
+constexpr const char* kKernel = "hopper";
+
+class LentMemory : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string reason = cuda::device_missing(0);
+    if (!reason.empty()) GTEST_SKIP() << reason;
+    if (!accepts(kKernel, spec_of(256, 64, 512))) GTEST_SKIP() << "the GPU is none of Hopper";
+  }
+  static HeadSpec spec_of(std::int64_t tokens, std::int64_t dim, std::int64_t vocab) {
+    HeadSpec s;
+    s.tokens = tokens;
+    s.dim = dim;
+    s.vocab = vocab;
+    s.dtype = DType::bf16;
+    s.weight_scale = 3.0;
+    s.ignored = 0.1;
+    return s;
+  }
+  static RunSpec dense_of(DType gradient) {
+    RunSpec run;
+    run.kernel = kKernel;
+    run.plan = PlanKind::dense;
+    run.gradient_dtype = gradient;
+    run.budget = std::size_t{1} << 30;
+    return run;
+  }
+};
+
+void expect_equal_bits(const HeadAnswer& a, const HeadAnswer& b) {
+  EXPECT_EQ(a.loss.bytes(), b.loss.bytes());
+  EXPECT_EQ(a.lse.bytes(), b.lse.bytes());
+  EXPECT_EQ(a.d_hidden.bytes(), b.d_hidden.bytes());
+  EXPECT_EQ(a.d_weight.bytes(), b.d_weight.bytes());
+  EXPECT_EQ(a.d_bias.bytes(), b.d_bias.bytes());
+  EXPECT_EQ(a.entropy.bytes(), b.entropy.bytes());
+  EXPECT_EQ(a.argmax.bytes(), b.argmax.bytes());
+}
+
+// Every option that keeps exponentials at all, and sizes that leave tiles and ranges ragged: the
+// bits of the plan that has all of them in the workspace.
+TEST_F(LentMemory, OneChunkHasTheBitsOfAllInTheWorkspace) {
+  std::vector<HeadSpec> specs = {
+      spec_of(700, 320, 2100),   // eight tiles of words and a rest
+      spec_of(1030, 264, 4097),  // one word in the last tile
+      spec_of(520, 512, 5000),   // more columns than tokens
+      spec_of(2048, 64, 9000),   // few columns: d_hidden in parts
+      spec_of(900, 320, 3072),
+  };
+  specs[0].bias = true;
+  specs[0].softcap = 20.0f;
+  specs[1].label_smoothing = 0.1f;
+  specs[1].class_weight = true;
+  specs[1].bias = true;
+  specs[2].per_token = 3;
+  specs[3].z_loss = 1e-3f;
+  specs[3].token_weight = true;
+  specs[4].ignored = 0.0;
+  specs[4].reduction = Reduction::sum;
+  specs[4].logit_scale = 0.5f;
+  for (const HeadSpec& spec : specs) {
+    HeadProblem problem(spec);
+    for (std::int64_t i = 256; i < 512; ++i)  // a pair of tiles that nobody multiplies
+      for (int k = 0; k < spec.per_token; ++k) problem.targets.set(i * spec.per_token + k, -100.0);
+    problem.refresh_oracle();
+    for (const DType gradient : {DType::bf16, DType::f32}) {
+      SCOPED_TRACE(describe(spec) + " " + std::string(name_of(gradient)));
+      RunSpec run = dense_of(gradient);
+      run.extras = spec.per_token == 1;
+      const HeadAnswer all = run_head(problem, run);
+      ASSERT_EQ(all.plan.weight_ranges, 0);
+      ASSERT_GE(all.plan.chunk_tokens, spec.tokens);
+      int lent = 0;
+      for (run.budget = all.plan.workspace_bytes() - 1;;) {
+        const HeadAnswer some = run_head(problem, run);
+        if (some.plan.weight_ranges == 0 || some.plan.first_tokens < spec.tokens) break;
+        SCOPED_TRACE(some.plan.explain());
+        expect_equal_bits(some, all);
+        EXPECT_LT(some.plan.workspace_bytes(), all.plan.workspace_bytes());
+        run.budget = some.plan.workspace_bytes() - 1;
+        ++lent;
+      }
+      EXPECT_GT(lent, 0);
+    }
+  }
+}
+
+TEST_F(LentMemory, FirstOfSeveralChunks) {
+  for (const auto& [tokens, dim, vocab] :
+       {std::tuple{1100, 512, 2100}, {1300, 264, 4097}, {1030, 512, 1300}}) {
+    HeadSpec spec = spec_of(tokens, dim, vocab);
+    spec.bias = true;
+    const HeadProblem problem(spec);
+    for (const DType gradient : {DType::bf16, DType::f32}) {
+      RunSpec run = dense_of(gradient);
+      std::size_t bytes = run_head(problem, run).plan.workspace_bytes();
+      int several = 0;
+      std::size_t before = 0;
+      for (int step = 0; step < 48; ++step) {
+        bytes -= bytes / 16;
+        run.budget = bytes;
+        LossPlan plan;
+        try {
+          plan = run_head(problem, run).plan;
+        } catch (const InvalidArgument&) {
+          break;
+        }
+        if (plan.weight_ranges == 0 || plan.first_tokens >= spec.tokens ||
+            plan.workspace_bytes() == before)
+          continue;
+        before = plan.workspace_bytes();
+        SCOPED_TRACE(describe(spec) + " " + plan.explain());
+        expect_matches_oracle(problem, run);
+        const HeadAnswer once = run_head(problem, run);
+        expect_equal_bits(run_head(problem, run), once);
+        ++several;
+      }
+      EXPECT_GT(several, 0) << describe(spec) << " " << name_of(gradient);
+    }
+  }
+}
+
+// A call on the device with memory of its own.
+struct Call {
+  Call(const HeadProblem& p, DType weight)
+      : problem(p),
+        mirror(kKernel),
+        in(mirror.in(p.inputs())),
+        context(make_context(kKernel)),
+        loss(4),
+        d_hidden(static_cast<std::size_t>(p.spec.tokens * p.spec.dim) * 4),
+        d_weight(2 * kGuard + weight_bytes(weight)) {
+    out.loss = TensorView(loss.data(), DType::f32, {});
+    out.d_hidden = TensorView(d_hidden.data(), DType::f32, {p.spec.tokens, p.spec.dim});
+    out.d_weight = TensorView(static_cast<std::byte*>(d_weight.data()) + kGuard, weight,
+                              {p.spec.vocab, p.spec.dim});
+  }
+  static constexpr std::size_t kGuard = 1 << 20;
+  std::size_t weight_bytes(DType weight) const {
+    return static_cast<std::size_t>(problem.spec.vocab * problem.spec.dim) * size_of(weight);
+  }
+  LossPlan plan(std::size_t budget) const {
+    return plan_cross_entropy(problem.options(), in, out,
+                              {context.device(), budget, PlanKind::dense, 0.0});
+  }
+  static std::vector<std::byte> bytes_of(const cuda::DeviceMemory& memory) {
+    std::vector<std::byte> bytes(memory.bytes());
+    cuda::copy_to_host(bytes.data(), memory.data(), bytes.size(), nullptr);
+    return bytes;
+  }
+
+  const HeadProblem& problem;
+  Mirror mirror;
+  CrossEntropyInputs in;
+  CrossEntropyOutputs out;
+  Context context;
+  cuda::DeviceMemory loss, d_hidden, d_weight;
+};
+
+void expect_untouched(const std::vector<std::byte>& bytes, std::size_t begin, std::size_t end) {
+  for (std::size_t at = begin; at < end; ++at)
+    ASSERT_EQ(bytes[at], std::byte{0x5a}) << "byte " << at;
+}
+
+TEST_F(LentMemory, WritesNothingBesideDWeightAndTheWorkspace) {
+  for (const DType weight : {DType::bf16, DType::f32}) {
+    const HeadProblem problem(spec_of(1030, 264, 4097));
+    Call call(problem, weight);
+    const LossPlan plan = call.plan(call.plan(std::size_t{1} << 30).workspace_bytes() - 1);
+    ASSERT_GT(plan.weight_ranges, 0);
+    const std::size_t size = plan.workspace_bytes();
+    const cuda::DeviceMemory memory(size + 2 * Call::kGuard);
+    cuda::fill_device(memory.data(), 0x5a, memory.bytes(), nullptr);
+    cuda::fill_device(call.d_weight.data(), 0x5a, call.d_weight.bytes(), nullptr);
+    const Workspace workspace(static_cast<std::byte*>(memory.data()) + Call::kGuard, size);
+    cross_entropy(call.context, plan, problem.options(), call.in, call.out, workspace);
+    cuda::synchronize(nullptr);
+    const std::vector<std::byte> around = Call::bytes_of(memory);
+    expect_untouched(around, 0, Call::kGuard);
+    expect_untouched(around, Call::kGuard + size, around.size());
+    const std::vector<std::byte> rows = Call::bytes_of(call.d_weight);
+    expect_untouched(rows, 0, Call::kGuard);
+    expect_untouched(rows, Call::kGuard + call.weight_bytes(weight), rows.size());
+  }
+}
+
+TEST_F(LentMemory, ServesFewerTokensThanItIsMadeFor) {
+  const HeadProblem problem(spec_of(1500, 264, 4097));
+  for (const std::int64_t tokens : {1, 256, 700, 1400}) {
+    SCOPED_TRACE(tokens);
+    Call call(problem, DType::bf16);
+    const LossPlan all = call.plan(std::size_t{1} << 30);
+    const LossPlan lent = call.plan(all.workspace_bytes() - 1);
+    ASSERT_EQ(all.weight_ranges, 0);
+    ASSERT_GT(lent.weight_ranges, 0);
+    call.in.hidden = ConstTensorView(call.in.hidden.data(), DType::bf16, {tokens, 264});
+    call.in.targets = ConstTensorView(call.in.targets.data(), call.in.targets.dtype(), {tokens});
+    call.out.d_hidden = TensorView(call.out.d_hidden.data(), DType::f32, {tokens, 264});
+    std::vector<std::byte> d_hidden, d_weight;
+    for (const LossPlan& plan : {all, lent}) {
+      cuda::fill_device(call.d_hidden.data(), 0, call.d_hidden.bytes(), nullptr);
+      cuda::fill_device(call.d_weight.data(), 0, call.d_weight.bytes(), nullptr);
+      const Workspace workspace(call.context, plan);
+      cross_entropy(call.context, plan, problem.options(), call.in, call.out, workspace);
+      cuda::synchronize(nullptr);
+      if (plan.weight_ranges == 0) {
+        d_hidden = Call::bytes_of(call.d_hidden);
+        d_weight = Call::bytes_of(call.d_weight);
+      }
+    }
+    EXPECT_EQ(d_hidden, Call::bytes_of(call.d_hidden));
+    EXPECT_EQ(d_weight, Call::bytes_of(call.d_weight));
+  }
+}
+
+// Rows with gaps have no room; d_weight that is added to is no room at all.
+TEST_F(LentMemory, NotWhereDWeightHasGapsOrIsAddedTo) {
+  const HeadProblem problem(spec_of(1030, 264, 4097));
+  Call call(problem, DType::bf16);
+  const std::size_t budget = call.plan(std::size_t{1} << 30).workspace_bytes() - 1;
+  const LossPlan lent = call.plan(budget);
+  ASSERT_GT(lent.weight_ranges, 0);
+  const cuda::DeviceMemory rows(4097 * 272 * 2);
+  const std::int64_t shape[] = {4097, 264};
+  const std::int64_t strides[] = {272, 1};
+  call.out.d_weight = TensorView(rows.data(), DType::bf16, shape, strides);
+  const Workspace workspace(call.context, lent);
+  try {
+    cross_entropy(call.context, lent, problem.options(), call.in, call.out, workspace);
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("d_weight: expected rows that follow one another"),
+              std::string::npos)
+        << error.what();
+  }
+  const LossPlan strided = call.plan(budget);
+  EXPECT_EQ(strided.weight_ranges, 0);
+  EXPECT_NE(strided.explain().find("holds no exp(z) meanwhile: it has gaps"), std::string::npos)
+      << strided.explain();
+  const Workspace own(call.context, strided);
+  cross_entropy(call.context, strided, problem.options(), call.in, call.out, own);
+  cuda::synchronize(nullptr);
+}
+
+}  // namespace
+}  // namespace logitless::test
