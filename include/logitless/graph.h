@@ -123,6 +123,8 @@ LOGITLESS_API Value broadcast(Value x, Shape shape, std::vector<int> dims);
 LOGITLESS_API Value slice(Value x, int axis, Dim begin, Dim end);
 LOGITLESS_API Value pad(Value x, int axis, Dim low, Dim high);
 LOGITLESS_API Value concat(const std::vector<Value>& parts, int axis);
+// From the last element along the axis to the first.
+LOGITLESS_API Value flip(Value x, int axis);
 
 // --- Reductions; the dimensions vanish. The result has the dtype of x (argmax: i64); sums run in
 // fp32.
@@ -157,6 +159,15 @@ LOGITLESS_API Value softmax(Value x, int dim);
 LOGITLESS_API Value log_softmax(Value x, int dim);
 // Over the last dimension; gain and bias [dim].
 LOGITLESS_API Value layer_norm(Value x, Value gain, Value bias, double epsilon = 1e-5);
+// x / sqrt(mean of x^2 + epsilon) * gain, over the last dimension; gain [dim].
+LOGITLESS_API Value rms_norm(Value x, Value gain, double epsilon = 1e-6);
+// x sigmoid(x).
+LOGITLESS_API Value silu(Value x);
+// Rotary position embedding (Su et al. 2021): along the last dimension of x, of size D, the numbers
+// i and i + D / 2 are a pair that is turned by the angle of position t, the index along `axis`:
+//   (a, b) -> (a cos - b sin, b cos + a sin)     cos, sin f32 [T, D / 2]
+// Computed in f32 and rounded once to the dtype of x, which is not f64. D is a number and even.
+LOGITLESS_API Value rotate(Value x, Value cos, Value sin, int axis);
 // softmax(scale q k^T) v: q [B, H, T, D], k and v [B, Hkv, S, D], H a multiple of Hkv; causal:
 // query t sees keys s <= t + S - T. The scores [T, S] never exist.
 LOGITLESS_API Value attention(Value q, Value k, Value v, double scale, bool causal);

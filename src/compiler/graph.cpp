@@ -227,6 +227,11 @@ Value concat(const std::vector<Value>& parts, int axis) {
   a.axis = axis;
   return add(ir::Op::concat, parts, std::move(a));
 }
+Value flip(Value x, int axis) {
+  ir::Attributes a;
+  a.axis = axis;
+  return add(ir::Op::flip, {x}, std::move(a));
+}
 
 namespace {
 Value reduced(ir::Reduce kind, Value x, std::vector<int> dims) {
@@ -312,6 +317,37 @@ Value layer_norm(Value x, Value gain, Value bias, double epsilon) {
   const Value centred = x - spread(x, mean(x, {last}), last);
   const Value inverse = rsqrt(mean(square(centred), {last}) + epsilon);
   return centred * spread(x, inverse, last) * gain + bias;
+}
+Value rms_norm(Value x, Value gain, double epsilon) {
+  check_value(x, "rms_norm");
+  require(x.rank() >= 1, "rms_norm: x is a scalar");
+  const int last = x.rank() - 1;
+  return x * spread(x, rsqrt(mean(square(x), {last}) + epsilon), last) * gain;
+}
+Value silu(Value x) { return x * sigmoid(x); }
+Value rotate(Value x, Value cos, Value sin, int axis) {
+  for (const Value v : {x, cos, sin}) check_value(v, "rotate");
+  const Shape shape = x.shape();
+  require(axis >= 0 && axis < x.rank() - 1, "rotate: axis is ", axis, " of ", text_of(shape));
+  const Dim& dim = shape.back();
+  require(dim.is_constant() && dim.value() > 0 && dim.value() % 2 == 0,
+          "rotate: the last dimension of ", text_of(shape), " is no even number");
+  const Dim half = dim.value() / 2, length = shape[static_cast<std::size_t>(axis)];
+  const Shape table = {length, half};
+  require(cos.shape() == table && sin.shape() == table, "rotate: cos and sin are ",
+          text_of(cos.shape()), " and ", text_of(sin.shape()), ", expected ", text_of(table));
+  require(cos.dtype() == DType::f32 && sin.dtype() == DType::f32 && x.dtype() != DType::f64,
+          "rotate: cos and sin are f32, and x is not f64");
+  // Pairs stand along a dimension of two, which the sine turns around: b, a of a, b.
+  Shape pairs(shape.begin(), shape.end() - 1);
+  pairs.insert(pairs.end(), {Dim(2), half});
+  const int rank = static_cast<int>(pairs.size());
+  const Value signs =
+      concat({reshape(-sin, {length, 1, half}), reshape(sin, {length, 1, half})}, 1);
+  const Value turned = cast(reshape(x, pairs), DType::f32);
+  const Value y = turned * broadcast(cos, pairs, {axis, rank - 1}) +
+                  flip(turned, rank - 2) * broadcast(signs, pairs, {axis, rank - 2, rank - 1});
+  return reshape(cast(y, x.dtype()), shape);
 }
 Value attention(Value q, Value k, Value v, double scale, bool causal) {
   ir::Attributes a;

@@ -45,6 +45,12 @@ const Example kExamples[] = {
     {ir::Op::pad, "graph g(%x: f64[3, 4]) { %y = pad %x low(1, 0) high(2, 0) return y: %y }"},
     {ir::Op::concat,
      "graph g(%x: f64[2, 4], %x2: f64[3, 4]) { %y = concat %x, %x2 axis(0) return y: %y }"},
+    {ir::Op::flip, "graph g(%x: f64[3, 4, 2]) { %y = flip %x axis(1) return y: %y }"},
+    // Backwards through what is computed where it is read: an index, a product, a table.
+    {ir::Op::flip,
+     "graph g(%x: f64[3, 4], %q: f64[4]) { %i = iota axis(1) : i64[3, 4] %c = cast %i : f64[3, 4] "
+     "%t = broadcast %q dims(1) : f64[3, 4] %m = mul %x, %t %p = mul %m, %c %f = flip %p axis(1) "
+     "%b = flip %f axis(0) %y = add %b, %m return y: %y }"},
     {ir::Op::reduce, "graph g(%x: f64[4, 5]) { %y = reduce_lse %x dims(1) return y: %y }"},
     {ir::Op::reduce, "graph g(%x: f64[4, 5]) { %a = argmax %x dims(1) return a: %a }"},
     {ir::Op::dot,

@@ -39,6 +39,7 @@ enum class Op : std::uint8_t {
   slice,        // begin <= index < end of each dimension
   pad,          // zeros: low before, high after, of each dimension
   concat,       // along axis
+  flip,         // backwards along axis
   reduce,       // over dims, which vanish
   dot,          // result dimensions: batch, those of a alone, those of b alone
   take,         // table [V, ...], index [I...] -> [I..., ...]; 0 where the index is outside [0, V)

@@ -1,4 +1,4 @@
-// Elements where they are: broadcast, reshape, transpose, slice, pad, concat.
+// Elements where they are: broadcast, reshape, transpose, slice, pad, concat, flip.
 #include "compiler/analysis/chunk_clone.h"
 #include "compiler/analysis/cut.h"
 #include "compiler/analysis/linearity.h"
@@ -7,7 +7,7 @@
 #include "compiler/ir/typing.h"
 #include "compiler/ops/families.h"
 #include "compiler/ops/text_key.h"
-#include "compiler/plan/lowering.h"
+#include "compiler/plan/pointwise_builder.h"
 
 namespace logitless::ir {
 namespace {
@@ -398,7 +398,7 @@ std::optional<Chunked> concat_cut(const CutNode& c, const Split& s) {
   return inside(c.a.axis, s) ? std::nullopt : cut_as_result(c, s);
 }
 int concat_degree(const Linearity& l) { return l.equal(0); }
-Value concat_clone(ChunkClone& c) {
+Value clone_along_axis(ChunkClone& c) {
   c.a.axis = c.from[0].dim(c.a.axis);
   return c.add();
 }
@@ -421,6 +421,34 @@ void concat_emit(Lowering& l, int id) {
   for (std::size_t i = 0; i < begins.size(); ++i) l.move_part(id, n.operands[i], out, begins[i]);
 }
 constexpr TextKey kAxis[] = {key<&Attributes::axis>("axis")};
+
+// --- flip
+
+std::vector<Type> flip_type(const Typing& r) {
+  r.count(1);
+  r.axis(r.in(0).rank());
+  return {r.in(0)};
+}
+std::vector<Tensor> flip_value(const Evaluation& e) {
+  const auto axis = static_cast<std::size_t>(e.node.attributes.axis);
+  return filled(e, [&](Index index) {
+    index[axis] = e.in(0).shape[axis] - 1 - index[axis];
+    return at(e.in(0), index);
+  });
+}
+std::vector<Value> flip_gradient(Derivation& d) {
+  return {d.g.add(Op::flip, {d.dy}, d.n.attributes)};
+}
+std::optional<Chunked> flip_cut(const CutNode& c, const Split& s) {
+  return inside(c.a.axis, s) ? std::nullopt : cut_as_result(c, s);
+}
+bool flip_place(Lowering& l, Value v, const Destination& to) { return l.write_there(v, to); }
+// No view: so what is computed is computed there backwards, and needs no memory.
+int flip_register(PointwiseBuilder& b, Value v) {
+  const Node& n = b.graph().node(v);
+  return b.backwards(n.operands[0], n.attributes.axis);
+}
+void flip_emit(Lowering& l, int id) { l.emit_elementwise(id); }
 
 constexpr Operation kOperations[] = {
     {
@@ -514,10 +542,27 @@ constexpr Operation kOperations[] = {
         .cut_by_result = concat_cut,
         .cut_by_operand = cut_as_operand,
         .degree = concat_degree,
-        .clone = concat_clone,
+        .clone = clone_along_axis,
         .arrange = concat_arrange,
         .place = write_place,
         .emit = concat_emit,
+    },
+    {
+        .op = Op::flip,
+        .name = "flip",
+        .work = Work::elementwise,
+        .infer = flip_type,
+        .keys = kAxis,
+        .zero_sign = zeros<ZeroSign::moves>,
+        .evaluate = flip_value,
+        .gradient = flip_gradient,
+        .cut_by_result = flip_cut,
+        .cut_by_operand = cut_as_operand,
+        .degree = linear,
+        .clone = clone_along_axis,
+        .place = flip_place,
+        .registers = flip_register,
+        .emit = flip_emit,
     },
 };
 

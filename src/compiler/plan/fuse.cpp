@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "compiler/ops/op.h"
 
@@ -45,17 +46,22 @@ struct Cost {
   std::set<Value> memory;  // values of the full shape that it reads
 };
 
-// Nodes that the loop of a node holds in registers: it, what it computes, and what it reads.
-std::set<int> registers_of(const Graph& graph, const std::vector<bool>& inlined, int id) {
-  std::set<int> used = {id};
-  std::vector<int> work = {id};
+// A node in a register, and the dimensions it is read backwards along: bit d.
+using Register = std::pair<int, unsigned>;
+
+// What the loop of a node holds in registers: it, what it computes, and what it reads.
+std::set<Register> registers_of(const Graph& graph, const std::vector<bool>& inlined, int id) {
+  std::set<Register> used = {{id, 0u}};
+  std::vector<Register> work = {{id, 0u}};
   while (!work.empty()) {
-    const Node& n = graph.node(work.back());
+    auto [node, backwards] = work.back();
+    const Node& n = graph.node(node);
     work.pop_back();
+    if (n.op == Op::flip) backwards ^= 1u << static_cast<unsigned>(n.attributes.axis);
     for (const Value v : n.operands) {
       const bool computed =
           inlined[static_cast<std::size_t>(v.node)] && is_elementwise(graph.node(v));
-      if (used.insert(v.node).second && computed) work.push_back(v.node);
+      if (used.emplace(v.node, backwards).second && computed) work.emplace_back(v.node, backwards);
     }
   }
   return used;
@@ -172,16 +178,16 @@ class Inliner {
       const Node& n = g_.node(id);
       if (inlined_[static_cast<std::size_t>(id)] || !(is_elementwise(n) || n.op == Op::reduce))
         continue;
-      for (std::set<int> used = registers_of(g_, inlined_, id); used.size() > kMostRegistersUsed;
-           used = registers_of(g_, inlined_, id))
+      for (std::set<Register> used = registers_of(g_, inlined_, id);
+           used.size() > kMostRegistersUsed; used = registers_of(g_, inlined_, id))
         inlined_[static_cast<std::size_t>(middle_of(used, id))] = false;
     }
   }
   // The longest of the values computed in the loop of `id` that is a loop of its own.
-  int middle_of(const std::set<int>& used, int id) const {
+  int middle_of(const std::set<Register>& used, int id) const {
     int middle = -1;
     std::size_t most = 0;
-    for (const int v : used) {
+    for (const auto& [v, backwards] : used) {
       if (v == id || !inlined_[static_cast<std::size_t>(v)] || !is_elementwise(g_.node(v)))
         continue;
       const std::size_t own = registers_of(g_, inlined_, v).size();

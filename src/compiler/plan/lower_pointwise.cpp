@@ -10,9 +10,17 @@
 namespace logitless::ir {
 
 int PointwiseBuilder::value(Value v) {
-  const auto found = registers_.find(v);
+  const std::pair key(v, backwards_);
+  const auto found = registers_.find(key);
   if (found != registers_.end()) return found->second;
-  return registers_[v] = make(v);
+  return registers_[key] = make(v);
+}
+
+int PointwiseBuilder::backwards(Value v, int dim) {
+  backwards_ ^= 1u << static_cast<unsigned>(dim);
+  const int found = value(v);
+  backwards_ ^= 1u << static_cast<unsigned>(dim);
+  return found;
 }
 
 int PointwiseBuilder::compute(Value v) {
@@ -49,11 +57,19 @@ int PointwiseBuilder::iota(int dim) {
   Pointwise::Leaf iota;
   iota.kind = Pointwise::Leaf::Kind::iota;
   iota.dim = dim;
-  return leaf(iota);
+  const int index = leaf(iota);
+  if ((backwards_ >> static_cast<unsigned>(dim) & 1u) == 0) return index;
+  const std::int64_t last = loop_.shape[static_cast<std::size_t>(dim)] - 1;
+  return step(Function::sub, constant(static_cast<double>(last)), index);
 }
 int PointwiseBuilder::memory(const View& view) {
   Pointwise::Leaf memory;
   memory.view = view;
+  for (std::size_t d = 0; d < view.shape.size(); ++d) {
+    if ((backwards_ >> d & 1u) == 0) continue;
+    memory.view.offset += (view.shape[d] - 1) * view.strides[d];
+    memory.view.strides[d] = -view.strides[d];
+  }
   return leaf(memory);
 }
 int PointwiseBuilder::step(Function f, int a, int b, int c) {

@@ -3,6 +3,7 @@
 
 #include <limits>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "compiler/plan/lowering.h"
@@ -21,6 +22,8 @@ class PointwiseBuilder {
   int value(Value v);
   // The node itself, whether or not it has memory.
   int compute(Value v);
+  // That of a value read from the last element to the first along a dimension.
+  int backwards(Value v, int dim);
 
   int constant(double number);
   int iota(int dim);
@@ -36,7 +39,8 @@ class PointwiseBuilder {
  private:
   Lowering& l_;
   Pointwise loop_;
-  std::map<Value, int> registers_;
+  unsigned backwards_ = 0;  // bit d: dimension d is read from its end
+  std::map<std::pair<Value, unsigned>, int> registers_;
 
   int leaf(const Pointwise::Leaf& leaf);
   int add_step(const Pointwise::Step& step);
