@@ -97,6 +97,28 @@ TEST(RotateTest, KeepsNothingOfTheSizeOfItsOperand) {
   EXPECT_LT(2 * tables, operand);
 }
 
+// What is read forwards and backwards takes registers for each: loops are cut before they run out.
+TEST(RotateTest, EveryDirectionTakesRegisters) {
+  Graph graph("directions");
+  Value sum;
+  for (int i = 0; i < 5; ++i) {
+    const Value x = graph.parameter("x" + std::to_string(i), DType::f32, {3, 4, 8});
+    sum = i == 0 ? x : sum + x * x;
+  }
+  Value y = sum;
+  for (int backwards = 1; backwards < 8; ++backwards) {
+    Value turned = sum;
+    for (int d = 0; d < 3; ++d) {
+      if ((backwards >> d & 1) != 0) turned = flip(turned, d);
+    }
+    y = y * 0.5 + turned;
+  }
+  graph.result("y", y);
+  const ir::Tensors in = random_inputs(GraphAccess::of(graph), 2);
+  EXPECT_LT(difference(execute(compile(graph), in), ir::interpret(GraphAccess::of(graph), in)),
+            1e-6);
+}
+
 TEST(RotateTest, RefusesByName) {
   Graph graph("bad");
   const Value x = graph.parameter("x", DType::f32, {4, 3, 6});
