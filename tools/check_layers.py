@@ -80,7 +80,7 @@ LAYERS = (
     ("src/compiler/", ("src/compiler/*.h", "src/kernels/forced_kernel.h", "src/compiler/passes/",
                        "src/compiler/target/*.h", "src/compiler/exec/backend.h", "src/compiler/exec/*/backend.h",
                        *COMPILER_PLAN)),
-    ("src/train/", PUBLIC),
+    ("src/train/", ("src/core/half.h", *PUBLIC)),
     ("src/capi/", ("src/head/", "src/math/", *CORE)),
     ("src/xla/", CORE),
     ("src/cli/", ("src/train/", *PUBLIC)),

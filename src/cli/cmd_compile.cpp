@@ -14,7 +14,8 @@
 #include "cli/time_program.h"
 #include "logitless/compiler.h"
 #include "logitless/device.h"
-#include "train/gpt.h"
+#include "train/hugging_face.h"
+#include "train/run_options.h"
 
 namespace logitless::cli {
 namespace {
@@ -37,10 +38,13 @@ struct CompileCommand {
   bool text = false;
   std::string html;
 
+  train::ModelPtr train_model() const;
   Graph graph();
   void choose_device();
   void run();
 };
+
+constexpr std::int64_t kMostDefaultLength = 2048;
 
 std::string contents(const std::string& path) {
   if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
@@ -58,6 +62,15 @@ void write(const std::string& path, const std::string& text) {
   if (!out) throw DeviceError(fmt::format("{}: cannot be written", path));
 }
 
+train::ModelPtr CompileCommand::train_model() const {
+  train::RunOptions run;
+  run.dtype = dtype;
+  run.model = model;
+  const train::ModelConfig found = train::find_model(model);
+  if (const auto* llama = std::get_if<train::LlamaConfig>(&found)) run.llama = *llama;
+  return run.make_model(0);
+}
+
 Graph CompileCommand::graph() {
   if (model.empty() == file.empty()) throw UsageError("expected FILE or --model, one of them");
   if (model.empty()) {
@@ -67,9 +80,9 @@ Graph CompileCommand::graph() {
   }
   if (!options.sizes.empty())
     throw UsageError("--size goes with FILE; the sizes of --model are --batch and --length");
-  train::GptConfig config = train::gpt_preset(model);
-  config.activations = dtype;
-  return train::build_gpt(config, batch > 0 ? batch : 4, length > 0 ? length : config.context);
+  const train::ModelPtr built = train_model();
+  const std::int64_t most = std::min(built->sizes().context, kMostDefaultLength);
+  return train::build_step(*built, batch > 0 ? batch : 4, length > 0 ? length : most);
 }
 
 // Sizes given and sizes wanted are the same.
@@ -152,8 +165,8 @@ void CompileCommand::run() {
     print(compiled.explain());
     if (!model.empty()) {
       std::int64_t weights = 0;
-      for (const CompiledProgram::Tensor& t : compiled.parameters())
-        weights += t.dtype == DType::f32 ? t.bytes() : 0;
+      for (const train::Parameter& p : train_model()->parameters())
+        weights += p.numel() * static_cast<std::int64_t>(sizeof(float));
       const auto total = [&](std::size_t arena) {
         return format_bytes(static_cast<std::size_t>(4 * weights) + arena);
       };
@@ -193,10 +206,12 @@ Command add_compile(CLI::App& app) {
   sub->add_option("FILE", args->file,
                   "program in the text form of docs/ir.md, or - for standard input")
       ->group("Program");
-  sub->add_option("--model", args->model, "a GPT-2's training step instead: gpt2, gpt2-medium, ...")
+  sub->add_option("--model", args->model,
+                  "a training step instead: gpt2, llama-3.2-1b, ..., a config.json or its folder")
       ->group("Program");
   add_integer(*sub, "--batch", args->batch, 1, kMost, "of --model (default 4)")->group("Program");
-  add_integer(*sub, "--length", args->length, 1, kMost, "of --model (default: its context)")
+  add_integer(*sub, "--length", args->length, 1, kMost,
+              "of --model (default: its context, 2048 at most)")
       ->group("Program");
   add_parsed(
       *sub, "--dtype", "f32|bf16",

@@ -1,4 +1,4 @@
-// logitless train: a GPT-2 of any size, compiled and trained on the CPU or a GPU.
+// logitless train: a GPT-2, Llama or Qwen of any size, compiled and trained on the CPU or a GPU.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "train/bounds.h"
+#include "train/hugging_face.h"
 #include "train/run.h"
 #include "train/stop_signals.h"
 
@@ -84,16 +85,17 @@ nlohmann::ordered_json to_json(const train::RunReport& report) {
   for (const auto& v : report.validations) {
     validations.push_back({{"step", v.step}, {"loss", v.loss}, {"perplexity", std::exp(v.loss)}});
   }
-  const train::GptConfig& config = report.config;
+  const train::ModelSizes& model = report.model;
   return {
       {"model",
-       {{"vocab", config.vocab},
-        {"context", config.context},
-        {"dim", config.dim},
-        {"heads", config.heads},
-        {"layers", config.layers},
-        {"untied", !config.tied_head},
-        {"dtype", name_of(config.activations)},
+       {{"type", report.type},
+        {"vocab", model.vocab},
+        {"context", model.context},
+        {"dim", model.dim},
+        {"heads", model.heads},
+        {"layers", model.layers},
+        {"untied", !model.tied_head},
+        {"dtype", name_of(model.activations)},
         {"parameters", report.parameters}}},
       {"train_tokens", report.train_tokens},
       {"held_out_tokens", report.valid_tokens},
@@ -113,6 +115,7 @@ nlohmann::ordered_json to_json(const train::RunReport& report) {
         {"parameter_bytes", report.memory.parameters},
         {"gradient_bytes", report.memory.gradients},
         {"moment_bytes", report.memory.moments},
+        {"table_bytes", report.memory.tables},
         {"far_workspace_bytes", report.memory.far_workspace},
         {"far_peak_bytes", report.memory.far_peak},
         {"device", device_items(report.memory)},
@@ -139,6 +142,7 @@ std::string to_text(const train::RunReport& report) {
             fmt::format("{}, {}", report.parameters, format_bytes(memory.parameters)));
   facts.add("gradients", format_bytes(memory.gradients));
   facts.add("moments", format_bytes(memory.moments));
+  if (memory.tables > 0) facts.add("tables of positions", format_bytes(memory.tables));
   if (report.far_field) {
     facts.add("far field's workspace", format_bytes(memory.far_workspace));
     facts.add("  at most, with copies for orders", format_bytes(memory.far_peak));
@@ -180,12 +184,13 @@ void TrainCommand::add_model(CLI::App& app) {
     add_whole(app, name, value, text)->group("Model");
   };
   add_parsed(
-      app, "--model", "NAME",
+      app, "--model", "NAME|PATH",
       [this](const std::string& text) {
-        train::gpt_preset(text);
+        const train::ModelConfig found = train::find_model(text);
+        if (const auto* llama = std::get_if<train::LlamaConfig>(&found)) options.llama = *llama;
         options.model = text;
       },
-      "gpt2, gpt2-medium, gpt2-large or gpt2-xl; default: the sizes below")
+      "gpt2, llama-tiny, llama-3.2-1b, ..., a config.json or its folder; default: the sizes below")
       ->group("Model");
   sizes("vocab", options.vocab,
         fmt::format("words (default {}; {} with --data)", options.vocab, kGpt2Vocab));
@@ -208,7 +213,7 @@ void TrainCommand::add_model(CLI::App& app) {
 }
 
 void TrainCommand::add_data(CLI::App& app) {
-  app.add_option("--data", options.data, "token files of llm.c (.bin) to train on")
+  app.add_option("--data", options.data, "token files of llm.c (.bin, of u16 or u32) to train on")
       ->type_name("FILE")
       ->group("Data");
   app.add_option("--val", options.val,
@@ -282,8 +287,31 @@ void TrainCommand::add_files(CLI::App& app) {
   file("--resume", options.resume, "checkpoint to go on from; options not given are its own");
   file("--save", options.save,
        "checkpoint to write at validations and at the end; see --far-field");
-  file("--init", options.init, "Hugging Face's model.safetensors to start from");
-  file("--export", options.hugging_face, "the same to write at the end");
+  add_parsed(
+      app, "--init", "PATH",
+      [this](const std::string& path) { options.init = train::weights_path(path); },
+      "Hugging Face's folder, model.safetensors or its index to start from")
+      ->group("Files");
+  add_parsed(
+      app, "--export", "PATH",
+      [this](const std::string& path) { options.hugging_face = train::weights_path(path); },
+      "folder or model.safetensors to write at the end, with config.json")
+      ->group("Files");
+  add_parsed(
+      app, "--export-dtype", "f32|bf16|f16",
+      [this](const std::string& text) {
+        const DType dtype = parse_dtype(text);
+        if (!is_head_float(dtype))
+          throw UsageError(fmt::format("expected f32, bf16 or f16, got '{}'", text));
+        options.export_options.dtype = dtype;
+      },
+      "of the weights in it (default f32)")
+      ->group("Files");
+  add_parsed(
+      app, "--shard-size", "BYTES",
+      [this](const std::string& text) { options.export_options.shard_bytes = parse_bytes(text); },
+      "of a file of --export; more make shards and an index (default 5 GB)")
+      ->group("Files");
   add_whole(app, "sample", options.sample,
             fmt::format("words to write at the end (default {})", options.sample))
       ->group("Sample");
@@ -325,6 +353,10 @@ void TrainCommand::run(const CLI::App& app) {
   check_exists("--init", options.init);
   check_writable("--save", options.save);
   check_writable("--export", options.hugging_face);
+  for (const char* name : {"export-dtype", "shard-size"}) {
+    if (given.count(name) > 0 && options.hugging_face.empty())
+      throw UsageError(fmt::format("--{}: is of --export, which was not given", name));
+  }
   if (!options.resume.empty()) {
     options = train::with_checkpoint(options, given, train::read_checkpoint_header(options.resume));
   }
@@ -350,7 +382,8 @@ void TrainCommand::run(const CLI::App& app) {
 }  // namespace
 
 Command add_train(CLI::App& app) {
-  CLI::App* sub = app.add_subcommand("train", "Train a GPT-2 of any size, on the CPU or a GPU");
+  CLI::App* sub = app.add_subcommand(
+      "train", "Train a GPT-2, Llama or Qwen of any size, on the CPU or a GPU");
   auto args = std::make_shared<TrainCommand>();
   args->add(*sub);
   sub->footer(
@@ -364,7 +397,8 @@ Command add_train(CLI::App& app) {
       "  logitless train --vocab 65536 --far-field 0.01       # fewer words' gradients, to an "
       "error\n"
       "  logitless train --text ~/notes --steps 1000 --save run.safetensors\n"
-      "  logitless train --model gpt2 --init model.safetensors --data train.bin --lr 3e-5");
+      "  logitless train --model gpt2 --init model.safetensors --data train.bin --lr 3e-5\n"
+      "  logitless train --init Llama-3.2-1B --data train.bin --dtype bf16 --export out");
   return {sub, [args, sub] { args->run(*sub); }};
 }
 

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -11,7 +10,6 @@
 #include "logitless/error.h"
 #include "logitless/tensor_file.h"
 #include "train/bounds.h"
-#include "train/json_number.h"
 
 namespace logitless::train {
 namespace {
@@ -25,13 +23,13 @@ constexpr const char* kMoments[] = {"optimizer.m.", "optimizer.v."};
   throw InvalidArgument(fmt::format("'{}': {}", path, text));
 }
 
-ConstTensorView view_of(const GptParameter& parameter, std::span<const float> values) {
+ConstTensorView view_of(const Parameter& parameter, std::span<const float> values) {
   return {values.data(), DType::f32, parameter.shape};
 }
 
 // The tensor `name` of the file into `to`.
 void restore(const TensorFile& file, const std::string& path, const std::string& name,
-             const GptParameter& parameter, std::span<float> to) {
+             const Parameter& parameter, std::span<float> to) {
   const std::string expected = describe(view_of(parameter, to));
   if (!file.contains(name)) {
     refuse(path, fmt::format("tensor '{}': expected {}, found none", name, expected));
@@ -51,31 +49,6 @@ void check_no_others(const TensorFile& file, const std::string& path,
                                describe(file.tensor(name))));
     }
   }
-}
-
-std::string config_text(const GptConfig& config) {
-  return Json{{"vocab", config.vocab},
-              {"context", config.context},
-              {"dim", config.dim},
-              {"heads", config.heads},
-              {"layers", config.layers},
-              {"tied_head", config.tied_head},
-              {"activations", name_of(config.activations)}}
-      .dump();
-}
-
-GptConfig parse_config(const std::string& text) {
-  const Json json = Json::parse(text);
-  GptConfig config;
-  config.vocab = whole_number(json.at("vocab"));
-  config.context = whole_number(json.at("context"));
-  config.dim = whole_number(json.at("dim"));
-  config.heads = whole_number(json.at("heads"));
-  config.layers = whole_number(json.at("layers"));
-  config.tied_head = json.at("tied_head").get<bool>();
-  config.activations = parse_dtype(json.at("activations").get<std::string>());
-  check_config(config);
-  return config;
 }
 
 CheckpointHeader header_of(const TensorFile& file, const std::string& path) {
@@ -114,7 +87,7 @@ CheckpointHeader header_of(const TensorFile& file, const std::string& path) {
            fmt::format("metadata 'format': expected '{}', found '{}'", kFormat, text("format")));
   }
   CheckpointHeader header;
-  header.config = parsed("config", "the sizes of a GPT", parse_config);
+  header.model = parsed("config", "the sizes of a model", parse_model);
   header.state.step = count("step", kMostSteps);
   header.state.windows = count("windows", kMostWindows);
   header.state.seed = number("seed", UINT64_MAX);
@@ -125,17 +98,11 @@ CheckpointHeader header_of(const TensorFile& file, const std::string& path) {
   return header;
 }
 
-// A model's file as Hugging Face writes it is one with a prefix, or one without.
-std::string prefix_of(const TensorFile& file) {
-  constexpr const char* kPrefix = "transformer.";
-  return file.contains(std::string(kPrefix) + "wte.weight") ? kPrefix : "";
-}
-
 }  // namespace
 
-void save_checkpoint(const std::string& path, const GptConfig& config, const RunState& state,
+void save_checkpoint(const std::string& path, const Model& model, const RunState& state,
                      const TensorSet& values, const TensorSet& m, const TensorSet& v) {
-  const std::vector<GptParameter> list = gpt_parameters(config);
+  const std::vector<Parameter> list = model.parameters();
   std::vector<NamedTensor> tensors;
   for (std::size_t i = 0; i < list.size(); ++i) {
     tensors.push_back({list[i].name, view_of(list[i], values[i])});
@@ -145,7 +112,7 @@ void save_checkpoint(const std::string& path, const GptConfig& config, const Run
     tensors.push_back({kMoments[1] + list[i].name, view_of(list[i], v[i])});
   }
   std::map<std::string, std::string> metadata = {{"format", kFormat},
-                                                 {"config", config_text(config)},
+                                                 {"config", model.config_text()},
                                                  {"step", std::to_string(state.step)},
                                                  {"windows", std::to_string(state.windows)},
                                                  {"seed", std::to_string(state.seed)},
@@ -159,15 +126,14 @@ CheckpointHeader read_checkpoint_header(const std::string& path) {
   return header_of(TensorFile(path), path);
 }
 
-void load_checkpoint(const std::string& path, const GptConfig& config, const TensorSet& values,
+void load_checkpoint(const std::string& path, const Model& model, const TensorSet& values,
                      const TensorSet& m, const TensorSet& v) {
   const TensorFile file(path);
   const CheckpointHeader header = header_of(file, path);
-  if (!(header.config == config)) {
-    refuse(path, fmt::format("metadata 'config': expected {}, found {}", config_text(config),
-                             config_text(header.config)));
-  }
-  const std::vector<GptParameter> list = gpt_parameters(config);
+  const std::string expected = model.config_text(), found = header.model->config_text();
+  if (found != expected)
+    refuse(path, fmt::format("metadata 'config': expected {}, found {}", expected, found));
+  const std::vector<Parameter> list = model.parameters();
   std::set<std::string> known;
   for (std::size_t i = 0; i < list.size(); ++i) {
     const TensorSet* sets[] = {&values, &m, &v};
@@ -179,45 +145,6 @@ void load_checkpoint(const std::string& path, const GptConfig& config, const Ten
     }
   }
   check_no_others(file, path, known);
-}
-
-void load_hugging_face(const std::string& path, const GptConfig& config, const TensorSet& values) {
-  const TensorFile file(path);
-  const std::string prefix = prefix_of(file);
-  const std::string head = "lm_head.weight";  // never has the prefix
-  const std::vector<GptParameter> list = gpt_parameters(config);
-  std::set<std::string> known = {head};
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    const bool copied = list[i].name == head && !file.contains(head);
-    const std::string name =
-        list[i].name == head ? (copied ? prefix + "wte.weight" : head) : prefix + list[i].name;
-    restore(file, path, name, list[i], values[i]);
-    known.insert(name);
-  }
-  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
-    for (const char* mask : {"bias", "masked_bias"}) {
-      known.insert(fmt::format("{}h.{}.attn.{}", prefix, layer, mask));
-    }
-  }
-  check_no_others(file, path, known);
-  if (config.tied_head && file.contains(head)) {
-    std::vector<float> weight(values[0].size());
-    restore(file, path, head, list[0], weight);
-    if (!std::equal(weight.begin(), weight.end(), values[0].begin())) {
-      refuse(path, fmt::format("tensor '{}': expected the numbers of wte.weight, found others; the "
-                               "model's head is not tied",
-                               head));
-    }
-  }
-}
-
-void save_hugging_face(const std::string& path, const GptConfig& config, const TensorSet& values) {
-  const std::vector<GptParameter> list = gpt_parameters(config);
-  std::vector<NamedTensor> tensors;
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    tensors.push_back({list[i].name, view_of(list[i], values[i])});
-  }
-  write_safetensors(path, tensors, {{"format", "pt"}});
 }
 
 }  // namespace logitless::train

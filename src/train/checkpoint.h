@@ -1,13 +1,12 @@
-// A training run on disk, and the weights of Hugging Face's GPT-2. Both are one safetensors file,
-// written atomically. Errors are InvalidArgument and name the file, the tensor or the metadata,
-// what was expected and what was found.
+// A training run on disk: one safetensors file, written atomically. Errors are InvalidArgument and
+// name the file, the tensor or the metadata, what was expected and what was found.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
 
-#include "train/gpt.h"
+#include "train/model.h"
 #include "train/tensor_set.h"
 
 namespace logitless::train {
@@ -25,23 +24,17 @@ struct RunState {
 
 // f32 tensors NAME, optimizer.m.NAME and optimizer.v.NAME for each parameter; the rest is metadata.
 // The same run gives the same bytes.
-void save_checkpoint(const std::string& path, const GptConfig& config, const RunState& state,
+void save_checkpoint(const std::string& path, const Model& model, const RunState& state,
                      const TensorSet& values, const TensorSet& m, const TensorSet& v);
 
 struct CheckpointHeader {
-  GptConfig config;
+  ModelPtr model;
   RunState state;
 };
 CheckpointHeader read_checkpoint_header(const std::string& path);
 
-// Into tensors of a model of this config, which must be the checkpoint's.
-void load_checkpoint(const std::string& path, const GptConfig& config, const TensorSet& values,
+// Into tensors of this model, which must be the checkpoint's.
+void load_checkpoint(const std::string& path, const Model& model, const TensorSet& values,
                      const TensorSet& m, const TensorSet& v);
-
-// model.safetensors of GPT-2 as Hugging Face stores it: f32, names with or without "transformer.".
-// Attention masks (h.N.attn.bias, h.N.attn.masked_bias) are skipped. lm_head.weight may be missing:
-// an untied head then starts as a copy of wte.weight; with a tied one it must equal wte.weight.
-void load_hugging_face(const std::string& path, const GptConfig& config, const TensorSet& values);
-void save_hugging_face(const std::string& path, const GptConfig& config, const TensorSet& values);
 
 }  // namespace logitless::train

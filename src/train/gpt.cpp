@@ -3,14 +3,17 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
 
 #include "logitless/error.h"
 #include "train/bounds.h"
-#include "train/hash.h"
+#include "train/json_number.h"
 
 namespace logitless::train {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 struct Preset {
   std::string_view name;
@@ -23,102 +26,97 @@ constexpr Preset kPresets[] = {
     {"gpt2-xl", 1600, 25, 48},
 };
 
-Shape shape_of(const std::vector<std::int64_t>& sizes) { return Shape(sizes.begin(), sizes.end()); }
+constexpr int kEndOfText = 50256;  // of the tokens of llm.c's files
 
-// Writes the network into a graph. Activations are [N, D] with N = batch * length, in the config's
-// dtype.
-class Network {
+class Gpt : public Model {
  public:
-  Network(Graph& graph, const GptConfig& config, const Dim& batch, const Dim& length)
-      : graph_(graph), config_(config), batch_(batch), length_(length) {
-    for (const GptParameter& p : gpt_parameters(config)) {
-      parameters_.push_back(graph.parameter(p.name, DType::f32, shape_of(p.shape)));
-      by_name_[p.name] = parameters_.back();
-      names_.push_back(p.name);
-    }
-    if (length.is_constant() && (length.value() < 1 || length.value() > config.context)) {
-      throw InvalidArgument(
-          fmt::format("length: expected 1 to context {}, got {}", config.context, length.value()));
-    }
-    tokens_ = graph.parameter("tokens", DType::i64, {batch, length});
-  }
+  explicit Gpt(const GptConfig& config) : config_(config) { check_config(config); }
 
-  // After the last layer norm.
-  Value hidden() {
-    const Dim rows = batch_ * length_;
-    const Value words = take(master("wte.weight"), tokens_);
-    const Value places = slice(master("wpe.weight"), 0, 0, length_);
-    Value x = cast(reshape(words + places, {rows, config_.dim}), config_.activations);
+  std::string type() const override { return "gpt2"; }
+  ModelSizes sizes() const override {
+    return {config_.vocab,  config_.context,   config_.dim,        config_.heads,
+            config_.layers, config_.tied_head, config_.activations};
+  }
+  std::vector<Parameter> parameters() const override { return gpt_parameters(config_); }
+  std::vector<PositionTable> tables(std::int64_t) const override { return {}; }
+  std::string head() const override { return config_.tied_head ? "wte.weight" : kHeadWeight; }
+
+  Value hidden(Network& net) const override {
+    const Value words = take(net.master("wte.weight"), net.tokens());
+    const Value places = slice(net.master("wpe.weight"), 0, 0, net.length());
+    Value x = cast(reshape(words + places, {net.rows(), config_.dim}), config_.activations);
     for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
       const std::string h = fmt::format("h.{}.", layer);
-      x = x + attend(norm(x, h + "ln_1"), h + "attn.");
-      x = x + linear(gelu(linear(norm(x, h + "ln_2"), h + "mlp.c_fc")), h + "mlp.c_proj");
+      x = x + attend(net, norm(net, x, h + "ln_1"), h + "attn.");
+      const Value inner = gelu(linear(net, norm(net, x, h + "ln_2"), h + "mlp.c_fc"));
+      x = x + linear(net, inner, h + "mlp.c_proj");
     }
-    return norm(x, "ln_f");
+    return norm(net, x, "ln_f");
   }
 
-  // f32 [rows, V] of hidden [rows, D].
-  Value logits(Value x) {
-    const Value table = weight(config_.tied_head ? "wte.weight" : "lm_head.weight");
-    return dot(x, table, {.contract_a = {1}, .contract_b = {1}, .f32_result = true});
+  std::string config_text() const override {
+    return Json{{"vocab", config_.vocab},
+                {"context", config_.context},
+                {"dim", config_.dim},
+                {"heads", config_.heads},
+                {"layers", config_.layers},
+                {"tied_head", config_.tied_head},
+                {"activations", name_of(config_.activations)}}
+        .dump();
   }
 
-  // The loss of each target [N], 0 where it is ignored, and which are counted: 1 or 0.
-  struct Losses {
-    Value loss, counted;
-  };
-  Losses losses() {
-    const Value targets =
-        reshape(graph_.parameter("targets", DType::i64, {batch_, length_}), {batch_ * length_});
-    const Value z = logits(hidden());
-    const Value loss = logsumexp(z, {1}) - pick(z, targets, 1);
-    const Value ignored =
-        equal(targets, graph_.constant(static_cast<double>(kIgnoredTarget), DType::i64));
-    return {select(ignored, graph_.constant(0.0), loss),
-            select(ignored, graph_.constant(0.0), graph_.constant(1.0))};
-  }
-
-  void add_gradients(Value loss) {
-    const std::vector<Value> gradients = graph_.gradients({loss}, parameters_);
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-      graph_.result("d_" + names_[i], gradients[i]);
+  FileNames file_names() const override {
+    FileNames names{"transformer.", false, "wte.weight", {}};
+    for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
+      for (const char* mask : {"bias", "masked_bias"})
+        names.ignored.push_back(fmt::format("h.{}.attn.{}", layer, mask));
     }
+    return names;
+  }
+
+  Json config_json(int end_of_text) const override {
+    Json json = {{"architectures", {"GPT2LMHeadModel"}},
+                 {"model_type", "gpt2"},
+                 {"vocab_size", config_.vocab},
+                 {"n_positions", config_.context},
+                 {"n_embd", config_.dim},
+                 {"n_head", config_.heads},
+                 {"n_layer", config_.layers},
+                 {"activation_function", "gelu_new"},
+                 {"layer_norm_epsilon", 1e-5},
+                 {"tie_word_embeddings", config_.tied_head}};
+    // Ours starts a text with the word that ends the one before, as GPT-2's does.
+    const int end = end_of_text >= 0 ? end_of_text : kEndOfText;
+    if (end < config_.vocab) json["bos_token_id"] = json["eos_token_id"] = end;
+    return json;
   }
 
  private:
-  Value master(const std::string& name) const { return by_name_.at(name); }
-  Value weight(const std::string& name) const { return cast(master(name), config_.activations); }
-
-  Value linear(Value x, const std::string& name) {
-    return matmul(x, weight(name + ".weight")) + weight(name + ".bias");
+  static Value linear(Network& net, Value x, const std::string& name) {
+    return matmul(x, net.weight(name + ".weight")) + net.weight(name + ".bias");
   }
 
-  Value norm(Value x, const std::string& name) {
+  Value norm(Network& net, Value x, const std::string& name) const {
     const Value y =
-        layer_norm(cast(x, DType::f32), master(name + ".weight"), master(name + ".bias"));
+        layer_norm(cast(x, DType::f32), net.master(name + ".weight"), net.master(name + ".bias"));
     return cast(y, config_.activations);
   }
 
   // Heads lie side by side in the columns of queries, keys and values: [N, D] <-> [B, H, T, D / H].
-  Value attend(Value x, const std::string& name) {
-    const Value qkv = linear(x, name + "c_attn");
+  Value attend(Network& net, Value x, const std::string& name) const {
+    const Value qkv = linear(net, x, name + "c_attn");
     const std::int64_t dim = config_.dim, size = dim / config_.heads;
     const auto part = [&](std::int64_t index) {
       const Value columns = slice(qkv, 1, index * dim, (index + 1) * dim);
-      return transpose(reshape(columns, {batch_, length_, config_.heads, size}), {0, 2, 1, 3});
+      return transpose(reshape(columns, {net.batch(), net.length(), config_.heads, size}),
+                       {0, 2, 1, 3});
     };
     const double scale = 1.0 / std::sqrt(static_cast<double>(size));
     const Value y = attention(part(0), part(1), part(2), scale, /*causal=*/true);
-    return linear(reshape(transpose(y, {0, 2, 1, 3}), {batch_ * length_, dim}), name + "c_proj");
+    return linear(net, reshape(transpose(y, {0, 2, 1, 3}), {net.rows(), dim}), name + "c_proj");
   }
 
-  Graph& graph_;
-  const GptConfig& config_;
-  Dim batch_, length_;
-  std::vector<std::string> names_;
-  std::vector<Value> parameters_;
-  std::map<std::string, Value> by_name_;
-  Value tokens_;
+  GptConfig config_;
 };
 
 }  // namespace
@@ -163,20 +161,14 @@ void check_config(const GptConfig& config) {
   }
 }
 
-std::int64_t GptParameter::numel() const {
-  std::int64_t count = 1;
-  for (const std::int64_t size : shape) count *= size;
-  return count;
-}
-
-std::vector<GptParameter> gpt_parameters(const GptConfig& config) {
+std::vector<Parameter> gpt_parameters(const GptConfig& config) {
   check_config(config);
   constexpr double kDeviation = 0.02;
   // What each layer adds to the residual stream shrinks with their number, so that its variance at
   // the end does not depend on it.
   const double residual = kDeviation / std::sqrt(2.0 * static_cast<double>(config.layers));
   const std::int64_t dim = config.dim;
-  std::vector<GptParameter> list = {
+  std::vector<Parameter> list = {
       {"wte.weight", {config.vocab, dim}, 0.0, kDeviation},
       {"wpe.weight", {config.context, dim}, 0.0, kDeviation},
   };
@@ -203,43 +195,18 @@ std::vector<GptParameter> gpt_parameters(const GptConfig& config) {
   return list;
 }
 
-void initialise(const GptParameter& parameter, std::size_t index, std::uint64_t seed,
-                std::span<float> values) {
-  const std::uint64_t stream = mix(mix(seed, 0x696e6974), index);
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const double noise = parameter.deviation == 0.0 ? 0.0 : parameter.deviation * normal(stream, i);
-    values[i] = static_cast<float>(parameter.constant + noise);
-  }
-}
+ModelPtr make_gpt(const GptConfig& config) { return std::make_shared<Gpt>(config); }
 
-Graph build_gpt(const GptConfig& config, const Dim& batch, const Dim& length) {
-  Graph graph("gpt");
-  Network network(graph, config, batch, length);
-  const Value inverse_count = graph.parameter("inverse_count", DType::f32, {});
-  const Value loss = sum(network.losses().loss, {0}) * inverse_count;
-  graph.result("loss", loss);
-  network.add_gradients(loss);
-  return graph;
-}
-
-Graph build_gpt_loss(const GptConfig& config, const Dim& batch, const Dim& length) {
-  Graph graph("gpt_loss");
-  const Network::Losses losses = Network(graph, config, batch, length).losses();
-  graph.result("loss", sum(losses.loss, {0}));
-  graph.result("count", sum(losses.counted, {0}));
-  return graph;
-}
-
-Graph build_gpt_logits(const GptConfig& config, const Dim& batch, const Dim& length) {
-  if (!length.is_constant()) {
-    throw InvalidArgument(fmt::format("length: expected a number, got {}", length.text()));
-  }
-  Graph graph("gpt_logits");
-  Network network(graph, config, batch, length);
-  const Value last = graph.parameter("last", DType::i64, {batch});
-  const Value rows = graph.iota({batch}, 0) * static_cast<double>(length.value()) + last;
-  graph.result("logits", network.logits(take(network.hidden(), rows)));
-  return graph;
+ModelPtr parse_gpt(const Json& json) {
+  GptConfig config;
+  config.vocab = whole_number(json.at("vocab"));
+  config.context = whole_number(json.at("context"));
+  config.dim = whole_number(json.at("dim"));
+  config.heads = whole_number(json.at("heads"));
+  config.layers = whole_number(json.at("layers"));
+  config.tied_head = json.at("tied_head").get<bool>();
+  config.activations = parse_dtype(json.at("activations").get<std::string>());
+  return make_gpt(config);
 }
 
 }  // namespace logitless::train

@@ -1,19 +1,21 @@
 #include "train/hugging_face.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "logitless/error.h"
 #include "logitless/tensor_file.h"
 #include "train/bounds.h"
 #include "train/fast_tokenizer.h"
 #include "train/json_number.h"
+#include "train/weight_files.h"
+#include "train/whole_file.h"
 
 namespace logitless::train {
 namespace {
@@ -22,7 +24,6 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr std::int64_t kHeadSize = 64;  // of every GPT-2
-constexpr int kGpt2EndOfText = 50256;   // of the tokens of llm.c's files
 constexpr const char* kConfig = "config.json";
 constexpr const char* kTokenizer = "tokenizer.model";
 constexpr const char* kFast = "tokenizer.json";
@@ -33,39 +34,30 @@ std::string beside(const std::string& path, const char* name) {
   return (fs::path(path).parent_path() / name).string();
 }
 
-std::optional<std::string> contents(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return std::nullopt;
-  return std::string(std::istreambuf_iterator<char>(in), {});
-}
-
-// Whole or not at all.
-void write_whole(const std::string& path, const std::string& text) {
-  const std::string temporary = fmt::format("{}.{}-0.tmp", path, ::getpid());
-  std::ofstream out(temporary, std::ios::binary);
-  out << text;
-  out.close();
-  std::error_code error;
-  if (out) fs::rename(temporary, path, error);
-  if (!out || error) {
-    std::error_code none;
-    fs::remove(temporary, none);
-    throw DeviceError(fmt::format("'{}': cannot be written", path));
-  }
-}
-
-// The object in config.json beside `path`; none without the file.
-std::optional<Json> read_config(const std::string& path) {
-  const std::string name = beside(path, kConfig);
-  const std::optional<std::string> text = contents(name);
+// The object in a file; none without the file.
+std::optional<Json> read_json(const std::string& path) {
+  const std::optional<std::string> text = file_contents(path);
   if (!text) return std::nullopt;
   Json json = Json::parse(*text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) throw InvalidArgument(fmt::format("'{}': expected an object", name));
+  if (!json.is_object()) throw InvalidArgument(fmt::format("'{}': expected an object", path));
   return json;
 }
 
+LlamaConfig llama_of(const std::string& path, const Json& json) {
+  try {
+    return parse_llama_config(json);
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(fmt::format("'{}': {}", path, error.what()));
+  }
+}
+
+// Of transformers.
+const char* torch_name(DType dtype) {
+  return dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
+}
+
 std::int64_t heads_of(const std::string& path, std::int64_t dim) {
-  const std::optional<Json> json = read_config(path);
+  const std::optional<Json> json = read_json(beside(path, kConfig));
   if (!json || !json->contains("n_head")) return dim % kHeadSize == 0 ? dim / kHeadSize : 0;
   const Json& found = json->at("n_head");
   try {
@@ -80,8 +72,10 @@ std::int64_t heads_of(const std::string& path, std::int64_t dim) {
 
 }  // namespace
 
-GptConfig read_hugging_face_sizes(const std::string& path) {
-  const TensorFile file(path);
+namespace {
+
+GptConfig gpt_sizes(const std::string& path) {
+  const WeightFiles file(path);
   const std::string prefix = file.contains("transformer.wte.weight") ? "transformer." : "";
   const auto matrix = [&](const std::string& name) {
     if (!file.contains(name)) {
@@ -112,39 +106,58 @@ GptConfig read_hugging_face_sizes(const std::string& path) {
   return config;
 }
 
-std::optional<std::string> read_hugging_face_tokenizer(const std::string& path) {
-  return contents(beside(path, kTokenizer));
+}  // namespace
+
+ModelConfig find_model(const std::string& name) {
+  std::vector<std::string> names = gpt_preset_names();
+  if (std::find(names.begin(), names.end(), name) != names.end()) return gpt_preset(name);
+  if (is_llama_preset(name)) return llama_preset(name);
+  std::error_code none;
+  const std::string path =
+      fs::is_directory(name, none) ? (fs::path(name) / kConfig).string() : name;
+  if (const std::optional<Json> json = read_json(path); json) return llama_of(path, *json);
+  for (std::string& more : llama_preset_names()) names.push_back(std::move(more));
+  throw InvalidArgument(fmt::format("'{}' is unknown; expected {}, a config.json or its folder",
+                                    name, fmt::join(names, ", ")));
 }
 
-void check_hugging_face_folder(const std::string& path) {
-  if (const std::optional<Json> json = read_config(path); json) {
-    if (json->value("model_type", Json()) != "gpt2") {
+ModelConfig read_hugging_face_config(const std::string& path) {
+  const std::string name = beside(path, kConfig);
+  const std::optional<Json> json = read_json(name);
+  if (!json || json->value("model_type", Json("gpt2")) == "gpt2") return gpt_sizes(path);
+  return llama_of(name, *json);
+}
+
+std::optional<std::string> read_hugging_face_tokenizer(const std::string& path) {
+  std::optional<std::string> model = file_contents(beside(path, kTokenizer));
+  std::error_code none;
+  if (!model && fs::exists(beside(path, kFast), none)) {
+    throw InvalidArgument(
+        fmt::format("'{}' is not read, and no tokenizer.model is beside it; give the words of this "
+                    "model as token files with --data",
+                    beside(path, kFast)));
+  }
+  return model;
+}
+
+void check_hugging_face_folder(const std::string& path, const std::string& model_type) {
+  if (const std::optional<Json> json = read_json(beside(path, kConfig)); json) {
+    if (json->value("model_type", Json()) != model_type) {
       throw InvalidArgument(
-          fmt::format("'{}': expected that of a GPT-2, which may be replaced, found model_type {}; "
+          fmt::format("'{}': expected that of a {}, which may be replaced, found model_type {}; "
                       "name a folder of its own",
-                      beside(path, kConfig), json->value("model_type", Json()).dump()));
+                      beside(path, kConfig), model_type == "gpt2" ? "GPT-2" : model_type,
+                      json->value("model_type", Json()).dump()));
     }
   }
   for (const char* name : {kConfig, kTokenizer, kFast, kFastConfig})
     check_writable(beside(path, name));
 }
 
-void save_hugging_face_folder(const std::string& path, const GptConfig& config,
+void save_hugging_face_folder(const std::string& path, const Model& model, DType dtype,
                               const std::string* tokenizer_model, int end_of_text) {
-  Json json = {{"architectures", {"GPT2LMHeadModel"}},
-               {"model_type", "gpt2"},
-               {"vocab_size", config.vocab},
-               {"n_positions", config.context},
-               {"n_embd", config.dim},
-               {"n_head", config.heads},
-               {"n_layer", config.layers},
-               {"activation_function", "gelu_new"},
-               {"layer_norm_epsilon", 1e-5},
-               {"tie_word_embeddings", config.tied_head},
-               {"torch_dtype", "float32"}};
-  // Ours starts a text with the word that ends the one before, as GPT-2's does.
-  const int end = tokenizer_model != nullptr ? end_of_text : kGpt2EndOfText;
-  if (end < config.vocab) json["bos_token_id"] = json["eos_token_id"] = end;
+  Json json = model.config_json(tokenizer_model != nullptr ? end_of_text : -1);
+  json["torch_dtype"] = torch_name(dtype);
   write_whole(beside(path, kConfig), json.dump(2) + "\n");
   if (tokenizer_model == nullptr) return;
   write_whole(beside(path, kTokenizer), *tokenizer_model);
@@ -154,7 +167,7 @@ void save_hugging_face_folder(const std::string& path, const GptConfig& config,
                           {"eos_token", kEndOfText},
                           {"unk_token", "<unk>"},
                           {"clean_up_tokenization_spaces", false},
-                          {"model_max_length", config.context}};
+                          {"model_max_length", model.sizes().context}};
   write_whole(beside(path, kFastConfig), tokenizer.dump(2) + "\n");
 }
 

@@ -53,11 +53,13 @@ void Trainer::start_device() {
   threads_ = default_threads();  // for what the host does
 
   DeviceModel model;
-  step_.program = within_budget(build_gpt(config_, options_.batch, train_.length()));
+  step_.program = within_budget(build_step(*model_, options_.batch, train_.length()));
   model.step = step_.program;
-  model.loss = within_budget(build_gpt_loss(config_, options_.batch, train_.length()));
-  model.logits = within_budget(build_gpt_logits(config_, 1, train_.length()));
-  for (const GptParameter& p : list_) model.parameters.push_back({p.name, p.is_matrix()});
+  model.loss = within_budget(build_loss(*model_, options_.batch, train_.length()));
+  model.logits = within_budget(build_logits(*model_, 1, train_.length()));
+  for (const Parameter& p : list_) model.parameters.push_back({p.name, p.is_matrix()});
+  for (const PositionTable& table : tables_)
+    model.constants.push_back({table.name, table.values});
   model.accumulate = options_.accumulate;
   const AdamWOptions& adamw = options_.adamw;
   model.adamw = {adamw.beta1, adamw.beta2, adamw.epsilon, adamw.weight_decay, options_.clip};

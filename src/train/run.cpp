@@ -38,28 +38,38 @@ class Stopwatch {
 
 struct Data {
   std::optional<Tokenizer> tokenizer;  // of text
-  GptConfig config;
+  ModelPtr model;
   Dataset train, valid;
 };
 
 Data shards(const RunOptions& o) {
-  GptConfig config = o.config(o.vocab);
+  const ModelPtr model = o.make_model(o.vocab);
   const auto read = [&](const char* option, const std::vector<std::string>& paths) {
     try {
-      return Dataset::of_shards(paths, o.length, config.vocab);
+      return Dataset::of_shards(paths, o.length, model->sizes().vocab);
     } catch (const InvalidArgument& error) {
       throw InvalidArgument(fmt::format("--{}: {}", option, error.what()));
     }
   };
   Dataset all = read("data", o.data);
-  if (!o.val.empty()) return {{}, config, std::move(all), read("val", o.val)};
+  if (!o.val.empty()) return {{}, model, std::move(all), read("val", o.val)};
   if (all.windows() < 2) {
     throw InvalidArgument(fmt::format(
         "--data: expected two windows of --length {} or more, one of them to validate, found 1",
         o.length));
   }
   auto [train, valid] = all.split(std::max<std::int64_t>(1, all.windows() / 50));
-  return {{}, config, std::move(train), std::move(valid)};
+  return {{}, model, std::move(train), std::move(valid)};
+}
+
+// A model that was exported with its tokenizer goes on with it.
+std::optional<std::string> tokenizer_of(const RunOptions& o) {
+  if (o.init.empty()) return std::nullopt;
+  try {
+    return read_hugging_face_tokenizer(o.init);
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(fmt::format("--text: {}", error.what()));
+  }
 }
 
 Data text(const RunOptions& o, const Say& say) {
@@ -74,27 +84,25 @@ Data text(const RunOptions& o, const Say& say) {
   }();
   say(fmt::format("text: {} files, {}; held out: {}", corpus.count(false),
                   format_bytes(corpus.bytes(false)), format_bytes(corpus.bytes(true))));
-  const std::int64_t wanted = o.config(o.vocab).vocab;
+  const std::int64_t wanted = o.make_model(o.vocab)->sizes().vocab;
   const std::string cache = o.cache.empty() ? default_cache_directory() : o.cache;
   ContextOptions context;
   context.threads = o.threads;
-  // A model that was exported with its tokenizer goes on with it.
-  const std::optional<std::string> tokenizer =
-      o.init.empty() ? std::nullopt : read_hugging_face_tokenizer(o.init);
+  const std::optional<std::string> tokenizer = tokenizer_of(o);
   TokenizedText words =
       tokenize(corpus, static_cast<int>(wanted), cache, Context(context).threads(), say,
                tokenizer ? &*tokenizer : nullptr);
-  const GptConfig config = o.config(words.tokenizer.vocab());
+  const ModelPtr model = o.make_model(words.tokenizer.vocab());
   const auto windows = [&](std::vector<std::int32_t> stream, const char* which) {
     try {
-      return Dataset::of_words(std::move(stream), o.length, config.vocab);
+      return Dataset::of_words(std::move(stream), o.length, model->sizes().vocab);
     } catch (const InvalidArgument& error) {
       throw InvalidArgument(fmt::format("--length: {}: {}", which, error.what()));
     }
   };
   Dataset train = windows(std::move(words.train), "the text");
   Dataset valid = windows(std::move(words.held_out), "the text held out");
-  return {std::move(words.tokenizer), config, std::move(train), std::move(valid)};
+  return {std::move(words.tokenizer), model, std::move(train), std::move(valid)};
 }
 
 std::string written(const std::optional<Tokenizer>& tokenizer,
@@ -178,7 +186,7 @@ void check_files(const RunOptions& o) {
   if (!o.hugging_face.empty()) {
     check("export", o.hugging_face);
     try {
-      check_hugging_face_folder(o.hugging_face);
+      check_hugging_face_folder(o.hugging_face, o.model_type());
     } catch (const Error& error) {
       throw InvalidArgument(fmt::format("--export: {}", error.what()));
     }
@@ -333,7 +341,7 @@ std::unique_ptr<Trainer> make_trainer(const RunOptions& options, const DeviceCho
   if (choice.kind == DeviceKind::cuda) {
     train.device = DeviceKind::cuda;
     try {
-      auto trainer = std::make_unique<Trainer>(data.config, train, data.train, data.valid);
+      auto trainer = std::make_unique<Trainer>(data.model, train, data.train, data.valid);
       report.device = DeviceKind::cuda;
       report.device_name = trainer->device_name();
       return trainer;
@@ -344,7 +352,7 @@ std::unique_ptr<Trainer> make_trainer(const RunOptions& options, const DeviceCho
     }
     train.device = DeviceKind::cpu;
   }
-  return std::make_unique<Trainer>(data.config, train, data.train, data.valid);
+  return std::make_unique<Trainer>(data.model, train, data.train, data.valid);
 }
 
 }  // namespace
@@ -355,7 +363,8 @@ RunReport run_training(const RunOptions& options, const Say& say) {
   say_device(choice, say);
   const Data data = options.has_shards() ? shards(options) : text(options, say);
   RunReport report;
-  report.config = data.config;
+  report.type = data.model->type();
+  report.model = data.model->sizes();
   report.train_tokens = data.train.tokens();
   report.valid_tokens = data.valid.tokens();
   Stopwatch compiling;
@@ -387,7 +396,7 @@ RunReport run_training(const RunOptions& options, const Say& say) {
                                       format_bytes(report.memory.arena),
                                       format_bytes(options.budget)));
   }
-  if (!options.init.empty()) trainer.import_hugging_face(options.init);
+  if (!options.init.empty()) trainer.import_weights(options.init);
   if (!options.resume.empty()) {
     trainer.resume(options.resume);
     say(fmt::format("going on from step {} of {}", trainer.steps_done(), options.steps));
@@ -404,9 +413,9 @@ RunReport run_training(const RunOptions& options, const Say& say) {
     report.far_field = far->report();
   if (report.signal != 0) return report;
   if (!options.hugging_face.empty()) {
-    trainer.export_hugging_face(options.hugging_face);
+    trainer.export_weights(options.hugging_face, options.export_options);
     const Tokenizer* words = data.tokenizer ? &*data.tokenizer : nullptr;
-    save_hugging_face_folder(options.hugging_face, data.config,
+    save_hugging_face_folder(options.hugging_face, *data.model, options.export_options.dtype,
                              words != nullptr ? &words->model() : nullptr,
                              words != nullptr ? words->end_of_text() : 0);
   }

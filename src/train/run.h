@@ -15,7 +15,8 @@
 namespace logitless::train {
 
 struct RunReport {
-  GptConfig config;
+  std::string type;  // of the model
+  ModelSizes model;
   std::int64_t parameters = 0;
   std::int64_t train_tokens = 0, valid_tokens = 0;  // there are
   std::int64_t first_step = 0;                      // done before this run

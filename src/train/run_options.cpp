@@ -9,8 +9,10 @@
 
 #include "logitless/error.h"
 #include "train/bounds.h"
+#include "train/gpt.h"
 #include "train/hugging_face.h"
 #include "train/json_number.h"
+#include "train/llama.h"
 
 namespace logitless::train {
 namespace {
@@ -19,6 +21,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kFixed[] = {"model",   "vocab",  "dim",   "heads",  "layers",
                                        "context", "untied", "dtype", "length", "seed"};
+constexpr std::string_view kSizeNames[] = {"vocab", "dim", "heads", "layers", "context"};
 constexpr std::int64_t kLeastTextVocab = 300;  // 256 bytes, and the tokenizer's own
 // Younger than the format of checkpoints: one without them has the defaults.
 constexpr std::string_view kYounger[] = {"far-field", "far-both", "cache"};
@@ -91,9 +94,6 @@ void from_json(const Json& json, std::string_view name, T& value) {
     value = number;
   } else {
     value = json.get<T>();
-    if constexpr (std::is_same_v<T, std::string>) {
-      if (name == "model" && !value.empty()) gpt_preset(value);
-    }
   }
 }
 
@@ -111,7 +111,13 @@ void refuse_together(const std::set<std::string>& given, const char* one,
 
 }  // namespace
 
-GptConfig RunOptions::config(std::int64_t words) const {
+ModelPtr RunOptions::make_model(std::int64_t words) const {
+  if (llama) {
+    LlamaConfig result = *llama;
+    result.tied_head = result.tied_head && !untied;
+    result.activations = dtype;
+    return make_llama(result);
+  }
   GptConfig result;
   if (!model.empty()) {
     result = gpt_preset(model);
@@ -124,7 +130,7 @@ GptConfig RunOptions::config(std::int64_t words) const {
   }
   result.tied_head = !untied;
   result.activations = dtype;
-  return result;
+  return make_gpt(result);
 }
 
 TrainOptions RunOptions::train_options() const {
@@ -174,10 +180,14 @@ void check_options(const RunOptions& o) {
   if (!o.val.empty() && o.data.empty()) fail("--val: validates --data, which was not given");
   if (!o.prompt.empty() && o.has_shards()) fail("--prompt: the words of --data have no text");
   if (!o.cache.empty() && o.has_shards()) fail("--cache: is of --text, but the data is --data");
-  if (o.model.empty() && !o.has_shards() && o.vocab < kLeastTextVocab) {
+  if (o.has_own_sizes() && !o.has_shards() && o.vocab < kLeastTextVocab) {
     fail(fmt::format("--vocab: expected at least {} for --text, got {}", kLeastTextVocab, o.vocab));
   }
-  if (o.model.empty() && o.dim % o.heads != 0) {
+  if (o.llama && !o.has_shards() && o.llama->vocab < kLeastTextVocab) {
+    fail(fmt::format("--text: expected a model of at least {} words, found {}", kLeastTextVocab,
+                     o.llama->vocab));
+  }
+  if (o.has_own_sizes() && o.dim % o.heads != 0) {
     fail(fmt::format("--heads: expected a divisor of --dim {}, got {}", o.dim, o.heads));
   }
   if (o.far_both && o.far_field == 0.0) fail("--far-both: is of --far-field, which was not given");
@@ -194,7 +204,7 @@ void check_options(const RunOptions& o) {
   if (o.warmup > o.steps) {
     fail(fmt::format("--warmup: expected at most --steps {}, got {}", o.steps, o.warmup));
   }
-  const std::int64_t context = o.config(o.vocab).context;
+  const std::int64_t context = o.make_model(o.vocab)->sizes().context;
   if (o.length > context) {
     fail(fmt::format("--length: expected at most --context {}, got {}", context, o.length));
   }
@@ -217,6 +227,10 @@ std::string options_text(const RunOptions& options) {
 RunOptions with_checkpoint(const RunOptions& options, const std::set<std::string>& given,
                            const CheckpointHeader& checkpoint) {
   RunOptions merged = options;
+  const std::string config = checkpoint.model->config_text();
+  merged.llama = checkpoint.model->type() == "gpt2"
+                     ? std::nullopt
+                     : std::optional(parse_llama_config(Json::parse(config)));
   const bool own_data = std::any_of(std::begin(kSources), std::end(kSources),
                                     [&](auto name) { return given.count(std::string(name)) > 0; });
   Json stored;
@@ -233,6 +247,9 @@ RunOptions with_checkpoint(const RunOptions& options, const std::set<std::string
       } else if (!(own_data && (contains(kSources, name) || name == std::string_view("cache")))) {
         try {
           from_json(value, name, field);
+          // A Llama's sizes are the checkpoint's own.
+          if (name == std::string_view("model") && !merged.model.empty() && !merged.llama)
+            gpt_preset(merged.model);
         } catch (const std::exception& error) {
           throw InvalidArgument(fmt::format("--resume: '{}': metadata 'options': {}: {}",
                                             options.resume, name, error.what()));
@@ -247,13 +264,22 @@ RunOptions with_checkpoint(const RunOptions& options, const std::set<std::string
 }
 
 RunOptions with_model_file(const RunOptions& options, const std::set<std::string>& given) {
-  GptConfig file;
+  ModelConfig of_init;
   try {
-    file = read_hugging_face_sizes(options.init);
+    of_init = read_hugging_face_config(options.init);
   } catch (const Error& error) {
     fail(fmt::format("--init: {}", error.what()));
   }
   RunOptions merged = options;
+  if (const auto* llama = std::get_if<LlamaConfig>(&of_init)) {
+    for (const std::string_view name : kSizeNames) {
+      if (given.count(std::string(name)) > 0)
+        fail(fmt::format("--{}: '{}' has its own sizes", name, options.init));
+    }
+    merged.llama = *llama;
+    return merged;
+  }
+  const GptConfig file = std::get<GptConfig>(of_init);
   const auto take = [&](const char* name, std::int64_t found, std::int64_t& field) {
     if (given.count(name) == 0) {
       field = found;

@@ -2,20 +2,23 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "train/checkpoint.h"
 #include "train/device_choice.h"
-#include "train/gpt.h"
+#include "train/llama_config.h"
 #include "train/trainer.h"
 
 namespace logitless::train {
 
 struct RunOptions {
   // Model
-  std::string model;  // a preset, which gives the sizes; empty: those below
+  std::string model;  // a preset or a config.json, which gives the sizes; empty: those below
+  // Of --model, of --init or of the checkpoint; none: a GPT-2.
+  std::optional<LlamaConfig> llama = {};
   std::int64_t vocab = 32768;
   std::int64_t dim = 128;
   std::int64_t heads = 4;
@@ -51,6 +54,7 @@ struct RunOptions {
   bool far_both = false;
   // Files
   std::string resume, save, init, hugging_face;
+  SaveOptions export_options;
   // Sample
   std::int64_t sample = 64;  // words; 0: none
   std::string prompt;        // empty: the first words of the held-out data
@@ -58,8 +62,12 @@ struct RunOptions {
   std::int64_t top_k = 50;
 
   bool has_shards() const { return !data.empty(); }
+  // Whether the sizes above are the model's.
+  bool has_own_sizes() const { return model.empty() && !llama; }
+  // model_type of config.json.
+  std::string model_type() const { return llama ? llama->type : "gpt2"; }
   // `words` is the vocabulary of the text's tokenizer.
-  GptConfig config(std::int64_t words) const;
+  ModelPtr make_model(std::int64_t words) const;
   TrainOptions train_options() const;
   std::int64_t steps_between_validations() const;
 };
@@ -77,7 +85,8 @@ std::string options_text(const RunOptions& options);
 RunOptions with_checkpoint(const RunOptions& options, const std::set<std::string>& given,
                            const CheckpointHeader& checkpoint);
 
-// What was not given of the model's sizes is the file's of --init. Throws InvalidArgument naming
+// What was not given of the model's sizes is the file's of --init, and all of them where its
+// config.json is a Llama's or a Qwen's. Throws InvalidArgument naming
 // the option, what the file has and what was given.
 RunOptions with_model_file(const RunOptions& options, const std::set<std::string>& given);
 

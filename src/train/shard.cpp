@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
+#include <iterator>
 #include <vector>
 
 #include "logitless/error.h"
@@ -11,10 +13,12 @@
 namespace logitless::train {
 namespace {
 
-constexpr std::int32_t kMagic = 20240520;
-constexpr std::int32_t kVersion = 1;
+struct Format {
+  std::int32_t magic, version;
+  std::size_t token_bytes;
+};
+constexpr Format kFormats[] = {{20240520, 1, 2}, {20240801, 7, 4}};
 constexpr std::size_t kHeaderBytes = 1024;
-constexpr std::size_t kTokenBytes = 2;
 
 // Little-endian, whatever the machine is.
 std::int32_t number_at(const std::array<unsigned char, kHeaderBytes>& header, std::size_t index) {
@@ -44,15 +48,19 @@ Shard::Shard(std::string path) : path_(std::move(path)) {
   stream_.read(reinterpret_cast<char*>(header.data()), kHeaderBytes);
   if (!stream_) refuse(path_, "cannot be read");
   const std::int32_t magic = number_at(header, 0), version = number_at(header, 1);
-  if (magic != kMagic) {
-    refuse(path_, fmt::format("expected magic number {} (u16 tokens), found {}", kMagic, magic));
+  const Format* format = std::find_if(std::begin(kFormats), std::end(kFormats),
+                                      [&](const Format& f) { return f.magic == magic; });
+  if (format == std::end(kFormats)) {
+    refuse(path_, fmt::format("expected magic number {} (u16 tokens) or {} (u32), found {}",
+                              kFormats[0].magic, kFormats[1].magic, magic));
   }
-  if (version != kVersion) {
-    refuse(path_, fmt::format("expected version {}, found {}", kVersion, version));
-  }
+  if (version != format->version)
+    refuse(path_, fmt::format("expected version {}, found {}", format->version, version));
+  token_bytes_ = format->token_bytes;
   tokens_ = number_at(header, 2);
   if (tokens_ < 1) refuse(path_, fmt::format("expected at least 1 token, found {}", tokens_));
-  const std::uintmax_t expected = kHeaderBytes + static_cast<std::uintmax_t>(tokens_) * kTokenBytes;
+  const std::uintmax_t expected =
+      kHeaderBytes + static_cast<std::uintmax_t>(tokens_) * token_bytes_;
   if (bytes != expected) {
     refuse(path_, fmt::format("expected {} bytes for {} tokens, the file has {}", expected, tokens_,
                               bytes));
@@ -64,13 +72,17 @@ void Shard::read(std::int64_t begin, std::span<std::int64_t> to) const {
     refuse(path_, fmt::format("tokens {} to {} of {} do not exist", begin,
                               begin + static_cast<std::int64_t>(to.size()), tokens_));
   }
-  std::vector<unsigned char> bytes(to.size() * kTokenBytes);
+  std::vector<unsigned char> bytes(to.size() * token_bytes_);
   stream_.clear();
   stream_.seekg(static_cast<std::streamoff>(kHeaderBytes) +
-                static_cast<std::streamoff>(begin) * static_cast<std::streamoff>(kTokenBytes));
+                static_cast<std::streamoff>(begin) * static_cast<std::streamoff>(token_bytes_));
   stream_.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   if (!stream_) refuse(path_, "became shorter while it was read");
-  for (std::size_t i = 0; i < to.size(); ++i) to[i] = bytes[2 * i] | bytes[2 * i + 1] << 8;
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    std::int64_t token = 0;
+    for (std::size_t b = token_bytes_; b-- > 0;) token = token << 8 | bytes[token_bytes_ * i + b];
+    to[i] = token;
+  }
 }
 
 }  // namespace logitless::train

@@ -1,4 +1,4 @@
-// Token files of llm.c: 256 numbers i32, then the tokens as u16.
+// Token files of llm.c: 256 numbers i32, then the tokens as u16, or as u32 for Llama 3.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,7 @@ class Shard {
  private:
   std::string path_;
   std::int64_t tokens_ = 0;
+  std::size_t token_bytes_ = 0;
   mutable std::ifstream stream_;
 };
 

@@ -4,10 +4,10 @@
 
 namespace logitless::train {
 
-TensorSet::TensorSet(const std::vector<GptParameter>& list) {
+TensorSet::TensorSet(const std::vector<Parameter>& list) {
   constexpr std::size_t kAlign = 64 / sizeof(float);
   offsets_.push_back(0);
-  for (const GptParameter& parameter : list) {
+  for (const Parameter& parameter : list) {
     counts_.push_back(static_cast<std::size_t>(parameter.numel()));
     offsets_.push_back(offsets_.back() + (counts_.back() + kAlign - 1) / kAlign * kAlign);
   }

@@ -6,14 +6,14 @@
 #include <vector>
 
 #include "logitless/memory.h"
-#include "train/gpt.h"
+#include "train/model.h"
 
 namespace logitless::train {
 
 class TensorSet {
  public:
   // Zeros. Throws DeviceError when memory is short.
-  explicit TensorSet(const std::vector<GptParameter>& list);
+  explicit TensorSet(const std::vector<Parameter>& list);
 
   std::size_t size() const { return offsets_.size() - 1; }
   // Aligned to 64 bytes.

@@ -89,16 +89,17 @@ std::string far_state_of(const std::string& checkpoint) {
   return std::filesystem::path(checkpoint).replace_extension(".far.safetensors").string();
 }
 
-Trainer::Trainer(const GptConfig& config, const TrainOptions& options, Dataset train, Dataset valid)
-    : config_(config),
+Trainer::Trainer(ModelPtr model, const TrainOptions& options, Dataset train, Dataset valid)
+    : model_(std::move(model)),
       options_(options),
       train_(std::move(train)),
       valid_(std::move(valid)),
-      list_(gpt_parameters(config)),
+      list_(model_->parameters()),
       values_(list_),
       m_(list_),
       v_(list_),
-      gradients_(options.device == DeviceKind::cpu ? list_ : decltype(list_)()) {
+      gradients_(options.device == DeviceKind::cpu ? list_ : decltype(list_)()),
+      tables_(model_->tables(train_.length())) {
   for (std::size_t i = 0; i < list_.size(); ++i) {
     initialise(list_[i], i, options_.seed, values_[i]);
   }
@@ -115,7 +116,7 @@ Trainer::Trainer(const GptConfig& config, const TrainOptions& options, Dataset t
   for (std::size_t i = 0; i < list_.size(); ++i) {
     gradients["d_" + list_[i].name] = gradients_[i].data();
   }
-  step_ = compiled(build_gpt(config_, options_.batch, train_.length()), gradients);
+  step_ = compiled(build_step(*model_, options_.batch, train_.length()), gradients);
   threads_ = step_.program.threads();
   if (options_.far_field) start_far_field();
   if (options_.accumulate > 1) {
@@ -143,6 +144,7 @@ Trainer::Runner Trainer::compiled(const Graph& graph, const Pointers& others) {
   Pointers pointers = {
       {"tokens", tokens_.data()}, {"targets", targets_.data()}, {"inverse_count", &inverse_count_}};
   for (std::size_t i = 0; i < list_.size(); ++i) pointers[list_[i].name] = values_[i].data();
+  for (PositionTable& table : tables_) pointers[table.name] = table.values.data();
   for (const auto& [name, pointer] : others) pointers[name] = pointer;
   Runner runner{within_budget(graph), {}, {}};
   for (const CompiledProgram::Tensor& t : runner.program.parameters()) {
@@ -247,7 +249,7 @@ StepResult Trainer::step() {
 
 double Trainer::validate(std::int64_t windows) {
   if (!device_ && !loss_runner_) {
-    loss_runner_ = compiled(build_gpt_loss(config_, options_.batch, train_.length()),
+    loss_runner_ = compiled(build_loss(*model_, options_.batch, train_.length()),
                             {{"loss", &loss_}, {"count", &count_}});
   }
   double loss = 0.0, count = 0.0;
@@ -279,14 +281,14 @@ std::vector<std::int64_t> Trainer::generate(std::vector<std::int64_t> prompt, st
   if (prompt.empty()) throw InvalidArgument("prompt: expected at least one word, got none");
   const auto length = static_cast<std::size_t>(train_.length());
   prompt_.resize(length);
-  logits_.resize(static_cast<std::size_t>(config_.vocab));
+  logits_.resize(static_cast<std::size_t>(model_->sizes().vocab));
   if (!device_ && !logits_runner_) {
     logits_runner_ =
-        compiled(build_gpt_logits(config_, 1, train_.length()),
+        compiled(build_logits(*model_, 1, train_.length()),
                  {{"tokens", prompt_.data()}, {"last", &last_}, {"logits", logits_.data()}});
   }
   const std::int64_t words =
-      options.words > 0 ? std::min(options.words, config_.vocab) : config_.vocab;
+      options.words > 0 ? std::min(options.words, model_->sizes().vocab) : model_->sizes().vocab;
   std::vector<std::int64_t> written;
   for (std::int64_t i = 0; i < count; ++i) {
     const std::size_t seen = std::min(prompt.size(), length);
@@ -307,7 +309,7 @@ std::vector<std::int64_t> Trainer::generate(std::vector<std::int64_t> prompt, st
 
 std::int64_t Trainer::parameter_count() const {
   std::int64_t count = 0;
-  for (const GptParameter& parameter : list_) count += parameter.numel();
+  for (const Parameter& parameter : list_) count += parameter.numel();
   return count;
 }
 
@@ -318,6 +320,7 @@ TrainMemory Trainer::memory() const {
   memory.parameters = values_.bytes();
   memory.gradients = gradients_.bytes() + (more_gradients_ ? more_gradients_->bytes() : 0);
   memory.moments = m_.bytes() + v_.bytes();
+  for (const PositionTable& table : tables_) memory.tables += table.values.size() * sizeof(float);
   memory.far_workspace = far_workspace_;
   if (device_) device_->add_to(memory);
   if (far_) memory.far_peak = far_context_->memory().peak_bytes();
@@ -331,14 +334,14 @@ void Trainer::save(const std::string& path, const std::string& options) const {
   state.options = options;
   if (!far_) {
     std::filesystem::remove(far_state_of(path) + kNewState);  // of a killed run with a far field
-    return save_checkpoint(path, config_, state, values_, m_, v_);
+    return save_checkpoint(path, *model_, state, values_, m_, v_);
   }
   state.far_steps = far_->report().steps;
   // Two files that belong together: both are written before either takes its name. load_far_field()
   // knows what a process killed between the two renames leaves.
   const std::string far = far_state_of(path);
   far_->save(far + kNewState);
-  save_checkpoint(path, config_, state, values_, m_, v_);
+  save_checkpoint(path, *model_, state, values_, m_, v_);
   std::filesystem::rename(far + kNewState, far);
 }
 
@@ -385,18 +388,18 @@ void Trainer::resume(const std::string& path) {
   };
   expect("seed", state.seed, state_.seed);
   expect("data", state.data, state_.data);
-  load_checkpoint(path, config_, values_, m_, v_);
+  load_checkpoint(path, *model_, values_, m_, v_);
   if (far_ && state.far_steps) load_far_field(path, *state.far_steps);
   state_ = state;
   put_on_device();
 }
 
-void Trainer::import_hugging_face(const std::string& path) {
-  load_hugging_face(path, config_, values_);
+void Trainer::import_weights(const std::string& path) {
+  load_weights(path, *model_, values_);
   put_on_device();
 }
-void Trainer::export_hugging_face(const std::string& path) const {
-  save_hugging_face(path, config_, values());
+void Trainer::export_weights(const std::string& path, const SaveOptions& options) const {
+  save_weights(path, *model_, values(), options);
 }
 
 }  // namespace logitless::train

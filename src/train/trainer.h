@@ -1,4 +1,4 @@
-// Trains a GPT with compiled programs: steps, validation, words written by the model.
+// Trains a language model with compiled programs: steps, validation, words written by the model.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,9 @@
 #include "train/checkpoint.h"
 #include "train/dataset.h"
 #include "train/device_memory.h"
-#include "train/gpt.h"
+#include "train/model.h"
 #include "train/tensor_set.h"
+#include "train/weight_files.h"
 
 namespace logitless::train {
 
@@ -52,6 +53,7 @@ struct TrainMemory {
   std::size_t parameters = 0;
   std::size_t gradients = 0;  // twice as much with accumulation
   std::size_t moments = 0;
+  std::size_t tables = 0;  // of positions
   // Of the far field, beside the arena: the workspace of its steps, and the most of it so far with
   // the copies that orders are made from.
   std::size_t far_workspace = 0;
@@ -83,8 +85,8 @@ void require_finite(const char* name, double value, std::int64_t step);
 class Trainer {
  public:
   // Compiles the program of a step and sets the starting values. Rows have train.length() tokens.
-  // Throws InvalidArgument on a bad config, and what compile() throws.
-  Trainer(const GptConfig& config, const TrainOptions& options, Dataset train, Dataset valid);
+  // Throws what compile() throws.
+  Trainer(ModelPtr model, const TrainOptions& options, Dataset train, Dataset valid);
   // Programs hold pointers into the tensors.
   ~Trainer();
   Trainer(const Trainer&) = delete;
@@ -126,8 +128,9 @@ class Trainer {
   // are, when a parameter or moment is no finite number.
   void save(const std::string& path, const std::string& options) const;
   void resume(const std::string& path);
-  void import_hugging_face(const std::string& path);
-  void export_hugging_face(const std::string& path) const;
+  // See weight_files.h.
+  void import_weights(const std::string& path);
+  void export_weights(const std::string& path, const SaveOptions& options) const;
 
  private:
   struct Runner {
@@ -152,14 +155,15 @@ class Trainer {
   void check_finite() const;
   void load_far_field(const std::string& path, std::int64_t steps);
 
-  GptConfig config_;
+  ModelPtr model_;
   TrainOptions options_;
   Dataset train_, valid_;
-  std::vector<GptParameter> list_;
+  std::vector<Parameter> list_;
   TensorSet values_, m_, v_, gradients_;
   std::optional<TensorSet> more_gradients_;  // of all micro-batches but the first
   RunState state_;
 
+  std::vector<PositionTable> tables_;
   // What the programs read and write beside tensors of parameters.
   std::vector<std::int64_t> tokens_, targets_;
   float inverse_count_ = 0.0f, loss_ = 0.0f, count_ = 0.0f;

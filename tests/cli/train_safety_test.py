@@ -232,7 +232,7 @@ class CraftedTest(CommandTest):
                 done = self.crafted(craft)
                 with self.subTest(field=field, value=value):
                     self.assertEqual(done.returncode, 2, done.stderr)
-                    self.assertIn("metadata 'config': expected the sizes of a GPT, found", done.stderr)
+                    self.assertIn("metadata 'config': expected the sizes of a model, found", done.stderr)
 
     def test_the_good_one(self):
         self.assertEqual(self.crafted(lambda metadata: None).returncode, 0)

@@ -146,11 +146,11 @@ class TrainErrorTest(CommandTest):
         self.assert_error(["--data", self.data, "--val", none], f"--val: there is no file '{none}'")
         self.assert_error(["--text", none], f"--text: '{none}' does not exist")
         self.assert_error(["--save", none / "x"], f"--save: there is no folder '{none}'")
-        self.assert_error(["--export", self.dir], f"--export: '{self.dir}' is a folder")
+        self.assert_error(["--save", self.dir], f"--save: '{self.dir}' is a folder")
         damaged = self.dir / "damaged.bin"
-        shard(damaged, [1, 2, 3], magic=20240801)
+        shard(damaged, [1, 2, 3], magic=20240802)
         self.assert_error(["--data", damaged],
-                          f"--data: '{damaged}': expected magic number 20240520 (u16 tokens), found 20240801")
+                          f"--data: '{damaged}': expected magic number 20240520 (u16 tokens) or 20240801 (u32), found 20240802")
         shard(damaged, [1, 2, 3], version=7)
         self.assert_error(["--data", self.data, "--val", damaged], f"--val: '{damaged}': expected version 1, found 7")
         shard(damaged, list(range(12)))
@@ -184,7 +184,7 @@ class TrainErrorTest(CommandTest):
 class TrainTest(CommandTest):
     def test_learns_and_reports(self):
         got = self.train(*SIZES, "--steps", 60, "--lr", 0.01, "--sample", 5, "--eval-every", 20)
-        self.assertEqual(got["model"], {"vocab": 300, "context": 8, "dim": 16, "heads": 2, "layers": 1, "untied": False,
+        self.assertEqual(got["model"], {"type": "gpt2", "vocab": 300, "context": 8, "dim": 16, "heads": 2, "layers": 1, "untied": False,
                                         "dtype": "f32", "parameters": 300 * 16 + 8 * 16 + 12 * 16 * 16 + 13 * 16 + 32})
         self.assertEqual([s["step"] for s in got["steps"]], list(range(1, 61)))
         self.assertAlmostEqual(got["steps"][0]["loss"], math.log(300), delta=0.1)

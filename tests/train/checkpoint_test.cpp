@@ -12,8 +12,10 @@
 
 #include "logitless/error.h"
 #include "logitless/tensor_file.h"
+#include "train/gpt.h"
 #include "train/hash.h"
 #include "train/test_folder.h"
+#include "train/weight_files.h"
 
 namespace logitless::train {
 namespace {
@@ -28,9 +30,9 @@ GptConfig tiny() {
   return config;
 }
 
-struct Model {
-  explicit Model(const GptConfig& c, std::uint64_t seed = 0)
-      : config(c), list(gpt_parameters(c)), values(list), m(list), v(list) {
+struct State {
+  explicit State(const GptConfig& config, std::uint64_t seed = 0)
+      : model(make_gpt(config)), list(model->parameters()), values(list), m(list), v(list) {
     if (seed == 0) return;
     std::uint64_t stream = seed;
     for (const TensorSet* set : {&values, &m, &v}) {
@@ -46,12 +48,12 @@ struct Model {
     return true;
   }
   void save(const std::string& path) const {
-    save_checkpoint(path, config, {12, 96, 7, "0123", "{\"lr\":0.5}"}, values, m, v);
+    save_checkpoint(path, *model, {12, 96, 7, "0123", "{\"lr\":0.5}"}, values, m, v);
   }
-  void load(const std::string& path) const { load_checkpoint(path, config, values, m, v); }
+  void load(const std::string& path) const { load_checkpoint(path, *model, values, m, v); }
 
-  GptConfig config;
-  std::vector<GptParameter> list;
+  ModelPtr model;
+  std::vector<Parameter> list;
   TensorSet values, m, v;
 };
 
@@ -79,38 +81,41 @@ class CheckpointTest : public TestFolder {
 };
 
 TEST_F(CheckpointTest, GivesBackEveryBit) {
-  const Model model(tiny(), 3);
+  const State model(tiny(), 3);
   model.save(path("a"));
   const CheckpointHeader header = read_checkpoint_header(path("a"));
-  EXPECT_EQ(header.config, tiny());
+  EXPECT_EQ(header.model->config_text(), make_gpt(tiny())->config_text());
   EXPECT_EQ(header.state.step, 12);
   EXPECT_EQ(header.state.windows, 96);
   EXPECT_EQ(header.state.seed, 7u);
   EXPECT_EQ(header.state.data, "0123");
   EXPECT_EQ(header.state.options, "{\"lr\":0.5}");
-  const Model other(tiny());
+  const State other(tiny());
   other.load(path("a"));
-  EXPECT_TRUE(Model::equal(model.values, other.values));
-  EXPECT_TRUE(Model::equal(model.m, other.m));
-  EXPECT_TRUE(Model::equal(model.v, other.v));
+  EXPECT_TRUE(State::equal(model.values, other.values));
+  EXPECT_TRUE(State::equal(model.m, other.m));
+  EXPECT_TRUE(State::equal(model.v, other.v));
 }
 
 TEST_F(CheckpointTest, KeepsEveryFieldOfTheConfig) {
   GptConfig config = tiny();
   config.tied_head = false;
   config.activations = DType::bf16;
-  Model(config, 3).save(path("a"));
-  EXPECT_EQ(read_checkpoint_header(path("a")).config, config);
+  State(config, 3).save(path("a"));
+  const ModelPtr read = read_checkpoint_header(path("a")).model;
+  EXPECT_EQ(read->config_text(), make_gpt(config)->config_text());
+  EXPECT_FALSE(read->sizes().tied_head);
+  EXPECT_EQ(read->sizes().activations, DType::bf16);
 }
 
 TEST_F(CheckpointTest, NamesWhatDoesNotFit) {
-  const Model model(tiny(), 3);
+  const State model(tiny(), 3);
   model.save(path("good"));
   const auto refused = [&](const std::function<void(File&)>& change, const std::string& text) {
     File file(path("good"));
     change(file);
     file.write(path("bad"));
-    expect_message([&] { Model(tiny()).load(path("bad")); }, path("bad") + "': " + text);
+    expect_message([&] { State(tiny()).load(path("bad")); }, path("bad") + "': " + text);
   };
   refused([](File& f) { f.drop("h.1.ln_2.bias"); },
           "tensor 'h.1.ln_2.bias': expected f32[4], found none");
@@ -141,31 +146,31 @@ TEST_F(CheckpointTest, NamesWhatDoesNotFit) {
   refused([](File& f) { f.metadata["windows"] = "-4"; },
           "metadata 'windows': expected a number, found '-4'");
   refused([](File& f) { f.metadata["config"] = "{}"; },
-          "metadata 'config': expected the sizes of a GPT, found '{}'");
+          "metadata 'config': expected the sizes of a model, found '{}'");
 
   GptConfig wider = tiny();
   wider.dim = 8;
-  expect_message([&] { Model(wider).load(path("good")); },
+  expect_message([&] { State(wider).load(path("good")); },
                  "metadata 'config': expected {\"vocab\":13,\"context\":5,\"dim\":8,");
 }
 
 TEST_F(CheckpointTest, WritesHuggingFaceNames) {
-  const Model model(tiny(), 4);
-  save_hugging_face(path("a"), tiny(), model.values);
+  const State model(tiny(), 4);
+  save_weights(path("a"), *make_gpt(tiny()), model.values);
   const TensorFile file(path("a"));
   EXPECT_EQ(file.names().size(), 2u + 12u * 2u + 2u);
   EXPECT_FALSE(file.contains("lm_head.weight"));
   EXPECT_EQ(describe(file.tensor("h.1.attn.c_attn.weight")), "f32[4, 12]");
   EXPECT_EQ(describe(file.tensor("h.0.mlp.c_proj.weight")), "f32[16, 4]");
   EXPECT_EQ(describe(file.tensor("ln_f.bias")), "f32[4]");
-  const Model other(tiny());
-  load_hugging_face(path("a"), tiny(), other.values);
-  EXPECT_TRUE(Model::equal(model.values, other.values));
+  const State other(tiny());
+  load_weights(path("a"), *make_gpt(tiny()), other.values);
+  EXPECT_TRUE(State::equal(model.values, other.values));
 }
 
 TEST_F(CheckpointTest, ReadsThePrefixMasksAndHead) {
-  const Model model(tiny(), 4);
-  save_hugging_face(path("plain"), tiny(), model.values);
+  const State model(tiny(), 4);
+  save_weights(path("plain"), *make_gpt(tiny()), model.values);
   File file(path("plain"));
   for (NamedTensor& tensor : file.tensors) tensor.name = "transformer." + tensor.name;
   const std::vector<float> mask(25);
@@ -173,28 +178,28 @@ TEST_F(CheckpointTest, ReadsThePrefixMasksAndHead) {
   file.tensors.push_back({"transformer.h.1.attn.masked_bias", {mask.data(), DType::f32, {1}}});
   file.tensors.push_back({"lm_head.weight", file.at("transformer.wte.weight")});
   file.write(path("prefixed"));
-  const Model other(tiny());
-  load_hugging_face(path("prefixed"), tiny(), other.values);
-  EXPECT_TRUE(Model::equal(model.values, other.values));
+  const State other(tiny());
+  load_weights(path("prefixed"), *make_gpt(tiny()), other.values);
+  EXPECT_TRUE(State::equal(model.values, other.values));
 
   const std::vector<float> head(13 * 4, 0.25f);
   file.at("lm_head.weight") = {head.data(), DType::f32, {13, 4}};
   file.write(path("untied"));
-  expect_message([&] { load_hugging_face(path("untied"), tiny(), other.values); },
+  expect_message([&] { load_weights(path("untied"), *make_gpt(tiny()), other.values); },
                  "tensor 'lm_head.weight': expected the numbers of wte.weight, found others");
   GptConfig untied = tiny();
   untied.tied_head = false;
-  const Model separate(untied);
-  load_hugging_face(path("untied"), untied, separate.values);
+  const State separate(untied);
+  load_weights(path("untied"), *make_gpt(untied), separate.values);
   EXPECT_EQ(separate.values[separate.list.size() - 1][5], 0.25f);
   // Without a head of its own it starts as a copy.
-  load_hugging_face(path("plain"), untied, separate.values);
+  load_weights(path("plain"), *make_gpt(untied), separate.values);
   EXPECT_TRUE(std::equal(separate.values[0].begin(), separate.values[0].end(),
                          separate.values[separate.list.size() - 1].begin()));
 
   file.tensors.push_back({"transformer.h.2.attn.bias", {mask.data(), DType::f32, {1}}});
   file.write(path("deeper"));
-  expect_message([&] { load_hugging_face(path("deeper"), untied, separate.values); },
+  expect_message([&] { load_weights(path("deeper"), *make_gpt(untied), separate.values); },
                  "tensor 'transformer.h.2.attn.bias': expected none of this name, found f32[1]");
 }
 

@@ -59,6 +59,23 @@ TEST_F(DatasetTest, ReadsTokensOfAShard) {
   expect_message([&] { shard.read(-1, tokens); }, "tokens -1 to 1 of 5 do not exist");
 }
 
+TEST_F(DatasetTest, ReadsTokensOfFourBytes) {
+  std::string bytes = shard_bytes({}).substr(0, 1024);
+  put_number(bytes, 0, 20240801);
+  put_number(bytes, 4, 7);
+  put_number(bytes, 8, 3);
+  bytes.resize(1024 + 12);
+  const std::vector<std::uint32_t> numbers = {128000, 7, 4000000000};
+  for (std::size_t i = 0; i < 3; ++i) put_number(bytes, 1024 + 4 * i, numbers[i]);
+  write("a.bin", bytes);
+  const Shard shard(path("a.bin"));
+  Row tokens(2);
+  shard.read(1, tokens);
+  EXPECT_EQ(tokens, (Row{7, 4000000000}));
+  shard.read(0, tokens);
+  EXPECT_EQ(tokens, (Row{128000, 7}));
+}
+
 TEST_F(DatasetTest, RefusesDamagedShards) {
   const auto refused = [&](const std::string& bytes, const std::string& text) {
     write("bad.bin", bytes);
@@ -66,8 +83,12 @@ TEST_F(DatasetTest, RefusesDamagedShards) {
   };
   const std::string good = shard_bytes(counting(0, 10));
   std::string bytes = good;
+  put_number(bytes, 0, 20240802);
+  refused(bytes, "expected magic number 20240520 (u16 tokens) or 20240801 (u32), found 20240802");
   put_number(bytes, 0, 20240801);
-  refused(bytes, "expected magic number 20240520 (u16 tokens), found 20240801");
+  refused(bytes, "expected version 7, found 1");
+  put_number(bytes, 4, 7);
+  refused(bytes, "expected 1064 bytes for 10 tokens, the file has 1044");
   bytes = good;
   put_number(bytes, 4, 2);
   refused(bytes, "expected version 1, found 2");

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "logitless/error.h"
+#include "train/gpt.h"
 #include "train/hash.h"
 #include "train/test_folder.h"
 #include "train/trainer.h"
@@ -51,7 +52,7 @@ Dataset data(std::int64_t windows, std::uint64_t seed) {
 }
 
 Trainer trainer(const TrainOptions& o, const GptConfig& config = small()) {
-  return Trainer(config, o, data(40, 1), data(5, 2));
+  return Trainer(make_gpt(config), o, data(40, 1), data(5, 2));
 }
 
 class FarTrainer : public TestFolder, public testing::WithParamInterface<Accuracy> {};

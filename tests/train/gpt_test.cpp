@@ -34,7 +34,7 @@ GptConfig tiny(bool tied) {
 NamedNumbers random_parameters(const GptConfig& config) {
   NamedNumbers result;
   std::uint64_t stream = 0;
-  for (const GptParameter& p : gpt_parameters(config)) {
+  for (const Parameter& p : gpt_parameters(config)) {
     Numbers& values = result[p.name];
     for (std::int64_t i = 0; i < p.numel(); ++i) {
       values.push_back(p.constant + 0.4 * normal(mix(77, stream), static_cast<std::uint64_t>(i)));
@@ -54,7 +54,7 @@ ir::Tensor row_of(const std::vector<std::int64_t>& values, std::vector<std::int6
 
 ir::Tensors inputs(const GptConfig& config, const NamedNumbers& parameters) {
   ir::Tensors tensors;
-  for (const GptParameter& p : gpt_parameters(config)) {
+  for (const Parameter& p : gpt_parameters(config)) {
     tensors[p.name] = {p.shape, parameters.at(p.name)};
   }
   tensors["tokens"] = row_of(kTokens, {kBatch, kLength});
@@ -90,9 +90,9 @@ TEST_P(GptGraphTest, LossIsThatOfPlainLoops) {
   const NamedNumbers parameters = random_parameters(config);
   const double expected = plain_loss(config, parameters);
   const ir::Tensors in = inputs(config, parameters);
-  EXPECT_NEAR(run(build_gpt(config, kBatch, kLength), in).at("loss").data[0],
+  EXPECT_NEAR(run(build_step(*make_gpt(config), kBatch, kLength), in).at("loss").data[0],
               expected * kInverseCount, 1e-11 * expected);
-  const ir::Tensors sums = run(build_gpt_loss(config, kBatch, kLength), in);
+  const ir::Tensors sums = run(build_loss(*make_gpt(config), kBatch, kLength), in);
   EXPECT_NEAR(sums.at("loss").data[0], expected, 1e-11 * expected);
   EXPECT_EQ(sums.at("count").data[0], 7.0);
 }
@@ -101,7 +101,8 @@ TEST_P(GptGraphTest, LogitsAreThoseAfterTheLastToken) {
   const GptConfig config = tiny(GetParam());
   const NamedNumbers parameters = random_parameters(config);
   const ir::Tensor logits =
-      run(build_gpt_logits(config, kBatch, kLength), inputs(config, parameters)).at("logits");
+      run(build_logits(*make_gpt(config), kBatch, kLength), inputs(config, parameters))
+          .at("logits");
   ASSERT_EQ(logits.shape, (std::vector<std::int64_t>{kBatch, config.vocab}));
   const PlainGpt plain(config, parameters);
   // Row 0 ends at position 1: what stands after it does not matter.
@@ -117,12 +118,12 @@ TEST_P(GptGraphTest, LogitsAreThoseAfterTheLastToken) {
 TEST_P(GptGraphTest, GradientsAreThoseOfFiniteDifferences) {
   const GptConfig config = tiny(GetParam());
   const NamedNumbers parameters = random_parameters(config);
-  const Graph graph = build_gpt(config, kBatch, kLength);
+  const Graph graph = build_step(*make_gpt(config), kBatch, kLength);
   const ir::Tensors results = run(graph, inputs(config, parameters));
-  const std::vector<GptParameter> list = gpt_parameters(config);
+  const std::vector<Parameter> list = gpt_parameters(config);
   ASSERT_EQ(results.size(), list.size() + 1);
   constexpr double kStep = 1e-4;
-  for (const GptParameter& p : list) {
+  for (const Parameter& p : list) {
     const ir::Tensor& gradient = results.at("d_" + p.name);
     ASSERT_EQ(gradient.shape, p.shape);
     const auto count = static_cast<std::size_t>(p.numel());
@@ -145,7 +146,7 @@ TEST(GptDtypeTest, MasterWeightsGradientsAndLogitsAreF32) {
   GptConfig config = tiny(true);
   config.activations = DType::bf16;
   const NamedNumbers parameters = random_parameters(config);
-  const Graph graph = build_gpt(config, kBatch, kLength);
+  const Graph graph = build_step(*make_gpt(config), kBatch, kLength);
   const ir::Tensors results = run(graph, inputs(config, parameters));
   EXPECT_NEAR(results.at("loss").data[0], plain_loss(config, parameters) * kInverseCount, 1e-10);
   for (const ir::Output& output : GraphAccess::of(graph).outputs()) {
@@ -159,7 +160,7 @@ TEST(GptDtypeTest, MasterWeightsGradientsAndLogitsAreF32) {
 
 TEST(GptSizesTest, SizesMayBeSymbols) {
   const GptConfig config = tiny(true);
-  const Graph graph = build_gpt(config, Dim::symbol("B"), Dim::symbol("T"));
+  const Graph graph = build_step(*make_gpt(config), Dim::symbol("B"), Dim::symbol("T"));
   EXPECT_EQ(graph.symbols(), (std::vector<std::string>{"B", "T"}));
   const NamedNumbers parameters = random_parameters(config);
   const ir::Graph bound = ir::bind(GraphAccess::of(graph), {{"B", kBatch}, {"T", kLength}});
@@ -172,7 +173,7 @@ TEST(GptSizesTest, SizesMayBeSymbols) {
 TEST(GptConfigTest, PresetsHaveTheSizesOfGpt2) {
   const auto count = [](const std::string& name) {
     std::int64_t total = 0;
-    for (const GptParameter& p : gpt_parameters(gpt_preset(name))) total += p.numel();
+    for (const Parameter& p : gpt_parameters(gpt_preset(name))) total += p.numel();
     return total;
   };
   EXPECT_EQ(count("gpt2"), 124439808);
@@ -196,7 +197,7 @@ TEST(GptConfigTest, SaysWhatIsWrong) {
   const auto bad = [](auto change, const std::string& text) {
     GptConfig config = tiny(true);
     change(config);
-    expect_message([&] { build_gpt(config, 1, 1); }, text);
+    expect_message([&] { build_step(*make_gpt(config), 1, 1); }, text);
   };
   bad([](GptConfig& c) { c.vocab = 0; }, "vocab: expected a whole number from 1 to 1048576, got 0");
   bad([](GptConfig& c) { c.context = 0; },
@@ -206,12 +207,13 @@ TEST(GptConfigTest, SaysWhatIsWrong) {
   bad([](GptConfig& c) { c.heads = 3; }, "heads: expected a divisor of dim 8, got 3");
   bad([](GptConfig& c) { c.activations = DType::f16; },
       "activations: expected f32 or bf16, got f16");
-  expect_message([] { build_gpt(tiny(true), 1, 7); }, "length: expected 1 to context 6, got 7");
+  expect_message([] { build_step(*make_gpt(tiny(true)), 1, 7); },
+                 "length: expected 1 to context 6, got 7");
 }
 
 TEST(GptConfigTest, StartsAsGpt2Does) {
   const GptConfig config = gpt_preset("gpt2");
-  const std::vector<GptParameter> list = gpt_parameters(config);
+  const std::vector<Parameter> list = gpt_parameters(config);
   const auto deviation = [&](const std::string& name) {
     for (std::size_t i = 0; i < list.size(); ++i) {
       if (list[i].name != name) continue;

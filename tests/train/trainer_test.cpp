@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "logitless/error.h"
+#include "train/gpt.h"
 #include "train/hash.h"
 #include "train/plain_gpt.h"
 #include "train/test_folder.h"
@@ -50,12 +51,12 @@ Dataset data(std::int64_t windows, std::uint64_t seed) {
 }
 
 Trainer trainer(const TrainOptions& o, const GptConfig& config = small()) {
-  return Trainer(config, o, data(40, 1), data(5, 2));
+  return Trainer(make_gpt(config), o, data(40, 1), data(5, 2));
 }
 
 NamedNumbers numbers(const Trainer& trainer, const GptConfig& config) {
   NamedNumbers result;
-  const std::vector<GptParameter> list = gpt_parameters(config);
+  const std::vector<Parameter> list = gpt_parameters(config);
   for (std::size_t i = 0; i < list.size(); ++i) {
     result[list[i].name] = Numbers(trainer.values()[i].begin(), trainer.values()[i].end());
   }
@@ -163,7 +164,7 @@ TEST_F(TrainerTest, RefusesACheckpointOfAnotherRun) {
   o.seed = 2;
   Trainer seed = trainer(o);
   refused(seed, "metadata 'seed': expected 2, found 1");
-  Trainer other(small(), options(), data(41, 1), data(5, 2));
+  Trainer other(make_gpt(small()), options(), data(41, 1), data(5, 2));
   refused(other, "metadata 'data': expected ");
   Trainer untied = trainer(options(), small(false));
   refused(untied, "metadata 'config': expected ");
@@ -221,9 +222,9 @@ TEST_F(TrainerTest, Bf16FollowsF32) {
 TEST_F(TrainerTest, ExportedWeightsComeBack) {
   Trainer t = trainer(options());
   losses(t, 2);
-  t.export_hugging_face(path("model.safetensors"));
+  t.export_weights(path("model.safetensors"), {});
   Trainer other = trainer(options());
-  other.import_hugging_face(path("model.safetensors"));
+  other.import_weights(path("model.safetensors"));
   EXPECT_TRUE(same_values(t, other));
   EXPECT_EQ(t.validate(5), other.validate(5));
 }
@@ -236,8 +237,8 @@ TEST_F(TrainerTest, StopsBeforeANormThatIsNoNumber) {
     o.accumulate = accumulate;
     const Dataset same =
         Dataset::of_words(std::vector<std::int32_t>(20 * kLength + 1, 0), kLength, kVocab);
-    Trainer t(config, o, same, same);
-    const std::vector<GptParameter> list = gpt_parameters(config);
+    Trainer t(make_gpt(config), o, same, same);
+    const std::vector<Parameter> list = gpt_parameters(config);
     for (std::size_t i = 0; i < list.size(); ++i) {
       const std::span<float> values = t.values()[i];
       if (list[i].name == "ln_f.weight") std::ranges::fill(values, 0.0f);

@@ -1,0 +1,18 @@
+// Llama (Touvron et al. 2023, Grattafiori et al. 2024) and its relatives Qwen 2, 2.5 and 3: RMS
+// norms, rotary positions, groups of query heads that share keys and values, a gated MLP.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "train/llama_config.h"
+#include "train/model.h"
+
+namespace logitless::train {
+
+// Weights are [out, in]; parameters have the names of the files. Throws InvalidArgument unless
+// activations are f32 or bf16.
+ModelPtr make_llama(const LlamaConfig& config);
+// Of a checkpoint's config. Throws InvalidArgument and JSON's exceptions.
+ModelPtr parse_llama(const nlohmann::ordered_json& json);
+
+}  // namespace logitless::train
