@@ -107,6 +107,31 @@ class CompileTest(unittest.TestCase):
         self.refused(2, "--capability: is of --device cuda", *model[:-2], "--capability", "90")
         self.refused(2, "expected cpu or cuda, got 'tpu'", *model[:-1], "tpu")
 
+    def test_a_llama(self):
+        config = {"model_type": "llama", "vocab_size": 512, "max_position_embeddings": 4096, "hidden_size": 64,
+                  "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+                  "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+        folder = Path(self.folder.name) / "llama"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        text = self.good("--model", folder, "--batch", "2", "--length", "32", "--no-chunk", "--text")
+        # Nothing but the small table of sines is put together or copied for positions.
+        self.assertEqual([line.split(" : ")[1] for line in text.splitlines() if "= concat" in line], ["f32[32, 2, 8]"])
+        self.assertNotIn("= pad", text)
+        self.assertEqual(text.count("= flip"), 4)
+        self.assertIn("%rope.cos: f32[32, 8]", text)
+        # Lengths are the context's, up to 2048; weights count, tables do not.
+        text = self.good("--model", folder / "config.json", "--batch", "1", "--dtype", "f32", "--text", "--no-chunk")
+        self.assertIn("%tokens: i64[1, 2048]", text)
+        weights = 4 * (512 * 64 + 2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64 + 3 * 64)
+        self.assertIn(f"AdamW: {weights / 1024:.1f} KiB of weights", self.good("--model", folder, "--length", "32"))
+        self.refused(2, "hidden_size: expected a whole number", "--model", self.broken(folder))
+        self.assertIn("head engine", self.good("--model", "llama-3.2-1b", "--batch", "1", "--length", "512"))
+
+    def broken(self, folder):
+        (folder / "broken.json").write_text('{"model_type": "llama", "vocab_size": 4, "max_position_embeddings": 4}')
+        return folder / "broken.json"
+
     def test_refusals(self):
         self.refused(2, "logitless compile: a size of the program has no value; give --size N=...\n", self.file)
         self.refused(2, "--size: the program has no size M; it has N", self.file, "--size", "N=10", "--size", "M=3")

@@ -264,6 +264,21 @@ TEST(LlamaConfigTest, AreWhatTheyWrite) {
   }
 }
 
+TEST(LlamaConfigTest, OfACheckpointAreHeldToTheSame) {
+  const auto refused = [](const char* field, const Json& value) {
+    Json json = Json::parse(make_llama(tiny("qwen3", true))->config_text());
+    json[field] = value;
+    EXPECT_THROW(parse_model(json.dump()), std::exception) << field << " " << value;
+  };
+  refused("hidden_size", 0);
+  refused("hidden_size", "8");
+  refused("head_dim", 3);
+  refused("activations", "f16");
+  refused("activations", nullptr);
+  refused("model_type", "gpt2");
+  refused("rope_scaling", {{"rope_type", "yarn"}});
+}
+
 Json file() {
   return {{"architectures", {"LlamaForCausalLM"}},
           {"model_type", "llama"},
