@@ -398,7 +398,7 @@ std::optional<Chunked> concat_cut(const CutNode& c, const Split& s) {
   return inside(c.a.axis, s) ? std::nullopt : cut_as_result(c, s);
 }
 int concat_degree(const Linearity& l) { return l.equal(0); }
-Value clone_along_axis(ChunkClone& c) {
+Value concat_clone(ChunkClone& c) {
   c.a.axis = c.from[0].dim(c.a.axis);
   return c.add();
 }
@@ -542,7 +542,7 @@ constexpr Operation kOperations[] = {
         .cut_by_result = concat_cut,
         .cut_by_operand = cut_as_operand,
         .degree = concat_degree,
-        .clone = clone_along_axis,
+        .clone = concat_clone,
         .arrange = concat_arrange,
         .place = write_place,
         .emit = concat_emit,
@@ -559,7 +559,7 @@ constexpr Operation kOperations[] = {
         .cut_by_result = flip_cut,
         .cut_by_operand = cut_as_operand,
         .degree = linear,
-        .clone = clone_along_axis,
+        .clone = concat_clone,
         .place = flip_place,
         .registers = flip_register,
         .emit = flip_emit,
