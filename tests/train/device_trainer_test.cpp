@@ -9,7 +9,9 @@
 
 #include "logitless/device.h"
 #include "logitless/error.h"
+#include "train/gpt.h"
 #include "train/hash.h"
+#include "train/llama.h"
 #include "train/test_folder.h"
 #include "train/trainer.h"
 #include "train/training.h"
@@ -20,7 +22,7 @@ namespace {
 constexpr std::int64_t kVocab = 600, kLength = 32;
 constexpr int kSteps = 20;
 
-GptConfig small(DType dtype = DType::f32) {
+ModelPtr small(DType dtype = DType::f32) {
   GptConfig config;
   config.vocab = kVocab;
   config.context = kLength;
@@ -28,7 +30,24 @@ GptConfig small(DType dtype = DType::f32) {
   config.heads = 2;
   config.layers = 2;
   config.activations = dtype;
-  return config;
+  return make_gpt(config);
+}
+
+// Queries in groups, rotated by position.
+ModelPtr small_llama(DType dtype) {
+  LlamaConfig config;
+  config.type = "llama";
+  config.vocab = kVocab;
+  config.context = kLength;
+  config.dim = 64;
+  config.inner = 128;
+  config.layers = 2;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.head_size = 16;
+  config.tied_head = true;
+  config.activations = dtype;
+  return make_llama(config);
 }
 
 TrainOptions on(DeviceKind device) {
@@ -52,8 +71,8 @@ Dataset data(std::int64_t windows, std::uint64_t seed) {
   return Dataset::of_words(words, kLength, kVocab);
 }
 
-Trainer trainer(const TrainOptions& o, const GptConfig& config = small()) {
-  return Trainer(config, o, data(40, 1), data(5, 2));
+Trainer trainer(const TrainOptions& o, const ModelPtr& model = small()) {
+  return Trainer(model, o, data(40, 1), data(5, 2));
 }
 
 std::vector<float> all_values(const Trainer& t) {
@@ -111,6 +130,16 @@ TEST_F(DeviceTrainerTest, LosesAboutWhatTheCpuLosesInHalf) {
   EXPECT_LT(b.back(), b.front() - 0.5);
 }
 
+TEST_F(DeviceTrainerTest, ALlamaLosesWhatTheCpuLoses) {
+  for (const auto& [dtype, tolerance] : {std::pair{DType::f32, 1e-4}, {DType::bf16, 1e-2}}) {
+    Trainer cpu = trainer(kCpu, small_llama(dtype)), gpu = trainer(kGpu, small_llama(dtype));
+    const std::vector<double> a = losses(cpu, kSteps), b = losses(gpu, kSteps);
+    for (int i = 0; i < kSteps; ++i) EXPECT_NEAR(b[i], a[i], tolerance * a[i]) << i;
+    const double loss = cpu.validate(5);
+    EXPECT_NEAR(gpu.validate(5), loss, tolerance * loss);
+  }
+}
+
 TEST_F(DeviceTrainerTest, GivesTheSameBitsAgainAndResumed) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     Trainer whole = trainer(kGpu, small(dtype)), again = trainer(kGpu, small(dtype));
@@ -160,8 +189,8 @@ TEST_F(DeviceTrainerTest, CheckpointsGoOnOnTheOtherDevice) {
   EXPECT_EQ(all_values(cpu), all_values(gpu));
   const double next = cpu.step().loss;
   EXPECT_NEAR(gpu.step().loss, next, 1e-4 * next);
-  cpu.export_hugging_face(path("model.safetensors"));
-  back.import_hugging_face(path("model.safetensors"));
+  cpu.export_weights(path("model.safetensors"), {});
+  back.import_weights(path("model.safetensors"));
   EXPECT_EQ(all_values(back), all_values(cpu));
   const double loss = cpu.validate(5);
   EXPECT_NEAR(back.validate(5), loss, 1e-4 * loss);

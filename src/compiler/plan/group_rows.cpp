@@ -151,7 +151,10 @@ std::optional<Pointwise> stage_of(const Pointwise& given, std::int64_t rows, std
   }
   if (!loop) return loop;
   const StageKind kind = kind_of(*loop);
-  if (kind == StageKind::rows) return loop->store.view.strides[0] != 0 ? loop : std::nullopt;
+  for (const Pointwise::Leaf& leaf : loop->leaves) {
+    if (is_memory(leaf) && leaf.view.strides[0] < 0) return std::nullopt;
+  }
+  if (kind == StageKind::rows) return loop->store.view.strides[0] > 0 ? loop : std::nullopt;
   for (const Pointwise::Leaf& leaf : loop->leaves) {
     if (!is_memory(leaf)) continue;
     const View& v = leaf.view;

@@ -124,7 +124,12 @@ std::string_view cuda_type(DType dtype) {
 }
 
 LoopText::LoopText(const Pointwise& loop, Vectors vectors) : loop_(loop), vectors_(vectors) {
-  const auto reaches = [&](const View& view) { return extent_of(view, loop.shape) >= kNarrow; };
+  // Steps back are of signed numbers, which the wide ones are.
+  const auto reaches = [&](const View& view) {
+    return extent_of(view, loop.shape) >= kNarrow ||
+           std::any_of(view.strides.begin(), view.strides.end(),
+                       [](std::int64_t stride) { return stride < 0; });
+  };
   wide_index_ = count_of(loop.shape, 0, loop.shape.size()) >= kNarrow || reaches(loop.store.view);
   mark_used();
   parameter_of_.assign(loop.leaves.size(), -1);
