@@ -382,8 +382,8 @@ void TrainCommand::run(const CLI::App& app) {
 }  // namespace
 
 Command add_train(CLI::App& app) {
-  CLI::App* sub = app.add_subcommand(
-      "train", "Train a GPT-2, Llama or Qwen of any size, on the CPU or a GPU");
+  CLI::App* sub =
+      app.add_subcommand("train", "Train a GPT-2, Llama or Qwen of any size, on the CPU or a GPU");
   auto args = std::make_shared<TrainCommand>();
   args->add(*sub);
   sub->footer(

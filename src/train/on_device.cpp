@@ -58,8 +58,7 @@ void Trainer::start_device() {
   model.loss = within_budget(build_loss(*model_, options_.batch, train_.length()));
   model.logits = within_budget(build_logits(*model_, 1, train_.length()));
   for (const Parameter& p : list_) model.parameters.push_back({p.name, p.is_matrix()});
-  for (const PositionTable& table : tables_)
-    model.constants.push_back({table.name, table.values});
+  for (const PositionTable& table : tables_) model.constants.push_back({table.name, table.values});
   model.accumulate = options_.accumulate;
   const AdamWOptions& adamw = options_.adamw;
   model.adamw = {adamw.beta1, adamw.beta2, adamw.epsilon, adamw.weight_decay, options_.clip};

@@ -34,7 +34,8 @@ TEST(Gpt2Step, HasNoPadAndNoCopyAroundAttention) {
     const train::GptConfig config{100, 24, 32, 4, 2, true, dtype};
     CompileOptions options;
     options.chunk = false;  // loops over such small values would be chosen by other rules
-    const CompiledProgram program = compile(train::build_step(*train::make_gpt(config), 3, 24), options);
+    const CompiledProgram program =
+        compile(train::build_step(*train::make_gpt(config), 3, 24), options);
     const ir::Graph graph = ir::parse(program.text()).graph;
     for (const ir::Node& n : graph.nodes()) EXPECT_NE(n.op, ir::Op::pad);
     const ir::Program plan = ir::lower(graph, ir::CpuTarget(1));

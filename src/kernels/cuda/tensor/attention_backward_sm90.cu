@@ -1,4 +1,6 @@
 // Attention backward on Hopper: scratch, tensor maps and launches.
+#include <algorithm>
+
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/tensor/attention.h"
 #include "kernels/cuda/tensor/attention_backward_sm90.cuh"
@@ -43,9 +45,8 @@ void launch(const AttentionCall& call) {
 
   AttentionOrder order{};
   order.heads = a.batch * a.kv_heads;
-  // Of a kv head: q and d_out of its group, and d_q in fp32.
-  order.group = std::min(
-      order.heads, attention_group(call, 8 * call.queries * kDim * call.heads / call.kv_heads));
+  // As many heads as there are processors: blocks of one head follow one another, and none waits.
+  order.group = std::min(order.heads, processor_count());
   order.blocks = static_cast<int>(ceil_div(call.keys, Shared::kBlock));
   const auto kernel = attention_backward_kernel<kDim>;
   allow_shared(kernel, Shared::kBytes);

@@ -29,7 +29,6 @@ template <int kDim>
 struct BackwardShared {
   static constexpr int kAtoms = kDim / 64;
   static constexpr int kQueryTile = kDim == 64 ? 128 : 64;
-  static constexpr int kQueryAtoms = kQueryTile / 64;
   static constexpr int kBlock = 128;  // keys
   static constexpr int kStages = 2;
   static constexpr int kKeyBytes = kBlock * kDim * 2;
@@ -184,6 +183,44 @@ __device__ __forceinline__ void store_release(unsigned* to, unsigned value) {
 
 inline constexpr int kSumThreads = 96;
 
+// d_q of a tile, rounded, from what the last block of keys adds to the sums before; null: none.
+template <int kDim>
+__device__ __forceinline__ void write_query_gradients(const BackwardShared<kDim>& shared,
+                                                      const AttentionArguments& a,
+                                                      __nv_bfloat16* d_q, int first_row,
+                                                      const float* sums) {
+  constexpr int kTile = BackwardShared<kDim>::kQueryTile;
+  constexpr int kCount = kTile * kDim / 4;  // of four registers
+  constexpr int kLoads = 4;                 // on their way at a time
+  for (int begin = static_cast<int>(threadIdx.x) - 32; begin < kCount;
+       begin += kLoads * kSumThreads) {
+    float4 sum[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int at = begin + i * kSumThreads;
+      sum[i] = sums == nullptr || at >= kCount
+                   ? make_float4(0.0f, 0.0f, 0.0f, 0.0f)
+                   : __ldcg(reinterpret_cast<const float4*>(sums + at * 4));
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int at = begin + i * kSumThreads;
+      // Registers 4 n to 4 n + 3 of thread `of` of warpgroup `group`.
+      const int group = at / (kCount / 2), n = at % (kCount / 2) / 128, of = at % 128;
+      const int row = first_row + (kTile == 128 ? group * 64 : 0) + of / 32 * 16 + of % 32 / 4;
+      const int column = (kTile == 128 ? 0 : group * (kDim / 2)) + n * 8 + of % 4 * 2;
+      if (at >= kCount || column >= a.dim) continue;
+      const float4 now = *reinterpret_cast<const float4*>(shared.d_q + at * 16);
+      if (row < a.queries)
+        *reinterpret_cast<std::uint32_t*>(d_q + row * a.d_q.stride_t + column) =
+            bf16_pair((sum[i].x + now.x) * a.scale, (sum[i].y + now.y) * a.scale);
+      if (row + 8 < a.queries)
+        *reinterpret_cast<std::uint32_t*>(d_q + (row + 8) * a.d_q.stride_t + column) =
+            bf16_pair((sum[i].z + now.z) * a.scale, (sum[i].w + now.w) * a.scale);
+    }
+  }
+}
+
 // What adds up d_q: three warps.
 template <int kDim>
 __device__ __forceinline__ void add_query_gradients(const BackwardShared<kDim>& shared,
@@ -230,26 +267,8 @@ __device__ __forceinline__ void add_query_gradients(const BackwardShared<kDim>& 
         __syncwarp();
         continue;
       }
-      __nv_bfloat16* const d_q = a.d_q.template head<__nv_bfloat16>(block.b, h);
-      for (int at = thread; at < kTile * kDim / 4; at += kSumThreads) {
-        float4 sum = *reinterpret_cast<const float4*>(shared.d_q + at * 16);
-        if (block.block > 0) {
-          const float4 before = __ldcg(reinterpret_cast<const float4*>(sums + at * 4));
-          sum = make_float4(before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w);
-        }
-        // Registers 4 n to 4 n + 3 of thread `of` of warpgroup `group`.
-        const int group = at / (kTile * kDim / 8);
-        const int n = at % (kTile * kDim / 8) / 128, of = at % 128;
-        const int row = tile * kTile + (kTile == 128 ? group * 64 : 0) + of / 32 * 16 + of % 32 / 4;
-        const int column = (kTile == 128 ? 0 : group * (kDim / 2)) + n * 8 + of % 4 * 2;
-        if (column >= a.dim) continue;
-        if (row < a.queries)
-          *reinterpret_cast<std::uint32_t*>(d_q + row * a.d_q.stride_t + column) =
-              bf16_pair(sum.x * a.scale, sum.y * a.scale);
-        if (row + 8 < a.queries)
-          *reinterpret_cast<std::uint32_t*>(d_q + (row + 8) * a.d_q.stride_t + column) =
-              bf16_pair(sum.z * a.scale, sum.w * a.scale);
-      }
+      write_query_gradients<kDim>(shared, a, a.d_q.template head<__nv_bfloat16>(block.b, h),
+                                  tile * kTile, block.block > 0 ? sums : nullptr);
       __syncwarp();
       if (thread % 32 == 0) barrier_arrive(shared.d_q_empty);
     }

@@ -1,4 +1,6 @@
 // Attention forward on Hopper: tensor maps and launches.
+#include <algorithm>
+
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/tensor/attention.h"
 #include "kernels/cuda/tensor/attention_forward_sm90.cuh"
@@ -13,7 +15,7 @@ void launch(const AttentionCall& call) {
   const AttentionArguments a = attention_arguments(call, false);
   AttentionOrder order{};
   order.heads = a.batch * a.heads;
-  order.group = attention_group(call, std::int64_t{4} * call.keys * call.dim);
+  order.group = std::min(order.heads, processor_count());
   order.blocks = static_cast<int>(ceil_div(call.queries, Shared::kQueries));
   const auto kernel = attention_forward_kernel<kDim, kGroups, kTurns>;
   allow_shared(kernel, Shared::kBytes);

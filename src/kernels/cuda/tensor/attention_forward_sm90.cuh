@@ -50,9 +50,9 @@ struct RingCursor {
   }
 };
 
-// Blocks of queries in the order in which CTAs take them: heads in groups whose keys and values
-// stay in the second-level cache; in a group the blocks that see most first, all heads of one
-// before the next.
+// Blocks in the order in which CTAs take them. Heads are in groups, as many as there are
+// processors: their operands stay in the second-level cache, and a processor has blocks of all
+// lengths. In a group the blocks that have most to do come first, all heads' before the next.
 struct AttentionOrder {
   int heads;   // of all batches
   int group;   // heads
