@@ -80,7 +80,7 @@ INSTANTIATE_TEST_SUITE_P(All, GpuPrograms, testing::ValuesIn(programs()),
 
 TEST(GpuProgram, RandomOnes) {
   if (!gpu()) GTEST_SKIP() << "no CUDA device";
-  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE(seed);
     const Graph graph = random_program(seed);
     const ir::Graph& plain = GraphAccess::of(graph);

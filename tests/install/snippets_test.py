@@ -58,6 +58,19 @@ SNIPPETS = {
   const Buffer memory(64_MiB);
   void* const arena = memory.data();
 """, "return y[4095] > 8.9f && y[4095] < 9.1f ? 0 : 1;"),
+    ("docs/gpu.md", "Context gpu("): (
+        HEADERS,
+        """
+  using namespace logitless;
+  if (!gpu_missing().empty()) return 0;  // compiled and linked all the same
+  Graph graph;
+  graph.result("y", square(graph.parameter("x", DType::f32, {Dim::symbol("N")})));
+  const Bindings sizes = {{"N", 4096}};
+  const Context here({.device = DeviceKind::cuda});
+  const DeviceBuffer x(here, 4096 * 4), y(here, 4096 * 4);
+  const void* const parameters[] = {x.data()};
+  void* const results[] = {y.data()};
+""", "return 0;"),
     ("docs/far_field.md", "// Once in a while: an order of the vocabulary"): (
         HEADERS, TENSORS + CALL, EXPECT_LOG_V),
 }

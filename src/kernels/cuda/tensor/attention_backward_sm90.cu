@@ -1,5 +1,6 @@
 // Attention backward on Hopper: scratch, tensor maps and launches.
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/tensor/attention.h"

@@ -29,41 +29,45 @@ template <int kDim>
 struct BackwardShared {
   static constexpr int kAtoms = kDim / 64;
   static constexpr int kQueryTile = kDim == 64 ? 128 : 64;
-  static constexpr int kBlock = 128;  // keys
-  static constexpr int kStages = 2;
+  static constexpr int kBlock = 128;                     // keys
+  static constexpr int kStages = 2;                      // of queries
+  static constexpr int kKeyStages = kDim == 64 ? 2 : 1;  // as room is
   static constexpr int kKeyBytes = kBlock * kDim * 2;
   static constexpr int kTileBytes = kQueryTile * kDim * 2;
   static constexpr int kScoreBytes = kBlock * kQueryTile * 2;
   static constexpr int kSumBytes = kQueryTile * kDim * 4;  // of d_q
   static constexpr int kRowBytes = kQueryTile * 4;
-  static constexpr int kBytes = 2 * kKeyBytes + 2 * kStages * kTileBytes + 2 * kScoreBytes +
-                                kSumBytes + 2 * kStages * kRowBytes + 256 + 1024;
+  static constexpr int kBytes = 2 * kKeyStages * kKeyBytes + 2 * kStages * kTileBytes +
+                                2 * kScoreBytes + kSumBytes + 2 * kStages * kRowBytes + 256;
 
+  // raw: aligned to the swizzle's 1024 bytes.
   __device__ __forceinline__ explicit BackwardShared(unsigned char* raw)
-      : k(reinterpret_cast<unsigned char*>((reinterpret_cast<std::uintptr_t>(raw) + 1023) &
-                                           ~std::uintptr_t{1023})),
-        v(k + kKeyBytes),
-        q(v + kKeyBytes),
+      : k(raw),
+        v(k + kKeyStages * kKeyBytes),
+        q(v + kKeyStages * kKeyBytes),
         d_out(q + kStages * kTileBytes),
         d_scores(d_out + kStages * kTileBytes),
         d_q(d_scores + 2 * kScoreBytes),
         reference(reinterpret_cast<float*>(d_q + kSumBytes)),
         delta(reference + kStages * kQueryTile),
         keys_full(reinterpret_cast<std::uint64_t*>(delta + kStages * kQueryTile)),
-        keys_empty(keys_full + 1),
-        q_full(keys_empty + 1),
+        keys_empty(keys_full + kKeyStages),
+        q_full(keys_empty + kKeyStages),
         q_empty(q_full + kStages),
         d_out_full(q_empty + kStages),
         d_out_empty(d_out_full + kStages),
         d_q_full(d_out_empty + kStages),
         d_q_empty(d_q_full + 1),
-        ticket_full(d_q_empty + 1),
+        sums_full(d_q_empty + 1),
+        ticket_full(sums_full + 1),
         ticket_empty(ticket_full + 1),
         ticket(reinterpret_cast<int*>(ticket_empty + 1)) {}
   __device__ __forceinline__ void init_barriers() const {
     if (threadIdx.x == 0) {
-      barrier_init(keys_full, 1);
-      barrier_init(keys_empty, 8);
+      for (int i = 0; i < kKeyStages; ++i) {
+        barrier_init(keys_full + i, 1);
+        barrier_init(keys_empty + i, 8);
+      }
       for (int i = 0; i < kStages; ++i) {
         barrier_init(q_full + i, 1);
         barrier_init(q_empty + i, 8);
@@ -71,20 +75,21 @@ struct BackwardShared {
         barrier_init(d_out_empty + i, 8);
       }
       barrier_init(d_q_full, 256);
-      barrier_init(d_q_empty, 3);
+      barrier_init(d_q_empty, 1);
+      barrier_init(sums_full, 1);
       barrier_init(ticket_full, 1);
-      barrier_init(ticket_empty, 11);
+      barrier_init(ticket_empty, 9);
       barrier_init_fence();
     }
     __syncthreads();
   }
-  unsigned char *k, *v;      // [atoms][128 keys][128 bytes]
+  unsigned char *k, *v;      // [key stages][atoms][128 keys][128 bytes]
   unsigned char *q, *d_out;  // [stages][atoms][kQueryTile][128 bytes]
   unsigned char* d_scores;   // [2][query atoms][128 keys][128 bytes]
   unsigned char* d_q;        // fp32, in the order of the threads' registers
   float *reference, *delta;  // [stages][kQueryTile]
   std::uint64_t *keys_full, *keys_empty, *q_full, *q_empty, *d_out_full, *d_out_empty, *d_q_full,
-      *d_q_empty, *ticket_full, *ticket_empty;
+      *d_q_empty, *sums_full, *ticket_full, *ticket_empty;
   int* ticket;
 };
 
@@ -108,10 +113,15 @@ struct KeyBlock {
   __device__ __forceinline__ int count() const { return tiles * group; }
   __device__ __forceinline__ int query_head(int i) const { return kv * group + i / tiles; }
   __device__ __forceinline__ int query_tile(int i) const { return first_tile + i % tiles; }
+  // Whether no later block adds to d_q of a tile.
+  __device__ __forceinline__ bool last(const AttentionArguments& a, int tile) const {
+    const int keys = a.keys_before(min((tile + 1) * Shared::kQueryTile, a.queries));
+    return block >= (keys - 1) / Shared::kBlock;
+  }
   int block, b, kv, group, first_key, first_tile, tiles;
 };
 
-// The next ticket of the CTA, for each role. -1: there is none.
+// The next ticket of the CTA, for a warp of products. -1: there is none.
 struct TicketReader {
   std::uint32_t phase = 0;
   template <typename Shared>
@@ -134,6 +144,7 @@ __device__ __forceinline__ void load_backward(
     const CUtensorMap* d_out_map, const CUtensorMap* k_map, const CUtensorMap* v_map) {
   using Shared = BackwardShared<kDim>;
   RingCursor<Shared::kStages> at;
+  RingCursor<Shared::kKeyStages> keys_at;
   for (std::uint32_t phase = 0;; phase ^= 1) {
     const int ticket = static_cast<int>(atomicAdd(tickets, 1u));
     barrier_wait(shared.ticket_empty, phase ^ 1);
@@ -141,14 +152,17 @@ __device__ __forceinline__ void load_backward(
     barrier_arrive(shared.ticket_full);
     if (ticket >= order.count()) return;
     const KeyBlock<kDim> block(a, order, ticket);
-    barrier_wait(shared.keys_empty, phase ^ 1);
-    barrier_expect(shared.keys_full, 2 * Shared::kKeyBytes);
+    std::uint64_t* const keys_full = shared.keys_full + keys_at.stage;
+    barrier_wait(shared.keys_empty + keys_at.stage, keys_at.phase ^ 1);
+    barrier_expect(keys_full, 2 * Shared::kKeyBytes);
     for (int atom = 0; atom < Shared::kAtoms; ++atom) {
-      tma_load_head(shared.k + atom * Shared::kBlock * 128, k_map, shared.keys_full, atom * 64,
-                    block.first_key, block.kv, block.b);
-      tma_load_head(shared.v + atom * Shared::kBlock * 128, v_map, shared.keys_full, atom * 64,
-                    block.first_key, block.kv, block.b);
+      const int place = keys_at.stage * Shared::kKeyBytes + atom * Shared::kBlock * 128;
+      tma_load_head(shared.k + place, k_map, keys_full, atom * 64, block.first_key, block.kv,
+                    block.b);
+      tma_load_head(shared.v + place, v_map, keys_full, atom * 64, block.first_key, block.kv,
+                    block.b);
     }
+    keys_at.advance();
     for (int i = 0; i < block.count(); ++i) {
       const int h = block.query_head(i), first = block.query_tile(i) * Shared::kQueryTile;
       const std::int64_t row =
@@ -181,47 +195,7 @@ __device__ __forceinline__ void store_release(unsigned* to, unsigned value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
-inline constexpr int kSumThreads = 96;
-
-// d_q of a tile, rounded, from what the last block of keys adds to the sums before; null: none.
-template <int kDim>
-__device__ __forceinline__ void write_query_gradients(const BackwardShared<kDim>& shared,
-                                                      const AttentionArguments& a,
-                                                      __nv_bfloat16* d_q, int first_row,
-                                                      const float* sums) {
-  constexpr int kTile = BackwardShared<kDim>::kQueryTile;
-  constexpr int kCount = kTile * kDim / 4;  // of four registers
-  constexpr int kLoads = 4;                 // on their way at a time
-  for (int begin = static_cast<int>(threadIdx.x) - 32; begin < kCount;
-       begin += kLoads * kSumThreads) {
-    float4 sum[kLoads];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int at = begin + i * kSumThreads;
-      sum[i] = sums == nullptr || at >= kCount
-                   ? make_float4(0.0f, 0.0f, 0.0f, 0.0f)
-                   : __ldcg(reinterpret_cast<const float4*>(sums + at * 4));
-    }
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int at = begin + i * kSumThreads;
-      // Registers 4 n to 4 n + 3 of thread `of` of warpgroup `group`.
-      const int group = at / (kCount / 2), n = at % (kCount / 2) / 128, of = at % 128;
-      const int row = first_row + (kTile == 128 ? group * 64 : 0) + of / 32 * 16 + of % 32 / 4;
-      const int column = (kTile == 128 ? 0 : group * (kDim / 2)) + n * 8 + of % 4 * 2;
-      if (at >= kCount || column >= a.dim) continue;
-      const float4 now = *reinterpret_cast<const float4*>(shared.d_q + at * 16);
-      if (row < a.queries)
-        *reinterpret_cast<std::uint32_t*>(d_q + row * a.d_q.stride_t + column) =
-            bf16_pair((sum[i].x + now.x) * a.scale, (sum[i].y + now.y) * a.scale);
-      if (row + 8 < a.queries)
-        *reinterpret_cast<std::uint32_t*>(d_q + (row + 8) * a.d_q.stride_t + column) =
-            bf16_pair((sum[i].z + now.z) * a.scale, (sum[i].w + now.w) * a.scale);
-    }
-  }
-}
-
-// What adds up d_q: three warps.
+// What adds up d_q: one thread. Where a block is the last of a tile, it fetches the sums before.
 template <int kDim>
 __device__ __forceinline__ void add_query_gradients(const BackwardShared<kDim>& shared,
                                                     const AttentionArguments& a,
@@ -229,49 +203,59 @@ __device__ __forceinline__ void add_query_gradients(const BackwardShared<kDim>& 
                                                     const BackwardScratch& scratch) {
   using Shared = BackwardShared<kDim>;
   constexpr int kTile = Shared::kQueryTile;
-  const int thread = static_cast<int>(threadIdx.x) - 32;
   const int tiles = scratch.padded / kTile;
-  TicketReader tickets;
   std::uint32_t phase = 0;
-  for (int ticket; (ticket = tickets.next(shared, order.count())) >= 0;) {
+  for (std::uint32_t ticket_phase = 0;; ticket_phase ^= 1) {
+    barrier_wait(shared.ticket_full, ticket_phase);
+    const int ticket = *reinterpret_cast<volatile int*>(shared.ticket);
+    barrier_arrive(shared.ticket_empty);
+    if (ticket >= order.count()) return;
     const KeyBlock<kDim> block(a, order, ticket);
+    const auto done = static_cast<unsigned>(block.block);
+    unsigned* written = nullptr;  // counter of the tile whose sums are on their way
+    // Says so when all but the latest `kLater` sums are in memory.
+    const auto tell = [&]<int kLater>(std::integral_constant<int, kLater>) {
+      if (written == nullptr) return;
+      tma_wait_writes<kLater>();
+      proxy_fence();
+      store_release(written, done + 1);
+      written = nullptr;
+    };
     for (int i = 0; i < block.count(); ++i, phase ^= 1) {
-      const int h = block.query_head(i), tile = block.query_tile(i);
-      const std::int64_t head = static_cast<std::int64_t>(block.b) * a.heads + h;
-      const int keys = a.keys_before(min((tile + 1) * kTile, a.queries));
-      const bool last = block.block >= (keys - 1) / Shared::kBlock;
-      unsigned* const counter = scratch.counters + head * tiles + tile;
-      float* const sums = scratch.d_q + (head * tiles + tile) * (kTile * kDim);
-      barrier_wait(shared.d_q_full, phase);
-      __syncwarp();
-      if (block.block > 0 && (last || thread == 0)) {
-        while (load_acquire(counter) != static_cast<unsigned>(block.block)) __nanosleep(20);
+      const int tile = block.query_tile(i);
+      const std::int64_t place =
+          (static_cast<std::int64_t>(block.b) * a.heads + block.query_head(i)) * tiles + tile;
+      unsigned* const counter = scratch.counters + place;
+      float* const sums = scratch.d_q + place * (kTile * kDim);
+      if (block.block > 0) {
+        if (load_acquire(counter) != done) {
+          tell(std::integral_constant<int, 0>());
+          while (load_acquire(counter) != done) __nanosleep(20);
+        }
         proxy_fence();
       }
-      if (!last) {
-        if (thread == 0) {
-          if (block.block == 0) {
-            bulk_store(sums, shared.d_q, Shared::kSumBytes);
-          } else {
-            bulk_add(sums, shared.d_q, Shared::kSumBytes);
-          }
-          tma_commit();
-          tma_wait_reads<0>();
-          barrier_arrive(shared.d_q_empty);
-          tma_wait_writes<0>();
-          proxy_fence();
-          store_release(counter, static_cast<unsigned>(block.block) + 1);
-        } else if (thread % 32 == 0) {
-          barrier_arrive(shared.d_q_empty);
+      if (block.last(a, tile)) {
+        if (block.block > 0) {
+          barrier_expect(shared.sums_full, Shared::kSumBytes);
+          bulk_load(shared.d_q, sums, Shared::kSumBytes, shared.sums_full);
         }
-        __syncwarp();
+        barrier_wait(shared.d_q_full, phase);
+        barrier_arrive(shared.d_q_empty);
         continue;
       }
-      write_query_gradients<kDim>(shared, a, a.d_q.template head<__nv_bfloat16>(block.b, h),
-                                  tile * kTile, block.block > 0 ? sums : nullptr);
-      __syncwarp();
-      if (thread % 32 == 0) barrier_arrive(shared.d_q_empty);
+      barrier_wait(shared.d_q_full, phase);
+      if (block.block == 0) {
+        bulk_store(sums, shared.d_q, Shared::kSumBytes);
+      } else {
+        bulk_add(sums, shared.d_q, Shared::kSumBytes);
+      }
+      tma_commit();
+      tma_wait_reads<0>();
+      barrier_arrive(shared.d_q_empty);
+      tell(std::integral_constant<int, 1>());
+      written = counter;
     }
+    tell(std::integral_constant<int, 0>());
   }
 }
 
@@ -285,7 +269,8 @@ struct BackwardGroup {
   const Shared& shared;
   const int group;  // of the CTA's
   RingCursor<Shared::kStages> at;
-  std::uint32_t keys_phase = 0, d_q_phase = 0;
+  RingCursor<Shared::kKeyStages> keys_at;
+  std::uint32_t d_q_phase = 0, sums_phase = 0;
   int d_scores_at = 0;
   float d_k[kDim / 2], d_v[kDim / 2];
   float s[kTile / 2];  // scores, then probabilities
@@ -317,9 +302,10 @@ struct BackwardGroup {
   }
   // The warpgroup's part of d_q: 64 queries, or half of the columns of the tile's 64.
   __device__ __forceinline__ void begin_query_gradients(float (&d_q)[kSums],
-                                                        const unsigned char* d_scores) const {
+                                                        const unsigned char* d_scores,
+                                                        const unsigned char* k) const {
     const unsigned char* const rows = d_scores + (kTile == 128 ? group * Shared::kBlock * 128 : 0);
-    const unsigned char* const keys = shared.k + (kTile == 128 ? 0 : group * Shared::kBlock * 128);
+    const unsigned char* const keys = k + (kTile == 128 ? 0 : group * Shared::kBlock * 128);
 #pragma unroll
     for (int step = 0; step < Shared::kBlock / 16; ++step)
       wgmma<1, 1>(d_q, wgmma_descriptor(rows + step * 2048, Shared::kBlock * 128, 1024),
@@ -375,27 +361,50 @@ struct BackwardGroup {
                      p[c][0], p[c][1], p[c][2], p[c][3]);
     }
   }
-  __device__ __forceinline__ void put_query_gradients(const float (&d_q)[kSums]) {
+  // d_q of tile i to where it is added up, or, from the last block, to its rows.
+  __device__ __forceinline__ void put_query_gradients(float (&d_q)[kSums],
+                                                      const KeyBlock<kDim>& block, int i) {
+    const int tile = block.query_tile(i);
+    unsigned char* const place =
+        shared.d_q + group * (Shared::kSumBytes / 2) + static_cast<int>(threadIdx.x % 128) * 16;
     barrier_wait(shared.d_q_empty, d_q_phase ^ 1);
     d_q_phase ^= 1;
-    unsigned char* const to =
-        shared.d_q + group * (Shared::kSumBytes / 2) + static_cast<int>(threadIdx.x % 128) * 16;
+    if (!block.last(a, tile)) {
 #pragma unroll
-    for (int n = 0; n < kSums / 4; ++n)
-      *reinterpret_cast<float4*>(to + n * 2048) =
-          make_float4(d_q[4 * n], d_q[4 * n + 1], d_q[4 * n + 2], d_q[4 * n + 3]);
-    async_proxy_fence();
+      for (int n = 0; n < kSums / 4; ++n)
+        *reinterpret_cast<float4*>(place + n * 2048) =
+            make_float4(d_q[4 * n], d_q[4 * n + 1], d_q[4 * n + 2], d_q[4 * n + 3]);
+      async_proxy_fence();
+      barrier_arrive(shared.d_q_full);
+      return;
+    }
+    if (block.block > 0) {
+      barrier_wait(shared.sums_full, sums_phase);
+      sums_phase ^= 1;
+#pragma unroll
+      for (int n = 0; n < kSums / 4; ++n) {
+        const float4 before = *reinterpret_cast<const float4*>(place + n * 2048);
+        d_q[4 * n] += before.x;
+        d_q[4 * n + 1] += before.y;
+        d_q[4 * n + 2] += before.z;
+        d_q[4 * n + 3] += before.w;
+      }
+    }
     barrier_arrive(shared.d_q_full);
+    const int column = (kTile == 128 ? 0 : group * (kDim / 2));
+    store(d_q, a.scale, a.d_q, block.b, block.query_head(i),
+          tile * kTile + (kTile == 128 ? group * 64 : 0), a.queries, column);
   }
 
   __device__ __forceinline__ void run(const KeyBlock<kDim>& block) {
     const int key = block.first_key + group * 64;
     const int count = block.count();
-    barrier_wait(shared.keys_full, keys_phase);
-    keys_phase ^= 1;
+    const unsigned char* const k = shared.k + keys_at.stage * Shared::kKeyBytes;
+    const unsigned char* const v = shared.v + keys_at.stage * Shared::kKeyBytes;
+    barrier_wait(shared.keys_full + keys_at.stage, keys_at.phase);
     barrier_wait(shared.q_full + at.stage, at.phase);
     wgmma_fence();
-    begin_scores(s, shared.k, shared.q + at.stage * Shared::kTileBytes);
+    begin_scores(s, k, shared.q + at.stage * Shared::kTileBytes);
     float d_q[kSums];
     for (int i = 0;; ++i) {
       const unsigned char* const q = shared.q + at.stage * Shared::kTileBytes;
@@ -403,7 +412,7 @@ struct BackwardGroup {
       float d[kTile / 2];
       barrier_wait(shared.d_out_full + at.stage, at.phase);
       wgmma_fence();
-      begin_scores(d, shared.v, d_out);
+      begin_scores(d, v, d_out);
       wgmma_wait<1>();
       wgmma_registers(s);
       make_probabilities(block.query_tile(i) * kTile, key);
@@ -421,7 +430,7 @@ struct BackwardGroup {
       async_proxy_fence();
       threads_sync(3, 256);
       wgmma_fence();
-      begin_query_gradients(d_q, d_scores);
+      begin_query_gradients(d_q, d_scores, k);
       begin_sums(d_k, g, q, i > 0);
       const RingCursor<Shared::kStages> now = at;
       at.advance();
@@ -435,28 +444,30 @@ struct BackwardGroup {
       if (i + 1 == count) break;
       barrier_wait(shared.q_full + at.stage, at.phase);
       wgmma_fence();
-      begin_scores(s, shared.k, shared.q + at.stage * Shared::kTileBytes);
-      put_query_gradients(d_q);
+      begin_scores(s, k, shared.q + at.stage * Shared::kTileBytes);
+      put_query_gradients(d_q, block, i);
     }
-    release(shared.keys_empty);
-    put_query_gradients(d_q);
+    release(shared.keys_empty + keys_at.stage);
+    keys_at.advance();
+    put_query_gradients(d_q, block, count - 1);
   }
 
-  // [64 keys][kDim] times factor to the rows of an output.
-  __device__ __forceinline__ void store(const float (&sum)[kDim / 2], float factor,
-                                        const AttentionRows& rows,
-                                        const KeyBlock<kDim>& block) const {
-    __nv_bfloat16* const head = rows.head<__nv_bfloat16>(block.b, block.kv);
+  // The warpgroup's [64][2 N] times factor to rows of an output, below `count`, from a column on.
+  template <int N>
+  __device__ __forceinline__ void store(const float (&sum)[N], float factor,
+                                        const AttentionRows& rows, int b, int head, int first,
+                                        int count, int first_column) const {
+    __nv_bfloat16* const to = rows.head<__nv_bfloat16>(b, head);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = block.first_key + group * 64 +
-                      static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) + 8 * h;
-      if (row >= a.keys) continue;
-      __nv_bfloat16* const to = head + row * rows.stride_t + threadIdx.x % 4 * 2;
+      const int row =
+          first + static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) + 8 * h;
+      if (row >= count) continue;
+      __nv_bfloat16* const place = to + row * rows.stride_t + first_column + threadIdx.x % 4 * 2;
 #pragma unroll
-      for (int n = 0; n < kDim / 8; ++n) {
-        if (n * 8 < a.dim)
-          *reinterpret_cast<std::uint32_t*>(to + n * 8) =
+      for (int n = 0; n < N / 4; ++n) {
+        if (first_column + n * 8 < a.dim)
+          *reinterpret_cast<std::uint32_t*>(place + n * 8) =
               bf16_pair(sum[4 * n + 2 * h] * factor, sum[4 * n + 2 * h + 1] * factor);
       }
     }
@@ -474,26 +485,27 @@ __global__ void __launch_bounds__(384, 1)
                               const AttentionOrder order, const BackwardScratch scratch,
                               unsigned* tickets) {
   using Shared = BackwardShared<kDim>;
-  extern __shared__ unsigned char shared_memory[];
-  const Shared shared(shared_memory);
+  extern __shared__ __align__(1024) unsigned char backward_memory[];
+  const Shared shared(backward_memory);
   shared.init_barriers();
   if (threadIdx.x < 128) {
-    registers_shrink<56>();
+    registers_shrink<40>();  // 128 x 40 + 256 x 232 is what 384 threads begin with
     if (threadIdx.x == 0) {
       load_backward<kDim>(shared, a, order, scratch, tickets, &q_map, &d_out_map, &k_map, &v_map);
-    } else if (threadIdx.x >= 32) {
+    } else if (threadIdx.x == 32) {
       add_query_gradients<kDim>(shared, a, order, scratch);
     }
     return;
   }
-  registers_grow<224>();
+  registers_grow<232>();
   BackwardGroup<kDim> work{a, shared, static_cast<int>(threadIdx.x) / 128 - 1};
   TicketReader tickets_read;
   for (int ticket; (ticket = tickets_read.next(shared, order.count())) >= 0;) {
     const KeyBlock<kDim> block(a, order, ticket);
     work.run(block);
-    work.store(work.d_k, a.scale, a.d_k, block);
-    work.store(work.d_v, 1.0f, a.d_v, block);
+    const int first = block.first_key + work.group * 64;
+    work.store(work.d_k, a.scale, a.d_k, block.b, block.kv, first, a.keys, 0);
+    work.store(work.d_v, 1.0f, a.d_v, block.b, block.kv, first, a.keys, 0);
   }
 }
 

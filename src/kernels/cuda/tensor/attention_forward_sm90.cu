@@ -9,18 +9,18 @@
 namespace logitless::cuda {
 namespace {
 
-template <int kDim, int kGroups, bool kTurns>
+template <int kDim>
 void launch(const AttentionCall& call) {
-  using Shared = ForwardShared<kDim, kGroups>;
+  using Shared = ForwardShared<kDim>;
   const AttentionArguments a = attention_arguments(call, false);
   AttentionOrder order{};
   order.heads = a.batch * a.heads;
   order.group = std::min(order.heads, processor_count());
   order.blocks = static_cast<int>(ceil_div(call.queries, Shared::kQueries));
-  const auto kernel = attention_forward_kernel<kDim, kGroups, kTurns>;
+  const auto kernel = attention_forward_kernel<kDim>;
   allow_shared(kernel, Shared::kBytes);
-  kernel<<<static_cast<unsigned>(std::min(order.count(), processor_count())), (kGroups + 1) * 128,
-           Shared::kBytes, static_cast<cudaStream_t>(call.stream)>>>(
+  kernel<<<static_cast<unsigned>(std::min(order.count(), processor_count())), 384, Shared::kBytes,
+           static_cast<cudaStream_t>(call.stream)>>>(
       query_map(call, call.q, 64), key_map(call, call.k, kKeyTile), key_map(call, call.v, kKeyTile),
       query_map(call, call.result, 64), a, order);
   require_cuda(cudaGetLastError(), "attention forward");
@@ -30,9 +30,9 @@ void launch(const AttentionCall& call) {
 
 void attention_sm90_forward(const AttentionCall& call) {
   if (call.dim <= 64) {
-    launch<64, 2, true>(call);
+    launch<64>(call);
   } else {
-    launch<128, 2, true>(call);
+    launch<128>(call);
   }
 }
 

@@ -13,6 +13,7 @@
 namespace logitless::cuda {
 
 inline constexpr int kKeyTile = 128;
+inline constexpr int kGroups = 2;  // warpgroups of products
 inline constexpr float kLog2OfE = 1.4426950408889634f;
 inline constexpr float kLnOf2 = 0.6931471805599453f;
 
@@ -68,16 +69,28 @@ struct AttentionOrder {
   }
 };
 
+// A block of queries, and how many tiles of keys pass by: one where it sees nothing, all hidden.
+struct ForwardBlock {
+  __device__ __forceinline__ ForwardBlock(const AttentionArguments& a, const AttentionOrder& order,
+                                          int index, int queries) {
+    int level;
+    order.place(index, head, level);
+    first = (order.blocks - 1 - level) * queries;
+    tiles = (max(1, a.keys_before(min(first + queries, a.queries))) + kKeyTile - 1) / kKeyTile;
+  }
+  int head, first, tiles;
+};
+
 // Operands in shared memory lie in atoms of 64 columns, each [rows][128 bytes], swizzled.
-template <int kDim, int kGroups>
+template <int kDim>
 struct ForwardShared {
   static constexpr int kAtoms = kDim / 64;
   static constexpr int kStages = kDim == 64 ? 4 : 2;
   static constexpr int kQueries = 64 * kGroups;
   static constexpr int kGroupBytes = 64 * kDim * 2;  // queries of a warpgroup
   static constexpr int kTileBytes = kKeyTile * kDim * 2;
-  static constexpr int kBytes =
-      2 * kGroups * kGroupBytes + 2 * kStages * kTileBytes + (4 + 4 * kStages) * 8 + 1024;
+  static constexpr int kBytes = 2 * kGroups * kGroupBytes + 2 * kStages * kTileBytes +
+                                (4 + 2 * kGroups + 4 * kStages) * 8 + 1024;
 
   __device__ __forceinline__ explicit ForwardShared(unsigned char* raw)
       : q(reinterpret_cast<unsigned char*>((reinterpret_cast<std::uintptr_t>(raw) + 1023) &
@@ -89,12 +102,15 @@ struct ForwardShared {
         k_full(q_empty + 2),
         k_empty(k_full + kStages),
         v_full(k_empty + kStages),
-        v_empty(v_full + kStages) {}
+        v_empty(v_full + kStages),
+        out_full(v_empty + kStages) {}
   __device__ __forceinline__ void init_barriers() const {
     if (threadIdx.x == 0) {
       for (int i = 0; i < 2; ++i) {
         barrier_init(q_full + i, 1);
-        barrier_init(q_empty + i, kGroups);
+        barrier_init(q_empty + i, 1);
+        for (int group = 0; group < kGroups; ++group)
+          barrier_init(out_full + i * kGroups + group, 128);
       }
       for (int i = 0; i < kStages; ++i) {
         barrier_init(k_full + i, 1);
@@ -110,6 +126,7 @@ struct ForwardShared {
   unsigned char* k;
   unsigned char* v;
   std::uint64_t *q_full, *q_empty, *k_full, *k_empty, *v_full, *v_empty;
+  std::uint64_t* out_full;  // [2][kGroups]: results lie where the queries were
 };
 
 // scores [64][128] = q . k^T; the products are begun, not waited for.
@@ -163,6 +180,20 @@ struct ForwardSoftmax {
       top[h] = now;
     }
   }
+  // factor: what the rows' sums of values are times. `first`: the warpgroup's first query.
+  __device__ __forceinline__ void finish(const AttentionArguments& a, int head, int first,
+                                         float (&factor)[2]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float total = sum_of_row(sum[h]);
+      factor[h] = total == 0.0f ? 0.0f : 1.0f / total;
+      const int row =
+          first + static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) + 8 * h;
+      const float lse = total == 0.0f ? -INFINITY : fmaf(top[h], a.scale, log2f(total) * kLnOf2);
+      if (threadIdx.x % 4 == 0 && row < a.queries)
+        a.lse[static_cast<std::int64_t>(head) * a.queries + row] = lse;
+    }
+  }
 };
 
 __device__ __forceinline__ void round_scores(std::uint32_t (&p)[8][4], const float (&s)[64]) {
@@ -175,9 +206,9 @@ __device__ __forceinline__ void round_scores(std::uint32_t (&p)[8][4], const flo
 }
 
 // A warpgroup's block: 64 queries from `first` on of one head.
-template <int kDim, int kGroups, bool kTurns>
+template <int kDim>
 struct ForwardGroup {
-  using Shared = ForwardShared<kDim, kGroups>;
+  using Shared = ForwardShared<kDim>;
   const AttentionArguments& a;
   const Shared& shared;
   const int group;  // of the CTA's
@@ -187,11 +218,9 @@ struct ForwardGroup {
   std::uint32_t p[8][4];
 
   // Products of one warpgroup are begun together, then those of the other.
-  __device__ __forceinline__ void take_turn() const {
-    if constexpr (kTurns) threads_sync(kGroups + 2 + group, 256);
-  }
+  __device__ __forceinline__ void take_turn() const { threads_sync(kGroups + 2 + group, 256); }
   __device__ __forceinline__ void pass_turn() const {
-    if constexpr (kTurns) threads_arrive(kGroups + 2 + (1 - group), 256);
+    threads_arrive(kGroups + 2 + (1 - group), 256);
   }
   __device__ __forceinline__ void release(std::uint64_t* empty) const {
     if (threadIdx.x % 32 == 0) barrier_arrive(empty);
@@ -205,6 +234,13 @@ struct ForwardGroup {
     }
   }
 
+  // The scores of a block's last tile of keys.
+  __device__ __forceinline__ void begin(const unsigned char* q) {
+    barrier_wait(shared.k_full + k_at.stage, k_at.phase);
+    wgmma_fence();
+    begin_scores<kDim>(s, q, shared.k + k_at.stage * Shared::kTileBytes);
+  }
+  // From there to the sums of the values of all tiles.
   __device__ __forceinline__ void run(const unsigned char* q, int first, int tiles,
                                       ForwardSoftmax& softmax) {
     const float log2_scale = a.scale * kLog2OfE;
@@ -213,11 +249,6 @@ struct ForwardGroup {
                           min(a.keys, a.causal ? row + 8 + a.first_hidden() : a.keys)};
     const int all_see = min(a.keys, a.causal ? first + a.first_hidden() : a.keys);
 
-    barrier_wait(shared.k_full + k_at.stage, k_at.phase);
-    take_turn();
-    wgmma_fence();
-    begin_scores<kDim>(s, q, shared.k + k_at.stage * Shared::kTileBytes);
-    pass_turn();
     wgmma_wait<0>();
     wgmma_registers(s);
     release(shared.k_empty + k_at.stage);
@@ -257,9 +288,9 @@ struct ForwardGroup {
     v_at.advance();
   }
 
-  // The results to shared memory, where the queries were, and from there to memory.
-  __device__ __forceinline__ void store(unsigned char* box, const CUtensorMap* map,
-                                        const float (&factor)[2], int first, int head, int batch) {
+  // The results to shared memory, where the queries were. No thread goes another way than the
+  // others: the next products are under way.
+  __device__ __forceinline__ void store(unsigned char* box, const float (&factor)[2]) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int row = static_cast<int>(threadIdx.x % 128 / 32 * 16) + lane % 16;
 #pragma unroll
@@ -274,48 +305,66 @@ struct ForwardGroup {
                      pair[2], pair[3]);
     }
     async_proxy_fence();
-    warpgroup_sync(group + 1);
-    if (threadIdx.x % 128 != 0) return;
-    for (int atom = 0; atom < Shared::kAtoms; ++atom)
-      tma_store_head(map, box + atom * 8192, atom * 64, first, head, batch);
-    tma_commit();
-    tma_wait_reads<0>();
   }
 };
 
+// What stores the results: one thread.
+template <int kDim>
+__device__ __forceinline__ void store_results(const ForwardShared<kDim>& shared,
+                                              const AttentionArguments& a,
+                                              const AttentionOrder& order,
+                                              const CUtensorMap* out_map) {
+  using Shared = ForwardShared<kDim>;
+  RingCursor<2> at;
+  for (int index = blockIdx.x; index < order.count(); index += gridDim.x) {
+    const ForwardBlock block(a, order, index, Shared::kQueries);
+    for (int group = 0; group < kGroups; ++group) {
+      const int place = at.stage * kGroups + group;
+      barrier_wait(shared.out_full + place, at.phase);
+      for (int atom = 0; atom < Shared::kAtoms; ++atom) {
+        tma_store_head(out_map, shared.q + place * Shared::kGroupBytes + atom * 8192, atom * 64,
+                       block.first + group * 64, block.head % a.heads, block.head / a.heads);
+      }
+      tma_commit();
+    }
+    tma_wait_reads<0>();
+    barrier_arrive(shared.q_empty + at.stage);
+    at.advance();
+  }
+}
+
 // Maps: queries and results in boxes of 64 rows, keys and values of 128.
-template <int kDim, int kGroups, bool kTurns>
-__global__ void __launch_bounds__((kGroups + 1) * 128, 1)
+template <int kDim>
+__global__ void __launch_bounds__(384, 1)
     attention_forward_kernel(const __grid_constant__ CUtensorMap q_map,
                              const __grid_constant__ CUtensorMap k_map,
                              const __grid_constant__ CUtensorMap v_map,
                              const __grid_constant__ CUtensorMap out_map,
                              const __grid_constant__ AttentionArguments a,
                              const AttentionOrder order) {
-  using Shared = ForwardShared<kDim, kGroups>;
+  using Shared = ForwardShared<kDim>;
   extern __shared__ unsigned char shared_memory[];
   const Shared shared(shared_memory);
   shared.init_barriers();
   RingCursor<2> q_at;
   if (threadIdx.x < 128) {
-    registers_shrink<kGroups == 2 ? 40 : 32>();
+    registers_shrink<40>();
+    if (threadIdx.x == 32) store_results<kDim>(shared, a, order, &out_map);
     if (threadIdx.x != 0) return;
     RingCursor<Shared::kStages> at;
     for (int index = blockIdx.x; index < order.count(); index += gridDim.x) {
-      int head, level;
-      order.place(index, head, level);
-      const int b = head / a.heads, h = head % a.heads, kv = h / (a.heads / a.kv_heads);
-      const int first = (order.blocks - 1 - level) * Shared::kQueries;
-      const int keys = a.keys_before(min(first + Shared::kQueries, a.queries));
+      const ForwardBlock block(a, order, index, Shared::kQueries);
+      const int b = block.head / a.heads, h = block.head % a.heads;
+      const int kv = h / (a.heads / a.kv_heads);
       barrier_wait(shared.q_empty + q_at.stage, q_at.phase ^ 1);
       barrier_expect(shared.q_full + q_at.stage, kGroups * Shared::kGroupBytes);
       for (int i = 0; i < kGroups * Shared::kAtoms; ++i) {
         tma_load_head(shared.q + q_at.stage * kGroups * Shared::kGroupBytes + i * 8192, &q_map,
                       shared.q_full + q_at.stage, i % Shared::kAtoms * 64,
-                      first + i / Shared::kAtoms * 64, h, b);
+                      block.first + i / Shared::kAtoms * 64, h, b);
       }
       q_at.advance();
-      for (int tile = (keys + kKeyTile - 1) / kKeyTile - 1; tile >= 0; --tile) {
+      for (int tile = block.tiles - 1; tile >= 0; --tile) {
         const auto load = [&](unsigned char* to, const CUtensorMap* map, std::uint64_t* full,
                               std::uint64_t* empty) {
           barrier_wait(empty + at.stage, at.phase ^ 1);
@@ -332,39 +381,41 @@ __global__ void __launch_bounds__((kGroups + 1) * 128, 1)
     }
     return;
   }
-  registers_grow<kGroups == 2 ? 232 : 160>();
-  ForwardGroup<kDim, kGroups, kTurns> work{a, shared, static_cast<int>(threadIdx.x) / 128 - 1};
-  if (kTurns && work.group == 1) work.pass_turn();
-  for (int index = blockIdx.x; index < order.count(); index += gridDim.x) {
-    int head, level;
-    order.place(index, head, level);
-    const int block = (order.blocks - 1 - level) * Shared::kQueries;
-    const int keys = a.keys_before(min(block + Shared::kQueries, a.queries));
-    const int first = block + work.group * 64;
-    unsigned char* const q = shared.q + (q_at.stage * kGroups + work.group) * Shared::kGroupBytes;
+  registers_grow<232>();
+  ForwardGroup<kDim> work{a, shared, static_cast<int>(threadIdx.x) / 128 - 1};
+  if (work.group == 1) work.pass_turn();
+  const auto queries = [&] {
+    return shared.q + (q_at.stage * kGroups + work.group) * Shared::kGroupBytes;
+  };
+  wgmma_registers(work.out);  // have their first values before products are under way
+  barrier_wait(shared.q_full + q_at.stage, q_at.phase);
+  work.take_turn();
+  work.begin(queries());
+  work.pass_turn();
+  for (int index = blockIdx.x;; index += gridDim.x) {
+    const ForwardBlock block(a, order, index, Shared::kQueries);
+    const int first = block.first + work.group * 64;
+    unsigned char* const q = queries();
+    std::uint64_t* const out_full = shared.out_full + q_at.stage * kGroups + work.group;
     ForwardSoftmax softmax;
-    barrier_wait(shared.q_full + q_at.stage, q_at.phase);
-    if (keys > 0) {
-      work.run(q, first, (keys + kKeyTile - 1) / kKeyTile, softmax);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kDim / 2; ++i) work.out[i] = 0.0f;
-    }
-    float factor[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float total = sum_of_row(softmax.sum[h]);
-      factor[h] = total == 0.0f ? 0.0f : 1.0f / total;
-      const int row =
-          first + static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) + 8 * h;
-      if (threadIdx.x % 4 == 0 && row < a.queries) {
-        a.lse[static_cast<std::int64_t>(head) * a.queries + row] =
-            total == 0.0f ? -INFINITY : fmaf(softmax.top[h], a.scale, log2f(total) * kLnOf2);
-      }
-    }
-    work.store(q, &out_map, factor, first, head % a.heads, head / a.heads);
-    if (threadIdx.x % 128 == 0) barrier_arrive(shared.q_empty + q_at.stage);
+    work.run(q, first, block.tiles, softmax);
     q_at.advance();
+    const auto finish = [&] {
+      float factor[2];
+      softmax.finish(a, block.head, first, factor);
+      work.store(q, factor);
+      barrier_arrive(out_full);
+    };
+    if (index + static_cast<int>(gridDim.x) >= order.count()) {
+      finish();
+      break;
+    }
+    // The next block's first scores are made while this one is put away.
+    barrier_wait(shared.q_full + q_at.stage, q_at.phase);
+    work.take_turn();
+    work.begin(queries());
+    work.pass_turn();
+    finish();
   }
 }
 
