@@ -25,8 +25,9 @@ class FarFieldHead;
 struct CompileOptions {
   // What the program's sizes are. Every symbol must have a value.
   Bindings sizes = {};
-  // What it is for: a CPU, or a GPU of this compute capability, which need not be here. Its kernel
-  // and threads stay empty: heads take the best kernel there is.
+  // What it is for: a CPU, or a GPU of this compute capability, which need not be here (but a build
+  // without CUDA knows no sizes of heads and attention there: Unsupported). Its kernel and threads
+  // stay empty: heads take the best kernel there is.
   DeviceLimits device = {};
   bool chunk = true;  // false: no loops; the program as it is written
   // Bytes that values in the arena may take at a time; the scratch of kernels, some MiB for each
