@@ -1,4 +1,4 @@
-// Compiles a tensor program (graph.h) for the CPU: regions whose intermediate values dwarf
+// Compiles a tensor program (graph.h) for a CPU or a GPU: regions whose intermediate values dwarf
 // everything else become loops over chunks, and all memory but parameters and results is one arena
 // of a size known beforehand. docs/compiler.md tells how.
 #pragma once
