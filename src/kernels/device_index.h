@@ -92,8 +92,7 @@ void fill_elements(const FillCall& call);
 // The targets of a program's head as the loss engine takes them: -1 where ignored, word 0 where a
 // target is outside [0, vocab), whose logit has no gradient then.
 struct HeadTargetsCall {
-  const void* targets = nullptr;  // [tokens], `step` elements apart
-  std::int64_t step = 1;
+  const void* targets = nullptr;  // [tokens]
   DType dtype = DType::i64;
   std::int64_t tokens = 0, vocab = 0;
   bool has_ignored = false;

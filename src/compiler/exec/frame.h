@@ -26,4 +26,24 @@ struct Frame {
   }
 };
 
+// f(a, b, c) with the addresses of each product that a batch kernel takes at once: of the outer
+// dimensions all but the innermost are gone through.
+template <typename F>
+void for_each_batch(const Gemm& g, const Frame& frame, const F& f) {
+  const std::size_t outer = g.outer.empty() ? 0 : g.outer.size() - 1;
+  std::int64_t rounds = 1;
+  for (std::size_t d = 0; d < outer; ++d) rounds *= g.outer[d];
+  for (std::int64_t r = 0; r < rounds; ++r) {
+    const auto at = [&](const View& v) {
+      std::int64_t offset = 0, rest = r;
+      for (std::size_t d = outer; d-- > 0;) {
+        offset += rest % g.outer[d] * v.strides[d];
+        rest /= g.outer[d];
+      }
+      return frame.address(v) + offset * static_cast<std::int64_t>(size_of(v.dtype));
+    };
+    f(at(g.a), at(g.b), at(g.c));
+  }
+}
+
 }  // namespace logitless::ir

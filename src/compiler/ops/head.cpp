@@ -176,7 +176,7 @@ void head_emit(Lowering& l, int id) {
   std::size_t next = 0;
   run.x = l.contiguous(n.operands[next++]);
   run.w = l.memory_of(n.operands[next++]);
-  run.targets = l.memory_of(n.operands[next++]);
+  run.targets = l.contiguous(n.operands[next++]);
   if (h.bias) run.bias = l.memory_of(n.operands[next++]);
   if (h.gradients) {
     run.d_lse = l.contiguous(n.operands[next++]);

@@ -20,26 +20,12 @@ constexpr std::int64_t kTask = 1 << 15;  // elements of a task, about
 void run_gemm(const Gemm& g, const Frame& frame, int threads) {
   GemmProblem p = gemm_problem(g, threads);
   std::byte* scratch = g.scratch >= 0 ? frame.address(g.scratch) : nullptr;
-  const std::size_t outer = g.outer.empty() ? 0 : g.outer.size() - 1;
-  std::int64_t rounds = 1;
-  for (std::size_t d = 0; d < outer; ++d) rounds *= g.outer[d];
-  for (std::int64_t r = 0; r < rounds; ++r) {
-    std::int64_t a = 0, b = 0, c = 0, rest = r;
-    for (std::size_t d = outer; d-- > 0;) {
-      const std::int64_t i = rest % g.outer[d];
-      rest /= g.outer[d];
-      a += i * g.a.strides[d];
-      b += i * g.b.strides[d];
-      c += i * g.c.strides[d];
-    }
-    const auto at = [&](const View& v, std::int64_t offset) {
-      return frame.address(v) + offset * static_cast<std::int64_t>(size_of(v.dtype));
-    };
-    p.a.data = at(g.a, a);
-    p.b.data = at(g.b, b);
-    p.c.data = at(g.c, c);
+  for_each_batch(g, frame, [&](const std::byte* a, const std::byte* b, std::byte* c) {
+    p.a.data = a;
+    p.b.data = b;
+    p.c.data = c;
     gemm(p, scratch);
-  }
+  });
 }
 
 void run_take(const Take& t, const Frame& frame, int threads) {

@@ -1,6 +1,5 @@
 #include "compiler/exec/cuda/steps.h"
 #include "compiler/target/cuda.h"
-#include "core/check.h"
 #include "head/cuda/engine.h"
 #include "kernels/device_index.h"
 #include "kernels/device_loss.h"
@@ -16,20 +15,6 @@ float* floats(const View& view, const Frame& frame) {
   return view.buffer < 0 ? nullptr : reinterpret_cast<float*>(frame.address(view));
 }
 
-// Elements between one target and the next, of all: lowering leaves views as they are.
-std::int64_t step_of(const View& targets) {
-  std::int64_t step = 1, expected = 1;
-  bool first = true;
-  for (std::size_t d = targets.shape.size(); d-- > 0;) {
-    if (targets.shape[d] == 1) continue;
-    if (first) step = expected = targets.strides[d];
-    require(targets.strides[d] == expected, "head: targets on a GPU: expected one stride");
-    expected *= targets.shape[d];
-    first = false;
-  }
-  return step;
-}
-
 }  // namespace
 
 void enqueue_head(const HeadRun& h, const Frame& frame, void* stream) {
@@ -40,7 +25,6 @@ void enqueue_head(const HeadRun& h, const Frame& frame, void* stream) {
 
   cuda::HeadTargetsCall targets;
   targets.targets = frame.address(h.targets);
-  targets.step = step_of(h.targets);
   targets.dtype = h.targets.dtype;
   targets.tokens = shape.tokens;
   targets.vocab = shape.vocab;

@@ -109,23 +109,9 @@ struct Steps::Enqueue {
 
   void operator()(const Gemm& g) const {
     const cuda::Product& product = *std::get<ProductStep>(step).product;
-    const std::size_t outer = g.outer.empty() ? 0 : g.outer.size() - 1;
-    std::int64_t rounds = 1;
-    for (std::size_t d = 0; d < outer; ++d) rounds *= g.outer[d];
-    for (std::int64_t r = 0; r < rounds; ++r) {
-      std::int64_t a = 0, b = 0, c = 0, rest = r;
-      for (std::size_t d = outer; d-- > 0;) {
-        const std::int64_t i = rest % g.outer[d];
-        rest /= g.outer[d];
-        a += i * g.a.strides[d];
-        b += i * g.b.strides[d];
-        c += i * g.c.strides[d];
-      }
-      const auto at = [&](const View& v, std::int64_t offset) {
-        return frame.address(v) + offset * static_cast<std::int64_t>(size_of(v.dtype));
-      };
-      product.run(at(g.a, a), at(g.b, b), at(g.c, c), scratch(g.scratch), stream);
-    }
+    for_each_batch(g, frame, [&](const std::byte* a, const std::byte* b, std::byte* c) {
+      product.run(a, b, c, scratch(g.scratch), stream);
+    });
   }
 
   void operator()(const Take& t) const {

@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads) head_targets_kernel(const HeadTarget
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < c.tokens;
        i += step) {
-    const std::int64_t word = index_at(c.targets, c.dtype, i * c.step);
+    const std::int64_t word = index_at(c.targets, c.dtype, i);
     const bool hits = word >= 0 && word < c.vocab;
     c.words[i] = c.has_ignored && word == c.ignored ? -1 : hits ? word : 0;
     if (c.d_logit != nullptr) c.deltas[i] = hits ? c.d_logit[i] : 0.0f;
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < c.tokens;
        i += step) {
-    const std::int64_t word = index_at(c.targets, c.dtype, i * c.step);
+    const std::int64_t word = index_at(c.targets, c.dtype, i);
     if (word < 0 || word >= c.vocab) logit[i] = 0.0f;
   }
 }
