@@ -1,0 +1,62 @@
+#include "comm/collective_calls.h"
+
+#include "core/check.h"
+
+namespace logitless {
+
+CollectiveCalls::CollectiveCalls(std::shared_ptr<Communicator> communicator, std::uint64_t plan)
+    : communicator_(std::move(communicator)) {
+  check(communicator_->device() == DeviceKind::cpu, "CollectiveCalls: a GPU's communicator");
+  header_.plan = plan;
+  all_.reserve(static_cast<std::size_t>(communicator_->size()));
+}
+
+void CollectiveCalls::all_gather(const void* mine, void* all, std::size_t bytes_each) {
+  meet_at(Stage::exchange, ExchangeKind::all_gather, bytes_each);
+  communicator_->all_gather(mine, all, bytes_each, nullptr);
+}
+
+void CollectiveCalls::all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each) {
+  meet_at(Stage::exchange, ExchangeKind::all_to_all, bytes_each);
+  communicator_->all_to_all(pieces, pieces_of_all, bytes_each, nullptr);
+}
+
+void CollectiveCalls::bad_target(std::int64_t position, std::int64_t target) {
+  if (header_.status != Status::ok) return;
+  header_.status = Status::bad_target;
+  header_.bad_position = position;
+  header_.bad_target = target;
+}
+
+void CollectiveCalls::begin() {
+  header_.call += 1;
+  header_.exchange = 0;
+  header_.status = Status::ok;
+  text_.clear();
+  told_ = false;
+}
+
+void CollectiveCalls::end() { meet_at(Stage::end, ExchangeKind::none, 0); }
+
+void CollectiveCalls::tell(const std::exception_ptr& exception) noexcept {
+  if (told_) return;
+  try {
+    header_.status = status_of(exception, text_);
+    meet_at(Stage::end, ExchangeKind::none, 0);
+  } catch (...) {
+    // What this rank throws is its own.
+  }
+}
+
+void CollectiveCalls::meet_at(Stage stage, ExchangeKind kind, std::size_t bytes_each) {
+  header_.stage = stage;
+  header_.kind = kind;
+  header_.bytes_each = bytes_each;
+  if (stage == Stage::exchange) header_.exchange += 1;
+  // Whatever comes out of a meeting comes out on all ranks, or the group has failed.
+  told_ = true;
+  meet(*communicator_, header_, text_, all_);
+  told_ = false;
+}
+
+}  // namespace logitless

@@ -1,0 +1,65 @@
+// Calls of a plan that ranks make together on the CPU: they all return, or they all throw.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/status.h"
+#include "logitless/communicator.h"
+
+namespace logitless {
+
+// Every exchange is preceded by one of 64 bytes a rank, in which a rank that has failed says so;
+// another one ends the call. Not shared between threads.
+class CollectiveCalls {
+ public:
+  // Of a plan that the ranks have agreed on (Agreement::plan), on a communicator of the CPU's.
+  CollectiveCalls(std::shared_ptr<Communicator> communicator, std::uint64_t plan);
+
+  Communicator& communicator() const { return *communicator_; }
+
+  // One call: runs `body`, which makes its exchanges by the functions below, in the same order on
+  // all ranks. Returns when the bodies of all ranks have ended well. Otherwise throws on all of
+  // them: what the body threw on the ranks where it did, and elsewhere the same with the rank's
+  // name, "rank 2: ...", at the next exchange. The next call is possible then. Also throws
+  // InvalidArgument on all ranks where they are not in the same call, of the same plan, at the same
+  // exchange ("rank 2: call 5, rank 0: call 6"), and DeviceError when the group fails.
+  template <typename F>
+  void run(const F& body) {
+    begin();
+    try {
+      body();
+      end();
+    } catch (...) {
+      tell(std::current_exception());
+      throw;
+    }
+  }
+
+  // As Communicator's.
+  void all_gather(const void* mine, void* all, std::size_t bytes_each);
+  void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each);
+
+  // This rank's targets have one that is no word: all ranks throw InvalidArgument at the next
+  // exchange, or at the end. The first of a call counts.
+  void bad_target(std::int64_t position, std::int64_t target);
+
+ private:
+  void begin();
+  void end();
+  void tell(const std::exception_ptr& exception) noexcept;
+  void meet_at(Stage stage, ExchangeKind kind, std::size_t bytes_each);
+
+  std::shared_ptr<Communicator> communicator_;
+  StatusHeader header_;  // of this rank, now
+  std::string text_;     // what it says with a bad status
+  bool told_ = false;    // all ranks know why this call throws
+  std::vector<StatusHeader> all_;
+};
+
+}  // namespace logitless

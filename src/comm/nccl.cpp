@@ -1,0 +1,214 @@
+// NCCL as a communicator: every wait of the host has a limit, and ends in an abort, but that of a
+// split of a blocking communicator, which NCCL makes in the call.
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/call_text.h"
+#include "comm/rank_board.h"
+#include "core/check.h"
+#include "kernels/device_exchange.h"
+#include "kernels/device_stream.h"
+#include "logitless/communicator.h"
+
+namespace logitless {
+namespace {
+
+using std::chrono::milliseconds;
+
+class Nccl final : public Communicator {
+ public:
+  template <typename... Start>
+  Nccl(const NcclOptions& options, const Start&... start)
+      : limit_(options.limit),
+        gpu_(cuda::current_device()),
+        stream_(cuda::make_stream()),
+        rank_(start..., options.max_ctas) {
+    poll("the group's making", limit_, [&] { return rank_.ready(); });
+    join_board();
+  }
+  Nccl(const Nccl&) = delete;
+  Nccl& operator=(const Nccl&) = delete;
+  ~Nccl() override {
+    try {
+      if (!failure_.empty()) return;
+      rank_.finalize();
+      poll("the group's end", limit_, [&] { return rank_.ready(); });
+      rank_.destroy();
+    } catch (const Error&) {
+      // NcclRank aborts what is left.
+    }
+  }
+
+  int rank() const override { return rank_.rank(); }
+  int size() const override { return rank_.size(); }
+  DeviceKind device() const override { return DeviceKind::cuda; }
+
+  void all_gather(const void* mine, void* all, std::size_t bytes_each, void* stream) override {
+    enqueue("all_gather", bytes_each, [&] { rank_.all_gather(mine, all, bytes_each, stream); });
+  }
+  void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each,
+                  void* stream) override {
+    enqueue("all_to_all", bytes_each,
+            [&] { rank_.all_to_all(pieces, pieces_of_all, bytes_each, stream); });
+  }
+
+  void all_gather_host(const void* mine, void* all, std::size_t bytes_each) override {
+    if (bytes_each == 0) return all_gather(mine, all, 0, nullptr);
+    const auto ranks = static_cast<std::size_t>(size());
+    try {
+      const cuda::DeviceMemory memory(bytes_each * (ranks + 1));
+      auto* const gathered = static_cast<std::byte*>(memory.data());
+      std::byte* const given = gathered + bytes_each * ranks;
+      cuda::copy_to_device(given, mine, bytes_each, stream_.get());
+      all_gather(given, gathered, bytes_each, stream_.get());
+      wait(stream_.get(), limit_);
+      cuda::copy_to_host(all, gathered, bytes_each * ranks, stream_.get());
+    } catch (const DeviceError& e) {
+      abort(e.what());  // the others wait for this rank
+      throw;
+    }
+  }
+
+  bool capturable() const override { return true; }
+
+  void wait(void* stream, milliseconds limit) override {
+    const std::string text = concat("wait after ", last_);
+    poll(text, limit, [&] { return rank_.ready() && cuda::stream_ready(stream); });
+  }
+
+  void abort(std::string_view reason) noexcept override {
+    const std::lock_guard lock(mutex_);
+    give_up(concat("gave up: ", reason));
+  }
+
+ private:
+  template <typename F>
+  void enqueue(std::string_view kind, std::size_t bytes_each, const F& call) {
+    require(cuda::current_device() == gpu_, "communicator: of GPU ", gpu_,
+            ", but the thread's current one is ", cuda::current_device());
+    last_ = call_text(++calls_, kind, bytes_each);
+    bool begun = false;
+    board_.arrive(calls_);
+    poll(last_, limit_, [&] {
+      if (!begun && bytes_each > 0) call();
+      begun = true;
+      return rank_.ready();
+    });
+  }
+
+  // Asks until `done` says yes. Throws DeviceError when it does, or when the limit is over; the
+  // group has failed then.
+  template <typename F>
+  void poll(std::string_view what, milliseconds limit, const F& done) {
+    using Clock = std::chrono::steady_clock;
+    constexpr milliseconds kLongest = std::chrono::hours(24 * 365 * 100);  // no limit, to a clock
+    limit = std::min(limit, kLongest);
+    const Clock::time_point start = Clock::now();
+    for (int asked = 0;; ++asked) {
+      {
+        const std::lock_guard lock(mutex_);  // abort() comes from any thread
+        if (!failure_.empty()) throw DeviceError(failure_);
+        try {
+          if (done()) return;
+          if (Clock::now() - start >= limit)
+            throw DeviceError(concat("not done within ", limit.count(), " ms; ", missing()));
+        } catch (const Error& e) {
+          give_up(concat(what, ": ", e.what()));
+          throw DeviceError(failure_);
+        }
+      }
+      // NCCL's thread takes some tens of microseconds for a call, other ranks may take long.
+      if (asked < kYields) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
+    }
+  }
+
+  // NCCL itself does not tell who is missing.
+  std::string missing() const {
+    return has_board_ ? board_.missing(calls_) : "other ranks have not arrived";
+  }
+
+  // Rank 0's random name for it goes to all of them.
+  void join_board() {
+    std::vector<std::uint64_t> names(static_cast<std::size_t>(size()));
+    std::random_device random;
+    const std::uint64_t mine = (std::uint64_t{random()} << 32) | random();
+    all_gather_host(&mine, names.data(), sizeof(mine));
+    board_ = RankBoard(concat(std::hex, names[0]), rank(), size());
+    board_.arrive(calls_);
+    const char joined = 1;
+    std::vector<char> all(names.size());
+    all_gather_host(&joined, all.data(), sizeof(joined));
+    board_.close();
+    has_board_ = true;
+    calls_ = 0;  // the caller's are counted
+    last_ = "no call";
+    board_.arrive(0);
+  }
+
+  void give_up(const std::string& why) {
+    if (!failure_.empty()) return;
+    failure_ = concat("communicator: rank ", rank(), " of ", size(), ": ", why);
+    rank_.abort();
+  }
+
+  static constexpr int kYields = 1000;
+
+  const milliseconds limit_;
+  const int gpu_;
+  const std::shared_ptr<void> stream_;  // of all_gather_host
+  std::mutex mutex_;
+  cuda::NcclRank rank_;
+  RankBoard board_;
+  bool has_board_ = false;
+  std::uint64_t calls_ = 0;
+  std::string last_ = "no call";  // the last call's text
+  std::string failure_;
+};
+
+void check_options(const char* what, const NcclOptions& options) {
+  require(options.max_ctas >= 0, what, ": max_ctas: expected 0 or more, got ", options.max_ctas);
+  require(options.limit.count() >= 1, what, ": limit: expected 1 ms or more, got ",
+          options.limit.count());
+  const std::string missing = nccl_missing();
+  if (!missing.empty()) throw Unsupported(concat(what, ": ", missing));
+}
+
+}  // namespace
+
+std::string nccl_missing() { return cuda::nccl_missing(); }
+
+NcclId make_nccl_id() {
+  NcclId id;
+  cuda::make_nccl_id(id.data());
+  return id;
+}
+
+std::shared_ptr<Communicator> make_nccl(std::span<const std::byte, 128> id, int rank, int size,
+                                        const NcclOptions& options) {
+  require(size >= 1, "make_nccl: size: expected 1 or more, got ", size);
+  require(rank >= 0 && rank < size, "make_nccl: rank: expected one in [0, ", size, "), got ", rank);
+  check_options("make_nccl", options);
+  return std::make_shared<Nccl>(options, id.data(), rank, size);
+}
+
+std::shared_ptr<Communicator> borrow_nccl(void* nccl_comm, const NcclOptions& options) {
+  require(nccl_comm != nullptr, "borrow_nccl: nccl_comm: expected a communicator, got null");
+  check_options("borrow_nccl", options);
+  return std::make_shared<Nccl>(options, nccl_comm);
+}
+
+}  // namespace logitless

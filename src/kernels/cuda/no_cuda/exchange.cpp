@@ -1,0 +1,27 @@
+// Stands in for NCCL in a build without CUDA.
+#include "core/check.h"
+#include "kernels/device_exchange.h"
+
+namespace logitless::cuda {
+namespace {
+
+[[noreturn]] void refuse() { throw Unsupported(nccl_missing()); }
+
+}  // namespace
+
+const std::string& nccl_missing() {
+  static const std::string reason = "NCCL: this build has no CUDA";
+  return reason;
+}
+void make_nccl_id(std::byte*) { refuse(); }
+
+NcclRank::NcclRank(const std::byte*, int, int, int) { refuse(); }
+NcclRank::NcclRank(void*, int) { refuse(); }
+bool NcclRank::ready() { refuse(); }
+void NcclRank::all_gather(const void*, void*, std::size_t, Stream) { refuse(); }
+void NcclRank::all_to_all(const void*, void*, std::size_t, Stream) { refuse(); }
+void NcclRank::finalize() { refuse(); }
+void NcclRank::destroy() { refuse(); }
+void NcclRank::abort() noexcept {}
+
+}  // namespace logitless::cuda

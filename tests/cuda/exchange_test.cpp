@@ -1,0 +1,380 @@
+// Groups of GPUs by NCCL: one process with a thread for each GPU, and two processes. Needs two GPUs
+// and libnccl.so.2; skips without.
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/digest.h"
+#include "comm/ranks.h"
+#include "logitless/communicator.h"
+#include "logitless/device.h"
+
+namespace logitless {
+namespace {
+
+using std::chrono::milliseconds;
+
+// NVLink's multicast is never used: before NCCL is loaded.
+[[maybe_unused]] const int kNoMulticast = setenv("NCCL_NVLS_ENABLE", "0", 1);
+
+// One rank: its GPU, a stream there, its end of the group.
+struct Gpu {
+  Context context;
+  DeviceStream stream;
+  std::shared_ptr<Communicator> group;
+
+  explicit Gpu(int index) : context(options(index)), stream(context) {}
+  static ContextOptions options(int index) {
+    EXPECT_EQ(cudaSetDevice(index), cudaSuccess);
+    ContextOptions options;
+    options.device = DeviceKind::cuda;
+    options.device_index = index;
+    return options;
+  }
+  void* queue() const { return stream.handle(); }
+};
+
+class Exchange : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string missing = nccl_missing();
+    if (!missing.empty()) GTEST_SKIP() << missing;
+    int gpus = 0;
+    if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus < 2) GTEST_SKIP() << "two GPUs are needed";
+    ranks_ = std::min(gpus, 4);
+  }
+  // body(gpu) in a thread for each rank; what each threw.
+  std::vector<Outcome> run(const std::function<void(Gpu&)>& body, const NcclOptions& options = {}) {
+    const NcclId id = make_nccl_id();
+    std::vector<Outcome> outcomes(static_cast<std::size_t>(ranks_));
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      threads.emplace_back([&, rank] {
+        outcomes[static_cast<std::size_t>(rank)] = outcome_of([&] {
+          Gpu gpu(rank);
+          gpu.group = make_nccl(id, rank, ranks_, options);
+          body(gpu);
+        });
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return outcomes;
+  }
+  std::vector<Outcome> fine() const {
+    return std::vector<Outcome>(static_cast<std::size_t>(ranks_));
+  }
+
+  int ranks_ = 0;
+};
+
+// Byte i of what `from` gives `to`.
+unsigned char byte_of(std::size_t i, int from, int to) {
+  return static_cast<unsigned char>(i * 7 + static_cast<std::size_t>(from) * 31 +
+                                    static_cast<std::size_t>(to) * 101);
+}
+
+// One all_gather and one all_to_all, compared byte for byte. With a graph: replayed three times,
+// with other bytes.
+void expect_exchanges(Gpu& gpu, std::size_t bytes, bool graph) {
+  const int size = gpu.group->size(), rank = gpu.group->rank();
+  const auto ranks = static_cast<std::size_t>(size);
+  const DeviceBuffer mine(gpu.context, bytes), all(gpu.context, bytes * ranks);
+  const DeviceBuffer pieces(gpu.context, bytes * ranks), of_all(gpu.context, bytes * ranks);
+  const auto exchange = [&] {
+    gpu.group->all_gather(mine.data(), all.data(), bytes, gpu.queue());
+    gpu.group->all_to_all(pieces.data(), of_all.data(), bytes, gpu.queue());
+  };
+  DeviceGraph captured;
+  if (graph) captured = gpu.stream.capture(exchange);
+  for (int repeat = 0; repeat < (graph ? 3 : 1); ++repeat) {
+    std::vector<unsigned char> given(bytes * (ranks + 1)), gathered(bytes * ranks), expected;
+    const int turn = 17 * repeat;
+    for (std::size_t r = 0; r <= ranks; ++r) {
+      for (std::size_t i = 0; i < bytes; ++i)
+        given[r * bytes + i] = byte_of(i, rank + turn, r == ranks ? -1 : static_cast<int>(r));
+    }
+    if (bytes > 0) {
+      gpu.stream.copy(pieces.data(), given.data(), bytes * ranks);
+      gpu.stream.copy(mine.data(), given.data() + bytes * ranks, bytes);
+      gpu.stream.fill(all.data(), 0, bytes * ranks);
+      gpu.stream.fill(of_all.data(), 0, bytes * ranks);
+    }
+    if (graph) {
+      gpu.stream.launch(captured);
+    } else {
+      exchange();
+    }
+    gpu.group->wait(gpu.queue(), milliseconds(20000));
+    if (bytes == 0) continue;
+    for (const bool to_all : {false, true}) {
+      gpu.stream.copy(gathered.data(), (to_all ? of_all : all).data(), bytes * ranks);
+      gpu.stream.wait();
+      expected.clear();
+      for (int r = 0; r < size; ++r) {
+        for (std::size_t i = 0; i < bytes; ++i)
+          expected.push_back(byte_of(i, r + turn, to_all ? rank : -1));
+      }
+      EXPECT_TRUE(gathered == expected) << bytes << " bytes, all_to_all " << to_all;
+    }
+  }
+}
+
+TEST_F(Exchange, MovesBytes) {
+  for (const int max_ctas : {0, 2}) {
+    NcclOptions options;
+    options.max_ctas = max_ctas;
+    const auto outcomes = run(
+        [&](Gpu& gpu) {
+          EXPECT_EQ(gpu.group->device(), DeviceKind::cuda);
+          EXPECT_TRUE(gpu.group->capturable());
+          for (const std::size_t bytes : {0, 1, 24, 4096, 1000003})
+            expect_exchanges(gpu, bytes, false);
+        },
+        options);
+    EXPECT_EQ(outcomes, fine());
+  }
+}
+
+TEST_F(Exchange, IsCaptured) {
+  const auto outcomes = run([](Gpu& gpu) {
+    expect_exchanges(gpu, 1000, true);  // the first call of the group at that
+    expect_exchanges(gpu, 500000, false);
+    expect_exchanges(gpu, 500000, true);
+  });
+  EXPECT_EQ(outcomes, fine());
+}
+
+TEST_F(Exchange, RanksAgree) {
+  const auto outcomes = run([&](Gpu& gpu) {
+    const int rank = gpu.group->rank(), size = gpu.group->size();
+    const auto words = [&](PlanDigest& digest) {
+      const WordRun run{rank * 10, rank * 10 + 10};
+      digest.words(10 * size, {&run, 1});
+    };
+    EXPECT_NE(agree(*gpu.group, words).plan, 0u);
+    EXPECT_EQ(outcome_of([&] {
+                agree(*gpu.group,
+                      [&](PlanDigest& digest) { digest.same("dim", rank == 1 ? 4096 : 4100); });
+              }),
+              (Outcome{"InvalidArgument", "rank 1: dim 4096, rank 0: 4100"}));
+    EXPECT_EQ(outcome_of([&] {
+                agree(*gpu.group, [&](PlanDigest&) {
+                  if (rank == 1) throw Unsupported("no plan");
+                });
+              }),
+              (Outcome{"Unsupported", "rank 1: no plan"}));
+    expect_exchanges(gpu, 100, false);
+  });
+  EXPECT_EQ(outcomes, fine());
+}
+
+TEST_F(Exchange, TwoGroupsOfTheSameRanks) {
+  const NcclId id = make_nccl_id();
+  const auto outcomes = run([&](Gpu& gpu) {
+    Gpu other(gpu.group->rank());
+    other.group = make_nccl(id, gpu.group->rank(), gpu.group->size());
+    for (int repeat = 0; repeat < 5; ++repeat) {
+      expect_exchanges(gpu, 100000, repeat % 2 == 1);
+      expect_exchanges(other, 70000, repeat % 2 == 1);
+    }
+  });
+  EXPECT_EQ(outcomes, fine());
+}
+
+TEST_F(Exchange, ARankThatDoesNotArriveIsMissed) {
+  std::atomic<int> failed{0};
+  const auto outcomes = run([&](Gpu& gpu) {
+    expect_exchanges(gpu, 1000, false);  // two calls
+    const int others = gpu.group->size() - 1;
+    if (gpu.group->rank() == 0) {
+      while (failed != others) std::this_thread::yield();
+      return;
+    }
+    const DeviceBuffer memory(gpu.context, 4096);
+    const Outcome outcome = outcome_of([&] {
+      gpu.group->all_gather(memory.data(), memory.as<char>(1024), 8, gpu.queue());
+      gpu.group->wait(gpu.queue(), milliseconds(300));
+    });
+    EXPECT_EQ(outcome.kind, "DeviceError");
+    EXPECT_NE(outcome.text.find("wait after call 3 (all_gather of 8 bytes)"), std::string::npos)
+        << outcome.text;
+    EXPECT_NE(outcome.text.find("not done within 300 ms; rank 0 has made 2 calls"),
+              std::string::npos)
+        << outcome.text;
+    // At once from here on, and the stream is free again.
+    const auto call = [&] {
+      gpu.group->all_to_all(memory.data(), memory.as<char>(2048), 8, gpu.queue());
+    };
+    EXPECT_EQ(outcome_of(call), outcome);
+    EXPECT_EQ(outcome_of([&] { gpu.group->wait(gpu.queue(), milliseconds(1)); }), outcome);
+    gpu.stream.wait();
+    ++failed;
+  });
+  EXPECT_EQ(outcomes, fine());
+  // Another group of the same GPUs is as good as any.
+  EXPECT_EQ(run([](Gpu& gpu) { expect_exchanges(gpu, 1000, false); }), fine());
+}
+
+TEST_F(Exchange, ARankThatNeverComesIsMissed) {
+  NcclOptions options;
+  options.limit = milliseconds(2000);
+  const NcclId id = make_nccl_id();
+  const Outcome outcome = outcome_of([&] {
+    Gpu gpu(0);
+    make_nccl(id, 0, 2, options);
+  });
+  EXPECT_EQ(outcome,
+            (Outcome{"DeviceError",
+                     "communicator: rank 0 of 2: the group's making: not done within 2000 ms; "
+                     "other ranks have not arrived"}));
+}
+
+TEST_F(Exchange, AbortEndsACallInFlight) {
+  const auto outcomes = run([](Gpu& gpu) {
+    expect_exchanges(gpu, 1000, false);
+    if (gpu.group->rank() == 0) return gpu.group->abort("out of memory");
+    const DeviceBuffer memory(gpu.context, 4096);
+    std::thread aborts([&] {
+      std::this_thread::sleep_for(milliseconds(100));
+      gpu.group->abort("stopped");
+    });
+    const Outcome outcome = outcome_of([&] {
+      gpu.group->all_gather(memory.data(), memory.as<char>(1024), 8, gpu.queue());
+      gpu.group->wait(gpu.queue(), std::chrono::hours(1));
+    });
+    aborts.join();
+    EXPECT_EQ(outcome.kind, "DeviceError");
+    gpu.stream.wait();
+  });
+  EXPECT_EQ(outcomes, fine());
+}
+
+TEST_F(Exchange, ARankMayEndFirst) {
+  std::atomic<bool> ended{false};
+  const auto outcomes = run([&](Gpu& gpu) {
+    expect_exchanges(gpu, 1000, false);
+    if (gpu.group->rank() == 1) {
+      gpu.group.reset();
+      ended = true;
+    }
+    while (!ended) std::this_thread::yield();
+  });
+  EXPECT_EQ(outcomes, fine());
+}
+
+TEST_F(Exchange, SplitsACommunicatorOfOthers) {
+  // A caller's own, made by NCCL's plainest call.
+  void* const library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(library, nullptr);
+  int (*make)(void**, int, NcclId, int) = nullptr;
+  int (*destroy)(void*) = nullptr;
+  void* const found[] = {dlsym(library, "ncclCommInitRank"), dlsym(library, "ncclCommDestroy")};
+  std::memcpy(&make, &found[0], sizeof(make));
+  std::memcpy(&destroy, &found[1], sizeof(destroy));
+  const NcclId id = make_nccl_id();
+  // The last of the threads to end a group frees memory of all GPUs, and that waits for whatever
+  // runs there: nothing may.
+  std::barrier<> together(ranks_);
+  const auto outcomes = run([&](Gpu& gpu) {
+    const int rank = gpu.group->rank(), size = gpu.group->size();
+    void* theirs = nullptr;
+    ASSERT_EQ(make(&theirs, size, id, rank), 0);
+    NcclOptions options;
+    options.max_ctas = 4;
+    options.limit = milliseconds(5000);
+    Gpu split(rank);
+    split.group = borrow_nccl(theirs, options);
+    EXPECT_EQ(split.group->rank(), rank);
+    EXPECT_EQ(split.group->size(), size);
+    expect_exchanges(split, 12345, false);
+    together.arrive_and_wait();
+    EXPECT_EQ(destroy(theirs), 0);  // ours is its own
+    together.arrive_and_wait();
+    expect_exchanges(split, 12345, true);
+    expect_exchanges(gpu, 12345, false);
+    together.arrive_and_wait();
+  });
+  EXPECT_EQ(outcomes, fine());
+}
+
+TEST_F(Exchange, NamesTheWrongGpu) {
+  const auto outcomes = run([&](Gpu& gpu) {
+    const int rank = gpu.group->rank();
+    const int other = (rank + 1) % gpu.group->size();
+    ASSERT_EQ(cudaSetDevice(other), cudaSuccess);
+    EXPECT_EQ(outcome_of([&] { gpu.group->all_gather(nullptr, nullptr, 0, gpu.queue()); }),
+              (Outcome{"InvalidArgument", "communicator: of GPU " + std::to_string(rank) +
+                                              ", but the thread's current one is " +
+                                              std::to_string(other)}));
+    ASSERT_EQ(cudaSetDevice(rank), cudaSuccess);
+    expect_exchanges(gpu, 8, false);
+  });
+  EXPECT_EQ(outcomes, fine());
+}
+
+constexpr const char* kChildId = "LOGITLESS_EXCHANGE_TEST_ID";
+
+// Rank 1 of the test below, as a process of its own: waits to be killed.
+TEST_F(Exchange, Child) {
+  const char* const hex = std::getenv(kChildId);
+  if (hex == nullptr) GTEST_SKIP() << "a part of AProcessThatIsKilledIsMissed";
+  NcclId id;
+  for (std::size_t i = 0; i < id.size(); ++i)
+    id[i] = static_cast<std::byte>(std::stoi(std::string(hex + 2 * i, 2), nullptr, 16));
+  Gpu gpu(1);
+  gpu.group = make_nccl(id, 1, 2);
+  expect_exchanges(gpu, 1000, false);
+  pause();
+}
+
+TEST_F(Exchange, AProcessThatIsKilledIsMissed) {
+  const NcclId id = make_nccl_id();
+  std::string hex;
+  for (const std::byte b : id) {
+    hex += "0123456789abcdef"[std::to_integer<int>(b) >> 4];
+    hex += "0123456789abcdef"[std::to_integer<int>(b) & 15];
+  }
+  ASSERT_EQ(setenv(kChildId, hex.c_str(), 1), 0);
+  std::string program = "/proc/self/exe", filter = "--gtest_filter=Exchange.Child";
+  char* arguments[] = {program.data(), filter.data(), nullptr};
+  pid_t child = 0;
+  ASSERT_EQ(posix_spawn(&child, program.c_str(), nullptr, nullptr, arguments, environ), 0);
+
+  Gpu gpu(0);
+  gpu.group = make_nccl(id, 0, 2);
+  expect_exchanges(gpu, 1000, false);
+  ASSERT_EQ(kill(child, SIGKILL), 0);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  const DeviceBuffer memory(gpu.context, 4096);
+  const Outcome outcome = outcome_of([&] {
+    gpu.group->all_gather(memory.data(), memory.as<char>(1024), 8, gpu.queue());
+    gpu.group->wait(gpu.queue(), milliseconds(1000));
+  });
+  EXPECT_EQ(outcome.kind, "DeviceError");
+  EXPECT_NE(outcome.text.find("call 3 (all_gather of 8 bytes)"), std::string::npos) << outcome.text;
+  // NCCL may see the end of the connection first.
+  if (outcome.text.find("not done within") != std::string::npos) {
+    EXPECT_NE(outcome.text.find("rank 1's process has ended"), std::string::npos) << outcome.text;
+  }
+  gpu.stream.wait();
+}
+
+}  // namespace
+}  // namespace logitless

@@ -1,0 +1,125 @@
+"""Groups of ranks from Python: threads, callbacks, and MPI as docs/distributed.md brings it."""
+
+import re
+import sys
+import threading
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from logitless import Communicator, LogitlessError
+
+PAGE = Path(__file__).parents[2] / "docs/distributed.md"
+
+
+def run(bodies):
+    """Each of them in a thread; what each returned or raised."""
+    results = [None] * len(bodies)
+
+    def one(i):
+        try:
+            results[i] = bodies[i]()
+        except Exception as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def exchange(communicator):
+    size, rank = communicator.size, communicator.rank
+    mine, all = np.full(5, rank, np.int64), np.empty((size, 5), np.int64)
+    communicator.all_gather(mine, all)
+    assert (all == np.arange(size)[:, None]).all()
+    pieces = np.arange(size, dtype=np.int32) + 100 * rank
+    of_all = np.empty_like(pieces)
+    communicator.all_to_all(pieces, of_all)
+    assert (of_all == 100 * np.arange(size) + rank).all()
+    communicator.all_gather(b"", bytearray())
+    return "ok"
+
+
+def test_threads():
+    assert run([lambda c=c: exchange(c) for c in Communicator.threads(3)]) == ["ok"] * 3
+
+
+def test_a_rank_that_gives_up():
+    ranks = Communicator.threads(2, limit=3600.0)
+    ranks[1].abort("no memory")
+    (raised,) = run([lambda: exchange(ranks[0])])
+    assert isinstance(raised, LogitlessError) and "rank 1 gave up: no memory" in str(raised)
+
+
+def test_what_a_callback_raises_is_the_cause():
+    def fails(mine, all):
+        raise KeyError("the link")
+
+    reasons = []
+    communicator = Communicator.callbacks(0, 1, fails, fails, abort=reasons.append)
+    for _ in range(2):
+        with pytest.raises(LogitlessError, match=r"call 1 \(all_gather of 2 bytes\) on rank 0") as raised:
+            communicator.all_gather(b"ab", bytearray(2))
+        assert isinstance(raised.value.__cause__, KeyError)
+    communicator.abort("too late: it has failed")
+    assert reasons == []
+    Communicator.callbacks(0, 1, fails, fails, abort=reasons.append).abort("stop")
+    assert reasons == ["stop"]
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="size: expected 1 or more, got 0"):
+        Communicator.threads(0)
+    with pytest.raises(ValueError, match=r"rank: expected one in \[0, 2\), got 2"):
+        Communicator.callbacks(2, 2, exchange, exchange)
+    (one,) = Communicator.threads(1)
+    with pytest.raises(ValueError, match="expected 3 bytes, got 4"):
+        one.all_gather(b"abc", bytearray(4))
+    with pytest.raises(ValueError, match="memory that can be written"):
+        one.all_gather(b"abc", b"abc")
+    pair = Communicator.threads(2)
+    with pytest.raises(ValueError, match="a multiple of 2 bytes, got 3"):
+        pair[0].all_to_all(b"abc", bytearray(3))
+
+
+class FakeMpi:
+    """The calls of an mpi4py communicator that the page makes, between threads."""
+
+    def __init__(self, mine):
+        self.mine = mine
+
+    def Get_rank(self):
+        return self.mine.rank
+
+    def Get_size(self):
+        return self.mine.size
+
+    def Allgather(self, sent, received):
+        assert sent[1] == received[1] == "byte"
+        self.mine.all_gather(sent[0], received[0])
+
+    def Alltoall(self, sent, received):
+        assert sent[1] == received[1] == "byte"
+        self.mine.all_to_all(sent[0], received[0])
+
+    def Abort(self, code):
+        self.mine.abort(f"code {code}")
+
+
+def test_mpi_as_the_page_brings_it(monkeypatch):
+    (snippet,) = [code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "mpi4py" in code]
+    module = types.ModuleType("mpi4py")
+    module.MPI = types.SimpleNamespace(BYTE="byte")
+    monkeypatch.setitem(sys.modules, "mpi4py", module)
+    space = {}
+    exec(snippet, space)
+    inner = Communicator.threads(3)
+    ranks = [space["from_mpi"](FakeMpi(c)) for c in inner]
+    assert run([lambda c=c: exchange(c) for c in ranks]) == ["ok"] * 3
+    ranks[2].abort("stop")
+    (raised,) = run([lambda: exchange(ranks[0])])
+    assert isinstance(raised, LogitlessError) and "rank 2 gave up: code 1" in str(raised.__cause__)
