@@ -1,0 +1,43 @@
+// A head whose words, and maybe tokens, are spread over ranks: no rank holds the whole weight, its
+// gradient or the logits (docs/distributed.md).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "logitless/communicator.h"
+#include "logitless/tensor_view.h"
+
+namespace logitless {
+
+// What a rank has of the weight. columns, and words gathered for each call, are not served yet.
+enum class WeightSharding : std::uint8_t { words = 0, columns = 1 };
+
+// As it is here: no sharding. With `words`, plans and calls are collective: every rank of it makes
+// the same ones in the same order, and all of them throw where one does, naming the rank.
+// A rank that comes with a plan that was made without a sharding is missed at the limit alone.
+//
+// Of each rank's own words are weight [rows, D], bias [rows], d_weight and d_bias; rows may differ
+// between ranks and be 0. Of the whole vocabulary are targets, class_weight [vocab], vocab_weight
+// [vocab], label smoothing, argmax and everything that is summed over words. Of a mean or sum every
+// rank gets the whole loss, in the same bits, and complete gradients of it.
+//
+// Served on the CPU, by exact plans. Throws Unsupported, on every rank, on a GPU, for the far field
+// and for columns.
+struct Sharding {
+  // The ranks that hold the words; null: no sharding. Never a default group.
+  std::shared_ptr<Communicator> words = {};
+  std::int64_t vocab = 0;  // words of the whole vocabulary; those of all ranks are [0, vocab), once
+  std::int64_t first_word = 0;      // rows are words [first_word, first_word + rows)
+  ConstTensorView word_table = {};  // or, i32 [rows] ascending: which words they are
+  // hidden, targets and everything per token are this rank's tokens, of any number:
+  // sequence-parallel input. Otherwise they are the same on all ranks, and so are the outputs. The
+  // last target of a shard is its neighbour's, so next_token is refused with it.
+  bool tokens = false;
+  // Groups like this one that a mean is over as well: it divides by the weights of the tokens of
+  // all of them. Loss and gradients are this group's part then. null: none.
+  std::shared_ptr<Communicator> replicas = {};
+  WeightSharding weight = WeightSharding::words;
+};
+
+}  // namespace logitless

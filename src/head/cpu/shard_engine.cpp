@@ -1,0 +1,217 @@
+// What ranks that hold a part of the words each tell one another for a chunk: tokens where these
+// are spread, too, the states of all tokens, and pieces of d_hidden. Everything is merged in the
+// order of ranks, so that all get the same bits.
+#include <algorithm>
+#include <cstring>
+
+#include "core/parallel.h"
+#include "head/cpu/engine.h"
+
+namespace logitless::cpu {
+namespace {
+
+std::size_t bytes(std::int64_t count, std::size_t each) {
+  return static_cast<std::size_t>(count) * each;
+}
+
+}  // namespace
+
+void Engine::gather_counts() {
+  auto* const counts = at<std::int64_t>(layout_.shard.counts);
+  counts[call_.shard.rank()] = valid_;
+  call_.shard.calls->all_gather(counts + call_.shard.rank(), counts, sizeof(std::int64_t));
+}
+
+// Where the tokens of a chunk stand in what is exchanged of them, and their targets.
+void Engine::place_tokens(const ChunkTokens& tokens, std::int32_t* words) const {
+  auto* const place = at<std::int64_t>(layout_.shard.place);
+  if (!call_.shard.tokens) {
+    for (std::int64_t t = 0; t < tokens.count; ++t) place[t] = t;
+    return read_targets(targets_, valid_rows() + tokens.first, tokens.count, words);
+  }
+  const auto* const counts = at<std::int64_t>(layout_.shard.counts);
+  std::int64_t t = 0;
+  for (int r = 0; r < call_.shard.ranks(); ++r) {
+    const std::int64_t count = std::clamp<std::int64_t>(counts[r] - tokens.first, 0, step_);
+    for (std::int64_t i = 0; i < count; ++i) place[t++] = r * step_ + i;
+  }
+  gather_tokens(tokens);
+  const int per_token = plan_.features.targets_per_token;
+  const auto* const all = at<std::int32_t>(layout_.shard.words);
+  for (t = 0; t < tokens.count; ++t)
+    std::copy_n(all + place[t] * per_token, per_token, words + t * per_token);
+}
+
+// Hidden states and targets of a chunk's tokens, from all ranks.
+void Engine::gather_tokens(const ChunkTokens& tokens) const {
+  CollectiveCalls& calls = *call_.shard.calls;
+  const int rank = call_.shard.rank();
+  const int per_token = plan_.features.targets_per_token;
+  const std::int64_t dim = call_.shape.dim;
+  const std::size_t element = size_of(call_.shape.dtype);
+  const std::size_t row_bytes = bytes(dim, element);
+  auto* const all = at<std::byte>(layout_.shard.hidden);
+  std::byte* const mine = all + bytes(rank * step_, row_bytes);
+  const RowMatrix m = as_rows("hidden", call_.in.hidden);
+  const auto* const from = static_cast<const std::byte*>(call_.in.hidden.data());
+  parallel_for(plan_.threads, step_, [&](std::int64_t i, int) {
+    std::byte* const to = mine + bytes(i, row_bytes);
+    if (i >= tokens.own_count) {  // nobody reads it
+      std::memset(to, 0, row_bytes);
+      return;
+    }
+    const std::int64_t row = valid_rows()[tokens.first + i] * m.row_stride;
+    for (std::int64_t k = 0; k < dim; ++k) {
+      std::memcpy(to + bytes(k, element),
+                  from + (row + k * m.column_stride) * static_cast<std::int64_t>(element), element);
+    }
+  });
+  calls.all_gather(mine, all, bytes(step_, row_bytes));
+
+  auto* const words = at<std::int32_t>(layout_.shard.words);
+  std::int32_t* const own = words + rank * step_ * per_token;
+  std::fill_n(own, step_ * per_token, -1);
+  read_targets(targets_, valid_rows() + tokens.first, tokens.own_count, own);
+  calls.all_gather(own, words, bytes(step_ * per_token, sizeof(std::int32_t)));
+}
+
+// The forward of no words.
+void Engine::forward_nothing(const ForwardChunk& chunk) const {
+  for (std::int64_t t = 0; t < chunk.tokens; ++t) {
+    chunk.exponent[t] = 0.0f;
+    chunk.sum[t] = 0.0f;
+    chunk.wide[t] = WideSum();
+    if (chunk.entropy_sum != nullptr) chunk.entropy_sum[t] = 0.0;
+    if (chunk.weighted_sum != nullptr) chunk.weighted_sum[t] = 0.0;
+    if (chunk.argmax != nullptr) chunk.best[t] = -INFINITY;
+  }
+}
+
+// The outputs of the forward become those of all words.
+void Engine::exchange_states(const ForwardChunk& chunk) const {
+  const std::int64_t count = chunk.tokens;
+  const int per_token = plan_.features.targets_per_token;
+  const int ranks = call_.shard.ranks();
+  const std::size_t of_rank =
+      bytes(count, sizeof(TokenRecord)) + bytes(count * per_token, sizeof(ShardTarget));
+  auto* const all = at<std::byte>(layout_.shard.records);
+  const auto record_of = [&](int rank, std::int64_t t) -> TokenRecord& {
+    return reinterpret_cast<TokenRecord*>(all + bytes(rank, of_rank))[t];
+  };
+  const auto target_of = [&](int rank, std::int64_t slot) -> ShardTarget& {
+    return reinterpret_cast<ShardTarget*>(all + bytes(rank, of_rank) +
+                                          bytes(count, sizeof(TokenRecord)))[slot];
+  };
+  const int rank = call_.shard.rank();
+  for (std::int64_t t = 0; t < count; ++t) {
+    TokenRecord& record = record_of(rank, t);
+    record.wide = chunk.wide[t];
+    record.state = ShardState();
+    ShardState& state = record.state;
+    state.exponent = chunk.exponent[t];
+    state.sum = chunk.sum[t];
+    if (chunk.entropy_sum != nullptr && state.sum != 0.0f)
+      state.entropy = chunk.entropy_sum[t] * chunk.wide[t].scaled(state.exponent);
+    if (chunk.weighted_sum != nullptr) state.weighted = chunk.weighted_sum[t];
+    if (chunk.argmax != nullptr && !empty()) {
+      state.best = chunk.best[t];
+      state.word = static_cast<std::int32_t>(words_.word(chunk.argmax[t]));
+    }
+    for (std::int64_t slot = t * per_token; slot < (t + 1) * per_token; ++slot) {
+      const bool here = chunk.targets.words[slot] >= 0;
+      target_of(rank, slot) = {here ? chunk.target_logit[slot] : 0.0f, here ? 1 : 0};
+    }
+  }
+  call_.shard.calls->all_gather(all + bytes(rank, of_rank), all, of_rank);
+
+  parallel_for(plan_.threads, count, [&](std::int64_t t, int) {
+    const MergedState merged =
+        merge_shards(ranks, [&](int r) -> const ShardState& { return record_of(r, t).state; });
+    WideSum wide;
+    for (int r = 0; r < ranks; ++r) wide.add(record_of(r, t).wide);
+    const double sum = wide.scaled(merged.exponent);
+    chunk.exponent[t] = static_cast<float>(merged.exponent);
+    chunk.sum[t] = static_cast<float>(sum);
+    if (chunk.entropy_sum != nullptr) chunk.entropy_sum[t] = merged.entropy / sum;
+    if (chunk.weighted_sum != nullptr) chunk.weighted_sum[t] = merged.weighted;
+    if (chunk.argmax != nullptr) chunk.argmax[t] = merged.word;
+    for (std::int64_t slot = t * per_token; slot < (t + 1) * per_token; ++slot) {
+      for (int r = 0; r < ranks; ++r) {
+        const ShardTarget& target = target_of(r, slot);
+        if (target.here != 0) chunk.target_logit[slot] = target.logit;
+      }
+    }
+  });
+}
+
+std::byte* Engine::answer_of(std::int64_t place) const {
+  const std::size_t each =
+      sizeof(TokenAnswerRecord) + bytes(plan_.features.targets_per_token, sizeof(double));
+  return at<std::byte>(layout_.shard.answers) + bytes(place, each);
+}
+
+void Engine::put_answer(std::int64_t own, const TokenAnswer& answer) const {
+  std::byte* const at = answer_of(call_.shard.rank() * step_ + own);
+  const TokenCotangent& c = answer.cotangent;
+  *reinterpret_cast<TokenAnswerRecord*>(at) = {c.lse, c.entropy, c.weighted_sum};
+  std::copy_n(answer.delta, plan_.features.targets_per_token,
+              reinterpret_cast<double*>(at + sizeof(TokenAnswerRecord)));
+}
+
+// Of sharded tokens: what their own ranks make of them, and everyone's coefficients from that.
+void Engine::exchange_answers(const ForwardChunk& chunk) const {
+  std::byte* const all = answer_of(0);
+  const auto of_rank = static_cast<std::size_t>(answer_of(step_) - all);
+  call_.shard.calls->all_gather(answer_of(call_.shard.rank() * step_), all, of_rank);
+  const auto* const place = at<std::int64_t>(layout_.shard.place);
+  for (std::int64_t t = 0; t < chunk.tokens; ++t) {
+    const std::byte* const from = answer_of(place[t]);
+    const auto& record = *reinterpret_cast<const TokenAnswerRecord*>(from);
+    set_coefficients(
+        chunk, t,
+        {.lse = record.lse, .entropy = record.entropy, .weighted_sum = record.weighted_sum},
+        reinterpret_cast<const double*>(from + sizeof(TokenAnswerRecord)));
+  }
+}
+
+// Each rank adds up the pieces of its tokens, in the order of ranks and in fp32, and rounds them
+// once. Where all ranks have all tokens, each adds up a part of them and tells the sums.
+void Engine::exchange_hidden(const ChunkTokens& tokens) const {
+  CollectiveCalls& calls = *call_.shard.calls;
+  const int ranks = call_.shard.ranks();
+  const int rank = call_.shard.rank();
+  const std::int64_t dim = call_.shape.dim;
+  const bool spread = call_.shard.tokens;
+  const std::int64_t block = spread ? step_ : ceil_div(tokens.count, ranks);
+  const std::int64_t mine =
+      spread ? tokens.own_count : std::clamp<std::int64_t>(tokens.count - rank * block, 0, block);
+  auto* const pieces = at<float>(layout_.shard.pieces);
+  auto* const received = at<float>(layout_.shard.received);
+  if (empty()) std::fill_n(pieces, ranks * block * dim, 0.0f);
+  const std::size_t block_bytes = bytes(block * dim, sizeof(float));
+  calls.all_to_all(pieces, received, block_bytes);
+  float* const sums = pieces + rank * block * dim;
+  parallel_for(plan_.threads, mine, [&](std::int64_t i, int) {
+    for (std::int64_t k = i * dim; k < (i + 1) * dim; ++k) {
+      float sum = received[k];
+      for (int r = 1; r < ranks; ++r) sum += received[r * block * dim + k];
+      sums[k] = sum;
+    }
+  });
+  if (!spread) calls.all_gather(sums, pieces, block_bytes);
+
+  const TensorView& to = call_.gradients.d_hidden;
+  const RowMatrix m = as_rows("d_hidden", to);
+  const float* const rows = spread ? sums : pieces;
+  parallel_for(plan_.threads, spread ? mine : tokens.count, [&](std::int64_t i, int) {
+    const std::int64_t row = valid_rows()[tokens.first + i];
+    for (std::int64_t k = 0; k < dim; ++k) {
+      const std::int64_t index = row * m.row_stride + k * m.column_stride;
+      const double old =
+          call_.features.accumulate ? load_element(to.data(), to.dtype(), index) : 0.0;
+      store_element(to.data(), to.dtype(), index, old + static_cast<double>(rows[i * dim + k]));
+    }
+  });
+}
+
+}  // namespace logitless::cpu

@@ -1,0 +1,220 @@
+#include "head/shard_plan.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "core/check.h"
+#include "head/plan/choose.h"
+
+namespace logitless {
+namespace {
+
+std::span<const std::int32_t> table_of(const Sharding& sharding) {
+  return {static_cast<const std::int32_t*>(sharding.word_table.data()),
+          static_cast<std::size_t>(sharding.word_table.numel())};
+}
+
+std::vector<WordRun> words_of(const Sharding& sharding, std::int64_t rows) {
+  if (sharding.word_table.defined()) return runs_of(table_of(sharding));
+  if (rows == 0) return {};
+  return {{sharding.first_word, sharding.first_word + rows}};
+}
+
+void say_features(const HeadFeatures& f, PlanDigest& digest) {
+  digest.same("targets_per_token", f.targets_per_token);
+  digest.same("bias", f.bias);
+  digest.same("logit_scale", concat(f.logit_scale));
+  digest.same("softcap", concat(f.softcap));
+  digest.same("label smoothing", f.label_smoothing);
+  digest.same("class or vocab weights", f.vocab_weight);
+  digest.same("entropy", f.entropy);
+  digest.same("argmax", f.argmax);
+  digest.same("d_hidden", f.d_hidden);
+  digest.same("d_weight", f.d_weight);
+  digest.same("d_bias", f.d_bias);
+  digest.same("gradient of the entropy", f.entropy_gradient);
+  digest.same("accumulate", f.accumulate);
+  digest.same("ranks of the words", f.word_ranks);
+  digest.same("sharded tokens", f.tokens_sharded);
+}
+
+void say(const ShardedHead& head, const Sharding& sharding, PlanDigest& digest) {
+  digest.same("vocab", sharding.vocab);
+  digest.same("dim", head.shape.dim);
+  digest.same("dtype", name_of(head.shape.dtype));
+  say_features(head.features, digest);
+  if (head.options) head.options(digest);
+  digest.same("replicas", sharding.replicas == nullptr ? 0 : sharding.replicas->size());
+  sharding.tokens ? digest.own("tokens", head.shape.tokens)
+                  : digest.same("tokens", head.shape.tokens);
+  digest.words(sharding.vocab, words_of(sharding, head.shape.vocab));
+}
+
+// Tokens of all ranks that one plan has to do with.
+std::int64_t tokens_of_plan(const Sharding& sharding, const HeadShape& shape,
+                            const Agreement& agreed) {
+  if (!sharding.tokens) return shape.tokens;
+  std::int64_t most = 0;
+  const int ranks = sharding.words->size();
+  for (int r = 0; r < ranks; ++r) most = std::max(most, agreed.own_of(r, "tokens"));
+  return most * ranks;
+}
+
+void refuse_far_field(const PlanRequest& request) {
+  const bool far = request.accuracy != Accuracy::exact ||
+                   (request.kind.has_value() && (*request.kind == PlanKind::far_backward ||
+                                                 *request.kind == PlanKind::far_both));
+  if (far) throw Unsupported("sharding: the far field of words on several ranks is not served yet");
+}
+
+// Of the ranks that hold the words together.
+LossPlan plan_words(const Sharding& sharding, const PlanRequest& request,
+                    const std::function<ShardedHead()>& head,
+                    const std::function<LossPlan(const HeadShape&, const HeadFeatures&)>& plan) {
+  Communicator& words = *sharding.words;
+  ShardedHead mine;
+  const auto say_sizes = [&](PlanDigest& digest) {
+    mine = head();
+    if (mine.device != DeviceKind::cpu)
+      throw Unsupported("sharding: words on several ranks are served on the CPU alone yet");
+    refuse_far_field(request);
+    say(mine, sharding, digest);
+  };
+  const Agreement sizes = agree(words, say_sizes);
+
+  HeadShape shape = mine.shape;
+  shape.tokens = tokens_of_plan(sharding, shape, sizes);
+  shape.vocab = std::max<std::int64_t>(shape.vocab, 1);  // kernels of a rank without words rest
+  shape.whole_vocab = sharding.vocab;
+  LossPlan made;
+  const Agreement chunks = agree(words, [&](PlanDigest& digest) {
+    made = plan(shape, mine.features);
+    digest.same("sizes", static_cast<std::int64_t>(sizes.plan));
+    digest.own("chunk", made.chunk_tokens);
+  });
+  // Chunks are exchanged: all ranks go through them together.
+  std::int64_t least = made.chunk_tokens;
+  for (int r = 0; r < words.size(); ++r) least = std::min(least, chunks.own_of(r, "chunk"));
+  made.chunk_tokens = sharding.tokens ? std::max<std::int64_t>(least, words.size()) : least;
+  made = with_threads(std::move(made), made.threads);
+  const std::int64_t tokens = sharding.tokens ? shape.tokens / words.size() : shape.tokens;
+  made.agreement = std::make_shared<ShardAgreement>(ShardAgreement{
+      sharding, mine.shape.vocab, tokens, CollectiveCalls(sharding.words, chunks.plan), {}});
+  return made;
+}
+
+// Of plan_head: the shape and features are all there is.
+template <typename Plan>
+LossPlan plan_shape(const HeadShape& shape, const HeadFeatures& features,
+                    const PlanRequest& request, DeviceKind device, const Plan& plan) {
+  if (!is_sharded(request.sharding)) {
+    require(features.word_ranks == 0 && !features.tokens_sharded,
+            "sharding: the features are of sharded words, and the request has no sharding");
+    return plan(shape, features);
+  }
+  const auto head = [&]() -> ShardedHead {
+    require_sharding(request.sharding, shape.vocab);
+    ShardedHead mine{.shape = shape, .features = features, .device = device};
+    set_sharding(request.sharding, mine.features);
+    return mine;
+  };
+  return plan_sharded(request.sharding, request, head, plan);
+}
+
+}  // namespace
+
+LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features,
+                   const PlanRequest& request) {
+  return plan_shape(
+      shape, features, request, request.device.kind,
+      [&](const HeadShape& s, const HeadFeatures& f) { return plan_alone(s, f, request); });
+}
+
+LossPlan plan_head(const Context& context, const HeadShape& shape, const HeadFeatures& features,
+                   const PlanRequest& request) {
+  return plan_shape(shape, features, request, context.device().kind,
+                    [&](const HeadShape& s, const HeadFeatures& f) {
+                      return plan_alone(context, s, f, request);
+                    });
+}
+
+void set_sharding(const Sharding& sharding, HeadFeatures& features) {
+  if (!is_sharded(sharding)) return;
+  features.word_ranks = sharding.words->size();
+  features.tokens_sharded = sharding.tokens;
+}
+
+std::int64_t whole_vocab(const Sharding& sharding, std::int64_t rows) {
+  return is_sharded(sharding) ? sharding.vocab : rows;
+}
+
+void require_sharding(const Sharding& sharding, std::int64_t rows) {
+  if (sharding.weight != WeightSharding::words)
+    throw Unsupported("sharding: weights spread by columns are not served yet");
+  for (const auto* group : {&sharding.words, &sharding.replicas}) {
+    if (*group != nullptr && (*group)->device() != DeviceKind::cpu)
+      throw Unsupported("sharding: words on several ranks are served on the CPU alone yet");
+  }
+  require(sharding.vocab >= 1, "sharding: vocab: expected the words of all ranks, 1 or more, got ",
+          sharding.vocab);
+  const ConstTensorView& table = sharding.word_table;
+  if (!table.defined()) return;
+  require(sharding.first_word == 0, "sharding: first_word ", sharding.first_word,
+          " and a word_table; give one of them");
+  require(table.rank() == 1 && table.size(0) == rows && table.dtype() == DType::i32 &&
+              table.contiguous(),
+          "sharding: word_table: expected i32[", rows, "] without gaps, got ", describe(table));
+  require(table.data() != nullptr || rows == 0, "sharding: word_table has no data");
+  const auto words = table_of(sharding);
+  const auto at = std::adjacent_find(words.begin(), words.end(),
+                                     [](std::int32_t a, std::int32_t b) { return a >= b; });
+  if (at == words.end()) return;
+  throw InvalidArgument(concat("sharding: word_table: expected ascending words, got ", *at,
+                               " before ", *(at + 1), " at row ", at - words.begin()));
+}
+
+LossPlan plan_sharded(const Sharding& sharding, const PlanRequest& request,
+                      const std::function<ShardedHead()>& head,
+                      const std::function<LossPlan(const HeadShape&, const HeadFeatures&)>& plan) {
+  if (sharding.replicas == nullptr) return plan_words(sharding, request, head, plan);
+  LossPlan made;
+  // What one group of words throws is said to the replicas in the others.
+  const Agreement agreed = agree(*sharding.replicas, [&](PlanDigest& digest) {
+    made = plan_words(sharding, request, head, plan);
+    digest.same("vocab", sharding.vocab);
+    digest.same("ranks of the words", sharding.words->size());
+  });
+  made.agreement->replicas = std::make_unique<CollectiveCalls>(sharding.replicas, agreed.plan);
+  return made;
+}
+
+void set_shard(const LossPlan& plan, const Sharding& sharding, HeadCall& call) {
+  if (plan.agreement == nullptr) return;
+  call.shard = {.calls = &plan.agreement->calls,
+                .replicas = plan.agreement->replicas.get(),
+                .words = ShardWords(sharding, call.shape.vocab),
+                .tokens = sharding.tokens};
+  require(call.shape.vocab == plan.agreement->rows, "plan: made for ", plan.agreement->rows,
+          " words here, called with ", call.shape.vocab);
+  require(call.shape.tokens <= plan.agreement->tokens, "plan: made for at most ",
+          plan.agreement->tokens, " tokens of a rank, called with ", call.shape.tokens);
+  call.shape.vocab = std::max<std::int64_t>(call.shape.vocab, 1);
+  call.shape.whole_vocab = sharding.vocab;
+}
+
+void require_planned(const ShardAgreement* agreed, const Sharding& sharding) {
+  if (agreed == nullptr) {
+    require(!is_sharded(sharding), "plan: made without a sharding, and the call has one");
+    return;
+  }
+  const Sharding& planned = agreed->sharding;
+  require(sharding.words == planned.words && sharding.tokens == planned.tokens &&
+              sharding.replicas == planned.replicas && sharding.vocab == planned.vocab &&
+              sharding.first_word == planned.first_word &&
+              sharding.word_table.defined() == planned.word_table.defined(),
+          "sharding: not the one that the plan was made for");
+}
+
+}  // namespace logitless

@@ -1,0 +1,41 @@
+// Which words of a whole vocabulary the rows of a rank's weight are.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "logitless/sharding.h"
+
+namespace logitless {
+
+class ShardWords {
+ public:
+  // All words, each its own row.
+  explicit ShardWords(std::int64_t rows) : rows_(rows) {}
+  ShardWords(const Sharding& sharding, std::int64_t rows)
+      : rows_(rows),
+        first_(sharding.first_word),
+        table_(static_cast<const std::int32_t*>(sharding.word_table.data())) {}
+
+  std::int64_t rows() const { return rows_; }
+  std::int64_t word(std::int64_t row) const {
+    return table_ != nullptr ? table_[row] : first_ + row;
+  }
+  // -1: the word is on another rank.
+  std::int32_t row(std::int64_t word) const {
+    if (table_ == nullptr) {
+      const std::int64_t row = word - first_;
+      return row >= 0 && row < rows_ ? static_cast<std::int32_t>(row) : -1;
+    }
+    const std::int32_t* const found = std::lower_bound(table_, table_ + rows_, word);
+    return found != table_ + rows_ && *found == word ? static_cast<std::int32_t>(found - table_)
+                                                     : -1;
+  }
+
+ private:
+  std::int64_t rows_;
+  std::int64_t first_ = 0;
+  const std::int32_t* table_ = nullptr;  // [rows], ascending
+};
+
+}  // namespace logitless

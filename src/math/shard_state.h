@@ -1,0 +1,78 @@
+// What the ranks of a sharded vocabulary know of one token, each of its own words, and what follows
+// of all words. Every rank merges the same records in the order of ranks, in double, and rounds
+// once: all get the same bits.
+//
+//   exponent e = max_r e_r      S = sum_r s_r 2^(e_r - e)      lse = ln 2 (e + log2 S)
+//   sum_j p_j z_j = sum_r E_r 2^(e_r - e) / S                  sum_j omega_j z_j = sum_r m_r
+//
+// Scaling is exact, since exponents are integral: the merge of online softmax (Milakov and
+// Gimelshein, 2018), which TransformerEngine's parallel cross entropy does after one all-gather,
+// too. The logit of a target is copied from its word's rank, and never summed.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "math/host_device.h"
+#include "math/lse_state.h"
+
+namespace logitless {
+
+// Of the words of one rank; as it is here, of none.
+struct ShardState {
+  float exponent = 0.0f;          // e_r, integral
+  float sum = 0.0f;               // s_r: sum_j 2^(z_j log2e - e_r)
+  double entropy = 0.0;           // E_r: sum_j 2^(z_j log2e - e_r) z_j
+  double weighted = 0.0;          // m_r: sum_j omega_j z_j
+  float best = -INFINITY;         // greatest logit
+  std::int32_t word = INT32_MAX;  // that has it, the lowest among equals; of the whole vocabulary
+};
+
+// The logit of a target on one rank.
+struct ShardTarget {
+  float logit = 0.0f;
+  std::int32_t here = 0;  // 1 on the word's rank alone
+};
+
+// Of all words.
+struct MergedState {
+  double exponent = 0.0;
+  double sum = 0.0;
+  double entropy = 0.0;  // sum_j 2^(z_j log2e - exponent) z_j
+  double weighted = 0.0;
+  float best = -INFINITY;
+  std::int32_t word = INT32_MAX;
+
+  // -inf where all words are masked.
+  LOGITLESS_HOST_DEVICE double lse() const { return (exponent + log2(sum)) * kLn2; }
+  LOGITLESS_HOST_DEVICE double mean_logit() const { return entropy / sum; }  // sum_j p_j z_j
+};
+
+// state(r): the ShardState of rank r.
+template <typename State>
+LOGITLESS_HOST_DEVICE MergedState merge_shards(int ranks, const State& state) {
+  MergedState all;
+  bool any = false;
+  for (int r = 0; r < ranks; ++r) {
+    const ShardState& s = state(r);
+    if (s.sum == 0.0f) continue;
+    all.exponent = any ? fmax(all.exponent, static_cast<double>(s.exponent)) : s.exponent;
+    any = true;
+  }
+  for (int r = 0; r < ranks; ++r) {
+    const ShardState& s = state(r);
+    if (s.sum != 0.0f) {
+      const double factor = exp2(s.exponent - all.exponent);
+      all.sum += s.sum * factor;
+      all.entropy += s.entropy * factor;
+    }
+    all.weighted += s.weighted;
+    if (s.best > all.best || (s.best == all.best && s.word < all.word)) {
+      all.best = s.best;
+      all.word = s.word;
+    }
+  }
+  return all;
+}
+
+}  // namespace logitless

@@ -1,0 +1,264 @@
+#include "head/sharded.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "head/plan/choose.h"
+#include "support/mirror.h"
+
+namespace logitless::test {
+namespace {
+
+class Watched : public Communicator {
+ public:
+  Watched(std::shared_ptr<Communicator> real, unsigned delays, std::atomic<std::int64_t>* sent)
+      : real_(std::move(real)), delays_(delays), sent_(sent), delay_(real_->rank(), delays) {}
+  int rank() const override { return real_->rank(); }
+  int size() const override { return real_->size(); }
+  DeviceKind device() const override { return real_->device(); }
+  bool capturable() const override { return real_->capturable(); }
+  void all_gather(const void* mine, void* all, std::size_t bytes, void* stream) override {
+    before(bytes);
+    real_->all_gather(mine, all, bytes, stream);
+  }
+  void all_to_all(const void* pieces, void* of_all, std::size_t bytes, void* stream) override {
+    before(bytes);
+    real_->all_to_all(pieces, of_all, bytes, stream);
+  }
+  void all_gather_host(const void* mine, void* all, std::size_t bytes) override {
+    real_->all_gather_host(mine, all, bytes);
+  }
+  void wait(void* stream, std::chrono::milliseconds limit) override { real_->wait(stream, limit); }
+  void abort(std::string_view reason) noexcept override { real_->abort(reason); }
+
+ private:
+  void before(std::size_t bytes) {
+    if (sent_ != nullptr) *sent_ += static_cast<std::int64_t>(bytes) * (size() - 1);
+    if (delays_ != 0) delay_();
+  }
+  std::shared_ptr<Communicator> real_;
+  unsigned delays_;
+  std::atomic<std::int64_t>* sent_;
+  RandomDelays delay_;
+};
+
+// Rows of a tensor whose rows have `columns` elements.
+Tensor rows_of(const Tensor& t, std::vector<std::int64_t> shape, std::int64_t columns,
+               const std::vector<std::int64_t>& rows) {
+  if (!t.defined()) return {};
+  shape[0] = static_cast<std::int64_t>(rows.size());
+  Tensor out(t.view().dtype(), shape);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    for (std::int64_t k = 0; k < columns; ++k)
+      out.set(static_cast<std::int64_t>(i) * columns + k, t.get(rows[i] * columns + k));
+  }
+  return out;
+}
+
+HeadSpec spec_of_rank(const HeadSpec& whole, std::int64_t words, std::int64_t tokens) {
+  HeadSpec s = whole;
+  s.vocab = words;
+  s.tokens = tokens;
+  return s;
+}
+
+HeadProblem empty_problem() {
+  HeadSpec tiny;
+  tiny.tokens = tiny.dim = tiny.vocab = 1;
+  return HeadProblem(tiny);
+}
+
+}  // namespace
+
+WordSplit words_at(std::string name, const std::vector<std::int64_t>& borders) {
+  WordSplit split{std::move(name), {}, false};
+  for (std::size_t r = 0; r + 1 < borders.size(); ++r) {
+    split.ranks.emplace_back(static_cast<std::size_t>(borders[r + 1] - borders[r]));
+    std::iota(split.ranks.back().begin(), split.ranks.back().end(),
+              static_cast<std::int32_t>(borders[r]));
+  }
+  return split;
+}
+
+WordSplit even_words(int ranks, std::int64_t vocab) {
+  std::vector<std::int64_t> borders;
+  for (int r = 0; r <= ranks; ++r) borders.push_back(vocab * r / ranks);
+  return words_at("even", borders);
+}
+
+WordSplit dealt_words(int ranks, std::int64_t vocab) {
+  WordSplit split{"table", std::vector<std::vector<std::int32_t>>(static_cast<std::size_t>(ranks)),
+                  true};
+  std::mt19937 random(3);
+  for (std::int64_t j = 0; j < vocab; ++j)
+    split.ranks[random() % static_cast<unsigned>(ranks)].push_back(static_cast<std::int32_t>(j));
+  return split;
+}
+
+RankProblem::RankProblem(const HeadProblem& whole, const ShardedRun& run, int rank)
+    : part(empty_problem()),
+      words(run.words.ranks[static_cast<std::size_t>(rank)]),
+      vocab(whole.spec.vocab),
+      spread_tokens(run.tokens.sharded()) {
+  const HeadSpec& s = whole.spec;
+  std::int64_t count = s.tokens;
+  if (spread_tokens) {
+    const auto& counts = run.tokens.counts;
+    first_token = std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
+    count = counts[static_cast<std::size_t>(rank)];
+  }
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(count));
+  std::iota(tokens.begin(), tokens.end(), first_token);
+  const std::vector<std::int64_t> rows(words.begin(), words.end());
+  std::vector<std::int64_t> of_targets = {0};
+  if (s.per_token > 1) of_targets.push_back(s.per_token);
+  part.spec = spec_of_rank(s, static_cast<std::int64_t>(words.size()), count);
+  part.hidden = rows_of(whole.hidden, {0, s.dim}, s.dim, tokens);
+  part.weight = rows_of(whole.weight, {0, s.dim}, s.dim, rows);
+  part.bias = rows_of(whole.bias, {0}, 1, rows);
+  part.class_weight = whole.class_weight;
+  part.token_weight = rows_of(whole.token_weight, {0}, 1, tokens);
+  part.targets = rows_of(whole.targets, of_targets, s.per_token, tokens);
+  part.target_weight = rows_of(whole.target_weight, of_targets, s.per_token, tokens);
+  if (!run.words.table) return;
+  table = Tensor(DType::i32, {static_cast<std::int64_t>(words.size())},
+                 std::vector<double>(words.begin(), words.end()));
+}
+
+Sharding RankProblem::sharding(std::shared_ptr<Communicator> group) const {
+  Sharding out;
+  out.words = std::move(group);
+  out.vocab = vocab;
+  if (table.defined()) {
+    out.word_table = table.view();
+  } else {
+    out.first_word = words.empty() ? 0 : words.front();
+  }
+  out.tokens = spread_tokens;
+  return out;
+}
+
+std::shared_ptr<Communicator> watched(std::shared_ptr<Communicator> real, unsigned delays,
+                                      std::atomic<std::int64_t>* sent) {
+  return std::make_shared<Watched>(std::move(real), delays, sent);
+}
+
+namespace {
+
+HeadAnswer run_rank(const RankProblem& rank, const ShardedRun& sharded,
+                    const std::shared_ptr<Communicator>& group) {
+  const HeadSpec& s = rank.part.spec;
+  const RunSpec& run = sharded.run;
+  HeadAnswer a;
+  CrossEntropyOutputs out = make_outputs(s, run, a);
+  CrossEntropyInputs in = rank.part.inputs();
+  in.grad_loss = run.grad_loss;
+  Tensor grad_losses;
+  if (!run.grad_losses.empty()) {
+    const auto first = run.grad_losses.begin() + rank.first_token;
+    grad_losses = Tensor(DType::f32, {s.tokens}, std::vector<double>(first, first + s.tokens));
+    in.grad_losses = std::as_const(grad_losses).view();
+  }
+  in.sharding = rank.sharding(watched(group, sharded.delays, sharded.sent));
+  in.sharding.replicas = sharded.replicas;
+  CrossEntropyOptions options = rank.part.options();
+  if (run.change) run.change(options, in, out);
+  const Context context = make_context(run.kernel, run.threads);
+  const PlanRequest request{context.device(), run.budget, run.plan,
+                            run.plan == PlanKind::stored ? run.stored_fraction : 0.0};
+  a.plan = plan_cross_entropy(options, in, out, request);
+  if (run.chunk_tokens > 0) {
+    a.plan.chunk_tokens = run.chunk_tokens;
+    a.plan = with_threads(a.plan, a.plan.threads);
+  }
+  {
+    const Workspace workspace(context, a.plan);
+    a.statistics = cross_entropy(context, a.plan, options, in, out, workspace);
+  }
+  if (sharded.after) sharded.after(group->rank(), a.plan, context);
+  return a;
+}
+
+using Field = Tensor HeadAnswer::*;
+
+// The parts of a tensor whose rows have `columns` elements, at rows(rank).
+template <typename Rows>
+Tensor put_together(const std::vector<HeadAnswer>& ranks, Field field,
+                    std::vector<std::int64_t> shape, const Rows& rows) {
+  const Tensor& first = ranks.front().*field;
+  if (!first.defined()) return {};
+  std::int64_t columns = 1;
+  for (std::size_t d = 1; d < shape.size(); ++d) columns *= shape[d];
+  Tensor out(first.view().dtype(), shape);
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    std::int64_t i = 0;
+    for (const std::int64_t row : rows(r)) {
+      for (std::int64_t k = 0; k < columns; ++k)
+        out.set(row * columns + k, (ranks[r].*field).get(i * columns + k));
+      ++i;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+HeadAnswer run_sharded(const HeadProblem& problem, const ShardedRun& run) {
+  const HeadSpec& s = problem.spec;
+  const int size = static_cast<int>(run.words.ranks.size());
+  std::vector<RankProblem> parts;
+  for (int r = 0; r < size; ++r) parts.emplace_back(problem, run, r);
+  std::vector<HeadAnswer> answers(static_cast<std::size_t>(size));
+  const Ranks group = make_thread_group(size, std::chrono::seconds(30));
+  const std::vector<Outcome> outcomes = run_ranks(group, [&](Communicator& me) {
+    const auto r = static_cast<std::size_t>(me.rank());
+    answers[r] = run_rank(parts[r], run, group[r]);
+  });
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.text, "");
+  if (testing::Test::HasFailure()) return {};
+
+  const auto of_words = [&](std::size_t r) {
+    return std::vector<std::int64_t>(parts[r].words.begin(), parts[r].words.end());
+  };
+  const auto of_tokens = [&](std::size_t r) {
+    std::vector<std::int64_t> rows(static_cast<std::size_t>(parts[r].part.spec.tokens));
+    std::iota(rows.begin(), rows.end(), parts[r].first_token);
+    return rows;
+  };
+  const auto expect_same = [&](const char* name, Field field) {
+    for (const HeadAnswer& a : answers)
+      EXPECT_EQ((a.*field).bytes(), (answers.front().*field).bytes()) << name << " of the ranks";
+  };
+  HeadAnswer whole;
+  whole.plan = answers.front().plan;
+  whole.statistics = answers.front().statistics;
+  whole.d_weight = put_together(answers, &HeadAnswer::d_weight, {s.vocab, s.dim}, of_words);
+  whole.d_bias = put_together(answers, &HeadAnswer::d_bias, {s.vocab}, of_words);
+  const std::pair<const char*, Field> per_token[] = {{"lse", &HeadAnswer::lse},
+                                                     {"log_prob", &HeadAnswer::log_prob},
+                                                     {"target_logit", &HeadAnswer::target_logit},
+                                                     {"entropy", &HeadAnswer::entropy},
+                                                     {"argmax", &HeadAnswer::argmax}};
+  for (const auto& [name, field] : per_token) {
+    if (!run.tokens.sharded()) expect_same(name, field);
+    whole.*field = put_together(answers, field, {s.tokens}, of_tokens);
+  }
+  if (!run.tokens.sharded()) expect_same("d_hidden", &HeadAnswer::d_hidden);
+  whole.d_hidden = put_together(answers, &HeadAnswer::d_hidden, {s.tokens, s.dim}, of_tokens);
+  const bool by_token = s.reduction == Reduction::none;
+  if (!by_token || !run.tokens.sharded()) expect_same("loss", &HeadAnswer::loss);
+  whole.loss = by_token ? put_together(answers, &HeadAnswer::loss, {s.tokens}, of_tokens)
+                        : answers.front().loss;
+  for (const HeadAnswer& a : answers) {
+    EXPECT_EQ(a.statistics.valid_tokens, whole.statistics.valid_tokens);
+    EXPECT_EQ(a.statistics.normalizer, whole.statistics.normalizer);
+    EXPECT_EQ(a.statistics.correct, whole.statistics.correct);
+  }
+  return whole;
+}
+
+}  // namespace logitless::test

@@ -1,0 +1,282 @@
+// What a sharded plan or call refuses, on every rank alike.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "head/sharded.h"
+#include "support/mirror.h"
+
+namespace logitless::test {
+namespace {
+
+constexpr std::int64_t kTokens = 8, kDim = 4, kVocab = 100;
+constexpr int kRanks = 3;
+
+using Change =
+    std::function<void(int rank, CrossEntropyOptions&, CrossEntropyInputs&, PlanRequest&)>;
+
+// Everything of one rank, so that more than one call can be made.
+struct RankCall {
+  RankCall(const HeadProblem& whole, const ShardedRun& run, std::shared_ptr<Communicator> group)
+      : problem(whole, run, group->rank()),
+        context(make_context("", 1)),
+        loss(DType::f32, {}),
+        d_hidden(DType::f32, {problem.part.spec.tokens, kDim}) {
+    in = problem.part.inputs();
+    in.sharding = problem.sharding(group);
+    out.loss = loss.view();
+    out.d_hidden = d_hidden.view();
+  }
+  LossPlan plan(const PlanRequest& request = {}) const {
+    return plan_cross_entropy(options, in, out, request);
+  }
+  void call(const LossPlan& p) {
+    const Workspace workspace(context, p);
+    cross_entropy(context, p, options, in, out, workspace);
+  }
+
+  RankProblem problem;
+  Context context;
+  Tensor loss, d_hidden;
+  CrossEntropyOptions options;
+  CrossEntropyInputs in;
+  CrossEntropyOutputs out;
+};
+
+HeadProblem small_problem() {
+  return HeadProblem({.tokens = kTokens, .dim = kDim, .vocab = kVocab, .seed = 2});
+}
+
+std::vector<Outcome> run_all(const HeadProblem& problem, const ShardedRun& run,
+                             const std::function<void(int rank, RankCall&)>& body) {
+  const Ranks group = make_thread_group(kRanks, std::chrono::seconds(30));
+  return run_ranks(group, [&](Communicator& me) {
+    RankCall call(problem, run, group[static_cast<std::size_t>(me.rank())]);
+    body(me.rank(), call);
+  });
+}
+
+std::vector<Outcome> plan_all(const ShardedRun& run, const Change& change) {
+  return run_all(small_problem(), run, [&](int rank, RankCall& c) {
+    PlanRequest request{c.context.device()};
+    change(rank, c.options, c.in, request);
+    c.plan(request);
+  });
+}
+
+ShardedRun even_run() { return {.words = even_words(kRanks, kVocab)}; }
+ShardedRun spread_run() {
+  return {.words = even_words(kRanks, kVocab), .tokens = {"spread", {3, 0, 5}}};
+}
+
+void expect_all(const std::vector<Outcome>& outcomes, const std::string& kind,
+                const std::string& text) {
+  for (const Outcome& o : outcomes) {
+    EXPECT_EQ(o.kind, kind) << o.text;
+    EXPECT_NE(o.text.find(text), std::string::npos) << o.text;
+  }
+}
+
+TEST(ShardingErrors, WhatIsNotServedIsRefusedByName) {
+  expect_all(plan_all(even_run(), [](int, auto&, auto&,
+                                     PlanRequest& r) { r.accuracy = Accuracy::far_backward; }),
+             "Unsupported", "far field");
+  expect_all(plan_all(even_run(),
+                      [](int rank, auto&, auto&, PlanRequest& r) {
+                        if (rank == 1) r.kind = PlanKind::far_both;
+                      }),
+             "Unsupported", "rank 1: sharding: the far field");
+  expect_all(plan_all(even_run(), [](int, auto&, auto& in,
+                                     auto&) { in.sharding.weight = WeightSharding::columns; }),
+             "Unsupported", "columns");
+  expect_all(plan_all(even_run(),
+                      [](int, auto&, auto&, PlanRequest& r) { r.device.kind = DeviceKind::cuda; }),
+             "Unsupported", "on the CPU alone");
+}
+
+TEST(ShardingErrors, RanksThatDifferAreNamed) {
+  expect_all(plan_all(even_run(),
+                      [](int rank, CrossEntropyOptions& o, auto&, auto&) {
+                        if (rank == 2) o.label_smoothing = 0.1f;
+                      }),
+             "InvalidArgument", "rank 2: label smoothing 1, rank 0: 0");
+  expect_all(plan_all(even_run(),
+                      [](int rank, CrossEntropyOptions& o, auto&, auto&) {
+                        if (rank == 1) o.reduction = Reduction::sum;
+                      }),
+             "InvalidArgument", "rank 1: reduction");
+  expect_all(plan_all(even_run(),
+                      [](int rank, auto&, CrossEntropyInputs& in, auto&) {
+                        if (rank == 1) in.sharding.tokens = true;
+                      }),
+             "InvalidArgument", "sharded tokens");
+  expect_all(plan_all(even_run(),
+                      [](int rank, auto&, CrossEntropyInputs& in, auto&) {
+                        if (rank == 1) in.hidden = ConstTensorView();
+                      }),
+             "InvalidArgument", "rank 1: hidden");
+}
+
+TEST(ShardingErrors, WordsThatAreNoPartition) {
+  const auto move = [](std::int64_t by) {
+    return [by](int rank, auto&, CrossEntropyInputs& in, auto&) {
+      if (rank == 1) in.sharding.first_word += by;
+    };
+  };
+  expect_all(plan_all(even_run(), move(-1)), "InvalidArgument", "word 32 is on rank 0");
+  expect_all(plan_all(even_run(), move(1)), "InvalidArgument", "word 33 is on no rank");
+  // The whole weight given where a shard is wanted.
+  ShardedRun whole{.words = even_words(1, kVocab)};
+  whole.words.ranks.assign(kRanks, whole.words.ranks.front());
+  expect_all(plan_all(whole, [](int, auto&, auto&, auto&) {}), "InvalidArgument",
+             "word 0 is on rank 0 and on rank 1");
+  // Rows beyond the vocabulary.
+  expect_all(plan_all(even_run(), [](int, auto&, CrossEntropyInputs& in,
+                                     auto&) { in.sharding.vocab = kVocab - 1; }),
+             "InvalidArgument", "are not in [0, 99)");
+  ShardedRun table{.words = dealt_words(kRanks, kVocab)};
+  std::swap(table.words.ranks[1][0], table.words.ranks[1][1]);
+  expect_all(plan_all(table, [](int, auto&, auto&, auto&) {}), "InvalidArgument",
+             "rank 1: sharding: word_table: expected ascending words");
+}
+
+// One rank may bring at most what the greatest of them had when it was planned.
+TEST(ShardingErrors, MoreTokensOfARankThanPlanned) {
+  expect_all(run_all(small_problem(), spread_run(),
+                     [](int, RankCall& c) {
+                       const LossPlan plan = c.plan({c.context.device()});
+                       const ShardedRun one{.words = even_words(kRanks, kVocab),
+                                            .tokens = {"one", {kTokens, 0, 0}}};
+                       RankCall more(small_problem(), one, c.in.sharding.words);
+                       more.call(plan);
+                     }),
+             "InvalidArgument", "plan: made for at most 5 tokens of a rank, called with 8");
+}
+
+// Two groups of words beside each other, whose means divide by the tokens of both.
+class ShardingReplicas : public testing::Test {
+ protected:
+  // outcomes of `body` on the four ranks; number 0 and 1 hold one copy of the words.
+  std::vector<Outcome> run(const std::function<void(int number, RankCall&)>& body) const {
+    return run_ranks(make_thread_group(4), [&](Communicator& me) {
+      const int number = me.rank();
+      const auto copy = static_cast<std::size_t>(number / 2),
+                 rank = static_cast<std::size_t>(number % 2);
+      RankCall call(small_problem(), {.words = even_words(2, kVocab)}, words_[copy][rank]);
+      call.in.sharding.replicas = replicas_[rank][copy];
+      body(number, call);
+    });
+  }
+  static Ranks pair() { return make_thread_group(2, std::chrono::seconds(30)); }
+  const std::vector<Ranks> words_ = {pair(), pair()}, replicas_ = {pair(), pair()};
+};
+
+TEST_F(ShardingReplicas, WhatOneGroupRefusesIsRefusedByBothAndTheNextPlanGoes) {
+  const std::vector<Outcome> outcomes = run([](int number, RankCall& c) {
+    const CrossEntropyInputs in = c.in;
+    if (number == 1) c.in.hidden = ConstTensorView();
+    const Outcome refused = outcome_of([&] { c.plan({c.context.device()}); });
+    EXPECT_EQ(refused.kind, "InvalidArgument") << number << ": " << refused.text;
+    EXPECT_NE(refused.text.find("hidden"), std::string::npos) << number << ": " << refused.text;
+    c.in = in;
+    c.call(c.plan({c.context.device()}));
+  });
+  for (const Outcome& o : outcomes) EXPECT_EQ(o.kind, "") << o.text;
+}
+
+TEST_F(ShardingReplicas, ACallOfAnotherShardingIsRefusedByAllAndTheNextGoes) {
+  const std::vector<Outcome> outcomes = run([](int number, RankCall& c) {
+    const LossPlan plan = c.plan({c.context.device()});
+    const CrossEntropyInputs in = c.in;
+    if (number == 2) c.in.sharding.vocab = kVocab + 1;
+    const Outcome refused = outcome_of([&] { c.call(plan); });
+    EXPECT_EQ(refused.kind, "InvalidArgument") << number << ": " << refused.text;
+    EXPECT_NE(refused.text.find("not the one that the plan was made for"), std::string::npos)
+        << number << ": " << refused.text;
+    c.in = in;
+    c.call(plan);
+  });
+  for (const Outcome& o : outcomes) EXPECT_EQ(o.kind, "") << o.text;
+}
+
+TEST(ShardingErrors, NextTokenOfSpreadTokens) {
+  expect_all(plan_all(spread_run(),
+                      [](int, CrossEntropyOptions& o, CrossEntropyInputs& in, auto&) {
+                        o.next_token = true;
+                        const std::int64_t n = in.hidden.size(0);
+                        in.hidden = ConstTensorView(in.hidden.data(), DType::f32, {1, n, kDim});
+                        in.targets = ConstTensorView(in.targets.data(), in.targets.dtype(), {1, n});
+                      }),
+             "InvalidArgument", "next_token");
+}
+
+TEST(ShardingErrors, ClassWeightsAreGivenWhole) {
+  static const std::vector<float> weights(kVocab, 1.0f);
+  expect_all(plan_all(even_run(),
+                      [](int, auto&, CrossEntropyInputs& in, auto&) {
+                        in.class_weight = ConstTensorView(weights.data(), DType::f32, {33});
+                      }),
+             "InvalidArgument", "class_weight: expected shape [100], got f32[33]");
+}
+
+TEST(ShardingErrors, ABadTargetIsEverybodysAndTheNextCallGoes) {
+  for (const ShardedRun& run : {even_run(), spread_run()}) {
+    const HeadProblem good = small_problem();
+    std::vector<std::vector<Outcome>> calls(kRanks);
+    const std::vector<Outcome> outcomes = run_all(good, run, [&](int rank, RankCall& c) {
+      const LossPlan plan = c.plan({c.context.device()});
+      Tensor bad = c.problem.part.targets;
+      if (rank == 2) bad.set(1, kVocab);
+      const CrossEntropyInputs in = c.in;
+      c.in.targets = std::as_const(bad).view();
+      calls[static_cast<std::size_t>(rank)].push_back(outcome_of([&] { c.call(plan); }));
+      c.in = in;
+      calls[static_cast<std::size_t>(rank)].push_back(outcome_of([&] { c.call(plan); }));
+    });
+    for (const Outcome& o : outcomes) EXPECT_EQ(o.text, "");
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const auto& made = calls[static_cast<std::size_t>(rank)];
+      EXPECT_EQ(made[0].kind, "InvalidArgument") << rank;
+      EXPECT_NE(made[0].text.find("targets: 100 at position 1"), std::string::npos) << made[0].text;
+      EXPECT_EQ(made[0].text.find("rank 2") != std::string::npos, rank != 2) << made[0].text;
+      EXPECT_EQ(made[1].text, "") << rank;
+    }
+  }
+}
+
+TEST(ShardingErrors, OneRanksMistakeInACall) {
+  expect_all(run_all(small_problem(), even_run(),
+                     [&](int rank, RankCall& c) {
+                       const LossPlan plan = c.plan({c.context.device()});
+                       if (rank == 1) c.out.d_hidden = TensorView();
+                       c.call(plan);
+                     }),
+             "InvalidArgument", "plan: made for other options, inputs or outputs");
+}
+
+TEST(ShardingErrors, PlansAndCallsGoTogether) {
+  expect_all(run_all(small_problem(), even_run(),
+                     [&](int, RankCall& c) {
+                       const LossPlan plan = c.plan({c.context.device()});
+                       c.in.sharding = {};
+                       c.call(plan);
+                     }),
+             "InvalidArgument", "sharding: not the one that the plan was made for");
+  expect_all(run_all(small_problem(), even_run(),
+                     [&](int, RankCall& c) {
+                       const Sharding sharding = c.in.sharding;
+                       c.in.sharding = {};
+                       const LossPlan plan = c.plan({c.context.device()});
+                       c.in.sharding = sharding;
+                       c.call(plan);
+                     }),
+             "InvalidArgument", "plan: made without a sharding");
+  HeadFeatures features;
+  features.word_ranks = 2;
+  EXPECT_THROW(plan_head({.tokens = 1, .dim = 1, .vocab = 1}, features), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace logitless::test

@@ -1,0 +1,145 @@
+// head_forward and head_backward of words over ranks: every output and cotangent as on one rank,
+// which primitive_test.cpp holds to float64.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "head/sharded.h"
+#include "support/mirror.h"
+
+namespace logitless::test {
+namespace {
+
+constexpr std::int64_t kTokens = 10, kDim = 6, kVocab = 300;
+
+// Outputs, cotangents and gradients of the tokens and words of one rank.
+struct Primitive {
+  Primitive(const RankProblem& rank, const std::vector<double>& cotangents)
+      : s(rank.part.spec), per_slot(s.tokens * s.per_token) {
+    const auto tensor = [&] { return Tensor(DType::f32, {s.tokens}); };
+    const auto slots = [&] { return Tensor(DType::f32, {s.tokens, s.per_token}); };
+    lse = tensor(), entropy = tensor(), weighted = tensor();
+    argmax = Tensor(DType::i32, {s.tokens});
+    target_logit = slots(), log_prob = slots();
+    g_lse = tensor(), g_entropy = tensor(), g_weighted = tensor();
+    g_target = slots(), g_log_prob = slots();
+    d_hidden = Tensor(DType::f32, {s.tokens, s.dim});
+    d_weight = Tensor(DType::f32, {s.vocab, s.dim});
+    d_bias = Tensor(DType::f32, {s.vocab});
+    // By token of the whole problem: 3 numbers, and 2 for each target.
+    const std::int64_t each = 3 + 2 * s.per_token;
+    for (std::int64_t i = 0; i < s.tokens; ++i) {
+      const double* const g = cotangents.data() + (rank.first_token + i) * each;
+      g_lse.set(i, g[0]), g_entropy.set(i, g[1]), g_weighted.set(i, g[2]);
+      for (int k = 0; k < s.per_token; ++k) {
+        g_target.set(i * s.per_token + k, g[3 + 2 * k]);
+        g_log_prob.set(i * s.per_token + k, g[4 + 2 * k]);
+      }
+    }
+  }
+
+  void run(const RankProblem& rank, const Sharding& sharding) {
+    const CrossEntropyInputs from = rank.part.inputs();
+    HeadInputs in{.hidden = from.hidden,
+                  .weight = from.weight,
+                  .targets = from.targets,
+                  .bias = from.bias,
+                  .vocab_weight = from.class_weight,
+                  .sharding = sharding};
+    const HeadOptions options{.softcap = s.softcap, .logit_scale = s.logit_scale};
+    const Context context = make_context("", 2);
+    const HeadOutputs out{.lse = lse.view(),
+                          .target_logit = target_logit.view(),
+                          .log_prob = log_prob.view(),
+                          .entropy = entropy.view(),
+                          .weighted_logit_sum = weighted.view(),
+                          .argmax = argmax.view()};
+    const LossPlan forward = plan_head_forward(context, options, in, out);
+    head_forward(context, forward, options, in, out, Workspace(context, forward));
+    const auto& c = *this;
+    const HeadCotangents g{.lse = c.g_lse.view(),
+                           .target_logit = c.g_target.view(),
+                           .log_prob = c.g_log_prob.view(),
+                           .entropy = c.g_entropy.view(),
+                           .weighted_logit_sum = c.g_weighted.view()};
+    const HeadGradients to{d_hidden.view(), d_weight.view(), d_bias.view()};
+    const LossPlan backward = plan_head_backward(context, options, in, g, to);
+    const Workspace workspace(context, backward);
+    head_backward(context, backward, options, in, g, to, workspace);
+    const std::vector<std::byte> first = d_weight.bytes();
+    head_backward(context, backward, options, in, g, to, workspace);  // and the same again
+    EXPECT_EQ(d_weight.bytes(), first);
+  }
+
+  HeadSpec s;
+  std::int64_t per_slot;
+  Tensor lse, entropy, weighted, argmax, target_logit, log_prob;
+  Tensor g_lse, g_entropy, g_weighted, g_target, g_log_prob;
+  Tensor d_hidden, d_weight, d_bias;
+};
+
+void append(std::vector<double>& all, const Tensor& part) {
+  for (const double v : part.values()) all.push_back(v);
+}
+
+TEST(ShardingPrimitive, EqualsThatOfOneRank) {
+  for (const float softcap : {0.0f, 3.0f}) {
+    HeadSpec spec{.tokens = kTokens,
+                  .dim = kDim,
+                  .vocab = kVocab,
+                  .per_token = 2,
+                  .bias = true,
+                  .class_weight = true,
+                  .ignored = 0.2,
+                  .softcap = softcap,
+                  .logit_scale = 1.3f};
+    const HeadProblem problem(spec);
+    std::mt19937 random(9);
+    std::normal_distribution<double> normal;
+    std::vector<double> cotangents(kTokens * (3 + 2 * 2));
+    for (double& g : cotangents) g = normal(random);
+
+    const RankProblem whole(problem, {.words = even_words(1, kVocab)}, 0);
+    Primitive alone(whole, cotangents);
+    alone.run(whole, {});
+    for (const std::vector<std::int64_t>& counts : {std::vector<std::int64_t>{}, {7, 0, 3}}) {
+      const ShardedRun run{.words = words_at("uneven", {0, 1, 120, kVocab}),
+                           .tokens = {"", counts}};
+      const Ranks group = make_thread_group(3, std::chrono::seconds(30));
+      std::vector<RankProblem> ranks;
+      std::vector<Primitive> made;
+      for (int r = 0; r < 3; ++r) {
+        ranks.emplace_back(problem, run, r);
+        made.emplace_back(ranks.back(), cotangents);
+      }
+      const std::vector<Outcome> outcomes = run_ranks(group, [&](Communicator& me) {
+        const auto r = static_cast<std::size_t>(me.rank());
+        made[r].run(ranks[r], ranks[r].sharding(group[r]));
+      });
+      for (const Outcome& o : outcomes) ASSERT_EQ(o.text, "");
+      const auto expect_equal = [&](const char* name, Tensor Primitive::*field, bool of_words) {
+        std::vector<double> all;
+        for (std::size_t r = 0; r < 3; ++r) {
+          if (of_words || !counts.empty() || r == 0) append(all, made[r].*field);
+          if (of_words || !counts.empty()) continue;
+          EXPECT_EQ((made[r].*field).bytes(), (made[0].*field).bytes()) << name;
+        }
+        EXPECT_LE(relative_error(all, (alone.*field).values()), 2e-6) << name;
+      };
+      expect_equal("lse", &Primitive::lse, false);
+      expect_equal("entropy", &Primitive::entropy, false);
+      expect_equal("weighted", &Primitive::weighted, false);
+      expect_equal("argmax", &Primitive::argmax, false);
+      expect_equal("target_logit", &Primitive::target_logit, false);
+      expect_equal("log_prob", &Primitive::log_prob, false);
+      expect_equal("d_hidden", &Primitive::d_hidden, false);
+      expect_equal("d_weight", &Primitive::d_weight, true);
+      expect_equal("d_bias", &Primitive::d_bias, true);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace logitless::test

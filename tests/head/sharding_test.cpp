@@ -1,0 +1,367 @@
+// Words and tokens over ranks: every option against float64 and against one rank.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "head/sharded.h"
+#include "support/mirror.h"
+
+namespace logitless::test {
+namespace {
+
+constexpr std::int64_t kTokens = 11, kDim = 6, kVocab = 300;
+
+struct Option {
+  std::string name;
+  std::function<void(HeadSpec&, RunSpec&)> set;
+};
+const std::vector<Option>& options() {
+  static const std::vector<Option> table = {
+      {"plain", [](HeadSpec&, RunSpec&) {}},
+      {"scale_bias", [](HeadSpec& s, RunSpec&) { s.bias = true, s.logit_scale = -0.7f; }},
+      {"softcap", [](HeadSpec& s, RunSpec&) { s.softcap = 2.0f; }},
+      {"smoothing", [](HeadSpec& s, RunSpec&) { s.label_smoothing = 0.2f; }},
+      {"smoothing_softcap",
+       [](HeadSpec& s, RunSpec&) { s.label_smoothing = 0.2f, s.softcap = 3.0f; }},
+      {"class_weight", [](HeadSpec& s, RunSpec&) { s.class_weight = true; }},
+      {"smoothing_class_weight",
+       [](HeadSpec& s, RunSpec&) { s.class_weight = true, s.label_smoothing = 0.1f; }},
+      {"token_weight", [](HeadSpec& s, RunSpec&) { s.token_weight = true, s.ignored = 0.3; }},
+      {"z_loss", [](HeadSpec& s, RunSpec& r) { s.z_loss = 0.01f, r.grad_loss = 1.5; }},
+      {"targets",
+       [](HeadSpec& s, RunSpec& r) { s.per_token = 3, s.ignored = 0.2, r.chunk_tokens = 8; }},
+      {"all_ignored", [](HeadSpec& s, RunSpec&) { s.ignored = 1.0, s.bias = true; }},
+      {"none", [](HeadSpec& s, RunSpec&) { s.reduction = Reduction::none; }},
+      {"grad_losses",
+       [](HeadSpec& s, RunSpec& r) {
+         s.reduction = Reduction::none;
+         for (int i = 0; i < kTokens; ++i) r.grad_losses.push_back(0.25 * i - 1.0);
+       }},
+      {"sum", [](HeadSpec& s, RunSpec& r) { s.reduction = Reduction::sum, r.chunk_tokens = 8; }},
+      {"extras", [](HeadSpec& s, RunSpec& r) { s.ignored = 0.2, r.extras = true; }},
+      {"recompute", [](HeadSpec&, RunSpec& r) { r.plan = PlanKind::recompute; }},
+      {"stored", [](HeadSpec&, RunSpec& r) { r.plan = PlanKind::stored; }},
+      {"bf16", [](HeadSpec& s, RunSpec&) { s.dtype = DType::bf16; }},
+      {"f16_out",
+       [](HeadSpec& s, RunSpec& r) {
+         s.dtype = DType::f16, r.gradient_dtype = DType::f16, r.chunk_tokens = 8;
+       }},
+      {"forward", [](HeadSpec& s, RunSpec& r) { s.bias = true, r.gradients = false; }},
+      {"everything",
+       [](HeadSpec& s, RunSpec& r) {
+         s.bias = s.class_weight = s.token_weight = true;
+         s.per_token = 2, s.ignored = 0.2, s.label_smoothing = 0.1f, s.z_loss = 0.01f;
+         s.softcap = 4.0f, s.logit_scale = 1.2f, r.extras = true, r.chunk_tokens = 9;
+       }},
+  };
+  return table;
+}
+
+std::vector<WordSplit> word_splits(int ranks) {
+  if (ranks == 1) return {even_words(1, kVocab)};
+  std::vector<std::int64_t> uneven = {0}, one = {0}, empty = {0};
+  for (int r = 1; r < ranks; ++r) {
+    uneven.push_back(uneven.back() + 7 + 13 * (r % 3));
+    one.push_back(r);
+    empty.push_back(r % 2 == 0 ? 131 : 0);  // an empty rank at the start, and others
+  }
+  for (auto* borders : {&uneven, &one, &empty}) borders->push_back(kVocab);
+  std::sort(empty.begin(), empty.end());
+  return {even_words(ranks, kVocab), words_at("uneven", uneven), words_at("one word", one),
+          words_at("empty", empty), dealt_words(ranks, kVocab)};
+}
+
+std::vector<TokenSplit> token_splits(int ranks) {
+  TokenSplit uneven{"uneven", std::vector<std::int64_t>(static_cast<std::size_t>(ranks), 0)};
+  TokenSplit one{"one rank", uneven.counts};
+  for (int i = 0; i < kTokens; ++i)
+    ++uneven.counts[static_cast<std::size_t>(i * i % 7 % ranks)];  // none on some of 8
+  one.counts.back() = kTokens;
+  return {{"replicated"}, uneven, one};
+}
+
+void expect_extras(const HeadProblem& problem, const HeadAnswer& answer) {
+  const OracleProblem& p = problem.oracle;
+  const OracleLogits exact = oracle_logits(p);
+  for (std::int64_t i = 0; i < p.tokens; ++i) {
+    const double* const z = exact.z.data() + i * p.vocab;
+    const bool ignored = oracle_ignored(p, i);
+    if (answer.entropy.defined()) {
+      double entropy = 0.0;
+      for (std::int64_t j = 0; j < p.vocab; ++j)
+        entropy -= std::exp(z[j] - exact.lse[i]) * (z[j] - exact.lse[i]);
+      EXPECT_NEAR(answer.entropy.get(i), ignored ? 0.0 : entropy,
+                  2e-6 * (1 + std::abs(exact.lse[i])));
+      const auto best = std::max_element(z, z + p.vocab) - z;
+      EXPECT_EQ(answer.argmax.get(i), ignored ? -1.0 : static_cast<double>(best));
+    }
+    if (!answer.log_prob.defined()) continue;
+    const double log_prob = ignored ? 0.0 : z[p.targets[i]] - exact.lse[i];
+    EXPECT_NEAR(answer.log_prob.get(i), log_prob, 4e-6 * (1 + std::abs(log_prob)));
+  }
+}
+
+// What two answers of the same head may differ by.
+void expect_close(const HeadAnswer& a, const HeadAnswer& b, DType dtype) {
+  EXPECT_LE(relative_error(a.lse.values(), b.lse.values()), kLseBound);
+  EXPECT_LE(relative_error(a.loss.values(), b.loss.values()), 1e-5);
+  for (Tensor HeadAnswer::*field :
+       {&HeadAnswer::d_hidden, &HeadAnswer::d_weight, &HeadAnswer::d_bias})
+    EXPECT_LE(relative_error((a.*field).values(), (b.*field).values()), 2 * gradient_bound(dtype));
+}
+
+class ShardingOptions : public testing::TestWithParam<Option> {};
+
+TEST_P(ShardingOptions, MatchFloat64AndOneRank) {
+  HeadSpec spec{.tokens = kTokens, .dim = kDim, .vocab = kVocab, .weight_scale = 2.0, .seed = 4};
+  RunSpec run;
+  run.threads = 1;
+  GetParam().set(spec, run);
+  const HeadProblem problem(spec);
+  const HeadAnswer alone = run_head(problem, run);
+  for (const int ranks : {1, 2, 3, 8}) {
+    for (const WordSplit& words : word_splits(ranks)) {
+      for (const TokenSplit& tokens : token_splits(ranks)) {
+        SCOPED_TRACE(testing::Message()
+                     << ranks << " ranks, words " << words.name << ", tokens " << tokens.name);
+        const HeadAnswer answer =
+            run_sharded(problem, {.words = words, .tokens = tokens, .run = run});
+        if (HasFailure()) return;
+        expect_matches_oracle(problem, run, answer);
+        expect_extras(problem, answer);
+        expect_close(answer, alone, spec.dtype);
+        EXPECT_EQ(answer.statistics.valid_tokens, alone.statistics.valid_tokens);
+        EXPECT_EQ(answer.statistics.correct, alone.statistics.correct);
+        EXPECT_NEAR(answer.statistics.mean_lse, alone.statistics.mean_lse, 1e-5);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ShardingOptions, testing::ValuesIn(options()),
+                         [](const auto& option) { return option.param.name; });
+
+class ShardingKernels : public testing::TestWithParam<std::string> {};
+
+TEST_P(ShardingKernels, MatchFloat64) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    HeadSpec spec{.tokens = 70,
+                  .dim = 40,
+                  .vocab = 700,
+                  .dtype = dtype,
+                  .bias = true,
+                  .ignored = 0.1,
+                  .weight_scale = 3.0,
+                  .label_smoothing = 0.1f};
+    if (!accepts(GetParam(), spec)) continue;
+    const HeadProblem problem(spec);
+    RunSpec run;
+    run.kernel = GetParam();
+    run.extras = true;
+    for (const TokenSplit& tokens : {TokenSplit{"replicated"}, TokenSplit{"spread", {50, 0, 20}}}) {
+      SCOPED_TRACE(tokens.name);
+      const HeadAnswer answer = run_sharded(
+          problem, {.words = words_at("uneven", {0, 129, 130, 700}), .tokens = tokens, .run = run});
+      if (HasFailure()) return;
+      expect_matches_oracle(problem, run, answer);
+      expect_extras(problem, answer);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(AllKernels, ShardingKernels, testing::ValuesIn(tested_kernels()),
+                         [](const auto& kernel) { return kernel.param; });
+
+TEST(Sharding, AllTargetsOnOneRank) {
+  HeadSpec spec{.tokens = kTokens, .dim = kDim, .vocab = kVocab, .label_smoothing = 0.1f};
+  for (const std::int64_t word : {std::int64_t{0}, kVocab - 1}) {
+    HeadProblem problem(spec);
+    for (std::int64_t i = 0; i < kTokens; ++i)
+      problem.targets.set(i, static_cast<double>(std::abs(word - i % 5)));
+    problem.refresh_oracle();
+    for (const TokenSplit& tokens : token_splits(3)) {
+      expect_matches_oracle(
+          problem, {}, run_sharded(problem, {.words = even_words(3, kVocab), .tokens = tokens}));
+    }
+  }
+}
+
+// Far below 0, and far apart between ranks: a maximum that starts at 0, or is of one rank alone.
+TEST(Sharding, LogitsFarFromZeroAndFromEachOther) {
+  for (const double shift : {-1e4, 1e4}) {
+    HeadSpec spec{.tokens = 9, .dim = 4, .vocab = 200, .bias = true};
+    HeadProblem problem(spec);
+    for (const bool one_rank : {false, true}) {
+      for (std::int64_t j = 0; j < spec.vocab; ++j)
+        problem.bias.set(j, one_rank && j >= 100 ? 0.0 : shift + 0.01 * static_cast<double>(j));
+      problem.refresh_oracle();
+      RunSpec run;
+      run.extras = true;
+      const HeadAnswer answer = run_sharded(problem, {.words = even_words(4, 200), .run = run});
+      ASSERT_FALSE(HasFailure());
+      const OracleLogits exact = oracle_logits(problem.oracle);
+      EXPECT_LE(relative_error(answer.lse.values(), exact.lse), kLseBound);
+      for (const double h : answer.entropy.values())
+        EXPECT_TRUE(h > -2e-3 && h < std::log(200.0) + 2e-3) << h;
+    }
+  }
+}
+
+TEST(Sharding, MaskedWordsOfAWholeRankAreNoMass) {
+  HeadSpec spec{.tokens = 9, .dim = 4, .vocab = 200, .bias = true};
+  HeadProblem problem(spec);
+  for (std::int64_t j = 50; j < 100; ++j) problem.bias.set(j, -INFINITY);
+  for (std::int64_t i = 0; i < spec.tokens; ++i) problem.targets.set(i, static_cast<double>(i));
+  problem.refresh_oracle();
+  expect_matches_oracle(problem, {}, run_sharded(problem, {.words = even_words(4, 200)}));
+}
+
+TEST(Sharding, NaNStaysInItsToken) {
+  HeadSpec spec{.tokens = 9, .dim = 4, .vocab = 200, .reduction = Reduction::none};
+  HeadProblem problem(spec);
+  const HeadAnswer clean = run_sharded(problem, {.words = even_words(2, 200)});
+  problem.hidden.set(3 * spec.dim, NAN);
+  const HeadAnswer answer = run_sharded(problem, {.words = even_words(2, 200)});
+  ASSERT_FALSE(HasFailure());
+  for (std::int64_t i = 0; i < spec.tokens; ++i) {
+    if (i == 3) {
+      EXPECT_TRUE(std::isnan(answer.lse.get(i)));
+      EXPECT_TRUE(std::isnan(answer.d_hidden.get(i * spec.dim)));
+    } else {
+      EXPECT_EQ(answer.lse.get(i), clean.lse.get(i));
+      EXPECT_EQ(answer.d_hidden.get(i * spec.dim), clean.d_hidden.get(i * spec.dim));
+    }
+  }
+}
+
+// Sums of a 16-bit d_hidden are fp32 from rank to rank, and rounded once.
+TEST(Sharding, ErrorOfDHiddenDoesNotGrowWithRanksOrChunks) {
+  HeadSpec spec{.tokens = 64, .dim = 32, .vocab = 1024, .dtype = DType::bf16};
+  const HeadProblem problem(spec);
+  const std::vector<double> upstream(64, 1.0 / 64.0);
+  const OracleGradients exact = oracle_gradients(problem.oracle, upstream);
+  RunSpec run;
+  run.gradient_dtype = DType::bf16;
+  const double alone = relative_error(run_head(problem, run).d_hidden.values(), exact.d_hidden);
+  for (const int ranks : {2, 4, 8}) {
+    for (const std::int64_t chunk : {16, 64}) {
+      run.chunk_tokens = chunk;
+      const HeadAnswer answer =
+          run_sharded(problem, {.words = even_words(ranks, 1024), .run = run});
+      EXPECT_LE(relative_error(answer.d_hidden.values(), exact.d_hidden), 1.05 * alone);
+    }
+  }
+}
+
+TEST(Sharding, AddsToWhatGradientsHold) {
+  HeadSpec spec{.tokens = kTokens, .dim = kDim, .vocab = kVocab, .bias = true};
+  const HeadProblem problem(spec);
+  for (const TokenSplit& tokens : token_splits(3)) {
+    RunSpec run;
+    const HeadAnswer fresh =
+        run_sharded(problem, {.words = even_words(3, kVocab), .tokens = tokens, .run = run});
+    run.change = [](CrossEntropyOptions& o, auto&, CrossEntropyOutputs& out) {
+      o.accumulate = true;
+      for (const TensorView& view : {out.d_hidden, out.d_weight, out.d_bias})
+        std::fill_n(static_cast<float*>(view.data()), view.numel(), 3.0f);
+    };
+    const HeadAnswer added =
+        run_sharded(problem, {.words = even_words(3, kVocab), .tokens = tokens, .run = run});
+    ASSERT_FALSE(HasFailure());
+    for (Tensor HeadAnswer::*field :
+         {&HeadAnswer::d_hidden, &HeadAnswer::d_weight, &HeadAnswer::d_bias}) {
+      for (std::int64_t i = 0; i < (fresh.*field).numel(); ++i)
+        ASSERT_NEAR((added.*field).get(i), (fresh.*field).get(i) + 3.0, 1e-6);
+    }
+  }
+}
+
+// Rows of hidden and d_hidden with gaps between them, as [S, B, D] seen as [B, S, D] has.
+TEST(Sharding, StridedHiddenOfSpreadTokens) {
+  HeadSpec spec{.tokens = 12, .dim = kDim, .vocab = kVocab};
+  const HeadProblem problem(spec);
+  RunSpec run;
+  const ShardedRun plain{.words = even_words(2, kVocab), .tokens = {"spread", {6, 6}}, .run = run};
+  const HeadAnswer expected = run_sharded(problem, plain);
+  std::vector<std::vector<float>> hidden(2), d_hidden(2);
+  ShardedRun strided = plain;
+  strided.run.change = [&](auto&, CrossEntropyInputs& in, CrossEntropyOutputs& out) {
+    const auto r = static_cast<std::size_t>(in.sharding.words->rank());
+    hidden[r].assign(6 * 20, NAN);
+    d_hidden[r].assign(6 * 20, 7.0f);
+    const auto* const from = static_cast<const float*>(in.hidden.data());
+    for (int i = 0; i < 6; ++i) {
+      for (int k = 0; k < kDim; ++k) hidden[r][i * 20 + 2 * k] = from[i * kDim + k];
+    }
+    const std::int64_t shape[] = {6, kDim}, strides[] = {20, 2};
+    in.hidden = ConstTensorView(hidden[r].data(), DType::f32, shape, strides);
+    out.d_hidden = TensorView(d_hidden[r].data(), DType::f32, shape, strides);
+  };
+  const HeadAnswer answer = run_sharded(problem, strided);
+  ASSERT_FALSE(HasFailure());
+  EXPECT_EQ(answer.d_weight.bytes(), expected.d_weight.bytes());
+  for (std::size_t r = 0; r < 2; ++r) {
+    for (int i = 0; i < 6; ++i) {
+      for (int k = 0; k < 20; ++k) {
+        const bool written = k % 2 == 0 && k / 2 < kDim;
+        const auto token = static_cast<std::int64_t>(r) * 6 + i;
+        EXPECT_EQ(d_hidden[r][i * 20 + k],
+                  written ? expected.d_hidden.get(token * kDim + k / 2) : 7.0);
+      }
+    }
+  }
+}
+
+// Two groups of two ranks, each with tokens of its own: the mean is over all tokens.
+TEST(Sharding, MeanOverReplicas) {
+  HeadSpec spec{.tokens = 12, .dim = kDim, .vocab = kVocab, .token_weight = true, .ignored = 0.3};
+  const HeadProblem whole(spec);
+  const std::vector<double> upstream(12, 1.0 / oracle_normalizer(whole.oracle));
+  const OracleGradients exact = oracle_gradients(whole.oracle, upstream);
+  // The tokens of each group, as a problem of its own.
+  ShardedRun by_group{.words = even_words(1, kVocab), .tokens = {"groups", {5, 7}}};
+  by_group.words.ranks.push_back(by_group.words.ranks.front());
+  std::vector<HeadAnswer> answers(4);
+  std::vector<Ranks> groups = {make_thread_group(2), make_thread_group(2)};
+  std::vector<Ranks> replicas = {make_thread_group(2), make_thread_group(2)};
+  const Ranks all = make_thread_group(4);
+  const std::vector<Outcome> outcomes = run_ranks(all, [&](Communicator& me) {
+    const int group = me.rank() / 2, rank = me.rank() % 2;
+    HeadProblem mine = RankProblem(whole, by_group, group).part;
+    const ShardedRun by_words{.words = even_words(2, kVocab)};
+    const RankProblem part(mine, by_words, rank);
+    HeadAnswer& a = answers[static_cast<std::size_t>(me.rank())];
+    const HeadSpec& s = part.part.spec;
+    a.loss = Tensor(DType::f32, {});
+    a.d_weight = Tensor(DType::f32, {s.vocab, s.dim});
+    CrossEntropyOutputs out;
+    out.loss = a.loss.view();
+    out.d_weight = a.d_weight.view();
+    CrossEntropyInputs in = part.part.inputs();
+    in.sharding = part.sharding(groups[group][rank]);
+    in.sharding.replicas = replicas[rank][group];
+    const Context context = make_context("", 1);
+    a.plan = plan_cross_entropy(context, {}, in, out);
+    const Workspace workspace(context, a.plan);
+    a.statistics = cross_entropy(context, a.plan, {}, in, out, workspace);
+  });
+  for (const Outcome& outcome : outcomes) ASSERT_EQ(outcome.text, "");
+  for (const HeadAnswer& a : answers)
+    EXPECT_NEAR(a.statistics.normalizer, oracle_normalizer(whole.oracle), 1e-6);
+  std::vector<double> d_weight;
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::vector<double> a = answers[rank].d_weight.values();
+    const std::vector<double> b = answers[2 + rank].d_weight.values();
+    for (std::size_t i = 0; i < a.size(); ++i) d_weight.push_back(a[i] + b[i]);
+  }
+  EXPECT_LE(relative_error(d_weight, exact.d_weight), 1e-5);
+}
+
+}  // namespace
+}  // namespace logitless::test

@@ -1,0 +1,133 @@
+#include "math/shard_state.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <vector>
+
+namespace logitless::test {
+namespace {
+
+// Of the logits [begin, end).
+ShardState state_of(const std::vector<double>& z, const std::vector<double>& omega, int begin,
+                    int end) {
+  ShardState s;
+  double top = -INFINITY;
+  for (int j = begin; j < end; ++j) {
+    s.weighted += omega[j] * z[j];
+    if (z[j] > top) {
+      top = z[j];
+      s.word = j;
+    }
+  }
+  s.best = static_cast<float>(top);
+  if (!std::isfinite(top)) return s;
+  const double exponent = static_cast<float>(std::ceil(top * kLog2E));
+  double sum = 0.0;
+  for (int j = begin; j < end; ++j) {
+    const double e = std::exp2(z[j] * kLog2E - exponent);
+    sum += e;
+    if (e != 0.0) s.entropy += e * z[j];
+  }
+  s.exponent = static_cast<float>(exponent);
+  s.sum = static_cast<float>(sum);
+  return s;
+}
+
+struct Exact {
+  explicit Exact(const std::vector<double>& z) {
+    const double top = *std::max_element(z.begin(), z.end());
+    double sum = 0.0, expected = 0.0;
+    for (const double v : z) {
+      sum += std::exp(v - top);
+      if (std::isfinite(v)) expected += std::exp(v - top) * v;
+    }
+    lse = top + std::log(sum);
+    mean_logit = expected / sum;
+  }
+  double lse, mean_logit;
+};
+
+TEST(ShardState, MergesToTheWhole) {
+  std::mt19937 random(5);
+  for (const double shift : {0.0, -1e4, 1e4, 3e8}) {
+    for (const double scale : {0.1, 3.0, 200.0}) {
+      std::normal_distribution<double> normal(shift, scale);
+      std::uniform_real_distribution<double> weight(0.0, 2.0);
+      const int vocab = 600;
+      std::vector<double> z, omega;
+      for (int j = 0; j < vocab; ++j) {
+        z.push_back(static_cast<float>(normal(random)));
+        omega.push_back(weight(random));
+      }
+      const Exact exact(z);
+      double weighted = 0.0;
+      for (int j = 0; j < vocab; ++j) weighted += omega[j] * z[j];
+      const int best = static_cast<int>(std::max_element(z.begin(), z.end()) - z.begin());
+      for (const std::vector<int>& borders :
+           {std::vector<int>{0, 600}, {0, 300, 600}, {0, 1, 1, 600}, {0, 0, 257, 590, 600}}) {
+        std::vector<ShardState> states;
+        for (std::size_t r = 0; r + 1 < borders.size(); ++r)
+          states.push_back(state_of(z, omega, borders[r], borders[r + 1]));
+        const MergedState all = merge_shards(static_cast<int>(states.size()),
+                                             [&](int r) -> const ShardState& { return states[r]; });
+        const double size = 1.0 + std::abs(exact.lse);
+        EXPECT_NEAR(all.lse(), exact.lse, 1e-7 + 1e-15 * size);
+        EXPECT_NEAR(all.mean_logit(), exact.mean_logit, 1e-7 * size);
+        EXPECT_NEAR(all.weighted, weighted, 1e-12 * vocab * size);
+        EXPECT_EQ(all.word, best);
+      }
+    }
+  }
+}
+
+TEST(ShardState, TheLowestWordAmongEquals) {
+  ShardState high, low;
+  high.sum = low.sum = 1.0f;
+  high.best = low.best = 3.0f;
+  high.word = 900;
+  low.word = 17;
+  for (const bool turned : {false, true}) {
+    const MergedState all = merge_shards(
+        2, [&](int r) -> const ShardState& { return (r == 0) == turned ? low : high; });
+    EXPECT_EQ(all.word, 17);
+    EXPECT_EQ(all.sum, 2.0);
+  }
+}
+
+TEST(ShardState, RanksWithoutWordsOrWithMaskedOnesAddNothing) {
+  ShardState some;
+  some.exponent = -40000.0f;
+  some.sum = 1.25f;
+  some.entropy = -3.0;
+  some.best = -1e5f;
+  some.word = 4;
+  ShardState masked;
+  masked.word = 0;
+  const ShardState none;
+  const ShardState* const states[] = {&none, &some, &masked};
+  const MergedState all = merge_shards(3, [&](int r) -> const ShardState& { return *states[r]; });
+  EXPECT_EQ(all.exponent, -40000.0);
+  EXPECT_EQ(all.sum, 1.25);
+  EXPECT_EQ(all.entropy, -3.0);
+  EXPECT_EQ(all.word, 4);
+  const MergedState nothing = merge_shards(1, [&](int) -> const ShardState& { return masked; });
+  EXPECT_EQ(nothing.lse(), -INFINITY);
+  EXPECT_EQ(nothing.word, 0);
+}
+
+TEST(ShardState, NaNOnOneRankIsNaN) {
+  ShardState good, bad;
+  good.sum = 1.0f;
+  bad.sum = bad.exponent = NAN;
+  for (const bool turned : {false, true}) {
+    const MergedState all = merge_shards(
+        2, [&](int r) -> const ShardState& { return (r == 0) == turned ? bad : good; });
+    EXPECT_TRUE(std::isnan(all.lse()));
+  }
+}
+
+}  // namespace
+}  // namespace logitless::test
