@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "train/hash.h"
+#include "train/utf8.h"
 
 namespace logitless::train {
 namespace {
@@ -22,23 +23,6 @@ struct Candidate {
   std::uint64_t hash = 0;
   std::uintmax_t bytes = 0;
 };
-
-// Length of the UTF-8 sequence at text[i], 0 if there is none.
-std::size_t utf8_length(std::string_view text, std::size_t i) {
-  const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
-  const unsigned first = byte(i);
-  if (first < 0x80) return 1;
-  const std::size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-  if (first < 0xc2 || first > 0xf4 || i + length > text.size()) return 0;
-  std::uint32_t code = first & (0x7fu >> length);
-  for (std::size_t k = 1; k < length; ++k) {
-    if ((byte(i + k) & 0xc0u) != 0x80u) return 0;
-    code = code << 6 | (byte(i + k) & 0x3fu);
-  }
-  const bool overlong = (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
-  const bool surrogate = code >= 0xd800 && code < 0xe000;
-  return overlong || surrogate || code > 0x10ffff ? 0 : length;
-}
 
 std::string to_utf8(std::string text) {
   std::size_t i = 0;

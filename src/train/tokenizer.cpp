@@ -10,18 +10,27 @@
 #include <stdexcept>
 #include <unordered_map>
 
+#include "logitless/error.h"
 #include "logitless/parallel.h"
 #include "logitless/plan.h"
 #include "logitless/tensor_file.h"
+#include "train/byte_level_tokenizer.h"
 #include "train/hash.h"
+#include "train/utf8.h"
 
 namespace logitless::train {
 namespace {
 
 constexpr std::size_t kMaxLine = 1024;          // bytes; longer lines are cut
 constexpr std::size_t kSampleBytes = 4u << 20;  // text that the tokenizer is trained on
-constexpr std::uint64_t kCacheFormat = 2;       // to be raised when tokenisation changes
-constexpr const char* kChecksum = "checksum";   // in a cache's metadata: TokenizedText::key
+constexpr std::uint64_t kCacheFormat = 3;       // to be raised when tokenisation changes
+// In a cache's metadata: TokenizedText::key, and a tokenizer's fields.
+constexpr const char* kChecksum = "checksum";
+constexpr const char* kFormat = "format";
+constexpr const char* kEndOfText = "end_of_text";
+constexpr const char* kEndOfTextWord = "end_of_text_word";
+constexpr const char* kConfig = "tokenizer_config";
+constexpr std::string_view kFormats[] = {"sentencepiece", "byte_level"};
 
 class Stopwatch {
  public:
@@ -88,6 +97,7 @@ std::vector<std::int32_t> encode_files(const Tokenizer& tokenizer, const Corpus&
   std::vector<std::vector<std::int32_t>> words(files.size());
   parallel_for(threads, static_cast<std::int64_t>(files.size()), [&](std::int64_t task, int) {
     const auto i = static_cast<std::size_t>(task);
+    words[i] = tokenizer.before_text();
     tokenizer.encode(files[i]->text, words[i]);
     words[i].push_back(tokenizer.end_of_text());
   });
@@ -121,16 +131,26 @@ std::uint64_t key_of(const TokenizedText& text) {
 
 TokenizedText load_cache(const std::string& path) {
   const TensorFile file(path);
-  const ConstTensorView model = file.tensor("tokenizer");
-  TokenizedText text{Tokenizer(std::string(static_cast<const char*>(model.data()),
-                                           static_cast<std::size_t>(model.bytes()))),
-                     {},
-                     {}};
+  const auto& metadata = file.metadata();
+  const auto said = [&](const char* name) {
+    const auto found = metadata.find(name);
+    if (found == metadata.end()) throw std::runtime_error(fmt::format("no {}", name));
+    return found->second;
+  };
+  const ConstTensorView bytes = file.tensor("tokenizer");
+  TokenizerModel model;
+  model.bytes.assign(static_cast<const char*>(bytes.data()),
+                     static_cast<std::size_t>(bytes.bytes()));
+  model.format = said(kFormat) == kFormats[1] ? TokenizerModel::Format::byte_level
+                                              : TokenizerModel::Format::sentencepiece;
+  model.end_of_text = said(kEndOfText);
+  model.end_of_text_word = std::stoi(said(kEndOfTextWord));
+  model.config = said(kConfig);
+  TokenizedText text{Tokenizer(std::move(model)), {}, {}};
   text.train = words_of(file.tensor("train"), text.tokenizer.vocab());
   text.held_out = words_of(file.tensor("held_out"), text.tokenizer.vocab());
   text.key = key_of(text);
-  const auto checksum = file.metadata().find(kChecksum);
-  if (checksum == file.metadata().end() || checksum->second != hex(text.key))
+  if (said(kChecksum) != hex(text.key))
     throw std::runtime_error(fmt::format("'{}' is not as it was written", path));
   return text;
 }
@@ -139,22 +159,119 @@ void save_cache(const std::string& path, const TokenizedText& text) {
   const auto row = [](const auto& values, DType dtype) {
     return ConstTensorView(values.data(), dtype, {static_cast<std::int64_t>(values.size())});
   };
+  const TokenizerModel& model = text.tokenizer.model();
   const NamedTensor tensors[] = {
-      {"tokenizer", row(text.tokenizer.model(), DType::i8)},
+      {"tokenizer", row(model.bytes, DType::i8)},
       {"train", row(text.train, DType::i32)},
       {"held_out", row(text.held_out, DType::i32)},
   };
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
-  write_safetensors(path, tensors, {{kChecksum, hex(text.key)}});
+  write_safetensors(path, tensors,
+                    {{kChecksum, hex(text.key)},
+                     {kFormat, std::string(kFormats[static_cast<std::size_t>(model.format)])},
+                     {kEndOfText, model.end_of_text},
+                     {kEndOfTextWord, std::to_string(model.end_of_text_word)},
+                     {kConfig, model.config}});
+}
+
+std::uint64_t hash_of(const TokenizerModel& model) {
+  if (model.format == TokenizerModel::Format::sentencepiece) return hash_bytes(model.bytes);
+  std::uint64_t hash = hash_bytes(model.bytes, 1);
+  hash = hash_bytes(model.end_of_text, hash);
+  return hash_bytes(model.config, mix(hash, static_cast<std::uint32_t>(model.end_of_text_word)));
 }
 
 }  // namespace
 
-Tokenizer::Tokenizer(std::string model)
-    : model_(std::move(model)),
-      processor_(std::make_unique<sentencepiece::SentencePieceProcessor>()) {
-  check(processor_->LoadFromSerializedProto(model_), "tokenizer");
+class Tokenizer::Words {
+ public:
+  virtual ~Words() = default;
+  virtual int vocab() const = 0;
+  virtual int end_of_text() const = 0;
+  virtual const std::vector<std::int32_t>& before_text() const = 0;
+  virtual void encode(std::string_view text, std::vector<std::int32_t>& words) const = 0;
+  virtual std::string decode(const std::vector<std::int32_t>& words) const = 0;
+};
+
+namespace {
+
+class SentencePieces : public Tokenizer::Words {
+ public:
+  explicit SentencePieces(const std::string& model) {
+    check(processor_.LoadFromSerializedProto(model), "tokenizer");
+  }
+  int vocab() const override { return processor_.GetPieceSize(); }
+  int end_of_text() const override { return processor_.eos_id(); }
+  const std::vector<std::int32_t>& before_text() const override { return none_; }
+  void encode(std::string_view text, std::vector<std::int32_t>& words) const override;
+  std::string decode(const std::vector<std::int32_t>& words) const override {
+    std::string text;
+    check(processor_.Decode(std::vector<int>(words.begin(), words.end()), &text), "tokenizer");
+    return text;
+  }
+
+ private:
+  sentencepiece::SentencePieceProcessor processor_;
+  std::vector<std::int32_t> none_;
+};
+
+void SentencePieces::encode(std::string_view text, std::vector<std::int32_t>& words) const {
+  // A word never crosses a line, so a line met before has the same words; code repeats its short
+  // lines a lot.
+  constexpr std::size_t kRemembered = 40;
+  std::unordered_map<std::string_view, std::vector<int>> known;
+  std::vector<int> fresh;
+  while (!text.empty()) {
+    const std::string_view line = take_line(text);
+    if (line.size() > kRemembered) {
+      check(processor_.Encode(line, &fresh), "tokenizer");
+      words.insert(words.end(), fresh.begin(), fresh.end());
+      continue;
+    }
+    const auto [entry, is_new] = known.try_emplace(line);
+    if (is_new) check(processor_.Encode(line, &entry->second), "tokenizer");
+    words.insert(words.end(), entry->second.begin(), entry->second.end());
+  }
 }
+
+class ByteLevelWords : public Tokenizer::Words {
+ public:
+  explicit ByteLevelWords(const TokenizerModel& model) : words_(model.bytes) {
+    end_of_text_ =
+        model.end_of_text.empty() ? model.end_of_text_word : words_.word(model.end_of_text);
+    if (end_of_text_ < 0 || end_of_text_ >= words_.vocab()) {
+      throw InvalidArgument(
+          model.end_of_text.empty()
+              ? fmt::format("expected the word between two texts below {}, found {}",
+                            words_.vocab(), model.end_of_text_word)
+              : fmt::format("expected the word between two texts, \"{}\", found none",
+                            model.end_of_text));
+    }
+  }
+  int vocab() const override { return words_.vocab(); }
+  int end_of_text() const override { return end_of_text_; }
+  const std::vector<std::int32_t>& before_text() const override { return words_.before_text(); }
+  void encode(std::string_view text, std::vector<std::int32_t>& words) const override {
+    words_.encode(text, words);
+  }
+  std::string decode(const std::vector<std::int32_t>& words) const override {
+    return replace_invalid_utf8(words_.bytes(words));
+  }
+
+ private:
+  ByteLevelTokenizer words_;
+  int end_of_text_ = -1;
+};
+
+std::unique_ptr<const Tokenizer::Words> words_of(const TokenizerModel& model) {
+  if (model.format == TokenizerModel::Format::byte_level)
+    return std::make_unique<ByteLevelWords>(model);
+  return std::make_unique<SentencePieces>(model.bytes);
+}
+
+}  // namespace
+
+Tokenizer::Tokenizer(TokenizerModel model) : model_(std::move(model)), words_(words_of(model_)) {}
 Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
@@ -188,36 +305,20 @@ Tokenizer Tokenizer::train(const Corpus& corpus, int vocab, std::size_t sample_b
              {"minloglevel", "1"}},
             &lines, &model),
         fmt::format("training a tokenizer of {} words", vocab));
-  return Tokenizer(std::move(model));
+  TokenizerModel result;
+  result.bytes = std::move(model);
+  return Tokenizer(std::move(result));
 }
 
-int Tokenizer::vocab() const { return processor_->GetPieceSize(); }
-int Tokenizer::end_of_text() const { return processor_->eos_id(); }
-std::uint64_t Tokenizer::hash() const { return hash_bytes(model_); }
-
+int Tokenizer::vocab() const { return words_->vocab(); }
+int Tokenizer::end_of_text() const { return words_->end_of_text(); }
+const std::vector<std::int32_t>& Tokenizer::before_text() const { return words_->before_text(); }
+std::uint64_t Tokenizer::hash() const { return hash_of(model_); }
 void Tokenizer::encode(std::string_view text, std::vector<std::int32_t>& words) const {
-  // A word never crosses a line, so a line met before has the same words; code repeats its short
-  // lines a lot.
-  constexpr std::size_t kRemembered = 40;
-  std::unordered_map<std::string_view, std::vector<int>> known;
-  std::vector<int> fresh;
-  while (!text.empty()) {
-    const std::string_view line = take_line(text);
-    if (line.size() > kRemembered) {
-      check(processor_->Encode(line, &fresh), "tokenizer");
-      words.insert(words.end(), fresh.begin(), fresh.end());
-      continue;
-    }
-    const auto [entry, is_new] = known.try_emplace(line);
-    if (is_new) check(processor_->Encode(line, &entry->second), "tokenizer");
-    words.insert(words.end(), entry->second.begin(), entry->second.end());
-  }
+  words_->encode(text, words);
 }
-
 std::string Tokenizer::decode(const std::vector<std::int32_t>& words) const {
-  std::string text;
-  check(processor_->Decode(std::vector<int>(words.begin(), words.end()), &text), "tokenizer");
-  return text;
+  return words_->decode(words);
 }
 
 int largest_vocab(std::size_t text_bytes) {
@@ -225,7 +326,7 @@ int largest_vocab(std::size_t text_bytes) {
 }
 
 TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache_directory,
-                       int threads, const Say& say, const std::string* model) {
+                       int threads, const Say& say, const TokenizerModel* model) {
   const std::size_t train_bytes = corpus.bytes(false);
   if (model == nullptr && vocab > largest_vocab(train_bytes)) {
     say(fmt::format("text of {} is short for {} words: taking {}", format_bytes(train_bytes), vocab,
@@ -233,7 +334,7 @@ TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache
     vocab = largest_vocab(train_bytes);
   }
   const std::uint64_t words =
-      model != nullptr ? hash_bytes(*model) : static_cast<std::uint64_t>(vocab);
+      model != nullptr ? hash_of(*model) : static_cast<std::uint64_t>(vocab);
   const std::uint64_t key = mix(mix(corpus.key(), words), kCacheFormat);
   const std::string path =
       (std::filesystem::path(cache_directory) / (hex(key) + ".safetensors")).string();

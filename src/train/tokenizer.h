@@ -1,4 +1,5 @@
-// A SentencePiece BPE model trained on the text itself, and the text as word numbers.
+// Words of a text: of a SentencePiece BPE model trained on the text itself, or of a tokenizer made
+// elsewhere; and the text as their numbers.
 #pragma once
 
 #include <cstddef>
@@ -11,18 +12,31 @@
 
 #include "train/text_corpus.h"
 
-namespace sentencepiece {
-class SentencePieceProcessor;
-}
-
 namespace logitless::train {
 
-// White space is kept to the letter (no normalisation, runs of blanks and tabs are words of their
-// own), and a character without a word falls back to its bytes, so decode(encode(text)) == text.
+// A tokenizer as its files have it.
+struct TokenizerModel {
+  enum class Format {
+    sentencepiece,  // tokenizer.model
+    byte_level      // tokenizer.json (byte_level_tokenizer.h)
+  };
+  Format format = Format::sentencepiece;
+  std::string bytes;
+  // Of byte_level alone. The word between two texts: its name, or where that is empty its number.
+  std::string end_of_text;
+  std::int32_t end_of_text_word = -1;
+  std::string config;  // tokenizer_config.json, if there is one
+
+  bool operator==(const TokenizerModel&) const = default;
+};
+
+// Of SentencePiece: white space is kept to the letter (no normalisation, runs of blanks and tabs
+// are words of their own), and a character without a word falls back to its bytes, so
+// decode(encode(text)) == text.
 class Tokenizer {
  public:
-  // Of a serialised model. Throws std::runtime_error when it is not one.
-  explicit Tokenizer(std::string model);
+  // Throws std::runtime_error where `model` is none, InvalidArgument where it has what is not read.
+  explicit Tokenizer(TokenizerModel model);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
@@ -34,18 +48,23 @@ class Tokenizer {
 
   int vocab() const;
   int end_of_text() const;  // the word between two files
-  const std::string& model() const { return model_; }
+  // Words that come before the first of a text; encode() does not give them.
+  const std::vector<std::int32_t>& before_text() const;
+  const TokenizerModel& model() const { return model_; }
   std::uint64_t hash() const;
 
   void encode(std::string_view text, std::vector<std::int32_t>& words) const;
+  // UTF-8: what is none becomes U+FFFD. Special words are left out.
   std::string decode(const std::vector<std::int32_t>& words) const;
 
+  class Words;  // what a format does
+
  private:
-  std::string model_;
-  std::unique_ptr<sentencepiece::SentencePieceProcessor> processor_;
+  TokenizerModel model_;
+  std::unique_ptr<const Words> words_;
 };
 
-// All files in one stream each, end_of_text() after every file.
+// All files in one stream each, before_text() before and end_of_text() after every file.
 struct TokenizedText {
   Tokenizer tokenizer;
   std::vector<std::int32_t> train;
@@ -57,10 +76,10 @@ using Say = std::function<void(std::string_view)>;
 
 // Tokenizer and streams of a corpus, from `cache_directory` when an earlier call left them there,
 // else made and left there. The vocabulary is smaller than asked when the text is too short for it.
-// `say` is told what is done and how long it took. With `model`, a serialised tokenizer, the words
-// are that one's, and `vocab` does not matter. Files of the cache that were changed are made again.
+// `say` is told what is done and how long it took. With `model` the words are
+// that one's, and `vocab` does not matter. Files of the cache that were changed are made again.
 TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache_directory,
-                       int threads, const Say& say, const std::string* model = nullptr);
+                       int threads, const Say& say, const TokenizerModel* model = nullptr);
 
 // The most words that a text is worth: 64 bytes of it for each, and the 512 least.
 int largest_vocab(std::size_t text_bytes);

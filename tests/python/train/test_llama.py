@@ -221,12 +221,12 @@ def test_refusals(data, out, tmp_path):
     edited(folder, num_hidden_layers=3)
     assert "expected f32[32], found none" in refused(data, "--init", folder)
     edited(folder, num_hidden_layers=2, vocab_size=128256)
-    # Words of a tokenizer that is not read.
+    # Words of a tokenizer that is none.
     (folder / "tokenizer.json").write_text("{}")
     text = tmp_path / "text.txt"
     text.write_text("some words " * 4000)
     done = subprocess.run([CLI, "train", "--init", folder, "--text", text, "--length", "16"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "tokenizer.json' is not read" in done.stderr, done.stderr
+    assert done.returncode == 2 and f"--text: the tokenizer of '{folder / 'model.safetensors'}': model: expected an object" in done.stderr, done.stderr
     # Another model's folder is not written over.
     (out / "config.json").write_text('{"model_type": "gpt2"}')
     assert "expected that of a llama, which may be replaced" in refused(data, "--model", "llama-tiny", "--export", out)

@@ -1,0 +1,56 @@
+// Words of texts by a tokenizer.json, for the comparison with Hugging Face's tokenizers:
+//   encode_words TOKENIZER.json < TEXTS > WORDS
+// TEXTS: of each text its bytes' count, u32, and the bytes. WORDS: the count of those before a text
+// and them; then of each text its words' count and the words, and the count of the words' bytes and
+// the bytes; all counts u32, words i32. What was refused: exit status 1 and the message.
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "train/byte_level_tokenizer.h"
+
+namespace {
+
+void put(const void* data, std::size_t bytes) {
+  std::cout.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
+}
+void put_count(std::size_t count) {
+  const auto small = static_cast<std::uint32_t>(count);
+  put(&small, sizeof(small));
+}
+void put_words(const std::vector<std::int32_t>& words) {
+  put_count(words.size());
+  put(words.data(), words.size() * sizeof(std::int32_t));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  try {
+    std::ifstream file(argv[1], std::ios::binary);
+    const std::string json{std::istreambuf_iterator<char>(file), {}};
+    const logitless::train::ByteLevelTokenizer tokenizer(json);
+    put_words(tokenizer.before_text());
+    std::uint32_t size = 0;
+    while (std::cin.read(reinterpret_cast<char*>(&size), sizeof(size))) {
+      std::string text(size, '\0');
+      std::cin.read(text.data(), size);
+      std::vector<std::int32_t> words;
+      tokenizer.encode(text, words);
+      put_words(words);
+      const std::string bytes = tokenizer.bytes(words);
+      put_count(bytes.size());
+      put(bytes.data(), bytes.size());
+    }
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
+  }
+  return 0;
+}
