@@ -20,14 +20,14 @@ struct DeviceAdamWOptions {
   double clip = 0.0;  // gradients are scaled so that their norm is at most this; 0: not
 };
 
-// A parameter with its gradient and moments: f32 [count] each, in the device's memory, aligned to
-// 16 bytes.
+// A parameter with its gradient and moments: f32 [count] each but for `rounded`, in the device's
+// memory, aligned to 16 bytes.
 struct DeviceAdamWTensor {
   float* value = nullptr;
   float* gradient = nullptr;
-  const float* more_gradient = nullptr;  // of further micro-batches; null: there are none
   float* m = nullptr;
   float* v = nullptr;
+  void* rounded = nullptr;  // bf16 [count]: value rounded, which steps keep so; null: not wanted
   std::int64_t count = 0;
   bool decay = false;  // by weight_decay
 };
@@ -54,8 +54,7 @@ class LOGITLESS_API DeviceAdamW {
   // double for each 8192 elements. Pure.
   static std::size_t bytes(std::span<const std::int64_t> counts);
 
-  // Throws InvalidArgument naming the tensor that is not aligned, has no memory, or has
-  // more_gradient when others have none; DeviceError.
+  // Throws InvalidArgument naming the tensor that is not aligned or has no memory; DeviceError.
   DeviceAdamW(const Context& context, const DeviceAdamWOptions& options,
               std::span<const DeviceAdamWTensor> tensors);
 
@@ -63,16 +62,18 @@ class LOGITLESS_API DeviceAdamW {
   DeviceAdamWRates rates(std::int64_t step, double rate) const;
 
   // In this order for each step, enqueued on a cudaStream_t: the first micro-batch's loss, f32 [];
-  // those of the others, whose more_gradient is added to gradient; then the step. With
+  // those of the others; then the step. With
   // g = gradient * min(1, clip / norm):
   //   m = beta1 m + (1 - beta1) g         v = beta2 v + (1 - beta2) g^2
   //   value = (decay ? kept : 1) value - move m / (sqrt(v inverse2) + epsilon)
   // A step whose loss or norm is no finite number changes nothing, and neither does any step after
   // it, until reset().
   void first_loss(const float* loss, void* stream) const;
-  void add(const float* loss, void* stream) const;
+  void add_loss(const float* loss, void* stream) const;
   void step(const DeviceAdamWRates* rates, DeviceAdamWReport* report, void* stream) const;
   void reset(void* stream) const;
+  // All `rounded` from their values, after these were written otherwise. Enqueued likewise.
+  void round(void* stream) const;
 
  private:
   struct State;

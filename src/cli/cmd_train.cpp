@@ -25,6 +25,7 @@ struct TrainCommand {
   std::int64_t seed = 1;
   bool no_chunk = false;
   bool no_head_engine = false;
+  bool no_epilogues = false;
   bool json = false;
 
   void add(CLI::App& app);
@@ -273,6 +274,9 @@ void TrainCommand::add_machine(CLI::App& app) {
   app.add_flag("--no-head-engine", no_head_engine,
                "a loop over the loss as well, instead of the head engine")
       ->group(kGroup);
+  app.add_flag("--no-epilogues", no_epilogues,
+               "products on a GPU that but multiply: loops add biases and residuals")
+      ->group(kGroup);
   add_integer(app, "--threads", threads, 0, kMostThreads,
               "threads; 0 (default): OMP_NUM_THREADS, or all cores")
       ->group(kGroup);
@@ -345,6 +349,7 @@ void TrainCommand::run(const CLI::App& app) {
   options.seed = static_cast<std::uint64_t>(seed);
   options.chunk = !no_chunk;
   options.head_engine = !no_head_engine;
+  options.epilogues = !no_epilogues;
   if (options.has_shards() && given.count("vocab") == 0) options.vocab = kGpt2Vocab;
   train::check_given(options, given);
   for (const std::string& path : options.data) check_exists("--data", path);

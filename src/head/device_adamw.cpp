@@ -13,10 +13,8 @@ namespace {
 static_assert(sizeof(DeviceAdamWRates) == sizeof(cuda::AdamWRates));
 static_assert(sizeof(DeviceAdamWReport) == sizeof(cuda::AdamWReport));
 
-cuda::AdamWTensor checked(const DeviceAdamWTensor& t, std::size_t index, bool more) {
+cuda::AdamWTensor checked(const DeviceAdamWTensor& t, std::size_t index) {
   require(t.count >= 0, "tensor ", index, ": count: expected at least 0, got ", t.count);
-  require((t.more_gradient != nullptr) == more || t.count == 0, "tensor ", index,
-          ": more_gradient: expected in all tensors or in none");
   const auto check_memory = [&](const char* name, const void* data) {
     require(data != nullptr || t.count == 0, "tensor ", index, ": ", name, ": null");
     require(reinterpret_cast<std::uintptr_t>(data) % 16 == 0, "tensor ", index, ": ", name,
@@ -26,8 +24,8 @@ cuda::AdamWTensor checked(const DeviceAdamWTensor& t, std::size_t index, bool mo
   check_memory("gradient", t.gradient);
   check_memory("m", t.m);
   check_memory("v", t.v);
-  if (more) check_memory("more_gradient", t.more_gradient);
-  return {t.value, t.gradient, t.more_gradient, t.m, t.v, t.count, t.decay};
+  if (t.rounded != nullptr) check_memory("rounded", t.rounded);
+  return {t.value, t.gradient, t.m, t.v, t.rounded, t.count, t.decay};
 }
 
 }  // namespace
@@ -36,7 +34,6 @@ struct DeviceAdamW::State {
   DeviceAdamWOptions options;
   DeviceBuffer memory;
   cuda::AdamWCall call;
-  bool has_more = false;
 
   cuda::AdamWCall on(void* stream) const {
     cuda::AdamWCall now = call;
@@ -53,14 +50,12 @@ DeviceAdamW::DeviceAdamW(const Context& context, const DeviceAdamWOptions& optio
                          std::span<const DeviceAdamWTensor> tensors) {
   std::vector<cuda::AdamWTensor> table;
   std::vector<std::int64_t> counts;
-  const bool more = !tensors.empty() && tensors[0].more_gradient != nullptr;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
-    table.push_back(checked(tensors[t], t, more));
+    table.push_back(checked(tensors[t], t));
     counts.push_back(tensors[t].count);
   }
   auto state = std::make_shared<State>();
   state->options = options;
-  state->has_more = more;
   cuda::AdamWCall& call = state->call;
   call.places = cuda::adamw_places(counts);
   state->memory = DeviceBuffer(context, call.places.end);
@@ -91,8 +86,7 @@ DeviceAdamWRates DeviceAdamW::rates(std::int64_t step, double rate) const {
 void DeviceAdamW::first_loss(const float* loss, void* stream) const {
   cuda::adamw_loss(state_->on(stream), loss, false);
 }
-void DeviceAdamW::add(const float* loss, void* stream) const {
-  require(state_->has_more, "add: the tensors have no more_gradient");
+void DeviceAdamW::add_loss(const float* loss, void* stream) const {
   cuda::adamw_loss(state_->on(stream), loss, true);
 }
 void DeviceAdamW::step(const DeviceAdamWRates* rates, DeviceAdamWReport* report,
@@ -101,5 +95,6 @@ void DeviceAdamW::step(const DeviceAdamWRates* rates, DeviceAdamWReport* report,
                    reinterpret_cast<cuda::AdamWReport*>(report));
 }
 void DeviceAdamW::reset(void* stream) const { cuda::adamw_reset(state_->on(stream)); }
+void DeviceAdamW::round(void* stream) const { cuda::adamw_round(state_->on(stream)); }
 
 }  // namespace logitless

@@ -14,13 +14,13 @@
 
 namespace logitless::cuda {
 
-// f32 [count] each, aligned to 16 bytes.
+// f32 [count] each but for `rounded`, aligned to 16 bytes.
 struct AdamWTensor {
   float* value = nullptr;
   float* gradient = nullptr;
-  const float* more = nullptr;  // gradients of a further micro-batch; null: there is none
   float* m = nullptr;
   float* v = nullptr;
+  void* rounded = nullptr;  // bf16 [count], of value; null: not wanted
   std::int64_t count = 0;
   bool decay = false;
 };
@@ -58,13 +58,15 @@ struct AdamWCall {
 
 // The sum of losses is 0, and no step has been skipped.
 void adamw_reset(const AdamWCall& call);
-// Sum of losses = *loss, or += with `gradients`, and gradient += more.
-void adamw_loss(const AdamWCall& call, const float* loss, bool gradients);
+// Sum of losses = *loss, or += with `add`.
+void adamw_loss(const AdamWCall& call, const float* loss, bool add);
 // The step, and its report: with g = gradient, times clip / norm where the norm is above clip,
 //   m = beta1 m + keep1 g     v = beta2 v + keep2 g^2
 //   value = (decay ? kept : 1) value - move m / (sqrt(v inverse2) + epsilon)
-// in f32; the norm in double. From a loss or norm on that is no finite number, steps change nothing
-// until adamw_reset().
+// in f32, and rounded = value; the norm in double. From a loss or norm on that is no finite number,
+// steps change nothing until adamw_reset().
 void adamw_step(const AdamWCall& call, const AdamWRates* rates, AdamWReport* report);
+// rounded = value.
+void adamw_round(const AdamWCall& call);
 
 }  // namespace logitless::cuda

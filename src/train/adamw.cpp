@@ -91,10 +91,11 @@ double clip_scale(double norm, double most) {
   return most > 0.0 && norm > most ? most / norm : 1.0;
 }
 
-void add_to(std::span<float> to, std::span<const float> from, int threads) {
-  const auto blocks = blocks_of(1, [&](std::size_t) { return to.size(); });
+void clear(std::span<const std::span<float>> tensors, int threads) {
+  const auto blocks = blocks_of(tensors.size(), [&](std::size_t t) { return tensors[t].size(); });
   each(blocks, threads, [&](std::size_t i) {
-    for (std::size_t at = blocks[i].begin; at < blocks[i].end; ++at) to[at] += from[at];
+    float* const data = tensors[blocks[i].tensor].data();
+    std::fill(data + blocks[i].begin, data + blocks[i].end, 0.0f);
   });
 }
 

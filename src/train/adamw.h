@@ -36,8 +36,8 @@ double global_norm(std::span<const std::span<const float>> gradients, int thread
 // What gradients are multiplied with so that their norm is at most `most`; 1 when `most` is 0.
 double clip_scale(double norm, double most);
 
-// to += from.
-void add_to(std::span<float> to, std::span<const float> from, int threads);
+// Zeros.
+void clear(std::span<const std::span<float>> tensors, int threads);
 
 // Linear from peak / warmup to peak over the first `warmup` steps, then half a cosine down to
 // `floor` at the last of `steps`.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <mutex>
 #include <span>
 
 #include "logitless/error.h"
@@ -49,11 +50,14 @@ class Dataset::Shards : public Source {
   std::string name(std::size_t stream) const override {
     return fmt::format("'{}'", shards_[stream].path());
   }
+  // From several threads at a time: parts of a data set share their files.
   void read(std::size_t stream, std::int64_t begin, std::span<std::int64_t> to) const override {
+    const std::lock_guard lock(mutex_);
     shards_[stream].read(begin, to);
   }
 
  private:
+  mutable std::mutex mutex_;
   std::vector<Shard> shards_;
 };
 

@@ -18,7 +18,7 @@ std::string unserved_on_gpu(const RunOptions& options) {
   const auto add = [&](bool given, const char* name) {
     if (given) names += fmt::format("{}--{}", names.empty() ? "" : ", ", name);
   };
-  add(options.far_field > 0.0, "far-field");
+  add(options.far_field > 0.0 && options.dtype != DType::bf16, "far-field without --dtype bf16");
   add(options.threads > 0, "threads");
   return names;
 }

@@ -19,8 +19,8 @@ struct DeviceChoice {
   std::string reason;  // why not the GPU that is there; else empty
 };
 
-// Names of the options given that a run on a GPU does not serve, "--far-field, --threads"; empty:
-// none.
+// Names of the options given that a run on a GPU does not serve, "--far-field without --dtype bf16,
+// --threads"; empty: none.
 std::string unserved_on_gpu(const RunOptions& options);
 
 // Of options that check_options() has passed; gpu_missing: of logitless/device.h. Without a wish:

@@ -17,10 +17,12 @@ std::vector<MemoryItem> memory_statement(const DeviceSizes& sizes) {
     if (bytes > 0) items.push_back({name, bytes});
   };
   add("weights", sizes.weights);
+  add("bf16 copies", sizes.rounded);
   add("moments", 2 * sizes.weights);
-  add("gradients", sizes.accumulate ? 2 * sizes.weights : sizes.weights);
+  add("gradients", sizes.weights);
   add("tables of positions", sizes.constants);
   add(kArena, sizes.arena);
+  add("far field", sizes.far);
   add("optimizer", sizes.optimizer);
   add("batches", sizes.batches);
   add("libraries and kernels", kLibraryBytes);

@@ -15,9 +15,10 @@ struct MemoryItem {
 // What a run on a GPU is made of.
 struct DeviceSizes {
   std::size_t weights = 0;  // bytes of all parameters, f32; as much of each moment and gradient
-  bool accumulate = false;  // a second set of gradients
+  std::size_t rounded = 0;  // of copies of parameters in bf16
   std::size_t constants = 0;
   std::size_t arena = 0;  // of the largest program
+  std::size_t far = 0;    // of far-field steps and an order
   std::size_t optimizer = 0;
   std::size_t batches = 0;  // tokens, targets, losses, logits
 };

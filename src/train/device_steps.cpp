@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "logitless/error.h"
 
@@ -26,6 +27,17 @@ std::size_t bytes_of(const CompiledProgram::Tensor& t) {
 
 std::size_t offset_of(const TensorSet& set, std::size_t index) {
   return static_cast<std::size_t>(set[index].data() - set[0].data());
+}
+// Of the bf16 copies of parameters that the step takes; 0 of one that it does not.
+std::vector<std::size_t> rounded_bytes(const DeviceModel& model) {
+  std::vector<std::size_t> bytes;
+  for (const DeviceModel::Tensor& tensor : model.parameters) {
+    const auto& taken = model.step.parameters();
+    const auto found = std::find_if(taken.begin(), taken.end(),
+                                    [&](const auto& t) { return t.name == tensor.rounded; });
+    bytes.push_back(found == taken.end() ? 0 : aligned(bytes_of(*found)));
+  }
+  return bytes;
 }
 std::size_t constant_bytes(const DeviceModel& model) {
   std::size_t bytes = 0;
@@ -57,29 +69,37 @@ std::vector<MemoryItem> DeviceSteps::statement(const DeviceModel& model, const T
   for (std::size_t i = 0; i < layout.size(); ++i) counts.push_back(std::ssize(layout[i]));
   DeviceSizes sizes;
   sizes.weights = layout.bytes();
-  sizes.accumulate = model.accumulate > 1;
+  const std::vector<std::size_t> rounded = rounded_bytes(model);
+  sizes.rounded = std::accumulate(rounded.begin(), rounded.end(), std::size_t{0});
   sizes.constants = constant_bytes(model);
   sizes.arena = arena_bytes(model);
+  sizes.far = model.far_bytes;
   sizes.optimizer = DeviceAdamW::bytes(counts);
   sizes.batches = Inputs(model.step).end + output_bytes(model);
   return memory_statement(sizes);
 }
 
 DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model, const TensorSet& layout)
-    : context_(context), accumulate_(model.accumulate), inputs_(model.step), stream_(context) {
+    : context_(context),
+      accumulate_(model.accumulate),
+      rows_(model.rows),
+      inputs_(model.step),
+      stream_(context) {
   const std::string no_room =
       why_no_room(statement(model, layout), device_status(context).free_bytes);
   if (!no_room.empty()) throw DeviceError(no_room);
   const std::size_t set = layout.bytes();
-  const bool more = accumulate_ > 1;
   weights_ = DeviceBuffer(context, set);
+  const std::vector<std::size_t> rounded = rounded_bytes(model);
+  rounded_ = DeviceBuffer(context, std::accumulate(rounded.begin(), rounded.end(), std::size_t{0}));
   moments_ = DeviceBuffer(context, 2 * set);
-  gradients_ = DeviceBuffer(context, more ? 2 * set : set);
+  gradients_ = DeviceBuffer(context, set);
   constants_ = DeviceBuffer(context, constant_bytes(model));
   arena_ = DeviceBuffer(context, arena_bytes(model));
   input_ = DeviceBuffer(context, inputs_.end);
   output_ = DeviceBuffer(context, output_bytes(model));
-  for (const DeviceBuffer* block : {&weights_, &moments_, &gradients_, &input_, &output_})
+  for (const DeviceBuffer* block :
+       {&weights_, &rounded_, &moments_, &gradients_, &input_, &output_})
     stream_.fill(block->data(), 0, block->bytes());
 
   Pointers pointers = {{"tokens", input_.data()},
@@ -96,14 +116,18 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model, const
     at += aligned(c.values.size_bytes());
   }
   std::vector<DeviceAdamWTensor> tensors;
+  at = 0;
   for (std::size_t i = 0; i < layout.size(); ++i) {
     const std::size_t offset = offset_of(layout, i) * sizeof(float);
     DeviceAdamWTensor t;
     t.value = weights_.as<float>(offset);
     t.gradient = gradients_.as<float>(offset);
-    if (more) t.more_gradient = gradients_.as<float>(set + offset);
     t.m = moments_.as<float>(offset);
     t.v = moments_.as<float>(set + offset);
+    if (rounded[i] > 0) {
+      pointers[model.parameters[i].rounded] = t.rounded = rounded_.as<void>(at);
+      at += rounded[i];
+    }
     t.count = std::ssize(layout[i]);
     t.decay = model.parameters[i].decay;
     tensors.push_back(t);
@@ -114,12 +138,7 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model, const
   step_ = runner(model.step, pointers);
   loss_ = runner(model.loss, pointers);
   logits_ = runner(model.logits, pointers);
-  more_results_ = step_.results;
-  for (std::size_t i = 0; more && i < layout.size(); ++i) {
-    more_results_[model.step.result("d_" + model.parameters[i].name)] =
-        const_cast<float*>(tensors[i].more_gradient);
-  }
-  for (std::size_t i = 0; i < kSlots; ++i) {
+  for (std::size_t i = 0; i <= kSlots; ++i) {
     slots_.push_back({PinnedBuffer(context, inputs_.end), DeviceEvent(context)});
     std::memset(slots_.back().memory.data(), 0, inputs_.end);
   }
@@ -139,6 +158,11 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model, const
     }
   }
   stream_.wait();
+  reader_.emplace(kSlots, rows_, [this, read = model.read](std::int64_t first, std::size_t slot) {
+    const Batch batch = read(first);
+    slots_[slot].copied.wait();
+    put_words(slots_[slot], batch);
+  });
 }
 
 DeviceSteps::Runner DeviceSteps::runner(const CompiledProgram& program,
@@ -156,12 +180,16 @@ void DeviceSteps::run(const Runner& runner) const {
 }
 
 void DeviceSteps::enqueue(bool first, bool last) const {
-  step_.program.run(step_.parameters, first ? step_.results : more_results_, arena_.data(),
-                    stream_.handle());
+  if (first && accumulate_ > 1) stream_.fill(gradients_.data(), 0, gradients_.bytes());
+  if (far_ != nullptr) {
+    step_.program.run(step_.parameters, step_.results, arena_.data(), *far_);
+  } else {
+    run(step_);
+  }
   if (first) {
     adamw_->first_loss(output_.as<float>(kLoss), stream_.handle());
   } else {
-    adamw_->add(output_.as<float>(kLoss), stream_.handle());
+    adamw_->add_loss(output_.as<float>(kLoss), stream_.handle());
   }
   if (last) {
     adamw_->step(input_.as<DeviceAdamWRates>(inputs_.rates), output_.as<DeviceAdamWReport>(kReport),
@@ -174,6 +202,7 @@ void DeviceSteps::put(const TensorSet& values, const TensorSet& m, const TensorS
   stream_.copy(weights_.data(), values[0].data(), set);
   stream_.copy(moments_.data(), m[0].data(), set);
   stream_.copy(moments_.as<void>(set), v[0].data(), set);
+  adamw_->round(stream_.handle());
   reset();
 }
 
@@ -189,8 +218,8 @@ void DeviceSteps::get(const TensorSet& values, const TensorSet& m, const TensorS
   get_values(values);
 }
 
-DeviceSteps::Slot& DeviceSteps::next_slot() {
-  Slot& slot = slots_[next_slot_++ % kSlots];
+DeviceSteps::Slot& DeviceSteps::own_slot() {
+  Slot& slot = slots_.back();
   slot.copied.wait();
   return slot;
 }
@@ -206,18 +235,23 @@ void DeviceSteps::put_words(const Slot& slot, const Batch& batch) const {
             slot.memory.as<std::int64_t>(inputs_.targets));
 }
 
-void DeviceSteps::start(std::span<const Batch> batches, float inverse_count, std::int64_t step,
-                        double rate) {
+void DeviceSteps::start(std::int64_t window, float inverse_count, std::int64_t step, double rate) {
   if (started_ - finished_ >= static_cast<std::int64_t>(kReports))
     throw InternalError("a third step was started before the first was finished");
   const DeviceAdamWRates rates = adamw_->rates(step, rate);
-  for (std::size_t i = 0; i < batches.size(); ++i) {
-    Slot& slot = next_slot();
-    put_words(slot, batches[i]);
+  for (std::int64_t i = 0; i < accumulate_; ++i) {
+    const std::size_t taken = reader_->take(window + i * rows_);
+    Slot& slot = slots_[taken];
     *slot.memory.as<float>(inputs_.inverse_count) = inverse_count;
     *slot.memory.as<DeviceAdamWRates>(inputs_.rates) = rates;
     send(slot);
-    stream_.launch(graphs_[kind(i == 0, i + 1 == batches.size())]);
+    reader_->give_back(taken);
+    const bool first = i == 0, last = i + 1 == accumulate_;
+    if (far_ != nullptr) {
+      enqueue(first, last);
+    } else {
+      stream_.launch(graphs_[kind(first, last)]);
+    }
   }
   ReportSlot& report = reports_[static_cast<std::size_t>(started_++) % kReports];
   stream_.copy(report.memory.data(), output_.as<void>(kReport), report.memory.bytes());
@@ -238,7 +272,7 @@ void DeviceSteps::reset() {
 }
 
 DeviceSteps::Losses DeviceSteps::losses(const Batch& batch) {
-  Slot& slot = next_slot();
+  Slot& slot = own_slot();
   put_words(slot, batch);
   send(slot);
   run(loss_);
@@ -251,7 +285,7 @@ DeviceSteps::Losses DeviceSteps::losses(const Batch& batch) {
 
 void DeviceSteps::logits(std::span<const std::int64_t> tokens, std::int64_t last,
                          std::span<float> logits) {
-  Slot& slot = next_slot();
+  Slot& slot = own_slot();
   std::copy(tokens.begin(), tokens.end(), slot.memory.as<std::int64_t>());
   *slot.memory.as<std::int64_t>(inputs_.last) = last;
   send(slot);

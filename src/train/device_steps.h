@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -12,18 +13,22 @@
 #include "logitless/compiler.h"
 #include "logitless/device.h"
 #include "logitless/device_adamw.h"
+#include "logitless/far_field.h"
 #include "train/dataset.h"
 #include "train/device_memory.h"
+#include "train/read_ahead.h"
 #include "train/tensor_set.h"
 
 namespace logitless::train {
 
-// What runs on the GPU. All programs take the parameters and constants under their names, and
-// tokens; step and loss take targets, step takes inverse_count and gives loss and d_NAME for each
-// parameter, loss gives loss and count, logits takes last and gives logits.
+// What runs on the GPU. With several micro-batches to a step, it adds its gradients to what is
+// there. All programs take the parameters under their names, or a bf16 copy under `rounded`, the
+// constants, and tokens; step and loss take targets, step takes inverse_count and gives loss and
+// d_NAME for each parameter, loss gives loss and count, logits takes last and gives logits.
 struct DeviceModel {
   struct Tensor {
     std::string name;
+    std::string rounded;  // of the copy, which is kept where the step takes it
     bool decay = false;
   };
   struct Constant {
@@ -33,13 +38,17 @@ struct DeviceModel {
   CompiledProgram step, loss, logits;
   std::vector<Tensor> parameters;
   std::vector<Constant> constants;
+  std::size_t far_bytes = 0;    // of DeviceSteps::use(), for the statement
   std::int64_t accumulate = 1;  // micro-batches of a step
   DeviceAdamWOptions adamw;
+  // The micro-batch of `rows` windows from the first-th on; called on a thread of its own.
+  std::function<Batch(std::int64_t first)> read;
+  std::int64_t rows = 1;
 };
 
 // All memory is allocated when it is made, one block for each item of the statement. Steps are
-// enqueued and not waited for: tokens go through three pinned buffers by turns, reports come back
-// through two.
+// enqueued and not waited for: a thread reads the next micro-batches into three pinned buffers,
+// reports come back through two.
 class DeviceSteps {
  public:
   // layout: where tensors lie in a set of them; its numbers are not read.
@@ -50,20 +59,29 @@ class DeviceSteps {
   // what CompiledProgram::prepare() throws.
   DeviceSteps(const Context& context, const DeviceModel& model, const TensorSet& layout);
 
-  // Parameters and moments from the host and to it. Waits. put() begins anew after steps that
-  // changed nothing.
+  // From now on the step's head is under `far`, which is on the stream and outlives this. Steps are
+  // enqueued one kernel at a time then: what runs differs from step to step. Those that `far`
+  // decides something in wait (PreparedProgram::run).
+  void use(FarFieldHead& far) { far_ = &far; }
+
+  // Parameters and moments from the host and to it. Waits. put() rounds the copies, and begins anew
+  // after steps that changed nothing.
   void put(const TensorSet& values, const TensorSet& m, const TensorSet& v);
   void get_values(const TensorSet& values) const;
   void get(const TensorSet& values, const TensorSet& m, const TensorSet& v) const;
 
-  // The step-th step, counted from 1, of `accumulate` batches. At most one started before may be
-  // unfinished.
-  void start(std::span<const Batch> batches, float inverse_count, std::int64_t step, double rate);
+  // The step-th step, counted from 1, of `accumulate` micro-batches from a window on. At most one
+  // started before may be unfinished. Throws what reading throws; then no step was started,
+  // though micro-batches before the unread one may have run, which the next step begins anew.
+  void start(std::int64_t window, float inverse_count, std::int64_t step, double rate);
   // Waits for the first that is not finished, and says what became of it. A step that was skipped
   // changed nothing, and neither does any after it until reset().
   DeviceAdamWReport finish();
   // Waits for all, forgets what they say, and lets steps change parameters again.
   void reset();
+
+  // The cudaStream_t of all of it.
+  void* stream() const { return stream_.handle(); }
 
   // Of the program loss. Wait.
   struct Losses {
@@ -99,24 +117,24 @@ class DeviceSteps {
   // A micro-batch of a step.
   void enqueue(bool first, bool last) const;
   static std::size_t kind(bool first, bool last) { return (first ? 1U : 0U) + (last ? 2U : 0U); }
-  // A pinned buffer whose last copy is done.
-  Slot& next_slot();
+  // The pinned buffer of what is no step, when its last copy is done.
+  Slot& own_slot();
   void send(Slot& slot);
   void put_words(const Slot& slot, const Batch& batch) const;
 
   const Context& context_;
-  std::int64_t accumulate_;
+  std::int64_t accumulate_, rows_;
   Inputs inputs_;
   DeviceStream stream_;
-  DeviceBuffer weights_, moments_, gradients_, constants_, arena_, input_, output_;
+  DeviceBuffer weights_, rounded_, moments_, gradients_, constants_, arena_, input_, output_;
   std::optional<DeviceAdamW> adamw_;
   Runner step_, loss_, logits_;
-  std::vector<void*> more_results_;  // of step_, for micro-batches but the first
   std::array<DeviceGraph, 4> graphs_;
-  std::vector<Slot> slots_;
-  std::size_t next_slot_ = 0;
+  FarFieldHead* far_ = nullptr;
+  std::vector<Slot> slots_;  // the reader's, and one more
   std::vector<ReportSlot> reports_;
   std::int64_t started_ = 0, finished_ = 0;
+  std::optional<ReadAhead> reader_;  // reads into slots_
 };
 
 }  // namespace logitless::train

@@ -70,6 +70,28 @@ std::int64_t heads_of(const std::string& path, std::int64_t dim) {
                                     whole_bounds("heads").expected(), found.dump()));
 }
 
+// From the files beside `path`.
+void set_end_of_text(const std::string& path, TokenizerModel& model) {
+  if (const std::optional<Json> json = read_json(beside(path, kFastConfig)); json) {
+    Json token = json->value("eos_token", Json());
+    if (token.is_object()) token = token.value("content", Json());
+    if (token.is_string()) model.end_of_text = token.get<std::string>();
+  }
+  if (!model.end_of_text.empty()) return;
+  if (const std::optional<Json> json = read_json(beside(path, kConfig)); json) {
+    Json word = json->value("eos_token_id", Json());
+    if (word.is_array() && !word.empty()) word = word.at(0);
+    if (word.is_number_unsigned() && word.get<std::uint64_t>() <= INT32_MAX) {
+      model.end_of_text_word = word.get<std::int32_t>();
+      return;
+    }
+  }
+  throw InvalidArgument(
+      fmt::format("'{}': expected the word between two texts as eos_token in {} or eos_token_id in "
+                  "{} beside it, found neither",
+                  beside(path, kFast), kFastConfig, kConfig));
+}
+
 }  // namespace
 
 namespace {
@@ -128,15 +150,26 @@ ModelConfig read_hugging_face_config(const std::string& path) {
   return llama_of(name, *json);
 }
 
-std::optional<std::string> read_hugging_face_tokenizer(const std::string& path) {
-  std::optional<std::string> model = file_contents(beside(path, kTokenizer));
+bool has_hugging_face_tokenizer(const std::string& path) {
   std::error_code none;
-  if (!model && fs::exists(beside(path, kFast), none)) {
-    throw InvalidArgument(
-        fmt::format("'{}' is not read, and no tokenizer.model is beside it; give the words of this "
-                    "model as token files with --data",
-                    beside(path, kFast)));
+  return fs::exists(beside(path, kTokenizer), none) || fs::exists(beside(path, kFast), none);
+}
+
+TokenizerModel read_hugging_face_tokenizer(const std::string& path) {
+  TokenizerModel model;
+  if (std::optional<std::string> bytes = file_contents(beside(path, kTokenizer)); bytes) {
+    model.bytes = std::move(*bytes);
+    return model;
   }
+  std::optional<std::string> bytes = file_contents(beside(path, kFast));
+  if (!bytes) {
+    throw InvalidArgument(
+        fmt::format("'{}': expected {} or {} beside it, found neither", path, kTokenizer, kFast));
+  }
+  model.format = TokenizerModel::Format::byte_level;
+  model.bytes = std::move(*bytes);
+  model.config = file_contents(beside(path, kFastConfig)).value_or("");
+  set_end_of_text(path, model);
   return model;
 }
 
@@ -155,20 +188,32 @@ void check_hugging_face_folder(const std::string& path, const std::string& model
 }
 
 void save_hugging_face_folder(const std::string& path, const Model& model, DType dtype,
-                              const std::string* tokenizer_model, int end_of_text) {
-  Json json = model.config_json(tokenizer_model != nullptr ? end_of_text : -1);
+                              const Tokenizer* tokenizer) {
+  Json json = model.config_json(tokenizer != nullptr ? tokenizer->end_of_text() : -1);
   json["torch_dtype"] = torch_name(dtype);
+  if (tokenizer != nullptr && !tokenizer->before_text().empty())
+    json["bos_token_id"] = tokenizer->before_text().front();
   write_whole(beside(path, kConfig), json.dump(2) + "\n");
-  if (tokenizer_model == nullptr) return;
-  write_whole(beside(path, kTokenizer), *tokenizer_model);
-  write_whole(beside(path, kFast), fast_tokenizer_json(*tokenizer_model));
-  const Json tokenizer = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                          {"bos_token", kEndOfText},
-                          {"eos_token", kEndOfText},
-                          {"unk_token", "<unk>"},
-                          {"clean_up_tokenization_spaces", false},
-                          {"model_max_length", model.sizes().context}};
-  write_whole(beside(path, kFastConfig), tokenizer.dump(2) + "\n");
+  if (tokenizer == nullptr) return;
+  const TokenizerModel& words = tokenizer->model();
+  if (words.format == TokenizerModel::Format::byte_level) {
+    write_whole(beside(path, kFast), words.bytes);
+    if (!words.config.empty()) write_whole(beside(path, kFastConfig), words.config);
+    // Of an earlier export: it would be read instead.
+    std::error_code none;
+    fs::remove(beside(path, kTokenizer), none);
+    if (words.config.empty()) fs::remove(beside(path, kFastConfig), none);
+    return;
+  }
+  write_whole(beside(path, kTokenizer), words.bytes);
+  write_whole(beside(path, kFast), fast_tokenizer_json(words.bytes));
+  const Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                       {"bos_token", kEndOfText},
+                       {"eos_token", kEndOfText},
+                       {"unk_token", "<unk>"},
+                       {"clean_up_tokenization_spaces", false},
+                       {"model_max_length", model.sizes().context}};
+  write_whole(beside(path, kFastConfig), config.dump(2) + "\n");
 }
 
 }  // namespace logitless::train

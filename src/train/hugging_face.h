@@ -7,6 +7,7 @@
 
 #include "train/gpt.h"
 #include "train/llama_config.h"
+#include "train/tokenizer.h"
 
 namespace logitless::train {
 
@@ -23,18 +24,23 @@ ModelConfig find_model(const std::string& name);
 // lacks.
 ModelConfig read_hugging_face_config(const std::string& path);
 
-// The bytes of tokenizer.model (SentencePiece's) beside `path`, if there is one. Throws
-// InvalidArgument where there is a tokenizer.json alone.
-std::optional<std::string> read_hugging_face_tokenizer(const std::string& path);
+bool has_hugging_face_tokenizer(const std::string& path);
+
+// tokenizer.model (SentencePiece's) beside `path`, or else tokenizer.json. Of tokenizer.json the
+// word between two texts is eos_token of tokenizer_config.json, or else eos_token_id of
+// config.json, the first of several. Throws InvalidArgument naming the file where neither has it or
+// there is no tokenizer.
+TokenizerModel read_hugging_face_tokenizer(const std::string& path);
 
 // Throws InvalidArgument when the config.json beside `path` is not of this model_type, and so not
 // to be replaced; DeviceError when a file beside `path` cannot be written.
 void check_hugging_face_folder(const std::string& path, const std::string& model_type);
 
-// config.json beside `path`, of weights in `dtype`, and, of a tokenizer with this model,
-// tokenizer.model (SentencePiece's), tokenizer.json and tokenizer_config.json (of transformers).
-// `end_of_text` is its word between two texts. Throws DeviceError.
+// config.json beside `path`, of weights in `dtype`, and, with a tokenizer, its files: of
+// SentencePiece tokenizer.model, tokenizer.json and tokenizer_config.json (of transformers); of a
+// tokenizer.json that file and its tokenizer_config.json, byte for byte, and no tokenizer.model of
+// another. Throws DeviceError.
 void save_hugging_face_folder(const std::string& path, const Model& model, DType dtype,
-                              const std::string* tokenizer_model, int end_of_text);
+                              const Tokenizer* tokenizer);
 
 }  // namespace logitless::train

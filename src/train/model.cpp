@@ -52,17 +52,17 @@ ModelPtr parse_model(const std::string& config_text) {
   return json.contains("model_type") ? parse_llama(json) : parse_gpt(json);
 }
 
-Network::Network(Graph& graph, const Model& model, const Dim& batch, const Dim& length)
+std::string rounded_name(const std::string& name) { return name + ".rounded"; }
+
+Network::Network(Graph& graph, const Model& model, const Dim& batch, const Dim& length,
+                 Weights weights)
     : graph_(graph),
       model_(model),
       activations_(model.sizes().activations),
+      rounded_(weights == Weights::rounded && activations_ != DType::f32),
       batch_(batch),
       length_(length) {
-  for (const Parameter& p : model.parameters()) {
-    parameters_.push_back(graph.parameter(p.name, DType::f32, shape_of(p.shape)));
-    by_name_[p.name] = parameters_.back();
-    names_.push_back(p.name);
-  }
+  for (const Parameter& p : model.parameters()) shapes_[p.name] = shape_of(p.shape);
   const std::int64_t context = model.sizes().context;
   if (length.is_constant() && (length.value() < 1 || length.value() > context)) {
     throw InvalidArgument(
@@ -73,21 +73,45 @@ Network::Network(Graph& graph, const Model& model, const Dim& batch, const Dim& 
     by_name_[table.name] = graph.parameter(table.name, DType::f32, {length, table.columns});
 }
 
-Value Network::weight(const std::string& name) const { return cast(master(name), activations_); }
+Value Network::parameter(const std::string& name, const std::string& of, DType dtype) {
+  const auto found = by_name_.find(name);
+  if (found != by_name_.end()) return found->second;
+  return by_name_[name] = graph_.parameter(name, dtype, shapes_.at(of));
+}
+Value Network::master(const std::string& name) { return parameter(name, name, DType::f32); }
+Value Network::weight(const std::string& name) {
+  return rounded_ ? parameter(rounded_name(name), name, activations_)
+                  : cast(master(name), activations_);
+}
 
-Value Network::logits(Value hidden) const {
+Value Network::logits(Value hidden) {
   return dot(hidden, weight(model_.head()),
              {.contract_a = {1}, .contract_b = {1}, .f32_result = true});
 }
 
 void Network::add_gradients(Value loss) {
-  const std::vector<Value> gradients = graph_.gradients({loss}, parameters_);
-  for (std::size_t i = 0; i < gradients.size(); ++i) graph_.result("d_" + names_[i], gradients[i]);
+  const std::vector<Parameter> list = model_.parameters();
+  std::vector<Value> read;
+  std::vector<std::size_t> counts;  // of `read`, for each parameter
+  for (const Parameter& p : list) {
+    const std::size_t before = read.size();
+    const auto rounded = by_name_.find(rounded_name(p.name));
+    if (rounded != by_name_.end()) read.push_back(rounded->second);
+    if (rounded == by_name_.end() || by_name_.contains(p.name)) read.push_back(master(p.name));
+    counts.push_back(read.size() - before);
+  }
+  const std::vector<Value> gradients = graph_.gradients({loss}, read);
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    Value sum = cast(gradients[next++], DType::f32);
+    if (counts[i] > 1) sum = sum + gradients[next++];
+    graph_.result("d_" + list[i].name, sum);
+  }
 }
 
-Graph build_step(const Model& model, const Dim& batch, const Dim& length) {
+Graph build_step(const Model& model, const Dim& batch, const Dim& length, Weights weights) {
   Graph graph(model.type());
-  Network network(graph, model, batch, length);
+  Network network(graph, model, batch, length, weights);
   const Value inverse_count = graph.parameter("inverse_count", DType::f32, {});
   const Value loss = sum(losses(graph, network).loss, {0}) * inverse_count;
   graph.result("loss", loss);
@@ -95,20 +119,20 @@ Graph build_step(const Model& model, const Dim& batch, const Dim& length) {
   return graph;
 }
 
-Graph build_loss(const Model& model, const Dim& batch, const Dim& length) {
+Graph build_loss(const Model& model, const Dim& batch, const Dim& length, Weights weights) {
   Graph graph(model.type() + "_loss");
-  Network network(graph, model, batch, length);
+  Network network(graph, model, batch, length, weights);
   const Losses result = losses(graph, network);
   graph.result("loss", sum(result.loss, {0}));
   graph.result("count", sum(result.counted, {0}));
   return graph;
 }
 
-Graph build_logits(const Model& model, const Dim& batch, const Dim& length) {
+Graph build_logits(const Model& model, const Dim& batch, const Dim& length, Weights weights) {
   if (!length.is_constant())
     throw InvalidArgument(fmt::format("length: expected a number, got {}", length.text()));
   Graph graph(model.type() + "_logits");
-  Network network(graph, model, batch, length);
+  Network network(graph, model, batch, length, weights);
   const Value last = graph.parameter("last", DType::i64, {batch});
   const Value rows = graph.iota({batch}, 0) * static_cast<double>(length.value()) + last;
   graph.result("logits", network.logits(take(network.hidden(), rows)));

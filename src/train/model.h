@@ -58,6 +58,14 @@ struct FileNames {
 
 inline constexpr const char* kHeadWeight = "lm_head.weight";
 
+// What programs read where activations are narrower than f32 and a product wants a weight.
+enum class Weights : std::uint8_t {
+  masters,  // the parameter, rounded in every run
+  rounded,  // another parameter, rounded_name(): the caller keeps it beside the f32 one
+};
+// Of the parameter's copy in the dtype of activations.
+std::string rounded_name(const std::string& name);
+
 class Network;
 
 class Model {
@@ -90,35 +98,39 @@ ModelPtr parse_model(const std::string& config_text);
 // A graph that a model writes itself into.
 class Network {
  public:
-  Network(Graph& graph, const Model& model, const Dim& batch, const Dim& length);
+  Network(Graph& graph, const Model& model, const Dim& batch, const Dim& length, Weights weights);
 
   const Dim& batch() const { return batch_; }
   const Dim& length() const { return length_; }
   Dim rows() const { return batch_ * length_; }
-  Value tokens() const { return tokens_; }                                   // i64 [batch, length]
-  Value master(const std::string& name) const { return by_name_.at(name); }  // f32
-  Value weight(const std::string& name) const;  // in the dtype of activations
+  Value tokens() const { return tokens_; }  // i64 [batch, length]
+  Value master(const std::string& name);    // f32
+  Value weight(const std::string& name);    // in the dtype of activations
   Value table(const std::string& name) const { return by_name_.at(name); }
 
   // f32 [rows, vocab] of hidden [rows, dim].
-  Value logits(Value hidden) const;
+  Value logits(Value hidden);
   Value hidden() { return model_.hidden(*this); }
+  // A result d_NAME for each parameter, through its rounded copy as well.
   void add_gradients(Value loss);
 
  private:
   Graph& graph_;
   const Model& model_;
   DType activations_;
+  bool rounded_;
   Dim batch_, length_;
-  std::vector<std::string> names_;
-  std::vector<Value> parameters_;
-  std::map<std::string, Value> by_name_;
+  std::map<std::string, Shape> shapes_;   // of the model's parameters
+  std::map<std::string, Value> by_name_;  // what has been read
   Value tokens_;
+
+  Value parameter(const std::string& name, const std::string& of, DType dtype);
 };
 
 inline constexpr std::int64_t kIgnoredTarget = -100;
 
-// All programs take the parameters and tables, f32, under their names, and
+// All programs take the parameters and tables that they read, f32, under their names, or rounded
+// (Weights), and
 //   tokens   i64 [batch, length]   in [0, vocab)
 // Sizes may be symbols. They throw InvalidArgument on a length over the context.
 
@@ -127,15 +139,18 @@ inline constexpr std::int64_t kIgnoredTarget = -100;
 //   inverse_count  f32 []          1 / targets of the whole batch that are not ignored
 // Results: loss f32 [], the sum over targets of their losses times inverse_count, and for each
 // parameter its gradient d_NAME, f32.
-Graph build_step(const Model& model, const Dim& batch, const Dim& length);
+Graph build_step(const Model& model, const Dim& batch, const Dim& length,
+                 Weights weights = Weights::masters);
 
 // Validation: tokens and targets as above. Results: loss f32 [], the sum, and count f32 [], of
 // targets that are not ignored.
-Graph build_loss(const Model& model, const Dim& batch, const Dim& length);
+Graph build_loss(const Model& model, const Dim& batch, const Dim& length,
+                 Weights weights = Weights::masters);
 
 // Sampling.
 //   last  i64 [batch]   position of the last token of each row; those after it do not matter
 // Result: logits f32 [batch, vocab] of the word after it.
-Graph build_logits(const Model& model, const Dim& batch, const Dim& length);
+Graph build_logits(const Model& model, const Dim& batch, const Dim& length,
+                   Weights weights = Weights::masters);
 
 }  // namespace logitless::train

@@ -14,6 +14,13 @@ std::size_t taken(const Context& context) {
   return status.total_bytes - status.free_bytes;
 }
 
+// Of an order's copy on a GPU (far_field.h).
+std::size_t order_bytes(const ModelSizes& sizes, const FarFieldOptions& far) {
+  const auto vocab = static_cast<std::size_t>(sizes.vocab);
+  const auto dim = static_cast<std::size_t>(sizes.dim);
+  return 12 * vocab + (far.accuracy == Accuracy::far_both ? 2 * dim * (dim + vocab / 128) : 0);
+}
+
 }  // namespace
 
 Trainer::OnDevice::OnDevice(Context&& gpu, const DeviceModel& model, const TensorSet& layout)
@@ -44,7 +51,6 @@ void Trainer::OnDevice::add_to(TrainMemory& memory) const {
 }
 
 void Trainer::start_device() {
-  if (options_.far_field) throw Unsupported("the far field: a GPU trains without it");
   ContextOptions on_gpu;
   on_gpu.device = DeviceKind::cuda;
   Context context(on_gpu);
@@ -53,16 +59,31 @@ void Trainer::start_device() {
   threads_ = default_threads();  // for what the host does
 
   DeviceModel model;
-  step_.program = within_budget(build_step(*model_, options_.batch, train_.length()));
+  step_.program = within_budget(
+      build_step(*model_, options_.batch, train_.length(), Weights::rounded), added_gradients());
   model.step = step_.program;
-  model.loss = within_budget(build_loss(*model_, options_.batch, train_.length()));
-  model.logits = within_budget(build_logits(*model_, 1, train_.length()));
-  for (const Parameter& p : list_) model.parameters.push_back({p.name, p.is_matrix()});
+  model.loss =
+      within_budget(build_loss(*model_, options_.batch, train_.length(), Weights::rounded));
+  model.logits = within_budget(build_logits(*model_, 1, train_.length(), Weights::rounded));
+  for (const Parameter& p : list_)
+    model.parameters.push_back({p.name, rounded_name(p.name), p.is_matrix()});
   for (const PositionTable& table : tables_) model.constants.push_back({table.name, table.values});
   model.accumulate = options_.accumulate;
+  model.rows = options_.batch;
+  model.read = [this](std::int64_t first) {
+    return train_.shuffled_batch(options_.seed, first, options_.batch);
+  };
   const AdamWOptions& adamw = options_.adamw;
   model.adamw = {adamw.beta1, adamw.beta2, adamw.epsilon, adamw.weight_decay, options_.clip};
+  if (options_.far_field) {
+    start_far_field(Context(context));  // to know what it takes
+    if (far_) model.far_bytes = far_workspace_ + order_bytes(model_->sizes(), *options_.far_field);
+  }
   device_ = std::make_unique<OnDevice>(std::move(context), model, values_);
+  if (far_) {
+    start_far_field(device_->context.on(device_->steps.stream()));
+    device_->steps.use(*far_);
+  }
   put_on_device();
 }
 
@@ -79,9 +100,11 @@ const TensorSet& Trainer::values() const {
 
 std::optional<StepResult> Trainer::start_step() {
   if (!device_) return step();
-  const StepData data = step_data();
+  // Every target of a batch of training data counts.
+  const std::int64_t count = options_.batch * options_.accumulate * train_.length();
   const OnDevice::Started now{state_.step, state_.windows, options_.schedule.rate(state_.step)};
-  device_->steps.start(data.batches, data.inverse_count, state_.step + 1, now.rate);
+  device_->steps.start(state_.windows, static_cast<float>(1.0 / static_cast<double>(count)),
+                       state_.step + 1, now.rate);
   ++state_.step;
   state_.windows += options_.batch * options_.accumulate;
   std::optional<StepResult> before;

@@ -62,11 +62,10 @@ Data shards(const RunOptions& o) {
   return {{}, model, std::move(train), std::move(valid)};
 }
 
-// A model that was exported with its tokenizer goes on with it.
-std::optional<std::string> tokenizer_of(const RunOptions& o) {
-  if (o.init.empty()) return std::nullopt;
+std::optional<TokenizerModel> tokenizer_of(const RunOptions& o) {
+  if (o.tokenizer.empty()) return std::nullopt;
   try {
-    return read_hugging_face_tokenizer(o.init);
+    return read_hugging_face_tokenizer(o.tokenizer);
   } catch (const InvalidArgument& error) {
     throw InvalidArgument(fmt::format("--text: {}", error.what()));
   }
@@ -88,11 +87,24 @@ Data text(const RunOptions& o, const Say& say) {
   const std::string cache = o.cache.empty() ? default_cache_directory() : o.cache;
   ContextOptions context;
   context.threads = o.threads;
-  const std::optional<std::string> tokenizer = tokenizer_of(o);
-  TokenizedText words =
-      tokenize(corpus, static_cast<int>(wanted), cache, Context(context).threads(), say,
-               tokenizer ? &*tokenizer : nullptr);
-  const ModelPtr model = o.make_model(words.tokenizer.vocab());
+  const std::optional<TokenizerModel> tokenizer = tokenizer_of(o);
+  TokenizedText words = [&] {
+    try {
+      return tokenize(corpus, static_cast<int>(wanted), cache, Context(context).threads(), say,
+                      tokenizer ? &*tokenizer : nullptr);
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(
+          fmt::format("--text: the tokenizer of '{}': {}", o.tokenizer, error.what()));
+    }
+  }();
+  // A model may have more words than its tokenizer: rows that were added to fill a tile.
+  const ModelPtr model = o.make_model(tokenizer ? o.vocab : words.tokenizer.vocab());
+  if (words.tokenizer.vocab() > model->sizes().vocab) {
+    throw InvalidArgument(
+        fmt::format("--text: expected a tokenizer of at most {} words, as the model "
+                    "has, found {}",
+                    model->sizes().vocab, words.tokenizer.vocab()));
+  }
   const auto windows = [&](std::vector<std::int32_t> stream, const char* which) {
     try {
       return Dataset::of_words(std::move(stream), o.length, model->sizes().vocab);
@@ -119,7 +131,7 @@ void write_sample(const RunOptions& o, const Data& data, Trainer& trainer, RunRe
     prompt.assign(window.begin(),
                   window.begin() + std::min<std::ptrdiff_t>(kPrompt, std::ssize(window)));
   } else {
-    std::vector<std::int32_t> words;
+    std::vector<std::int32_t> words = data.tokenizer->before_text();
     data.tokenizer->encode(o.prompt, words);
     prompt.assign(words.begin(), words.end());
   }
@@ -360,6 +372,8 @@ std::unique_ptr<Trainer> make_trainer(const RunOptions& options, const DeviceCho
 RunReport run_training(const RunOptions& options, const Say& say) {
   check_files(options);
   const DeviceChoice choice = choose_device(options, gpu_missing());
+  if (!options.epilogues && choice.kind == DeviceKind::cpu)
+    throw InvalidArgument("--no-epilogues: is of a GPU; this run would be on the CPU");
   say_device(choice, say);
   const Data data = options.has_shards() ? shards(options) : text(options, say);
   RunReport report;
@@ -384,10 +398,10 @@ RunReport run_training(const RunOptions& options, const Say& say) {
                   format_bytes(report.memory.unchunked_arena)));
   if (!report.memory.device.empty()) say(memory_line(report.memory));
   if (const FarFieldHead* far = trainer.far_field(); far != nullptr) {
-    say(
-        fmt::format("far field: workspace {} beside the arena; orders take a copy of the head's "
-                    "weights and more while they are made",
-                    format_bytes(report.memory.far_workspace)));
+    say(fmt::format(
+        "far field: workspace {} beside the arena; orders take {}more while they are made",
+        format_bytes(report.memory.far_workspace),
+        report.memory.device.empty() ? "a copy of the head's weights and " : ""));
   } else if (!trainer.far_refusal().empty()) {
     say(fmt::format("far field: every step is dense: {}", trainer.far_refusal()));
   }
@@ -416,8 +430,7 @@ RunReport run_training(const RunOptions& options, const Say& say) {
     trainer.export_weights(options.hugging_face, options.export_options);
     const Tokenizer* words = data.tokenizer ? &*data.tokenizer : nullptr;
     save_hugging_face_folder(options.hugging_face, *data.model, options.export_options.dtype,
-                             words != nullptr ? &words->model() : nullptr,
-                             words != nullptr ? words->end_of_text() : 0);
+                             words);
   }
   if (options.sample > 0) write_sample(options, data, trainer, report);
   return report;

@@ -24,7 +24,7 @@ constexpr std::string_view kFixed[] = {"model",   "vocab",  "dim",   "heads",  "
 constexpr std::string_view kSizeNames[] = {"vocab", "dim", "heads", "layers", "context"};
 constexpr std::int64_t kLeastTextVocab = 300;  // 256 bytes, and the tokenizer's own
 // Younger than the format of checkpoints: one without them has the defaults.
-constexpr std::string_view kYounger[] = {"far-field", "far-both", "cache"};
+constexpr std::string_view kYounger[] = {"far-field", "far-both", "cache", "tokenizer"};
 constexpr std::string_view kSources[] = {"data", "val", "text"};
 
 template <typename Names>
@@ -47,6 +47,7 @@ void each_option(Options& o, Visit&& visit) {
   visit("val", o.val);
   visit("text", o.text);
   visit("cache", o.cache);
+  visit("tokenizer", o.tokenizer);
   visit("batch", o.batch);
   visit("length", o.length);
   visit("steps", o.steps);
@@ -147,6 +148,7 @@ TrainOptions RunOptions::train_options() const {
   result.memory_budget = budget;
   result.chunk = chunk;
   result.head_engine = head_engine;
+  result.epilogues = epilogues;
   result.threads = threads;
   if (far_field > 0.0) {
     result.far_field.emplace();
@@ -271,6 +273,8 @@ RunOptions with_model_file(const RunOptions& options, const std::set<std::string
     fail(fmt::format("--init: {}", error.what()));
   }
   RunOptions merged = options;
+  if (!options.has_shards() && has_hugging_face_tokenizer(options.init))
+    merged.tokenizer = options.init;
   if (const auto* llama = std::get_if<LlamaConfig>(&of_init)) {
     for (const std::string_view name : kSizeNames) {
       if (given.count(std::string(name)) > 0)

@@ -30,6 +30,9 @@ struct RunOptions {
   std::vector<std::string> data, val;  // llm.c's files; without val the end of data is held out
   std::vector<std::string> text;  // files and folders; without it and data: the system's headers
   std::string cache;              // of tokenizers and words; empty: default_cache_directory()
+  // Weights that have a tokenizer beside them, whose words the text has: --init, or what it was
+  // when the checkpoint's run began. Empty: one that is trained on the text.
+  std::string tokenizer;
   // Training
   std::int64_t batch = 2;
   std::int64_t length = 128;
@@ -47,6 +50,7 @@ struct RunOptions {
   std::size_t budget = 0;
   bool chunk = true;
   bool head_engine = true;  // the loss on the head engine; false: a loop like the rest
+  bool epilogues = true;    // of products on a GPU
   int threads = 0;
   // Far field: the relative error wanted of the gradients, in (0, 1); 0: exact ones. Both: the loss
   // may be approximated, too.

@@ -116,37 +116,45 @@ Trainer::Trainer(ModelPtr model, const TrainOptions& options, Dataset train, Dat
   for (std::size_t i = 0; i < list_.size(); ++i) {
     gradients["d_" + list_[i].name] = gradients_[i].data();
   }
-  step_ = compiled(build_step(*model_, options_.batch, train_.length()), gradients);
+  step_ =
+      compiled(build_step(*model_, options_.batch, train_.length()), gradients, added_gradients());
   threads_ = step_.program.threads();
-  if (options_.far_field) start_far_field();
-  if (options_.accumulate > 1) {
-    more_gradients_.emplace(list_);
-    more_results_ = step_.results;
-    for (std::size_t i = 0; i < list_.size(); ++i) {
-      more_results_[step_.program.result("d_" + list_[i].name)] = (*more_gradients_)[i].data();
-    }
+  if (options_.far_field) {
+    ContextOptions context;
+    context.threads = threads_;
+    start_far_field(Context(context));
   }
 }
 
 Trainer::~Trainer() = default;
 
-CompiledProgram Trainer::within_budget(const Graph& graph) const {
+std::vector<std::string> Trainer::added_gradients() const {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; options_.accumulate > 1 && i < list_.size(); ++i)
+    names.push_back("d_" + list_[i].name);
+  return names;
+}
+
+CompiledProgram Trainer::within_budget(const Graph& graph, std::vector<std::string> added) const {
   CompileOptions compile_options;
   compile_options.device = limits_;
   compile_options.chunk = options_.chunk;
   compile_options.head_engine = options_.head_engine;
+  compile_options.epilogues = options_.epilogues;
   compile_options.memory_budget = options_.memory_budget;
   compile_options.threads = options_.threads;
+  compile_options.added = std::move(added);
   return compile_within(graph, compile_options);
 }
 
-Trainer::Runner Trainer::compiled(const Graph& graph, const Pointers& others) {
+Trainer::Runner Trainer::compiled(const Graph& graph, const Pointers& others,
+                                  std::vector<std::string> added) {
   Pointers pointers = {
       {"tokens", tokens_.data()}, {"targets", targets_.data()}, {"inverse_count", &inverse_count_}};
   for (std::size_t i = 0; i < list_.size(); ++i) pointers[list_[i].name] = values_[i].data();
   for (PositionTable& table : tables_) pointers[table.name] = table.values.data();
   for (const auto& [name, pointer] : others) pointers[name] = pointer;
-  Runner runner{within_budget(graph), {}, {}};
+  Runner runner{within_budget(graph, std::move(added)), {}, {}};
   for (const CompiledProgram::Tensor& t : runner.program.parameters()) {
     runner.parameters.push_back(pointers.at(t.name));
   }
@@ -160,14 +168,13 @@ Trainer::Runner Trainer::compiled(const Graph& graph, const Pointers& others) {
   return runner;
 }
 
-void Trainer::start_far_field() {
+void Trainer::start_far_field(Context&& context) {
   FarFieldOptions far = *options_.far_field;
   const std::size_t arena = step_.program.arena_bytes();
   if (options_.memory_budget > 0)
     far.memory_budget = options_.memory_budget > arena ? options_.memory_budget - arena : 1;
-  ContextOptions context;
-  context.threads = threads_;
-  far_context_.emplace(context);
+  far_.reset();  // before its context
+  far_context_.emplace(std::move(context));
   far_.emplace(*far_context_, far);
   try {
     const LossPlan plan = step_.program.far_plan(*far_);
@@ -216,18 +223,19 @@ StepResult Trainer::step() {
   inverse_count_ = inverse_count;
 
   StepResult result;
-  for (std::size_t i = 0; i < batches.size(); ++i) {
-    load(batches[i]);
-    const std::vector<void*>& results = i == 0 ? step_.results : more_results_;
+  if (options_.accumulate > 1) {
+    std::vector<std::span<float>> sums;
+    for (std::size_t t = 0; t < list_.size(); ++t) sums.push_back(gradients_[t]);
+    clear(sums, threads_);
+  }
+  for (const Batch& batch : batches) {
+    load(batch);
     if (far_) {
-      step_.program.run(step_.parameters, results, arena_.data(), *far_);
+      step_.program.run(step_.parameters, step_.results, arena_.data(), *far_);
     } else {
-      step_.program.run(step_.parameters, results, arena_.data());
+      run(step_);
     }
     result.loss += static_cast<double>(loss_);
-    for (std::size_t t = 0; i > 0 && t < list_.size(); ++t) {
-      add_to(gradients_[t], (*more_gradients_)[t], threads_);
-    }
   }
   require_finite("loss", result.loss, state_.step + 1);
 
@@ -318,7 +326,7 @@ TrainMemory Trainer::memory() const {
   memory.arena = step_.program.arena_bytes();
   memory.unchunked_arena = step_.program.unchunked_arena_bytes();
   memory.parameters = values_.bytes();
-  memory.gradients = gradients_.bytes() + (more_gradients_ ? more_gradients_->bytes() : 0);
+  memory.gradients = gradients_.bytes();
   memory.moments = m_.bytes() + v_.bytes();
   for (const PositionTable& table : tables_) memory.tables += table.values.size() * sizeof(float);
   memory.far_workspace = far_workspace_;

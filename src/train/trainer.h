@@ -32,8 +32,9 @@ struct TrainOptions {
   std::size_t memory_budget = 0;  // of each program's arena; see CompileOptions
   bool chunk = true;
   bool head_engine = true;  // the loss on the head engine; false: a loop like the rest
+  bool epilogues = true;    // CompileOptions' of the same name
   int threads = 0;          // 0: logitless's default
-  // cuda: the first GPU, for everything but the far field. Tensors are copied back for checkpoints.
+  // cuda: the first GPU. Tensors are copied back for checkpoints.
   DeviceKind device = DeviceKind::cpu;
   // Gradients of the loss by the far field, a head step for each micro-batch; none: exact ones. Its
   // memory_budget is what memory_budget leaves beside the arena.
@@ -51,7 +52,7 @@ struct TrainMemory {
   std::size_t arena = 0;
   std::size_t unchunked_arena = 0;
   std::size_t parameters = 0;
-  std::size_t gradients = 0;  // twice as much with accumulation
+  std::size_t gradients = 0;
   std::size_t moments = 0;
   std::size_t tables = 0;  // of positions
   // Of the far field, beside the arena: the workspace of its steps, and the most of it so far with
@@ -144,9 +145,13 @@ class Trainer {
     float inverse_count = 0.0f;
   };
   struct OnDevice;
-  CompiledProgram within_budget(const Graph& graph) const;
-  Runner compiled(const Graph& graph, const Pointers& others);
-  void start_far_field();
+  // `added`: see CompileOptions.
+  CompiledProgram within_budget(const Graph& graph, std::vector<std::string> added = {}) const;
+  Runner compiled(const Graph& graph, const Pointers& others, std::vector<std::string> added = {});
+  // Results of a step to which further micro-batches add theirs.
+  std::vector<std::string> added_gradients() const;
+  // Of the program step_; leaves far_ or far_refusal_.
+  void start_far_field(Context&& context);
   void run(const Runner& runner);
   void load(const Batch& batch);
   StepData step_data() const;
@@ -160,7 +165,6 @@ class Trainer {
   Dataset train_, valid_;
   std::vector<Parameter> list_;
   TensorSet values_, m_, v_, gradients_;
-  std::optional<TensorSet> more_gradients_;  // of all micro-batches but the first
   RunState state_;
 
   std::vector<PositionTable> tables_;
@@ -174,14 +178,13 @@ class Trainer {
   int threads_ = 1;
   Buffer arena_;
   Runner step_;
-  std::vector<void*> more_results_;  // of step_, into more_gradients_
-  std::optional<Context> far_context_;
+  DeviceLimits limits_;  // programs are compiled for
+  std::string device_name_;
+  std::unique_ptr<OnDevice> device_;    // null on the CPU
+  std::optional<Context> far_context_;  // on a GPU, on the stream of device_
   std::optional<FarFieldHead> far_;
   std::size_t far_workspace_ = 0;
   std::string far_refusal_;
-  DeviceLimits limits_;  // programs are compiled for
-  std::string device_name_;
-  std::unique_ptr<OnDevice> device_;  // null on the CPU
   std::optional<Runner> loss_runner_, logits_runner_;
 };
 

@@ -63,7 +63,10 @@ TEST(AdamWTest, IsTheSameForAnyNumberOfThreads) {
     }
     const double norm = global_norm(spans, threads);
     adamw_step({}, slots, 1, 0.1, clip_scale(norm, 1.0), threads);
-    add_to(values[0], gradients[0], threads);
+    const std::span<float> cleared[] = {ms[0], vs[0]};
+    clear(cleared, threads);
+    EXPECT_EQ(ms[0], Floats(sizes[0]));
+    EXPECT_EQ(vs[0], Floats(sizes[0]));
     values.push_back({static_cast<float>(norm)});
     return values;
   };

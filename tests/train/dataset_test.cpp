@@ -7,6 +7,7 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "logitless/error.h"
@@ -45,6 +46,23 @@ class DatasetTest : public TestFolder {
 };
 
 using Row = std::vector<std::int64_t>;
+
+// As a step's data is read ahead while the validation's is.
+TEST_F(DatasetTest, PartsOfAShardAreReadAtTheSameTime) {
+  const auto [train, valid] =
+      Dataset::of_shards({shard("a.bin", counting(0, 4001))}, 8, 5000).split(100);
+  bool right = true;
+  std::thread other([&] {
+    for (int i = 0; i < 300; ++i) {
+      const Batch batch = train.shuffled_batch(1, i, 2);
+      for (std::size_t k = 0; k < batch.tokens.size(); ++k)
+        right = right && batch.targets[k] == batch.tokens[k] + 1;
+    }
+  });
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(valid.sequential_batch(i, 1).tokens[0], 8 * (400 + i));
+  other.join();
+  EXPECT_TRUE(right);
+}
 
 TEST_F(DatasetTest, ReadsTokensOfAShard) {
   const Shard shard(this->shard("a.bin", {1, 50256, 65535, 0, 258}));

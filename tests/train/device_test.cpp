@@ -25,10 +25,10 @@ TEST(DeviceMemoryTest, StatesEverythingOnce) {
   const std::vector<MemoryItem> items = memory_statement(sizes());
   EXPECT_EQ(total_bytes(items), 7_GiB + 3_MiB + kLibraryBytes);
   DeviceSizes more = sizes();
-  more.accumulate = true;
   more.constants = 5;
-  EXPECT_EQ(total_bytes(memory_statement(more)), total_bytes(items) + 1_GiB + 5);
-  EXPECT_EQ(memory_statement(more).size(), items.size() + 1);
+  more.rounded = 7;
+  EXPECT_EQ(total_bytes(memory_statement(more)), total_bytes(items) + 12);
+  EXPECT_EQ(memory_statement(more).size(), items.size() + 2);
 }
 
 TEST(DeviceMemoryTest, SaysWhatIsTooMuchAndWhatIsFree) {
@@ -65,13 +65,16 @@ TEST(DeviceChoiceTest, NamesWhatAGpuDoesNotServe) {
   o.threads = 2;
   EXPECT_EQ(choose_device(o, "").kind, DeviceKind::cpu);
   EXPECT_EQ(choose_device(o, "").reason, "a GPU does not serve --threads");
-  o.far_field = 0.1;
-  EXPECT_EQ(choose_device(o, "").reason, "a GPU does not serve --far-field, --threads");
   EXPECT_EQ(choose_device(o, kMissing).reason, "");
+  o.far_field = 0.1;
+  EXPECT_EQ(choose_device(o, "").reason,
+            "a GPU does not serve --far-field without --dtype bf16, --threads");
+  o.dtype = DType::bf16;
+  EXPECT_EQ(choose_device(o, "").reason, "a GPU does not serve --threads");
   check_options(o);
   o.device = DeviceWish::cuda;
   expect_message([&] { check_options(o); },
-                 "--device: cuda does not serve --far-field, --threads; expected cpu beside it");
+                 "--device: cuda does not serve --threads; expected cpu beside it");
 }
 
 TEST(DeviceChoiceTest, KnowsItsNames) {

@@ -29,18 +29,12 @@ GptConfig small(std::int64_t vocab = 65536) {
   return config;
 }
 
-// An order begun at step 3, tried at 5, and audits every two steps after that.
 TrainOptions options(Accuracy accuracy = Accuracy::far_backward) {
   TrainOptions o;
   o.batch = 2;
   o.schedule = {3e-3, 1e-3, 2, 20};
   o.threads = 1;
-  o.far_field.emplace();
-  o.far_field->accuracy = accuracy;
-  o.far_field->error = 0.3;
-  o.far_field->audit_every = 2;
-  o.far_field->refresh_every = 3;
-  o.far_field->refresh_delay = 2;
+  o.far_field = quick_far_field(accuracy);
   return o;
 }
 

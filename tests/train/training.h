@@ -14,6 +14,17 @@ inline std::vector<double> losses(Trainer& trainer, int steps) {
   return result;
 }
 
+// An order begun at step 3, tried at 5, and audits every two steps after that.
+inline FarFieldOptions quick_far_field(Accuracy accuracy) {
+  FarFieldOptions o;
+  o.accuracy = accuracy;
+  o.error = 0.3;
+  o.audit_every = 2;
+  o.refresh_every = 3;
+  o.refresh_delay = 2;
+  return o;
+}
+
 // Of all parameters, to the bit.
 inline bool same_values(const Trainer& a, const Trainer& b) {
   for (std::size_t i = 0; i < a.values().size(); ++i) {
