@@ -25,9 +25,9 @@ class FarFieldHead;
 struct CompileOptions {
   // What the program's sizes are. Every symbol must have a value.
   Bindings sizes = {};
-  // What it is for: a CPU, or a GPU of this compute capability, which need not be here (but a build
-  // without CUDA knows no sizes of heads and attention there: Unsupported). Its kernel and threads
-  // stay empty: heads take the best kernel there is.
+  // What it is for: a CPU, or a GPU of this compute capability, which need not be here; a build
+  // without CUDA compiles for it, too. Its kernel and threads stay empty: heads take the best
+  // kernel there is.
   DeviceLimits device = {};
   bool chunk = true;  // false: no loops; the program as it is written
   // Bytes that values in the arena may take at a time; the scratch of kernels, some MiB for each
@@ -41,6 +41,11 @@ struct CompileOptions {
   // Losses of a large vocabulary in f32, bf16 or f16 run on the engine of head.h; false: they are
   // loops like the rest.
   bool head_engine = true;
+  // Results of these names are added to what their memory holds, where a product or sum can do so
+  // while it is made: f32 or f64. The others are written.
+  std::vector<std::string> added = {};
+  // Products on a GPU add biases and residuals before they store their sums; false: loops do it.
+  bool epilogues = true;
   // A budget that cannot be met, or a big value that could not be cut, is an error that names it;
   // otherwise the report does.
   bool strict = false;
@@ -49,6 +54,18 @@ struct CompileOptions {
   // "all".
   std::string dump_after = {};
   std::function<void(std::string_view pass, std::string_view text)> dump = {};
+};
+
+// Instructions of a program that are alike in kind, sizes and dtypes, and what a run takes for
+// them.
+struct InstructionTime {
+  std::string what = {};   // "product 4096 x 768 x 3072 bf16 to f32"
+  std::string name = {};   // of the value that the first of them makes; may be empty
+  std::int64_t count = 0;  // how often they run: in a loop, in each round
+  // Of all together.
+  double seconds = 0.0;
+  double bytes = 0.0;  // each operand read once, each result written once
+  double flops = 0.0;  // of products, attention and heads
 };
 
 // A program compiled for a GPU, with its kernels loaded into a device: what prepare() makes. A
@@ -66,6 +83,21 @@ class LOGITLESS_API PreparedProgram {
   // libraries. Throws InvalidArgument on pointers that do not fit, DeviceError.
   void run(std::span<const void* const> parameters, std::span<void* const> results, void* arena,
            void* stream) const;
+  // The same with the program's head under `far`, as CompiledProgram::run has it, on the stream of
+  // far's context. Most steps enqueue and return; one that is audited waits for the head, and may
+  // enqueue it again, before it goes on, one that an order is made from waits for that, and one
+  // that needs a larger workspace allocates it (FarFieldHead::step): not to be captured. Throws as
+  // far_plan() does, and as FarFieldHead::step does.
+  void run(std::span<const void* const> parameters, std::span<void* const> results, void* arena,
+           FarFieldHead& far) const;
+
+  // Runs it repeat + 2 times on a stream of its own, the last times with an event after each
+  // instruction, and waits: the means, the longest first. Sums are above the time of a run by the
+  // events' own, 1 or 2 us an instruction. Takes memory of the device for graph and events.
+  // Throws what run() throws.
+  std::vector<InstructionTime> profile(std::span<const void* const> parameters,
+                                       std::span<void* const> results, void* arena,
+                                       int repeat = 1) const;
 
  private:
   friend struct CompilerAccess;
@@ -112,6 +144,12 @@ class LOGITLESS_API CompiledProgram {
   void run(std::span<const void* const> parameters, std::span<void* const> results,
            void* arena) const;
 
+  // Runs it repeat + 1 times, the first of them not counted: the mean time of each kind of
+  // instruction, the longest first. Throws what run() throws.
+  std::vector<InstructionTime> profile(std::span<const void* const> parameters,
+                                       std::span<void* const> results, void* arena,
+                                       int repeat = 1) const;
+
   // Of a program compiled for a GPU: compiles and loads its kernels, chooses the algorithms of its
   // products. The only call that allocates on the device or on disk (docs/gpu.md: what libraries it
   // needs, and the cache of kernels). context: of a GPU of the program's compute capability.
@@ -121,8 +159,10 @@ class LOGITLESS_API CompiledProgram {
 
   // The same with the program's head under `far` (far_field.h), which serves this head alone: each
   // run is one of its steps. Dense steps give the bits of run() without it; a step whose audit
-  // misses the error is done again densely before anything reads its gradients. The same inputs
-  // and the same steps before give the same bits for any number of threads.
+  // misses the error is done again densely before anything reads its gradients, unless the head
+  // adds them to results (CompileOptions::added on a GPU): what has been added stays, and the next
+  // step is dense or a trial with a smaller tau. The same inputs and the same steps before give the
+  // same bits for any number of threads.
   // Extra memory: far_plan(far).workspace_bytes(), and what orders take (far_field.h).
   // Throws as far_plan() does, and as FarFieldHead::step does.
   void run(std::span<const void* const> parameters, std::span<void* const> results, void* arena,

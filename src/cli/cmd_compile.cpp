@@ -31,8 +31,10 @@ struct CompileCommand {
   std::int64_t capability = 0;
   std::int64_t repeat = 0;
   bool on_gpu = false;
+  bool profile = false;
   bool no_chunk = false;
   bool no_head_engine = false;
+  bool no_epilogues = false;
   bool explain = false;
   bool json = false;
   bool text = false;
@@ -82,7 +84,8 @@ Graph CompileCommand::graph() {
     throw UsageError("--size goes with FILE; the sizes of --model are --batch and --length");
   const train::ModelPtr built = train_model();
   const std::int64_t most = std::min(built->sizes().context, kMostDefaultLength);
-  return train::build_step(*built, batch > 0 ? batch : 4, length > 0 ? length : most);
+  return train::build_step(*built, batch > 0 ? batch : 4, length > 0 ? length : most,
+                           on_gpu ? train::Weights::rounded : train::Weights::masters);
 }
 
 // Sizes given and sizes wanted are the same.
@@ -127,13 +130,51 @@ void CompileCommand::choose_device() {
                     capability_here, capability));
 }
 
+nlohmann::ordered_json profile_json(const std::vector<InstructionTime>& profile) {
+  auto list = nlohmann::ordered_json::array();
+  for (const InstructionTime& i : profile) {
+    list.push_back({{"instructions", i.what},
+                    {"first", i.name},
+                    {"count", i.count},
+                    {"seconds", i.seconds},
+                    {"bytes", i.bytes},
+                    {"flops", i.flops}});
+  }
+  return list;
+}
+
+std::string profile_table(const std::vector<InstructionTime>& profile) {
+  Table table({"instructions", "first", "count", "total ms", "each ms", "rate"}, "<<>>>>");
+  InstructionTime all;
+  const auto add = [&](const InstructionTime& i) {
+    const double of_flops = i.flops / i.seconds / 1e12, of_bytes = i.bytes / i.seconds / 1e9;
+    table.add({i.what, i.name, fmt::format("{}", i.count), fmt::format("{:.3f}", i.seconds * 1e3),
+               fmt::format("{:.4f}", i.seconds * 1e3 / static_cast<double>(i.count)),
+               i.flops > 0.0 ? fmt::format("{:.3g} TFLOP/s", of_flops)
+                             : fmt::format("{:.4g} GB/s", of_bytes)});
+  };
+  for (const InstructionTime& i : profile) {
+    add(i);
+    all.count += i.count;
+    all.seconds += i.seconds;
+    all.bytes += i.bytes;
+    all.flops += i.flops;
+  }
+  all.what = "all";
+  if (!profile.empty()) add(all);
+  return table.text();
+}
+
 void CompileCommand::run() {
+  if (profile && repeat == 0) throw UsageError("--profile goes with --time");
   check_writable("--html", html);
   choose_device();
   const Graph program = graph();
   if (model.empty()) check_sizes(program, options.sizes);
   options.chunk = !no_chunk;
   options.head_engine = !no_head_engine;
+  if (no_epilogues && !on_gpu) throw UsageError("--no-epilogues: is of --device cuda");
+  options.epilogues = !no_epilogues;
   options.threads = static_cast<int>(threads);
   if (!options.dump_after.empty()) {
     bool dumped = false;
@@ -150,31 +191,38 @@ void CompileCommand::run() {
   const CompiledProgram compiled = compile(program, options);
   if (!html.empty()) write(html, compiled.report_html());
   if (text) print(compiled.text());
-  if (json) print(compiled.report_json() + "\n");
+  ProgramTimes times;
   if (repeat > 0) {
-    const std::string times = on_gpu
-                                  ? time_program_on_gpu(program, options, static_cast<int>(repeat))
-                                  : time_program(program, options, static_cast<int>(repeat));
-    if (json) {
-      std::fputs(times.c_str(), stderr);
-    } else {
-      print(times);
-    }
+    const auto time = on_gpu ? time_program_on_gpu : time_program;
+    times = time(program, options, static_cast<int>(repeat), profile);
+  }
+  if (json) {
+    auto report = nlohmann::ordered_json::parse(compiled.report_json());
+    if (profile) report["profile"] = profile_json(times.profile);
+    print_json(report);
+    std::fputs(times.text.c_str(), stderr);
+  } else if (repeat > 0) {
+    print(times.text + (profile ? profile_table(times.profile) : ""));
   }
   if (explain || (html.empty() && !text && !json && repeat == 0)) {
     print(compiled.explain());
     if (!model.empty()) {
-      std::int64_t weights = 0;
+      std::int64_t weights = 0, rounded = 0;
       for (const train::Parameter& p : train_model()->parameters())
         weights += p.numel() * static_cast<std::int64_t>(sizeof(float));
+      for (const CompiledProgram::Tensor& t : compiled.parameters())
+        rounded += t.dtype == DType::bf16 ? t.bytes() : 0;
       const auto total = [&](std::size_t arena) {
-        return format_bytes(static_cast<std::size_t>(4 * weights) + arena);
+        return format_bytes(static_cast<std::size_t>(4 * weights + rounded) + arena);
       };
-      print(
-          fmt::format("training step with AdamW: {} of weights, as much of gradients and twice "
-                      "that of moments: {} in all, {} without loops\n",
-                      format_bytes(static_cast<std::size_t>(weights)),
-                      total(compiled.arena_bytes()), total(compiled.unchunked_arena_bytes())));
+      print(fmt::format(
+          "training step with AdamW: {} of weights, {}as much of gradients and twice "
+          "that of moments: {} in all, {} without loops\n",
+          format_bytes(static_cast<std::size_t>(weights)),
+          rounded > 0
+              ? fmt::format("{} of them in bf16, ", format_bytes(static_cast<std::size_t>(rounded)))
+              : std::string(),
+          total(compiled.arena_bytes()), total(compiled.unchunked_arena_bytes())));
     }
   }
 }
@@ -264,6 +312,9 @@ Command add_compile(CLI::App& app) {
   add_integer(*sub, "--capability", args->capability, 80, 999,
               "of the GPU, 10 * major + minor (default: the GPU's that is here, else 90)")
       ->group("Device");
+  sub->add_flag("--no-epilogues", args->no_epilogues,
+                "products on a GPU that but multiply: loops add biases and residuals")
+      ->group("Device");
   sub->add_flag("--explain", args->explain, "print the decisions and the memory (the default)")
       ->group("Output");
   sub->add_flag("--json", args->json, "print the same as JSON, with the memory over time")
@@ -277,6 +328,9 @@ Command add_compile(CLI::App& app) {
   add_integer(
       *sub, "--time", args->repeat, 1, 1000,
       "run it so often on random numbers, and as often without loops; standard error with --json")
+      ->group("Output");
+  sub->add_flag("--profile", args->profile,
+                "with --time: what each kind of instruction takes, a table, or a list in --json")
       ->group("Output");
   sub->footer(
       "Examples:\n"

@@ -71,7 +71,8 @@ std::string times_of(int repeat, Run&& run) {
 
 }  // namespace
 
-std::string time_program(const Graph& graph, const CompileOptions& options, int repeat) {
+ProgramTimes time_program(const Graph& graph, const CompileOptions& options, int repeat,
+                          bool profile) {
   const Pair pair = compile_both(graph, options);
   std::vector<OwnedTensor> memory;
   std::vector<const void*> parameters;
@@ -86,11 +87,16 @@ std::string time_program(const Graph& graph, const CompileOptions& options, int 
   }
   const OwnedTensor arena =
       make_tensor(DType::i8, std::array{static_cast<std::int64_t>(pair.arena_bytes())});
-  return times_of(
-      repeat, [&](std::size_t p) { pair.programs[p].run(parameters, results, arena.view.data()); });
+  ProgramTimes times{times_of(repeat, [&](std::size_t p) {
+    pair.programs[p].run(parameters, results, arena.view.data());
+  })};
+  if (profile)
+    times.profile = pair.programs[0].profile(parameters, results, arena.view.data(), repeat);
+  return times;
 }
 
-std::string time_program_on_gpu(const Graph& graph, const CompileOptions& options, int repeat) {
+ProgramTimes time_program_on_gpu(const Graph& graph, const CompileOptions& options, int repeat,
+                                 bool profile) {
   const Pair pair = compile_both(graph, options);
   ContextOptions on_gpu;
   on_gpu.device = DeviceKind::cuda;
@@ -113,10 +119,12 @@ std::string time_program_on_gpu(const Graph& graph, const CompileOptions& option
     results.push_back(memory.back().data());
   }
   const DeviceBuffer arena(context, pair.arena_bytes());
-  return times_of(repeat, [&](std::size_t p) {
+  ProgramTimes times{times_of(repeat, [&](std::size_t p) {
     prepared[p].run(parameters, results, arena.data(), stream.handle());
     stream.wait();
-  });
+  })};
+  if (profile) times.profile = prepared[0].profile(parameters, results, arena.data(), repeat);
+  return times;
 }
 
 }  // namespace logitless::cli

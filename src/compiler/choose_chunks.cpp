@@ -71,7 +71,7 @@ class Chooser {
  public:
   Chooser(const Graph& graph, const ChunkRequest& request) : request_(request) {
     choice_.graph = graph;
-    choice_.program = lower(graph, request.target);
+    choice_.program = lower(graph, request.target, request.added);
   }
 
   ChunkChoice run() {
@@ -97,7 +97,7 @@ class Chooser {
     Trial t;
     t.chunk = chunk;
     t.graph = eliminate_common_of_loops(form_loops(c.graph, c.region, chunk));
-    t.program = lower(t.graph, request_.target);
+    t.program = lower(t.graph, request_.target, request_.added);
     return t;
   }
 

@@ -12,8 +12,9 @@ namespace logitless::ir {
 
 struct ChunkRequest {
   const Target& target;
-  std::int64_t budget = 0;  // bytes of the arena; 0: chunk while nothing is computed twice
-  std::int64_t chunks = 0;  // of every loop; 0: chosen
+  std::int64_t budget = 0;       // bytes of the arena; 0: chunk while nothing is computed twice
+  std::int64_t chunks = 0;       // of every loop; 0: chosen
+  std::vector<bool> added = {};  // as lower() takes it
 };
 
 struct ChunkedRegion {

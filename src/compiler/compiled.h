@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,11 @@ class PreparedProgram::State {
   std::shared_ptr<const CompiledProgram::State> program;
   std::unique_ptr<const ir::Prepared> prepared;
 };
+
+// Of a PreparedProgram's calls.
+void check_device_pointers(const CompiledProgram::State& state,
+                           std::span<const void* const> parameters, std::span<void* const> results,
+                           void* arena);
 
 struct CompilerAccess {
   static const CompiledProgram::State& state(const CompiledProgram& program) {

@@ -100,6 +100,20 @@ ir::Graph bound(const ir::Graph& graph, const Bindings& sizes) {
   return result;
 }
 
+// By output. Throws InvalidArgument of a name that no result has, or of one that is not added up.
+std::vector<bool> added_outputs(const ir::Graph& graph, const std::vector<std::string>& names) {
+  std::vector<bool> added(names.empty() ? 0 : graph.outputs().size());
+  const std::vector<CompiledProgram::Tensor> results = tensors(graph, true);
+  for (const std::string& name : names) {
+    const std::size_t at = find(results, name, "result");
+    require(results[at].dtype == DType::f32 || results[at].dtype == DType::f64,
+            "compile: added: result '", name, "' is ", name_of(results[at].dtype),
+            ", expected f32 or f64");
+    added[at] = true;
+  }
+  return added;
+}
+
 void check_strictly(const CompiledProgram::State& s) {
   require(s.budget == 0 || s.program.value_bytes <= s.budget, "compile: values take ",
           s.program.value_bytes, " bytes, the budget is ", s.budget,
@@ -119,7 +133,8 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
   std::unique_ptr<const ir::Target> target;
   if (options.device.kind == DeviceKind::cuda) {
     state->threads = 0;
-    target = std::make_unique<const ir::CudaTarget>(options.device.compute_capability);
+    target = std::make_unique<const ir::CudaTarget>(options.device.compute_capability,
+                                                    options.epilogues);
     state->backend = std::make_shared<const ir::CudaBackend>(options.device.compute_capability);
   } else {
     state->threads = options.threads > 0 ? options.threads : default_threads();
@@ -130,6 +145,7 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
 
   ir::Compilation c{*target, state->budget, options.chunks, options.chunk, options.head_engine};
   c.graph = bound(GraphAccess::of(source), options.sizes);
+  c.added = added_outputs(c.graph, options.added);
   ir::run_pipeline(c, [&](const ir::Pass& pass, double seconds) {
     state->passes.push_back({std::string(pass.name), seconds, c.graph.size()});
     if (options.dump && (options.dump_after == pass.name || options.dump_after == "all"))
@@ -192,9 +208,8 @@ PreparedProgram CompiledProgram::prepare(const Context& context) const {
   return CompilerAccess::make(std::move(state));
 }
 
-void PreparedProgram::run(std::span<const void* const> parameters, std::span<void* const> results,
-                          void* arena, void* stream) const {
-  const CompiledProgram::State& s = *state_->program;
+void check_device_pointers(const CompiledProgram::State& s, std::span<const void* const> parameters,
+                           std::span<void* const> results, void* arena) {
   check_pointers(s, parameters, results, arena);
   static constexpr std::uintptr_t kAlignment = 16;
   const auto check_aligned = [](const char* what, const CompiledProgram::Tensor& t,
@@ -206,7 +221,18 @@ void PreparedProgram::run(std::span<const void* const> parameters, std::span<voi
     check_aligned("parameter", s.parameters[i], parameters[i]);
   for (std::size_t i = 0; i < results.size(); ++i)
     check_aligned("result", s.results[i], results[i]);
+}
+
+void PreparedProgram::run(std::span<const void* const> parameters, std::span<void* const> results,
+                          void* arena, void* stream) const {
+  check_device_pointers(*state_->program, parameters, results, arena);
   state_->prepared->run(parameters, results, static_cast<std::byte*>(arena), stream);
+}
+
+void PreparedProgram::run(std::span<const void* const> parameters, std::span<void* const> results,
+                          void* arena, FarFieldHead& far) const {
+  check_device_pointers(*state_->program, parameters, results, arena);
+  state_->prepared->run(parameters, results, static_cast<std::byte*>(arena), far);
 }
 
 LossPlan CompiledProgram::far_plan(const FarFieldHead& far) const {

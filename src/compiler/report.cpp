@@ -114,6 +114,43 @@ Json heads(const ir::Program& program) {
   return list;
 }
 
+// (name, what it does before it stores) of products that do something; loops' bodies once.
+std::vector<std::pair<std::string, std::string>> epilogues(const ir::Program& program) {
+  std::vector<std::pair<std::string, std::string>> list;
+  for (const ir::Instruction& i : program.instructions) {
+    const auto* gemm = std::get_if<ir::Gemm>(&i.what);
+    if (gemm != nullptr && gemm->epilogue.any())
+      list.emplace_back(i.name, ir::text_of(gemm->epilogue));
+    if (const auto* loop = std::get_if<ir::LoopRun>(&i.what)) {
+      const auto inside = epilogues(*loop->body);
+      list.insert(list.end(), inside.begin(), inside.end());
+    }
+  }
+  return list;
+}
+// "products with epilogues: 24 with bias; 12 with bias, residual"
+std::string epilogues_text(const ir::Program& program) {
+  std::vector<std::pair<std::string, int>> counts;
+  for (const auto& [name, what] : epilogues(program)) {
+    const auto seen = std::find_if(counts.begin(), counts.end(),
+                                   [&what = what](const auto& c) { return c.first == what; });
+    if (seen != counts.end())
+      ++seen->second;
+    else
+      counts.emplace_back(what, 1);
+  }
+  std::string text;
+  for (const auto& [what, count] : counts)
+    text += concat(text.empty() ? "products with epilogues: " : "; ", count, " with ", what);
+  return text.empty() ? text : text + "\n";
+}
+Json epilogues_json(const ir::Program& program) {
+  Json list = Json::array();
+  for (const auto& [name, what] : epilogues(program))
+    list.push_back({{"product", name}, {"epilogue", what}});
+  return list;
+}
+
 Json report(const State& s) {
   Json regions = Json::array();
   for (const ir::ChunkedRegion& r : s.regions) {
@@ -131,10 +168,17 @@ Json report(const State& s) {
   Json passes = Json::array();
   for (const State::PassTime& p : s.passes)
     passes.push_back({{"name", p.name}, {"seconds", p.seconds}, {"nodes", p.nodes}});
-  return {{"program", s.graph.name}, {"threads", s.threads},          {"budget", s.budget},
-          {"seconds", s.seconds},    {"before", memory(s.unchunked)}, {"after", memory(s.program)},
-          {"regions", regions},      {"heads", heads(s.program)},     {"not_chunked", s.refusals},
-          {"passes", passes}};
+  return {{"program", s.graph.name},
+          {"threads", s.threads},
+          {"budget", s.budget},
+          {"seconds", s.seconds},
+          {"before", memory(s.unchunked)},
+          {"after", memory(s.program)},
+          {"regions", regions},
+          {"heads", heads(s.program)},
+          {"not_chunked", s.refusals},
+          {"passes", passes},
+          {"epilogues", epilogues_json(s.program)}};
 }
 
 // What it was compiled for.
@@ -177,6 +221,7 @@ std::string CompiledProgram::explain() const {
   for (const ir::Instruction& i : s.program.instructions) {
     if (const auto* head = std::get_if<ir::HeadRun>(&i.what)) text += head_text(i.name, *head);
   }
+  text += epilogues_text(s.program);
   for (const ir::ChunkedRegion& r : s.regions) text += region_text(r);
   const auto show_peak = [&](const std::string& name, const ir::Program& program) {
     const Peak peak = peak_of(program);

@@ -83,6 +83,10 @@ const Example kExamples[] = {
      "graph g(%q: f32[3, 4], %w: f32[7, 4], %t: i64[3]) { %l, %z = head %q, %w, %t bias(0) "
      "scale(2) "
      "softcap(5) workspace(0) return l: %l, z: %z }"},
+    {ir::Op::fused_dot,
+     "graph g(%q: bf16[4, 8], %w: bf16[8, 16], %b: bf16[16], %r: bf16[4, 16]) { %z = fused_dot %q, "
+     "%w, %b, %r contract(1; 0) bias(1) residual(1) : bf16[4, 16] return z: %z }",
+     false},
 };
 
 bool uses(const ir::Graph& graph, ir::Op op) {

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
+#include <logitless/error.h>
+
+#include <tuple>
 
 #include "compiler/analysis/region.h"
 #include "compiler/compiled.h"
@@ -90,6 +93,24 @@ TEST_P(Programs, Bfloat16IsRoundedOnce) {
   EXPECT_LT(chunked, std::max(1.3 * whole, 0.008));
 }
 
+TEST_P(Programs, AddToWhatIsThere) {
+  const NamedProgram& p = GetParam();
+  for (const auto& [dtype, budget, tolerance] :
+       {std::tuple{DType::f32, std::size_t{0}, 2e-5}, {DType::f64, std::size_t{1}, 1e-12}}) {
+    const Graph graph = p.make(dtype);
+    const ir::Graph plain = ir::bind(GraphAccess::of(graph), p.sizes);
+    const ir::Tensors inputs = random_inputs(plain, 5);
+    CompileOptions options = options_of(p, budget);
+    const ir::Tensors before = random_sums(compile(graph, options), 6);
+    options.added = names_of(before);
+    const CompiledProgram compiled = compile(graph, options);
+    EXPECT_LT(difference(execute(compiled, inputs, nullptr, before),
+                         sum(ir::interpret(plain, inputs), before)),
+              tolerance)
+        << compiled.explain();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, Programs, testing::ValuesIn(programs()),
                          [](const auto& test) { return test.param.name; });
 
@@ -108,6 +129,38 @@ TEST(Compile, SameBitsForAnyThreadsAndEveryRun) {
   }
 }
 
+// A product and a gather's gradient of one parameter, as of a tied table of words.
+TEST(Compile, SumsOfSeveralGradientsTakeNoMemoryOfTheirOwn) {
+  Graph graph("tied");
+  const Value w = graph.parameter("w", DType::f32, {600, 64});
+  const Value x = take(w, graph.parameter("t", DType::i64, {8}));
+  const Value y = dot(tanh(x), w, {.contract_a = {1}, .contract_b = {1}});
+  graph.result("d_w", graph.gradients({sum(square(y), {0, 1})}, {w})[0]);
+  CompileOptions options;
+  options.threads = 1;
+  options.chunk = false;
+  const std::size_t written = compile(graph, options).arena_bytes();
+  options.added = {"d_w"};
+  EXPECT_EQ(compile(graph, options).arena_bytes(), written);
+  EXPECT_LT(written, std::size_t{2 * 600 * 64 * 4}) << "no room for both";
+}
+
+TEST(Compile, OnlyResultsThatAreFloatsAreAddedTo) {
+  const NamedProgram& p = programs().front();
+  const auto expect = [&](DType dtype, const std::string& name, const std::string& text) {
+    CompileOptions options = options_of(p, 0);
+    options.added = {name};
+    try {
+      compile(p.make(dtype), options);
+      ADD_FAILURE() << "expected: " << text;
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  };
+  expect(DType::f32, "nobody", "there is no result 'nobody'; there are ");
+  expect(DType::bf16, p.make(DType::bf16).result_names().back(), "is bf16, expected f32 or f64");
+}
+
 TEST(Compile, RandomPrograms) {
   for (std::uint64_t seed = 1; seed <= 150; ++seed) {
     SCOPED_TRACE(seed);
@@ -124,6 +177,11 @@ TEST(Compile, RandomPrograms) {
     EXPECT_LT(difference(ir::interpret(graph_of(compiled), inputs), expected), 1e-11)
         << compiled.text();
     EXPECT_LT(difference(execute(compiled, inputs), expected), 1e-11) << compiled.text();
+    const ir::Tensors before = random_sums(compiled, seed);
+    options.added = names_of(before);
+    EXPECT_LT(difference(execute(compile(graph, options), inputs, nullptr, before),
+                         sum(expected, before)),
+              1e-11);
   }
 }
 

@@ -36,7 +36,34 @@ ir::Tensors random_inputs(const ir::Graph& graph, std::uint64_t seed) {
   return inputs;
 }
 
-ir::Tensors execute(const CompiledProgram& program, const ir::Tensors& inputs, FarFieldHead* far) {
+ir::Tensors random_sums(const CompiledProgram& program, std::uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<float> normal;
+  ir::Tensors sums;
+  for (const CompiledProgram::Tensor& t : program.results()) {
+    if (t.dtype != DType::f32 && t.dtype != DType::f64) continue;
+    ir::Tensor x;
+    x.shape = t.shape;
+    x.data.resize(static_cast<std::size_t>(t.bytes()) / size_of(t.dtype));
+    for (double& value : x.data) value = static_cast<double>(normal(rng));
+    sums[t.name] = std::move(x);
+  }
+  return sums;
+}
+std::vector<std::string> names_of(const ir::Tensors& tensors) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors) names.push_back(name);
+  return names;
+}
+ir::Tensors sum(ir::Tensors a, const ir::Tensors& b) {
+  for (const auto& [name, tensor] : b) {
+    for (std::size_t i = 0; i < tensor.data.size(); ++i) a.at(name).data[i] += tensor.data[i];
+  }
+  return a;
+}
+
+ir::Tensors execute(const CompiledProgram& program, const ir::Tensors& inputs, FarFieldHead* far,
+                    const ir::Tensors& before) {
   // Each tensor alone in a block of exactly its size, so that sanitizers see every step outside.
   std::vector<std::unique_ptr<std::byte, decltype(&std::free)>> memory;
   const auto block = [&](std::size_t bytes) {
@@ -56,8 +83,12 @@ ir::Tensors execute(const CompiledProgram& program, const ir::Tensors& inputs, F
       store_element(to, t.dtype, static_cast<std::int64_t>(i), from.data[i]);
     parameters.push_back(to);
   }
-  for (const CompiledProgram::Tensor& t : program.results())
+  for (const CompiledProgram::Tensor& t : program.results()) {
     results.push_back(block(static_cast<std::size_t>(t.bytes())));
+    const auto found = before.find(t.name);
+    for (std::size_t i = 0; found != before.end() && i < found->second.data.size(); ++i)
+      store_element(results.back(), t.dtype, static_cast<std::int64_t>(i), found->second.data[i]);
+  }
   constexpr std::size_t kGuard = 256;
   std::byte* arena = block(program.arena_bytes() + kGuard);
   const std::string decisions = program.explain();

@@ -20,6 +20,8 @@ class OtherTarget final : public ir::Target {
   std::int64_t scratch_bytes(const ir::ScatterAdd&) const final { return 0; }
   std::int64_t scratch_bytes(const ir::RowGroup&) const final { return 0; }
   bool groups_rows() const final { return false; }
+  bool heads_add() const final { return false; }
+  bool epilogues() const final { return false; }
   std::int64_t parts_bytes(const ir::Pointwise&) const final { return 0; }
   ir::HeadPlan head_plan(const HeadShape&, const HeadFeatures&, std::int64_t) const final {
     return {};

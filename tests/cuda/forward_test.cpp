@@ -292,6 +292,115 @@ TEST_F(CudaForward, BadTargetIsReportedByItsPosition) {
   device.expect_guards();
 }
 
+// The words in ranges, each by a call of its own with the logits of all targets from outside: sums
+// against one reference, which merge to those of all words at once.
+TEST_F(CudaForward, RangesOfWordsAddUp) {
+  struct Case {
+    bool peaked;  // the ranges' sums leave fp32's range, above and below
+    int per_token;
+  };
+  for (const Case& option : {Case{false, 1}, Case{false, 3}, Case{true, 1}}) {
+    HeadSpec spec = spec_of(300, 40, 1000);
+    spec.per_token = option.per_token;
+    spec.ignored = 0.2;
+    spec.bias = true;
+    HeadProblem problem(spec);
+    if (option.peaked) {
+      for (std::int64_t i = 0; i < spec.tokens; ++i) problem.hidden.set(i * spec.dim, 16.0);
+      for (std::int64_t j = 0; j < spec.vocab; ++j)
+        problem.weight.set(j * spec.dim, j < 256 ? -20.0 : j < 700 ? 0.0 : 20.0);
+      problem.refresh_oracle();
+    }
+    DeviceRun whole(problem, true);
+    const auto rows = static_cast<std::size_t>(spec.tokens);
+    const auto slots = rows * static_cast<std::size_t>(spec.per_token);
+    const std::int64_t borders[] = {0, 256, 257, 700, 1000};
+    constexpr int kRanges = 4;
+    const auto range = [&](DeviceRun& run, int r) {
+      run.call.first_word = borders[r];
+      run.call.whole_vocab = spec.vocab;
+      run.call.shape.vocab = borders[r + 1] - borders[r];
+      run.call.weight = static_cast<const std::byte*>(run.call.weight) + borders[r] * spec.dim * 2;
+      run.call.bias += borders[r];
+      if (run.call.omega != nullptr) run.call.omega += borders[r];
+    };
+    std::vector<float> given(slots, 0.0f);
+    for (int r = 0; r < kRanges; ++r) {
+      DeviceRun part(problem, true);
+      range(part, r);
+      const Guarded logits(slots * 4);
+      cuda::hopper_target_logits(part.call, logits.data<float>());
+      const std::vector<float> own = logits.read<float>();
+      for (std::size_t s = 0; s < slots; ++s) {
+        const std::int64_t word = problem.oracle.targets[s];
+        const bool here = word >= borders[r] && word < borders[r + 1];
+        if (here) given[s] = own[s];
+        EXPECT_TRUE(here || own[s] == 0.0f) << "slot " << s;
+      }
+      logits.expect_guards();
+    }
+    whole.run();
+    EXPECT_EQ(std::memcmp(given.data(), whole.target_logit.read<float>().data(), slots * 4), 0);
+
+    std::vector<double> sums(rows, 0.0), weighted(rows, 0.0);
+    std::vector<double> entropy(rows, 0.0);
+    const std::vector<float> lse = whole.lse.read<float>();
+    const std::vector<std::int32_t> argmax = whole.argmax.read<std::int32_t>();
+    std::vector<bool> found(rows, false);
+    for (int r = 0; r < kRanges; ++r) {
+      DeviceRun part(problem, true);
+      range(part, r);
+      const Guarded logits(slots * 4);
+      cuda::copy_to_device(logits.data(), given.data(), slots * 4, nullptr);
+      part.call.given_logits = logits.data<float>();
+      part.run();
+      part.expect_guards();
+      EXPECT_EQ(part.bad.read<std::uint64_t>()[0], cuda::kNoBadTarget);
+      const std::vector<float> part_lse = part.lse.read<float>();
+      const std::vector<float> part_entropy = part.entropy.read<float>();
+      const std::vector<float> part_weighted = part.weighted.read<float>();
+      const std::vector<std::int32_t> best = part.argmax.read<std::int32_t>();
+      EXPECT_EQ(std::memcmp(given.data(), part.target_logit.read<float>().data(), slots * 4), 0);
+      for (std::size_t i = 0; i < rows; ++i) {
+        weighted[i] += part_weighted[i];
+        found[i] = found[i] || best[i] == argmax[i];
+        if (oracle_ignored(problem.oracle, static_cast<std::int64_t>(i))) {
+          EXPECT_EQ(best[i], -1);
+          continue;
+        }
+        EXPECT_TRUE(best[i] >= borders[r] && best[i] < borders[r + 1]) << best[i];
+        const double share = std::exp(static_cast<double>(part_lse[i]) - lse[i]);
+        sums[i] += share;
+        // H = lse - sum p z, and the part's own H is of its own p.
+        if (share > 0.0) entropy[i] += share * (part_lse[i] - part_entropy[i]);
+      }
+    }
+    const OracleLogits exact = oracle_logits(problem.oracle);
+    for (std::size_t i = 0; i < rows; ++i) {
+      EXPECT_TRUE(found[i]) << "argmax of token " << i;
+      if (oracle_ignored(problem.oracle, static_cast<std::int64_t>(i))) continue;
+      const double size = 1.0 + std::abs(exact.lse[i]);
+      EXPECT_NEAR(std::log(sums[i]) + lse[i], exact.lse[i], 2e-6 * size) << i;
+      EXPECT_NEAR(lse[i] - entropy[i], whole.entropy.read<float>()[i], 4e-5 * size) << i;
+      EXPECT_NEAR(weighted[i], whole.weighted.read<float>()[i], 1e-5 * size * spec.vocab) << i;
+    }
+  }
+}
+
+TEST_F(CudaForward, ATargetElsewhereIsNoBadOne) {
+  HeadProblem problem(spec_of(300, 16, 100));
+  problem.targets.set(120, 200);
+  problem.targets.set(200, 300);
+  DeviceRun device(problem, false);
+  device.call.whole_vocab = 300;
+  device.call.first_word = 50;
+  device.run();
+  EXPECT_EQ(device.bad.read<std::uint64_t>()[0], 200u);
+  EXPECT_TRUE(std::isfinite(device.lse.read<float>()[120]));
+  EXPECT_EQ(device.target_logit.read<float>()[120], 0.0f);
+  device.expect_guards();
+}
+
 TEST_F(CudaForward, SameBitsEveryTime) {
   HeadSpec spec = spec_of(1000, 72, 5000);
   const HeadProblem problem(spec);

@@ -2,6 +2,7 @@
 // numbers are those of plans that keep them in the workspace.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -153,14 +154,39 @@ struct Call {
   std::size_t weight_bytes(DType weight) const {
     return static_cast<std::size_t>(problem.spec.vocab * problem.spec.dim) * size_of(weight);
   }
-  LossPlan plan(std::size_t budget) const {
-    return plan_cross_entropy(problem.options(), in, out,
-                              {context.device(), budget, PlanKind::dense, 0.0});
+  LossPlan plan(std::size_t budget, PlanKind kind = PlanKind::dense) const {
+    return plan_cross_entropy(problem.options(), in, out, {context.device(), budget, kind, 0.0});
+  }
+  // Plans with less and less memory that lend d_weight's.
+  std::vector<LossPlan> lent_plans(PlanKind kind) const {
+    std::vector<LossPlan> found;
+    std::size_t bytes = plan(std::size_t{1} << 30).workspace_bytes();
+    for (std::size_t before = 0; bytes > 0; bytes -= bytes / 64 + 1) {
+      LossPlan made;
+      try {
+        made = plan(bytes - 1, kind);
+      } catch (const InvalidArgument&) {  // no plan takes so little
+        break;
+      }
+      if (made.weight_ranges > 0 && made.workspace_bytes() != before) found.push_back(made);
+      before = made.workspace_bytes();
+    }
+    return found;
+  }
+  void run(const LossPlan& plan) const {
+    const Workspace workspace(context, plan);
+    cross_entropy(context, plan, problem.options(), in, out, workspace);
+    cuda::synchronize(nullptr);
   }
   static std::vector<std::byte> bytes_of(const cuda::DeviceMemory& memory) {
     std::vector<std::byte> bytes(memory.bytes());
     cuda::copy_to_host(bytes.data(), memory.data(), bytes.size(), nullptr);
     return bytes;
+  }
+  std::vector<float> hidden_gradient() const {
+    std::vector<float> values(d_hidden.bytes() / 4);
+    cuda::copy_to_host(values.data(), d_hidden.data(), d_hidden.bytes(), nullptr);
+    return values;
   }
 
   const HeadProblem& problem;
@@ -171,17 +197,86 @@ struct Call {
   cuda::DeviceMemory loss, d_hidden, d_weight;
 };
 
+double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double difference = 0.0;
+  double size = 0.0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    difference += std::pow(static_cast<double>(a[i]) - static_cast<double>(b[i]), 2);
+    size += std::pow(static_cast<double>(b[i]), 2);
+  }
+  return std::sqrt(difference / size);
+}
+
+// Exponentials of some words, and blocks of the others, in d_weight's memory: d_weight has the bits
+// of the dense plan for the words kept, of recompute for the others; d_hidden sums in other parts.
+TEST_F(LentMemory, SomeWordsKeptOrNone) {
+  std::vector<HeadSpec> specs = {spec_of(1030, 64, 12000), spec_of(700, 512, 4097),
+                                 spec_of(300, 320, 3300), spec_of(1500, 64, 20000)};
+  specs[0].bias = true;
+  specs[1].per_token = 3;
+  specs[1].label_smoothing = 0.1f;
+  specs[2].softcap = 20.0f;
+  for (const PlanKind kind : {PlanKind::stored, PlanKind::recompute}) {
+    int lent = 0;
+    for (const HeadSpec& spec : specs) {
+      const HeadProblem problem(spec);
+      for (const DType weight : {DType::bf16, DType::f32}) {
+        Call call(problem, weight);
+        const std::vector<LossPlan> plans = call.lent_plans(kind);
+        if (plans.empty()) continue;
+        call.run(call.plan(std::size_t{1} << 30));
+        const std::vector<std::byte> dense = Call::bytes_of(call.d_weight);
+        const std::vector<float> d_hidden = call.hidden_gradient();
+        const LossPlan recompute = call.plan(std::size_t{1} << 30, PlanKind::recompute);
+        ASSERT_EQ(recompute.weight_ranges, 0);
+        call.run(recompute);
+        const std::vector<std::byte> again = Call::bytes_of(call.d_weight);
+        const std::vector<float> d_hidden_again = call.hidden_gradient();
+        for (const LossPlan& plan : plans) {
+          SCOPED_TRACE(describe(spec) + " " + plan.explain());
+          EXPECT_LT(plan.slab_vocab, spec.vocab);
+          EXPECT_EQ(plan.first_tokens, spec.tokens);
+          EXPECT_EQ(plan.stored_vocab > 0, kind == PlanKind::stored);
+          cuda::fill_device(call.d_weight.data(), 0, call.d_weight.bytes(), nullptr);
+          cuda::fill_device(call.d_hidden.data(), 0, call.d_hidden.bytes(), nullptr);
+          call.run(plan);
+          const std::vector<std::byte> some = Call::bytes_of(call.d_weight);
+          const std::size_t kept =
+              Call::kGuard +
+              static_cast<std::size_t>(plan.stored_vocab * spec.dim) * size_of(weight);
+          const std::size_t end = Call::kGuard + call.weight_bytes(weight);
+          EXPECT_EQ(std::memcmp(some.data() + Call::kGuard, dense.data() + Call::kGuard,
+                                kept - Call::kGuard),
+                    0);
+          EXPECT_EQ(std::memcmp(some.data() + kept, again.data() + kept, end - kept), 0);
+          EXPECT_LT(relative_difference(call.hidden_gradient(), d_hidden_again),
+                    kind == PlanKind::stored ? 4e-3 : 1e-5);
+          EXPECT_LT(relative_difference(call.hidden_gradient(), d_hidden), 4e-3);
+          ++lent;
+        }
+      }
+    }
+    EXPECT_GT(lent, 5) << name_of(kind);
+  }
+}
+
 void expect_untouched(const std::vector<std::byte>& bytes, std::size_t begin, std::size_t end) {
   for (std::size_t at = begin; at < end; ++at)
     ASSERT_EQ(bytes[at], std::byte{0x5a}) << "byte " << at;
 }
 
 TEST_F(LentMemory, WritesNothingBesideDWeightAndTheWorkspace) {
-  for (const DType weight : {DType::bf16, DType::f32}) {
-    const HeadProblem problem(spec_of(1030, 264, 4097));
+  for (const auto& [weight, kind] : {std::pair{DType::bf16, PlanKind::dense},
+                                     {DType::f32, PlanKind::dense},
+                                     {DType::bf16, PlanKind::stored},
+                                     {DType::bf16, PlanKind::recompute}}) {
+    SCOPED_TRACE(name_of(kind));
+    const HeadProblem problem(kind == PlanKind::dense ? spec_of(1030, 264, 4097)
+                                                      : spec_of(1500, 64, 20000));
     Call call(problem, weight);
-    const LossPlan plan = call.plan(call.plan(std::size_t{1} << 30).workspace_bytes() - 1);
-    ASSERT_GT(plan.weight_ranges, 0);
+    const std::vector<LossPlan> plans = call.lent_plans(kind);
+    ASSERT_FALSE(plans.empty());
+    const LossPlan& plan = plans.front();
     const std::size_t size = plan.workspace_bytes();
     const cuda::DeviceMemory memory(size + 2 * Call::kGuard);
     cuda::fill_device(memory.data(), 0x5a, memory.bytes(), nullptr);

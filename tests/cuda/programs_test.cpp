@@ -6,6 +6,8 @@
 #include <logitless/compiler.h>
 #include <logitless/error.h>
 
+#include <tuple>
+
 #include "compiler/graph_access.h"
 #include "compiler/ir/text.h"
 #include "compiler/run.h"
@@ -73,6 +75,24 @@ TEST_P(GpuPrograms, Bfloat16IsRoundedOnce) {
       difference(execute_on_gpu(compile(graph, options_of(p, 1)), inputs), expected);
   EXPECT_LT(whole, 0.03);
   EXPECT_LT(chunked, std::max(1.3 * whole, 0.008));
+}
+
+TEST_P(GpuPrograms, AddToWhatIsThere) {
+  const NamedProgram& p = GetParam();
+  for (const auto& [dtype, budget, tolerance] :
+       {std::tuple{DType::f32, std::size_t{0}, 2e-5}, {DType::f64, std::size_t{1}, 1e-12}}) {
+    const Graph graph = p.make(dtype);
+    const ir::Graph plain = ir::bind(GraphAccess::of(graph), p.sizes);
+    const ir::Tensors inputs = random_inputs(plain, 5);
+    CompileOptions options = options_of(p, budget);
+    const ir::Tensors before = random_sums(compile(graph, options), 6);
+    options.added = names_of(before);
+    const CompiledProgram compiled = compile(graph, options);
+    EXPECT_LT(difference(execute_on_gpu(compiled, inputs, 1, nullptr, before),
+                         sum(ir::interpret(plain, inputs), before)),
+              tolerance)
+        << compiled.explain();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GpuPrograms, testing::ValuesIn(programs()),

@@ -46,6 +46,26 @@ Graph norms(std::int64_t rows, std::int64_t columns, DType dtype) {
   return graph;
 }
 
+// A gated MLP as Llama has it, and all gradients.
+Graph gated(std::int64_t rows, std::int64_t inner, DType dtype) {
+  Graph graph("gated");
+  constexpr std::int64_t kDim = 64;
+  const auto parameter = [&](const char* name, const Shape& shape) {
+    return graph.parameter(name, dtype, shape);
+  };
+  const Value x = parameter("x", {rows, kDim}), gate = parameter("gate", {kDim, inner});
+  const Value up = parameter("up", {kDim, inner}), down = parameter("down", {inner, kDim});
+  const Value g = matmul(x, gate);
+  const Value y = matmul(g * sigmoid(g) * matmul(x, up), down);
+  const Value weights = parameter("weights", {rows, kDim});
+  const Value loss = logitless::sum(logitless::sum(cast(y * weights, DType::f32), {1}), {0});
+  graph.result("loss", loss);
+  const std::vector<Value> gradients = graph.gradients({loss}, {x, gate, up, down});
+  const char* names[] = {"d_x", "d_gate", "d_up", "d_down"};
+  for (std::size_t i = 0; i < 4; ++i) graph.result(names[i], gradients[i]);
+  return graph;
+}
+
 const ir::Program& program_of(const CompiledProgram& compiled) {
   return CompilerAccess::state(compiled).program;
 }
@@ -79,6 +99,35 @@ TEST(RowGroups, TakeALayerNormInOne) {
   EXPECT_GE(dropped, 3);
   // A CPU's program has none.
   EXPECT_TRUE(groups_of(program_of(compile(norms(256, 768, DType::f32)))).empty());
+}
+
+// The gradient of `down` lies between them: its product waits.
+TEST(RowGroups, TakeAGatedMlpsBackwardInOne) {
+  const CompiledProgram compiled = compile(gated(512, 1024, DType::bf16), for_gpu());
+  std::size_t most = 0;
+  for (const ir::RowGroup* group : groups_of(program_of(compiled))) {
+    const auto stored = std::count_if(group->stages.begin(), group->stages.end(),
+                                      [](const auto& stage) { return stage.stored; });
+    most = std::max(most, static_cast<std::size_t>(stored));
+  }
+  EXPECT_EQ(most, 3u) << "the product with `down` again, and two gradients\n" << compiled.text();
+}
+
+TEST(RowGroups, OfAGatedMlpAgreeWithTheInterpreter) {
+  if (!gpu()) GTEST_SKIP() << "no CUDA device";
+  for (const std::int64_t inner : {256, 264}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      SCOPED_TRACE(testing::Message() << inner << ' ' << name_of(dtype));
+      const Graph graph = gated(128, inner, dtype);
+      const ir::Graph plain = ir::bind(GraphAccess::of(graph), {});
+      const ir::Tensors inputs = random_inputs(plain, 7);
+      const CompiledProgram compiled = compile(graph, for_gpu());
+      EXPECT_FALSE(groups_of(program_of(compiled)).empty());
+      const ir::Tensors once = execute_on_gpu(compiled, inputs);
+      EXPECT_LT(difference(once, ir::interpret(plain, inputs)), dtype == DType::f32 ? 2e-5 : 0.03);
+      EXPECT_EQ(difference(execute_on_gpu(compiled, inputs, 2), once), 0.0);
+    }
+  }
 }
 
 TEST(RowGroups, AreNotMadeOfFewRowsOrVeryLongOnes) {

@@ -19,7 +19,8 @@ std::optional<DeviceLimits> gpu() {
   return device;
 }
 
-ir::Tensors execute_on_gpu(const CompiledProgram& program, const ir::Tensors& inputs, int times) {
+ir::Tensors execute_on_gpu(const CompiledProgram& program, const ir::Tensors& inputs, int times,
+                           FarFieldHead* far, const ir::Tensors& before) {
   ContextOptions options;
   options.device = DeviceKind::cuda;
   const Context context(options);
@@ -31,21 +32,31 @@ ir::Tensors execute_on_gpu(const CompiledProgram& program, const ir::Tensors& in
     cuda::fill_device(memory.back().data(), 0xff, memory.back().bytes(), nullptr);
     return memory.back().data();
   };
-  std::vector<const void*> parameters;
-  std::vector<void*> results;
-  for (const CompiledProgram::Tensor& t : program.parameters()) {
-    const ir::Tensor& from = inputs.at(t.name);
+  const auto put = [&](const CompiledProgram::Tensor& t, const ir::Tensor& from) {
     std::vector<std::byte> bytes(static_cast<std::size_t>(t.bytes()));
     for (std::size_t i = 0; i < from.data.size(); ++i)
       store_element(bytes.data(), t.dtype, static_cast<std::int64_t>(i), from.data[i]);
-    parameters.push_back(block(bytes.size()));
     cuda::copy_to_device(memory.back().data(), bytes.data(), bytes.size(), nullptr);
+  };
+  std::vector<const void*> parameters;
+  std::vector<void*> results;
+  for (const CompiledProgram::Tensor& t : program.parameters()) {
+    parameters.push_back(block(static_cast<std::size_t>(t.bytes())));
+    put(t, inputs.at(t.name));
   }
-  for (const CompiledProgram::Tensor& t : program.results())
+  for (const CompiledProgram::Tensor& t : program.results()) {
     results.push_back(block(static_cast<std::size_t>(t.bytes())));
+    if (const auto found = before.find(t.name); found != before.end()) put(t, found->second);
+  }
   constexpr std::size_t kGuard = 4096;
   auto* const arena = static_cast<std::byte*>(block(program.arena_bytes() + 2 * kGuard)) + kGuard;
-  for (int i = 0; i < times; ++i) prepared.run(parameters, results, arena, nullptr);
+  for (int i = 0; i < times; ++i) {
+    if (far != nullptr) {
+      prepared.run(parameters, results, arena, *far);
+    } else {
+      prepared.run(parameters, results, arena, nullptr);
+    }
+  }
   cuda::synchronize(nullptr);
 
   std::vector<std::byte> guards(2 * kGuard);

@@ -3,6 +3,7 @@
 
 #include <logitless/compiler.h>
 #include <logitless/context.h>
+#include <logitless/far_field.h>
 
 #include <optional>
 
@@ -14,8 +15,9 @@ namespace logitless::test {
 std::optional<DeviceLimits> gpu();
 
 // As execute() of compiler/run.h, on the device: results as doubles; the arena is filled with NaN
-// and fenced. `times`: runs one after another into the same memory; the last one's results.
-ir::Tensors execute_on_gpu(const CompiledProgram& program, const ir::Tensors& inputs,
-                           int times = 1);
+// and fenced. `times`: runs one after another into the same memory; the last one's results. far:
+// null, or what its head is under. before: as of execute().
+ir::Tensors execute_on_gpu(const CompiledProgram& program, const ir::Tensors& inputs, int times = 1,
+                           FarFieldHead* far = nullptr, const ir::Tensors& before = {});
 
 }  // namespace logitless::test

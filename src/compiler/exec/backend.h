@@ -4,11 +4,27 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "compiler/plan/program.h"
 #include "logitless/far_field.h"
 
 namespace logitless::ir {
+
+// Told of instructions in the order in which they run: of those of a loop's body in each round, of
+// a loop itself not.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  // It has run, or is enqueued.
+  virtual void after(const Instruction& instruction) = 0;
+};
+
+// Instructions in the order of an Observer, with the seconds that each took, summed over runs.
+struct Timed {
+  std::vector<const Instruction*> instructions;
+  std::vector<double> seconds;
+};
 
 // A program made ready for the current device.
 class Prepared {
@@ -18,6 +34,14 @@ class Prepared {
   // Backend::run's pointers, of the device. Enqueues on the stream; neither waits nor allocates.
   virtual void run(std::span<const void* const> parameters, std::span<void* const> results,
                    std::byte* arena, void* stream) const = 0;
+  // The same on the stream of far's context; far decides what far_head() does, and steps that
+  // something is decided in wait and may allocate. Throws Unsupported where there is no such head.
+  virtual void run(std::span<const void* const> parameters, std::span<void* const> results,
+                   std::byte* arena, FarFieldHead& far) const = 0;
+
+  // Runs it repeat + 2 times on a stream of its own, `repeat` of them timed, and waits.
+  virtual Timed time(std::span<const void* const> parameters, std::span<void* const> results,
+                     std::byte* arena, int repeat) const = 0;
 };
 
 class Backend {
@@ -28,7 +52,8 @@ class Backend {
   // program says. Several threads may run one program, each in an arena of its own. `far`, or null,
   // decides what far_head() does. Throws Unsupported where there is none.
   virtual void run(const Program& program, std::span<const void* const> parameters,
-                   std::span<void* const> results, std::byte* arena, FarFieldHead* far) const = 0;
+                   std::span<void* const> results, std::byte* arena, FarFieldHead* far,
+                   Observer* observer = nullptr) const = 0;
 
   // The plan of the program's audited steps under `far`. Throws as run() does.
   virtual LossPlan far_plan(const Program& program, const FarFieldHead& far) const = 0;

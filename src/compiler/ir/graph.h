@@ -49,7 +49,8 @@ enum class Op : std::uint8_t {
   attention_grad,  // q, k, v, out, lse, d_out -> d_q, d_k, d_v
   stop_gradient,
   loop,
-  head,  // x [..., D], w [V, D], targets [...], then Head's optional operands: made by a pass
+  head,       // x [..., D], w [V, D], targets [...], then Head's optional operands: made by a pass
+  fused_dot,  // a dot, then Epilogue's optional operands: made when a GPU's program is planned
 };
 std::string_view name_of(Op op);  // "reduce"
 
@@ -81,6 +82,16 @@ struct Head {
   std::int64_t workspace = 0;
 };
 
+// What a product adds to its sums before it stores them.
+//   operands  those of the dot, bias [n], residual of the result's shape, all of its dtype
+struct Epilogue {
+  bool bias = false;  // along the last dimension
+  bool residual = false;
+  bool any() const { return bias || residual; }
+};
+// "bias, residual": as reports say it.
+std::string text_of(const Epilogue& epilogue);
+
 // What an operation needs beside its operands; each reads its own.
 struct Attributes {
   std::string name;                         // parameter
@@ -100,6 +111,7 @@ struct Attributes {
   Type type{DType::i8, {}};
   std::shared_ptr<const Loop> loop;
   Head head;
+  Epilogue epilogue;  // fused_dot
 };
 
 struct Node {

@@ -9,6 +9,7 @@
 #include "compiler/ir/derivation.h"
 #include "compiler/ir/evaluation.h"
 #include "compiler/ir/typing.h"
+#include "compiler/ops/contraction.h"
 #include "compiler/ops/families.h"
 #include "compiler/ops/text_key.h"
 #include "compiler/plan/lowering.h"
@@ -23,6 +24,8 @@ std::vector<int> joined(std::vector<int> first, const std::vector<int>& second) 
   first.insert(first.end(), second.begin(), second.end());
   return first;
 }
+
+}  // namespace
 
 std::vector<Type> dot_type(const Typing& r) {
   r.count(2);
@@ -53,6 +56,8 @@ std::vector<Type> dot_type(const Typing& r) {
   return {type};
 }
 
+namespace {
+
 constexpr TextKey kKeys[] = {
     optional_pair_key<&Attributes::batch_a, &Attributes::batch_b>("batch"),
     pair_key<&Attributes::contract_a, &Attributes::contract_b>("contract")};
@@ -79,6 +84,8 @@ std::vector<int> places_of(std::size_t rank, const std::vector<int>& batch,
   return place;
 }
 
+}  // namespace
+
 std::vector<Tensor> dot_value(const Evaluation& e) {
   const Attributes& a = e.node.attributes;
   const Tensor &x = e.in(0), &y = e.in(1);
@@ -102,6 +109,8 @@ std::vector<Tensor> dot_value(const Evaluation& e) {
     return sum;
   });
 }
+
+namespace {
 
 // --- gradient
 
@@ -320,7 +329,9 @@ Gemm gemm_of(const Attributes& at, const View& a, const View& b, const View& c, 
   return gemm;
 }
 
-void dot_emit(Lowering& l, int id) {
+}  // namespace
+
+Gemm dot_gemm(Lowering& l, int id) {
   const Node& n = l.node(id);
   const Attributes& at = n.attributes;
   View a = l.memory_of(n.operands[0]), b = l.memory_of(n.operands[1]);
@@ -336,8 +347,12 @@ void dot_emit(Lowering& l, int id) {
       static_cast<double>(gemm.m) * static_cast<double>(gemm.n) * static_cast<double>(gemm.k);
   for (const std::int64_t s : gemm.outer) work *= static_cast<double>(s);
   l.count_work(work);
-  l.push(id, std::move(gemm));
+  return gemm;
 }
+
+namespace {
+
+void dot_emit(Lowering& l, int id) { l.push(id, dot_gemm(l, id)); }
 
 constexpr Operation kOperations[] = {{
     .op = Op::dot,

@@ -15,6 +15,7 @@ std::span<const Operation> index_operations();     // take, scatter_add, pick
 std::span<const Operation> attention_operations();
 std::span<const Operation> loop_operations();
 std::span<const Operation> head_operations();
+std::span<const Operation> fused_dot_operations();
 
 // --- columns that several rows have
 

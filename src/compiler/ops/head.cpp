@@ -153,7 +153,27 @@ std::vector<Tensor> head_value(const Evaluation& e) { return HeadValue(e).run();
 
 bool head_place(Lowering& l, Value v, const Destination& to) {
   const bool dense = v.index >= 3 || is_contiguous(to.view);
-  return dense && to.kind == Destination::Kind::write && l.write_there(v, to);
+  // The last ones are gradients of what is f32 where results are added to.
+  const bool adds = to.kind == Destination::Kind::sum && v.index >= 2 && l.target().heads_add();
+  return dense && (adds || to.kind == Destination::Kind::write) && l.write_there(v, to);
+}
+
+// The engine adds to all gradients, or to none: those that are not added to begin with 0.
+bool begin_sums(Lowering& l, int id, std::int32_t results, const HeadRun& run) {
+  const View* const views[] = {&run.d_x, &run.d_w, &run.d_bias};
+  std::vector<const View*> fresh;
+  bool any = false;
+  std::int32_t at = results;
+  for (const View* view : views) {
+    if (view->buffer < 0) continue;
+    const bool adds = l.accumulates({id, at++});
+    any = any || adds;
+    if (!adds) fresh.push_back(view);
+  }
+  for (const View* view : fresh) {
+    if (any) l.fill(*view, 0.0);
+  }
+  return any;
 }
 
 HeadFeatures features_of(const Head& h) {
@@ -189,13 +209,16 @@ void head_emit(Lowering& l, int id) {
   if (h.d_w != DType::i8) run.d_w = l.result_of({id, result++});
   if (h.d_bias != DType::i8) run.d_bias = l.result_of({id, result++});
   run.ignored = h.ignored;
+  HeadFeatures features = features_of(h);
+  constexpr std::int32_t kFirstGradient = 2;
+  features.accumulate = begin_sums(l, id, kFirstGradient, run);
 
   HeadShape shape;
   shape.dim = run.w.shape[1];
   shape.vocab = run.w.shape[0];
   shape.tokens = elements_of(run.targets);
   shape.dtype = run.x.dtype;
-  HeadPlan head = l.target().head_plan(shape, features_of(h), h.workspace);
+  HeadPlan head = l.target().head_plan(shape, features, h.workspace);
   run.scratch_bytes = head.bytes;
   run.scratch =
       l.add_buffer(Place::arena, head.bytes, l.name_of_node(id) + " workspace", head.value_bytes);

@@ -7,6 +7,7 @@
 #include "compiler/ir/evaluation.h"
 #include "compiler/ir/typing.h"
 #include "compiler/ops/families.h"
+#include "compiler/plan/epilogues.h"
 #include "compiler/plan/lowering.h"
 
 namespace logitless::ir {
@@ -126,7 +127,11 @@ std::vector<Tensor> loop_value(const Evaluation& e) {
 // --- instructions: the body lowered for a whole chunk and for the last, shorter one
 
 bool loop_place(Lowering& l, Value v, const Destination& to) {
-  return to.kind == Destination::Kind::write && l.write_there(v, to);
+  const Loop& loop = *l.node(v.node).attributes.loop;
+  const bool sum = loop.outputs[static_cast<std::size_t>(v.index)].kind == Loop::Out::sum;
+  const bool can =
+      to.kind == Destination::Kind::write || (sum && to.kind == Destination::Kind::sum);
+  return can && l.write_there(v, to);
 }
 
 // The maximum of nothing.
@@ -149,7 +154,8 @@ LoopRun::Slice slice_of(const View& outer, bool cut, int axis, std::int64_t fact
 // The body for chunks of `chunk`. Its parameters and results are external, the i-th one slice i.
 Program body_of(Lowering& l, const Loop& loop, std::int64_t chunk,
                 const std::vector<View>& operands, const std::vector<View>& results) {
-  const Graph body = bind(loop.body, {{loop.symbol, chunk}});
+  const Graph bound = bind(loop.body, {{loop.symbol, chunk}});
+  const Graph body = l.target().epilogues() ? fuse_epilogues(bound).graph : bound;
   Lowering inner(body, l.target(), l.parts_in_place());
   const std::vector<int> parameters = body.parameters();
   inner.set_first(parameters[0]);
@@ -195,7 +201,8 @@ void loop_emit(Lowering& l, int id) {
     const bool stack = how.kind == Loop::Out::stack;
     run.slices.push_back(slice_of(results.back(), stack, how.axis, how.factor));
     if (stack) continue;
-    l.fill(results.back(), how.kind == Loop::Out::sum ? 0.0 : lowest(results.back().dtype));
+    if (!l.accumulates({id, static_cast<std::int32_t>(i)}))
+      l.fill(results.back(), how.kind == Loop::Out::sum ? 0.0 : lowest(results.back().dtype));
     l.count_merged(loop.rounds() * bytes_of(n.results[i]));
   }
   run.body = std::make_shared<const Program>(body_of(l, loop, loop.chunk, operands, results));

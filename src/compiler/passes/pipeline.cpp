@@ -24,7 +24,7 @@ void recompute(Compilation& c) {
   c.graph = recompute_cheap(c.graph);
 }
 
-void plan_unchunked(Compilation& c) { c.unchunked = c.program = lower(c.graph, c.target); }
+void plan_unchunked(Compilation& c) { c.unchunked = c.program = lower(c.graph, c.target, c.added); }
 
 // What the largest workspace of a head takes.
 std::int64_t head_bytes(const Program& program) {
@@ -42,13 +42,13 @@ void call_head_engine(Compilation& c) {
   if (lowered.size() == c.written.size()) return;
   c.graph = recompute_cheap(lowered);
   // Most of a budget is for the rest.
-  if (c.budget > 0 && head_bytes(lower(c.graph, c.target)) > c.budget / 2)
+  if (c.budget > 0 && head_bytes(lower(c.graph, c.target, c.added)) > c.budget / 2)
     c.graph = limit_heads(c.graph, c.budget / 2);
 }
 
 bool chunks_wanted(const Compilation& c) { return c.chunk; }
 void choose(Compilation& c) {
-  ChunkChoice choice = choose_chunks(c.graph, {c.target, c.budget, c.chunks});
+  ChunkChoice choice = choose_chunks(c.graph, {c.target, c.budget, c.chunks, c.added});
   c.graph = std::move(choice.graph);
   c.program = std::move(choice.program);
   c.regions = std::move(choice.regions);
@@ -63,7 +63,7 @@ void limit(Compilation& c) {
   for (std::int64_t bytes = head_bytes(c.program) / 2; over_budget(c) && bytes > kLeastHead;
        bytes /= 2) {
     c.graph = limit_heads(c.graph, bytes);
-    c.program = lower(c.graph, c.target);
+    c.program = lower(c.graph, c.target, c.added);
   }
 }
 

@@ -21,6 +21,7 @@ struct Compilation {
   // As CompileOptions has them.
   std::int64_t budget = 0, chunks = 0;
   bool chunk = true, head_engine = true;
+  std::vector<bool> added = {};  // by output: added to what is there; empty: none
 
   Graph graph = {};
   Graph written = {};      // as it was before values were computed again

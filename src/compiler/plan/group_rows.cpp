@@ -11,7 +11,8 @@ namespace {
 constexpr std::int64_t kLeastRows = 64;                         // else rows are cut into parts
 constexpr std::int64_t kLeastColumns = 8, kMostColumns = 8192;  // that registers hold
 constexpr std::size_t kMostStages = 16;
-constexpr std::size_t kMostViews = 40;  // arguments of a kernel
+constexpr std::size_t kMostViews = 40;   // arguments of a kernel
+constexpr std::size_t kMostBetween = 2;  // products between loops of a group
 
 bool is_memory(const Pointwise::Leaf& leaf) { return leaf.kind == Pointwise::Leaf::Kind::memory; }
 
@@ -81,7 +82,13 @@ class Collector {
            std::any_of(group_.stages.begin(), group_.stages.end(),
                        [](const RowGroup::Stage& s) { return kind_of(s.loop) != StageKind::rows; });
   }
-  std::size_t count() const { return group_.stages.size(); }
+  // Whether it reads what a stage reads from memory or makes.
+  bool shares(const Pointwise& loop) const {
+    return std::any_of(loop.leaves.begin(), loop.leaves.end(), [&](const Pointwise::Leaf& leaf) {
+      return is_memory(leaf) &&
+             (read_.contains(leaf.view.buffer) || written_.contains(leaf.view.buffer));
+    });
+  }
   RowGroup take() { return std::move(group_); }
 
  private:
@@ -94,18 +101,80 @@ const Pointwise* loop_at(const std::vector<Instruction>& list, std::size_t i) {
   return i < list.size() ? std::get_if<Pointwise>(&list[i].what) : nullptr;
 }
 
-// The space of the first loop from i on that has rows and columns, among loops alone.
+// Rows and columns of `count` elements in order, where no loop says which.
+std::optional<std::pair<std::int64_t, std::int64_t>> space_of(std::int64_t count) {
+  for (std::int64_t columns = 2048; columns >= 256; columns -= 8) {
+    if (count % columns == 0 && count / columns >= kLeastRows)
+      return std::pair{count / columns, columns};
+  }
+  return std::nullopt;
+}
+
+// The space of the first loop from i on that has rows and columns, among loops alone; of elements
+// in order, where there is none.
 std::optional<std::pair<std::int64_t, std::int64_t>> space_at(const std::vector<Instruction>& list,
                                                               std::size_t i) {
+  const Pointwise* const first = loop_at(list, i);
   for (std::size_t end = i + kMostStages; i < end; ++i) {
     const Pointwise* loop = loop_at(list, i);
-    if (loop == nullptr) return std::nullopt;
+    if (loop == nullptr) break;
     if (loop->shape.size() != 2) continue;
     const std::int64_t rows = loop->shape[0], columns = loop->shape[1];
     if (rows < kLeastRows || columns < kLeastColumns || columns > kMostColumns) return std::nullopt;
     return std::pair{rows, columns};
   }
-  return std::nullopt;
+  if (first == nullptr || first->shape.size() != 1) return std::nullopt;
+  return space_of(first->shape[0]);
+}
+
+bool meet(const std::vector<int>& a, const std::vector<int>& b) {
+  return std::any_of(a.begin(), a.end(),
+                     [&](int x) { return x >= 0 && std::find(b.begin(), b.end(), x) != b.end(); });
+}
+// In either order they do the same.
+bool commute(const Instruction& a, const Instruction& b) {
+  const std::vector<int> read_a = reads_of(a), read_b = reads_of(b);
+  const std::vector<int> written_a = writes_of(a), written_b = writes_of(b);
+  return !meet(written_a, read_b) && !meet(written_b, read_a) && !meet(written_a, written_b);
+}
+
+// A group, and the products between its loops, which go before it or after it: a product of what
+// some of its loops make, like the gradient of a weight, need not part them from the others.
+struct Run {
+  Collector loops;
+  std::vector<std::size_t> members, before, after;  // instructions
+  std::size_t end = 0;                              // behind the last member
+};
+
+bool commutes_with(const std::vector<Instruction>& list, std::size_t i,
+                   const std::vector<std::size_t>& others) {
+  return std::all_of(others.begin(), others.end(),
+                     [&](std::size_t other) { return commute(list[i], list[other]); });
+}
+
+Run run_at(const std::vector<Instruction>& list, std::size_t begin,
+           std::pair<std::int64_t, std::int64_t> space) {
+  Run run{Collector(space.first, space.second), {}, {}, {}, begin};
+  Run longer = run;
+  bool shares = true;  // loops behind a product, with those before it
+  for (std::size_t i = begin; i < list.size(); ++i) {
+    if (const Pointwise* loop = loop_at(list, i)) {
+      shares = shares || longer.loops.shares(*loop);
+      if (!commutes_with(list, i, longer.after) || !longer.loops.add(*loop)) break;
+      longer.members.push_back(i);
+      longer.end = i + 1;
+      if (shares) run = longer;
+      continue;
+    }
+    if (!std::holds_alternative<Gemm>(list[i].what) || longer.members.empty() ||
+        longer.before.size() + longer.after.size() == kMostBetween)
+      break;
+    shares = false;
+    const bool first =
+        commutes_with(list, i, longer.members) && commutes_with(list, i, longer.after);
+    (first ? longer.before : longer.after).push_back(i);
+  }
+  return run;
 }
 
 // Values that their group alone reads have no memory.
@@ -193,14 +262,14 @@ void group_rows(Program& program, const Target& target) {
     Instruction& instruction = program.instructions[i];
     const auto space = space_at(program.instructions, i);
     if (space) {
-      Collector collector(space->first, space->second);
-      while (const Pointwise* loop = loop_at(program.instructions, i + collector.count())) {
-        if (!collector.add(*loop)) break;
-      }
-      if (collector.is_group()) {
-        const std::size_t count = collector.count();
-        RowGroup group = collector.take();
-        const std::string& last = program.instructions[i + count - 1].name;
+      Run run = run_at(program.instructions, i, *space);
+      if (run.loops.is_group()) {
+        const auto move = [&](const std::vector<std::size_t>& products) {
+          for (const std::size_t at : products)
+            grouped.push_back(std::move(program.instructions[at]));
+        };
+        RowGroup group = run.loops.take();
+        const std::string last = program.instructions[run.members.back()].name;
         if (const std::int64_t bytes = target.scratch_bytes(group); bytes > 0) {
           Buffer scratch;
           scratch.bytes = scratch.value_bytes = bytes;
@@ -208,8 +277,10 @@ void group_rows(Program& program, const Target& target) {
           group.scratch = static_cast<int>(program.buffers.size());
           program.buffers.push_back(std::move(scratch));
         }
+        move(run.before);
         grouped.push_back({last, std::move(group)});
-        i += count;
+        move(run.after);
+        i = run.end;
         continue;
       }
     }

@@ -25,8 +25,9 @@ std::optional<Pointwise> stage_of(const Pointwise& loop, std::int64_t rows, std:
 // Where the stage that makes what a leaf reads is in the group, or -1: it is read from memory.
 int maker_of(const RowGroup& group, std::size_t stage, const Pointwise::Leaf& leaf);
 
-// Before memory is planned: runs of two loops and more become groups, in the same order; values
-// that are read in their group alone lose their memory. Column sums get scratch of `target`.
+// Before memory is planned: runs of two loops and more become groups, in the same order; products
+// between them go before a group or behind it; values that are read in their group alone lose their
+// memory. Column sums get scratch of `target`.
 class Target;
 void group_rows(Program& program, const Target& target);
 

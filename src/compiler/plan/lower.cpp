@@ -5,6 +5,7 @@
 #include "compiler/analysis/split.h"
 #include "compiler/ops/op.h"
 #include "compiler/plan/arena.h"
+#include "compiler/plan/epilogues.h"
 #include "compiler/plan/fuse.h"
 #include "compiler/plan/group_rows.h"
 #include "compiler/plan/lowering.h"
@@ -88,7 +89,9 @@ bool Lowering::write_there(Value v, const Destination& to) {
 
 bool Lowering::place_sum(Value v, const Destination& to) {
   const Node& n = g_.node(v);
-  if (n.attributes.function != Function::add || to.kind != Destination::Kind::write) return false;
+  const bool adds = to.kind == Destination::Kind::sum;
+  if (n.attributes.function != Function::add || (!adds && to.kind != Destination::Kind::write))
+    return false;
   if (to.view.dtype != DType::f32 && to.view.dtype != DType::f64) return false;
   const Value first = std::min(n.operands[0], n.operands[1]),
               second = std::max(n.operands[0], n.operands[1]);
@@ -98,8 +101,11 @@ bool Lowering::place_sum(Value v, const Destination& to) {
   Destination before = to;
   before.added_to = true;
   if (!place(first, before)) {
-    destinations_.erase(second);
-    return false;
+    if (!adds) {
+      destinations_.erase(second);
+      return false;
+    }
+    rests_.emplace(v.node, first);
   }
   inlined_[static_cast<std::size_t>(first.node)] = false;
   absorbed_[static_cast<std::size_t>(v.node)] = true;
@@ -217,8 +223,10 @@ void Lowering::fill(const View& view, double number) {
 }
 
 void Lowering::emit_elementwise(int id) {
-  if (inlined_[static_cast<std::size_t>(id)] || absorbed_[static_cast<std::size_t>(id)]) return;
   const Value v{id, 0};
+  if (const auto rest = rests_.find(id); rest != rests_.end())
+    push(id, copy_loop(memory_of(rest->second), memory_[v], true));
+  if (inlined_[static_cast<std::size_t>(id)] || absorbed_[static_cast<std::size_t>(id)]) return;
   const auto found = destinations_.find(v);
   const Destination to =
       found != destinations_.end()
@@ -244,7 +252,7 @@ Program Lowering::run() {
 
 namespace {
 
-Program lowered(const Graph& graph, Lowering& lowering) {
+Program lowered(const Graph& graph, const std::vector<bool>& added, Lowering& lowering) {
   std::vector<int> parameters, results;
   int slot = 0;
   const auto external = [&](const Type& type, const std::string& name) {
@@ -264,7 +272,8 @@ Program lowered(const Graph& graph, Lowering& lowering) {
     const Output& output = graph.outputs()[i];
     const View view = external(graph.type(output.value), output.name);
     results.push_back(view.buffer);
-    lowering.set_destination(i, {view, Destination::Kind::write});
+    const bool adds = !added.empty() && added[i];
+    lowering.set_destination(i, {view, adds ? Destination::Kind::sum : Destination::Kind::write});
   }
   Program program = lowering.run();
   program.parameters = std::move(parameters);
@@ -272,16 +281,26 @@ Program lowered(const Graph& graph, Lowering& lowering) {
   return program;
 }
 
-}  // namespace
-
-Program lower(const Graph& graph, const Target& target) {
+Program lower_as_it_is(const Graph& graph, const Target& target, const std::vector<bool>& added) {
   Lowering lowering(graph, target);
-  Program program = lowered(graph, lowering);
+  Program program = lowered(graph, added, lowering);
   if (!lowering.parts_wait()) return program;
   // Memory that waits for its last part may stand at the peak, where copies would not.
   Lowering copying(graph, target, /*parts_in_place=*/false);
-  Program copies = lowered(graph, copying);
+  Program copies = lowered(graph, added, copying);
   return copies.value_bytes < program.value_bytes ? copies : program;
+}
+
+}  // namespace
+
+Program lower(const Graph& graph, const Target& target, const std::vector<bool>& added) {
+  if (!target.epilogues()) return lower_as_it_is(graph, target, added);
+  const WithEpilogues with = fuse_epilogues(graph);
+  Program program = lower_as_it_is(with.graph, target, added);
+  for (Buffer& buffer : program.buffers) {
+    if (buffer.node >= 0) buffer.node = with.origin[static_cast<std::size_t>(buffer.node)];
+  }
+  return program;
 }
 
 }  // namespace logitless::ir

@@ -6,8 +6,9 @@
 
 namespace logitless::ir {
 
-// Instructions in the order of the nodes, memory planned. Throws Unsupported naming an operation
-// and dtype that no kernel of the target takes.
-Program lower(const Graph& graph, const Target& target);
+// Instructions in the order of the nodes, memory planned. `added`: by the graph's outputs, whether
+// one is added to what the caller's memory holds; empty: none is. Throws Unsupported naming an
+// operation and dtype that no kernel of the target takes.
+Program lower(const Graph& graph, const Target& target, const std::vector<bool>& added = {});
 
 }  // namespace logitless::ir

@@ -78,7 +78,8 @@ class Lowering {
   void place_view(Value v, Value made);
   // The end of an operation's rule for it: the instruction writes there.
   bool write_there(Value v, const Destination& to);
-  // a + b, where b is a sum that can be added to what is there: a is written, then b added.
+  // a + b, where b is a sum that can be added to what is there: a is written, then b added; or both
+  // are added.
   bool place_sum(Value v, const Destination& to);
 
   // --- instructions. `what` makes the value of node `id`, or something on the way to it. Throws
@@ -110,7 +111,8 @@ class Lowering {
   std::vector<bool> inlined_;
   std::map<Value, int> uses_;  // readers and outputs
   std::map<Value, View> memory_;
-  std::vector<bool> absorbed_;                 // sums whose second operand adds itself to the first
+  std::vector<bool> absorbed_;  // sums whose second operand adds itself to the first
+  std::map<int, Value> rests_;  // of absorbed ones, the operand that has to be added by a copy
   std::map<Value, Destination> destinations_;  // of values whose instruction writes them in place
   std::vector<std::pair<std::size_t, Destination>> copies_;  // results that are copied at the end
   int first_ = -1;

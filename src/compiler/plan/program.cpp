@@ -25,7 +25,9 @@ struct Reads {
     }
     return list;
   }
-  std::vector<int> operator()(const Gemm& g) const { return buffers(g.a, g.b); }
+  std::vector<int> operator()(const Gemm& g) const {
+    return present({g.a.buffer, g.b.buffer, g.bias.buffer, g.residual.buffer});
+  }
   std::vector<int> operator()(const Take& t) const { return buffers(t.table, t.index); }
   std::vector<int> operator()(const ScatterAdd& s) const {
     return buffers(s.index, s.updates, s.out);
@@ -108,6 +110,7 @@ double sum_of(const Views&... views) {
 
 // A product's view has strides for more dimensions than it has sizes.
 double bytes_in(const Gemm& g, View view, std::int64_t rows, std::int64_t columns) {
+  if (view.buffer < 0) return 0.0;
   view.shape = g.outer;
   view.shape.insert(view.shape.end(), {rows, columns});
   return bytes_in(view);
@@ -123,7 +126,8 @@ struct Moved {
   }
   double operator()(const Gemm& g) const {
     return bytes_in(g, g.a, g.m, g.k) + bytes_in(g, g.b, g.k, g.n) +
-           bytes_in(g, g.c, g.m, g.n) * (g.accumulate ? 2.0 : 1.0);
+           bytes_in(g, g.c, g.m, g.n) * (g.accumulate ? 2.0 : 1.0) + sum_of(g.bias) +
+           bytes_in(g, g.residual, g.m, g.n);
   }
   double operator()(const Take& t) const { return sum_of(t.index) + 2.0 * sum_of(t.out); }
   double operator()(const ScatterAdd& s) const { return sum_of(s.index) + 3.0 * sum_of(s.updates); }
@@ -166,9 +170,10 @@ struct Moved {
 
 }  // namespace
 
+double bytes_moved(const Instruction& i) { return std::visit(Moved(), i.what); }
 double bytes_moved(const Program& program) {
   double bytes = 0.0;
-  for (const Instruction& i : program.instructions) bytes += std::visit(Moved(), i.what);
+  for (const Instruction& i : program.instructions) bytes += bytes_moved(i);
   return bytes;
 }
 

@@ -101,6 +101,10 @@ struct RowGroup {
 // c (+)= a . b over [outer..., m, n, k].
 struct Gemm {
   View a, b, c;  // strides: outer dimensions, then (m, k), (k, n), (m, n)
+  // What is added to the sums before they are stored, for targets that say so (Target::epilogues);
+  // without outer dimensions and accumulate. No buffer: not there.
+  Epilogue epilogue;
+  View bias, residual;  // [n]; strides: (m, n)
   std::vector<std::int64_t> outer;
   std::int64_t m = 0, n = 0, k = 0;
   bool accumulate = false;
@@ -186,6 +190,7 @@ std::vector<int> writes_of(const Instruction& instruction);
 // to, what is repeated by a stride of 0 once; loops counted in full. Not what kernels read again,
 // nor their scratch.
 double bytes_moved(const Program& program);
+double bytes_moved(const Instruction& instruction);
 
 std::vector<std::int64_t> contiguous_strides(const std::vector<std::int64_t>& shape);
 bool is_contiguous(const View& view);

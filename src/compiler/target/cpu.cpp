@@ -42,6 +42,9 @@ AttentionShape attention_shape(const Attention& a, int threads) {
 }
 
 std::string CpuTarget::refuse(const Instruction& instruction) const {
+  const auto* gemm = std::get_if<Gemm>(&instruction.what);
+  if (gemm != nullptr && gemm->epilogue.any())
+    return "fused_dot: no kernel of a CPU takes it; expected a dot and what follows it";
   const auto* attention = std::get_if<Attention>(&instruction.what);
   if (attention != nullptr && attention->q.dtype == DType::f64)
     return "attention: no kernel takes f64; expected f32, bf16 or f16";

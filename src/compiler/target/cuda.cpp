@@ -41,6 +41,14 @@ cuda::ProductShape product_shape(const Gemm& gemm, std::span<const std::int64_t>
   p.b = layout(gemm.b);
   p.c = layout(gemm.c);
   p.accumulate = gemm.accumulate;
+  cuda::ProductEpilogue& e = p.epilogue;
+  e.bias = gemm.epilogue.bias;
+  e.residual = gemm.epilogue.residual;
+  if (e.residual) e.residual_layout = layout(gemm.residual);
+  if (gemm.bias.buffer >= 0 && !alignments.empty())
+    e.bias_alignment =
+        std::gcd(alignments[static_cast<std::size_t>(gemm.bias.buffer)],
+                 gemm.bias.offset * static_cast<std::int64_t>(size_of(gemm.bias.dtype)));
   return p;
 }
 

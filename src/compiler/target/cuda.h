@@ -12,7 +12,8 @@ namespace logitless::ir {
 
 class CudaTarget final : public Target {
  public:
-  explicit CudaTarget(int compute_capability) : compute_capability_(compute_capability) {}
+  explicit CudaTarget(int compute_capability, bool epilogues = true)
+      : compute_capability_(compute_capability), epilogues_(epilogues) {}
 
   std::int64_t alignment() const final { return 256; }
   std::string refuse(const Instruction& instruction) const final;
@@ -21,6 +22,8 @@ class CudaTarget final : public Target {
   std::int64_t scratch_bytes(const ScatterAdd& scatter) const final;
   std::int64_t scratch_bytes(const RowGroup& group) const final;
   bool groups_rows() const final { return true; }
+  bool heads_add() const final { return true; }
+  bool epilogues() const final { return epilogues_; }
   std::int64_t parts_bytes(const Pointwise& reduction) const final;
   HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,
                      std::int64_t workspace) const final;
@@ -30,6 +33,7 @@ class CudaTarget final : public Target {
 
  private:
   int compute_capability_;
+  bool epilogues_;
 };
 
 // The product over (inner-most outer, m, n, k). `alignments`: bytes that the buffers' addresses are

@@ -37,6 +37,11 @@ class Target {
   virtual std::int64_t parts_bytes(const Pointwise& reduction) const = 0;
   // Whether neighbouring loops become row groups.
   virtual bool groups_rows() const = 0;
+  // Whether heads add their gradients to what is there. A far-field step that misses the error is
+  // then not done again: what has been added stays.
+  virtual bool heads_add() const = 0;
+  // Whether products take epilogues.
+  virtual bool epilogues() const = 0;
 
   // The fastest plan within `workspace` bytes, or within the least power of two times it that one
   // fits into; 0: nothing is computed twice.

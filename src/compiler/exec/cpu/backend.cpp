@@ -6,9 +6,10 @@
 namespace logitless::ir {
 
 void CpuBackend::run(const Program& program, std::span<const void* const> parameters,
-                     std::span<void* const> results, std::byte* arena, FarFieldHead* far) const {
+                     std::span<void* const> results, std::byte* arena, FarFieldHead* far,
+                     Observer* observer) const {
   if (far != nullptr) far_head(program);
-  run_program({program, arena, parameters, results}, threads_, far);
+  run_program({program, arena, parameters, results}, threads_, far, observer);
 }
 
 LossPlan CpuBackend::far_plan(const Program& program, const FarFieldHead& far) const {

@@ -12,7 +12,8 @@ class CpuBackend final : public Backend {
   explicit CpuBackend(int threads) : threads_(threads) {}
 
   void run(const Program& program, std::span<const void* const> parameters,
-           std::span<void* const> results, std::byte* arena, FarFieldHead* far) const final;
+           std::span<void* const> results, std::byte* arena, FarFieldHead* far,
+           Observer* observer) const final;
   LossPlan far_plan(const Program& program, const FarFieldHead& far) const final;
   std::unique_ptr<const Prepared> prepare(const Program& program,
                                           const Context& context) const final;

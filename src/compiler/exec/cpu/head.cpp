@@ -96,7 +96,7 @@ class HeadOfProgram {
     take_far_step(
         controller,
         {call_.in.hidden, call_.in.weight, call_.in.bias, features.logit_scale, features.softcap},
-        /*may_repeat=*/true, plan_of, run_far_plan, [&] { run_dense(); });
+        /*may_repeat=*/!features.accumulate, plan_of, run_far_plan, [&] { run_dense(); });
   }
 
  private:

@@ -421,17 +421,8 @@ void merge_block(Reduce kind, const R* x, R* top, R* sum, std::int64_t n) {
       for (std::int64_t i = 0; i < n; ++i)
         sum[i] = std::isnan(x[i]) || std::isnan(sum[i]) ? x[i] + sum[i] : std::max(sum[i], x[i]);
       break;
-    default: {
-      // The running maximum moves; the sum of exponentials follows it.
-      const R low = -std::numeric_limits<R>::infinity();
-      for (std::int64_t i = 0; i < n; ++i) {
-        const R m = std::max(top[i], x[i]);
-        const R a = top[i] == low ? R(0) : std::exp(top[i] - m);
-        const R b = x[i] == low ? R(0) : std::exp(x[i] - m);
-        sum[i] = sum[i] * a + b;
-        top[i] = m;
-      }
-    }
+    default:
+      for (std::int64_t i = 0; i < n; ++i) add_exponential(x[i], top[i], sum[i]);
   }
 }
 

@@ -13,6 +13,18 @@
 
 namespace logitless::ir {
 
+// sum is that of the exponentials of numbers less top, the greatest of them: log(sum) + top is
+// their log-sum-exp. Starts with top = -inf and sum = 0. An infinity is as far from itself as any
+// number; a NaN is in the sum, and stays there.
+template <typename R>
+inline void add_exponential(R x, R& top, R& sum) {
+  const R next = std::max(top, x);  // a NaN is not taken
+  const R a = top == next ? R(1) : std::exp(top - next);
+  const R b = x == next ? R(1) : std::exp(x - next);
+  sum = sum * a + b;
+  top = next;
+}
+
 // R: the type of the numbers, float or double.
 template <typename R>
 class Sum {
@@ -38,7 +50,7 @@ class Sum {
         } else if (kind_ == Reduce::max) {
           maximum(x[i]);
         } else {
-          exponential(x[i]);
+          add_exponential(x[i], value_, sum_);
         }
       }
     }
@@ -53,7 +65,7 @@ class Sum {
   double value() const {
     if (kind_ != Reduce::lse) return value_;
     if constexpr (std::is_same_v<R, float>) return static_cast<double>(logitless::value(lse_));
-    return std::isinf(value_) ? value_ : value_ + std::log(sum_);
+    return value_ + std::log(sum_);
   }
 
  private:
@@ -63,14 +75,6 @@ class Sum {
   LseState lse_;
   void maximum(double x) {
     value_ = std::isnan(x) || std::isnan(value_) ? x + value_ : std::max(value_, x);
-  }
-  void exponential(double x) {
-    if (x <= value_) {
-      sum_ += std::isinf(value_) && value_ < 0 ? 0.0 : std::exp(x - value_);
-    } else {
-      sum_ = sum_ * (std::isinf(value_) ? 0.0 : std::exp(value_ - x)) + 1.0;
-      value_ = x;
-    }
   }
 };
 

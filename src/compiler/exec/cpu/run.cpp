@@ -249,12 +249,12 @@ void run_attention(const Attention& a, const Frame& frame, int threads) {
   }
 }
 
-void run_loop(const LoopRun& loop, const Frame& frame, int threads) {
+void run_loop(const LoopRun& loop, const Frame& frame, int threads, Observer* observer) {
   std::byte* arena = loop.arena >= 0 ? frame.address(loop.arena) : nullptr;
   for (std::int64_t first = 0; first < loop.extent; first += loop.chunk) {
     const Program& body = first + loop.chunk <= loop.extent ? *loop.body : *loop.tail;
     // Heads are not in loops.
-    run_program({body, arena, {}, {}, &loop, &frame, first}, threads, nullptr);
+    run_program({body, arena, {}, {}, &loop, &frame, first}, threads, nullptr, observer);
   }
 }
 
@@ -262,6 +262,7 @@ struct Runner {
   const Frame& frame;
   int threads;
   FarFieldHead* far;
+  Observer* observer;
 
   void operator()(const Pointwise& p) const { run_pointwise(p, frame, threads); }
   void operator()(const Gemm& g) const { run_gemm(g, frame, threads); }
@@ -271,16 +272,19 @@ struct Runner {
   void operator()(const ArgMax& m) const { run_argmax(m, frame, threads); }
   void operator()(const Fill& f) const { run_fill(f, frame, threads); }
   void operator()(const Attention& a) const { run_attention(a, frame, threads); }
-  void operator()(const LoopRun& l) const { run_loop(l, frame, threads); }
+  void operator()(const LoopRun& l) const { run_loop(l, frame, threads, observer); }
   void operator()(const HeadRun& h) const { run_head(h, frame, far); }
   void operator()(const RowGroup&) const { throw InternalError("a row group on a CPU"); }
 };
 
 }  // namespace
 
-void run_program(const Frame& frame, int threads, FarFieldHead* far) {
-  const Runner runner{frame, threads, far};
-  for (const Instruction& i : frame.program.instructions) std::visit(runner, i.what);
+void run_program(const Frame& frame, int threads, FarFieldHead* far, Observer* observer) {
+  const Runner runner{frame, threads, far, observer};
+  for (const Instruction& i : frame.program.instructions) {
+    std::visit(runner, i.what);
+    if (observer != nullptr && !std::holds_alternative<LoopRun>(i.what)) observer->after(i);
+  }
 }
 
 }  // namespace logitless::ir

@@ -1,6 +1,7 @@
 #include "compiler/exec/cuda/backend.h"
 
 #include "compiler/exec/cuda/steps.h"
+#include "compiler/exec/cuda/time_steps.h"
 #include "core/check.h"
 
 namespace logitless::ir {
@@ -8,18 +9,28 @@ namespace {
 
 class PreparedSteps final : public Prepared {
  public:
-  PreparedSteps(const Program& program, int compute_capability)
-      : program_(program), steps_(program, buffer_alignments(program), set_) {
-    set_.load(compute_capability);
+  PreparedSteps(const Program& program, const Context& context)
+      : program_(program), context_(context), steps_(program, buffer_alignments(program), set_) {
+    set_.load(context.device().compute_capability);
     steps_.bind(set_);
   }
   void run(std::span<const void* const> parameters, std::span<void* const> results,
            std::byte* arena, void* stream) const final {
-    steps_.enqueue({program_, arena, parameters, results}, stream);
+    steps_.enqueue({program_, arena, parameters, results}, context_.on(stream));
+  }
+  Timed time(std::span<const void* const> parameters, std::span<void* const> results,
+             std::byte* arena, int repeat) const final {
+    return time_steps(steps_, {program_, arena, parameters, results}, context_, repeat);
+  }
+  void run(std::span<const void* const> parameters, std::span<void* const> results,
+           std::byte* arena, FarFieldHead& far) const final {
+    far_head(program_);
+    steps_.enqueue({program_, arena, parameters, results}, context_of(far), nullptr, &far);
   }
 
  private:
   const Program& program_;
+  const Context context_;
   KernelSet set_;
   Steps steps_;
 };
@@ -27,13 +38,13 @@ class PreparedSteps final : public Prepared {
 }  // namespace
 
 void CudaBackend::run(const Program&, std::span<const void* const>, std::span<void* const>,
-                      std::byte*, FarFieldHead*) const {
+                      std::byte*, FarFieldHead*, Observer*) const {
   throw InvalidArgument(
       "run: the program was compiled for a GPU; prepare() it in a context of one, and run that");
 }
 
-LossPlan CudaBackend::far_plan(const Program&, const FarFieldHead&) const {
-  throw Unsupported("far_plan: programs on a GPU have no far field");
+LossPlan CudaBackend::far_plan(const Program& program, const FarFieldHead& far) const {
+  return far_plan_of(far_head(program), far);
 }
 
 std::unique_ptr<const Prepared> CudaBackend::prepare(const Program& program,
@@ -44,7 +55,7 @@ std::unique_ptr<const Prepared> CudaBackend::prepare(const Program& program,
   require(device.compute_capability == compute_capability_,
           "prepare: context: of a GPU of compute capability ", device.compute_capability,
           "; the program was compiled for ", compute_capability_);
-  return std::make_unique<const PreparedSteps>(program, compute_capability_);
+  return std::make_unique<const PreparedSteps>(program, context);
 }
 
 }  // namespace logitless::ir

@@ -1,6 +1,12 @@
+#include "head/far/head.h"
+
+#include "compiler/exec/backend.h"
 #include "compiler/exec/cuda/steps.h"
 #include "compiler/target/cuda.h"
+#include "core/check.h"
+#include "head/cuda/calls.h"
 #include "head/cuda/engine.h"
+#include "head/far/step.h"
 #include "kernels/device_index.h"
 #include "kernels/device_loss.h"
 
@@ -15,58 +21,124 @@ float* floats(const View& view, const Frame& frame) {
   return view.buffer < 0 ? nullptr : reinterpret_cast<float*>(frame.address(view));
 }
 
+// One run of a head: its operands where they are, and what becomes of each token.
+class HeadOfProgram {
+ public:
+  HeadOfProgram(const HeadRun& head, const Frame& frame, void* stream)
+      : h_(head), scratch_(frame.address(head.scratch)), parts_(head_scratch(shape().tokens)) {
+    targets_.targets = frame.address(h_.targets);
+    targets_.dtype = h_.targets.dtype;
+    targets_.tokens = shape().tokens;
+    targets_.vocab = shape().vocab;
+    targets_.has_ignored = h_.ignored.has_value();
+    targets_.ignored = h_.ignored.value_or(0);
+    targets_.d_logit = floats(h_.d_logit, frame);
+    targets_.words = reinterpret_cast<std::int64_t*>(scratch_);
+    targets_.deltas = reinterpret_cast<float*>(scratch_ + parts_.deltas);
+    targets_.stream = stream;
+    cotangents_.lse = floats(h_.d_lse, frame);
+    cotangents_.target_logit = gradients() ? targets_.deltas : nullptr;
+    logit_ = floats(h_.logit, frame);
+    call_.shape = shape();
+    call_.features = h_.plan->features;
+    call_.in.hidden = tensor(h_.x, frame);
+    call_.in.weight = tensor(h_.w, frame);
+    call_.in.bias = tensor(h_.bias, frame);
+    call_.in.targets = ConstTensorView(targets_.words, DType::i64, {shape().tokens});
+    call_.in.ignore_index = -1;
+    call_.out.lse = tensor(h_.lse, frame);
+    call_.out.target_logit = tensor(h_.logit, frame);
+    call_.gradients = {.d_hidden = tensor(h_.d_x, frame),
+                       .d_weight = tensor(h_.d_w, frame),
+                       .d_bias = tensor(h_.d_bias, frame)};
+  }
+
+  void run_dense(const Context& context) const {
+    const Workspace workspace(scratch_ + parts_.workspace,
+                              static_cast<std::size_t>(h_.scratch_bytes - parts_.workspace));
+    HeadCall call = call_;
+    call.context = &context;
+    call.plan = h_.plan.get();
+    call.workspace = &workspace;
+    cuda::head_targets(targets_);
+    cuda::Engine(call).run(tokens());
+    cuda::clear_missing_logits(targets_, logit_);
+  }
+
+  // Under the controller: its far-field step, or the dense one, which overwrites whatever that
+  // left.
+  void run_far(FarFieldAccess::State& far) const {
+    FarController& controller = far.controller;
+    const Context& context = controller.context();
+    const HeadFeatures& features = call_.features;
+    const auto plan_of = [&](const FarStep& step) -> const LossPlan& {
+      return far.plans.get(context, shape(), features, controller.request(step),
+                           [&](const PlanRequest& r) { return plan_head(shape(), features, r); });
+    };
+    const auto run_far_plan = [&](const FarStep& step) -> std::optional<FarFieldStatistics> {
+      const LossPlan& plan = plan_of(step);
+      HeadCall call = call_;
+      call.context = &context;
+      call.plan = &plan;
+      call.workspace = &far.plans.workspace_for(context, plan);
+      call.far.order = &controller.order();
+      call.far.sample_seed = static_cast<std::uint64_t>(controller.report().steps);
+      cuda::head_targets(targets_);
+      cuda::Engine engine(call);
+      engine.run(tokens());
+      engine.audit(tokens());
+      cuda::clear_missing_logits(targets_, logit_);
+      if (!step.audit) return {};  // not worth waiting for
+      return cuda::far_statistics(context, plan, *call.workspace);
+    };
+    take_far_step(
+        controller,
+        {call_.in.hidden, call_.in.weight, call_.in.bias, features.logit_scale, features.softcap},
+        /*may_repeat=*/!features.accumulate, plan_of, run_far_plan, [&] { run_dense(context); });
+  }
+
+ private:
+  const HeadShape& shape() const { return h_.plan->shape; }
+  bool gradients() const { return h_.d_lse.buffer >= 0; }
+  struct Tokens {
+    const HeadOfProgram& head;
+    void operator()(const cuda::ForwardCall& chunk, cuda::RowCoefficients* rows,
+                    float* delta) const {
+      if (head.gradients()) cuda::token_cotangents(head.cotangents_, chunk, rows, delta);
+    }
+  };
+  Tokens tokens() const { return {*this}; }
+
+  const HeadRun& h_;
+  std::byte* const scratch_;
+  const HeadScratch parts_;
+  cuda::HeadTargetsCall targets_;
+  cuda::CotangentCall cotangents_;
+  float* logit_;
+  HeadCall call_;
+};
+
+const FarController& controller_of(const FarFieldHead& far) {
+  const FarController& controller = FarFieldAccess::of(far).controller;
+  require(controller.context().device().kind == DeviceKind::cuda,
+          "far: expected a FarFieldHead of a GPU's context, which the program was compiled for");
+  return controller;
+}
+
 }  // namespace
 
-void enqueue_head(const HeadRun& h, const Frame& frame, void* stream) {
-  const HeadShape& shape = h.plan->shape;
-  const HeadScratch parts = head_scratch(shape.tokens);
-  std::byte* const scratch = frame.address(h.scratch);
-  const bool gradients = h.d_lse.buffer >= 0;
+void enqueue_head(const HeadRun& head, const Frame& frame, const Context& context,
+                  FarFieldHead* far) {
+  const HeadOfProgram call(head, frame, context.stream());
+  if (far == nullptr) return call.run_dense(context);
+  call.run_far(FarFieldAccess::of(*far));
+}
 
-  cuda::HeadTargetsCall targets;
-  targets.targets = frame.address(h.targets);
-  targets.dtype = h.targets.dtype;
-  targets.tokens = shape.tokens;
-  targets.vocab = shape.vocab;
-  targets.has_ignored = h.ignored.has_value();
-  targets.ignored = h.ignored.value_or(0);
-  targets.d_logit = floats(h.d_logit, frame);
-  targets.words = reinterpret_cast<std::int64_t*>(scratch);
-  targets.deltas = reinterpret_cast<float*>(scratch + parts.deltas);
-  targets.stream = stream;
-  cuda::head_targets(targets);
+const Context& context_of(const FarFieldHead& far) { return controller_of(far).context(); }
 
-  ContextOptions options;
-  options.device = DeviceKind::cuda;
-  options.device_index = cuda::current_device();
-  options.stream = stream;
-  const Context context(options);
-  const Workspace workspace(scratch + parts.workspace,
-                            static_cast<std::size_t>(h.scratch_bytes - parts.workspace));
-  HeadCall call;
-  call.context = &context;
-  call.plan = h.plan.get();
-  call.workspace = &workspace;
-  call.shape = shape;
-  call.features = h.plan->features;
-  call.in.hidden = tensor(h.x, frame);
-  call.in.weight = tensor(h.w, frame);
-  call.in.bias = tensor(h.bias, frame);
-  call.in.targets = ConstTensorView(targets.words, DType::i64, {shape.tokens});
-  call.in.ignore_index = -1;
-  call.out.lse = tensor(h.lse, frame);
-  call.out.target_logit = tensor(h.logit, frame);
-  call.gradients = {.d_hidden = tensor(h.d_x, frame),
-                    .d_weight = tensor(h.d_w, frame),
-                    .d_bias = tensor(h.d_bias, frame)};
-  cuda::CotangentCall cotangents;
-  cotangents.lse = floats(h.d_lse, frame);
-  cotangents.target_logit = gradients ? targets.deltas : nullptr;
-  cuda::Engine(call).run(
-      [&](const cuda::ForwardCall& chunk, cuda::RowCoefficients* rows, float* delta) {
-        if (gradients) cuda::token_cotangents(cotangents, chunk, rows, delta);
-      });
-  cuda::clear_missing_logits(targets, floats(h.logit, frame));
+LossPlan far_plan_of(const HeadRun& head, const FarFieldHead& far) {
+  return plan_head(head.plan->shape, head.plan->features,
+                   controller_of(far).request({.far = true, .audit = true}));
 }
 
 }  // namespace logitless::ir

@@ -76,7 +76,10 @@ void Steps::bind(KernelSet& set) {
 struct Steps::Enqueue {
   const Frame& frame;
   const Step& step;
-  void* stream;
+  const Context& context;
+  Observer* observer;
+  FarFieldHead* far;
+  void* const stream = context.stream();
 
   void* scratch(int buffer) const { return buffer >= 0 ? frame.address(buffer) : nullptr; }
 
@@ -109,8 +112,16 @@ struct Steps::Enqueue {
 
   void operator()(const Gemm& g) const {
     const cuda::Product& product = *std::get<ProductStep>(step).product;
+    cuda::ProductCall call;
+    if (g.epilogue.bias) call.bias = frame.address(g.bias);
+    if (g.epilogue.residual) call.residual = frame.address(g.residual);
+    call.workspace = scratch(g.scratch);
+    call.stream = stream;
     for_each_batch(g, frame, [&](const std::byte* a, const std::byte* b, std::byte* c) {
-      product.run(a, b, c, scratch(g.scratch), stream);
+      call.a = a;
+      call.b = b;
+      call.c = c;
+      product.run(call);
     });
   }
 
@@ -233,16 +244,22 @@ struct Steps::Enqueue {
     for (std::int64_t first = 0; first < loop.extent; first += loop.chunk) {
       const bool whole = first + loop.chunk <= loop.extent;
       (whole ? both.body : both.tail)
-          ->enqueue({whole ? *loop.body : *loop.tail, arena, {}, {}, &loop, &frame, first}, stream);
+          ->enqueue({whole ? *loop.body : *loop.tail, arena, {}, {}, &loop, &frame, first}, context,
+                    observer);
     }
   }
 
-  void operator()(const HeadRun& h) const { enqueue_head(h, frame, stream); }
+  void operator()(const HeadRun& h) const { enqueue_head(h, frame, context, far); }
 };
 
-void Steps::enqueue(const Frame& frame, void* stream) const {
-  for (std::size_t i = 0; i < steps_.size(); ++i)
-    std::visit(Enqueue{frame, steps_[i], stream}, program_.instructions[i].what);
+void Steps::enqueue(const Frame& frame, const Context& context, Observer* observer,
+                    FarFieldHead* far) const {
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    const Instruction& instruction = program_.instructions[i];
+    std::visit(Enqueue{frame, steps_[i], context, observer, far}, instruction.what);
+    if (observer != nullptr && !std::holds_alternative<LoopRun>(instruction.what))
+      observer->after(instruction);
+  }
 }
 
 }  // namespace logitless::ir

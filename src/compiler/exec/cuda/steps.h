@@ -8,10 +8,12 @@
 #include <variant>
 #include <vector>
 
+#include "compiler/exec/backend.h"
 #include "compiler/exec/cuda/codegen.h"
 #include "compiler/exec/frame.h"
 #include "kernels/device_gemm.h"
 #include "kernels/device_module.h"
+#include "logitless/far_field.h"
 
 namespace logitless::ir {
 
@@ -38,7 +40,10 @@ class Steps {
   // of the program's buffers are multiples of, by buffer.
   Steps(const Program& program, const std::vector<std::int64_t>& alignments, KernelSet& set);
   void bind(KernelSet& set);
-  void enqueue(const Frame& frame, void* stream) const;
+  // On the stream of the context. observer: of each instruction, or null. far: of the one head that
+  // may take it (far_head()), or null.
+  void enqueue(const Frame& frame, const Context& context, Observer* observer = nullptr,
+               FarFieldHead* far = nullptr) const;
 
  private:
   struct Launches {
@@ -60,6 +65,11 @@ class Steps {
 };
 
 // head.cpp
-void enqueue_head(const HeadRun& head, const Frame& frame, void* stream);
+void enqueue_head(const HeadRun& head, const Frame& frame, const Context& context,
+                  FarFieldHead* far);
+// They throw InvalidArgument where its context is of the CPU.
+const Context& context_of(const FarFieldHead& far);
+// The plan of audited steps.
+LossPlan far_plan_of(const HeadRun& head, const FarFieldHead& far);
 
 }  // namespace logitless::ir
