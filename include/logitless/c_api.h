@@ -4,8 +4,8 @@
  * Conventions
  * - Every call that can fail returns a logitless_status; logitless_last_error() is the text of the
  * last failure on the calling thread. Outputs of a failed call are untouched.
- * - Handles are opaque; what _create, _compile or _plan_* made is freed by the matching _destroy.
- * NULL may be destroyed. Any other NULL handle or missing required pointer is
+ * - Handles are opaque; what _create, _compile, _prepare or _plan_* made is freed by the
+ * matching _destroy. NULL may be destroyed. Any other NULL handle or missing required pointer is
  * LOGITLESS_INVALID_ARGUMENT.
  * - Memory is the caller's: tensors and one workspace of logitless_plan_workspace_bytes(plan)
  * bytes, aligned to 64. The library keeps no pointer to either after a call.
@@ -78,6 +78,7 @@ enum {
 typedef struct logitless_context logitless_context;
 typedef struct logitless_plan logitless_plan;
 typedef struct logitless_program logitless_program;
+typedef struct logitless_prepared_program logitless_prepared_program;
 
 /* ---- Version, status, errors ---- */
 
@@ -136,6 +137,8 @@ LOGITLESS_API logitless_status logitless_context_create(const logitless_context_
 LOGITLESS_API void logitless_context_destroy(logitless_context* context);
 /* Threads of its parallel regions; 0 for NULL. */
 LOGITLESS_API int32_t logitless_context_threads(const logitless_context* context);
+/* 10 * major + minor of its GPU's compute capability; 0 of the CPU's, and for NULL. */
+LOGITLESS_API int32_t logitless_context_compute_capability(const logitless_context* context);
 
 /* Names of the kernels built in, best first; with `runnable`, those that this machine runs. Name
  * `index` is NULL past the end. Static. */
@@ -474,6 +477,12 @@ typedef struct logitless_program_options {
   int32_t chunk;       /* default 1; 0: no loops */
   int32_t head_engine; /* default 1; 0: heads are loops like the rest */
   int32_t strict;      /* a budget not met, or a big value that could not be cut, is an error */
+  /* That runs it: default LOGITLESS_DEVICE_CPU. A GPU need not be here; its programs are run by
+   * logitless_program_enqueue, and threads is 0. */
+  logitless_device device;
+  /* Of a GPU: 10 * major + minor, 80 or more (logitless_context_compute_capability); 0 of the CPU.
+   */
+  int32_t compute_capability;
 } logitless_program_options;
 LOGITLESS_API void logitless_program_options_init(logitless_program_options* options,
                                                   size_t struct_size);
@@ -490,9 +499,10 @@ typedef struct logitless_program_tensor {
 LOGITLESS_API void logitless_program_tensor_init(logitless_program_tensor* tensor,
                                                  size_t struct_size);
 
-/* Compiles the text form of docs/ir.md for the CPU. options may be NULL: the defaults. Errors name
- * line and column of the text, a size without a value, what strict forbids (invalid argument), an
- * operation and dtype without a kernel (unsupported). */
+/* Compiles the text form of docs/ir.md for the CPU, or the GPU of the options. options may be NULL:
+ * the defaults. Errors name line and column of the text, a size without a value, what strict
+ * forbids, a device or capability that is none (invalid argument), an operation and dtype without a
+ * kernel, heads and attention for a GPU in a build without CUDA (unsupported). */
 LOGITLESS_API logitless_status logitless_program_compile(const char* text,
                                                          const logitless_program_options* options,
                                                          logitless_program** program);
@@ -514,16 +524,44 @@ LOGITLESS_API logitless_status logitless_program_get_result(const logitless_prog
 /* Bytes of everything but parameters and results, exact: with loops, and without; 0 for NULL. */
 LOGITLESS_API size_t logitless_program_arena_bytes(const logitless_program* program);
 LOGITLESS_API size_t logitless_program_unchunked_arena_bytes(const logitless_program* program);
-/* Threads that run it; 0 for NULL. */
+/* Threads that run it; 0 of a GPU's, and for NULL. */
 LOGITLESS_API int32_t logitless_program_threads(const logitless_program* program);
-/* Runs it on contiguous tensors, in the order of the program. Results overlap neither each other
- * nor parameters. The arena has at least logitless_program_arena_bytes(program) bytes, aligned to
- * 64; no other call may use it meanwhile. */
+/* Runs a program of the CPU on contiguous tensors, in the order of the program. Results overlap
+ * neither each other nor parameters. The arena has at least logitless_program_arena_bytes(program)
+ * bytes, aligned to 64; no other call may use it meanwhile. */
 LOGITLESS_API logitless_status logitless_program_run(const logitless_program* program,
                                                      const void* const* parameters,
                                                      size_t parameter_count, void* const* results,
                                                      size_t result_count, void* arena,
                                                      size_t arena_bytes);
+
+/* Makes a program ready to be enqueued where the context is: of a GPU the one call that compiles
+ * kernels, loads them and chooses the algorithms of products, with memory of the device and files
+ * of the cache (docs/gpu.md: the libraries that it needs). `prepared` needs neither the program nor
+ * the context afterwards, never changes, and may be shared by threads. Not while the thread
+ * captures a stream. Errors: a context of another kind of device or compute capability than the
+ * program's (invalid argument), a library that is missing, by name, or a build without CUDA
+ * (unsupported), the device's. */
+LOGITLESS_API logitless_status logitless_program_prepare(const logitless_program* program,
+                                                         const logitless_context* context,
+                                                         logitless_prepared_program** prepared);
+/* Of a GPU's: not before all that it enqueued is done, and no CUDA graph that has captured it will
+ * be launched. */
+LOGITLESS_API void logitless_prepared_program_destroy(logitless_prepared_program* prepared);
+/* Enqueues it. Pointers, their order and what must not overlap are those of logitless_program_run,
+ * but of a GPU in its memory, tensors aligned to 16 bytes and the arena to 256; the thread's
+ * current device is that of `prepared`. stream: the cudaStream_t, NULL the default one. Returns
+ * before the work is done, and neither waits nor allocates memory of the device: the call may be
+ * captured into a CUDA graph, which then reads and writes these addresses. Of the CPU the stream is
+ * NULL, and the results stand when the call returns. The same inputs give the same bits on the same
+ * kind of device with the same libraries. Errors: numbers, alignment or overlap of pointers, an
+ * arena too small (invalid argument), the device's. */
+LOGITLESS_API logitless_status logitless_program_enqueue(const logitless_prepared_program* prepared,
+                                                         const void* const* parameters,
+                                                         size_t parameter_count,
+                                                         void* const* results, size_t result_count,
+                                                         void* arena, size_t arena_bytes,
+                                                         void* stream);
 
 /* ---- Bytes ---- */
 

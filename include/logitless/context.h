@@ -63,6 +63,9 @@ class LOGITLESS_API Context {
   const DeviceLimits& device() const { return device_; }
   int threads() const { return device_.threads; }
   void* stream() const { return stream_; }
+  // This one on another stream of its GPU: asks no driver. Throws InvalidArgument where this is the
+  // CPU's.
+  Context on(void* stream) const;
   MemoryMeter& memory() const { return *memory_; }
   void trace(std::string_view line) const {
     if (trace_) trace_(line);

@@ -30,6 +30,7 @@
 #include "logitless/export.h"
 #include "logitless/memory.h"
 #include "logitless/plan.h"
+#include "logitless/sharding.h"
 #include "logitless/tensor_view.h"
 #include "logitless/vocab_order.h"
 #include "logitless/workspace.h"
@@ -97,6 +98,7 @@ struct CrossEntropyInputs {
   VocabOrder order = {};
   // Of far-field plans with sample_every: another number for each call, best the next one.
   std::uint64_t sample_seed = 0;
+  Sharding sharding = {};  // words, and maybe tokens, spread over ranks
 };
 
 // Whatever is defined is written; the rest is not computed. Outputs must not overlap inputs or each
@@ -136,7 +138,8 @@ struct FarFieldStatistics {
   double audited_lse_error_max = 0.0;  // of one token
 };
 
-// Token statistics, returned with every call. On a GPU only `tokens` is filled by then, the rest is
+// Token statistics, returned with every call; those of sharded tokens are of all ranks, but for
+// `tokens`. On a GPU only `tokens` is filled by then, the rest is
 // 0: device_statistics waits for it.
 struct LossStatistics {
   std::int64_t tokens = 0;        // rows of hidden

@@ -66,8 +66,8 @@ class LOGITLESS_API FarFieldHead {
 
   // cross_entropy with gradients, by the plan that is due; in.order is left alone. `statistics.far`
   // says what was done. A step whose audit misses the error is done again densely, unless
-  // options.accumulate is set: what has been added stays, and later steps are dense. Throws what
-  // cross_entropy throws.
+  // options.accumulate is set: what has been added stays, and the next step is dense or a trial
+  // with a smaller tau. Throws what cross_entropy throws.
   //
   // On a GPU it enqueues and returns, and of the statistics only `tokens` is filled, but where
   // something is to be decided: a step that is audited waits, returns all of them, and throws as

@@ -23,6 +23,7 @@ struct HeadInputs {
   ConstTensorView bias = {};  // optional [V]
   // optional [V] f32: omega of weighted_logit_sum; without it omega_j = 1
   ConstTensorView vocab_weight = {};
+  Sharding sharding = {};  // words, and maybe tokens, spread over ranks
 };
 
 // f32 [...] each, what is defined is written; 0 for ignored rows (those whose targets are all

@@ -8,12 +8,13 @@
 namespace logitless {
 
 // Sizes of one head: hidden [tokens, dim], weight [vocab, dim]. tokens is an upper bound for the
-// calls of a plan; dim and vocab are exact.
+// calls of a plan; dim and vocab are exact. Of words spread over ranks, vocab is this rank's.
 struct HeadShape {
   std::int64_t tokens = 0;
   std::int64_t dim = 0;
   std::int64_t vocab = 0;
-  DType dtype = DType::f32;  // of hidden and weight: f32, bf16 or f16
+  DType dtype = DType::f32;      // of hidden and weight: f32, bf16 or f16
+  std::int64_t whole_vocab = 0;  // of all ranks; 0: vocab
 
   bool operator==(const HeadShape&) const = default;
 };
@@ -36,6 +37,8 @@ struct HeadFeatures {
   bool d_weight_strided = false;  // its rows do not follow one another without gaps
   bool entropy_gradient = false;  // a cotangent of entropy: dz has a term in p_ij z_ij
   bool accumulate = false;        // gradients are added to what the outputs hold
+  int word_ranks = 0;             // that the words are spread over; 0: no sharding
+  bool tokens_sharded = false;    // over the same ranks
 
   bool operator==(const HeadFeatures&) const = default;
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "logitless/bytes.h"
+#include "logitless/communicator.h"
 #include "logitless/compiler.h"
 #include "logitless/context.h"
 #include "logitless/cross_entropy.h"
@@ -16,6 +17,7 @@
 #include "logitless/memory.h"
 #include "logitless/parallel.h"
 #include "logitless/plan.h"
+#include "logitless/sharding.h"
 #include "logitless/tensor_file.h"
 #include "logitless/tensor_view.h"
 #include "logitless/version.h"

@@ -13,6 +13,7 @@
 #include "logitless/context.h"
 #include "logitless/export.h"
 #include "logitless/head_shape.h"
+#include "logitless/sharding.h"
 
 namespace logitless {
 
@@ -65,7 +66,12 @@ struct PlanRequest {
   // Of the far field: tokens whose d_hidden is computed exactly as well, for
   // FarFieldStatistics::audited_error. 0: none.
   std::int64_t audit_rows = 0;
+  // Of plan_head: words spread over ranks. shape is then this rank's, with its own words. Planning
+  // is collective. The calls of tensors take it from their inputs.
+  Sharding sharding = {};
 };
+
+struct ShardAgreement;  // of the ranks of a sharding, internal
 
 // One candidate of a choice.
 struct PlanCandidate {
@@ -93,9 +99,10 @@ class LOGITLESS_API LossPlan {
   std::int64_t chunk_tokens = 0;  // tokens per chunk of the outer loop
   std::int64_t slab_vocab = 0;  // vocabulary entries whose gradient of the logits exists at a time
   std::int64_t stored_vocab = 0;  // vocabulary entries whose exp(z) is kept per chunk
-  // On a GPU, of the first chunk of first_tokens: d_weight is made in so many ranges of words, and
-  // until it is, its memory holds exp(z) of all of them but the last. 0: it holds none, and the
-  // first chunk is as large as the others.
+  // On a GPU, of the first chunk of first_tokens: d_weight of the words kept is made in so many
+  // ranges of words, and until it is, its memory holds exp(z) of all of them but the last; where
+  // some words are not kept, also their gradients, of more than slab_vocab words at a time. 0: it
+  // holds nothing else, and the first chunk is as large as the others.
   int weight_ranges = 0;
   std::int64_t first_tokens = 0;
   double passes = 0.0;
@@ -109,6 +116,7 @@ class LOGITLESS_API LossPlan {
   // Of the far field: the exact plan of the tokens audited, or null.
   std::shared_ptr<const LossPlan> audit;
   std::vector<PlanCandidate> candidates;
+  std::shared_ptr<ShardAgreement> agreement;  // with the other ranks; null without sharding
   std::string note;  // of a workspace larger than the fp32 logits: what else there is
 
   // Bytes of the one allocation a call needs beyond inputs and outputs. Exact.

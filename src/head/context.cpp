@@ -42,4 +42,11 @@ Context::Context(ContextOptions options)
   }
 }
 
+Context Context::on(void* stream) const {
+  require(device_.kind == DeviceKind::cuda, "on: the context is of the CPU, which has no streams");
+  Context other = *this;
+  other.stream_ = stream;
+  return other;
+}
+
 }  // namespace logitless

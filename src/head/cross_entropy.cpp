@@ -6,6 +6,8 @@
 #include "head/cpu/calls.h"
 #include "head/cuda/calls.h"
 #include "head/overlap.h"
+#include "head/plan/choose.h"
+#include "head/shard_plan.h"
 #include "head/validate.h"
 
 namespace logitless {
@@ -38,7 +40,7 @@ void check_options(const CrossEntropyOptions& options, const CrossEntropyInputs&
 
 void check_arguments(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
                      const CrossEntropyOutputs& out) {
-  const HeadShape shape = require_head(in.hidden, in.weight, in.bias);
+  const HeadShape shape = shape_of(in);
   check_options(options, in);
   require(in.targets.defined(), "targets: expected a tensor, got none");
   const std::int64_t last = in.target_weight.defined() ? targets_per_token(in) : -1;
@@ -47,7 +49,14 @@ void check_arguments(const CrossEntropyOptions& options, const CrossEntropyInput
   require_per_token("target_weight", in.target_weight, in.hidden, false, last);
   require_per_token("token_weight", in.token_weight, in.hidden, false);
   require_per_token("grad_losses", in.grad_losses, in.hidden, false);
-  require_vector("class_weight", in.class_weight, shape.vocab, DType::f32);
+  if (is_sharded(in.sharding)) {
+    require_sharding(in.sharding, shape.vocab);
+    require(
+        !options.next_token || !in.sharding.tokens,
+        "next_token: the last target of a rank's tokens is its neighbour's; give shifted targets");
+  }
+  require_vector("class_weight", in.class_weight, whole_vocab(in.sharding, shape.vocab),
+                 DType::f32);
 
   if (options.reduction == Reduction::none) {
     require_per_token_output("loss", out.loss, in.hidden, false);
@@ -118,29 +127,68 @@ HeadFeatures features_of(const CrossEntropyOptions& options, const CrossEntropyI
   if (f.d_weight) f.d_weight_dtype = out.d_weight.dtype();
   f.d_weight_strided = f.d_weight && !out.d_weight.contiguous();
   f.accumulate = options.accumulate;
+  set_sharding(in.sharding, f);
   return f;
 }
 
 HeadShape shape_of(const CrossEntropyInputs& in) {
-  return require_head(in.hidden, in.weight, in.bias);
+  return require_head(in.hidden, in.weight, in.bias, is_sharded(in.sharding) ? 0 : 1);
 }
+
+namespace {
+
+// Collective where the inputs are sharded. plan(shape, features, request): the plan of one rank.
+template <typename Plan>
+LossPlan plan_calls(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
+                    const CrossEntropyOutputs& out, const PlanRequest& request, DeviceKind device,
+                    const Plan& plan) {
+  if (!is_sharded(in.sharding)) {
+    check_arguments(options, in, out);
+    return plan(shape_of(in), features_of(options, in, out), request);
+  }
+  const auto head = [&]() -> ShardedHead {
+    check_arguments(options, in, out);
+    return {.shape = shape_of(in),
+            .features = features_of(options, in, out),
+            .device = device,
+            .options = [&](PlanDigest& digest) {
+              digest.same("reduction", static_cast<int>(options.reduction));
+              digest.same("label_smoothing", concat(options.label_smoothing));
+              digest.same("z_loss", concat(options.z_loss));
+              digest.same("ignore_index", options.ignore_index);
+              digest.same("next_token", options.next_token);
+            }};
+  };
+  PlanRequest alone = request;
+  alone.sharding = in.sharding;
+  return plan_sharded(in.sharding, request, head,
+                      [&](const HeadShape& s, const HeadFeatures& f) { return plan(s, f, alone); });
+}
+
+}  // namespace
 
 LossPlan plan_cross_entropy(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
                             const CrossEntropyOutputs& out, const PlanRequest& request) {
-  check_arguments(options, in, out);
-  return plan_head(shape_of(in), features_of(options, in, out), request);
+  return plan_calls(options, in, out, request, request.device.kind,
+                    [](const HeadShape& shape, const HeadFeatures& f, const PlanRequest& r) {
+                      return plan_alone(shape, f, r);
+                    });
 }
 
 LossPlan plan_cross_entropy(const Context& context, const CrossEntropyOptions& options,
                             const CrossEntropyInputs& in, const CrossEntropyOutputs& out,
                             const PlanRequest& request) {
-  check_arguments(options, in, out);
-  return plan_head(context, shape_of(in), features_of(options, in, out), request);
+  return plan_calls(options, in, out, request, context.device().kind,
+                    [&](const HeadShape& shape, const HeadFeatures& f, const PlanRequest& r) {
+                      return plan_alone(context, shape, f, r);
+                    });
 }
 
-LossStatistics cross_entropy(const Context& context, const LossPlan& plan,
-                             const CrossEntropyOptions& options, const CrossEntropyInputs& in,
-                             const CrossEntropyOutputs& out, const Workspace& workspace) {
+namespace {
+
+LossStatistics call_cross_entropy(const Context& context, const LossPlan& plan,
+                                  const CrossEntropyOptions& options, const CrossEntropyInputs& in,
+                                  const CrossEntropyOutputs& out, const Workspace& workspace) {
   check_arguments(options, in, out);
   require_own_memory(in, out);
   HeadCall call;
@@ -165,9 +213,21 @@ LossStatistics cross_entropy(const Context& context, const LossPlan& plan,
   call.gradients = {.d_hidden = out.d_hidden, .d_weight = out.d_weight, .d_bias = out.d_bias};
   call.far = {
       .order = &in.order, .sample_seed = in.sample_seed, .d_hidden_bound = out.d_hidden_bound};
+  set_shard(plan, in.sharding, call);
   return context.device().kind == DeviceKind::cuda
              ? cuda::cross_entropy(call, options, in, out.loss)
              : cpu::cross_entropy(call, options, in, out.loss);
+}
+
+}  // namespace
+
+LossStatistics cross_entropy(const Context& context, const LossPlan& plan,
+                             const CrossEntropyOptions& options, const CrossEntropyInputs& in,
+                             const CrossEntropyOutputs& out, const Workspace& workspace) {
+  LossStatistics stats;
+  run_call(plan, in.sharding,
+           [&] { stats = call_cross_entropy(context, plan, options, in, out, workspace); });
+  return stats;
 }
 
 LossStatistics cross_entropy(const Context& context, const CrossEntropyOptions& options,

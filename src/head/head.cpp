@@ -4,6 +4,8 @@
 #include "head/cpu/calls.h"
 #include "head/cuda/calls.h"
 #include "head/overlap.h"
+#include "head/plan/choose.h"
+#include "head/shard_plan.h"
 #include "head/validate.h"
 
 namespace logitless {
@@ -21,12 +23,15 @@ std::int64_t last_of(const HeadInputs& in) {
 }
 
 HeadShape check_inputs(const HeadOptions& options, const HeadInputs& in) {
-  const HeadShape shape = require_head(in.hidden, in.weight, in.bias);
+  const bool sharded = is_sharded(in.sharding);
+  const HeadShape shape = require_head(in.hidden, in.weight, in.bias, sharded ? 0 : 1);
+  if (sharded) require_sharding(in.sharding, shape.vocab);
   require_transform(options.logit_scale, options.softcap);
   require(in.targets.defined(), "targets: expected a tensor, got none");
   require(last_of(in) != 0, "targets: ", describe(in.targets), " has no entries per token");
   require_per_token("targets", in.targets, in.hidden, true, last_of(in));
-  require_vector("vocab_weight", in.vocab_weight, shape.vocab, DType::f32);
+  require_vector("vocab_weight", in.vocab_weight, whole_vocab(in.sharding, shape.vocab),
+                 DType::f32);
   return shape;
 }
 
@@ -37,6 +42,7 @@ HeadFeatures base_features(const HeadOptions& options, const HeadInputs& in) {
   f.logit_scale = options.logit_scale;
   f.softcap = options.softcap;
   f.vocab_weight = in.vocab_weight.defined();
+  set_sharding(in.sharding, f);
   return f;
 }
 
@@ -126,62 +132,100 @@ HeadCall make_call(const Context& context, const LossPlan& plan, const HeadOptio
              .targets = in.targets,
              .ignore_index = options.ignore_index,
              .sequence = 0};
+  set_shard(plan, in.sharding, call);
   return call;
+}
+
+// Collective where the inputs are sharded. features(): after all checks; plan as plan_alone.
+template <typename Features, typename Plan>
+LossPlan plan_calls(const HeadOptions& options, const HeadInputs& in, const PlanRequest& request,
+                    DeviceKind device, const Features& features, const Plan& plan) {
+  if (!is_sharded(in.sharding)) {
+    const HeadShape shape = check_inputs(options, in);
+    return plan(shape, features(), request);
+  }
+  const auto head = [&]() -> ShardedHead {
+    const HeadShape shape = check_inputs(options, in);
+    return {
+        .shape = shape,
+        .features = features(),
+        .device = device,
+        .options = [&](PlanDigest& digest) { digest.same("ignore_index", options.ignore_index); }};
+  };
+  PlanRequest alone = request;
+  alone.sharding = in.sharding;
+  return plan_sharded(in.sharding, request, head,
+                      [&](const HeadShape& s, const HeadFeatures& f) { return plan(s, f, alone); });
+}
+
+auto planner() {
+  return [](const HeadShape& shape, const HeadFeatures& features, const PlanRequest& request) {
+    return plan_alone(shape, features, request);
+  };
+}
+auto planner(const Context& context) {
+  return [&](const HeadShape& shape, const HeadFeatures& features, const PlanRequest& request) {
+    return plan_alone(context, shape, features, request);
+  };
 }
 
 }  // namespace
 
 LossPlan plan_head_forward(const HeadOptions& options, const HeadInputs& in, const HeadOutputs& out,
                            const PlanRequest& request) {
-  const HeadShape shape = check_inputs(options, in);
-  return plan_head(shape, forward_features(options, in, out), request);
+  const auto features = [&] { return forward_features(options, in, out); };
+  return plan_calls(options, in, request, request.device.kind, features, planner());
 }
 
 LossPlan plan_head_backward(const HeadOptions& options, const HeadInputs& in,
                             const HeadCotangents& cotangents, const HeadGradients& gradients,
                             const PlanRequest& request) {
-  const HeadShape shape = check_inputs(options, in);
-  return plan_head(shape, backward_features(options, in, cotangents, gradients), request);
+  const auto features = [&] { return backward_features(options, in, cotangents, gradients); };
+  return plan_calls(options, in, request, request.device.kind, features, planner());
 }
 
 LossPlan plan_head_forward(const Context& context, const HeadOptions& options, const HeadInputs& in,
                            const HeadOutputs& out, const PlanRequest& request) {
-  const HeadShape shape = check_inputs(options, in);
-  return plan_head(context, shape, forward_features(options, in, out), request);
+  const auto features = [&] { return forward_features(options, in, out); };
+  return plan_calls(options, in, request, context.device().kind, features, planner(context));
 }
 
 LossPlan plan_head_backward(const Context& context, const HeadOptions& options,
                             const HeadInputs& in, const HeadCotangents& cotangents,
                             const HeadGradients& gradients, const PlanRequest& request) {
-  const HeadShape shape = check_inputs(options, in);
-  return plan_head(context, shape, backward_features(options, in, cotangents, gradients), request);
+  const auto features = [&] { return backward_features(options, in, cotangents, gradients); };
+  return plan_calls(options, in, request, context.device().kind, features, planner(context));
 }
 
 void head_forward(const Context& context, const LossPlan& plan, const HeadOptions& options,
                   const HeadInputs& in, const HeadOutputs& out, const Workspace& workspace) {
-  const HeadShape shape = check_inputs(options, in);
-  const HeadFeatures features = forward_features(options, in, out);
-  require_own_memory(in, out);
-  HeadCall call = make_call(context, plan, options, in, workspace, shape, features);
-  call.out = {.lse = out.lse,
-              .target_logit = out.target_logit,
-              .log_prob = out.log_prob,
-              .entropy = out.entropy,
-              .weighted_sum = out.weighted_logit_sum,
-              .argmax = out.argmax};
-  context.device().kind == DeviceKind::cuda ? cuda::head_forward(call) : cpu::head_forward(call);
+  run_call(plan, in.sharding, [&] {
+    const HeadShape shape = check_inputs(options, in);
+    const HeadFeatures features = forward_features(options, in, out);
+    require_own_memory(in, out);
+    HeadCall call = make_call(context, plan, options, in, workspace, shape, features);
+    call.out = {.lse = out.lse,
+                .target_logit = out.target_logit,
+                .log_prob = out.log_prob,
+                .entropy = out.entropy,
+                .weighted_sum = out.weighted_logit_sum,
+                .argmax = out.argmax};
+    context.device().kind == DeviceKind::cuda ? cuda::head_forward(call) : cpu::head_forward(call);
+  });
 }
 
 void head_backward(const Context& context, const LossPlan& plan, const HeadOptions& options,
                    const HeadInputs& in, const HeadCotangents& cotangents,
                    const HeadGradients& gradients, const Workspace& workspace) {
-  const HeadShape shape = check_inputs(options, in);
-  const HeadFeatures features = backward_features(options, in, cotangents, gradients);
-  require_own_memory(in, cotangents, gradients);
-  HeadCall call = make_call(context, plan, options, in, workspace, shape, features);
-  call.gradients = gradients;
-  context.device().kind == DeviceKind::cuda ? cuda::head_backward(call, cotangents)
-                                            : cpu::head_backward(call, cotangents);
+  run_call(plan, in.sharding, [&] {
+    const HeadShape shape = check_inputs(options, in);
+    const HeadFeatures features = backward_features(options, in, cotangents, gradients);
+    require_own_memory(in, cotangents, gradients);
+    HeadCall call = make_call(context, plan, options, in, workspace, shape, features);
+    call.gradients = gradients;
+    context.device().kind == DeviceKind::cuda ? cuda::head_backward(call, cotangents)
+                                              : cpu::head_backward(call, cotangents);
+  });
 }
 
 }  // namespace logitless

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "comm/collective_calls.h"
+#include "head/shard_words.h"
 #include "logitless/context.h"
 #include "logitless/head.h"
 #include "logitless/vocab_order.h"
@@ -14,7 +16,7 @@ struct HeadOperands {
   ConstTensorView hidden;   // [..., D]
   ConstTensorView weight;   // [V, D]
   ConstTensorView bias;     // [V], or none
-  ConstTensorView omega;    // [V], or none: 1. Weights of the weighted logit sum
+  ConstTensorView omega;    // [whole V], or none: 1. Weights of the weighted logit sum
   ConstTensorView targets;  // [...] or [..., K]
   std::int64_t ignore_index = -100;
   // T: row i has the target of row i + 1, and the last row of each T none. 0: its own.
@@ -38,6 +40,18 @@ struct FarOperands {
   TensorView d_hidden_bound;  // 0 with exact plans
 };
 
+// Of words spread over ranks.
+struct ShardOperands {
+  CollectiveCalls* calls = nullptr;     // null: no sharding
+  CollectiveCalls* replicas = nullptr;  // null: none
+  ShardWords words{0};                  // here; may be none, and shape.vocab is 1 then
+  bool tokens = false;
+
+  bool sharded() const { return calls != nullptr; }
+  int ranks() const { return calls->communicator().size(); }
+  int rank() const { return calls->communicator().rank(); }
+};
+
 struct HeadCall {
   const Context* context = nullptr;
   const LossPlan* plan = nullptr;
@@ -48,6 +62,7 @@ struct HeadCall {
   TokenOutputs out;
   HeadGradients gradients;  // added to what they hold where features.accumulate
   FarOperands far;
+  ShardOperands shard;
 };
 
 }  // namespace logitless

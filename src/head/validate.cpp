@@ -110,7 +110,7 @@ void require_gradient(std::string_view name, const ConstTensorView& view,
 }
 
 HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& weight,
-                       const ConstTensorView& bias) {
+                       const ConstTensorView& bias, std::int64_t least_rows) {
   require(hidden.defined(), "hidden: expected a tensor [..., D], got none");
   require(weight.defined(), "weight: expected a tensor [V, D], got none");
   require(hidden.rank() >= 1, "hidden: expected [..., D], got a scalar");
@@ -123,7 +123,7 @@ HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& wei
   require(weight.size(1) == dim, "weight: ", describe(weight), " does not go with hidden ",
           describe(hidden), ": their last dimensions differ");
   require(dim >= 1, "hidden: ", describe(hidden), " has no columns");
-  require(weight.size(0) >= 1, "weight: ", describe(weight), " has no rows");
+  require(weight.size(0) >= least_rows, "weight: ", describe(weight), " has no rows");
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() - kVocabTile;
   require(weight.size(0) <= kMost, "weight: ", weight.size(0), " words are over the limit of ",
           kMost);

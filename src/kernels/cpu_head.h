@@ -14,6 +14,7 @@
 #include "logitless/dtype.h"
 #include "logitless/head_shape.h"
 #include "math/far_sample.h"
+#include "math/wide_sum.h"
 
 namespace logitless {
 
@@ -92,8 +93,12 @@ struct ForwardChunk : ChunkCommon {
   double* entropy_sum = nullptr;   // optional: sum_j p_ij z_ij
   double* weighted_sum = nullptr;  // optional: sum_j omega_j z_ij
   std::int32_t* argmax = nullptr;  // optional: lowest index of the largest z_ij
-  bool store = false;              // keep exp(z) of the first sizes.stored_vocab words for backward
-  bool tile_mass = false;          // keep the mass of every tile for far_backward
+  float* best = nullptr;           // with argmax, optional: the largest z_ij
+  // Of words spread over ranks (features.word_ranks), else null: sum_j exp(z_ij), made of the sums
+  // of tiles of kVocabTile words, which do not depend on what other words there are.
+  WideSum* wide = nullptr;
+  bool store = false;      // keep exp(z) of the first sizes.stored_vocab words for backward
+  bool tile_mass = false;  // keep the mass of every tile for far_backward
 };
 
 // Where d_weight goes. Its value between chunks is fp32: in the output itself when that is f32,

@@ -23,6 +23,18 @@ struct MatrixLayout {
   bool operator==(const MatrixLayout&) const = default;
 };
 
+// What a product adds to its sums before they are stored: c = a . b + bias + residual, rounded to
+// c's dtype once where the library does it, and else once more in between. Of one batch that is not
+// accumulated.
+//   bias [n], residual [m, n], of c's dtype
+struct ProductEpilogue {
+  bool bias = false, residual = false;
+  MatrixLayout residual_layout = {};
+  std::int64_t bias_alignment = 16;
+  bool any() const { return bias || residual; }
+  bool operator==(const ProductEpilogue&) const = default;
+};
+
 // c[b] (+)= a[b] . b[b]:  a [m, k], b [k, n], c [m, n].
 //   a, b: equal dtypes, f32 | bf16 | f16 | f64; c: f32, bf16 or f16, or f64 of f64
 // Sums are fp32 (f64: f64; f32 operands are multiplied in fp32, not in tf32) and rounded to c's
@@ -31,7 +43,17 @@ struct ProductShape {
   std::int64_t batch = 1, m = 0, n = 0, k = 0;
   MatrixLayout a, b, c;
   bool accumulate = false;
+  ProductEpilogue epilogue = {};
   bool operator==(const ProductShape&) const = default;
+};
+
+// Addresses of one run, in the device's memory. Null: not there.
+struct ProductCall {
+  const void *a = nullptr, *b = nullptr;
+  void* c = nullptr;
+  const void *bias = nullptr, *residual = nullptr;
+  void* workspace = nullptr;  // product_workspace_bytes(), aligned to 256
+  Stream stream = nullptr;
 };
 
 // Bytes that the product may use. Pure.
@@ -45,11 +67,13 @@ class Product {
   // Throws Unsupported naming what is missing, DeviceError.
   explicit Product(const ProductShape& shape);
 
-  // Enqueues; neither waits nor allocates, and may be captured into a CUDA graph. workspace:
-  // product_workspace_bytes(), aligned to 256. From several threads at a time.
-  void run(const void* a, const void* b, void* c, void* workspace, Stream stream) const;
+  // Enqueues; neither waits nor allocates, and may be captured into a CUDA graph. From several
+  // threads at a time.
+  void run(const ProductCall& call) const;
   // "cublaslt" or "strided"
   const char* kernel() const;
+  // Whether the library's kernel has the epilogue in it; else kernels of our own follow.
+  bool fused() const;
 
  private:
   struct State;

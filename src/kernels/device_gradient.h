@@ -52,7 +52,7 @@ void prepare_block(const BlockCall& call);
 
 // A chunk's targets by word, and among equals by token.
 struct TargetOrder {
-  std::int32_t* words = nullptr;   // [tokens, K]: of each slot; kNoWord where there is none
+  std::int32_t* words = nullptr;   // [tokens, K]: rows of weight; kNoWord where there is none
   std::int32_t* slots = nullptr;   // [tokens, K]: in order
   std::int32_t* places = nullptr;  // [tokens, K]: the inverse of slots
   // [2 (vocab + 2)], for more than kFewTargets: how many targets lie before a word
@@ -68,7 +68,7 @@ void order_keys(const TargetOrder& order, std::int64_t count, std::int64_t bound
 // Of a block's words: entries [begin[j], begin[j + 1]) belong to its word j.
 struct TargetEntries {
   std::int32_t* begin = nullptr;   // [words + 1]
-  std::int32_t* words = nullptr;   // [tokens, K]: of the whole vocabulary, ascending
+  std::int32_t* words = nullptr;   // [tokens, K]: rows of the whole weight, ascending
   std::int32_t* tokens = nullptr;  // [tokens, K]: rows of hidden
   float* coefficients = nullptr;   // [tokens, K]
 };
@@ -134,7 +134,7 @@ struct ProductsCall {
   const void* hidden = nullptr;
   std::int64_t hidden_stride = 0;
   int targets_per_token = 1;
-  const std::int32_t* words = nullptr;  // TargetOrder's, of the whole vocabulary
+  const std::int32_t* words = nullptr;  // TargetOrder's, of the whole weight
   std::int32_t first_word = 0;          // of the block
   const float* coefficient = nullptr;
   TargetEntries entries;
@@ -201,6 +201,10 @@ struct DeviceKernel {
   // Enqueues the forward of a chunk. Deterministic: the same inputs give the same bits. Throws
   // DeviceError when a launch is refused.
   void (*forward)(const ForwardCall& call);
+  // Of a chunk, before its forward: logits [tokens, K] = z of the targets here, 0 of all others;
+  // what another call takes as given_logits. Uses no workspace. Null: the forward needs no
+  // references, and takes none.
+  void (*target_logits)(const ForwardCall& call, float* logits);
   const FarForward* far;  // the forward of far-field calls, in parts; null: it takes none
   // Fills the block with the gradient of the logits of [first_word, first_word + words), the
   // targets' own part left out.

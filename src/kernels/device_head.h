@@ -1,5 +1,5 @@
 // The head on a GPU: what the loss engine asks of the device kernels. No CUDA headers here: a build
-// without CUDA answers every call with the reason.
+// without CUDA answers every call with the reason, but knows what calls need.
 //
 // Calls enqueue on a stream and return: nothing here waits for the device or allocates on it, but
 // for DeviceMemory and the copies, which say so.
@@ -104,6 +104,9 @@ struct FarCall;  // device_far.h
 
 // What a chunk of tokens is multiplied from. All pointers are the device's. hidden [tokens, dim]
 // and weight [vocab, dim], rows of contiguous elements, row strides in elements.
+//
+// The rows of weight may be some words of a larger vocabulary, that of the targets: sums, entropies
+// and block columns are then of these words alone.
 struct ForwardOperands {
   ForwardShape shape;
   const void* hidden = nullptr;
@@ -112,6 +115,8 @@ struct ForwardOperands {
   std::int64_t weight_stride = 0;
   const float* bias = nullptr;    // [vocab]; -inf masks a word
   const float* omega = nullptr;   // [vocab]: weights of weighted_sum; null: 1
+  std::int64_t first_word = 0;    // that row 0 of weight is
+  std::int64_t whole_vocab = 0;   // words that targets may be; 0: vocab
   const void* targets = nullptr;  // [all tokens, K], i32 or i64
   bool wide_targets = false;      // i64
   std::int64_t ignore_index = -100;
@@ -122,18 +127,26 @@ struct ForwardOperands {
   std::int64_t sequence = 0;
   float logit_scale = 1.0f;
   float softcap = 0.0f;
+  // [tokens, K]: the logits of all targets, of those in other words' rows, too. Exponentials are
+  // taken against them, so that sums over several calls' words add up as they are. Null: the call
+  // multiplies its own. Only by a kernel with target_logits.
+  const float* given_logits = nullptr;
+
+  LOGITLESS_HOST_DEVICE std::int64_t vocab_of_targets() const {
+    return whole_vocab > 0 ? whole_vocab : shape.vocab;
+  }
 };
 
 // What it says of each token: fp32 [tokens] or [tokens, K], contiguous; 0 (argmax: -1) for tokens
 // whose targets are all ignore_index. Null: not wanted.
 struct ForwardOutputs {
   float* lse = nullptr;
-  float* target_logit = nullptr;  // [tokens, K]
-  float* log_prob = nullptr;      // [tokens, K]
+  float* target_logit = nullptr;  // [tokens, K]; 0 for targets neither here nor given
+  float* log_prob = nullptr;      // [tokens, K], likewise
   float* entropy = nullptr;
   float* weighted_sum = nullptr;
-  std::int32_t* argmax = nullptr;
-  // The first position [all tokens * K] whose target is outside [0, vocab) and not ignore_index, or
+  std::int32_t* argmax = nullptr;  // of the words here: first_word + row
+  // The first position [all tokens * K] whose target is no word and not ignore_index, or
   // kNoBadTarget. The chunk whose first_token is 0 sets it.
   std::uint64_t* bad_target = nullptr;
 };

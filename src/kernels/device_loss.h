@@ -34,6 +34,7 @@ struct LossCall {
   float* loss = nullptr;                // one, or [tokens] with reduction none; null: not wanted
   bool argmax = false;                  // the forward calls have it: `correct` is counted
   std::int64_t* wide_argmax = nullptr;  // [tokens] i64 copy of the forward's; null: not wanted
+  bool finishes = true;                 // finish_loss follows
   // bad_target is what the forward wrote. A bad target makes the loss NaN.
   DeviceStatistics* statistics = nullptr;
   void* workspace = nullptr;  // loss_workspace_bytes(tokens), aligned to 256

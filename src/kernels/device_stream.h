@@ -14,6 +14,8 @@
 namespace logitless::cuda {
 
 std::string device_name(int index);
+// Makes it the thread's current one.
+void set_current_device(int index);
 
 // Bytes of the current device, as its driver has them.
 struct MemorySizes {
@@ -24,9 +26,17 @@ MemorySizes memory_sizes();
 // get() is the Stream, which does not wait for the default one.
 std::shared_ptr<void> make_stream();
 std::shared_ptr<void> make_event();
+// One that can be read by seconds_between(). While the stream is captured, record_timed_event()
+// makes it a part of the graph.
+std::shared_ptr<void> make_timed_event();
+void record_timed_event(void* event, Stream stream);
+// Both have happened.
+double seconds_between(void* from, void* to);
 // Page-locked memory of the host.
 std::shared_ptr<void> make_pinned(std::size_t bytes);
 
+// Whether the stream has nothing left to do.
+bool stream_ready(Stream stream);
 void record_event(void* event, Stream stream);
 // The host waits for what the stream had before the event was recorded; not at all where it never
 // was.

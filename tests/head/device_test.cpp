@@ -18,6 +18,7 @@ TEST(DeviceTest, ContextsOfTheCpuHaveNoDeviceMemory) {
   EXPECT_THROW(PinnedBuffer(cpu, 16), InvalidArgument);
   EXPECT_THROW(DeviceStream{cpu}, InvalidArgument);
   EXPECT_THROW(DeviceEvent{cpu}, InvalidArgument);
+  EXPECT_THROW(cpu.on(nullptr), InvalidArgument);
   EXPECT_THROW(device_status(cpu), InvalidArgument);
   EXPECT_THROW(DeviceAdamW(cpu, {}, {}), InvalidArgument);
 }
@@ -59,7 +60,8 @@ TEST(AdamWOnADevice, RefusesWhatItCannotRead) {
       EXPECT_EQ(error.what(), text);
     }
   };
-  const DeviceAdamWTensor good{memory, memory, nullptr, memory, memory, 4, false};
+  const DeviceAdamWTensor good{
+      .value = memory, .gradient = memory, .m = memory, .v = memory, .count = 4};
   DeviceAdamWTensor bad = good;
   bad.v = nullptr;
   expect(good, bad, "tensor 1: v: null");
@@ -67,8 +69,8 @@ TEST(AdamWOnADevice, RefusesWhatItCannotRead) {
   bad.m = memory + 1;
   expect(bad, good, "tensor 0: m: expected memory aligned to 16 bytes");
   bad = good;
-  bad.more_gradient = memory;
-  expect(good, bad, "tensor 1: more_gradient: expected in all tensors or in none");
+  bad.rounded = memory + 1;
+  expect(good, bad, "tensor 1: rounded: expected memory aligned to 16 bytes");
   bad = good;
   bad.count = -1;
   expect(good, bad, "tensor 1: count: expected at least 0, got -1");

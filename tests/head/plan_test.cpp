@@ -180,6 +180,38 @@ TEST(Plan, DefaultIsTheLeastWorkspaceNearTheBestTime) {
   }
 }
 
+// In little memory half of Llama-3-8B's words are kept in the rows of the others, and slabs are
+// few.
+TEST(Plan, DWeightsMemoryIsLentToSomeWordsAndToSlabs) {
+  const HeadShape llama{8192, 4096, 128256, DType::bf16};
+  HeadFeatures f = gradients();
+  f.d_weight_dtype = f.d_hidden_dtype = DType::bf16;
+  PlanRequest request;
+  request.memory_budget = 256_MiB;
+  request.device.kind = DeviceKind::cuda;
+  LossPlan plan;
+  try {
+    plan = plan_head(llama, f, request);
+  } catch (const Unsupported&) {
+    GTEST_SKIP() << "a build without CUDA";
+  }
+  SCOPED_TRACE(plan.explain());
+  EXPECT_EQ(plan.kind, PlanKind::stored);
+  EXPECT_LE(plan.workspace_bytes(), 256_MiB);
+  EXPECT_GT(plan.stored_vocab, llama.vocab * 45 / 100);
+  EXPECT_LT(plan.slab_vocab, plan.stored_vocab);
+  EXPECT_EQ(plan.first_tokens, llama.tokens);
+  EXPECT_NE(plan.explain().find("and gradients of words that are not kept"), std::string::npos);
+  request.kind = PlanKind::recompute;
+  const LossPlan recompute = plan_head(llama, f, request);
+  EXPECT_EQ(recompute.weight_ranges, 1);
+  EXPECT_NE(recompute.explain().find("its memory holds gradients of more words at a time"),
+            std::string::npos);
+  EXPECT_LT(plan.predicted_seconds, 0.9 * recompute.predicted_seconds);
+  f.accumulate = true;
+  EXPECT_EQ(plan_head(llama, f, request).weight_ranges, 0);
+}
+
 // A GPU's dense plan may keep exponentials of its first chunk where d_weight will be.
 TEST(Plan, DWeightsMemoryIsLentWhereItCanBe) {
   const HeadShape llama{8192, 4096, 128256, DType::bf16};

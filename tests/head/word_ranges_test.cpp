@@ -11,24 +11,35 @@
 namespace logitless::test {
 namespace {
 
-using cuda::word_ranges;
+using cuda::lent_ranges;
+using cuda::LentRanges;
 using cuda::WordRanges;
 
 struct Head {
-  std::int64_t tokens, vocab, dim, element;
+  std::int64_t tokens, vocab;
+  cuda::RowBytes row;
 };
 
-void expect_sound(const Head& h, const WordRanges& ranges, int count) {
-  ASSERT_EQ(ranges.count, count);
-  EXPECT_EQ(ranges.first[0], 0);
-  EXPECT_EQ(ranges.first[count], h.vocab);
-  for (int r = 0; r < count; ++r) {
-    EXPECT_EQ(ranges.first[r] % 256, 0);
-    ASSERT_GT(ranges.words(r), 0);
-    if (r + 1 < count) {
-      EXPECT_EQ(ranges.stride(r), ranges.words(r));
-      EXPECT_LE(h.tokens * ranges.stride(r) * 2, ranges.words(r + 1) * h.dim * h.element);
-    }
+// Nothing lies where a launch writes before it has been read: d_weight and the lower bytes of part
+// q are written when part q is read, in order.
+void expect_sound(const Head& h, const LentRanges& lent, std::int64_t words) {
+  const WordRanges& parts = lent.ranges;
+  ASSERT_GE(parts.count, 2);
+  EXPECT_EQ(parts.first[0], 0);
+  EXPECT_EQ(parts.first[parts.count], words);
+  std::int64_t ends[2] = {0, 0};  // of what lies in d_weight, and in the lower bytes
+  for (int p = 0; p < parts.count; ++p) {
+    EXPECT_EQ(parts.first[p] % 256, 0);
+    ASSERT_GT(parts.words(p), 0);
+    if (p + 1 == parts.count) break;
+    EXPECT_EQ(parts.stride(p), parts.words(p));
+    const auto& [low, row] = lent.places[static_cast<std::size_t>(p)];
+    const std::int64_t bytes = low ? h.row.low : h.row.weight;
+    EXPECT_GE(row, parts.first[p + 1]);
+    EXPECT_EQ(row % 256, 0);
+    EXPECT_GE(row * bytes, ends[low]);
+    ends[low] = row * bytes + h.tokens * parts.stride(p) * 2;
+    EXPECT_LE(ends[low], h.vocab * bytes);
   }
 }
 
@@ -39,43 +50,98 @@ TEST(WordRanges, HaveRoomInTheNextOneAndLeaveLittle) {
   };
   int made = 0;
   for (int trial = 0; trial < 2000; ++trial) {
-    const Head h{draw(1, 9000), draw(1, draw(0, 1) == 0 ? 5000 : 300000), draw(1, 600) * 8,
-                 draw(0, 1) == 0 ? 2 : 4};
+    const std::int64_t dim = draw(1, 600) * 8;
+    const Head h{draw(1, 9000),
+                 draw(1, draw(0, 1) == 0 ? 5000 : 300000),
+                 {dim * (draw(0, 1) == 0 ? 2 : 4), draw(0, 1) == 0 ? 0 : (dim + 255) / 256 * 256}};
     const int count = static_cast<int>(draw(2, cuda::kMostWordRanges));
-    const WordRanges ranges = word_ranges(h.tokens, h.vocab, h.dim, h.element, count);
+    const LentRanges lent = lent_ranges(h.tokens, h.vocab, h.row, count);
     SCOPED_TRACE(std::to_string(h.tokens) + " tokens, " + std::to_string(h.vocab) + " words, " +
-                 std::to_string(h.dim) + " x " + std::to_string(h.element) + " bytes, " +
+                 std::to_string(h.row.weight) + " and " + std::to_string(h.row.low) + " bytes, " +
                  std::to_string(count) + " ranges");
-    if (ranges.count == 0) continue;
+    if (lent.ranges.count == 0) continue;
     ++made;
-    expect_sound(h, ranges, count);
+    ASSERT_NO_FATAL_FAILURE(expect_sound(h, lent, h.vocab));
     // Of lengths that need not be whole tiles.
-    const double growth =
-        std::max(1.0, static_cast<double>(h.tokens) * 2.0 / static_cast<double>(h.dim * h.element));
+    const double growth = std::max(
+        1.0, static_cast<double>(h.tokens) * 2.0 / static_cast<double>(h.row.weight + h.row.low));
     double parts = 0.0;
     for (int r = 0; r < count; ++r) parts += std::pow(growth, -r);
-    EXPECT_LE(static_cast<double>(ranges.words(count - 1)),
-              static_cast<double>(h.vocab) / parts + 256.0 * (count + 1));
+    EXPECT_LE(static_cast<double>(lent.ranges.words(lent.ranges.count - 1)),
+              static_cast<double>(h.vocab) / parts + 256.0 * 2 * (count + 1));
   }
   EXPECT_GT(made, 1000);
 }
 
 TEST(WordRanges, OfKnownHeads) {
   // Llama-3-8B's with 8192 tokens: half of the exponentials at most in bf16, an eighth in fp32.
-  const WordRanges bf16 = word_ranges(8192, 128256, 4096, 2, 4);
-  expect_sound({8192, 128256, 4096, 2}, bf16, 4);
-  EXPECT_NEAR(static_cast<double>(bf16.words(3)) / 128256.0, 8.0 / 15.0, 0.004);
-  const WordRanges fp32 = word_ranges(8192, 128256, 4096, 4, 8);
-  expect_sound({8192, 128256, 4096, 4}, fp32, 8);
-  EXPECT_NEAR(static_cast<double>(fp32.words(7)) / 128256.0, 1.0 / 8.0, 0.004);
+  const LentRanges bf16 = lent_ranges(8192, 128256, {8192, 0}, 4);
+  expect_sound({8192, 128256, {8192, 0}}, bf16, 128256);
+  ASSERT_EQ(bf16.ranges.count, 4);
+  EXPECT_NEAR(static_cast<double>(bf16.ranges.words(3)) / 128256.0, 8.0 / 15.0, 0.004);
+  const LentRanges fp32 = lent_ranges(8192, 128256, {16384, 0}, 8);
+  expect_sound({8192, 128256, {16384, 0}}, fp32, 128256);
+  ASSERT_EQ(fp32.ranges.count, 8);
+  EXPECT_NEAR(static_cast<double>(fp32.ranges.words(7)) / 128256.0, 1.0 / 8.0, 0.004);
+  // The first 5632 of Gemma-2-2B's tokens: 3 bytes of room an element.
+  const cuda::RowBytes gemma{2304 * 2, 2304};
+  const LentRanges first = lent_ranges(5632, 256000, gemma, 4);
+  expect_sound({5632, 256000, gemma}, first, 256000);
+  ASSERT_EQ(first.ranges.count, 7);
+  EXPECT_LT(static_cast<double>(first.ranges.words(6)) / 256000.0, 0.46);
+}
+
+TEST(WordRanges, KeptOnesLieBeforeSlabsThatHaveRoomAfterThem) {
+  std::mt19937 random(7);
+  const auto draw = [&](std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+  };
+  int made = 0;
+  int lent = 0;
+  for (int trial = 0; trial < 2000; ++trial) {
+    const Head h{draw(1, 9000),
+                 draw(300, draw(0, 1) == 0 ? 9000 : 300000),
+                 {draw(1, 600) * 8 * (draw(0, 1) == 0 ? 2 : 4), 0}};
+    const int count = static_cast<int>(draw(2, 6));
+    const std::int64_t last = draw(1, 20) * 256;
+    SCOPED_TRACE(std::to_string(h.tokens) + " tokens, " + std::to_string(h.vocab) + " words, " +
+                 std::to_string(h.row.weight) + " bytes, " + std::to_string(count) + " ranges, " +
+                 std::to_string(last) + " words last");
+    const LentRanges kept = cuda::kept_ranges(h.tokens, h.vocab, h.row, count, last);
+    if (kept.ranges.count > 0) {
+      ++made;
+      ASSERT_EQ(kept.ranges.count, count);
+      ASSERT_NO_FATAL_FAILURE(expect_sound(h, kept, kept.ranges.first[count]));
+      EXPECT_LE(kept.ranges.words(count - 1), last);
+    }
+    for (std::int64_t first = 0; first < h.vocab;) {
+      const cuda::LentSlab slab = cuda::lent_slab(h.tokens, h.vocab, h.row, first, last);
+      ASSERT_GT(slab.words, 0);
+      const std::int64_t next = first + slab.words;
+      ASSERT_LE(next, h.vocab);
+      if (slab.in_weight) {
+        ++lent;
+        EXPECT_EQ(slab.words % 256, 0);
+        EXPECT_GT(slab.words, last);
+        EXPECT_LE(next * h.row.weight + h.tokens * slab.words * 2, h.vocab * h.row.weight);
+      } else {
+        EXPECT_EQ(slab.words, std::min(last, h.vocab - first));
+      }
+      first = next;
+    }
+  }
+  EXPECT_GT(made, 500);
+  EXPECT_GT(lent, 500);
 }
 
 TEST(WordRanges, NoneWhereThereAreTooFewWords) {
-  EXPECT_EQ(word_ranges(700, 256, 64, 2, 2).count, 0);
-  EXPECT_EQ(word_ranges(700, 100000, 64, 2, 1).count, 0);
-  EXPECT_EQ(word_ranges(700, 100000, 64, 2, cuda::kMostWordRanges + 1).count, 0);
-  EXPECT_EQ(word_ranges(100000, 512, 8, 2, 2).count, 0);  // a row has room for no tile
-  EXPECT_EQ(word_ranges(256, 257, 256, 4, 2).count, 0);   // nor the single word after it
+  EXPECT_EQ(lent_ranges(700, 256, {128, 0}, 2).ranges.count, 0);
+  EXPECT_EQ(lent_ranges(700, 100000, {128, 0}, 1).ranges.count, 0);
+  EXPECT_EQ(lent_ranges(700, 100000, {128, 0}, cuda::kMostWordRanges + 1).ranges.count, 0);
+  EXPECT_EQ(lent_ranges(700, 100000, {128, 64}, cuda::kMostWordRanges).ranges.count,
+            0);                                                     // 15 parts
+  EXPECT_EQ(lent_ranges(100000, 512, {16, 0}, 2).ranges.count, 0);  // a row has room for no tile
+  EXPECT_EQ(lent_ranges(256, 257, {1024, 0}, 2).ranges.count, 0);   // nor the single word after it
 }
 
 }  // namespace

@@ -164,9 +164,7 @@ std::vector<std::int64_t> device_tokens(const LossPlan& plan, const Workspace& w
 
 }  // namespace
 
-HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
-  const HeadSpec& s = problem.spec;
-  HeadAnswer a;
+CrossEntropyOutputs make_outputs(const HeadSpec& s, const RunSpec& run, HeadAnswer& a) {
   const DType gradient = run.gradient_dtype.value_or(DType::f32);
   a.loss = s.reduction == Reduction::none ? Tensor(DType::f32, {s.tokens}) : Tensor(DType::f32, {});
   if (run.gradients && run.d_hidden) a.d_hidden = Tensor(gradient, {s.tokens, s.dim});
@@ -181,16 +179,21 @@ HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
     a.entropy = Tensor(DType::f32, {s.tokens});
     a.argmax = Tensor(DType::i64, {s.tokens});
   }
-  CrossEntropyOutputs out;
-  out.loss = a.loss.view();
-  out.d_hidden = a.d_hidden.view();
-  out.d_weight = a.d_weight.view();
-  out.d_bias = a.d_bias.view();
-  out.lse = a.lse.view();
-  out.log_prob = a.log_prob.view();
-  out.target_logit = a.target_logit.view();
-  out.entropy = a.entropy.view();
-  out.argmax = a.argmax.view();
+  return {.loss = a.loss.view(),
+          .d_hidden = a.d_hidden.view(),
+          .d_weight = a.d_weight.view(),
+          .d_bias = a.d_bias.view(),
+          .lse = a.lse.view(),
+          .target_logit = a.target_logit.view(),
+          .log_prob = a.log_prob.view(),
+          .entropy = a.entropy.view(),
+          .argmax = a.argmax.view()};
+}
+
+HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
+  const HeadSpec& s = problem.spec;
+  HeadAnswer a;
+  CrossEntropyOutputs out = make_outputs(s, run, a);
   CrossEntropyInputs in = problem.inputs();
   in.grad_loss = run.grad_loss;
   Tensor grad_losses;

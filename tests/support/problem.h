@@ -92,11 +92,16 @@ struct RunSpec {
   // A last change of what is handed over.
   std::function<void(CrossEntropyOptions&, CrossEntropyInputs&, CrossEntropyOutputs&)> change;
 };
+// Makes the tensors that the run wants in `answer`, which must stay where it is.
+CrossEntropyOutputs make_outputs(const HeadSpec& spec, const RunSpec& run, HeadAnswer& answer);
 HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run);
 
 // Loss, lse and the gradients of the call against float64, in the bounds of the numbers contract:
 // relative L2 error of gradients 4e-3 (16 bit) or 1e-5 (fp32), of lse 1e-6.
 void expect_matches_oracle(const HeadProblem& problem, const RunSpec& run);
+// The same of an answer that there is already.
+void expect_matches_oracle(const HeadProblem& problem, const RunSpec& run,
+                           const HeadAnswer& answer);
 double gradient_bound(DType dtype);
 inline constexpr double kLseBound = 1e-6;
 

@@ -1,6 +1,7 @@
 #include "head/cpu/calls.h"
 
 #include <limits>
+#include <vector>
 
 #include "core/check.h"
 #include "head/cpu/engine.h"
@@ -13,13 +14,13 @@ namespace {
 class TokenLosses {
  public:
   TokenLosses(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
-              const TargetReader& targets)
+              const TargetReader& targets, std::int64_t whole_vocab)
       : terms_(loss_terms(options)),
         class_weight_(in.class_weight),
         token_weight_(in.token_weight),
         target_weight_(in.target_weight),
         targets_(targets),
-        vocab_(in.weight.size(0)) {
+        vocab_(whole_vocab) {
     class_total_ = static_cast<double>(vocab_);
     if (!class_weight_.defined()) return;
     class_total_ = 0.0;
@@ -66,6 +67,38 @@ class TokenLosses {
   double class_total_ = 0.0;
 };
 
+// Sums over the tokens of a call.
+struct LossSums {
+  double loss = 0.0, lse = 0.0, log_prob = 0.0;
+  std::int64_t correct = 0;
+
+  LossSums& operator+=(const LossSums& other) {
+    loss += other.loss;
+    lse += other.lse;
+    log_prob += other.log_prob;
+    correct += other.correct;
+    return *this;
+  }
+};
+
+// Of the ranks that the calls are of, in their order.
+template <typename Sum>
+Sum sum_of_ranks(CollectiveCalls& calls, const Sum& mine) {
+  std::vector<Sum> all(static_cast<std::size_t>(calls.communicator().size()));
+  calls.all_gather(&mine, all.data(), sizeof(Sum));
+  Sum sum{};
+  for (const Sum& of_rank : all) sum += of_rank;
+  return sum;
+}
+
+// What `mean` divides by: over the ranks of the tokens, and over the groups that it is over as
+// well.
+double normalizer_of(const ShardOperands& shard, double shares) {
+  if (shard.tokens) shares = sum_of_ranks(*shard.calls, shares);
+  if (shard.replicas != nullptr) shares = sum_of_ranks(*shard.replicas, shares);
+  return shares;
+}
+
 // Per-token outputs by flat index.
 struct Outputs {
   Outputs(const HeadCall& call, const TensorView& token_loss)
@@ -91,14 +124,15 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
   Engine engine(call);
   const HeadFeatures& features = call.features;
   const HeadShape& shape = call.shape;
-  const TokenLosses token_losses(options, in, engine.targets());
+  const TokenLosses token_losses(options, in, engine.targets(),
+                                 call.shard.sharded() ? shape.whole_vocab : shape.vocab);
 
   LossStatistics stats;
   stats.tokens = shape.tokens;
-  stats.valid_tokens = engine.valid_tokens();
+  const std::int64_t valid = engine.valid_tokens();
   double shares = 0.0;
-  for (std::int64_t i = 0; i < stats.valid_tokens; ++i)
-    shares += token_losses.share(engine.valid_rows()[i]);
+  for (std::int64_t i = 0; i < valid; ++i) shares += token_losses.share(engine.valid_rows()[i]);
+  shares = normalizer_of(call.shard, shares);
   stats.normalizer = options.normalizer.value_or(shares);
   // Nothing to average: loss and gradients are 0 and not 0 / 0.
   const bool empty = stats.normalizer == 0.0;
@@ -116,17 +150,14 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
   }
   std::int64_t next = 0;
   for (std::int64_t row = 0; row < shape.tokens; ++row) {
-    if (next < stats.valid_tokens && engine.valid_rows()[next] == row) {
+    if (next < valid && engine.valid_rows()[next] == row) {
       ++next;
     } else {
       to.clear(row);
     }
   }
 
-  double total = 0.0;
-  double lse_total = 0.0;
-  double log_prob_total = 0.0;
-  std::int64_t correct = 0;
+  LossSums sums;
   const bool single = features.targets_per_token == 1;
   const auto answer_token = [&](const TokenResult& r, TokenAnswer& answer) {
     const double g =
@@ -135,34 +166,37 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
   };
   engine.run([&](const TokenResult& r, TokenAnswer& answer) {
     const double of_token = answer_token(r, answer);
-    total += of_token;
-    lse_total += r.lse;
+    sums.loss += of_token;
+    sums.lse += r.lse;
     to.loss.set(r.row, of_token);
     to.lse.set(r.row, r.lse);
     to.entropy.set(r.row, r.entropy);
     to.argmax.set(r.row, r.argmax);
     if (!single) return;
-    log_prob_total += r.log_prob(0);
+    sums.log_prob += r.log_prob(0);
     to.target_logit.set(r.row, r.target_logit[0]);
     to.log_prob.set(r.row, r.log_prob(0));
-    if (features.argmax && r.argmax == r.words[0]) ++correct;
+    if (features.argmax && r.argmax == r.words[0]) ++sums.correct;
   });
 
   engine.audit([&](const TokenResult& r, TokenAnswer& answer) { answer_token(r, answer); });
   stats.far = engine.far_statistics();
+  if (call.shard.tokens) sums = sum_of_ranks(*call.shard.calls, sums);
+  stats.valid_tokens = engine.all_valid_tokens();
 
   if (options.reduction != Reduction::none && loss.defined()) {
-    double mean = total / divisor;
+    double mean = sums.loss / divisor;
     if (options.reduction == Reduction::mean && empty) {
       mean = options.nan_if_empty ? std::numeric_limits<double>::quiet_NaN() : 0.0;
     }
     *static_cast<float*>(loss.data()) = static_cast<float>(mean);
   }
   if (stats.valid_tokens > 0) {
-    stats.mean_lse = lse_total / static_cast<double>(stats.valid_tokens);
-    stats.mean_log_prob = single ? log_prob_total / static_cast<double>(stats.valid_tokens) : 0.0;
+    const auto count = static_cast<double>(stats.valid_tokens);
+    stats.mean_lse = sums.lse / count;
+    stats.mean_log_prob = single ? sums.log_prob / count : 0.0;
   }
-  if (features.argmax && single) stats.correct = correct;
+  if (features.argmax && single) stats.correct = sums.correct;
   return stats;
 }
 

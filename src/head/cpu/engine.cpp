@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "core/check.h"
 #include "core/parallel.h"
@@ -11,12 +12,14 @@
 namespace logitless::cpu {
 namespace {
 
-// A [V] vector as contiguous floats, in the order of `words` (null: as it is).
-const float* as_floats(const ConstTensorView& view, const std::int64_t* words, float* room) {
+// `count` elements of a vector as contiguous floats, in the order of place(j).
+template <typename Place>
+const float* as_floats(const ConstTensorView& view, std::int64_t count, const Place& place,
+                       float* room) {
   if (!view.defined()) return nullptr;
-  for (std::int64_t j = 0; j < view.size(0); ++j) {
-    const std::int64_t word = words != nullptr ? words[j] : j;
-    room[j] = static_cast<float>(load_element(view.data(), view.dtype(), word * view.stride(0)));
+  for (std::int64_t j = 0; j < count; ++j) {
+    room[j] =
+        static_cast<float>(load_element(view.data(), view.dtype(), place(j) * view.stride(0)));
   }
   return room;
 }
@@ -49,6 +52,7 @@ Engine::Engine(const HeadCall& call, const ChosenRows& chosen)
       layout_(layout_of(plan_)),
       targets_(call.in.targets, call.features.targets_per_token, call.in.ignore_index,
                call.in.sequence),
+      words_(call.shard.sharded() ? call.shard.words : ShardWords(call.shape.vocab)),
       bound_(call.far.d_hidden_bound) {
   const Support missing = kernel_.runnable();
   if (!missing.empty())
@@ -58,7 +62,7 @@ Engine::Engine(const HeadCall& call, const ChosenRows& chosen)
           call.context->threads(), "; plan with this context, or give it as many");
   const HeadShape& made = plan_.shape;
   require(made.dim == call.shape.dim && made.vocab == call.shape.vocab &&
-              made.dtype == call.shape.dtype,
+              made.dtype == call.shape.dtype && made.whole_vocab == call.shape.whole_vocab,
           "plan: made for ", name_of(made.dtype), " [*, ", made.dim, "] x [", made.vocab, ", ",
           made.dim, "], called with ", name_of(call.shape.dtype), " [*, ", call.shape.dim, "] x [",
           call.shape.vocab, ", ", call.shape.dim, "]");
@@ -91,84 +95,132 @@ Engine::Engine(const HeadCall& call, const ChosenRows& chosen)
     if (view.defined()) as_rows(name, view);
   }
   if (chosen.rows.empty()) {
-    valid_ =
-        targets_.valid_rows(call.shape.tokens, call.shape.vocab, at<std::int64_t>(layout_.rows));
+    valid_ = targets_.valid_rows(call.shape.tokens,
+                                 sharded() ? call.shape.whole_vocab : call.shape.vocab,
+                                 at<std::int64_t>(layout_.rows));
   } else {
     valid_ = static_cast<std::int64_t>(chosen.rows.size());
     std::copy(chosen.rows.begin(), chosen.rows.end(), at<std::int64_t>(layout_.rows));
   }
   const std::int64_t* words = far() ? call.far.order->words().data() : nullptr;
-  bias_ = as_floats(call.in.bias, words, at<float>(layout_.bias));
-  omega_ = as_floats(call.in.omega, words, at<float>(layout_.omega));
+  const auto position = [&](std::int64_t j) { return words != nullptr ? words[j] : j; };
+  const auto word = [&](std::int64_t j) { return words != nullptr ? words[j] : words_.word(j); };
+  bias_ = as_floats(call.in.bias, words_.rows(), position, at<float>(layout_.bias));
+  omega_ = as_floats(call.in.omega, words_.rows(), word, at<float>(layout_.omega));
 }
 
-void Engine::set_common(ChunkCommon& chunk, std::int64_t first, std::int64_t count) const {
+void Engine::set_common(ChunkCommon& chunk, const ChunkTokens& tokens) const {
   chunk.shape = plan_.shape;
   chunk.features = &plan_.features;
   chunk.sizes = sizes_;
-  chunk.tokens = count;
+  chunk.tokens = tokens.count;
   chunk.threads = plan_.threads;
-  chunk.hidden = matrix("hidden", call_.in.hidden, at<std::int64_t>(layout_.rows) + first);
+  if (call_.shard.tokens) {
+    chunk.hidden = {at<std::byte>(layout_.shard.hidden), call_.shape.dtype, call_.shape.dim, 1,
+                    at<std::int64_t>(layout_.shard.place)};
+  } else {
+    chunk.hidden = matrix("hidden", call_.in.hidden, at<std::int64_t>(layout_.rows) + tokens.first);
+  }
   chunk.weight =
       matrix("weight", call_.in.weight, far() ? call_.far.order->words().data() : nullptr);
   chunk.bias = bias_;
   chunk.omega = omega_;
   chunk.targets = {at<SparseEntry>(layout_.entries), at<std::int32_t>(layout_.tile_begin),
-                   at<std::int32_t>(far() ? layout_.far.positions : layout_.words)};
+                   at<std::int32_t>(far()       ? layout_.far.positions
+                                    : sharded() ? layout_.shard.rows
+                                                : layout_.words)};
   chunk.scratch = at<std::byte>(layout_.scratch);
+}
+
+std::int64_t Engine::count_tokens() {
+  all_valid_ = valid_;
+  if (!call_.shard.tokens) return valid_;
+  gather_counts();
+  const auto* counts = at<std::int64_t>(layout_.shard.counts);
+  all_valid_ = std::accumulate(counts, counts + call_.shard.ranks(), std::int64_t{0});
+  return *std::max_element(counts, counts + call_.shard.ranks());
 }
 
 void Engine::run(TokenFunction function) {
   const bool backward_wanted = plan_.kind != PlanKind::forward;
+  const std::int64_t most = count_tokens();
   if (backward_wanted && chosen_.rows.empty()) clear_ignored();
   if (backward_wanted && plan_.features.d_bias) {
     std::fill_n(at<float>(layout_.d_bias), call_.shape.vocab, 0.0f);
   }
   if (far()) start_far();
   // Chunks of equal size: a short last one would waste the work that is done once per chunk.
-  const std::int64_t chunks = ceil_div(std::max<std::int64_t>(valid_, 1), sizes_.tokens);
-  const std::int64_t step = ceil_div(valid_, chunks);
-  for (std::int64_t first = 0; first < valid_; first += step) {
-    const std::int64_t count = std::min(step, valid_ - first);
-    ForwardChunk chunk;
-    set_common(chunk, first, count);
-    sort_targets(targets_, at<std::int64_t>(layout_.rows) + first, count, call_.shape.vocab,
-                 far() ? call_.far.order->positions().data() : nullptr,
-                 at<std::int32_t>(layout_.words), at<SparseEntry>(layout_.entries),
-                 at<std::int32_t>(layout_.tile_begin));
-    if (far()) map_positions(chunk);
-    chunk.exponent = at<float>(layout_.exponent);
-    chunk.sum = at<float>(layout_.sum);
-    chunk.target_logit = at<float>(layout_.target_logit);
-    if (plan_.features.entropy) chunk.entropy_sum = at<double>(layout_.entropy);
-    if (plan_.features.label_smoothing) chunk.weighted_sum = at<double>(layout_.weighted);
-    if (plan_.features.argmax) chunk.argmax = at<std::int32_t>(layout_.argmax);
-    chunk.store = sizes_.stored_vocab > 0;
-    chunk.tile_mass = plan_.kind == PlanKind::far_backward;
-    if (plan_.kind == PlanKind::far_both) {
-      far_forward(chunk);
-    } else {
-      kernel_.forward(chunk);
-    }
-    answer_tokens(chunk, first, backward_wanted, function);
-    if (backward_wanted) backward(chunk, first, first == 0, first + count == valid_);
-  }
+  const std::int64_t room =
+      call_.shard.tokens ? sizes_.tokens / call_.shard.ranks() : sizes_.tokens;
+  const std::int64_t chunks = ceil_div(std::max<std::int64_t>(most, 1), room);
+  step_ = ceil_div(most, chunks);
+  for (std::int64_t first = 0; first < most; first += step_)
+    run_chunk(chunk_tokens(first), first == 0, first + step_ >= most, function);
   if (backward_wanted && plan_.features.d_bias) finish_bias();
 }
 
-void Engine::answer_tokens(const ForwardChunk& chunk, std::int64_t first, bool backward,
+Engine::ChunkTokens Engine::chunk_tokens(std::int64_t first) const {
+  ChunkTokens out;
+  out.first = first;
+  out.own_count = std::clamp<std::int64_t>(valid_ - first, 0, step_);
+  out.count = out.own_count;
+  if (!call_.shard.tokens) return out;
+  out.count = 0;
+  const auto* counts = at<std::int64_t>(layout_.shard.counts);
+  for (int r = 0; r < call_.shard.ranks(); ++r) {
+    if (r == call_.shard.rank()) out.own = out.count;
+    out.count += std::clamp<std::int64_t>(counts[r] - first, 0, step_);
+  }
+  return out;
+}
+
+void Engine::run_chunk(const ChunkTokens& tokens, bool first_chunk, bool last_chunk,
+                       TokenFunction function) {
+  const bool backward_wanted = plan_.kind != PlanKind::forward;
+  ForwardChunk chunk;
+  set_common(chunk, tokens);
+  auto* words = at<std::int32_t>(layout_.words);
+  if (sharded()) {
+    place_tokens(tokens, words);
+  } else {
+    read_targets(targets_, valid_rows() + tokens.first, tokens.count, words);
+  }
+  sort_targets({words, const_cast<std::int32_t*>(chunk.targets.words),
+                at<SparseEntry>(layout_.entries), at<std::int32_t>(layout_.tile_begin)},
+               tokens.count, plan_.features.targets_per_token, call_.shape.vocab,
+               WordPlaces(words_, far() ? call_.far.order->positions().data() : nullptr));
+  chunk.exponent = at<float>(layout_.exponent);
+  chunk.sum = at<float>(layout_.sum);
+  chunk.target_logit = at<float>(layout_.target_logit);
+  if (plan_.features.entropy) chunk.entropy_sum = at<double>(layout_.entropy);
+  if (plan_.features.label_smoothing) chunk.weighted_sum = at<double>(layout_.weighted);
+  if (plan_.features.argmax) chunk.argmax = at<std::int32_t>(layout_.argmax);
+  if (sharded()) {
+    chunk.wide = at<WideSum>(layout_.shard.wide);
+    if (plan_.features.argmax) chunk.best = at<float>(layout_.shard.best);
+  }
+  chunk.store = sizes_.stored_vocab > 0;
+  chunk.tile_mass = plan_.kind == PlanKind::far_backward;
+  if (plan_.kind == PlanKind::far_both) {
+    far_forward(chunk);
+  } else if (empty()) {
+    forward_nothing(chunk);
+  } else {
+    kernel_.forward(chunk);
+  }
+  if (sharded()) exchange_states(chunk);
+  answer_tokens(chunk, tokens, backward_wanted, function);
+  if (!backward_wanted) return;
+  backward(chunk, tokens, first_chunk, last_chunk);
+  if (sharded() && plan_.features.d_hidden) exchange_hidden(tokens);
+}
+
+void Engine::answer_tokens(const ForwardChunk& chunk, const ChunkTokens& tokens, bool backward,
                            TokenFunction function) const {
   const int per_token = plan_.features.targets_per_token;
-  const double scale = plan_.features.logit_scale;
-  const double cap = plan_.features.softcap;
-  double* delta = at<double>(layout_.delta);
-  float* linear = at<float>(layout_.linear);
-  float* slope = plan_.features.entropy_gradient ? at<float>(layout_.slope) : nullptr;
-  float* flat = plan_.features.label_smoothing ? at<float>(layout_.flat) : nullptr;
-  float* coefficient = at<float>(layout_.coefficient);
-  for (std::int64_t t = 0; t < chunk.tokens; ++t) {
+  for (std::int64_t t = tokens.own; t < tokens.own + tokens.own_count; ++t) {
     TokenResult result;
-    result.row = valid_rows()[first + t];
+    result.row = valid_rows()[tokens.first + t - tokens.own];
     result.lse = value(LseState{chunk.exponent[t], chunk.sum[t]});
     result.target_logit = chunk.target_logit + t * per_token;
     result.words = at<std::int32_t>(layout_.words) + t * per_token;
@@ -178,35 +230,23 @@ void Engine::answer_tokens(const ForwardChunk& chunk, std::int64_t first, bool b
       result.argmax = chunk.argmax[t];
       if (far()) result.argmax = static_cast<std::int32_t>(call_.far.order->words()[result.argmax]);
     }
+    double* const delta = at<double>(layout_.delta);
     std::fill_n(delta, per_token, 0.0);
     TokenAnswer answer{{}, delta};
     function(result, answer);
     if (!backward) continue;
-
-    TokenGradient g = token_gradient(answer.cotangent, result.lse, result.entropy);
-    const double inverse = scale / static_cast<double>(chunk.sum[t]);
-    linear[t] = static_cast<float>(g.alpha * inverse);
-    if (slope != nullptr) slope[t] = static_cast<float>(g.beta * inverse);
-    if (flat != nullptr) flat[t] = static_cast<float>(g.gamma * scale);
-    if (far()) {
-      // `flat` goes to every word alike, targets too.
-      g.gamma = 0.0;
-      at<float>(layout_.far.log2_total)[t] = chunk.exponent[t] + std::log2(chunk.sum[t]);
-    }
-    for (int k = 0; k < per_token; ++k) {
-      const std::int32_t word = result.words[k];
-      if (word < 0) continue;
-      // The softmax part belongs to a word once, however often it stands among a token's targets.
-      const bool repeated = std::find(result.words, result.words + k, word) != result.words + k;
-      const double z = result.target_logit[k];
-      const double omega = omega_ == nullptr ? 1.0 : omega_[chunk.targets.words[t * per_token + k]];
-      coefficient[t * per_token + k] = static_cast<float>(
-          repeated ? delta[k] * scale * softcap_slope(z, cap)
-                   : target_coefficient(g, result.log_prob(k), z, omega, delta[k], scale, cap));
+    if (call_.shard.tokens) {
+      put_answer(t - tokens.own, answer);
+    } else {
+      set_coefficients(chunk, t, answer.cotangent, delta);
     }
   }
   if (!backward) return;
+  if (call_.shard.tokens) exchange_answers(chunk);
   // Kernels read whole panels.
+  float* const linear = at<float>(layout_.linear);
+  float* const slope = plan_.features.entropy_gradient ? at<float>(layout_.slope) : nullptr;
+  float* const flat = plan_.features.label_smoothing ? at<float>(layout_.flat) : nullptr;
   const std::int64_t end = std::min(round_up(chunk.tokens, 64) + 64, sizes_.tokens + 64);
   for (std::int64_t t = chunk.tokens; t < end; ++t) {
     chunk.exponent[t] = 0.0f;
@@ -216,8 +256,44 @@ void Engine::answer_tokens(const ForwardChunk& chunk, std::int64_t first, bool b
   }
 }
 
-void Engine::backward(const ForwardChunk& forward, std::int64_t first, bool first_chunk,
+// What the backward of a token multiplies by, from the gradients with respect to its outputs.
+void Engine::set_coefficients(const ForwardChunk& chunk, std::int64_t t,
+                              const TokenCotangent& cotangent, const double* delta) const {
+  const int per_token = plan_.features.targets_per_token;
+  const double scale = plan_.features.logit_scale;
+  const double cap = plan_.features.softcap;
+  const double lse = value(LseState{chunk.exponent[t], chunk.sum[t]});
+  const double entropy = chunk.entropy_sum == nullptr ? 0.0 : lse - chunk.entropy_sum[t];
+  TokenGradient g = token_gradient(cotangent, lse, entropy);
+  const double inverse = scale / static_cast<double>(chunk.sum[t]);
+  at<float>(layout_.linear)[t] = static_cast<float>(g.alpha * inverse);
+  if (plan_.features.entropy_gradient)
+    at<float>(layout_.slope)[t] = static_cast<float>(g.beta * inverse);
+  if (plan_.features.label_smoothing)
+    at<float>(layout_.flat)[t] = static_cast<float>(g.gamma * scale);
+  if (far()) {
+    // `flat` goes to every word alike, targets too.
+    g.gamma = 0.0;
+    at<float>(layout_.far.log2_total)[t] = chunk.exponent[t] + std::log2(chunk.sum[t]);
+  }
+  const std::int32_t* const words = at<std::int32_t>(layout_.words) + t * per_token;
+  for (int k = 0; k < per_token; ++k) {
+    const std::int32_t place = chunk.targets.words[t * per_token + k];
+    if (place < 0) continue;
+    // The softmax part belongs to a word once, however often it stands among a token's targets.
+    const bool repeated = std::find(words, words + k, words[k]) != words + k;
+    const double z = chunk.target_logit[t * per_token + k];
+    const double omega = omega_ == nullptr ? 1.0 : omega_[place];
+    at<float>(layout_.coefficient)[t * per_token + k] = static_cast<float>(
+        repeated ? delta[k] * scale * softcap_slope(z, cap)
+                 : target_coefficient(g, z - lse, z, omega, delta[k], scale, cap));
+  }
+}
+
+void Engine::backward(const ForwardChunk& forward, const ChunkTokens& tokens, bool first_chunk,
                       bool last_chunk) {
+  if (empty()) return;
+  const std::int64_t first = tokens.first;
   BackwardChunk chunk;
   static_cast<ChunkCommon&>(chunk) = forward;
   chunk.exponent = forward.exponent;
@@ -226,7 +302,14 @@ void Engine::backward(const ForwardChunk& forward, std::int64_t first, bool firs
   if (plan_.features.label_smoothing) chunk.flat = at<float>(layout_.flat);
   chunk.coefficient = at<float>(layout_.coefficient);
   chunk.stored = forward.store;
-  if (plan_.features.d_hidden) {
+  if (plan_.features.d_hidden && sharded()) {
+    chunk.d_hidden = {at<float>(layout_.shard.pieces),
+                      at<std::int64_t>(layout_.shard.place),
+                      DType::f32,
+                      call_.shape.dim,
+                      1,
+                      false};
+  } else if (plan_.features.d_hidden) {
     const RowMatrix m = as_rows("d_hidden", call_.gradients.d_hidden);
     chunk.d_hidden = {call_.gradients.d_hidden.data(),
                       at<std::int64_t>(layout_.rows) + first,
@@ -272,8 +355,8 @@ void Engine::clear_ignored() const {
       }
     }
   }
-  if (plan_.features.d_weight && valid_ == 0) {
-    const RowMatrix m{call_.shape.vocab, call_.shape.dim, call_.gradients.d_weight.stride(0),
+  if (plan_.features.d_weight && all_valid_ == 0) {
+    const RowMatrix m{words_.rows(), call_.shape.dim, call_.gradients.d_weight.stride(0),
                       call_.gradients.d_weight.stride(1)};
     parallel_for(threads, m.rows,
                  [&](std::int64_t row, int) { zero_row(call_.gradients.d_weight, m, row); });
@@ -283,7 +366,7 @@ void Engine::clear_ignored() const {
 void Engine::finish_bias() const {
   const float* sums = at<float>(layout_.d_bias);
   const TensorView& to = call_.gradients.d_bias;
-  for (std::int64_t j = 0; j < call_.shape.vocab; ++j) {
+  for (std::int64_t j = 0; j < words_.rows(); ++j) {
     const std::int64_t index = (far() ? call_.far.order->words()[j] : j) * to.stride(0);
     const double old = call_.features.accumulate ? load_element(to.data(), to.dtype(), index) : 0.0;
     store_element(to.data(), to.dtype(), index, old + static_cast<double>(sums[j]));

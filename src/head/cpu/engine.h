@@ -69,6 +69,8 @@ class Engine {
   explicit Engine(const HeadCall& call, const ChosenRows& chosen = {});
 
   std::int64_t valid_tokens() const { return valid_; }
+  // With sharded tokens all ranks', else this call's. After run.
+  std::int64_t all_valid_tokens() const { return all_valid_; }
   const std::int64_t* valid_rows() const { return at<std::int64_t>(layout_.rows); }
 
   const TargetReader& targets() const { return targets_; }
@@ -87,14 +89,37 @@ class Engine {
   T* at(std::size_t offset) const {
     return reinterpret_cast<T*>(static_cast<std::byte*>(call_.workspace->data()) + offset);
   }
-  void set_common(ChunkCommon& chunk, std::int64_t first, std::int64_t count) const;
-  void answer_tokens(const ForwardChunk& chunk, std::int64_t first, bool backward,
+  // The tokens of a chunk. Its own, of this call's hidden, are [own, own + own_count) of them, and
+  // [first, first + own_count) of the valid rows; all of them, but with sharded tokens.
+  struct ChunkTokens {
+    std::int64_t first = 0, count = 0, own = 0, own_count = 0;
+  };
+  std::int64_t count_tokens();  // of the rank that has most
+  ChunkTokens chunk_tokens(std::int64_t first) const;
+  void set_common(ChunkCommon& chunk, const ChunkTokens& tokens) const;
+  void run_chunk(const ChunkTokens& tokens, bool first_chunk, bool last_chunk,
+                 TokenFunction function);
+  void answer_tokens(const ForwardChunk& chunk, const ChunkTokens& tokens, bool backward,
                      TokenFunction function) const;
-  void backward(const ForwardChunk& forward, std::int64_t first, bool first_chunk, bool last_chunk);
+  void set_coefficients(const ForwardChunk& chunk, std::int64_t token,
+                        const TokenCotangent& cotangent, const double* delta) const;
+  void backward(const ForwardChunk& forward, const ChunkTokens& tokens, bool first_chunk,
+                bool last_chunk);
+  // Of words spread over ranks (shard_engine.cpp).
+  bool sharded() const { return call_.shard.sharded(); }
+  bool empty() const { return sharded() && words_.rows() == 0; }
+  void gather_counts();
+  void place_tokens(const ChunkTokens& tokens, std::int32_t* words) const;
+  void gather_tokens(const ChunkTokens& tokens) const;
+  void forward_nothing(const ForwardChunk& chunk) const;
+  void exchange_states(const ForwardChunk& chunk) const;
+  std::byte* answer_of(std::int64_t place) const;
+  void put_answer(std::int64_t own, const TokenAnswer& answer) const;
+  void exchange_answers(const ForwardChunk& chunk) const;
+  void exchange_hidden(const ChunkTokens& tokens) const;
   // Of far-field plans (far_engine.cpp).
   bool far() const { return sizes_.far; }
   void start_far();
-  void map_positions(const ForwardChunk& chunk) const;
   void far_forward(const ForwardChunk& forward) const;
   void far_backward(const BackwardChunk& backward, std::int64_t first);
   TilePoints tile_points() const;
@@ -108,7 +133,10 @@ class Engine {
   ChunkSizes sizes_;
   Layout layout_;
   TargetReader targets_;
+  ShardWords words_;
   std::int64_t valid_ = 0;
+  std::int64_t all_valid_ = 0;
+  std::int64_t step_ = 0;  // of the valid rows, from chunk to chunk
   const float* bias_ = nullptr;
   const float* omega_ = nullptr;
   std::int64_t audited_ = 0;

@@ -32,7 +32,7 @@ TilePoints Engine::tile_points() const {
 void Engine::start_far() {
   far_sums_ = {};
   FarPrepare prepare;
-  set_common(prepare, 0, 0);
+  set_common(prepare, {});
   prepare.points = tile_points();
   kernel_.far_prepare(prepare);
   if (plan_.kind == PlanKind::far_both && kernel_.far_dtype != DType::f32) {
@@ -61,15 +61,6 @@ void Engine::start_far() {
     rows[i] = valid_rows()[i * valid_ / audited_];
     rows[plan_.audit->shape.tokens + i] = i;
   }
-}
-
-// Targets of the kernel by position; those the caller sees stay words.
-void Engine::map_positions(const ForwardChunk& chunk) const {
-  const std::int32_t* words = at<std::int32_t>(layout_.words);
-  auto* positions = at<std::int32_t>(layout_.far.positions);
-  const std::int64_t slots = chunk.tokens * plan_.features.targets_per_token;
-  for (std::int64_t slot = 0; slot < slots; ++slot)
-    positions[slot] = words[slot] < 0 ? -1 : call_.far.order->positions()[words[slot]];
 }
 
 void Engine::far_forward(const ForwardChunk& forward) const {

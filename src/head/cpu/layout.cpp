@@ -86,6 +86,29 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
     out.audit.lse = take(audited * 8);
     out.audit.rows = take(2 * audited * 8);
   }
+  if (features.word_ranks > 0) {
+    const std::int64_t ranks = features.word_ranks;
+    const std::int64_t of_rank = ceil_div(tokens, ranks);
+    const std::int64_t all = ranks * of_rank;
+    const std::int64_t per_token = features.targets_per_token;
+    out.shard.counts = take(ranks * 8);
+    out.shard.place = take(tokens * 8);
+    out.shard.rows = take(slots * 4);
+    out.shard.best = take(features.argmax ? tokens * 4 : 0);
+    out.shard.wide = take(tokens * static_cast<std::int64_t>(sizeof(WideSum)));
+    out.shard.records = take(ranks * (tokens * static_cast<std::int64_t>(sizeof(TokenRecord)) +
+                                      slots * static_cast<std::int64_t>(sizeof(ShardTarget))));
+    if (features.tokens_sharded) {
+      out.shard.hidden = take(all * shape.dim * static_cast<std::int64_t>(size_of(shape.dtype)));
+      out.shard.words = take(all * per_token * 4);
+      out.shard.answers = take(
+          backward ? all * (static_cast<std::int64_t>(sizeof(TokenAnswerRecord)) + per_token * 8)
+                   : 0);
+    }
+    const bool d_hidden = backward && features.d_hidden;
+    out.shard.pieces = take(d_hidden ? all * shape.dim * 4 : 0);
+    out.shard.received = take(d_hidden ? all * shape.dim * 4 : 0);
+  }
   out.scratch = take(static_cast<std::int64_t>(kernel.scratch_bytes(shape, features, sizes)));
   out.total = top;
   return out;

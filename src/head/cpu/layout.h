@@ -7,6 +7,7 @@
 
 #include "head/plan_sizes.h"
 #include "kernels/cpu_head.h"
+#include "math/shard_state.h"
 
 namespace logitless::cpu {
 
@@ -36,6 +37,32 @@ struct AuditLayout {
   std::size_t rows = 0;   // i64 [2, audited]: rows of hidden; 0, 1, 2, ...
   std::size_t lse = 0;    // f64 [audited]
 };
+// What a rank tells the others of a token; K ShardTargets follow those of all tokens.
+struct TokenRecord {
+  WideSum wide;
+  ShardState state;
+};
+// What a token's own rank tells of it with sharded tokens, as TokenCotangent; K derivatives by the
+// target logits follow.
+struct TokenAnswerRecord {
+  double lse, entropy, weighted_sum;
+};
+// Of words spread over G ranks. B = ceil(C / G): tokens of a rank.
+struct ShardLayout {
+  std::size_t counts = 0;   // i64 [G]: valid tokens of each rank
+  std::size_t place = 0;    // i64 [C]: rows of the chunk's tokens in hidden, pieces
+  std::size_t rows = 0;     // i32 [C K]: of weight, of the targets here
+  std::size_t best = 0;     // f32 [C]
+  std::size_t wide = 0;     // WideSum [C]
+  std::size_t records = 0;  // [G], C TokenRecords and C K ShardTargets each
+  // With sharded tokens, of all ranks:
+  std::size_t hidden = 0;   // [G, B, D]
+  std::size_t words = 0;    // i32 [G, B, K]
+  std::size_t answers = 0;  // [G, B], a TokenAnswerRecord and K doubles each
+  // With d_hidden, f32 [G, B, D] each: for all ranks, from all ranks
+  std::size_t pieces = 0;
+  std::size_t received = 0;
+};
 struct Layout {
   std::size_t rows = 0;          // int64 [tokens]: rows of hidden that are not ignored
   std::size_t exponent = 0;      // f32 [C]
@@ -59,6 +86,7 @@ struct Layout {
   std::size_t d_weight = 0;
   FarLayout far;
   AuditLayout audit;
+  ShardLayout shard;
   std::size_t scratch = 0;  // of the kernel
   std::size_t total = 0;
 };

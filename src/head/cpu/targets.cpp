@@ -27,30 +27,34 @@ std::int64_t TargetReader::valid_rows(std::int64_t tokens, std::int64_t vocab,
   return count;
 }
 
-void sort_targets(const TargetReader& targets, const std::int64_t* rows, std::int64_t count,
-                  std::int64_t vocab, const std::int32_t* positions, std::int32_t* words,
-                  SparseEntry* entries, std::int32_t* tile_begin) {
-  const auto place = [positions](std::int64_t word) {
-    return positions != nullptr ? positions[word] : static_cast<std::int32_t>(word);
-  };
+void read_targets(const TargetReader& targets, const std::int64_t* rows, std::int64_t count,
+                  std::int32_t* words) {
   const int per_token = targets.per_token();
-  const std::int64_t tiles = ceil_div(vocab, kVocabTile);
-  std::fill(tile_begin, tile_begin + tiles + 1, 0);
   for (std::int64_t t = 0; t < count; ++t) {
-    for (int k = 0; k < per_token; ++k) {
-      const std::int64_t word = targets.word(rows[t], k);
-      words[t * per_token + k] = static_cast<std::int32_t>(word);
-      if (word >= 0) ++tile_begin[place(word) / kVocabTile + 1];
-    }
+    for (int k = 0; k < per_token; ++k)
+      words[t * per_token + k] = static_cast<std::int32_t>(targets.word(rows[t], k));
+  }
+}
+
+void sort_targets(const ChunkTargets& to, std::int64_t count, int per_token, std::int64_t vocab,
+                  const WordPlaces& places) {
+  const std::int64_t tiles = ceil_div(vocab, kVocabTile);
+  std::int32_t* const tile_begin = to.tile_begin;
+  std::fill(tile_begin, tile_begin + tiles + 1, 0);
+  for (std::int64_t slot = 0; slot < count * per_token; ++slot) {
+    const std::int32_t word = to.words[slot];
+    const std::int32_t at = word < 0 ? -1 : places(word);
+    to.places[slot] = at;
+    if (at >= 0) ++tile_begin[at / kVocabTile + 1];
   }
   for (std::int64_t tile = 0; tile < tiles; ++tile) tile_begin[tile + 1] += tile_begin[tile];
   // A stable counting sort: tile_begin[tile] walks to the tile's end, and is set back by one tile
   // after.
   for (std::int64_t slot = 0; slot < count * per_token; ++slot) {
-    if (words[slot] < 0) continue;
+    const std::int32_t at = to.places[slot];
+    if (at < 0) continue;
     const auto token = static_cast<std::int32_t>(slot / per_token);
-    const std::int32_t at = place(words[slot]);
-    entries[tile_begin[at / kVocabTile]++] = {token, at, static_cast<std::int32_t>(slot)};
+    to.entries[tile_begin[at / kVocabTile]++] = {token, at, static_cast<std::int32_t>(slot)};
   }
   for (std::int64_t tile = tiles; tile > 0; --tile) tile_begin[tile] = tile_begin[tile - 1];
   tile_begin[0] = 0;

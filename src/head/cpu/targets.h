@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/element.h"
+#include "head/shard_words.h"
 #include "head/validate.h"
 #include "kernels/cpu_head.h"
 
@@ -47,11 +48,36 @@ class TargetReader {
   std::int64_t sequence_;
 };
 
-// Fills words [count K], entries and tile_begin [tiles + 1] for the rows of a chunk; entries come
-// out by tile, and by token within a tile. With positions [vocab], an entry's word is the position
-// of the target's, and tiles are of positions.
-void sort_targets(const TargetReader& targets, const std::int64_t* rows, std::int64_t count,
-                  std::int64_t vocab, const std::int32_t* positions, std::int32_t* words,
-                  SparseEntry* entries, std::int32_t* tile_begin);
+// Where the words of a vocabulary are among those that a kernel walks.
+class WordPlaces {
+ public:
+  // Every word at its own place, or at positions[word].
+  explicit WordPlaces(const ShardWords& words, const std::int32_t* positions = nullptr)
+      : words_(words), positions_(positions) {}
+  // -1: the word is not here.
+  std::int32_t operator()(std::int64_t word) const {
+    return positions_ != nullptr ? positions_[word] : words_.row(word);
+  }
+
+ private:
+  ShardWords words_;
+  const std::int32_t* positions_;
+};
+
+// The targets of a chunk: `words` for what is said of the whole vocabulary, the rest for what walks
+// the rows of weight.
+struct ChunkTargets {
+  std::int32_t* words = nullptr;       // [count K]: targets, -1 where ignored
+  std::int32_t* places = nullptr;      // [count K]: -1 where not here, too; may be `words`
+  SparseEntry* entries = nullptr;      // [count K]: of those here
+  std::int32_t* tile_begin = nullptr;  // [tiles + 1]
+};
+// Fills words [count K] from the rows of a chunk.
+void read_targets(const TargetReader& targets, const std::int64_t* rows, std::int64_t count,
+                  std::int32_t* words);
+// Fills the rest from words, for a kernel that walks `vocab` words; entries come out by tile, and
+// by token within a tile. An entry's word is its place, and tiles are of places.
+void sort_targets(const ChunkTargets& to, std::int64_t count, int per_token, std::int64_t vocab,
+                  const WordPlaces& places);
 
 }  // namespace logitless::cpu

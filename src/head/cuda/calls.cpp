@@ -21,15 +21,6 @@ LossReduction reduction_of(Reduction reduction) {
   return LossReduction::sum;
 }
 
-FarSums far_sums(const Context& context, const LossPlan& plan, const Workspace& workspace) {
-  const Layout layout =
-      layout_of(find_device_kernel(plan.kernel), plan.shape, plan.features, sizes_of(plan));
-  FarSums sums;
-  copy_to_host(&sums, static_cast<const std::byte*>(workspace.data()) + layout.far.sums,
-               sizeof(sums), context.stream());
-  return sums;
-}
-
 }  // namespace
 
 LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& options,
@@ -64,12 +55,23 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
   LossCall audit = loss;
   audit.loss = nullptr;
   audit.wide_argmax = nullptr;
+  audit.finishes = false;
   engine.audit([&](const ForwardCall& chunk, RowCoefficients* rows, float* delta) {
     token_losses(audit, chunk, rows, delta);
   });
   LossStatistics stats;
   stats.tokens = call.shape.tokens;
   return stats;
+}
+
+FarFieldStatistics far_statistics(const Context& context, const LossPlan& plan,
+                                  const Workspace& workspace) {
+  const Layout layout =
+      layout_of(find_device_kernel(plan.kernel), plan.shape, plan.features, sizes_of(plan));
+  FarSums sums;
+  copy_to_host(&sums, static_cast<const std::byte*>(workspace.data()) + layout.far.sums,
+               sizeof(sums), context.stream());
+  return logitless::far_statistics(plan, sums);
 }
 
 void head_forward(const HeadCall& call) {
@@ -114,7 +116,7 @@ LossStatistics device_statistics(const Context& context, const LossPlan& plan,
   stats.mean_lse = found.mean_lse;
   stats.mean_log_prob = found.mean_log_prob;
   stats.correct = found.correct;
-  if (is_far(plan.kind)) stats.far = far_statistics(plan, cuda::far_sums(context, plan, workspace));
+  if (is_far(plan.kind)) stats.far = cuda::far_statistics(context, plan, workspace);
   return stats;
 }
 

@@ -10,6 +10,9 @@ namespace logitless::cuda {
 // loss: one f32, or [...] with reduction none; or none. Of the statistics `tokens` alone is known.
 LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& options,
                              const CrossEntropyInputs& in, const TensorView& loss);
+// Of an audited far-field plan's last run in the workspace. Waits.
+FarFieldStatistics far_statistics(const Context& context, const LossPlan& plan,
+                                  const Workspace& workspace);
 void head_forward(const HeadCall& call);
 void head_backward(const HeadCall& call, const HeadCotangents& cotangents);
 

@@ -150,13 +150,16 @@ ForwardCall Engine::chunk_call(std::int64_t first, std::int64_t count) const {
 }
 
 WordRanges Engine::lent_ranges() const {
-  WordRanges ranges = ranges_of(call_.plan->shape, features_, sizes_);
-  for (int r = 0; r < ranges.count; ++r) {
+  const LentRanges lent = ranges_of(kernel_, call_.plan->shape, features_, sizes_);
+  WordRanges ranges = lent.ranges;
+  for (int r = 0; r + 1 < ranges.count; ++r) {
+    const LentRanges::Place& place = lent.places[r];
     ranges.data[r] =
-        r + 1 < ranges.count
-            ? advance(d_weight_.data, ranges.first[r + 1] * d_weight_.stride, d_weight_.dtype)
-            : base_ + layout_.gradients.block;
+        place.low
+            ? base_ + layout_.gradients.weight_low + running_sum_bytes(place.row, all.shape.dim)
+            : advance(d_weight_.data, place.row * d_weight_.stride, d_weight_.dtype);
   }
+  if (ranges.count > 0) ranges.data[ranges.count - 1] = base_ + layout_.gradients.block;
   return ranges;
 }
 
@@ -223,7 +226,11 @@ void Engine::backward(const ForwardCall& chunk, bool first_chunk) {
   for (std::int64_t word = 0; word < vocab;) {
     b.first_word = word;
     b.from_forward = word < sizes_.stored;
-    b.words = std::min(b.from_forward ? sizes_.stored : sizes_.slab, vocab - word);
+    if (b.from_forward) {
+      b.words = std::min(sizes_.stored, vocab);
+    } else {
+      set_slab(b);
+    }
     b.scaled_hidden =
         (b.from_forward || kernel_.keeps_logits) && scales_hidden(kernel_, features_, sizes_)
             ? base_ + layout_.gradients.scaled_hidden
@@ -238,6 +245,19 @@ void Engine::backward(const ForwardCall& chunk, bool first_chunk) {
     word += b.words;
   }
   round_chunk(chunk);
+}
+
+// Where the block of words that are not kept lies, and how many they are.
+void Engine::set_slab(BlockCall& b) const {
+  const LentSlab slab = slab_of(call_.plan->shape, features_, sizes_, b.first_word);
+  b.words = slab.words;
+  b.chunk.ranges = {};
+  if (slab.in_weight) {
+    const std::int64_t row = b.first_word + slab.words;
+    b.block = {advance(d_weight_.data, row * d_weight_.stride, d_weight_.dtype), slab.words};
+  } else {
+    b.block = b.chunk.block;
+  }
 }
 
 // What all products of a chunk share.

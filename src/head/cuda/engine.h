@@ -61,6 +61,7 @@ class Engine {
   ForwardCall chunk_call(std::int64_t first, std::int64_t count) const;
   WordRanges lent_ranges() const;
   void backward(const ForwardCall& chunk, bool first_chunk);
+  void set_slab(BlockCall& block) const;
   void products(const BlockCall& block, bool first_chunk, bool first_slab);
   BlockCall block_call(const ForwardCall& chunk) const;
   ProductsCall products_call(const ForwardCall& chunk) const;

@@ -113,22 +113,56 @@ ForwardShape forward_shape(const HeadShape& shape, const HeadFeatures& features)
           wants_gradients(features)};
 }
 
-WordRanges ranges_of(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes) {
-  if (sizes.ranges == 0) return {};
-  return word_ranges(std::min(sizes.first, std::max<std::int64_t>(shape.tokens, 1)), shape.vocab,
-                     shape.dim, static_cast<std::int64_t>(size_of(f.d_weight_dtype)), sizes.ranges);
+namespace {
+
+RowBytes row_bytes(const HeadShape& shape, const HeadFeatures& f) {
+  return {shape.dim * static_cast<std::int64_t>(size_of(f.d_weight_dtype)), 0};
+}
+// Some words are not kept, and blocks of theirs lie in d_weight's memory too.
+bool lends_slabs(const HeadShape& shape, const Sizes& sizes) {
+  return sizes.ranges > 0 && sizes.slab < shape.vocab;
+}
+
+}  // namespace
+
+LentRanges ranges_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadFeatures& f,
+                     const Sizes& sizes) {
+  if (sizes.ranges == 0 || sizes.stored == 0) return {};
+  RowBytes row = row_bytes(shape, f);
+  if (splits_weight(kernel, shape.tokens, f, sizes))
+    row.low = running_sum_bytes(1, shape.dim) / 256;
+  const std::int64_t first = std::min(sizes.first, shape.tokens);
+  return lends_slabs(shape, sizes) ? kept_ranges(first, shape.vocab, row, sizes.ranges, sizes.slab)
+                                   : lent_ranges(first, shape.vocab, row, sizes.ranges);
+}
+
+LentSlab slab_of(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes,
+                 std::int64_t first) {
+  if (!lends_slabs(shape, sizes)) return {std::min(sizes.slab, shape.vocab - first), false};
+  return lent_slab(std::min(sizes.first, shape.tokens), shape.vocab, row_bytes(shape, f), first,
+                   sizes.slab);
 }
 
 namespace {
 
+// Words of the largest block, wherever it lies.
+std::int64_t most_words(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes) {
+  const std::int64_t most = std::max(sizes.slab, sizes.stored);
+  return lends_slabs(shape, sizes)
+             ? std::max(most, slab_of(shape, f, sizes, sizes.stored).words)  // they get shorter
+             : most;
+}
+
 // [tokens, slab padded to 256] of the largest chunk, 16 bit, 32 for f32; of a first chunk in ranges
 // the last of them alone.
-std::int64_t block_bytes(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes) {
+std::int64_t block_bytes(const DeviceKernel& kernel, const HeadShape& shape, const HeadFeatures& f,
+                         const Sizes& sizes) {
   const std::int64_t element = shape.dtype == DType::f32 ? 4 : 2;
   const std::int64_t tokens = std::max<std::int64_t>(shape.tokens, 1);
   std::int64_t first = 0;
   std::int64_t rest = tokens;
-  if (const WordRanges ranges = ranges_of(shape, f, sizes); ranges.count > 0) {
+  const WordRanges ranges = ranges_of(kernel, shape, f, sizes).ranges;
+  if (ranges.count > 0 && !lends_slabs(shape, sizes)) {
     first = std::min(sizes.first, tokens) * ranges.stride(ranges.count - 1);
     rest = std::max<std::int64_t>(tokens - sizes.first, 0);
   }
@@ -150,6 +184,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadF
   const std::int64_t chunk = std::min(sizes.largest_chunk(), tokens);
   const std::int64_t padded = padded_tokens(chunk);
   const std::int64_t slots = chunk * f.targets_per_token;
+  const std::int64_t words = most_words(shape, f, sizes);
   const std::int64_t element = shape.dtype == DType::f32 ? 4 : 2;
   const bool backward = wants_gradients(f);
   out.statistics = take(sizeof(DeviceStatistics));
@@ -180,13 +215,13 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadF
   gradients.slots = take(slots * 4);
   gradients.places = take(slots * 4);
   gradients.counts = take(2 * (shape.vocab + 2) * 4, slots > kFewTargets);
-  gradients.entry_begin = take(((sizes.far ? shape.vocab : sizes.slab) + 1) * 4);
+  gradients.entry_begin = take(((sizes.far ? shape.vocab : words) + 1) * 4);
   gradients.entry_words = take(slots * 4);
   gradients.entry_tokens = take(slots * 4);
   gradients.entry_values = take(slots * 4);
   gradients.reference = take(padded * 4);
   gradients.active = take((padded / kPair + 1) * 4);
-  gradients.block = take(block_bytes(shape, f, sizes));
+  gradients.block = take(block_bytes(kernel, shape, f, sizes));
   gradients.scaled_hidden = take(chunk * shape.dim * element, scales_hidden(kernel, f, sizes));
   gradients.d_hidden = take(chunk * shape.dim * 4, sums_hidden(kernel, shape.vocab, f, sizes));
   gradients.d_weight = take(shape.vocab * shape.dim * 4, sums_weight(kernel, tokens, f, sizes));
@@ -199,10 +234,10 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadF
   if (sizes.both) out.estimates = take_estimates(shape, chunk, take);
   if (sizes.audited > 0) out.audit = take_audit(shape, sizes.audited, take);
   std::int64_t columns = 0;
-  if (f.d_bias) columns = sizes.far ? far_tile_count(shape.vocab) : sizes.slab;
+  if (f.d_bias) columns = sizes.far ? far_tile_count(shape.vocab) : words;
   if (smooths_apart(f)) columns = std::max(columns, shape.dim);
   std::int64_t sums = 0;
-  for (const std::int64_t count : {columns, f.d_bias && !sizes.far ? sizes.slab : 0, shape.dim})
+  for (const std::int64_t count : {columns, f.d_bias && !sizes.far ? words : 0, shape.dim})
     sums = std::max(sums, static_cast<std::int64_t>(column_sum_workspace_bytes(count)));
   gradients.column_sums = take(sums, columns > 0);
   return out;

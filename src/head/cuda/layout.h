@@ -14,10 +14,11 @@ namespace logitless::cuda {
 
 // What a plan comes down to. Words beyond `stored` are multiplied again, `slab` at a time.
 struct Sizes {
-  std::int64_t chunk = 0;    // tokens: all, or a multiple of 256
-  std::int64_t slab = 0;     // words of a block, 0 without gradients
-  std::int64_t stored = 0;   // words whose exponentials the forward keeps; at most slab
-  int ranges = 0;            // of words, see word_ranges.h: of the first chunk; 0: none
+  std::int64_t chunk = 0;  // tokens: all, or a multiple of 256
+  std::int64_t slab = 0;   // words of a block in the workspace, 0 without gradients
+  std::int64_t stored =
+      0;           // words whose exponentials the forward keeps; without ranges, at most slab
+  int ranges = 0;  // of the words kept, see word_ranges.h: of the first chunk; 0: none
   std::int64_t first = 0;    // tokens of the first chunk, with ranges
   bool far = false;          // words by position, gathered a slab at a time
   bool both = false;         // the forward estimates masses
@@ -40,7 +41,7 @@ struct GradientLayout {
   std::size_t slots = 0;          // i32 [C, K]
   std::size_t places = 0;         // i32 [C, K]
   std::size_t counts = 0;         // i32 [2 (V + 2)], of many targets
-  std::size_t entry_begin = 0;    // i32 [slab + 1], of TargetEntries
+  std::size_t entry_begin = 0;    // i32 [most_words + 1], of TargetEntries
   std::size_t entry_words = 0;    // i32 [C, K]
   std::size_t entry_tokens = 0;   // i32 [C, K]
   std::size_t entry_values = 0;   // f32 [C, K]
@@ -126,8 +127,12 @@ struct Layout {
   AuditLayout audit;
   std::size_t total = 0;
 };
-// Of the first chunk, without data; none without ranges.
-WordRanges ranges_of(const HeadShape& shape, const HeadFeatures& features, const Sizes& sizes);
+// Of the first chunk, without data; none without ranges, and where no word is kept.
+LentRanges ranges_of(const DeviceKernel& kernel, const HeadShape& shape,
+                     const HeadFeatures& features, const Sizes& sizes);
+// The block of the words from `first` on, which are not kept.
+LentSlab slab_of(const HeadShape& shape, const HeadFeatures& features, const Sizes& sizes,
+                 std::int64_t first);
 Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadFeatures& features,
                  const Sizes& sizes);
 

@@ -1,48 +1,125 @@
 #include "head/cuda/word_ranges.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 
 namespace logitless::cuda {
+namespace {
 
-WordRanges word_ranges(std::int64_t tokens, std::int64_t vocab, std::int64_t dim,
-                       std::int64_t element, int count) {
-  constexpr std::int64_t kTile = 256;  // words
-  const std::int64_t tile_bytes = std::max<std::int64_t>(tokens, 1) * kTile * 2;
-  const std::int64_t row_bytes = dim * element;
+constexpr std::int64_t kTile = 256;             // words
+constexpr std::int64_t kTileBytes = kTile * 2;  // of a token
+
+// Tiles of words whose exponentials lie in so many rows.
+struct Room {
+  Room(std::int64_t tokens, std::int64_t rows, const RowBytes& row)
+      : weight(rows * row.weight / (tokens * kTileBytes)),
+        low(rows * row.low / (tokens * kTileBytes)) {}
+  std::int64_t weight, low;
+};
+
+struct Kept {
+  std::int64_t tokens;
+  std::int64_t words;   // in the ranges
+  std::int64_t beyond;  // rows of other words, after theirs
+  RowBytes row;
+  int count;
+};
+
+using Lengths = std::array<std::int64_t, kMostWordRanges>;  // tiles
+
+// Of the ranges where the last has so many and each other as many as have room, and no more than
+// the next one has: all but the last but one, which has the rows beyond besides.
+Lengths lengths_with(const Kept& k, std::int64_t last) {
+  Lengths lengths{};
+  lengths[k.count - 1] = last;
+  const std::int64_t tiles = (k.words + kTile - 1) / kTile;
+  std::int64_t rows = k.words - (tiles - last) * kTile + k.beyond;
+  for (int r = k.count - 2; r >= 0; --r) {
+    const Room room(k.tokens, rows, k.row);
+    lengths[r] = room.weight + room.low;
+    if (k.beyond == 0) lengths[r] = std::min(lengths[r], lengths[r + 1]);
+    rows = lengths[r] * kTile;
+  }
+  return lengths;
+}
+std::int64_t beyond_all(const Kept& k, const Lengths& lengths) {
+  return std::accumulate(lengths.begin(), lengths.end(), -((k.words + kTile - 1) / kTile));
+}
+
+void append(LentRanges& out, std::int64_t tiles, LentRanges::Place place, std::int64_t words) {
+  WordRanges& parts = out.ranges;
+  out.places[parts.count] = place;
+  ++parts.count;
+  parts.first[parts.count] =
+      static_cast<std::int32_t>(std::min(words, parts.first[parts.count - 1] + tiles * kTile));
+}
+
+// The ranges in parts; lengths are those of all tiles or more.
+LentRanges place_ranges(const Kept& k, Lengths lengths) {
+  lengths[0] -= beyond_all(k, lengths);
+  if (lengths[0] < 1) return {};
+  LentRanges out;
+  std::int64_t next = 0;  // the first word of range r + 1
+  for (int r = 0; r < k.count; ++r) {
+    if (out.ranges.count + 2 > kMostWordRanges + (r + 1 == k.count ? 1 : 0)) return {};
+    next += lengths[r] * kTile;
+    if (r + 1 == k.count) {
+      append(out, lengths[r], {}, k.words);
+      break;
+    }
+    const std::int64_t rows = r + 2 == k.count ? k.words - next + k.beyond : lengths[r + 1] * kTile;
+    const Room room(k.tokens, rows, k.row);
+    const std::int64_t in_weight = std::min(lengths[r], room.weight);
+    const auto row = static_cast<std::int32_t>(next);
+    if (in_weight > 0) append(out, in_weight, {false, row}, k.words);
+    if (in_weight < lengths[r]) append(out, lengths[r] - in_weight, {true, row}, k.words);
+  }
+  return out;
+}
+
+}  // namespace
+
+LentRanges lent_ranges(std::int64_t tokens, std::int64_t vocab, const RowBytes& row, int count) {
+  const Kept kept{std::max<std::int64_t>(tokens, 1), vocab, 0, row, count};
   const std::int64_t tiles = (vocab + kTile - 1) / kTile;
   if (count < 2 || count > kMostWordRanges || tiles < count) return {};
-  // Tiles of the ranges where the last has so many and each other as many as have room.
-  using Lengths = std::array<std::int64_t, kMostWordRanges>;
-  const auto lengths_with = [&](std::int64_t last) {
-    Lengths lengths{};
-    lengths[count - 1] = last;
-    std::int64_t rows = vocab - (tiles - last) * kTile;
-    for (int r = count - 2; r >= 0; --r) {
-      lengths[r] = std::min(rows * row_bytes / tile_bytes, lengths[r + 1]);
-      rows = lengths[r] * kTile;
-    }
-    return lengths;
-  };
-  const auto beyond = [&](const Lengths& lengths) {
-    return std::accumulate(lengths.begin(), lengths.end(), -tiles);
-  };
-  std::int64_t low = 0;  // too few
-  std::int64_t high = tiles;
-  while (high - low > 1) {
-    const std::int64_t middle = low + (high - low) / 2;
-    (beyond(lengths_with(middle)) >= 0 ? high : low) = middle;
+  std::int64_t fewer = 0;  // too few
+  std::int64_t last = tiles;
+  while (last - fewer > 1) {
+    const std::int64_t middle = fewer + (last - fewer) / 2;
+    (beyond_all(kept, lengths_with(kept, middle)) >= 0 ? last : fewer) = middle;
   }
-  Lengths lengths = lengths_with(high);
-  lengths[0] -= beyond(lengths);
-  if (lengths[0] < 1) return {};
-  WordRanges out;
-  out.count = count;
-  for (int r = 1; r < count; ++r)
-    out.first[r] = out.first[r - 1] + static_cast<std::int32_t>(lengths[r - 1] * kTile);
-  out.first[count] = static_cast<std::int32_t>(vocab);
-  return out;
+  return place_ranges(kept, lengths_with(kept, last));
+}
+
+LentRanges kept_ranges(std::int64_t tokens, std::int64_t vocab, const RowBytes& row, int count,
+                       std::int64_t last) {
+  const std::int64_t last_tiles = last / kTile;
+  if (count < 2 || count > kMostWordRanges || last_tiles < 1) return {};
+  const auto kept = [&](std::int64_t tiles) {
+    return Kept{std::max<std::int64_t>(tokens, 1), tiles * kTile, vocab - tiles * kTile, row,
+                count};
+  };
+  const auto fits = [&](std::int64_t tiles) {
+    return beyond_all(kept(tiles), lengths_with(kept(tiles), last_tiles)) >= 0;
+  };
+  std::int64_t tiles = last_tiles;
+  std::int64_t more = vocab / kTile;
+  while (more - tiles > 1) {
+    const std::int64_t middle = tiles + (more - tiles) / 2;
+    (fits(middle) ? tiles : more) = middle;
+  }
+  if (tiles <= last_tiles) return {};
+  return place_ranges(kept(tiles), lengths_with(kept(tiles), last_tiles));
+}
+
+LentSlab lent_slab(std::int64_t tokens, std::int64_t vocab, const RowBytes& row, std::int64_t first,
+                   std::int64_t least) {
+  const std::int64_t rest = vocab - first;
+  const std::int64_t tiles =
+      rest * row.weight / (std::max<std::int64_t>(tokens, 1) * kTileBytes + kTile * row.weight);
+  if (tiles * kTile > least && rest > least) return {tiles * kTile, true};
+  return {std::min(least, rest), false};
 }
 
 }  // namespace logitless::cuda

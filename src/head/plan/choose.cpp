@@ -339,14 +339,14 @@ PlanRequest for_context(const Context& context, PlanRequest request) {
 
 }  // namespace
 
-LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features,
-                   const PlanRequest& request) {
-  if (request.device == DeviceLimits{}) return plan_head(Context(), shape, features, request);
+LossPlan plan_alone(const HeadShape& shape, const HeadFeatures& features,
+                    const PlanRequest& request) {
+  if (request.device == DeviceLimits{}) return plan_alone(Context(), shape, features, request);
   return plan_for(shape, features, request);
 }
 
-LossPlan plan_head(const Context& context, const HeadShape& shape, const HeadFeatures& features,
-                   const PlanRequest& request) {
+LossPlan plan_alone(const Context& context, const HeadShape& shape, const HeadFeatures& features,
+                    const PlanRequest& request) {
   return plan_for(shape, features, for_context(context, request));
 }
 

@@ -6,6 +6,12 @@
 
 namespace logitless {
 
+// plan_head of this rank alone: features may be sharded, request.sharding is not looked at.
+LossPlan plan_alone(const HeadShape& shape, const HeadFeatures& features,
+                    const PlanRequest& request);
+LossPlan plan_alone(const Context& context, const HeadShape& shape, const HeadFeatures& features,
+                    const PlanRequest& request);
+
 // A CPU's plan with room for this many threads, its audit's too. Chunks stay as they were planned,
 // so that results do not depend on how many threads there are.
 LossPlan with_threads(LossPlan plan, int threads);

@@ -61,6 +61,10 @@ std::string LossPlan::explain() const {
   out << "\n";
   out << "  workspace " << format_bytes(workspace_bytes_) << "; the fp32 logits would be "
       << format_bytes(logits_bytes()) << "\n";
+  if (features.word_ranks > 0) {
+    out << "  " << shape.whole_vocab << " words on " << features.word_ranks << " ranks; tokens "
+        << (features.tokens_sharded ? "spread over them" : "the same on all of them") << "\n";
+  }
   if (default_limit != 0) {
     out << "  no budget was given: the least workspace within 3 % of the best predicted time below "
         << format_bytes(default_limit) << "\n";
@@ -81,9 +85,12 @@ std::string LossPlan::explain() const {
     out << ", exp(z) kept for " << (stored_vocab < shape.vocab ? stored_vocab : shape.vocab)
         << " of " << shape.vocab << " words";
   }
-  if (weight_ranges > 0) {
+  if (weight_ranges > 0 && stored_vocab > 0) {
     out << "\n  d_weight in " << weight_ranges
         << " ranges of words: until it is made, its memory holds exp(z) of all but the last";
+    if (stored_vocab < shape.vocab) out << ", and gradients of words that are not kept";
+  } else if (weight_ranges > 0) {
+    out << "\n  until d_weight is made, its memory holds gradients of more words at a time";
   } else if (threads == 0 && stored_vocab > 0 && features.d_weight &&
              (features.accumulate || features.d_weight_strided)) {
     out << "\n  d_weight's memory holds no exp(z) meanwhile: "

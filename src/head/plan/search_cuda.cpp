@@ -40,8 +40,7 @@ const cuda::DeviceKernel& choose_device_kernel(const PlanProblem& problem,
     if (reason.empty()) return kernel;
     *reasons += concat(kernel.name, ": ", reason, "\n");
   }
-  throw Unsupported(reasons->empty() ? "no kernel runs on a GPU: the build has no CUDA"
-                                     : concat("no kernel takes this head:\n", *reasons));
+  throw Unsupported(concat("no kernel takes this head:\n", *reasons));
 }
 
 std::string CudaSearch::refusal(PlanKind kind) const {
@@ -97,9 +96,15 @@ void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
       offers.add({chunk, vocab, kernel_.keeps_logits ? 0 : vocab});
       if (lends_weight()) offer_ranges(n, offers);
     } else if (kind == PlanKind::recompute) {
-      each_slab([&](std::int64_t slab) { offers.add({chunk, std::min(vocab, slab), 0}); });
+      each_slab([&](std::int64_t slab) {
+        slab = std::min(vocab, slab);
+        offers.add({chunk, slab, 0});
+        if (n == 1 && slab < vocab && lends_weight()) offers.add({chunk, slab, 0, 1, chunk});
+      });
     } else {
       offer_stored(chunk, offers);
+      if (n == 1 && p_.stored_fraction == 0.0 && lends_weight())
+        each_slab([&](std::int64_t slab) { offer_kept(std::min(vocab, slab), offers); });
     }
     if (chunk <= kPair) return;
   }
@@ -116,6 +121,21 @@ void CudaSearch::offer_stored(std::int64_t chunk, Offers& offers) const {
   offers.add(sizes(last_that(1, tiles, [&](std::int64_t count) {
     return bytes(PlanKind::stored, sizes(count)) <= offers.budget;
   })));
+}
+
+// All tokens in one chunk, some words' exponentials in d_weight's memory.
+void CudaSearch::offer_kept(std::int64_t slab, Offers& offers) const {
+  PlanSizes sizes{tokens_, slab, slab, 0, tokens_};
+  if (slab >= p_.shape.vocab || bytes(PlanKind::stored, sizes) > offers.budget) return;
+  for (sizes.weight_ranges = 2; sizes.weight_ranges <= cuda::kMostWordRanges;
+       ++sizes.weight_ranges) {
+    const cuda::WordRanges words =
+        cuda::ranges_of(kernel_, p_.shape, p_.features, cuda::sizes_for(PlanKind::stored, sizes, 0))
+            .ranges;
+    if (words.count == 0) return;
+    sizes.stored_vocab = words.first[words.count];
+    offers.add(sizes);
+  }
 }
 
 bool CudaSearch::lends_weight() const {
@@ -136,8 +156,9 @@ void CudaSearch::offer_ranges(std::int64_t chunks, Offers& offers) const {
       return PlanSizes{rest(first), vocab, vocab, ranges, first};
     };
     const auto lent = [&](std::int64_t first) {
-      return cuda::ranges_of(p_.shape, p_.features,
-                             cuda::sizes_for(PlanKind::dense, sizes(first), 0));
+      return cuda::ranges_of(kernel_, p_.shape, p_.features,
+                             cuda::sizes_for(PlanKind::dense, sizes(first), 0))
+          .ranges;
     };
     const auto fits_beside = [&](std::int64_t first) {
       const cuda::WordRanges words = lent(first);
@@ -150,12 +171,18 @@ void CudaSearch::offer_ranges(std::int64_t chunks, Offers& offers) const {
                         return fits_beside(pairs * kPair);
                       });
     const cuda::WordRanges words = lent(first);
-    if (first < rest(first) || words.count == 0) continue;
-    // A range more that saves little is not worth its round.
-    const std::int64_t block = first * words.stride(words.count - 1);
-    if (chunks == 1 && block > least - least / 40) break;
-    least = block;
-    offers.add(sizes(first));
+    if (first >= rest(first) && words.count > 0) {
+      // A range more that saves little is not worth its round.
+      const std::int64_t block = first * words.stride(words.count - 1);
+      if (chunks == 1 && block > least - least / 40) break;
+      least = block;
+      offers.add(sizes(first));
+    }
+    // What the others leave that have 256 tokens less: more than they need, it may be, but less
+    // than they had.
+    const std::int64_t more = round_up(tokens_ - (chunks - 1) * (rest(first) - kPair), kPair);
+    if (chunks > 1 && more > first && more < tokens_ && lent(more).count > 0)
+      offers.add(sizes(more));
   }
 }
 
@@ -204,9 +231,10 @@ double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
   double out = estimated * forward + chunks * r.chunk_seconds;
   double bytes = kernel_.keeps_logits ? 4.0 * 4.0 * n * v : 0.0;  // fp32 logits, four times
   if (sizes.slab_vocab > 0) {
-    const double slabs = (sizes.stored_vocab > 0 ? 1.0 : 0.0) +
-                         std::ceil(static_cast<double>(shape.vocab - sizes.stored_vocab) /
-                                   static_cast<double>(sizes.slab_vocab));
+    const cuda::Sizes device = cuda::sizes_for(kind, sizes, 0);
+    double slabs = sizes.stored_vocab > 0 ? 1.0 : 0.0;
+    for (std::int64_t word = sizes.stored_vocab; word < shape.vocab; slabs += 1.0)
+      word += cuda::slab_of(shape, p_.features, device, word).words;
     out += again(kind, sizes) * forward + chunks * slabs * r.slab_seconds;
     const double products = far ? kept(kind) / kFarRate : 1.0;
     const double of_words = far ? again(kind, sizes) / kFarRate : 1.0;
@@ -217,7 +245,6 @@ double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
       bytes += (slabs - 1.0) * n * d * 8.0;
     }
     if (p_.features.d_weight) {
-      const cuda::Sizes device = cuda::sizes_for(kind, sizes, 0);
       out += of_words * pass / r.product_flops;
       const bool split = cuda::splits_weight(kernel_, tokens_, p_.features, device);
       bytes += (chunks - 1.0) * v * d * (split ? 6.0 : 8.0);  // sums read and written

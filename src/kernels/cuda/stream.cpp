@@ -16,6 +16,8 @@ std::string device_name(int index) {
   return properties.name;
 }
 
+void set_current_device(int index) { require_cuda(cudaSetDevice(index), "cudaSetDevice"); }
+
 MemorySizes memory_sizes() {
   MemorySizes sizes;
   require_cuda(cudaMemGetInfo(&sizes.free, &sizes.total), "cudaMemGetInfo");
@@ -34,6 +36,24 @@ std::shared_ptr<void> make_event() {
   return {event, [](void* held) { cudaEventDestroy(event_of(held)); }};
 }
 
+std::shared_ptr<void> make_timed_event() {
+  cudaEvent_t event;
+  require_cuda(cudaEventCreate(&event), "event");
+  return {event, [](void* held) { cudaEventDestroy(event_of(held)); }};
+}
+void record_timed_event(void* event, Stream stream) {
+  cudaStreamCaptureStatus status;
+  require_cuda(cudaStreamIsCapturing(stream_of(stream), &status), "event");
+  const unsigned flags =
+      status == cudaStreamCaptureStatusNone ? cudaEventRecordDefault : cudaEventRecordExternal;
+  require_cuda(cudaEventRecordWithFlags(event_of(event), stream_of(stream), flags), "event");
+}
+double seconds_between(void* from, void* to) {
+  float milliseconds = 0.0f;
+  require_cuda(cudaEventElapsedTime(&milliseconds, event_of(from), event_of(to)), "event");
+  return milliseconds * 1e-3;
+}
+
 std::shared_ptr<void> make_pinned(std::size_t bytes) {
   void* data = nullptr;
   if (bytes == 0) return {};
@@ -42,6 +62,16 @@ std::shared_ptr<void> make_pinned(std::size_t bytes) {
     throw DeviceError(concat("out of page-locked memory: ", bytes, " bytes were asked for"));
   }
   return {data, [](void* held) { cudaFreeHost(held); }};
+}
+
+bool stream_ready(Stream stream) {
+  const cudaError_t state = cudaStreamQuery(stream_of(stream));
+  if (state == cudaErrorNotReady) {
+    cudaGetLastError();  // no error of anybody's
+    return false;
+  }
+  require_cuda(state, "CUDA stream");
+  return true;
 }
 
 void record_event(void* event, Stream stream) {

@@ -73,6 +73,14 @@ void forward_token(const ForwardChunk& chunk, std::int64_t token, double* z) {
   if (chunk.entropy_sum != nullptr) chunk.entropy_sum[token] = entropy / sum;
   if (chunk.weighted_sum != nullptr) chunk.weighted_sum[token] = weighted;
   if (chunk.argmax != nullptr) chunk.argmax[token] = best;
+  if (chunk.best != nullptr) chunk.best[token] = static_cast<float>(top);
+  if (chunk.wide != nullptr) {
+    chunk.wide[token] = WideSum();
+    for (std::int64_t j = 0; j < vocab; ++j) {
+      const double own = exponent_of(z[j]);
+      chunk.wide[token].add(std::exp2(z[j] * kLog2E - own), own);
+    }
+  }
   const std::int64_t per_token = chunk.features->targets_per_token;
   for (std::int64_t slot = token * per_token; slot < (token + 1) * per_token; ++slot) {
     if (chunk.targets.words[slot] >= 0)
@@ -159,7 +167,7 @@ void backward(const BackwardChunk& chunk) {
       for (std::int64_t k = 0; k < dim; ++k) row[k] += g * at(chunk.weight, word, k);
     }
     for (std::int64_t k = 0; k < dim; ++k) {
-      const std::int64_t index = chunk.hidden.row(token) * to.row_stride + k * to.col_stride;
+      const std::int64_t index = to.rows[token] * to.row_stride + k * to.col_stride;
       const double old = to.accumulate ? load_element(to.data, to.dtype, index) : 0.0;
       store_element(to.data, to.dtype, index, row[k] + old);
     }

@@ -81,6 +81,11 @@ class ChunkMemory {
       doubles += stride;
     }
     if (chunk.weighted_sum != nullptr) out.weighted = doubles;
+    if (chunk.wide != nullptr) {  // the last of the doubles
+      const std::int64_t before = (layout.state.doubles - kWideDoubles) * stride;
+      out.wide =
+          reinterpret_cast<WideSum*>(reinterpret_cast<double*>(from) + before) + panel * kPanel;
+    }
     if (chunk.tile_mass) out.base = mass_base(segment, panel);
     return out;
   }
@@ -220,6 +225,12 @@ void MergeSegments(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory,
         std::memcpy(&best_index, state.best_index + t, sizeof(best_index));
       }
     }
+    if (chunk.wide != nullptr) {
+      WideSum& wide = chunk.wide[first + t] = WideSum();
+      for (std::int64_t s = 0; s < memory.layout.segments; ++s)
+        wide.add(memory.state(s, panel, chunk).wide[t]);
+    }
+    if (chunk.best != nullptr) chunk.best[first + t] = best;
     chunk.exponent[first + t] = top;
     chunk.sum[first + t] = static_cast<float>(sum);
     if (chunk.entropy_sum != nullptr) chunk.entropy_sum[first + t] = entropy / sum;

@@ -48,7 +48,8 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
   out.d_hidden_wanted = d_hidden;
   out.d_weight_wanted = d_weight;
   out.state.floats = (features.argmax ? 4 : 2) + (sizes.far ? 1 : 0);
-  out.state.doubles = (features.entropy ? 1 : 0) + (features.label_smoothing ? 1 : 0);
+  out.state.doubles = (features.entropy ? 1 : 0) + (features.label_smoothing ? 1 : 0) +
+                      (features.word_ranks > 0 ? kWideDoubles : 0);
 
   const std::int64_t e = engine.element_bytes;
   const std::int64_t stored_tiles = backward ? ceil_div(sizes.stored_vocab, kVocabTile) : 0;

@@ -31,10 +31,12 @@ constexpr std::int64_t far_block_panels(std::int64_t token_panel) {
   return std::max<std::int64_t>(1, (128 + token_panel / 2) / token_panel);
 }
 
+inline constexpr int kWideDoubles = sizeof(WideSum) / sizeof(double);
+
 // Per-token state of one segment: arrays of floats, and of doubles for the sums asked for.
 struct StateFields {
   int floats = 2;   // exponent, sum; with argmax: best, index; with tile masses: base
-  int doubles = 0;  // entropy sum, weighted sum
+  int doubles = 0;  // entropy sum, weighted sum, a WideSum
 };
 
 struct Layout {

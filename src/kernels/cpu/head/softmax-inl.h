@@ -33,7 +33,8 @@ struct PanelState {
   float* best_index = nullptr;  // an int32 in a float's bits
   double* entropy = nullptr;    // sum_j 2^(z log2e - exponent) z
   double* weighted = nullptr;
-  float* base = nullptr;  // with tile masses: what they are relative to; -inf until one has mass
+  WideSum* wide = nullptr;  // of words spread over ranks
+  float* base = nullptr;    // with tile masses: what they are relative to; -inf until one has mass
 };
 
 // A tile's mass sum_j exp(z_ij) (times the softcap's slope) in 16 bit: log2 of it relative to a
@@ -55,6 +56,7 @@ inline void ResetState(const PanelState& state, std::int64_t tokens) {
     }
     if (state.entropy != nullptr) state.entropy[t] = 0.0;
     if (state.weighted != nullptr) state.weighted[t] = 0.0;
+    if (state.wide != nullptr) state.wide[t] = WideSum();
     if (state.base != nullptr) state.base[t] = -INFINITY;
   }
 }
@@ -191,6 +193,15 @@ HWY_INLINE void AbsorbWeighted(const LogitTransform& f, std::int64_t words,
   for (std::size_t i = 0; i < hn::Lanes(d); ++i) state.weighted[t + i] += part[i];
 }
 
+HWY_INLINE void AbsorbWide(V k, V sum, WideSum* HWY_RESTRICT wide) {
+  const D d;
+  HWY_ALIGN float exponents[kMaxLanes];
+  HWY_ALIGN float sums[kMaxLanes];
+  hn::Store(k, d, exponents);
+  hn::Store(sum, d, sums);
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) wide[i].add(sums[i], exponents[i]);
+}
+
 // Adds the block to the running state. With mass: keeps the codes of the block's masses in it. With
 // Stored: keeps 2^(z log2e - k) (times the softcap's slope) of each word and token in stored
 // [kVocabTile][kPanel], and k, integral, in stored_exponent [kPanel].
@@ -255,6 +266,7 @@ HWY_INLINE void AbsorbBlock(const LogitTransform& f, std::int64_t first_word, st
     hn::StoreU(high, d, state.exponent + t);
     hn::StoreU(hn::Add(old_part, new_part), d, state.sum + t);
 
+    if (state.wide != nullptr) AbsorbWide(k, sum, state.wide + t);
     if (state.best != nullptr) AbsorbBest<kPanel>(first_word, words, z, t, state);
     if (state.entropy != nullptr) {
       AbsorbEntropy<kPanel>(words, z, t, k, hn::IfThenZeroElse(none, old_factor),

@@ -438,9 +438,12 @@ inline void AddScaledTo(const float* x, float factor, float* y, std::int64_t n) 
 
 inline LseState RowLse(const float* x, std::int64_t n) {
   const float top = RowMax(x, n);
-  if (!(std::abs(top) < std::numeric_limits<float>::infinity())) {
-    return {0.0f, top < 0.0f ? 0.0f : top};  // empty, infinite or NaN
-  }
+  if (top == -std::numeric_limits<float>::infinity()) return {};
+  // Infinite or NaN, whatever it is merged with.
+  if (!(std::abs(top) < std::numeric_limits<float>::infinity()))
+    return {std::numeric_limits<float>::max(), top};
+  // Here fp32 is so coarse that the sum is no more than its largest term.
+  if (std::abs(top) * kLog2EFloat >= kMostExponent) return {top * kLog2EFloat, 1.0f};
   // (x - exponent ln(2)) log2(e): subtracting first, and in two exact parts, leaves small numbers
   // to round where the power is large.
   const float exponent = std::floor(top * kLog2EFloat);

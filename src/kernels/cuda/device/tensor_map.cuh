@@ -13,12 +13,11 @@
 #include <vector>
 
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/tile_sizes.h"
 #include "kernels/device_head.h"
 #include "logitless/dtype.h"
 
 namespace logitless::cuda {
-
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
                                  const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,

@@ -12,15 +12,11 @@
 
 #include "kernels/cuda/device/sm90.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
+#include "kernels/cuda/device/tile_sizes.h"
 
 namespace logitless::cuda {
 
-inline constexpr int kTileRows = 128;  // of a CTA
-inline constexpr int kTileColumns = 256;
-inline constexpr int kStep = 64;  // of the contracted dimension
 inline constexpr int kStages = 4;
-inline constexpr int kClusterCtas = 2;
-inline constexpr int kClusterRows = kClusterCtas * kTileRows;
 inline constexpr int kRowBytes = kTileRows * kStep * 2;  // one stage of the rows' operand
 inline constexpr int kColumnBytes = kTileColumns * kStep * 2;
 inline constexpr int kStageBytes = kRowBytes + kColumnBytes;

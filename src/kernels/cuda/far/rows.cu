@@ -83,8 +83,8 @@ __global__ void __launch_bounds__(kThreads)
   if (slot >= a.tokens * per_token) return;
   const std::int64_t token = slot / per_token;
   const std::int64_t word = target_of(c, slot);
-  if (!is_word(c, word)) return;
-  const int tile = order.positions[word] / static_cast<int>(kFarTile);
+  if (!is_here(c, word)) return;
+  const int tile = order.positions[row_of_word(c, word)] / static_cast<int>(kFarTile);
   if (keeps(a, token, tile / 2)) return;
   const float factor = mass_factor(a, token);
   if (factor == 0.0f) return;
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads)
   float taken = 0.0f;  // of the probability
   for (std::int64_t other = token * per_token; other < (token + 1) * per_token; ++other) {
     const std::int64_t named = target_of(c, other);
-    if (!is_word(c, named) || order.positions[named] / kFarTile != tile) continue;
+    if (!is_here(c, named) || order.positions[row_of_word(c, named)] / kFarTile != tile) continue;
     if (other < slot) return;  // that one's thread does it
     bool again = false;
     for (std::int64_t before = slot; before < other; ++before)
@@ -132,8 +132,8 @@ __global__ void __launch_bounds__(kThreads)
   const int per_token = c.shape.targets_per_token;
   if (slot >= a.tokens * per_token) return;
   const std::int64_t word = target_of(c, slot);
-  if (!is_word(c, word)) return;
-  const std::int64_t at = order.positions[word] - first;
+  if (!is_here(c, word)) return;
+  const std::int64_t at = order.positions[row_of_word(c, word)] - first;
   if (at < 0 || at >= words) return;
   if (lists(a, slot / per_token, static_cast<int>((first + at) / kFarGroup)))
     a.block[slot / per_token * a.stride + at] = __float2bfloat16(0.0f);
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kThreads)
   std::int64_t key = all.shape.vocab + 1 + token;  // each its own, and after all others
   if (counts(all, token)) {
     const std::int64_t word = target_of(all, token * all.shape.targets_per_token);
-    key = is_word(all, word) ? order.positions[word] + 1 : 0;
+    key = is_here(all, word) ? order.positions[row_of_word(all, word)] + 1 : 0;
   }
   keys[token] = static_cast<std::int32_t>(key);
 }

@@ -123,10 +123,10 @@ __global__ void __launch_bounds__(kThreads)
   const int per_token = c.shape.targets_per_token;
   if (slot >= a.tokens * per_token) return;
   const std::int64_t word = target_of(c, slot);
-  if (!is_word(c, word)) return;
+  if (!is_here(c, word)) return;
   const float share = logits[slot] * static_cast<float>(kLog2E) - a.total[slot / per_token];
   if (!(share > log2f(a.tau))) return;
-  const int group = order.positions[word] / static_cast<int>(kFarGroup);
+  const int group = order.positions[row_of_word(c, word)] / static_cast<int>(kFarGroup);
   atomicOr(a.block_groups + slot / per_token / kFarBlock * a.group_bits + group / 32,
            1u << (group % 32));
 }

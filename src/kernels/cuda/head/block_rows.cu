@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/numbers.cuh"
+#include "kernels/cuda/head/sizes.h"
 #include "kernels/cuda/head/targets.cuh"
 #include "kernels/device_gradient.h"
 #include "math/lse_state.h"
@@ -102,13 +103,13 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
     const std::int64_t slot = row * per_token + k;
     const std::int64_t word = target_of(c, slot);
     float coefficient = 0.0f;
-    if (is_word(c, word) && word >= b.first_word && word < b.first_word + b.words &&
-        !named_before(b, row, k, word)) {
-      const double omega = c.omega == nullptr ? 1.0 : c.omega[word];
+    const std::int64_t place = row_of_word(c, word) - b.first_word;  // in the block
+    if (is_here(c, word) && place >= 0 && place < b.words && !named_before(b, row, k, word)) {
+      const double omega = c.omega == nullptr ? 1.0 : c.omega[b.first_word + place];
       coefficient =
           static_cast<float>(target_coefficient(g, c.log_prob[slot], c.target_logit[slot], omega,
                                                 delta_of_word(b, row, word), 1.0, c.softcap));
-      if (block.exists()) block.clear(word - b.first_word);
+      if (block.exists()) block.clear(place);
     }
     b.coefficient[slot] = coefficient;
   }
@@ -116,12 +117,6 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const BlockCall b) {
 
 constexpr int kColumns = 256;  // of a thread block of the column sums
 constexpr int kRowGroups = 8;
-
-// Runs of rows summed apart: many where there are few columns.
-int row_parts(std::int64_t columns) {
-  return static_cast<int>(std::clamp<std::int64_t>(
-      (std::int64_t{1} << 18) / std::max<std::int64_t>(columns, 1), 2, 64));
-}
 
 // partial [parts][columns].
 template <typename T>
@@ -275,16 +270,11 @@ void prepare_block(const BlockCall& b) {
   require_cuda(cudaGetLastError(), "rows of the block");
 }
 
-std::size_t column_sum_workspace_bytes(std::int64_t columns) {
-  return static_cast<std::size_t>(columns) * static_cast<std::size_t>(row_parts(columns)) *
-         sizeof(float);
-}
-
 void sum_columns(const ColumnSumCall& c) {
   if (c.columns == 0) return;
   const auto stream = static_cast<cudaStream_t>(c.stream);
   auto* const partial = static_cast<float*>(c.workspace);
-  const int parts = row_parts(std::max(c.columns, c.all_columns));
+  const int parts = column_sum_parts(std::max(c.columns, c.all_columns));
   const dim3 grid(static_cast<unsigned>((c.columns + kColumns - 1) / kColumns),
                   static_cast<unsigned>(parts));
   with_type(c.dtype, [&](auto type) {

@@ -6,6 +6,7 @@
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/head/kernels.h"
+#include "kernels/cuda/head/sizes.h"
 #include "kernels/cuda/head/targets.cuh"
 #include "math/lse_state.h"
 #include "math/softcap.h"
@@ -14,26 +15,6 @@ namespace logitless::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-// Offsets in bytes of the workspace.
-struct CublasLayout {
-  explicit CublasLayout(const ForwardShape& s) : stride(padded_words(s.vocab)) {
-    scalars = take(sizeof(float) * 8);
-    gemm = take(static_cast<std::int64_t>(kCublasBytes));
-    const std::int64_t tokens = std::max<std::int64_t>(s.tokens, 1);
-    tops = take(tokens * 4);
-    inverse_sums = take(tokens * 4);
-    logits = take(tokens * stride * 4);
-  }
-  std::size_t take(std::int64_t bytes) {
-    const std::size_t at = total;
-    total += (static_cast<std::size_t>(bytes) + 255) / 256 * 256;
-    return at;
-  }
-  std::int64_t stride;
-  std::size_t total = 0;
-  std::size_t scalars, gemm, tops, inverse_sums, logits;
-};
 
 // On the device: 0, 1, what f16 blocks are multiplied by, and its inverse.
 struct Scalars {
@@ -111,11 +92,12 @@ __global__ void __launch_bounds__(kThreads)
   for (int k = threadIdx.x; k < per_token; k += kThreads) {
     const std::int64_t slot = row * per_token + k;
     const std::int64_t word = target_of(c, slot);
-    const bool named = is_word(c, word);
-    const float v = named ? transformed(z[word], c, word) : 0.0f;
+    const bool named = is_here(c, word);
+    const std::int64_t place = row_of_word(c, word);
+    const float v = named ? transformed(z[place], c, place) : 0.0f;
     if (c.target_logit != nullptr) c.target_logit[slot] = v;
     if (c.log_prob != nullptr) c.log_prob[slot] = named ? static_cast<float>(v - lse) : 0.0f;
-    if (!named && word != c.ignore_index) {
+    if (!is_target(c, word) && word != c.ignore_index) {
       const std::int64_t position = place_of(c, slot) + (c.sequence > 0 ? 1 : 0);
       atomicMin(reinterpret_cast<unsigned long long*>(c.bad_target),
                 static_cast<unsigned long long>(position));
@@ -129,7 +111,7 @@ __global__ void __launch_bounds__(kThreads)
     c.entropy[row] = valid ? static_cast<float>(lse - all.entropy / all.sum) : 0.0f;
   if (c.weighted_sum != nullptr)
     c.weighted_sum[row] = valid ? static_cast<float>(all.weighted) : 0.0f;
-  if (c.argmax != nullptr) c.argmax[row] = valid ? all.index : -1;
+  if (c.argmax != nullptr) c.argmax[row] = valid ? all.index + static_cast<int>(c.first_word) : -1;
 }
 
 // f16 has no room for gradients of a mean over many tokens: its blocks are multiplied by a power of
@@ -213,12 +195,8 @@ __global__ void __launch_bounds__(kThreads) add_weight_smoothing(const ProductsC
 
 std::string cublas_unsupported(const ForwardShape& s) {
   if (!cublas_missing().empty()) return cublas_missing();
-  if (padded_words(s.vocab) > INT32_MAX || s.dim > INT32_MAX)
-    return "sizes: cuBLAS takes less than 2^31 words and columns";
-  return {};
+  return cublas_refuses(s);
 }
-
-std::size_t cublas_workspace_bytes(const ForwardShape& shape) { return CublasLayout(shape).total; }
 
 void cublas_forward(const ForwardCall& c) {
   const auto stream = static_cast<cudaStream_t>(c.stream);

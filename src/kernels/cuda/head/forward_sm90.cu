@@ -6,40 +6,13 @@
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/head/forward_sm90.cuh"
 #include "kernels/cuda/head/kernels.h"
+#include "kernels/cuda/head/sizes.h"
 #include "kernels/cuda/head/token_kernels.cuh"
 #include "kernels/device_far.h"
 #include "kernels/device_order.h"
 
 namespace logitless::cuda {
 namespace {
-
-// Offsets in bytes of the workspace.
-struct ForwardLayout {
-  explicit ForwardLayout(const ForwardShape& s)
-      : rows(padded_tokens(s.tokens)),
-        token_pairs(rows / kClusterRows),
-        word_tiles(ceil_div(s.vocab, kTileColumns)) {
-    const std::int64_t map = rows * word_tiles * 4;
-    reference = take(rows * 4);
-    target_logits = take(s.tokens * s.targets_per_token * 4);
-    active = take((token_pairs + 1) * 4);
-    repair = take((token_pairs + 1) * 4);
-    sums = take(map);
-    entropy = take(s.entropy ? map : 0);
-    weighted = take(s.weighted_sum ? map : 0);
-    best = take(s.argmax ? map : 0);
-    best_index = take(s.argmax ? map : 0);
-  }
-  std::size_t take(std::int64_t bytes) {
-    const std::size_t at = total;
-    total += static_cast<std::size_t>(ceil_div(bytes, 256) * 256);
-    return at;
-  }
-
-  std::int64_t rows, token_pairs, word_tiles;
-  std::size_t total = 0;
-  std::size_t reference, target_logits, active, repair, sums, entropy, weighted, best, best_index;
-};
 
 // Pairs of token tiles whose hidden states take a third of an H200's second-level cache.
 int group_of(std::int64_t dim) {
@@ -117,13 +90,6 @@ void sweep(const ForwardCall& c, const ForwardArguments& tiles, const int* wante
 
 }  // namespace
 
-std::string hopper_unsupported(const ForwardShape& s) {
-  if (s.dtype != DType::bf16)
-    return concat("multiplies bf16, hidden and weight are ", name_of(s.dtype));
-  if (s.dim % 8 != 0) return concat("dim: expected a multiple of 8, got ", s.dim);
-  return {};
-}
-
 std::string hopper_unsupported(const ForwardCall& c) {
   const std::string reason = hopper_unsupported(c.shape);
   if (!reason.empty()) return reason;
@@ -139,14 +105,6 @@ std::string hopper_unsupported(const ForwardCall& c) {
   return {};
 }
 
-std::size_t hopper_workspace_bytes(const ForwardShape& shape) {
-  const std::size_t forward = ForwardLayout(shape).total;
-  // The products come when the forward's is free again.
-  return shape.gradients
-             ? std::max(forward, hopper_products_bytes(shape.tokens, shape.dim, shape.vocab))
-             : forward;
-}
-
 namespace {
 
 // Where a call's parts lie, and what its launches over tiles share.
@@ -157,7 +115,8 @@ struct Forward {
         base(static_cast<std::byte*>(c.workspace)),
         stream(static_cast<cudaStream_t>(c.stream)),
         reference(c.reference != nullptr ? c.reference : floats(layout.reference)),
-        targets(floats(layout.target_logits)),
+        own_targets(floats(layout.target_logits)),
+        targets(c.given_logits != nullptr ? c.given_logits : own_targets),
         active(c.active != nullptr ? c.active : ints(layout.active)),
         repair(ints(layout.repair)),
         store(c.stored_words > 0),
@@ -208,11 +167,12 @@ struct Forward {
   }
 
   const ForwardCall& call;
-  const ForwardLayout layout;
+  const HopperLayout layout;
   std::byte* const base;
   const cudaStream_t stream;
   float* const reference;
-  float* const targets;
+  float* const own_targets;
+  const float* const targets;
   int* const active;
   int* const repair;
   const bool store;
@@ -220,27 +180,43 @@ struct Forward {
   const dim3 threads = dim3(kRowsPerBlock, kParts);
 };
 
+void launch_target_logits(const ForwardCall& c, float* logits, const TokenFlags& flags) {
+  const std::int64_t slots = c.shape.tokens * c.shape.targets_per_token;
+  if (slots == 0) return;
+  target_logits<<<static_cast<unsigned>(ceil_div(slots, 8)), 256, 0,
+                  static_cast<cudaStream_t>(c.stream)>>>(c, logits, flags);
+  require_cuda(cudaGetLastError(), "target logits");
+}
+
 }  // namespace
 
-float* hopper_target_logits(const ForwardCall& c) { return Forward(c).targets; }
+float* hopper_own_target_logits(const ForwardCall& c) { return Forward(c).own_targets; }
+
+void hopper_target_logits(const ForwardCall& c, float* logits) {
+  const std::string reason = hopper_unsupported(c);
+  if (!reason.empty()) throw Unsupported(reason);
+  launch_target_logits(c, logits, TokenFlags{});
+}
 
 void hopper_begin_forward(const ForwardCall& c) {
   const std::string reason = hopper_unsupported(c);
   if (!reason.empty()) throw Unsupported(reason);
   const Forward f(c);
-  if (c.first_token == 0)
-    require_cuda(cudaMemsetAsync(c.bad_target, 0xff, sizeof(*c.bad_target), f.stream),
-                 "bad_target");
-  if (c.shape.tokens == 0) return;
-  for (int* const flags : {f.repair, f.active})
-    require_cuda(cudaMemsetAsync(flags, 0, (f.layout.token_pairs + 1) * sizeof(int), f.stream),
-                 "workspace");
-  const std::int64_t slots = c.shape.tokens * c.shape.targets_per_token;
-  target_logits<<<static_cast<unsigned>(ceil_div(slots, 8)), 256, 0, f.stream>>>(
-      c, f.targets, f.active, static_cast<int>(f.layout.token_pairs));
-  require_cuda(cudaGetLastError(), "target logits");
-  guess_reference<<<static_cast<unsigned>(f.layout.rows / 256), 256, 0, f.stream>>>(
-      c, f.targets, f.layout.rows, f.reference);
+  if (c.shape.tokens == 0) {
+    if (c.first_token == 0)
+      require_cuda(cudaMemsetAsync(c.bad_target, 0xff, sizeof(*c.bad_target), f.stream),
+                   "bad_target");
+    return;
+  }
+  const TokenFlags flags{f.active, f.repair, static_cast<int>(f.layout.token_pairs)};
+  if (c.given_logits == nullptr) {
+    launch_target_logits(c, f.own_targets, flags);
+  } else {
+    clear_flags<<<1, 1, 0, f.stream>>>(c, flags);
+    require_cuda(cudaGetLastError(), "flags of tokens");
+  }
+  guess_reference<<<static_cast<unsigned>(f.layout.token_pairs), 256, 0, f.stream>>>(
+      c, f.targets, flags, f.reference);
   require_cuda(cudaGetLastError(), "reference exponents");
 }
 

@@ -4,6 +4,7 @@
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/head/gradient_sm90.cuh"
 #include "kernels/cuda/head/kernels.h"
+#include "kernels/cuda/head/sizes.h"
 #include "kernels/device_far.h"
 
 namespace logitless::cuda {
@@ -23,8 +24,6 @@ ProductArguments product(const GradientOutput& out, std::int64_t rows, std::int6
   return p;
 }
 
-constexpr int kFinish = 5;  // steps of d_weight that the end of a tile takes as long as
-
 // How many tiles of d_weight the clusters do that have a tile of d_hidden less than the others.
 void balance(GradientArguments& a, int clusters) {
   const int hidden_tiles = a.hidden.row_pairs * a.hidden.column_tiles;
@@ -41,35 +40,6 @@ void require_map(const char* name, const void* data, std::int64_t stride, DType 
   if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0 || bytes % 16 != 0)
     throw Unsupported(concat("kernel hopper: ", name,
                              ": expected an address and rows that are multiples of 16 bytes"));
-}
-
-// Parts of d_hidden: more than one where its tiles are so few and so long that the clusters with
-// none would be done with d_weight before them. From sizes alone, for 66 clusters (an H200).
-int parts_of_hidden(std::int64_t tokens, std::int64_t dim) {
-  constexpr double kClusters = 66.0;
-  const auto columns = static_cast<double>(ceil_div(dim, kTileColumns));
-  const auto tiles = static_cast<double>(ceil_div(tokens, kClusterRows)) * columns;
-  // Steps of a tile to the steps of a cluster if all had the same; both go with the words.
-  const double share =
-      kClusters /
-      (tiles + columns * (static_cast<double>(ceil_div(tokens, kStep)) + kFinish) / 4.0);
-  return share > 0.95 ? static_cast<int>(std::min(8.0, std::ceil(2.0 * share))) : 1;
-}
-
-// Counters of Pace, whatever the number of multiprocessors.
-std::size_t pace_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words) {
-  const std::int64_t column_tiles = ceil_div(dim, kTileColumns);
-  const std::int64_t hidden = ceil_div(tokens, kClusterRows) * column_tiles;
-  const std::int64_t weight = ceil_div(words, kClusterRows) * column_tiles;
-  const int stretches = stretches_of(static_cast<int>(ceil_div(words, kStep)));
-  const auto bytes = static_cast<std::size_t>(hidden * stretches + weight) * sizeof(unsigned);
-  return (bytes + 255) / 256 * 256;
-}
-
-std::size_t workspace_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words, int parts) {
-  const std::int64_t sums = parts == 1 ? 0 : parts * padded_tokens(tokens) * dim;
-  return pace_bytes(tokens, dim, words) * static_cast<std::size_t>(parts) +
-         static_cast<std::size_t>(sums) * sizeof(float);
 }
 
 template <bool kFar, bool kRankOne>
@@ -98,24 +68,16 @@ FarSlabArguments far_slab(const ProductsCall& c) {
   return out;
 }
 
-}  // namespace
-
-std::size_t hopper_products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words) {
-  return workspace_bytes(tokens, dim, words, parts_of_hidden(tokens, dim));
-}
-
-namespace {
-
 // d_hidden in parts: the first of the workspace's bytes count paces, the sums come after them.
 struct HiddenParts {
   explicit HiddenParts(const ProductsCall& c) {
     if (c.d_hidden.data != nullptr && c.far.call == nullptr)
-      count = parts_of_hidden(c.tokens, c.dim);
+      count = hopper_hidden_parts(c.tokens, c.dim);
     // The last chunk may want more of them than those that the workspace is made for.
     while (count > 1 &&
-           workspace_bytes(c.tokens, c.dim, c.block_words, count) > c.kernel_workspace_bytes)
+           hopper_products_bytes(c.tokens, c.dim, c.block_words, count) > c.kernel_workspace_bytes)
       --count;
-    pace = pace_bytes(c.tokens, c.dim, c.block_words) * static_cast<std::size_t>(count);
+    pace = hopper_pace_bytes(c.tokens, c.dim, c.block_words) * static_cast<std::size_t>(count);
     sums = reinterpret_cast<float*>(static_cast<std::byte*>(c.kernel_workspace) + pace);
   }
   int count = 1;

@@ -6,6 +6,7 @@
 // less, or none, meanwhile work on d_weight, and in the end all do.
 #pragma once
 
+#include "kernels/cuda/head/sizes.h"
 #include "kernels/cuda/head/split_sums_sm90.cuh"
 
 namespace logitless::cuda {
@@ -114,10 +115,6 @@ class TileSchedule {
   int hidden_, early_, late_;
 };
 
-inline constexpr int kStretch = 16;  // steps of d_hidden between two looks at the others
-constexpr __host__ __device__ int stretches_of(int steps) {
-  return (steps + kStretch - 1) / kStretch;
-}
 // The first step of a tile of d_hidden, and how many: none where its tokens are ignored.
 __device__ __forceinline__ int first_step(const GradientArguments& a, int pair) {
   return pair / a.hidden_pairs * a.hidden.steps;
@@ -195,9 +192,9 @@ __device__ __forceinline__ bool multiply(const TileMemory& memory, StageCursor& 
 
 // z (the half h of a thread's rows) += factor * row, of which columns from `column` on are the
 // thread's. The loads come before the sums, many at a time.
+template <int kLoads = 16>
 __device__ __forceinline__ void add_row(float (&z)[128], int h, float factor,
                                         const __nv_bfloat16* row, int column, int columns) {
-  constexpr int kLoads = 16;
 #pragma unroll
   for (int part = 0; part < 32 / kLoads; ++part) {
     __nv_bfloat162 v[kLoads];
@@ -240,12 +237,10 @@ __device__ __forceinline__ void add_floats(float (&z)[128], int h, float factor,
   }
 }
 
-// z (the half h) += the targets' part of a word's row.
-__device__ __forceinline__ void add_entries_of(float (&z)[128], int h, const GradientArguments& a,
-                                               int word, int column) {
+// z (the half h) += the targets' part of a word's row, its entries [begin, end).
+__device__ __forceinline__ void add_entries(float (&z)[128], int h, const GradientArguments& a,
+                                            int begin, int end, int column) {
   const int columns = a.weight.columns;
-  const int begin = a.entry_begin[word];
-  const int end = a.entry_begin[word + 1];
   if (end - begin > kFewEntries) {
     const std::int64_t row = begin / (kFewEntries + 1);
     return add_floats(z, h, 1.0f, a.many + row * columns, column, columns);
@@ -255,6 +250,48 @@ __device__ __forceinline__ void add_entries_of(float (&z)[128], int h, const Gra
             column, columns);
   }
 }
+__device__ __forceinline__ void add_entries_of(float (&z)[128], int h, const GradientArguments& a,
+                                               int word, int column) {
+  add_entries(z, h, a, a.entry_begin[word], a.entry_begin[word + 1], column);
+}
+
+// The entries of a thread's two words, where sums are added: read before the products of a tile,
+// wanted after them. (In the kernels without sums it gained nothing.)
+struct TileEntries {
+  __device__ __forceinline__ TileEntries(const GradientArguments& a, int row) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (row + 8 * h >= a.weight.rows) continue;
+      begin[h] = __ldg(a.entry_begin + row + 8 * h);
+      end[h] = __ldg(a.entry_begin + row + 8 * h + 1);
+    }
+  }
+  // What the first ones are comes for both words at once, and a row of theirs in one go.
+  __device__ __forceinline__ void add_to(float (&z)[128], const GradientArguments& a,
+                                         int column) const {
+    float coefficient[2];
+    const __nv_bfloat16* rows[2];
+    bool few[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int count = end[h] - begin[h];
+      few[h] = count > 0 && count <= kFewEntries;
+      coefficient[h] = few[h] ? __ldg(a.entry_coefficient + begin[h]) : 0.0f;
+      rows[h] = a.hidden_rows + (few[h] ? __ldg(a.entry_token + begin[h]) : 0) * a.hidden_stride;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (few[h]) add_row<32>(z, h, coefficient[h], rows[h], column, a.weight.columns);
+      const int next = begin[h] + (few[h] ? 1 : 0);
+      if (next < end[h]) add_entries(z, h, a, next, end[h], column);
+    }
+  }
+  int begin[2] = {};
+  int end[2] = {};
+};
+struct NoEntries {
+  __device__ __forceinline__ NoEntries(const GradientArguments&, int) {}
+};
 
 // value = products * factor[row] (d_hidden) + row part * column part + targets.
 template <bool kHidden, bool kRankOne, bool kEntries>
@@ -311,7 +348,8 @@ __device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clu
   const int row = ((kHidden ? pair % a.hidden_pairs : pair) * kClusterCtas + rank) * kTileRows;
   const int column = tile % p.column_tiles * kTileColumns + rank * (kTileColumns / 2);
   constexpr bool kPaced = kHidden && !kFar;
-  if (!kHidden && kSums && a.sums.running.from == SumsFrom::sums)
+  const bool sums = !kHidden && kSums && a.sums.running.from == SumsFrom::sums;
+  if (sums)
     prefetch_sums(a.sums, out, pair * kClusterCtas + rank, tile % p.column_tiles, p.column_tiles);
   const int begin = kPaced ? first_step(a, pair) : 0;
   for_steps<kHidden, kFar>(a, pair, [&](int k) {
@@ -338,6 +376,9 @@ __device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clu
                        (1 << kClusterCtas) - 1);
     at.advance();
   });
+  if (sums && stages_sums(a.sums, p.rows, p.columns, pair, tile % p.column_tiles))
+    load_sums(memory, at, a.sums, out, pair * kClusterCtas + rank, tile % p.column_tiles,
+              p.column_tiles);
   const int steps = kPaced ? hidden_steps(a, pair) : 0;
   if (kPaced && steps < p.steps) {  // others may wait for stretches that this tile has not
     const int made = max(stretches_of(steps) - 1, 0);
@@ -397,6 +438,8 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
   const int row = (pair * kClusterCtas + cluster_rank()) * kTileRows;
   const int column = tile % p.column_tiles * kTileColumns;
   float z[128];
+  constexpr bool kAhead = !kHidden && kSums;  // kEntries too
+  const std::conditional_t<kAhead, TileEntries, NoEntries> entries(a, row + accumulator_row());
   const bool any = multiply<kHidden, kFar>(memory, at, a, pair, z);
   if (kHidden && kFar && !any) return;  // d_hidden is added to
 #pragma unroll
@@ -405,18 +448,27 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
     return put_words<kRankOne, kEntries>(z, a, row + accumulator_row(),
                                          column + accumulator_column());
   }
-  finish_product<kHidden, kRankOne, kEntries>(z, a, row + accumulator_row(),
-                                              column + accumulator_column());
+  const bool whole = row + kTileRows <= p.rows && column + kTileColumns <= p.columns;
+  const auto sums_of = [&] {
+    return TileSums(a.sums, p.rows, p.columns, row / kTileRows, column / kTileColumns,
+                    p.column_tiles);
+  };
+  if constexpr (!kHidden && kSums) {
+    if (stages_sums(a.sums, p.rows, p.columns, pair, column / kTileColumns)) {
+      add_staged(z, memory, at);
+    } else {
+      add_running(z, a.sums, sums_of(), whole);
+    }
+  }
+  finish_product<kHidden, kRankOne, kEntries && !kAhead>(z, a, row + accumulator_row(),
+                                                         column + accumulator_column());
+  if constexpr (kAhead) entries.add_to(z, a, column + accumulator_column());
   const int first_row = row + (threadIdx.x / 128 - 1) * 64;
   if constexpr (!kHidden && kSums) {
-    const TileSums sums(a.sums, p.rows, p.columns, row / kTileRows, column / kTileColumns,
-                        p.column_tiles);
-    const bool whole = row + kTileRows <= p.rows && column + kTileColumns <= p.columns;
-    add_running(z, a.sums, sums, whole);
     if (a.sums.running.last) {
       writer.put_bf16(z, out, column, first_row);
     } else {
-      put_running(z, writer, sums, whole, out, column, first_row);
+      put_running(z, writer, sums_of(), whole, out, column, first_row);
     }
   } else if (p.narrow) {
     writer.put_bf16(z, out, column, first_row);

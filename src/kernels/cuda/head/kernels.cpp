@@ -33,7 +33,7 @@ DeviceRates cublas_rates(DType dtype) {
 
 std::span<const DeviceKernel> device_kernels() {
   static constexpr FarForward kHopperFar = {.begin = hopper_begin_forward,
-                                            .target_logits = hopper_target_logits,
+                                            .target_logits = hopper_own_target_logits,
                                             .all_tiles = hopper_forward_tiles,
                                             .kept_tiles = hopper_forward_kept};
   static constexpr DeviceKernel kKernels[] = {
@@ -47,6 +47,7 @@ std::span<const DeviceKernel> device_kernels() {
        .unsupported = hopper_unsupported,
        .workspace_bytes = hopper_workspace_bytes,
        .forward = hopper_forward,
+       .target_logits = hopper_target_logits,
        .far = &kHopperFar,
        .gradient_block = hopper_gradient_block,
        .block_unscale = nullptr,
@@ -63,6 +64,7 @@ std::span<const DeviceKernel> device_kernels() {
        .unsupported = cublas_unsupported,
        .workspace_bytes = cublas_workspace_bytes,
        .forward = cublas_forward,
+       .target_logits = nullptr,
        .far = nullptr,
        .gradient_block = cublas_gradient_block,
        .block_unscale = cublas_block_unscale,
@@ -79,8 +81,7 @@ const DeviceKernel& find_device_kernel(std::string_view name) {
     if (name == kernel.name) return kernel;
     names += concat(names.empty() ? "" : ", ", kernel.name);
   }
-  throw InvalidArgument(concat("kernel: '", name, "' does not run on a GPU; there are ",
-                               names.empty() ? "none in a build without CUDA" : names));
+  throw InvalidArgument(concat("kernel: '", name, "' does not run on a GPU; there are ", names));
 }
 
 }  // namespace logitless::cuda

@@ -13,9 +13,10 @@ std::string hopper_unsupported(const ForwardShape& shape);
 // more for each of entropy and weighted_sum, two for argmax), and a few bytes a token.
 std::size_t hopper_workspace_bytes(const ForwardShape& shape);
 void hopper_forward(const ForwardCall& call);
+void hopper_target_logits(const ForwardCall& call, float* logits);
 // FarForward's.
 void hopper_begin_forward(const ForwardCall& call);
-float* hopper_target_logits(const ForwardCall& call);
+float* hopper_own_target_logits(const ForwardCall& call);
 void hopper_forward_tiles(const ForwardCall& call);
 void hopper_forward_kept(const ForwardCall& call);
 void hopper_gradient_block(const BlockCall& call);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/head/sizes.h"
 #include "kernels/cuda/head/targets.cuh"
 #include "kernels/device_loss.h"
 #include "math/lse_state.h"
@@ -11,12 +12,9 @@
 namespace logitless::cuda {
 namespace {
 
-constexpr int kThreads = 256;  // one token each
+constexpr int kThreads = kLossThreads;
 
-struct Sums {
-  double loss, lse, log_prob;
-  long long valid, correct;
-};
+using Sums = LossSums;
 // At the start of the workspace; partial sums [blocks] follow.
 struct Totals {
   double class_weight;
@@ -50,28 +48,39 @@ __device__ double token_weight(const LossCall& c, std::int64_t token) {
   return c.token_weight == nullptr ? 1.0 : c.token_weight[token];
 }
 
-// What `mean` divides by, of each token; partial [blocks].
+// What `mean` divides by, of a token.
+__device__ double share_of(const LossCall& c, const ForwardCall& all, std::int64_t row) {
+  if (row >= c.tokens || !counts(all, row)) return 0.0;
+  const double share = token_weight(c, row);
+  return c.target_weight == nullptr ? share * class_weight(c, target_of(all, row)) : share;
+}
+// partial [blocks]: of 256 tokens each.
 __global__ void __launch_bounds__(kThreads)
     sum_shares(const LossCall c, const ForwardCall all, double* partial) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  double mine = 0.0;
-  if (row < c.tokens && counts(all, row)) {
-    mine = token_weight(c, row);
-    if (c.target_weight == nullptr) mine *= class_weight(c, target_of(all, row));
-  }
-  const double sum = block_sum(mine);
+  const double sum = block_sum(share_of(c, all, row));
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
+// partial null: sums of `blocks` blocks of tokens as sum_shares', made here.
 __global__ void __launch_bounds__(kThreads)
-    set_totals(const LossCall c, std::int64_t vocab, const double* partial, int blocks,
+    set_totals(const LossCall c, const ForwardCall all, const double* partial, int blocks,
                Totals* totals) {
+  const std::int64_t vocab = all.vocab_of_targets();
   double shares = 0.0;
-  for (int b = threadIdx.x; b < blocks; b += kThreads) shares += partial[b];
+  if (partial == nullptr) {
+    for (int b = 0; b < blocks; ++b) {
+      const double sum = block_sum(share_of(c, all, std::int64_t{b} * kThreads + threadIdx.x));
+      if (threadIdx.x == b) shares = sum;
+      __syncthreads();  // of block_sum's memory
+    }
+  } else {
+    for (int b = threadIdx.x; b < blocks; b += kThreads) shares += partial[b];
+  }
   shares = block_sum(shares);
   double classes = 0.0;
   if (c.class_weight != nullptr && c.terms.label_smoothing != 0.0) {
-    __syncthreads();  // of block_sum's memory
+    __syncthreads();
     for (std::int64_t j = threadIdx.x; j < vocab; j += kThreads) classes += c.class_weight[j];
     classes = block_sum(classes);
   } else {
@@ -87,6 +96,23 @@ __global__ void __launch_bounds__(kThreads)
                                                         : c.grad_loss / normalizer;
 }
 
+// From the sums of all tokens. single: one target a token.
+__device__ void write_loss(const LossCall& c, bool single, const Sums& all) {
+  DeviceStatistics& s = *c.statistics;
+  s.valid_tokens = all.valid;
+  s.correct = c.argmax && single ? all.correct : -1;
+  const double count = static_cast<double>(all.valid);
+  s.mean_lse = all.valid == 0 ? 0.0 : all.lse / count;
+  s.mean_log_prob = all.valid == 0 || !single ? 0.0 : all.log_prob / count;
+  if (c.loss == nullptr || c.reduction == LossReduction::none) return;
+  double loss = all.loss;
+  if (c.reduction == LossReduction::mean) {
+    loss = s.normalizer == 0.0 ? (c.nan_if_empty ? nan("") : 0.0) : loss / s.normalizer;
+  }
+  *c.loss = s.bad_target == kNoBadTarget ? static_cast<float>(loss) : nanf("");
+}
+
+// partial null: the call's only block, which writes the loss itself.
 __global__ void __launch_bounds__(kThreads)
     losses_of_tokens(const LossCall c, const ForwardCall f, const Totals* totals, Sums* partial,
                      RowCoefficients* rows, float* deltas) {
@@ -104,7 +130,7 @@ __global__ void __launch_bounds__(kThreads)
       const std::int64_t slot = row * per_token + k;
       const std::int64_t word = target_of(f, slot);
       double delta = 0.0;
-      if (is_word(f, word)) {
+      if (is_target(f, word)) {
         mine.valid = 1;
         delta = loss.add_target(
             class_weight(c, word),
@@ -118,7 +144,7 @@ __global__ void __launch_bounds__(kThreads)
     if (mine.valid != 0) {
       if (loss.smooths()) {
         const double by_sum = loss.add_smoothing(lse, f.weighted_sum[row], totals->class_weight,
-                                                 static_cast<double>(f.shape.vocab));
+                                                 static_cast<double>(f.vocab_of_targets()));
         answer.gamma = static_cast<float>(by_sum * f.logit_scale);
       }
       answer.alpha = static_cast<float>(loss.add_lse(lse) * f.logit_scale);
@@ -132,7 +158,12 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (rows != nullptr) rows[row] = answer;  // padded_tokens of them
   const Sums sum = block_sum(mine);
-  if (threadIdx.x == 0) partial[f.first_token / kThreads + blockIdx.x] = sum;
+  if (threadIdx.x > 0) return;
+  if (partial == nullptr) {
+    write_loss(c, per_token == 1, sum);
+  } else {
+    partial[f.first_token / kThreads + blockIdx.x] = sum;
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -140,19 +171,7 @@ __global__ void __launch_bounds__(kThreads)
   Sums all{};
   for (int b = threadIdx.x; b < blocks; b += kThreads) all = plus(all, partial[b]);
   all = block_sum(all);
-  if (threadIdx.x > 0) return;
-  DeviceStatistics& s = *c.statistics;
-  s.valid_tokens = all.valid;
-  s.correct = c.argmax && single ? all.correct : -1;
-  const double count = static_cast<double>(all.valid);
-  s.mean_lse = all.valid == 0 ? 0.0 : all.lse / count;
-  s.mean_log_prob = all.valid == 0 || !single ? 0.0 : all.log_prob / count;
-  if (c.loss == nullptr || c.reduction == LossReduction::none) return;
-  double loss = all.loss;
-  if (c.reduction == LossReduction::mean) {
-    loss = s.normalizer == 0.0 ? (c.nan_if_empty ? nan("") : 0.0) : loss / s.normalizer;
-  }
-  *c.loss = s.bad_target == kNoBadTarget ? static_cast<float>(loss) : nanf("");
+  if (threadIdx.x == 0) write_loss(c, single, all);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -172,7 +191,7 @@ __global__ void __launch_bounds__(kThreads)
       const std::int64_t slot = row * per_token + k;
       const std::int64_t at = token * per_token + k;
       double delta = 0.0;
-      if (is_word(f, target_of(f, slot))) {
+      if (is_target(f, target_of(f, slot))) {
         valid = true;
         const double share = g.log_prob == nullptr ? 0.0 : g.log_prob[at];
         cotangent.lse -= share;
@@ -192,48 +211,52 @@ __global__ void __launch_bounds__(kThreads)
   rows[row] = answer;
 }
 
-int blocks_of(std::int64_t tokens) {
-  return static_cast<int>(std::max<std::int64_t>(1, (tokens + kThreads - 1) / kThreads));
-}
+constexpr int kFewBlocks = 4;  // which one block of threads goes through sooner than a launch comes
+
 template <typename T>
 T* partials(const LossCall& c) {
   return reinterpret_cast<T*>(static_cast<std::byte*>(c.workspace) + 256);
 }
 
-}  // namespace
+// One block has all tokens, which are one chunk then: chunks have 256 and more.
+bool finishes_at_once(const LossCall& c) { return c.finishes && c.tokens <= kThreads; }
 
-std::size_t loss_workspace_bytes(std::int64_t tokens) {
-  return 256 + (static_cast<std::size_t>(blocks_of(tokens)) * sizeof(Sums) + 255) / 256 * 256;
-}
+}  // namespace
 
 void begin_loss(const LossCall& c, const ForwardCall& all) {
   const auto stream = static_cast<cudaStream_t>(all.stream);
-  const int blocks = blocks_of(c.tokens);
-  sum_shares<<<blocks, kThreads, 0, stream>>>(c, all, partials<double>(c));
-  require_cuda(cudaGetLastError(), "weights of tokens");
-  set_totals<<<1, kThreads, 0, stream>>>(c, all.shape.vocab, partials<double>(c), blocks,
+  const int blocks = loss_blocks(c.tokens);
+  double* partial = nullptr;
+  if (blocks > kFewBlocks) {
+    partial = partials<double>(c);
+    sum_shares<<<blocks, kThreads, 0, stream>>>(c, all, partial);
+    require_cuda(cudaGetLastError(), "weights of tokens");
+  }
+  set_totals<<<1, kThreads, 0, stream>>>(c, all, partial, blocks,
                                          static_cast<Totals*>(c.workspace));
   require_cuda(cudaGetLastError(), "normalizer");
 }
 
 void token_losses(const LossCall& c, const ForwardCall& chunk, RowCoefficients* rows,
                   float* delta) {
-  losses_of_tokens<<<blocks_of(chunk.shape.tokens), kThreads, 0,
+  losses_of_tokens<<<loss_blocks(chunk.shape.tokens), kThreads, 0,
                      static_cast<cudaStream_t>(chunk.stream)>>>(
-      c, chunk, static_cast<const Totals*>(c.workspace), partials<Sums>(c), rows, delta);
+      c, chunk, static_cast<const Totals*>(c.workspace),
+      finishes_at_once(c) ? nullptr : partials<Sums>(c), rows, delta);
   require_cuda(cudaGetLastError(), "losses of tokens");
 }
 
 void finish_loss(const LossCall& c, const ForwardCall& all) {
+  if (finishes_at_once(c)) return;
   reduce_losses<<<1, kThreads, 0, static_cast<cudaStream_t>(all.stream)>>>(
-      c, all.shape.targets_per_token == 1, partials<Sums>(c), blocks_of(c.tokens));
+      c, all.shape.targets_per_token == 1, partials<Sums>(c), loss_blocks(c.tokens));
   require_cuda(cudaGetLastError(), "loss");
 }
 
 void token_cotangents(const CotangentCall& cotangents, const ForwardCall& chunk,
                       RowCoefficients* rows, float* delta) {
   if (chunk.shape.tokens == 0) return;
-  answer_cotangents<<<blocks_of(chunk.shape.tokens), kThreads, 0,
+  answer_cotangents<<<loss_blocks(chunk.shape.tokens), kThreads, 0,
                       static_cast<cudaStream_t>(chunk.stream)>>>(cotangents, chunk, rows, delta);
   require_cuda(cudaGetLastError(), "cotangents of tokens");
 }

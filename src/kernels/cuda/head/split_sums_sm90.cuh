@@ -36,6 +36,31 @@ __device__ __forceinline__ void prefetch_sums(const SplitSums& s, const CUtensor
   bulk_prefetch(low_tile(s, row_tile, column_tile, column_tiles), kSplitTileBytes);
 }
 
+// Whether the sums of a cluster's tile come by way of two stages, one of each consumer, after those
+// of its products: 64 x 256 of 16 bits in the columns' part, their bytes in the rows'.
+__device__ __forceinline__ bool stages_sums(const SplitSums& s, int rows, int columns, int pair,
+                                            int column_tile) {
+  return s.running.from == SumsFrom::sums && (pair + 1) * kClusterRows <= rows &&
+         (column_tile + 1) * kTileColumns <= columns;
+}
+__device__ __forceinline__ void load_sums(const TileMemory& memory, StageCursor& at,
+                                          const SplitSums& s, const CUtensorMap* high, int row_tile,
+                                          int column_tile, int column_tiles) {
+  static_assert(kColumnBytes == 4 * kBoxBytes && kRowBytes == kSplitTileBytes / 2);
+  const std::uint8_t* const low = low_tile(s, row_tile, column_tile, column_tiles);
+  for (int half = 0; half < 2; ++half) {
+    std::uint64_t* const full = memory.full + at.stage;
+    barrier_wait(memory.empty + at.stage, at.phase ^ 1);
+    barrier_expect(full, kStageBytes);
+    for (int b = 0; b < 4; ++b) {
+      tma_load(memory.columns + at.stage * kColumnBytes + b * kBoxBytes, high, full,
+               column_tile * kTileColumns + b * 64, row_tile * kTileRows + half * 64);
+    }
+    bulk_load(memory.rows + at.stage * kRowBytes, low + half * kRowBytes, kRowBytes, full);
+    at.advance();
+  }
+}
+
 // A consumer's 64 x 256 sums. Register 4 i + 2 h + j: accumulator_row, accumulator_column.
 class TileSums {
  public:
@@ -109,6 +134,14 @@ __device__ __forceinline__ float joined(unsigned pair, unsigned low) {
   return __uint_as_float(__byte_perm(pair, low, kHalf | kByte << 4 | kByte));
 }
 
+__device__ __forceinline__ void add_four(float* four, unsigned upper, unsigned lower,
+                                         unsigned low) {
+  four[0] += joined<0>(upper, low);
+  four[1] += joined<1>(upper, low);
+  four[2] += joined<2>(lower, low);
+  four[3] += joined<3>(lower, low);
+}
+
 __device__ __forceinline__ unsigned part_of(const uint4& v, int q) {
   return q == 0 ? v.x : q == 1 ? v.y : q == 2 ? v.z : v.w;
 }
@@ -129,11 +162,7 @@ __device__ __forceinline__ void add_sums(float (&z)[128], const TileSums& sums) 
       const unsigned upper = groups[g].high[2 * q];
       const unsigned lower = groups[g].high[2 * q + 1];
       if constexpr (kLow) {
-        const unsigned low = part_of(groups[g].low, q);
-        four[0] += joined<0>(upper, low);
-        four[1] += joined<1>(upper, low);
-        four[2] += joined<2>(lower, low);
-        four[3] += joined<3>(lower, low);
+        add_four(four, upper, lower, part_of(groups[g].low, q));
       } else {
         four[0] += __uint_as_float(upper << 16);
         four[1] += __uint_as_float(upper & 0xffff0000u);
@@ -143,6 +172,39 @@ __device__ __forceinline__ void add_sums(float (&z)[128], const TileSums& sums) 
     }
     if (g + kAhead < kGroups) groups[g + kAhead] = sums.load<kInPlace, kLow>(g + kAhead);
   }
+}
+
+// z += the sums that load_sums has brought.
+__device__ __forceinline__ void add_staged(float (&z)[128], const TileMemory& memory,
+                                           StageCursor& at) {
+  const int consumer = static_cast<int>(threadIdx.x / 128) - 1;
+  int stages[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {  // of both: a barrier's phases are waited for one by one
+    barrier_wait(memory.full + at.stage, at.phase);
+    stages[half] = at.stage;
+    at.advance();
+  }
+  const int mine = consumer == 0 ? stages[0] : stages[1];
+  const unsigned char* const high = memory.columns + mine * kColumnBytes;
+  const unsigned char* const low = memory.rows + mine * kRowBytes + threadIdx.x % 128 * 16;
+#pragma unroll
+  for (int g = 0; g < 8; ++g) {
+    const uint4 bytes = *reinterpret_cast<const uint4*>(low + g * 2048);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const TileWriter::OrderedPlace place(g % 2 * 2 + k);
+      const uint4 words = *reinterpret_cast<const uint4*>(
+          high + g / 2 * kBoxBytes + place.row * 128 + ((place.chunk ^ (place.row & 7)) << 4));
+      add_four(z + 16 * g + 8 * k, words.x, words.y, k == 0 ? bytes.x : bytes.z);
+      add_four(z + 16 * g + 8 * k + 4, words.z, words.w, k == 0 ? bytes.y : bytes.w);
+    }
+  }
+  __syncwarp();
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    if (lane < kClusterCtas) barrier_arrive_at(memory.empty + stages[half], lane);
 }
 
 // z += the sums so far. Afterwards what was read may be written over, by any thread and by the copy

@@ -15,11 +15,15 @@ unsigned blocks_of(std::int64_t count) {
   return static_cast<unsigned>(std::max<std::int64_t>(1, (count + kThreads - 1) / kThreads));
 }
 
+__device__ __forceinline__ std::int32_t row_or_none(const ForwardCall& c, std::int64_t slot) {
+  const std::int64_t word = target_of(c, slot);
+  return is_here(c, word) ? static_cast<std::int32_t>(row_of_word(c, word)) : kNoWord;
+}
+
 __global__ void __launch_bounds__(kThreads) read_words(const ForwardCall c, std::int32_t* words) {
   const std::int64_t slot = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (slot >= c.shape.tokens * c.shape.targets_per_token) return;
-  const std::int64_t word = target_of(c, slot);
-  words[slot] = is_word(c, word) ? static_cast<std::int32_t>(word) : kNoWord;
+  words[slot] = row_or_none(c, slot);
 }
 
 constexpr std::int32_t kOthers = 512;  // compared by one block of threads
@@ -40,6 +44,34 @@ __global__ void __launch_bounds__(kThreads)
   for (std::int32_t i = 0; i < length; ++i)
     before += others[i] < word || (others[i] == word && first + i < slot) ? 1 : 0;
   atomicAdd(places + slot, before);  // of integers: in any order
+}
+
+// All of it by one block, for at most as many slots as it has threads. word_of(slot).
+constexpr std::int32_t kOneBlock = 1024;
+template <typename WordOf>
+__device__ __forceinline__ void order_in_block(const WordOf& word_of, const TargetOrder& order,
+                                               std::int32_t count) {
+  __shared__ std::int32_t words[kOneBlock];
+  const auto slot = static_cast<std::int32_t>(threadIdx.x);
+  const std::int32_t word = slot < count ? word_of(slot) : kNoWord;
+  words[slot] = word;
+  __syncthreads();
+  if (slot >= count) return;
+  std::int32_t place = 0;
+#pragma unroll 8
+  for (std::int32_t i = 0; i < count; ++i)
+    place += words[i] < word || (words[i] == word && i < slot) ? 1 : 0;
+  order.words[slot] = word;
+  order.places[slot] = place;
+  order.slots[place] = slot;
+}
+__global__ void __launch_bounds__(kOneBlock)
+    order_block_of_targets(const ForwardCall c, const TargetOrder order, std::int32_t count) {
+  order_in_block([&](std::int32_t slot) { return row_or_none(c, slot); }, order, count);
+}
+__global__ void __launch_bounds__(kOneBlock)
+    order_block_of_keys(const TargetOrder order, std::int32_t count) {
+  order_in_block([&](std::int32_t slot) { return order.words[slot]; }, order, count);
 }
 
 // With counts: those of each word, those before it, slots in any order among equals, and then in
@@ -200,8 +232,12 @@ __global__ void __launch_bounds__(kThreads) sum_words(const ProductsCall c, floa
 void order_targets(const ForwardCall& c, const TargetOrder& order) {
   const std::int64_t count = c.shape.tokens * c.shape.targets_per_token;
   if (count == 0) return;
-  read_words<<<blocks_of(count), kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(c,
-                                                                                     order.words);
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  if (count <= kOneBlock) {
+    order_block_of_targets<<<1, kOneBlock, 0, stream>>>(c, order, static_cast<std::int32_t>(count));
+    return require_cuda(cudaGetLastError(), "order of the targets");
+  }
+  read_words<<<blocks_of(count), kThreads, 0, stream>>>(c, order.words);
   require_cuda(cudaGetLastError(), "words of the targets");
   order_keys(order, count, c.shape.vocab, c.stream);
 }
@@ -209,6 +245,10 @@ void order_targets(const ForwardCall& c, const TargetOrder& order) {
 void order_keys(const TargetOrder& order, std::int64_t count, std::int64_t bound, Stream of_call) {
   const auto stream = static_cast<cudaStream_t>(of_call);
   const auto slots = static_cast<std::int32_t>(count);
+  if (count <= kOneBlock) {
+    order_block_of_keys<<<1, kOneBlock, 0, stream>>>(order, slots);
+    return require_cuda(cudaGetLastError(), "order of the targets");
+  }
   if (count <= kFewTargets) {
     require_cuda(cudaMemsetAsync(order.places, 0, static_cast<std::size_t>(count) * 4, stream),
                  "order of the targets");

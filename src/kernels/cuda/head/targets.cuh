@@ -27,14 +27,24 @@ __device__ __forceinline__ std::int64_t target_of(const ForwardCall& c, std::int
   return c.wide_targets ? static_cast<const std::int64_t*>(c.targets)[slot]
                         : static_cast<const std::int32_t*>(c.targets)[slot];
 }
-__device__ __forceinline__ bool is_word(const ForwardCall& c, std::int64_t word) {
-  return word >= 0 && word < c.shape.vocab && word != c.ignore_index;
+// Whether it is a target: a word of the whole vocabulary, wherever its row of weight is.
+__device__ __forceinline__ bool is_target(const ForwardCall& c, std::int64_t word) {
+  return word >= 0 && word < c.vocab_of_targets() && word != c.ignore_index;
+}
+// Its row among those of weight. Of targets that are here.
+__device__ __forceinline__ std::int64_t row_of_word(const ForwardCall& c, std::int64_t word) {
+  return word - c.first_word;
+}
+// Whether it is a target with its row among those of weight.
+__device__ __forceinline__ bool is_here(const ForwardCall& c, std::int64_t word) {
+  const std::int64_t row = row_of_word(c, word);
+  return is_target(c, word) && row >= 0 && row < c.shape.vocab;
 }
 // Whether a token has a target.
 __device__ __forceinline__ bool counts(const ForwardCall& c, std::int64_t row) {
   const int per_token = c.shape.targets_per_token;
   for (int k = 0; k < per_token; ++k)
-    if (is_word(c, target_of(c, row * per_token + k))) return true;
+    if (is_target(c, target_of(c, row * per_token + k))) return true;
   return false;
 }
 

@@ -12,37 +12,47 @@
 
 namespace logitless::cuda {
 
-// One warp for each target: target_logits [tokens, K] = z, 0 where ignored. A target out of range
-// is noted in bad_target. active [token pairs + 1] gets a 1 for each 256 tokens with a target, and
-// in its last element.
+// What the token kernels leave of a chunk beside numbers of its tokens, each [token pairs + 1]: the
+// last element is of all pairs.
+struct TokenFlags {
+  int* active = nullptr;  // 1 for 256 tokens with a target
+  int* repair = nullptr;  // 1 for 256 tokens with a sum out of range
+  int token_pairs = 0;
+};
+
+// What guess_reference adds to.
+__device__ __forceinline__ void clear(const ForwardCall& c, const TokenFlags& flags) {
+  flags.active[flags.token_pairs] = 0;
+  flags.repair[flags.token_pairs] = 0;
+  if (c.first_token == 0) *c.bad_target = kNoBadTarget;
+}
+// By one thread: where target_logits is not run.
+__global__ void clear_flags(const ForwardCall c, const TokenFlags flags) { clear(c, flags); }
+
+// One warp for each target: logits [tokens, K] = z, 0 where it is not here. Clears the flags, if
+// there are any.
 __global__ void __launch_bounds__(256)
-    target_logits(const ForwardCall c, float* logits, int* active, int token_pairs) {
+    target_logits(const ForwardCall c, float* logits, const TokenFlags flags) {
+  if (flags.active != nullptr && blockIdx.x == 0 && threadIdx.x == 0) clear(c, flags);
   const std::int64_t slot = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   const int lane = threadIdx.x % 32;
   const int per_token = c.shape.targets_per_token;
   if (slot >= c.shape.tokens * per_token) return;
   const std::int64_t word = target_of(c, slot);
   float z = 0.0f;
-  if (is_word(c, word)) {
+  if (is_here(c, word)) {
+    const std::int64_t row = row_of_word(c, word);
     const auto* x =
         static_cast<const __nv_bfloat16*>(c.hidden) + slot / per_token * c.hidden_stride;
-    const auto* w = static_cast<const __nv_bfloat16*>(c.weight) + word * c.weight_stride;
+    const auto* w = static_cast<const __nv_bfloat16*>(c.weight) + row * c.weight_stride;
     for (std::int64_t k = lane * 2; k < c.shape.dim; k += 64) {  // dim is even
       const float2 a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(x + k));
       const float2 b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(w + k));
       z = fmaf(a.x, b.x, fmaf(a.y, b.y, z));
     }
     for (int step = 16; step > 0; step /= 2) z += __shfl_xor_sync(~0u, z, step);
-    if (c.bias != nullptr) z += c.bias[word];
+    if (c.bias != nullptr) z += c.bias[row];
     z = softcap(z * c.logit_scale, c.softcap);
-    if (lane == 0) {
-      active[slot / per_token / 256] = 1;
-      active[token_pairs] = 1;
-    }
-  } else if (word != c.ignore_index && lane == 0) {
-    const std::int64_t position = place_of(c, slot) + (c.sequence > 0 ? 1 : 0);
-    atomicMin(reinterpret_cast<unsigned long long*>(c.bad_target),
-              static_cast<unsigned long long>(position));
   }
   if (lane == 0) logits[slot] = z;
 }
@@ -67,22 +77,41 @@ __device__ __forceinline__ float reference_of(float logit) {
   return isfinite(exponent) ? exponent : 0.0f;
 }
 
+// Whether a call's target logits have that of this word: given, or made of the rows here.
+__device__ __forceinline__ bool has_logit(const ForwardCall& c, std::int64_t word) {
+  return c.given_logits != nullptr ? is_target(c, word) : is_here(c, word);
+}
+
 // reference[token] = the exponent of the greatest of its targets' logits, 0 where there is none:
-// seldom more than some tens of bits below the greatest logit.
+// seldom more than some tens of bits below the greatest logit. A block for each pair of tiles,
+// whose flags it sets; a target out of range is noted in bad_target.
 __global__ void __launch_bounds__(256)
-    guess_reference(const ForwardCall c, const float* target_logits, std::int64_t padded_tokens,
+    guess_reference(const ForwardCall c, const float* target_logits, const TokenFlags flags,
                     float* reference) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x;
-  if (row >= padded_tokens) return;
   const int per_token = c.shape.targets_per_token;
   float top = -INFINITY;
+  bool any = false;
   if (row < c.shape.tokens) {
     for (int k = 0; k < per_token; ++k) {
       const std::int64_t slot = row * per_token + k;
-      if (is_word(c, target_of(c, slot))) top = fmaxf(top, target_logits[slot]);
+      const std::int64_t word = target_of(c, slot);
+      if (has_logit(c, word)) top = fmaxf(top, target_logits[slot]);
+      if (is_target(c, word)) {
+        any = true;
+      } else if (word != c.ignore_index) {
+        const std::int64_t position = place_of(c, slot) + (c.sequence > 0 ? 1 : 0);
+        atomicMin(reinterpret_cast<unsigned long long*>(c.bad_target),
+                  static_cast<unsigned long long>(position));
+      }
     }
   }
   reference[row] = reference_of(top);
+  any = __syncthreads_or(any) != 0;
+  if (threadIdx.x > 0) return;
+  flags.active[blockIdx.x] = any;
+  flags.repair[blockIdx.x] = 0;
+  if (any) flags.active[flags.token_pairs] = 1;
 }
 
 // reference[token] = the exponent of the greatest logit, 0 where there is none.
@@ -107,6 +136,17 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
 // the reference was of another magnitude than the greatest logit.
 inline constexpr double kLeastSum = 0x1p-20;
 inline constexpr double kMostSum = 0x1p60;
+
+// Whether a token's reference came from given logits. Sums of some of the words may be as small as
+// they like then: that of all words is at least 1/2.
+__device__ __forceinline__ bool has_given_reference(const ForwardCall& c, std::int64_t row) {
+  if (c.given_logits == nullptr) return false;
+  float top = -INFINITY;
+  const std::int64_t first = row * c.shape.targets_per_token;
+  for (int k = 0; k < c.shape.targets_per_token; ++k)
+    if (is_target(c, target_of(c, first + k))) top = fmaxf(top, c.given_logits[first + k]);
+  return isfinite(top);
+}
 
 // Tiles of words by position come in no order of their words.
 __device__ __forceinline__ bool leads(float best, int index, float than, int its_index) {
@@ -157,7 +197,8 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     }
   }
   if (more != nullptr && made) mine.sum += more[row];
-  if (repair != nullptr && made && (mine.sum < kLeastSum || mine.sum > kMostSum)) {
+  if (repair != nullptr && made &&
+      (mine.sum > kMostSum || (mine.sum < kLeastSum && !has_given_reference(c, row)))) {
     repair[row / 256] = 1;
     repair[(c.shape.tokens + 255) / 256] = 1;
   }
@@ -170,10 +211,11 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     c.entropy[row] = valid_row ? static_cast<float>(lse - mine.entropy / mine.sum) : 0.0f;
   if (c.weighted_sum != nullptr)
     c.weighted_sum[row] = valid_row ? static_cast<float>(mine.weighted) : 0.0f;
-  if (c.argmax != nullptr) c.argmax[row] = valid_row ? mine.index : -1;
+  if (c.argmax != nullptr)
+    c.argmax[row] = valid_row ? mine.index + static_cast<int>(c.first_word) : -1;
   for (int k = 0; k < per_token; ++k) {
     const std::int64_t slot = row * per_token + k;
-    const bool valid = is_word(c, target_of(c, slot));
+    const bool valid = has_logit(c, target_of(c, slot));
     const float z = target_logits[slot];
     if (c.target_logit != nullptr) c.target_logit[slot] = valid ? z : 0.0f;
     if (c.log_prob != nullptr) c.log_prob[slot] = valid ? static_cast<float>(z - lse) : 0.0f;

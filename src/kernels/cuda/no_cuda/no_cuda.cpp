@@ -1,6 +1,8 @@
 // Stands in for the CUDA kernels in a build without CUDA.
 #include "core/check.h"
+#include "kernels/cuda/cublas.h"
 #include "kernels/cuda/head/kernels.h"
+#include "kernels/cuda/head/sizes.h"
 #include "kernels/device_attention.h"
 #include "kernels/device_far.h"
 #include "kernels/device_loss.h"
@@ -38,11 +40,22 @@ void Timer::start(Stream) { refuse(); }
 float Timer::stop(Stream) { refuse(); }
 
 std::string hopper_unsupported(const ForwardCall&) { return kReason; }
-std::size_t hopper_workspace_bytes(const ForwardShape&) { refuse(); }
 void hopper_forward(const ForwardCall&) { refuse(); }
+void hopper_begin_forward(const ForwardCall&) { refuse(); }
+void hopper_target_logits(const ForwardCall&, float*) { refuse(); }
+float* hopper_own_target_logits(const ForwardCall&) { refuse(); }
+void hopper_forward_tiles(const ForwardCall&) { refuse(); }
+void hopper_forward_kept(const ForwardCall&) { refuse(); }
+void hopper_gradient_block(const BlockCall&) { refuse(); }
+void hopper_gradient_products(const ProductsCall&) { refuse(); }
+// Of a machine that has it.
+std::string cublas_unsupported(const ForwardShape& shape) { return cublas_refuses(shape); }
+void cublas_prepare() { refuse(); }
+void cublas_forward(const ForwardCall&) { refuse(); }
+void cublas_gradient_block(const BlockCall&) { refuse(); }
+const float* cublas_block_unscale(const ForwardCall&) { refuse(); }
+void cublas_gradient_products(const ProductsCall&) { refuse(); }
 
-std::span<const DeviceKernel> device_kernels() { return {}; }
-const DeviceKernel& find_device_kernel(std::string_view) { refuse(); }
 void prepare_block(const BlockCall&) { refuse(); }
 void order_targets(const ForwardCall&, const TargetOrder&) { refuse(); }
 void list_targets(const BlockCall&, const TargetOrder&, const TargetEntries&) { refuse(); }
@@ -78,7 +91,6 @@ void compare_audited(const ForwardCall&, const FarAudit&, const float*, FarSums*
 void add_weight_targets(const ProductsCall&) { refuse(); }
 void sum_many_entries(const ProductsCall&, float*) { refuse(); }
 void add_bias_targets(const TargetEntries&, std::int64_t, float*, Stream) { refuse(); }
-std::size_t column_sum_workspace_bytes(std::int64_t) { refuse(); }
 void sum_columns(const ColumnSumCall&) { refuse(); }
 void add_bias_smoothing(const RowCoefficients*, std::int64_t, const float*, std::int64_t, float*,
                         Stream) {
@@ -97,12 +109,9 @@ std::string moments_unsupported() { return kReason; }
 std::size_t moments_workspace_bytes(const ForwardShape&) { refuse(); }
 void measure_moments(const MomentsCall&) { refuse(); }
 
-std::string attention_unsupported(const AttentionCall&, int) { return kReason; }
-std::size_t attention_scratch_bytes(const AttentionCall&, bool, int) { refuse(); }
 void attention_forward(const AttentionCall&) { refuse(); }
 void attention_backward(const AttentionCall&) { refuse(); }
 
-std::size_t loss_workspace_bytes(std::int64_t) { refuse(); }
 void begin_loss(const LossCall&, const ForwardCall&) { refuse(); }
 void token_losses(const LossCall&, const ForwardCall&, RowCoefficients*, float*) { refuse(); }
 void finish_loss(const LossCall&, const ForwardCall&) { refuse(); }

@@ -12,7 +12,8 @@ namespace {
 
 struct Product::State {};
 Product::Product(const ProductShape&) { refuse(); }
-void Product::run(const void*, const void*, void*, void*, Stream) const { refuse(); }
+void Product::run(const ProductCall&) const { refuse(); }
+bool Product::fused() const { refuse(); }
 const char* Product::kernel() const { refuse(); }
 
 void take_rows(const TakeCall&) { refuse(); }

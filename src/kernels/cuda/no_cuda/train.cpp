@@ -11,10 +11,15 @@ namespace {
 }  // namespace
 
 std::string device_name(int) { refuse(); }
+void set_current_device(int) { refuse(); }
 MemorySizes memory_sizes() { refuse(); }
 std::shared_ptr<void> make_stream() { refuse(); }
 std::shared_ptr<void> make_event() { refuse(); }
+std::shared_ptr<void> make_timed_event() { refuse(); }
+void record_timed_event(void*, Stream) { refuse(); }
+double seconds_between(void*, void*) { refuse(); }
 std::shared_ptr<void> make_pinned(std::size_t) { refuse(); }
+bool stream_ready(Stream) { refuse(); }
 void record_event(void*, Stream) { refuse(); }
 void wait_event(void*) { refuse(); }
 void copy_async(void*, const void*, std::size_t, Stream) { refuse(); }
@@ -26,5 +31,6 @@ void launch_graph(void*, Stream) { refuse(); }
 void adamw_reset(const AdamWCall&) { refuse(); }
 void adamw_loss(const AdamWCall&, const float*, bool) { refuse(); }
 void adamw_step(const AdamWCall&, const AdamWRates*, AdamWReport*) { refuse(); }
+void adamw_round(const AdamWCall&) { refuse(); }
 
 }  // namespace logitless::cuda

@@ -6,7 +6,6 @@
 namespace logitless::cuda {
 
 // Every dtype, shape and stride, compute capability 8.0 and more.
-std::size_t attention_any_scratch_bytes(const AttentionCall& call, bool backward);
 void attention_any_forward(const AttentionCall& call);
 void attention_any_backward(const AttentionCall& call);
 
@@ -15,8 +14,6 @@ bool attention_sm90_takes_sizes(const AttentionCall& call, int compute_capabilit
 // Whether the places of the operands and outputs suit it, too.
 bool attention_sm90_takes(const AttentionCall& call, bool backward);
 void attention_sm90_forward(const AttentionCall& call);
-// Of the backward.
-std::size_t attention_sm90_scratch_bytes(const AttentionCall& call);
 void attention_sm90_backward(const AttentionCall& call);
 
 }  // namespace logitless::cuda

@@ -95,10 +95,6 @@ void make_deltas(const AttentionCall& call, float* delta) {
 
 }  // namespace
 
-std::size_t attention_any_scratch_bytes(const AttentionCall& call, bool backward) {
-  return backward ? static_cast<std::size_t>(call.batch * call.heads * call.queries) * 4 : 0;
-}
-
 void attention_any_forward(const AttentionCall& call) {
   const AttentionArguments a = attention_arguments(call, false);
   if (by_mma(call)) {

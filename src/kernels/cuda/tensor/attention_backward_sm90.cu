@@ -6,32 +6,17 @@
 #include "kernels/cuda/tensor/attention.h"
 #include "kernels/cuda/tensor/attention_backward_sm90.cuh"
 #include "kernels/cuda/tensor/attention_maps_sm90.cuh"
+#include "kernels/cuda/tensor/attention_sizes.h"
 
 namespace logitless::cuda {
 namespace {
-
-constexpr std::size_t round_up(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
-
-// Places in the scratch, from the sizes alone.
-struct ScratchLayout {
-  ScratchLayout(const AttentionCall& call, int tile, int dim)
-      : padded(ceil_div(call.queries, tile) * tile),
-        rows(static_cast<std::size_t>(call.batch * call.heads * padded)),
-        counters(rows / static_cast<std::size_t>(tile) + 1),
-        delta(round_up(rows * 4)),
-        counters_at(2 * delta),
-        d_q(counters_at + round_up(counters * 4)),
-        bytes(d_q + rows * static_cast<std::size_t>(dim) * 4) {}
-  std::int64_t padded;
-  std::size_t rows, counters, delta, counters_at, d_q, bytes;
-};
 
 template <int kDim>
 void launch(const AttentionCall& call) {
   using Shared = BackwardShared<kDim>;
   const AttentionArguments a = attention_arguments(call, true);
   const auto stream = static_cast<cudaStream_t>(call.stream);
-  const ScratchLayout layout(call, Shared::kQueryTile, kDim);
+  const AttentionBackwardPlaces layout(call);
   auto* const bytes = static_cast<std::byte*>(call.scratch);
   BackwardScratch scratch{};
   scratch.reference = reinterpret_cast<float*>(bytes);
@@ -60,14 +45,6 @@ void launch(const AttentionCall& call) {
 }
 
 }  // namespace
-
-std::size_t attention_sm90_scratch_bytes(const AttentionCall& call) {
-  const bool narrow = call.dim <= 64;
-  return ScratchLayout(call,
-                       narrow ? BackwardShared<64>::kQueryTile : BackwardShared<128>::kQueryTile,
-                       narrow ? 64 : 128)
-      .bytes;
-}
 
 void attention_sm90_backward(const AttentionCall& call) {
   if (call.dim <= 64) {

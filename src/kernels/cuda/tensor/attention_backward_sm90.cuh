@@ -13,6 +13,7 @@
 #pragma once
 
 #include "kernels/cuda/tensor/attention_forward_sm90.cuh"
+#include "kernels/cuda/tensor/attention_sizes.h"
 
 namespace logitless::cuda {
 
@@ -28,7 +29,7 @@ struct BackwardScratch {
 template <int kDim>
 struct BackwardShared {
   static constexpr int kAtoms = kDim / 64;
-  static constexpr int kQueryTile = kDim == 64 ? 128 : 64;
+  static constexpr int kQueryTile = attention_query_tile(kDim);
   static constexpr int kBlock = 128;                     // keys
   static constexpr int kStages = 2;                      // of queries
   static constexpr int kKeyStages = kDim == 64 ? 2 : 1;  // as room is

@@ -29,7 +29,9 @@ struct Found {
 // Values of cublasLt.h, cublas_api.h and library_types.h.
 inline constexpr int kF32 = 0, kF64 = 1, kF16 = 2, kBf16 = 14;
 inline constexpr int kCompute32F = 68, kCompute32FPedantic = 69, kCompute64FPedantic = 71;
-inline constexpr int kDescriptorTransposeA = 3, kDescriptorTransposeB = 4;
+inline constexpr int kDescriptorTransposeA = 3, kDescriptorTransposeB = 4, kDescriptorEpilogue = 7,
+                     kDescriptorBias = 8;
+inline constexpr std::int32_t kEpilogueBias = 4;
 inline constexpr int kLayoutBatchCount = 5, kLayoutBatchStride = 6;
 inline constexpr int kPreferenceWorkspace = 1, kPreferenceReductions = 3, kPreferenceAlignment = 5;
 inline constexpr std::uint32_t kReduceInComputeType = 2;  // no atomics, no narrow partial sums

@@ -1,8 +1,10 @@
 #include <array>
+#include <mutex>
 
 #include "core/check.h"
 #include "kernels/cuda/dynamic_library.h"
 #include "kernels/cuda/tensor/cublaslt.h"
+#include "kernels/cuda/tensor/epilogue.h"
 #include "kernels/cuda/tensor/product_form.h"
 #include "kernels/cuda/tensor/strided_product.h"
 #include "kernels/device_gemm.h"
@@ -97,86 +99,146 @@ LayoutOwner layout_of(const ColumnMajor& m, const MatrixLayout& from, std::int64
 struct Product::State {
   ProductShape shape;
   lt::Handle handle = nullptr;  // of the thread that made it; any may use it
-  bool swapped = false;
+  bool swapped = false, fused = false;
   DescriptorOwner descriptor;  // null: the strided kernel
-  LayoutOwner a, b, c;
+  mutable std::mutex bias;     // whose address the descriptor holds
+  LayoutOwner a, b, c, residual;
   lt::Algorithm algorithm{};
   std::size_t workspace_bytes = 0;
+
+  void make(bool with_epilogue);
+  bool choose();
+  void run(const ProductCall& call) const;
+
+ private:
+  void set_epilogue();
+  void set_bias(const void* address) const {
+    require_lt(lt::functions().set_descriptor(descriptor.get(), lt::kDescriptorBias, &address,
+                                              sizeof(address)),
+               "bias");
+  }
 };
 
+void Product::State::make(bool with_epilogue) {
+  const lt::Functions& f = lt::functions();
+  handle = logitless::cuda::handle();
+  fused = with_epilogue;
+  const LtForm form = form_of(shape);
+  const bool wide = shape.a.dtype == DType::f64;
+  const int compute = wide                          ? lt::kCompute64FPedantic
+                      : shape.a.dtype == DType::f32 ? lt::kCompute32FPedantic
+                                                    : lt::kCompute32F;
+  lt::Descriptor made = nullptr;
+  require_lt(f.make_descriptor(&made, compute, wide ? lt::kF64 : lt::kF32),
+             "cublasLtMatmulDescCreate");
+  descriptor.reset(made);
+  const std::int32_t ta = form.a.transposed ? 1 : 0, tb = form.b.transposed ? 1 : 0;
+  require_lt(f.set_descriptor(made, lt::kDescriptorTransposeA, &ta, sizeof(ta)), "transpose");
+  require_lt(f.set_descriptor(made, lt::kDescriptorTransposeB, &tb, sizeof(tb)), "transpose");
+  swapped = form.swapped;
+  a = layout_of(form.a, swapped ? shape.b : shape.a, shape.batch);
+  b = layout_of(form.b, swapped ? shape.a : shape.b, shape.batch);
+  c = layout_of(form.c, shape.c, shape.batch);
+  residual.reset();
+  if (with_epilogue) set_epilogue();
+}
+
+void Product::State::set_epilogue() {
+  if (shape.epilogue.bias) {
+    require_lt(lt::functions().set_descriptor(descriptor.get(), lt::kDescriptorEpilogue,
+                                              &lt::kEpilogueBias, sizeof(lt::kEpilogueBias)),
+               "epilogue");
+    set_bias(reinterpret_cast<const void*>(std::uintptr_t{256}));  // aligned as that one is
+  }
+  if (shape.epilogue.residual) {
+    ColumnMajor like_c;
+    like_c.rows = shape.n;
+    like_c.columns = shape.m;
+    like_c.leading = shape.epilogue.residual_layout.row_stride;
+    residual = layout_of(like_c, shape.epilogue.residual_layout, 1);
+  }
+}
+
+// Whether there is an algorithm.
+bool Product::State::choose() {
+  const lt::Functions& f = lt::functions();
+  lt::Preference wanted = nullptr;
+  require_lt(f.make_preference(&wanted), "cublasLtMatmulPreferenceCreate");
+  const PreferenceOwner preference(wanted);
+  require_lt(f.set_preference(wanted, lt::kPreferenceWorkspace, &kLtWorkspaceBytes,
+                              sizeof(kLtWorkspaceBytes)),
+             "workspace");
+  require_lt(f.set_preference(wanted, lt::kPreferenceReductions, &lt::kReduceInComputeType,
+                              sizeof(lt::kReduceInComputeType)),
+             "reductions");
+  const std::int64_t of_a = swapped ? shape.b.alignment : shape.a.alignment;
+  const std::int64_t of_b = swapped ? shape.a.alignment : shape.b.alignment;
+  const std::int64_t of_c = residual ? shape.epilogue.residual_layout.alignment : shape.c.alignment;
+  const std::array<std::int64_t, 4> alignments = {of_a, of_b, of_c, shape.c.alignment};
+  for (std::size_t i = 0; i < alignments.size(); ++i) {
+    const auto bytes = static_cast<std::uint32_t>(alignments[i]);
+    require_lt(f.set_preference(wanted, lt::kPreferenceAlignment + static_cast<int>(i), &bytes,
+                                sizeof(bytes)),
+               "alignment");
+  }
+  lt::Found found{};
+  int count = 0;
+  const int status =
+      f.find_algorithms(handle, descriptor.get(), a.get(), b.get(),
+                        residual ? residual.get() : c.get(), c.get(), wanted, 1, &found, &count);
+  if (status != 0 || count == 0 || found.status != 0) return false;
+  algorithm = found.algorithm;
+  workspace_bytes = found.workspace_bytes;
+  return true;
+}
+
+void Product::State::run(const ProductCall& call) const {
+  static constexpr float kOne = 1.0f, kZero = 0.0f;
+  static constexpr double kWideOne = 1.0, kWideZero = 0.0;
+  const bool wide = shape.a.dtype == DType::f64;
+  const void* const alpha = wide ? static_cast<const void*>(&kWideOne) : &kOne;
+  const void* const zero = wide ? static_cast<const void*>(&kWideZero) : &kZero;
+  std::unique_lock<std::mutex> lock(bias, std::defer_lock);
+  if (fused && shape.epilogue.bias) {
+    lock.lock();
+    set_bias(call.bias);
+  }
+  require_lt(
+      lt::functions().multiply(
+          handle, descriptor.get(), alpha, swapped ? call.b : call.a, a.get(),
+          swapped ? call.a : call.b, b.get(), shape.accumulate || residual ? alpha : zero,
+          residual ? call.residual : call.c, residual ? residual.get() : c.get(), call.c, c.get(),
+          &algorithm, call.workspace, workspace_bytes, static_cast<cudaStream_t>(call.stream)),
+      "cublasLtMatmul");
+}
+
+// The library with the epilogue; the library and a kernel behind it; kernels of our own.
 Product::Product(const ProductShape& shape) {
   auto state = std::make_shared<State>();
   state->shape = shape;
   if (shape.m > 0 && shape.n > 0 && shape.batch > 0 && suits_lt(shape)) {
-    const lt::Functions& f = lt::functions();
-    lt::Handle const h = state->handle = handle();
-    const LtForm form = form_of(shape);
-    const MatrixLayout& a = form.swapped ? shape.b : shape.a;
-    const MatrixLayout& b = form.swapped ? shape.a : shape.b;
-    const bool wide = shape.a.dtype == DType::f64;
-    const int compute = wide                          ? lt::kCompute64FPedantic
-                        : shape.a.dtype == DType::f32 ? lt::kCompute32FPedantic
-                                                      : lt::kCompute32F;
-    lt::Descriptor made = nullptr;
-    require_lt(f.make_descriptor(&made, compute, wide ? lt::kF64 : lt::kF32),
-               "cublasLtMatmulDescCreate");
-    state->descriptor.reset(made);
-    const std::int32_t ta = form.a.transposed ? 1 : 0, tb = form.b.transposed ? 1 : 0;
-    require_lt(f.set_descriptor(made, lt::kDescriptorTransposeA, &ta, sizeof(ta)), "transpose");
-    require_lt(f.set_descriptor(made, lt::kDescriptorTransposeB, &tb, sizeof(tb)), "transpose");
-    state->swapped = form.swapped;
-    state->a = layout_of(form.a, a, shape.batch);
-    state->b = layout_of(form.b, b, shape.batch);
-    state->c = layout_of(form.c, shape.c, shape.batch);
-
-    lt::Preference wanted = nullptr;
-    require_lt(f.make_preference(&wanted), "cublasLtMatmulPreferenceCreate");
-    const PreferenceOwner preference(wanted);
-    require_lt(f.set_preference(wanted, lt::kPreferenceWorkspace, &kLtWorkspaceBytes,
-                                sizeof(kLtWorkspaceBytes)),
-               "workspace");
-    require_lt(f.set_preference(wanted, lt::kPreferenceReductions, &lt::kReduceInComputeType,
-                                sizeof(lt::kReduceInComputeType)),
-               "reductions");
-    const std::array<std::int64_t, 4> alignments = {a.alignment, b.alignment, shape.c.alignment,
-                                                    shape.c.alignment};
-    for (std::size_t i = 0; i < alignments.size(); ++i) {
-      const auto bytes = static_cast<std::uint32_t>(alignments[i]);
-      require_lt(f.set_preference(wanted, lt::kPreferenceAlignment + static_cast<int>(i), &bytes,
-                                  sizeof(bytes)),
-                 "alignment");
-    }
-    lt::Found found{};
-    int count = 0;
-    const int status = f.find_algorithms(h, made, state->a.get(), state->b.get(), state->c.get(),
-                                         state->c.get(), wanted, 1, &found, &count);
-    if (status == 0 && count > 0 && found.status == 0) {
-      state->algorithm = found.algorithm;
-      state->workspace_bytes = found.workspace_bytes;
-    } else {
-      state->descriptor.reset();  // it has none
+    const bool epilogue = shape.epilogue.any();
+    if (!epilogue || suits_lt_epilogue(shape)) state->make(epilogue);
+    if (!state->descriptor || !state->choose()) {
+      if (epilogue) state->make(false);
+      if (!epilogue || !state->choose()) state->descriptor.reset();
     }
   }
   state_ = std::move(state);
 }
 
 const char* Product::kernel() const { return state_->descriptor ? "cublaslt" : "strided"; }
+bool Product::fused() const { return state_->descriptor && state_->fused; }
 
-void Product::run(const void* a, const void* b, void* c, void* workspace, Stream stream) const {
+void Product::run(const ProductCall& call) const {
   const State& s = *state_;
   if (s.shape.m == 0 || s.shape.n == 0 || s.shape.batch == 0) return;
-  if (!s.descriptor) return multiply_strided(s.shape, a, b, c, stream);
-  static constexpr float kOne = 1.0f, kZero = 0.0f;
-  static constexpr double kWideOne = 1.0, kWideZero = 0.0;
-  const bool wide = s.shape.a.dtype == DType::f64;
-  const void* const alpha = wide ? static_cast<const void*>(&kWideOne) : &kOne;
-  const void* const beta =
-      s.shape.accumulate ? alpha : (wide ? static_cast<const void*>(&kWideZero) : &kZero);
-  require_lt(lt::functions().multiply(s.handle, s.descriptor.get(), alpha, s.swapped ? b : a,
-                                      s.a.get(), s.swapped ? a : b, s.b.get(), beta, c, s.c.get(),
-                                      c, s.c.get(), &s.algorithm, workspace, s.workspace_bytes,
-                                      static_cast<cudaStream_t>(stream)),
-             "cublasLtMatmul");
+  if (s.descriptor) {
+    s.run(call);
+  } else {
+    multiply_strided(s.shape, call.a, call.b, call.c, call.stream);
+  }
+  if (s.shape.epilogue.any() && !fused()) apply_epilogue(s.shape, call);
 }
 
 }  // namespace logitless::cuda

@@ -58,6 +58,18 @@ bool suits_lt(const ProductShape& s) {
          s.m < kMost && s.n < kMost && s.k < kMost && s.batch < kMost && form_of(s).possible();
 }
 
+bool suits_lt_epilogue(const ProductShape& s) {
+  const ProductEpilogue& e = s.epilogue;
+  // Rows of c are its columns, along which the bias goes.
+  if (s.batch != 1 || s.accumulate || !suits_lt(s) || !form_of(s).swapped ||
+      s.c.dtype != s.a.dtype || size_of(s.c.dtype) != 2)
+    return false;
+  const MatrixLayout& r = e.residual_layout;
+  const bool rows = r.dtype == s.c.dtype && r.col_stride == 1 && r.row_stride >= s.n &&
+                    r.row_stride % 8 == 0 && r.alignment % 16 == 0;
+  return e.bias_alignment % 16 == 0 && (!e.residual || rows);
+}
+
 std::size_t product_workspace_bytes(const ProductShape& shape) {
   return suits_lt(shape) ? kLtWorkspaceBytes : 0;
 }

@@ -26,7 +26,9 @@ struct LtForm {
 
 LtForm form_of(const ProductShape& shape);
 
-// Whether cuBLASLt has kernels for it.
+// Whether cuBLASLt has kernels for it, whatever its epilogue.
 bool suits_lt(const ProductShape& shape);
+// Whether its epilogues may have the shape's: layouts and alignments.
+bool suits_lt_epilogue(const ProductShape& shape);
 
 }  // namespace logitless::cuda

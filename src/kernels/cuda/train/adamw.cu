@@ -1,4 +1,6 @@
-// AdamW over many tensors, the norm of their gradients, sums of micro-batches.
+// AdamW over many tensors, the norm of their gradients.
+#include <cuda_bf16.h>
+
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/train/adamw_tables.h"
 
@@ -39,6 +41,17 @@ __device__ float4* fours(float* data, std::int64_t begin) {
 }
 __device__ const float4* fours(const float* data, std::int64_t begin) {
   return reinterpret_cast<const float4*>(data + begin);
+}
+
+__device__ void store_rounded(const AdamWTensor& tensor, std::int64_t at, const float4& value) {
+  struct alignas(8) Four {
+    __nv_bfloat162 low, high;
+  };
+  *reinterpret_cast<Four*>(static_cast<__nv_bfloat16*>(tensor.rounded) + at) = {
+      __floats2bfloat162_rn(value.x, value.y), __floats2bfloat162_rn(value.z, value.w)};
+}
+__device__ void store_rounded(const AdamWTensor& tensor, std::int64_t at, float value) {
+  static_cast<__nv_bfloat16*>(tensor.rounded)[at] = __float2bfloat16_rn(value);
 }
 
 __device__ double square(float g) { return static_cast<double>(g) * static_cast<double>(g); }
@@ -110,29 +123,23 @@ __global__ void __launch_bounds__(kThreads)
     __stcs(ms + i, m);
     __stcs(vs + i, v);
     __stcs(values + i, value);
+    if (p.tensor.rounded != nullptr) store_rounded(p.tensor, p.begin + 4 * i, value);
   }
   const std::int64_t rest = p.begin + 4 * p.fours + threadIdx.x;
-  if (rest < p.end)
-    update(n, p.tensor.gradient[rest], p.tensor.m[rest], p.tensor.v[rest], p.tensor.value[rest]);
+  if (rest >= p.end) return;
+  update(n, p.tensor.gradient[rest], p.tensor.m[rest], p.tensor.v[rest], p.tensor.value[rest]);
+  if (p.tensor.rounded != nullptr) store_rounded(p.tensor, rest, p.tensor.value[rest]);
 }
 
 __global__ void __launch_bounds__(kThreads)
-    add_gradients(const AdamWTensor* tensors, const AdamWCut* cuts) {
+    round_values(const AdamWTensor* tensors, const AdamWCut* cuts) {
   const Piece p = piece_of(tensors, cuts);
-  float4* const to = fours(p.tensor.gradient, p.begin);
-  const float4* from = fours(p.tensor.more, p.begin);
-#pragma unroll 2
-  for (std::int64_t i = threadIdx.x; i < p.fours; i += kThreads) {
-    float4 sum = to[i];
-    const float4 more = __ldcs(from + i);
-    sum.x += more.x;
-    sum.y += more.y;
-    sum.z += more.z;
-    sum.w += more.w;
-    to[i] = sum;
-  }
+  if (p.tensor.rounded == nullptr) return;
+  const float4* const values = fours(static_cast<const float*>(p.tensor.value), p.begin);
+  for (std::int64_t i = threadIdx.x; i < p.fours; i += kThreads)
+    store_rounded(p.tensor, p.begin + 4 * i, __ldcs(values + i));
   const std::int64_t rest = p.begin + 4 * p.fours + threadIdx.x;
-  if (rest < p.end) p.tensor.gradient[rest] += p.tensor.more[rest];
+  if (rest < p.end) store_rounded(p.tensor, rest, p.tensor.value[rest]);
 }
 
 __global__ void set_loss(AdamWState* state, const float* loss, bool add) {
@@ -165,11 +172,9 @@ void adamw_reset(const AdamWCall& call) {
   require_cuda(cudaMemsetAsync(p.state, 0, sizeof(AdamWState), p.stream), "AdamW");
 }
 
-void adamw_loss(const AdamWCall& call, const float* loss, bool gradients) {
+void adamw_loss(const AdamWCall& call, const float* loss, bool add) {
   const Parts p = parts_of(call);
-  set_loss<<<1, 1, 0, p.stream>>>(p.state, loss, gradients);
-  if (gradients && p.blocks > 0)
-    add_gradients<<<p.blocks, kThreads, 0, p.stream>>>(p.tensors, p.cuts);
+  set_loss<<<1, 1, 0, p.stream>>>(p.state, loss, add);
   require_cuda(cudaGetLastError(), "AdamW");
 }
 
@@ -180,6 +185,12 @@ void adamw_step(const AdamWCall& call, const AdamWRates* rates, AdamWReport* rep
                                            report);
   const Numbers n{call.beta1, call.beta2, call.keep1, call.keep2, call.epsilon, 0, 0, 0, 0};
   if (p.blocks > 0) step<<<p.blocks, kThreads, 0, p.stream>>>(p.tensors, p.cuts, p.state, rates, n);
+  require_cuda(cudaGetLastError(), "AdamW");
+}
+
+void adamw_round(const AdamWCall& call) {
+  const Parts p = parts_of(call);
+  if (p.blocks > 0) round_values<<<p.blocks, kThreads, 0, p.stream>>>(p.tensors, p.cuts);
   require_cuda(cudaGetLastError(), "AdamW");
 }
 

@@ -1,0 +1,124 @@
+#include "kernels/cuda/head/sizes.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+#include "kernels/cuda/cublas.h"
+#include "kernels/cuda/device/tile_sizes.h"
+#include "kernels/cuda/head/kernels.h"
+#include "kernels/device_loss.h"
+
+namespace logitless::cuda {
+namespace {
+
+std::size_t aligned(std::int64_t bytes) {
+  return static_cast<std::size_t>(ceil_div(bytes, 256) * 256);
+}
+
+}  // namespace
+
+HopperLayout::HopperLayout(const ForwardShape& s)
+    : rows(padded_tokens(s.tokens)),
+      token_pairs(rows / kClusterRows),
+      word_tiles(ceil_div(s.vocab, kTileColumns)) {
+  const std::int64_t map = rows * word_tiles * 4;
+  reference = take(rows * 4);
+  target_logits = take(s.tokens * s.targets_per_token * 4);
+  active = take((token_pairs + 1) * 4);
+  repair = take((token_pairs + 1) * 4);
+  sums = take(map);
+  entropy = take(s.entropy ? map : 0);
+  weighted = take(s.weighted_sum ? map : 0);
+  best = take(s.argmax ? map : 0);
+  best_index = take(s.argmax ? map : 0);
+}
+std::size_t HopperLayout::take(std::int64_t bytes) {
+  const std::size_t at = total;
+  total += aligned(bytes);
+  return at;
+}
+
+std::string hopper_unsupported(const ForwardShape& s) {
+  if (s.dtype != DType::bf16)
+    return concat("multiplies bf16, hidden and weight are ", name_of(s.dtype));
+  if (s.dim % 8 != 0) return concat("dim: expected a multiple of 8, got ", s.dim);
+  return {};
+}
+
+std::size_t hopper_workspace_bytes(const ForwardShape& shape) {
+  const std::size_t forward = HopperLayout(shape).total;
+  // The products come when the forward's is free again.
+  return shape.gradients
+             ? std::max(forward, hopper_products_bytes(shape.tokens, shape.dim, shape.vocab))
+             : forward;
+}
+
+int hopper_hidden_parts(std::int64_t tokens, std::int64_t dim) {
+  constexpr double kClusters = 66.0;
+  const auto columns = static_cast<double>(ceil_div(dim, kTileColumns));
+  const auto tiles = static_cast<double>(ceil_div(tokens, kClusterRows)) * columns;
+  // Steps of a tile to the steps of a cluster if all had the same; both go with the words.
+  const double share =
+      kClusters /
+      (tiles + columns * (static_cast<double>(ceil_div(tokens, kStep)) + kFinish) / 4.0);
+  return share > 0.95 ? static_cast<int>(std::min(8.0, std::ceil(2.0 * share))) : 1;
+}
+
+std::size_t hopper_pace_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words) {
+  const std::int64_t column_tiles = ceil_div(dim, kTileColumns);
+  const std::int64_t hidden = ceil_div(tokens, kClusterRows) * column_tiles;
+  const std::int64_t weight = ceil_div(words, kClusterRows) * column_tiles;
+  const int stretches = stretches_of(static_cast<int>(ceil_div(words, kStep)));
+  return aligned((hidden * stretches + weight) * static_cast<std::int64_t>(sizeof(unsigned)));
+}
+
+std::size_t hopper_products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words,
+                                  int parts) {
+  const std::int64_t sums = parts == 1 ? 0 : parts * padded_tokens(tokens) * dim;
+  return hopper_pace_bytes(tokens, dim, words) * static_cast<std::size_t>(parts) +
+         static_cast<std::size_t>(sums) * sizeof(float);
+}
+std::size_t hopper_products_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t words) {
+  return hopper_products_bytes(tokens, dim, words, hopper_hidden_parts(tokens, dim));
+}
+
+CublasLayout::CublasLayout(const ForwardShape& s) : stride(padded_words(s.vocab)) {
+  scalars = take(sizeof(float) * 8);
+  gemm = take(static_cast<std::int64_t>(kCublasBytes));
+  const std::int64_t tokens = std::max<std::int64_t>(s.tokens, 1);
+  tops = take(tokens * 4);
+  inverse_sums = take(tokens * 4);
+  logits = take(tokens * stride * 4);
+}
+std::size_t CublasLayout::take(std::int64_t bytes) {
+  const std::size_t at = total;
+  total += aligned(bytes);
+  return at;
+}
+
+std::string cublas_refuses(const ForwardShape& s) {
+  if (padded_words(s.vocab) > INT32_MAX || s.dim > INT32_MAX)
+    return "sizes: cuBLAS takes less than 2^31 words and columns";
+  return {};
+}
+
+std::size_t cublas_workspace_bytes(const ForwardShape& shape) { return CublasLayout(shape).total; }
+
+int loss_blocks(std::int64_t tokens) {
+  return static_cast<int>(std::max<std::int64_t>(1, ceil_div(tokens, kLossThreads)));
+}
+std::size_t loss_workspace_bytes(std::int64_t tokens) {
+  return 256 + aligned(loss_blocks(tokens) * static_cast<std::int64_t>(sizeof(LossSums)));
+}
+
+int column_sum_parts(std::int64_t columns) {
+  return static_cast<int>(std::clamp<std::int64_t>(
+      (std::int64_t{1} << 18) / std::max<std::int64_t>(columns, 1), 2, 64));
+}
+std::size_t column_sum_workspace_bytes(std::int64_t columns) {
+  return static_cast<std::size_t>(columns) * static_cast<std::size_t>(column_sum_parts(columns)) *
+         sizeof(float);
+}
+
+}  // namespace logitless::cuda

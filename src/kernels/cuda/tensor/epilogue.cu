@@ -1,0 +1,39 @@
+#include <algorithm>
+
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/tensor/element.cuh"
+#include "kernels/cuda/tensor/epilogue.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+// A thread an element.
+__global__ void __launch_bounds__(kThreads)
+    finish_elements(const ProductShape s, const ProductCall call) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= s.m * s.n) return;
+  const std::int64_t row = i / s.n, column = i % s.n;
+  const auto at = [&](const MatrixLayout& m) { return row * m.row_stride + column * m.col_stride; };
+  const ProductEpilogue& e = s.epilogue;
+  const DType dtype = s.c.dtype;
+  float x = load<float>(call.c, dtype, at(s.c));
+  if (e.bias) x += load<float>(call.bias, dtype, column);
+  if (e.residual) x += load<float>(call.residual, dtype, at(e.residual_layout));
+  store(call.c, dtype, at(s.c), x);
+}
+
+unsigned blocks(std::int64_t threads) {
+  return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+}
+
+}  // namespace
+
+void apply_epilogue(const ProductShape& s, const ProductCall& call) {
+  if (s.m == 0 || s.n == 0) return;
+  finish_elements<<<blocks(s.m * s.n), kThreads, 0, static_cast<cudaStream_t>(call.stream)>>>(s,
+                                                                                              call);
+  require_cuda(cudaGetLastError(), "epilogue of a product");
+}
+
+}  // namespace logitless::cuda

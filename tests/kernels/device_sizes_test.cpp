@@ -1,0 +1,94 @@
+// Workspaces of a GPU's kernels, by their shapes alone: the same in every build, with CUDA or
+// without. The figures are counted by hand from what the kernels keep.
+#include <gtest/gtest.h>
+
+#include "kernels/cuda/head/kernels.h"
+#include "kernels/cuda/tensor/attention_sizes.h"
+#include "kernels/device_attention.h"
+#include "kernels/device_gradient.h"
+#include "kernels/device_loss.h"
+#include "logitless/error.h"
+
+namespace logitless::cuda {
+namespace {
+
+ForwardShape gpt2_head(std::int64_t tokens) {
+  ForwardShape shape;
+  shape.tokens = tokens;
+  shape.dim = 768;
+  shape.vocab = 50257;  // 197 tiles of 256
+  return shape;
+}
+
+TEST(DeviceSizes, TheTableOfKernelsIsInEveryBuild) {
+  ASSERT_EQ(device_kernels().size(), 2u);
+  EXPECT_EQ(find_device_kernel("hopper").unsupported(gpt2_head(1024)), "");
+  ForwardShape odd = gpt2_head(1024);
+  odd.dim = 12;
+  EXPECT_EQ(find_device_kernel("hopper").unsupported(odd), "dim: expected a multiple of 8, got 12");
+  EXPECT_THROW(find_device_kernel("hoper"), InvalidArgument);
+}
+
+TEST(DeviceSizes, OfTheHopperForward) {
+  // References and target logits, two rows of flags of 5 ints, and a sum for each token and tile.
+  constexpr std::size_t kPlain = 2 * 4096 + 2 * 256 + 1024 * 197 * 4;
+  ForwardShape shape = gpt2_head(1024);
+  EXPECT_EQ(hopper_workspace_bytes(shape), kPlain);
+  shape.tokens = 1000;  // padded; target logits are not, but by 256 bytes
+  EXPECT_EQ(hopper_workspace_bytes(shape), kPlain);
+  shape.entropy = shape.weighted_sum = shape.argmax = true;
+  EXPECT_EQ(hopper_workspace_bytes(shape), kPlain + 4 * (1024 * 197 * 4));
+}
+
+TEST(DeviceSizes, OfTheHopperProducts) {
+  // 4 x 3 tiles of d_hidden in ceil(786 / 16) stretches and 197 x 3 of d_weight, a counter each. 12
+  // tiles are few for 66 clusters: shares of 66 / (12 + 3 x 21 / 4) = 2.38, 5 parts.
+  constexpr std::size_t kCounters = (12 * 50 + 591) * 4;
+  constexpr std::size_t kPace = (kCounters + 255) / 256 * 256;
+  EXPECT_EQ(hopper_products_bytes(1024, 768, 50257), 5 * kPace + 5 * 1024 * 768 * 4);
+  // 128 x 3 tiles keep all busy: one part, whose sums are d_hidden itself.
+  constexpr std::size_t kMany = ((384 * 50 + 591) * 4 + 255) / 256 * 256;
+  EXPECT_EQ(hopper_products_bytes(32768, 768, 50257), kMany);
+  ForwardShape shape = gpt2_head(1024);
+  shape.gradients = true;
+  EXPECT_EQ(hopper_workspace_bytes(shape), 5 * kPace + 5 * 1024 * 768 * 4);
+}
+
+TEST(DeviceSizes, OfCublas) {
+  // Scalars, cuBLAS's own 32 MiB, two numbers a token, and the logits in fp32.
+  EXPECT_EQ(cublas_workspace_bytes(gpt2_head(1024)),
+            256 + (32u << 20) + 2 * 4096 + std::size_t{1024} * 50432 * 4);
+  EXPECT_EQ(cublas_workspace_bytes(gpt2_head(0)), 256 + (32u << 20) + 2 * 256 + 50432 * 4u);
+}
+
+TEST(DeviceSizes, OfLossesAndColumnSums) {
+  EXPECT_EQ(loss_workspace_bytes(0), 512u);
+  EXPECT_EQ(loss_workspace_bytes(1792), 256 + 512u);  // 7 blocks of 40 bytes
+  EXPECT_EQ(column_sum_workspace_bytes(50257), 50257 * 5 * 4u);
+  EXPECT_EQ(column_sum_workspace_bytes(100), 100 * 64 * 4u);
+  EXPECT_EQ(column_sum_workspace_bytes(1 << 20), (1 << 20) * 2 * 4u);
+}
+
+TEST(DeviceSizes, OfAttention) {
+  AttentionCall call;
+  call.batch = 2;
+  call.heads = call.kv_heads = 12;
+  call.queries = call.keys = 1000;
+  call.dim = 64;
+  call.dtype = DType::bf16;
+  call.scale = 0.125f;
+  EXPECT_EQ(attention_unsupported(call, 90), "");
+  EXPECT_EQ(attention_scratch_bytes(call, false, 90), 0u);
+  // A sum of each row.
+  EXPECT_EQ(attention_scratch_bytes(call, true, 80), 24 * 1000 * 4u);
+  // Of 1024 rows a head a reference, a sum and d_q in fp32, and a counter of each tile of 128 and
+  // one more.
+  EXPECT_EQ(attention_scratch_bytes(call, true, 90), 24 * 1024 * (2 + 64) * 4 + 1024u);
+  call.dim = 80;  // as 128, in tiles of 64
+  EXPECT_EQ(attention_scratch_bytes(call, true, 90), 24 * 1024 * (2 + 128) * 4 + 1792u);
+  call.dtype = DType::f32;
+  EXPECT_EQ(attention_scratch_bytes(call, true, 90), 24 * 1000 * 4u);
+}
+
+}  // namespace
+}  // namespace logitless::cuda
