@@ -3,7 +3,7 @@
 outputs and gradients under jit.
 
     python bench/compare_jax_autochunk.py [--loss z_loss|distillation|grpo] [--tokens N --dim D --vocab V] [--dtype T]
-                                          [--chunk ROWS] [--budget BYTES ...] [--repeat R]
+                                          [--chunk ROWS] [--budget BYTES ...] [--executors python native] [--repeat R]
 
 Random and fresh. Each is run R times by turns; prints median ms, the ratio to the function itself, and the compiled
 program's temporaries beyond inputs and outputs. The scan takes ROWS tokens at a time.
@@ -97,6 +97,7 @@ def main():
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--chunk", type=int, default=256)
     parser.add_argument("--budget", nargs="+", default=["32MiB", "64MiB"])
+    parser.add_argument("--executors", nargs="+", default=["python", "native"])
     parser.add_argument("--repeat", type=int, default=7)
     args = parser.parse_args()
     loss = LOSSES[args.loss]
@@ -105,7 +106,8 @@ def main():
     if args.tokens % args.chunk == 0:
         runs[f"scan of {args.chunk} tokens, rematerialised"] = scanned(loss, args.tokens, args.chunk)
     for budget in args.budget:
-        runs[f"autochunk, {budget}"] = autochunk(loss, memory_budget=budget)
+        for executor in args.executors:
+            runs[f"autochunk, {executor}, {budget}"] = autochunk(loss, memory_budget=budget, executor=executor)
     programs = {name: jax.jit(step_of(f)).lower(arrays, weights).compile() for name, f in runs.items()}
     times = {name: [] for name in programs}
     for turn in range(args.repeat + 1):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes what Python knows of the C ABI from include/logitless/c_api.h: tools/python_c_api.py
+"""Writes what Python knows of the C ABI from its headers, include/logitless/c_*.h: tools/python_c_api.py
 
   python/logitless/_c_api.py        structs, constants, functions, defaults and options, with the header's comments
   python/logitless/torch/loss.pyi   the terms of the loss, between the lines that say so
 
-With --check it writes nothing, names the files that are not up to date, and fails if there are any. The header is
-plain: typedefs of structs, enums, handles and one function pointer, functions marked LOGITLESS_API. A field's comment
+With --check it writes nothing, names the files that are not up to date, and fails if there are any. The headers are
+plain: typedefs of structs, enums, handles and function pointers, functions marked LOGITLESS_API. A field's comment
 says its default as "default X" (0 where it says none) and a number's range at its beginning as "in [a, b]" or ">= a".
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADER = Path("include/logitless/c_api.h")
+HEADERS = (Path("include/logitless/c_api.h"), Path("include/logitless/c_communicator.h"))
 MODULE = Path("python/logitless/_c_api.py")
 STUBS = (Path("python/logitless/torch/loss.pyi"),)
 WIDTH = 120
@@ -66,7 +66,7 @@ class Header:
     enums: dict = field(default_factory=dict)  # name -> {constant: value}
     structs: dict = field(default_factory=dict)  # name -> [Field]
     handles: set = field(default_factory=set)
-    callbacks: dict = field(default_factory=dict)  # name -> [kinds of its arguments]
+    callbacks: dict = field(default_factory=dict)  # name -> (kind, [kinds of its arguments])
     functions: dict = field(default_factory=dict)  # name -> (kind, [Field])
     texts: dict = field(default_factory=dict)  # name -> the comment before it
 
@@ -154,10 +154,18 @@ def read_enum(header, name, tokens):
     header.enums[name] = values
 
 
-def parse(text):
+def parse(*texts):
+    """What the headers declare, each after those that it includes."""
+    header = Header()
+    for text in texts:
+        read(header, text)
+    return header
+
+
+def read(header, text):
     # What C++ alone sees is extern "C" { and its brace.
     text = re.sub(r"#ifdef __cplusplus.*?#endif", lambda m: "\n" * m.group().count("\n"), text, flags=re.DOTALL)
-    header, tokens, last = Header(), tokens_of(text), ""
+    tokens, last = tokens_of(text), ""
     for t in tokens:
         if t.kind == "line" and (match := re.match(r"\s*#define LOGITLESS_(\w+) (-?\d+)\s*$", t.text)):
             header.constants[match.group(1)] = int(match.group(2))
@@ -180,7 +188,8 @@ def parse(text):
         elif words[0] == "typedef" and "(" in words:
             name = words[words.index("(") + 2]
             last_open = max(i for i, t in enumerate(part) if t.text == "(")
-            header.callbacks[name] = [declaration(p).kind for p in split(part[last_open + 1 : -1])]
+            arguments = [declaration(p).kind for p in split(part[last_open + 1 : -1])]
+            header.callbacks[name] = (words[1], arguments)
         elif words[0] == "typedef":
             last = words[-1]
         elif words[0] == "enum" and last:
@@ -188,7 +197,6 @@ def parse(text):
             read_enum(header, last, part[first + 1 : -1])
         else:
             raise HeaderError(f"line {line}: cannot read a declaration that begins with {' '.join(words[:4])}")
-    return header
 
 
 def class_name(name):
@@ -343,9 +351,9 @@ class Writer:
 
     def module(self):
         lines = [
-            f'"""The C ABI as ctypes: what {HEADER} declares, with its comments.',
+            f'"""The C ABI as ctypes: what {" and ".join(h.name for h in HEADERS)} declare, with their comments.',
             "",
-            'tools/python_c_api.py writes this file from that header."""',
+            'tools/python_c_api.py writes this file from those headers."""',
             "",
             "from __future__ import annotations",
             "",
@@ -357,9 +365,9 @@ class Writer:
             "",
             *self.enums(),
         ]
-        for name, kinds in self.header.callbacks.items():
-            types = ", ".join(self.ctype(k, name) for k in kinds)
-            lines += [f"{class_name(name)} = CFUNCTYPE(None, {types})", ""]
+        for name, (result, kinds) in self.header.callbacks.items():
+            types = ", ".join(self.ctype(k, name) for k in (result, *kinds))
+            lines += [f"{class_name(name)} = CFUNCTYPE({types})", ""]
         lines += ["", "class Term(NamedTuple):", "    default: float", "    least: float  # the range, ends included"]
         lines += ["    most: float", "    text: str", ""]
         for name, fields in self.header.structs.items():
@@ -384,7 +392,7 @@ class Writer:
 
 def outputs(root):
     """Path -> text of every file that is written."""
-    writer = Writer(parse((root / HEADER).read_text()))
+    writer = Writer(parse(*((root / header).read_text() for header in HEADERS)))
     return {MODULE: writer.module(), **{path: writer.stub((root / path).read_text()) for path in STUBS}}
 
 
@@ -399,7 +407,7 @@ def main():
         if file.exists() and file.read_text() == text:
             continue
         if arguments.check:
-            print(f"{path}: is not what {HEADER} says; tools/python_c_api.py writes it")
+            print(f"{path}: is not what the headers say; tools/python_c_api.py writes it")
             stale += 1
         else:
             file.write_text(text)

@@ -9,8 +9,9 @@ needs numpy alone::
 Functions of this module describe the library that was loaded.
 """
 
+from ._communicator import Communicator
 from ._compiler import Program
 from ._library import LogitlessError, explain, kernels, library_path, version
 
 __version__ = version()
-__all__ = ["Program", "LogitlessError", "explain", "kernels", "library_path", "version", "__version__"]
+__all__ = ["Communicator", "Program", "LogitlessError", "explain", "kernels", "library_path", "version", "__version__"]

@@ -1,6 +1,6 @@
-"""The C ABI as ctypes: what include/logitless/c_api.h declares, with its comments.
+"""The C ABI as ctypes: what c_api.h and c_communicator.h declare, with their comments.
 
-tools/python_c_api.py writes this file from that header."""
+tools/python_c_api.py writes this file from those headers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, TypedDict
 
 ABI_VERSION = 1
 MAX_RANK = 4
+NCCL_ID_BYTES = 128
 
 OK = 0
 INVALID_ARGUMENT = 1
@@ -44,6 +45,12 @@ DEVICE_CUDA = 1
 DEVICES = {"cpu": 0, "cuda": 1}
 
 TraceFunction = CFUNCTYPE(None, c_char_p, c_void_p)
+
+ExchangeFunction = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p)
+
+WaitFunction = CFUNCTYPE(c_int32, c_void_p, c_int64, c_void_p)
+
+AbortFunction = CFUNCTYPE(None, c_char_p, c_void_p)
 
 
 class Term(NamedTuple):
@@ -389,10 +396,16 @@ class ProgramOptions(Structure):
     chunk: int  # default 1; 0: no loops
     head_engine: int  # default 1; 0: heads are loops like the rest
     strict: int  # a budget not met, or a big value that could not be cut, is an error
+    # That runs it: default LOGITLESS_DEVICE_CPU. A GPU need not be here; its programs are run by
+    # logitless_program_enqueue, and threads is 0.
+    device: int
+    # Of a GPU: 10 * major + minor, 80 or more (logitless_context_compute_capability); 0 of the CPU.
+    compute_capability: int
     _fields_ = [
         ("struct_size", c_size_t), ("size_names", POINTER(c_char_p)), ("size_values", POINTER(c_int64)),
         ("size_count", c_size_t), ("memory_budget", c_uint64), ("chunks", c_int64), ("threads", c_int32),
-        ("chunk", c_int32), ("head_engine", c_int32), ("strict", c_int32),
+        ("chunk", c_int32), ("head_engine", c_int32), ("strict", c_int32), ("device", c_int32),
+        ("compute_capability", c_int32),
     ]
     # Of the fields that do not begin as 0.
     defaults: ClassVar[dict[str, float]] = {"chunk": 1, "head_engine": 1}
@@ -411,6 +424,46 @@ class ProgramTensor(Structure):
         ("struct_size", c_size_t), ("name", c_char_p), ("shape", POINTER(c_int64)), ("bytes", c_uint64),
         ("dtype", c_int32), ("rank", c_int32),
     ]
+
+
+class CommunicatorCallbacksOptions(Structure):
+    """Collectives of the caller's: MPI, Gloo."""
+
+    struct_size: int
+    rank: int
+    size: int  # default 1
+    device: int  # whose memory all_gather and all_to_all move
+    capturable: int  # calls may be captured into a CUDA graph; of a GPU's only
+    all_gather: Any  # mine [bytes_each] to all [size, bytes_each]
+    all_to_all: Any  # [size, bytes_each] both; piece r is for rank r
+    all_gather_host: Any  # between the hosts, done when it returns, stream NULL; of a GPU's only, and needed there
+    wait: Any  # for the stream; of a GPU's only, and needed there
+    abort: Any  # NULL: the others learn of it by limits of the caller's
+    user: Any  # handed to all of them
+    _fields_ = [
+        ("struct_size", c_size_t), ("rank", c_int32), ("size", c_int32), ("device", c_int32), ("capturable", c_int32),
+        ("all_gather", ExchangeFunction), ("all_to_all", ExchangeFunction), ("all_gather_host", ExchangeFunction),
+        ("wait", WaitFunction), ("abort", AbortFunction), ("user", c_void_p),
+    ]
+    # Of the fields that do not begin as 0.
+    defaults: ClassVar[dict[str, float]] = {"size": 1}
+
+
+class CommunicatorNcclOptions(Structure):
+    struct_size: int
+    id: Any  # of a group to be made: what logitless_nccl_id wrote; NULL: nccl_comm is given
+    nccl_comm: Any  # an ncclComm_t whose ranks make a group of their own; NULL: id is given
+    rank: int  # with id
+    size: int  # with id
+    max_ctas: int  # the most thread blocks of a call's kernel; 0: NCCL chooses
+    reserved: int  # 0
+    limit_ms: int  # default 60000; of the host's waits
+    _fields_ = [
+        ("struct_size", c_size_t), ("id", c_void_p), ("nccl_comm", c_void_p), ("rank", c_int32), ("size", c_int32),
+        ("max_ctas", c_int32), ("reserved", c_int32), ("limit_ms", c_int64),
+    ]
+    # Of the fields that do not begin as 0.
+    defaults: ClassVar[dict[str, float]] = {"limit_ms": 60000}
 
 
 class CrossEntropyValues(NamedTuple):
@@ -479,6 +532,8 @@ STRUCTS = {
     "logitless_head_gradients": HeadGradients,
     "logitless_program_options": ProgramOptions,
     "logitless_program_tensor": ProgramTensor,
+    "logitless_communicator_callbacks_options": CommunicatorCallbacksOptions,
+    "logitless_communicator_nccl_options": CommunicatorNcclOptions,
 }
 
 
@@ -494,6 +549,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "logitless_context_create": (c_int32, [POINTER(ContextOptions), POINTER(c_void_p)]),
     "logitless_context_destroy": (None, [c_void_p]),
     "logitless_context_threads": (c_int32, [c_void_p]),
+    "logitless_context_compute_capability": (c_int32, [c_void_p]),
     "logitless_kernel_count": (c_size_t, [c_int32]),
     "logitless_kernel_name": (c_char_p, [c_int32, c_size_t]),
     "logitless_plan_request_init": (None, [POINTER(PlanRequest), c_size_t]),
@@ -550,6 +606,25 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "logitless_program_threads": (c_int32, [c_void_p]),
     "logitless_program_run": (c_int32, [c_void_p, POINTER(c_void_p), c_size_t, POINTER(c_void_p), c_size_t, c_void_p,
         c_size_t]),
+    "logitless_program_prepare": (c_int32, [c_void_p, c_void_p, POINTER(c_void_p)]),
+    "logitless_prepared_program_destroy": (None, [c_void_p]),
+    "logitless_program_enqueue": (c_int32, [c_void_p, POINTER(c_void_p), c_size_t, POINTER(c_void_p), c_size_t,
+        c_void_p, c_size_t, c_void_p]),
     "logitless_parse_bytes": (c_int32, [c_char_p, POINTER(c_uint64)]),
     "logitless_process_peak_bytes": (c_uint64, []),
+    "logitless_communicator_threads": (c_int32, [c_int32, c_int64, POINTER(c_void_p)]),
+    "logitless_communicator_callbacks_options_init": (None, [POINTER(CommunicatorCallbacksOptions), c_size_t]),
+    "logitless_communicator_callbacks": (c_int32, [POINTER(CommunicatorCallbacksOptions), POINTER(c_void_p)]),
+    "logitless_nccl_missing": (c_char_p, []),
+    "logitless_nccl_id": (c_int32, [c_void_p]),
+    "logitless_communicator_nccl_options_init": (None, [POINTER(CommunicatorNcclOptions), c_size_t]),
+    "logitless_communicator_nccl": (c_int32, [POINTER(CommunicatorNcclOptions), POINTER(c_void_p)]),
+    "logitless_communicator_destroy": (None, [c_void_p]),
+    "logitless_communicator_rank": (c_int32, [c_void_p]),
+    "logitless_communicator_size": (c_int32, [c_void_p]),
+    "logitless_communicator_all_gather": (c_int32, [c_void_p, c_void_p, c_void_p, c_size_t, c_void_p]),
+    "logitless_communicator_all_to_all": (c_int32, [c_void_p, c_void_p, c_void_p, c_size_t, c_void_p]),
+    "logitless_communicator_all_gather_host": (c_int32, [c_void_p, c_void_p, c_void_p, c_size_t]),
+    "logitless_communicator_wait": (c_int32, [c_void_p, c_void_p, c_int64]),
+    "logitless_communicator_abort": (c_int32, [c_void_p, c_char_p]),
 }

@@ -1,4 +1,5 @@
-"""Tensor programs over ctypes: the text of docs/ir.md compiled by liblogitless, described, and run on numpy arrays."""
+"""Tensor programs over ctypes: the text of docs/ir.md compiled by liblogitless, described, run on numpy arrays, and
+enqueued on the memory of whoever has some."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from logitless import _c_api
-from logitless._library import check, lib, new, parse_bytes
+from logitless._library import Context, check, lib, new, parse_bytes
 
-ALIGNMENT = 64  # of an arena
+ALIGNMENT = 64  # of an arena on the CPU
 
 DTYPES = {value: name for name, value in _c_api.DTYPES.items()}
 # numpy has no bfloat16: results are its bits, parameters bits or an array of ml_dtypes.bfloat16.
@@ -44,6 +45,7 @@ class Program:
     such as "512MiB", that values may take in the arena; None chunks wherever that computes nothing twice. chunks: of
     every loop, 0 for as many as pay. threads: that run it, 0 for all cores. chunk=False: no loops. head_engine=False:
     heads are loops like the rest. strict: a budget not met, or a big value that could not be cut, is an error.
+    device: DEVICE_CUDA for a GPU of this compute capability (10 * major + minor), which need not be here.
 
     ValueError: the text (with line and column), a size without a value, what strict forbids. NotImplementedError: an
     operation and dtype without a kernel.
@@ -60,6 +62,8 @@ class Program:
         chunk: bool = True,
         head_engine: bool = True,
         strict: bool = False,
+        device: int = _c_api.DEVICE_CPU,
+        compute_capability: int = 0,
     ):
         sizes = dict(sizes or {})
         options = new(_c_api.ProgramOptions)
@@ -69,6 +73,7 @@ class Program:
         options.memory_budget = parse_bytes(memory_budget)
         options.chunks, options.threads = chunks, threads
         options.chunk, options.head_engine, options.strict = bool(chunk), bool(head_engine), bool(strict)
+        options.device, options.compute_capability = device, compute_capability
         self._handle = c_void_p()
         check(lib.logitless_program_compile(text.encode(), ctypes.byref(options), ctypes.byref(self._handle)))
         self.parameters = self._tensors("parameter")
@@ -131,6 +136,35 @@ class Program:
             )
         )
         return results
+
+
+class PreparedProgram:
+    """A program ready to be enqueued where a context is: of a GPU its kernels are compiled and loaded. It never
+    changes, and may be shared by threads. Of a GPU it must live until all that it enqueued is done.
+
+    ValueError: a context of another kind of device or compute capability than the program's. NotImplementedError: a
+    library that is missing (docs/gpu.md), or a build without CUDA. LogitlessError: the device's.
+    """
+
+    def __init__(self, program: Program, context: Context):
+        self._handle = c_void_p()
+        check(lib.logitless_program_prepare(program._handle, context.handle, ctypes.byref(self._handle)))
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            lib.logitless_prepared_program_destroy(self._handle)
+
+    def enqueue(
+        self, parameters: Sequence[int], results: Sequence[int], arena: int, arena_bytes: int, stream: int = 0
+    ) -> None:
+        """Addresses of contiguous memory, as logitless_program_enqueue (c_api.h) takes them."""
+        given = (c_void_p * len(parameters))(*parameters)
+        made = (c_void_p * len(results))(*results)
+        status = lib.logitless_program_enqueue(
+            self._handle, given, len(parameters), made, len(results), arena, arena_bytes, stream or None
+        )
+        if status:
+            check(status)
 
 
 def _checked(parameter: ProgramTensor, array: np.ndarray) -> np.ndarray:

@@ -6,15 +6,13 @@
 #include <utility>
 #include <vector>
 
+#include "capi/context.h"
 #include "capi/convert.h"
 #include "capi/guarded.h"
+#include "logitless/c_communicator.h"
 
 using namespace logitless;        // NOLINT: this file is the library seen from outside
 using namespace logitless::capi;  // NOLINT
-
-struct logitless_context {
-  Context context;
-};
 
 struct logitless_plan {
   LossPlan plan;
@@ -25,11 +23,6 @@ namespace {
 
 thread_local std::string last_error_storage;
 thread_local const char* last_error = "";
-
-const Context& context_of(const logitless_context* context) {
-  require(context != nullptr, "context: expected a handle, got NULL");
-  return context->context;
-}
 
 const LossPlan& plan_of(const logitless_plan* plan) {
   require(plan != nullptr, "plan: expected a handle, got NULL");
@@ -52,13 +45,8 @@ Workspace workspace_of(const LossPlan& plan, void* data, std::size_t bytes) {
 
 ContextOptions context_options_from(const logitless_context_options* from) {
   const logitless_context_options c = read_optional_struct(from, "options");
-  if (c.device != LOGITLESS_DEVICE_CPU && c.device != LOGITLESS_DEVICE_CUDA) {
-    throw Unsupported(
-        concat("options.device: ", c.device,
-               " is unknown; expected LOGITLESS_DEVICE_CPU or LOGITLESS_DEVICE_CUDA"));
-  }
   ContextOptions options;
-  options.device = c.device == LOGITLESS_DEVICE_CUDA ? DeviceKind::cuda : DeviceKind::cpu;
+  options.device = device_from(c.device, "options.device");
   options.device_index = c.device_index;
   options.stream = c.stream;
   options.threads = c.threads;
@@ -132,6 +120,8 @@ size_t logitless_struct_size(const char* name) {
 #define LOGITLESS_MATCH(struct_name) \
   if (wanted == "logitless_" #struct_name) return sizeof(logitless_##struct_name);
   LOGITLESS_FOR_EACH_SIZED_STRUCT(LOGITLESS_MATCH)
+  LOGITLESS_MATCH(communicator_callbacks_options)
+  LOGITLESS_MATCH(communicator_nccl_options)
   return 0;
 }
 
@@ -188,6 +178,10 @@ void logitless_context_destroy(logitless_context* context) { delete context; }
 
 int32_t logitless_context_threads(const logitless_context* context) {
   return context == nullptr ? 0 : context->context.threads();
+}
+int32_t logitless_context_compute_capability(const logitless_context* context) {
+  if (context == nullptr || context->context.device().kind != DeviceKind::cuda) return 0;
+  return context->context.device().compute_capability;
 }
 
 size_t logitless_kernel_count(int32_t runnable) { return kernels(runnable != 0).size(); }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -9,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "capi/context.h"
 #include "capi/convert.h"
 #include "capi/guarded.h"
 #include "logitless/compiler.h"
@@ -21,6 +23,11 @@ struct logitless_program {
   std::string text;
   std::string explanation;
   std::string report;
+};
+
+struct logitless_prepared_program {
+  CompiledProgram program;
+  std::optional<PreparedProgram> on_gpu;
 };
 
 namespace {
@@ -49,6 +56,11 @@ CompileOptions compile_options_from(const logitless_program_options* from) {
   options.chunk = c.chunk != 0;
   options.head_engine = c.head_engine != 0;
   options.strict = c.strict != 0;
+  options.device.kind = device_from(c.device, "options.device");
+  const bool gpu = options.device.kind == DeviceKind::cuda;
+  require(gpu || c.compute_capability == 0,
+          "options.compute_capability: expected 0 of the CPU, got ", c.compute_capability);
+  if (gpu) options.device.compute_capability = c.compute_capability;
   return options;
 }
 
@@ -107,6 +119,29 @@ void require_results_apart(const CompiledProgram& program, std::span<const void*
     const Range*& furthest = reach[r.result];
     if (furthest == nullptr || furthest->end < r.end) furthest = &r;
   }
+}
+
+// The pointers of a run or an enqueue.
+struct Pointers {
+  const void* const* parameters;
+  std::size_t parameter_count;
+  void* const* results;
+  std::size_t result_count;
+  void* arena;
+  std::size_t arena_bytes;
+
+  std::span<const void* const> in() const { return {parameters, parameter_count}; }
+  std::span<void* const> out() const { return {results, result_count}; }
+};
+
+void check_pointers(const CompiledProgram& program, const Pointers& p) {
+  require(p.parameters != nullptr || p.parameter_count == 0, "parameters: expected ",
+          p.parameter_count, " pointers, got NULL");
+  require(p.results != nullptr || p.result_count == 0, "results: expected ", p.result_count,
+          " pointers, got NULL");
+  require(p.arena_bytes >= program.arena_bytes(), "arena_bytes: expected ", program.arena_bytes(),
+          " or more, got ", p.arena_bytes);
+  require_results_apart(program, p.in(), p.out(), p.arena);
 }
 
 }  // namespace
@@ -171,15 +206,45 @@ logitless_status logitless_program_run(const logitless_program* program,
                                        size_t arena_bytes) {
   return guarded([&] {
     const CompiledProgram& p = program_of(program);
-    require(parameters != nullptr || parameter_count == 0, "parameters: expected ", parameter_count,
-            " pointers, got NULL");
-    require(results != nullptr || result_count == 0, "results: expected ", result_count,
-            " pointers, got NULL");
-    require(arena_bytes >= p.arena_bytes(), "arena_bytes: expected ", p.arena_bytes(),
-            " or more, got ", arena_bytes);
-    const std::span<const void* const> in(parameters, parameter_count);
-    const std::span<void* const> out(results, result_count);
-    require_results_apart(p, in, out, arena);
-    p.run(in, out, arena);
+    const Pointers given{parameters, parameter_count, results, result_count, arena, arena_bytes};
+    check_pointers(p, given);
+    p.run(given.in(), given.out(), arena);
+  });
+}
+
+logitless_status logitless_program_prepare(const logitless_program* program,
+                                           const logitless_context* context,
+                                           logitless_prepared_program** prepared) {
+  return guarded([&] {
+    require_pointer(prepared, "prepared");
+    const CompiledProgram& p = program_of(program);
+    const Context& where = context_of(context);
+    auto made = std::make_unique<logitless_prepared_program>(logitless_prepared_program{p, {}});
+    if (p.device().kind == DeviceKind::cuda) {
+      made->on_gpu = p.prepare(where);
+    } else {
+      require(where.device().kind == DeviceKind::cpu,
+              "prepare: context: of a GPU; the program was compiled for the CPU");
+    }
+    *prepared = made.release();
+  });
+}
+
+void logitless_prepared_program_destroy(logitless_prepared_program* prepared) { delete prepared; }
+
+logitless_status logitless_program_enqueue(const logitless_prepared_program* prepared,
+                                           const void* const* parameters, size_t parameter_count,
+                                           void* const* results, size_t result_count, void* arena,
+                                           size_t arena_bytes, void* stream) {
+  return guarded([&] {
+    require(prepared != nullptr, "prepared: expected a handle, got NULL");
+    const Pointers given{parameters, parameter_count, results, result_count, arena, arena_bytes};
+    check_pointers(prepared->program, given);
+    if (prepared->on_gpu) {
+      prepared->on_gpu->run(given.in(), given.out(), arena, stream);
+      return;
+    }
+    require(stream == nullptr, "stream: expected NULL of a program for the CPU");
+    prepared->program.run(given.in(), given.out(), arena);
   });
 }

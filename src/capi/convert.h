@@ -101,6 +101,10 @@ constexpr std::size_t least_size<logitless_cross_entropy_options>() {
   return offsetof(Options, accumulate) + sizeof(Options::accumulate);
 }
 template <>
+constexpr std::size_t least_size<logitless_program_options>() {
+  return offsetof(logitless_program_options, strict) + sizeof(logitless_program_options::strict);
+}
+template <>
 constexpr std::size_t least_size<logitless_loss_terms>() {
   return offsetof(logitless_loss_terms, z_loss) + sizeof(logitless_loss_terms::z_loss);
 }
@@ -148,6 +152,14 @@ inline DType dtype_from(logitless_dtype dtype, const char* name) {
   require(dtype >= 0 && dtype < kDTypeCount, name, ": dtype ", dtype,
           " is none of logitless_dtype");
   return static_cast<DType>(dtype);
+}
+
+inline DeviceKind device_from(logitless_device device, const char* name) {
+  if (device != LOGITLESS_DEVICE_CPU && device != LOGITLESS_DEVICE_CUDA) {
+    throw Unsupported(concat(
+        name, ": ", device, " is unknown; expected LOGITLESS_DEVICE_CPU or LOGITLESS_DEVICE_CUDA"));
+  }
+  return device == LOGITLESS_DEVICE_CUDA ? DeviceKind::cuda : DeviceKind::cpu;
 }
 
 // Undefined for NULL. Writable views are made of the same struct, since C cannot tell.

@@ -80,12 +80,35 @@ void Call::read_outputs(std::initializer_list<OutputSlot> slots) {
   check(names.empty(), "outputs: no buffers for ", names);
 }
 
-Workspace Call::workspace() const {
-  const auto begin = reinterpret_cast<std::uintptr_t>(workspace_.data());
+Workspace aligned_workspace(Buffer buffer) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(buffer.data);
   const std::uintptr_t skipped = (kAlignment - begin % kAlignment) % kAlignment;
-  const auto bytes = static_cast<std::uintptr_t>(workspace_.bytes());
-  check(workspace_.defined() && bytes >= skipped, "workspace: ", bytes, " bytes at ", begin);
-  return Workspace(static_cast<char*>(workspace_.data()) + skipped, bytes - skipped);
+  check(buffer.data != nullptr && buffer.bytes >= skipped, "workspace: ", buffer.bytes,
+        " bytes at ", begin);
+  return Workspace(static_cast<char*>(buffer.data) + skipped, buffer.bytes - skipped);
+}
+
+Workspace Call::workspace() const {
+  check(workspace_.defined(), "workspace: no buffer of this name");
+  return aligned_workspace({workspace_.data(), static_cast<std::size_t>(workspace_.bytes())});
+}
+
+std::vector<Buffer> Call::arguments() const {
+  std::vector<Buffer> all;
+  for (std::size_t i = 0; i < arguments_.size(); ++i) {
+    const ffi::AnyBuffer buffer = *arguments_.get<ffi::AnyBuffer>(i);
+    all.push_back({buffer.untyped_data(), buffer.size_bytes()});
+  }
+  return all;
+}
+
+std::vector<Buffer> Call::results() const {
+  std::vector<Buffer> all;
+  for (std::size_t i = 0; i < results_.size(); ++i) {
+    const ffi::AnyBuffer buffer = **results_.get<ffi::AnyBuffer>(i);
+    all.push_back({buffer.untyped_data(), buffer.size_bytes()});
+  }
+  return all;
 }
 
 std::string Call::signature() const {

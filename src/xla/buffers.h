@@ -5,9 +5,11 @@
 // dimension fastest.
 #pragma once
 
+#include <cstddef>
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/check.h"
 #include "logitless/logitless.h"
@@ -24,6 +26,16 @@ struct OutputSlot {
   std::string_view name;
   TensorView* view;
 };
+
+// Memory of an argument or a result.
+struct Buffer {
+  void* data;
+  std::size_t bytes;
+};
+
+// The memory of a buffer from its first address that is a multiple of 256 on: the alignment that
+// the library asks for on a GPU, where XLA promises less.
+Workspace aligned_workspace(Buffer buffer);
 
 // One call of a handler.
 class Call {
@@ -47,9 +59,11 @@ class Call {
   // The same of the results. The one called "workspace" is kept for workspace().
   void read_outputs(std::initializer_list<OutputSlot> slots);
 
-  // The workspace's memory, from its first address that is a multiple of 256 on: the alignment that
-  // the library asks for on a GPU, where XLA promises less.
   Workspace workspace() const;
+
+  // Without names, in order.
+  std::vector<Buffer> arguments() const;
+  std::vector<Buffer> results() const;
 
   // Dtypes and shapes of all buffers: equal for equal programs.
   std::string signature() const;

@@ -1,5 +1,6 @@
 // Tensor programs over the C ABI: compiled, described, run, and every refusal.
 #include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,6 +60,40 @@ static void check_tensor(const logitless_program_tensor* t, const char* name, in
   CHECK(strcmp(t->name, name) == 0, "name is %s, expected %s", t->name, name);
   CHECK(t->dtype == LOGITLESS_F32 && t->rank == rank && t->bytes == bytes, "%s", name);
   CHECK(rank == 0 || t->shape[0] == size0, "%s", name);
+}
+
+// The same results by the way of GPUs, which a program of the CPU can go too.
+static void test_enqueue(const logitless_program* program, const void* const* parameters,
+                         void* const* results, void* arena, size_t bytes) {
+  logitless_prepared_program* prepared = NULL;
+  logitless_context* context = NULL;
+  CHECK(logitless_context_create(NULL, &context) == LOGITLESS_OK, "context");
+  CHECK(logitless_context_compute_capability(context) == 0, "capability of the CPU");
+  refused("prepare without program", logitless_program_prepare(NULL, context, &prepared),
+          "program");
+  refused("prepare without context", logitless_program_prepare(program, NULL, &prepared),
+          "context");
+  refused("prepare to nothing", logitless_program_prepare(program, context, NULL), "prepared");
+  CHECK(prepared == NULL, "a failed call wrote its output");
+  CHECK(logitless_program_prepare(program, context, &prepared) == LOGITLESS_OK, "prepare");
+  logitless_context_destroy(context);
+  refused("enqueue nothing",
+          logitless_program_enqueue(NULL, parameters, 2, results, 2, arena, bytes, NULL),
+          "prepared: expected a handle");
+  refused("a stream",
+          logitless_program_enqueue(prepared, parameters, 2, results, 2, arena, bytes, &context),
+          "stream: expected NULL");
+  refused("enqueue in a small arena",
+          logitless_program_enqueue(prepared, parameters, 2, results, 2, arena, bytes - 1, NULL),
+          "arena_bytes");
+  refused("enqueue with one result",
+          logitless_program_enqueue(prepared, parameters, 2, results, 1, arena, bytes, NULL),
+          "1 results");
+  CHECK(logitless_program_enqueue(prepared, parameters, 2, results, 2, arena, bytes, NULL) ==
+            LOGITLESS_OK,
+        "enqueue: %s", logitless_last_error());
+  logitless_prepared_program_destroy(prepared);
+  logitless_prepared_program_destroy(NULL);
 }
 
 static void test_run(int64_t chunks) {
@@ -140,6 +175,12 @@ static void test_run(int64_t chunks) {
         "run");
   check_close("loss", &loss, &expected_loss, 1, 1e-5);
   check_close("d_h", d_h, expected_d_h, kRows * kInner, 1e-5);
+
+  loss = -1.0f;
+  memset(d_h, 0, sizeof d_h);
+  test_enqueue(program, parameters, results, arena, bytes);
+  check_close("loss, enqueued", &loss, &expected_loss, 1, 1e-5);
+  check_close("d_h, enqueued", d_h, expected_d_h, kRows * kInner, 1e-5);
   free(block);
   logitless_program_destroy(program);
 }
@@ -191,9 +232,71 @@ static void test_refusals(void) {
   CHECK(program == NULL, "a failed call wrote its output");
 }
 
+// Compiling for a GPU takes none, and the struct of a header before GPUs is one of the CPU.
+static void test_devices(void) {
+  logitless_program_options options;
+  logitless_program* program = NULL;
+  logitless_prepared_program* prepared = NULL;
+  logitless_context* context = NULL;
+  float memory[64];
+  const void* parameters[2];
+  void* results[2];
+  void* block;
+  size_t bytes;
+  with_sizes(&options);
+  CHECK(options.device == LOGITLESS_DEVICE_CPU && options.compute_capability == 0, "defaults");
+  options.compute_capability = 90;
+  refused("capability of the CPU", logitless_program_compile(kProgram, &options, &program),
+          "options.compute_capability");
+  options.struct_size = offsetof(logitless_program_options, device);
+  CHECK(logitless_program_compile(kProgram, &options, &program) == LOGITLESS_OK, "older struct: %s",
+        logitless_last_error());
+  CHECK(logitless_program_threads(program) == 1, "a program of the CPU");
+  logitless_program_destroy(program);
+  program = NULL;
+
+  with_sizes(&options);
+  options.device = LOGITLESS_DEVICE_CUDA;
+  options.compute_capability = 90;
+  refused("threads of a GPU", logitless_program_compile(kProgram, &options, &program), "threads");
+  options.threads = 0;
+  options.compute_capability = 70;
+  refused("an old GPU", logitless_program_compile(kProgram, &options, &program),
+          "compute capability 70");
+  options.device = 7;
+  CHECK(logitless_program_compile(kProgram, &options, &program) == LOGITLESS_UNSUPPORTED,
+        "a device that is none");
+  options.device = LOGITLESS_DEVICE_CUDA;
+  options.compute_capability = 90;
+  options.head_engine = 0;
+  CHECK(program == NULL, "a failed call wrote its output");
+  CHECK(logitless_program_compile(kProgram, &options, &program) == LOGITLESS_OK, "for a GPU: %s",
+        logitless_last_error());
+  CHECK(logitless_program_threads(program) == 0, "threads of a GPU's program");
+  bytes = logitless_program_arena_bytes(program);
+  block = malloc(bytes + 256);
+  if (block == NULL) exit(1);
+  parameters[0] = parameters[1] = memory;
+  results[0] = memory + 32;
+  results[1] = memory + 40;
+  refused("run of a GPU's",
+          logitless_program_run(program, parameters, 2, results, 2,
+                                (void*)(((uintptr_t)block + 255) / 256 * 256), bytes),
+          "run: the program was compiled for a GPU");
+  free(block);
+  CHECK(logitless_context_create(NULL, &context) == LOGITLESS_OK, "context");
+  refused("prepared for the CPU", logitless_program_prepare(program, context, &prepared),
+          "context: of the CPU");
+  CHECK(prepared == NULL, "a failed call wrote its output");
+  logitless_context_destroy(context);
+  logitless_program_destroy(program);
+  CHECK(logitless_context_compute_capability(NULL) == 0, "capability of NULL");
+}
+
 void test_programs(void) {
   test_run(0);
   test_run(2);
   test_run(5);
   test_refusals();
+  test_devices();
 }

@@ -377,6 +377,7 @@ int main(int count, char** arguments) {
   test_errors(kernel);
   test_token_losses();
   test_programs();
+  test_communicators();
   CHECK(logitless_process_peak_bytes() > 0, "peak of the process");
   if (failures != 0) fprintf(stderr, "%d checks failed\n", failures);
   return failures == 0 ? 0 : 1;

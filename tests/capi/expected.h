@@ -64,6 +64,7 @@ void test_errors(const char* kernel);
 void test_token_losses(void);
 // c_api_program_test.c
 void test_programs(void);
+void test_communicators(void);
 
 #ifdef __cplusplus
 }

@@ -97,9 +97,6 @@ class CompileTest(unittest.TestCase):
 
     def test_a_gpu_need_not_be_there(self):
         model = ["--model", "gpt2", "--batch", "4", "--length", "256", "--device", "cuda"]
-        if "this build has no CUDA" in self.run_command(*model).stderr:
-            self.refused(1, "logitless compile: this build has no CUDA\n", *model)
-            self.skipTest("this build has no CUDA: it sizes no heads and no attention for a GPU")
         text = self.good(*model)
         self.assertIn("kernel hopper", text)
         self.assertIn(", a GPU of compute capability 9.0\n", text)
@@ -108,6 +105,9 @@ class CompileTest(unittest.TestCase):
         self.refused(2, "--time: this ", *model, "--time", "1")
         self.refused(2, "--threads: cannot be given beside --device cuda", *model, "--threads", "2")
         self.refused(2, "--capability: is of --device cuda", *model[:-2], "--capability", "90")
+        self.assertIn("products with epilogues: 36 with bias; 12 with bias, residual\n", text)
+        self.assertNotIn("epilogues:", self.good(*model, "--no-epilogues"))
+        self.refused(2, "--no-epilogues: is of --device cuda", *model[:-2], "--no-epilogues")
         self.refused(2, "expected cpu or cuda, got 'tpu'", *model[:-1], "tpu")
 
     def test_a_llama(self):
@@ -134,6 +134,24 @@ class CompileTest(unittest.TestCase):
     def broken(self, folder):
         (folder / "broken.json").write_text('{"model_type": "llama", "vocab_size": 4, "max_position_embeddings": 4}')
         return folder / "broken.json"
+
+    def test_profiles(self):
+        # A loop's instructions count in each of its 7 rounds; the loop itself does not.
+        arguments = [self.file, "--size", "N=1000", "--chunks", "7", "--time", "2", "--profile"]
+        table = self.good(*arguments).splitlines()
+        self.assertRegex(table[0], r"^time: ")
+        self.assertRegex(table[1], r"^instructions +first +count +total ms +each ms +rate$")
+        self.assertRegex(table[-1], r"^all ")
+        done = self.run_command(*arguments, "--json")
+        self.assertEqual(done.returncode, 0)
+        profile = json.loads(done.stdout)["profile"]
+        self.assertEqual(len(profile), len(table) - 3)
+        self.assertEqual([i["seconds"] for i in profile], sorted((i["seconds"] for i in profile), reverse=True))
+        self.assertFalse([i for i in profile if i["instructions"].startswith("loop")])
+        products = [i for i in profile if i["instructions"].startswith("product ")]
+        self.assertEqual({i["count"] for i in products}, {1, 6})  # chunks of 143 rows, and the rest
+        self.assertEqual(sum(i["flops"] for i in products), 3 * 2 * 1000 * 5000 * 64)
+        self.refused(2, "--profile goes with --time", self.file, "--size", "N=10", "--profile")
 
     def test_refusals(self):
         self.refused(2, "logitless compile: a size of the program has no value; give --size N=...\n", self.file)

@@ -84,7 +84,6 @@ class TrainErrorTest(CommandTest):
             (["--dtype", "f16"], "--dtype: expected f32 or bf16, got 'f16'"),
             (["--device", "gpu"], "--device: expected cpu or cuda, got 'gpu'"),
             (["--device", "cuda", "--threads", "2"], "--device: cuda does not serve --threads; expected cpu beside it"),
-            (["--device", "cuda", "--far-field", "0.1"], "--device: cuda does not serve --far-field"),
             (["--batch", "0"], "--batch: expected a whole number from 1 to 1048576, got '0'"),
             (["--steps", "0"], "--steps: expected a whole number from 1"),
             (["--accumulate", "0"], "--accumulate: expected a whole number from 1 to 1048576, got '0'"),
@@ -134,6 +133,8 @@ class TrainErrorTest(CommandTest):
 
     def test_a_gpu_that_is_not_there(self):
         self.assert_error(["--data", self.data, *SIZES, "--device", "cuda"], "--device: cuda: this ")
+        self.assert_error(["--data", self.data, *SIZES, "--device", "cpu", "--no-epilogues"],
+                          "--no-epilogues: is of a GPU; this run would be on the CPU")
         for device in ([], ["--device", "cpu"]):
             got = self.train(*SIZES, "--steps", 1, "--sample", 0, *device)
             self.assertEqual(got["device"], {"kind": "cpu", "name": "", "cpu_reason": ""})

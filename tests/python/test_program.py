@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from logitless._compiler import Program
+from logitless._compiler import ALIGNMENT, PreparedProgram, Program
+from logitless._library import context
 
 HEAD = """graph head(%h: f32[N, 4], %w: f32[V, 4], %t: i64[N]) {
   %z = dot %h, %w contract(1; 1) : f32[N, V]
@@ -64,3 +65,22 @@ def test_errors():
         program.run(h, w, t.astype(np.int32))
     with pytest.raises(ValueError, match=r"parameter h: expected float32 \[30, 4\]"):
         program.run(h[:3], w, t)
+
+
+def test_enqueued_on_memory_of_the_caller():
+    h, w, t = arrays()
+    program = Program(HEAD, sizes={"N": 30, "V": 500}, threads=1)
+    expected = program.run(h, w, t)
+    prepared = PreparedProgram(program, context())
+    block = np.empty(program.arena_bytes + ALIGNMENT, np.uint8)
+    arena = -(-block.ctypes.data // ALIGNMENT) * ALIGNMENT
+    made = [np.zeros_like(e) for e in expected]
+    inputs, outputs = ([a.ctypes.data for a in arrays_] for arrays_ in ((h, w, t), made))
+    prepared.enqueue(inputs, outputs, arena, program.arena_bytes)
+    assert all(np.array_equal(m, e) for m, e in zip(made, expected))
+    with pytest.raises(ValueError, match="arena_bytes: expected"):
+        prepared.enqueue(inputs, outputs, arena, program.arena_bytes - 1)
+    with pytest.raises(ValueError, match="stream: expected NULL"):
+        prepared.enqueue(inputs, outputs, arena, program.arena_bytes, 64)
+    with pytest.raises(ValueError, match="options.compute_capability: expected 0 of the CPU"):
+        Program(HEAD, sizes={"N": 30, "V": 500}, compute_capability=90)

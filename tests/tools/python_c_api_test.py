@@ -78,14 +78,14 @@ class PythonCApiTest(unittest.TestCase):
     def test_a_change_of_the_header_is_found_and_written(self):
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
-            for path in (python_c_api.HEADER, python_c_api.MODULE, *python_c_api.STUBS):
+            for path in (*python_c_api.HEADERS, python_c_api.MODULE, *python_c_api.STUBS):
                 (root / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / path, root / path)
-            header = (root / python_c_api.HEADER).read_text()
+            header = (root / python_c_api.HEADERS[0]).read_text()
             end = "} logitless_loss_terms;"
             changed = header.replace(end, f"  double warmth; /* in [0, 3] */\n{end}")
             self.assertNotEqual(header, changed)
-            (root / python_c_api.HEADER).write_text(changed)
+            (root / python_c_api.HEADERS[0]).write_text(changed)
             command = [sys.executable, ROOT / "tools/python_c_api.py", "--root", root]
             done = subprocess.run([*command, "--check"], capture_output=True, text=True)
             self.assertEqual(done.returncode, 1)
@@ -116,6 +116,13 @@ class PythonCApiTest(unittest.TestCase):
         self.assertEqual(c["LOSS_TERMS"]["b"], (0.0, 0.5, float("inf"), ">= 0.5"))
         self.assertEqual(c["LOSS_TERMS"]["c"], (2.0, float("-inf"), float("inf"), "default 2; any"))
         self.assertEqual(c["HeadValues"](), ("dark_blue", -3, 0.0, 0))
+
+    def test_callbacks_and_several_headers(self):
+        one = "typedef int32_t logitless_status;\nenum { LOGITLESS_OK = 0 };\n"
+        two = "typedef logitless_status (*logitless_wait)(int64_t limit, void* user);\n"
+        header = python_c_api.parse(one, two)
+        self.assertEqual(header.callbacks, {"logitless_wait": ("logitless_status", ["int64_t", "void *"])})
+        self.assertEqual(python_c_api.Writer(header).ctype("logitless_status", ""), "c_int32")
 
     def test_comments_go_to_their_fields(self):
         coats, gloss, colour = python_c_api.parse(SMALL).structs["logitless_paint"][1:4]

@@ -28,7 +28,7 @@ class ChunkedFunction:
         return plan if isinstance(plan, str) else plan.describe()
 
     def source(self, *args, **kwargs) -> str:
-        """The Python that runs, of the same."""
+        """The Python that runs, or the program as docs/ir.md has it where the library runs it, of the same."""
         plan = self._described("source", args, kwargs)
         if isinstance(plan, str):
             raise RuntimeError(f"source: there is none, since the function runs unchunked: {plan}")
@@ -59,9 +59,9 @@ class ChunkedFunction:
         return f"runs unchunked: {error}"
 
 
-def make(kind: type[ChunkedFunction], fn, memory_budget, chunks, gradients, strict, unsupported):
+def make(kind: type[ChunkedFunction], fn, memory_budget, chunks, gradients, strict, unsupported, executor):
     """``fn`` as a chunked function of the framework's kind, or a decorator where it is None."""
-    limits = checked_limits(memory_budget, chunks, gradients, strict, unsupported)
+    limits = checked_limits(memory_budget, chunks, gradients, strict, unsupported, executor)
 
     def chunked(function):
         if not callable(function):
@@ -92,7 +92,7 @@ def in_one_pass(gradients: str, shapes: Sequence[Sequence[int]], half: bool) -> 
     return scalar and (gradients == "forward" or (gradients == "auto" and not half))
 
 
-def describe(forward: Compiled, backward: Compiled | None, joint: bool, alone: str, budget: int) -> str:
+def describe(forward: Compiled, backward: Compiled | None, joint: bool, alone: str, limits: Limits) -> str:
     """alone: why there are outputs and no gradients, where it is so."""
     if joint:
         how = "outputs and gradients in one pass; backward multiplies the gradients by the tangent of the loss"
@@ -100,5 +100,7 @@ def describe(forward: Compiled, backward: Compiled | None, joint: bool, alone: s
         how = "outputs now, gradients in backward, which computes what it needs of the forward again"
     else:
         how = f"outputs alone: {alone}"
-    parts = [how, forward.describe(budget)] + ([backward.describe(budget)] if backward is not None else [])
+    if limits.native:
+        how += "; run by the library"
+    parts = [how] + [made.describe(limits.budget) for made in (forward, backward) if made is not None]
     return "\n".join(parts) + "\n"

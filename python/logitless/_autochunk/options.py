@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from logitless._library import parse_bytes
 
 GRADIENTS = ("auto", "forward", "backward")
+EXECUTORS = ("python", "native")
 
 
 class Unsupported(NotImplementedError):
@@ -20,9 +21,10 @@ class Limits:
     budget: int = 0  # bytes beyond inputs and results; 0: none
     chunks: int = 0
     strict: bool = False
+    native: bool = False  # the library runs it, and no generated code
 
 
-def checked_limits(memory_budget, chunks, gradients, strict, unsupported) -> Limits:
+def checked_limits(memory_budget, chunks, gradients, strict, unsupported, executor) -> Limits:
     """The options as the caller gave them. Raises ValueError for one that is none."""
     budget = parse_bytes(memory_budget)
     chunks = 0 if chunks is None else chunks
@@ -34,4 +36,6 @@ def checked_limits(memory_budget, chunks, gradients, strict, unsupported) -> Lim
         raise ValueError(f"gradients: expected one of {', '.join(GRADIENTS)}, got {gradients!r}")
     if unsupported not in ("error", "run"):
         raise ValueError(f"unsupported: expected 'error' or 'run', got {unsupported!r}")
-    return Limits(budget, chunks, bool(strict))
+    if executor not in EXECUTORS:
+        raise ValueError(f"executor: expected one of {', '.join(EXECUTORS)}, got {executor!r}")
+    return Limits(budget, chunks, bool(strict), executor == "native")

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from logitless._autochunk.native import Machine, Request, program
 from logitless._autochunk.options import Limits, Unsupported
 from logitless._autochunk.text import load
 from logitless._compiler import Program
 
-# A compiled program -> Python of its function, and the bytes that this takes beyond inputs and results.
+# A compiled program -> Python of its function, and the bytes that this takes beyond inputs and results. Of a program
+# that the library runs its own text.
 Emit = Callable[[Program], tuple[str, int]]
 
 _ATTEMPTS = 4  # smaller budgets tried, until the Python function meets the one asked for
 
 
 @dataclass
+class Tried:
+    """A program that may become the function."""
+
+    source: str
+    bytes: int
+    request: Request
+
+    @property
+    def program(self) -> Program:
+        return program(self.request)
+
+
+@dataclass
 class Compiled:
-    """A program as a Python function."""
+    """A program as a function."""
 
     name: str
     source: str
@@ -28,6 +43,9 @@ class Compiled:
     after: int
     regions: list[dict] = field(default_factory=list)  # what became loops
     refusals: list[str] = field(default_factory=list)  # what did not, and why
+    heads: list[dict] = field(default_factory=list)  # what runs on the head engine
+    request: Request = Request("")
+    threads: int = 1  # of the CPU, that run it where the library does
 
     def describe(self, budget: int) -> str:
         met = "" if budget == 0 else f" (budget {format_bytes(budget)}, {'met' if self.after <= budget else 'NOT met'})"
@@ -35,6 +53,14 @@ class Compiled:
             f"{self.name}: {format_bytes(self.before)} beyond inputs and results without loops, "
             f"{format_bytes(self.after)} with{met}"
         ]
+        if self.threads > 1:
+            took = program(self.request.on(threads=self.threads)).arena_bytes
+            lines.append(f"  with what kernels take for {self.threads} threads instead of one: {format_bytes(took)}")
+        for h in self.heads:
+            lines.append(
+                f"  {h['head']}: on the head engine, {h['plan']} plan, kernel {h['kernel']}, chunks of "
+                f"{h['chunk_tokens']} tokens"
+            )
         for r in self.regions:
             rounds = -(-r["extent"] // r["chunk"])
             more = f", {100 * r['extra_work']:.1f} % more multiply-adds" if r["extra_work"] > 1e-4 else ""
@@ -43,7 +69,7 @@ class Compiled:
                 f"  {r['seed']}: along {r['cut']}, {r['extent']} in {rounds} chunks of {r['chunk']}, {phases}{more}"
             )
             lines += [f"    boundary: {b}" for b in r["boundaries"]]
-        if not self.regions:
+        if not self.regions and not self.heads:
             lines.append("  no loops")
         lines += [f"  not chunked: {r}" for r in self.refusals]
         return "\n".join(lines)
@@ -57,42 +83,57 @@ def format_bytes(count: int) -> str:
     return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
 
 
-def _program(text: str, **options) -> Program:
+def _compiled(request: Request, native: bool) -> Program:
     try:
-        return Program(text, head_engine=False, threads=1, **options)
-    except NotImplementedError as error:
-        raise Unsupported(f"autochunk: the compiler has no form of this program: {error}") from error
-    except ValueError as error:
-        raise Unsupported(f"autochunk: the compiler refuses this program: {error}") from error
+        return program(request)
+    except (NotImplementedError, ValueError) as error:
+        what = "has no form of" if isinstance(error, NotImplementedError) else "refuses"
+        advice = "; executor='python' may run it" if native else ""
+        raise Unsupported(f"autochunk: the compiler {what} this program: {error}{advice}") from error
 
 
-def compile_text(text: str, name: str, parameters: list[str], emit: Emit, limits: Limits) -> Compiled:
-    """The program as a Python function that meets the budget, if one is found. parameters: in the function's order."""
+def compile_text(
+    text: str,
+    name: str,
+    parameters: list[str],
+    emit: Emit,
+    limits: Limits,
+    machine: Machine = Machine(),
+    function: Callable[[Request], Callable] | None = None,
+) -> Compiled:
+    """The program as a function that meets the budget, if one is found. parameters: in the function's order. function:
+    what runs a program of the machine; None: the Python that emit made."""
     if not parameters:
         raise Unsupported(f"autochunk: {name} reads no input")
-    plain = _program(text, chunk=False)
-    plain_source, before = emit(plain)
-    tried = []
+    asked = Request(text, machine)
+
+    def made(request: Request) -> Tried:
+        return Tried(*emit(_compiled(request, function is not None)), request)
+
+    plain = made(replace(asked, chunk=False))
+    tried: list[Tried] = []
 
     def attempt(budget: int, chunks: int) -> int:
-        program = _program(text, memory_budget=budget or None, chunks=chunks)
-        source, after = emit(program)
-        tried.append((source, after, program))
-        return after
+        tried.append(made(replace(asked, budget=budget, chunks=chunks)))
+        return tried[-1].bytes
 
     after = attempt(limits.budget, limits.chunks)
+    if machine.head_engine and limits.budget > 0 and after > limits.budget:
+        # Loops take less memory than the head engine's least plan.
+        asked = asked.on(head_engine=False)
+        after = attempt(limits.budget, 0)
     if limits.budget > 0:
-        # Python keeps more values of a chunk at a time than the compiler's own executor does: smaller budgets until one
-        # is met, then larger ones again for fewer chunks.
+        # Python keeps more values of a chunk at a time than the compiler's own executor does, and that has the scratch
+        # of its kernels: smaller budgets until one is met, then larger ones again for fewer chunks.
         wanted, too_large = limits.budget, 0
         for _ in range(_ATTEMPTS):
-            if after <= limits.budget or (len(tried) > 1 and tried[-1][0] == tried[-2][0]):
+            if after <= limits.budget or (len(tried) > 1 and tried[-1].source == tried[-2].source):
                 break
             too_large = wanted
             wanted = max(int(wanted * min(0.9 * limits.budget / after, 0.7)), 1)
             after = attempt(wanted, 0)
         for _ in range(_ATTEMPTS if too_large > 0 else 0):
-            if after > limits.budget or max(t[1] for t in tried if t[1] <= limits.budget) > 0.8 * limits.budget:
+            if after > limits.budget or max(t.bytes for t in tried if t.bytes <= limits.budget) > 0.8 * limits.budget:
                 break
             middle = (wanted + too_large) // 2
             if attempt(middle, 0) <= limits.budget:
@@ -105,26 +146,31 @@ def compile_text(text: str, name: str, parameters: list[str], emit: Emit, limits
             last = after if chunks > 2 else math.inf
             chunks *= 2
             after = attempt(limits.budget // 4, chunks)
-    last_report = tried[-1][2].report
+    last_report = tried[-1].program.report
+    before = plain.bytes
     if limits.chunks == 0:  # loops that save nothing are none
-        tried = [t for t in tried if t[1] < before] + [(plain_source, before, plain)]
-    source, after, program = _chosen(tried, limits.budget)
-    report = program.report
+        tried = [t for t in tried if t.bytes < before] + [plain]
+    chosen = _chosen(tried, limits.budget)
+    report = chosen.program.report
     refusals = report["not_chunked"] or last_report["not_chunked"]
-    if not refusals and 0 < limits.budget < after:
+    if not refusals and 0 < limits.budget < chosen.bytes:
         refusals = ["what remains is outside of loops: the compiler's plan is of fewer values than what runs"]
-    made = Compiled(name, source, parameters, load(source, name), before, after, report["regions"], refusals)
+    runs = load(chosen.source, name) if function is None else function(chosen.request)
+    compiled = Compiled(
+        name, chosen.source, parameters, runs, before, chosen.bytes, report["regions"], refusals,
+        report["heads"], chosen.request,
+    )
     if limits.strict:
-        _check_strict(made, limits)
-    return made
+        _check_strict(compiled, limits)
+    return compiled
 
 
-def _chosen(tried: list[tuple[str, int, Program]], budget: int) -> tuple[str, int, Program]:
+def _chosen(tried: list[Tried], budget: int) -> Tried:
     """The least memory; with a budget the most that meets it, which has the fewest chunks. A budget that is not met is
     no reason for loops, or for many more chunks, that save next to nothing."""
-    least = min(after for _, after, _ in tried)
+    least = min(t.bytes for t in tried)
     enough = least if budget == 0 else budget if least <= budget else 1.1 * least
-    return max((t for t in tried if t[1] <= enough), key=lambda t: t[1])
+    return max((t for t in tried if t.bytes <= enough), key=lambda t: t.bytes)
 
 
 def _check_strict(made: Compiled, limits: Limits) -> None:

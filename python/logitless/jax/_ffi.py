@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Mapping, NamedTuple, Sequence
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from .._options import HeadOptions, LossOptions, struct_of
 
 DTYPES = {"float32": c.F32, "bfloat16": c.BF16, "float16": c.F16, "int32": c.I32, "int64": c.I64}
 
-_ALIGNMENT = 256  # of a workspace; the handlers begin at the first such address of the buffer
+ALIGNMENT = 256  # of a workspace; the handlers begin at the first such address of the buffer
 _SOMEWHERE = 64  # planning wants a pointer, and does not follow it
 
 
@@ -41,14 +41,17 @@ _STRUCTS = {
 }
 
 
-def _handlers() -> dict[tuple[str, str], object]:
-    """The library's handlers by (custom call, platform). Raises ImportError when it was built without them."""
+def _handlers() -> dict[tuple[str, str], dict[str, object]]:
+    """The library's handlers, {stage: function}, by (custom call, platform). Raises ImportError when it was built
+    without them."""
     try:
-        return {
-            (f"logitless_{name}", platform): getattr(lib, f"logitless_xla_{name}_{platform.lower()}")
-            for name in _STRUCTS
+        found = {
+            (f"logitless_{name}", platform): {"execute": getattr(lib, f"logitless_xla_{name}_{platform.lower()}")}
+            for name in (*_STRUCTS, "program")
             for platform in ("cpu", "CUDA")
         }
+        found["logitless_program", "CUDA"]["initialize"] = lib.logitless_xla_program_initialize_cuda
+        return found
     except AttributeError:
         raise ImportError(
             f"logitless.jax: {c.library_path()} was built without XLA's headers; build it where jaxlib is installed, "
@@ -63,9 +66,10 @@ _handlers()
 def _register() -> None:
     """Makes the custom calls known to XLA, which compares versions. For a first call: JAX's backends exist by then, and
     importing this module does not make them."""
-    for (name, platform), handler in _handlers().items():
+    for (name, platform), stages in _handlers().items():
         try:
-            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform=platform)
+            capsules = {stage: jax.ffi.pycapsule(handler) for stage, handler in stages.items()}
+            jax.ffi.register_ffi_target(name, capsules, platform=platform)
         except Exception as error:
             raise NotImplementedError(
                 f"logitless.jax: jaxlib {jaxlib.version.__version__} does not take the handlers of {c.library_path()}; "
@@ -151,7 +155,7 @@ def varying(arrays: Mapping[str, jax.Array | None], axes: frozenset[str]) -> dic
     return {name: None if array is None else vary(array) for name, array in arrays.items()}
 
 
-def _result(shape: tuple[int, ...], dtype: str, axes: frozenset[str]) -> jax.ShapeDtypeStruct:
+def result_type(shape: tuple[int, ...], dtype: str, axes: frozenset[str]) -> jax.ShapeDtypeStruct:
     """Type of a result; of a shard_map's it says what it varies over."""
     if not axes:
         return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
@@ -178,11 +182,11 @@ def call(
     out_specs = tuple(Spec(name, dtype, shape) for name, (shape, dtype) in outputs.items())
 
     def run(device: int, *operands):
-        threads = lib.logitless_context_threads(c.context().handle) if device == c.DEVICE_CPU else 0
-        size = _workspace_bytes(device, threads, function, options, in_specs, out_specs) + _ALIGNMENT
-        results = [_result(spec.shape, spec.dtype, axes) for spec in out_specs]
+        threads = threads_of(device)
+        size = _workspace_bytes(device, threads, function, options, in_specs, out_specs) + ALIGNMENT
+        results = [result_type(spec.shape, spec.dtype, axes) for spec in out_specs]
         target = jax.ffi.ffi_call(
-            f"logitless_{function}", [*results, _result((size,), "int8", axes)], vmap_method="sequential"
+            f"logitless_{function}", [*results, result_type((size,), "int8", axes)], vmap_method="sequential"
         )
         *found, _ = target(
             *operands,
@@ -193,17 +197,25 @@ def call(
         )
         return tuple(found)
 
+    return dict(zip(outputs, on_platform(run, *arrays.values())))
+
+
+def threads_of(device: int) -> int:
+    """Threads that run a call; 0 of a GPU."""
+    return lib.logitless_context_threads(c.context().handle) if device == c.DEVICE_CPU else 0
+
+
+def on_platform(run: Callable[..., tuple[jax.Array, ...]], *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """``run(device, *arrays)`` with its custom calls, for the platform that the program is compiled for."""
     backend = jax.default_backend()
     _register()
     if backend == "cpu":
-        found = run(c.DEVICE_CPU, *arrays.values())
-    elif backend == "gpu":
-        found = jax.lax.platform_dependent(
-            *arrays.values(), cpu=functools.partial(run, c.DEVICE_CPU), cuda=functools.partial(run, c.DEVICE_CUDA)
+        return run(c.DEVICE_CPU, *arrays)
+    if backend == "gpu":
+        return jax.lax.platform_dependent(
+            *arrays, cpu=functools.partial(run, c.DEVICE_CPU), cuda=functools.partial(run, c.DEVICE_CUDA)
         )
-    else:
-        raise NotImplementedError(f"logitless.jax: runs on cpu and cuda; JAX's backend is {backend}")
-    return dict(zip(outputs, found))
+    raise NotImplementedError(f"logitless.jax: runs on cpu and cuda; JAX's backend is {backend}")
 
 
 def _present(arrays: Mapping[str, jax.Array | None]) -> list[jax.Array]:

@@ -161,9 +161,13 @@ def vocab_parallel_linear_cross_entropy(
     logit_scale: float = DEFAULT.logit_scale,
     normalizer: float | ArrayLike | None = None,
     token_weight: ArrayLike | None = None,
+    accuracy: bool = False,
+    return_lse: bool = False,
+    return_argmax: bool = False,
+    return_target_logits: bool = False,
     memory_budget: int | str | None = None,
     **terms: Unpack[LossTermArguments],
-) -> jax.Array:
+) -> jax.Array | tuple[jax.Array, ...]:
     """linear_cross_entropy with the vocabulary sharded over ``axis_name``; call it inside jax.shard_map.
 
     Args:
@@ -172,19 +176,27 @@ def vocab_parallel_linear_cross_entropy(
         targets: [...], positions in the whole vocabulary, the same on each shard.
         bias, class_weight: [V / shards].
         axis_name: the mesh axis or axes.
+        return_lse, return_target_logits: also return the log-sum-exp and the targets' logits of the whole vocabulary,
+            [...] each, with gradients; 0 for ignored tokens. They cost nothing: the loss is made of them.
+        accuracy, return_argmax: refused; no shard knows the largest logit of another.
         The rest is linear_cross_entropy's; memory_budget is for each shard.
 
     Returns:
-        The loss, float32, the same on each shard: of the tokens given, so over a data axis the caller takes the mean,
-        or gives the tokens of all devices as normalizer and sums.
+        The loss, float32, or a tuple (loss, lse, target logits) of those asked for, the same on each shard: of the
+        tokens given, so over a data axis the caller takes the mean, or gives the tokens of all devices as normalizer
+        and sums.
 
     The gradient by hidden is summed over the shards by JAX's rule for a replicated input; those by weight and bias stay
     on their shard and need nothing of another. The backward recomputes the forward: four passes in all, and only the
     inputs are kept. Communication: a few numbers a token forward, and the gradient by hidden.
 
     Raises: as linear_cross_entropy; the message about a target outside [0, V) counts words of the shard. ValueError
-    when weight is not sharded over the axis, where shard_map checks it (check_vma).
+    when weight is not sharded over the axis, where shard_map checks it (check_vma). NotImplementedError for accuracy
+    and return_argmax.
     """
+    for name, wanted in (("accuracy", accuracy), ("return_argmax", return_argmax)):
+        if wanted:
+            raise NotImplementedError(f"{name}: not of a vocabulary in shards, which know no largest logit of another")
     given = all_terms("vocab_parallel_linear_cross_entropy", terms)
     check_reduction(reduction)
     shard = _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, memory_budget)
@@ -209,14 +221,18 @@ def vocab_parallel_linear_cross_entropy(
     if smoothing:
         logit_sum = jax.lax.psum(jnp.where(shard.valid, found["weighted_logit_sum"], 0.0), axis_name)
         rest = _token_loss.Smoothing(shard.vocab, class_total, logit_sum)
-    losses = _token_loss.formula(jnp, options, lse, lse - _of_target(shard, found["target_logit"]), of_class, rest)
+    target_logit = _of_target(shard, found["target_logit"])
+    losses = _token_loss.formula(jnp, options, lse, lse - target_logit, of_class, rest)
     losses = jnp.where(tokens == 0.0, 0.0, tokens * losses)
     if reduction == "none":
-        return losses.reshape(shard.lead)
-    total = losses.sum()
-    if reduction == "sum":
-        return total
-    if normalizer is not None:
-        return total / (static_normalizer or normalizer_array)
-    count = (tokens * of_class).sum()
-    return jnp.where(count == 0.0, 0.0, total / jnp.where(count == 0.0, 1.0, count))
+        loss = losses.reshape(shard.lead)
+    elif reduction == "sum":
+        loss = losses.sum()
+    elif normalizer is not None:
+        loss = losses.sum() / (static_normalizer or normalizer_array)
+    else:
+        count = (tokens * of_class).sum()
+        loss = jnp.where(count == 0.0, 0.0, losses.sum() / jnp.where(count == 0.0, 1.0, count))
+    asked = [value for wanted, value in ((return_lse, lse), (return_target_logits, target_logit)) if wanted]
+    results = [loss] + [jnp.where(shard.valid, value, 0.0).reshape(shard.lead) for value in asked]
+    return results[0] if len(results) == 1 else tuple(results)

@@ -98,9 +98,13 @@ def current_stream(device: torch.device) -> int:
     return _raw_stream(device.index)
 
 
+# Without the check that CUDA has begun, which tensors there show.
+_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+
+
 def on_device(device: torch.device, function, *args):
     """``function(*args)`` with a tensor's GPU as the current one, as CUDA wants it."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
+    if device.type != "cuda" or device.index == _current_device():
         return function(*args)
     with torch.cuda.device(device):
         return function(*args)

@@ -17,21 +17,19 @@ def _chunks(tokens: int, vocab: int):
     return [(first, min(tokens, first + step)) for first in range(0, tokens, step)]
 
 
-def _leaves(tensors, needs):
-    return [None if t is None else t.detach().requires_grad_(need) for t, need in zip(tensors, needs)]
-
-
-def _add(gradients, found, needs, first, last):
-    """The gradients of a chunk's leaves that need one: rows of hidden's, and parts of the sums of the others."""
-    parts = iter(found)
-    for i, need in enumerate(needs):
-        g = next(parts) if need else None
-        if g is None:
-            continue
-        if i == 0:
-            gradients[0][first:last] = g
-        else:
-            gradients[i] += g
+def _add(gradients, z, d_z, x, w, options, first, last):
+    """Adds those of a chunk with logits ``z`` whose gradient is ``d_z``: rows of hidden's, and parts of the sums of the
+    others; None: not wanted."""
+    u = d_z * options.logit_scale
+    if options.softcap:  # z = c tanh(u / c)
+        u = u * (1 - (z / options.softcap) ** 2)
+    d_hidden, d_weight, d_bias = gradients
+    if d_hidden is not None:
+        d_hidden[first:last] = u @ w
+    if d_weight is not None:
+        d_weight += u.t() @ x
+    if d_bias is not None:
+        d_bias += u.sum(0)
 
 
 def _logits(x, w, bias, softcap, logit_scale):
@@ -43,10 +41,13 @@ def _logits(x, w, bias, softcap, logit_scale):
 
 
 class _Losses(NamedTuple):
-    """Of rows: what a loss is a function of, on the graph, and what the library made of it."""
+    """Of rows: their logits, and what the library made of what a loss is a function of."""
 
-    graph: tuple  # lse [n], target logits [n, K], and with label smoothing the weighted sum of the logits [n]
-    slopes: tuple  # of the loss by each of those
+    logits: torch.Tensor  # [n, V]
+    lse: torch.Tensor  # [n]
+    words: torch.Tensor  # [n, K]: targets, word 0 for those that are ignored
+    weights: torch.Tensor  # [V]: of classes
+    slopes: tuple  # of the loss by lse [n], target logits [n, K] and, if smoothed, the weighted sum of logits [n]
     loss: torch.Tensor  # [n]
     share: torch.Tensor  # [n]: what mean divides by
     argmax: torch.Tensor  # [n]; -1 for rows that are ignored
@@ -65,15 +66,24 @@ def _losses(x, w, bias, options, target, class_weight, token_weight, target_weig
     weights = torch.ones(w.shape[0], dtype=z.dtype, device=z.device) if class_weight is None else class_weight.to(z.dtype)
     of_target = share * weights[words]
     scale = row.to(z.dtype) if token_weight is None else row.to(z.dtype) * token_weight.to(z.dtype)
-    graph = [lse, z.gather(1, words)]
     rest = None
     if options.label_smoothing:
-        graph.append(z @ weights)
-        rest = Smoothing(w.shape[0], weights.sum().item(), graph[2].detach().cpu().numpy())
-    numbers = [t.detach().cpu().numpy() for t in (graph[0], graph[1], of_target, scale)]
+        rest = Smoothing(w.shape[0], weights.sum().item(), (z @ weights).cpu().numpy())
+    numbers = [t.cpu().numpy() for t in (lse, z.gather(1, words), of_target, scale)]
     loss, *slopes = (torch.from_numpy(a).to(z.device) for a in of_library(options, *numbers, rest))
     counted = scale * of_target.sum(1) if target_weight is None else scale
-    return _Losses(tuple(graph), tuple(slopes[: len(graph)]), loss, counted, torch.where(row, z.argmax(1), -1))
+    slopes = tuple(slopes[: 2 + bool(options.label_smoothing)])
+    return _Losses(z, lse, words, weights, slopes, loss, counted, torch.where(row, z.argmax(1), -1))
+
+
+def _logit_slopes(made: _Losses, upstream):
+    """Of the losses by the logits [n, V]; upstream [n] or None."""
+    slopes = made.slopes
+    if upstream is not None:
+        slopes = [s * (upstream if s.dim() == 1 else upstream[:, None]) for s in slopes]
+    d_z = slopes[0][:, None] * torch.exp(made.logits - made.lse[:, None])
+    d_z.scatter_add_(1, made.words, slopes[1])
+    return d_z + slopes[2][:, None] * made.weights if len(slopes) > 2 else d_z
 
 
 def cross_entropy(options, hidden, weight, bias, target, class_weight, token_weight, target_weight, grad_losses, needs):
@@ -85,19 +95,14 @@ def cross_entropy(options, hidden, weight, bias, target, class_weight, token_wei
     counted = hidden.new_zeros(())
     gradients = [torch.zeros_like(t) if need else None for t, need in zip((hidden, weight, bias), needs)]
     for first, last in _chunks(tokens, weight.shape[0]):
-        with torch.enable_grad():
-            leaves = _leaves((hidden[first:last], weight, bias), needs)
-            part = [None if t is None else t[first:last] for t in (target, token_weight, target_weight)]
-            made = _losses(leaves[0], leaves[1], leaves[2], options, part[0], class_weight, part[1], part[2])
-            slopes = made.slopes
-            if grad_losses is not None:
-                upstream = grad_losses[first:last].to(made.loss.dtype)
-                slopes = [s * (upstream if s.dim() == 1 else upstream[:, None]) for s in slopes]
-            wanted = [leaf for leaf, need in zip(leaves, needs) if need]
-            found = torch.autograd.grad(made.graph, wanted, slopes, allow_unused=True) if wanted else ()
-        _add(gradients, found, needs, first, last)
+        part = [None if t is None else t[first:last] for t in (target, token_weight, target_weight, grad_losses)]
+        x = hidden[first:last]
+        made = _losses(x, weight, bias, options, part[0], class_weight, part[1], part[2])
+        if any(needs):
+            upstream = None if part[3] is None else part[3].to(made.loss.dtype)
+            _add(gradients, made.logits, _logit_slopes(made, upstream), x, weight, options, first, last)
         losses[first:last] = made.loss
-        lse[first:last] = torch.where(made.argmax >= 0, made.graph[0].detach(), 0)
+        lse[first:last] = torch.where(made.argmax >= 0, made.lse, 0)
         argmax[first:last] = made.argmax
         counted = counted + made.share.sum()
     if options.reduction == "none":
@@ -111,16 +116,46 @@ def cross_entropy(options, hidden, weight, bias, target, class_weight, token_wei
     return total, lse, argmax, *gradients
 
 
-def _outputs(x, w, bias, options, target):
+class _Outputs(NamedTuple):
+    """Of rows of the head."""
+
+    logits: torch.Tensor  # [n, V]
+    p: torch.Tensor  # [n, V]: softmax
+    mean_logit: torch.Tensor  # [n]: by p
+    valid: torch.Tensor  # [n, K]: targets that are not ignored
+    words: torch.Tensor  # [n, K]: targets, word 0 for those that are
+    numbers: tuple  # log_prob [n, K], entropy [n], lse [n], argmax [n]
+
+
+def _outputs(x, w, bias, options, target) -> _Outputs:
     z = _logits(x, w, bias, options.softcap, options.logit_scale)
     valid = target != options.ignore_index
     row = valid.any(1)
+    words = torch.where(valid, target, 0)
     lse = torch.logsumexp(z, 1)
-    log_prob = z.gather(1, torch.where(valid, target, 0)) - lse[:, None]
+    log_prob = z.gather(1, words) - lse[:, None]
     p = torch.exp(z - lse[:, None])
-    entropy = lse - (p * z).sum(1)
-    numbers = torch.where(valid, log_prob, 0.0), torch.where(row, entropy, 0.0), torch.where(row, lse, 0.0)
-    return *numbers, torch.where(row, z.argmax(1), -1)
+    mean = torch.where(p == 0.0, 0.0, p * z).sum(1)
+    numbers = torch.where(valid, log_prob, 0.0), torch.where(row, lse - mean, 0.0), torch.where(row, lse, 0.0)
+    return _Outputs(z, p, mean, valid, words, (*numbers, torch.where(row, z.argmax(1), -1)))
+
+
+def _output_slopes(out: _Outputs, d_log_prob, d_entropy, d_lse):
+    """By the logits [n, V], of cotangents that may be None."""
+    row = out.valid.any(1)
+    of_softmax = torch.zeros_like(out.mean_logit)
+    d_z = torch.zeros_like(out.logits)
+    if d_log_prob is not None:
+        given = torch.where(out.valid, d_log_prob.to(d_z.dtype), 0.0)
+        d_z.scatter_add_(1, out.words, given)
+        of_softmax = of_softmax - given.sum(1)
+    if d_lse is not None:
+        of_softmax = of_softmax + torch.where(row, d_lse.to(d_z.dtype), 0.0)
+    d_z += of_softmax[:, None] * out.p
+    if d_entropy is not None:
+        apart = torch.where(out.p == 0.0, 0.0, out.p * (out.logits - out.mean_logit[:, None]))
+        d_z -= torch.where(row, d_entropy.to(d_z.dtype), 0.0)[:, None] * apart
+    return d_z
 
 
 def head(options, hidden, weight, bias, target, cotangents=None, needs=(False, False, False)):
@@ -129,16 +164,13 @@ def head(options, hidden, weight, bias, target, cotangents=None, needs=(False, F
     gradients = [torch.zeros_like(t) if need else None for t, need in zip((hidden, weight, bias), needs)]
     parts = []
     for first, last in _chunks(hidden.shape[0], weight.shape[0]):
-        with torch.set_grad_enabled(cotangents is not None):
-            leaves = _leaves((hidden[first:last], weight, bias), needs)
-            out = _outputs(leaves[0], leaves[1], leaves[2], options, target[first:last])
+        x = hidden[first:last]
+        out = _outputs(x, weight, bias, options, target[first:last])
         if cotangents is None:
-            parts.append(out)
+            parts.append(out.numbers)
             continue
-        pairs = [(o, g[first:last].to(o.dtype)) for o, g in zip(out, cotangents) if g is not None]
-        wanted = [leaf for leaf, need in zip(leaves, needs) if need]
-        found = torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
-        _add(gradients, found, needs, first, last)
+        d_z = _output_slopes(out, *[None if g is None else g[first:last] for g in cotangents])
+        _add(gradients, out.logits, d_z, x, weight, options, first, last)
     if cotangents is not None:
         return tuple(gradients)
     if not parts:

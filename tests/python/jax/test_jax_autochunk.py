@@ -24,7 +24,7 @@ from autochunk_losses import (
 )
 from jax_oracle import GRADIENT_ERROR, enable_x64, relative_error
 
-from logitless.jax import autochunk
+from logitless.jax import autochunk, linear_cross_entropy
 
 
 def doubled(args):
@@ -167,3 +167,33 @@ def test_an_output_that_is_not_differentiable_leaves_one_pass():
     (_, right), expected = jax.value_and_grad(fn, (0, 1), has_aux=True)(*args)
     assert "outputs and gradients in one pass" in chunked.explain() and accuracy == right
     check_same(([], found), ([], expected), 1e-5)
+
+
+def outputs(hidden, weight, targets):
+    """A loss and, beside it, what linear_cross_entropy returns when asked: lse, accuracy, argmax, target logits."""
+    logits = hidden @ weight.T
+    lse = jax.nn.logsumexp(logits, 1)
+    target = jnp.take_along_axis(logits, targets[:, None], 1)[:, 0]
+    argmax = logits.argmax(1)
+    loss = (lse - target).mean() + 0.01 * (lse**2).mean() + 0.1 * jnp.sin(target).sum()
+    return loss, (lse, (argmax == targets).mean(), argmax, target)
+
+
+def test_what_a_loss_returns_beside_it():
+    rng = np.random.default_rng(3)
+    hidden, weight = (jnp.asarray(rng.normal(size=size), "float32") for size in ((300, 16), (700, 16)))
+    targets = jnp.argmax(hidden @ weight.T, 1).at[::3].set(5)
+    chunked = autochunk(outputs, chunks=4)
+    (loss, beside), gradients = jax.value_and_grad(chunked, (0, 1), has_aux=True)(hidden, weight, targets)
+    (wanted, others), exact = jax.value_and_grad(outputs, (0, 1), has_aux=True)(hidden, weight, targets)
+    assert " in 4 chunks of " in chunked.explain()
+    assert 0.5 < beside[1] < 0.8 and beside[1] == others[1] and (beside[2] == others[2]).all()
+    for a, e in zip((loss, beside[0], beside[3], *gradients), (wanted, others[0], others[3], *exact)):
+        assert relative_error(a, e) < 1e-5
+
+
+def test_calls_of_the_library_are_refused():
+    hidden, weight, targets = jnp.ones((6, 8)), jnp.ones((11, 8)), jnp.arange(6)
+    whole_call = lambda *a: linear_cross_entropy(*a, return_lse=True)[0]  # noqa: E731
+    with pytest.raises(NotImplementedError, match="ffi_call.* has no form in a tensor program"):
+        autochunk(whole_call)(hidden, weight, targets)

@@ -51,6 +51,37 @@ def test_loss_and_gradients(options):
     check_gradients(gradients, others)
 
 
+def weighed(results):
+    """A number that depends on each result in a way of its own."""
+    return sum((f(r) * (1 + jnp.arange(r.size).reshape(r.shape) % 3)).sum() for f, r in zip((jnp.asarray, jnp.sin, jnp.cos), results))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_lse_and_target_logits(check_vma):
+    arrays = problem(vocab=VOCAB)
+    options = dict(return_lse=True, return_target_logits=True, softcap=6.0, label_smoothing=0.1)
+    parallel = sharded(
+        lambda *a: vocab_parallel_linear_cross_entropy(*a, axis_name="tp", **options), check_vma, out_specs=(P(), P(), P())
+    )
+    found, expected = parallel(*arrays), linear_cross_entropy(*arrays, **options)
+    assert (expected[2] == 0).any(), "no token is ignored"
+    for value, whole in zip(found, expected):
+        assert value.shape == whole.shape and relative_error(value, whole) < 2e-6
+    gradients = jax.jit(jax.grad(lambda *a: weighed(parallel(*a)), (0, 1, 3)))(*arrays)
+    check_gradients(gradients, jax.grad(lambda *a: weighed(linear_cross_entropy(*a, **options)), (0, 1, 3))(*arrays))
+    alone = sharded(
+        lambda *a: vocab_parallel_linear_cross_entropy(*a, axis_name="tp", reduction="none", return_lse=True), out_specs=(P(), P())
+    )
+    loss, lse = alone(*arrays)
+    assert loss.shape == lse.shape == expected[1].shape
+
+
+@pytest.mark.parametrize("name", ["accuracy", "return_argmax"])
+def test_what_no_shard_knows_is_refused(name):
+    with pytest.raises(NotImplementedError, match=f"{name}: not of a vocabulary in shards"):
+        sharded(lambda *a: vocab_parallel_linear_cross_entropy(*a, axis_name="tp", **{name: True}))(*problem(vocab=VOCAB))
+
+
 def test_class_weights_are_sharded():
     arrays = problem(vocab=VOCAB)
     options = dict(label_smoothing=0.2)

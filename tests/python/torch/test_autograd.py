@@ -156,6 +156,24 @@ def test_compile_without_a_graph_break(name, backend):
         assert oracle.error(a, e) <= 1e-5
 
 
+@pytest.mark.parametrize("name", COMPILED)
+def test_compile_of_float64(name):
+    hidden, weight, target, bias = problem(4, (3, 20), 16, 90, torch.float64, bias=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(COMPILED[name], fullgraph=True, backend="aot_eager")
+    found, wanted = compiled(hidden, weight, target, bias), COMPILED[name](hidden, weight, target, bias)
+    assert found.dtype == torch.float64 and torch.allclose(found, wanted, rtol=1e-14)
+    inputs = (hidden, weight, bias)
+    for a, e in zip(torch.autograd.grad(found, inputs), torch.autograd.grad(wanted, inputs)):
+        assert torch.equal(a, e) and a.any()
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_gradients_of_float64(name):
+    hidden, weight, target, bias = problem(5, (7,), 6, 11, torch.float64, bias=True)
+    assert torch.autograd.gradcheck(lambda x, w, b: COMPILED[name](x, w, target, b), (hidden, weight, bias))
+
+
 def test_compile_of_other_lengths():
     torch._dynamo.reset()
     compiled = torch.compile(COMPILED["mean"], fullgraph=True, backend="aot_eager", dynamic=True)

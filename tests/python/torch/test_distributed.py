@@ -1,4 +1,4 @@
-"""DTensor, FSDP2, DDP and lazy heads on two and four gloo processes."""
+"""DTensor, FSDP2, DDP, lazy heads and communicators on two and four gloo processes."""
 
 import socket
 import subprocess
@@ -11,7 +11,13 @@ import torch.distributed as dist
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo")
 @pytest.mark.parametrize(
-    "name, ranks", [("distributed_worker.py", 2), ("distributed_worker.py", 4), ("distributed_lazy_worker.py", 2)]
+    "name, ranks",
+    [
+        ("distributed_worker.py", 2),
+        ("distributed_worker.py", 4),
+        ("distributed_lazy_worker.py", 2),
+        ("communicator_worker.py", 2),
+    ],
 )
 def test_processes(name, ranks):
     with socket.socket() as s:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from logitless.torch import LazyLogits
-from logitless.torch._lazy import _tensor, lazy_linear
+from logitless.torch._lazy import _copies, _tensor, lazy_linear
 
 TARGET = torch.arange(6) * 5 % 40
 
@@ -319,6 +319,12 @@ def test_what_the_losses_refuse_is_pytorch_s_own_error():
             except Exception as error:
                 errors.append((type(error), str(error)))
         assert len(errors) == 2 and errors[0] == errors[1]
+
+
+def test_numbers_of_a_device_are_not_waited_for():
+    """Whatever a scale on a GPU is, logits times it are made: the meta device has no number to ask for either."""
+    assert _copies._number(torch.tensor(2.0)) == 2.0
+    assert _copies._number(torch.tensor(2.0, device="meta")) is None
 
 
 def test_what_cannot_be_promised_is_made():

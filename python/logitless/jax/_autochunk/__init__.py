@@ -30,6 +30,7 @@ def autochunk(
     gradients: str = "auto",
     strict: bool = False,
     unsupported: str = "error",
+    executor: str = "python",
 ):
     """``fn`` with its big values computed chunk by chunk, outputs and gradients; also a decorator.
 
@@ -47,8 +48,13 @@ def autochunk(
     strict: a budget that is not met, or a big value that could not be cut, is a ValueError.
     unsupported: "error" raises ``Unsupported`` (a NotImplementedError) naming the primitive that cannot be expressed;
     "run" warns with the same text, and runs ``fn`` itself.
+    executor: "python" runs generated JAX; "native" has the library run the program in a custom call, with its head
+    engine, in one of XLA's temporaries, on a GPU (docs/gpu.md: what it needs there) or the CPU, with the same bits for
+    any number of threads. memory_budget then bounds that temporary; on the CPU kernels take some MiB more for each
+    thread beyond the first. Products of fp32 are computed in fp32, whatever precision says. vmap runs one example after
+    another.
 
     The result has ``explain()`` and ``source()``: given arguments, of a call with its gradients by all floating ones.
     It works under jit, grad, scan, checkpoint and vmap. A second derivative is an error, as is forward mode.
     """
-    return make(AutoChunked, fn, memory_budget, chunks, gradients, strict, unsupported)
+    return make(AutoChunked, fn, memory_budget, chunks, gradients, strict, unsupported, executor)

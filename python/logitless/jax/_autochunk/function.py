@@ -18,6 +18,7 @@ from logitless._autochunk.options import Limits, Unsupported
 from logitless._autochunk.plan import Compiled, compile_text
 from logitless._autochunk.text import load
 from logitless.jax import _arguments, _ffi
+from logitless.jax._autochunk import native
 from logitless.jax._autochunk.dtypes import DTYPES
 from logitless.jax._autochunk.program import to_text
 from logitless.jax._autochunk.source import to_source
@@ -105,7 +106,7 @@ class Plan:
     def describe(self) -> str:
         backward = None if self.backward is None else self.backward.compiled
         alone = "nothing is differentiated"
-        return describe(self.forward.compiled, backward, self.joint, alone, self.call.limits.budget)
+        return describe(self.forward.compiled, backward, self.joint, alone, self.call.limits)
 
     def source(self) -> str:
         runs = [self.forward] + ([self.backward] if self.backward is not None else [])
@@ -193,9 +194,22 @@ class Call:
 
     def _compiled(self, program: Program, results: list, name: str, ones=()) -> Run:
         names = self._names(program)
-        text = to_text(program, names, results, ones, name)
+        text = to_text(program, names, results, ones, name, self.limits.native)
         of_name = {own: jax.ShapeDtypeStruct(ref.shape, ref.dtype) for ref, own in names.items()}
         inputs = [of_name[p] for p in text.parameters]
+        captured = {names[ref]: array for ref, array in program.captured.items()}
+        if self.limits.native:
+            made = compile_text(
+                text.text,
+                name,
+                text.parameters,
+                lambda compiled: (compiled.text, native.buffer_bytes(compiled.arena_bytes)),
+                self.limits,
+                native.default_machine(),
+                lambda request: functools.partial(native.run, request, self.axes),
+            )
+            made.threads = max(_ffi.threads_of(made.request.machine.device), 1)
+            return Run(made, captured, _once(jax.jit(made.function)), self.axes)
         measured: dict[str, int | None] = {}
 
         def emit(compiled):
@@ -207,7 +221,6 @@ class Call:
             return to_source(compiled.text, name, precision, sorted(self.axes)) if self.axes else source, taken
 
         made = compile_text(text.text, name, text.parameters, emit, self.limits)
-        captured = {names[ref]: array for ref, array in program.captured.items()}
         return Run(made, captured, _once(jax.jit(made.function)), self.axes)
 
     def _make(self, wanted: tuple[bool, ...]) -> Plan:

@@ -8,6 +8,7 @@ from functools import partial
 
 import jax.numpy as jnp
 
+from logitless._autochunk.heads import HeadWriter
 from logitless._autochunk.lower import Value, Writer
 from logitless.jax._autochunk.dtypes import DTYPES
 from logitless.jax._autochunk.softmax import Softmaxes
@@ -31,6 +32,10 @@ def handles(*names: str):
 class JaxWriter(Writer):
     """Remembers what indices are made of, which JAX spells out."""
 
+    # Whether a product of f32 and bf16 may round the f32, where no precision is asked for: as the transposes of a
+    # 16-bit product with an f32 result have it.
+    rounds_factors = False
+
     def __init__(self):
         super().__init__(DTYPES)
         self.counts: dict[str, int] = {}  # of values whose elements are their index along a dimension: which
@@ -47,6 +52,12 @@ class JaxWriter(Writer):
             found = self.counted(source)
             return None if found is None or source.shape[found] != v.shape[dims[found]] else dims[found]
         return self.counts.get(v.name)
+
+
+class NativeWriter(HeadWriter, JaxWriter):
+    """Of programs that the library runs."""
+
+    rounds_factors = True
 
 
 # --- one element at a time
@@ -478,6 +489,8 @@ def _dot_general(w, e, a, b):
         factors = DTYPES.f64
     elif factors != out and out != DTYPES.f32:
         factors = DTYPES.f32
+    elif w.rounds_factors and {a.dtype, b.dtype} == {DTYPES.f32, DTYPES.bf16} and e.params.get("precision") is None:
+        factors = DTYPES.bf16
     made = DTYPES.f32 if factors in DTYPES.narrow and out == DTYPES.f32 else factors
     a, b = w.cast(a, factors), w.cast(b, factors)
     return w.cast(w.dot(a, b, (list(ca), list(cb)), (list(ba), list(bb)), made), out)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jax.lax import Precision
 
 from logitless._autochunk.lower import Value
 from logitless._autochunk.options import Unsupported
 from logitless.jax._autochunk import lax_index  # noqa: F401: it adds to HANDLERS
-from logitless.jax._autochunk.lax import HANDLERS, JaxWriter, swapped_product
+from logitless.jax._autochunk.lax import HANDLERS, JaxWriter, NativeWriter, swapped_product
 from logitless.jax._autochunk.trace import Constant, Equation, Program, Ref
 
 
@@ -27,10 +27,11 @@ def to_text(
     results: Sequence[tuple[str, Ref | Constant]],
     ones: Sequence[Ref] = (),
     name: str = "main",
+    native: bool = False,
 ) -> Text:
     """names: of inputs and captured arrays. results: the outputs that are wanted. ones: inputs that are 1, as scalar
-    tangents."""
-    w = JaxWriter()
+    tangents. native: for the library to run."""
+    w = NativeWriter() if native else JaxWriter()
     w.taken.update(names.values())
     equations, live = program.live([ref for _, ref in results])
     equations = _without_transposes(equations, [ref for _, ref in results])
@@ -81,12 +82,20 @@ def _without_transposes(equations: Sequence[Equation], results) -> list[Equation
     kept: list[Equation | None] = []
     places: dict[Ref, int] = {}
     for e in equations:
-        source = made.get(e.inputs[0]) if e.primitive == "transpose" else None
-        if source is not None and source.primitive == "dot_general" and uses[e.inputs[0]] == 1:
-            swapped = swapped_product(source, e)
+        source = made.get(e.inputs[0]) if e.primitive == "transpose" and uses.get(e.inputs[0]) == 1 else None
+        cast = source if source is not None and source.primitive == "convert_element_type" else None
+        if cast is not None:  # between the two
+            source = made.get(cast.inputs[0]) if uses.get(cast.inputs[0]) == 1 else None
+        if source is not None and source.primitive == "dot_general":
+            turned = e.outputs if cast is None else [Ref(e.out.shape, source.out.dtype)]
+            swapped = swapped_product(source, replace(e, outputs=turned))
             if swapped is not None:
-                kept[places[e.inputs[0]]] = None
-                e = swapped
+                kept[places[source.out]] = None
+                e, last = swapped, e
+                if cast is not None:
+                    kept[places[cast.out]] = None
+                    kept.append(swapped)
+                    e = replace(cast, inputs=turned, outputs=last.outputs)
         for ref in e.outputs:
             made[ref], places[ref] = e, len(kept)
         kept.append(e)

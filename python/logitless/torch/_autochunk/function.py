@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.utils._pytree as pytree
+from torch._guards import tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import once_differentiable
+from torch.utils._python_dispatch import _disable_current_modes
 
 from logitless._autochunk.function import ChunkedFunction, describe, in_one_pass, put
 from logitless._autochunk.names import leaf_names, numbered, unique
 from logitless._autochunk.options import Limits, Unsupported
 from logitless._autochunk.parse import parse
 from logitless._autochunk.plan import Compiled, compile_text
+from logitless.torch._autochunk import native
 from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.memory import peak_bytes
 from logitless.torch._autochunk.program import to_text
@@ -45,7 +51,7 @@ class Plan:
 
     def describe(self) -> str:
         alone = "no input needs a gradient"
-        return describe(self.forward, self.backward, self.joint, alone, self.limits.budget)
+        return describe(self.forward, self.backward, self.joint, alone, self.limits)
 
     def source(self) -> str:
         parts = [self.forward.source] + ([self.backward.source] if self.backward is not None else [])
@@ -86,7 +92,9 @@ def make_plan(
     limits: Limits,
     gradients: str,
 ) -> Plan:
-    traced = trace(function, tensors, names, needs)
+    # A native program reads contiguous copies: what is traced does not depend on strides.
+    samples = _fakes([(t, _contiguous_strides(t)) for t in tensors]) if limits.native else tensors
+    traced = trace(function, samples, names, needs)
     count = sum(traced.differentiable)
     tangents = [f"tangent{i}" for i in range(count)]
     outputs = [f"out{i}" for i in range(len(traced.outputs))]
@@ -97,8 +105,10 @@ def make_plan(
     everything.update(zip(tangents, differentiable))
 
     def compiled(graph, parameters, results, name, ones=()):
-        text, read = to_text(graph, parameters, results, ones, name)
+        text, read = to_text(graph, parameters, results, ones, name, limits.native)
         inputs = [everything[p] for p in read]
+        if limits.native:
+            return _native(text, name, read, inputs, limits)
 
         def emit(program):
             source = to_source(parse(program.text, DTYPES), name, wide_products=inputs[0].device.type == "cuda")
@@ -118,6 +128,21 @@ def make_plan(
     forward = compiled(traced.forward, _parameters(traced.forward, given, captured), outputs, "forward")
     backward = compiled(traced.joint, parameters, [None] * len(outputs) + found, "backward")
     return Plan(traced, limits, forward, backward)
+
+
+def _native(text: str, name: str, read: list[str], inputs: Sequence[torch.Tensor], limits: Limits) -> Compiled:
+    device, copies = inputs[0].device, native.input_bytes(inputs)
+    made = compile_text(
+        text,
+        name,
+        read,
+        lambda program: (program.text, program.arena_bytes + copies),
+        limits,
+        native.machine_of(device),
+        lambda request: functools.partial(native.run, request),
+    )
+    made.threads = torch.get_num_threads() if device.type == "cpu" else 1
+    return made
 
 
 def _has_half(graph: torch.fx.GraphModule) -> bool:
@@ -169,6 +194,27 @@ def _modules(function: Callable) -> dict[str, torch.nn.Module]:
     return {name: m for name, m in found.items() if isinstance(m, torch.nn.Module)}
 
 
+# By key: what a trace of torch.compile refers to.
+_functions: weakref.WeakValueDictionary[str, AutoChunked] = weakref.WeakValueDictionary()
+_keys = itertools.count()
+
+
+def _in_graph(key: str, state: dict[str, torch.Tensor], args, kwargs):
+    """A call while torch.compile traces: the operators of its plan become part of the graph."""
+    args, kwargs = pytree.tree_map(_specialized, (args, kwargs))
+    return _functions[key].in_graph(state, args, kwargs)
+
+
+def _specialized(leaf):
+    """A number that torch.compile would let vary, as it is: plans are for numbers."""
+    kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+    return kinds[type(leaf)](leaf) if type(leaf) in kinds else leaf
+
+
+# torch before 2.7 breaks the graph instead.
+_in_graph = getattr(torch._dynamo, "nonstrict_trace", torch.compiler.disable)(_in_graph)
+
+
 class AutoChunked(ChunkedFunction):
     """What ``autochunk`` returns: called as the function, with ``explain`` and ``source`` beside."""
 
@@ -176,31 +222,61 @@ class AutoChunked(ChunkedFunction):
         super().__init__(function, limits, gradients, unsupported)
         if not isinstance(function, torch.nn.Module):
             functools.update_wrapper(self, function)
+        self._used = _modules(function)
+        self._key = str(next(_keys))
+        _functions[self._key] = self
+
+    def __call__(self, *args, **kwargs):
+        if self.limits.native and torch.compiler.is_dynamo_compiling():
+            state = {}
+            for holder, module in self._used.items():
+                for name, tensor in module.named_parameters():
+                    state[f"{holder}.{name}"] = tensor
+                for name, tensor in module.named_buffers():
+                    state[f"{holder}.{name}"] = tensor
+            return _in_graph(self._key, state, args, kwargs)
+        return self._run(args, kwargs)
 
     # A generated function is run as it is: torch.compile does not look inside.
     @torch.compiler.disable
-    def __call__(self, *args, **kwargs):
+    def _run(self, args, kwargs):
+        if self.limits.native:
+            native.refuse_transforms()
         plan, tensors = self._plan(args, kwargs)
+        self.last = plan
+        return self._function(*args, **kwargs) if isinstance(plan, str) else _outputs(plan, tensors)
+
+    def in_graph(self, state: dict[str, torch.Tensor], args, kwargs):
+        """The same of a tracer's tensors. state: parameters and buffers of the modules that the function uses."""
+        native.refuse_transforms()
+        if _modules(self._function) != self._used:
+            raise RuntimeError(
+                "autochunk: torch.compile traces a function whose modules are not those that it had when it was made; "
+                "pass their parameters as arguments, or give the nn.Module itself"
+            )
+        plan, tensors = self._plan(args, kwargs, state)
         self.last = plan
         if isinstance(plan, str):
             return self._function(*args, **kwargs)
-        if plan.joint or plan.backward is not None:
-            outputs = _Chunked.apply(plan, *tensors)
-        else:
-            outputs = plan.run(plan.forward, tensors)
-        made = iter(outputs)
-        flat = [next(made) if constant is TENSOR else constant for constant in plan.traced.constants]
-        return pytree.tree_unflatten(flat, plan.traced.spec)
+        if plan.traced.captured:
+            raise Unsupported(
+                "autochunk: torch.compile traces a function that holds tensors of its own, "
+                f"{', '.join(str(list(t.shape)) for t in plan.traced.captured)}; pass them as arguments"
+            )
+        return _outputs(plan, tensors)
 
     def _planned(self, args, kwargs) -> Plan | str:
         return self._plan(args, kwargs)[0]
 
-    def _plan(self, args, kwargs) -> tuple[Plan | str, list[torch.Tensor]]:
+    def _plan(self, args, kwargs, given_state=None) -> tuple[Plan | str, list[torch.Tensor]]:
+        """given_state: what a tracer has in the place of parameters and buffers, if one traces."""
         modules = _modules(self._function)
         shim = _Shim(self._function, modules) if modules else None
         state = {}
         if shim is not None:
             state = {**dict(shim.named_parameters()), **dict(shim.named_buffers())}
+            if given_state is not None:
+                state = {name: given_state[name] for name in state}
         leaves, spec = pytree.tree_flatten((args, kwargs))
         target = self._function.forward if isinstance(self._function, torch.nn.Module) else self._function
         names = leaf_names(target, args, kwargs, lambda value: numbered(len(pytree.tree_leaves(value))))
@@ -208,7 +284,10 @@ class AutoChunked(ChunkedFunction):
         tensors = [leaves[i] for i in places] + list(state.values())
         if not tensors:
             raise ValueError("autochunk: expected a tensor among the arguments, got none")
-        _check(tensors)
+        traced = given_state is not None
+        _check(tensors, traced)
+        if self.limits.native:
+            native.check_device(tensors[0].device)
         grad = torch.is_grad_enabled()
         needs = [grad and t.requires_grad for t in tensors]
         device = tensors[0].device.type
@@ -216,10 +295,11 @@ class AutoChunked(ChunkedFunction):
         key = (
             str(spec),
             grad,
-            tuple((t.dtype, t.shape, t.stride(), t.device, need) for t, need in zip(tensors, needs)),
+            tuple((t.dtype, *_layout(t), t.device, need) for t, need in zip(tensors, needs)),
             tuple((type(c), c) for c in constants),
             tuple(m.training for m in shim.modules()) if shim is not None else (),
             torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+            traced,
         )
         plan = self._known(key, "tensors")
         if plan is not None:
@@ -235,16 +315,52 @@ class AutoChunked(ChunkedFunction):
         short = [name.removeprefix("module.").replace(".", "_") for name in state]
         named = unique([names[i] for i in places] + short)
         try:
-            plan = make_plan(call, tensors, named, needs, self.limits, self.gradients)
+            if traced:
+                with _disable_current_modes(), tracing(None):
+                    fakes = _fakes([(t, _layout(t)[1]) for t in tensors])
+                    plan = make_plan(call, fakes, named, needs, self.limits, self.gradients)
+            else:
+                plan = make_plan(call, tensors, named, needs, self.limits, self.gradients)
         except Unsupported as error:
             plan = self.refused(error, stacklevel=4)
         self._made[key] = plan
         return plan, tensors
 
 
-def _check(tensors: Sequence[torch.Tensor]) -> None:
+def _outputs(plan: Plan, tensors: Sequence[torch.Tensor]):
+    """What the function returns of a call with these inputs."""
+    if plan.joint or plan.backward is not None:
+        outputs = _Chunked.apply(plan, *tensors)
+    else:
+        outputs = plan.run(plan.forward, tensors)
+    made = iter(outputs)
+    flat = [next(made) if constant is TENSOR else constant for constant in plan.traced.constants]
+    return pytree.tree_unflatten(flat, plan.traced.spec)
+
+
+def _layout(t: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(int(s) for s in t.shape), tuple(int(s) for s in t.stride())
+
+
+def _contiguous_strides(t: torch.Tensor) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(_layout(t)[0]):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _fakes(tensors: Sequence[tuple[torch.Tensor, tuple[int, ...]]]) -> list[torch.Tensor]:
+    """Tensors without numbers, with the strides given, that no tracer around sees."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return [
+            torch.empty_strided(_layout(t)[0], strides, dtype=t.dtype, device=t.device) for t, strides in tensors
+        ]
+
+
+def _check(tensors: Sequence[torch.Tensor], traced: bool) -> None:
     for t in tensors:
-        if type(t) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        if not traced and type(t) not in native.PLAIN:
             raise Unsupported(f"autochunk: a {type(t).__name__} among the arguments; expected plain tensors")
         if t.device != tensors[0].device:
             raise ValueError(f"autochunk: expected tensors of one device, got {tensors[0].device} and {t.device}")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from logitless._autochunk.heads import HeadWriter
 from logitless._autochunk.lower import Value, Writer
 from logitless._autochunk.options import Unsupported
 from logitless.torch._autochunk import aten_index  # noqa: F401: it adds to HANDLERS
@@ -68,10 +69,13 @@ def to_text(
     results: Sequence[str | None],
     ones: Sequence[int] = (),
     name: str = "main",
+    native: bool = False,
 ) -> tuple[str, list[str]]:
     """The text, and the names of the parameters it reads. parameters: one name for each placeholder, in order. results:
-    a name for each output, None for one that is not wanted. ones: placeholders that are 1, as scalar tangents."""
-    w = Writer(DTYPES)
+    a name for each output, None for one that is not wanted. ones: placeholders that are 1, as scalar tangents. native:
+    for the library to run."""
+    w = HeadWriter(DTYPES) if native else Writer(DTYPES)
+    widened = _widened(graph) if native else set()
     values: dict[torch.fx.Node, object] = {}
     header: list[tuple[str, str]] = []
     nodes = [n for n in graph.graph.nodes if n.op != "output"]
@@ -100,6 +104,10 @@ def to_text(
         if node not in live and not (writes and node.args[0] in live):
             continue
         w.op, w.hint = str(node.target), node.name
+        if native:
+            w.wide = node in widened
+        if node in widened:
+            out = torch.empty(out.shape, dtype=torch.float32, device="meta")
         arguments = torch.fx.node.map_arg(node.args, lambda n: values[n])
         if _name(node) == "getitem":
             values[node] = arguments[0][arguments[1]]
@@ -122,6 +130,24 @@ def to_text(
     inputs = ", ".join(f"%{parameter}: {type_}" for parameter, type_ in header)
     body = "\n".join(w.lines)
     return f"graph {name}({inputs}) {{\n{body}\n  return {', '.join(returned)}\n}}\n", [p for p, _ in header]
+
+
+def _widened(graph: torch.fx.GraphModule) -> set[torch.fx.Node]:
+    """Products of 16-bit matrices that are read in f32 alone, and what lies between: f32 is what they are summed in."""
+    found = set()
+    for node in graph.graph.nodes:
+        if node.op != "call_function" or _name(node) not in ("mm", "bmm"):
+            continue
+        path = [node]
+        while path[-1].meta["val"].dtype in DTYPES.narrow and len(path[-1].users) == 1:
+            [user] = path[-1].users
+            if user.op != "call_function" or _name(user) not in (*_VIEWS, "_to_copy"):
+                break
+            if user.meta["val"].dtype == torch.float32:
+                found.update(path)
+                break
+            path.append(user)
+    return found
 
 
 def _live(roots: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:

@@ -12,6 +12,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
 )
@@ -74,7 +75,7 @@ def _captured(graph: torch.fx.GraphModule, known: dict[int, int], names: list[st
         if node.op != "get_attr":
             continue
         tensor = getattr(graph, node.target)
-        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, torch._subclasses.FakeTensor):
+        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
             raise Unsupported(f"autochunk: the constant {node.target} of the function is no tensor with values")
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(
@@ -100,7 +101,8 @@ def trace(
     function: Callable, inputs: Sequence[torch.Tensor], names: Sequence[str], needs_grad: Sequence[bool]
 ) -> Traced:
     """Traces ``function(*inputs)``, and its gradients by the inputs that need one, for a tangent of each output."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = [t for t in inputs if isinstance(t, FakeTensor)]
+    mode = fake[0].fake_mode if fake else FakeTensorMode(allow_non_fake_inputs=True)
     found = {}
 
     def call(tensors):
@@ -127,7 +129,7 @@ def trace(
         return [o.detach() for o in outputs] + [g for g in gradients if g is not None]
 
     with mode:
-        fake = [mode.from_tensor(t.detach()) for t in inputs]
+        fake = [t.detach() if isinstance(t, FakeTensor) else mode.from_tensor(t.detach()) for t in inputs]
         forward_graph = _fx(forward, fake)
         if not found["outputs"]:
             raise ValueError("autochunk: the function returns no tensor")

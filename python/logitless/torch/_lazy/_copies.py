@@ -51,9 +51,9 @@ def _index_select(form: Form, x, func, args, kwargs) -> Optional[Form]:
 
 
 def _number(value) -> Optional[float]:
-    """Of a number, or of a tensor of one element that has no dimension."""
+    """Of a number, or of a tensor of the CPU without dimensions: to ask a GPU for its would wait for it."""
     if isinstance(value, Tensor):
-        if value.dim() or value.is_complex() or value.dtype == torch.bool:
+        if value.device.type != "cpu" or value.dim() or value.is_complex() or value.dtype == torch.bool:
             return None
         value = value.item()
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

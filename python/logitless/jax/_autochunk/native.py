@@ -1,0 +1,66 @@
+"""Programs that the library runs as custom calls of an XLA program: their arena is one of XLA's temporaries."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from logitless import _library as c
+from logitless._autochunk.native import Machine, Request, program
+from logitless.jax import _ffi
+from logitless.jax._autochunk.dtypes import DTYPES
+
+
+@functools.cache
+def _compute_capability() -> int:
+    major, minor = str(jax.devices("gpu")[0].compute_capability).split(".")
+    return 10 * int(major) + int(minor)
+
+
+def machine_of(device: int) -> Machine:
+    """What programs are compiled for; on the CPU the number of threads decides nothing (compiler.h)."""
+    if device == c.DEVICE_CPU:
+        return Machine(head_engine=True)
+    return Machine(c.DEVICE_CUDA, _compute_capability(), threads=0, head_engine=True)
+
+
+def default_machine() -> Machine:
+    """That of JAX's backend, where a budget is to be met."""
+    backend = jax.default_backend()
+    if backend not in ("cpu", "gpu"):
+        raise NotImplementedError(f"autochunk: executor='native' runs on cpu and cuda; JAX's backend is {backend}")
+    return machine_of(c.DEVICE_CPU if backend == "cpu" else c.DEVICE_CUDA)
+
+
+def buffer_bytes(arena_bytes: int) -> int:
+    """Of the result that holds an arena, which begins at an address that suits a GPU."""
+    return arena_bytes + _ffi.ALIGNMENT
+
+
+def run(request: Request, axes: frozenset[str], *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """What the program computes of its parameters, in order. axes: of a shard_map, that all arrays vary over."""
+
+    def on(device: int, *operands):
+        threads = _ffi.threads_of(device)
+        machine = machine_of(device)
+        made = program(
+            request.on(device=device, compute_capability=machine.compute_capability, threads=threads)
+        )
+        results = [_ffi.result_type(r.shape, jnp.dtype(getattr(DTYPES, r.dtype)), axes) for r in made.results]
+        arena = _ffi.result_type((buffer_bytes(made.arena_bytes),), jnp.dtype("int8"), axes)
+        call = jax.ffi.ffi_call("logitless_program", [*results, arena], vmap_method="sequential")
+        *found, _ = call(
+            *operands,
+            text=request.text,
+            memory_budget=np.int64(request.budget),
+            chunks=np.int64(request.chunks),
+            chunk=np.int64(request.chunk),
+            head_engine=np.int64(request.machine.head_engine),
+            threads=np.int64(threads),
+        )
+        return tuple(found)
+
+    return _ffi.on_platform(on, *arrays)

@@ -1,0 +1,149 @@
+"""Programs that the library runs on torch tensors: on the current stream, in memory of PyTorch's allocator."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+from logitless import _library as c
+from logitless._autochunk.native import Machine, Request, program
+from logitless._compiler import DTYPES as NAMES
+from logitless._compiler import PreparedProgram
+from logitless.torch._autochunk.dtypes import DTYPES
+from logitless.torch._engine import current_stream, on_device
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_ALIGNMENT = 16  # of tensors on a GPU
+_KEPT = 256  # programs made ready, the ones used last
+_captured: set[Runner] = set()  # a CUDA graph may launch their kernels at any time
+
+
+def check_device(device: torch.device) -> None:
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and torch.version.hip is not None):
+        raise NotImplementedError(
+            f"autochunk: executor='native' runs on cpu and cuda (NVIDIA), got {device}; use executor='python'"
+        )
+
+
+def machine_of(device: torch.device) -> Machine:
+    """What programs for a device are compiled for; on the CPU the number of threads decides nothing (compiler.h)."""
+    if device.type == "cpu":
+        return Machine(head_engine=True)
+    major, minor = torch.cuda.get_device_capability(device)
+    return Machine(c.DEVICE_CUDA, 10 * major + minor, threads=0, head_engine=True)
+
+
+def input_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """Of the copies that a run makes of its inputs."""
+    return sum(t.numel() * t.element_size() for t in tensors if not t.is_contiguous())
+
+
+class Runner:
+    """A program made ready for a device, or for threads of the CPU."""
+
+    def __init__(self, request: Request, device: torch.device):
+        self.device = device
+        made = program(request)
+        self.results = [(r.shape, getattr(DTYPES, r.dtype)) for r in made.results]
+        self.arena_bytes = made.arena_bytes
+        if device.type == "cpu":
+            self.prepared = PreparedProgram(made, c.context())
+            return
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "autochunk: a CUDA graph is being captured, and this function has not run with such arguments yet; run "
+                "it once before the capture"
+            )
+        self.prepared = on_device(device, lambda: PreparedProgram(made, c.context(c.DEVICE_CUDA, device.index)))
+
+    def __del__(self):
+        # Kernels may still run: their code is given back after them, and not where a wait would end a capture.
+        if getattr(self, "prepared", None) is None or self.device.type == "cpu" or sys.is_finalizing():
+            return
+        if torch.cuda.is_current_stream_capturing():
+            _captured.add(self)
+        else:
+            torch.cuda.synchronize(self.device)
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given = [_contiguous(t) for t in tensors]
+        made = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.results]
+        arena = torch.empty(max(self.arena_bytes, 1), dtype=torch.uint8, device=self.device)
+        pointers = [t.data_ptr() for t in given], [t.data_ptr() for t in made], arena.data_ptr(), self.arena_bytes
+        if self.device.type == "cpu":
+            self.prepared.enqueue(*pointers)
+            return made
+        if torch.cuda.is_current_stream_capturing():
+            _captured.add(self)
+        on_device(self.device, self.prepared.enqueue, *pointers, current_stream(self.device))
+        return made
+
+
+def _contiguous(t: torch.Tensor) -> torch.Tensor:
+    t = t.resolve_neg().contiguous()
+    if t.device.type == "cuda" and t.data_ptr() % _ALIGNMENT:
+        t = t.clone()
+    return t
+
+
+@functools.lru_cache(_KEPT)
+def _runner(request: Request, device: torch.device) -> Runner:
+    return Runner(request, device)
+
+
+def runner(request: Request, device: torch.device) -> Runner:
+    """The request made ready for a device, one for equal ones."""
+    if device.type == "cpu":
+        request = request.on(threads=torch.get_num_threads())
+    return _runner(request, device)
+
+
+_SCHEMA = "(Tensor[] inputs, str text, int budget, int chunks, bool chunk, bool head_engine) -> Tensor[]"
+
+
+def _request(inputs, text: str, budget: int, chunks: int, chunk: bool, head_engine: bool) -> Request:
+    return Request(text, machine_of(inputs[0].device), budget, chunks, chunk).on(head_engine=head_engine)
+
+
+# All that a program depends on is an argument: a graph of torch.compile outlives what was compiled, and is stored.
+@torch.library.custom_op("logitless::program", mutates_args=(), schema=_SCHEMA)
+def program_op(inputs, text, budget, chunks, chunk, head_engine):
+    return runner(_request(inputs, text, budget, chunks, chunk, head_engine), inputs[0].device).run(inputs)
+
+
+@program_op.register_fake
+def _(inputs, text, budget, chunks, chunk, head_engine):
+    made = program(_request(inputs, text, budget, chunks, chunk, head_engine))
+    return [inputs[0].new_empty(r.shape, dtype=getattr(DTYPES, r.dtype)) for r in made.results]
+
+
+def is_traced(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a tracer, as torch.compile's, has put its own in the place of tensors."""
+    return any(type(t) not in PLAIN for t in tensors)
+
+
+def refuse_transforms() -> None:
+    """Raises NotImplementedError inside of a transform that a native function has no rule for, by its name."""
+    found = None
+    if torch._C._are_functorch_transforms_active():
+        found = f"torch.func.{retrieve_current_functorch_interpreter().key().name.lower()}"
+    elif torch.autograd.forward_ad._current_level >= 0:
+        found = "forward-mode derivatives (torch.autograd.forward_ad)"
+    if found is not None:
+        raise NotImplementedError(
+            f"autochunk: executor='native' has no rule for {found}; differentiate by Tensor.backward or "
+            "torch.autograd.grad, and give a batch as one tensor"
+        )
+
+
+def run(request: Request, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What the program computes of its parameters, in order."""
+    if is_traced(inputs):
+        machine = request.machine
+        op = torch.ops.logitless.program
+        return tuple(op(inputs, request.text, request.budget, request.chunks, request.chunk, machine.head_engine))
+    return tuple(runner(request, inputs[0].device).run(inputs))

@@ -1,0 +1,97 @@
+// What every XLA FFI handler is made of: where it runs, errors as XLA's, its two symbols.
+#pragma once
+
+#include <cfenv>
+#include <cstdint>
+#include <new>
+
+#include "logitless/export.h"
+#include "xla/buffers.h"
+
+namespace logitless::xla_handlers {
+
+namespace ffi = xla::ffi;
+
+// Where a call runs.
+struct Place {
+  DeviceKind device = DeviceKind::cpu;
+  int device_index = 0;
+  void* stream = nullptr;
+};
+
+// XLA's threads flush denormal numbers to zero; the library's results hold for the default
+// rounding and denormals, on this thread as on those of its parallel regions.
+class DefaultFloatEnvironment {
+ public:
+  DefaultFloatEnvironment() {
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatEnvironment() { std::fesetenv(&saved_); }
+  DefaultFloatEnvironment(const DefaultFloatEnvironment&) = delete;
+  DefaultFloatEnvironment& operator=(const DefaultFloatEnvironment&) = delete;
+
+ private:
+  std::fenv_t saved_;
+};
+
+using Run = void (*)(const Place&, Call);
+
+// The library's exceptions as XLA's errors, with their text.
+inline ffi::Error guarded(Run run, const Place& place, const Call& call) noexcept {
+  try {
+    const DefaultFloatEnvironment floats;
+    run(place, call);
+    return ffi::Error::Success();
+  } catch (const InvalidArgument& e) {
+    return ffi::Error::InvalidArgument(e.what());
+  } catch (const Unsupported& e) {
+    return ffi::Error(ffi::ErrorCode::kUnimplemented, e.what());
+  } catch (const DeviceError& e) {
+    return ffi::Error(ffi::ErrorCode::kUnavailable, e.what());
+  } catch (const std::bad_alloc&) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "out of memory");
+  } catch (const std::exception& e) {
+    return ffi::Error::Internal(e.what());
+  } catch (...) {
+    return ffi::Error::Internal("an exception of unknown type");
+  }
+}
+
+template <Run kRun>
+ffi::Error on_cpu(ffi::RemainingArgs arguments, ffi::RemainingRets results,
+                  ffi::Dictionary attributes) {
+  return guarded(kRun, Place{}, Call(arguments, results, attributes));
+}
+
+template <Run kRun>
+ffi::Error on_cuda(void* stream, std::int32_t device_index, ffi::RemainingArgs arguments,
+                   ffi::RemainingRets results, ffi::Dictionary attributes) {
+  return guarded(kRun, Place{DeviceKind::cuda, device_index, stream},
+                 Call(arguments, results, attributes));
+}
+
+inline auto cpu_binding() { return ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs(); }
+
+inline auto cuda_binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<void*>>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .RemainingArgs()
+      .RemainingRets()
+      .Attrs();
+}
+
+}  // namespace logitless::xla_handlers
+
+// The symbols of a handler, logitless_xla_NAME_cpu and _cuda. What follows the name is what
+// XLA_FFI_DEFINE_HANDLER_SYMBOL takes after a binding: traits, of the GPU's.
+#define LOGITLESS_XLA_HANDLERS(name, ...)                                                  \
+  extern "C" LOGITLESS_API XLA_FFI_Error* logitless_xla_##name##_cpu(XLA_FFI_CallFrame*);  \
+  extern "C" LOGITLESS_API XLA_FFI_Error* logitless_xla_##name##_cuda(XLA_FFI_CallFrame*); \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(logitless_xla_##name##_cpu,                                \
+                                logitless::xla_handlers::on_cpu<run_##name>,               \
+                                logitless::xla_handlers::cpu_binding());                   \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(logitless_xla_##name##_cuda,                               \
+                                logitless::xla_handlers::on_cuda<run_##name>,              \
+                                logitless::xla_handlers::cuda_binding(), ##__VA_ARGS__)
