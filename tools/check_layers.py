@@ -29,7 +29,7 @@ KERNEL_INTERFACE = ("src/kernels/cpu_*.h", "src/kernels/forced_kernel.h", "src/k
 # What the kernels of one device share, whatever they compute.
 CPU_BASE = ("src/kernels/cpu/*", *KERNEL_INTERFACE, *BELOW_KERNELS)
 CUDA_BASE = ("src/kernels/cuda/*", "src/kernels/cuda/device/", *KERNEL_INTERFACE, *BELOW_KERNELS)
-BELOW_HEAD = (*KERNEL_INTERFACE, "src/math/", *CORE)
+BELOW_HEAD = (*KERNEL_INTERFACE, "src/comm/", "src/math/", *CORE)
 # The floors of src/head: calls, far, plan, cpu and cuda beside each other, and the headers that they share.
 HEAD_BASE = ("src/head/*.h", *BELOW_HEAD)
 HEAD_PLAN = ("src/head/cpu/layout.h", "src/head/cuda/layout.h", *HEAD_BASE)
@@ -58,6 +58,7 @@ LAYERS = (
     ("src/kernels/cuda/train/", CUDA_BASE),
     ("src/kernels/*/", (*KERNEL_INTERFACE, *BELOW_KERNELS)),
     ("src/kernels/", ("src/kernels/*.h", "src/kernels/*/register_*.h", *BELOW_KERNELS)),
+    ("src/comm/", ("src/kernels/device_*.h", *CORE)),
     ("src/head/*.h", HEAD_BASE),
     ("src/head/cpu/", HEAD_BASE),
     ("src/head/cuda/", HEAD_BASE),
@@ -81,7 +82,7 @@ LAYERS = (
                        "src/compiler/target/*.h", "src/compiler/exec/backend.h", "src/compiler/exec/*/backend.h",
                        *COMPILER_PLAN)),
     ("src/train/", ("src/core/half.h", *PUBLIC)),
-    ("src/capi/", ("src/head/", "src/math/", *CORE)),
+    ("src/capi/", ("src/comm/", "src/head/", "src/math/", *CORE)),
     ("src/xla/", CORE),
     ("src/cli/", ("src/train/", *PUBLIC)),
     ("examples/*/", ("src/train/", *PUBLIC)),

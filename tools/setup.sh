@@ -6,7 +6,8 @@ set -euo pipefail
 
 # package, or package:command where a command in PATH from anywhere else will do as well
 wanted=(build-essential cmake:cmake ninja-build:ninja ccache:ccache pkg-config:pkg-config python3:python3 python3-venv
-        libhwy-dev libeigen3-dev libfmt-dev nlohmann-json3-dev libcli11-dev libgtest-dev libsentencepiece-dev)
+        libhwy-dev libeigen3-dev libfmt-dev nlohmann-json3-dev libcli11-dev libgtest-dev libsentencepiece-dev
+        libpcre2-dev libutf8proc-dev)
 if [[ "${1:-}" == format ]]; then
   wanted+=(clang-format-14:clang-format-14)
 elif [[ $# -gt 0 ]]; then

@@ -71,6 +71,26 @@ SNIPPETS = {
   const void* const parameters[] = {x.data()};
   void* const results[] = {y.data()};
 """, "return 0;"),
+    ("docs/distributed.md", "#include <logitless/logitless.h>"): (
+        "", "", "return all[0][0] + all[1][0] == 0 && all[0][1] == 10 && all[1][1] == 10 ? 0 : 1;"),
+    ("docs/gpu.md", "logitless_program_options options;"): (
+        "#include <logitless/c_api.h>\n#include <logitless/device.h>\n",
+        """
+  if (!logitless::gpu_missing().empty()) return 0;  // compiled and linked all the same
+  const char* text = "graph main(%x: f32[8], %y: f32[8]) {\\n  %s = add %x, %y\\n  %d = sub %x, %y\\n  return s: %s, d: %d\\n}\\n";
+  logitless_context_options device;
+  logitless_context_options_init(&device, sizeof device);
+  device.device = LOGITLESS_DEVICE_CUDA;
+  logitless_context* context = nullptr;
+  logitless_context_create(&device, &context);
+  logitless_program* program = nullptr;
+  logitless_prepared_program* prepared = nullptr;
+  const logitless::Context here({.device = logitless::DeviceKind::cuda});
+  const logitless::DeviceBuffer x(here, 32), y(here, 32), sum(here, 32), difference(here, 32), memory(here, 1 << 20);
+  const void* const parameters[] = {x.data(), y.data()};
+  void* const results[] = {sum.data(), difference.data()};
+  void *arena = memory.data(), *stream = nullptr;
+""", "return 0;"),
     ("docs/far_field.md", "// Once in a while: an order of the vocabulary"): (
         HEADERS, TENSORS + CALL, EXPECT_LOG_V),
 }
@@ -81,10 +101,12 @@ FIELDS = """
   use(CrossEntropyOptions{.label_smoothing = 0.1f}, CrossEntropyInputs{.grad_loss = 2.0}, CrossEntropyOutputs{.loss = {}});
   use(HeadOptions{.softcap = 30.0f}, HeadInputs{.hidden = {}}, HeadOutputs{.lse = {}}, HeadCotangents{.lse = {}});
   use(HeadGradients{.d_hidden = {}}, HeadShape{.tokens = 3}, HeadFeatures{.bias = true}, LossStatistics{.tokens = 1});
+  use(Sharding{.vocab = 3});
   use(PlanRequest{.memory_budget = 256_MiB}, PlanRequest{.kind = PlanKind::dense}, DeviceLimits{.threads = 2});
   use(PlanCandidate{.kind = PlanKind::dense}, ContextOptions{.threads = 2}, ContextOptions{.kernel = "scalar"});
   use(FarFieldOptions{.error = 0.02}, FarFieldReport{.steps = 1}, FarFieldStatistics{.kept = 0.5}, OrderOptions{.seed = 1});
   use(CompileOptions{.memory_budget = 1_GiB}, DotOptions{.contract_a = {1}, .contract_b = {0}}, NamedTensor{.name = "x"});
+  use(CommunicatorCallbacks{.size = 2}, NcclOptions{.max_ctas = 4});
   use(CompiledProgram::Tensor{.name = "x"}, Shape{Dim::symbol("N"), n, 3, 5u}, TensorView(nullptr, DType::f32, {0, n, 2, 3u}));
 """
 FIELDS_BEFORE = HEADERS + "using namespace logitless;\ntemplate <typename... T>\nvoid use(const T&...) {}\n"
