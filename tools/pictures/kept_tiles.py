@@ -1,0 +1,74 @@
+"""Which tiles of the vocabulary blocks of tokens keep, on the head of a trained model, and what becomes of the others."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from svg import BLUE, FAINT, GREY, INK, LINE, ORANGE, Picture
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+TILE, BLOCK, TAU, ROWS = 128, 128, 0.003, 1536
+LEFT, TOP, WIDTH = 60, 84, 840
+
+
+def kept_tiles(head, logitless):
+    """[blocks, tiles]: what a block of tokens, in the order of their targets, keeps at TAU."""
+    from far_field import load, rotated, save  # of bench/
+
+    tensors = rotated(load(head), 0)
+    with tempfile.TemporaryDirectory() as folder:
+        plain = f"{folder}/head.safetensors"
+        save(plain, tensors)
+        names = [text for name in ("hidden", "weight") for text in (f"--{name}", f"{plain}:{name}")]
+        subprocess.run([logitless, "order", *names, "--rows", str(ROWS), "--out", f"{folder}/order.safetensors"], check=True,
+                       capture_output=True)
+        words = load(f"{folder}/order.safetensors")["words"]
+    position = np.empty_like(words)
+    position[words] = np.arange(len(words))
+    hidden, weight = tensors["hidden"][ROWS:].astype(np.float32), tensors["weight"][words].astype(np.float32)
+    target = position[tensors["targets"][ROWS:]]
+    rows = np.argsort(target, kind="stable")
+    rows = rows[: len(rows) // BLOCK * BLOCK]
+    tiles = len(words) // TILE
+    kept = np.zeros((len(rows) // BLOCK, tiles), bool)
+    for b in range(len(kept)):
+        z = hidden[rows[b * BLOCK:(b + 1) * BLOCK]] @ weight.T
+        p = np.exp(z - z.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        kept[b] = (p.reshape(BLOCK, tiles, TILE).sum(2) > TAU).any(0)
+    return kept
+
+
+def draw(path, head=None, logitless="build/src/cli/logitless", **_):
+    if head is None:
+        return "wants --head FILE, hidden states, weight and targets of a trained model (safetensors)"
+    kept = kept_tiles(head, logitless)
+    blocks, tiles = kept.shape
+    cell = 12
+    height = blocks * cell
+    p = Picture(960, TOP + height + 150, f"Of {tiles} tiles a block of tokens keeps {100 * kept.mean():.0f} percent on average")
+    p.text(LEFT, 28, f"A trained model's head: {tiles * TILE} words in {tiles} tiles, blocks of {BLOCK} tokens", 16, bold=True)
+    p.lines(LEFT, 48, [f"Blue: kept, computed exactly ({100 * kept.mean():.1f} %, tau {TAU}). Grey: far, one point with the tile's mass."],
+            12, FAINT)
+    p.rect(LEFT, TOP, WIDTH, height, GREY)
+    step = WIDTH / tiles
+    rects = []
+    for b in range(blocks):
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], kept[b].astype(int), [0]])))
+        rects += [(round(LEFT + a * step, 1), TOP + b * cell, round((e - a) * step, 1), cell - 1) for a, e in edges.reshape(-1, 2)]
+    p.cells(rects, BLUE)
+    p.text(LEFT - 10, TOP + height / 2, "blocks of tokens", 12, FAINT, "middle", turn=-90)
+    p.text(LEFT, TOP + height + 18, "words of high average probability", 12, FAINT)
+    p.text(LEFT + WIDTH, TOP + height + 18, "rare words", 12, FAINT, "end")
+    y = TOP + height + 44
+    p.rect(LEFT, y, 26, 26, BLUE)
+    p.lines(LEFT + 38, y + 12, ["kept: every logit and its gradient,", "as in the dense plan"], 12, INK)
+    p.rect(LEFT + 330, y, 26, 26, GREY, LINE)
+    p.rect(LEFT + 341, y + 11, 4, 4, ORANGE)
+    p.lines(LEFT + 368, y + 12, ["far: the probability of the tile, times one point,", "the mean of its words' rows"], 12, INK)
+    p.text(LEFT, y + 62, "Targets are exact wherever they are. Mass is conserved: only its spread inside a far tile is approximated.", 13, INK)
+    p.write(path)
+    return None
