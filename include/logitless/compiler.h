@@ -33,8 +33,15 @@ struct CompileOptions {
   // Bytes that values in the arena may take at a time; the scratch of kernels, some MiB for each
   // thread, comes on top, so that decisions and results do not depend on threads. 0: chunk wherever
   // that lowers the peak and computes nothing twice. With a budget, values are also computed again
-  // until it is met.
+  // until it is met: of the programs that the compiler finds (CompiledProgram::plans) the one that
+  // is predicted to be the fastest within it, the smallest where none is.
   std::size_t memory_budget = 0;
+  // The budget bounds arena_bytes(), the scratch of kernels included: decisions then depend on
+  // threads.
+  bool budget_with_scratch = false;
+  // Without a budget, too, look for programs that take less memory and more time, so that plans()
+  // has them. Compiling takes as long as with a budget; the program is the same.
+  bool explore = false;
   // Chunks of every loop, at most one for each element of its axis; 0: as many as pay. With a
   // number heads are loops as well.
   std::int64_t chunks = 0;
@@ -54,6 +61,18 @@ struct CompileOptions {
   // "all".
   std::string dump_after = {};
   std::function<void(std::string_view pass, std::string_view text)> dump = {};
+};
+
+// A program that the compiler found, by what it takes.
+struct PlanPoint {
+  std::size_t value_bytes = 0;  // what memory_budget bounds
+  std::size_t arena_bytes = 0;  // with the scratch of kernels
+  // Predicted, of a run, from the machine's nominal rates. Of a CPU those are of one core that
+  // stands for any: only ratios mean something.
+  double seconds = 0.0;
+  double extra_work = 0.0;  // multiply-adds beyond those without loops, as a fraction of these
+  std::string what = {};    // "no loops", "2 loops: gelu %h in 16 chunks; head workspace 8.0 MiB"
+  bool chosen = false;
 };
 
 // Instructions of a program that are alike in kind, sizes and dtypes, and what a run takes for
@@ -126,7 +145,12 @@ class LOGITLESS_API CompiledProgram {
   std::size_t arena_bytes() const;
   // The same without loops.
   std::size_t unchunked_arena_bytes() const;
-  int threads() const;  // 0 of a GPU's
+  // The programs found that no other one beats in both bytes and predicted seconds, the smallest
+  // first. They do not depend on the budget; without one, and without CompileOptions::explore,
+  // those that take little more time than the program without loops. Empty without chunking.
+  const std::vector<PlanPoint>& plans() const;
+  double predicted_seconds() const;  // of a run; as PlanPoint::seconds
+  int threads() const;               // 0 of a GPU's
   const DeviceLimits& device() const;
   // What was chunked, along what, into how many chunks and phases, what was not and why, memory
   // before and after, time of each pass.

@@ -227,7 +227,8 @@ class Chooser {
   // Time of adding to results in memory, as a fraction of that of the products: each byte of a sum
   // is read and written.
   double sums_cost(const Program& p) const {
-    const double byte = request_.target.multiply_adds_per_byte();
+    const Rates rates = request_.target.rates();
+    const double byte = rates.products16 / (2.0 * rates.bytes);
     return p.multiply_adds > 0.0 ? 2.0 * byte * p.merged_bytes / p.multiply_adds : 0.0;
   }
   static constexpr double kMostSums = 0.025;

@@ -27,9 +27,17 @@ struct CompiledProgram::State {
   std::vector<Tensor> parameters, results;
   std::vector<ir::ChunkedRegion> regions;
   std::vector<std::string> refusals;
+  std::vector<PlanPoint> plans;
+  std::string search;  // how the plans were searched for, and what bounded that; empty: not at all
   std::vector<PassTime> passes;
+  // What the budget bounds, of a program.
+  std::int64_t bounded_bytes(const ir::Program& p) const {
+    return budget_with_scratch ? p.arena_bytes : p.value_bytes;
+  }
   std::int64_t budget = 0;
-  double seconds = 0.0;
+  bool budget_with_scratch = false;
+  double predicted_seconds = 0.0, unchunked_seconds = 0.0;  // of a run
+  double seconds = 0.0;                                     // of compiling
   int threads = 1;
 };
 

@@ -9,6 +9,7 @@
 #include "compiler/exec/cuda/backend.h"
 #include "compiler/graph_access.h"
 #include "compiler/passes/pipeline.h"
+#include "compiler/plan/cost.h"
 #include "compiler/target/cpu.h"
 #include "compiler/target/cuda.h"
 #include "core/check.h"
@@ -68,6 +69,8 @@ std::size_t CompiledProgram::arena_bytes() const {
 std::size_t CompiledProgram::unchunked_arena_bytes() const {
   return static_cast<std::size_t>(state_->unchunked.arena_bytes);
 }
+const std::vector<PlanPoint>& CompiledProgram::plans() const { return state_->plans; }
+double CompiledProgram::predicted_seconds() const { return state_->predicted_seconds; }
 int CompiledProgram::threads() const { return state_->threads; }
 const DeviceLimits& CompiledProgram::device() const { return state_->device; }
 
@@ -114,9 +117,29 @@ std::vector<bool> added_outputs(const ir::Graph& graph, const std::vector<std::s
   return added;
 }
 
+// The program, and the one without loops where it is faster.
+std::vector<PlanPoint> plans_of(const CompiledProgram::State& s) {
+  const auto point = [&](const ir::Program& p, double seconds, std::string what, bool chosen) {
+    const double base = s.unchunked.multiply_adds;
+    return PlanPoint{static_cast<std::size_t>(p.value_bytes),
+                     static_cast<std::size_t>(p.arena_bytes),
+                     seconds,
+                     base > 0.0 ? p.multiply_adds / base - 1.0 : 0.0,
+                     std::move(what),
+                     chosen};
+  };
+  std::vector<PlanPoint> points = {
+      point(s.program, s.predicted_seconds, concat(s.regions.size(), " regions in loops"), true)};
+  if (s.unchunked_seconds < s.predicted_seconds && s.program.value_bytes < s.unchunked.value_bytes)
+    points.push_back(point(s.unchunked, s.unchunked_seconds, "no loops", false));
+  return points;
+}
+
 void check_strictly(const CompiledProgram::State& s) {
-  require(s.budget == 0 || s.program.value_bytes <= s.budget, "compile: values take ",
-          s.program.value_bytes, " bytes, the budget is ", s.budget,
+  const std::int64_t bytes = s.bounded_bytes(s.program);
+  require(s.budget == 0 || bytes <= s.budget,
+          "compile: ", s.budget_with_scratch ? "the arena takes " : "values take ", bytes,
+          " bytes, the budget is ", s.budget,
           s.refusals.empty() ? std::string() : "; " + s.refusals.back());
   for (const ir::ChunkedRegion& region : s.regions)
     require(region.boundaries.empty(),
@@ -142,6 +165,7 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
     state->backend = std::make_shared<const ir::CpuBackend>(state->threads);
   }
   state->budget = static_cast<std::int64_t>(options.memory_budget);
+  state->budget_with_scratch = options.budget_with_scratch;
 
   ir::Compilation c{*target, state->budget, options.chunks, options.chunk, options.head_engine};
   c.graph = bound(GraphAccess::of(source), options.sizes);
@@ -157,6 +181,9 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
   state->program = std::move(c.program);
   state->regions = std::move(c.regions);
   state->refusals = std::move(c.refusals);
+  state->predicted_seconds = ir::predicted_seconds(state->program, target->rates());
+  state->unchunked_seconds = ir::predicted_seconds(state->unchunked, target->rates());
+  if (options.chunk) state->plans = plans_of(*state);
   if (options.strict) check_strictly(*state);
   state->parameters = tensors(state->graph, false);
   state->results = tensors(state->graph, true);

@@ -23,6 +23,12 @@ std::string fixed(double value, int digits) {
   return text;
 }
 
+// "12.3 ms"
+std::string seconds_text(double seconds) {
+  if (seconds >= 1.0) return fixed(seconds, 2) + " s";
+  return seconds >= 1e-3 ? fixed(1e3 * seconds, 2) + " ms" : fixed(1e6 * seconds, 1) + " us";
+}
+
 // The most that lives at once, and what it is.
 struct Peak {
   int instruction = -1;
@@ -63,13 +69,14 @@ Json timeline(const ir::Program& program) {
     list.push_back({{"instruction", program.instructions[i].name}, {"bytes", bytes[i]}});
   return list;
 }
-Json memory(const ir::Program& program) {
+Json memory(const ir::Program& program, double seconds) {
   const Peak peak = peak_of(program);
   Json live = Json::array();
   for (const auto& [name, bytes] : peak.live) live.push_back({{"value", name}, {"bytes", bytes}});
   return {{"arena_bytes", program.arena_bytes},
           {"live_bytes", peak.bytes},
           {"multiply_adds", program.multiply_adds},
+          {"predicted_seconds", seconds},
           {"bytes_moved", ir::bytes_moved(program)},
           {"at_peak", live},
           {"timeline", timeline(program)}};
@@ -151,6 +158,32 @@ Json epilogues_json(const ir::Program& program) {
   return list;
 }
 
+Json plans(const State& s) {
+  Json list = Json::array();
+  for (const PlanPoint& p : s.plans)
+    list.push_back({{"value_bytes", p.value_bytes},
+                    {"arena_bytes", p.arena_bytes},
+                    {"seconds", p.seconds},
+                    {"extra_work", p.extra_work},
+                    {"what", p.what},
+                    {"chosen", p.chosen}});
+  return list;
+}
+// What other budgets would bring: at most `most` of the plans, the chosen one among them.
+std::string plans_text(const State& s, std::size_t most) {
+  if (s.plans.size() < 2) return {};
+  std::string text = "plans (bytes of values, predicted seconds, multiply-adds):\n";
+  const std::size_t every = (s.plans.size() + most - 1) / most;
+  for (std::size_t i = 0; i < s.plans.size(); ++i) {
+    const PlanPoint& p = s.plans[i];
+    if (!p.chosen && i % every != 0 && i + 1 != s.plans.size()) continue;
+    text += concat(p.chosen ? "  > " : "    ", bytes_text(static_cast<std::int64_t>(p.value_bytes)),
+                   ", ", seconds_text(p.seconds), ", ", p.extra_work < 0.0 ? "" : "+",
+                   fixed(100.0 * p.extra_work, 1), " %: ", p.what, "\n");
+  }
+  return text;
+}
+
 Json report(const State& s) {
   Json regions = Json::array();
   for (const ir::ChunkedRegion& r : s.regions) {
@@ -172,8 +205,10 @@ Json report(const State& s) {
           {"threads", s.threads},
           {"budget", s.budget},
           {"seconds", s.seconds},
-          {"before", memory(s.unchunked)},
-          {"after", memory(s.program)},
+          {"before", memory(s.unchunked, s.unchunked_seconds)},
+          {"after", memory(s.program, s.predicted_seconds)},
+          {"plans", plans(s)},
+          {"search", s.search},
           {"regions", regions},
           {"heads", heads(s.program)},
           {"not_chunked", s.refusals},
@@ -208,7 +243,7 @@ std::string CompiledProgram::explain() const {
                                  bytes_text(s.program.arena_bytes), " ", after);
   if (s.budget > 0)
     text += concat(" (budget ", bytes_text(s.budget),
-                   s.program.value_bytes <= s.budget ? ", met)" : ", NOT met)");
+                   s.bounded_bytes(s.program) <= s.budget ? ", met)" : ", NOT met)");
   text += concat(
       "\nwork: ", fixed(s.program.multiply_adds / 1e9, 3), " G multiply-adds",
       s.program.multiply_adds > s.unchunked.multiply_adds * 1.0001
@@ -216,8 +251,9 @@ std::string CompiledProgram::explain() const {
                    fixed(100.0 * (s.program.multiply_adds / s.unchunked.multiply_adds - 1.0), 1),
                    " % more than without loops")
           : std::string(),
-      "; ", bytes_text(static_cast<std::int64_t>(ir::bytes_moved(s.program))),
-      " read and written\n");
+      ", predicted ", seconds_text(s.predicted_seconds),
+      after.empty() ? "" : " (" + seconds_text(s.unchunked_seconds) + " without loops)", "; ",
+      bytes_text(static_cast<std::int64_t>(ir::bytes_moved(s.program))), " read and written\n");
   for (const ir::Instruction& i : s.program.instructions) {
     if (const auto* head = std::get_if<ir::HeadRun>(&i.what)) text += head_text(i.name, *head);
   }
@@ -232,6 +268,9 @@ std::string CompiledProgram::explain() const {
   show_peak(after.empty() ? "" : " without loops", s.unchunked);
   if (!after.empty()) show_peak(" " + after, s.program);
   for (const std::string& r : s.refusals) text += concat("not chunked: ", r, "\n");
+  constexpr std::size_t kMostPlans = 12;
+  text += plans_text(s, kMostPlans);
+  if (!s.search.empty()) text += concat("search: ", s.search, "\n");
   text += concat("compiled in ", fixed(s.seconds * 1e3, 1), " ms:");
   for (const State::PassTime& p : s.passes)
     text += concat(" ", p.name, " ", fixed(p.seconds * 1e3, 1));

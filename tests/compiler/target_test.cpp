@@ -26,7 +26,7 @@ class OtherTarget final : public ir::Target {
   ir::HeadPlan head_plan(const HeadShape&, const HeadFeatures&, std::int64_t) const final {
     return {};
   }
-  double multiply_adds_per_byte() const final { return 1.0; }
+  ir::Rates rates() const final { return {1.0, 1.0, 1.0, 1.0, 1.0, 1.0}; }
   std::int64_t thick_rows() const final { return 1; }
 };
 

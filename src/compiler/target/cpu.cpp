@@ -59,6 +59,18 @@ std::int64_t CpuTarget::scratch_bytes(const Attention& attention) const {
       attention_scratch_bytes(attention_shape(attention, threads_), attention.gradient));
 }
 
+Rates CpuTarget::rates() const {
+  Rates r;
+  r.products16 = r.products32 = 100e9;
+  r.products64 = 50e9;
+  r.bytes = 10e9;
+  r.functions = 1e9;
+  r.launch = 0.5e-6;
+  r.tile_rows = 4;
+  r.tile_columns = 16;
+  return r;
+}
+
 std::int64_t CpuTarget::parts_bytes(const Pointwise& reduction) const {
   if (reduction.parts <= 1) return 0;
   std::int64_t kept = 1;

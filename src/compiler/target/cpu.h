@@ -23,7 +23,8 @@ class CpuTarget final : public Target {
   std::int64_t parts_bytes(const Pointwise& reduction) const final;
   HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,
                      std::int64_t workspace) const final;
-  double multiply_adds_per_byte() const final { return 8.0; }
+  // Of a nominal core, whatever machine compiles.
+  Rates rates() const final;
   std::int64_t thick_rows() const final { return 64; }
 
  private:

@@ -99,6 +99,30 @@ std::string CudaTarget::refuse(const Instruction& instruction) const {
   return {};
 }
 
+Rates CudaTarget::rates() const {
+  Rates r;
+  r.launch = 2.5e-6;
+  r.tile_rows = r.tile_columns = 128;
+  if (compute_capability_ < 90) {
+    const bool large = compute_capability_ == 80;
+    r.products16 = large ? 250e12 : 120e12;
+    r.products32 = large ? 17e12 : 30e12;
+    r.products64 = large ? 15e12 : 0.5e12;
+    r.bytes = large ? 1.7e12 : 0.8e12;
+    r.functions = large ? 1.5e12 : 2e12;
+    r.units = large ? 108 : 84;
+  } else {
+    const bool newer = compute_capability_ >= 100;
+    r.products16 = newer ? 1500e12 : 700e12;
+    r.products32 = newer ? 60e12 : 50e12;
+    r.products64 = newer ? 30e12 : 50e12;
+    r.bytes = newer ? 6.5e12 : 4.0e12;
+    r.functions = 3e12;
+    r.units = newer ? 148 : 132;
+  }
+  return r;
+}
+
 std::int64_t CudaTarget::scratch_bytes(const Gemm& gemm) const {
   return static_cast<std::int64_t>(cuda::product_workspace_bytes(product_shape(gemm, {})));
 }

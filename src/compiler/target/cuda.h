@@ -27,8 +27,9 @@ class CudaTarget final : public Target {
   std::int64_t parts_bytes(const Pointwise& reduction) const final;
   HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,
                      std::int64_t workspace) const final;
-  // Of an H200: 790 TFLOP/s of bf16, 4.3 TB/s.
-  double multiply_adds_per_byte() const final { return 92.0; }
+  // What large products and copies reach of an A100 (compute capability 80), of a smaller GPU of
+  // its generation or the next (to 89), of an H200 (90) and of a B200 (from 100).
+  Rates rates() const final;
   std::int64_t thick_rows() const final { return 2048; }
 
  private:

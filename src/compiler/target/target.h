@@ -18,6 +18,17 @@ struct HeadPlan {
   std::int64_t value_bytes = 0;  // the same without what depends on threads
 };
 
+// What the machine does in a second when sizes are large: for predictions, which must be the same
+// wherever and for however many threads a program is compiled. Only their ratios decide.
+struct Rates {
+  double products16 = 0.0, products32 = 0.0, products64 = 0.0;  // flops, by the operands' dtype
+  double bytes = 0.0;                                           // read or written
+  double functions = 0.0;                                       // exp, tanh and their like
+  double launch = 0.0;  // seconds that any instruction takes
+  // A product is cut into tiles of its result, `units` of which are computed at a time.
+  std::int64_t tile_rows = 1, tile_columns = 1, units = 1;
+};
+
 class Target {
  public:
   virtual ~Target() = default;
@@ -48,8 +59,8 @@ class Target {
   virtual HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,
                              std::int64_t workspace) const = 0;
 
-  // Time, in multiply-adds that the machine could do meanwhile: of a byte read or written.
-  virtual double multiply_adds_per_byte() const = 0;
+  // For predicted_seconds() of plan/cost.h.
+  virtual Rates rates() const = 0;
   // Rows from which on a product is thick enough to run at its rate.
   virtual std::int64_t thick_rows() const = 0;
 };

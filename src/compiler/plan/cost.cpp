@@ -1,0 +1,96 @@
+#include "compiler/plan/cost.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "compiler/plan/describe.h"
+
+namespace logitless::ir {
+namespace {
+
+double flops_per_second(DType dtype, const Rates& rates) {
+  if (dtype == DType::f64) return rates.products64;
+  return size_of(dtype) == 2 ? rates.products16 : rates.products32;
+}
+
+double rounded_up(std::int64_t size, std::int64_t tile) {
+  return static_cast<double>((size + tile - 1) / tile * tile);
+}
+
+// Takes about as long as exp; the others a fraction of that.
+bool is_slow(Function function) {
+  constexpr Function kSlow[] = {Function::exp,  Function::log, Function::log1p,   Function::expm1,
+                                Function::tanh, Function::erf, Function::sigmoid, Function::sin,
+                                Function::cos,  Function::pow};
+  return std::find(std::begin(kSlow), std::end(kSlow), function) != std::end(kSlow);
+}
+
+// Seconds of what an instruction computes: beside it, its bytes move.
+struct Compute {
+  const Rates& rates;
+
+  double operator()(const Pointwise& p) const {
+    double elements = 1.0;
+    for (const std::int64_t size : p.shape) elements *= static_cast<double>(size);
+    constexpr double kCheap = 1.0 / 16.0;  // of a function, as a part of exp
+    double steps = p.reduction ? (p.reduce == Reduce::lse ? 1.0 : kCheap) : 0.0;
+    for (const Pointwise::Step& s : p.steps)
+      steps += s.kind == Pointwise::Step::Kind::function && is_slow(s.function) ? 1.0 : kCheap;
+    return elements * steps / rates.functions;
+  }
+  double operator()(const RowGroup& g) const {
+    double seconds = 0.0;
+    for (const RowGroup::Stage& stage : g.stages) seconds += (*this)(stage.loop);
+    return seconds;
+  }
+  double operator()(const Gemm& g) const {
+    constexpr double kPart = 1024.0;  // of the inner dimension, which units may share
+    double outer = 1.0;
+    for (const std::int64_t size : g.outer) outer *= static_cast<double>(size);
+    const auto k = static_cast<double>(g.k);
+    const double elements =
+        outer * rounded_up(g.m, rates.tile_rows) * rounded_up(g.n, rates.tile_columns);
+    const double tiles = elements / static_cast<double>(rates.tile_rows * rates.tile_columns);
+    const double units = static_cast<double>(rates.units);
+    const double busy = std::min(tiles * std::max(1.0, k / kPart) / units, 1.0);
+    return busy > 0.0 ? 2.0 * elements * k / (busy * flops_per_second(g.a.dtype, rates)) : 0.0;
+  }
+  double operator()(const Attention& a) const {
+    constexpr double kOfProducts = 0.6;
+    return flops_of({{}, a}) / (kOfProducts * flops_per_second(a.q.dtype, rates));
+  }
+  double operator()(const HeadRun& h) const {
+    return flops_of({{}, h}) / flops_per_second(h.x.dtype, rates);
+  }
+  template <typename T>
+  double operator()(const T&) const {
+    return 0.0;
+  }
+};
+
+// Bytes beside those of bytes_moved(): a head adds to d_weight once for each chunk of tokens.
+double more_bytes(const Instruction& i) {
+  const auto* head = std::get_if<HeadRun>(&i.what);
+  if (head == nullptr || head->d_w.buffer < 0 || head->plan->chunk_tokens <= 0) return 0.0;
+  const auto tokens = static_cast<double>(head->plan->shape.tokens),
+             chunk = static_cast<double>(head->plan->chunk_tokens);
+  return 8.0 * static_cast<double>(elements_of(head->d_w)) * std::max(tokens / chunk - 1.0, 0.0);
+}
+
+}  // namespace
+
+double predicted_seconds(const Instruction& i, const Rates& rates) {
+  if (const auto* loop = std::get_if<LoopRun>(&i.what))
+    return static_cast<double>(loop->extent / loop->chunk) * predicted_seconds(*loop->body, rates) +
+           (loop->tail ? predicted_seconds(*loop->tail, rates) : 0.0);
+  const double bytes = bytes_moved(i) + more_bytes(i);
+  return rates.launch + std::max(std::visit(Compute{rates}, i.what), bytes / rates.bytes);
+}
+
+double predicted_seconds(const Program& program, const Rates& rates) {
+  double seconds = 0.0;
+  for (const Instruction& i : program.instructions) seconds += predicted_seconds(i, rates);
+  return seconds;
+}
+
+}  // namespace logitless::ir
