@@ -151,12 +151,24 @@ LoopRun::Slice slice_of(const View& outer, bool cut, int axis, std::int64_t fact
   return s;
 }
 
+bool share_memory(const std::vector<View>& results) {
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      if (results[i].buffer == results[j].buffer && results[i].offset == results[j].offset)
+        return true;
+    }
+  }
+  return false;
+}
+
 // The body for chunks of `chunk`. Its parameters and results are external, the i-th one slice i.
 Program body_of(Lowering& l, const Loop& loop, std::int64_t chunk,
                 const std::vector<View>& operands, const std::vector<View>& results) {
   const Graph bound = bind(loop.body, {{loop.symbol, chunk}});
   const Graph body = l.target().epilogues() ? fuse_epilogues(bound).graph : bound;
   Lowering inner(body, l.target(), l.parts_in_place());
+  // Sums in one memory are added up in the order of the nodes.
+  if (l.keeps_order() || share_memory(results)) inner.keep_order();
   const std::vector<int> parameters = body.parameters();
   inner.set_first(parameters[0]);
   int slot = 0;

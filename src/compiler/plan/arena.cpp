@@ -18,33 +18,41 @@ int owner(const Program& program, int buffer) {
   return buffer;
 }
 
-// The operand whose memory the result of a pointwise instruction may take: read element for element
-// where the result is written, for the last time, and in no other way.
-int replaceable(const Program& program, const Pointwise& p, int instruction) {
-  if (p.reduction || p.store.accumulate) return -1;
-  const View& out = p.store.view;
-  for (const Pointwise::Leaf& leaf : p.leaves) {
-    if (leaf.kind != Pointwise::Leaf::Kind::memory) continue;
-    const Buffer& from = program.buffers[static_cast<std::size_t>(leaf.view.buffer)];
-    const Buffer& to = program.buffers[static_cast<std::size_t>(out.buffer)];
-    const bool same = size_of(leaf.view.dtype) == size_of(out.dtype) &&
-                      leaf.view.offset == out.offset && leaf.view.strides == out.strides &&
-                      from.bytes == to.bytes;
-    if (!same || from.place != Place::arena || to.place != Place::arena) continue;
-    if (from.last != instruction || to.first != instruction || leaf.view.buffer == out.buffer)
-      continue;
-    const auto readers =
-        std::count_if(p.leaves.begin(), p.leaves.end(), [&](const Pointwise::Leaf& other) {
-          return other.kind == Pointwise::Leaf::Kind::memory &&
-                 other.view.buffer == leaf.view.buffer &&
-                 (other.view.strides != out.strides || other.view.offset != out.offset);
-        });
-    if (readers == 0) return leaf.view.buffer;
+// The operand whose memory the result of a pointwise instruction takes, or -1.
+int replaced(const Program& program, const Pointwise& p, int instruction) {
+  const Buffer& to = program.buffers[static_cast<std::size_t>(p.store.view.buffer)];
+  for (const int operand : replaceable(program, p)) {
+    const Buffer& from = program.buffers[static_cast<std::size_t>(operand)];
+    if (from.last == instruction && to.first == instruction) return operand;
   }
   return -1;
 }
 
 }  // namespace
+
+std::vector<int> replaceable(const Program& program, const Pointwise& p) {
+  std::vector<int> operands;
+  if (p.reduction || p.store.accumulate) return operands;
+  const View& out = p.store.view;
+  const Buffer& to = program.buffers[static_cast<std::size_t>(out.buffer)];
+  for (const Pointwise::Leaf& leaf : p.leaves) {
+    if (leaf.kind != Pointwise::Leaf::Kind::memory) continue;
+    const Buffer& from = program.buffers[static_cast<std::size_t>(leaf.view.buffer)];
+    const bool same = size_of(leaf.view.dtype) == size_of(out.dtype) &&
+                      leaf.view.offset == out.offset && leaf.view.strides == out.strides &&
+                      from.bytes == to.bytes;
+    if (!same || from.place != Place::arena || to.place != Place::arena) continue;
+    if (leaf.view.buffer == out.buffer) continue;
+    const bool otherwise =
+        std::any_of(p.leaves.begin(), p.leaves.end(), [&](const Pointwise::Leaf& other) {
+          return other.kind == Pointwise::Leaf::Kind::memory &&
+                 other.view.buffer == leaf.view.buffer &&
+                 (other.view.strides != out.strides || other.view.offset != out.offset);
+        });
+    if (!otherwise) operands.push_back(leaf.view.buffer);
+  }
+  return operands;
+}
 
 std::int64_t assign_offsets(std::vector<Interval>& intervals, std::int64_t alignment) {
   std::vector<std::size_t> order(intervals.size());
@@ -92,7 +100,7 @@ void plan_memory(Program& program) {
   for (int i = 0; i < count; ++i) {
     const auto* loop =
         std::get_if<Pointwise>(&program.instructions[static_cast<std::size_t>(i)].what);
-    const int from = loop != nullptr ? replaceable(program, *loop, i) : -1;
+    const int from = loop != nullptr ? replaced(program, *loop, i) : -1;
     if (from >= 0)
       program.buffers[static_cast<std::size_t>(loop->store.view.buffer)].shared_with = from;
   }

@@ -18,6 +18,10 @@ struct Interval {
 // in memory. Returns the bytes of the arena.
 std::int64_t assign_offsets(std::vector<Interval>& intervals, std::int64_t alignment);
 
+// The operands whose memory the result of a loop may take where they end and it begins: read
+// element for element where the result is written, and in no other way.
+std::vector<int> replaceable(const Program& program, const Pointwise& loop);
+
 // Lifetimes from the instructions, memory shared where a result may replace an operand that ends,
 // offsets, and the size of the arena.
 void plan_memory(Program& program);

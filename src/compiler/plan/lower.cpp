@@ -9,6 +9,7 @@
 #include "compiler/plan/fuse.h"
 #include "compiler/plan/group_rows.h"
 #include "compiler/plan/lowering.h"
+#include "compiler/plan/order_for_memory.h"
 #include "core/check.h"
 
 namespace logitless::ir {
@@ -246,7 +247,7 @@ Program Lowering::run() {
   }
   for (const auto& [output, to] : copies_) copy_to(g_.outputs()[output].value, to);
   if (target_.groups_rows()) group_rows(p_, target_);
-  plan_memory(p_);
+  keeps_order_ ? plan_memory(p_) : order_for_memory(p_);
   return std::move(p_);
 }
 
@@ -281,22 +282,26 @@ Program lowered(const Graph& graph, const std::vector<bool>& added, Lowering& lo
   return program;
 }
 
-Program lower_as_it_is(const Graph& graph, const Target& target, const std::vector<bool>& added) {
+Program lower_as_it_is(const Graph& graph, const Target& target, const std::vector<bool>& added,
+                       InstructionOrder order) {
   Lowering lowering(graph, target);
+  if (order == InstructionOrder::given) lowering.keep_order();
   Program program = lowered(graph, added, lowering);
   if (!lowering.parts_wait()) return program;
   // Memory that waits for its last part may stand at the peak, where copies would not.
   Lowering copying(graph, target, /*parts_in_place=*/false);
+  if (order == InstructionOrder::given) copying.keep_order();
   Program copies = lowered(graph, added, copying);
   return copies.value_bytes < program.value_bytes ? copies : program;
 }
 
 }  // namespace
 
-Program lower(const Graph& graph, const Target& target, const std::vector<bool>& added) {
-  if (!target.epilogues()) return lower_as_it_is(graph, target, added);
+Program lower(const Graph& graph, const Target& target, const std::vector<bool>& added,
+              InstructionOrder order) {
+  if (!target.epilogues()) return lower_as_it_is(graph, target, added, order);
   const WithEpilogues with = fuse_epilogues(graph);
-  Program program = lower_as_it_is(with.graph, target, added);
+  Program program = lower_as_it_is(with.graph, target, added, order);
   for (Buffer& buffer : program.buffers) {
     if (buffer.node >= 0) buffer.node = with.origin[static_cast<std::size_t>(buffer.node)];
   }

@@ -45,6 +45,9 @@ class Lowering {
   void set_first(int id);
   Program run();
   bool parts_in_place() const { return parts_in_place_; }
+  // Instructions stay in the order of their nodes.
+  void keep_order() { keeps_order_ = true; }
+  bool keeps_order() const { return keeps_order_; }
   // After run(): whether memory of the arena holds a part while it waits for the others.
   bool parts_wait() const { return parts_wait_; }
 
@@ -116,7 +119,7 @@ class Lowering {
   std::map<Value, Destination> destinations_;  // of values whose instruction writes them in place
   std::vector<std::pair<std::size_t, Destination>> copies_;  // results that are copied at the end
   int first_ = -1;
-  bool parts_in_place_, parts_wait_ = false;
+  bool parts_in_place_, parts_wait_ = false, keeps_order_ = false;
 
   int maker_of(Value v) const;  // the node whose result is moved about to be this value
   void copy_to(Value v, const Destination& to);

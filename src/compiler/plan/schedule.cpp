@@ -1,0 +1,397 @@
+#include "compiler/plan/schedule.h"
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <queue>
+#include <tuple>
+#include <unordered_map>
+
+#include "core/check.h"
+
+namespace logitless::ir {
+namespace {
+
+using Order = std::vector<int>;
+using Mask = std::uint64_t;
+
+constexpr int kMostExact = 64;        // steps in a mask
+constexpr int kWindow = 32;           // steps of a stretch that is ordered by itself
+constexpr int kMostSets = 1 << 14;    // visited for one order
+constexpr int kMostWindowSets = 512;  // the same of a stretch
+constexpr int kMostWindows = 64;
+constexpr int kMostRounds = 4;
+
+std::vector<std::vector<int>> steps_by_value(const Schedule& s) {
+  std::vector<std::vector<int>> steps(s.bytes.size());
+  for (std::size_t i = 0; i < s.steps.size(); ++i) {
+    for (const int v : s.steps[i].values)
+      steps[static_cast<std::size_t>(v)].push_back(static_cast<int>(i));
+  }
+  return steps;
+}
+
+// What lives while steps run one after the other.
+class Memory {
+ public:
+  explicit Memory(const Schedule& s) : s_(s), steps_of_(steps_by_value(s)) {
+    for (const std::vector<int>& steps : steps_of_) left_.push_back(static_cast<int>(steps.size()));
+  }
+
+  // Bytes that live while the step runs, and how many more do when it has run.
+  std::int64_t during(int step) const {
+    std::int64_t bytes = live_;
+    for (const int v : at(step).values) bytes += begins(v) ? size(v) : 0;
+    for (const auto& [from, to] : at(step).takes) {
+      if (left(from) == 1 && begins(to)) return bytes - size(to);
+    }
+    return bytes;
+  }
+  std::int64_t growth(int step) const {
+    std::int64_t bytes = 0;
+    for (const int v : at(step).values)
+      bytes += (begins(v) ? size(v) : 0) - (left(v) == 1 ? size(v) : 0);
+    return bytes;
+  }
+  // Tells of each step whose growth has become less.
+  template <typename Tell>
+  void run(int step, Tell&& tell) {
+    live_ += growth(step);
+    for (const int v : at(step).values) {
+      const bool first = begins(v);
+      const bool one = --left_[static_cast<std::size_t>(v)] == 1;
+      if (!first && !one) continue;
+      for (const int reader : steps_of_[static_cast<std::size_t>(v)]) tell(reader);
+    }
+  }
+
+ private:
+  const Schedule& s_;
+  std::vector<std::vector<int>> steps_of_;  // by value
+  std::vector<int> left_;                   // of those, how many have not run
+  std::int64_t live_ = 0;
+
+  const Schedule::Step& at(int step) const { return s_.steps[static_cast<std::size_t>(step)]; }
+  std::int64_t size(int v) const { return s_.bytes[static_cast<std::size_t>(v)]; }
+  int left(int v) const { return left_[static_cast<std::size_t>(v)]; }
+  bool begins(int v) const {
+    return left(v) == static_cast<int>(steps_of_[static_cast<std::size_t>(v)].size());
+  }
+};
+
+struct Peak {
+  std::int64_t bytes = 0;
+  int at = 0;  // the first place in the order where they live
+};
+Peak find_peak(const Schedule& s, const Order& order) {
+  Memory memory(s);
+  Peak peak{-1, 0};
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const std::int64_t bytes = memory.during(order[i]);
+    if (bytes > peak.bytes) peak = {bytes, static_cast<int>(i)};
+    memory.run(order[i], [](int) {});
+  }
+  return peak;
+}
+
+// No order does with less: what one step names lives at once.
+std::int64_t least_peak(const Schedule& s) {
+  std::int64_t most = 0;
+  for (const Schedule::Step& step : s.steps) {
+    std::int64_t bytes = 0, taken = 0;
+    for (const int v : step.values) bytes += s.bytes[static_cast<std::size_t>(v)];
+    for (const auto& [from, to] : step.takes)
+      taken = std::max(taken, s.bytes[static_cast<std::size_t>(to)]);
+    most = std::max(most, bytes - taken);
+  }
+  return most;
+}
+
+// --- many steps
+
+// Step i of the result is order[i].
+Schedule renumbered(const Schedule& s, const Order& order) {
+  std::vector<int> place(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i)
+    place[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
+  Schedule to{s.bytes, {}};
+  for (const int step : order) {
+    to.steps.push_back(s.steps[static_cast<std::size_t>(step)]);
+    for (int& before : to.steps.back().after) before = place[static_cast<std::size_t>(before)];
+  }
+  return to;
+}
+
+// Time running backwards: what lives is the same.
+Schedule reversed(const Schedule& s) {
+  const std::size_t count = s.steps.size();
+  Schedule to{s.bytes, {}};
+  to.steps.resize(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    Schedule::Step& step = to.steps[count - 1 - i];
+    step.values = s.steps[i].values;
+    for (const auto& [from, into] : s.steps[i].takes) step.takes.emplace_back(into, from);
+    for (const int before : s.steps[i].after)
+      to.steps[count - 1 - static_cast<std::size_t>(before)].after.push_back(
+          static_cast<int>(count - 1 - i));
+  }
+  return to;
+}
+
+// The given order, but steps after which no more lives than before run as soon as they can and no
+// more than `most` lives while they do.
+Order eager(const Schedule& s, std::int64_t most) {
+  const std::size_t count = s.steps.size();
+  std::vector<int> waiting(count);
+  std::vector<std::vector<int>> next(count);
+  std::vector<bool> ran(count);
+  using Queue = std::priority_queue<int, std::vector<int>, std::greater<>>;
+  Queue ready, free;  // of those that are ready, the ones that may pay
+  std::vector<int> put_off;
+  for (std::size_t i = 0; i < count; ++i) {
+    waiting[i] = static_cast<int>(s.steps[i].after.size());
+    if (waiting[i] == 0) ready.push(static_cast<int>(i));
+    for (const int before : s.steps[i].after)
+      next[static_cast<std::size_t>(before)].push_back(static_cast<int>(i));
+  }
+  free = ready;
+  Memory memory(s);
+  Order order;
+  const auto run = [&](int step) {
+    ran[static_cast<std::size_t>(step)] = true;
+    order.push_back(step);
+    memory.run(step, [&](int other) {
+      if (waiting[static_cast<std::size_t>(other)] == 0) free.push(other);
+    });
+    for (const int other : next[static_cast<std::size_t>(step)]) {
+      if (--waiting[static_cast<std::size_t>(other)] > 0) continue;
+      ready.push(other);
+      free.push(other);
+    }
+  };
+  while (order.size() < count) {
+    if (!free.empty()) {
+      const int step = free.top();
+      free.pop();
+      if (ran[static_cast<std::size_t>(step)] || memory.growth(step) > 0) continue;
+      if (memory.during(step) <= most) {
+        run(step);
+      } else {
+        put_off.push_back(step);
+      }
+      continue;
+    }
+    const int step = ready.top();
+    ready.pop();
+    if (ran[static_cast<std::size_t>(step)]) continue;
+    run(step);
+    for (const int again : put_off) free.push(again);
+    put_off.clear();
+  }
+  return order;
+}
+
+Order composed(const Order& outer, const Order& inner) {
+  Order order;
+  for (const int i : inner) order.push_back(outer[static_cast<std::size_t>(i)]);
+  return order;
+}
+
+// --- few steps: the optimum
+
+// A stretch of an order: steps first .. first + count - 1, by their places in it.
+class Window {
+ public:
+  // `most`: the peak that is to be beaten.
+  Window(const Schedule& s, const Order& order, int first, int count, std::int64_t most)
+      : count_(count), most_(most) {
+    std::vector<int> place(order.size());
+    for (std::size_t i = 0; i < order.size(); ++i)
+      place[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
+    const auto inside = [&](int at) { return at >= first && at < first + count; };
+    const std::vector<std::vector<int>> steps = steps_by_value(s);
+    std::vector<int> number(s.bytes.size(), -1);
+    for (std::size_t v = 0; v < s.bytes.size(); ++v) {
+      Inner inner{s.bytes[v], 0, false, false};
+      for (const int step : steps[v]) {
+        const int at = place[static_cast<std::size_t>(step)];
+        if (inside(at)) inner.steps |= Mask{1} << (at - first);
+        inner.lives = inner.lives || at < first;
+        inner.stays = inner.stays || at >= first + count;
+      }
+      if (inner.lives && (inner.stays || inner.steps != 0)) live_ += inner.bytes;
+      if (inner.steps == 0) continue;
+      number[v] = static_cast<int>(values_.size());
+      values_.push_back(inner);
+    }
+    for (int i = 0; i < count; ++i) {
+      const Schedule::Step& from =
+          s.steps[static_cast<std::size_t>(order[static_cast<std::size_t>(first + i)])];
+      Step& step = steps_.emplace_back();
+      for (const int v : from.values) step.values.push_back(number[static_cast<std::size_t>(v)]);
+      for (const auto& [a, b] : from.takes)
+        step.takes.emplace_back(number[static_cast<std::size_t>(a)],
+                                number[static_cast<std::size_t>(b)]);
+      for (const int before : from.after) {
+        const int at = place[static_cast<std::size_t>(before)];
+        if (inside(at)) step.after |= Mask{1} << (at - first);
+      }
+    }
+  }
+
+  // The order of the lowest peak, by places in the stretch; none where it is not below `most`, or
+  // `sets` sets are not enough to find it. Sets of steps that have run, lowest peak first.
+  std::optional<Order> best(int sets) {
+    push({0, 0, live_, -1, -1});
+    while (!queue_.empty() && static_cast<int>(found_.size()) <= sets) {
+      const int at = std::get<2>(queue_.top());
+      queue_.pop();
+      const Found now = found_[static_cast<std::size_t>(at)];
+      if (now.peak > seen_.at(now.ran)) continue;  // reached with less in the meantime
+      if (std::popcount(now.ran) == count_) return way_to(at);
+      extend(now, at);
+    }
+    return std::nullopt;
+  }
+  // After best(): whether an order below `most` would have been found.
+  bool seen_all() const { return queue_.empty(); }
+
+ private:
+  struct Inner {
+    std::int64_t bytes;
+    Mask steps;         // that name it, of the stretch
+    bool lives, stays;  // named before, after the stretch
+  };
+  struct Step {
+    std::vector<int> values;
+    std::vector<std::pair<int, int>> takes;
+    Mask after = 0;
+  };
+  struct Found {
+    Mask ran;
+    std::int64_t peak, live;
+    int from, step;  // how it was reached
+  };
+  const int count_;
+  const std::int64_t most_;
+  std::vector<Inner> values_;
+  std::vector<Step> steps_;
+  std::int64_t live_ = 0;
+  std::vector<Found> found_;
+  std::unordered_map<Mask, std::int64_t> seen_;  // the lowest peak
+  using Entry = std::tuple<std::int64_t, int, int>;
+  std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue_;
+
+  bool begins(Mask ran, int v) const {
+    const Inner& inner = values_[static_cast<std::size_t>(v)];
+    return !inner.lives && (inner.steps & ran) == 0;
+  }
+  bool ends(Mask ran, int v, int step) const {
+    const Inner& inner = values_[static_cast<std::size_t>(v)];
+    return !inner.stays && (inner.steps & ~ran) == Mask{1} << step;
+  }
+  std::int64_t size(int v) const { return values_[static_cast<std::size_t>(v)].bytes; }
+
+  Found after(const Found& now, int at, int step) const {
+    const Step& what = steps_[static_cast<std::size_t>(step)];
+    std::int64_t during = now.live, live = now.live, taken = 0;
+    for (const int v : what.values) {
+      during += begins(now.ran, v) ? size(v) : 0;
+      live += (begins(now.ran, v) ? size(v) : 0) - (ends(now.ran, v, step) ? size(v) : 0);
+    }
+    for (const auto& [from, to] : what.takes) {
+      if (taken == 0 && ends(now.ran, from, step) && begins(now.ran, to)) taken = size(to);
+    }
+    return {now.ran | Mask{1} << step, std::max(now.peak, during - taken), live, at, step};
+  }
+
+  void push(const Found& to) {
+    if (to.peak >= most_) return;
+    const auto [found, is_new] = seen_.emplace(to.ran, to.peak);
+    if (!is_new && found->second <= to.peak) return;
+    found->second = to.peak;
+    queue_.emplace(to.peak, -std::popcount(to.ran), static_cast<int>(found_.size()));
+    found_.push_back(to);
+  }
+
+  void extend(const Found& now, int at) {
+    std::vector<Found> all;
+    for (int step = 0; step < count_; ++step) {
+      if ((now.ran >> step & 1) != 0) continue;
+      if ((steps_[static_cast<std::size_t>(step)].after & ~now.ran) != 0) continue;
+      all.push_back(after(now, at, step));
+      // Nothing is lost by a step that leaves no more than it found, below the peak: it goes first.
+      if (all.back().live <= now.live && all.back().peak == now.peak) {
+        push(all.back());
+        return;
+      }
+    }
+    for (const Found& to : all) push(to);
+  }
+
+  Order way_to(int at) const {
+    Order order;
+    for (; found_[static_cast<std::size_t>(at)].step >= 0;
+         at = found_[static_cast<std::size_t>(at)].from)
+      order.push_back(found_[static_cast<std::size_t>(at)].step);
+    std::reverse(order.begin(), order.end());
+    return order;
+  }
+};
+
+// Stretches around the peak, each in its own best order, while that lowers the peak.
+void order_windows(const Schedule& s, Order& order, Peak& peak) {
+  const int count = static_cast<int>(order.size());
+  for (int round = 0; round < kMostWindows; ++round) {
+    const int size = std::min(kWindow, count);
+    const int first = std::clamp(peak.at - size / 2, 0, count - size);
+    const std::optional<Order> better =
+        Window(s, order, first, size, peak.bytes).best(kMostWindowSets);
+    if (!better) return;
+    const Order before(order.begin() + first, order.begin() + first + size);
+    const Order now = composed(before, *better);
+    std::copy(now.begin(), now.end(), order.begin() + first);
+    peak = find_peak(s, order);
+  }
+}
+
+}  // namespace
+
+std::int64_t peak_of(const Schedule& schedule, const std::vector<int>& order) {
+  return std::max<std::int64_t>(find_peak(schedule, order).bytes, 0);
+}
+
+std::vector<int> order_of_least_peak(const Schedule& s) {
+  const int count = static_cast<int>(s.steps.size());
+  Order best(s.steps.size());
+  std::iota(best.begin(), best.end(), 0);
+  Peak peak = find_peak(s, best);
+  const std::int64_t least = least_peak(s);
+  if (peak.bytes <= least) return best;
+  if (count <= kMostExact) {
+    Window all(s, best, 0, count, peak.bytes);
+    if (std::optional<Order> order = all.best(kMostSets)) return *order;
+    if (all.seen_all()) return best;
+  }
+  const auto keep = [&](Order order) {
+    const Peak now = find_peak(s, order);
+    if (now.bytes >= peak.bytes) return false;
+    best = std::move(order);
+    peak = now;
+    return true;
+  };
+  for (int round = 0; round < kMostRounds && peak.bytes > least; ++round) {
+    const Order early = composed(best, eager(renumbered(s, best), peak.bytes));
+    const Order backwards(early.rbegin(), early.rend());
+    Order late = composed(backwards, eager(reversed(renumbered(s, early)), peak.bytes));
+    std::reverse(late.begin(), late.end());
+    const bool lower = keep(early);
+    if (!keep(std::move(late)) && !lower) break;
+  }
+  order_windows(s, best, peak);
+  return best;
+}
+
+}  // namespace logitless::ir
