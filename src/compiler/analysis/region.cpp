@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <set>
+#include <utility>
 
 #include "compiler/analysis/linearity.h"
 #include "compiler/ops/op.h"
@@ -11,10 +12,18 @@
 namespace logitless::ir {
 namespace {
 
+constexpr std::size_t kMostNodes = 1000;  // of a region that all values lead through
+
+// Which small values may lead from one big value to another.
+enum class Leading : std::uint8_t {
+  tiny,  // a few numbers for each row
+  all,   // whatever is not big: a hidden state, the scores of all classes
+};
+
 class Grower {
  public:
-  Grower(const Graph& graph, Value seed)
-      : g_(graph), users_(graph.users()), seed_(elements_of(graph.type(seed))) {
+  Grower(const Graph& graph, Value seed, Leading leading)
+      : g_(graph), users_(graph.users()), seed_(elements_of(graph.type(seed))), leading_(leading) {
     region_.seed = seed;
   }
 
@@ -30,27 +39,34 @@ class Grower {
     region_.extent = extent / split.factor;
     enter(region_.seed.node, *first);
     while (!queue_.empty()) {
+      if (leading_ == Leading::all && region_.nodes.size() > kMostNodes) return {};
       const int node = queue_.front();
       queue_.pop_front();
       backward(node);
       forward(node);
     }
-    prune();
-    find_phases();
-    return region_;
+    if (leading_ == Leading::tiny) return pruned(false);
+    // Joining them may have to wait for a later phase.
+    Region joined = pruned(true);
+    if (joined.phases < 2) return joined;
+    Region apart = pruned(false);
+    return apart.phases < joined.phases ? apart : joined;
   }
 
  private:
   const Graph& g_;
   const std::vector<std::vector<int>> users_;
   const std::int64_t seed_;
+  const Leading leading_;
   Split split_;
   Region region_;
   std::deque<int> queue_;
   std::set<std::pair<int, int>> noted_;
 
   bool big(Value v) const { return is_big(elements_of(g_.type(v)), seed_); }
-  bool tiny(Value v) const { return is_tiny(elements_of(g_.type(v)), g_, region_.seed, split_); }
+  bool leads(Value v) const {
+    return leading_ == Leading::all || is_tiny(elements_of(g_.type(v)), g_, region_.seed, split_);
+  }
   bool big_node(int node) const { return big({node, 0}); }
   void enter(int node, const Chunked& how) {
     region_.nodes.emplace(node, how);
@@ -108,7 +124,7 @@ class Grower {
         }
         if (c->kind != Chunked::Kind::split) {
           if (from_big) region_.nodes.emplace(user, *c);
-        } else if (big_node(user) || tiny({user, 0})) {
+        } else if (big_node(user) || leads({user, 0})) {
           enter(user, *c);
         } else if (from_big) {
           region_.nodes.emplace(user, *c);  // of middle size: a result, and nothing grows from it
@@ -118,20 +134,32 @@ class Grower {
     }
   }
 
-  // Small nodes stay only where they read a big value, or lead to one.
-  void prune() {
+  Region pruned(bool join) {
+    const Region grown = region_;
+    prune(join);
+    find_phases();
+    return std::exchange(region_, grown);
+  }
+
+  // Small nodes stay only where they read a big value, or lead to one, or `join` some that stay.
+  void prune(bool join) {
     std::set<int> wanted;
+    leads_.clear();
     for (auto it = region_.nodes.rbegin(); it != region_.nodes.rend(); ++it) {
       const auto [node, how] = *it;
       bool keep = wanted.contains(node) || (big_node(node) && how.kind == Chunked::Kind::split);
       for (std::size_t i = 0; i < how.needs.size(); ++i)
         keep = keep || (big(g_.node(node).operands[i]) && flows(region_, g_, node, i));
-      if (!keep) continue;
+      const bool joins = join && joins_wide(node, how);
+      if (!keep && !joins) continue;
       wanted.insert(node);
+      for (std::size_t i = 0; joins && i < how.needs.size(); ++i) {
+        if (flows(region_, g_, node, i)) wanted.insert(g_.node(node).operands[i].node);
+      }
       // Only small values that feed a big one, or another small one on the way to it.
-      const bool leads =
+      const bool on_the_way =
           how.kind == Chunked::Kind::split && (big_node(node) || leads_.contains(node));
-      for (std::size_t i = 0; leads && i < how.needs.size(); ++i) {
+      for (std::size_t i = 0; on_the_way && i < how.needs.size(); ++i) {
         const int p = g_.node(node).operands[i].node;
         if (!flows(region_, g_, node, i)) continue;
         wanted.insert(p);
@@ -141,6 +169,17 @@ class Grower {
     std::erase_if(region_.nodes, [&](const auto& entry) { return !wanted.contains(entry.first); });
   }
   std::set<int> leads_;
+  // Several wide values that become one, as parts of a gradient do: one leaves the loop instead.
+  bool joins_wide(int node, const Chunked& how) const {
+    const std::int64_t elements = elements_of(g_.node(node).results[0]);
+    if (how.kind != Chunked::Kind::split || is_tiny(elements, g_, region_.seed, split_))
+      return false;
+    int joined = 0;
+    for (std::size_t i = 0; i < how.needs.size(); ++i)
+      joined += flows(region_, g_, node, i) &&
+                elements_of(g_.type(g_.node(node).operands[i])) >= elements;
+    return joined > 1;
+  }
 
   void find_phases() {
     region_.phase.assign(static_cast<std::size_t>(g_.size()), 0);
@@ -269,7 +308,12 @@ bool flows(const Region& region, const Graph& graph, int node, std::size_t i) {
 }
 
 Region grow_region(const Graph& graph, Value seed, const Split& split) {
-  return Grower(graph, seed).run(split);
+  Region region = Grower(graph, seed, Leading::tiny).run(split);
+  if (region.phases < 2) return region;
+  // What leads from the big values of one phase to those of the next is computed in every chunk, be
+  // it wide: that costs memory of a chunk, and another phase the big values once more.
+  Region wide = Grower(graph, seed, Leading::all).run(split);
+  return !wide.nodes.empty() && wide.phases < region.phases ? wide : region;
 }
 
 std::optional<UnitTangents> unit_tangents(const Graph& graph, const Region& region) {

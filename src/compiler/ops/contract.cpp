@@ -258,6 +258,16 @@ Axes contracted_axes(const Attributes& at, const View& a, const View& b) {
   return k;
 }
 
+// Whether the dimensions are one in memory.
+bool is_one(const View& x, const std::vector<int>& dims) {
+  Axes axes;
+  for (const int d : dims)
+    axes.add(x.shape[static_cast<std::size_t>(d)], x.strides[static_cast<std::size_t>(d)],
+             x.strides[static_cast<std::size_t>(d)]);
+  axes.merge();
+  return axes.size.size() <= 1;
+}
+
 // Dimensions `contract` brought together at the end of a copy.
 View together(Lowering& l, int id, const View& x, const std::vector<int>& contract) {
   const std::vector<int> order =
@@ -336,7 +346,17 @@ Gemm dot_gemm(Lowering& l, int id) {
   const Attributes& at = n.attributes;
   View a = l.memory_of(n.operands[0]), b = l.memory_of(n.operands[1]);
   Axes k = contracted_axes(at, a, b);
-  if (k.size.size() > 1) {  // contracted dimensions that are not one in memory
+  // Contracted dimensions that are not one in memory: one operand is copied, or both.
+  if (k.size.size() > 1) {
+    const bool one_a = is_one(a, at.contract_a), one_b = is_one(b, at.contract_b);
+    if (one_a && (!one_b || elements_of(b) <= elements_of(a))) {
+      b = together(l, id, b, at.contract_b);
+    } else if (one_b) {
+      a = together(l, id, a, at.contract_a);
+    }
+    k = contracted_axes(at, a, b);
+  }
+  if (k.size.size() > 1) {
     a = together(l, id, a, at.contract_a);
     b = together(l, id, b, at.contract_b);
     k = contracted_axes(at, a, b);

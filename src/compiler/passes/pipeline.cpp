@@ -2,11 +2,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <optional>
+#include <utility>
 
 #include "compiler/passes/eliminate.h"
 #include "compiler/passes/join_pads.h"
 #include "compiler/passes/lower_heads.h"
+#include "compiler/passes/narrow.h"
 #include "compiler/passes/recompute_cheap.h"
+#include "compiler/passes/refine_axes.h"
 #include "compiler/passes/widen_sums.h"
 #include "compiler/plan/lower.h"
 
@@ -47,8 +52,42 @@ void call_head_engine(Compilation& c) {
 }
 
 bool chunks_wanted(const Compilation& c) { return c.chunk; }
+// Whether the loops compute nothing twice, and no product as large as `largest` is left beside
+// them.
+bool is_settled(const ChunkChoice& choice, std::int64_t largest) {
+  for (const ChunkedRegion& region : choice.regions) {
+    if (region.extra_work > 1e-3) return false;
+  }
+  return std::none_of(choice.graph.nodes().begin(), choice.graph.nodes().end(), [&](const Node& n) {
+    return n.op == Op::dot && elements_of(n.results[0]) >= largest;
+  });
+}
+// Within the budget comes first, then less work, then the lower peak. While none is within it, work
+// weighs twice what memory does.
+bool is_better(const Program& a, const Program& b, std::int64_t budget) {
+  const bool fits_a = budget == 0 || a.value_bytes <= budget,
+             fits_b = budget == 0 || b.value_bytes <= budget;
+  if (fits_a != fits_b) return fits_a;
+  if (fits_a && std::abs(a.multiply_adds - b.multiply_adds) > 1e-3 * b.multiply_adds)
+    return a.multiply_adds < b.multiply_adds;
+  const auto weighed = [&](const Program& p) {
+    const double work = fits_a ? 1.0 : std::max(p.multiply_adds, 1.0);
+    return static_cast<double>(p.value_bytes) * work * work;
+  };
+  return weighed(a) < weighed(b);
+}
+
 void choose(Compilation& c) {
-  ChunkChoice choice = choose_chunks(c.graph, {c.target, c.budget, c.chunks, c.added});
+  const ChunkRequest request{c.target, c.budget, c.chunks, c.added};
+  ChunkChoice choice = choose_chunks(c.graph, request);
+  // Rows as sequences, or as pairs of them, may be what a chunk has to hold.
+  const Value product = largest_product(c.graph);
+  if (product.valid() && !is_settled(choice, elements_of(c.graph.type(product)))) {
+    if (const std::optional<Graph> refined = refine_axes(c.graph, product)) {
+      ChunkChoice other = choose_chunks(*refined, request);
+      if (is_better(other.program, choice.program, c.budget)) choice = std::move(other);
+    }
+  }
   c.graph = std::move(choice.graph);
   c.program = std::move(choice.program);
   c.regions = std::move(choice.regions);
@@ -70,6 +109,7 @@ void limit(Compilation& c) {
 constexpr Pass kPipeline[] = {
     {"eliminate-common", rewrite<eliminate_common>},
     {"eliminate-dead", rewrite<eliminate_dead>},
+    {"narrow", rewrite<narrow_products>},
     {"join-pads", rewrite<join_pads>},
     {"widen-sums", rewrite<widen_sums>},
     {"recompute-cheap", recompute},
