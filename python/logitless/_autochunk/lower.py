@@ -54,6 +54,7 @@ class Writer:
         self.repeats: dict[str, tuple[Value, tuple[int, ...]]] = {}  # of each broadcast: operand and dims
         self.op = ""  # what is being lowered, for errors
         self.hint = ""
+        self.device = "cpu"  # where it runs, by the framework's name
 
     def refuse(self, why: str) -> Unsupported:
         return Unsupported(f"autochunk: {self.op}: {why}")
@@ -82,6 +83,15 @@ class Writer:
         name = self.fresh(self.hint)
         self.lines.append(f"  %{name} = {text} {written}{attributes} : {result}")
         return Value(name, dtype, tuple(shape), arange=arange)
+
+    def emit_all(self, text: str, operands: Sequence[Value], types: Sequence[tuple], attributes: str) -> list[Value]:
+        """An operation with a result of each (dtype, shape)."""
+        written = ", ".join(f"%{self.written(v).name}" for v in operands)
+        for dtype, shape in types:
+            self.type(dtype, shape)
+        names = [self.fresh(f"{self.hint}_{i}") for i in range(len(types))]
+        self.lines.append(f"  {', '.join(f'%{name}' for name in names)} = {text} {written}{attributes}")
+        return [Value(name, dtype, tuple(shape)) for name, (dtype, shape) in zip(names, types)]
 
     def written(self, v: Value) -> Value:
         """The value with a statement of its own."""

@@ -45,6 +45,7 @@ class Node:
     attributes: dict[str, str]
     type: Type | None = None
     loop: Loop | None = None
+    types: list[Type | None] = field(default_factory=list)  # of several results, where they were looked for
 
     def numbers(self, attribute: str) -> list[int]:
         text = self.attributes.get(attribute, "")

@@ -108,8 +108,10 @@ def rename(node: Node, symbol: str, size: str) -> None:
     def renamed(text: str) -> str:
         return re.sub(rf"\b{symbol}\b", size, text)
 
-    if node.type is not None:
-        node.type = Type(node.type.dtype, tuple(renamed(s) for s in node.type.shape))
+    def of(type_: Type | None) -> Type | None:
+        return None if type_ is None else Type(type_.dtype, tuple(renamed(s) for s in type_.shape))
+
+    node.type, node.types = of(node.type), [of(t) for t in node.types]
     for key in ("begin", "end", "low", "high", "rows", "size"):
         if key in node.attributes:
             node.attributes[key] = renamed(node.attributes[key])

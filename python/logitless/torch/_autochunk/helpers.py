@@ -27,4 +27,18 @@ def _scatter_add(rows, index, updates, dtype):
     updates = updates.where(inside.view(-1, *[1] * (updates.dim() - 1)), 0)
     return updates.new_zeros(rows, *updates.shape[1:]).index_add_(0, flat.clamp(0, rows - 1), updates)
 ''',
+    "_attend": '''
+def _attend(q, k, v, **options):
+    """Of rows whose numbers lie side by side, which is what fused kernels take."""
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+''',
+    "_attention": '''
+def _attention(q, k, v, **options):
+    """Attention, and a function that makes its gradients from that of its result."""
+    with torch.enable_grad():
+        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = _attend(*inputs, **options)
+    return out.detach(), lambda d_out: torch.autograd.grad(out, inputs, d_out)
+''',
 }

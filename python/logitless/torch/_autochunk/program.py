@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.utils._pytree as pytree
 
 from logitless._autochunk.heads import HeadWriter
 from logitless._autochunk.lower import Value, Writer
 from logitless._autochunk.options import Unsupported
-from logitless.torch._autochunk import aten_index  # noqa: F401: it adds to HANDLERS
+from logitless.torch._autochunk import aten_index, attention  # noqa: F401: they add to HANDLERS
 from logitless.torch._autochunk.aten import HANDLERS
 from logitless.torch._autochunk.dtypes import DTYPES
 
@@ -55,6 +56,11 @@ def _check_write(node: torch.fx.Node, base: dict, order: dict) -> None:
                 raise Unsupported(
                     f"autochunk: {_described(node)} writes into memory that {late[0].target} sees as another tensor"
                 )
+
+
+def _device(made) -> str:
+    """The kind of device that a node's results are on."""
+    return next((t.device.type for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor)), "cpu")
 
 
 def _outputs(graph: torch.fx.GraphModule) -> list:
@@ -103,7 +109,7 @@ def to_text(
             base[node] = base[node.args[0]]
         if node not in live and not (writes and node.args[0] in live):
             continue
-        w.op, w.hint = str(node.target), node.name
+        w.op, w.hint, w.device = str(node.target), node.name, _device(out)
         if native:
             w.wide = node in widened
         if node in widened:
@@ -166,7 +172,7 @@ def _live(roots: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
 
 
 def _known(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "logitless")
 
 
 def _checked(w: Writer, made, out):

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from logitless._autochunk.attention import without_statistics
 from logitless._autochunk.options import Unsupported
 from logitless._autochunk.parse import Graph, Loop, Node, Slot, Type
 from logitless._autochunk.source import BaseEmitter, BaseScope, gathered
@@ -43,10 +44,10 @@ class Scope(BaseScope):
         self.makers = {r: i for i, n in enumerate(nodes) for r in n.results}
         for i, node in enumerate(nodes):
             view = node.op in _VIEWS
-            for r in node.results:
+            for r, type_ in zip(node.results, node.types or [node.type] * len(node.results)):
                 self.root[r] = self.root.get(node.operands[0], node.operands[0]) if view else r
-                if node.type is not None:
-                    self.types[r] = node.type
+                if type_ is not None:
+                    self.types[r] = type_
             for operand in node.operands:
                 self._use(operand, i)
         for v in ends:
@@ -293,6 +294,36 @@ class Scope(BaseScope):
         how = f"{''.join(first)},{''.join(second)}->{''.join(out)}"
         return f'torch.einsum("{how}", {self.full(a)}{to}, {self.full(b)}{to})'
 
+    def op_attention(self, node: Node, q: Term, k: Term, v: Term) -> None:
+        if len(node.results) == 1:
+            self.bind(node.results[0], self.attended("_attend", node, q, k, v), node.types[0])
+            return
+        out, gradients = (self.e.names.fresh(r) for r in node.results)
+        self.line(f"{out}, {gradients} = {self.attended('_attention', node, q, k, v)}")
+        self.keep(node.results[0], Term(out, node.types[0], (True,) * 4, owned=True))
+        self.keep(node.results[1], Term(gradients, Type(torch.float32, ()), ()))
+
+    def op_attention_grad(self, node: Node, q: Term, k: Term, v: Term, out: Term, *rest: Term) -> None:
+        names = [self.e.names.fresh(r) for r in node.results]
+        if len(rest) == 2:  # what the attention beside it left
+            function = rest[0].text
+        else:
+            function = f"{self.attended('_attention', node, q, k, v)}[1]"
+        self.line(f"{', '.join(names)} = {function}({self.full(rest[-1])})")
+        for value, name, type_ in zip(node.results, names, node.types):
+            self.keep(value, Term(name, type_, (True,) * 4, owned=True))
+
+    def attended(self, helper: str, node: Node, q: Term, k: Term, v: Term) -> str:
+        """A call of a helper, of which one needs the other."""
+        causal = node.attributes["causal"] == "1"
+        if causal and q.type.shape[2] != k.type.shape[2]:
+            raise Unsupported("autochunk: causal attention of fewer queries than keys has no form in PyTorch")
+        grouped = q.type.shape[1] != k.type.shape[1]
+        options = [*map(self.full, (q, k, v)), *(["is_causal=True"] if causal else [])]
+        options += [f"scale={node.attributes['scale']}", *(["enable_gqa=True"] if grouped else [])]
+        self.e.helper("_attend")
+        return f"{self.e.helper(helper)}({', '.join(options)})"
+
     # --- operations: indices. Only those along a chunked axis can be outside of it.
     def _cut(self, size: str) -> bool:
         return not size.isdigit()
@@ -395,7 +426,10 @@ class Emitter(BaseEmitter):
         for body_node in loop.body:
             rename(body_node, loop.symbol, size)
         self.chunks[size] = loop.chunk
-        inner.types = {r: n.type for n in loop.body for r in n.results if n.type is not None}
+        inner.types = {}
+        for body_node in loop.body:
+            types = body_node.types or [body_node.type] * len(body_node.results)
+            inner.types.update((r, t) for r, t in zip(body_node.results, types) if t is not None)
         inner.run()
         for slot, name in zip(loop.outputs, accumulated):
             self._leaving(inner, slot, name, first, size)
@@ -458,4 +492,4 @@ class Emitter(BaseEmitter):
 
 def to_source(graph: Graph, name: str, wide_products: bool) -> str:
     """A module with the function: parameters of the graph in, a tuple of its results out. The graph is used up."""
-    return Emitter(graph, name, wide_products).run()
+    return Emitter(without_statistics(graph), name, wide_products).run()

@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from logitless._autochunk.options import Unsupported
+from logitless.torch._autochunk.attention import OneAttention
 
 aten = torch.ops.aten
 
@@ -56,7 +57,8 @@ def _decompositions() -> dict:
 
 def _fx(function: Callable, inputs: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
     try:
-        with sdpa_kernel(SDPBackend.MATH):  # the others are kernels without a decomposition
+        # Other attention than one operation: PyTorch's kernels have no decomposition.
+        with sdpa_kernel(SDPBackend.MATH), OneAttention():
             return make_fx(function, decomposition_table=_decompositions())(*inputs)
     except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException) as error:
         op = getattr(error, "func", None) or (error.args[0] if error.args else "an operation")

@@ -1,0 +1,143 @@
+"""Attention in tensor programs: as the operation of that name, or spelled out where no kernel takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from logitless._autochunk.lower import Value, Writer
+from logitless._autochunk.parse import Graph, Node, Type
+
+LARGEST_DIM = 256  # that the library's kernels of every device take
+
+
+@dataclass(frozen=True)
+class Attention:
+    """softmax(scale q k^T) v, of q [B, H, T, D] and k, v [B, Hkv, S, D]. Causal: query t sees the keys s <= t + S - T."""
+
+    causal: bool
+    scale: float
+
+    @property
+    def text(self) -> str:
+        return f" causal({int(self.causal)}) scale({self.scale!r})"
+
+    # --- the operation
+    def attend(self, w: Writer, q: Value, k: Value, v: Value) -> tuple[Value, Value]:
+        """The result, and the log-sum-exp of each row of scores [B, H, T]."""
+        statistics = (w.dtypes.wide(q.dtype), q.shape[:3])
+        return w.emit_all("attention", [q, k, v], [(q.dtype, q.shape), statistics], self.text)
+
+    def gradients(self, w: Writer, q: Value, k: Value, v: Value, out: Value, lse: Value, d_out: Value):
+        types = [(x.dtype, x.shape) for x in (q, k, v)]
+        return w.emit_all("attention_grad", [q, k, v, out, lse, d_out], types, self.text)
+
+    # --- spelled out
+    def _scores(self, w: Writer, q: Value, k: Value) -> Value:
+        """[B, Hkv, H / Hkv, T, S], in a wide dtype. q: grouped."""
+        wide = w.dtypes.wide(q.dtype)
+        z = w.scaled(w.dot(q, k, ([4], [3]), ([0, 1], [0, 1]), wide), self.scale)
+        if self.causal:
+            queries, keys = z.shape[3:]
+            limits = w.map("add", [w.iota([queries, 1], 0), w.number(keys - queries, w.dtypes.i64)], w.dtypes.i64)
+            seen = w.map("le", [w.iota([1, keys], 1), limits], w.dtypes.i8)
+            z = w.map("select", [seen, z, w.number(float("-inf"), wide)], wide)
+        return z
+
+    @staticmethod
+    def _grouped(w: Writer, x: Value, k: Value) -> Value:
+        """Of the heads of queries those of each head of keys."""
+        batch, heads, *rest = x.shape
+        return w.reshape(x, [batch, k.shape[1], heads // k.shape[1], *rest])
+
+    def attend_plainly(self, w: Writer, q: Value, k: Value, v: Value) -> tuple[Value, Value]:
+        z = self._scores(w, self._grouped(w, q, k), k)
+        lse = w.reduce("reduce_lse", z, [4], keep=True)
+        p = w.cast(w.map("exp", [w.sub(z, lse)], z.dtype), q.dtype)
+        out = w.dot(p, v, ([4], [2]), ([0, 1], [0, 1]))
+        return w.reshape(out, q.shape), w.reshape(lse, q.shape[:3])
+
+    def gradients_plainly(self, w: Writer, q: Value, k: Value, v: Value, out: Value, lse: Value, d_out: Value):
+        grouped, d_grouped = self._grouped(w, q, k), self._grouped(w, d_out, k)
+        z = self._scores(w, grouped, k)
+        p = w.map("exp", [w.sub(z, w.reshape(lse, [*z.shape[:4], 1]))], z.dtype)
+        d_p = w.dot(d_grouped, v, ([4], [3]), ([0, 1], [0, 1]), z.dtype)
+        products = w.mul(w.cast(d_grouped, z.dtype), w.cast(self._grouped(w, out, k), z.dtype))
+        delta = w.reduce("reduce_sum", products, [4], keep=True)
+        d_z = w.cast(w.scaled(w.mul(p, w.sub(d_p, delta)), self.scale), q.dtype)
+        d_q = w.reshape(w.dot(d_z, k, ([4], [2]), ([0, 1], [0, 1])), q.shape)
+        d_k = w.dot(d_z, grouped, ([2, 3], [2, 3]), ([0, 1], [0, 1]))
+        d_v = w.dot(w.cast(p, q.dtype), d_grouped, ([2, 3], [2, 3]), ([0, 1], [0, 1]))
+        return d_q, d_k, d_v
+
+
+# --- compiled programs, for frameworks whose attention gives no log-sum-exp
+
+
+def without_statistics(graph: Graph) -> Graph:
+    """The graph with the types of what attention makes, and of its log-sum-exps only those that a gradient beside it
+    reads: `paired` attention, whose second result then stands for all that its gradient takes. Others compute what
+    they need once more."""
+    _typed(graph.nodes, dict(graph.parameters))
+    _unpaired(graph.nodes, set())
+    return graph
+
+
+def _typed(nodes: list[Node], types: dict[str, Type]) -> None:
+    for node in nodes:
+        if node.op == "attention":
+            node.types = [types[node.operands[0]], None]
+        elif node.op == "attention_grad":
+            node.types = [types[v] for v in node.operands[:3]]
+        elif node.loop is not None:
+            _typed_loop(node, types)
+        types.update(zip(node.results, node.types or [node.type] * len(node.results)))
+
+
+def _typed_loop(node: Node, types: dict[str, Type]) -> None:
+    loop, inner = node.loop, {}
+    for slot in loop.inputs:
+        type_ = types[slot.outer]
+        if slot.kind == "slice" and type_ is not None:
+            size = loop.symbol if slot.factor == 1 else f"{slot.factor} * {loop.symbol}"
+            type_ = Type(type_.dtype, tuple(size if d == slot.axis else s for d, s in enumerate(type_.shape)))
+        inner[slot.name] = type_
+    _typed(loop.body, inner)
+    node.types = []
+    for slot in loop.outputs:
+        type_ = inner.get(slot.name)
+        if slot.kind == "stack" and type_ is not None:
+            size = str(loop.extent * slot.factor)
+            type_ = Type(type_.dtype, tuple(size if d == slot.axis else s for d, s in enumerate(type_.shape)))
+        node.types.append(type_)
+
+
+def _unpaired(nodes: list[Node], gone: set[str]) -> set[str]:
+    """Leaves out log-sum-exps. gone: those that come from outside. Returns those made here, too."""
+    makers = {node.results[1]: node for node in nodes if node.op == "attention"}
+    readers: dict[str, list[Node]] = {}
+    for node in nodes:
+        for operand in node.operands:
+            readers.setdefault(operand, []).append(node)
+    for value, maker in makers.items():
+        mine = readers.get(value, [])
+        if mine and all(r.op == "attention_grad" and r.operands[:3] == maker.operands for r in mine):
+            maker.attributes["paired"] = "1"
+        else:
+            maker.results.pop()
+            maker.types.pop()
+            gone.add(value)
+    for node in nodes:
+        if node.op == "attention_grad" and node.operands[4] in gone:
+            del node.operands[4]
+        if node.loop is None:
+            continue
+        loop = node.loop
+        inside = {slot.name for slot in loop.inputs if slot.outer in gone}
+        loop.inputs = [slot for slot in loop.inputs if slot.name not in inside]
+        inside = _unpaired(loop.body, inside)
+        gone.update(slot.outer for slot in loop.outputs if slot.name in inside)
+        loop.outputs = [slot for slot in loop.outputs if slot.name not in inside]
+        kept = [(r, t) for r, t in zip(node.results, node.types) if r not in gone]
+        node.results, node.types = [r for r, _ in kept], [t for _, t in kept]
+        node.operands = [slot.outer for slot in loop.inputs]
+    return gone

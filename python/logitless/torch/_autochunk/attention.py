@@ -1,0 +1,149 @@
+"""F.scaled_dot_product_attention as one operation, on every device, with its gradient as another."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from logitless._autochunk.attention import LARGEST_DIM, Attention
+from logitless._autochunk.heads import HeadWriter
+from logitless._autochunk.lower import broadcast_shapes
+from logitless.torch._autochunk.aten import handles
+from logitless.torch._autochunk.dtypes import DTYPES
+
+# What traces hold. They have shapes alone and never run: q [B, H, T, D], k and v [B, Hkv, S, D].
+_FORWARD = "(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> (Tensor, Tensor)"
+_BACKWARD = (
+    "(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor d_out, bool causal, float scale)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+torch.library.define("logitless::attention", _FORWARD)
+torch.library.define("logitless::attention_backward", _BACKWARD)
+
+
+def _contiguous(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake("logitless::attention")
+def _(q, k, v, causal, scale):
+    return _contiguous(q), q.new_empty(q.shape[:3], dtype=DTYPES.wide(q.dtype))
+
+
+@torch.library.register_fake("logitless::attention_backward")
+def _(q, k, v, out, lse, d_out, causal, scale):
+    return _contiguous(q), _contiguous(k), _contiguous(v)
+
+
+def _setup(ctx, inputs, output):
+    q, k, v, ctx.causal, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, *output)
+
+
+def _backward(ctx, d_out, d_lse):
+    made = torch.ops.logitless.attention_backward(*ctx.saved_tensors, d_out, ctx.causal, ctx.scale)
+    return (*made, None, None)
+
+
+torch.library.register_autograd("logitless::attention", _backward, setup_context=_setup)
+
+
+class OneAttention(TorchFunctionMode):
+    """F.scaled_dot_product_attention becomes the operation above where that has its meaning."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        made = _attention(*args, **kwargs) if func is F.scaled_dot_product_attention else None
+        return func(*args, **kwargs) if made is None else made
+
+
+def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """None where the operation has not the meaning of the arguments."""
+    tensors = _cast([query, key, value])
+    q, k, v = tensors
+    if attn_mask is not None or dropout_p != 0 or any(t.dim() < 2 or t.numel() == 0 for t in tensors):
+        return None
+    if q.dtype not in DTYPES[:4] or {t.dtype for t in tensors} != {q.dtype}:
+        return None
+    if q.shape[-1] != k.shape[-1] or k.shape[-2:] != v.shape[-2:]:
+        return None
+    leads = _leads(q.shape[:-2], k.shape[:-2], v.shape[:-2], enable_gqa)
+    if leads is None:
+        return None
+    q, k, v = (_of_rank_4(t, lead) for t, lead in zip(tensors, leads))
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    made = _aligned(q, k, v, scale) if is_causal else _one(q, k, v, False, scale)
+    return made.reshape(*leads[0], *made.shape[2:])
+
+
+def _cast(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """As autocast does."""
+    device = tensors[0].device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return tensors
+    return [
+        t.to(torch.get_autocast_dtype(device)) if t.is_floating_point() and t.dtype != torch.float64 else t
+        for t in tensors
+    ]
+
+
+def _leads(q, k, v, grouped: bool) -> list[tuple[int, ...]] | None:
+    """The dimensions before the last two, spread to those of each other; of k and v with heads of their own."""
+    if grouped and min(len(q), len(k), len(v)) < 1:
+        return None
+    try:
+        if not grouped:
+            return [broadcast_shapes(q, k, v)] * 3
+        lead = broadcast_shapes(q[:-1], k[:-1], v[:-1])
+    except ValueError:
+        return None
+    if k[-1] != v[-1] or q[-1] % k[-1] != 0:
+        return None
+    return [(*lead, heads) for heads in (q[-1], k[-1], v[-1])]
+
+
+def _of_rank_4(t: torch.Tensor, lead: tuple[int, ...]) -> torch.Tensor:
+    t = t.expand(*lead, *t.shape[-2:])
+    heads = lead[-1] if lead else 1
+    return t if t.dim() == 4 else t.reshape(math.prod(lead) // heads, heads, *t.shape[-2:])
+
+
+def _one(q, k, v, causal: bool, scale: float) -> torch.Tensor:
+    return torch.ops.logitless.attention(q, k, v, causal, scale)[0]
+
+
+def _aligned(q, k, v, scale: float) -> torch.Tensor:
+    """PyTorch's causal mask begins at the first query and the first key, the operation's ends at the last of both."""
+    queries, keys = q.shape[2], k.shape[2]
+    if queries <= keys:
+        return _one(q, k[:, :, :queries], v[:, :, :queries], True, scale)
+    first = _one(q[:, :, :keys], k, v, True, scale)
+    return torch.cat([first, _one(q[:, :, keys:], k, v, False, scale)], 2)
+
+
+# --- lowering
+
+
+def _has_kernel(w, q) -> bool:
+    """Of what plans and of what runs: the library takes no f64, kernels of GPUs no long rows."""
+    if q.dtype == torch.float64:
+        return False
+    if isinstance(w, HeadWriter) or w.device == "cpu":
+        return w.device == "cpu" or q.shape[3] <= LARGEST_DIM
+    return q.shape[3] <= LARGEST_DIM and q.shape[3] % 8 == 0  # PyTorch's, which are efficient for these alone
+
+
+@handles("attention")
+def _forward_rule(w, out, q, k, v, causal, scale):
+    attention = Attention(causal, scale)
+    return (attention.attend if _has_kernel(w, q) else attention.attend_plainly)(w, q, k, v)
+
+
+@handles("attention_backward")
+def _backward_rule(w, out, q, k, v, result, lse, d_out, causal, scale):
+    attention = Attention(causal, scale)
+    made = attention.gradients if _has_kernel(w, q) else attention.gradients_plainly
+    return made(w, q, k, v, result, lse, d_out)
