@@ -2,32 +2,92 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from logitless._autochunk.options import Limits, Unsupported, checked_limits
 from logitless._autochunk.plan import Compiled
 
 
-class ChunkedFunction:
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_KEPT = 256  # plans of a function, the ones used last
+
+
+class _Tracing(threading.local):
+    depth = 0
+
+
+_tracing = _Tracing()
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """While a chunked function is traced: chunked functions that it calls are traced with it."""
+    _tracing.depth += 1
+    try:
+        yield
+    finally:
+        _tracing.depth -= 1
+
+
+def is_tracing() -> bool:
+    return _tracing.depth > 0
+
+
+class Kept:
+    """Plans by all that a trace depends on, the ones used last. What uses a plan holds it: one that is let go is made
+    again for the next call, and backward passes that wait for it have it still."""
+
+    def __init__(self):
+        self._made: OrderedDict[tuple, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def get(self, key: tuple):
+        with self._lock:
+            found = self._made.get(key)
+            if found is not None:
+                self._made.move_to_end(key)
+            return found
+
+    def keep(self, key: tuple, plan) -> None:
+        with self._lock:
+            self._made[key] = plan
+            self._made.move_to_end(key)
+            while len(self._made) > _KEPT:
+                self._made.popitem(last=False)
+
+
+class ChunkedFunction(Generic[P, R]):
     """What a framework's ``AutoChunked`` begins with: ``explain``, ``source`` and what they speak of."""
 
-    def __init__(self, function: Callable, limits: Limits, gradients: str, unsupported: str):
+    def __init__(self, function: Callable[P, R], limits: Limits, gradients: str, unsupported: str):
         self.limits = limits
         self.gradients = gradients
         self.unsupported = unsupported
         self.last = None  # what ran: a plan, or why there is none
         self._function = function
-        self._made: dict = {}  # plans, or why there is none, by all that a trace depends on
+        self._made = Kept()  # plans, or why there is none
 
-    def explain(self, *args, **kwargs) -> str:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        raise NotImplementedError
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
         """What was chunked, along what, what was not and why, and the memory before and after: of a call with these
         arguments, which is compiled but not run, or without arguments of what ran last."""
         plan = self._described("explain", args, kwargs)
         return plan if isinstance(plan, str) else plan.describe()
 
-    def source(self, *args, **kwargs) -> str:
+    def source(self, *args: Any, **kwargs: Any) -> str:
         """The Python that runs, or the program as docs/ir.md has it where the library runs it, of the same."""
         plan = self._described("source", args, kwargs)
         if isinstance(plan, str):
@@ -63,7 +123,7 @@ def make(kind: type[ChunkedFunction], fn, memory_budget, chunks, gradients, stri
     """``fn`` as a chunked function of the framework's kind, or a decorator where it is None."""
     limits = checked_limits(memory_budget, chunks, gradients, strict, unsupported, executor)
 
-    def chunked(function):
+    def chunked(function: Callable) -> ChunkedFunction:
         if not callable(function):
             raise TypeError(f"fn: expected a callable, got {function!r}")
         return kind(function, limits, gradients, unsupported)

@@ -53,11 +53,18 @@ class Writer:
         self.sums: dict[str, tuple[str, Value, Value]] = {}  # operands of each add and sub
         self.repeats: dict[str, tuple[Value, tuple[int, ...]]] = {}  # of each broadcast: operand and dims
         self.op = ""  # what is being lowered, for errors
+        self.place = ""  # the line of the user's code that it comes from, if that is known
+        self.places: dict[str, str] = {}  # the same of each value
         self.hint = ""
         self.device = "cpu"  # where it runs, by the framework's name
 
     def refuse(self, why: str) -> Unsupported:
-        return Unsupported(f"autochunk: {self.op}: {why}")
+        return Unsupported(f"autochunk: {self.prefix}{self.op}: {why}")
+
+    @property
+    def prefix(self) -> str:
+        """What messages begin with."""
+        return f"{self.place}: " if self.place else ""
 
     def type(self, dtype, shape: Sequence[int]) -> str:
         name = self.dtypes.name(dtype)
@@ -81,6 +88,8 @@ class Writer:
         written = ", ".join(f"%{self.written(v).name}" for v in operands)
         result = self.type(dtype, shape)
         name = self.fresh(self.hint)
+        if self.place:
+            self.places[name] = self.place
         self.lines.append(f"  %{name} = {text} {written}{attributes} : {result}")
         return Value(name, dtype, tuple(shape), arange=arange)
 

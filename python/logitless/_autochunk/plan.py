@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from logitless._autochunk.native import Machine, Request, program
 from logitless._autochunk.options import Limits, Unsupported
+from logitless._autochunk.places import located
 from logitless._autochunk.text import load
 from logitless._compiler import Program
 
@@ -46,6 +47,15 @@ class Compiled:
     heads: list[dict] = field(default_factory=list)  # what runs on the head engine
     request: Request = Request("")
     threads: int = 1  # of the CPU, that run it where the library does
+    places: dict[str, str] = field(default_factory=dict)  # of values: the line of the user's code
+
+    def located(self, message: str) -> str:
+        return located(message, self.places)
+
+    def _place(self, head: str) -> str:
+        """What a line about "mm.head" begins with."""
+        place = self.places.get(head.partition(".")[0])
+        return f"{place}: " if place else ""
 
     def describe(self, budget: int) -> str:
         met = "" if budget == 0 else f" (budget {format_bytes(budget)}, {'met' if self.after <= budget else 'NOT met'})"
@@ -58,7 +68,7 @@ class Compiled:
             lines.append(f"  with what kernels take for {self.threads} threads instead of one: {format_bytes(took)}")
         for h in self.heads:
             lines.append(
-                f"  {h['head']}: on the head engine, {h['plan']} plan, kernel {h['kernel']}, chunks of "
+                f"  {self._place(h['head'])}{h['head']}: on the head engine, {h['plan']} plan, kernel {h['kernel']}, chunks of "
                 f"{h['chunk_tokens']} tokens"
             )
         for r in self.regions:
@@ -66,12 +76,12 @@ class Compiled:
             more = f", {100 * r['extra_work']:.1f} % more multiply-adds" if r["extra_work"] > 1e-4 else ""
             phases = f"{r['phases']} phase{'s' if r['phases'] > 1 else ''}"
             lines.append(
-                f"  {r['seed']}: along {r['cut']}, {r['extent']} in {rounds} chunks of {r['chunk']}, {phases}{more}"
+                f"  {self.located(r['seed'])}: along {r['cut']}, {r['extent']} in {rounds} chunks of {r['chunk']}, {phases}{more}"
             )
-            lines += [f"    boundary: {b}" for b in r["boundaries"]]
+            lines += [f"    boundary: {self.located(b)}" for b in r["boundaries"]]
         if not self.regions and not self.heads:
             lines.append("  no loops")
-        lines += [f"  not chunked: {r}" for r in self.refusals]
+        lines += [f"  not chunked: {self.located(r)}" for r in self.refusals]
         return "\n".join(lines)
 
 
@@ -83,13 +93,14 @@ def format_bytes(count: int) -> str:
     return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
 
 
-def _compiled(request: Request, native: bool) -> Program:
+def _compiled(request: Request, native: bool, places: dict[str, str]) -> Program:
     try:
         return program(request)
     except (NotImplementedError, ValueError) as error:
         what = "has no form of" if isinstance(error, NotImplementedError) else "refuses"
         advice = "; executor='python' may run it" if native else ""
-        raise Unsupported(f"autochunk: the compiler {what} this program: {error}{advice}") from error
+        why = located(str(error), places)
+        raise Unsupported(f"autochunk: the compiler {what} this program: {why}{advice}") from error
 
 
 def compile_text(
@@ -100,15 +111,16 @@ def compile_text(
     limits: Limits,
     machine: Machine = Machine(),
     function: Callable[[Request], Callable] | None = None,
+    places: dict[str, str] | None = None,
 ) -> Compiled:
     """The program as a function that meets the budget, if one is found. parameters: in the function's order. function:
-    what runs a program of the machine; None: the Python that emit made."""
+    what runs a program of the machine; None: the Python that emit made. places: of values, for what is told."""
     if not parameters:
         raise Unsupported(f"autochunk: {name} reads no input")
-    asked = Request(text, machine)
+    asked, places = Request(text, machine), places or {}
 
     def made(request: Request) -> Tried:
-        return Tried(*emit(_compiled(request, function is not None)), request)
+        return Tried(*emit(_compiled(request, function is not None, places)), request)
 
     plain = made(replace(asked, chunk=False))
     tried: list[Tried] = []
@@ -158,7 +170,7 @@ def compile_text(
     runs = load(chosen.source, name) if function is None else function(chosen.request)
     compiled = Compiled(
         name, chosen.source, parameters, runs, before, chosen.bytes, report["regions"], refusals,
-        report["heads"], chosen.request,
+        report["heads"], chosen.request, places=places,
     )
     if limits.strict:
         _check_strict(compiled, limits)
@@ -175,10 +187,10 @@ def _chosen(tried: list[Tried], budget: int) -> Tried:
 
 def _check_strict(made: Compiled, limits: Limits) -> None:
     if 0 < limits.budget < made.after:
-        why = f"; {made.refusals[-1]}" if made.refusals else ""
+        why = f"; {made.located(made.refusals[-1])}" if made.refusals else ""
         raise ValueError(
             f"autochunk: strict: {made.name} takes {made.after} bytes, memory_budget is {limits.budget}{why}"
         )
     for region in made.regions:
         if region["boundaries"]:
-            raise ValueError(f"autochunk: strict: {made.name}: {region['boundaries'][0]}")
+            raise ValueError(f"autochunk: strict: {made.name}: {made.located(region['boundaries'][0])}")

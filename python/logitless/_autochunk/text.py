@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -65,15 +66,22 @@ def literal(text: str) -> bool:
     return re.fullmatch(r'-?[\d.]+(e[+-]?\d+)?|-?float\("\w+"\)', text) is not None
 
 
+def _quotient(a: float, b: float) -> float:
+    """As floats are divided, by 0 too: the mean of no rows is not a number."""
+    if b != 0:
+        return a / b
+    return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1, b)
+
+
 def number_of(op: str, texts: list[str]) -> str | None:
     """Arithmetic of Python numbers as one; None where it takes more than an operator."""
     if op == "neg":
         return f"-{texts[0]}" if not texts[0].startswith("-") else texts[0][1:]
     if op in ("add", "sub", "mul", "div"):
-        if all(literal(t) and "float" not in t for t in texts) and (op != "div" or float(texts[1]) != 0):
+        if all(literal(t) and "float" not in t for t in texts):
             a, b = (float(t) if "." in t or "e" in t else int(t) for t in texts)
-            made = {"add": lambda: a + b, "sub": lambda: a - b, "mul": lambda: a * b, "div": lambda: a / b}[op]()
-            return repr(made)
+            made = {"add": lambda: a + b, "sub": lambda: a - b, "mul": lambda: a * b, "div": lambda: _quotient(a, b)}[op]()
+            return repr(made) if math.isfinite(made) else f'float("{made}")'
         return f"({texts[0]} {INFIX[op]} {texts[1]})"
     return None
 

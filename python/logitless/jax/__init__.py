@@ -10,12 +10,14 @@ the CPU and on NVIDIA GPUs. Second derivatives and forward mode raise JAX's own 
 any other function of arrays.
 """
 
-from ._autochunk import autochunk
+from ._autochunk import AutoChunked, Unsupported, autochunk
 from .head import linear_logprobs
 from .loss import linear_cross_entropy
 from .vocab_parallel import vocab_parallel_linear_cross_entropy, vocab_parallel_logprobs
 
 __all__ = [
+    "AutoChunked",
+    "Unsupported",
     "autochunk",
     "linear_cross_entropy",
     "linear_logprobs",

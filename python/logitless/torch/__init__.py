@@ -13,13 +13,14 @@ from ._lazy import LazyHeadWarning, LazyLogits, lazy_head, unpatch
 from .loss import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
 
 if TYPE_CHECKING:
-    from ._autochunk import AutoChunked, autochunk
+    from ._autochunk import AutoChunked, Unsupported, autochunk
 
 __all__ = [
     "AutoChunked",
     "LazyHeadWarning",
     "LazyLogits",
     "LinearCrossEntropy",
+    "Unsupported",
     "lazy_head",
     "linear_cross_entropy",
     "autochunk",
@@ -29,7 +30,7 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name in ("AutoChunked", "autochunk"):  # brings PyTorch's compiler with it, which takes seconds to import
+    if name in ("AutoChunked", "Unsupported", "autochunk"):  # brings PyTorch's compiler with it, which takes seconds to import
         from . import _autochunk
 
         return getattr(_autochunk, name)

@@ -289,15 +289,6 @@ def test_refusals():
         natively(lambda x: (x * 2).real.sum())(torch.ones(3, dtype=torch.complex64, device=DEVICE))
     with pytest.raises(Unsupported, match="aten.sort"):
         natively(lambda x: x.sort()[0])(hidden)
-    with pytest.raises(NotImplementedError, match="no rule for torch.func.vmap"):
-        torch.func.vmap(chunked, (0, None, None))(hidden[None], weight, target)
-    with pytest.raises(NotImplementedError, match="no rule for torch.func.grad"):
-        torch.func.grad(chunked)(hidden, weight, target)
-    with pytest.raises(NotImplementedError, match="no rule for torch.func.(jvp|grad)"):
-        torch.func.jvp(lambda x: chunked(x, weight, target), (hidden,), (hidden,))
-    with torch.autograd.forward_ad.dual_level():
-        with pytest.raises(NotImplementedError, match="no rule for forward-mode derivatives"):
-            chunked(hidden, weight, target)
     with pytest.raises(NotImplementedError, match="runs on cpu and cuda"):
         chunked(*(torch.empty_like(a, device="meta") for a in (hidden, weight, target)))
     with pytest.raises(ValueError, match="strict: forward_and_gradients takes"):

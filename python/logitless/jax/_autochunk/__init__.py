@@ -14,12 +14,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ParamSpec, TypeVar, overload
 
 from logitless._autochunk.function import make
 from logitless._autochunk.options import Unsupported
 from logitless.jax._autochunk.function import AutoChunked
 
 __all__ = ["AutoChunked", "Unsupported", "autochunk"]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def autochunk(
+    fn: Callable[P, R],
+    *,
+    memory_budget: int | str | None = ...,
+    chunks: int | None = ...,
+    gradients: str = ...,
+    strict: bool = ...,
+    unsupported: str = ...,
+    executor: str = ...,
+) -> AutoChunked[P, R]: ...
+
+
+@overload
+def autochunk(
+    fn: None = None,
+    *,
+    memory_budget: int | str | None = ...,
+    chunks: int | None = ...,
+    gradients: str = ...,
+    strict: bool = ...,
+    unsupported: str = ...,
+    executor: str = ...,
+) -> Callable[[Callable[P, R]], AutoChunked[P, R]]: ...
 
 
 def autochunk(

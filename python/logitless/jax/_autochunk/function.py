@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import Partial
 
-from logitless._autochunk.function import ChunkedFunction, describe, in_one_pass, put
+from logitless._autochunk.function import ChunkedFunction, P, R, describe, in_one_pass, is_tracing, put
 from logitless._autochunk.names import leaf_names, unique
 from logitless._autochunk.options import Limits, Unsupported
 from logitless._autochunk.plan import Compiled, compile_text
@@ -207,6 +207,7 @@ class Call:
                 self.limits,
                 native.default_machine(),
                 lambda request: functools.partial(native.run, request, self.axes),
+                text.places,
             )
             made.threads = max(_ffi.threads_of(made.request.machine.device), 1)
             return Run(made, captured, _once(jax.jit(made.function)), self.axes)
@@ -220,7 +221,7 @@ class Call:
             taken = compiled.arena_bytes if measured[source] is None else measured[source]
             return to_source(compiled.text, name, precision, sorted(self.axes)) if self.axes else source, taken
 
-        made = compile_text(text.text, name, text.parameters, emit, self.limits)
+        made = compile_text(text.text, name, text.parameters, emit, self.limits, places=text.places)
         return Run(made, captured, _once(jax.jit(made.function)), self.axes)
 
     def _make(self, wanted: tuple[bool, ...]) -> Plan:
@@ -246,17 +247,19 @@ class Call:
         return Plan(self, forward, backward, False, wanted, of_tangents)
 
 
-class AutoChunked(ChunkedFunction):
+class AutoChunked(ChunkedFunction[P, R]):
     """What ``autochunk`` returns: called as the function, with ``explain`` and ``source`` beside."""
 
-    def __init__(self, function: Callable, limits: Limits, gradients: str, unsupported: str):
+    def __init__(self, function: Callable[P, R], limits: Limits, gradients: str, unsupported: str):
         super().__init__(function, limits, gradients, unsupported)
         functools.update_wrapper(self, function)
 
     def __get__(self, instance, owner=None):
         return self if instance is None else functools.partial(self, instance)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if is_tracing():  # inside of another, whose options hold
+            return self._function(*args, **kwargs)
         call, arrays = self._call(args, kwargs)
         if isinstance(call, str):
             self.last = call
@@ -299,7 +302,7 @@ class AutoChunked(ChunkedFunction):
             call = Call(self, flat, inputs, unique([names[i] for i in places]), axes)
         except Unsupported as error:
             call = self.refused(error, stacklevel=3)
-        self._made[key] = call
+        self._made.keep(key, call)
         return call, arrays
 
 

@@ -505,4 +505,4 @@ def swapped_product(product: Equation, turn: Equation) -> Equation | None:
     if ranks[0] - len(ca) != 1 or ranks[1] - len(cb) != 1:
         return None
     params = {**product.params, "dimension_numbers": ((cb, ca), (bb, ba))}
-    return Equation("dot_general", params, product.inputs[::-1], turn.outputs)
+    return Equation("dot_general", params, product.inputs[::-1], turn.outputs, product.source, product.called)

@@ -19,6 +19,7 @@ class Text:
     text: str
     parameters: list[str]  # that it reads, in order
     precision: object  # of its products, as jax.lax takes it
+    places: dict[str, str]  # of values: the line of the user's code
 
 
 def to_text(
@@ -49,10 +50,10 @@ def to_text(
         return values[x] if isinstance(x, Ref) else w.number(x.number, x.dtype, x.shape)
 
     for equation in equations:
-        w.op, w.hint = str(equation), equation.primitive
+        w.op, w.hint, w.place = str(equation), equation.primitive, equation.place
         handler = HANDLERS.get(equation.primitive)
         if handler is None:
-            raise Unsupported(f"autochunk: {equation} has no form in a tensor program")
+            raise Unsupported(f"autochunk: {w.prefix}{equation} has no form in a tensor program")
         for ref in equation.outputs:
             w.type(ref.dtype, ref.shape)
         made = handler(w, equation, *(value(x) for x in equation.inputs))
@@ -64,12 +65,12 @@ def to_text(
             values[ref] = v
     returned = []
     for result, ref in results:
-        w.op, w.hint = f"result {result}", result
+        w.op, w.hint, w.place = f"result {result}", result, ""
         returned.append(f"{result}: %{w.written(value(ref)).name}")
     inputs = ", ".join(f"%{own}: {type_}" for own, type_ in header)
     body = "\n".join(w.lines)
     text = f"graph {name}({inputs}) {{\n{body}\n  return {', '.join(returned)}\n}}\n"
-    return Text(text, [own for own, _ in header], _precision(w))
+    return Text(text, [own for own, _ in header], _precision(w), w.places)
 
 
 def _without_transposes(equations: Sequence[Equation], results) -> list[Equation]:

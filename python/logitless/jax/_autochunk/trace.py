@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
+from logitless._autochunk.function import tracing
 from logitless._autochunk.options import Unsupported
+from logitless.jax._autochunk.places import place_of, place_of_error
 
 ARRAY = object()
 
@@ -55,6 +57,12 @@ class Equation:
     params: dict
     inputs: list[Ref | Constant]
     outputs: list[Ref]
+    source: object = None  # where JAX says that it comes from
+    called: str = ""  # the line of the call that it is part of, which JAX may have traced for another line
+
+    @property
+    def place(self) -> str:
+        return self.called or place_of(self.source)
 
     @property
     def out(self) -> Ref:
@@ -107,7 +115,7 @@ class _Flattener:
             self.held[id(value)], self.captured[ref] = ref, value
         return self.held[id(value)]
 
-    def run(self, jaxpr, consts, arguments) -> list[Ref | Constant]:
+    def run(self, jaxpr, consts, arguments, called: str = "") -> list[Ref | Constant]:
         values = dict(zip(jaxpr.constvars, [c if isinstance(c, (Ref, Constant)) else self.constant(c) for c in consts]))
         values.update(zip(jaxpr.invars, arguments))
 
@@ -123,12 +131,12 @@ class _Flattener:
             inputs = [read(v) for v in eqn.invars]
             inner = _CALLS.get(eqn.primitive.name)
             if inner is not None and inner in eqn.params:
-                called = eqn.params[inner]
-                plain = getattr(called, "jaxpr", called)
-                made = self.run(plain, getattr(called, "consts", ()), inputs)
+                function = eqn.params[inner]
+                plain = getattr(function, "jaxpr", function)
+                made = self.run(plain, getattr(function, "consts", ()), inputs, called or place_of(eqn.source_info))
             else:
                 made = [Ref(tuple(v.aval.shape), _dtype(v.aval)) for v in eqn.outvars]
-                self.equations.append(Equation(eqn.primitive.name, eqn.params, inputs, made))
+                self.equations.append(Equation(eqn.primitive.name, eqn.params, inputs, made, eqn.source_info, called))
             values.update(zip(eqn.outvars, made))
         return [read(v) for v in jaxpr.outvars]
 
@@ -143,10 +151,12 @@ def _dtype(aval):
 
 def _flat(function: Callable, inputs: Sequence[jax.ShapeDtypeStruct]) -> Program:
     try:
-        closed = jax.make_jaxpr(function)(*inputs)
+        with tracing():
+            closed = jax.make_jaxpr(function)(*inputs)
     except (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError) as error:
+        place = place_of_error(error)
         raise Unsupported(
-            "autochunk: the function needs the values of an array (a shape or a branch depends on them); only shapes "
+            f"autochunk: {place}the function needs the values of an array (a shape or a branch depends on them); only shapes "
             f"are known when it is traced: {str(error).splitlines()[0]}"
         ) from error
     flattener = _Flattener()
@@ -188,7 +198,8 @@ def is_array(leaf) -> bool:
 
 def trace_gradients(function: Callable, inputs: Sequence[jax.ShapeDtypeStruct], wanted: Sequence[bool]) -> Program:
     """Inputs and a tangent for each floating output -> outputs, and gradients by the inputs that are wanted."""
-    sample = jax.eval_shape(lambda *given: [o for o in jax.tree.leaves(function(*given)) if is_array(o)], *inputs)
+    with tracing():
+        sample = jax.eval_shape(lambda *given: [o for o in jax.tree.leaves(function(*given)) if is_array(o)], *inputs)
     places = [i for i, o in enumerate(sample) if floating(o.dtype)]
 
     def joint(*given):

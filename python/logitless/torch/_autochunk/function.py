@@ -11,22 +11,20 @@ from dataclasses import dataclass
 
 import torch
 import torch.utils._pytree as pytree
-from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import once_differentiable
-from torch.utils._python_dispatch import _disable_current_modes
 
-from logitless._autochunk.function import ChunkedFunction, describe, in_one_pass, put
+from logitless._autochunk.function import ChunkedFunction, P, R, describe, in_one_pass, is_tracing, put
 from logitless._autochunk.names import leaf_names, numbered, unique
 from logitless._autochunk.options import Limits, Unsupported
 from logitless._autochunk.parse import parse
 from logitless._autochunk.plan import Compiled, compile_text
-from logitless.torch._autochunk import native
+from logitless.torch._autochunk import native, transforms
 from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.memory import peak_bytes
 from logitless.torch._autochunk.program import to_text
 from logitless.torch._autochunk.source import to_source
-from logitless.torch._autochunk.trace import TENSOR, Traced, trace
+from logitless.torch._autochunk.trace import TENSOR, Around, Traced, alone, trace
 
 
 @dataclass
@@ -48,6 +46,15 @@ class Plan:
         device = tensors[0].device.type
         with torch.no_grad(), torch.autocast(device, enabled=False):
             return compiled.function(*self.inputs(compiled, tensors, tangents))
+
+    def gradients(self, saved: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Of the inputs that have one. saved: gradients for a tangent of 1 with joint set, else the inputs. tangents: of
+        the differentiable outputs."""
+        if self.joint:
+            # A scalar tensor keeps the dtype of the gradients.
+            tangent = tangents[0].reshape(())
+            return [gradient * tangent for gradient in saved]
+        return self.run(self.backward, saved, tangents)
 
     def describe(self) -> str:
         alone = "no input needs a gradient"
@@ -74,13 +81,7 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx, *tangents):
         plan, traced = ctx.plan, ctx.plan.traced
         wanted = [t for t, yes in zip(tangents, traced.differentiable) if yes]
-        if plan.joint:
-            # A scalar tensor keeps the dtype of the gradients.
-            tangent = wanted[0].reshape(())
-            made = [gradient * tangent for gradient in ctx.saved_tensors]
-        else:
-            made = plan.run(plan.backward, ctx.saved_tensors, wanted)
-        gradients = iter(made)
+        gradients = iter(plan.gradients(ctx.saved_tensors, wanted))
         return (None, *(next(gradients) if has else None for has in traced.has_grad))
 
 
@@ -91,10 +92,12 @@ def make_plan(
     needs: list[bool],
     limits: Limits,
     gradients: str,
+    around: Around,
 ) -> Plan:
+    """tensors: fake. needs: whether each needs a gradient. around: of ``alone``, within which this is called."""
     # A native program reads contiguous copies: what is traced does not depend on strides.
-    samples = _fakes([(t, _contiguous_strides(t)) for t in tensors]) if limits.native else tensors
-    traced = trace(function, samples, names, needs)
+    samples = _fakes([(_layout(t)[0], _contiguous_strides(t), t) for t in tensors]) if limits.native else tensors
+    traced = trace(function, samples, names, needs, around)
     count = sum(traced.differentiable)
     tangents = [f"tangent{i}" for i in range(count)]
     outputs = [f"out{i}" for i in range(len(traced.outputs))]
@@ -105,16 +108,16 @@ def make_plan(
     everything.update(zip(tangents, differentiable))
 
     def compiled(graph, parameters, results, name, ones=()):
-        text, read = to_text(graph, parameters, results, ones, name, limits.native)
+        text, read, places = to_text(graph, parameters, results, ones, name, limits.native)
         inputs = [everything[p] for p in read]
         if limits.native:
-            return _native(text, name, read, inputs, limits)
+            return _native(text, name, read, inputs, limits, places)
 
         def emit(program):
             source = to_source(parse(program.text, DTYPES), name, wide_products=inputs[0].device.type == "cuda")
             return source, peak_bytes(source, name, inputs)
 
-        return compile_text(text, name, read, emit, limits)
+        return compile_text(text, name, read, emit, limits, places=places)
 
     given, captured = traced.names[: len(tensors)], traced.names[len(tensors) :]
     found = [f"d_{n}" for n, has in zip(given, traced.has_grad) if has]
@@ -130,7 +133,9 @@ def make_plan(
     return Plan(traced, limits, forward, backward)
 
 
-def _native(text: str, name: str, read: list[str], inputs: Sequence[torch.Tensor], limits: Limits) -> Compiled:
+def _native(
+    text: str, name: str, read: list[str], inputs: Sequence[torch.Tensor], limits: Limits, places: dict[str, str]
+) -> Compiled:
     device, copies = inputs[0].device, native.input_bytes(inputs)
     made = compile_text(
         text,
@@ -140,6 +145,7 @@ def _native(text: str, name: str, read: list[str], inputs: Sequence[torch.Tensor
         limits,
         native.machine_of(device),
         lambda request: functools.partial(native.run, request),
+        places,
     )
     made.threads = torch.get_num_threads() if device.type == "cpu" else 1
     return made
@@ -215,10 +221,10 @@ def _specialized(leaf):
 _in_graph = getattr(torch._dynamo, "nonstrict_trace", torch.compiler.disable)(_in_graph)
 
 
-class AutoChunked(ChunkedFunction):
+class AutoChunked(ChunkedFunction[P, R]):
     """What ``autochunk`` returns: called as the function, with ``explain`` and ``source`` beside."""
 
-    def __init__(self, function: Callable, limits: Limits, gradients: str, unsupported: str):
+    def __init__(self, function: Callable[P, R], limits: Limits, gradients: str, unsupported: str):
         super().__init__(function, limits, gradients, unsupported)
         if not isinstance(function, torch.nn.Module):
             functools.update_wrapper(self, function)
@@ -226,7 +232,7 @@ class AutoChunked(ChunkedFunction):
         self._key = str(next(_keys))
         _functions[self._key] = self
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self.limits.native and torch.compiler.is_dynamo_compiling():
             state = {}
             for holder, module in self._used.items():
@@ -240,15 +246,16 @@ class AutoChunked(ChunkedFunction):
     # A generated function is run as it is: torch.compile does not look inside.
     @torch.compiler.disable
     def _run(self, args, kwargs):
-        if self.limits.native:
-            native.refuse_transforms()
+        if is_tracing():  # inside of another, whose options hold
+            return self._function(*args, **kwargs)
+        transforms.refuse_forward_mode()
         plan, tensors = self._plan(args, kwargs)
         self.last = plan
         return self._function(*args, **kwargs) if isinstance(plan, str) else _outputs(plan, tensors)
 
     def in_graph(self, state: dict[str, torch.Tensor], args, kwargs):
         """The same of a tracer's tensors. state: parameters and buffers of the modules that the function uses."""
-        native.refuse_transforms()
+        transforms.refuse_in_graph()
         if _modules(self._function) != self._used:
             raise RuntimeError(
                 "autochunk: torch.compile traces a function whose modules are not those that it had when it was made; "
@@ -289,7 +296,7 @@ class AutoChunked(ChunkedFunction):
         if self.limits.native:
             native.check_device(tensors[0].device)
         grad = torch.is_grad_enabled()
-        needs = [grad and t.requires_grad for t in tensors]
+        needs = [grad and transforms.requires_grad(t) for t in tensors]
         device = tensors[0].device.type
         constants = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         key = (
@@ -315,21 +322,20 @@ class AutoChunked(ChunkedFunction):
         short = [name.removeprefix("module.").replace(".", "_") for name in state]
         named = unique([names[i] for i in places] + short)
         try:
-            if traced:
-                with _disable_current_modes(), tracing(None):
-                    fakes = _fakes([(t, _layout(t)[1]) for t in tensors])
-                    plan = make_plan(call, fakes, named, needs, self.limits, self.gradients)
-            else:
-                plan = make_plan(call, tensors, named, needs, self.limits, self.gradients)
+            with alone() as around:
+                fakes = _fakes([(*_layout(t), t) for t in tensors])
+                plan = make_plan(call, fakes, named, needs, self.limits, self.gradients, around)
         except Unsupported as error:
             plan = self.refused(error, stacklevel=4)
-        self._made[key] = plan
+        self._made.keep(key, plan)
         return plan, tensors
 
 
 def _outputs(plan: Plan, tensors: Sequence[torch.Tensor]):
     """What the function returns of a call with these inputs."""
-    if plan.joint or plan.backward is not None:
+    if transforms.active():
+        outputs = transforms.Transformed.apply(plan, *tensors)
+    elif plan.joint or plan.backward is not None:
         outputs = _Chunked.apply(plan, *tensors)
     else:
         outputs = plan.run(plan.forward, tensors)
@@ -350,11 +356,11 @@ def _contiguous_strides(t: torch.Tensor) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _fakes(tensors: Sequence[tuple[torch.Tensor, tuple[int, ...]]]) -> list[torch.Tensor]:
-    """Tensors without numbers, with the strides given, that no tracer around sees."""
+def _fakes(tensors: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.Tensor]]) -> list[torch.Tensor]:
+    """Tensors without numbers, of the sizes and strides given, in dtype and device as the others."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         return [
-            torch.empty_strided(_layout(t)[0], strides, dtype=t.dtype, device=t.device) for t, strides in tensors
+            torch.empty_strided(shape, strides, dtype=t.dtype, device=t.device) for shape, strides, t in tensors
         ]
 
 

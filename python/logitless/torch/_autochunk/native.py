@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 
 import torch
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from logitless import _library as c
 from logitless._autochunk.native import Machine, Request, program
@@ -124,20 +123,6 @@ def _(inputs, text, budget, chunks, chunk, head_engine):
 def is_traced(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a tracer, as torch.compile's, has put its own in the place of tensors."""
     return any(type(t) not in PLAIN for t in tensors)
-
-
-def refuse_transforms() -> None:
-    """Raises NotImplementedError inside of a transform that a native function has no rule for, by its name."""
-    found = None
-    if torch._C._are_functorch_transforms_active():
-        found = f"torch.func.{retrieve_current_functorch_interpreter().key().name.lower()}"
-    elif torch.autograd.forward_ad._current_level >= 0:
-        found = "forward-mode derivatives (torch.autograd.forward_ad)"
-    if found is not None:
-        raise NotImplementedError(
-            f"autochunk: executor='native' has no rule for {found}; differentiate by Tensor.backward or "
-            "torch.autograd.grad, and give a batch as one tensor"
-        )
 
 
 def run(request: Request, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -13,6 +13,7 @@ from logitless._autochunk.options import Unsupported
 from logitless.torch._autochunk import aten_index, attention  # noqa: F401: they add to HANDLERS
 from logitless.torch._autochunk.aten import HANDLERS
 from logitless.torch._autochunk.dtypes import DTYPES
+from logitless.torch._autochunk.places import place_of
 
 # Results that are other names of memory, as far as writing in place goes.
 _VIEWS = {
@@ -43,18 +44,19 @@ def _writes(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-def _check_write(node: torch.fx.Node, base: dict, order: dict) -> None:
+def _check_write(w: Writer, node: torch.fx.Node, base: dict, order: dict) -> None:
     """Writing in place is replacing, where nothing else sees the memory afterwards."""
     target = node.args[0]
     root = base[target]
     if root.op == "placeholder":
-        raise Unsupported(f"autochunk: {_described(node)} writes into an input of the function")
+        raise Unsupported(f"autochunk: {w.prefix}{_described(node)} writes into an input of the function")
     for other, its_root in base.items():
         if its_root is root and other is not target and order[other] < order[node]:
             late = [u for u in other.users if order[u] > order[node]]
             if late:
                 raise Unsupported(
-                    f"autochunk: {_described(node)} writes into memory that {late[0].target} sees as another tensor"
+                    f"autochunk: {w.prefix}{_described(node)} writes into memory that {late[0].target} sees as another "
+                    "tensor"
                 )
 
 
@@ -76,10 +78,10 @@ def to_text(
     ones: Sequence[int] = (),
     name: str = "main",
     native: bool = False,
-) -> tuple[str, list[str]]:
-    """The text, and the names of the parameters it reads. parameters: one name for each placeholder, in order. results:
-    a name for each output, None for one that is not wanted. ones: placeholders that are 1, as scalar tangents. native:
-    for the library to run."""
+) -> tuple[str, list[str], dict[str, str]]:
+    """The text, the names of the parameters it reads, and the user's line of each value. parameters: one name for each
+    placeholder, in order. results: a name for each output, None for one that is not wanted. ones: placeholders that are
+    1, as scalar tangents. native: for the library to run."""
     w = HeadWriter(DTYPES) if native else Writer(DTYPES)
     widened = _widened(graph) if native else set()
     values: dict[torch.fx.Node, object] = {}
@@ -103,9 +105,10 @@ def to_text(
                 values[node] = Value(parameters[place], out.dtype, tuple(out.shape))
             place += 1
             continue
+        w.place = place_of(node.stack_trace)
         writes = _writes(node)
         if writes:
-            _check_write(node, base, order)
+            _check_write(w, node, base, order)
             base[node] = base[node.args[0]]
         if node not in live and not (writes and node.args[0] in live):
             continue
@@ -120,22 +123,22 @@ def to_text(
             continue
         handler = HANDLERS.get(_name(node)) or (HANDLERS.get(_name(node)[:-1]) if writes else None)
         if handler is None or not _known(node):
-            raise Unsupported(f"autochunk: {_described(node)} has no form in a tensor program")
+            raise Unsupported(f"autochunk: {w.prefix}{_described(node)} has no form in a tensor program")
         options = torch.fx.node.map_arg(node.kwargs, lambda n: values[n])
         try:
             made = handler(w, out, *arguments, **options)
         except TypeError as error:  # an argument that the handler does not know
-            raise Unsupported(f"autochunk: {_described(node)}: {error}") from error
+            raise Unsupported(f"autochunk: {w.prefix}{_described(node)}: {error}") from error
         values[node] = _checked(w, made, out)
         if writes:
             values[node.args[0]] = values[node]
-    w.op = "results"
+    w.op, w.place = "results", ""
     returned = []
     for node, result in wanted:
         returned.append(f"{result}: %{_result(w, values[node], result).name}")
     inputs = ", ".join(f"%{parameter}: {type_}" for parameter, type_ in header)
     body = "\n".join(w.lines)
-    return f"graph {name}({inputs}) {{\n{body}\n  return {', '.join(returned)}\n}}\n", [p for p, _ in header]
+    return f"graph {name}({inputs}) {{\n{body}\n  return {', '.join(returned)}\n}}\n", [p for p, _ in header], w.places
 
 
 def _widened(graph: torch.fx.GraphModule) -> set[torch.fx.Node]:

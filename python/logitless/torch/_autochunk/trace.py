@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
+from torch._C._functorch import peek_interpreter_stack, pop_dynamic_layer_stack, push_dynamic_layer_stack
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
     UnsupportedOperatorException,
 )
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import _disable_current_modes
 
+from logitless._autochunk.function import tracing
 from logitless._autochunk.options import Unsupported
 from logitless.torch._autochunk.attention import OneAttention
+from logitless.torch._autochunk.places import Places, place_of
 
 aten = torch.ops.aten
 
@@ -55,20 +60,66 @@ def _decompositions() -> dict:
     return {**table, **get_decompositions(_ALSO)}
 
 
-def _fx(function: Callable, inputs: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+@contextlib.contextmanager
+def _no_transforms():
+    """None of torch.func's around."""
+    stack = []
+    try:
+        while peek_interpreter_stack() is not None:
+            stack.append(pop_dynamic_layer_stack())
+        yield
+    finally:
+        while stack:
+            push_dynamic_layer_stack(stack.pop())
+
+
+def _same(x):
+    return x
+
+
+class Around(NamedTuple):
+    """What a caller is inside of, that a trace has to know."""
+
+    grad: bool  # gradients are enabled
+    transformed: bool  # a transform of torch.func
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[Around]:
+    """Nothing that the caller is inside of sees what is traced: transforms, modes, hooks of saved tensors (checkpoints
+    count them), a tracer's state."""
+    around = Around(torch.is_grad_enabled(), peek_interpreter_stack() is not None)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tracing())
+        stack.enter_context(_no_transforms())
+        stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch._guards.tracing(None))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is None:
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_same, _same))
+        yield around
+
+
+def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> torch.fx.GraphModule:
+    places = Places(around.transformed)
     try:
         # Other attention than one operation: PyTorch's kernels have no decomposition.
-        with sdpa_kernel(SDPBackend.MATH), OneAttention():
+        with places, sdpa_kernel(SDPBackend.MATH), OneAttention():
             return make_fx(function, decomposition_table=_decompositions())(*inputs)
     except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException) as error:
         op = getattr(error, "func", None) or (error.args[0] if error.args else "an operation")
+        place = place_of(places.last)
+        at = f"{place}: " if place else ""
         raise Unsupported(
-            f"autochunk: {op} needs the values of a tensor (a shape or a branch depends on them); only shapes are "
+            f"autochunk: {at}{op} needs the values of a tensor (a shape or a branch depends on them); only shapes are "
             "known when a function is traced"
         ) from error
 
 
-def _captured(graph: torch.fx.GraphModule, known: dict[int, int], names: list[str], tensors: list) -> None:
+def _captured(
+    graph: torch.fx.GraphModule, known: dict[int, int], names: list[str], tensors: list, around: Around
+) -> None:
     """Makes inputs of the tensors a graph holds: known maps the id of each to its place."""
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     anchor = placeholders[-1]
@@ -79,7 +130,7 @@ def _captured(graph: torch.fx.GraphModule, known: dict[int, int], names: list[st
         tensor = getattr(graph, node.target)
         if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
             raise Unsupported(f"autochunk: the constant {node.target} of the function is no tensor with values")
-        if tensor.requires_grad and torch.is_grad_enabled():
+        if tensor.requires_grad and around.grad:
             raise ValueError(
                 f"autochunk: the function closes over a tensor {list(tensor.shape)} that requires a gradient, which "
                 "would be lost; pass it as an argument, or give the nn.Module itself"
@@ -100,11 +151,10 @@ def _captured(graph: torch.fx.GraphModule, known: dict[int, int], names: list[st
 
 
 def trace(
-    function: Callable, inputs: Sequence[torch.Tensor], names: Sequence[str], needs_grad: Sequence[bool]
+    function: Callable, inputs: Sequence[FakeTensor], names: Sequence[str], needs_grad: Sequence[bool], around: Around
 ) -> Traced:
-    """Traces ``function(*inputs)``, and its gradients by the inputs that need one, for a tangent of each output."""
-    fake = [t for t in inputs if isinstance(t, FakeTensor)]
-    mode = fake[0].fake_mode if fake else FakeTensorMode(allow_non_fake_inputs=True)
+    """Traces ``function(*inputs)``, and its gradients by the inputs that need one, for a tangent of each output. To be
+    called within ``alone``, with what that gave."""
     found = {}
 
     def call(tensors):
@@ -130,9 +180,8 @@ def trace(
         found["gradients"] = [g is not None for g in gradients]
         return [o.detach() for o in outputs] + [g for g in gradients if g is not None]
 
-    with mode:
-        fake = [t.detach() if isinstance(t, FakeTensor) else mode.from_tensor(t.detach()) for t in inputs]
-        forward_graph = _fx(forward, fake)
+    with inputs[0].fake_mode:
+        forward_graph = _fx(forward, inputs, around)
         if not found["outputs"]:
             raise ValueError("autochunk: the function returns no tensor")
         joint_graph = None
@@ -140,14 +189,14 @@ def trace(
         if any(found["differentiable"]):
             tangents = [torch.empty_like(o) for o, yes in zip(found["outputs"], found["differentiable"]) if yes]
             outputs = list(found["outputs"])
-            joint_graph = _fx(joint, [*fake, *tangents])
+            joint_graph = _fx(joint, [*inputs, *tangents], around)
             found["outputs"] = outputs
             made = iter(found["gradients"])
             has_grad = [need and next(made) for need in needs_grad]
     known, captured, all_names = {}, [], list(names)
     for graph in (forward_graph, joint_graph):
         if graph is not None:
-            _captured(graph, known, all_names, captured)
+            _captured(graph, known, all_names, captured, around)
     return Traced(
         all_names,
         captured,

@@ -1,0 +1,38 @@
+"""Lines of the user's code, as reports and refusals name them: "loss.py:12: logits = (h @ w.T).float()"."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sysconfig
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+_OWN = str(Path(__file__).parents[1]) + os.sep
+_INSTALLED = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "purelib", "platlib")})
+
+
+def chosen(frames: Iterable[tuple[str, int]], frameworks: tuple[str, ...]) -> tuple[str, int] | None:
+    """Of (file, line), the innermost first, the first that is no package's; else the first that is neither of the
+    frameworks, whose folders are given, nor ours."""
+    inside = None
+    for file, line in frames:
+        if file.startswith((_OWN, *frameworks)) or file.startswith("<eval_with_key>"):
+            continue
+        if not file.startswith(_INSTALLED):
+            return file, line
+        inside = inside or (file, line)
+    return inside
+
+
+def shown(file: str, line: int) -> str:
+    code = linecache.getline(file, line).strip()
+    return f"{os.path.basename(file)}:{line}" + (f": {code}" if code else "")
+
+
+def located(message: str, places: Mapping[str, str]) -> str:
+    """The message behind the line of the first value in it, %name, that has one."""
+    found = (places[name] for name in re.findall(r"%(\w+)", message) if name in places)
+    place = next(found, None)
+    return message if place is None else f"{place}: {message}"

@@ -1,0 +1,117 @@
+"""Plans under torch.func: grad, vjp, jacrev, and vmap as one example after another. Second derivatives and forward mode
+are refused by name."""
+
+from __future__ import annotations
+
+import torch
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+ADVICE = "; differentiate by Tensor.backward, torch.autograd.grad, torch.func.grad or jacrev"
+SECOND = "autochunk: second derivatives have no form in a chunked function; differentiate the function itself"
+
+
+def active() -> bool:
+    return torch._C._are_functorch_transforms_active()
+
+
+def refuse_forward_mode() -> None:
+    """Of torch.autograd.forward_ad by itself; within torch.func rules tell."""
+    if not active() and torch.autograd.forward_ad._current_level >= 0:
+        raise NotImplementedError(
+            f"autochunk: there is no rule for forward-mode derivatives (torch.autograd.forward_ad){ADVICE}"
+        )
+
+
+def refuse_in_graph() -> None:
+    """Inside of torch.compile."""
+    refuse_forward_mode()
+    if active():
+        name = retrieve_current_functorch_interpreter().key().name.lower()
+        raise NotImplementedError(
+            f"autochunk: executor='native' has no rule for torch.func.{name} inside of torch.compile; leave the "
+            "transform outside of what is compiled"
+        )
+
+
+def requires_grad(tensor: torch.Tensor) -> bool:
+    """Of a tensor, or of one inside that a transform has wrapped."""
+    while not tensor.requires_grad:
+        if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return False
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return True
+
+
+class _Rules(torch.autograd.Function):
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise NotImplementedError(
+            f"autochunk: there is no rule for forward-mode derivatives (torch.func.jvp, jacfwd){ADVICE}"
+        )
+
+
+def _one_by_one(rules, info, in_dims, args):
+    if info.batch_size == 0:
+        raise ValueError("autochunk: vmap over a dimension of size 0; expected one example at least")
+    results = []
+    for k in range(info.batch_size):
+        of = [a.select(d, k) if isinstance(a, torch.Tensor) and d is not None else a for a, d in zip(args, in_dims)]
+        results.append(rules.apply(*of))
+    return tuple(torch.stack(r) for r in zip(*results)), (0,) * len(results[0])
+
+
+class Transformed(_Rules):
+    """Of a plan and its inputs: the outputs, and behind them what a joint plan keeps for backward."""
+
+    @staticmethod
+    def forward(plan, *tensors):
+        return tuple(plan.run(plan.forward, tensors))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        plan, *tensors = inputs
+        traced = plan.traced
+        count = len(traced.outputs)
+        ctx.plan = plan
+        ctx.set_materialize_grads(False)
+        constant = [o for o, yes in zip(output, traced.differentiable) if not yes]
+        ctx.mark_non_differentiable(*constant)
+        ctx.count = count
+        ctx.save_for_backward(*(output[count:] if plan.joint else tensors))
+
+    @staticmethod
+    def backward(ctx, *tangents):
+        plan, traced = ctx.plan, ctx.plan.traced
+        if any(t is not None for t in tangents[ctx.count :]):  # of the gradients
+            raise NotImplementedError(SECOND)
+        wanted = [(t, o) for t, o, yes in zip(tangents, traced.outputs, traced.differentiable) if yes]
+        if all(t is None for t, _ in wanted) or not any(traced.has_grad):
+            return (None,) * (1 + len(traced.has_grad))
+        like = ctx.saved_tensors[0]
+        full = [torch.zeros(o.shape, dtype=o.dtype, device=like.device) if t is None else t for t, o in wanted]
+        made = iter(_Gradients.apply(plan, len(ctx.saved_tensors), *ctx.saved_tensors, *full))
+        return (None, *(next(made) if has else None for has in traced.has_grad))
+
+    @staticmethod
+    def vmap(info, in_dims, *args):
+        return _one_by_one(Transformed, info, in_dims, args)
+
+
+class _Gradients(_Rules):
+    """Of a plan, how many tensors it saved, these, and tangents: the gradients that there are."""
+
+    @staticmethod
+    def forward(plan, count, *tensors):
+        return tuple(plan.gradients(tensors[:count], tensors[count:]))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise NotImplementedError(SECOND)
+
+    @staticmethod
+    def vmap(info, in_dims, *args):
+        return _one_by_one(_Gradients, info, in_dims, args)

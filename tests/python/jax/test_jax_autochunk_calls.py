@@ -1,0 +1,101 @@
+"""First calls of autochunked functions inside of JAX's transformations and of other chunked functions; no rows; plans let
+go; the lines that messages name."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import logitless._autochunk.function as plans
+from logitless.jax import Unsupported, autochunk
+
+ROWS, DIM, VOCAB = 12, 4, 60
+
+
+def z_loss(hidden, weight, target):
+    logits = hidden @ weight.T
+    lse = jax.nn.logsumexp(logits, -1)
+    return (lse - jnp.take_along_axis(logits, target[:, None], 1)[:, 0] + 1e-3 * lse**2).mean()
+
+
+def per_token(hidden, weight, target):
+    return jnp.take_along_axis(jax.nn.log_softmax(hidden @ weight.T), target[:, None], 1)[:, 0]
+
+
+def arguments(rows=ROWS):
+    random = np.random.default_rng(0)
+    hidden, weight = (random.standard_normal((n, DIM)).astype(np.float32) for n in (rows, VOCAB))
+    return jnp.asarray(hidden), jnp.asarray(weight), jnp.arange(rows) * 7 % VOCAB
+
+
+def gradients(fn):
+    return jax.value_and_grad(lambda *args: (fn(*args) ** 2).sum(), (0, 1))
+
+
+def check_same(actual, expected):
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert a.shape == e.shape and a.dtype == e.dtype
+        np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("fn", "executor"), [(z_loss, "python"), (per_token, "native")])
+@pytest.mark.parametrize("how", ["jit", "grad of jit", "checkpoint", "vmap of grad", "jacrev"])
+def test_cold(fn, executor, how):
+    args = arguments(4 if how == "jacrev" else ROWS)
+    parts = tuple(a.reshape(3, 4, *a.shape[1:]) if i != 1 else a for i, a in enumerate(args)) if "vmap" in how else args
+    transformed = {
+        "jit": lambda f: jax.jit(gradients(f)),
+        "grad of jit": lambda f: gradients(jax.jit(f)),
+        "checkpoint": lambda f: gradients(jax.checkpoint(lambda h, w, t: f(jnp.tanh(h * 2), w, t))),
+        "vmap of grad": lambda f: jax.vmap(gradients(f), (0, None, 0)),
+        "jacrev": lambda f: jax.jacrev(f),
+    }[how]
+    check_same(transformed(autochunk(fn, chunks=3, executor=executor))(*parts), transformed(fn)(*parts))
+
+
+@pytest.mark.parametrize("executor", ["python", "native"])
+def test_inside_of_another_and_no_rows(executor):
+    inner = autochunk(z_loss, chunks=3, executor=executor)
+    outer = autochunk(lambda h, w, t: inner(h * 2, w, t) * 3, chunks=3, executor=executor)
+    hidden, weight, target = arguments()
+    plain = gradients(lambda h, w, t: z_loss(h * 2, w, t) * 3)
+    check_same(gradients(outer)(hidden, weight, target), plain(hidden, weight, target))
+    assert inner.last is None
+    none = hidden[:0], weight, target[:0]
+    for fn in (z_loss, per_token):
+        both = [jax.value_and_grad(lambda *a, f=f: f(*a).sum(), (0, 1)) for f in (autochunk(fn, executor=executor), fn)]
+        check_same(*(f(*none) for f in both))
+
+
+def test_plans_let_go_before_their_backward(monkeypatch):
+    monkeypatch.setattr(plans, "_KEPT", 2)
+    chunked = autochunk(z_loss, chunks=3)
+    waiting = []
+    for rows in (3, 4, 5):
+        args = arguments(rows)
+        waiting.append((args, *jax.vjp(lambda h, args=args: chunked(h, *args[1:]), args[0])))
+        assert len(chunked._made) <= 2
+    for args, made, pull in waiting:
+        check_same((made, pull(jnp.ones_like(made))[0]), jax.value_and_grad(z_loss)(*args))
+
+
+def test_the_lines_that_messages_name():
+    def ordered(x):
+        doubled = x * 2
+        return jnp.sort(doubled).sum()
+
+    def branching(x):
+        return x if x.sum() > 0 else 2 * x
+
+    name = r"autochunk: test_jax_autochunk_calls\.py:\d+: "
+    # The second time JAX has jnp.sort's own trace already, which is of another line.
+    for fn in (ordered, jax.jit(ordered), lambda x: jnp.sort(x).mean()):
+        line = r".*jnp\.sort\(x\)\.mean\(\).*" if fn.__name__ == "<lambda>" else r"return jnp\.sort\(doubled\)\.sum\(\)"
+        with pytest.raises(Unsupported, match=rf"{name}{line}: sort\(float32\[3, 4\]\)"):
+            autochunk(fn)(jnp.ones((3, 4)))
+    with pytest.raises(Unsupported, match=name + r"return x if x\.sum\(\) > 0 else 2 \* x: the function needs the values"):
+        autochunk(branching)(jnp.ones((3, 4)))
+    text = autochunk(z_loss, memory_budget="1KiB").explain(*arguments())
+    assert re.search(r"\n  test_jax_autochunk_calls\.py:\d+: (logits|lse) = .*: \w+ %\w+ f32\[12, 60\]: along dimension", text)

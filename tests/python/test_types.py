@@ -1,0 +1,57 @@
+"""Types of autochunk: overloads that keep a function's signature, for PyTorch and for JAX."""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import logitless
+import pytest
+
+SEEN = Path(__file__).parent / "support" / "autochunk_types.py"
+
+
+@pytest.mark.skipif(not hasattr(typing, "get_overloads"), reason="Python before 3.11 keeps no overloads")
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_overloads_keep_the_signature(framework):
+    module = pytest.importorskip(f"logitless.{framework}")
+    direct, with_options = typing.get_overloads(module.autochunk)
+    own = inspect.signature(module.autochunk).parameters
+    for overload in (direct, with_options):
+        assert inspect.signature(overload).parameters.keys() == own.keys()
+    hints = [typing.get_type_hints(f) for f in (direct, with_options)]
+    P, R = typing.get_args(hints[0]["fn"])
+    assert isinstance(P, typing.ParamSpec) and isinstance(R, typing.TypeVar)
+    assert hints[0]["return"] == module.AutoChunked[P, R]
+    assert hints[1]["return"] == typing.get_type_hints(with_options)["return"]
+    assert typing.get_args(hints[1]["return"])[-1] == module.AutoChunked[P, R]
+
+    def plain(hidden, *, scale=1.0):
+        return hidden
+
+    assert inspect.signature(module.autochunk(plain)) == inspect.signature(plain)
+    assert issubclass(module.Unsupported, NotImplementedError)
+
+
+def test_what_a_type_checker_sees():
+    """Where mypy is installed."""
+    pytest.importorskip("mypy")
+    options = ["--follow-imports=silent", "--ignore-missing-imports", "--no-incremental", "--show-error-codes"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, SEEN], capture_output=True, text=True,
+        env={**os.environ, "MYPYPATH": str(Path(logitless.__file__).parents[1])},
+    )
+    said = {}
+    for line, text in re.findall(r"autochunk_types\.py:(\d+): \w+: (.*)", done.stdout):
+        said.setdefault(int(line), []).append(text)
+    expected = {
+        number: line.split("  # ")[1]
+        for number, line in enumerate(SEEN.read_text().splitlines(), 1)
+        if "  # " in line
+    }
+    assert len(expected) == 10 and said.keys() == expected.keys(), done.stdout
+    for number, text in expected.items():
+        assert any(text in message for message in said[number]), done.stdout

@@ -1,0 +1,223 @@
+"""First calls of autochunked functions inside of whatever PyTorch has around them: checkpoints, torch.func, modes,
+other chunked functions; no rows; plans let go; the lines that messages name."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import logitless._autochunk.function as plans
+from logitless.torch import Unsupported, autochunk
+
+DEVICE = torch.get_default_device().type  # conftest.py
+ROWS, DIM, VOCAB = 12, 4, 60
+EXECUTORS = ["python", "native"]
+
+
+def z_loss(hidden, weight, target):
+    logits = hidden @ weight.T
+    return F.cross_entropy(logits, target) + 1e-3 * logits.logsumexp(-1).square().mean()
+
+
+def per_token(hidden, weight, target):
+    return F.cross_entropy(hidden @ weight.T, target, reduction="none")
+
+
+FUNCTIONS = [z_loss, per_token]  # gradients with the outputs, and in backward
+both = pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda f: f.__name__)
+executors = pytest.mark.parametrize("executor", EXECUTORS)
+
+
+def random(*shape, seed=0):
+    generator = torch.Generator("cpu").manual_seed(sum(shape) + seed)
+    return torch.randn(shape, dtype=torch.float64, generator=generator, device="cpu").to(DEVICE)
+
+
+def arguments(rows=ROWS):
+    return random(rows, DIM), random(VOCAB, DIM), torch.arange(rows, device=DEVICE) * 7 % VOCAB
+
+
+def cold(fn, executor):
+    return autochunk(fn, chunks=3, executor=executor)
+
+
+def backward(fn, args):
+    """Outputs, and gradients of hidden and weight by Tensor.backward."""
+    hidden, weight, target = args
+    leaves = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    made = fn(*leaves, target)
+    (made * torch.arange(1, made.numel() + 1, device=DEVICE).reshape(made.shape)).sum().backward()
+    return made.detach(), *(leaf.grad for leaf in leaves)
+
+
+def check_same(actual, expected):
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-11, atol=1e-13, equal_nan=True)
+
+
+@executors
+@both
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint(fn, executor, reentrant):
+    args = arguments()
+    chunked = cold(fn, executor)
+
+    def part(f):
+        return lambda hidden, weight, target: checkpoint(
+            lambda h: f(torch.tanh(h * 2), weight.sin(), target) * 3, hidden, use_reentrant=reentrant
+        )
+
+    hidden, weight, target = args
+    expected = backward(lambda h, w, t: fn(torch.tanh(h * 2), w.sin(), t) * 3, args)
+    check_same(backward(part(chunked), args), expected)
+    check_same(backward(part(chunked), args), expected)  # and warm
+
+
+@executors
+@both
+def test_transforms_of_torch_func(fn, executor):
+    hidden, weight, target = arguments(6)
+    batch = random(2, 6, DIM, seed=1)
+
+    def total(f):
+        return lambda *args: (f(*args) ** 2).sum()
+
+    grad, vmap = torch.func.grad, torch.func.vmap
+    transformed = {
+        "grad": lambda f: grad(total(f), (0, 1))(hidden, weight, target),
+        "vmap": lambda f: (vmap(f, (0, None, None), out_dims=-1)(batch, weight, target),),
+        "vmap of grad": lambda f: vmap(grad(total(f), (0, 1)), (0, None, None))(batch, weight, target),
+        "grad of vmap": lambda f: grad(lambda w: (vmap(f, (0, None, None))(batch, w, target) ** 2).sum())(weight)[None],
+        "jacrev": lambda f: (torch.func.jacrev(f)(hidden, weight, target),),
+    }
+    for how in transformed.values():
+        check_same(how(cold(fn, executor)), how(fn))
+    mapped = lambda f: backward(lambda b, w, t: vmap(f, (0, None, None))(b, w, t), (batch, weight, target))
+    check_same(mapped(cold(fn, executor)), mapped(fn))
+
+
+@executors
+@both
+def test_what_transforms_have_no_rule_for(fn, executor):
+    hidden, weight, target = arguments(6)
+    chunked = cold(fn, executor)
+    with pytest.raises(NotImplementedError, match="no rule for forward-mode derivatives .torch.func.jvp"):
+        torch.func.jvp(lambda h: chunked(h, weight, target), (hidden,), (hidden,))
+    with torch.autograd.forward_ad.dual_level():
+        with pytest.raises(NotImplementedError, match="no rule for forward-mode derivatives"):
+            chunked(hidden, weight, target)
+    once = torch.func.grad(lambda h: chunked(h, weight, target).sum())
+    with pytest.raises(NotImplementedError, match="second derivatives have no form in a chunked function"):
+        torch.func.grad(lambda h: once(h).sum())(hidden)
+    with pytest.raises(ValueError, match=r"closes over a tensor \[60, 4\] that a transform of torch.func"):
+        torch.func.grad(lambda w: cold(lambda h: fn(h, w, target), executor)(hidden).sum())(weight)
+    with pytest.raises(ValueError, match=r"closes over a tensor \[2, 6, 4\] that a transform of torch.func"):
+        torch.func.vmap(lambda h: cold(lambda w: fn(h, w, target), executor)(weight))(random(2, 6, DIM))
+
+
+@executors
+def test_modes(executor):
+    hidden, weight, target = arguments()
+    weight.requires_grad_()
+    expected = z_loss(hidden, weight, target).detach()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            made = cold(z_loss, executor)(hidden * 1, weight, target)
+        assert not made.requires_grad
+        torch.testing.assert_close(made, expected)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t):
+        cold(z_loss, executor)(hidden, weight, target).backward()
+
+
+@executors
+def test_inside_of_another(executor):
+    inner = cold(z_loss, executor)
+    outer = cold(lambda h, w, t: inner(h * 2, w, t) * 3, executor)
+    check_same(backward(outer, arguments()), backward(lambda h, w, t: z_loss(h * 2, w, t) * 3, arguments()))
+    assert inner.last is None
+
+
+@executors
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_no_rows(executor, reduction):
+    def fn(hidden, weight, target):
+        logits = hidden @ weight.T
+        return F.cross_entropy(logits, target, reduction=reduction) + 1e-3 * logits.logsumexp(-1).mean()
+
+    hidden, weight, target = arguments()
+    check_same(backward(cold(fn, executor), (hidden[:0], weight, target[:0])), backward(fn, (hidden[:0], weight, target[:0])))
+
+
+@executors
+@both
+def test_plans_let_go_before_their_backward(fn, executor, monkeypatch):
+    monkeypatch.setattr(plans, "_KEPT", 2)
+    chunked = cold(fn, executor)
+    waiting = []
+    for rows in (3, 4, 5, 6):
+        args = arguments(rows)
+        leaf = args[0].requires_grad_()
+        waiting.append((leaf, chunked(leaf, *args[1:]).sum()))
+        assert len(chunked._made) <= 2
+    for rows, (leaf, loss) in zip((3, 4, 5, 6), waiting):
+        loss.backward()
+        again = arguments(rows)
+        expected = torch.autograd.grad(fn(again[0].requires_grad_(), *again[1:]).sum(), again[0])[0]
+        torch.testing.assert_close(leaf.grad, expected)
+    # Of the two that are kept the one used longer ago goes.
+    first, last = chunked._made._made
+    chunked(arguments(5)[0].requires_grad_(), *arguments(5)[1:])
+    assert list(chunked._made._made) == [last, first]
+
+
+def test_the_line_of_what_is_refused():
+    def ordered(hidden):
+        doubled = hidden * 2
+        return doubled.sort(-1).values.sum()
+
+    def item(hidden):
+        return hidden * hidden.sum().item()
+
+    def of_a_module(hidden):
+        layer = torch.nn.Softmax(-1)
+        return layer(hidden[::2])
+
+    hidden = random(4, 6)
+    name = r"autochunk: test_autochunk_calls\.py:\d+: "
+    for fn, line in (
+        (ordered, r"return doubled\.sort\(-1\)\.values\.sum\(\): aten\.sort\.default\(float64\[4, 6\]"),
+        (item, r"return hidden \* hidden\.sum\(\)\.item\(\): aten\._local_scalar_dense\.default needs the values"),
+        (of_a_module, r"return layer\(hidden\[::2\]\): aten\.slice\.Tensor: a slice with step 2"),
+    ):
+        with pytest.raises(Unsupported, match=name + line):
+            autochunk(fn)(hidden)
+
+
+@executors
+def test_the_lines_of_what_is_chunked_and_what_is_not(executor):
+    def loss(hidden, weight):
+        logits = (hidden @ weight.T).float()
+        turned = logits.reshape(-1)[7:-5]
+        return turned.exp().sum() + logits.logsumexp(-1).sum()
+
+    args = random(64, DIM).requires_grad_(), random(128, DIM).requires_grad_()
+    text = autochunk(loss, memory_budget=2048, executor=executor).explain(*args)
+    first = loss.__code__.co_firstlineno
+    logits = f"test_autochunk_calls.py:{first + 1}: logits = (hidden @ weight.T).float(): "
+    turned = f"test_autochunk_calls.py:{first + 2}: turned = logits.reshape(-1)[7:-5]: "
+    assert f"\n  {logits}cast %_to_copy_1 f64[64, 128]: along dimension" in text
+    assert f"\n    boundary: {turned}reshape %view f32[8192] cannot run on a cut" in text
+    # A gradient has the line of what it is the gradient of.
+    assert f"\n    boundary: {turned}reshape %view_1 f32[64, 128] cannot be cut along dimension" in text
+    assert f"\n  not chunked: {logits}loop %_to_copy f32[64, 128]: it is" in text
+
+
+def test_the_line_of_a_head():
+    def loss(hidden, weight):
+        return F.cross_entropy(hidden @ weight.T, torch.arange(256, device=hidden.device))
+
+    hidden, weight = random(256, 32).float().requires_grad_(), random(4000, 32).float().requires_grad_()
+    text = autochunk(loss, executor="native").explain(hidden, weight)
+    assert "\n  test_autochunk_calls.py:" in text and "@ weight.T, torch.arange(256, device=hidden.device)): mm.head: on" in text
