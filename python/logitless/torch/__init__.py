@@ -14,6 +14,7 @@ from .loss import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
 
 if TYPE_CHECKING:
     from ._autochunk import AutoChunked, Unsupported, autochunk
+    from ._compile.run import explain_compiled
 
 __all__ = [
     "AutoChunked",
@@ -24,12 +25,17 @@ __all__ = [
     "lazy_head",
     "linear_cross_entropy",
     "autochunk",
+    "explain_compiled",
     "linear_logprobs",
     "unpatch",
 ]
 
 
 def __getattr__(name: str):
+    if name == "explain_compiled":
+        from ._compile.run import explain_compiled
+
+        return explain_compiled
     if name in ("AutoChunked", "Unsupported", "autochunk"):  # brings PyTorch's compiler with it, which takes seconds to import
         from . import _autochunk
 

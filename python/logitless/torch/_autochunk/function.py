@@ -207,11 +207,11 @@ _keys = itertools.count()
 
 def _in_graph(key: str, state: dict[str, torch.Tensor], args, kwargs):
     """A call while torch.compile traces: the operators of its plan become part of the graph."""
-    args, kwargs = pytree.tree_map(_specialized, (args, kwargs))
+    args, kwargs = pytree.tree_map(specialized, (args, kwargs))
     return _functions[key].in_graph(state, args, kwargs)
 
 
-def _specialized(leaf):
+def specialized(leaf):
     """A number that torch.compile would let vary, as it is: plans are for numbers."""
     kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
     return kinds[type(leaf)](leaf) if type(leaf) in kinds else leaf
@@ -251,7 +251,7 @@ class AutoChunked(ChunkedFunction[P, R]):
         transforms.refuse_forward_mode()
         plan, tensors = self._plan(args, kwargs)
         self.last = plan
-        return self._function(*args, **kwargs) if isinstance(plan, str) else _outputs(plan, tensors)
+        return self._function(*args, **kwargs) if isinstance(plan, str) else outputs_of(plan, tensors)
 
     def in_graph(self, state: dict[str, torch.Tensor], args, kwargs):
         """The same of a tracer's tensors. state: parameters and buffers of the modules that the function uses."""
@@ -270,7 +270,7 @@ class AutoChunked(ChunkedFunction[P, R]):
                 "autochunk: torch.compile traces a function that holds tensors of its own, "
                 f"{', '.join(str(list(t.shape)) for t in plan.traced.captured)}; pass them as arguments"
             )
-        return _outputs(plan, tensors)
+        return outputs_of(plan, tensors)
 
     def _planned(self, args, kwargs) -> Plan | str:
         return self._plan(args, kwargs)[0]
@@ -331,7 +331,7 @@ class AutoChunked(ChunkedFunction[P, R]):
         return plan, tensors
 
 
-def _outputs(plan: Plan, tensors: Sequence[torch.Tensor]):
+def outputs_of(plan: Plan, tensors: Sequence[torch.Tensor]):
     """What the function returns of a call with these inputs."""
     if transforms.active():
         outputs = transforms.Transformed.apply(plan, *tensors)

@@ -1,0 +1,111 @@
+"""torch.compile(model, backend="logitless"): what pays is chunked by logitless, the rest is compiled by Inductor.
+
+    step = torch.compile(model, backend="logitless", options={"memory_budget": "2GiB"})
+    print(logitless.torch.explain_compiled())
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from logitless._autochunk.options import Limits
+from logitless._library import parse_bytes
+from logitless.torch._compile import regions, run
+
+NAME = "logitless"
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of ``torch.compile(..., options={...})``."""
+
+    memory_budget: int | str | None = None  # of each region, as autochunk's
+    min_bytes: int | str = "16MiB"  # of the smallest product that a region is looked for around
+    ratio: float = 8.0  # see regions.grow
+    inner: str | Callable = "inductor"  # backend of the rest
+    inner_options: Mapping[str, Any] = field(default_factory=dict)  # its own options
+
+
+def checked(options: Mapping[str, Any] | None, mode: str | None) -> Options:
+    """Raises ValueError for an option that is none, TypeError and ValueError for values that are none."""
+    given = dict(options or {})
+    known = Options.__dataclass_fields__
+    for name in given:
+        if name not in known:
+            raise ValueError(f"torch.compile, backend '{NAME}': there is no option '{name}'; expected {', '.join(known)}")
+    made = Options(**given)
+    parse_bytes(made.memory_budget)
+    if parse_bytes(made.min_bytes) < 1:
+        raise ValueError(f"min_bytes: expected a number of bytes above 0, got {made.min_bytes!r}")
+    if isinstance(made.ratio, bool) or not isinstance(made.ratio, (int, float)) or not made.ratio >= 1:
+        raise ValueError(f"ratio: expected a number, 1 or more, got {made.ratio!r}")
+    if made.inner == NAME or not (isinstance(made.inner, str) or callable(made.inner)):
+        raise ValueError(f"inner: expected another backend of torch.compile, got {made.inner!r}")
+    if not isinstance(made.inner_options, Mapping):
+        raise TypeError(f"inner_options: expected a dict, got {made.inner_options!r}")
+    if mode not in (None, "default") and made.inner != "inductor":
+        raise ValueError(f"mode: {mode!r} is Inductor's; inner is {made.inner!r}")
+    return made
+
+
+def backend(
+    graph: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable:
+    """The compiler that ``torch.compile(backend="logitless")`` calls with each graph.
+
+    Regions around products of at least ``min_bytes`` become programs of the library, each one operator, where that
+    lowers their memory; they are specialised on shapes. All else, and regions with an operation that has no form in a
+    tensor program, goes to ``inner``. ``explain_compiled`` tells what was done.
+    """
+    wanted = checked(options, mode)
+    min_bytes = parse_bytes(wanted.min_bytes)
+    limits = Limits(parse_bytes(wanted.memory_budget), 0, False, True)
+    nodes = graph.graph.nodes
+    name = wanted.inner if isinstance(wanted.inner, str) else getattr(wanted.inner, "__name__", repr(wanted.inner))
+    told = run.CompiledGraph(next(_numbers), sum(n.op.startswith("call") for n in nodes), name)
+
+    def take(region: regions.Region) -> None:
+        chunked = run.ChunkedRegion(graph, region, limits, min_bytes)
+
+        def logitless_region(*inputs):
+            return chunked(*inputs)
+
+        regions.replace(graph.graph, region, logitless_region)
+        told.regions.append(chunked)
+
+    told.refused += regions.find(graph.graph, min_bytes, wanted.ratio, take)
+    graph.graph.lint()
+    graph.recompile()
+    run.graphs.append(told)
+    return _inner(graph, example_inputs, wanted, mode)
+
+
+def _inner(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], wanted: Options, mode: str | None) -> Callable:
+    if wanted.inner == "inductor":
+        from torch._inductor import list_mode_options
+        from torch._inductor.compile_fx import compile_fx
+
+        patches = {**(list_mode_options(mode) if mode not in (None, "default") else {}), **wanted.inner_options}
+        return compile_fx(graph, example_inputs, config_patches=patches or None)
+    compiler = torch._dynamo.lookup_backend(wanted.inner)
+    given = {"options": dict(wanted.inner_options)} if wanted.inner_options else {}
+    return compiler(graph, example_inputs, **given)
+
+
+backend.reset = run.graphs.clear  # by torch._dynamo.reset()
+
+
+def register() -> None:
+    """Makes the name known to torch.compile, where the package is not installed and its entry point not there."""
+    if NAME not in torch._dynamo.list_backends():
+        torch._dynamo.register_backend(backend, name=NAME)

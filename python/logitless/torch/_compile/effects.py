@@ -1,0 +1,61 @@
+"""What operations of a graph that torch.compile has captured do besides making values."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+
+import torch
+
+_IN_PLACE = {
+    f for name, f in vars(operator).items() if name.startswith("i") and name[1:] in vars(operator)
+}  # iadd beside add
+_STATISTICS = {"batch_norm", "instance_norm"}  # running ones are written
+
+
+def name_of(node: torch.fx.Node) -> str:
+    """Of the function or method, without a module."""
+    if isinstance(node.target, str):
+        return node.target
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.name.split("::")[1]
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def mutates(node: torch.fx.Node) -> bool:
+    """Whether it writes into memory that exists, or may."""
+    if node.op == "call_module":
+        return True
+    if node.op not in ("call_function", "call_method"):
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.is_mutable
+    name = name_of(node)
+    if node.target in _IN_PLACE or node.target is operator.setitem or name in _STATISTICS or name == "__setitem__":
+        return True
+    if (name.endswith("_") and not name.endswith("__")) or node.kwargs.get("out") is not None:
+        return True
+    return _asked_to(node)
+
+
+def _asked_to(node: torch.fx.Node) -> bool:
+    """By an argument named inplace."""
+    if node.kwargs.get("inplace"):
+        return True
+    try:
+        names = list(inspect.signature(node.target).parameters) if callable(node.target) else []
+    except (TypeError, ValueError):
+        return False
+    place = names.index("inplace") if "inplace" in names else len(node.args)
+    return place < len(node.args) and bool(node.args[place])
+
+
+def opaque(node: torch.fx.Node) -> bool:
+    """Whether what it does is unknown, or changes how others compute: gradients or autocast on and off, operators of
+    higher order."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return False
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return True
+    name = name_of(node)
+    return name.startswith(("_enter_", "_exit_", "_set_", "set_", "_saved_tensors", "_vmap_", "_grad_", "_jvp_"))

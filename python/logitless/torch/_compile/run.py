@@ -1,0 +1,114 @@
+"""Regions as functions of a captured graph: programs of the library where that pays, and what stood there where not."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import textwrap
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+import torch.utils._pytree as pytree
+
+from logitless._autochunk.options import Limits
+from logitless._autochunk.plan import format_bytes
+from logitless.torch._autochunk import native, transforms
+from logitless.torch._autochunk.function import AutoChunked, Plan, outputs_of, specialized
+from logitless.torch._autochunk.trace import alone
+from logitless.torch._compile.regions import Region, described, extracted
+
+log = logging.getLogger("logitless.torch.compile")
+
+
+class _Body:
+    """A region's graph as a function, whose operations keep the lines that they come from."""
+
+    def __init__(self, module: torch.fx.GraphModule):
+        self.module = module
+        self.__signature__ = _signature(module)
+
+    def __call__(self, *inputs):
+        return torch.fx.Interpreter(self.module).run(*inputs)
+
+
+def _signature(module: torch.fx.GraphModule) -> inspect.Signature:
+    names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+    return inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+
+
+class ChunkedRegion(AutoChunked):
+    """What stands in the place of a region: called by the tracer of AOTAutograd, whose tensors have no numbers."""
+
+    def __init__(self, owner: torch.fx.GraphModule, region: Region, limits: Limits, min_bytes: int):
+        self.body = extracted(owner, region)
+        super().__init__(_Body(self.body), limits, "auto", "run")
+        self.__name__ = self.__qualname__ = "logitless_region"
+        self.what = described(region.seed)
+        self.min_bytes = min_bytes
+        self.told: list[str] = []  # what was done, each different text once
+
+    def __call__(self, *inputs):
+        plan, tensors = self._decided(inputs)
+        if isinstance(plan, str):
+            return self.body(*inputs)
+        return outputs_of(plan, tensors)
+
+    def refused(self, error, stacklevel: int) -> str:
+        return str(error)
+
+    def _decided(self, inputs) -> tuple[Plan | str, list[torch.Tensor]]:
+        try:
+            transforms.refuse_in_graph()
+            plan, tensors = self._plan(pytree.tree_map(specialized, inputs), {}, {})
+            if not isinstance(plan, str):
+                plan = self._worthwhile(plan, tensors[0].device)
+        # Whatever it is that cannot be had, the graph is compiled without it.
+        except Exception as error:
+            plan, tensors = f"{type(error).__name__}: {error}", []
+        text = f"not chunked: {self.what}: {plan}" if isinstance(plan, str) else f"chunked: {self.what}\n{plan.describe()}"
+        if text not in self.told:
+            self.told.append(text)
+            log.info("%s", text)
+        return plan, tensors
+
+    def _worthwhile(self, plan: Plan, device: torch.device) -> Plan | str:
+        if plan.traced.captured:
+            return "it holds tensors of its own"
+        made = [c for c in (plan.forward, plan.backward) if c is not None]
+        before, after = (max(getattr(c, name) for c in made) for name in ("before", "after"))
+        if before - after < max(self.min_bytes // 2, before // 4):
+            return f"chunks would take {format_bytes(after)}, without them {format_bytes(before)}"
+        with alone():
+            for compiled in made:
+                native.runner(compiled.request, device)  # what a GPU lacks is known now
+        return plan
+
+
+@dataclass
+class CompiledGraph:
+    """What became of a graph."""
+
+    number: int
+    operations: int
+    inner: str
+    regions: list[ChunkedRegion] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+
+    def describe(self) -> str:
+        lines = [f"graph {self.number}: {self.operations} operations, those outside of what is chunked by {self.inner}"]
+        lines += [text for region in self.regions for text in region.told]
+        lines += [f"not chunked: {what}: {why}" for what, why in self.refused]
+        if len(lines) == 1:
+            lines.append("no product is large enough (min_bytes)")
+        return textwrap.indent("\n".join(lines), "  ").removeprefix("  ").rstrip()
+
+
+_KEPT = 64
+graphs: deque[CompiledGraph] = deque(maxlen=_KEPT)
+
+
+def explain_compiled() -> str:
+    """What ``torch.compile(..., backend="logitless")`` did with the graphs that it compiled in this process, the last 64
+    of them: which parts are chunked, with their memory before and after, and which are not and why."""
+    return "\n".join(graph.describe() for graph in graphs) + "\n" if graphs else "no graph was compiled\n"
