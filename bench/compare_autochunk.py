@@ -1,60 +1,207 @@
 #!/usr/bin/env python3
-"""logitless.torch.autochunk by its two executors against the function it is given: loss and gradients, eagerly.
+"""logitless.torch.autochunk by its two executors against the function it is given, eagerly and by torch.compile: the losses of
+tests/python/torch/losses_battery, outputs and gradients.
 
-    python bench/compare_autochunk.py [--loss z_loss|dpo] [--tokens N --dim D --vocab V] [--dtype T] [--device cpu|cuda]
-                                      [--budget BYTES ...] [--chunks N ...] [--executors python native] [--repeat R]
+    python bench/compare_autochunk.py [--loss NAME|FAMILY|all ...] [--tokens N --dim D --vocab V] [--dtype T] [--device cpu|cuda]
+                                      [--budget BYTES|SHARE ...] [--chunks N ...] [--executors python native]
+                                      [--inductor plain chunker] [--repeat R] [--json FILE] [--explain]
+    python bench/compare_autochunk.py --summary FILE ... [--clock times|cpu_times]
 
-Random and fresh; a budget of 0 is none; chunks are forced ones, which take heads off the engine. Each is run R times by turns; prints median ms of forward and backward, the ratio to
-the function itself, and what it takes at its peak beyond inputs (gradients among it): of CUDA's allocator, or on a CPU
-of the compiled plan alone, beyond inputs and results. What runs out of memory is said to.
+Random and fresh. N x V are the numbers of each loss's big value, whatever it is. A budget of 0 is none, 0.25 a quarter of the big value; chunks
+are forced ones, which take heads off the engine. --inductor: torch.compile as it is, and with its own auto-chunker. Each is run R
+times by turns after a warm-up; prints median ms of forward and backward, the ratio to the function itself by the clock and in processor
+time (which others on the machine disturb less, and which does not see a thread wait), the peak of PyTorch's allocator beyond inputs,
+gradients among it, and the seconds of the first call (tracing, compiling). Of autochunk's plans also what they report beyond inputs and
+results, and what was measured of the same. --json: a line for each loss, which --summary reads.
 """
 import argparse
+import json
+import os
 import statistics
+import sys
 import time
+import warnings
+from pathlib import Path
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # of PyTorch's profiler, which counts memory; before torch
 import torch
-import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/python/torch"))
+from losses_battery import CASES, Sizes
+from losses_battery.step import outputs_and_gradients, peak_of, plan_peaks
 from logitless.torch import autochunk
 
-
-def z_loss(hidden, weight, target, *ignored):
-    """The mean cross entropy with a z-loss."""
-    logits = (hidden @ weight.T).float()
-    return F.cross_entropy(logits, target) + 1e-4 * logits.logsumexp(-1).square().mean()
+FIRST = "the function"
 
 
-def log_probability(hidden, weight, target):
-    logits = (hidden @ weight.T).float()
-    return logits.log_softmax(-1).gather(-1, target[:, None]).squeeze(-1).view(16, -1).sum(1)
+def cases(wanted):
+    """In the order in which they are named, those of a family or all in the battery's."""
+    found = [c for w in wanted for c in CASES.values() if w in ("all", c.name, c.family)]
+    unknown = set(wanted) - {"all"} - {c.name for c in found} - {c.family for c in found}
+    if unknown:
+        families = ", ".join(sorted({c.family for c in CASES.values()}))
+        raise SystemExit(f"--loss: no {', '.join(sorted(unknown))}; expected all, one of {families}, or {', '.join(CASES)}")
+    return found
 
 
-def dpo(hidden, weight, target, reference, reference_weight):
-    """8 chosen and 8 rejected sequences against a reference with a head of its own."""
-    margin = log_probability(hidden, weight, target) - log_probability(reference, reference_weight, target)
-    return -F.logsigmoid(0.1 * (margin[:8] - margin[8:])).mean()
+def budget_of(text, case, sizes):
+    """Bytes or text of --budget; None: none."""
+    if text == "0":
+        return None
+    try:
+        share = float(text)
+    except ValueError:
+        return text
+    return int(share * case.big_bytes(sizes)) if share <= 1 else int(share)
 
 
-LOSSES = {f.__name__: f for f in (z_loss, dpo)}
+def runs_of(args, case, sizes):
+    """What is compared, by name."""
+    runs = {FIRST: case.function}
+    for kind in args.inductor:
+        runs[f"torch.compile{', its chunker' if kind == 'chunker' else ''}"] = inductor(case.function, kind)
+    for executor in args.executors:
+        for text in args.budget:
+            name = f"autochunk, {executor}, {'no budget' if text == '0' else text}"
+            runs[name] = autochunk(case.function, memory_budget=budget_of(text, case, sizes), executor=executor)
+        for chunks in args.chunks:
+            runs[f"autochunk, {executor}, {chunks} chunks"] = autochunk(case.function, chunks=chunks, executor=executor)
+    return runs
 
 
-def problem(args):
-    generator = torch.Generator(args.device).manual_seed(0)
-    dtype = getattr(torch, args.dtype)
+def inductor(function, kind):
+    if kind == "plain":
+        return torch.compile(function, dynamic=False)
+    if not hasattr(torch._inductor.config, "auto_chunker"):
+        raise SystemExit(f"--inductor chunker: PyTorch {torch.__version__} has none")
+    return torch.compile(function, dynamic=False, options={"auto_chunker.enable": True})
 
-    def normal(rows, scale):
-        made = torch.randn(rows, args.dim, generator=generator, device=args.device, dtype=torch.float32)
-        return made.mul_(scale).to(dtype)
 
-    scale = 2 / args.dim**0.5
-    hidden, weight = normal(args.tokens, 1).requires_grad_(), normal(args.vocab, scale).requires_grad_()
-    target = torch.randint(args.vocab, (args.tokens,), generator=generator, device=args.device)
-    given = [hidden, weight, target]
-    return given + [normal(args.tokens, 1), normal(args.vocab, scale)] if args.loss == "dpo" else given
+class Meter:
+    """Times a step, and measures its memory."""
+
+    def __init__(self, device):
+        self.gpu = device == "cuda"
+
+    def seconds(self, step):
+        """By the clock, and of processor time of all threads."""
+        if self.gpu:
+            torch.cuda.synchronize()
+        start, worked = time.perf_counter(), time.process_time()
+        step()
+        if self.gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter() - start, time.process_time() - worked
+
+    def peak(self, step, results_count=True):
+        if not self.gpu:
+            return peak_of(step, results_count)[0]
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        made = step()
+        torch.cuda.synchronize()
+        kept = 0 if results_count else sum(t.untyped_storage().nbytes() for t in made)
+        return torch.cuda.max_memory_allocated() - before - kept
+
+
+def report_of(chunked, given, meter):
+    """What a plan says it takes beyond inputs and results, and what it does take."""
+    plan = chunked.last
+    if isinstance(plan, str):
+        return None
+    peaks = plan_peaks(plan, given, lambda run: meter.peak(run, results_count=False))
+    return max((compiled.after, took) for compiled, took in peaks)
+
+
+def measured(args, case, sizes):
+    """{name: what was found of it} for one loss."""
+    given = case.arguments(sizes, args.device, getattr(torch, args.dtype))
+    meter, found, ready = Meter(args.device), {}, {}
+    for name, function in runs_of(args, case, sizes).items():
+        def step(function=function):
+            return outputs_and_gradients(function, given)
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                first, _ = meter.seconds(step)
+                entry = {"first_s": first, "peak": meter.peak(step), "times": [], "cpu_times": []}
+            if name.startswith("autochunk"):
+                entry["report"] = report_of(function, given, meter)
+                if args.explain:
+                    print(function.explain(), flush=True)
+        except torch.OutOfMemoryError:
+            found[name] = {"failed": "out of memory"}
+            continue
+        except Exception as error:  # a loss that one of them does not take is a row of the table
+            found[name] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+            continue
+        found[name], ready[name] = entry, step
+    for _ in range(args.repeat):
+        for name, step in ready.items():
+            seconds, worked = meter.seconds(step)
+            found[name]["times"].append(seconds)
+            found[name]["cpu_times"].append(worked)
+    torch._dynamo.reset()
+    return found
+
+
+def ratio(found, name, clock):
+    """Of medians, to the function's; NaN where that does not run."""
+    first = found[FIRST]
+    return statistics.median(found[name][clock]) / statistics.median(first[clock]) if clock in first else float("nan")
+
+
+def show(case, sizes, found):
+    print(f"{case.family}: {case.name}, {case.big}, {case.big_bytes(sizes) / 2**20:.0f} MiB", flush=True)
+    for name, entry in found.items():
+        if "failed" in entry:
+            print(f"  {name:34} {entry['failed']}", flush=True)
+            continue
+        median = statistics.median(entry["times"])
+        text = f"  {name:34} {median * 1e3:9.1f} ms {ratio(found, name, 'times'):6.2f} {ratio(found, name, 'cpu_times'):6.2f}"
+        text += f" {entry['peak'] / 2**20:9.1f} MiB"
+        text += f"   first call {entry['first_s']:6.2f} s"
+        if entry.get("report"):
+            text += "   reports {:.1f}, measured {:.1f} MiB".format(*(b / 2**20 for b in entry["report"]))
+        print(text, flush=True)
+
+
+def summarize(lines, clock):
+    """How many losses are chunked within a quarter, median and worst ratio, and report against measured, of each way."""
+    names = dict.fromkeys(name for line in lines for name in line["found"] if name != FIRST)
+    print(f"{len(lines)} losses")
+    for name in names:
+        ratios, quarter, report, refused = {}, 0, {}, []
+        for line in lines:
+            entry, first = line["found"].get(name), line["found"][FIRST]
+            if entry is None or "failed" in first:
+                continue
+            if "failed" in entry:
+                refused.append(line["loss"])
+                continue
+            ratios[line["loss"]] = ratio(line["found"], name, clock)
+            if entry.get("report"):
+                said, was = entry["report"]
+                quarter += was <= line["big"] / 4
+                report[line["loss"]] = said / max(was, 1) - 1
+        if not ratios:
+            continue
+        worst = sorted(ratios, key=ratios.get, reverse=True)
+        print(f"{name}: {len(ratios)} run, {len(refused)} do not; time over the function's: median "
+              f"{statistics.median(ratios.values()):.2f}, over 1.3 in {sum(r > 1.3 for r in ratios.values())}, worst "
+              + ", ".join(f"{n} {ratios[n]:.2f}" for n in worst[:8]))
+        if report:
+            off = sorted(report, key=lambda n: abs(report[n]), reverse=True)
+            print(f"  within a quarter of the big value: {quarter}; report within 10 % of measured: "
+                  f"{sum(abs(r) <= 0.1 for r in report.values())} of {len(report)}, worst "
+                  + ", ".join(f"{n} {100 * report[n]:+.0f} %" for n in off[:8]))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loss", choices=sorted(LOSSES), default="z_loss")
+    parser.add_argument("--loss", nargs="+", default=["z_loss"])
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--vocab", type=int, default=16384)
@@ -62,64 +209,30 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--budget", nargs="*", default=["0", "64MiB"])
     parser.add_argument("--chunks", nargs="*", type=int, default=[])
-    parser.add_argument("--executors", nargs="+", default=["python", "native"])
+    parser.add_argument("--executors", nargs="*", choices=["python", "native"], default=["python", "native"])
+    parser.add_argument("--inductor", nargs="*", choices=["plain", "chunker"], default=[])
     parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--clock", choices=["times", "cpu_times"], default="times", help="that summaries are of")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--summary", type=Path, nargs="+")
     parser.add_argument("--explain", action="store_true", help="print what was done")
     args = parser.parse_args()
-    gpu = args.device == "cuda"
-    loss, given = LOSSES[args.loss], problem(args)
-    runs = {"the function": loss}
-    for budget in args.budget:
-        for executor in args.executors:
-            name = f"autochunk, {executor}, {'no budget' if budget == '0' else budget}"
-            runs[name] = autochunk(loss, memory_budget=None if budget == "0" else budget, executor=executor)
-
-    for chunks in args.chunks:
-        for executor in args.executors:
-            runs[f"autochunk, {executor}, {chunks} chunks"] = autochunk(loss, chunks=chunks, executor=executor)
-
-    def step(function):
-        given[0].grad = given[1].grad = None
-        function(*given).backward()
-
-    times, peaks = {}, {}
-    for turn in range(args.repeat + 1):
-        for name, function in runs.items():
-            given[0].grad = given[1].grad = None
-            if times.get(name, []) is None:
-                continue
-            if gpu:
-                torch.cuda.synchronize()
-                torch.cuda.reset_peak_memory_stats()
-                before = torch.cuda.memory_allocated()
-            start = time.perf_counter()
-            try:
-                step(function)
-            except torch.OutOfMemoryError:
-                times[name] = None
-                continue
-            if gpu:
-                torch.cuda.synchronize()
-            times.setdefault(name, [])
-            if turn > 0:
-                times[name].append(time.perf_counter() - start)
-            if gpu:
-                peaks[name] = torch.cuda.max_memory_allocated() - before
-            elif function is not loss:
-                peaks[name] = function.last.forward.after
-    kind = torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{args.loss}, {args.tokens} x {args.dim} x {args.vocab}, {args.dtype}, PyTorch {torch.__version__}, {kind}")
-    first = None if times["the function"] is None else statistics.median(times["the function"])
-    for name, found in times.items():
-        if found is None:
-            print(f"{name:36} out of memory", flush=True)
-            continue
-        median = statistics.median(found)
-        ratio = f"{median / first:6.2f}" if first else ""
-        held = f"{peaks[name] / 2**20:9.1f} MiB" if name in peaks else ""
-        print(f"{name:36} {median * 1e3:9.1f} ms {ratio} {held}", flush=True)
-        if args.explain and runs[name] is not loss:
-            print(runs[name].explain(), flush=True)
+    if args.summary:
+        lines = [json.loads(text) for path in args.summary for text in path.read_text().splitlines()]
+        return summarize(lines, args.clock)
+    chosen, sizes = cases(args.loss), Sizes(args.tokens, args.dim, args.vocab)
+    kind = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    print(f"{args.tokens} x {args.dim} x {args.vocab}, {args.dtype}, PyTorch {torch.__version__}, {kind}", flush=True)
+    lines = []
+    for case in chosen:
+        found = measured(args, case, sizes)
+        show(case, sizes, found)
+        lines.append({"loss": case.name, "family": case.family, "big": case.big_bytes(sizes), "found": found})
+        if args.json:
+            with args.json.open("a") as file:
+                file.write(json.dumps(lines[-1]) + "\n")
+    if len(lines) > 1:
+        summarize(lines, args.clock)
 
 
 if __name__ == "__main__":

@@ -36,11 +36,11 @@ class Recorder(TorchDispatchMode):
             made = kwargs["out"]
         else:
             made = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.logsumexp.default:  # it holds the exponentials meanwhile
-            self._temporary(args[0].numel() * args[0].element_size())
         for tensor in pytree.tree_leaves(made):
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor)
+        if func is torch.ops.aten.logsumexp.default:  # it holds the exponentials and the maxima meanwhile
+            self._temporary((args[0].numel() + made.numel()) * made.element_size())
         return made
 
     def _temporary(self, size: int) -> None:
