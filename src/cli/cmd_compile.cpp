@@ -172,6 +172,7 @@ void CompileCommand::run() {
   const Graph program = graph();
   if (model.empty()) check_sizes(program, options.sizes);
   options.chunk = !no_chunk;
+  options.explore = options.chunk && (explain || json || !html.empty());
   options.head_engine = !no_head_engine;
   if (no_epilogues && !on_gpu) throw UsageError("--no-epilogues: is of --device cuda");
   options.epilogues = !no_epilogues;
@@ -315,7 +316,9 @@ Command add_compile(CLI::App& app) {
   sub->add_flag("--no-epilogues", args->no_epilogues,
                 "products on a GPU that but multiply: loops add biases and residuals")
       ->group("Device");
-  sub->add_flag("--explain", args->explain, "print the decisions and the memory (the default)")
+  sub->add_flag(
+         "--explain", args->explain,
+         "print the decisions and the memory (the default), and what other budgets would take")
       ->group("Output");
   sub->add_flag("--json", args->json, "print the same as JSON, with the memory over time")
       ->group("Output");

@@ -117,24 +117,6 @@ std::vector<bool> added_outputs(const ir::Graph& graph, const std::vector<std::s
   return added;
 }
 
-// The program, and the one without loops where it is faster.
-std::vector<PlanPoint> plans_of(const CompiledProgram::State& s) {
-  const auto point = [&](const ir::Program& p, double seconds, std::string what, bool chosen) {
-    const double base = s.unchunked.multiply_adds;
-    return PlanPoint{static_cast<std::size_t>(p.value_bytes),
-                     static_cast<std::size_t>(p.arena_bytes),
-                     seconds,
-                     base > 0.0 ? p.multiply_adds / base - 1.0 : 0.0,
-                     std::move(what),
-                     chosen};
-  };
-  std::vector<PlanPoint> points = {
-      point(s.program, s.predicted_seconds, concat(s.regions.size(), " regions in loops"), true)};
-  if (s.unchunked_seconds < s.predicted_seconds && s.program.value_bytes < s.unchunked.value_bytes)
-    points.push_back(point(s.unchunked, s.unchunked_seconds, "no loops", false));
-  return points;
-}
-
 void check_strictly(const CompiledProgram::State& s) {
   const std::int64_t bytes = s.bounded_bytes(s.program);
   require(s.budget == 0 || bytes <= s.budget,
@@ -168,6 +150,8 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
   state->budget_with_scratch = options.budget_with_scratch;
 
   ir::Compilation c{*target, state->budget, options.chunks, options.chunk, options.head_engine};
+  c.budget_with_scratch = options.budget_with_scratch;
+  c.explore = options.explore;
   c.graph = bound(GraphAccess::of(source), options.sizes);
   c.added = added_outputs(c.graph, options.added);
   ir::run_pipeline(c, [&](const ir::Pass& pass, double seconds) {
@@ -181,9 +165,10 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
   state->program = std::move(c.program);
   state->regions = std::move(c.regions);
   state->refusals = std::move(c.refusals);
+  state->plans = std::move(c.plans);
+  state->search = std::move(c.search);
   state->predicted_seconds = ir::predicted_seconds(state->program, target->rates());
   state->unchunked_seconds = ir::predicted_seconds(state->unchunked, target->rates());
-  if (options.chunk) state->plans = plans_of(*state);
   if (options.strict) check_strictly(*state);
   state->parameters = tensors(state->graph, false);
   state->results = tensors(state->graph, true);

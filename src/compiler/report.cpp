@@ -50,10 +50,11 @@ Peak peak_of(const ir::Program& program) {
 
 std::string region_text(const ir::ChunkedRegion& r) {
   const std::int64_t rounds = (r.extent + r.chunk - 1) / r.chunk;
-  std::string text = concat("  ", r.seed, "\n    along ", r.cut, ": ", r.extent, " in ", rounds,
-                            " chunk", rounds > 1 ? "s" : "", " of ", r.chunk, ", ", r.phases,
-                            " phase", r.phases > 1 ? "s" : "", "; arena ", bytes_text(r.before),
-                            " -> ", bytes_text(r.after));
+  std::string text =
+      concat("  ", r.seed, r.count > 1 ? concat(" and ", r.count - 1, " alike") : std::string(),
+             "\n    along ", r.cut, ": ", r.extent, " in ", rounds, " chunk", rounds > 1 ? "s" : "",
+             " of ", r.chunk, ", ", r.phases, " phase", r.phases > 1 ? "s" : "", "; arena ",
+             bytes_text(r.before), " -> ", bytes_text(r.after));
   if (r.extra_work > 1e-4)
     text += concat("; ", fixed(100.0 * r.extra_work, 1), " % more multiply-adds");
   if (r.unit_tangents)
@@ -188,6 +189,7 @@ Json report(const State& s) {
   Json regions = Json::array();
   for (const ir::ChunkedRegion& r : s.regions) {
     regions.push_back({{"seed", r.seed},
+                       {"count", r.count},
                        {"cut", r.cut},
                        {"extent", r.extent},
                        {"chunk", r.chunk},

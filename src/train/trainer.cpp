@@ -48,25 +48,6 @@ std::int64_t draw(std::span<const float> logits, const SampleOptions& options,
   return order[kept - 1];
 }
 
-// compile() bounds what values take; here the budget bounds the whole arena, kernels' scratch
-// included. Where it cannot be met, the least there is.
-CompiledProgram compile_within(const Graph& graph, CompileOptions options) {
-  constexpr int kTries = 8;
-  const std::size_t budget = options.memory_budget;
-  CompiledProgram best = compile(graph, options);
-  std::size_t last = best.arena_bytes();
-  for (int i = 0; i < kTries && budget > 0 && last > budget; ++i) {
-    // Less by what was too much, and by an eighth at least: arenas shrink in steps.
-    const std::size_t over = std::max(last - budget, options.memory_budget / 8);
-    if (over >= options.memory_budget) break;
-    options.memory_budget -= over;
-    CompiledProgram next = compile(graph, options);
-    last = next.arena_bytes();
-    if (last < best.arena_bytes()) best = std::move(next);
-  }
-  return best;
-}
-
 // Why a plan that may be a far-field one is none.
 std::string why_dense(const LossPlan& plan) {
   std::string text;
@@ -142,9 +123,10 @@ CompiledProgram Trainer::within_budget(const Graph& graph, std::vector<std::stri
   compile_options.head_engine = options_.head_engine;
   compile_options.epilogues = options_.epilogues;
   compile_options.memory_budget = options_.memory_budget;
+  compile_options.budget_with_scratch = true;  // it is what a run takes
   compile_options.threads = options_.threads;
   compile_options.added = std::move(added);
-  return compile_within(graph, compile_options);
+  return compile(graph, compile_options);
 }
 
 Trainer::Runner Trainer::compiled(const Graph& graph, const Pointers& others,

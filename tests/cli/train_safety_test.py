@@ -243,7 +243,7 @@ class BudgetTest(CommandTest):
         options = ["--data", self.data, "--vocab", 8192, "--dim", 64, "--heads", 2, "--layers", 1, "--length", 64, "--batch", 4,
                    "--dtype", "bf16", "--steps", 1, "--warmup", 0, "--threads", 4, *QUIET, "--json"]
         accepted = []
-        for budget in (300, 3000, 3500, 4000, 8000):
+        for budget in (300, 1000, 1500, 2000, 2300, 2600, 3000, 3500, 4000, 5000, 6000, 8000):
             done = run(*options, "--budget", f"{budget}KiB")
             if done.returncode == 0:
                 accepted.append(budget)

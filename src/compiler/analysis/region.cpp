@@ -22,8 +22,9 @@ enum class Leading : std::uint8_t {
 
 class Grower {
  public:
-  Grower(const Graph& graph, Value seed, Leading leading)
-      : g_(graph), users_(graph.users()), seed_(elements_of(graph.type(seed))), leading_(leading) {
+  Grower(const Graph& graph, const std::vector<std::vector<int>>& users, Value seed,
+         Leading leading)
+      : g_(graph), users_(users), seed_(elements_of(graph.type(seed))), leading_(leading) {
     region_.seed = seed;
   }
 
@@ -55,7 +56,7 @@ class Grower {
 
  private:
   const Graph& g_;
-  const std::vector<std::vector<int>> users_;
+  const std::vector<std::vector<int>>& users_;
   const std::int64_t seed_;
   const Leading leading_;
   Split split_;
@@ -183,15 +184,18 @@ class Grower {
 
   void find_phases() {
     region_.phase.assign(static_cast<std::size_t>(g_.size()), 0);
+    std::vector<bool> inside(static_cast<std::size_t>(g_.size()), false);
+    for (const auto& [node, how] : region_.nodes) inside[static_cast<std::size_t>(node)] = true;
     for (int id = 0; id < g_.size(); ++id) {
       const Node& n = g_.node(id);
       int& phase = region_.phase[static_cast<std::size_t>(id)];
+      const bool here = inside[static_cast<std::size_t>(id)];
       for (std::size_t i = 0; i < n.operands.size(); ++i) {
-        const int p = n.operands[i].node;
-        const bool waits = region_.inside(p) && !(region_.inside(id) && flows(region_, g_, id, i));
-        phase = std::max(phase, region_.phase[static_cast<std::size_t>(p)] + (waits ? 1 : 0));
+        const auto p = static_cast<std::size_t>(n.operands[i].node);
+        const bool waits = inside[p] && !(here && flows(region_, g_, id, i));
+        phase = std::max(phase, region_.phase[p] + (waits ? 1 : 0));
       }
-      if (region_.inside(id)) region_.phases = std::max(region_.phases, phase + 1);
+      if (here) region_.phases = std::max(region_.phases, phase + 1);
     }
   }
 };
@@ -214,7 +218,11 @@ class UnitTangent {
     }
     for (const Output& output : g_.outputs()) out_.add_output(output.name, plain(output.value));
     const Value seed = unit(region_.seed);
-    return {std::move(out_), seed};
+    std::vector<int> copies(static_cast<std::size_t>(g_.size()), -1);
+    for (const auto* nodes : {&plain_, &unit_}) {
+      for (const auto& [from, to] : *nodes) copies[static_cast<std::size_t>(from)] = to;
+    }
+    return {std::move(out_), seed, std::move(copies)};
   }
 
  private:
@@ -308,11 +316,15 @@ bool flows(const Region& region, const Graph& graph, int node, std::size_t i) {
 }
 
 Region grow_region(const Graph& graph, Value seed, const Split& split) {
-  Region region = Grower(graph, seed, Leading::tiny).run(split);
+  return grow_region(graph, graph.users(), seed, split);
+}
+Region grow_region(const Graph& graph, const std::vector<std::vector<int>>& users, Value seed,
+                   const Split& split) {
+  Region region = Grower(graph, users, seed, Leading::tiny).run(split);
   if (region.phases < 2) return region;
   // What leads from the big values of one phase to those of the next is computed in every chunk, be
   // it wide: that costs memory of a chunk, and another phase the big values once more.
-  Region wide = Grower(graph, seed, Leading::all).run(split);
+  Region wide = Grower(graph, users, seed, Leading::all).run(split);
   return !wide.nodes.empty() && wide.phases < region.phases ? wide : region;
 }
 

@@ -38,6 +38,9 @@ bool is_tiny(std::int64_t elements, const Graph& graph, Value seed, const Split&
 
 // The region around `seed` cut so. Empty nodes when the seed itself cannot be cut.
 Region grow_region(const Graph& graph, Value seed, const Split& split);
+// The same with graph.users() at hand, where many are grown.
+Region grow_region(const Graph& graph, const std::vector<std::vector<int>>& users, Value seed,
+                   const Split& split);
 
 // Whether operand i of a node inside is read chunk by chunk from the same chunk's computation.
 bool flows(const Region& region, const Graph& graph, int node, std::size_t i);
@@ -47,7 +50,8 @@ bool flows(const Region& region, const Graph& graph, int node, std::size_t i);
 // nothing where there is no such scalar.
 struct UnitTangents {
   Graph graph;
-  Value seed;  // of the region, in it
+  Value seed;               // of the region, in it
+  std::vector<int> copies;  // by node of the old graph: the one that is now its like; -1: none
 };
 std::optional<UnitTangents> unit_tangents(const Graph& graph, const Region& region);
 

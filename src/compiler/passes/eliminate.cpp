@@ -118,6 +118,7 @@ Graph eliminate_common_of_loops(const Graph& graph) {
   const std::vector<int> same = first_equal(graph);
   std::vector<int> to(same.size());
   std::iota(to.begin(), to.end(), 0);
+  bool any = false;
   for (const Node& n : graph.nodes()) {
     if (n.op != Op::loop) continue;
     std::map<int, int> first;  // of this loop's operands
@@ -125,8 +126,10 @@ Graph eliminate_common_of_loops(const Graph& graph) {
       const auto at = static_cast<std::size_t>(v.node);
       const auto [found, is_new] = first.emplace(same[at], v.node);
       if (!is_new) to[at] = std::min(to[at], found->second);
+      any = any || to[at] != v.node;
     }
   }
+  if (!any) return graph;
   const std::vector<bool> keep(same.size(), true);
   return eliminate_dead(
       copied(graph, keep, [&](int id) { return to[static_cast<std::size_t>(id)]; }));

@@ -15,57 +15,88 @@ namespace {
 
 class LoopFormer {
  public:
-  LoopFormer(const Graph& graph, const Region& region, std::int64_t chunk)
-      : g_(graph), r_(region), chunk_(std::min(chunk, region.extent)), users_(graph.users()) {
-    for (int k = 0; k < r_.phases; ++k) loops_.emplace_back();
+  LoopFormer(const Graph& graph, std::span<const LoopCut> cuts, std::string group)
+      : g_(graph),
+        group_(std::move(group)),
+        users_(graph.users()),
+        cut_of_(static_cast<std::size_t>(graph.size()), -1) {
+    for (std::size_t c = 0; c < cuts.size(); ++c) {
+      const Region& r = cuts[c].region;
+      check(!r.nodes.empty() && r.extent > 0, "form_loops: an empty region");
+      for (const auto& [node, how] : r.nodes) {
+        int& cut = cut_of_[static_cast<std::size_t>(node)];
+        check(cut < 0, "form_loops: a node of two regions");
+        cut = static_cast<int>(c);
+      }
+      first_loop_.push_back(static_cast<int>(loops_.size()));
+      const std::int64_t chunk = std::clamp<std::int64_t>(cuts[c].chunk, 1, r.extent);
+      for (int k = 0; k < r.phases; ++k) loops_.push_back({r, k, chunk});
+    }
     for (const Output& output : g_.outputs()) outputs_.insert(output.value);
   }
 
-  Graph run() {
-    for (int k = r_.phases - 1; k >= 0; --k) demand(k);
-    order();
+  // Nothing where loops wait for each other.
+  std::optional<Graph> run() {
+    for (auto loop = loops_.rbegin(); loop != loops_.rend(); ++loop) demand(*loop);
+    if (!order()) return std::nullopt;
     return std::move(out_);
   }
 
  private:
   using Read = std::pair<Value, Need>;
   struct LoopPlan {
-    std::set<int> body;          // nodes of the graph computed in it
-    std::vector<Value> results;  // values that leave it
-    std::vector<Read> inputs;    // values that enter it, and how
-    std::set<Read> reads;        // the same
-    int first = 0;               // its place in the order of nodes
+    const Region& region;
+    int phase = 0;
+    std::int64_t chunk = 1;
+    std::set<int> body = {};          // nodes of the graph computed in it
+    std::vector<Value> results = {};  // values that leave it
+    std::vector<Read> inputs = {};    // values that enter it, and how
+    std::set<Read> reads = {};        // the same
+    int first = 0;                    // its place in the order of nodes
   };
 
   const Graph& g_;
-  const Region& r_;
-  const std::int64_t chunk_;
+  const std::string group_;
   const std::vector<std::vector<int>> users_;
+  std::vector<int> cut_of_;      // of each node; -1: outside
+  std::vector<int> first_loop_;  // of each cut
   std::set<Value> outputs_;
   std::vector<LoopPlan> loops_;
   std::set<Value> kept_;  // values of a phase that later ones read
   Graph out_;
   std::map<Value, Value> mapped_;
+  int emitted_ = 0;
 
-  int phase(int node) const { return r_.phase[static_cast<std::size_t>(node)]; }
-  bool big(Value v) const { return is_big(elements_of(g_.type(v)), elements_of(g_.type(r_.seed))); }
+  bool inside(int node) const { return cut_of_[static_cast<std::size_t>(node)] >= 0; }
+  // The loop that makes the results of a node inside.
+  int loop_of(int node) const {
+    const auto first = static_cast<std::size_t>(cut_of_[static_cast<std::size_t>(node)]);
+    const int loop = first_loop_[first];
+    return loop +
+           loops_[static_cast<std::size_t>(loop)].region.phase[static_cast<std::size_t>(node)];
+  }
+  static int phase(const Region& r, int node) { return r.phase[static_cast<std::size_t>(node)]; }
+  bool big(const Region& r, Value v) const {
+    return is_big(elements_of(g_.type(v)), elements_of(g_.type(r.seed)));
+  }
 
   // Whether a value leaves the loop of its own phase.
-  bool leaves(Value v) const {
+  bool leaves(const Region& r, Value v) const {
     if (outputs_.contains(v) || kept_.contains(v)) return true;
     for (const int u : users_[static_cast<std::size_t>(v.node)]) {
       const Node& n = g_.node(u);
       for (std::size_t i = 0; i < n.operands.size(); ++i) {
-        if (n.operands[i] == v && !(r_.inside(u) && flows(r_, g_, u, i))) return true;
+        if (n.operands[i] == v && !(r.inside(u) && flows(r, g_, u, i))) return true;
       }
     }
     return false;
   }
 
-  // Whether loop k computes operand i of a node of its body itself: then or once more.
-  bool computed(int node, std::size_t i, int k) const {
+  // Whether a loop computes operand i of a node of its body itself: then or once more.
+  bool computed(const LoopPlan& loop, int node, std::size_t i) const {
     const Value v = g_.node(node).operands[i];
-    return flows(r_, g_, node, i) && (phase(v.node) == k || big(v));
+    return flows(loop.region, g_, node, i) &&
+           (phase(loop.region, v.node) == loop.phase || big(loop.region, v));
   }
   // Whether the body makes the operand of nothing.
   bool made(Value v, const Need& need) const {
@@ -74,15 +105,15 @@ class LoopFormer {
   }
   static Need normal(const Need& need) { return need.whole ? Need{} : need; }
 
-  // Decides what loop k computes. Later loops come first: they say what they read of it.
-  void demand(int k) {
-    LoopPlan& loop = loops_[static_cast<std::size_t>(k)];
+  // Decides what a loop computes. Later phases come first: they say what they read of it.
+  void demand(LoopPlan& loop) {
+    const Region& r = loop.region;
     std::vector<int> work;
-    for (const auto& [node, how] : r_.nodes) {
-      if (phase(node) != k) continue;
+    for (const auto& [node, how] : r.nodes) {
+      if (phase(r, node) != loop.phase) continue;
       for (std::size_t i = 0; i < g_.node(node).results.size(); ++i) {
         const Value v{node, static_cast<std::int32_t>(i)};
-        if (!leaves(v)) continue;
+        if (!leaves(r, v)) continue;
         loop.results.push_back(v);
         if (loop.body.insert(node).second) work.push_back(node);
       }
@@ -91,38 +122,37 @@ class LoopFormer {
     while (!work.empty()) {
       const int node = work.back();
       work.pop_back();
-      if (phase(node) == k) loop.first = std::min(loop.first, node);
-      const Chunked& how = r_.nodes.at(node);
+      if (phase(r, node) == loop.phase) loop.first = std::min(loop.first, node);
+      const Chunked& how = r.nodes.at(node);
       for (std::size_t i = 0; i < how.needs.size(); ++i) {
         const Value v = g_.node(node).operands[i];
-        if (computed(node, i, k)) {
+        if (computed(loop, node, i)) {
           if (loop.body.insert(v.node).second) work.push_back(v.node);
           continue;
         }
         if (made(v, how.needs[i])) continue;
-        if (flows(r_, g_, node, i)) kept_.insert(v);  // an earlier phase keeps it
+        if (flows(r, g_, node, i)) kept_.insert(v);  // an earlier phase keeps it
         const Read read{v, normal(how.needs[i])};
         if (loop.reads.insert(read).second) loop.inputs.push_back(read);
       }
     }
   }
 
-  // --- the new graph: nodes outside and loops, in the order of the old one as far as loops allow
-  void order() {
+  // --- the new graph: nodes outside and loops, in the order of the old one as far as loops allow.
+  // False where loops wait for each other.
+  bool order() {
     const int loops = static_cast<int>(loops_.size());
     const int units = g_.size() + loops;
-    std::vector<std::set<int>> after(static_cast<std::size_t>(units));
+    std::vector<std::vector<int>> after(static_cast<std::size_t>(units));
     std::vector<int> waiting(static_cast<std::size_t>(units), 0);
     std::vector<bool> exists(static_cast<std::size_t>(units), false);
-    const auto maker = [&](Value v) {
-      return r_.inside(v.node) ? g_.size() + phase(v.node) : v.node;
-    };
     const auto depends = [&](int unit, Value v) {
-      if (after[static_cast<std::size_t>(maker(v))].insert(unit).second)
-        ++waiting[static_cast<std::size_t>(unit)];
+      const int maker = inside(v.node) ? g_.size() + loop_of(v.node) : v.node;
+      after[static_cast<std::size_t>(maker)].push_back(unit);
+      ++waiting[static_cast<std::size_t>(unit)];
     };
     for (int id = 0; id < g_.size(); ++id) {
-      if (r_.inside(id)) continue;
+      if (inside(id)) continue;
       exists[static_cast<std::size_t>(id)] = true;
       for (const Value v : g_.node(id).operands) depends(id, v);
     }
@@ -151,15 +181,16 @@ class LoopFormer {
       if (unit < g_.size()) {
         copy(unit);
       } else {
-        emit_loop(unit - g_.size());
+        emit_loop(loops_[static_cast<std::size_t>(unit - g_.size())]);
       }
       for (const int next : after[static_cast<std::size_t>(unit)]) {
         if (--waiting[static_cast<std::size_t>(next)] == 0) ready.emplace(place(next), next);
       }
     }
-    check(left == 0, "form_loops: the phases wait for each other");
+    if (left != 0) return false;
     for (const Output& output : g_.outputs())
       out_.add_output(output.name, mapped_.at(output.value));
+    return true;
   }
 
   // The fp32 sum of a loop that v is the rounding of, if it has this dtype.
@@ -187,12 +218,13 @@ class LoopFormer {
       mapped_[{id, static_cast<std::int32_t>(i)}] = {first.node, static_cast<std::int32_t>(i)};
   }
 
-  void emit_loop(int k) {
-    const LoopPlan& plan = loops_[static_cast<std::size_t>(k)];
+  void emit_loop(const LoopPlan& plan) {
+    const Region& r = plan.region;
     auto loop = std::make_shared<Loop>();
-    loop->symbol = fresh_symbol();
-    loop->extent = r_.extent;
-    loop->chunk = chunk_;
+    loop->symbol = emitted_ == 0 ? group_ : concat(group_, "_", emitted_);
+    ++emitted_;
+    loop->extent = r.extent;
+    loop->chunk = plan.chunk;
     Graph& body = loop->body;
     body.name = loop->symbol;
     const auto parameter = [&](const std::string& name, Type type) {
@@ -212,7 +244,7 @@ class LoopFormer {
       Loop::Input input;
       if (!need.whole) {
         const Collapse to = collapse(*loop, need.split);
-        outer = reshape(out_, outer, to.shape(type.shape, Dim(r_.extent * need.split.factor)));
+        outer = reshape(out_, outer, to.shape(type.shape, Dim(r.extent * need.split.factor)));
         type.shape = to.shape(type.shape);
         input = {Loop::In::slice, need.split.dim, need.split.factor};
       }
@@ -224,25 +256,25 @@ class LoopFormer {
       std::vector<Value> reads;
       for (std::size_t i = 0; i < g_.node(id).operands.size(); ++i) {
         const Value v = g_.node(id).operands[i];
-        const Read read{v, normal(r_.nodes.at(id).needs[i])};
-        if (computed(id, i, k)) {
+        const Read read{v, normal(r.nodes.at(id).needs[i])};
+        if (computed(plan, id, i)) {
           reads.push_back(inner.at(v));
         } else if (made(v, read.second)) {
           const auto found = entered.find(read);
           reads.push_back(found != entered.end() ? found->second
-                                                 : entered[read] = make(*loop, read, first));
+                                                 : entered[read] = make(*loop, r, read, first));
         } else {
           reads.push_back(entered.at(read));
         }
       }
-      const Value made_value = clone(*loop, id, r_.nodes.at(id), std::move(reads), first);
+      const Value made_value = clone(*loop, r, id, r.nodes.at(id), std::move(reads), first);
       for (std::size_t i = 0; i < g_.node(id).results.size(); ++i)
         inner[{id, static_cast<std::int32_t>(i)}] = {
             made_value.node, static_cast<std::int32_t>(i) + made_value.index};
     }
     for (std::size_t i = 0; i < plan.results.size(); ++i) {
       const Value v = plan.results[i];
-      const Chunked& how = r_.nodes.at(v.node);
+      const Chunked& how = r.nodes.at(v.node);
       Loop::Result result;
       if (how.kind == Chunked::Kind::split) {
         const Split& s = how.results[static_cast<std::size_t>(v.index)];
@@ -266,25 +298,18 @@ class LoopFormer {
     }
   }
 
-  std::string fresh_symbol() const {
-    int count = 0;
-    for (const Node& n : out_.nodes()) count += n.op == Op::loop ? 1 : 0;
-    for (const Node& n : g_.nodes()) count += n.op == Op::loop ? 1 : 0;
-    return concat("c", count);
-  }
-
-  Value make(Loop& loop, const Read& read, Value first) {
+  Value make(Loop& loop, const Region& r, const Read& read, Value first) {
     const auto& [v, need] = read;
     const Node& n = g_.node(v);
     if (need.whole) return loop.body.add(n.op, {}, n.attributes, n.name);
-    return clone(loop, v.node, *chunked_by_result(g_, v.node, need.split), {}, first);
+    return clone(loop, r, v.node, *chunked_by_result(g_, v.node, need.split), {}, first);
   }
 
   // The node on a chunk, written into the body.
-  Value clone(Loop& loop, int id, const Chunked& how, std::vector<Value> operands,
+  Value clone(Loop& loop, const Region& r, int id, const Chunked& how, std::vector<Value> operands,
               Value first) const {
     const Node& n = g_.node(id);
-    const bool tiny = is_tiny(elements_of(n.results[0]), g_, r_.seed, *r_.split(r_.seed));
+    const bool tiny = is_tiny(elements_of(n.results[0]), g_, r.seed, *r.split(r.seed));
     ChunkClone c(loop, first, n, how, std::move(operands), tiny);
     const auto rule = row_of(n.op).clone;
     return rule != nullptr ? rule(c) : c.add();
@@ -294,8 +319,45 @@ class LoopFormer {
 }  // namespace
 
 Graph form_loops(const Graph& graph, const Region& region, std::int64_t chunk) {
-  check(!region.nodes.empty() && region.extent > 0, "form_loops: an empty region");
-  return eliminate_dead(LoopFormer(graph, region, std::max<std::int64_t>(chunk, 1)).run());
+  const LoopCut cut{region, chunk};
+  std::optional<Graph> formed = form_loops(graph, {&cut, 1}, new_group(graph));
+  check(formed.has_value(), "form_loops: the phases wait for each other");
+  return std::move(*formed);
+}
+
+std::optional<Graph> form_loops(const Graph& graph, std::span<const LoopCut> cuts,
+                                const std::string& group) {
+  std::optional<Graph> formed = LoopFormer(graph, cuts, group).run();
+  if (formed) formed = eliminate_dead(*formed);
+  return formed;
+}
+
+std::string group_of(const std::string& symbol) { return symbol.substr(0, symbol.find('_')); }
+
+std::string new_group(const Graph& graph) {
+  std::set<std::string> taken;
+  for (const Node& n : graph.nodes()) {
+    if (n.op == Op::loop) taken.insert(group_of(n.attributes.loop->symbol));
+  }
+  int number = 0;
+  while (taken.contains(concat("c", number))) ++number;
+  return concat("c", number);
+}
+
+Graph resize_loops(const Graph& graph, const std::string& group, std::int64_t chunk) {
+  Graph out;
+  out.name = graph.name;
+  for (const Node& n : graph.nodes()) {
+    Attributes a = n.attributes;
+    if (n.op == Op::loop && group_of(a.loop->symbol) == group) {
+      auto loop = std::make_shared<Loop>(*a.loop);
+      loop->chunk = std::clamp<std::int64_t>(chunk, 1, std::max<std::int64_t>(loop->extent, 1));
+      a.loop = std::move(loop);
+    }
+    out.add(n.op, n.operands, std::move(a), n.name);
+  }
+  for (const Output& o : graph.outputs()) out.add_output(o.name, o.value);
+  return out;
 }
 
 }  // namespace logitless::ir

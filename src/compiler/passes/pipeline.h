@@ -21,6 +21,7 @@ struct Compilation {
   // As CompileOptions has them.
   std::int64_t budget = 0, chunks = 0;
   bool chunk = true, head_engine = true;
+  bool budget_with_scratch = false, explore = false;
   std::vector<bool> added = {};  // by output: added to what is there; empty: none
 
   Graph graph = {};
@@ -29,6 +30,8 @@ struct Compilation {
   Program program = {};    // what runs
   std::vector<ChunkedRegion> regions = {};
   std::vector<std::string> refusals = {};
+  std::vector<PlanPoint> plans = {};
+  std::string search = {};
 };
 
 // A step: results, parameters and their order stay.
@@ -36,13 +39,11 @@ struct Pass {
   std::string_view name;
   void (*run)(Compilation&);
   bool (*when)(const Compilation&) = nullptr;  // null: always
-  // One that is not goes on with the pass before it.
-  bool shown = true;
 };
 std::span<const Pass> pipeline();
 
-// Runs the passes whose time has come, verifies the graph after each, and tells `after` of those
-// that are shown: the pass and its seconds.
+// Runs the passes whose time has come, verifies the graph after each, and tells `after` of it: the
+// pass and its seconds.
 void run_pipeline(Compilation& compilation,
                   const std::function<void(const Pass&, double seconds)>& after);
 

@@ -68,8 +68,14 @@ struct Compute {
   }
 };
 
-// Bytes beside those of bytes_moved(): a head adds to d_weight once for each chunk of tokens.
-double more_bytes(const Instruction& i) {
+// Bytes of sums that are read and written again, while nothing is computed: of a product that adds
+// to its result, and of a head that adds to d_weight once for each chunk of tokens.
+double sum_bytes(const Instruction& i) {
+  if (const auto* gemm = std::get_if<Gemm>(&i.what); gemm != nullptr && gemm->accumulate) {
+    double bytes = 2.0 * static_cast<double>(size_of(gemm->c.dtype));
+    for (const std::int64_t size : gemm->outer) bytes *= static_cast<double>(size);
+    return bytes * static_cast<double>(gemm->m) * static_cast<double>(gemm->n);
+  }
   const auto* head = std::get_if<HeadRun>(&i.what);
   if (head == nullptr || head->d_w.buffer < 0 || head->plan->chunk_tokens <= 0) return 0.0;
   const auto tokens = static_cast<double>(head->plan->shape.tokens),
@@ -83,8 +89,11 @@ double predicted_seconds(const Instruction& i, const Rates& rates) {
   if (const auto* loop = std::get_if<LoopRun>(&i.what))
     return static_cast<double>(loop->extent / loop->chunk) * predicted_seconds(*loop->body, rates) +
            (loop->tail ? predicted_seconds(*loop->tail, rates) : 0.0);
-  const double bytes = bytes_moved(i) + more_bytes(i);
-  return rates.launch + std::max(std::visit(Compute{rates}, i.what), bytes / rates.bytes);
+  const double sums = sum_bytes(i);
+  const double bytes =
+      std::holds_alternative<Gemm>(i.what) ? bytes_moved(i) - sums : bytes_moved(i);
+  return rates.launch + sums / rates.bytes +
+         std::max(std::visit(Compute{rates}, i.what), bytes / rates.bytes);
 }
 
 double predicted_seconds(const Program& program, const Rates& rates) {

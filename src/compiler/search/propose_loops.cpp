@@ -1,0 +1,208 @@
+// form-loops: a region around a big value becomes loops, and with it those alike.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "compiler/analysis/region.h"
+#include "compiler/passes/eliminate.h"
+#include "compiler/passes/form_loops.h"
+#include "compiler/search/alike.h"
+#include "compiler/search/plan.h"
+#include "core/check.h"
+
+namespace logitless::ir {
+namespace {
+
+constexpr int kMostRoles = 8;  // of values, tried at one peak
+constexpr std::size_t kLeastRoles = 2;
+constexpr int kFirstChunks = 16;  // other numbers are moves of their own
+
+// Values of one role that live at the peak.
+struct Role {
+  std::vector<int> nodes;  // the biggest first
+  std::int64_t bytes = 0;
+};
+
+// The region around a value, with as few phases as the tangents allow.
+struct Candidate {
+  Graph graph;  // before loops; tangents made 1 where that saves phases
+  Region region;
+  std::vector<int> alike;  // other seeds of the role, in that graph
+  bool unit = false;
+};
+
+Candidate candidate_of(const Graph& graph, Value seed, const Split& split,
+                       const std::vector<int>& alike) {
+  Candidate c{graph, grow_region(graph, seed, split), alike, false};
+  for (int round = 0; round < 4 && c.region.phases > 1; ++round) {
+    std::optional<UnitTangents> unit = unit_tangents(c.graph, c.region);
+    if (!unit) break;
+    Region region = grow_region(unit->graph, unit->seed, split);
+    if (region.nodes.empty() || region.phases >= c.region.phases) break;
+    std::vector<int> others;
+    for (const int node : c.alike) {
+      if (const int copy = unit->copies[static_cast<std::size_t>(node)]; copy >= 0)
+        others.push_back(copy);
+    }
+    c = {std::move(unit->graph), std::move(region), std::move(others), true};
+  }
+  return c;
+}
+
+std::vector<Split> splits_of(const Type& type) {
+  const std::vector<std::int64_t> sizes = sizes_of(type);
+  const int rank = static_cast<int>(sizes.size());
+  std::vector<Split> splits;
+  for (int d = 0; d < rank; ++d) {
+    std::int64_t extent = 1;
+    for (int count = 1; d + count <= rank; ++count) {
+      extent *= sizes[static_cast<std::size_t>(d + count - 1)];
+      const Split s = normalized(sizes, {d, count, 1});
+      // All of a value at once is no cut of rows: the last dimension joins no group.
+      if (s != Split{d, count, 1} || extent < 2 || (count > 1 && d + count == rank)) continue;
+      splits.push_back(s);
+    }
+  }
+  return splits;
+}
+
+// Elements of the axis whose products are thick enough: rows of the seed, or columns where those
+// are cut.
+std::int64_t thick(const Candidate& c, std::int64_t rows_wanted) {
+  const Split& split = *c.region.split(c.region.seed);
+  const std::vector<std::int64_t> sizes = sizes_of(c.graph.type(c.region.seed));
+  std::int64_t rows = split.factor;
+  if (split.dim + split.count < static_cast<int>(sizes.size())) {
+    std::int64_t elements = 1;
+    for (const std::int64_t s : sizes) elements *= s;
+    rows = elements / std::max<std::int64_t>(c.region.extent * sizes.back(), 1);
+  }
+  return std::max<std::int64_t>(1, rows_wanted / std::max<std::int64_t>(rows, 1));
+}
+
+std::int64_t first_chunk(const Candidate& c, const MoveSink& sink) {
+  const std::int64_t extent = c.region.extent;
+  if (sink.chunks() > 0)
+    return std::max<std::int64_t>((extent + sink.chunks() - 1) / sink.chunks(), 1);
+  const std::int64_t few = (extent + kFirstChunks - 1) / kFirstChunks;
+  return std::min(std::max(few, thick(c, sink.target().thick_rows())), (extent + 1) / 2);
+}
+
+// The regions of all alike seeds that can run as loops beside the first.
+std::vector<LoopCut> cuts_of(const Candidate& c, std::int64_t chunk) {
+  std::vector<LoopCut> cuts = {{c.region, chunk}};
+  const Split& split = *c.region.split(c.region.seed);
+  const std::vector<std::vector<int>> users = c.graph.users();
+  std::set<int> taken;
+  for (const auto& [node, how] : c.region.nodes) taken.insert(node);
+  for (const int node : c.alike) {
+    if (taken.contains(node)) continue;
+    Region r = grow_region(c.graph, users, {node, 0}, split);
+    const bool apart = std::none_of(r.nodes.begin(), r.nodes.end(),
+                                    [&](const auto& n) { return taken.contains(n.first); });
+    if (r.nodes.empty() || !apart || r.extent != c.region.extent || r.phases != c.region.phases)
+      continue;
+    for (const auto& [n, how] : r.nodes) taken.insert(n);
+    cuts.push_back({std::move(r), chunk});
+  }
+  return cuts;
+}
+
+Move formed(const Plan& plan, const Candidate& c, std::vector<LoopCut> cuts) {
+  ChunkedRegion region;
+  region.group = new_group(c.graph);
+  std::optional<Graph> graph = form_loops(c.graph, cuts, region.group);
+  if (!graph) {  // loops of different layers wait for each other
+    cuts.resize(1);
+    graph = form_loops(c.graph, cuts, region.group);
+  }
+  check(graph.has_value(), "form_loops: the phases wait for each other");
+  region.seed = shown(c.graph, c.region.seed.node);
+  region.cut = text_of(*c.region.split(c.region.seed));
+  region.count = static_cast<int>(cuts.size());
+  region.extent = c.region.extent;
+  region.chunk = cuts.front().chunk;
+  region.phases = c.region.phases;
+  region.unit_tangents = c.unit;
+  region.boundaries = c.region.boundaries;
+  Move move{eliminate_common_of_loops(*graph), plan.regions};
+  move.regions.push_back(std::move(region));
+  return move;
+}
+
+// Values that live at the peak by role, what takes the most first.
+std::vector<Role> roles_at(const Plan& plan, const Peak& peak,
+                           const std::vector<std::uint64_t>& roles) {
+  std::map<std::uint64_t, std::size_t> place;
+  std::vector<Role> list;
+  for (const int b : peak.live) {
+    const Buffer& buffer = plan.program.buffers[static_cast<std::size_t>(b)];
+    if (buffer.node < 0) continue;
+    const auto [at, is_new] =
+        place.emplace(roles[static_cast<std::size_t>(buffer.node)], list.size());
+    if (is_new) list.emplace_back();
+    list[at->second].nodes.push_back(buffer.node);
+    list[at->second].bytes += buffer.bytes;
+  }
+  std::stable_sort(list.begin(), list.end(),
+                   [](const Role& a, const Role& b) { return a.bytes > b.bytes; });
+  // Small ones may still lead to a region of many.
+  while (list.size() > kLeastRoles && list.back().bytes * kLeastShare < plan.bytes) list.pop_back();
+  return list;
+}
+
+// Whether an earlier candidate's region holds the value cut so.
+bool covered(const std::vector<Candidate>& candidates, int node, const Split& split) {
+  return std::any_of(candidates.begin(), candidates.end(), [&](const Candidate& c) {
+    const Split* s = c.unit ? nullptr : c.region.split({node, 0});
+    return s != nullptr && *s == split;
+  });
+}
+
+}  // namespace
+
+void propose_loops(const Plan& plan, const Peak& peak, MoveSink& sink) {
+  const std::vector<std::uint64_t> roles = roles_of(plan.graph);
+  std::vector<Candidate> candidates;
+  int tried = 0;
+  for (const Role& role : roles_at(plan, peak, roles)) {
+    const int node = role.nodes.front();
+    const Op op = plan.graph.node(node).op;
+    if (op == Op::loop || op == Op::head) {
+      sink.refuse(node, op == Op::loop ? "it is the result of a loop" : "the head engine makes it");
+      continue;
+    }
+    if (tried >= (sink.spacious() ? kMostRoles : kMostRoles / 2)) break;
+    if (!sink.begin(node, roles[static_cast<std::size_t>(node)])) continue;
+    ++tried;
+    std::vector<int> alike;
+    for (int id = 0; id < plan.graph.size(); ++id) {
+      if (id != node &&
+          roles[static_cast<std::size_t>(id)] == roles[static_cast<std::size_t>(node)])
+        alike.push_back(id);
+    }
+    bool any = false, room = true;
+    for (const Split& split : splits_of(plan.graph.node(node).results[0])) {
+      if (!sink.spacious() && any && sink.lowered()) break;
+      if (covered(candidates, node, split)) {
+        any = true;
+        continue;
+      }
+      Candidate c = candidate_of(plan.graph, {node, 0}, split, alike);
+      if (c.region.nodes.empty() || c.region.extent < 2) continue;
+      any = true;
+      std::vector<LoopCut> cuts = cuts_of(c, first_chunk(c, sink));
+      room = room && sink.consider(formed(plan, c, cuts));
+      // What costs work is also there for half of them.
+      if (room && cuts.size() > 3 && c.region.phases > 1) {
+        cuts.resize(cuts.size() / 2);
+        room = sink.consider(formed(plan, c, std::move(cuts)));
+      }
+      candidates.push_back(std::move(c));
+    }
+    if (!any) sink.refuse(node, "it cannot be cut along any dimension");
+    if (!sink.end(node) || !room) return;
+  }
+}
+
+}  // namespace logitless::ir

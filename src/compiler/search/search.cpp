@@ -1,0 +1,353 @@
+#include "compiler/search/search.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "compiler/plan/arena.h"
+#include "compiler/plan/cost.h"
+#include "compiler/plan/lower.h"
+#include "core/check.h"
+
+namespace logitless::ir {
+namespace {
+
+// Bounds of the search. Nodes of graphs lowered, so that large programs get fewer plans.
+constexpr int kMostPlans = 64, kLeastPlans = 12, kSpacious = 40;
+constexpr std::int64_t kMostNodes = 36000;
+
+constexpr double kMostFreeSeconds = 1.1;  // of a plan without a budget, as a part of what it was
+constexpr double kSameWork = 1e-3;
+constexpr double kSecondsForBytes = 10.0;  // 1 % more time must bring 10 % less memory
+constexpr int kMostFlat = 4;               // moves in a row that leave the peak as high as it was
+
+constexpr const char* kInVain = "a loop would not lower the peak";
+
+constexpr MoveKind kKinds[] = {
+    {"form-loops", false, propose_loops},
+    {"smaller-chunks", true, propose_chunks},
+    {"smaller-heads", true, propose_heads},
+};
+
+std::int64_t nodes_of(const Graph& graph) {
+  std::int64_t count = graph.size();
+  for (const Node& n : graph.nodes())
+    count += n.op == Op::loop ? n.attributes.loop->body.size() : 0;
+  return count;
+}
+
+class Search final : public MoveSink {
+ public:
+  explicit Search(const SearchRequest& request)
+      : request_(request), rates_(request.target.rates()) {}
+
+  SearchResult run(const Graph& graph) {
+    add({graph, {}});
+    room_ = static_cast<int>(std::clamp<std::int64_t>(
+        kMostNodes / std::max<std::int64_t>(nodes_of(graph), 1), kLeastPlans, kMostPlans));
+    dive(0, /*free=*/true);
+    SearchResult result;
+    result.free = free_choice_ = free_choice();
+    if (request_.paid) {
+      dive(least(), /*free=*/false);
+      for (int next = unexplored(); next >= 0 && !bounded_; next = unexplored())
+        dive(next, /*free=*/false);
+    }
+    result.plans = std::move(plans_);
+    result.planned = static_cast<int>(result.plans.size());
+    result.bounded = bounded_;
+    result.room = room_;
+    return result;
+  }
+
+  // --- of the moves
+  const Target& target() const final { return request_.target; }
+  std::int64_t chunks() const final { return request_.chunks; }
+  bool begin(int node, std::uint64_t role) final {
+    if (skip_ && in_vain_.contains(role)) return false;
+    first_child_ = plans_.size();
+    role_ = role;
+    return asked_[expanding_].insert(node).second;
+  }
+  bool consider(Move move) final {
+    if (static_cast<int>(plans_.size()) >= room_) {
+      bounded_ = true;
+      return false;
+    }
+    add(std::move(move));
+    return true;
+  }
+  bool lowered() const final {
+    return plans_.size() > first_child_ && lowers(*plans_.back(), plan(expanding_));
+  }
+  bool spacious() const final { return room_ >= kSpacious; }
+  bool end(int node) final {
+    const Plan& from = plan(expanding_);
+    bool lower = false, works = false;
+    double seconds = 0.0;
+    for (std::size_t i = first_child_; i < plans_.size(); ++i) {
+      if (!lowers(*plans_[i], from)) continue;
+      if (is_free(*plans_[i], from)) {
+        stopped_ = free_;
+        return !free_;
+      }
+      const double more = plans_[i]->seconds / from.seconds - 1.0;
+      works = works || plans_[i]->work > from.work * (1.0 + kSameWork);
+      seconds = lower ? std::min(seconds, more) : more;
+      lower = true;
+    }
+    if (node < 0 || first_child_ == plans_.size()) return true;
+    in_vain_.insert(role_);
+    if (!lower) {
+      refuse(node, kInVain);
+    } else {
+      note(plan(expanding_).paid_for, node,
+           works ? "a loop would compute values again; name a budget to allow it"
+                 : concat("a loop would take ", std::lround(100.0 * seconds),
+                          " % more time; name a budget to allow it"));
+    }
+    return true;
+  }
+  void refuse(int node, const std::string& why) final {
+    note(plan(expanding_).refusals, node, why);
+  }
+
+ private:
+  const SearchRequest& request_;
+  const Rates rates_;
+  std::vector<std::unique_ptr<Plan>> plans_;
+  std::vector<std::set<int>> asked_;  // of each plan: nodes whose moves were considered
+  std::vector<bool> explored_;        // of each plan: in full
+  std::vector<double> mass_;          // of each plan: how much lives near its peak, how long
+  int room_ = 1;
+  std::set<std::uint64_t> in_vain_;  // roles whose moves were not free or lowered nothing
+  std::uint64_t role_ = 0;
+  bool bounded_ = false, free_ = true, skip_ = false, stopped_ = false;
+  std::size_t expanding_ = 0, first_child_ = 0, free_choice_ = 0;
+
+  void note(std::vector<std::string>& list, int node, const std::string& why) const {
+    std::string text = concat(shown(plan(expanding_).graph, node), ": ", why);
+    if (std::find(list.begin(), list.end(), text) == list.end()) list.push_back(std::move(text));
+  }
+
+  Plan& plan(std::size_t i) { return *plans_[i]; }
+  const Plan& plan(std::size_t i) const { return *plans_[i]; }
+  const Plan& root() const { return *plans_.front(); }
+
+  void add(Move move) {
+    auto p = std::make_unique<Plan>();
+    p->program = lower(move.graph, request_.target, request_.added);
+    p->graph = std::move(move.graph);
+    p->regions = std::move(move.regions);
+    p->bytes = p->program.value_bytes;
+    p->arena_bytes = p->program.arena_bytes;
+    p->work = p->program.multiply_adds;
+    p->seconds = predicted_seconds(p->program, rates_);
+    p->from = plans_.empty() ? -1 : static_cast<int>(expanding_);
+    if (p->from >= 0 && p->regions.size() > plan(expanding_).regions.size()) {
+      ChunkedRegion& r = p->regions.back();
+      const double before = plan(expanding_).work;
+      r.before = plan(expanding_).bytes;
+      r.extra_work = before > 0.0 ? p->work / before - 1.0 : 0.0;
+    }
+    if (!p->regions.empty()) p->regions.back().after = p->bytes;
+    mass_.push_back(mass_of(p->program));
+    plans_.push_back(std::move(p));
+    asked_.emplace_back();
+    explored_.push_back(false);
+  }
+
+  static double mass_of(const Program& program) {
+    constexpr double kNear = 0.9;
+    const std::vector<std::int64_t> bytes = live_bytes(program);
+    double mass = 0.0;
+    if (bytes.empty()) return mass;
+    const auto top = static_cast<double>(*std::max_element(bytes.begin(), bytes.end()));
+    for (const std::int64_t b : bytes) mass += std::max(static_cast<double>(b) - kNear * top, 0.0);
+    return mass;
+  }
+
+  // --- comparisons
+  static bool lowers(const Plan& a, const Plan& from) {
+    return a.bytes < from.bytes - from.bytes / kLeastShare;
+  }
+  bool same_work(const Plan& a) const { return a.work <= root().work * (1.0 + kSameWork); }
+  bool is_free(const Plan& a, const Plan& from) const {
+    if (!same_work(a)) return false;
+    return request_.chunks > 0 || (a.seconds <= kMostFreeSeconds * root().seconds &&
+                                   a.seconds <= kMostFreeSeconds * from.seconds);
+  }
+  static bool beats(const Plan& a, const Plan& b) {
+    return a.bytes <= b.bytes && a.arena_bytes <= b.arena_bytes && a.seconds <= b.seconds &&
+           a.work <= b.work * (1.0 + kSameWork) &&
+           (a.bytes < b.bytes || a.arena_bytes < b.arena_bytes || a.seconds < b.seconds);
+  }
+  bool beaten(std::size_t i) const {
+    return std::any_of(plans_.begin(), plans_.end(),
+                       [&](const auto& p) { return p.get() != &plan(i) && beats(*p, plan(i)); });
+  }
+  // Less is better: what time is worth in bytes.
+  double free_score(const Plan& p) const {
+    return std::log(static_cast<double>(std::max<std::int64_t>(p.bytes, 1))) +
+           kSecondsForBytes * p.seconds / root().seconds;
+  }
+  // More is better: the share of bytes that goes for each share of time.
+  static double gain(const Plan& p, const Plan& from) {
+    constexpr double kNothing = 0.005;
+    return std::log(static_cast<double>(from.bytes) /
+                    static_cast<double>(std::max<std::int64_t>(p.bytes, 1))) /
+           (std::max(p.seconds / from.seconds - 1.0, 0.0) + kNothing);
+  }
+
+  // --- the way down
+  void dive(std::size_t at, bool free) {
+    for (int flat = 0; !bounded_;) {
+      expand(at, free);
+      std::size_t next = best_child(at, free);
+      flat = next != at ? 0 : flat + 1;
+      if (next == at && flat <= kMostFlat) next = flattest_child(at, free);
+      if (next == at) break;
+      next = with_fewer_chunks(next, free);
+      forget(next);
+      at = next;
+      if (!free && beaten(at)) break;
+    }
+    forget(at);
+  }
+
+  void expand(std::size_t at, bool free) {
+    if (explored_[at] || plan(at).graph.size() == 0) return;
+    expanding_ = at;
+    free_ = free;
+    const std::vector<std::int64_t> bytes = live_bytes(plan(at).program);
+    if (bytes.empty()) return;
+    Peak peak;
+    peak.instruction =
+        static_cast<int>(std::max_element(bytes.begin(), bytes.end()) - bytes.begin());
+    peak.live = live_at(plan(at).program, peak.instruction);
+    // What an instruction takes for itself comes first where it is the most.
+    const bool itself =
+        !peak.live.empty() &&
+        plan(at).program.buffers[static_cast<std::size_t>(peak.live.front())].node < 0;
+    stopped_ = false;
+    const auto ask = [&](bool of_instructions) {
+      for (const MoveKind& kind : kKinds) {
+        if (kind.of_instructions == of_instructions && !stopped_)
+          kind.propose(plan(at), peak, *this);
+      }
+    };
+    for (const bool skip : {true, false}) {
+      skip_ = skip && free;
+      ask(itself);
+      ask(!itself);
+      if (!free) break;
+    }
+    explored_[at] = explored_[at] || !free;
+  }
+
+  template <typename Wanted>
+  std::vector<std::size_t> children(std::size_t at, Wanted&& wanted) const {
+    std::vector<std::size_t> list;
+    for (std::size_t i = at + 1; i < plans_.size(); ++i) {
+      if (plan(i).from == static_cast<int>(at) && plan(i).graph.size() > 0 && wanted(plan(i)))
+        list.push_back(i);
+    }
+    return list;
+  }
+  // The plan itself where there is none.
+  std::size_t best_child(std::size_t at, bool free) const {
+    const Plan& from = plan(at);
+    std::size_t best = at;
+    for (const std::size_t i : children(at, [&](const Plan& p) { return lowers(p, from); })) {
+      const Plan& p = plan(i);
+      if (free && !is_free(p, from)) continue;
+      // Of candidates alike the first stays: it cuts the outer dimension.
+      const bool better = best == at || (free ? free_score(p) < free_score(plan(best)) - 1e-3
+                                              : gain(p, from) > 1.001 * gain(plan(best), from));
+      if (better) best = i;
+    }
+    return best;
+  }
+  // Of two peaks of one height a move lowers one.
+  std::size_t flattest_child(std::size_t at, bool free) const {
+    constexpr double kLess = 0.9;
+    const Plan& from = plan(at);
+    std::size_t best = at;
+    for (const std::size_t i : children(at, [&](const Plan& p) { return p.bytes <= from.bytes; })) {
+      if (free && !is_free(plan(i), from)) continue;
+      if (mass_[i] < kLess * mass_[at] && (best == at || mass_[i] < mass_[best])) best = i;
+    }
+    return best;
+  }
+
+  // The same with larger chunks in the loops made last, while that costs next to nothing.
+  std::size_t with_fewer_chunks(std::size_t at, bool free) {
+    if (request_.chunks > 0 || plan(at).from < 0 ||
+        plan(at).regions.size() <= plan(static_cast<std::size_t>(plan(at).from)).regions.size())
+      return at;
+    const std::size_t last = plan(at).regions.size() - 1;
+    const std::int64_t most = plan(at).bytes + root().bytes / kLeastShare / 4;
+    for (const std::int64_t chunks : {8, 4, 2}) {
+      const ChunkedRegion& r = plan(at).regions[last];
+      const std::int64_t chunk = (r.extent + chunks - 1) / chunks;
+      if (chunk <= r.chunk) continue;
+      expanding_ = static_cast<std::size_t>(plan(at).from);
+      if (!consider(resized(plan(at), last, chunk))) break;
+      const std::size_t made = plans_.size() - 1;
+      if (plan(made).bytes > most || (free && !is_free(plan(made), plan(expanding_)))) break;
+      at = made;
+    }
+    return at;
+  }
+
+  // Graphs and programs of plans that nobody will choose or go on from.
+  void forget(std::size_t but) {
+    for (std::size_t i = 1; i < plans_.size(); ++i) {
+      if (i == but || i == free_choice_ || plan(i).graph.size() == 0 || !beaten(i)) continue;
+      plan(i).graph = {};
+      plan(i).program = {};
+    }
+  }
+
+  // --- ends
+  std::size_t least() const {
+    std::size_t least = 0;
+    for (std::size_t i = 1; i < plans_.size(); ++i) {
+      if (same_work(plan(i)) && is_free(plan(i), root()) && plan(i).bytes < plan(least).bytes &&
+          plan(i).graph.size() > 0)
+        least = i;
+    }
+    return least;
+  }
+  // Of those that nothing beats, the one that was found first.
+  int unexplored() const {
+    for (std::size_t i = 0; i < plans_.size(); ++i) {
+      if (!explored_[i] && plan(i).graph.size() > 0 && !beaten(i)) return static_cast<int>(i);
+    }
+    return -1;
+  }
+  std::size_t free_choice() const {
+    std::size_t best = 0;
+    for (std::size_t i = 1; i < plans_.size(); ++i) {
+      const bool better = request_.chunks > 0 ? plan(i).bytes < plan(best).bytes
+                                              : free_score(plan(i)) < free_score(plan(best));
+      if (plan(i).graph.size() > 0 && is_free(plan(i), root()) && better) best = i;
+    }
+    return best;
+  }
+};
+
+}  // namespace
+
+std::span<const MoveKind> move_kinds() { return kKinds; }
+
+std::string shown(const Graph& graph, int node) {
+  const Node& n = graph.node(node);
+  return concat(title_of(n), n.name.empty() ? "" : " %" + n.name, " ", text_of(n.results[0]));
+}
+
+SearchResult search(const Graph& graph, const SearchRequest& request) {
+  return Search(request).run(graph);
+}
+
+}  // namespace logitless::ir
