@@ -18,6 +18,14 @@ struct ChunkRequest {
   std::vector<bool> added = {};  // as lower() takes it
 };
 
+// What is computed again by products and the like (recompute_within.h).
+struct RecomputedValues {
+  int values = 0;                      // 0: nothing
+  std::int64_t given_up = 0;           // bytes that lived over the peak and no longer do
+  std::int64_t before = 0, after = 0;  // bytes of the arena
+  double extra_work = 0.0;             // multiply-adds more, as a fraction of all
+};
+
 struct ChunkChoice {
   Graph graph;
   Program program;
@@ -25,6 +33,7 @@ struct ChunkChoice {
   std::vector<std::string> refusals;  // big values at the peak that no loop was made of, and why
   std::vector<PlanPoint> plans;       // the front of bytes and seconds
   std::string search;                 // how many programs were planned, and what bounded that
+  RecomputedValues recomputed = {};
 };
 
 // Expects bound sizes. Never a higher peak than without loops. A larger budget never gets a plan

@@ -1,0 +1,214 @@
+#include "compiler/passes/recompute_segments.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "compiler/ir/build.h"
+#include "compiler/ops/op.h"
+#include "compiler/passes/busiest.h"
+#include "compiler/passes/eliminate.h"
+#include "compiler/passes/max_flow.h"
+
+namespace logitless::ir {
+namespace {
+
+// Of values alike the first of a graph is this much dearer to keep than the last, so that prices
+// tell them apart.
+constexpr double kTilt = 0.25;
+// Flow is counted in parts of a byte.
+constexpr double kParts = 1024.0;
+constexpr double kMostFlow = 1e16;
+
+double size_of_dim(const Type& type, int dim) {
+  return static_cast<double>(type.shape[static_cast<std::size_t>(dim)].value());
+}
+
+double elements(const Type& type) { return static_cast<double>(elements_of(type)); }
+
+// That the node reads and writes.
+double bytes_named(const Graph& graph, int node) {
+  const Node& n = graph.node(node);
+  auto bytes = static_cast<double>(bytes_of_node(n));
+  if (n.op == Op::take || n.op == Op::pick) return 2.0 * bytes;
+  for (const Value v : n.operands) bytes += static_cast<double>(bytes_of(graph.type(v)));
+  return bytes;
+}
+
+bool is_sum_type(DType dtype) { return dtype == DType::f32 || dtype == DType::f64; }
+
+double of_loop(const Loop& loop) {
+  const auto of_chunk = [&](std::int64_t chunk) {
+    const Graph body = bind(loop.body, {{loop.symbol, chunk}});
+    double sum = 0.0;
+    for (int id = 0; id < body.size(); ++id) sum += multiply_adds_of(body, id);
+    return sum;
+  };
+  const std::int64_t rest = loop.extent % loop.chunk;
+  const auto whole = static_cast<double>(loop.extent / loop.chunk);
+  return (whole > 0 ? whole * of_chunk(loop.chunk) : 0.0) + (rest > 0 ? of_chunk(rest) : 0.0);
+}
+
+}  // namespace
+
+double multiply_adds_of(const Graph& graph, int node) {
+  const Node& n = graph.node(node);
+  switch (n.op) {
+    case Op::dot:
+    case Op::fused_dot: {
+      double work = elements(n.results[0]);
+      for (const int d : n.attributes.contract_a) work *= size_of_dim(graph.type(n.operands[0]), d);
+      return work;
+    }
+    case Op::attention:
+    case Op::attention_grad: {
+      const Type &q = graph.type(n.operands[0]), &k = graph.type(n.operands[1]);
+      return elements(q) * size_of_dim(k, 2) * (n.op == Op::attention_grad ? 5.0 : 2.0);
+    }
+    case Op::loop:
+      return of_loop(*n.attributes.loop);
+    default:
+      return 0.0;
+  }
+}
+
+RecomputeCurve::RecomputeCurve(const Graph& graph, double multiply_adds_per_byte,
+                               std::vector<bool> stored)
+    : g_(graph),
+      cut_(busiest(graph)),
+      bytes_(static_cast<std::size_t>(cut_)),
+      weight_(bytes_.size()),
+      work_(bytes_.size()),
+      free_(bytes_.size()),
+      read_late_(bytes_.size()),
+      stored_(std::move(stored)),
+      pinned_(bytes_.size()) {
+  for (int id = 0; id < cut_; ++id) {
+    const auto at = static_cast<std::size_t>(id);
+    const Node& n = g_.node(id);
+    bytes_[at] = bytes_of_node(n);
+    weight_[at] = static_cast<double>(bytes_[at]) * (1.0 + kTilt * (1.0 - 1.0 * id / cut_));
+    free_[at] = n.op == Op::parameter;
+    if (row_of(n.op).work == Work::full)
+      work_[at] = multiply_adds_of(g_, id) + multiply_adds_per_byte * bytes_named(g_, id);
+  }
+  for (const Output& o : g_.outputs()) {
+    if (o.value.node < cut_) free_[static_cast<std::size_t>(o.value.node)] = true;
+  }
+  for (int id = cut_; id < g_.size(); ++id) {
+    for (const Value v : g_.node(id).operands) {
+      if (v.node < cut_) read_late_[static_cast<std::size_t>(v.node)] = true;
+    }
+    pin_first(id);
+  }
+}
+
+// Of a sum and what it is added to, the one that comes first is written and the other added to it:
+// made again it would come last.
+void RecomputeCurve::pin_first(int id) {
+  const Node& n = g_.node(id);
+  if (n.op != Op::map || n.attributes.function != Function::add) return;
+  const int first = std::min(n.operands[0].node, n.operands[1].node);
+  const bool sums =
+      row_of(g_.node(n.operands[0]).op).sums || row_of(g_.node(n.operands[1]).op).sums;
+  if (sums && first < cut_ && is_sum_type(n.results[0].dtype))
+    pinned_[static_cast<std::size_t>(first)] = true;
+}
+
+bool RecomputeCurve::can_run_again(int node) const {
+  const Op op = g_.node(node).op;
+  return !pinned_[static_cast<std::size_t>(node)] && op != Op::parameter && op != Op::head &&
+         op != Op::loop;
+}
+
+RecomputeCurve::Point RecomputeCurve::cut_at(double price) const {
+  // Two flow nodes for each node before the cut. Its edge in to out is cut where it is kept, the
+  // one from the source where it is run again.
+  Flow flow(2 * cut_ + 2);
+  const int source = 2 * cut_, sink = 2 * cut_ + 1;
+  const auto parts = [](double bytes) {
+    return static_cast<std::int64_t>(std::ceil(std::min(bytes * kParts, kMostFlow)));
+  };
+  for (int id = 0; id < cut_; ++id) {
+    const auto at = static_cast<std::size_t>(id);
+    flow.add(2 * id, 2 * id + 1, free_[at] ? 0 : parts(weight_[at]));
+    if (!can_run_again(id)) {
+      flow.add(source, 2 * id, kInfinite);
+      continue;
+    }
+    if (row_of(g_.node(id).op).work == Work::full)
+      flow.add(source, 2 * id, price > 0.0 ? parts(work_[at] / price) : kInfinite);
+    for (const Value v : g_.node(id).operands) flow.add(2 * v.node + 1, 2 * id, kInfinite);
+    if (read_late_[at]) flow.add(2 * id + 1, sink, kInfinite);
+  }
+  for (int id = 0; id < cut_; ++id) {
+    if (!can_run_again(id) && read_late_[static_cast<std::size_t>(id)])
+      flow.add(2 * id + 1, sink, kInfinite);
+  }
+  flow.run(source, sink);
+  const std::vector<bool> late = flow.reaching(sink);
+  Point point;
+  point.again.resize(bytes_.size());
+  for (int id = 0; id < cut_; ++id) {
+    const auto at = static_cast<std::size_t>(id);
+    point.again[at] = can_run_again(id) && late[2 * at];
+    if (point.again[at]) {
+      point.cost += work_[at];
+      point.multiply_adds += multiply_adds_of(g_, id);
+    } else if (late[2 * at + 1] && !free_[at]) {
+      point.kept += bytes_[at];
+      point.weight += weight_[at];
+    }
+  }
+  return point;
+}
+
+RecomputeCurve::Point RecomputeCurve::at(double price) const { return cut_at(price); }
+RecomputeCurve::Point RecomputeCurve::cheapest() const { return cut_at(0.0); }
+RecomputeCurve::Point RecomputeCurve::smallest() const { return cut_at(HUGE_VAL); }
+
+std::optional<RecomputeCurve::Point> RecomputeCurve::between(const Point& more,
+                                                             const Point& less) const {
+  const double bytes = more.weight - less.weight;
+  if (bytes <= 0.0 || less.cost <= more.cost) return std::nullopt;
+  Point point = cut_at((less.cost - more.cost) / bytes);
+  if (point.again == more.again || point.again == less.again) return std::nullopt;
+  return point;
+}
+
+bool RecomputeCurve::is_rounded(int node) const {
+  const Node& n = g_.node(node);
+  return !stored_.empty() && stored_[static_cast<std::size_t>(node)] &&
+         row_of(n.op).work == Work::elementwise && n.results.size() == 1 &&
+         (n.results[0].dtype == DType::bf16 || n.results[0].dtype == DType::f16);
+}
+
+Graph RecomputeCurve::graph_of(const Point& point) const {
+  Graph out;
+  out.name = g_.name;
+  std::vector<int> early(static_cast<std::size_t>(g_.size()), -1), again(bytes_.size(), -1);
+  const auto copy = [&](int id, auto&& operand) {
+    const Node& n = g_.node(id);
+    std::vector<Value> operands;
+    for (const Value v : n.operands) operands.push_back(operand(v));
+    const Value made = out.add(n.op, std::move(operands), n.attributes, n.name);
+    const bool round = id < cut_ && point.again[static_cast<std::size_t>(id)] && is_rounded(id);
+    return round ? cast(out, cast(out, made, DType::f32), n.results[0].dtype).node : made.node;
+  };
+  // A value read after the cut: kept, or computed there from what is.
+  auto after = [&](auto&& self, Value v) -> Value {
+    const auto at = static_cast<std::size_t>(v.node);
+    if (v.node >= cut_ || !point.again[at]) return {early[at], v.index};
+    if (again[at] < 0) again[at] = copy(v.node, [&](Value o) { return self(self, o); });
+    return {again[at], v.index};
+  };
+  for (int id = 0; id < g_.size(); ++id) {
+    early[static_cast<std::size_t>(id)] = copy(id, [&](Value v) {
+      return id < cut_ ? Value{early[static_cast<std::size_t>(v.node)], v.index} : after(after, v);
+    });
+  }
+  for (const Output& o : g_.outputs())
+    out.add_output(o.name, {early[static_cast<std::size_t>(o.value.node)], o.value.index});
+  return eliminate_dead(out);
+}
+
+}  // namespace logitless::ir

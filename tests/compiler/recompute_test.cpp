@@ -1,0 +1,117 @@
+// Values computed again by products: which, what that costs, and the same bits.
+#include <gtest/gtest.h>
+
+#include "compiler/compiled.h"
+#include "compiler/ir/text.h"
+#include "compiler/passes/recompute_segments.h"
+#include "compiler/plan/lower.h"
+#include "compiler/programs.h"
+#include "compiler/recompute_points.h"
+#include "compiler/recompute_within.h"
+#include "compiler/run.h"
+#include "compiler/target/cpu.h"
+
+namespace logitless::test {
+namespace {
+
+// Two layers of 1 KiB each, and what reads them again.
+const char* const kTwoLayers =
+    "graph g(%x: f32[16, 4], %u: f32[4, 16], %v: f32[16, 16], %w: f32[16, 16]) {"
+    "%a = dot %x, %u contract(1; 0) %ta = tanh %a %b = dot %ta, %v contract(1; 0) %tb = tanh %b "
+    "%c = dot %tb, %w contract(1; 0) %tc = tanh %c %dc = mul %tc, %c "
+    "%d = dot %dc, %w contract(1; 1) %db = mul %d, %b %e = dot %db, %v contract(1; 1) "
+    "%da = mul %e, %a %g = dot %x, %da contract(0; 0) return g: %g }";
+
+TEST(RecomputeSegments, TheFirstLayerIsGivenUpFirst) {
+  const ir::Graph graph = ir::parse(kTwoLayers).graph;
+  const ir::RecomputeCurve curve(graph, 0.0);
+  const std::vector<ir::RecomputeCurve::Point> points = points_of(curve);
+  ASSERT_GE(points.size(), 3u);
+  EXPECT_EQ(points[0].multiply_adds, 0.0);
+  // The first layer's product is the cheapest: 16 * 16 * 4.
+  EXPECT_EQ(points[1].multiply_adds, 16 * 16 * 4);
+  EXPECT_EQ(points[0].kept - points[1].kept, 16 * 16 * 4);
+  EXPECT_EQ(
+      ir::print(curve.graph_of(points[1])),
+      ir::print(
+          ir::parse(
+              "graph g(%x: f32[16, 4], %u: f32[4, 16], %v: f32[16, 16], %w: f32[16, 16]) {"
+              "%a = dot %x, %u contract(1; 0) %ta = tanh %a %b = dot %ta, %v contract(1; 0) "
+              "%tb = tanh %b %c = dot %tb, %w contract(1; 0) %tc = tanh %c %dc = mul %tc, %c "
+              "%d = dot %dc, %w contract(1; 1) %db = mul %d, %b %e = dot %db, %v contract(1; 1) "
+              "%a_1 = dot %x, %u contract(1; 0) %da = mul %e, %a_1 "
+              "%g = dot %x, %da contract(0; 0) return g: %g }")
+              .graph));
+}
+
+CompiledProgram unchunked(const NamedProgram& p) {
+  CompileOptions options;
+  options.sizes = p.sizes;
+  options.chunk = false;
+  options.threads = 1;
+  return compile(p.make(DType::f32), options);
+}
+
+TEST(RecomputeSegments, CountsMultiplyAddsAsLoweringDoes) {
+  for (const NamedProgram& p : programs()) {
+    for (const bool chunk : {false, true}) {
+      SCOPED_TRACE(p.name + (chunk ? " chunked" : ""));
+      CompileOptions options;
+      options.sizes = p.sizes;
+      options.chunk = chunk;
+      options.chunks = 4;
+      options.head_engine = false;
+      const CompiledProgram program = compile(p.make(DType::f32), options);
+      const CompiledProgram::State& state = CompilerAccess::state(program);
+      double sum = 0.0;
+      for (int id = 0; id < state.graph.size(); ++id) sum += ir::multiply_adds_of(state.graph, id);
+      EXPECT_EQ(sum, state.program.multiply_adds);
+    }
+  }
+}
+
+TEST(RecomputeSegments, LessIsKeptForMoreWork) {
+  for (const NamedProgram& p : programs()) {
+    SCOPED_TRACE(p.name);
+    const CompiledProgram program = unchunked(p);
+    const std::vector<ir::RecomputeCurve::Point> points =
+        points_of(ir::RecomputeCurve(CompilerAccess::state(program).graph, 1.0));
+    for (std::size_t i = 1; i < points.size(); ++i) {
+      EXPECT_LT(points[i].weight, points[i - 1].weight);
+      EXPECT_GT(points[i].cost, points[i - 1].cost);
+      for (std::size_t id = 0; id < points[i].again.size(); ++id)
+        EXPECT_LE(points[i - 1].again[id], points[i].again[id]) << id;
+    }
+  }
+}
+
+TEST(RecomputeSegments, KeepsTheBitsOfAllPrograms) {
+  int count = 0;
+  for (const NamedProgram& p : programs()) {
+    SCOPED_TRACE(p.name);
+    const CompiledProgram program = unchunked(p);
+    count += expect_same_bits(program, random_inputs(CompilerAccess::state(program).graph, 3)) - 1;
+  }
+  EXPECT_GT(count, 10);
+}
+
+TEST(RecomputeWithin, MeetsABudgetWithTheLeastWork) {
+  const ir::Graph graph = ir::parse(kTwoLayers).graph;
+  const ir::CpuTarget target(1);
+  const ir::Program program = ir::lower(graph, target);
+  const auto within = [&](std::int64_t budget) {
+    return ir::recompute_within(graph, program, target, budget, {});
+  };
+  EXPECT_EQ(program.value_bytes, 4 * 1024);
+  const std::optional<ir::RecomputeChoice> one = within(3 * 1024);
+  ASSERT_TRUE(one);
+  EXPECT_LE(one->program.value_bytes, 3 * 1024);
+  EXPECT_EQ(one->values, 1);
+  EXPECT_EQ(one->multiply_adds, 16 * 16 * 4);
+  const std::optional<ir::RecomputeChoice> all = within(1);
+  ASSERT_TRUE(all);
+  EXPECT_LE(all->program.value_bytes, one->program.value_bytes);
+}
+
+}  // namespace
+}  // namespace logitless::test
