@@ -128,7 +128,7 @@ TEST(Parts, ThatCannotBeWrittenThereAreCopied) {
 TEST(Parts, DoNotRaiseThePeak) {
   const auto text = [](int elements) {
     return "graph g(%x: f32[16, 4], %w: f32[4, 4], %v: f32[" + std::to_string(elements) +
-           "]) { %a = dot %x, %w contract(1; 0) %p = dot %v, %x contract(; ) %s = reduce_sum %p "
+           "]) { %a = dot %x, %w contract(1; 0) %p = dot %v, %a contract(; ) %s = reduce_sum %p "
            "dims(0, 1, 2) %d = broadcast %s dims() : f32[16, 100] %e = tanh %d %y = concat %a, %e "
            "axis(1) %o = dot %y, %y contract(0; 0) %r = reduce_max %o dims(0, 1) return r: %r }";
   };
