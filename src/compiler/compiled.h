@@ -39,6 +39,7 @@ struct CompiledProgram::State {
   double predicted_seconds = 0.0, unchunked_seconds = 0.0;  // of a run
   double seconds = 0.0;                                     // of compiling
   int threads = 1;
+  ir::RecomputedValues recomputed;
 };
 
 class PreparedProgram::State {

@@ -169,6 +169,7 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
   state->search = std::move(c.search);
   state->predicted_seconds = ir::predicted_seconds(state->program, target->rates());
   state->unchunked_seconds = ir::predicted_seconds(state->unchunked, target->rates());
+  state->recomputed = c.recomputed;
   if (options.strict) check_strictly(*state);
   state->parameters = tensors(state->graph, false);
   state->results = tensors(state->graph, true);

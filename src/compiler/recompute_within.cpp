@@ -1,11 +1,14 @@
 #include "compiler/recompute_within.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "compiler/ops/op.h"
 #include "compiler/passes/recompute_segments.h"
+#include "compiler/plan/cost.h"
 #include "compiler/plan/fuse.h"
 #include "compiler/plan/lower.h"
+#include "core/check.h"
 
 namespace logitless::ir {
 namespace {
@@ -31,6 +34,11 @@ std::vector<bool> stored_nodes(const Graph& graph) {
   return stored;
 }
 
+// What the machine multiplies in 16 bit while it reads or writes a byte.
+double multiply_adds_per_byte(const Rates& rates) {
+  return rates.products16 / (2.0 * rates.bytes);
+}
+
 // Choices are named by the bytes that they may keep over the peak.
 class Search {
  public:
@@ -41,7 +49,7 @@ class Search {
         target_(target),
         budget_(budget),
         added_(added),
-        curve_(graph, target.multiply_adds_per_byte(), stored_nodes(graph)),
+        curve_(graph, multiply_adds_per_byte(target.rates()), stored_nodes(graph)),
         most_(curve_.cheapest()),
         least_(curve_.smallest()),
         failing_(most_.kept) {}
@@ -134,39 +142,83 @@ namespace {
 
 constexpr double kCostsNothing = 1e-3;  // of all multiply-adds
 
+std::int64_t bytes_of(const Program& p, const ChunkRequest& request) {
+  return request.with_scratch ? p.arena_bytes : p.value_bytes;
+}
+
 // Loops that cost nothing, values computed again, then more loops while the budget asks for them.
 ChunkChoice recomputed(const Graph& graph, const ChunkRequest& request) {
   ChunkRequest free = request;
   free.budget = 0;
+  free.explore = false;
   ChunkChoice choice = choose_chunks(graph, free);
+  // What kernels take beside the values is about the same in all choices.
+  const std::int64_t scratch = bytes_of(choice.program, request) - choice.program.value_bytes;
   std::optional<RecomputeChoice> again =
-      recompute_within(choice.graph, choice.program, request.target, request.budget, request.added);
+      recompute_within(choice.graph, choice.program, request.target,
+                       std::max<std::int64_t>(request.budget - scratch, 1), request.added);
   if (!again) return choice;
   choice.recomputed = {again->values, again->given_up, again->before, again->program.value_bytes,
                        again->multiply_adds / std::max(choice.program.multiply_adds, 1.0)};
   choice.graph = std::move(again->graph);
   choice.program = std::move(again->program);
-  if (choice.program.value_bytes <= request.budget) return choice;
+  if (bytes_of(choice.program, request) <= request.budget) return choice;
   ChunkChoice more = choose_chunks(choice.graph, request);
-  if (more.program.value_bytes >= choice.program.value_bytes) return choice;
+  if (bytes_of(more.program, request) >= bytes_of(choice.program, request)) return choice;
   more.regions.insert(more.regions.begin(), choice.regions.begin(), choice.regions.end());
   more.recomputed = choice.recomputed;
   return more;
 }
 
+// The front that the loops are part of, with a plan that computes values again in it.
+std::vector<PlanPoint> front_with(std::vector<PlanPoint> plans, const ChunkChoice& again,
+                                  const ChunkRequest& request, double work) {
+  for (PlanPoint& p : plans) p.chosen = false;
+  PlanPoint point;
+  point.value_bytes = static_cast<std::size_t>(again.program.value_bytes);
+  point.arena_bytes = static_cast<std::size_t>(again.program.arena_bytes);
+  point.seconds = predicted_seconds(again.program, request.target.rates());
+  point.extra_work = work > 0.0 ? again.program.multiply_adds / work - 1.0 : 0.0;
+  point.what = concat(again.recomputed.values, " values computed again",
+                      again.regions.empty() ? "" : ", and loops");
+  point.chosen = true;
+  const auto at = std::find_if(plans.begin(), plans.end(),
+                               [&](const PlanPoint& p) { return p.value_bytes > point.value_bytes; });
+  plans.insert(at, std::move(point));
+  // Slower plans of more bytes are not of the front.
+  double least = std::numeric_limits<double>::infinity();
+  std::erase_if(plans, [&](const PlanPoint& p) {
+    if (p.seconds >= least && !p.chosen) return true;
+    least = std::min(least, p.seconds);
+    return false;
+  });
+  return plans;
+}
+
 }  // namespace
 
 ChunkChoice choose_within(const Graph& graph, const ChunkRequest& request) {
-  const double work = lower(graph, request.target, request.added).multiply_adds;
   ChunkChoice loops = choose_chunks(graph, request);
-  const auto fits = [&](const ChunkChoice& c) { return c.program.value_bytes <= request.budget; };
+  if (request.budget == 0 || request.chunks > 0) return loops;
+  const double work = lower(graph, request.target, request.added).multiply_adds;
+  const auto fits = [&](const ChunkChoice& c) {
+    return bytes_of(c.program, request) <= request.budget;
+  };
   const bool cheap = loops.program.multiply_adds <= (1.0 + kCostsNothing) * work;
-  if (request.budget == 0 || request.chunks > 0 || (fits(loops) && cheap)) return loops;
+  if (fits(loops) && cheap) return loops;
   ChunkChoice again = recomputed(graph, request);
+  if (again.recomputed.values == 0) return loops;
+  const auto seconds = [&](const ChunkChoice& c) {
+    return predicted_seconds(c.program, request.target.rates());
+  };
   const bool better = fits(again) != fits(loops) ? fits(again)
-                      : fits(again) ? again.program.multiply_adds < loops.program.multiply_adds
-                                    : again.program.value_bytes < loops.program.value_bytes;
-  return better ? again : loops;
+                      : fits(again)
+                          ? seconds(again) < seconds(loops)
+                          : bytes_of(again.program, request) < bytes_of(loops.program, request);
+  if (!better) return loops;
+  again.plans = front_with(std::move(loops.plans), again, request, work);
+  again.search = std::move(loops.search);
+  return again;
 }
 
 }  // namespace logitless::ir

@@ -90,8 +90,8 @@ std::string head_text(const std::string& name, const ir::HeadRun& head) {
                 " passes, workspace ", bytes_text(head.scratch_bytes), "\n");
 }
 
-// "with loops", "with the head engine", "with loops and the head engine", or empty: what the
-// program has that the one without loops has not.
+// "with loops", "with loops, recomputation and the head engine", or empty: what the program has
+// that the one without loops has not.
 std::string what_was_done(const State& s) {
   const auto has_head = [](const ir::Program& program) {
     return std::any_of(
@@ -99,8 +99,28 @@ std::string what_was_done(const State& s) {
         [](const ir::Instruction& i) { return std::holds_alternative<ir::HeadRun>(i.what); });
   };
   const bool head = has_head(s.program) && !has_head(s.unchunked);
-  if (s.regions.empty()) return head ? "with the head engine" : "";
-  return head ? "with loops and the head engine" : "with loops";
+  std::vector<std::string> parts;
+  if (!s.regions.empty()) parts.emplace_back("loops");
+  if (s.recomputed.values > 0) parts.emplace_back("recomputation");
+  if (head) parts.emplace_back("the head engine");
+  std::string text;
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    text += concat(i == 0 ? "with " : i + 1 < parts.size() ? ", " : " and ", parts[i]);
+  return text;
+}
+
+std::string recomputed_text(const ir::RecomputedValues& r) {
+  if (r.values == 0) return {};
+  return concat("  ", r.values, " values computed again over the peak, ", bytes_text(r.given_up),
+                " less kept; arena ", bytes_text(r.before), " -> ", bytes_text(r.after), "; ",
+                fixed(100.0 * r.extra_work, 1), " % more multiply-adds\n");
+}
+Json recomputed_json(const ir::RecomputedValues& r) {
+  return {{"values", r.values},
+          {"bytes_given_up", r.given_up},
+          {"arena_before", r.before},
+          {"arena_after", r.after},
+          {"extra_work", r.extra_work}};
 }
 
 Json heads(const ir::Program& program) {
@@ -213,6 +233,7 @@ Json report(const State& s) {
           {"search", s.search},
           {"regions", regions},
           {"heads", heads(s.program)},
+          {"recomputed", recomputed_json(s.recomputed)},
           {"not_chunked", s.refusals},
           {"passes", passes},
           {"epilogues", epilogues_json(s.program)}};
@@ -260,6 +281,7 @@ std::string CompiledProgram::explain() const {
     if (const auto* head = std::get_if<ir::HeadRun>(&i.what)) text += head_text(i.name, *head);
   }
   text += epilogues_text(s.program);
+  text += recomputed_text(s.recomputed);
   for (const ir::ChunkedRegion& r : s.regions) text += region_text(r);
   const auto show_peak = [&](const std::string& name, const ir::Program& program) {
     const Peak peak = peak_of(program);

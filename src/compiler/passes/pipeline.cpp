@@ -14,6 +14,7 @@
 #include "compiler/passes/refine_axes.h"
 #include "compiler/passes/widen_sums.h"
 #include "compiler/plan/lower.h"
+#include "compiler/recompute_within.h"
 
 namespace logitless::ir {
 namespace {
@@ -70,12 +71,12 @@ bool is_better(const Program& a, const Program& b, const Compilation& c) {
 void choose(Compilation& c) {
   const ChunkRequest request{
       c.target, c.budget, c.budget_with_scratch, c.explore, c.chunks, c.added};
-  ChunkChoice choice = choose_chunks(c.graph, request);
+  ChunkChoice choice = choose_within(c.graph, request);
   // Rows as sequences, or as pairs of them, may be what a chunk has to hold.
   const Value product = largest_product(c.graph);
   if (product.valid() && !is_settled(choice, elements_of(c.graph.type(product)))) {
     if (const std::optional<Graph> refined = refine_axes(c.graph, product)) {
-      ChunkChoice other = choose_chunks(*refined, request);
+      ChunkChoice other = choose_within(*refined, request);
       if (is_better(other.program, choice.program, c)) choice = std::move(other);
     }
   }
@@ -85,6 +86,7 @@ void choose(Compilation& c) {
   c.refusals = std::move(choice.refusals);
   c.plans = std::move(choice.plans);
   c.search = std::move(choice.search);
+  c.recomputed = choice.recomputed;
 }
 
 constexpr Pass kPipeline[] = {

@@ -32,6 +32,7 @@ struct Compilation {
   std::vector<std::string> refusals = {};
   std::vector<PlanPoint> plans = {};
   std::string search = {};
+  RecomputedValues recomputed = {};
 };
 
 // A step: results, parameters and their order stay.
