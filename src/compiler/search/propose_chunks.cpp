@@ -3,7 +3,6 @@
 
 #include "compiler/passes/form_loops.h"
 #include "compiler/search/plan.h"
-#include "core/check.h"
 
 namespace logitless::ir {
 
@@ -15,25 +14,12 @@ Move resized(const Plan& plan, std::size_t region, std::int64_t chunk) {
 
 namespace {
 
-// The region whose loop an instruction runs: instructions of loops stand in the order of their
-// nodes. The end where it is none of the search's.
-std::size_t region_at(const Plan& plan, int instruction) {
-  int before = 0;
-  for (int i = 0; i < instruction; ++i)
-    before += std::holds_alternative<LoopRun>(
-        plan.program.instructions[static_cast<std::size_t>(i)].what);
-  const auto& run =
-      std::get<LoopRun>(plan.program.instructions[static_cast<std::size_t>(instruction)].what);
-  for (const Node& n : plan.graph.nodes()) {
-    if (n.op != Op::loop || before-- > 0) continue;
-    const Loop& loop = *n.attributes.loop;
-    check(loop.extent == run.extent && loop.chunk == run.chunk, "search: loops out of order");
-    for (std::size_t r = 0; r < plan.regions.size(); ++r) {
-      if (plan.regions[r].group == group_of(loop.symbol)) return r;
-    }
-    break;
-  }
-  return plan.regions.size();
+// The region that a loop is of. The end where it is none of the search's.
+std::size_t region_of(const Plan& plan, const LoopRun& run) {
+  const Loop& loop = *plan.graph.node(run.node).attributes.loop;
+  std::size_t r = 0;
+  while (r < plan.regions.size() && plan.regions[r].group != group_of(loop.symbol)) ++r;
+  return r;
 }
 
 }  // namespace
@@ -45,7 +31,7 @@ void propose_chunks(const Plan& plan, const Peak& peak, MoveSink& sink) {
   if (loop == nullptr || loop->arena < 0) return;
   const Buffer& values = plan.program.buffers[static_cast<std::size_t>(loop->arena)];
   if (values.value_bytes * kLeastShare < plan.bytes) return;
-  const std::size_t region = region_at(plan, peak.instruction);
+  const std::size_t region = region_of(plan, *loop);
   if (region == plan.regions.size() || loop->chunk < 2 || !sink.begin(kNoNode, 0)) return;
   const auto below =
       static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(loop->chunk - 1)));
