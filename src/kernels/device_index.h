@@ -52,7 +52,8 @@ struct Strides {
   std::int64_t of[kMostDims] = {};
 };
 
-// out[p] = x[p, index[p]] along an axis of `size` elements `step` apart; 0 outside.
+// out[p] = x[p, index[p]] along an axis of `size` elements `step` apart; 0 outside. Several along
+// it: x_strides are 0 there.
 struct PickCall {
   StridedSpace space;  // of out
   const void* x = nullptr;
@@ -65,6 +66,22 @@ struct PickCall {
   Stream stream = nullptr;
 };
 void pick_elements(const PickCall& call);
+
+// out[p, index[p, k]] += updates[p, k] for k in order; indices outside [0, size) add nothing.
+struct PutCall {
+  StridedSpace space;  // of updates, of size 1 along the axis
+  const void* index = nullptr;
+  const void* updates = nullptr;
+  void* out = nullptr;
+  Strides index_strides, update_strides, out_strides;
+  int axis = 0;
+  std::int64_t count = 0, size = 0;  // along the axis: of updates, of out
+  DType index_dtype = DType::i64;
+  DType dtype = DType::f32;      // of updates: f32 | f64 | bf16 | f16
+  DType out_dtype = DType::f32;  // f32 | f64
+  Stream stream = nullptr;
+};
+void put_elements(const PutCall& call);
 
 // out[p] i64 = the first k whose x[p, k] is the largest; a NaN is greater than all.
 struct ArgMaxCall {

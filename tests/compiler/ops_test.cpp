@@ -60,6 +60,15 @@ const Example kExamples[] = {
     {ir::Op::scatter_add,
      "graph g(%x: f64[5, 3], %t: i64[5]) { %y = scatter_add %t, %x rows(6) return y: %y }"},
     {ir::Op::pick, "graph g(%x: f64[5, 7], %t: i64[5]) { %y = pick %x, %t axis(1) return y: %y }"},
+    // Several of each row, and one twice.
+    {ir::Op::pick,
+     "graph g(%x: f64[5, 7, 2], %t: i64[5, 4, 2]) { %y = pick %x, %t axis(1) return y: %y }"},
+    {ir::Op::put,
+     "graph g(%x: f64[5, 4, 2], %t: i64[5, 4, 2]) { %y = put %t, %x axis(1) size(3) return y: %y "
+     "}"},
+    {ir::Op::put,
+     "graph g(%x: f64[5, 4], %z: f64[5, 3], %t: i64[5, 4]) { %p = put %t, %x axis(1) size(3) %e = "
+     "exp %z %y = add %e, %p return y: %y }"},
     {ir::Op::attention,
      "graph g(%x: f64[2, 2, 3, 2], %x2: f64[2, 1, 3, 2]) { %y, %l = attention %x, %x2, %x2 "
      "causal(1) scale(0.5) return y: %y }",

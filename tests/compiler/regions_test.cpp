@@ -84,6 +84,43 @@ TEST(RefineAxes, HalvesOfABatch) {
   EXPECT_FALSE(ir::refine_axes(plain, ir::largest_product(plain)));
 }
 
+// The gradient of many indices of a row goes into the memory that the row's softmax has.
+TEST(Puts, GoIntoTheOtherGradient) {
+  const std::string text =
+      "graph g(%h: f32[64, 8], %w: f32[1024, 8], %y: i64[64, 40], %t: f32[64, 40]) { %z = dot %h, "
+      "%w contract(1; 1) %l = reduce_lse %z dims(1) %p = pick %z, %y axis(1) %lb = broadcast %l "
+      "dims(0) : f32[64, 40] %lp = sub %p, %lb %m = mul %lp, %t %loss = reduce_sum %m dims(0, 1) "
+      "return loss: %loss differentiate loss wrt %h, %w }";
+  CompileOptions options;
+  options.threads = 1;
+  options.chunk = false;
+  const Graph graph = Graph::parse(text);
+  const CompiledProgram compiled = compile(graph, options);
+  EXPECT_LT(compiled.arena_bytes(), std::size_t{64 * 1024 * 4 * 3 / 2}) << compiled.explain();
+  const ir::Tensors inputs = random_inputs(GraphAccess::of(graph), 1);
+  EXPECT_LT(difference(execute(compiled, inputs), ir::interpret(GraphAccess::of(graph), inputs)),
+            1e-5);
+}
+
+// Scores with a causal mask and a bias by distance: neither is in memory, nor is their sum.
+TEST(Masks, TakeNoMemory) {
+  const std::string text =
+      "graph g(%x: f32[2, 4, 96, 96], %s: f32[4]) { %i = iota axis(0) : i64[96, 96] %j = iota "
+      "axis(1) : i64[96, 96] %m = le %j, %i %mb = broadcast %m dims(2, 3) : i8[2, 4, 96, 96] %d = "
+      "sub %j, %i %f = cast %d : f32[96, 96] %fb = broadcast %f dims(1, 2) : f32[4, 96, 96] %sb = "
+      "broadcast %s dims(0) : f32[4, 96, 96] %a = mul %fb, %sb %ab = broadcast %a dims(1, 2, 3) : "
+      "f32[2, 4, 96, 96] %z = add %x, %ab %c = constant value(-inf) : f32[2, 4, 96, 96] %y = "
+      "select %mb, %z, %c %l = reduce_lse %y dims(3) return l: %l }";
+  CompileOptions options;
+  options.threads = 1;
+  const Graph graph = Graph::parse(text);
+  const CompiledProgram compiled = compile(graph, options);
+  EXPECT_LT(compiled.arena_bytes(), std::size_t{96 * 96}) << compiled.explain();
+  const ir::Tensors inputs = random_inputs(GraphAccess::of(graph), 1);
+  EXPECT_LT(difference(execute(compiled, inputs), ir::interpret(GraphAccess::of(graph), inputs)),
+            1e-5);
+}
+
 // --- programs, and into how many phases they fall
 
 struct Case {

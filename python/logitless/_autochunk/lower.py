@@ -39,6 +39,15 @@ class OneHot:
     part: Value
 
 
+@dataclass(frozen=True)
+class Put:
+    """Zeros with `updates` added at `index` along the axis; both have the same shape."""
+
+    axis: int
+    index: Value
+    updates: Value
+
+
 class Writer:
     """Writes the statements of a program; each method adds at most a few."""
 
@@ -50,6 +59,7 @@ class Writer:
         self.dims: dict[str, tuple[int, ...]] = {}  # of each transpose
         self.constants: dict[tuple, Value] = {}
         self.one_hots: dict[str, OneHot] = {}
+        self.puts: dict[str, Put] = {}
         self.sums: dict[str, tuple[str, Value, Value]] = {}  # operands of each add and sub
         self.repeats: dict[str, tuple[Value, tuple[int, ...]]] = {}  # of each broadcast: operand and dims
         self.op = ""  # what is being lowered, for errors
@@ -144,6 +154,9 @@ class Writer:
         hot = self.one_hots.get(v.name)
         if hot is not None:
             return self.one_hot(hot.index, self.cast(hot.part, dtype), v.shape, hot.axis)
+        put = self.puts.get(v.name)
+        if put is not None and self.dtypes.floating(dtype):
+            return self.put(put.index, self.cast(put.updates, dtype), v.shape[put.axis], put.axis)
         return self.emit("cast", [v], dtype, v.shape, arange=v.arange)
 
     def reshape(self, v: Value, shape: Sequence[int]) -> Value:
@@ -333,6 +346,8 @@ class Writer:
         hot = self.one_hots.get(v.name)
         if hot is not None and hot.axis == axis:
             return hot.part
+        if v.name in self.puts and self.puts[v.name].axis == axis:
+            return self.reduce("reduce_sum", self.puts[v.name].updates, [axis])
         if hot is not None and v.rank == 2:
             return self.scatter_add(hot.index, hot.part, v.shape[hot.axis])
         if v.number is None and v.name in self.repeats and axis not in self.repeats[v.name][1]:
@@ -407,6 +422,17 @@ class Writer:
             v, axis = self.untransposed(v), 1 - axis
         shape = [s for d, s in enumerate(v.shape) if d != axis]
         return self.emit("pick", [v, self.broadcast(index, shape)], v.dtype, shape, f" axis({axis})")
+
+    def gather(self, v: Value, index: Value, axis: int) -> Value:
+        """Several along the axis: index has the rank of v, and its shape but for the axis."""
+        return self.emit("pick", [v, index], v.dtype, index.shape, f" axis({axis})")
+
+    def put(self, index: Value, updates: Value, size: int, axis: int) -> Value:
+        """Updates, of the index's shape, added at it to zeros of this size along the axis. Every index is inside."""
+        shape = [size if d == axis else s for d, s in enumerate(index.shape)]
+        made = self.emit("put", [index, updates], updates.dtype, shape, f" axis({axis}) size({size})")
+        self.puts[made.name] = Put(axis, index, updates)
+        return made
 
     def at(self, index: Value, shape: Sequence[int], axis: int) -> Value:
         """Where the index along an axis is the one given, which has the shape without the axis."""

@@ -95,8 +95,12 @@ std::vector<SameDim> same_dims(const Graph& graph, int node) {
       }
       break;
     case Op::pick: {
+      const bool several = graph.type(n.operands[0]).rank() == rank;
       int to = 0;
-      for (const int d : other_dims(rank + 1, {a.axis})) list.push_back({0, d, to++});
+      for (const int d : other_dims(several ? rank : rank + 1, {a.axis})) {
+        list.push_back({0, d, several ? d : to});
+        ++to;
+      }
       add_all(list, 1, rank);
       break;
     }

@@ -44,13 +44,16 @@ enum class Op : std::uint8_t {
   dot,          // result dimensions: batch, those of a alone, those of b alone
   take,         // table [V, ...], index [I...] -> [I..., ...]; 0 where the index is outside [0, V)
   scatter_add,  // index [I...], updates [I..., ...] -> [rows, ...]; outside indices are dropped
-  pick,         // x, index (the shape of x without axis) -> x at index along axis; 0 outside
+  pick,         // x, index (the shape of x without axis) -> x at index along axis; 0 outside.
+                // An index of x's rank: as many along axis as it has
   attention,    // q, k, v [B, H, T, D] -> out, lse [B, H, T]
   attention_grad,  // q, k, v, out, lse, d_out -> d_q, d_k, d_v
   stop_gradient,
   loop,
   head,       // x [..., D], w [V, D], targets [...], then Head's optional operands: made by a pass
   fused_dot,  // a dot, then Epilogue's optional operands: made when a GPU's program is planned
+  put,        // index, updates of its shape -> 0 with them added at index along axis; outside
+              // indices are dropped
 };
 std::string_view name_of(Op op);  // "reduce"
 
@@ -99,7 +102,7 @@ struct Attributes {
   Reduce reduce = Reduce::sum;              // reduce
   double number = 0.0;                      // constant; attention: the scale
   bool causal = false;                      // attention
-  int axis = 0;                             // iota, concat, pick
+  int axis = 0;                             // iota, concat, pick, put
   std::vector<int> dims;                    // broadcast, transpose, reduce
   std::vector<int> batch_a, batch_b;        // dot
   std::vector<int> contract_a, contract_b;  // dot
@@ -107,7 +110,7 @@ struct Attributes {
   Shape begin, end;
   // The result where operands do not tell it: parameter, constant, iota, cast (dtype), broadcast,
   // reshape, and dot and reduce, whose dtype may be f32 (f64) above 16-bit (any) operands.
-  // scatter_add: shape[0] is the rows.
+  // scatter_add: shape[0] is the rows; put: the size along axis.
   Type type{DType::i8, {}};
   std::shared_ptr<const Loop> loop;
   Head head;

@@ -1,5 +1,5 @@
-// Reading and adding where indices say: take, scatter_add, pick. Indices outside read 0 and add
-// nothing.
+// Reading and adding where indices say: take, scatter_add, pick, put. Indices outside read 0 and
+// add nothing.
 #include <algorithm>
 
 #include "compiler/analysis/chunk_clone.h"
@@ -181,6 +181,13 @@ std::vector<Type> pick_type(const Typing& r) {
   r.index(1);
   r.axis(r.in(0).rank());
   Type type = r.in(0);
+  if (r.in(1).rank() == type.rank()) {
+    const auto axis = static_cast<std::size_t>(r.a.axis);
+    type.shape[axis] = r.in(1).shape[axis];
+    r.expect(type.shape == r.in(1).shape, "the index is ", text_of(r.in(1)), " for ",
+             text_of(r.in(0)), ", expected equal but for dimension ", r.a.axis);
+    return {type};
+  }
   type.shape.erase(type.shape.begin() + r.a.axis);
   r.expect(type.shape == r.in(1).shape, "the index is ", text_of(r.in(1)), ", expected the shape ",
            text_of(type.shape));
@@ -189,16 +196,26 @@ std::vector<Type> pick_type(const Typing& r) {
 std::vector<Tensor> pick_value(const Evaluation& e) {
   const int axis = e.node.attributes.axis;
   const Tensor& x = e.in(0);
+  const bool several = e.in(1).shape.size() == x.shape.size();
   return oracle::filled(e, [&](Index index) {
     const double k = oracle::at(e.in(1), index);
     if (!is_inside(k, x.shape[static_cast<std::size_t>(axis)])) return 0.0;
-    index.insert(index.begin() + axis, static_cast<std::int64_t>(k));
+    if (several) {
+      index[static_cast<std::size_t>(axis)] = static_cast<std::int64_t>(k);
+    } else {
+      index.insert(index.begin() + axis, static_cast<std::int64_t>(k));
+    }
     return oracle::at(x, index);
   });
 }
 std::vector<Value> pick_gradient(Derivation& d) {
   const Type to = d.operand_type(0);
   const int axis = d.n.attributes.axis;
+  if (d.operand_type(1).rank() == to.rank()) {
+    Attributes put = d.n.attributes;
+    put.type.shape = {to.shape[static_cast<std::size_t>(axis)]};
+    return {d.g.add(Op::put, {d.x(1), d.dy}, put), Value{}};
+  }
   const std::vector<int> others = other_dims(to.rank(), {axis});
   const Value at = iota(d.g, {d.operand_type(1).dtype, to.shape}, axis);
   const Value hit = d.op(Function::eq, at, broadcast(d.g, d.x(1), to.shape, others));
@@ -207,14 +224,21 @@ std::vector<Value> pick_gradient(Derivation& d) {
       Value{}};
 }
 std::vector<int> other_axes(const CutNode& c) { return other_dims(c.rank(0), {c.a.axis}); }
+// Several indices along the axis, which the result has, too.
+bool picks_several(const CutNode& c) { return c.rank(0) == c.rank(1); }
 
 std::optional<Chunked> pick_cut(const CutNode& c, const Split& s) {
+  if (picks_several(c)) {
+    if (!inside(c.a.axis, s)) return cut(s, {part(s), part(s)});
+    return s.count == 1 ? std::optional(cut(s, {Need{}, part(s)})) : std::nullopt;
+  }
   const std::optional<Split> to = through(s, other_axes(c));
   return to ? std::optional(cut(s, {part(*to), part(s)})) : std::nullopt;
 }
 Lead pick_lead(const CutNode& c, std::size_t i, const Split& s) {
   if (i == 1) return {s};
-  return inside(c.a.axis, s) ? shifted_sum(s) : lead_to(s, other_axes(c));
+  if (inside(c.a.axis, s)) return shifted_sum(s);
+  return picks_several(c) ? Lead{s} : lead_to(s, other_axes(c));
 }
 Value pick_clone(ChunkClone& c) {
   c.a.axis = c.from[0].dim(c.a.axis);
@@ -233,6 +257,86 @@ void pick_emit(Lowering& l, int id) {
   l.push(id, std::move(pick));
 }
 constexpr TextKey kAxis[] = {key<&Attributes::axis>("axis")};
+
+// --- put
+
+std::vector<Type> put_type(const Typing& r) {
+  r.count(2);
+  r.index(0);
+  r.floating(1);
+  r.axis(r.in(1).rank());
+  r.expect(r.in(0).shape == r.in(1).shape, "the index is ", text_of(r.in(0)),
+           " and the updates are ", text_of(r.in(1)), ", expected equal shapes");
+  r.expect(r.a.type.shape.size() == 1, "expected a size");
+  Type type{r.wider(r.in(1).dtype), r.in(1).shape};
+  type.shape[static_cast<std::size_t>(r.a.axis)] = r.a.type.shape[0];
+  return {type};
+}
+std::vector<Tensor> put_value(const Evaluation& e) {
+  const Tensor &index = e.in(0), &updates = e.in(1);
+  Tensor out = oracle::tensor_of(e.node.results[0]);
+  const auto axis = static_cast<std::size_t>(e.node.attributes.axis);
+  oracle::each(updates.shape, [&](Index at) {
+    const double k = oracle::at(index, at), x = oracle::at(updates, at);
+    if (!is_inside(k, out.shape[axis])) return;
+    at[axis] = static_cast<std::int64_t>(k);
+    oracle::at(out, at) += x;
+  });
+  return {std::move(out)};
+}
+std::vector<Value> put_gradient(Derivation& d) {
+  Attributes pick;
+  pick.axis = d.n.attributes.axis;
+  return {Value{}, cast(d.g, d.g.add(Op::pick, {d.dy, d.x(0)}, pick), d.operand_type(1).dtype)};
+}
+std::optional<Chunked> put_cut(const CutNode& c, const Split& s) {
+  if (!inside(c.a.axis, s)) return cut(s, {part(s), part(s)});
+  if (s.count > 1) return std::nullopt;
+  Chunked chunked = cut(s, {Need{}, Need{}});
+  chunked.shifted = true;
+  return chunked;
+}
+Lead put_lead(const CutNode& c, std::size_t, const Split& s) {
+  if (inside(c.a.axis, s)) return {std::nullopt, partial(Chunked::Kind::sum, {part(s), part(s)})};
+  return {s};
+}
+Value put_clone(ChunkClone& c) {
+  if (c.how.shifted) {
+    c.a.type.shape = {c.size(c.how.results[0].factor)};
+    c.operands[0] = c.shift(c.operands[0], c.how.results[0].factor, Function::sub);
+  } else {
+    c.a.axis = c.from[0].dim(c.a.axis);
+  }
+  return c.add();
+}
+bool put_place(Lowering& l, Value v, const Destination& to) {
+  const bool adds = to.kind == Destination::Kind::write || to.kind == Destination::Kind::sum;
+  return adds && size_of(to.view.dtype) >= 4 && l.write_there(v, to);
+}
+void put_emit(Lowering& l, int id) {
+  const Node& n = l.node(id);
+  const Value v{id, 0};
+  Put put;
+  put.index = l.memory_of(n.operands[0]);
+  put.updates = l.memory_of(n.operands[1]);
+  put.axis = n.attributes.axis;
+  const Type type = n.results[0];
+  const bool narrow = size_of(type.dtype) == 2;
+  // Sums are fp32, whatever the result is.
+  put.out =
+      narrow ? l.new_view({DType::f32, type.shape}, l.name_of_node(id) + " sums") : l.result_of(v);
+  if (!l.accumulates(v) || narrow) l.fill(put.out, 0.0);
+  const View sums = put.out;
+  l.push(id, std::move(put));
+  if (narrow) {
+    const View out = l.result_of(v);
+    l.push(id, copy_loop(sums, out, l.accumulates(v)));
+  }
+}
+constexpr TextKey kPutKeys[] = {
+    key<&Attributes::axis>("axis"),
+    {"size", [](TextReader& in, Attributes& a) { a.type.shape = in.sizes(); },
+     [](const Attributes& a) { return written(a.type.shape); }}};
 
 constexpr Operation kOperations[] = {
     {
@@ -279,6 +383,22 @@ constexpr Operation kOperations[] = {
         .clone = pick_clone,
         .place = pick_place,
         .emit = pick_emit,
+    },
+    {
+        .op = Op::put,
+        .name = "put",
+        .sums = true,
+        .infer = put_type,
+        .keys = kPutKeys,
+        .evaluate = put_value,
+        .gradient = put_gradient,
+        .zero_sign = zeros<ZeroSign::loses>,
+        .cut_by_result = put_cut,
+        .cut_by_operand = put_lead,
+        .degree = scatter_degree,
+        .clone = put_clone,
+        .place = put_place,
+        .emit = put_emit,
     },
 };
 

@@ -247,6 +247,7 @@ ZeroSign map_zeros(const Node& n, std::size_t operand) {
 bool place_map(Lowering& l, Value v, const Destination& to) {
   return l.place_sum(v, to) || l.write_there(v, to);
 }
+void map_arrange(Lowering& l, int id) { l.arrange_put({id, 0}); }
 int map_register(PointwiseBuilder& b, Value v) {
   const Node& n = b.graph().node(v);
   int r[3] = {PointwiseBuilder::kNone, PointwiseBuilder::kNone, PointwiseBuilder::kNone};
@@ -354,6 +355,7 @@ constexpr Operation kOperations[] = {
         .cut_by_result = cut_as_result,
         .cut_by_operand = cut_as_operand,
         .degree = map_degree,
+        .arrange = map_arrange,
         .place = place_map,
         .registers = map_register,
         .emit = emit_elementwise,

@@ -45,7 +45,9 @@ class HeadFinder {
       return u.op == Op::reduce && u.attributes.reduce == Reduce::lse &&
              u.attributes.dims == std::vector<int>{last} && u.results[0].dtype == DType::f32;
     });
-    const auto picks = [&](const Node& u) { return u.op == Op::pick && u.attributes.axis == last; };
+    const auto picks = [&](const Node& u) {
+      return u.op == Op::pick && u.attributes.axis == last && u.results[0].rank() == last;
+    };
     f.pick = reads(f.z, picks);
     if (f.pick < 0 && f.lse >= 0) {
       const int log_prob = reads(f.z, [&](const Node& u) {

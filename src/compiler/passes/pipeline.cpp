@@ -12,6 +12,8 @@
 #include "compiler/passes/narrow.h"
 #include "compiler/passes/recompute_cheap.h"
 #include "compiler/passes/refine_axes.h"
+#include "compiler/passes/sink_puts.h"
+#include "compiler/passes/spread_masks.h"
 #include "compiler/passes/widen_sums.h"
 #include "compiler/plan/lower.h"
 #include "compiler/recompute_within.h"
@@ -93,6 +95,8 @@ constexpr Pass kPipeline[] = {
     {"eliminate-common", rewrite<eliminate_common>},
     {"eliminate-dead", rewrite<eliminate_dead>},
     {"narrow", rewrite<narrow_products>},
+    {"spread-masks", rewrite<spread_masks>},
+    {"sink-puts", rewrite<sink_puts>},
     {"join-pads", rewrite<join_pads>},
     {"widen-sums", rewrite<widen_sums>},
     {"recompute-cheap", recompute},

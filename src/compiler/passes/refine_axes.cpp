@@ -86,7 +86,7 @@ std::int64_t part_of(std::int64_t begin, std::int64_t end, std::int64_t size) {
   return part > 1 && part < size && size / part <= kMostParts ? part : size;
 }
 
-bool is_opaque(const Node& n) {
+bool is_opaque(const Graph& graph, const Node& n) {
   switch (n.op) {
     case Op::map:
     case Op::cast:
@@ -100,9 +100,10 @@ bool is_opaque(const Node& n) {
     case Op::pad:
     case Op::concat:
     case Op::reduce:
-    case Op::pick:
     case Op::dot:
       return false;
+    case Op::pick:  // several along the axis, which would have to stay one
+      return graph.type(n.operands[0]).rank() == n.results[0].rank();
     default:
       return true;
   }
@@ -153,7 +154,7 @@ class Refiner {
     scope_.insert(seed_.node);
     const auto visit = [&](int id) {
       const Node& n = g_.node(id);
-      if (is_opaque(n) || n.results.size() != 1 || !scope_.insert(id).second) return;
+      if (is_opaque(g_, n) || n.results.size() != 1 || !scope_.insert(id).second) return;
       const bool ends = elements_of(n.results[0]) <= 1 || (n.op == Op::dot && !big({id, 0}));
       if (!ends) queue.push_back(id);
     };
@@ -287,7 +288,7 @@ class Refiner {
     const Node& n = g_.node(id);
     const Form& to = form_[at(id)];
     Value made;
-    if (is_opaque(n) || n.results.size() != 1) {
+    if (is_opaque(g_, n) || n.results.size() != 1) {
       std::vector<Value> operands;
       for (const Value v : n.operands) operands.push_back(in_form(v, plain_of(v)));
       made = out_.add(n.op, std::move(operands), n.attributes, n.name);

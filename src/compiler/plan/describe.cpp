@@ -52,6 +52,9 @@ struct Describe {
   std::string operator()(const ScatterAdd& s) const {
     return concat("scatter_add ", sizes_text(s.updates.shape), " to ", sizes_text(s.out.shape));
   }
+  std::string operator()(const Put& p) const {
+    return concat("put of ", sizes_text(p.updates.shape), " ", name_of(p.updates.dtype));
+  }
   std::string operator()(const Pick& p) const {
     return concat("pick of ", sizes_text(p.x.shape), " ", name_of(p.x.dtype));
   }

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "compiler/analysis/cheap.h"
 #include "compiler/ops/op.h"
 
 namespace logitless::ir {
@@ -13,27 +14,6 @@ namespace {
 constexpr int kMostSteps = 40;
 // Of a loop as it ends up, shared values counted once; merging into a result takes some more.
 constexpr std::size_t kMostRegistersUsed = 48;
-// Steps computed again in each of several readers.
-constexpr int kCheapSteps = 4;
-
-bool is_costly(const Node& n) {
-  if (n.op != Op::map) return false;
-  switch (n.attributes.function) {
-    case Function::exp:
-    case Function::log:
-    case Function::log1p:
-    case Function::expm1:
-    case Function::tanh:
-    case Function::erf:
-    case Function::sigmoid:
-    case Function::sin:
-    case Function::cos:
-    case Function::pow:
-      return true;
-    default:
-      return false;
-  }
-}
 
 bool reads_elementwise(const Node& user, Value v) {
   if (is_elementwise(user)) return true;
@@ -147,7 +127,7 @@ class Inliner {
       count(id);
       if (!readable(id)) continue;
       const Cost& c = cost_[at];
-      const bool cheap = !c.costly && c.steps <= 2 * kCheapSteps && c.memory.size() <= 2;
+      const bool cheap = !c.costly && c.steps <= kCheapSteps && c.memory.size() <= 2;
       inlined_[at] = users_[at].size() == 1 || cheap;
     }
   }

@@ -114,6 +114,18 @@ bool Lowering::place_sum(Value v, const Destination& to) {
   return true;
 }
 
+void Lowering::arrange_put(Value v) {
+  const auto at = static_cast<std::size_t>(v.node);
+  const Node& n = g_.node(v);
+  if (n.attributes.function != Function::add || inlined_[at] || absorbed_[at] ||
+      destinations_.contains(v))
+    return;
+  const Value second = std::max(n.operands[0], n.operands[1]);
+  if (g_.node(second).op != Op::put || uses_[second] > 1) return;
+  const Destination to = destination_of(v);
+  if (place_sum(v, to)) destinations_.erase(v);
+}
+
 Destination Lowering::destination_of(Value v) {
   const auto found = destinations_.find(v);
   if (found != destinations_.end()) return found->second;

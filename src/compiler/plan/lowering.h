@@ -84,6 +84,8 @@ class Lowering {
   // a + b, where b is a sum that can be added to what is there: a is written, then b added; or both
   // are added.
   bool place_sum(Value v, const Destination& to);
+  // The same in new memory, where b is a put and nothing else was said of a + b.
+  void arrange_put(Value v);
 
   // --- instructions. `what` makes the value of node `id`, or something on the way to it. Throws
   // Unsupported where the target refuses it.

@@ -33,6 +33,7 @@ struct Reads {
     return buffers(s.index, s.updates, s.out);
   }
   std::vector<int> operator()(const Pick& p) const { return buffers(p.x, p.index); }
+  std::vector<int> operator()(const Put& p) const { return buffers(p.index, p.updates, p.out); }
   std::vector<int> operator()(const ArgMax& a) const { return buffers(a.x); }
   std::vector<int> operator()(const Fill&) const { return {}; }
   std::vector<int> operator()(const Attention& a) const {
@@ -69,6 +70,7 @@ struct Writes {
     return present({s.out.buffer, s.scratch});
   }
   std::vector<int> operator()(const Pick& p) const { return buffers(p.out); }
+  std::vector<int> operator()(const Put& p) const { return buffers(p.out); }
   std::vector<int> operator()(const ArgMax& a) const { return buffers(a.out); }
   std::vector<int> operator()(const Fill& f) const { return buffers(f.out); }
   std::vector<int> operator()(const Attention& a) const {
@@ -132,6 +134,7 @@ struct Moved {
   double operator()(const Take& t) const { return sum_of(t.index) + 2.0 * sum_of(t.out); }
   double operator()(const ScatterAdd& s) const { return sum_of(s.index) + 3.0 * sum_of(s.updates); }
   double operator()(const Pick& p) const { return sum_of(p.index) + 2.0 * sum_of(p.out); }
+  double operator()(const Put& p) const { return sum_of(p.index) + 3.0 * sum_of(p.updates); }
   double operator()(const ArgMax& a) const { return sum_of(a.x, a.out); }
   double operator()(const Fill& f) const { return sum_of(f.out); }
   double operator()(const Attention& a) const {

@@ -119,7 +119,11 @@ struct ScatterAdd {
   int scratch = -1;
 };
 struct Pick {
-  View x, index, out;
+  View x, index, out;  // one index for each row, or, of the rank of x, several along axis
+  int axis = 0;
+};
+struct Put {
+  View index, updates, out;  // out is f32 or f64, and added to
   int axis = 0;
 };
 struct ArgMax {
@@ -163,7 +167,7 @@ struct LoopRun {
 struct Instruction {
   std::string name;  // of the value made
   std::variant<Pointwise, Gemm, Take, ScatterAdd, Pick, ArgMax, Fill, Attention, LoopRun, HeadRun,
-               RowGroup>
+               RowGroup, Put>
       what;
 };
 

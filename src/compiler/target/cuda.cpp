@@ -94,6 +94,7 @@ std::string CudaTarget::refuse(const Instruction& instruction) const {
   if (const auto* attention = std::get_if<Attention>(&instruction.what))
     return cuda::attention_unsupported(attention_call(*attention), compute_capability_);
   if (const auto* pick = std::get_if<Pick>(&instruction.what)) return rank(pick->out);
+  if (const auto* put = std::get_if<Put>(&instruction.what)) return rank(put->out);
   if (const auto* argmax = std::get_if<ArgMax>(&instruction.what)) return rank(argmax->out);
   if (const auto* fill = std::get_if<Fill>(&instruction.what)) return rank(fill->out);
   return {};

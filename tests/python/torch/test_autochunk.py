@@ -400,6 +400,69 @@ def test_chunks_of_a_table():
     assert "_take(" in chunked.source() and "_scatter_add(" in chunked.source()
 
 
+def sequence_log_probabilities(hidden, weight, words, mask):
+    logits = (hidden @ weight.T)[:, :-1]
+    logp = logits.log_softmax(-1).gather(-1, words[:, 1:, None]).squeeze(-1)
+    return (logp * mask[:, 1:]).sum(-1), logits
+
+
+def shifted_dpo(hidden, weight, words, mask):
+    chosen, rejected = sequence_log_probabilities(hidden, weight, words, mask)[0].chunk(2)
+    return -F.logsigmoid(0.1 * (chosen - rejected)).mean()
+
+
+def simpo(hidden, weight, words, mask):
+    average = sequence_log_probabilities(hidden, weight, words, mask)[0] / mask[:, 1:].sum(-1)
+    half = len(average) // 2
+    return -F.logsigmoid(2.0 * (average[:half] - average[half:]) - 0.5).mean()
+
+
+def cpo(hidden, weight, words, mask):
+    total, half = sequence_log_probabilities(hidden, weight, words, mask)[0], len(words) // 2
+    return -F.logsigmoid(0.1 * (total[:half] - total[half:])).mean() - total[:half].mean()
+
+
+def kto(hidden, weight, words, mask):
+    total, half = sequence_log_probabilities(hidden, weight, words, mask)[0], len(words) // 2
+    parts = torch.sigmoid(0.1 * (total[:half] - 0.3)), torch.sigmoid(0.1 * (0.3 - total[half:]))
+    return 1 - torch.cat(parts).mean()
+
+
+def rows_of_pairs(hidden, weight, words, mask):
+    logits = hidden.flatten(0, 1) @ weight.T
+    logp = logits.log_softmax(-1).gather(-1, words.reshape(-1, 1)).view(len(words), -1).sum(1)
+    return -F.logsigmoid(0.1 * (logp[: len(words) // 2] - logp[len(words) // 2 :])).mean()
+
+
+def shifted_labels(hidden, weight, words, mask):
+    logits = (hidden @ weight.T)[..., :-1, :].contiguous().view(-1, len(weight))
+    return F.cross_entropy(logits, words[:, 1:].contiguous().view(-1))
+
+
+@pytest.mark.parametrize(
+    "fn", [shifted_dpo, simpo, cpo, kto, rows_of_pairs, shifted_labels], ids=lambda f: f.__name__
+)
+def test_sequences_and_pairs_are_one_phase(fn):
+    hidden, weight = random(16, 17, 4), random(512, 4)
+    args = hidden, weight, whole(512, 16, 17), torch.ones(16, 17, dtype=hidden.dtype)
+    chunked = autochunk(fn)
+    check_same(fn, chunked, args, 1e-11)
+    assert " 1 phase" in chunked.explain() and "2 phases" not in chunked.explain(), chunked.explain()
+    assert "% more" not in chunked.explain()
+
+
+def test_many_indices_of_a_row_are_one_operation():
+    def fn(hidden, weight, index, share):
+        logp = (hidden @ weight.T).log_softmax(-1)
+        return -(logp.gather(-1, index) * share).sum(-1).mean()
+
+    index, share = whole(VOCAB, ROWS, 40), random(ROWS, 40).detach()
+    index[:, 1] = index[:, 0]  # two that add up
+    chunked = autochunk(fn, memory_budget="128KiB")
+    check_same(fn, chunked, (*head(torch.float64), index, share), 1e-11)
+    assert chunked.source().count(".gather(") == 1 and chunked.source().count(".scatter_add_(") == 1
+
+
 def arithmetic(x, i):
     a = (x**3).clamp(-1, 1) + x.abs().sqrt() - x / (1 + x * x) + torch.where(x > 0, 1.0, 0.0) * x + x.sign() * x
     return a.sum() + torch.maximum(x, x.mean(0)).sum() + torch.minimum(x, x.detach() * 2).sum() + (2 - x).exp().sum()

@@ -98,9 +98,29 @@ def _merged(w: JaxWriter, x: Value, at: Index) -> tuple[Value, Index, list[int]]
     return w.reshape(x, shape), Index(at.batch, paired, {first: flat}, whole, at.inside), order
 
 
+def _free(at: Index) -> list[int]:
+    """Dimensions of the batch that no dimension of the operand counts, but for those of size 1."""
+    return [b for b in range(len(at.batch)) if b not in at.paired.values() and at.batch[b] != 1]
+
+
+def _several(x: Value, at: Index) -> list[int] | None:
+    """Where each row has several indices, and nothing is read but what they say: the dimension of the batch for each
+    of the operand."""
+    free = _free(at)
+    if len(free) != 1 or at.whole or len(at.columns) != 1:
+        return None
+    return [free[0] if d in at.columns else at.paired[d] for d in range(x.rank)]
+
+
+def _as_operand(w: JaxWriter, v: Value, at: Index, order: list[int]) -> Value:
+    """v [*batch] with its dimensions in the order of the operand's."""
+    used = sorted(order)
+    return w.transpose(w.reshape(v, [at.batch[b] for b in used]), [used.index(b) for b in order])
+
+
 def _per_row(w: JaxWriter, at: Index) -> list[int]:
     """The one dimension of the batch that no dimension of the operand counts, if its size is not 1."""
-    free = [b for b in range(len(at.batch)) if b not in at.paired.values() and at.batch[b] != 1]
+    free = _free(at)
     if len(free) > 1 or (free and at.batch[free[0]] > _MOST):
         sizes = [at.batch[b] for b in free]
         raise w.refuse(f"{sizes} indices of each row have no form in a tensor program; expected at most {_MOST}")
@@ -184,6 +204,13 @@ def _taken(w, x, at: Index) -> Value:
 def _picked(w, x, at: Index) -> Value:
     """[*batch, *whole]: one element of each row, or a few."""
     [(axis, index)] = at.columns.items()
+    order = _several(x, at)
+    if order is not None:
+        several = partial(w.gather, index=_as_operand(w, index, at, order), axis=axis)
+        found = w.softmaxes.pick(x, several, axis)
+        found = several(x) if found is None else found
+        used = sorted(order)
+        return w.reshape(w.transpose(found, [order.index(b) for b in used]), at.batch)
     rest = [d for d in range(x.rank) if d != axis]
     free = _per_row(w, at)
     shape = [x.shape[d] for d in rest]
@@ -261,6 +288,11 @@ def _rows_of_updates(w, x, at: Index, free, k, index, updates) -> tuple[Value, V
 
 def _added_to_rows(w, x, at: Index, updates) -> Value:
     [(axis, index)] = at.columns.items()
+    order = _several(x, at)
+    if order is not None and DTYPES.floating(x.dtype):
+        index, updates = (_as_operand(w, v, at, order) for v in (index, updates))
+        made = w.put(index, updates, x.shape[axis], axis)
+        return made if x.is_number(0) else w.add(x, made)
     free = _per_row(w, at)
     for k in range(at.batch[free[0]] if free else 1):
         column, part = _rows_of_updates(w, x, at, free, k, index, updates)

@@ -168,12 +168,16 @@ class Softmaxes:
         return None
 
     def pick(self, v: Value, picked: Callable[[Value], Value], axis: int) -> Value | None:
-        """An element of each row of x - m: m is not needed in the row."""
+        """An element, or several, of each row of x - m: m is not needed in the row."""
         note = self.of(v, "shifted")
         if note is None or note.axes != (axis,):
             return None
         found = picked(note.x)
-        return self.w.sub(found, self.w.reshape(note.top, found.shape))
+        rest = [s for d, s in enumerate(note.x.shape) if d != axis]
+        top = self.w.reshape(note.top, rest)
+        if found.rank == note.x.rank:
+            top = self.w.broadcast_dims(top, found.shape, [d for d in range(found.rank) if d != axis])
+        return self.w.sub(found, top)
 
     def _same(self, one: Note, other: Note) -> bool:
         return one.x.name == other.x.name and one.axes == other.axes

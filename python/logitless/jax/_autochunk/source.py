@@ -180,7 +180,13 @@ class Scope(BaseScope):
     # --- operations: indices
     def op_pick(self, node: Node, x: Term, index: Term) -> None:
         call = f"({self.full(x)}, {self.full(index)}, {node.numbers('axis')[0]})"
-        self.bind(node.results[0], self.e.helper("_pick") + call, node.type)
+        helper = "_pick_several" if len(index.type.shape) == len(x.type.shape) else "_pick"
+        self.bind(node.results[0], self.e.helper(helper) + call, node.type)
+
+    def op_put(self, node: Node, index: Term, updates: Term) -> None:
+        axis, size = node.numbers("axis")[0], node.attributes["size"]
+        call = f"({self.full(index)}, {self.full(updates)}, {size}, {axis}, {self.dtype(node.type)})"
+        self.bind(node.results[0], self.e.helper("_put") + call, node.type)
 
     def op_take(self, node: Node, table: Term, index: Term) -> None:
         self.bind(node.results[0], f"{self.e.helper('_take')}({self.full(table)}, {self.full(index)})", node.type)

@@ -40,17 +40,23 @@ def _taken(w, x, axis, index, shape):
     return w.reshape(w.transpose(rows, dims), shape)
 
 
-_MOST = 16  # picks along an axis, one operation each
+_MOST = 16  # written along an axis, one operation each
 
 
-def _columns(w, x, dim, index):
-    """(axis, the index of each column) of gather and scatter, whose index has few entries along the axis."""
+def _axis(w, x, dim, index):
+    """The axis of gather and scatter, whose index has all that x has along the others."""
     axis = axis_of(dim, x.rank)
     for d, (s, full) in enumerate(zip(index.shape, x.shape)):
         if d != axis and s != full:
             raise w.refuse(
                 f"an index of {list(index.shape)} for {list(x.shape)} has no form; expected equal but for dim {dim}"
             )
+    return axis
+
+
+def _columns(w, x, dim, index):
+    """(axis, the index of each column) of scatter, whose index has few entries along the axis."""
+    axis = _axis(w, x, dim, index)
     if index.shape[axis] > _MOST:
         raise w.refuse(f"{index.shape[axis]} indices along dim {dim} have no form; expected at most {_MOST}")
     return axis, [_column(w, index, axis, k) for k in range(index.shape[axis])]
@@ -62,9 +68,10 @@ def _column(w, x, axis, k):
 
 @handles("gather")
 def _gather(w, out, x, dim, index, sparse_grad=False):
-    axis, columns = _columns(w, x, dim, index)
-    kept = [1 if d == axis else s for d, s in enumerate(x.shape)]
-    return w.concat([w.reshape(w.pick(x, c, axis), kept) for c in columns], axis)
+    axis = _axis(w, x, dim, index)
+    if index.shape[axis] != 1:
+        return w.gather(x, index, axis)
+    return w.reshape(w.pick(x, _column(w, index, axis, 0), axis), index.shape)
 
 
 def _scattered(w, x, dim, index, source, added):
@@ -96,6 +103,11 @@ def _scatter(w, out, x, dim, index, source, reduce=None):
 
 @handles("scatter_add")
 def _scatter_add(w, out, x, dim, index, source):
+    axis = _axis(w, x, dim, index)
+    if index.shape[axis] != 1 and w.dtypes.floating(x.dtype):
+        source = w.slice(source, axis, 0, index.shape[axis])
+        made = w.put(index, w.cast(source, x.dtype), x.shape[axis], axis)
+        return made if x.is_number(0) else w.add(x, made)
     return _scattered(w, x, dim, index, source, True)
 
 

@@ -9,6 +9,19 @@ def _pick(x, index, axis):
     found = x.gather(axis, index.clamp(0, x.shape[axis] - 1).unsqueeze(axis).long()).squeeze(axis)
     return found.where(inside, 0)
 ''',
+    "_pick_several": '''
+def _pick_several(x, index, axis):
+    """x at several indices along axis; 0 where an index is outside."""
+    inside = (index >= 0) & (index < x.shape[axis])
+    return x.gather(axis, index.clamp(0, x.shape[axis] - 1).long()).where(inside, 0)
+''',
+    "_put_": '''
+def _put_(x, index, updates, axis):
+    """Updates added to x at an index along axis; those outside are dropped."""
+    inside = (index >= 0) & (index < x.shape[axis])
+    at = index.clamp(0, x.shape[axis] - 1).long()
+    return x.scatter_add_(axis, at, updates.where(inside, 0).to(x.dtype))
+''',
     "_take": '''
 def _take(table, index):
     """Rows of table; 0 where the index is outside."""

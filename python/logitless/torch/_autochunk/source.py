@@ -41,6 +41,7 @@ class Scope(BaseScope):
         self.names: dict[str, list[str]] = {}  # Python names of each root
         self.types: dict[str, Type] = {}
         self.delayed: set[int] = set()  # nodes that the end of the body computes
+        self.puts: dict[str, tuple[Node, Term, Term]] = {}  # what a sum writes into its other operand
         self.makers = {r: i for i, n in enumerate(nodes) for r in n.results}
         for i, node in enumerate(nodes):
             view = node.op in _VIEWS
@@ -118,7 +119,24 @@ class Scope(BaseScope):
         if dead:
             self.line(f"del {', '.join(dead)}")
 
+    def _add_put(self, node: Node, at: int) -> None:
+        """A sum of a value and a put, in place where the value is read no more."""
+        [value] = node.results
+        [put] = [v for v in node.operands if v in self.puts]
+        [other] = [v for v in node.operands if v != put]
+        t = self.terms[other]
+        if t.owned and all(t.present) and not t.number and self.dies(other, at):
+            self.line(self._put(t.text, *self.puts[put]))
+            self.names[value] = self.names.pop(self.root.get(other, other), [])
+            self.keep(value, replace(t, type=node.type))
+        else:
+            copy = self.full(t) if t.number else f"{self.full(t)}.clone(memory_format=torch.contiguous_format)"
+            self.bind(value, self._put(copy, *self.puts[put]), node.type)
+
     def map(self, node: Node, at: int) -> None:
+        if sum(v in self.puts for v in node.operands) == 1 and node.operands[0] != node.operands[1]:
+            self._add_put(node, at)
+            return
         [value] = node.results
         terms = [self.terms[v] for v in node.operands]
         type_ = node.type
@@ -260,29 +278,43 @@ class Scope(BaseScope):
         self.bind(node.results[0], self.product(node, a, b), node.type)
 
     def matrices(self, node: Node, a: Term, b: Term) -> tuple[str, str] | None:
-        """The factors of a matrix product, if it is one."""
+        """The factors of a matrix product, if it is one: dimensions that stand together are one."""
         (ca, cb), (ba, _) = node.pair("contract"), node.pair("batch")
-        if ba or len(ca) != 1 or len(a.type.shape) != 2 or len(b.type.shape) != 2:
+        if ba:
             return None
+        first, second = self._matrix(a, ca, False), self._matrix(b, cb, True)
+        return None if first is None or second is None else (first, second)
 
-        def turned(text: str) -> str:
-            return text.removesuffix(".t()") if text.endswith(".t()") else f"{text}.t()"
-
-        x, y = self.full(a), self.full(b)
-        return (x if ca == [1] else turned(x)), (y if cb == [0] else turned(y))
+    def _matrix(self, t: Term, contract: list[int], before: bool) -> str | None:
+        """The array with its contracted dimensions as the columns, or as the rows `before` the others; None where they
+        stand apart."""
+        rank, count = len(t.type.shape), len(contract)
+        leading = contract == list(range(count))
+        if not 0 < count < rank or not (leading or contract == list(range(rank - count, rank))):
+            return None
+        text, rows = self.full(t), count if leading else rank - count
+        if rank - rows > 1:
+            text = f"{text}.flatten({rows})"
+        if rows > 1:
+            text = f"{text}.flatten(0, {rows - 1})"
+        if leading == before:
+            return text
+        return text.removesuffix(".t()") if text.endswith(".t()") else f"{text}.t()"
 
     def product(self, node: Node, a: Term, b: Term) -> str:
         (ca, cb), (ba, bb) = node.pair("contract"), node.pair("batch")
         ra, rb = len(a.type.shape), len(b.type.shape)
         wide = node.type.dtype != a.type.dtype
         factors = self.matrices(node, a, b)
+        shaped = f".view({sizes(node.type.shape)})" if len(node.type.shape) != 2 else ""
         if factors is not None and wide and self.e.wide_products and node.type.dtype == torch.float32:
-            return f"torch.mm({factors[0]}, {factors[1]}, out_dtype={node.type.dtype})"
+            return f"torch.mm({factors[0]}, {factors[1]}, out_dtype={node.type.dtype}){shaped}"
         to = f".to({node.type.dtype})" if wide else ""
-        if factors is None and not ba and ca == [ra - 1] and cb == [0] and rb <= 2:
-            factors = self.full(a), self.full(b)
+        if not ba and ca == [ra - 1] and cb == [0] and rb <= 2:
+            return f"{self.full(a)}{to} @ {self.full(b)}{to}"
         if factors is not None:
-            return f"{factors[0]}{to} @ {factors[1]}{to}"
+            product = f"{factors[0]}{to} @ {factors[1]}{to}"
+            return f"({product}){shaped}" if shaped else product
         letters = "abcdefghijklmnopqrstuvwxyz"
         first = list(letters[:ra])
         second = list(letters[ra : ra + rb])
@@ -330,13 +362,41 @@ class Scope(BaseScope):
 
     def op_pick(self, node: Node, x: Term, index: Term) -> None:
         axis = node.numbers("axis")[0]
+        if len(index.type.shape) == len(x.type.shape):
+            if self._cut(x.type.shape[axis]):
+                text = f"{self.e.helper('_pick_several')}({self.full(x)}, {self.full(index)}, {axis})"
+            else:
+                text = f"{self.full(x)}.gather({axis}, {self._long(index)})"
+            self.bind(node.results[0], text, node.type)
+            return
         if self._cut(x.type.shape[axis]):
             text = f"{self.e.helper('_pick')}({self.full(x)}, {self.full(index)}, {axis})"
         else:
-            long = ".long()" if index.type.dtype != torch.int64 else ""
-            at = f"{self.full(index)}{long}.unsqueeze({axis})"
+            at = f"{self._long(index)}.unsqueeze({axis})"
             text = f"{self.full(x)}.gather({axis}, {at}).squeeze({axis})"
         self.bind(node.results[0], text, node.type)
+
+    def _long(self, index: Term) -> str:
+        return self.full(index) + (".long()" if index.type.dtype != torch.int64 else "")
+
+    def op_put(self, node: Node, index: Term, updates: Term) -> None:
+        [value] = node.results
+        readers = [i for i, n in enumerate(self.nodes) if value in n.operands]
+        if self.uses[value] == 1 and readers and self.nodes[readers[0]].op == "add":
+            self.puts[value] = node, index, updates
+            for operand in node.operands:
+                root = self.root.get(operand, operand)
+                self.last[root] = max(self.last[root], readers[0])
+            return
+        zeros = f"torch.zeros({tuple_of(node.type.shape)}, dtype={node.type.dtype}, device=device)"
+        self.bind(node.results[0], self._put(zeros, node, index, updates), node.type)
+
+    def _put(self, x: str, node: Node, index: Term, updates: Term) -> str:
+        axis = node.numbers("axis")[0]
+        if self._cut(node.type.shape[axis]):
+            return f"{self.e.helper('_put_')}({x}, {self.full(index)}, {self.full(updates)}, {axis})"
+        to = f".to({node.type.dtype})" if node.type.dtype != updates.type.dtype else ""
+        return f"{x}.scatter_add_({axis}, {self._long(index)}, {self.full(updates)}{to})"
 
     def op_take(self, node: Node, table: Term, index: Term) -> None:
         if self._cut(table.type.shape[0]):
@@ -444,10 +504,8 @@ class Emitter(BaseEmitter):
             start = "torch.zeros({})"
             maker = loop.body[inner.makers[slot.name]] if slot.name in inner.makers else None
             if maker is not None and maker.op == "dot" and inner.uses[slot.name] == 1 and len(type_.shape) == 2:
-                if not maker.pair("batch")[0] and len(maker.pair("contract")[0]) == 1:
-                    operands = [inner.types.get(o) for o in maker.operands]
-                    if all(o is None or len(o.shape) == 2 for o in operands):
-                        inner.delay(slot.name)
+                if not maker.pair("batch")[0] and self._stand_together(maker, inner, scope, loop):
+                    inner.delay(slot.name)
         elif type_.dtype.is_floating_point:
             start = 'torch.full({}, float("-inf"))'
         else:
@@ -455,6 +513,16 @@ class Emitter(BaseEmitter):
         start = start.format(tuple_of(type_.shape))[:-1] + f", dtype={type_.dtype}, device=device)"
         scope.types[slot.outer] = type_
         return scope.bind(slot.outer, start, type_).text
+
+    @staticmethod
+    def _stand_together(dot: Node, inner: Scope, scope: Scope, loop: Loop) -> bool:
+        """Whether what it contracts are the first or the last dimensions of each operand: a product of matrices."""
+        entering = {slot.name: scope.terms[slot.outer].type for slot in loop.inputs}
+        for operand, contract in zip(dot.operands, dot.pair("contract")):
+            rank, count = len((inner.types.get(operand) or entering[operand]).shape), len(contract)
+            if contract not in (list(range(count)), list(range(rank - count, rank))) or not 0 < count < rank:
+                return False
+        return True
 
     @staticmethod
     def _index(axis: int, factor: int, first: str, size: str) -> str:

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "compiler/target/cpu.h"
 #include "core/check.h"
@@ -159,7 +160,10 @@ void run_pick(const Pick& p, const Frame& frame, int threads) {
   const std::byte* x = frame.address(p.x);
   const std::byte* index = frame.address(p.index);
   std::byte* out = frame.address(p.out);
-  const Strides rows = without(p.x, p.axis);
+  // Of several indices each counts along the axis, which the row then begins at.
+  const bool several = p.out.shape.size() == p.x.shape.size();
+  Strides rows = without(p.x, several ? -1 : p.axis);
+  if (several) rows.values[static_cast<std::size_t>(p.axis)] = 0;
   const std::int64_t size = p.x.shape[static_cast<std::size_t>(p.axis)],
                      step = p.x.strides[static_cast<std::size_t>(p.axis)];
   constexpr std::int64_t kRows = 1024;
@@ -177,6 +181,46 @@ void run_pick(const Pick& p, const Frame& frame, int threads) {
       copy_element(p.x.dtype, out, at_out, inside ? x : nullptr, at_x + (inside ? k * step : 0));
     }
   });
+}
+
+// Each row by one task, its updates in order.
+template <typename T>
+void put(const Put& p, const Frame& frame, int threads) {
+  const auto axis = static_cast<std::size_t>(p.axis);
+  const std::vector<std::int64_t>& shape = p.updates.shape;
+  const std::int64_t count = shape[axis], size = p.out.shape[axis];
+  const std::int64_t rows = count > 0 ? elements_of(p.updates) / count : 0;
+  const std::byte* index = frame.address(p.index);
+  const std::byte* updates = frame.address(p.updates);
+  T* out = reinterpret_cast<T*>(frame.address(p.out));
+  const std::int64_t per_task = std::max<std::int64_t>(1024 / std::max<std::int64_t>(count, 1), 1);
+  parallel_for(threads, (rows + per_task - 1) / per_task, [&](std::int64_t task, int) {
+    for (std::int64_t i = task * per_task; i < std::min(rows, (task + 1) * per_task); ++i) {
+      std::int64_t at_index = 0, at_update = 0, at_out = 0, rest = i;
+      for (std::size_t d = shape.size(); d-- > 0;) {
+        if (d == axis) continue;
+        const std::int64_t n = rest % shape[d];
+        rest /= shape[d];
+        at_index += n * p.index.strides[d];
+        at_update += n * p.updates.strides[d];
+        at_out += n * p.out.strides[d];
+      }
+      for (std::int64_t k = 0; k < count; ++k) {
+        const std::int64_t to =
+            load_index(index, p.index.dtype, at_index + k * p.index.strides[axis]);
+        if (to < 0 || to >= size) continue;
+        const double x =
+            load_element(updates, p.updates.dtype, at_update + k * p.updates.strides[axis]);
+        out[at_out + to * p.out.strides[axis]] += static_cast<T>(x);
+      }
+    }
+  });
+}
+
+void run_put(const Put& p, const Frame& frame, int threads) {
+  if (p.out.dtype == DType::f64) return put<double>(p, frame, threads);
+  check(p.out.dtype == DType::f32, "put into ", name_of(p.out.dtype));
+  put<float>(p, frame, threads);
 }
 
 void run_argmax(const ArgMax& m, const Frame& frame, int threads) {
@@ -269,6 +313,7 @@ struct Runner {
   void operator()(const Take& t) const { run_take(t, frame, threads); }
   void operator()(const ScatterAdd& s) const { run_scatter(s, frame, threads); }
   void operator()(const Pick& p) const { run_pick(p, frame, threads); }
+  void operator()(const Put& p) const { run_put(p, frame, threads); }
   void operator()(const ArgMax& m) const { run_argmax(m, frame, threads); }
   void operator()(const Fill& f) const { run_fill(f, frame, threads); }
   void operator()(const Attention& a) const { run_attention(a, frame, threads); }

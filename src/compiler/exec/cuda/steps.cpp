@@ -169,11 +169,13 @@ struct Steps::Enqueue {
   void operator()(const Pick& p) const {
     const auto axis = static_cast<std::size_t>(p.axis);
     cuda::PickCall call;
+    const bool several = p.out.shape.size() == p.x.shape.size();
     call.space = space_of(p.out);
     call.x = frame.address(p.x);
     call.index = frame.address(p.index);
     call.out = frame.address(p.out);
-    call.x_strides = strides_of(p.x, p.axis);
+    call.x_strides = strides_of(p.x, several ? -1 : p.axis);
+    if (several) call.x_strides.of[p.axis] = 0;
     call.index_strides = strides_of(p.index);
     call.out_strides = strides_of(p.out);
     call.size = p.x.shape[axis];
@@ -182,6 +184,27 @@ struct Steps::Enqueue {
     call.element_bytes = static_cast<int>(size_of(p.x.dtype));
     call.stream = stream;
     cuda::pick_elements(call);
+  }
+
+  void operator()(const Put& p) const {
+    const auto axis = static_cast<std::size_t>(p.axis);
+    cuda::PutCall call;
+    call.space = space_of(p.updates);
+    call.space.sizes[axis] = 1;
+    call.index = frame.address(p.index);
+    call.updates = frame.address(p.updates);
+    call.out = frame.address(p.out);
+    call.index_strides = strides_of(p.index);
+    call.update_strides = strides_of(p.updates);
+    call.out_strides = strides_of(p.out);
+    call.axis = p.axis;
+    call.count = p.updates.shape[axis];
+    call.size = p.out.shape[axis];
+    call.index_dtype = p.index.dtype;
+    call.dtype = p.updates.dtype;
+    call.out_dtype = p.out.dtype;
+    call.stream = stream;
+    cuda::put_elements(call);
   }
 
   void operator()(const ArgMax& m) const {

@@ -19,6 +19,7 @@ const char* Product::kernel() const { refuse(); }
 void take_rows(const TakeCall&) { refuse(); }
 void scatter_add_rows(const ScatterCall&) { refuse(); }
 void pick_elements(const PickCall&) { refuse(); }
+void put_elements(const PutCall&) { refuse(); }
 void find_largest(const ArgMaxCall&) { refuse(); }
 void fill_elements(const FillCall&) { refuse(); }
 void head_targets(const HeadTargetsCall&) { refuse(); }

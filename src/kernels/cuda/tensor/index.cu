@@ -62,6 +62,24 @@ __global__ void __launch_bounds__(kThreads) pick_kernel(const PickCall c, std::i
   }
 }
 
+// A thread for each row: its updates in order.
+template <typename Sum>
+__global__ void __launch_bounds__(kThreads) put_kernel(const PutCall c, std::int64_t rows) {
+  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < rows; i += step) {
+    const std::int64_t index = offset_of(c.space, c.index_strides, i);
+    const std::int64_t update = offset_of(c.space, c.update_strides, i);
+    Sum* const out = static_cast<Sum*>(c.out) + offset_of(c.space, c.out_strides, i);
+    for (std::int64_t k = 0; k < c.count; ++k) {
+      const std::int64_t to =
+          index_at(c.index, c.index_dtype, index + k * c.index_strides.of[c.axis]);
+      if (to < 0 || to >= c.size) continue;
+      out[to * c.out_strides.of[c.axis]] +=
+          load<Sum>(c.updates, c.dtype, update + k * c.update_strides.of[c.axis]);
+    }
+  }
+}
+
 struct Largest {
   double value = 0.0;
   std::int64_t at = -1;  // -1: none yet
@@ -168,6 +186,19 @@ void pick_elements(const PickCall& c) {
       pick_kernel<std::uint64_t><<<blocks, kThreads, 0, stream>>>(c, count);
   }
   require_cuda(cudaGetLastError(), "pick");
+}
+
+void put_elements(const PutCall& c) {
+  const std::int64_t rows = count_of(c.space);
+  if (rows == 0 || c.count == 0) return;
+  const unsigned blocks = blocks_of(rows, kThreads);
+  cudaStream_t const stream = stream_of(c.stream);
+  if (c.out_dtype == DType::f64) {
+    put_kernel<double><<<blocks, kThreads, 0, stream>>>(c, rows);
+  } else {
+    put_kernel<float><<<blocks, kThreads, 0, stream>>>(c, rows);
+  }
+  require_cuda(cudaGetLastError(), "put");
 }
 
 void find_largest(const ArgMaxCall& c) {

@@ -1,0 +1,24 @@
+#include "compiler/analysis/cheap.h"
+
+namespace logitless::ir {
+
+bool is_costly(const Node& n) {
+  if (n.op != Op::map) return false;
+  switch (n.attributes.function) {
+    case Function::exp:
+    case Function::log:
+    case Function::log1p:
+    case Function::expm1:
+    case Function::tanh:
+    case Function::erf:
+    case Function::sigmoid:
+    case Function::sin:
+    case Function::cos:
+    case Function::pow:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace logitless::ir
