@@ -205,6 +205,20 @@ def test_chunks_of_a_table():
     assert "3000 in " in chunked.explain()
 
 
+def test_many_indices_of_a_row_are_one_operation():
+    index = whole(VOCAB, 50, 40)
+    index = index.at[:, 1].set(index[:, 0])  # two that add up
+
+    def fn(hidden, weight, share):
+        log_p = jax.nn.log_softmax(hidden @ weight.T, -1)
+        return -(jnp.take_along_axis(log_p, index, 1) * share).sum(-1).mean()
+
+    args = random(50, DIM), random(VOCAB, DIM, seed=1), random(50, 40, seed=2)
+    chunked = autochunk(fn, memory_budget="128KiB")
+    check_same(run(chunked, args), exactly(fn, args), GRADIENT_ERROR["float32"])
+    assert chunked.source().count(" = _pick_several(") == 1 and chunked.source().count(" = _put(") == 1
+
+
 def test_a_16_bit_softmax_is_one_of_fp32():
     """As accurate as its rounding, where the function itself rounds at every step."""
     x = random(40, 600, dtype="bfloat16", scale=3.0)
