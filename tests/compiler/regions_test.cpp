@@ -52,6 +52,20 @@ TEST(Narrow, PadBelowTheProduct) {
                       "high(0, 1, 0) return x: %3, y: %y }");
 }
 
+// Zeros that meet nothing but zeros.
+TEST(Narrow, ProductsOfApartPads) {
+  const std::string start = "graph g(%a: f64[2, 3], %b: f64[2, 4]) { ";
+  const std::string text =
+      start +
+      "%p = pad %a low(0, 0) high(3, 0) %q = pad %b low(3, 0) high(0, 0) %y = dot %p, %q "
+      "contract(0; 0) return y: %y }";
+  const ir::Graph graph = ir::parse(text).graph;
+  const ir::Graph narrowed = ir::narrow(graph);
+  ir::verify(narrowed);
+  const ir::Tensors inputs = random_inputs(graph, 1);
+  EXPECT_EQ(difference(ir::interpret(narrowed, inputs), ir::interpret(graph, inputs)), 0.0);
+}
+
 TEST(Narrow, ThroughViews) {
   // As traced: rows in one dimension around the product, positions in one of their own.
   const std::string start = "graph g(%h: f64[10, 3], %w: f64[7, 3]) { ";

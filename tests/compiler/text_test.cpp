@@ -181,7 +181,8 @@ TEST(Compile, DumpsAndReports) {
     EXPECT_NO_THROW(ir::parse(text));
   };
   const CompiledProgram program = compile(graph, options);
-  EXPECT_EQ(passes, (std::vector<std::string>{"eliminate-common", "eliminate-dead", "join-pads",
+  EXPECT_EQ(passes, (std::vector<std::string>{"eliminate-common", "eliminate-dead", "narrow",
+                                              "spread-masks", "sink-puts", "join-pads",
                                               "widen-sums", "recompute-cheap", "plan-unchunked",
                                               "lower-heads", "choose-chunks"}));
   EXPECT_NE(program.explain().find("along dimension 0"), std::string::npos) << program.explain();

@@ -22,6 +22,11 @@ using Box = std::vector<Range>;
 Range both(const Range& a, const Range& b) {
   return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
 }
+// What is left of a sum; all of it where that is nothing, which is rare, and 0 either way.
+Range within(const Range& all, const Range& part) {
+  const Range r = both(all, part);
+  return r.empty() ? all : r;
+}
 Range hull(const Range& a, const Range& b) {
   if (a.empty()) return b;
   if (b.empty()) return a;
@@ -149,12 +154,13 @@ class Narrower {
     }
     if (n.op == Op::reduce && n.attributes.reduce == Reduce::sum && v.index == 0) {
       for (const int d : n.attributes.dims)
-        need[at(d)] = both(need[at(d)], nonzero_[at(v.node)][at(d)]);
+        need[at(d)] = within(need[at(d)], nonzero_[at(v.node)][at(d)]);
     }
     if (n.op == Op::dot) {
       for (const auto& [a, b] : summed_dims(n)) {
         const Range r = both(nonzero(n.operands[0], a), nonzero(n.operands[1], b));
-        need[at(i == 0 ? a : b)] = r;
+        const int d = i == 0 ? a : b;
+        need[at(d)] = within(need[at(d)], r);
       }
     }
     return need;
@@ -184,9 +190,7 @@ class Narrower {
       if (!has_parts(n) || is_empty(box)) box = same_[at(id)];
       if (n.op == Op::reshape) widen_reshape(id);
       for (std::size_t i = 0; i < n.operands.size(); ++i) {
-        Box need = needed(id, i, box);
-        if (is_empty(need)) need = whole(g_.type(n.operands[i]));
-        reads(n.operands[i], need);
+        reads(n.operands[i], needed(id, i, box));
       }
     }
   }
@@ -253,9 +257,7 @@ class Narrower {
       for (const Value v : n.operands) operands.push_back(part(v, whole(g_.type(v))));
     } else {
       for (std::size_t i = 0; i < n.operands.size(); ++i) {
-        Box need = needed(id, i, box);
-        if (is_empty(need)) need = whole(g_.type(n.operands[i]));
-        operands.push_back(part(n.operands[i], need));
+        operands.push_back(part(n.operands[i], needed(id, i, box)));
       }
       if (n.op == Op::broadcast || n.op == Op::reshape || n.op == Op::constant)
         a.type.shape = shape_of(box);
@@ -276,7 +278,13 @@ class Narrower {
 
 }  // namespace
 
-Graph narrow(const Graph& graph) { return Narrower(graph).run(); }
+Graph narrow(const Graph& graph) {
+  // No part of nothing is less.
+  for (const Node& n : graph.nodes()) {
+    if (elements_of(n.results[0]) == 0) return graph;
+  }
+  return Narrower(graph).run();
+}
 
 Graph narrow_products(const Graph& graph) {
   Graph narrowed = narrow(graph);

@@ -424,6 +424,10 @@ class Refiner {
 }  // namespace
 
 std::optional<Graph> refine_axes(const Graph& graph, Value seed) {
+  // Nothing is nothing in any shape.
+  for (const Node& n : graph.nodes()) {
+    if (elements_of(n.results[0]) == 0) return std::nullopt;
+  }
   return Refiner(graph, seed).run();
 }
 
