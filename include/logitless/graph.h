@@ -172,4 +172,17 @@ LOGITLESS_API Value rotate(Value x, Value cos, Value sin, int axis);
 // query t sees keys s <= t + S - T. The scores [T, S] never exist.
 LOGITLESS_API Value attention(Value q, Value k, Value v, double scale, bool causal);
 
+// softmax(z) v of the scores z = softcap(scale q k^T) + bias, and -inf where a query does not see a
+// key. Query t stands at p = t + S - T. On a GPU: scale and causal alone.
+struct AttentionOptions {
+  double scale = 1.0;
+  bool causal = false;      // sees keys s <= p
+  double softcap = 0.0;     // c tanh(z / c); 0: none
+  std::int64_t window = 0;  // sees keys p - window < s < p + window; 0: all
+  Value bias;               // [1 or B, 1 or H, 1 or T, S], f32 or of q's dtype; has no gradient
+  Value query_segments;     // [B, T] i32 or i64: sees keys of its own segment
+  Value key_segments;       // [B, S], given with query_segments
+};
+LOGITLESS_API Value attention(Value q, Value k, Value v, const AttentionOptions& options);
+
 }  // namespace logitless

@@ -350,10 +350,25 @@ Value rotate(Value x, Value cos, Value sin, int axis) {
   return reshape(cast(y, x.dtype()), shape);
 }
 Value attention(Value q, Value k, Value v, double scale, bool causal) {
+  AttentionOptions options;
+  options.scale = scale;
+  options.causal = causal;
+  return attention(q, k, v, options);
+}
+Value attention(Value q, Value k, Value v, const AttentionOptions& options) {
   ir::Attributes a;
-  a.number = scale;
-  a.causal = causal;
-  return add(ir::Op::attention, {q, k, v}, std::move(a));
+  a.number = options.scale;
+  a.scores = {options.causal, options.softcap, options.window};
+  std::vector<Value> operands = {q, k, v};
+  const auto given = [](Value x) { return GraphAccess::id(x).valid(); };
+  a.scores.bias = given(options.bias);
+  if (a.scores.bias) operands.push_back(options.bias);
+  a.scores.segments = given(options.query_segments);
+  require(a.scores.segments == given(options.key_segments),
+          "attention: segments of queries and of keys are given together");
+  if (a.scores.segments)
+    operands.insert(operands.end(), {options.query_segments, options.key_segments});
+  return add(ir::Op::attention, operands, std::move(a));
 }
 
 }  // namespace logitless

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "logitless/dtype.h"
 #include "math/lse_state.h"
@@ -45,13 +46,14 @@ struct GemmProblem {
 std::size_t gemm_scratch_bytes(const GemmProblem& problem);
 void gemm(const GemmProblem& problem, std::byte* scratch);
 
-// softmax(scale * q k^T) v, row by row, without the matrix of scores.
+// softmax(z) v with scores z = softcap(scale * q k^T) + bias, row by row, without the matrix of z.
 //   q, out [B, H, T, D]    k, v [B, Hkv, S, D]    H a multiple of Hkv: query head h reads h / (H /
 //   Hkv)
 // Products are summed in fp32. Where bf16 is multiplied by tiles, probabilities and gradients of
 // scores are rounded to bf16 for their products; elsewhere they stay fp32.
-// The last dimension is contiguous; strides count elements. Causal: query t sees the keys s <= t +
-// (S - T). A row that sees no key gives 0, and -inf as its log-sum-exp.
+// The last dimension is contiguous; strides count elements. Query t stands at p = t + (S - T): with
+// causal it sees the keys s <= p, with a window p - window < s < p + window, with segments the keys
+// of its own. A row that sees no key gives 0, and -inf as its log-sum-exp.
 struct AttentionOperand {
   const void* data = nullptr;
   std::int64_t stride_b = 0, stride_h = 0, stride_t = 0;
@@ -60,22 +62,38 @@ struct AttentionOutput {
   void* data = nullptr;
   std::int64_t stride_b = 0, stride_h = 0, stride_t = 0;
 };
+// Rows of keys, added to scores. A stride of 0 repeats.
+struct AttentionBias {
+  AttentionOperand rows;
+  DType dtype = DType::f32;  // f32 | bf16 | f16
+};
+// Numbers of the segments of queries [B, T] and keys [B, S], rows of contiguous elements.
+struct AttentionSegments {
+  const void* queries = nullptr;
+  const void* keys = nullptr;
+  DType dtype = DType::i32;  // i32 | i64
+  std::int64_t query_stride = 0, key_stride = 0;
+};
 struct AttentionShape {
   std::int64_t batch = 1, heads = 1, kv_heads = 1, queries = 0, keys = 0, dim = 0;
   DType dtype = DType::f32;  // of every operand and output: f32 | bf16 | f16
   bool causal = false;
   float scale = 1.0f;
   int threads = 1;
+  float softcap = 0.0f;     // c tanh(z / c); 0: none
+  std::int64_t window = 0;  // 0: all
+  std::optional<AttentionBias> bias = std::nullopt;
+  std::optional<AttentionSegments> segments = std::nullopt;
 };
 
 // O(threads * block * dim) and, for the backward, a float per (b, h, t). Where bf16 is multiplied
 // by tiles, the backward may take dq of one kv head in fp32 for each thread too, at most 4 MiB.
 std::size_t attention_scratch_bytes(const AttentionShape& shape, bool backward);
-// lse [B, H, T]: log-sum-exp of each row of scaled scores.
+// lse [B, H, T]: log-sum-exp of each row of z.
 void attention_forward(const AttentionShape& shape, const AttentionOperand& q,
                        const AttentionOperand& k, const AttentionOperand& v,
                        const AttentionOutput& out, float* lse, std::byte* scratch);
-// out and lse as the forward left them. dq, dk, dv are written, not added to.
+// out and lse as the forward left them. dq, dk, dv are written, not added to. bias has no gradient.
 void attention_backward(const AttentionShape& shape, const AttentionOperand& q,
                         const AttentionOperand& k, const AttentionOperand& v,
                         const AttentionOperand& out, const AttentionOperand& d_out,

@@ -270,6 +270,21 @@ TEST(GradientOf, AttentionOfAnyLengthsAndGroups) {
       }
     }
   }
+  // Scores that are changed; some queries see no key.
+  for (const char* scores :
+       {"softcap(0.7)", "window(2)", "softcap(1.5) window(1)", "softcap(0.5) window(3)"}) {
+    for (const char* causal : {"0", "1"}) {
+      check(std::string("graph g(%q: f64[1, 2, 3, 3], %k: f64[1, 1, 4, 3], %v: f64[1, 1, 4, 3], "
+                        "%g: f64[1, 2, 3, 3]) { %o, %l = attention %q, %k, %v causal(") +
+            causal + ") scale(-0.6) " + scores +
+            " return y: %o differentiate y by %g wrt %q, %k, %v }");
+    }
+  }
+  check(
+      "graph g(%q: f64[2, 2, 3, 3], %k: f64[2, 1, 4, 3], %v: f64[2, 1, 4, 3], %g: f64[2, 2, 3, 3], "
+      "%b: f64[1, 2, 3, 4], %s: i64[2, 3], %t: i64[2, 4]) { %o, %l = attention %q, %k, %v, %b, %s, "
+      "%t causal(0) scale(0.9) softcap(1.2) window(3) bias(1) segments(1) return y: %o "
+      "differentiate y by %g wrt %q, %k, %v }");
   // One value in all three places, and queries of which only a part is used.
   check(
       "graph g(%q: f64[1, 2, 3, 2]) { %o, %l = attention %q, %q, %q causal(1) scale(1) %s = slice "
@@ -410,6 +425,15 @@ TEST(GradientsRefuse, SecondDerivativesOfAttention) {
               ir::differentiate(once, {{{{"d_q", ""}}, {"q"}}});
             }),
             "differentiate: attention_grad has no gradient rule");
+}
+
+TEST(GradientsRefuse, TheBiasOfAttention) {
+  const std::string text =
+      "graph g(%q: f64[1, 1, 2, 2], %b: f64[1, 1, 2, 2]) { %o, %l = attention %q, %q, %q, %b "
+      "causal(0) scale(1) bias(1) return y: %o differentiate y wrt ";
+  with_gradients(ir::parse(text + "%q }"));
+  EXPECT_EQ(refused(text + "%q, %b }"),
+            "attention: bias has no gradient rule; take stop_gradient of it");
 }
 
 TEST(GradientsRefuse, CountsThatDisagree) {

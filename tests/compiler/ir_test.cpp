@@ -308,6 +308,15 @@ TEST(ParserRefuses, TypesThatDisagree) {
           "%s = slice %q begin(0, 0, 0, 0) end(2, 3, 6, 8) %y, %l = attention %q, %s, %s causal(1) "
           "scale(1)",
           "2:58: attention: the heads of q, 4, are no multiple of those of k, 3"),
+      body("%y, %l = attention %q, %q, %q causal(1) scale(1) softcap(-2)",
+           "2:10: attention: softcap is -2, expected a positive number, or 0 for none"),
+      body("%y, %l = attention %q, %q, %q causal(1) scale(1) bias(1)",
+           "2:10: attention: expected 4 operands, got 3"),
+      body("%y, %l = attention %q, %q, %q, %q causal(1) scale(1) bias(1)",
+           "2:10: attention: bias is f32[2, 4, 6, 8], expected f32[2, 4, 6, 6], f32 and any of the "
+           "first three sizes 1 allowed"),
+      body("%y, %l = attention %q, %q, %q, %n, %n causal(1) scale(1) segments(1)",
+           "2:10: attention: segments are i64[4] and i64[4], expected i64[2, 6] and i64[2, 6]"),
       body("%y = loop c extent(5) chunk(2) (%i, %p = slice %x axis(0) factor(1)) { return s: "
            "stack %p axis(0) factor(1) }",
            "2:6: loop: operand 0 is f32[4, 6], expected 5 along dimension 0"),

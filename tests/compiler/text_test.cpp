@@ -37,6 +37,7 @@ constexpr const char* kEverything =
   %at_0, %at_1 = attention %q, %q, %q causal(1) scale(0.25)
   %m = stop_gradient %p
   %ga_0, %ga_1, %ga_2 = attention_grad %q, %q, %q, %at_0, %at_1, %at_0 causal(1) scale(0.25)
+  %as_0, %as_1 = attention %q, %q, %q causal(0) scale(0.25) softcap(30) window(7)
   %loop_0, %loop_1 = loop c extent(40) chunk(16) (%first, %part = slice %sliced axis(0) factor(2), %all = whole %w) {
     %up = cast %all : f32[16, 8]
     %pr = dot %part, %up contract(1; 1)

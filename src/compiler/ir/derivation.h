@@ -12,14 +12,21 @@ namespace logitless::ir {
 class Derivation {
  public:
   // gradients[i]: of result i, not valid() where nothing depends on it. The first is.
-  Derivation(Graph& graph, int node, std::vector<Value> gradients)
-      : g(graph), n(graph.node(node)), results(std::move(gradients)), dy(results[0]), id_(node) {}
+  // wanted[i]: something needs the gradient of operand i.
+  Derivation(Graph& graph, int node, std::vector<Value> gradients, std::vector<bool> wanted)
+      : g(graph),
+        n(graph.node(node)),
+        results(std::move(gradients)),
+        dy(results[0]),
+        wanted_(std::move(wanted)),
+        id_(node) {}
 
   Graph& g;
   const Node n;  // a copy: the graph grows
   const std::vector<Value> results;
   const Value dy;
 
+  bool wanted(std::size_t i) const { return wanted_[i]; }
   Value x(std::size_t i) const { return n.operands[i]; }
   Value y(int i = 0) const { return {id_, i}; }
   const Type& operand_type(std::size_t i) const { return g.type(n.operands[i]); }
@@ -36,6 +43,7 @@ class Derivation {
   std::vector<Value> none() const { return std::vector<Value>(n.operands.size()); }
 
  private:
+  std::vector<bool> wanted_;
   int id_;
 };
 

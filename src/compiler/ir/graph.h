@@ -46,8 +46,8 @@ enum class Op : std::uint8_t {
   scatter_add,  // index [I...], updates [I..., ...] -> [rows, ...]; outside indices are dropped
   pick,         // x, index (the shape of x without axis) -> x at index along axis; 0 outside.
                 // An index of x's rank: as many along axis as it has
-  attention,    // q, k, v [B, H, T, D] -> out, lse [B, H, T]
-  attention_grad,  // q, k, v, out, lse, d_out -> d_q, d_k, d_v
+  attention,    // q, k, v [B, H, T, D], then Scores' optional operands -> out, lse [B, H, T]
+  attention_grad,  // q, k, v, out, lse, d_out, then the same -> d_q, d_k, d_v
   stop_gradient,
   loop,
   head,       // x [..., D], w [V, D], targets [...], then Head's optional operands: made by a pass
@@ -95,13 +95,29 @@ struct Epilogue {
 // "bias, residual": as reports say it.
 std::string text_of(const Epilogue& epilogue);
 
+// What attention makes of the products of queries and keys: z = softcap(scale q k^T) + bias, and
+// -inf where the query does not see the key. Query t stands at p = t + S - T.
+//   operands  bias [1 or B, 1 or H, 1 or T, S], f32 or of q's dtype; segments of queries [B, T] and
+//             of keys [B, S], i32 or i64
+struct Scores {
+  bool causal = false;      // sees s <= p
+  double softcap = 0.0;     // 0: none
+  std::int64_t window = 0;  // sees p - window < s < p + window; 0: all
+  bool bias = false;
+  bool segments = false;  // sees keys of its own segment
+  std::size_t operands() const { return std::size_t{bias} + std::size_t{segments} * 2; }
+  bool operator==(const Scores&) const = default;
+};
+// "causal softcap window": what there is of it, as descriptions say it.
+std::string text_of(const Scores& scores);
+
 // What an operation needs beside its operands; each reads its own.
 struct Attributes {
   std::string name;                         // parameter
   Function function = Function::neg;        // map
   Reduce reduce = Reduce::sum;              // reduce
   double number = 0.0;                      // constant; attention: the scale
-  bool causal = false;                      // attention
+  Scores scores;                            // attention
   int axis = 0;                             // iota, concat, pick, put
   std::vector<int> dims;                    // broadcast, transpose, reduce
   std::vector<int> batch_a, batch_b;        // dot

@@ -1,5 +1,8 @@
-// attention and its gradient: softmax(scale q k^T) v, [batch, heads, length, dim]. Keys and values
-// may have fewer heads, which groups of query heads share.
+// attention and its gradient: softmax(z) v of scores z made of scale q k^T, [batch, heads, length,
+// dim]. Keys and values may have fewer heads, which groups of query heads share.
+#include <cmath>
+#include <cstdlib>
+
 #include "compiler/analysis/cut.h"
 #include "compiler/ir/derivation.h"
 #include "compiler/ir/evaluation.h"
@@ -9,6 +12,20 @@
 #include "compiler/plan/lowering.h"
 
 namespace logitless::ir {
+
+std::string text_of(const Scores& s) {
+  std::string text;
+  const auto part = [&](bool there, std::string_view name) {
+    if (there) text += concat(text.empty() ? "" : " ", name);
+  };
+  part(s.causal, "causal");
+  part(s.softcap != 0.0, "softcap");
+  part(s.window != 0, "window");
+  part(s.bias, "bias");
+  part(s.segments, "segments");
+  return text;
+}
+
 namespace {
 
 using oracle::at;
@@ -19,9 +36,37 @@ using oracle::tensor_of;
 
 // --- types
 
+// Scores and its operands, which begin at operand i.
+void scores_types(const Typing& r, int i) {
+  const Scores& s = r.a.scores;
+  const Type &q = r.in(0), &k = r.in(1);
+  r.expect(s.softcap >= 0.0 && std::isfinite(s.softcap), "softcap is ", s.softcap,
+           ", expected a positive number, or 0 for none");
+  r.expect(s.window >= 0, "window is ", s.window, ", expected a positive number, or 0 for none");
+  if (s.bias) {
+    const Type& bias = r.in(i++);
+    bool fits = bias.rank() == 4 && bias.shape[3] == k.shape[2];
+    for (std::size_t d = 0; fits && d < 3; ++d)
+      fits = bias.shape[d] == q.shape[d] || bias.shape[d] == Dim(1);
+    r.expect(fits && (bias.dtype == q.dtype || (bias.dtype == DType::f32 && q.dtype != DType::f64)),
+             "bias is ", text_of(bias), ", expected ",
+             text_of(Type{q.dtype, {q.shape[0], q.shape[1], q.shape[2], k.shape[2]}}),
+             ", f32 and any of the first three sizes 1 allowed");
+  }
+  if (s.segments) {
+    const Type &queries = r.in(i), &keys = r.in(i + 1);
+    r.index(i);
+    r.expect(queries.shape == Shape{q.shape[0], q.shape[2]} &&
+                 keys == Type{queries.dtype, {k.shape[0], k.shape[2]}},
+             "segments are ", text_of(queries), " and ", text_of(keys), ", expected ",
+             text_of(Type{queries.dtype, {q.shape[0], q.shape[2]}}), " and ",
+             text_of(Type{queries.dtype, {k.shape[0], k.shape[2]}}));
+  }
+}
+
 // q, k, v and, of the gradient, out, lse and d_out; returns the type of lse.
 Type lse_type(const Typing& r, std::size_t operands) {
-  r.count(operands);
+  r.count(operands + r.a.scores.operands());
   const Type &q = r.in(0), &k = r.in(1);
   r.floating(0);
   r.expect(q.rank() == 4 && k.rank() == 4, "q is ", text_of(q), " and k is ", text_of(k),
@@ -40,6 +85,7 @@ Type lse_type(const Typing& r, std::size_t operands) {
              text_of(r.in(5)), ", expected the type of q");
     r.expect(r.in(4) == lse, "lse is ", text_of(r.in(4)), ", expected ", text_of(lse));
   }
+  scores_types(r, static_cast<int>(operands));
   return lse;
 }
 std::vector<Type> attention_types(const Typing& r) {
@@ -51,7 +97,10 @@ std::vector<Type> gradient_types(const Typing& r) {
   return {r.in(0), r.in(1), r.in(2)};
 }
 
-constexpr TextKey kKeys[] = {key<&Attributes::causal>("causal"), key<&Attributes::number>("scale")};
+constexpr TextKey kKeys[] = {
+    scores_key<&Scores::causal, true>("causal"), key<&Attributes::number>("scale"),
+    scores_key<&Scores::softcap>("softcap"),     scores_key<&Scores::window>("window"),
+    scores_key<&Scores::bias>("bias"),           scores_key<&Scores::segments>("segments")};
 
 // --- float64
 
@@ -60,23 +109,59 @@ std::int64_t group_of(const Tensor& q, const Tensor& k) {
   return q.shape[1] / std::max<std::int64_t>(k.shape[1], 1);
 }
 
+// The scores of an attention; Scores' operands begin at operand `first`.
+class ScoresValue {
+ public:
+  ScoresValue(const Evaluation& e, std::size_t first)
+      : q_(e.in(0)), k_(e.in(1)), scale_(e.node.attributes.number), s_(e.node.attributes.scores) {
+    if (s_.bias) bias_ = &e.in(first++);
+    if (s_.segments) queries_ = &e.in(first), keys_ = &e.in(first + 1);
+  }
+
+  // -inf where query t does not see key s. slope: of the softcap.
+  double at(const Index& row, std::int64_t s, double* slope = nullptr) const {
+    if (!sees(row, s)) return -std::numeric_limits<double>::infinity();
+    double z = 0.0;
+    for (std::int64_t d = 0; d < q_.shape[3]; ++d)
+      z += oracle::at(q_, {row[0], row[1], row[2], d}) *
+           oracle::at(k_, {row[0], row[1] / group_of(q_, k_), s, d});
+    z *= scale_;
+    if (s_.softcap != 0.0) {
+      const double t = std::tanh(z / s_.softcap);
+      if (slope != nullptr) *slope = 1.0 - t * t;
+      z = s_.softcap * t;
+    }
+    if (bias_ == nullptr) return z;
+    Index place = {row[0], row[1], row[2], s};
+    for (std::size_t d = 0; d < 3; ++d) place[d] = bias_->shape[d] == 1 ? 0 : place[d];
+    return z + oracle::at(*bias_, place);
+  }
+
+ private:
+  const Tensor &q_, &k_;
+  double scale_;
+  const Scores& s_;
+  const Tensor *bias_ = nullptr, *queries_ = nullptr, *keys_ = nullptr;
+
+  bool sees(const Index& row, std::int64_t s) const {
+    const std::int64_t p = row[2] + k_.shape[2] - q_.shape[2];
+    if (s_.causal && s > p) return false;
+    if (s_.window > 0 && std::abs(p - s) >= s_.window) return false;
+    return queries_ == nullptr ||
+           oracle::at(*queries_, {row[0], row[2]}) == oracle::at(*keys_, {row[0], s});
+  }
+};
+
 // Probabilities [B, H, T, S] of the scores; lse if wanted.
-Tensor probabilities(const Attributes& a, const Tensor& q, const Tensor& k, Tensor* lse) {
+Tensor probabilities(const ScoresValue& scores, const Tensor& q, const Tensor& k, Tensor* lse) {
   Tensor p{{q.shape[0], q.shape[1], q.shape[2], k.shape[2]}, {}};
   p.data.resize(static_cast<std::size_t>(oracle::count(p.shape)));
-  const std::int64_t group = group_of(q, k);
-  const std::int64_t keys = k.shape[2], shift = keys - q.shape[2];
+  const std::int64_t keys = k.shape[2];
   each({q.shape[0], q.shape[1], q.shape[2]}, [&](const Index& row) {
-    std::vector<double> z(static_cast<std::size_t>(keys), -std::numeric_limits<double>::infinity());
+    std::vector<double> z(static_cast<std::size_t>(keys));
     double top = oracle::start(Reduce::max);
-    for (std::int64_t s = 0; s < keys; ++s) {
-      if (a.causal && s > row[2] + shift) break;
-      double sum = 0.0;
-      for (std::int64_t d = 0; d < q.shape[3]; ++d)
-        sum += at(q, {row[0], row[1], row[2], d}) * at(k, {row[0], row[1] / group, s, d});
-      z[static_cast<std::size_t>(s)] = a.number * sum;
-      top = oracle::merged(Reduce::max, top, a.number * sum);
-    }
+    for (std::int64_t s = 0; s < keys; ++s)
+      top = oracle::merged(Reduce::max, top, z[static_cast<std::size_t>(s)] = scores.at(row, s));
     double total = 0.0;
     for (double& x : z) total += x = std::isinf(top) ? 0.0 : std::exp(x - top);
     for (std::int64_t s = 0; s < keys; ++s)
@@ -90,7 +175,7 @@ Tensor probabilities(const Attributes& a, const Tensor& q, const Tensor& k, Tens
 std::vector<Tensor> attention_value(const Evaluation& e) {
   const Tensor &q = e.in(0), &k = e.in(1), &v = e.in(2);
   Tensor out = tensor_of(e.node.results[0]), lse = tensor_of(e.node.results[1]);
-  const Tensor p = probabilities(e.node.attributes, q, k, &lse);
+  const Tensor p = probabilities(ScoresValue(e, 3), q, k, &lse);
   const std::int64_t group = group_of(q, k);
   each(p.shape, [&](const Index& i) {
     const double weight = at(p, i);
@@ -105,7 +190,8 @@ std::vector<Tensor> gradient_value(const Evaluation& e) {
   const double scale = e.node.attributes.number;
   Tensor dq = tensor_of(e.node.results[0]), dk = tensor_of(e.node.results[1]),
          dv = tensor_of(e.node.results[2]);
-  const Tensor p = probabilities(e.node.attributes, q, k, nullptr);
+  const ScoresValue scores(e, 6);
+  const Tensor p = probabilities(scores, q, k, nullptr);
   const std::int64_t group = group_of(q, k);
   const auto dim = static_cast<std::size_t>(q.shape[3]);
   each(p.shape, [&](const Index& i) {
@@ -118,7 +204,9 @@ std::vector<Tensor> gradient_value(const Evaluation& e) {
       row += d_out.data[iq + d] * out.data[iq + d];
       dv.data[ik + d] += weight * d_out.data[iq + d];
     }
-    const double dz = weight * (dp - row) * scale;
+    double slope = 1.0;
+    scores.at(i, i[3], &slope);
+    const double dz = weight * (dp - row) * slope * scale;
     for (std::size_t d = 0; d < dim; ++d) {
       dq.data[iq + d] += dz * k.data[ik + d];
       dk.data[ik + d] += dz * q.data[iq + d];
@@ -131,11 +219,18 @@ std::vector<Tensor> gradient_value(const Evaluation& e) {
 
 std::vector<Value> attention_gradient(Derivation& d) {
   require(!d.results[1].valid(), "attention: lse has no gradient rule; use out alone");
+  const Scores& scores = d.n.attributes.scores;
+  require(!scores.bias || !d.wanted(3),
+          "attention: bias has no gradient rule; take stop_gradient of it");
   Attributes same;
-  same.causal = d.n.attributes.causal;
+  same.scores = scores;
   same.number = d.n.attributes.number;
-  const Value v = d.g.add(Op::attention_grad, {d.x(0), d.x(1), d.x(2), d.y(0), d.y(1), d.dy}, same);
-  return {v, {v.node, 1}, {v.node, 2}};
+  std::vector<Value> operands = {d.x(0), d.x(1), d.x(2), d.y(0), d.y(1), d.dy};
+  for (std::size_t i = 3; i < d.n.operands.size(); ++i) operands.push_back(d.x(i));
+  const Value v = d.g.add(Op::attention_grad, std::move(operands), same);
+  std::vector<Value> gradients = d.none();
+  for (std::int32_t i = 0; i < 3; ++i) gradients[static_cast<std::size_t>(i)] = {v.node, i};
+  return gradients;
 }
 
 // --- chunks: of the batch, or of whole groups of heads
@@ -144,6 +239,15 @@ std::int64_t group_of(const CutNode& c) {
   return c.shape(0)[1] / std::max<std::int64_t>(c.shape(1)[1], 1);
 }
 
+// Operands before those of Scores.
+std::size_t plain_operands(const CutNode& c) { return c.node.op == Op::attention_grad ? 6 : 3; }
+
+// What operand i of Scores needs for a cut of the queries' batch or heads.
+Need scores_need(const CutNode& c, std::size_t i, const Split& s) {
+  const bool bias = c.node.attributes.scores.bias && i == plain_operands(c);
+  if (bias) return c.shape(i)[static_cast<std::size_t>(s.dim)] == 1 ? Need{} : part(s);
+  return s.dim == 0 ? part(s) : Need{};
+}
 std::optional<Chunked> attention_cut(const CutNode& c, const Split& s) {
   if (s.count != 1 || s.dim > 1) return std::nullopt;
   Split kv = s;
@@ -153,13 +257,17 @@ std::optional<Chunked> attention_cut(const CutNode& c, const Split& s) {
   }
   const bool gradient = c.node.op == Op::attention_grad;
   Chunked chunked;
-  for (std::size_t i = 0; i < c.node.operands.size(); ++i)
+  for (std::size_t i = 0; i < plain_operands(c); ++i)
     chunked.needs.push_back(part(i == 1 || i == 2 ? kv : s));
+  for (std::size_t i = plain_operands(c); i < c.node.operands.size(); ++i)
+    chunked.needs.push_back(scores_need(c, i, s));
   for (std::size_t i = 0; i < c.node.results.size(); ++i)
     chunked.results.push_back(gradient && i > 0 ? kv : s);
   return chunked;
 }
 Lead attention_lead(const CutNode& c, std::size_t i, const Split& s) {
+  const bool segments = i >= plain_operands(c) && c.rank(i) == 2;
+  if (segments && s.dim != 0) return {};
   Split q = s;
   if (s.dim == 1 && (i == 1 || i == 2)) q.factor *= group_of(c);
   return {q};
@@ -181,7 +289,7 @@ void attention_emit(Lowering& l, int id) {
   };
   Attention a;
   a.gradient = n.op == Op::attention_grad;
-  a.causal = n.attributes.causal;
+  a.scores = n.attributes.scores;
   a.scale = n.attributes.number;
   a.q = rows(0);
   a.k = rows(1);
@@ -196,6 +304,15 @@ void attention_emit(Lowering& l, int id) {
   } else {
     a.out = l.result_of({id, 0});
     a.lse = l.result_of({id, 1});
+  }
+  std::size_t next = a.gradient ? 6 : 3;
+  if (a.scores.bias) {
+    a.bias = rows(next++);
+    for (std::size_t d = 0; d < 3; ++d) a.bias.strides[d] *= a.bias.shape[d] == 1 ? 0 : 1;
+  }
+  if (a.scores.segments) {
+    a.query_segments = l.contiguous(n.operands[next]);
+    a.key_segments = l.contiguous(n.operands[next + 1]);
   }
   const std::vector<std::int64_t>& q = a.q.shape;
   l.count_work(static_cast<double>(q[0] * q[1] * q[2]) * static_cast<double>(a.k.shape[2] * q[3]) *

@@ -46,6 +46,16 @@ constexpr TextKey head_key(std::string_view name) {
   return {name, [](TextReader& in, Attributes& a) { read_text(in, a.head.*kMember); },
           [](const Attributes& a) { return written(a.head.*kMember); }};
 }
+// The same of a member of Attributes::scores; one that is not required is left out where it is 0.
+template <auto kMember, bool kRequired = false>
+constexpr TextKey scores_key(std::string_view name) {
+  return {name, [](TextReader& in, Attributes& a) { read_text(in, a.scores.*kMember); },
+          [](const Attributes& a) {
+            const bool empty = !kRequired && a.scores.*kMember == Scores{}.*kMember;
+            return empty ? std::string() : written(a.scores.*kMember);
+          },
+          kRequired};
+}
 // "NAME(list; list)".
 template <auto kFirst, auto kSecond>
 constexpr TextKey pair_key(std::string_view name) {

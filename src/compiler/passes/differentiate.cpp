@@ -13,11 +13,12 @@ namespace logitless::ir {
 namespace {
 
 // In the order of the operands; not valid(): none.
-std::vector<Value> gradients_of_operands(Graph& graph, int node, std::vector<Value> results) {
+std::vector<Value> gradients_of_operands(Graph& graph, int node, std::vector<Value> results,
+                                         std::vector<bool> wanted) {
   const auto rule = row_of(graph.node(node).op).gradient;
   require(rule != nullptr, "differentiate: ", name_of(graph.node(node).op),
           " has no gradient rule");
-  Derivation derivation(graph, node, std::move(results));
+  Derivation derivation(graph, node, std::move(results), std::move(wanted));
   return rule(derivation);
 }
 
@@ -80,10 +81,11 @@ std::vector<Value> gradients(Graph& graph, const std::vector<Value>& outputs,
       continue;
     }
     const std::vector<Value> operands = graph.node(id).operands;
-    const std::vector<Value> parts = gradients_of_operands(graph, id, results);
+    std::vector<bool> wanted;
+    for (const Value v : operands) wanted.push_back(active[static_cast<std::size_t>(v.node)]);
+    const std::vector<Value> parts = gradients_of_operands(graph, id, results, wanted);
     for (std::size_t i = 0; i < operands.size(); ++i) {
-      if (parts[i].valid() && active[static_cast<std::size_t>(operands[i].node)])
-        add(operands[i], parts[i]);
+      if (parts[i].valid() && wanted[i]) add(operands[i], parts[i]);
     }
   }
   std::vector<Value> result;

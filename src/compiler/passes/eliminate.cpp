@@ -55,7 +55,7 @@ std::vector<int> first_equal(const Graph& graph) {
     const Attributes& a = n.attributes;
     std::vector<std::int64_t> key = {static_cast<std::int64_t>(n.op),
                                      static_cast<std::int64_t>(a.function),
-                                     static_cast<std::int64_t>(a.reduce), a.causal, a.axis};
+                                     static_cast<std::int64_t>(a.reduce), a.axis};
     for (const auto* list : {&a.dims, &a.batch_a, &a.batch_b, &a.contract_a, &a.contract_b}) {
       key.push_back(-1);
       key.insert(key.end(), list->begin(), list->end());
@@ -66,11 +66,12 @@ std::vector<int> first_equal(const Graph& graph) {
     }
     // -0 and 0, and NaN, must not meet: bits, not values.
     const Head& head = a.head;
-    for (const double number : {a.number, head.scale, head.softcap})
+    for (const double number : {a.number, head.scale, head.softcap, a.scores.softcap})
       key.push_back(std::bit_cast<std::int64_t>(number));
     key.insert(key.end(), {head.bias, head.gradients, head.ignored.has_value(),
                            head.ignored.value_or(0), head.workspace});
     key.insert(key.end(), {a.epilogue.bias, a.epilogue.residual});
+    key.insert(key.end(), {a.scores.causal, a.scores.window, a.scores.bias, a.scores.segments});
     for (const DType gradient : {head.d_x, head.d_w, head.d_bias})
       key.push_back(static_cast<std::int64_t>(gradient));
     const auto push_shape = [&](const Shape& shape) {

@@ -1,5 +1,7 @@
 #include "compiler/plan/describe.h"
 
+#include <algorithm>
+
 #include "core/check.h"
 
 namespace logitless::ir {
@@ -65,9 +67,10 @@ struct Describe {
     return concat("fill ", sizes_text(f.out.shape), " ", name_of(f.out.dtype));
   }
   std::string operator()(const Attention& a) const {
-    return concat(a.causal ? "causal " : "", a.gradient ? "attention gradient " : "attention ",
-                  sizes_text(a.q.shape), ", ", a.k.shape[1], " x ", a.k.shape[2], " keys ",
-                  name_of(a.q.dtype));
+    const std::string scores = text_of(a.scores);
+    return concat(scores, scores.empty() ? "" : " ",
+                  a.gradient ? "attention gradient " : "attention ", sizes_text(a.q.shape), ", ",
+                  a.k.shape[1], " x ", a.k.shape[2], " keys ", name_of(a.q.dtype));
   }
   std::string operator()(const LoopRun& l) const {
     return concat("loop of ", (l.extent + l.chunk - 1) / l.chunk, " chunks of ", l.chunk);
@@ -93,8 +96,9 @@ struct Flops {
   // Forward two products of queries with keys, backward five.
   double operator()(const Attention& a) const {
     const auto queries = static_cast<double>(elements_of(a.q)),
-               keys = static_cast<double>(a.k.shape[2]);
-    return (a.gradient ? 10.0 : 4.0) * queries * keys * (a.causal ? 0.5 : 1.0);
+               keys = static_cast<double>(a.k.shape[2]) * (a.scores.causal ? 0.5 : 1.0),
+               window = static_cast<double>(a.scores.window) * (a.scores.causal ? 1.0 : 2.0);
+    return (a.gradient ? 10.0 : 4.0) * queries * (window > 0.0 ? std::min(window, keys) : keys);
   }
   double operator()(const HeadRun& h) const {
     const HeadShape& shape = h.plan->shape;

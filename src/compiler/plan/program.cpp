@@ -37,7 +37,10 @@ struct Reads {
   std::vector<int> operator()(const ArgMax& a) const { return buffers(a.x); }
   std::vector<int> operator()(const Fill&) const { return {}; }
   std::vector<int> operator()(const Attention& a) const {
-    return a.gradient ? buffers(a.q, a.k, a.v, a.out, a.lse, a.d_out) : buffers(a.q, a.k, a.v);
+    std::vector<int> list =
+        present(buffers(a.q, a.k, a.v, a.bias, a.query_segments, a.key_segments));
+    if (a.gradient) list.insert(list.end(), {a.out.buffer, a.lse.buffer, a.d_out.buffer});
+    return list;
   }
   std::vector<int> operator()(const LoopRun& l) const {
     std::vector<int> list;
@@ -138,7 +141,7 @@ struct Moved {
   double operator()(const ArgMax& a) const { return sum_of(a.x, a.out); }
   double operator()(const Fill& f) const { return sum_of(f.out); }
   double operator()(const Attention& a) const {
-    return sum_of(a.q, a.k, a.v, a.out, a.lse) +
+    return sum_of(a.q, a.k, a.v, a.out, a.lse, a.bias, a.query_segments, a.key_segments) +
            (a.gradient ? sum_of(a.d_out, a.d_q, a.d_k, a.d_v) : 0.0);
   }
   double operator()(const LoopRun& l) const {

@@ -133,10 +133,12 @@ struct Fill {
   View out;
   double number = 0.0;
 };
+// Views that are not there have no buffer. bias: a stride of 0 where its size is 1.
 struct Attention {
-  bool gradient = false, causal = false;
+  bool gradient = false;
   double scale = 1.0;
-  View q, k, v, out, lse, d_out, d_q, d_k, d_v;
+  Scores scores;
+  View q, k, v, out, lse, d_out, d_q, d_k, d_v, bias, query_segments, key_segments;
   int scratch = -1;
 };
 

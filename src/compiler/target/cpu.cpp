@@ -35,8 +35,18 @@ AttentionShape attention_shape(const Attention& a, int threads) {
   shape.keys = a.k.shape[2];
   shape.dim = a.q.shape[3];
   shape.dtype = a.q.dtype;
-  shape.causal = a.causal;
+  shape.causal = a.scores.causal;
   shape.scale = static_cast<float>(a.scale);
+  shape.softcap = static_cast<float>(a.scores.softcap);
+  shape.window = a.scores.window;
+  if (a.scores.bias) {
+    const View& bias = a.bias;
+    shape.bias = {{nullptr, bias.strides[0], bias.strides[1], bias.strides[2]}, bias.dtype};
+  }
+  if (a.scores.segments) {
+    const View &queries = a.query_segments, &keys = a.key_segments;
+    shape.segments = {nullptr, nullptr, queries.dtype, queries.strides[0], keys.strides[0]};
+  }
   shape.threads = threads;
   return shape;
 }

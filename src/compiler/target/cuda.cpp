@@ -61,7 +61,7 @@ cuda::AttentionCall attention_call(const Attention& a) {
   call.keys = a.k.shape[2];
   call.dim = a.q.shape[3];
   call.dtype = a.q.dtype;
-  call.causal = a.causal;
+  call.causal = a.scores.causal;
   call.scale = static_cast<float>(a.scale);
   return call;
 }
@@ -91,8 +91,13 @@ std::string CudaTarget::refuse(const Instruction& instruction) const {
                : concat("tensors of ", v.shape.size(), " dimensions on a GPU, expected at most ",
                         cuda::kMostDims);
   };
-  if (const auto* attention = std::get_if<Attention>(&instruction.what))
+  if (const auto* attention = std::get_if<Attention>(&instruction.what)) {
+    const Scores& scores = attention->scores;
+    if (scores != Scores{.causal = scores.causal})
+      return concat("attention: no kernel of a GPU takes ", text_of(scores),
+                    " scores; expected all of them, or causal ones");
     return cuda::attention_unsupported(attention_call(*attention), compute_capability_);
+  }
   if (const auto* pick = std::get_if<Pick>(&instruction.what)) return rank(pick->out);
   if (const auto* put = std::get_if<Put>(&instruction.what)) return rank(put->out);
   if (const auto* argmax = std::get_if<ArgMax>(&instruction.what)) return rank(argmax->out);

@@ -142,16 +142,78 @@ inline void check_gemm(const GemmCase& c) {
 
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// Tensors [B, H, T, D] lie as [B, T, H, D], as projections leave them.
+// Tensors [B, H, T, D] lie as [B, T, H, D], as projections leave them. A shape with a bias has its
+// dtype, and strides of 0 where it repeats; every tenth number of it is -inf.
 struct AttentionTensors {
   AttentionShape shape;
   Values q, k, v, d_out;
+  Values bias{DType::f32, 0}, query_segments{DType::i32, 0}, key_segments{DType::i32, 0};
   explicit AttentionTensors(const AttentionShape& s)
       : shape(s),
         q(Values::random(s.dtype, size(true), 1)),
         k(Values::random(s.dtype, size(false), 2)),
         v(Values::random(s.dtype, size(false), 3)),
-        d_out(Values::random(s.dtype, size(true), 4)) {}
+        d_out(Values::random(s.dtype, size(true), 4)) {
+    if (shape.bias) make_bias();
+    if (shape.segments) make_segments();
+  }
+  void make_bias() {
+    AttentionOperand& rows = shape.bias->rows;
+    std::int64_t count = shape.keys;
+    const auto add = [&](std::int64_t size, std::int64_t& stride) {
+      stride = stride == 0 ? 0 : count;
+      count *= stride == 0 ? 1 : size;
+    };
+    add(shape.queries, rows.stride_t);
+    add(shape.heads, rows.stride_h);
+    add(shape.batch, rows.stride_b);
+    bias = Values::random(shape.bias->dtype, count, 5);
+    for (std::int64_t i = 3; i < count; i += 10) bias.set(i, -kInf);
+    rows.data = bias.data();
+  }
+  // Of 21 tokens each, in the order of places, the first elsewhere in each row of the batch.
+  void make_segments() {
+    AttentionSegments& s = *shape.segments;
+    const auto make = [&](std::int64_t length, std::int64_t& stride) {
+      Values made(s.dtype, shape.batch * length);
+      for (std::int64_t i = 0; i < shape.batch * length; ++i) {
+        const std::int64_t place = i % length + (length == shape.keys ? 0 : shape.keys - length);
+        made.set(i, static_cast<double>((place + 7 * (i / length) + 84) / 21));
+      }
+      stride = length;
+      return made;
+    };
+    query_segments = make(shape.queries, s.query_stride);
+    key_segments = make(shape.keys, s.key_stride);
+    s.queries = query_segments.data();
+    s.keys = key_segments.data();
+  }
+  bool sees(std::int64_t b, std::int64_t t, std::int64_t s) const {
+    const std::int64_t p = t + shape.keys - shape.queries;
+    return (!shape.causal || s <= p) && (shape.window == 0 || std::abs(p - s) < shape.window) &&
+           (!shape.segments ||
+            query_segments[b * shape.queries + t] == key_segments[b * shape.keys + s]);
+  }
+  // The score, -inf where the query does not see the key, and the derivative of its softcap.
+  double score(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s,
+               double& slope) const {
+    slope = 1.0;
+    if (!sees(b, t, s)) return -kInf;
+    const std::int64_t row = at(true, b, h, t),
+                       key = at(false, b, h / (shape.heads / shape.kv_heads), s);
+    double z = 0.0;
+    for (std::int64_t i = 0; i < shape.dim; ++i) z += q[row + i] * k[key + i];
+    z *= static_cast<double>(shape.scale);
+    if (shape.softcap != 0.0f) {
+      const auto cap = static_cast<double>(shape.softcap);
+      const double tanh = std::tanh(z / cap);
+      slope = 1.0 - tanh * tanh;
+      z = cap * tanh;
+    }
+    if (!shape.bias) return z;
+    const AttentionOperand& rows = shape.bias->rows;
+    return z + bias[b * rows.stride_b + h * rows.stride_h + t * rows.stride_t + s];
+  }
   std::int64_t size(bool query) const {
     return shape.batch * (query ? shape.heads * shape.queries : shape.kv_heads * shape.keys) *
            shape.dim;
@@ -173,7 +235,7 @@ struct AttentionResult {
 };
 
 inline AttentionResult run_attention(const AttentionTensors& x, int threads) {
-  AttentionShape shape = x.shape;
+  AttentionShape shape = x.shape;  // with pointers into x
   shape.threads = threads;
   const double mark = 77.0;  // every element is written
   AttentionResult r{
@@ -204,7 +266,10 @@ inline void expect_close(const Values& x, const std::vector<double>& expected, d
 inline void check_attention(const AttentionShape& shape) {
   SCOPED_TRACE(testing::Message() << name_of(shape.dtype) << " H " << shape.heads << "/"
                                   << shape.kv_heads << " T " << shape.queries << " S " << shape.keys
-                                  << " D " << shape.dim << " causal " << shape.causal);
+                                  << " D " << shape.dim << " causal " << shape.causal << " softcap "
+                                  << shape.softcap << " window " << shape.window << " bias "
+                                  << shape.bias.has_value() << " segments "
+                                  << shape.segments.has_value());
   const AttentionTensors x(shape);
   const AttentionResult r = run_attention(x, 1), three = run_attention(x, 3);
   ASSERT_EQ(r.out.bytes, three.out.bytes);
@@ -224,40 +289,32 @@ inline void check_attention(const AttentionShape& shape) {
       const std::int64_t kv = h / (shape.heads / shape.kv_heads);
       for (std::int64_t t = 0; t < shape.queries; ++t) {
         const std::int64_t row = x.at(true, b, h, t);
-        const std::int64_t seen =
-            shape.causal ? std::max<std::int64_t>(
-                               0, std::min(shape.keys, t + shape.keys - shape.queries + 1))
-                         : shape.keys;
-        std::vector<double> p(static_cast<std::size_t>(seen));
+        std::vector<double> p(static_cast<std::size_t>(shape.keys)), slope(p.size());
         double sum = 0.0;
-        for (std::int64_t s = 0; s < seen; ++s) {
-          double score = 0.0;
-          for (std::int64_t i = 0; i < dim; ++i)
-            score += x.q[row + i] * x.k[x.at(false, b, kv, s) + i];
-          sum += cell(p, s) = std::exp(score * static_cast<double>(shape.scale));
-        }
+        for (std::int64_t s = 0; s < shape.keys; ++s)
+          sum += cell(p, s) = std::exp(x.score(b, h, t, s, cell(slope, s)));
         const float lse =
             r.lse[static_cast<std::size_t>((b * shape.heads + h) * shape.queries + t)];
-        if (seen == 0) {
+        if (sum == 0.0) {
           ASSERT_EQ(lse, static_cast<float>(-kInf));
         } else {
           ASSERT_NEAR(lse, std::log(sum), 2e-6 * std::max(1.0, std::abs(std::log(sum))));
         }
         double delta = 0.0;
-        for (std::int64_t s = 0; s < seen; ++s) {
+        for (std::int64_t s = 0; s < shape.keys; ++s) {
           const std::int64_t key = x.at(false, b, kv, s);
-          cell(p, s) /= sum;
+          cell(p, s) /= sum == 0.0 ? 1.0 : sum;
           for (std::int64_t i = 0; i < dim; ++i) {
             cell(out, row + i) += cell(p, s) * x.v[key + i];
             cell(dv, key + i) += cell(p, s) * x.d_out[row + i];
             delta += cell(p, s) * x.v[key + i] * x.d_out[row + i];
           }
         }
-        for (std::int64_t s = 0; s < seen; ++s) {
+        for (std::int64_t s = 0; s < shape.keys; ++s) {
           const std::int64_t key = x.at(false, b, kv, s);
           double g = -delta;
           for (std::int64_t i = 0; i < dim; ++i) g += x.v[key + i] * x.d_out[row + i];
-          g *= cell(p, s) * static_cast<double>(shape.scale);
+          g *= cell(p, s) * cell(slope, s) * static_cast<double>(shape.scale);
           for (std::int64_t i = 0; i < dim; ++i) {
             cell(dq, row + i) += g * x.k[key + i];
             cell(dk, key + i) += g * x.q[row + i];

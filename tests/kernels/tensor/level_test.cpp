@@ -108,6 +108,40 @@ TEST(TensorLevel, AttendsAlike) {
   }
 }
 
+// Softcap, window, bias and segments, each alone and all of them; blocks that a window leaves out,
+// windows longer than everything, queries whose segment has no key.
+TEST(TensorLevel, ChangesScoresAlike) {
+  const auto all = [](AttentionShape shape) {
+    const AttentionShape plain = shape;
+    shape.softcap = 0.8f;
+    check_attention(shape);
+    shape = plain;
+    for (const std::int64_t window : {1, 30, 5000}) {
+      shape.window = window;
+      check_attention(shape);
+    }
+    shape = plain;
+    shape.segments = {.dtype = plain.causal ? DType::i32 : DType::i64};
+    check_attention(shape);
+    shape = plain;
+    shape.bias = {{nullptr, 0, 1, plain.causal ? 1 : 0}, plain.dtype};
+    check_attention(shape);
+    shape.bias = {{nullptr, 1, 0, 1}, DType::f32};
+    shape.softcap = 2.0f;
+    shape.window = 150;
+    shape.segments = {.dtype = DType::i32};
+    check_attention(shape);
+  };
+  for (const std::string& name : kernel_names()) {
+    SCOPED_TRACE(name);
+    const Forced forced(name);
+    all({1, 2, 1, 200, 210, 8, DType::f32, true, 0.7f, 1});
+    all({2, 1, 1, 33, 70, 8, DType::f16, false, 0.5f, 1});
+    all({1, 1, 1, 270, 270, 8, DType::bf16, true, 0.5f, 1});
+    all({3, 1, 1, 40, 150, 8, DType::bf16, false, -0.5f, 1});
+  }
+}
+
 // Scores of -inf weigh nothing; a row of nothing else gives 0 and -inf. NaN in gives NaN out.
 TEST(TensorLevel, AttendsToInfinityAndNan) {
   const AttentionShape shape{1, 1, 1, 40, 150, 8, DType::bf16, false, 0.5f, 1};

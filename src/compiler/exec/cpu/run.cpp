@@ -276,7 +276,12 @@ void run_fill(const Fill& f, const Frame& frame, int threads) {
 }
 
 void run_attention(const Attention& a, const Frame& frame, int threads) {
-  const AttentionShape shape = attention_shape(a, threads);
+  AttentionShape shape = attention_shape(a, threads);
+  if (shape.bias) shape.bias->rows.data = frame.address(a.bias);
+  if (shape.segments) {
+    shape.segments->queries = frame.address(a.query_segments);
+    shape.segments->keys = frame.address(a.key_segments);
+  }
   const auto in = [&](const View& v) {
     return AttentionOperand{frame.address(v), v.strides[0], v.strides[1], v.strides[2]};
   };

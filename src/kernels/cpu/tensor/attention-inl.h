@@ -38,6 +38,7 @@ struct AttentionBuffers {
   std::int64_t rows = 0, key_rows = 0;    // panels of dim columns, depth queries or keys
   std::int64_t sum = 0, sum2 = 0;         // [kQueryBlock][dim_n], [kKeyBlock][dim_n]
   std::int64_t row_max = 0, row_sum = 0;  // [kQueryBlock]
+  std::int64_t slope = 0;                 // [kKeyBlock], of a softcap
   std::int64_t total = 0;
 };
 
@@ -45,9 +46,10 @@ struct AttentionPlan {
   AttentionShape shape;
   AttentionBuffers at;
   std::int64_t dim_n = 0, query_blocks = 0, key_blocks = 0, group = 0;
-  std::int64_t offset = 0;  // keys - queries: query t sees the keys s <= t + offset
+  Reach reach;
   std::int64_t delta = 0;   // floats before the threads' buffers: sum(out * d_out) [B, H, T]
   float log2_scale = 0.0f;  // of scores as powers of two
+  bool changes = false;     // rows of scores go through FinishScores
   bool by_head = false;     // backward: a task owns a kv head
   std::size_t total = 0;    // bytes
 };
@@ -59,8 +61,10 @@ inline AttentionPlan PlanAttention(const AttentionShape& shape, bool backward) {
   plan.query_blocks = ceil_div(shape.queries, kQueryBlock);
   plan.key_blocks = ceil_div(shape.keys, kKeyBlock);
   plan.group = shape.heads / shape.kv_heads;
-  plan.offset = shape.keys - shape.queries;
-  plan.log2_scale = static_cast<float>(static_cast<double>(shape.scale) * kLog2E);
+  plan.reach = ReachOf(shape);
+  plan.changes = ChangesScores(shape);
+  plan.log2_scale =
+      plan.changes ? 1.0f : static_cast<float>(static_cast<double>(shape.scale) * kLog2E);
   plan.by_head = shape.dtype == DType::f32 && shape.batch * shape.kv_heads >= shape.threads;
   AttentionBuffers& at = plan.at;
   const auto take = [&](std::int64_t& offset, std::int64_t floats) {
@@ -82,6 +86,7 @@ inline AttentionPlan PlanAttention(const AttentionShape& shape, bool backward) {
     take(at.rows, kQueryBlock * plan.dim_n + kSlack);
     take(at.key_rows, kKeyBlock * plan.dim_n + kSlack);
     take(at.sum2, kKeyBlock * plan.dim_n);
+    take(at.slope, shape.softcap != 0.0f ? kKeyBlock : 0);
     plan.delta = round_up(shape.batch * shape.heads * shape.queries, 16);
   }
   plan.total =
@@ -136,8 +141,8 @@ struct BlockMask {
 };
 inline BlockMask MaskOf(const AttentionPlan& plan, std::int64_t q0, std::int64_t rows,
                         std::int64_t k0, std::int64_t keys) {
-  if (!plan.shape.causal) return {0, keys, keys};
-  const std::int64_t diagonal = q0 + plan.offset - k0 + 1;
+  if (!plan.reach.bounded) return {0, keys, keys};
+  const std::int64_t diagonal = q0 + plan.reach.last - k0 + 1;
   const std::int64_t first = std::clamp<std::int64_t>(1 - diagonal, 0, rows);
   return {first / FloatGemm::kRows * FloatGemm::kRows, diagonal, keys};
 }
@@ -255,13 +260,16 @@ inline void ForwardTask(const AttentionPlan& plan, std::int64_t b, std::int64_t 
   std::fill(sum, sum + rows * plan.dim_n, 0.0f);
   StartSoftmax(rows, row_max, row_sum);
 
-  const std::int64_t visible = VisibleKeys(plan, q0 + rows);
-  for (std::int64_t k0 = 0; k0 < visible; k0 += kKeyBlock) {
+  const std::int64_t visible = plan.reach.EndKey(q0 + rows, shape.keys);
+  for (std::int64_t k0 = plan.reach.FirstKey(q0, shape.keys, kKeyBlock); k0 < visible;
+       k0 += kKeyBlock) {
     const std::int64_t n = std::min(kKeyBlock, visible - k0);
     const BlockMask mask = MaskOf(plan, q0, rows, k0, n);
     PackTransposedRows(keys, k0, n, shape.dim, scratch + at.k);
     MultiplyScores(mask, rows, left, scratch + at.k, shape.dim, scores);
     for (std::int64_t r = mask.first_row; r < rows; ++r) {
+      if (plan.changes)
+        FinishScores(shape, {b, h, q0 + r, k0}, mask.Limit(r), scores + r * kKeyBlock, nullptr);
       const float factor = SoftmaxRow(scores + r * kKeyBlock, mask.Limit(r), n, plan.log2_scale,
                                       row_max[r], row_sum[r]);
       if (factor != 1.0f) ScaleRow(sum + r * plan.dim_n, plan.dim_n, factor);
@@ -317,8 +325,12 @@ inline BlockMask GradientBlock(const AttentionPlan& plan, const BackwardOperands
   MultiplyScores(mask, rows, d_out, scratch + at.v, shape.dim, d_scores);
   const std::int64_t token = (b * shape.heads + h) * shape.queries + q0;
   for (std::int64_t r = mask.first_row; r < rows; ++r) {
-    GradientRow(scores + r * kKeyBlock, d_scores + r * kKeyBlock, mask.Limit(r), n, plan.log2_scale,
-                shape.scale, x.lse[token + r], x.delta[token + r]);
+    float* s = scores + r * kKeyBlock;
+    float* g = d_scores + r * kKeyBlock;
+    float delta = x.delta[token + r];
+    if (plan.changes)
+      FinishGradients(shape, {b, h, q0 + r, k0}, mask.Limit(r), s, g, scratch + at.slope, delta);
+    GradientRow(s, g, mask.Limit(r), n, plan.log2_scale, shape.scale, x.lse[token + r], delta);
   }
   return mask;
 }
@@ -327,13 +339,13 @@ inline void QueryTask(const AttentionPlan& plan, const BackwardOperands& x, std:
                       std::int64_t h, std::int64_t q0, float* scratch) {
   const AttentionShape& shape = plan.shape;
   const AttentionBuffers& at = plan.at;
-  const QueryTaskRows task = RowsOfQueries(plan, x, b, h, q0, kQueryBlock);
+  const QueryTaskRows task = RowsOfQueries(plan, x, b, h, q0, kQueryBlock, kKeyBlock);
   const std::int64_t rows = task.rows;
   const auto q = LeftRows(task.q, q0, rows, shape.dim, scratch + at.q);
   const auto d_out = LeftRows(task.d_out, q0, rows, shape.dim, scratch + at.d_out);
   float* sum = scratch + at.sum;
   std::fill(sum, sum + rows * plan.dim_n, 0.0f);
-  for (std::int64_t k0 = 0; k0 < task.visible; k0 += kKeyBlock) {
+  for (std::int64_t k0 = task.first_key; k0 < task.end_key; k0 += kKeyBlock) {
     // Whole blocks, as KeyTask takes them: the same sums.
     const std::int64_t n = std::min(kKeyBlock, shape.keys - k0);
     PackTransposedRows(task.keys, k0, n, shape.dim, scratch + at.k);
@@ -360,11 +372,12 @@ inline void KeyTask(const AttentionPlan& plan, const BackwardOperands& x, std::i
   float* dv = scratch + at.sum2;
   std::fill(dk, dk + n * plan.dim_n, 0.0f);
   std::fill(dv, dv + n * plan.dim_n, 0.0f);
-  const std::int64_t first_query = FirstQuery(plan, k0, kQueryBlock);
+  const std::int64_t first_query = plan.reach.FirstQuery(k0, shape.queries, kQueryBlock);
+  const std::int64_t end_query = plan.reach.EndQuery(k0 + n, shape.queries);
   for (std::int64_t h = kv_head * plan.group; h < (kv_head + 1) * plan.group; ++h) {
     const HeadRows q = HeadOf(x.q, shape.dtype, b, h);
     const HeadRows d_out = HeadOf(x.d_out, shape.dtype, b, h);
-    for (std::int64_t q0 = first_query; q0 < shape.queries; q0 += kQueryBlock) {
+    for (std::int64_t q0 = first_query; q0 < end_query; q0 += kQueryBlock) {
       const std::int64_t rows = std::min(kQueryBlock, shape.queries - q0);
       const BlockMask mask = GradientBlock(
           plan, x, b, h, q0, rows, k0, n, LeftRows(q, q0, rows, shape.dim, scratch + at.q),

@@ -2,8 +2,7 @@
 // leaves.
 //
 // A plan has the AttentionShape `shape`, dim_n (dim filled up, the stride of rows of sums),
-// query_blocks and key_blocks, group (query heads of a kv head), offset (keys - queries) and
-// by_head.
+// query_blocks and key_blocks, group (query heads of a kv head), reach and by_head.
 #if defined(LOGITLESS_TENSOR_ATTENTION_TASKS_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOGITLESS_TENSOR_ATTENTION_TASKS_INL_H
 #undef LOGITLESS_TENSOR_ATTENTION_TASKS_INL_H
@@ -17,6 +16,7 @@
 #include <limits>
 
 #include "core/parallel.h"
+#include "kernels/cpu/tensor/attention_scores-inl.h"
 #include "kernels/cpu/tensor/gemm-inl.h"
 #include "kernels/cpu/tensor/vector-inl.h"
 #include "kernels/cpu_tensor.h"
@@ -77,20 +77,6 @@ inline HeadRows HeadOf(const AttentionOperand& x, DType dtype, std::int64_t b, s
   return {x.data, dtype, b * x.stride_b + h * x.stride_h, x.stride_t};
 }
 
-// Keys that the last of the queries before `end` sees.
-template <class Plan>
-std::int64_t VisibleKeys(const Plan& plan, std::int64_t end) {
-  if (!plan.shape.causal) return plan.shape.keys;
-  return std::clamp<std::int64_t>(end + plan.offset, 0, plan.shape.keys);
-}
-
-// The first query that sees key k0, rounded down to a multiple of `unit`.
-template <class Plan>
-std::int64_t FirstQuery(const Plan& plan, std::int64_t k0, std::int64_t unit) {
-  if (!plan.shape.causal) return 0;
-  return std::clamp<std::int64_t>(k0 - plan.offset, 0, plan.shape.queries) / unit * unit;
-}
-
 struct BackwardOperands {
   const AttentionOperand &q, &k, &v, &out, &d_out;
   const float *lse, *delta;  // [B, H, T]
@@ -100,11 +86,13 @@ struct BackwardOperands {
 // What a task of the queries [q0, q0 + rows) of a head reads.
 struct QueryTaskRows {
   HeadRows q, d_out, keys, values;
-  std::int64_t rows, visible;  // visible: keys that some of the queries see
+  std::int64_t rows;
+  std::int64_t first_key, end_key;  // that some of the queries may see; the first a whole block's
 };
 template <class Plan>
 QueryTaskRows RowsOfQueries(const Plan& plan, const BackwardOperands& x, std::int64_t b,
-                            std::int64_t h, std::int64_t q0, std::int64_t block) {
+                            std::int64_t h, std::int64_t q0, std::int64_t block,
+                            std::int64_t key_block) {
   const DType dtype = plan.shape.dtype;
   const std::int64_t rows = std::min(block, plan.shape.queries - q0);
   return {HeadOf(x.q, dtype, b, h),
@@ -112,7 +100,8 @@ QueryTaskRows RowsOfQueries(const Plan& plan, const BackwardOperands& x, std::in
           HeadOf(x.k, dtype, b, h / plan.group),
           HeadOf(x.v, dtype, b, h / plan.group),
           rows,
-          VisibleKeys(plan, q0 + rows)};
+          plan.reach.FirstKey(q0, plan.shape.keys, key_block),
+          plan.reach.EndKey(q0 + rows, plan.shape.keys)};
 }
 
 // delta[t] = sum(out[t] * d_out[t]) of the rows [first, end) of a head. left, right: [dim],

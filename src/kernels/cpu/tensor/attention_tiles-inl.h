@@ -48,6 +48,7 @@ struct TileAttentionBuffers {
   std::size_t dk = 0, dv = 0;            // fp32 [dim_n][kTileKeys]
   std::size_t row_max = 0, row_sum = 0;  // fp32 [kTileQueries]
   std::size_t rows_out = 0;              // fp32 [16][dim_n]
+  std::size_t slope = 0;                 // fp32 [kTileKeys], of a softcap
   std::size_t total = 0;
 };
 
@@ -57,10 +58,11 @@ struct TileAttentionPlan {
   std::int64_t dim_steps = 0, dim_n = 0;  // dim in steps of 32, and filled up to them
   std::int64_t query_blocks = 0, key_blocks = 0, group = 0;
   std::int64_t head_rows = 0;  // queries filled up to whole panels
-  std::int64_t offset = 0;     // keys - queries: query t sees the keys s <= t + offset
-  float log2_scale = 0.0f;     // of scores as powers of two
-  bool by_head = false;        // backward: a task owns a kv head
-  std::size_t delta = 0;       // bytes before the threads' buffers: sum(out * d_out) [B, H, T]
+  Reach reach;
+  float log2_scale = 0.0f;  // of scores as powers of two
+  bool changes = false;     // rows of scores go through FinishScores
+  bool by_head = false;     // backward: a task owns a kv head
+  std::size_t delta = 0;    // bytes before the threads' buffers: sum(out * d_out) [B, H, T]
   std::size_t total = 0;
 };
 
@@ -73,8 +75,10 @@ inline TileAttentionPlan PlanTileAttention(const AttentionShape& shape, bool bac
   plan.key_blocks = ceil_div(shape.keys, kTileKeys);
   plan.group = shape.heads / shape.kv_heads;
   plan.head_rows = round_up(shape.queries, kSide);
-  plan.offset = shape.keys - shape.queries;
-  plan.log2_scale = static_cast<float>(static_cast<double>(shape.scale) * kLog2E);
+  plan.reach = ReachOf(shape);
+  plan.changes = ChangesScores(shape);
+  plan.log2_scale =
+      plan.changes ? 1.0f : static_cast<float>(static_cast<double>(shape.scale) * kLog2E);
   const std::size_t head_bytes =
       static_cast<std::size_t>(plan.group * plan.head_rows * plan.dim_n) * sizeof(float);
   plan.by_head = shape.batch * shape.kv_heads >= shape.threads && head_bytes <= kMostHeadBytes;
@@ -104,6 +108,7 @@ inline TileAttentionPlan PlanTileAttention(const AttentionShape& shape, bool bac
     floats(at.dk, plan.dim_n * kTileKeys);
     floats(at.dv, plan.dim_n * kTileKeys);
     floats(at.rows_out, 16 * plan.dim_n);
+    floats(at.slope, shape.softcap != 0.0f ? kTileKeys : 0);
     plan.delta =
         bytes(static_cast<std::size_t>(shape.batch * shape.heads * shape.queries) * sizeof(float));
   } else {
@@ -173,7 +178,7 @@ struct TileMask {
 };
 inline TileMask TileMaskOf(const TileAttentionPlan& plan, std::int64_t q0, std::int64_t rows,
                            std::int64_t k0, std::int64_t keys) {
-  return {plan.shape.causal ? q0 + plan.offset - k0 + 1 : keys, rows, keys};
+  return {plan.reach.bounded ? q0 + plan.reach.last - k0 + 1 : keys, rows, keys};
 }
 // p = 2^(s * scale - top) of a row's first `limit` scores, 0 from there to `end`; top is at least
 // the running maximum, and the running sum follows. p: a row of a left panel. Returns what earlier
@@ -243,8 +248,9 @@ void TileForwardTask(const TileAttentionPlan& plan, std::int64_t b, std::int64_t
   StartSoftmax(rows, row_max, row_sum);
   Panels::LeftRows(HeadOf(q, shape.dtype, b, h), q0, rows, shape.dim, panels(at.q));
 
-  const std::int64_t visible = VisibleKeys(plan, q0 + rows);
-  for (std::int64_t k0 = 0; k0 < visible; k0 += kTileKeys) {
+  const std::int64_t visible = plan.reach.EndKey(q0 + rows, shape.keys);
+  for (std::int64_t k0 = plan.reach.FirstKey(q0, shape.keys, kTileKeys); k0 < visible;
+       k0 += kTileKeys) {
     const std::int64_t n = std::min(kTileKeys, visible - k0);
     const TileMask mask = TileMaskOf(plan, q0, rows, k0, n);
     Panels::RightRows(keys, k0, n, shape.dim, panels(at.k));
@@ -254,9 +260,11 @@ void TileForwardTask(const TileAttentionPlan& plan, std::int64_t b, std::int64_t
       MultiplyPanels<Tiles>(panels(at.q) + i * plan.dim_steps * kSideElements, panels(at.k),
                             plan.dim_steps, steps, plan.dim_steps, scores, kTileKeys, false);
       for (std::int64_t r = i * kSide; r < std::min(rows, (i + 1) * kSide); ++r) {
+        float* row = scores + r % kSide * kTileKeys;
+        if (plan.changes) FinishScores(shape, {b, h, q0 + r, k0}, mask.Limit(r), row, nullptr);
         const float factor = SoftmaxTileRow<typename Tiles::Bf16>(
-            scores + r % kSide * kTileKeys, mask.Limit(r), steps * kSide, plan.log2_scale,
-            row_max[r], row_sum[r], panels(at.left) + r % kSide * kSide);
+            row, mask.Limit(r), steps * kSide, plan.log2_scale, row_max[r], row_sum[r],
+            panels(at.left) + r % kSide * kSide);
         if (factor != 1.0f) ScaleRow(sum + r * plan.dim_n, plan.dim_n, factor);
       }
       MultiplyPanels<Tiles>(panels(at.left), panels(at.rows), ceil_div(n, kSide), plan.dim_steps,
@@ -316,16 +324,17 @@ HWY_INLINE void GradientTileRows(const float* HWY_RESTRICT s, const float* HWY_R
 }
 
 // Probabilities and gradients of the scores of panel i of a block, from the panels at.q, at.d_out,
-// at.k and at.v, into at.p, at.d_s and at.left. `token`: the block's first in lse and delta.
+// at.k and at.v, into at.p, at.d_s and at.left. `block`: the block's first query and key.
 template <class Tiles>
 void TileGradientPanel(const TileAttentionPlan& plan, const BackwardOperands& x,
-                       const TileMask& mask, std::int64_t i, std::int64_t token,
+                       const TileMask& mask, std::int64_t i, const ScoreRow& block,
                        std::byte* scratch) {
   const AttentionShape& shape = plan.shape;
   const TileAttentionBuffers& at = plan.at;
   const auto panels = [&](std::size_t y) { return reinterpret_cast<std::uint16_t*>(scratch + y); };
   float* scores = reinterpret_cast<float*>(scratch + at.scores);
   float* d_scores = reinterpret_cast<float*>(scratch + at.d_scores);
+  const std::int64_t token = (block.b * shape.heads + block.h) * shape.queries + block.t;
   const std::int64_t steps = mask.KeySteps(i), first = i * plan.dim_steps * kSideElements;
   MultiplyPanels<Tiles>(panels(at.q) + first, panels(at.k), plan.dim_steps, steps, plan.dim_steps,
                         scores, kTileKeys, false);
@@ -334,7 +343,13 @@ void TileGradientPanel(const TileAttentionPlan& plan, const BackwardOperands& x,
   const auto terms = [&](std::int64_t r) -> RowTerms {
     // A row whose scores are all -inf has no gradient.
     if (r >= mask.rows || x.lse[token + r] == -std::numeric_limits<float>::infinity()) return {};
-    return {mask.Limit(r), x.lse[token + r] * kLog2EFloat, x.delta[token + r]};
+    RowTerms row = {mask.Limit(r), x.lse[token + r] * kLog2EFloat, x.delta[token + r]};
+    if (plan.changes) {
+      const std::int64_t at_row = r % kSide * kTileKeys;
+      FinishGradients(shape, {block.b, block.h, block.t + r, block.k0}, row.limit, scores + at_row,
+                      d_scores + at_row, reinterpret_cast<float*>(scratch + at.slope), row.delta);
+    }
+    return row;
   };
   for (std::int64_t r = 0; r < kSide; r += 2) {
     const RowTerms rows[2] = {terms(i * kSide + r), terms(i * kSide + r + 1)};
@@ -353,13 +368,13 @@ void TileQueryTask(const TileAttentionPlan& plan, const BackwardOperands& x, std
   const AttentionShape& shape = plan.shape;
   const TileAttentionBuffers& at = plan.at;
   const auto panels = [&](std::size_t y) { return reinterpret_cast<std::uint16_t*>(scratch + y); };
-  const QueryTaskRows task = RowsOfQueries(plan, x, b, h, q0, kTileQueries);
+  const QueryTaskRows task = RowsOfQueries(plan, x, b, h, q0, kTileQueries, kTileKeys);
   const std::int64_t rows = task.rows;
   Panels::LeftRows(task.q, q0, rows, shape.dim, panels(at.q));
   Panels::LeftRows(task.d_out, q0, rows, shape.dim, panels(at.d_out));
   float* sum = reinterpret_cast<float*>(scratch + at.sum);
   std::fill(sum, sum + round_up(rows, kSide) * plan.dim_n, 0.0f);
-  for (std::int64_t k0 = 0; k0 < task.visible; k0 += kTileKeys) {
+  for (std::int64_t k0 = task.first_key; k0 < task.end_key; k0 += kTileKeys) {
     // Whole blocks, as TileKeyTask takes them: the same sums.
     const std::int64_t n = std::min(kTileKeys, shape.keys - k0);
     const TileMask mask = TileMaskOf(plan, q0, rows, k0, n);
@@ -367,8 +382,7 @@ void TileQueryTask(const TileAttentionPlan& plan, const BackwardOperands& x, std
     Panels::RightRows(task.values, k0, n, shape.dim, panels(at.v));
     Panels::RightColumns(task.keys, k0, n, shape.dim, panels(at.rows));
     for (std::int64_t i = mask.FirstPanel(0); i * kSide < rows; ++i) {
-      TileGradientPanel<Tiles>(plan, x, mask, i, (b * shape.heads + h) * shape.queries + q0,
-                               scratch);
+      TileGradientPanel<Tiles>(plan, x, mask, i, {b, h, q0, k0}, scratch);
       MultiplyPanels<Tiles>(panels(at.left), panels(at.rows), ceil_div(n, kSide), plan.dim_steps,
                             mask.KeySteps(i), sum + i * kSide * plan.dim_n, plan.dim_n, true);
     }
@@ -407,12 +421,13 @@ void TileKeyTask(const TileAttentionPlan& plan, const BackwardOperands& x, std::
   float* dv = floats(at.dv);
   std::fill(dk, dk + plan.dim_n * kTileKeys, 0.0f);
   std::fill(dv, dv + plan.dim_n * kTileKeys, 0.0f);
-  const std::int64_t first_query = FirstQuery(plan, k0, kSide);
+  const std::int64_t first_query = plan.reach.FirstQuery(k0, shape.queries, kSide);
+  const std::int64_t end_query = plan.reach.EndQuery(k0 + n, shape.queries);
   for (std::int64_t h = kv_head * plan.group; h < (kv_head + 1) * plan.group; ++h) {
     const HeadRows q = HeadOf(x.q, shape.dtype, b, h);
     const HeadRows d_out = HeadOf(x.d_out, shape.dtype, b, h);
     float* dq = floats(at.sum) + (h - kv_head * plan.group) * plan.head_rows * plan.dim_n;
-    for (std::int64_t q0 = first_query; q0 < shape.queries; q0 += kTileQueries) {
+    for (std::int64_t q0 = first_query; q0 < end_query; q0 += kTileQueries) {
       const std::int64_t rows = std::min(kTileQueries, shape.queries - q0);
       const std::int64_t row_steps = ceil_div(rows, kSide);
       const TileMask mask = TileMaskOf(plan, q0, rows, k0, n);
@@ -421,8 +436,7 @@ void TileKeyTask(const TileAttentionPlan& plan, const BackwardOperands& x, std::
       Panels::LeftColumns(q, q0, rows, shape.dim, panels(at.q_columns));
       Panels::LeftColumns(d_out, q0, rows, shape.dim, panels(at.d_out_columns));
       for (std::int64_t i = mask.FirstPanel(0); i < row_steps; ++i) {
-        TileGradientPanel<Tiles>(plan, x, mask, i, (b * shape.heads + h) * shape.queries + q0,
-                                 scratch);
+        TileGradientPanel<Tiles>(plan, x, mask, i, {b, h, q0, k0}, scratch);
         if (!plan.by_head) continue;
         MultiplyPanels<Tiles>(panels(at.left), panels(at.rows), key_steps, plan.dim_steps,
                               mask.KeySteps(i), dq + (q0 + i * kSide) * plan.dim_n, plan.dim_n,
