@@ -12,36 +12,53 @@ LARGEST_DIM = 256  # that the library's kernels of every device take
 
 @dataclass(frozen=True)
 class Attention:
-    """softmax(scale q k^T) v, of q [B, H, T, D] and k, v [B, Hkv, S, D]. Causal: query t sees the keys s <= t + S - T."""
+    """softmax(scale q k^T + bias) v, of q [B, H, T, D] and k, v [B, Hkv, S, D]. Causal: query t sees the keys
+    s <= t + S - T. bias: [1 or B, 1 or H, 1 or T, S] of q's dtype, without a gradient."""
 
     causal: bool
     scale: float
+    bias: Value | None = None
 
     @property
     def text(self) -> str:
-        return f" causal({int(self.causal)}) scale({self.scale!r})"
+        return f" causal({int(self.causal)}) scale({self.scale!r})" + (" bias(1)" if self.bias else "")
+
+    @property
+    def operands(self) -> list[Value]:
+        return [self.bias] if self.bias else []
 
     # --- the operation
     def attend(self, w: Writer, q: Value, k: Value, v: Value) -> tuple[Value, Value]:
         """The result, and the log-sum-exp of each row of scores [B, H, T]."""
         statistics = (w.dtypes.wide(q.dtype), q.shape[:3])
-        return w.emit_all("attention", [q, k, v], [(q.dtype, q.shape), statistics], self.text)
+        return w.emit_all("attention", [q, k, v, *self.operands], [(q.dtype, q.shape), statistics], self.text)
 
     def gradients(self, w: Writer, q: Value, k: Value, v: Value, out: Value, lse: Value, d_out: Value):
         types = [(x.dtype, x.shape) for x in (q, k, v)]
-        return w.emit_all("attention_grad", [q, k, v, out, lse, d_out], types, self.text)
+        return w.emit_all("attention_grad", [q, k, v, out, lse, d_out, *self.operands], types, self.text)
 
     # --- spelled out
     def _scores(self, w: Writer, q: Value, k: Value) -> Value:
         """[B, Hkv, H / Hkv, T, S], in a wide dtype. q: grouped."""
         wide = w.dtypes.wide(q.dtype)
         z = w.scaled(w.dot(q, k, ([4], [3]), ([0, 1], [0, 1]), wide), self.scale)
+        if self.bias is not None:
+            bias = w.cast(self.bias, wide)
+            heads = [z.shape[1], z.shape[2]] if bias.shape[1] > 1 else [1, 1]
+            z = w.add(z, w.reshape(bias, [bias.shape[0], *heads, *bias.shape[2:]]))
         if self.causal:
             queries, keys = z.shape[3:]
             limits = w.map("add", [w.iota([queries, 1], 0), w.number(keys - queries, w.dtypes.i64)], w.dtypes.i64)
             seen = w.map("le", [w.iota([1, keys], 1), limits], w.dtypes.i8)
             z = w.map("select", [seen, z, w.number(float("-inf"), wide)], wide)
         return z
+
+    def _probabilities(self, w: Writer, z: Value, lse: Value) -> Value:
+        """lse: with a size of 1 in the place of keys. A row of -inf alone has none."""
+        if self.bias is not None:
+            seen = w.map("ne", [lse, w.number(float("-inf"), lse.dtype)], w.dtypes.i8)
+            lse = w.map("select", [seen, lse, w.number(0, lse.dtype)], lse.dtype)
+        return w.map("exp", [w.sub(z, lse)], z.dtype)
 
     @staticmethod
     def _grouped(w: Writer, x: Value, k: Value) -> Value:
@@ -52,14 +69,14 @@ class Attention:
     def attend_plainly(self, w: Writer, q: Value, k: Value, v: Value) -> tuple[Value, Value]:
         z = self._scores(w, self._grouped(w, q, k), k)
         lse = w.reduce("reduce_lse", z, [4], keep=True)
-        p = w.cast(w.map("exp", [w.sub(z, lse)], z.dtype), q.dtype)
+        p = w.cast(self._probabilities(w, z, lse), q.dtype)
         out = w.dot(p, v, ([4], [2]), ([0, 1], [0, 1]))
         return w.reshape(out, q.shape), w.reshape(lse, q.shape[:3])
 
     def gradients_plainly(self, w: Writer, q: Value, k: Value, v: Value, out: Value, lse: Value, d_out: Value):
         grouped, d_grouped = self._grouped(w, q, k), self._grouped(w, d_out, k)
         z = self._scores(w, grouped, k)
-        p = w.map("exp", [w.sub(z, w.reshape(lse, [*z.shape[:4], 1]))], z.dtype)
+        p = self._probabilities(w, z, w.reshape(lse, [*z.shape[:4], 1]))
         d_p = w.dot(d_grouped, v, ([4], [3]), ([0, 1], [0, 1]), z.dtype)
         products = w.mul(w.cast(d_grouped, z.dtype), w.cast(self._grouped(w, out, k), z.dtype))
         delta = w.reduce("reduce_sum", products, [4], keep=True)
@@ -120,7 +137,8 @@ def _unpaired(nodes: list[Node], gone: set[str]) -> set[str]:
             readers.setdefault(operand, []).append(node)
     for value, maker in makers.items():
         mine = readers.get(value, [])
-        if mine and all(r.op == "attention_grad" and r.operands[:3] == maker.operands for r in mine):
+        beside = [r.op == "attention_grad" and [*r.operands[:3], *r.operands[6:]] == maker.operands for r in mine]
+        if mine and all(beside):
             maker.attributes["paired"] = "1"
         else:
             maker.results.pop()

@@ -114,10 +114,10 @@ def test_memory_is_linear_in_the_length(executor):
     assert 0.99 * plan.after <= recorder.peak(made) <= plan.after
 
 
-@pytest.mark.parametrize("turn", [lambda x: x.transpose(1, 2), lambda x: x.permute(0, 3, 2, 1)], ids=["rows", "columns"])
-def test_fused_kernels_run_for_any_strides(turn):
+@pytest.mark.parametrize("dims", [(0, 2, 1, 3), (0, 3, 2, 1)], ids=["rows", "columns"])
+def test_fused_kernels_run_for_any_strides(dims):
     def fn(q, k, v):
-        return F.scaled_dot_product_attention(turn(q), turn(k), turn(v), is_causal=True).sum()
+        return F.scaled_dot_product_attention(*(x.permute(dims) for x in (q, k, v)), is_causal=True).sum()
 
     args = heads(1, 64, 64, 4)
     chunked = autochunk(fn)
@@ -151,13 +151,27 @@ def test_heads_are_cut(chunks):
         assert "for start in" in chunked.source()
 
 
-def test_what_is_no_attention_of_the_ir_is_spelled_out():
-    def masked(q, k, v, bias):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+def masked(q, k, v, mask):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
-    args = [*heads(2, 2, 5, 8, dtype=torch.float64), random(1, 2, 5, 5)]
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("shape", [(7, 9), (4, 7, 9), (2, 1, 1, 9), (2, 4, 7, 1)], ids=str)
+@pytest.mark.parametrize("boolean", [False, True])
+def test_masks(executor, shape, boolean):
+    mask = random(*shape, dtype=torch.float32).detach()
+    mask = mask > -0.5 if boolean else mask
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
+        args = heads(2, 4, 7, 8, keys=(2, 4, 9, 8), dtype=dtype)
+        chunked = autochunk(masked, executor=executor, chunks=2)
+        check_same(masked, chunked, [*args, mask if boolean else mask.to(dtype)], tolerance)
+        assert is_one(chunked) == (dtype == torch.float32 and (executor == "python" or DEVICE == "cpu"))
+
+
+def test_what_is_no_attention_of_the_ir_is_spelled_out():
+    args = [*heads(2, 2, 5, 8, dtype=torch.float32), random(1, 2, 5, 5, dtype=torch.float32)]
     chunked = autochunk(masked)
-    check_same(masked, chunked, args, 1e-12)
+    check_same(masked, chunked, args, 1e-5)  # with a gradient of the mask
     assert not is_one(chunked)
     q, k, v = heads(2, 2, 5, 8, dtype=torch.float64)
     longer = autochunk(attend())

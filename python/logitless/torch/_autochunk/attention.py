@@ -14,10 +14,11 @@ from logitless._autochunk.lower import broadcast_shapes
 from logitless.torch._autochunk.aten import handles
 from logitless.torch._autochunk.dtypes import DTYPES
 
-# What traces hold. They have shapes alone and never run: q [B, H, T, D], k and v [B, Hkv, S, D].
-_FORWARD = "(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> (Tensor, Tensor)"
+# What traces hold. They have shapes alone and never run: q [B, H, T, D], k and v [B, Hkv, S, D], bias
+# [1 or B, 1 or H, 1 or T, S].
+_FORWARD = "(Tensor q, Tensor k, Tensor v, Tensor? bias, bool causal, float scale) -> (Tensor, Tensor)"
 _BACKWARD = (
-    "(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor d_out, bool causal, float scale)"
+    "(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor d_out, Tensor? bias, bool causal, float scale)"
     " -> (Tensor, Tensor, Tensor)"
 )
 torch.library.define("logitless::attention", _FORWARD)
@@ -29,23 +30,24 @@ def _contiguous(x: torch.Tensor) -> torch.Tensor:
 
 
 @torch.library.register_fake("logitless::attention")
-def _(q, k, v, causal, scale):
+def _(q, k, v, bias, causal, scale):
     return _contiguous(q), q.new_empty(q.shape[:3], dtype=DTYPES.wide(q.dtype))
 
 
 @torch.library.register_fake("logitless::attention_backward")
-def _(q, k, v, out, lse, d_out, causal, scale):
+def _(q, k, v, out, lse, d_out, bias, causal, scale):
     return _contiguous(q), _contiguous(k), _contiguous(v)
 
 
 def _setup(ctx, inputs, output):
-    q, k, v, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, *output)
+    q, k, v, bias, ctx.causal, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, *output, bias)
 
 
 def _backward(ctx, d_out, d_lse):
-    made = torch.ops.logitless.attention_backward(*ctx.saved_tensors, d_out, ctx.causal, ctx.scale)
-    return (*made, None, None)
+    *saved, bias = ctx.saved_tensors
+    made = torch.ops.logitless.attention_backward(*saved, d_out, bias, ctx.causal, ctx.scale)
+    return (*made, None, None, None)
 
 
 torch.library.register_autograd("logitless::attention", _backward, setup_context=_setup)
@@ -64,7 +66,7 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     """None where the operation has not the meaning of the arguments."""
     tensors = _cast([query, key, value])
     q, k, v = tensors
-    if attn_mask is not None or dropout_p != 0 or any(t.dim() < 2 or t.numel() == 0 for t in tensors):
+    if dropout_p != 0 or any(t.dim() < 2 or t.numel() == 0 for t in tensors):
         return None
     if q.dtype not in DTYPES[:4] or {t.dtype for t in tensors} != {q.dtype}:
         return None
@@ -75,7 +77,13 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
         return None
     q, k, v = (_of_rank_4(t, lead) for t, lead in zip(tensors, leads))
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    made = _aligned(q, k, v, scale) if is_causal else _one(q, k, v, False, scale)
+    if attn_mask is None:
+        made = _aligned(q, k, v, scale) if is_causal else _one(q, k, v, False, scale)
+    else:
+        bias = None if is_causal or len(leads[0]) > 2 else _bias(attn_mask, q, k)
+        if bias is None:
+            return None
+        made = _one(q, k, v, False, scale, bias)
     return made.reshape(*leads[0], *made.shape[2:])
 
 
@@ -111,8 +119,22 @@ def _of_rank_4(t: torch.Tensor, lead: tuple[int, ...]) -> torch.Tensor:
     return t if t.dim() == 4 else t.reshape(math.prod(lead) // heads, heads, *t.shape[-2:])
 
 
-def _one(q, k, v, causal: bool, scale: float) -> torch.Tensor:
-    return torch.ops.logitless.attention(q, k, v, causal, scale)[0]
+def _bias(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+    """A mask as what is added to scores; None where it is no mask of them, or wants a gradient."""
+    whole = (*q.shape[:3], k.shape[2])
+    if mask.requires_grad or mask.dim() > 4 or mask.dtype not in (torch.bool, q.dtype):
+        return None
+    mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
+    if any(size not in (1, of) for size, of in zip(mask.shape, whole)):
+        return None
+    if mask.dtype == torch.bool:
+        zero = torch.zeros((), dtype=q.dtype, device=q.device)
+        mask = torch.where(mask, zero, float("-inf")).to(q.dtype)
+    return mask.expand(*mask.shape[:3], whole[3])
+
+
+def _one(q, k, v, causal: bool, scale: float, bias=None) -> torch.Tensor:
+    return torch.ops.logitless.attention(q, k, v, bias, causal, scale)[0]
 
 
 def _aligned(q, k, v, scale: float) -> torch.Tensor:
@@ -127,9 +149,9 @@ def _aligned(q, k, v, scale: float) -> torch.Tensor:
 # --- lowering
 
 
-def _has_kernel(w, q) -> bool:
-    """Of what plans and of what runs: the library takes no f64, kernels of GPUs no long rows."""
-    if q.dtype == torch.float64:
+def _has_kernel(w, q, bias) -> bool:
+    """Of what plans and of what runs: the library takes no f64, its kernels of GPUs no bias, and no long rows."""
+    if q.dtype == torch.float64 or (bias is not None and isinstance(w, HeadWriter) and w.device != "cpu"):
         return False
     if isinstance(w, HeadWriter) or w.device == "cpu":
         return w.device == "cpu" or q.shape[3] <= LARGEST_DIM
@@ -137,13 +159,13 @@ def _has_kernel(w, q) -> bool:
 
 
 @handles("attention")
-def _forward_rule(w, out, q, k, v, causal, scale):
-    attention = Attention(causal, scale)
-    return (attention.attend if _has_kernel(w, q) else attention.attend_plainly)(w, q, k, v)
+def _forward_rule(w, out, q, k, v, bias, causal, scale):
+    attention = Attention(causal, scale, bias)
+    return (attention.attend if _has_kernel(w, q, bias) else attention.attend_plainly)(w, q, k, v)
 
 
 @handles("attention_backward")
-def _backward_rule(w, out, q, k, v, result, lse, d_out, causal, scale):
-    attention = Attention(causal, scale)
-    made = attention.gradients if _has_kernel(w, q) else attention.gradients_plainly
+def _backward_rule(w, out, q, k, v, result, lse, d_out, bias, causal, scale):
+    attention = Attention(causal, scale, bias)
+    made = attention.gradients if _has_kernel(w, q, bias) else attention.gradients_plainly
     return made(w, q, k, v, result, lse, d_out)
