@@ -71,9 +71,8 @@ const std::vector<std::string>& operations() {
       "%q: f64[2, 4, 3, 2], %k: f64[2, 2, 3, 2], %v: f64[2, 2, 3, 2], %o: f64[2, 4, 3, 2], %l: "
       "f64[2, 4, 3], %g: f64[2, 4, 3, 2] ; attention_grad %q, %k, %v, %o, %l, %g causal(1) "
       "scale(0.7)",
-      "%q: f64[2, 4, 3, 2], %k: f64[2, 2, 5, 2], %b: f64[1, 4, 1, 5], %s: i32[2, 3], %u: i32[2, 5] "
-      "; attention %q, %k, %k, %b, %s, %u causal(0) scale(0.7) softcap(2) window(3) bias(1) "
-      "segments(1)",
+      "%q: f64[2, 4, 3, 2], %k: f64[2, 2, 5, 2], %b: f64[1, 4, 1, 5] ; attention %q, %k, %k, %b "
+      "causal(0) scale(0.7) softcap(2) window(3) bias(1)",
       "%q: f64[2, 4, 3, 2], %k: f64[2, 2, 5, 2], %o: f64[2, 4, 3, 2], %l: f64[2, 4, 3], %g: f64[2, "
       "4, 3, 2], %b: f64[2, 1, 3, 5], %s: i64[2, 3], %u: i64[2, 5] ; attention_grad %q, %k, %k, "
       "%o, %l, %g, %b, %s, %u causal(1) scale(0.7) softcap(2) window(3) bias(1) segments(1)",
