@@ -202,3 +202,26 @@ def test_layers_share_no_mask(causal):
         assert "24, 24" not in source and "arange" not in source
         lines.append(len(source.splitlines()))
     assert lines[1] <= 2 * lines[0] and lines[1] - lines[0] <= 2 * 64
+
+
+def test_layers_share_one_mask():
+    """Written out as a softmax: the mask is made once forward and once backward, and layers add equal lines."""
+
+    def fn(x, weights):
+        place = torch.arange(24, device=x.device)
+        seen = place[:, None] >= place[None, :]
+        for w in weights:
+            q, k, v = ((x @ part).view(2, 24, 2, 4).transpose(1, 2) for part in w)
+            p = (q @ k.mT).masked_fill(~seen, float("-inf")).softmax(-1)
+            x = x + (p @ v).transpose(1, 2).reshape(x.shape)
+        return x.square().mean()
+
+    lines = []
+    for count in (1, 2, 3):
+        args = layers(count, True)[1]
+        chunked = autochunk(fn)
+        assert math.isclose(chunked(*args).item(), fn(*args).item(), rel_tol=1e-6)
+        source = chunked.source()
+        assert source.count(">=") <= 2
+        lines.append(len(source.splitlines()))
+    assert lines[2] - lines[1] == lines[1] - lines[0] <= 100
