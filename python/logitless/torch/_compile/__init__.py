@@ -41,8 +41,12 @@ def checked(options: Mapping[str, Any] | None, mode: str | None) -> Options:
             raise ValueError(f"torch.compile, backend '{NAME}': there is no option '{name}'; expected {', '.join(known)}")
     made = Options(**given)
     parse_bytes(made.memory_budget)
-    if parse_bytes(made.min_bytes) < 1:
-        raise ValueError(f"min_bytes: expected a number of bytes above 0, got {made.min_bytes!r}")
+    try:
+        smallest = parse_bytes(made.min_bytes)
+    except (TypeError, ValueError):
+        smallest = 0
+    if smallest < 1:
+        raise ValueError(f'min_bytes: expected bytes, or text such as "16MiB", above 0, got {made.min_bytes!r}')
     if isinstance(made.ratio, bool) or not isinstance(made.ratio, (int, float)) or not made.ratio >= 1:
         raise ValueError(f"ratio: expected a number, 1 or more, got {made.ratio!r}")
     if made.inner == NAME or not (isinstance(made.inner, str) or callable(made.inner)):

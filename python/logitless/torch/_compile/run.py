@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.utils._pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from logitless._autochunk.options import Limits
+from logitless._autochunk.options import Limits, Unsupported
 from logitless._autochunk.plan import format_bytes
 from logitless.torch._autochunk import native, transforms
 from logitless.torch._autochunk.function import AutoChunked, Plan, outputs_of, specialized
@@ -60,6 +61,9 @@ class ChunkedRegion(AutoChunked):
     def _decided(self, inputs) -> tuple[Plan | str, list[torch.Tensor]]:
         try:
             transforms.refuse_in_graph()
+            for t in inputs:
+                if is_traceable_wrapper_subclass(t):
+                    raise Unsupported(f"a {type(t).__name__} among its inputs; expected plain tensors")
             plan, tensors = self._plan(pytree.tree_map(specialized, inputs), {}, {})
             if not isinstance(plan, str):
                 plan = self._worthwhile(plan, tensors[0].device)

@@ -1,0 +1,267 @@
+"""torch.compile(backend="logitless") against eager execution: what it chunks, what it leaves, and that both are right."""
+
+import importlib.metadata
+import os
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F
+
+from logitless.torch import explain_compiled
+from logitless.torch._compile import register
+
+register()
+DEVICE = torch.get_default_device().type  # conftest.py
+BATCH, LENGTH, DIM, VOCAB = 4, 32, 16, 2000
+# Inductor compiles for many seconds: the rest is run as AOTAutograd has it.
+OPTIONS = {"min_bytes": "256KiB", "inner": "aot_eager"}
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(DIM) for _ in range(2))
+        self.qkv, self.out = torch.nn.Linear(DIM, 3 * DIM), torch.nn.Linear(DIM, DIM)
+        self.up, self.down = torch.nn.Linear(DIM, 4 * DIM), torch.nn.Linear(4 * DIM, DIM)
+
+    def forward(self, x):
+        parts = (y.unflatten(-1, (2, -1)).transpose(1, 2) for y in self.qkv(self.norms[0](x)).chunk(3, -1))
+        x = x + self.out(F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norms[1](x))))
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(VOCAB, DIM)
+        self.block = Block()
+        self.head = torch.nn.Linear(DIM, VOCAB, bias=False)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, ids, targets, with_logits=False):
+        self.steps += 1
+        logits = self.head(self.block(self.embedding(ids))).float()
+        loss = F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
+        return (loss, logits) if with_logits else loss
+
+
+def random(*shape, seed=0):
+    generator = torch.Generator("cpu").manual_seed(sum(shape) + seed)
+    return torch.randn(shape, generator=generator, device="cpu").to(DEVICE)
+
+
+def tokens(batch=BATCH, seed=0):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randint(0, VOCAB, (batch, LENGTH), generator=generator, device="cpu").to(DEVICE)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def compiled(fn, dynamic=False, **options):
+    return torch.compile(fn, backend="logitless", fullgraph=True, dynamic=dynamic, options={**OPTIONS, **options})
+
+
+def gradients(fn, *args):
+    """Outputs, and gradients of the floating arguments."""
+    leaves = [a.detach().clone().requires_grad_(a.is_floating_point()) for a in args]
+    made = fn(*leaves)
+    outputs = made if isinstance(made, tuple) else (made,)
+    torch.autograd.backward([o.sum() for o in outputs if o.requires_grad])
+    return *outputs, *(leaf.grad for leaf in leaves if leaf.is_floating_point())
+
+
+def check_same(actual, expected):
+    for a, e in zip(actual, expected, strict=True):
+        assert a.dtype == e.dtype and a.shape == e.shape
+        assert (a - e).abs().max() <= 1e-5 * e.abs().max()
+
+
+def check_function(fn, *args, chunked, **options):
+    check_same(gradients(compiled(fn, **options), *args), gradients(fn, *args))
+    text = explain_compiled()
+    assert text.count("\n  chunked: ") == chunked, text
+    return text
+
+
+def test_a_model_and_its_loss():
+    model = Model().to(DEVICE)
+    ids, targets = tokens(), tokens(seed=1)
+    expected = model(ids, targets)
+    expected.backward()
+    gradient = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    graphs = []
+
+    def inner(graph, inputs):
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    step = compiled(model, inner=inner)
+    loss = step(ids, targets)
+    loss.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, gradient[name], rtol=1e-5, atol=1e-7)
+    assert model.steps == 2
+    # One graph, in which no logits are made.
+    [graph] = graphs
+    assert sum(node.name.startswith("logitless_region") for node in graph.graph.nodes) == 1
+    text = explain_compiled()
+    assert re.search(r"\n  chunked: test_compile_backend\.py:\d+: logits = self\.head\(.*: linear float32\[4, 32, 2000\]\n", text)
+    before, after = re.search(r"forward_and_gradients: ([\d.]+) MiB beyond .* without loops, ([\d.]+) KiB with", text).groups()
+    assert float(after) < 0.75 * 1024 * float(before)
+
+    # Without gradients, and with the logits, which then have to be.
+    with torch.no_grad():
+        torch.testing.assert_close(step(ids, targets), expected.detach())
+        torch.testing.assert_close(step(ids, targets, True)[1], model(ids, targets, True)[1])
+    text = explain_compiled()
+    assert "outputs alone" in text and "linear float32[4, 32, 2000]: the graph returns a value of its size" in text
+    assert model.steps == 5
+
+
+def z_loss(hidden, weight, target):
+    logits = hidden @ weight.T
+    return F.cross_entropy(logits, target) + 1e-3 * logits.logsumexp(-1).square().mean()
+
+
+def per_token(hidden, weight, target):
+    return F.cross_entropy(hidden @ weight.T, target, reduction="none")
+
+
+def two_parts(hidden, weight, target):
+    """What is between the two uses of the logits belongs to them."""
+    logits = hidden @ weight.T
+    largest = logits.detach().amax(-1, keepdim=True)
+    return ((logits - largest).exp().sum(-1).log() + largest.squeeze(-1)).mean() - F.cross_entropy(logits, target)
+
+
+def head():
+    return random(BATCH * LENGTH, DIM), random(VOCAB, DIM), tokens().flatten()
+
+
+@pytest.mark.parametrize("fn", [z_loss, per_token, two_parts], ids=lambda f: f.__name__)
+def test_heads(fn):
+    text = check_function(fn, *head(), chunked=1)
+    assert ("outputs now, gradients in backward" in text) == (fn is per_token)
+
+
+def test_a_budget():
+    text = check_function(z_loss, *head(), chunked=1, memory_budget="512KiB")
+    assert "(budget 512.0 KiB, met)" in text
+
+
+def test_scores_of_attention_and_a_wide_layer():
+    def attention(q, k, v):
+        return (q @ k.transpose(-1, -2)).softmax(-1) @ v
+
+    check_function(attention, *(random(4, 256, 8, seed=i) / 2 for i in range(3)), chunked=1)
+
+    def mlp(x, up, down):
+        return F.gelu(x @ up.T) @ down.T
+
+    args = random(2048, DIM), random(16 * DIM, DIM), random(4 * DIM, 16 * DIM)
+    torch._dynamo.reset()
+    text = check_function(mlp, *args, chunked=0)
+    assert re.search(r"matmul float32\[2048, 256\]: what is kept of it has 131072 numbers, it 524288: less than ratio=8 times", text)
+    torch._dynamo.reset()
+    check_function(mlp, *args, chunked=1, ratio=4)
+
+
+def test_what_has_no_form_is_left():
+    def ordered(hidden, weight, target):
+        logits = hidden @ weight.T
+        return logits.sort(-1).values[:, -3:].sum() + F.cross_entropy(logits, target)
+
+    text = check_function(ordered, *head(), chunked=0)
+    assert re.search(r"not chunked: test_compile_backend\.py:\d+: logits = .*aten\.sort\.default", text)
+
+
+def test_writing_in_place():
+    def into_logits(hidden, weight, target):
+        logits = hidden @ weight.T
+        logits[:, 0] = 0
+        logits /= 2
+        return F.cross_entropy(logits, target)
+
+    def into_what_is_kept(hidden, weight, target):
+        losses = per_token(hidden, weight, target)
+        first = losses[:1]
+        first.mul_(3)
+        return losses.sum()
+
+    def into_an_input(hidden, weight, target, count):
+        logits = hidden @ weight.T
+        count.add_(target[0])
+        return F.cross_entropy(logits, target) * count
+
+    for fn in (into_logits, into_what_is_kept):
+        torch._dynamo.reset()
+        check_function(fn, *head(), chunked=0)
+    torch._dynamo.reset()
+    counts = torch.ones((), device=DEVICE), torch.ones((), device=DEVICE)
+    step = compiled(into_an_input)
+    for count, fn in zip(counts, (into_an_input, step)):
+        fn(*head(), count)
+    assert torch.equal(*counts) and "writes into memory" in explain_compiled()
+
+
+def test_gradients_off_and_autocast_within():
+    def distillation(hidden, weight, target):
+        with torch.no_grad():
+            teacher = (hidden @ weight.T).softmax(-1)
+        return F.cross_entropy(hidden @ weight.T * 2, teacher)
+
+    def cast(hidden, weight, target):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            logits = hidden @ weight.T
+        return F.cross_entropy(logits.float(), target)
+
+    check_function(distillation, *head(), chunked=0)
+    torch._dynamo.reset()
+    check_function(cast, *head(), chunked=0)
+    assert "changes how values are computed" in explain_compiled()
+    # Around all of it: the operations are what they are there.
+    torch._dynamo.reset()
+    step = compiled(z_loss)
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        made, expected = (fn(*head()) for fn in (step, z_loss))
+    torch.testing.assert_close(made, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_other_shapes(dynamic):
+    step = compiled(z_loss, dynamic=dynamic)
+    hidden, weight, target = head()
+    for rows in (128, 120, 112, 128):
+        args = hidden[:rows], weight, target[:rows]
+        check_same(gradients(step, *args), gradients(z_loss, *args))
+    assert "\n  chunked: " in explain_compiled()
+
+
+def test_options():
+    def message(**options):
+        torch._dynamo.reset()
+        with pytest.raises(Exception) as raised:
+            compiled(z_loss, **options)(*head())
+        return str(raised.value)
+
+    assert "there is no option 'memory'; expected memory_budget, min_bytes, ratio, inner, inner_options" in message(memory=1)
+    assert "min_bytes: expected bytes, or text such as" in message(min_bytes=0)
+    assert "ratio: expected a number, 1 or more, got 0.5" in message(ratio=0.5)
+    assert "inner: expected another backend of torch.compile, got 'logitless'" in message(inner="logitless")
+    assert "inner_options: expected a dict, got 3" in message(inner_options=3)
+    assert "'much' is not a number of bytes" in message(memory_budget="much")
+
+
+@pytest.mark.skipif("LOGITLESS_LIBRARY" in os.environ, reason="another package than the one installed")
+def test_the_entry_point():
+    [found] = importlib.metadata.entry_points(group="torch_dynamo_backends", name="logitless")
+    assert found.value == "logitless.torch._compile:backend" and callable(found.load())
