@@ -175,6 +175,17 @@ def test_scores_of_attention_and_a_wide_layer():
     check_function(mlp, *args, chunked=1, ratio=4)
 
 
+def test_layers_of_one_width_are_no_region():
+    layers = torch.nn.Sequential(*(torch.nn.Linear(DIM, DIM) for _ in range(3))).to(DEVICE)
+    wide = torch.nn.Sequential(torch.nn.Linear(DIM, 600), *(torch.nn.Linear(600, 600) for _ in range(9))).to(DEVICE)
+    x = random(BATCH * LENGTH, DIM)
+    check_function(lambda x: layers(x.sin()).square().sum(), x, chunked=0, min_bytes=64)
+    assert "no product is large enough" in explain_compiled()
+    torch._dynamo.reset()
+    check_function(lambda x: wide(x).square().mean(), x, chunked=0)
+    assert "values of its size come from more than 8 products" in explain_compiled()
+
+
 def test_what_has_no_form_is_left():
     def ordered(hidden, weight, target):
         logits = hidden @ weight.T
@@ -205,6 +216,16 @@ def test_writing_in_place():
     for fn in (into_logits, into_what_is_kept):
         torch._dynamo.reset()
         check_function(fn, *head(), chunked=0)
+    torch._dynamo.reset()
+    total = torch.zeros((), device=DEVICE)
+
+    def into_a_sum(hidden, weight, target):
+        loss = z_loss(hidden, weight, target)
+        total.add_(loss.detach())
+        return loss
+
+    check_function(into_a_sum, *head(), chunked=1)
+    torch.testing.assert_close(total, 2 * z_loss(*head()))
     torch._dynamo.reset()
     counts = torch.ones((), device=DEVICE), torch.ones((), device=DEVICE)
     step = compiled(into_an_input)

@@ -16,6 +16,7 @@ import torch
 from logitless._autochunk.options import Limits
 from logitless._library import parse_bytes
 from logitless.torch._compile import regions, run
+from logitless.torch._compile.effects import REGION
 
 NAME = "logitless"
 _numbers = itertools.count()
@@ -81,10 +82,11 @@ def backend(
     def take(region: regions.Region) -> None:
         chunked = run.ChunkedRegion(graph, region, limits, min_bytes)
 
-        def logitless_region(*inputs):
+        def call(*inputs):
             return chunked(*inputs)
 
-        regions.replace(graph.graph, region, logitless_region)
+        call.__name__ = call.__qualname__ = REGION
+        regions.replace(graph.graph, region, call)
         told.regions.append(chunked)
 
     told.refused += regions.find(graph.graph, min_bytes, wanted.ratio, take)

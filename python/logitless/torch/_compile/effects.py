@@ -10,6 +10,7 @@ import torch
 _IN_PLACE = {
     f for name, f in vars(operator).items() if name.startswith("i") and name[1:] in vars(operator)
 }  # iadd beside add
+REGION = "logitless_region"  # the name of functions that stand for regions
 _STATISTICS = {"batch_norm", "instance_norm"}  # running ones are written
 
 
@@ -50,6 +51,14 @@ def _asked_to(node: torch.fx.Node) -> bool:
     return place < len(node.args) and bool(node.args[place])
 
 
+def written(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What one that mutates may write into."""
+    if isinstance(node.target, torch._ops.OpOverload) or node.op == "call_module" or name_of(node) in _STATISTICS:
+        return node.all_input_nodes
+    given = [*node.args[:1], node.kwargs.get("input"), node.kwargs.get("out")]
+    return [n for n in node.all_input_nodes if n in given or isinstance(node.kwargs.get("out"), (tuple, list))]
+
+
 def opaque(node: torch.fx.Node) -> bool:
     """Whether what it does is unknown, or changes how others compute: gradients or autocast on and off, operators of
     higher order."""
@@ -58,4 +67,4 @@ def opaque(node: torch.fx.Node) -> bool:
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return True
     name = name_of(node)
-    return name.startswith(("_enter_", "_exit_", "_set_", "set_", "_saved_tensors", "_vmap_", "_grad_", "_jvp_"))
+    return name == REGION or name.startswith(("_enter_", "_exit_", "_set_", "set_", "_saved_tensors", "_vmap_", "_grad_", "_jvp_"))

@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from torch.fx import Graph, GraphModule, Node
 
 from logitless.torch._autochunk.places import place_of
-from logitless.torch._compile.effects import mutates, name_of, opaque
+from logitless.torch._compile.effects import mutates, name_of, opaque, written
 
 _PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "__matmul__", "__rmatmul__"}
 # What joins a region behind its big values, where it is small: the arithmetic of losses.
@@ -24,6 +24,8 @@ _TAIL = {
 }
 _TURNS = {"t", "T", "mT", "transpose", "permute", "swapaxes", "contiguous"}
 _TINY = 8  # numbers of a row
+_MOST_PRODUCTS = 8  # of a region: what has more is no longer a part of the graph but the graph
+_CONVERSIONS = {"float", "half", "bfloat16", "double", "to", "type_as", "view", "reshape", "flatten", *_TURNS}
 _OUTSIDE = ("placeholder", "get_attr", "output")
 
 
@@ -65,13 +67,28 @@ def described(node: Node) -> str:
     return f"{place}: {kind}" if place else kind
 
 
-def seeds(graph: Graph, min_bytes: int) -> list[Node]:
-    """Products whose result has so many bytes, the largest first."""
+def _is_product(node: Node) -> bool:
+    return node.op in ("call_function", "call_method") and name_of(node) in _PRODUCTS and len(leaves(node)) == 1
+
+
+def _is_given(node: Node) -> bool:
+    """Whether it is an input of the graph, as weights are, in whatever form."""
+    while node.op not in ("placeholder", "get_attr"):
+        if name_of(node) not in _CONVERSIONS and node.target is not getattr or not node.all_input_nodes:
+            return False
+        node = node.all_input_nodes[0]
+    return True
+
+
+def seeds(graph: Graph, min_bytes: int, ratio: float) -> list[Node]:
+    """Products whose result has so many bytes, and is so many times as large as what the graph made them of; the largest
+    first."""
     found = {}
     for node in graph.nodes:
-        if node.op in ("call_function", "call_method") and name_of(node) in _PRODUCTS and len(leaves(node)) == 1:
+        if _is_product(node):
             size = numel(node) * leaves(node)[0].element_size()
-            if size >= min_bytes:
+            made = max((numel(a) for a in node.all_input_nodes if not _is_given(a)), default=0)
+            if size >= min_bytes and numel(node) >= ratio * made:
                 found[node] = size
     return sorted(found, key=found.get, reverse=True)
 
@@ -110,6 +127,8 @@ class _Grower:
             if node.op == "get_attr" or opaque(node) or mutates(node):
                 raise Refused(f"{name_of(node)} reads it, or a value of its size, or makes one")
             self.inside.add(node)
+            if sum(_is_product(n) for n in self.inside) > _MOST_PRODUCTS:
+                raise Refused(f"values of its size come from more than {_MOST_PRODUCTS} products")
             if self.big(node):
                 work += [user for user in node.users if user not in self.inside]
             elif not isinstance(node.meta.get("example_value"), torch.Tensor):
@@ -153,7 +172,7 @@ class _Grower:
         after = _reached(nodes, lambda n: n.users)
         for node, at in self.order.items():
             between = first < at < last and (opaque(node) or mutates(node))
-            if between or (mutates(node) and node in after):
+            if between or (mutates(node) and any(w in after or w in self.inside for w in written(node))):
                 raise Refused(f"{name_of(node)} writes into memory, or changes how values are computed, beside it")
         inputs = dict.fromkeys(a for node in nodes for a in node.all_input_nodes if a not in self.inside)
         outputs = [node for node in nodes if any(user not in self.inside for user in node.users)]
@@ -225,7 +244,7 @@ def find(graph: Graph, min_bytes: int, ratio: float, take) -> Sequence[tuple[str
     each with the reason."""
     refused: dict[Node, str] = {}
     while True:
-        rest = [s for s in seeds(graph, min_bytes) if s not in refused]
+        rest = [s for s in seeds(graph, min_bytes, ratio) if s not in refused]
         if not rest:
             return [(described(node), why) for node, why in refused.items()]
         try:

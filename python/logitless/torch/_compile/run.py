@@ -17,6 +17,7 @@ from logitless._autochunk.plan import format_bytes
 from logitless.torch._autochunk import native, transforms
 from logitless.torch._autochunk.function import AutoChunked, Plan, outputs_of, specialized
 from logitless.torch._autochunk.trace import alone
+from logitless.torch._compile.effects import REGION
 from logitless.torch._compile.regions import Region, described, extracted
 
 log = logging.getLogger("logitless.torch.compile")
@@ -44,7 +45,7 @@ class ChunkedRegion(AutoChunked):
     def __init__(self, owner: torch.fx.GraphModule, region: Region, limits: Limits, min_bytes: int):
         self.body = extracted(owner, region)
         super().__init__(_Body(self.body), limits, "auto", "run")
-        self.__name__ = self.__qualname__ = "logitless_region"
+        self.__name__ = self.__qualname__ = REGION
         self.what = described(region.seed)
         self.min_bytes = min_bytes
         self.told: list[str] = []  # what was done, each different text once
@@ -104,7 +105,7 @@ class CompiledGraph:
         lines += [text for region in self.regions for text in region.told]
         lines += [f"not chunked: {what}: {why}" for what, why in self.refused]
         if len(lines) == 1:
-            lines.append("no product is large enough (min_bytes)")
+            lines.append("no product is large enough, and so much larger than what it is made of (min_bytes, ratio)")
         return textwrap.indent("\n".join(lines), "  ").removeprefix("  ").rstrip()
 
 
