@@ -96,7 +96,7 @@ LOGITLESS_API Value operator+(double a, Value b);
 LOGITLESS_API Value operator-(double a, Value b);
 LOGITLESS_API Value operator*(double a, Value b);
 LOGITLESS_API Value operator/(double a, Value b);
-// A function of docs/ir.md by name: "exp", "tanh", "max", "eq", "select", ...
+// A function of docs/ir.md by name: "exp", "tanh", "max", "eq", "select", "random", ...
 LOGITLESS_API Value apply(std::string_view function, const std::vector<Value>& operands);
 LOGITLESS_API Value exp(Value x);
 LOGITLESS_API Value log(Value x);
@@ -134,6 +134,17 @@ LOGITLESS_API Value max(Value x, std::vector<int> dims);
 LOGITLESS_API Value logsumexp(Value x, std::vector<int> dims);
 LOGITLESS_API Value argmax(Value x, int dim);
 
+// --- Order. Of the shape of x: sums, or log-sum-exps, of what stands up to each element along the
+// axis, itself included; reverse: from it on.
+LOGITLESS_API Value cumsum(Value x, int axis, bool reverse = false);
+LOGITLESS_API Value logcumsumexp(Value x, int axis, bool reverse = false);
+// The first `count` elements along the axis in order, and their indices (i64). Equal ones keep
+// their order, a NaN is greater than all.
+struct Sorted {
+  Value values, index;
+};
+LOGITLESS_API Sorted sort(Value x, int axis, Dim count, bool descending = false);
+
 // --- Products. dims of a and b that are summed over, and those that run together; the result has
 // the batch dimensions, then the others of a, then those of b. Sums are fp32; the result has the
 // operands' dtype, or f32.
@@ -153,6 +164,9 @@ LOGITLESS_API Value take(Value table, Value index);
 LOGITLESS_API Value scatter_add(Value index, Value updates, Dim rows);
 // x at index along axis; index has the shape of x without it. 0 where it is outside.
 LOGITLESS_API Value pick(Value x, Value index, int axis);
+// updates added at an index along axis, else 0: both have one shape, the result `size` along axis.
+// Indices outside are dropped.
+LOGITLESS_API Value put(Value index, Value updates, int axis, Dim size);
 
 // --- Composites.
 LOGITLESS_API Value softmax(Value x, int dim);

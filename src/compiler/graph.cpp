@@ -264,6 +264,29 @@ Value logsumexp(Value x, std::vector<int> dims) {
 }
 Value argmax(Value x, int dim) { return reduced(ir::Reduce::argmax, x, {dim}); }
 
+namespace {
+Value scanned(ir::Reduce kind, Value x, int axis, bool reverse) {
+  ir::Attributes a;
+  a.reduce = kind;
+  a.axis = axis;
+  a.reverse = reverse;
+  return add(ir::Op::scan, {x}, std::move(a));
+}
+}  // namespace
+
+Value cumsum(Value x, int axis, bool reverse) { return scanned(ir::Reduce::sum, x, axis, reverse); }
+Value logcumsumexp(Value x, int axis, bool reverse) {
+  return scanned(ir::Reduce::lse, x, axis, reverse);
+}
+Sorted sort(Value x, int axis, Dim count, bool descending) {
+  ir::Attributes a;
+  a.axis = axis;
+  a.reverse = descending;
+  a.begin = {std::move(count)};
+  const Value values = add(ir::Op::sort, {x}, std::move(a));
+  return {values, GraphAccess::value(GraphAccess::of(x), {GraphAccess::id(values).node, 1})};
+}
+
 Value dot(Value a, Value b, const DotOptions& options) {
   check_value(a, "dot");
   ir::Attributes attributes;
@@ -299,6 +322,12 @@ Value pick(Value x, Value index, int axis) {
   ir::Attributes a;
   a.axis = axis;
   return add(ir::Op::pick, {x, index}, std::move(a));
+}
+Value put(Value index, Value updates, int axis, Dim size) {
+  ir::Attributes a;
+  a.axis = axis;
+  a.type.shape = {std::move(size)};
+  return add(ir::Op::put, {index, updates}, std::move(a));
 }
 
 namespace {

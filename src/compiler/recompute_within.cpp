@@ -35,9 +35,7 @@ std::vector<bool> stored_nodes(const Graph& graph) {
 }
 
 // What the machine multiplies in 16 bit while it reads or writes a byte.
-double multiply_adds_per_byte(const Rates& rates) {
-  return rates.products16 / (2.0 * rates.bytes);
-}
+double multiply_adds_per_byte(const Rates& rates) { return rates.products16 / (2.0 * rates.bytes); }
 
 // Choices are named by the bytes that they may keep over the peak.
 class Search {
@@ -182,8 +180,9 @@ std::vector<PlanPoint> front_with(std::vector<PlanPoint> plans, const ChunkChoic
   point.what = concat(again.recomputed.values, " values computed again",
                       again.regions.empty() ? "" : ", and loops");
   point.chosen = true;
-  const auto at = std::find_if(plans.begin(), plans.end(),
-                               [&](const PlanPoint& p) { return p.value_bytes > point.value_bytes; });
+  const auto at = std::find_if(plans.begin(), plans.end(), [&](const PlanPoint& p) {
+    return p.value_bytes > point.value_bytes;
+  });
   plans.insert(at, std::move(point));
   // Slower plans of more bytes are not of the front.
   double least = std::numeric_limits<double>::infinity();

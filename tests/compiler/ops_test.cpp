@@ -69,6 +69,21 @@ const Example kExamples[] = {
     {ir::Op::put,
      "graph g(%x: f64[5, 4], %z: f64[5, 3], %t: i64[5, 4]) { %p = put %t, %x axis(1) size(3) %e = "
      "exp %z %y = add %e, %p return y: %y }"},
+    {ir::Op::map,
+     "graph g(%k: i64[2], %x: f32[6, 5]) { %a = slice %k begin(0) end(1) %b = slice %k begin(1) "
+     "end(2) %p = reshape %a : i64[] %q = reshape %b : i64[] %m = broadcast %p dims() : i64[6, 5] "
+     "%n = broadcast %q dims() : i64[6, 5] %i = iota axis(0) : i64[6, 5] %j = iota axis(1) : "
+     "i64[6, 5] %f = constant value(4294967296) : i64[6, 5] %h = mul %i, %f %c = add %h, %j %r = "
+     "random %m, %n, %c %s = mul %r, %x return s: %s }"},
+    {ir::Op::scan, "graph g(%x: f64[3, 5, 2]) { %y = cumsum %x axis(1) reverse(0) return y: %y }"},
+    {ir::Op::scan, "graph g(%x: f64[3, 5, 2]) { %y = cumlse %x axis(2) reverse(1) return y: %y }"},
+    {ir::Op::scan, "graph g(%i: i64[3, 5]) { %s = cumsum %i axis(0) reverse(1) return s: %s }"},
+    {ir::Op::sort,
+     "graph g(%x: f64[4, 6, 2]) { %v, %i = sort %x axis(1) count(3) descending(1) %c = cast %i : "
+     "f64[4, 3, 2] %y = mul %v, %c return y: %y }"},
+    {ir::Op::sort,
+     "graph g(%t: i64[4, 6]) { %v, %i = sort %t axis(0) count(4) descending(0) %s = add %v, %i "
+     "return s: %s }"},
     {ir::Op::attention,
      "graph g(%x: f64[2, 2, 3, 2], %x2: f64[2, 1, 3, 2]) { %y, %l = attention %x, %x2, %x2 "
      "causal(1) scale(0.5) return y: %y }",

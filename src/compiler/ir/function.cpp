@@ -1,7 +1,9 @@
 #include "compiler/ir/function.h"
 
 #include <array>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 #include "core/check.h"
@@ -45,7 +47,28 @@ constexpr std::array kFunctions = {
     FunctionInfo{logical_or, "logical_or", 2, logical},
     FunctionInfo{logical_not, "logical_not", 1, logical},
     FunctionInfo{select, "select", 3, choose},
+    FunctionInfo{random, "random", 3, counter},
 };
+
+// Salmon et al., "Parallel random numbers: as easy as 1, 2, 3": the two words of Threefry-2x32
+// after 20 rounds, of which the exclusive or is taken.
+std::uint32_t threefry(std::uint32_t key0, std::uint32_t key1, std::uint64_t counter) {
+  constexpr int kRotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
+  const std::uint32_t keys[3] = {key0, key1, key0 ^ key1 ^ 0x1BD11BDAu};
+  std::uint32_t x = static_cast<std::uint32_t>(counter >> 32) + keys[0];
+  std::uint32_t y = static_cast<std::uint32_t>(counter) + keys[1];
+  for (std::uint32_t group = 0; group < 5; ++group) {
+    for (const int by : kRotations[group % 2]) {
+      x += y;
+      y = std::rotl(y, by) ^ x;
+    }
+    x += keys[(group + 1) % 3];
+    y += keys[(group + 2) % 3] + group + 1;
+  }
+  return x ^ y;
+}
+
+std::uint64_t whole(double x) { return static_cast<std::uint64_t>(static_cast<std::int64_t>(x)); }
 
 }  // namespace
 
@@ -129,6 +152,11 @@ double evaluate(Function function, double a, double b, double c) {
       return a == 0.0;
     case select:
       return a != 0.0 ? b : c;
+    case random: {
+      const std::uint32_t bits = threefry(static_cast<std::uint32_t>(whole(a)),
+                                          static_cast<std::uint32_t>(whole(b)), whole(c));
+      return std::ldexp(static_cast<double>(bits >> 9), -23);
+    }
   }
   return nan;
 }

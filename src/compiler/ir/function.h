@@ -40,6 +40,7 @@ enum class Function : std::uint8_t {
   logical_or,
   logical_not,
   select,
+  random,  // by counter: Threefry-2x32, 20 rounds, of key (a, b) and counter c
 };
 
 enum class FunctionKind : std::uint8_t {
@@ -48,6 +49,7 @@ enum class FunctionKind : std::uint8_t {
   compare,     // two numbers of the same dtype to i8: 0 or 1
   logical,     // i8 to i8
   choose,      // i8, then two of the same dtype
+  counter,     // three i64 to f32
 };
 
 struct FunctionInfo {
@@ -59,6 +61,9 @@ struct FunctionInfo {
 
 const FunctionInfo& info_of(Function function);
 std::optional<Function> find_function(std::string_view name);
+// Of `random`: a number in [0, 1), a multiple of 2^-23, from 32 bits that key and counter give.
+// Words of the key count modulo 2^32; the counter's upper 32 bits are its first word.
+
 // The value in double. Unused operands are ignored.
 double evaluate(Function function, double a, double b, double c);
 

@@ -48,6 +48,8 @@ enum class Op : std::uint8_t {
                 // An index of x's rank: as many along axis as it has
   attention,    // q, k, v [B, H, T, D], then Scores' optional operands -> out, lse [B, H, T]
   attention_grad,  // q, k, v, out, lse, d_out, then the same -> d_q, d_k, d_v
+  scan,            // sums, or log-sum-exps, of what stands up to each element along axis
+  sort,            // x -> the first of its elements along axis in order, and their indices (i64)
   stop_gradient,
   loop,
   head,       // x [..., D], w [V, D], targets [...], then Head's optional operands: made by a pass
@@ -115,14 +117,16 @@ std::string text_of(const Scores& scores);
 struct Attributes {
   std::string name;                         // parameter
   Function function = Function::neg;        // map
-  Reduce reduce = Reduce::sum;              // reduce
+  Reduce reduce = Reduce::sum;              // reduce, scan (sum or lse)
   double number = 0.0;                      // constant; attention: the scale
+  bool reverse = false;                     // scan: from the end; sort: descending
   Scores scores;                            // attention
-  int axis = 0;                             // iota, concat, pick, put
+  int axis = 0;                             // iota, concat, flip, pick, scan, sort, put
   std::vector<int> dims;                    // broadcast, transpose, reduce
   std::vector<int> batch_a, batch_b;        // dot
   std::vector<int> contract_a, contract_b;  // dot
-  // slice; pad: low, high; constant: begin[0], if there, multiplies the number.
+  // slice; pad: low, high; constant: begin[0], if there, multiplies the number; sort: begin[0] are
+  // kept.
   Shape begin, end;
   // The result where operands do not tell it: parameter, constant, iota, cast (dtype), broadcast,
   // reshape, and dot and reduce, whose dtype may be f32 (f64) above 16-bit (any) operands.

@@ -12,6 +12,8 @@ std::span<const Operation> shape_operations();      // broadcast, reshape, trans
 std::span<const Operation> reduce_operations();
 std::span<const Operation> contract_operations();  // dot
 std::span<const Operation> index_operations();     // take, scatter_add, pick
+std::span<const Operation> scan_operations();
+std::span<const Operation> sort_operations();
 std::span<const Operation> attention_operations();
 std::span<const Operation> loop_operations();
 std::span<const Operation> head_operations();

@@ -160,7 +160,7 @@ void scatter_emit(Lowering& l, int id) {
   scatter.updates = l.contiguous(n.operands[1]);
   const Type type = n.results[0];
   const bool narrow = size_of(type.dtype) == 2;
-  // Sums are fp32, whatever the result is.
+  // Sums of floats are fp32 at least, whatever the result is.
   scatter.out =
       narrow ? l.new_view({DType::f32, type.shape}, l.name_of_node(id) + " sums") : l.result_of(v);
   if (!l.accumulates(v) || narrow) l.fill(scatter.out, 0.0);
@@ -263,12 +263,13 @@ constexpr TextKey kAxis[] = {key<&Attributes::axis>("axis")};
 std::vector<Type> put_type(const Typing& r) {
   r.count(2);
   r.index(0);
-  r.floating(1);
+  r.expect(r.in(1).dtype != DType::i8, "an i8 is a condition: cast it first");
   r.axis(r.in(1).rank());
   r.expect(r.in(0).shape == r.in(1).shape, "the index is ", text_of(r.in(0)),
            " and the updates are ", text_of(r.in(1)), ", expected equal shapes");
   r.expect(r.a.type.shape.size() == 1, "expected a size");
-  Type type{r.wider(r.in(1).dtype), r.in(1).shape};
+  const DType dtype = r.in(1).dtype;
+  Type type{is_float(dtype) ? r.wider(dtype) : dtype, r.in(1).shape};
   type.shape[static_cast<std::size_t>(r.a.axis)] = r.a.type.shape[0];
   return {type};
 }
@@ -285,6 +286,7 @@ std::vector<Tensor> put_value(const Evaluation& e) {
   return {std::move(out)};
 }
 std::vector<Value> put_gradient(Derivation& d) {
+  if (!is_float(d.operand_type(1).dtype)) return d.none();
   Attributes pick;
   pick.axis = d.n.attributes.axis;
   return {Value{}, cast(d.g, d.g.add(Op::pick, {d.dy, d.x(0)}, pick), d.operand_type(1).dtype)};
@@ -322,7 +324,7 @@ void put_emit(Lowering& l, int id) {
   put.axis = n.attributes.axis;
   const Type type = n.results[0];
   const bool narrow = size_of(type.dtype) == 2;
-  // Sums are fp32, whatever the result is.
+  // Sums of floats are fp32 at least, whatever the result is.
   put.out =
       narrow ? l.new_view({DType::f32, type.shape}, l.name_of_node(id) + " sums") : l.result_of(v);
   if (!l.accumulates(v) || narrow) l.fill(put.out, 0.0);

@@ -85,9 +85,17 @@ bool is_function(std::string_view name, Attributes& a) {
 }
 std::string function_name(const Attributes& a) { return std::string(info_of(a.function).name); }
 
+std::vector<Type> counter_type(const Typing& r) {
+  for (int i = 0; i < 3; ++i) {
+    r.expect(r.in(i).dtype == DType::i64 && r.in(i).shape == r.in(0).shape, "operand ", i, " is ",
+             text_of(r.in(i)), ", expected i64 of the shape of ", text_of(r.in(0)));
+  }
+  return {Type{DType::f32, r.in(0).shape}};
+}
 std::vector<Type> map_type(const Typing& r) {
   const FunctionInfo& info = info_of(r.a.function);
   r.count(static_cast<std::size_t>(info.operands));
+  if (info.kind == FunctionKind::counter) return counter_type(r);
   const int first = info.kind == FunctionKind::choose ? 1 : 0;
   for (int i = 0; i < info.operands; ++i) {
     r.expect(r.in(i).shape == r.in(0).shape, "operands are ", text_of(r.in(0)), " and ",

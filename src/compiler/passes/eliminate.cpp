@@ -55,7 +55,7 @@ std::vector<int> first_equal(const Graph& graph) {
     const Attributes& a = n.attributes;
     std::vector<std::int64_t> key = {static_cast<std::int64_t>(n.op),
                                      static_cast<std::int64_t>(a.function),
-                                     static_cast<std::int64_t>(a.reduce), a.axis};
+                                     static_cast<std::int64_t>(a.reduce), a.reverse, a.axis};
     for (const auto* list : {&a.dims, &a.batch_a, &a.batch_b, &a.contract_a, &a.contract_b}) {
       key.push_back(-1);
       key.insert(key.end(), list->begin(), list->end());

@@ -71,8 +71,8 @@ bool is_better(const Program& a, const Program& b, const Compilation& c) {
 }
 
 void choose(Compilation& c) {
-  const ChunkRequest request{
-      c.target, c.budget, c.budget_with_scratch, c.explore, c.chunks, c.added};
+  const ChunkRequest request{c.target,  c.budget, c.budget_with_scratch,
+                             c.explore, c.chunks, c.added};
   ChunkChoice choice = choose_within(c.graph, request);
   // Rows as sequences, or as pairs of them, may be what a chunk has to hold.
   const Value product = largest_product(c.graph);

@@ -63,6 +63,15 @@ struct Describe {
   std::string operator()(const ArgMax& m) const {
     return concat("argmax of ", sizes_text(m.x.shape), " ", name_of(m.x.dtype));
   }
+  std::string operator()(const Scan& s) const {
+    return concat(s.reverse ? "backward " : "", s.kind == Reduce::lse ? "cumlse of " : "cumsum of ",
+                  sizes_text(s.x.shape), " ", name_of(s.x.dtype));
+  }
+  std::string operator()(const Sort& s) const {
+    const auto axis = static_cast<std::size_t>(s.axis);
+    return concat("sort of ", sizes_text(s.x.shape), " ", name_of(s.x.dtype), ", ",
+                  s.values.shape[axis], " kept");
+  }
   std::string operator()(const Fill& f) const {
     return concat("fill ", sizes_text(f.out.shape), " ", name_of(f.out.dtype));
   }

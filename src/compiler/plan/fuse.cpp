@@ -77,11 +77,16 @@ class Inliner {
   std::vector<bool> inlined_, output_;
   std::vector<Cost> cost_;
 
+  // Its loop has f64 registers, which the readers' loops need not have.
+  bool draws(int id) const {
+    const Node& n = g_.node(id);
+    return n.op == Op::map && n.attributes.function == Function::random;
+  }
   // Whether every reader could compute the node.
   bool readable(int id) const {
     const auto at = static_cast<std::size_t>(id);
     const std::vector<int>& readers = users_[at];
-    return !output_[at] && !readers.empty() &&
+    return !output_[at] && !readers.empty() && !draws(id) &&
            std::all_of(readers.begin(), readers.end(), [&](int u) {
              return reads_elementwise(g_.node(u), {id, 0});
            });

@@ -110,7 +110,8 @@ bool is_wide(const Pointwise& loop) {
     if (leaf.kind == Pointwise::Leaf::Kind::memory) wide = wide || leaf.view.dtype == DType::f64;
   }
   for (const Pointwise::Step& s : loop.steps)
-    wide = wide || (s.kind == Pointwise::Step::Kind::round && s.dtype == DType::f64);
+    wide = wide || (s.kind == Pointwise::Step::Kind::round ? s.dtype == DType::f64
+                                                           : s.function == Function::random);
   return wide;
 }
 

@@ -35,6 +35,8 @@ struct Reads {
   std::vector<int> operator()(const Pick& p) const { return buffers(p.x, p.index); }
   std::vector<int> operator()(const Put& p) const { return buffers(p.index, p.updates, p.out); }
   std::vector<int> operator()(const ArgMax& a) const { return buffers(a.x); }
+  std::vector<int> operator()(const Scan& s) const { return buffers(s.x); }
+  std::vector<int> operator()(const Sort& s) const { return buffers(s.x); }
   std::vector<int> operator()(const Fill&) const { return {}; }
   std::vector<int> operator()(const Attention& a) const {
     std::vector<int> list =
@@ -73,8 +75,10 @@ struct Writes {
     return present({s.out.buffer, s.scratch});
   }
   std::vector<int> operator()(const Pick& p) const { return buffers(p.out); }
-  std::vector<int> operator()(const Put& p) const { return buffers(p.out); }
   std::vector<int> operator()(const ArgMax& a) const { return buffers(a.out); }
+  std::vector<int> operator()(const Scan& s) const { return buffers(s.out); }
+  std::vector<int> operator()(const Sort& s) const { return buffers(s.values, s.index); }
+  std::vector<int> operator()(const Put& p) const { return buffers(p.out); }
   std::vector<int> operator()(const Fill& f) const { return buffers(f.out); }
   std::vector<int> operator()(const Attention& a) const {
     if (a.gradient) return present({a.d_q.buffer, a.d_k.buffer, a.d_v.buffer, a.scratch});
@@ -139,6 +143,8 @@ struct Moved {
   double operator()(const Pick& p) const { return sum_of(p.index) + 2.0 * sum_of(p.out); }
   double operator()(const Put& p) const { return sum_of(p.index) + 3.0 * sum_of(p.updates); }
   double operator()(const ArgMax& a) const { return sum_of(a.x, a.out); }
+  double operator()(const Scan& s) const { return sum_of(s.x, s.out); }
+  double operator()(const Sort& s) const { return sum_of(s.x, s.values, s.index); }
   double operator()(const Fill& f) const { return sum_of(f.out); }
   double operator()(const Attention& a) const {
     return sum_of(a.q, a.k, a.v, a.out, a.lse, a.bias, a.query_segments, a.key_segments) +

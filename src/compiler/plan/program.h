@@ -123,11 +123,22 @@ struct Pick {
   int axis = 0;
 };
 struct Put {
-  View index, updates, out;  // out is f32 or f64, and added to
+  View index, updates, out;  // out is f32, f64, i32 or i64, and added to
   int axis = 0;
 };
 struct ArgMax {
   View x, out;  // dims of out, then the one searched
+};
+struct Scan {
+  View x, out;  // of one shape
+  int axis = 0;
+  Reduce kind = Reduce::sum;  // or lse
+  bool reverse = false;
+};
+struct Sort {
+  View x, values, index;  // index: i64; as many along axis as are kept
+  int axis = 0;
+  bool descending = false;
 };
 struct Fill {
   View out;
@@ -169,7 +180,7 @@ struct LoopRun {
 struct Instruction {
   std::string name;  // of the value made
   std::variant<Pointwise, Gemm, Take, ScatterAdd, Pick, ArgMax, Fill, Attention, LoopRun, HeadRun,
-               RowGroup, Put>
+               RowGroup, Put, Scan, Sort>
       what;
 };
 

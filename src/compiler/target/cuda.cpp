@@ -99,8 +99,15 @@ std::string CudaTarget::refuse(const Instruction& instruction) const {
     return cuda::attention_unsupported(attention_call(*attention), compute_capability_);
   }
   if (const auto* pick = std::get_if<Pick>(&instruction.what)) return rank(pick->out);
-  if (const auto* put = std::get_if<Put>(&instruction.what)) return rank(put->out);
   if (const auto* argmax = std::get_if<ArgMax>(&instruction.what)) return rank(argmax->out);
+  const char* const no_kernel =
+      ": no kernel of a GPU runs it; expected a CPU (autochunk: executor=\"python\")";
+  if (const auto* scan = std::get_if<Scan>(&instruction.what))
+    return concat(scan->kind == Reduce::lse ? "cumlse" : "cumsum", no_kernel);
+  if (std::holds_alternative<Sort>(instruction.what)) return concat("sort", no_kernel);
+  if (const auto* put = std::get_if<Put>(&instruction.what))
+    return is_float(put->out.dtype) ? rank(put->out)
+                                    : concat("put of ", name_of(put->out.dtype), no_kernel);
   if (const auto* fill = std::get_if<Fill>(&instruction.what)) return rank(fill->out);
   return {};
 }

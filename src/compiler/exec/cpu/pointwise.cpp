@@ -88,6 +88,8 @@ VectorOp vector_op(Function function) {
       return VectorOp::logical_not;
     case Function::select:
       return VectorOp::select;
+    case Function::random:
+      break;  // random.cpp
   }
   throw InternalError("a function without a vector form");
 }
@@ -170,7 +172,9 @@ class Block {
       if constexpr (std::is_same_v<R, float>) {
         functions_[s] = vector_function(vector_op(step.function));
       } else {
-        functions_[s] = vector_function_f64(vector_op(step.function));
+        functions_[s] = step.function == Function::random
+                            ? &random_numbers
+                            : vector_function_f64(vector_op(step.function));
       }
     }
   }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "compiler/target/cpu.h"
@@ -209,9 +210,13 @@ void put(const Put& p, const Frame& frame, int threads) {
         const std::int64_t to =
             load_index(index, p.index.dtype, at_index + k * p.index.strides[axis]);
         if (to < 0 || to >= size) continue;
-        const double x =
-            load_element(updates, p.updates.dtype, at_update + k * p.updates.strides[axis]);
-        out[at_out + to * p.out.strides[axis]] += static_cast<T>(x);
+        const std::int64_t from = at_update + k * p.updates.strides[axis];
+        T& sum = out[at_out + to * p.out.strides[axis]];
+        if constexpr (std::is_integral_v<T>) {
+          sum = static_cast<T>(sum + load_index(updates, p.updates.dtype, from));
+        } else {
+          sum += static_cast<T>(load_element(updates, p.updates.dtype, from));
+        }
       }
     }
   });
@@ -219,6 +224,8 @@ void put(const Put& p, const Frame& frame, int threads) {
 
 void run_put(const Put& p, const Frame& frame, int threads) {
   if (p.out.dtype == DType::f64) return put<double>(p, frame, threads);
+  if (p.out.dtype == DType::i32) return put<std::int32_t>(p, frame, threads);
+  if (p.out.dtype == DType::i64) return put<std::int64_t>(p, frame, threads);
   check(p.out.dtype == DType::f32, "put into ", name_of(p.out.dtype));
   put<float>(p, frame, threads);
 }
@@ -318,8 +325,10 @@ struct Runner {
   void operator()(const Take& t) const { run_take(t, frame, threads); }
   void operator()(const ScatterAdd& s) const { run_scatter(s, frame, threads); }
   void operator()(const Pick& p) const { run_pick(p, frame, threads); }
-  void operator()(const Put& p) const { run_put(p, frame, threads); }
   void operator()(const ArgMax& m) const { run_argmax(m, frame, threads); }
+  void operator()(const Scan& s) const { run_scan(s, frame, threads); }
+  void operator()(const Sort& s) const { run_sort(s, frame, threads); }
+  void operator()(const Put& p) const { run_put(p, frame, threads); }
   void operator()(const Fill& f) const { run_fill(f, frame, threads); }
   void operator()(const Attention& a) const { run_attention(a, frame, threads); }
   void operator()(const LoopRun& l) const { run_loop(l, frame, threads, observer); }

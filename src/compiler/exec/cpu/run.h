@@ -11,6 +11,12 @@ namespace logitless::ir {
 void run_program(const Frame& frame, int threads, FarFieldHead* far, Observer* observer);
 // pointwise.cpp
 void run_pointwise(const Pointwise& loop, const Frame& frame, int threads);
+// order.cpp
+void run_scan(const Scan& scan, const Frame& frame, int threads);
+void run_sort(const Sort& sort, const Frame& frame, int threads);
+// random.cpp. Function::random of n keys and counters, whole numbers; out may be one of them.
+void random_numbers(const double* key0, const double* key1, const double* counter, double* out,
+                    std::int64_t n);
 // head.cpp
 void run_head(const HeadRun& head, const Frame& frame, FarFieldHead* far);
 LossPlan audited_plan(const Program& program, const FarFieldHead& far);

@@ -98,6 +98,26 @@ __device__ inline R sigmoid(R x) {
   return (x < R(0) ? e : R(1)) / (R(1) + e);
 }
 
+__device__ inline unsigned rotated(unsigned x, int by) { return x << by | x >> (32 - by); }
+
+// Threefry-2x32 of 20 rounds: both words together, as a number in [0, 1).
+__device__ inline double random_number(double key0, double key1, double counter) {
+  const unsigned long long at = (unsigned long long)(long long)counter;
+  const unsigned k0 = (unsigned)(long long)key0, k1 = (unsigned)(long long)key1;
+  const unsigned keys[3] = {k0, k1, k0 ^ k1 ^ 0x1BD11BDAu};
+  unsigned x = (unsigned)(at >> 32) + k0, y = (unsigned)at + k1;
+#pragma unroll
+  for (int group = 0; group < 5; ++group) {
+    const bool odd = group % 2 != 0;
+    x += y, y = rotated(y, odd ? 17 : 13) ^ x;
+    x += y, y = rotated(y, odd ? 29 : 15) ^ x;
+    x += y, y = rotated(y, odd ? 16 : 26) ^ x;
+    x += y, y = rotated(y, odd ? 24 : 6) ^ x;
+    x += keys[(group + 1) % 3], y += keys[(group + 2) % 3] + (unsigned)group + 1u;
+  }
+  return (double)((x ^ y) >> 9) * 1.1920928955078125e-7;
+}
+
 // Of N numbers in pairs: a fixed tree.
 template <int N, class R>
 __device__ inline R tree_sum(const R (&x)[N]) {

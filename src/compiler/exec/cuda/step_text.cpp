@@ -106,6 +106,8 @@ std::string step_text(const Pointwise::Step& step, bool wide, const std::string&
       return truth(concat(a, " == ", zero));
     case Function::select:
       return concat(a, " != ", zero, " ? ", b, " : ", c);
+    case Function::random:
+      return concat("random_number(", a, ", ", b, ", ", c, ")");
   }
   throw InternalError("a function without a text");
 }

@@ -221,6 +221,10 @@ struct Steps::Enqueue {
     cuda::find_largest(call);
   }
 
+  // The target refuses these when it compiles.
+  void operator()(const Scan&) const { throw InternalError("a scan on a GPU"); }
+  void operator()(const Sort&) const { throw InternalError("a sort on a GPU"); }
+
   void operator()(const Fill& f) const {
     cuda::FillCall call;
     call.space = space_of(f.out);

@@ -1,0 +1,219 @@
+// Along one axis of strided tensors: running sums, sorting, and adding by index. A row is all that
+// stands along the axis; rows are shared out among threads, each goes through its own in order.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "compiler/exec/cpu/run.h"
+#include "core/element.h"
+#include "core/parallel.h"
+
+namespace logitless::ir {
+namespace {
+
+constexpr std::int64_t kTask = 1 << 15;  // elements of a task, about
+
+// f.template operator()<dtype>(): element loads and stores of a dtype that is known.
+template <class F>
+void with_dtype(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::f32:
+      return f.template operator()<DType::f32>();
+    case DType::f64:
+      return f.template operator()<DType::f64>();
+    case DType::bf16:
+      return f.template operator()<DType::bf16>();
+    case DType::f16:
+      return f.template operator()<DType::f16>();
+    case DType::i32:
+      return f.template operator()<DType::i32>();
+    case DType::i64:
+      return f.template operator()<DType::i64>();
+    case DType::i8:
+      return f.template operator()<DType::i8>();
+  }
+}
+
+// What sums are in: whole numbers are exact.
+template <DType kType>
+using Sum = std::conditional_t<kType == DType::i32 || kType == DType::i64, std::int64_t, double>;
+
+template <DType kType>
+Sum<kType> load(const std::byte* data, std::int64_t at) {
+  if constexpr (std::is_same_v<Sum<kType>, std::int64_t>) {
+    return load_index(data, kType, at);
+  } else {
+    return load_element(data, kType, at);
+  }
+}
+template <DType kType>
+void store(std::byte* data, std::int64_t at, Sum<kType> value) {
+  if constexpr (kType == DType::i64) {
+    reinterpret_cast<std::int64_t*>(data)[at] = value;
+  } else {
+    store_element(data, kType, at, static_cast<double>(value));
+  }
+}
+
+// Rows of tensors that agree in all dimensions but the axis.
+struct Rows {
+  const View& like;
+  std::size_t axis;
+
+  std::int64_t count() const {
+    std::int64_t n = 1;
+    for (std::size_t d = 0; d < like.shape.size(); ++d) n *= d == axis ? 1 : like.shape[d];
+    return n;
+  }
+  // Where row `flat` begins in each view, in elements.
+  template <std::size_t N>
+  std::array<std::int64_t, N> offsets(std::int64_t flat,
+                                      const std::array<const View*, N>& views) const {
+    std::array<std::int64_t, N> at{};
+    for (std::size_t d = like.shape.size(); d-- > 0;) {
+      if (d == axis) continue;
+      const std::int64_t i = flat % like.shape[d];
+      flat /= like.shape[d];
+      for (std::size_t k = 0; k < N; ++k) at[k] += i * views[k]->strides[d];
+    }
+    return at;
+  }
+  std::int64_t step(const View& v) const { return v.strides[axis]; }
+  std::int64_t size(const View& v) const { return v.shape[axis]; }
+
+  // visit(first, end): rows of one task.
+  template <class F>
+  void share(std::int64_t elements_of_row, std::int64_t least, int threads, F&& visit) const {
+    const std::int64_t rows = count();
+    const std::int64_t per_task =
+        std::max(kTask / std::max<std::int64_t>(elements_of_row, 1), least);
+    parallel_for(threads, (rows + per_task - 1) / per_task, [&](std::int64_t task, int) {
+      visit(task * per_task, std::min(rows, (task + 1) * per_task));
+    });
+  }
+};
+
+constexpr std::int64_t kSide = 16;  // rows that stand side by side go on together
+
+// log(exp(a) + exp(b)); -inf is that of nothing.
+double log_sum(double a, double b) {
+  const double top = std::isnan(a) || a > b ? a : b;
+  if (std::isinf(top)) return top;
+  return top + std::log(std::exp(a - top) + std::exp(b - top));
+}
+
+template <DType kType>
+void scan(const Scan& s, const Frame& frame, int threads) {
+  const Rows rows{s.x, static_cast<std::size_t>(s.axis)};
+  const std::byte* x = frame.address(s.x);
+  std::byte* out = frame.address(s.out);
+  const std::int64_t size = rows.size(s.x), from = s.reverse ? size - 1 : 0,
+                     by = s.reverse ? -1 : 1;
+  const bool logs = s.kind == Reduce::lse;
+  rows.share(size, kSide, threads, [&](std::int64_t first, std::int64_t end) {
+    for (; first < end; first += kSide) {
+      const std::int64_t n = std::min(kSide, end - first);
+      std::array<std::array<std::int64_t, 2>, kSide> at;
+      std::array<Sum<kType>, kSide> sums;
+      for (std::int64_t r = 0; r < n; ++r) {
+        const auto row = static_cast<std::size_t>(r);
+        at[row] = rows.offsets<2>(first + r, {&s.x, &s.out});
+        sums[row] = 0;
+        if constexpr (std::is_same_v<Sum<kType>, double>)
+          sums[row] = logs ? -std::numeric_limits<double>::infinity() : 0.0;
+      }
+      for (std::int64_t k = 0, i = from; k < size; ++k, i += by) {
+        for (std::size_t r = 0; r < static_cast<std::size_t>(n); ++r) {
+          const Sum<kType> next = load<kType>(x, at[r][0] + i * rows.step(s.x));
+          if constexpr (std::is_same_v<Sum<kType>, double>) {
+            sums[r] = logs ? log_sum(sums[r], next) : sums[r] + next;
+          } else {
+            sums[r] += next;
+          }
+          store<kType>(out, at[r][1] + i * rows.step(s.out), sums[r]);
+        }
+      }
+    }
+  });
+}
+
+// Indices of one row in a heap, at its root the one that comes last: no memory but the result's.
+template <DType kType>
+struct Heap {
+  const std::byte* x;
+  std::int64_t at_x, step_x;
+  std::int64_t* index;
+  std::int64_t step;
+  bool descending;
+
+  std::int64_t& place(std::int64_t i) const { return index[i * step]; }
+  Sum<kType> key(std::int64_t i) const { return load<kType>(x, at_x + i * step_x); }
+  // Whether element a comes before b: a NaN is greater than all, equal ones stay in order.
+  bool before(std::int64_t a, std::int64_t b) const {
+    const Sum<kType> p = key(a), q = key(b);
+    if (p < q) return !descending;
+    if (p > q) return descending;
+    if constexpr (std::is_same_v<Sum<kType>, double>) {
+      if (std::isnan(p) != std::isnan(q)) return std::isnan(p) == descending;
+    }
+    return a < b;
+  }
+  void sink(std::int64_t i, std::int64_t count) const {
+    const std::int64_t moved = place(i);
+    for (std::int64_t child = 2 * i + 1; child < count; child = 2 * i + 1) {
+      if (child + 1 < count && before(place(child), place(child + 1))) ++child;
+      if (!before(moved, place(child))) break;
+      place(i) = place(child);
+      i = child;
+    }
+    place(i) = moved;
+  }
+  // The first `kept` of `size` elements, in order.
+  void sort(std::int64_t size, std::int64_t kept) const {
+    for (std::int64_t i = 0; i < kept; ++i) place(i) = i;
+    for (std::int64_t i = kept / 2; i-- > 0;) sink(i, kept);
+    for (std::int64_t i = kept; i < size; ++i) {
+      if (!before(i, place(0))) continue;
+      place(0) = i;
+      sink(0, kept);
+    }
+    for (std::int64_t last = kept - 1; last > 0; --last) {
+      std::swap(place(0), place(last));
+      sink(0, last);
+    }
+  }
+};
+
+template <DType kType>
+void sort(const Sort& s, const Frame& frame, int threads) {
+  const Rows rows{s.x, static_cast<std::size_t>(s.axis)};
+  const std::byte* x = frame.address(s.x);
+  std::byte* values = frame.address(s.values);
+  auto* index = reinterpret_cast<std::int64_t*>(frame.address(s.index));
+  const std::int64_t size = rows.size(s.x), kept = rows.size(s.values);
+  if (kept == 0) return;
+  rows.share(size, 1, threads, [&](std::int64_t first, std::int64_t end) {
+    for (; first < end; ++first) {
+      const auto [at_x, at_values, at_index] = rows.offsets<3>(first, {&s.x, &s.values, &s.index});
+      const Heap<kType> heap{
+          x, at_x, rows.step(s.x), index + at_index, rows.step(s.index), s.descending};
+      heap.sort(size, kept);
+      for (std::int64_t i = 0; i < kept; ++i)
+        store<kType>(values, at_values + i * rows.step(s.values), heap.key(heap.place(i)));
+    }
+  });
+}
+
+}  // namespace
+
+void run_scan(const Scan& s, const Frame& frame, int threads) {
+  with_dtype(s.x.dtype, [&]<DType kType>() { scan<kType>(s, frame, threads); });
+}
+void run_sort(const Sort& s, const Frame& frame, int threads) {
+  with_dtype(s.x.dtype, [&]<DType kType>() { sort<kType>(s, frame, threads); });
+}
+
+}  // namespace logitless::ir

@@ -1,0 +1,189 @@
+// What has an order: running sums, sorting, writing by index, and random numbers by counter.
+#include <gtest/gtest.h>
+#include <logitless/error.h>
+
+#include <cmath>
+#include <limits>
+
+#include "compiler/analysis/region.h"
+#include "compiler/graph_access.h"
+#include "compiler/ir/function.h"
+#include "compiler/ir/text.h"
+#include "compiler/passes/form_loops.h"
+#include "compiler/plan/lower.h"
+#include "compiler/run.h"
+#include "compiler/target/cuda.h"
+
+namespace logitless::test {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+// What the executor makes, and the interpreter too, to the last bit.
+ir::Tensors run(const std::string& text, const ir::Tensors& inputs) {
+  const Graph graph = Graph::parse(text);
+  ir::Tensors made = execute(compile(graph), inputs);
+  for (const auto& [name, expected] : ir::interpret(GraphAccess::of(graph), inputs)) {
+    const ir::Tensor& found = made.at(name);
+    EXPECT_EQ(found.shape, expected.shape);
+    for (std::size_t i = 0; i < expected.data.size(); ++i) {
+      const double x = found.data[i], y = expected.data[i];
+      EXPECT_TRUE(x == y || (std::isnan(x) && std::isnan(y))) << text << " " << name << " " << i;
+    }
+  }
+  return made;
+}
+std::string sorting(const std::string& type, int count, bool descending) {
+  return "graph g(%x: " + type + "[6]) { %v, %i = sort %x axis(0) count(" + std::to_string(count) +
+         ") descending(" + (descending ? "1" : "0") + ") return v: %v, i: %i }";
+}
+using Numbers = std::vector<double>;
+
+TEST(Sorting, KeepsEqualOnesInOrder) {
+  const ir::Tensors x = {{"x", {{6}, {2, 1, 2, 0, 1, 2}}}};
+  for (const std::string type : {"f32", "bf16", "f16", "f64", "i32", "i64"}) {
+    SCOPED_TRACE(type);
+    const ir::Tensors up = run(sorting(type, 6, false), x), down = run(sorting(type, 6, true), x);
+    EXPECT_EQ(up.at("v").data, Numbers({0, 1, 1, 2, 2, 2}));
+    EXPECT_EQ(up.at("i").data, Numbers({3, 1, 4, 0, 2, 5}));
+    EXPECT_EQ(down.at("v").data, Numbers({2, 2, 2, 1, 1, 0}));
+    EXPECT_EQ(down.at("i").data, Numbers({0, 2, 5, 1, 4, 3}));
+    EXPECT_EQ(run(sorting(type, 2, true), x).at("i").data, Numbers({0, 2}));
+    EXPECT_EQ(run(sorting(type, 1, false), x).at("i").data, Numbers({3}));
+  }
+}
+
+TEST(Sorting, TakesANanForTheGreatest) {
+  const ir::Tensors x = {{"x", {{6}, {1, kNan, kInf, -kInf, kNan, 0}}}};
+  for (const char* type : {"f32", "f64"}) {
+    EXPECT_EQ(run(sorting(type, 6, false), x).at("i").data, Numbers({3, 5, 0, 2, 1, 4}));
+    EXPECT_EQ(run(sorting(type, 4, true), x).at("i").data, Numbers({1, 4, 2, 0}));
+  }
+}
+
+TEST(Sorting, RefusesWhatIsNotThere) {
+  const auto refused = [](const std::string& text) -> std::string {
+    try {
+      ir::parse(text);
+    } catch (const InvalidArgument& e) {
+      return e.what();
+    }
+    return "accepted";
+  };
+  EXPECT_NE(refused(sorting("f32", 7, true)).find("sort: 7 of 6 elements along dimension 0"),
+            std::string::npos);
+  EXPECT_NE(refused(sorting("i8", 6, true)).find("cast it first"), std::string::npos);
+  EXPECT_NE(refused("graph g(%x: f32[2], %i: i64[3]) { %y = put %i, %x axis(0) size(4) return y: "
+                    "%y }")
+                .find("expected equal shapes"),
+            std::string::npos);
+}
+
+TEST(RunningSums, OfWholeNumbersAreExact) {
+  constexpr double kFar = 4503599627370496.0;  // a double's sums are exact below twice this
+  const ir::Tensors made =
+      run("graph g(%x: i64[4]) { %a = cumsum %x axis(0) reverse(0) %b = cumsum %x axis(0) "
+          "reverse(1) return a: %a, b: %b }",
+          {{"x", {{4}, {kFar, 1, -kFar, 5}}}});
+  EXPECT_EQ(made.at("a").data, Numbers({kFar, kFar + 1, 1, 6}));
+  EXPECT_EQ(made.at("b").data, Numbers({6, 6 - kFar, 5 - kFar, 5}));
+}
+
+TEST(RunningSums, OfExponentialsNeverOverflow) {
+  const Graph graph =
+      Graph::parse("graph g(%x: f32[5]) { %a = cumlse %x axis(0) reverse(0) return a: %a }");
+  const ir::Tensors made =
+      execute(compile(graph), {{"x", {{5}, {-kInf, 1000.0, 1000.0, -kInf, kNan}}}});
+  const Numbers& a = made.at("a").data;
+  EXPECT_EQ(a[0], -kInf);
+  EXPECT_EQ(a[1], 1000.0);
+  EXPECT_NEAR(a[2], 1000.0 + std::log(2.0), 1e-4);
+  EXPECT_EQ(a[3], a[2]);
+  EXPECT_TRUE(std::isnan(a[4]));
+}
+
+TEST(Put, AddsWhatMeetsAndDropsWhatIsOutside) {
+  const ir::Tensors made =
+      run("graph g(%i: i32[2, 4], %x: f32[2, 4]) { %y = put %i, %x axis(1) size(3) return y: %y }",
+          {{"i", {{2, 4}, {0, 2, 0, -1, 3, 1, 1, 1}}}, {"x", {{2, 4}, {1, 2, 3, 4, 5, 6, 7, 8}}}});
+  EXPECT_EQ(made.at("y").data, Numbers({4, 0, 2, 0, 21, 0}));
+}
+
+// Along the axis that is written to as well, where indices count from the chunk.
+TEST(Put, IsTheSameInChunksOfWhatItWrites) {
+  const ir::Graph graph = ir::parse(
+                              "graph g(%i: i64[3, 4], %x: f64[3, 4]) { %y = put %i, %x "
+                              "axis(1) size(7) %n = neg %y return n: %n }")
+                              .graph;
+  const ir::Tensors inputs = random_inputs(graph, 2);
+  for (const int dim : {0, 1}) {
+    const ir::Region region = ir::grow_region(graph, graph.outputs()[0].value, {dim, 1, 1});
+    ASSERT_EQ(region.nodes.size(), 2u);
+    EXPECT_EQ(difference(ir::interpret(ir::form_loops(graph, region, 2), inputs),
+                         ir::interpret(graph, inputs)),
+              0.0);
+  }
+}
+
+// Salmon et al., Random123's known answers: the exclusive or of both words, its upper 23 bits.
+TEST(RandomNumbers, AreThoseOfThreefry) {
+  const auto number = [](double key0, double key1, double counter) {
+    return std::ldexp(ir::evaluate(ir::Function::random, key0, key1, counter), 23);
+  };
+  EXPECT_EQ(number(0, 0, 0), (0x6b200159u ^ 0x99ba4efeu) >> 9);
+  EXPECT_EQ(number(-1, -1, -1), (0x1cb996fcu ^ 0xbb002be7u) >> 9);
+  EXPECT_EQ(number(0xffffffffu, 0xffffffffu, -1), number(-1, -1, -1));
+  // Words of a counter whose upper one a double still holds beside the lower.
+  EXPECT_NE(number(1, 2, 3), number(1, 2, 3 + 4294967296.0));
+  EXPECT_NE(number(1, 2, 3), number(2, 1, 3));
+}
+
+// However they are cut, whatever loop they are part of.
+TEST(RandomNumbers, HaveTheSameBitsInChunks) {
+  const Graph graph = Graph::parse(
+      "graph g(%k: i64[7, 90], %x: f32[7, 90]) { %i = iota axis(0) : i64[7, 90] %j = "
+      "iota axis(1) : i64[7, 90] %w = constant value(90) : i64[7, 90] %h = mul %i, %w %c "
+      "= add %h, %j %r = random %k, %k, %c %h2 = constant value(0.5) : f32[7, 90] %m = "
+      "lt %r, %h2 %z = constant value(0) : f32[7, 90] %y = select %m, %x, %z return r: "
+      "%r, y: %y }");
+  const ir::Graph& inner = GraphAccess::of(graph);
+  ir::Tensors inputs = random_inputs(inner, 2);
+  for (double& key : inputs.at("k").data) key = 3735928559.0;
+  const ir::Tensors expected = ir::interpret(inner, inputs);
+  double mean = 0.0;
+  for (const double r : expected.at("r").data) {
+    EXPECT_TRUE(r >= 0.0 && r < 1.0);
+    mean += r / 630.0;
+  }
+  EXPECT_NEAR(mean, 0.5, 0.05);
+  for (const int chunks : {0, 3}) {
+    CompileOptions options;
+    options.chunks = chunks;
+    EXPECT_EQ(difference(execute(compile(graph, options), inputs), expected), 0.0);
+  }
+}
+
+TEST(Order, IsRefusedByNameWhereNoKernelIs) {
+  const auto refused = [](const std::string& statement) -> std::string {
+    try {
+      ir::lower(
+          ir::parse("graph g(%x: f32[4, 6], %i: i64[4, 6]) { " + statement + " return y: %y }")
+              .graph,
+          ir::CudaTarget(90));
+    } catch (const Unsupported& e) {
+      return e.what();
+    }
+    return "accepted";
+  };
+  const std::string why =
+      ": no kernel of a GPU runs it; expected a CPU (autochunk: executor=\"python\")";
+  EXPECT_EQ(refused("%y = cumsum %x axis(1) reverse(0)"), "cumsum" + why);
+  EXPECT_EQ(refused("%y, %k = sort %x axis(1) count(2) descending(0)"), "sort" + why);
+  EXPECT_EQ(refused("%y = put %i, %i axis(1) size(3)"), "put of i64" + why);
+  EXPECT_EQ(refused("%y = put %i, %x axis(1) size(3)"), "accepted");
+  EXPECT_EQ(refused("%f = cast %x : i64[4, 6] %y = random %i, %i, %f"), "accepted");
+}
+
+}  // namespace
+}  // namespace logitless::test
