@@ -156,8 +156,9 @@ class LOGITLESS_API CompiledProgram {
   // before and after, time of each pass.
   std::string explain() const;
   std::string report_json() const;
-  // A page with the memory over time, before and after, and what lives at each peak.
-  std::string report_html() const;
+  // A page that stands alone: memory over the instructions, before and after, what lives at each
+  // peak, what each loop saved, work by layer, and with times of profile() those of a run.
+  std::string report_html(const std::vector<InstructionTime>& times = {}) const;
   // The program after the last pass.
   std::string text() const;
 

@@ -25,6 +25,7 @@ namespace logitless {
 
 namespace ir {
 class Graph;
+class Origin;
 struct GradientRequest;
 }  // namespace ir
 
@@ -79,6 +80,21 @@ class LOGITLESS_API Graph {
  private:
   friend struct GraphAccess;
   std::unique_ptr<ir::Graph> ir_;
+};
+
+// While it lives, values that the graph gains are called `name`, after the names of the scopes
+// around it: "layer3.mlp". Reports and the text form say so, and call gradients "d_layer3.mlp".
+// Scopes end in the reverse order, before their graph does.
+class LOGITLESS_API Scope {
+ public:
+  // Letters, digits, _ and dots, no digit or dot first. Throws InvalidArgument.
+  Scope(Graph& graph, std::string_view name);
+  ~Scope();
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+
+ private:
+  std::unique_ptr<ir::Origin> origin_;
 };
 
 // --- One element at a time. Operands of a binary function are broadcast as NumPy's are, and have

@@ -8,6 +8,7 @@
 #include <iostream>
 #include <iterator>
 #include <memory>
+#include <utility>
 
 #include "cli/commands.h"
 #include "cli/output.h"
@@ -43,6 +44,12 @@ struct CompileCommand {
   train::ModelPtr train_model() const;
   Graph graph();
   void choose_device();
+  void check() const;
+  // --dump-after instead of everything else.
+  void dump(const Graph& program);
+  void write_page(const CompiledProgram& compiled, const ProgramTimes& times) const;
+  // Of a step of --model, with what training takes beside it.
+  std::string training_text(const CompiledProgram& compiled) const;
   void run();
 };
 
@@ -165,8 +172,61 @@ std::string profile_table(const std::vector<InstructionTime>& profile) {
   return table.text();
 }
 
-void CompileCommand::run() {
+void CompileCommand::check() const {
   if (profile && repeat == 0) throw UsageError("--profile goes with --time");
+  if (no_epilogues && !on_gpu) throw UsageError("--no-epilogues: is of --device cuda");
+  if (options.dump_after.empty()) return;
+  const std::pair<const char*, bool> others[] = {
+      {"--html", !html.empty()}, {"--json", json}, {"--text", text}, {"--time", repeat > 0}};
+  for (const auto& [name, given] : others) {
+    if (given)
+      throw UsageError(fmt::format("{}: cannot be given beside --dump-after, which stops", name));
+  }
+}
+
+void CompileCommand::dump(const Graph& program) {
+  bool dumped = false;
+  options.dump = [&](std::string_view pass, std::string_view graph_text) {
+    dumped = true;
+    print(fmt::format("# after {}\n{}", pass, graph_text));
+  };
+  compile(program, options);
+  if (!dumped)
+    throw UsageError(
+        fmt::format("--dump-after: there is no pass '{}'; `all` shows them", options.dump_after));
+}
+
+void CompileCommand::write_page(const CompiledProgram& compiled, const ProgramTimes& times) const {
+  write(html, compiled.report_html(times.profile));
+  const std::string line = fmt::format("wrote {}\n", html);
+  if (json || text) {
+    std::fputs(line.c_str(), stderr);
+  } else {
+    print(line);
+  }
+}
+
+std::string CompileCommand::training_text(const CompiledProgram& compiled) const {
+  std::int64_t weights = 0, rounded = 0;
+  for (const train::Parameter& p : train_model()->parameters())
+    weights += p.numel() * static_cast<std::int64_t>(sizeof(float));
+  for (const CompiledProgram::Tensor& t : compiled.parameters())
+    rounded += t.dtype == DType::bf16 ? t.bytes() : 0;
+  const auto total = [&](std::size_t arena) {
+    return format_bytes(static_cast<std::size_t>(4 * weights + rounded) + arena);
+  };
+  return fmt::format(
+      "training step with AdamW: {} of weights, {}as much of gradients and twice "
+      "that of moments: {} in all, {} without loops\n",
+      format_bytes(static_cast<std::size_t>(weights)),
+      rounded > 0
+          ? fmt::format("{} of them in bf16, ", format_bytes(static_cast<std::size_t>(rounded)))
+          : std::string(),
+      total(compiled.arena_bytes()), total(compiled.unchunked_arena_bytes()));
+}
+
+void CompileCommand::run() {
+  check();
   check_writable("--html", html);
   choose_device();
   const Graph program = graph();
@@ -174,29 +234,17 @@ void CompileCommand::run() {
   options.chunk = !no_chunk;
   options.explore = options.chunk && (explain || json || !html.empty());
   options.head_engine = !no_head_engine;
-  if (no_epilogues && !on_gpu) throw UsageError("--no-epilogues: is of --device cuda");
   options.epilogues = !no_epilogues;
   options.threads = static_cast<int>(threads);
-  if (!options.dump_after.empty()) {
-    bool dumped = false;
-    options.dump = [&](std::string_view pass, std::string_view graph_text) {
-      dumped = true;
-      print(fmt::format("# after {}\n{}", pass, graph_text));
-    };
-    compile(program, options);
-    if (!dumped)
-      throw UsageError(
-          fmt::format("--dump-after: there is no pass '{}'; `all` shows them", options.dump_after));
-    return;
-  }
+  if (!options.dump_after.empty()) return dump(program);
   const CompiledProgram compiled = compile(program, options);
-  if (!html.empty()) write(html, compiled.report_html());
   if (text) print(compiled.text());
   ProgramTimes times;
   if (repeat > 0) {
     const auto time = on_gpu ? time_program_on_gpu : time_program;
-    times = time(program, options, static_cast<int>(repeat), profile);
+    times = time(program, options, static_cast<int>(repeat), profile || !html.empty());
   }
+  if (!html.empty()) write_page(compiled, times);
   if (json) {
     auto report = nlohmann::ordered_json::parse(compiled.report_json());
     if (profile) report["profile"] = profile_json(times.profile);
@@ -205,27 +253,8 @@ void CompileCommand::run() {
   } else if (repeat > 0) {
     print(times.text + (profile ? profile_table(times.profile) : ""));
   }
-  if (explain || (html.empty() && !text && !json && repeat == 0)) {
-    print(compiled.explain());
-    if (!model.empty()) {
-      std::int64_t weights = 0, rounded = 0;
-      for (const train::Parameter& p : train_model()->parameters())
-        weights += p.numel() * static_cast<std::int64_t>(sizeof(float));
-      for (const CompiledProgram::Tensor& t : compiled.parameters())
-        rounded += t.dtype == DType::bf16 ? t.bytes() : 0;
-      const auto total = [&](std::size_t arena) {
-        return format_bytes(static_cast<std::size_t>(4 * weights + rounded) + arena);
-      };
-      print(fmt::format(
-          "training step with AdamW: {} of weights, {}as much of gradients and twice "
-          "that of moments: {} in all, {} without loops\n",
-          format_bytes(static_cast<std::size_t>(weights)),
-          rounded > 0
-              ? fmt::format("{} of them in bf16, ", format_bytes(static_cast<std::size_t>(rounded)))
-              : std::string(),
-          total(compiled.arena_bytes()), total(compiled.unchunked_arena_bytes())));
-    }
-  }
+  if (explain || (html.empty() && !text && !json && repeat == 0))
+    print(compiled.explain() + (model.empty() ? "" : training_text(compiled)));
 }
 
 void parse_size(const std::string& text, Bindings& sizes) {
@@ -322,7 +351,9 @@ Command add_compile(CLI::App& app) {
       ->group("Output");
   sub->add_flag("--json", args->json, "print the same as JSON, with the memory over time")
       ->group("Output");
-  sub->add_option("--html", args->html, "write a page with the memory over time, before and after")
+  sub->add_option("--html", args->html,
+                  "write a page: memory over the instructions, loops, work by layer; with --time, "
+                  "measured times")
       ->group("Output");
   sub->add_flag("--text", args->text, "print the compiled program")->group("Output");
   sub->add_option("--dump-after", args->options.dump_after,

@@ -20,7 +20,8 @@ struct CompiledProgram::State {
     double seconds = 0.0;
     int nodes = 0;
   };
-  ir::Graph graph;  // after the last pass
+  ir::Graph graph;            // after the last pass
+  ir::Graph unchunked_graph;  // that `unchunked` was made of
   ir::Program program, unchunked;
   std::shared_ptr<const ir::Backend> backend;  // runs the program
   DeviceLimits device;

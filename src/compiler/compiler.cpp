@@ -161,6 +161,7 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
   });
 
   state->graph = std::move(c.graph);
+  state->unchunked_graph = std::move(c.unchunked_graph);
   state->unchunked = std::move(c.unchunked);
   state->program = std::move(c.program);
   state->regions = std::move(c.regions);

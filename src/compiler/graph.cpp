@@ -2,6 +2,7 @@
 #include "logitless/graph.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <numbers>
 #include <numeric>
@@ -142,6 +143,17 @@ std::vector<std::string> Graph::result_names() const {
   return names;
 }
 std::vector<std::string> Graph::symbols() const { return ir_->symbols(); }
+
+Scope::Scope(Graph& graph, std::string_view name) {
+  ir::Graph& inside = GraphAccess::of(graph);
+  const auto letter = [](char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0; };
+  require(!name.empty() && (letter(name[0]) || name[0] == '_'), "Scope: the name is '", name,
+          "', expected a letter or _ first");
+  const std::string& around = inside.origin_name();
+  origin_ = std::make_unique<ir::Origin>(
+      inside, around.empty() ? std::string(name) : logitless::concat(around, ".", name), "");
+}
+Scope::~Scope() = default;
 
 Value apply(std::string_view function, const std::vector<Value>& operands) {
   ir::Attributes a;

@@ -42,16 +42,14 @@ class Gpt : public Model {
   std::string head() const override { return config_.tied_head ? "wte.weight" : kHeadWeight; }
 
   Value hidden(Network& net) const override {
-    const Value words = take(net.master("wte.weight"), net.tokens());
-    const Value places = slice(net.master("wpe.weight"), 0, 0, net.length());
-    Value x = cast(reshape(words + places, {net.rows(), config_.dim}), config_.activations);
+    Value x = embedded(net);
     for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
+      const Scope scope = net.scope(fmt::format("layer{}", layer));
       const std::string h = fmt::format("h.{}.", layer);
-      x = x + attend(net, norm(net, x, h + "ln_1"), h + "attn.");
-      const Value inner = gelu(linear(net, norm(net, x, h + "ln_2"), h + "mlp.c_fc"));
-      x = x + linear(net, inner, h + "mlp.c_proj");
+      x = net.residual(x, attend(net, norm(net, x, h, "ln_1"), h + "attn."));
+      x = net.residual(x, mlp(net, norm(net, x, h, "ln_2"), h + "mlp."));
     }
-    return norm(net, x, "ln_f");
+    return norm(net, x, "", "ln_f");
   }
 
   std::string config_text() const override {
@@ -92,19 +90,40 @@ class Gpt : public Model {
   }
 
  private:
-  static Value linear(Network& net, Value x, const std::string& name) {
-    return matmul(x, net.weight(name + ".weight")) + net.weight(name + ".bias");
+  Value embedded(Network& net) const {
+    const Scope scope = net.scope("embedding");
+    const Value words = take(net.master("wte.weight"), net.tokens());
+    const Value places = slice(net.master("wpe.weight"), 0, 0, net.length());
+    return cast(reshape(words + places, {net.rows(), config_.dim}), config_.activations);
   }
 
-  Value norm(Network& net, Value x, const std::string& name) const {
-    const Value y =
-        layer_norm(cast(x, DType::f32), net.master(name + ".weight"), net.master(name + ".bias"));
+  // Parameters are called `prefix` and `name`; values `name`, in the scope around.
+  static Value linear(Network& net, Value x, const std::string& prefix, const std::string& name) {
+    const Scope scope = net.scope(name);
+    return matmul(x, net.weight(prefix + name + ".weight")) + net.weight(prefix + name + ".bias");
+  }
+
+  Value norm(Network& net, Value x, const std::string& prefix, const std::string& name) const {
+    const Scope scope = net.scope(name);
+    const Value y = layer_norm(cast(x, DType::f32), net.master(prefix + name + ".weight"),
+                               net.master(prefix + name + ".bias"));
     return cast(y, config_.activations);
   }
 
+  static Value mlp(Network& net, Value x, const std::string& prefix) {
+    const Scope scope = net.scope("mlp");
+    const Value inner = linear(net, x, prefix, "c_fc");
+    const auto activated = [&] {
+      const Scope name = net.scope("gelu");
+      return gelu(inner);
+    };
+    return linear(net, activated(), prefix, "c_proj");
+  }
+
   // Heads lie side by side in the columns of queries, keys and values: [N, D] <-> [B, H, T, D / H].
-  Value attend(Network& net, Value x, const std::string& name) const {
-    const Value qkv = linear(net, x, name + "c_attn");
+  Value attend(Network& net, Value x, const std::string& prefix) const {
+    const Scope scope = net.scope("attn");
+    const Value qkv = linear(net, x, prefix, "c_attn");
     const std::int64_t dim = config_.dim, size = dim / config_.heads;
     const auto part = [&](std::int64_t index) {
       const Value columns = slice(qkv, 1, index * dim, (index + 1) * dim);
@@ -113,7 +132,7 @@ class Gpt : public Model {
     };
     const double scale = 1.0 / std::sqrt(static_cast<double>(size));
     const Value y = attention(part(0), part(1), part(2), scale, /*causal=*/true);
-    return linear(net, reshape(transpose(y, {0, 2, 1, 3}), {net.rows(), dim}), name + "c_proj");
+    return linear(net, reshape(transpose(y, {0, 2, 1, 3}), {net.rows(), dim}), prefix, "c_proj");
   }
 
   GptConfig config_;

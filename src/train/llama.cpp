@@ -80,14 +80,14 @@ class Llama : public Model {
   }
 
   Value hidden(Network& net) const override {
-    const Value words = take(net.master(std::string(kPrefix) + kWords), net.tokens());
-    Value x = cast(reshape(words, {net.rows(), config_.dim}), config_.activations);
+    Value x = embedded(net);
     for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
+      const Scope scope = net.scope(fmt::format("layer{}", layer));
       const std::string h = layer_name(layer);
-      x = x + attend(net, norm(net, x, h + "input_layernorm"), h + "self_attn.");
-      x = x + mlp(net, norm(net, x, h + "post_attention_layernorm"), h + "mlp.");
+      x = net.residual(x, attend(net, norm(net, x, h, "input_layernorm"), h + "self_attn."));
+      x = net.residual(x, mlp(net, norm(net, x, h, "post_attention_layernorm"), h + "mlp."));
     }
-    return norm(net, x, std::string(kPrefix) + "norm");
+    return norm(net, x, kPrefix, "norm");
   }
 
   std::string head() const override {
@@ -114,47 +114,67 @@ class Llama : public Model {
   }
 
  private:
-  // x [N, in] -> [N, out].
-  static Value linear(Network& net, Value x, const std::string& name, bool bias = false) {
-    const Value y = dot(x, net.weight(name + ".weight"), {.contract_a = {1}, .contract_b = {1}});
-    return bias ? y + net.weight(name + ".bias") : y;
+  Value embedded(Network& net) const {
+    const Scope scope = net.scope("embedding");
+    const Value words = take(net.master(std::string(kPrefix) + kWords), net.tokens());
+    return cast(reshape(words, {net.rows(), config_.dim}), config_.activations);
+  }
+
+  // x [N, in] -> [N, out]. Parameters are called `prefix` and `name`; values `name`, in the scope
+  // around.
+  static Value linear(Network& net, Value x, const std::string& prefix, const std::string& name,
+                      bool bias = false) {
+    const Scope scope = net.scope(name);
+    const Value weight = net.weight(prefix + name + ".weight");
+    const Value y = dot(x, weight, {.contract_a = {1}, .contract_b = {1}});
+    return bias ? y + net.weight(prefix + name + ".bias") : y;
   }
 
   // f32, of the last dimension.
   Value scaled(Network& net, Value x, const std::string& name) const {
     return rms_norm(cast(x, DType::f32), net.master(name + ".weight"), config_.epsilon);
   }
-  Value norm(Network& net, Value x, const std::string& name) const {
-    return cast(scaled(net, x, name), config_.activations);
+  Value norm(Network& net, Value x, const std::string& prefix, const std::string& name) const {
+    const Scope scope = net.scope(name);
+    return cast(scaled(net, x, prefix + name), config_.activations);
   }
 
-  static Value mlp(Network& net, Value x, const std::string& name) {
-    const Value gate = linear(net, x, name + "gate_proj"), up = linear(net, x, name + "up_proj");
-    return linear(net, silu(gate) * up, name + "down_proj");
+  static Value gated(Network& net, Value gate, Value up) {
+    const Scope scope = net.scope("silu");
+    return silu(gate) * up;
+  }
+  static Value mlp(Network& net, Value x, const std::string& prefix) {
+    const Scope scope = net.scope("mlp");
+    const Value gate = linear(net, x, prefix, "gate_proj"), up = linear(net, x, prefix, "up_proj");
+    return linear(net, gated(net, gate, up), prefix, "down_proj");
   }
 
   // Heads lie side by side in the columns of a product: [N, H S] -> [B, T, H, S].
-  Value heads_of(Network& net, Value x, const std::string& name, std::int64_t heads) const {
-    const Value y = linear(net, x, name + "_proj", config_.qkv_bias);
+  Value heads_of(Network& net, Value x, const std::string& prefix, const std::string& name,
+                 std::int64_t heads) const {
+    const Value y = linear(net, x, prefix, name + "_proj", config_.qkv_bias);
     return reshape(y, {net.batch(), net.length(), heads, config_.head_size});
   }
   // Queries or keys: turned before the heads move in front of the positions, so that neither this
   // nor its gradient copies.
-  Value turned(Network& net, Value x, const std::string& name, std::int64_t heads) const {
-    Value y = heads_of(net, x, name, heads);
-    if (config_.has_qk_norm()) y = scaled(net, y, name + "_norm");
+  Value turned(Network& net, Value x, const std::string& prefix, const std::string& name,
+               std::int64_t heads) const {
+    Value y = heads_of(net, x, prefix, name, heads);
+    const Scope scope = net.scope(name);
+    if (config_.has_qk_norm()) y = scaled(net, y, prefix + name + "_norm");
     y = cast(rotate(y, net.table(kCos), net.table(kSin), /*axis=*/1), config_.activations);
     return transpose(y, {0, 2, 1, 3});
   }
 
-  Value attend(Network& net, Value x, const std::string& name) const {
-    const Value q = turned(net, x, name + "q", config_.heads);
-    const Value k = turned(net, x, name + "k", config_.kv_heads);
-    const Value v = transpose(heads_of(net, x, name + "v", config_.kv_heads), {0, 2, 1, 3});
+  Value attend(Network& net, Value x, const std::string& prefix) const {
+    const Scope scope = net.scope("attn");
+    const Value q = turned(net, x, prefix, "q", config_.heads);
+    const Value k = turned(net, x, prefix, "k", config_.kv_heads);
+    const Value v = transpose(heads_of(net, x, prefix, "v", config_.kv_heads), {0, 2, 1, 3});
     const double scale = 1.0 / std::sqrt(static_cast<double>(config_.head_size));
     const Value y = transpose(attention(q, k, v, scale, /*causal=*/true), {0, 2, 1, 3});
-    return linear(net, reshape(y, {net.rows(), config_.heads * config_.head_size}), name + "o_proj",
-                  config_.out_bias);
+    return linear(net, reshape(y, {net.rows(), config_.heads * config_.head_size}), prefix,
+                  "o_proj", config_.out_bias);
   }
 
   LlamaConfig config_;

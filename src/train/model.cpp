@@ -23,6 +23,7 @@ Losses losses(Graph& graph, Network& network) {
       reshape(graph.parameter("targets", DType::i64, {network.batch(), network.length()}),
               {network.rows()});
   const Value z = network.logits(network.hidden());
+  const Scope scope = network.scope("loss");
   const Value loss = logsumexp(z, {1}) - pick(z, targets, 1);
   const Value ignored =
       equal(targets, graph.constant(static_cast<double>(kIgnoredTarget), DType::i64));
@@ -80,11 +81,18 @@ Value Network::parameter(const std::string& name, const std::string& of, DType d
 }
 Value Network::master(const std::string& name) { return parameter(name, name, DType::f32); }
 Value Network::weight(const std::string& name) {
+  const Scope weight = scope(name.ends_with(".bias") ? "bias" : "weight");
   return rounded_ ? parameter(rounded_name(name), name, activations_)
                   : cast(master(name), activations_);
 }
 
+Value Network::residual(Value x, Value y) {
+  const Scope sum = scope("residual");
+  return x + y;
+}
+
 Value Network::logits(Value hidden) {
+  const Scope logits = scope("logits");
   return dot(hidden, weight(model_.head()),
              {.contract_a = {1}, .contract_b = {1}, .f32_result = true});
 }

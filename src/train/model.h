@@ -107,6 +107,10 @@ class Network {
   Value master(const std::string& name);    // f32
   Value weight(const std::string& name);    // in the dtype of activations
   Value table(const std::string& name) const { return by_name_.at(name); }
+  // What reports call the values made while it lives: "layer3", in it "mlp".
+  Scope scope(const std::string& name) { return Scope(graph_, name); }
+  // x + y, called "residual".
+  Value residual(Value x, Value y);
 
   // f32 [rows, vocab] of hidden [rows, dim].
   Value logits(Value hidden);

@@ -87,12 +87,35 @@ class CompileTest(unittest.TestCase):
 
     def test_html_and_dump(self):
         page = self.dir / "memory.html"
-        self.assertEqual(self.good(self.file, "--size", "N=1000", "--html", page), "")
-        self.assertIn("<svg", page.read_text())
+        self.assertEqual(self.good(self.file, "--size", "N=1000", "--html", page), f"wrote {page}\n")
+        text = page.read_text()
+        self.assertEqual(text.count("<svg"), 2)
+        for wanted in ("bytes that live while it runs", "instruction, in the order", ">z<", "dot f32[1000, 5000]", "d_h"):
+            self.assertIn(wanted, text)
+        self.assertNotIn("Measured time", text)
+        done = self.run_command(self.file, "--size", "N=1000", "--html", page, "--json", "--time", "1")
+        self.assertEqual(json.loads(done.stdout)["program"], "head")
+        self.assertIn(f"wrote {page}\n", done.stderr)
+        self.assertIn("Measured time", page.read_text())
+        for option in (["--html", page], ["--json"], ["--text"], ["--time", "1"]):
+            self.refused(2, f"{option[0]}: cannot be given beside --dump-after", self.file, "--size", "N=1000", "--dump-after",
+                         "all", *option)
         self.assertIn("# after choose-chunks", self.good(self.file, "--size", "N=1000", "--dump-after", "choose-chunks"))
+
+    def test_places_of_operations(self):
+        program = PROGRAM.replace(" : f32[N, 5000]", ' : f32[N, 5000] @ "loss.py:12"')
+        text = self.good("-", "--size", "N=1000", stdin=program)
+        self.assertIn(" z (dot) f32[1000, 5000], loss.py:12\n", text)
+        text = self.good("-", "--size", "N=1000", "--no-head-engine", "--text", stdin=program)
+        self.assertGreaterEqual(text.count('@ "loss.py:12"\n'), 3)  # the logits and both gradients
+        report = json.loads(self.good("-", "--size", "N=1000", "--json", "--no-head-engine", stdin=program))
+        self.assertIn("loss.py:12", report["regions"][0]["seed"])
+        self.assertEqual(report["before"]["at_peak"][0]["location"], "loss.py:12")
 
     def test_a_model(self):
         text = self.good("--model", "gpt2", "--batch", "1", "--length", "64")
+        self.assertRegex(text, r"layer\d+\.mlp\.\w+")
+        self.assertNotRegex(text, r"\b(dot|mul|add|cast|tanh)\.\d+\b")  # names, not numbers
         self.assertIn("training step with AdamW: 474.", text)
 
     def test_a_gpu_need_not_be_there(self):

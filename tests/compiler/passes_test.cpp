@@ -134,7 +134,7 @@ TEST(Boundaries, AreReportedAndStrictRefusesThem) {
   CompileOptions options;
   options.memory_budget = 1;
   const std::string explain = compile(Graph::parse(text), options).explain();
-  EXPECT_NE(explain.find("boundary: concat %zz f32[1200, 400] cannot be cut along dimension 0"),
+  EXPECT_NE(explain.find("boundary: zz (concat) f32[1200, 400] cannot be cut along dimension 0"),
             std::string::npos)
       << explain;
   options.memory_budget = 0;

@@ -158,6 +158,17 @@ TEST(GptDtypeTest, MasterWeightsGradientsAndLogitsAreF32) {
   EXPECT_EQ(text.find("bf16[8, 11] = dot"), std::string::npos);
 }
 
+TEST(GptNamesTest, ValuesAreCalledByTheirLayer) {
+  const std::string text = build_step(*make_gpt(tiny(false)), 2, 4).text();
+  for (const char* name :
+       {"embedding", "layer0.ln_1", "layer1.attn", "layer1.attn.c_attn.weight", "layer0.mlp.c_fc",
+        "layer1.mlp.gelu", "layer1.residual", "ln_f", "logits", "loss", "d_layer0.mlp.gelu",
+        "d_layer1.attn.c_proj", "d_logits"}) {
+    EXPECT_NE(text.find(std::string("\n  %") + name + " = "), std::string::npos) << name;
+  }
+  EXPECT_EQ(Graph::parse(text).text(), text);
+}
+
 TEST(GptSizesTest, SizesMayBeSymbols) {
   const GptConfig config = tiny(true);
   const Graph graph = build_step(*make_gpt(config), Dim::symbol("B"), Dim::symbol("T"));

@@ -46,6 +46,7 @@ class Node:
     type: Type | None = None
     loop: Loop | None = None
     types: list[Type | None] = field(default_factory=list)  # of several results, where they were looked for
+    location: str = ""  # "loss.py:12", where the traced program said so
 
     def numbers(self, attribute: str) -> list[int]:
         text = self.attributes.get(attribute, "")
@@ -72,6 +73,7 @@ def parse_type(text: str, dtypes: Dtypes) -> Type:
 _STATEMENT = re.compile(r"(%[\w.]+(?:, %[\w.]+)*) = (\w+)(.*)")
 _LOOP = re.compile(r"\s*(\w+) extent\((\d+)\) chunk\((\d+)\) \((.*)\) \{")
 _INPUT = re.compile(r"%([\w.]+) = (\w+) %([\w.]+)(?: axis\((\d+)\) factor\((\d+)\))?")
+_LOCATION = re.compile(r' @ "([^"]*)"$')
 _OUTPUT = re.compile(r"\w+: (\w+) %([\w.]+)(?: axis\((\d+)\) factor\((\d+)\))?")
 
 
@@ -90,8 +92,9 @@ def _statements(lines, dtypes: Dtypes) -> tuple[list[Node], str]:
         if line.startswith("return "):
             next(lines)  # the brace
             return nodes, line.removeprefix("return ")
-        results, op, rest = _STATEMENT.fullmatch(line).groups()
-        node = Node(re.findall(r"%([\w.]+)", results), op, [], {})
+        place = _LOCATION.search(line)
+        results, op, rest = _STATEMENT.fullmatch(line[: place.start()] if place else line).groups()
+        node = Node(re.findall(r"%([\w.]+)", results), op, [], {}, location=place.group(1) if place else "")
         if op == "loop":
             symbol, extent, chunk, inputs = _LOOP.fullmatch(rest).groups()
             first = re.match(r"%([\w.]+)", inputs).group(1)

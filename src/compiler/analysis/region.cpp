@@ -76,10 +76,7 @@ class Grower {
   void boundary(int node, int of, const std::string& why) {
     if (noted_.insert({node, of}).second) region_.boundaries.push_back(why);
   }
-  std::string shown(int node) const {
-    const Node& n = g_.node(node);
-    return concat(title_of(n), n.name.empty() ? "" : " %" + n.name, " ", text_of(n.results[0]));
-  }
+  std::string shown(int node) const { return description_of(g_.node(node)); }
 
   void backward(int node) {
     const Chunked how = region_.nodes.at(node);

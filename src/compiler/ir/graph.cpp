@@ -4,6 +4,7 @@
 #include <array>
 #include <cctype>
 #include <set>
+#include <utility>
 
 #include "compiler/ops/op.h"
 #include "core/check.h"
@@ -16,6 +17,32 @@ std::string text_of(const Type& type) {
 
 std::string_view title_of(const Node& n) {
   return n.op == Op::map ? info_of(n.attributes.function).name : name_of(n.op);
+}
+
+namespace {
+
+// "exp f32[4, N]", with a name before it: "NAME (exp) f32[4, N]".
+std::string title_and_type(const Node& n, const std::string& name) {
+  return name.empty() ? concat(title_of(n), " ", text_of(n.results[0]))
+                      : concat(name, " (", title_of(n), ") ", text_of(n.results[0]));
+}
+
+}  // namespace
+
+std::string description_of(const Node& n) {
+  const std::string& location = n.attributes.location;
+  return title_and_type(n, n.op == Op::parameter ? n.attributes.name : n.name) +
+         (location.empty() ? "" : ", " + location);
+}
+
+std::string kind_of(const Node& n) {
+  const std::size_t dot = n.name.rfind('.');
+  std::string name;
+  for (std::size_t i = 0; i < n.name.size(); ++i) {
+    const bool digit = std::isdigit(static_cast<unsigned char>(n.name[i])) != 0;
+    if (!digit || dot == std::string::npos || i > dot) name += n.name[i];
+  }
+  return title_and_type(n, name);
 }
 
 std::string_view name_of(Reduce kind) {
@@ -32,6 +59,12 @@ void check_name(std::string_view what, std::string_view text) {
   });
   require(ok, what, ": the name '", text, "' is not of letters, digits, _ and .");
 }
+void check_location(std::string_view op, std::string_view text) {
+  const bool ok = std::all_of(text.begin(), text.end(), [](char c) {
+    return static_cast<unsigned char>(c) >= ' ' && c != '"' && c != '\x7f';
+  });
+  require(ok, op, ": the location holds a quote or a control character");
+}
 
 }  // namespace
 
@@ -45,6 +78,9 @@ Value Graph::add(Op op, std::vector<Value> operands, Attributes attributes, std:
   }
   // Sums keep the dtype of what they add unless another one is asked for.
   const bool summing = row_of(op).sums;
+  check_location(name_of(op), attributes.location);
+  if (op != Op::parameter && hint.empty()) hint = origin_name_;
+  if (op != Op::parameter && attributes.location.empty()) attributes.location = origin_location_;
   if (summing && attributes.type.dtype == DType::i8 && !types.empty())
     attributes.type.dtype = types.back()->dtype;
   if (op == Op::parameter && !attributes.name.empty()) check_name("parameter", attributes.name);
@@ -62,6 +98,20 @@ Value Graph::add(Op op, std::vector<Value> operands, Attributes attributes, std:
   nodes_.push_back(
       {op, std::move(operands), std::move(attributes), std::move(results), std::move(hint)});
   return {size() - 1, 0};
+}
+
+Origin::Origin(Graph& graph, std::string name, std::string location)
+    : graph_(graph),
+      name_(std::exchange(graph.origin_name_, std::move(name))),
+      location_(std::exchange(graph.origin_location_, std::move(location))) {
+  if (!graph.origin_name_.empty()) check_name("Origin", graph.origin_name_);
+}
+Origin::Origin(Graph& graph, const Node& node, std::string_view prefix)
+    : Origin(graph, node.name.empty() ? std::string() : concat(prefix, node.name),
+             node.attributes.location) {}
+Origin::~Origin() {
+  graph_.origin_name_ = std::move(name_);
+  graph_.origin_location_ = std::move(location_);
 }
 
 void Graph::add_output(std::string output, Value value) {

@@ -135,6 +135,9 @@ struct Attributes {
   std::shared_ptr<const Loop> loop;
   Head head;
   Epilogue epilogue;  // fused_dot
+  // Where its author wrote it, "loss.py:12", or empty: UTF-8 without quotes and control characters.
+  // It stands here so that whatever copies an operation keeps it; it changes nothing else.
+  std::string location = {};
 };
 
 struct Node {
@@ -145,20 +148,28 @@ struct Node {
   std::string name;  // a hint for printing; may be empty
 };
 
-// "exp", "reduce": what reports and values without a hint call it.
+// "exp", "reduce": what values without a hint are called.
 std::string_view title_of(const Node& node);
+// "layer3.mlp.gelu (tanh) bf16[4, N], loss.py:12": what reports call it.
+std::string description_of(const Node& node);
+// The same for values that differ but in the layer of a network that they belong to: the title, the
+// type, and the name with the numbers before its last dot left out.
+std::string kind_of(const Node& node);
 
 struct Output {
   std::string name;
   Value value;
 };
 
+class Origin;
+
 class Graph {
  public:
   std::string name = "main";
 
-  // Appends a node and returns its first result. Throws InvalidArgument naming the operation, what
-  // was expected and what came.
+  // Appends a node and returns its first result; without a hint or location of its own it has those
+  // of the innermost Origin. Throws InvalidArgument naming the operation, what was expected and
+  // what came.
   Value add(Op op, std::vector<Value> operands, Attributes attributes = {}, std::string hint = {});
   // Result names are unique. Throws InvalidArgument.
   void add_output(std::string output, Value value);
@@ -181,10 +192,30 @@ class Graph {
   std::vector<std::vector<int>> users() const;
   // Symbols of all types.
   std::vector<std::string> symbols() const;
+  // Of the innermost Origin; empty without.
+  const std::string& origin_name() const { return origin_name_; }
 
  private:
+  friend class Origin;
   std::vector<Node> nodes_;
   std::vector<Output> outputs_;
+  std::string origin_name_, origin_location_;
+};
+
+// What a graph's new nodes are called, and where they come from, while it lives: operations that
+// stand for one. The graph stays where it is meanwhile.
+class Origin {
+ public:
+  Origin(Graph& graph, std::string name, std::string location);
+  // As they are at this node: the name after `prefix`, none if it has none.
+  Origin(Graph& graph, const Node& node, std::string_view prefix = {});
+  ~Origin();
+  Origin(const Origin&) = delete;
+  Origin& operator=(const Origin&) = delete;
+
+ private:
+  Graph& graph_;
+  std::string name_, location_;  // before
 };
 
 // A loop over chunks of an axis. The body has a parameter for the number of the first element

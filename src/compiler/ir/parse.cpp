@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kMaxDepth = 16;  // of loops and of parentheses in sizes
 
-enum class TokenKind : std::uint8_t { name, value, number, symbol, end };
+enum class TokenKind : std::uint8_t { name, value, number, quoted, symbol, end };
 struct Token {
   TokenKind kind = TokenKind::end;
   std::string_view text;
@@ -131,11 +131,21 @@ class Parser final : private TextReader {
     } else if (letter(at_)) {
       while (letter(at_) || (at_ < text_.size() && text_[at_] == '.')) ++at_;
       token_.kind = TokenKind::name;
+    } else if (const std::size_t length = quoted(at_); length > 0) {
+      at_ += length;
+      token_.kind = TokenKind::quoted;
     } else {
       ++at_;
       token_.kind = TokenKind::symbol;
     }
     token_.text = text_.substr(begin, at_ - begin);
+  }
+  // Characters of the text in quotes that begins at i, quotes included; 0: none does, or it does
+  // not end in its line.
+  std::size_t quoted(std::size_t i) const {
+    if (text_[i] != '"') return 0;
+    const std::size_t end = text_.find_first_of("\"\n", i + 1);
+    return end == std::string_view::npos || text_[end] != '"' ? 0 : end + 1 - i;
   }
   Token take_token() {
     const Token token = token_;
@@ -258,6 +268,14 @@ class Parser final : private TextReader {
   void define(Scope& scope, const std::string& name, Value value, const Token& at) const {
     if (!scope.emplace(name, value).second) fail(at, concat("%", name, " is defined twice"));
   }
+  // @ "loss.py:12"
+  std::string location() {
+    if (!accept("@")) return {};
+    if (token_.kind != TokenKind::quoted)
+      fail(token_, concat("expected a location in quotes, got ", shown()));
+    const std::string_view text = take_token().text;
+    return std::string(text.substr(1, text.size() - 2));
+  }
   Value append(Graph& graph, Op op, std::vector<Value> operands, Attributes attributes,
                const Token& at, std::string hint = {}) const {
     return guard(at, [&] {
@@ -344,6 +362,7 @@ class Parser final : private TextReader {
       a.type.dtype = declared->dtype;
       if (row->typed) a.type.shape = declared->shape;
     }
+    a.location = location();
     const Value value = append(graph, row->op, std::move(operands), std::move(a), at, hint);
     if (declared && (graph.node(value).results.size() != 1 || graph.type(value) != *declared))
       fail(at, concat(name, " gives ", text_of(graph.type(value)), ", declared is ",
@@ -493,6 +512,7 @@ class Parser final : private TextReader {
     symbol("}");
     Attributes attributes;
     attributes.loop = std::move(loop);
+    attributes.location = location();
     return append(graph, Op::loop, std::move(operands), std::move(attributes), at, hint);
   }
 };

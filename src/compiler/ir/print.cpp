@@ -62,6 +62,7 @@ class Printer {
       } else {
         operation(n);
       }
+      if (!n.attributes.location.empty()) out += concat(" @ \"", n.attributes.location, "\"");
       out += "\n";
     }
   }

@@ -22,6 +22,13 @@ std::vector<Value> gradients_of_operands(Graph& graph, int node, std::vector<Val
   return rule(derivation);
 }
 
+// "d_x" of a value x that has a name.
+std::string name_of_gradient(const Graph& graph, Value of) {
+  const Node& n = graph.node(of);
+  const std::string& name = n.op == Op::parameter ? n.attributes.name : n.name;
+  return name.empty() ? name : "d_" + name;
+}
+
 }  // namespace
 
 std::vector<Value> gradients(Graph& graph, const std::vector<Value>& outputs,
@@ -46,7 +53,7 @@ std::vector<Value> gradients(Graph& graph, const std::vector<Value>& outputs,
   std::map<Value, Value> grads;
   const auto add = [&](Value to, Value part) {
     Value& sum = grads[to];
-    sum = sum.valid() ? map(graph, Function::add, {sum, part}) : part;
+    sum = sum.valid() ? map(graph, Function::add, {sum, part}, name_of_gradient(graph, to)) : part;
   };
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const Type type = graph.type(outputs[i]);
@@ -83,9 +90,16 @@ std::vector<Value> gradients(Graph& graph, const std::vector<Value>& outputs,
     const std::vector<Value> operands = graph.node(id).operands;
     std::vector<bool> wanted;
     for (const Value v : operands) wanted.push_back(active[static_cast<std::size_t>(v.node)]);
+    const Origin origin(graph, graph.node(id), "d_");
+    const int before = graph.size();
     const std::vector<Value> parts = gradients_of_operands(graph, id, results, wanted);
     for (std::size_t i = 0; i < operands.size(); ++i) {
-      if (parts[i].valid() && wanted[i]) add(operands[i], parts[i]);
+      const Value part = parts[i];
+      if (!part.valid() || !wanted[i]) continue;
+      const std::string name = name_of_gradient(graph, operands[i]);
+      if (part.node >= before && graph.node(part).results.size() == 1 && !name.empty())
+        graph.set_hint(part.node, name);
+      add(operands[i], part);
     }
   }
   std::vector<Value> result;

@@ -199,6 +199,7 @@ class Joiner {
 
   int join(int id) {
     const Node& n = g_.node(id);
+    const Origin origin(out_, {}, n.attributes.location);
     const Sum& sum = sums_[static_cast<std::size_t>(id)];
     // A lone pad adds nothing to its operand.
     const bool sees_sign = seen_[static_cast<std::size_t>(id)] && sum.parts.size() > 1;

@@ -118,6 +118,7 @@ class Writer {
       a.head.gradients = false;
       a.head.d_x = a.head.d_w = a.head.d_bias = DType::i8;
     }
+    a.location = g_.node(f.z).attributes.location;
     return out_.add(Op::head, std::move(operands), std::move(a),
                     g_.node(f.z).name.empty() ? "head" : g_.node(f.z).name + ".head");
   }

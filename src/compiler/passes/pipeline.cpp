@@ -32,7 +32,10 @@ void recompute(Compilation& c) {
   c.graph = recompute_cheap(c.graph);
 }
 
-void plan_unchunked(Compilation& c) { c.unchunked = c.program = lower(c.graph, c.target, c.added); }
+void plan_unchunked(Compilation& c) {
+  c.unchunked_graph = c.graph;
+  c.unchunked = c.program = lower(c.graph, c.target, c.added);
+}
 
 bool heads_wanted(const Compilation& c) { return c.chunk && c.head_engine && c.chunks == 0; }
 void call_head_engine(Compilation& c) {

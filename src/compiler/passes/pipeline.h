@@ -25,9 +25,10 @@ struct Compilation {
   std::vector<bool> added = {};  // by output: added to what is there; empty: none
 
   Graph graph = {};
-  Graph written = {};      // as it was before values were computed again
-  Program unchunked = {};  // the program without loops and heads
-  Program program = {};    // what runs
+  Graph written = {};          // as it was before values were computed again
+  Graph unchunked_graph = {};  // without loops and heads
+  Program unchunked = {};      // of that graph
+  Program program = {};        // what runs
   std::vector<ChunkedRegion> regions = {};
   std::vector<std::string> refusals = {};
   std::vector<PlanPoint> plans = {};

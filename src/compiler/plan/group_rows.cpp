@@ -270,6 +270,7 @@ void group_rows(Program& program, const Target& target) {
         };
         RowGroup group = run.loops.take();
         const std::string last = program.instructions[run.members.back()].name;
+        const int node = program.instructions[run.members.back()].node;
         if (const std::int64_t bytes = target.scratch_bytes(group); bytes > 0) {
           Buffer scratch;
           scratch.bytes = scratch.value_bytes = bytes;
@@ -278,7 +279,7 @@ void group_rows(Program& program, const Target& target) {
           program.buffers.push_back(std::move(scratch));
         }
         move(run.before);
-        grouped.push_back({last, std::move(group)});
+        grouped.push_back({last, std::move(group), node});
         move(run.after);
         i = run.end;
         continue;

@@ -255,7 +255,9 @@ Program Lowering::run() {
     if (const auto arrange = row_of(g_.node(id).op).arrange) arrange(*this, id);
   }
   for (int id = 0; id < g_.size(); ++id) {
+    const std::size_t before = p_.instructions.size();
     if (const auto emit = row_of(g_.node(id).op).emit) emit(*this, id);  // else where it is read
+    for (std::size_t i = before; i < p_.instructions.size(); ++i) p_.instructions[i].node = id;
   }
   for (const auto& [output, to] : copies_) copy_to(g_.outputs()[output].value, to);
   if (target_.groups_rows()) group_rows(p_, target_);
@@ -316,6 +318,9 @@ Program lower(const Graph& graph, const Target& target, const std::vector<bool>&
   Program program = lower_as_it_is(with.graph, target, added, order);
   for (Buffer& buffer : program.buffers) {
     if (buffer.node >= 0) buffer.node = with.origin[static_cast<std::size_t>(buffer.node)];
+  }
+  for (Instruction& i : program.instructions) {
+    if (i.node >= 0) i.node = with.origin[static_cast<std::size_t>(i.node)];
   }
   return program;
 }

@@ -182,6 +182,7 @@ struct Instruction {
   std::variant<Pointwise, Gemm, Take, ScatterAdd, Pick, ArgMax, Fill, Attention, LoopRun, HeadRun,
                RowGroup, Put, Scan, Sort>
       what;
+  int node = -1;  // of the graph, that it was written for; -1: none
 };
 
 struct Program {

@@ -1,0 +1,144 @@
+#include "compiler/report/facts.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <variant>
+
+#include "compiler/ir/graph.h"
+#include "compiler/plan/arena.h"
+#include "compiler/plan/describe.h"
+#include "core/check.h"
+#include "logitless/bytes.h"
+
+namespace logitless::report {
+
+using State = CompiledProgram::State;
+
+std::string bytes_text(std::int64_t bytes) {
+  return format_bytes(static_cast<std::size_t>(std::max<std::int64_t>(bytes, 0)));
+}
+
+std::string fixed(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof(text), "%.*f", digits, value);
+  return text;
+}
+std::string seconds_text(double seconds) {
+  if (seconds >= 1.0) return fixed(seconds, 2) + " s";
+  return seconds >= 1e-3 ? fixed(1e3 * seconds, 2) + " ms" : fixed(1e6 * seconds, 1) + " us";
+}
+
+Stage before_loops(const State& state) { return {state.unchunked, state.unchunked_graph}; }
+Stage as_run(const State& state) { return {state.program, state.graph}; }
+
+namespace {
+
+// Of the result that takes so many bytes.
+const ir::Type& type_of(const ir::Node& n, std::int64_t bytes) {
+  for (const ir::Type& type : n.results) {
+    if (ir::bytes_of(type) == bytes) return type;
+  }
+  return n.results[0];
+}
+
+}  // namespace
+
+Peak peak_of(const Stage& stage) {
+  const std::vector<std::int64_t> bytes = ir::live_bytes(stage.program);
+  Peak peak;
+  if (bytes.empty()) return peak;
+  peak.instruction = static_cast<int>(std::max_element(bytes.begin(), bytes.end()) - bytes.begin());
+  peak.bytes = bytes[static_cast<std::size_t>(peak.instruction)];
+  for (const int b : ir::live_at(stage.program, peak.instruction)) {
+    const ir::Buffer& buffer = stage.program.buffers[static_cast<std::size_t>(b)];
+    Live live{buffer.name, {}, {}, buffer.name, buffer.bytes};
+    if (buffer.node >= 0) {
+      const ir::Node& n = stage.graph.node(buffer.node);
+      const std::string type = ir::text_of(type_of(n, buffer.bytes));
+      live.operation = concat(ir::title_of(n), " ", type);
+      live.location = n.attributes.location;
+      if (n.op != ir::Op::parameter && n.name.empty()) live.name.clear();  // "tanh.17" tells less
+      live.text =
+          live.name.empty() ? live.operation : concat(live.name, " (", ir::title_of(n), ") ", type);
+      if (!live.location.empty()) live.text += ", " + live.location;
+    }
+    peak.live.push_back(std::move(live));
+  }
+  return peak;
+}
+
+std::string text_of_instruction(const Stage& stage, std::size_t instruction) {
+  const ir::Instruction& i = stage.program.instructions[instruction];
+  std::string text = concat(i.name, i.name.empty() ? "" : ": ", ir::describe(i));
+  if (i.node < 0) return text;
+  const std::string& location = stage.graph.node(i.node).attributes.location;
+  return location.empty() ? text : concat(text, ", ", location);
+}
+
+std::string what_was_done(const State& s) {
+  const auto has_head = [](const ir::Program& program) {
+    return std::any_of(
+        program.instructions.begin(), program.instructions.end(),
+        [](const ir::Instruction& i) { return std::holds_alternative<ir::HeadRun>(i.what); });
+  };
+  const bool head = has_head(s.program) && !has_head(s.unchunked);
+  std::vector<std::string> parts;
+  if (!s.regions.empty()) parts.emplace_back("loops");
+  if (s.recomputed.values > 0) parts.emplace_back("recomputation");
+  if (head) parts.emplace_back("the head engine");
+  std::string text;
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    text += concat(i == 0 ? "with " : i + 1 < parts.size() ? ", " : " and ", parts[i]);
+  return text;
+}
+
+std::string machine(const State& s) {
+  if (s.device.kind == DeviceKind::cpu)
+    return concat(s.threads, " thread", s.threads > 1 ? "s" : "");
+  const int capability = s.device.compute_capability;
+  return concat("a GPU of compute capability ", capability / 10, ".", capability % 10);
+}
+
+std::vector<std::pair<std::string, std::string>> epilogues(const ir::Program& program) {
+  std::vector<std::pair<std::string, std::string>> list;
+  for (const ir::Instruction& i : program.instructions) {
+    const auto* gemm = std::get_if<ir::Gemm>(&i.what);
+    if (gemm != nullptr && gemm->epilogue.any())
+      list.emplace_back(i.name, ir::text_of(gemm->epilogue));
+    if (const auto* loop = std::get_if<ir::LoopRun>(&i.what)) {
+      const auto inside = epilogues(*loop->body);
+      list.insert(list.end(), inside.begin(), inside.end());
+    }
+  }
+  return list;
+}
+
+namespace {
+
+void add_work(const ir::Program& program, double times, std::vector<Work>& list) {
+  for (const ir::Instruction& i : program.instructions) {
+    if (const auto* loop = std::get_if<ir::LoopRun>(&i.what)) {
+      add_work(*loop->body, times * static_cast<double>(loop->extent / loop->chunk), list);
+      if (loop->tail != nullptr) add_work(*loop->tail, times, list);
+      continue;
+    }
+    const bool gradient = i.name.starts_with("d_");
+    const std::string layer =
+        i.name.substr(gradient ? 2 : 0, i.name.find('.') - (gradient ? 2 : 0));
+    auto found = std::find_if(list.begin(), list.end(),
+                              [&](const Work& work) { return work.layer == layer; });
+    if (found == list.end()) found = list.insert(list.end(), Work{layer});
+    (gradient ? found->backward : found->forward) += times * 0.5 * ir::flops_of(i);
+    found->bytes += times * ir::bytes_moved(i);
+  }
+}
+
+}  // namespace
+
+std::vector<Work> work_by_layer(const ir::Program& program) {
+  std::vector<Work> list;
+  add_work(program, 1.0, list);
+  return list;
+}
+
+}  // namespace logitless::report

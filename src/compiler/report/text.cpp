@@ -1,0 +1,148 @@
+// What was done and why, as text.
+#include <algorithm>
+#include <variant>
+
+#include "compiler/compiled.h"
+#include "compiler/report/facts.h"
+#include "core/check.h"
+#include "logitless/plan.h"
+
+namespace logitless {
+namespace report {
+namespace {
+
+using State = CompiledProgram::State;
+
+std::string region_text(const ir::ChunkedRegion& r) {
+  const std::int64_t rounds = (r.extent + r.chunk - 1) / r.chunk;
+  std::string text =
+      concat("  ", r.seed, r.count > 1 ? concat(" and ", r.count - 1, " alike") : std::string(),
+             "\n    along ", r.cut, ": ", r.extent, " in ", rounds, " chunk",
+             rounds > 1 ? "s" : "", " of ", r.chunk, ", ", r.phases, " phase",
+             r.phases > 1 ? "s" : "", "; arena ", bytes_text(r.before), " -> ", bytes_text(r.after),
+             ", ", bytes_text(r.before - r.after), " saved");
+  if (r.extra_work > 1e-4)
+    text += concat("; ", fixed(100.0 * r.extra_work, 1), " % more multiply-adds");
+  if (r.unit_tangents)
+    text += "\n    gradients are computed for a tangent of 1 and multiplied by it at the end";
+  for (const std::string& b : r.boundaries) text += "\n    boundary: " + b;
+  return text + "\n";
+}
+
+std::string head_text(const std::string& name, const ir::HeadRun& head) {
+  const LossPlan& plan = *head.plan;
+  return concat("  ", name, ": on the head engine, ", name_of(plan.kind), " plan, kernel ",
+                plan.kernel, ", chunks of ", plan.chunk_tokens, " tokens, ", fixed(plan.passes, 1),
+                " passes, workspace ", bytes_text(head.scratch_bytes), "\n");
+}
+
+// "products with epilogues: 24 with bias; 12 with bias, residual"
+std::string epilogues_text(const ir::Program& program) {
+  std::vector<std::pair<std::string, int>> counts;
+  for (const auto& [name, what] : epilogues(program)) {
+    const auto seen = std::find_if(counts.begin(), counts.end(),
+                                   [&what = what](const auto& c) { return c.first == what; });
+    if (seen != counts.end())
+      ++seen->second;
+    else
+      counts.emplace_back(what, 1);
+  }
+  std::string text;
+  for (const auto& [what, count] : counts)
+    text += concat(text.empty() ? "products with epilogues: " : "; ", count, " with ", what);
+  return text.empty() ? text : text + "\n";
+}
+
+std::string peak_text(const std::string& name, const Stage& stage) {
+  constexpr std::size_t kMost = 8;
+  const Peak peak = peak_of(stage);
+  std::string text = concat("peak", name, ", ", bytes_text(peak.bytes));
+  if (peak.instruction >= 0)
+    text += ", at " + text_of_instruction(stage, static_cast<std::size_t>(peak.instruction));
+  text += ":\n";
+  for (std::size_t i = 0; i < std::min(peak.live.size(), kMost); ++i)
+    text += concat("    ", bytes_text(peak.live[i].bytes), "  ", peak.live[i].text, "\n");
+  return text;
+}
+
+std::string memory_text(const State& s, const std::string& after) {
+  std::string text =
+      after.empty() ? concat("arena: ", bytes_text(s.program.arena_bytes), ", no loops")
+                    : concat("arena: ", bytes_text(s.unchunked.arena_bytes), " without loops, ",
+                             bytes_text(s.program.arena_bytes), " ", after);
+  if (s.budget > 0)
+    text += concat(" (budget ", bytes_text(s.budget),
+                   s.bounded_bytes(s.program) <= s.budget ? ", met)" : ", NOT met)");
+  return text + "\n";
+}
+
+std::string recomputed_text(const ir::RecomputedValues& r) {
+  if (r.values == 0) return {};
+  return concat("  ", r.values, " values computed again over the peak, ", bytes_text(r.given_up),
+                " less kept; arena ", bytes_text(r.before), " -> ", bytes_text(r.after), "; ",
+                fixed(100.0 * r.extra_work, 1), " % more multiply-adds\n");
+}
+
+// What other budgets would bring: at most `most` of the plans, the chosen one among them.
+std::string plans_text(const State& s, std::size_t most) {
+  if (s.plans.size() < 2) return {};
+  std::string text = "plans (bytes of values, predicted seconds, multiply-adds):\n";
+  const std::size_t every = (s.plans.size() + most - 1) / most;
+  for (std::size_t i = 0; i < s.plans.size(); ++i) {
+    const PlanPoint& p = s.plans[i];
+    if (!p.chosen && i % every != 0 && i + 1 != s.plans.size()) continue;
+    text += concat(p.chosen ? "  > " : "    ", bytes_text(static_cast<std::int64_t>(p.value_bytes)),
+                   ", ", seconds_text(p.seconds), ", ", p.extra_work < 0.0 ? "" : "+",
+                   fixed(100.0 * p.extra_work, 1), " %: ", p.what, "\n");
+  }
+  return text;
+}
+
+std::string work_text(const State& s, const std::string& after) {
+  std::string more;
+  if (s.program.multiply_adds > s.unchunked.multiply_adds * 1.0001)
+    more =
+        concat(", ", fixed(100.0 * (s.program.multiply_adds / s.unchunked.multiply_adds - 1.0), 1),
+               " % more than without loops");
+  return concat("work: ", fixed(s.program.multiply_adds / 1e9, 3), " G multiply-adds", more,
+                ", predicted ", seconds_text(s.predicted_seconds),
+                after.empty() ? "" : " (" + seconds_text(s.unchunked_seconds) + " without loops)",
+                "; ",
+                bytes_text(static_cast<std::int64_t>(ir::bytes_moved(s.program))),
+                " read and written\n");
+}
+
+}  // namespace
+}  // namespace report
+
+std::string CompiledProgram::text() const { return ir::print(state_->graph); }
+
+std::string CompiledProgram::explain() const {
+  using namespace report;
+  const State& s = *state_;
+  std::int64_t parameter_bytes = 0, result_bytes = 0;
+  for (const Tensor& t : s.parameters) parameter_bytes += t.bytes();
+  for (const Tensor& t : s.results) result_bytes += t.bytes();
+  std::string text = concat(s.graph.name, ": parameters ", bytes_text(parameter_bytes),
+                            ", results ", bytes_text(result_bytes), ", ", machine(s), "\n");
+  const std::string after = what_was_done(s);
+  text += memory_text(s, after) + work_text(s, after);
+  for (const ir::Instruction& i : s.program.instructions) {
+    if (const auto* head = std::get_if<ir::HeadRun>(&i.what)) text += head_text(i.name, *head);
+  }
+  text += epilogues_text(s.program);
+  text += recomputed_text(s.recomputed);
+  for (const ir::ChunkedRegion& r : s.regions) text += region_text(r);
+  text += peak_text(after.empty() ? "" : " without loops", before_loops(s));
+  if (!after.empty()) text += peak_text(" " + after, as_run(s));
+  for (const std::string& r : s.refusals) text += concat("not chunked: ", r, "\n");
+  constexpr std::size_t kMostPlans = 12;
+  text += plans_text(s, kMostPlans);
+  if (!s.search.empty()) text += concat("search: ", s.search, "\n");
+  text += concat("compiled in ", fixed(s.seconds * 1e3, 1), " ms:");
+  for (const State::PassTime& p : s.passes)
+    text += concat(" ", p.name, " ", fixed(p.seconds * 1e3, 1));
+  return text + "\n";
+}
+
+}  // namespace logitless
