@@ -12,6 +12,7 @@
 #include "train/bounds.h"
 #include "train/hugging_face.h"
 #include "train/run.h"
+#include "train/run_log.h"
 #include "train/stop_signals.h"
 
 namespace logitless::cli {
@@ -55,22 +56,11 @@ CLI::Option* add_whole(CLI::App& app, const std::string& name, std::int64_t& val
   return add_integer(app, "--" + name, value, bounds.least, bounds.most, description);
 }
 
-nlohmann::ordered_json to_json(const FarFieldReport& far) {
-  return {{"steps", far.steps},
-          {"dense_steps", far.dense_steps},
-          {"repeated_steps", far.repeated_steps},
-          {"audits", far.audits},
-          {"orders", far.refreshes},
-          {"last_error", far.audits > 0 ? nlohmann::ordered_json(far.last_error) : nullptr},
-          {"worst_kept_error", far.worst_kept_error},
-          {"tau", far.tau},
-          {"mean_kept", far.mean_kept}};
-}
-
-nlohmann::ordered_json device_items(const train::TrainMemory& memory) {
-  nlohmann::ordered_json items = nlohmann::ordered_json::object();
-  for (const train::MemoryItem& item : memory.device) items[item.name] = item.bytes;
-  return items;
+// What the log has of it, and the peak of this process.
+nlohmann::ordered_json memory_json(const train::TrainMemory& memory) {
+  nlohmann::ordered_json json = train::to_json(memory);
+  json["process_peak_bytes"] = process_peak_bytes();
+  return json;
 }
 
 nlohmann::ordered_json to_json(const train::RunReport& report) {
@@ -110,22 +100,9 @@ nlohmann::ordered_json to_json(const train::RunReport& report) {
       {"validations", validations},
       {"tokens_per_second", report.tokens_per_second},
       {"compile_seconds", report.compile_seconds},
-      {"memory",
-       {{"arena_bytes", report.memory.arena},
-        {"unchunked_arena_bytes", report.memory.unchunked_arena},
-        {"parameter_bytes", report.memory.parameters},
-        {"gradient_bytes", report.memory.gradients},
-        {"moment_bytes", report.memory.moments},
-        {"table_bytes", report.memory.tables},
-        {"far_workspace_bytes", report.memory.far_workspace},
-        {"far_peak_bytes", report.memory.far_peak},
-        {"device", device_items(report.memory)},
-        {"device_bytes", train::total_bytes(report.memory.device)},
-        {"device_taken_before_bytes", report.memory.device_taken_before},
-        {"device_taken_bytes", report.memory.device_taken},
-        {"process_peak_bytes", process_peak_bytes()}}},
+      {"memory", memory_json(report.memory)},
       {"far_field",
-       report.far_field ? to_json(*report.far_field) : nlohmann::ordered_json(nullptr)},
+       report.far_field ? train::to_json(*report.far_field) : nlohmann::ordered_json(nullptr)},
       {"far_refusal", report.far_refusal},
       {"stopped_by",
        report.signal != 0 ? nlohmann::ordered_json(train::name_of_signal(report.signal)) : nullptr},
@@ -291,6 +268,8 @@ void TrainCommand::add_files(CLI::App& app) {
   file("--resume", options.resume, "checkpoint to go on from; options not given are its own");
   file("--save", options.save,
        "checkpoint to write at validations and at the end; see --far-field");
+  file("--log", options.log,
+       "JSON lines of the steps, for `logitless report` (default: beside --save, run.log.jsonl)");
   add_parsed(
       app, "--init", "PATH",
       [this](const std::string& path) { options.init = train::weights_path(path); },
@@ -358,6 +337,7 @@ void TrainCommand::run(const CLI::App& app) {
   check_exists("--init", options.init);
   check_writable("--save", options.save);
   check_writable("--export", options.hugging_face);
+  check_writable("--log", options.log);
   for (const char* name : {"export-dtype", "shard-size"}) {
     if (given.count(name) > 0 && options.hugging_face.empty())
       throw UsageError(fmt::format("--{}: is of --export, which was not given", name));

@@ -11,6 +11,7 @@ Command add_plan(CLI::App& app);
 Command add_bench(CLI::App& app);
 Command add_compile(CLI::App& app);
 Command add_train(CLI::App& app);
+Command add_report(CLI::App& app);
 Command add_kernels(CLI::App& app);
 
 }  // namespace logitless::cli

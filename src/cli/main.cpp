@@ -55,7 +55,8 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app, const std
   }
   if (name.empty()) {
     return fmt::format(
-        "{}; expected loss, order, plan, bench, compile, train or kernels (see logitless --help)",
+        "{}; expected loss, order, plan, bench, compile, train, report or kernels (see logitless "
+        "--help)",
         rest.empty() ? "no command was given"
                      : fmt::format("there is no command '{}'", rest.front()));
   }
@@ -95,7 +96,7 @@ int run(int count, char** arguments) {
   try {
     const std::vector<Command> commands = {add_loss(app),   add_order(app),   add_plan(app),
                                            add_bench(app),  add_compile(app), add_train(app),
-                                           add_kernels(app)};
+                                           add_report(app), add_kernels(app)};
     app.footer(kExamples);  // now, or the commands would inherit it
     // Known before the whole line is parsed, so that errors in options can be told with the
     // command's name.

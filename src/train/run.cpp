@@ -1,10 +1,12 @@
 #include "train/run.h"
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <ctime>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -13,9 +15,12 @@
 #include "logitless/context.h"
 #include "logitless/device.h"
 #include "logitless/error.h"
+#include "logitless/memory.h"
 #include "logitless/plan.h"
 #include "logitless/tensor_file.h"
+#include "logitless/version.h"
 #include "train/hugging_face.h"
+#include "train/run_log.h"
 #include "train/stop_signals.h"
 #include "train/text_corpus.h"
 #include "train/tokenizer.h"
@@ -170,10 +175,14 @@ void refuse_same_files(const RunOptions& o) {
   refuse("export", o.hugging_face, "save", o.save);
   refuse("export", o.hugging_face, "resume", o.resume);
   refuse("save", o.save, "init", o.init);
+  refuse("log", o.log, "save", o.save);
+  refuse("log", o.log, "resume", o.resume);
+  refuse("log", o.log, "init", o.init);
   for (const auto& [name, paths] :
        {std::pair{"data", &o.data}, {"val", &o.val}, {"text", &o.text}}) {
     for (const std::string& path : *paths) {
       refuse("save", o.save, name, path);
+      refuse("log", o.log, name, path);
       refuse("export", o.hugging_face, name, path);
     }
   }
@@ -203,6 +212,10 @@ void check_files(const RunOptions& o) {
       throw InvalidArgument(fmt::format("--export: {}", error.what()));
     }
   }
+  if (const std::string log = o.log_path(); !log.empty()) {
+    options_text(o);  // its header has them
+    check("log", log);
+  }
   if (!o.cache.empty()) {
     std::error_code error;
     std::filesystem::create_directories(o.cache, error);
@@ -216,8 +229,13 @@ void check_files(const RunOptions& o) {
 // Steps, with a line now and then, until all are done.
 class Loop {
  public:
-  Loop(const RunOptions& options, Trainer& trainer, RunReport& report, const Say& say)
-      : o_(options), trainer_(trainer), report_(report), say_(say) {}
+  Loop(const RunOptions& options, Trainer& trainer, RunReport& report, RunLog& log, const Say& say)
+      : o_(options),
+        trainer_(trainer),
+        report_(report),
+        log_(log),
+        say_(say),
+        tokens_before_(trainer.windows_read() * options.length) {}
 
  private:
   // What `act` returns; where it finds that the run has diverged, with what is left of it.
@@ -231,6 +249,7 @@ class Loop {
         kept = fmt::format("; '{}' has step {}", o_.save, saved_);
       else if (!o_.save.empty())
         kept = fmt::format("; '{}' was not written", o_.save);
+      log_end(fmt::format("diverged: {}", error.what()));
       throw Error(error.what() + kept);
     }
   }
@@ -248,6 +267,7 @@ class Loop {
       if (look) take(checked([&] { return trainer_.finish_step(); }));
       report_.seconds.push_back(watch.seconds());
       seconds_ += report_.seconds.back();
+      log_steps();
       const std::int64_t known = std::ssize(report_.steps);
       if (known > said_steps_ &&
           (known == 1 || step == o_.steps || since_line_.seconds() > kSecondsBetweenLines))
@@ -260,11 +280,49 @@ class Loop {
     }
     // A checkpoint of a finished run: nothing is left to do but to look at it, and to keep it.
     if (report_.steps.empty()) pause(trainer_.steps_done());
+    log_end(report_.signal != 0 ? name_of_signal(report_.signal) : "done");
     report_.tokens_per_second =
         seconds_ > 0.0 ? static_cast<double>(tokens(std::ssize(report_.steps))) / seconds_ : 0.0;
   }
 
  private:
+  std::int64_t steps_known() const { return report_.first_step + std::ssize(report_.steps); }
+  // Those whose results are known; a GPU's come a step late.
+  void log_steps() {
+    for (; logged_ < std::min(report_.steps.size(), report_.seconds.size()); ++logged_) {
+      const StepResult& r = report_.steps[logged_];
+      const auto done = static_cast<std::int64_t>(logged_) + 1;
+      const double seconds = report_.seconds[logged_];
+      RunLog::Json line = {
+          {"kind", "step"},
+          {"step", report_.first_step + done},
+          {"tokens", tokens_before_ + tokens(done)},
+          {"loss", r.loss},
+          {"lr", r.rate},
+          {"grad_norm", r.norm},
+          {"seconds", seconds},
+          {"tokens_per_second", static_cast<double>(tokens(1)) / std::max(seconds, 1e-9)}};
+      if (const FarFieldHead* far = trainer_.far_field(); far != nullptr)
+        line["far_field"] = to_json(far->report());
+      log_.write(line);
+    }
+  }
+  void log_validation(const RunReport::Validation& v, double seconds) {
+    log_.write({{"kind", "validation"},
+                {"step", v.step},
+                {"loss", v.loss},
+                {"perplexity", std::exp(v.loss)},
+                {"seconds", seconds}});
+  }
+  // Of a run without a step as well, of which only a refusal is worth a line.
+  void log_end(const std::string& reason) const {
+    log_.write({{"kind", "end"},
+                {"step", steps_known()},
+                {"reason", reason},
+                {"memory", to_json(trainer_.memory())},
+                {"process_peak_bytes", process_peak_bytes()}});
+  }
+
   std::int64_t tokens(std::int64_t steps) const {
     return steps * o_.batch * o_.accumulate * o_.length;
   }
@@ -289,7 +347,9 @@ class Loop {
 
   void pause(std::int64_t step) {
     const std::int64_t windows = std::max<std::int64_t>(1, kValidationTokens / o_.length);
+    const Stopwatch watch;
     report_.validations.push_back({step, checked([&] { return trainer_.validate(windows); })});
+    log_validation(report_.validations.back(), watch.seconds());
     const double loss = report_.validations.back().loss;
     say_(fmt::format("step {}: validation loss {:.4f}, perplexity {:.2f}", step, loss,
                      std::exp(loss)));
@@ -317,8 +377,11 @@ class Loop {
   const RunOptions& o_;
   Trainer& trainer_;
   RunReport& report_;
+  RunLog& log_;
   const Say& say_;
-  double seconds_ = 0.0;  // of steps
+  const std::int64_t tokens_before_;
+  std::size_t logged_ = 0;  // of the report's steps
+  double seconds_ = 0.0;    // of steps
   Stopwatch since_line_;
   std::int64_t saved_ = -1;  // the step that --save has, written by this run
   std::int64_t said_steps_ = 0;
@@ -365,6 +428,51 @@ std::unique_ptr<Trainer> make_trainer(const RunOptions& options, const DeviceCho
     train.device = DeviceKind::cpu;
   }
   return std::make_unique<Trainer>(data.model, train, data.train, data.valid);
+}
+
+// The log that a resumed run goes on from: its own, if it has been told which, or that of the
+// checkpoint.
+std::string log_before(const RunOptions& o) {
+  if (o.resume.empty()) return {};
+  std::error_code error;
+  return !o.log.empty() && std::filesystem::exists(o.log, error) ? o.log : log_of(o.resume);
+}
+
+RunLog::Json log_header(const RunOptions& o, const Trainer& trainer, const RunReport& report) {
+  const auto program = RunLog::Json::parse(trainer.program().report_json());
+  const RunLog::Json& after = program["after"];
+  RunLog::Json timeline = RunLog::Json::array();
+  for (const auto& at : after["timeline"]) timeline.push_back(at["bytes"]);
+  const ModelSizes& model = report.model;
+  return {{"kind", "run"},
+          {"format", kLogFormat},
+          {"logitless", version()},
+          {"time", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
+          {"first_step", report.first_step},
+          {"steps", o.steps},
+          {"tokens_per_step", o.batch * o.accumulate * o.length},
+          {"model",
+           {{"type", report.type},
+            {"parameters", report.parameters},
+            {"vocab", model.vocab},
+            {"context", model.context},
+            {"dim", model.dim},
+            {"heads", model.heads},
+            {"layers", model.layers},
+            {"dtype", name_of(model.activations)}}},
+          {"options", RunLog::Json::parse(options_text(o))},
+          {"train_tokens", report.train_tokens},
+          {"held_out_tokens", report.valid_tokens},
+          {"device", report.device == DeviceKind::cuda
+                         ? report.device_name
+                         : fmt::format("CPU, {} threads", report.threads)},
+          {"far_refusal", trainer.far_refusal()},
+          {"memory", to_json(report.memory)},
+          {"program",
+           {{"timeline", timeline},
+            {"at_peak", after["at_peak"]},
+            {"regions", program["regions"]},
+            {"heads", program["heads"]}}}};
 }
 
 }  // namespace
@@ -420,7 +528,9 @@ RunReport run_training(const RunOptions& options, const Say& say) {
     }
   }
   report.first_step = trainer.steps_done();
-  Loop(options, trainer, report, say).run();
+  RunLog log(options.log_path(), log_before(options), say);
+  if (log.wanted()) log.begin(report.first_step, log_header(options, trainer, report));
+  Loop(options, trainer, report, log, say).run();
   report.memory = trainer.memory();
   report.far_refusal = trainer.far_refusal();
   if (const FarFieldHead* far = trainer.far_field(); far != nullptr)

@@ -13,6 +13,7 @@
 #include "train/hugging_face.h"
 #include "train/json_number.h"
 #include "train/llama.h"
+#include "train/run_log.h"
 
 namespace logitless::train {
 namespace {
@@ -210,6 +211,11 @@ void check_options(const RunOptions& o) {
   if (o.length > context) {
     fail(fmt::format("--length: expected at most --context {}, got {}", context, o.length));
   }
+}
+
+std::string RunOptions::log_path() const {
+  if (!log.empty() || save.empty()) return log;
+  return log_of(save);
 }
 
 std::string options_text(const RunOptions& options) {

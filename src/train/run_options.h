@@ -58,6 +58,7 @@ struct RunOptions {
   bool far_both = false;
   // Files
   std::string resume, save, init, hugging_face;
+  std::string log = {};  // empty: beside `save`, if that is there
   SaveOptions export_options;
   // Sample
   std::int64_t sample = 64;  // words; 0: none
@@ -74,6 +75,8 @@ struct RunOptions {
   ModelPtr make_model(std::int64_t words) const;
   TrainOptions train_options() const;
   std::int64_t steps_between_validations() const;
+  // Of the steps; empty: none.
+  std::string log_path() const;
 };
 
 // These throw InvalidArgument naming the option ("--dim: ...") when some do not go together: of

@@ -110,6 +110,7 @@ class Trainer {
                                      const SampleOptions& options);
 
   std::int64_t steps_done() const { return state_.step; }
+  std::int64_t windows_read() const { return state_.windows; }  // by those steps
   std::int64_t parameter_count() const;
   int threads() const { return threads_; }
   TrainMemory memory() const;

@@ -392,7 +392,7 @@ class ErrorTest(CliTest):
         self.assertIn("there is no file", json.loads(done.stdout)["error"])
 
     def test_commands(self):
-        known = "expected loss, order, plan, bench, compile, train or kernels (see logitless --help)"
+        known = "expected loss, order, plan, bench, compile, train, report or kernels (see logitless --help)"
         self.assert_error(run(), 2, f"logitless: no command was given; {known}")
         self.assert_error(run("infer"), 2, f"logitless: there is no command 'infer'; {known}")
         self.assert_error(run("--frob"), 2, "logitless: '--frob' is not an option; see logitless --help")

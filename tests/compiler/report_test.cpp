@@ -195,7 +195,7 @@ TEST(Reports, ShowMeasuredTimes) {
 
 TEST(Reports, DrawTheTradeOfMemoryAgainstTime) {
   EXPECT_EQ(report::trade_off({}), "");
-  const std::vector<report::TradePoint> points = {
+  const std::vector<PlanPoint> points = {
       {2 << 20, 3 << 20, 0.02, 0.0, "no loops"},
       {1 << 20, 1 << 20, 0.03, 0.25, "all <loops>", true}};
   const std::string timed = report::trade_off(points);
@@ -203,7 +203,7 @@ TEST(Reports, DrawTheTradeOfMemoryAgainstTime) {
   EXPECT_NE(timed.find("<td>all &lt;loops&gt; (this one)</td>"), std::string::npos);
   EXPECT_LT(timed.find("<td>all"), timed.find("<td>no loops</td>"));  // by memory
   // Without predictions, multiply-adds are the cost.
-  std::vector<report::TradePoint> untimed = points;
+  std::vector<PlanPoint> untimed = points;
   untimed[0].seconds = 0.0;
   EXPECT_NE(report::trade_off(untimed).find(">more multiply-adds</text>"), std::string::npos);
 }

@@ -1,0 +1,78 @@
+// logitless report: a page to read a training run by.
+#include <fmt/core.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "train/run_page.h"
+#include "train/run_record.h"
+
+namespace logitless::cli {
+namespace {
+
+struct ReportCommand {
+  std::string run_path;
+  std::string out;
+  bool json = false;
+
+  void run();
+};
+
+void write(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file) throw DeviceError(fmt::format("{}: cannot be written", path));
+}
+
+void ReportCommand::run() {
+  check_exists("RUN", run_path);
+  const std::string log = train::log_file(run_path);
+  const std::string page =
+      out.empty() ? std::filesystem::path(log).replace_extension(".html").string() : out;
+  std::error_code error;
+  if (std::filesystem::equivalent(page, log, error))
+    throw UsageError(fmt::format("--out: '{}' is the log, which it would replace", page));
+  check_writable("--out", page);
+  const train::RunRecord record = train::read_run(run_path);
+  write(page, train::run_page(record));
+  if (json) {
+    const auto last = [](const auto& list) {
+      return list.empty() ? nlohmann::ordered_json(nullptr)
+                          : nlohmann::ordered_json(list.back().loss);
+    };
+    print_json({{"page", page},
+                {"steps", record.steps.size()},
+                {"validations", record.validations.size()},
+                {"resumed", record.headers.size() - 1},
+                {"loss", last(record.steps)},
+                {"validation_loss", last(record.validations)},
+                {"torn", record.torn}});
+  } else {
+    print(fmt::format("wrote {}: {} steps, {} validations\n", page, record.steps.size(),
+                      record.validations.size()));
+  }
+}
+
+}  // namespace
+
+Command add_report(CLI::App& app) {
+  CLI::App* sub = app.add_subcommand("report", "A page (HTML) of a training run, from its log");
+  auto args = std::make_shared<ReportCommand>();
+  sub->add_option("RUN", args->run_path,
+                  "log of `logitless train`, or the checkpoint it lies beside")
+      ->required();
+  sub->add_option("--out", args->out, "page to write (default: beside the log, .html)")
+      ->type_name("FILE");
+  sub->add_flag("--json", args->json, "print a JSON object: the page, counts, last losses");
+  sub->footer(
+      "Examples:\n"
+      "  logitless train --save run.safetensors\n"
+      "  logitless report run.safetensors          # writes run.log.html");
+  return {sub, [args] { args->run(); }};
+}
+
+}  // namespace logitless::cli
