@@ -195,7 +195,7 @@ class Drawing {
     double at = kLeft;
     for (const Curve& curve : chart_.curves) {
       if (curve.name.empty()) continue;
-      const double width = 30.0 + kLetter * static_cast<double>(curve.name.size());
+      const double width = 40.0 + kLetter * static_cast<double>(curve.name.size());
       if (legend_lines_ == 0 || (at + width > kWidth - kRight && at > kLeft)) {
         ++legend_lines_;
         at = kLeft;

@@ -13,7 +13,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
   color: var(--ink); background: var(--paper); }
 h1 { margin-bottom: .2rem; } h2 { margin: 2.2rem 0 .4rem; }
 p { margin: .4rem 0; } .note { color: var(--faint); }
-svg { display: block; width: 100%; height: auto; background: var(--panel); border: 1px solid var(--rule); }
+svg { display: block; margin: .4rem 0; width: 100%; height: auto; background: var(--panel); border: 1px solid var(--rule); }
 svg text { font: 12px system-ui, sans-serif; fill: var(--ink); }
 svg .grid { stroke: var(--rule); stroke-width: 1; } svg .axis { stroke: var(--faint); }
 svg .mark { stroke: var(--c1); stroke-dasharray: 5 4; }

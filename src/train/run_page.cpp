@@ -296,8 +296,10 @@ std::string far_section(const RunRecord& r) {
 
 std::string options_section(const RunRecord& r) {
   page::Table table({"option", "value"}, "<<");
-  for (const auto& [name, value] : r.headers.back()["options"].items())
+  for (const auto& [name, value] : r.headers.back()["options"].items()) {
+    if (value == "" || value == Json::array()) continue;  // not given
     table.add({"--" + name, value.is_string() ? value.get<std::string>() : value.dump()});
+  }
   return section("Options") + table.html();
 }
 

@@ -26,8 +26,8 @@ constexpr const char* kHead =
     "  %y = tanh %z : f32[N, 3000] @ \"loss.py:8\"\n"
     "  %l = reduce_lse %y dims(1) : f32[N] @ \"loss.py:9, in \\tail (x)\"\n"
     "  %p = pick %y, %t axis(1) : f32[N]\n"
-    "  %0 = sub %l, %p : f32[N]\n"
-    "  %loss = reduce_sum %0 dims(0) : f32[]\n"
+    "  %4 = sub %l, %p : f32[N]\n"
+    "  %loss = reduce_sum %4 dims(0) : f32[]\n"
     "  return loss: %loss\n"
     "  differentiate loss wrt %h, %w\n"
     "}\n";
@@ -65,7 +65,7 @@ TEST(Locations, ThatAreNoneAreRefusedWithTheirPlace) {
   EXPECT_EQ(refusal(begin + "@ \"a\n\" }"),
             "program:1:37: expected a location in quotes, got '\"'");
   EXPECT_EQ(refusal(begin + "@ \"a\tb\" }"),
-            "program:1:28: exp: the location holds a quote or a control character");
+            "program:1:28: map: the location holds a quote or a control character");
   EXPECT_EQ(refusal(begin + "\"a\" }"), "program:1:35: expected '}', got '\"a\"'");
 }
 

@@ -100,11 +100,10 @@ Value Graph::add(Op op, std::vector<Value> operands, Attributes attributes, std:
   return {size() - 1, 0};
 }
 
-Origin::Origin(Graph& graph, std::string name, std::string location)
-    : graph_(graph),
-      name_(std::exchange(graph.origin_name_, std::move(name))),
-      location_(std::exchange(graph.origin_location_, std::move(location))) {
-  if (!graph.origin_name_.empty()) check_name("Origin", graph.origin_name_);
+Origin::Origin(Graph& graph, std::string name, std::string location) : graph_(graph) {
+  if (!name.empty()) check_name("Origin", name);
+  name_ = std::exchange(graph.origin_name_, std::move(name));
+  location_ = std::exchange(graph.origin_location_, std::move(location));
 }
 Origin::Origin(Graph& graph, const Node& node, std::string_view prefix)
     : Origin(graph, node.name.empty() ? std::string() : concat(prefix, node.name),
