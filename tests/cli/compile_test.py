@@ -97,7 +97,7 @@ class CompileTest(unittest.TestCase):
         self.assertEqual(json.loads(done.stdout)["program"], "head")
         self.assertIn(f"wrote {page}\n", done.stderr)
         self.assertIn("Measured time", page.read_text())
-        for option in (["--html", page], ["--json"], ["--text"], ["--time", "1"]):
+        for option in (["--html", page], ["--text"], ["--time", "1"]):
             self.refused(2, f"{option[0]}: cannot be given beside --dump-after", self.file, "--size", "N=1000", "--dump-after",
                          "all", *option)
         self.assertIn("# after choose-chunks", self.good(self.file, "--size", "N=1000", "--dump-after", "choose-chunks"))
