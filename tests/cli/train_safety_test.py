@@ -127,7 +127,8 @@ class FilesTest(CommandTest):
         other = self.dir / "left.safetensors.tmp"
         other.write_text("kept")
         self.train(*SIZES, *QUIET, "--steps", 1, "--save", save, "--far-field", 0.1)
-        self.assertEqual(sorted(p.name for p in self.dir.glob("left*")), ["left.safetensors", "left.safetensors.tmp"])
+        names = ["left.log.jsonl", "left.safetensors", "left.safetensors.tmp"]
+        self.assertEqual(sorted(p.name for p in self.dir.glob("left*")), names)
 
     def test_a_finished_run_is_written_again(self):
         save, again = self.dir / "finished.safetensors", self.dir / "again.safetensors"
