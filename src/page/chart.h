@@ -14,7 +14,7 @@ enum class Unit : std::uint8_t { number, bytes, seconds, percent };
 std::string text_of(double value, Unit unit);
 
 struct Axis {
-  std::string name;
+  std::string name = {};
   Unit unit = Unit::number;
   bool from_zero = false;
   bool logarithmic = false;  // of positive numbers; others are left out
@@ -49,7 +49,7 @@ struct Mark {
 };
 
 struct Chart {
-  Axis x, y;
+  Axis x = {}, y = {};
   std::vector<Curve> curves = {};
   std::vector<Mark> marks = {};
   double end = 0.0;     // of x, where bars end; 0: at the last point

@@ -234,9 +234,10 @@ std::string trade_off(std::vector<PlanPoint> points) {
     if (p.chosen) taken.points.push_back(at);
     table.add({bytes, time, more, p.what + (p.chosen ? " (this one)" : "")});
   }
-  page::Chart chart{{"arena", Unit::bytes, /*from_zero=*/true},
-                    timed ? page::Axis{"predicted time of a run", Unit::seconds}
-                          : page::Axis{"more multiply-adds", Unit::percent, /*from_zero=*/true}};
+  page::Chart chart;
+  chart.x = {"arena", Unit::bytes, /*from_zero=*/true};
+  chart.y = {"more multiply-adds", Unit::percent, /*from_zero=*/true};
+  if (timed) chart.y = {"predicted time of a run", Unit::seconds};
   chart.curves = {std::move(all), std::move(taken)};
   return section("Memory against time") + page::svg(chart) + table.html();
 }
