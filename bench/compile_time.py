@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Seconds that compiling takes: training steps by the command, and a long function and a Llama by logitless.torch.autochunk.
+"""Seconds that compiling takes: training steps by the command, a long function and a Llama by logitless.torch.autochunk.
 
-    python bench/compile_time.py [--logitless build/src/cli/logitless] [--repeat R]
+    python bench/compile_time.py [--logitless build/src/cli/logitless] [--only command autochunk] [--repeat R]
 
-Compiles without running: GPT-2 XL with a budget and without, 12 layers with the shape of Llama 3.2 1B, and a chain of 1000 operations.
-Each R times; prints the median, and of autochunk the parts of tracing and of all else.
+Compiles without running: GPT-2 XL with a budget and without, 12 layers with the shape of Llama 3.2 1B, and a chain of
+1000 operations with its gradient. Each R times; prints medians by the clock and in processor time, which others on the
+machine disturb less, and what came out.
 """
 import argparse
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -49,28 +51,31 @@ def chain_text():
     return "graph chain(%x: f32[4096, 512], %w: f32[512, 512]) {\n" + "\n".join(lines) + f"\n  return y: %{last}\n  differentiate y wrt %w\n}}\n"
 
 
-def command(arguments, repeat):
-    """Seconds of the process, its start among them, and of compiling as it says."""
-    times, said = [], None
+def timed(run, repeat, who):
+    """Median seconds by the clock and of the processor, and what run() gave last."""
+    clock, worked = [], []
     for _ in range(repeat):
-        start = time.perf_counter()
-        done = subprocess.run(arguments + ["--json"], capture_output=True, text=True)
-        times.append(time.perf_counter() - start)
-        if done.returncode != 0:
-            return None, done.stderr.strip()
-        said = json.loads(done.stdout)
-    return statistics.median(times), said
+        start, before = time.perf_counter(), resource.getrusage(who)
+        made = run()
+        after = resource.getrusage(who)
+        clock.append(time.perf_counter() - start)
+        worked.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return statistics.median(clock), statistics.median(worked), made
 
 
-def chunked(function, args, repeat, **options):
-    """Seconds of the first call's plan."""
-    times = []
-    for _ in range(repeat):
-        made = autochunk(function, **options)
-        start = time.perf_counter()
-        text = made.explain(*args)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times), text
+def command(arguments):
+    """What a run of the command says in its second line: memory without loops and with."""
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    return (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()[-1 if done.returncode else 1]
+
+
+def chunked(function, args, **options):
+    """Plans the function anew; the line of its report about memory."""
+    return autochunk(function, **options).explain(*args).splitlines()[1]
+
+
+def show(what, clock, worked, said):
+    print(f"{what:44} {clock:7.2f} s {worked:7.2f} s   {said}", flush=True)
 
 
 def llama(layers):
@@ -86,37 +91,49 @@ def llama(layers):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--logitless", default="build/src/cli/logitless")
+    parser.add_argument("--only", nargs="+", choices=["command", "autochunk"], default=["command", "autochunk"])
     parser.add_argument("--repeat", type=int, default=3)
     args = parser.parse_args()
+    if "command" in args.only:
+        commands(args)
+    if "autochunk" in args.only:
+        functions(args)
+
+
+def commands(args):
     with tempfile.TemporaryDirectory() as folder:
         config, program = Path(folder) / "config.json", Path(folder) / "chain.ir"
         config.write_text(json.dumps(LLAMA))
         program.write_text(chain_text())
         compile_ = [args.logitless, "compile"]
         gpt = compile_ + ["--model", "gpt2-xl", "--batch", "4", "--length", "1024"]
-        lla = compile_ + ["--model", str(config), "--batch", "4", "--length", "2048"]
+        llama_ = compile_ + ["--model", str(config), "--batch", "4", "--length", "2048"]
         for what, line in {
-            "GPT-2 XL, no budget": gpt,
+            "GPT-2 XL": gpt,
             "GPT-2 XL, 4 GiB": gpt + ["--budget", "4GiB"],
-            "GPT-2 XL, 2500 MiB": gpt + ["--budget", "2500MiB"],
-            "12 Llama layers, no budget": lla,
-            "12 Llama layers, 3 GiB": lla + ["--budget", "3GiB"],
-            f"chain of {OPERATIONS}": compile_ + [str(program)],
-            f"chain of {OPERATIONS}, 24 MiB": compile_ + [str(program), "--budget", "24MiB"],
+            "12 Llama layers": llama_,
+            "12 Llama layers, 3 GiB": llama_ + ["--budget", "3GiB"],
+            "chain": compile_ + [str(program)],
+            "chain, 24 MiB": compile_ + [str(program), "--budget", "24MiB"],
         }.items():
-            seconds, said = command(line, args.repeat)
-            print(f"{what:36} " + (f"{seconds:7.2f} s" if seconds is not None else str(said)), flush=True)
+            show(what, *timed(lambda: command(line), args.repeat, resource.RUSAGE_CHILDREN))
+
+
+def functions(args):
     x, weight = torch.randn(4096, 512), torch.randn(512, 512).requires_grad_()
     loss, tokens = llama(12)
     for executor in ("python", "native"):
         for what, function, given, budget in (
-            (f"chain of {OPERATIONS}", chain, (x, weight), None),
-            (f"chain of {OPERATIONS}, 512 MiB", chain, (x, weight), "512MiB"),
+            ("chain", chain, (x, weight), None),
+            ("chain, 512 MiB", chain, (x, weight), "512MiB"),
             ("12 Llama layers", loss, tokens, None),
             ("12 Llama layers, 128 MiB", loss, tokens, "128MiB"),
         ):
-            seconds, text = chunked(function, given, args.repeat, memory_budget=budget, executor=executor)
-            print(f"autochunk, {executor}: {what:36} {seconds:7.2f} s   {text.splitlines()[1]}", flush=True)
+            found = timed(
+                lambda: chunked(function, given, memory_budget=budget, executor=executor), args.repeat,
+                resource.RUSAGE_SELF,
+            )
+            show(f"autochunk, {executor}: {what}", *found)
 
 
 if __name__ == "__main__":
