@@ -195,9 +195,8 @@ TEST(Reports, ShowMeasuredTimes) {
 
 TEST(Reports, DrawTheTradeOfMemoryAgainstTime) {
   EXPECT_EQ(report::trade_off({}), "");
-  const std::vector<PlanPoint> points = {
-      {2 << 20, 3 << 20, 0.02, 0.0, "no loops"},
-      {1 << 20, 1 << 20, 0.03, 0.25, "all <loops>", true}};
+  const std::vector<PlanPoint> points = {{2 << 20, 3 << 20, 0.02, 0.0, "no loops"},
+                                         {1 << 20, 1 << 20, 0.03, 0.25, "all <loops>", true}};
   const std::string timed = report::trade_off(points);
   EXPECT_NE(timed.find(">predicted time of a run</text>"), std::string::npos);
   EXPECT_NE(timed.find("<td>all &lt;loops&gt; (this one)</td>"), std::string::npos);

@@ -59,10 +59,10 @@ std::string summary(const State& s, const std::string& after) {
       "multiply-adds",
       giga(s.program.multiply_adds) +
           (extra > 1e-4 ? ", " + fixed(100.0 * extra, 1) + " % more than without loops" : ""));
-  facts.add("predicted time", after.empty() ? seconds_text(s.predicted_seconds)
-                                            : concat(seconds_text(s.predicted_seconds), ", ",
-                                                     seconds_text(s.unchunked_seconds),
-                                                     " without loops"));
+  facts.add("predicted time", after.empty()
+                                  ? seconds_text(s.predicted_seconds)
+                                  : concat(seconds_text(s.predicted_seconds), ", ",
+                                           seconds_text(s.unchunked_seconds), " without loops"));
   if (s.recomputed.values > 0)
     facts.add("computed again", concat(s.recomputed.values, " values, ",
                                        bytes_text(s.recomputed.given_up), " less kept"));
@@ -218,8 +218,8 @@ std::string trade_off(std::vector<PlanPoint> points) {
   if (points.empty()) return {};
   std::sort(points.begin(), points.end(),
             [](const PlanPoint& a, const PlanPoint& b) { return a.arena_bytes < b.arena_bytes; });
-  const bool timed = std::all_of(points.begin(), points.end(),
-                                 [](const PlanPoint& p) { return p.seconds > 0.0; });
+  const bool timed =
+      std::all_of(points.begin(), points.end(), [](const PlanPoint& p) { return p.seconds > 0.0; });
   page::Curve all{"programs that no other beats in both", page::Curve::Shape::line_and_dots, 0};
   page::Curve taken{"this one", page::Curve::Shape::dots, 1};
   page::Table table({"arena", "predicted time", "more multiply-adds", "program"}, ">>><");

@@ -17,10 +17,10 @@ std::string region_text(const ir::ChunkedRegion& r) {
   const std::int64_t rounds = (r.extent + r.chunk - 1) / r.chunk;
   std::string text =
       concat("  ", r.seed, r.count > 1 ? concat(" and ", r.count - 1, " alike") : std::string(),
-             "\n    along ", r.cut, ": ", r.extent, " in ", rounds, " chunk",
-             rounds > 1 ? "s" : "", " of ", r.chunk, ", ", r.phases, " phase",
-             r.phases > 1 ? "s" : "", "; arena ", bytes_text(r.before), " -> ", bytes_text(r.after),
-             ", ", bytes_text(r.before - r.after), " saved");
+             "\n    along ", r.cut, ": ", r.extent, " in ", rounds, " chunk", rounds > 1 ? "s" : "",
+             " of ", r.chunk, ", ", r.phases, " phase", r.phases > 1 ? "s" : "", "; arena ",
+             bytes_text(r.before), " -> ", bytes_text(r.after), ", ",
+             bytes_text(r.before - r.after), " saved");
   if (r.extra_work > 1e-4)
     text += concat("; ", fixed(100.0 * r.extra_work, 1), " % more multiply-adds");
   if (r.unit_tangents)
@@ -107,8 +107,7 @@ std::string work_text(const State& s, const std::string& after) {
   return concat("work: ", fixed(s.program.multiply_adds / 1e9, 3), " G multiply-adds", more,
                 ", predicted ", seconds_text(s.predicted_seconds),
                 after.empty() ? "" : " (" + seconds_text(s.unchunked_seconds) + " without loops)",
-                "; ",
-                bytes_text(static_cast<std::int64_t>(ir::bytes_moved(s.program))),
+                "; ", bytes_text(static_cast<std::int64_t>(ir::bytes_moved(s.program))),
                 " read and written\n");
 }
 
