@@ -17,7 +17,8 @@ struct Match {
 
 class HeadFinder {
  public:
-  explicit HeadFinder(const Graph& graph) : g_(graph), users_(graph.users()) {}
+  HeadFinder(const Graph& graph, const std::vector<std::vector<int>>& users)
+      : g_(graph), users_(users) {}
 
   std::optional<FoundHead> at(int dot) const {
     const Node& n = g_.node(dot);
@@ -64,7 +65,7 @@ class HeadFinder {
 
  private:
   const Graph& g_;
-  const std::vector<std::vector<int>> users_;
+  const std::vector<std::vector<int>>& users_;
 
   // The operand of a broadcast along the last dimension.
   Value spreads(Value v) const {
@@ -282,8 +283,9 @@ class Matcher {
 
 }  // namespace
 
-std::optional<FoundHead> find_head(const Graph& graph, int dot) {
-  return HeadFinder(graph).at(dot);
+std::optional<FoundHead> find_head(const Graph& graph, const std::vector<std::vector<int>>& users,
+                                   int dot) {
+  return HeadFinder(graph, users).at(dot);
 }
 
 HeadGradients find_head_gradients(const Graph& graph, const FoundHead& head) {

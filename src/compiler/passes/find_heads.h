@@ -27,8 +27,9 @@ struct Cotangent {
   auto operator<=>(const Cotangent&) const = default;
 };
 
-// The head whose logits begin with node `dot`, if there is one.
-std::optional<FoundHead> find_head(const Graph& graph, int dot);
+// The head whose logits begin with node `dot`, if there is one. users: graph.users().
+std::optional<FoundHead> find_head(const Graph& graph, const std::vector<std::vector<int>>& users,
+                                   int dot);
 
 struct HeadGradients {
   Cotangent d_lse, d_pick;              // invalid: 0

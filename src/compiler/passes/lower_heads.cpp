@@ -126,12 +126,13 @@ class Writer {
 
 class HeadLowering {
  public:
-  HeadLowering(const Graph& graph, std::int64_t workspace)
-      : g_(graph), users_(graph.users()), workspace_(workspace) {}
+  HeadLowering(const Graph& graph, const std::vector<std::vector<int>>& users,
+               std::int64_t workspace)
+      : g_(graph), users_(users), workspace_(workspace) {}
 
   // The graph with the head around this product as one operation, if it is one.
   std::optional<Graph> at(int dot) const {
-    const std::optional<FoundHead> found = find_head(g_, dot);
+    const std::optional<FoundHead> found = find_head(g_, users_, dot);
     if (!found) return std::nullopt;
     Lowered h = described(*found);
     const HeadGradients& to = h.gradients;
@@ -149,7 +150,7 @@ class HeadLowering {
 
  private:
   const Graph& g_;
-  const std::vector<std::vector<int>> users_;
+  const std::vector<std::vector<int>>& users_;
   const std::int64_t workspace_;
 
   Lowered described(const FoundHead& found) const {
@@ -278,11 +279,13 @@ class HeadLowering {
 
 Graph lower_heads(const Graph& graph, std::int64_t workspace, std::int64_t least_logits) {
   Graph current = graph;
+  std::vector<std::vector<int>> users = current.users();
   for (int id = 0; id < current.size(); ++id) {
     if (current.node(id).op != Op::dot || bytes_of(current.node(id).results[0]) < least_logits)
       continue;
-    if (std::optional<Graph> lowered = HeadLowering(current, workspace).at(id)) {
+    if (std::optional<Graph> lowered = HeadLowering(current, users, workspace).at(id)) {
       current = std::move(*lowered);
+      users = current.users();
       id = -1;  // numbers have changed
     }
   }
