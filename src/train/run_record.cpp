@@ -163,10 +163,13 @@ class Reader {
       fail(fmt::format("step {} stands after step {}", s.step, record_.steps.back().step));
     if (json.contains("far_field")) {
       const Json& far = object(json, "far_field");
-      s.far = RunRecord::Far{whole(far, "steps"), whole(far, "dense_steps"),
-                             whole(far, "repeated_steps"), whole(far, "orders"),
-                             real(far, "mean_kept")};
-      if (!field(far, "last_error").is_null()) s.far->last_error = real(far, "last_error");
+      RunRecord::Far& f = s.far.emplace();
+      f.steps = whole(far, "steps");
+      f.dense_steps = whole(far, "dense_steps");
+      f.repeated_steps = whole(far, "repeated_steps");
+      f.orders = whole(far, "orders");
+      f.mean_kept = real(far, "mean_kept");
+      if (!field(far, "last_error").is_null()) f.last_error = real(far, "last_error");
     }
     record_.steps.push_back(std::move(s));
   }

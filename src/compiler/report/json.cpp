@@ -109,7 +109,7 @@ Json recomputed(const ir::RecomputedValues& r) {
           {"extra_work", r.extra_work}};
 }
 
-Json plans(const State& s) {
+Json plans_json(const State& s) {
   Json list = Json::array();
   for (const PlanPoint& p : s.plans) {
     list.push_back({{"value_bytes", p.value_bytes},
@@ -137,7 +137,7 @@ std::string CompiledProgram::report_json() const {
               {"seconds", s.seconds},
               {"before", memory(before_loops(s), s.unchunked_seconds)},
               {"after", memory(as_run(s), s.predicted_seconds)},
-              {"plans", plans(s)},
+              {"plans", plans_json(s)},
               {"search", s.search},
               {"regions", regions(s)},
               {"heads", heads(s.program)},

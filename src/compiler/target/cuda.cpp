@@ -106,8 +106,9 @@ std::string CudaTarget::refuse(const Instruction& instruction) const {
     return concat(scan->kind == Reduce::lse ? "cumlse" : "cumsum", no_kernel);
   if (std::holds_alternative<Sort>(instruction.what)) return concat("sort", no_kernel);
   if (const auto* put = std::get_if<Put>(&instruction.what))
-    return is_float(put->out.dtype) ? rank(put->out)
-                                    : concat("put of ", name_of(put->out.dtype), no_kernel);
+    return put->out.dtype == DType::f32 || put->out.dtype == DType::f64
+               ? rank(put->out)
+               : concat("put of ", name_of(put->out.dtype), no_kernel);
   if (const auto* fill = std::get_if<Fill>(&instruction.what)) return rank(fill->out);
   return {};
 }
