@@ -62,6 +62,10 @@ class Writer:
         self.puts: dict[str, Put] = {}
         self.sums: dict[str, tuple[str, Value, Value]] = {}  # operands of each add and sub
         self.repeats: dict[str, tuple[Value, tuple[int, ...]]] = {}  # of each broadcast: operand and dims
+        self.distinct: dict[str, int] = {}  # indices that differ along this dimension
+        self.seed: Value | None = None  # i64 [2], an input: the key of random numbers
+        self.keys: list[Value] = []  # its words, once something reads them
+        self.drawn = 0  # operations before the one being lowered that draw random numbers
         self.op = ""  # what is being lowered, for errors
         self.place = ""  # the line of the user's code that it comes from, if that is known
         self.places: dict[str, str] = {}  # the same of each value
@@ -109,6 +113,8 @@ class Writer:
         for dtype, shape in types:
             self.type(dtype, shape)
         names = [self.fresh(f"{self.hint}_{i}") for i in range(len(types))]
+        if self.place:
+            self.places.update((name, self.place) for name in names)
         self.lines.append(f"  {', '.join(f'%{name}' for name in names)} = {text} {written}{attributes}")
         return [Value(name, dtype, tuple(shape)) for name, (dtype, shape) in zip(names, types)]
 
@@ -428,7 +434,10 @@ class Writer:
         return self.emit("pick", [v, index], v.dtype, index.shape, f" axis({axis})")
 
     def put(self, index: Value, updates: Value, size: int, axis: int) -> Value:
-        """Updates, of the index's shape, added at it to zeros of this size along the axis. Every index is inside."""
+        """Updates, of the index's shape, added at it to zeros of this size along the axis. Every index is inside,
+        or its update 0."""
+        if updates.dtype == self.dtypes.i8:
+            return self.cast(self.put(index, self.cast(updates, self.dtypes.i32), size, axis), updates.dtype)
         shape = [size if d == axis else s for d, s in enumerate(index.shape)]
         made = self.emit("put", [index, updates], updates.dtype, shape, f" axis({axis}) size({size})")
         self.puts[made.name] = Put(axis, index, updates)
@@ -440,6 +449,34 @@ class Writer:
         whole = self.broadcast_dims(index, shape, dims)
         return self.map("eq", [self.iota(shape, axis, index.dtype), whole], self.dtypes.i8)
 
+    def random_keys(self) -> list[Value]:
+        """Both words of the key."""
+        if self.seed is None:
+            raise self.refuse("random numbers have no form in a tensor program here")
+        if not self.keys:
+            self.keys = [self.reshape(self.slice(self.seed, 0, i, i + 1), ()) for i in range(2)]
+        return self.keys
+
+    # --- order
+    def flip(self, v: Value, axis: int) -> Value:
+        if v.number is not None or v.shape[axis] == 1:
+            return v
+        return self.emit("flip", [v], v.dtype, v.shape, f" axis({axis})")
+
+    def scan(self, kind: str, v: Value, axis: int, reverse: bool = False) -> Value:
+        """cumsum or cumlse along an axis; of 16 bit in f32."""
+        wide = self.cast(v, self.dtypes.wide(v.dtype))
+        made = self.emit(kind, [wide], wide.dtype, v.shape, f" axis({axis}) reverse({int(reverse)})")
+        return self.cast(made, v.dtype)
+
+    def sort(self, v: Value, axis: int, count: int, descending: bool) -> tuple[Value, Value]:
+        """The first `count` along an axis in order, and their indices."""
+        shape = [count if d == axis else s for d, s in enumerate(v.shape)]
+        attributes = f" axis({axis}) count({count}) descending({int(descending)})"
+        values, index = self.emit_all("sort", [v], [(v.dtype, shape), (self.dtypes.i64, shape)], attributes)
+        self.distinct[index.name] = axis
+        return values, index
+
     def take(self, table: Value, index: Value) -> Value:
         return self.emit("take", [table, index], table.dtype, [*index.shape, *table.shape[1:]])
 
@@ -447,6 +484,48 @@ class Writer:
         shape = [rows, *updates.shape[index.rank :]]
         made = self.emit("scatter_add", [index, updates], self.dtypes.wide(updates.dtype), shape, f" rows({rows})")
         return self.cast(made, updates.dtype)
+
+
+# Giles, "Approximating the erfinv function": of w = -log(1 - x^2), around 2.5 and of its root around 3.
+_NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087)
+_NEAR += (-0.00125372503, -0.00417768164, 0.246640727, 1.50140941)
+_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773)
+_FAR += (-0.0076224613, 0.00943887047, 1.00167406, 2.83297682)
+
+
+def inverse_erf(w: Writer, x: Value) -> Value:
+    """Of f32 to its rounding; of f64 with two of Newton's steps."""
+
+    def polynomial(at, coefficients):
+        made = w.number(coefficients[0], at.dtype)
+        for c in coefficients[1:]:
+            made = w.add(w.mul(made, at), w.number(c, at.dtype))
+        return made
+
+    def number(n):
+        return w.number(n, x.dtype)
+
+    log = w.map("neg", [w.map("log1p", [w.map("neg", [w.mul(x, x)], x.dtype)], x.dtype)], x.dtype)
+    near = polynomial(w.sub(log, number(2.5)), _NEAR)
+    far = polynomial(w.sub(w.map("sqrt", [log], x.dtype), number(3)), _FAR)
+    made = w.mul(w.map("select", [w.map("lt", [log, number(5)], w.dtypes.i8), near, far], x.dtype), x)
+    for _ in range(2 if x.dtype == w.dtypes.f64 else 0):
+        off = w.sub(w.map("erf", [made], x.dtype), x)
+        made = w.sub(made, w.mul(w.scaled(off, math.sqrt(math.pi) / 2), w.map("exp", [w.mul(made, made)], x.dtype)))
+    size = w.map("abs", [x], x.dtype)
+    ends = w.div(x, number(0))  # 1 and -1
+    return w.map("select", [w.map("eq", [size, number(1)], w.dtypes.i8), ends, made], x.dtype)
+
+
+def rounded(w: Writer, x: Value) -> Value:
+    """To the nearest whole number, a half to the even one."""
+    below = w.map("floor", [x], x.dtype)
+    half = w.map("floor", [w.scaled(below, 0.5)], x.dtype)
+    odd = w.map("ne", [below, w.scaled(half, 2)], w.dtypes.i8)
+    over, middle = w.sub(x, below), w.number(0.5, x.dtype)
+    tie = w.map("logical_and", [w.map("eq", [over, middle], w.dtypes.i8), odd], w.dtypes.i8)
+    up = w.map("logical_or", [w.map("gt", [over, middle], w.dtypes.i8), tie], w.dtypes.i8)
+    return w.map("select", [up, w.add(below, w.number(1, x.dtype)), below], x.dtype)
 
 
 def _list(numbers: Sequence[int]) -> str:

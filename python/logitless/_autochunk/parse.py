@@ -82,11 +82,36 @@ def parse(text: str, dtypes: Dtypes) -> Graph:
     head = next(lines)
     listed = head[head.index("(") + 1 : head.rindex(")")]
     parameters = [(n, parse_type(t, dtypes)) for n, t in re.findall(r"%([\w.]+): (\w+\[[^\]]*\])", listed)]
-    nodes, last = _statements(lines, dtypes)
+    nodes, last = _statements(lines, dtypes, dict(parameters))
     return Graph(parameters, nodes, re.findall(r"([\w.]+): %([\w.]+)", last))
 
 
-def _statements(lines, dtypes: Dtypes) -> tuple[list[Node], str]:
+def _of_sort(node: Node, operand: Type, dtypes: Dtypes) -> list[Type]:
+    """Of the values and of the indices."""
+    [axis] = node.numbers("axis")
+    shape = tuple(node.attributes["count"] if d == axis else s for d, s in enumerate(operand.shape))
+    return [Type(operand.dtype, shape), Type(dtypes.i64, shape)]
+
+
+def _entering(slot: Slot, symbol: str, known: dict[str, Type]) -> Type | None:
+    """A loop's input as its body has it."""
+    type_ = known.get(slot.outer)
+    if slot.kind == "whole" or type_ is None:
+        return type_
+    size = symbol if slot.factor == 1 else f"{slot.factor} * {symbol}"
+    return Type(type_.dtype, tuple(size if d == slot.axis else s for d, s in enumerate(type_.shape)))
+
+
+def _leaving(slot: Slot, loop: Loop, known: dict[str, Type]) -> Type | None:
+    type_ = known.get(slot.name)
+    if slot.kind != "stack" or type_ is None:
+        return type_
+    size = str(loop.extent * slot.factor)
+    return Type(type_.dtype, tuple(size if d == slot.axis else s for d, s in enumerate(type_.shape)))
+
+
+def _statements(lines, dtypes: Dtypes, known: dict[str, Type | None]) -> tuple[list[Node], str]:
+    """known: types of values, to which those of the statements are added."""
     nodes = []
     for line in lines:
         if line.startswith("return "):
@@ -99,18 +124,28 @@ def _statements(lines, dtypes: Dtypes) -> tuple[list[Node], str]:
             symbol, extent, chunk, inputs = _LOOP.fullmatch(rest).groups()
             first = re.match(r"%([\w.]+)", inputs).group(1)
             entering = [Slot(n, k, o, int(a or 0), int(f or 1)) for n, k, o, a, f in _INPUT.findall(inputs)]
-            body, last = _statements(lines, dtypes)
+            inner = {slot.name: _entering(slot, symbol, known) for slot in entering}
+            inner[first] = Type(dtypes.i64, ())
+            body, last = _statements(lines, dtypes, inner)
             leaving = [
                 Slot(v, k, outer, int(a or 0), int(f or 1))
                 for (k, v, a, f), outer in zip(_OUTPUT.findall(last), node.results)
             ]
             node.loop = Loop(symbol, int(extent), int(chunk), first, entering, leaving, body)
             node.operands = [slot.outer for slot in entering]
+            known.update((slot.outer, _leaving(slot, node.loop, inner)) for slot in leaving)
         else:
             if " : " in rest:
                 rest, type_ = rest.rsplit(" : ", 1)
                 node.type = parse_type(type_, dtypes)
             node.attributes = dict(re.findall(r"(\w+)\(([^)]*)\)", rest))
             node.operands = re.findall(r"%([\w.]+)", rest)
+            if node.type is not None:
+                known[node.results[0]] = node.type
+            elif node.op == "sort":
+                node.types = _of_sort(node, known[node.operands[0]], dtypes)
+                known.update(zip(node.results, node.types))
+            elif node.op.startswith("attention"):  # its result, or gradients: as its first operands
+                known.update(zip(node.results, map(known.get, node.operands[: 1 if node.op == "attention" else 3])))
         nodes.append(node)
     raise ValueError("the program has no return")

@@ -14,7 +14,7 @@ UNARY = {"abs", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf"}
 UNARY |= {"sigmoid", "sin", "cos", "floor", "sign"}
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**"}
 COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "logical_and": "&", "logical_or": "|"}
-MAPS = {*UNARY, *INFIX, *COMPARE, "neg", "max", "min", "logical_not", "select"}
+MAPS = {*UNARY, *INFIX, *COMPARE, "neg", "max", "min", "logical_not", "select", "random"}
 
 
 @dataclass(frozen=True)

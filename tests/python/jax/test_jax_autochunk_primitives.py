@@ -241,20 +241,19 @@ def test_precision_is_kept():
 @pytest.mark.parametrize(
     ("fn", "named"),
     [
-        (lambda x: jnp.sort(x).sum(), r"sort\(float32\[4, 6\]\)"),
-        (lambda x: jnp.cumsum(x, 1).sum(), r"cumsum\(float32\[4, 6\]\)"),
-        (lambda x: jax.lax.scan(lambda c, r: (c + r, c), x[0], x)[0].sum(), r"scan\(float32\[6\], float32\[4, 6\]\)"),
+        (lambda x: jax.lax.sort((x, x * 2), num_keys=2)[0].sum(), r"sort\(float32\[4, 6\], .*: a sort by 2 keys"),
+        (lambda x: jax.lax.cummax(x, 1).sum(), r"cummax\(float32\[4, 6\]\)"),
+        (lambda x: jax.lax.fori_loop(0, 65, lambda i, c: c * 2, x).sum(), r"scan\(.*expected at most 64 rounds"),
         (lambda x: x * jax.random.uniform(jax.random.key(0)), r"random_\w+\("),
         (lambda x: jnp.abs(x.astype("complex64")).sum(), r"complex64"),
         (lambda x: x.astype("int8").sum(), r"convert_element_type\(float32\[4, 6\]\): dtype int8"),
         (lambda x: x[x > 0].sum(), r"needs the values of an array"),
         (lambda x: x * float(x.sum()), r"needs the values of an array"),
-        (lambda x: jax.lax.slice(x, (0, 0), (4, 6), (2, 1)), r"slice\(float32\[4, 6\]\): a slice with steps \(2, 1\)"),
-        (lambda x: jnp.flip(x).sum(), r"rev\(float32\[4, 6\]\)"),
+        (lambda x: jnp.convolve(x[0], x[1]), r"conv_general_dilated\(.*expected a sum of products"),
         (lambda x: jnp.prod(x), r"reduce_prod\(float32\[4, 6\]\)"),
         (lambda x: jnp.bitwise_and(x.astype(int), 3).sum(), r"and\(int32\[4, 6\], int32\[\]\): bits of int32"),
     ],
-    ids="sort cumsum scan random complex int8 mask item step flip prod bits".split(),
+    ids="keys cummax scan random complex int8 mask item conv prod bits".split(),
 )
 def test_refusals_name_the_primitive(fn, named):
     with pytest.raises(NotImplementedError, match=named) as raised:
@@ -269,23 +268,23 @@ def test_a_gradient_that_is_refused():
     def odd(x):
         return x * 2
 
-    odd.defvjp(lambda x: (x * 2, None), lambda _, g: (jnp.flip(g),))
+    odd.defvjp(lambda x: (x * 2, None), lambda _, g: (jax.lax.cummax(g),))
     x = random(4, 6)
     fn = lambda x: odd(x).var()  # noqa: E731
     assert relative_error(autochunk(fn)(x), fn(x)) <= 1e-6
-    with pytest.raises(Unsupported, match="rev"):
+    with pytest.raises(Unsupported, match="cummax"):
         jax.grad(autochunk(fn))(x)
     chunked = autochunk(fn, unsupported="run")
-    with pytest.warns(UserWarning, match="runs unchunked: .*rev"):
+    with pytest.warns(UserWarning, match="runs unchunked: .*cummax"):
         found = jax.jit(jax.grad(chunked))(x)
-    assert relative_error(found, jax.grad(fn)(x)) <= 1e-6 and "rev" in chunked.explain()
+    assert relative_error(found, jax.grad(fn)(x)) <= 1e-6 and "cummax" in chunked.explain()
 
 
 def test_unsupported_can_run_unchunked():
-    chunked = autochunk(lambda x: jnp.sort(x).sum(), unsupported="run")
-    with pytest.warns(UserWarning, match=r"runs unchunked: .*sort"):
+    chunked = autochunk(lambda x: jax.lax.cummax(x).sum(), unsupported="run")
+    with pytest.warns(UserWarning, match=r"runs unchunked: .*cummax"):
         assert chunked(jnp.ones((2, 3))) == 6
-    assert "sort" in chunked.explain()
+    assert "cummax" in chunked.explain()
     with pytest.raises(RuntimeError, match="runs unchunked"):
         chunked.source()
 

@@ -22,7 +22,7 @@ from logitless.jax._autochunk import native
 from logitless.jax._autochunk.dtypes import DTYPES
 from logitless.jax._autochunk.program import to_text
 from logitless.jax._autochunk.source import to_source
-from logitless.jax._autochunk.trace import ARRAY, Program, floating, is_array, trace, trace_gradients
+from logitless.jax._autochunk.trace import ARRAY, Program, floating, is_array, key_words, trace, trace_gradients
 
 
 def _precision_text(precision) -> str:
@@ -65,8 +65,10 @@ class Run:
     captured: dict[str, jax.Array]
     function: Callable
     axes: frozenset[str]  # of a shard_map, that arrays vary over
+    keys: dict[str, Callable]  # words of keys that random numbers are drawn with, from the inputs
 
     def __call__(self, named: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
+        named = {**named, **{name: words(named) for name, words in self.keys.items()}}
         named = _ffi.varying({**self.captured, **named}, self.axes)
         made = self.function(*(named[p] for p in self.compiled.parameters))
         return tuple(_ffi.varying(dict(enumerate(made)), self.axes).values())
@@ -190,14 +192,26 @@ class Call:
         names = dict(zip(program.inputs, self.names))
         names.update((ref, f"tangent{i}") for i, ref in enumerate(program.inputs[len(self.names) :]))
         names.update((ref, f"constant{i}") for i, ref in enumerate(program.captured))
+        names.update((ref, f"random_key{i}") for i, ref in enumerate(program.keys))
         return names
+
+    def _keys(self, program: Program, read: Sequence[str]) -> dict[str, Callable]:
+        """Of the words that a program reads: how they come from its inputs, by name."""
+        inputs, names = dict(zip(program.inputs, self.names)), self._names(program)
+
+        def words(key, named):
+            return key_words(program, key, {ref: named[own] for ref, own in inputs.items()})
+
+        found = {names[ref]: key for ref, key in program.keys.items()}
+        return {own: functools.partial(words, key) for own, key in found.items() if own in read}
 
     def _compiled(self, program: Program, results: list, name: str, ones=()) -> Run:
         names = self._names(program)
         text = to_text(program, names, results, ones, name, self.limits.native)
         of_name = {own: jax.ShapeDtypeStruct(ref.shape, ref.dtype) for ref, own in names.items()}
         inputs = [of_name[p] for p in text.parameters]
-        captured = {names[ref]: array for ref, array in program.captured.items()}
+        captured = {names[ref]: array for ref, array in program.captured.items() if names[ref] in text.parameters}
+        keys = self._keys(program, text.parameters)
         if self.limits.native:
             made = compile_text(
                 text.text,
@@ -210,7 +224,7 @@ class Call:
                 text.places,
             )
             made.threads = max(_ffi.threads_of(made.request.machine.device), 1)
-            return Run(made, captured, _once(jax.jit(made.function)), self.axes)
+            return Run(made, captured, _once(jax.jit(made.function)), self.axes, keys)
         measured: dict[str, int | None] = {}
 
         def emit(compiled):
@@ -222,7 +236,7 @@ class Call:
             return to_source(compiled.text, name, precision, sorted(self.axes)) if self.axes else source, taken
 
         made = compile_text(text.text, name, text.parameters, emit, self.limits, places=text.places)
-        return Run(made, captured, _once(jax.jit(made.function)), self.axes)
+        return Run(made, captured, _once(jax.jit(made.function)), self.axes, keys)
 
     def _make(self, wanted: tuple[bool, ...]) -> Plan:
         joint, sources = None, []

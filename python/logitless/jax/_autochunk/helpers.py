@@ -2,6 +2,31 @@
 
 # An index outside of its range, which one counted from the first element of a chunk often is, gives 0.
 HELPERS = {
+    "_random": '''
+def _random(key0, key1, counter):
+    """Numbers in [0, 1) by counter: Threefry-2x32 of 20 rounds, both words together."""
+    counter = jnp.asarray(counter)
+    high = (counter >> 32).astype(jnp.uint32) if counter.dtype == jnp.int64 else jnp.uint32(0)
+    keys = [key0.astype(jnp.uint32), key1.astype(jnp.uint32)]
+    keys.append(keys[0] ^ keys[1] ^ jnp.uint32(0x1BD11BDA))
+    x, y = high + keys[0], counter.astype(jnp.uint32) + keys[1]
+    for group in range(5):
+        for by in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
+            x = x + y
+            y = (y << by | y >> (32 - by)) ^ x
+        x = x + keys[(group + 1) % 3]
+        y = y + keys[(group + 2) % 3] + jnp.uint32(group + 1)
+    return ((x ^ y) >> 9).astype(jnp.float32) * 2.0**-23
+''',
+    "_sort": '''
+def _sort(x, axis, count, descending, dtype):
+    """The first of the elements along axis in order, and their indices."""
+    if descending and axis == x.ndim - 1:
+        values, index = lax.top_k(x, count)
+        return values, index.astype(dtype)
+    index = lax.slice_in_dim(jnp.argsort(x, axis, stable=True, descending=descending), 0, count, axis=axis)
+    return jnp.take_along_axis(x, index, axis), index.astype(dtype)
+''',
     "_pick": '''
 def _pick(x, index, axis):
     """x at index along axis; 0 where the index is outside."""

@@ -39,9 +39,16 @@ class JaxWriter(Writer):
     def __init__(self):
         super().__init__(DTYPES)
         self.counts: dict[str, int] = {}  # of values whose elements are their index along a dimension: which
+        self.bits: dict[str, tuple[str, Value]] = {}  # random bits: how far on, the number
+        self.backwards: dict[str, int] = {}  # the same, counted from the end
         self.parts: dict[str, tuple[list[Value], int]] = {}  # of each concatenation: operands and axis
         self.precisions: set = set()  # asked for by products
         self.softmaxes = Softmaxes(self)
+
+    def written(self, v: Value) -> Value:
+        if v.name in self.bits:
+            raise self.refuse("bits of random numbers have no form in a tensor program; expected f32 numbers")
+        return super().written(v)
 
     def counted(self, v: Value) -> int | None:
         """The dimension whose index each element is."""
@@ -325,11 +332,15 @@ def _transpose(w, e, x):
 
 @handles("slice")
 def _slice(w, e, x):
-    strides = e.params["strides"]
-    if strides is not None and any(s != 1 for s in strides):
-        raise w.refuse(f"a slice with steps {tuple(strides)} has no form in a tensor program")
-    for axis, (begin, end) in enumerate(zip(e.params["start_indices"], e.params["limit_indices"])):
-        x = w.slice(x, axis, int(begin), int(end))
+    strides = e.params["strides"] or [1] * x.rank
+    for axis, (begin, end, step) in enumerate(zip(e.params["start_indices"], e.params["limit_indices"], strides)):
+        if step == 1:
+            x = w.slice(x, axis, int(begin), int(end))
+            continue
+        count = e.out.shape[axis]
+        index = w.add(w.scaled(w.iota([count], 0), int(step)), w.number(int(begin), DTYPES.i64))
+        front = [axis, *(d for d in range(x.rank) if d != axis)]
+        x = w.transpose(w.take(w.transpose(x, front), index), [front.index(d) for d in range(x.rank)])
     return x
 
 
@@ -361,9 +372,11 @@ def _pad(w, e, x, number):
     if number.number is None:
         raise w.refuse("padding with a computed value has no form in a tensor program; expected a number")
     for axis, (low, high, interior) in enumerate(e.params["padding_config"]):
-        if interior != 0:
-            raise w.refuse(f"padding of {interior} between elements has no form in a tensor program")
         low, high = int(low), int(high)
+        if interior != 0:
+            if number.number != 0:
+                raise w.refuse(f"padding of {interior} between elements has no form but with zeros")
+            x = _spread_out(w, x, axis, int(interior) + 1)
         x = w.slice(x, axis, max(-low, 0), x.shape[axis] - max(-high, 0))
         low, high = max(low, 0), max(high, 0)
         if number.number == 0:
@@ -375,6 +388,14 @@ def _pad(w, e, x, number):
             )
             x = w.concat([first, x, last], axis)
     return x
+
+
+def _spread_out(w, x, axis, step):
+    """Zeros between the elements along an axis: the gradient of a slice with steps."""
+    front = [axis, *(d for d in range(x.rank) if d != axis)]
+    size = (x.shape[axis] - 1) * step + 1 if x.shape[axis] else 0
+    made = w.scatter_add(w.scaled(w.iota([x.shape[axis]], 0), step), w.transpose(x, front), size)
+    return w.transpose(made, [front.index(d) for d in range(x.rank)])
 
 
 @handles("concatenate")

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from logitless._autochunk.lower import Value
+from logitless._autochunk.rows import written_rows
 from logitless.jax._autochunk.dtypes import DTYPES
 from logitless.jax._autochunk.lax import BOOL, JaxWriter, handles
 
@@ -286,12 +287,31 @@ def _rows_of_updates(w, x, at: Index, free, k, index, updates) -> tuple[Value, V
     return column, w.transpose(part, [have.index(d) for d in rest])
 
 
+def _put_into_rows(w, x, at: Index, free: int, index, updates) -> Value:
+    """Many updates of each row, added along the one dimension that is addressed; its place is the free one's."""
+    [axis] = at.columns
+    kept = [b for b in range(len(at.batch)) if b == free or b in at.paired.values()]
+    have = [axis if b == free else next(d for d, p in at.paired.items() if p == b) for b in kept]
+    sizes = [at.batch[b] for b in kept]
+    full = [at.batch[free] if d == axis else s for d, s in enumerate(x.shape)]
+    order = sorted(have)
+    index = w.transpose(w.reshape(index, sizes), [have.index(d) for d in order])
+    index = w.broadcast_dims(index, full, order)
+    have = [*have, *at.whole]
+    updates = w.reshape(updates, [*sizes, *(x.shape[d] for d in at.whole)])
+    return w.put(index, w.transpose(updates, [have.index(d) for d in range(x.rank)]), x.shape[axis], axis)
+
+
 def _added_to_rows(w, x, at: Index, updates) -> Value:
     [(axis, index)] = at.columns.items()
     order = _several(x, at)
+    free = _free(at)
     if order is not None and DTYPES.floating(x.dtype):
         index, updates = (_as_operand(w, v, at, order) for v in (index, updates))
         made = w.put(index, updates, x.shape[axis], axis)
+        return made if x.is_number(0) else w.add(x, made)
+    if len(free) == 1 and at.batch[free[0]] > _MOST:
+        made = _put_into_rows(w, x, at, free[0], index, updates)
         return made if x.is_number(0) else w.add(x, made)
     free = _per_row(w, at)
     for k in range(at.batch[free[0]] if free else 1):
@@ -304,6 +324,13 @@ def _added_to_rows(w, x, at: Index, updates) -> Value:
 @handles("scatter")
 def _scatter(w, e, x, indices, updates):
     at, updates = _scatter_address(w, e, x, indices, updates)
+    if len(at.columns) == 1 and not at.paired and math.prod(at.batch) != 1:
+        [(axis, index)] = at.columns.items()
+        if at.inside is not None:
+            index = w.map("select", [at.inside, index, w.number(-1, index.dtype)], index.dtype)
+        front = [axis, *at.whole]
+        made = written_rows(w, w.transpose(x, front), index, updates)
+        return w.transpose(made, [front.index(d) for d in range(x.rank)])
     at = _rows_first(at)
     if len(at.columns) != 1 or (not at.paired and math.prod(at.batch) != 1):
         raise w.refuse("writing whole rows by index without adding has no form in a tensor program")

@@ -9,8 +9,10 @@ from jax.lax import Precision
 
 from logitless._autochunk.lower import Value
 from logitless._autochunk.options import Unsupported
-from logitless.jax._autochunk import lax_index  # noqa: F401: it adds to HANDLERS
+from logitless.jax._autochunk import lax_index, lax_random  # noqa: F401: they add to HANDLERS
+from logitless.jax._autochunk.dtypes import held
 from logitless.jax._autochunk.lax import HANDLERS, JaxWriter, NativeWriter, swapped_product
+from logitless.jax._autochunk.lax_order import INSTEAD
 from logitless.jax._autochunk.trace import Constant, Equation, Program, Ref
 
 
@@ -36,8 +38,13 @@ def to_text(
     w.taken.update(names.values())
     equations, live = program.live([ref for _, ref in results])
     equations = _without_transposes(equations, [ref for _, ref in results])
+    for equation in equations:
+        w.op, w.place = str(equation), equation.place
+        if equation.primitive in INSTEAD:
+            raise w.refuse(f"it has no form in a tensor program; expected {INSTEAD[equation.primitive]}")
     values: dict[Ref, Value] = {}
     header = []
+    w.place = ""
     for ref, own in names.items():
         w.op = f"argument {own}"
         if ref in ones:
@@ -46,26 +53,28 @@ def to_text(
             header.append((own, w.type(ref.dtype, ref.shape)))
             values[ref] = Value(own, ref.dtype, ref.shape)
 
-    def value(x: Ref | Constant) -> Value:
-        return values[x] if isinstance(x, Ref) else w.number(x.number, x.dtype, x.shape)
+    def value(x: Ref | Constant, primitive: str = "") -> Value:
+        return values[x] if isinstance(x, Ref) else w.number(x.number, held(x.dtype, primitive), x.shape)
 
     for equation in equations:
         w.op, w.hint, w.place = str(equation), equation.primitive, equation.place
         handler = HANDLERS.get(equation.primitive)
         if handler is None:
             raise Unsupported(f"autochunk: {w.prefix}{equation} has no form in a tensor program")
-        for ref in equation.outputs:
-            w.type(ref.dtype, ref.shape)
-        made = handler(w, equation, *(value(x) for x in equation.inputs))
-        for ref, v in zip(equation.outputs, made if isinstance(made, tuple) else (made,)):
+        for ref in (*equation.inputs, *equation.outputs):
+            w.type(held(ref.dtype, equation.primitive), ref.shape)
+        refs = [Ref(ref.shape, held(ref.dtype, equation.primitive)) for ref in equation.outputs]
+        made = handler(w, replace(equation, outputs=refs), *(value(x, equation.primitive) for x in equation.inputs))
+        values.update(zip(equation.outputs, made if isinstance(made, tuple) else (made,)))
+        for ref, v in zip(refs, made if isinstance(made, tuple) else (made,)):
             if v.shape != ref.shape or v.dtype != ref.dtype:
                 raise AssertionError(
                     f"autochunk: {equation} became {v.dtype}{list(v.shape)}, expected {ref.dtype}{list(ref.shape)}"
                 )
-            values[ref] = v
     returned = []
     for result, ref in results:
         w.op, w.hint, w.place = f"result {result}", result, ""
+        w.type(ref.dtype, ref.shape)
         returned.append(f"{result}: %{w.written(value(ref)).name}")
     inputs = ", ".join(f"%{own}: {type_}" for own, type_ in header)
     body = "\n".join(w.lines)

@@ -81,6 +81,8 @@ class Scope(BaseScope):
         texts = [t.text for t in terms]
         if op in _UNARY:
             return f"{_UNARY[op]}({texts[0]})"
+        if op == "random":
+            return f"{self.e.helper('_random')}({', '.join(texts)})"
         if op == "div" and not _floating(type_.dtype):
             return f"lax.div({', '.join(self.full(t) for t in terms)})"
         if op == "pow":
@@ -177,6 +179,28 @@ class Scope(BaseScope):
         text = f"lax.dot_general({self.full(a)}, {self.full(b)}, ({dims}){more}{wide})"
         self.bind(node.results[0], text, node.type)
 
+    # --- operations: order
+    def op_flip(self, node: Node, x: Term) -> None:
+        self.bind(node.results[0], f"jnp.flip({self.full(x)}, {node.attributes['axis']})", node.type)
+
+    def op_cumsum(self, node: Node, x: Term) -> None:
+        self.scanned("lax.cumsum", node, x)
+
+    def op_cumlse(self, node: Node, x: Term) -> None:
+        self.scanned("lax.cumlogsumexp", node, x)
+
+    def scanned(self, function: str, node: Node, x: Term) -> None:
+        reverse = node.attributes["reverse"] == "1"
+        self.bind(node.results[0], f"{function}({self.full(x)}, {node.attributes['axis']}, {reverse})", node.type)
+
+    def op_sort(self, node: Node, x: Term) -> None:
+        axis, count, down = (node.attributes[k] for k in ("axis", "count", "descending"))
+        names = [self.e.names.fresh(self.e.results.get(r, r)) for r in node.results]
+        call = f"{self.e.helper('_sort')}({self.full(x)}, {axis}, {count}, {down == '1'}, {self.dtype(node.types[1])})"
+        self.line(f"{', '.join(names)} = {call}")
+        for value, name, type_ in zip(node.results, names, node.types):
+            self.terms[value] = Term(name, type_, (True,) * len(type_.shape))
+
     # --- operations: indices
     def op_pick(self, node: Node, x: Term, index: Term) -> None:
         call = f"({self.full(x)}, {self.full(index)}, {node.numbers('axis')[0]})"
@@ -227,7 +251,10 @@ class Emitter(BaseEmitter):
         inner = Scope(self, loop.body, scope.terms, scope.indent + _INDENT)
         function, first, size = (self.names.fresh(n) for n in ("chunk", "start", "rows"))
         self.starts.add(first)
-        types = {r: n.type for n in loop.body for r in n.results if n.type is not None}
+        types = {}
+        for body_node in loop.body:
+            known = body_node.types or [body_node.type] * len(body_node.results)
+            types.update((r, t) for r, t in zip(body_node.results, known) if t is not None)
         for slot in loop.inputs:
             types[slot.name] = scope.terms[slot.outer].type
         names, starts = [], []

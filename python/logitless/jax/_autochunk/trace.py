@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,9 @@ _CALLS = {
 }
 
 
+_ROUNDS = 64  # of a scan, one after another
+
+
 @dataclass(eq=False)
 class Ref:
     """A value that a primitive makes, an input, or an array that the function holds."""
@@ -59,6 +62,7 @@ class Equation:
     outputs: list[Ref]
     source: object = None  # where JAX says that it comes from
     called: str = ""  # the line of the call that it is part of, which JAX may have traced for another line
+    own: object = None  # JAX's primitive
 
     @property
     def place(self) -> str:
@@ -81,6 +85,7 @@ class Program:
     equations: list[Equation]
     outputs: list[Ref | Constant]
     captured: dict[Ref, jax.Array]  # arrays that the function made, or closes over
+    keys: dict[Ref, Ref] = field(default_factory=dict)  # words that random numbers are drawn with: their key
 
     def live(self, wanted: Sequence[Ref | Constant]) -> tuple[list[Equation], set[Ref]]:
         """The equations that these need, in order, and all values that are read."""
@@ -105,13 +110,11 @@ class _Flattener:
                 f"autochunk: the function closes over a traced array {value.dtype}{list(value.shape)}, whose gradient "
                 "would be lost; pass it as an argument"
             )
-        if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):
-            raise Unsupported(f"autochunk: an array of {value.dtype} has no form in a tensor program")
         if not isinstance(value, jax.Array) and np.ndim(value) == 0:
             found = np.asarray(value)
             return Constant(found.item(), (), found.dtype)
         if id(value) not in self.held:
-            ref = Ref(tuple(value.shape), np.dtype(value.dtype))
+            ref = Ref(tuple(value.shape), _dtype(value))
             self.held[id(value)], self.captured[ref] = ref, value
         return self.held[id(value)]
 
@@ -129,6 +132,11 @@ class _Flattener:
 
         for eqn in jaxpr.eqns:
             inputs = [read(v) for v in eqn.invars]
+            control = {"scan": self._scan, "cond": self._cond}.get(eqn.primitive.name)
+            made = None if control is None else control(eqn, inputs, called)
+            if made is not None:
+                values.update(zip(eqn.outvars, made))
+                continue
             inner = _CALLS.get(eqn.primitive.name)
             if inner is not None and inner in eqn.params:
                 function = eqn.params[inner]
@@ -136,9 +144,60 @@ class _Flattener:
                 made = self.run(plain, getattr(function, "consts", ()), inputs, called or place_of(eqn.source_info))
             else:
                 made = [Ref(tuple(v.aval.shape), _dtype(v.aval)) for v in eqn.outvars]
-                self.equations.append(Equation(eqn.primitive.name, eqn.params, inputs, made, eqn.source_info, called))
+                found = Equation(eqn.primitive.name, eqn.params, inputs, made, eqn.source_info, called, eqn.primitive)
+                self.equations.append(found)
             values.update(zip(eqn.outvars, made))
         return [read(v) for v in jaxpr.outvars]
+
+    def _add(self, place: str, primitive: str, inputs: list, result: Sequence[int], dtype, **params) -> Ref:
+        made = Ref(tuple(result), dtype)
+        self.equations.append(Equation(primitive, params, inputs, [made], called=place))
+        return made
+
+    def _scan(self, eqn, inputs: list, called: str) -> list | None:
+        """The rounds one after another, where they are few."""
+        p, place = eqn.params, called or place_of(eqn.source_info)
+        if p["length"] > _ROUNDS:
+            return None
+        consts, carry, rows = inputs[: p["num_consts"]], inputs[p["num_consts"] :], []
+        carry, rows = carry[: p["num_carry"]], carry[p["num_carry"] :]
+        made: list[list] = []
+        for k in range(p["length"]):
+            at = p["length"] - 1 - k if p["reverse"] else k
+            given = [*consts, *carry, *(self._row(place, x, at) for x in rows)]
+            outputs = self.run(p["jaxpr"].jaxpr, p["jaxpr"].consts, given, called)
+            carry = outputs[: p["num_carry"]]
+            made.append(outputs[p["num_carry"] :])
+        made = made[::-1] if p["reverse"] else made
+        return [*carry, *(self._stack(place, list(parts)) for parts in zip(*made))]
+
+    def _row(self, place: str, x: Ref | Constant, at: int) -> Ref | Constant:
+        if isinstance(x, Constant):
+            return Constant(x.number, x.shape[1:], x.dtype)
+        begin, end = (at,) + (0,) * (len(x.shape) - 1), (at + 1,) + x.shape[1:]
+        params = {"start_indices": begin, "limit_indices": end, "strides": None}
+        row = self._add(place, "slice", [x], (1, *x.shape[1:]), x.dtype, **params)
+        return self._add(place, "squeeze", [row], x.shape[1:], x.dtype, dimensions=(0,))
+
+    def _stack(self, place: str, parts: list) -> Ref:
+        shape, dtype = parts[0].shape, parts[0].dtype
+        dims = tuple(range(1, len(shape) + 1))
+        one = (1, *shape)
+        params = {"shape": one, "broadcast_dimensions": dims}
+        rows = [self._add(place, "broadcast_in_dim", [x], one, dtype, **params) for x in parts]
+        return self._add(place, "concatenate", rows, (len(rows), *shape), dtype, dimension=0)
+
+    def _cond(self, eqn, inputs: list, called: str) -> list:
+        """What each branch gives, and a selection from it."""
+        place = called or place_of(eqn.source_info)
+        which, *operands = inputs
+        branches = eqn.params["branches"]
+        each = [self.run(b.jaxpr, b.consts, operands, called) for b in branches]
+        if which.dtype != bool:
+            ends = [Constant(n, (), which.dtype) for n in (0, len(branches) - 1)]
+            which = self._add(place, "clamp", [ends[0], which, ends[1]], (), which.dtype)
+        shapes = [(cases, cases[0].shape, cases[0].dtype) for cases in zip(*each)]
+        return [self._add(place, "select_n", [which, *cases], shape, dtype) for cases, shape, dtype in shapes]
 
 
 def _dtype(aval):
@@ -147,6 +206,33 @@ def _dtype(aval):
         return np.dtype(aval.dtype)
     except TypeError:
         return aval.dtype
+
+
+def _without_keys(equations: list[Equation]) -> tuple[list[Equation], dict[Ref, Ref]]:
+    """Random bits drawn with the words of a key, i32 [2], in its place: keys are made outside the program."""
+    words: dict[Ref, Ref] = {}  # of each key
+    made = []
+    for e in equations:
+        key = e.inputs[0] if e.primitive == "random_bits" else None
+        if key is not None and str(key.dtype) == "key<fry>" and key.shape == ():
+            own = words.setdefault(key, Ref((2,), np.dtype("int32")))
+            e = replace(e, inputs=[own])
+        made.append(e)
+    return made, {own: key for key, own in words.items()}
+
+
+def key_words(program: Program, key: Ref, given: dict[Ref, jax.Array]) -> jax.Array:
+    """The words of a key, of the program's inputs."""
+    values = {**program.captured, **given}
+
+    def read(x):
+        return values[x] if isinstance(x, Ref) else jnp.full(x.shape, x.number, x.dtype)
+
+    equations, _ = program.live([key])
+    for e in equations:
+        found = e.own.bind(*(read(x) for x in e.inputs), **e.params)
+        values.update(zip(e.outputs, found if e.own.multiple_results else [found]))
+    return jax.lax.bitcast_convert_type(jax.random.key_data(values[key]), jnp.int32)
 
 
 def _flat(function: Callable, inputs: Sequence[jax.ShapeDtypeStruct]) -> Program:
@@ -160,9 +246,10 @@ def _flat(function: Callable, inputs: Sequence[jax.ShapeDtypeStruct]) -> Program
             f"are known when it is traced: {str(error).splitlines()[0]}"
         ) from error
     flattener = _Flattener()
-    given = [Ref(tuple(t.shape), np.dtype(t.dtype)) for t in inputs]
+    given = [Ref(tuple(t.shape), _dtype(t)) for t in inputs]
     outputs = flattener.run(closed.jaxpr, closed.consts, given)
-    return Program(given, flattener.equations, outputs, flattener.captured)
+    equations, keys = _without_keys(flattener.equations)
+    return Program(given, equations, outputs, flattener.captured, keys)
 
 
 def floating(dtype) -> bool:

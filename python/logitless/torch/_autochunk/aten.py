@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from logitless._autochunk.lower import Value, Writer
+from logitless._autochunk.lower import Value, Writer, rounded
 from logitless.torch._autochunk.dtypes import DTYPES
 
 # name -> function(writer, result, *arguments): tensors among the arguments are Values, result is the fake tensor, or
@@ -86,9 +86,36 @@ def _rsub(w, out, a, b, alpha=1):
 
 @handles("div")
 def _div(w, out, a, b, rounding_mode=None):
-    if rounding_mode is not None:
-        raise w.refuse(f"rounding_mode={rounding_mode!r} has no form in a tensor program")
+    if rounding_mode is not None:  # whole numbers in f64, which has them exactly to 2^53
+        dtype = out.dtype if out.dtype.is_floating_point else torch.float64
+        quotient = w.map("div", [value_of(w, a, dtype), value_of(w, b, dtype)], dtype)
+        return w.cast((_whole_below if rounding_mode == "floor" else _whole_part)(w, quotient), out.dtype)
     return w.map("div", [value_of(w, a, out.dtype), value_of(w, b, out.dtype)], out.dtype)
+
+
+def _whole_below(w, x):
+    return w.map("floor", [x], x.dtype)
+
+
+def _whole_part(w, x):
+    return w.mul(w.map("sign", [x], x.dtype), _whole_below(w, w.map("abs", [x], x.dtype)))
+
+
+@handles("ceil")
+def _ceil(w, out, x):
+    return w.map("neg", [_whole_below(w, w.map("neg", [x], x.dtype))], x.dtype) if x.dtype.is_floating_point else x
+
+
+@handles("round")
+def _round(w, out, x, decimals=0):
+    if decimals != 0:
+        raise w.refuse(f"decimals={decimals} has no form in a tensor program; expected 0")
+    return rounded(w, x) if x.dtype.is_floating_point else x
+
+
+@handles("trunc")
+def _trunc(w, out, x):
+    return _whole_part(w, x) if x.dtype.is_floating_point else x
 
 
 @handles("reciprocal")
@@ -258,9 +285,7 @@ def _t(w, out, x):
     return w.transpose(x, list(range(x.rank))[::-1])
 
 
-def _bounds(w, x, axis, begin, end, step) -> tuple[int, int]:
-    if step != 1:
-        raise w.refuse(f"a slice with step {step} has no form in a tensor program")
+def _bounds(x, axis, begin, end) -> tuple[int, int]:
     size = x.shape[axis]
     begin = 0 if begin is None else begin
     end = size if end is None else end
@@ -272,18 +297,43 @@ def _bounds(w, x, axis, begin, end, step) -> tuple[int, int]:
 @handles("slice")
 def _slice(w, out, x, dim=0, begin=None, end=None, step=1):
     axis = axis_of(dim, x.rank)
-    return w.slice(x, axis, *_bounds(w, x, axis, begin, end, step))
+    begin, end = _bounds(x, axis, begin, end)
+    if step == 1:
+        return w.slice(x, axis, begin, end)
+    front = [axis, *(d for d in range(x.rank) if d != axis)]
+    rows = w.take(w.transpose(x, front), _stepped(w, begin, step, out.shape[axis]))
+    return w.transpose(rows, [front.index(d) for d in range(x.rank)])
+
+
+def _stepped(w, begin, step, count):
+    """begin, begin + step, ..."""
+    return w.add(w.scaled(w.iota([count], 0), step), w.number(begin, torch.int64))
 
 
 @handles("slice_scatter")
 def _slice_scatter(w, out, x, source, dim=0, begin=None, end=None, step=1):
     axis = axis_of(dim, x.rank)
-    begin, end = _bounds(w, x, axis, begin, end, step)
+    begin, end = _bounds(x, axis, begin, end)
     size = x.shape[axis]
+    if step != 1:
+        return _stepped_scatter(w, x, source, axis, _stepped(w, begin, step, -(-(end - begin) // step)))
     source = w.broadcast(w.cast(source, x.dtype), [end - begin if d == axis else s for d, s in enumerate(x.shape)])
     if x.is_number(0):
         return w.pad(source, axis, begin, size - end)
     return w.concat([w.slice(x, axis, 0, begin), source, w.slice(x, axis, end, size)], axis)
+
+
+def _stepped_scatter(w, x, source, axis, index):
+    """x with rows along the axis replaced, which no two indices share."""
+    front = [axis, *(d for d in range(x.rank) if d != axis)]
+    back = [front.index(d) for d in range(x.rank)]
+    source = w.broadcast(w.cast(source, x.dtype), [index.shape[0] if d == axis else s for d, s in enumerate(x.shape)])
+    rows = w.transpose(w.scatter_add(index, w.transpose(source, front), x.shape[axis]), back)
+    if x.is_number(0):
+        return rows
+    ones = w.scatter_add(index, w.number(1, torch.int32, index.shape), x.shape[axis])
+    hits = w.broadcast_dims(w.map("ne", [ones, w.number(0, torch.int32)], torch.bool), x.shape, [axis])
+    return w.map("select", [hits, rows, x], x.dtype)
 
 
 @handles("select")

@@ -7,6 +7,7 @@ import math
 import torch
 
 from logitless._autochunk.lower import Value
+from logitless._autochunk.rows import written_rows
 from logitless.torch._autochunk.aten import axis_of, handles, value_of
 
 
@@ -44,7 +45,7 @@ _MOST = 16  # written along an axis, one operation each
 
 
 def _axis(w, x, dim, index):
-    """The axis of gather and scatter, whose index has all that x has along the others."""
+    """The axis of scatter, whose index has all that x has along the others."""
     axis = axis_of(dim, x.rank)
     for d, (s, full) in enumerate(zip(index.shape, x.shape)):
         if d != axis and s != full:
@@ -68,13 +69,47 @@ def _column(w, x, axis, k):
 
 @handles("gather")
 def _gather(w, out, x, dim, index, sparse_grad=False):
-    axis = _axis(w, x, dim, index)
+    if x.rank == 0:
+        return w.reshape(x, index.shape)
+    axis = axis_of(dim, x.rank)
+    for d, size in enumerate(index.shape):
+        if d != axis:
+            x = w.slice(x, d, 0, size)
     if index.shape[axis] != 1:
         return w.gather(x, index, axis)
     return w.reshape(w.pick(x, _column(w, index, axis, 0), axis), index.shape)
 
 
+def _is_wide(index, axis) -> bool:
+    return index.rank > 0 and index.shape[axis] > _MOST
+
+
+def _scattered_wide(w, x, axis, index, source, added):
+    """Of more indices a row than are written one after another."""
+    one_each = isinstance(source, Value) and source.rank > 0
+    if one_each:
+        for d, size in enumerate(index.shape):
+            source = w.slice(source, d, 0, size)
+    updates = w.broadcast(w.cast(source, x.dtype) if one_each else value_of(w, source, x.dtype), index.shape)
+    size = x.shape[axis]
+    if added:
+        made = w.put(index, updates, size, axis)
+        return made if x.is_number(0) else w.add(x, made)
+    if one_each and w.distinct.get(index.name) != axis:
+        raise w.refuse(
+            f"{index.shape[axis]} writes along dim {axis} have no form where indices may be equal; expected those of a "
+            f"sort or topk, at most {_MOST}, or scatter_add"
+        )
+    made = w.put(index, updates, size, axis) if one_each else w.broadcast(value_of(w, source, x.dtype), x.shape)
+    if x.is_number(0) and one_each:
+        return made
+    hits = w.put(index, w.number(1, torch.int32, index.shape), size, axis)
+    return w.map("select", [w.map("ne", [hits, w.number(0, torch.int32)], torch.bool), made, x], x.dtype)
+
+
 def _scattered(w, x, dim, index, source, added):
+    if _is_wide(index, axis_of(dim, x.rank)):
+        return _scattered_wide(w, x, _axis(w, x, dim, index), index, source, added)
     axis, columns = _columns(w, x, dim, index)
     for k, column in enumerate(columns):
         one_each = isinstance(source, Value) and source.rank > 0
@@ -111,10 +146,19 @@ def _scatter_add(w, out, x, dim, index, source):
     return _scattered(w, x, dim, index, source, True)
 
 
+@handles("scatter_reduce")
+def _scatter_reduce(w, out, x, dim, index, source, reduce, include_self=True):
+    if reduce != "sum" or not include_self:
+        raise w.refuse(f"reduce={reduce!r}, include_self={include_self} has no form; expected 'sum', with itself")
+    return _scatter_add(w, out, x, dim, index, source)
+
+
 def _wrapped(w, index, size):
     """Negative indices count from the end."""
     if index.dtype == torch.bool:
-        raise w.refuse("a mask as an index has no form in a tensor program: its shape depends on values")
+        raise w.refuse(
+            "a mask as an index has no form in a tensor program: its shape depends on values; expected torch.where"
+        )
     if index.arange is not None:
         return index
     negative = w.map("lt", [index, w.number(0, index.dtype)], torch.bool)
@@ -173,8 +217,10 @@ def _index_put(w, out, x, indices, source, accumulate=False):
         rest = [s for d, s in enumerate(x.shape) if d != axis]
         index = w.broadcast_dims(index, rest, list(range(index.rank)))
         return _written(w, x, axis, index, w.broadcast(w.cast(source, x.dtype), rest), accumulate)
+    if len(given) == 1 and indices[given[0]].dtype == torch.bool:
+        return _put_where(w, x, indices[given[0]], given[0], source, accumulate)
     if not accumulate:
-        raise w.refuse("writing by these indices without adding has no form in a tensor program")
+        return _written_rows(w, x, indices, given, w.cast(source, x.dtype))
     source = w.cast(source, x.dtype)
     if len(given) == 1:
         axis = given[0]
@@ -187,6 +233,59 @@ def _index_put(w, out, x, indices, source, accumulate=False):
     index, rows = _flat_index(w, x, indices, given)
     source = w.broadcast(source, [*index.shape, *x.shape[len(given) :]])
     return w.add(x, w.reshape(w.scatter_add(index, source, rows), x.shape))
+
+
+def _put_where(w, x, mask, axis, source, accumulate):
+    """x[mask] = one number."""
+    if math.prod(source.shape) != 1 or accumulate:
+        raise w.refuse(
+            "writing several values where a mask says has no form in a tensor program: how many depends on values; "
+            "expected one number, torch.where or masked_scatter"
+        )
+    mask = w.broadcast_dims(mask, x.shape, list(range(axis, axis + mask.rank)))
+    return w.map("select", [mask, w.cast(w.reshape(source, ()), x.dtype), x], x.dtype)
+
+
+def _written_rows(w, x, indices, given, source):
+    """Rows of x replaced by those of the source; of equal indices the last one's."""
+    if len(given) == 1:
+        axis = given[0]
+        index = _wrapped(w, indices[axis], x.shape[axis])
+        source = w.broadcast(source, [*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]])
+        counted = list(range(axis, axis + index.rank))
+        source = w.transpose(source, counted + [d for d in range(source.rank) if d not in counted])
+        front = [axis, *(d for d in range(x.rank) if d != axis)]
+        made = written_rows(w, w.transpose(x, front), index, source)
+        return w.transpose(made, [front.index(d) for d in range(x.rank)])
+    index, rows = _flat_index(w, x, indices, given)
+    source = w.broadcast(source, [*index.shape, *x.shape[len(given) :]])
+    return w.reshape(written_rows(w, w.reshape(x, [rows, *x.shape[len(given) :]]), index, source), x.shape)
+
+
+def _places(w, mask):
+    """How many are true before each true one, of a mask as one row; 0 of the others."""
+    flat = w.reshape(mask, [math.prod(mask.shape)])
+    before = w.scan("cumsum", w.cast(flat, torch.int64), 0)
+    return w.map("select", [flat, w.sub(before, w.number(1, torch.int64)), w.number(0, torch.int64)], torch.int64)
+
+
+@handles("masked_scatter")
+def _masked_scatter(w, out, x, mask, source):
+    """Where the mask is true, the elements of the source in order."""
+    shape, count = out.shape, math.prod(out.shape)
+    x, mask = w.broadcast(x, shape), w.broadcast(mask, shape)
+    taken = w.take(w.reshape(source, [math.prod(source.shape)]), _places(w, mask))
+    flat = w.map("select", [w.reshape(mask, [count]), taken, w.reshape(x, [count])], x.dtype)
+    return w.reshape(flat, shape)
+
+
+@handles("masked_scatter_backward")
+def _masked_scatter_backward(w, out, tangent, mask, sizes):
+    mask = w.broadcast(mask, tangent.shape)
+    count = math.prod(tangent.shape)
+    kept = w.map("select", [mask, tangent, w.number(0, tangent.dtype)], tangent.dtype)
+    made = w.scatter_add(_places(w, mask), w.reshape(kept, [count]), math.prod(out.shape))
+    return w.reshape(made, out.shape)
 
 
 @handles("index_add")

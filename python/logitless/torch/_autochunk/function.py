@@ -22,7 +22,7 @@ from logitless._autochunk.plan import Compiled, compile_text
 from logitless.torch._autochunk import native, transforms
 from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.memory import peak_bytes
-from logitless.torch._autochunk.program import to_text
+from logitless.torch._autochunk.program import drawing, to_text
 from logitless.torch._autochunk.source import to_source
 from logitless.torch._autochunk.trace import TENSOR, Around, Traced, alone, trace
 
@@ -36,9 +36,12 @@ class Plan:
     forward: Compiled  # of the outputs; with joint set, of the gradients for a tangent of 1 as well
     backward: Compiled | None = None  # of the gradients, from inputs and tangents
     joint: bool = False
+    seed: str = ""  # the parameter that random numbers come from, if some are drawn: then the last of the tensors
 
     def inputs(self, compiled: Compiled, tensors: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor] = ()):
-        named = dict(zip(self.traced.names, [*tensors, *self.traced.captured]))
+        given = list(tensors)
+        named = {self.seed: given.pop()} if self.seed else {}
+        named.update(zip(self.traced.names, [*given, *self.traced.captured]))
         named.update({f"tangent{i}": t for i, t in enumerate(tangents)})
         return [named[p] for p in compiled.parameters]
 
@@ -46,6 +49,11 @@ class Plan:
         device = tensors[0].device.type
         with torch.no_grad(), torch.autocast(device, enabled=False):
             return compiled.function(*self.inputs(compiled, tensors, tangents))
+
+    @property
+    def has_grad(self) -> list[bool]:
+        """Of each tensor that a call is given: whether there is a gradient by it."""
+        return [*self.traced.has_grad, *([False] if self.seed else [])]
 
     def gradients(self, saved: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Of the inputs that have one. saved: gradients for a tangent of 1 with joint set, else the inputs. tangents: of
@@ -79,10 +87,10 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *tangents):
-        plan, traced = ctx.plan, ctx.plan.traced
-        wanted = [t for t, yes in zip(tangents, traced.differentiable) if yes]
+        plan = ctx.plan
+        wanted = [t for t, yes in zip(tangents, plan.traced.differentiable) if yes]
         gradients = iter(plan.gradients(ctx.saved_tensors, wanted))
-        return (None, *(next(gradients) if has else None for has in traced.has_grad))
+        return (None, *(next(gradients) if has else None for has in plan.has_grad))
 
 
 def make_plan(
@@ -106,9 +114,11 @@ def make_plan(
     joint = in_one_pass(gradients, [o.shape for o in differentiable], half)
     everything = {t: v for t, v in zip(traced.names, [*tensors, *traced.captured])}
     everything.update(zip(tangents, differentiable))
+    seed = _seed_name(traced)
+    everything[seed] = torch.empty(2, dtype=torch.int64, device=tensors[0].device)
 
     def compiled(graph, parameters, results, name, ones=()):
-        text, read, places = to_text(graph, parameters, results, ones, name, limits.native)
+        text, read, places = to_text(graph, parameters, results, ones, name, limits.native, seed)
         inputs = [everything[p] for p in read]
         if limits.native:
             return _native(text, name, read, inputs, limits, places)
@@ -123,14 +133,28 @@ def make_plan(
     found = [f"d_{n}" for n, has in zip(given, traced.has_grad) if has]
     if count == 0 or not found:
         parameters = _parameters(traced.forward, given, captured)
-        return Plan(traced, limits, compiled(traced.forward, parameters, outputs, "forward"))
+        return Plan(traced, limits, compiled(traced.forward, parameters, outputs, "forward"), seed=seed)
     parameters = _parameters(traced.joint, [*given, *tangents], captured)
     if joint:
         forward = compiled(traced.joint, parameters, outputs + found, "forward_and_gradients", [len(given)])
-        return Plan(traced, limits, forward, joint=True)
+        return Plan(traced, limits, forward, joint=True, seed=seed)
     forward = compiled(traced.forward, _parameters(traced.forward, given, captured), outputs, "forward")
     backward = compiled(traced.joint, parameters, [None] * len(outputs) + found, "backward")
-    return Plan(traced, limits, forward, backward)
+    return Plan(traced, limits, forward, backward, seed=seed)
+
+
+def _seed_name(traced: Traced) -> str:
+    """Of the parameter that random numbers come from; "" where none are drawn."""
+    drawn = drawing(traced.forward)
+    if traced.joint is not None and len(drawing(traced.joint)) > len(drawn):
+        raise Unsupported(
+            "autochunk: random numbers are drawn once more for the gradients, as by torch.utils.checkpoint around a "
+            "dropout; leave the checkpoint out: what is cheap is computed again without it"
+        )
+    name = "random_seed" if drawn else ""
+    while name in traced.names:
+        name += "_"
+    return name
 
 
 def _native(
@@ -270,6 +294,11 @@ class AutoChunked(ChunkedFunction[P, R]):
                 "autochunk: torch.compile traces a function that holds tensors of its own, "
                 f"{', '.join(str(list(t.shape)) for t in plan.traced.captured)}; pass them as arguments"
             )
+        if plan.seed:
+            raise Unsupported(
+                "autochunk: torch.compile traces a function that draws random numbers; leave it outside of what is "
+                "compiled, or draw them there and pass them as arguments"
+            )
         return outputs_of(plan, tensors)
 
     def _planned(self, args, kwargs) -> Plan | str:
@@ -333,6 +362,9 @@ class AutoChunked(ChunkedFunction[P, R]):
 
 def outputs_of(plan: Plan, tensors: Sequence[torch.Tensor]):
     """What the function returns of a call with these inputs."""
+    if plan.seed:
+        # Under vmap as its randomness says: one for each example, one for all, or an error.
+        tensors = [*tensors, torch.randint(0, 1 << 32, (2,), dtype=torch.int64, device=tensors[0].device)]
     if transforms.active():
         outputs = transforms.Transformed.apply(plan, *tensors)
     elif plan.joint or plan.backward is not None:

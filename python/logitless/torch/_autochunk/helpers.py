@@ -2,6 +2,27 @@
 
 # Of an index counted from the first element of a chunk: outside the chunk it gives 0.
 HELPERS = {
+    "_random": '''
+def _random(key0, key1, counter):
+    """Numbers in [0, 1) by counter: Threefry-2x32 of 20 rounds, in blocks that a cache holds."""
+    keys = [key0.to(torch.int32), key1.to(torch.int32)]
+    keys.append(keys[0] ^ keys[1] ^ 0x1BD11BDA)
+    counter = counter.contiguous()
+    flat, made = counter.reshape(-1), torch.empty(counter.shape, dtype=torch.float32, device=counter.device)
+    block = 1 << (15 if counter.device.type == "cpu" else 26)
+    for begin in range(0, flat.numel(), block):
+        part = flat[begin:begin + block]
+        x, y = (part >> 32).to(torch.int32).add_(keys[0]), part.to(torch.int32).add_(keys[1])
+        for group in range(5):
+            for by in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
+                x += y
+                low = (y >> (32 - by)).bitwise_and_((1 << by) - 1)
+                y = y.bitwise_left_shift_(by).bitwise_or_(low).bitwise_xor_(x)
+            x += keys[(group + 1) % 3]
+            y += keys[(group + 2) % 3] + (group + 1)
+        made.view(-1)[begin:begin + block] = x.bitwise_xor_(y).bitwise_right_shift_(9).bitwise_and_(0x7FFFFF)
+    return made.mul_(2.0**-23)
+''',
     "_pick": '''
 def _pick(x, index, axis):
     """x at index along axis; 0 where the index is outside."""

@@ -10,8 +10,9 @@ import torch.utils._pytree as pytree
 from logitless._autochunk.heads import HeadWriter
 from logitless._autochunk.lower import Value, Writer
 from logitless._autochunk.options import Unsupported
-from logitless.torch._autochunk import aten_index, attention  # noqa: F401: they add to HANDLERS
+from logitless.torch._autochunk import aten_index, aten_order, attention  # noqa: F401: they add to HANDLERS
 from logitless.torch._autochunk.aten import HANDLERS
+from logitless.torch._autochunk.aten_random import DRAWING
 from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.places import place_of
 
@@ -60,6 +61,11 @@ def _check_write(w: Writer, node: torch.fx.Node, base: dict, order: dict) -> Non
                 )
 
 
+def drawing(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """The operations that draw random numbers, in order."""
+    return [n for n in graph.graph.nodes if n.op == "call_function" and _name(n) in DRAWING]
+
+
 def _device(made) -> str:
     """The kind of device that a node's results are on."""
     return next((t.device.type for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor)), "cpu")
@@ -78,10 +84,11 @@ def to_text(
     ones: Sequence[int] = (),
     name: str = "main",
     native: bool = False,
+    seed: str = "",
 ) -> tuple[str, list[str], dict[str, str]]:
     """The text, the names of the parameters it reads, and the user's line of each value. parameters: one name for each
     placeholder, in order. results: a name for each output, None for one that is not wanted. ones: placeholders that are
-    1, as scalar tangents. native: for the library to run."""
+    1, as scalar tangents. native: for the library to run. seed: the parameter that random numbers come from."""
     w = HeadWriter(DTYPES) if native else Writer(DTYPES)
     widened = _widened(graph) if native else set()
     values: dict[torch.fx.Node, object] = {}
@@ -92,6 +99,10 @@ def to_text(
     live = _live([node for node, _ in wanted])
     base = {}
     w.taken.update(parameters)
+    draws = {n: i for i, n in enumerate(drawing(graph))}
+    if seed:
+        w.taken.add(seed)
+        w.seed = Value(seed, DTYPES.i64, (2,))
     place = 0
     for node in nodes:
         base[node] = base[node.args[0]] if node.args and _name(node) in _VIEWS else node
@@ -112,7 +123,9 @@ def to_text(
             base[node] = base[node.args[0]]
         if node not in live and not (writes and node.args[0] in live):
             continue
-        w.op, w.hint, w.device = str(node.target), node.name, _device(out)
+        w.op, w.hint, w.device, w.drawn = str(node.target), node.name, _device(out), draws.get(node, 0)
+        if node in draws and node.kwargs.get("generator") is not None:
+            raise w.refuse("a generator of its own has no form in a tensor program; expected the default one")
         if native:
             w.wide = node in widened
         if node in widened:
@@ -136,6 +149,8 @@ def to_text(
     returned = []
     for node, result in wanted:
         returned.append(f"{result}: %{_result(w, values[node], result).name}")
+    if w.keys:
+        header.append((seed, w.type(w.seed.dtype, w.seed.shape)))
     inputs = ", ".join(f"%{parameter}: {type_}" for parameter, type_ in header)
     body = "\n".join(w.lines)
     return f"graph {name}({inputs}) {{\n{body}\n  return {', '.join(returned)}\n}}\n", [p for p, _ in header], w.places

@@ -187,6 +187,8 @@ class Scope(BaseScope):
             texts[0] = f"({texts[0]})"
         if (text := operation(op, texts)) is not None:
             return text
+        if op == "random":
+            return f"{self.e.helper('_random')}({', '.join(texts)})"
         if op in ("max", "min"):
             if terms[0].number or terms[1].number:
                 x, number = (texts[1], texts[0]) if terms[0].number else texts
@@ -358,6 +360,33 @@ class Scope(BaseScope):
         self.e.helper("_attend")
         return f"{self.e.helper(helper)}({', '.join(options)})"
 
+    # --- operations: order
+    def op_flip(self, node: Node, x: Term) -> None:
+        self.bind(node.results[0], f"{self.full(x)}.flip({node.attributes['axis']})", node.type)
+
+    def op_cumsum(self, node: Node, x: Term) -> None:
+        dtype = "" if self.floating(node.type.dtype) else f", dtype={node.type.dtype}"
+        self.scanned(node, x, "cumsum({}" + dtype + ")")
+
+    def op_cumlse(self, node: Node, x: Term) -> None:
+        self.scanned(node, x, "logcumsumexp({})")
+
+    def scanned(self, node: Node, x: Term, call: str) -> None:
+        axis = node.attributes["axis"]
+        turn = f".flip({axis})" if node.attributes["reverse"] == "1" else ""
+        self.bind(node.results[0], f"{self.full(x)}{turn}.{call.format(axis)}{turn}", node.type)
+
+    def op_sort(self, node: Node, x: Term) -> None:
+        axis, count, down = (node.attributes[k] for k in ("axis", "count", "descending"))
+        names = [self.e.names.fresh(r) for r in node.results]
+        if count == x.type.shape[int(axis)]:
+            call = f"sort(dim={axis}, descending={down == '1'}, stable=True)"
+        else:
+            call = f"topk({count}, {axis}, largest={down == '1'})"
+        self.line(f"{', '.join(names)} = {self.full(x)}.{call}")
+        for value, name, type_ in zip(node.results, names, node.types):
+            self.keep(value, Term(name, type_, (True,) * len(type_.shape), owned=True))
+
     # --- operations: indices. Only those along a chunked axis can be outside of it.
     def _cut(self, size: str) -> bool:
         return not size.isdigit()
@@ -420,6 +449,7 @@ class Scope(BaseScope):
         to = f".to({node.type.dtype})" if node.type.dtype != updates.type.dtype else ""
         parts = f"{self.full(updates)}.reshape({sizes(['-1', *rest])}){to}"
         self.bind(node.results[0], f"{zeros}.index_add_(0, {self.full(index)}.reshape(-1), {parts})", node.type)
+
 
 
 class Emitter(BaseEmitter):

@@ -32,8 +32,17 @@ aten = torch.ops.aten
 TENSOR = object()
 
 # Core ATen has these decomposed, tensor programs have them whole; and the other way round.
-_KEPT = (aten.logsumexp.default, aten.embedding_dense_backward.default, aten.roll.default)
+_KEPT = (aten.logsumexp.default, aten.embedding_dense_backward.default, aten.roll.default, aten.eye.default, aten.eye.m)
 _ALSO = (aten.elu, aten.leaky_relu, aten.leaky_relu_backward, aten.elu_backward, aten.hardtanh_backward, aten.addcmul)
+
+
+# What would do in the place of operations whose results have sizes that depend on values.
+_INSTEAD = {
+    "nonzero": "expected a mask over all rows in the place of x[mask]: torch.where(mask, loss, 0).sum() / mask.sum()",
+    "masked_select": "expected torch.where(mask, x, 0)",
+    "_unique2": "expected a sort",
+    "_local_scalar_dense": "expected torch.where in the place of a branch or of item()",
+}
 
 
 @dataclass
@@ -111,9 +120,10 @@ def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> t
         op = getattr(error, "func", None) or (error.args[0] if error.args else "an operation")
         place = place_of(places.last)
         at = f"{place}: " if place else ""
+        instead = next((f"; {text}" for name, text in _INSTEAD.items() if str(op).startswith(f"aten.{name}")), "")
         raise Unsupported(
             f"autochunk: {at}{op} needs the values of a tensor (a shape or a branch depends on them); only shapes are "
-            "known when a function is traced"
+            f"known when a function is traced{instead}"
         ) from error
 
 
@@ -128,6 +138,11 @@ def _captured(
         if node.op != "get_attr":
             continue
         tensor = getattr(graph, node.target)
+        if isinstance(tensor, torch.Generator):
+            raise Unsupported(
+                "autochunk: random numbers by a generator of its own have no form in a tensor program; expected the default "
+                "one, which torch.manual_seed sets"
+            )
         if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
             raise Unsupported(f"autochunk: the constant {node.target} of the function is no tensor with values")
         if tensor.requires_grad and around.grad:

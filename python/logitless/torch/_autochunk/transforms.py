@@ -85,12 +85,12 @@ class Transformed(_Rules):
         if any(t is not None for t in tangents[ctx.count :]):  # of the gradients
             raise NotImplementedError(SECOND)
         wanted = [(t, o) for t, o, yes in zip(tangents, traced.outputs, traced.differentiable) if yes]
-        if all(t is None for t, _ in wanted) or not any(traced.has_grad):
-            return (None,) * (1 + len(traced.has_grad))
+        if all(t is None for t, _ in wanted) or not any(plan.has_grad):
+            return (None,) * (1 + len(plan.has_grad))
         like = ctx.saved_tensors[0]
         full = [torch.zeros(o.shape, dtype=o.dtype, device=like.device) if t is None else t for t, o in wanted]
         made = iter(_Gradients.apply(plan, len(ctx.saved_tensors), *ctx.saved_tensors, *full))
-        return (None, *(next(made) if has else None for has in traced.has_grad))
+        return (None, *(next(made) if has else None for has in plan.has_grad))
 
     @staticmethod
     def vmap(info, in_dims, *args):

@@ -80,6 +80,8 @@ class ChunkedRegion(AutoChunked):
     def _worthwhile(self, plan: Plan, device: torch.device) -> Plan | str:
         if plan.traced.captured:
             return "it holds tensors of its own"
+        if plan.seed:
+            return "it draws random numbers"
         made = [c for c in (plan.forward, plan.backward) if c is not None]
         before, after = (max(getattr(c, name) for c in made) for name in ("before", "after"))
         if before - after < max(self.min_bytes // 2, before // 4):

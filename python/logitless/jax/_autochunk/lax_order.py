@@ -1,0 +1,83 @@
+"""Primitives with an order, in a tensor program: running sums and sorting."""
+
+from __future__ import annotations
+
+from logitless._autochunk.lower import inverse_erf, rounded
+from logitless.jax._autochunk.dtypes import DTYPES
+from logitless.jax._autochunk.lax import BOOL, handles
+
+# What would do in the place of primitives that have no form.
+INSTEAD = {
+    "cumprod": "jnp.exp(jnp.cumsum(jnp.log(x))) of positive numbers",
+    "reduce_prod": "jnp.exp(jnp.sum(jnp.log(x))) of positive numbers",
+    "cummax": "cumsum, cumlogsumexp or a sort",
+    "cummin": "cumsum, cumlogsumexp or a sort",
+    "threefry2x32": "jax.random of a key",
+    "random_gamma": "random numbers among the arguments, drawn outside of the function",
+    "scan": "at most 64 rounds, or the function of all rows at once, which is cut into chunks by itself",
+    "while": "a loop of Python, whose number of rounds is known when it is traced",
+    "conv_general_dilated": "a sum of products of shifted slices",
+    "ragged_dot": "a product for each group of rows, or jnp.einsum with one_hot groups",
+    "ragged_dot_general": "a product for each group of rows, or jnp.einsum with one_hot groups",
+}
+
+
+@handles("rev")
+def _rev(w, e, x):
+    count = w.counted(x)
+    for axis in e.params["dimensions"]:
+        x = w.flip(x, int(axis))
+    if count is not None and list(e.params["dimensions"]) == [count]:
+        w.backwards[x.name] = count
+    return x
+
+
+def _scanned(kind, w, e, x):
+    return w.scan(kind, x, int(e.params["axis"]), bool(e.params["reverse"]))
+
+
+@handles("cumsum")
+def _cumsum(w, e, x):
+    return _scanned("cumsum", w, e, x)
+
+
+@handles("cumlogsumexp")
+def _cumlogsumexp(w, e, x):
+    return _scanned("cumlse", w, e, x)
+
+
+@handles("sort")
+def _sort(w, e, *operands):
+    """Of a key and what counts along the same dimension, which becomes the indices."""
+    axis, key = int(e.params["dimension"]), operands[0]
+    if e.params["num_keys"] != 1:
+        raise w.refuse(f"a sort by {e.params['num_keys']} keys has no form in a tensor program; expected one")
+    for other in operands[1:]:
+        if axis not in (w.counted(other), w.backwards.get(other.name)):
+            raise w.refuse("a sort that moves other arrays has no form in a tensor program; expected jnp.argsort")
+    wide = w.cast(key, DTYPES.i32) if key.dtype == BOOL else key
+    values, index = w.sort(wide, axis, key.shape[axis], False)
+    last = w.number(key.shape[axis] - 1, index.dtype)
+    moved = [w.sub(last, index) if o.name in w.backwards else index for o in operands[1:]]
+    made = [w.cast(values, key.dtype), *(w.cast(m, o.dtype) for m, o in zip(moved, operands[1:]))]
+    return tuple(made) if len(made) > 1 else made[0]
+
+
+@handles("top_k")
+def _top_k(w, e, x):
+    axis = int(e.params.get("axis", -1)) % x.rank
+    values, index = w.sort(x, axis, int(e.params["k"]), True)
+    return values, w.cast(index, e.outputs[1].dtype)
+
+
+@handles("round")
+def _round(w, e, x):
+    if int(e.params["rounding_method"]) == 1:
+        return rounded(w, x)
+    size = w.map("floor", [w.add(w.map("abs", [x], x.dtype), w.number(0.5, x.dtype))], x.dtype)
+    return w.mul(w.map("sign", [x], x.dtype), size)
+
+
+@handles("erf_inv")
+def _erf_inv(w, e, x):
+    return w.cast(inverse_erf(w, w.cast(x, DTYPES.wide(x.dtype))), x.dtype)

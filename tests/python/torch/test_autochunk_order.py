@@ -1,0 +1,222 @@
+"""autochunk of what has an order: running sums, sorting, diagonals, writing by index, margins; and random numbers."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F
+from test_autochunk import DEVICE, check_same, random, whole
+
+from logitless.torch import autochunk
+from logitless.torch._autochunk import Unsupported
+
+EXECUTORS = ["python", pytest.param("native", marks=pytest.mark.skipif(DEVICE != "cpu", reason="no kernels on a GPU"))]
+ROWS, COLUMNS = 24, 20
+
+
+def sums(x, i):
+    counted = ((x > 0).cumsum(1) * x).sum() + (i.cumsum(0) * x[:, 0]).sum()
+    logs = x.logcumsumexp(1).sin().sum() + (x.flip(1, 0) * x).sum()
+    return x.cumsum(1).exp().mean() + x.cumsum(0).sin().sum() + counted + logs
+
+
+def sorting(x, i):
+    values, index = x.topk(3, 1)
+    ordered = (x.sort(1, descending=True)[0] * torch.arange(COLUMNS)).sum() + (x.sort(0)[0] ** 2)[:5].sum()
+    some = x.kthvalue(4, 1)[0].exp().sum() + x.median(1)[0].exp().sum() + x.median() * 3 + x.quantile(0.3, 1).sum()
+    picked = (x * 2).gather(1, x.topk(4, 1, largest=False)[1]).exp().sum()
+    return values.exp().sum() + ordered + some + picked, index, x.argsort(1), torch.bucketize(x, x[0].sort()[0])
+
+
+def diagonals(x, i):
+    square = x.T @ x
+    one = square.diagonal().exp().mean() + square.diagonal(2).sin().sum() + x.diagonal(-3).exp().sum() + square.trace()
+    two = (torch.eye(ROWS, COLUMNS, dtype=x.dtype) * x).sum() + torch.diag_embed(x[:4]).exp().sum()
+    three = (F.one_hot(i, COLUMNS) * x).sum() + torch.diag(x[0]).exp().sum() + x[:, 1::3].exp().sum()
+    return one + two + three + x.tril(-1).exp().sum() + x.triu(1).exp().sum()
+
+
+def writes(x, i):
+    rows, some = x.clone(), torch.tensor([3, 1, 7])
+    rows[some] = x[:3] * 2
+    columns = x.clone()
+    columns[:, some] = x[:, 4:7].sin()
+    columns[x > 1] = 2.0
+    one = rows.exp().mean() + columns.exp().mean() + x.index_fill(1, some, 2.0).exp().mean()
+    two = x.index_copy(0, some, x[5:8] * 3).exp().mean() + x.index_add(1, some, x[:, :3]).exp().mean()
+    three = x.masked_scatter(x > 0, x * 2).sin().sum() + x.scatter_reduce(1, i[:, None], x[:, :1], "sum").exp().mean()
+    order = x.argsort(1)
+    wide = (x.scatter(1, order, x * 2) * torch.arange(COLUMNS)).sum() + x.scatter_add(1, order % 4, x).exp().mean()
+    return one + two + three + wide + (torch.zeros_like(x).scatter(1, order[:, :18], 1.0) * x).sum()
+
+
+def margins(x, i):
+    weights = x[0].detach().abs()
+    one = F.multi_margin_loss(x, i) + F.multi_margin_loss(x, i, p=2, margin=0.7, reduction="sum")
+    return one + (F.multi_margin_loss(x, i, weight=weights, reduction="none") * x[:, 0]).sum()
+
+
+def roundings(x, i):
+    kept = torch.div(x, 0.3, rounding_mode="floor") + torch.div(x, 0.3, rounding_mode="trunc") + (x * 3).round()
+    wholes = (i.div(2, rounding_mode="floor") * i).sum()
+    return (kept * x).sum() + (x.ceil() * x).sum() + x.tanh().erfinv().sin().sum() + wholes
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("fn", [sums, sorting, diagonals, writes, margins, roundings], ids=lambda f: f.__name__)
+def test_float64(fn, executor):
+    args = random(ROWS, COLUMNS, scale=1.0), whole(COLUMNS, ROWS)
+    check_same(fn, autochunk(fn, executor=executor), args, 1e-12)
+
+
+def chosen(hidden, weight):
+    """Of the largest logits of each row alone, with a running sum over what is sorted."""
+    logits = hidden @ weight.T
+    top, index = logits.topk(24, 1)
+    kept = torch.zeros_like(logits).scatter(1, index, 1.0)
+    return (top.softmax(1).cumsum(1) ** 2).mean() + (logits.log_softmax(1) * kept).mean()
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_rows_are_sorted_in_chunks(executor):
+    args = random(48, 8, scale=1.0), random(300, 8, scale=1.0)
+    chunked = autochunk(chosen, chunks=4, executor=executor)
+    check_same(chosen, chunked, args, 1e-12)
+    assert "4 chunks" in chunked.explain()
+    found = chunked.source()
+    assert "topk(" in found[found.index("for ") :] if executor == "python" else "= sort" in found[found.index("loop") :]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_the_last_of_equal_rows_is_written(executor):
+    index = torch.tensor([2, 0, 2, 1, 0])
+
+    def write(x, rows):
+        made = x.clone()
+        made[index] = rows
+        return made
+
+    x, rows = random(4, 3), random(5, 3, seed=1)
+    expected = x.detach().clone()
+    for place, row in zip(index.tolist(), rows.detach()):
+        expected[place] = row
+    assert torch.equal(autochunk(write, executor=executor)(x.detach(), rows.detach()), expected)
+
+
+# --- random numbers
+
+
+def dropped(hidden, weight, target):
+    logits = F.dropout(hidden, 0.25) @ weight.T
+    return F.cross_entropy(F.dropout(logits, 0.5), target)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_masks_do_not_depend_on_chunks(executor):
+    args = random(40, 8, dtype=torch.float32), random(300, 8, dtype=torch.float32), whole(300, 40)
+    results = []
+    for options in ({}, {"chunks": 4}, {"chunks": 5, "gradients": "backward"}):
+        torch.manual_seed(5)
+        loss = autochunk(dropped, executor=executor, **options)(*args)
+        results.append([loss, *torch.autograd.grad(loss, args[:2])])
+    for result in results[1:]:
+        for found, expected in zip(result, results[0]):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    torch.manual_seed(6)
+    assert autochunk(dropped, executor=executor)(*args) != results[0][0]
+
+
+def masks(x):
+    return F.dropout(torch.ones_like(x), 0.3), torch.rand_like(x), torch.randn_like(x), torch.randint(3, 9, x.shape)
+
+
+def test_masks_are_those_of_the_library():
+    """Both executors draw the same, in f64 more bits than in f32."""
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x = torch.zeros(30, 200, dtype=dtype)
+        made = []
+        for options in ({}, {"chunks": 3}, {"executor": "native"} if DEVICE == "cpu" else {}):
+            torch.manual_seed(1)
+            made.append(autochunk(masks, **options)(x))
+        for one, two, three in zip(*made):
+            torch.testing.assert_close(one, two, rtol=0, atol=0)
+            torch.testing.assert_close(one, three, rtol=1e-5, atol=1e-6)
+        mask, flat, normal, integers = made[0]
+        assert set(mask.unique().tolist()) == {0.0, torch.tensor(1 / 0.7, dtype=dtype).item()}
+        assert abs((mask > 0).double().mean() - 0.7) < 0.02
+        assert 0 <= flat.min() and flat.max() < 1 and abs(flat.double().mean() - 0.5) < 0.02
+        assert abs(normal.double().mean()) < 0.05 and abs(normal.double().std() - 1) < 0.05
+        assert integers.unique().tolist() == [3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_other_distributions(executor):
+    def draw(p):
+        order, gumbel = torch.randperm(500), F.gumbel_softmax(p.log()[:, None].expand(-1, 3), hard=True)
+        waits = torch.empty(400, 100).exponential_(2.0)
+        return order, torch.multinomial(p.expand(4000, 5), 2), waits, torch.bernoulli(p.expand(4000, 5)), gumbel
+
+    torch.manual_seed(3)
+    p = torch.tensor([0.1, 0.5, 0.05, 0.3, 0.05])
+    order, drawn, waits, coins, gumbel = autochunk(draw, executor=executor)(p)
+    assert torch.equal(order.sort()[0], torch.arange(500)) and not torch.equal(order, torch.arange(500))
+    assert (drawn[:, 0] != drawn[:, 1]).all()
+    torch.testing.assert_close(drawn[:, 0].bincount() / 4000, p, atol=0.03, rtol=0)
+    torch.testing.assert_close(coins.mean(0), p, atol=0.03, rtol=0)
+    assert waits.min() > 0 and abs(waits.mean() - 0.5) < 0.02
+    assert torch.equal(gumbel.sum(1), torch.ones(5)) and torch.isfinite(gumbel).all()
+
+
+def test_a_call_draws_what_the_seed_says():
+    x = torch.ones(50, 50)
+    chunked = autochunk(lambda x: F.dropout(x))
+    torch.manual_seed(4)
+    one, two = chunked(x), chunked(x)
+    assert not torch.equal(one, two)
+    torch.manual_seed(4)
+    assert torch.equal(chunked(x), one) and torch.equal(chunked(x), two)
+    assert torch.equal(autochunk(lambda x: F.dropout(x, training=False))(x), x)
+
+
+def squares(x):
+    return (F.dropout(x, 0.5) * 3).square().sum()
+
+
+def test_random_numbers_under_transforms():
+    """Of each example as vmap says, and in its gradient those of its value."""
+    x = torch.ones(6, 40, dtype=torch.float64)
+    for gradients in ("auto", "backward"):
+        chunked = autochunk(squares, gradients=gradients)
+        gradient, value = torch.func.grad_and_value(chunked)(x)
+        assert set(gradient.unique().tolist()) == {0.0, 72.0} and gradient.sum() == 2 * value
+        each = torch.func.vmap(torch.func.grad(chunked), randomness="different")(x)
+        assert set(each.unique().tolist()) == {0.0, 72.0} and not torch.equal(each[0], each[1])
+        same = torch.func.vmap(torch.func.grad(chunked), randomness="same")(x)
+        assert torch.equal(same, same[:1].expand_as(same))
+        with pytest.raises(RuntimeError, match="randomness"):
+            torch.func.vmap(chunked)(x)
+
+
+# --- what is refused
+
+
+def checkpointed(x):
+    return torch.utils.checkpoint.checkpoint(lambda x: F.dropout(x.exp()).sin(), x, use_reentrant=False).sum()
+
+
+@pytest.mark.parametrize(
+    "fn, why",
+    [
+        (lambda x: x.cumprod(1), r"cumprod.*expected x.log\(\).cumsum\(dim\).exp\(\)"),
+        (lambda x: x.cummax(1)[0], "cummax.*expected"),
+        (lambda x: x[x > 0].sum(), "nonzero.*expected a mask over all rows"),
+        (lambda x: torch.poisson(x), "poisson.*expected those of rand"),
+        (lambda x: torch.rand(3, generator=torch.Generator()) * x[0, 0], "generator of its own"),
+        (lambda x: x.scatter(1, torch.arange(18).expand(9, 18), x), "those of a sort or topk"),
+        (checkpointed, "leave the checkpoint out"),
+    ],
+    ids=lambda p: p if isinstance(p, str) else "",
+)
+def test_refusals_name_what_would_do(fn, why):
+    with pytest.raises(Unsupported, match=why):
+        autochunk(fn)(random(9, 18))
