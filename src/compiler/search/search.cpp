@@ -82,6 +82,7 @@ class Search final : public MoveSink {
   }
   bool spacious() const final { return room_ >= kSpacious; }
   bool end(int node) final {
+    if (free_) try_larger_chunks();
     const Plan& from = plan(expanding_);
     bool lower = false, works = false;
     double seconds = 0.0;
@@ -128,6 +129,26 @@ class Search final : public MoveSink {
   void note(std::vector<std::string>& list, int node, const std::string& why) const {
     std::string text = concat(shown(plan(expanding_).graph, node), ": ", why);
     if (std::find(list.begin(), list.end(), text) == list.end()) list.push_back(std::move(text));
+  }
+
+  // Small programs: fewer rounds may be free where many take too long.
+  void try_larger_chunks() {
+    if (request_.chunks > 0) return;
+    const std::size_t end = plans_.size();
+    for (std::size_t i = first_child_; i < end; ++i) {
+      const Plan& from = plan(expanding_);
+      if (plan(i).regions.size() <= from.regions.size()) continue;
+      const std::size_t last = plan(i).regions.size() - 1;
+      std::size_t at = i;
+      for (const std::int64_t chunks : {8, 4, 2}) {
+        if (!lowers(plan(at), from) || !same_work(plan(at)) || is_free(plan(at), from)) break;
+        const ChunkedRegion& r = plan(at).regions[last];
+        const std::int64_t chunk = (r.extent + chunks - 1) / chunks;
+        if (chunk <= r.chunk) continue;
+        if (!consider(resized(plan(at), last, chunk))) return;
+        at = plans_.size() - 1;
+      }
+    }
   }
 
   Plan& plan(std::size_t i) { return *plans_[i]; }
