@@ -32,7 +32,8 @@ def shown(file: str, line: int) -> str:
 
 
 def located(message: str, places: Mapping[str, str]) -> str:
-    """The message behind the line of the first value in it, %name, that has one."""
-    found = (places[name] for name in re.findall(r"%(\w+)", message) if name in places)
+    """The message behind the line of the first value in it, "%name" or "name (operation) type", that has one."""
+    names = (a or b for a, b in re.findall(r"%(\w+)|\b(\w+) \(\w+\) \w+\[", message))
+    found = (places[name] for name in names if name in places)
     place = next(found, None)
     return message if place is None else f"{place}: {message}"

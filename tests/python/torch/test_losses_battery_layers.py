@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from losses_battery import checks
-from losses_battery.checks import MEMORY, REFUSED, expected
+from losses_battery.checks import MEMORY, REFUSED, REPORTS, expected
 
 from logitless.torch._autochunk import Unsupported
 
@@ -28,6 +28,6 @@ def test_takes_a_quarter(name):
 
 
 @pytest.mark.skipif(torch.get_default_device().type != "cpu", reason="counts what PyTorch's CPU allocator gives out")
-@pytest.mark.parametrize("name", expected({}, FAMILIES, AssertionError))
+@pytest.mark.parametrize("name", expected(REPORTS, FAMILIES, AssertionError))
 def test_reports_what_it_takes(name):
     checks.reports_what_it_takes(name)
