@@ -93,8 +93,9 @@ std::string text_of(const SearchResult& found) {
 }  // namespace
 
 ChunkChoice choose_chunks(const Graph& graph, const ChunkRequest& request) {
-  SearchResult found = search(graph, {request.target, request.chunks, request.added,
-                                      /*paid=*/request.budget > 0 || request.explore});
+  SearchResult found =
+      search(graph, {request.target, request.chunks, request.added,
+                     /*paid=*/request.budget > 0 || request.explore, request.with_scratch});
   const std::size_t chosen = request.budget > 0 ? within(found, request) : found.free;
   ChunkChoice choice;
   choice.plans = front_of(found, chosen);

@@ -75,6 +75,25 @@ TEST_P(Search, ABudgetTakesTheFastestPlanWithinIt) {
   }
 }
 
+// The bits of sums go by chunks, and these not by threads.
+TEST_P(Search, PlansAreTheSameForAnyNumberOfThreads) {
+  const NamedProgram& p = GetParam();
+  const Graph graph = p.make(DType::f32);
+  CompileOptions options;
+  options.sizes = p.sizes;
+  options.threads = 1;
+  const std::size_t whole = compile(graph, options).unchunked_arena_bytes();
+  for (const std::size_t budget : {std::size_t{0}, whole / 4, whole / 16}) {
+    options.memory_budget = budget;
+    options.threads = 1;
+    const std::string text = compile(graph, options).text();
+    for (const int threads : {2, 5}) {
+      options.threads = threads;
+      EXPECT_EQ(compile(graph, options).text(), text) << budget << ", " << threads;
+    }
+  }
+}
+
 TEST_P(Search, NoNumberOfChunksBeatsIt) {
   const NamedProgram& p = GetParam();
   // Known gaps of the search: rows in sixths, and two regions in chunks of different seeds.

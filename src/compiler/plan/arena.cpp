@@ -135,7 +135,15 @@ void plan_memory(Program& program) {
   }
 }
 
-std::vector<int> live_at(const Program& program, int instruction) {
+namespace {
+
+std::int64_t bytes_of(const Buffer& buffer, Counted counted) {
+  return counted == Counted::all ? buffer.bytes : buffer.value_bytes;
+}
+
+}  // namespace
+
+std::vector<int> live_at(const Program& program, int instruction, Counted counted) {
   std::vector<int> live;
   for (std::size_t b = 0; b < program.buffers.size(); ++b) {
     const Buffer& x = program.buffers[b];
@@ -150,13 +158,13 @@ std::vector<int> live_at(const Program& program, int instruction) {
     if (!handed) live.push_back(static_cast<int>(b));
   }
   std::stable_sort(live.begin(), live.end(), [&](int a, int b) {
-    return program.buffers[static_cast<std::size_t>(a)].bytes >
-           program.buffers[static_cast<std::size_t>(b)].bytes;
+    return bytes_of(program.buffers[static_cast<std::size_t>(a)], counted) >
+           bytes_of(program.buffers[static_cast<std::size_t>(b)], counted);
   });
   return live;
 }
 
-std::vector<std::int64_t> live_bytes(const Program& program) {
+std::vector<std::int64_t> live_bytes(const Program& program, Counted counted) {
   std::vector<std::int64_t> change(program.instructions.size() + 1, 0);
   std::vector<bool> hands_over(program.buffers.size());
   for (const Buffer& b : program.buffers) {
@@ -165,9 +173,9 @@ std::vector<std::int64_t> live_bytes(const Program& program) {
   for (std::size_t i = 0; i < program.buffers.size(); ++i) {
     const Buffer& b = program.buffers[i];
     if (b.place != Place::arena || b.first < 0) continue;
-    change[static_cast<std::size_t>(b.first)] += aligned(b.bytes, program.alignment);
+    change[static_cast<std::size_t>(b.first)] += aligned(bytes_of(b, counted), program.alignment);
     change[static_cast<std::size_t>(b.last + (hands_over[i] ? 0 : 1))] -=
-        aligned(b.bytes, program.alignment);
+        aligned(bytes_of(b, counted), program.alignment);
   }
   std::int64_t sum = 0;
   std::vector<std::int64_t> bytes;

@@ -26,9 +26,11 @@ std::vector<int> replaceable(const Program& program, const Pointwise& loop);
 // offsets, and the size of the arena.
 void plan_memory(Program& program);
 
+// What is counted of a buffer: all its bytes, or those that no number of threads changes.
+enum class Counted : std::uint8_t { all, values };
 // What lives while instruction i runs, biggest first: buffers that own memory.
-std::vector<int> live_at(const Program& program, int instruction);
-// Bytes that live while each instruction runs, and the first instruction where they are the most.
-std::vector<std::int64_t> live_bytes(const Program& program);
+std::vector<int> live_at(const Program& program, int instruction, Counted counted = Counted::all);
+// Bytes that live while each instruction runs.
+std::vector<std::int64_t> live_bytes(const Program& program, Counted counted = Counted::all);
 
 }  // namespace logitless::ir

@@ -180,7 +180,7 @@ class Search final : public MoveSink {
 
   static double mass_of(const Program& program) {
     constexpr double kNear = 0.9;
-    const std::vector<std::int64_t> bytes = live_bytes(program);
+    const std::vector<std::int64_t> bytes = live_bytes(program, Counted::values);
     double mass = 0.0;
     if (bytes.empty()) return mass;
     const auto top = static_cast<double>(*std::max_element(bytes.begin(), bytes.end()));
@@ -198,10 +198,11 @@ class Search final : public MoveSink {
     return request_.chunks > 0 || (a.seconds <= kMostFreeSeconds * root().seconds &&
                                    a.seconds <= kMostFreeSeconds * from.seconds);
   }
-  static bool beats(const Plan& a, const Plan& b) {
-    return a.bytes <= b.bytes && a.arena_bytes <= b.arena_bytes && a.seconds <= b.seconds &&
-           a.work <= b.work * (1.0 + kSameWork) &&
-           (a.bytes < b.bytes || a.arena_bytes < b.arena_bytes || a.seconds < b.seconds);
+  bool beats(const Plan& a, const Plan& b) const {
+    if (request_.with_scratch && a.arena_bytes > b.arena_bytes) return false;
+    const bool less_scratch = request_.with_scratch && a.arena_bytes < b.arena_bytes;
+    return a.bytes <= b.bytes && a.seconds <= b.seconds && a.work <= b.work * (1.0 + kSameWork) &&
+           (a.bytes < b.bytes || less_scratch || a.seconds < b.seconds);
   }
   bool beaten(std::size_t i) const {
     return std::any_of(plans_.begin(), plans_.end(),
@@ -240,12 +241,12 @@ class Search final : public MoveSink {
     if (explored_[at] || plan(at).graph.size() == 0) return;
     expanding_ = at;
     free_ = free;
-    const std::vector<std::int64_t> bytes = live_bytes(plan(at).program);
+    const std::vector<std::int64_t> bytes = live_bytes(plan(at).program, Counted::values);
     if (bytes.empty()) return;
     Peak peak;
     peak.instruction =
         static_cast<int>(std::max_element(bytes.begin(), bytes.end()) - bytes.begin());
-    peak.live = live_at(plan(at).program, peak.instruction);
+    peak.live = live_at(plan(at).program, peak.instruction, Counted::values);
     // What an instruction takes for itself comes first where it is the most.
     const bool itself =
         !peak.live.empty() &&

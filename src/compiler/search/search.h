@@ -16,6 +16,9 @@ struct SearchRequest {
   std::vector<bool> added = {};  // as lower() takes it
   // False: only plans that compute nothing twice and are predicted to take little more time.
   bool paid = true;
+  // Whether plans are compared by the scratch of kernels, too, which depends on threads: so do then
+  // the plans, and the bits of sums.
+  bool with_scratch = false;
 };
 
 struct SearchResult {
