@@ -93,8 +93,11 @@ class Search final : public MoveSink {
         return !free_;
       }
       const double more = plans_[i]->seconds / from.seconds - 1.0;
-      works = works || plans_[i]->work > from.work * (1.0 + kSameWork);
-      seconds = lower ? std::min(seconds, more) : more;
+      const bool works_more = plans_[i]->work > from.work * (1.0 + kSameWork);
+      if (!lower || (works && !works_more) || (works == works_more && more < seconds)) {
+        works = works_more;
+        seconds = more;
+      }
       lower = true;
     }
     if (node < 0 || first_child_ == plans_.size()) return true;

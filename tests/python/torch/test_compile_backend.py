@@ -17,7 +17,7 @@ register()
 DEVICE = torch.get_default_device().type  # conftest.py
 BATCH, LENGTH, DIM, VOCAB = 4, 32, 16, 2000
 # Inductor compiles for many seconds: the rest is run as AOTAutograd has it.
-OPTIONS = {"min_bytes": "256KiB", "inner": "aot_eager"}
+OPTIONS = {"memory_budget": "600KiB", "min_bytes": "256KiB", "inner": "aot_eager"}
 
 
 class Block(torch.nn.Module):
