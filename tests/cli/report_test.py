@@ -252,7 +252,7 @@ class BrowserTest(PageTest, CommandTest):
         done = subprocess.run([CLI, "compile", "--model", "llama-tiny", "--batch", "1", "--length", "64", "--html", out],
                               capture_output=True, text=True, timeout=120, check=False)
         self.assertEqual((done.returncode, done.stdout), (0, f"wrote {out}\n"), done.stderr)
-        found = self.assert_legible(out, svgs=2)
+        found = self.assert_legible(out, svgs=3)
         self.assertGreater(found["titles"], 100)  # an instruction each
 
 

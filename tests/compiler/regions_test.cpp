@@ -198,11 +198,12 @@ std::string gated() {
 }
 
 std::string experts() {  // every expert for every token, weighted by a softmax
-  return "graph g(%h: F[256, 16], %r: F[16, 4], %w: F[4, 16, 64], %v: F[4, 64, 16]) { %s = dot %h, "
-         "%r contract(1; 0) %l = reduce_lse %s dims(1) %lb = broadcast %l dims(0) : F[256, 4] %sl "
+  return "graph g(%h: F[1024, 16], %r: F[16, 4], %w: F[4, 16, 64], %v: F[4, 64, 16]) { %s = dot "
+         "%h, "
+         "%r contract(1; 0) %l = reduce_lse %s dims(1) %lb = broadcast %l dims(0) : F[1024, 4] %sl "
          "= sub %s, %lb %p = exp %sl %x = dot %h, %w contract(1; 1) %a = tanh %x %at = transpose "
          "%a dims(1, 0, 2) %y = dot %at, %v batch(0; 0) contract(2; 1) %pt = transpose %p dims(1, "
-         "0) %pb = broadcast %pt dims(0, 1) : F[4, 256, 16] %yp = mul %y, %pb %o = reduce_sum %yp "
+         "0) %pb = broadcast %pt dims(0, 1) : F[4, 1024, 16] %yp = mul %y, %pb %o = reduce_sum %yp "
          "dims(0) %q = mul %o, %o %loss = reduce_sum %q dims(0, 1)" +
          kGradients;
 }

@@ -201,7 +201,7 @@ void loop_emit(Lowering& l, int id) {
   const Node& n = l.node(id);
   const Loop& loop = *n.attributes.loop;
   LoopRun run;
-  run.node = id;
+  run.symbol = loop.symbol;
   run.extent = loop.extent;
   run.chunk = loop.chunk;
   std::vector<View> operands, results;

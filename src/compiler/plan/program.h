@@ -170,7 +170,7 @@ struct LoopRun {
     std::int64_t offset = 0;  // bytes
     std::int64_t step = 0;    // bytes for each element of the axis; 0: whole
   };
-  int node = -1;  // of the graph
+  std::string symbol;  // of the loop's chunk: its name
   std::int64_t extent = 0, chunk = 0;
   std::vector<Slice> slices;                  // by the slot of the body's external buffers
   std::shared_ptr<const Program> body, tail;  // tail: null when chunk divides extent

@@ -16,9 +16,8 @@ namespace {
 
 // The region that a loop is of. The end where it is none of the search's.
 std::size_t region_of(const Plan& plan, const LoopRun& run) {
-  const Loop& loop = *plan.graph.node(run.node).attributes.loop;
   std::size_t r = 0;
-  while (r < plan.regions.size() && plan.regions[r].group != group_of(loop.symbol)) ++r;
+  while (r < plan.regions.size() && plan.regions[r].group != group_of(run.symbol)) ++r;
   return r;
 }
 

@@ -368,7 +368,9 @@ std::span<const MoveKind> move_kinds() { return kKinds; }
 
 std::string shown(const Graph& graph, int node) {
   const Node& n = graph.node(node);
-  return concat(title_of(n), n.name.empty() ? "" : " %" + n.name, " ", text_of(n.results[0]));
+  const std::string& place = n.attributes.location;
+  return concat(title_of(n), n.name.empty() ? "" : " %" + n.name, " ", text_of(n.results[0]),
+                place.empty() ? "" : ", " + place);
 }
 
 SearchResult search(const Graph& graph, const SearchRequest& request) {

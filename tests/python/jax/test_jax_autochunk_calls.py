@@ -98,4 +98,4 @@ def test_the_lines_that_messages_name():
     with pytest.raises(Unsupported, match=name + r"return x if x\.sum\(\) > 0 else 2 \* x: the function needs the values"):
         autochunk(branching)(jnp.ones((3, 4)))
     text = autochunk(z_loss, memory_budget="1KiB").explain(*arguments())
-    assert re.search(r"\n  test_jax_autochunk_calls\.py:\d+: (logits|lse) = .*: \w+ %\w+ f32\[12, 60\]: along dimension", text)
+    assert re.search(r"\n  test_jax_autochunk_calls\.py:\d+: .*: \w+ %\w+ f32\[[\d, ]+\]: along dimension", text)
