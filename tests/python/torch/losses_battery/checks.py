@@ -24,18 +24,15 @@ REFUSED = {
 
 # Memory over a quarter of the big value, and no message that says what would help.
 _SQUARE = "a mask or bias [T, T] of small values is made outside of the loops, and whole there"
+_PAIR = "a chunk holds a chosen and a rejected sequence at least, and at this size these are more than a quarter"
 MEMORY = {
-    "causal_attention": _SQUARE,
-    "alibi_attention": _SQUARE,
+    "dpo": _PAIR,
+    "kto": _PAIR,
     "window_attention": _SQUARE,
-    "grouped_softcapped_attention": _SQUARE,
-    "all_triplets": "a condition [C, C, C] of small ones is made outside of the loops, and so is its count",
     "slic": "logits read whole and, for the first half of the sequences, by a slice: that one is not cut",
     "cpo": "logits read whole and, for the first half of the sequences, by a slice: that one is not cut",
     "barlow_twins": "projections [N, D] are whole beside the loop that makes them, and no other loop lowers that",
-    "mixture_density": "a product read by three slices: the loop of one is a boundary of the next",
     "dense_mixture_of_experts": "results of every expert [E, N, D] before they are weighed leave the loops whole",
-    "dense_mixture_with_balance": "results of every expert [E, N, D] before they are weighed leave the loops whole",
 }
 
 # Memory that is not what the report says.
@@ -74,7 +71,7 @@ def plan_of(name):
 def is_taken(name):
     _, _, plan = planned(name)
     if isinstance(plan, Unsupported):
-        assert re.search(r"autochunk: \S*aten\.\w+", str(plan)), f"names no operation: {plan}"
+        assert re.search(r"autochunk: .*\baten\.\w+", str(plan)), f"names no operation: {plan}"
         raise plan
 
 
