@@ -10,9 +10,18 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release)
 endif()
 
+# What one checkout compiled serves the others: paths below the checkout are hashed as relative ones, and the folder
+# that the compiler ran in (of which debug information tells) is not hashed.
 find_program(LOGITLESS_CCACHE ccache)
+find_program(LOGITLESS_ENV env)
+if(LOGITLESS_CCACHE)
+  set(logitless_launcher ${LOGITLESS_CCACHE})
+  if(LOGITLESS_ENV)
+    set(logitless_launcher ${LOGITLESS_ENV} CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${LOGITLESS_CCACHE})
+  endif()
+endif()
 if(LOGITLESS_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${LOGITLESS_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${logitless_launcher})
 endif()
 
 # Contraction off: a*b+c is fused only where the code says so, so results do not depend on the compiler's mood.
