@@ -92,20 +92,26 @@ std::string text_of(const SearchResult& found) {
 
 }  // namespace
 
-ChunkChoice choose_chunks(const Graph& graph, const ChunkRequest& request) {
-  SearchResult found =
-      search(graph, {request.target, request.chunks, request.added,
-                     /*paid=*/request.budget > 0 || request.explore, request.with_scratch});
-  const std::size_t chosen = request.budget > 0 ? within(found, request) : found.free;
-  ChunkChoice choice;
-  choice.plans = front_of(found, chosen);
-  choice.refusals = refusals_of(found, chosen, request.budget == 0);
-  choice.search = text_of(found);
-  Plan& plan = *found.plans[chosen];
-  choice.graph = std::move(plan.graph);
-  choice.program = std::move(plan.program);
-  choice.regions = std::move(plan.regions);
+ChunkSearch::ChunkSearch(const Graph& graph, const ChunkRequest& request)
+    : request_(request),
+      found_(search(graph, {request.target, request.chunks, request.added,
+                            /*paid=*/request.budget > 0 || request.explore, request.with_scratch,
+                            request.bodies})) {}
+
+ChunkChoice ChunkSearch::made_of(std::size_t chosen, bool free) const {
+  const Plan& plan = *found_.plans[chosen];
+  ChunkChoice choice{plan.graph, plan.program, plan.regions, {}, {}, {}};
+  choice.plans = front_of(found_, chosen);
+  choice.refusals = refusals_of(found_, chosen, free);
+  choice.search = text_of(found_);
   return choice;
 }
+
+ChunkChoice ChunkSearch::choice() const {
+  const bool free = request_.budget == 0;
+  return made_of(free ? found_.free : within(found_, request_), free);
+}
+
+ChunkChoice ChunkSearch::free_choice() const { return made_of(found_.free, true); }
 
 }  // namespace logitless::ir

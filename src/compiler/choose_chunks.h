@@ -4,18 +4,19 @@
 #include <string>
 #include <vector>
 
-#include "compiler/search/plan.h"
+#include "compiler/search/search.h"
 #include "logitless/compiler.h"
 
 namespace logitless::ir {
 
 struct ChunkRequest {
   const Target& target;
-  std::int64_t budget = 0;       // bytes; 0: nothing is computed twice, and little time lost
-  bool with_scratch = false;     // of the arena; false: of values
-  bool explore = false;          // search for what a budget would bring, too
-  std::int64_t chunks = 0;       // of every loop; 0: chosen
-  std::vector<bool> added = {};  // as lower() takes it
+  std::int64_t budget = 0;          // bytes; 0: nothing is computed twice, and little time lost
+  bool with_scratch = false;        // of the arena; false: of values
+  bool explore = false;             // search for what a budget would bring, too
+  std::int64_t chunks = 0;          // of every loop; 0: chosen
+  std::vector<bool> added = {};     // as lower() takes it
+  LoweredBodies* bodies = nullptr;  // as lower() takes it
 };
 
 // What is computed again by products and the like (recompute_within.h).
@@ -38,6 +39,20 @@ struct ChunkChoice {
 
 // Expects bound sizes. Never a higher peak than without loops. A larger budget never gets a plan
 // that one for a smaller budget beats.
-ChunkChoice choose_chunks(const Graph& graph, const ChunkRequest& request);
+class ChunkSearch {
+ public:
+  ChunkSearch(const Graph& graph, const ChunkRequest& request);
+  // What the request asks for.
+  ChunkChoice choice() const;
+  // What a request without a budget would get.
+  ChunkChoice free_choice() const;
+  // Of the graph without loops.
+  double multiply_adds() const { return found_.plans.front()->work; }
+
+ private:
+  const ChunkRequest request_;
+  const SearchResult found_;
+  ChunkChoice made_of(std::size_t chosen, bool free) const;
+};
 
 }  // namespace logitless::ir

@@ -41,12 +41,13 @@ double multiply_adds_per_byte(const Rates& rates) { return rates.products16 / (2
 class Search {
  public:
   Search(const Graph& graph, const Program& program, const Target& target, std::int64_t budget,
-         const std::vector<bool>& added)
+         const std::vector<bool>& added, LoweredBodies* bodies)
       : graph_(graph),
         program_(program),
         target_(target),
         budget_(budget),
         added_(added),
+        bodies_(bodies),
         curve_(graph, multiply_adds_per_byte(target.rates()), stored_nodes(graph)),
         most_(curve_.cheapest()),
         least_(curve_.smallest()),
@@ -71,6 +72,7 @@ class Search {
   const Target& target_;
   const std::int64_t budget_;
   const std::vector<bool>& added_;
+  LoweredBodies* const bodies_;
   const RecomputeCurve curve_;
   const Point most_, least_;
   std::optional<RecomputeChoice> best_;
@@ -93,7 +95,7 @@ class Search {
     const Point point = keeping(kept);
     RecomputeChoice choice;
     choice.graph = curve_.graph_of(point);
-    choice.program = lower(choice.graph, target_, added_);
+    choice.program = lower(choice.graph, target_, added_, InstructionOrder::for_memory, bodies_);
     choice.values = values_again(graph_, point);
     choice.given_up = most_.kept - point.kept;
     choice.before = program_.value_bytes;
@@ -132,8 +134,9 @@ class Search {
 
 std::optional<RecomputeChoice> recompute_within(const Graph& graph, const Program& program,
                                                 const Target& target, std::int64_t budget,
-                                                const std::vector<bool>& added) {
-  return Search(graph, program, target, budget, added).run();
+                                                const std::vector<bool>& added,
+                                                LoweredBodies* bodies) {
+  return Search(graph, program, target, budget, added, bodies).run();
 }
 
 namespace {
@@ -145,23 +148,20 @@ std::int64_t bytes_of(const Program& p, const ChunkRequest& request) {
 }
 
 // Loops that cost nothing, values computed again, then more loops while the budget asks for them.
-ChunkChoice recomputed(const Graph& graph, const ChunkRequest& request) {
-  ChunkRequest free = request;
-  free.budget = 0;
-  free.explore = false;
-  ChunkChoice choice = choose_chunks(graph, free);
+ChunkChoice recomputed(const ChunkSearch& found, const ChunkRequest& request) {
+  ChunkChoice choice = found.free_choice();
   // What kernels take beside the values is about the same in all choices.
   const std::int64_t scratch = bytes_of(choice.program, request) - choice.program.value_bytes;
-  std::optional<RecomputeChoice> again =
-      recompute_within(choice.graph, choice.program, request.target,
-                       std::max<std::int64_t>(request.budget - scratch, 1), request.added);
+  std::optional<RecomputeChoice> again = recompute_within(
+      choice.graph, choice.program, request.target,
+      std::max<std::int64_t>(request.budget - scratch, 1), request.added, request.bodies);
   if (!again) return choice;
   choice.recomputed = {again->values, again->given_up, again->before, again->program.value_bytes,
                        again->multiply_adds / std::max(choice.program.multiply_adds, 1.0)};
   choice.graph = std::move(again->graph);
   choice.program = std::move(again->program);
   if (bytes_of(choice.program, request) <= request.budget) return choice;
-  ChunkChoice more = choose_chunks(choice.graph, request);
+  ChunkChoice more = ChunkSearch(choice.graph, request).choice();
   if (bytes_of(more.program, request) >= bytes_of(choice.program, request)) return choice;
   more.regions.insert(more.regions.begin(), choice.regions.begin(), choice.regions.end());
   more.recomputed = choice.recomputed;
@@ -197,15 +197,16 @@ std::vector<PlanPoint> front_with(std::vector<PlanPoint> plans, const ChunkChoic
 }  // namespace
 
 ChunkChoice choose_within(const Graph& graph, const ChunkRequest& request) {
-  ChunkChoice loops = choose_chunks(graph, request);
+  const ChunkSearch found(graph, request);
+  ChunkChoice loops = found.choice();
   if (request.budget == 0 || request.chunks > 0) return loops;
-  const double work = lower(graph, request.target, request.added).multiply_adds;
+  const double work = found.multiply_adds();
   const auto fits = [&](const ChunkChoice& c) {
     return bytes_of(c.program, request) <= request.budget;
   };
   const bool cheap = loops.program.multiply_adds <= (1.0 + kCostsNothing) * work;
   if (fits(loops) && cheap) return loops;
-  ChunkChoice again = recomputed(graph, request);
+  ChunkChoice again = recomputed(found, request);
   if (again.recomputed.values == 0) return loops;
   const auto seconds = [&](const ChunkChoice& c) {
     return predicted_seconds(c.program, request.target.rates());

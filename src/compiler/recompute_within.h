@@ -24,14 +24,16 @@ struct RecomputeChoice {
 // Of the choices of passes/recompute_segments.h the one of the least work whose values take at most
 // `budget` bytes, or the fewest bytes found where none does; none where that is not fewer than
 // `program`, which is the graph lowered. Lowers a few choices, as many as it takes to correct what
-// is expected of them. `added` is as lower() takes it.
+// is expected of them. `added` and `bodies` are as lower() takes them.
 std::optional<RecomputeChoice> recompute_within(const Graph& graph, const Program& program,
                                                 const Target& target, std::int64_t budget,
-                                                const std::vector<bool>& added);
+                                                const std::vector<bool>& added,
+                                                LoweredBodies* bodies = nullptr);
 
-// choose_chunks(), and where the budget is met by no loops that cost nothing: loops that cost
-// nothing, then what recompute_within() says, then more loops if the budget asks for them. Of both
-// the one within the budget, of two within it the one of less work, of none the one of fewer bytes.
+// The choice of a ChunkSearch, and where the budget is met by no loops that cost nothing: loops
+// that cost nothing, then what recompute_within() says, then more loops if the budget asks for
+// them. Of both the one within the budget, of two within it the one of less work, of none the one
+// of fewer bytes.
 ChunkChoice choose_within(const Graph& graph, const ChunkRequest& request);
 
 }  // namespace logitless::ir

@@ -42,6 +42,7 @@ struct Chunked {
   // Indices into the cut dimension count from the chunk's first element: of iota, of the index
   // operands of pick, take and scatter_add.
   bool shifted = false;
+  bool operator==(const Chunked&) const = default;
 };
 
 std::vector<std::int64_t> sizes_of(const Type& type);

@@ -43,7 +43,8 @@ Dim Dim::symbol(std::string_view name) {
 }
 
 std::int64_t Dim::value() const {
-  require(is_constant(), "the size ", text(), " is not bound to a number");
+  if (!is_constant())
+    throw InvalidArgument(concat("the size ", text(), " is not bound to a number"));
   return constant_;
 }
 
@@ -70,6 +71,7 @@ Dim& Dim::operator+=(const Dim& other) {
 
 Dim operator*(const Dim& a, const Dim& b) {
   Dim result(multiplied(a.constant_, b.constant_));
+  if (a.is_constant() && b.is_constant()) return result;
   for (const Dim::Term& x : a.terms_)
     result.add_term({x.factors, multiplied(x.coefficient, b.constant_)});
   for (const Dim::Term& y : b.terms_) {

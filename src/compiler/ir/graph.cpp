@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cctype>
 #include <set>
 #include <utility>
@@ -98,6 +99,34 @@ Value Graph::add(Op op, std::vector<Value> operands, Attributes attributes, std:
   nodes_.push_back(
       {op, std::move(operands), std::move(attributes), std::move(results), std::move(hint)});
   return {size() - 1, 0};
+}
+
+Value Graph::copy(const Graph& from, int id, std::vector<Value> operands) {
+  const Node& n = from.node(id);
+  bool same = n.op != Op::parameter && origin_name_.empty() && origin_location_.empty();
+  for (std::size_t i = 0; i < operands.size() && same; ++i) {
+    const Value v = operands[i];
+    check(v.node >= 0 && v.node < size() && v.index < static_cast<int>(node(v).results.size()),
+          name_of(n.op), ": an operand is no value of this graph");
+    same = type(v) == from.type(n.operands[i]);
+  }
+  if (!same) return add(n.op, std::move(operands), n.attributes, n.name);
+  Node made{n.op, std::move(operands), n.attributes, n.results,
+            n.name};  // `from` may be this graph
+  nodes_.push_back(std::move(made));
+  return {size() - 1, 0};
+}
+
+bool computes_alike(const Node& a, const Node& b) {
+  const Attributes &x = a.attributes, &y = b.attributes;
+  const auto bits = [](double number) { return std::bit_cast<std::uint64_t>(number); };
+  if (a.op == Op::loop || a.op == Op::head || a.op == Op::fused_dot) return &a == &b;
+  return a.op == b.op && x.function == y.function && x.reduce == y.reduce &&
+         bits(x.number) == bits(y.number) && x.reverse == y.reverse && x.scores == y.scores &&
+         x.axis == y.axis && x.dims == y.dims && x.batch_a == y.batch_a && x.batch_b == y.batch_b &&
+         x.contract_a == y.contract_a && x.contract_b == y.contract_b && x.begin == y.begin &&
+         x.end == y.end && x.type == y.type && a.results == b.results &&
+         a.operands.size() == b.operands.size();
 }
 
 Origin::Origin(Graph& graph, std::string name, std::string location) : graph_(graph) {
@@ -211,6 +240,7 @@ Graph bind(const Graph& graph, const Bindings& bindings) {
     }
     return bound;
   };
+  std::map<const Loop*, std::shared_ptr<const Loop>> bound_loops;  // alike ones are one
   for (const Node& n : graph.nodes()) {
     Attributes attributes = n.attributes;
     attributes.type.shape = bind_shape(attributes.type.shape);
@@ -221,11 +251,15 @@ Graph bind(const Graph& graph, const Bindings& bindings) {
       attributes.begin.clear();
     }
     if (n.op == Op::loop) {
-      auto loop = std::make_shared<Loop>(*n.attributes.loop);
-      Bindings outer = bindings;
-      outer.erase(loop->symbol);
-      loop->body = bind(loop->body, outer);
-      attributes.loop = std::move(loop);
+      std::shared_ptr<const Loop>& bound = bound_loops[n.attributes.loop.get()];
+      if (bound == nullptr) {
+        auto loop = std::make_shared<Loop>(*n.attributes.loop);
+        Bindings outer = bindings;
+        outer.erase(loop->symbol);
+        loop->body = bind(loop->body, outer);
+        bound = std::move(loop);
+      }
+      attributes.loop = bound;
     }
     result.add(n.op, n.operands, std::move(attributes), n.name);
   }

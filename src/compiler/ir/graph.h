@@ -156,6 +156,10 @@ std::string description_of(const Node& node);
 // type, and the name with the numbers before its last dot left out.
 std::string kind_of(const Node& node);
 
+// Whether two nodes make the same of equal operands: names and places may differ. Loops and heads
+// are alike only if they are one.
+bool computes_alike(const Node& a, const Node& b);
+
 struct Output {
   std::string name;
   Value value;
@@ -171,6 +175,9 @@ class Graph {
   // of the innermost Origin. Throws InvalidArgument naming the operation, what was expected and
   // what came.
   Value add(Op op, std::vector<Value> operands, Attributes attributes = {}, std::string hint = {});
+  // A node of another graph, or of this one, with other operands: add() of its parts, and nothing
+  // is inferred again where the operands have the types that they had there.
+  Value copy(const Graph& from, int id, std::vector<Value> operands);
   // Result names are unique. Throws InvalidArgument.
   void add_output(std::string output, Value value);
 

@@ -15,10 +15,10 @@ void Typing::count(std::size_t wanted) const {
   expect(operands.size() == wanted, "expected ", wanted, " operands, got ", operands.size());
 }
 void Typing::index(int i) const {
-  expect(is_index(in(i).dtype), "operand ", i, " is ", text_of(in(i)), ", expected i32 or i64");
+  expect(is_index(in(i).dtype), "operand ", i, " is ", in(i), ", expected i32 or i64");
 }
 void Typing::floating(int i) const {
-  expect(is_float(in(i).dtype), "operand ", i, " is ", text_of(in(i)), ", expected floats");
+  expect(is_float(in(i).dtype), "operand ", i, " is ", in(i), ", expected floats");
 }
 void Typing::dimensions(const std::vector<int>& dims, int rank, const char* name) const {
   std::set<int> seen;

@@ -9,6 +9,14 @@
 
 namespace logitless::ir {
 
+// Parts of messages.
+inline std::string shown(const Type& type) { return text_of(type); }
+inline std::string shown(const Shape& shape) { return text_of(shape); }
+template <typename T>
+const T& shown(const T& part) {
+  return part;
+}
+
 bool is_float(DType dtype);
 
 struct Typing {
@@ -17,9 +25,10 @@ struct Typing {
   const Attributes& a;
 
   const Type& in(int i) const { return *operands[static_cast<std::size_t>(i)]; }
+  // Parts are texts, numbers, types and shapes: those are written out only to be thrown.
   template <typename... Parts>
   void expect(bool ok, const Parts&... parts) const {
-    if (!ok) throw InvalidArgument(concat(what, ": ", parts...));
+    if (!ok) throw InvalidArgument(concat(what, ": ", shown(parts)...));
   }
   void count(std::size_t wanted) const;
   void index(int i) const;

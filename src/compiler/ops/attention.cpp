@@ -49,8 +49,8 @@ void scores_types(const Typing& r, int i) {
     for (std::size_t d = 0; fits && d < 3; ++d)
       fits = bias.shape[d] == q.shape[d] || bias.shape[d] == Dim(1);
     r.expect(fits && (bias.dtype == q.dtype || (bias.dtype == DType::f32 && q.dtype != DType::f64)),
-             "bias is ", text_of(bias), ", expected ",
-             text_of(Type{q.dtype, {q.shape[0], q.shape[1], q.shape[2], k.shape[2]}}),
+             "bias is ", bias, ", expected ",
+             Type{q.dtype, {q.shape[0], q.shape[1], q.shape[2], k.shape[2]}},
              ", f32 and any of the first three sizes 1 allowed");
   }
   if (s.segments) {
@@ -58,9 +58,9 @@ void scores_types(const Typing& r, int i) {
     r.index(i);
     r.expect(queries.shape == Shape{q.shape[0], q.shape[2]} &&
                  keys == Type{queries.dtype, {k.shape[0], k.shape[2]}},
-             "segments are ", text_of(queries), " and ", text_of(keys), ", expected ",
-             text_of(Type{queries.dtype, {q.shape[0], q.shape[2]}}), " and ",
-             text_of(Type{queries.dtype, {k.shape[0], k.shape[2]}}));
+             "segments are ", queries, " and ", keys, ", expected ",
+             Type{queries.dtype, {q.shape[0], q.shape[2]}}, " and ",
+             Type{queries.dtype, {k.shape[0], k.shape[2]}});
   }
 }
 
@@ -69,11 +69,11 @@ Type lse_type(const Typing& r, std::size_t operands) {
   r.count(operands + r.a.scores.operands());
   const Type &q = r.in(0), &k = r.in(1);
   r.floating(0);
-  r.expect(q.rank() == 4 && k.rank() == 4, "q is ", text_of(q), " and k is ", text_of(k),
+  r.expect(q.rank() == 4 && k.rank() == 4, "q is ", q, " and k is ", k,
            ", expected [batch, heads, length, dim]");
-  r.expect(r.in(2) == k, "v is ", text_of(r.in(2)), ", expected the type of k, ", text_of(k));
-  r.expect(q.dtype == k.dtype && q.shape[0] == k.shape[0] && q.shape[3] == k.shape[3], "q is ",
-           text_of(q), " but k is ", text_of(k));
+  r.expect(r.in(2) == k, "v is ", r.in(2), ", expected the type of k, ", k);
+  r.expect(q.dtype == k.dtype && q.shape[0] == k.shape[0] && q.shape[3] == k.shape[3], "q is ", q,
+           " but k is ", k);
   r.expect(!q.shape[1].is_constant() || !k.shape[1].is_constant() ||
                (k.shape[1].value() > 0 && q.shape[1].value() % k.shape[1].value() == 0),
            "the heads of q, ", q.shape[1].text(), ", are no multiple of those of k, ",
@@ -81,9 +81,9 @@ Type lse_type(const Typing& r, std::size_t operands) {
   const Type lse{q.dtype == DType::f64 ? DType::f64 : DType::f32,
                  {q.shape[0], q.shape[1], q.shape[2]}};
   if (operands > 3) {
-    r.expect(r.in(3) == q && r.in(5) == q, "out and d_out are ", text_of(r.in(3)), " and ",
-             text_of(r.in(5)), ", expected the type of q");
-    r.expect(r.in(4) == lse, "lse is ", text_of(r.in(4)), ", expected ", text_of(lse));
+    r.expect(r.in(3) == q && r.in(5) == q, "out and d_out are ", r.in(3), " and ", r.in(5),
+             ", expected the type of q");
+    r.expect(r.in(4) == lse, "lse is ", r.in(4), ", expected ", lse);
   }
   scores_types(r, static_cast<int>(operands));
   return lse;

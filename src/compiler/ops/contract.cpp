@@ -31,8 +31,7 @@ std::vector<Type> dot_type(const Typing& r) {
   r.count(2);
   const Type &x = r.in(0), &y = r.in(1);
   r.floating(0);
-  r.expect(x.dtype == y.dtype, "operands are ", text_of(x), " and ", text_of(y),
-           ", expected equal dtypes");
+  r.expect(x.dtype == y.dtype, "operands are ", x, " and ", y, ", expected equal dtypes");
   r.expect(r.a.batch_a.size() == r.a.batch_b.size(), "batch names ", r.a.batch_a.size(), " and ",
            r.a.batch_b.size(), " dimensions");
   r.expect(r.a.contract_a.size() == r.a.contract_b.size(), "contract names ", r.a.contract_a.size(),
@@ -44,8 +43,7 @@ std::vector<Type> dot_type(const Typing& r) {
   for (std::size_t i = 0; i < used_a.size(); ++i) {
     r.expect(x.shape[static_cast<std::size_t>(used_a[i])] ==
                  y.shape[static_cast<std::size_t>(used_b[i])],
-             "dimension ", used_a[i], " of ", text_of(x), " meets dimension ", used_b[i], " of ",
-             text_of(y));
+             "dimension ", used_a[i], " of ", x, " meets dimension ", used_b[i], " of ", y);
   }
   Type type{r.wider(x.dtype), {}};
   for (const int d : r.a.batch_a) type.shape.push_back(x.shape[static_cast<std::size_t>(d)]);

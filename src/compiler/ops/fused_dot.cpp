@@ -26,10 +26,10 @@ std::vector<Type> fused_dot_type(const Typing& r) {
   r.expect(r.a.batch_a.empty() && value.rank() > 0, "an epilogue of a batch of products");
   if (e.bias) {
     const Type bias{value.dtype, {value.shape.back()}};
-    r.expect(r.in(2) == bias, "bias is ", text_of(r.in(2)), ", expected ", text_of(bias));
+    r.expect(r.in(2) == bias, "bias is ", r.in(2), ", expected ", bias);
   }
-  r.expect(!e.residual || *r.operands.back() == value, "residual is ", text_of(*r.operands.back()),
-           ", expected ", text_of(value));
+  r.expect(!e.residual || *r.operands.back() == value, "residual is ", *r.operands.back(),
+           ", expected ", value);
   return {value};
 }
 

@@ -16,19 +16,18 @@ std::vector<Type> head_types(const Typing& r) {
   const Type &x = r.in(0), &w = r.in(1);
   r.floating(0);
   r.index(2);
-  r.expect(x.dtype != DType::f64 && x.dtype == w.dtype, "x is ", text_of(x), " and w ", text_of(w),
+  r.expect(x.dtype != DType::f64 && x.dtype == w.dtype, "x is ", x, " and w ", w,
            ", expected f32, bf16 or f16, equal");
   r.expect(x.rank() >= 1 && x.rank() <= 4 && w.rank() == 2 && x.shape.back() == w.shape[1], "x is ",
-           text_of(x), " and w ", text_of(w), ", expected [..., D] and [V, D]");
+           x, " and w ", w, ", expected [..., D] and [V, D]");
   const Type token{DType::f32, Shape(x.shape.begin(), x.shape.end() - 1)};
-  r.expect(r.in(2).shape == token.shape, "targets are ", text_of(r.in(2)), ", expected the shape ",
-           logitless::text_of(token.shape));
+  r.expect(r.in(2).shape == token.shape, "targets are ", r.in(2), ", expected the shape ",
+           token.shape);
   const Type bias{h.bias ? r.in(3).dtype : x.dtype, {w.shape[0]}};
   r.expect(!h.bias || (r.in(3) == bias && (bias.dtype == DType::f32 || bias.dtype == x.dtype)),
-           "bias is ", text_of(r.in(h.bias ? 3 : 0)), ", expected ", text_of(bias));
+           "bias is ", r.in(h.bias ? 3 : 0), ", expected ", bias);
   for (std::size_t i = r.operands.size() - 2; h.gradients && i < r.operands.size(); ++i)
-    r.expect(*r.operands[i] == token, "a gradient is ", text_of(*r.operands[i]), ", expected ",
-             text_of(token));
+    r.expect(*r.operands[i] == token, "a gradient is ", *r.operands[i], ", expected ", token);
   std::vector<Type> types = {token, token};
   const auto gradient = [&](DType dtype, Type type, std::string_view name) {
     if (dtype == DType::i8) return;

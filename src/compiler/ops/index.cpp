@@ -104,7 +104,7 @@ std::vector<Type> scatter_type(const Typing& r) {
   const Shape &index = r.in(0).shape, &updates = r.in(1).shape;
   r.expect(
       updates.size() >= index.size() && std::equal(index.begin(), index.end(), updates.begin()),
-      "updates ", text_of(r.in(1)), " do not begin with the shape of the index ", text_of(r.in(0)));
+      "updates ", r.in(1), " do not begin with the shape of the index ", r.in(0));
   r.expect(r.a.type.shape.size() == 1, "expected rows");
   Type type{r.wider(r.in(1).dtype), r.a.type.shape};
   type.shape.insert(type.shape.end(), updates.begin() + static_cast<std::ptrdiff_t>(index.size()),
@@ -184,13 +184,13 @@ std::vector<Type> pick_type(const Typing& r) {
   if (r.in(1).rank() == type.rank()) {
     const auto axis = static_cast<std::size_t>(r.a.axis);
     type.shape[axis] = r.in(1).shape[axis];
-    r.expect(type.shape == r.in(1).shape, "the index is ", text_of(r.in(1)), " for ",
-             text_of(r.in(0)), ", expected equal but for dimension ", r.a.axis);
+    r.expect(type.shape == r.in(1).shape, "the index is ", r.in(1), " for ", r.in(0),
+             ", expected equal but for dimension ", r.a.axis);
     return {type};
   }
   type.shape.erase(type.shape.begin() + r.a.axis);
-  r.expect(type.shape == r.in(1).shape, "the index is ", text_of(r.in(1)), ", expected the shape ",
-           text_of(type.shape));
+  r.expect(type.shape == r.in(1).shape, "the index is ", r.in(1), ", expected the shape ",
+           type.shape);
   return {type};
 }
 std::vector<Tensor> pick_value(const Evaluation& e) {
@@ -265,8 +265,8 @@ std::vector<Type> put_type(const Typing& r) {
   r.index(0);
   r.expect(r.in(1).dtype != DType::i8, "an i8 is a condition: cast it first");
   r.axis(r.in(1).rank());
-  r.expect(r.in(0).shape == r.in(1).shape, "the index is ", text_of(r.in(0)),
-           " and the updates are ", text_of(r.in(1)), ", expected equal shapes");
+  r.expect(r.in(0).shape == r.in(1).shape, "the index is ", r.in(0), " and the updates are ",
+           r.in(1), ", expected equal shapes");
   r.expect(r.a.type.shape.size() == 1, "expected a size");
   const DType dtype = r.in(1).dtype;
   Type type{is_float(dtype) ? r.wider(dtype) : dtype, r.in(1).shape};

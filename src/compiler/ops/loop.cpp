@@ -31,7 +31,7 @@ void check_parameters(const Typing& r, const Loop& loop) {
     return loop.body.node(parameters[i]).results[0];
   };
   r.expect(parameter(0) == Type{DType::i64, {}}, "the first parameter of the body is ",
-           text_of(parameter(0)), ", expected i64[]");
+           parameter(0), ", expected i64[]");
   for (std::size_t i = 0; i < r.operands.size(); ++i) {
     Type expected = *r.operands[i];
     const Loop::Input& how = loop.inputs[i];
@@ -40,13 +40,13 @@ void check_parameters(const Typing& r, const Loop& loop) {
       const Dim all = extent_of(Dim(loop.extent), how.factor);
       r.expect(axis < expected.shape.size(), "operand ", i, " is cut along dimension ", axis);
       if (expected.shape[axis] != all)  // texts are made only to be shown
-        r.expect(false, "operand ", i, " is ", text_of(expected), ", expected ", all.text(),
+        r.expect(false, "operand ", i, " is ", expected, ", expected ", all.text(),
                  " along dimension ", axis);
       expected.shape[axis] = extent_of(Dim::symbol(loop.symbol), how.factor);
     }
     if (parameter(i + 1) != expected)
-      r.expect(false, "parameter ", i + 1, " of the body is ", text_of(parameter(i + 1)),
-               ", expected ", text_of(expected));
+      r.expect(false, "parameter ", i + 1, " of the body is ", parameter(i + 1), ", expected ",
+               expected);
   }
 }
 
@@ -63,14 +63,14 @@ std::vector<Type> loop_types(const Typing& r) {
       const auto axis = static_cast<std::size_t>(how.axis);
       const Dim chunk = extent_of(Dim::symbol(loop.symbol), how.factor);
       if (axis >= type.shape.size() || type.shape[axis] != chunk)
-        r.expect(false, "result ", i, " is ", text_of(type), ", expected ", chunk.text(),
+        r.expect(false, "result ", i, " is ", type, ", expected ", chunk.text(),
                  " along dimension ", axis);
       type.shape[axis] = extent_of(Dim(loop.extent), how.factor);
     }
     for (const Dim& dim : type.shape) {
       const std::vector<std::string> names = dim.symbols();
       if (std::find(names.begin(), names.end(), loop.symbol) != names.end())
-        r.expect(false, "result ", i, " has the size of a chunk in ", text_of(type));
+        r.expect(false, "result ", i, " has the size of a chunk in ", type);
     }
     types.push_back(type);
   }
@@ -165,13 +165,14 @@ bool share_memory(const std::vector<View>& results) {
 }
 
 // The body for chunks of `chunk`. Its parameters and results are external, the i-th one slice i.
-Program body_of(Lowering& l, const Loop& loop, std::int64_t chunk,
-                const std::vector<View>& operands, const std::vector<View>& results) {
+LoweredBodies::Body lowered_body(Lowering& l, const Loop& loop, const LoweredBodies::Key& key,
+                                 const std::vector<View>& operands,
+                                 const std::vector<View>& results) {
+  const std::int64_t chunk = key.chunk;
   const Graph bound = bind(loop.body, {{loop.symbol, chunk}});
   const Graph body = l.target().epilogues() ? fuse_epilogues(bound).graph : bound;
-  Lowering inner(body, l.target(), l.parts_in_place());
-  // Sums in one memory are added up in the order of the nodes.
-  if (l.keeps_order() || share_memory(results)) inner.keep_order();
+  Lowering inner(body, l.target(), l.bodies(), key.parts_in_place);
+  if (key.keeps_order) inner.keep_order();
   const std::vector<int> parameters = body.parameters();
   inner.set_first(parameters[0]);
   int slot = 0;
@@ -192,9 +193,25 @@ Program body_of(Lowering& l, const Loop& loop, std::int64_t chunk,
     inner.set_destination(i, {part(results[i], body.type(body.outputs()[i].value)),
                               kKinds[static_cast<int>(loop.outputs[i].kind)]});
   }
-  Program program = inner.run();
-  l.note_waiting(inner.parts_wait());
-  return program;
+  auto program = std::make_shared<const Program>(inner.run());
+  return {std::move(program), inner.parts_wait()};
+}
+
+std::shared_ptr<const Program> body_of(Lowering& l, const std::shared_ptr<const Loop>& loop,
+                                       std::int64_t chunk, const std::vector<View>& operands,
+                                       const std::vector<View>& results) {
+  LoweredBodies::Key key{loop.get(), chunk, l.keeps_order(), l.parts_in_place(), {}};
+  // Sums in one memory are added up in the order of the nodes.
+  key.keeps_order = key.keeps_order || share_memory(results);
+  for (const auto* views : {&operands, &results}) {
+    for (const View& view : *views)
+      key.strides.insert(key.strides.end(), view.strides.begin(), view.strides.end());
+  }
+  const LoweredBodies::Body* body = l.bodies().find(key);
+  if (body == nullptr)
+    body = &l.bodies().keep(loop, key, lowered_body(l, *loop, key, operands, results));
+  l.note_waiting(body->parts_wait);
+  return body->program;
 }
 
 void loop_emit(Lowering& l, int id) {
@@ -221,10 +238,9 @@ void loop_emit(Lowering& l, int id) {
       l.fill(results.back(), how.kind == Loop::Out::sum ? 0.0 : lowest(results.back().dtype));
     l.count_merged(loop.rounds() * bytes_of(n.results[i]));
   }
-  run.body = std::make_shared<const Program>(body_of(l, loop, loop.chunk, operands, results));
+  run.body = body_of(l, n.attributes.loop, loop.chunk, operands, results);
   const std::int64_t rest = loop.extent % loop.chunk;
-  if (rest != 0)
-    run.tail = std::make_shared<const Program>(body_of(l, loop, rest, operands, results));
+  if (rest != 0) run.tail = body_of(l, n.attributes.loop, rest, operands, results);
   l.count_work(static_cast<double>(loop.extent / loop.chunk) * run.body->multiply_adds +
                (run.tail ? run.tail->multiply_adds : 0.0));
   const std::int64_t arena = std::max(run.body->arena_bytes, run.tail ? run.tail->arena_bytes : 0);

@@ -45,7 +45,7 @@ constexpr TextKey kConstantKeys[] = {key<&Attributes::number>("value"),
 std::vector<Type> iota_type(const Typing& r) {
   r.count(0);
   r.axis(r.a.type.rank());
-  r.expect(is_index(r.a.type.dtype), "the result is ", text_of(r.a.type), ", expected i32 or i64");
+  r.expect(is_index(r.a.type.dtype), "the result is ", r.a.type, ", expected i32 or i64");
   return {r.a.type};
 }
 std::vector<Tensor> iota_value(const Evaluation& e) {
@@ -88,7 +88,7 @@ std::string function_name(const Attributes& a) { return std::string(info_of(a.fu
 std::vector<Type> counter_type(const Typing& r) {
   for (int i = 0; i < 3; ++i) {
     r.expect(r.in(i).dtype == DType::i64 && r.in(i).shape == r.in(0).shape, "operand ", i, " is ",
-             text_of(r.in(i)), ", expected i64 of the shape of ", text_of(r.in(0)));
+             r.in(i), ", expected i64 of the shape of ", r.in(0));
   }
   return {Type{DType::f32, r.in(0).shape}};
 }
@@ -98,14 +98,14 @@ std::vector<Type> map_type(const Typing& r) {
   if (info.kind == FunctionKind::counter) return counter_type(r);
   const int first = info.kind == FunctionKind::choose ? 1 : 0;
   for (int i = 0; i < info.operands; ++i) {
-    r.expect(r.in(i).shape == r.in(0).shape, "operands are ", text_of(r.in(0)), " and ",
-             text_of(r.in(i)), ", expected equal shapes");
+    r.expect(r.in(i).shape == r.in(0).shape, "operands are ", r.in(0), " and ", r.in(i),
+             ", expected equal shapes");
     if (i < first || info.kind == FunctionKind::logical) {
-      r.expect(r.in(i).dtype == DType::i8, "operand ", i, " is ", text_of(r.in(i)),
+      r.expect(r.in(i).dtype == DType::i8, "operand ", i, " is ", r.in(i),
                ", expected i8 (a condition)");
     } else {
-      r.expect(r.in(i).dtype == r.in(first).dtype, "operands are ", text_of(r.in(first)), " and ",
-               text_of(r.in(i)), ", expected equal dtypes");
+      r.expect(r.in(i).dtype == r.in(first).dtype, "operands are ", r.in(first), " and ", r.in(i),
+               ", expected equal dtypes");
     }
   }
   if (info.kind == FunctionKind::real) r.floating(0);

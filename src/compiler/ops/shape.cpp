@@ -31,8 +31,8 @@ std::vector<Type> broadcast_type(const Typing& r) {
   for (std::size_t i = 0; i < r.a.dims.size(); ++i) {
     r.expect(i == 0 || r.a.dims[i] > r.a.dims[i - 1], "dims does not ascend");
     const Dim& wanted = to[static_cast<std::size_t>(r.a.dims[i])];
-    r.expect(r.in(0).shape[i] == wanted, "dimension ", i, " of ", text_of(r.in(0)),
-             " goes to one of size ", wanted.text());
+    r.expect(r.in(0).shape[i] == wanted, "dimension ", i, " of ", r.in(0), " goes to one of size ",
+             wanted.text());
   }
   return {Type{r.in(0).dtype, to}};
 }
@@ -68,8 +68,8 @@ View broadcast_view(Lowering& l, Value v) {
 
 std::vector<Type> reshape_type(const Typing& r) {
   r.count(1);
-  r.expect(product(r.in(0).shape) == product(r.a.type.shape), text_of(r.in(0)),
-           " has not the elements of ", text_of(r.a.type.shape));
+  r.expect(product(r.in(0).shape) == product(r.a.type.shape), r.in(0), " has not the elements of ",
+           r.a.type.shape);
   return {Type{r.in(0).dtype, r.a.type.shape}};
 }
 std::vector<Tensor> reshape_value(const Evaluation& e) {
@@ -230,8 +230,7 @@ std::vector<Type> slice_type(const Typing& r) {
     r.expect((!begin.is_constant() || begin.value() >= 0) &&
                  (!extent.is_constant() || extent.value() >= 0) &&
                  (!rest.is_constant() || rest.value() >= 0),
-             "dimension ", d, " of ", text_of(r.in(0)), " is cut from ", begin.text(), " to ",
-             end.text());
+             "dimension ", d, " of ", r.in(0), " is cut from ", begin.text(), " to ", end.text());
     type.shape.push_back(extent);
   }
   return {type};
@@ -357,11 +356,10 @@ std::vector<Type> concat_type(const Typing& r) {
   Type type = r.in(0);
   for (std::size_t i = 1; i < r.operands.size(); ++i) {
     Type other = *r.operands[i];
-    r.expect(other.rank() == type.rank(), "operands are ", text_of(r.in(0)), " and ",
-             text_of(other));
+    r.expect(other.rank() == type.rank(), "operands are ", r.in(0), " and ", other);
     const Dim length = other.shape[axis];
     other.shape[axis] = r.in(0).shape[axis];
-    r.expect(other == r.in(0), "operands are ", text_of(r.in(0)), " and ", text_of(*r.operands[i]),
+    r.expect(other == r.in(0), "operands are ", r.in(0), " and ", *r.operands[i],
              ", expected equal but for dimension ", r.a.axis);
     type.shape[axis] += length;
   }

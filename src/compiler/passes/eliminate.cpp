@@ -26,8 +26,7 @@ Graph copied(const Graph& graph, const std::vector<bool>& keep, Replace&& replac
     const Node& n = graph.node(id);
     std::vector<Value> operands;
     for (const Value v : n.operands) operands.push_back(value(v));
-    to[static_cast<std::size_t>(id)] =
-        out.add(n.op, std::move(operands), n.attributes, n.name).node;
+    to[static_cast<std::size_t>(id)] = out.copy(graph, id, std::move(operands)).node;
   }
   for (const Output& output : graph.outputs()) out.add_output(output.name, value(output.value));
   return out;

@@ -13,6 +13,10 @@
 namespace logitless::ir {
 namespace {
 
+// Phases that each compute those before it again make programs as long as the square of their
+// number, which nobody would run: each node so many times, where there are more than a few.
+constexpr std::size_t kMostTimes = 4, kFewNodes = 1500;
+
 class LoopFormer {
  public:
   LoopFormer(const Graph& graph, std::span<const LoopCut> cuts, std::string group)
@@ -35,9 +39,18 @@ class LoopFormer {
     for (const Output& output : g_.outputs()) outputs_.insert(output.value);
   }
 
-  // Nothing where loops wait for each other.
+  // Nothing where loops wait for each other, or are too long.
   std::optional<Graph> run() {
-    for (auto loop = loops_.rbegin(); loop != loops_.rend(); ++loop) demand(*loop);
+    std::size_t once = 0, nodes = 0;
+    for (const LoopPlan& loop : loops_) {
+      if (loop.phase == 0) once += loop.region.nodes.size();
+    }
+    const std::size_t most = std::max(kMostTimes * once, kFewNodes);
+    for (auto loop = loops_.rbegin(); loop != loops_.rend(); ++loop) {
+      demand(*loop);
+      nodes += loop->body.size();
+      if (nodes > most) return std::nullopt;
+    }
     if (!order()) return std::nullopt;
     return std::move(out_);
   }
@@ -65,7 +78,7 @@ class LoopFormer {
   std::set<Value> kept_;  // values of a phase that later ones read
   Graph out_;
   std::map<Value, Value> mapped_;
-  int emitted_ = 0;
+  std::vector<std::pair<const LoopPlan*, std::shared_ptr<const Loop>>> bodies_;
 
   bool inside(int node) const { return cut_of_[static_cast<std::size_t>(node)] >= 0; }
   // The loop that makes the results of a node inside.
@@ -213,16 +226,89 @@ class LoopFormer {
     }
     std::vector<Value> operands;
     for (const Value v : n.operands) operands.push_back(mapped_.at(v));
-    const Value first = out_.add(n.op, std::move(operands), n.attributes, n.name);
+    const Value first = out_.copy(g_, id, std::move(operands));
     for (std::size_t i = 0; i < n.results.size(); ++i)
       mapped_[{id, static_cast<std::int32_t>(i)}] = {first.node, static_cast<std::int32_t>(i)};
   }
 
   void emit_loop(const LoopPlan& plan) {
     const Region& r = plan.region;
+    Attributes attributes;
+    attributes.loop = body_for(plan);
+    const Loop& loop = *attributes.loop;
+    std::vector<Value> operands;
+    for (const auto& [v, need] : plan.inputs) {
+      Value outer = mapped_.at(v);
+      if (!need.whole) {
+        const Shape shape =
+            collapse(loop, need.split).shape(g_.type(v).shape, Dim(r.extent * need.split.factor));
+        outer = reshape(out_, outer, shape);
+      }
+      operands.push_back(outer);
+    }
+    const Value made = out_.add(Op::loop, std::move(operands), std::move(attributes),
+                                g_.node(plan.results[0]).name);
+    for (std::size_t i = 0; i < plan.results.size(); ++i) {
+      const Value v = plan.results[i];
+      const Value whole{made.node, static_cast<std::int32_t>(i)};
+      mapped_[v] = cast(out_, reshape(out_, whole, g_.type(v).shape), g_.type(v).dtype);
+    }
+  }
+
+  // That of a loop alike, if there is one: layers of a network share one, which has the names of
+  // the first of them.
+  std::shared_ptr<const Loop> body_for(const LoopPlan& plan) {
+    for (const auto& [other, loop] : bodies_) {
+      if (alike(*other, plan)) return loop;
+    }
+    bodies_.emplace_back(&plan, emit_body(plan));
+    return bodies_.back().second;
+  }
+
+  // Whether the nodes of one loop, in their order, are those of the other but for names and places,
+  // and read the same inputs.
+  bool alike(const LoopPlan& a, const LoopPlan& b) const {
+    const Region &ra = a.region, &rb = b.region;
+    if (ra.extent != rb.extent || a.chunk != b.chunk || a.body.size() != b.body.size() ||
+        a.inputs.size() != b.inputs.size() || a.results.size() != b.results.size() ||
+        g_.type(ra.seed) != g_.type(rb.seed) || *ra.split(ra.seed) != *rb.split(rb.seed))
+      return false;
+    std::map<Read, std::size_t> place_a, place_b;
+    for (std::size_t i = 0; i < a.inputs.size(); ++i) {
+      const auto& [va, need_a] = a.inputs[i];
+      const auto& [vb, need_b] = b.inputs[i];
+      if (need_a != need_b || g_.type(va) != g_.type(vb)) return false;
+      place_a[a.inputs[i]] = place_b[b.inputs[i]] = i;
+    }
+    std::map<int, int> twin;  // of a's nodes
+    for (auto x = a.body.begin(), y = b.body.begin(); x != a.body.end(); ++x, ++y) {
+      if (!computes_alike(g_.node(*x), g_.node(*y)) || ra.nodes.at(*x) != rb.nodes.at(*y))
+        return false;
+      for (std::size_t i = 0; i < g_.node(*x).operands.size(); ++i) {
+        const Value va = g_.node(*x).operands[i], vb = g_.node(*y).operands[i];
+        const Read read_a{va, normal(ra.nodes.at(*x).needs[i])};
+        const Read read_b{vb, normal(rb.nodes.at(*y).needs[i])};
+        const bool inner_a = computed(a, *x, i), made_a = !inner_a && made(va, read_a.second);
+        const bool inner_b = computed(b, *y, i), made_b = !inner_b && made(vb, read_b.second);
+        if (va.index != vb.index || inner_a != inner_b || made_a != made_b) return false;
+        const bool same = inner_a  ? twin.at(va.node) == vb.node
+                          : made_a ? computes_alike(g_.node(va), g_.node(vb))
+                                   : place_a.at(read_a) == place_b.at(read_b);
+        if (!same) return false;
+      }
+      twin[*x] = *y;
+    }
+    for (std::size_t i = 0; i < a.results.size(); ++i) {
+      const Value va = a.results[i], vb = b.results[i];
+      if (va.index != vb.index || twin.at(va.node) != vb.node) return false;
+    }
+    return true;
+  }
+
+  std::shared_ptr<const Loop> emit_body(const LoopPlan& plan) {
+    const Region& r = plan.region;
     auto loop = std::make_shared<Loop>();
-    loop->symbol = emitted_ == 0 ? group_ : concat(group_, "_", emitted_);
-    ++emitted_;
+    loop->symbol = bodies_.empty() ? group_ : concat(group_, "_", bodies_.size());
     loop->extent = r.extent;
     loop->chunk = plan.chunk;
     Graph& body = loop->body;
@@ -236,21 +322,16 @@ class LoopFormer {
     const Value first = parameter("first", {DType::i64, {}});
     std::map<Read, Value> entered;
     std::map<Value, Value> inner;
-    std::vector<Value> operands;
     for (const Read& read : plan.inputs) {
       const auto& [v, need] = read;
       Type type = g_.type(v);
-      Value outer = mapped_.at(v);
       Loop::Input input;
       if (!need.whole) {
-        const Collapse to = collapse(*loop, need.split);
-        outer = reshape(out_, outer, to.shape(type.shape, Dim(r.extent * need.split.factor)));
-        type.shape = to.shape(type.shape);
+        type.shape = collapse(*loop, need.split).shape(type.shape);
         input = {Loop::In::slice, need.split.dim, need.split.factor};
       }
-      operands.push_back(outer);
+      entered[read] = parameter(concat("in", loop->inputs.size()), std::move(type));
       loop->inputs.push_back(input);
-      entered[read] = parameter(concat("in", operands.size() - 1), std::move(type));
     }
     for (const int id : plan.body) {
       std::vector<Value> reads;
@@ -287,15 +368,7 @@ class LoopFormer {
       loop->outputs.push_back(result);
       body.add_output(concat("out", i), inner.at(v));
     }
-    Attributes attributes;
-    attributes.loop = loop;
-    const Value made = out_.add(Op::loop, std::move(operands), std::move(attributes),
-                                g_.node(plan.results[0]).name);
-    for (std::size_t i = 0; i < plan.results.size(); ++i) {
-      const Value v = plan.results[i];
-      const Value whole{made.node, static_cast<std::int32_t>(i)};
-      mapped_[v] = cast(out_, reshape(out_, whole, g_.type(v).shape), g_.type(v).dtype);
-    }
+    return loop;
   }
 
   Value make(Loop& loop, const Region& r, const Read& read, Value first) {
@@ -347,13 +420,21 @@ std::string new_group(const Graph& graph) {
 Graph resize_loops(const Graph& graph, const std::string& group, std::int64_t chunk) {
   Graph out;
   out.name = graph.name;
-  for (const Node& n : graph.nodes()) {
-    Attributes a = n.attributes;
-    if (n.op == Op::loop && group_of(a.loop->symbol) == group) {
-      auto loop = std::make_shared<Loop>(*a.loop);
-      loop->chunk = std::clamp<std::int64_t>(chunk, 1, std::max<std::int64_t>(loop->extent, 1));
-      a.loop = std::move(loop);
+  std::map<const Loop*, std::shared_ptr<const Loop>> resized;
+  for (int id = 0; id < graph.size(); ++id) {
+    const Node& n = graph.node(id);
+    if (n.op != Op::loop || group_of(n.attributes.loop->symbol) != group) {
+      out.copy(graph, id, n.operands);
+      continue;
     }
+    std::shared_ptr<const Loop>& loop = resized[n.attributes.loop.get()];
+    if (loop == nullptr) {
+      auto other = std::make_shared<Loop>(*n.attributes.loop);
+      other->chunk = std::clamp<std::int64_t>(chunk, 1, std::max<std::int64_t>(other->extent, 1));
+      loop = std::move(other);
+    }
+    Attributes a = n.attributes;
+    a.loop = loop;
     out.add(n.op, n.operands, std::move(a), n.name);
   }
   for (const Output& o : graph.outputs()) out.add_output(o.name, o.value);

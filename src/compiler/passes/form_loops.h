@@ -24,8 +24,10 @@ struct LoopCut {
 Graph form_loops(const Graph& graph, const Region& region, std::int64_t chunk);
 
 // The same of several regions at once; no node is in two of them. The loops are of group `group`:
-// their symbols are "group", "group_1", "group_2" and so on. Nothing where loops of two regions
-// would wait for each other.
+// their symbols are "group", "group_1", "group_2" and so on. Loops that compute the same of other
+// inputs, as those of a network's layers, share one body. Nothing where loops of two regions would
+// wait for each other, or phases that compute each other again would make a program of many times
+// the length.
 std::optional<Graph> form_loops(const Graph& graph, std::span<const LoopCut> cuts,
                                 const std::string& group);
 

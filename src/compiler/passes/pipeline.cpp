@@ -34,7 +34,8 @@ void recompute(Compilation& c) {
 
 void plan_unchunked(Compilation& c) {
   c.unchunked_graph = c.graph;
-  c.unchunked = c.program = lower(c.graph, c.target, c.added);
+  c.unchunked = c.program =
+      lower(c.graph, c.target, c.added, InstructionOrder::for_memory, &c.bodies);
 }
 
 bool heads_wanted(const Compilation& c) { return c.chunk && c.head_engine && c.chunks == 0; }
@@ -74,8 +75,8 @@ bool is_better(const Program& a, const Program& b, const Compilation& c) {
 }
 
 void choose(Compilation& c) {
-  const ChunkRequest request{c.target,  c.budget, c.budget_with_scratch,
-                             c.explore, c.chunks, c.added};
+  const ChunkRequest request{c.target, c.budget, c.budget_with_scratch, c.explore, c.chunks,
+                             c.added,  &c.bodies};
   ChunkChoice choice = choose_within(c.graph, request);
   // Rows as sequences, or as pairs of them, may be what a chunk has to hold.
   const Value product = largest_product(c.graph);

@@ -34,6 +34,7 @@ struct Compilation {
   std::vector<PlanPoint> plans = {};
   std::string search = {};
   RecomputedValues recomputed = {};
+  LoweredBodies bodies = {};  // of loops, of all plans
 };
 
 // A step: results, parameters and their order stay.

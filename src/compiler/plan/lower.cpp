@@ -14,9 +14,11 @@
 
 namespace logitless::ir {
 
-Lowering::Lowering(const Graph& graph, const Target& target, bool parts_in_place)
+Lowering::Lowering(const Graph& graph, const Target& target, LoweredBodies& bodies,
+                   bool parts_in_place)
     : g_(graph),
       target_(target),
+      bodies_(bodies),
       inlined_(inlined_nodes(graph)),
       absorbed_(static_cast<std::size_t>(graph.size()), false),
       parts_in_place_(parts_in_place) {
@@ -297,13 +299,13 @@ Program lowered(const Graph& graph, const std::vector<bool>& added, Lowering& lo
 }
 
 Program lower_as_it_is(const Graph& graph, const Target& target, const std::vector<bool>& added,
-                       InstructionOrder order) {
-  Lowering lowering(graph, target);
+                       InstructionOrder order, LoweredBodies& bodies) {
+  Lowering lowering(graph, target, bodies);
   if (order == InstructionOrder::given) lowering.keep_order();
   Program program = lowered(graph, added, lowering);
   if (!lowering.parts_wait()) return program;
   // Memory that waits for its last part may stand at the peak, where copies would not.
-  Lowering copying(graph, target, /*parts_in_place=*/false);
+  Lowering copying(graph, target, bodies, /*parts_in_place=*/false);
   if (order == InstructionOrder::given) copying.keep_order();
   Program copies = lowered(graph, added, copying);
   return copies.value_bytes < program.value_bytes ? copies : program;
@@ -312,10 +314,12 @@ Program lower_as_it_is(const Graph& graph, const Target& target, const std::vect
 }  // namespace
 
 Program lower(const Graph& graph, const Target& target, const std::vector<bool>& added,
-              InstructionOrder order) {
-  if (!target.epilogues()) return lower_as_it_is(graph, target, added, order);
+              InstructionOrder order, LoweredBodies* bodies) {
+  LoweredBodies own;
+  LoweredBodies& kept = bodies != nullptr ? *bodies : own;
+  if (!target.epilogues()) return lower_as_it_is(graph, target, added, order, kept);
   const WithEpilogues with = fuse_epilogues(graph);
-  Program program = lower_as_it_is(with.graph, target, added, order);
+  Program program = lower_as_it_is(with.graph, target, added, order, kept);
   for (Buffer& buffer : program.buffers) {
     if (buffer.node >= 0) buffer.node = with.origin[static_cast<std::size_t>(buffer.node)];
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "compiler/plan/lowered_bodies.h"
 #include "compiler/plan/program.h"
 #include "compiler/target/target.h"
 
@@ -16,8 +17,10 @@ enum class InstructionOrder : std::uint8_t {
 
 // Instructions in order, memory planned. `added`: by the graph's outputs, whether
 // one is added to what the caller's memory holds; empty: none is. Throws Unsupported naming an
-// operation and dtype that no kernel of the target takes.
+// operation and dtype that no kernel of the target takes. `bodies`: of loops lowered before for the
+// same target, where other graphs share them.
 Program lower(const Graph& graph, const Target& target, const std::vector<bool>& added = {},
-              InstructionOrder order = InstructionOrder::for_memory);
+              InstructionOrder order = InstructionOrder::for_memory,
+              LoweredBodies* bodies = nullptr);
 
 }  // namespace logitless::ir

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/plan/lowered_bodies.h"
 #include "compiler/plan/program.h"
 #include "compiler/plan/views.h"
 #include "compiler/target/target.h"
@@ -31,7 +32,8 @@ struct Destination {
 class Lowering {
  public:
   // Without `parts_in_place`, parts of a concat or a pad that others are waited for are copied.
-  Lowering(const Graph& graph, const Target& target, bool parts_in_place = true);
+  Lowering(const Graph& graph, const Target& target, LoweredBodies& bodies,
+           bool parts_in_place = true);
 
   // --- before run()
   int add_buffer(Place place, std::int64_t bytes, const std::string& name,
@@ -56,6 +58,7 @@ class Lowering {
   const Node& node(int id) const { return g_.node(id); }
   const Type& type(Value v) const { return g_.type(v); }
   const Target& target() const { return target_; }
+  LoweredBodies& bodies() const { return bodies_; }
   std::string name_of_node(int id) const;
   const std::string& name_of_buffer(int buffer) const;
   bool is_inlined(int id) const { return inlined_[static_cast<std::size_t>(id)]; }
@@ -112,6 +115,7 @@ class Lowering {
  private:
   const Graph& g_;
   const Target& target_;
+  LoweredBodies& bodies_;
   Program p_;
   std::vector<bool> inlined_;
   std::map<Value, int> uses_;  // readers and outputs

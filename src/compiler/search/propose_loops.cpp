@@ -108,7 +108,8 @@ std::vector<LoopCut> cuts_of(const Candidate& c, std::int64_t chunk) {
   return cuts;
 }
 
-Move formed(const Plan& plan, const Candidate& c, std::vector<LoopCut> cuts) {
+// Nothing where its loops would be too long.
+std::optional<Move> formed(const Plan& plan, const Candidate& c, std::vector<LoopCut> cuts) {
   ChunkedRegion region;
   region.group = new_group(c.graph);
   std::optional<Graph> graph = form_loops(c.graph, cuts, region.group);
@@ -116,7 +117,7 @@ Move formed(const Plan& plan, const Candidate& c, std::vector<LoopCut> cuts) {
     cuts.resize(1);
     graph = form_loops(c.graph, cuts, region.group);
   }
-  check(graph.has_value(), "form_loops: the phases wait for each other");
+  if (!graph) return std::nullopt;
   region.seed = shown(c.graph, c.region.seed.node);
   region.cut = text_of(*c.region.split(c.region.seed));
   region.count = static_cast<int>(cuts.size());
@@ -181,7 +182,7 @@ void propose_loops(const Plan& plan, const Peak& peak, MoveSink& sink) {
           roles[static_cast<std::size_t>(id)] == roles[static_cast<std::size_t>(node)])
         alike.push_back(id);
     }
-    bool any = false, room = true;
+    bool any = false, too_long = false, room = true;
     for (const Split& split : splits_of(plan.graph.node(node).results[0])) {
       if (!sink.spacious() && any && sink.lowered()) break;
       if (covered(candidates, node, split)) {
@@ -190,17 +191,24 @@ void propose_loops(const Plan& plan, const Peak& peak, MoveSink& sink) {
       }
       Candidate c = candidate_of(plan.graph, {node, 0}, split, alike);
       if (c.region.nodes.empty() || c.region.extent < 2) continue;
-      any = true;
       std::vector<LoopCut> cuts = cuts_of(c, first_chunk(c, sink));
-      room = room && sink.consider(formed(plan, c, cuts));
+      std::optional<Move> move = formed(plan, c, cuts);
+      if (!move) {
+        too_long = true;
+        continue;
+      }
+      any = true;
+      room = room && sink.consider(std::move(*move));
       // What costs work is also there for half of them.
       if (room && cuts.size() > 3 && c.region.phases > 1) {
         cuts.resize(cuts.size() / 2);
-        room = sink.consider(formed(plan, c, std::move(cuts)));
+        if (move = formed(plan, c, std::move(cuts)); move) room = sink.consider(std::move(*move));
       }
       candidates.push_back(std::move(c));
     }
-    if (!any) sink.refuse(node, "it cannot be cut along any dimension");
+    if (!any)
+      sink.refuse(node, too_long ? "loops would compute most of the program again and again"
+                                 : "it cannot be cut along any dimension");
     if (!sink.end(node) || !room) return;
   }
 }

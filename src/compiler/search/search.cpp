@@ -160,7 +160,8 @@ class Search final : public MoveSink {
 
   void add(Move move) {
     auto p = std::make_unique<Plan>();
-    p->program = lower(move.graph, request_.target, request_.added);
+    p->program = lower(move.graph, request_.target, request_.added, InstructionOrder::for_memory,
+                       request_.bodies);
     p->graph = std::move(move.graph);
     p->regions = std::move(move.regions);
     p->bytes = p->program.value_bytes;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "compiler/plan/lowered_bodies.h"
 #include "compiler/search/plan.h"
 
 namespace logitless::ir {
@@ -19,6 +20,7 @@ struct SearchRequest {
   // Whether plans are compared by the scratch of kernels, too, which depends on threads: so do then
   // the plans, and the bits of sums.
   bool with_scratch = false;
+  LoweredBodies* bodies = nullptr;  // as lower() takes it
 };
 
 struct SearchResult {
