@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADERS = (Path("include/logitless/c_api.h"), Path("include/logitless/c_communicator.h"))
+HEADERS = (Path("include/logitless/c_api.h"), Path("include/logitless/c_communicator.h"),
+           Path("include/logitless/c_far_field.h"))
 MODULE = Path("python/logitless/_c_api.py")
 STUBS = (Path("python/logitless/torch/loss.pyi"),)
 WIDTH = 120
@@ -276,7 +277,7 @@ class Writer:
             while all(len(p) > common + 1 and p[common] == parts[0][common] for p in parts):
                 common += 1
             plural = name.removeprefix(PREFIX).upper()
-            plural += "ES" if plural.endswith("S") else "S"
+            plural = f"{plural[:-1]}IES" if plural.endswith("Y") else plural + ("ES" if plural.endswith("S") else "S")
             entries = ", ".join(f'"{"_".join(c.split("_")[common:]).lower()}": {v}' for c, v in values.items())
             for constant, value in values.items():
                 yield f"{constant.removeprefix('LOGITLESS_')} = {value}"
@@ -350,8 +351,9 @@ class Writer:
         yield "}"
 
     def module(self):
+        *names, last = (h.name for h in HEADERS)
         lines = [
-            f'"""The C ABI as ctypes: what {" and ".join(h.name for h in HEADERS)} declare, with their comments.',
+            f'"""The C ABI as ctypes: what {", ".join(names)} and {last} declare, with their comments.',
             "",
             'tools/python_c_api.py writes this file from those headers."""',
             "",

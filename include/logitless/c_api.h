@@ -62,11 +62,13 @@ enum { LOGITLESS_REDUCTION_NONE = 0, LOGITLESS_REDUCTION_MEAN = 1, LOGITLESS_RED
 
 typedef int32_t logitless_plan_kind;
 enum {
-  LOGITLESS_PLAN_ANY = -1,      /* of a request only: the fastest that fits */
-  LOGITLESS_PLAN_FORWARD = 0,   /* 1 pass over tokens * vocab * dim; no gradients */
-  LOGITLESS_PLAN_DENSE = 1,     /* 3 passes, one chunk of tokens kept in 16 bit */
-  LOGITLESS_PLAN_RECOMPUTE = 2, /* 4 passes, least memory */
-  LOGITLESS_PLAN_STORED = 3     /* 4 - f passes, a fraction f kept */
+  LOGITLESS_PLAN_ANY = -1,         /* of a request only: the fastest that fits */
+  LOGITLESS_PLAN_FORWARD = 0,      /* 1 pass over tokens * vocab * dim; no gradients */
+  LOGITLESS_PLAN_DENSE = 1,        /* 3 passes, one chunk of tokens kept in 16 bit */
+  LOGITLESS_PLAN_RECOMPUTE = 2,    /* 4 passes, least memory */
+  LOGITLESS_PLAN_STORED = 3,       /* 4 - f passes, a fraction f kept */
+  LOGITLESS_PLAN_FAR_BACKWARD = 4, /* 1 + 3k passes; c_far_field.h */
+  LOGITLESS_PLAN_FAR_BOTH = 5      /* 4k passes */
 };
 
 typedef int32_t logitless_device;
@@ -79,6 +81,7 @@ typedef struct logitless_context logitless_context;
 typedef struct logitless_plan logitless_plan;
 typedef struct logitless_program logitless_program;
 typedef struct logitless_prepared_program logitless_prepared_program;
+typedef struct logitless_vocab_order logitless_vocab_order;
 
 /* ---- Version, status, errors ---- */
 
@@ -157,6 +160,10 @@ typedef struct logitless_plan_request {
   double
       stored_fraction; /* of LOGITLESS_PLAN_STORED: in (0, 1), or 0: as much as the budget holds */
   logitless_plan_kind kind; /* default LOGITLESS_PLAN_ANY */
+  int32_t accuracy;         /* logitless_accuracy of c_far_field.h; 0: exact */
+  int64_t sample_every;     /* these three are of the far field: plan.h; 0: off */
+  int64_t audit_rows;       /* 0: none */
+  float tau;                /* in (0, 1); 0: 0.003 */
   int32_t reserved;         /* 0 */
 } logitless_plan_request;
 LOGITLESS_API void logitless_plan_request_init(logitless_plan_request* request, size_t struct_size);
@@ -273,8 +280,10 @@ typedef struct logitless_cross_entropy_inputs {
   const logitless_tensor* token_weight;  /* optional f32 [...] */
   const logitless_tensor* target_weight; /* optional f32 [..., K] */
   const logitless_tensor*
-      grad_losses;  /* optional f32 [...]: upstream gradients of reduction none */
-  double grad_loss; /* default 1: upstream gradient */
+      grad_losses;                    /* optional f32 [...]: upstream gradients of reduction none */
+  double grad_loss;                   /* default 1: upstream gradient */
+  const logitless_vocab_order* order; /* of plans of the far field, which need one */
+  uint64_t sample_seed;               /* of such plans with sample_every: another for each call */
 } logitless_cross_entropy_inputs;
 LOGITLESS_API void logitless_cross_entropy_inputs_init(logitless_cross_entropy_inputs* inputs,
                                                        size_t struct_size);
@@ -305,6 +314,16 @@ typedef struct logitless_loss_statistics {
   double normalizer;    /* what mean divided by, or would */
   double mean_lse;      /* over valid tokens */
   double mean_log_prob; /* of the targets, unweighted */
+  /* Of the far field (FarFieldStatistics of cross_entropy.h); passes is 0 with exact plans. */
+  double kept;    /* the fraction of pairs (tile of words, block of tokens) computed exactly */
+  double sampled; /* of those pairs, for d_weight and d_bias alone */
+  double passes;  /* over tokens * vocab * dim, from both */
+  double bound;   /* of the relative error of d_hidden; -1: none */
+  double audited_error; /* the same measured over audited_tokens; -1: not audited */
+  int64_t audited_tokens;
+  double audited_lse_error; /* root mean square, in nats */
+  double audited_lse_error_max;
+  int64_t dense_fallback; /* more than 2/3 to keep somewhere: exact there */
 } logitless_loss_statistics;
 LOGITLESS_API void logitless_loss_statistics_init(logitless_loss_statistics* statistics,
                                                   size_t struct_size);

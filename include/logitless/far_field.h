@@ -3,9 +3,12 @@
 // docs/far_field.md has the policy and what it was measured on.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "logitless/cross_entropy.h"
 #include "logitless/export.h"
@@ -67,7 +70,8 @@ class LOGITLESS_API FarFieldHead {
   // cross_entropy with gradients, by the plan that is due; in.order is left alone. `statistics.far`
   // says what was done. A step whose audit misses the error is done again densely, unless
   // options.accumulate is set: what has been added stays, and the next step is dense or a trial
-  // with a smaller tau. Throws what cross_entropy throws.
+  // with a smaller tau. Throws what cross_entropy throws, and InvalidArgument without d_hidden, or
+  // when there is an order of another number of words; a call that throws so is no step.
   //
   // On a GPU it enqueues and returns, and of the statistics only `tokens` is filled, but where
   // something is to be decided: a step that is audited waits, returns all of them, and throws as
@@ -92,6 +96,9 @@ class LOGITLESS_API FarFieldHead {
   // and InvalidArgument on a file that is something else or of other options.
   void save(const std::string& path) const;
   void load(const std::string& path);
+  // The same bytes in memory.
+  std::vector<std::byte> state() const;
+  void set_state(std::span<const std::byte> state);
 
  private:
   struct State;

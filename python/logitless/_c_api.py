@@ -1,4 +1,4 @@
-"""The C ABI as ctypes: what c_api.h and c_communicator.h declare, with their comments.
+"""The C ABI as ctypes: what c_api.h, c_communicator.h and c_far_field.h declare, with their comments.
 
 tools/python_c_api.py writes this file from those headers."""
 
@@ -38,11 +38,18 @@ PLAN_FORWARD = 0
 PLAN_DENSE = 1
 PLAN_RECOMPUTE = 2
 PLAN_STORED = 3
-PLAN_KINDS = {"any": -1, "forward": 0, "dense": 1, "recompute": 2, "stored": 3}
+PLAN_FAR_BACKWARD = 4
+PLAN_FAR_BOTH = 5
+PLAN_KINDS = {"any": -1, "forward": 0, "dense": 1, "recompute": 2, "stored": 3, "far_backward": 4, "far_both": 5}
 
 DEVICE_CPU = 0
 DEVICE_CUDA = 1
 DEVICES = {"cpu": 0, "cuda": 1}
+
+ACCURACY_EXACT = 0
+ACCURACY_FAR_BACKWARD = 1
+ACCURACY_FAR_BOTH = 2
+ACCURACIES = {"exact": 0, "far_backward": 1, "far_both": 2}
 
 TraceFunction = CFUNCTYPE(None, c_char_p, c_void_p)
 
@@ -99,9 +106,14 @@ class PlanRequest(Structure):
     memory_budget: int
     stored_fraction: float  # of LOGITLESS_PLAN_STORED: in (0, 1), or 0: as much as the budget holds
     kind: int  # default LOGITLESS_PLAN_ANY
+    accuracy: int  # logitless_accuracy of c_far_field.h; 0: exact
+    sample_every: int  # these three are of the far field: plan.h; 0: off
+    audit_rows: int  # 0: none
+    tau: float  # in (0, 1); 0: 0.003
     reserved: int  # 0
     _fields_ = [
         ("struct_size", c_size_t), ("memory_budget", c_uint64), ("stored_fraction", c_double), ("kind", c_int32),
+        ("accuracy", c_int32), ("sample_every", c_int64), ("audit_rows", c_int64), ("tau", c_float),
         ("reserved", c_int32),
     ]
     # Of the fields that do not begin as 0.
@@ -221,11 +233,13 @@ class CrossEntropyInputs(Structure):
     target_weight: Any  # optional f32 [..., K]
     grad_losses: Any  # optional f32 [...]: upstream gradients of reduction none
     grad_loss: float  # default 1: upstream gradient
+    order: Any  # of plans of the far field, which need one
+    sample_seed: int  # of such plans with sample_every: another for each call
     _fields_ = [
         ("struct_size", c_size_t), ("hidden", POINTER(Tensor)), ("weight", POINTER(Tensor)),
         ("targets", POINTER(Tensor)), ("bias", POINTER(Tensor)), ("class_weight", POINTER(Tensor)),
         ("token_weight", POINTER(Tensor)), ("target_weight", POINTER(Tensor)), ("grad_losses", POINTER(Tensor)),
-        ("grad_loss", c_double),
+        ("grad_loss", c_double), ("order", c_void_p), ("sample_seed", c_uint64),
     ]
     # Of the fields that do not begin as 0.
     defaults: ClassVar[dict[str, float]] = {"grad_loss": 1.0}
@@ -261,9 +275,23 @@ class LossStatistics(Structure):
     normalizer: float  # what mean divided by, or would
     mean_lse: float  # over valid tokens
     mean_log_prob: float  # of the targets, unweighted
+    # Of the far field (FarFieldStatistics of cross_entropy.h); passes is 0 with exact plans. the fraction of pairs
+    # (tile of words, block of tokens) computed exactly
+    kept: float
+    sampled: float  # of those pairs, for d_weight and d_bias alone
+    passes: float  # over tokens * vocab * dim, from both
+    bound: float  # of the relative error of d_hidden; -1: none
+    audited_error: float  # the same measured over audited_tokens; -1: not audited
+    audited_tokens: int
+    audited_lse_error: float  # root mean square, in nats
+    audited_lse_error_max: float
+    dense_fallback: int  # more than 2/3 to keep somewhere: exact there
     _fields_ = [
         ("struct_size", c_size_t), ("tokens", c_int64), ("valid_tokens", c_int64), ("correct", c_int64),
-        ("normalizer", c_double), ("mean_lse", c_double), ("mean_log_prob", c_double),
+        ("normalizer", c_double), ("mean_lse", c_double), ("mean_log_prob", c_double), ("kept", c_double),
+        ("sampled", c_double), ("passes", c_double), ("bound", c_double), ("audited_error", c_double),
+        ("audited_tokens", c_int64), ("audited_lse_error", c_double), ("audited_lse_error_max", c_double),
+        ("dense_fallback", c_int64),
     ]
 
 
@@ -466,6 +494,62 @@ class CommunicatorNcclOptions(Structure):
     defaults: ClassVar[dict[str, float]] = {"limit_ms": 60000}
 
 
+class OrderOptions(Structure):
+    struct_size: int
+    strata: int  # default 16; in [1, 4096]
+    seed: int
+    _fields_ = [
+        ("struct_size", c_size_t), ("strata", c_int64), ("seed", c_uint64),
+    ]
+    # Of the fields that do not begin as 0.
+    defaults: ClassVar[dict[str, float]] = {"strata": 16}
+
+
+class FarFieldOptions(Structure):
+    """FarFieldOptions of far_field.h, which tells more of each."""
+
+    struct_size: int
+    error: float  # default 0.01; in (0, 1): of d_hidden, relative
+    memory_budget: int  # of each plan; 0: the default
+    sample_every: int  # default 16; >= 0
+    audit_rows: int  # default 128; >= 1
+    audit_every: int  # default 25; >= 1: steps between audits
+    refresh_every: int  # default 100; >= 1: steps between orders at first
+    refresh_delay: int  # default 4; >= 0: steps until an order is taken over
+    sample_rows: int  # default 1024; >= 1: tokens an order is made from
+    accuracy: int  # default LOGITLESS_ACCURACY_FAR_BACKWARD
+    reserved: int  # 0
+    _fields_ = [
+        ("struct_size", c_size_t), ("error", c_double), ("memory_budget", c_uint64), ("sample_every", c_int64),
+        ("audit_rows", c_int64), ("audit_every", c_int64), ("refresh_every", c_int64), ("refresh_delay", c_int64),
+        ("sample_rows", c_int64), ("accuracy", c_int32), ("reserved", c_int32),
+    ]
+    # Of the fields that do not begin as 0.
+    defaults: ClassVar[dict[str, float]] = {"error": 0.01, "sample_every": 16, "audit_rows": 128, "audit_every": 25, "refresh_every": 100, "refresh_delay": 4, "sample_rows": 1024, "accuracy": 1}
+
+
+class FarFieldReport(Structure):
+    """Since the head was made, or of the state that it was given."""
+
+    struct_size: int
+    steps: int
+    dense_steps: int  # computed densely, fallbacks and steps done again included
+    repeated_steps: int  # of those, after a far-field step whose audit missed the error
+    audits: int
+    refreshes: int  # orders taken over
+    last_error: float  # of the last audit; -1: none yet
+    worst_kept_error: float  # of the audited far-field steps whose gradients were kept
+    tau: float  # of the next far-field step
+    mean_kept: float  # tiles kept, over the far-field steps
+    vocab: int  # words of the order there is; 0: none
+    far: int  # the next step is a far-field one
+    _fields_ = [
+        ("struct_size", c_size_t), ("steps", c_int64), ("dense_steps", c_int64), ("repeated_steps", c_int64),
+        ("audits", c_int64), ("refreshes", c_int64), ("last_error", c_double), ("worst_kept_error", c_double),
+        ("tau", c_double), ("mean_kept", c_double), ("vocab", c_int64), ("far", c_int64),
+    ]
+
+
 class CrossEntropyValues(NamedTuple):
     """Fields of CrossEntropyOptions that Python sets, and the budget of the plan."""
 
@@ -534,6 +618,9 @@ STRUCTS = {
     "logitless_program_tensor": ProgramTensor,
     "logitless_communicator_callbacks_options": CommunicatorCallbacksOptions,
     "logitless_communicator_nccl_options": CommunicatorNcclOptions,
+    "logitless_order_options": OrderOptions,
+    "logitless_far_field_options": FarFieldOptions,
+    "logitless_far_field_report": FarFieldReport,
 }
 
 
@@ -627,4 +714,33 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "logitless_communicator_all_gather_host": (c_int32, [c_void_p, c_void_p, c_void_p, c_size_t]),
     "logitless_communicator_wait": (c_int32, [c_void_p, c_void_p, c_int64]),
     "logitless_communicator_abort": (c_int32, [c_void_p, c_char_p]),
+    "logitless_order_options_init": (None, [POINTER(OrderOptions), c_size_t]),
+    "logitless_average_probability": (c_int32, [c_void_p, POINTER(Tensor), POINTER(Tensor), POINTER(Tensor), c_float,
+        c_float, c_uint64, POINTER(c_float), c_int64]),
+    "logitless_vocab_order_make": (c_int32, [c_void_p, POINTER(Tensor), POINTER(c_float), c_int64,
+        POINTER(OrderOptions), POINTER(c_void_p)]),
+    "logitless_vocab_order_create": (c_int32, [POINTER(c_int64), POINTER(c_float), c_int64, POINTER(c_void_p)]),
+    "logitless_vocab_order_measure": (c_int32, [c_void_p, c_void_p, POINTER(Tensor), POINTER(Tensor), POINTER(Tensor),
+        c_float, c_float, POINTER(c_void_p)]),
+    "logitless_vocab_order_destroy": (None, [c_void_p]),
+    "logitless_vocab_order_vocab": (c_int64, [c_void_p]),
+    "logitless_vocab_order_dim": (c_int64, [c_void_p]),
+    "logitless_vocab_order_words": (POINTER(c_int64), [c_void_p]),
+    "logitless_vocab_order_average": (POINTER(c_float), [c_void_p]),
+    "logitless_vocab_order_save": (c_int32, [c_void_p, c_char_p]),
+    "logitless_vocab_order_load": (c_int32, [c_char_p, POINTER(c_void_p)]),
+    "logitless_far_field_options_init": (None, [POINTER(FarFieldOptions), c_size_t]),
+    "logitless_far_field_report_init": (None, [POINTER(FarFieldReport), c_size_t]),
+    "logitless_far_head_create": (c_int32, [c_void_p, POINTER(FarFieldOptions), POINTER(c_void_p)]),
+    "logitless_far_head_destroy": (None, [c_void_p]),
+    "logitless_far_head_step": (c_int32, [c_void_p, POINTER(CrossEntropyOptions), POINTER(CrossEntropyInputs),
+        POINTER(CrossEntropyOutputs), POINTER(LossStatistics)]),
+    "logitless_far_head_statistics": (c_int32, [c_void_p, POINTER(LossStatistics)]),
+    "logitless_far_head_report": (c_int32, [c_void_p, POINTER(FarFieldReport)]),
+    "logitless_far_head_explain": (c_char_p, [c_void_p]),
+    "logitless_far_head_order": (c_int32, [c_void_p, POINTER(c_void_p)]),
+    "logitless_far_head_save": (c_int32, [c_void_p, c_char_p]),
+    "logitless_far_head_load": (c_int32, [c_void_p, c_char_p]),
+    "logitless_far_head_state": (c_int32, [c_void_p, POINTER(c_void_p), POINTER(c_size_t)]),
+    "logitless_far_head_set_state": (c_int32, [c_void_p, c_void_p, c_size_t]),
 }

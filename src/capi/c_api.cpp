@@ -10,6 +10,7 @@
 #include "capi/convert.h"
 #include "capi/guarded.h"
 #include "logitless/c_communicator.h"
+#include "logitless/c_far_field.h"
 
 using namespace logitless;        // NOLINT: this file is the library seen from outside
 using namespace logitless::capi;  // NOLINT
@@ -57,17 +58,6 @@ ContextOptions context_options_from(const logitless_context_options* from) {
     };
   }
   return options;
-}
-
-void write_statistics(const LossStatistics& made, logitless_loss_statistics* to) {
-  auto c = defaults<logitless_loss_statistics>();
-  c.tokens = made.tokens;
-  c.valid_tokens = made.valid_tokens;
-  c.correct = made.correct;
-  c.normalizer = made.normalizer;
-  c.mean_lse = made.mean_lse;
-  c.mean_log_prob = made.mean_log_prob;
-  write_struct(c, to, "statistics");
 }
 
 // The names, kept for as long as the library is loaded; empty if they cannot be had.
@@ -122,6 +112,9 @@ size_t logitless_struct_size(const char* name) {
   LOGITLESS_FOR_EACH_SIZED_STRUCT(LOGITLESS_MATCH)
   LOGITLESS_MATCH(communicator_callbacks_options)
   LOGITLESS_MATCH(communicator_nccl_options)
+  LOGITLESS_MATCH(order_options)
+  LOGITLESS_MATCH(far_field_options)
+  LOGITLESS_MATCH(far_field_report)
   return 0;
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "capi/vocab_order_handle.h"
 #include "core/byte_range.h"
 #include "core/check.h"
 #include "logitless/c_api.h"
@@ -101,6 +102,20 @@ constexpr std::size_t least_size<logitless_cross_entropy_options>() {
   return offsetof(Options, accumulate) + sizeof(Options::accumulate);
 }
 template <>
+constexpr std::size_t least_size<logitless_plan_request>() {
+  return offsetof(logitless_plan_request, accuracy) + sizeof(logitless_plan_request::accuracy);
+}
+template <>
+constexpr std::size_t least_size<logitless_cross_entropy_inputs>() {
+  using Inputs = logitless_cross_entropy_inputs;
+  return offsetof(Inputs, grad_loss) + sizeof(Inputs::grad_loss);
+}
+template <>
+constexpr std::size_t least_size<logitless_loss_statistics>() {
+  using Statistics = logitless_loss_statistics;
+  return offsetof(Statistics, mean_log_prob) + sizeof(Statistics::mean_log_prob);
+}
+template <>
 constexpr std::size_t least_size<logitless_program_options>() {
   return offsetof(logitless_program_options, strict) + sizeof(logitless_program_options::strict);
 }
@@ -179,11 +194,17 @@ inline TensorView view_from(const logitless_tensor* tensor, const char* name) {
   return view;
 }
 
+inline Accuracy accuracy_from(logitless_accuracy accuracy, const char* name) {
+  require(accuracy >= LOGITLESS_ACCURACY_EXACT && accuracy <= LOGITLESS_ACCURACY_FAR_BOTH, name,
+          ": ", accuracy, " is none of logitless_accuracy");
+  return static_cast<Accuracy>(accuracy);
+}
+
 inline PlanRequest request_from(const logitless_plan_request* from, const DeviceLimits& device) {
   const logitless_plan_request c = read_optional_struct(from, "request");
   require(c.reserved == 0, "request.reserved: expected 0, got ", c.reserved);
-  require(c.kind >= LOGITLESS_PLAN_ANY && c.kind <= LOGITLESS_PLAN_STORED, "request.kind: ", c.kind,
-          " is none of logitless_plan_kind");
+  require(c.kind >= LOGITLESS_PLAN_ANY && c.kind <= LOGITLESS_PLAN_FAR_BOTH,
+          "request.kind: ", c.kind, " is none of logitless_plan_kind");
   require(c.stored_fraction == 0.0 || c.kind == LOGITLESS_PLAN_STORED,
           "request.stored_fraction: only LOGITLESS_PLAN_STORED takes one, kind is ", c.kind);
   PlanRequest request;
@@ -191,6 +212,10 @@ inline PlanRequest request_from(const logitless_plan_request* from, const Device
   request.memory_budget = c.memory_budget;
   request.stored_fraction = c.stored_fraction;
   if (c.kind != LOGITLESS_PLAN_ANY) request.kind = static_cast<PlanKind>(c.kind);
+  request.accuracy = accuracy_from(c.accuracy, "request.accuracy");
+  request.tau = c.tau;
+  request.sample_every = c.sample_every;
+  request.audit_rows = c.audit_rows;
   return request;
 }
 
@@ -247,6 +272,8 @@ inline CrossEntropyInputs inputs_from(const logitless_cross_entropy_inputs* from
   inputs.target_weight = view_from(c.target_weight, "target_weight");
   inputs.grad_losses = view_from(c.grad_losses, "grad_losses");
   inputs.grad_loss = c.grad_loss;
+  if (c.order != nullptr) inputs.order = c.order->order;
+  inputs.sample_seed = c.sample_seed;
   return inputs;
 }
 
@@ -263,6 +290,26 @@ inline CrossEntropyOutputs outputs_from(const logitless_cross_entropy_outputs* f
   outputs.entropy = view_from(c.entropy, "entropy");
   outputs.argmax = view_from(c.argmax, "argmax");
   return outputs;
+}
+
+inline void write_statistics(const LossStatistics& made, logitless_loss_statistics* to) {
+  auto c = defaults<logitless_loss_statistics>();
+  c.tokens = made.tokens;
+  c.valid_tokens = made.valid_tokens;
+  c.correct = made.correct;
+  c.normalizer = made.normalizer;
+  c.mean_lse = made.mean_lse;
+  c.mean_log_prob = made.mean_log_prob;
+  c.kept = made.far.kept;
+  c.sampled = made.far.sampled;
+  c.passes = made.far.passes;
+  c.bound = made.far.bound;
+  c.audited_error = made.far.audited_error;
+  c.audited_tokens = made.far.audited_tokens;
+  c.audited_lse_error = made.far.audited_lse_error;
+  c.audited_lse_error_max = made.far.audited_lse_error_max;
+  c.dense_fallback = made.far.dense_fallback ? 1 : 0;
+  write_struct(c, to, "statistics");
 }
 
 inline HeadOptions options_from(const logitless_head_options* from) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/stored_tensor.h"
 #include "logitless/tensor_file.h"
@@ -26,5 +27,9 @@ TensorIndex parse_safetensors(std::span<const std::byte> file, const std::string
 std::string safetensors_header(std::span<const NamedTensor* const> tensors,
                                const std::map<std::string, std::string>& metadata,
                                const std::string& path);
+
+// What write_safetensors would write, of contiguous tensors.
+std::vector<std::byte> safetensors_bytes(std::span<const NamedTensor> tensors,
+                                         const std::map<std::string, std::string>& metadata);
 
 }  // namespace logitless

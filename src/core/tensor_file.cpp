@@ -114,15 +114,38 @@ const std::map<std::string, std::string>& TensorFile::metadata() const {
   return impl_->index.metadata;
 }
 
-void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
-                       const std::map<std::string, std::string>& metadata) {
-  // Wide elements first: without gaps, which the format forbids, this is what keeps every tensor
-  // aligned.
+namespace {
+
+// Wide elements first: without gaps, which the format forbids, this is what keeps every tensor
+// aligned.
+std::vector<const NamedTensor*> file_order(std::span<const NamedTensor> tensors) {
   std::vector<const NamedTensor*> order;
   for (const NamedTensor& tensor : tensors) order.push_back(&tensor);
   std::stable_sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) {
     return size_of(a->view.dtype()) > size_of(b->view.dtype());
   });
+  return order;
+}
+
+}  // namespace
+
+std::vector<std::byte> safetensors_bytes(std::span<const NamedTensor> tensors,
+                                         const std::map<std::string, std::string>& metadata) {
+  const std::vector<const NamedTensor*> order = file_order(tensors);
+  const std::string header = safetensors_header(order, metadata, "bytes");
+  const auto text = std::as_bytes(std::span(header));
+  std::vector<std::byte> made(text.begin(), text.end());
+  for (const NamedTensor* tensor : order) {
+    check(tensor->view.contiguous(), tensor->name, ": expected it contiguous");
+    const auto* data = static_cast<const std::byte*>(tensor->view.data());
+    made.insert(made.end(), data, data + tensor->view.bytes());
+  }
+  return made;
+}
+
+void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  const std::vector<const NamedTensor*> order = file_order(tensors);
   const std::string header = safetensors_header(order, metadata, path);
   AtomicFile file(path);
   file.write(header.data(), header.size());

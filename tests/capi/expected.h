@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "logitless/c_api.h"
+#include "logitless/c_far_field.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -65,6 +66,22 @@ void test_token_losses(void);
 // c_api_program_test.c
 void test_programs(void);
 void test_communicators(void);
+// c_far_field_test.c
+void test_far_field(void);
+
+// A head that gains from the far field, and what a step of it wrote.
+enum { kFarTokens = 64, kFarDim = 8, kFarVocab = 65536 };
+typedef struct FarProblem {
+  float hidden[kFarTokens * kFarDim], d_hidden[kFarTokens * kFarDim];
+  float weight[kFarVocab * kFarDim], d_weight[kFarVocab * kFarDim];
+  int64_t targets[kFarTokens];
+  float loss;
+} FarProblem;
+// far_field_cpp.cpp: a head of the C++ interface, of one thread; a step returns its passes.
+typedef struct CppFarHead CppFarHead;
+CppFarHead* cpp_far_head(const logitless_far_field_options* options);
+void cpp_far_head_destroy(CppFarHead* head);
+double cpp_far_step(CppFarHead* head, FarProblem* problem);
 
 #ifdef __cplusplus
 }

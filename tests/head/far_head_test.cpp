@@ -527,6 +527,41 @@ TEST(FarHeadErrors, CallsThatThrowLeaveTheStateAlone) {
   EXPECT_EQ(head.report().steps, 1);
 }
 
+// An order of one vocabulary, in use or being made, is none of another one.
+TEST(FarHeadErrors, AnotherVocabularyIsRefused) {
+  const Context context = context_of();
+  Training t, other(65536 + 128);
+  for (const int steps : {5, 8}) {
+    FarFieldHead head(context, quick());
+    for (int step = 1; step <= steps; ++step) t.step(head);
+    const std::string expected =
+        "weight: expected 65536 words, of which the order of this far field is, got 65664";
+    EXPECT_EQ(message_of([&] { other.step(head); }), expected);
+    FarFieldHead resumed(context, quick());
+    resumed.set_state(head.state());
+    EXPECT_EQ(message_of([&] { other.step(resumed); }), expected);
+    EXPECT_EQ(resumed.report().steps, steps);
+  }
+}
+
+TEST(FarHeadPolicy, AStepWithoutTokensMakesNoOrder) {
+  const Context context = context_of();
+  FarFieldOptions o = quick();
+  o.refresh_every = 1;
+  o.refresh_delay = 0;
+  FarFieldHead head(context, o);
+  Training t;
+  CrossEntropyInputs in = t.inputs();
+  CrossEntropyOutputs out = t.outputs();
+  in.hidden = ConstTensorView(t.hidden.data(), DType::f32, {0, Training::kDim});
+  in.targets = ConstTensorView(t.targets.data(), DType::i64, {0});
+  out.d_hidden = TensorView(t.d_hidden.data(), DType::f32, {0, Training::kDim});
+  out.lse = {};
+  head.step({}, in, out);
+  EXPECT_TRUE(head.order().empty());
+  EXPECT_TRUE(far_step(t.step(head))) << "made of the next tokens";
+}
+
 TEST(FarHeadErrors, OtherFilesAreRefused) {
   const TempDir folder;
   const std::string order = folder.file("order.safetensors");

@@ -4,11 +4,13 @@
 #include <array>
 #include <cstring>
 #include <iomanip>
+#include <map>
 #include <memory>
 #include <sstream>
 #include <tuple>
 
 #include "core/check.h"
+#include "core/safetensors.h"
 #include "head/far/order_file.h"
 #include "head/plan/far_forecast.h"
 #include "kernels/device_order.h"
@@ -83,7 +85,9 @@ FarStep FarController::begin(const LossPlan& audited, const OrderSource& source)
     ++report_.dense_steps;
     return {};
   }
-  if (takeover_ < 0 && report_.steps >= next_refresh_) start_order(source);
+  // Not from a step without tokens: the next one that has some will do.
+  if (takeover_ < 0 && report_.steps >= next_refresh_ && source.hidden.numel() > 0)
+    start_order(source);
   bool trial = try_again_;
   try_again_ = false;
   if (takeover_ >= 0 && report_.steps >= takeover_) {
@@ -129,6 +133,7 @@ void FarController::start_order(const OrderSource& source) {
     s->average.assign(order_.average().begin(), order_.average().end());
   next_refresh_ = report_.steps + interval_;
   takeover_ = report_.steps + options_.refresh_delay;
+  making_vocab_ = source.weight.size(0);
   if (at_once) {
     pending_ = make_order(*context_, *s);
     return;
@@ -210,7 +215,9 @@ std::string FarController::explain() const {
   return std::move(out).str();
 }
 
-void FarController::save(const std::string& path) {
+// `write(tensors, metadata)` of the state.
+template <typename Write>
+void FarController::write(Write&& write) {
   wait_for_order();
   const FarFieldReport& r = report_;
   const std::array<std::int64_t, kCounts> counts = {
@@ -223,14 +230,44 @@ void FarController::save(const std::string& path) {
                                       {"numbers", {numbers.data(), DType::f64, {kNumbers}}}};
   if (!order_.empty()) append_order(order_, "order.", tensors);
   if (!pending_.empty()) append_order(pending_, "pending.", tensors);
-  write_safetensors(path, tensors,
-                    {{"kind", "logitless far field"},
-                     {"accuracy", std::string(name_of(options_.accuracy))},
-                     {"reason", reason_}});
+  write(tensors,
+        std::map<std::string, std::string>{{"kind", "logitless far field"},
+                                           {"accuracy", std::string(name_of(options_.accuracy))},
+                                           {"reason", reason_}});
 }
 
-void FarController::load(const std::string& path) {
-  const TensorFile file(path);
+void FarController::save(const std::string& path) {
+  write([&](const auto& tensors, const auto& metadata) {
+    write_safetensors(path, tensors, metadata);
+  });
+}
+
+std::vector<std::byte> FarController::state() {
+  std::vector<std::byte> made;
+  write([&](const auto& tensors, const auto& metadata) {
+    made = safetensors_bytes(tensors, metadata);
+  });
+  return made;
+}
+
+void FarController::load(const std::string& path) { read(TensorFile(path), path); }
+
+void FarController::set_state(std::span<const std::byte> state) {
+  read(TensorFile(state, "state"), "state");
+}
+
+void FarController::require_head(std::int64_t vocab, std::int64_t dim) const {
+  for (const std::int64_t words : {order_.vocab(), takeover_ >= 0 ? making_vocab_ : 0}) {
+    require(words == 0 || words == vocab, "weight: expected ", words,
+            " words, of which the order of this far field is, got ", vocab);
+  }
+  for (const std::int64_t of : {order_.dim(), pending_.dim()}) {
+    require(of == 0 || of == dim, "hidden: expected dim ", of,
+            ", of which the moments of this far field's order are, got ", dim);
+  }
+}
+
+void FarController::read(const TensorFile& file, const std::string& path) {
   const auto& metadata = file.metadata();
   const auto kind = metadata.find("kind");
   require(kind != metadata.end() && kind->second == "logitless far field", path,
@@ -278,10 +315,12 @@ void FarController::load(const std::string& path) {
   require(counts_hold && s.interval_ >= 1 && s.wait_ >= 0 && s.wait_ <= kMostInterval &&
               c[13] >= 0 && c[13] <= kTrials && r.steps >= 0 && s.far_steps_ >= 0,
           path, ": counts: no state of a FarFieldHead");
-  require(r.tau >= kLeastTau && r.tau <= kMostTau && r.mean_kept >= 0.0 && r.mean_kept <= 1.0, path,
-          ": numbers: no state of a FarFieldHead");
+  require(r.tau >= kLeastTau && r.tau <= kMostTau && r.mean_kept >= 0.0 && r.mean_kept <= 1.0 &&
+              r.worst_kept_error >= 0.0 && r.worst_kept_error < 1.0,
+          path, ": numbers: no state of a FarFieldHead");
   if (file.contains("order.words")) s.order_ = order_of(file, path, "order.");
   if (file.contains("pending.words")) s.pending_ = order_of(file, path, "pending.");
+  s.making_vocab_ = s.pending_.vocab();
   require((s.takeover_ >= 0) == !s.pending_.empty(), path, ": pending order: expected ",
           s.takeover_ >= 0 ? "one" : "none");
   const auto reason = metadata.find("reason");

@@ -2,12 +2,16 @@
 // (docs/far_field.md), made from the statistics of its steps. Plans and computes no step itself.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <future>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "head/far/order_sample.h"
 #include "logitless/far_field.h"
+#include "logitless/tensor_file.h"
 
 namespace logitless {
 
@@ -43,6 +47,11 @@ class FarController {
   std::string explain() const;
   void save(const std::string& path);
   void load(const std::string& path);
+  std::vector<std::byte> state();
+  void set_state(std::span<const std::byte> state);
+  // Throws InvalidArgument where there is an order of another number of words, one being made
+  // included, or moments of another dim.
+  void require_head(std::int64_t vocab, std::int64_t dim) const;
 
  private:
   bool on_gpu() const { return context_->device().kind == DeviceKind::cuda; }
@@ -51,13 +60,17 @@ class FarController {
   double error_of(const FarFieldStatistics& far) const;
   bool judge(double error, bool trial);
   void leave(const char* why);
+  template <typename Write>
+  void write(Write&& write);
+  void read(const TensorFile& file, const std::string& path);
 
   const Context* context_;
   FarFieldOptions options_;
   FarFieldReport report_;
   VocabOrder order_, pending_;
-  std::int64_t order_step_ = 0;  // the step whose weights the order is of
-  std::int64_t takeover_ = -1;   // of the one pending; -1: none is
+  std::int64_t making_vocab_ = 0;  // words of the order that is being made or pending
+  std::int64_t order_step_ = 0;    // the step whose weights the order is of
+  std::int64_t takeover_ = -1;     // of the one pending; -1: none is
   std::int64_t interval_ = 0, next_refresh_ = 0, wait_ = 0, last_audit_ = 0;
   std::int64_t far_steps_ = 0;
   int trials_ = 0;

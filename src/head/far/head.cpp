@@ -17,6 +17,10 @@ const VocabOrder& FarFieldHead::order() const { return state_->controller.order(
 std::string FarFieldHead::explain() const { return state_->controller.explain(); }
 void FarFieldHead::save(const std::string& path) const { state_->controller.save(path); }
 void FarFieldHead::load(const std::string& path) { state_->controller.load(path); }
+std::vector<std::byte> FarFieldHead::state() const { return state_->controller.state(); }
+void FarFieldHead::set_state(std::span<const std::byte> state) {
+  state_->controller.set_state(state);
+}
 
 LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
                                   const CrossEntropyOutputs& out) {
@@ -25,8 +29,10 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
   const Context& context = controller.context();
   const bool on_gpu = context.device().kind == DeviceKind::cuda;
   require(out.d_hidden.defined(), "d_hidden: expected one, since audits measure its error");
+  const HeadShape shape = shape_of(in);
+  controller.require_head(shape.vocab, shape.dim);
   const auto plan_of = [&](const FarStep& step) -> const LossPlan& {
-    return plans.get(context, shape_of(in), features_of(options, in, out), controller.request(step),
+    return plans.get(context, shape, features_of(options, in, out), controller.request(step),
                      [&](const PlanRequest& r) { return plan_cross_entropy(options, in, out, r); });
   };
   const auto run = [&](const FarStep& step, const CrossEntropyInputs& inputs) {
