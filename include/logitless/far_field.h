@@ -71,7 +71,7 @@ class LOGITLESS_API FarFieldHead {
   // says what was done. A step whose audit misses the error is done again densely, unless
   // options.accumulate is set: what has been added stays, and the next step is dense or a trial
   // with a smaller tau. Throws what cross_entropy throws, and InvalidArgument without d_hidden, or
-  // when there is an order of another number of words; a call that throws so is no step.
+  // when there is an order of another number of words: such a call is no step.
   //
   // On a GPU it enqueues and returns, and of the statistics only `tokens` is filled, but where
   // something is to be decided: a step that is audited waits, returns all of them, and throws as

@@ -3,13 +3,14 @@
 ``linear_cross_entropy`` replaces ``torch.nn.functional.linear_cross_entropy`` and ``cut_cross_entropy``'s call by a
 change of import; ``LinearCrossEntropy`` is the module; ``linear_logprobs`` gives differentiable log-probabilities,
 entropies and log-sum-exps; ``lazy_head`` makes a Hugging Face model compute its loss so, without a change to its code;
-``autochunk`` does it for any function.
+``autochunk`` does it for any function. ``FarFieldHead`` takes gradients of a training run from the words that matter.
 """
 
 from typing import TYPE_CHECKING
 
 
 from ._lazy import LazyHeadWarning, LazyLogits, lazy_head, unpatch
+from .far_field import FarFieldHead
 from .loss import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AutoChunked",
+    "FarFieldHead",
     "LazyHeadWarning",
     "LazyLogits",
     "LinearCrossEntropy",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -164,9 +164,27 @@ if linear_cross_entropy.__doc__:  # not under python -OO
     )
 
 
-def _loss(a: dict[str, Any], key: Any = None, args: tuple = ()) -> Any:
-    """linear_cross_entropy of bound arguments, with a weight [V, D]; ``key`` is what the plain call ``args`` is to be
-    remembered by."""
+class Prepared(NamedTuple):
+    """Bound arguments as the engine takes them, with a weight [V, D]."""
+
+    options: LossOptions
+    hidden: Tensor  # [N, D] or [B, T, D]
+    weight: Tensor
+    target: Tensor
+    bias: Optional[Tensor]
+    class_weight: Optional[Tensor]
+    token_weight: Optional[Tensor]
+    target_weight: Optional[Tensor]
+    lead: torch.Size  # the leading sizes of hidden, before it was made of two or three dimensions
+    per_token: int  # K of weighted targets [..., K], else 0
+    single: bool  # hidden [D]
+
+    def tensors(self):
+        return self.hidden, self.weight, self.target, self.bias, self.class_weight, self.token_weight, self.target_weight
+
+
+def prepare(a: dict[str, Any]) -> Prepared:
+    """Checks bound arguments. Raises what linear_cross_entropy does."""
     options = _arguments.loss_options(a)
     hidden, weight, target, bias = a["hidden"], a["weight"], a["target"], a["bias"]
     _arguments.check_head(hidden, weight, bias)
@@ -206,8 +224,7 @@ def _loss(a: dict[str, Any], key: Any = None, args: tuple = ()) -> Any:
     target_weight = _shaped("target_weight", target_weight, (*lead, per_token), (*rows, per_token))
     if a["accuracy"] and per_token:
         raise NotImplementedError("accuracy: needs one target a token")
-    normalizer = a["normalizer"]
-    if isinstance(normalizer, Tensor):
+    if isinstance(a["normalizer"], Tensor):
         options = options._replace(reduction="sum")
     number = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     class_weight = a["class_weight"]
@@ -217,7 +234,18 @@ def _loss(a: dict[str, Any], key: Any = None, args: tuple = ()) -> Any:
         class_weight = class_weight.to(number)
     token_weight = None if token_weight is None else token_weight.to(number)
     target_weight = None if target_weight is None else target_weight.to(number)
+    return Prepared(
+        options, hidden, weight, target, bias, class_weight, token_weight, target_weight, lead, per_token, single
+    )
 
+
+def _loss(a: dict[str, Any], key: Any = None, args: tuple = ()) -> Any:
+    """linear_cross_entropy of bound arguments, with a weight [V, D]; ``key`` is what the plain call ``args`` is to be
+    remembered by."""
+    call = prepare(a)
+    options, lead, per_token = call.options, call.lead, call.per_token
+    hidden, weight, target, bias, class_weight, token_weight, target_weight = call.tensors()
+    normalizer = a["normalizer"]
     argmax = bool(a["return_argmax"] or a["accuracy"])
     if (
         key is not None
@@ -225,7 +253,7 @@ def _loss(a: dict[str, Any], key: Any = None, args: tuple = ()) -> Any:
         and target is args[2]
         and options.reduction != "none"
         and not (a["return_lse"] or a["return_target_logits"] or argmax)
-        and number is torch.float32
+        and hidden.dtype is not torch.float64
         and _autocast(hidden, weight) is None
         and (bias is None or bias.dtype in (torch.float32, weight.dtype))
         and (hidden.device.type == "cpu" or (rows_are_aligned(hidden) and rows_are_aligned(weight) and target.is_contiguous() and (bias is None or bias.dtype == torch.float32)))
@@ -247,7 +275,7 @@ def _loss(a: dict[str, Any], key: Any = None, args: tuple = ()) -> Any:
         lse, index = (lse, index) if of_head else (loss_lse, loss_index)
     if isinstance(normalizer, Tensor):
         loss = loss / normalizer.to(device=loss.device, dtype=loss.dtype)
-    lead = torch.Size() if single else lead
+    lead = torch.Size() if call.single else lead
     if options.reduction == "none":
         loss = loss.reshape(lead)
     results = [loss]

@@ -106,8 +106,52 @@ def main(rank: int, port: str, ranks: int) -> None:
     (sum(whole(x, y) for x, y in zip(hidden, target)) / ranks).backward()
     for (name, p), q in zip(sharded.named_parameters(), whole.parameters()):
         assert torch.allclose(p.grad.full_tensor(), q.grad, atol=1e-5), name
+    far_field(rank, ranks, mesh)
     dist.destroy_process_group()
     print("ok", flush=True)
+
+
+def far_field(rank: int, ranks: int, mesh) -> None:
+    """FSDP2: each rank's far field takes the steps of its own tokens, on the gathered weight."""
+    from logitless.torch import FarFieldHead
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    vocab, dim = 65536, 8
+    torch.manual_seed(2)
+    centers = 4 * torch.rand(vocab // 128, dim) - 2
+    weight = centers.repeat(128, 1) + 0.15 * (2 * torch.rand(vocab, dim) - 1)
+    hidden = 1.2 * centers[: 4 * ranks].repeat(8, 1).view(8, ranks, 4, dim).transpose(0, 1).reshape(ranks, 32, dim)
+    target = torch.randint(0, vocab, (ranks, 32))
+    options = dict(error=0.05, refresh_every=1, refresh_delay=0)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(weight.clone())
+            self.far = FarFieldHead(**options)
+
+        def forward(self, x, y):
+            return self.far(x, self.weight, y)
+
+    for wrapped in (True, False):  # gathered by FSDP for its own forward, and by the call
+        model = Model()
+        fully_shard(model, mesh=mesh)
+        forward = model if wrapped else model.forward
+        expected = []
+        for r in range(ranks):
+            w, far = weight.clone().requires_grad_(), FarFieldHead(**options)
+            losses = [far(hidden[r], w, target[r]) for _ in range(2)]
+            sum(losses).backward()
+            expected.append((losses, w.grad, far.report))
+        losses = [forward(hidden[rank], target[rank]) for _ in range(2)]
+        sum(losses).backward()
+        own, _, report = expected[rank]
+        assert report.far and model.far.report == report
+        assert all(torch.equal(a, b) for a, b in zip(losses, own))
+        assert isinstance(model.weight.grad, DTensor)
+        mean = sum(g for _, g, _ in expected) / ranks
+        assert torch.allclose(model.weight.grad.full_tensor(), mean, rtol=1e-4, atol=1e-8)
 
 
 if __name__ == "__main__":

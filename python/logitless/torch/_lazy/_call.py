@@ -27,9 +27,11 @@ class HeadCall:
         compute: the dtype that autocast asked for at the call, or None.
         module: the head, asked for its weight once its storage is gone; or None.
         shards: the module's weight before it was gathered for the call, if it is a DTensor.
+        far: a FarFieldHead that a loss of it is a step of, or None.
     """
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Optional[Tensor], compute=None, module=None, shards=None):
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Optional[Tensor], compute=None, module=None, shards=None,
+                 far=None):
         self.tracks = tuple(
             torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, weight, bias)
         )
@@ -37,7 +39,7 @@ class HeadCall:
         self.bias = None if bias is None else bias.detach()
         self.dtype = compute or hidden.dtype
         self.shape = (*hidden.shape[:-1], weight.shape[0])
-        self._compute = compute
+        self._compute, self.far = compute, far
         self._versions = {name: _version(t) for name, t in self._tensors().items()}
         self._module = None if module is None else weakref.ref(module)
         self._shards = None if shards is None else (weakref.ref(shards), shards._version)

@@ -96,6 +96,12 @@ def _dtype(x: LazyLogits, tiny: Callable) -> torch.dtype:
         return tiny(torch.zeros(1, 2, dtype=x.dtype, device=x.device)).dtype
 
 
+def _loss_of(form: Form, reduction: str, soft: bool = False) -> Callable:
+    """linear_cross_entropy, or the step of the far field that stands for it."""
+    far = form.parts[0].call.far
+    return linear_cross_entropy if far is None or soft or reduction == "none" else far
+
+
 def _apply(x: LazyLogits, fused: Callable, plain: Callable, tiny: Callable, dtype=None, keeps=False):
     """NotImplemented when the arguments are such as the fused function refuses, so that PyTorch says why.
     keeps: PyTorch's function keeps x for its backward."""
@@ -104,6 +110,8 @@ def _apply(x: LazyLogits, fused: Callable, plain: Callable, tiny: Callable, dtyp
         result = _dtype(x, tiny) if torch.is_autocast_enabled(x.device.type) else dtype or x.dtype
         return _Fused.apply(x, fused, plain, track, result, keeps)
     except (ValueError, TypeError, NotImplementedError):
+        if track and x._form.parts[0].call.far is not None:
+            raise  # what the far field refuses is not computed in another way
         return NotImplemented
 
 
@@ -121,7 +129,7 @@ def _cross_entropy(
 
     def fused(form: Form, hidden, weights, bias):
         words = target.movedim(form.vocab, -1) if soft else target
-        loss = linear_cross_entropy(
+        loss = _loss_of(form, reduction, soft)(
             hidden, weights, words, bias, class_weight=weight, ignore_index=None if soft else ignore_index,
             reduction=reduction, label_smoothing=label_smoothing, softcap=form.softcap, logit_scale=form.scale,
         )
@@ -162,7 +170,7 @@ def _nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, 
         return NotImplemented
 
     def fused(form: Form, hidden, weights, bias):
-        loss = linear_cross_entropy(
+        loss = _loss_of(form, reduction)(
             hidden, weights, target, bias, class_weight=weight, ignore_index=ignore_index, reduction=reduction,
             softcap=form.softcap, logit_scale=form.scale,
         )

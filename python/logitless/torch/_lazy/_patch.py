@@ -8,6 +8,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
+from ..far_field import FarFieldHead
 from ._call import HeadCall, compute_dtype, takes
 from ._gradient import Head
 from ._tensor import LazyHeadWarning
@@ -24,7 +25,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def lazy_linear(hidden: Tensor, weight: Tensor, bias=None, *, module=None, shards=None) -> Tensor:
+def lazy_linear(hidden: Tensor, weight: Tensor, bias=None, *, module=None, shards=None, far=None) -> Tensor:
     """``F.linear(hidden, weight, bias)``, as LazyLogits where they can be promised: plain floating tensors of a CPU
     or a GPU."""
     if torch.compiler.is_compiling() or not takes(hidden, weight, bias):
@@ -33,7 +34,7 @@ def lazy_linear(hidden: Tensor, weight: Tensor, bias=None, *, module=None, shard
     like = _like(hidden, weight, bias, compute)
     flat = like._base is not None  # of two dimensions, and what is returned a view
     rows = hidden.reshape(-1, hidden.shape[-1]) if flat else hidden
-    logits = Head.apply(rows, weight, bias, HeadCall(rows, weight, bias, compute, module, shards))
+    logits = Head.apply(rows, weight, bias, HeadCall(rows, weight, bias, compute, module, shards, far))
     return logits.view(like.shape) if flat else logits
 
 
@@ -62,10 +63,13 @@ class LazyLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             if torch.compiler.is_dynamo_compiling() and not _is_exporting():
-                return traced_logits(input, self.weight, self.bias)
+                return traced_logits(input, self.weight, self.bias, self._far())
             return nn.functional.linear(input, self.weight, self.bias)
         self.__dict__["_lazy_called"] = True
-        return lazy_linear(input, self.weight, self.bias, module=self, shards=_thread.shards)
+        return lazy_linear(input, self.weight, self.bias, module=self, shards=_thread.shards, far=self._far())
+
+    def _far(self):
+        return self.__dict__.get("far_field") if self.training else None
 
 
 _made: dict[type, type] = {nn.Linear: LazyLinear}  # by a head's class the lazy one
@@ -135,13 +139,17 @@ def _unwatch(model: nn.Module) -> None:
             del model._forward_hooks[key]
 
 
-def lazy_head(model: nn.Module) -> nn.Module:
+def lazy_head(model: nn.Module, far_field: FarFieldHead | float | None = None) -> nn.Module:
     """Makes the model's loss run without logits; returns the model.
 
     The model's head (``get_output_embeddings()`` or ``lm_head``), an ``nn.Linear`` or an adapter around one, returns
     ``LazyLogits`` from now on: a tensor that behaves as real logits would, but computes them only when something
     other than a loss reads them. Weights, names, signatures and the state dict stay as they are; the model pickles,
     saves and generates. ``unpatch(model)`` restores it.
+
+    far_field: an error, or a FarFieldHead: in training a cross entropy (mean or sum, of words) of the logits is a step of
+    it, ``head.far_field`` of the head from then on. All else that reads the logits, evaluation and losses without
+    gradients are exact. Its state is no part of the model's state dict; keep ``head.far_field.state_dict()`` beside it.
 
     Raises TypeError when the head has no ``nn.Linear`` that computes as ``nn.Linear`` does (quantised, say),
     ValueError when the model has no head. Warns with LazyHeadWarning when the first forward does not call the head.
@@ -150,6 +158,13 @@ def lazy_head(model: nn.Module) -> nn.Module:
     if not linears or any(not _is_lazy(m) and _lazy_class(type(m)) is None for m in linears):
         found = type(linears[0] if linears else _head_of(model)).__name__
         raise TypeError(f"model: expected a head of class torch.nn.Linear, got {found}")
+    if isinstance(far_field, (int, float)) and not isinstance(far_field, bool):
+        far_field = FarFieldHead(far_field)
+    if far_field is not None and not isinstance(far_field, FarFieldHead):
+        raise TypeError(f"far_field: expected an error in (0, 1), a FarFieldHead or None, got {far_field!r}")
+    if far_field is not None:
+        for m in linears:
+            m.__dict__["far_field"] = far_field  # no submodule: the state dict stays as it is
     if all(_is_lazy(m) for m in linears):
         return model
     for m in linears:
@@ -166,5 +181,6 @@ def unpatch(model: nn.Module) -> nn.Module:
         if _is_lazy(m):
             m.__class__ = next((plain for plain, lazy in _made.items() if lazy is type(m)), nn.Linear)
             m.__dict__.pop("_lazy_called", None)
+            m.__dict__.pop("far_field", None)
     _unwatch(model)
     return model

@@ -19,8 +19,8 @@ from ..loss import linear_cross_entropy
 class Source:
     """Of one head call: how it was made, and whether something may have written to its logits."""
 
-    def __init__(self, weight, bias, grad: bool, autocast: bool):
-        self.weight, self.bias, self.grad, self.autocast = weight, bias, grad, autocast
+    def __init__(self, weight, bias, grad: bool, autocast: bool, far):
+        self.weight, self.bias, self.grad, self.autocast, self.far = weight, bias, grad, autocast, far
         self.clean = True
 
 
@@ -51,7 +51,7 @@ class TracedLogits(Tensor):
         return self.as_subclass(Tensor).__reduce_ex__(protocol)
 
 
-def traced_logits(hidden, weight, bias) -> Tensor:
+def traced_logits(hidden, weight, bias, far=None) -> Tensor:
     logits = F.linear(hidden, weight, bias)
     kind = hidden.device.type
     autocast = torch.is_autocast_enabled(kind)
@@ -59,7 +59,7 @@ def traced_logits(hidden, weight, bias) -> Tensor:
         return logits
     if hidden.dtype not in (torch.float32, torch.bfloat16, torch.float16) or kind not in ("cpu", "cuda"):
         return logits
-    return _marked(logits, hidden, Source(weight, bias, torch.is_grad_enabled(), autocast), 1.0, None, False)
+    return _marked(logits, hidden, Source(weight, bias, torch.is_grad_enabled(), autocast, far), 1.0, None, False)
 
 
 def _marked(logits, rows, source, scale, softcap, after_tanh):
@@ -167,7 +167,7 @@ def _cross_entropy(
         return None
     if source.grad != torch.is_grad_enabled() or source.autocast != torch.is_autocast_enabled(target.device.type):
         return None
-    loss = linear_cross_entropy(
+    loss = (linear_cross_entropy if source.far is None or reduction == "none" else source.far)(
         x._rows, source.weight, target, source.bias, class_weight=weight, ignore_index=ignore_index, reduction=reduction,
         label_smoothing=label_smoothing, softcap=x._softcap, logit_scale=x._scale,
     )

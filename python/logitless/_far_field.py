@@ -1,0 +1,129 @@
+"""The far field of a training run, for both frameworks: its options, the library's head, and its state as bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from ctypes import byref, c_size_t, c_void_p
+from typing import Any, NamedTuple
+
+from . import _library as c
+from ._library import lib
+
+ACCURACIES = {name: value for name, value in c.ACCURACIES.items() if name != "exact"}
+
+
+class Options(NamedTuple):
+    """FarFieldOptions of the library."""
+
+    error: float = 0.01
+    accuracy: str = "far_backward"
+    sample_every: int = 16
+    audit_rows: int = 128
+    audit_every: int = 25
+    refresh_every: int = 100
+    refresh_delay: int = 4
+    sample_rows: int = 1024
+    memory_budget: int = 0
+
+    def struct(self) -> c.FarFieldOptions:
+        struct = c.new(c.FarFieldOptions)
+        for name, value in self._asdict().items():
+            setattr(struct, name, ACCURACIES[value] if name == "accuracy" else value)
+        return struct
+
+
+class Report(NamedTuple):
+    """What a head has done since it was made, or of the state that it was given."""
+
+    steps: int
+    dense_steps: int  # computed densely, fallbacks and steps done again included
+    repeated_steps: int  # of those, after a far-field step whose audit missed the error
+    audits: int
+    refreshes: int  # orders taken over
+    last_error: float  # of the last audit; -1: none yet
+    worst_kept_error: float  # of the audited far-field steps whose gradients were kept
+    tau: float  # of the next far-field step
+    mean_kept: float  # tiles kept, over the far-field steps
+    vocab: int  # words of the order there is; 0: none
+    far: bool  # the next step is a far-field one
+
+
+class Statistics(NamedTuple):
+    """Of the last step; of a dense one `passes` is 0 and `kept` 1."""
+
+    tokens: int
+    valid_tokens: int  # not ignored
+    mean_log_prob: float  # of the targets
+    kept: float  # the fraction of pairs (tile of words, block of tokens) computed exactly
+    sampled: float  # of those pairs, for the gradients of weight and bias alone
+    passes: float  # over tokens * vocab * dim
+    bound: float  # of the relative error of the gradient of hidden; -1: none
+    audited_error: float  # the same measured; -1: not audited
+
+
+def options(**given: Any) -> Options:
+    """Options of Python's values, checked: ValueError and TypeError name what is wrong."""
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name == "accuracy":
+            if value not in ACCURACIES:
+                raise ValueError(f"accuracy: expected one of {', '.join(map(repr, ACCURACIES))}, got {value!r}")
+        elif name == "memory_budget":
+            value = c.parse_bytes(value)
+        elif name == "error":
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"error: expected a number in (0, 1), got {value!r}")
+        elif isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name}: expected an int, got {value!r}")
+        elif not -(1 << 63) <= value < 1 << 63:
+            raise ValueError(f"{name}: expected an int of 64 bits, got {value}")
+        values[name] = value
+    made = Options(**values)
+    Head(made, c.Context(threads=1))  # the library checks the ranges
+    return made
+
+
+class Head:
+    """A logitless_far_head with the context it runs in, for one call at a time: others wait."""
+
+    def __init__(self, options: Options, context: c.Context):
+        self.options, self.context = options, context
+        self.handle = c_void_p()
+        self._lock = threading.RLock()
+        c.check(lib.logitless_far_head_create(context.handle, byref(options.struct()), byref(self.handle)))
+
+    def __del__(self):
+        if getattr(self, "handle", None):
+            lib.logitless_far_head_destroy(self.handle)
+
+    def step(self, options, inputs: c.CrossEntropyInputs, outputs: c.CrossEntropyOutputs) -> None:
+        with self._lock:
+            c.check(lib.logitless_far_head_step(self.handle, byref(options), byref(inputs), byref(outputs), None))
+
+    def state(self) -> bytes:
+        data, size = c_void_p(), c_size_t()
+        with self._lock:
+            c.check(lib.logitless_far_head_state(self.handle, byref(data), byref(size)))
+            return ctypes.string_at(data, size.value)
+
+    def set_state(self, state: bytes) -> None:
+        with self._lock:
+            c.check(lib.logitless_far_head_set_state(self.handle, state, len(state)))
+
+    def report(self) -> Report:
+        struct = c.new(c.FarFieldReport)
+        with self._lock:
+            c.check(lib.logitless_far_head_report(self.handle, byref(struct)))
+        values = {name: getattr(struct, name) for name in Report._fields}
+        return Report(**{**values, "far": bool(struct.far)})
+
+    def statistics(self) -> Statistics:
+        struct = c.new(c.LossStatistics)
+        with self._lock:
+            c.check(lib.logitless_far_head_statistics(self.handle, byref(struct)))
+        return Statistics(*(getattr(struct, name) for name in Statistics._fields))
+
+    def explain(self) -> str:
+        with self._lock:
+            return lib.logitless_far_head_explain(self.handle).decode()

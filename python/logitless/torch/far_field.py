@@ -1,0 +1,362 @@
+"""``FarFieldHead``: cross entropy of a training run whose gradients come from the words that matter."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from .. import _far_field
+from .. import _library as c
+from .._far_field import Report, Statistics
+from .._options import LossOptions, struct_of
+from . import _arguments, _distributed, _engine, _func, _ops
+from ._ops import BIAS, HIDDEN, WEIGHT
+from .loss import Prepared, _autocast, _needs, _plain, linear_cross_entropy, prepare
+
+# Of linear_cross_entropy; what a far-field step does not give.
+_REFUSED = ("accuracy", "return_lse", "return_argmax", "return_target_logits", "memory_budget")
+_in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+class _Step:
+    """A step taken: what a recomputation of it gives again, and its gradients until the backward has used them."""
+
+    def __init__(self, target: Tensor, shape, loss: Tensor, gradients):
+        self.target, self.shape, self.loss, self.gradients = target, shape, loss, gradients
+        self.repeated = False
+
+    def is_of(self, target: Tensor, shape) -> bool:
+        known = self.target
+        if shape != self.shape or target.shape != known.shape or target.device != known.device:
+            return False
+        return (target.data_ptr() == known.data_ptr() and target.stride() == known.stride()) or torch.equal(target, known)
+
+
+class _Run:
+    """The state of one module: the library's head once a step has told where it runs, else bytes of its state."""
+
+    def __init__(self, options: _far_field.Options, state: bytes = b""):
+        self.options = options
+        self.lock = threading.RLock()
+        self.steps: list[weakref.ref[_Step]] = []  # whose graphs are there
+        self._head: Optional[_far_field.Head] = None
+        self._state, self._place = state, None
+        if state:
+            self.head_of_cpu()  # checks it
+
+    def state(self) -> bytes:
+        with self.lock:
+            return self._state if self._head is None else self._head.state()
+
+    def set_state(self, state: bytes) -> None:
+        with self.lock:
+            _Run(self.options, state)  # raises, and this one stays as it was
+            self._head, self._state, self._place = None, state, None
+            self.steps.clear()
+
+    def head_of_cpu(self) -> _far_field.Head:
+        """The head there is, or one that tells of the state."""
+        head = self._head
+        if head is None:
+            head = _far_field.Head(self.options, c.Context(threads=1))
+            if self._state:
+                head.set_state(self._state)
+        return head
+
+    def head_at(self, device: torch.device) -> _far_field.Head:
+        """The head for a device and a stream or number of threads: a state that ran elsewhere goes on here."""
+        place = (device.type, _engine._place(device))
+        if self._head is None or self._place != place:
+            if device.type == "cpu":
+                context = c.Context(threads=torch.get_num_threads())
+            else:
+                context = c.Context(c.DEVICE_CUDA, device.index, _engine.current_stream(device))
+            head = _far_field.Head(self.options, context)
+            state = self.state()
+            if state:
+                head.set_state(state)
+            self._head, self._place, self._state = head, place, b""
+        return self._head
+
+    def found(self, target: Tensor, shape) -> Optional[_Step]:
+        """In a backward: the step that is being computed again."""
+        with self.lock:
+            self.steps = [ref for ref in self.steps if ref() is not None]
+            steps = [step for ref in self.steps if (step := ref()) is not None and step.is_of(target, shape)]
+        if not steps:
+            return None
+        step = next((s for s in reversed(steps) if not s.repeated), steps[-1])
+        step.repeated = True
+        return step
+
+    def take(self, tensors, options: LossOptions, compute, needs: int):
+        """(loss, d_hidden, d_weight, d_bias): gradients for an upstream gradient of 1, empty where not needed."""
+        hidden, weight, target, bias, *weights = tensors
+        x, w = _ops._compute(hidden, compute), _ops._compute(weight, compute)
+        device = x.device
+        target, b, class_weight, token_weight, target_weight = _ops._vectors(device, target, bias, *weights)
+        b = _ops._bias(b, w)
+        loss = torch.empty((), dtype=torch.float32, device=device)
+        d_hidden = _ops._gradient_like(hidden, x.dtype)  # also where it is not needed: audits measure its error
+        d_weight = _ops._gradient_like(weight, x.dtype) if needs & WEIGHT else None
+        d_bias = torch.empty(bias.shape, dtype=torch.float32, device=device) if needs & BIAS else None
+        inputs, _inputs = _engine._fill(
+            c.CrossEntropyInputs,
+            dict(hidden=x, weight=w, targets=target, bias=b, class_weight=class_weight, token_weight=token_weight,
+                 target_weight=target_weight),
+        )
+        outputs, _outputs = _engine._fill(
+            c.CrossEntropyOutputs, dict(loss=loss, d_hidden=d_hidden, d_weight=d_weight, d_bias=d_bias)
+        )
+        with self.lock:
+            _engine.on_device(device, lambda: self.head_at(device).step(struct_of(options), inputs, outputs))
+        none = _ops._empty(x)
+        return (
+            loss,
+            _ops._finish(d_hidden, hidden) if needs & HIDDEN else none,
+            none if d_weight is None else _ops._finish(d_weight, weight),
+            none if d_bias is None else _ops._finish(d_bias, bias),
+        )
+
+
+_runs: weakref.WeakValueDictionary[int, _Run] = weakref.WeakValueDictionary()  # by the number that graphs know them by
+_numbers = itertools.count(1)
+
+
+class _StepFunction(torch.autograd.Function):
+    """Its gradients are no saved tensors: activation checkpointing, which drops those, leaves them."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, rest):
+        run, call, compute, needs = rest
+        ctx.needs = needs
+        ctx.step = run.found(call.target, hidden.shape) if _in_backward() != -1 else None
+        if ctx.step is None:
+            loss, *gradients = run.take(call.tensors(), call.options, compute, needs)
+            ctx.step = _Step(call.target, hidden.shape, loss, gradients)
+            with run.lock:
+                run.steps = [ref for ref in run.steps if ref() is not None] + [weakref.ref(ctx.step)]
+        return ctx.step.loss.clone()
+
+    @staticmethod
+    def backward(ctx, d_loss):
+        _ops.refuse_second_derivatives()
+        step = ctx.step
+        if step.gradients is None:
+            raise RuntimeError(
+                "Trying to backward through the graph a second time; specify retain_graph=True the first time"
+            )
+        gradients = _ops.scaled([g for g in step.gradients if g.numel()], d_loss)
+        if not _ops._keeps_graph():
+            step.gradients = None
+        found = iter(gradients)
+        empty = [bool(ctx.needs & bit) for bit in (HIDDEN, WEIGHT, BIAS)]
+        return (*(next(found) if made else None for made in empty), None)
+
+
+# --- The operator that torch.compile sees.
+
+_TENSORS = "hidden weight target bias? class_weight? token_weight? target_weight?"
+_INPUTS = len(_TENSORS.split()) + len(LossOptions._fields) + 3
+
+
+@torch.library.custom_op(
+    "logitless::far_field_step",
+    mutates_args=(),
+    schema=_ops._schema(_TENSORS, LossOptions, "ScalarType? compute, SymInt needs, SymInt run", 4),
+)
+def far_field_step(hidden, weight, target, bias, class_weight, token_weight, target_weight, *rest):
+    *values, compute, needs, number = rest
+    run = _runs.get(number)
+    if run is None:
+        raise RuntimeError("FarFieldHead: a compiled graph outlived the module that it was made of")
+    if _in_backward() != -1:
+        raise NotImplementedError(
+            "FarFieldHead: torch.utils.checkpoint under torch.compile would take the step twice; call the head outside of "
+            "what is checkpointed"
+        )
+    tensors = (hidden, weight, target, bias, class_weight, token_weight, target_weight)
+    return run.take(tensors, LossOptions(*values), compute, needs)
+
+
+@far_field_step.register_fake
+def _(hidden, weight, target, bias, class_weight, token_weight, target_weight, *rest):
+    *_, compute, needs, _number = rest
+    nothing = hidden.new_empty(0, dtype=compute or hidden.dtype)
+    return (
+        hidden.new_empty((), dtype=torch.float32),
+        torch.empty_like(hidden, memory_format=torch.contiguous_format) if needs & HIDDEN else nothing,
+        torch.empty_like(weight, memory_format=torch.contiguous_format) if needs & WEIGHT else nothing.clone(),
+        torch.empty_like(bias, memory_format=torch.contiguous_format) if needs & BIAS else nothing.clone(),
+    )
+
+
+def _setup(ctx, inputs, output):
+    ctx.needs = inputs[-2]
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output[1:])
+
+
+def _backward(ctx, d_loss, *_):
+    nothing = (None,) * (_INPUTS - 4)
+    if d_loss is None:
+        return (None, None, None, None, *nothing)
+    d_hidden, d_weight, d_bias = (
+        (g.to(d_loss.dtype) * d_loss).to(g.dtype) if ctx.needs & bit else None
+        for g, bit in zip(ctx.saved_tensors, (HIDDEN, WEIGHT, BIAS))
+    )
+    return (d_hidden, d_weight, None, d_bias, *nothing)
+
+
+far_field_step.register_autograd(_backward, setup_context=_setup)
+
+
+# --- The module.
+
+
+class FarFieldHead(nn.Module):
+    """``linear_cross_entropy`` of a training run, with gradients from the words that matter for each token, and a mass
+    in the place of all others, where that keeps the error wanted: docs/far_field.md. Exact where it does not.
+
+    Args:
+        error: of the gradient of hidden, relative, in (0, 1), over the tokens that are audited.
+        accuracy: "far_backward", whose loss is exact, or "far_both", whose loss has this error too, in nats.
+        accumulate: calls that make one step of an optimizer: audits and orders come as many times as many calls apart.
+        sample_every: one block of tokens in so many corrects the gradient of weight, which is right in the mean then; 0: off.
+        audit_rows: tokens of an audit. audit_every: steps between audits.
+        refresh_every: steps between orders of the vocabulary at first. refresh_delay: from the step whose weights an order
+            is made of, in a thread of its own, to the one that takes it over. sample_rows: tokens an order is made of.
+        memory_budget: bytes, or text such as "512MiB", of a call beyond its inputs and gradients; orders come on top.
+
+    ``forward(hidden, weight, target, bias=None, **options)`` returns the loss of ``linear_cross_entropy``, a mean or a
+    sum, with its options but those that return more.
+
+    In training (``module.train()``, gradients enabled and needed) each call is one step: loss and gradients are made in
+    it, and the backward scales them. Recomputed by ``torch.utils.checkpoint``, a call takes no second step and returns
+    the same loss; its gradients are kept and not made again. In evaluation, or where no gradient is needed, the call is
+    ``linear_cross_entropy``, exact, and no step. Each step gives the bits of the library's own.
+
+    The state (orders included: 12 bytes a word each, with "far_both" also 4 * dim * (dim + vocab / 128)) is the module's
+    extra state, in ``state_dict()`` and pickles: a run that loads it goes on with the same bits. On several ranks each has
+    its own, of its tokens.
+
+    Raises: as ``linear_cross_entropy``; ValueError for an option out of its range, a state that is damaged, of another
+    accuracy or of another vocabulary; NotImplementedError for float64, reduction "none", class probabilities,
+    torch.func, and ``torch.utils.checkpoint`` inside of ``torch.compile``.
+    """
+
+    def __init__(
+        self,
+        error: float = 0.01,
+        *,
+        accuracy: str = "far_backward",
+        accumulate: int = 1,
+        sample_every: int = 16,
+        audit_rows: int = 128,
+        audit_every: int = 25,
+        refresh_every: int = 100,
+        refresh_delay: int = 4,
+        sample_rows: int = 1024,
+        memory_budget: int | str | None = None,
+    ):
+        super().__init__()
+        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or not 1 <= accumulate <= 1 << 20:
+            raise ValueError(f"accumulate: expected an int from 1 to {1 << 20}, got {accumulate!r}")
+        given = _far_field.options(
+            error=error, accuracy=accuracy, sample_every=sample_every, audit_rows=audit_rows, audit_every=audit_every,
+            refresh_every=refresh_every, refresh_delay=refresh_delay, sample_rows=sample_rows, memory_budget=memory_budget,
+        )
+        self.accumulate = accumulate
+        self._options = given._replace(
+            audit_every=given.audit_every * accumulate, refresh_every=given.refresh_every * accumulate
+        )
+        self._begin(b"")
+
+    def _begin(self, state: bytes) -> None:
+        self._run = _Run(self._options, state)
+        self._number = next(_numbers)
+        _runs[self._number] = self._run
+
+    def forward(self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None, **options: Any) -> Tensor:
+        a = _arguments.bind((hidden, weight, target, bias), options)
+        for name in _REFUSED:
+            if a[name] != _arguments.DEFAULTS[name]:
+                where = "give it to FarFieldHead" if name == "memory_budget" else "linear_cross_entropy has it"
+                raise NotImplementedError(f"{name}: is no option of FarFieldHead's forward; {where}")
+        if a["chunk"] is not None:
+            raise NotImplementedError("options: is no option of FarFieldHead's forward; give memory_budget to FarFieldHead")
+        _arguments.check_tensors(a)
+        if a["reduction"] == "none":
+            raise NotImplementedError("reduction: expected 'mean' or 'sum', got 'none', whose gradients wait for the backward")
+        if target.is_floating_point():
+            raise NotImplementedError("target: class probabilities have no far field; give words and target_weight")
+        a.update(zip(("hidden", "weight", "target", "bias"), _distributed.local(*(a[n] for n in _NAMES))))
+        hidden, weight, bias = a["hidden"], a["weight"], a["bias"]
+        if weight.dim() != 2:
+            raise NotImplementedError(f"weight: expected [V, D], got {list(weight.shape)}")
+        if hidden.dtype == torch.float64:
+            raise NotImplementedError("hidden: float64 has no far field; expected float32, bfloat16 or float16")
+        needs = _needs(hidden, weight, bias)
+        if not (self.training and needs) or hidden.numel() == 0:
+            budget = self._options.memory_budget or None
+            return linear_cross_entropy(hidden, weight, a["target"], bias, **{**options, "memory_budget": budget})
+        return self._step(a, prepare(a), needs)
+
+    def _step(self, a: dict[str, Any], call: Prepared, needs: int) -> Tensor:
+        if _func.active():
+            raise NotImplementedError("FarFieldHead: a step has a state, and cannot be transformed by torch.func")
+        compute = _autocast(call.hidden, call.weight)
+        if _plain(call.hidden, call.weight, call.target, call.bias):
+            loss = _StepFunction.apply(call.hidden, call.weight, call.bias, (self._run, call, compute, needs))
+        else:
+            loss, *_ = torch.ops.logitless.far_field_step(*call.tensors(), *call.options, compute, needs, self._number)
+        normalizer = a["normalizer"]
+        if isinstance(normalizer, Tensor):
+            loss = loss / normalizer.to(device=loss.device, dtype=loss.dtype)
+        return loss
+
+    @property
+    def report(self) -> Report:
+        """What it has done since it was made, or since the beginning of the run whose state it was given."""
+        with self._run.lock:
+            return self._run.head_of_cpu().report()
+
+    def statistics(self) -> Statistics:
+        """Of the last step. On a GPU it waits. Raises ValueError before the first."""
+        with self._run.lock:
+            return self._run.head_of_cpu().statistics()
+
+    def explain(self) -> str:
+        """What the next step is and why, and the report: several lines."""
+        with self._run.lock:
+            return self._run.head_of_cpu().explain()
+
+    def get_extra_state(self) -> bytes:
+        return self._run.state()
+
+    def set_extra_state(self, state: bytes) -> None:
+        if not isinstance(state, bytes):
+            raise TypeError(f"state: expected bytes, got {type(state).__name__}")
+        self._run.set_state(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: value for name, value in self.__dict__.items() if name not in ("_run", "_number")}
+        return {**kept, "_state": self._run.state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        bytes_of_run = state.pop("_state")
+        super().__setstate__(state)
+        self._begin(bytes_of_run)
+
+    def extra_repr(self) -> str:
+        given = self._options
+        return f"error={given.error}, accuracy={given.accuracy!r}, accumulate={self.accumulate}"
+
+
+_NAMES = ("hidden", "weight", "target", "bias")
