@@ -1,14 +1,19 @@
 // XLA FFI handlers: the losses as custom calls of a compiled program. logitless.jax registers them
 // for the CPU and for CUDA.
 //
-// A handler allocates no memory of tensors and waits for nothing: its workspace is one of XLA's
-// result buffers, sized by the caller from a plan for the same call. Attributes beside the names of
-// the buffers: the options of the call under the names they have in the library, memory_budget, and
-// threads (of the CPU).
+// A handler but that of the far field allocates no memory of tensors and waits for nothing: its
+// workspace is one of XLA's result buffers, sized by the caller from a plan for the same call.
+// Attributes beside the names of the buffers: the options of the call under the names they have in
+// the library, memory_budget, and threads (of the CPU).
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <map>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "xla/buffers.h"
 #include "xla/handler.h"
@@ -54,7 +59,7 @@ PlanRequest request_of(const Call& call, const Context& context) {
   return request;
 }
 
-void run_cross_entropy(const Place& place, Call call) {
+CrossEntropyOptions loss_options(const Call& call) {
   CrossEntropyOptions options;
   options.reduction = static_cast<Reduction>(call.attribute<std::int64_t>("reduction"));
   options.ignore_index = call.attribute<std::int64_t>("ignore_index");
@@ -64,7 +69,11 @@ void run_cross_entropy(const Place& place, Call call) {
   options.logit_scale = call.attribute<float>("logit_scale");
   if (const auto normalizer = call.attribute<double>("normalizer"); normalizer != 0.0)
     options.normalizer = normalizer;
+  return options;
+}
 
+void run_cross_entropy(const Place& place, Call call) {
+  const CrossEntropyOptions options = loss_options(call);
   CrossEntropyInputs in;
   CrossEntropyOutputs out;
   call.read_inputs({{"hidden", &in.hidden},
@@ -87,6 +96,73 @@ void run_cross_entropy(const Place& place, Call call) {
   const LossPlan& plan = remembered_plan(
       key, [&] { return plan_cross_entropy(options, in, out, request_of(call, context)); });
   cross_entropy(context, plan, options, in, out, call.workspace());
+}
+
+// ---- The far field: the state of a head goes in and comes out as bytes
+
+FarFieldOptions far_options(const Call& call) {
+  FarFieldOptions options;
+  options.accuracy = static_cast<Accuracy>(call.attribute<std::int64_t>("accuracy"));
+  options.error = call.attribute<double>("error");
+  options.sample_every = call.attribute<std::int64_t>("sample_every");
+  options.audit_rows = call.attribute<std::int64_t>("audit_rows");
+  options.audit_every = call.attribute<std::int64_t>("audit_every");
+  options.refresh_every = call.attribute<std::int64_t>("refresh_every");
+  options.refresh_delay = call.attribute<std::int64_t>("refresh_delay");
+  options.sample_rows = call.attribute<std::int64_t>("sample_rows");
+  options.memory_budget = static_cast<std::size_t>(call.attribute<std::int64_t>("memory_budget"));
+  return options;
+}
+
+// A length of 8 bytes and as many of FarFieldHead::state(), or zeros before the first step.
+std::span<const std::byte> read_state(const ConstTensorView& state) {
+  std::uint64_t length = 0;
+  const std::span all(static_cast<const std::byte*>(state.data()),
+                      static_cast<std::size_t>(state.bytes()));
+  check(all.size() >= sizeof(length), "state: ", all.size(), " bytes");
+  std::memcpy(&length, all.data(), sizeof(length));
+  require(length <= all.size() - sizeof(length), "state: the first 8 bytes tell of ", length,
+          " bytes, but ", all.size() - sizeof(length), " follow");
+  return all.subspan(sizeof(length), static_cast<std::size_t>(length));
+}
+
+void write_state(const std::vector<std::byte>& made, const TensorView& state) {
+  const std::uint64_t length = made.size();
+  const auto bytes = static_cast<std::size_t>(state.bytes());
+  check(bytes >= sizeof(length) + made.size(), "state: ", made.size(), " bytes for room of ",
+        bytes);
+  auto* to = static_cast<std::byte*>(state.data());
+  std::memcpy(to, &length, sizeof(length));
+  std::copy(made.begin(), made.end(), to + sizeof(length));
+  std::fill(to + sizeof(length) + made.size(), to + bytes, std::byte{0});
+}
+
+void run_far_field_step(const Place& place, Call call) {
+  if (place.device != DeviceKind::cpu)
+    throw Unsupported("far_field_step: the state is the host's; expected the CPU, got a GPU");
+  const CrossEntropyOptions options = loss_options(call);
+  CrossEntropyInputs in;
+  CrossEntropyOutputs out;
+  ConstTensorView state;
+  TensorView next_state;
+  call.read_inputs({{"hidden", &in.hidden},
+                    {"weight", &in.weight},
+                    {"targets", &in.targets},
+                    {"bias", &in.bias},
+                    {"class_weight", &in.class_weight},
+                    {"token_weight", &in.token_weight},
+                    {"target_weight", &in.target_weight},
+                    {"state", &state}});
+  call.read_outputs({{"loss", &out.loss},
+                     {"d_hidden", &out.d_hidden},
+                     {"d_weight", &out.d_weight},
+                     {"d_bias", &out.d_bias},
+                     {"state", &next_state}});
+  const Context context = context_of(place, call);
+  FarFieldHead head(context, far_options(call));
+  if (const auto bytes = read_state(state); !bytes.empty()) head.set_state(bytes);
+  head.step(options, in, out);
+  write_state(head.state(), next_state);
 }
 
 HeadOptions head_options(const Call& call) {
@@ -149,9 +225,11 @@ void run_head_backward(const Place& place, Call call) {
 }  // namespace logitless::xla_handlers
 
 using logitless::xla_handlers::run_cross_entropy;
+using logitless::xla_handlers::run_far_field_step;
 using logitless::xla_handlers::run_head_backward;
 using logitless::xla_handlers::run_head_forward;
 
 LOGITLESS_XLA_HANDLERS(cross_entropy);
+LOGITLESS_XLA_HANDLERS(far_field_step);
 LOGITLESS_XLA_HANDLERS(head_forward);
 LOGITLESS_XLA_HANDLERS(head_backward);

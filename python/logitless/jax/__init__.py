@@ -11,14 +11,19 @@ any other function of arrays.
 """
 
 from ._autochunk import AutoChunked, Unsupported, autochunk
+from .far_field import FarFieldState, far_field_cross_entropy, far_field_report, far_field_state
 from .head import linear_logprobs
 from .loss import linear_cross_entropy
 from .vocab_parallel import vocab_parallel_linear_cross_entropy, vocab_parallel_logprobs
 
 __all__ = [
     "AutoChunked",
+    "FarFieldState",
     "Unsupported",
     "autochunk",
+    "far_field_cross_entropy",
+    "far_field_report",
+    "far_field_state",
     "linear_cross_entropy",
     "linear_logprobs",
     "vocab_parallel_linear_cross_entropy",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -114,6 +114,60 @@ def check_reduction(reduction: str) -> None:
         raise ValueError(f"reduction: expected 'none', 'mean' or 'sum', got {reduction!r}")
 
 
+class Prepared(NamedTuple):
+    """Arguments of a loss as the library takes them, checked."""
+
+    options: LossOptions
+    inputs: dict[str, jax.Array | None]  # hidden [N, D], weight, bias
+    fixed: dict[str, jax.Array | None]
+    normalizer: jax.Array | None  # that the sum is divided by
+    lead: tuple[int, ...]  # the leading sizes of hidden
+    targets: jax.Array  # of these sizes
+
+
+def prepare(
+    function: str, hidden, weight, targets, bias, *, reduction, ignore_index, class_weight, softcap, logit_scale,
+    normalizer, token_weight, target_weight, memory_budget: int, terms,
+) -> Prepared:
+    """Raises what ``linear_cross_entropy`` does while a program is traced."""
+    given = all_terms(function, terms)
+    check_reduction(reduction)
+    x, w, b = _arguments.head(hidden, weight, bias)
+    lead, (vocab, dim) = x.shape[:-1], w.shape
+    per_token: tuple[int, ...] = ()
+    if target_weight is not None:
+        target_weight = _arguments.floats("target_weight", target_weight)
+        if target_weight.ndim != x.ndim or target_weight.shape[:-1] != lead or target_weight.shape[-1] == 0:
+            raise ValueError(
+                f"target_weight: expected {list(lead)} with K weights each, got {list(target_weight.shape)}"
+            )
+        per_token = target_weight.shape[-1:]
+    y = _arguments.targets(targets, lead + per_token)
+    ignored = _arguments.integer("ignore_index", ignore_index)
+    static_normalizer, normalizer_array = divisor(normalizer, reduction)
+    options = LossOptions(
+        reduction="sum" if normalizer_array is not None else reduction,
+        ignore_index=ignored,
+        softcap=_arguments.softcap(softcap),
+        logit_scale=_arguments.number("logit_scale", logit_scale),
+        normalizer=static_normalizer,
+        memory_budget=memory_budget,
+        **{name: _arguments.number(name, value) for name, value in given.items()},
+    )
+
+    def rows(a: jax.Array | None, *tail: int) -> jax.Array | None:
+        return None if a is None else a.reshape(-1, *tail)
+
+    inputs = {"hidden": x.reshape(-1, dim), "weight": w, "bias": b}
+    fixed = {
+        "targets": rows(y, *per_token),
+        "class_weight": _arguments.shaped("class_weight", class_weight, (vocab,)),
+        "token_weight": rows(_arguments.shaped("token_weight", token_weight, lead)),
+        "target_weight": rows(_arguments.shaped("target_weight", target_weight, lead + per_token), *per_token),
+    }
+    return Prepared(options, inputs, fixed, normalizer_array, lead, y)
+
+
 @takes_terms
 def linear_cross_entropy(
     hidden: ArrayLike,
@@ -175,43 +229,15 @@ def linear_cross_entropy(
     names its position, a RuntimeError in some versions of JAX); on a GPU, where nothing waits, the loss is NaN, its
     gradients are as if the token were ignored.
     """
-    given = all_terms("linear_cross_entropy", terms)
-    check_reduction(reduction)
-    x, w, b = _arguments.head(hidden, weight, bias)
-    lead, (vocab, dim) = x.shape[:-1], w.shape
-    per_token: tuple[int, ...] = ()
-    if target_weight is not None:
-        target_weight = _arguments.floats("target_weight", target_weight)
-        if target_weight.ndim != x.ndim or target_weight.shape[:-1] != lead or target_weight.shape[-1] == 0:
-            raise ValueError(
-                f"target_weight: expected {list(lead)} with K weights each, got {list(target_weight.shape)}"
-            )
-        per_token = target_weight.shape[-1:]
-        if accuracy:
-            raise NotImplementedError("accuracy: needs one target a token, got target_weight")
-    y = _arguments.targets(targets, lead + per_token)
-    ignored = _arguments.integer("ignore_index", ignore_index)
-    static_normalizer, normalizer_array = divisor(normalizer, reduction)
-    options = LossOptions(
-        reduction="sum" if normalizer_array is not None else reduction,
-        ignore_index=ignored,
-        softcap=_arguments.softcap(softcap),
-        logit_scale=_arguments.number("logit_scale", logit_scale),
-        normalizer=static_normalizer,
-        memory_budget=parse_bytes(memory_budget),
-        **{name: _arguments.number(name, value) for name, value in given.items()},
+    call = prepare(
+        "linear_cross_entropy", hidden, weight, targets, bias, reduction=reduction, ignore_index=ignore_index,
+        class_weight=class_weight, softcap=softcap, logit_scale=logit_scale, normalizer=normalizer,
+        token_weight=token_weight, target_weight=target_weight, memory_budget=parse_bytes(memory_budget), terms=terms,
     )
-
-    def rows(a: jax.Array | None, *tail: int) -> jax.Array | None:
-        return None if a is None else a.reshape(-1, *tail)
-
-    inputs = {"hidden": x.reshape(-1, dim), "weight": w, "bias": b}
-    fixed = {
-        "targets": rows(y, *per_token),
-        "class_weight": _arguments.shaped("class_weight", class_weight, (vocab,)),
-        "token_weight": rows(_arguments.shaped("token_weight", token_weight, lead)),
-        "target_weight": rows(_arguments.shaped("target_weight", target_weight, lead + per_token), *per_token),
-    }
+    if accuracy and target_weight is not None:
+        raise NotImplementedError("accuracy: needs one target a token, got target_weight")
+    options, inputs, fixed, normalizer_array = call.options, call.inputs, call.fixed, call.normalizer
+    lead, ignored, y = call.lead, options.ignore_index, call.targets
     axes = _ffi.axes_of(*[a for a in (*inputs.values(), *fixed.values()) if a is not None])
     varying, fixed = _ffi.varying(inputs, axes), _ffi.varying(fixed, axes)
     found = _cross_entropy(options, bool(accuracy or return_argmax), varying, fixed)

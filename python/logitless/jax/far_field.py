@@ -1,0 +1,232 @@
+"""Cross entropy of a training run whose gradients come from the words that matter, its state a pytree."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jax.typing import ArrayLike
+
+from .. import _far_field
+from .. import _library as c
+from .._far_field import Report
+from .._options import DEFAULT, LossOptions, takes_terms
+from . import _arguments, _ffi
+from .head import GRADIENTS, all_gradients, gradient_dtype, refuse_gradients, type_of, wanted_gradients
+from .loss import prepare
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .._c_api import LossTermArguments
+
+_LENGTH = 8  # bytes of the length that stands before the state
+_HEADER = 16384  # room for names, counts and the reason of the last decision
+_TILE = 128
+
+
+def _room(options: _far_field.Options, vocab: int, dim: int) -> int:
+    """Bytes that hold any state: two orders, one of them being made."""
+    order = 12 * vocab
+    if options.accuracy == "far_both":
+        order += 4 * dim * dim + 4 * -(-vocab // _TILE) * (dim + 1)
+    return _LENGTH + _HEADER + 2 * order
+
+
+@jax.tree_util.register_pytree_node_class
+class FarFieldState:
+    """The state of a head between steps: a pytree of one array, ``data``, int8, whose options and sizes are static.
+    Save and load ``data`` as any array."""
+
+    def __init__(self, data: Any, options: _far_field.Options, vocab: int, dim: int):
+        self.data, self.options, self.vocab, self.dim = data, options, vocab, dim
+
+    def tree_flatten(self):
+        return (self.data,), (self.options, self.vocab, self.dim)
+
+    @classmethod
+    def tree_unflatten(cls, static, children):
+        return cls(*children, *static)
+
+    def __repr__(self) -> str:
+        return f"FarFieldState(error={self.options.error}, vocab={self.vocab}, dim={self.dim})"
+
+
+def far_field_state(
+    vocab: int,
+    dim: int,
+    error: float = 0.01,
+    *,
+    accuracy: str = "far_backward",
+    sample_every: int = 16,
+    audit_rows: int = 128,
+    audit_every: int = 25,
+    refresh_every: int = 100,
+    refresh_delay: int = 4,
+    sample_rows: int = 1024,
+    memory_budget: int | str | None = None,
+) -> FarFieldState:
+    """The state before the first step, for a weight [vocab, dim].
+
+    error: of the gradient of hidden, relative, in (0, 1). accuracy: "far_backward", whose loss is exact, or "far_both",
+    whose loss has this error too. The others: ``logitless.torch.FarFieldHead``. Memory: 24 bytes a word.
+
+    Raises ValueError and TypeError naming the argument.
+    """
+    for name, value in (("vocab", vocab), ("dim", dim)):
+        if _arguments.integer(name, value) < 1:
+            raise ValueError(f"{name}: expected 1 or more, got {value}")
+    options = _far_field.options(
+        error=error, accuracy=accuracy, sample_every=sample_every, audit_rows=audit_rows, audit_every=audit_every,
+        refresh_every=refresh_every, refresh_delay=refresh_delay, sample_rows=sample_rows, memory_budget=memory_budget,
+    )
+    return FarFieldState(jnp.zeros((_room(options, vocab, dim),), jnp.int8), options, vocab, dim)
+
+
+def far_field_report(state: FarFieldState) -> Report:
+    """What has been done since the first step; on the host, outside of jit. Raises ValueError for a damaged state."""
+    data = np.asarray(state.data).tobytes()
+    head = _far_field.Head(state.options, c.Context(threads=1))
+    size = int.from_bytes(data[:_LENGTH], "little")
+    if size:
+        head.set_state(data[_LENGTH : _LENGTH + size])
+    return head.report()
+
+
+def _attributes(options: _far_field.Options) -> dict[str, np.generic]:
+    kinds = {"error": np.float64}
+    values = {**options._asdict(), "accuracy": _far_field.ACCURACIES[options.accuracy]}
+    return {name: kinds.get(name, np.int64)(value) for name, value in values.items()}
+
+
+def _step(options: LossOptions, far: _far_field.Options, inputs: dict, outputs: dict, data: jax.Array) -> dict:
+    """A step of the library's head: the outputs by name, and the state after it as "state"."""
+    arrays = {name: a for name, a in {**inputs, "state": data}.items() if a is not None}
+    outputs = {**outputs, "state": (data.shape, "int8")}
+    target = jax.ffi.ffi_call(
+        "logitless_far_field_step",
+        [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in outputs.values()],
+        vmap_method="sequential",
+    )
+    found = target(
+        *arrays.values(),
+        inputs=",".join(arrays),
+        outputs=",".join(outputs),
+        threads=np.int64(_ffi.threads_of(c.DEVICE_CPU)),
+        **{**_ffi._attributes(options), **_attributes(far)},
+    )
+    return dict(zip(outputs, found))
+
+
+def _forward(options: LossOptions, far: _far_field.Options, inputs: dict, fixed: dict, data: jax.Array):
+    """Exact, and no step: nothing is differentiated."""
+    found = _ffi.call("cross_entropy", options, {**inputs, **fixed}, {"loss": ((), "float32")})
+    return found["loss"], data
+
+
+_differentiable = jax.custom_vjp(_forward, nondiff_argnums=(0, 1))
+
+
+def _fwd(options, far, inputs, fixed, data):
+    refuse_gradients(fixed)
+    values = {name: None if p is None else p.value for name, p in inputs.items()}
+    fixed_values = {name: None if p is None else p.value for name, p in fixed.items()}
+    wanted = wanted_gradients(inputs)
+    types = {name: type_of(value) for name, value in values.items()}
+    outputs = {"loss": ((), "float32")}
+    for name, of in GRADIENTS.items():
+        if wanted[name].size or name == "d_hidden":  # audits measure the error of d_hidden
+            outputs[name] = (values[of].shape, gradient_dtype(values[of].dtype.name))
+    found = _step(options, far, {**values, **fixed_values}, outputs, data.value)
+    kept = {
+        name: found[name] if wanted[name].size else jnp.empty((0,), jnp.float32) for name in GRADIENTS
+    }
+    return (found["loss"], found["state"]), (wanted, kept, types)
+
+
+def _bwd(options, far, kept, cotangents):
+    wanted, gradients, types = kept
+    cotangent = cotangents[0]
+    found = {}
+    if not isinstance(cotangent, SymbolicZero):
+        for name, of in GRADIENTS.items():
+            if wanted[name].size > 0:
+                found[name] = (gradients[name].astype(jnp.float32) * cotangent).astype(types[of].dtype)
+    return all_gradients(found, types, frozenset()), None, None
+
+
+_differentiable.defvjp(_fwd, _bwd, symbolic_zeros=True)
+_compiled = functools.partial(jax.jit, static_argnums=(0, 1))(_differentiable)
+
+
+@takes_terms
+def far_field_cross_entropy(
+    hidden: ArrayLike,
+    weight: ArrayLike,
+    targets: ArrayLike,
+    state: FarFieldState,
+    bias: ArrayLike | None = None,
+    *,
+    reduction: str = DEFAULT.reduction,
+    ignore_index: int = DEFAULT.ignore_index,
+    class_weight: ArrayLike | None = None,
+    softcap: float | None = None,
+    logit_scale: float = DEFAULT.logit_scale,
+    normalizer: float | ArrayLike | None = None,
+    token_weight: ArrayLike | None = None,
+    target_weight: ArrayLike | None = None,
+    **terms: Unpack[LossTermArguments],
+) -> tuple[jax.Array, FarFieldState]:
+    """(the loss of ``linear_cross_entropy``, the state of the next step): docs/far_field.md.
+
+    Where the call is differentiated it is one step: loss and gradients are made in the forward, by the words that matter
+    for each token where that keeps the error of the state, and exactly elsewhere. Where it is not, the loss is exact
+    and the state comes back as it was. A function of its arguments like any other: computed again (jax.checkpoint) with
+    the same state it gives the same bits, and so does a run that goes on from a saved state.
+
+    Args:
+        hidden: [..., D], float32, bfloat16 or float16. weight: [V, D]. targets: [...], or [..., K] with target_weight.
+        state: of ``far_field_state(V, D)``, or what the step before returned.
+        bias: [V], float.
+        reduction: "mean" or "sum".
+        {terms}
+        Others: as of ``linear_cross_entropy``.
+
+    Extra memory: the workspace of the plan, within the state's memory_budget and the process's own, not XLA's. A step
+    that makes an order does it before it returns.
+
+    Raises, while the program is traced: ValueError and TypeError naming the argument; NotImplementedError for reduction
+    "none", inside a shard_map, and for platforms other than the CPU. A bad target or a damaged state makes the program
+    fail.
+    """
+    if not isinstance(state, FarFieldState):
+        raise TypeError(f"state: expected a FarFieldState, got {type(state).__name__}")
+    if reduction == "none":
+        raise NotImplementedError("reduction: expected 'mean' or 'sum', got 'none', whose gradients wait for the backward")
+    if jax.default_backend() != "cpu":
+        raise NotImplementedError(f"far_field_cross_entropy: runs on the CPU; JAX's backend is {jax.default_backend()}")
+    far = state.options
+    call = prepare(
+        "far_field_cross_entropy", hidden, weight, targets, bias, reduction=reduction, ignore_index=ignore_index,
+        class_weight=class_weight, softcap=softcap, logit_scale=logit_scale, normalizer=normalizer,
+        token_weight=token_weight, target_weight=target_weight, memory_budget=far.memory_budget, terms=terms,
+    )
+    data = _arguments.array("state", state.data)
+    if call.inputs["weight"].shape != (state.vocab, state.dim):
+        raise ValueError(
+            f"weight: expected [{state.vocab}, {state.dim}], which the state is for, got {list(call.inputs['weight'].shape)}"
+        )
+    room = _room(far, state.vocab, state.dim)
+    if data.dtype != jnp.int8 or data.shape != (room,):
+        raise ValueError(f"state: expected int8[{room}], got {data.dtype.name}{list(data.shape)}")
+    if _ffi.axes_of(*[a for a in (*call.inputs.values(), *call.fixed.values(), data) if a is not None]):
+        raise NotImplementedError("far_field_cross_entropy: inside a shard_map each device would have a state of its own")
+    _ffi._register()
+    loss, data = _compiled(call.options, far, call.inputs, call.fixed, data)
+    if call.normalizer is not None:
+        loss = loss / call.normalizer
+    return loss, FarFieldState(data, far, state.vocab, state.dim)
