@@ -95,10 +95,36 @@ SNIPPETS = {
 """, "return 0;"),
     ("docs/far_field.md", "// Once in a while: an order of the vocabulary"): (
         HEADERS, TENSORS + CALL, EXPECT_LOG_V),
+    ("docs/far_field.md", "logitless_far_field_options wanted;"): (
+        "#include <math.h>\n#include <stdint.h>\n#include <stdio.h>\n#include <logitless/c_far_field.h>\n",
+        """
+  enum { N = 3, D = 2, V = 5 };
+  float hidden[N * D] = {0}, weight[V * D] = {0}, d_hidden[N * D], loss = 0.0f;
+  int64_t targets[N] = {3, 0, 1}, hidden_shape[] = {N, D}, weight_shape[] = {V, D}, targets_shape[] = {N};
+  logitless_tensor x, w, y, l, dx;
+  logitless_tensor_init(&x, hidden, LOGITLESS_F32, 2, hidden_shape);
+  logitless_tensor_init(&w, weight, LOGITLESS_F32, 2, weight_shape);
+  logitless_tensor_init(&y, targets, LOGITLESS_I64, 1, targets_shape);
+  logitless_tensor_init(&l, &loss, LOGITLESS_F32, 0, NULL);
+  logitless_tensor_init(&dx, d_hidden, LOGITLESS_F32, 2, hidden_shape);
+  logitless_cross_entropy_options options;
+  logitless_cross_entropy_options_init(&options, sizeof options);
+  logitless_cross_entropy_inputs in;
+  logitless_cross_entropy_inputs_init(&in, sizeof in);
+  in.hidden = &x;
+  in.weight = &w;
+  in.targets = &y;
+  logitless_cross_entropy_outputs out;
+  logitless_cross_entropy_outputs_init(&out, sizeof out);
+  out.loss = &l;
+  out.d_hidden = &dx;
+  logitless_context* context = NULL;
+  if (logitless_context_create(NULL, &context) != LOGITLESS_OK) return 1;
+""", "return status == LOGITLESS_OK && bytes > 0 && fabsf(loss - logf(5.0f)) < 1e-5f ? 0 : 1;"),
 }
 
 # Those that a C compiler takes, by itself.
-IN_C = {("docs/cpp.md", "#include <stdint.h>")}
+IN_C = {("docs/cpp.md", "#include <stdint.h>"), ("docs/far_field.md", "logitless_far_field_options wanted;")}
 
 # One field of each struct by its name, sizes of any type: nothing of that is worth a warning.
 FIELDS = """

@@ -1,6 +1,8 @@
 """The far field in JAX: the library's own bits, a state that goes through jit and scan, and what is refused."""
 
 import ctypes
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -171,3 +173,16 @@ def test_a_damaged_state_fails():
         bad = FarFieldState(jnp.asarray(damaged), state.options, V, D)
         with pytest.raises(Exception, match=match):
             jax.block_until_ready(step(HIDDEN, WEIGHT, bad))
+
+
+def test_the_documents_example():
+    """The Python of docs/far_field.md, with what a reader has before it."""
+    text = (Path(__file__).parents[3] / "docs" / "far_field.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^## JAX\n.*?^```python\n(.*?)^```", text, re.M | re.S)
+    names = dict(
+        jax=jax, trunk=lambda params, x: jnp.tanh(x @ params["trunk"]), vocab=V, dim=D, batches=[(HIDDEN, TARGETS)] * 3,
+        params={"trunk": np.eye(D, dtype=np.float32), "head": WEIGHT},
+    )
+    exec(code, names)
+    assert far_field_report(names["state"]).steps == 3 and np.isfinite(names["loss"])
+    assert not np.array_equal(names["params"]["head"], WEIGHT)

@@ -4,6 +4,8 @@ import copy
 import ctypes
 import io
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -329,3 +331,19 @@ def test_a_lazy_head_compiled():
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     compiled.lm_head = model.lm_head
     assert same(by_model(compiled), expected) and far.report.steps == 2
+
+
+def test_the_documents_example(tmp_path):
+    """The Python of docs/far_field.md, with what a reader has before it."""
+    text = (Path(__file__).parents[3] / "docs" / "far_field.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^## PyTorch\n.*?^```python\n(.*?)^```", text, re.M | re.S)
+    trunk, model = nn.Linear(D, D), Model()
+    weight = nn.Parameter(WEIGHT.clone())
+    names = dict(
+        torch=torch, trunk=trunk, weight=weight, model=model, batches=[(HIDDEN, TARGET)] * 3, path=tmp_path / "run.pt",
+        optimizer=torch.optim.SGD([weight, *trunk.parameters()], lr=0.1),
+    )
+    exec(code, names)
+    assert names["far"].report.steps == 3 and not torch.equal(weight, WEIGHT)
+    saved = torch.load(names["path"], weights_only=True)
+    assert FarFieldHead().load_state_dict(saved["far"]) and model.lm_head.far_field is names["far"]
