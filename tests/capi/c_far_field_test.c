@@ -1,6 +1,7 @@
 // The far field from C: steps with the bits of the C++ head, resumed ones too; orders of the
 // caller's; what is refused.
 #define _POSIX_C_SOURCE 200809L
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -264,6 +265,76 @@ static void test_orders(logitless_context* context, const char* path) {
   free(p);
 }
 
+// Structs of before the far field, whose new fields are not looked at.
+static void test_older_structs(logitless_context* context) {
+  FarProblem* p = make_problem();
+  Call c;
+  logitless_plan_request request;
+  logitless_plan* plan = NULL;
+  logitless_loss_statistics s;
+  void* block;
+  size_t bytes;
+  make_call(&c, p);
+  c.in.struct_size = offsetof(logitless_cross_entropy_inputs, order);
+  memset(&c.in.order, 0xff, sizeof c.in.order);
+  logitless_plan_request_init(&request, sizeof request);
+  request.struct_size = offsetof(logitless_plan_request, sample_every);
+  request.tau = -1.0f;
+  CHECK(logitless_plan_cross_entropy(context, NULL, &c.in, &c.out, &request, &plan) == LOGITLESS_OK,
+        "plan");
+  bytes = logitless_plan_workspace_bytes(plan);
+  block = malloc(bytes + 64);
+  logitless_loss_statistics_init(&s, sizeof s);
+  s.struct_size = offsetof(logitless_loss_statistics, kept);
+  s.kept = 42.0;
+  CHECK(logitless_cross_entropy(context, plan, NULL, &c.in, &c.out,
+                                (void*)(((uintptr_t)block + 63) / 64 * 64), bytes,
+                                &s) == LOGITLESS_OK,
+        "run");
+  CHECK(s.tokens == kFarTokens && s.kept == 42.0, "kept %g", s.kept);
+  free(block);
+  logitless_plan_destroy(plan);
+  free(p);
+}
+
+// States with a byte changed, half of them in the header: refused with the head left as it was, or
+// taken for the state that they are, and steps go on.
+static void test_damaged_states(logitless_context* context) {
+  logitless_far_field_options o = quick();
+  logitless_far_head* head = NULL;
+  FarProblem* p = make_problem();
+  const void* state;
+  unsigned char* bytes;
+  size_t size;
+  uint64_t seed = 11;
+  int i, refused = 0, taken = 0;
+  o.refresh_every = 1;
+  CHECK(logitless_far_head_create(context, &o, &head) == LOGITLESS_OK, "create");
+  for (i = 0; i < 4; ++i) step(head, p);  // an order, and another one that is being made
+  CHECK(logitless_far_head_state(head, &state, &size) == LOGITLESS_OK, "state");
+  bytes = malloc(size);
+  memcpy(bytes, state, size);
+  for (i = 0; i < 48; ++i) {
+    const double where = (number(&seed) + 1.0) / 2.0;
+    const size_t at = (size_t)(where * (double)(i % 2 == 0 ? 1000 : size - 1));
+    const unsigned char was = bytes[at];
+    const logitless_far_field_report before = report_of(head);
+    bytes[at] ^= (unsigned char)(1u << (i % 8));
+    if (logitless_far_head_set_state(head, bytes, size) == LOGITLESS_OK) {
+      if (++taken <= 4) step(head, p);
+    } else {
+      const logitless_far_field_report after = report_of(head);
+      ++refused;
+      CHECK(memcmp(&before, &after, sizeof before) == 0, "refused, and changed");
+    }
+    bytes[at] = was;
+  }
+  CHECK(refused >= 12 && taken > 0, "%d refused, %d taken", refused, taken);
+  free(bytes);
+  free(p);
+  logitless_far_head_destroy(head);
+}
+
 static void test_refused(logitless_context* context, const char* path) {
   logitless_far_field_options o = quick();
   logitless_far_head* head = NULL;
@@ -350,6 +421,8 @@ void test_far_field(void) {
   snprintf(path, sizeof path, "/tmp/c_far_field_test.%ld.safetensors", (long)getpid());
   test_steps(context, path);
   test_orders(context, path);
+  test_older_structs(context);
+  test_damaged_states(context);
   test_refused(context, path);
   remove(path);
   logitless_context_destroy(context);

@@ -313,7 +313,9 @@ void FarController::read(const TensorFile& file, const std::string& path) {
     return count >= -kMostCount && count <= kMostCount;
   });
   require(counts_hold && s.interval_ >= 1 && s.wait_ >= 0 && s.wait_ <= kMostInterval &&
-              c[13] >= 0 && c[13] <= kTrials && r.steps >= 0 && s.far_steps_ >= 0,
+              c[13] >= 0 && c[13] <= kTrials && r.dense_steps >= 0 && r.steps >= r.dense_steps &&
+              r.repeated_steps >= 0 && r.audits >= 0 && r.refreshes >= 0 && s.last_audit_ >= 0 &&
+              s.far_steps_ >= 0,
           path, ": counts: no state of a FarFieldHead");
   require(r.tau >= kLeastTau && r.tau <= kMostTau && r.mean_kept >= 0.0 && r.mean_kept <= 1.0 &&
               r.worst_kept_error >= 0.0 && r.worst_kept_error < 1.0,

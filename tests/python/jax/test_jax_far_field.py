@@ -121,6 +121,14 @@ def test_transformations():
     assert loss == linear_cross_entropy(HIDDEN, WEIGHT, TARGETS)
 
 
+def test_far_both_has_room_for_two_orders():
+    _, (state, *_) = run(far_field_state(V, D, accuracy="far_both", error=0.05, refresh_every=1, refresh_delay=2), 4)
+    report = far_field_report(state)  # an order at step 3, another one begun at step 4
+    assert (report.steps, report.refreshes) == (4, 1) and report.far
+    length = int.from_bytes(np.asarray(state.data[:8]).tobytes(), "little")
+    assert 24 * V < length < state.data.size and not np.asarray(state.data[8 + length :]).any()
+
+
 @pytest.mark.parametrize("options", [
     dict(label_smoothing=0.1, z_loss=1e-3, logit_scale=0.7, ignore_index=3, bias=True),
     dict(reduction="sum", softcap=9.0, class_weight=np.linspace(0.5, 1.5, 40, dtype=np.float32)),

@@ -200,6 +200,15 @@ def test_frozen_sides(frozen):
     assert head.report.steps == 1 and head.statistics().passes > 0
 
 
+def test_far_both():
+    head = FarFieldHead(**AT_ONCE, accuracy="far_both")
+    hidden, weight = (t.clone().requires_grad_() for t in (HIDDEN, WEIGHT))
+    loss, exact = head(hidden, weight, TARGET), linear_cross_entropy(HIDDEN, WEIGHT, TARGET)
+    assert head.report.far and loss != exact and abs(loss - exact) < 0.05
+    other = copy.deepcopy(head)  # with the moments of its order
+    assert torch.equal(head(hidden, weight, TARGET), other(hidden, weight, TARGET)) and other.report == head.report
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [
     dict(label_smoothing=0.1, z_loss=1e-3, logit_scale=0.7, ignore_index=3),
