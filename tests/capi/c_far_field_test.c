@@ -191,12 +191,7 @@ static logitless_loss_statistics far_call(logitless_context* context, FarProblem
   c.in.order = order;
   c.in.sample_seed = 3;
   logitless_plan_request_init(&request, sizeof request);
-  if (accuracy == LOGITLESS_ACCURACY_FAR_BACKWARD) {
-    request.accuracy = accuracy;
-  } else {
-    request.kind = LOGITLESS_PLAN_FAR_BOTH;  // the planner sees no gain in it here
-  }
-  request.tau = 0.001f;
+  request.accuracy = accuracy;
   request.sample_every = 16;
   request.audit_rows = 16;
   CHECK(logitless_plan_cross_entropy(context, NULL, &c.in, &c.out, &request, &plan) == LOGITLESS_OK,

@@ -35,8 +35,8 @@ def main(rank: int, port: str) -> None:
     def root():
         return fully_shard(lazy_head(Model()), mesh=mesh)
 
-    def unit():
-        model = lazy_head(Model())
+    def unit(**options):
+        model = lazy_head(Model(), **options)
         fully_shard(model.lm_head, mesh=mesh)
         return fully_shard(model, mesh=mesh)
 
@@ -46,7 +46,7 @@ def main(rank: int, port: str) -> None:
         return lazy_head(fully_shard(model, mesh=mesh))
 
     makers = dict(
-        root=root, unit=unit, patched_after=patched_after,
+        root=root, unit=unit, patched_after=patched_after, far=lambda: unit(far_field=0.01),
         ddp=lambda: DistributedDataParallel(lazy_head(Model())),
         ddp_static=lambda: DistributedDataParallel(lazy_head(Model()), static_graph=True),
         ddp_unused=lambda: DistributedDataParallel(lazy_head(Model()), find_unused_parameters=True),
@@ -68,6 +68,8 @@ def main(rank: int, port: str) -> None:
                     g = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
                     assert torch.allclose(g, q.grad, atol=1e-5), (name, outside, n)
                 model.zero_grad()
+            if name == "far":  # dense steps: the vocabulary is small
+                assert model.lm_head.far_field.report.steps == 2
     # After a step the logits of before can no longer be had, and say so.
     for make in (root, unit):
         model = make()
