@@ -183,10 +183,10 @@ def far_field_cross_entropy(
 ) -> tuple[jax.Array, FarFieldState]:
     """(the loss of ``linear_cross_entropy``, the state of the next step): docs/far_field.md.
 
-    Where the call is differentiated it is one step: loss and gradients are made in the forward, by the words that matter
-    for each token where that keeps the error of the state, and exactly elsewhere. Where it is not, the loss is exact
-    and the state comes back as it was. A function of its arguments like any other: computed again (jax.checkpoint) with
-    the same state it gives the same bits, and so does a run that goes on from a saved state.
+    Where the call is differentiated it is one step: loss and gradients are made in the forward, by the words that
+    matter for each token where that keeps the error of the state, and exactly elsewhere. Where it is not, the loss is
+    exact and the state comes back as it was. A function of its arguments like any other: computed again
+    (jax.checkpoint) with the same state it gives the same bits, and so does a run that goes on from a saved state.
 
     Args:
         hidden: [..., D], float32, bfloat16 or float16. weight: [V, D]. targets: [...], or [..., K] with target_weight.
@@ -206,7 +206,9 @@ def far_field_cross_entropy(
     if not isinstance(state, FarFieldState):
         raise TypeError(f"state: expected a FarFieldState, got {type(state).__name__}")
     if reduction == "none":
-        raise NotImplementedError("reduction: expected 'mean' or 'sum', got 'none', whose gradients wait for the backward")
+        raise NotImplementedError(
+            "reduction: expected 'mean' or 'sum', got 'none', whose gradients wait for the backward"
+        )
     if jax.default_backend() != "cpu":
         raise NotImplementedError(f"far_field_cross_entropy: runs on the CPU; JAX's backend is {jax.default_backend()}")
     far = state.options
@@ -216,15 +218,16 @@ def far_field_cross_entropy(
         token_weight=token_weight, target_weight=target_weight, memory_budget=far.memory_budget, terms=terms,
     )
     data = _arguments.array("state", state.data)
-    if call.inputs["weight"].shape != (state.vocab, state.dim):
-        raise ValueError(
-            f"weight: expected [{state.vocab}, {state.dim}], which the state is for, got {list(call.inputs['weight'].shape)}"
-        )
+    found = list(call.inputs["weight"].shape)
+    if found != [state.vocab, state.dim]:
+        raise ValueError(f"weight: expected [{state.vocab}, {state.dim}], which the state is for, got {found}")
     room = _room(far, state.vocab, state.dim)
     if data.dtype != jnp.int8 or data.shape != (room,):
         raise ValueError(f"state: expected int8[{room}], got {data.dtype.name}{list(data.shape)}")
     if _ffi.axes_of(*[a for a in (*call.inputs.values(), *call.fixed.values(), data) if a is not None]):
-        raise NotImplementedError("far_field_cross_entropy: inside a shard_map each device would have a state of its own")
+        raise NotImplementedError(
+            "far_field_cross_entropy: inside a shard_map each device would have a state of its own"
+        )
     _ffi._register()
     loss, data = _compiled(call.options, far, call.inputs, call.fixed, data)
     if call.normalizer is not None:

@@ -34,7 +34,8 @@ class _Step:
         known = self.target
         if shape != self.shape or target.shape != known.shape or target.device != known.device:
             return False
-        return (target.data_ptr() == known.data_ptr() and target.stride() == known.stride()) or torch.equal(target, known)
+        one = target.data_ptr() == known.data_ptr() and target.stride() == known.stride()
+        return one or torch.equal(target, known)
 
 
 class _Run:
@@ -177,8 +178,8 @@ def far_field_step(hidden, weight, target, bias, class_weight, token_weight, tar
         raise RuntimeError("FarFieldHead: a compiled graph outlived the module that it was made of")
     if _in_backward() != -1:
         raise NotImplementedError(
-            "FarFieldHead: torch.utils.checkpoint under torch.compile would take the step twice; call the head outside of "
-            "what is checkpointed"
+            "FarFieldHead: torch.utils.checkpoint under torch.compile would take the step twice; call the head outside "
+            "of what is checkpointed"
         )
     tensors = (hidden, weight, target, bias, class_weight, token_weight, target_weight)
     return run.take(tensors, LossOptions(*values), compute, needs)
@@ -227,10 +228,12 @@ class FarFieldHead(nn.Module):
         error: of the gradient of hidden, relative, in (0, 1), over the tokens that are audited.
         accuracy: "far_backward", whose loss is exact, or "far_both", whose loss has this error too, in nats.
         accumulate: calls that make one step of an optimizer: audits and orders come as many times as many calls apart.
-        sample_every: one block of tokens in so many corrects the gradient of weight, which is right in the mean then; 0: off.
+        sample_every: one block of tokens in so many corrects the gradient of weight, which is right in the mean then;
+            0: off.
         audit_rows: tokens of an audit. audit_every: steps between audits.
-        refresh_every: steps between orders of the vocabulary at first. refresh_delay: from the step whose weights an order
-            is made of, in a thread of its own, to the one that takes it over. sample_rows: tokens an order is made of.
+        refresh_every: steps between orders of the vocabulary at first. refresh_delay: from the step whose weights an
+            order is made of, in a thread of its own, to the one that takes it over. sample_rows: tokens an order is
+            made of.
         memory_budget: bytes, or text such as "512MiB", of a call beyond its inputs and gradients; orders come on top.
 
     ``forward(hidden, weight, target, bias=None, **options)`` returns the loss of ``linear_cross_entropy``, a mean or a
@@ -241,9 +244,9 @@ class FarFieldHead(nn.Module):
     the same loss; its gradients are kept and not made again. In evaluation, or where no gradient is needed, the call is
     ``linear_cross_entropy``, exact, and no step. Each step gives the bits of the library's own.
 
-    The state (orders included: 12 bytes a word each, with "far_both" also 4 * dim * (dim + vocab / 128)) is the module's
-    extra state, in ``state_dict()`` and pickles: a run that loads it goes on with the same bits. On several ranks each has
-    its own, of its tokens.
+    The state (orders included: 12 bytes a word each, with "far_both" also 4 * dim * (dim + vocab / 128)) is the
+    module's extra state, in ``state_dict()`` and pickles: a run that loads it goes on with the same bits. On several
+    ranks each has its own, of its tokens.
 
     Raises: as ``linear_cross_entropy``; ValueError for an option out of its range, a state that is damaged, of another
     accuracy or of another vocabulary; NotImplementedError for float64, reduction "none", class probabilities,
@@ -269,7 +272,8 @@ class FarFieldHead(nn.Module):
             raise ValueError(f"accumulate: expected an int from 1 to {1 << 20}, got {accumulate!r}")
         given = _far_field.options(
             error=error, accuracy=accuracy, sample_every=sample_every, audit_rows=audit_rows, audit_every=audit_every,
-            refresh_every=refresh_every, refresh_delay=refresh_delay, sample_rows=sample_rows, memory_budget=memory_budget,
+            refresh_every=refresh_every, refresh_delay=refresh_delay, sample_rows=sample_rows,
+            memory_budget=memory_budget,
         )
         self.accumulate = accumulate
         self._options = given._replace(
@@ -282,17 +286,21 @@ class FarFieldHead(nn.Module):
         self._number = next(_numbers)
         _runs[self._number] = self._run
 
-    def forward(self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None, **options: Any) -> Tensor:
+    def forward(
+        self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None, **options: Any
+    ) -> Tensor:
         a = _arguments.bind((hidden, weight, target, bias), options)
         for name in _REFUSED:
             if a[name] != _arguments.DEFAULTS[name]:
                 where = "give it to FarFieldHead" if name == "memory_budget" else "linear_cross_entropy has it"
                 raise NotImplementedError(f"{name}: is no option of FarFieldHead's forward; {where}")
         if a["chunk"] is not None:
-            raise NotImplementedError("options: is no option of FarFieldHead's forward; give memory_budget to FarFieldHead")
+            raise NotImplementedError("options: FarFieldHead's forward has none; give it a memory_budget instead")
         _arguments.check_tensors(a)
         if a["reduction"] == "none":
-            raise NotImplementedError("reduction: expected 'mean' or 'sum', got 'none', whose gradients wait for the backward")
+            raise NotImplementedError(
+                "reduction: expected 'mean' or 'sum', got 'none', whose gradients wait for the backward"
+            )
         if target.is_floating_point():
             raise NotImplementedError("target: class probabilities have no far field; give words and target_weight")
         a.update(zip(("hidden", "weight", "target", "bias"), _distributed.local(*(a[n] for n in _NAMES))))
