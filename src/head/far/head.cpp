@@ -29,10 +29,8 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
   const Context& context = controller.context();
   const bool on_gpu = context.device().kind == DeviceKind::cuda;
   require(out.d_hidden.defined(), "d_hidden: expected one, since audits measure its error");
-  const HeadShape shape = shape_of(in);
-  controller.require_head(shape.vocab, shape.dim);
   const auto plan_of = [&](const FarStep& step) -> const LossPlan& {
-    return plans.get(context, shape, features_of(options, in, out), controller.request(step),
+    return plans.get(context, shape_of(in), features_of(options, in, out), controller.request(step),
                      [&](const PlanRequest& r) { return plan_cross_entropy(options, in, out, r); });
   };
   const auto run = [&](const FarStep& step, const CrossEntropyInputs& inputs) {

@@ -16,8 +16,9 @@ namespace logitless {
 template <typename PlanOf, typename RunFar, typename RunDense>
 void take_far_step(FarController& controller, const OrderSource& source, bool may_repeat,
                    PlanOf&& plan_of, RunFar&& run_far, RunDense&& run_dense) {
-  // Before anything is decided: a call that planning refuses leaves the state alone.
+  // Before anything is decided: a call that is refused leaves the state alone.
   const LossPlan& audited = plan_of(FarStep{.far = true, .audit = true});
+  controller.require_head(source.weight.size(0), source.weight.size(1));
   const FarStep step = controller.begin(audited, source);
   if (step.far) {
     const std::optional<FarFieldStatistics> found = run_far(step);
