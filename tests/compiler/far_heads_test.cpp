@@ -175,6 +175,18 @@ TEST(FarHeadsRefusals, SayWhatIsMissing) {
       " has 2 heads with gradients, expected one");
 }
 
+TEST(FarHeadsRefusals, AnOrderOfAnotherVocabulary) {
+  const std::string body = std::string(kFarLogits) + kFarLoss + kFarGrad;
+  const CompiledProgram program = compiled(far_graph(body));
+  const CompiledProgram other = compiled(far_graph(body, "", {.words = 32768}));
+  const Context context = context_of();
+  FarFieldHead far(context, quick_far_field(Accuracy::far_backward));
+  const ir::Tensors inputs = far_inputs(program);
+  for (int step = 1; step <= 2; ++step) execute(program, inputs, &far);  // one is being made
+  EXPECT_THROW(execute(other, far_inputs(other), &far), InvalidArgument);
+  EXPECT_EQ(far.report().steps, 2);
+}
+
 TEST(FarHeadsRefusals, ABudgetBelowEveryPlan) {
   const CompiledProgram program =
       compiled(far_graph(std::string(kFarLogits) + kFarLoss + kFarGrad));
