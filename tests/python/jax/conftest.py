@@ -6,6 +6,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # programs here compile for longer than they run
 if os.environ["JAX_PLATFORMS"] != "cpu":  # a GPU multiplies float32 as TF32 otherwise
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
-_COUNT = "--xla_force_host_platform_device_count"
-if _COUNT not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_COUNT}=4".strip()
+# Programs of a few small operations: one LLVM module each, and the emitters that compile in half the time.
+_FLAGS = {
+    "--xla_force_host_platform_device_count": "4",
+    "--xla_cpu_parallel_codegen_split_count": "1",
+    "--xla_cpu_use_fusion_emitters": "false",
+}
+_GIVEN = os.environ.get("XLA_FLAGS", "")
+_OURS = (f"{name}={value}" for name, value in _FLAGS.items() if name not in _GIVEN)
+os.environ["XLA_FLAGS"] = " ".join((_GIVEN, *_OURS)).strip()
