@@ -1,10 +1,9 @@
-"""One of several gloo processes: python communicator_worker.py RANK PORT RANKS. Says "ok" when everything held.
+"""One of several gloo processes (worker_process.py). Says "ok" when everything held.
 
 The communicator is made as docs/distributed.md makes it."""
 
 import os
 import re
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -57,7 +56,3 @@ def main(rank: int, port: str, ranks: int) -> None:
             raise AssertionError("the group lacks a rank")
     print("ok", flush=True)
     os._exit(0)  # the process group has nobody to say goodbye to
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

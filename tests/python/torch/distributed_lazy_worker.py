@@ -1,8 +1,7 @@
-"""One of two gloo processes with lazy heads: python distributed_lazy_worker.py RANK PORT. Says "ok" when everything
+"""One of two gloo processes with lazy heads (worker_process.py). Says "ok" when everything
 held."""
 
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -21,16 +20,16 @@ class Model(nn.Module):
         return (None if y is None else F.cross_entropy(z.float().view(-1, 60), y.view(-1))), z
 
 
-def main(rank: int, port: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE="2")
+def main(rank: int, port: str, ranks: int) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
     from logitless.torch import LazyLogits, lazy_head
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh("cpu", (ranks,))
 
     def root():
         return fully_shard(lazy_head(Model()), mesh=mesh)
@@ -89,7 +88,3 @@ def main(rank: int, port: str) -> None:
     assert torch.allclose(z.detach() + 0, whole(hidden[rank])[1].detach(), atol=1e-5)
     dist.destroy_process_group()
     print("ok", flush=True)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

@@ -1,7 +1,6 @@
-"""One of several gloo processes: python distributed_worker.py RANK PORT RANKS. Says "ok" when everything held."""
+"""One of several gloo processes (worker_process.py). Says "ok" when everything held."""
 
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -152,7 +151,3 @@ def far_field(rank: int, ranks: int, mesh) -> None:
         assert isinstance(model.weight.grad, DTensor)
         mean = sum(g for _, g, _ in expected) / ranks
         assert torch.allclose(model.weight.grad.full_tensor(), mean, rtol=1e-4, atol=1e-8)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,37 +1,53 @@
 """DTensor, FSDP2, DDP, lazy heads and communicators on two and four gloo processes."""
 
+import multiprocessing
 import socket
-import subprocess
-import sys
-from pathlib import Path
+import time
 
 import pytest
 import torch.distributed as dist
+import worker_process
+
+# What workers import.
+PRELOADED = ["logitless.torch", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.nn.parallel"]
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Importing PyTorch takes longer than what most workers do: a server does that once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo")
 @pytest.mark.parametrize(
     "name, ranks",
     [
-        ("distributed_worker.py", 2),
-        ("distributed_worker.py", 4),
-        ("distributed_lazy_worker.py", 2),
-        ("communicator_worker.py", 2),
+        ("distributed_worker", 2),
+        ("distributed_worker", 4),
+        ("distributed_lazy_worker", 2),
+        ("communicator_worker", 2),
     ],
 )
-def test_processes(name, ranks):
+def test_processes(name, ranks, processes, tmp_path):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
-    worker = str(Path(__file__).parent / name)
-    processes = [
-        subprocess.Popen([sys.executable, worker, str(rank), port, str(ranks)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for rank in range(ranks)
+    outputs = [tmp_path / str(rank) for rank in range(ranks)]
+    running = [
+        processes.Process(target=worker_process.work, args=(name, str(output), rank, port, ranks))
+        for rank, output in enumerate(outputs)
     ]
+    for p in running:
+        p.start()
+    end = time.monotonic() + 300
     try:
-        outputs = [p.communicate(timeout=300)[0] for p in processes]
+        for p in running:
+            p.join(max(end - time.monotonic(), 0))
     finally:
-        for p in processes:
+        for p in running:
             p.kill()
-    for p, output in zip(processes, outputs):
-        assert p.returncode == 0 and output.rstrip().endswith("ok"), output
+    for p, output in zip(running, outputs):
+        said = output.read_text()
+        assert p.exitcode == 0 and said.rstrip().endswith("ok"), said
