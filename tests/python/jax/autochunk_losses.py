@@ -183,10 +183,12 @@ def floats(args):
 
 
 def run(fn, args):
-    """Outputs, and gradients by the floating arguments for tangents that are not 1, under jit."""
-    return jax.jit(partial(_run, fn))(*args)
+    """Outputs, and gradients by the floating arguments for tangents that are not 1, under jit: compiled once for a
+    function and shapes."""
+    return _run(fn, *args)
 
 
+@partial(jax.jit, static_argnums=0)
 def _run(fn, *args):
     by = floats(args)
 

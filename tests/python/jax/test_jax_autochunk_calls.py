@@ -52,7 +52,7 @@ def test_cold(fn, executor, how):
         "vmap of grad": lambda f: jax.vmap(gradients(f), (0, None, 0)),
         "jacrev": lambda f: jax.jacrev(f),
     }[how]
-    check_same(transformed(autochunk(fn, chunks=3, executor=executor))(*parts), transformed(fn)(*parts))
+    check_same(transformed(autochunk(fn, chunks=3, executor=executor))(*parts), jax.jit(transformed(fn))(*parts))
 
 
 @pytest.mark.parametrize("executor", ["python", "native"])
@@ -60,13 +60,15 @@ def test_inside_of_another_and_no_rows(executor):
     inner = autochunk(z_loss, chunks=3, executor=executor)
     outer = autochunk(lambda h, w, t: inner(h * 2, w, t) * 3, chunks=3, executor=executor)
     hidden, weight, target = arguments()
-    plain = gradients(lambda h, w, t: z_loss(h * 2, w, t) * 3)
+    plain = jax.jit(gradients(lambda h, w, t: z_loss(h * 2, w, t) * 3))
     check_same(gradients(outer)(hidden, weight, target), plain(hidden, weight, target))
     assert inner.last is None
     none = hidden[:0], weight, target[:0]
     for fn in (z_loss, per_token):
-        both = [jax.value_and_grad(lambda *a, f=f: f(*a).sum(), (0, 1)) for f in (autochunk(fn, executor=executor), fn)]
-        check_same(*(f(*none) for f in both))
+        chunked, plain = (
+            jax.value_and_grad(lambda *a, f=f: f(*a).sum(), (0, 1)) for f in (autochunk(fn, executor=executor), fn)
+        )
+        check_same(chunked(*none), jax.jit(plain)(*none))
 
 
 def test_plans_let_go_before_their_backward(monkeypatch):
@@ -78,7 +80,7 @@ def test_plans_let_go_before_their_backward(monkeypatch):
         waiting.append((args, *jax.vjp(lambda h, args=args: chunked(h, *args[1:]), args[0])))
         assert len(chunked._made) <= 2
     for args, made, pull in waiting:
-        check_same((made, pull(jnp.ones_like(made))[0]), jax.value_and_grad(z_loss)(*args))
+        check_same((made, pull(jnp.ones_like(made))[0]), jax.jit(jax.value_and_grad(z_loss))(*args))
 
 
 def test_the_lines_that_messages_name():
