@@ -163,7 +163,7 @@ class Peak:
 @pytest.mark.parametrize("name", MODELS)
 def test_memory_falls_by_the_logits(name):
     make = MODELS[name]
-    sizes, vocab, tokens = dict(SIZES), 48000, 800
+    sizes, vocab, tokens = dict(SIZES), 24000, 400
     config = model_of(name).config
     config.vocab_size, config.hidden_size = vocab, 64
     config.max_position_embeddings = 1024
