@@ -1,26 +1,37 @@
 """The examples run, and what they train improves."""
 
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
+import oracle
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "python"
 
 
-def run(name, *arguments):
-    done = subprocess.run([sys.executable, EXAMPLES / name, *arguments], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs an example with arguments as a script, in this process, and returns what it prints."""
+
+    def run(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    torch.set_default_device(None)  # conftest.py's
+    yield run
+    if oracle.DEVICE != "cpu":
+        torch.set_default_device(oracle.DEVICE)
 
 
 def numbers(text, word):
     return [float(x) for x in re.findall(rf"{word} ([+-]?[0-9.]+)", text)]
 
 
-def test_finetune_lazy_head():
+def test_finetune_lazy_head(run):
     pytest.importorskip("transformers")
     lazy = run("finetune_lazy_head.py", "--steps", "11")
     losses = numbers(lazy, "loss")
@@ -29,12 +40,12 @@ def test_finetune_lazy_head():
     assert all(abs(a - b) < 1e-3 for a, b in zip(losses, plain))
 
 
-def test_grpo_step():
+def test_grpo_step(run):
     text = run("grpo_step.py", "--steps", "11")
     best, worst = numbers(text, "best answer"), numbers(text, "worst")
     assert best[-1] > 0.01 and worst[-1] < -0.01 and "DPO" in text
 
 
-def test_topk_distillation():
+def test_topk_distillation(run):
     losses = numbers(run("topk_distillation.py", "--steps", "21"), "cross entropy")
     assert losses[-1] < losses[0] - 1
