@@ -4,6 +4,7 @@
   - a file includes only what LAYERS lets its folder include
   - public headers name no type of namespace cuda
   - CUDA headers appear only in CUDA_FOLDERS, and no other file asks the preprocessor about CUDA
+  - headers of templates that take seconds to compile are included by the one file of src that SLOW_HEADERS names
   - every header is included once (#pragma once; *-inl.h files that Highway reads once for each target have its guard)
   - no file has more than MAX_LINES lines
 
@@ -46,7 +47,8 @@ COMPILER_PLAN = ("src/compiler/plan/", TARGET, *ANALYSIS)
 # that ends in / is a folder, another one is a file; * stands for any name. A file may include its own folder, too.
 LAYERS = (
     ("include/logitless/", PUBLIC),
-    ("src/core/", PUBLIC_BASE),
+    ("src/json/", ()),
+    ("src/core/", ("src/json/", *PUBLIC_BASE)),
     ("src/math/", PUBLIC_BASE),
     ("src/page/", PUBLIC_BASE),
     ("src/kernels/cpu/head/", CPU_BASE),
@@ -80,14 +82,14 @@ LAYERS = (
     ("src/compiler/exec/frame.*", ("src/compiler/exec/frame.h", "src/compiler/plan/program.h", *CORE)),
     ("src/compiler/exec/*/", ("src/compiler/exec/*.h", "src/compiler/target/*.h", "src/head/", *BELOW_HEAD,
                               *COMPILER_PLAN)),
-    ("src/compiler/report/", ("src/page/", "src/compiler/*.h", "src/compiler/exec/backend.h", *COMPILER_PLAN)),
+    ("src/compiler/report/", ("src/json/", "src/page/", "src/compiler/*.h", "src/compiler/exec/backend.h", *COMPILER_PLAN)),
     ("src/compiler/", ("src/compiler/*.h", "src/kernels/forced_kernel.h", "src/compiler/passes/", "src/compiler/search/",
                        "src/compiler/target/*.h", "src/compiler/exec/backend.h", "src/compiler/exec/*/backend.h",
                        *COMPILER_PLAN)),
-    ("src/train/", ("src/core/half.h", "src/page/", *PUBLIC)),
+    ("src/train/", ("src/core/half.h", "src/json/", "src/page/", *PUBLIC)),
     ("src/capi/", ("src/comm/", "src/head/", "src/math/", *CORE)),
     ("src/xla/", CORE),
-    ("src/cli/", ("src/train/", *PUBLIC)),
+    ("src/cli/", ("src/json/", "src/train/", *PUBLIC)),
     ("examples/*/", ("src/train/", *PUBLIC)),
     ("bench/device/", (*BELOW_HEAD,)),
     ("bench/", PUBLIC),
@@ -107,6 +109,10 @@ CUDA_HEADER = re.compile(r"(cuda|cublas|curand|cudnn|cufft|cusparse|nccl|nvrtc|n
 CUDA_QUESTION = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif|elifdef|elifndef)\b.*CUDA")
 # The one question allowed elsewhere: arithmetic for both sides asks whether nvcc reads it.
 HOST_DEVICE_QUESTION = re.compile(r"^\s*#\s*(if|ifdef)\b\s*(defined\s*\(?\s*)?__CUDACC__\s*\)?\s*$")
+
+# (how the name in the include begins, the one file of src that includes it). Each other one would emit its templates
+# again: half a minute for a file under the sanitizers.
+SLOW_HEADERS = (("CLI/", "src/cli/options.cpp"), ("nlohmann/", "src/json/json.cpp"))
 
 PUBLIC_CUDA = re.compile(r"\bnamespace cuda\b|\bcuda::")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
@@ -171,6 +177,16 @@ def check_includes(root, path, lines):
             yield number, f"includes {target}; {layer[0]} may include {', '.join(layer[1])}"
 
 
+def check_slow_headers(path, lines):
+    if not str(path).startswith("src/"):
+        return
+    for number, line in enumerate(lines, 1):
+        found = INCLUDE.match(line)
+        for prefix, file in SLOW_HEADERS:
+            if found and found.group(2).startswith(prefix) and str(path) != file:
+                yield number, f"includes {found.group(2)}, which is slow to compile; only {file} may"
+
+
 def check_cuda_questions(path, lines):
     if str(path).startswith((*CUDA_FOLDERS, "cmake/")):
         return
@@ -222,6 +238,7 @@ def check_tree(root):
         problems = list(check_length(lines))
         if path.suffix in CODE:
             problems += check_includes(root, path, lines)
+            problems += check_slow_headers(path, lines)
             problems += check_cuda_questions(path, lines)
             problems += check_once(path, lines)
             problems += check_public(path, lines)

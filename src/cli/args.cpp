@@ -2,85 +2,10 @@
 
 #include <fmt/core.h>
 
-#include <charconv>
-#include <cmath>
 #include <cstdio>
 #include <filesystem>
 
 namespace logitless::cli {
-namespace {
-
-double parse_number(const std::string& text) {
-  double value = 0.0;
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || rest != end || !std::isfinite(value)) {
-    throw UsageError(fmt::format("expected a number, got '{}'", text));
-  }
-  return value;
-}
-
-std::int64_t parse_integer(const std::string& text, std::int64_t least, std::int64_t most) {
-  std::int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || rest != end || value < least || value > most) {
-    const bool bounded = most < INT64_MAX;
-    const std::string range = least == INT64_MIN ? std::string()
-                              : bounded          ? fmt::format(" from {} to {}", least, most)
-                                                 : fmt::format(" of at least {}", least);
-    throw UsageError(fmt::format("expected a whole number{}, got '{}'", range, text));
-  }
-  return value;
-}
-
-}  // namespace
-
-CLI::Option* add_parsed(CLI::App& app, const std::string& name, const std::string& placeholder,
-                        std::function<void(const std::string&)> parse,
-                        const std::string& description) {
-  const auto read = [name, parse = std::move(parse)](const std::string& text) {
-    try {
-      parse(text);
-    } catch (const InvalidArgument& e) {
-      throw UsageError(fmt::format("{}: {}", name, e.what()));
-    } catch (const UsageError& e) {
-      throw UsageError(fmt::format("{}: {}", name, e.what()));
-    }
-  };
-  return app.add_option_function<std::string>(name, read, description)->type_name(placeholder);
-}
-
-CLI::Option* add_number(CLI::App& app, const std::string& name, double& value,
-                        const std::string& description) {
-  return add_parsed(
-      app, name, "X", [&value](const std::string& text) { value = parse_number(text); },
-      description);
-}
-
-CLI::Option* add_number(CLI::App& app, const std::string& name, float& value,
-                        const std::string& description) {
-  return add_parsed(
-      app, name, "X",
-      [&value](const std::string& text) { value = static_cast<float>(parse_number(text)); },
-      description);
-}
-
-CLI::Option* add_number(CLI::App& app, const std::string& name, std::optional<double>& value,
-                        const std::string& description) {
-  return add_parsed(
-      app, name, "X", [&value](const std::string& text) { value = parse_number(text); },
-      description);
-}
-
-CLI::Option* add_integer(CLI::App& app, const std::string& name, std::int64_t& value,
-                         std::int64_t least, std::int64_t most, const std::string& description) {
-  return add_parsed(
-      app, name, "N",
-      [&value, least, most](const std::string& text) { value = parse_integer(text, least, most); },
-      description);
-}
-
 void check_writable(const std::string& option, const std::string& path) {
   if (path.empty()) return;
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
@@ -105,15 +30,17 @@ void check_exists(const std::string& option, const std::string& path) {
   }
 }
 
-void DeviceArgs::add(CLI::App& app) {
-  add_integer(app, "--threads", threads, 0, kMostThreads,
-              "threads; 0 (default): OMP_NUM_THREADS, or all cores")
-      ->group("Machine");
-  add_parsed(
-      app, "--kernel", "NAME", [this](const std::string& text) { kernel = text; },
-      "the one kernel to use (see `logitless kernels`); default: the best")
-      ->group("Machine");
-  app.add_flag("--verbose", verbose, "say on standard error what is decided")->group("Machine");
+void DeviceArgs::add(Options& options) {
+  options
+      .add_integer("--threads", threads, 0, kMostThreads,
+                   "threads; 0 (default): OMP_NUM_THREADS, or all cores")
+      .group("Machine");
+  options
+      .add_parsed(
+          "--kernel", "NAME", [this](const std::string& text) { kernel = text; },
+          "the one kernel to use (see `logitless kernels`); default: the best")
+      .group("Machine");
+  options.add_flag("--verbose", verbose, "say on standard error what is decided").group("Machine");
 }
 
 Context DeviceArgs::context() const {
@@ -126,15 +53,17 @@ Context DeviceArgs::context() const {
   return Context(std::move(options));
 }
 
-void PlanArgs::add(CLI::App& app) {
-  add_parsed(
-      app, "--plan", "PLAN", [this](const std::string& text) { parse_plan(text, *this); },
-      "auto (default), forward, dense, recompute, stored, stored:F, far-backward or far-both")
-      ->group("Plan");
-  add_parsed(
-      app, "--budget", "BYTES", [this](const std::string& text) { budget = parse_bytes(text); },
-      "memory beyond inputs and outputs, such as 512MiB (default) or 2GiB")
-      ->group("Plan");
+void PlanArgs::add(Options& options) {
+  options
+      .add_parsed(
+          "--plan", "PLAN", [this](const std::string& text) { parse_plan(text, *this); },
+          "auto (default), forward, dense, recompute, stored, stored:F, far-backward or far-both")
+      .group("Plan");
+  options
+      .add_parsed(
+          "--budget", "BYTES", [this](const std::string& text) { budget = parse_bytes(text); },
+          "memory beyond inputs and outputs, such as 512MiB (default) or 2GiB")
+      .group("Plan");
 }
 
 PlanRequest PlanArgs::request(const DeviceLimits& device) const {
@@ -181,16 +110,17 @@ DType parse_head_dtype(const std::string& text) {
   throw UsageError(fmt::format("expected f32, bf16 or f16, got '{}'", text));
 }
 
-void GradientArgs::add(CLI::App& app) {
-  add_parsed(
-      app, "--grad-dtype", "same|f32",
-      [this](const std::string& text) {
-        if (text != "same" && text != "f32")
-          throw UsageError(fmt::format("expected same or f32, got '{}'", text));
-        same = text == "same";
-      },
-      "gradients in the dtype of their inputs (default) or in f32")
-      ->group("Gradients");
+void GradientArgs::add(Options& options) {
+  options
+      .add_parsed(
+          "--grad-dtype", "same|f32",
+          [this](const std::string& text) {
+            if (text != "same" && text != "f32")
+              throw UsageError(fmt::format("expected same or f32, got '{}'", text));
+            same = text == "same";
+          },
+          "gradients in the dtype of their inputs (default) or in f32")
+      .group("Gradients");
 }
 
 }  // namespace logitless::cli

@@ -1,22 +1,14 @@
 // Options that several commands share, and how their texts are read.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
-#include <optional>
-#include <stdexcept>
 #include <string>
 
+#include "cli/options.h"
 #include "logitless/logitless.h"
 
 namespace logitless::cli {
-
-// A command line that asks for something wrong: exit code 2.
-class UsageError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 // A signal ended the work early, as it should: exit code 128 + its number.
 struct Stopped {
@@ -27,28 +19,11 @@ inline constexpr int kRuntimeExit = 1;
 inline constexpr int kUsageExit = 2;
 inline constexpr int kSignalExit = 128;
 
-// A command of the program: what it is called on the command line, and what it does once that is
-// parsed.
+// A command of the program: its options, and what it does once they are parsed.
 struct Command {
-  CLI::App* app = nullptr;
+  Options options;
   std::function<void()> run;
 };
-
-// An option whose text `parse` turns into the value; InvalidArgument or UsageError from it names
-// the option.
-CLI::Option* add_parsed(CLI::App& app, const std::string& name, const std::string& placeholder,
-                        std::function<void(const std::string&)> parse,
-                        const std::string& description);
-CLI::Option* add_number(CLI::App& app, const std::string& name, double& value,
-                        const std::string& description);
-// The same as a float or as an optional double.
-CLI::Option* add_number(CLI::App& app, const std::string& name, float& value,
-                        const std::string& description);
-CLI::Option* add_number(CLI::App& app, const std::string& name, std::optional<double>& value,
-                        const std::string& description);
-// A whole number in [least, most].
-CLI::Option* add_integer(CLI::App& app, const std::string& name, std::int64_t& value,
-                         std::int64_t least, std::int64_t most, const std::string& description);
 
 // An answer that cannot be written is better known before the work: throws UsageError when `path`
 // is a folder, or in one that does not exist or cannot be written. An empty path is no answer.
@@ -62,7 +37,7 @@ struct DeviceArgs {
   std::string kernel;
   bool verbose = false;
 
-  void add(CLI::App& app);
+  void add(Options& options);
   // With a trace on standard error if verbose.
   Context context() const;
 };
@@ -78,7 +53,7 @@ struct PlanArgs {
   // Gradients are wanted even if nothing is written.
   bool wants_gradients() const { return !automatic && kind != PlanKind::forward; }
 
-  void add(CLI::App& app);
+  void add(Options& options);
   PlanRequest request(const DeviceLimits& device) const;
 };
 
@@ -91,7 +66,7 @@ DType parse_head_dtype(const std::string& text);
 struct GradientArgs {
   bool same = true;  // as the input it is the gradient of; else f32
 
-  void add(CLI::App& app);
+  void add(Options& options);
   DType of(DType input) const { return same ? input : DType::f32; }
 };
 

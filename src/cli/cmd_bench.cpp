@@ -125,7 +125,7 @@ class Bench {
     }
   }
 
-  nlohmann::ordered_json to_json() const;
+  Json to_json() const;
   std::string to_text() const;
 
  private:
@@ -244,12 +244,10 @@ class Bench {
 };
 
 // null where there is no number.
-nlohmann::ordered_json number_or_null(double value) {
-  return std::isnan(value) ? nlohmann::ordered_json() : nlohmann::ordered_json(value);
-}
+Json number_or_null(double value) { return std::isnan(value) ? Json() : Json(value); }
 
-nlohmann::ordered_json Bench::to_json() const {
-  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+Json Bench::to_json() const {
+  Json rows = Json::array();
   for (const Contender& c : contenders_) {
     if (!c.refusal.empty()) {
       rows.push_back({{"plan", c.name}, {"skipped", c.refusal}});
@@ -271,7 +269,7 @@ nlohmann::ordered_json Bench::to_json() const {
                     {"d_hidden_difference", number_or_null(c.difference.d_hidden)},
                     {"d_weight_difference", number_or_null(c.difference.d_weight)}});
   }
-  nlohmann::ordered_json unfused;
+  Json unfused;
   if (unfused_) {
     const double seconds = median(unfused_seconds_);
     unfused = {{"seconds", seconds},
@@ -354,65 +352,64 @@ void BenchCommand::run() {
 
 }  // namespace
 
-Command add_bench(CLI::App& app) {
-  CLI::App* sub =
-      app.add_subcommand("bench", "Time and measure every plan of a head beside the unfused loss");
+Command add_bench(CommandLine& program) {
+  Options sub =
+      program.add_command("bench", "Time and measure every plan of a head beside the unfused loss");
   auto args = std::make_shared<BenchCommand>();
   BenchCommand* a = args.get();
   const auto size = [&](const char* name, std::int64_t& value, const char* description) {
-    return add_integer(*sub, name, value, 1, INT64_MAX, description)->group("Random data");
+    return sub.add_integer(name, value, 1, INT64_MAX, description).group("Random data");
   };
-  std::vector<CLI::Option*> sizes = {
-      size("--tokens", a->tokens, "rows of hidden (default 1024)"),
-      size("--dim", a->dim, "columns of hidden and weight (default 768)"),
-      size("--vocab", a->vocab, "rows of weight (default 32000)")};
-  sizes.push_back(add_parsed(
-      *sub, "--dtype", "f32|bf16|f16",
+  std::vector<Option> sizes = {size("--tokens", a->tokens, "rows of hidden (default 1024)"),
+                               size("--dim", a->dim, "columns of hidden and weight (default 768)"),
+                               size("--vocab", a->vocab, "rows of weight (default 32000)")};
+  sizes.push_back(sub.add_parsed(
+      "--dtype", "f32|bf16|f16",
       [a](const std::string& text) { a->dtype = parse_head_dtype(text); },
       "of hidden and weight (default bf16)"));
-  sizes.back()->group("Random data");
-  add_number(*sub, "--spread", a->spread, "standard deviation of the logits (default 3)")
-      ->group("Random data");
-  add_integer(*sub, "--seed", a->seed, 0, 1 << 30, "of the random numbers (default 1)")
-      ->group("Random data");
+  sizes.back().group("Random data");
+  sub.add_number("--spread", a->spread, "standard deviation of the logits (default 3)")
+      .group("Random data");
+  sub.add_integer("--seed", a->seed, 0, 1 << 30, "of the random numbers (default 1)")
+      .group("Random data");
 
   const auto tensor = [&](const char* name, std::string& value, const char* description) {
-    add_parsed(
-        *sub, name, "TENSOR", [&value](const std::string& text) { value = text; }, description)
-        ->group("Data of files");
+    sub.add_parsed(
+           name, "TENSOR", [&value](const std::string& text) { value = text; }, description)
+        .group("Data of files");
   };
   tensor("--hidden", a->hidden, "[N, D] f32, bf16 or f16");
   tensor("--weight", a->weight, "[V, D] in the dtype of hidden");
   tensor("--targets", a->targets, "[N] i32 or i64; -100 is ignored");
-  add_integer(*sub, "--first", a->first, 1, INT64_MAX, "use the first N tokens only")
-      ->group("Data of files");
+  sub.add_integer("--first", a->first, 1, INT64_MAX, "use the first N tokens only")
+      .group("Data of files");
 
-  a->gradients.add(*sub);
-  add_parsed(
-      *sub, "--budget", "BYTES", [a](const std::string& text) { a->budget = parse_bytes(text); },
-      "memory of each plan beyond inputs and outputs (default 512MiB)")
-      ->group("Plan");
-  a->device.add(*sub);
-  add_integer(*sub, "--repeat", a->repeat, 1, 100000, "turns after the first, of all (default 3)")
-      ->group("Machine");
-  add_number(*sub, "--unfused-limit", a->unfused_limit,
-             "skip the unfused loss if its runs take more seconds (default 60)")
-      ->group("Machine");
-  sub->add_flag("--json", a->json, "print one JSON object");
-  sub->footer(std::string(kTensorHelp) +
-              "\nThe unfused loss keeps all logits in f32 and takes three plain blocked matrix "
-              "products. Differences are relative\n"
-              "to its numbers: of the loss, and of the gradients in L2. `of unfused` is time, of "
-              "the unfused loss with its\n"
-              "gradients, and of `unfused loss` alone for the forward plan: below 1 is faster.\n\n"
-              "Examples:\n"
-              "  logitless bench --tokens 4096 --dim 1024 --vocab 50257 --repeat 5\n"
-              "  logitless bench --hidden head.safetensors:hidden --weight "
-              "head.safetensors:weight_q*weight_scale \\\n"
-              "                  --targets head.safetensors:targets --first 1024");
+  a->gradients.add(sub);
+  sub.add_parsed(
+         "--budget", "BYTES", [a](const std::string& text) { a->budget = parse_bytes(text); },
+         "memory of each plan beyond inputs and outputs (default 512MiB)")
+      .group("Plan");
+  a->device.add(sub);
+  sub.add_integer("--repeat", a->repeat, 1, 100000, "turns after the first, of all (default 3)")
+      .group("Machine");
+  sub.add_number("--unfused-limit", a->unfused_limit,
+                 "skip the unfused loss if its runs take more seconds (default 60)")
+      .group("Machine");
+  sub.add_flag("--json", a->json, "print one JSON object");
+  sub.footer(std::string(kTensorHelp) +
+             "\nThe unfused loss keeps all logits in f32 and takes three plain blocked matrix "
+             "products. Differences are relative\n"
+             "to its numbers: of the loss, and of the gradients in L2. `of unfused` is time, of "
+             "the unfused loss with its\n"
+             "gradients, and of `unfused loss` alone for the forward plan: below 1 is faster.\n\n"
+             "Examples:\n"
+             "  logitless bench --tokens 4096 --dim 1024 --vocab 50257 --repeat 5\n"
+             "  logitless bench --hidden head.safetensors:hidden --weight "
+             "head.safetensors:weight_q*weight_scale \\\n"
+             "                  --targets head.safetensors:targets --first 1024");
   return {sub, [args, sizes] {
-            for (const CLI::Option* option : sizes)
-              args->sizes_given = args->sizes_given || option->count() > 0;
+            for (const Option& option : sizes)
+              args->sizes_given = args->sizes_given || option.given();
             args->run();
           }};
 }

@@ -137,8 +137,8 @@ void CompileCommand::choose_device() {
                     capability_here, capability));
 }
 
-nlohmann::ordered_json profile_json(const std::vector<InstructionTime>& profile) {
-  auto list = nlohmann::ordered_json::array();
+Json profile_json(const std::vector<InstructionTime>& profile) {
+  auto list = Json::array();
   for (const InstructionTime& i : profile) {
     list.push_back({{"instructions", i.what},
                     {"first", i.name},
@@ -246,7 +246,7 @@ void CompileCommand::run() {
   }
   if (!html.empty()) write_page(compiled, times);
   if (json) {
-    auto report = nlohmann::ordered_json::parse(compiled.report_json());
+    auto report = Json::parse(compiled.report_json());
     if (profile) report["profile"] = profile_json(times.profile);
     print_json(report);
     std::fputs(times.text.c_str(), stderr);
@@ -274,99 +274,91 @@ void parse_size(const std::string& text, Bindings& sizes) {
 
 }  // namespace
 
-Command add_compile(CLI::App& app) {
-  CLI::App* sub = app.add_subcommand(
+Command add_compile(CommandLine& program) {
+  Options sub = program.add_command(
       "compile",
       "Compile a tensor program: loops over chunks instead of big values, and a memory plan");
   auto args = std::make_shared<CompileCommand>();
   CompileCommand* a = args.get();
   constexpr std::int64_t kMost = INT64_MAX;
-  sub->add_option("FILE", args->file,
-                  "program in the text form of docs/ir.md, or - for standard input")
-      ->group("Program");
-  sub->add_option("--model", args->model,
-                  "a training step instead: gpt2, llama-3.2-1b, ..., a config.json or its folder")
-      ->group("Program");
-  add_integer(*sub, "--batch", args->batch, 1, kMost, "of --model (default 4)")->group("Program");
-  add_integer(*sub, "--length", args->length, 1, kMost,
-              "of --model (default: its context, 2048 at most)")
-      ->group("Program");
-  add_parsed(
-      *sub, "--dtype", "f32|bf16",
-      [a](const std::string& text) {
-        a->dtype = parse_dtype(text);
-        if (a->dtype != DType::f32 && a->dtype != DType::bf16)
-          throw UsageError(fmt::format("expected f32 or bf16, got '{}'", text));
-      },
-      "activations of --model (default bf16)")
-      ->group("Program");
-  sub->add_option_function<std::vector<std::string>>(
-         "--size",
-         [a](const std::vector<std::string>& list) {
-           for (const std::string& text : list) {
-             try {
-               parse_size(text, a->options.sizes);
-             } catch (const UsageError& error) {
-               throw CLI::ValidationError("--size", error.what());
-             }
-           }
+  sub.add_text("FILE", args->file,
+               "program in the text form of docs/ir.md, or - for standard input")
+      .group("Program");
+  sub.add_text("--model", args->model,
+               "a training step instead: gpt2, llama-3.2-1b, ..., a config.json or its folder")
+      .group("Program");
+  sub.add_integer("--batch", args->batch, 1, kMost, "of --model (default 4)").group("Program");
+  sub.add_integer("--length", args->length, 1, kMost,
+                  "of --model (default: its context, 2048 at most)")
+      .group("Program");
+  sub.add_parsed(
+         "--dtype", "f32|bf16",
+         [a](const std::string& text) {
+           a->dtype = parse_dtype(text);
+           if (a->dtype != DType::f32 && a->dtype != DType::bf16)
+             throw UsageError(fmt::format("expected f32 or bf16, got '{}'", text));
          },
+         "activations of --model (default bf16)")
+      .group("Program");
+  sub.add_parsed_list(
+         "--size", [a](const std::string& text) { parse_size(text, a->options.sizes); },
          "NAME=N: what a size of the program is; one for each")
-      ->group("Program");
-  add_parsed(
-      *sub, "--budget", "BYTES",
-      [a](const std::string& text) { a->options.memory_budget = parse_bytes(text); },
-      "bytes that values may take beyond parameters and results; without it, loops wherever they "
-      "cost nothing")
-      ->group("Loops");
-  add_integer(*sub, "--chunks", args->options.chunks, 1, kMost, "of every loop (default: chosen)")
-      ->group("Loops");
-  sub->add_flag("--no-chunk", args->no_chunk, "no loops")->group("Loops");
-  sub->add_flag("--no-head-engine", args->no_head_engine,
-                "loops over the losses of a large vocabulary as well")
-      ->group("Loops");
-  sub->add_flag("--strict", args->options.strict,
-                "fail when the budget is not met or a big value could not be cut")
-      ->group("Loops");
-  add_integer(*sub, "--threads", args->threads, 1, kMostThreads, "that run it (default: all cores)")
-      ->group("Loops");
-  add_parsed(
-      *sub, "--device", "cpu|cuda",
-      [a](const std::string& text) {
-        if (text != "cpu" && text != "cuda")
-          throw UsageError(fmt::format("expected cpu or cuda, got '{}'", text));
-        a->on_gpu = text == "cuda";
-      },
-      "that it is compiled for (default cpu); a GPU need not be here")
-      ->group("Device");
-  add_integer(*sub, "--capability", args->capability, 80, 999,
-              "of the GPU, 10 * major + minor (default: the GPU's that is here, else 90)")
-      ->group("Device");
-  sub->add_flag("--no-epilogues", args->no_epilogues,
-                "products on a GPU that but multiply: loops add biases and residuals")
-      ->group("Device");
-  sub->add_flag(
+      .group("Program");
+  sub.add_parsed(
+         "--budget", "BYTES",
+         [a](const std::string& text) { a->options.memory_budget = parse_bytes(text); },
+         "bytes that values may take beyond parameters and results; without it, loops wherever "
+         "they "
+         "cost nothing")
+      .group("Loops");
+  sub.add_integer("--chunks", args->options.chunks, 1, kMost, "of every loop (default: chosen)")
+      .group("Loops");
+  sub.add_flag("--no-chunk", args->no_chunk, "no loops").group("Loops");
+  sub.add_flag("--no-head-engine", args->no_head_engine,
+               "loops over the losses of a large vocabulary as well")
+      .group("Loops");
+  sub.add_flag("--strict", args->options.strict,
+               "fail when the budget is not met or a big value could not be cut")
+      .group("Loops");
+  sub.add_integer("--threads", args->threads, 1, kMostThreads, "that run it (default: all cores)")
+      .group("Loops");
+  sub.add_parsed(
+         "--device", "cpu|cuda",
+         [a](const std::string& text) {
+           if (text != "cpu" && text != "cuda")
+             throw UsageError(fmt::format("expected cpu or cuda, got '{}'", text));
+           a->on_gpu = text == "cuda";
+         },
+         "that it is compiled for (default cpu); a GPU need not be here")
+      .group("Device");
+  sub.add_integer("--capability", args->capability, 80, 999,
+                  "of the GPU, 10 * major + minor (default: the GPU's that is here, else 90)")
+      .group("Device");
+  sub.add_flag("--no-epilogues", args->no_epilogues,
+               "products on a GPU that but multiply: loops add biases and residuals")
+      .group("Device");
+  sub.add_flag(
          "--explain", args->explain,
          "print the decisions and the memory (the default), and what other budgets would take")
-      ->group("Output");
-  sub->add_flag("--json", args->json, "print the same as JSON, with the memory over time")
-      ->group("Output");
-  sub->add_option("--html", args->html,
-                  "write a page: memory over the instructions, loops, work by layer; with --time, "
-                  "measured times")
-      ->group("Output");
-  sub->add_flag("--text", args->text, "print the compiled program")->group("Output");
-  sub->add_option("--dump-after", args->options.dump_after,
-                  "print the program after a pass, or `all`, and stop")
-      ->group("Output");
-  add_integer(
-      *sub, "--time", args->repeat, 1, 1000,
-      "run it so often on random numbers, and as often without loops; standard error with --json")
-      ->group("Output");
-  sub->add_flag("--profile", args->profile,
-                "with --time: what each kind of instruction takes, a table, or a list in --json")
-      ->group("Output");
-  sub->footer(
+      .group("Output");
+  sub.add_flag("--json", args->json, "print the same as JSON, with the memory over time")
+      .group("Output");
+  sub.add_text("--html", args->html,
+               "write a page: memory over the instructions, loops, work by layer; with --time, "
+               "measured times")
+      .group("Output");
+  sub.add_flag("--text", args->text, "print the compiled program").group("Output");
+  sub.add_text("--dump-after", args->options.dump_after,
+               "print the program after a pass, or `all`, and stop")
+      .group("Output");
+  sub.add_integer("--time", args->repeat, 1, 1000,
+                  "run it so often on random numbers, and as often without loops; standard error "
+                  "with --json")
+      .group("Output");
+  sub.add_flag("--profile", args->profile,
+               "with --time: what each kind of instruction takes, a table, or a list in --json")
+      .group("Output");
+  sub.footer(
       "Examples:\n"
       "  logitless compile loss.ir --size N=4096 --budget 256MiB\n"
       "  logitless compile --model gpt2 --batch 32 --length 1024 --html memory.html");

@@ -12,7 +12,7 @@ void run(bool json) {
   const std::vector<std::string> all = kernel_names(false);
   const std::vector<std::string> here = kernel_names(true);
   Table table({"kernel", "runnable"}, "<<");
-  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  Json list = Json::array();
   for (const std::string& name : all) {
     const bool runnable = std::find(here.begin(), here.end(), name) != here.end();
     table.add({name, runnable ? "yes" : "no"});
@@ -27,11 +27,11 @@ void run(bool json) {
 
 }  // namespace
 
-Command add_kernels(CLI::App& app) {
-  CLI::App* sub =
-      app.add_subcommand("kernels", "List the kernels, best first, and which this machine runs");
+Command add_kernels(CommandLine& program) {
+  Options sub =
+      program.add_command("kernels", "List the kernels, best first, and which this machine runs");
   auto json = std::make_shared<bool>(false);
-  sub->add_flag("--json", *json, "print one JSON object");
+  sub.add_flag("--json", *json, "print one JSON object");
   return {sub, [json] { run(*json); }};
 }
 

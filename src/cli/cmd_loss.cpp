@@ -132,15 +132,14 @@ LossResult measure(const Context& context, const LossPlan& plan, const CrossEntr
 
 bool is_far(PlanKind kind) { return kind == PlanKind::far_backward || kind == PlanKind::far_both; }
 
-nlohmann::ordered_json to_json(const LossPlan& plan, const LossCommand& args, const LossResult& r) {
-  nlohmann::ordered_json object = {
-      {"loss", r.loss},
-      {"reduction", kReductionNames[static_cast<int>(args.options.reduction)]},
-      {"tokens", r.statistics.tokens},
-      {"valid_tokens", r.statistics.valid_tokens},
-      {"normalizer", r.statistics.normalizer},
-      {"mean_lse", r.statistics.mean_lse},
-      {"mean_log_prob", r.statistics.mean_log_prob}};
+Json to_json(const LossPlan& plan, const LossCommand& args, const LossResult& r) {
+  Json object = {{"loss", r.loss},
+                 {"reduction", kReductionNames[static_cast<int>(args.options.reduction)]},
+                 {"tokens", r.statistics.tokens},
+                 {"valid_tokens", r.statistics.valid_tokens},
+                 {"normalizer", r.statistics.normalizer},
+                 {"mean_lse", r.statistics.mean_lse},
+                 {"mean_log_prob", r.statistics.mean_log_prob}};
   if (args.argmax) object["correct"] = r.statistics.correct;
   object.update({{"plan", name_of(plan.kind)},
                  {"kernel", plan.kernel},
@@ -275,84 +274,81 @@ std::string flag_of(std::string name) {
   return "--" + name;
 }
 
-void add_tensor(CLI::App& app, const char* name, std::string& value, const char* description,
+void add_tensor(Options& options, const char* name, std::string& value, const char* description,
                 bool required = false) {
-  add_parsed(
-      app, name, "TENSOR", [&value](const std::string& text) { value = text; }, description)
-      ->required(required)
-      ->group("Tensors");
+  options
+      .add_parsed(
+          name, "TENSOR", [&value](const std::string& text) { value = text; }, description)
+      .required(required)
+      .group("Tensors");
 }
 
 }  // namespace
 
-Command add_loss(CLI::App& app) {
-  CLI::App* sub =
-      app.add_subcommand("loss", "Cross entropy of tensors in files, and its gradients");
+Command add_loss(CommandLine& program) {
+  Options sub = program.add_command("loss", "Cross entropy of tensors in files, and its gradients");
   auto args = std::make_shared<LossCommand>();
   LossCommand* a = args.get();
-  add_tensor(*sub, "--hidden", a->hidden, "[..., D] f32, bf16 or f16", true);
-  add_tensor(*sub, "--weight", a->weight, "[V, D] in the dtype of hidden", true);
-  add_tensor(*sub, "--targets", a->targets, "[...] i32 or i64; [..., K] with --target-weight",
-             true);
-  add_tensor(*sub, "--bias", a->bias, "[V]");
-  add_tensor(*sub, "--class-weight", a->class_weight, "[V]");
-  add_tensor(*sub, "--token-weight", a->token_weight, "[...]");
-  add_tensor(*sub, "--target-weight", a->target_weight,
+  add_tensor(sub, "--hidden", a->hidden, "[..., D] f32, bf16 or f16", true);
+  add_tensor(sub, "--weight", a->weight, "[V, D] in the dtype of hidden", true);
+  add_tensor(sub, "--targets", a->targets, "[...] i32 or i64; [..., K] with --target-weight", true);
+  add_tensor(sub, "--bias", a->bias, "[V]");
+  add_tensor(sub, "--class-weight", a->class_weight, "[V]");
+  add_tensor(sub, "--token-weight", a->token_weight, "[...]");
+  add_tensor(sub, "--target-weight", a->target_weight,
              "[..., K]: the loss against K weighted words a token");
-  add_parsed(
-      *sub, "--dtype", "f32|bf16|f16",
-      [a](const std::string& text) { a->dtype = parse_head_dtype(text); },
-      "convert hidden and weight on loading")
-      ->group("Tensors");
-  add_integer(*sub, "--first", a->first, 1, INT64_MAX,
-              "use the first N tokens only (sequences, if hidden is [B, T, D])")
-      ->group("Tensors");
-  add_integer(*sub, "--skip", a->skip, 0, INT64_MAX, "leave out N tokens before those")
-      ->group("Tensors");
+  sub.add_parsed(
+         "--dtype", "f32|bf16|f16",
+         [a](const std::string& text) { a->dtype = parse_head_dtype(text); },
+         "convert hidden and weight on loading")
+      .group("Tensors");
+  sub.add_integer("--first", a->first, 1, INT64_MAX,
+                  "use the first N tokens only (sequences, if hidden is [B, T, D])")
+      .group("Tensors");
+  sub.add_integer("--skip", a->skip, 0, INT64_MAX, "leave out N tokens before those")
+      .group("Tensors");
 
   CrossEntropyOptions& o = a->options;
-  add_parsed(
-      *sub, "--reduction", "mean|sum|none",
-      [&o](const std::string& text) { o.reduction = parse_reduction(text); },
-      "of the loss (default mean); none prints the sum and writes each")
-      ->group("Loss");
+  sub.add_parsed(
+         "--reduction", "mean|sum|none",
+         [&o](const std::string& text) { o.reduction = parse_reduction(text); },
+         "of the loss (default mean); none prints the sum and writes each")
+      .group("Loss");
   for (const LossNumber<float>& number : loss_numbers(o))
-    add_number(*sub, flag_of(number.name), *number.value, number.help)->group("Loss");
-  add_number(*sub, "--softcap", o.softcap, "logits are X tanh(u / X)")->group("Loss");
-  add_number(*sub, "--logit-scale", o.logit_scale, "logits are multiplied by it (default 1)")
-      ->group("Loss");
-  add_number(*sub, "--normalizer", o.normalizer,
-             "mean divides by it, not by the weights of the valid tokens")
-      ->group("Loss");
-  sub->add_flag("--next-token", o.next_token,
-                "targets [B, T] are the tokens: position t predicts t + 1")
-      ->group("Loss");
-  add_integer(*sub, "--ignore-index", o.ignore_index, INT64_MIN, INT64_MAX,
-              "tokens of this target count nothing (default -100)")
-      ->group("Loss");
-  sub->add_flag("--nan-if-empty", o.nan_if_empty, "the mean over no token is NaN instead of 0")
-      ->group("Loss");
+    sub.add_number(flag_of(number.name), *number.value, number.help).group("Loss");
+  sub.add_number("--softcap", o.softcap, "logits are X tanh(u / X)").group("Loss");
+  sub.add_number("--logit-scale", o.logit_scale, "logits are multiplied by it (default 1)")
+      .group("Loss");
+  sub.add_number("--normalizer", o.normalizer,
+                 "mean divides by it, not by the weights of the valid tokens")
+      .group("Loss");
+  sub.add_flag("--next-token", o.next_token,
+               "targets [B, T] are the tokens: position t predicts t + 1")
+      .group("Loss");
+  sub.add_integer("--ignore-index", o.ignore_index, INT64_MIN, INT64_MAX,
+                  "tokens of this target count nothing (default -100)")
+      .group("Loss");
+  sub.add_flag("--nan-if-empty", o.nan_if_empty, "the mean over no token is NaN instead of 0")
+      .group("Loss");
 
-  add_parsed(
-      *sub, "--out", "FILE", [a](const std::string& text) { a->out = text; },
-      "write d_hidden, d_weight, d_bias, lse (and loss, if none) as safetensors")
-      ->group("Gradients");
-  a->gradients.add(*sub);
-  add_number(*sub, "--grad-loss", a->grad_loss, "upstream gradient (default 1)")
-      ->group("Gradients");
-  sub->add_flag("--entropy", a->entropy, "write the entropy of each token, too")
-      ->group("Gradients");
-  sub->add_flag("--argmax", a->argmax, "count right predictions, and write each token's argmax")
-      ->group("Gradients");
+  sub.add_parsed(
+         "--out", "FILE", [a](const std::string& text) { a->out = text; },
+         "write d_hidden, d_weight, d_bias, lse (and loss, if none) as safetensors")
+      .group("Gradients");
+  a->gradients.add(sub);
+  sub.add_number("--grad-loss", a->grad_loss, "upstream gradient (default 1)").group("Gradients");
+  sub.add_flag("--entropy", a->entropy, "write the entropy of each token, too").group("Gradients");
+  sub.add_flag("--argmax", a->argmax, "count right predictions, and write each token's argmax")
+      .group("Gradients");
 
-  a->plan.add(*sub);
-  a->far.add(*sub);
-  a->device.add(*sub);
-  add_integer(*sub, "--repeat", a->repeat, 1, 1000000,
-              "run N times (default 1), report the median time")
-      ->group("Machine");
-  sub->add_flag("--json", a->json, "print one JSON object");
-  sub->footer(
+  a->plan.add(sub);
+  a->far.add(sub);
+  a->device.add(sub);
+  sub.add_integer("--repeat", a->repeat, 1, 1000000,
+                  "run N times (default 1), report the median time")
+      .group("Machine");
+  sub.add_flag("--json", a->json, "print one JSON object");
+  sub.footer(
       std::string(kTensorHelp) +
       "\nGradients are computed when --out is given or --plan names a plan that makes them. "
       "Without --out, --plan auto is\n"

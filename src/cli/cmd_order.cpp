@@ -59,13 +59,13 @@ void OrderCommand::run() const {
   order.save(out);
   const std::int64_t tiles = (order.vocab() + 127) / 128;
   if (json) {
-    nlohmann::ordered_json object = {{"vocab", order.vocab()},
-                                     {"dim", w.size(1)},
-                                     {"tiles", tiles},
-                                     {"rows", sample.view.size(0)},
-                                     {"threads", context.threads()},
-                                     {"average_seconds", averaged},
-                                     {"order_seconds", ordered}};
+    Json object = {{"vocab", order.vocab()},
+                   {"dim", w.size(1)},
+                   {"tiles", tiles},
+                   {"rows", sample.view.size(0)},
+                   {"threads", context.threads()},
+                   {"average_seconds", averaged},
+                   {"order_seconds", ordered}};
     if (moments) object["moments_seconds"] = measured;
     object["out"] = out;
     return print_json(object);
@@ -82,39 +82,39 @@ void OrderCommand::run() const {
 
 }  // namespace
 
-Command add_order(CLI::App& app) {
-  CLI::App* sub = app.add_subcommand(
+Command add_order(CommandLine& program) {
+  Options sub = program.add_command(
       "order", "Make an order of the vocabulary for the far field (loss --plan far-backward)");
   auto args = std::make_shared<OrderCommand>();
   OrderCommand* a = args.get();
   const auto tensor = [&](const char* name, std::string& value, const char* description) {
-    return add_parsed(
-               *sub, name, "TENSOR", [&value](const std::string& text) { value = text; },
-               description)
-        ->group("Tensors");
+    return sub
+        .add_parsed(
+            name, "TENSOR", [&value](const std::string& text) { value = text; }, description)
+        .group("Tensors");
   };
-  tensor("--hidden", a->hidden, "[..., D] f32, bf16 or f16: tokens to sample")->required();
-  tensor("--weight", a->weight, "[V, D] in the dtype of hidden")->required();
+  tensor("--hidden", a->hidden, "[..., D] f32, bf16 or f16: tokens to sample").required();
+  tensor("--weight", a->weight, "[V, D] in the dtype of hidden").required();
   tensor("--bias", a->bias, "[V]");
-  add_parsed(
-      *sub, "--dtype", "f32|bf16|f16",
-      [a](const std::string& text) { a->dtype = parse_head_dtype(text); },
-      "convert hidden and weight on loading")
-      ->group("Tensors");
-  add_integer(*sub, "--first", a->first, 1, INT64_MAX, "sample the first N tokens only")
-      ->group("Tensors");
-  add_integer(*sub, "--rows", a->rows, 1, INT64_MAX, "tokens to sample, evenly (default 1536)");
-  add_number(*sub, "--logit-scale", a->logit_scale, "logits are multiplied by it (default 1)");
-  add_number(*sub, "--softcap", a->softcap, "logits are X tanh(u / X)");
-  sub->add_flag("--moments", a->moments, "and what --plan far-both needs");
-  add_number(*sub, "--tau", a->tau, "that they are measured for (default 0.003)");
-  add_parsed(
-      *sub, "--out", "FILE", [a](const std::string& text) { a->out = text; },
-      "where it goes, a safetensors file")
-      ->required();
-  a->device.add(*sub);
-  sub->add_flag("--json", a->json, "print one JSON object");
-  sub->footer(kTensorHelp);
+  sub.add_parsed(
+         "--dtype", "f32|bf16|f16",
+         [a](const std::string& text) { a->dtype = parse_head_dtype(text); },
+         "convert hidden and weight on loading")
+      .group("Tensors");
+  sub.add_integer("--first", a->first, 1, INT64_MAX, "sample the first N tokens only")
+      .group("Tensors");
+  sub.add_integer("--rows", a->rows, 1, INT64_MAX, "tokens to sample, evenly (default 1536)");
+  sub.add_number("--logit-scale", a->logit_scale, "logits are multiplied by it (default 1)");
+  sub.add_number("--softcap", a->softcap, "logits are X tanh(u / X)");
+  sub.add_flag("--moments", a->moments, "and what --plan far-both needs");
+  sub.add_number("--tau", a->tau, "that they are measured for (default 0.003)");
+  sub.add_parsed(
+         "--out", "FILE", [a](const std::string& text) { a->out = text; },
+         "where it goes, a safetensors file")
+      .required();
+  a->device.add(sub);
+  sub.add_flag("--json", a->json, "print one JSON object");
+  sub.footer(kTensorHelp);
   return {sub, [args] { args->run(); }};
 }
 

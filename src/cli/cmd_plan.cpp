@@ -24,8 +24,8 @@ struct PlanCommand {
   void run();
 };
 
-nlohmann::ordered_json to_json(const LossPlan& plan) {
-  nlohmann::ordered_json candidates = nlohmann::ordered_json::array();
+Json to_json(const LossPlan& plan) {
+  Json candidates = Json::array();
   for (const PlanCandidate& c : plan.candidates) {
     candidates.push_back({{"plan", name_of(c.kind)},
                           {"possible", c.possible},
@@ -97,49 +97,51 @@ void PlanCommand::run() {
 
 }  // namespace
 
-Command add_plan(CLI::App& app) {
-  CLI::App* sub =
-      app.add_subcommand("plan", "Choose the plan of a head from its sizes, without running it");
+Command add_plan(CommandLine& program) {
+  Options sub =
+      program.add_command("plan", "Choose the plan of a head from its sizes, without running it");
   auto args = std::make_shared<PlanCommand>();
   constexpr std::int64_t kMost = INT64_MAX;
-  add_integer(*sub, "--tokens", args->shape.tokens, 1, kMost, "rows of hidden")
-      ->required()
-      ->group("Head");
-  add_integer(*sub, "--dim", args->shape.dim, 1, kMost, "columns of hidden and weight")
-      ->required()
-      ->group("Head");
-  add_integer(*sub, "--vocab", args->shape.vocab, 1, kMost, "rows of weight")
-      ->required()
-      ->group("Head");
-  add_parsed(
-      *sub, "--dtype", "f32|bf16|f16",
-      [args = args.get()](const std::string& text) { args->shape.dtype = parse_head_dtype(text); },
-      "of hidden and weight (default bf16)")
-      ->group("Head");
-  sub->add_flag("--bias", args->features.bias, "there is a bias, trained if the weight is")
-      ->group("Head");
-  add_number(*sub, "--softcap", args->features.softcap, "logits are X tanh(u / X)")->group("Head");
-  add_number(*sub, "--label-smoothing", args->label_smoothing, "in [0, 1]")->group("Head");
-  sub->add_flag("--class-weight", args->features.vocab_weight,
-                "classes have weights (matters beside label smoothing)")
-      ->group("Head");
-  add_integer(*sub, "--targets-per-token", args->targets_per_token, 1, 65536,
-              "weighted targets of a token (default 1)")
-      ->group("Head");
-  args->gradients.add(*sub);
-  sub->add_flag("--no-d-hidden", args->no_d_hidden, "without the gradient of hidden")
-      ->group("Gradients");
-  sub->add_flag("--no-d-weight", args->no_d_weight, "without those of weight and bias")
-      ->group("Gradients");
-  sub->add_flag("--entropy-gradient", args->features.entropy_gradient,
-                "the loss depends on the entropy (policies)")
-      ->group("Gradients");
-  sub->add_flag("--accumulate", args->features.accumulate, "gradients are added to what is there")
-      ->group("Gradients");
-  args->plan.add(*sub);
-  args->device.add(*sub);
-  sub->add_flag("--json", args->json, "print one JSON object");
-  sub->footer(
+  sub.add_integer("--tokens", args->shape.tokens, 1, kMost, "rows of hidden")
+      .required()
+      .group("Head");
+  sub.add_integer("--dim", args->shape.dim, 1, kMost, "columns of hidden and weight")
+      .required()
+      .group("Head");
+  sub.add_integer("--vocab", args->shape.vocab, 1, kMost, "rows of weight")
+      .required()
+      .group("Head");
+  sub.add_parsed(
+         "--dtype", "f32|bf16|f16",
+         [args = args.get()](const std::string& text) {
+           args->shape.dtype = parse_head_dtype(text);
+         },
+         "of hidden and weight (default bf16)")
+      .group("Head");
+  sub.add_flag("--bias", args->features.bias, "there is a bias, trained if the weight is")
+      .group("Head");
+  sub.add_number("--softcap", args->features.softcap, "logits are X tanh(u / X)").group("Head");
+  sub.add_number("--label-smoothing", args->label_smoothing, "in [0, 1]").group("Head");
+  sub.add_flag("--class-weight", args->features.vocab_weight,
+               "classes have weights (matters beside label smoothing)")
+      .group("Head");
+  sub.add_integer("--targets-per-token", args->targets_per_token, 1, 65536,
+                  "weighted targets of a token (default 1)")
+      .group("Head");
+  args->gradients.add(sub);
+  sub.add_flag("--no-d-hidden", args->no_d_hidden, "without the gradient of hidden")
+      .group("Gradients");
+  sub.add_flag("--no-d-weight", args->no_d_weight, "without those of weight and bias")
+      .group("Gradients");
+  sub.add_flag("--entropy-gradient", args->features.entropy_gradient,
+               "the loss depends on the entropy (policies)")
+      .group("Gradients");
+  sub.add_flag("--accumulate", args->features.accumulate, "gradients are added to what is there")
+      .group("Gradients");
+  args->plan.add(sub);
+  args->device.add(sub);
+  sub.add_flag("--json", args->json, "print one JSON object");
+  sub.footer(
       "The table has every plan: passes over tokens x vocab x dim, the least memory beyond inputs "
       "and outputs with which\n"
       "it is about as fast as the budget lets it be (stored fills the budget), predicted time at "

@@ -41,8 +41,7 @@ void ReportCommand::run() {
   write(page, train::run_page(record));
   if (json) {
     const auto last = [](const auto& list) {
-      return list.empty() ? nlohmann::ordered_json(nullptr)
-                          : nlohmann::ordered_json(list.back().loss);
+      return list.empty() ? Json(nullptr) : Json(list.back().loss);
     };
     print_json({{"page", page},
                 {"steps", record.steps.size()},
@@ -59,16 +58,15 @@ void ReportCommand::run() {
 
 }  // namespace
 
-Command add_report(CLI::App& app) {
-  CLI::App* sub = app.add_subcommand("report", "A page (HTML) of a training run, from its log");
+Command add_report(CommandLine& program) {
+  Options sub = program.add_command("report", "A page (HTML) of a training run, from its log");
   auto args = std::make_shared<ReportCommand>();
-  sub->add_option("RUN", args->run_path,
-                  "log of `logitless train`, or the checkpoint it lies beside")
-      ->required();
-  sub->add_option("--out", args->out, "page to write (default: beside the log, .html)")
-      ->type_name("FILE");
-  sub->add_flag("--json", args->json, "print a JSON object: the page, counts, last losses");
-  sub->footer(
+  sub.add_text("RUN", args->run_path, "log of `logitless train`, or the checkpoint it lies beside")
+      .required();
+  sub.add_text("--out", args->out, "page to write (default: beside the log, .html)")
+      .placeholder("FILE");
+  sub.add_flag("--json", args->json, "print a JSON object: the page, counts, last losses");
+  sub.footer(
       "Examples:\n"
       "  logitless train --save run.safetensors\n"
       "  logitless report run.safetensors          # writes run.log.html");

@@ -29,42 +29,42 @@ struct TrainCommand {
   bool no_epilogues = false;
   bool json = false;
 
-  void add(CLI::App& app);
-  void run(const CLI::App& app);
+  void add(Options& command);
+  void run(const std::set<std::string>& given);
 
  private:
-  void add_model(CLI::App& app);
-  void add_data(CLI::App& app);
-  void add_training(CLI::App& app);
-  void add_machine(CLI::App& app);
-  void add_files(CLI::App& app);
+  void add_model(Options& command);
+  void add_data(Options& command);
+  void add_training(Options& command);
+  void add_machine(Options& command);
+  void add_files(Options& command);
 };
 
 // Options of the names and bounds in train/bounds.h.
-CLI::Option* add_real(CLI::App& app, const std::string& name, double& value,
-                      const std::string& description) {
+Option add_real(Options& command, const std::string& name, double& value,
+                const std::string& description) {
   const train::RealBounds& bounds = train::real_bounds(name);
-  return add_number(app, "--" + name, value, description)->check([&](const std::string& text) {
+  return command.add_number("--" + name, value, description).check([&](const std::string& text) {
     return bounds.allow(std::strtod(text.c_str(), nullptr))
                ? ""
                : fmt::format("{}, got '{}'", bounds.expected(), text);
   });
 }
-CLI::Option* add_whole(CLI::App& app, const std::string& name, std::int64_t& value,
-                       const std::string& description) {
+Option add_whole(Options& command, const std::string& name, std::int64_t& value,
+                 const std::string& description) {
   const train::WholeBounds& bounds = train::whole_bounds(name);
-  return add_integer(app, "--" + name, value, bounds.least, bounds.most, description);
+  return command.add_integer("--" + name, value, bounds.least, bounds.most, description);
 }
 
 // What the log has of it, and the peak of this process.
-nlohmann::ordered_json memory_json(const train::TrainMemory& memory) {
-  nlohmann::ordered_json json = train::to_json(memory);
+Json memory_json(const train::TrainMemory& memory) {
+  Json json = train::to_json(memory);
   json["process_peak_bytes"] = process_peak_bytes();
   return json;
 }
 
-nlohmann::ordered_json to_json(const train::RunReport& report) {
-  nlohmann::ordered_json steps = nlohmann::ordered_json::array();
+Json to_json(const train::RunReport& report) {
+  Json steps = Json::array();
   for (std::size_t i = 0; i < report.steps.size(); ++i) {
     const train::StepResult& step = report.steps[i];
     steps.push_back({{"step", report.first_step + static_cast<std::int64_t>(i) + 1},
@@ -72,43 +72,40 @@ nlohmann::ordered_json to_json(const train::RunReport& report) {
                      {"lr", step.rate},
                      {"grad_norm", step.norm}});
   }
-  nlohmann::ordered_json validations = nlohmann::ordered_json::array();
+  Json validations = Json::array();
   for (const auto& v : report.validations) {
     validations.push_back({{"step", v.step}, {"loss", v.loss}, {"perplexity", std::exp(v.loss)}});
   }
   const train::ModelSizes& model = report.model;
-  return {
-      {"model",
-       {{"type", report.type},
-        {"vocab", model.vocab},
-        {"context", model.context},
-        {"dim", model.dim},
-        {"heads", model.heads},
-        {"layers", model.layers},
-        {"untied", !model.tied_head},
-        {"dtype", name_of(model.activations)},
-        {"parameters", report.parameters}}},
-      {"train_tokens", report.train_tokens},
-      {"held_out_tokens", report.valid_tokens},
-      {"device",
-       {{"kind", report.device == DeviceKind::cuda ? "cuda" : "cpu"},
-        {"name", report.device_name},
-        {"cpu_reason", report.cpu_reason}}},
-      {"threads", report.threads},
-      {"steps", steps},
-      {"step_seconds", report.seconds},
-      {"validations", validations},
-      {"tokens_per_second", report.tokens_per_second},
-      {"compile_seconds", report.compile_seconds},
-      {"memory", memory_json(report.memory)},
-      {"far_field",
-       report.far_field ? train::to_json(*report.far_field) : nlohmann::ordered_json(nullptr)},
-      {"far_refusal", report.far_refusal},
-      {"stopped_by",
-       report.signal != 0 ? nlohmann::ordered_json(train::name_of_signal(report.signal)) : nullptr},
-      {"prompt", report.prompt},
-      {"sample", report.sample},
-      {"explain", report.explain}};
+  return {{"model",
+           {{"type", report.type},
+            {"vocab", model.vocab},
+            {"context", model.context},
+            {"dim", model.dim},
+            {"heads", model.heads},
+            {"layers", model.layers},
+            {"untied", !model.tied_head},
+            {"dtype", name_of(model.activations)},
+            {"parameters", report.parameters}}},
+          {"train_tokens", report.train_tokens},
+          {"held_out_tokens", report.valid_tokens},
+          {"device",
+           {{"kind", report.device == DeviceKind::cuda ? "cuda" : "cpu"},
+            {"name", report.device_name},
+            {"cpu_reason", report.cpu_reason}}},
+          {"threads", report.threads},
+          {"steps", steps},
+          {"step_seconds", report.seconds},
+          {"validations", validations},
+          {"tokens_per_second", report.tokens_per_second},
+          {"compile_seconds", report.compile_seconds},
+          {"memory", memory_json(report.memory)},
+          {"far_field", report.far_field ? train::to_json(*report.far_field) : Json(nullptr)},
+          {"far_refusal", report.far_refusal},
+          {"stopped_by", report.signal != 0 ? Json(train::name_of_signal(report.signal)) : nullptr},
+          {"prompt", report.prompt},
+          {"sample", report.sample},
+          {"explain", report.explain}};
 }
 
 std::string to_text(const train::RunReport& report) {
@@ -157,19 +154,21 @@ std::string to_text(const train::RunReport& report) {
   return text;
 }
 
-void TrainCommand::add_model(CLI::App& app) {
+void TrainCommand::add_model(Options& command) {
   const auto sizes = [&](const std::string& name, std::int64_t& value, const std::string& text) {
-    add_whole(app, name, value, text)->group("Model");
+    add_whole(command, name, value, text).group("Model");
   };
-  add_parsed(
-      app, "--model", "NAME|PATH",
-      [this](const std::string& text) {
-        const train::ModelConfig found = train::find_model(text);
-        if (const auto* llama = std::get_if<train::LlamaConfig>(&found)) options.llama = *llama;
-        options.model = text;
-      },
-      "gpt2, llama-tiny, llama-3.2-1b, ..., a config.json or its folder; default: the sizes below")
-      ->group("Model");
+  command
+      .add_parsed(
+          "--model", "NAME|PATH",
+          [this](const std::string& text) {
+            const train::ModelConfig found = train::find_model(text);
+            if (const auto* llama = std::get_if<train::LlamaConfig>(&found)) options.llama = *llama;
+            options.model = text;
+          },
+          "gpt2, llama-tiny, llama-3.2-1b, ..., a config.json or its folder; default: the sizes "
+          "below")
+      .group("Model");
   sizes("vocab", options.vocab,
         fmt::format("words (default {}; {} with --data)", options.vocab, kGpt2Vocab));
   sizes("dim", options.dim, fmt::format("of the residual stream (default {})", options.dim));
@@ -177,44 +176,49 @@ void TrainCommand::add_model(CLI::App& app) {
         fmt::format("of attention, a divisor of dim (default {})", options.heads));
   sizes("layers", options.layers, fmt::format("blocks (default {})", options.layers));
   sizes("context", options.context, "positions there are (default: --length)");
-  app.add_flag("--untied", options.untied, "the head has a matrix of its own")->group("Model");
-  add_parsed(
-      app, "--dtype", "f32|bf16",
-      [this](const std::string& text) {
-        if (text != "f32" && text != "bf16") {
-          throw UsageError(fmt::format("expected f32 or bf16, got '{}'", text));
-        }
-        options.dtype = parse_dtype(text);
-      },
-      "of products and activations; weights stay f32 (default f32)")
-      ->group("Model");
+  command.add_flag("--untied", options.untied, "the head has a matrix of its own").group("Model");
+  command
+      .add_parsed(
+          "--dtype", "f32|bf16",
+          [this](const std::string& text) {
+            if (text != "f32" && text != "bf16") {
+              throw UsageError(fmt::format("expected f32 or bf16, got '{}'", text));
+            }
+            options.dtype = parse_dtype(text);
+          },
+          "of products and activations; weights stay f32 (default f32)")
+      .group("Model");
 }
 
-void TrainCommand::add_data(CLI::App& app) {
-  app.add_option("--data", options.data, "token files of llm.c (.bin, of u16 or u32) to train on")
-      ->type_name("FILE")
-      ->group("Data");
-  app.add_option("--val", options.val,
+void TrainCommand::add_data(Options& command) {
+  command
+      .add_texts("--data", options.data, "token files of llm.c (.bin, of u16 or u32) to train on")
+      .placeholder("FILE")
+      .group("Data");
+  command
+      .add_texts("--val", options.val,
                  "token files to validate on (default: the last 2 % of --data)")
-      ->type_name("FILE")
-      ->group("Data");
-  app.add_option("--text", options.text,
+      .placeholder("FILE")
+      .group("Data");
+  command
+      .add_texts("--text", options.text,
                  "files and folders, with a tokenizer trained on them (default: system headers)")
-      ->type_name("PATH")
-      ->group("Data");
-  add_parsed(
-      app, "--cache", "FOLDER", [this](const std::string& text) { options.cache = text; },
-      "of tokenizers and words (default: $XDG_CACHE_HOME/logitless or ~/.cache/logitless)")
-      ->group("Data");
+      .placeholder("PATH")
+      .group("Data");
+  command
+      .add_parsed(
+          "--cache", "FOLDER", [this](const std::string& text) { options.cache = text; },
+          "of tokenizers and words (default: $XDG_CACHE_HOME/logitless or ~/.cache/logitless)")
+      .group("Data");
 }
 
-void TrainCommand::add_training(CLI::App& app) {
+void TrainCommand::add_training(Options& command) {
   constexpr const char* kGroup = "Training";
   const auto count = [&](const std::string& name, std::int64_t& value, const std::string& text) {
-    add_whole(app, name, value, text)->group(kGroup);
+    add_whole(command, name, value, text).group(kGroup);
   };
   const auto number = [&](const std::string& name, double& value, const std::string& text) {
-    add_real(app, name, value, text)->group(kGroup);
+    add_real(command, name, value, text).group(kGroup);
   };
   count("batch", options.batch, fmt::format("rows of a step (default {})", options.batch));
   count("length", options.length, fmt::format("tokens of a row (default {})", options.length));
@@ -232,98 +236,108 @@ void TrainCommand::add_training(CLI::App& app) {
         "steps between validations, which also save (default: a quarter of all)");
   number("far-field", options.far_field,
          "gradients by the far field, where audits keep this relative error (0.01)");
-  app.add_flag("--far-both", options.far_both, "with --far-field: the loss, too")->group(kGroup);
+  command.add_flag("--far-both", options.far_both, "with --far-field: the loss, too").group(kGroup);
 }
 
-void TrainCommand::add_machine(CLI::App& app) {
+void TrainCommand::add_machine(Options& command) {
   constexpr const char* kGroup = "Machine";
-  add_parsed(
-      app, "--device", "cpu|cuda",
-      [this](const std::string& text) { options.device = train::parse_device(text); },
-      "where to train (default: the GPU, where there is one that serves the options given)")
-      ->group(kGroup);
-  add_parsed(
-      app, "--budget", "BYTES",
-      [this](const std::string& text) { options.budget = parse_bytes(text); },
-      "memory beside parameters and gradients, such as 512MiB (default: what costs no time)")
-      ->group(kGroup);
-  app.add_flag("--no-chunk", no_chunk, "run the program without loops over chunks")->group(kGroup);
-  app.add_flag("--no-head-engine", no_head_engine,
-               "a loop over the loss as well, instead of the head engine")
-      ->group(kGroup);
-  app.add_flag("--no-epilogues", no_epilogues,
-               "products on a GPU that but multiply: loops add biases and residuals")
-      ->group(kGroup);
-  add_integer(app, "--threads", threads, 0, kMostThreads,
-              "threads; 0 (default): OMP_NUM_THREADS, or all cores")
-      ->group(kGroup);
+  command
+      .add_parsed(
+          "--device", "cpu|cuda",
+          [this](const std::string& text) { options.device = train::parse_device(text); },
+          "where to train (default: the GPU, where there is one that serves the options given)")
+      .group(kGroup);
+  command
+      .add_parsed(
+          "--budget", "BYTES",
+          [this](const std::string& text) { options.budget = parse_bytes(text); },
+          "memory beside parameters and gradients, such as 512MiB (default: what costs no time)")
+      .group(kGroup);
+  command.add_flag("--no-chunk", no_chunk, "run the program without loops over chunks")
+      .group(kGroup);
+  command
+      .add_flag("--no-head-engine", no_head_engine,
+                "a loop over the loss as well, instead of the head engine")
+      .group(kGroup);
+  command
+      .add_flag("--no-epilogues", no_epilogues,
+                "products on a GPU that but multiply: loops add biases and residuals")
+      .group(kGroup);
+  command
+      .add_integer("--threads", threads, 0, kMostThreads,
+                   "threads; 0 (default): OMP_NUM_THREADS, or all cores")
+      .group(kGroup);
 }
 
-void TrainCommand::add_files(CLI::App& app) {
+void TrainCommand::add_files(Options& command) {
   const auto file = [&](const std::string& name, std::string& value, const std::string& text) {
-    add_parsed(
-        app, name, "FILE", [&value](const std::string& path) { value = path; }, text)
-        ->group("Files");
+    command
+        .add_parsed(
+            name, "FILE", [&value](const std::string& path) { value = path; }, text)
+        .group("Files");
   };
   file("--resume", options.resume, "checkpoint to go on from; options not given are its own");
   file("--save", options.save,
        "checkpoint to write at validations and at the end; see --far-field");
   file("--log", options.log,
        "JSON lines of the steps, for `logitless report` (default: beside --save, run.log.jsonl)");
-  add_parsed(
-      app, "--init", "PATH",
-      [this](const std::string& path) { options.init = train::weights_path(path); },
-      "Hugging Face's folder, model.safetensors or its index to start from")
-      ->group("Files");
-  add_parsed(
-      app, "--export", "PATH",
-      [this](const std::string& path) { options.hugging_face = train::weights_path(path); },
-      "folder or model.safetensors to write at the end, with config.json")
-      ->group("Files");
-  add_parsed(
-      app, "--export-dtype", "f32|bf16|f16",
-      [this](const std::string& text) {
-        const DType dtype = parse_dtype(text);
-        if (!is_head_float(dtype))
-          throw UsageError(fmt::format("expected f32, bf16 or f16, got '{}'", text));
-        options.export_options.dtype = dtype;
-      },
-      "of the weights in it (default f32)")
-      ->group("Files");
-  add_parsed(
-      app, "--shard-size", "BYTES",
-      [this](const std::string& text) { options.export_options.shard_bytes = parse_bytes(text); },
-      "of a file of --export; more make shards and an index (default 5 GB)")
-      ->group("Files");
-  add_whole(app, "sample", options.sample,
+  command
+      .add_parsed(
+          "--init", "PATH",
+          [this](const std::string& path) { options.init = train::weights_path(path); },
+          "Hugging Face's folder, model.safetensors or its index to start from")
+      .group("Files");
+  command
+      .add_parsed(
+          "--export", "PATH",
+          [this](const std::string& path) { options.hugging_face = train::weights_path(path); },
+          "folder or model.safetensors to write at the end, with config.json")
+      .group("Files");
+  command
+      .add_parsed(
+          "--export-dtype", "f32|bf16|f16",
+          [this](const std::string& text) {
+            const DType dtype = parse_dtype(text);
+            if (!is_head_float(dtype))
+              throw UsageError(fmt::format("expected f32, bf16 or f16, got '{}'", text));
+            options.export_options.dtype = dtype;
+          },
+          "of the weights in it (default f32)")
+      .group("Files");
+  command
+      .add_parsed(
+          "--shard-size", "BYTES",
+          [this](const std::string& text) {
+            options.export_options.shard_bytes = parse_bytes(text);
+          },
+          "of a file of --export; more make shards and an index (default 5 GB)")
+      .group("Files");
+  add_whole(command, "sample", options.sample,
             fmt::format("words to write at the end (default {})", options.sample))
-      ->group("Sample");
-  add_parsed(
-      app, "--prompt", "TEXT", [this](const std::string& text) { options.prompt = text; },
-      "what they follow (default: the first held-out words)")
-      ->group("Sample");
-  add_real(app, "temperature", options.temperature,
+      .group("Sample");
+  command
+      .add_parsed(
+          "--prompt", "TEXT", [this](const std::string& text) { options.prompt = text; },
+          "what they follow (default: the first held-out words)")
+      .group("Sample");
+  add_real(command, "temperature", options.temperature,
            fmt::format("0: the likeliest word (default {})", options.temperature))
-      ->group("Sample");
-  add_whole(app, "top-k", options.top_k,
+      .group("Sample");
+  add_whole(command, "top-k", options.top_k,
             fmt::format("words to choose from; 0: all (default {})", options.top_k))
-      ->group("Sample");
+      .group("Sample");
 }
 
-void TrainCommand::add(CLI::App& app) {
-  add_model(app);
-  add_data(app);
-  add_training(app);
-  add_machine(app);
-  add_files(app);
-  app.add_flag("--json", json, "print one JSON object; progress goes to standard error");
+void TrainCommand::add(Options& command) {
+  add_model(command);
+  add_data(command);
+  add_training(command);
+  add_machine(command);
+  add_files(command);
+  command.add_flag("--json", json, "print one JSON object; progress goes to standard error");
 }
 
-void TrainCommand::run(const CLI::App& app) {
-  std::set<std::string> given;
-  for (const CLI::Option* option : app.get_options()) {
-    if (option->count() > 0) given.insert(option->get_single_name());
-  }
+void TrainCommand::run(const std::set<std::string>& given) {
   options.threads = static_cast<int>(threads);
   options.seed = static_cast<std::uint64_t>(seed);
   options.chunk = !no_chunk;
@@ -366,12 +380,12 @@ void TrainCommand::run(const CLI::App& app) {
 
 }  // namespace
 
-Command add_train(CLI::App& app) {
-  CLI::App* sub =
-      app.add_subcommand("train", "Train a GPT-2, Llama or Qwen of any size, on the CPU or a GPU");
+Command add_train(CommandLine& program) {
+  Options sub =
+      program.add_command("train", "Train a GPT-2, Llama or Qwen of any size, on the CPU or a GPU");
   auto args = std::make_shared<TrainCommand>();
-  args->add(*sub);
-  sub->footer(
+  args->add(sub);
+  sub.footer(
       "The whole step is one compiled program: the loss, and the memory of its logits, run in "
       "chunks. SIGINT or SIGTERM ends\n"
       "a run after the step it is at, with --save written and exit status 128 + the signal's "
@@ -384,7 +398,7 @@ Command add_train(CLI::App& app) {
       "  logitless train --text ~/notes --steps 1000 --save run.safetensors\n"
       "  logitless train --model gpt2 --init model.safetensors --data train.bin --lr 3e-5\n"
       "  logitless train --init Llama-3.2-1B --data train.bin --dtype bf16 --export out");
-  return {sub, [args, sub] { args->run(*sub); }};
+  return {sub, [args, sub] { args->run(sub.given()); }};
 }
 
 }  // namespace logitless::cli

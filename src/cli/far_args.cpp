@@ -27,38 +27,46 @@ OwnedTensor sample_rows(const ConstTensorView& hidden, std::int64_t most) {
   return out;
 }
 
-void FarArgs::add(CLI::App& app) {
+void FarArgs::add(Options& options) {
   const auto mark = [this](const std::string&) { given = true; };
   const char* group = "Far field (--plan far-backward, far-both)";
-  add_number(app, "--tau", tau,
-             "tiles with more probability than X for a token are computed exactly (default 0.003)")
-      ->each(mark)
-      ->group(group);
-  add_parsed(
-      app, "--order", "FILE|fresh", [this](const std::string& text) { order = text; },
-      "order of the vocabulary: of a file, or made from the tokens (default)")
-      ->each(mark)
-      ->group(group);
-  add_integer(app, "--order-rows", order_rows, 1, INT64_MAX,
-              "tokens a fresh order is made from, evenly spaced (default 1536)")
-      ->each(mark)
-      ->group(group);
-  add_parsed(
-      app, "--save-order", "FILE", [this](const std::string& text) { save_order = text; },
-      "write the order, for --order of later calls")
-      ->each(mark)
-      ->group(group);
-  add_integer(app, "--sample-every", sample_every, 0, INT64_MAX,
-              "correct d_weight of far tiles from one block of tokens in N (default 0: none)")
-      ->each(mark)
-      ->group(group);
-  add_integer(app, "--sample-seed", sample_seed, 0, INT64_MAX, "which blocks those are (default 0)")
-      ->each(mark)
-      ->group(group);
-  add_integer(app, "--audit", audit, 0, INT64_MAX,
-              "compute d_hidden of N tokens exactly, too, and report the error")
-      ->each(mark)
-      ->group(group);
+  options
+      .add_number(
+          "--tau", tau,
+          "tiles with more probability than X for a token are computed exactly (default 0.003)")
+      .each(mark)
+      .group(group);
+  options
+      .add_parsed(
+          "--order", "FILE|fresh", [this](const std::string& text) { order = text; },
+          "order of the vocabulary: of a file, or made from the tokens (default)")
+      .each(mark)
+      .group(group);
+  options
+      .add_integer("--order-rows", order_rows, 1, INT64_MAX,
+                   "tokens a fresh order is made from, evenly spaced (default 1536)")
+      .each(mark)
+      .group(group);
+  options
+      .add_parsed(
+          "--save-order", "FILE", [this](const std::string& text) { save_order = text; },
+          "write the order, for --order of later calls")
+      .each(mark)
+      .group(group);
+  options
+      .add_integer("--sample-every", sample_every, 0, INT64_MAX,
+                   "correct d_weight of far tiles from one block of tokens in N (default 0: none)")
+      .each(mark)
+      .group(group);
+  options
+      .add_integer("--sample-seed", sample_seed, 0, INT64_MAX, "which blocks those are (default 0)")
+      .each(mark)
+      .group(group);
+  options
+      .add_integer("--audit", audit, 0, INT64_MAX,
+                   "compute d_hidden of N tokens exactly, too, and report the error")
+      .each(mark)
+      .group(group);
 }
 
 void FarArgs::add_to(PlanRequest& request) const {

@@ -27,7 +27,7 @@ struct FarArgs {
   std::int64_t audit = 0;
   bool given = false;  // any of them
 
-  void add(CLI::App& app);
+  void add(Options& options);
   // Adds tau, sample_every and audit. Throws UsageError when one of the options is given without a
   // far-field plan.
   void add_to(PlanRequest& request) const;

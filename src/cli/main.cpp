@@ -46,35 +46,6 @@ int fail(const std::string& command, std::string message, int code, bool json) {
   return code;
 }
 
-// What CLI11 found wrong, said with the program's own words where those are clearer.
-std::string explain(const CLI::ParseError& error, const CLI::App& app, const std::string& name) {
-  const std::vector<std::string> rest = app.remaining(true);
-  if (!rest.empty() && (rest.front().front() == '-' || !name.empty())) {
-    return fmt::format("'{}' is not an option; see logitless{}{} --help", rest.front(),
-                       name.empty() ? "" : " ", name);
-  }
-  if (name.empty()) {
-    return fmt::format(
-        "{}; expected loss, order, plan, bench, compile, train, report or kernels (see logitless "
-        "--help)",
-        rest.empty() ? "no command was given"
-                     : fmt::format("there is no command '{}'", rest.front()));
-  }
-  const std::string text = error.what();
-  const std::string option = text.substr(0, text.find(':'));
-  if (text.find("At Most 1 required") != std::string::npos)
-    return option + ": given more than once";
-  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr)
-    return option + ": expected a value after it";
-  return text;
-}
-
-// Help as CLI11 makes it, without its runs of empty lines.
-std::string tidy(std::string help) {
-  for (std::size_t at = 0; (at = help.find("\n\n\n", at)) != std::string::npos;) help.erase(at, 1);
-  return help;
-}
-
 // Before the command line is parsed, which may be what fails.
 bool wants_json(int count, char** arguments) {
   return std::any_of(arguments + std::min(1, count), arguments + count,
@@ -82,40 +53,19 @@ bool wants_json(int count, char** arguments) {
 }
 
 int run(int count, char** arguments) {
-  CLI::App app(kHelp, "logitless");
-  app.set_version_flag("--version", fmt::format("logitless {}", version()),
-                       "print the version and leave");
-  app.set_help_flag("-h,--help", "print this help and leave");
-  app.require_subcommand(1);
-  app.get_formatter()->column_width(30);
-  std::string name;
+  CommandLine program("logitless", kHelp, fmt::format("logitless {}", version()));
   const auto failed = [&, json = wants_json(count, arguments)](const std::string& message,
                                                                int code) {
-    return fail(name, message, code, json);
+    return fail(program.command(), message, code, json);
   };
   try {
-    const std::vector<Command> commands = {add_loss(app),   add_order(app),   add_plan(app),
-                                           add_bench(app),  add_compile(app), add_train(app),
-                                           add_report(app), add_kernels(app)};
-    app.footer(kExamples);  // now, or the commands would inherit it
-    // Known before the whole line is parsed, so that errors in options can be told with the
-    // command's name.
+    const std::vector<Command> commands = {
+        add_loss(program),    add_order(program), add_plan(program),   add_bench(program),
+        add_compile(program), add_train(program), add_report(program), add_kernels(program)};
+    program.footer(kExamples);
+    if (!program.parse(count, arguments)) return 0;
     for (const Command& command : commands) {
-      command.app->preparse_callback(
-          [&name, app = command.app](std::size_t) { name = app->get_name(); });
-    }
-    try {
-      app.parse(count, arguments);
-    } catch (const CLI::CallForHelp&) {
-      print(tidy(app.help()));
-      return 0;
-    } catch (const CLI::Success& e) {
-      return app.exit(e);
-    } catch (const CLI::ParseError& e) {
-      return failed(explain(e, app, name), kUsageExit);
-    }
-    for (const Command& command : commands) {
-      if (command.app->parsed()) command.run();
+      if (command.options.chosen()) command.run();
     }
     return 0;
   } catch (const Stopped& e) {

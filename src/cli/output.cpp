@@ -79,9 +79,9 @@ void print(const std::string& text) {
   if (!ok) throw DeviceError("standard output cannot be written");
 }
 
-void print_json(const nlohmann::ordered_json& object) {
+void print_json(const Json& object) {
   // A path may be no UTF-8, which JSON is.
-  print(object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+  print(object.dump(2, NotUtf8::replace) + "\n");
 }
 
 }  // namespace logitless::cli

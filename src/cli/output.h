@@ -1,10 +1,10 @@
 // What the commands print: aligned tables and JSON, on standard output.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "json/json.h"
 #include "logitless/logitless.h"
 
 namespace logitless::cli {
@@ -44,6 +44,6 @@ std::string in_options(std::string text);
 
 // To standard output, whole. Throws DeviceError when that is not possible (disk full, pipe closed).
 void print(const std::string& text);
-void print_json(const nlohmann::ordered_json& object);
+void print_json(const Json& object);
 
 }  // namespace logitless::cli

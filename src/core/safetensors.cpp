@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -12,11 +11,10 @@
 #include <vector>
 
 #include "core/check.h"
+#include "json/json.h"
 
 namespace logitless {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr std::string_view kMetadataKey = "__metadata__";
 constexpr std::size_t kLengthBytes = 8;
@@ -57,24 +55,22 @@ std::string_view stored_name(DType dtype) {
 //   [begin, end]}, ...}
 // with its members in any order. No document is built, nothing recurses: depth past that shape is
 // an error at once.
-class HeaderReader {
+class HeaderReader : public JsonEvents {
  public:
   explicit HeaderReader(const std::string& path) : path_(path) {}
 
   TensorIndex take() { return std::move(index_); }
 
-  // The events of nlohmann's SAX interface.
-  bool null() { return unexpected("null"); }
-  bool boolean(bool) { return unexpected("a boolean"); }
-  bool number_integer(std::int64_t value) {
+  bool null() override { return unexpected("null"); }
+  bool boolean(bool) override { return unexpected("a boolean"); }
+  bool number_integer(std::int64_t value) override {
     return unexpected(concat("the negative number ", value));
   }
-  bool number_float(double, const std::string& text) {
+  bool number_float(double, const std::string& text) override {
     return unexpected(concat("the number ", quoted_text(text)));
   }
-  bool binary(Json::binary_t&) { return unexpected("binary data"); }
 
-  bool number_unsigned(std::uint64_t value) {
+  bool number_unsigned(std::uint64_t value) override {
     if (at_ != At::kShape && at_ != At::kOffsets) return unexpected(concat("the number ", value));
     if (value > INT64_MAX) return unexpected(concat("the number ", value, ", over 2^63 - 1"));
     if (at_ == At::kShape) {
@@ -86,7 +82,7 @@ class HeaderReader {
     return true;
   }
 
-  bool string(std::string& text) {
+  bool string(std::string& text) override {
     if (at_ == At::kMetadata) {
       index_.metadata[key_] = std::move(text);
     } else if (at_ == At::kTensor && key_ == "dtype") {
@@ -97,7 +93,7 @@ class HeaderReader {
     return true;
   }
 
-  bool start_object(std::size_t) {
+  bool start_object() override {
     if (at_ == At::kFile) {
       at_ = At::kTop;
     } else if (at_ == At::kTop && key_ == kMetadataKey) {
@@ -112,7 +108,7 @@ class HeaderReader {
     return true;
   }
 
-  bool key(std::string& name) {
+  bool key(std::string& name) override {
     if (at_ == At::kTop) {
       if (!names_seen_.insert(name).second) fail("the name ", quoted_text(name), " stands twice");
     } else if (at_ == At::kMetadata) {
@@ -130,7 +126,7 @@ class HeaderReader {
     return true;
   }
 
-  bool end_object() {
+  bool end_object() override {
     if (at_ == At::kTensor) {
       for (const char* field : {"dtype", "shape", "data_offsets"}) {
         if (!fields_seen_.contains(field)) fail(where(), ": no ", field);
@@ -140,7 +136,7 @@ class HeaderReader {
     return true;
   }
 
-  bool start_array(std::size_t) {
+  bool start_array() override {
     if (at_ == At::kTensor && key_ == "shape") {
       at_ = At::kShape;
     } else if (at_ == At::kTensor && key_ == "data_offsets") {
@@ -152,7 +148,7 @@ class HeaderReader {
     return true;
   }
 
-  bool end_array() {
+  bool end_array() override {
     if (at_ == At::kOffsets && offsets_seen_ != 2) {
       fail(where(), ": data_offsets has length ", offsets_seen_, ", expected [begin, end]");
     }
@@ -160,7 +156,7 @@ class HeaderReader {
     return true;
   }
 
-  bool parse_error(std::size_t position, const std::string&, const Json::exception&) {
+  void parse_error(std::size_t position, const std::string&) override {
     fail("the header is not JSON: error at byte ", position, " of it");
   }
 
@@ -277,7 +273,7 @@ void check_coverage(std::vector<StoredTensor>& tensors, std::size_t data_bytes,
 std::string json_text(const std::string& text, const std::string& path) {
   try {
     return Json(text).dump();
-  } catch (const Json::exception&) {
+  } catch (const JsonError&) {
     throw InvalidArgument(concat("'", path, "': ", quoted_text(text), " is not UTF-8"));
   }
 }
@@ -288,7 +284,7 @@ TensorIndex parse_safetensors(std::span<const std::byte> file, const std::string
   const std::size_t length = header_length(file, path);
   const auto* text = reinterpret_cast<const char*>(file.data()) + kLengthBytes;
   HeaderReader reader(path);
-  Json::sax_parse(text, text + length, &reader);
+  parse_json(std::string_view(text, length), reader);
   TensorIndex index = reader.take();
   const std::size_t data = kLengthBytes + length;
   check_coverage(index.tensors, file.size() - data, path);

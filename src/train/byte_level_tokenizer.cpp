@@ -4,9 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "json/json.h"
 #include "logitless/error.h"
 #include "train/nfc.h"
 #include "train/utf8.h"
@@ -14,7 +14,6 @@
 namespace logitless::train {
 namespace {
 
-using Json = nlohmann::json;
 using Names = std::unordered_map<std::string, std::int32_t>;
 
 constexpr std::uint64_t kMostWords = 1u << 24;
@@ -25,7 +24,7 @@ constexpr const char* kBytePattern =
 // As in a message: its beginning.
 std::string shown(const Json& json) {
   constexpr std::size_t kLength = 60;
-  std::string text = json.is_discarded() ? "no JSON" : json.dump();
+  std::string text = json.dump();
   if (text.size() > kLength)
     text = replace_invalid_utf8(std::string_view(text).substr(0, kLength)) + "...";
   return text;
@@ -38,8 +37,8 @@ std::string shown(const Json& json) {
 // A field of an object; null where there is none.
 const Json& field(const Json& object, const char* name) {
   static const Json kNull;
-  const auto found = object.find(name);
-  return found == object.end() ? kNull : *found;
+  const Json* found = object.find(name);
+  return found == nullptr ? kNull : *found;
 }
 
 bool is_word(const Json& json) {
@@ -71,7 +70,7 @@ struct Node {
   }
   const std::string& text() const {
     if (!json.is_string()) fail("a text");
-    return json.get_ref<const std::string&>();
+    return json.text();
   }
   std::int32_t word() const {
     expect(is_word(json), word_bounds());
@@ -126,7 +125,7 @@ Names vocabulary(const Node& model) {
   const Node vocab = model["vocab"].object();
   Names names;
   std::unordered_map<std::int32_t, const std::string*> owners;
-  for (const auto& [name, number] : vocab.json.get_ref<const Json::object_t&>()) {
+  for (const auto& [name, number] : vocab.json.items()) {
     const auto where = [&, &name = name] {
       return fmt::format("{}[{}]", vocab.where, Json(name).dump());
     };
@@ -268,10 +267,12 @@ void read_post_processor(const Node& node, std::vector<std::int32_t>& before, in
 // What is read before the rest can be made of it.
 struct ByteLevelTokenizer::File {
   static File parse(std::string_view text) {
-    File file{Json::parse(text, nullptr, /*allow_exceptions=*/false), {}};
+    std::optional<Json> json = Json::try_parse(text);
+    if (!json || !json->is_object())
+      throw InvalidArgument(
+          fmt::format("expected an object of JSON, found {}", json ? shown(*json) : "no JSON"));
+    File file{std::move(*json), {}};
     const Node top{file.json, ""};
-    if (!file.json.is_object())
-      throw InvalidArgument(fmt::format("expected an object of JSON, found {}", shown(file.json)));
     top["model"].object();
     file.names = vocabulary(top["model"]);
     return file;

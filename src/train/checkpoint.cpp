@@ -4,17 +4,15 @@
 
 #include <cstring>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
+#include "json/json.h"
 #include "logitless/error.h"
 #include "logitless/tensor_file.h"
 #include "train/bounds.h"
 
 namespace logitless::train {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "logitless train 1";
 constexpr const char* kMoments[] = {"optimizer.m.", "optimizer.v."};

@@ -3,17 +3,15 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
 
+#include "json/json.h"
 #include "logitless/error.h"
 
 namespace logitless::train {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // Of sentencepiece_model.proto.
 enum class Kind : std::uint64_t {
@@ -155,7 +153,7 @@ Json added_of(const std::vector<Piece>& pieces) {
 std::string fast_tokenizer_json(std::string_view model) {
   constexpr const char* kBlank = "\xe2\x96\x81";  // what SentencePiece writes for a blank
   const std::vector<Piece> pieces = pieces_of(model);
-  Json::object_t vocab;  // a vector of pairs, which its operator[] would search for each
+  Json::Object vocab;  // operator[] of a Json would search for each
   Json unknown = nullptr;
   for (std::size_t id = 0; id < pieces.size(); ++id) {
     vocab.emplace_back(pieces[id].text, id);

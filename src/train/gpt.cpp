@@ -4,16 +4,14 @@
 
 #include <cmath>
 #include <memory>
-#include <nlohmann/json.hpp>
 
+#include "json/json.h"
 #include "logitless/error.h"
 #include "train/bounds.h"
 #include "train/json_number.h"
 
 namespace logitless::train {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 struct Preset {
   std::string_view name;

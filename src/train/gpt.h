@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "json/json.h"
 #include "train/model.h"
 
 namespace logitless::train {
@@ -37,6 +37,6 @@ std::vector<Parameter> gpt_parameters(const GptConfig& config);
 // Throws what check_config does.
 ModelPtr make_gpt(const GptConfig& config);
 // Of a checkpoint's config. Throws InvalidArgument and JSON's exceptions.
-ModelPtr parse_gpt(const nlohmann::ordered_json& json);
+ModelPtr parse_gpt(const Json& json);
 
 }  // namespace logitless::train

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <vector>
 
+#include "json/json.h"
 #include "logitless/error.h"
 #include "logitless/tensor_file.h"
 #include "train/bounds.h"
@@ -21,7 +21,6 @@ namespace logitless::train {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 constexpr std::int64_t kHeadSize = 64;  // of every GPT-2
 constexpr const char* kConfig = "config.json";
@@ -38,7 +37,7 @@ std::string beside(const std::string& path, const char* name) {
 std::optional<Json> read_json(const std::string& path) {
   const std::optional<std::string> text = file_contents(path);
   if (!text) return std::nullopt;
-  Json json = Json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  Json json = Json::try_parse(*text).value_or(nullptr);
   if (!json.is_object()) throw InvalidArgument(fmt::format("'{}': expected an object", path));
   return json;
 }

@@ -2,14 +2,14 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 
+#include "json/json.h"
 #include "logitless/error.h"
 
 namespace logitless::train {
 
 // Throws InvalidArgument unless it is one of 64 bits.
-inline std::int64_t whole_number(const nlohmann::ordered_json& json) {
+inline std::int64_t whole_number(const Json& json) {
   if (!json.is_number_integer() ||
       (json.is_number_unsigned() && json.get<std::uint64_t>() > std::uint64_t{INT64_MAX})) {
     throw InvalidArgument("expected a whole number, found " + json.dump());

@@ -4,14 +4,12 @@
 
 #include <cmath>
 #include <memory>
-#include <nlohmann/json.hpp>
 
+#include "json/json.h"
 #include "logitless/error.h"
 
 namespace logitless::train {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr const char* kPrefix = "model.";
 constexpr const char* kWords = "embed_tokens.weight";

@@ -2,8 +2,7 @@
 // norms, rotary positions, groups of query heads that share keys and values, a gated MLP.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
-
+#include "json/json.h"
 #include "train/llama_config.h"
 #include "train/model.h"
 
@@ -13,6 +12,6 @@ namespace logitless::train {
 // activations are f32 or bf16.
 ModelPtr make_llama(const LlamaConfig& config);
 // Of a checkpoint's config. Throws InvalidArgument and JSON's exceptions.
-ModelPtr parse_llama(const nlohmann::ordered_json& json);
+ModelPtr parse_llama(const Json& json);
 
 }  // namespace logitless::train

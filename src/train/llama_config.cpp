@@ -4,17 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "json/json.h"
 #include "logitless/error.h"
 #include "train/bounds.h"
 #include "train/json_number.h"
 
 namespace logitless::train {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 struct Type {
   std::string_view name, architecture;
@@ -37,8 +35,8 @@ class Fields {
   // Null where it is not there.
   const Json& at(const std::string& name) const {
     static const Json kNull;
-    const auto found = json_.find(name);
-    return found != json_.end() ? *found : kNull;
+    const Json* found = json_.find(name);
+    return found != nullptr ? *found : kNull;
   }
   bool has(const std::string& name) const { return !at(name).is_null(); }
 

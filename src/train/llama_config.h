@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "json/json.h"
 #include "logitless/dtype.h"
 #include "train/rope.h"
 
@@ -43,9 +43,9 @@ bool is_llama_type(std::string_view model_type);
 // ..., found ..." on what is missing or out of range, and on every value that would make another
 // model than ours: another activation, sliding windows, biases of the MLP, quantised weights, other
 // ways to stretch positions. Fields that change nothing here are not looked at.
-LlamaConfig parse_llama_config(const nlohmann::ordered_json& json);
+LlamaConfig parse_llama_config(const Json& json);
 // The same as config.json; activations are not in it.
-nlohmann::ordered_json llama_config_json(const LlamaConfig& config);
+Json llama_config_json(const LlamaConfig& config);
 
 // "llama-tiny", "llama-3.2-1b", "qwen3-0.6b", ...: the sizes of released models.
 std::vector<std::string> llama_preset_names();

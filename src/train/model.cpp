@@ -2,8 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
+#include "json/json.h"
 #include "logitless/error.h"
 #include "train/gpt.h"
 #include "train/hash.h"
@@ -49,7 +48,7 @@ void initialise(const Parameter& parameter, std::size_t index, std::uint64_t see
 }
 
 ModelPtr parse_model(const std::string& config_text) {
-  const auto json = nlohmann::ordered_json::parse(config_text);
+  const auto json = Json::parse(config_text);
   return json.contains("model_type") ? parse_llama(json) : parse_gpt(json);
 }
 

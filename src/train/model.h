@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "json/json.h"
 #include "logitless/dtype.h"
 #include "logitless/graph.h"
 
@@ -87,7 +87,7 @@ class Model {
   virtual std::string config_text() const = 0;
   virtual FileNames file_names() const = 0;
   // config.json of transformers. `end_of_text`: of the tokenizer of the run; negative: none.
-  virtual nlohmann::ordered_json config_json(int end_of_text) const = 0;
+  virtual Json config_json(int end_of_text) const = 0;
 };
 
 using ModelPtr = std::shared_ptr<const Model>;

@@ -293,15 +293,14 @@ class Loop {
       const StepResult& r = report_.steps[logged_];
       const auto done = static_cast<std::int64_t>(logged_) + 1;
       const double seconds = report_.seconds[logged_];
-      RunLog::Json line = {
-          {"kind", "step"},
-          {"step", report_.first_step + done},
-          {"tokens", tokens_before_ + tokens(done)},
-          {"loss", r.loss},
-          {"lr", r.rate},
-          {"grad_norm", r.norm},
-          {"seconds", seconds},
-          {"tokens_per_second", static_cast<double>(tokens(1)) / std::max(seconds, 1e-9)}};
+      Json line = {{"kind", "step"},
+                   {"step", report_.first_step + done},
+                   {"tokens", tokens_before_ + tokens(done)},
+                   {"loss", r.loss},
+                   {"lr", r.rate},
+                   {"grad_norm", r.norm},
+                   {"seconds", seconds},
+                   {"tokens_per_second", static_cast<double>(tokens(1)) / std::max(seconds, 1e-9)}};
       if (const FarFieldHead* far = trainer_.far_field(); far != nullptr)
         line["far_field"] = to_json(far->report());
       log_.write(line);
@@ -438,10 +437,10 @@ std::string log_before(const RunOptions& o) {
   return !o.log.empty() && std::filesystem::exists(o.log, error) ? o.log : log_of(o.resume);
 }
 
-RunLog::Json log_header(const RunOptions& o, const Trainer& trainer, const RunReport& report) {
-  const auto program = RunLog::Json::parse(trainer.program().report_json());
-  const RunLog::Json& after = program["after"];
-  RunLog::Json timeline = RunLog::Json::array();
+Json log_header(const RunOptions& o, const Trainer& trainer, const RunReport& report) {
+  const auto program = Json::parse(trainer.program().report_json());
+  const Json& after = program["after"];
+  Json timeline = Json::array();
   for (const auto& at : after["timeline"]) timeline.push_back(at["bytes"]);
   const ModelSizes& model = report.model;
   return {{"kind", "run"},
@@ -460,7 +459,7 @@ RunLog::Json log_header(const RunOptions& o, const Trainer& trainer, const RunRe
             {"heads", model.heads},
             {"layers", model.layers},
             {"dtype", name_of(model.activations)}}},
-          {"options", RunLog::Json::parse(options_text(o))},
+          {"options", Json::parse(options_text(o))},
           {"train_tokens", report.train_tokens},
           {"held_out_tokens", report.valid_tokens},
           {"device", report.device == DeviceKind::cuda

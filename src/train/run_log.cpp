@@ -14,20 +14,18 @@
 namespace logitless::train {
 namespace {
 
-using Json = RunLog::Json;
-
 std::string text_of(const Json& line) {
   // A path may be no UTF-8, which JSON is.
-  return line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return line.dump(-1, NotUtf8::replace) + "\n";
 }
 
 // Whether a line was written before the run went on from this step.
 bool is_kept(const std::string& line, std::int64_t first_step) {
-  const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("kind")) return false;
-  const bool header = json["kind"] == "run";
-  const auto step = json.find(header ? "first_step" : "step");
-  if (step == json.end() || !step->is_number_integer()) return false;
+  const std::optional<Json> json = Json::try_parse(line);
+  if (!json || !json->contains("kind")) return false;
+  const bool header = json->at("kind") == "run";
+  const Json* step = json->find(header ? "first_step" : "step");
+  if (step == nullptr || !step->is_number_integer()) return false;
   const auto at = step->get<std::int64_t>();
   return header ? at < first_step : at <= first_step;
 }

@@ -3,9 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include "json/json.h"
 #include "logitless/far_field.h"
 #include "train/run_options.h"
 #include "train/tokenizer.h"
@@ -22,8 +22,6 @@ std::string log_of(const std::string& checkpoint);
 // here throws for it. Each line is whole when its call returns.
 class RunLog {
  public:
-  using Json = nlohmann::ordered_json;
-
   // An empty path: nothing is written. `before`: the log that a resumed run goes on from, which may
   // be `path` or be missing; empty for a new run.
   RunLog(std::string path, std::string before, const Say& say);
@@ -51,7 +49,7 @@ class RunLog {
   bool failed_ = false;
 };
 
-nlohmann::ordered_json to_json(const FarFieldReport& far);
-nlohmann::ordered_json to_json(const TrainMemory& memory);
+Json to_json(const FarFieldReport& far);
+Json to_json(const TrainMemory& memory);
 
 }  // namespace logitless::train

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "json/json.h"
 #include "logitless/error.h"
 #include "train/bounds.h"
 #include "train/gpt.h"
@@ -17,8 +17,6 @@
 
 namespace logitless::train {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kFixed[] = {"model",   "vocab",  "dim",   "heads",  "layers",
                                        "context", "untied", "dtype", "length", "seed"};
@@ -224,9 +222,9 @@ std::string options_text(const RunOptions& options) {
     json[name] = to_json(field);
     try {
       json[name].dump();
-    } catch (const Json::exception&) {
+    } catch (const JsonError&) {
       fail(fmt::format("--{}: expected UTF-8, which is all that --save can store, got {}", name,
-                       json[name].dump(-1, ' ', true, Json::error_handler_t::replace)));
+                       json[name].dump(-1, NotUtf8::replace_ascii)));
     }
   });
   return json.dump();
@@ -264,7 +262,7 @@ RunOptions with_checkpoint(const RunOptions& options, const std::set<std::string
         }
       }
     });
-  } catch (const Json::exception& error) {
+  } catch (const JsonError& error) {
     throw InvalidArgument(fmt::format("--resume: '{}': metadata 'options' cannot be read: {}",
                                       options.resume, error.what()));
   }

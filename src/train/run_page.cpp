@@ -16,7 +16,6 @@
 namespace logitless::train {
 namespace {
 
-using Json = nlohmann::ordered_json;
 using page::Chart;
 using page::Curve;
 using page::Unit;

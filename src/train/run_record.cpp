@@ -13,8 +13,6 @@
 namespace logitless::train {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr std::size_t kShown = 40;  // letters of a text that is refused
 
 class Reader {
@@ -47,13 +45,12 @@ class Reader {
   }
 
   const Json& field(const Json& json, const char* name) const {
-    const auto found = json.find(name);
-    if (found == json.end()) fail(fmt::format("'{}' is missing", name));
+    const Json* found = json.find(name);
+    if (found == nullptr) fail(fmt::format("'{}' is missing", name));
     return *found;
   }
   std::string shown(const Json& json) const {
-    return json.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace)
-        .substr(0, kShown);
+    return json.dump(-1, NotUtf8::replace_ascii).substr(0, kShown);
   }
   std::int64_t whole(const Json& json, const char* name) const {
     const Json& value = field(json, name);
@@ -80,7 +77,7 @@ class Reader {
   }
 
   void take(const std::string& line) {
-    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const Json json = Json::try_parse(line).value_or(nullptr);
     if (!json.is_object())
       fail(fmt::format("expected a JSON object, got {}", shown(Json(line.substr(0, kShown)))));
     const std::string kind = text(json, "kind");

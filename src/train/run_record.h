@@ -2,10 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "json/json.h"
 
 namespace logitless::train {
 
@@ -29,8 +30,8 @@ struct RunRecord {
     std::string reason;
   };
   std::string path;
-  std::vector<nlohmann::ordered_json> headers;  // of the run, then of each time it was resumed
-  std::vector<Step> steps;                      // ascending
+  std::vector<Json> headers;  // of the run, then of each time it was resumed
+  std::vector<Step> steps;    // ascending
   std::vector<Validation> validations;
   std::vector<End> ends;
   bool torn = false;  // the last line is not whole: the run is writing it, or was killed

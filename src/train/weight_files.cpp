@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "core/half.h"
+#include "json/json.h"
 #include "logitless/error.h"
 #include "train/whole_file.h"
 
@@ -16,7 +16,6 @@ namespace logitless::train {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kSafetensors = ".safetensors";
 constexpr std::string_view kIndex = ".safetensors.index.json";
@@ -29,7 +28,7 @@ constexpr std::string_view kIndex = ".safetensors.index.json";
 std::map<std::string, std::string> shards_of(const std::string& path) {
   const std::optional<std::string> text = file_contents(path);
   if (!text) refuse(path, "cannot be read");
-  const Json json = Json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  const Json json = Json::try_parse(*text).value_or(nullptr);
   if (!json.is_object() || !json.contains("weight_map") || !json.at("weight_map").is_object())
     refuse(path, "weight_map: expected an object of tensors and their files, found none");
   std::map<std::string, std::string> shards;

@@ -63,7 +63,10 @@ GOOD = {
     "src/train/trainer.cpp": '#include "train/trainer.h"\n#include "logitless/api.h"\n',
     "src/capi/c_api.cpp": '#include "logitless/api.h"\n#include "core/check.h"\n',
     "src/cli/args.h": "#pragma once\n#include <logitless/api.h>\n",
-    "src/cli/main.cpp": '#include "cli/args.h"\n#include "args.h"\n#include "train/trainer.h"\n#include <CLI/CLI.hpp>\n',
+    "src/cli/main.cpp": '#include "cli/args.h"\n#include "args.h"\n#include "train/trainer.h"\n#include "json/json.h"\n',
+    "src/cli/options.cpp": '#include <CLI/CLI.hpp>\n',
+    "src/json/json.h": "#pragma once\n",
+    "src/json/json.cpp": '#include "json/json.h"\n#include <nlohmann/json.hpp>\n',
     "examples/one/part.h": "#pragma once\n",
     "examples/one/main.cpp": '#include "part.h"\n#include "train/trainer.h"\n#include <logitless/api.h>\n',
     "examples/two/part.h": "#pragma once\n",
@@ -112,6 +115,8 @@ class Includes(Tree):
         ("src/core/bad.cpp", "math/lse.h"),
         ("src/core/bad.cpp", "head/cpu/engine.h"),
         ("src/math/bad.cpp", "core/check.h"),
+        ("src/json/bad.cpp", "core/check.h"),
+        ("src/head/bad.cpp", "json/json.h"),
         ("src/kernels/bad.cpp", "head/cpu/engine.h"),
         ("src/kernels/registry.cpp", "kernels/cpu/simd-inl.h"),
         ("src/kernels/cpu/bad.cpp", "kernels/cuda/device.cuh"),
@@ -193,13 +198,22 @@ class Includes(Tree):
     def test_the_message_says_what_the_layer_may_include(self):
         self.assertEqual(
             self.check({"src/cli/bad.cpp": '#include "core/check.h"\n'}),
-            ["src/cli/bad.cpp:1: includes src/core/check.h; src/cli/ may include src/cli/, src/train/, "
-             "include/logitless/"])
+            ["src/cli/bad.cpp:1: includes src/core/check.h; src/cli/ may include src/cli/, src/json/, "
+             "src/train/, include/logitless/"])
 
     def test_neither_angle_brackets_nor_relative_paths_hide_an_include(self):
         for include in ("<core/check.h>", '"../core/check.h"', '"../../src/core/check.h"', '"src/core/check.h"'):
             with self.subTest(include=include):
                 self.assertEqual(len(self.check({"src/cli/bad.cpp": f"#  include {include}\n"})), 1)
+
+    def test_headers_that_are_slow_to_compile_have_one_file(self):
+        for name, file in (("CLI/App.hpp", "src/cli/bad.cpp"), ("nlohmann/json_fwd.hpp", "src/train/bad.h"),
+                           ("nlohmann/json.hpp", "src/cli/options.cpp")):
+            with self.subTest(file=file, includes=name):
+                violations = self.check({file: f"#pragma once\n#include <{name}>\n"})
+                self.assertEqual(len(violations), 1, violations)
+                self.assertTrue(violations[0].startswith(f"{file}:2: includes {name}, which is slow"), violations[0])
+        self.assertEqual(self.check({"tests/core/a_test.cpp": "#include <nlohmann/json.hpp>\n"}), [])
 
     def test_an_include_of_a_missing_file_of_ours_counts(self):
         self.assertEqual(len(self.check({"src/cli/bad.cpp": '#include "head/not_there.h"\n'})), 1)

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <numbers>
 #include <string>
 #include <vector>
@@ -18,8 +17,6 @@
 
 namespace logitless::train {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr std::int64_t kBatch = 2, kLength = 4;
 

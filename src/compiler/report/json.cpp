@@ -1,5 +1,6 @@
 // What was done and why, as JSON.
-#include <nlohmann/json.hpp>
+
+#include "json/json.h"
 
 #include "compiler/compiled.h"
 #include "compiler/plan/arena.h"
@@ -10,7 +11,6 @@ namespace logitless {
 namespace report {
 namespace {
 
-using Json = nlohmann::ordered_json;
 using State = CompiledProgram::State;
 
 Json timeline(const Stage& stage) {
