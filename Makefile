@@ -30,7 +30,7 @@ layers: ## check who includes whom, file lengths, include guards
 	@tools/check_layers.py
 
 asan: ## fast tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	@BUILD=$(BUILD)-asan tools/build.sh asan
+	@BUILD=$(BUILD)-asan tools/build.sh asan tests_fast
 	@tools/run_tests.py --build-dir $(BUILD)-asan --labels fast $(ARGS)
 
 tsan: ## tests of threads under ThreadSanitizer
