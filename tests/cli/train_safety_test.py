@@ -184,6 +184,13 @@ class CraftedTest(CommandTest):
         bad.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size:])
         return run("--resume", bad, "--steps", 3, "--warmup", 0, *QUIET)
 
+    def test_depth(self):
+        deep = self.dir / "deep.json"
+        deep.write_text('{"model_type": ' + "[" * 1000000 + "]" * 1000000 + "}")
+        done = run("--model", deep, "--steps", 1, *QUIET)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn(f"--model: '{deep}': expected an object", done.stderr)
+
     def test_options(self):
         def with_option(name, value):
             def change(metadata):
