@@ -153,8 +153,13 @@ Json::Json(Object object) : value_(std::move(object)) {}
 Json::~Json() = default;
 Json::Json(const Json& other) = default;
 Json::Json(Json&& other) noexcept = default;
-Json& Json::operator=(const Json& other) = default;
-Json& Json::operator=(Json&& other) noexcept = default;
+// The other one may be an element of this one, which goes with its old value.
+Json& Json::operator=(const Json& other) { return *this = Json(other); }
+Json& Json::operator=(Json&& other) noexcept {
+  Value taken = std::move(other.value_);
+  value_ = std::move(taken);
+  return *this;
+}
 
 Json::Json(std::initializer_list<Json> elements) {
   const bool is_object = std::all_of(elements.begin(), elements.end(), [](const Json& element) {

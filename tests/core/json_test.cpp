@@ -98,6 +98,13 @@ TEST(JsonTest, MembersAreSetAndRemoved) {
   EXPECT_EQ(json.size(), 2u);
 }
 
+TEST(JsonTest, AnElementMayTakeThePlaceOfItsArray) {
+  Json json = {{"a", {"a text that is longer than a short one", 2}}};
+  json = json.at("a");
+  json = std::move(json[0]);
+  EXPECT_EQ(json, "a text that is longer than a short one");
+}
+
 TEST(JsonTest, TextThatIsNotUtf8) {
   const Json text("a\xff\xc3\xa9");
   EXPECT_THROW(text.dump(), JsonError);
