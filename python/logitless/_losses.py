@@ -1,0 +1,128 @@
+"""What the ready-made losses of both frameworks have in common: options of the head, and checks of options."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict, TypeVar
+
+from ._options import DEFAULT
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class HeadKeywords(TypedDict, total=False):
+    """Keywords of every loss here. Logits are softcap(logit_scale * (hidden @ weight.T + bias)) / temperature."""
+
+    ignore_index: int
+    softcap: float | None
+    logit_scale: float
+    temperature: float
+    memory_budget: int | str | None
+
+
+HEAD: dict[str, Any] = dict(
+    ignore_index=DEFAULT.ignore_index, softcap=None, logit_scale=1.0, temperature=1.0, memory_budget=None
+)
+
+HEAD_DOCS = """ignore_index: tokens of this target count for nothing and cost nothing.
+        softcap, logit_scale, temperature: logits are ``softcap(logit_scale * (hidden @ weight.T + bias)) / temperature``,
+            softcap a number c for ``c * tanh(logits / c)``, or None.
+        memory_budget: bytes, or text such as "512MiB", that each call of the head may take beyond inputs and gradients."""
+
+
+class Head(NamedTuple):
+    """Those keywords as the library's own calls take them: the temperature is part of scale and softcap."""
+
+    ignore_index: int
+    softcap: float | None
+    logit_scale: float
+    memory_budget: int | str | None
+
+
+def takes(defaults: Mapping[str, Any]) -> Callable[[Function], Function]:
+    """Of a function that ends in ``**keywords``: lists them, with these defaults, in its signature, and {head} in its
+    docstring; gives it those that the caller left out. An unknown one is a TypeError, as with any signature."""
+
+    def decorated(function: Function) -> Function:
+        signature = inspect.signature(function)
+        shown = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        named = {p.name for p in shown}
+        shown += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value)
+            for name, value in defaults.items()
+            if name not in named
+        ]
+
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> Any:
+            for name in given:
+                if name not in defaults and name not in named:
+                    raise TypeError(f"{function.__name__}() got an unexpected keyword argument '{name}'")
+            return function(*args, **{**defaults, **given})
+
+        call.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+        if call.__doc__:
+            call.__doc__ = call.__doc__.replace("{head}", HEAD_DOCS)
+        return call  # type: ignore[return-value]
+
+    return decorated
+
+
+def number(
+    name: str, value: Any, least: float = -math.inf, most: float = math.inf, *, above: float = -math.inf,
+    below: float = math.inf,
+) -> float:
+    """A finite Python number from ``least`` to ``most``, above ``above`` and below ``below``."""
+    bounds = [
+        text
+        for text, wanted in (
+            (f"from {least:g}", least > -math.inf), (f"above {above:g}", above > -math.inf),
+            (f"to {most:g}", most < math.inf), (f"below {below:g}", below < math.inf),
+        )
+        if wanted
+    ]
+    what = " ".join(["a number", *bounds])
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: expected {what}, got {value!r}")
+    if not (math.isfinite(value) and least <= value <= most and above < value < below):
+        raise ValueError(f"{name}: expected {what}, got {value!r}")
+    return float(value)
+
+
+def count(name: str, value: Any, least: int = 1) -> int:
+    """A whole Python number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected a whole number from {least}, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name}: expected a whole number from {least}, got {value}")
+    return value
+
+
+def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return value
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected True or False, got {value!r}")
+    return value
+
+
+def head_of(given: Mapping[str, Any]) -> Head:
+    """The keywords of the head among others. softcap(u) / t is the softcap c / t of u / t."""
+    ignore_index = given["ignore_index"]
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index: expected an int, got {ignore_index!r}")
+    temperature = number("temperature", given["temperature"], above=0.0)
+    scale = number("logit_scale", given["logit_scale"])
+    softcap = None if given["softcap"] is None else number("softcap", given["softcap"], above=0.0)
+    if scale == 0.0:
+        raise ValueError("logit_scale: expected a finite number that is not 0, got 0.0")
+    return Head(
+        ignore_index, None if softcap is None else softcap / temperature, scale / temperature, given["memory_budget"]
+    )

@@ -1,0 +1,103 @@
+"""Log-probabilities of tokens and sequences, and the checks of arrays that the losses share."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from ..._losses import Head
+from .. import _arguments
+from ..head import linear_logprobs
+
+
+class Tokens(NamedTuple):
+    """Of the tokens [B, T] of some sequences; 0 for those that are ignored."""
+
+    logps: jax.Array
+    entropy: jax.Array
+    valid: jax.Array  # bool
+
+    def sums(self, average: bool = False) -> jax.Array:
+        """[B]: the log-probability of each sequence, or its mean over the sequence's tokens (0 of no token)."""
+        total = self.logps.sum(-1)
+        return total / jnp.maximum(self.valid.sum(-1), 1) if average else total
+
+
+def shaped(name: str, value: Any, *shapes: tuple[int, ...]) -> jax.Array:
+    """An array of one of the shapes."""
+    if value is None:
+        raise TypeError(f"{name}: expected an array, got NoneType")
+    found = _arguments.array(name, value)
+    if found.shape not in shapes:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        raise ValueError(f"{name}: expected {wanted}, got {list(found.shape)}")
+    return found
+
+
+def fixed(name: str, value: Any, *shapes: tuple[int, ...]) -> jax.Array:
+    """The same, without a gradient, of floats."""
+    found = shaped(name, value, *shapes)
+    if not jnp.issubdtype(found.dtype, jnp.floating):
+        raise TypeError(f"{name}: expected floats, got {found.dtype.name}")
+    return jax.lax.stop_gradient(found)
+
+
+def sequences(hidden: ArrayLike, targets: ArrayLike, even: bool = False) -> tuple[jax.Array, jax.Array]:
+    """hidden [B, T, D] and targets [B, T]; ``even``: that B is."""
+    states = _arguments.floats("hidden", hidden)
+    if states.ndim != 3:
+        raise ValueError(f"hidden: expected [B, T, D], got {list(states.shape)}")
+    words = shaped("targets", _arguments.indices("targets", targets), states.shape[:2])
+    if even and (states.shape[0] % 2 or states.shape[0] == 0):
+        raise ValueError(
+            f"hidden: expected [2 B, T, D], the chosen sequences and then the rejected ones, got {list(states.shape)}"
+        )
+    return states, words
+
+
+def shifted(targets: jax.Array, ignore_index: int) -> jax.Array:
+    """The target of each position is that of the next one, of the last none. hidden stays as it is, and is not copied."""
+    return jnp.concatenate([targets[:, 1:], jnp.full_like(targets[:, :1], ignore_index)], 1)
+
+
+def tokens(hidden: ArrayLike, weight: ArrayLike, targets: jax.Array, bias: ArrayLike | None, head: Head) -> Tokens:
+    logps, entropy, _ = linear_logprobs(
+        hidden, weight, targets, bias, ignore_index=head.ignore_index, softcap=head.softcap,
+        logit_scale=head.logit_scale, memory_budget=head.memory_budget,
+    )
+    return Tokens(logps, entropy, targets != head.ignore_index)
+
+
+class Reference(NamedTuple):
+    """Where a reference model's log-probabilities come from: its hidden states and head. A head that is not given is
+    the policy's, as with adapters that are switched off in the body."""
+
+    hidden: ArrayLike | None
+    weight: ArrayLike | None
+    bias: ArrayLike | None
+
+    def tokens(self, weight: ArrayLike, targets: jax.Array, bias: ArrayLike | None, head: Head) -> Tokens:
+        """Without a gradient: one pass."""
+        states = _arguments.floats("ref_hidden", self.hidden)
+        if states.shape[:-1] != targets.shape:
+            raise ValueError(f"ref_hidden: expected {list(targets.shape) + ['D']}, got {list(states.shape)}")
+        own, vocab = self.weight, jnp.shape(weight)[0]
+        if own is not None and jnp.shape(own)[:1] != (vocab,):
+            raise ValueError(f"ref_weight: expected [{vocab}, D], got {list(jnp.shape(own))}")
+        words = weight if own is None else own
+        shift = bias if own is None and self.bias is None else self.bias
+        stopped = (None if a is None else jax.lax.stop_gradient(jnp.asarray(a)) for a in (states, words, shift))
+        states, words, shift = stopped
+        return tokens(states, words, targets, shift, head)
+
+    def check(self, given: str, given_value: Any) -> bool:
+        """Whether there is one. Raises where parts of it are missing, or beside log-probabilities that were given."""
+        for name, value in (("ref_weight", self.weight), ("ref_bias", self.bias)):
+            if value is not None and self.hidden is None:
+                raise ValueError(f"ref_hidden: expected it beside {name}, got None")
+        if self.hidden is not None and given_value is not None:
+            raise ValueError(f"{given}: expected None beside ref_hidden, got an array; give one of the two")
+        return self.hidden is not None

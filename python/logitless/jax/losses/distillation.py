@@ -1,0 +1,382 @@
+"""Distillation from a teacher's hidden states and head: forward and reverse KL, JSD, the teacher's best K words.
+
+Neither model's logits exist as a whole. The divergences, which need both distributions, are programs of ``autochunk``
+that the library runs, a chunk of tokens at a time: one pass of the teacher, three of the student with the gradients of a
+mean or sum, which are made with the loss. The best K words are the teacher's in chunks, and the student's head."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from ..._losses import HEAD, HeadKeywords, choice, count, flag, head_of, number, takes
+from .. import _arguments
+from .._autochunk import autochunk
+from ..head import linear_logprobs
+from ..loss import linear_cross_entropy
+from ._head import fixed, shaped
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+DIVERGENCE: dict[str, Any] = dict(
+    targets=None, reduction="mean", normalizer=None, weight_hard_loss=0.0, weight_soft_loss=1.0, teacher_softcap=None,
+    teacher_logit_scale=1.0, executor="native", **HEAD,
+)
+
+_ARGUMENTS = """hidden: [..., D]. weight: [V, D], its dtype: float32, bfloat16 or float16. bias: [V].
+        teacher_hidden: [..., D']. teacher_weight: [V, D'], its dtype. teacher_bias: [V]. No gradients.
+        targets: [...], int32 or int64: tokens of ``ignore_index`` count for nothing; None: all count.
+        reduction: "none" (loss [...]), "mean" over the tokens that count, "sum".
+        normalizer: "mean" divides by this number above 0, or array of one, instead.
+        weight_hard_loss: from 0: so much of the cross entropy of targets, at temperature 1, is added, as in Liger.
+        weight_soft_loss: from 0: the divergence times this. At a temperature t gradients are about 1 / t^2 as large;
+            Hinton et al. make up for it by t^2, given here.
+        teacher_softcap, teacher_logit_scale: of the teacher's logits; the temperature is both models'.
+        executor: autochunk's: "native", the library, on a CPU or GPU, or "python", JAX's operations.
+        {head}"""
+
+
+class DivergenceKeywords(HeadKeywords, total=False):
+    targets: ArrayLike | None
+    reduction: str
+    normalizer: ArrayLike | None
+    weight_hard_loss: float
+    weight_soft_loss: float
+    teacher_softcap: float | None
+    teacher_logit_scale: float
+    executor: str
+
+
+class TopK(NamedTuple):
+    """The K words of each token to which a teacher gives the greatest logits, greatest first. Without gradients."""
+
+    words: jax.Array  # [..., K] int32
+    log_probs: jax.Array  # [..., K] float32: of the whole vocabulary
+
+
+class _Form(NamedTuple):
+    """What a divergence is, but for tensors: constants of a program."""
+
+    beta: float
+    temperature: float
+    softcap: float | None
+    scale: float
+    teacher_softcap: float | None
+    teacher_scale: float
+    hard: float
+    soft: float
+    summed: bool
+
+
+def _logits(hidden, weight, bias, softcap: float | None, scale: float) -> jax.Array:
+    z = jnp.matmul(hidden, weight.T, preferred_element_type=jnp.float32)
+    if bias is not None:
+        z = z + bias
+    z = z * scale if scale != 1.0 else z
+    return softcap * jnp.tanh(z / softcap) if softcap is not None else z
+
+
+def _divergence(p: jax.Array, q: jax.Array, beta: float) -> jax.Array:
+    """[N] of log-probabilities [N, V], p the student's and q the teacher's."""
+    if beta == 0.0:
+        return (jnp.exp(q) * (q - p)).sum(-1)
+    if beta == 1.0:
+        return (jnp.exp(p) * (p - q)).sum(-1)
+    middle = jnp.logaddexp(p + math.log1p(-beta), q + math.log(beta))
+    return (beta * jnp.exp(q) * (q - middle) + (1 - beta) * jnp.exp(p) * (p - middle)).sum(-1)
+
+
+def _program(hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias, rows, words, form: tuple):
+    """The plain formula, which autochunk cuts. rows [N]: factors of the tokens' losses."""
+    f = _Form(*form)
+    student = _logits(hidden, weight, bias, f.softcap, f.scale)
+    teacher = _logits(teacher_hidden, teacher_weight, teacher_bias, f.teacher_softcap, f.teacher_scale)
+    p, q = (z / f.temperature if f.temperature != 1.0 else z for z in (student, jax.lax.stop_gradient(teacher)))
+    each = f.soft * _divergence(jax.nn.log_softmax(p, -1), jax.nn.log_softmax(q, -1), f.beta)
+    if f.hard:
+        of_words = jnp.take_along_axis(student, words[:, None], -1)[:, 0]
+        each = each + f.hard * (jax.nn.logsumexp(student, -1) - of_words)
+    each = each * rows
+    return each.sum() if f.summed else each
+
+
+def _best(hidden, weight, bias, softcap, scale, k: int):
+    z = _logits(hidden, weight, bias, softcap, scale)
+    values, words = jax.lax.top_k(z, k)
+    return words, values - jax.nn.logsumexp(z, -1, keepdims=True)
+
+
+@functools.lru_cache(maxsize=64)
+def _chunked(what: str, memory_budget: int | str | None, executor: str):
+    """The formula in chunks; a budget that cannot be met is an error."""
+    function = _program if what == "divergence" else _best
+    return autochunk(function, memory_budget=memory_budget, executor=executor, strict=memory_budget is not None)
+
+
+def _checked_head(name: str, hidden: Any, weight: Any, bias: Any):
+    """As the program takes them: [N, D], [V, D] of one dtype. name: "" or "teacher_"."""
+    for part, value in (("hidden", hidden), ("weight", weight)):
+        if value is None:
+            raise TypeError(f"{name}{part}: expected an array, got NoneType")
+    try:
+        states, words, shift = _arguments.head(hidden, weight, bias)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise type(error)(name + str(error)) from None
+    return states.reshape(-1, states.shape[-1]), words, shift
+
+
+def _teacher(hidden: Any, weight: Any, bias: Any, lead: tuple[int, ...], vocab: int):
+    """The teacher's head without gradients, of the same tokens and words."""
+    found = _checked_head("teacher_", hidden, weight, bias)
+    if jnp.shape(hidden)[:-1] != lead:
+        raise ValueError(f"teacher_hidden: expected {list(lead) + ['D']}, got {list(jnp.shape(hidden))}")
+    if found[1].shape[0] != vocab:
+        raise ValueError(
+            f"teacher_weight: expected [{vocab}, D], the words of weight, got {list(found[1].shape)}; cut the larger "
+            "one's padding off"
+        )
+    return tuple(None if a is None else jax.lax.stop_gradient(a) for a in found)
+
+
+def _valid(targets: ArrayLike | None, lead: tuple[int, ...], ignore_index: int, vocab: int):
+    """(whether each token counts [N], its word or 0 [N], whether its target is no word [N]) of targets [...]."""
+    if targets is None:
+        return jnp.ones(math.prod(lead), jnp.bool_), None, None
+    flat = shaped("targets", _arguments.indices("targets", targets), lead).reshape(-1)
+    valid = flat != ignore_index
+    bad = valid & ((flat < 0) | (flat >= vocab))
+    return valid, jnp.where(valid & ~bad, flat, 0), bad
+
+
+def _divisor(reduction: str, normalizer: Any, valid: jax.Array):
+    """What a mean divides by; None for the others."""
+    if choice("reduction", reduction, ("none", "mean", "sum")) != "mean":
+        if normalizer is not None:
+            raise ValueError(f"normalizer: expected None with reduction {reduction!r}, got {normalizer!r}")
+        return None
+    if normalizer is None:
+        return jnp.maximum(valid.sum(), 1)
+    if isinstance(normalizer, (bool, int, float)):
+        return number("normalizer", normalizer, above=0.0)
+    return fixed("normalizer", jnp.reshape(normalizer, (-1,)), (1,))[0]
+
+
+def _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta: float, a: dict[str, Any]):
+    head = head_of({**a, "temperature": 1.0})
+    temperature = number("temperature", a["temperature"], above=0.0)
+    cap = a["teacher_softcap"]
+    form = _Form(
+        beta, temperature, head.softcap, head.logit_scale,
+        None if cap is None else number("teacher_softcap", cap, above=0.0),
+        number("teacher_logit_scale", a["teacher_logit_scale"]), number("weight_hard_loss", a["weight_hard_loss"], 0.0),
+        number("weight_soft_loss", a["weight_soft_loss"], 0.0), a["reduction"] != "none",
+    )
+    if form.hard and a["targets"] is None:
+        raise ValueError(f"targets: expected it with weight_hard_loss={form.hard}, got None")
+    student = _checked_head("", hidden, weight, bias)
+    lead, vocab = jnp.shape(hidden)[:-1], student[1].shape[0]
+    teacher = _teacher(teacher_hidden, teacher_weight, teacher_bias, lead, vocab)
+    valid, words, bad = _valid(a["targets"], lead, head.ignore_index, vocab)
+    rows = valid.astype(jnp.float32)
+    divisor = _divisor(a["reduction"], a["normalizer"], valid)
+    if divisor is not None:
+        rows = rows / divisor
+    if bad is not None:
+        rows = jnp.where(bad, math.nan, rows)
+    chunked = _chunked("divergence", head.memory_budget, choice("executor", a["executor"], ("native", "python")))
+    loss = chunked(*student, *teacher, rows, words if form.hard else None, tuple(form))
+    return loss if form.summed else loss.reshape(lead)
+
+
+def _documented(function):
+    if function.__doc__:
+        function.__doc__ = function.__doc__.replace("{arguments}", _ARGUMENTS)
+    return takes(DIVERGENCE)(function)
+
+
+@_documented
+def jsd_loss(
+    hidden: ArrayLike,
+    weight: ArrayLike,
+    teacher_hidden: ArrayLike,
+    teacher_weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    teacher_bias: ArrayLike | None = None,
+    *,
+    beta: float = 0.5,
+    **options: Unpack[DivergenceKeywords],
+) -> jax.Array:
+    """Generalised Jensen-Shannon divergence of the next word (Agarwal et al. 2024, GKD, equation 2): with the teacher's
+    distribution q, the student's p and m = beta q + (1 - beta) p, beta KL(q || m) + (1 - beta) KL(p || m). beta 0 is
+    KL(q || p), 1 is KL(p || q), their limits divided by beta and 1 - beta, as TRL and Liger have them.
+
+    Args:
+        {arguments}
+        beta: from 0 to 1.
+
+    Biases are finite. Returns the loss, float32, with gradients of hidden, weight and bias.
+
+    One pass of the teacher, and three of the student with the gradients of a mean or sum, which are made with the loss
+    and kept until the backward. Those of "none" and of float16 are made in the backward, with both models' logits once
+    more: two passes and four. Where hidden or weight is frozen there is one less.
+
+    Memory: the program's, within ``memory_budget``; None: as little as computes nothing twice. A program is planned, in
+    about a second, for each number of tokens: pad to few of them with ``ignore_index``, whose tokens are computed like
+    others. On a GPU the library's needs NVRTC (docs/gpu.md).
+
+    Raises:
+        ValueError, TypeError: naming the argument, what was expected and what came; ValueError for a budget that cannot
+            be met. A targets that is neither a word nor ignore_index is a ValueError on the CPU, NaN on a GPU.
+    """
+    beta = number("beta", beta, 0.0, 1.0)
+    return _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta, options)
+
+
+@_documented
+def forward_kl_loss(
+    hidden: ArrayLike,
+    weight: ArrayLike,
+    teacher_hidden: ArrayLike,
+    teacher_weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    teacher_bias: ArrayLike | None = None,
+    **options: Unpack[DivergenceKeywords],
+) -> jax.Array:
+    """KL(q || p) of the next word, q the teacher's distribution and p the student's (Hinton et al. 2015): the mean of
+    sum_j q_j (log q_j - log p_j). Arguments, result, passes, memory and errors: as ``jsd_loss``."""
+    return _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, 0.0, options)
+
+
+@_documented
+def reverse_kl_loss(
+    hidden: ArrayLike,
+    weight: ArrayLike,
+    teacher_hidden: ArrayLike,
+    teacher_weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    teacher_bias: ArrayLike | None = None,
+    **options: Unpack[DivergenceKeywords],
+) -> jax.Array:
+    """KL(p || q) of the next word, p the student's distribution and q the teacher's (Gu et al. 2024, MiniLLM, of each
+    word): the mean of sum_j p_j (log p_j - log q_j). Arguments, result, passes, memory and errors: as ``jsd_loss``."""
+    return _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, 1.0, options)
+
+
+@takes({name: HEAD[name] for name in ("softcap", "logit_scale", "temperature", "memory_budget")})
+def teacher_top_k(
+    teacher_hidden: ArrayLike,
+    teacher_weight: ArrayLike,
+    teacher_bias: ArrayLike | None = None,
+    *,
+    k: int,
+    **head: Unpack[HeadKeywords],
+) -> TopK:
+    """The k words of each token with a teacher's greatest logits, and their log-probabilities: to store, or for
+    ``top_k_loss``. teacher_hidden [..., D'], teacher_weight [V, D'], teacher_bias [V]; k from 1 to V.
+
+    One pass, no gradients, a chunk of tokens at a time within ``memory_budget`` (bytes, or text such as "512MiB"). Of
+    softcap, logit_scale and temperature: as ``jsd_loss``; a temperature is part of the log-probabilities.
+    """
+    found = head_of({**HEAD, **head})
+    checked = _checked_head("teacher_", teacher_hidden, teacher_weight, teacher_bias)
+    states, weight, bias = (None if a is None else jax.lax.stop_gradient(a) for a in checked)
+    if count("k", k) > weight.shape[0]:
+        raise ValueError(f"k: expected at most {weight.shape[0]}, the words of teacher_weight, got {k}")
+    # The library has no kernel that sorts on a GPU.
+    executor = "native" if jax.default_backend() == "cpu" else "python"
+    words, log_probs = _chunked("best", found.memory_budget, executor)(
+        states, weight, bias, found.softcap, found.logit_scale, k
+    )
+    shape = (*jnp.shape(teacher_hidden)[:-1], k)
+    return TopK(words.reshape(shape), log_probs.reshape(shape))
+
+
+@takes(HEAD)
+def top_k_loss(
+    hidden: ArrayLike,
+    weight: ArrayLike,
+    top_k: TopK,
+    bias: ArrayLike | None = None,
+    *,
+    tail: bool = False,
+    targets: ArrayLike | None = None,
+    reduction: str = "mean",
+    normalizer: ArrayLike | None = None,
+    **head: Unpack[HeadKeywords],
+) -> jax.Array:
+    """KL(q || p) from a teacher's best K words, p the student's distribution over the whole vocabulary, q the teacher's:
+
+    - its K words by themselves, q renormalised to 1: sum_k q_k (log q_k - log p_k)
+    - ``tail``: with one more outcome, any other word, of probability 1 - sum_k q_k and 1 - sum_k p_k: a lower bound of
+      KL(q || p) over all words, 0 where p = q, which the first is not (Anshumann et al. 2025)
+
+    Args:
+        hidden: [..., D]. weight: [V, D], its dtype. bias: [V].
+        top_k: of ``teacher_top_k`` at the same temperature, live or stored; words [..., K], log_probs [..., K].
+        targets: [...]: tokens of ``ignore_index`` count for nothing; None: all count.
+        reduction, normalizer: as of ``jsd_loss``.
+        {head}
+
+    Returns the loss, float32, with gradients of hidden, weight and bias.
+
+    The student's head alone: three passes with the gradients of a mean or sum; with ``tail`` or "none" four.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what was expected and what came.
+    """
+    found = head_of(head)
+    lead = _arguments.floats("hidden", hidden).shape[:-1]
+    words, log_probs = _stored(top_k, lead)
+    valid = _valid(targets, lead, found.ignore_index, jnp.shape(weight)[0])[0].reshape(lead)
+    divisor = _divisor(reduction, normalizer, valid)
+    if found.ignore_index >= 0:  # it may be one of the teacher's words
+        raise ValueError(f"ignore_index: expected a number below 0 beside words of a teacher, got {found.ignore_index}")
+    words = jnp.where(valid[..., None], words, found.ignore_index)
+    options = dict(softcap=found.softcap, logit_scale=found.logit_scale, memory_budget=found.memory_budget,
+                   ignore_index=found.ignore_index)
+    if flag("tail", tail):
+        logps = linear_logprobs(hidden, weight, words, bias, **options)[0]
+        return _reduced(_with_tail(logps, log_probs.astype(logps.dtype), valid), divisor, reduction)
+    log_q = jax.nn.log_softmax(log_probs.astype(jnp.float32), -1)
+    entropy = jnp.where(valid, -(jnp.exp(log_q) * log_q).sum(-1), 0.0)
+    each = "none" if reduction == "none" else "sum"
+    cross = linear_cross_entropy(hidden, weight, words, bias, target_weight=jnp.exp(log_q), reduction=each, **options)
+    if reduction == "none":
+        return cross - entropy
+    total = cross - entropy.sum()
+    return total if divisor is None else total / divisor
+
+
+def _stored(top_k: Any, lead: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    if not isinstance(top_k, tuple) or len(top_k) != 2:
+        raise TypeError(f"top_k: expected TopK(words, log_probs), got {type(top_k).__name__}")
+    words = _arguments.indices("top_k.words", top_k[0])
+    if words.ndim != len(lead) + 1 or words.shape[:-1] != lead or words.shape[-1] == 0:
+        raise ValueError(f"top_k.words: expected {list(lead) + ['K']}, got {list(words.shape)}")
+    return words, fixed("top_k.log_probs", top_k[1], words.shape)
+
+
+def _log_rest(log_probs: jax.Array) -> jax.Array:
+    """[...]: the log-probability of all other words; of none that of the least number that fp32 sums tell from 0."""
+    known = jnp.minimum(jax.nn.logsumexp(log_probs, -1), -jnp.finfo(log_probs.dtype).eps)
+    return jnp.log(-jnp.expm1(known))
+
+
+def _with_tail(logps: jax.Array, log_q: jax.Array, valid: jax.Array) -> jax.Array:
+    """[...] of [..., K]."""
+    logps = jnp.where(valid[..., None], logps, log_q)  # ignored tokens have log-probabilities of 0
+    rest_p, rest_q = _log_rest(logps), _log_rest(log_q)
+    each = (jnp.exp(log_q) * (log_q - logps)).sum(-1) + jnp.exp(rest_q) * (rest_q - rest_p)
+    return jnp.where(valid, each, 0.0)
+
+
+def _reduced(each: jax.Array, divisor: Any, reduction: str) -> jax.Array:
+    if reduction == "none":
+        return each
+    return each.sum() if divisor is None else each.sum() / divisor

@@ -1,0 +1,41 @@
+"""Ready-made losses of preferences, policies and distillation on hidden states and the vocabulary matrix, in the names
+and conventions of TRL and Liger, without logits. docs/ready_losses.md has them in one table.
+
+    from logitless.torch.losses import dpo_loss, grpo_loss, jsd_loss
+
+    found = dpo_loss(hidden, weight, target, ref_chosen_logps=c, ref_rejected_logps=r, beta=0.1)
+    found.loss.backward()
+"""
+
+from .distillation import TopK, forward_kl_loss, jsd_loss, reverse_kl_loss, teacher_top_k, top_k_loss
+from .policy import PolicyLoss, dapo_loss, dr_grpo_loss, group_advantages, grpo_loss, gspo_loss, ppo_loss
+from .preference import (
+    KTOLoss, PreferenceLoss, cpo_loss, dpo_loss, ipo_loss, kto_kl, kto_loss, orpo_loss, simpo_loss,
+)
+from .selective import selective_log_softmax
+
+__all__ = [
+    "KTOLoss",
+    "PolicyLoss",
+    "PreferenceLoss",
+    "TopK",
+    "cpo_loss",
+    "dapo_loss",
+    "dpo_loss",
+    "dr_grpo_loss",
+    "forward_kl_loss",
+    "group_advantages",
+    "grpo_loss",
+    "gspo_loss",
+    "ipo_loss",
+    "jsd_loss",
+    "kto_kl",
+    "kto_loss",
+    "orpo_loss",
+    "ppo_loss",
+    "reverse_kl_loss",
+    "selective_log_softmax",
+    "simpo_loss",
+    "teacher_top_k",
+    "top_k_loss",
+]

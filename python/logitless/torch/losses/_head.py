@@ -1,0 +1,93 @@
+"""Log-probabilities of tokens and sequences, and the checks of tensors that the losses share."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from ..._losses import Head
+from ..loss import linear_logprobs
+
+
+class Tokens(NamedTuple):
+    """Of the tokens [B, T] of some sequences; 0 for those that are ignored."""
+
+    logps: Tensor
+    entropy: Tensor
+    valid: Tensor  # bool
+
+    def sums(self, average: bool = False) -> Tensor:
+        """[B]: the log-probability of each sequence, or its mean over the sequence's tokens (0 of no token)."""
+        total = self.logps.sum(-1)
+        return total / self.valid.sum(-1).clamp(min=1) if average else total
+
+
+def tensor(name: str, value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(value).__name__}")
+    return value
+
+
+def shaped(name: str, value: Any, *shapes: tuple[int, ...]) -> Tensor:
+    """A tensor of one of the shapes."""
+    if tuple(tensor(name, value).shape) not in shapes:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        raise ValueError(f"{name}: expected {wanted}, got {list(value.shape)}")
+    return value
+
+
+def sequences(hidden: Any, target: Any, even: bool = False) -> None:
+    """That hidden is [B, T, D] and target [B, T]; ``even``: that B is."""
+    if tensor("hidden", hidden).dim() != 3:
+        raise ValueError(f"hidden: expected [B, T, D], got {list(hidden.shape)}")
+    shaped("target", target, tuple(hidden.shape[:2]))
+    if target.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"target: expected int32 or int64, got {target.dtype}")
+    if even and (hidden.shape[0] % 2 or hidden.shape[0] == 0):
+        raise ValueError(
+            f"hidden: expected [2 B, T, D], the chosen sequences and then the rejected ones, got {list(hidden.shape)}"
+        )
+
+
+def shifted(target: Tensor, ignore_index: int) -> Tensor:
+    """The target of each position is that of the next one, of the last none. hidden stays as it is, and is not copied."""
+    return torch.cat([target[:, 1:], torch.full_like(target[:, :1], ignore_index)], 1)
+
+
+def tokens(hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], head: Head) -> Tokens:
+    logps, entropy, _ = linear_logprobs(
+        hidden, weight, target, bias, ignore_index=head.ignore_index, softcap=head.softcap,
+        logit_scale=head.logit_scale, memory_budget=head.memory_budget,
+    )
+    return Tokens(logps, entropy, target != head.ignore_index)
+
+
+class Reference(NamedTuple):
+    """Where a reference model's log-probabilities come from: its hidden states and head. A head that is not given is
+    the policy's, as with adapters that are switched off in the body."""
+
+    hidden: Optional[Tensor]
+    weight: Optional[Tensor]
+    bias: Optional[Tensor]
+
+    def tokens(self, weight: Tensor, target: Tensor, bias: Optional[Tensor], head: Head) -> Tokens:
+        """Without a gradient: one pass."""
+        if tuple(tensor("ref_hidden", self.hidden).shape[:-1]) != tuple(target.shape):
+            raise ValueError(f"ref_hidden: expected {list(target.shape) + ['D']}, got {list(self.hidden.shape)}")
+        if self.weight is not None and tensor("ref_weight", self.weight).shape[0] != weight.shape[0]:
+            raise ValueError(f"ref_weight: expected [{weight.shape[0]}, D], got {list(self.weight.shape)}")
+        with torch.no_grad():
+            if self.weight is None:
+                return tokens(self.hidden, weight, target, bias if self.bias is None else self.bias, head)
+            return tokens(self.hidden, self.weight, target, self.bias, head)
+
+    def check(self, given: str, given_value: Any) -> bool:
+        """Whether there is one. Raises where parts of it are missing, or beside log-probabilities that were given."""
+        for name, value in (("ref_weight", self.weight), ("ref_bias", self.bias)):
+            if value is not None and self.hidden is None:
+                raise ValueError(f"ref_hidden: expected it beside {name}, got None")
+        if self.hidden is not None and given_value is not None:
+            raise ValueError(f"{given}: expected None beside ref_hidden, got a tensor; give one of the two")
+        return self.hidden is not None

@@ -1,0 +1,74 @@
+"""Log-probabilities of chosen words, for sampling and evaluation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Optional
+
+import torch
+from torch import Tensor
+
+from ..._losses import HEAD, HeadKeywords, flag, head_of, takes
+from ..loss import linear_logprobs
+from ._head import tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+def _check_invariance(hidden: Tensor) -> None:
+    if hidden.device.type != "cpu":
+        raise NotImplementedError(
+            "batch_invariant: expected tensors on the CPU, got "
+            f"{hidden.device}: on a GPU the bits of a token depend on how many tokens there are with it, where cuBLAS "
+            "multiplies, and with the Hopper kernels on whether a sum of one of the 256 around it leaves fp32's range"
+        )
+    if hidden.dtype == torch.float64:
+        raise NotImplementedError(
+            "batch_invariant: expected float32, bfloat16 or float16, got float64, which PyTorch multiplies"
+        )
+
+
+@takes(HEAD)
+def selective_log_softmax(
+    hidden: Tensor,
+    weight: Tensor,
+    index: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    batch_invariant: bool = False,
+    **head: Unpack[HeadKeywords],
+) -> Tensor:
+    """``log_softmax(logits, -1).gather(-1, index)`` of a head, without the logits: TRL's function of this name, of
+    hidden states.
+
+    Args:
+        hidden: [..., D], float32, bfloat16, float16 (or float64, slowly). weight: [V, D], its dtype. bias: [V].
+        index: [...] or [..., K], int32 or int64: a word, or K words, of each token.
+        batch_invariant: raises NotImplementedError where a token's bits could depend on the other tokens of the call:
+            on a GPU, and for float64. See below.
+        {head}
+
+    Returns:
+        Log-probabilities, float32 (float64 of float64), shaped as index; 0 for ``ignore_index``. With gradients.
+
+    The same bits whatever the batch: on a CPU the log-probability of a token depends on its hidden state, the head, its
+    word and the options alone, not on how many tokens there are with it, where it stands among them, what they are,
+    whether gradients are asked for, the memory budget, or the number of threads. It does depend on the dtype and on
+    the kernel, and so on the machine (``logitless.kernels()``; ``LOGITLESS_CPU`` pins one).
+
+    One pass forward, three backward. Memory: the plan's workspace, within ``memory_budget``.
+
+    Raises: as ``linear_logprobs``; ValueError and TypeError naming the argument.
+    """
+    found = head_of(head)
+    if flag("batch_invariant", batch_invariant):
+        _check_invariance(tensor("hidden", hidden))
+    try:
+        return linear_logprobs(
+            hidden, weight, index, bias, ignore_index=found.ignore_index, softcap=found.softcap,
+            logit_scale=found.logit_scale, memory_budget=found.memory_budget,
+        )[0]
+    except (TypeError, ValueError) as error:  # the argument as it is called here
+        if str(error).startswith("target:"):
+            raise type(error)("index:" + str(error)[len("target:") :]) from None
+        raise
