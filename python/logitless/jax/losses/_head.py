@@ -38,11 +38,11 @@ def shaped(name: str, value: Any, *shapes: tuple[int, ...]) -> jax.Array:
 
 
 def fixed(name: str, value: Any, *shapes: tuple[int, ...]) -> jax.Array:
-    """The same, without a gradient, of floats."""
+    """The same, without a gradient, of floats, as float32."""
     found = shaped(name, value, *shapes)
     if not jnp.issubdtype(found.dtype, jnp.floating):
         raise TypeError(f"{name}: expected floats, got {found.dtype.name}")
-    return jax.lax.stop_gradient(found)
+    return jax.lax.stop_gradient(found).astype(jnp.float32)
 
 
 def sequences(hidden: ArrayLike, targets: ArrayLike, even: bool = False) -> tuple[jax.Array, jax.Array]:

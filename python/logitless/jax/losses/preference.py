@@ -106,16 +106,16 @@ def _reference_pairs(
     pairs: _Pairs, weight, bias, head: Head, reference: Reference, chosen, rejected, free: bool, average: bool
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probabilities [B] of the reference, without gradients."""
-    given = chosen if chosen is not None else rejected
-    computed = reference.check("ref_chosen_logps", given)
+    any_given = chosen if chosen is not None else rejected
+    computed = reference.check("ref_chosen_logps", any_given)
     if flag("reference_free", free):
-        if computed or given is not None:
+        if computed or any_given is not None:
             raise ValueError("reference_free: expected False beside a reference, got True")
         return jnp.zeros_like(pairs.chosen), jnp.zeros_like(pairs.chosen)
     if computed:
         of = reference.tokens(weight, pairs.targets, bias, head).sums(average)
         return of[: len(of) // 2], of[len(of) // 2 :]
-    if chosen is None and rejected is None:
+    if any_given is None:
         raise ValueError(
             "ref_chosen_logps: expected it with ref_rejected_logps, or ref_hidden, or reference_free=True, got None"
         )

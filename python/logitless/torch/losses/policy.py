@@ -106,7 +106,7 @@ def _masked(target: Tensor, mask: Optional[Tensor], ignore_index: int) -> Tensor
 
 def _apart(name: str, given: Tensor, found: Tokens) -> Tensor:
     """log pi less what was given [B, T]; 0 for ignored tokens, whatever was given there."""
-    other = shaped(name, given, tuple(found.logps.shape)).detach()
+    other = shaped(name, given, tuple(found.logps.shape)).detach().to(found.logps.dtype)
     return torch.where(found.valid, found.logps - other, 0.0)
 
 
@@ -197,6 +197,7 @@ def _policy_loss(hidden, weight, target, advantages, bias, options: dict[str, An
     old = options["old_per_token_logps"]
     apart = _apart("old_per_token_logps", found.logps.detach() if old is None else old, found)
     ratio = ratio_of(apart, found.valid)
+    scale = scale.to(ratio.dtype)
     each = _surrogate(ratio, scale, limits)
     kl = torch.zeros_like(found.logps[:1, :1])
     if beta:

@@ -103,23 +103,22 @@ def _reference_pairs(
     pairs: _Pairs, weight, bias, head: Head, reference: Reference, chosen, rejected, free: bool, average: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities [B] of the reference, without gradients."""
-    given = chosen if chosen is not None else rejected
-    computed = reference.check("ref_chosen_logps", given)
+    any_given = chosen if chosen is not None else rejected
+    computed = reference.check("ref_chosen_logps", any_given)
     if flag("reference_free", free):
-        if computed or given is not None:
+        if computed or any_given is not None:
             raise ValueError("reference_free: expected False beside a reference, got True")
         return torch.zeros_like(pairs.chosen), torch.zeros_like(pairs.chosen)
     if computed:
         of = reference.tokens(weight, pairs.target, bias, head).sums(average)
         return of[: len(of) // 2], of[len(of) // 2 :]
-    if chosen is None and rejected is None:
+    if any_given is None:
         raise ValueError(
             "ref_chosen_logps: expected it with ref_rejected_logps, or ref_hidden, or reference_free=True, got None"
         )
-    want = tuple(pairs.chosen.shape)
-    return (
-        shaped("ref_chosen_logps", chosen, want).detach(), shaped("ref_rejected_logps", rejected, want).detach()
-    )
+    given = (("ref_chosen_logps", chosen), ("ref_rejected_logps", rejected))
+    c, r = (shaped(name, logps, tuple(pairs.chosen.shape)).detach().to(pairs.chosen.dtype) for name, logps in given)
+    return c, r
 
 
 def _smoothed(logits: Tensor, label_smoothing: float) -> Tensor:
@@ -362,7 +361,7 @@ def _log_ratio(
         return logps, logps - reference.tokens(weight, target, bias, head).sums(average)
     if ref_logps is None:
         raise ValueError("ref_logps: expected it or ref_hidden, got None")
-    return logps, logps - shaped("ref_logps", ref_logps, tuple(logps.shape)).detach()
+    return logps, logps - shaped("ref_logps", ref_logps, tuple(logps.shape)).detach().to(logps.dtype)
 
 
 @takes(HEAD)

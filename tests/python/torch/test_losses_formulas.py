@@ -1,0 +1,407 @@
+"""The ready-made losses of preferences and policies against their papers, in float64, values and gradients."""
+
+import pytest
+import torch
+from losses_battery.step import peak_of
+from oracle import error, generator
+from paper_losses import Papers
+
+from logitless.torch import losses
+
+B, T, D, V = 3, 6, 5, 23  # pairs or sequences, tokens, widths, words
+PAPER = Papers(torch)
+EXACT = 1e-12
+HEADS = [
+    {},
+    dict(softcap=4.0, logit_scale=0.7, temperature=1.3),
+]
+
+
+def normal(*shape, seed=0, scale=1.0, grad=False, dtype=torch.float64):
+    made = torch.randn(*shape, generator=generator(seed), dtype=torch.float64) * scale
+    return made.to(dtype).requires_grad_(grad)
+
+
+class Problem:
+    """A policy, a reference, words with prompts and padding that do not count."""
+
+    def __init__(self, sequences=2 * B, dtype=torch.float64, head=None):
+        self.head = head or {}
+        self.hidden = normal(sequences, T, D, seed=1, grad=True, dtype=dtype)
+        self.weight = normal(V, D, seed=2, grad=True, dtype=dtype)
+        self.bias = normal(V, seed=3, scale=0.3, grad=True, dtype=dtype)
+        self.ref_hidden = normal(sequences, T, D + 2, seed=4, dtype=dtype)
+        self.ref_weight = normal(V, D + 2, seed=5, scale=0.7, dtype=dtype)
+        self.advantages = normal(sequences, seed=11)
+        self.words = torch.randint(0, V, (sequences, T), generator=generator(6))
+        for i in range(sequences):
+            self.words[i, : i % 3] = -100
+            self.words[i, T - i % 2 :] = -100
+
+    @property
+    def arguments(self):
+        return self.hidden, self.weight, self.words
+
+    @property
+    def wanted(self):
+        return self.hidden, self.weight, self.bias
+
+    @property
+    def reference(self):
+        return dict(ref_hidden=self.ref_hidden, ref_weight=self.ref_weight)
+
+    def z(self):
+        return PAPER.logits(self.hidden, self.weight, self.bias, **self.head)
+
+    def logps(self):
+        return PAPER.of_words(PAPER.log_p(self.z()), self.words)
+
+    def ref_logps(self):
+        return PAPER.of_words(PAPER.log_p(PAPER.logits(self.ref_hidden, self.ref_weight, **self.head)), self.words)
+
+    def pairs(self, average=False):
+        """log pi of chosen and rejected sequences, the same of the reference, and the chosen words' NLL."""
+        found, reference = (PAPER.sequence(x, self.words, average) for x in (self.logps(), self.ref_logps()))
+        count = (self.words[:B] >= 0).sum()
+        return *found.split(B), *reference.split(B), -self.logps()[:B].sum() / count
+
+
+def check(found, expected, problem, tolerance=EXACT):
+    """The loss, and its gradients by hidden, weight and bias."""
+    assert error(found, expected) < tolerance
+    for one, other in zip(*(torch.autograd.grad(x, problem.wanted, retain_graph=True) for x in (found, expected))):
+        assert error(one, other) < 10 * tolerance
+
+
+@pytest.mark.parametrize("head", HEADS, ids=["plain", "capped"])
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize(
+    "kind", ["sigmoid", "robust", "hinge", "ipo", "exo_pair", "nca_pair", "sppo_hard", "apo_zero", "apo_down"]
+)
+def test_dpo(kind, average, head):
+    p = Problem(head=head)
+    e = 0.1 if kind in ("sigmoid", "robust", "exo_pair") else 0.0
+    found = losses.dpo_loss(
+        *p.arguments, p.bias, **p.reference, beta=0.3, loss_type=kind, label_smoothing=e, average_log_prob=average, **head
+    )
+    c, r, c_ref, r_ref, nll = p.pairs(average)
+    check(found.loss, PAPER.dpo(kind, c - c_ref, r - r_ref, 0.3, e), p)
+    assert error(found.chosen_logps, c) < EXACT and error(found.rejected_logps, r) < EXACT
+    assert error(found.chosen_rewards, 0.3 * (c - c_ref)) < EXACT
+    assert error(found.rejected_rewards, 0.3 * (r - r_ref)) < EXACT
+    assert error(found.nll_loss, nll) < EXACT
+    assert error(found.margins, found.chosen_rewards - found.rejected_rewards) == 0
+    assert found.accuracies.tolist() == [float(m > 0) for m in found.margins]
+    assert not any(part.requires_grad for part in found[1:])
+
+
+def test_references_of_dpo():
+    """Given, computed from another head or the policy's own, or none; and exo_pair's smoothing by default."""
+    p = Problem()
+    c, r, c_ref, r_ref, _ = p.pairs()
+    given = losses.dpo_loss(*p.arguments, p.bias, ref_chosen_logps=c_ref, ref_rejected_logps=r_ref)
+    computed = losses.dpo_loss(*p.arguments, p.bias, **p.reference)
+    check(given.loss, PAPER.dpo("sigmoid", c - c_ref, r - r_ref, 0.1), p)
+    assert error(given.loss, computed.loss) < EXACT
+    check(
+        losses.dpo_loss(*p.arguments, p.bias, reference_free=True, loss_type="exo_pair").loss,
+        PAPER.dpo("exo_pair", c, r, 0.1, 1e-3), p,
+    )
+    own = normal(2 * B, T, D, seed=9)
+    z = PAPER.logits(own, p.weight.detach(), p.bias.detach())
+    of = PAPER.sequence(PAPER.of_words(PAPER.log_p(z), p.words), p.words)
+    found = losses.dpo_loss(*p.arguments, p.bias, ref_hidden=own)
+    check(found.loss, PAPER.dpo("sigmoid", c - of[:B], r - of[B:], 0.1), p)
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_ipo(average):
+    p = Problem()
+    c, r, c_ref, r_ref, _ = p.pairs(average)
+    options = {} if average else dict(average_log_prob=False)
+    found = losses.ipo_loss(*p.arguments, p.bias, **p.reference, beta=0.2, **options)
+    check(found.loss, PAPER.dpo("ipo", c - c_ref, r - r_ref, 0.2), p)
+
+
+@pytest.mark.parametrize("alpha, e", [(0.0, 0.0), (0.5, 0.1)])
+def test_simpo(alpha, e):
+    p = Problem()
+    c, r, _, _, nll = p.pairs(average=True)
+    found = losses.simpo_loss(*p.arguments, p.bias, beta=2.0, gamma=0.8, alpha=alpha, label_smoothing=e)
+    check(found.loss, PAPER.simpo(c, r, 2.0, 0.8, e) + alpha * nll, p)
+    assert error(found.chosen_rewards, 2.0 * c) < EXACT
+
+
+@pytest.mark.parametrize("kind, e, alpha, average", [
+    ("sigmoid", 0.0, 1.0, False), ("sigmoid", 0.2, 0.3, True), ("hinge", 0.0, 1.0, False), ("ipo", 0.0, 0.0, True),
+])
+def test_cpo(kind, e, alpha, average):
+    p = Problem()
+    c, r, _, _, nll = p.pairs(average)
+    found = losses.cpo_loss(
+        *p.arguments, p.bias, loss_type=kind, label_smoothing=e, alpha=alpha, average_log_prob=average
+    )
+    check(found.loss, PAPER.dpo(kind, c, r, 0.1, e) + alpha * nll, p)
+
+
+def test_orpo():
+    p = Problem()
+    c, r, _, _, nll = p.pairs(average=True)
+    check(losses.orpo_loss(*p.arguments, p.bias, beta=0.4).loss, PAPER.orpo(c, r, nll, 0.4), p)
+
+
+def test_orpo_of_certain_words_is_finite():
+    hidden = torch.zeros(2, 1, 1, dtype=torch.float32) + torch.tensor([100.0, 1.0])[:, None, None]
+    hidden.requires_grad_()
+    loss = losses.orpo_loss(hidden, torch.tensor([[1.0], [-1.0]]), torch.tensor([[0], [0]])).loss
+    loss.backward()
+    assert loss.isfinite() and hidden.grad.isfinite().all()
+
+
+def test_shift():
+    """Labels of the same positions as hidden, as Hugging Face has them."""
+    p = Problem()
+    labels = p.words
+    p.words = torch.cat([labels[:, 1:], torch.full((2 * B, 1), -100)], 1)
+    c, r, c_ref, r_ref, _ = p.pairs()
+    found = losses.dpo_loss(p.hidden, p.weight, labels, p.bias, **p.reference, shift=True)
+    check(found.loss, PAPER.dpo("sigmoid", c - c_ref, r - r_ref, 0.1), p)
+
+
+@pytest.mark.parametrize("kind", ["kto", "apo_zero_unpaired"])
+def test_kto(kind):
+    p = Problem(sequences=5)
+    good = torch.tensor([True, False, True, True, False])
+    ratio = PAPER.sequence(p.logps() - p.ref_logps(), p.words)
+    other = Problem(sequences=5)
+    other.words = other.words.flip(0)
+    kl = losses.kto_kl(*other.arguments, p.bias, **p.reference)
+    expected = PAPER.sequence(other.logps() - other.ref_logps(), other.words).mean().clamp(min=0)
+    assert error(kl, expected) < EXACT and not kl.requires_grad
+    divergence = 0.7 if kind == "kto" else 0.0
+    options = dict(kl=torch.tensor([divergence], dtype=torch.float64)) if kind == "kto" else {}
+    found = losses.kto_loss(
+        *p.arguments, good, p.bias, **p.reference, **options, beta=0.3, desirable_weight=1.5, undesirable_weight=0.5,
+        loss_type=kind,
+    )
+    check(found.loss, PAPER.kto(ratio, good, divergence, 0.3, 1.5, 0.5), p)
+    assert error(found.rewards, 0.3 * ratio) < EXACT
+    again = losses.kto_loss(*p.arguments, good, p.bias, ref_logps=PAPER.sequence(p.ref_logps(), p.words), kl=0.7)
+    assert error(again.loss, PAPER.kto(ratio, good, 0.7, 0.1)) < EXACT
+
+
+# --- Policies.
+
+
+def policy(problem):
+    """Advantages, and the old policy's log-probabilities with nonsense where there is no token."""
+    old = problem.logps().detach() + normal(len(problem.words), T, seed=12, scale=0.4)
+    return problem.advantages, torch.where(problem.words >= 0, old, torch.nan)
+
+
+def of_tokens(p, advantages, old, low, high, beta=0.0, estimator="k3", entropy=0.0, delta=None):
+    logps = p.logps()
+    each = PAPER.surrogate(torch.exp(logps - old), advantages, low, high, delta)
+    each = each - entropy * PAPER.entropy(p.z())
+    return each + beta * PAPER.k(estimator, logps, p.ref_logps()) if beta else each
+
+
+AGGREGATES = {
+    "grpo_loss": (0.2, 0.2, lambda each, p: PAPER.mean_of_sequences(each, p.words)),
+    "dr_grpo_loss": (0.2, 0.2, lambda each, p: PAPER.sum_of_tokens(each, p.words) / (len(p.words) * T)),
+    "dapo_loss": (0.2, 0.28, lambda each, p: PAPER.sum_of_tokens(each, p.words) / (p.words >= 0).sum()),
+    "ppo_loss": (0.2, 0.2, lambda each, p: PAPER.sum_of_tokens(each, p.words) / (p.words >= 0).sum()),
+}
+OPTIONS = [
+    {}, dict(beta=0.04), dict(entropy_coef=0.02), dict(beta=0.3, kl_estimator="k1", entropy_coef=0.01),
+    dict(beta=0.3, kl_estimator="k2", delta=1.4),
+]
+
+
+@pytest.mark.parametrize("head", HEADS, ids=["plain", "capped"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_policies_of_tokens(name, options, head):
+    p = Problem(head=head)
+    low, high, aggregate = AGGREGATES[name]
+    advantages, old = policy(p)
+    reference = p.reference if "beta" in options else {}
+    found = getattr(losses, name)(
+        *p.arguments, advantages, p.bias, old_per_token_logps=old, **reference, **options, **head
+    )
+    renamed = {"kl_estimator": "estimator", "entropy_coef": "entropy"}
+    options = {renamed.get(k, k): v for k, v in options.items()}
+    check(found.loss, aggregate(of_tokens(p, advantages[:, None], old, low, high, **options), p), p)
+    valid = p.words >= 0
+    assert error(found.logps, torch.where(valid, p.logps(), 0.0)) < EXACT
+    assert error(found.entropy, torch.where(valid, PAPER.entropy(p.z()), 0.0)) < EXACT
+    ratio = torch.exp(p.logps() - old)[valid]
+    signs = advantages[:, None].expand(-1, T)[valid]
+    assert error(found.clip_ratio_low, ((ratio < 1 - low) & (signs < 0)).double().mean()) < 1e-6
+    assert error(found.clip_ratio_high, ((ratio > 1 + high) & (signs > 0)).double().mean()) < 1e-6
+    assert found.clip_ratio_low > 0 and found.clip_ratio_high > 0  # the problem clips both ways
+    kl = PAPER.k(options.get("estimator", "k3"), p.logps(), p.ref_logps())[valid].mean() if "beta" in options else 0.0
+    assert error(found.kl, torch.as_tensor(kl)) < EXACT
+    assert not any(part.requires_grad for part in found[1:])
+
+
+@pytest.mark.parametrize("token_level", [False, True])
+def test_gspo(token_level):
+    p = Problem()
+    advantages, old = policy(p)
+    logps, low, high = p.logps(), 0.02, 0.03
+    ratio = PAPER.sequence_ratio(logps, old, p.words)[:, None]
+    if token_level:
+        advantages = normal(2 * B, T, seed=13)
+        ratio = ratio.detach() * logps.exp() / logps.exp().detach()
+    shaped = advantages if token_level else advantages[:, None]
+    each = PAPER.surrogate(ratio, shaped, low, high).expand(-1, T) + 0.1 * PAPER.k("k3", logps, p.ref_logps())
+    found = losses.gspo_loss(
+        *p.arguments, advantages, p.bias, old_per_token_logps=old, epsilon_low=low, epsilon_high=high, beta=0.1,
+        token_level=token_level, ref_per_token_logps=p.ref_logps(),
+    )
+    check(found.loss, PAPER.mean_of_sequences(each, p.words), p)
+
+
+def test_masks_and_normalizers():
+    p = Problem()
+    advantages, old = policy(p)
+    mask = p.words >= 0
+    everywhere = torch.where(mask, p.words, 3)
+    arguments = p.hidden, p.weight, everywhere, advantages, p.bias
+    options = dict(old_per_token_logps=old, mask=mask.int())
+    tokens = PAPER.sum_of_tokens(of_tokens(p, advantages[:, None], old, 0.2, 0.2), p.words)
+    check(losses.ppo_loss(*arguments, **options, normalizer=torch.tensor(64.0)).loss, tokens / 64, p)
+    check(losses.dr_grpo_loss(*arguments, **options, max_completion_length=50).loss, tokens / (2 * B * 50), p)
+    sequences = AGGREGATES["grpo_loss"][2](of_tokens(p, advantages[:, None], old, 0.2, 0.2), p)
+    check(losses.grpo_loss(*arguments, **options, normalizer=4).loss, sequences * 2 * B / 4, p)
+    on_policy = losses.grpo_loss(*p.arguments, advantages, p.bias)
+    check(on_policy.loss, PAPER.mean_of_sequences(-(p.logps() - p.logps().detach()).exp() * advantages[:, None], p.words), p)
+    empty = losses.grpo_loss(p.hidden, p.weight, torch.full_like(p.words, -100), advantages).loss
+    assert empty.item() == 0 and torch.autograd.grad(empty, p.hidden)[0].abs().max() == 0
+
+
+def test_group_advantages():
+    rewards = torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 5.0], dtype=torch.float64)
+    apart = torch.tensor([-2.0, -1.0, 3.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    assert error(losses.group_advantages(rewards, 3, scale=False), apart) < EXACT
+    assert error(losses.group_advantages(rewards, 3, epsilon=0.0)[:3], apart[:3] / 7**0.5) < EXACT
+
+
+# --- What holds for all.
+
+CALLS = {
+    "dpo_loss": lambda p, **o: losses.dpo_loss(*p.arguments, p.bias, **p.reference, **o),
+    "orpo_loss": lambda p, **o: losses.orpo_loss(*p.arguments, p.bias, **o),
+    "grpo_loss": lambda p, **o: losses.grpo_loss(*p.arguments, p.advantages, p.bias, **p.reference, beta=0.1, **o),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CALLS)
+def test_other_dtypes(name, dtype):
+    p = Problem(dtype=dtype)
+    exact = Problem()
+    for one, other in zip((exact.hidden, exact.weight, exact.bias), p.wanted):
+        one.data.copy_(other.detach())
+    exact.ref_hidden, exact.ref_weight = p.ref_hidden.double(), p.ref_weight.double()
+    found, expected = CALLS[name](p).loss, CALLS[name](exact).loss
+    assert found.dtype == torch.float32 and error(found, expected) < 1e-5
+    tolerance = 1e-4 if dtype == torch.float32 else 8e-3
+    for one, other in zip(torch.autograd.grad(found, p.wanted), torch.autograd.grad(expected, exact.wanted)):
+        assert one.dtype == dtype and error(one, other) < tolerance
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_frozen_sides_have_no_gradients(name):
+    p = Problem()
+    p.weight.requires_grad_(False)
+    CALLS[name](p).loss.backward()
+    assert p.weight.grad is None and p.hidden.grad is not None
+
+
+@pytest.mark.skipif(torch.get_default_device().type != "cpu", reason="counts what PyTorch's CPU allocator gives out")
+@pytest.mark.parametrize("name", CALLS)
+def test_memory_is_far_below_the_logits(name):
+    global T, D, V
+    small = T, D, V
+    try:
+        T, D, V = 64, 16, 16384
+        p = Problem(dtype=torch.float32)
+        gradients = sum(4 * t.numel() for t in p.wanted)
+        logits = 4 * 2 * B * T * V
+        peak, _ = peak_of(lambda: torch.autograd.grad(CALLS[name](p, memory_budget="1MiB").loss, p.wanted))
+    finally:
+        T, D, V = small
+    assert peak < gradients + (3 << 19) < logits / 8
+
+
+@pytest.mark.parametrize("name", ["orpo_loss", "grpo_loss"])
+def test_compiles_in_one_graph(name):
+    p = Problem(dtype=torch.float32)
+    whole = torch.compile(lambda: CALLS[name](p).loss, backend="eager", fullgraph=True)()
+    assert torch.equal(whole, CALLS[name](p).loss)
+
+
+BAD = {
+    "hidden: expected \\[B, T, D\\]": lambda p: losses.dpo_loss(p.hidden[0], p.weight, p.words[0], **p.reference),
+    "hidden: expected \\[2 B, T, D\\]": lambda p: losses.simpo_loss(p.hidden[:3], p.weight, p.words[:3]),
+    "target: expected \\[6, 6\\]": lambda p: losses.orpo_loss(p.hidden, p.weight, p.words[:, 1:]),
+    "weight: expected \\[V, 5\\]": lambda p: losses.cpo_loss(p.hidden, p.weight[:, 1:], p.words),
+    "beta: expected a number above 0, got 0": lambda p: losses.dpo_loss(*p.arguments, **p.reference, beta=0),
+    "loss_type: expected one of 'sigmoid'": lambda p: losses.cpo_loss(*p.arguments, loss_type="bco"),
+    "label_smoothing: expected a number from 0 below 0.5": lambda p: losses.simpo_loss(*p.arguments, label_smoothing=0.5),
+    "label_smoothing: expected 0.0 for loss_type 'hinge'": lambda p: losses.dpo_loss(
+        *p.arguments, **p.reference, loss_type="hinge", label_smoothing=0.1),
+    "temperature: expected a number above 0": lambda p: losses.orpo_loss(*p.arguments, temperature=0.0),
+    "ref_chosen_logps: expected it with": lambda p: losses.dpo_loss(*p.arguments),
+    "ref_chosen_logps: expected None beside ref_hidden": lambda p: losses.dpo_loss(
+        *p.arguments, **p.reference, ref_rejected_logps=torch.zeros(3)),
+    "ref_chosen_logps: expected \\[3\\], got \\[6\\]": lambda p: losses.dpo_loss(
+        *p.arguments, ref_chosen_logps=torch.zeros(6), ref_rejected_logps=torch.zeros(3)),
+    "ref_hidden: expected it beside ref_weight": lambda p: losses.dpo_loss(*p.arguments, ref_weight=p.ref_weight),
+    "ref_hidden: expected \\[6, 6, 'D'\\]": lambda p: losses.dpo_loss(*p.arguments, ref_hidden=p.ref_hidden[1:]),
+    "ref_weight: expected \\[23, D\\]": lambda p: losses.dpo_loss(
+        *p.arguments, ref_hidden=p.ref_hidden, ref_weight=p.ref_weight[1:]),
+    "reference_free: expected False": lambda p: losses.dpo_loss(*p.arguments, **p.reference, reference_free=True),
+    "kl: expected a number or a tensor": lambda p: losses.kto_loss(
+        *p.arguments, torch.ones(6, dtype=torch.bool), **p.reference),
+    "preference_labels: expected \\[6\\]": lambda p: losses.kto_loss(
+        *p.arguments, torch.ones(5, dtype=torch.bool), **p.reference, kl=0.0),
+    "advantages: expected \\[6\\] or \\[6, 6\\]": lambda p: losses.grpo_loss(*p.arguments, torch.zeros(5)),
+    "advantages: expected \\[6\\], got \\[6, 6\\]": lambda p: losses.gspo_loss(*p.arguments, torch.zeros(6, 6)),
+    "ref_per_token_logps: expected it or ref_hidden beside beta=0.1": lambda p: losses.grpo_loss(
+        *p.arguments, torch.zeros(6), beta=0.1),
+    "ref_per_token_logps: expected None, and no ref_hidden, beside beta=0": lambda p: losses.grpo_loss(
+        *p.arguments, torch.zeros(6), **p.reference),
+    "epsilon_low: expected a number from 0 to 1": lambda p: losses.ppo_loss(*p.arguments, torch.zeros(6), epsilon_low=2),
+    "delta: expected a number above 1.2": lambda p: losses.ppo_loss(*p.arguments, torch.zeros(6), delta=1.1),
+    "kl_estimator: expected one of 'k1'": lambda p: losses.ppo_loss(*p.arguments, torch.zeros(6), kl_estimator="k4"),
+    "mask: expected \\[6, 6\\]": lambda p: losses.ppo_loss(*p.arguments, torch.zeros(6), mask=torch.ones(6)),
+    "normalizer: expected a number above 0": lambda p: losses.ppo_loss(*p.arguments, torch.zeros(6), normalizer=0),
+    "max_completion_length: expected a whole number from 1": lambda p: losses.dr_grpo_loss(
+        *p.arguments, torch.zeros(6), max_completion_length=0),
+    "rewards: expected \\[B\\], B a multiple of 4": lambda p: losses.group_advantages(torch.zeros(6), 4),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_arguments_are_named(message):
+    with pytest.raises(ValueError, match=message):
+        BAD[message](Problem())
+
+
+def test_wrong_types_are_named():
+    p = Problem()
+    for message, call in {
+        "hidden: expected a tensor": lambda: losses.dpo_loss(None, p.weight, p.words, **p.reference),
+        "target: expected int32 or int64": lambda: losses.orpo_loss(p.hidden, p.weight, p.words.double()),
+        "shift: expected True or False": lambda: losses.orpo_loss(*p.arguments, shift=2),
+        "beta: expected a number from 0": lambda: losses.orpo_loss(*p.arguments, beta="0.1"),
+        "preference_labels: expected bool": lambda: losses.kto_loss(*p.arguments, torch.ones(6), **p.reference, kl=0.0),
+        r"dpo_loss\(\) got an unexpected keyword argument 'betas'": lambda: losses.dpo_loss(*p.arguments, betas=1),
+        r"ipo_loss\(\) got an unexpected keyword argument 'loss_type'": lambda: losses.ipo_loss(
+            *p.arguments, loss_type="hinge"),
+    }.items():
+        with pytest.raises(TypeError, match=message):
+            call()
