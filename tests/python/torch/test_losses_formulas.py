@@ -336,11 +336,76 @@ def test_memory_is_far_below_the_logits(name):
     assert peak < gradients + (3 << 19) < logits / 8
 
 
-@pytest.mark.parametrize("name", ["orpo_loss", "grpo_loss"])
-def test_compiles_in_one_graph(name):
+def test_compiles_in_one_graph():
     p = Problem(dtype=torch.float32)
-    whole = torch.compile(lambda: CALLS[name](p).loss, backend="eager", fullgraph=True)()
-    assert torch.equal(whole, CALLS[name](p).loss)
+    whole = torch.compile(lambda: CALLS["grpo_loss"](p).loss, backend="eager", fullgraph=True)()
+    assert torch.equal(whole, CALLS["grpo_loss"](p).loss)
+
+
+# --- Log-probabilities of chosen words.
+
+
+@pytest.mark.parametrize("words", [(2 * B, T), (2 * B, T, 3)], ids=["one", "several"])
+def test_selective_log_softmax(words):
+    p = Problem(head=HEADS[1])
+    index = torch.randint(0, V, words, generator=generator(8))
+    z = PAPER.log_p(p.z())
+    expected = z.gather(-1, index if len(words) == 3 else index[..., None]).reshape(words)
+    found = losses.selective_log_softmax(p.hidden, p.weight, index, p.bias, **HEADS[1])
+    assert error(found, expected) < EXACT
+    check(found.sum(), expected.sum(), p)
+
+
+ON_CPU = torch.get_default_device().type == "cpu"
+
+
+def restored(threads):
+    """Calls with so many threads, and then with as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    return lambda: torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not ON_CPU, reason="batch_invariant is refused on a GPU")
+@pytest.mark.parametrize("options", [{}, dict(softcap=9.0, temperature=0.7)], ids=["plain", "capped"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_same_bits_whatever_the_batch(dtype, options):
+    """Of a token alone, in other company, at another place, with gradients, budgets and threads."""
+    count, dim, vocab = 70, 33, 9001  # 71 tiles of words, of which two are one segment
+    hidden = normal(count, dim, seed=1)
+    hidden[3], hidden[40] = hidden[3] * 1000, 0.0
+    hidden, weight = hidden.to(dtype), normal(vocab, dim, seed=2, scale=0.4).to(dtype)
+    bias = normal(vocab, seed=3).float()
+    index = torch.randint(0, vocab, (count,), generator=generator(4))
+
+    def scored(rows, threads=1, grad=False, words=None, **more):
+        back = restored(threads)
+        try:
+            taken = hidden[rows].clone().requires_grad_(grad)
+            return losses.selective_log_softmax(
+                taken, weight, index[rows] if words is None else words, bias, batch_invariant=True, **options, **more
+            ).detach()
+        finally:
+            back()
+
+    every = torch.arange(count)
+    alone = torch.cat([scored(every[i : i + 1]) for i in range(0, count, 6)])
+    together = scored(every, threads=2, grad=True, memory_budget="64MiB")
+    assert torch.equal(alone, together[::6])
+    for size in (2, 7, 16, 17, 33, 64):
+        rows = torch.randperm(count, generator=generator(size))[:size]
+        assert torch.equal(scored(rows), together[rows]), size
+    words = index.clone()
+    words[::2] = -100  # tokens that are ignored are not computed
+    assert torch.equal(scored(every, words=words)[1::2], together[1::2])
+
+
+def test_bits_that_are_not_promised_are_refused():
+    p = Problem()
+    with pytest.raises(NotImplementedError, match="batch_invariant: expected"):
+        losses.selective_log_softmax(*p.arguments, batch_invariant=True)  # float64
+    with pytest.raises(ValueError, match=r"index: expected \[6, 6\] or"):
+        losses.selective_log_softmax(p.hidden, p.weight, p.words[1:])
 
 
 BAD = {
