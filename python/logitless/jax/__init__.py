@@ -7,9 +7,10 @@
 
 Losses are custom calls of the compiled program: they work under jit, grad, scan, checkpoint, vmap and shard_map, on
 the CPU and on NVIDIA GPUs. Second derivatives and forward mode raise JAX's own errors. ``autochunk`` makes plain JAX of
-any other function of arrays.
+any other function of arrays; ``losses`` has those of preferences, policies and distillation ready.
 """
 
+from . import losses
 from ._autochunk import AutoChunked, Unsupported, autochunk
 from .far_field import FarFieldState, far_field_cross_entropy, far_field_report, far_field_state
 from .head import linear_logprobs
@@ -26,6 +27,7 @@ __all__ = [
     "far_field_state",
     "linear_cross_entropy",
     "linear_logprobs",
+    "losses",
     "vocab_parallel_linear_cross_entropy",
     "vocab_parallel_logprobs",
 ]

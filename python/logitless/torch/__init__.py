@@ -3,7 +3,8 @@
 ``linear_cross_entropy`` replaces ``torch.nn.functional.linear_cross_entropy`` and ``cut_cross_entropy``'s call by a
 change of import; ``LinearCrossEntropy`` is the module; ``linear_logprobs`` gives differentiable log-probabilities,
 entropies and log-sum-exps; ``lazy_head`` makes a Hugging Face model compute its loss so, without a change to its code;
-``autochunk`` does it for any function. ``FarFieldHead`` takes gradients of a training run from the words that matter.
+``autochunk`` does it for any function; ``losses`` has those of preferences, policies and distillation ready.
+``FarFieldHead`` takes gradients of a training run from the words that matter.
 """
 
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from .far_field import FarFieldHead
 from .loss import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
 
 if TYPE_CHECKING:
+    from . import losses
     from ._autochunk import AutoChunked, Unsupported, autochunk
     from ._compile.run import explain_compiled
 
@@ -29,6 +31,7 @@ __all__ = [
     "autochunk",
     "explain_compiled",
     "linear_logprobs",
+    "losses",
     "unpatch",
 ]
 
@@ -42,4 +45,8 @@ def __getattr__(name: str):
         from . import _autochunk
 
         return getattr(_autochunk, name)
+    if name == "losses":
+        import importlib
+
+        return importlib.import_module(".losses", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

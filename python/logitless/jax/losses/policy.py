@@ -117,7 +117,7 @@ def _kl(estimator: str, apart: jax.Array) -> jax.Array:
     """Of log pi - log pi_ref [B, T] (Schulman, Approximating KL divergence, 2020)."""
     if estimator == "k1":
         return apart
-    return 0.5 * apart.square() if estimator == "k2" else jnp.expm1(-apart) + apart
+    return 0.5 * apart**2 if estimator == "k2" else jnp.expm1(-apart) + apart
 
 
 def _mean(values: jax.Array, valid: jax.Array) -> jax.Array:

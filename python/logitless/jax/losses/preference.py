@@ -63,7 +63,7 @@ class PreferenceLoss(NamedTuple):
     @property
     def accuracies(self) -> jax.Array:
         """[B]: 1 where it is, else 0."""
-        return (self.margins > 0).to(self.margins.dtype)
+        return (self.margins > 0).astype(self.margins.dtype)
 
 
 class KTOLoss(NamedTuple):
