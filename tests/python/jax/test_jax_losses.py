@@ -1,5 +1,8 @@
 """The ready-made losses against their papers in float64, values and gradients, under jit."""
 
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -360,3 +363,11 @@ def test_bad_arguments_are_named(message):
 def test_a_bad_target_gives_nan():
     words = np.where(VALID, WORDS, V)
     assert np.isnan(jsd(targets=words)) and not np.isnan(jsd(targets=WORDS))
+
+
+def test_the_example_of_the_document_runs():
+    page = Path(__file__).parents[3] / "docs/ready_losses.md"
+    (code,) = [c for c in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) if "logitless.jax" in c]
+    space = dict(hidden=HIDDEN, weight=WEIGHT, targets=WORDS, ref_hidden=REF_HIDDEN, ref_weight=REF_WEIGHT)
+    exec(code, space)
+    assert space["value"] > 0 and space["gradients"][1].shape == WEIGHT.shape

@@ -1,5 +1,8 @@
 """Distillation from a teacher's head against the papers, in float64: values, gradients, and memory."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from losses_battery.step import peak_of
@@ -195,3 +198,17 @@ def test_wrong_types_are_named():
         losses.top_k_loss(p.hidden, p.weight, p.words)
     with pytest.raises(TypeError, match=r"jsd_loss\(\) got an unexpected keyword argument 'targets'"):
         losses.jsd_loss(*p.arguments, targets=p.words)
+
+
+def test_the_example_of_the_document_runs():
+    page = Path(__file__).parents[3] / "docs/ready_losses.md"
+    (code,) = [c for c in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) if "logitless.torch" in c]
+    p = Problem((4, 6), dtype=torch.float32)
+    space = dict(
+        hidden=p.hidden, weight=p.weight, target=p.words, ref_hidden=normal(4, 6, 3, seed=8, dtype=torch.float32),
+        ref_weight=normal(V, 3, seed=9, dtype=torch.float32), states=p.hidden, words=p.words,
+        advantages=torch.linspace(-1, 1, 4), ref_states=p.hidden.detach() + 0.1, teacher_hidden=p.teacher[0],
+        teacher_weight=p.teacher[1],
+    )
+    exec(code, space)
+    assert p.weight.grad.isfinite().all() and space["found"].kl > 0
