@@ -28,9 +28,9 @@ HEAD: dict[str, Any] = dict(
 )
 
 HEAD_DOCS = """ignore_index: tokens of this target count for nothing and cost nothing.
-        softcap, logit_scale, temperature: logits are ``softcap(logit_scale * (hidden @ weight.T + bias)) / temperature``,
-            softcap a number c for ``c * tanh(logits / c)``, or None.
-        memory_budget: bytes, or text such as "512MiB", that each call of the head may take beyond inputs and gradients."""
+        softcap, logit_scale, temperature: logits are ``softcap(logit_scale * (hidden @ weight.T + bias)) /
+            temperature``, softcap a number c for ``c * tanh(logits / c)``, or None.
+        memory_budget: bytes, or text such as "512MiB", that a call of the head may take beyond inputs and gradients."""
 
 
 class Head(NamedTuple):

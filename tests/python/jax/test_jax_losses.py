@@ -33,8 +33,8 @@ REFERENCE = dict(ref_hidden=REF_HIDDEN, ref_weight=REF_WEIGHT)
 
 
 def check(cases, tolerance=1e-5):
-    """cases: pairs of call(hidden, weight, bias), the loss or a tuple that begins with it, and the paper's, of the same in
-    float64. All are compiled as one program, and the gradients are those of a sum in which each has its own weight.
+    """cases: pairs of call(hidden, weight, bias), the loss or a tuple that begins with it, and the paper's, of the same
+    in float64. All are compiled as one program, and the gradients are those of a sum in which each has its own weight.
     Returns what the calls gave."""
     calls, papers = zip(*cases)
     shares = [1.0 + 0.37 * i for i in range(len(cases))]
@@ -142,7 +142,8 @@ def test_shift_and_a_shared_head():
 
 
 def test_divergence_of_kto():
-    kl, gradient = jax.value_and_grad(lambda w: losses.kto_kl(HIDDEN, w, WORDS, BIAS, ref_logps=np.full(6, -30.0)))(WEIGHT)
+    reference = np.full(2 * B, -30.0)
+    kl, gradient = jax.value_and_grad(lambda w: losses.kto_kl(HIDDEN, w, WORDS, BIAS, ref_logps=reference))(WEIGHT)
     alone = losses.selective_log_softmax(HIDDEN, WEIGHT, WORDS, BIAS).sum(-1).mean() + 30.0
     assert kl > 0 and abs(float(kl - alone)) <= 1e-5 * float(alone) and not gradient.any()
 

@@ -53,7 +53,8 @@ class Papers:
             "robust": lambda: ((1 - e) * -log_s(beta * d) - e * -log_s(-beta * d)) / (1 - 2 * e),
             "hinge": lambda: self.xp.maximum(1 - beta * d, 0 * d),
             "ipo": lambda: (d - 1 / (2 * beta)) ** 2,
-            "exo_pair": lambda: s(beta * d) * self.xp.log(s(beta * d) / (1 - e)) + s(-beta * d) * self.xp.log(s(-beta * d) / e),
+            "exo_pair": lambda: s(beta * d) * self.xp.log(s(beta * d) / (1 - e))
+            + s(-beta * d) * self.xp.log(s(-beta * d) / e),
             "nca_pair": lambda: -log_s(beta * r_w) - log_s(-beta * r_w) / 2 - log_s(-beta * r_l) / 2,
             "sppo_hard": lambda: (r_w - 1 / (2 * beta)) ** 2 + (r_l + 1 / (2 * beta)) ** 2,
             "apo_zero": lambda: (1 - s(beta * r_w)) + s(beta * r_l),

@@ -82,7 +82,8 @@ def test_dpo(kind, average, head):
     p = Problem(head=head)
     e = 0.1 if kind in ("sigmoid", "robust", "exo_pair") else 0.0
     found = losses.dpo_loss(
-        *p.arguments, p.bias, **p.reference, beta=0.3, loss_type=kind, label_smoothing=e, average_log_prob=average, **head
+        *p.arguments, p.bias, **p.reference, beta=0.3, loss_type=kind, label_smoothing=e, average_log_prob=average,
+        **head,
     )
     c, r, c_ref, r_ref, nll = p.pairs(average)
     check(found.loss, PAPER.dpo(kind, c - c_ref, r - r_ref, 0.3, e), p)
@@ -276,7 +277,8 @@ def test_masks_and_normalizers():
     sequences = AGGREGATES["grpo_loss"][2](of_tokens(p, advantages[:, None], old, 0.2, 0.2), p)
     check(losses.grpo_loss(*arguments, **options, normalizer=4).loss, sequences * 2 * B / 4, p)
     on_policy = losses.grpo_loss(*p.arguments, advantages, p.bias)
-    check(on_policy.loss, PAPER.mean_of_sequences(-(p.logps() - p.logps().detach()).exp() * advantages[:, None], p.words), p)
+    ratio = (p.logps() - p.logps().detach()).exp()
+    check(on_policy.loss, PAPER.mean_of_sequences(-ratio * advantages[:, None], p.words), p)
     empty = losses.grpo_loss(p.hidden, p.weight, torch.full_like(p.words, -100), advantages).loss
     assert empty.item() == 0 and torch.autograd.grad(empty, p.hidden)[0].abs().max() == 0
 
@@ -415,7 +417,8 @@ BAD = {
     "weight: expected \\[V, 5\\]": lambda p: losses.cpo_loss(p.hidden, p.weight[:, 1:], p.words),
     "beta: expected a number above 0, got 0": lambda p: losses.dpo_loss(*p.arguments, **p.reference, beta=0),
     "loss_type: expected one of 'sigmoid'": lambda p: losses.cpo_loss(*p.arguments, loss_type="bco"),
-    "label_smoothing: expected a number from 0 below 0.5": lambda p: losses.simpo_loss(*p.arguments, label_smoothing=0.5),
+    "label_smoothing: expected a number from 0 below 0.5": lambda p: losses.simpo_loss(
+        *p.arguments, label_smoothing=0.5),
     "label_smoothing: expected 0.0 for loss_type 'hinge'": lambda p: losses.dpo_loss(
         *p.arguments, **p.reference, loss_type="hinge", label_smoothing=0.1),
     "temperature: expected a number above 0": lambda p: losses.orpo_loss(*p.arguments, temperature=0.0),
@@ -439,7 +442,8 @@ BAD = {
         *p.arguments, torch.zeros(6), beta=0.1),
     "ref_per_token_logps: expected None, and no ref_hidden, beside beta=0": lambda p: losses.grpo_loss(
         *p.arguments, torch.zeros(6), **p.reference),
-    "epsilon_low: expected a number from 0 to 1": lambda p: losses.ppo_loss(*p.arguments, torch.zeros(6), epsilon_low=2),
+    "epsilon_low: expected a number from 0 to 1": lambda p: losses.ppo_loss(
+        *p.arguments, torch.zeros(6), epsilon_low=2),
     "delta: expected a number above 1.2": lambda p: losses.ppo_loss(*p.arguments, torch.zeros(6), delta=1.1),
     "kl_estimator: expected one of 'k1'": lambda p: losses.ppo_loss(*p.arguments, torch.zeros(6), kl_estimator="k4"),
     "mask: expected \\[6, 6\\]": lambda p: losses.ppo_loss(*p.arguments, torch.zeros(6), mask=torch.ones(6)),

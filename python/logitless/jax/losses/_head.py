@@ -59,15 +59,12 @@ def sequences(hidden: ArrayLike, targets: ArrayLike, even: bool = False) -> tupl
 
 
 def shifted(targets: jax.Array, ignore_index: int) -> jax.Array:
-    """The target of each position is that of the next one, of the last none. hidden stays as it is, and is not copied."""
+    """The target of each position is that of the next one, of the last none. hidden is not copied."""
     return jnp.concatenate([targets[:, 1:], jnp.full_like(targets[:, :1], ignore_index)], 1)
 
 
 def tokens(hidden: ArrayLike, weight: ArrayLike, targets: jax.Array, bias: ArrayLike | None, head: Head) -> Tokens:
-    logps, entropy, _ = linear_logprobs(
-        hidden, weight, targets, bias, ignore_index=head.ignore_index, softcap=head.softcap,
-        logit_scale=head.logit_scale, memory_budget=head.memory_budget,
-    )
+    logps, entropy, _ = linear_logprobs(hidden, weight, targets, bias, **head._asdict())
     return Tokens(logps, entropy, targets != head.ignore_index)
 
 

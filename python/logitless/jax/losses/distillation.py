@@ -1,20 +1,21 @@
 """Distillation from a teacher's hidden states and head: forward and reverse KL, JSD, the teacher's best K words.
 
 Neither model's logits exist as a whole. The divergences, which need both distributions, are programs of ``autochunk``
-that the library runs, a chunk of tokens at a time: one pass of the teacher, three of the student with the gradients of a
-mean or sum, which are made with the loss. The best K words are the teacher's in chunks, and the student's head."""
+that the library runs, a chunk of tokens at a time: one pass of the teacher, three of the student with the gradients of
+a mean or sum, which are made with the loss. The best K words are the teacher's in chunks, and the student's head."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ..._losses import HEAD, HeadKeywords, choice, count, flag, head_of, number, takes
+from ..._losses import HEAD, Function, HeadKeywords, choice, count, flag, head_of, number, takes
 from .. import _arguments
 from .._autochunk import autochunk
 from ..head import linear_logprobs
@@ -167,7 +168,7 @@ def _divisor(reduction: str, normalizer: Any, valid: jax.Array):
     return fixed("normalizer", jnp.reshape(normalizer, (-1,)), (1,))[0]
 
 
-def _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta: float, a: dict[str, Any]):
+def _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta: float, a: Mapping[str, Any]):
     head = head_of({**a, "temperature": 1.0})
     temperature = number("temperature", a["temperature"], above=0.0)
     cap = a["teacher_softcap"]
@@ -194,7 +195,7 @@ def _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, be
     return loss if form.summed else loss.reshape(lead)
 
 
-def _documented(function):
+def _documented(function: Function) -> Function:
     if function.__doc__:
         function.__doc__ = function.__doc__.replace("{arguments}", _ARGUMENTS)
     return takes(DIVERGENCE)(function)
@@ -310,7 +311,7 @@ def top_k_loss(
     normalizer: ArrayLike | None = None,
     **head: Unpack[HeadKeywords],
 ) -> jax.Array:
-    """KL(q || p) from a teacher's best K words, p the student's distribution over the whole vocabulary, q the teacher's:
+    """KL(q || p) from a teacher's best K words, p the student's distribution over all words, q the teacher's:
 
     - its K words by themselves, q renormalised to 1: sum_k q_k (log q_k - log p_k)
     - ``tail``: with one more outcome, any other word, of probability 1 - sum_k q_k and 1 - sum_k p_k: a lower bound of
@@ -338,14 +339,13 @@ def top_k_loss(
     if found.ignore_index >= 0:  # it may be one of the teacher's words
         raise ValueError(f"ignore_index: expected a number below 0 beside words of a teacher, got {found.ignore_index}")
     words = jnp.where(valid[..., None], words, found.ignore_index)
-    options = dict(softcap=found.softcap, logit_scale=found.logit_scale, memory_budget=found.memory_budget,
-                   ignore_index=found.ignore_index)
+    options: dict[str, Any] = found._asdict()
     if flag("tail", tail):
         logps = linear_logprobs(hidden, weight, words, bias, **options)[0]
         return _reduced(_with_tail(logps, log_probs.astype(logps.dtype), valid), divisor, reduction)
     log_q = jax.nn.log_softmax(log_probs.astype(jnp.float32), -1)
     entropy = jnp.where(valid, -(jnp.exp(log_q) * log_q).sum(-1), 0.0)
-    each = "none" if reduction == "none" else "sum"
+    each: Any = "none" if reduction == "none" else "sum"
     cross = linear_cross_entropy(hidden, weight, words, bias, target_weight=jnp.exp(log_q), reduction=each, **options)
     if reduction == "none":
         return cross - entropy

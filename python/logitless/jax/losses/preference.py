@@ -131,7 +131,8 @@ def _smoothed(logits: jax.Array, label_smoothing: float) -> jax.Array:
 def _exo(logits: jax.Array, label_smoothing: float) -> jax.Array:
     """KL of the policy's preference from the smoothed label."""
     right, wrong = log_sigmoid(logits), log_sigmoid(-logits)
-    return jnp.exp(right) * (right - math.log1p(-label_smoothing)) + jnp.exp(wrong) * (wrong - math.log(label_smoothing))
+    of_right = jnp.exp(right) * (right - math.log1p(-label_smoothing))
+    return of_right + jnp.exp(wrong) * (wrong - math.log(label_smoothing))
 
 
 def _dpo(kind: str, chosen: jax.Array, rejected: jax.Array, beta: float, smoothing: float) -> jax.Array:
@@ -243,8 +244,8 @@ def ipo_loss(
     average_log_prob: bool = True,
     **more: Unpack[ReferenceKeywords],
 ) -> PreferenceLoss:
-    """Identity preference optimization (Azar et al. 2023, equation 17): the mean of (d - 1 / (2 beta))^2, d the log-ratio
-    of the chosen sequence less that of the rejected one, beta the paper's tau.
+    """Identity preference optimization (Azar et al. 2023, equation 17): the mean of (d - 1 / (2 beta))^2, d the
+    log-ratio of the chosen sequence less that of the rejected one, beta the paper's tau.
 
     average_log_prob: as in TRL; with False the log-ratios are sums over tokens, as in the paper. All else as of
     ``dpo_loss``: the reference's arguments, shift, results, memory and errors.
@@ -336,8 +337,8 @@ def orpo_loss(
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
     """Odds ratio preference optimization (Hong et al. 2024), without a reference:
-    NLL - beta log s(log odds_w - log odds_l), odds = p / (1 - p) of p = exp(mean log-probability of the tokens), NLL the
-    mean negative log-probability of the chosen tokens.
+    NLL - beta log s(log odds_w - log odds_l), odds = p / (1 - p) of p = exp(mean log-probability of the tokens), NLL
+    the mean negative log-probability of the chosen tokens.
 
     beta: from 0, the paper's lambda. Shapes, shift, memory and errors: as ``dpo_loss``. Rewards: beta m, m the mean
     log-probability. The NLL takes no pass of its own.
@@ -386,7 +387,8 @@ def kto_kl(
     mean of theirs. Arguments: as ``kto_loss``. One pass, one more of a reference.
         {head}
     """
-    states, words = (jax.lax.stop_gradient(_arguments.floats(n, a)) for n, a in (("hidden", hidden), ("weight", weight)))
+    states = jax.lax.stop_gradient(_arguments.floats("hidden", hidden))
+    words = jax.lax.stop_gradient(_arguments.floats("weight", weight))
     of_words = None if bias is None else jax.lax.stop_gradient(jnp.asarray(bias))
     ratio = _log_ratio(
         states, words, targets, of_words, head_of(head), ref_logps, Reference(ref_hidden, ref_weight, ref_bias),

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def _check_invariance() -> None:
     if jax.default_backend() != "cpu":
         raise NotImplementedError(
-            f"batch_invariant: expected the CPU, got {jax.default_backend()}: on a GPU the bits of a token depend on how "
-            "many tokens there are with it, where cuBLAS multiplies, and with the Hopper kernels on whether a sum of one "
-            "of the 256 around it leaves fp32's range"
+            f"batch_invariant: expected the CPU, got {jax.default_backend()}: on a GPU the bits of a token depend on "
+            "how many tokens there are with it, where cuBLAS multiplies, and with the Hopper kernels on whether a sum "
+            "of one of the 256 around it leaves fp32's range"
         )
 
 
@@ -59,10 +59,7 @@ def selective_log_softmax(
     if flag("batch_invariant", batch_invariant):
         _check_invariance()
     try:
-        return linear_logprobs(
-            hidden, weight, index, bias, ignore_index=found.ignore_index, softcap=found.softcap,
-            logit_scale=found.logit_scale, memory_budget=found.memory_budget,
-        )[0]
+        return linear_logprobs(hidden, weight, index, bias, **found._asdict())[0]
     except (TypeError, ValueError) as error:  # the argument as it is called here
         if str(error).startswith("targets:"):
             raise type(error)("index:" + str(error)[len("targets:") :]) from None

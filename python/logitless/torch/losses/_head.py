@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..._losses import Head
+from .. import _distributed
 from ..loss import linear_logprobs
 
 
@@ -52,15 +53,13 @@ def sequences(hidden: Any, target: Any, even: bool = False) -> None:
 
 
 def shifted(target: Tensor, ignore_index: int) -> Tensor:
-    """The target of each position is that of the next one, of the last none. hidden stays as it is, and is not copied."""
+    """The target of each position is that of the next one, of the last none. hidden is not copied."""
     return torch.cat([target[:, 1:], torch.full_like(target[:, :1], ignore_index)], 1)
 
 
 def tokens(hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], head: Head) -> Tokens:
-    logps, entropy, _ = linear_logprobs(
-        hidden, weight, target, bias, ignore_index=head.ignore_index, softcap=head.softcap,
-        logit_scale=head.logit_scale, memory_budget=head.memory_budget,
-    )
+    hidden, weight, target, bias = _distributed.local(hidden, weight, target, bias)
+    logps, entropy, _ = linear_logprobs(hidden, weight, target, bias, **head._asdict())
     return Tokens(logps, entropy, target != head.ignore_index)
 
 
@@ -74,14 +73,15 @@ class Reference(NamedTuple):
 
     def tokens(self, weight: Tensor, target: Tensor, bias: Optional[Tensor], head: Head) -> Tokens:
         """Without a gradient: one pass."""
-        if tuple(tensor("ref_hidden", self.hidden).shape[:-1]) != tuple(target.shape):
-            raise ValueError(f"ref_hidden: expected {list(target.shape) + ['D']}, got {list(self.hidden.shape)}")
+        hidden = tensor("ref_hidden", self.hidden)
+        if tuple(hidden.shape[:-1]) != tuple(target.shape):
+            raise ValueError(f"ref_hidden: expected {list(target.shape) + ['D']}, got {list(hidden.shape)}")
         if self.weight is not None and tensor("ref_weight", self.weight).shape[0] != weight.shape[0]:
             raise ValueError(f"ref_weight: expected [{weight.shape[0]}, D], got {list(self.weight.shape)}")
         with torch.no_grad():
             if self.weight is None:
-                return tokens(self.hidden, weight, target, bias if self.bias is None else self.bias, head)
-            return tokens(self.hidden, self.weight, target, self.bias, head)
+                return tokens(hidden, weight, target, bias if self.bias is None else self.bias, head)
+            return tokens(hidden, self.weight, target, self.bias, head)
 
     def check(self, given: str, given_value: Any) -> bool:
         """Whether there is one. Raises where parts of it are missing, or beside log-probabilities that were given."""

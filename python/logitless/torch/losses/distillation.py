@@ -1,22 +1,24 @@
 """Distillation from a teacher's hidden states and head: forward and reverse KL, JSD, the teacher's best K words.
 
 Neither model's logits exist as a whole. The divergences, which need both distributions, are programs of ``autochunk``
-that the library runs, a chunk of tokens at a time: one pass of the teacher, three of the student with the gradients of a
-mean or sum, which are made with the loss. The best K words are the teacher's in chunks, and the student's head."""
+that the library runs, a chunk of tokens at a time: one pass of the teacher, three of the student with the gradients of
+a mean or sum, which are made with the loss. The best K words are the teacher's in chunks, and the student's head."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..._losses import HEAD, HeadKeywords, choice, count, flag, head_of, number, takes
+from ..._losses import HEAD, Function, HeadKeywords, choice, count, flag, head_of, number, takes
 from .. import _arguments, _distributed
-from ..loss import _autocast, linear_cross_entropy, linear_logprobs
+from ..loss import _autocast  # type: ignore[attr-defined]
+from ..loss import linear_cross_entropy, linear_logprobs
 from ._head import shaped, tensor
 
 if TYPE_CHECKING:
@@ -147,8 +149,8 @@ def _teacher(hidden: Any, weight: Any, bias: Any, lead: tuple[int, ...], vocab: 
         raise ValueError(f"teacher_hidden: expected {list(lead) + ['D']}, got {list(hidden.shape)}")
     if tensor("teacher_weight", weight).dim() == 2 and weight.shape[0] != vocab:
         raise ValueError(
-            f"teacher_weight: expected [{vocab}, D], the words of weight, got {list(weight.shape)}; cut the larger one's "
-            "padding off"
+            f"teacher_weight: expected [{vocab}, D], the words of weight, got {list(weight.shape)}; cut the larger "
+            "one's padding off"
         )
     with torch.no_grad():
         found = _checked_head("teacher_", hidden, weight, bias)
@@ -168,7 +170,8 @@ def _valid(target: Optional[Tensor], lead: tuple[int, ...], ignore_index: int, v
     if flat.device.type == "cpu" and not torch.compiler.is_compiling() and bool(bad.any()):
         at = int(bad.nonzero()[0])
         raise ValueError(
-            f"target: expected a word below {vocab} or ignore_index {ignore_index}, got {int(flat[at])} at position {at}"
+            f"target: expected a word below {vocab} or ignore_index {ignore_index}, got {int(flat[at])} at "
+            f"position {at}"
         )
     return valid, torch.where(valid & ~bad, flat, 0).long(), bad
 
@@ -186,7 +189,7 @@ def _divisor(reduction: str, normalizer: Any, valid: Tensor):
     return number("normalizer", normalizer, above=0.0)
 
 
-def _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta: float, a: dict[str, Any]) -> Tensor:
+def _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta: float, a: Mapping[str, Any]):
     head = head_of({**a, "temperature": 1.0})
     temperature = number("temperature", a["temperature"], above=0.0)
     cap = a["teacher_softcap"]
@@ -213,7 +216,7 @@ def _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, be
     return loss if form.summed else loss.reshape(lead)
 
 
-def _documented(function):
+def _documented(function: Function) -> Function:
     if function.__doc__:
         function.__doc__ = function.__doc__.replace("{arguments}", _ARGUMENTS)
     return takes(DIVERGENCE)(function)
@@ -329,7 +332,7 @@ def top_k_loss(
     normalizer: Optional[float | Tensor] = None,
     **head: Unpack[HeadKeywords],
 ) -> Tensor:
-    """KL(q || p) from a teacher's best K words, p the student's distribution over the whole vocabulary, q the teacher's:
+    """KL(q || p) from a teacher's best K words, p the student's distribution over all words, q the teacher's:
 
     - its K words by themselves, q renormalised to 1: sum_k q_k (log q_k - log p_k)
     - ``tail``: with one more outcome, any other word, of probability 1 - sum_k q_k and 1 - sum_k p_k: a lower bound of
@@ -358,15 +361,14 @@ def top_k_loss(
     if found.ignore_index >= 0:  # it may be one of the teacher's words
         raise ValueError(f"ignore_index: expected a number below 0 beside words of a teacher, got {found.ignore_index}")
     words = torch.where(valid[..., None], words, found.ignore_index)
-    options = dict(softcap=found.softcap, logit_scale=found.logit_scale, memory_budget=found.memory_budget,
-                   ignore_index=found.ignore_index)
+    options: dict[str, Any] = found._asdict()
     if flag("tail", tail):
         logps = linear_logprobs(hidden, weight, words, bias, **options)[0]
         return _reduced(_with_tail(logps, log_probs.to(logps.dtype), valid), divisor, reduction)
     log_q = log_probs.log_softmax(-1)
     log_q = log_q if hidden.dtype == torch.float64 else log_q.float()
     entropy = torch.where(valid, -(log_q.exp() * log_q).sum(-1), 0.0)
-    each = "none" if reduction == "none" else "sum"
+    each: Any = "none" if reduction == "none" else "sum"
     cross = linear_cross_entropy(hidden, weight, words, bias, target_weight=log_q.exp(), reduction=each, **options)
     if reduction == "none":
         return cross - entropy

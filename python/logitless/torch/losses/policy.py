@@ -1,8 +1,8 @@
 """Losses of policies: GRPO, Dr. GRPO, DAPO, GSPO, PPO, with a divergence from a reference and an entropy bonus.
 
 All are one surrogate of a token, min(rho A, clip(rho) A), and differ in the ratio rho, in the clip and in what they
-divide by. The policy's head runs once forward and three times backward (four with an entropy bonus), a reference's once,
-without gradients; no logits exist. Of frozen tensors no gradient is computed."""
+divide by. The policy's head runs once forward and three times backward (four with an entropy bonus), a reference's
+once, without gradients; no logits exist. Of frozen tensors no gradient is computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ..._losses import HEAD, HEAD_DOCS, HeadKeywords, choice, count, flag, head_of, number, takes
+from ..._losses import HEAD, HEAD_DOCS, Function, HeadKeywords, choice, count, flag, head_of, number, takes
 from ._head import Reference, Tokens, sequences, shaped, tensor, tokens
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ _ARGUMENTS = f"""hidden: [B, T, D], the states that predicted the tokens; float3
         weight: [V, D], the dtype of hidden. bias: [V].
         target: [B, T], int32 or int64: the tokens that were drawn; ``ignore_index`` where there is none.
         mask: [B, T], bool or numbers: tokens of 0 count for nothing, as those of ``ignore_index``.
-        old_per_token_logps: [B, T], of the policy that drew the tokens; None: this policy's own, so that the ratio is 1.
+        old_per_token_logps: [B, T], of the policy that drew the tokens; None: this policy's own, and the ratio is 1.
         ref_per_token_logps: [B, T], of the reference; or ref_hidden [B, T, D'], ref_weight [V, D'], ref_bias [V]: one
             pass, no gradients; without ref_weight the policy's head, as of now.
         beta: from 0, weight of the divergence from the reference, which it needs and which needs it.
         kl_estimator: of a token, with d = log pi_ref - log pi: "k1" -d, "k2" d^2 / 2, "k3" exp(d) - d - 1.
         entropy_coef: the entropy of a token, times this, is subtracted from its loss; it costs a pass more backward.
         delta: the ratio is at most this, clipped or not (two-sided clipping); None: no bound.
-        normalizer: a number above 0, or a tensor of one, to divide by instead: of the whole batch, where this is a part.
+        normalizer: a number above 0, or a tensor of one, to divide by instead: of all micro-batches, say.
         {HEAD_DOCS}"""
 
 _RETURNS = """Returns:
@@ -77,7 +77,7 @@ class _Clip(NamedTuple):
     delta: Optional[float]
 
 
-def _documented(function):
+def _documented(function: Function) -> Function:
     """Puts {arguments} and {returns} in."""
     if function.__doc__:
         function.__doc__ = function.__doc__.replace("{arguments}", _ARGUMENTS).replace("{returns}", _RETURNS)
@@ -128,7 +128,7 @@ def _sequence_mean(values: Tensor, valid: Tensor) -> Tensor:
 
 def _by_sequence(each: Tensor, valid: Tensor) -> tuple[Tensor, Any]:
     """The sum over the sequences of their tokens' means, and what it is divided by."""
-    return _sequence_mean(each, valid).sum(), each.shape[0]
+    return _sequence_mean(each, valid).sum(), max(each.shape[0], 1)
 
 
 def _by_token(each: Tensor, valid: Tensor) -> tuple[Tensor, Any]:
@@ -136,7 +136,7 @@ def _by_token(each: Tensor, valid: Tensor) -> tuple[Tensor, Any]:
 
 
 def _by_constant(length: Optional[int]) -> Callable[[Tensor, Tensor], tuple[Tensor, Any]]:
-    return lambda each, valid: ((each * valid).sum(), each.shape[0] * (length or each.shape[1]))
+    return lambda each, valid: ((each * valid).sum(), max(each.shape[0] * (length or each.shape[1]), 1))
 
 
 def _token_ratio(apart: Tensor, valid: Tensor) -> Tensor:
@@ -178,11 +178,11 @@ def _clip_of(low: Any, high: Any, delta: Any) -> _Clip:
     return _Clip(low, high, None if delta is None else number("delta", delta, above=1 + high))
 
 
-def _policy_loss(hidden, weight, target, advantages, bias, options: dict[str, Any], ratio_of, reduce, clip) -> PolicyLoss:
+def _policy_loss(hidden, weight, target, advantages, bias, options, ratio_of, reduce, clip) -> PolicyLoss:
     head = head_of(options)
     beta, entropy_coef = number("beta", options["beta"], 0.0), number("entropy_coef", options["entropy_coef"])
     estimator = choice("kl_estimator", options["kl_estimator"], ("k1", "k2", "k3"))
-    limits = _clip_of(*clip, options["delta"])
+    limits = _clip_of(clip[0], clip[1], options["delta"])
     reference = Reference(options["ref_hidden"], options["ref_weight"], options["ref_bias"])
     ref_logps = options["ref_per_token_logps"]
     computed = reference.check("ref_per_token_logps", ref_logps)
@@ -229,9 +229,9 @@ def grpo_loss(
     epsilon_high: float = 0.2,
     **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
-    """Group relative policy optimization (Shao et al. 2024, equation 3): the mean over the sequences of their tokens' mean
-    of -min(rho A, clip(rho, 1 - epsilon_low, 1 + epsilon_high) A) + beta KL, rho = pi / pi_old. The paper takes beta =
-    0.04.
+    """Group relative policy optimization (Shao et al. 2024, equation 3): the mean over the sequences of their tokens'
+    mean of -min(rho A, clip(rho, 1 - epsilon_low, 1 + epsilon_high) A) + beta KL, rho = pi / pi_old. The paper takes
+    beta = 0.04.
 
     Args:
         {arguments}
@@ -258,12 +258,13 @@ def dr_grpo_loss(
     epsilon_high: float = 0.2,
     **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
-    """Dr. GRPO (Liu et al. 2025): ``grpo_loss``'s tokens, their sum over B max_completion_length, a constant, so that no
-    length of an answer is preferred; None: T. Its advantages are not divided by a deviation (``group_advantages(...,
+    """Dr. GRPO (Liu et al. 2025): ``grpo_loss``'s tokens, their sum over B max_completion_length, a constant, so that
+    no length of an answer is preferred; None: T. Its advantages are not divided by a deviation (``group_advantages(...,
     scale=False)``). Arguments, results, memory and errors: as ``grpo_loss``."""
     length = None if max_completion_length is None else count("max_completion_length", max_completion_length)
     return _policy_loss(
-        hidden, weight, target, advantages, bias, options, _token_ratio, _by_constant(length), (epsilon_low, epsilon_high)
+        hidden, weight, target, advantages, bias, options, _token_ratio, _by_constant(length),
+        (epsilon_low, epsilon_high),
     )
 
 
@@ -300,8 +301,8 @@ def gspo_loss(
     epsilon_high: float = 4e-4,
     **options: Unpack[PolicyKeywords],
 ) -> PolicyLoss:
-    """Group sequence policy optimization (Zheng et al. 2025): the mean over the sequences of -min(s A, clip(s) A), s the
-    geometric mean of a sequence's token ratios.
+    """Group sequence policy optimization (Zheng et al. 2025): the mean over the sequences of -min(s A, clip(s) A), s
+    the geometric mean of a sequence's token ratios.
 
     token_level: GSPO-token of the paper, which takes advantages [B, T]: the value of s for each token, with the token's
     own gradient. Arguments, results, memory and errors: as ``grpo_loss``; advantages are [B] else."""

@@ -138,7 +138,8 @@ def _dpo(kind: str, chosen: Tensor, rejected: Tensor, beta: float, smoothing: fl
     if kind == "sigmoid":
         return _smoothed(beta * margin, smoothing)
     if kind == "robust":
-        return (_smoothed(beta * margin, smoothing) + 2 * smoothing * F.logsigmoid(-beta * margin)) / (1 - 2 * smoothing)
+        flipped = smoothing * F.logsigmoid(-beta * margin)
+        return (_smoothed(beta * margin, smoothing) + 2 * flipped) / (1 - 2 * smoothing)
     if kind == "hinge":
         return torch.relu(1 - beta * margin)
     if kind == "ipo":
@@ -241,8 +242,8 @@ def ipo_loss(
     average_log_prob: bool = True,
     **more: Unpack[ReferenceKeywords],
 ) -> PreferenceLoss:
-    """Identity preference optimization (Azar et al. 2023, equation 17): the mean of (d - 1 / (2 beta))^2, d the log-ratio
-    of the chosen sequence less that of the rejected one, beta the paper's tau.
+    """Identity preference optimization (Azar et al. 2023, equation 17): the mean of (d - 1 / (2 beta))^2, d the
+    log-ratio of the chosen sequence less that of the rejected one, beta the paper's tau.
 
     average_log_prob: as in TRL; with False the log-ratios are sums over tokens, as in the paper. All else as of
     ``dpo_loss``: the reference's arguments, shift, results, memory and errors.
@@ -334,8 +335,8 @@ def orpo_loss(
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
     """Odds ratio preference optimization (Hong et al. 2024), without a reference:
-    NLL - beta log s(log odds_w - log odds_l), odds = p / (1 - p) of p = exp(mean log-probability of the tokens), NLL the
-    mean negative log-probability of the chosen tokens.
+    NLL - beta log s(log odds_w - log odds_l), odds = p / (1 - p) of p = exp(mean log-probability of the tokens), NLL
+    the mean negative log-probability of the chosen tokens.
 
     beta: from 0, the paper's lambda. Shapes, shift, memory and errors: as ``dpo_loss``. Rewards: beta m, m the mean
     log-probability. The NLL takes no pass of its own.

@@ -64,10 +64,7 @@ def selective_log_softmax(
     if flag("batch_invariant", batch_invariant):
         _check_invariance(tensor("hidden", hidden))
     try:
-        return linear_logprobs(
-            hidden, weight, index, bias, ignore_index=found.ignore_index, softcap=found.softcap,
-            logit_scale=found.logit_scale, memory_budget=found.memory_budget,
-        )[0]
+        return linear_logprobs(hidden, weight, index, bias, **found._asdict())[0]
     except (TypeError, ValueError) as error:  # the argument as it is called here
         if str(error).startswith("target:"):
             raise type(error)("index:" + str(error)[len("target:") :]) from None
