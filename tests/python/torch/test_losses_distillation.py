@@ -155,6 +155,18 @@ def test_frozen_sides_have_no_gradients():
         assert not losses.forward_kl_loss(*p.arguments).requires_grad
 
 
+def test_compiles_in_one_graph():
+    p = Problem()
+    found = torch.compile(
+        lambda *a: 2 * losses.jsd_loss(*a, softcap=5.0, reduction="none"), backend="eager", fullgraph=True
+    )(*p.arguments)
+    z_p, z_q = PAPER.logits(p.hidden, p.weight, softcap=5.0), PAPER.logits(*p.teacher)
+    expected = 2 * PAPER.jsd(z_p, z_q, 0.5)
+    assert error(found, expected) < EXACT
+    gradients = (torch.autograd.grad(x.sum(), (p.hidden, p.weight)) for x in (found, expected))
+    assert all(error(one, other) < 10 * EXACT for one, other in zip(*gradients))
+
+
 BAD = {
     "teacher_hidden: expected \\[3, 4, 'D'\\]": lambda p: losses.jsd_loss(
         p.hidden, p.weight, p.teacher[0][1:], p.teacher[1]),

@@ -6,7 +6,6 @@ a mean or sum, which are made with the loss. The best K words are the teacher's 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
@@ -65,22 +64,22 @@ class _Form(NamedTuple):
 
     beta: float
     temperature: float
-    softcap: Optional[float]
+    softcap: float  # 0: none
     scale: float
-    teacher_softcap: Optional[float]
+    teacher_softcap: float
     teacher_scale: float
     hard: float
     soft: float
     summed: bool
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], softcap: Optional[float], scale: float) -> Tensor:
-    z = F.linear(hidden, weight)
+def _logits(given: dict[str, Tensor], of: str, softcap: float, scale: float) -> Tensor:
+    z = F.linear(given[of + "hidden"], given[of + "weight"])
     z = z if z.dtype == torch.float64 else z.float()
-    if bias is not None:
-        z = z + bias
+    if of + "bias" in given:
+        z = z + given[of + "bias"]
     z = z * scale if scale != 1.0 else z
-    return softcap * torch.tanh(z / softcap) if softcap is not None else z
+    return softcap * torch.tanh(z / softcap) if softcap else z
 
 
 def _divergence(p: Tensor, q: Tensor, beta: float) -> Tensor:
@@ -93,41 +92,50 @@ def _divergence(p: Tensor, q: Tensor, beta: float) -> Tensor:
     return (beta * q.exp() * (q - middle) + (1 - beta) * p.exp() * (p - middle)).sum(-1)
 
 
-def _program(hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias, rows, words, form: tuple):
-    """The plain formula, which autochunk cuts. rows [N]: factors of the tokens' losses."""
+def _program(given: dict[str, Tensor], form: tuple) -> Tensor:
+    """The plain formula, which autochunk cuts. given: by the names of the arguments those that there are, rows [N],
+    factors of the tokens' losses, and with a hard loss words [N]."""
     f = _Form(*form)
-    student = _logits(hidden, weight, bias, f.softcap, f.scale)
-    teacher = _logits(teacher_hidden, teacher_weight, teacher_bias, f.teacher_softcap, f.teacher_scale)
+    student = _logits(given, "", f.softcap, f.scale)
+    teacher = _logits(given, "teacher_", f.teacher_softcap, f.teacher_scale)
     p, q = (z / f.temperature if f.temperature != 1.0 else z for z in (student, teacher))
     each = f.soft * _divergence(p.log_softmax(-1), q.log_softmax(-1), f.beta)
     if f.hard:
-        each = each + f.hard * F.cross_entropy(student, words, reduction="none")
-    each = each * rows
+        each = each + f.hard * F.cross_entropy(student, given["words"], reduction="none")
+    each = each * given["rows"]
     return each.sum() if f.summed else each
 
 
-def _best(hidden, weight, bias, softcap, scale, k: int):
-    z = _logits(hidden, weight, bias, softcap, scale)
+def _best(given: dict[str, Tensor], softcap: float, scale: float, k: int) -> tuple[Tensor, Tensor]:
+    z = _logits(given, "teacher_", softcap, scale)
     values, words = z.topk(k, dim=-1)
     return words, values - z.logsumexp(-1, keepdim=True)
 
 
+_MADE: dict[str, Any] = {}  # formulas in chunks, of each budget and executor that was asked for
+
+
+# A text, which torch.compile takes for a constant; the function it stands for is a global's, as it wants.
 @torch.compiler.assume_constant_result
-def _chunked(what: str, memory_budget: int | str | None, executor: str):
-    return _made(what, memory_budget, executor)
-
-
-@functools.lru_cache(maxsize=64)
-def _made(what: str, memory_budget: int | str | None, executor: str):
-    """The formula in chunks; a budget that cannot be met is an error."""
+def _key(what: str, memory_budget: int | str | None, executor: str) -> str:
+    """Under which the formula is in _MADE. A budget that cannot be met is an error of its call."""
     from .._autochunk import autochunk  # takes PyTorch's compiler with it
 
-    function = _program if what == "divergence" else _best
-    return autochunk(function, memory_budget=memory_budget, executor=executor, strict=memory_budget is not None)
+    key = f"{what} {memory_budget!r} {executor}"
+    if key not in _MADE:
+        function = _program if what == "divergence" else _best
+        strict = memory_budget is not None
+        _MADE.setdefault(key, autochunk(function, memory_budget=memory_budget, executor=executor, strict=strict))
+    return key
 
 
-def _checked_head(name: str, hidden: Any, weight: Any, bias: Any) -> tuple[Tensor, Tensor, Optional[Tensor]]:
-    """As the program takes them: [N, D], [V, D] of one dtype, on one device. name: "" or "teacher_"."""
+def _chunked(what: str, memory_budget: int | str | None, executor: str):
+    return _MADE[_key(what, memory_budget, executor)]
+
+
+def _checked_head(name: str, hidden: Any, weight: Any, bias: Any) -> dict[str, Tensor]:
+    """As the program takes them: [N, D], [V, D] of one dtype, on one device; a bias where there is one. name: "" or
+    "teacher_"."""
     for part, value in (("hidden", hidden), ("weight", weight)):
         tensor(name + part, value)
     if bias is not None:
@@ -140,7 +148,8 @@ def _checked_head(name: str, hidden: Any, weight: Any, bias: Any) -> tuple[Tenso
         raise type(error)(name + str(error)) from None
     if compute is not None:
         hidden, weight = hidden.to(compute), weight.to(compute)
-    return hidden.reshape(-1, hidden.shape[-1]), weight, bias
+    found = {name + "hidden": hidden.reshape(-1, hidden.shape[-1]), name + "weight": weight}
+    return found if bias is None else {**found, name + "bias": bias}
 
 
 def _teacher(hidden: Any, weight: Any, bias: Any, lead: tuple[int, ...], vocab: int):
@@ -154,7 +163,7 @@ def _teacher(hidden: Any, weight: Any, bias: Any, lead: tuple[int, ...], vocab: 
         )
     with torch.no_grad():
         found = _checked_head("teacher_", hidden, weight, bias)
-    return tuple(None if t is None else t.detach() for t in found)
+    return {part: t.detach() for part, t in found.items()}
 
 
 def _valid(target: Optional[Tensor], lead: tuple[int, ...], ignore_index: int, vocab: int, like: Tensor):
@@ -194,25 +203,26 @@ def _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, be
     temperature = number("temperature", a["temperature"], above=0.0)
     cap = a["teacher_softcap"]
     form = _Form(
-        beta, temperature, head.softcap, head.logit_scale,
-        None if cap is None else number("teacher_softcap", cap, above=0.0),
+        beta, temperature, head.softcap or 0.0, head.logit_scale,
+        0.0 if cap is None else number("teacher_softcap", cap, above=0.0),
         number("teacher_logit_scale", a["teacher_logit_scale"]), number("weight_hard_loss", a["weight_hard_loss"], 0.0),
         number("weight_soft_loss", a["weight_soft_loss"], 0.0), a["reduction"] != "none",
     )
     if form.hard and a["target"] is None:
         raise ValueError(f"target: expected it with weight_hard_loss={form.hard}, got None")
     student = _checked_head("", hidden, weight, bias)
-    lead, vocab = tuple(hidden.shape[:-1]), student[1].shape[0]
+    lead, vocab = tuple(hidden.shape[:-1]), weight.shape[0]
     teacher = _teacher(teacher_hidden, teacher_weight, teacher_bias, lead, vocab)
-    valid, words, bad = _valid(a["target"], lead, head.ignore_index, vocab, student[0])
-    rows = valid.to(torch.float64 if student[0].dtype == torch.float64 else torch.float32)
+    valid, words, bad = _valid(a["target"], lead, head.ignore_index, vocab, student["hidden"])
+    rows = valid.to(torch.float64 if student["hidden"].dtype == torch.float64 else torch.float32)
     divisor = _divisor(a["reduction"], a["normalizer"], valid)
     if divisor is not None:
         rows = rows / divisor
     if bad is not None:
         rows = torch.where(bad, math.nan, rows)  # where nothing waits to see a bad target
     chunked = _chunked("divergence", head.memory_budget, choice("executor", a["executor"], ("native", "python")))
-    loss = chunked(*student, *teacher, rows, words if form.hard else None, tuple(form))
+    of_words = {"words": words} if form.hard else {}
+    loss = chunked({**student, **teacher, "rows": rows, **of_words}, tuple(form))
     return loss if form.summed else loss.reshape(lead)
 
 
@@ -307,14 +317,13 @@ def teacher_top_k(
     """
     found = head_of({**HEAD, **head})
     with torch.no_grad():
-        hidden, weight, bias = _checked_head("teacher_", teacher_hidden, teacher_weight, teacher_bias)
-        if count("k", k) > weight.shape[0]:
-            raise ValueError(f"k: expected at most {weight.shape[0]}, the words of teacher_weight, got {k}")
+        given = _checked_head("teacher_", teacher_hidden, teacher_weight, teacher_bias)
+        if count("k", k) > teacher_weight.shape[0]:
+            raise ValueError(f"k: expected at most {teacher_weight.shape[0]}, the words of teacher_weight, got {k}")
         # The library has no kernel that sorts on a GPU.
-        executor = "native" if hidden.device.type == "cpu" else "python"
-        words, log_probs = _chunked("best", found.memory_budget, executor)(
-            hidden, weight, bias, found.softcap, found.logit_scale, k
-        )
+        executor = "native" if given["teacher_hidden"].device.type == "cpu" else "python"
+        best = _chunked("best", found.memory_budget, executor)
+        words, log_probs = best(given, found.softcap or 0.0, found.logit_scale, k)
     shape = (*teacher_hidden.shape[:-1], k)
     return TopK(words.reshape(shape), log_probs.reshape(shape))
 
