@@ -400,6 +400,8 @@ def test_the_same_bits_whatever_the_batch(dtype, options):
     words = index.clone()
     words[::2] = -100  # tokens that are ignored are not computed
     assert torch.equal(scored(every, words=words)[1::2], together[1::2])
+    several = torch.stack([index.flip(0), index, index], -1)
+    assert torch.equal(scored(every, words=several)[:, 1], together)
 
 
 def test_bits_that_are_not_promised_are_refused():

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ..._losses import HEAD, Function, HeadKeywords, choice, count, flag, head_of, number, takes
+from ..._losses import HEAD, HEAD_DOCS, Function, HeadKeywords, choice, count, flag, head_of, number, takes
 from .. import _arguments
 from .._autochunk import autochunk
 from ..head import linear_logprobs
@@ -30,7 +30,7 @@ DIVERGENCE: dict[str, Any] = dict(
     teacher_logit_scale=1.0, executor="native", **HEAD,
 )
 
-_ARGUMENTS = """hidden: [..., D]. weight: [V, D], its dtype: float32, bfloat16 or float16. bias: [V].
+_ARGUMENTS = f"""hidden: [..., D]. weight: [V, D], its dtype: float32, bfloat16 or float16. bias: [V].
         teacher_hidden: [..., D']. teacher_weight: [V, D'], its dtype. teacher_bias: [V]. No gradients.
         targets: [...], int32 or int64: tokens of ``ignore_index`` count for nothing; None: all count.
         reduction: "none" (loss [...]), "mean" over the tokens that count, "sum".
@@ -40,7 +40,7 @@ _ARGUMENTS = """hidden: [..., D]. weight: [V, D], its dtype: float32, bfloat16 o
             Hinton et al. make up for it by t^2, given here.
         teacher_softcap, teacher_logit_scale: of the teacher's logits; the temperature is both models'.
         executor: autochunk's: "native", the library, on a CPU or GPU, or "python", JAX's operations.
-        {head}"""
+        {HEAD_DOCS.replace(" and cost nothing", "")}"""
 
 
 class DivergenceKeywords(HeadKeywords, total=False):

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..._losses import HEAD, Function, HeadKeywords, choice, count, flag, head_of, number, takes
+from ..._losses import HEAD, HEAD_DOCS, Function, HeadKeywords, choice, count, flag, head_of, number, takes
 from .. import _arguments, _distributed
 from ..loss import _autocast  # type: ignore[attr-defined]
 from ..loss import linear_cross_entropy, linear_logprobs
@@ -28,7 +28,7 @@ DIVERGENCE: dict[str, Any] = dict(
     teacher_logit_scale=1.0, executor="native", **HEAD,
 )
 
-_ARGUMENTS = """hidden: [..., D]. weight: [V, D], its dtype: float32, bfloat16, float16 or float64. bias: [V].
+_ARGUMENTS = f"""hidden: [..., D]. weight: [V, D], its dtype: float32, bfloat16, float16 or float64. bias: [V].
         teacher_hidden: [..., D']. teacher_weight: [V, D'], its dtype. teacher_bias: [V]. No gradients.
         target: [...], int32 or int64: tokens of ``ignore_index`` count for nothing; None: all count.
         reduction: "none" (loss [...]), "mean" over the tokens that count, "sum".
@@ -38,7 +38,7 @@ _ARGUMENTS = """hidden: [..., D]. weight: [V, D], its dtype: float32, bfloat16, 
             Hinton et al. make up for it by t^2, given here.
         teacher_softcap, teacher_logit_scale: of the teacher's logits; the temperature is both models'.
         executor: autochunk's: "native", the library, on a CPU or GPU, or "python", PyTorch's operations.
-        {head}"""
+        {HEAD_DOCS.replace(" and cost nothing", "")}"""
 
 
 class DivergenceKeywords(HeadKeywords, total=False):
