@@ -296,6 +296,8 @@ def test_memory_is_within_the_budget():
         return step.memory_analysis().temp_size_in_bytes
 
     budget = 3 << 19
+    text = losses.explain_divergence(*arrays, memory_budget=budget)
+    assert "1.5 MiB, met)" in text and "forward_and_gradients" in text
     for loss in (
         lambda x, w, *teacher: losses.jsd_loss(x, w, *teacher, memory_budget=budget),
         lambda x, w, t, _: losses.dpo_loss(x, w, words, ref_hidden=t, memory_budget=budget).loss,

@@ -10,7 +10,9 @@ and conventions of TRL and Liger, without logits. docs/ready_losses.md has them 
     (value, found), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(hidden, weight)
 """
 
-from .distillation import TopK, forward_kl_loss, jsd_loss, reverse_kl_loss, teacher_top_k, top_k_loss
+from .distillation import (
+    TopK, explain_divergence, forward_kl_loss, jsd_loss, reverse_kl_loss, teacher_top_k, top_k_loss,
+)
 from .policy import PolicyLoss, dapo_loss, dr_grpo_loss, group_advantages, grpo_loss, gspo_loss, ppo_loss
 from .preference import (
     KTOLoss, PreferenceLoss, cpo_loss, dpo_loss, ipo_loss, kto_kl, kto_loss, orpo_loss, simpo_loss,
@@ -26,6 +28,7 @@ __all__ = [
     "dapo_loss",
     "dpo_loss",
     "dr_grpo_loss",
+    "explain_divergence",
     "forward_kl_loss",
     "group_advantages",
     "grpo_loss",

@@ -269,6 +269,31 @@ def reverse_kl_loss(
     return _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, 1.0, options)
 
 
+@takes(DIVERGENCE)
+def explain_divergence(
+    hidden: ArrayLike,
+    weight: ArrayLike,
+    teacher_hidden: ArrayLike,
+    teacher_weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    teacher_bias: ArrayLike | None = None,
+    *,
+    beta: float = 0.5,
+    **options: Unpack[DivergenceKeywords],
+) -> str:
+    """The plan of ``jsd_loss`` of the same arguments (beta 0: ``forward_kl_loss``, 1: ``reverse_kl_loss``) and of its
+    gradients by hidden and weight: what is cut, along what and how finely, and the memory beyond inputs and results
+    before and after. Nothing is run, and ``jax.ShapeDtypeStruct`` are taken for arrays."""
+
+    def total(states, words, *others):
+        return jnp.sum(jsd_loss(states, words, *others, beta=beta, **options))
+
+    jax.eval_shape(
+        jax.value_and_grad(total, (0, 1)), hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias
+    )
+    return _chunked("divergence", options["memory_budget"], options["executor"]).explain()
+
+
 @takes({name: HEAD[name] for name in ("softcap", "logit_scale", "temperature", "memory_budget")})
 def teacher_top_k(
     teacher_hidden: ArrayLike,

@@ -198,7 +198,22 @@ def _divisor(reduction: str, normalizer: Any, valid: Tensor):
     return number("normalizer", normalizer, above=0.0)
 
 
-def _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta: float, a: Mapping[str, Any]):
+class _Call(NamedTuple):
+    """A divergence as its program takes it."""
+
+    chunked: Any
+    given: dict[str, Tensor]
+    form: _Form
+    lead: tuple[int, ...]
+
+    def run(self) -> Tensor:
+        loss = self.chunked(self.given, tuple(self.form))
+        return loss if self.form.summed else loss.reshape(self.lead)
+
+
+def _call(
+    hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta: float, a: Mapping[str, Any]
+) -> _Call:
     head = head_of({**a, "temperature": 1.0})
     temperature = number("temperature", a["temperature"], above=0.0)
     cap = a["teacher_softcap"]
@@ -222,8 +237,7 @@ def _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, be
         rows = torch.where(bad, math.nan, rows)  # where nothing waits to see a bad target
     chunked = _chunked("divergence", head.memory_budget, choice("executor", a["executor"], ("native", "python")))
     of_words = {"words": words} if form.hard else {}
-    loss = chunked({**student, **teacher, "rows": rows, **of_words}, tuple(form))
-    return loss if form.summed else loss.reshape(lead)
+    return _Call(chunked, {**student, **teacher, "rows": rows, **of_words}, form, lead)
 
 
 def _documented(function: Function) -> Function:
@@ -267,7 +281,7 @@ def jsd_loss(
             be met. A target that is neither a word nor ignore_index is a ValueError on the CPU, NaN on a GPU.
     """
     beta = number("beta", beta, 0.0, 1.0)
-    return _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta, options)
+    return _call(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta, options).run()
 
 
 @_documented
@@ -282,7 +296,7 @@ def forward_kl_loss(
 ) -> Tensor:
     """KL(q || p) of the next word, q the teacher's distribution and p the student's (Hinton et al. 2015): the mean of
     sum_j q_j (log q_j - log p_j). Arguments, result, passes, memory and errors: as ``jsd_loss``."""
-    return _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, 0.0, options)
+    return _call(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, 0.0, options).run()
 
 
 @_documented
@@ -297,7 +311,27 @@ def reverse_kl_loss(
 ) -> Tensor:
     """KL(p || q) of the next word, p the student's distribution and q the teacher's (Gu et al. 2024, MiniLLM, of each
     word): the mean of sum_j p_j (log p_j - log q_j). Arguments, result, passes, memory and errors: as ``jsd_loss``."""
-    return _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, 1.0, options)
+    return _call(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, 1.0, options).run()
+
+
+@takes(DIVERGENCE)
+def explain_divergence(
+    hidden: Tensor,
+    weight: Tensor,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    bias: Optional[Tensor] = None,
+    teacher_bias: Optional[Tensor] = None,
+    *,
+    beta: float = 0.5,
+    **options: Unpack[DivergenceKeywords],
+) -> str:
+    """The plan of ``jsd_loss`` of the same arguments (beta 0: ``forward_kl_loss``, 1: ``reverse_kl_loss``): what is cut,
+    along what and how finely, and the memory beyond inputs and results before and after. Nothing is run; gradients are
+    those of the tensors that want one."""
+    beta = number("beta", beta, 0.0, 1.0)
+    call = _call(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta, options)
+    return call.chunked.explain(call.given, tuple(call.form))
 
 
 @takes({name: HEAD[name] for name in ("softcap", "logit_scale", "temperature", "memory_budget")})
