@@ -1,5 +1,5 @@
 """Losses as their papers write them, of whole logits, for either framework: ``xp`` is torch or jax.numpy. Plain and
-slow; the library is not used. Logits are small enough for exp."""
+slow; nothing of the library is used. Logits are small enough for exp."""
 
 from __future__ import annotations
 

@@ -227,9 +227,10 @@ def jsd_loss(
     and kept until the backward. Those of "none" and of float16 are made in the backward, with both models' logits once
     more: two passes and four. Where hidden or weight is frozen there is one less.
 
-    Memory: the program's, within ``memory_budget``; None: as little as computes nothing twice. A program is planned, in
-    about a second, for each number of tokens: pad to few of them with ``ignore_index``, whose tokens are computed like
-    others. On a GPU the library's needs NVRTC (docs/gpu.md).
+    Memory: the program's, within ``memory_budget``; None: as little as computes nothing twice. Small budgets cost up to
+    twice the multiply-adds (``explain_divergence``). A program is planned, in about a second,
+    for each number of tokens: pad to few of them with ``ignore_index``, whose tokens are computed like others. On a GPU
+    the library's needs NVRTC (docs/gpu.md).
 
     Raises:
         ValueError, TypeError: naming the argument, what was expected and what came; ValueError for a budget that cannot
@@ -311,9 +312,10 @@ def teacher_top_k(
     """
     found = head_of({**HEAD, **head})
     checked = _checked_head("teacher_", teacher_hidden, teacher_weight, teacher_bias)
+    vocab = checked[1].shape[0]
+    if count("k", k) > vocab:
+        raise ValueError(f"k: expected at most {vocab}, the words of teacher_weight, got {k}")
     states, weight, bias = (None if a is None else jax.lax.stop_gradient(a) for a in checked)
-    if count("k", k) > weight.shape[0]:
-        raise ValueError(f"k: expected at most {weight.shape[0]}, the words of teacher_weight, got {k}")
     # The library has no kernel that sorts on a GPU.
     executor = "native" if jax.default_backend() == "cpu" else "python"
     words, log_probs = _chunked("best", found.memory_budget, executor)(

@@ -272,9 +272,10 @@ def jsd_loss(
     and kept until the backward. Those of "none" and of float16 are made in the backward, with both models' logits once
     more: two passes and four. Where hidden or weight is frozen there is one less.
 
-    Memory: the program's, within ``memory_budget``; None: as little as computes nothing twice. A program is planned, in
-    about a second, for each number of tokens: pad to few of them with ``ignore_index``, whose tokens are computed like
-    others. On a GPU the library's needs NVRTC (docs/gpu.md).
+    Memory: the program's, within ``memory_budget``; None: as little as computes nothing twice. Small budgets cost up to
+    twice the multiply-adds (``explain_divergence``). A program is planned, in about a second,
+    for each number of tokens: pad to few of them with ``ignore_index``, whose tokens are computed like others. On a GPU
+    the library's needs NVRTC (docs/gpu.md).
 
     Raises:
         ValueError, TypeError: naming the argument, what was expected and what came; ValueError for a budget that cannot
@@ -326,9 +327,9 @@ def explain_divergence(
     beta: float = 0.5,
     **options: Unpack[DivergenceKeywords],
 ) -> str:
-    """The plan of ``jsd_loss`` of the same arguments (beta 0: ``forward_kl_loss``, 1: ``reverse_kl_loss``): what is cut,
-    along what and how finely, and the memory beyond inputs and results before and after. Nothing is run; gradients are
-    those of the tensors that want one."""
+    """The plan of ``jsd_loss`` of the same arguments (beta 0: ``forward_kl_loss``, 1: ``reverse_kl_loss``): what is
+    cut, along what and how finely, and the memory beyond inputs and results before and after. Nothing is run;
+    gradients are those of the tensors that want one."""
     beta = number("beta", beta, 0.0, 1.0)
     call = _call(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta, options)
     return call.chunked.explain(call.given, tuple(call.form))
