@@ -48,10 +48,10 @@ install: ## install below PREFIX (default /usr/local), staged below DESTDIR
 	@DESTDIR=$(DESTDIR) $$(sed -n 's/^CMAKE_COMMAND:INTERNAL=//p' $(BUILD)/CMakeCache.txt) --install $(BUILD) --prefix $(PREFIX)
 
 wheel: ## build a manylinux wheel of the Python package in build/dist and try it in a fresh environment
-	@WHEEL_BUILD=$(BUILD)/wheel tools/wheel.sh $(BUILD)/dist
+	@WHEEL_BUILD=$(BUILD)-wheel tools/wheel.sh $(BUILD)/dist
 
 clean: ## remove the build folders of this Makefile
-	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan
+	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-wheel $(BUILD)-wheel-tools $(BUILD)-python
 
 help: ## this text
 	@echo "logitless: make TARGET"

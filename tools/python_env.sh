@@ -2,7 +2,8 @@
 # Makes the virtual environment that the Python tests run in, with this checkout's wheel installed as users install it:
 #   tools/python_env.sh FOLDER
 # Packages are tests/python/requirements.txt. Quick when they are there already; the wheel (tools/wheel.sh) is built
-# every time, and kept in FOLDER/wheels.
+# every time, and kept in FOLDER/wheels. Its build stands beside the folder that FOLDER is in, as deep as the other
+# builds: paths are the same for ccache then (cmake/LogitlessSettings.cmake), and little is compiled.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,5 +18,5 @@ if ! cmp -s "$requirements" "$folder/requirements.txt"; then
   cp "$requirements" "$folder/requirements.txt"
 fi
 
-LOGITLESS_CUDA=${LOGITLESS_CUDA:-OFF} WHEEL_BUILD=$folder/wheel-build tools/wheel.sh "$folder/wheels" "$python"
+LOGITLESS_CUDA=${LOGITLESS_CUDA:-OFF} WHEEL_BUILD=$(dirname "$folder")-python tools/wheel.sh "$folder/wheels" "$python"
 "$python" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$folder"/wheels/logitless-*.whl

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 folder=${1:?usage: tools/wheel.sh FOLDER [PYTHON]}
 python=${2:-}
-build=${WHEEL_BUILD:-build/wheel}
+build=${WHEEL_BUILD:-build-wheel}
 fetched=$([[ -n $python ]] || echo yes)
 isolation=(--no-build-isolation)
 if [[ $fetched ]]; then
@@ -26,15 +26,12 @@ bin=$(cd "$(dirname "$python")" && pwd)  # not resolved: the links of an environ
 
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
-# With the compiler's name and the flags of the other builds, for ccache's sake. Spelled out: the pip of Debian 12 does
-# not know -C.
+# With the compiler's name, the flags and the depth of the other builds, for ccache's sake. Spelled out: the pip of
+# Debian 12 does not know -C.
 settings=(--config-settings=build-dir="$build"
           --config-settings=cmake.define.LOGITLESS_CUDA="${LOGITLESS_CUDA:-AUTO}"
           --config-settings=cmake.define.LOGITLESS_XLA=ON
           --config-settings=cmake.define.LOGITLESS_WARNINGS_AS_ERRORS=ON)
-if command -v ccache >/dev/null; then
-  settings+=(--config-settings=cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache)
-fi
 CXX=${CXX:-c++} CMAKE_GENERATOR=Ninja CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} PATH="$bin:$PATH" "$python" -m pip \
   wheel --quiet --disable-pip-version-check --no-deps "${isolation[@]}" --wheel-dir "$made" "${settings[@]}" .
 
