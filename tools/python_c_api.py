@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADERS = (Path("include/logitless/c_api.h"), Path("include/logitless/c_communicator.h"),
-           Path("include/logitless/c_far_field.h"))
+           Path("include/logitless/c_far_field.h"), Path("include/logitless/c_sharding.h"))
 MODULE = Path("python/logitless/_c_api.py")
 STUBS = (Path("python/logitless/torch/loss.pyi"),)
 WIDTH = 120
@@ -341,6 +341,23 @@ class Writer:
             yield "    ),"
         yield from ("}", "")
 
+    def in_order(self):
+        """Names of structs, each after those that it points to."""
+        found = []
+
+        def add(name):
+            if name in found:
+                return
+            for f in self.header.structs[name]:
+                pointed = f.kind.replace("*", "").strip()
+                if pointed in self.header.structs and pointed != name:
+                    add(pointed)
+            found.append(name)
+
+        for name in self.header.structs:
+            add(name)
+        return found
+
     def functions(self):
         yield from ("", "# (type of the result, types of the arguments) by name.")
         yield "FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {"
@@ -372,8 +389,8 @@ class Writer:
             lines += [f"{class_name(name)} = CFUNCTYPE({types})", ""]
         lines += ["", "class Term(NamedTuple):", "    default: float", "    least: float  # the range, ends included"]
         lines += ["    most: float", "    text: str", ""]
-        for name, fields in self.header.structs.items():
-            lines += self.struct(name, fields)
+        for name in self.in_order():
+            lines += self.struct(name, self.header.structs[name])
         for name in VALUES:
             lines += self.values(name, self.header.structs[name])
         lines += self.terms()

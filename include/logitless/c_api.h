@@ -284,6 +284,7 @@ typedef struct logitless_cross_entropy_inputs {
   double grad_loss;                   /* default 1: upstream gradient */
   const logitless_vocab_order* order; /* of plans of the far field, which need one */
   uint64_t sample_seed;               /* of such plans with sample_every: another for each call */
+  const struct logitless_sharding* sharding; /* words over ranks: c_sharding.h; NULL: none */
 } logitless_cross_entropy_inputs;
 LOGITLESS_API void logitless_cross_entropy_inputs_init(logitless_cross_entropy_inputs* inputs,
                                                        size_t struct_size);
@@ -416,6 +417,7 @@ typedef struct logitless_head_inputs {
   const logitless_tensor* targets;      /* i32 | i64 [...] or [..., K] */
   const logitless_tensor* bias;         /* optional [V], f32 or the dtype of weight */
   const logitless_tensor* vocab_weight; /* optional f32 [V]: omega of weighted_logit_sum; NULL: 1 */
+  const struct logitless_sharding* sharding; /* words over ranks: c_sharding.h; NULL: none */
 } logitless_head_inputs;
 LOGITLESS_API void logitless_head_inputs_init(logitless_head_inputs* inputs, size_t struct_size);
 

@@ -1,4 +1,4 @@
-"""The C ABI as ctypes: what c_api.h, c_communicator.h and c_far_field.h declare, with their comments.
+"""The C ABI as ctypes: what c_api.h, c_communicator.h, c_far_field.h and c_sharding.h declare, with their comments.
 
 tools/python_c_api.py writes this file from those headers."""
 
@@ -222,6 +222,27 @@ class CrossEntropyOptions(Structure):
     defaults: ClassVar[dict[str, float]] = {"ignore_index": -100, "reduction": 1, "logit_scale": 1.0}
 
 
+class Sharding(Structure):
+    """Of this rank's own words are weight [rows, D], bias [rows], d_weight and d_bias; rows may differ between ranks
+    and be 0. Of the whole vocabulary are targets, class_weight [vocab], vocab_weight [vocab], label smoothing, argmax
+    and everything that is summed over words."""
+
+    struct_size: int
+    words: Any  # that hold the words; required
+    vocab: int  # words of all ranks
+    first_word: int  # rows are words [first_word, first_word + rows)
+    word_table: Any  # or, i32 [rows] ascending: which words they are
+    # hidden, targets and everything per token are this rank's own tokens, of any number; else they are the same on all
+    # ranks. A mean or sum is the whole one on each rank.
+    tokens: int
+    reserved: int  # 0
+    replicas: Any  # Groups like this one whose tokens a mean divides by as well; NULL: none.
+    _fields_ = [
+        ("struct_size", c_size_t), ("words", c_void_p), ("vocab", c_int64), ("first_word", c_int64),
+        ("word_table", POINTER(Tensor)), ("tokens", c_int32), ("reserved", c_int32), ("replicas", c_void_p),
+    ]
+
+
 class CrossEntropyInputs(Structure):
     struct_size: int
     hidden: Any  # [..., D] f32 | bf16 | f16
@@ -235,11 +256,12 @@ class CrossEntropyInputs(Structure):
     grad_loss: float  # default 1: upstream gradient
     order: Any  # of plans of the far field, which need one
     sample_seed: int  # of such plans with sample_every: another for each call
+    sharding: Any  # words over ranks: c_sharding.h; NULL: none
     _fields_ = [
         ("struct_size", c_size_t), ("hidden", POINTER(Tensor)), ("weight", POINTER(Tensor)),
         ("targets", POINTER(Tensor)), ("bias", POINTER(Tensor)), ("class_weight", POINTER(Tensor)),
         ("token_weight", POINTER(Tensor)), ("target_weight", POINTER(Tensor)), ("grad_losses", POINTER(Tensor)),
-        ("grad_loss", c_double), ("order", c_void_p), ("sample_seed", c_uint64),
+        ("grad_loss", c_double), ("order", c_void_p), ("sample_seed", c_uint64), ("sharding", POINTER(Sharding)),
     ]
     # Of the fields that do not begin as 0.
     defaults: ClassVar[dict[str, float]] = {"grad_loss": 1.0}
@@ -362,9 +384,11 @@ class HeadInputs(Structure):
     targets: Any  # i32 | i64 [...] or [..., K]
     bias: Any  # optional [V], f32 or the dtype of weight
     vocab_weight: Any  # optional f32 [V]: omega of weighted_logit_sum; NULL: 1
+    sharding: Any  # words over ranks: c_sharding.h; NULL: none
     _fields_ = [
         ("struct_size", c_size_t), ("hidden", POINTER(Tensor)), ("weight", POINTER(Tensor)),
         ("targets", POINTER(Tensor)), ("bias", POINTER(Tensor)), ("vocab_weight", POINTER(Tensor)),
+        ("sharding", POINTER(Sharding)),
     ]
 
 
@@ -621,6 +645,7 @@ STRUCTS = {
     "logitless_order_options": OrderOptions,
     "logitless_far_field_options": FarFieldOptions,
     "logitless_far_field_report": FarFieldReport,
+    "logitless_sharding": Sharding,
 }
 
 
@@ -743,4 +768,5 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "logitless_far_head_load": (c_int32, [c_void_p, c_char_p]),
     "logitless_far_head_state": (c_int32, [c_void_p, POINTER(c_void_p), POINTER(c_size_t)]),
     "logitless_far_head_set_state": (c_int32, [c_void_p, c_void_p, c_size_t]),
+    "logitless_sharding_init": (None, [POINTER(Sharding), c_size_t]),
 }

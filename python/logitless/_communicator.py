@@ -101,13 +101,17 @@ class Communicator:
         """Gives up, for the whole group; from any thread."""
         check(lib.logitless_communicator_abort(self.handle, reason.encode()))
 
+    def cause(self) -> BaseException | None:
+        """What the first of the caller's collectives that failed raised, if one did."""
+        return self._raised[0] if self._raised else None
+
     def _exchange(self, function, given, given_bytes, to, bytes_each):
         source = _address(given, given_bytes, "given", False)
         target = _address(to, bytes_each * self.size, "to", True)
         try:
             check(function(self.handle, source, target, bytes_each, None))
         except LogitlessError as error:
-            raise error from (self._raised[0] if self._raised else None)
+            raise error from self.cause()
 
     def __del__(self):
         if getattr(self, "handle", None):

@@ -89,13 +89,14 @@ logitless_status logitless::capi::fail(logitless_status status, const char* text
 const char* logitless_version(void) { return version(); }
 int32_t logitless_abi_version(void) { return LOGITLESS_ABI_VERSION; }
 
-#define LOGITLESS_FOR_EACH_SIZED_STRUCT(apply)                                       \
-  apply(context_options) apply(plan_request) apply(plan_info) apply(plan_candidate)  \
-      apply(head_features) apply(cross_entropy_options) apply(cross_entropy_inputs)  \
-          apply(cross_entropy_outputs) apply(loss_statistics) apply(loss_terms)      \
-              apply(token_loss_inputs) apply(token_loss_outputs) apply(head_options) \
-                  apply(head_inputs) apply(head_outputs) apply(head_cotangents)      \
-                      apply(head_gradients) apply(program_options) apply(program_tensor)
+#define LOGITLESS_FOR_EACH_SIZED_STRUCT(apply)                                           \
+  apply(context_options) apply(plan_request) apply(plan_info) apply(plan_candidate)      \
+      apply(head_features) apply(cross_entropy_options) apply(cross_entropy_inputs)      \
+          apply(cross_entropy_outputs) apply(loss_statistics) apply(loss_terms)          \
+              apply(token_loss_inputs) apply(token_loss_outputs) apply(head_options)     \
+                  apply(head_inputs) apply(head_outputs) apply(head_cotangents)          \
+                      apply(head_gradients) apply(program_options) apply(program_tensor) \
+                          apply(sharding)
 
 #define LOGITLESS_DEFINE_INIT(name)                                           \
   void logitless_##name##_init(logitless_##name* value, size_t struct_size) { \

@@ -6,10 +6,12 @@
 #include <cstring>
 #include <string_view>
 
+#include "capi/communicator_handle.h"
 #include "capi/vocab_order_handle.h"
 #include "core/byte_range.h"
 #include "core/check.h"
 #include "logitless/c_api.h"
+#include "logitless/c_sharding.h"
 #include "logitless/logitless.h"
 
 namespace logitless::capi {
@@ -109,6 +111,11 @@ template <>
 constexpr std::size_t least_size<logitless_cross_entropy_inputs>() {
   using Inputs = logitless_cross_entropy_inputs;
   return offsetof(Inputs, grad_loss) + sizeof(Inputs::grad_loss);
+}
+template <>
+constexpr std::size_t least_size<logitless_head_inputs>() {
+  return offsetof(logitless_head_inputs, vocab_weight) +
+         sizeof(logitless_head_inputs::vocab_weight);
 }
 template <>
 constexpr std::size_t least_size<logitless_loss_statistics>() {
@@ -260,6 +267,21 @@ inline CrossEntropyOptions options_from(const logitless_cross_entropy_options* f
   return options;
 }
 
+inline Sharding sharding_from(const logitless_sharding* from) {
+  if (from == nullptr) return {};
+  const logitless_sharding c = read_struct(from, "sharding");
+  require(c.reserved == 0, "sharding.reserved: expected 0, got ", c.reserved);
+  require(c.words != nullptr, "sharding.words: expected a communicator, got NULL");
+  Sharding sharding;
+  sharding.words = c.words->communicator;
+  sharding.vocab = c.vocab;
+  sharding.first_word = c.first_word;
+  sharding.word_table = view_from(c.word_table, "sharding.word_table");
+  sharding.tokens = c.tokens != 0;
+  if (c.replicas != nullptr) sharding.replicas = c.replicas->communicator;
+  return sharding;
+}
+
 inline CrossEntropyInputs inputs_from(const logitless_cross_entropy_inputs* from) {
   const logitless_cross_entropy_inputs c = read_struct(from, "inputs");
   CrossEntropyInputs inputs;
@@ -274,6 +296,7 @@ inline CrossEntropyInputs inputs_from(const logitless_cross_entropy_inputs* from
   inputs.grad_loss = c.grad_loss;
   if (c.order != nullptr) inputs.order = c.order->order;
   inputs.sample_seed = c.sample_seed;
+  inputs.sharding = sharding_from(c.sharding);
   return inputs;
 }
 
@@ -320,9 +343,12 @@ inline HeadOptions options_from(const logitless_head_options* from) {
 
 inline HeadInputs inputs_from(const logitless_head_inputs* from) {
   const logitless_head_inputs c = read_struct(from, "inputs");
-  return {view_from(c.hidden, "hidden"), view_from(c.weight, "weight"),
-          view_from(c.targets, "targets"), view_from(c.bias, "bias"),
-          view_from(c.vocab_weight, "vocab_weight")};
+  return {view_from(c.hidden, "hidden"),
+          view_from(c.weight, "weight"),
+          view_from(c.targets, "targets"),
+          view_from(c.bias, "bias"),
+          view_from(c.vocab_weight, "vocab_weight"),
+          sharding_from(c.sharding)};
 }
 
 inline HeadOutputs outputs_from(const logitless_head_outputs* from) {

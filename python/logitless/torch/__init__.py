@@ -4,13 +4,15 @@
 change of import; ``LinearCrossEntropy`` is the module; ``linear_logprobs`` gives differentiable log-probabilities,
 entropies and log-sum-exps; ``lazy_head`` makes a Hugging Face model compute its loss so, without a change to its code;
 ``autochunk`` does it for any function; ``losses`` has those of preferences, policies and distillation ready.
-``FarFieldHead`` takes gradients of a training run from the words that matter.
+``FarFieldHead`` takes gradients of a training run from the words that matter. ``Sharding`` says which words a rank has.
 """
 
 from typing import TYPE_CHECKING
 
 
 from ._lazy import LazyHeadWarning, LazyLogits, lazy_head, unpatch
+from ._distributed import sharded_head
+from ._ranks import Sharding
 from .far_field import FarFieldHead
 from .loss import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
 
@@ -25,6 +27,7 @@ __all__ = [
     "LazyHeadWarning",
     "LazyLogits",
     "LinearCrossEntropy",
+    "Sharding",
     "Unsupported",
     "lazy_head",
     "linear_cross_entropy",
@@ -32,6 +35,7 @@ __all__ = [
     "explain_compiled",
     "linear_logprobs",
     "losses",
+    "sharded_head",
     "unpatch",
 ]
 

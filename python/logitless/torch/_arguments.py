@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._library import parse_bytes
 from .._options import DEFAULT, LOSS_TERMS, LossOptions
+from ._ranks import Sharding
 
 # Ours, with the defaults.
 DEFAULTS: dict[str, Any] = dict(
@@ -31,6 +32,7 @@ DEFAULTS: dict[str, Any] = dict(
     return_argmax=False,
     return_target_logits=False,
     memory_budget=None,
+    sharding=None,
 )
 # The order of cut_cross_entropy's, which begins as ours does. PyTorch's own takes three by position, the first three.
 POSITIONS = (
@@ -79,7 +81,6 @@ _ALLOWANCES = {
     "filter_e_grad": _IS_FLAG,
     "filter_c_grad": _IS_FLAG,
     "impl": (_is_impl, f"one of {', '.join(_IMPLS)}"),
-    "vocab_parallel_options": (lambda value: value is None, "None; give the weight as a DTensor"),
 }
 
 
@@ -108,7 +109,23 @@ def bind(args: tuple, kwargs: dict) -> dict[str, Any]:
     for name, (allowed, what) in _ALLOWANCES.items():
         if name in bound and not allowed(value := bound.pop(name)):
             raise NotImplementedError(f"{NAME}: {name}={value!r} is not supported; expected {what}")
+    parallel = bound.pop("vocab_parallel_options", None)
+    if parallel is not None:
+        if bound.get("sharding") is not None:
+            raise TypeError(f"{NAME}: 'sharding' and 'vocab_parallel_options' are one argument; give one of them")
+        bound["sharding"] = _vocab_parallel(parallel)
     return {**DEFAULTS, **bound, "chunk": _chunk(torch_options, bound["hidden"])}
+
+
+def _vocab_parallel(options) -> Sharding:
+    """cut_cross_entropy's VocabParallelOptions(start, stop, group, reduce_e_grad): gradients here are complete."""
+    if not hasattr(options, "start") or not hasattr(options, "group"):
+        raise TypeError(
+            f"vocab_parallel_options: expected cut_cross_entropy's VocabParallelOptions, got {type(options).__name__}"
+        )
+    if not getattr(options, "reduce_e_grad", True):
+        raise NotImplementedError("vocab_parallel_options: reduce_e_grad=False is not supported; d_hidden is complete here")
+    return Sharding(options.group)
 
 
 def _chunk(options, hidden) -> int | str | None:

@@ -1,11 +1,15 @@
-"""DTensor in, local tensors out."""
+"""DTensor in, local tensors out; and which words of the vocabulary they are."""
 
 from __future__ import annotations
 
 import sys
+from typing import Any, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from . import _func
+from ._ranks import ALL, Words, words_of
 
 
 def _is_dtensor(t) -> bool:
@@ -26,6 +30,16 @@ class _Share(torch.autograd.Function):
         return gradient / ctx.ranks, None
 
 
+def _replicated(name: str, t):
+    if not _is_dtensor(t):
+        return t
+    from torch.distributed.tensor import Replicate
+
+    if any(not isinstance(p, Replicate) for p in t.placements):
+        raise NotImplementedError(f"{name}: expected a DTensor placed Replicate, got {t.placements}")
+    return t.to_local()
+
+
 def local(hidden, weight, target, bias) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Weights (and a bias) that are sharded are gathered, their gradients scattered back; hidden and target that are
     the same everywhere are taken as they are. Other placements are refused by name.
@@ -37,13 +51,6 @@ def local(hidden, weight, target, bias) -> tuple[Tensor, Tensor, Tensor, Tensor]
         return hidden, weight, target, bias
     from torch.distributed.tensor import Partial, Replicate
 
-    def replicated(name, t):
-        if not _is_dtensor(t):
-            return t
-        if any(not isinstance(p, Replicate) for p in t.placements):
-            raise NotImplementedError(f"{name}: expected a DTensor placed Replicate, got {t.placements}")
-        return t.to_local()
-
     def gathered(t):
         if not _is_dtensor(t):
             return t
@@ -54,4 +61,152 @@ def local(hidden, weight, target, bias) -> tuple[Tensor, Tensor, Tensor, Tensor]
         )
         return whole if same or not whole.requires_grad else _Share.apply(whole, mesh.size())
 
-    return replicated("hidden", hidden), gathered(weight), replicated("target", target), gathered(bias)
+    return _replicated("hidden", hidden), gathered(weight), _replicated("target", target), gathered(bias)
+
+
+def place(a: dict[str, Any]) -> tuple[Words, bool]:
+    """Makes hidden, weight, target and bias of bound arguments local tensors. Returns which words those of weight are,
+    and whether a loss is of each rank's own tokens although ranks work together (data parallelism, as FSDP has it:
+    weights get the mean of the ranks' gradients).
+
+    A DTensor weight whose words are sharded over one dimension of its mesh stays where it is; any other is gathered
+    (``local``), and so are all on a GPU."""
+    hidden, weight, bias = a["hidden"], a["weight"], a["bias"]
+    if a.get("sharding") is not None:
+        return _given(a), False
+    if not _is_dtensor(weight):
+        found = None
+    else:
+        found = _sharded_over(weight, hidden, bias)
+    if found is None:
+        names = ("hidden", "weight", "target", "bias")
+        a.update(zip(names, local(*(a[n] for n in names))))
+        return ALL, False
+    dim, tokens, own = found
+    a["weight"] = _rows(weight, weight, dim, own)
+    if bias is not None:
+        a["bias"] = _rows(bias, weight, dim, own)
+    if _is_dtensor(hidden):
+        if tokens is not None and a["target"] is not None:
+            a["target"] = _own_tokens("target", a["target"], hidden)
+        a["hidden"] = hidden.to_local()
+    a["target"] = a["target"] if tokens is not None else _replicated("target", a["target"])
+    if tokens is not None and tokens == hidden.dim() - 2 and tokens > 0 and a.get("shift"):
+        raise NotImplementedError("shift: does not go with tokens that are sharded along the sequence; shift the targets yourself")
+    mesh = weight.device_mesh
+    vocab, ranks, rank = weight.shape[0], mesh.size(dim), mesh.get_local_rank(dim)
+    first = min(rank * -(-vocab // ranks), vocab)
+    return Words(mesh.get_group(dim).group_name, vocab, first, own or tokens is not None), own
+
+
+def _given(a: dict[str, Any]) -> Words:
+    """Of plain tensors with the argument ``sharding``."""
+    for name in ("hidden", "weight", "target", "bias"):
+        if _is_dtensor(a[name]):
+            raise ValueError(f"sharding: goes with plain tensors, {name} is a DTensor, whose placements say the same")
+    weight = a["weight"]
+    if weight.device.type != "cpu":
+        raise NotImplementedError(
+            f"sharding: words on several ranks are served on the CPU alone yet, weight is on {weight.device}"
+        )
+    if weight.dtype == torch.float64:
+        raise NotImplementedError("sharding: expected float32, bfloat16 or float16, got torch.float64")
+    if weight.dim() != 2:
+        raise NotImplementedError(f"sharding: expected a weight [rows, D], got {list(weight.shape)}")
+    if _func.active():
+        raise NotImplementedError("sharding: does not go with transforms of torch.func")
+    words = words_of(a["sharding"], weight.shape[0])
+    if words.tokens and a.get("shift"):
+        raise NotImplementedError("shift: does not go with sharded tokens; shift the targets yourself")
+    return words
+
+
+def _sharded_over(weight, hidden, bias) -> Optional[tuple[int, Optional[int], bool]]:
+    """Where ranks can work on a DTensor weight together: (the dimension of the mesh that its words are sharded over;
+    the dimension of hidden that tokens are sharded over there, or None; whether each rank's tokens are a batch of its
+    own). Otherwise None."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    mesh = weight.device_mesh
+    words = [i for i, p in enumerate(weight.placements) if type(p) is Shard and p.dim == 0]
+    rest = [p for p in weight.placements if not (type(p) is Shard and p.dim == 0)]
+    if len(words) != 1 or any(not isinstance(p, Replicate) for p in rest) or mesh.size(words[0]) == 1:
+        return None
+    if mesh.device_type != "cpu" or weight.dim() != 2 or torch.float64 in (weight.dtype, hidden.dtype) or _func.active():
+        return None
+    (dim,) = words
+    if not _is_dtensor(hidden):
+        # What a plain bias has to get is the gradient of this rank's loss alone.
+        alone = bias is not None and not _is_dtensor(bias) and bias.requires_grad
+        return None if alone else (dim, None, True)
+    name = mesh.get_group(dim).group_name
+    tokens, known = None, False
+    for i, p in enumerate(hidden.placements):
+        if hidden.device_mesh.get_group(i).group_name == name:
+            known = True
+            if type(p) is Shard and p.dim < hidden.dim() - 1:
+                tokens = p.dim
+                continue
+        if not isinstance(p, Replicate):
+            return None
+    return (dim, tokens, False) if known else None
+
+
+def _rows(t, weight, dim: int, own: bool):
+    """This rank's words of a weight or bias; its gradient goes where that of the whole is."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    mesh = weight.device_mesh
+    if not _is_dtensor(t):
+        t = DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    gradients = [Shard(0) if i == dim else Partial() if own else Replicate() for i in range(mesh.ndim)]
+    rows = t.redistribute(mesh, weight.placements).to_local(grad_placements=gradients)
+    return rows if not own or not rows.requires_grad else _Share.apply(rows, mesh.size())
+
+
+def _own_tokens(name: str, t, hidden):
+    """What is of hidden's tokens here."""
+    if not _is_dtensor(t):
+        return t
+    from torch.distributed.tensor import Replicate
+
+    if tuple(t.placements) != tuple(hidden.placements) and any(not isinstance(p, Replicate) for p in t.placements):
+        raise NotImplementedError(
+            f"{name}: expected a DTensor placed Replicate or {tuple(hidden.placements)} as hidden is, got {t.placements}"
+        )
+    return t.redistribute(hidden.device_mesh, hidden.placements).to_local()
+
+
+def sharded_head(head: nn.Module, mesh) -> set[nn.Parameter]:
+    """Spreads the words of a head over the ranks of a mesh, or of one dimension of it: its ``weight`` [V, D] and
+    ``bias`` [V] become DTensors sharded over dimension 0, and ``linear_cross_entropy`` of them gathers neither them nor
+    their gradients. Returns the parameters, for the ``ignored_params`` of ``fully_shard``, which would gather them:
+
+        fully_shard(model, mesh=mesh, ignored_params=sharded_head(model.lm_head, mesh))
+
+    Args:
+        head: a module with a parameter ``weight`` and maybe ``bias``: ``nn.Linear``, ``LinearCrossEntropy``. Every rank
+            has the same values; each keeps its own rows. It has no forward of its own afterwards but that of DTensors.
+        mesh: a ``DeviceMesh`` of one dimension, such as ``mesh["dp"]``.
+
+    Raises TypeError, ValueError: naming the argument.
+    """
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    weight = getattr(head, "weight", None)
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 2:
+        raise TypeError(f"head: expected a module with a parameter weight [V, D], got {type(head).__name__}")
+    if getattr(mesh, "ndim", None) != 1:
+        raise ValueError(f"mesh: expected a DeviceMesh of one dimension, such as mesh['dp'], got {mesh!r}")
+    made = set()
+    for name, parameter in list(head.named_parameters(recurse=False)):
+        if name not in ("weight", "bias"):
+            raise ValueError(f"head: expected the parameters weight and bias alone, got {name}")
+        if not _is_dtensor(parameter):
+            spread = distribute_tensor(parameter.detach(), mesh, [Shard(0)])
+            parameter = nn.Parameter(spread, requires_grad=parameter.requires_grad)
+            head.register_parameter(name, parameter)
+        elif tuple(parameter.placements) != (Shard(0),) or parameter.device_mesh != mesh:
+            raise ValueError(f"head: {name} is a DTensor placed {parameter.placements} on {parameter.device_mesh} already")
+        made.add(parameter)
+    return made

@@ -10,6 +10,7 @@ import torch
 from .. import _library as c
 from .._library import lib
 from .._options import HeadOptions, LossOptions, struct_of
+from . import _ranks
 
 DTYPES = {
     torch.float32: c.F32,
@@ -59,6 +60,7 @@ class _Call:
                 status = plan(budget)
                 budget *= 2
         c.check(status)
+        self.number, self.group = 0, None  # of a plan that ranks made together
         self.kept: torch.Tensor | None = None
         self.workspace_bytes = lib.logitless_plan_workspace_bytes(self.plan)
         self.arguments = (
@@ -126,22 +128,39 @@ def _place(device: torch.device):
 _calls = threading.local()
 
 
-def _call(kind, options, tensors: dict[str, torch.Tensor | None], device, build) -> tuple[_Call, list]:
+def _call(kind, options, words, tensors: dict[str, torch.Tensor | None], device, build) -> tuple[_Call, list]:
     present = [t for t in tensors.values() if t is not None]
     key = (
         kind,
         options,
+        words,
         device.type,
         _place(device),
         *[None if t is None else (t.shape, t.stride(), t.dtype) for t in tensors.values()],
     )
     cache = _calls.__dict__
     found = cache.get(key)
+    if words.group:
+        return _planned_together(_ranks.group_of(words.group), cache, key, build), present
     if found is None:
         if len(cache) >= _MOST_CALLS:
             cache.clear()
         found = cache[key] = build()
     return found, present
+
+
+def _planned_together(group: _ranks.Group, cache, key, build) -> _Call:
+    """The call of a key, whose plan all ranks have made in the same turn: where one has another shape all plan anew."""
+    found = cache.get(key)
+    known = found is not None and found.group is group
+    if not group.ready(found.number if known else 0):
+        if len(cache) >= _MOST_CALLS:
+            cache.clear()
+        found = build()
+        group.plans += 1
+        found.number, found.group = group.plans, group
+        cache[key] = found
+    return found
 
 
 def _fill(struct_type, tensors):
@@ -154,19 +173,24 @@ def _fill(struct_type, tensors):
     return struct, fields
 
 
-def _run(kind, options, groups, device, plan_function, run_function, extra=()):
-    """groups: (struct type, {field: tensor}) in the order of the C call's arguments."""
+def _run(kind, options, words, groups, device, plan_function, run_function, extra=()):
+    """groups: (struct type, {field: tensor}) in the order of the C call's arguments, inputs first."""
     tensors = {f"{i}.{name}": t for i, (_, group) in enumerate(groups) for name, t in group.items()}
 
     def build():
         structs = [_fill(struct_type, group) for struct_type, group in groups]
+        if words.group:
+            structs[0][0].sharding = ctypes.pointer(_ranks.struct_of(words))
         return _Call(device, struct_of(options), structs, options.memory_budget, plan_function, run_function, extra)
 
     def run():
-        call, present = _call(kind, options, tensors, device, build)
+        call, present = _call(kind, options, words, tensors, device, build)
         call.run(present, device)
 
-    on_device(device, run)
+    if words.group:
+        _ranks.together(_ranks.group_of(words.group), run)
+    else:
+        on_device(device, run)
 
 
 def prepare_cross_entropy(options: LossOptions, inputs: dict, outputs: dict) -> _Call:
@@ -183,12 +207,13 @@ def prepare_cross_entropy(options: LossOptions, inputs: dict, outputs: dict) -> 
     )
 
 
-def cross_entropy(options: LossOptions, inputs: dict, outputs: dict) -> None:
+def cross_entropy(options: LossOptions, inputs: dict, outputs: dict, words: _ranks.Words = _ranks.ALL) -> None:
     """logitless_cross_entropy: writes ``outputs``, tensors by the names of the C struct; None is no tensor."""
     groups = [(c.CrossEntropyInputs, inputs), (c.CrossEntropyOutputs, outputs)]
     _run(
         "loss",
         options,
+        words,
         groups,
         inputs["hidden"].device,
         lib.logitless_plan_cross_entropy,
@@ -241,11 +266,12 @@ def scale(tensors, factor: torch.Tensor) -> None:
     on_device(device, found.run, present, factor)
 
 
-def head_forward(options: HeadOptions, inputs: dict, outputs: dict) -> None:
+def head_forward(options: HeadOptions, inputs: dict, outputs: dict, words: _ranks.Words = _ranks.ALL) -> None:
     groups = [(c.HeadInputs, inputs), (c.HeadOutputs, outputs)]
     _run(
         "head",
         options,
+        words,
         groups,
         inputs["hidden"].device,
         lib.logitless_plan_head_forward,
@@ -253,11 +279,14 @@ def head_forward(options: HeadOptions, inputs: dict, outputs: dict) -> None:
     )
 
 
-def head_backward(options: HeadOptions, inputs: dict, cotangents: dict, gradients: dict) -> None:
+def head_backward(
+    options: HeadOptions, inputs: dict, cotangents: dict, gradients: dict, words: _ranks.Words = _ranks.ALL
+) -> None:
     groups = [(c.HeadInputs, inputs), (c.HeadCotangents, cotangents), (c.HeadGradients, gradients)]
     _run(
         "head_backward",
         options,
+        words,
         groups,
         inputs["hidden"].device,
         lib.logitless_plan_head_backward,

@@ -6,7 +6,11 @@ from __future__ import annotations
 import torch
 
 from .._options import HeadOptions, LossOptions
-from ._ops import BIAS, HIDDEN, WEIGHT
+from ._ops import BIAS, HIDDEN, WEIGHT, split_values
+from ._ranks import Words
+
+
+_LOSS_VALUES = len(LossOptions._fields) + len(Words._fields)
 
 
 def active() -> bool:
@@ -58,8 +62,8 @@ class _Loss(_Transformed):
     @staticmethod
     def setup_context(ctx, inputs, output):
         *before, ctx.compute, ctx.needs, _argmax = inputs
-        *tensors, _grad_losses = before[: -len(LossOptions._fields)]
-        ctx.options = LossOptions(*before[-len(LossOptions._fields) :])
+        *tensors, _grad_losses = before[:-_LOSS_VALUES]
+        ctx.options, ctx.words = split_values(LossOptions, before[-_LOSS_VALUES:])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1], output[2])
         ctx.save_for_backward(*(tensors if ctx.options.reduction == "none" else output[3:]))
@@ -67,11 +71,13 @@ class _Loss(_Transformed):
     @staticmethod
     def backward(ctx, d_loss, d_lse, d_index, *more):
         _Transformed.refuse(more)
-        nothing = (None,) * (4 + len(LossOptions._fields) + 3)
+        nothing = (None,) * (4 + _LOSS_VALUES + 3)
         if d_loss is None:
             return (None, None, None, None, *nothing)
         if ctx.options.reduction == "none":
-            gradients = cross_entropy(*ctx.saved_tensors, d_loss, *ctx.options, ctx.compute, ctx.needs, False)[3:]
+            gradients = cross_entropy(
+                *ctx.saved_tensors, d_loss, *ctx.options, *ctx.words, ctx.compute, ctx.needs, False
+            )[3:]
         else:
             gradients = [(g.to(d_loss.dtype) * d_loss).to(g.dtype) for g in ctx.saved_tensors]
         d_hidden, d_weight, d_bias = _asked(gradients, ctx.needs)
@@ -89,18 +95,21 @@ class _Head(_Transformed):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        *tensors, a, b, c, d, ctx.compute, ctx.needs, _argmax = inputs
-        ctx.options = HeadOptions(a, b, c, d)
+        *before, ctx.compute, ctx.needs, _argmax = inputs
+        tensors = before[:4]
+        ctx.options, ctx.words = split_values(HeadOptions, before[4:])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[3])
         ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx, d_log_prob, d_entropy, d_lse, d_index):
-        nothing = (None,) * 7
+        nothing = (None,) * (len(HeadOptions._fields) + len(Words._fields) + 3)
         if d_log_prob is None and d_entropy is None and d_lse is None:
             return (None, None, None, None, *nothing)
-        gradients = _head_backward(*ctx.saved_tensors, d_log_prob, d_entropy, d_lse, *ctx.options, ctx.compute, ctx.needs)
+        gradients = _head_backward(
+            *ctx.saved_tensors, d_log_prob, d_entropy, d_lse, *ctx.options, *ctx.words, ctx.compute, ctx.needs
+        )
         d_hidden, d_weight, d_bias = _asked(gradients, ctx.needs)
         return (d_hidden, d_weight, None, d_bias, *nothing)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._options import HeadOptions, LossOptions
 from . import _engine, _float64
+from ._ranks import ALL, Words
 
 HIDDEN, WEIGHT, BIAS = 1, 2, 4  # bits of `needs`
 
@@ -91,7 +92,7 @@ def _made(reduction: str, grad_losses: Optional[Tensor], needs: int) -> int:
 
 def run_cross_entropy(
     hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, options: LossOptions,
-    compute: Optional[torch.dtype], needs: int, argmax: bool,
+    compute: Optional[torch.dtype], needs: int, argmax: bool, words: Words = ALL,
 ):
     """(loss, lse, argmax, d_hidden, d_weight, d_bias): what is not asked for is an empty tensor (argmax, gradients)."""
     x, w = _compute(hidden, compute), _compute(weight, compute)
@@ -128,6 +129,7 @@ def run_cross_entropy(
         dict(hidden=x, weight=w, targets=target, bias=b, class_weight=class_weight, token_weight=token_weight,
              target_weight=target_weight, grad_losses=grad_losses),
         dict(loss=loss, d_hidden=d_hidden, d_weight=d_weight, d_bias=d_bias, lse=lse, argmax=index if argmax else None),
+        words,
     )
     return (
         loss, lse, index,
@@ -137,7 +139,7 @@ def run_cross_entropy(
     )
 
 
-def run_head(hidden, weight, target, bias, options: HeadOptions, compute, argmax: bool):
+def run_head(hidden, weight, target, bias, options: HeadOptions, compute, argmax: bool, words: Words = ALL):
     """(log_prob, entropy, lse, argmax): log_prob shaped as target, the others [...]; argmax, -1 for ignored tokens, is
     empty unless asked for."""
     x, w = _compute(hidden, compute), _compute(weight, compute)
@@ -157,11 +159,14 @@ def run_head(hidden, weight, target, bias, options: HeadOptions, compute, argmax
         options,
         dict(hidden=x, weight=w, targets=target, bias=b),
         dict(log_prob=log_prob, entropy=entropy, lse=lse, argmax=index if argmax else None),
+        words,
     )
     return log_prob, entropy, lse, index.to(torch.int64)
 
 
-def run_head_backward(hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, options: HeadOptions, compute, needs):
+def run_head_backward(
+    hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, options: HeadOptions, compute, needs, words: Words = ALL
+):
     x, w = _compute(hidden, compute), _compute(weight, compute)
     need = _bits(needs)
     if x.dtype == torch.float64:
@@ -188,6 +193,7 @@ def run_head_backward(hidden, weight, target, bias, d_log_prob, d_entropy, d_lse
         dict(hidden=x, weight=w, targets=target, bias=b),
         dict(lse=d_lse, log_prob=d_log_prob, entropy=d_entropy),
         dict(d_hidden=d_hidden, d_weight=d_weight, d_bias=d_bias),
+        words,
     )
     return (
         _empty(x) if d_hidden is None else _finish(d_hidden, hidden),
@@ -196,20 +202,28 @@ def run_head_backward(hidden, weight, target, bias, d_log_prob, d_entropy, d_lse
     )
 
 
-# --- Operators. Options travel as their own arguments; `compute` is a dtype to compute in, or None.
+# --- Operators. Options and words travel as their own arguments; `compute` is a dtype to compute in, or None.
 
 
-def _schema(tensors: str, options: type[NamedTuple], last: str, results: int) -> str:
-    """Of an operator: names of tensors ("?": may be None), the options one by one, and what follows them."""
-    kinds = {"str": "str", "int": "SymInt", "float": "float"}
+def _schema(tensors: str, options: tuple[type[NamedTuple], ...], last: str, results: int) -> str:
+    """Of an operator: names of tensors ("?": may be None), options one by one, and what follows them."""
+    kinds = {"str": "str", "int": "SymInt", "float": "float", "bool": "bool"}
     arguments = [f"Tensor? {name[:-1]}" if name.endswith("?") else f"Tensor {name}" for name in tensors.split()]
-    arguments += [f"{kinds[type(value).__name__]} {name}" for name, value in options._field_defaults.items()]
+    values = [item for kind in options for item in kind._field_defaults.items()]
+    arguments += [f"{kinds[type(value).__name__]} {name}" for name, value in values]
     return f"({', '.join([*arguments, last])}) -> ({', '.join(['Tensor'] * results)})"
 
 
 _LOSS_TENSORS = "hidden weight target bias? class_weight? token_weight? target_weight? grad_losses?"
-_LOSS_SCHEMA = _schema(_LOSS_TENSORS, LossOptions, "ScalarType? compute, SymInt needs, bool argmax", 6)
-_LOSS_INPUTS = len(_LOSS_TENSORS.split()) + len(LossOptions._fields) + 3
+_LOSS_SCHEMA = _schema(_LOSS_TENSORS, (LossOptions, Words), "ScalarType? compute, SymInt needs, bool argmax", 6)
+_VALUES = len(LossOptions._fields) + len(Words._fields)
+_LOSS_INPUTS = len(_LOSS_TENSORS.split()) + _VALUES + 3
+
+
+def split_values(options: type[NamedTuple], values) -> tuple[NamedTuple, Words]:
+    """Options and words from the values that an operator takes of them, one after another."""
+    count = len(options._fields)
+    return options(*values[:count]), Words(*values[count:])
 
 
 @torch.library.custom_op("logitless::cross_entropy", mutates_args=(), schema=_LOSS_SCHEMA)
@@ -217,16 +231,17 @@ def cross_entropy_op(
     hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, *rest
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     *values, compute, needs, argmax = rest
+    options, words = split_values(LossOptions, values)
     return run_cross_entropy(
-        hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, LossOptions(*values), compute,
-        needs, argmax,
+        hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, options, compute,
+        needs, argmax, words,
     )
 
 
 @cross_entropy_op.register_fake
 def _(hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, *rest):
     *values, compute, needs, argmax = rest
-    reduction = LossOptions(*values).reduction
+    reduction = split_values(LossOptions, values)[0].reduction
     number = _accumulated(compute or hidden.dtype)
     lead = hidden.shape[:-1]
     nothing = hidden.new_empty(0, dtype=compute or hidden.dtype)
@@ -244,7 +259,8 @@ def _(hidden, weight, target, bias, class_weight, token_weight, target_weight, g
 def _setup_loss(ctx, inputs, output):
     (hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, *values, compute, needs,
      argmax) = inputs
-    ctx.options, ctx.compute, ctx.needs = LossOptions(*values), compute, needs
+    ctx.options, ctx.words = split_values(LossOptions, values)
+    ctx.compute, ctx.needs = compute, needs
     ctx.set_materialize_grads(False)
     if ctx.options.reduction == "none":
         ctx.save_for_backward(hidden, weight, target, bias, class_weight, token_weight, target_weight)
@@ -262,8 +278,8 @@ def _loss_backward(ctx, d_loss, d_lse=None, *_):
     if ctx.options.reduction == "none":
         hidden, weight, target, bias, class_weight, token_weight, target_weight = ctx.saved_tensors
         *_, d_hidden, d_weight, d_bias = torch.ops.logitless.cross_entropy(
-            hidden, weight, target, bias, class_weight, token_weight, target_weight, d_loss, *ctx.options, ctx.compute,
-            ctx.needs, False,
+            hidden, weight, target, bias, class_weight, token_weight, target_weight, d_loss, *ctx.options, *ctx.words,
+            ctx.compute, ctx.needs, False,
         )
         gradients = (d_hidden, d_weight, d_bias)
     else:
@@ -275,18 +291,25 @@ def _loss_backward(ctx, d_loss, d_lse=None, *_):
 cross_entropy_op.register_autograd(_loss_backward, setup_context=_setup_loss)
 
 
-@torch.library.custom_op("logitless::head", mutates_args=())
-def head_op(
-    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], ignore_index: int, softcap: float,
-    logit_scale: float, memory_budget: int, compute: Optional[torch.dtype], needs: int, argmax: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return run_head(
-        hidden, weight, target, bias, HeadOptions(ignore_index, softcap, logit_scale, memory_budget), compute, argmax
-    )
+_HEAD_SCHEMA = _schema(
+    "hidden weight target bias?", (HeadOptions, Words), "ScalarType? compute, SymInt needs, bool argmax", 4
+)
+_HEAD_BACKWARD_SCHEMA = _schema(
+    "hidden weight target bias? d_log_prob? d_entropy? d_lse?", (HeadOptions, Words), "ScalarType? compute, SymInt needs", 3
+)
+_HEAD_INPUTS = 4 + len(HeadOptions._fields) + len(Words._fields) + 3
+
+
+@torch.library.custom_op("logitless::head", mutates_args=(), schema=_HEAD_SCHEMA)
+def head_op(hidden, weight, target, bias, *rest) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *values, compute, _needs, argmax = rest
+    options, words = split_values(HeadOptions, values)
+    return run_head(hidden, weight, target, bias, options, compute, argmax, words)
 
 
 @head_op.register_fake
-def _(hidden, weight, target, bias, ignore_index, softcap, logit_scale, memory_budget, compute, needs, argmax):
+def _(hidden, weight, target, bias, *rest):
+    *_, compute, _needs, argmax = rest
     number = _accumulated(compute or hidden.dtype)
     lead = hidden.shape[:-1]
     return (
@@ -297,23 +320,20 @@ def _(hidden, weight, target, bias, ignore_index, softcap, logit_scale, memory_b
     )
 
 
-@torch.library.custom_op("logitless::head_backward", mutates_args=())
+@torch.library.custom_op("logitless::head_backward", mutates_args=(), schema=_HEAD_BACKWARD_SCHEMA)
 def head_backward_op(
-    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], d_log_prob: Optional[Tensor],
-    d_entropy: Optional[Tensor], d_lse: Optional[Tensor], ignore_index: int, softcap: float, logit_scale: float,
-    memory_budget: int, compute: Optional[torch.dtype], needs: int,
+    hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, *rest
 ) -> tuple[Tensor, Tensor, Tensor]:
+    *values, compute, needs = rest
+    options, words = split_values(HeadOptions, values)
     return run_head_backward(
-        hidden, weight, target, bias, d_log_prob, d_entropy, d_lse,
-        HeadOptions(ignore_index, softcap, logit_scale, memory_budget), compute, needs,
+        hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, options, compute, needs, words
     )
 
 
 @head_backward_op.register_fake
-def _(
-    hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, ignore_index, softcap, logit_scale, memory_budget, compute,
-    needs,
-):
+def _(hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, *rest):
+    *_, compute, needs = rest
     nothing = hidden.new_empty(0, dtype=compute or hidden.dtype)
     return (
         torch.empty_like(hidden, memory_format=torch.contiguous_format) if needs & HIDDEN else nothing,
@@ -324,18 +344,19 @@ def _(
 
 def _setup_head(ctx, inputs, output):
     hidden, weight, target, bias, *values, compute, needs, _ = inputs
-    ctx.options, ctx.compute, ctx.needs = HeadOptions(*values), compute, needs
+    ctx.options, ctx.words = split_values(HeadOptions, values)
+    ctx.compute, ctx.needs = compute, needs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(hidden, weight, target, bias)
 
 
 def _head_backward(ctx, d_log_prob, d_entropy, d_lse, *_):
-    nothing = (None,) * 7
+    nothing = (None,) * (_HEAD_INPUTS - 4)
     if (d_log_prob is None and d_entropy is None and d_lse is None) or not ctx.needs:
         return (None, None, None, None, *nothing)
     hidden, weight, target, bias = ctx.saved_tensors
     gradients = torch.ops.logitless.head_backward(
-        hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, *ctx.options, ctx.compute, ctx.needs
+        hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, *ctx.options, *ctx.words, ctx.compute, ctx.needs
     )
     d_hidden, d_weight, d_bias = (g if n else None for g, n in zip(gradients, _bits(ctx.needs)))
     return (d_hidden, d_weight, None, d_bias, *nothing)
@@ -374,14 +395,14 @@ def refuse_second_derivatives() -> None:
 class LossFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, hidden, weight, bias, target, class_weight, token_weight, target_weight, options, compute, needs, argmax
+        ctx, hidden, weight, bias, target, class_weight, token_weight, target_weight, options, compute, needs, argmax, words
     ):
         none = options.reduction == "none"
         loss, lse, index, *gradients = run_cross_entropy(
             hidden, weight, target, bias, class_weight, token_weight, target_weight, None, options, compute,
-            needs, argmax,
+            needs, argmax, words,
         )
-        ctx.options, ctx.compute, ctx.needs = options, compute, needs
+        ctx.options, ctx.compute, ctx.needs, ctx.words = options, compute, needs, words
         ctx.set_materialize_grads(False)
         if none:
             ctx.save_for_backward(hidden, weight, target, bias, class_weight, token_weight, target_weight)
@@ -393,7 +414,7 @@ class LossFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_loss, *_):
         refuse_second_derivatives()
-        nothing = (None,) * 7
+        nothing = (None,) * 8
         if d_loss is None:
             return (None, None, None, None, *nothing)
         need = _bits(ctx.needs)
@@ -401,7 +422,7 @@ class LossFunction(torch.autograd.Function):
             hidden, weight, target, bias, class_weight, token_weight, target_weight = ctx.saved_tensors
             *_, d_hidden, d_weight, d_bias = run_cross_entropy(
                 hidden, weight, target, bias, class_weight, token_weight, target_weight, d_loss, ctx.options, ctx.compute,
-                ctx.needs, False,
+                ctx.needs, False, ctx.words,
             )
             gradients = (d_hidden, d_weight, d_bias)
         else:
@@ -412,23 +433,23 @@ class LossFunction(torch.autograd.Function):
 
 class HeadFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, bias, target, options, compute, needs, argmax):
-        ctx.options, ctx.compute, ctx.needs = options, compute, needs
+    def forward(ctx, hidden, weight, bias, target, options, compute, needs, argmax, words):
+        ctx.options, ctx.compute, ctx.needs, ctx.words = options, compute, needs, words
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, target, bias)
-        *numbers, index = run_head(hidden, weight, target, bias, options, compute, argmax)
+        *numbers, index = run_head(hidden, weight, target, bias, options, compute, argmax, words)
         ctx.mark_non_differentiable(index)
         return *numbers, index
 
     @staticmethod
     def backward(ctx, d_log_prob, d_entropy, d_lse, *_):
         refuse_second_derivatives()
-        nothing = (None,) * 5
+        nothing = (None,) * 6
         if d_log_prob is None and d_entropy is None and d_lse is None:
             return (None, None, None, *nothing)
         hidden, weight, target, bias = ctx.saved_tensors
         gradients = run_head_backward(
-            hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, ctx.options, ctx.compute, ctx.needs
+            hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, ctx.options, ctx.compute, ctx.needs, ctx.words
         )
         d_hidden, d_weight, d_bias = (g if n else None for g, n in zip(gradients, _bits(ctx.needs)))
         return (d_hidden, d_weight, d_bias, *nothing)

@@ -169,7 +169,7 @@ _INPUTS = len(_TENSORS.split()) + len(LossOptions._fields) + 3
 @torch.library.custom_op(
     "logitless::far_field_step",
     mutates_args=(),
-    schema=_ops._schema(_TENSORS, LossOptions, "ScalarType? compute, SymInt needs, SymInt run", 4),
+    schema=_ops._schema(_TENSORS, (LossOptions,), "ScalarType? compute, SymInt needs, SymInt run", 4),
 )
 def far_field_step(hidden, weight, target, bias, class_weight, token_weight, target_weight, *rest):
     *values, compute, needs, number = rest

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from .. import _token_loss
 from .._options import DEFAULT, HeadOptions, LossOptions, head_options, term_docs
-from . import _arguments, _distributed, _fast, _func, _positions
+from . import _arguments, _distributed, _fast, _func, _own, _positions
 from ._ops import BIAS, HIDDEN, WEIGHT, HeadFunction, LossFunction, rows_are_aligned, run_cross_entropy, run_head
+from ._ranks import ALL, Sharding, Words, told
 
 
 def _autocast(hidden: Tensor, weight: Tensor) -> Optional[torch.dtype]:
@@ -42,22 +43,24 @@ def _plain(*tensors) -> bool:
     )
 
 
-def _cross_entropy(hidden, weight, target, bias, class_weight, token_weight, target_weight, options, argmax):
+def _cross_entropy(hidden, weight, target, bias, class_weight, token_weight, target_weight, options, argmax, words=ALL):
     """(loss, lse without a gradient, argmax or an empty tensor)."""
     compute = _autocast(hidden, weight)
     needs = _needs(hidden, weight, bias)
     if not _plain(hidden, weight, target, bias):
         loss, lse, index, *_ = _func.cross_entropy(
-            hidden, weight, target, bias, class_weight, token_weight, target_weight, None, *options, compute, needs, argmax
+            hidden, weight, target, bias, class_weight, token_weight, target_weight, None, *options, *words, compute,
+            needs, argmax,
         )
         return loss, lse.detach(), index
     if not needs:
         loss, lse, index, *_ = run_cross_entropy(
-            hidden, weight, target, bias, class_weight, token_weight, target_weight, None, options, compute, 0, argmax
+            hidden, weight, target, bias, class_weight, token_weight, target_weight, None, options, compute, 0, argmax,
+            words,
         )
         return loss, lse, index
     return LossFunction.apply(
-        hidden, weight, bias, target, class_weight, token_weight, target_weight, options, compute, needs, argmax
+        hidden, weight, bias, target, class_weight, token_weight, target_weight, options, compute, needs, argmax, words
     )
 
 
@@ -74,9 +77,8 @@ def _rows(hidden: Tensor, target: Tensor, per_token: int):
     return hidden.reshape(-1, hidden.shape[-1]), target.reshape(lead.numel(), *tail)
 
 
-def _soft_targets(target: Tensor, weight: Tensor, hidden: Tensor):
+def _soft_targets(target: Tensor, vocab: int, hidden: Tensor):
     """Class probabilities [..., V] as V weighted targets a token."""
-    vocab = weight.shape[0]
     if target.shape[-1] != vocab or target.dim() != hidden.dim():
         raise ValueError(
             f"target: expected class probabilities {list(hidden.shape[:-1]) + [vocab]}, got {list(target.shape)}"
@@ -133,6 +135,13 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
             the least workspace within 3 % of the best predicted time among plans of at most a quarter of the fp32 logits
             (16 MiB at least), three tenths for a plan that keeps exp(z) of all tokens at once, or the least plan if none
             is.
+        sharding: a ``Sharding``: the words are spread over the ranks of a process group, and weight and bias are this
+            rank's. cut_cross_entropy's ``vocab_parallel_options`` say the same.
+
+    A weight that is a DTensor with its words (dimension 0) sharded stays where it is, on the CPU: no rank gathers it or
+    its gradient. With a DTensor hidden, replicated or sharded by tokens over the same ranks, the loss is that of all
+    tokens, the same on all ranks; with a plain hidden each rank's loss is its own, and the weight gets the mean of the
+    ranks' gradients, as from FSDP. Calls and backwards are collective, and what a rank raises all do.
 
     Returns:
         The loss, float32 (float64 of float64), or a tuple (loss, lse, accuracy, argmax, target logits) of those asked
@@ -151,11 +160,10 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         return known(*args)
     a = _arguments.bind(args, kwargs)
     _arguments.check_tensors(a)
-    local = _distributed.local(a["hidden"], a["weight"], a["target"], a["bias"])
-    a.update(zip(("hidden", "weight", "target", "bias"), local))
+    a["words"], a["own"] = _distributed.place(a)
     if a["weight"].dim() > 2:
         return _positions.cross_entropy(_loss, a)
-    return _loss(a, key, args)
+    return told(a["words"], lambda: _loss(a, key, args))
 
 
 if linear_cross_entropy.__doc__:  # not under python -OO
@@ -188,6 +196,8 @@ def prepare(a: dict[str, Any]) -> Prepared:
     options = _arguments.loss_options(a)
     hidden, weight, target, bias = a["hidden"], a["weight"], a["target"], a["bias"]
     _arguments.check_head(hidden, weight, bias)
+    words: Words = a.get("words", ALL)
+    vocab = words.vocab if words.group else weight.shape[0]
     if a["chunk"] is not None and not options.memory_budget:
         options = options._replace(memory_budget=-_arguments.chunk_bytes(a["chunk"], hidden, weight))
     token_weight, target_weight = a["token_weight"], a["target_weight"]
@@ -205,7 +215,7 @@ def prepare(a: dict[str, Any]) -> Prepared:
             raise ValueError(f"ignore_index: expected None beside class probabilities, got {a['ignore_index']}")
         if a["return_target_logits"]:
             raise ValueError("return_target_logits: expected False beside class probabilities, got True")
-        target, target_weight = _soft_targets(target, weight, hidden)
+        target, target_weight = _soft_targets(target, vocab, hidden)
     elif target.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"target: expected int32, int64 or class probabilities, got {target.dtype}")
     for name in ("class_weight", "token_weight", "target_weight"):
@@ -229,8 +239,8 @@ def prepare(a: dict[str, Any]) -> Prepared:
     number = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     class_weight = a["class_weight"]
     if class_weight is not None:
-        if list(class_weight.shape) != [weight.shape[0]]:
-            raise ValueError(f"class_weight: expected [{weight.shape[0]}], got {list(class_weight.shape)}")
+        if list(class_weight.shape) != [vocab]:
+            raise ValueError(f"class_weight: expected [{vocab}], got {list(class_weight.shape)}")
         class_weight = class_weight.to(number)
     token_weight = None if token_weight is None else token_weight.to(number)
     target_weight = None if target_weight is None else target_weight.to(number)
@@ -243,6 +253,10 @@ def _loss(a: dict[str, Any], key: Any = None, args: tuple = ()) -> Any:
     """linear_cross_entropy of bound arguments, with a weight [V, D]; ``key`` is what the plain call ``args`` is to be
     remembered by."""
     call = prepare(a)
+    words, own = a.get("words", ALL), a.get("own", False)
+    together = words.tokens and not own  # a mean is over tokens that are not here
+    if together and a["accuracy"]:
+        raise NotImplementedError("accuracy: not of sharded tokens; compare return_argmax with the targets")
     options, lead, per_token = call.options, call.lead, call.per_token
     hidden, weight, target, bias, class_weight, token_weight, target_weight = call.tensors()
     normalizer = a["normalizer"]
@@ -265,12 +279,14 @@ def _loss(a: dict[str, Any], key: Any = None, args: tuple = ()) -> Any:
     # The loss itself gives an lse without a gradient; log-probabilities give all of them theirs.
     of_head = a["return_target_logits"] or (a["return_lse"] and _needs(hidden, weight, bias))
     if of_head:
-        log_prob, lse, index = _head_outputs(hidden, weight, target, bias, options, argmax)
-    if of_head and not (per_token or options.label_smoothing or class_weight is not None):
+        log_prob, lse, index = _head_outputs(hidden, weight, target, bias, options, argmax, words)
+    if of_head and not (per_token or options.label_smoothing or class_weight is not None or together):
         loss = _from_head(log_prob, lse, target, token_weight, options)
     else:
-        loss, loss_lse, loss_index = _cross_entropy(
-            hidden, weight, target, bias, class_weight, token_weight, target_weight, options, argmax and not of_head
+        loss_of = _own.cross_entropy if own and options.reduction != "none" else _cross_entropy
+        loss, loss_lse, loss_index = loss_of(
+            hidden, weight, target, bias, class_weight, token_weight, target_weight, options, argmax and not of_head,
+            words,
         )
         lse, index = (lse, index) if of_head else (loss_lse, loss_index)
     if isinstance(normalizer, Tensor):
@@ -315,20 +331,20 @@ def _from_head(log_prob, lse, target, token_weight, options: LossOptions):
     return total
 
 
-def _head_outputs(hidden, weight, target, bias, options: LossOptions, argmax: bool):
+def _head_outputs(hidden, weight, target, bias, options: LossOptions, argmax: bool, words: Words):
     """(log_prob, lse, argmax or an empty tensor) under the options of a loss."""
-    log_prob, _, lse, index = _head(hidden, weight, target, bias, head_options(options), argmax)
+    log_prob, _, lse, index = _head(hidden, weight, target, bias, head_options(options), argmax, words)
     return log_prob, lse, index
 
 
-def _head(hidden, weight, target, bias, options: HeadOptions, argmax: bool = False):
+def _head(hidden, weight, target, bias, options: HeadOptions, argmax: bool = False, words: Words = ALL):
     compute = _autocast(hidden, weight)
     needs = _needs(hidden, weight, bias)
     if not _plain(hidden, weight, target, bias):
-        return _func.head(hidden, weight, target, bias, *options, compute, needs, argmax)
+        return _func.head(hidden, weight, target, bias, *options, *words, compute, needs, argmax)
     if not needs:
-        return run_head(hidden, weight, target, bias, options, compute, argmax)
-    return HeadFunction.apply(hidden, weight, bias, target, options, compute, needs, argmax)
+        return run_head(hidden, weight, target, bias, options, compute, argmax, words)
+    return HeadFunction.apply(hidden, weight, bias, target, options, compute, needs, argmax, words)
 
 
 def linear_logprobs(
@@ -341,6 +357,7 @@ def linear_logprobs(
     softcap: Optional[float] = None,
     logit_scale: float = DEFAULT.logit_scale,
     memory_budget: int | str | None = None,
+    sharding: Optional[Sharding] = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability of each target, and entropy and log-sum-exp of each token, each with a gradient.
 
@@ -349,7 +366,7 @@ def linear_logprobs(
     Args:
         hidden: [..., D]. weight: [V, D], the dtype of hidden. bias: [V].
         target: [...] or [..., K], int32 or int64. Rows whose targets are all ``ignore_index`` give 0 and cost nothing.
-        softcap, logit_scale, memory_budget: as of ``linear_cross_entropy``.
+        softcap, logit_scale, memory_budget, sharding, and a weight that is a DTensor: as of ``linear_cross_entropy``.
 
     Returns:
         (log_prob, entropy, lse), float32 (float64 of float64): log_prob shaped as target, the others [...]; natural
@@ -360,8 +377,14 @@ def linear_logprobs(
     a = {**_arguments.DEFAULTS, "ignore_index": ignore_index, "softcap": softcap, "logit_scale": logit_scale,
          "memory_budget": memory_budget}
     checked = _arguments.loss_options(a)
-    _arguments.check_tensors({**a, "hidden": hidden, "weight": weight, "target": target, "bias": bias})
-    hidden, weight, target, bias = _distributed.local(hidden, weight, target, bias)
+    a.update(hidden=hidden, weight=weight, target=target, bias=bias, sharding=sharding)
+    _arguments.check_tensors(a)
+    words, _ = _distributed.place(a)
+    return told(words, lambda: _logprobs(a, checked, words))
+
+
+def _logprobs(a: dict[str, Any], checked: LossOptions, words: Words) -> tuple[Tensor, Tensor, Tensor]:
+    hidden, weight, target, bias = a["hidden"], a["weight"], a["target"], a["bias"]
     _arguments.check_head(hidden, weight, bias)
     if target.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"target: expected int32 or int64, got {target.dtype}")
@@ -375,7 +398,7 @@ def linear_logprobs(
     if not lead:
         hidden, target = hidden[None], target[None]
     hidden, target = _rows(hidden, target, per_token)
-    log_prob, entropy, lse, _ = _head(hidden, weight, target, bias, head_options(checked))
+    log_prob, entropy, lse, _ = _head(hidden, weight, target, bias, head_options(checked), words=words)
     return log_prob.reshape(shape), entropy.reshape(lead), lse.reshape(lead)
 
 

@@ -3,6 +3,8 @@ from typing import Any, Literal, Optional, overload
 import torch
 from torch import Tensor, nn
 
+from ._ranks import Sharding
+
 _Reduction = Literal["none", "mean", "sum"]
 _Bytes = Optional[int | str]
 
@@ -32,6 +34,7 @@ def linear_cross_entropy(
     return_argmax: Literal[False] = False,
     return_target_logits: Literal[False] = False,
     memory_budget: _Bytes = None,
+    sharding: Optional[Sharding] = None,
 ) -> Tensor: ...
 @overload
 def linear_cross_entropy(
@@ -58,6 +61,7 @@ def linear_cross_entropy(
     return_argmax: bool = False,
     return_target_logits: bool = False,
     memory_budget: _Bytes = None,
+    sharding: Optional[Sharding] = None,
 ) -> Tensor | tuple[Tensor, ...]: ...
 
 # torch.nn.functional.linear_cross_entropy
@@ -105,6 +109,7 @@ def linear_logprobs(
     softcap: Optional[float] = None,
     logit_scale: float = 1.0,
     memory_budget: _Bytes = None,
+    sharding: Optional[Sharding] = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class LinearCrossEntropy(nn.Module):

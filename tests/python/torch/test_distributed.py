@@ -28,6 +28,8 @@ def processes():
         ("distributed_worker", 4),
         ("distributed_lazy_worker", 2),
         ("communicator_worker", 2),
+        ("sharded_worker", 2),
+        ("sharded_worker", 4),
     ],
 )
 def test_processes(name, ranks, processes, tmp_path):

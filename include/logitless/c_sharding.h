@@ -1,0 +1,42 @@
+/* A head whose words, and maybe tokens, are spread over ranks, over the C ABI: sharding.h in C.
+ * Conventions are c_api.h's, of whose ABI version this is a part.
+ *
+ * `sharding` of logitless_cross_entropy_inputs and logitless_head_inputs points to one. Planning
+ * and calls are collective then: every rank of `words` makes the same ones in the same order, and
+ * all of them fail where one does, naming the rank; the next call is possible. Only a struct that
+ * cannot be read (a struct_size, a dtype, a rank) fails alone, and is missed by the others at their
+ * limit. On the CPU, by exact plans: LOGITLESS_UNSUPPORTED on a GPU and for the far field. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "logitless/c_api.h"
+#include "logitless/c_communicator.h"
+#include "logitless/export.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Of this rank's own words are weight [rows, D], bias [rows], d_weight and d_bias; rows may differ
+ * between ranks and be 0. Of the whole vocabulary are targets, class_weight [vocab], vocab_weight
+ * [vocab], label smoothing, argmax and everything that is summed over words. */
+typedef struct logitless_sharding {
+  size_t struct_size;
+  const logitless_communicator* words; /* that hold the words; required */
+  int64_t vocab;                       /* words of all ranks */
+  int64_t first_word;                  /* rows are words [first_word, first_word + rows) */
+  const logitless_tensor* word_table;  /* or, i32 [rows] ascending: which words they are */
+  /* hidden, targets and everything per token are this rank's own tokens, of any number; else they
+   * are the same on all ranks. A mean or sum is the whole one on each rank. */
+  int32_t tokens;
+  int32_t reserved; /* 0 */
+  /* Groups like this one whose tokens a mean divides by as well; NULL: none. */
+  const logitless_communicator* replicas;
+} logitless_sharding;
+LOGITLESS_API void logitless_sharding_init(logitless_sharding* sharding, size_t struct_size);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,99 @@
+"""Data parallelism over sharded words: each rank's loss is of its own tokens, all ranks compute it together."""
+
+from __future__ import annotations
+
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._options import LossOptions
+from . import _ranks
+from ._ops import LossFunction, _bits, refuse_second_derivatives, run_cross_entropy, scaled
+
+
+def _divisor(options: LossOptions, target, class_weight, token_weight, target_weight) -> Tensor | float:
+    """What a mean over this rank's tokens divides by; infinite for none."""
+    if options.reduction == "sum":
+        return 1.0
+    if options.normalizer:
+        return options.normalizer
+    valid = target != options.ignore_index
+    count = valid.to(torch.float64)
+    if class_weight is not None:
+        count = count * class_weight.double()[torch.where(valid, target, 0).long()]
+    if target_weight is not None:
+        count = count * target_weight.double()
+        count = count.sum(-1)
+    if token_weight is not None:
+        count = count * token_weight.double()
+    total = count.sum()
+    return torch.where(total > 0, total, torch.inf)
+
+
+class _OwnLoss(torch.autograd.Function):
+    """The sum of this rank's losses, each times ``factor``; gradients are made in the forward, for upstream gradients
+    that are the same on all ranks, and again where they turn out not to be."""
+
+    @staticmethod
+    def forward(
+        ctx, hidden, weight, bias, target, class_weight, token_weight, target_weight, factor, options, compute, needs,
+        argmax, words,
+    ):
+        rest = (target, bias, class_weight, token_weight, target_weight)
+        losses, lse, index, *gradients = run_cross_entropy(
+            hidden, weight, *rest, factor, options, compute, needs, argmax, words
+        )
+        ctx.values = options, compute, needs, words
+        ctx.save_for_backward(hidden, weight, *rest, factor, *gradients)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(lse, index)
+        return _total(losses, factor), lse, index
+
+    @staticmethod
+    def backward(ctx, d_loss, *_):
+        refuse_second_derivatives()
+        options, compute, needs, words = ctx.values
+        group = _ranks.group_of(words.group)
+        mine = np.array([np.nan if d_loss is None else d_loss.item()])
+        every = _ranks.together(group, lambda: group.gather(mine))
+        hidden, weight, target, bias, class_weight, token_weight, target_weight, factor, *gradients = ctx.saved_tensors
+        nothing = (None,) * 10
+        if np.isnan(every).all() and d_loss is None:
+            return (None, None, None, *nothing)
+        if (every == every[0]).all():
+            gradients = scaled(gradients, d_loss)
+        else:
+            upstream = factor * (0.0 if d_loss is None else d_loss)
+            *_, d_hidden, d_weight, d_bias = run_cross_entropy(
+                hidden, weight, target, bias, class_weight, token_weight, target_weight, upstream, options, compute,
+                needs, False, words,
+            )
+            gradients = (d_hidden, d_weight, d_bias)
+        d_hidden, d_weight, d_bias = (g if n else None for g, n in zip(gradients, _bits(needs)))
+        return (d_hidden, d_weight, d_bias, *nothing)
+
+
+def _total(losses: Tensor, factor: Tensor) -> Tensor:
+    return (losses.double() * factor.double()).sum().float()
+
+
+def cross_entropy(
+    hidden, weight, target, bias, class_weight, token_weight, target_weight, options: LossOptions, argmax: bool,
+    words: _ranks.Words,
+):
+    """(loss, lse without a gradient, argmax or an empty tensor) of a mean or sum."""
+    from .loss import _autocast, _cross_entropy, _needs, _plain
+
+    divisor = _divisor(options, target, class_weight, token_weight, target_weight)
+    factor = torch.ones(hidden.shape[:-1], device=hidden.device) / divisor
+    each = options._replace(reduction="none", normalizer=0.0)
+    needs = _needs(hidden, weight, bias)
+    tensors = (hidden, weight, target, bias, class_weight, token_weight, target_weight)
+    if not needs or not _plain(hidden, weight, target, bias):
+        losses, lse, index = _cross_entropy(*tensors, each, argmax, words)
+        return _total(losses, factor.float()), lse, index
+    return _OwnLoss.apply(
+        hidden, weight, bias, target, class_weight, token_weight, target_weight, factor.float(), each,
+        _autocast(hidden, weight), needs, argmax, words,
+    )

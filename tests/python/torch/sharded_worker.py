@@ -1,0 +1,375 @@
+"""One of several gloo processes (worker_process.py). Says "ok" when everything held: words over ranks, against one
+process with all of them."""
+
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+DIM = 12
+
+
+class Traffic:
+    """Bytes that this process gives to collectives of PyTorch's, and that no DTensor was gathered."""
+
+    def __init__(self):
+        self.bytes = 0
+        self.redistributed = []
+
+    def __enter__(self):
+        from torch.distributed.tensor import DTensor, Replicate
+
+        self.kept = dist.all_gather_into_tensor, dist.all_to_all_single, DTensor.redistribute
+
+        def gather(out, given, **more):
+            self.bytes += given.numel() * given.element_size()
+            return self.kept[0](out, given, **more)
+
+        def to_all(out, given, **more):
+            self.bytes += given.numel() * given.element_size()
+            return self.kept[1](out, given, **more)
+
+        def redistribute(t, mesh=None, placements=None, **more):
+            if any(isinstance(p, Replicate) and not isinstance(q, Replicate) for p, q in zip(placements, t.placements)):
+                self.redistributed.append(tuple(t.shape))
+            return self.kept[2](t, mesh, placements, **more)
+
+        dist.all_gather_into_tensor, dist.all_to_all_single, DTensor.redistribute = gather, to_all, redistribute
+        return self
+
+    def __exit__(self, *_):
+        from torch.distributed.tensor import DTensor
+
+        dist.all_gather_into_tensor, dist.all_to_all_single, DTensor.redistribute = self.kept
+
+
+def main(rank: int, port: str, ranks: int) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (ranks,))
+    for vocab in (61, ranks - 1, 700):  # uneven, a rank without words, several tiles
+        own_batches(rank, ranks, mesh, vocab)
+        same_tokens(rank, ranks, mesh, vocab)
+        shared_tokens(rank, ranks, mesh, vocab)
+    logprobs(rank, ranks, mesh)
+    fsdp(rank, ranks, mesh)
+    replicas(rank, ranks)
+    plain(rank, ranks)
+    compiled(rank, ranks, mesh)
+    errors(rank, ranks, mesh)
+    dist.destroy_process_group()
+    print("ok", flush=True)
+
+
+def problem(ranks, vocab, tokens=9):
+    """hidden [ranks, tokens, D], weight [V, D], bias [V], targets with some ignored."""
+    torch.manual_seed(vocab)
+    hidden, weight, bias = torch.randn(ranks, tokens, DIM), torch.randn(vocab, DIM), torch.randn(vocab)
+    target = torch.randint(0, vocab, (ranks, tokens))
+    target[:, ::4] = -100
+    target[-1, : tokens // 2] = -100  # ranks with other numbers of tokens that count
+    return hidden, weight, bias, target
+
+
+def options(ranks, vocab, tokens=9):
+    """Names of options and their values, those of tokens for each rank."""
+    torch.manual_seed(vocab + 1)
+    token_weight = torch.rand(ranks, tokens)
+    yield {}
+    yield dict(reduction="sum", label_smoothing=0.1, z_loss=1e-2)
+    yield dict(class_weight=torch.rand(vocab), softcap=4.0, logit_scale=0.7)
+    yield dict(token_weight=token_weight, normalizer=5.0)
+    yield dict(reduction="none", class_weight=torch.rand(vocab), label_smoothing=0.1)
+
+
+def of_rank(given, rank):
+    return {k: v[rank] if k == "token_weight" else v for k, v in given.items()}
+
+
+def close(a, b, what):
+    assert a.shape == b.shape and torch.allclose(a, b, rtol=1e-5, atol=1e-5), (what, (a - b).abs().max())
+
+
+def sharded(weight, mesh):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    return distribute_tensor(weight, mesh, [Shard(0)]).requires_grad_()
+
+
+def own_batches(rank, ranks, mesh, vocab):
+    """FSDP: each rank's loss is its own, the weight's gradient the mean; also for upstream gradients of its own."""
+    from logitless.torch import linear_cross_entropy
+
+    hidden, weight, bias, target = problem(ranks, vocab)
+    for given in options(ranks, vocab):
+        for scale in (torch.ones(ranks), 2 * torch.ones(ranks), torch.arange(1.0, ranks + 1)):
+            x, w, b = (t.clone().requires_grad_() for t in (hidden, weight, bias))
+            each = [linear_cross_entropy(x[r], w, target[r], b, **of_rank(given, r)) for r in range(ranks)]
+            sum(s * e.sum() for s, e in zip(scale, each)).backward()
+            with Traffic() as traffic:
+                w_shard, b_shard, own = sharded(weight, mesh), sharded(bias, mesh), hidden[rank].clone().requires_grad_()
+                loss = linear_cross_entropy(own, w_shard, target[rank], b_shard, **of_rank(given, rank))
+                (scale[rank] * loss.sum()).backward()
+            assert not traffic.redistributed, traffic.redistributed
+            close(loss, each[rank], given)
+            close(own.grad, x.grad[rank], given)
+            close(w_shard.grad.full_tensor(), w.grad / ranks, given)
+            close(b_shard.grad.full_tensor(), b.grad / ranks, given)
+            with torch.no_grad():
+                close(linear_cross_entropy(own, w_shard, target[rank], b_shard, **of_rank(given, rank)), each[rank], given)
+    # Ranks that bring other numbers of tokens from call to call, and none.
+    for tokens in ([3] * ranks, [9] + [2] * (ranks - 1), [9] * ranks, [0] + [4] * (ranks - 1)):
+        w, w_shard = weight.clone().requires_grad_(), sharded(weight, mesh)
+        for r in range(ranks):
+            linear_cross_entropy(hidden[r, : tokens[r]], w, target[r, : tokens[r]]).backward()
+        linear_cross_entropy(hidden[rank, : tokens[rank]], w_shard, target[rank, : tokens[rank]]).backward()
+        close(w_shard.grad.full_tensor(), w.grad / ranks, tokens)
+
+
+def same_tokens(rank, ranks, mesh, vocab):
+    """Tensor parallelism: a replicated hidden; everything is complete on each rank, in the same bits."""
+    from logitless.torch import linear_cross_entropy
+    from torch.distributed.tensor import DTensor, Replicate
+
+    hidden, weight, bias, target = problem(ranks, vocab)
+    hidden, target = hidden.flatten(0, 1), target.flatten(0, 1)
+    for given in options(ranks, vocab):
+        given = {k: v.flatten() if k == "token_weight" else v for k, v in given.items()}
+        more = dict(return_lse=True, return_argmax=True, return_target_logits=True)
+        x, w, b = (t.clone().requires_grad_() for t in (hidden, weight, bias))
+        whole = linear_cross_entropy(x, w, target, b, **given, **more)
+        (whole[0].sum() + 0.3 * whole[1].sum()).backward()
+        same = DTensor.from_local(hidden.clone(), mesh, [Replicate()]).requires_grad_()
+        w_shard, b_whole = sharded(weight, mesh), bias.clone().requires_grad_()
+        found = linear_cross_entropy(same, w_shard, target, b_whole, **given, **more)
+        for f, e in zip(found, whole):
+            close(f.double(), e.double(), given)
+        (found[0].sum() + 0.3 * found[1].sum()).backward()
+        assert same.grad.placements == (Replicate(),)
+        close(same.grad.to_local(), x.grad, given)
+        close(w_shard.grad.full_tensor(), w.grad, given)
+        close(b_whole.grad, b.grad, given)
+        every = [torch.empty_like(x.grad) for _ in range(ranks)]
+        dist.all_gather(every, same.grad.to_local())
+        assert all(torch.equal(e, every[0]) for e in every)
+
+
+def shared_tokens(rank, ranks, mesh, vocab):
+    """Sequence-parallel input: hidden sharded by tokens; the loss is that of all of them."""
+    from logitless.torch import linear_cross_entropy
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    hidden, weight, bias, target = problem(ranks, vocab)
+    for given in options(ranks, vocab):
+        x, w, b = (t.clone().requires_grad_() for t in (hidden, weight, bias))
+        whole = linear_cross_entropy(x, w, target, b, **given)
+        whole.sum().backward()
+        for dim in (0, 1):  # batches, or pieces of the sequences
+            if dim and "token_weight" in given:
+                continue
+            own = distribute_tensor(hidden, mesh, [Shard(dim)]).requires_grad_()
+            w_shard, b_shard = sharded(weight, mesh), sharded(bias, mesh)
+            targets = distribute_tensor(target, mesh, [Replicate()])
+            mine = {k: v[rank : rank + 1] if k == "token_weight" else v for k, v in given.items()}
+            with Traffic() as traffic:
+                loss = linear_cross_entropy(own, w_shard, targets, b_shard, **mine)
+                loss.sum().backward()
+            assert not traffic.redistributed, traffic.redistributed
+            if given.get("reduction") != "none":
+                close(loss, whole, given)
+            assert own.grad.placements == (Shard(dim),)
+            close(own.grad.full_tensor(), x.grad, given)
+            close(w_shard.grad.full_tensor(), w.grad, given)
+            close(b_shard.grad.full_tensor(), b.grad, given)
+
+
+def logprobs(rank, ranks, mesh):
+    from logitless.torch import linear_logprobs
+    from logitless.torch.losses import selective_log_softmax
+
+    hidden, weight, bias, target = problem(ranks, 61)
+    x, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    each = [linear_logprobs(x[r], w, target[r], bias) for r in range(ranks)]
+    sum(a.sum() + 0.2 * b.sum() + 0.1 * c.sum() for a, b, c in each).backward()
+    own, w_shard = hidden[rank].clone().requires_grad_(), sharded(weight, mesh)
+    with Traffic() as traffic:
+        found = linear_logprobs(own, w_shard, target[rank], bias)
+        sum(f * t.sum() for f, t in zip((1.0, 0.2, 0.1), found)).backward()
+        close(selective_log_softmax(own, w_shard, target[rank], bias), each[rank][0], "selective")
+    assert not traffic.redistributed
+    for f, e in zip(found, each[rank]):
+        close(f, e, "logprobs")
+    close(own.grad, x.grad[rank], "logprobs")
+    close(w_shard.grad.full_tensor(), w.grad / ranks, "logprobs")
+
+
+def fsdp(rank, ranks, mesh):
+    """A head that FSDP leaves alone: what it sends is of tokens, less than the weight."""
+    from logitless.torch import LinearCrossEntropy, sharded_head
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    vocab = 3001
+    torch.manual_seed(3)
+    hidden, target = torch.randn(ranks, 10, DIM), torch.randint(0, vocab, (ranks, 10))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(4)
+            self.body, self.head = nn.Linear(DIM, DIM), LinearCrossEntropy(DIM, vocab, bias=True)
+
+        def forward(self, x, y):
+            return self.head(self.body(x).tanh(), y)
+
+    model, whole = Model(), Model()
+    fully_shard(model, mesh=mesh, ignored_params=sharded_head(model.head, mesh))
+    assert isinstance(model.head.weight, DTensor) and model.head.weight.to_local().shape[0] < vocab
+    optimizers = [torch.optim.AdamW(m.parameters(), 0.1) for m in (model, whole)]
+    for _ in range(3):
+        with Traffic() as traffic:
+            loss = model(hidden[rank], target[rank])
+            loss.backward()
+        assert not traffic.redistributed
+        assert 0 < traffic.bytes < 4 * vocab * DIM / 2, traffic.bytes
+        losses = [whole(x, y) for x, y in zip(hidden, target)]
+        (sum(losses) / ranks).backward()
+        close(loss, losses[rank], "fsdp")
+        for (name, p), q in zip(model.named_parameters(), whole.named_parameters()):
+            close(p.grad.full_tensor(), q[1].grad, name)
+        for o in optimizers:
+            o.step()
+            o.zero_grad()
+
+
+def replicas(rank, ranks):
+    """HSDP: words over one dimension of the mesh, copies of them over the other."""
+    from logitless.torch import linear_cross_entropy
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    if ranks < 4:
+        return
+    mesh = init_device_mesh("cpu", (2, ranks // 2))
+    hidden, weight, bias, target = problem(ranks, 61)
+    x, w, b = (t.clone().requires_grad_() for t in (hidden, weight, bias))
+    sum(linear_cross_entropy(x[r], w, target[r], b) for r in range(ranks)).backward()
+    w_shard = distribute_tensor(weight, mesh, [Replicate(), Shard(0)]).requires_grad_()
+    b_whole = distribute_tensor(bias, mesh, [Replicate(), Replicate()]).requires_grad_()
+    own = hidden[rank].clone().requires_grad_()
+    linear_cross_entropy(own, w_shard, target[rank], b_whole).backward()
+    assert w_shard.grad.placements == (Replicate(), Shard(0))
+    close(own.grad, x.grad[rank], "hsdp")
+    close(w_shard.grad.full_tensor(), w.grad / ranks, "hsdp")
+    close(b_whole.grad.full_tensor(), b.grad / ranks, "hsdp")
+
+
+def plain(rank, ranks):
+    """Plain tensors and a group: rows one after another, or where the call says; cut_cross_entropy's argument."""
+    from types import SimpleNamespace
+
+    from logitless.torch import Sharding, linear_cross_entropy, linear_logprobs
+
+    hidden, weight, bias, target = problem(ranks, 61)
+    group = dist.group.WORLD
+    cut = [0, 5, *range(20, 20 + 9 * (ranks - 2), 9), 61][: ranks] + [61]
+    first, end = cut[rank], cut[rank + 1]
+    x, w, b = (t.clone().requires_grad_() for t in (hidden, weight, bias))
+    whole = linear_cross_entropy(x, w, target, b)
+    whole.backward()
+    for given in (
+        dict(sharding=Sharding(group)),
+        dict(sharding=Sharding(group, vocab=61, first_word=first)),
+        dict(vocab_parallel_options=SimpleNamespace(start=first, stop=end, group=group, reduce_e_grad=True)),
+        dict(sharding=Sharding(group, tokens=True)),
+    ):
+        tokens = given.get("sharding") is not None and given["sharding"].tokens
+        rows, bias_rows = (t[first:end].clone().requires_grad_() for t in (weight, bias))
+        states = (hidden[rank] if tokens else hidden).clone().requires_grad_()
+        loss = linear_cross_entropy(states, rows, target[rank] if tokens else target, bias_rows, **given)
+        loss.backward()
+        close(loss, whole, given)
+        close(states.grad, x.grad[rank] if tokens else x.grad, given)
+        close(rows.grad, w.grad[first:end], given)
+        close(bias_rows.grad, b.grad[first:end], given)
+    found = linear_logprobs(hidden, weight[first:end], target, bias[first:end], sharding=Sharding(group))
+    for f, e in zip(found, linear_logprobs(hidden, weight, target, bias)):
+        close(f, e, "logprobs")
+    # A group of some of the ranks, in an order of its own.
+    pair = dist.new_group([0, ranks - 1])
+    if rank in (0, ranks - 1):
+        half = slice(0, 30) if rank == 0 else slice(30, 61)
+        close(linear_cross_entropy(hidden, weight[half], target, bias[half], sharding=Sharding(pair)), whole, "pair")
+
+
+def compiled(rank, ranks, mesh):
+    from logitless.torch import Sharding, linear_cross_entropy
+
+    hidden, weight, bias, target = problem(ranks, 61)
+    x, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    each = [linear_cross_entropy(x[r], w, target[r]) for r in range(ranks)]
+    sum(each).backward()
+    step = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")
+    own, w_shard = hidden[rank].clone().requires_grad_(), sharded(weight, mesh)
+    loss = step(own, w_shard, target[rank])
+    loss.backward()
+    close(loss, each[rank], "compiled")
+    close(own.grad, x.grad[rank], "compiled")
+    close(w_shard.grad.full_tensor(), w.grad / ranks, "compiled")
+    size = -(-61 // ranks)
+    first = min(rank * size, 61)
+    rows = weight[first : first + size].clone().requires_grad_()
+    where = Sharding(dist.group.WORLD, vocab=61, first_word=first, tokens=True)
+    call = lambda h, r, t: linear_cross_entropy(h, r, t, reduction="sum", sharding=where)  # noqa: E731
+    loss = torch.compile(call, fullgraph=True, backend="aot_eager")(hidden[rank], rows, target[rank])
+    loss.backward()
+    close(rows.grad, torch.autograd.grad(linear_cross_entropy(x, w, target, reduction="sum"), w)[0][first : first + size], "sum")
+
+
+def errors(rank, ranks, mesh):
+    """What one rank is given wrong all of them raise, and the next call is one."""
+    from logitless.torch import Sharding, linear_cross_entropy
+
+    hidden, weight, _, target = problem(ranks, 61)
+    last = ranks - 1
+
+    def refused(call, *parts):
+        try:
+            call()
+        except Exception as error:
+            for part in parts:
+                assert part in str(error), (rank, error)
+        else:
+            raise AssertionError(f"rank {rank}: nothing was raised where {parts} was expected")
+        good = sharded(weight, mesh)
+        linear_cross_entropy(hidden[rank], good, target[rank]).backward()
+
+    far = target[rank].clone()
+    if rank == last:
+        far[1] = 99
+    refused(lambda: linear_cross_entropy(hidden[rank], sharded(weight, mesh), far), "99 at position 1")
+    softcap = 3.0 if rank == last else None
+    refused(lambda: linear_cross_entropy(hidden[rank], sharded(weight, mesh), target[rank], softcap=softcap), "softcap")
+    # Before the library is called.
+    states = hidden[rank].bfloat16() if rank == last else hidden[rank]
+    refused(lambda: linear_cross_entropy(states, sharded(weight, mesh), target[rank]), "weight: expected torch.bfloat16")
+    cut = target[rank, 1:] if rank == last else target[rank]
+    refused(lambda: linear_cross_entropy(hidden[rank], sharded(weight, mesh), cut), "target: expected [9]")
+    group = dist.group.WORLD
+    rows = weight[rank * 10 : rank * 10 + 10]
+    overlap = Sharding(group, vocab=10 * ranks, first_word=5 if rank == last else 10 * rank)
+    refused(lambda: linear_cross_entropy(hidden, rows, target.clamp(max=9), sharding=overlap), "word")
+    for wrong, part in (
+        (dict(sharding=3), "sharding: expected logitless.torch.Sharding"),
+        (dict(sharding=Sharding("tp")), "sharding.group"),
+        (dict(sharding=Sharding(group, vocab=9)), "together"),
+        (dict(sharding=Sharding(group, vocab=9.0, first_word=0)), "sharding.vocab"),
+        (dict(sharding=Sharding(group, tokens=True), shift=True), "shift"),
+        (dict(sharding=Sharding(group, tokens=True), accuracy=True), "accuracy"),
+    ):
+        refused(lambda wrong=wrong: linear_cross_entropy(hidden, rows, target, **wrong), part)

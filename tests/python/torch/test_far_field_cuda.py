@@ -1,0 +1,112 @@
+"""FarFieldHead on a Hopper GPU: near the exact gradients, from fewer words; the same bits again, resumed and on another
+stream. Runs with LOGITLESS_TEST_DEVICE=cuda."""
+
+import copy
+import gc
+
+import oracle
+import pytest
+import torch
+from logitless.torch import FarFieldHead, linear_cross_entropy
+
+if oracle.DEVICE == "cpu" or torch.cuda.get_device_capability()[0] != 9:
+    pytest.skip("no Hopper GPU under test (LOGITLESS_TEST_DEVICE=cuda)", allow_module_level=True)
+V, D, N = 65536, 128, 1024
+QUICK = dict(error=0.05, audit_every=3, refresh_every=3, refresh_delay=2, sample_rows=256)
+STEPS = 8
+
+
+def problem():
+    """Words in shuffled clusters of like ones, tokens of four topics, bf16: hidden [N, D], weight [V, D], target [N]."""
+    g = torch.Generator("cuda").manual_seed(0)
+    normal = lambda *shape: torch.randn(shape, generator=g, device="cuda")  # noqa: E731
+    unit = (8 / D) ** 0.5
+    weight = unit * (normal(V // 128, D).repeat_interleave(128, 0) + 0.02 * normal(V, D))
+    weight = weight[torch.randperm(V, generator=g, device="cuda")]
+    hidden = 1.2 * normal(4, D).repeat_interleave(N // 4, 0) + 0.1 * normal(N, D)
+    return hidden.bfloat16(), weight.bfloat16(), torch.randint(V, (N,), generator=g, device="cuda")
+
+
+HIDDEN, WEIGHT, TARGET = problem()
+
+
+def run(head, steps=STEPS, start=(HIDDEN, WEIGHT)):
+    hidden, weight = (t.clone().requires_grad_() for t in start)
+    results = []
+    for _ in range(steps):
+        loss = head(hidden, weight, TARGET)
+        loss.backward()
+        results.append((loss.detach(), hidden.grad, weight.grad))
+        with torch.no_grad():
+            for t in (hidden, weight):
+                t -= 0.5 * t.grad
+                t.grad = None
+    return results, (hidden.detach(), weight.detach())
+
+
+def same(a, b):
+    return len(a) == len(b) and all(torch.equal(x, y) for s, t in zip(a, b) for x, y in zip(s, t))
+
+
+def test_a_run_is_near_and_repeats():
+    head = FarFieldHead(**QUICK)
+    results, (hidden, weight) = run(head)
+    report = head.report
+    assert report.far and report.steps == STEPS and report.audits > 0 and report.last_error < 0.05
+    assert head.statistics().passes > 0 and 0 < report.mean_kept < 0.7
+    assert same(run(FarFieldHead(**QUICK))[0], results)
+    hidden.requires_grad_(), weight.requires_grad_()
+    found = torch.autograd.grad(head(hidden, weight, TARGET), (hidden, weight))
+    exact = torch.autograd.grad(linear_cross_entropy(hidden, weight, TARGET), (hidden, weight))
+    for f, e in zip(found, exact):
+        error = (f.double() - e.double()).norm() / e.double().norm()
+        assert 0 < error < 0.05
+
+
+def test_resumed_copied_and_on_another_stream():
+    whole, _ = run(FarFieldHead(**QUICK))
+    head = FarFieldHead(**QUICK)
+    first, then = run(head, 4)
+    loaded = FarFieldHead(**QUICK)
+    loaded.load_state_dict(head.state_dict())
+    rest = [run(other, STEPS - 4, then)[0] for other in (loaded, copy.deepcopy(head))]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        rest.append(run(head, STEPS - 4, then)[0])
+    torch.cuda.current_stream().wait_stream(side)
+    assert all(same(first + r, whole) for r in rest)
+
+
+def test_a_head_in_a_cycle_is_collected():
+    head = FarFieldHead(**QUICK)
+    run(head, 4)
+    head.itself = [head]
+    del head
+    gc.collect()
+    torch.cuda.synchronize()
+    assert same(run(FarFieldHead(**QUICK), 1)[0], run(FarFieldHead(**QUICK), 1)[0])
+
+
+def test_frozen_weight_and_float32_of_the_hidden():
+    head = FarFieldHead(**{**QUICK, "refresh_every": 1, "refresh_delay": 0})
+    hidden = HIDDEN.clone().requires_grad_()
+    loss = head(hidden, WEIGHT, TARGET)
+    (found,) = torch.autograd.grad(loss, hidden)
+    (exact,) = torch.autograd.grad(linear_cross_entropy(hidden, WEIGHT, TARGET), hidden)
+    assert (found.double() - exact.double()).norm() < 0.05 * exact.double().norm()
+    with pytest.raises((NotImplementedError, TypeError, RuntimeError)):
+        head(HIDDEN.float().requires_grad_(), WEIGHT.float(), TARGET)
+
+
+def test_a_capture_is_refused():
+    head = FarFieldHead(**QUICK)
+    hidden, weight = HIDDEN.clone().requires_grad_(), WEIGHT.clone().requires_grad_()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        graph = torch.cuda.CUDAGraph()
+        with pytest.raises(Exception, match="(?i)captur|graph"):
+            with torch.cuda.graph(graph, stream=side):
+                head(hidden, weight, TARGET)
+    torch.cuda.synchronize()
+    assert FarFieldHead(**QUICK)(hidden, weight, TARGET).isfinite()

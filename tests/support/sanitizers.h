@@ -1,0 +1,12 @@
+// Under which sanitizer a test runs, for those that try fewer cases there.
+#pragma once
+
+namespace logitless::test {
+
+#ifdef __SANITIZE_ADDRESS__
+inline constexpr bool kAddressSanitizer = true;
+#else
+inline constexpr bool kAddressSanitizer = false;
+#endif
+
+}  // namespace logitless::test
