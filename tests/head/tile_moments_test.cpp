@@ -302,7 +302,7 @@ TEST(TileMoments, ErrorsAreNamed) {
     return message([&] { (void)head.order.with_moments(dim, a, v, c); });
   };
   EXPECT_EQ(with(4, axes, variance, caution), "accepted");
-  expect(with(0, axes, variance, caution), "dim: expected 1 or more, got 0");
+  expect(with(0, axes, variance, caution), "dim: expected 1 to 2147483647, got 0");
   expect(with(4, caution, variance, caution), "axes: expected 16 values for 3 tiles of dim 4");
   expect(with(4, axes, axes, caution), "variance: expected 12 values");
   expect(with(4, axes, variance, axes), "log2_caution: expected 3 values");

@@ -350,18 +350,51 @@ TEST_F(OrderFiles, BadOnesAreRefused) {
   };
   EXPECT_EQ(refused(DType::i64, {1, 0}, DType::f32, {1, 1}), "accepted");
   EXPECT_EQ(refused(DType::i32, {1, 0}, DType::f32, {1, 1}),
-            path("bad") + ": words: expected i64 [vocab], got i32[2]");
+            path("bad") + ": words: expected i64[vocab], got i32[2]");
   EXPECT_EQ(refused(DType::i64, {1, 0}, DType::bf16, {1, 1}),
-            path("bad") + ": average: expected f32 [vocab], got bf16[2]");
+            path("bad") + ": average: expected f32[2], got bf16[2]");
   EXPECT_EQ(refused(DType::i64, {1, 1}, DType::f32, {1, 1}),
             "words: 1 stands at position 0 and at 1");
-  EXPECT_EQ(refused(DType::i64, {1, 0}, DType::f32, {1}), "average: expected 2 values, got 1");
+  EXPECT_EQ(refused(DType::i64, {1, 0}, DType::f32, {1}),
+            path("bad") + ": average: expected f32[2], got f32[1]");
   EXPECT_NE(refused(DType::i64, {1, 0}, DType::f32, {1, 1}, "mean").find("average"),
             std::string::npos);
   // Torn: no crash, an error.
   VocabOrder({{0}}, {{1.0f}}).save(path("torn"));
   std::filesystem::resize_file(path("torn"), std::filesystem::file_size(path("torn")) - 1);
   EXPECT_THROW(VocabOrder::load(path("torn")), Error);
+}
+
+// Of 4096 words, 32 tiles. Sizes whose products are 0 in 64 bits are no moments of nothing.
+TEST_F(OrderFiles, MomentsOfOtherSizesAreRefused) {
+  std::vector<std::int64_t> words(4096);
+  std::iota(words.begin(), words.end(), 0);
+  const std::vector<float> values(words.size(), 1.0f);
+  const auto refused = [&](std::initializer_list<std::int64_t> axes,
+                           std::initializer_list<std::int64_t> variance,
+                           std::initializer_list<std::int64_t> caution) {
+    const NamedTensor tensors[] = {
+        {"words", ConstTensorView(words.data(), DType::i64, {4096})},
+        {"average", ConstTensorView(values.data(), DType::f32, {4096})},
+        {"axes", ConstTensorView(values.data(), DType::f32, axes)},
+        {"variance", ConstTensorView(values.data(), DType::f32, variance)},
+        {"log2_caution", ConstTensorView(values.data(), DType::f32, caution)}};
+    write_safetensors(path("bad"), tensors, {});
+    return message_of<Error>([&] { VocabOrder::load(path("bad")); });
+  };
+  const std::string bad = path("bad") + ": ";
+  constexpr std::int64_t kHuge = std::int64_t{1} << 59;
+  EXPECT_EQ(refused({2, 2}, {32, 2}, {32}), "accepted");
+  EXPECT_EQ(refused({2, 2}, {2, 32}, {32}),
+            bad + "variance: expected f32[32, dim], got f32[2, 32]");
+  EXPECT_EQ(refused({2, 3}, {32, 2}, {32}), bad + "axes: expected f32[2, 2], got f32[2, 3]");
+  EXPECT_EQ(refused({2, 2}, {32, 2}, {31}), bad + "log2_caution: expected f32[32], got f32[31]");
+  EXPECT_NE(refused({kHuge, 0}, {32, 0}, {32}), "accepted");
+  EXPECT_NE(refused({kHuge, 0}, {0, kHuge}, {32}), "accepted");
+  EXPECT_NE(refused({0, 0}, {32, 0}, {32}), "accepted");
+  const VocabOrder order(words, values);
+  EXPECT_EQ(message_of([&] { order.with_moments(kHuge, {}, {}, std::span(values).first(32)); }),
+            "dim: expected 1 to 2147483647, got 576460752303423488");
 }
 
 struct AverageCase {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -89,7 +90,8 @@ VocabOrder VocabOrder::with_moments(std::int64_t dim, std::span<const float> axe
                                     std::span<const float> log2_caution) const {
   require(!empty(), "order: expected one that was made or loaded, got an empty one");
   const std::int64_t tiles = ceil_div(vocab(), kVocabTile);
-  require(dim >= 1, "dim: expected 1 or more, got ", dim);
+  // So that dim * dim and tiles * dim are within 64 bits.
+  require(dim >= 1 && dim <= INT32_MAX, "dim: expected 1 to ", INT32_MAX, ", got ", dim);
   for (const auto& [name, values, size] :
        {std::tuple{"axes", axes, dim * dim}, std::tuple{"variance", variance, tiles * dim},
         std::tuple{"log2_caution", log2_caution, tiles}}) {
@@ -136,21 +138,33 @@ void append_order(const VocabOrder& order, const std::string& prefix,
 }
 
 VocabOrder order_of(const TensorFile& file, const std::string& path, const std::string& prefix) {
-  const auto tensor = [&](const char* name, DType dtype, int rank, const char* sizes) {
+  // Of these sizes, -1 for one that the tensor gives, whose name is `open`.
+  const auto tensor = [&](const char* name, DType dtype, std::initializer_list<std::int64_t> sizes,
+                          const char* open = "") {
     const ConstTensorView view = file.tensor(prefix + name);
-    require(view.dtype() == dtype && view.rank() == rank, path, ": ", prefix, name, ": expected ",
-            name_of(dtype), " ", sizes, ", got ", describe(view));
+    bool fits = view.dtype() == dtype && view.rank() == static_cast<int>(sizes.size());
+    std::string text;
+    int d = 0;
+    for (const std::int64_t size : sizes) {
+      fits = fits && (size < 0 || view.size(d) == size);
+      text += concat(d > 0 ? ", " : "", size < 0 ? open : concat(size));
+      ++d;
+    }
+    require(fits, path, ": ", prefix, name, ": expected ", name_of(dtype), "[", text, "], got ",
+            describe(view));
     return view;
   };
-  const ConstTensorView words = tensor("words", DType::i64, 1, "[vocab]");
+  const ConstTensorView words = tensor("words", DType::i64, {-1}, "vocab");
+  const std::int64_t vocab = words.numel();
   const VocabOrder order(
-      {static_cast<const std::int64_t*>(words.data()), static_cast<std::size_t>(words.numel())},
-      floats(tensor("average", DType::f32, 1, "[vocab]")));
+      {static_cast<const std::int64_t*>(words.data()), static_cast<std::size_t>(vocab)},
+      floats(tensor("average", DType::f32, {vocab})));
   if (!file.contains(prefix + "axes")) return order;
-  const ConstTensorView axes = tensor("axes", DType::f32, 2, "[dim, dim]");
-  return order.with_moments(axes.size(0), floats(axes),
-                            floats(tensor("variance", DType::f32, 2, "[tiles, dim]")),
-                            floats(tensor("log2_caution", DType::f32, 1, "[tiles]")));
+  const std::int64_t tiles = ceil_div(vocab, kVocabTile);
+  const ConstTensorView variance = tensor("variance", DType::f32, {tiles, -1}, "dim");
+  const std::int64_t dim = variance.size(1);
+  return order.with_moments(dim, floats(tensor("axes", DType::f32, {dim, dim})), floats(variance),
+                            floats(tensor("log2_caution", DType::f32, {tiles})));
 }
 
 void VocabOrder::save(const std::string& path) const {
