@@ -71,7 +71,7 @@ LOGITLESS_API logitless_status logitless_vocab_order_load(const char* path,
 
 typedef struct logitless_far_head logitless_far_head;
 
-/* FarFieldOptions of far_field.h, which tells more of each. */
+/* FarFieldOptions of far_field.h, which tells more of each. Counts are at most 2^40. */
 typedef struct logitless_far_field_options {
   size_t struct_size;
   double error;                /* default 0.01; in (0, 1): of d_hidden, relative */
@@ -97,7 +97,8 @@ typedef struct logitless_far_field_report {
   int64_t audits;
   int64_t refreshes;       /* orders taken over */
   double last_error;       /* of the last audit; -1: none yet */
-  double worst_kept_error; /* of the audited far-field steps whose gradients were kept */
+  double worst_kept_error; /* of the audited far-field steps whose gradients were kept, misses that
+                            * were accumulated included; infinity: one was not a number */
   double tau;              /* of the next far-field step */
   double mean_kept;        /* tiles kept, over the far-field steps */
   int64_t vocab;           /* words of the order there is; 0: none */
@@ -106,9 +107,9 @@ typedef struct logitless_far_field_report {
 LOGITLESS_API void logitless_far_field_report_init(logitless_far_field_report* report,
                                                    size_t struct_size);
 
-/* The context must outlive the head, which is used as a context is: one call at a time. options may
- * be NULL. Errors: an option out of its range (invalid argument); far_both on a GPU without cuBLAS
- * or cuSOLVER (unsupported). */
+/* The head has a copy of the context, which may be destroyed before it (what its trace needs may
+ * not), and is used as a context is: one call at a time. options may be NULL. Errors: an option out
+ * of its range (invalid argument); far_both on a GPU without cuBLAS or cuSOLVER (unsupported). */
 LOGITLESS_API logitless_status logitless_far_head_create(const logitless_context* context,
                                                          const logitless_far_field_options* options,
                                                          logitless_far_head** head);
@@ -117,7 +118,8 @@ LOGITLESS_API void logitless_far_head_destroy(logitless_far_head* head);
 /* logitless_cross_entropy by the plan that is due, in a workspace of the head's own; inputs.order
  * and sample_seed are left alone, d_hidden is needed. options and statistics may be NULL. On a GPU
  * it enqueues, and waits where something is to be decided (far_field.h); statistics then has no
- * more than tokens. Errors: as logitless_cross_entropy; an order of another number of words. */
+ * more than tokens. Errors, after which the state is as it was: as logitless_cross_entropy; an
+ * order of another number of words. */
 LOGITLESS_API logitless_status logitless_far_head_step(
     logitless_far_head* head, const logitless_cross_entropy_options* options,
     const logitless_cross_entropy_inputs* inputs, const logitless_cross_entropy_outputs* outputs,

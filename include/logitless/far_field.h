@@ -21,7 +21,8 @@ struct FarFieldOptions {
   // The error wanted, in (0, 1): of d_hidden, relative, over the tokens audited. With far_both also
   // the root mean square error of their lse, in nats.
   double error = 0.01;
-  // Of d_weight, which no audit sees: PlanRequest::sample_every, the step being the seed. >= 0.
+  // Of d_weight, which no audit sees: PlanRequest::sample_every, the step being the seed. >= 0;
+  // this and the counts below are at most 2^40.
   std::int64_t sample_every = 16;
   std::int64_t audit_rows = 128;  // tokens of an audit, >= 1
   std::int64_t audit_every = 25;  // steps between audits of far-field steps, >= 1
@@ -43,12 +44,14 @@ struct FarFieldReport {
   std::int64_t dense_steps = 0;     // computed densely, fallbacks and steps done again included
   std::int64_t repeated_steps = 0;  // of those, after a far-field step whose audit missed the error
   std::int64_t audits = 0;
-  std::int64_t refreshes = 0;     // orders taken over
-  double last_error = -1.0;       // of the last audit; -1: none yet
-  double worst_kept_error = 0.0;  // of the audited far-field steps whose gradients were kept
-  double tau = 0.0;               // of the next far-field step
-  double mean_kept = 0.0;         // tiles kept, over the far-field steps (a GPU's: those audited)
-  bool far = false;               // the next step is a far-field one
+  std::int64_t refreshes = 0;  // orders taken over
+  double last_error = -1.0;    // of the last audit; -1: none yet
+  // Of the audited far-field steps whose gradients were kept, those that missed the error and could
+  // not be done again included (accumulated gradients). Infinity where one was not a number.
+  double worst_kept_error = 0.0;
+  double tau = 0.0;        // of the next far-field step
+  double mean_kept = 0.0;  // tiles kept, over the far-field steps (a GPU's: those audited)
+  bool far = false;        // the next step is a far-field one
 };
 
 // Holds the order, plans and workspaces of one head: of step() below, or of a compiled program
@@ -57,11 +60,13 @@ struct FarFieldReport {
 // Memory: one workspace of the largest plan used, counted by the context's meter; while an order is
 // made a copy of weight (not on a GPU), and what average_probability, make_vocab_order and
 // measure_tiles take. On a GPU an order has its copy there besides (12 B * V; far_both 2 B * D * (D
-// + V / 128) more). Of a GPU's memory the meter counts workspaces alone.
+// + V / 128) more; two of them in the step that takes a new one over). Of a GPU's memory the meter
+// counts workspaces alone.
 class LOGITLESS_API FarFieldHead {
  public:
-  // The context must outlive the head. Throws InvalidArgument on options out of range; Unsupported
-  // for far_both on a GPU without cuBLAS or cuSOLVER.
+  // The head keeps a copy of the context, which shares its memory meter and its trace. Throws
+  // InvalidArgument on options out of range; Unsupported for far_both on a GPU without cuBLAS or
+  // cuSOLVER.
   FarFieldHead(const Context& context, const FarFieldOptions& options);
   ~FarFieldHead();
   FarFieldHead(FarFieldHead&&) noexcept;
@@ -71,13 +76,16 @@ class LOGITLESS_API FarFieldHead {
   // says what was done. A step whose audit misses the error is done again densely, unless
   // options.accumulate is set: what has been added stays, and the next step is dense or a trial
   // with a smaller tau. Throws what cross_entropy throws, and InvalidArgument without d_hidden, or
-  // when there is an order of another number of words: such a call is no step.
+  // when there is an order of another number of words: such a call is no step, and state() is as it
+  // was before. What making an order throws comes from the step that waits for it, and the next one
+  // begins another.
   //
   // On a GPU it enqueues and returns, and of the statistics only `tokens` is filled, but where
   // something is to be decided: a step that is audited waits, returns all of them, and throws as
-  // device_statistics does. That more than 2/3 is kept is noticed there, too, and mean_kept is that
-  // of the steps audited. A step that an order is made from waits for that, whatever refresh_delay;
-  // one that needs a larger workspace allocates it; the first one after load() copies the order.
+  // device_statistics does (a bad target of another step is told by statistics() alone, and that
+  // step counts). That more than 2/3 is kept is noticed there, too, and mean_kept is that of the
+  // steps audited. A step that an order is made from waits for that, whatever refresh_delay; one
+  // that needs a larger workspace allocates it; the first one after load() copies the order.
   LossStatistics step(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
                       const CrossEntropyOutputs& out);
 

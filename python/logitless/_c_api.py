@@ -530,7 +530,7 @@ class OrderOptions(Structure):
 
 
 class FarFieldOptions(Structure):
-    """FarFieldOptions of far_field.h, which tells more of each."""
+    """FarFieldOptions of far_field.h, which tells more of each. Counts are at most 2^40."""
 
     struct_size: int
     error: float  # default 0.01; in (0, 1): of d_hidden, relative
@@ -562,7 +562,9 @@ class FarFieldReport(Structure):
     audits: int
     refreshes: int  # orders taken over
     last_error: float  # of the last audit; -1: none yet
-    worst_kept_error: float  # of the audited far-field steps whose gradients were kept
+    # of the audited far-field steps whose gradients were kept, misses that were accumulated included; infinity: one was
+    # not a number
+    worst_kept_error: float
     tau: float  # of the next far-field step
     mean_kept: float  # tiles kept, over the far-field steps
     vocab: int  # words of the order there is; 0: none

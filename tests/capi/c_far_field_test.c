@@ -124,7 +124,9 @@ static void test_steps(logitless_context* context, const char* path) {
   logitless_far_field_report r;
   logitless_vocab_order* order = NULL;
   int i, k, far = 0;
-  CHECK(logitless_far_head_create(context, &options, &head) == LOGITLESS_OK, "create");
+  logitless_context* gone = one_thread();
+  CHECK(logitless_far_head_create(gone, &options, &head) == LOGITLESS_OK, "create");
+  logitless_context_destroy(gone);  // the head has its own copy
   CHECK(strstr(logitless_far_head_explain(head), "next step: dense") != NULL, "explain");
   CHECK(logitless_far_head_order(head, &order) == LOGITLESS_OK && order == NULL, "order");
   for (i = 1; i <= 7; ++i) {
@@ -354,6 +356,11 @@ static void test_refused(logitless_context* context, const char* path) {
   o.accuracy = LOGITLESS_ACCURACY_EXACT;
   check_error("exact", logitless_far_head_create(context, &o, &head), LOGITLESS_INVALID_ARGUMENT,
               "accuracy: expected far_backward or far_both");
+  o = quick();
+  o.audit_every = INT64_MAX;
+  check_error("audit_every", logitless_far_head_create(context, &o, &head),
+              LOGITLESS_INVALID_ARGUMENT,
+              "audit_every: expected 1 to 1099511627776, got 9223372036854775807");
   check_error("words", logitless_vocab_order_create(words, average, 3, &order),
               LOGITLESS_INVALID_ARGUMENT, "words");
   check_error("file", logitless_vocab_order_load("/nowhere/order", &order), LOGITLESS_DEVICE_ERROR,
@@ -382,6 +389,10 @@ static void test_refused(logitless_context* context, const char* path) {
   c.t[1].shape[0] = c.t[5].shape[0] = kFarVocab - 128;
   check_error("vocab", logitless_far_head_step(head, NULL, &c.in, &c.out, NULL),
               LOGITLESS_INVALID_ARGUMENT, "weight: expected 65536 words");
+  make_call(&c, p);
+  p->targets[1] = kFarVocab;
+  check_error("target", logitless_far_head_step(head, NULL, &c.in, &c.out, NULL),
+              LOGITLESS_INVALID_ARGUMENT, "targets: 65536 at position 1 is outside [0, 65536)");
   before = report_of(head);
   CHECK(before.steps == 1, "a refused step is none");
 

@@ -8,7 +8,6 @@
 using namespace logitless;  // NOLINT: a test
 
 struct CppFarHead {
-  Context context;
   FarFieldHead head;
 };
 
@@ -23,9 +22,7 @@ CppFarHead* cpp_far_head(const logitless_far_field_options* from) {
   options.refresh_every = from->refresh_every;
   options.refresh_delay = from->refresh_delay;
   options.sample_rows = from->sample_rows;
-  auto* made = new CppFarHead{Context(one_thread), FarFieldHead(Context(one_thread), options)};
-  made->head = FarFieldHead(made->context, options);
-  return made;
+  return new CppFarHead{FarFieldHead(Context(one_thread), options)};
 }
 
 void cpp_far_head_destroy(CppFarHead* head) { delete head; }

@@ -6,13 +6,17 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "head/far/controller.h"
+#include "head/far/step.h"
 #include "head/plan/far_forecast.h"
 #include "logitless/error.h"
 #include "logitless/tensor_file.h"
+#include "support/refusal.h"
 
 namespace logitless::test {
 namespace {
@@ -48,6 +52,29 @@ class FarControllerTest : public testing::Test {
     s.audited_tokens = kTokens;
     s.audited_error = e;
     return s;
+  }
+  // Of a batch whose tokens are all ignored.
+  static FarFieldStatistics without_tokens() {
+    FarFieldStatistics s;
+    s.audited_error = -1.0;
+    return s;
+  }
+  // A step that throws before it has computed anything.
+  void fail(FarController& c, const OrderSource& from) const {
+    const auto thrown = [] { throw InvalidArgument("no such target"); };
+    take_far_step(
+        c, from, true, [&](const FarStep&) -> const LossPlan& { return far_; },
+        [&](const FarStep&) {
+          thrown();
+          return std::optional<FarFieldStatistics>();
+        },
+        thrown);
+  }
+  // Tokens of another dim than the words: of these no order can be made.
+  OrderSource mismatched() const {
+    OrderSource bad = source();
+    bad.hidden = ConstTensorView(hidden_.data(), DType::f32, {kTokens, kDim / 2});
+    return bad;
   }
   static FarFieldStatistics unaudited() {
     FarFieldStatistics s;
@@ -131,6 +158,137 @@ TEST_F(FarControllerTest, WhatCannotBeRepeatedStands) {
   EXPECT_EQ(c.report().repeated_steps, 0);
   EXPECT_EQ(c.report().dense_steps, 9);
   EXPECT_FALSE(c.report().far);
+  EXPECT_EQ(c.report().worst_kept_error, 0.5) << "its gradients were kept";
+}
+
+TEST_F(FarControllerTest, TheWorstErrorKeptIsNoNumbersOneToo) {
+  FarController c(context_, options_);
+  FarStep step;
+  until_far(c, step);
+  EXPECT_TRUE(c.accept(step, error(NAN), /*may_repeat=*/false));
+  EXPECT_EQ(c.report().worst_kept_error, INFINITY);
+  FarController again(context_, options_);
+  again.set_state(c.state());
+  EXPECT_EQ(again.report().worst_kept_error, INFINITY);
+}
+
+// Ignored tokens say nothing of an order: no step goes by it before one that has others.
+TEST_F(FarControllerTest, ATrialWithoutTokensIsDueAgain) {
+  for (const bool after_another : {false, true}) {
+    SCOPED_TRACE(after_another);
+    FarController c(context_, options_);
+    FarStep step;
+    until_far(c, step);
+    if (after_another) {
+      EXPECT_TRUE(c.accept(step, error(0.009)));
+      do {
+        step = begin(c);
+        if (!step.trial) c.accept(step, step.audit ? error(0.009) : unaudited());
+      } while (!step.trial);
+    }
+    EXPECT_EQ(c.report().refreshes, after_another ? 2 : 1);
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_TRUE(c.accept(step, without_tokens()));
+      EXPECT_NE(c.explain().find("next step: far_backward, a trial had no token"),
+                std::string::npos)
+          << c.explain();
+      FarController resumed(context_, options_);
+      resumed.set_state(c.state());
+      EXPECT_TRUE(begin(resumed).trial);
+      // A plan that may not be far leaves the trial due, too.
+      exact_.kind = PlanKind::dense;
+      EXPECT_FALSE(c.begin(exact_, source()).far);
+      step = begin(c);
+      EXPECT_TRUE(step.far && step.trial && step.audit);
+    }
+    const std::int64_t audits = c.report().audits;
+    EXPECT_TRUE(c.accept(step, error(0.005)));
+    EXPECT_EQ(c.report().audits, audits + 1);
+    step = begin(c);
+    EXPECT_TRUE(step.far && !step.trial && !step.audit);
+  }
+}
+
+// Whatever was due is due again: an order, its trial, an audit.
+TEST_F(FarControllerTest, AStepThatThrowsIsNone) {
+  for (const std::int64_t delay : {0, 3}) {
+    SCOPED_TRACE(delay);
+    options_.refresh_delay = delay;
+    FarController one(context_, options_), other(context_, options_);
+    for (int i = 0; i < 40; ++i) {
+      // Asking for the state waits for an order that is being made: now and then it is not asked.
+      const bool asked = i % 4 == 0;
+      const std::vector<std::byte> before = asked ? other.state() : std::vector<std::byte>();
+      EXPECT_EQ(message_of([&] { fail(other, source()); }), "no such target");
+      if (asked) {
+        ASSERT_EQ(other.state(), before) << i;
+      }
+      const FarStep a = begin(one), b = begin(other);
+      ASSERT_EQ(a.far, b.far) << i;
+      ASSERT_EQ(a.trial, b.trial) << i;
+      ASSERT_EQ(a.audit, b.audit) << i;
+      if (!a.far) continue;
+      // Audits miss the error now and then.
+      const FarFieldStatistics s = a.audit ? error(i % 3 == 0 ? 0.02 : 0.006) : unaudited();
+      ASSERT_EQ(one.accept(a, s), other.accept(b, s)) << i;
+    }
+    EXPECT_EQ(one.state(), other.state());
+    EXPECT_GE(one.report().refreshes, 2);
+    EXPECT_GE(one.report().repeated_steps, 1);
+  }
+}
+
+TEST_F(FarControllerTest, AnOrderThatCannotBeMadeIsBegunAgain) {
+  for (const std::int64_t delay : {0, 3}) {
+    SCOPED_TRACE(delay);
+    options_.refresh_delay = delay;
+    FarController c(context_, options_);
+    for (int i = 1; i < 10; ++i) EXPECT_FALSE(begin(c).far);
+    if (delay > 0) {  // its thread fails, which the step that waits for it says
+      EXPECT_NO_THROW(c.begin(far_, mismatched()));
+      EXPECT_FALSE(begin(c).far);
+      EXPECT_FALSE(begin(c).far);
+      EXPECT_NE(message_of([&] { fail(c, source()); }), "no such target");
+    } else {
+      EXPECT_NE(message_of([&] { fail(c, mismatched()); }), "no such target");
+    }
+    const std::int64_t steps = delay > 0 ? 12 : 9;
+    EXPECT_EQ(c.report().steps, steps);
+    EXPECT_EQ(c.report().refreshes, 0);
+    FarController resumed(context_, options_);
+    EXPECT_EQ(message_of([&] { resumed.set_state(c.state()); }), "accepted");
+    FarStep step;
+    EXPECT_EQ(until_far(c, step), delay) << "made of the next step's tokens";
+    EXPECT_TRUE(step.trial);
+    EXPECT_EQ(c.report().refreshes, 1);
+    EXPECT_EQ(c.order().vocab(), kWords);
+  }
+}
+
+// The trace of another context would be the other's.
+TEST_F(FarControllerTest, KeepsItsContext) {
+  std::vector<std::string> lines;
+  ContextOptions traced = one_;
+  traced.trace = [&](std::string_view line) { lines.emplace_back(line); };
+  Context context(traced);
+  const FarController c(context, options_);
+  const MemoryMeter* const meter = &context.memory();
+  context = Context(one_);
+  EXPECT_EQ(&c.context().memory(), meter);
+  c.context().trace("a line");
+  EXPECT_EQ(lines, std::vector<std::string>{"a line"});
+}
+
+TEST_F(FarControllerTest, IntervalsAreNeverShorterThanTheFirst) {
+  options_.refresh_every = 10000;  // such as 100, of 100 batches each
+  FarController c(context_, options_);
+  std::vector<std::int64_t> trials;
+  while (c.report().steps < 40000) {
+    const FarStep step = begin(c);
+    if (step.trial) trials.push_back(c.report().steps);
+    if (step.far) c.accept(step, step.audit ? error(0.004) : unaudited());
+  }
+  EXPECT_EQ(trials, (std::vector<std::int64_t>{10000, 20000, 30000, 40000}));
 }
 
 TEST_F(FarControllerTest, TrialsLowerTauThenWaitLongerEachTime) {

@@ -119,6 +119,25 @@ TEST_F(FarTrainerTest, ThreadsDoNotMatter) {
   EXPECT_LT(one.far_field()->report().dense_steps, 7);
 }
 
+// On the CPU a batch is done again before its gradients are added to those of the batch before.
+TEST_F(FarTrainerTest, AccumulatedBatchesThatMissTheErrorAreDoneAgain) {
+  TrainOptions o = options();
+  o.accumulate = 2;
+  o.far_field->error = 1e-9;
+  GptConfig config = small();
+  config.tied_head = false;
+  Trainer far = trainer(o, config);
+  const std::vector<double> found = losses(far, 4);
+  const FarFieldReport& r = far.far_field()->report();
+  EXPECT_GE(r.audits, 1);
+  EXPECT_EQ(r.repeated_steps, r.audits);
+  EXPECT_EQ(r.worst_kept_error, 0.0);
+  o.far_field.reset();
+  Trainer dense = trainer(o, config);
+  EXPECT_EQ(losses(dense, 4), found);
+  EXPECT_TRUE(same_values(far, dense));
+}
+
 TEST_F(FarTrainerTest, CheckpointsWithAndWithoutAFarField) {
   TrainOptions none = options();
   none.far_field.reset();

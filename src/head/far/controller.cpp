@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <iomanip>
+#include <limits>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -21,7 +23,10 @@ namespace {
 constexpr double kFirstTau = 0.003;
 constexpr double kLeastTau = 0.0005;
 constexpr double kMostTau = 0.01;
+// Orders come at most so many steps apart, unless options begin with more.
 constexpr std::int64_t kMostInterval = 6400;
+// Of any option that counts: sums with the steps of a run stay within 64 bits.
+constexpr std::int64_t kMostOption = INT64_C(1) << 40;
 // Trials with one order, tau lowered from each to the next, before the far field is left alone.
 constexpr int kTrials = 3;
 
@@ -40,112 +45,145 @@ void check(const FarFieldOptions& o) {
         std::tuple{"refresh_every", o.refresh_every, std::int64_t{1}},
         std::tuple{"refresh_delay", o.refresh_delay, std::int64_t{0}},
         std::tuple{"sample_rows", o.sample_rows, std::int64_t{1}}}) {
-    require(value >= least, name, ": expected ", least, " or more, got ", value);
+    require(value >= least && value <= kMostOption, name, ": expected ", least, " to ", kMostOption,
+            ", got ", value);
   }
 }
 
 }  // namespace
 
 FarController::FarController(const Context& context, const FarFieldOptions& options)
-    : context_(&context), options_(options) {
+    : context_(context), options_(options) {
   check(options);
   if (on_gpu() && options.accuracy == Accuracy::far_both) {
     const std::string missing = cuda::moments_unsupported();
     if (!missing.empty()) throw Unsupported(concat("accuracy: far_both: ", missing));
   }
-  report_.tau = kFirstTau;
-  interval_ = options.refresh_every;
-  next_refresh_ = interval_;
+  s_.report.tau = kFirstTau;
+  s_.interval = options.refresh_every;
+  s_.next_refresh = s_.interval;
 }
 
 PlanRequest FarController::request(const FarStep& step) const {
   PlanRequest request;
-  request.device = context_->device();
+  request.device = context_.device();
   request.memory_budget = options_.memory_budget;
   if (!step.far) return request;
   request.accuracy = options_.accuracy;
-  request.tau = static_cast<float>(report_.tau);
+  request.tau = static_cast<float>(s_.report.tau);
   request.sample_every = options_.sample_every;
   if (step.audit) request.audit_rows = options_.audit_rows;
   return request;
 }
 
 FarStep FarController::begin(const LossPlan& audited, const OrderSource& source) {
-  ++report_.steps;
+  ++s_.report.steps;
   if (!is_far(audited.kind)) {
-    if (try_again_) {
+    if (s_.trial_due && s_.trials > 0) {
       // The tau of the next trial would keep too much. From the first one again, with a new order.
-      try_again_ = false;
       leave("a tau that might keep the error keeps too many tiles");
-      report_.tau = kFirstTau;
+      s_.report.tau = kFirstTau;
     } else {
-      report_.far = false;
-      reason_ = audited.explain();
+      s_.report.far = false;
+      s_.reason = audited.explain();
     }
-    ++report_.dense_steps;
+    ++s_.report.dense_steps;
     return {};
   }
   // Not from a step without tokens: the next one that has some will do.
-  if (takeover_ < 0 && report_.steps >= next_refresh_ && source.hidden.numel() > 0)
+  if (s_.takeover < 0 && s_.report.steps >= s_.next_refresh && source.hidden.numel() > 0)
     start_order(source);
-  bool trial = try_again_;
-  try_again_ = false;
-  if (takeover_ >= 0 && report_.steps >= takeover_) {
-    wait_for_order();
-    order_ = std::move(pending_);
-    pending_ = {};
-    order_step_ = takeover_ - options_.refresh_delay;
-    trials_ = 0;
-    takeover_ = -1;
-    ++report_.refreshes;
+  bool trial = s_.trial_due;
+  s_.trial_due = false;
+  if (s_.takeover >= 0 && s_.report.steps >= s_.takeover) {
+    take_over();
     trial = true;
   }
-  if ((!trial && !report_.far) || order_.vocab() != source.weight.size(0)) {
-    ++report_.dense_steps;
+  if ((!trial && !s_.report.far) || s_.order.vocab() != source.weight.size(0)) {
+    ++s_.report.dense_steps;
     return {};
   }
-  return {true, trial || report_.steps - last_audit_ >= options_.audit_every, trial};
+  return {true, trial || s_.report.steps - s_.last_audit >= options_.audit_every, trial};
 }
 
 bool FarController::accept(const FarStep& step, const FarFieldStatistics& far, bool may_repeat) {
-  ++far_steps_;
-  report_.mean_kept += (far.kept - report_.mean_kept) / static_cast<double>(far_steps_);
+  ++s_.far_steps;
+  s_.report.mean_kept += (far.kept - s_.report.mean_kept) / static_cast<double>(s_.far_steps);
   bool keep = true;
   if (step.audit && far.audited_tokens > 0) {
-    last_audit_ = report_.steps;
-    keep = judge(error_of(far), step.trial);
+    s_.last_audit = s_.report.steps;
+    const double error = error_of(far);
+    keep = judge(error, step.trial);
+    if (keep || !may_repeat) keep_worst(error);
+  } else if (step.trial) {
+    s_.trial_due = true;
+    s_.reason = "a trial had no token to judge by";
   }
   if (keep && far.dense_fallback) leave("more than two thirds of the tiles would be kept");
   if (keep || !may_repeat) return true;
-  ++report_.repeated_steps;
-  ++report_.dense_steps;
+  ++s_.report.repeated_steps;
+  ++s_.report.dense_steps;
   return false;
+}
+
+void FarController::keep_worst(double error) {
+  if (std::isnan(error)) error = std::numeric_limits<double>::infinity();
+  s_.report.worst_kept_error = std::max(s_.report.worst_kept_error, error);
+}
+
+FarDecisions FarController::before_step() {
+  if (s_.takeover >= 0 && s_.report.steps + 1 >= s_.takeover) wait_for_order();
+  return s_;
+}
+
+void FarController::withdraw(FarDecisions before) {
+  if (before.takeover < 0) making_ = {};
+  s_ = std::move(before);
 }
 
 void FarController::start_order(const OrderSource& source) {
   const bool at_once = options_.refresh_delay == 0 || on_gpu();
   auto s = std::make_shared<OrderSample>(
       on_gpu() ? look_at(source, options_.sample_rows)
-               : sample_of(source, options_.sample_rows, !at_once, &context_->memory()));
-  s->tau = static_cast<float>(report_.tau);
+               : sample_of(source, options_.sample_rows, !at_once, &context_.memory()));
+  s->tau = static_cast<float>(s_.report.tau);
   s->moments = options_.accuracy == Accuracy::far_both && source.softcap == 0.0f;
-  if (order_.vocab() == source.weight.size(0))
-    s->average.assign(order_.average().begin(), order_.average().end());
-  next_refresh_ = report_.steps + interval_;
-  takeover_ = report_.steps + options_.refresh_delay;
-  making_vocab_ = source.weight.size(0);
+  if (s_.order.vocab() == source.weight.size(0))
+    s->average.assign(s_.order.average().begin(), s_.order.average().end());
   if (at_once) {
-    pending_ = make_order(*context_, *s);
-    return;
+    s_.pending = make_order(context_, *s);
+  } else {
+    ContextOptions own;
+    own.threads = 1;
+    own.kernel = context_.device().kernel;
+    making_ = std::async(std::launch::async, [s, own] { return make_order(Context(own), *s); });
   }
-  ContextOptions own;
-  own.threads = 1;
-  own.kernel = context_->device().kernel;
-  making_ = std::async(std::launch::async, [s, own] { return make_order(Context(own), *s); });
+  // Nothing above has thrown: there is one.
+  s_.next_refresh = s_.report.steps + s_.interval;
+  s_.takeover = s_.report.steps + options_.refresh_delay;
+  s_.making_vocab = source.weight.size(0);
 }
 
+void FarController::take_over() {
+  wait_for_order();
+  s_.order = std::move(s_.pending);
+  s_.pending = {};
+  s_.order_step = s_.takeover - options_.refresh_delay;
+  s_.trials = 0;
+  s_.takeover = -1;
+  ++s_.report.refreshes;
+}
+
+// Where making it fails there is none, and the next step begins another one.
 void FarController::wait_for_order() {
-  if (making_.valid()) pending_ = making_.get();
+  if (!making_.valid()) return;
+  try {
+    s_.pending = making_.get();
+  } catch (...) {
+    s_.takeover = -1;
+    s_.next_refresh = s_.report.steps;
+    throw;
+  }
 }
 
 // The error that the options bound, of an audited step.
@@ -157,55 +195,59 @@ double FarController::error_of(const FarFieldStatistics& far) const {
 
 // After an audited far-field step. Returns whether its gradients may stay.
 bool FarController::judge(double error, bool trial) {
-  ++report_.audits;
-  report_.last_error = error;
+  ++s_.report.audits;
+  s_.report.last_error = error;
   if (error <= options_.error) {
-    report_.far = true;
-    wait_ = 0;
+    s_.report.far = true;
+    s_.wait = 0;
     if (trial) {
-      trials_ = 0;
-    } else if (error <= 0.5 * options_.error && report_.steps - order_step_ >= interval_ / 2) {
-      interval_ = std::min(interval_ + interval_ / 2, kMostInterval);
+      s_.trials = 0;
+    } else if (error <= 0.5 * options_.error &&
+               s_.report.steps - s_.order_step >= s_.interval / 2) {
+      s_.interval = std::min(s_.interval + s_.interval / 2, most_interval());
     }
-    if (error <= options_.error / 3.0) report_.tau = std::min(kMostTau, report_.tau * 1.25);
-    report_.worst_kept_error = std::max(report_.worst_kept_error, error);
-    reason_ = "the last audit kept the error";
+    if (error <= options_.error / 3.0) s_.report.tau = std::min(kMostTau, s_.report.tau * 1.25);
+    s_.reason = "the last audit kept the error";
     return true;
   }
-  report_.far = false;
+  s_.report.far = false;
   if (!trial) {
     // The order has aged: a new one as soon as it can be made.
-    interval_ = std::max<std::int64_t>(interval_ / 2, options_.refresh_delay + 1);
-    next_refresh_ = report_.steps;
-    reason_ = "an audit missed the error; a new order is due";
+    s_.interval = std::max<std::int64_t>(s_.interval / 2, options_.refresh_delay + 1);
+    s_.next_refresh = s_.report.steps;
+    s_.reason = "an audit missed the error; a new order is due";
     return false;
   }
-  if (++trials_ < kTrials && report_.tau > kLeastTau) {
-    report_.tau =
-        std::max(kLeastTau, report_.tau * std::clamp(0.5 * options_.error / error, 0.2, 0.6));
-    try_again_ = true;
-    reason_ = "a trial missed the error; another one with a smaller tau";
+  if (++s_.trials < kTrials && s_.report.tau > kLeastTau) {
+    s_.report.tau =
+        std::max(kLeastTau, s_.report.tau * std::clamp(0.5 * options_.error / error, 0.2, 0.6));
+    s_.trial_due = true;
+    s_.reason = "a trial missed the error; another one with a smaller tau";
     return false;
   }
   leave("trials miss the error");
   return false;
 }
 
+std::int64_t FarController::most_interval() const {
+  return std::max(kMostInterval, options_.refresh_every);
+}
+
 // Dense for a while, longer each time.
 void FarController::leave(const char* why) {
-  report_.far = false;
-  trials_ = 0;
-  wait_ = std::min(kMostInterval, wait_ == 0 ? options_.refresh_every : 2 * wait_);
-  next_refresh_ = report_.steps + wait_;
-  reason_ = why;
+  s_.report.far = s_.trial_due = false;
+  s_.trials = 0;
+  s_.wait = std::min(most_interval(), s_.wait == 0 ? options_.refresh_every : 2 * s_.wait);
+  s_.next_refresh = s_.report.steps + s_.wait;
+  s_.reason = why;
 }
 
 std::string FarController::explain() const {
-  const FarFieldReport& r = report_;
+  const FarFieldReport& r = s_.report;
   std::ostringstream out;
   out << std::setprecision(3);  // what varies from step to step beyond these digits says nothing
-  out << "next step: " << (r.far || try_again_ ? name_of(options_.accuracy) : "dense") << ", "
-      << reason_ << "\n"
+  out << "next step: " << (r.far || s_.trial_due ? name_of(options_.accuracy) : "dense") << ", "
+      << s_.reason << "\n"
       << "  " << r.steps << " steps, " << r.dense_steps << " dense (" << r.repeated_steps
       << " of them done again after an audit), " << r.refreshes << " orders, " << r.audits
       << " audits\n"
@@ -219,21 +261,21 @@ std::string FarController::explain() const {
 template <typename Write>
 void FarController::write(Write&& write) {
   wait_for_order();
-  const FarFieldReport& r = report_;
+  const FarFieldReport& r = s_.report;
   const std::array<std::int64_t, kCounts> counts = {
-      r.steps, r.dense_steps, r.repeated_steps, r.audits,  r.refreshes,
-      r.far,   order_step_,   takeover_,        interval_, next_refresh_,
-      wait_,   last_audit_,   far_steps_,       trials_,   try_again_};
+      r.steps, r.dense_steps, r.repeated_steps, r.audits,    r.refreshes,
+      r.far,   s_.order_step, s_.takeover,      s_.interval, s_.next_refresh,
+      s_.wait, s_.last_audit, s_.far_steps,     s_.trials,   s_.trial_due};
   const std::array<double, kNumbers> numbers = {r.last_error, r.worst_kept_error, r.tau,
                                                 r.mean_kept};
   std::vector<NamedTensor> tensors = {{"counts", {counts.data(), DType::i64, {kCounts}}},
                                       {"numbers", {numbers.data(), DType::f64, {kNumbers}}}};
-  if (!order_.empty()) append_order(order_, "order.", tensors);
-  if (!pending_.empty()) append_order(pending_, "pending.", tensors);
+  if (!s_.order.empty()) append_order(s_.order, "order.", tensors);
+  if (!s_.pending.empty()) append_order(s_.pending, "pending.", tensors);
   write(tensors,
         std::map<std::string, std::string>{{"kind", "logitless far field"},
                                            {"accuracy", std::string(name_of(options_.accuracy))},
-                                           {"reason", reason_}});
+                                           {"reason", s_.reason}});
 }
 
 void FarController::save(const std::string& path) {
@@ -257,11 +299,11 @@ void FarController::set_state(std::span<const std::byte> state) {
 }
 
 void FarController::require_head(std::int64_t vocab, std::int64_t dim) const {
-  for (const std::int64_t words : {order_.vocab(), takeover_ >= 0 ? making_vocab_ : 0}) {
+  for (const std::int64_t words : {s_.order.vocab(), s_.takeover >= 0 ? s_.making_vocab : 0}) {
     require(words == 0 || words == vocab, "weight: expected ", words,
             " words, of which the order of this far field is, got ", vocab);
   }
-  for (const std::int64_t of : {order_.dim(), pending_.dim()}) {
+  for (const std::int64_t of : {s_.order.dim(), s_.pending.dim()}) {
     require(of == 0 || of == dim, "hidden: expected dim ", of,
             ", of which the moments of this far field's order are, got ", dim);
   }
@@ -282,8 +324,8 @@ void FarController::read(const TensorFile& file, const std::string& path) {
           ": counts: expected i64[", kCounts, "], got ", describe(counts));
   require(numbers.dtype() == DType::f64 && numbers.numel() == kNumbers, path,
           ": numbers: expected f64[", kNumbers, "], got ", describe(numbers));
-  FarController s(*context_, options_);
-  FarFieldReport& r = s.report_;
+  FarDecisions s;
+  FarFieldReport& r = s.report;
   std::array<std::int64_t, kCounts> c;
   std::memcpy(c.data(), counts.data(), sizeof(c));
   std::array<double, kNumbers> n;
@@ -294,15 +336,15 @@ void FarController::read(const TensorFile& file, const std::string& path) {
   r.audits = c[3];
   r.refreshes = c[4];
   r.far = c[5] != 0;
-  s.order_step_ = c[6];
-  s.takeover_ = c[7];
-  s.interval_ = c[8];
-  s.next_refresh_ = c[9];
-  s.wait_ = c[10];
-  s.last_audit_ = c[11];
-  s.far_steps_ = c[12];
-  s.trials_ = static_cast<int>(c[13]);
-  s.try_again_ = c[14] != 0;
+  s.order_step = c[6];
+  s.takeover = c[7];
+  s.interval = c[8];
+  s.next_refresh = c[9];
+  s.wait = c[10];
+  s.last_audit = c[11];
+  s.far_steps = c[12];
+  s.trials = static_cast<int>(c[13]);
+  s.trial_due = c[14] != 0;
   r.last_error = n[0];
   r.worst_kept_error = n[1];
   r.tau = n[2];
@@ -312,22 +354,22 @@ void FarController::read(const TensorFile& file, const std::string& path) {
   const bool counts_hold = std::all_of(c.begin(), c.end(), [](std::int64_t count) {
     return count >= -kMostCount && count <= kMostCount;
   });
-  require(counts_hold && s.interval_ >= 1 && s.wait_ >= 0 && s.wait_ <= kMostInterval &&
-              c[13] >= 0 && c[13] <= kTrials && r.dense_steps >= 0 && r.steps >= r.dense_steps &&
-              r.repeated_steps >= 0 && r.audits >= 0 && r.refreshes >= 0 && s.last_audit_ >= 0 &&
-              s.far_steps_ >= 0,
+  require(counts_hold && s.interval >= 1 && s.wait >= 0 && c[13] >= 0 && c[13] <= kTrials &&
+              r.dense_steps >= 0 && r.steps >= r.dense_steps && r.repeated_steps >= 0 &&
+              r.audits >= 0 && r.refreshes >= 0 && s.last_audit >= 0 && s.far_steps >= 0,
           path, ": counts: no state of a FarFieldHead");
   require(r.tau >= kLeastTau && r.tau <= kMostTau && r.mean_kept >= 0.0 && r.mean_kept <= 1.0 &&
-              r.worst_kept_error >= 0.0 && r.worst_kept_error < 1.0,
+              r.worst_kept_error >= 0.0,
           path, ": numbers: no state of a FarFieldHead");
-  if (file.contains("order.words")) s.order_ = order_of(file, path, "order.");
-  if (file.contains("pending.words")) s.pending_ = order_of(file, path, "pending.");
-  s.making_vocab_ = s.pending_.vocab();
-  require((s.takeover_ >= 0) == !s.pending_.empty(), path, ": pending order: expected ",
-          s.takeover_ >= 0 ? "one" : "none");
+  if (file.contains("order.words")) s.order = order_of(file, path, "order.");
+  if (file.contains("pending.words")) s.pending = order_of(file, path, "pending.");
+  s.making_vocab = s.pending.vocab();
+  require((s.takeover >= 0) == !s.pending.empty(), path, ": pending order: expected ",
+          s.takeover >= 0 ? "one" : "none");
   const auto reason = metadata.find("reason");
-  if (reason != metadata.end()) s.reason_ = reason->second;
-  *this = std::move(s);
+  if (reason != metadata.end()) s.reason = reason->second;
+  making_ = {};
+  s_ = std::move(s);
 }
 
 }  // namespace logitless

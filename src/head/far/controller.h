@@ -21,16 +21,31 @@ struct FarStep {
   bool trial = false;  // of an order, or of a tau; audited
 };
 
-// A step is begin(), the computation it asks for, and, of a far-field one, accept().
+// What has been found and decided, plain values: a step that fails goes back to what it began with.
+struct FarDecisions {
+  FarFieldReport report;
+  VocabOrder order, pending;
+  std::int64_t making_vocab = 0;  // words of the order that is being made or pending
+  std::int64_t order_step = 0;    // the step whose weights the order is of
+  std::int64_t takeover = -1;     // of the one pending; -1: none is
+  std::int64_t interval = 0, next_refresh = 0, wait = 0, last_audit = 0;
+  std::int64_t far_steps = 0;
+  int trials = 0;  // with the order, which missed the error
+  bool trial_due = false;
+  std::string reason = "no order has been made";
+};
+
+// A step is begin(), the computation it asks for, and, of a far-field one, accept(): as
+// take_far_step() does it, which withdraws a step that throws.
 class FarController {
  public:
-  // See FarFieldHead.
+  // See FarFieldHead. Keeps a copy of the context, and with it the meter of its memory.
   FarController(const Context& context, const FarFieldOptions& options);
 
-  const Context& context() const { return *context_; }
+  const Context& context() const { return context_; }
   const FarFieldOptions& options() const { return options_; }
-  const FarFieldReport& report() const { return report_; }
-  const VocabOrder& order() const { return order_; }
+  const FarFieldReport& report() const { return s_.report; }
+  const VocabOrder& order() const { return s_.order; }
 
   // What a step's plan is asked for.
   PlanRequest request(const FarStep& step) const;
@@ -41,7 +56,13 @@ class FarController {
   FarStep begin(const LossPlan& audited, const OrderSource& source);
   // After a far-field step whose statistics are known, an audited one in any case: whether it
   // stands. If not, the caller does it again densely; without `may_repeat` it stands in any case.
+  // A trial that had no token to judge by is due again.
   bool accept(const FarStep& step, const FarFieldStatistics& far, bool may_repeat = true);
+
+  // Before begin(): what withdraw() goes back to. Waits for an order that the step may take over.
+  FarDecisions before_step();
+  // As if the step had not begun: an order begun by it is dropped, for which this waits.
+  void withdraw(FarDecisions before);
 
   // As FarFieldHead's.
   std::string explain() const;
@@ -54,29 +75,24 @@ class FarController {
   void require_head(std::int64_t vocab, std::int64_t dim) const;
 
  private:
-  bool on_gpu() const { return context_->device().kind == DeviceKind::cuda; }
+  bool on_gpu() const { return context_.device().kind == DeviceKind::cuda; }
   void start_order(const OrderSource& source);
+  void take_over();
   void wait_for_order();
   double error_of(const FarFieldStatistics& far) const;
+  void keep_worst(double error);
+  std::int64_t most_interval() const;
   bool judge(double error, bool trial);
   void leave(const char* why);
   template <typename Write>
   void write(Write&& write);
   void read(const TensorFile& file, const std::string& path);
 
-  const Context* context_;
+  Context context_;
   FarFieldOptions options_;
-  FarFieldReport report_;
-  VocabOrder order_, pending_;
-  std::int64_t making_vocab_ = 0;  // words of the order that is being made or pending
-  std::int64_t order_step_ = 0;    // the step whose weights the order is of
-  std::int64_t takeover_ = -1;     // of the one pending; -1: none is
-  std::int64_t interval_ = 0, next_refresh_ = 0, wait_ = 0, last_audit_ = 0;
-  std::int64_t far_steps_ = 0;
-  int trials_ = 0;
-  bool try_again_ = false;
-  std::string reason_ = "no order has been made";
-  // Makes `pending_`. Destroying or replacing it waits for the thread, as std::async's futures do.
+  FarDecisions s_;
+  // Makes the pending order. Destroying or replacing it waits for the thread, as std::async's
+  // futures do.
   std::future<VocabOrder> making_;
 };
 

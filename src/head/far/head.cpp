@@ -28,6 +28,7 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
   FarPlans& plans = state_->plans;
   const Context& context = controller.context();
   const bool on_gpu = context.device().kind == DeviceKind::cuda;
+  state_->last.reset();
   require(out.d_hidden.defined(), "d_hidden: expected one, since audits measure its error");
   const auto plan_of = [&](const FarStep& step) -> const LossPlan& {
     return plans.get(context, shape_of(in), features_of(options, in, out), controller.request(step),

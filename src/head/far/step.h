@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <utility>
 
 #include "head/far/controller.h"
 #include "logitless/cross_entropy.h"
@@ -13,18 +14,24 @@ namespace logitless {
 // run_far(FarStep): computes it; its statistics, or none where they are not known yet, which no
 //   audited step may answer.
 // run_dense(): computes the exact plan's step, over whatever a far one left.
+// A call that throws is no step: what the controller had decided is as it was.
 template <typename PlanOf, typename RunFar, typename RunDense>
 void take_far_step(FarController& controller, const OrderSource& source, bool may_repeat,
                    PlanOf&& plan_of, RunFar&& run_far, RunDense&& run_dense) {
-  // Before anything is decided: a call that is refused leaves the state alone.
   const LossPlan& audited = plan_of(FarStep{.far = true, .audit = true});
   controller.require_head(source.weight.size(0), source.weight.size(1));
-  const FarStep step = controller.begin(audited, source);
-  if (step.far) {
-    const std::optional<FarFieldStatistics> found = run_far(step);
-    if (!found.has_value() || controller.accept(step, *found, may_repeat)) return;
+  FarDecisions before = controller.before_step();
+  try {
+    const FarStep step = controller.begin(audited, source);
+    if (step.far) {
+      const std::optional<FarFieldStatistics> found = run_far(step);
+      if (!found.has_value() || controller.accept(step, *found, may_repeat)) return;
+    }
+    run_dense();
+  } catch (...) {
+    controller.withdraw(std::move(before));
+    throw;
   }
-  run_dense();
 }
 
 }  // namespace logitless
