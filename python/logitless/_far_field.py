@@ -32,6 +32,19 @@ class Options(NamedTuple):
             setattr(struct, name, ACCURACIES[value] if name == "accuracy" else value)
         return struct
 
+    def check(self) -> Options:
+        """Itself. Raises ValueError where the library refuses it."""
+        Head(self, c.Context(threads=1))
+        return self
+
+    def accumulated(self, calls: int) -> Options:
+        """Of a head that so many calls make a step of. Raises ValueError where that is too many."""
+        made = self._replace(audit_every=self.audit_every * calls, refresh_every=self.refresh_every * calls)
+        try:
+            return made.check()
+        except ValueError as error:
+            raise ValueError(f"accumulate: with {calls} calls a step, {error}") from None
+
 
 class Report(NamedTuple):
     """What a head has done since it was made, or of the state that it was given."""
@@ -74,14 +87,14 @@ def options(**given: Any) -> Options:
         elif name == "error":
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"error: expected a number in (0, 1), got {value!r}")
+            if not 0 < value < 1:
+                raise ValueError(f"error: expected a number in (0, 1), got {value}")
         elif isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name}: expected an int, got {value!r}")
         elif not -(1 << 63) <= value < 1 << 63:
             raise ValueError(f"{name}: expected an int of 64 bits, got {value}")
         values[name] = value
-    made = Options(**values)
-    Head(made, c.Context(threads=1))  # the library checks the ranges
-    return made
+    return Options(**values).check()
 
 
 class Head:

@@ -118,6 +118,8 @@ def parse_bytes(text: int | str | None) -> int:
     if isinstance(text, int):
         if text <= 0:
             raise ValueError(f"memory_budget: expected more than 0 bytes, got {text}")
+        if text >= 1 << 62:
+            raise ValueError(f"memory_budget: expected less than {1 << 62} bytes, got {text}")
         return text
     value = c_uint64()
     check(lib.logitless_parse_bytes(text.encode(), ctypes.byref(value)))

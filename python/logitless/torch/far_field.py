@@ -23,19 +23,42 @@ _REFUSED = ("accuracy", "return_lse", "return_argmax", "return_target_logits", "
 _in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
+_SAMPLED_WORDS = 1024
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Bits as integers, eight bytes each where the last dimension allows."""
+    tensor = tensor.detach().contiguous()
+    size = tensor.element_size()
+    if tensor.dim() and tensor.shape[-1] * size % 8 == 0 and tensor.storage_offset() * size % 8 == 0:
+        return tensor.view(torch.int64)
+    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+
+
+class _Arguments:
+    """What tells the arguments of a call from those of another one, without keeping hidden states and weights: sums of
+    the bits of each hidden state and of some words of the weight, exact and in any order, and copies of the vectors.
+    Not where they lie: what is computed again lies elsewhere, and so does a sharded weight gathered again."""
+
+    def __init__(self, call: Prepared, compute, needs: int):
+        self.known = (call.options, compute, needs) + tuple(
+            None if t is None else (t.shape, t.dtype, t.device) for t in call.tensors()
+        )
+        hidden, weight, *vectors = call.tensors()
+        words = weight[:: -(-weight.shape[0] // _SAMPLED_WORDS)]
+        self.marks = [_bits(rows).sum(-1, dtype=torch.int64) for rows in (hidden, words)]
+        self.marks += [_bits(t).clone() for t in vectors if t is not None]
+
+    def __eq__(self, other) -> bool:
+        return self.known == other.known and all(torch.equal(a, b) for a, b in zip(self.marks, other.marks))
+
+
 class _Step:
     """A step taken: what a recomputation of it gives again, and its gradients until the backward has used them."""
 
-    def __init__(self, target: Tensor, shape, loss: Tensor, gradients):
-        self.target, self.shape, self.loss, self.gradients = target, shape, loss, gradients
+    def __init__(self, arguments: _Arguments, loss: Tensor, gradients):
+        self.arguments, self.loss, self.gradients = arguments, loss, gradients
         self.repeated = False
-
-    def is_of(self, target: Tensor, shape) -> bool:
-        known = self.target
-        if shape != self.shape or target.shape != known.shape or target.device != known.device:
-            return False
-        one = target.data_ptr() == known.data_ptr() and target.stride() == known.stride()
-        return one or torch.equal(target, known)
 
 
 class _Run:
@@ -47,6 +70,7 @@ class _Run:
         self.steps: list[weakref.ref[_Step]] = []  # whose graphs are there
         self._head: Optional[_far_field.Head] = None
         self._state, self._place = state, None
+        self._device = torch.device("cpu")  # of the head there is
         if state:
             self.head_of_cpu()  # checks it
 
@@ -57,7 +81,7 @@ class _Run:
     def set_state(self, state: bytes) -> None:
         with self.lock:
             _Run(self.options, state)  # raises, and this one stays as it was
-            self._head, self._state, self._place = None, state, None
+            self._head, self._state, self._place, self._device = None, state, None, torch.device("cpu")
             self.steps.clear()
 
     def head_of_cpu(self) -> _far_field.Head:
@@ -81,14 +105,18 @@ class _Run:
             state = self.state()
             if state:
                 head.set_state(state)
-            self._head, self._place, self._state = head, place, b""
+            self._head, self._place, self._state, self._device = head, place, b"", device
         return self._head
 
-    def found(self, target: Tensor, shape) -> Optional[_Step]:
+    def statistics(self) -> Statistics:
+        with self.lock:
+            return _engine.on_device(self._device, self.head_of_cpu().statistics)
+
+    def found(self, arguments: _Arguments) -> Optional[_Step]:
         """In a backward: the step that is being computed again."""
         with self.lock:
             self.steps = [ref for ref in self.steps if ref() is not None]
-            steps = [step for ref in self.steps if (step := ref()) is not None and step.is_of(target, shape)]
+            steps = [step for ref in self.steps if (step := ref()) is not None and step.arguments == arguments]
         if not steps:
             return None
         step = next((s for s in reversed(steps) if not s.repeated), steps[-1])
@@ -136,10 +164,11 @@ class _StepFunction(torch.autograd.Function):
     def forward(ctx, hidden, weight, bias, rest):
         run, call, compute, needs = rest
         ctx.needs = needs
-        ctx.step = run.found(call.target, hidden.shape) if _in_backward() != -1 else None
+        arguments = _Arguments(call, compute, needs)
+        ctx.step = run.found(arguments) if _in_backward() != -1 else None
         if ctx.step is None:
             loss, *gradients = run.take(call.tensors(), call.options, compute, needs)
-            ctx.step = _Step(call.target, hidden.shape, loss, gradients)
+            ctx.step = _Step(arguments, loss, gradients)
             with run.lock:
                 run.steps = [ref for ref in run.steps if ref() is not None] + [weakref.ref(ctx.step)]
         return ctx.step.loss.clone()
@@ -240,9 +269,10 @@ class FarFieldHead(nn.Module):
     sum, with its options but those that return more.
 
     In training (``module.train()``, gradients enabled and needed) each call is one step: loss and gradients are made in
-    it, and the backward scales them. Recomputed by ``torch.utils.checkpoint``, a call takes no second step and returns
-    the same loss; its gradients are kept and not made again. In evaluation, or where no gradient is needed, the call is
-    ``linear_cross_entropy``, exact, and no step. Each step gives the bits of the library's own.
+    it, and the backward scales them. Recomputed by ``torch.utils.checkpoint``, with the same bits in all arguments, a
+    call takes no second step and returns the same loss; its gradients are kept and not made again. In evaluation, or
+    where no gradient is needed, the call is ``linear_cross_entropy``, exact, and no step. A call that raises is no step
+    either. Each step gives the bits of the library's own.
 
     The state (orders included: 12 bytes a word each, with "far_both" also 4 * dim * (dim + vocab / 128)) is the
     module's extra state, in ``state_dict()`` and pickles: a run that loads it goes on with the same bits. On several
@@ -276,9 +306,7 @@ class FarFieldHead(nn.Module):
             memory_budget=memory_budget,
         )
         self.accumulate = accumulate
-        self._options = given._replace(
-            audit_every=given.audit_every * accumulate, refresh_every=given.refresh_every * accumulate
-        )
+        self._options = given.accumulated(accumulate)
         self._begin(b"")
 
     def _begin(self, state: bytes) -> None:
@@ -335,9 +363,8 @@ class FarFieldHead(nn.Module):
             return self._run.head_of_cpu().report()
 
     def statistics(self) -> Statistics:
-        """Of the last step. On a GPU it waits. Raises ValueError before the first."""
-        with self._run.lock:
-            return self._run.head_of_cpu().statistics()
+        """Of the last step. On a GPU it waits. Raises ValueError before the first, and after one that raised."""
+        return self._run.statistics()
 
     def explain(self) -> str:
         """What the next step is and why, and the report: several lines."""

@@ -38,6 +38,7 @@ REFUSED = [
     (dict(logit_scale=jnp.float32(2.0)), TypeError, "logit_scale: expected a Python number"),
     (dict(memory_budget="many"), ValueError, "many"),
     (dict(memory_budget=0), ValueError, "memory_budget: expected more than 0 bytes, got 0"),
+    (dict(memory_budget=1 << 64), ValueError, "memory_budget: expected less than 4611686018427387904 bytes, got 1844674"),
     (dict(memory_budget=1.5), TypeError, "memory_budget: expected bytes or text such as '512MiB', got 1.5"),
     (dict(memory_budget=64), ValueError, "budget"),
 ]

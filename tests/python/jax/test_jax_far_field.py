@@ -154,6 +154,10 @@ def test_errors_are_named():
         far_field_state(V, D, error=1.5)
     with pytest.raises(ValueError, match="vocab: expected 1 or more, got 0"):
         far_field_state(0, D)
+    with pytest.raises(ValueError, match=f"refresh_every: expected 1 to {1 << 40}, got {(1 << 63) - 1}"):
+        far_field_state(V, D, refresh_every=(1 << 63) - 1)
+    with pytest.raises(ValueError, match=r"memory_budget: expected less than 4611686018427387904 bytes, got 9"):
+        far_field_state(V, D, memory_budget=1 << 63)
     state = far_field_state(V, D, **AT_ONCE)
     with pytest.raises(NotImplementedError, match="reduction: .* got 'none'"):
         far_field_cross_entropy(HIDDEN, WEIGHT, TARGETS, state, reduction="none")

@@ -52,6 +52,7 @@ REFUSED = [
     (dict(normalizer=2.0, reduction="sum"), ValueError, "normalizer: goes with reduction 'mean', got 'sum'"),
     (dict(ignore_index=1.5), TypeError, "ignore_index: expected an int, got 1.5"),
     (dict(memory_budget=0), ValueError, "memory_budget: expected more than 0 bytes, got 0"),
+    (dict(memory_budget=1 << 64), ValueError, "memory_budget: expected less than 4611686018427387904 bytes, got 1844674"),
     (dict(memory_budget="12 parsecs"), ValueError, "parsecs"),
     (dict(memory_budget=2.5), TypeError, "memory_budget: expected bytes or text"),
     (dict(class_weight=torch.ones(3)), ValueError, r"class_weight: expected \[70\], got \[3\]"),

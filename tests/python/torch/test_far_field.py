@@ -143,6 +143,54 @@ def test_several_steps_recomputed_in_one_backward():
     assert torch.equal(found, hidden.grad) and head.report == other.report and head.report.steps == 2
 
 
+def test_losses_gone_back_through_in_any_order():
+    """A recomputation is of the call with its hidden states, not of the last one."""
+    head, other = FarFieldHead(**AT_ONCE), FarFieldHead(**AT_ONCE)
+    found = []
+    for far, checkpointed in ((head, True), (other, False)):
+        hidden, weight = (t.clone().requires_grad_() for t in (HIDDEN, WEIGHT))
+        region = lambda h, w, far=far: far(h * 1.0, w, TARGET).square()  # noqa: E731
+        losses = [
+            checkpoint(region, hidden * s, weight, use_reentrant=False) if checkpointed else region(hidden * s, weight)
+            for s in (1.0, 0.5)
+        ]
+        for loss in losses:
+            loss.backward()
+        found.append((hidden.grad, weight.grad))
+    assert same(found[:1], found[1:]) and head.report == other.report and head.report.steps == 2
+
+
+@pytest.mark.parametrize("change", ["hidden", "weight", "bias", "target", "token_weight", "label_smoothing"])
+def test_a_reentrant_checkpoint_beside_another_call(change):
+    """As in R-Drop: a second call that differs in one argument alone, and takes its step in the backward, while the
+    first one's gradients wait there."""
+    arguments = dict(
+        hidden=HIDDEN, weight=WEIGHT, bias=torch.zeros(V), target=TARGET, token_weight=torch.ones(N),
+        label_smoothing=0.0,
+    )
+    changes = dict(
+        hidden=lambda t: t.flip(1), weight=lambda t: t.roll(128, 0), bias=lambda t: t + torch.arange(V) / V,
+        target=lambda t: t.flip(0), token_weight=lambda t: torch.linspace(0, 2, N), label_smoothing=lambda _: 0.1,
+    )
+    found = []
+    for checkpointed in (True, False):
+        head = FarFieldHead(**AT_ONCE)
+        first = {**arguments, "target": arguments["target"].clone()}
+        leaves = [first[n].clone().requires_grad_() for n in ("hidden", "weight", "bias")]
+        first.update(zip(("hidden", "weight", "bias"), leaves))
+        second = {**first, change: changes[change](first[change])}
+        tensors = [second.pop(n) for n in ("hidden", "weight")]
+        region = lambda h, w, head=head, rest=second: head(h * 1.0, w, **rest)  # noqa: E731
+        loss = head(**first)
+        if change == "target":  # in memory that is used again
+            second["target"] = first["target"].copy_(second["target"])
+        loss = loss + (checkpoint(region, *tensors, use_reentrant=True) if checkpointed else region(*tensors))
+        loss.backward()
+        found.append([t.grad for t in leaves])
+        assert head.report.steps == 2
+    assert same(found[:1], found[1:])
+
+
 def test_accumulated_micro_steps_are_steps(whole):
     head = FarFieldHead(**QUICK, accumulate=2)
     assert head._options.refresh_every == 6 and head._options.audit_every == 6
@@ -164,6 +212,14 @@ def test_upstream_gradients_and_kept_graphs():
         torch.autograd.grad(loss, hidden)
     with pytest.raises(NotImplementedError, match="second derivatives"):
         torch.autograd.grad(head(hidden, weight, TARGET), hidden, create_graph=True)
+
+
+def test_statistics_are_asked_for_on_the_heads_device(monkeypatch):
+    head = FarFieldHead(**AT_ONCE)
+    head(HIDDEN.clone().requires_grad_(), WEIGHT, TARGET)
+    devices = []
+    monkeypatch.setattr(_engine, "on_device", lambda device, function: (devices.append(device), function())[1])
+    assert head.statistics().tokens == N and devices == [torch.device("cpu")]
 
 
 def test_compiled():
@@ -239,7 +295,15 @@ def test_errors_are_named():
         (ValueError, r"error: expected a number in \(0, 1\), got 1.5", dict(error=1.5)),
         (TypeError, "error: expected a number", dict(error="0.01")),
         (ValueError, "accuracy: expected one of 'far_backward', 'far_both', got 'exact'", dict(accuracy="exact")),
-        (ValueError, "audit_rows: expected 1 or more, got 0", dict(audit_rows=0)),
+        (ValueError, "audit_rows: expected 1 to 1099511627776, got 0", dict(audit_rows=0)),
+        (ValueError, f"refresh_delay: expected 0 to {1 << 40}, got {(1 << 63) - 1}", dict(refresh_delay=(1 << 63) - 1)),
+        (ValueError, "audit_every: expected an int of 64 bits, got 9223372036854775808", dict(audit_every=1 << 63)),
+        (
+            ValueError, f"accumulate: with 1048576 calls a step, audit_every: expected 1 to {1 << 40}, got {1 << 60}$",
+            dict(audit_every=1 << 40, accumulate=1 << 20),
+        ),
+        (ValueError, r"memory_budget: expected less than 4611686018427387904 bytes, got", dict(memory_budget=1 << 62)),
+        (ValueError, r"error: expected a number in \(0, 1\), got 1000", dict(error=10**400)),
         (TypeError, "sample_every: expected an int, got 1.5", dict(sample_every=1.5)),
         (ValueError, "accumulate: expected an int from 1", dict(accumulate=0)),
     ):
@@ -262,6 +326,7 @@ def test_errors_are_named():
     assert head.report.steps == 0 and "next step: dense" in head.explain()
     with pytest.raises(ValueError, match="targets"):
         head(hidden, weight, TARGET + V)
+    assert head.report.steps == 0
 
 
 def test_states_that_are_refused():
