@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "head/far/controller.h"
@@ -289,6 +290,23 @@ TEST_F(FarControllerTest, IntervalsAreNeverShorterThanTheFirst) {
     if (step.far) c.accept(step, step.audit ? error(0.004) : unaudited());
   }
   EXPECT_EQ(trials, (std::vector<std::int64_t>{10000, 20000, 30000, 40000}));
+}
+
+TEST_F(FarControllerTest, BothErrorsOfFarBothCount) {
+  options_.accuracy = Accuracy::far_both;
+  far_.kind = PlanKind::far_both;
+  const double nan = NAN;
+  for (const auto& [gradients, lse, kept] :
+       {std::tuple{0.005, 0.002, true}, std::tuple{0.005, 0.02, false},
+        std::tuple{0.02, 0.0, false}, std::tuple{0.005, nan, false}, std::tuple{nan, 0.0, false}}) {
+    FarController c(context_, options_);
+    FarStep step;
+    until_far(c, step);
+    FarFieldStatistics s = error(gradients);
+    s.audited_lse_error = lse;
+    EXPECT_EQ(c.accept(step, s), kept) << gradients << " " << lse;
+    EXPECT_EQ(c.report().far, kept);
+  }
 }
 
 TEST_F(FarControllerTest, TrialsLowerTauThenWaitLongerEachTime) {

@@ -186,11 +186,11 @@ void FarController::wait_for_order() {
   }
 }
 
-// The error that the options bound, of an audited step.
+// The error that the options bound, of an audited step. NaN where one of them is.
 double FarController::error_of(const FarFieldStatistics& far) const {
-  return options_.accuracy == Accuracy::far_both
-             ? std::max(far.audited_error, far.audited_lse_error)
-             : far.audited_error;
+  const double gradients = far.audited_error, lse = far.audited_lse_error;
+  if (options_.accuracy != Accuracy::far_both || std::isnan(gradients)) return gradients;
+  return gradients > lse ? gradients : lse;
 }
 
 // After an audited far-field step. Returns whether its gradients may stay.
