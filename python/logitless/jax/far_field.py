@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _LENGTH = 8  # bytes of the length that stands before the state
 _HEADER = 16384  # room for names, counts and the reason of the last decision
 _TILE = 128
+_MOST_WORDS = (1 << 31) - 1 - _TILE  # of an order
 
 
 def _room(options: _far_field.Options, vocab: int, dim: int) -> int:
@@ -78,8 +79,8 @@ def far_field_state(
     Raises ValueError and TypeError naming the argument.
     """
     for name, value in (("vocab", vocab), ("dim", dim)):
-        if _arguments.integer(name, value) < 1:
-            raise ValueError(f"{name}: expected 1 or more, got {value}")
+        if not 1 <= _arguments.integer(name, value) <= _MOST_WORDS:
+            raise ValueError(f"{name}: expected 1 to {_MOST_WORDS}, got {value}")
     options = _far_field.options(
         error=error, accuracy=accuracy, sample_every=sample_every, audit_rows=audit_rows, audit_every=audit_every,
         refresh_every=refresh_every, refresh_delay=refresh_delay, sample_rows=sample_rows, memory_budget=memory_budget,

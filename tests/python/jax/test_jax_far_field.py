@@ -152,8 +152,10 @@ def test_options_of_a_dense_step(options):
 def test_errors_are_named():
     with pytest.raises(ValueError, match=r"error: expected a number in \(0, 1\), got 1.5"):
         far_field_state(V, D, error=1.5)
-    with pytest.raises(ValueError, match="vocab: expected 1 or more, got 0"):
+    with pytest.raises(ValueError, match="vocab: expected 1 to 2147483519, got 0"):
         far_field_state(0, D)
+    with pytest.raises(ValueError, match=f"dim: expected 1 to 2147483519, got {1 << 62}"):
+        far_field_state(V, 1 << 62, accuracy="far_both")
     with pytest.raises(ValueError, match=f"refresh_every: expected 1 to {1 << 40}, got {(1 << 63) - 1}"):
         far_field_state(V, D, refresh_every=(1 << 63) - 1)
     with pytest.raises(ValueError, match=r"memory_budget: expected less than 4611686018427387904 bytes, got 9"):
