@@ -173,8 +173,9 @@ TEST_F(FarControllerTest, TheWorstErrorKeptIsNoNumbersOneToo) {
   EXPECT_EQ(again.report().worst_kept_error, INFINITY);
 }
 
-// Ignored tokens say nothing of an order: no step goes by it before one that has others.
-TEST_F(FarControllerTest, ATrialWithoutTokensIsDueAgain) {
+// Ignored tokens say nothing of an order, and neither do gradients of 0: no step goes by it before
+// one that has others.
+TEST_F(FarControllerTest, ATrialWithoutGradientsIsDueAgain) {
   for (const bool after_another : {false, true}) {
     SCOPED_TRACE(after_another);
     FarController c(context_, options_);
@@ -189,8 +190,8 @@ TEST_F(FarControllerTest, ATrialWithoutTokensIsDueAgain) {
     }
     EXPECT_EQ(c.report().refreshes, after_another ? 2 : 1);
     for (int i = 0; i < 3; ++i) {
-      EXPECT_TRUE(c.accept(step, without_tokens()));
-      EXPECT_NE(c.explain().find("next step: far_backward, a trial had no token"),
+      EXPECT_TRUE(c.accept(step, i == 1 ? error(0.0) : without_tokens()));
+      EXPECT_NE(c.explain().find("next step: far_backward, a trial had no gradient"),
                 std::string::npos)
           << c.explain();
       FarController resumed(context_, options_);
@@ -207,6 +208,11 @@ TEST_F(FarControllerTest, ATrialWithoutTokensIsDueAgain) {
     EXPECT_EQ(c.report().audits, audits + 1);
     step = begin(c);
     EXPECT_TRUE(step.far && !step.trial && !step.audit);
+    // An audit that is due the same.
+    for (; !step.audit; step = begin(c)) c.accept(step, unaudited());
+    EXPECT_TRUE(c.accept(step, error(0.0)));
+    EXPECT_TRUE(begin(c).audit);
+    EXPECT_EQ(c.report().audits, audits + 1);
   }
 }
 

@@ -226,6 +226,24 @@ TEST(FarHeadErrors, AnotherVocabularyIsRefused) {
   }
 }
 
+// A loss that is multiplied by 0, as a batch of weights 0 is: the error of its gradients is none.
+TEST(FarHeadPolicy, GradientsOfZeroTryNoOrder) {
+  const Context context = context_of();
+  FarFieldOptions o = quick();
+  o.refresh_every = 1;
+  o.refresh_delay = 0;
+  FarFieldHead head(context, o);
+  Training t;
+  CrossEntropyInputs in = t.inputs();
+  in.grad_loss = 0.0f;
+  EXPECT_TRUE(far_step(head.step({}, in, t.outputs())));
+  EXPECT_EQ(head.report().audits, 0);
+  EXPECT_FALSE(head.report().far);
+  EXPECT_TRUE(audited(t.step(head)));
+  EXPECT_EQ(head.report().audits, 1);
+  EXPECT_TRUE(head.report().far);
+}
+
 TEST(FarHeadPolicy, AStepWithoutTokensMakesNoOrder) {
   const Context context = context_of();
   FarFieldOptions o = quick();

@@ -110,14 +110,15 @@ bool FarController::accept(const FarStep& step, const FarFieldStatistics& far, b
   ++s_.far_steps;
   s_.report.mean_kept += (far.kept - s_.report.mean_kept) / static_cast<double>(s_.far_steps);
   bool keep = true;
-  if (step.audit && far.audited_tokens > 0) {
+  // Without tokens, or with gradients that are 0 (weights of 0), an audit tells nothing.
+  const double error = far.audited_tokens > 0 ? error_of(far) : 0.0;
+  if (step.audit && error != 0.0) {
     s_.last_audit = s_.report.steps;
-    const double error = error_of(far);
     keep = judge(error, step.trial);
     if (keep || !may_repeat) keep_worst(error);
   } else if (step.trial) {
     s_.trial_due = true;
-    s_.reason = "a trial had no token to judge by";
+    s_.reason = "a trial had no gradient to judge by";
   }
   if (keep && far.dense_fallback) leave("more than two thirds of the tiles would be kept");
   if (keep || !may_repeat) return true;

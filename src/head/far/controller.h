@@ -56,7 +56,7 @@ class FarController {
   FarStep begin(const LossPlan& audited, const OrderSource& source);
   // After a far-field step whose statistics are known, an audited one in any case: whether it
   // stands. If not, the caller does it again densely; without `may_repeat` it stands in any case.
-  // A trial that had no token to judge by is due again.
+  // An audit that had no gradient to judge by, no token or one of 0 alone, is due again.
   bool accept(const FarStep& step, const FarFieldStatistics& far, bool may_repeat = true);
 
   // Before begin(): what withdraw() goes back to. Waits for an order that the step may take over.
