@@ -356,9 +356,10 @@ def linear_logprobs(
     ignore_index: int = DEFAULT.ignore_index,
     softcap: Optional[float] = None,
     logit_scale: float = DEFAULT.logit_scale,
+    return_argmax: bool = False,
     memory_budget: int | str | None = None,
     sharding: Optional[Sharding] = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Log-probability of each target, and entropy and log-sum-exp of each token, each with a gradient.
 
     Losses of policies and preferences (PPO, GRPO, DPO, ORPO, SimPO, KTO) are functions of these.
@@ -366,24 +367,28 @@ def linear_logprobs(
     Args:
         hidden: [..., D]. weight: [V, D], the dtype of hidden. bias: [V].
         target: [...] or [..., K], int32 or int64. Rows whose targets are all ``ignore_index`` give 0 and cost nothing.
+        return_argmax: also returns the word of the largest logit [...], int64, the first of several; -1 for ignored rows.
         softcap, logit_scale, memory_budget, sharding, and a weight that is a DTensor: as of ``linear_cross_entropy``.
 
     Returns:
-        (log_prob, entropy, lse), float32 (float64 of float64): log_prob shaped as target, the others [...]; natural
-        logarithms. One pass over the weights forward, three or (with a gradient of the entropy) four backward.
+        (log_prob, entropy, lse), and argmax if asked for: float32 (float64 of float64): log_prob shaped as target, the
+        others [...]; natural logarithms. One pass over the weights forward, three or (with a gradient of the entropy)
+        four backward.
 
     Raises: as ``linear_cross_entropy``.
     """
     a = {**_arguments.DEFAULTS, "ignore_index": ignore_index, "softcap": softcap, "logit_scale": logit_scale,
          "memory_budget": memory_budget}
     checked = _arguments.loss_options(a)
-    a.update(hidden=hidden, weight=weight, target=target, bias=bias, sharding=sharding)
+    a.update(
+        hidden=hidden, weight=weight, target=target, bias=bias, sharding=sharding, return_argmax=bool(return_argmax)
+    )
     _arguments.check_tensors(a)
     words, _ = _distributed.place(a)
     return told(words, lambda: _logprobs(a, checked, words))
 
 
-def _logprobs(a: dict[str, Any], checked: LossOptions, words: Words) -> tuple[Tensor, Tensor, Tensor]:
+def _logprobs(a: dict[str, Any], checked: LossOptions, words: Words) -> tuple[Tensor, ...]:
     hidden, weight, target, bias = a["hidden"], a["weight"], a["target"], a["bias"]
     _arguments.check_head(hidden, weight, bias)
     if target.dtype not in (torch.int32, torch.int64):
@@ -398,8 +403,9 @@ def _logprobs(a: dict[str, Any], checked: LossOptions, words: Words) -> tuple[Te
     if not lead:
         hidden, target = hidden[None], target[None]
     hidden, target = _rows(hidden, target, per_token)
-    log_prob, entropy, lse, _ = _head(hidden, weight, target, bias, head_options(checked), words=words)
-    return log_prob.reshape(shape), entropy.reshape(lead), lse.reshape(lead)
+    log_prob, entropy, lse, argmax = _head(hidden, weight, target, bias, head_options(checked), a["return_argmax"], words)
+    found = log_prob.reshape(shape), entropy.reshape(lead), lse.reshape(lead)
+    return (*found, argmax.reshape(lead)) if a["return_argmax"] else found
 
 
 class LinearCrossEntropy(nn.Module):

@@ -99,6 +99,7 @@ def linear_cross_entropy(
     impl: Any = "cce",
     vocab_parallel_options: None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@overload
 def linear_logprobs(
     hidden: Tensor,
     weight: Tensor,
@@ -108,9 +109,24 @@ def linear_logprobs(
     ignore_index: int = -100,
     softcap: Optional[float] = None,
     logit_scale: float = 1.0,
+    return_argmax: Literal[False] = False,
     memory_budget: _Bytes = None,
     sharding: Optional[Sharding] = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def linear_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    ignore_index: int = -100,
+    softcap: Optional[float] = None,
+    logit_scale: float = 1.0,
+    return_argmax: Literal[True],
+    memory_budget: _Bytes = None,
+    sharding: Optional[Sharding] = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
 class LinearCrossEntropy(nn.Module):
     dim: int

@@ -5,7 +5,7 @@ import itertools
 import oracle
 import pytest
 import torch
-from logitless.torch import linear_cross_entropy
+from logitless.torch import linear_cross_entropy, linear_logprobs
 from test_loss import problem
 
 NAMES = ("return_lse", "accuracy", "return_argmax", "return_target_logits")
@@ -85,6 +85,21 @@ def test_ties_go_to_the_first_word():
         torch.ones(2, 4), torch.ones(9, 4), torch.tensor([3, -100]), return_argmax=True, return_target_logits=True
     )
     assert argmax.tolist() == [0, -1]
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_log_probabilities_with_the_best_word(dtype, gradients):
+    hidden, weight, target, bias = problem(5, (3, 20), 16, 30, dtype, bias=True)
+    with torch.set_grad_enabled(gradients):
+        *found, best = linear_logprobs(hidden, weight, target, bias, softcap=4.0, return_argmax=True)
+        without = linear_logprobs(hidden, weight, target, bias, softcap=4.0)
+    x, w, b = oracle.leaves(hidden, weight, bias)
+    assert best.dtype == torch.int64 and torch.equal(best, expected(x, w, target, b, "return_argmax", softcap=4.0))
+    assert len(without) == 3 and all(torch.equal(a, b) for a, b in zip(found, without))
+    several = target[..., None].expand(3, 20, 2)
+    assert torch.equal(linear_logprobs(hidden, weight, several, bias, softcap=4.0, return_argmax=True)[3], best)
+    assert linear_logprobs(hidden[0, 0], weight, target[0, 0], bias, return_argmax=True)[3].shape == ()
 
 
 def test_one_token_and_shift():

@@ -1,0 +1,104 @@
+"""TRL's trainers on the library.
+
+TRL (from 1.16) gives a model a fused head: ``model(..., labels=labels, fused_lm_head=True)`` scores the tokens from the
+backbone's hidden states and ``lm_head.weight``, tile by tile, and never calls the head, so that ``lazy_head`` has
+nothing to do there. ``patch()`` has the library compute what the tiles did; SFT, DPO, GRPO, KTO, RLOO and all else that
+is built on that head run on it, and nothing of theirs changes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from ... import _library as c
+from ._scores import OUTPUTS, score_tokens
+
+_NAME = "_ChunkedLogProbFunction"
+# Of ChunkedLogProbFunction.forward, behind ctx.
+_PARAMETERS = (
+    "hidden", "weight", "bias", "targets", "temperature", "chunk_size", "final_logit_softcapping", "logit_scale", "outputs",
+)
+
+
+class FusedScores:
+    """Stands for ``trl.kernels.ChunkedLogProbFunction``: ``apply`` has its arguments and results."""
+
+    def __init__(self, replaced: Any, memory_budget: int | str | None):
+        self.replaced, self.memory_budget = replaced, memory_budget
+        self.calls = 0  # that the library has served
+
+    def apply(
+        self, hidden: Tensor, weight: Tensor, bias: Optional[Tensor], targets: Tensor, temperature: float, chunk_size: int,
+        final_logit_softcapping: Optional[float] = None, logit_scale: float = 1.0, outputs: tuple[str, ...] = OUTPUTS,
+    ) -> tuple[Optional[Tensor], ...]:
+        """(log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1) [N], float32, None where not among ``outputs``.
+
+        hidden: [N, D]. weight: [V, D]. bias: [V] or None. targets: [N]. A weight of another dtype than hidden is cast
+        outside of autocast, as TRL casts its tiles, and so is whole in both dtypes meanwhile. chunk_size is TRL's; the
+        workspace follows from memory_budget.
+
+        Raises NotImplementedError for a weight that DeepSpeed's ZeRO-3 shards, which is there in the forward alone.
+        """
+        if hasattr(weight, "ds_status"):
+            raise NotImplementedError(
+                "lm_head.weight: expected a parameter that is whole from the forward to the backward, got one that DeepSpeed "
+                "ZeRO-3 shards; use ZeRO-2 or FSDP2, or logitless.torch.integrations.trl.unpatch()"
+            )
+        if not torch.is_autocast_enabled(hidden.device.type):
+            weight = weight.to(hidden.dtype)
+            bias = None if bias is None else bias.to(hidden.dtype)
+        self.calls += 1
+        return tuple(
+            score_tokens(
+                hidden, weight, targets, bias, temperature=temperature, softcap=final_logit_softcapping or None,
+                logit_scale=logit_scale, outputs=outputs, memory_budget=self.memory_budget,
+            )
+        )
+
+
+def patch(memory_budget: int | str | None = None) -> FusedScores:
+    """Has the fused heads of this process's TRL computed by the library, those of trainers that are there already as
+    well. Returns what computes them, whose ``calls`` counts its work. ``unpatch()`` undoes it.
+
+    memory_budget: of a call of the head, as of ``linear_logprobs``.
+
+    Raises ImportError without TRL, NotImplementedError for a version whose fused head is another.
+    """
+    c.parse_bytes(memory_budget)
+    utils = _utils()
+    found = getattr(utils, _NAME, None)
+    if isinstance(found, FusedScores):
+        found = found.replaced
+    parameters = () if found is None else tuple(inspect.signature(found.forward).parameters)[1:]
+    if parameters != _PARAMETERS:
+        what = f"with arguments {list(parameters)}" if parameters else "which is not there"
+        raise NotImplementedError(
+            f"trl {_version()}: expected trl.trainer.utils.{_NAME} of TRL 1.16, {what}; where the trainer reads the model's "
+            "logits use logitless.torch.lazy_head(model)"
+        )
+    made = FusedScores(found, memory_budget)
+    setattr(utils, _NAME, made)
+    return made
+
+
+def unpatch() -> None:
+    """Undoes ``patch``; does nothing without one."""
+    utils = _utils()
+    found = getattr(utils, _NAME, None)
+    if isinstance(found, FusedScores):
+        setattr(utils, _NAME, found.replaced)
+
+
+def _utils() -> Any:
+    return importlib.import_module("trl.trainer.utils")
+
+
+@functools.cache
+def _version() -> str:
+    return getattr(importlib.import_module("trl"), "__version__", "of unknown version")

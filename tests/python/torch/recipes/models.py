@@ -1,0 +1,47 @@
+"""What the recipes' tests train: tiny models and texts, made here."""
+
+from __future__ import annotations
+
+import torch
+
+VOCAB = 2000
+
+
+def tiny_llama(vocab: int = VOCAB, **more):
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=vocab, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, bos_token_id=1, eos_token_id=2, pad_token_id=0, max_position_embeddings=128, **more,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def tokenizer(vocab: int = VOCAB):
+    """Words "w3" to "w(vocab - 1)", split at spaces."""
+    import tokenizers
+    import transformers
+
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{k}": k for k in range(3, vocab)}}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w3"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="left"
+    )
+
+
+def text(words: int, seed: int, vocab: int = VOCAB) -> str:
+    found = torch.randint(3, vocab, (words,), generator=torch.Generator().manual_seed(seed))
+    return " ".join(f"w{k}" for k in found.tolist())
+
+
+def parameters(model) -> dict[str, torch.Tensor]:
+    """A copy by name."""
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def furthest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """The largest relative difference of a parameter, in the 2-norm."""
+    assert found.keys() == expected.keys()
+    return max(float((found[k] - expected[k]).norm() / expected[k].norm()) for k in expected)
