@@ -118,6 +118,25 @@ def largest_during(function):
     return most
 
 
+def test_the_head_itself():
+    """Of a model that calls its head in its own way."""
+    from logitless.torch import LazyLogits, unpatch
+
+    body, head = torch.nn.Embedding(40, 8), torch.nn.Linear(8, 40)
+    ids = torch.randint(0, 40, (3, 7))
+
+    def gradients():
+        logits = head(body(ids))
+        loss = F.cross_entropy(logits.flatten(0, 1), ids.flatten())
+        return type(logits), torch.autograd.grad(loss, [*body.parameters(), *head.parameters()])
+
+    kind, plain = gradients()
+    assert kind is torch.Tensor and lazy_head(head) is head
+    kind, lazy = gradients()
+    assert kind is LazyLogits and all((a - b).norm() < 1e-5 * b.norm() for a, b in zip(lazy, plain))
+    assert type(unpatch(head)) is torch.nn.Linear and not head._forward_hooks
+
+
 class Peak:
     """Bytes that tensors of 1 MiB and more take at a time, by their storages."""
 

@@ -87,13 +87,15 @@ def _is_lazy(module: nn.Module) -> bool:
 
 
 def _head_of(model: nn.Module) -> nn.Module:
+    if isinstance(model, nn.Linear):
+        return model
     getter = getattr(model, "get_output_embeddings", None)
     head = getter() if callable(getter) else None
     if head is None:
         head = getattr(model, "lm_head", None)
     if not isinstance(head, nn.Module):
         raise ValueError(
-            f"model: expected a language model with get_output_embeddings() or lm_head, got {type(model).__name__}"
+            f"model: expected a language model with get_output_embeddings() or lm_head, or its head, got {type(model).__name__}"
         )
     return head
 
@@ -145,7 +147,8 @@ def lazy_head(model: nn.Module, far_field: FarFieldHead | float | None = None) -
     The model's head (``get_output_embeddings()`` or ``lm_head``), an ``nn.Linear`` or an adapter around one, returns
     ``LazyLogits`` from now on: a tensor that behaves as real logits would, but computes them only when something
     other than a loss reads them. Weights, names, signatures and the state dict stay as they are; the model pickles,
-    saves and generates. ``unpatch(model)`` restores it.
+    saves and generates. ``unpatch(model)`` restores it. Of a model that has its head elsewhere give the head itself, an
+    ``nn.Linear``: ``lazy_head(model.output)``.
 
     far_field: an error, or a FarFieldHead: in training a cross entropy (mean or sum, of words) of the logits is a step of
     it, ``head.far_field`` of the head from then on. All else that reads the logits, evaluation and losses without

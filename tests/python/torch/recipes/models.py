@@ -45,3 +45,31 @@ def furthest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) 
     """The largest relative difference of a parameter, in the 2-norm."""
     assert found.keys() == expected.keys()
     return max(float((found[k] - expected[k]).norm() / expected[k].norm()) for k in expected)
+
+
+def batches(count: int, tokens: int = 12, vocab: int = VOCAB) -> list[dict]:
+    """Sequences of random words, whose first three are a prompt."""
+    rows = []
+    for k in range(count):
+        words = torch.randint(3, vocab, (tokens,), generator=torch.Generator().manual_seed(k)).tolist()
+        rows.append({"input_ids": words, "labels": [-100] * 3 + words[3:]})
+    return rows
+
+
+class Made:
+    """While it is entered, how often the numbers of lazy logits were asked for."""
+
+    def __enter__(self):
+        from logitless.torch._lazy import _form
+
+        self.count, self._value, self._form = 0, _form.Form.value, _form.Form
+
+        def value(form):
+            self.count += 1
+            return self._value(form)
+
+        _form.Form.value = value
+        return self
+
+    def __exit__(self, *_):
+        self._form.value = self._value

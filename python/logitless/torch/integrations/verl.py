@@ -1,0 +1,88 @@
+"""verl's fused kernels on the library.
+
+With ``use_fused_kernels`` and the backend "torch" or "liger" the forwards that verl gives its models compute
+log-probabilities and entropies by ``verl.utils.experimental.torch_functional.FusedLinearForPPO``, which they look up at
+each call. ``patch()`` puts the library there. Workers of verl are processes of their own: call it in each, as by
+``external_lib`` of the model's configuration.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ... import _library as c
+from ..loss import linear_logprobs
+
+_MODULE = "verl.utils.experimental.torch_functional"
+_NAME = "FusedLinearForPPO"
+_PARAMETERS = ("hidden_states", "vocab_weights", "input_ids", "temperature")
+_NONE = -(1 << 40)  # an ignore_index that no word is
+
+_budget: int | str | None = None
+
+
+class FusedLinearForPPO(nn.Module):
+    """verl's class of this name. ``impl_backend`` is which of verl's kernels it stands for, and ``chunk_size`` theirs: the
+    workspace follows from the budget of ``patch``."""
+
+    replaced: Any = None
+    calls = 0  # of all of them, that the library has served
+
+    def __init__(self, chunk_size: int = 512, impl_backend: str = "torch"):
+        super().__init__()
+        if impl_backend not in ("torch", "liger"):
+            raise ValueError(f"impl_backend: expected 'torch' or 'liger', got {impl_backend!r}")
+
+    def forward(
+        self, hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """(log-probabilities, entropies) [...], float32, of softmax(hidden_states @ vocab_weights.T / temperature).
+
+        hidden_states: [..., D]. vocab_weights: [V, D]. input_ids: [...], the word that follows each position.
+        """
+        if isinstance(temperature, Tensor):
+            if temperature.numel() != 1:
+                raise NotImplementedError(f"temperature: expected one number, got a tensor {list(temperature.shape)}")
+            temperature = temperature.item()
+        if not torch.is_autocast_enabled(hidden_states.device.type):
+            vocab_weights = vocab_weights.to(hidden_states.dtype)
+        type(self).calls += 1
+        log_probs, entropy, _ = linear_logprobs(
+            hidden_states, vocab_weights, input_ids, ignore_index=_NONE, logit_scale=1.0 / temperature, memory_budget=_budget
+        )
+        return log_probs, entropy
+
+
+def patch(memory_budget: int | str | None = None) -> type[FusedLinearForPPO]:
+    """Has this process's verl compute its fused kernels by the library. Returns what does, whose ``calls`` counts its
+    work. ``unpatch()`` undoes it.
+
+    memory_budget: of a call, as of ``linear_logprobs``.
+
+    Raises ImportError without verl, NotImplementedError for a version whose fused kernels are called otherwise.
+    """
+    global _budget
+    c.parse_bytes(memory_budget)
+    module = importlib.import_module(_MODULE)
+    found = getattr(module, _NAME, None)
+    if found is not FusedLinearForPPO:
+        parameters = () if found is None else tuple(inspect.signature(found.forward).parameters)[1:]
+        if parameters != _PARAMETERS:
+            what = f"with arguments {list(parameters)}" if parameters else "which is not there"
+            raise NotImplementedError(f"verl: expected {_MODULE}.{_NAME} of verl 0.9, {what}")
+        FusedLinearForPPO.replaced = found
+        setattr(module, _NAME, FusedLinearForPPO)
+    _budget = memory_budget
+    return FusedLinearForPPO
+
+
+def unpatch() -> None:
+    """Undoes ``patch``; does nothing without one."""
+    module = importlib.import_module(_MODULE)
+    if getattr(module, _NAME, None) is FusedLinearForPPO:
+        setattr(module, _NAME, FusedLinearForPPO.replaced)
