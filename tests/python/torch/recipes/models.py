@@ -11,10 +11,11 @@ def tiny_llama(vocab: int = VOCAB, **more):
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
+    sizes = dict(
         vocab_size=vocab, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, bos_token_id=1, eos_token_id=2, pad_token_id=0, max_position_embeddings=128, **more,
+        num_key_value_heads=2, bos_token_id=1, eos_token_id=2, pad_token_id=0, max_position_embeddings=128,
     )
+    config = transformers.LlamaConfig(**{**sizes, **more})
     return transformers.LlamaForCausalLM(config)
 
 
