@@ -1,5 +1,8 @@
 """docs/recipes/flax.md: an nnx and a linen model trained with the library's loss."""
 
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +21,7 @@ def plain(hidden, weight, targets, bias=None):
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
-def nnx_run(loss, tied):
+def nnx_model(tied):
     from flax import nnx
 
     class Model(nnx.Module):
@@ -33,7 +36,13 @@ def nnx_run(loss, tied):
         def weight(self):
             return self.embed.embedding[...] if tied else self.head.kernel[...].T
 
-    model = Model(nnx.Rngs(0))
+    return Model(nnx.Rngs(0))
+
+
+def nnx_run(loss, tied):
+    from flax import nnx
+
+    model = nnx_model(tied)
     optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.Param)
 
     def objective(model, ids):
@@ -92,3 +101,16 @@ def test_trains_as_before_in_less_memory(run, tied):
     logits = 2 * 64 * VOCAB * 4
     saved = whole.memory_analysis().temp_size_in_bytes - program.memory_analysis().temp_size_in_bytes
     assert saved > logits / 2 and "logitless" in program.as_text()
+
+
+def test_page():
+    from flax import nnx
+
+    page = Path(__file__).parents[3] / "docs" / "recipes" / "flax.md"
+    (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    names = {}
+    exec(compile(code, page.name, "exec"), names)
+    model = nnx_model(tied=True)
+    optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.Param)
+    losses = [float(names["step"](model, optimizer, jnp.asarray(ids))) for ids in IDS]
+    assert losses == pytest.approx(nnx_run(plain, tied=True)[0], rel=1e-5)

@@ -4,7 +4,7 @@ import types
 
 import pytest
 import torch
-from recipes.models import Made
+from recipes.models import Made, snippet
 
 loss = pytest.importorskip("torchtitan.components.loss", exc_type=ImportError)
 
@@ -34,6 +34,10 @@ def test_lazy_loss(chunks):
     assert made.count == 0 and found == pytest.approx(expected, rel=1e-6)
     for got, want in zip(gradients, wanted):
         assert (got - want).norm() < 1e-5 * want.norm()
+
+
+def test_page():
+    assert snippet("torchtitan.md")["config"].build().num_chunks == 1
 
 
 def test_refusals():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from recipes.models import VOCAB, Made, batches, furthest, parameters
+from recipes.models import VOCAB, Made, batches, furthest, parameters, snippet
 
 torchtune = pytest.importorskip("torchtune", exc_type=ImportError)
 
@@ -57,6 +57,8 @@ def test_loss(tied):
     assert made(tokens=torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 32)  # hidden states: the model makes no logits
     assert not list(loss.parameters())
     agree(train(made, loss.apply_compile_strategy(backend="eager")), train(model(tied), plain))
+    tokens = torch.zeros(1, 5, dtype=torch.int64)
+    assert snippet("torchtune.md", model=model(tied), tokens=tokens, labels=tokens)["value"].isfinite()
     nothing = loss(torch.ones(1, 2, 32), torch.full((1, 2), -100))
     assert nothing == 0
     with pytest.raises(NotImplementedError, match="tensor parallelism"):

@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 import torch
-from logitless.torch import lazy_head, linear_cross_entropy
-from recipes.models import Made, batches, furthest, parameters, tiny_llama
+from logitless.torch import lazy_head
+from recipes.models import Made, batches, furthest, parameters, snippet, tiny_llama
 
 pytest.importorskip("transformers")
 
@@ -34,8 +34,8 @@ def compare(run, tolerance=1e-5):
 
 
 CASES = {
-    "plain": {}, "accumulation": dict(gradient_accumulation_steps=2), "smoothing": dict(label_smoothing_factor=0.1),
-    "checkpointing": dict(gradient_checkpointing=True), "clipping": dict(max_grad_norm=0.1),
+    "plain": {}, "accumulation, clipping": dict(gradient_accumulation_steps=2, max_grad_norm=0.1),
+    "smoothing, checkpointing": dict(label_smoothing_factor=0.1, gradient_checkpointing=True), "autocast": dict(bf16=True),
 }
 
 
@@ -44,40 +44,23 @@ def test_transformers_trainer(name):
     pytest.importorskip("accelerate")
     import transformers
 
+    options = dict(
+        output_dir="out", max_steps=STEPS, per_device_train_batch_size=4, optim="sgd", learning_rate=1.0, logging_steps=1,
+        report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, **CASES[name],
+    )
+
     def run(lazy):
         model = tiny_llama()
         if lazy:
-            lazy_head(model)
-        args = transformers.TrainingArguments(
-            "out", max_steps=STEPS, per_device_train_batch_size=4, optim="sgd", learning_rate=1.0, logging_steps=1, report_to=[],
-            save_strategy="no", use_cpu=True, disable_tqdm=True, **CASES[name],
-        )
-        trainer = transformers.Trainer(model, args, train_dataset=batches(8), eval_dataset=batches(2))
-        trainer.train()
+            trainer = snippet("transformers.md", model=model, options=options, dataset=batches(8))["trainer"]
+        else:
+            trainer = transformers.Trainer(model, transformers.TrainingArguments(**options), train_dataset=batches(8))
+            trainer.train()
         losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
-        return [*losses, trainer.evaluate()["eval_loss"]], model
+        return [*losses, trainer.evaluate(batches(2))["eval_loss"]], model
 
-    compare(run)
-
-
-def test_transformers_trainer_under_autocast():
-    """Real bf16 logits are rounded, lazy ones are not: the gradients agree to bf16."""
-    pytest.importorskip("accelerate")
-    import transformers
-
-    def run(lazy):
-        model = tiny_llama()
-        if lazy:
-            lazy_head(model)
-        args = transformers.TrainingArguments(
-            "out", max_steps=STEPS, per_device_train_batch_size=4, optim="sgd", learning_rate=1.0, logging_steps=1, report_to=[],
-            save_strategy="no", use_cpu=True, disable_tqdm=True, bf16=True,
-        )
-        trainer = transformers.Trainer(model, args, train_dataset=batches(8))
-        trainer.train()
-        return [log["loss"] for log in trainer.state.log_history if "loss" in log], model
-
-    compare(run, 1e-2)
+    # Real bf16 logits are rounded, lazy ones are not.
+    compare(run, 1e-2 if name == "autocast" else 1e-5)
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
@@ -106,41 +89,57 @@ def test_accelerate(precision):
     compare(run, 1e-5 if precision == "no" else 1e-2)
 
 
+def test_accelerate_page():
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    model = tiny_llama()
+    rows = [{k: torch.tensor(v) for k, v in row.items()} for row in batches(8)]
+    before = parameters(model)
+    with Made() as made:
+        snippet(
+            "accelerate.md", model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+            loader=torch.utils.data.DataLoader(rows, batch_size=4),
+        )
+    assert made.count == 0 and furthest(parameters(model), before) > 0.05
+
+
 @pytest.mark.parametrize("by", ["lazy_head", "linear_cross_entropy"])
 def test_lightning(by):
     lightning = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):
-        def __init__(self, how):
+        """Lightning's usual one, with the model's own loss."""
+
+        def __init__(self, model):
             super().__init__()
-            self.model, self.how, self.losses = tiny_llama(), how, []
-            if how == "lazy_head":
-                lazy_head(self.model)
-            elif how == "linear_cross_entropy":  # reads the head's weight, and must not call it
-                self.model.lm_head.register_forward_hook(lambda *_: pytest.fail("logits"))
+            self.model = model
 
         def training_step(self, batch, _):
-            if self.how == "linear_cross_entropy":
-                hidden = self.model.model(input_ids=batch["input_ids"]).last_hidden_state
-                loss = linear_cross_entropy(hidden, self.model.lm_head.weight, batch["labels"], shift=True)
-            else:
-                loss = self.model(**batch).loss
-            self.losses.append(loss.item())
-            return loss
+            return self.model(**batch).loss
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=1.0)
 
     def run(ours):
-        module = Module(by if ours else "plain")
+        model, of, losses = tiny_llama(), Module, []
+        if ours and by == "lazy_head":
+            lazy_head(model)
+        elif ours:  # reads the head's weight, and must not call it
+            of = snippet("lightning.md", torch=torch)["Module"]
+            model.lm_head.register_forward_hook(lambda *_: pytest.fail("logits"))
+
+        class Watch(lightning.Callback):
+            def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+                losses.append(outputs["loss"].item())
+
         rows = [{k: torch.tensor(v) for k, v in row.items()} for row in batches(16)]
         trainer = lightning.Trainer(
             max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-            enable_model_summary=False,
+            enable_model_summary=False, callbacks=[Watch()],
         )
-        trainer.fit(module, torch.utils.data.DataLoader(rows, batch_size=4))
+        trainer.fit(of(model), torch.utils.data.DataLoader(rows, batch_size=4))
         if ours and by != "lazy_head":
-            lazy_head(module.model)  # as compare() expects; nothing runs any more
-        return module.losses, module.model
+            lazy_head(model)  # as compare() expects; nothing runs any more
+        return losses, model
 
     compare(run)

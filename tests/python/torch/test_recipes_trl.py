@@ -6,7 +6,7 @@ import pytest
 import torch
 from logitless.torch.integrations import trl as recipe
 from logitless.torch.integrations._scores import OUTPUTS, score_tokens
-from recipes.models import VOCAB, furthest, parameters, text, tiny_llama, tokenizer
+from recipes.models import VOCAB, furthest, parameters, snippet, text, tiny_llama, tokenizer
 
 STEPS = 3
 
@@ -87,10 +87,13 @@ def dataset(rows):
     return datasets.Dataset.from_list(rows)
 
 
+def completions():
+    return dataset([{"prompt": text(5, k), "completion": " " + text(7 + k % 3, 100 + k)} for k in range(16)])
+
+
 def sft(trl, **more):
-    rows = [{"prompt": text(5, k), "completion": " " + text(7 + k % 3, 100 + k)} for k in range(16)]
     return trl.SFTTrainer(
-        model(), args=trl.SFTConfig(**options(**more)), train_dataset=dataset(rows), processing_class=tokenizer()
+        model(), args=trl.SFTConfig(**options(**more)), train_dataset=completions(), processing_class=tokenizer()
     )
 
 
@@ -147,6 +150,13 @@ def test_trains_as_before_and_by_the_library(trl, name):
         for key in read:
             assert log[key] == pytest.approx(want[key], rel=1e-4, abs=1e-5), key
     assert furthest(found, after) < 1e-3 * furthest(before, after)
+
+
+def test_page(trl, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = snippet("trl.md", model=model(), options=options(), dataset=completions(), tokenizer=tokenizer())
+    assert found["scores"].calls == STEPS and "3 calls of the head by logitless" in capsys.readouterr().out
 
 
 def test_memory(trl):

@@ -5,7 +5,7 @@ import types
 import pytest
 import torch
 from logitless.torch.integrations import verl as recipe
-from recipes.models import VOCAB, tiny_llama
+from recipes.models import VOCAB, snippet, tiny_llama
 
 
 def formula(hidden, weight, words, temperature):
@@ -56,6 +56,9 @@ def test_patch(functional, monkeypatch):
     assert recipe.patch(memory_budget="64KiB") is recipe.patch() is functional.FusedLinearForPPO
     recipe.unpatch()
     assert functional.FusedLinearForPPO is own
+    snippet("verl.md")
+    assert functional.FusedLinearForPPO is recipe.FusedLinearForPPO
+    recipe.unpatch()
     monkeypatch.setattr(functional, "FusedLinearForPPO", torch.nn.Linear)
     with pytest.raises(NotImplementedError, match=r"of verl 0.9, with arguments \['input'\]"):
         recipe.patch()

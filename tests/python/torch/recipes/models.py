@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import torch
+
+PAGES = Path(__file__).parents[4] / "docs" / "recipes"
 
 VOCAB = 2000
 
@@ -55,6 +60,13 @@ def batches(count: int, tokens: int = 12, vocab: int = VOCAB) -> list[dict]:
         words = torch.randint(3, vocab, (tokens,), generator=torch.Generator().manual_seed(k)).tolist()
         rows.append({"input_ids": words, "labels": [-100] * 3 + words[3:]})
     return rows
+
+
+def snippet(page: str, **names) -> dict:
+    """Runs the Python of a page of docs/recipes, to which these names are known; what it defines."""
+    (code,) = re.findall(r"^```python\n(.*?)^```", (PAGES / page).read_text(encoding="utf-8"), re.M | re.S)
+    exec(compile(code, page, "exec"), names)
+    return names
 
 
 class Made:
