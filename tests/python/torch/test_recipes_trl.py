@@ -6,7 +6,7 @@ import pytest
 import torch
 from logitless.torch.integrations import trl as recipe
 from logitless.torch.integrations._scores import OUTPUTS, score_tokens
-from recipes.models import VOCAB, furthest, parameters, snippet, text, tiny_llama, tokenizer
+from recipes.models import VOCAB, Made, furthest, parameters, snippet, text, tiny_llama, tokenizer
 
 STEPS = 3
 
@@ -106,10 +106,25 @@ def dpo(trl, **more):
     )
 
 
-def grpo(trl, **more):
-    def reward(completion_ids, **_):
-        return [sum(word % 2 for word in words) / len(words) for words in completion_ids]
+def kto(trl, **more):
+    rows = [{"prompt": text(5, k), "completion": " " + text(6 + k % 3, 100 + k), "label": k % 2 == 0} for k in range(16)]
+    return trl.KTOTrainer(
+        model(), args=trl.KTOConfig(**options(**more)), train_dataset=dataset(rows), processing_class=tokenizer()
+    )
 
+
+def reward(completion_ids, **_):
+    return [sum(word % 2 for word in words) / len(words) for words in completion_ids]
+
+
+def rloo(trl, **more):
+    return trl.RLOOTrainer(
+        model(), reward, trl.RLOOConfig(**options(num_generations=4, max_completion_length=8, beta=0.05, **more)),
+        dataset([{"prompt": text(5, k)} for k in range(16)]), processing_class=tokenizer(),
+    )
+
+
+def grpo(trl, **more):
     return trl.GRPOTrainer(
         model(), reward, trl.GRPOConfig(**options(num_generations=4, max_completion_length=8, beta=0.04, **more)),
         dataset([{"prompt": text(5, k)} for k in range(16)]), processing_class=tokenizer(),
@@ -127,6 +142,8 @@ CASES = {
     "sft-dft": (sft, dict(loss_type="dft", learning_rate=300.0)),
     "dpo": (dpo, {}),
     "dpo-wpo": (dpo, dict(use_weighting=True)),
+    "kto": (kto, {}),
+    "rloo": (rloo, {}),
     "grpo": (grpo, {}),
     "grpo-entropy": (grpo, dict(entropy_coef=0.1, temperature=0.9)),
 }
@@ -149,6 +166,24 @@ def test_trains_as_before_and_by_the_library(trl, name):
         assert len(read) >= 3 and read <= log.keys()
         for key in read:
             assert log[key] == pytest.approx(want[key], rel=1e-4, abs=1e-5), key
+    assert furthest(found, after) < 1e-3 * furthest(before, after)
+
+
+def test_losses_of_logits_beside_the_patch(trl):
+    """Label smoothing runs the model for its logits, its metrics the fused head."""
+    from logitless.torch import lazy_head
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected, after = train(sft(trl, label_smoothing_factor=0.1))
+        trainer = sft(trl, label_smoothing_factor=0.1)
+        before = parameters(trainer.model)
+        lazy_head(trainer.model)
+        scores = recipe.patch()
+        with Made() as made:
+            logs, found = train(trainer)
+    assert made.count == 0 and scores.calls == STEPS
+    assert [log["loss"] for log in logs] == pytest.approx([log["loss"] for log in expected], rel=1e-4)
     assert furthest(found, after) < 1e-3 * furthest(before, after)
 
 
