@@ -4,7 +4,7 @@ import types
 
 import pytest
 import torch
-from recipes.models import Made, snippet
+from recipes.models import Made, snippet, under_fsdp
 
 loss = pytest.importorskip("torchtitan.components.loss", exc_type=ImportError)
 
@@ -31,7 +31,7 @@ def test_lazy_loss(chunks):
         wrapper = LazyLoss.Config(num_chunks=chunks).build()
         assert type(wrapper) is LazyLoss and isinstance(wrapper, loss.ChunkedLossWrapper)  # what the trainer asks for
         found, *gradients = step(wrapper)
-    assert made.count == 0 and found == pytest.approx(expected, rel=1e-6)
+    assert made.count == 0 and made.calls == 2 * chunks and found == pytest.approx(expected, rel=1e-6)
     for got, want in zip(gradients, wanted):
         assert (got - want).norm() < 1e-5 * want.norm()
 
@@ -49,3 +49,7 @@ def test_refusals():
     head = types.SimpleNamespace(weight=types.SimpleNamespace(device_mesh=types.SimpleNamespace(mesh_dim_names=("fsdp", "tp"))))
     with pytest.raises(NotImplementedError, match="tensor parallelism"):
         LazyLoss.Config().build().set_lm_head(head)
+
+
+def test_fsdp():
+    under_fsdp("torchtitan")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from recipes.models import VOCAB, Made, batches, furthest, parameters, snippet
+from recipes.models import VOCAB, Made, batches, furthest, parameters, snippet, under_fsdp
 
 torchtune = pytest.importorskip("torchtune", exc_type=ImportError)
 
@@ -70,6 +70,11 @@ def test_loss(tied):
         LinearCrossEntropyLoss(memory_budget=0)
 
 
+def test_fsdp():
+    pytest.importorskip("torchtune.modules.loss.loss_types", reason="this torchtune has no SFTLoss", exc_type=ImportError)
+    under_fsdp("torchtune")
+
+
 @pytest.mark.parametrize("chunks", [0, 3])
 def test_lazy_output_layer(chunks):
     """Also under the loss of 0.6, which takes a list of chunks of logits."""
@@ -86,5 +91,5 @@ def test_lazy_output_layer(chunks):
 
     with Made() as asked:
         found = run(True)
-    assert asked.count == 0
+    assert asked.count == 0 and asked.calls == 3 * max(chunks, 1)
     agree(found, run(False))

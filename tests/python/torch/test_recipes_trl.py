@@ -70,8 +70,8 @@ def trl(tmp_path, monkeypatch):
 def options(**more):
     return dict(
         output_dir="out", max_steps=STEPS, per_device_train_batch_size=4, optim="sgd", logging_steps=1, report_to=[],
-        save_strategy="no", use_cpu=True, bf16=False, seed=3, disable_tqdm=True, gradient_checkpointing=False,
-        **{"learning_rate": 1.0, **more},
+        save_strategy="no", use_cpu=True, seed=3, disable_tqdm=True, gradient_checkpointing=False,
+        **{"learning_rate": 1.0, "bf16": False, **more},
     )
 
 
@@ -139,6 +139,7 @@ def train(trainer):
 
 CASES = {
     "sft": (sft, {}),
+    "sft-autocast": (sft, dict(bf16=True)),
     "sft-dft": (sft, dict(loss_type="dft", learning_rate=300.0)),
     "dpo": (dpo, {}),
     "dpo-wpo": (dpo, dict(use_weighting=True)),
@@ -152,6 +153,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_trains_as_before_and_by_the_library(trl, name):
     make, more = CASES[name]
+    close = 1e-2 if "bf16" in more else 1e-4  # TRL rounds tiles of logits to bf16
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected, after = train(make(trl, **more))
@@ -165,8 +167,8 @@ def test_trains_as_before_and_by_the_library(trl, name):
         read = {"loss", "entropy", "mean_token_accuracy", "logits/chosen", "rewards/margins", "kl"} & want.keys()
         assert len(read) >= 3 and read <= log.keys()
         for key in read:
-            assert log[key] == pytest.approx(want[key], rel=1e-4, abs=1e-5), key
-    assert furthest(found, after) < 1e-3 * furthest(before, after)
+            assert log[key] == pytest.approx(want[key], rel=close, abs=close / 10), key
+    assert furthest(found, after) < 10 * close * furthest(before, after)
 
 
 def test_losses_of_logits_beside_the_patch(trl):
@@ -182,7 +184,7 @@ def test_losses_of_logits_beside_the_patch(trl):
         scores = recipe.patch()
         with Made() as made:
             logs, found = train(trainer)
-    assert made.count == 0 and scores.calls == STEPS
+    assert made.count == 0 and made.calls == scores.calls == STEPS
     assert [log["loss"] for log in logs] == pytest.approx([log["loss"] for log in expected], rel=1e-4)
     assert furthest(found, after) < 1e-3 * furthest(before, after)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -69,20 +71,35 @@ def snippet(page: str, **names) -> dict:
     return names
 
 
+def under_fsdp(recipe: str) -> None:
+    """fsdp_worker.py in two processes."""
+    worker = Path(__file__).with_name("fsdp_worker.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(worker), recipe]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "ok" in done.stdout, done.stdout + done.stderr
+
+
 class Made:
-    """While it is entered, how often the numbers of lazy logits were asked for."""
+    """While it is entered: ``calls`` of lazy heads, and ``count``, how often the numbers of their logits were asked for."""
 
     def __enter__(self):
-        from logitless.torch._lazy import _form
+        from logitless.torch._lazy import _call, _form
 
-        self.count, self._value, self._form = 0, _form.Form.value, _form.Form
+        self.count = self.calls = 0
+        self._undo = [(_form.Form, "value", _form.Form.value), (_call.HeadCall, "__init__", _call.HeadCall.__init__)]
+        (_, _, value), (_, _, make) = self._undo
 
-        def value(form):
+        def counted_value(form):
             self.count += 1
-            return self._value(form)
+            return value(form)
 
-        _form.Form.value = value
+        def counted_call(call, *args, **kwargs):
+            self.calls += 1
+            make(call, *args, **kwargs)
+
+        _form.Form.value, _call.HeadCall.__init__ = counted_value, counted_call
         return self
 
     def __exit__(self, *_):
-        self._form.value = self._value
+        for owner, name, value in self._undo:
+            setattr(owner, name, value)
