@@ -119,9 +119,7 @@ def largest_during(function):
 
 
 def test_the_head_itself():
-    """Of a model that calls its head in its own way."""
-    from logitless.torch import LazyLogits, unpatch
-
+    """Of a model that has it in a place of its own."""
     body, head = torch.nn.Embedding(40, 8), torch.nn.Linear(8, 40)
     ids = torch.randint(0, 40, (3, 7))
 
@@ -262,7 +260,7 @@ def test_under_autocast():
 
 def test_heads_that_are_not_plain_are_refused():
     with pytest.raises(ValueError, match="expected a language model with get_output_embeddings"):
-        lazy_head(torch.nn.Linear(3, 4))
+        lazy_head(torch.nn.Sequential(torch.nn.Linear(3, 4)))
 
     class Quantised(torch.nn.Linear):
         def forward(self, x):
@@ -272,6 +270,8 @@ def test_heads_that_are_not_plain_are_refused():
     model.lm_head = Quantised(64, 5000, bias=False)
     with pytest.raises(TypeError, match="expected a head of class torch.nn.Linear, got Quantised"):
         lazy_head(model)
+    with pytest.raises(TypeError, match="expected a head of class torch.nn.Linear, got Quantised"):
+        lazy_head(model.lm_head)
 
 
 def test_a_subclass_that_computes_alike_and_forward_hooks():
