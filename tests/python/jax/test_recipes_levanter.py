@@ -1,7 +1,9 @@
 """docs/recipes/levanter.md: the implementation, and levanter's own loss with it in place."""
 
+import re
 import sys
 import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +51,9 @@ def test_patch(monkeypatch):
     module = types.ModuleType(PACKAGE)
     module.IMPLEMENTATIONS = dict(own)
     monkeypatch.setitem(sys.modules, PACKAGE, module)
-    recipe.patch(memory_budget="1MiB")
+    page = Path(__file__).parents[3] / "docs" / "recipes" / "levanter.md"
+    (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    exec(compile(code, page.name, "exec"), {})
     recipe.patch()
     found = module.IMPLEMENTATIONS
     assert found["xla"].func is found["batched_xla"].func is recipe.loss_and_lse and found["reference"] is formula

@@ -63,6 +63,30 @@ def test_transformers_trainer(name):
     compare(run, 1e-2 if name == "autocast" else 1e-5)
 
 
+def test_metrics_of_transformers_trainer_read_the_logits():
+    pytest.importorskip("accelerate")
+    import transformers
+
+    def run(lazy):
+        model, seen = tiny_llama(), []
+        if lazy:
+            lazy_head(model)
+
+        def metrics(found):
+            seen.append(torch.from_numpy(found.predictions))
+            return {}
+
+        args = transformers.TrainingArguments(
+            "out", per_device_eval_batch_size=2, report_to=[], use_cpu=True, disable_tqdm=True
+        )
+        transformers.Trainer(model, args, eval_dataset=batches(4), compute_metrics=metrics).evaluate()
+        return seen[0]
+
+    with Made() as made:
+        found = run(True)
+    assert made.count == made.calls == 2 and torch.allclose(found, run(False), atol=1e-6)
+
+
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_accelerate(precision):
     accelerate = pytest.importorskip("accelerate")
