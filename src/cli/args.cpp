@@ -23,6 +23,17 @@ void check_writable(const std::string& option, const std::string& path) {
   }
 }
 
+void check_other_file(const std::string& option, const std::string& path, const std::string& other,
+                      const std::string& is_what) {
+  if (path.empty() || other.empty()) return;
+  std::error_code error;
+  const auto whole = [&](const std::string& name) {
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(name), error);
+  };
+  if (!std::filesystem::equivalent(path, other, error) && whole(path) != whole(other)) return;
+  throw UsageError(fmt::format("{}: '{}' is {}, which it would replace", option, path, is_what));
+}
+
 void check_exists(const std::string& option, const std::string& path) {
   std::error_code error;
   if (!path.empty() && !std::filesystem::is_regular_file(path, error)) {

@@ -28,6 +28,10 @@ struct Command {
 // An answer that cannot be written is better known before the work: throws UsageError when `path`
 // is a folder, or in one that does not exist or cannot be written. An empty path is no answer.
 void check_writable(const std::string& option, const std::string& path);
+// Throws UsageError when `path` is the file `other`, which `is_what` says ("the log"); either may
+// be empty or not there yet.
+void check_other_file(const std::string& option, const std::string& path, const std::string& other,
+                      const std::string& is_what);
 // Throws UsageError when there is no file of this name. An empty path is no file.
 void check_exists(const std::string& option, const std::string& path);
 

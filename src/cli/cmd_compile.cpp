@@ -228,6 +228,7 @@ std::string CompileCommand::training_text(const CompiledProgram& compiled) const
 void CompileCommand::run() {
   check();
   check_writable("--html", html);
+  check_other_file("--html", html, file, "the program");
   choose_device();
   const Graph program = graph();
   if (model.empty()) check_sizes(program, options.sizes);

@@ -244,6 +244,7 @@ void LossCommand::run() {
   const Context context = device.context();
   TensorLoader loader;
   CrossEntropyInputs in = load(loader);
+  far.check_files(loader, out);
   shape_of(in);  // says what is wrong with the sizes before outputs are made of them
   const Outputs outputs(loader, *this, in);
   PlanRequest request = plan.request(context.device());

@@ -40,6 +40,7 @@ void OrderCommand::run() const {
   ConstTensorView x = loader.load("--hidden", hidden, dtype);
   const ConstTensorView w = loader.load("--weight", weight, dtype);
   const ConstTensorView b = loader.load_optional("--bias", bias, DType::f32);
+  loader.check_not_loaded("--out", out);
   check_selection(x, 0, first);
   if (first > 0) x = first_of(x, first);
   const OwnedTensor sample = sample_rows(x, rows);

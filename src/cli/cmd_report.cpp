@@ -33,9 +33,8 @@ void ReportCommand::run() {
   const std::string log = train::log_file(run_path);
   const std::string page =
       out.empty() ? std::filesystem::path(log).replace_extension(".html").string() : out;
-  std::error_code error;
-  if (std::filesystem::equivalent(page, log, error))
-    throw UsageError(fmt::format("--out: '{}' is the log, which it would replace", page));
+  check_other_file("--out", page, log, "the log");
+  check_other_file("--out", page, run_path, "RUN");
   check_writable("--out", page);
   const train::RunRecord record = train::read_run(run_path);
   write(page, train::run_page(record));

@@ -88,6 +88,14 @@ void FarArgs::add_to(PlanRequest& request) const {
   request.sample_every = sample_every;
 }
 
+void FarArgs::check_files(const TensorLoader& loader, const std::string& out) const {
+  loader.check_not_loaded("--out", out);
+  loader.check_not_loaded("--save-order", save_order);
+  check_other_file("--save-order", save_order, out, "the file of --out");
+  if (order == "fresh") return;
+  check_other_file("--out", out, order, "the file of --order");
+}
+
 namespace {
 
 // Beside the meter's: what vocab_order.h says that the making takes, the rows and the order

@@ -6,6 +6,7 @@
 
 #include "cli/args.h"
 #include "cli/convert.h"
+#include "cli/tensors.h"
 #include "logitless/logitless.h"
 
 namespace logitless::cli {
@@ -31,6 +32,9 @@ struct FarArgs {
   // Adds tau, sample_every and audit. Throws UsageError when one of the options is given without a
   // far-field plan.
   void add_to(PlanRequest& request) const;
+  // Throws UsageError where --save-order or `out`, the file of --out, would replace what is read,
+  // or one another.
+  void check_files(const TensorLoader& loader, const std::string& out) const;
   // Of the file, or made from evenly spaced rows of hidden, with moments if the plan needs them;
   // saved if that was asked for. Plans of the making keep `budget` (0: the default).
   MadeOrder make(const Context& context, const CrossEntropyOptions& options,

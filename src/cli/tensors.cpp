@@ -76,6 +76,11 @@ ConstTensorView TensorLoader::load(const std::string& option, const std::string&
   }
 }
 
+void TensorLoader::check_not_loaded(const std::string& option, const std::string& path) const {
+  for (const auto& [file, unused] : files_)
+    check_other_file(option, path, file, "a file that is read");
+}
+
 TensorView TensorLoader::keep(OwnedTensor tensor) {
   owned_.push_back(std::move(tensor));
   return owned_.back().view;

@@ -30,6 +30,8 @@ class TensorLoader {
                                 std::optional<DType> dtype = std::nullopt) {
     return spec.empty() ? ConstTensorView() : load(option, spec, dtype);
   }
+  // Throws UsageError when an answer to be written to `path` would replace a file that was loaded.
+  void check_not_loaded(const std::string& option, const std::string& path) const;
   // Keeps a tensor made elsewhere.
   TensorView keep(OwnedTensor tensor);
 

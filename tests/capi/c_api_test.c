@@ -49,7 +49,8 @@ static void test_version(void) {
                                        "logitless_program_tensor",
                                        "logitless_order_options",
                                        "logitless_far_field_options",
-                                       "logitless_far_field_report"};
+                                       "logitless_far_field_report",
+                                       "logitless_sharding"};
   int major = -1, minor = -1, patch = -1;
   size_t i;
   CHECK(sscanf(logitless_version(), "%d.%d.%d", &major, &minor, &patch) == 3, "version is %s",
@@ -381,6 +382,7 @@ int main(int count, char** arguments) {
   test_token_losses();
   test_programs();
   test_communicators();
+  test_sharding();
   if (kernel == NULL) test_far_field();  // its heads are large for the reference kernel
   CHECK(logitless_process_peak_bytes() > 0, "peak of the process");
   if (failures != 0) fprintf(stderr, "%d checks failed\n", failures);

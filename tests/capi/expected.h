@@ -68,6 +68,7 @@ void test_programs(void);
 void test_communicators(void);
 // c_far_field_test.c
 void test_far_field(void);
+void test_sharding(void);
 
 // A head that gains from the far field, and what a step of it wrote.
 enum { kFarTokens = 64, kFarDim = 8, kFarVocab = 65536 };

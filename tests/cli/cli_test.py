@@ -299,6 +299,20 @@ class LossTest(CliTest):
 
 
 class ErrorTest(CliTest):
+    def test_what_is_read_is_not_replaced(self):
+        kept, order, link = self.file.read_bytes(), self.dir / "kept.order", self.dir / "link.safetensors"
+        link.symlink_to(self.file)
+        far = ["loss", *self.basics(), "--plan", "far-backward", "--save-order"]
+        for arguments, what in (
+            (["loss", *self.basics(), "--out", link], "--out: '{}' is a file that is read"),
+            ([*far, self.file], "--save-order: '{}' is a file that is read"),
+            ([*far, order, "--out", order], "--save-order: '{}' is the file of --out"),
+            (["order", *self.basics()[:4], "--out", self.file], "--out: '{}' is a file that is read"),
+        ):
+            done = run(*map(str, arguments))
+            self.assert_error(done, 2, what.format(arguments[-1]) + ", which it would replace")
+        self.assertTrue(self.file.read_bytes() == kept and not order.exists())
+
     def test_arguments(self):
         basics = self.basics()
         missing = self.dir / "missing.npy"

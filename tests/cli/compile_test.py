@@ -85,6 +85,10 @@ class CompileTest(unittest.TestCase):
             self.assertIn(what, text)
             self.assertIn("no loops", self.good("-", "--no-chunk", stdin=text))
 
+    def test_the_program_is_not_replaced(self):
+        self.refused(2, f"--html: '{self.file}' is the program, which it would replace", self.file, "--html", self.file)
+        self.assertEqual(self.file.read_text(), PROGRAM)
+
     def test_html_and_dump(self):
         page = self.dir / "memory.html"
         self.assertEqual(self.good(self.file, "--size", "N=1000", "--html", page), f"wrote {page}\n")

@@ -211,7 +211,9 @@ class ReportTest(CommandTest):
     def test_wrong_files(self):
         for arguments, message in (
                 ([], "RUN is required"), ([self.dir / "none.jsonl"], "none.jsonl"),
-                ([self.log, "--out", self.log], "--out: '"), ([self.log, "--out", self.dir / "no" / "page"], "--out"),
+                ([self.log, "--out", self.log], "is the log, which it would replace"),
+                ([self.save, "--out", self.save], "is RUN, which it would replace"),
+                ([self.log, "--out", self.dir / "no" / "page"], "--out"),
                 ([self.data], ":1: "), ([self.dir], "there is no file")):
             done = report(*arguments)
             self.assertEqual(done.returncode, 2, done.stderr)

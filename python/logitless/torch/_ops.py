@@ -81,8 +81,8 @@ def _empty(tensor: Tensor) -> Tensor:
 
 def _float64_targets(target: Tensor, hidden: Tensor) -> Tensor:
     """[N, K] in int64."""
-    rows = hidden.shape[:-1].numel()
-    return target.reshape(rows, -1).to(torch.int64)
+    lead = hidden.shape[:-1]
+    return target.reshape(lead.numel(), target.shape[len(lead):].numel()).to(torch.int64)
 
 
 def _made(reduction: str, grad_losses: Optional[Tensor], needs: int) -> int:
@@ -103,7 +103,7 @@ def run_cross_entropy(
         rows = lead.numel()
         flat = [None if t is None else t.reshape(rows, *t.shape[len(lead):]) for t in (token_weight, target_weight, grad_losses)]
         loss, lse, index, *gradients = _float64.cross_entropy(
-            options, x.reshape(rows, -1), w, b, _float64_targets(target, hidden), class_weight,
+            options, x.reshape(rows, x.shape[-1]), w, b, _float64_targets(target, hidden), class_weight,
             flat[0], flat[1], flat[2], (need_hidden, need_weight, need_bias),
         )
         if options.reduction == "none":
@@ -146,7 +146,7 @@ def run_head(hidden, weight, target, bias, options: HeadOptions, compute, argmax
     lead = hidden.shape[:-1]
     if x.dtype == torch.float64:
         log_prob, entropy, lse, index = _float64.head(
-            options, x.reshape(lead.numel(), -1), w, bias, _float64_targets(target, hidden)
+            options, x.reshape(lead.numel(), x.shape[-1]), w, bias, _float64_targets(target, hidden)
         )
         index = index.reshape(lead) if argmax else index[:0]
         return log_prob.reshape(target.shape), entropy.reshape(lead), lse.reshape(lead), index
@@ -172,12 +172,12 @@ def run_head_backward(
     if x.dtype == torch.float64:
         rows = hidden.shape[:-1].numel()
         cotangents = [
-            None if d_log_prob is None else d_log_prob.reshape(rows, -1),
+            None if d_log_prob is None else d_log_prob.reshape(rows, target.shape[hidden.dim() - 1 :].numel()),
             None if d_entropy is None else d_entropy.reshape(rows),
             None if d_lse is None else d_lse.reshape(rows),
         ]
         gradients = list(
-            _float64.head(options, x.reshape(rows, -1), w, bias, _float64_targets(target, hidden), cotangents, need)
+            _float64.head(options, x.reshape(rows, x.shape[-1]), w, bias, _float64_targets(target, hidden), cotangents, need)
         )
         if gradients[0] is not None:
             gradients[0] = gradients[0].reshape(hidden.shape)

@@ -363,6 +363,21 @@ def test_bad_arguments_are_named(message):
         BAD[message]()
 
 
+def test_what_is_no_number_at_ignored_tokens_counts_for_nothing():
+    hidden, teacher = HIDDEN.copy(), REF_HIDDEN.copy()
+    hidden[~VALID], teacher[~VALID] = np.nan, np.inf
+    call = lambda h, t: losses.jsd_loss(h, WEIGHT, t, REF_WEIGHT, targets=WORDS)  # noqa: E731
+    found = jax.value_and_grad(call)(hidden, teacher)
+    for f, e in zip(found, jax.value_and_grad(call)(HIDDEN, REF_HIDDEN)):
+        assert np.array_equal(f, e)
+    advantages = np.where(VALID, 1.0, np.nan).astype(np.float32)
+    assert np.isfinite(losses.grpo_loss(HIDDEN, WEIGHT, WORDS, advantages).loss)
+    old = np.full(WORDS.shape, -200.0, np.float32)
+    far = lambda h: losses.grpo_loss(  # noqa: E731
+        h, WEIGHT, WORDS, np.ones(2 * B, np.float32), old_per_token_logps=old, delta=3.0).loss
+    assert all(np.isfinite(f).all() for f in jax.value_and_grad(far)(HIDDEN))
+
+
 def test_a_bad_target_gives_nan():
     words = np.where(VALID, WORDS, V)
     assert np.isnan(jsd(targets=words)) and not np.isnan(jsd(targets=WORDS))

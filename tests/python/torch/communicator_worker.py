@@ -29,7 +29,7 @@ def exchange(communicator, seed):
 def main(rank: int, port: str, ranks: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
     dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=30))
-    (snippet,) = [c for c in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "torch" in c]
+    (snippet,) = [c for c in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "def from_group" in c]
     space = {}
     exec(snippet, space)
     communicator = space["from_group"]()

@@ -2,12 +2,15 @@
 process with all of them."""
 
 import os
+import re
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 DIM = 12
+PAGE = Path(__file__).parents[3] / "docs/distributed.md"
 
 
 class Traffic:
@@ -208,10 +211,9 @@ def logprobs(rank, ranks, mesh):
 
 
 def fsdp(rank, ranks, mesh):
-    """A head that FSDP leaves alone: what it sends is of tokens, less than the weight."""
-    from logitless.torch import LinearCrossEntropy, sharded_head
+    """A head that FSDP leaves alone, as docs/distributed.md does it: what it sends is of tokens, less than the weight."""
+    from logitless.torch import LinearCrossEntropy
     from torch import nn
-    from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
     vocab = 3001
@@ -222,13 +224,16 @@ def fsdp(rank, ranks, mesh):
         def __init__(self):
             super().__init__()
             torch.manual_seed(4)
-            self.body, self.head = nn.Linear(DIM, DIM), LinearCrossEntropy(DIM, vocab, bias=True)
+            self.body, self.head = nn.Linear(DIM, DIM), LinearCrossEntropy(DIM, vocab)
 
         def forward(self, x, y):
             return self.head(self.body(x).tanh(), y)
 
     model, whole = Model(), Model()
-    fully_shard(model, mesh=mesh, ignored_params=sharded_head(model.head, mesh))
+    (snippet,) = [c for c in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "sharded_head" in c]
+    exec(snippet, dict(model=model, mesh=mesh, dim=DIM, vocab=vocab))
+    with torch.no_grad():
+        whole.head.weight.copy_(model.head.weight.full_tensor())
     assert isinstance(model.head.weight, DTensor) and model.head.weight.to_local().shape[0] < vocab
     optimizers = [torch.optim.AdamW(m.parameters(), 0.1) for m in (model, whole)]
     for _ in range(3):

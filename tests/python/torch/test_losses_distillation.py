@@ -148,6 +148,21 @@ def test_budgets_are_met():
     assert peak < budget + 256 * 4 * 24
 
 
+@pytest.mark.parametrize("executor", ["native", "python"])
+def test_what_is_no_number_at_ignored_tokens_counts_for_nothing(executor):
+    hidden, weight = normal(6, 8, seed=1, dtype=torch.float32, grad=True), normal(50, 8, seed=2, dtype=torch.float32)
+    teacher, teacher_weight = normal(6, 8, seed=3, dtype=torch.float32), normal(50, 8, seed=4, dtype=torch.float32)
+    target = torch.tensor([1, 2, 3, -100, 5, 6])
+    call = lambda h, t: losses.jsd_loss(h, weight, t, teacher_weight, target=target, executor=executor)  # noqa: E731
+    expected = torch.autograd.grad(call(hidden, teacher), hidden)[0]
+    with torch.no_grad():
+        hidden[3], teacher[3] = torch.nan, torch.inf
+    found = torch.autograd.grad(call(hidden, teacher), hidden)[0]
+    assert torch.equal(found, expected) and not found[3].any()
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        torch.autograd.grad(call(hidden, teacher), hidden, create_graph=True)
+
+
 def test_frozen_sides_have_no_gradients():
     p = Problem()
     p.weight.requires_grad_(False)

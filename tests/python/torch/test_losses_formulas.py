@@ -283,6 +283,35 @@ def test_masks_and_normalizers():
     assert empty.item() == 0 and torch.autograd.grad(empty, p.hidden)[0].abs().max() == 0
 
 
+def test_numbers_that_are_none_or_too_large():
+    """Advantages of ignored tokens count for nothing, and ratios beyond the largest number give no NaN."""
+    p = Problem(dtype=torch.float32)
+    advantages = torch.ones(p.words.shape)
+    exact = losses.dapo_loss(*p.arguments, advantages).loss
+    advantages[p.words == -100] = torch.nan
+    for loss_of in (losses.grpo_loss, losses.dapo_loss, losses.dr_grpo_loss):
+        assert loss_of(*p.arguments, advantages).loss.isfinite()
+    assert torch.equal(losses.dapo_loss(*p.arguments, advantages).loss, exact)
+    old = torch.full(p.words.shape, -200.0)
+    for loss_of in (losses.grpo_loss, losses.gspo_loss):
+        found = loss_of(*p.arguments, torch.ones(len(p.words)), old_per_token_logps=old, delta=3.0).loss
+        assert found.isfinite() and all(g.isfinite().all() for g in torch.autograd.grad(found, (p.hidden, p.weight)))
+
+
+def test_no_sequences():
+    p = Problem(sequences=0)
+    labels = torch.ones(0, dtype=torch.bool)
+    assert losses.kto_loss(*p.arguments, labels, **p.reference, kl=0.0).loss == 0
+    assert losses.kto_kl(*p.arguments, **p.reference) == 0
+
+
+def test_cpo_averages_with_ipo_alone():
+    p = Problem()
+    call = lambda **more: losses.cpo_loss(*p.arguments, **more).loss  # noqa: E731
+    assert torch.equal(call(loss_type="ipo"), call(loss_type="ipo", average_log_prob=True))
+    assert torch.equal(call(), call(average_log_prob=False)) and not torch.equal(call(), call(average_log_prob=True))
+
+
 def test_group_advantages():
     rewards = torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 5.0], dtype=torch.float64)
     apart = torch.tensor([-2.0, -1.0, 3.0, 0.0, 0.0, 0.0], dtype=torch.float64)

@@ -96,6 +96,8 @@ def _divergence(p: jax.Array, q: jax.Array, beta: float) -> jax.Array:
 def _program(hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias, rows, words, form: tuple):
     """The plain formula, which autochunk cuts. rows [N]: factors of the tokens' losses."""
     f = _Form(*form)
+    counts = rows[:, None] != 0.0  # what is no number at ignored tokens counts for nothing, either
+    hidden, teacher_hidden = (jnp.where(counts, x, jnp.zeros((), x.dtype)) for x in (hidden, teacher_hidden))
     student = _logits(hidden, weight, bias, f.softcap, f.scale)
     teacher = _logits(teacher_hidden, teacher_weight, teacher_bias, f.teacher_softcap, f.teacher_scale)
     p, q = (z / f.temperature if f.temperature != 1.0 else z for z in (student, jax.lax.stop_gradient(teacher)))
@@ -234,7 +236,7 @@ def jsd_loss(
 
     Raises:
         ValueError, TypeError: naming the argument, what was expected and what came; ValueError for a budget that cannot
-            be met. A targets that is neither a word nor ignore_index is a ValueError on the CPU, NaN on a GPU.
+            be met. Targets of which one is neither a word nor ignore_index give NaN.
     """
     beta = number("beta", beta, 0.0, 1.0)
     return _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, beta, options)

@@ -6,6 +6,7 @@ once, without gradients; no logits exist. Of frozen tensors no gradient is compu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -120,13 +121,18 @@ def _kl(estimator: str, apart: jax.Array) -> jax.Array:
     return 0.5 * apart**2 if estimator == "k2" else jnp.expm1(-apart) + apart
 
 
+def _sum(values: jax.Array, valid: jax.Array) -> jax.Array:
+    """Over the tokens that count, whatever stands at the others."""
+    return jnp.where(valid, values, 0.0).sum()
+
+
 def _mean(values: jax.Array, valid: jax.Array) -> jax.Array:
-    return (values * valid).sum() / jnp.maximum(valid.sum(), 1)
+    return _sum(values, valid) / jnp.maximum(valid.sum(), 1)
 
 
 def _sequence_mean(values: jax.Array, valid: jax.Array) -> jax.Array:
     """[B, 1]: over each sequence's tokens; 0 of no token."""
-    return (values * valid).sum(-1, keepdims=True) / jnp.maximum(valid.sum(-1, keepdims=True), 1)
+    return jnp.where(valid, values, 0.0).sum(-1, keepdims=True) / jnp.maximum(valid.sum(-1, keepdims=True), 1)
 
 
 def _by_sequence(each: jax.Array, valid: jax.Array) -> tuple[jax.Array, Any]:
@@ -135,20 +141,25 @@ def _by_sequence(each: jax.Array, valid: jax.Array) -> tuple[jax.Array, Any]:
 
 
 def _by_token(each: jax.Array, valid: jax.Array) -> tuple[jax.Array, Any]:
-    return (each * valid).sum(), jnp.maximum(valid.sum(), 1)
+    return _sum(each, valid), jnp.maximum(valid.sum(), 1)
 
 
 def _by_constant(length: int | None) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, Any]]:
-    return lambda each, valid: ((each * valid).sum(), max(each.shape[0] * (length or each.shape[1]), 1))
+    return lambda each, valid: (_sum(each, valid), max(each.shape[0] * (length or each.shape[1]), 1))
+
+
+def _exp(apart: jax.Array) -> jax.Array:
+    """exp, at most the greatest finite number: a ratio that overflows has a gradient of 0 and not NaN."""
+    return jnp.exp(jnp.minimum(apart, math.log(jnp.finfo(apart.dtype).max)))
 
 
 def _token_ratio(apart: jax.Array, valid: jax.Array) -> jax.Array:
-    return jnp.exp(apart)
+    return _exp(apart)
 
 
 def _sequence_ratio(apart: jax.Array, valid: jax.Array) -> jax.Array:
     """[B, 1]: the geometric mean of a sequence's ratios."""
-    return jnp.exp(_sequence_mean(apart, valid))
+    return _exp(_sequence_mean(apart, valid))
 
 
 def _sequence_token_ratio(apart: jax.Array, valid: jax.Array) -> jax.Array:

@@ -298,7 +298,7 @@ def cpo_loss(
     alpha: float = 1.0,
     loss_type: str = "sigmoid",
     label_smoothing: float = 0.0,
-    average_log_prob: bool = False,
+    average_log_prob: bool | None = None,
     shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
@@ -306,15 +306,17 @@ def cpo_loss(
     NLL the mean negative log-probability of the chosen tokens.
 
     loss_type: "sigmoid"; "hinge", max(0, 1 - beta d); "ipo", (d - 1 / (2 beta))^2, as in TRL. alpha: TRL's cpo_alpha.
-    label_smoothing: from 0 to below 0.5, of "sigmoid". Shapes, average_log_prob, shift, memory and errors: as
-    ``dpo_loss``. Rewards: beta log pi. The NLL takes no pass of its own.
+    label_smoothing: from 0 to below 0.5, of "sigmoid". average_log_prob: divide by the tokens of the sequence; None: with
+    "ipo", as TRL does. Shapes, shift, memory and errors: as ``dpo_loss``. Rewards: beta log pi. The NLL takes no pass of
+    its own.
         {head}
     """
     options = head_of(head)
     kind = choice("loss_type", loss_type, ("sigmoid", "hinge", "ipo"))
     beta, alpha = number("beta", beta, above=0.0), number("alpha", alpha, 0.0)
     smoothing = _smoothing_of(kind, label_smoothing)
-    pairs = _pairs(hidden, weight, targets, bias, options, shift, average_log_prob)
+    average = kind == "ipo" if average_log_prob is None else average_log_prob
+    pairs = _pairs(hidden, weight, targets, bias, options, shift, average)
     loss = _dpo(kind, pairs.chosen, pairs.rejected, beta, smoothing).mean()
     return pairs.result(loss + alpha * pairs.nll if alpha else loss, beta * pairs.chosen, beta * pairs.rejected)
 
@@ -394,7 +396,7 @@ def kto_kl(
         states, words, targets, of_words, head_of(head), ref_logps, Reference(ref_hidden, ref_weight, ref_bias),
         average_log_prob, shift,
     )[1]
-    return jnp.maximum(ratio.mean(), 0.0)
+    return jnp.maximum(ratio.sum() / max(ratio.size, 1), 0.0)
 
 
 @takes(HEAD)
@@ -454,7 +456,7 @@ def kto_loss(
         raise TypeError(f"preference_labels: expected bool, got {good.dtype}")
     divergence = _divergence(kl)
     gain = sigmoid(beta * jnp.where(good, ratio - divergence, divergence - ratio))
-    loss = (jnp.where(good, weights[0], weights[1]) * (1 - gain)).mean()
+    loss = (jnp.where(good, weights[0], weights[1]) * (1 - gain)).sum() / max(logps.size, 1)
     return KTOLoss(loss, *map(jax.lax.stop_gradient, (logps, beta * ratio, divergence)))
 
 

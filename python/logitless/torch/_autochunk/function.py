@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.function import once_differentiable
 
 from logitless._autochunk.function import ChunkedFunction, P, R, describe, in_one_pass, is_tracing, put
 from logitless._autochunk.names import leaf_names, numbered, unique
@@ -24,6 +23,7 @@ from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.memory import peak_bytes
 from logitless.torch._autochunk.program import drawing, to_text
 from logitless.torch._autochunk.source import to_source
+from logitless.torch._autochunk.transforms import SECOND
 from logitless.torch._autochunk.trace import TENSOR, Around, Traced, alone, trace
 
 
@@ -85,8 +85,9 @@ class _Chunked(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *tangents):
+        if torch.is_grad_enabled():  # gradients are recorded for create_graph=True alone
+            raise NotImplementedError(SECOND)
         plan = ctx.plan
         wanted = [t for t, yes in zip(tangents, plan.traced.differentiable) if yes]
         gradients = iter(plan.gradients(ctx.saved_tensors, wanted))

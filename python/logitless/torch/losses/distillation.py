@@ -96,6 +96,9 @@ def _program(given: dict[str, Tensor], form: tuple) -> Tensor:
     """The plain formula, which autochunk cuts. given: by the names of the arguments those that there are, rows [N],
     factors of the tokens' losses, and with a hard loss words [N]."""
     f = _Form(*form)
+    counts = given["rows"][:, None] != 0.0  # what is no number at ignored tokens counts for nothing, either
+    masked = {name: torch.where(counts, given[name], 0.0) for name in ("hidden", "teacher_hidden")}
+    given = {**given, **masked}
     student = _logits(given, "", f.softcap, f.scale)
     teacher = _logits(given, "teacher_", f.teacher_softcap, f.teacher_scale)
     p, q = (z / f.temperature if f.temperature != 1.0 else z for z in (student, teacher))

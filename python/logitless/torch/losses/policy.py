@@ -6,6 +6,7 @@ once, without gradients; no logits exist. Of frozen tensors no gradient is compu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
@@ -117,13 +118,18 @@ def _kl(estimator: str, apart: Tensor) -> Tensor:
     return 0.5 * apart.square() if estimator == "k2" else torch.expm1(-apart) + apart
 
 
+def _sum(values: Tensor, valid: Tensor) -> Tensor:
+    """Over the tokens that count, whatever stands at the others."""
+    return torch.where(valid, values, 0.0).sum()
+
+
 def _mean(values: Tensor, valid: Tensor) -> Tensor:
-    return (values * valid).sum() / valid.sum().clamp(min=1)
+    return _sum(values, valid) / valid.sum().clamp(min=1)
 
 
 def _sequence_mean(values: Tensor, valid: Tensor) -> Tensor:
     """[B, 1]: over each sequence's tokens; 0 of no token."""
-    return (values * valid).sum(-1, keepdim=True) / valid.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(valid, values, 0.0).sum(-1, keepdim=True) / valid.sum(-1, keepdim=True).clamp(min=1)
 
 
 def _by_sequence(each: Tensor, valid: Tensor) -> tuple[Tensor, Any]:
@@ -132,25 +138,30 @@ def _by_sequence(each: Tensor, valid: Tensor) -> tuple[Tensor, Any]:
 
 
 def _by_token(each: Tensor, valid: Tensor) -> tuple[Tensor, Any]:
-    return (each * valid).sum(), valid.sum().clamp(min=1)
+    return _sum(each, valid), valid.sum().clamp(min=1)
 
 
 def _by_constant(length: Optional[int]) -> Callable[[Tensor, Tensor], tuple[Tensor, Any]]:
-    return lambda each, valid: ((each * valid).sum(), max(each.shape[0] * (length or each.shape[1]), 1))
+    return lambda each, valid: (_sum(each, valid), max(each.shape[0] * (length or each.shape[1]), 1))
+
+
+def _exp(apart: Tensor) -> Tensor:
+    """exp, at most the greatest finite number: a ratio that overflows has a gradient of 0 and not NaN."""
+    return apart.clamp(max=math.log(torch.finfo(apart.dtype).max)).exp()
 
 
 def _token_ratio(apart: Tensor, valid: Tensor) -> Tensor:
-    return apart.exp()
+    return _exp(apart)
 
 
 def _sequence_ratio(apart: Tensor, valid: Tensor) -> Tensor:
     """[B, 1]: the geometric mean of a sequence's ratios."""
-    return _sequence_mean(apart, valid).exp()
+    return _exp(_sequence_mean(apart, valid))
 
 
 def _sequence_token_ratio(apart: Tensor, valid: Tensor) -> Tensor:
     """[B, T]: a sequence's ratio, each token's with its own gradient (GSPO-token)."""
-    return _sequence_mean(apart, valid).exp().detach() * (apart - apart.detach()).exp()
+    return _exp(_sequence_mean(apart, valid)).detach() * (apart - apart.detach()).exp()
 
 
 def _advantages(advantages: Any, shape: tuple[int, ...]) -> Tensor:

@@ -296,7 +296,7 @@ def cpo_loss(
     alpha: float = 1.0,
     loss_type: str = "sigmoid",
     label_smoothing: float = 0.0,
-    average_log_prob: bool = False,
+    average_log_prob: Optional[bool] = None,
     shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
@@ -304,15 +304,17 @@ def cpo_loss(
     NLL the mean negative log-probability of the chosen tokens.
 
     loss_type: "sigmoid"; "hinge", max(0, 1 - beta d); "ipo", (d - 1 / (2 beta))^2, as in TRL. alpha: TRL's cpo_alpha.
-    label_smoothing: from 0 to below 0.5, of "sigmoid". Shapes, average_log_prob, shift, memory and errors: as
-    ``dpo_loss``. Rewards: beta log pi. The NLL takes no pass of its own.
+    label_smoothing: from 0 to below 0.5, of "sigmoid". average_log_prob: divide by the tokens of the sequence; None: with
+    "ipo", as TRL does. Shapes, shift, memory and errors: as ``dpo_loss``. Rewards: beta log pi. The NLL takes no pass of
+    its own.
         {head}
     """
     options = head_of(head)
     kind = choice("loss_type", loss_type, ("sigmoid", "hinge", "ipo"))
     beta, alpha = number("beta", beta, above=0.0), number("alpha", alpha, 0.0)
     smoothing = _smoothing_of(kind, label_smoothing)
-    pairs = _pairs(hidden, weight, target, bias, options, shift, average_log_prob)
+    average = kind == "ipo" if average_log_prob is None else average_log_prob
+    pairs = _pairs(hidden, weight, target, bias, options, shift, average)
     loss = _dpo(kind, pairs.chosen, pairs.rejected, beta, smoothing).mean()
     return pairs.result(loss + alpha * pairs.nll if alpha else loss, beta * pairs.chosen, beta * pairs.rejected)
 
@@ -390,7 +392,7 @@ def kto_kl(
             hidden, weight, target, bias, head_of(head), ref_logps, Reference(ref_hidden, ref_weight, ref_bias),
             average_log_prob, shift,
         )[1]
-        return ratio.mean().clamp(min=0)
+        return (ratio.sum() / max(ratio.numel(), 1)).clamp(min=0)
 
 
 @takes(HEAD)
@@ -450,7 +452,7 @@ def kto_loss(
         raise TypeError(f"preference_labels: expected bool, got {good.dtype}")
     divergence = _divergence(kl, ratio)
     gain = torch.sigmoid(beta * torch.where(good, ratio - divergence, divergence - ratio))
-    loss = (torch.where(good, weights[0], weights[1]) * (1 - gain)).mean()
+    loss = (torch.where(good, weights[0], weights[1]) * (1 - gain)).sum() / max(logps.numel(), 1)
     return KTOLoss(loss, logps.detach(), (beta * ratio).detach(), divergence)
 
 

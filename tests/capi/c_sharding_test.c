@@ -1,0 +1,191 @@
+// A head whose words are spread over ranks, over the C ABI: threads with rows of the weight each,
+// one of them none, against the whole loss in doubles; and what is refused.
+#include "logitless/c_sharding.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "expected.h"
+
+enum { kRanks = 3 };
+static const int kFirst[kRanks + 1] = {0, 4, 4, kVocab};
+
+// What a rank is given and makes; checks are counted by one thread.
+typedef struct Rank {
+  const logitless_communicator* words;
+  Head* head;
+  int rank, bad_target;
+  logitless_status planned, called;
+  char error[300];
+  float loss, d_hidden[kTokens * kDim], d_weight[kVocab * kDim], d_bias[kVocab], lse[kTokens];
+  pthread_t thread;
+} Rank;
+
+static void run(Rank* r, logitless_context* context) {
+  const int rows = kFirst[r->rank + 1] - kFirst[r->rank];
+  int64_t targets[kTokens];
+  logitless_tensor hidden = tensor(r->head->hidden, LOGITLESS_F32, 2, kTokens, kDim);
+  logitless_tensor weight =
+      tensor(r->head->weight + kFirst[r->rank] * kDim, LOGITLESS_F32, 2, rows, kDim);
+  logitless_tensor bias = tensor(r->head->bias + kFirst[r->rank], LOGITLESS_F32, 1, rows, 0);
+  logitless_tensor classes = tensor(r->head->class_weight, LOGITLESS_F32, 1, kVocab, 0);
+  logitless_tensor tokens = tensor(r->head->token_weight, LOGITLESS_F32, 1, kTokens, 0);
+  logitless_tensor words = tensor(targets, LOGITLESS_I64, 1, kTokens, 0);
+  logitless_tensor loss = tensor(&r->loss, LOGITLESS_F32, 0, 0, 0);
+  logitless_tensor lse = tensor(r->lse, LOGITLESS_F32, 1, kTokens, 0);
+  logitless_tensor d_hidden = tensor(r->d_hidden, LOGITLESS_F32, 2, kTokens, kDim);
+  logitless_tensor d_weight = tensor(r->d_weight, LOGITLESS_F32, 2, rows, kDim);
+  logitless_tensor d_bias = tensor(r->d_bias, LOGITLESS_F32, 1, rows, 0);
+  logitless_cross_entropy_options options;
+  logitless_cross_entropy_inputs in;
+  logitless_cross_entropy_outputs out;
+  logitless_sharding sharding;
+  logitless_plan* plan = NULL;
+  void* block = NULL;  // with a workspace that is aligned in it
+  memcpy(targets, r->head->targets, sizeof targets);
+  if (r->bad_target) targets[0] = kVocab;
+  logitless_cross_entropy_options_init(&options, sizeof options);
+  options.label_smoothing = 0.1f;
+  options.z_loss = 0.01f;
+  logitless_cross_entropy_inputs_init(&in, sizeof in);
+  in.hidden = &hidden;
+  in.weight = &weight;
+  in.targets = &words;
+  in.bias = &bias;
+  in.class_weight = &classes;
+  in.token_weight = &tokens;
+  in.sharding = &sharding;
+  logitless_sharding_init(&sharding, sizeof sharding);
+  sharding.words = r->words;
+  sharding.vocab = kVocab;
+  sharding.first_word = kFirst[r->rank];
+  logitless_cross_entropy_outputs_init(&out, sizeof out);
+  out.loss = &loss;
+  out.lse = &lse;
+  out.d_hidden = &d_hidden;
+  out.d_weight = &d_weight;
+  out.d_bias = &d_bias;
+  r->called = LOGITLESS_INTERNAL_ERROR;
+  r->planned = logitless_plan_cross_entropy(context, &options, &in, &out, NULL, &plan);
+  if (r->planned == LOGITLESS_OK) {
+    const size_t bytes = logitless_plan_workspace_bytes(plan);
+    void* workspace;
+    block = malloc(bytes + 64);
+    workspace = (void*)(((uintptr_t)block + 63) / 64 * 64);
+    r->called = logitless_cross_entropy(context, plan, &options, &in, &out, workspace, bytes, NULL);
+  }
+  if (r->called != LOGITLESS_OK) snprintf(r->error, sizeof r->error, "%s", logitless_last_error());
+  free(block);
+  logitless_plan_destroy(plan);
+}
+
+static void* run_rank(void* argument) {
+  logitless_context* context = NULL;
+  logitless_context_options options;
+  logitless_context_options_init(&options, sizeof options);
+  options.threads = 1;
+  if (logitless_context_create(&options, &context) == LOGITLESS_OK) run(argument, context);
+  logitless_context_destroy(context);
+  return NULL;
+}
+
+static void test_words(Rank* ranks) {
+  const Options options = {0.1, 0.01, 0.0, 1.0, 1};
+  Expected expected;
+  int r;
+  expect_cross_entropy(ranks[0].head, &options, 1.0, &expected);
+  for (r = 0; r < kRanks; ++r) pthread_create(&ranks[r].thread, NULL, run_rank, &ranks[r]);
+  for (r = 0; r < kRanks; ++r) pthread_join(ranks[r].thread, NULL);
+  for (r = 0; r < kRanks; ++r) {
+    const int rows = kFirst[r + 1] - kFirst[r];
+    CHECK(ranks[r].planned == LOGITLESS_OK && ranks[r].called == LOGITLESS_OK, "rank %d: %s", r,
+          ranks[r].error);
+    check_close("loss", &ranks[r].loss, &expected.loss, 1, 2e-5);
+    check_close("lse", ranks[r].lse, expected.lse, kTokens, 2e-5);
+    check_close("d_hidden", ranks[r].d_hidden, expected.d_hidden, kTokens * kDim, 2e-5);
+    check_close("d_weight", ranks[r].d_weight, expected.d_weight + kFirst[r] * kDim, rows * kDim,
+                2e-5);
+    check_close("d_bias", ranks[r].d_bias, expected.d_bias + kFirst[r], rows, 2e-5);
+    CHECK(memcmp(ranks[r].d_hidden, ranks[0].d_hidden, sizeof ranks[r].d_hidden) == 0, "rank %d",
+          r);
+  }
+}
+
+static void test_a_bad_target(Rank* ranks) {
+  int r;
+  ranks[1].bad_target = 1;
+  for (r = 0; r < kRanks; ++r) pthread_create(&ranks[r].thread, NULL, run_rank, &ranks[r]);
+  for (r = 0; r < kRanks; ++r) pthread_join(ranks[r].thread, NULL);
+  for (r = 0; r < kRanks; ++r)
+    CHECK(
+        ranks[r].called == LOGITLESS_INVALID_ARGUMENT &&
+            strstr(ranks[r].error, "rank 1: targets: 11 at position 0" + (r == 1 ? 8 : 0)) != NULL,
+        "rank %d: %s", r, ranks[r].error);
+  ranks[1].bad_target = 0;
+}
+
+// Of a struct that cannot be read the others learn nothing: one rank alone.
+static void test_refusals(Head* head) {
+  logitless_communicator* alone = NULL;
+  logitless_tensor hidden = tensor(head->hidden, LOGITLESS_F32, 2, kTokens, kDim);
+  logitless_tensor weight = tensor(head->weight, LOGITLESS_F32, 2, kVocab, kDim);
+  logitless_tensor words = tensor(head->targets, LOGITLESS_I64, 1, kTokens, 0);
+  float numbers[kTokens];
+  logitless_tensor lse = tensor(numbers, LOGITLESS_F32, 1, kTokens, 0);
+  logitless_head_inputs in;
+  logitless_head_outputs out;
+  logitless_sharding sharding;
+  logitless_context* context = NULL;
+  logitless_plan* plan = NULL;
+  CHECK(logitless_context_create(NULL, &context) == LOGITLESS_OK, "context");
+  CHECK(logitless_communicator_threads(1, 1000, &alone) == LOGITLESS_OK, "threads");
+  logitless_head_inputs_init(&in, sizeof in);
+  logitless_head_outputs_init(&out, sizeof out);
+  logitless_sharding_init(&sharding, sizeof sharding);
+  in.hidden = &hidden;
+  in.weight = &weight;
+  in.targets = &words;
+  in.sharding = &sharding;
+  out.lse = &lse;
+#define REFUSED(part)                                                         \
+  CHECK(logitless_plan_head_forward(context, NULL, &in, &out, NULL, &plan) == \
+                LOGITLESS_INVALID_ARGUMENT &&                                 \
+            strstr(logitless_last_error(), part) != NULL,                     \
+        "expected '%s'", part)
+  REFUSED("sharding.words: expected a communicator, got NULL");
+  sharding.words = alone;
+  REFUSED("vocab: expected the words of all ranks, 1 or more, got 0");
+  sharding.vocab = kVocab + 1;
+  REFUSED("word 11 is on no rank");
+  sharding.vocab = kVocab;
+  sharding.reserved = 1;
+  REFUSED("sharding.reserved: expected 0, got 1");
+  sharding.reserved = 0;
+  sharding.struct_size = 8;
+  REFUSED("sharding: struct_size is 8");
+  sharding.struct_size = sizeof sharding;
+  CHECK(logitless_plan_head_forward(context, NULL, &in, &out, NULL, &plan) == LOGITLESS_OK, "plan");
+  logitless_plan_destroy(plan);
+  logitless_communicator_destroy(alone);
+  logitless_context_destroy(context);
+}
+
+void test_sharding(void) {
+  static Head head;
+  static Rank ranks[kRanks];
+  logitless_communicator* made[kRanks];
+  int r;
+  make_head(&head);
+  CHECK(logitless_communicator_threads(kRanks, 60000, made) == LOGITLESS_OK, "threads");
+  for (r = 0; r < kRanks; ++r) {
+    ranks[r].words = made[r];
+    ranks[r].head = &head;
+    ranks[r].rank = r;
+  }
+  test_words(ranks);
+  test_a_bad_target(ranks);
+  test_words(ranks);
+  test_refusals(&head);
+  for (r = 0; r < kRanks; ++r) logitless_communicator_destroy(made[r]);
+}
