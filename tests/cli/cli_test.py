@@ -309,8 +309,7 @@ class ErrorTest(CliTest):
             ([*far, order, "--out", order], "--save-order: '{}' is the file of --out"),
             (["order", *self.basics()[:4], "--out", self.file], "--out: '{}' is a file that is read"),
         ):
-            done = run(*map(str, arguments))
-            self.assert_error(done, 2, what.format(arguments[-1]) + ", which it would replace")
+            self.assert_error(run(*map(str, arguments)), 2, what.format(arguments[-1]) + ", which it would replace")
         self.assertTrue(self.file.read_bytes() == kept and not order.exists())
 
     def test_arguments(self):
