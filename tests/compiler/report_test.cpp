@@ -12,6 +12,7 @@
 #include "compiler/passes/differentiate.h"
 #include "compiler/report/facts.h"
 #include "compiler/report/page.h"
+#include "core/check.h"
 #include "logitless/compiler.h"
 #include "logitless/error.h"
 #include "page/chart.h"
@@ -182,6 +183,40 @@ TEST(Reports, CountTheWorkOfLoopsInFull) {
     work += w.forward + w.backward;
   EXPECT_EQ(work, CompilerAccess::state(program).program.multiply_adds);
   EXPECT_EQ(work, 3.0 * 64 * 3000 * 16);
+}
+
+// Loops alike share a body, which has the names of one of them.
+TEST(Reports, CountTheWorkOfEachLayerWhoseLoopsAreAlike) {
+  std::string parameters = "%x: f32[512, 64]", text, x = "x";
+  for (const char* k : {"0", "1", "2"}) {
+    const std::string layer = concat("%layer", k);
+    parameters +=
+        concat(", %w", k, ": f32[1024, 64], %u", k, ": f32[64, 1024], %m", k, ": f32[512, 512]");
+    text += concat(layer, ".z = dot %", x, ", %w", k, " contract(1; 1) ", layer, ".a = tanh ",
+                   layer, ".z ", layer, ".o = dot ", layer, ".a, %u", k, " contract(1; 1) ", layer,
+                   ".m = dot %m", k, ", ", layer, ".o contract(1; 0) ", layer, ".r = add %", x,
+                   ", ", layer, ".m ");
+    x = concat("layer", k, ".r");
+  }
+  const Graph graph =
+      Graph::parse(concat("graph g(", parameters, ") { ", text, "return y: %", x, " }"));
+  const CompiledProgram program = compile(graph, {.chunks = 8});
+  const ir::Program& made = CompilerAccess::state(program).program;
+  const ir::Program* shared = nullptr;
+  int uses = 0;
+  for (const ir::Instruction& i : made.instructions) {
+    const auto* loop = std::get_if<ir::LoopRun>(&i.what);
+    if (loop == nullptr) continue;
+    if (shared == nullptr) shared = loop->body.get();
+    uses += loop->body.get() == shared;
+  }
+  EXPECT_EQ(uses, 3) << program.text();
+  const std::vector<report::Work> work = report::work_by_layer(made);
+  ASSERT_EQ(work.size(), 3U);
+  for (const report::Work& w : work) {
+    EXPECT_EQ(w.forward, made.multiply_adds / 3.0) << w.layer;
+    EXPECT_EQ(w.backward, 0.0);
+  }
 }
 
 TEST(Reports, ShowMeasuredTimes) {

@@ -124,8 +124,10 @@ def _vocab_parallel(options) -> Sharding:
             f"vocab_parallel_options: expected cut_cross_entropy's VocabParallelOptions, got {type(options).__name__}"
         )
     if not getattr(options, "reduce_e_grad", True):
-        raise NotImplementedError("vocab_parallel_options: reduce_e_grad=False is not supported; d_hidden is complete here")
-    return Sharding(options.group)
+        raise NotImplementedError(
+            f"{NAME}: vocab_parallel_options={options!r} is not supported; expected reduce_e_grad=True: d_hidden is complete"
+        )
+    return Sharding(options.group, first_word=options.start)
 
 
 def _chunk(options, hidden) -> int | str | None:

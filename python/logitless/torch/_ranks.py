@@ -141,7 +141,8 @@ class Sharding(NamedTuple):
 
     Args:
         group: a ``torch.distributed.ProcessGroup``; never a default one.
-        vocab, first_word: None: the ranks' rows one after another, which an exchange of 8 bytes tells.
+        vocab, first_word: None: the ranks' rows one after another, or up to the last one of a rank, which an exchange of
+            8 bytes tells.
         tokens: hidden, target and everything per token are this rank's own tokens, of any number (sequence-parallel
             input). Otherwise they are the same on all ranks. Either way a mean or sum is that of all tokens, the same
             on all ranks, and gradients are complete; the upstream gradient has to be the same on all ranks.
@@ -160,8 +161,8 @@ def words_of(sharding: Any, rows: int) -> Words:
     name = getattr(sharding.group, "group_name", None)
     if not isinstance(name, str):
         raise TypeError(f"sharding.group: expected a torch.distributed.ProcessGroup, got {type(sharding.group).__name__}")
-    if (sharding.vocab is None) != (sharding.first_word is None):
-        raise ValueError("sharding: expected vocab and first_word together, or neither")
+    if sharding.first_word is None and sharding.vocab is not None:
+        raise ValueError(f"sharding: expected first_word beside vocab={sharding.vocab!r}, got None")
     for field in ("vocab", "first_word"):
         value = getattr(sharding, field)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62):
@@ -173,6 +174,9 @@ def words_of(sharding: Any, rows: int) -> Words:
     if torch.compiler.is_compiling():
         raise ValueError("sharding: expected vocab and first_word under torch.compile, got None")
     group = group_of(name)
+    first = sharding.first_word
+    if first is not None:
+        return Words(name, max(together(group, lambda: _rows(group, first + rows))), first, sharding.tokens)
     counts = together(group, lambda: _rows(group, rows))
     return Words(name, sum(counts), sum(counts[: group.communicator.rank]), sharding.tokens)
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <unordered_map>
 #include <variant>
 
 #include "compiler/ir/graph.h"
@@ -115,16 +116,33 @@ std::vector<std::pair<std::string, std::string>> epilogues(const ir::Program& pr
 
 namespace {
 
-void add_work(const ir::Program& program, double times, std::vector<Work>& list) {
+using Uses = std::unordered_map<const ir::Program*, int>;
+
+void count_bodies(const ir::Program& program, Uses& uses) {
+  for (const ir::Instruction& i : program.instructions) {
+    const auto* loop = std::get_if<ir::LoopRun>(&i.what);
+    if (loop == nullptr || ++uses[loop->body.get()] > 1) continue;
+    count_bodies(*loop->body, uses);
+    if (loop->tail != nullptr) count_bodies(*loop->tail, uses);
+  }
+}
+
+// `of`: whose work all of it is; null: that of the layers that the names say. A body that loops
+// share has the names of one of them, so theirs count.
+void add_work(const ir::Program& program, double times, const Uses& uses, const std::string* of,
+              std::vector<Work>& list) {
   for (const ir::Instruction& i : program.instructions) {
     if (const auto* loop = std::get_if<ir::LoopRun>(&i.what)) {
-      add_work(*loop->body, times * static_cast<double>(loop->extent / loop->chunk), list);
-      if (loop->tail != nullptr) add_work(*loop->tail, times, list);
+      const bool shared = of == nullptr && !i.name.empty() && uses.at(loop->body.get()) > 1;
+      const std::string* whose = shared ? &i.name : of;
+      const auto turns = static_cast<double>(loop->extent / loop->chunk);
+      add_work(*loop->body, times * turns, uses, whose, list);
+      if (loop->tail != nullptr) add_work(*loop->tail, times, uses, whose, list);
       continue;
     }
-    const bool gradient = i.name.starts_with("d_");
-    const std::string layer =
-        i.name.substr(gradient ? 2 : 0, i.name.find('.') - (gradient ? 2 : 0));
+    const std::string& name = of == nullptr ? i.name : *of;
+    const bool gradient = name.starts_with("d_");
+    const std::string layer = name.substr(gradient ? 2 : 0, name.find('.') - (gradient ? 2 : 0));
     auto found = std::find_if(list.begin(), list.end(),
                               [&](const Work& work) { return work.layer == layer; });
     if (found == list.end()) found = list.insert(list.end(), Work{layer});
@@ -137,7 +155,9 @@ void add_work(const ir::Program& program, double times, std::vector<Work>& list)
 
 std::vector<Work> work_by_layer(const ir::Program& program) {
   std::vector<Work> list;
-  add_work(program, 1.0, list);
+  Uses uses;
+  count_bodies(program, uses);
+  add_work(program, 1.0, uses, nullptr, list);
   return list;
 }
 

@@ -75,7 +75,7 @@ def main(rank: int, port: str, ranks: int) -> None:
     torch.log_softmax(hidden[0] @ plain.t(), -1).gather(1, target[0][:, None]).sum().backward()
     assert torch.allclose(w.grad.full_tensor(), plain.grad, atol=1e-4)
     try:
-        linear_cross_entropy(distribute_tensor(hidden[0], mesh, [Shard(0)]), w, target[0])
+        linear_cross_entropy(distribute_tensor(hidden[0], mesh, [Shard(1)]), w, target[0])
     except NotImplementedError as error:
         assert "hidden: expected a DTensor placed Replicate" in str(error), error
     else:

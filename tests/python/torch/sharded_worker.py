@@ -372,7 +372,7 @@ def errors(rank, ranks, mesh):
     for wrong, part in (
         (dict(sharding=3), "sharding: expected logitless.torch.Sharding"),
         (dict(sharding=Sharding("tp")), "sharding.group"),
-        (dict(sharding=Sharding(group, vocab=9)), "together"),
+        (dict(sharding=Sharding(group, vocab=9)), "expected first_word"),
         (dict(sharding=Sharding(group, vocab=9.0, first_word=0)), "sharding.vocab"),
         (dict(sharding=Sharding(group, tokens=True), shift=True), "shift"),
         (dict(sharding=Sharding(group, tokens=True), accuracy=True), "accuracy"),

@@ -114,6 +114,25 @@ def test_top_k(reduction, tail):
     check(found, each if reduction == "none" else each.sum() / valid.sum(), p)
 
 
+@pytest.mark.parametrize("tail", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_top_k_of_tokens_with_fewer(tail, reduction):
+    """Padded by ignore_index or by -inf; a token without any counts 0 of its words."""
+    p = Problem()
+    best = losses.teacher_top_k(*p.teacher, p.teacher_bias, k=3)
+    call = lambda k: losses.top_k_loss(p.hidden, p.weight, k, p.bias, tail=tail, reduction=reduction)  # noqa: E731
+    expected = call(best)
+    lead = best.words.shape[:-1]
+    words = torch.cat([best.words, torch.full((*lead, 1), -100), best.words[..., :1]], -1)
+    log_probs = torch.cat([best.log_probs, torch.zeros(*lead, 1), torch.full((*lead, 1), -torch.inf)], -1)
+    found = call(losses.TopK(words, log_probs))
+    for f, e in zip(*(torch.autograd.grad(t.sum(), p.wanted) for t in (found, expected))):
+        assert error(f, e) < EXACT
+    assert error(found, expected) < EXACT
+    none = call(losses.TopK(torch.full_like(words, -100), log_probs))
+    assert not none.detach().any() and all(not g.any() for g in torch.autograd.grad(none.sum(), p.wanted))
+
+
 def test_all_words_are_the_divergence():
     """K = V: nothing is left for the tail."""
     p = Problem()

@@ -348,7 +348,8 @@ def top_k_loss(
 
     Args:
         hidden: [..., D]. weight: [V, D], its dtype. bias: [V].
-        top_k: of ``teacher_top_k`` at the same temperature, live or stored; words [..., K], log_probs [..., K].
+        top_k: of ``teacher_top_k`` at the same temperature, live or stored; words [..., K], log_probs [..., K]. An entry of
+            word ``ignore_index`` or log-probability -inf is none: padding of tokens with fewer than K.
         targets: [...]: tokens of ``ignore_index`` count for nothing; None: all count.
         reduction, normalizer: as of ``jsd_loss``.
         {head}
@@ -367,19 +368,25 @@ def top_k_loss(
     divisor = _divisor(reduction, normalizer, valid)
     if found.ignore_index >= 0:  # it may be one of the teacher's words
         raise ValueError(f"ignore_index: expected a number below 0 beside words of a teacher, got {found.ignore_index}")
-    words = jnp.where(valid[..., None], words, found.ignore_index)
+    absent = (words == found.ignore_index) | jnp.isneginf(log_probs)
+    words = jnp.where(valid[..., None] & ~absent, words, found.ignore_index)
+    log_probs = jnp.where(absent, _NONE, log_probs)
     options: dict[str, Any] = found._asdict()
     if flag("tail", tail):
         logps = linear_logprobs(hidden, weight, words, bias, **options)[0]
-        return _reduced(_with_tail(logps, log_probs.astype(logps.dtype), valid), divisor, reduction)
+        return _reduced(_with_tail(logps, log_probs.astype(logps.dtype), valid, absent), divisor, reduction)
     log_q = jax.nn.log_softmax(log_probs.astype(jnp.float32), -1)
-    entropy = jnp.where(valid, -(jnp.exp(log_q) * log_q).sum(-1), 0.0)
+    q = jnp.where(absent, 0.0, jnp.exp(log_q))
+    entropy = jnp.where(valid, -(q * log_q).sum(-1), 0.0)
     each: Any = "none" if reduction == "none" else "sum"
-    cross = linear_cross_entropy(hidden, weight, words, bias, target_weight=jnp.exp(log_q), reduction=each, **options)
+    cross = linear_cross_entropy(hidden, weight, words, bias, target_weight=q, reduction=each, **options)
     if reduction == "none":
         return cross - entropy
     total = cross - entropy.sum()
     return total if divisor is None else total / divisor
+
+
+_NONE = -1e30  # a log-probability of nothing, whose differences are numbers
 
 
 def _stored(top_k: Any, lead: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
@@ -397,9 +404,10 @@ def _log_rest(log_probs: jax.Array) -> jax.Array:
     return jnp.log(-jnp.expm1(known))
 
 
-def _with_tail(logps: jax.Array, log_q: jax.Array, valid: jax.Array) -> jax.Array:
+def _with_tail(logps: jax.Array, log_q: jax.Array, valid: jax.Array, absent: jax.Array) -> jax.Array:
     """[...] of [..., K]."""
-    logps = jnp.where(valid[..., None], logps, log_q)  # ignored tokens have log-probabilities of 0
+    # Ignored tokens and entries have log-probabilities of 0.
+    logps = jnp.where(valid[..., None] & ~absent, logps, log_q)
     rest_p, rest_q = _log_rest(logps), _log_rest(log_q)
     each = (jnp.exp(log_q) * (log_q - logps)).sum(-1) + jnp.exp(rest_q) * (rest_q - rest_p)
     return jnp.where(valid, each, 0.0)

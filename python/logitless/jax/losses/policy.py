@@ -149,8 +149,8 @@ def _by_constant(length: int | None) -> Callable[[jax.Array, jax.Array], tuple[j
 
 
 def _exp(apart: jax.Array) -> jax.Array:
-    """exp, at most the greatest finite number: a ratio that overflows has a gradient of 0 and not NaN."""
-    return jnp.exp(jnp.minimum(apart, math.log(jnp.finfo(apart.dtype).max)))
+    """exp, below the greatest number by enough for products: a ratio beyond has a gradient of 0 and not NaN."""
+    return jnp.exp(jnp.minimum(apart, math.log(jnp.finfo(apart.dtype).max) - 10))
 
 
 def _token_ratio(apart: jax.Array, valid: jax.Array) -> jax.Array:

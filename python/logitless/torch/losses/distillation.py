@@ -387,7 +387,8 @@ def top_k_loss(
 
     Args:
         hidden: [..., D]. weight: [V, D], its dtype. bias: [V].
-        top_k: of ``teacher_top_k`` at the same temperature, live or stored; words [..., K], log_probs [..., K].
+        top_k: of ``teacher_top_k`` at the same temperature, live or stored; words [..., K], log_probs [..., K]. An entry of
+            word ``ignore_index`` or log-probability -inf is none: padding of tokens with fewer than K.
         target: [...]: tokens of ``ignore_index`` count for nothing; None: all count.
         reduction, normalizer: as of ``jsd_loss``.
         {head}
@@ -407,20 +408,26 @@ def top_k_loss(
     divisor = _divisor(reduction, normalizer, valid)
     if found.ignore_index >= 0:  # it may be one of the teacher's words
         raise ValueError(f"ignore_index: expected a number below 0 beside words of a teacher, got {found.ignore_index}")
-    words = torch.where(valid[..., None], words, found.ignore_index)
+    absent = (words == found.ignore_index) | torch.isneginf(log_probs)
+    words = torch.where(valid[..., None] & ~absent, words, found.ignore_index)
+    log_probs = torch.where(absent, _NONE, log_probs)
     options: dict[str, Any] = found._asdict()
     if flag("tail", tail):
         logps = linear_logprobs(hidden, weight, words, bias, **options)[0]
-        return _reduced(_with_tail(logps, log_probs.to(logps.dtype), valid), divisor, reduction)
+        return _reduced(_with_tail(logps, log_probs.to(logps.dtype), valid, absent), divisor, reduction)
     log_q = log_probs.log_softmax(-1)
     log_q = log_q if hidden.dtype == torch.float64 else log_q.float()
-    entropy = torch.where(valid, -(log_q.exp() * log_q).sum(-1), 0.0)
+    q = torch.where(absent, 0.0, log_q.exp())
+    entropy = torch.where(valid, -(q * log_q).sum(-1), 0.0)
     each: Any = "none" if reduction == "none" else "sum"
-    cross = linear_cross_entropy(hidden, weight, words, bias, target_weight=log_q.exp(), reduction=each, **options)
+    cross = linear_cross_entropy(hidden, weight, words, bias, target_weight=q, reduction=each, **options)
     if reduction == "none":
         return cross - entropy
     total = cross - entropy.sum()
     return total if divisor is None else total / divisor
+
+
+_NONE = -1e30  # a log-probability of nothing, whose differences are numbers
 
 
 def _stored(top_k: Any, lead: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -431,7 +438,9 @@ def _stored(top_k: Any, lead: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         raise ValueError(f"top_k.words: expected {list(lead) + ['K']}, got {list(words.shape)}")
     if words.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"top_k.words: expected int32 or int64, got {words.dtype}")
-    return words, shaped("top_k.log_probs", log_probs, tuple(words.shape))
+    if not log_probs.dtype.is_floating_point:
+        raise TypeError(f"top_k.log_probs: expected floats, got {log_probs.dtype}")
+    return words, shaped("top_k.log_probs", log_probs.float() if log_probs.itemsize < 4 else log_probs, tuple(words.shape))
 
 
 def _log_rest(log_probs: Tensor) -> Tensor:
@@ -440,9 +449,10 @@ def _log_rest(log_probs: Tensor) -> Tensor:
     return torch.log(-torch.expm1(known))
 
 
-def _with_tail(logps: Tensor, log_q: Tensor, valid: Tensor) -> Tensor:
+def _with_tail(logps: Tensor, log_q: Tensor, valid: Tensor, absent: Tensor) -> Tensor:
     """[...] of [..., K]."""
-    logps = torch.where(valid[..., None], logps, log_q)  # ignored tokens have log-probabilities of 0
+    # Ignored tokens and entries have log-probabilities of 0.
+    logps = torch.where(valid[..., None] & ~absent, logps, log_q)
     rest_p, rest_q = _log_rest(logps), _log_rest(log_q)
     each = (log_q.exp() * (log_q - logps)).sum(-1) + rest_q.exp() * (rest_q - rest_p)
     return torch.where(valid, each, 0.0)

@@ -146,8 +146,8 @@ def _by_constant(length: Optional[int]) -> Callable[[Tensor, Tensor], tuple[Tens
 
 
 def _exp(apart: Tensor) -> Tensor:
-    """exp, at most the greatest finite number: a ratio that overflows has a gradient of 0 and not NaN."""
-    return apart.clamp(max=math.log(torch.finfo(apart.dtype).max)).exp()
+    """exp, below the greatest number by enough for products: a ratio beyond has a gradient of 0 and not NaN."""
+    return apart.clamp(max=math.log(torch.finfo(apart.dtype).max) - 10).exp()
 
 
 def _token_ratio(apart: Tensor, valid: Tensor) -> Tensor:
