@@ -30,7 +30,8 @@ class _Share(torch.autograd.Function):
         return gradient / ctx.ranks, None
 
 
-def _replicated(name: str, t):
+def replicated(name: str, t):
+    """A DTensor that is the same everywhere as a local tensor; others as they are."""
     if not _is_dtensor(t):
         return t
     from torch.distributed.tensor import Replicate
@@ -51,6 +52,9 @@ def local(hidden, weight, target, bias) -> tuple[Tensor, Tensor, Tensor, Tensor]
         return hidden, weight, target, bias
     from torch.distributed.tensor import Partial, Replicate
 
+    if _is_dtensor(hidden) and _is_dtensor(weight):
+        _covered(hidden, weight)
+
     def gathered(t):
         if not _is_dtensor(t):
             return t
@@ -61,7 +65,7 @@ def local(hidden, weight, target, bias) -> tuple[Tensor, Tensor, Tensor, Tensor]
         )
         return whole if same or not whole.requires_grad else _Share.apply(whole, mesh.size())
 
-    return _replicated("hidden", hidden), gathered(weight), _replicated("target", target), gathered(bias)
+    return replicated("hidden", hidden), gathered(weight), replicated("target", target), gathered(bias)
 
 
 def place(a: dict[str, Any]) -> tuple[Words, bool]:
@@ -74,15 +78,14 @@ def place(a: dict[str, Any]) -> tuple[Words, bool]:
     hidden, weight, bias = a["hidden"], a["weight"], a["bias"]
     if a.get("sharding") is not None:
         return _given(a), False
-    if not _is_dtensor(weight):
-        found = None
-    else:
-        found = _sharded_over(weight, hidden, bias)
+    dim = _words_dim(weight)
+    found = None if dim is None else _sharded_over(weight, dim, hidden, bias)
     if found is None:
+        a["gathered"] = True
         names = ("hidden", "weight", "target", "bias")
         a.update(zip(names, local(*(a[n] for n in names))))
         return ALL, False
-    dim, tokens, own = found
+    tokens, own = found
     a["weight"] = _rows(weight, weight, dim, own)
     if bias is not None:
         a["bias"] = _rows(bias, weight, dim, own)
@@ -90,7 +93,7 @@ def place(a: dict[str, Any]) -> tuple[Words, bool]:
         if tokens is not None and a["target"] is not None:
             a["target"] = _own_tokens("target", a["target"], hidden)
         a["hidden"] = hidden.to_local()
-    a["target"] = a["target"] if tokens is not None else _replicated("target", a["target"])
+    a["target"] = a["target"] if tokens is not None else replicated("target", a["target"])
     if tokens is not None and tokens == hidden.dim() - 2 and tokens > 0 and a.get("shift"):
         raise NotImplementedError("shift: does not go with tokens that are sharded along the sequence; shift the targets yourself")
     mesh = weight.device_mesh
@@ -121,10 +124,20 @@ def _given(a: dict[str, Any]) -> Words:
     return words
 
 
-def _sharded_over(weight, hidden, bias) -> Optional[tuple[int, Optional[int], bool]]:
-    """Where ranks can work on a DTensor weight together: (the dimension of the mesh that its words are sharded over;
-    the dimension of hidden that tokens are sharded over there, or None; whether each rank's tokens are a batch of its
-    own). Otherwise None."""
+def group_of(a: dict[str, Any]) -> str:
+    """The name of the process group that bound arguments say, without a check of anything; "" for none."""
+    if a.get("sharding") is not None:
+        name = getattr(getattr(a["sharding"], "group", None), "group_name", "")
+        return name if isinstance(name, str) else ""
+    dim = _words_dim(a["weight"])
+    return "" if dim is None else a["weight"].device_mesh.get_group(dim).group_name
+
+
+def _words_dim(weight) -> Optional[int]:
+    """The dimension of its mesh that the words of a DTensor weight are sharded over where ranks can work on it
+    together: the weight alone decides, so that all ranks do the same. Otherwise None."""
+    if not _is_dtensor(weight):
+        return None
     from torch.distributed.tensor import Replicate, Shard
 
     mesh = weight.device_mesh
@@ -132,24 +145,45 @@ def _sharded_over(weight, hidden, bias) -> Optional[tuple[int, Optional[int], bo
     rest = [p for p in weight.placements if not (type(p) is Shard and p.dim == 0)]
     if len(words) != 1 or any(not isinstance(p, Replicate) for p in rest) or mesh.size(words[0]) == 1:
         return None
-    if mesh.device_type != "cpu" or weight.dim() != 2 or torch.float64 in (weight.dtype, hidden.dtype) or _func.active():
+    if mesh.device_type != "cpu" or weight.dim() != 2 or weight.dtype == torch.float64 or _func.active():
         return None
-    (dim,) = words
+    return words[0]
+
+
+def _ranks_over(t, dim: int) -> tuple[int, ...]:
+    """The ranks of a dimension of a DTensor's mesh."""
+    import torch.distributed as dist
+
+    return tuple(dist.get_process_group_ranks(t.device_mesh.get_group(dim)))
+
+
+def _covered(hidden, weight) -> None:
+    """That hidden says where it stands along every dimension of weight's mesh: its gradient depends on that."""
+    known = {_ranks_over(hidden, i) for i in range(hidden.device_mesh.ndim)}
+    for i in range(weight.device_mesh.ndim):
+        if weight.device_mesh.size(i) > 1 and _ranks_over(weight, i) not in known:
+            raise NotImplementedError(
+                f"hidden: expected a DTensor on the mesh of weight, {weight.device_mesh}, got one on {hidden.device_mesh}"
+            )
+
+
+def _sharded_over(weight, dim: int, hidden, bias) -> Optional[tuple[Optional[int], bool]]:
+    """(the dimension of hidden that tokens are sharded over, or None; whether each rank's tokens are a batch of its
+    own), or None where the weight has to be gathered."""
+    from torch.distributed.tensor import Replicate, Shard
+
     if not _is_dtensor(hidden):
         # What a plain bias has to get is the gradient of this rank's loss alone.
         alone = bias is not None and not _is_dtensor(bias) and bias.requires_grad
-        return None if alone else (dim, None, True)
-    name = mesh.get_group(dim).group_name
-    tokens, known = None, False
+        return None if alone else (None, True)
+    _covered(hidden, weight)
+    tokens = None
     for i, p in enumerate(hidden.placements):
-        if hidden.device_mesh.get_group(i).group_name == name:
-            known = True
-            if type(p) is Shard and p.dim < hidden.dim() - 1:
-                tokens = p.dim
-                continue
-        if not isinstance(p, Replicate):
+        if type(p) is Shard and p.dim < hidden.dim() - 1 and _ranks_over(hidden, i) == _ranks_over(weight, dim):
+            tokens = p.dim
+        elif not isinstance(p, Replicate):
             return None
-    return (dim, tokens, False) if known else None
+    return tokens, False
 
 
 def _rows(t, weight, dim: int, own: bool):
@@ -178,35 +212,39 @@ def _own_tokens(name: str, t, hidden):
 
 
 def sharded_head(head: nn.Module, mesh) -> set[nn.Parameter]:
-    """Spreads the words of a head over the ranks of a mesh, or of one dimension of it: its ``weight`` [V, D] and
-    ``bias`` [V] become DTensors sharded over dimension 0, and ``linear_cross_entropy`` of them gathers neither them nor
-    their gradients. Returns the parameters, for the ``ignored_params`` of ``fully_shard``, which would gather them:
+    """Spreads the words of a head over the ranks of a mesh: its ``weight`` [V, D] and ``bias`` [V] become DTensors
+    sharded over dimension 0, and ``linear_cross_entropy`` of them gathers neither them nor their gradients. Returns the
+    parameters, for the ``ignored_params`` of ``fully_shard``, which would gather them:
 
-        fully_shard(model, mesh=mesh, ignored_params=sharded_head(model.lm_head, mesh))
+        fully_shard(model, mesh=mesh, ignored_params=sharded_head(model.head, mesh))
 
     Args:
-        head: a module with a parameter ``weight`` and maybe ``bias``: ``nn.Linear``, ``LinearCrossEntropy``. Every rank
-            has the same values; each keeps its own rows. It has no forward of its own afterwards but that of DTensors.
-        mesh: a ``DeviceMesh`` of one dimension, such as ``mesh["dp"]``.
+        head: a module with a parameter ``weight`` and maybe ``bias``, best a ``LinearCrossEntropy``; an ``nn.Linear`` can
+            no longer be called on plain tensors. Every rank has the same values; each keeps its own rows. A weight that
+            another module shares (tied embeddings) is no longer shared. ``MixedPrecisionPolicy`` does not cast what
+            it ignores: use autocast, or hidden states of the weight's dtype.
+        mesh: the whole ``DeviceMesh`` that ``fully_shard`` gets: of one dimension, or of two, replicas and shards (HSDP),
+            whose gradients are then averaged over the replicas as well.
 
     Raises TypeError, ValueError: naming the argument.
     """
-    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     weight = getattr(head, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() != 2:
         raise TypeError(f"head: expected a module with a parameter weight [V, D], got {type(head).__name__}")
-    if getattr(mesh, "ndim", None) != 1:
-        raise ValueError(f"mesh: expected a DeviceMesh of one dimension, such as mesh['dp'], got {mesh!r}")
+    if getattr(mesh, "ndim", None) not in (1, 2):
+        raise ValueError(f"mesh: expected a DeviceMesh of one dimension or two, as fully_shard takes it, got {mesh!r}")
+    placements = (Replicate(), Shard(0))[-mesh.ndim :]
     made = set()
     for name, parameter in list(head.named_parameters(recurse=False)):
         if name not in ("weight", "bias"):
             raise ValueError(f"head: expected the parameters weight and bias alone, got {name}")
         if not _is_dtensor(parameter):
-            spread = distribute_tensor(parameter.detach(), mesh, [Shard(0)])
+            spread = distribute_tensor(parameter.detach(), mesh, placements)
             parameter = nn.Parameter(spread, requires_grad=parameter.requires_grad)
             head.register_parameter(name, parameter)
-        elif tuple(parameter.placements) != (Shard(0),) or parameter.device_mesh != mesh:
+        elif tuple(parameter.placements) != placements or parameter.device_mesh != mesh:
             raise ValueError(f"head: {name} is a DTensor placed {parameter.placements} on {parameter.device_mesh} already")
         made.add(parameter)
     return made

@@ -154,6 +154,8 @@ def _planned_together(group: _ranks.Group, cache, key, build) -> _Call:
     found = cache.get(key)
     known = found is not None and found.group is group
     if not group.ready(found.number if known else 0):
+        for old in [k for k, call in cache.items() if getattr(call, "group", None) is not None and call.group.ended]:
+            del cache[old]
         if len(cache) >= _MOST_CALLS:
             cache.clear()
         found = build()
@@ -181,14 +183,19 @@ def _run(kind, options, words, groups, device, plan_function, run_function, extr
         structs = [_fill(struct_type, group) for struct_type, group in groups]
         if words.group:
             structs[0][0].sharding = ctypes.pointer(_ranks.struct_of(words))
-        return _Call(device, struct_of(options), structs, options.memory_budget, plan_function, run_function, extra)
+        budget = options.memory_budget
+        if words.group:  # a hint is of this rank's tokens, and how often it is doubled has to be the same on all
+            budget = max(budget, 0)
+        return _Call(device, struct_of(options), structs, budget, plan_function, run_function, extra)
 
     def run():
         call, present = _call(kind, options, words, tensors, device, build)
         call.run(present, device)
 
     if words.group:
-        _ranks.together(_ranks.group_of(words.group), run)
+        group = _ranks.group_of(words.group)
+        group.calls += 1
+        _ranks.together(group, run)
     else:
         on_device(device, run)
 

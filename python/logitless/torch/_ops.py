@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._options import HeadOptions, LossOptions
 from . import _engine, _float64
-from ._ranks import ALL, Words
+from ._ranks import ALL, Words, told
 
 HIDDEN, WEIGHT, BIAS = 1, 2, 4  # bits of `needs`
 
@@ -419,10 +419,11 @@ class LossFunction(torch.autograd.Function):
             return (None, None, None, None, *nothing)
         need = _bits(ctx.needs)
         if ctx.options.reduction == "none":
-            hidden, weight, target, bias, class_weight, token_weight, target_weight = ctx.saved_tensors
-            *_, d_hidden, d_weight, d_bias = run_cross_entropy(
-                hidden, weight, target, bias, class_weight, token_weight, target_weight, d_loss, ctx.options, ctx.compute,
-                ctx.needs, False, ctx.words,
+            *_, d_hidden, d_weight, d_bias = told(
+                ctx.words.group,
+                lambda: run_cross_entropy(
+                    *ctx.saved_tensors, d_loss, ctx.options, ctx.compute, ctx.needs, False, ctx.words
+                ),
             )
             gradients = (d_hidden, d_weight, d_bias)
         else:
@@ -447,9 +448,11 @@ class HeadFunction(torch.autograd.Function):
         nothing = (None,) * 6
         if d_log_prob is None and d_entropy is None and d_lse is None:
             return (None, None, None, *nothing)
-        hidden, weight, target, bias = ctx.saved_tensors
-        gradients = run_head_backward(
-            hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, ctx.options, ctx.compute, ctx.needs, ctx.words
+        gradients = told(
+            ctx.words.group,
+            lambda: run_head_backward(
+                *ctx.saved_tensors, d_log_prob, d_entropy, d_lse, ctx.options, ctx.compute, ctx.needs, ctx.words
+            ),
         )
         d_hidden, d_weight, d_bias = (g if n else None for g, n in zip(gradients, _bits(ctx.needs)))
         return (d_hidden, d_weight, d_bias, *nothing)

@@ -19,12 +19,12 @@ def _divisor(options: LossOptions, target, class_weight, token_weight, target_we
     if options.normalizer:
         return options.normalizer
     valid = target != options.ignore_index
-    count = valid.to(torch.float64)
-    if class_weight is not None:
-        count = count * class_weight.double()[torch.where(valid, target, 0).long()]
-    if target_weight is not None:
-        count = count * target_weight.double()
-        count = count.sum(-1)
+    if target_weight is not None:  # of tokens with several words each counts as one
+        count = valid.any(-1).double()
+    else:
+        count = valid.double()
+        if class_weight is not None:
+            count = count * class_weight.double()[torch.where(valid, target, 0).long()]
     if token_weight is not None:
         count = count * token_weight.double()
     total = count.sum()

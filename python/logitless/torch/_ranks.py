@@ -38,6 +38,8 @@ class Group:
         self.communicator = _communicator(self.process_group)
         self.size = self.communicator.size
         self.plans = 0  # made so far: the same number on all ranks
+        self.calls = 0  # of the library's, begun here
+        self.ended = False  # the process group is no more
 
     def gather(self, mine: np.ndarray) -> np.ndarray:
         """[size, ...] of every rank's ``mine``."""
@@ -55,8 +57,8 @@ class Group:
 
     def fail(self, error: Exception) -> None:
         """Arrives for the others, who raise what this rank failed with."""
-        failed = self.gather(np.array([_FAILED]))[:, 0] == _FAILED
         try:
+            failed = self.gather(np.array([_FAILED]))[:, 0] == _FAILED
             self._raise(failed, f"{type(error).__name__}: {error}".encode())
         except c.LogitlessError:
             pass
@@ -99,8 +101,17 @@ def group_of(name: str) -> Group:
     with _lock:
         found = _groups.get(name)
         if found is None or found.process_group is not process_group(name):
+            for other in [n for n, group in _groups.items() if not _resolves(n, group)]:
+                _groups.pop(other).ended = True
             found = _groups[name] = Group(name)
         return found
+
+
+def _resolves(name: str, group: Group) -> bool:
+    try:
+        return process_group(name) is group.process_group
+    except Exception:  # of a process group that was destroyed
+        return False
 
 
 def struct_of(words: Words) -> c.Sharding:
@@ -122,15 +133,18 @@ def together(group: Group, function: Callable[[], Result]) -> Result:
         raise
 
 
-def told(words: Words, function: Callable[[], Result]) -> Result:
-    """``function()``, which makes collective calls; where it fails before one the other ranks are told."""
-    if not words.group or torch.compiler.is_compiling():
+def told(name: str, function: Callable[[], Result], tell: Callable[[], bool] = lambda: True) -> Result:
+    """``function()``, which makes calls of the library together with the ranks of the group ``name`` (empty: alone);
+    where it fails before the first, and ``tell()``, the other ranks are told."""
+    if not name or torch.compiler.is_compiling():
         return function()
+    group = group_of(name)
+    before = group.calls
     try:
         return function()
     except Exception as error:
-        if not getattr(error, "_logitless_told", False):
-            group_of(words.group).fail(error)
+        if group.calls == before and not getattr(error, "_logitless_told", False) and tell():
+            group.fail(error)
         raise
 
 

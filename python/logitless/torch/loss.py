@@ -159,11 +159,15 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
     if key is not None and (known := _fast.find(key)) is not None:
         return known(*args)
     a = _arguments.bind(args, kwargs)
-    _arguments.check_tensors(a)
-    a["words"], a["own"] = _distributed.place(a)
-    if a["weight"].dim() > 2:
-        return _positions.cross_entropy(_loss, a)
-    return told(a["words"], lambda: _loss(a, key, args))
+
+    def call():
+        _arguments.check_tensors(a)
+        a["words"], a["own"] = _distributed.place(a)
+        if a["weight"].dim() > 2:
+            return _positions.cross_entropy(_loss, a)
+        return _loss(a, key, args)
+
+    return told(_distributed.group_of(a), call, lambda: not a.get("gathered"))
 
 
 if linear_cross_entropy.__doc__:  # not under python -OO
@@ -383,9 +387,13 @@ def linear_logprobs(
     a.update(
         hidden=hidden, weight=weight, target=target, bias=bias, sharding=sharding, return_argmax=bool(return_argmax)
     )
-    _arguments.check_tensors(a)
-    words, _ = _distributed.place(a)
-    return told(words, lambda: _logprobs(a, checked, words))
+
+    def call():
+        _arguments.check_tensors(a)
+        words, _ = _distributed.place(a)
+        return _logprobs(a, checked, words)
+
+    return told(_distributed.group_of(a), call, lambda: not a.get("gathered"))
 
 
 def _logprobs(a: dict[str, Any], checked: LossOptions, words: Words) -> tuple[Tensor, ...]:

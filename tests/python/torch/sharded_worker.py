@@ -124,6 +124,20 @@ def own_batches(rank, ranks, mesh, vocab):
             close(b_shard.grad.full_tensor(), b.grad / ranks, given)
             with torch.no_grad():
                 close(linear_cross_entropy(own, w_shard, target[rank], b_shard, **of_rank(given, rank)), each[rank], given)
+    # Several words a token, and class probabilities: a mean counts tokens.
+    torch.manual_seed(vocab + 2)
+    several = torch.randint(0, vocab, (ranks, 9, 3)), dict(target_weight=torch.rand(ranks, 9, 3))
+    several[0][:, ::4] = -100
+    for words, given in (several, (torch.rand(ranks, 9, vocab), {})):
+        given["class_weight"] = torch.rand(vocab)
+        mine = lambda r: {k: v[r] if k == "target_weight" else v for k, v in given.items()}  # noqa: B023, E731
+        w, w_shard = weight.clone().requires_grad_(), sharded(weight, mesh)
+        each = [linear_cross_entropy(hidden[r], w, words[r], **mine(r)) for r in range(ranks)]
+        sum(each).backward()
+        loss = linear_cross_entropy(hidden[rank], w_shard, words[rank], **mine(rank))
+        loss.backward()
+        close(loss, each[rank], "several")
+        close(w_shard.grad.full_tensor(), w.grad / ranks, "several")
     # Ranks that bring other numbers of tokens from call to call, and none.
     for tokens in ([3] * ranks, [9] + [2] * (ranks - 1), [9] * ranks, [0] + [4] * (ranks - 1)):
         w, w_shard = weight.clone().requires_grad_(), sharded(weight, mesh)
@@ -192,7 +206,7 @@ def shared_tokens(rank, ranks, mesh, vocab):
 
 def logprobs(rank, ranks, mesh):
     from logitless.torch import linear_logprobs
-    from logitless.torch.losses import selective_log_softmax
+    from logitless.torch.losses import orpo_loss, selective_log_softmax
 
     hidden, weight, bias, target = problem(ranks, 61)
     x, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
@@ -203,6 +217,8 @@ def logprobs(rank, ranks, mesh):
         found = linear_logprobs(own, w_shard, target[rank], bias)
         sum(f * t.sum() for f, t in zip((1.0, 0.2, 0.1), found)).backward()
         close(selective_log_softmax(own, w_shard, target[rank], bias), each[rank][0], "selective")
+        pairs = (hidden[rank].expand(2, -1, -1), target[rank].expand(2, -1))
+        close(orpo_loss(pairs[0], w_shard, pairs[1]).loss, orpo_loss(pairs[0], weight, pairs[1]).loss, "orpo")
     assert not traffic.redistributed
     for f, e in zip(found, each[rank]):
         close(f, e, "logprobs")
@@ -254,13 +270,13 @@ def fsdp(rank, ranks, mesh):
 
 def replicas(rank, ranks):
     """HSDP: words over one dimension of the mesh, copies of them over the other."""
-    from logitless.torch import linear_cross_entropy
+    from logitless.torch import LinearCrossEntropy, linear_cross_entropy, sharded_head
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
     if ranks < 4:
         return
-    mesh = init_device_mesh("cpu", (2, ranks // 2))
+    mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicas", "words"))
     hidden, weight, bias, target = problem(ranks, 61)
     x, w, b = (t.clone().requires_grad_() for t in (hidden, weight, bias))
     sum(linear_cross_entropy(x[r], w, target[r], b) for r in range(ranks)).backward()
@@ -272,6 +288,22 @@ def replicas(rank, ranks):
     close(own.grad, x.grad[rank], "hsdp")
     close(w_shard.grad.full_tensor(), w.grad / ranks, "hsdp")
     close(b_whole.grad.full_tensor(), b.grad / ranks, "hsdp")
+    # hidden that says nothing of the replicas: is it the same there?
+    on_rows = DTensor.from_local(hidden[rank], mesh["words"], [Replicate()])
+    try:
+        linear_cross_entropy(on_rows, w_shard, target[rank])
+    except NotImplementedError as error:
+        assert "hidden: expected a DTensor on the mesh of weight" in str(error), error
+    else:
+        raise AssertionError("a hidden of one dimension was taken")
+    head = LinearCrossEntropy(DIM, 61)
+    with torch.no_grad():
+        head.weight.copy_(weight)
+    assert sharded_head(head, mesh) == {head.weight}
+    head(hidden[rank], target[rank]).backward()
+    plain = weight.clone().requires_grad_()
+    sum(linear_cross_entropy(hidden[r], plain, target[r]) for r in range(ranks)).backward()
+    close(head.weight.grad.full_tensor(), plain.grad / ranks, "hsdp")
 
 
 def plain(rank, ranks):
@@ -363,6 +395,10 @@ def errors(rank, ranks, mesh):
     # Before the library is called.
     states = hidden[rank].bfloat16() if rank == last else hidden[rank]
     refused(lambda: linear_cross_entropy(states, sharded(weight, mesh), target[rank]), "weight: expected torch.bfloat16")
+    given = None if rank == last else target[rank]
+    refused(lambda: linear_cross_entropy(hidden[rank], sharded(weight, mesh), given), "target: expected a tensor")
+    wide = hidden[rank].double() if rank == last else hidden[rank]
+    refused(lambda: linear_cross_entropy(wide, sharded(weight, mesh), target[rank]), "weight: expected torch.float64")
     cut = target[rank, 1:] if rank == last else target[rank]
     refused(lambda: linear_cross_entropy(hidden[rank], sharded(weight, mesh), cut), "target: expected [9]")
     group = dist.group.WORLD

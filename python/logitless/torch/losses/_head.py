@@ -58,7 +58,8 @@ def shifted(target: Tensor, ignore_index: int) -> Tensor:
 
 
 def tokens(hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], head: Head) -> Tokens:
-    hidden, weight, target, bias = _distributed.local(hidden, weight, target, bias)
+    _distributed.replicated("hidden", hidden)
+    target = _distributed.replicated("target", target)
     logps, entropy, _ = linear_logprobs(hidden, weight, target, bias, **head._asdict())
     return Tokens(logps, entropy, target != head.ignore_index)
 
