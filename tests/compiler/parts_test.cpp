@@ -227,7 +227,7 @@ TEST(Parts, OfRandomPrograms) {
     const ir::Graph after = ir::parse(compiled(graph).text()).graph;
     for (const ir::Node& n : after.nodes()) joined += n.op == ir::Op::concat;
   }
-  EXPECT_GT(joined, programs);
+  EXPECT_GT(joined, kAddressSanitizer ? 5U : 50U);
 }
 
 // A loop over rows of three parts: the gradient of the whole is joined in the body.
