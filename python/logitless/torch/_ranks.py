@@ -83,8 +83,11 @@ def _communicator(group) -> Communicator:
     def bytes_of(memory):
         return torch.frombuffer(memory, dtype=torch.uint8, count=len(memory))
 
+    # Its name from PyTorch 2.13 on, and before.
+    gather = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+
     def all_gather(mine, all):
-        dist.all_gather_into_tensor(bytes_of(all), bytes_of(mine), group=group)
+        getattr(dist, gather)(bytes_of(all), bytes_of(mine), group=group)
 
     def all_to_all(pieces, pieces_of_all):
         dist.all_to_all_single(bytes_of(pieces_of_all), bytes_of(pieces), group=group)

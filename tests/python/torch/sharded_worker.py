@@ -23,7 +23,8 @@ class Traffic:
     def __enter__(self):
         from torch.distributed.tensor import DTensor, Replicate
 
-        self.kept = dist.all_gather_into_tensor, dist.all_to_all_single, DTensor.redistribute
+        self.name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+        self.kept = getattr(dist, self.name), dist.all_to_all_single, DTensor.redistribute
 
         def gather(out, given, **more):
             self.bytes += given.numel() * given.element_size()
@@ -38,13 +39,15 @@ class Traffic:
                 self.redistributed.append(tuple(t.shape))
             return self.kept[2](t, mesh, placements, **more)
 
-        dist.all_gather_into_tensor, dist.all_to_all_single, DTensor.redistribute = gather, to_all, redistribute
+        setattr(dist, self.name, gather)
+        dist.all_to_all_single, DTensor.redistribute = to_all, redistribute
         return self
 
     def __exit__(self, *_):
         from torch.distributed.tensor import DTensor
 
-        dist.all_gather_into_tensor, dist.all_to_all_single, DTensor.redistribute = self.kept
+        setattr(dist, self.name, self.kept[0])
+        _, dist.all_to_all_single, DTensor.redistribute = self.kept
 
 
 def main(rank: int, port: str, ranks: int) -> None:
