@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""A head whose words are sharded over gloo processes on the CPU, where it stays and where it is gathered for the call
+(as it is on a GPU): loss and gradients of a batch for each rank.
+
+    LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_sharded.py
+        [--ranks 2] [--tokens N] [--dim D] [--vocab V] [--repeat R]
+
+Medians of R rounds by turns, after one of each that is not counted, of rank 0; one thread a process.
+"""
+import argparse
+import multiprocessing
+import os
+import socket
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def work(rank, args, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(args.ranks))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=args.ranks)
+    from logitless.torch import linear_cross_entropy
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (args.ranks,))
+    torch.manual_seed(0)
+    weight = torch.randn(args.vocab, args.dim) * args.dim**-0.5
+    torch.manual_seed(rank + 1)
+    hidden = torch.randn(args.tokens, args.dim).requires_grad_()
+    target = torch.randint(0, args.vocab, (args.tokens,))
+    sharded = distribute_tensor(weight, mesh, [Shard(0)]).requires_grad_()
+
+    def step(gather):
+        sharded.grad = hidden.grad = None
+        used = sharded.redistribute(mesh, [Replicate()]) if gather else sharded
+        linear_cross_entropy(hidden, used, target).backward()
+
+    times = {"stays": [], "gathered": []}
+    for turn in range(args.repeat + 1):
+        for name in times:
+            dist.barrier()
+            start = time.perf_counter()
+            step(name == "gathered")
+            if turn:
+                times[name].append(time.perf_counter() - start)
+    if rank == 0:
+        print(f"torch {torch.__version__}, {args.ranks} processes, {args.tokens} tokens each, {args.vocab} words of {args.dim}")
+        for name, found in times.items():
+            print(f"  {name:9} {statistics.median(found) * 1e3:8.1f} ms")
+    dist.destroy_process_group()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, value in (("ranks", 2), ("tokens", 256), ("dim", 256), ("vocab", 64000), ("repeat", 7)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    args = parser.parse_args()
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    processes = [multiprocessing.Process(target=work, args=(rank, args, port)) for rank in range(args.ranks)]
+    for p in processes:
+        p.start()
+    for p in processes:
+        p.join()
+
+
+if __name__ == "__main__":
+    main()
