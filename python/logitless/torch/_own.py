@@ -55,23 +55,15 @@ class _OwnLoss(torch.autograd.Function):
         refuse_second_derivatives()
         options, compute, needs, words = ctx.values
         group = _ranks.group_of(words.group)
-        mine = np.array([np.nan if d_loss is None else d_loss.item()])
-        every = _ranks.together(group, lambda: group.gather(mine))
-        hidden, weight, target, bias, class_weight, token_weight, target_weight, factor, *gradients = ctx.saved_tensors
-        nothing = (None,) * 10
-        if np.isnan(every).all() and d_loss is None:
-            return (None, None, None, *nothing)
+        every = _ranks.together(group, lambda: group.gather(np.array([d_loss.item()])))
+        *inputs, factor = ctx.saved_tensors[:8]
+        gradients = ctx.saved_tensors[8:]
         if (every == every[0]).all():
             gradients = scaled(gradients, d_loss)
         else:
-            upstream = factor * (0.0 if d_loss is None else d_loss)
-            *_, d_hidden, d_weight, d_bias = run_cross_entropy(
-                hidden, weight, target, bias, class_weight, token_weight, target_weight, upstream, options, compute,
-                needs, False, words,
-            )
-            gradients = (d_hidden, d_weight, d_bias)
+            gradients = run_cross_entropy(*inputs, factor * d_loss, options, compute, needs, False, words)[3:]
         d_hidden, d_weight, d_bias = (g if n else None for g, n in zip(gradients, _bits(needs)))
-        return (d_hidden, d_weight, d_bias, *nothing)
+        return (d_hidden, d_weight, d_bias, *(None,) * 10)
 
 
 def _total(losses: Tensor, factor: Tensor) -> Tensor:
@@ -86,14 +78,14 @@ def cross_entropy(
     from .loss import _autocast, _cross_entropy, _needs, _plain
 
     divisor = _divisor(options, target, class_weight, token_weight, target_weight)
-    factor = torch.ones(hidden.shape[:-1], device=hidden.device) / divisor
+    factor = (torch.ones(hidden.shape[:-1], device=hidden.device) / divisor).float()
     each = options._replace(reduction="none", normalizer=0.0)
     needs = _needs(hidden, weight, bias)
     tensors = (hidden, weight, target, bias, class_weight, token_weight, target_weight)
     if not needs or not _plain(hidden, weight, target, bias):
         losses, lse, index = _cross_entropy(*tensors, each, argmax, words)
-        return _total(losses, factor.float()), lse, index
+        return _total(losses, factor), lse, index
     return _OwnLoss.apply(
-        hidden, weight, bias, target, class_weight, token_weight, target_weight, factor.float(), each,
+        hidden, weight, bias, target, class_weight, token_weight, target_weight, factor, each,
         _autocast(hidden, weight), needs, argmax, words,
     )

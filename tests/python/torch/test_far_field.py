@@ -7,10 +7,12 @@ import pickle
 import re
 from pathlib import Path
 
+import far_runs
 import oracle
 import pytest
 import torch
 import torch.nn.functional as F
+from far_runs import same
 from logitless import _far_field
 from logitless import _library as c
 from logitless._options import LossOptions, struct_of
@@ -44,21 +46,7 @@ def call(head, hidden, weight):
 
 def run(head, steps=STEPS, loss_of=call, start=(HIDDEN, WEIGHT)):
     """Results of each step, of a small optimizer's, and where it ended."""
-    hidden, weight = (t.clone().requires_grad_() for t in start)
-    results = []
-    for _ in range(steps):
-        loss = loss_of(head, hidden, weight)
-        loss.backward()
-        results.append((loss.detach(), hidden.grad, weight.grad))
-        with torch.no_grad():
-            for t in (hidden, weight):
-                t -= 0.5 * t.grad
-                t.grad = None
-    return results, (hidden.detach(), weight.detach())
-
-
-def same(a, b):
-    return len(a) == len(b) and all(torch.equal(x, y) for s, t in zip(a, b) for x, y in zip(s, t))
+    return far_runs.run(lambda hidden, weight: loss_of(head, hidden, weight), steps, start)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,22 @@
+"""What the tests of FarFieldHead share: a run of steps of a small optimizer, and whether two have the same bits."""
+
+import torch
+
+
+def run(loss_of, steps, start):
+    """loss_of(hidden, weight) a step: (loss, d_hidden, d_weight) of each, and where hidden and weight ended."""
+    hidden, weight = (t.clone().requires_grad_() for t in start)
+    results = []
+    for _ in range(steps):
+        loss = loss_of(hidden, weight)
+        loss.backward()
+        results.append((loss.detach(), hidden.grad, weight.grad))
+        with torch.no_grad():
+            for t in (hidden, weight):
+                t -= 0.5 * t.grad
+                t.grad = None
+    return results, (hidden.detach(), weight.detach())
+
+
+def same(a, b):
+    return len(a) == len(b) and all(torch.equal(x, y) for s, t in zip(a, b) for x, y in zip(s, t))
