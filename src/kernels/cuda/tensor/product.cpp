@@ -165,9 +165,10 @@ bool Product::State::choose() {
   lt::Preference wanted = nullptr;
   require_lt(f.make_preference(&wanted), "cublasLtMatmulPreferenceCreate");
   const PreferenceOwner preference(wanted);
-  require_lt(f.set_preference(wanted, lt::kPreferenceWorkspace, &kLtWorkspaceBytes,
-                              sizeof(kLtWorkspaceBytes)),
-             "workspace");
+  const std::size_t most_workspace = product_workspace_bytes(shape);
+  require_lt(
+      f.set_preference(wanted, lt::kPreferenceWorkspace, &most_workspace, sizeof(most_workspace)),
+      "workspace");
   require_lt(f.set_preference(wanted, lt::kPreferenceReductions, &lt::kReduceInComputeType,
                               sizeof(lt::kReduceInComputeType)),
              "reductions");

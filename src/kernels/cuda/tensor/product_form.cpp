@@ -71,7 +71,17 @@ bool suits_lt_epilogue(const ProductShape& s) {
 }
 
 std::size_t product_workspace_bytes(const ProductShape& shape) {
-  return suits_lt(shape) ? kLtWorkspaceBytes : 0;
+  // A product cut along k keeps its parts there, each as large as c in the type that sums; parts of
+  // a shorter k do not pay.
+  constexpr std::int64_t kShortest = 512, kMostParts = 16, kCounters = 256 << 10;
+  if (!suits_lt(shape)) return 0;
+  const std::int64_t parts = std::clamp<std::int64_t>(shape.k / kShortest, 1, kMostParts);
+  const auto wide = std::max<std::int64_t>(4, static_cast<std::int64_t>(size_of(shape.c.dtype)));
+  const double bytes = 1.0 * wide * static_cast<double>(shape.m) * static_cast<double>(shape.n) *
+                           static_cast<double>(shape.batch * parts) +
+                       kCounters;
+  if (bytes >= static_cast<double>(kLtWorkspaceBytes)) return kLtWorkspaceBytes;
+  return (static_cast<std::size_t>(bytes) + 255) / 256 * 256;
 }
 
 }  // namespace logitless::cuda

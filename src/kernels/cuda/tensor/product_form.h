@@ -7,8 +7,8 @@
 
 namespace logitless::cuda {
 
-inline constexpr std::size_t kLtWorkspaceBytes = std::size_t{32} << 20;  // what it is documented to
-                                                                         // want on Hopper
+// The most that a product is given: what cuBLASLt is documented to want on Hopper.
+inline constexpr std::size_t kLtWorkspaceBytes = std::size_t{32} << 20;
 
 // A matrix in cuBLASLt's column-major terms: `rows` contiguous elements in each column.
 struct ColumnMajor {
