@@ -28,7 +28,7 @@ class Block(torch.nn.Module):
         self.up, self.down = torch.nn.Linear(DIM, 4 * DIM), torch.nn.Linear(4 * DIM, DIM)
 
     def forward(self, x):
-        parts = (y.unflatten(-1, (2, -1)).transpose(1, 2) for y in self.qkv(self.norms[0](x)).chunk(3, -1))
+        parts = (y.view(*y.shape[:-1], 2, -1).transpose(1, 2) for y in self.qkv(self.norms[0](x)).chunk(3, -1))
         x = x + self.out(F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norms[1](x))))
 

@@ -17,7 +17,7 @@ def outputs_and_gradients(function: Callable, args: Sequence[torch.Tensor]) -> t
     wanted = [a for a in args if a.requires_grad]
     if not graded:
         return outputs, []
-    tangents = [torch.ones_like(o) for o in graded]
+    tangents = [torch.ones_like(o, memory_format=torch.contiguous_format) for o in graded]
     for t in tangents:
         if t.numel() > 1:
             t.view(-1)[1] = 2.0
