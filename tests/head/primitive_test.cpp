@@ -2,6 +2,7 @@
 // them together against central differences in the logits.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <utility>
@@ -197,6 +198,41 @@ TEST_P(PrimitiveTest, OutputsAreThoseOfFloat64) {
       }
     }
   });
+}
+
+// Of words that have all of the probability, whose logits and sums round differently.
+TEST_P(PrimitiveTest, NoLogProbabilityIsAboveZero) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    HeadSpec spec;
+    spec.tokens = 64;
+    spec.dim = 48;
+    spec.vocab = 300;
+    spec.dtype = dtype;
+    spec.weight_scale = 60.0;
+    if (!accepts(GetParam(), spec)) continue;
+    HeadProblem problem(spec);
+    const OracleLogits logits = oracle_logits(problem.oracle);
+    for (std::int64_t i = 0; i < spec.tokens; ++i) {
+      const double* const z = logits.z.data() + i * spec.vocab;
+      problem.targets.set(i, static_cast<double>(std::max_element(z, z + spec.vocab) - z));
+    }
+    Tensor log_prob(DType::f32, {spec.tokens});
+    Mirror mirror(GetParam());
+    const HeadInputs in = inputs_of(problem, mirror);
+    HeadOutputs out;
+    out.log_prob = mirror.out(log_prob.view());
+    const Context c = context();
+    const LossPlan plan = plan_head_forward(c, HeadOptions{}, in, out);
+    const Workspace workspace(c, plan);
+    head_forward(c, plan, HeadOptions{}, in, out, workspace);
+    mirror.finish();
+    int certain = 0;
+    for (std::int64_t i = 0; i < spec.tokens; ++i) {
+      EXPECT_LE(log_prob.get(i), 0.0) << i;
+      certain += log_prob.get(i) > -1e-6 ? 1 : 0;
+    }
+    EXPECT_GT(certain, 8);
+  }
 }
 
 TEST_P(PrimitiveTest, EachCotangentAndAllOfThem) {

@@ -12,6 +12,7 @@
 #include "head/head_call.h"
 #include "head/validate.h"
 #include "kernels/cpu_head.h"
+#include "math/log_prob.h"
 #include "math/token_gradient.h"
 
 namespace logitless::cpu {
@@ -26,7 +27,7 @@ struct TokenResult {
   double weighted_sum = 0.0;            // with label smoothing
   std::int32_t argmax = 0;              // when asked for
 
-  double log_prob(int k) const { return static_cast<double>(target_logit[k]) - lse; }
+  double log_prob(int k) const { return log_prob_of(target_logit[k], lse); }
 };
 
 // What the loss makes of it: gradients with respect to the token's outputs. delta [K] is for

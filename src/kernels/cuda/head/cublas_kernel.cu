@@ -8,6 +8,7 @@
 #include "kernels/cuda/head/kernels.h"
 #include "kernels/cuda/head/sizes.h"
 #include "kernels/cuda/head/targets.cuh"
+#include "math/log_prob.h"
 #include "math/lse_state.h"
 #include "math/softcap.h"
 
@@ -96,7 +97,8 @@ __global__ void __launch_bounds__(kThreads)
     const std::int64_t place = row_of_word(c, word);
     const float v = named ? transformed(z[place], c, place) : 0.0f;
     if (c.target_logit != nullptr) c.target_logit[slot] = v;
-    if (c.log_prob != nullptr) c.log_prob[slot] = named ? static_cast<float>(v - lse) : 0.0f;
+    if (c.log_prob != nullptr)
+      c.log_prob[slot] = named ? static_cast<float>(log_prob_of(v, lse)) : 0.0f;
     if (!is_target(c, word) && word != c.ignore_index) {
       const std::int64_t position = place_of(c, slot) + (c.sequence > 0 ? 1 : 0);
       atomicMin(reinterpret_cast<unsigned long long*>(c.bad_target),

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/head/targets.cuh"
+#include "math/log_prob.h"
 #include "math/lse_state.h"
 #include "math/softcap.h"
 
@@ -218,7 +219,8 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     const bool valid = has_logit(c, target_of(c, slot));
     const float z = target_logits[slot];
     if (c.target_logit != nullptr) c.target_logit[slot] = valid ? z : 0.0f;
-    if (c.log_prob != nullptr) c.log_prob[slot] = valid ? static_cast<float>(z - lse) : 0.0f;
+    if (c.log_prob != nullptr)
+      c.log_prob[slot] = valid ? static_cast<float>(log_prob_of(z, lse)) : 0.0f;
   }
 }
 
