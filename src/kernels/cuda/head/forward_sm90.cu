@@ -49,6 +49,16 @@ void launch(const CUtensorMap& hidden, const CUtensorMap& weight, const BlockMap
   }
 }
 
+template <ForwardMode kMode>
+auto launch_of(bool store) {
+  return store ? launch<kMode, true> : launch<kMode, false>;
+}
+auto launch_of(ForwardMode mode, bool store) {
+  return mode == ForwardMode::kGeneral        ? launch_of<ForwardMode::kGeneral>(store)
+         : mode == ForwardMode::kPlainEntropy ? launch_of<ForwardMode::kPlainEntropy>(store)
+                                              : launch_of<ForwardMode::kPlain>(store);
+}
+
 CUtensorMap word_map(const void* rows, std::int64_t words, std::int64_t dim, std::int64_t stride) {
   return matrix_map(rows, DType::bf16, words, dim, stride, kTileColumns / 2);
 }
@@ -160,10 +170,11 @@ struct Forward {
   Partials partials(const ForwardArguments& a) const {
     return {layout.rows, a.word_tiles, a.sums, a.entropy, a.weighted, a.best, a.best_index};
   }
-  // What the plain kernel does not have.
-  bool general() const {
-    return call.bias != nullptr || call.softcap != 0.0f || call.shape.entropy ||
-           call.shape.weighted_sum || call.shape.argmax;
+  ForwardMode mode() const {
+    if (call.bias != nullptr || call.softcap != 0.0f || call.shape.weighted_sum ||
+        call.shape.argmax)
+      return ForwardMode::kGeneral;
+    return call.shape.entropy ? ForwardMode::kPlainEntropy : ForwardMode::kPlain;
   }
 
   const ForwardCall& call;
@@ -269,10 +280,7 @@ void hopper_forward_tiles(const ForwardCall& c) {
                                                               f.layout.rows, f.repair, f.reference);
       require_cuda(cudaGetLastError(), "reference exponents");
     }
-    const auto run = f.general() ? f.store ? launch<ForwardMode::kGeneral, true>
-                                           : launch<ForwardMode::kGeneral, false>
-                     : f.store ? launch<ForwardMode::kPlain, true>
-                                 : launch<ForwardMode::kPlain, false>;
+    const auto run = launch_of(f.mode(), f.store);
     sweep(
         c, tiles, any, again ? GatherPart::rows : GatherPart::centroids,
         [&](const CUtensorMap& weight, const auto& a) { run(hidden, weight, block, a, f.stream); });

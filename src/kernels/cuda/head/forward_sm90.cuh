@@ -9,14 +9,14 @@
 
 #include "kernels/cuda/device/tiles_sm90.cuh"
 #include "kernels/device_far.h"
-#include "math/softcap.h"
 
 namespace logitless::cuda {
 
-// kPlain: scale alone. kGeneral: bias, softcap, and the outputs beyond lse. kReference: the
-// greatest logit of each token and tile, into `best`. kGradient: the gradient of the logits.
-// kPlainGradient: the same of scale alone and cross entropy alone.
-enum class ForwardMode { kPlain, kGeneral, kReference, kGradient, kPlainGradient };
+// kPlain: scale alone. kPlainEntropy: the same, and the entropy. kGeneral: bias, softcap, and all
+// outputs beyond lse. kReference: the greatest logit of each token and tile, into `best`.
+// kGradient: the gradient of the logits. kPlainGradient: the same of scale alone and cross entropy
+// alone.
+enum class ForwardMode { kPlain, kPlainEntropy, kGeneral, kReference, kGradient, kPlainGradient };
 
 // Arrays [word tiles][padded tokens].
 struct ForwardArguments {
@@ -60,6 +60,17 @@ __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// To 4e-7 of itself, in a dozen instructions without a branch: 1 - 2 / (1 + e^2x), and for small x
+// its series.
+__device__ __forceinline__ float tanh_fast(float x) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + exp2_fast(x * (2.0f * kLog2EFloat))));
+  const float s = x * x;
+  const float series =
+      fmaf(s, fmaf(s, fmaf(s, fmaf(s, 62.0f / 2835, -17.0f / 315), 2.0f / 15), -1.0f / 3), 1.0f);
+  return fabsf(x) < 0.25f ? x * series : fmaf(-2.0f, r, 1.0f);
 }
 
 // 256 words of a slab for a pair of token tiles.
@@ -122,41 +133,56 @@ __device__ __forceinline__ void put_masses(float low, float high, const ForwardA
 }
 
 // Leaves the exponentials in z; 0 past the last word.
+template <bool kEntropy>
 __device__ __forceinline__ void sum_plain(float (&z)[128], const ForwardArguments& a,
                                           const TilePlace& at) {
   const float factor = a.scale * kLog2EFloat;
-  const float k[2] = {a.reference[at.row], a.reference[at.row + 8]};
-  float sum[2][2] = {};  // of 128 words each
-#pragma unroll
-  for (int i = 0; i < 128; ++i) {
-    z[i] = exp2_fast(fmaf(z[i], factor, -k[i / 2 % 2]));
-    if (at.whole) sum[i / 2 % 2][i / 64] += z[i];
-  }
-  if (!at.whole) {
+  const float none = copysignf(3e38f, -factor);  // its exponential is 0, and 0 times it
+  const auto exists = [&](int reg) { return at.first + reg / 4 * 8 + reg % 2 < a.vocab; };
+  if (!kEntropy && !at.whole) {  // within the loop below it is slower, but spills less
 #pragma unroll
     for (int i = 0; i < 128; ++i) {
-      if (at.first + i / 4 * 8 + i % 2 >= a.vocab) z[i] = 0.0f;
-      sum[i / 2 % 2][i / 64] += z[i];
+      if (!exists(i)) z[i] = none;
     }
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    if (a.masses != nullptr) put_masses(sum[h][0], sum[h][1], a, at, h);
-    const float s = quad_sum(sum[h][0] + sum[h][1]);
+    const float k = a.reference[at.row + 8 * h];
+    float sum[2] = {};     // of 128 words each
+    float entropy = 0.0f;  // of exponentials times products
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+      const int reg = i / 2 * 4 + 2 * h + i % 2;
+      const float product = !kEntropy || at.whole || exists(reg) ? z[reg] : none;
+      const float e = exp2_fast(fmaf(product, factor, -k));
+      sum[i / 32] += e;
+      if constexpr (kEntropy) entropy = fmaf(e, product, entropy);
+      z[reg] = e;
+    }
+    if (a.masses != nullptr) put_masses(sum[0], sum[1], a, at, h);
+    const float s = quad_sum(sum[0] + sum[1]);
     if (at.writes) a.sums[at.out + 8 * h] = s;
+    if constexpr (kEntropy) {
+      const float e = a.scale * quad_sum(entropy);
+      if (at.writes) a.entropy[at.out + 8 * h] = e;
+    }
   }
 }
 
-// z = softcap(scale * (z + bias)); -inf past the last word.
+// z = softcap(scale * (z + bias)); -inf past the last word. Functions of a capped logit are long,
+// and so apart from those of one that is not.
+template <bool kCapped>
 __device__ __forceinline__ void transform(float (&z)[128], const ForwardArguments& a,
                                           const TilePlace& at) {
+  const float factor = kCapped ? a.scale / a.cap : a.scale;
 #pragma unroll
   for (int i = 0; i < 128; ++i) {
     const int word = at.first + i / 4 * 8 + i % 2;
     const bool valid = at.whole || word < a.vocab;
     float v = z[i];
     if (a.bias != nullptr && valid) v += a.bias[word];
-    v = softcap(v * a.scale, a.cap);
+    v *= factor;
+    if constexpr (kCapped) v = a.cap * tanh_fast(v);
     z[i] = valid ? v : -INFINITY;
   }
 }
@@ -204,11 +230,18 @@ __device__ __forceinline__ void find_argmax(const float (&z)[128], const Forward
   }
 }
 
+// Of the softcap at the capped logit v; `inverse` is 1 / cap.
+template <bool kCapped>
+__device__ __forceinline__ float slope(float v, float inverse) {
+  return kCapped ? (1.0f - v * inverse) * (1.0f + v * inverse) : 1.0f;
+}
+
 // Leaves in z, with kStore, the exponentials times the slope of the softcap.
-template <bool kStore>
+template <bool kStore, bool kCapped>
 __device__ __forceinline__ void sum_general(float (&z)[128], const ForwardArguments& a,
                                             const TilePlace& at, int h) {
   const float k = a.reference[at.row + 8 * h];
+  const float inverse = kCapped ? 1.0f / a.cap : 0.0f;
   float sum = 0.0f, entropy = 0.0f, weighted = 0.0f;
   float mass[2] = {};
 #pragma unroll
@@ -221,8 +254,8 @@ __device__ __forceinline__ void sum_general(float (&z)[128], const ForwardArgume
     const int word = at.first + i / 2 * 8 + i % 2;
     if (a.weighted != nullptr && (at.whole || word < a.vocab))
       weighted += (a.omega == nullptr ? 1.0f : a.omega[word]) * v;
-    if constexpr (kStore) z[reg] = e == 0.0f ? 0.0f : e * softcap_slope(v, a.cap);
-    if (a.masses != nullptr && e != 0.0f) mass[i / 32] += e * softcap_slope(v, a.cap);
+    if constexpr (kStore) z[reg] = e == 0.0f ? 0.0f : e * slope<kCapped>(v, inverse);
+    if (a.masses != nullptr && e != 0.0f) mass[i / 32] += e * slope<kCapped>(v, inverse);
   }
   if (a.masses != nullptr) put_masses(mass[0], mass[1], a, at, h);
   sum = quad_sum(sum);
@@ -238,9 +271,11 @@ __device__ __forceinline__ void sum_general(float (&z)[128], const ForwardArgume
 }
 
 // The gradient of the raw logits, but for the targets' own part.
+template <bool kCapped>
 __device__ __forceinline__ void gradient(float (&z)[128], const ForwardArguments& a,
                                          const TilePlace& at, int h) {
   const RowCoefficients c = a.rows[at.row + 8 * h];
+  const float inverse = kCapped ? 1.0f / a.cap : 0.0f;
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
     const int reg = i / 2 * 4 + 2 * h + i % 2;
@@ -251,7 +286,7 @@ __device__ __forceinline__ void gradient(float (&z)[128], const ForwardArguments
     if (c.beta != 0.0f && p != 0.0f) dz = fmaf(c.beta * p, v, dz);
     if (a.smooths && c.gamma != 0.0f)
       dz = fmaf(c.gamma, a.omega == nullptr || word >= a.vocab ? 1.0f : a.omega[word], dz);
-    z[reg] = at.whole || word < a.vocab ? at.factor * dz * softcap_slope(v, a.cap) : 0.0f;
+    z[reg] = at.whole || word < a.vocab ? at.factor * dz * slope<kCapped>(v, inverse) : 0.0f;
   }
 }
 
@@ -271,26 +306,34 @@ __device__ __forceinline__ void plain_gradient(float (&z)[128], const ForwardArg
   }
 }
 
+template <ForwardMode kMode, bool kStore, bool kCapped>
+__device__ __forceinline__ void finish_general(float (&z)[128], const ForwardArguments& a,
+                                               const TilePlace& at) {
+  transform<kCapped>(z, a, at);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if constexpr (kMode == ForwardMode::kReference) {
+      find_greatest(z, a, at, h);
+    } else if constexpr (kMode == ForwardMode::kGradient) {
+      gradient<kCapped>(z, a, at, h);
+    } else {
+      if (a.best != nullptr) find_argmax(z, a, at, h);
+      sum_general<kStore, kCapped>(z, a, at, h);
+    }
+  }
+}
+
 template <ForwardMode kMode, bool kStore>
 __device__ __forceinline__ void finish_tile(float (&z)[128], const ForwardArguments& a,
                                             const TilePlace& at) {
-  if constexpr (kMode == ForwardMode::kPlain) {
-    sum_plain(z, a, at);
+  if constexpr (kMode == ForwardMode::kPlain || kMode == ForwardMode::kPlainEntropy) {
+    sum_plain<kMode == ForwardMode::kPlainEntropy>(z, a, at);
   } else if constexpr (kMode == ForwardMode::kPlainGradient) {
     plain_gradient(z, a, at);
+  } else if (a.cap == 0.0f) {
+    finish_general<kMode, kStore, false>(z, a, at);
   } else {
-    transform(z, a, at);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if constexpr (kMode == ForwardMode::kReference) {
-        find_greatest(z, a, at, h);
-      } else if constexpr (kMode == ForwardMode::kGradient) {
-        gradient(z, a, at, h);
-      } else {
-        if (a.best != nullptr) find_argmax(z, a, at, h);
-        sum_general<kStore>(z, a, at, h);
-      }
-    }
+    finish_general<kMode, kStore, true>(z, a, at);
   }
 }
 
