@@ -125,8 +125,8 @@ def through_c(x, w, y, kind, weight_dtype, budget):
         d_hidden=torch.empty_like(x),
         d_weight=torch.empty(w.shape, dtype=weight_dtype, device=w.device),
     )
-    ins, _ = _engine._fill(c.CrossEntropyInputs, dict(hidden=x, weight=w, targets=y))
-    outs, _ = _engine._fill(c.CrossEntropyOutputs, made)
+    ins, _ = _engine.fill(c.CrossEntropyInputs, dict(hidden=x, weight=w, targets=y))
+    outs, _ = _engine.fill(c.CrossEntropyOutputs, made)
     ins.grad_loss = 1.0
     options = struct_of(LossOptions())
     request = c.new(c.PlanRequest)

@@ -14,6 +14,7 @@
 #include "logitless/graph.h"
 #include "logitless/head.h"
 #include "logitless/head_shape.h"
+#include "logitless/kept_head.h"
 #include "logitless/memory.h"
 #include "logitless/parallel.h"
 #include "logitless/plan.h"

@@ -1,4 +1,4 @@
-"""The C ABI as ctypes: what c_api.h, c_communicator.h, c_far_field.h and c_sharding.h declare, with their comments.
+"""The C ABI as ctypes: what c_api.h, c_communicator.h, c_far_field.h, c_kept_head.h and c_sharding.h declare, with their comments.
 
 tools/python_c_api.py writes this file from those headers."""
 
@@ -770,5 +770,11 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "logitless_far_head_load": (c_int32, [c_void_p, c_char_p]),
     "logitless_far_head_state": (c_int32, [c_void_p, POINTER(c_void_p), POINTER(c_size_t)]),
     "logitless_far_head_set_state": (c_int32, [c_void_p, c_void_p, c_size_t]),
+    "logitless_plan_head_kept": (c_int32, [c_void_p, POINTER(HeadOptions), POINTER(HeadInputs), POINTER(HeadOutputs),
+        POINTER(HeadGradients), POINTER(PlanRequest), POINTER(c_void_p)]),
+    "logitless_head_forward_kept": (c_int32, [c_void_p, c_void_p, POINTER(HeadOptions), POINTER(HeadInputs),
+        POINTER(HeadOutputs), POINTER(HeadGradients), c_void_p, c_size_t]),
+    "logitless_head_backward_kept": (c_int32, [c_void_p, c_void_p, POINTER(HeadOptions), POINTER(HeadInputs),
+        POINTER(HeadCotangents), POINTER(HeadGradients), c_void_p, c_size_t]),
     "logitless_sharding_init": (None, [POINTER(Sharding), c_size_t]),
 }

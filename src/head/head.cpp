@@ -5,8 +5,10 @@
 #include "head/cuda/calls.h"
 #include "head/overlap.h"
 #include "head/plan/choose.h"
+#include "head/plan_sizes.h"
 #include "head/shard_plan.h"
 #include "head/validate.h"
+#include "logitless/kept_head.h"
 
 namespace logitless {
 namespace {
@@ -136,6 +138,15 @@ HeadCall make_call(const Context& context, const LossPlan& plan, const HeadOptio
   return call;
 }
 
+TokenOutputs token_outputs(const HeadOutputs& out) {
+  return {.lse = out.lse,
+          .target_logit = out.target_logit,
+          .log_prob = out.log_prob,
+          .entropy = out.entropy,
+          .weighted_sum = out.weighted_logit_sum,
+          .argmax = out.argmax};
+}
+
 // Collective where the inputs are sharded. features(): after all checks; plan as plan_alone.
 template <typename Features, typename Plan>
 LossPlan plan_calls(const HeadOptions& options, const HeadInputs& in, const PlanRequest& request,
@@ -169,7 +180,88 @@ auto planner(const Context& context) {
   };
 }
 
+// --- Of a forward whose exponentials stay until the backward.
+
+// Cotangents may be of all outputs but the entropy.
+HeadFeatures kept_features(const HeadOptions& options, const HeadInputs& in, const HeadOutputs& out,
+                           const HeadGradients& to) {
+  if (is_sharded(in.sharding))
+    throw Unsupported(
+        "sharding: of words on several ranks nothing is kept from forward to backward; use "
+        "head_forward and head_backward");
+  const HeadFeatures forward = forward_features(options, in, out);
+  HeadFeatures f = backward_features(options, in, {}, to);
+  f.entropy = forward.entropy;
+  f.argmax = forward.argmax;
+  f.label_smoothing = forward.label_smoothing;
+  return f;
+}
+
+// Of a backward: what the forward has left goes by the plan.
+HeadFeatures kept_features(const LossPlan& plan, const HeadOptions& options, const HeadInputs& in,
+                           const HeadCotangents& g, const HeadGradients& to) {
+  require(!g.entropy.defined(),
+          "cotangent of entropy: expected none, since its gradient needs the logits again; use "
+          "head_backward");
+  require(!g.weighted_logit_sum.defined() || plan.features.label_smoothing,
+          "cotangent of weighted_logit_sum: expected none, since the forward was planned without "
+          "that output");
+  HeadFeatures f = backward_features(options, in, g, to);
+  f.entropy = plan.features.entropy;
+  f.argmax = plan.features.argmax;
+  f.label_smoothing = plan.features.label_smoothing;
+  return f;
+}
+
+void require_kept(const Context& context, const LossPlan& plan) {
+  if (context.device().kind != DeviceKind::cuda)
+    throw Unsupported(
+        "context: exp(z) is kept from forward to backward on a GPU; on the CPU use head_forward "
+        "and head_backward");
+  require(is_dense_in_one_chunk(plan),
+          "plan: expected one of plan_head_kept, dense with all tokens in one chunk, got ",
+          name_of(plan.kind), " with chunks of ", plan.chunk_tokens);
+}
+
 }  // namespace
+
+LossPlan plan_head_kept(const HeadOptions& options, const HeadInputs& in, const HeadOutputs& out,
+                        const HeadGradients& gradients, const PlanRequest& request) {
+  const HeadShape shape = check_inputs(options, in);
+  return plan_in_one_chunk(shape, kept_features(options, in, out, gradients), request);
+}
+
+LossPlan plan_head_kept(const Context& context, const HeadOptions& options, const HeadInputs& in,
+                        const HeadOutputs& out, const HeadGradients& gradients,
+                        const PlanRequest& request) {
+  const HeadShape shape = check_inputs(options, in);
+  return plan_in_one_chunk(context, shape, kept_features(options, in, out, gradients), request);
+}
+
+void head_forward_kept(const Context& context, const LossPlan& plan, const HeadOptions& options,
+                       const HeadInputs& in, const HeadOutputs& out, const HeadGradients& gradients,
+                       const Workspace& workspace) {
+  require_kept(context, plan);
+  const HeadShape shape = check_inputs(options, in);
+  const HeadFeatures features = kept_features(options, in, out, gradients);
+  require_own_memory(in, out);
+  require_own_memory(in, {}, gradients);
+  HeadCall call = make_call(context, plan, options, in, workspace, shape, features);
+  call.gradients = gradients;
+  cuda::head_forward_kept(call, token_outputs(out));
+}
+
+void head_backward_kept(const Context& context, const LossPlan& plan, const HeadOptions& options,
+                        const HeadInputs& in, const HeadCotangents& cotangents,
+                        const HeadGradients& gradients, const Workspace& workspace) {
+  require_kept(context, plan);
+  const HeadShape shape = check_inputs(options, in);
+  const HeadFeatures features = kept_features(plan, options, in, cotangents, gradients);
+  require_own_memory(in, cotangents, gradients);
+  HeadCall call = make_call(context, plan, options, in, workspace, shape, features);
+  call.gradients = gradients;
+  cuda::head_backward_kept(call, cotangents);
+}
 
 LossPlan plan_head_forward(const HeadOptions& options, const HeadInputs& in, const HeadOutputs& out,
                            const PlanRequest& request) {
@@ -204,12 +296,7 @@ void head_forward(const Context& context, const LossPlan& plan, const HeadOption
     const HeadFeatures features = forward_features(options, in, out);
     require_own_memory(in, out);
     HeadCall call = make_call(context, plan, options, in, workspace, shape, features);
-    call.out = {.lse = out.lse,
-                .target_logit = out.target_logit,
-                .log_prob = out.log_prob,
-                .entropy = out.entropy,
-                .weighted_sum = out.weighted_logit_sum,
-                .argmax = out.argmax};
+    call.out = token_outputs(out);
     context.device().kind == DeviceKind::cuda ? cuda::head_forward(call) : cpu::head_forward(call);
   });
 }

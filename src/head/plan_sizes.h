@@ -30,4 +30,9 @@ inline bool serves(const LossPlan& plan, HeadFeatures features) {
   return plan.features == features;
 }
 
+inline bool is_dense_in_one_chunk(const LossPlan& plan) {
+  const std::int64_t first = plan.weight_ranges > 0 ? plan.first_tokens : plan.chunk_tokens;
+  return plan.kind == PlanKind::dense && first >= plan.shape.tokens;
+}
+
 }  // namespace logitless

@@ -25,7 +25,7 @@ _KEPT_BYTES = 1 << 20  # a workspace as small stays from call to call; calls of 
 _MOST_CALLS = 256  # of different shapes and options that a thread keeps
 
 
-def _tensor_struct(t: torch.Tensor) -> c.Tensor:
+def tensor_struct(t: torch.Tensor) -> c.Tensor:
     s = c.Tensor()
     s.data = t.data_ptr() or 64  # an empty tensor has no memory, which is no mistake
     s.dtype = DTYPES[t.dtype]
@@ -35,7 +35,7 @@ def _tensor_struct(t: torch.Tensor) -> c.Tensor:
     return s
 
 
-class _Call:
+class Call:
     """One C call with its plan: new pointers are all that a run sets."""
 
     def __init__(self, device: torch.device, options, structs, request_bytes, plan_function, run_function, extra):
@@ -76,10 +76,11 @@ class _Call:
         if getattr(self, "plan", None):
             lib.logitless_plan_destroy(self.plan)
 
-    def run(self, tensors, device):
+    def run(self, tensors, device, workspace: torch.Tensor | None = None):
+        """In a workspace of its own, or that one, of workspace_bytes."""
         for field, tensor in zip(self.fields, tensors):
             field.data = tensor.data_ptr() or 64
-        workspace = self.kept
+        workspace = self.kept if workspace is None else workspace
         if workspace is None:
             workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=device)
             if self.workspace_bytes <= _KEPT_BYTES:
@@ -118,7 +119,7 @@ def _context(device: torch.device) -> c.Context:
     return c.context(c.DEVICE_CUDA, device.index, current_stream(device))
 
 
-def _place(device: torch.device):
+def place(device: torch.device):
     """What of a device a call depends on."""
     if device.type == "cpu":
         return torch.get_num_threads()
@@ -128,28 +129,33 @@ def _place(device: torch.device):
 _calls = threading.local()
 
 
-def _call(kind, options, words, tensors: dict[str, torch.Tensor | None], device, build) -> tuple[_Call, list]:
+def _call(kind, options, words, tensors: dict[str, torch.Tensor | None], device, build) -> tuple[Call, list]:
     present = [t for t in tensors.values() if t is not None]
     key = (
         kind,
         options,
         words,
         device.type,
-        _place(device),
+        place(device),
         *[None if t is None else (t.shape, t.stride(), t.dtype) for t in tensors.values()],
     )
+    if words.group:
+        return _planned_together(_ranks.group_of(words.group), _calls.__dict__, key, build), present
+    return remembered(key, build), present
+
+
+def remembered(key, build):
+    """What ``build`` makes for a key, which this thread keeps with its calls."""
     cache = _calls.__dict__
     found = cache.get(key)
-    if words.group:
-        return _planned_together(_ranks.group_of(words.group), cache, key, build), present
     if found is None:
         if len(cache) >= _MOST_CALLS:
             cache.clear()
         found = cache[key] = build()
-    return found, present
+    return found
 
 
-def _planned_together(group: _ranks.Group, cache, key, build) -> _Call:
+def _planned_together(group: _ranks.Group, cache, key, build) -> Call:
     """The call of a key, whose plan all ranks have made in the same turn: where one has another shape all plan anew."""
     found = cache.get(key)
     known = found is not None and found.group is group
@@ -165,12 +171,12 @@ def _planned_together(group: _ranks.Group, cache, key, build) -> _Call:
     return found
 
 
-def _fill(struct_type, tensors):
+def fill(struct_type, tensors):
     """A struct of tensor pointers, and the tensor structs behind it in order."""
     struct, fields = c.new(struct_type), []
     for name, tensor in tensors.items():
         if tensor is not None:
-            fields.append(_tensor_struct(tensor))
+            fields.append(tensor_struct(tensor))
             setattr(struct, name, ctypes.pointer(fields[-1]))
     return struct, fields
 
@@ -180,13 +186,13 @@ def _run(kind, options, words, groups, device, plan_function, run_function, extr
     tensors = {f"{i}.{name}": t for i, (_, group) in enumerate(groups) for name, t in group.items()}
 
     def build():
-        structs = [_fill(struct_type, group) for struct_type, group in groups]
+        structs = [fill(struct_type, group) for struct_type, group in groups]
         if words.group:
             structs[0][0].sharding = ctypes.pointer(_ranks.struct_of(words))
         budget = options.memory_budget
         if words.group:  # a hint is of this rank's tokens, and how often it is doubled has to be the same on all
             budget = max(budget, 0)
-        return _Call(device, struct_of(options), structs, budget, plan_function, run_function, extra)
+        return Call(device, struct_of(options), structs, budget, plan_function, run_function, extra)
 
     def run():
         call, present = _call(kind, options, words, tensors, device, build)
@@ -200,10 +206,10 @@ def _run(kind, options, words, groups, device, plan_function, run_function, extr
         on_device(device, run)
 
 
-def prepare_cross_entropy(options: LossOptions, inputs: dict, outputs: dict) -> _Call:
+def prepare_cross_entropy(options: LossOptions, inputs: dict, outputs: dict) -> Call:
     """The call alone. Its run() takes the tensors that are not None, in this order."""
-    structs = [_fill(c.CrossEntropyInputs, inputs), _fill(c.CrossEntropyOutputs, outputs)]
-    return _Call(
+    structs = [fill(c.CrossEntropyInputs, inputs), fill(c.CrossEntropyOutputs, outputs)]
+    return Call(
         inputs["hidden"].device,
         struct_of(options),
         structs,
@@ -266,7 +272,7 @@ def scale(tensors, factor: torch.Tensor) -> None:
     if not present:
         return
     cache = _calls.__dict__
-    key = ("scale", device.type, _place(device))
+    key = ("scale", device.type, place(device))
     found = cache.get(key)
     if found is None:
         found = cache[key] = on_device(device, lambda: _Scale(_context(device)))

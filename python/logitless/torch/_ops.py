@@ -139,29 +139,41 @@ def run_cross_entropy(
     )
 
 
-def run_head(hidden, weight, target, bias, options: HeadOptions, compute, argmax: bool, words: Words = ALL):
+def run_head(
+    hidden, weight, target, bias, options: HeadOptions, compute, argmax: bool, words: Words = ALL, entropy: bool = True
+):
     """(log_prob, entropy, lse, argmax): log_prob shaped as target, the others [...]; argmax, -1 for ignored tokens, is
-    empty unless asked for."""
+    empty unless asked for, and so is the entropy but of float64."""
     x, w = _compute(hidden, compute), _compute(weight, compute)
     lead = hidden.shape[:-1]
     if x.dtype == torch.float64:
-        log_prob, entropy, lse, index = _float64.head(
+        log_prob, made, lse, index = _float64.head(
             options, x.reshape(lead.numel(), x.shape[-1]), w, bias, _float64_targets(target, hidden)
         )
         index = index.reshape(lead) if argmax else index[:0]
-        return log_prob.reshape(target.shape), entropy.reshape(lead), lse.reshape(lead), index
+        return log_prob.reshape(target.shape), made.reshape(lead), lse.reshape(lead), index
     target, b = _vectors(x.device, target, bias)
-    b = _bias(b, w)
-    log_prob = torch.empty(target.shape, dtype=torch.float32, device=x.device)
-    entropy, lse = (torch.empty(lead, dtype=torch.float32, device=x.device) for _ in range(2))
-    index = torch.empty(lead if argmax else (0,), dtype=torch.int32, device=x.device)  # a GPU's head writes no other
-    _engine.head_forward(
-        options,
-        dict(hidden=x, weight=w, targets=target, bias=b),
-        dict(log_prob=log_prob, entropy=entropy, lse=lse, argmax=index if argmax else None),
-        words,
+    outputs = head_outputs(target, lead, argmax, entropy)
+    _engine.head_forward(options, dict(hidden=x, weight=w, targets=target, bias=_bias(b, w)), outputs, words)
+    return head_results(outputs)
+
+
+def head_outputs(target: Tensor, lead: torch.Size, argmax: bool, entropy: bool) -> dict[str, Optional[Tensor]]:
+    """Memory for what a head gives, by the names of the C struct."""
+    number = dict(dtype=torch.float32, device=target.device)
+    return dict(
+        log_prob=torch.empty(target.shape, **number),
+        entropy=torch.empty(lead, **number) if entropy else None,
+        lse=torch.empty(lead, **number),
+        argmax=torch.empty(lead, dtype=torch.int32, device=target.device) if argmax else None,  # a GPU writes no other
     )
-    return log_prob, entropy, lse, index.to(torch.int64)
+
+
+def head_results(outputs: dict[str, Optional[Tensor]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(log_prob, entropy, lse, argmax): empty what there is no memory for."""
+    log_prob, entropy, lse, index = outputs.values()
+    index = lse.new_empty(0, dtype=torch.int64) if index is None else index.to(torch.int64)
+    return log_prob, lse.new_empty(0) if entropy is None else entropy, lse, index
 
 
 def run_head_backward(
@@ -434,18 +446,18 @@ class LossFunction(torch.autograd.Function):
 
 class HeadFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, bias, target, options, compute, needs, argmax, words):
+    def forward(ctx, hidden, weight, bias, target, options, compute, needs, argmax, words, entropy):
         ctx.options, ctx.compute, ctx.needs, ctx.words = options, compute, needs, words
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, target, bias)
-        *numbers, index = run_head(hidden, weight, target, bias, options, compute, argmax, words)
+        *numbers, index = run_head(hidden, weight, target, bias, options, compute, argmax, words, entropy)
         ctx.mark_non_differentiable(index)
         return *numbers, index
 
     @staticmethod
     def backward(ctx, d_log_prob, d_entropy, d_lse, *_):
         refuse_second_derivatives()
-        nothing = (None,) * 6
+        nothing = (None,) * 7
         if d_log_prob is None and d_entropy is None and d_lse is None:
             return (None, None, None, *nothing)
         gradients = told(

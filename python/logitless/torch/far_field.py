@@ -95,7 +95,7 @@ class _Run:
 
     def head_at(self, device: torch.device) -> _far_field.Head:
         """The head for a device and a stream or number of threads: a state that ran elsewhere goes on here."""
-        place = (device.type, _engine._place(device))
+        place = (device.type, _engine.place(device))
         if self._head is None or self._place != place:
             if device.type == "cpu":
                 context = c.Context(threads=torch.get_num_threads())
@@ -134,12 +134,12 @@ class _Run:
         d_hidden = _ops._gradient_like(hidden, x.dtype)  # also where it is not needed: audits measure its error
         d_weight = _ops._gradient_like(weight, x.dtype) if needs & WEIGHT else None
         d_bias = torch.empty(bias.shape, dtype=torch.float32, device=device) if needs & BIAS else None
-        inputs, _inputs = _engine._fill(
+        inputs, _inputs = _engine.fill(
             c.CrossEntropyInputs,
             dict(hidden=x, weight=w, targets=target, bias=b, class_weight=class_weight, token_weight=token_weight,
                  target_weight=target_weight),
         )
-        outputs, _outputs = _engine._fill(
+        outputs, _outputs = _engine.fill(
             c.CrossEntropyOutputs, dict(loss=loss, d_hidden=d_hidden, d_weight=d_weight, d_bias=d_bias)
         )
         with self.lock:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from .. import _token_loss
 from .._options import DEFAULT, HeadOptions, LossOptions, head_options, term_docs
-from . import _arguments, _distributed, _fast, _func, _own, _positions
+from . import _arguments, _distributed, _fast, _func, _kept, _own, _positions
+from ._kept import KeptHeadFunction
 from ._ops import BIAS, HIDDEN, WEIGHT, HeadFunction, LossFunction, rows_are_aligned, run_cross_entropy, run_head
 from ._ranks import ALL, Sharding, Words, told
 
@@ -337,18 +338,37 @@ def _from_head(log_prob, lse, target, token_weight, options: LossOptions):
 
 def _head_outputs(hidden, weight, target, bias, options: LossOptions, argmax: bool, words: Words):
     """(log_prob, lse, argmax or an empty tensor) under the options of a loss."""
-    log_prob, _, lse, index = _head(hidden, weight, target, bias, head_options(options), argmax, words)
+    log_prob, _, lse, index = _head(hidden, weight, target, bias, head_options(options), Asked(argmax, entropy=False), words)
     return log_prob, lse, index
 
 
-def _head(hidden, weight, target, bias, options: HeadOptions, argmax: bool = False, words: Words = ALL):
+class Asked(NamedTuple):
+    """Of a head, beside log-probabilities and log-sum-exps."""
+
+    argmax: bool = False
+    entropy: bool = True  # some calls make it anyway
+    # Whether exponentials stay from forward to backward: yes, or an error; no; or where they can (None).
+    keep: Optional[bool] = False
+
+
+def _head(hidden, weight, target, bias, options: HeadOptions, asked: Asked = Asked(), words: Words = ALL):
     compute = _autocast(hidden, weight)
     needs = _needs(hidden, weight, bias)
-    if not _plain(hidden, weight, target, bias):
-        return _func.head(hidden, weight, target, bias, *options, *words, compute, needs, argmax)
+    plain = _plain(hidden, weight, target, bias)
+    reason = "" if asked.keep is False or not needs else _kept.why_not(hidden, compute, words)
+    if asked.keep and needs and not (plain and reason == ""):
+        raise ValueError(f"keep: {reason or 'expected an eager call of plain tensors, got one that is traced'}")
+    if not plain:
+        return _func.head(hidden, weight, target, bias, *options, *words, compute, needs, asked.argmax)
     if not needs:
-        return run_head(hidden, weight, target, bias, options, compute, argmax, words)
-    return HeadFunction.apply(hidden, weight, bias, target, options, compute, needs, argmax, words)
+        return run_head(hidden, weight, target, bias, options, compute, asked.argmax, words, asked.entropy)
+    if asked.keep is not False and reason == "":
+        return KeptHeadFunction.apply(
+            hidden, weight, bias, target, options, compute, needs, asked.argmax, asked.entropy, bool(asked.keep)
+        )
+    return HeadFunction.apply(
+        hidden, weight, bias, target, options, compute, needs, asked.argmax, words, asked.entropy
+    )
 
 
 def linear_logprobs(
@@ -361,6 +381,7 @@ def linear_logprobs(
     softcap: Optional[float] = None,
     logit_scale: float = DEFAULT.logit_scale,
     return_argmax: bool = False,
+    keep: bool = False,
     memory_budget: int | str | None = None,
     sharding: Optional[Sharding] = None,
 ) -> tuple[Tensor, ...]:
@@ -372,6 +393,10 @@ def linear_logprobs(
         hidden: [..., D]. weight: [V, D], the dtype of hidden. bias: [V].
         target: [...] or [..., K], int32 or int64. Rows whose targets are all ``ignore_index`` give 0 and cost nothing.
         return_argmax: also returns the word of the largest logit [...], int64, the first of several; -1 for ignored rows.
+        keep: exponentials of all logits, in 16 bits, stay from forward to backward: two passes backward instead of three.
+            On a GPU, of eager calls. They and weight's gradient, whose memory holds about half of them, exist from the
+            forward on; the rest is at most memory_budget (default: three tenths of the fp32 logits). A gradient of the
+            entropy, and a backward that retains its graph, make everything again.
         softcap, logit_scale, memory_budget, sharding, and a weight that is a DTensor: as of ``linear_cross_entropy``.
 
     Returns:
@@ -379,24 +404,37 @@ def linear_logprobs(
         others [...]; natural logarithms. One pass over the weights forward, three or (with a gradient of the entropy)
         four backward.
 
-    Raises: as ``linear_cross_entropy``.
+    Raises: as ``linear_cross_entropy``; ValueError for ``keep`` on the CPU, of float64, of sharded words, of calls that
+        are traced, and where the memory budget is below what it takes, naming that.
     """
-    a = {**_arguments.DEFAULTS, "ignore_index": ignore_index, "softcap": softcap, "logit_scale": logit_scale,
-         "memory_budget": memory_budget}
-    checked = _arguments.loss_options(a)
-    a.update(
-        hidden=hidden, weight=weight, target=target, bias=bias, sharding=sharding, return_argmax=bool(return_argmax)
+    if not isinstance(keep, bool):
+        raise TypeError(f"keep: expected True or False, got {keep!r}")
+    asked = Asked(bool(return_argmax), keep=keep)
+    found = token_log_probs(
+        hidden, weight, target, bias, asked, sharding, ignore_index=ignore_index, softcap=softcap,
+        logit_scale=logit_scale, memory_budget=memory_budget,
     )
+    return found if return_argmax else found[:3]
+
+
+def token_log_probs(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], asked: Asked,
+    sharding: Optional[Sharding] = None, **options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``linear_logprobs`` with what is asked of it: (log_prob, entropy, lse, argmax), empty what is not."""
+    a = {**_arguments.DEFAULTS, **options}
+    checked = _arguments.loss_options(a)
+    a.update(hidden=hidden, weight=weight, target=target, bias=bias, sharding=sharding, return_argmax=asked.argmax)
 
     def call():
         _arguments.check_tensors(a)
         words, _ = _distributed.place(a)
-        return _logprobs(a, checked, words)
+        return _logprobs(a, checked, asked, words)
 
     return told(_distributed.group_of(a), call, lambda: not a.get("gathered"))
 
 
-def _logprobs(a: dict[str, Any], checked: LossOptions, words: Words) -> tuple[Tensor, ...]:
+def _logprobs(a: dict[str, Any], checked: LossOptions, asked: Asked, words: Words) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     hidden, weight, target, bias = a["hidden"], a["weight"], a["target"], a["bias"]
     _arguments.check_head(hidden, weight, bias)
     if target.dtype not in (torch.int32, torch.int64):
@@ -411,9 +449,9 @@ def _logprobs(a: dict[str, Any], checked: LossOptions, words: Words) -> tuple[Te
     if not lead:
         hidden, target = hidden[None], target[None]
     hidden, target = _rows(hidden, target, per_token)
-    log_prob, entropy, lse, argmax = _head(hidden, weight, target, bias, head_options(checked), a["return_argmax"], words)
-    found = log_prob.reshape(shape), entropy.reshape(lead), lse.reshape(lead)
-    return (*found, argmax.reshape(lead)) if a["return_argmax"] else found
+    log_prob, entropy, lse, argmax = _head(hidden, weight, target, bias, head_options(checked), asked, words)
+    entropy = entropy.reshape(lead) if asked.entropy else entropy
+    return log_prob.reshape(shape), entropy, lse.reshape(lead), argmax.reshape(lead) if asked.argmax else argmax
 
 
 class LinearCrossEntropy(nn.Module):

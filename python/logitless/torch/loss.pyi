@@ -110,6 +110,7 @@ def linear_logprobs(
     softcap: Optional[float] = None,
     logit_scale: float = 1.0,
     return_argmax: Literal[False] = False,
+    keep: bool = False,
     memory_budget: _Bytes = None,
     sharding: Optional[Sharding] = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
@@ -124,6 +125,7 @@ def linear_logprobs(
     softcap: Optional[float] = None,
     logit_scale: float = 1.0,
     return_argmax: Literal[True],
+    keep: bool = False,
     memory_budget: _Bytes = None,
     sharding: Optional[Sharding] = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...

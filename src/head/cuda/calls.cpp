@@ -4,6 +4,7 @@
 #include "head/cuda/engine.h"
 #include "head/cuda/views.h"
 #include "head/far_work.h"
+#include "kernels/device_stream.h"
 
 namespace logitless {
 namespace cuda {
@@ -19,6 +20,21 @@ LossReduction reduction_of(Reduction reduction) {
       return LossReduction::sum;
   }
   return LossReduction::sum;
+}
+
+void require_narrow(const TensorView& argmax) {
+  require(!argmax.defined() || argmax.dtype() == DType::i32, "argmax: expected i32 on a GPU, got ",
+          name_of(argmax.dtype()));
+}
+
+CotangentCall cotangents_of(const HeadCotangents& cotangents) {
+  CotangentCall g;
+  g.lse = floats_of("cotangent of lse", cotangents.lse);
+  g.target_logit = floats_of("cotangent of target_logit", cotangents.target_logit);
+  g.log_prob = floats_of("cotangent of log_prob", cotangents.log_prob);
+  g.entropy = floats_of("cotangent of entropy", cotangents.entropy);
+  g.weighted_sum = floats_of("cotangent of weighted_logit_sum", cotangents.weighted_logit_sum);
+  return g;
 }
 
 }  // namespace
@@ -75,22 +91,41 @@ FarFieldStatistics far_statistics(const Context& context, const LossPlan& plan,
 }
 
 void head_forward(const HeadCall& call) {
-  const TensorView& argmax = call.out.argmax;
-  require(!argmax.defined() || argmax.dtype() == DType::i32, "argmax: expected i32 on a GPU, got ",
-          name_of(argmax.dtype()));
+  require_narrow(call.out.argmax);
   floats_of("vocab_weight", call.in.omega);
   Engine(call).run([](const ForwardCall&, RowCoefficients*, float*) {});
 }
 
 void head_backward(const HeadCall& call, const HeadCotangents& cotangents) {
   floats_of("vocab_weight", call.in.omega);
-  CotangentCall g;
-  g.lse = floats_of("cotangent of lse", cotangents.lse);
-  g.target_logit = floats_of("cotangent of target_logit", cotangents.target_logit);
-  g.log_prob = floats_of("cotangent of log_prob", cotangents.log_prob);
-  g.entropy = floats_of("cotangent of entropy", cotangents.entropy);
-  g.weighted_sum = floats_of("cotangent of weighted_logit_sum", cotangents.weighted_logit_sum);
+  const CotangentCall g = cotangents_of(cotangents);
   Engine(call).run([&](const ForwardCall& chunk, RowCoefficients* rows, float* delta) {
+    token_cotangents(g, chunk, rows, delta);
+  });
+}
+
+void head_forward_kept(const HeadCall& call, const TokenOutputs& out) {
+  require_narrow(out.argmax);
+  floats_of("vocab_weight", call.in.omega);
+  Engine engine(call);
+  const ForwardCall made = engine.forward_kept();
+  const auto give = [&](std::string_view name, const TensorView& to, const void* from) {
+    if (!to.defined()) return;
+    require_contiguous(name, to);
+    copy_async(to.data(), from, static_cast<std::size_t>(to.bytes()), made.stream);
+  };
+  give("lse", out.lse, made.lse);
+  give("target_logit", out.target_logit, made.target_logit);
+  give("log_prob", out.log_prob, made.log_prob);
+  give("entropy", out.entropy, made.entropy);
+  give("weighted_logit_sum", out.weighted_sum, made.weighted_sum);
+  give("argmax", out.argmax, made.argmax);
+}
+
+void head_backward_kept(const HeadCall& call, const HeadCotangents& cotangents) {
+  floats_of("vocab_weight", call.in.omega);
+  const CotangentCall g = cotangents_of(cotangents);
+  Engine(call).backward_kept([&](const ForwardCall& chunk, RowCoefficients* rows, float* delta) {
     token_cotangents(g, chunk, rows, delta);
   });
 }

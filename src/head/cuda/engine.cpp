@@ -184,14 +184,33 @@ void Engine::run(const ChunkFunction& tokens) {
     first += chunk.shape.tokens;
   } while (first < total);
   if (gradients && total > 0) round_weights();
-  if (total == 0 && !features_.accumulate) {
-    for (const auto& [out, rows_of] :
-         {std::pair{&d_weight_, all.shape.vocab}, std::pair{&d_bias_, std::int64_t{1}}}) {
-      if (out->data != nullptr)
-        clear_gradient(*out, rows_of, out == &d_bias_ ? all.shape.vocab : all.shape.dim,
-                       all.stream);
-    }
+  if (total == 0) clear_weights();
+}
+
+// Of no token.
+void Engine::clear_weights() const {
+  if (features_.accumulate) return;
+  for (const auto& [out, rows] :
+       {std::pair{&d_weight_, all.shape.vocab}, std::pair{&d_bias_, std::int64_t{1}}}) {
+    if (out->data != nullptr)
+      clear_gradient(*out, rows, out == &d_bias_ ? all.shape.vocab : all.shape.dim, all.stream);
   }
+}
+
+ForwardCall Engine::forward_kept() {
+  if (kernel_.prepare != nullptr) kernel_.prepare();
+  const ForwardCall chunk = chunk_call(0, all.shape.tokens);
+  kernel_.forward(chunk);
+  return chunk;
+}
+
+void Engine::backward_kept(const ChunkFunction& tokens) {
+  if (kernel_.prepare != nullptr) kernel_.prepare();
+  if (all.shape.tokens == 0) return clear_weights();
+  const ForwardCall chunk = chunk_call(0, all.shape.tokens);
+  tokens(chunk, at<RowCoefficients>(layout_.gradients.rows), at<float>(layout_.gradients.delta));
+  backward(chunk, true);
+  round_weights();
 }
 
 TargetOrder Engine::target_order() const {

@@ -47,6 +47,11 @@ class Engine {
   DeviceStatistics* statistics() const;
   void* loss_workspace() const;
   void run(const ChunkFunction& tokens);
+  // run in two calls, each by an engine of its own, of a dense plan of all tokens at once: the
+  // block of exponentials and the outputs, all in the workspace, stay as they are in between. The
+  // outputs are those of `all`; null those that are not wanted.
+  ForwardCall forward_kept();
+  void backward_kept(const ChunkFunction& tokens);
 
  private:
   // What both kinds of engine begin with: no output and no gradient is set.
@@ -58,6 +63,7 @@ class Engine {
   void set_operands();
   void set_outputs();
   void set_gradients();
+  void clear_weights() const;
   ForwardCall chunk_call(std::int64_t first, std::int64_t count) const;
   WordRanges lent_ranges() const;
   void backward(const ForwardCall& chunk, bool first_chunk);

@@ -29,6 +29,10 @@ class PlanBuilder {
     least_ = true;
     return *this;
   }
+  PlanBuilder& in_one_chunk() {
+    one_chunk_ = true;
+    return *this;
+  }
 
   LossPlan build() {
     check_request(shape_, features_, request_);
@@ -44,10 +48,12 @@ class PlanBuilder {
                            .stored_fraction = request_.stored_fraction,
                            .tau = plan_.tau,
                            .sample_every = plan_.sample_every,
-                           .audited = audited()},
+                           .audited = audited(),
+                           .one_chunk = one_chunk_},
                           request_.device, plan_);
     std::vector<PlanKind> kinds = {PlanKind::forward, PlanKind::dense, PlanKind::stored,
                                    PlanKind::recompute};
+    if (one_chunk_) kinds = {PlanKind::dense};
     bool far = false;
     for (const PlanKind kind : {PlanKind::far_backward, PlanKind::far_both}) {
       if (!allows(request_, kind)) continue;
@@ -289,7 +295,8 @@ class PlanBuilder {
   const HeadShape& shape_;
   const HeadFeatures& features_;
   const PlanRequest& request_;
-  bool least_ = false;  // the least plan, whatever the budget
+  bool least_ = false;      // the least plan, whatever the budget
+  bool one_chunk_ = false;  // a dense plan of all tokens at once
   LossPlan plan_;
   std::unique_ptr<PlanSearch> search_;
 };
@@ -348,6 +355,37 @@ LossPlan plan_alone(const HeadShape& shape, const HeadFeatures& features,
 LossPlan plan_alone(const Context& context, const HeadShape& shape, const HeadFeatures& features,
                     const PlanRequest& request) {
   return plan_for(shape, features, for_context(context, request));
+}
+
+LossPlan plan_in_one_chunk(const HeadShape& shape, const HeadFeatures& features,
+                           const PlanRequest& request) {
+  if (request.device == DeviceLimits{})
+    return plan_in_one_chunk(Context(), shape, features, request);
+  if (request.device.kind != DeviceKind::cuda)
+    throw Unsupported(
+        "plan_head_kept: exp(z) is kept from forward to backward on a GPU; on the CPU use "
+        "head_forward and head_backward");
+  require(!allows_far(request) && request.kind.value_or(PlanKind::dense) == PlanKind::dense,
+          "kind: expected dense or none, with exact accuracy, of what is kept from forward to "
+          "backward");
+  PlanRequest within = request;
+  within.kind = PlanKind::dense;
+  const auto build = [&](std::size_t budget, bool least) {
+    within.memory_budget = budget;
+    PlanBuilder builder(shape, features, within);
+    builder.in_one_chunk();
+    return (least ? builder.or_least() : builder).build();
+  };
+  if (request.memory_budget != 0) return build(request.memory_budget, false);
+  LossPlan plan = default_plan(default_limit(shape, false),
+                               [&](std::size_t budget) { return build(budget, true); });
+  // No more than what a default takes, which without this rule would be the least there is.
+  return plan.default_limit != 0 ? plan : build(default_limit(shape, false) / 5 * 6, false);
+}
+
+LossPlan plan_in_one_chunk(const Context& context, const HeadShape& shape,
+                           const HeadFeatures& features, const PlanRequest& request) {
+  return plan_in_one_chunk(shape, features, for_context(context, request));
 }
 
 LossPlan with_threads(LossPlan plan, int threads) {

@@ -12,6 +12,12 @@ LossPlan plan_alone(const HeadShape& shape, const HeadFeatures& features,
 LossPlan plan_alone(const Context& context, const HeadShape& shape, const HeadFeatures& features,
                     const PlanRequest& request);
 
+// A dense plan with all tokens in one chunk, on a GPU: of kept_head.h.
+LossPlan plan_in_one_chunk(const HeadShape& shape, const HeadFeatures& features,
+                           const PlanRequest& request);
+LossPlan plan_in_one_chunk(const Context& context, const HeadShape& shape,
+                           const HeadFeatures& features, const PlanRequest& request);
+
 // A CPU's plan with room for this many threads, its audit's too. Chunks stay as they were planned,
 // so that results do not depend on how many threads there are.
 LossPlan with_threads(LossPlan plan, int threads);

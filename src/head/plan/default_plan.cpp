@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "head/plan_sizes.h"
+
 namespace logitless {
 namespace {
 
@@ -17,11 +19,6 @@ void keep_reasons(const LossPlan& at_limit, LossPlan& chosen) {
     }
     if (c.kind == at_limit.kind) c.reason = "not worth the memory: less than 3 % faster";
   }
-}
-
-bool is_dense_in_one_chunk(const LossPlan& plan) {
-  const std::int64_t first = plan.weight_ranges > 0 ? plan.first_tokens : plan.chunk_tokens;
-  return plan.kind == PlanKind::dense && first >= plan.shape.tokens;
 }
 
 }  // namespace

@@ -106,7 +106,7 @@ void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
       if (n == 1 && p_.stored_fraction == 0.0 && lends_weight())
         each_slab([&](std::int64_t slab) { offer_kept(std::min(vocab, slab), offers); });
     }
-    if (chunk <= kPair) return;
+    if (chunk <= kPair || p_.one_chunk) return;
   }
 }
 

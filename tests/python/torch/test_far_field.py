@@ -62,8 +62,8 @@ def by_the_library(steps):
     results, passes = [], []
     for _ in range(steps):
         loss, d_hidden, d_weight = torch.empty(()), torch.empty_like(hidden), torch.empty_like(weight)
-        inputs, _i = _engine._fill(c.CrossEntropyInputs, dict(hidden=hidden, weight=weight, targets=TARGET))
-        outputs, _o = _engine._fill(c.CrossEntropyOutputs, dict(loss=loss, d_hidden=d_hidden, d_weight=d_weight))
+        inputs, _i = _engine.fill(c.CrossEntropyInputs, dict(hidden=hidden, weight=weight, targets=TARGET))
+        outputs, _o = _engine.fill(c.CrossEntropyOutputs, dict(loss=loss, d_hidden=d_hidden, d_weight=d_weight))
         statistics = c.new(c.LossStatistics)
         arguments = [ctypes.byref(s) for s in (struct_of(LossOptions()), inputs, outputs, statistics)]
         c.check(c.lib.logitless_far_head_step(native.handle, *arguments))

@@ -221,13 +221,13 @@ def test_a_chunk_size_is_a_hint(monkeypatch):
     from logitless.torch import _engine
 
     plans = []
-    kept = _engine._Call.__init__
+    kept = _engine.Call.__init__
 
     def noted(self, device, options, structs, request_bytes, *rest):
         kept(self, device, options, structs, request_bytes, *rest)
         plans.append((request_bytes, self.workspace_bytes))
 
-    monkeypatch.setattr(_engine._Call, "__init__", noted)
+    monkeypatch.setattr(_engine.Call, "__init__", noted)
     hidden, weight, target, _ = problem(1, (512,), 32, 20000, torch.float32)
     options = torch.nn.LinearCrossEntropyOptions
     wanted = linear_cross_entropy(hidden, weight, target)

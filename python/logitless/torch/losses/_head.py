@@ -9,11 +9,11 @@ from torch import Tensor
 
 from ..._losses import Head
 from .. import _distributed
-from ..loss import linear_logprobs
+from ..loss import Asked, token_log_probs
 
 
 class Tokens(NamedTuple):
-    """Of the tokens [B, T] of some sequences; 0 for those that are ignored."""
+    """Of the tokens [B, T] of some sequences; 0 for those that are ignored. The entropy is empty where it is not wanted."""
 
     logps: Tensor
     entropy: Tensor
@@ -57,11 +57,15 @@ def shifted(target: Tensor, ignore_index: int) -> Tensor:
     return torch.cat([target[:, 1:], torch.full_like(target[:, :1], ignore_index)], 1)
 
 
-def tokens(hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], head: Head) -> Tokens:
+def tokens(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], head: Head, entropy: Optional[bool] = None
+) -> Tokens:
+    """entropy: None where it is not wanted, else whether it has a gradient."""
     _distributed.replicated("hidden", hidden)
     target = _distributed.replicated("target", target)
-    logps, entropy, _ = linear_logprobs(hidden, weight, target, bias, **head._asdict())
-    return Tokens(logps, entropy, target != head.ignore_index)
+    asked = Asked(entropy=entropy is not None, keep=False if entropy else None)
+    logps, found, _, _ = token_log_probs(hidden, weight, target, bias, asked, **head._asdict())
+    return Tokens(logps, found, target != head.ignore_index)
 
 
 class Reference(NamedTuple):

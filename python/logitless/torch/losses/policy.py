@@ -203,7 +203,7 @@ def _policy_loss(hidden, weight, target, advantages, bias, options, ratio_of, re
     sequences(hidden, target)
     target = _masked(target, options["mask"], head.ignore_index)
     scale = _advantages(advantages, tuple(target.shape))
-    found = tokens(hidden, weight, target, bias, head)
+    found = tokens(hidden, weight, target, bias, head, entropy=entropy_coef != 0)
 
     old = options["old_per_token_logps"]
     apart = _apart("old_per_token_logps", found.logps.detach() if old is None else old, found)

@@ -1,0 +1,44 @@
+/* A head whose exponentials stay from its forward to its backward, over the C ABI: kept_head.h in
+ * C, 3 passes for both instead of 4, on a GPU. Conventions are c_api.h's, of whose ABI version this
+ * is a part. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "logitless/c_api.h"
+#include "logitless/export.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A dense plan with all tokens in one chunk, for both calls. request NULL or its memory_budget 0:
+ * at most three tenths of the fp32 logits, or 16 MiB. Errors: no such plan fits, naming the least
+ * (invalid argument); the CPU, words on several ranks, a softcap beside weighted_logit_sum
+ * (unsupported). */
+LOGITLESS_API logitless_status logitless_plan_head_kept(const logitless_context* context,
+                                                        const logitless_head_options* options,
+                                                        const logitless_head_inputs* inputs,
+                                                        const logitless_head_outputs* outputs,
+                                                        const logitless_head_gradients* gradients,
+                                                        const logitless_plan_request* request,
+                                                        logitless_plan** plan);
+
+/* Writes the outputs. From here to the end of the backward nothing else may write to the workspace
+ * or to d_weight, whose memory holds exponentials. */
+LOGITLESS_API logitless_status logitless_head_forward_kept(
+    logitless_context* context, const logitless_plan* plan, const logitless_head_options* options,
+    const logitless_head_inputs* inputs, const logitless_head_outputs* outputs,
+    const logitless_head_gradients* gradients, void* workspace, size_t workspace_bytes);
+
+/* Writes the gradients, once: inputs, gradients and workspace are those of the forward. A cotangent
+ * of the entropy is an error. */
+LOGITLESS_API logitless_status logitless_head_backward_kept(
+    logitless_context* context, const logitless_plan* plan, const logitless_head_options* options,
+    const logitless_head_inputs* inputs, const logitless_head_cotangents* cotangents,
+    const logitless_head_gradients* gradients, void* workspace, size_t workspace_bytes);
+
+#ifdef __cplusplus
+}
+#endif

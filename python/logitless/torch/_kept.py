@@ -1,0 +1,176 @@
+"""A head on a GPU whose exponentials stay from its forward to its backward: three products for both instead of four."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from .. import _library as c
+from .._library import lib
+from .._options import HeadOptions, struct_of
+from . import _engine
+from ._ops import (
+    _bias, _bits, _compute, _empty, _finish, _gradient_like, _keeps_graph, _vectors, head_outputs, head_results,
+    refuse_second_derivatives, run_head, run_head_backward,
+)
+from ._ranks import Words
+
+# The inputs, outputs and gradients of a forward by the names of the C structs; None is no tensor. Of d_hidden shape and
+# dtype count alone.
+Tensors = dict[str, Optional[Tensor]]
+
+
+class Problem(NamedTuple):
+    """What the plan of a head is made from, but for memory."""
+
+    options: HeadOptions
+    inputs: Tensors
+    outputs: Tensors
+    gradients: Tensors
+
+    @property
+    def device(self) -> torch.device:
+        return self.inputs["hidden"].device
+
+    def key(self):
+        tensors = {**self.inputs, **self.outputs, **self.gradients}
+        layouts = [None if t is None else (t.shape, t.stride(), t.dtype) for t in tensors.values()]
+        return ("kept", self.options, _engine.place(self.device), *layouts)
+
+
+class _Pair:
+    """The calls of one shape, by one thread on one stream."""
+
+    def __init__(self, problem: Problem):
+        groups = [(c.HeadInputs, problem.inputs), (c.HeadOutputs, problem.outputs), (c.HeadGradients, problem.gradients)]
+        structs = [_engine.fill(kind, tensors) for kind, tensors in groups]
+        self.forward = _engine.Call(
+            problem.device, struct_of(problem.options), structs, problem.options.memory_budget,
+            lib.logitless_plan_head_kept, lib.logitless_head_forward_kept, (),
+        )
+        (self.inputs, self.input_fields), _, (self.gradients, self.gradient_fields) = structs
+        self.cotangents = c.new(c.HeadCotangents)
+        # Of what the outputs are of, which have their shapes.
+        self.cotangent_fields = {n: _engine.tensor_struct(problem.outputs[n]) for n in ("log_prob", "lse")}
+
+    def backward(self, inputs: Tensors, cotangents: Tensors, gradients: Tensors, workspace: Tensor) -> None:
+        for fields, tensors in ((self.input_fields, inputs), (self.gradient_fields, gradients)):
+            for field, tensor in zip(fields, [t for t in tensors.values() if t is not None]):
+                field.data = tensor.data_ptr() or 64
+        for name, field in self.cotangent_fields.items():
+            if cotangents[name] is None:
+                setattr(self.cotangents, name, None)
+            else:
+                field.data = cotangents[name].data_ptr() or 64
+                setattr(self.cotangents, name, ctypes.pointer(field))
+        call = self.forward
+        status = lib.logitless_head_backward_kept(
+            call.context.handle, call.plan, byref(call.options), byref(self.inputs), byref(self.cotangents),
+            byref(self.gradients), workspace.data_ptr(), call.workspace_bytes,
+        )
+        if status:
+            c.check(status)
+
+
+def _pair(problem: Problem) -> Optional[_Pair | Exception]:
+    def build():
+        try:
+            return _engine.on_device(problem.device, _Pair, problem)
+        except (ValueError, NotImplementedError) as refused:
+            return refused
+
+    return _engine.remembered(problem.key(), build)
+
+
+def why_not(hidden: Tensor, compute: Optional[torch.dtype], words: Words) -> str:
+    """Why no call of these keeps anything; empty where one may."""
+    if hidden.device.type != "cuda":
+        return f"expected tensors on a GPU, got {hidden.device.type}"
+    if (compute or hidden.dtype) == torch.float64:
+        return "expected float32, bfloat16 or float16, got float64"
+    return "expected the words of one rank, got a sharded weight" if words.group else ""
+
+
+def _forward(problem: Problem, required: bool) -> Optional[Tensor]:
+    """Writes the outputs. Returns the workspace, which stays with d_weight as it is until the backward; None where no
+    plan keeps the exponentials within the memory budget, which is an error where they are required to be kept."""
+    pair = _pair(problem)
+    if isinstance(pair, Exception):
+        if required:
+            raise type(pair)(f"keep: {pair}")
+        return None
+    present = [t for group in problem[1:] for t in group.values() if t is not None]
+    workspace = torch.empty(pair.forward.workspace_bytes, dtype=torch.uint8, device=problem.device)
+    _engine.on_device(problem.device, pair.forward.run, present, problem.device, workspace)
+    return workspace
+
+
+def _problem(hidden, weight, target, bias, options, compute, needs: int, outputs: tuple[bool, bool], d_weight) -> Problem:
+    """outputs: whether there is an argmax, and an entropy. Memory of d_hidden is the backward's."""
+    x, w = _compute(hidden, compute), _compute(weight, compute)
+    target, b = _vectors(x.device, target, bias)
+    need = _bits(needs)
+    gradients = dict(
+        d_hidden=_gradient_like(hidden.to("meta"), x.dtype) if need[0] else None,
+        d_weight=d_weight,
+        d_bias=torch.empty(bias.shape, dtype=torch.float32, device=x.device) if need[2] else None,
+    )
+    made = head_outputs(target, hidden.shape[:-1], *outputs)
+    return Problem(options, dict(hidden=x, weight=w, targets=target, bias=_bias(b, w)), made, gradients)
+
+
+class KeptHeadFunction(torch.autograd.Function):
+    """``HeadFunction`` of plain tensors on a GPU, which keeps what it can."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, target, options, compute, needs, argmax, entropy, required):
+        ctx.call = options, compute, needs
+        ctx.outputs = argmax, entropy
+        ctx.set_materialize_grads(False)
+        dtype = compute or hidden.dtype
+        d_weight = _gradient_like(weight, dtype) if _bits(needs)[1] else None
+        problem = _problem(hidden, weight, target, bias, options, compute, needs, ctx.outputs, d_weight)
+        workspace = _forward(problem, required)
+        if workspace is None:
+            d_weight = None
+            results = run_head(hidden, weight, target, bias, options, compute, argmax, entropy=entropy)
+        else:
+            results = head_results(problem.outputs)
+        ctx.save_for_backward(hidden, weight, target, bias, workspace, d_weight)
+        ctx.mark_non_differentiable(results[3])
+        return results
+
+    @staticmethod
+    def backward(ctx, d_log_prob, d_entropy, d_lse, *_):
+        refuse_second_derivatives()
+        nothing = (None,) * 7
+        if d_log_prob is None and d_entropy is None and d_lse is None:
+            return (None, None, None, *nothing)
+        *inputs, workspace, d_weight = ctx.saved_tensors
+        # What is kept serves one backward, and without a gradient of the entropy.
+        if workspace is None or d_entropy is not None or _keeps_graph():
+            gradients = run_head_backward(*inputs, d_log_prob, d_entropy, d_lse, *ctx.call)
+        else:
+            gradients = _kept_backward(ctx, inputs, d_log_prob, d_lse, workspace, d_weight)
+        d_hidden, d_weight, d_bias = (g if n else None for g, n in zip(gradients, _bits(ctx.call[2])))
+        return (d_hidden, d_weight, d_bias, *nothing)
+
+
+def _kept_backward(ctx, inputs, d_log_prob, d_lse, workspace, d_weight):
+    hidden, weight, target, bias = inputs
+    problem = _problem(*inputs, *ctx.call, ctx.outputs, d_weight)
+    gradients = {
+        name: t if t is None or t.device.type != "meta" else torch.empty_like(t, device=problem.device)
+        for name, t in problem.gradients.items()
+    }
+    d_log_prob, d_lse = _vectors(problem.device, d_log_prob, d_lse)
+    pair = _pair(problem)
+    _engine.on_device(
+        problem.device, pair.backward, problem.inputs, dict(log_prob=d_log_prob, lse=d_lse), gradients, workspace
+    )
+    like = (hidden, weight, bias)
+    return tuple(_empty(hidden) if g is None else _finish(g, t) for g, t in zip(gradients.values(), like))

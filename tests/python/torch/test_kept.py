@@ -1,0 +1,139 @@
+"""linear_logprobs(keep=True): gradients from exponentials that stay from the forward on. On a GPU, with
+LOGITLESS_TEST_DEVICE=cuda; elsewhere it is refused by name."""
+
+import pytest
+import torch
+from logitless.torch import linear_logprobs, losses
+from oracle import DEVICE, generator
+
+N, D, V = 700, 64, 5000
+gpu = pytest.mark.skipif(DEVICE == "cpu", reason="no GPU under test (LOGITLESS_TEST_DEVICE=cuda)")
+
+
+def problem(dtype=torch.bfloat16, k=0, bias=False):
+    g = generator(3)
+    hidden, weight = (torch.randn(*shape, generator=g).to(dtype).requires_grad_() for shape in ((N, D), (V, D)))
+    target = torch.randint(V, (N, k) if k else (N,), generator=g)
+    target[::7] = -100
+    return hidden, weight, target, torch.randn(V, generator=g).requires_grad_() if bias else None
+
+
+def gradients(loss, *leaves, **options):
+    return torch.autograd.grad(loss, [t for t in leaves if t is not None], **options)
+
+
+def functions_of(result):
+    """Names of the functions that its gradient goes through."""
+    nodes, seen = [result.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        seen.add(type(node).__name__)
+        nodes += [n for n, _ in node.next_functions if n is not None]
+    return seen
+
+
+def loss_of(log_prob, lse):
+    """Not linear in the log-probabilities."""
+    return torch.tanh(log_prob.sum(-1) if log_prob.dim() > 1 else log_prob).square().mean() + 1e-3 * lse.square().mean()
+
+
+@gpu
+@pytest.mark.parametrize("case", [dict(), dict(bias=True), dict(k=3), dict(dtype=torch.float32)], ids=str)
+@pytest.mark.parametrize("options", [dict(), dict(softcap=10.0), dict(logit_scale=0.5)], ids=str)
+def test_has_the_gradients_of_two_calls(case, options):
+    hidden, weight, target, bias = problem(**case)
+    found = []
+    for keep in (False, True):
+        budget = "64MiB" if keep else None
+        log_prob, _, lse = linear_logprobs(hidden, weight, target, bias, keep=keep, memory_budget=budget, **options)
+        assert ("KeptHeadFunctionBackward" in functions_of(log_prob)) == keep
+        found.append((log_prob.detach(), lse.detach(), *gradients(loss_of(log_prob, lse), hidden, weight, bias)))
+    tolerance = 1e-5 if case.get("dtype") else 1e-2
+    for a, b in zip(*found):
+        assert a.dtype == b.dtype and (a - b).float().norm() <= tolerance * b.float().norm()
+
+
+@gpu
+def test_a_retained_graph_and_a_gradient_of_the_entropy_make_everything_again():
+    hidden, weight, target, _ = problem()
+    log_prob, entropy, lse = linear_logprobs(hidden, weight, target, keep=True)
+    loss = loss_of(log_prob, lse)
+    first = gradients(loss, hidden, weight, retain_graph=True)
+    second = gradients(loss, hidden, weight)
+    expected = gradients(loss_of(*linear_logprobs(hidden, weight, target)[::2]), hidden, weight)
+    for a, b, c in zip(first, second, expected):
+        assert torch.equal(a, c) and (b - c).float().norm() <= 1e-2 * c.float().norm()
+
+    def with_entropy(keep):
+        log_prob, entropy, lse = linear_logprobs(hidden, weight, target, keep=keep)
+        return gradients(loss_of(log_prob, lse) - 0.1 * entropy.mean(), hidden, weight)
+
+    for a, b in zip(with_entropy(True), with_entropy(False)):
+        assert torch.equal(a, b)
+
+
+@gpu
+def test_outputs_may_be_written_over():
+    hidden, weight, target, _ = problem()
+    found = []
+    for change in (False, True):
+        log_prob, _, lse = linear_logprobs(hidden, weight, target, keep=True)
+        scaled = log_prob.mul_(2.0) if change else log_prob * 2.0
+        found.append(gradients(scaled.sum(), hidden, weight))
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+
+
+@gpu
+def test_weight_gets_its_own_memory_and_accumulates():
+    hidden, weight, target, _ = problem()
+    for _ in range(2):
+        losses.simpo_loss(hidden[:512].view(4, 128, D), weight, target[:512].view(4, 128)).loss.backward()
+    whole = weight.grad
+    weight.grad = None
+    losses.simpo_loss(hidden[:512].view(4, 128, D), weight, target[:512].view(4, 128)).loss.backward()
+    assert (whole - 2 * weight.grad).float().norm() <= 1e-2 * whole.float().norm()
+
+
+@gpu
+def test_losses_keep_what_fits():
+    hidden, weight, target, _ = problem()
+    hidden, target = hidden[:512].view(4, 128, D), target[:512].view(4, 128)
+
+    loss = losses.simpo_loss(hidden, weight, target).loss
+    assert "KeptHeadFunctionBackward" in functions_of(loss)
+    loss = losses.simpo_loss(hidden, weight, target, memory_budget="1MiB").loss
+    assert "KeptHeadFunctionBackward" not in functions_of(loss) and "HeadFunctionBackward" in functions_of(loss)
+
+
+@gpu
+def test_a_budget_too_small_is_named():
+    hidden, weight, target, _ = problem()
+    with pytest.raises(ValueError, match="keep: memory_budget: 1.0 MiB .* is below the least plan, dense"):
+        linear_logprobs(hidden, weight, target, keep=True, memory_budget="1MiB")
+
+
+@gpu
+def test_memory_is_what_the_plan_says():
+    hidden, weight, target, _ = problem()
+    linear_logprobs(hidden, weight, target, keep=True)[0].sum().backward()  # what stays for good
+    weight.grad = hidden.grad = None
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    out = linear_logprobs(hidden, weight, target, keep=True)
+    held = torch.cuda.memory_allocated() - before
+    exponentials = 2 * 768 * 5120
+    assert exponentials <= held <= exponentials + 2 * V * D + (4 << 20)
+    out[0].sum().backward()
+    del out
+    assert torch.cuda.memory_allocated() - before <= 2 * (V * D + N * D) + (1 << 20)
+
+
+def test_where_it_cannot_be_it_is_refused():
+    hidden, weight, target, _ = problem(torch.float64 if DEVICE != "cpu" else torch.float32)
+    message = "got cpu" if DEVICE == "cpu" else "got float64"
+    with pytest.raises(ValueError, match=f"keep: expected .* {message}"):
+        linear_logprobs(hidden, weight, target, keep=True)
+    with pytest.raises(TypeError, match="keep: expected True or False, got 1"):
+        linear_logprobs(hidden, weight, target, keep=1)
+    with torch.no_grad():  # no backward, so nothing to keep
+        assert len(linear_logprobs(hidden, weight, target, keep=True)) == 3
