@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""The far field on whole training runs: the same run dense, far backward and far both ways, side by side.
+
+    python3 bench/far_proof_text.py --out words                     # tokens, from the text that the machine has
+    python3 bench/far_proof.py run --words words --vocab 131072 --ways dense,backward,both --seeds 1 --out runs
+    python3 bench/far_proof.py report runs [...]                    # a table, and pictures as SVG
+
+`run`: a process of `logitless train` for each seed and way, one after the other, with the same starting values and the
+same batches; runs/NAME.jsonl.gz is its log, with --export runs/NAME/ the model. A run that would pass --limit (of the
+whole command) or --run-limit ends with what there is. What stands after `--` goes to every `logitless train` as it is.
+`report`: any folders with such logs; needs no run to be whole, and no dense run, where there is nothing to compare with.
+"""
+
+import argparse
+import gzip
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WAYS = {"dense": [], "backward": ["--far-field", "{error}"], "both": ["--far-field", "{error}", "--far-both"]}
+MODELS = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-large": (36, 1280, 20)}  # layers, dim, heads
+LEAST_SECONDS = 15  # that a run is begun with
+
+
+def command_of(args, way, seed, log):
+    vocab, rows = args.vocab, args.batch * args.length
+    steps = max(1, round(args.tokens / rows / args.accumulate))
+    command = [args.logitless, "train", "--device", args.device, "--dtype", args.dtype, "--vocab", vocab,
+               "--data", args.words / f"train_{vocab}.bin", "--val", args.words / f"val_{vocab}.bin",
+               "--batch", args.batch, "--length", args.length, "--accumulate", args.accumulate, "--steps", steps,
+               "--lr", args.lr, "--seed", seed, "--eval-every", max(1, steps // args.validations), "--sample", 0, "--log", log]
+    if args.model != "none":
+        layers, dim, heads = MODELS[args.model]  # --model has a vocabulary of its own
+        command += ["--layers", layers, "--dim", dim, "--heads", heads]
+    if args.export:
+        command += ["--export", log.with_suffix("")]
+    if args.save:
+        command += ["--save", log.with_suffix("") / "run.safetensors"]
+    return [str(part) for part in (*command, *(text.format(error=args.error) for text in WAYS[way]), *args.more)]
+
+
+def run_one(args, command, log, seconds):
+    """Ends the process by SIGINT after so many seconds; prints what it says. Returns what the exit status means."""
+    with open(log.with_suffix(".txt"), "w", encoding="utf-8") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        try:
+            status = process.wait(timeout=seconds)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt) as stopped:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(timeout=args.grace)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if isinstance(stopped, KeyboardInterrupt):
+                raise
+            return f"stopped after {seconds:.0f} s"
+    return "done" if status == 0 else f"exit status {status}"
+
+
+def machine():
+    try:
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        gpu = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        gpu = None
+    return {"gpu": gpu, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+
+
+def run(args):
+    unknown = [way for way in args.ways if way not in WAYS]
+    if unknown:
+        sys.exit(f"far_proof: --ways: expected {', '.join(WAYS)}, got {unknown[0]}")
+    for name in ("train", "val"):
+        path = args.words / f"{name}_{args.vocab}.bin"
+        if not path.exists():
+            sys.exit(f"far_proof: --words: there is no {path}; bench/far_proof_text.py --vocab {args.vocab} writes it")
+    args.out.mkdir(parents=True, exist_ok=True)
+    if (args.words / "text.json").exists():
+        shutil.copy(args.words / "text.json", args.out / "text.json")
+    begin, failed = time.monotonic(), False
+    for seed in args.seeds:
+        for way in args.ways:
+            left = args.limit - args.grace - (time.monotonic() - begin)
+            name = f"{args.model}_{args.vocab}_{way}_{seed}"
+            if left < LEAST_SECONDS:
+                print(f"{name}: not begun, {max(0, left):.0f} s are left of --limit", flush=True)
+                continue
+            log = args.out / f"{name}.jsonl"
+            if args.save or args.export:
+                log.with_suffix("").mkdir(exist_ok=True)
+            command = command_of(args, way, seed, log)
+            (args.out / f"{name}.run.json").write_text(json.dumps({"command": command, **machine()}), encoding="utf-8")
+            start = time.monotonic()
+            end = run_one(args, command, log, min(left, args.run_limit))
+            failed = failed or end.startswith("exit")
+            lines = log.with_suffix(".txt").read_text(encoding="utf-8", errors="replace").splitlines()
+            said = [line for line in lines if "validation loss" in line] or lines
+            print(f"{name}: {end} in {time.monotonic() - start:.0f} s; {said[-1] if said else 'it said nothing'}", flush=True)
+            if end.startswith("exit"):
+                print("\n".join(lines[-8:]), flush=True)
+            if log.exists():
+                with open(log, "rb") as plain, gzip.open(f"{log}.gz", "wb", 6) as packed:
+                    shutil.copyfileobj(plain, packed)
+                log.unlink()
+    return 1 if failed else 0
+
+
+def report(args):
+    from far_proof_report import write_report
+
+    return write_report(args.folders, args.out or args.folders[0], args.promised, args.head_ms)
+
+
+def numbers(kind):
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+def add_run(commands):
+    parser = commands.add_parser("run", help="train each way", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--logitless", default=str(ROOT / "build/src/cli/logitless"), help="path of the command")
+    parser.add_argument("--words", type=Path, required=True, help="folder that far_proof_text.py wrote")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the logs")
+    parser.add_argument("--vocab", type=int, default=50257)
+    parser.add_argument("--ways", type=numbers(str), default="dense,backward,both")
+    parser.add_argument("--seeds", type=numbers(int), default="1")
+    parser.add_argument("--tokens", type=float, default=100e6, help="that a run learns from")
+    parser.add_argument("--model", default="gpt2", choices=(*MODELS, "none"), help="sizes; none: those after --")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--lr", type=float, default=6e-4)
+    parser.add_argument("--error", type=float, default=0.01, help="of --far-field")
+    parser.add_argument("--validations", type=int, default=20, help="in a run")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--limit", type=float, default=570, help="seconds for all runs together")
+    parser.add_argument("--run-limit", type=float, default=1e9, help="seconds for each")
+    parser.add_argument("--grace", type=float, default=15, help="seconds for a run to end by itself after its signal")
+    parser.add_argument("--export", action="store_true", help="write each model (not where a run was stopped)")
+    parser.add_argument("--save", action="store_true", help="write each checkpoint, at every validation")
+    parser.set_defaults(act=run)
+
+
+def add_report(commands):
+    parser = commands.add_parser("report", help="tables and pictures of logs",
+                                 formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, help="folder of report.md and pictures; None: the first of the folders")
+    parser.add_argument("--promised", type=numbers(float), default="0.59,0.41", metavar="BACKWARD,BOTH",
+                        help="head's time of the dense head's (docs/far_field_figures.md, D = 768)")
+    parser.add_argument("--head-ms", type=float, help="dense head of a step, measured alone (bench_head --device cuda)")
+    parser.set_defaults(act=report)
+
+
+def main():
+    words = sys.argv[1:]
+    more = words[words.index("--") + 1:] if "--" in words else []
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    add_run(commands)
+    add_report(commands)
+    args = parser.parse_args(words[: words.index("--")] if "--" in words else words)
+    args.more = more
+    if more and args.command != "run":
+        parser.error("--: options for `logitless train` go with run alone")
+    sys.exit(args.act(args))
+
+
+if __name__ == "__main__":
+    main()

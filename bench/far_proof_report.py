@@ -1,0 +1,287 @@
+"""What the logs of `far_proof.py run` say: report.md, and pictures beside it."""
+
+import gzip
+import json
+import statistics
+from collections import defaultdict
+
+from far_proof_chart import COLOURS, Chart
+
+WAYS = ("dense", "backward", "both")
+QUARTERS = 4
+ORDER_BEFORE, ORDER_AFTER = 6, 1  # steps about the one that takes an order over, in which it is made
+ABOUT = 20                        # steps on each side whose median is a step's time without an order
+
+
+class Run:
+    """Of one log. steps: [step, loss, seconds, far field's counts or None]."""
+
+    def __init__(self, path):
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+            lines = []
+            for text in file:
+                if text.endswith("\n"):  # a run that was killed may have left half a line
+                    lines.append(json.loads(text))
+        self.path = path
+        self.header = next(line for line in lines if line["kind"] == "run")
+        self.steps = [line for line in lines if line["kind"] == "step"]
+        self.validations = {line["step"]: line["loss"] for line in lines if line["kind"] == "validation"}
+        self.validation_seconds = sum(line["seconds"] for line in lines if line["kind"] == "validation")
+        self.reason = next((line["reason"] for line in reversed(lines) if line["kind"] == "end"), "killed")
+        options = self.header["options"]
+        self.way = ("both" if options["far-both"] else "backward") if options["far-field"] > 0 else "dense"
+        self.seed, self.wanted = options["seed"], options["far-field"]
+        self.on_gpu = not self.header["device"].startswith("CPU")
+        model = self.header["model"]
+        self.kind = (model["type"], model["layers"], model["dim"], model["vocab"], self.header["tokens_per_step"],
+                     options["length"], options["lr"], self.header["steps"])
+        self.name = f"{self.way}, seed {self.seed}"
+
+    def seconds(self, keep=lambda far: True):
+        return [s["seconds"] for s, far in zip(self.steps, self.far_steps()) if keep(far)]
+
+    def far_steps(self):
+        """Of each step, whether its head was far. A GPU's log may be a step off."""
+        before, out = 0, []
+        for step in self.steps:
+            far = step.get("far_field")
+            out.append(far is not None and far["dense_steps"] == before)
+            before = far["dense_steps"] if far else 0
+        return out
+
+    def elapsed(self):
+        """Seconds of steps until each step, validations not counted."""
+        total, out = 0.0, {}
+        for step in self.steps:
+            total += step["seconds"]
+            out[step["step"]] = total
+        return out
+
+    def audits(self):
+        """[(step, error)]: of lines where there was one more."""
+        count, out = 0, []
+        for step in self.steps:
+            far = step.get("far_field")
+            if far and far["audits"] > count:
+                out.append((step["step"], far["last_error"]))
+                count = far["audits"]
+        return out
+
+    def kept(self):
+        """[(step, part kept)], from the running mean: of each far-field step, on a GPU of those audited."""
+        count, mean, out = 0, 0.0, []
+        for step in self.steps:
+            far = step.get("far_field")
+            if not far:
+                continue
+            now = far["audits"] if self.on_gpu else far["steps"] - far["dense_steps"] + far["repeated_steps"]
+            if now > count:
+                out.append((step["step"], (far["mean_kept"] * now - mean * count) / (now - count)))
+                count, mean = now, far["mean_kept"]
+        return out
+
+    def orders(self):
+        """[(step, seconds)]: what the steps that make and take over an order took beyond the median of those about."""
+        count, out, times = 0, [], [s["seconds"] for s in self.steps]
+        for i, step in enumerate(self.steps):
+            far = step.get("far_field")
+            if far and far["orders"] > count:
+                usual = statistics.median(times[max(0, i - ABOUT): i + ABOUT])
+                made = times[max(0, i - ORDER_BEFORE): i + ORDER_AFTER + 1]
+                out.append((step["step"], sum(t - usual for t in made)))
+                count = far["orders"]
+        return out
+
+    def quarter(self, step):
+        return min(QUARTERS - 1, (step - 1) * QUARTERS // self.header["steps"])
+
+    def by_quarter(self, pairs, of, text):
+        parts = [[value for step, value in pairs if self.quarter(step) == q] for q in range(QUARTERS)]
+        return ", ".join(text(of(part)) if part else "-" for part in parts)
+
+    def head_share(self):
+        """Of the multiply-adds of a step's products; causal attention by half. None: of another kind of model."""
+        kind, layers, dim, vocab, _, length = self.kind[:6]
+        if kind != "gpt2":
+            return None
+        head = vocab * dim
+        return head / (head + layers * (12 * dim * dim + length * dim))
+
+
+def percent(value, digits=1):
+    return f"{100 * value:.{digits}f} %"
+
+
+def two(value):
+    return f"{100 * value:.2g} %"
+
+
+def table(head, rows):
+    return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head),
+                      *("| " + " | ".join(map(str, row)) + " |" for row in rows), ""])
+
+
+def loss_table(runs, dense):
+    """Validation at the last step that a run and the dense run of its seed share."""
+    rows = []
+    for run in runs:
+        if not run.validations:
+            rows.append((run.name, "-", "-", "-", "-", run.reason))
+            continue
+        last, other = max(run.validations), dense.get(run.seed)
+        row = [run.name, last, f"{run.validations[last]:.4f}"]
+        shared = sorted(set(run.validations) & set(other.validations)) if other and other is not run else []
+        if shared:
+            off = {step: run.validations[step] - other.validations[step] for step in shared}
+            most = max(off.values(), key=abs)
+            row += [f"{off[shared[-1]]:+.4f}" + ("" if shared[-1] == last else f" (step {shared[-1]})"), f"{most:+.4f}"]
+        else:
+            row += ["", ""]
+        rows.append((*row, run.reason))
+    text = table(("run", "step", "validation loss", "minus dense, same seed", "furthest of any validation", "end"), rows)
+    ends = defaultdict(list)
+    for run in dense.values():
+        for step, loss in run.validations.items():
+            ends[step].append(loss)
+    last = max((step for step, losses in ends.items() if len(losses) == len(dense)), default=None)
+    if len(dense) > 1 and last:
+        text += f"\nDense, {len(dense)} seeds: {max(ends[last]) - min(ends[last]):.4f} nats apart at step {last}.\n"
+    return text
+
+
+def speed_table(runs, dense, promised, head_ms):
+    rows = []
+    base = statistics.median([statistics.median(r.seconds()) for r in dense.values() if r.steps]) if dense else None
+    for run in runs:
+        if not run.steps:
+            continue
+        tokens, times = run.header["tokens_per_step"], run.seconds()
+        whole = tokens * len(times) / (sum(times) + run.validation_seconds)
+        step = statistics.median(times)
+        row = [run.name, f"{tokens / step:.0f}", f"{whole:.0f}", f"{1e3 * step:.1f}"]
+        far = run.seconds(lambda far: far)
+        share = 1e-3 * head_ms / base if head_ms and base else run.head_share()
+        if run.way == "dense" or not far:
+            row += ["", "", percent(share) if share else "-", "", ""]
+        else:
+            other = dense.get(run.seed)
+            of = statistics.median(other.seconds()) if other and other.steps else base
+            far_step = statistics.median(far)
+            row += [f"{1e3 * far_step:.1f}"]
+            if of and share:
+                part = promised[WAYS.index(run.way) - 1]
+                gained, hoped = 1 - far_step / of, share * (1 - part)
+                row += [f"{percent(gained)} of {percent(hoped)}", percent(share), f"{1 - gained / share:.2f}", part]
+            else:
+                row += ["", percent(share) if share else "-", "", ""]
+        rows.append(row)
+    note = ("The head's share is of its time alone (--head-ms)." if head_ms else
+            "The head's share is of the step's multiply-adds; products of other shapes run at other speeds.")
+    return table(("run", "tokens/s, median step", "with validations", "ms, median step", "ms, median far step",
+                  "gained of promised, a far step", "head's share", "far head of dense head", "promised"), rows) + "\n" + note + "\n"
+
+
+def far_table(runs):
+    rows, times = [], []
+    for run in runs:
+        last = next((s["far_field"] for s in reversed(run.steps) if s.get("far_field")), None)
+        if last is None:
+            continue
+        kept, audits, orders = run.kept(), run.audits(), run.orders()
+        errors = [error for _, error in audits]
+        first = next((s["step"] for s, far in zip(run.steps, run.far_steps()) if far), None)
+        rows.append((run.name, percent(last["mean_kept"]), run.by_quarter(kept, statistics.fmean, percent),
+                     percent(max((part for _, part in kept), default=0.0)),
+                     two(statistics.median(errors)) if errors else "-",
+                     run.by_quarter(audits, statistics.median, two), run.by_quarter(audits, max, two),
+                     two(last["worst_kept_error"]), f"{sum(e > run.wanted for e in errors)} of {last['audits']}"))
+        times.append((run.name, f"{last['dense_steps']} of {last['steps']}", first or "none", last["repeated_steps"],
+                      last["orders"], f"{1e3 * statistics.median([s for _, s in orders]):.0f}" if orders else "-",
+                      percent(sum(s for _, s in orders) / sum(run.seconds()), 2) if orders else "-", f"{last['tau']:.2g}"))
+    if not rows:
+        return ""
+    return "\n".join(
+        [table(("run", "kept", "by quarter", "most", "audited error, median", "by quarter", "worst by quarter", "worst kept",
+                "audits that missed"), rows),
+         table(("run", "dense steps", "first far step", "done again", "orders", "ms of an order, median",
+                "of the run's steps", "last tau"), times)])
+
+
+def draw(runs, dense, out, tag, title):
+    model = "validation loss, nats; always exact"
+    by_step, by_time = Chart(title, model, "step", "nats"), Chart(title, model, "seconds of steps", "nats")
+    off = Chart(title, "validation loss minus that of the dense run of the same seed", "step", "nats")
+    kept = Chart(title, "tiles kept of all, " + ("at audits" if runs[0].on_gpu else "in each far-field step"), "step", "%")
+    error = Chart(title, "error of the gradients, measured at audits", "step", "%")
+    seeds = {seed: 2.2 / (1 + i) for i, seed in enumerate(sorted({run.seed for run in runs}))}
+    for run in runs:
+        colour, width, elapsed = COLOURS[run.way], seeds[run.seed], run.elapsed()
+        points = sorted(run.validations.items())
+        by_step.add(run.name, colour, points, width=width)
+        by_time.add(run.name, colour, [(elapsed[s], loss) for s, loss in points if s in elapsed], width=width)
+        other = dense.get(run.seed)
+        if other and other is not run:
+            off.add(run.name, colour, [(s, loss - other.validations[s]) for s, loss in points if s in other.validations],
+                    width=width)
+        kept.add(run.name, colour, [(s, 100 * part) for s, part in run.kept()], dots=True)
+        error.add(run.name, colour, [(s, 100 * e) for s, e in run.audits()], dots=True)
+    off.lines.append((0.0, "dense"))
+    wanted = sorted({run.wanted for run in runs if run.wanted > 0})
+    error.lines += [(100 * w, "wanted") for w in wanted]
+    late = [loss for run in runs for step, loss in run.validations.items() if step > run.header["steps"] / 8]
+    top = max(late, default=None)
+    for name, chart, low, high in (("loss", by_step, None, top), ("loss_seconds", by_time, None, top),
+                                   ("off_dense", off, None, None), ("kept", kept, 0.0, None),
+                                   ("error", error, 0.0, 300 * wanted[-1] if wanted else None)):
+        if chart.write(out / f"{tag}_{name}.svg", low, high):
+            yield f"{tag}_{name}.svg"
+
+
+def text_table(folders):
+    """Of the text that was learnt from."""
+    for folder in folders:
+        if (folder / "text.json").exists():
+            made = json.loads((folder / "text.json").read_text(encoding="utf-8"))
+            rows = []
+            for kind, row in sorted(made["kinds"].items(), key=lambda item: -item[1]["bytes"]):
+                tokens = [f"{t['train']['by_kind'].get(kind, 0) / 1e6:.2f}M" for t in made["vocab"].values()]
+                rows.append((kind, row["files"], f"{row['bytes'] / 1e6:.1f} MB", *tokens))
+            whole = [f"{t['train']['tokens'] / 1e6:.2f}M, {t['val']['tokens']} held out" for t in made["vocab"].values()]
+            rows.append(("all", sum(r["files"] for r in made["kinds"].values()),
+                         f"{sum(r['bytes'] for r in made['kinds'].values()) / 1e6:.1f} MB", *whole))
+            return "## Text\n" + table(("kind", "files", "bytes", *(f"tokens, {v} words" for v in made["vocab"])), rows) + "\n"
+    return ""
+
+
+def read_runs(folders):
+    groups = defaultdict(list)
+    for folder in folders:
+        for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")]):
+            run = Run(path)
+            groups[run.kind].append(run)
+    return groups
+
+
+def write_report(folders, out, promised, head_ms):
+    groups = read_runs(folders)
+    if not groups:
+        print(f"far_proof: expected logs (*.jsonl.gz) in {', '.join(map(str, folders))}, found none")
+        return 1
+    out.mkdir(parents=True, exist_ok=True)
+    text = text_table(folders)
+    for kind, runs in sorted(groups.items(), key=str):
+        runs.sort(key=lambda run: (WAYS.index(run.way), run.seed))
+        dense = {run.seed: run for run in runs if run.way == "dense"}
+        name, layers, dim, vocab, tokens, length, _, steps = kind
+        title = f"{name}, {layers} layers of {dim}, {vocab} words, {tokens} tokens a step"
+        header = runs[0].header
+        epochs = tokens * steps / header["train_tokens"]
+        text += (f"## {title}\n{steps} steps, {tokens * steps / 1e6:.1f}M tokens, {epochs:.2f} times the "
+                 f"{header['train_tokens'] / 1e6:.1f}M there are; rows of {length}; {header['model']['dtype']}, {header['device']}, "
+                 f"logitless {header['logitless']}\n\n")
+        text += "\n".join((loss_table(runs, dense), speed_table(runs, dense, promised, head_ms), far_table(runs)))
+        tag = f"{name}_{layers}x{dim}_{vocab}_{tokens * steps // 10**6}M"
+        text += "\n" + "\n".join(f"![]({path})" for path in draw(runs, dense, out, tag, title)) + "\n\n"
+    (out / "report.md").write_text(text, encoding="utf-8")
+    print(text)
+    return 0
