@@ -4,10 +4,14 @@
     python3 bench/far_proof_text.py --out words                     # tokens, from the text that the machine has
     python3 bench/far_proof.py run --words words --vocab 131072 --ways dense,backward,both --seeds 1 --out runs
     python3 bench/far_proof.py report runs [...]                    # a table, and pictures as SVG
+    python3 bench/far_proof.py error runs/gpt2_131072_backward_1 --words words
+    python3 bench/far_proof.py capture runs/gpt2_131072_dense_1 --words words --out head.safetensors
 
 `run`: a process of `logitless train` for each seed and way, one after the other, with the same starting values and the
 same batches; runs/NAME.jsonl.gz is its log, with --export runs/NAME/ the model. A run that would pass --limit (of the
 whole command) or --run-limit ends with what there is. What stands after `--` goes to every `logitless train` as it is.
+`error`, `capture`: of a model that a run has left (--export; --save for the far field's own order), the gradients' errors
+by word frequency, and its head as a file; on the GPU where there is one.
 `report`: any folders with such logs; needs no run to be whole, and no dense run, where there is nothing to compare with.
 """
 
@@ -117,6 +121,18 @@ def report(args):
     return write_report(args.folders, args.out or args.folders[0], args.promised, args.head_ms)
 
 
+def error(args):
+    from far_proof_error import error as act
+
+    return act(args)
+
+
+def capture(args):
+    from far_proof_head import capture as act
+
+    return act(args)
+
+
 def numbers(kind):
     return lambda text: [kind(part) for part in text.split(",")]
 
@@ -143,7 +159,7 @@ def add_run(commands):
     parser.add_argument("--run-limit", type=float, default=1e9, help="seconds for each")
     parser.add_argument("--grace", type=float, default=15, help="seconds for a run to end by itself after its signal")
     parser.add_argument("--export", action="store_true", help="write each model (not where a run was stopped)")
-    parser.add_argument("--save", action="store_true", help="write each checkpoint, at every validation")
+    parser.add_argument("--save", action="store_true", help="write each checkpoint, at every validation (12 bytes a parameter)")
     parser.set_defaults(act=run)
 
 
@@ -158,6 +174,27 @@ def add_report(commands):
     parser.set_defaults(act=report)
 
 
+def add_head(commands):
+    for name, act, what in (("error", error, "error of the head's gradients by word frequency"),
+                            ("capture", capture, "hidden states, targets and the head, in int8, as a file for bench_head")):
+        parser = commands.add_parser(name, help=what, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        parser.add_argument("folder", type=Path, help="of a model that run --export (and --save: the far field's state) wrote")
+        parser.add_argument("--words", type=Path, required=True, help="folder that far_proof_text.py wrote")
+        parser.add_argument("--tokens", type=int, default=8192, help="held-out tokens of a call")
+        parser.add_argument("--device", help="default: the GPU where there is one")
+        parser.set_defaults(act=act)
+        if name == "capture":
+            parser.add_argument("--out", type=Path, required=True, help="file, .safetensors")
+            parser.add_argument("--most", type=float, default=60 * 2**20, help="bytes; more: without the rarest words")
+        else:
+            parser.add_argument("--out", type=Path, help="folder; None: the one that the run's is in")
+            parser.add_argument("--loss-tokens", type=int, default=131072, help="most tokens that the exact loss is taken of")
+            parser.add_argument("--samples", type=int, default=16, help="far-field steps whose mean is looked at, too")
+            parser.add_argument("--error", type=float, default=0.01, help="wanted, of a run that was dense")
+            parser.add_argument("--library", type=Path, default=ROOT / "build/src/liblogitless.so",
+                                help="where LOGITLESS_LIBRARY does not say")
+
+
 def main():
     words = sys.argv[1:]
     more = words[words.index("--") + 1:] if "--" in words else []
@@ -165,8 +202,13 @@ def main():
     commands = parser.add_subparsers(dest="command", required=True)
     add_run(commands)
     add_report(commands)
+    add_head(commands)
     args = parser.parse_args(words[: words.index("--")] if "--" in words else words)
     args.more = more
+    if args.command in ("error", "capture") and args.device is None:
+        import torch
+
+        args.device = "cuda" if torch.cuda.is_available() else "cpu"
     if more and args.command != "run":
         parser.error("--: options for `logitless train` go with run alone")
     sys.exit(args.act(args))

@@ -21,14 +21,25 @@ def ticks(low, high, count=6):
     return [step * i for i in range(first, int(math.floor(high / step + 1e-9)) + 1)]
 
 
-class Chart:
-    """curves: {"label", "colour", "points": [(x, y)], "dots": only dots, "width"}; lines: (y, label) across."""
+def log_ticks(low, high):
+    """Logarithms of 1, 2 and 5 times powers of ten."""
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    return [y for power in powers for y in (power, power + math.log10(2), power + math.log10(5)) if low <= y <= high]
 
-    def __init__(self, title, note, x_name, y_name):
-        self.title, self.note, self.x_name, self.y_name = title, note, x_name, y_name
+
+class Chart:
+    """curves: {"label", "colour", "points": [(x, y)], "dots": only dots, "width"}; lines: (y, label) across.
+
+    log: y, all above 0, by powers of ten.
+    """
+
+    def __init__(self, title, note, x_name, y_name, log=False):
+        self.log, self.title, self.note, self.x_name, self.y_name = log, title, note, x_name, y_name
         self.curves, self.lines = [], []
 
     def add(self, label, colour, points, dots=False, width=1.8):
+        if self.log:
+            points = [(x, math.log10(y)) for x, y in points]
         points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
         if points:
             self.curves.append({"label": label, "colour": colour, "points": points, "dots": dots, "width": width})
@@ -52,9 +63,9 @@ class Chart:
             y = min(max(y, low), high)
             return LEFT + WIDTH * (x - first) / (last - first), TOP + HEIGHT * (high - y) / (high - low)
 
-        for y in ticks(low, high):
+        for y in log_ticks(low, high) if self.log else ticks(low, high):
             p.line(LEFT, at(first, y)[1], LEFT + WIDTH, at(first, y)[1], GREY)
-            p.text(LEFT - 8, at(first, y)[1] + 4, f"{y:.6g}", 12, FAINT, "end")
+            p.text(LEFT - 8, at(first, y)[1] + 4, f"{10**y if self.log else y:.6g}", 12, FAINT, "end")
         for x in ticks(first, last, 8):
             p.text(at(x, low)[0], TOP + HEIGHT + 18, f"{x:.6g}", 12, FAINT, "middle")
         for y, label in self.lines:

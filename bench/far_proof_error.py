@@ -1,0 +1,190 @@
+"""How far off the gradients of a trained head are, by how often a word was learnt from; needs PyTorch."""
+
+import json
+import os
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from far_proof_chart import COLOURS, Chart
+from far_proof_head import ROWS, Head, log_header
+
+ROOT = Path(__file__).resolve().parents[1]
+CLASSES = 10
+SAMPLE_EVERY = 16  # FarFieldHead's
+FIRST_ORDER, TRIES = 32, 64  # steps before the order of a run without one; most steps that are waited for far ones
+LABELS = {"backward": "far_backward", "both": "far_both"}
+
+
+def exact(head, hidden, targets):
+    """(d_hidden, d_weight) of the mean loss, in f64."""
+    weight = head.weight.double()
+    d_hidden, d_weight = torch.empty_like(hidden, dtype=torch.float64), torch.zeros_like(weight)
+    for first in range(0, len(hidden), ROWS):
+        x, t = hidden[first : first + ROWS].double(), targets[first : first + ROWS]
+        p = torch.softmax(x @ weight.T, 1)
+        p[torch.arange(len(t)), t] -= 1.0
+        d_hidden[first : first + ROWS] = p @ weight / len(hidden)
+        d_weight.addmm_(p.T, x, alpha=1 / len(hidden))
+    return d_hidden, d_weight
+
+
+def gradients(loss_of, head, hidden, targets):
+    """In f32, of products in bf16."""
+    leaves = [hidden.clone().requires_grad_(), head.weight.clone().requires_grad_()]
+    with torch.autocast(head.device.type, torch.bfloat16):
+        loss = loss_of(*leaves, targets)
+    loss.float().backward()
+    return [leaf.grad for leaf in leaves]
+
+
+def torch_loss(hidden, weight, targets):
+    return F.cross_entropy(F.linear(hidden, weight).float(), targets)
+
+
+class Errors:
+    """Relative 2-norms against the exact gradients: of d_hidden, of d_weight, and of d_weight's rows by classes of words, of
+    all of a class and of those that are no target here, whose gradient is of softmax alone."""
+
+    def __init__(self, head, hidden, targets):
+        self.d_hidden, self.d_weight = exact(head, hidden, targets)
+        self.classes = torch.sort(head.counts, descending=True, stable=True).indices.chunk(CLASSES)
+        met = torch.zeros(head.vocab, dtype=torch.bool, device=head.device)
+        met[targets] = True
+        self.unmet = [words[~met[words]] for words in self.classes]
+        self.sizes = self.d_weight.square().sum(1)
+
+    def of(self, d_hidden, d_weight):
+        off = (d_weight - self.d_weight).square().sum(1)
+
+        def by_class(classes):
+            return [(off[rows].sum() / self.sizes[rows].sum()).sqrt().item() for rows in classes]
+
+        return {"d_hidden": ((d_hidden - self.d_hidden).norm() / self.d_hidden.norm()).item(),
+                "d_weight": (off.sum() / self.sizes.sum()).sqrt().item(),
+                "by_class": by_class(self.classes), "unmet": by_class(self.unmet)}
+
+
+def far_steps(head, hidden, targets, others, accuracy, error, state, count):
+    """[(d_hidden, d_weight, part kept)] of `count` far-field steps or fewer, all of one order that these tokens have not
+    made: that of the run's state, or one from other tokens. And the head's report."""
+    from logitless.torch import FarFieldHead
+
+    def begun():
+        more = {} if state else {"refresh_every": FIRST_ORDER}
+        far = FarFieldHead(error, accuracy=accuracy, audit_every=1 << 30, **more)  # audits change tau
+        if state:
+            far.set_extra_state(state)
+        while not state and far.report.refreshes == 0 and far.report.steps < 2 * FIRST_ORDER:
+            gradients(far, head, *others)
+        return far
+
+    # The blocks that d_weight is corrected from are each taken once in the steps from one multiple of the period on; where
+    # an order is taken over too soon for that, from any.
+    for period in (SAMPLE_EVERY, 1):
+        far, steps = begun(), []
+        orders = far.report.refreshes
+        for _ in range(TRIES):
+            found = gradients(far, head, hidden, targets)
+            seen = far.statistics()
+            if far.report.refreshes != orders:
+                break
+            if seen.passes > 0 and seen.kept < 1 and (steps or far.report.steps % period == 0):
+                steps.append((*found, seen.kept))
+            if len(steps) == count:
+                return steps, far.report
+        if steps:
+            break
+    if not steps:
+        print(f"far_proof: {accuracy}: no far-field step:\n{far.explain()}", file=sys.stderr)
+    return steps, far.report
+
+
+def measured(args, head, way, error, state):
+    """Rows of the table: name -> numbers."""
+    half = min(args.tokens, len(head.hidden) // 2)  # the others make an order where there is none
+    hidden, targets = head.hidden[:half], head.targets[:half]
+    others = head.hidden[half : 2 * half], head.targets[half : 2 * half]
+    errors, rows = Errors(head, hidden, targets), {}
+    rows["bf16 (PyTorch)"] = errors.of(*gradients(torch_loss, head, hidden, targets))
+    try:
+        sys.path.insert(0, str(ROOT / "python"))
+        os.environ.setdefault("LOGITLESS_LIBRARY", str(args.library))
+        from logitless.torch import linear_cross_entropy
+    except ImportError as missing:
+        print(f"far_proof: the far field is not measured: {missing}", file=sys.stderr)
+        return errors, rows, half
+    rows["dense"] = errors.of(*gradients(linear_cross_entropy, head, hidden, targets))
+    for name in [way] if state else LABELS:
+        steps, report = far_steps(head, hidden, targets, others, LABELS[name], error, state, args.samples)
+        if not steps:
+            continue
+        more = {"kept": statistics.fmean(kept for *_, kept in steps), "last audit": report.last_error, "tau": report.tau}
+        rows[name] = {**errors.of(*steps[0][:2]), **more}
+        mean = [sum(step[i].double() for step in steps) / len(steps) for i in range(2)]
+        rows[f"{name}, mean of {len(steps)}"] = {**errors.of(*mean), **more}
+    return errors, rows, half
+
+
+def percent(value):
+    return "-" if value is None or value != value else f"{100 * value:.2g} %"
+
+
+def table(head, errors, rows):
+    """Markdown."""
+    tokens, weights = head.counts.sum(), errors.sizes.sum()
+    lines = [["words, by frequency", "times learnt from", "of tokens learnt", "of d_weight", *rows], ["---"] * (4 + len(rows))]
+    for part, classes in (("by_class", errors.classes), ("unmet", errors.unmet)):
+        for i, words in enumerate(classes):
+            name = f"tenth {i + 1}" + (f", the {len(words)} that are no target here" if part == "unmet" else "")
+            counts = head.counts[words]
+            lines.append([name, f"{counts.max()} to {counts.min()}" if len(words) else "-", percent((counts.sum() / tokens).item()),
+                          percent((errors.sizes[words].sum() / weights).sqrt().item()),
+                          *(percent(row[part][i]) for row in rows.values())])
+    for name in ("d_weight", "d_hidden"):
+        lines.append([f"{name}, all", "", "", "", *(percent(row[name]) for row in rows.values())])
+    for name in ("kept", "last audit", "tau"):
+        lines.append([name, "", "", "", *((percent(row[name]) if name != "tau" else f"{row[name]:.2g}") if name in row else ""
+                                          for row in rows.values())])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def draw(folder, name, rows, title):
+    for part, which in (("by_class", ""), ("unmet", " that are no target here")):
+        chart = Chart(title, f"relative error of d_weight's rows{which}, by tenths of the words, the most frequent first", "tenth", "%",
+                      log=True)
+        for row_name, row in rows.items():
+            colour = COLOURS[row_name.split(",")[0].split(" ")[0]]
+            points = [(i + 1, 100 * e) for i, e in enumerate(row[part]) if e > 0]
+            chart.add(row_name, colour, points, dots="mean" in row_name)
+        chart.write(folder / f"{name}_{part}.svg")
+
+
+def error(args):
+    run = log_header(args.folder)
+    options = run["options"] if run else {"far-field": 0.0, "far-both": False}
+    way = "dense" if options["far-field"] <= 0 else "both" if options["far-both"] else "backward"
+    path = args.folder / "run.far.safetensors"
+    state = path.read_bytes() if way != "dense" and path.exists() else b""
+    head = Head(args.folder, args.words, max(2 * args.tokens, args.loss_tokens), args.device)
+    losses = head.losses()[: args.loss_tokens]
+    errors, rows, count = measured(args, head, way, options["far-field"] if way != "dense" else args.error, state)
+    source = "the order and tau of the run's end" if state else f"orders of {count} other held-out tokens"
+    text = (f"{args.folder.name}: {head.vocab} words, dim {head.dim}; loss of {len(losses)} held-out tokens {losses.mean():.4f} nats "
+            f"(standard error {losses.std() / len(losses) ** 0.5:.4f}); gradients of {count} of them, {source}; {device_name(head)}\n\n")
+    text += table(head, errors, rows)
+    out = args.out or args.folder.parent
+    out.mkdir(parents=True, exist_ok=True)
+    name = f"error_{args.folder.name}"
+    (out / f"{name}.md").write_text(text, encoding="utf-8")
+    (out / f"{name}.json").write_text(json.dumps({"loss": losses.mean().item(), "tokens": count, "rows": rows}, indent=1), encoding="utf-8")
+    draw(out, name, rows, f"{head.vocab} words, dim {head.dim}: error of the head's gradient by word frequency")
+    print(text)
+    return 0
+
+
+def device_name(head):
+    return torch.cuda.get_device_name() if head.device.type == "cuda" else "CPU"

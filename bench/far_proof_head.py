@@ -1,0 +1,141 @@
+"""The head of a model that `logitless train --export` wrote, with hidden states of held-out tokens; needs PyTorch."""
+
+import gzip
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from far_field import load
+
+ROWS = 1024  # tokens whose logits are held at a time
+TILES = 16 * 128  # words that a head cut short is a multiple of
+
+
+class Head:
+    """hidden [N, D] and weight [V, D] f32 with the values that bf16 has, targets [N] i64, counts [V] of training."""
+
+    def __init__(self, folder, words, tokens, device):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if config["model_type"] != "gpt2":
+            raise SystemExit(f"far_proof: {folder}: expected a GPT-2, got {config['model_type']}")
+        tensors = {name: torch.from_numpy(t.copy()).to(device) for name, t in load(folder / "model.safetensors").items()}
+        self.vocab, self.dim = tensors["wte.weight"].shape
+        length = config["n_positions"]
+        stream = read_tokens(words / f"val_{self.vocab}.bin")
+        windows = min(-(-tokens // length), (len(stream) - 1) // length)
+        if windows < 1:
+            raise SystemExit(f"far_proof: --words: expected {length + 1} held-out tokens, found {len(stream)}")
+        text = torch.from_numpy(stream[: windows * length + 1].astype(np.int64)).to(device)
+        hidden = [gpt2_hidden(tensors, config["n_head"], part) for part in text[:-1].view(windows, length).split(4)]
+        self.hidden = rounded(torch.cat(hidden).flatten(0, 1)[:tokens])
+        self.targets = text[1:][:tokens]
+        self.weight = rounded(tensors.get("lm_head.weight", tensors["wte.weight"]))
+        train = read_tokens(words / f"train_{self.vocab}.bin")
+        self.counts = torch.from_numpy(np.bincount(train, minlength=self.vocab)).to(device)
+        self.device = self.hidden.device
+
+    def losses(self, weight=None, targets=None):
+        """Of each token in nats."""
+        weight, targets = self.weight if weight is None else weight, self.targets if targets is None else targets
+        return torch.cat([F.cross_entropy(x @ weight.T, t, reduction="none")
+                          for x, t in zip(self.hidden.split(ROWS), targets.split(ROWS))])
+
+
+def rounded(tensor):
+    return tensor.to(torch.bfloat16).float()
+
+
+def read_tokens(path):
+    """Of a file of llm.c."""
+    magic, _, count = struct.unpack("<3i", path.open("rb").read(12))
+    return np.memmap(path, "<u2" if magic == 20240520 else "<u4", "r", 1024, (count,))
+
+
+@torch.no_grad()
+def gpt2_hidden(t, heads, tokens):
+    """[B, T] -> [B, T, D], after the last norm; in f32."""
+    dim = t["wte.weight"].shape[1]
+
+    def norm(x, name):
+        return F.layer_norm(x, (dim,), t[f"{name}.weight"], t[f"{name}.bias"])
+
+    def product(x, name):  # transformers' Conv1D: [in, out]
+        return x @ t[f"{name}.weight"] + t[f"{name}.bias"]
+
+    x = t["wte.weight"][tokens] + t["wpe.weight"][: tokens.shape[1]]
+    for i in range(sum(name.endswith(".ln_1.weight") for name in t)):
+        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2)
+                   for part in product(norm(x, f"h.{i}.ln_1"), f"h.{i}.attn.c_attn").chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + product(y, f"h.{i}.attn.c_proj")
+        x = x + product(F.gelu(product(norm(x, f"h.{i}.ln_2"), f"h.{i}.mlp.c_fc"), approximate="tanh"), f"h.{i}.mlp.c_proj")
+    return norm(x, "ln_f")
+
+
+def log_header(folder):
+    """First line of the run's log, which is beside the folder; None where there is none."""
+    for path in (folder.with_name(folder.name + ".jsonl.gz"), folder.with_name(folder.name + ".jsonl")):
+        if path.exists():
+            with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+                return json.loads(file.readline())
+    return None
+
+
+def quantised(weight):
+    """int8 rows with a factor each, as bench_head --real-head and the tests read them."""
+    scale = weight.abs().amax(1, keepdim=True).clamp_min(1e-30) / 127
+    return torch.round(weight / scale).to(torch.int8), scale
+
+
+def write_capture(path, tensors, about):
+    """tensors: name -> (dtype of safetensors, numpy array)."""
+    header, at = {"__metadata__": about}, 0
+    for name, (kind, values) in tensors.items():
+        header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": [at, at + values.nbytes]}
+        at += values.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, values in tensors.values():
+            file.write(values.tobytes())
+
+
+def words_that_fit(head, most):
+    """The most frequent words, in their own order; all, where hidden states and int8 rows of all take `most` bytes."""
+    room = int((most - head.hidden.numel() * 2 - len(head.targets) * 4 - 4096) // (head.dim + 4))
+    if room >= head.vocab:
+        return torch.arange(head.vocab, device=head.device)
+    if room < TILES:
+        raise SystemExit(f"far_proof: --most: no {TILES} words of {head.dim} numbers fit beside the hidden states; fewer --tokens")
+    words = torch.sort(head.counts, descending=True, stable=True).indices[: room // TILES * TILES]
+    return torch.sort(words).values
+
+
+def capture(args):
+    """Tokens whose targets were cut off are left out; the softmax is over the words that are kept."""
+    head = Head(args.folder, args.words, args.tokens, args.device)
+    before = head.losses().mean().item()
+    words = words_that_fit(head, args.most)
+    place = torch.full((head.vocab,), -1, device=head.device)
+    place[words] = torch.arange(len(words), device=head.device)
+    targets = place[head.targets]
+    kept = targets >= 0
+    head.hidden, targets = head.hidden[kept], targets[kept]
+    q, scale = quantised(head.weight[words])
+    after = head.losses(rounded(q.float() * scale), targets).mean().item()
+    run = log_header(args.folder) or {}
+    about = {"what": f"Head of a GPT-2 trained by logitless train: {len(words)} of {head.vocab} words (the most frequent), "
+                     f"hidden states and next words of {len(targets)} held-out tokens. weight = bf16(weight_q * "
+                     "weight_scale[:, None]).",
+             "training": f"{run.get('steps', '?')} steps of {run.get('tokens_per_step', '?')} tokens",
+             "loss": f"{before:.4f} nats a token with all words in bf16, {after:.4f} with these in int8"}
+    write_capture(args.out, {
+        "hidden": ("BF16", head.hidden.to(torch.bfloat16).cpu().view(torch.int16).numpy()), "weight_q": ("I8", q.cpu().numpy()),
+        "weight_scale": ("F32", scale[:, 0].float().cpu().numpy()), "targets": ("I32", targets.int().cpu().numpy())}, about)
+    print(f"{args.out}: {Path(args.out).stat().st_size / 2**20:.1f} MiB; " + "; ".join(about.values()))
+    return 0
