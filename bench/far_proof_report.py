@@ -158,13 +158,15 @@ def speed_table(runs, dense, promised, head_ms):
         tokens, times = run.header["tokens_per_step"], run.seconds()
         whole = tokens * len(times) / (sum(times) + run.validation_seconds)
         step = statistics.median(times)
-        row = [run.name, f"{tokens / step:.0f}", f"{whole:.0f}", f"{1e3 * step:.1f}"]
+        other = dense.get(run.seed)
+        shared = min(len(times), len(other.steps)) if other and other is not run else 0
+        row = [run.name, f"{tokens / step:.0f}", f"{whole:.0f}", f"{1e3 * step:.1f}",
+               percent(sum(times[:shared]) / sum(other.seconds()[:shared])) if shared else ""]
         far = run.seconds(lambda far: far)
         share = 1e-3 * head_ms / base if head_ms and base else run.head_share()
         if run.way == "dense" or not far:
             row += ["", "", percent(share) if share else "-", "", ""]
         else:
-            other = dense.get(run.seed)
             of = statistics.median(other.seconds()) if other and other.steps else base
             far_step = statistics.median(far)
             row += [f"{1e3 * far_step:.1f}"]
@@ -177,7 +179,7 @@ def speed_table(runs, dense, promised, head_ms):
         rows.append(row)
     note = ("The head's share is of its time alone (--head-ms)." if head_ms else
             "The head's share is of the step's multiply-adds; products of other shapes run at other speeds.")
-    return table(("run", "tokens/s, median step", "with validations", "ms, median step", "ms, median far step",
+    return table(("run", "tokens/s, median step", "with validations", "ms, median step", "all steps, of dense", "ms, median far step",
                   "gained of promised, a far step", "head's share", "far head of dense head", "promised"), rows) + "\n" + note + "\n"
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import multiprocessing
 import struct
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -129,6 +130,53 @@ def log(way, seed, off=0.0, ms=10.0, far_ms=6.0, steps=40):
     return lines + [{"kind": "end", "step": steps, "reason": "done"}]
 
 
+# Writes its arguments as its log, and, with a far field, ends when it is told to; of seed 7 it fails.
+FAKE = """#!/bin/sh
+trap 'kill $!; exit 130' INT
+case "$*" in *"--seed 7"*) echo "--seed: no such seed"; exit 1;; esac
+echo "step 1: validation loss 5.0"
+log=$(echo "$*" | sed 's/.*--log \\([^ ]*\\).*/\\1/')
+echo "$*" >"$log"
+case "$*" in *--far-field*) sleep 60 & wait;; esac
+"""
+
+
+class Run(unittest.TestCase):
+    def run_script(self, folder, *more):
+        command = [sys.executable, str(Path(far_proof_report.__file__).with_name("far_proof.py")), "run", "--logitless",
+                   f"{folder}/logitless", "--words", folder, "--out", f"{folder}/runs", "--vocab", "600", *more]
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+
+    def test_each_way_and_what_ends_a_run(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("train", "val"):
+                Path(folder, f"{name}_600.bin").touch()
+            Path(folder, "logitless").write_text(FAKE, encoding="utf-8")
+            Path(folder, "logitless").chmod(0o755)
+            # 2.5 batches of 4 x 8: rounded to the even 2.
+            done = self.run_script(folder, "--ways", "dense,both", "--run-limit", "1", "--tokens", "80", "--batch", "4",
+                                   "--length", "8", "--", "--threads", "1")
+            self.assertEqual(done.returncode, 0, done.stdout)
+            self.assertIn("gpt2_600_dense_1: done", done.stdout)
+            self.assertIn("gpt2_600_both_1: stopped after 1 s", done.stdout)
+            with gzip.open(f"{folder}/runs/gpt2_600_both_1.jsonl.gz", "rt") as log:
+                given = log.read()
+            for part in ("train --device cuda", "--vocab 600", "--steps 2", "--dim 768", "--far-field 0.01 --far-both --threads 1"):
+                self.assertIn(part, given)
+            command = json.loads(Path(folder, "runs/gpt2_600_dense_1.run.json").read_text(encoding="utf-8"))["command"]
+            self.assertNotIn("--far-field", command)
+            done = self.run_script(folder, "--ways", "dense", "--seeds", "7")
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("no such seed", done.stdout)
+            done = self.run_script(folder, "--ways", "dense", "--limit", "20")
+            self.assertIn("gpt2_600_dense_1: not begun", done.stdout)
+
+    def test_refusals(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertIn("--vocab 600 writes it", self.run_script(folder).stdout)
+            self.assertIn("--ways: expected dense, backward, both, got far", self.run_script(folder, "--ways", "far").stdout)
+
+
 class Report(unittest.TestCase):
     def written(self, logs, head_ms=None):
         with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
@@ -152,11 +200,11 @@ class Report(unittest.TestCase):
         self.assertEqual(both[1:6], ["40", "3.9900", "-0.0100", "-0.0100", "done"])
         self.assertIn("Dense, 2 seeds: 0.2500 nats apart at step 40.", text)
         # 1000 x 8 of 1000 x 8 + 12 x 8 x 8 + 10 x 8 multiply-adds: a far step is to take 1 - 0.904 x 0.6.
-        self.assertEqual(both[7:15], ["16667", "924", "6.0", "6.0", "40.0 % of 54.2 %", "90.4 %", "0.56", "0.4"])
-        kept = both[16:24]
+        self.assertEqual(both[7:16], ["16667", "924", "6.0", "73.3 %", "6.0", "40.0 % of 54.2 %", "90.4 %", "0.56", "0.4"])
+        kept = both[17:25]
         self.assertEqual(kept[:3], ["23.3 %", "-, 10.0 %, 30.0 %, 30.0 %", "30.0 %"])
         self.assertEqual(kept[3:5], ["2.8 %", "-, 1.8 %, 2.8 %, 3.8 %"])
-        self.assertEqual(both[25:29], ["10 of 40", "11", "0", "1"])
+        self.assertEqual(both[26:30], ["10 of 40", "11", "0", "1"])
         pictures = [name for name in made if name.endswith(".svg")]
         self.assertEqual(len(pictures), 5)
         for name in pictures:

@@ -1,0 +1,86 @@
+"""bench/far_proof.py on a model that the command trained: its losses, exact gradients, and the head that it captures."""
+
+import gzip
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench"))
+
+import far_proof_error  # noqa: E402
+import far_proof_head  # noqa: E402
+from far_field import load  # noqa: E402
+
+VOCAB, LENGTH = 4300, 16  # room for a head of 4096 words, and for none of 2048
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with words, and a run of three steps with its model."""
+    folder = tmp_path_factory.mktemp("far_proof")
+    numbers = random.Random(1)
+    for name, count in (("train", 4000), ("val", 40 * LENGTH + 1)):
+        words = [min(int(numbers.paretovariate(0.4)) - 1, VOCAB - 1) for _ in range(count)]
+        header = struct.pack("<3i", 20240520, 1, count).ljust(1024, b"\0")
+        (folder / f"{name}_{VOCAB}.bin").write_bytes(header + struct.pack(f"<{count}H", *words))
+    command = [sys.executable, far_proof_error.ROOT / "bench/far_proof.py", "run", "--logitless", os.environ["LOGITLESS_CLI"],
+               "--words", folder, "--out", folder / "runs", "--vocab", VOCAB, "--ways", "dense", "--model", "none", "--device", "cpu",
+               "--dtype", "f32", "--batch", 4, "--length", LENGTH, "--tokens", 192, "--validations", 1, "--lr", "0.01", "--export",
+               "--limit", 100, "--", "--dim", 16, "--layers", 2, "--heads", 2, "--threads", 1]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True)
+    return folder, folder / "runs" / f"none_{VOCAB}_dense_1"
+
+
+def test_losses_are_the_command_s(trained):
+    words, run = trained
+    with gzip.open(f"{run}.jsonl.gz", "rt") as log:
+        said = [line["loss"] for line in map(json.loads, log) if line["kind"] == "validation"][-1]
+    head = far_proof_head.Head(run, words, 40 * LENGTH, "cpu")
+    assert head.hidden.shape == (40 * LENGTH, 16) and head.counts.sum() == 4000
+    assert head.losses().mean().item() == pytest.approx(said, rel=2e-4)  # the head's numbers are rounded to bf16 here
+
+
+def test_exact_gradients(trained):
+    words, run = trained
+    head = far_proof_head.Head(run, words, 96, "cpu")
+    hidden, weight = head.hidden.double().requires_grad_(), head.weight.double().requires_grad_()
+    F.cross_entropy(hidden @ weight.T, head.targets).backward()
+    d_hidden, d_weight = far_proof_error.exact(head, head.hidden, head.targets)
+    torch.testing.assert_close(d_hidden, hidden.grad, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(d_weight, weight.grad, rtol=1e-12, atol=1e-15)
+    errors = far_proof_error.Errors(head, head.hidden, head.targets)
+    off = errors.d_weight.clone()
+    off[errors.classes[2]] *= 1.5
+    found = errors.of(d_hidden, off)
+    assert found["d_hidden"] == 0 and 0 < found["d_weight"] < 0.5
+    assert [round(e, 12) for e in found["by_class"]] == [0, 0, 0.5] + [0] * 7
+    assert [round(e, 12) for e in found["unmet"]] == [0, 0, 0.5] + [0] * 7
+
+
+def test_capture(trained, tmp_path):
+    words, run = trained
+    room = 4096 * 20 + 96 * 36 + 4096  # of 4096 words
+    for most, kept in ((1 << 30, VOCAB), (room, 4096)):
+        path = tmp_path / f"{kept}.safetensors"
+        far_proof_head.capture(SimpleNamespace(folder=run, words=words, tokens=96, device="cpu", most=most, out=path))
+        found = load(path)
+        assert path.stat().st_size <= most
+        assert found["weight_q"].shape == (kept, 16) and found["weight_scale"].shape == (kept,)
+        assert len(found["targets"]) == len(found["hidden"]) > 80 and found["targets"].max() < kept
+        command = [os.environ["LOGITLESS_CLI"], "loss", "--hidden", f"{path}:hidden", "--weight", f"{path}:weight_q*weight_scale",
+                   "--targets", f"{path}:targets", "--plan", "forward", "--json"]
+        loss = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["loss"]
+        if kept == VOCAB:
+            head = far_proof_head.Head(run, words, 96, "cpu")
+            assert loss == pytest.approx(head.losses().mean().item(), rel=1e-3)
+    with pytest.raises(SystemExit, match="fewer --tokens"):
+        far_proof_head.capture(SimpleNamespace(folder=run, words=words, tokens=96, device="cpu", most=20000, out=tmp_path / "none"))
