@@ -68,14 +68,12 @@ class Errors:
                 "by_class": by_class(self.classes), "unmet": by_class(self.unmet)}
 
 
-def far_steps(head, hidden, targets, others, accuracy, error, state, count):
+def far_steps(logitless, head, hidden, targets, others, accuracy, error, state, count):
     """[(d_hidden, d_weight, part kept)] of `count` far-field steps or fewer, all of one order that these tokens have not
     made: that of the run's state, or one from other tokens. And the head's report."""
-    from logitless.torch import FarFieldHead
-
     def begun():
         more = {} if state else {"refresh_every": FIRST_ORDER}
-        far = FarFieldHead(error, accuracy=accuracy, audit_every=1 << 30, **more)  # audits change tau
+        far = logitless.FarFieldHead(error, accuracy=accuracy, audit_every=1 << 30, **more)  # audits change tau
         if state:
             far.set_extra_state(state)
         while not state and far.report.refreshes == 0 and far.report.steps < 2 * FIRST_ORDER:
@@ -99,34 +97,43 @@ def far_steps(head, hidden, targets, others, accuracy, error, state, count):
         if steps:
             break
     if not steps:
-        print(f"far_proof: {accuracy}: no far-field step:\n{far.explain()}", file=sys.stderr)
+        raise RuntimeError(f"no far-field step; {far.explain()}")
     return steps, far.report
 
 
+def library(args):
+    """logitless.torch."""
+    sys.path.insert(0, str(ROOT / "python"))
+    os.environ.setdefault("LOGITLESS_LIBRARY", str(args.library))
+    import logitless.torch
+
+    return logitless.torch
+
+
 def measured(args, head, way, error, state):
-    """Rows of the table: name -> numbers."""
-    half = min(args.tokens, len(head.hidden) // 2)  # the others make an order where there is none
-    hidden, targets = head.hidden[:half], head.targets[:half]
-    others = head.hidden[half : 2 * half], head.targets[half : 2 * half]
-    errors, rows = Errors(head, hidden, targets), {}
-    rows["bf16 (PyTorch)"] = errors.of(*gradients(torch_loss, head, hidden, targets))
-    try:
-        sys.path.insert(0, str(ROOT / "python"))
-        os.environ.setdefault("LOGITLESS_LIBRARY", str(args.library))
-        from logitless.torch import linear_cross_entropy
-    except ImportError as missing:
-        print(f"far_proof: the far field is not measured: {missing}", file=sys.stderr)
-        return errors, rows, half
-    rows["dense"] = errors.of(*gradients(linear_cross_entropy, head, hidden, targets))
-    for name in [way] if state else LABELS:
-        steps, report = far_steps(head, hidden, targets, others, LABELS[name], error, state, args.samples)
-        if not steps:
-            continue
+    """Errors, rows of the table (name -> numbers), what could not be measured and why, tokens."""
+    count = min(args.tokens, len(head.hidden) // 2)  # the others make an order where there is none
+    hidden, targets = head.hidden[:count], head.targets[:count]
+    others = head.hidden[count : 2 * count], head.targets[count : 2 * count]
+    errors, rows, missing = Errors(head, hidden, targets), {}, []
+
+    def add_dense():
+        rows["dense"] = errors.of(*gradients(library(args).linear_cross_entropy, head, hidden, targets))
+
+    def add_far(name):
+        steps, report = far_steps(library(args), head, hidden, targets, others, LABELS[name], error, state, args.samples)
         more = {"kept": statistics.fmean(kept for *_, kept in steps), "last audit": report.last_error, "tau": report.tau}
         rows[name] = {**errors.of(*steps[0][:2]), **more}
         mean = [sum(step[i].double() for step in steps) / len(steps) for i in range(2)]
         rows[f"{name}, mean of {len(steps)}"] = {**errors.of(*mean), **more}
-    return errors, rows, half
+
+    rows["bf16 (PyTorch)"] = errors.of(*gradients(torch_loss, head, hidden, targets))
+    for name in ("dense", *([way] if state else LABELS)):
+        try:
+            add_dense() if name == "dense" else add_far(name)
+        except Exception as why:  # the other rows cost minutes of a GPU
+            missing.append(f"{name}: {type(why).__name__}: {why}")
+    return errors, rows, missing, count
 
 
 def percent(value):
@@ -171,19 +178,19 @@ def error(args):
     state = path.read_bytes() if way != "dense" and path.exists() else b""
     head = Head(args.folder, args.words, max(2 * args.tokens, args.loss_tokens), args.device)
     losses = head.losses()[: args.loss_tokens]
-    errors, rows, count = measured(args, head, way, options["far-field"] if way != "dense" else args.error, state)
+    errors, rows, missing, count = measured(args, head, way, options["far-field"] if way != "dense" else args.error, state)
     source = "the order and tau of the run's end" if state else f"orders of {count} other held-out tokens"
     text = (f"{args.folder.name}: {head.vocab} words, dim {head.dim}; loss of {len(losses)} held-out tokens {losses.mean():.4f} nats "
             f"(standard error {losses.std() / len(losses) ** 0.5:.4f}); gradients of {count} of them, {source}; {device_name(head)}\n\n")
-    text += table(head, errors, rows)
+    text += table(head, errors, rows) + "".join(f"\nNot measured: {why}\n" for why in missing)
     out = args.out or args.folder.parent
     out.mkdir(parents=True, exist_ok=True)
     name = f"error_{args.folder.name}"
     (out / f"{name}.md").write_text(text, encoding="utf-8")
-    (out / f"{name}.json").write_text(json.dumps({"loss": losses.mean().item(), "tokens": count, "rows": rows}, indent=1), encoding="utf-8")
+    (out / f"{name}.json").write_text(json.dumps({"loss": losses.mean().item(), "tokens": count, "rows": rows, "missing": missing}, indent=1), encoding="utf-8")
     draw(out, name, rows, f"{head.vocab} words, dim {head.dim}: error of the head's gradient by word frequency")
     print(text)
-    return 0
+    return 1 if missing else 0
 
 
 def device_name(head):

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench"))
 
 import far_proof_error  # noqa: E402
 import far_proof_head  # noqa: E402
+import far_proof_text  # noqa: E402
 from far_field import load  # noqa: E402
 
 VOCAB, LENGTH = 4300, 16  # room for a head of 4096 words, and for none of 2048
@@ -84,3 +85,21 @@ def test_capture(trained, tmp_path):
             assert loss == pytest.approx(head.losses().mean().item(), rel=1e-3)
     with pytest.raises(SystemExit, match="fewer --tokens"):
         far_proof_head.capture(SimpleNamespace(folder=run, words=words, tokens=96, device="cpu", most=20000, out=tmp_path / "none"))
+
+
+@pytest.fixture(scope="module")
+def documents():
+    paths = sorted((far_proof_error.ROOT / "docs").glob("far_*.md"))
+    return [{"path": str(path), "bytes": path.stat().st_size, "digest": "0" * 64} for path in paths]
+
+
+def test_words_are_the_tokenizer_s(documents):
+    tokenizers = pytest.importorskip("tokenizers")
+    large = far_proof_text.train_tokenizer(documents, 1 << 20, 900, 1e9)
+    small = far_proof_text.train_tokenizer(documents, 1 << 20, 600, 1e9)
+    assert far_proof_text.first_words(large, 600)["model"] == small["model"]
+    words = far_proof_text.Words(json.dumps(large))
+    whole = tokenizers.Tokenizer.from_str(json.dumps(large))
+    text = "".join(far_proof_text.text_of(f["path"], 1 << 20) for f in documents) + "\t it's  \n\n  _x_ 12 caf\u00e9 \u4f60\u597d \u00bd!\n"
+    assert words.of(text) == whole.encode(text).ids
+    assert whole.decode(words.of(text)) == text
