@@ -148,7 +148,8 @@ def table(head, errors, rows):
         for i, words in enumerate(classes):
             name = f"tenth {i + 1}" + (f", the {len(words)} that are no target here" if part == "unmet" else "")
             counts = head.counts[words]
-            lines.append([name, f"{counts.max()} to {counts.min()}" if len(words) else "-", percent((counts.sum() / tokens).item()),
+            lines.append([name, f"{counts.max()} to {counts.min()}" if len(words) else "-",
+                          percent((counts.sum() / tokens).item()),
                           percent((errors.sizes[words].sum() / weights).sqrt().item()),
                           *(percent(row[part][i]) for row in rows.values())])
     for name in ("d_weight", "d_hidden"):
@@ -161,8 +162,8 @@ def table(head, errors, rows):
 
 def draw(folder, name, rows, title):
     for part, which in (("by_class", ""), ("unmet", " that are no target here")):
-        chart = Chart(title, f"relative error of d_weight's rows{which}, by tenths of the words, the most frequent first", "tenth", "%",
-                      log=True)
+        note = f"relative error of d_weight's rows{which}, by tenths of the words, the most frequent first"
+        chart = Chart(title, note, "tenth", "%", log=True)
         for row_name, row in rows.items():
             colour = COLOURS[row_name.split(",")[0].split(" ")[0]]
             points = [(i + 1, 100 * e) for i, e in enumerate(row[part]) if e > 0]
@@ -180,14 +181,16 @@ def error(args):
     losses = head.losses()[: args.loss_tokens]
     errors, rows, missing, count = measured(args, head, way, options["far-field"] if way != "dense" else args.error, state)
     source = "the order and tau of the run's end" if state else f"orders of {count} other held-out tokens"
-    text = (f"{args.folder.name}: {head.vocab} words, dim {head.dim}; loss of {len(losses)} held-out tokens {losses.mean():.4f} nats "
-            f"(standard error {losses.std() / len(losses) ** 0.5:.4f}); gradients of {count} of them, {source}; {device_name(head)}\n\n")
+    text = (f"{args.folder.name}: {head.vocab} words, dim {head.dim}; loss of {len(losses)} held-out tokens {losses.mean():.4f} "
+            f"nats (standard error {losses.std() / len(losses) ** 0.5:.4f}); gradients of {count} of them, {source}; "
+            f"{device_name(head)}\n\n")
     text += table(head, errors, rows) + "".join(f"\nNot measured: {why}\n" for why in missing)
     out = args.out or args.folder.parent
     out.mkdir(parents=True, exist_ok=True)
     name = f"error_{args.folder.name}"
     (out / f"{name}.md").write_text(text, encoding="utf-8")
-    (out / f"{name}.json").write_text(json.dumps({"loss": losses.mean().item(), "tokens": count, "rows": rows, "missing": missing}, indent=1), encoding="utf-8")
+    numbers = {"loss": losses.mean().item(), "tokens": count, "rows": rows, "missing": missing}
+    (out / f"{name}.json").write_text(json.dumps(numbers, indent=1), encoding="utf-8")
     draw(out, name, rows, f"{head.vocab} words, dim {head.dim}: error of the head's gradient by word frequency")
     print(text)
     return 1 if missing else 0

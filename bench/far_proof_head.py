@@ -111,7 +111,8 @@ def words_that_fit(head, most):
     if room >= head.vocab:
         return torch.arange(head.vocab, device=head.device)
     if room < TILES:
-        raise SystemExit(f"far_proof: --most: no {TILES} words of {head.dim} numbers fit beside the hidden states; fewer --tokens")
+        raise SystemExit(f"far_proof: --most: no {TILES} words of {head.dim} numbers fit beside the hidden states; "
+                         "fewer --tokens")
     words = torch.sort(head.counts, descending=True, stable=True).indices[: room // TILES * TILES]
     return torch.sort(words).values
 

@@ -179,8 +179,9 @@ def speed_table(runs, dense, promised, head_ms):
         rows.append(row)
     note = ("The head's share is of its time alone (--head-ms)." if head_ms else
             "The head's share is of the step's multiply-adds; products of other shapes run at other speeds.")
-    return table(("run", "tokens/s, median step", "with validations", "ms, median step", "all steps, of dense", "ms, median far step",
-                  "gained of promised, a far step", "head's share", "far head of dense head", "promised"), rows) + "\n" + note + "\n"
+    names = ("run", "tokens/s, median step", "with validations", "ms, median step", "all steps, of dense", "ms, median far step",
+             "gained of promised, a far step", "head's share", "far head of dense head", "promised")
+    return f"{table(names, rows)}\n{note}\n"
 
 
 def far_table(runs):
@@ -279,8 +280,8 @@ def write_report(folders, out, promised, head_ms):
         header = runs[0].header
         epochs = tokens * steps / header["train_tokens"]
         text += (f"## {title}\n{steps} steps, {tokens * steps / 1e6:.1f}M tokens, {epochs:.2f} times the "
-                 f"{header['train_tokens'] / 1e6:.1f}M there are; rows of {length}; {header['model']['dtype']}, {header['device']}, "
-                 f"logitless {header['logitless']}\n\n")
+                 f"{header['train_tokens'] / 1e6:.1f}M there are; rows of {length}; {header['model']['dtype']}, "
+                 f"{header['device']}, logitless {header['logitless']}\n\n")
         text += "\n".join((loss_table(runs, dense), speed_table(runs, dense, promised, head_ms), far_table(runs)))
         tag = f"{name}_{layers}x{dim}_{vocab}_{tokens * steps // 10**6}M"
         text += "\n" + "\n".join(f"![]({path})" for path in draw(runs, dense, out, tag, title)) + "\n\n"

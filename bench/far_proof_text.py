@@ -52,7 +52,7 @@ def kind_of(path):
     end = os.path.splitext(name)[1]
     if end in KIND_OF:
         return KIND_OF[end]
-    if not end or end in (".debian", ".bsd", ".gpl") or name.startswith(("readme", "changelog", "news", "copyright", "license")):
+    if not end or end in (".debian", ".bsd", ".gpl") or name.startswith(("readme", "changelog", "news", "copyright", "licen")):
         return "documents"
     if "/man/" in str(path):
         return "manuals"
@@ -285,6 +285,9 @@ def main():
     parser.add_argument("--sample", type=float, default=40e6, help="bytes that the tokenizer is trained on")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     args = parser.parse_args()
+    for root in args.text:
+        if not os.path.isdir(root):
+            parser.error(f"--text: {root}: there is no such folder")
     args.tokens = int(args.tokens)
     args.out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
@@ -295,14 +298,15 @@ def main():
     with multiprocessing.Pool(args.processes) as pool:
         files, left_out = collect(pool, args.text, args.file_bytes, args.bytes, args.share)
     train = [f for f in files if not is_held_out(f["digest"], args.held_out)]
-    held_out, lines, leaked = without_leaks(args.processes, train, [f for f in files if is_held_out(f["digest"], args.held_out)],
-                                            args.file_bytes)
+    held_out = [f for f in files if is_held_out(f["digest"], args.held_out)]
+    held_out, lines, leaked = without_leaks(args.processes, train, held_out, args.file_bytes)
     if not train or not held_out:
         sys.exit(f"far_proof_text: --text: expected files to train on and to hold out, found {len(train)} and {len(held_out)}")
     say(f"{len(train)} files, {sum(f['bytes'] for f in train) / 1e6:.1f} MB; held out {len(held_out)}, "
         f"{leaked} of their {lines} long lines are in the training text; left out: "
         + ", ".join(f"{count} {why}" for why, count in sorted(left_out.items())))
-    tokenizer = train_tokenizer(train, args.file_bytes, max(args.vocab), args.sample)
+    with multiprocessing.Pool(1) as pool:  # its threads are not in the processes that encode
+        tokenizer = pool.apply(train_tokenizer, (train, args.file_bytes, max(args.vocab), args.sample))
     say(f"BPE of {len(tokenizer['model']['vocab'])} words")
     kinds = defaultdict(lambda: {"files": 0, "bytes": 0})
     for f in train:

@@ -95,9 +95,11 @@ class Text(unittest.TestCase):
             path = Path(folder, "t.bin")
             counts = far_proof_text.write_tokens(path, (array.array("H", part) for part in ([1, 2, 0], [3, 0], [4])), 50257, 4)
             self.assertEqual(counts, [3, 1])
-            self.assertEqual(path.read_bytes(), struct.pack("<3i", 20240520, 1, 4).ljust(1024, b"\0") + struct.pack("<4H", 1, 2, 0, 3))
+            header = struct.pack("<3i", 20240520, 1, 4).ljust(1024, b"\0")
+            self.assertEqual(path.read_bytes(), header + struct.pack("<4H", 1, 2, 0, 3))
             far_proof_text.write_tokens(path, [array.array("I", [70000])], 131072, 9)
-            self.assertEqual(path.read_bytes(), struct.pack("<3i", 20240801, 7, 1).ljust(1024, b"\0") + struct.pack("<I", 70000))
+            header = struct.pack("<3i", 20240801, 7, 1).ljust(1024, b"\0")
+            self.assertEqual(path.read_bytes(), header + struct.pack("<I", 70000))
 
     def test_first_words_of_a_tokenizer(self):
         vocab = {word: i for i, word in enumerate(["<|end|>", "a", "b", "ab", "abb", "aab"])}
