@@ -269,7 +269,7 @@ void LossCommand::run() {
   }
 }
 
-// "z_loss" -> "--z-loss".
+// "label_smoothing" -> "--label-smoothing".
 std::string flag_of(std::string name) {
   std::replace(name.begin(), name.end(), '_', '-');
   return "--" + name;

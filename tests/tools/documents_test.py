@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Every link of the documents leads somewhere: files, headings and pictures. documents_test.py SOURCE_DIR"""
+"""Every link of the documents leads somewhere: files, headings and pictures; and every file of the tree that they name
+in backticks is there. documents_test.py SOURCE_DIR"""
 
 import re
 import sys
@@ -20,9 +21,36 @@ def anchors_of(text):
     return made
 
 
-def wrong_links(source):
-    documents = [*source.glob("*.md"), *(source / "docs").glob("**/*.md"), *(source / "examples").glob("**/*.md")]
-    texts = {path.resolve(): path.read_text(encoding="utf-8") for path in documents}
+def documents(source):
+    paths = [*source.glob("*.md"), *(source / "docs").glob("**/*.md"), *(source / "examples").glob("**/*.md")]
+    return {path.resolve(): path.read_text(encoding="utf-8") for path in paths}
+
+
+def alternatives(name):
+    """a/{b,c}/d -> a/b/d, a/c/d"""
+    found = re.search(r"\{([^{}]*)\}", name)
+    if found is None:
+        return [name]
+    before, after = name[: found.start()], name[found.end() :]
+    return [each for part in found[1].split(",") for each in alternatives(before + part.strip() + after)]
+
+
+def wrong_files(source, texts):
+    """`src/math/softcap.h`, `tests/head/range_test.cpp`, `src/kernels/cpu_*.h`; NAME is any, endings may be left out."""
+    names = [path.name for path in source.iterdir() if path.is_dir()]
+    folders = "|".join(name for name in names if not name.startswith(("build", ".")))
+    found = 0
+    for path, text in texts.items():
+        for name in re.findall(rf"`((?:{folders})/[^`\s:<>]*)`", without_code(text)):
+            for each in alternatives(name.rstrip("/")):
+                found += 1
+                if not any(True for ending in ("", ".*") for _ in source.glob(each.replace("NAME", "*") + ending)):
+                    yield f"{path.relative_to(source)}: `{name}`: there is no such file"
+    if found < 100:
+        yield f"only {found} files are named in {len(texts)} documents: this test does not see them"
+
+
+def wrong_links(source, texts):
     found = 0
     for path, text in texts.items():
         prose = re.sub(r"`[^`\n]*`", "", without_code(text))
@@ -41,5 +69,7 @@ def wrong_links(source):
 
 
 if __name__ == "__main__":
-    wrong = list(wrong_links(Path(sys.argv[1]).resolve()))
+    source = Path(sys.argv[1]).resolve()
+    texts = documents(source)
+    wrong = [*wrong_links(source, texts), *wrong_files(source, texts)]
     sys.exit("\n".join(wrong) or 0)
