@@ -6,7 +6,7 @@ DESTDIR ?=
 export JOBS CMAKE_ARGS CMAKE
 
 .DEFAULT_GOAL := help
-.PHONY: run test build format check-format layers asan tsan bench install wheel clean help
+.PHONY: run test build format check-format layers asan tsan bench install wheel sdist clean help
 
 run: ## build the command and train a small GPT on this machine's headers (ARGS: see ARGS=--help)
 	@BUILD=$(BUILD) tools/build.sh release src/cli/logitless
@@ -49,6 +49,9 @@ install: ## install below PREFIX (default /usr/local), staged below DESTDIR
 
 wheel: ## build a manylinux wheel of the Python package in build/dist and try it in a fresh environment
 	@WHEEL_BUILD=$(BUILD)-wheel tools/wheel.sh $(BUILD)/dist
+
+sdist: ## make the source distribution in build/dist, from which pip builds the wheel
+	@WHEEL_BUILD=$(BUILD)-wheel tools/sdist.sh $(BUILD)/dist
 
 clean: ## remove the build folders of this Makefile
 	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-wheel $(BUILD)-wheel-tools $(BUILD)-python

@@ -36,7 +36,7 @@ def alternatives(name):
 
 
 def wrong_files(source, texts):
-    """`src/math/softcap.h`, `tests/head/range_test.cpp`, `src/kernels/cpu_*.h`; NAME is any, endings may be left out."""
+    """`src/math/softcap.h`, `tests/head/range_test.cpp`, `src/kernels/cpu_*.h`; NAME is any, endings may be missing."""
     names = [path.name for path in source.iterdir() if path.is_dir()]
     folders = "|".join(name for name in names if not name.startswith(("build", ".")))
     found = 0

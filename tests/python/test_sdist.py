@@ -1,0 +1,93 @@
+"""The source distribution (tools/sdist.sh): what is in it, and that a wheel's build is configured from it alone."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+tomllib = pytest.importorskip("tomllib")
+ROOT = Path(__file__).resolve().parents[2]
+VERSION = re.search(r"project\(logitless VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
+BUILDS = {".o", ".so", ".a", ".ninja", ".whl", ".gz", ".pyc", ".cubin"}
+
+
+def run(*command, **options):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """The folder that the archive of a copy of the checkout unpacks to; the checkout may have files of somebody's."""
+    copy, folder = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("sdist")
+    for entry in ROOT.iterdir():
+        if entry.name == ".git" or entry.name.startswith("build"):
+            continue
+        if entry.is_dir():
+            shutil.copytree(entry, copy / entry.name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(entry, copy)
+    for stray in ("build/src/liblogitless.so", "build-wheel/CMakeCache.txt", "python/logitless/__pycache__/a.pyc"):
+        (copy / stray).parent.mkdir(parents=True, exist_ok=True)
+        (copy / stray).write_text("of a build")
+    run(copy / "tools/sdist.sh", folder, sys.executable)
+    assert [path.name for path in folder.iterdir()] == [f"logitless-{VERSION}.tar.gz"]
+    with tarfile.open(folder / f"logitless-{VERSION}.tar.gz") as archive:
+        names = archive.getnames()
+        assert all(name.startswith(f"logitless-{VERSION}/") and ".." not in name for name in names)
+        archive.extractall(folder)
+    return folder / f"logitless-{VERSION}"
+
+
+def files(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_it_holds_the_tree_and_nothing_of_a_build(unpacked):
+    held = files(unpacked)
+    for folder in ("cmake", "include", "src", "python", "tests", "examples", "bench", "tools", "docs"):
+        wanted = {f"{folder}/{name}" for name in files(ROOT / folder) if "__pycache__" not in name}
+        assert wanted and wanted <= held, sorted(wanted - held)
+    assert {"CMakeLists.txt", "pyproject.toml", "README.md", "PKG-INFO", "Makefile", ".gitignore"} <= held
+    strange = {name for name in held if name.startswith("build") or "__pycache__" in name or Path(name).suffix in BUILDS}
+    assert not strange
+
+
+def test_its_version_is_that_of_cmake(unpacked):
+    assert f"\nVersion: {VERSION}\n" in (unpacked / "PKG-INFO").read_text()
+    numbers = re.findall(r"LOGITLESS_VERSION_\w+ (\d+)", (unpacked / "include/logitless/version.h").read_text())
+    assert VERSION == ".".join(numbers[:3])
+
+
+def test_a_file_that_git_does_not_know_is_refused(unpacked, tmp_path):
+    tree = tmp_path / "tree"
+    shutil.copytree(unpacked, tree)
+    (tree / "PKG-INFO").unlink()
+    try:
+        run("git", "init", "--quiet", tree)
+    except FileNotFoundError:
+        pytest.skip("no git here")
+    run("git", "-C", tree, "add", "--all")
+    run(tree / "tools/sdist.sh", tmp_path / "made", sys.executable)
+    (tree / "src" / "scratch.cpp").write_text("of somebody's")
+    again = subprocess.run([tree / "tools/sdist.sh", tmp_path / "other", sys.executable], capture_output=True, text=True)
+    assert again.returncode == 1 and not (tmp_path / "other").exists()
+    assert "git does not know (add, ignore or remove it): src/scratch.cpp" in again.stderr
+
+
+def test_a_wheels_build_is_configured_from_it(unpacked, tmp_path):
+    settings = tomllib.loads((unpacked / "pyproject.toml").read_text())["tool"]["scikit-build"]
+    defines = [f"-D{name}={value}" for name, value in settings["cmake"]["define"].items()]
+    run("cmake", "-S", unpacked, "-B", tmp_path, "-G", "Ninja", "-DLOGITLESS_CUDA=OFF", "-DLOGITLESS_XLA=OFF", *defines)
+    # Every file that is to be compiled, and one compiled.
+    listed = run("ninja", "-C", tmp_path, "-n", "-v", "logitless")
+    sources = set(re.findall(r" -c (\S+)", listed))
+    assert len(sources) > 100
+    assert all(Path(source).is_file() and Path(source).is_relative_to(unpacked) for source in sources)
+    (version,) = (source for source in sources if source.endswith("src/core/version.cpp"))
+    run("ninja", "-C", tmp_path, f"{version}^")
