@@ -41,6 +41,19 @@ void check_exists(const std::string& option, const std::string& path) {
   }
 }
 
+void refuse_given(const std::set<std::string>& given, std::initializer_list<const char*> names,
+                  const std::string& why) {
+  for (const char* name : names) {
+    if (given.count(name) > 0) throw UsageError(fmt::format("--{}: {}", name, why));
+  }
+}
+
+std::size_t parse_budget(const std::string& text) {
+  const std::size_t bytes = parse_bytes(text);
+  if (bytes > 0) return bytes;
+  throw UsageError(fmt::format("expected at least one byte, got '{}'", text));
+}
+
 void DeviceArgs::add(Options& options) {
   options
       .add_integer("--threads", threads, 0, kMostThreads,
@@ -72,7 +85,7 @@ void PlanArgs::add(Options& options) {
       .group("Plan");
   options
       .add_parsed(
-          "--budget", "BYTES", [this](const std::string& text) { budget = parse_bytes(text); },
+          "--budget", "BYTES", [this](const std::string& text) { budget = parse_budget(text); },
           "memory beyond inputs and outputs, such as 512MiB (default) or 2GiB")
       .group("Plan");
 }

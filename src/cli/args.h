@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
+#include <set>
 #include <string>
 
 #include "cli/options.h"
@@ -34,6 +36,13 @@ void check_other_file(const std::string& option, const std::string& path, const 
                       const std::string& is_what);
 // Throws UsageError when there is no file of this name. An empty path is no file.
 void check_exists(const std::string& option, const std::string& path);
+
+// No option is read and then not used: throws UsageError "--NAME: `why`" for the first of `names`
+// (without dashes) that is among those given.
+void refuse_given(const std::set<std::string>& given, std::initializer_list<const char*> names,
+                  const std::string& why);
+// Bytes of --budget. Throws UsageError for 0, which is the default in the library's own calls.
+std::size_t parse_budget(const std::string& text);
 
 // --threads --kernel --verbose
 struct DeviceArgs {

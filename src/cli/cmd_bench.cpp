@@ -27,18 +27,19 @@ struct BenchCommand {
   std::size_t budget = 0;
   std::int64_t repeat = 3;
   double unfused_limit = 60.0;
-  bool sizes_given = false;
   bool json = false;
 
-  void run();
-  CrossEntropyInputs load(TensorLoader& loader) const;
+  void run(const std::set<std::string>& given);
+  CrossEntropyInputs load(TensorLoader& loader, const std::set<std::string>& given) const;
 };
 
 constexpr std::int64_t kIgnoreIndex = -100;
 
-CrossEntropyInputs BenchCommand::load(TensorLoader& loader) const {
+CrossEntropyInputs BenchCommand::load(TensorLoader& loader,
+                                      const std::set<std::string>& given) const {
   CrossEntropyInputs in;
   if (hidden.empty() && weight.empty() && targets.empty()) {
+    refuse_given(given, {"first"}, "is of --hidden; random data has --tokens");
     const std::int64_t hidden_shape[] = {tokens, dim};
     const std::int64_t weight_shape[] = {vocab, dim};
     const auto start = static_cast<std::uint64_t>(seed) * 3;
@@ -51,9 +52,9 @@ CrossEntropyInputs BenchCommand::load(TensorLoader& loader) const {
   if (hidden.empty() || weight.empty() || targets.empty()) {
     throw UsageError("--hidden, --weight, --targets: give all three, or none for random data");
   }
-  if (sizes_given)
-    throw UsageError(
-        "--tokens, --dim, --vocab, --dtype: the tensors of files have sizes of their own");
+  refuse_given(given, {"tokens", "dim", "vocab", "dtype"},
+               "the tensors of files have sizes and types of their own");
+  refuse_given(given, {"spread", "seed"}, "is of random data, and the tensors are of files");
   in.hidden = loader.load("--hidden", hidden);
   in.weight = loader.load("--weight", weight);
   in.targets = loader.load("--targets", targets);
@@ -338,9 +339,9 @@ std::string Bench::to_text() const {
   return head + table.text() + (notes.empty() ? "" : "\n" + notes);
 }
 
-void BenchCommand::run() {
+void BenchCommand::run(const std::set<std::string>& given) {
   TensorLoader loader;
-  const CrossEntropyInputs in = load(loader);
+  const CrossEntropyInputs in = load(loader, given);
   Bench bench(*this, loader, in);
   bench.run();
   if (json) {
@@ -360,14 +361,14 @@ Command add_bench(CommandLine& program) {
   const auto size = [&](const char* name, std::int64_t& value, const char* description) {
     return sub.add_integer(name, value, 1, INT64_MAX, description).group("Random data");
   };
-  std::vector<Option> sizes = {size("--tokens", a->tokens, "rows of hidden (default 1024)"),
-                               size("--dim", a->dim, "columns of hidden and weight (default 768)"),
-                               size("--vocab", a->vocab, "rows of weight (default 32000)")};
-  sizes.push_back(sub.add_parsed(
-      "--dtype", "f32|bf16|f16",
-      [a](const std::string& text) { a->dtype = parse_head_dtype(text); },
-      "of hidden and weight (default bf16)"));
-  sizes.back().group("Random data");
+  size("--tokens", a->tokens, "rows of hidden (default 1024)");
+  size("--dim", a->dim, "columns of hidden and weight (default 768)");
+  size("--vocab", a->vocab, "rows of weight (default 32000)");
+  sub.add_parsed(
+         "--dtype", "f32|bf16|f16",
+         [a](const std::string& text) { a->dtype = parse_head_dtype(text); },
+         "of hidden and weight (default bf16)")
+      .group("Random data");
   sub.add_number("--spread", a->spread, "standard deviation of the logits (default 3)")
       .group("Random data");
   sub.add_integer("--seed", a->seed, 0, 1 << 30, "of the random numbers (default 1)")
@@ -386,7 +387,7 @@ Command add_bench(CommandLine& program) {
 
   a->gradients.add(sub);
   sub.add_parsed(
-         "--budget", "BYTES", [a](const std::string& text) { a->budget = parse_bytes(text); },
+         "--budget", "BYTES", [a](const std::string& text) { a->budget = parse_budget(text); },
          "memory of each plan beyond inputs and outputs (default 512MiB)")
       .group("Plan");
   a->device.add(sub);
@@ -407,11 +408,7 @@ Command add_bench(CommandLine& program) {
              "  logitless bench --hidden head.safetensors:hidden --weight "
              "head.safetensors:weight_q*weight_scale \\\n"
              "                  --targets head.safetensors:targets --first 1024");
-  return {sub, [args, sizes] {
-            for (const Option& option : sizes)
-              args->sizes_given = args->sizes_given || option.given();
-            args->run();
-          }};
+  return {sub, [args, sub] { args->run(sub.given()); }};
 }
 
 }  // namespace logitless::cli

@@ -8,7 +8,6 @@
 #include <iostream>
 #include <iterator>
 #include <memory>
-#include <utility>
 
 #include "cli/commands.h"
 #include "cli/output.h"
@@ -44,13 +43,13 @@ struct CompileCommand {
   train::ModelPtr train_model() const;
   Graph graph();
   void choose_device();
-  void check() const;
+  void check(const std::set<std::string>& given) const;
   // --dump-after instead of everything else.
   void dump(const Graph& program);
   void write_page(const CompiledProgram& compiled, const ProgramTimes& times) const;
   // Of a step of --model, with what training takes beside it.
   std::string training_text(const CompiledProgram& compiled) const;
-  void run();
+  void run(const std::set<std::string>& given);
 };
 
 constexpr std::int64_t kMostDefaultLength = 2048;
@@ -172,16 +171,21 @@ std::string profile_table(const std::vector<InstructionTime>& profile) {
   return table.text();
 }
 
-void CompileCommand::check() const {
+void CompileCommand::check(const std::set<std::string>& given) const {
+  if (model.empty())
+    refuse_given(given, {"dtype"}, "goes with --model; a program has types of its own");
+  if (no_chunk) {
+    refuse_given(given, {"chunks"}, "cannot be given beside --no-chunk");
+    if (options.memory_budget == 0)
+      refuse_given(given, {"strict"}, "beside --no-chunk it is of --budget, which was not given");
+  }
+  if (json)
+    refuse_given(given, {"text", "explain"}, "cannot be given beside --json, which is all of it");
   if (profile && repeat == 0) throw UsageError("--profile goes with --time");
   if (no_epilogues && !on_gpu) throw UsageError("--no-epilogues: is of --device cuda");
-  if (options.dump_after.empty()) return;
-  const std::pair<const char*, bool> others[] = {
-      {"--html", !html.empty()}, {"--json", json}, {"--text", text}, {"--time", repeat > 0}};
-  for (const auto& [name, given] : others) {
-    if (given)
-      throw UsageError(fmt::format("{}: cannot be given beside --dump-after, which stops", name));
-  }
+  if (!options.dump_after.empty())
+    refuse_given(given, {"html", "json", "text", "time", "explain"},
+                 "cannot be given beside --dump-after, which stops");
 }
 
 void CompileCommand::dump(const Graph& program) {
@@ -225,8 +229,8 @@ std::string CompileCommand::training_text(const CompiledProgram& compiled) const
       total(compiled.arena_bytes()), total(compiled.unchunked_arena_bytes()));
 }
 
-void CompileCommand::run() {
-  check();
+void CompileCommand::run(const std::set<std::string>& given) {
+  check(given);
   check_writable("--html", html);
   check_other_file("--html", html, file, "the program");
   choose_device();
@@ -307,7 +311,7 @@ Command add_compile(CommandLine& program) {
       .group("Program");
   sub.add_parsed(
          "--budget", "BYTES",
-         [a](const std::string& text) { a->options.memory_budget = parse_bytes(text); },
+         [a](const std::string& text) { a->options.memory_budget = parse_budget(text); },
          "bytes that values may take beyond parameters and results; without it, loops wherever "
          "they "
          "cost nothing")
@@ -363,7 +367,7 @@ Command add_compile(CommandLine& program) {
       "Examples:\n"
       "  logitless compile loss.ir --size N=4096 --budget 256MiB\n"
       "  logitless compile --model gpt2 --batch 32 --length 1024 --html memory.html");
-  return {sub, [args] { args->run(); }};
+  return {sub, [args, sub] { args->run(sub.given()); }};
 }
 
 }  // namespace logitless::cli

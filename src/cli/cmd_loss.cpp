@@ -30,7 +30,9 @@ struct LossCommand {
   bool argmax = false;
   bool json = false;
 
-  void run();
+  void run(const std::set<std::string>& given);
+  // Of what is given for nothing.
+  void check(const std::set<std::string>& given) const;
   CrossEntropyInputs load(TensorLoader& loader) const;
   bool wants_gradients() const {
     return plan.wants_gradients() || (plan.automatic && !out.empty());
@@ -236,11 +238,25 @@ std::string to_text(const LossPlan& plan, const LossCommand& args, const LossRes
   return facts.text();
 }
 
-void LossCommand::run() {
+void LossCommand::check(const std::set<std::string>& given) const {
   check_writable("--out", out);
   if (entropy && out.empty()) {
     throw UsageError("--entropy: goes into the file of --out, which was not given");
   }
+  if (!wants_gradients()) {
+    refuse_given(given, {"grad-dtype", "grad-loss"},
+                 plan.automatic
+                     ? "no gradient is made without --out, or a --plan that makes gradients"
+                     : "is of gradients, and --plan forward makes none");
+  }
+  if (options.reduction != Reduction::mean)
+    refuse_given(given, {"nan-if-empty"}, "is of --reduction mean");
+  if (options.normalizer.has_value())
+    refuse_given(given, {"nan-if-empty"}, "a mean that --normalizer divides is 0 over no token");
+}
+
+void LossCommand::run(const std::set<std::string>& given) {
+  check(given);
   const Context context = device.context();
   TensorLoader loader;
   CrossEntropyInputs in = load(loader);
@@ -248,7 +264,7 @@ void LossCommand::run() {
   shape_of(in);  // says what is wrong with the sizes before outputs are made of them
   const Outputs outputs(loader, *this, in);
   PlanRequest request = plan.request(context.device());
-  far.add_to(request);
+  far.add_to(request, given);
   const LossPlan made = plan_cross_entropy(options, in, outputs.views, request);
   context.trace(made.explain());
   std::size_t order_bytes = 0;
@@ -360,7 +376,7 @@ Command add_loss(CommandLine& program) {
       "head.safetensors:weight_q*weight_scale \\\n"
       "                 --targets head.safetensors:targets --budget 256MiB --out grads.safetensors "
       "--json");
-  return {sub, [args] { args->run(); }};
+  return {sub, [args, sub] { args->run(sub.given()); }};
 }
 
 }  // namespace logitless::cli

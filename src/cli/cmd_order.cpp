@@ -22,7 +22,7 @@ struct OrderCommand {
   DeviceArgs device;
   bool json = false;
 
-  void run() const;
+  void run(const std::set<std::string>& given) const;
 };
 
 double seconds_of(const std::function<void()>& work) {
@@ -31,7 +31,8 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-void OrderCommand::run() const {
+void OrderCommand::run(const std::set<std::string>& given) const {
+  if (!moments) refuse_given(given, {"tau"}, "is of --moments, which was not given");
   check_writable("--out", out);
   if (moments && softcap != 0.0)
     throw UsageError("--moments: the moments of a tile do not pass through a --softcap");
@@ -116,7 +117,7 @@ Command add_order(CommandLine& program) {
   a->device.add(sub);
   sub.add_flag("--json", a->json, "print one JSON object");
   sub.footer(kTensorHelp);
-  return {sub, [args] { args->run(); }};
+  return {sub, [args, sub] { args->run(sub.given()); }};
 }
 
 }  // namespace logitless::cli

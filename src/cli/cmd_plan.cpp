@@ -21,7 +21,7 @@ struct PlanCommand {
   bool no_d_weight = false;
   bool json = false;
 
-  void run();
+  void run(const std::set<std::string>& given);
 };
 
 Json to_json(const LossPlan& plan) {
@@ -57,7 +57,7 @@ Json to_json(const LossPlan& plan) {
           {"explain", in_options(plan.explain())}};
 }
 
-void PlanCommand::run() {
+void PlanCommand::run(const std::set<std::string>& given) {
   if (features.softcap < 0.0f) {
     throw UsageError(
         fmt::format("--softcap: expected a number > 0, or 0 for none, got {}", features.softcap));
@@ -76,8 +76,15 @@ void PlanCommand::run() {
   if (features.d_weight) features.d_weight_dtype = gradients.of(shape.dtype);
   // Asked for without gradients by its name.
   if (!plan.automatic && plan.kind == PlanKind::forward) {
+    refuse_given(given,
+                 {"grad-dtype", "no-d-hidden", "no-d-weight", "entropy-gradient", "accumulate"},
+                 "is of gradients, and --plan forward makes none");
     features.d_hidden = features.d_weight = features.d_bias = false;
     features.d_hidden_dtype = features.d_weight_dtype = DType::f32;
+  }
+  if (no_d_hidden && no_d_weight) {
+    refuse_given(given, {"grad-dtype", "entropy-gradient", "accumulate"},
+                 "is of gradients, and --no-d-hidden and --no-d-weight leave none");
   }
   const Context context = device.context();
   const LossPlan made = plan_head(shape, features, plan.request(context.device()));
@@ -149,7 +156,7 @@ Command add_plan(CommandLine& program) {
       "and why it was not chosen.\n\n"
       "Example:\n"
       "  logitless plan --tokens 16384 --dim 4096 --vocab 128256 --budget 2GiB --threads 32");
-  return {sub, [args] { args->run(); }};
+  return {sub, [args, sub] { args->run(sub.given()); }};
 }
 
 }  // namespace logitless::cli

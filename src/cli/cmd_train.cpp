@@ -250,7 +250,7 @@ void TrainCommand::add_machine(Options& command) {
   command
       .add_parsed(
           "--budget", "BYTES",
-          [this](const std::string& text) { options.budget = parse_bytes(text); },
+          [this](const std::string& text) { options.budget = parse_budget(text); },
           "memory beside parameters and gradients, such as 512MiB (default: what costs no time)")
       .group(kGroup);
   command.add_flag("--no-chunk", no_chunk, "run the program without loops over chunks")
@@ -308,7 +308,7 @@ void TrainCommand::add_files(Options& command) {
       .add_parsed(
           "--shard-size", "BYTES",
           [this](const std::string& text) {
-            options.export_options.shard_bytes = parse_bytes(text);
+            options.export_options.shard_bytes = parse_budget(text);
           },
           "of a file of --export; more make shards and an index (default 5 GB)")
       .group("Files");

@@ -28,58 +28,49 @@ OwnedTensor sample_rows(const ConstTensorView& hidden, std::int64_t most) {
 }
 
 void FarArgs::add(Options& options) {
-  const auto mark = [this](const std::string&) { given = true; };
   const char* group = "Far field (--plan far-backward, far-both)";
   options
       .add_number(
           "--tau", tau,
           "tiles with more probability than X for a token are computed exactly (default 0.003)")
-      .each(mark)
       .group(group);
   options
       .add_parsed(
           "--order", "FILE|fresh", [this](const std::string& text) { order = text; },
           "order of the vocabulary: of a file, or made from the tokens (default)")
-      .each(mark)
       .group(group);
   options
       .add_integer("--order-rows", order_rows, 1, INT64_MAX,
                    "tokens a fresh order is made from, evenly spaced (default 1536)")
-      .each(mark)
       .group(group);
   options
       .add_parsed(
           "--save-order", "FILE", [this](const std::string& text) { save_order = text; },
           "write the order, for --order of later calls")
-      .each(mark)
       .group(group);
   options
       .add_integer("--sample-every", sample_every, 0, INT64_MAX,
                    "correct d_weight of far tiles from one block of tokens in N (default 0: none)")
-      .each(mark)
       .group(group);
   options
       .add_integer("--sample-seed", sample_seed, 0, INT64_MAX, "which blocks those are (default 0)")
-      .each(mark)
       .group(group);
   options
       .add_integer("--audit", audit, 0, INT64_MAX,
                    "compute d_hidden of N tokens exactly, too, and report the error")
-      .each(mark)
       .group(group);
 }
 
-void FarArgs::add_to(PlanRequest& request) const {
+void FarArgs::add_to(PlanRequest& request, const std::set<std::string>& given) const {
   if (request.kind != PlanKind::far_backward && request.kind != PlanKind::far_both) {
-    if (given) {
-      throw UsageError(
-          "--tau, --order, --order-rows, --save-order, --sample-every, --sample-seed, --audit: "
-          "only "
-          "--plan far-backward and far-both have them");
-    }
-    return;
+    return refuse_given(
+        given, {"tau", "order", "order-rows", "save-order", "sample-every", "sample-seed", "audit"},
+        "only --plan far-backward and far-both have it");
   }
-  if (!(tau >= 0.0 && tau < 1.0))
+  if (order != "fresh")
+    refuse_given(given, {"order-rows"}, "is of a fresh order, and --order names a file");
+  if (sample_every == 0) refuse_given(given, {"sample-seed"}, "is of --sample-every, which is 0");
+  if (given.count("tau") > 0 && !(tau > 0.0 && tau < 1.0))
     throw UsageError(fmt::format("--tau: expected a number in (0, 1), got {}", tau));
   if (order != "fresh") check_exists("--order", order);
   check_writable("--save-order", save_order);

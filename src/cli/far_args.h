@@ -26,12 +26,11 @@ struct FarArgs {
   std::string save_order;
   std::int64_t sample_every = 0, sample_seed = 0;
   std::int64_t audit = 0;
-  bool given = false;  // any of them
 
   void add(Options& options);
   // Adds tau, sample_every and audit. Throws UsageError when one of the options is given without a
-  // far-field plan.
-  void add_to(PlanRequest& request) const;
+  // far-field plan, or without the option that it is of.
+  void add_to(PlanRequest& request, const std::set<std::string>& given) const;
   // Throws UsageError where --save-order or `out`, the file of --out, would replace what is read,
   // or one another.
   void check_files(const TensorLoader& loader, const std::string& out) const;

@@ -26,6 +26,10 @@ std::int64_t parse_integer(const std::string& text, std::int64_t least, std::int
   return value;
 }
 
+std::string if_empty(const std::string& text) {
+  return text.empty() ? "expected a value, got ''" : "";
+}
+
 // Help as CLI11 makes it, without its runs of empty lines.
 std::string tidy(std::string help) {
   for (std::size_t at = 0; (at = help.find("\n\n\n", at)) != std::string::npos;) help.erase(at, 1);
@@ -88,24 +92,19 @@ Option& Option::placeholder(const std::string& text) {
   return *this;
 }
 
-Option& Option::each(std::function<void(const std::string&)> callback) {
-  option_->each(std::move(callback));
-  return *this;
-}
-
 Option& Option::check(std::function<std::string(const std::string&)> problem) {
   option_->check(std::move(problem));
   return *this;
 }
 
-bool Option::given() const { return option_->count() > 0; }
-
 Option Options::add_parsed(const std::string& name, const std::string& placeholder,
                            std::function<void(const std::string&)> parse,
                            const std::string& description) {
   const std::function<void(const std::string&)> read =
-      [name, parse = std::move(parse)](const std::string& text) {
+      [name, placeholder, parse = std::move(parse)](const std::string& text) {
         try {
+          // Nowhere a value: where texts are kept, an empty one is an option that was not given.
+          if (text.empty()) throw UsageError(fmt::format("expected {}, got ''", placeholder));
           parse(text);
         } catch (const InvalidArgument& e) {
           throw UsageError(fmt::format("{}: {}", name, e.what()));
@@ -161,12 +160,12 @@ Option Options::add_integer(const std::string& name, std::int64_t& value, std::i
 
 Option Options::add_text(const std::string& name, std::string& value,
                          const std::string& description) {
-  return Option(*app_->add_option(name, value, description));
+  return Option(*app_->add_option(name, value, description)).check(if_empty);
 }
 
 Option Options::add_texts(const std::string& name, std::vector<std::string>& values,
                           const std::string& description) {
-  return Option(*app_->add_option(name, values, description));
+  return Option(*app_->add_option(name, values, description)).check(if_empty);
 }
 
 Option Options::add_flag(const std::string& name, bool& value, const std::string& description) {

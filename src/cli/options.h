@@ -37,13 +37,8 @@ class Option {
   Option& required(bool yes = true);
   // What stands for its value in the help text.
   Option& placeholder(const std::string& text);
-  // Called for each value given.
-  Option& each(std::function<void(const std::string&)> callback);
   // What `problem` says of a value, if anything, is the error of the command line.
   Option& check(std::function<std::string(const std::string&)> problem);
-
-  // Whether the parsed command line has it.
-  bool given() const;
 
  private:
   CLI::Option* option_;
@@ -56,7 +51,7 @@ class Options {
   explicit Options(CLI::App& app) : app_(&app) {}
 
   // An option whose text `parse` turns into the value; InvalidArgument or UsageError from it names
-  // the option.
+  // the option. An empty text is refused.
   Option add_parsed(const std::string& name, const std::string& placeholder,
                     std::function<void(const std::string&)> parse, const std::string& description);
   // The same with any number of values, one after the other.
@@ -69,7 +64,7 @@ class Options {
   // A whole number in [least, most].
   Option add_integer(const std::string& name, std::int64_t& value, std::int64_t least,
                      std::int64_t most, const std::string& description);
-  // A name without dashes is that of a value told by its place.
+  // Not empty. A name without dashes is that of a value told by its place.
   Option add_text(const std::string& name, std::string& value, const std::string& description);
   Option add_texts(const std::string& name, std::vector<std::string>& values,
                    const std::string& description);

@@ -112,6 +112,6 @@ ChunkChoice ChunkSearch::choice() const {
   return made_of(free ? found_.free : within(found_, request_), free);
 }
 
-ChunkChoice ChunkSearch::free_choice() const { return made_of(found_.free, true); }
+ChunkChoice ChunkSearch::free_choice() const { return made_of(found_.free, request_.budget == 0); }
 
 }  // namespace logitless::ir

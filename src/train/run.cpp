@@ -159,16 +159,36 @@ std::string far_text(const FarFieldReport& r) {
   return text;
 }
 
+std::filesystem::path whole_path(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
+}
+
+// What is written into a folder of --text would replace a text, or be one when the run is resumed.
+void refuse_among_texts(const RunOptions& o) {
+  const auto refuse = [&](const char* option, const std::string& path) {
+    if (path.empty()) return;
+    const std::filesystem::path whole = whole_path(path);
+    for (const std::string& folder : o.text) {
+      std::error_code error;
+      if (!std::filesystem::is_directory(folder, error)) continue;
+      const std::filesystem::path below = whole.lexically_relative(whole_path(folder));
+      if (below.empty() || *below.begin() == "..") continue;
+      throw InvalidArgument(fmt::format("--{}: '{}' lies in '{}' of --text, whose files are read",
+                                        option, path, folder));
+    }
+  };
+  refuse("save", o.save);
+  refuse("log", o.log);
+  refuse("export", o.hugging_face);
+}
+
 // A checkpoint or model that would replace what the run reads, or the other.
 void refuse_same_files(const RunOptions& o) {
   const auto refuse = [](const char* option, const std::string& path, const char* other,
                          const std::string& there) {
     if (path.empty() || there.empty()) return;
-    std::error_code error;
-    const auto whole = [&](const std::string& name) {
-      return std::filesystem::weakly_canonical(std::filesystem::absolute(name), error);
-    };
-    if (whole(path) != whole(there)) return;
+    if (whole_path(path) != whole_path(there)) return;
     throw InvalidArgument(
         fmt::format("--{}: '{}' is the file of --{}, which it would replace", option, path, other));
   };
@@ -186,6 +206,7 @@ void refuse_same_files(const RunOptions& o) {
       refuse("export", o.hugging_face, name, path);
     }
   }
+  refuse_among_texts(o);
 }
 
 // What would go wrong after hours, before the first step: where --save, --export and --cache cannot

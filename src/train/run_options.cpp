@@ -175,6 +175,8 @@ void check_given(const RunOptions& options, const std::set<std::string>& given) 
       if (given.count(name) > 0) fail(fmt::format("--{}: is of --sample, which is 0", name));
     }
   }
+  if (options.temperature == 0.0 && given.count("top-k") > 0)
+    fail("--top-k: is of --temperature above 0, with which there is a choice");
 }
 
 void check_options(const RunOptions& o) {

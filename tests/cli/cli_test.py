@@ -368,7 +368,7 @@ class ErrorTest(CliTest):
              "--label-smoothing: expected a number in [0, 1], got 2"),
             (["plan", "--tokens", "5", "--dim", "4", "--vocab", "9999999999"], "vocab: expected 1 to "),
             (["bench", *basics[:2]], "--hidden, --weight, --targets: give all three, or none for random data"),
-            (["bench", *basics, "--dim", "3"], "--tokens, --dim, --vocab, --dtype: the tensors of files have sizes"),
+            (["bench", *basics, "--dim", "3"], "--dim: the tensors of files have sizes and types of their own"),
             (["kernels", "--all"], "'--all' is not an option; see logitless kernels --help"),
         ]
         for arguments, text in cases:

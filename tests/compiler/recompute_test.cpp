@@ -1,6 +1,7 @@
 // Values computed again by products: which, what that costs, and the same bits.
 #include <gtest/gtest.h>
 
+#include "compiler/choose_chunks.h"
 #include "compiler/compiled.h"
 #include "compiler/ir/text.h"
 #include "compiler/passes/recompute_segments.h"
@@ -93,6 +94,26 @@ TEST(RecomputeSegments, KeepsTheBitsOfAllPrograms) {
     count += expect_same_bits(program, random_inputs(CompilerAccess::state(program).graph, 3)) - 1;
   }
   EXPECT_GT(count, 10);
+}
+
+// Values that are computed again are those of a plan without a budget: what that one says of its
+// loops must not ask for the budget that there is.
+TEST(RecomputeWithin, ABudgetThatIsNamedIsNotAskedFor) {
+  const ir::CpuTarget target(1);
+  std::int64_t asked = 0;
+  for (const NamedProgram& p : programs()) {
+    SCOPED_TRACE(p.name);
+    const ir::Graph graph = CompilerAccess::state(unchunked(p)).graph;
+    for (const std::int64_t budget : {0, 1}) {
+      const ir::ChunkSearch found(graph, {.target = target, .budget = budget, .explore = true});
+      for (const std::string& why : found.free_choice().refusals) {
+        if (why.find("name a budget") == std::string::npos) continue;
+        ++asked;
+        EXPECT_EQ(budget, 0) << why;
+      }
+    }
+  }
+  EXPECT_GT(asked, 0);
 }
 
 TEST(RecomputeWithin, MeetsABudgetWithTheLeastWork) {

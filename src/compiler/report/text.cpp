@@ -70,9 +70,13 @@ std::string memory_text(const State& s, const std::string& after) {
       after.empty() ? concat("arena: ", bytes_text(s.program.arena_bytes), ", no loops")
                     : concat("arena: ", bytes_text(s.unchunked.arena_bytes), " without loops, ",
                              bytes_text(s.program.arena_bytes), " ", after);
-  if (s.budget > 0)
+  if (s.budget > 0) {
+    const std::int64_t bytes = s.bounded_bytes(s.program);
     text += concat(" (budget ", bytes_text(s.budget),
-                   s.bounded_bytes(s.program) <= s.budget ? ", met)" : ", NOT met)");
+                   bytes <= s.budget
+                       ? std::string(", met)")
+                       : concat(", NOT met: the least that was found is ", bytes_text(bytes), ")"));
+  }
   return text + "\n";
 }
 
