@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from . import _library as c
 from ._library import lib
+from ._options import plain_number
 
 ACCURACIES = {name: value for name, value in c.ACCURACIES.items() if name != "exact"}
 
@@ -85,14 +86,17 @@ def options(**given: Any) -> Options:
         elif name == "memory_budget":
             value = c.parse_bytes(value)
         elif name == "error":
+            value = plain_number(value)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"error: expected a number in (0, 1), got {value!r}")
             if not 0 < value < 1:
                 raise ValueError(f"error: expected a number in (0, 1), got {value}")
-        elif isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name}: expected an int, got {value!r}")
-        elif not -(1 << 63) <= value < 1 << 63:
-            raise ValueError(f"{name}: expected an int of 64 bits, got {value}")
+        else:
+            value = plain_number(value)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name}: expected an int, got {value!r}")
+            if not -(1 << 63) <= value < 1 << 63:
+                raise ValueError(f"{name}: expected an int of 64 bits, got {value}")
         values[name] = value
     return Options(**values).check()
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
-from ._options import DEFAULT
+from ._options import DEFAULT, plain_number
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -75,7 +75,7 @@ def number(
     name: str, value: Any, least: float = -math.inf, most: float = math.inf, *, above: float = -math.inf,
     below: float = math.inf,
 ) -> float:
-    """A finite Python number from ``least`` to ``most``, above ``above`` and below ``below``."""
+    """A finite number, as Python's, from ``least`` to ``most``, above ``above`` and below ``below``."""
     bounds = [
         text
         for text, wanted in (
@@ -85,6 +85,8 @@ def number(
         if wanted
     ]
     what = " ".join(["a number", *bounds])
+    if not isinstance(value, (int, float)):
+        value = plain_number(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: expected {what}, got {value!r}")
     if not (math.isfinite(value) and least <= value <= most and above < value < below):
@@ -93,7 +95,9 @@ def number(
 
 
 def count(name: str, value: Any, least: int = 1) -> int:
-    """A whole Python number."""
+    """A whole number."""
+    if not isinstance(value, int):
+        value = plain_number(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: expected a whole number from {least}, got {value!r}")
     if value < least:
@@ -116,6 +120,8 @@ def flag(name: str, value: Any) -> bool:
 def head_of(given: Mapping[str, Any]) -> Head:
     """The keywords of the head among others. softcap(u) / t is the softcap c / t of u / t."""
     ignore_index = given["ignore_index"]
+    if not isinstance(ignore_index, int):
+        ignore_index = plain_number(ignore_index)
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index: expected an int, got {ignore_index!r}")
     temperature = number("temperature", given["temperature"], above=0.0)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+
+import numpy as np
 
 from . import _library as c
 from ._c_api import LOSS_TERMS
@@ -15,6 +18,16 @@ from ._c_api import HeadValues as HeadOptions
 DEFAULT = LossOptions()
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def plain_number(value: Any) -> Any:
+    """A real number of another kind (numpy's, an array of one without dimensions, a Fraction) as Python's int or float;
+    anything else, flags among it, as it is."""
+    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iuf":
+        value = value[()]
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    return value
 
 
 def struct_of(options: LossOptions | HeadOptions):

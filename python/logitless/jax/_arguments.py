@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from .._options import plain_number
+
 FLOATS = ("float32", "bfloat16", "float16")
 
 
@@ -56,12 +58,14 @@ def indices(name: str, value: ArrayLike) -> jax.Array:
 
 
 def number(name: str, value: Any) -> float:
+    value = plain_number(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: expected a Python number, which is part of the compiled program, got {value!r}")
     return float(value)
 
 
 def integer(name: str, value: Any) -> int:
+    value = plain_number(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: expected a Python int, which is part of the compiled program, got {value!r}")
     return value

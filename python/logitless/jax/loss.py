@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from .._library import REDUCTIONS, parse_bytes
 from . import _arguments, _ffi
-from .._options import DEFAULT, LossOptions, all_terms, head_options, takes_terms
+from .._options import DEFAULT, LossOptions, all_terms, head_options, plain_number, takes_terms
 from .head import (
     GRADIENTS, all_gradients, gradient_dtype, gradient_results, head, nan_at_bad_targets, refuse_gradients, type_of,
     wanted_gradients,
@@ -99,6 +99,7 @@ def divisor(normalizer: float | ArrayLike | None, reduction: str) -> tuple[float
         return 0.0, None
     if reduction != "mean":
         raise ValueError(f"normalizer: goes with reduction 'mean', got {reduction!r}")
+    normalizer = plain_number(normalizer)
     if isinstance(normalizer, (int, float)) and not isinstance(normalizer, bool):
         if not normalizer > 0.0:
             raise ValueError(f"normalizer: expected a number above 0, got {normalizer}")
@@ -203,7 +204,8 @@ def linear_cross_entropy(
         class_weight: [V], float; ``mean`` divides by the weights of the targets.
         softcap: ``c * tanh(logits / c)``.
         logit_scale: 1 / temperature.
-        normalizer: ``mean`` divides by this number or scalar array instead, such as the tokens of all devices.
+        normalizer: ``mean`` divides by this number above 0 or scalar array instead, such as the tokens of all devices.
+            An array's value is not looked at, as it may be traced: it divides whatever it is.
         token_weight: [...], float: factors of the tokens' losses.
         target_weight: [..., K], float; with it ``mean`` divides by the token weights.
         accuracy: also returns the fraction of tokens whose largest logit is their target.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._library import parse_bytes
-from .._options import DEFAULT, LOSS_TERMS, LossOptions
+from .._options import DEFAULT, LOSS_TERMS, LossOptions, plain_number
 from ._ranks import Sharding
 
 # Ours, with the defaults.
@@ -152,6 +152,8 @@ def chunk_bytes(chunk: int | str, hidden: Tensor, weight: Tensor) -> int:
 
 
 def number(name: str, value, low: float = -math.inf, what: str = "a number") -> float:
+    if not isinstance(value, (int, float, Tensor)):
+        value = plain_number(value)
     if isinstance(value, Tensor) or isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: expected {what}, got {value!r}")
     if not (low <= value < math.inf and value > -math.inf):
@@ -180,6 +182,8 @@ def loss_options(a: dict[str, Any]) -> LossOptions:
     if a["reduction"] not in ("none", "mean", "sum"):
         raise ValueError(f"reduction: expected 'none', 'mean' or 'sum', got {a['reduction']!r}")
     ignore_index = DEFAULT.ignore_index if a["ignore_index"] is None else a["ignore_index"]
+    if not isinstance(ignore_index, int):
+        ignore_index = plain_number(ignore_index)
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index: expected an int, got {ignore_index!r}")
     terms = {name: term(name, a[name]) for name in LOSS_TERMS}

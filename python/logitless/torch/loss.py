@@ -122,7 +122,8 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         class_weight: [V] float; ``mean`` divides by the weights of the targets, as PyTorch does.
         softcap: ``c * tanh(logits / c)``.
         logit_scale: 1 / temperature.
-        normalizer: ``mean`` divides by this number or scalar tensor instead, such as the tokens of the whole batch.
+        normalizer: ``mean`` divides by this number above 0 or scalar tensor instead, such as the tokens of the whole
+            batch. A tensor's value is not looked at, which a GPU would be waited for: it divides whatever it is.
         token_weight: [...] float: factors of the tokens' losses.
         target_weight: [..., K] float.
         shift: True or 1: position t predicts target t + 1 of ``hidden`` [B, T, D] and ``target`` [B, T]; n: t + n.

@@ -141,6 +141,15 @@ def test_an_unknown_option_is_refused_as_by_a_signature():
     assert "{terms}" not in linear_cross_entropy.__doc__ and "z_loss: >= 0: " in linear_cross_entropy.__doc__
 
 
+@pytest.mark.parametrize("number", [np.float64(3), np.float32(3), np.int64(3), np.array(3), np.array(3.0)], ids=repr)
+def test_numbers_of_numpys_are_numbers(number):
+    wanted = linear_cross_entropy(**ARGUMENTS, normalizer=3.0, softcap=3.0, ignore_index=3)
+    found = linear_cross_entropy(**ARGUMENTS, normalizer=number, softcap=number, ignore_index=np.int64(3))
+    assert found == wanted
+    with pytest.raises(ValueError, match="normalizer: expected a number above 0, got -3"):
+        linear_cross_entropy(**ARGUMENTS, normalizer=np.negative(number))
+
+
 def test_after_an_error_all_is_well():
     assert jnp.isfinite(linear_cross_entropy(**ARGUMENTS))
 

@@ -212,6 +212,8 @@ def test_group_advantages():
     apart = np.array([-2.0, -1.0, 3.0, 0.0, 0.0, 0.0])
     assert np.array_equal(losses.group_advantages(rewards, 3, scale=False), apart)
     assert np.allclose(losses.group_advantages(rewards, 3, epsilon=0.0)[:3], apart[:3] / 7**0.5, rtol=1e-6)
+    with pytest.raises(TypeError, match="rewards: expected float32, bfloat16 or float16, got int32"):
+        losses.group_advantages(jnp.arange(4), 2)
 
 
 # --- Distillation.

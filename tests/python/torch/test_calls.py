@@ -1,5 +1,8 @@
 """The calls that linear_cross_entropy replaces, and what it says to what it cannot do."""
 
+import fractions
+
+import numpy as np
 import oracle
 import pytest
 import torch
@@ -11,6 +14,25 @@ from test_loss import problem
 def pair(**more):
     hidden, weight, target, bias = problem(1, (24,), 16, 70, torch.float32, bias=True)
     return hidden, weight, target, bias
+
+
+NOT_PLAIN = [np.float64(3), np.float32(3), np.int64(3), np.array(3), np.array(3.0), fractions.Fraction(3)]
+
+
+@pytest.mark.parametrize("number", NOT_PLAIN, ids=lambda n: type(n).__name__)
+def test_real_numbers_of_other_kinds_are_numbers(number):
+    hidden, weight, target, _ = pair()
+    wanted = linear_cross_entropy(hidden, weight, target, normalizer=3.0, softcap=3.0, ignore_index=-100)
+    for _ in range(2):  # the second call is remembered
+        found = linear_cross_entropy(hidden, weight, target, normalizer=number, softcap=number, ignore_index=np.int64(-100))
+        assert torch.equal(found, wanted)
+    for refused in (np.array([3.0]), np.array("3"), np.bool_(True), 3j):
+        with pytest.raises(TypeError, match="normalizer: expected a number above 0, got "):
+            linear_cross_entropy(hidden, weight, target, normalizer=refused)
+    with pytest.raises(ValueError, match="normalizer: expected a number above 0, got -3.0"):
+        linear_cross_entropy(hidden, weight, target, normalizer=np.negative(float(number)))
+    with pytest.raises(TypeError, match="ignore_index: expected an int, got 3.5"):
+        linear_cross_entropy(hidden, weight, target, ignore_index=np.float32(3.5))
 
 
 needs_torch_call = pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="this PyTorch has no such call")

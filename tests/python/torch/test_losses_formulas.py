@@ -317,6 +317,7 @@ def test_group_advantages():
     apart = torch.tensor([-2.0, -1.0, 3.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     assert error(losses.group_advantages(rewards, 3, scale=False), apart) < EXACT
     assert error(losses.group_advantages(rewards, 3, epsilon=0.0)[:3], apart[:3] / 7**0.5) < EXACT
+    assert error(losses.group_advantages(torch.stack([rewards, rewards], 1)[:, 0], 3, scale=False), apart) < EXACT
 
 
 # --- What holds for all.
@@ -497,6 +498,7 @@ def test_wrong_types_are_named():
         "hidden: expected a tensor": lambda: losses.dpo_loss(None, p.weight, p.words, **p.reference),
         "target: expected int32 or int64": lambda: losses.orpo_loss(p.hidden, p.weight, p.words.double()),
         "shift: expected True or False": lambda: losses.orpo_loss(*p.arguments, shift=2),
+        "rewards: expected a floating type, got torch.int64": lambda: losses.group_advantages(torch.arange(4), 2),
         "beta: expected a number from 0": lambda: losses.orpo_loss(*p.arguments, beta="0.1"),
         "preference_labels: expected bool": lambda: losses.kto_loss(*p.arguments, torch.ones(6), **p.reference, kl=0.0),
         r"dpo_loss\(\) got an unexpected keyword argument 'betas'": lambda: losses.dpo_loss(*p.arguments, betas=1),

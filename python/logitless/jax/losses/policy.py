@@ -90,7 +90,8 @@ def _documented(function: Function) -> Function:
 def group_advantages(rewards: ArrayLike, group_size: int, *, scale: bool = True, epsilon: float = 1e-4) -> jax.Array:
     """Advantages [B] of rewards [B], ``group_size`` answers to each prompt one after another: reward less the group's
     mean, over the group's standard deviation (n - 1, as TRL has it) + epsilon with ``scale`` (GRPO, Shao et al. 2024);
-    without it Dr. GRPO's (Liu et al. 2025). Raises ValueError where B is no multiple of group_size."""
+    without it Dr. GRPO's (Liu et al. 2025). Raises ValueError where B is no multiple of group_size, TypeError where
+    rewards are whole numbers."""
     size = count("group_size", group_size, 2 if flag("scale", scale) else 1)
     found = _arguments.floats("rewards", rewards)
     if found.ndim != 1 or found.shape[0] % size:

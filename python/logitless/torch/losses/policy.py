@@ -88,11 +88,14 @@ def _documented(function: Function) -> Function:
 def group_advantages(rewards: Tensor, group_size: int, *, scale: bool = True, epsilon: float = 1e-4) -> Tensor:
     """Advantages [B] of rewards [B], ``group_size`` answers to each prompt one after another: reward less the group's
     mean, over the group's standard deviation (n - 1, as TRL has it) + epsilon with ``scale`` (GRPO, Shao et al. 2024);
-    without it Dr. GRPO's (Liu et al. 2025). Raises ValueError where B is no multiple of group_size."""
+    without it Dr. GRPO's (Liu et al. 2025). Raises ValueError where B is no multiple of group_size, TypeError where
+    rewards are whole numbers."""
     size = count("group_size", group_size, 2 if flag("scale", scale) else 1)
     if tensor("rewards", rewards).dim() != 1 or rewards.shape[0] % size:
         raise ValueError(f"rewards: expected [B], B a multiple of {size}, got {list(rewards.shape)}")
-    groups = rewards.view(-1, size)
+    if not rewards.is_floating_point():
+        raise TypeError(f"rewards: expected a floating type, got {rewards.dtype}")
+    groups = rewards.reshape(-1, size)
     apart = groups - groups.mean(1, keepdim=True)
     if scale:
         apart = apart / (groups.std(1, keepdim=True) + number("epsilon", epsilon, 0.0))
