@@ -132,6 +132,69 @@ def test_other_preferences():
     ])
 
 
+def test_kinds_of_dpo_that_look_at_the_batch():
+    def case(kind, paper, **options):
+        return (
+            lambda x, w, b: losses.dpo_loss(x, w, WORDS, b, **REFERENCE, beta=0.3, loss_type=kind, **options),
+            lambda *given: paper(*pairs(given)[:2], given),
+        )
+
+    def aot(r_w, r_l, given):
+        c, r, _ = pairs(given, reference=False)
+        return PAPER.aot(c - r, (c - r_w) - (r - r_l), 0.3, 0.1)
+
+    def of_mean(r_w, r_l, _):
+        return PAPER.bco(r_w, r_l, 0.3, 0.3 * jax.lax.stop_gradient(jnp.concatenate([r_w, r_l]).mean()))
+
+    check([
+        case("bco_pair", of_mean),
+        case("bco_pair", lambda r_w, r_l, _: PAPER.bco(r_w, r_l, 0.3, 0.75), bco_delta=jnp.float32(0.75)),
+        case("aot", aot, label_smoothing=0.1),
+        case("aot_pair", lambda r_w, r_l, _: PAPER.aot(r_w, r_l, 0.3)),
+        case("aot_unpaired", lambda r_w, r_l, _: PAPER.aot(r_w, r_l, 0.3, 0.2), label_smoothing=0.2),
+        case("discopop", lambda r_w, r_l, _: PAPER.discopop(r_w, r_l, 0.3, 0.05)),
+        case("discopop", lambda r_w, r_l, _: PAPER.discopop(r_w, r_l, 0.3, 0.4), discopop_tau=0.4),
+    ])
+    far = jax.value_and_grad(lambda w: losses.dpo_loss(  # exp(-x) is infinite, g 0
+        HIDDEN, w, WORDS, loss_type="discopop", ref_chosen_logps=np.full(B, 3000.0, np.float32),
+        ref_rejected_logps=np.zeros(B, np.float32)).loss)(WEIGHT)
+    assert 250 < far[0] < 350 and np.isfinite(far[1]).all()
+
+
+def test_the_nll_of_other_words_and_sequences_without_one():
+    others = np.random.default_rng(12).integers(0, V, (2 * B, T)).astype(np.int32)
+    others[1, 2:] = -100
+    empty = WORDS.copy()
+    empty[B + 1] = -100
+
+    def nll(given):
+        log_p = PAPER.log_p(PAPER.logits(*given))
+        return -PAPER.of_words(log_p[:B], others[:B]).sum() / (others[:B] >= 0).sum()
+
+    def orpo(*given):
+        c, r, _ = pairs(given, average=True, reference=False)
+        return PAPER.orpo(c, r, nll(given), 0.4)
+
+    def cpo(*given):
+        c, r, _ = pairs(given, reference=False)
+        return PAPER.dpo("sigmoid", c, r, 0.1) + 0.6 * nll(given)
+
+    def of_others(*given):
+        c, r, plain = pairs(given, average=True, reference=False)
+        left = np.arange(B) != 1
+        return plain + (PAPER.orpo(c[left], r[left], plain, 0.4) - plain) * (B - 1) / B
+
+    moved = np.concatenate([np.full((2 * B, 1), 7), others], 1), np.concatenate([np.full((2 * B, 1), 7), WORDS], 1)
+    found = check([
+        (lambda x, w, b: losses.orpo_loss(x, w, WORDS, b, beta=0.4, nll_target=others), orpo),
+        (lambda x, w, b: losses.orpo_loss(
+            jnp.concatenate([x, HIDDEN[:, :1]], 1), w, moved[1], b, beta=0.4, nll_target=moved[0][:B], shift=True), orpo),
+        (lambda x, w, b: losses.cpo_loss(x, w, WORDS, b, alpha=0.6, nll_target=others[:B].astype("int16")), cpo),
+        (lambda x, w, b: losses.orpo_loss(x, w, empty, b, beta=0.4), of_others),
+    ])
+    assert np.allclose(found[0].nll_loss, found[2].nll_loss) and abs(found[0].nll_loss - found[3].nll_loss) > 1e-3
+
+
 def test_shift_and_a_shared_head():
     moved = np.concatenate([WORDS[:, 1:], np.full((2 * B, 1), -100)], 1)
     own = normal(2 * B, T, D, seed=9)
@@ -340,6 +403,9 @@ BAD = {
     "targets: expected \\[6, 6\\]": lambda: losses.orpo_loss(HIDDEN, WEIGHT, WORDS[:, 1:]),
     "beta: expected a number above 0": lambda: dpo(**REFERENCE, beta=0.0),
     "loss_type: expected one of": lambda: dpo(**REFERENCE, loss_type="bco"),
+    "bco_delta: expected None with loss_type 'aot', got 0.5": lambda: dpo(**REFERENCE, loss_type="aot", bco_delta=0.5),
+    "discopop_tau: expected a number above 0": lambda: dpo(**REFERENCE, loss_type="discopop", discopop_tau=0),
+    "nll_target: expected \\[6, 6\\] or \\[3, 6\\]": lambda: losses.orpo_loss(HIDDEN, WEIGHT, WORDS, nll_target=WORDS[:2]),
     "ref_chosen_logps: expected it with": lambda: dpo(),
     "ref_chosen_logps: expected \\[3\\]": lambda: dpo(ref_chosen_logps=np.zeros(2), ref_rejected_logps=np.zeros(3)),
     "ref_hidden: expected \\[6, 6, 'D'\\]": lambda: dpo(ref_hidden=REF_HIDDEN[1:]),

@@ -61,6 +61,21 @@ class Papers:
             "apo_down": lambda: s(beta * r_w) + (1 - s(beta * r_w - beta * r_l)),
         }[kind]().mean()
 
+    def sorted(self, x):
+        found = self.xp.sort(x)
+        return getattr(found, "values", found)
+
+    def bco(self, r_w, r_l, beta, delta):
+        return (-self.log_sigmoid(beta * r_w - delta) - self.log_sigmoid(-(beta * r_l - delta))).mean()
+
+    def aot(self, better, worse, beta, e=0.0):
+        return self.dpo("sigmoid", self.sorted(better), self.sorted(worse), beta, e)
+
+    def discopop(self, r_w, r_l, beta, tau):
+        x = beta * (r_w - r_l)
+        g = self.sigmoid(x / tau)
+        return (-self.log_sigmoid(x) * (1 - g) + self.xp.exp(-x) * g).mean()
+
     def simpo(self, m_w, m_l, beta, gamma, e=0.0):
         x = beta * m_w - beta * m_l - gamma
         return (-(1 - e) * self.log_sigmoid(x) - e * self.log_sigmoid(-x)).mean()

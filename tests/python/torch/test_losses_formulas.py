@@ -151,6 +151,66 @@ def test_orpo():
     check(losses.orpo_loss(*p.arguments, p.bias, beta=0.4).loss, PAPER.orpo(c, r, nll, 0.4), p)
 
 
+def test_kinds_of_dpo_that_look_at_the_batch():
+    p = Problem()
+    c, r, c_ref, r_ref, _ = p.pairs()
+    r_w, r_l = c - c_ref, r - r_ref
+    call = lambda kind, **o: losses.dpo_loss(  # noqa: E731
+        *p.arguments, p.bias, **p.reference, beta=0.3, loss_type=kind, **o).loss
+    mean = 0.3 * torch.cat([r_w, r_l]).mean().detach()
+    check(call("bco_pair"), PAPER.bco(r_w, r_l, 0.3, mean), p)
+    for delta in (0.7, torch.tensor([0.7], dtype=torch.float64)):
+        check(call("bco_pair", bco_delta=delta), PAPER.bco(r_w, r_l, 0.3, 0.7), p)
+    assert not torch.equal((c - r).sort().values, c - r) and not torch.equal(r_w.sort().values, r_w)
+    for e in (0.0, 0.1):
+        check(call("aot", label_smoothing=e), PAPER.aot(c - r, c_ref - r_ref, 0.3, e), p)
+        for name in ("aot_pair", "aot_unpaired"):
+            check(call(name, label_smoothing=e), PAPER.aot(r_w, r_l, 0.3, e), p)
+    check(call("discopop"), PAPER.discopop(r_w, r_l, 0.3, 0.05), p)
+    check(call("discopop", discopop_tau=0.4), PAPER.discopop(r_w, r_l, 0.3, 0.4), p)
+    p = Problem(dtype=torch.float32)
+    far = losses.dpo_loss(*p.arguments, loss_type="discopop", ref_chosen_logps=torch.full((B,), 3000.0),
+                          ref_rejected_logps=torch.zeros(B)).loss  # exp(-x) is infinite, g 0
+    assert 250 < far < 350 and torch.autograd.grad(far, p.weight)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["of all", "of the chosen"])
+@pytest.mark.parametrize("shift", [False, True])
+def test_the_nll_of_other_words(shift, half):
+    """Those of prompts, too: TRL's ORPO. Of the chosen alone, whatever the rejected have."""
+    p = Problem()
+    c, r, _, _, plain = p.pairs(average=True)
+    others = torch.randint(0, V, (2 * B, T), generator=generator(12))
+    others[1, 2:] = -100
+    first = others[:B] >= 0
+    nll = -PAPER.of_words(PAPER.log_p(p.z()[:B]), others[:B]).sum() / first.sum()
+    assert abs(nll - plain) > 1e-3
+    words, given = p.words, (others[:B] if half else others).int()
+    if shift:  # the words of a position are those of the one before
+        words, given = (torch.cat([torch.full_like(a[:, :1], 7), a], 1) for a in (words, given))
+        hidden = torch.cat([p.hidden, p.hidden.detach()[:, :1]], 1)
+    else:
+        hidden = p.hidden
+    options = dict(nll_target=given, shift=shift)
+    found = losses.orpo_loss(hidden, p.weight, words, p.bias, beta=0.4, **options)
+    check(found.loss, PAPER.orpo(c, r, nll, 0.4), p)
+    assert error(found.nll_loss, nll) < EXACT and error(found.chosen_logps, c) < EXACT
+    c, r, *_ = p.pairs()
+    found = losses.cpo_loss(hidden, p.weight, words, p.bias, alpha=0.6, **options)
+    check(found.loss, PAPER.dpo("sigmoid", c, r, 0.1) + 0.6 * nll, p)
+
+
+def test_orpo_of_a_sequence_without_a_word():
+    """Its pair has no odds: the mean is over the pairs still, and the gradient that of the others."""
+    for empty in (1, B + 1):
+        p = Problem()
+        p.words[empty] = -100
+        c, r, _, _, nll = p.pairs(average=True)
+        others = [0, 2]
+        expected = nll + (PAPER.orpo(c[others], r[others], nll, 0.4) - nll) * 2 / 3
+        check(losses.orpo_loss(*p.arguments, p.bias, beta=0.4).loss, expected, p)
+
+
 def test_orpo_of_certain_words_is_finite():
     hidden = torch.zeros(2, 1, 1, dtype=torch.float32) + torch.tensor([100.0, 1.0])[:, None, None]
     hidden.requires_grad_()
@@ -448,6 +508,15 @@ BAD = {
     "target: expected \\[6, 6\\]": lambda p: losses.orpo_loss(p.hidden, p.weight, p.words[:, 1:]),
     "weight: expected \\[V, 5\\]": lambda p: losses.cpo_loss(p.hidden, p.weight[:, 1:], p.words),
     "beta: expected a number above 0, got 0": lambda p: losses.dpo_loss(*p.arguments, **p.reference, beta=0),
+    "bco_delta: expected None with loss_type 'aot', got 0.5": lambda p: losses.dpo_loss(
+        *p.arguments, **p.reference, loss_type="aot", bco_delta=0.5),
+    "bco_delta: expected a tensor of one number": lambda p: losses.dpo_loss(
+        *p.arguments, **p.reference, loss_type="bco_pair", bco_delta=torch.zeros(2)),
+    "discopop_tau: expected None with loss_type 'sigmoid', got 0.05": lambda p: losses.dpo_loss(
+        *p.arguments, **p.reference, discopop_tau=0.05),
+    "discopop_tau: expected a number above 0": lambda p: losses.dpo_loss(
+        *p.arguments, **p.reference, loss_type="discopop", discopop_tau=0),
+    "nll_target: expected \\[6, 6\\] or \\[3, 6\\]": lambda p: losses.orpo_loss(*p.arguments, nll_target=p.words[:2]),
     "loss_type: expected one of 'sigmoid'": lambda p: losses.cpo_loss(*p.arguments, loss_type="bco"),
     "label_smoothing: expected a number from 0 below 0.5": lambda p: losses.simpo_loss(
         *p.arguments, label_smoothing=0.5),
@@ -498,6 +567,7 @@ def test_wrong_types_are_named():
         "hidden: expected a tensor": lambda: losses.dpo_loss(None, p.weight, p.words, **p.reference),
         "target: expected int32 or int64": lambda: losses.orpo_loss(p.hidden, p.weight, p.words.double()),
         "shift: expected True or False": lambda: losses.orpo_loss(*p.arguments, shift=2),
+        "nll_target: expected int32 or int64": lambda: losses.cpo_loss(*p.arguments, nll_target=p.words.double()),
         "rewards: expected a floating type, got torch.int64": lambda: losses.group_advantages(torch.arange(4), 2),
         "beta: expected a number from 0": lambda: losses.orpo_loss(*p.arguments, beta="0.1"),
         "preference_labels: expected bool": lambda: losses.kto_loss(*p.arguments, torch.ones(6), **p.reference, kl=0.0),

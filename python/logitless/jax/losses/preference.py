@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 DPO_TYPES = (
-    "sigmoid", "robust", "hinge", "ipo", "exo_pair", "nca_pair", "sppo_hard", "apo_zero", "apo_down",
+    "sigmoid", "robust", "hinge", "ipo", "exo_pair", "nca_pair", "sppo_hard", "apo_zero", "apo_down", "bco_pair", "aot",
+    "aot_pair", "aot_unpaired", "discopop",
 )
+SMOOTHED = ("sigmoid", "robust", "exo_pair", "aot", "aot_pair", "aot_unpaired")
 
 
 REFERENCE = dict(
@@ -82,6 +84,7 @@ class _Pairs(NamedTuple):
     rejected: jax.Array  # [B]
     nll: jax.Array  # []
     targets: jax.Array  # [2 B, T], as it was scored
+    scored: jax.Array  # [B] bool: both sequences have tokens
 
     def result(self, loss: jax.Array, chosen_rewards: jax.Array, rejected_rewards: jax.Array) -> PreferenceLoss:
         parts = self.chosen, self.rejected, chosen_rewards, rejected_rewards, self.nll
@@ -92,14 +95,32 @@ def _target(targets: jax.Array, shift: bool, head: Head) -> jax.Array:
     return shifted(targets, head.ignore_index) if flag("shift", shift) else targets
 
 
-def _pairs(hidden, weight, targets, bias, head: Head, shift: bool, average: bool) -> _Pairs:
+def _with_nll(
+    hidden, weight, targets, bias, head: Head, shift: bool, nll_target
+) -> tuple[Tokens, jax.Array, jax.Array]:
+    """Tokens of targets, and log-probabilities of nll_target and whether they count, of the chosen half: one pass."""
+    batch, length = targets.shape
+    given = shaped("nll_target", _arguments.indices("nll_target", nll_target), (batch, length), (batch // 2, length))
+    likely = _target(given[: batch // 2].astype(targets.dtype), shift, head)
+    both = jnp.stack([targets, jnp.concatenate([likely, jnp.full_like(likely, head.ignore_index)])], -1)
+    found = tokens(hidden, weight, both, bias, head)
+    of_targets = found._replace(logps=found.logps[..., 0], valid=found.valid[..., 0])
+    return of_targets, found.logps[: batch // 2, :, 1], found.valid[: batch // 2, :, 1]
+
+
+def _pairs(hidden, weight, targets, bias, head: Head, shift: bool, average: bool, nll_target=None) -> _Pairs:
     hidden, targets = sequences(hidden, targets, even=True)
     targets = _target(targets, shift, head)
-    found = tokens(hidden, weight, targets, bias, head)
     half = hidden.shape[0] // 2
+    if nll_target is None:
+        found = tokens(hidden, weight, targets, bias, head)
+        likely, counted = found.logps[:half], found.valid[:half]
+    else:
+        found, likely, counted = _with_nll(hidden, weight, targets, bias, head, shift, nll_target)
     logps = found.sums(flag("average_log_prob", average))
-    nll = -found.logps[:half].sum() / jnp.maximum(found.valid[:half].sum(), 1)
-    return _Pairs(logps[:half], logps[half:], nll, targets)
+    nll = -likely.sum() / jnp.maximum(counted.sum(), 1)
+    some = found.valid.any(-1)
+    return _Pairs(logps[:half], logps[half:], nll, targets, some[:half] & some[half:])
 
 
 def _reference_pairs(
@@ -158,9 +179,36 @@ def _dpo(kind: str, chosen: jax.Array, rejected: jax.Array, beta: float, smoothi
     return sigmoid(beta * chosen) + 1 - sigmoid(beta * margin)
 
 
+def _of_batch(
+    kind: str, pairs: _Pairs, reference: tuple[jax.Array, jax.Array], beta: float, smoothing: float, delta, tau: float
+) -> jax.Array:
+    """[B] of every kind; those of sorted log-ratios are of the batch."""
+    chosen, rejected = pairs.chosen - reference[0], pairs.rejected - reference[1]
+    if kind == "bco_pair":
+        mean = jax.lax.stop_gradient(jnp.concatenate([beta * chosen, beta * rejected]).mean())
+        center = mean if delta is None else delta
+        return -log_sigmoid(beta * chosen - center) - log_sigmoid(center - beta * rejected)
+    if kind == "aot":
+        of_policy, of_reference = pairs.chosen - pairs.rejected, reference[0] - reference[1]
+        return _smoothed(beta * (jnp.sort(of_policy) - jnp.sort(of_reference)), smoothing)
+    if kind in ("aot_pair", "aot_unpaired"):
+        return _smoothed(beta * (jnp.sort(chosen) - jnp.sort(rejected)), smoothing)
+    if kind == "discopop":
+        x = beta * (chosen - rejected)
+        log_g = log_sigmoid(x / tau)  # together with -x: exp(-x) may be infinite where g is 0
+        return -log_sigmoid(x) * sigmoid(-x / tau) + jnp.exp(log_g - x)
+    return _dpo(kind, chosen, rejected, beta, smoothing)
+
+
+def _of_kind(name: str, wanted: str, kind: str, value):
+    if value is not None and kind != wanted:
+        raise ValueError(f"{name}: expected None with loss_type {kind!r}, got {value!r}")
+    return value
+
+
 def _smoothing_of(kind: str, label_smoothing) -> float:
     found = number("label_smoothing", label_smoothing, 0.0, below=0.5)
-    if found and kind not in ("sigmoid", "robust", "exo_pair"):
+    if found and kind not in SMOOTHED:
         raise ValueError(f"label_smoothing: expected 0.0 for loss_type {kind!r}, which has none, got {label_smoothing}")
     return found
 
@@ -181,6 +229,8 @@ def dpo_loss(
     beta: float = 0.1,
     loss_type: str = "sigmoid",
     label_smoothing: float = 0.0,
+    bco_delta: float | ArrayLike | None = None,
+    discopop_tau: float | None = None,
     average_log_prob: bool = False,
     shift: bool = False,
     **head: Unpack[HeadKeywords],
@@ -197,6 +247,10 @@ def dpo_loss(
     - "nca_pair": -log s(beta r_w) - (log s(-beta r_w) + log s(-beta r_l)) / 2 (Chen et al. 2024)
     - "sppo_hard": (r_w - 1 / (2 beta))^2 + (r_l + 1 / (2 beta))^2 (Wu et al. 2024)
     - "apo_zero": 1 - s(beta r_w) + s(beta r_l); "apo_down": s(beta r_w) + 1 - s(beta d) (D'Oosterlinck et al. 2024)
+    - "bco_pair": -log s(beta r_w - bco_delta) - log s(bco_delta - beta r_l) (Jung et al. 2024)
+    - "aot": "sigmoid" with the sorted log pi_w - log pi_l less the sorted log pi_ref_w - log pi_ref_l for d;
+      "aot_pair", "aot_unpaired" in newer TRL: with the sorted r_w less the sorted r_l (Melnyk et al. 2024)
+    - "discopop": (1 - g) -log s(x) + g exp(-x), x = beta d, g = s(x / discopop_tau) (Lu et al. 2024)
 
     Args:
         hidden: [2 B, T, D], chosen sequences, then rejected ones; float32, bfloat16 or float16.
@@ -207,6 +261,9 @@ def dpo_loss(
             [V, D'], [V]: one pass, no gradients. Without ref_weight the policy's head, as of now.
         reference_free: no reference: its log-probabilities are 0.
         beta: above 0. label_smoothing: from 0 to below 0.5.
+        bco_delta: of "bco_pair", a number or array of one, without a gradient: TRL has a running mean of the rewards.
+            None: the mean of beta r_w and beta r_l of these pairs.
+        discopop_tau: of "discopop", above 0; None: 0.05.
         average_log_prob: divide by the tokens of the sequence.
         shift: hidden and targets are of the same positions, and position t predicts targets t + 1.
         {head}
@@ -223,13 +280,17 @@ def dpo_loss(
     kind = choice("loss_type", loss_type, DPO_TYPES)
     beta = number("beta", beta, above=0.0)
     smoothing = _smoothing_of(kind, label_smoothing)
+    delta = _of_kind("bco_delta", "bco_pair", kind, bco_delta)
+    delta = None if delta is None else _one("bco_delta", delta)
+    tau = _of_kind("discopop_tau", "discopop", kind, discopop_tau)
+    tau = 0.05 if tau is None else number("discopop_tau", tau, above=0.0)
     pairs = _pairs(hidden, weight, targets, bias, options, shift, average_log_prob)
     reference = _reference_pairs(
         pairs, weight, bias, options, Reference(ref_hidden, ref_weight, ref_bias), ref_chosen_logps, ref_rejected_logps,
         reference_free, average_log_prob,
     )
     chosen, rejected = pairs.chosen - reference[0], pairs.rejected - reference[1]
-    loss = _dpo(kind, chosen, rejected, beta, smoothing).mean()
+    loss = _of_batch(kind, pairs, reference, beta, smoothing, delta, tau).mean()
     return pairs.result(loss, beta * chosen, beta * rejected)
 
 
@@ -299,6 +360,7 @@ def cpo_loss(
     loss_type: str = "sigmoid",
     label_smoothing: float = 0.0,
     average_log_prob: bool | None = None,
+    nll_target: ArrayLike | None = None,
     shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
@@ -306,9 +368,9 @@ def cpo_loss(
     NLL the mean negative log-probability of the chosen tokens.
 
     loss_type: "sigmoid"; "hinge", max(0, 1 - beta d); "ipo", (d - 1 / (2 beta))^2, as in TRL. alpha: TRL's cpo_alpha.
-    label_smoothing: from 0 to below 0.5, of "sigmoid". average_log_prob: divide by the tokens of the sequence; None: with
-    "ipo", as TRL does. Shapes, shift, memory and errors: as ``dpo_loss``. Rewards: beta log pi. The NLL takes no pass of
-    its own.
+    label_smoothing: from 0 to below 0.5, of "sigmoid". average_log_prob: divide by the tokens of the sequence; None:
+    with "ipo", as TRL does. nll_target: as of ``orpo_loss``. Shapes, shift, memory and errors: as ``dpo_loss``.
+    Rewards: beta log pi. The NLL takes no pass of its own.
         {head}
     """
     options = head_of(head)
@@ -316,7 +378,7 @@ def cpo_loss(
     beta, alpha = number("beta", beta, above=0.0), number("alpha", alpha, 0.0)
     smoothing = _smoothing_of(kind, label_smoothing)
     average = kind == "ipo" if average_log_prob is None else average_log_prob
-    pairs = _pairs(hidden, weight, targets, bias, options, shift, average)
+    pairs = _pairs(hidden, weight, targets, bias, options, shift, average, nll_target)
     loss = _dpo(kind, pairs.chosen, pairs.rejected, beta, smoothing).mean()
     return pairs.result(loss + alpha * pairs.nll if alpha else loss, beta * pairs.chosen, beta * pairs.rejected)
 
@@ -335,6 +397,7 @@ def orpo_loss(
     bias: ArrayLike | None = None,
     *,
     beta: float = 0.1,
+    nll_target: ArrayLike | None = None,
     shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
@@ -342,15 +405,18 @@ def orpo_loss(
     NLL - beta log s(log odds_w - log odds_l), odds = p / (1 - p) of p = exp(mean log-probability of the tokens), NLL
     the mean negative log-probability of the chosen tokens.
 
-    beta: from 0, the paper's lambda. Shapes, shift, memory and errors: as ``dpo_loss``. Rewards: beta m, m the mean
-    log-probability. The NLL takes no pass of its own.
+    beta: from 0, the paper's lambda. nll_target: [2 B, T] or [B, T], int32 or int64, what the NLL is of instead of the
+    chosen sequences' targets, and shifted as that: with the words of prompts, too, as TRL has it. Those of rejected
+    sequences do not count. A pair of which a sequence has no token has no odds, and adds 0 to that term (NaN in TRL).
+    Shapes, shift, memory and errors: as ``dpo_loss``. Rewards: beta m, m the mean log-probability. The NLL takes no
+    pass of its own.
         {head}
     """
     options = head_of(head)
     beta = number("beta", beta, 0.0)
-    pairs = _pairs(hidden, weight, targets, bias, options, shift, True)
+    pairs = _pairs(hidden, weight, targets, bias, options, shift, True, nll_target)
     ratio = _log_odds(pairs.chosen) - _log_odds(pairs.rejected)
-    loss = pairs.nll - beta * log_sigmoid(ratio).mean()
+    loss = pairs.nll - beta * jnp.where(pairs.scored, log_sigmoid(ratio), 0.0).mean()
     return pairs.result(loss, beta * pairs.chosen, beta * pairs.rejected)
 
 
@@ -454,16 +520,16 @@ def kto_loss(
     good = shaped("preference_labels", preference_labels, logps.shape)
     if good.dtype != jnp.bool_:
         raise TypeError(f"preference_labels: expected bool, got {good.dtype}")
-    divergence = _divergence(kl)
+    divergence = _one("kl", 0.0 if kl is None else kl)
     gain = sigmoid(beta * jnp.where(good, ratio - divergence, divergence - ratio))
     loss = (jnp.where(good, weights[0], weights[1]) * (1 - gain)).sum() / max(logps.size, 1)
     return KTOLoss(loss, *map(jax.lax.stop_gradient, (logps, beta * ratio, divergence)))
 
 
-def _divergence(kl: ArrayLike | None) -> jax.Array:
+def _one(name: str, value: ArrayLike) -> jax.Array:
     """A number without a gradient."""
-    if kl is None or isinstance(kl, (bool, int, float)):
-        return jnp.float32(0.0 if kl is None else number("kl", kl))
-    if jnp.size(_arguments.array("kl", kl)) != 1:
-        raise ValueError(f"kl: expected an array of one number, got {list(jnp.shape(kl))}")
-    return jax.lax.stop_gradient(jnp.asarray(kl, jnp.float32).reshape(()))
+    if isinstance(value, (bool, int, float)):
+        return jnp.float32(number(name, value))
+    if jnp.size(_arguments.array(name, value)) != 1:
+        raise ValueError(f"{name}: expected an array of one number, got {list(jnp.shape(value))}")
+    return jax.lax.stop_gradient(jnp.asarray(value, jnp.float32).reshape(()))

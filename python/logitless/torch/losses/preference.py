@@ -14,14 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..._losses import HEAD, Head, HeadKeywords, choice, flag, head_of, number, takes
-from ._head import Reference, Tokens, sequences, shaped, shifted, tensor, tokens
+from .. import _distributed
+from ._head import Reference, Tokens, sequences, shaped, shifted, tokens
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 DPO_TYPES = (
-    "sigmoid", "robust", "hinge", "ipo", "exo_pair", "nca_pair", "sppo_hard", "apo_zero", "apo_down",
+    "sigmoid", "robust", "hinge", "ipo", "exo_pair", "nca_pair", "sppo_hard", "apo_zero", "apo_down", "bco_pair", "aot",
+    "aot_pair", "aot_unpaired", "discopop",
 )
+SMOOTHED = ("sigmoid", "robust", "exo_pair", "aot", "aot_pair", "aot_unpaired")
 
 
 REFERENCE = dict(
@@ -79,6 +82,7 @@ class _Pairs(NamedTuple):
     rejected: Tensor  # [B]
     nll: Tensor  # []
     target: Tensor  # [2 B, T], as it was scored
+    scored: Tensor  # [B] bool: both sequences have tokens
 
     def result(self, loss: Tensor, chosen_rewards: Tensor, rejected_rewards: Tensor) -> PreferenceLoss:
         parts = self.chosen, self.rejected, chosen_rewards, rejected_rewards, self.nll
@@ -89,14 +93,33 @@ def _target(target: Tensor, shift: bool, head: Head) -> Tensor:
     return shifted(target, head.ignore_index) if flag("shift", shift) else target
 
 
-def _pairs(hidden, weight, target, bias, head: Head, shift: bool, average: bool) -> _Pairs:
+def _with_nll(hidden, weight, target, bias, head: Head, shift: bool, nll_target) -> tuple[Tokens, Tensor, Tensor]:
+    """Tokens of target, and log-probabilities of nll_target and whether they count, of the chosen half: one pass."""
+    batch, length = target.shape
+    given = shaped("nll_target", nll_target, (batch, length), (batch // 2, length))
+    if given.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"nll_target: expected int32 or int64, got {given.dtype}")
+    target, given = _distributed.replicated("target", target), _distributed.replicated("nll_target", given)
+    likely = _target(given[: batch // 2].to(target), shift, head)
+    both = torch.stack([target, torch.cat([likely, torch.full_like(likely, head.ignore_index)])], -1)
+    found = tokens(hidden, weight, both, bias, head)
+    of_target = found._replace(logps=found.logps[..., 0], valid=found.valid[..., 0])
+    return of_target, found.logps[: batch // 2, :, 1], found.valid[: batch // 2, :, 1]
+
+
+def _pairs(hidden, weight, target, bias, head: Head, shift: bool, average: bool, nll_target=None) -> _Pairs:
     sequences(hidden, target, even=True)
     target = _target(target, shift, head)
-    found = tokens(hidden, weight, target, bias, head)
     half = hidden.shape[0] // 2
+    if nll_target is None:
+        found = tokens(hidden, weight, target, bias, head)
+        likely, counted = found.logps[:half], found.valid[:half]
+    else:
+        found, likely, counted = _with_nll(hidden, weight, target, bias, head, shift, nll_target)
     chosen, rejected = found.sums(flag("average_log_prob", average)).split(half)
-    nll = -found.logps[:half].sum() / found.valid[:half].sum().clamp(min=1)
-    return _Pairs(chosen, rejected, nll, target)
+    nll = -likely.sum() / counted.sum().clamp(min=1)
+    some = found.valid.any(-1)
+    return _Pairs(chosen, rejected, nll, target, some[:half] & some[half:])
 
 
 def _reference_pairs(
@@ -156,9 +179,35 @@ def _dpo(kind: str, chosen: Tensor, rejected: Tensor, beta: float, smoothing: fl
     return torch.sigmoid(beta * chosen) + 1 - torch.sigmoid(beta * margin)
 
 
+def _of_batch(
+    kind: str, pairs: _Pairs, reference: tuple[Tensor, Tensor], beta: float, smoothing: float, delta, tau: float
+) -> Tensor:
+    """[B] of every kind; those of sorted log-ratios are of the batch."""
+    chosen, rejected = pairs.chosen - reference[0], pairs.rejected - reference[1]
+    if kind == "bco_pair":
+        center = torch.cat([beta * chosen, beta * rejected]).mean().detach() if delta is None else delta
+        return -F.logsigmoid(beta * chosen - center) - F.logsigmoid(center - beta * rejected)
+    if kind == "aot":
+        of_policy, of_reference = pairs.chosen - pairs.rejected, reference[0] - reference[1]
+        return _smoothed(beta * (of_policy.sort().values - of_reference.sort().values), smoothing)
+    if kind in ("aot_pair", "aot_unpaired"):
+        return _smoothed(beta * (chosen.sort().values - rejected.sort().values), smoothing)
+    if kind == "discopop":
+        x = beta * (chosen - rejected)
+        log_g = F.logsigmoid(x / tau)  # together with -x: exp(-x) may be infinite where g is 0
+        return -F.logsigmoid(x) * torch.sigmoid(-x / tau) + (log_g - x).exp()
+    return _dpo(kind, chosen, rejected, beta, smoothing)
+
+
+def _of_kind(name: str, wanted: str, kind: str, value):
+    if value is not None and kind != wanted:
+        raise ValueError(f"{name}: expected None with loss_type {kind!r}, got {value!r}")
+    return value
+
+
 def _smoothing_of(kind: str, label_smoothing) -> float:
     found = number("label_smoothing", label_smoothing, 0.0, below=0.5)
-    if found and kind not in ("sigmoid", "robust", "exo_pair"):
+    if found and kind not in SMOOTHED:
         raise ValueError(f"label_smoothing: expected 0.0 for loss_type {kind!r}, which has none, got {label_smoothing}")
     return found
 
@@ -179,6 +228,8 @@ def dpo_loss(
     beta: float = 0.1,
     loss_type: str = "sigmoid",
     label_smoothing: float = 0.0,
+    bco_delta: Optional[float | Tensor] = None,
+    discopop_tau: Optional[float] = None,
     average_log_prob: bool = False,
     shift: bool = False,
     **head: Unpack[HeadKeywords],
@@ -195,6 +246,10 @@ def dpo_loss(
     - "nca_pair": -log s(beta r_w) - (log s(-beta r_w) + log s(-beta r_l)) / 2 (Chen et al. 2024)
     - "sppo_hard": (r_w - 1 / (2 beta))^2 + (r_l + 1 / (2 beta))^2 (Wu et al. 2024)
     - "apo_zero": 1 - s(beta r_w) + s(beta r_l); "apo_down": s(beta r_w) + 1 - s(beta d) (D'Oosterlinck et al. 2024)
+    - "bco_pair": -log s(beta r_w - bco_delta) - log s(bco_delta - beta r_l) (Jung et al. 2024)
+    - "aot": "sigmoid" with the sorted log pi_w - log pi_l less the sorted log pi_ref_w - log pi_ref_l for d;
+      "aot_pair", "aot_unpaired" in newer TRL: with the sorted r_w less the sorted r_l (Melnyk et al. 2024)
+    - "discopop": (1 - g) -log s(x) + g exp(-x), x = beta d, g = s(x / discopop_tau) (Lu et al. 2024)
 
     Args:
         hidden: [2 B, T, D], chosen sequences, then rejected ones; float32, bfloat16, float16, or float64 slowly.
@@ -205,6 +260,9 @@ def dpo_loss(
             [V, D'], [V]: one pass, no gradients. Without ref_weight the policy's head, as of now.
         reference_free: no reference: its log-probabilities are 0.
         beta: above 0. label_smoothing: from 0 to below 0.5.
+        bco_delta: of "bco_pair", a number or tensor of one, without a gradient: TRL has a running mean of the rewards.
+            None: the mean of beta r_w and beta r_l of these pairs.
+        discopop_tau: of "discopop", above 0; None: 0.05.
         average_log_prob: divide by the tokens of the sequence.
         shift: hidden and target are of the same positions, and position t predicts target t + 1.
         {head}
@@ -221,13 +279,17 @@ def dpo_loss(
     kind = choice("loss_type", loss_type, DPO_TYPES)
     beta = number("beta", beta, above=0.0)
     smoothing = _smoothing_of(kind, label_smoothing)
+    delta = _of_kind("bco_delta", "bco_pair", kind, bco_delta)
+    tau = _of_kind("discopop_tau", "discopop", kind, discopop_tau)
+    tau = 0.05 if tau is None else number("discopop_tau", tau, above=0.0)
     pairs = _pairs(hidden, weight, target, bias, options, shift, average_log_prob)
+    delta = None if delta is None else _one("bco_delta", delta, pairs.chosen)
     reference = _reference_pairs(
         pairs, weight, bias, options, Reference(ref_hidden, ref_weight, ref_bias), ref_chosen_logps, ref_rejected_logps,
         reference_free, average_log_prob,
     )
     chosen, rejected = pairs.chosen - reference[0], pairs.rejected - reference[1]
-    loss = _dpo(kind, chosen, rejected, beta, smoothing).mean()
+    loss = _of_batch(kind, pairs, reference, beta, smoothing, delta, tau).mean()
     return pairs.result(loss, beta * chosen, beta * rejected)
 
 
@@ -297,6 +359,7 @@ def cpo_loss(
     loss_type: str = "sigmoid",
     label_smoothing: float = 0.0,
     average_log_prob: Optional[bool] = None,
+    nll_target: Optional[Tensor] = None,
     shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
@@ -304,9 +367,9 @@ def cpo_loss(
     NLL the mean negative log-probability of the chosen tokens.
 
     loss_type: "sigmoid"; "hinge", max(0, 1 - beta d); "ipo", (d - 1 / (2 beta))^2, as in TRL. alpha: TRL's cpo_alpha.
-    label_smoothing: from 0 to below 0.5, of "sigmoid". average_log_prob: divide by the tokens of the sequence; None: with
-    "ipo", as TRL does. Shapes, shift, memory and errors: as ``dpo_loss``. Rewards: beta log pi. The NLL takes no pass of
-    its own.
+    label_smoothing: from 0 to below 0.5, of "sigmoid". average_log_prob: divide by the tokens of the sequence; None:
+    with "ipo", as TRL does. nll_target: as of ``orpo_loss``. Shapes, shift, memory and errors: as ``dpo_loss``.
+    Rewards: beta log pi. The NLL takes no pass of its own.
         {head}
     """
     options = head_of(head)
@@ -314,7 +377,7 @@ def cpo_loss(
     beta, alpha = number("beta", beta, above=0.0), number("alpha", alpha, 0.0)
     smoothing = _smoothing_of(kind, label_smoothing)
     average = kind == "ipo" if average_log_prob is None else average_log_prob
-    pairs = _pairs(hidden, weight, target, bias, options, shift, average)
+    pairs = _pairs(hidden, weight, target, bias, options, shift, average, nll_target)
     loss = _dpo(kind, pairs.chosen, pairs.rejected, beta, smoothing).mean()
     return pairs.result(loss + alpha * pairs.nll if alpha else loss, beta * pairs.chosen, beta * pairs.rejected)
 
@@ -333,6 +396,7 @@ def orpo_loss(
     bias: Optional[Tensor] = None,
     *,
     beta: float = 0.1,
+    nll_target: Optional[Tensor] = None,
     shift: bool = False,
     **head: Unpack[HeadKeywords],
 ) -> PreferenceLoss:
@@ -340,15 +404,18 @@ def orpo_loss(
     NLL - beta log s(log odds_w - log odds_l), odds = p / (1 - p) of p = exp(mean log-probability of the tokens), NLL
     the mean negative log-probability of the chosen tokens.
 
-    beta: from 0, the paper's lambda. Shapes, shift, memory and errors: as ``dpo_loss``. Rewards: beta m, m the mean
-    log-probability. The NLL takes no pass of its own.
+    beta: from 0, the paper's lambda. nll_target: [2 B, T] or [B, T], int32 or int64, what the NLL is of instead of the
+    chosen sequences' target, and shifted as that: with the words of prompts, too, as TRL has it. Those of rejected
+    sequences do not count. A pair of which a sequence has no token has no odds, and adds 0 to that term (NaN in TRL).
+    Shapes, shift, memory and errors: as ``dpo_loss``. Rewards: beta m, m the mean log-probability. The NLL takes no
+    pass of its own.
         {head}
     """
     options = head_of(head)
     beta = number("beta", beta, 0.0)
-    pairs = _pairs(hidden, weight, target, bias, options, shift, True)
+    pairs = _pairs(hidden, weight, target, bias, options, shift, True, nll_target)
     ratio = _log_odds(pairs.chosen) - _log_odds(pairs.rejected)
-    loss = pairs.nll - beta * F.logsigmoid(ratio).mean()
+    loss = pairs.nll - beta * torch.where(pairs.scored, F.logsigmoid(ratio), 0.0).mean()
     return pairs.result(loss, beta * pairs.chosen, beta * pairs.rejected)
 
 
@@ -450,16 +517,16 @@ def kto_loss(
     good = shaped("preference_labels", preference_labels, tuple(logps.shape))
     if good.dtype != torch.bool:
         raise TypeError(f"preference_labels: expected bool, got {good.dtype}")
-    divergence = _divergence(kl, ratio)
+    divergence = _one("kl", 0.0 if kl is None else kl, ratio)
     gain = torch.sigmoid(beta * torch.where(good, ratio - divergence, divergence - ratio))
     loss = (torch.where(good, weights[0], weights[1]) * (1 - gain)).sum() / max(logps.numel(), 1)
     return KTOLoss(loss, logps.detach(), (beta * ratio).detach(), divergence)
 
 
-def _divergence(kl: Optional[Tensor | float], like: Tensor) -> Tensor:
+def _one(name: str, value: Tensor | float, like: Tensor) -> Tensor:
     """A number without a gradient, beside ``like``."""
-    if not isinstance(kl, Tensor):
-        return like.new_full((), 0.0 if kl is None else number("kl", kl))
-    if tensor("kl", kl).numel() != 1:
-        raise ValueError(f"kl: expected a tensor of one number, got {list(kl.shape)}")
-    return kl.detach().reshape(()).to(like)
+    if not isinstance(value, Tensor):
+        return like.new_full((), number(name, value))
+    if value.numel() != 1:
+        raise ValueError(f"{name}: expected a tensor of one number, got {list(value.shape)}")
+    return value.detach().reshape(()).to(like)
