@@ -51,6 +51,10 @@ void OrderCommand::run(const std::set<std::string>& given) const {
   const double averaged = seconds_of([&] {
     average = average_probability(context, sample.view, w, b, scale, static_cast<float>(softcap));
   });
+  context.trace(fmt::format("{} of {} tokens are sampled, {} words of dim {} in {} tiles, {} {}",
+                            sample.view.size(0), x.numel() / w.size(1), w.size(0), w.size(1),
+                            (w.size(0) + 127) / 128, context.threads(),
+                            context.threads() == 1 ? "thread" : "threads"));
   const double ordered = seconds_of([&] { order = make_vocab_order(context, w, average); });
   double measured = 0.0;
   if (moments) {

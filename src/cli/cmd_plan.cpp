@@ -88,6 +88,7 @@ void PlanCommand::run(const std::set<std::string>& given) {
   }
   const Context context = device.context();
   const LossPlan made = plan_head(shape, features, plan.request(context.device()));
+  context.trace(in_options(made.explain()));
   if (json) {
     print_json(to_json(made));
     return;

@@ -138,6 +138,16 @@ class RefusalTest(unittest.TestCase):
                 self.refused(command, [*arguments, f"--budget={none}"], f"--budget: expected at least one byte, got '{none}'")
         self.refused("train", ["--shard-size=0"], "--shard-size: expected at least one byte, got '0'")
 
+    def test_verbose_says_something(self):
+        order = ["order", *self.head[:2], f"--out={self.dir / 'said'}", "--rows=3", "--threads=1"]
+        for arguments, said in (
+                (["plan", *self.sizes, "--plan=dense"], "plan dense: 3.00 passes over 64 tokens x 512 words x 16"),
+                (["loss", *self.head, "--plan=recompute"], f"plan recompute: 4.00 passes over {TOKENS} tokens"),
+                (order, f"3 of {TOKENS} tokens are sampled, {VOCAB} words of dim {DIM} in 1 tiles, 1 thread\n")):
+            with self.subTest(arguments=arguments):
+                self.taken(*arguments)
+                self.assertIn(said, self.run_command(*arguments, "--verbose").stderr)
+
     def test_an_empty_text_is_no_value(self):
         for command, arguments, option, wanted in (
                 ("loss", self.head, "--out", "FILE"), ("loss", self.head, "--kernel", "NAME"),
