@@ -64,7 +64,7 @@ def test_it_holds_the_tree_and_nothing_of_a_build(unpacked):
     for folder in ("cmake", "include", "src", "python", "tests", "examples", "bench", "tools", "docs"):
         wanted = {f"{folder}/{name}" for name in files(ROOT / folder) if "__pycache__" not in name}
         assert wanted and wanted <= held, sorted(wanted - held)
-    single = {"CMakeLists.txt", "pyproject.toml", "README.md", "PKG-INFO", "Makefile", ".gitignore", "packaging/Containerfile"}
+    single = {"CMakeLists.txt", "pyproject.toml", "README.md", "PKG-INFO", "Makefile", "packaging/Containerfile"}
     assert single <= held
     strange = [n for n in held if n.startswith("build") or "__pycache__" in n or Path(n).suffix in BUILDS]
     assert not strange
