@@ -35,7 +35,7 @@ std::size_t within(const SearchResult& found, const ChunkRequest& request) {
 std::string text_of(const Plan& plan) {
   std::int64_t head = 0;
   for (const Node& n : plan.graph.nodes())
-    head = std::max(head, n.op == Op::head ? n.attributes.head.workspace : 0);
+    head = std::max(head, n.op == Op::head ? n.attributes->head.workspace : 0);
   std::string text;
   for (const ChunkedRegion& r : plan.regions) {
     text += concat(text.empty() ? "" : ", ", r.count > 1 ? concat(r.count, " of ") : std::string(),

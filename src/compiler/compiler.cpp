@@ -28,7 +28,7 @@ std::vector<CompiledProgram::Tensor> tensors(const ir::Graph& graph, bool result
     for (const ir::Output& o : graph.outputs()) add(o.name, graph.type(o.value));
   } else {
     for (const int id : graph.parameters())
-      add(graph.node(id).attributes.name, graph.node(id).results[0]);
+      add(graph.node(id).attributes->name, graph.node(id).results[0]);
   }
   return list;
 }

@@ -134,7 +134,7 @@ Graph Graph::parse(std::string_view text, std::string_view file) {
 
 std::vector<std::string> Graph::parameter_names() const {
   std::vector<std::string> names;
-  for (const int id : ir_->parameters()) names.push_back(ir_->node(id).attributes.name);
+  for (const int id : ir_->parameters()) names.push_back(ir_->node(id).attributes->name);
   return names;
 }
 std::vector<std::string> Graph::result_names() const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 
 #include "compiler/ops/op.h"
 #include "compiler/passes/recompute_segments.h"
@@ -76,16 +77,23 @@ class Search {
   const RecomputeCurve curve_;
   const Point most_, least_;
   std::optional<RecomputeChoice> best_;
+  std::map<std::pair<double, double>, std::optional<Point>> between_;  // by their weights
   std::int64_t best_kept_ = 0;
   std::int64_t fitting_ = -1, failing_;  // bytes kept by choices around the budget
 
+  // That of the curve, once for the same two: each search of it begins at its ends.
+  const std::optional<Point>& between(const Point& more, const Point& less) {
+    const auto [found, is_new] = between_.try_emplace({more.weight, less.weight});
+    if (is_new) found->second = curve_.between(more, less);
+    return found->second;
+  }
   // The choice of least work that keeps at most `kept` bytes; the last where none does.
-  Point keeping(std::int64_t kept) const {
+  Point keeping(std::int64_t kept) {
     Point more = most_, less = least_;
     for (int i = 0; i < kMostCuts; ++i) {
-      std::optional<Point> middle = curve_.between(more, less);
+      const std::optional<Point>& middle = between(more, less);
       if (!middle) break;
-      (middle->kept > kept ? more : less) = std::move(*middle);
+      (middle->kept > kept ? more : less) = *middle;
     }
     return less;
   }

@@ -37,7 +37,7 @@ std::vector<std::string> found(const std::string& text) {
   EXPECT_EQ(ir::print(ir::parse(ir::print(with.graph)).graph), ir::print(with.graph));
   std::vector<std::string> list;
   for (const ir::Node& n : with.graph.nodes()) {
-    if (n.op == ir::Op::fused_dot) list.push_back(ir::text_of(n.attributes.epilogue));
+    if (n.op == ir::Op::fused_dot) list.push_back(ir::text_of(n.attributes->epilogue));
   }
   return list;
 }

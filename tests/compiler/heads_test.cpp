@@ -153,7 +153,7 @@ TEST_P(Heads, MeanTheSame) {
     EXPECT_FALSE(n.op == ir::Op::dot) << ir::print(lowered);
     if (n.op != ir::Op::head) continue;
     ++operations;
-    EXPECT_EQ(n.attributes.head.ignored.has_value(), c.ignored) << ir::print(lowered);
+    EXPECT_EQ(n.attributes->head.ignored.has_value(), c.ignored) << ir::print(lowered);
   }
   EXPECT_EQ(operations, c.operations) << ir::print(lowered);
   EXPECT_LT(difference(ir::interpret(lowered, inputs), ir::interpret(graph, inputs)), 1e-12)

@@ -382,17 +382,18 @@ TEST(Verify, NamesTheNodeAndTheRule) {
             "node 3: exp: expected 1 operands, got 0");
   EXPECT_EQ(broken([](ir::Graph& h) { node(h, 3).results[0].dtype = DType::f64; }),
             "node 3 (map) has other types than its rule gives");
-  EXPECT_EQ(broken([](ir::Graph& h) { node(h, 1).attributes.name = "x"; }), "two parameters 'x'");
+  EXPECT_EQ(broken([](ir::Graph& h) { node(h, 1).attributes->name = "x"; }), "two parameters 'x'");
   EXPECT_EQ(broken([](ir::Graph& h) {
               const_cast<ir::Output&>(h.outputs()[0]).value = {9, 0};
             }),
             "result 'y' is nothing");
-  EXPECT_EQ(broken([](ir::Graph& h) { node(h, 4).attributes.loop = std::make_shared<ir::Loop>(); }),
-            "node 4: loop: chunks of 0 of 0");
+  EXPECT_EQ(
+      broken([](ir::Graph& h) { node(h, 4).attributes->loop = std::make_shared<ir::Loop>(); }),
+      "node 4: loop: chunks of 0 of 0");
   EXPECT_EQ(broken([](ir::Graph& h) {
-              auto loop = std::make_shared<ir::Loop>(*h.node(4).attributes.loop);
+              auto loop = std::make_shared<ir::Loop>(*h.node(4).attributes->loop);
               node(loop->body, 2).operands[0] = {7, 0};
-              node(h, 4).attributes.loop = loop;
+              node(h, 4).attributes->loop = loop;
             }),
             "node 2 (map) reads a value that is not before it");
 }

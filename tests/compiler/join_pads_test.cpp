@@ -170,7 +170,7 @@ class RandomSum {
       for (const Dim& d : n.results[0].shape) t.shape.push_back(d.value());
       for (std::int64_t i = ir::elements_of(n.results[0]); i > 0; --i)
         t.data.push_back(below(2) == 0 ? normal(rng_) : below(2) == 0 ? -0.0 : 0.0);
-      inputs[n.attributes.name] = std::move(t);
+      inputs[n.attributes->name] = std::move(t);
     }
     return inputs;
   }

@@ -45,7 +45,7 @@ std::string refusal(const std::string& text) {
 TEST(Locations, AreReadAndPrintedAgain) {
   const ir::ParsedGraph parsed = ir::parse(kHead);
   EXPECT_EQ(ir::print(parsed.graph, parsed.gradients), kHead);
-  EXPECT_EQ(parsed.graph.node(3).attributes.location, "loss.py:7");
+  EXPECT_EQ(parsed.graph.node(3).attributes->location, "loss.py:7");
 }
 
 TEST(Locations, OfLoopsAreReadAndPrintedAgain) {
@@ -78,7 +78,7 @@ TEST(Locations, AreThoseOfTheForwardOperationInGradients) {
     const ir::Node& n = graph.node(id);
     if (n.op != ir::Op::dot) continue;
     ++found;
-    EXPECT_EQ(n.attributes.location, "loss.py:7");
+    EXPECT_EQ(n.attributes->location, "loss.py:7");
   }
   EXPECT_EQ(found, 2);
 }
@@ -87,7 +87,7 @@ TEST(Locations, AreThoseOfTheForwardOperationInGradients) {
 void visit(const ir::Graph& graph, const std::function<void(const ir::Node&)>& see) {
   for (const ir::Node& n : graph.nodes()) {
     see(n);
-    if (n.op == ir::Op::loop) visit(n.attributes.loop->body, see);
+    if (n.op == ir::Op::loop) visit(n.attributes->loop->body, see);
   }
 }
 
@@ -103,11 +103,11 @@ TEST(Locations, LiveThroughEveryPass) {
     int products = 0;
     visit(state.graph, [&](const ir::Node& n) {
       if (n.op == ir::Op::dot) {
-        EXPECT_EQ(n.attributes.location, "loss.py:7");
+        EXPECT_EQ(n.attributes->location, "loss.py:7");
         ++products;
       }
       if (ir::title_of(n) == "tanh") {
-        EXPECT_EQ(n.attributes.location, "loss.py:8");
+        EXPECT_EQ(n.attributes->location, "loss.py:8");
       }
     });
     EXPECT_GE(products, 3);

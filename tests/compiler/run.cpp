@@ -31,7 +31,7 @@ ir::Tensors random_inputs(const ir::Graph& graph, std::uint64_t seed) {
       store_element(bits, dtype, 0, is_index(dtype) ? static_cast<double>(rng() % 7) : normal(rng));
       t.data.push_back(load_element(bits, dtype, 0));
     }
-    inputs[n.attributes.name] = std::move(t);
+    inputs[n.attributes->name] = std::move(t);
   }
   return inputs;
 }

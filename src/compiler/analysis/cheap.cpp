@@ -4,7 +4,7 @@ namespace logitless::ir {
 
 bool is_costly(const Node& n) {
   if (n.op != Op::map) return false;
-  switch (n.attributes.function) {
+  switch (n.attributes->function) {
     case Function::exp:
     case Function::log:
     case Function::log1p:

@@ -9,7 +9,7 @@ namespace logitless::ir {
 int Linearity::equal(std::size_t first) const {
   for (std::size_t i = first; i < in.size(); ++i) {
     const Node& operand = graph.node(node.operands[i]);
-    const bool zero = operand.op == Op::constant && operand.attributes.number == 0.0;
+    const bool zero = operand.op == Op::constant && operand.attributes->number == 0.0;
     if (in[i] != 1 && !zero) return -1;
   }
   return 1;

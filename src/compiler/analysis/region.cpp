@@ -46,11 +46,11 @@ class Grower {
       backward(node);
       forward(node);
     }
-    if (leading_ == Leading::tiny) return pruned(false);
+    if (leading_ == Leading::tiny) return pruned(std::move(region_), false);
     // Joining them may have to wait for a later phase.
-    Region joined = pruned(true);
+    Region joined = pruned(region_, true);
     if (joined.phases < 2) return joined;
-    Region apart = pruned(false);
+    Region apart = pruned(std::move(region_), false);
     return apart.phases < joined.phases ? apart : joined;
   }
 
@@ -132,67 +132,64 @@ class Grower {
     }
   }
 
-  Region pruned(bool join) {
-    const Region grown = region_;
-    prune(join);
-    find_phases();
-    return std::exchange(region_, grown);
+  Region pruned(Region region, bool join) {
+    prune(region, join);
+    find_phases(region);
+    return region;
   }
 
   // Small nodes stay only where they read a big value, or lead to one, or `join` some that stay.
-  void prune(bool join) {
-    std::set<int> wanted;
-    leads_.clear();
-    for (auto it = region_.nodes.rbegin(); it != region_.nodes.rend(); ++it) {
-      const auto [node, how] = *it;
+  void prune(Region& region, bool join) {
+    std::set<int> wanted, leads;
+    for (auto it = region.nodes.rbegin(); it != region.nodes.rend(); ++it) {
+      const auto& [node, how] = *it;
       bool keep = wanted.contains(node) || (big_node(node) && how.kind == Chunked::Kind::split);
       for (std::size_t i = 0; i < how.needs.size(); ++i)
-        keep = keep || (big(g_.node(node).operands[i]) && flows(region_, g_, node, i));
-      const bool joins = join && joins_wide(node, how);
+        keep = keep || (big(g_.node(node).operands[i]) && flows(region, g_, node, i));
+      const bool joins = join && joins_wide(region, node, how);
       if (!keep && !joins) continue;
       wanted.insert(node);
       for (std::size_t i = 0; joins && i < how.needs.size(); ++i) {
-        if (flows(region_, g_, node, i)) wanted.insert(g_.node(node).operands[i].node);
+        if (flows(region, g_, node, i)) wanted.insert(g_.node(node).operands[i].node);
       }
       // Only small values that feed a big one, or another small one on the way to it.
       const bool on_the_way =
-          how.kind == Chunked::Kind::split && (big_node(node) || leads_.contains(node));
+          how.kind == Chunked::Kind::split && (big_node(node) || leads.contains(node));
       for (std::size_t i = 0; on_the_way && i < how.needs.size(); ++i) {
         const int p = g_.node(node).operands[i].node;
-        if (!flows(region_, g_, node, i)) continue;
+        if (!flows(region, g_, node, i)) continue;
         wanted.insert(p);
-        leads_.insert(p);
+        leads.insert(p);
       }
     }
-    std::erase_if(region_.nodes, [&](const auto& entry) { return !wanted.contains(entry.first); });
+    std::erase_if(region.nodes, [&](const auto& entry) { return !wanted.contains(entry.first); });
   }
-  std::set<int> leads_;
   // Several wide values that become one, as parts of a gradient do: one leaves the loop instead.
-  bool joins_wide(int node, const Chunked& how) const {
+  bool joins_wide(const Region& region, int node, const Chunked& how) const {
     const std::int64_t elements = elements_of(g_.node(node).results[0]);
-    if (how.kind != Chunked::Kind::split || is_tiny(elements, g_, region_.seed, split_))
+    if (how.kind != Chunked::Kind::split || is_tiny(elements, g_, region.seed, split_))
       return false;
     int joined = 0;
     for (std::size_t i = 0; i < how.needs.size(); ++i)
-      joined += flows(region_, g_, node, i) &&
-                elements_of(g_.type(g_.node(node).operands[i])) >= elements;
+      joined +=
+          flows(region, g_, node, i) && elements_of(g_.type(g_.node(node).operands[i])) >= elements;
     return joined > 1;
   }
 
-  void find_phases() {
-    region_.phase.assign(static_cast<std::size_t>(g_.size()), 0);
+  void find_phases(Region& region) const {
+    region.phase.assign(static_cast<std::size_t>(g_.size()), 0);
     std::vector<bool> inside(static_cast<std::size_t>(g_.size()), false);
-    for (const auto& [node, how] : region_.nodes) inside[static_cast<std::size_t>(node)] = true;
+    for (const auto& [node, how] : region.nodes) inside[static_cast<std::size_t>(node)] = true;
     for (int id = 0; id < g_.size(); ++id) {
       const Node& n = g_.node(id);
-      int& phase = region_.phase[static_cast<std::size_t>(id)];
+      int& phase = region.phase[static_cast<std::size_t>(id)];
       const bool here = inside[static_cast<std::size_t>(id)];
       for (std::size_t i = 0; i < n.operands.size(); ++i) {
         const auto p = static_cast<std::size_t>(n.operands[i].node);
-        const bool waits = inside[p] && !(here && flows(region_, g_, id, i));
-        phase = std::max(phase, region_.phase[p] + (waits ? 1 : 0));
+        const bool waits = inside[p] && !(here && flows(region, g_, id, i));
+        phase = std::max(phase, region.phase[p] + (waits ? 1 : 0));
       }
-      if (here) region_.phases = std::max(region_.phases, phase + 1);
+      if (here) region.phases = std::max(region.phases, phase + 1);
     }
   }
 };
@@ -211,7 +208,7 @@ class UnitTangent {
       if (region_.inside(id) && degree_[static_cast<std::size_t>(id)] == 1) continue;  // on demand
       std::vector<Value> operands;
       for (const Value v : n.operands) operands.push_back(plain(v));
-      plain_[id] = out_.add(n.op, std::move(operands), n.attributes, n.name).node;
+      plain_[id] = out_.copy(g_, id, std::move(operands)).node;
     }
     for (const Output& output : g_.outputs()) out_.add_output(output.name, plain(output.value));
     const Value seed = unit(region_.seed);
@@ -279,7 +276,7 @@ class UnitTangent {
     } else {
       std::vector<Value> operands;
       for (const Value o : n.operands) operands.push_back(unit(o));
-      unit_[v.node] = out_.add(n.op, std::move(operands), n.attributes, n.name).node;
+      unit_[v.node] = out_.copy(g_, v.node, std::move(operands)).node;
     }
     return {unit_[v.node], v.index};
   }

@@ -115,8 +115,8 @@ std::vector<SameDim> same_dims(const Graph& graph, int node) {
 
 std::vector<std::pair<int, int>> summed_dims(const Node& dot) {
   std::vector<std::pair<int, int>> pairs;
-  for (std::size_t i = 0; i < dot.attributes.contract_a.size(); ++i)
-    pairs.emplace_back(dot.attributes.contract_a[i], dot.attributes.contract_b[i]);
+  for (std::size_t i = 0; i < dot.attributes->contract_a.size(); ++i)
+    pairs.emplace_back(dot.attributes->contract_a[i], dot.attributes->contract_b[i]);
   return pairs;
 }
 
@@ -125,7 +125,7 @@ double product_work(const Graph& graph) {
   for (const Node& n : graph.nodes()) {
     if (n.op != Op::dot) continue;
     double of_one = static_cast<double>(elements_of(n.results[0]));
-    for (const int d : n.attributes.contract_a)
+    for (const int d : n.attributes->contract_a)
       of_one *=
           static_cast<double>(graph.type(n.operands[0]).shape[static_cast<std::size_t>(d)].value());
     work += of_one;

@@ -17,7 +17,7 @@ std::string text_of(const Type& type) {
 }
 
 std::string_view title_of(const Node& n) {
-  return n.op == Op::map ? info_of(n.attributes.function).name : name_of(n.op);
+  return n.op == Op::map ? info_of(n.attributes->function).name : name_of(n.op);
 }
 
 namespace {
@@ -31,8 +31,8 @@ std::string title_and_type(const Node& n, const std::string& name) {
 }  // namespace
 
 std::string description_of(const Node& n) {
-  const std::string& location = n.attributes.location;
-  return title_and_type(n, n.op == Op::parameter ? n.attributes.name : n.name) +
+  const std::string& location = n.attributes->location;
+  return title_and_type(n, n.op == Op::parameter ? n.attributes->name : n.name) +
          (location.empty() ? "" : ", " + location);
 }
 
@@ -103,12 +103,14 @@ Value Graph::add(Op op, std::vector<Value> operands, Attributes attributes, std:
 
 Value Graph::copy(const Graph& from, int id, std::vector<Value> operands) {
   const Node& n = from.node(id);
-  bool same = n.op != Op::parameter && origin_name_.empty() && origin_location_.empty();
+  // A graph has a parameter's name once: it is looked for where one is made, not in each copy.
+  bool same = n.op == Op::parameter || (origin_name_.empty() && origin_location_.empty());
   for (std::size_t i = 0; i < operands.size() && same; ++i) {
     const Value v = operands[i];
     check(v.node >= 0 && v.node < size() && v.index < static_cast<int>(node(v).results.size()),
           name_of(n.op), ": an operand is no value of this graph");
-    same = type(v) == from.type(n.operands[i]);
+    const Type &now = type(v), &then = from.type(n.operands[i]);
+    same = &now == &then || now == then;
   }
   if (!same) return add(n.op, std::move(operands), n.attributes, n.name);
   Node made{n.op, std::move(operands), n.attributes, n.results,
@@ -121,12 +123,13 @@ bool computes_alike(const Node& a, const Node& b) {
   const Attributes &x = a.attributes, &y = b.attributes;
   const auto bits = [](double number) { return std::bit_cast<std::uint64_t>(number); };
   if (a.op == Op::loop || a.op == Op::head || a.op == Op::fused_dot) return &a == &b;
-  return a.op == b.op && x.function == y.function && x.reduce == y.reduce &&
-         bits(x.number) == bits(y.number) && x.reverse == y.reverse && x.scores == y.scores &&
-         x.axis == y.axis && x.dims == y.dims && x.batch_a == y.batch_a && x.batch_b == y.batch_b &&
-         x.contract_a == y.contract_a && x.contract_b == y.contract_b && x.begin == y.begin &&
-         x.end == y.end && x.type == y.type && a.results == b.results &&
-         a.operands.size() == b.operands.size();
+  if (a.op != b.op || a.operands.size() != b.operands.size()) return false;
+  if (a.attributes.is(b.attributes) && a.results.is(b.results)) return true;
+  return x.function == y.function && x.reduce == y.reduce && bits(x.number) == bits(y.number) &&
+         x.reverse == y.reverse && x.scores == y.scores && x.axis == y.axis && x.dims == y.dims &&
+         x.batch_a == y.batch_a && x.batch_b == y.batch_b && x.contract_a == y.contract_a &&
+         x.contract_b == y.contract_b && x.begin == y.begin && x.end == y.end && x.type == y.type &&
+         a.results == b.results;
 }
 
 Origin::Origin(Graph& graph, std::string name, std::string location) : graph_(graph) {
@@ -136,7 +139,7 @@ Origin::Origin(Graph& graph, std::string name, std::string location) : graph_(gr
 }
 Origin::Origin(Graph& graph, const Node& node, std::string_view prefix)
     : Origin(graph, node.name.empty() ? std::string() : concat(prefix, node.name),
-             node.attributes.location) {}
+             node.attributes->location) {}
 Origin::~Origin() {
   graph_.origin_name_ = std::move(name_);
   graph_.origin_location_ = std::move(location_);
@@ -163,7 +166,7 @@ std::vector<int> Graph::parameters() const {
 
 int Graph::find_parameter(std::string_view parameter) const {
   for (int id = 0; id < size(); ++id) {
-    if (node(id).op == Op::parameter && node(id).attributes.name == parameter) return id;
+    if (node(id).op == Op::parameter && node(id).attributes->name == parameter) return id;
   }
   return -1;
 }
@@ -191,7 +194,14 @@ std::vector<std::string> Graph::symbols() const {
   return {names.begin(), names.end()};
 }
 
-std::int64_t elements_of(const Type& type) { return product(type.shape).value(); }
+std::int64_t elements_of(const Type& type) {
+  std::int64_t count = 1;
+  for (const Dim& dim : type.shape) {
+    if (!dim.is_constant() || __builtin_mul_overflow(count, dim.value(), &count))
+      return product(type.shape).value();  // or an error
+  }
+  return count;
+}
 std::int64_t bytes_of(const Type& type) {
   return elements_of(type) * static_cast<std::int64_t>(size_of(type.dtype));
 }
@@ -213,12 +223,12 @@ void verify(const Graph& graph) {
     } catch (const InvalidArgument& error) {
       throw InternalError(concat("node ", id, ": ", error.what()));
     }
-    check(results == n.results, "node ", id, " (", name_of(n.op),
+    check(results == *n.results, "node ", id, " (", name_of(n.op),
           ") has other types than its rule gives");
     if (n.op == Op::parameter)
-      check(parameters.insert(n.attributes.name).second, "two parameters '", n.attributes.name,
+      check(parameters.insert(n.attributes->name).second, "two parameters '", n.attributes->name,
             "'");
-    if (n.op == Op::loop) verify(n.attributes.loop->body);
+    if (n.op == Op::loop) verify(n.attributes->loop->body);
   }
   std::set<std::string> outputs;
   for (const Output& output : graph.outputs()) {
@@ -251,9 +261,9 @@ Graph bind(const Graph& graph, const Bindings& bindings) {
       attributes.begin.clear();
     }
     if (n.op == Op::loop) {
-      std::shared_ptr<const Loop>& bound = bound_loops[n.attributes.loop.get()];
+      std::shared_ptr<const Loop>& bound = bound_loops[n.attributes->loop.get()];
       if (bound == nullptr) {
-        auto loop = std::make_shared<Loop>(*n.attributes.loop);
+        auto loop = std::make_shared<Loop>(*n.attributes->loop);
         Bindings outer = bindings;
         outer.erase(loop->symbol);
         loop->body = bind(loop->body, outer);

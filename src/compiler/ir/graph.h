@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "compiler/ir/function.h"
+#include "compiler/ir/shared.h"
 #include "logitless/dim.h"
 #include "logitless/dtype.h"
 
@@ -143,8 +144,9 @@ struct Attributes {
 struct Node {
   Op op = Op::parameter;
   std::vector<Value> operands;
-  Attributes attributes;
-  std::vector<Type> results;
+  // Shared by the copies of an operation in the graphs that passes make of each other.
+  Shared<Attributes> attributes;
+  SharedList<Type> results;
   std::string name;  // a hint for printing; may be empty
 };
 
@@ -189,6 +191,8 @@ class Graph {
   }
   const std::vector<Node>& nodes() const { return nodes_; }
   const std::vector<Output>& outputs() const { return outputs_; }
+  // Room for so many nodes, for those who know how many come.
+  void reserve(int nodes) { nodes_.reserve(static_cast<std::size_t>(nodes)); }
   void set_hint(int id, std::string hint) {
     nodes_[static_cast<std::size_t>(id)].name = std::move(hint);
   }

@@ -77,12 +77,13 @@ Tensors interpret(const Graph& graph, const Tensors& parameters) {
   require(graph.symbols().empty(), "interpret: the size ",
           graph.symbols().empty() ? "" : graph.symbols()[0], " is not bound");
   std::vector<Tensor> outputs = evaluate_graph(graph, [&](const Node& n) {
-    const auto found = parameters.find(n.attributes.name);
-    require(found != parameters.end(), "interpret: parameter '", n.attributes.name, "' is missing");
+    const auto found = parameters.find(n.attributes->name);
+    require(found != parameters.end(), "interpret: parameter '", n.attributes->name,
+            "' is missing");
     const Tensor& given = found->second;
     require(given.shape == oracle::sizes(n.results[0]) &&
                 static_cast<std::int64_t>(given.data.size()) == oracle::count(given.shape),
-            "interpret: parameter '", n.attributes.name, "' is not ", text_of(n.results[0]));
+            "interpret: parameter '", n.attributes->name, "' is not ", text_of(n.results[0]));
     return given;
   });
   Tensors results;

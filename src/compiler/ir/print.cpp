@@ -18,13 +18,13 @@ class Printer {
     std::set<std::string> taken;
     for (int id = 0; id < graph.size(); ++id) {
       const Node& n = graph.node(id);
-      if (n.op == Op::parameter) taken.insert(n.attributes.name);
+      if (n.op == Op::parameter) taken.insert(n.attributes->name);
     }
     int statement = -1;  // parameters do not count: they are printed first wherever they stand
     for (int id = 0; id < graph.size(); ++id) {
       const Node& n = graph.node(id);
       if (n.op == Op::parameter) {
-        names_[{id, 0}] = "%" + n.attributes.name;
+        names_[{id, 0}] = "%" + n.attributes->name;
         continue;
       }
       ++statement;
@@ -62,7 +62,7 @@ class Printer {
       } else {
         operation(n);
       }
-      if (!n.attributes.location.empty()) out += concat(" @ \"", n.attributes.location, "\"");
+      if (!n.attributes->location.empty()) out += concat(" @ \"", n.attributes->location, "\"");
       out += "\n";
     }
   }
@@ -94,7 +94,7 @@ class Printer {
   }
 
   void loop(const Node& n, const std::string& indent) {
-    const Loop& l = *n.attributes.loop;
+    const Loop& l = *n.attributes->loop;
     const std::vector<int> parameters = l.body.parameters();
     Printer inner;
     inner.name_values(l.body);

@@ -113,7 +113,7 @@ std::int64_t group_of(const Tensor& q, const Tensor& k) {
 class ScoresValue {
  public:
   ScoresValue(const Evaluation& e, std::size_t first)
-      : q_(e.in(0)), k_(e.in(1)), scale_(e.node.attributes.number), s_(e.node.attributes.scores) {
+      : q_(e.in(0)), k_(e.in(1)), scale_(e.node.attributes->number), s_(e.node.attributes->scores) {
     if (s_.bias) bias_ = &e.in(first++);
     if (s_.segments) queries_ = &e.in(first), keys_ = &e.in(first + 1);
   }
@@ -187,7 +187,7 @@ std::vector<Tensor> attention_value(const Evaluation& e) {
 
 std::vector<Tensor> gradient_value(const Evaluation& e) {
   const Tensor &q = e.in(0), &k = e.in(1), &v = e.in(2), &out = e.in(3), &d_out = e.in(5);
-  const double scale = e.node.attributes.number;
+  const double scale = e.node.attributes->number;
   Tensor dq = tensor_of(e.node.results[0]), dk = tensor_of(e.node.results[1]),
          dv = tensor_of(e.node.results[2]);
   const ScoresValue scores(e, 6);
@@ -219,12 +219,12 @@ std::vector<Tensor> gradient_value(const Evaluation& e) {
 
 std::vector<Value> attention_gradient(Derivation& d) {
   require(!d.results[1].valid(), "attention: lse has no gradient rule; use out alone");
-  const Scores& scores = d.n.attributes.scores;
+  const Scores& scores = d.n.attributes->scores;
   require(!scores.bias || !d.wanted(3),
           "attention: bias has no gradient rule; take stop_gradient of it");
   Attributes same;
   same.scores = scores;
-  same.number = d.n.attributes.number;
+  same.number = d.n.attributes->number;
   std::vector<Value> operands = {d.x(0), d.x(1), d.x(2), d.y(0), d.y(1), d.dy};
   for (std::size_t i = 3; i < d.n.operands.size(); ++i) operands.push_back(d.x(i));
   const Value v = d.g.add(Op::attention_grad, std::move(operands), same);
@@ -244,7 +244,7 @@ std::size_t plain_operands(const CutNode& c) { return c.node.op == Op::attention
 
 // What operand i of Scores needs for a cut of the queries' batch or heads.
 Need scores_need(const CutNode& c, std::size_t i, const Split& s) {
-  const bool bias = c.node.attributes.scores.bias && i == plain_operands(c);
+  const bool bias = c.node.attributes->scores.bias && i == plain_operands(c);
   if (bias) return c.shape(i)[static_cast<std::size_t>(s.dim)] == 1 ? Need{} : part(s);
   return s.dim == 0 ? part(s) : Need{};
 }
@@ -289,8 +289,8 @@ void attention_emit(Lowering& l, int id) {
   };
   Attention a;
   a.gradient = n.op == Op::attention_grad;
-  a.scores = n.attributes.scores;
-  a.scale = n.attributes.number;
+  a.scores = n.attributes->scores;
+  a.scale = n.attributes->number;
   a.q = rows(0);
   a.k = rows(1);
   a.v = rows(2);

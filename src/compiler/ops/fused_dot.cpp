@@ -48,7 +48,7 @@ constexpr TextKey kKeys[] = {pair_key<&Attributes::contract_a, &Attributes::cont
 // --- float64
 
 std::vector<Tensor> fused_dot_value(const Evaluation& e) {
-  const Epilogue& epilogue = e.node.attributes.epilogue;
+  const Epilogue& epilogue = e.node.attributes->epilogue;
   std::vector<Tensor> results = dot_value(e);
   std::vector<double>& value = results[0].data;
   const auto columns = static_cast<std::size_t>(results[0].shape.back());
@@ -104,7 +104,7 @@ bool fused_dot_place(Lowering& l, Value v, const Destination& to) {
 void fused_dot_emit(Lowering& l, int id) {
   const Node& n = l.node(id);
   Gemm gemm = dot_gemm(l, id);
-  gemm.epilogue = n.attributes.epilogue;
+  gemm.epilogue = n.attributes->epilogue;
   if (gemm.epilogue.bias) gemm.bias = l.contiguous(n.operands[2]);
   const std::int64_t c_step = row_step(l.memory_of({id, 0}));
   if (c_step == 0)

@@ -84,7 +84,7 @@ class HeadValue {
  public:
   explicit HeadValue(const Evaluation& e)
       : e_(e),
-        h_(e.node.attributes.head),
+        h_(e.node.attributes->head),
         vocab_(static_cast<std::size_t>(e.in(1).shape[0])),
         dim_(static_cast<std::size_t>(e.in(1).shape[1])) {
     for (const Type& type : e.node.results) results_.push_back(oracle::tensor_of(type));
@@ -190,7 +190,7 @@ HeadFeatures features_of(const Head& h) {
 
 void head_emit(Lowering& l, int id) {
   const Node& n = l.node(id);
-  const Head& h = n.attributes.head;
+  const Head& h = n.attributes->head;
   HeadRun run;
   std::size_t next = 0;
   run.x = l.contiguous(n.operands[next++]);

@@ -194,7 +194,7 @@ std::vector<Type> pick_type(const Typing& r) {
   return {type};
 }
 std::vector<Tensor> pick_value(const Evaluation& e) {
-  const int axis = e.node.attributes.axis;
+  const int axis = e.node.attributes->axis;
   const Tensor& x = e.in(0);
   const bool several = e.in(1).shape.size() == x.shape.size();
   return oracle::filled(e, [&](Index index) {
@@ -210,7 +210,7 @@ std::vector<Tensor> pick_value(const Evaluation& e) {
 }
 std::vector<Value> pick_gradient(Derivation& d) {
   const Type to = d.operand_type(0);
-  const int axis = d.n.attributes.axis;
+  const int axis = d.n.attributes->axis;
   if (d.operand_type(1).rank() == to.rank()) {
     Attributes put = d.n.attributes;
     put.type.shape = {to.shape[static_cast<std::size_t>(axis)]};
@@ -252,7 +252,7 @@ void pick_emit(Lowering& l, int id) {
   Pick pick;
   pick.x = l.memory_of(n.operands[0]);
   pick.index = l.memory_of(n.operands[1]);
-  pick.axis = n.attributes.axis;
+  pick.axis = n.attributes->axis;
   pick.out = l.result_of({id, 0});
   l.push(id, std::move(pick));
 }
@@ -276,7 +276,7 @@ std::vector<Type> put_type(const Typing& r) {
 std::vector<Tensor> put_value(const Evaluation& e) {
   const Tensor &index = e.in(0), &updates = e.in(1);
   Tensor out = oracle::tensor_of(e.node.results[0]);
-  const auto axis = static_cast<std::size_t>(e.node.attributes.axis);
+  const auto axis = static_cast<std::size_t>(e.node.attributes->axis);
   oracle::each(updates.shape, [&](Index at) {
     const double k = oracle::at(index, at), x = oracle::at(updates, at);
     if (!is_inside(k, out.shape[axis])) return;
@@ -288,7 +288,7 @@ std::vector<Tensor> put_value(const Evaluation& e) {
 std::vector<Value> put_gradient(Derivation& d) {
   if (!is_float(d.operand_type(1).dtype)) return d.none();
   Attributes pick;
-  pick.axis = d.n.attributes.axis;
+  pick.axis = d.n.attributes->axis;
   return {Value{}, cast(d.g, d.g.add(Op::pick, {d.dy, d.x(0)}, pick), d.operand_type(1).dtype)};
 }
 std::optional<Chunked> put_cut(const CutNode& c, const Split& s) {
@@ -321,7 +321,7 @@ void put_emit(Lowering& l, int id) {
   Put put;
   put.index = l.memory_of(n.operands[0]);
   put.updates = l.memory_of(n.operands[1]);
-  put.axis = n.attributes.axis;
+  put.axis = n.attributes->axis;
   const Type type = n.results[0];
   const bool narrow = size_of(type.dtype) == 2;
   // Sums of floats are fp32 at least, whatever the result is.

@@ -106,7 +106,7 @@ void merge_into(Tensor& result, const Tensor& part, const Loop::Result& how, std
 }
 
 std::vector<Tensor> loop_value(const Evaluation& e) {
-  const Loop& l = *e.node.attributes.loop;
+  const Loop& l = *e.node.attributes->loop;
   std::vector<Tensor> results;
   for (std::size_t i = 0; i < e.node.results.size(); ++i) {
     constexpr Reduce kKinds[] = {Reduce::sum, Reduce::sum, Reduce::max, Reduce::lse};
@@ -130,7 +130,7 @@ std::vector<Tensor> loop_value(const Evaluation& e) {
 // --- instructions: the body lowered for a whole chunk and for the last, shorter one
 
 bool loop_place(Lowering& l, Value v, const Destination& to) {
-  const Loop& loop = *l.node(v.node).attributes.loop;
+  const Loop& loop = *l.node(v.node).attributes->loop;
   const bool sum = loop.outputs[static_cast<std::size_t>(v.index)].kind == Loop::Out::sum;
   const bool can =
       to.kind == Destination::Kind::write || (sum && to.kind == Destination::Kind::sum);
@@ -216,7 +216,7 @@ std::shared_ptr<const Program> body_of(Lowering& l, const std::shared_ptr<const 
 
 void loop_emit(Lowering& l, int id) {
   const Node& n = l.node(id);
-  const Loop& loop = *n.attributes.loop;
+  const Loop& loop = *n.attributes->loop;
   LoopRun run;
   run.symbol = loop.symbol;
   run.extent = loop.extent;
@@ -238,9 +238,9 @@ void loop_emit(Lowering& l, int id) {
       l.fill(results.back(), how.kind == Loop::Out::sum ? 0.0 : lowest(results.back().dtype));
     l.count_merged(loop.rounds() * bytes_of(n.results[i]));
   }
-  run.body = body_of(l, n.attributes.loop, loop.chunk, operands, results);
+  run.body = body_of(l, n.attributes->loop, loop.chunk, operands, results);
   const std::int64_t rest = loop.extent % loop.chunk;
-  if (rest != 0) run.tail = body_of(l, n.attributes.loop, rest, operands, results);
+  if (rest != 0) run.tail = body_of(l, n.attributes->loop, rest, operands, results);
   l.count_work(static_cast<double>(loop.extent / loop.chunk) * run.body->multiply_adds +
                (run.tail ? run.tail->multiply_adds : 0.0));
   const std::int64_t arena = std::max(run.body->arena_bytes, run.tail ? run.tail->arena_bytes : 0);

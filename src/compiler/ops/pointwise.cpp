@@ -49,7 +49,7 @@ std::vector<Type> iota_type(const Typing& r) {
   return {r.a.type};
 }
 std::vector<Tensor> iota_value(const Evaluation& e) {
-  const auto axis = static_cast<std::size_t>(e.node.attributes.axis);
+  const auto axis = static_cast<std::size_t>(e.node.attributes->axis);
   return filled(e, [&](const Index& at) { return static_cast<double>(at[axis]); });
 }
 std::optional<Chunked> cut_of_iota(const CutNode& c, const Split& s) {
@@ -59,10 +59,10 @@ std::optional<Chunked> cut_of_iota(const CutNode& c, const Split& s) {
   return chunked;
 }
 int constant_register(PointwiseBuilder& b, Value v) {
-  return b.constant(b.graph().node(v).attributes.number);
+  return b.constant(b.graph().node(v).attributes->number);
 }
 int iota_register(PointwiseBuilder& b, Value v) {
-  return b.iota(b.graph().node(v).attributes.axis);
+  return b.iota(b.graph().node(v).attributes->axis);
 }
 Value clone_constant(ChunkClone& c) {
   c.a.type.shape = c.result.shape(c.n.results[0].shape);
@@ -119,7 +119,7 @@ std::vector<Tensor> map_value(const Evaluation& e) {
     return operand < e.operands.size() ? e.in(operand).data[i] : 0.0;
   };
   for (std::size_t i = 0; i < out.data.size(); ++i)
-    out.data[i] = evaluate(e.node.attributes.function, in(0, i), in(1, i), in(2, i));
+    out.data[i] = evaluate(e.node.attributes->function, in(0, i), in(1, i), in(2, i));
   return {std::move(out)};
 }
 
@@ -127,7 +127,7 @@ std::vector<Tensor> map_value(const Evaluation& e) {
 Value derivative_of_one(Derivation& d) {
   using enum Function;
   const Value x = d.x(0), y = d.y(), dy = d.dy;
-  switch (d.n.attributes.function) {
+  switch (d.n.attributes->function) {
     case neg:
       return d.op(neg, dy);
     case abs:
@@ -167,7 +167,7 @@ std::vector<Value> derivative_of_pow(Derivation& d) {
   const Value first = d.op(mul, d.op(mul, d.dy, b), d.op(pow, a, d.op(sub, b, d.number(1.0))));
   const Node& exponent = d.g.node(b);
   if (exponent.op == Op::constant)
-    return {exponent.attributes.number == 0.0 ? zero : first, Value{}};
+    return {exponent.attributes->number == 0.0 ? zero : first, Value{}};
   return {d.op(select, d.op(eq, b, zero), zero, first),
           d.op(select, d.op(eq, a, zero), zero, d.op(mul, d.op(mul, d.dy, d.y()), d.op(log, a)))};
 }
@@ -175,7 +175,7 @@ std::vector<Value> derivative_of_pow(Derivation& d) {
 std::vector<Value> map_gradient(Derivation& d) {
   using enum Function;
   if (!is_float(d.n.results[0].dtype)) return d.none();
-  const Function function = d.n.attributes.function;
+  const Function function = d.n.attributes->function;
   if (d.n.operands.size() == 1) return {derivative_of_one(d)};
   switch (function) {
     case add:
@@ -208,7 +208,7 @@ std::vector<Value> map_gradient(Derivation& d) {
 }
 
 int map_degree(const Linearity& l) {
-  switch (l.node.attributes.function) {
+  switch (l.node.attributes->function) {
     case Function::neg:
       return 1;
     case Function::add:
@@ -226,7 +226,7 @@ int map_degree(const Linearity& l) {
 }
 
 ZeroSign map_zeros(const Node& n, std::size_t operand) {
-  switch (n.attributes.function) {
+  switch (n.attributes->function) {
     case Function::abs:
     case Function::exp:
     case Function::log:
@@ -260,7 +260,7 @@ int map_register(PointwiseBuilder& b, Value v) {
   const Node& n = b.graph().node(v);
   int r[3] = {PointwiseBuilder::kNone, PointwiseBuilder::kNone, PointwiseBuilder::kNone};
   for (std::size_t i = 0; i < n.operands.size(); ++i) r[i] = b.value(n.operands[i]);
-  return b.step(n.attributes.function, r[0], r[1], r[2]);
+  return b.step(n.attributes->function, r[0], r[1], r[2]);
 }
 void emit_elementwise(Lowering& l, int node) { l.emit_elementwise(node); }
 
@@ -273,7 +273,8 @@ std::vector<Type> cast_type(const Typing& r) {
 bool is_whole(DType dtype) { return dtype == DType::i8 || is_index(dtype); }
 std::vector<Tensor> cast_value(const Evaluation& e) {
   Tensor out = e.in(0);
-  if (is_whole(e.node.attributes.type.dtype) && !is_whole(e.graph.type(e.node.operands[0]).dtype)) {
+  if (is_whole(e.node.attributes->type.dtype) &&
+      !is_whole(e.graph.type(e.node.operands[0]).dtype)) {
     for (double& x : out.data) x = std::trunc(x);
   }
   return {std::move(out)};

@@ -61,7 +61,7 @@ Tensor argmax_value(const Evaluation& e, const std::vector<int>& kept) {
   const Tensor& x = e.in(0);
   Tensor out = oracle::tensor_of(e.node.results[0]), best = out;
   std::vector<bool> seen(out.data.size());
-  const auto searched = static_cast<std::size_t>(e.node.attributes.dims[0]);
+  const auto searched = static_cast<std::size_t>(e.node.attributes->dims[0]);
   each(x.shape, [&](const Index& index) {
     const std::size_t to = oracle::offset(out.shape, permuted(index, kept));
     const double v = at(x, index);
@@ -111,12 +111,12 @@ std::vector<Tensor> reduce_value(const Evaluation& e) {
 
 std::vector<Value> reduce_gradient(Derivation& d) {
   const Type to = d.operand_type(0);
-  const std::vector<int>& dims = d.n.attributes.dims;
+  const std::vector<int>& dims = d.n.attributes->dims;
   // Over the operand: the gradient or value of the result.
   const auto spread = [&](Value v) {
     return broadcast(d.g, cast(d.g, v, to.dtype), to.shape, other_dims(to.rank(), dims));
   };
-  switch (d.n.attributes.reduce) {
+  switch (d.n.attributes->reduce) {
     case Reduce::sum:
       return {spread(d.dy)};
     case Reduce::max: {
@@ -135,7 +135,7 @@ std::vector<Value> reduce_gradient(Derivation& d) {
 }
 
 ZeroSign reduce_zeros(const Node& n, std::size_t) {
-  return n.attributes.reduce == Reduce::max ? ZeroSign::moves : ZeroSign::loses;
+  return n.attributes->reduce == Reduce::max ? ZeroSign::moves : ZeroSign::loses;
 }
 
 // --- chunks
@@ -154,7 +154,7 @@ Lead reduce_lead(const CutNode& c, std::size_t, const Split& s) {
   constexpr Chunked::Kind kKinds[] = {Chunked::Kind::sum, Chunked::Kind::max, Chunked::Kind::lse};
   return {std::nullopt, partial(kKinds[static_cast<int>(c.a.reduce)], {part(s)})};
 }
-int reduce_degree(const Linearity& l) { return l.node.attributes.reduce == Reduce::sum ? 1 : -1; }
+int reduce_degree(const Linearity& l) { return l.node.attributes->reduce == Reduce::sum ? 1 : -1; }
 Value reduce_clone(ChunkClone& c) {
   c.a.dims = c.from[0].dims(c.a.dims);
   return c.merged(c.add());
@@ -163,7 +163,7 @@ Value reduce_clone(ChunkClone& c) {
 // --- instructions
 
 bool reduce_place(Lowering& l, Value v, const Destination& to) {
-  const bool sum = l.graph().node(v).attributes.reduce == Reduce::sum;
+  const bool sum = l.graph().node(v).attributes->reduce == Reduce::sum;
   const bool can =
       to.kind == Destination::Kind::write || (sum && to.kind == Destination::Kind::sum);
   return can && l.write_there(v, to);
@@ -172,8 +172,8 @@ bool reduce_place(Lowering& l, Value v, const Destination& to) {
 void argmax_emit(Lowering& l, int id) {
   const Node& n = l.node(id);
   const View x = l.memory_of(n.operands[0]);
-  std::vector<int> order = other_dims(l.type(n.operands[0]).rank(), n.attributes.dims);
-  order.push_back(n.attributes.dims[0]);
+  std::vector<int> order = other_dims(l.type(n.operands[0]).rank(), n.attributes->dims);
+  order.push_back(n.attributes->dims[0]);
   l.push(id, ArgMax{transposed(x, order), l.result_of({id, 0})});
 }
 
@@ -209,10 +209,10 @@ std::int64_t parts_of(const Pointwise& loop, std::int64_t rows, std::int64_t red
 
 void reduce_emit(Lowering& l, int id) {
   const Node& n = l.node(id);
-  if (n.attributes.reduce == Reduce::argmax) return argmax_emit(l, id);
+  if (n.attributes->reduce == Reduce::argmax) return argmax_emit(l, id);
   const View out = l.result_of({id, 0});
   const Type& from = l.type(n.operands[0]);
-  std::vector<int> dims = n.attributes.dims;
+  std::vector<int> dims = n.attributes->dims;
   std::sort(dims.begin(), dims.end());
   const std::vector<std::int64_t> sizes = sizes_of(from);
   const std::vector<int> kept = other_dims(from.rank(), dims);
@@ -225,7 +225,7 @@ void reduce_emit(Lowering& l, int id) {
   const int source = builder.final(r);
   Pointwise loop = builder.finish();
   loop.reduction = true;
-  loop.reduce = n.attributes.reduce;
+  loop.reduce = n.attributes->reduce;
   loop.columns = !kept.empty() && dims.back() != from.rank() - 1 && rows > 1;
   loop.reduced = static_cast<int>(dims.size());
   // Dimensions in the loop's order: what is kept, then what is reduced, or the other way round.

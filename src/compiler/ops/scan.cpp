@@ -70,7 +70,7 @@ Value scanned(Derivation& d, Reduce kind, Value x) {
 std::vector<Value> scan_gradient(Derivation& d) {
   using enum Function;
   if (!is_float(d.n.results[0].dtype)) return d.none();
-  if (d.n.attributes.reduce == Reduce::sum) return {scanned(d, Reduce::sum, d.dy)};
+  if (d.n.attributes->reduce == Reduce::sum) return {scanned(d, Reduce::sum, d.dy)};
   const auto share = [&](Value part) {
     const Value logs = d.op(sub, d.op(log, d.op(max, part, d.number(0.0))), d.y());
     return d.op(exp, d.op(add, scanned(d, Reduce::lse, logs), d.x(0)));
@@ -78,7 +78,7 @@ std::vector<Value> scan_gradient(Derivation& d) {
   return {d.op(sub, share(d.dy), share(d.op(neg, d.dy)))};
 }
 
-int scan_degree(const Linearity& l) { return l.node.attributes.reduce == Reduce::sum ? 1 : -1; }
+int scan_degree(const Linearity& l) { return l.node.attributes->reduce == Reduce::sum ? 1 : -1; }
 
 std::optional<Chunked> scan_cut(const CutNode& c, const Split& s) {
   return inside(c.a.axis, s) ? std::nullopt : cut_as_result(c, s);
@@ -95,9 +95,9 @@ void scan_emit(Lowering& l, int id) {
   const Node& n = l.node(id);
   Scan scan;
   scan.x = l.memory_of(n.operands[0]);
-  scan.axis = n.attributes.axis;
-  scan.kind = n.attributes.reduce;
-  scan.reverse = n.attributes.reverse;
+  scan.axis = n.attributes->axis;
+  scan.kind = n.attributes->reduce;
+  scan.reverse = n.attributes->reverse;
   scan.out = l.result_of({id, 0});
   l.push(id, std::move(scan));
 }

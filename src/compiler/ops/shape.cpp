@@ -38,10 +38,10 @@ std::vector<Type> broadcast_type(const Typing& r) {
 }
 std::vector<Tensor> broadcast_value(const Evaluation& e) {
   return filled(
-      e, [&](const Index& index) { return at(e.in(0), permuted(index, e.node.attributes.dims)); });
+      e, [&](const Index& index) { return at(e.in(0), permuted(index, e.node.attributes->dims)); });
 }
 std::vector<Value> broadcast_gradient(Derivation& d) {
-  return {reduce(d.g, Reduce::sum, d.dy, other_dims(d.g.type(d.dy).rank(), d.n.attributes.dims))};
+  return {reduce(d.g, Reduce::sum, d.dy, other_dims(d.g.type(d.dy).rank(), d.n.attributes->dims))};
 }
 
 std::optional<Chunked> broadcast_cut(const CutNode& c, const Split& s) {
@@ -61,7 +61,7 @@ Value broadcast_clone(ChunkClone& c) {
 
 View broadcast_view(Lowering& l, Value v) {
   const Node& n = l.graph().node(v);
-  return broadcasted(l.memory_of(n.operands[0]), sizes_of(n.results[0]), n.attributes.dims);
+  return broadcasted(l.memory_of(n.operands[0]), sizes_of(n.results[0]), n.attributes->dims);
 }
 
 // --- reshape
@@ -141,7 +141,7 @@ std::optional<View> place_of_moved(const Lowering& l, Value& v) {
     if (n.op == Op::reshape) {
       view = reshaped(*view, sizes_of(l.type(n.operands[0])));
     } else if (n.op == Op::transpose) {
-      view = transposed(*view, inverse(n.attributes.dims));
+      view = transposed(*view, inverse(n.attributes->dims));
     } else {
       return view;
     }
@@ -161,7 +161,7 @@ std::optional<View> moved(const Lowering& l, Value v) {
   const std::optional<View> from = moved(l, n.operands[0]);
   if (!from) return from;
   return n.op == Op::reshape ? reshaped(*from, sizes_of(n.results[0]))
-                             : transposed(*from, n.attributes.dims);
+                             : transposed(*from, n.attributes->dims);
 }
 // A result of transposed dimensions that become one would be a copy: what makes the value writes it
 // in that order at once, in rows.
@@ -189,12 +189,12 @@ std::vector<Type> transpose_type(const Typing& r) {
 std::vector<Tensor> transpose_value(const Evaluation& e) {
   Tensor out = oracle::tensor_of(e.node.results[0]);
   each(e.in(0).shape, [&](const Index& index) {
-    at(out, permuted(index, e.node.attributes.dims)) = at(e.in(0), index);
+    at(out, permuted(index, e.node.attributes->dims)) = at(e.in(0), index);
   });
   return {std::move(out)};
 }
 std::vector<Value> transpose_gradient(Derivation& d) {
-  return {transpose(d.g, d.dy, inverse(d.n.attributes.dims))};
+  return {transpose(d.g, d.dy, inverse(d.n.attributes->dims))};
 }
 
 std::optional<Chunked> transpose_cut(const CutNode& c, const Split& s) {
@@ -209,11 +209,11 @@ Value transpose_clone(ChunkClone& c) {
 
 View transpose_view(Lowering& l, Value v) {
   const Node& n = l.graph().node(v);
-  return transposed(l.memory_of(n.operands[0]), n.attributes.dims);
+  return transposed(l.memory_of(n.operands[0]), n.attributes->dims);
 }
 bool transpose_place(Lowering& l, Value v, const Destination& to) {
   const Node& n = l.graph().node(v);
-  return l.place(n.operands[0], to.with(transposed(to.view, inverse(n.attributes.dims))));
+  return l.place(n.operands[0], to.with(transposed(to.view, inverse(n.attributes->dims))));
 }
 
 // --- slice
@@ -242,7 +242,7 @@ Index shifted(Index index, const Shape& begin) {
 }
 std::vector<Tensor> slice_value(const Evaluation& e) {
   return filled(
-      e, [&](const Index& index) { return at(e.in(0), shifted(index, e.node.attributes.begin)); });
+      e, [&](const Index& index) { return at(e.in(0), shifted(index, e.node.attributes->begin)); });
 }
 std::vector<Value> slice_gradient(Derivation& d) {
   const Attributes& a = d.n.attributes;
@@ -271,7 +271,7 @@ std::vector<std::int64_t> numbers(const Shape& shape) {
 }
 View slice_view(Lowering& l, Value v) {
   const Node& n = l.graph().node(v);
-  return sliced(l.memory_of(n.operands[0]), numbers(n.attributes.begin), sizes_of(n.results[0]));
+  return sliced(l.memory_of(n.operands[0]), numbers(n.attributes->begin), sizes_of(n.results[0]));
 }
 constexpr TextKey kSliceKeys[] = {key<&Attributes::begin>("begin"), key<&Attributes::end>("end")};
 
@@ -295,7 +295,7 @@ std::vector<Type> pad_type(const Typing& r) {
 std::vector<Tensor> pad_value(const Evaluation& e) {
   Tensor out = oracle::tensor_of(e.node.results[0]);
   each(e.in(0).shape, [&](const Index& index) {
-    at(out, shifted(index, e.node.attributes.begin)) = at(e.in(0), index);
+    at(out, shifted(index, e.node.attributes->begin)) = at(e.in(0), index);
   });
   return {std::move(out)};
 }
@@ -321,12 +321,14 @@ Value pad_clone(ChunkClone& c) {
 bool write_place(Lowering& l, Value v, const Destination& to) {
   return to.kind == Destination::Kind::write && l.write_there(v, to);
 }
-void pad_arrange(Lowering& l, int id) { l.place_parts(id, {numbers(l.node(id).attributes.begin)}); }
+void pad_arrange(Lowering& l, int id) {
+  l.place_parts(id, {numbers(l.node(id).attributes->begin)});
+}
 // The margins of one dimension after the other, and what is between them.
 void pad_emit(Lowering& l, int id) {
   const Node& n = l.node(id);
   View out = l.result_of({id, 0});
-  const std::vector<std::int64_t> begin = numbers(n.attributes.begin);
+  const std::vector<std::int64_t> begin = numbers(n.attributes->begin);
   const std::vector<std::int64_t> inner = sizes_of(l.type(n.operands[0]));
   l.move_part(id, n.operands[0], out, begin);
   std::vector<std::int64_t> at(begin.size(), 0);
@@ -367,7 +369,7 @@ std::vector<Type> concat_type(const Typing& r) {
 }
 std::vector<Tensor> concat_value(const Evaluation& e) {
   Tensor out = oracle::tensor_of(e.node.results[0]);
-  const auto axis = static_cast<std::size_t>(e.node.attributes.axis);
+  const auto axis = static_cast<std::size_t>(e.node.attributes->axis);
   std::int64_t begin = 0;
   for (const Tensor* part : e.operands) {
     each(part->shape, [&](Index index) {
@@ -381,7 +383,7 @@ std::vector<Tensor> concat_value(const Evaluation& e) {
 }
 std::vector<Value> concat_gradient(Derivation& d) {
   std::vector<Value> parts;
-  const auto axis = static_cast<std::size_t>(d.n.attributes.axis);
+  const auto axis = static_cast<std::size_t>(d.n.attributes->axis);
   Dim at(0);
   for (std::size_t i = 0; i < d.n.operands.size(); ++i) {
     Shape begin(d.operand_type(i).shape.size(), Dim(0)), end = d.operand_type(i).shape;
@@ -402,7 +404,7 @@ Value concat_clone(ChunkClone& c) {
 }
 // The first index of each part.
 std::vector<std::vector<std::int64_t>> begins_of(const Lowering& l, const Node& n) {
-  const auto axis = static_cast<std::size_t>(n.attributes.axis);
+  const auto axis = static_cast<std::size_t>(n.attributes->axis);
   std::vector<std::int64_t> at(n.results[0].shape.size(), 0);
   std::vector<std::vector<std::int64_t>> begins;
   for (const Value v : n.operands) {
@@ -428,7 +430,7 @@ std::vector<Type> flip_type(const Typing& r) {
   return {r.in(0)};
 }
 std::vector<Tensor> flip_value(const Evaluation& e) {
-  const auto axis = static_cast<std::size_t>(e.node.attributes.axis);
+  const auto axis = static_cast<std::size_t>(e.node.attributes->axis);
   return filled(e, [&](Index index) {
     index[axis] = e.in(0).shape[axis] - 1 - index[axis];
     return at(e.in(0), index);
@@ -444,7 +446,7 @@ bool flip_place(Lowering& l, Value v, const Destination& to) { return l.write_th
 // No view: so what is computed is computed there backwards, and needs no memory.
 int flip_register(PointwiseBuilder& b, Value v) {
   const Node& n = b.graph().node(v);
-  return b.backwards(n.operands[0], n.attributes.axis);
+  return b.backwards(n.operands[0], n.attributes->axis);
 }
 void flip_emit(Lowering& l, int id) { l.emit_elementwise(id); }
 

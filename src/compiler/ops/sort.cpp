@@ -19,7 +19,7 @@ namespace {
 
 using oracle::Index;
 
-std::size_t axis_of(const Node& n) { return static_cast<std::size_t>(n.attributes.axis); }
+std::size_t axis_of(const Node& n) { return static_cast<std::size_t>(n.attributes->axis); }
 
 // A size along the axis that is an attribute: how many are kept, or of the whole result.
 constexpr TextKey size_key(std::string_view name) {
@@ -53,7 +53,7 @@ bool goes_before(double a, double b, bool descending) {
 }
 std::vector<Tensor> sort_value(const Evaluation& e) {
   const std::size_t axis = axis_of(e.node);
-  const bool descending = e.node.attributes.reverse;
+  const bool descending = e.node.attributes->reverse;
   const Tensor& x = e.in(0);
   Tensor values = oracle::tensor_of(e.node.results[0]),
          index = oracle::tensor_of(e.node.results[1]);
@@ -84,7 +84,7 @@ std::vector<Tensor> sort_value(const Evaluation& e) {
 std::vector<Value> sort_gradient(Derivation& d) {
   if (!is_float(d.operand_type(0).dtype)) return d.none();
   Attributes put;
-  put.axis = d.n.attributes.axis;
+  put.axis = d.n.attributes->axis;
   put.type.shape = {d.operand_type(0).shape[axis_of(d.n)]};
   return {d.g.add(Op::put, {d.y(1), d.dy}, put)};
 }
@@ -110,8 +110,8 @@ void sort_emit(Lowering& l, int id) {
   const Node& n = l.node(id);
   Sort sort;
   sort.x = l.memory_of(n.operands[0]);
-  sort.axis = n.attributes.axis;
-  sort.descending = n.attributes.reverse;
+  sort.axis = n.attributes->axis;
+  sort.descending = n.attributes->reverse;
   sort.values = l.result_of({id, 0});
   sort.index = l.result_of({id, 1});
   l.push(id, std::move(sort));

@@ -25,7 +25,7 @@ std::vector<Value> gradients_of_operands(Graph& graph, int node, std::vector<Val
 // "d_x" of a value x that has a name.
 std::string name_of_gradient(const Graph& graph, Value of) {
   const Node& n = graph.node(of);
-  const std::string& name = n.op == Op::parameter ? n.attributes.name : n.name;
+  const std::string& name = n.op == Op::parameter ? n.attributes->name : n.name;
   return name.empty() ? name : "d_" + name;
 }
 

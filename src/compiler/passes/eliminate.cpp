@@ -1,11 +1,13 @@
 // eliminate-dead and eliminate-common.
 #include "compiler/passes/eliminate.h"
 
+#include <algorithm>
 #include <bit>
 #include <functional>
 #include <map>
 #include <numeric>
 #include <string>
+#include <unordered_map>
 
 #include "compiler/ir/text.h"
 
@@ -17,6 +19,7 @@ template <typename Replace>
 Graph copied(const Graph& graph, const std::vector<bool>& keep, Replace&& replace) {
   Graph out;
   out.name = graph.name;
+  out.reserve(graph.size());
   std::vector<int> to(static_cast<std::size_t>(graph.size()), -1);
   const auto value = [&](Value v) {
     return Value{to[static_cast<std::size_t>(replace(v.node))], v.index};
@@ -47,6 +50,24 @@ Graph eliminate_dead(const Graph& graph) {
 }
 
 namespace {
+
+// Of what is the same in equal nodes, a part.
+std::size_t hash_of(const Node& n, const std::vector<Value>& operands) {
+  std::size_t hash = static_cast<std::size_t>(n.op);
+  const auto add = [&](auto value) {
+    hash = (hash ^ static_cast<std::size_t>(value)) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 32;
+  };
+  add(n.attributes->function);
+  add(n.attributes->axis);
+  add(std::bit_cast<std::uint64_t>(n.attributes->number));
+  for (const Value v : operands) {
+    add(v.node);
+    add(v.index);
+  }
+  for (const Dim& d : n.results[0].shape) add(d.is_constant() ? d.value() : -1);
+  return hash;
+}
 
 // For each node the first that computes the same.
 std::vector<int> first_equal(const Graph& graph) {
@@ -90,16 +111,31 @@ std::vector<int> first_equal(const Graph& graph) {
     push_shape(a.end);
     return key;
   };
-  std::map<decltype(key_of(graph.node(0), {})), int> seen;
+  std::unordered_multimap<std::size_t, int> seen;
+  seen.reserve(static_cast<std::size_t>(graph.size()));
   std::vector<int> same(static_cast<std::size_t>(graph.size()));
+  const auto firsts_of = [&](const Node& n) {
+    std::vector<Value> operands;
+    for (const Value v : n.operands)
+      operands.push_back({same[static_cast<std::size_t>(v.node)], v.index});
+    return operands;
+  };
   for (int id = 0; id < graph.size(); ++id) {
     same[static_cast<std::size_t>(id)] = id;
     const Node& n = graph.node(id);
     if (n.op == Op::parameter || n.op == Op::loop) continue;
-    std::vector<Value> operands;
-    for (const Value v : n.operands)
-      operands.push_back({same[static_cast<std::size_t>(v.node)], v.index});
-    same[static_cast<std::size_t>(id)] = seen.emplace(key_of(n, operands), id).first->second;
+    const std::vector<Value> operands = firsts_of(n);
+    const std::size_t hash = hash_of(n, operands);
+    const auto [begin, end] = seen.equal_range(hash);
+    const auto first = std::find_if(begin, end, [&](const auto& other) {
+      return key_of(graph.node(other.second), firsts_of(graph.node(other.second))) ==
+             key_of(n, operands);
+    });
+    if (first == end) {
+      seen.emplace(hash, id);
+    } else {
+      same[static_cast<std::size_t>(id)] = first->second;
+    }
   }
   return same;
 }

@@ -43,16 +43,16 @@ class HeadFinder {
       return -1;
     };
     f.lse = reads(f.z, [&](const Node& u) {
-      return u.op == Op::reduce && u.attributes.reduce == Reduce::lse &&
-             u.attributes.dims == std::vector<int>{last} && u.results[0].dtype == DType::f32;
+      return u.op == Op::reduce && u.attributes->reduce == Reduce::lse &&
+             u.attributes->dims == std::vector<int>{last} && u.results[0].dtype == DType::f32;
     });
     const auto picks = [&](const Node& u) {
-      return u.op == Op::pick && u.attributes.axis == last && u.results[0].rank() == last;
+      return u.op == Op::pick && u.attributes->axis == last && u.results[0].rank() == last;
     };
     f.pick = reads(f.z, picks);
     if (f.pick < 0 && f.lse >= 0) {
       const int log_prob = reads(f.z, [&](const Node& u) {
-        return u.op == Op::map && u.attributes.function == Function::sub &&
+        return u.op == Op::map && u.attributes->function == Function::sub &&
                u.operands[0] == Value{f.z, 0} && spreads(u.operands[1]) == Value{f.lse, 0};
       });
       if (log_prob >= 0) f.pick = reads(log_prob, picks);
@@ -70,21 +70,21 @@ class HeadFinder {
   // The operand of a broadcast along the last dimension.
   Value spreads(Value v) const {
     const Node& n = g_.node(v);
-    const bool rows = n.op == Op::broadcast && is_identity(n.attributes.dims) &&
-                      static_cast<int>(n.attributes.dims.size()) == n.results[0].rank() - 1;
+    const bool rows = n.op == Op::broadcast && is_identity(n.attributes->dims) &&
+                      static_cast<int>(n.attributes->dims.size()) == n.results[0].rank() - 1;
     return rows ? n.operands[0] : Value{};
   }
   std::optional<double> number(Value v) const {
     while (g_.node(v).op == Op::broadcast) v = g_.node(v).operands[0];
     const Node& n = g_.node(v);
-    if (n.op != Op::constant || !n.attributes.begin.empty()) return std::nullopt;
-    return n.attributes.number;
+    if (n.op != Op::constant || !n.attributes->begin.empty()) return std::nullopt;
+    return n.attributes->number;
   }
   // The only reader of z in the forward: a map that is not part of a gradient has z or a number
   // beside it.
   int reader(int z, Function function) const {
     for (const int u : users_[static_cast<std::size_t>(z)]) {
-      if (g_.node(u).op == Op::map && g_.node(u).attributes.function == function) return u;
+      if (g_.node(u).op == Op::map && g_.node(u).attributes->function == function) return u;
     }
     return -1;
   }
@@ -97,7 +97,7 @@ class HeadFinder {
     if (f.bias.valid() || f.scale != 1.0 || f.softcap != 0.0 || sum < 0) return false;
     const Node& b = g_.node(other(sum, f.z));
     const int last = g_.node(f.z).results[0].rank() - 1;
-    if (b.op != Op::broadcast || b.attributes.dims != std::vector<int>{last}) return false;
+    if (b.op != Op::broadcast || b.attributes->dims != std::vector<int>{last}) return false;
     f.bias = b.operands[0];
     f.z = sum;
     return true;
@@ -227,7 +227,7 @@ class Matcher {
   const Pattern& p_;
 
   static bool commutes(const Node& n) {
-    const Function f = n.attributes.function;
+    const Function f = n.attributes->function;
     return n.op == Op::map && n.operands.size() == 2 &&
            (f == Function::add || f == Function::mul || f == Function::eq);
   }
@@ -250,7 +250,7 @@ class Matcher {
     if (root ? pn.results[0].shape != an.results[0].shape : pn.results != an.results) return false;
     // A gradient that is the same for some rows comes spread to all of the logits at once.
     if (pn.op == Op::broadcast && wild(pn.operands[0])) {
-      const std::vector<int>& dims = an.attributes.dims;
+      const std::vector<int>& dims = an.attributes->dims;
       const int rows = pn.results[0].rank() - 1;
       const bool of_rows = std::all_of(dims.begin(), dims.end(), [&](int d) { return d < rows; });
       return of_rows && g_.type(an.operands[0]).dtype == DType::f32 &&

@@ -36,7 +36,12 @@ class LoopFormer {
       const std::int64_t chunk = std::clamp<std::int64_t>(cuts[c].chunk, 1, r.extent);
       for (int k = 0; k < r.phases; ++k) loops_.push_back({r, k, chunk});
     }
-    for (const Output& output : g_.outputs()) outputs_.insert(output.value);
+    for (const Node& n : g_.nodes()) {
+      first_value_.push_back(values_);
+      values_ += n.results.size();
+    }
+    leaves_.resize(values_);
+    for (const Output& output : g_.outputs()) leaves_[number(output.value)] = true;
   }
 
   // Nothing where loops wait for each other, or are too long.
@@ -51,7 +56,9 @@ class LoopFormer {
       nodes += loop->body.size();
       if (nodes > most) return std::nullopt;
     }
-    if (!order()) return std::nullopt;
+    const std::optional<std::vector<int>> units = order();
+    if (!units) return std::nullopt;
+    emit(*units);
     return std::move(out_);
   }
 
@@ -71,15 +78,19 @@ class LoopFormer {
   const Graph& g_;
   const std::string group_;
   const std::vector<std::vector<int>> users_;
-  std::vector<int> cut_of_;      // of each node; -1: outside
-  std::vector<int> first_loop_;  // of each cut
-  std::set<Value> outputs_;
+  std::vector<int> cut_of_;               // of each node; -1: outside
+  std::vector<int> first_loop_;           // of each cut
+  std::vector<std::size_t> first_value_;  // of each node, among all values
+  std::size_t values_ = 0;
   std::vector<LoopPlan> loops_;
-  std::set<Value> kept_;  // values of a phase that later ones read
+  std::vector<bool> leaves_;  // of each value: a result, or of a phase and read by later ones
   Graph out_;
-  std::map<Value, Value> mapped_;
+  std::vector<Value> mapped_;  // of each value
   std::vector<std::pair<const LoopPlan*, std::shared_ptr<const Loop>>> bodies_;
 
+  std::size_t number(Value v) const {
+    return first_value_[static_cast<std::size_t>(v.node)] + static_cast<std::size_t>(v.index);
+  }
   bool inside(int node) const { return cut_of_[static_cast<std::size_t>(node)] >= 0; }
   // The loop that makes the results of a node inside.
   int loop_of(int node) const {
@@ -95,7 +106,7 @@ class LoopFormer {
 
   // Whether a value leaves the loop of its own phase.
   bool leaves(const Region& r, Value v) const {
-    if (outputs_.contains(v) || kept_.contains(v)) return true;
+    if (leaves_[number(v)]) return true;
     for (const int u : users_[static_cast<std::size_t>(v.node)]) {
       const Node& n = g_.node(u);
       for (std::size_t i = 0; i < n.operands.size(); ++i) {
@@ -144,7 +155,7 @@ class LoopFormer {
           continue;
         }
         if (made(v, how.needs[i])) continue;
-        if (flows(r, g_, node, i)) kept_.insert(v);  // an earlier phase keeps it
+        if (flows(r, g_, node, i)) leaves_[number(v)] = true;  // an earlier phase keeps it
         const Read read{v, normal(how.needs[i])};
         if (loop.reads.insert(read).second) loop.inputs.push_back(read);
       }
@@ -152,8 +163,8 @@ class LoopFormer {
   }
 
   // --- the new graph: nodes outside and loops, in the order of the old one as far as loops allow.
-  // False where loops wait for each other.
-  bool order() {
+  // Nothing where loops wait for each other. Loops follow the nodes in number.
+  std::optional<std::vector<int>> order() const {
     const int loops = static_cast<int>(loops_.size());
     const int units = g_.size() + loops;
     std::vector<std::vector<int>> after(static_cast<std::size_t>(units));
@@ -180,31 +191,39 @@ class LoopFormer {
     };
     std::priority_queue<std::pair<int, int>, std::vector<std::pair<int, int>>, std::greater<>>
         ready;
-    int left = 0;
+    std::size_t count = 0;
     for (int unit = 0; unit < units; ++unit) {
       if (!exists[static_cast<std::size_t>(unit)]) continue;
-      ++left;
+      ++count;
       if (waiting[static_cast<std::size_t>(unit)] == 0) ready.emplace(place(unit), unit);
     }
-    out_.name = g_.name;
+    std::vector<int> order;
     while (!ready.empty()) {
       const int unit = ready.top().second;
       ready.pop();
-      --left;
+      order.push_back(unit);
+      for (const int next : after[static_cast<std::size_t>(unit)]) {
+        if (--waiting[static_cast<std::size_t>(next)] == 0) ready.emplace(place(next), next);
+      }
+    }
+    if (order.size() != count) return std::nullopt;
+    return order;
+  }
+
+  void emit(const std::vector<int>& order) {
+    out_.name = g_.name;
+    out_.reserve(g_.size());
+    mapped_.resize(values_);
+    for (const int unit : order) {
       if (unit < g_.size()) {
         copy(unit);
       } else {
         emit_loop(loops_[static_cast<std::size_t>(unit - g_.size())]);
       }
-      for (const int next : after[static_cast<std::size_t>(unit)]) {
-        if (--waiting[static_cast<std::size_t>(next)] == 0) ready.emplace(place(next), next);
-      }
     }
-    if (left != 0) return false;
-    for (const Output& output : g_.outputs())
-      out_.add_output(output.name, mapped_.at(output.value));
-    return true;
+    for (const Output& output : g_.outputs()) out_.add_output(output.name, mapped(output.value));
   }
+  Value mapped(Value v) const { return mapped_[number(v)]; }
 
   // The fp32 sum of a loop that v is the rounding of, if it has this dtype.
   Value unrounded(Value v, DType dtype) const {
@@ -218,17 +237,18 @@ class LoopFormer {
   void copy(int id) {
     const Node& n = g_.node(id);
     if (n.op == Op::cast) {
-      const Value sum = unrounded(mapped_.at(n.operands[0]), n.results[0].dtype);
+      const Value sum = unrounded(mapped(n.operands[0]), n.results[0].dtype);
       if (sum.valid()) {
-        mapped_[{id, 0}] = sum;
+        mapped_[number({id, 0})] = sum;
         return;
       }
     }
     std::vector<Value> operands;
-    for (const Value v : n.operands) operands.push_back(mapped_.at(v));
+    for (const Value v : n.operands) operands.push_back(mapped(v));
     const Value first = out_.copy(g_, id, std::move(operands));
     for (std::size_t i = 0; i < n.results.size(); ++i)
-      mapped_[{id, static_cast<std::int32_t>(i)}] = {first.node, static_cast<std::int32_t>(i)};
+      mapped_[number({id, static_cast<std::int32_t>(i)})] = {first.node,
+                                                             static_cast<std::int32_t>(i)};
   }
 
   void emit_loop(const LoopPlan& plan) {
@@ -238,7 +258,7 @@ class LoopFormer {
     const Loop& loop = *attributes.loop;
     std::vector<Value> operands;
     for (const auto& [v, need] : plan.inputs) {
-      Value outer = mapped_.at(v);
+      Value outer = mapped(v);
       if (!need.whole) {
         const Shape shape =
             collapse(loop, need.split).shape(g_.type(v).shape, Dim(r.extent * need.split.factor));
@@ -251,7 +271,7 @@ class LoopFormer {
     for (std::size_t i = 0; i < plan.results.size(); ++i) {
       const Value v = plan.results[i];
       const Value whole{made.node, static_cast<std::int32_t>(i)};
-      mapped_[v] = cast(out_, reshape(out_, whole, g_.type(v).shape), g_.type(v).dtype);
+      mapped_[number(v)] = cast(out_, reshape(out_, whole, g_.type(v).shape), g_.type(v).dtype);
     }
   }
 
@@ -410,7 +430,7 @@ std::string group_of(const std::string& symbol) { return symbol.substr(0, symbol
 std::string new_group(const Graph& graph) {
   std::set<std::string> taken;
   for (const Node& n : graph.nodes()) {
-    if (n.op == Op::loop) taken.insert(group_of(n.attributes.loop->symbol));
+    if (n.op == Op::loop) taken.insert(group_of(n.attributes->loop->symbol));
   }
   int number = 0;
   while (taken.contains(concat("c", number))) ++number;
@@ -420,16 +440,17 @@ std::string new_group(const Graph& graph) {
 Graph resize_loops(const Graph& graph, const std::string& group, std::int64_t chunk) {
   Graph out;
   out.name = graph.name;
+  out.reserve(graph.size());
   std::map<const Loop*, std::shared_ptr<const Loop>> resized;
   for (int id = 0; id < graph.size(); ++id) {
     const Node& n = graph.node(id);
-    if (n.op != Op::loop || group_of(n.attributes.loop->symbol) != group) {
+    if (n.op != Op::loop || group_of(n.attributes->loop->symbol) != group) {
       out.copy(graph, id, n.operands);
       continue;
     }
-    std::shared_ptr<const Loop>& loop = resized[n.attributes.loop.get()];
+    std::shared_ptr<const Loop>& loop = resized[n.attributes->loop.get()];
     if (loop == nullptr) {
-      auto other = std::make_shared<Loop>(*n.attributes.loop);
+      auto other = std::make_shared<Loop>(*n.attributes->loop);
       other->chunk = std::clamp<std::int64_t>(chunk, 1, std::max<std::int64_t>(other->extent, 1));
       loop = std::move(other);
     }

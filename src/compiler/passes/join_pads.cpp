@@ -25,13 +25,13 @@ struct Sum {
   std::vector<Part> parts;
 };
 
-bool is_add(const Node& n) { return n.op == Op::map && n.attributes.function == Function::add; }
+bool is_add(const Node& n) { return n.op == Op::map && n.attributes->function == Function::add; }
 
 // The one axis that a pad makes longer.
 std::optional<int> padded_axis(const Node& pad) {
   std::optional<int> axis;
-  for (std::size_t d = 0; d < pad.attributes.begin.size(); ++d) {
-    if (pad.attributes.begin[d] == Dim(0) && pad.attributes.end[d] == Dim(0)) continue;
+  for (std::size_t d = 0; d < pad.attributes->begin.size(); ++d) {
+    if (pad.attributes->begin[d] == Dim(0) && pad.attributes->end[d] == Dim(0)) continue;
     if (axis) return std::nullopt;
     axis = static_cast<int>(d);
   }
@@ -112,7 +112,7 @@ class Joiner {
     const std::optional<int> axis = padded_axis(n);
     if (!axis) return std::nullopt;
     const auto d = static_cast<std::size_t>(*axis);
-    const Dim low = n.attributes.begin[d];
+    const Dim low = n.attributes->begin[d];
     Sum inner = operand(n.operands[0]);
     if (inner.rest.valid() || inner.axis != *axis)
       return Sum{{}, *axis, {{n.operands[0], {}, low, low + g_.type(n.operands[0]).shape[d]}}};
@@ -199,7 +199,7 @@ class Joiner {
 
   int join(int id) {
     const Node& n = g_.node(id);
-    const Origin origin(out_, {}, n.attributes.location);
+    const Origin origin(out_, {}, n.attributes->location);
     const Sum& sum = sums_[static_cast<std::size_t>(id)];
     // A lone pad adds nothing to its operand.
     const bool sees_sign = seen_[static_cast<std::size_t>(id)] && sum.parts.size() > 1;

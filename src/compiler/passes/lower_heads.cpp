@@ -67,8 +67,7 @@ class Writer {
     } else {
       std::vector<Value> operands;
       for (const Value v : g_.node(id).operands) operands.push_back(needed(v));
-      const Node& n = g_.node(id);
-      to_[static_cast<std::size_t>(id)] = out_.add(n.op, std::move(operands), n.attributes, n.name);
+      to_[static_cast<std::size_t>(id)] = out_.copy(g_, id, std::move(operands));
     }
   }
 
@@ -118,7 +117,7 @@ class Writer {
       a.head.gradients = false;
       a.head.d_x = a.head.d_w = a.head.d_bias = DType::i8;
     }
-    a.location = g_.node(f.z).attributes.location;
+    a.location = g_.node(f.z).attributes->location;
     return out_.add(Op::head, std::move(operands), std::move(a),
                     g_.node(f.z).name.empty() ? "head" : g_.node(f.z).name + ".head");
   }
@@ -197,20 +196,20 @@ class HeadLowering {
   // The c of a condition `targets == c`.
   std::optional<std::int64_t> equals_target(Value condition, const FoundHead& f) const {
     const Node& n = g_.node(condition);
-    if (n.op != Op::map || n.attributes.function != Function::eq) return std::nullopt;
+    if (n.op != Op::map || n.attributes->function != Function::eq) return std::nullopt;
     const Value other = n.operands[0] == f.targets ? n.operands[1] : n.operands[0];
     if (n.operands[0] != f.targets && n.operands[1] != f.targets) return std::nullopt;
     Value v = other;
     while (g_.node(v).op == Op::broadcast) v = g_.node(v).operands[0];
     const Node& number = g_.node(v);
-    if (number.op != Op::constant || !number.attributes.begin.empty()) return std::nullopt;
-    const double c = number.attributes.number;
+    if (number.op != Op::constant || !number.attributes->begin.empty()) return std::nullopt;
+    const double c = number.attributes->number;
     if (c >= 0.0 && c < static_cast<double>(sizes_of(g_.type(f.w))[0])) return std::nullopt;
     return static_cast<std::int64_t>(c);
   }
   bool is_zero(Value v) const {
     while (g_.node(v).op == Op::broadcast) v = g_.node(v).operands[0];
-    return g_.node(v).op == Op::constant && g_.node(v).attributes.number == 0.0;
+    return g_.node(v).op == Op::constant && g_.node(v).attributes->number == 0.0;
   }
   // Whether nothing sees a row of this value where the target is c.
   bool masked(int id, std::int64_t c, const FoundHead& f, const std::set<int>& region,
@@ -222,13 +221,13 @@ class HeadLowering {
       if (region.contains(u)) continue;
       const Node& n = g_.node(u);
       if (n.op != Op::map || depth == 0) return false;
-      if (n.attributes.function == Function::select && n.operands[2].node == id &&
+      if (n.attributes->function == Function::select && n.operands[2].node == id &&
           n.operands[1].node != id && n.operands[0].node != id &&
           equals_target(n.operands[0], f) == c)
         continue;
       const bool row_by_row =
-          n.attributes.function == Function::sub || n.attributes.function == Function::add ||
-          n.attributes.function == Function::neg || n.attributes.function == Function::mul;
+          n.attributes->function == Function::sub || n.attributes->function == Function::add ||
+          n.attributes->function == Function::neg || n.attributes->function == Function::mul;
       if (!row_by_row || !masked(u, c, f, region, depth - 1)) return false;
     }
     return true;
@@ -240,10 +239,10 @@ class HeadLowering {
         g_.type(cotangent.value).shape != g_.node(f.lse).results[0].shape)
       return is_zero(cotangent.value);
     Value v = cotangent.value;
-    while (g_.node(v).op == Op::map && g_.node(v).attributes.function == Function::neg)
+    while (g_.node(v).op == Op::map && g_.node(v).attributes->function == Function::neg)
       v = g_.node(v).operands[0];
     const Node& n = g_.node(v);
-    return n.op == Op::map && n.attributes.function == Function::select &&
+    return n.op == Op::map && n.attributes->function == Function::select &&
            equals_target(n.operands[0], f) == c && is_zero(n.operands[1]);
   }
   std::optional<std::int64_t> ignored_target(const Lowered& h) const {

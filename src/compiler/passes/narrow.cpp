@@ -61,7 +61,7 @@ bool has_parts(const Node& n) {
     case Op::constant:
       return true;
     case Op::reduce:
-      return n.attributes.reduce != Reduce::argmax;
+      return n.attributes->reduce != Reduce::argmax;
     default:
       return false;
   }
@@ -80,9 +80,9 @@ bool keeps_zeros(const Node& n) {
     case Op::dot:
       return true;
     case Op::reduce:
-      return n.attributes.reduce == Reduce::sum;
+      return n.attributes->reduce == Reduce::sum;
     case Op::map:
-      return n.attributes.function == Function::neg;
+      return n.attributes->function == Function::neg;
     default:
       return false;
   }
@@ -133,7 +133,7 @@ class Narrower {
     }
     const Box& from = nonzero_[at(n.operands[0].node)];
     for (std::size_t i = 0; (n.op == Op::pad || n.op == Op::slice) && i < box.size(); ++i) {
-      const std::int64_t first = n.attributes.begin[i].value();
+      const std::int64_t first = n.attributes->begin[i].value();
       box[i] = both(box[i], moved(from[i], n.op == Op::pad ? first : -first));
     }
   }
@@ -148,12 +148,12 @@ class Narrower {
     }
     if (n.op == Op::slice || n.op == Op::pad) {
       for (std::size_t d = 0; d < need.size(); ++d) {
-        const std::int64_t first = n.attributes.begin[d].value();
+        const std::int64_t first = n.attributes->begin[d].value();
         need[d] = both(need[d], moved(box[d], n.op == Op::slice ? first : -first));
       }
     }
-    if (n.op == Op::reduce && n.attributes.reduce == Reduce::sum && v.index == 0) {
-      for (const int d : n.attributes.dims)
+    if (n.op == Op::reduce && n.attributes->reduce == Reduce::sum && v.index == 0) {
+      for (const int d : n.attributes->dims)
         need[at(d)] = within(need[at(d)], nonzero_[at(v.node)][at(d)]);
     }
     if (n.op == Op::dot) {

@@ -52,7 +52,7 @@ Graph recompute_cheap(const Graph& graph) {
     const Node& n = graph.node(id);
     std::vector<Value> operands;
     for (const Value v : n.operands) operands.push_back(operand(v));
-    return out.add(n.op, std::move(operands), n.attributes, n.name).node;
+    return out.copy(graph, id, std::move(operands)).node;
   };
   // A value read after the cut: kept, or computed there from what is.
   auto after = [&](auto&& self, Value v) -> Value {

@@ -56,7 +56,8 @@ double multiply_adds_of(const Graph& graph, int node) {
     case Op::dot:
     case Op::fused_dot: {
       double work = elements(n.results[0]);
-      for (const int d : n.attributes.contract_a) work *= size_of_dim(graph.type(n.operands[0]), d);
+      for (const int d : n.attributes->contract_a)
+        work *= size_of_dim(graph.type(n.operands[0]), d);
       return work;
     }
     case Op::attention:
@@ -65,7 +66,7 @@ double multiply_adds_of(const Graph& graph, int node) {
       return elements(q) * size_of_dim(k, 2) * (n.op == Op::attention_grad ? 5.0 : 2.0);
     }
     case Op::loop:
-      return of_loop(*n.attributes.loop);
+      return of_loop(*n.attributes->loop);
     default:
       return 0.0;
   }
@@ -106,7 +107,7 @@ RecomputeCurve::RecomputeCurve(const Graph& graph, double multiply_adds_per_byte
 // made again it would come last.
 void RecomputeCurve::pin_first(int id) {
   const Node& n = g_.node(id);
-  if (n.op != Op::map || n.attributes.function != Function::add) return;
+  if (n.op != Op::map || n.attributes->function != Function::add) return;
   const int first = std::min(n.operands[0].node, n.operands[1].node);
   const bool sums =
       row_of(g_.node(n.operands[0]).op).sums || row_of(g_.node(n.operands[1]).op).sums;
@@ -185,12 +186,13 @@ bool RecomputeCurve::is_rounded(int node) const {
 Graph RecomputeCurve::graph_of(const Point& point) const {
   Graph out;
   out.name = g_.name;
+  out.reserve(g_.size());
   std::vector<int> early(static_cast<std::size_t>(g_.size()), -1), again(bytes_.size(), -1);
   const auto copy = [&](int id, auto&& operand) {
     const Node& n = g_.node(id);
     std::vector<Value> operands;
     for (const Value v : n.operands) operands.push_back(operand(v));
-    const Value made = out.add(n.op, std::move(operands), n.attributes, n.name);
+    const Value made = out.copy(g_, id, std::move(operands));
     const bool round = id < cut_ && point.again[static_cast<std::size_t>(id)] && is_rounded(id);
     return round ? cast(out, cast(out, made, DType::f32), n.results[0].dtype).node : made.node;
   };

@@ -246,7 +246,7 @@ class Refiner {
     for (std::size_t d = 0; d < whole.size(); ++d) {
       const std::int64_t size = product(whole[d]), of = product(part[d]);
       if (size == of) continue;
-      const std::int64_t begin = n.attributes.begin[d].value();
+      const std::int64_t begin = n.attributes->begin[d].value();
       const std::int64_t p = part_of(begin, begin + of, size);
       if (p == size) continue;
       changed = border(whole[d], p) || changed;
@@ -275,8 +275,8 @@ class Refiner {
   Form wanted(int id, std::size_t i, const Form& own, const Form& to) const {
     const Node& n = g_.node(id);
     Form form = plain_of(n.operands[i]);
-    if (n.op == Op::reduce && n.attributes.reduce != Reduce::argmax) {
-      for (const int d : n.attributes.dims) form[at(d)] = own[at(d)];
+    if (n.op == Op::reduce && n.attributes->reduce != Reduce::argmax) {
+      for (const int d : n.attributes->dims) form[at(d)] = own[at(d)];
     }
     for (const SameDim& d : same_dims(g_, id)) {
       if (d.operand == i) form[at(d.from)] = to[at(d.to)];
@@ -291,7 +291,7 @@ class Refiner {
     if (is_opaque(g_, n) || n.results.size() != 1) {
       std::vector<Value> operands;
       for (const Value v : n.operands) operands.push_back(in_form(v, plain_of(v)));
-      made = out_.add(n.op, std::move(operands), n.attributes, n.name);
+      made = out_.copy(g_, id, std::move(operands));
     } else if (n.op == Op::reshape) {
       made = reshape(out_, made_.at(n.operands[0]), shape_of(flat(to)));
     } else if (n.op == Op::iota) {
@@ -326,8 +326,8 @@ class Refiner {
 
   Value written_iota(const Node& n, const Form& to) {
     const Type type{n.results[0].dtype, shape_of(flat(to))};
-    const int first = first_of(to, n.attributes.axis);
-    const Factors& factors = to[at(n.attributes.axis)];
+    const int first = first_of(to, n.attributes->axis);
+    const Factors& factors = to[at(n.attributes->axis)];
     std::int64_t behind = product(factors);
     Value sum;
     for (std::size_t k = 0; k < factors.size(); ++k) {
@@ -368,7 +368,7 @@ class Refiner {
     if (n.op == Op::concat) return written_concat(n, to);
     Shape begin, end;
     for (std::size_t d = 0; d < to.size(); ++d) {
-      const std::int64_t first = n.attributes.begin[d].value();
+      const std::int64_t first = n.attributes->begin[d].value();
       const std::int64_t size = n.op == Op::slice ? g_.type(n.operands[0]).shape[d].value()
                                                   : n.results[0].shape[d].value();
       const std::int64_t of = n.op == Op::slice ? n.results[0].shape[d].value()
@@ -398,7 +398,7 @@ class Refiner {
   }
 
   Value written_concat(const Node& n, const Form& to) {
-    const auto axis = at(n.attributes.axis);
+    const auto axis = at(n.attributes->axis);
     const std::int64_t size = product(to[axis]);
     const std::int64_t inner = size / std::max<std::int64_t>(to[axis][0], 1);
     bool parts = to[axis].size() > 1;
@@ -415,7 +415,7 @@ class Refiner {
       operands.push_back(in_form(v, form));
     }
     Attributes a = n.attributes;
-    a.axis = first_of(to, n.attributes.axis);
+    a.axis = first_of(to, n.attributes->axis);
     return reshape(out_, out_.add(Op::concat, std::move(operands), std::move(a), n.name),
                    shape_of(flat(to)));
   }

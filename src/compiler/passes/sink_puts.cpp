@@ -10,7 +10,7 @@ Graph sink_puts(const Graph& graph) {
     const auto at = static_cast<std::size_t>(id);
     if (graph.node(id).op != Op::put || result[at] || users[at].size() != 1) return false;
     const Node& reader = graph.node(users[at][0]);
-    return reader.op == Op::map && reader.attributes.function == Function::add &&
+    return reader.op == Op::map && reader.attributes->function == Function::add &&
            reader.operands[0] != reader.operands[1];
   };
   Graph out;
@@ -21,8 +21,7 @@ Graph sink_puts(const Graph& graph) {
     std::vector<Value> operands;
     for (const Value v : n.operands)
       operands.push_back({to[static_cast<std::size_t>(v.node)], v.index});
-    to[static_cast<std::size_t>(id)] =
-        out.add(n.op, std::move(operands), n.attributes, n.name).node;
+    to[static_cast<std::size_t>(id)] = out.copy(graph, id, std::move(operands)).node;
   };
   for (int id = 0; id < graph.size(); ++id) {
     if (sinks(id)) continue;

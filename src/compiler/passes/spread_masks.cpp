@@ -48,12 +48,12 @@ class Spreader {
       if (is_mask(id)) {
         any = true;
         elements_ = elements_of(g_.type(n.operands[0]));
-        to_.push_back(spread(n.operands[0], n.results[0].shape, n.attributes.dims).node);
+        to_.push_back(spread(n.operands[0], n.results[0].shape, n.attributes->dims).node);
         continue;
       }
       std::vector<Value> operands;
       for (const Value v : n.operands) operands.push_back(written(v));
-      to_.push_back(out_.add(n.op, std::move(operands), n.attributes, n.name).node);
+      to_.push_back(out_.copy(g_, id, std::move(operands)).node);
     }
     if (!any) return g_;
     for (const Output& o : g_.outputs()) out_.add_output(o.name, written(o.value));
@@ -80,7 +80,7 @@ class Spreader {
     if (!is_elementwise(g_.node(v))) return false;
     for (const int u : users_[at(id)]) {
       const Node& user = g_.node(u);
-      const bool reduces = user.op == Op::reduce && user.attributes.reduce != Reduce::argmax;
+      const bool reduces = user.op == Op::reduce && user.attributes->reduce != Reduce::argmax;
       if (!is_elementwise(user) && !reduces) return false;
     }
     int steps = 0, memory = 0;
@@ -118,13 +118,13 @@ class Spreader {
       return out_.add(Op::constant, {}, std::move(a));
     }
     if (n.op == Op::iota) {
-      const int axis = dims[at(n.attributes.axis)];
+      const int axis = dims[at(n.attributes->axis)];
       return axis < 0 ? constant(out_, 0.0, type) : iota(out_, type, axis);
     }
     if (elements_of(g_.type(v)) * kSmall <= elements_) return placed(v, shape, dims);
     if (n.op == Op::broadcast) {
       std::vector<int> through;
-      for (const int d : n.attributes.dims) through.push_back(dims[at(d)]);
+      for (const int d : n.attributes->dims) through.push_back(dims[at(d)]);
       return spread(n.operands[0], shape, through);
     }
     if (n.op == Op::reshape) {
@@ -137,7 +137,7 @@ class Spreader {
     }
     std::vector<Value> operands;
     for (const Value o : n.operands) operands.push_back(spread(o, shape, dims));
-    return out_.add(n.op, std::move(operands), n.attributes, n.name);
+    return out_.copy(g_, v.node, std::move(operands));
   }
 
   // A small value itself.

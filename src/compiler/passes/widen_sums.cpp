@@ -12,7 +12,7 @@ Graph widen_sums(const Graph& graph) {
   }
   for (const Output& o : graph.outputs()) ++uses[static_cast<std::size_t>(o.value.node)];
   const auto is_sum = [](const Node& n) {
-    return row_of(n.op).sums && (n.op != Op::reduce || n.attributes.reduce == Reduce::sum);
+    return row_of(n.op).sums && (n.op != Op::reduce || n.attributes->reduce == Reduce::sum);
   };
   std::vector<bool> wide(size), dropped(size);
   for (int id = 0; id < graph.size(); ++id) {

@@ -60,24 +60,28 @@ std::int64_t assign_offsets(std::vector<Interval>& intervals, std::int64_t align
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
     return intervals[a].bytes > intervals[b].bytes;
   });
-  std::vector<std::size_t> placed;  // by offset
+  struct Placed {
+    int first, last;
+    std::int64_t begin, end;
+  };
+  std::vector<Placed> placed;  // by begin
+  placed.reserve(intervals.size());
   std::int64_t total = 0;
   for (const std::size_t i : order) {
     Interval& x = intervals[i];
+    const std::int64_t bytes = aligned(x.bytes, alignment);
     std::int64_t at = 0;
-    for (const std::size_t j : placed) {
-      const Interval& y = intervals[j];
+    for (const Placed& y : placed) {
       if (y.last < x.first || x.last < y.first) continue;
-      if (y.offset >= at + aligned(x.bytes, alignment)) break;
-      at = std::max(at, y.offset + aligned(y.bytes, alignment));
+      if (y.begin >= at + bytes) break;
+      at = std::max(at, y.end);
     }
     x.offset = at;
-    total = std::max(total, at + aligned(x.bytes, alignment));
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), at,
-                                   [&](std::int64_t offset, std::size_t j) {
-                                     return offset < intervals[j].offset;
-                                   }),
-                  i);
+    total = std::max(total, at + bytes);
+    placed.insert(
+        std::upper_bound(placed.begin(), placed.end(), at,
+                         [](std::int64_t begin, const Placed& y) { return begin < y.begin; }),
+        {x.first, x.last, at, at + bytes});
   }
   return total;
 }

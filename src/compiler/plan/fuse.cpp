@@ -17,7 +17,8 @@ constexpr std::size_t kMostRegistersUsed = 48;
 
 bool reads_elementwise(const Node& user, Value v) {
   if (is_elementwise(user)) return true;
-  return user.op == Op::reduce && user.attributes.reduce != Reduce::argmax && user.operands[0] == v;
+  return user.op == Op::reduce && user.attributes->reduce != Reduce::argmax &&
+         user.operands[0] == v;
 }
 
 struct Cost {
@@ -37,7 +38,7 @@ std::set<Register> registers_of(const Graph& graph, const std::vector<bool>& inl
     auto [node, backwards] = work.back();
     const Node& n = graph.node(node);
     work.pop_back();
-    if (n.op == Op::flip) backwards ^= 1u << static_cast<unsigned>(n.attributes.axis);
+    if (n.op == Op::flip) backwards ^= 1u << static_cast<unsigned>(n.attributes->axis);
     for (const Value v : n.operands) {
       const bool computed =
           inlined[static_cast<std::size_t>(v.node)] && is_elementwise(graph.node(v));
@@ -80,7 +81,7 @@ class Inliner {
   // Its loop has f64 registers, which the readers' loops need not have.
   bool draws(int id) const {
     const Node& n = g_.node(id);
-    return n.op == Op::map && n.attributes.function == Function::random;
+    return n.op == Op::map && n.attributes->function == Function::random;
   }
   // Whether every reader could compute the node.
   bool readable(int id) const {

@@ -24,9 +24,11 @@ Lowering::Lowering(const Graph& graph, const Target& target, LoweredBodies& bodi
       parts_in_place_(parts_in_place) {
   p_.alignment = target.alignment();
   for (const Node& n : g_.nodes()) {
-    for (const Value v : n.operands) ++uses_[v];
+    first_value_.push_back(uses_.size());
+    uses_.resize(uses_.size() + n.results.size());
+    for (const Value v : n.operands) ++uses(v);
   }
-  for (const Output& o : g_.outputs()) ++uses_[o.value];
+  for (const Output& o : g_.outputs()) ++uses(o.value);
 }
 
 int Lowering::add_buffer(Place place, std::int64_t bytes, const std::string& name,
@@ -54,7 +56,7 @@ void Lowering::set_first(int id) {
 std::string Lowering::name_of_node(int id) const {
   const Node& n = g_.node(id);
   if (!n.name.empty()) return n.name;
-  if (n.op == Op::parameter) return n.attributes.name;
+  if (n.op == Op::parameter) return n.attributes->name;
   return std::string(title_of(n)) + "." + std::to_string(id);
 }
 
@@ -80,7 +82,7 @@ void Lowering::set_destination(std::size_t output, Destination destination) {
 bool Lowering::place(Value v, const Destination& to) {
   if (destinations_.contains(v)) return false;
   // Others would read what it was added to.
-  if ((to.kind != Destination::Kind::write || to.added_to) && uses_[v] > 1) return false;
+  if ((to.kind != Destination::Kind::write || to.added_to) && uses(v) > 1) return false;
   const auto rule = row_of(g_.node(v).op).place;
   return rule != nullptr && rule(*this, v, to);
 }
@@ -93,12 +95,12 @@ bool Lowering::write_there(Value v, const Destination& to) {
 bool Lowering::place_sum(Value v, const Destination& to) {
   const Node& n = g_.node(v);
   const bool adds = to.kind == Destination::Kind::sum;
-  if (n.attributes.function != Function::add || (!adds && to.kind != Destination::Kind::write))
+  if (n.attributes->function != Function::add || (!adds && to.kind != Destination::Kind::write))
     return false;
   if (to.view.dtype != DType::f32 && to.view.dtype != DType::f64) return false;
   const Value first = std::min(n.operands[0], n.operands[1]),
               second = std::max(n.operands[0], n.operands[1]);
-  if (!row_of(g_.node(second).op).sums || first.node == second.node || uses_[first] > 1)
+  if (!row_of(g_.node(second).op).sums || first.node == second.node || uses(first) > 1)
     return false;
   if (!place(second, {to.view, Destination::Kind::sum})) return false;
   Destination before = to;
@@ -119,11 +121,11 @@ bool Lowering::place_sum(Value v, const Destination& to) {
 void Lowering::arrange_put(Value v) {
   const auto at = static_cast<std::size_t>(v.node);
   const Node& n = g_.node(v);
-  if (n.attributes.function != Function::add || inlined_[at] || absorbed_[at] ||
+  if (n.attributes->function != Function::add || inlined_[at] || absorbed_[at] ||
       destinations_.contains(v))
     return;
   const Value second = std::max(n.operands[0], n.operands[1]);
-  if (g_.node(second).op != Op::put || uses_[second] > 1) return;
+  if (g_.node(second).op != Op::put || uses(second) > 1) return;
   const Destination to = destination_of(v);
   if (place_sum(v, to)) destinations_.erase(v);
 }
@@ -281,7 +283,7 @@ Program lowered(const Graph& graph, const std::vector<bool>& added, Lowering& lo
     return view;
   };
   for (const int id : graph.parameters()) {
-    const View view = external(graph.node(id).results[0], graph.node(id).attributes.name);
+    const View view = external(graph.node(id).results[0], graph.node(id).attributes->name);
     parameters.push_back(view.buffer);
     lowering.set_parameter(id, view);
   }

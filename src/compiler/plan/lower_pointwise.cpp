@@ -42,7 +42,7 @@ int PointwiseBuilder::make(Value v) {
   }
   if (n.op == Op::broadcast || n.op == Op::reshape) {
     const Node& number = graph().node(n.operands[0]);
-    if (number.op == Op::constant) return constant(number.attributes.number);
+    if (number.op == Op::constant) return constant(number.attributes->number);
   }
   return l_.is_inlined(v.node) ? compute(v) : memory(l_.memory_of(v));
 }

@@ -118,7 +118,8 @@ class Lowering {
   LoweredBodies& bodies_;
   Program p_;
   std::vector<bool> inlined_;
-  std::map<Value, int> uses_;  // readers and outputs
+  std::vector<std::size_t> first_value_;  // of each node, among all values
+  std::vector<int> uses_;                 // of each value: readers and outputs
   std::map<Value, View> memory_;
   std::vector<bool> absorbed_;  // sums whose second operand adds itself to the first
   std::map<int, Value> rests_;  // of absorbed ones, the operand that has to be added by a copy
@@ -127,6 +128,10 @@ class Lowering {
   int first_ = -1;
   bool parts_in_place_, parts_wait_ = false, keeps_order_ = false;
 
+  int& uses(Value v) {
+    return uses_[first_value_[static_cast<std::size_t>(v.node)] +
+                 static_cast<std::size_t>(v.index)];
+  }
   int maker_of(Value v) const;  // the node whose result is moved about to be this value
   void copy_to(Value v, const Destination& to);
   void require_supported(const Instruction& instruction) const;

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <queue>
 #include <tuple>
-#include <unordered_map>
 
 #include "core/check.h"
 
@@ -201,6 +201,46 @@ Order composed(const Order& outer, const Order& inner) {
 
 // --- few steps: the optimum
 
+// A number for each of many sets: the lowest peak at which its steps have run.
+class Peaks {
+ public:
+  static constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
+
+  // kNone of a set that was not asked for before. Until the next call.
+  std::int64_t& of(Mask set) {
+    if (2 * (count_ + 1) > slots_.size()) grow();
+    Slot& slot = slot_of(set);
+    if (!slot.used) {
+      slot = {set, kNone, true};
+      ++count_;
+    }
+    return slot.peak;
+  }
+
+ private:
+  struct Slot {
+    Mask set = 0;
+    std::int64_t peak = kNone;
+    bool used = false;
+  };
+  std::vector<Slot> slots_ = std::vector<Slot>(64);  // a power of two, at most half of them used
+  std::size_t count_ = 0;
+
+  Slot& slot_of(Mask set) {
+    const Mask mixed = (set ^ set >> 32) * 0x9e3779b97f4a7c15u;
+    std::size_t at = static_cast<std::size_t>(mixed ^ mixed >> 32) & (slots_.size() - 1);
+    while (slots_[at].used && slots_[at].set != set) at = (at + 1) & (slots_.size() - 1);
+    return slots_[at];
+  }
+  void grow() {
+    std::vector<Slot> old(2 * slots_.size());
+    std::swap(old, slots_);
+    for (const Slot& slot : old) {
+      if (slot.used) slot_of(slot.set) = slot;
+    }
+  }
+};
+
 // A stretch of an order: steps first .. first + count - 1, by their places in it.
 class Window {
  public:
@@ -249,7 +289,7 @@ class Window {
       const int at = std::get<2>(queue_.top());
       queue_.pop();
       const Found now = found_[static_cast<std::size_t>(at)];
-      if (now.peak > seen_.at(now.ran)) continue;  // reached with less in the meantime
+      if (now.peak > seen_.of(now.ran)) continue;  // reached with less in the meantime
       if (std::popcount(now.ran) == count_) return way_to(at);
       extend(now, at);
     }
@@ -280,7 +320,8 @@ class Window {
   std::vector<Step> steps_;
   std::int64_t live_ = 0;
   std::vector<Found> found_;
-  std::unordered_map<Mask, std::int64_t> seen_;  // the lowest peak
+  std::vector<Found> all_;  // extend(): what may follow
+  Peaks seen_;              // the lowest of each set
   using Entry = std::tuple<std::int64_t, int, int>;
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue_;
 
@@ -309,26 +350,26 @@ class Window {
 
   void push(const Found& to) {
     if (to.peak >= most_) return;
-    const auto [found, is_new] = seen_.emplace(to.ran, to.peak);
-    if (!is_new && found->second <= to.peak) return;
-    found->second = to.peak;
+    std::int64_t& lowest = seen_.of(to.ran);
+    if (lowest <= to.peak) return;
+    lowest = to.peak;
     queue_.emplace(to.peak, -std::popcount(to.ran), static_cast<int>(found_.size()));
     found_.push_back(to);
   }
 
   void extend(const Found& now, int at) {
-    std::vector<Found> all;
+    all_.clear();
     for (int step = 0; step < count_; ++step) {
       if ((now.ran >> step & 1) != 0) continue;
       if ((steps_[static_cast<std::size_t>(step)].after & ~now.ran) != 0) continue;
-      all.push_back(after(now, at, step));
+      all_.push_back(after(now, at, step));
       // Nothing is lost by a step that leaves no more than it found, below the peak: it goes first.
-      if (all.back().live <= now.live && all.back().peak == now.peak) {
-        push(all.back());
+      if (all_.back().live <= now.live && all_.back().peak == now.peak) {
+        push(all_.back());
         return;
       }
     }
-    for (const Found& to : all) push(to);
+    for (const Found& to : all_) push(to);
   }
 
   Order way_to(int at) const {

@@ -57,7 +57,7 @@ Peak peak_of(const Stage& stage) {
       const ir::Node& n = stage.graph.node(buffer.node);
       const std::string type = ir::text_of(type_of(n, buffer.bytes));
       live.operation = concat(ir::title_of(n), " ", type);
-      live.location = n.attributes.location;
+      live.location = n.attributes->location;
       if (n.op != ir::Op::parameter && n.name.empty()) live.name.clear();  // "tanh.17" tells less
       live.text =
           live.name.empty() ? live.operation : concat(live.name, " (", ir::title_of(n), ") ", type);
@@ -72,7 +72,7 @@ std::string text_of_instruction(const Stage& stage, std::size_t instruction) {
   const ir::Instruction& i = stage.program.instructions[instruction];
   std::string text = concat(i.name, i.name.empty() ? "" : ": ", ir::describe(i));
   if (i.node < 0) return text;
-  const std::string& location = stage.graph.node(i.node).attributes.location;
+  const std::string& location = stage.graph.node(i.node).attributes->location;
   return location.empty() ? text : concat(text, ", ", location);
 }
 

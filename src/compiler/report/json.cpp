@@ -20,7 +20,7 @@ Json timeline(const Stage& stage) {
     const ir::Instruction& instruction = stage.program.instructions[i];
     Json entry = {{"instruction", instruction.name}, {"bytes", bytes[i]}};
     if (instruction.node >= 0) {
-      const std::string& location = stage.graph.node(instruction.node).attributes.location;
+      const std::string& location = stage.graph.node(instruction.node).attributes->location;
       if (!location.empty()) entry["location"] = location;
     }
     list.push_back(std::move(entry));

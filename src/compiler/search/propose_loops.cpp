@@ -1,6 +1,8 @@
 // form-loops: a region around a big value becomes loops, and with it those alike.
 #include <algorithm>
 #include <map>
+#include <memory>
+#include <optional>
 #include <set>
 
 #include "compiler/analysis/region.h"
@@ -23,28 +25,43 @@ struct Role {
   std::int64_t bytes = 0;
 };
 
+// A graph and who reads its nodes: computed once for all regions of it.
+struct Source {
+  explicit Source(Graph g) : own(std::move(g)), graph(*own), users(graph.users()) {}
+  explicit Source(const Graph* g) : graph(*g), users(graph.users()) {}
+  Source(const Source&) = delete;
+  Source& operator=(const Source&) = delete;
+
+  const std::optional<Graph> own;
+  const Graph& graph;
+  const std::vector<std::vector<int>> users;
+};
+
 // The region around a value, with as few phases as the tangents allow.
 struct Candidate {
-  Graph graph;  // before loops; tangents made 1 where that saves phases
+  std::shared_ptr<const Source> source;  // before loops; tangents made 1 where that saves phases
   Region region;
+  const Graph& graph() const { return source->graph; }
   std::vector<int> alike;  // other seeds of the role, in that graph
   bool unit = false;
 };
 
-Candidate candidate_of(const Graph& graph, Value seed, const Split& split,
+Candidate candidate_of(std::shared_ptr<const Source> source, Value seed, const Split& split,
                        const std::vector<int>& alike) {
-  Candidate c{graph, grow_region(graph, seed, split), alike, false};
+  Region first = grow_region(source->graph, source->users, seed, split);
+  Candidate c{std::move(source), std::move(first), alike, false};
   for (int round = 0; round < 4 && c.region.phases > 1; ++round) {
-    std::optional<UnitTangents> unit = unit_tangents(c.graph, c.region);
+    std::optional<UnitTangents> unit = unit_tangents(c.graph(), c.region);
     if (!unit) break;
-    Region region = grow_region(unit->graph, unit->seed, split);
+    auto changed = std::make_shared<const Source>(std::move(unit->graph));
+    Region region = grow_region(changed->graph, changed->users, unit->seed, split);
     if (region.nodes.empty() || region.phases >= c.region.phases) break;
     std::vector<int> others;
     for (const int node : c.alike) {
       if (const int copy = unit->copies[static_cast<std::size_t>(node)]; copy >= 0)
         others.push_back(copy);
     }
-    c = {std::move(unit->graph), std::move(region), std::move(others), true};
+    c = {std::move(changed), std::move(region), std::move(others), true};
   }
   return c;
 }
@@ -70,7 +87,7 @@ std::vector<Split> splits_of(const Type& type) {
 // are cut.
 std::int64_t thick(const Candidate& c, std::int64_t rows_wanted) {
   const Split& split = *c.region.split(c.region.seed);
-  const std::vector<std::int64_t> sizes = sizes_of(c.graph.type(c.region.seed));
+  const std::vector<std::int64_t> sizes = sizes_of(c.graph().type(c.region.seed));
   std::int64_t rows = split.factor;
   if (split.dim + split.count < static_cast<int>(sizes.size())) {
     std::int64_t elements = 1;
@@ -92,12 +109,11 @@ std::int64_t first_chunk(const Candidate& c, const MoveSink& sink) {
 std::vector<LoopCut> cuts_of(const Candidate& c, std::int64_t chunk) {
   std::vector<LoopCut> cuts = {{c.region, chunk}};
   const Split& split = *c.region.split(c.region.seed);
-  const std::vector<std::vector<int>> users = c.graph.users();
   std::set<int> taken;
   for (const auto& [node, how] : c.region.nodes) taken.insert(node);
   for (const int node : c.alike) {
     if (taken.contains(node)) continue;
-    Region r = grow_region(c.graph, users, {node, 0}, split);
+    Region r = grow_region(c.graph(), c.source->users, {node, 0}, split);
     const bool apart = std::none_of(r.nodes.begin(), r.nodes.end(),
                                     [&](const auto& n) { return taken.contains(n.first); });
     if (r.nodes.empty() || !apart || r.extent != c.region.extent || r.phases != c.region.phases)
@@ -111,14 +127,14 @@ std::vector<LoopCut> cuts_of(const Candidate& c, std::int64_t chunk) {
 // Nothing where its loops would be too long.
 std::optional<Move> formed(const Plan& plan, const Candidate& c, std::vector<LoopCut> cuts) {
   ChunkedRegion region;
-  region.group = new_group(c.graph);
-  std::optional<Graph> graph = form_loops(c.graph, cuts, region.group);
-  if (!graph) {  // loops of different layers wait for each other
+  region.group = new_group(c.graph());
+  std::optional<Graph> graph = form_loops(c.graph(), cuts, region.group);
+  if (!graph && cuts.size() > 1) {  // loops of different layers wait for each other
     cuts.resize(1);
-    graph = form_loops(c.graph, cuts, region.group);
+    graph = form_loops(c.graph(), cuts, region.group);
   }
   if (!graph) return std::nullopt;
-  region.seed = shown(c.graph, c.region.seed.node);
+  region.seed = shown(c.graph(), c.region.seed.node);
   region.cut = text_of(*c.region.split(c.region.seed));
   region.count = static_cast<int>(cuts.size());
   region.extent = c.region.extent;
@@ -164,6 +180,7 @@ bool covered(const std::vector<Candidate>& candidates, int node, const Split& sp
 
 void propose_loops(const Plan& plan, const Peak& peak, MoveSink& sink) {
   const std::vector<std::uint64_t> roles = roles_of(plan.graph);
+  const auto source = std::make_shared<const Source>(&plan.graph);
   std::vector<Candidate> candidates;
   int tried = 0;
   for (const Role& role : roles_at(plan, peak, roles)) {
@@ -184,12 +201,12 @@ void propose_loops(const Plan& plan, const Peak& peak, MoveSink& sink) {
     }
     bool any = false, too_long = false, room = true;
     for (const Split& split : splits_of(plan.graph.node(node).results[0])) {
-      if (!sink.spacious() && any && sink.lowered()) break;
+      if (!room || (!sink.spacious() && any && sink.lowered())) break;
       if (covered(candidates, node, split)) {
         any = true;
         continue;
       }
-      Candidate c = candidate_of(plan.graph, {node, 0}, split, alike);
+      Candidate c = candidate_of(source, {node, 0}, split, alike);
       if (c.region.nodes.empty() || c.region.extent < 2) continue;
       std::vector<LoopCut> cuts = cuts_of(c, first_chunk(c, sink));
       std::optional<Move> move = formed(plan, c, cuts);
@@ -198,7 +215,7 @@ void propose_loops(const Plan& plan, const Peak& peak, MoveSink& sink) {
         continue;
       }
       any = true;
-      room = room && sink.consider(std::move(*move));
+      room = sink.consider(std::move(*move));
       // What costs work is also there for half of them.
       if (room && cuts.size() > 3 && c.region.phases > 1) {
         cuts.resize(cuts.size() / 2);

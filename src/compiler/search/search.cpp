@@ -32,7 +32,7 @@ constexpr MoveKind kKinds[] = {
 std::int64_t nodes_of(const Graph& graph) {
   std::int64_t count = graph.size();
   for (const Node& n : graph.nodes())
-    count += n.op == Op::loop ? n.attributes.loop->body.size() : 0;
+    count += n.op == Op::loop ? n.attributes->loop->body.size() : 0;
   return count;
 }
 
@@ -369,7 +369,7 @@ std::span<const MoveKind> move_kinds() { return kKinds; }
 
 std::string shown(const Graph& graph, int node) {
   const Node& n = graph.node(node);
-  const std::string& place = n.attributes.location;
+  const std::string& place = n.attributes->location;
   return concat(title_of(n), n.name.empty() ? "" : " %" + n.name, " ", text_of(n.results[0]),
                 place.empty() ? "" : ", " + place);
 }
