@@ -95,8 +95,16 @@ void check_options(const CompileOptions& options) {
 // The graph with every size a number.
 ir::Graph bound(const ir::Graph& graph, const Bindings& sizes) {
   require(!graph.outputs().empty(), "compile: the program has no results");
-  for (const auto& [name, value] : sizes)
+  const std::vector<std::string> symbols = graph.symbols();
+  for (const auto& [name, value] : sizes) {
     require(value >= 0, "compile: size ", name, " is ", value);
+    if (std::binary_search(symbols.begin(), symbols.end(), name)) continue;
+    std::string all;
+    for (const std::string& symbol : symbols) all += concat(all.empty() ? "" : ", ", symbol);
+    throw InvalidArgument(concat("compile: sizes: the program has no size '", name, "'; ",
+                                 all.empty() ? "all of its sizes are numbers"
+                                             : concat("its sizes are ", all)));
+  }
   ir::Graph result = ir::bind(graph, sizes);
   for (const std::string& symbol : result.symbols())
     throw InvalidArgument(concat("compile: the size ", symbol, " has no value; give it in sizes"));

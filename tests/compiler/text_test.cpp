@@ -147,6 +147,20 @@ TEST(Compile, RefusesByName) {
   EXPECT_EQ(refusal([&] { compile(parsed()); }),
             "compile: the size N has no value; give it in sizes");
   EXPECT_EQ(refusal([&] { compile(parsed(), {.sizes = {{"N", -1}}}); }), "compile: size N is -1");
+  EXPECT_EQ(refusal([&] { compile(parsed(), {.sizes = {{"N", 4}, {"T", 4}}}); }),
+            "compile: sizes: the program has no size 'T'; its sizes are N");
+  EXPECT_EQ(refusal([&] {
+              compile(Graph::parse("graph g(%x: f32[4]) { %y = exp %x return y: %y }"),
+                      {.sizes = {{"N", 4}}});
+            }),
+            "compile: sizes: the program has no size 'N'; all of its sizes are numbers");
+  // A size that no type shows.
+  EXPECT_EQ(refusal([&] {
+              compile(Graph::parse("graph g(%x: f32[8]) { %y = slice %x begin(S) end(S + 4) "
+                                   "return y: %y }"),
+                      {.sizes = {{"S", 2}}});
+            }),
+            "accepted");
   EXPECT_EQ(refusal([&] { compile(Graph("empty")); }), "compile: the program has no results");
   const CompiledProgram program = compile(parsed(), {.sizes = {{"N", 4}}});
   EXPECT_EQ(refusal([&] { program.parameter("z"); }), "there is no parameter 'z'; there are x");

@@ -54,6 +54,8 @@ def test_errors():
     h, w, t = arrays()
     with pytest.raises(ValueError, match="size V has no value"):
         Program(HEAD, sizes={"N": 30})
+    with pytest.raises(ValueError, match="sizes: the program has no size 'W'; its sizes are N, V"):
+        Program(HEAD, sizes={"N": 30, "V": 500, "W": 2})
     with pytest.raises(ValueError, match=r"program:2:"):
         Program("graph main(%x: f32[2]) {\n  %y = wave %x\n  return y: %y\n}\n")
     with pytest.raises(ValueError, match="the budget is 1"):

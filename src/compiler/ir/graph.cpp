@@ -184,11 +184,18 @@ std::vector<std::vector<int>> Graph::users() const {
 
 std::vector<std::string> Graph::symbols() const {
   std::set<std::string> names;
+  const auto add = [&](const Shape& shape) {
+    for (const Dim& dim : shape) {
+      for (std::string& s : dim.symbols()) names.insert(std::move(s));
+    }
+  };
   for (const Node& n : nodes_) {
-    for (const Type& t : n.results) {
-      for (const Dim& dim : t.shape) {
-        for (std::string& s : dim.symbols()) names.insert(std::move(s));
-      }
+    for (const Type& t : n.results) add(t.shape);
+    add(n.attributes->begin);
+    add(n.attributes->end);
+    if (n.op != Op::loop) continue;
+    for (std::string& s : n.attributes->loop->body.symbols()) {
+      if (s != n.attributes->loop->symbol) names.insert(std::move(s));
     }
   }
   return {names.begin(), names.end()};

@@ -5,6 +5,7 @@
 #include "compiler/analysis/split.h"
 #include "compiler/ir/derivation.h"
 #include "compiler/ir/evaluation.h"
+#include "compiler/ir/text.h"
 #include "compiler/ir/typing.h"
 #include "compiler/ops/families.h"
 #include "compiler/plan/epilogues.h"
@@ -166,10 +167,8 @@ bool share_memory(const std::vector<View>& results) {
 
 // The body for chunks of `chunk`. Its parameters and results are external, the i-th one slice i.
 LoweredBodies::Body lowered_body(Lowering& l, const Loop& loop, const LoweredBodies::Key& key,
-                                 const std::vector<View>& operands,
+                                 const Graph& bound, const std::vector<View>& operands,
                                  const std::vector<View>& results) {
-  const std::int64_t chunk = key.chunk;
-  const Graph bound = bind(loop.body, {{loop.symbol, chunk}});
   const Graph body = l.target().epilogues() ? fuse_epilogues(bound).graph : bound;
   Lowering inner(body, l.target(), l.bodies(), key.parts_in_place);
   if (key.keeps_order) inner.keep_order();
@@ -197,6 +196,21 @@ LoweredBodies::Body lowered_body(Lowering& l, const Loop& loop, const LoweredBod
   return {std::move(program), inner.parts_wait()};
 }
 
+// All that lowered_body() depends on.
+std::string description_of(const Lowering& l, const Loop& loop, const LoweredBodies::Key& key,
+                           const Graph& bound, const std::vector<View>& operands,
+                           const std::vector<View>& results) {
+  std::string text = concat(key.keeps_order, key.parts_in_place);
+  for (const std::int64_t stride : key.strides) text += concat(" ", stride);
+  for (const auto* views : {&operands, &results}) {
+    for (const View& view : *views)
+      text += concat("\n", l.name_of_buffer(view.buffer), " ", name_of(view.dtype));
+  }
+  for (const Loop::Result& result : loop.outputs)
+    text += concat(" ", static_cast<int>(result.kind));
+  return concat(text, "\n", print(bound));
+}
+
 std::shared_ptr<const Program> body_of(Lowering& l, const std::shared_ptr<const Loop>& loop,
                                        std::int64_t chunk, const std::vector<View>& operands,
                                        const std::vector<View>& results) {
@@ -208,8 +222,14 @@ std::shared_ptr<const Program> body_of(Lowering& l, const std::shared_ptr<const 
       key.strides.insert(key.strides.end(), view.strides.begin(), view.strides.end());
   }
   const LoweredBodies::Body* body = l.bodies().find(key);
-  if (body == nullptr)
-    body = &l.bodies().keep(loop, key, lowered_body(l, *loop, key, operands, results));
+  if (body == nullptr) {
+    Graph bound = bind(loop->body, {{loop->symbol, chunk}});
+    bound.name = "body";
+    const auto lowered = [&] { return lowered_body(l, *loop, key, bound, operands, results); };
+    body = &l.bodies().keep(
+        loop, key,
+        l.bodies().described(description_of(l, *loop, key, bound, operands, results), lowered));
+  }
   l.note_waiting(body->parts_wait);
   return body->program;
 }

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "compiler/ir/graph.h"
@@ -37,9 +39,18 @@ class LoweredBodies {
     loops_.push_back(std::move(loop));
     return bodies_.insert_or_assign(std::move(key), std::move(body)).first->second;
   }
+  // The program of a body, made by `make` unless one of the same description was: loops formed anew
+  // around the same values, in another graph of a search.
+  template <typename Make>
+  const Body& described(std::string description, Make&& make) {
+    const auto [found, is_new] = described_.try_emplace(std::move(description));
+    if (is_new) found->second = make();
+    return found->second;
+  }
 
  private:
   std::map<Key, Body> bodies_;
+  std::unordered_map<std::string, Body> described_;
   std::vector<std::shared_ptr<const Loop>> loops_;  // whose addresses stand in keys
 };
 
