@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from logitless._autochunk.function import tracing
 from logitless._autochunk.options import Unsupported
 from logitless.torch._autochunk.attention import OneAttention
+from logitless.torch._autochunk.masked import MaskedRows, MaskRefused, check_outputs
 from logitless.torch._autochunk.places import Places, place_of
 
 aten = torch.ops.aten
@@ -114,17 +115,23 @@ def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> t
     places = Places(around.transformed)
     try:
         # Other attention than one operation: PyTorch's kernels have no decomposition.
-        with places, sdpa_kernel(SDPBackend.MATH), OneAttention():
+        with places, sdpa_kernel(SDPBackend.MATH), OneAttention(), MaskedRows():
             return make_fx(function, decomposition_table=_decompositions())(*inputs)
     except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException) as error:
         op = getattr(error, "func", None) or (error.args[0] if error.args else "an operation")
-        place = place_of(places.last)
-        at = f"{place}: " if place else ""
+        at = _at(places)
         instead = next((f"; {text}" for name, text in _INSTEAD.items() if str(op).startswith(f"aten.{name}")), "")
         raise Unsupported(
             f"autochunk: {at}{op} needs the values of a tensor (a shape or a branch depends on them); only shapes are "
             f"known when a function is traced{instead}"
         ) from error
+    except MaskRefused as error:
+        raise Unsupported(f"autochunk: {_at(places)}{error}") from error
+
+
+def _at(places: Places) -> str:
+    place = place_of(places.last)
+    return f"{place}: " if place else ""
 
 
 def _captured(
@@ -177,6 +184,7 @@ def trace(
         leaves = [t.detach().requires_grad_() if need else t for t, need in zip(tensors, needs_grad)]
         with torch.enable_grad():
             flat, spec = pytree.tree_flatten(function(*leaves))
+        check_outputs(flat)
         found["spec"] = spec
         found["constants"] = [TENSOR if isinstance(o, torch.Tensor) else o for o in flat]
         return leaves, [o for o in flat if isinstance(o, torch.Tensor)]

@@ -32,6 +32,20 @@ def cross_entropy_none(hidden, weight, target):
 
 
 @case("language", head)
+def completion_only(hidden, weight, target):
+    """The head runs on the tokens of the answer alone."""
+    answer = target != -100
+    return F.cross_entropy(F.linear(hidden[answer], weight), target[answer])
+
+
+@case("language", head)
+def masked_logits(hidden, weight, target):
+    answer = target != -100
+    log_probs = F.log_softmax(F.linear(hidden, weight)[answer], dim=-1)
+    return -log_probs.gather(-1, target[answer].unsqueeze(-1)).squeeze(-1).mean()
+
+
+@case("language", head)
 def nll_of_log_softmax(hidden, weight, target):
     log_probs = F.log_softmax(F.linear(hidden, weight), dim=-1)
     return F.nll_loss(log_probs, target)
