@@ -101,9 +101,9 @@ ir::Graph bound(const ir::Graph& graph, const Bindings& sizes) {
     if (std::binary_search(symbols.begin(), symbols.end(), name)) continue;
     std::string all;
     for (const std::string& symbol : symbols) all += concat(all.empty() ? "" : ", ", symbol);
-    throw InvalidArgument(concat("compile: sizes: the program has no size '", name, "'; ",
-                                 all.empty() ? "all of its sizes are numbers"
-                                             : concat("its sizes are ", all)));
+    throw InvalidArgument(
+        concat("compile: sizes: the program has no size '", name, "'; ",
+               all.empty() ? "all of its sizes are numbers" : concat("its sizes are ", all)));
   }
   ir::Graph result = ir::bind(graph, sizes);
   for (const std::string& symbol : result.symbols())

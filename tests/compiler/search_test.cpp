@@ -96,8 +96,6 @@ TEST_P(Search, PlansAreTheSameForAnyNumberOfThreads) {
 
 TEST_P(Search, NoNumberOfChunksBeatsIt) {
   const NamedProgram& p = GetParam();
-  // Known gaps of the search: rows in sixths, and two regions in chunks of different seeds.
-  if (p.name == "mlp" || p.name == "two_heads") GTEST_SKIP() << "a number of chunks beats it";
   const Graph graph = p.make(DType::f32);
   const CompiledProgram all = compiled(graph, p.sizes, 0, 0, true);
   for (const std::int64_t chunks : {2, 4, 8, 16, 32, 64}) {

@@ -147,7 +147,9 @@ TEST(Compile, RefusesByName) {
   EXPECT_EQ(refusal([&] { compile(parsed()); }),
             "compile: the size N has no value; give it in sizes");
   EXPECT_EQ(refusal([&] { compile(parsed(), {.sizes = {{"N", -1}}}); }), "compile: size N is -1");
-  EXPECT_EQ(refusal([&] { compile(parsed(), {.sizes = {{"N", 4}, {"T", 4}}}); }),
+  EXPECT_EQ(refusal([&] {
+              compile(parsed(), {.sizes = {{"N", 4}, {"T", 4}}});
+            }),
             "compile: sizes: the program has no size 'T'; its sizes are N");
   EXPECT_EQ(refusal([&] {
               compile(Graph::parse("graph g(%x: f32[4]) { %y = exp %x return y: %y }"),

@@ -21,6 +21,13 @@ std::size_t region_of(const Plan& plan, const LoopRun& run) {
   return r;
 }
 
+// The largest chunk below this one of which 2, 4, 8, ... are the whole axis.
+std::int64_t even_below(std::int64_t extent, std::int64_t chunk) {
+  std::int64_t rounds = 2;
+  while ((extent + rounds - 1) / rounds >= chunk) rounds *= 2;
+  return (extent + rounds - 1) / rounds;
+}
+
 }  // namespace
 
 void propose_chunks(const Plan& plan, const Peak& peak, MoveSink& sink) {
@@ -34,7 +41,10 @@ void propose_chunks(const Plan& plan, const Peak& peak, MoveSink& sink) {
   if (region == plan.regions.size() || loop->chunk < 2 || !sink.begin(kNoNode, 0)) return;
   const auto below =
       static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(loop->chunk - 1)));
-  sink.consider(resized(plan, region, below));
+  // Whole tiles of rows, or parts that leave no small one for the end.
+  const std::int64_t even = even_below(plan.regions[region].extent, loop->chunk);
+  if (sink.consider(resized(plan, region, below)) && even != below && sink.spacious())
+    sink.consider(resized(plan, region, even));
   sink.end(kNoNode);
 }
 

@@ -7,6 +7,7 @@
 #include "compiler/plan/arena.h"
 #include "compiler/plan/cost.h"
 #include "compiler/plan/lower.h"
+#include "compiler/search/same_graph.h"
 #include "core/check.h"
 
 namespace logitless::ir {
@@ -54,7 +55,7 @@ class Search final : public MoveSink {
         dive(next, /*free=*/false);
     }
     result.plans = std::move(plans_);
-    result.planned = static_cast<int>(result.plans.size());
+    result.planned = planned_;
     result.bounded = bounded_;
     result.room = room_;
     return result;
@@ -70,11 +71,12 @@ class Search final : public MoveSink {
     return asked_[expanding_].insert(node).second;
   }
   bool consider(Move move) final {
-    if (static_cast<int>(plans_.size()) >= room_) {
+    const int twin = twin_of(move.graph);
+    if (twin < 0 && planned_ >= room_) {
       bounded_ = true;
       return false;
     }
-    add(std::move(move));
+    add(std::move(move), twin);
     return true;
   }
   bool lowered() const final {
@@ -122,6 +124,8 @@ class Search final : public MoveSink {
   std::vector<std::unique_ptr<Plan>> plans_;
   std::vector<std::set<int>> asked_;  // of each plan: nodes whose moves were considered
   std::vector<bool> explored_;        // of each plan: in full
+  std::vector<int> first_;            // of each plan: the first of the same graph
+  int planned_ = 0;                   // plans that are the first of their graph
   std::vector<double> mass_;          // of each plan: how much lives near its peak, how long
   int room_ = 1;
   std::set<std::uint64_t> in_vain_;  // roles whose moves were not free or lowered nothing
@@ -158,10 +162,23 @@ class Search final : public MoveSink {
   const Plan& plan(std::size_t i) const { return *plans_[i]; }
   const Plan& root() const { return *plans_.front(); }
 
-  void add(Move move) {
+  // A plan of this graph that is there already, made in another order of moves; -1: none.
+  int twin_of(const Graph& graph) const {
+    for (std::size_t i = 0; i < plans_.size(); ++i) {
+      if (plan(i).graph.size() == graph.size() && same_graph(plan(i).graph, graph))
+        return first_[i];
+    }
+    return -1;
+  }
+
+  void add(Move move, int twin = -1) {
     auto p = std::make_unique<Plan>();
-    p->program = lower(move.graph, request_.target, request_.added, InstructionOrder::for_memory,
-                       request_.bodies);
+    const bool known = twin >= 0 && plan(static_cast<std::size_t>(twin)).graph.size() > 0;
+    p->program = known ? plan(static_cast<std::size_t>(twin)).program
+                       : lower(move.graph, request_.target, request_.added,
+                               InstructionOrder::for_memory, request_.bodies);
+    first_.push_back(twin >= 0 ? twin : static_cast<int>(plans_.size()));
+    planned_ += twin < 0;
     p->graph = std::move(move.graph);
     p->regions = std::move(move.regions);
     p->bytes = p->program.value_bytes;
@@ -241,7 +258,18 @@ class Search final : public MoveSink {
     forget(at);
   }
 
+  // Of a plan that was explored, to another one of the same graph.
+  void share_findings(std::size_t from, std::size_t to) {
+    explored_[to] = true;
+    if (from == to) return;
+    plan(to).refusals = plan(from).refusals;
+    plan(to).paid_for = plan(from).paid_for;
+  }
+
   void expand(std::size_t at, bool free) {
+    // What follows from a plan, and was looked for, follows from it in another place as well.
+    const auto first = static_cast<std::size_t>(first_[at]);
+    if (explored_[first]) share_findings(first, at);
     if (explored_[at] || plan(at).graph.size() == 0) return;
     expanding_ = at;
     free_ = free;
@@ -269,6 +297,7 @@ class Search final : public MoveSink {
       if (!free) break;
     }
     explored_[at] = explored_[at] || !free;
+    if (explored_[at]) share_findings(at, first);
   }
 
   template <typename Wanted>

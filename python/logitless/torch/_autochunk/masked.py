@@ -190,9 +190,10 @@ def _check_shapes(first: Selected, name: str, args, kwargs) -> None:
             plain = isinstance(leaf, torch.Tensor)
             fits = not plain or leaf.dim() < first.ndim or (leaf.dim() == first.ndim and leaf.shape[0] == 1)
         if not fits:
+            sizes = ", ".join(["?", *map(str, first.rows.shape[1:])])
             raise MaskRefused(
-                f"{name} of x[mask] [?, {', '.join(map(str, first.rows.shape[1:]))}] and {list(leaf.shape)} has no form; "
-                "expected the same mask on both, or no dimension of rows"
+                f"{name} of x[mask] [{sizes}] and {list(leaf.shape)} has no form; expected the same mask on both, or "
+                "no dimension of rows"
             )
 
 
@@ -319,10 +320,10 @@ def _rank(first, func, args, kwargs):
 
 
 _ELEMENTWISE = """
-    abs add and clamp clamp_max clamp_min cos detach div elu eq erf exp expm1 ge gelu gt huber invert isfinite isinf isnan
-    le leaky_relu log log1p log2 logical_and logical_not logical_or logsigmoid lt masked_fill maximum minimum mul ne neg
-    negative or pow radd rdiv reciprocal relu rmul rpow rsqrt rsub rtruediv sigmoid sign silu sin softplus sqrt square sub
-    tanh true_divide truediv where
+    abs add and clamp clamp_max clamp_min cos detach div elu eq erf exp expm1 ge gelu gt huber invert isfinite isinf
+    isnan le leaky_relu log log1p log2 logical_and logical_not logical_or logsigmoid lt masked_fill maximum minimum mul ne
+    neg negative or pow radd rdiv reciprocal relu rmul rpow rsqrt rsub rtruediv sigmoid sign silu sin softplus sqrt
+    square sub tanh true_divide truediv where
 """
 _RULES = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
