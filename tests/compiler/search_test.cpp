@@ -242,6 +242,11 @@ TEST(SearchOfManyParts, CutsLayersTogetherAndSaysWhatBoundedIt) {
   EXPECT_NE(program.explain().find(" alike\n"), std::string::npos) << program.explain();
   EXPECT_NE(program.explain().find("as many as its size leaves room for"), std::string::npos)
       << program.explain();
+  // One loop's body stands for those of other layers, and the text says so.
+  const std::string text = program.text();
+  EXPECT_TRUE(text.starts_with("# c")) << text.substr(0, 200);
+  EXPECT_NE(text.substr(0, text.find("\ngraph ")).find(" like it: %"), std::string::npos) << text;
+  EXPECT_NO_THROW(Graph::parse(text));
   const CompiledProgram small = compiled(chain(3, 64, 8), {}, 1);
   EXPECT_NE(small.explain().find("no move is left"), std::string::npos) << small.explain();
 }

@@ -78,7 +78,8 @@ _OUTPUT = re.compile(r"\w+: (\w+) %([\w.]+)(?: axis\((\d+)\) factor\((\d+)\))?")
 
 
 def parse(text: str, dtypes: Dtypes) -> Graph:
-    lines = iter(line.strip() for line in text.splitlines() if line.strip())
+    lines = (line.strip() for line in text.splitlines())
+    lines = iter(line for line in lines if line and not line.startswith("#"))  # comments of loops that share a body
     head = next(lines)
     listed = head[head.index("(") + 1 : head.rindex(")")]
     parameters = [(n, parse_type(t, dtypes)) for n, t in re.findall(r"%([\w.]+): (\w+\[[^\]]*\])", listed)]

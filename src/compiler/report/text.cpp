@@ -1,5 +1,6 @@
 // What was done and why, as text.
 #include <algorithm>
+#include <map>
 #include <variant>
 
 #include "compiler/compiled.h"
@@ -115,10 +116,42 @@ std::string work_text(const State& s, const std::string& after) {
                 " read and written\n");
 }
 
+// "%layer0.mlp" of a node, with the place where it was written, if one is known.
+std::string name_and_place(const ir::Node& n) {
+  const std::string& place = n.attributes->location;
+  return concat("%", n.name.empty() ? std::string(ir::title_of(n)) : n.name,
+                place.empty() ? "" : ", " + place);
+}
+
+// A comment for each body that several loops share, whose names and places are one loop's.
+std::string shared_bodies(const ir::Graph& graph) {
+  std::vector<const ir::Loop*> order;
+  std::map<const ir::Loop*, std::vector<const ir::Node*>> loops;
+  for (const ir::Node& n : graph.nodes()) {
+    if (n.op != ir::Op::loop) continue;
+    std::vector<const ir::Node*>& list = loops[n.attributes->loop.get()];
+    if (list.empty()) order.push_back(n.attributes->loop.get());
+    list.push_back(&n);
+  }
+  std::string text;
+  for (const ir::Loop* loop : order) {
+    const std::vector<const ir::Node*>& list = loops.at(loop);
+    const std::size_t others = list.size() - 1;
+    if (others == 0) continue;
+    text += concat("# ", loop->symbol, ": names and places of ", name_and_place(*list[0]), ", and ",
+                   others, " like it: ", name_and_place(*list[1]));
+    if (others > 1) text += concat(others > 2 ? " ... " : " and ", name_and_place(*list.back()));
+    text += "\n";
+  }
+  return text;
+}
+
 }  // namespace
 }  // namespace report
 
-std::string CompiledProgram::text() const { return ir::print(state_->graph); }
+std::string CompiledProgram::text() const {
+  return report::shared_bodies(state_->graph) + ir::print(state_->graph);
+}
 
 std::string CompiledProgram::explain() const {
   using namespace report;

@@ -586,3 +586,14 @@ def test_second_derivatives_are_refused():
 
 def test_options():
     check_options(autochunk, cross_entropy, torch.ones(2), "a tensor")
+
+
+def test_layers_that_share_the_body_of_a_loop():
+    def layers(x, *weights):
+        for w in weights:
+            x = x + torch.tanh(x @ w) @ w.T
+        return x.square().mean()
+
+    args = random(256, 32), *(random(32, 512, scale=0.1) for _ in range(3))
+    chunked = autochunk(layers, memory_budget="600KiB")  # whose text has a comment of them
+    check_same(layers, chunked, args, 1e-11)
