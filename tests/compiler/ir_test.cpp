@@ -361,6 +361,12 @@ ir::Graph small_graph() {
 }
 // A graph is broken by force: passes cannot.
 ir::Node& node(ir::Graph& g, int id) { return const_cast<ir::Node&>(g.node(id)); }
+// A node with other attributes.
+void with(ir::Graph& g, int id, const std::function<void(ir::Attributes&)>& change) {
+  ir::Attributes attributes = *node(g, id).attributes;
+  change(attributes);
+  node(g, id).attributes = attributes;
+}
 
 TEST(Verify, NamesTheNodeAndTheRule) {
   ir::Graph g = small_graph();
@@ -380,20 +386,26 @@ TEST(Verify, NamesTheNodeAndTheRule) {
             "node 2 (map) reads a value that is not before it");
   EXPECT_EQ(broken([](ir::Graph& h) { node(h, 3).operands.clear(); }),
             "node 3: exp: expected 1 operands, got 0");
-  EXPECT_EQ(broken([](ir::Graph& h) { node(h, 3).results[0].dtype = DType::f64; }),
+  EXPECT_EQ(broken([](ir::Graph& h) {
+              std::vector<ir::Type> types = *node(h, 3).results;
+              types[0].dtype = DType::f64;
+              node(h, 3).results = types;
+            }),
             "node 3 (map) has other types than its rule gives");
-  EXPECT_EQ(broken([](ir::Graph& h) { node(h, 1).attributes->name = "x"; }), "two parameters 'x'");
+  EXPECT_EQ(broken([](ir::Graph& h) { with(h, 1, [](ir::Attributes& a) { a.name = "x"; }); }),
+            "two parameters 'x'");
   EXPECT_EQ(broken([](ir::Graph& h) {
               const_cast<ir::Output&>(h.outputs()[0]).value = {9, 0};
             }),
             "result 'y' is nothing");
-  EXPECT_EQ(
-      broken([](ir::Graph& h) { node(h, 4).attributes->loop = std::make_shared<ir::Loop>(); }),
-      "node 4: loop: chunks of 0 of 0");
+  EXPECT_EQ(broken([](ir::Graph& h) {
+              with(h, 4, [](ir::Attributes& a) { a.loop = std::make_shared<ir::Loop>(); });
+            }),
+            "node 4: loop: chunks of 0 of 0");
   EXPECT_EQ(broken([](ir::Graph& h) {
               auto loop = std::make_shared<ir::Loop>(*h.node(4).attributes->loop);
               node(loop->body, 2).operands[0] = {7, 0};
-              node(h, 4).attributes->loop = loop;
+              with(h, 4, [&](ir::Attributes& a) { a.loop = loop; });
             }),
             "node 2 (map) reads a value that is not before it");
 }

@@ -80,7 +80,8 @@ def gradients(fn, *args):
 def check_same(actual, expected):
     for a, e in zip(actual, expected, strict=True):
         assert a.dtype == e.dtype and a.shape == e.shape
-        assert (a - e).abs().max() <= 1e-5 * e.abs().max()
+        # A difference of losses rounds as these do.
+        assert (a - e).abs().max() <= 1e-5 * e.abs().max() + 1e-6 * (a.dim() == 0)
 
 
 def check_function(fn, *args, chunked, **options):
