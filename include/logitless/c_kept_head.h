@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 /* A dense plan with all tokens in one chunk, for both calls. request NULL or its memory_budget 0:
- * at most three tenths of the fp32 logits, or 16 MiB. Errors: no such plan fits, naming the least
+ * at most three tenths of the fp32 logits, or 19 MiB. Errors: no such plan fits, naming the least
  * (invalid argument); the CPU, words on several ranks, a softcap beside weighted_logit_sum
  * (unsupported). */
 LOGITLESS_API logitless_status logitless_plan_head_kept(const logitless_context* context,

@@ -19,7 +19,7 @@ namespace logitless {
 
 // A dense plan with all tokens in one chunk, for both calls. Memory: that of the plan, of which
 // part lies in d_weight where it may be (contiguous rows, no accumulation). memory_budget 0: at
-// most three tenths of the fp32 logits, or 16 MiB. request.kind is dense or none. Throws
+// most three tenths of the fp32 logits, or 19 MiB. request.kind is dense or none. Throws
 // InvalidArgument naming the least one where none fits; Unsupported on the CPU, for words on
 // several ranks, the far field, and a softcap beside weighted_logit_sum.
 LOGITLESS_API LossPlan plan_head_kept(const HeadOptions& options, const HeadInputs& inputs,
@@ -38,10 +38,10 @@ LOGITLESS_API void head_forward_kept(const Context& context, const LossPlan& pla
                                      const Workspace& workspace);
 
 // Writes the gradients: of outputs without entropy and argmax the bits of head_backward with this
-// plan. Inputs, gradients and workspace
-// are those of the forward, unchanged. Throws InvalidArgument, too, for a cotangent of the entropy,
-// whose gradient needs the logits again, and of weighted_logit_sum where the plan's outputs have
-// none.
+// plan. Inputs, gradients and workspace are those of the forward, unchanged. There is one backward.
+// Throws InvalidArgument, too, for a cotangent of the entropy, whose gradient needs the logits
+// again, and of weighted_logit_sum where the forward was planned without that output: there is
+// nothing of it in the workspace.
 LOGITLESS_API void head_backward_kept(const Context& context, const LossPlan& plan,
                                       const HeadOptions& options, const HeadInputs& inputs,
                                       const HeadCotangents& cotangents,

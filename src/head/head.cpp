@@ -246,6 +246,13 @@ void head_forward_kept(const Context& context, const LossPlan& plan, const HeadO
   const HeadFeatures features = kept_features(options, in, out, gradients);
   require_own_memory(in, out);
   require_own_memory(in, {}, gradients);
+  require_apart({{"lse", out.lse},
+                 {"target_logit", out.target_logit},
+                 {"log_prob", out.log_prob},
+                 {"entropy", out.entropy},
+                 {"weighted_logit_sum", out.weighted_logit_sum},
+                 {"argmax", out.argmax}},
+                {{"d_weight", gradients.d_weight}});
   HeadCall call = make_call(context, plan, options, in, workspace, shape, features);
   call.gradients = gradients;
   cuda::head_forward_kept(call, token_outputs(out));

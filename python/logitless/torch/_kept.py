@@ -81,9 +81,14 @@ def _pair(problem: Problem) -> Optional[_Pair | Exception]:
         try:
             return _engine.on_device(problem.device, _Pair, problem)
         except (ValueError, NotImplementedError) as refused:
-            return refused
+            return type(refused)(str(refused))  # this one's traceback has all tensors of the call
 
     return _engine.remembered(problem.key(), build)
+
+
+# The hooks that saved tensors go through, and whether a backward keeps its graph: not every PyTorch tells.
+_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignores_tracing: None)
+_knows_graphs = hasattr(torch._C._autograd, "_get_current_graph_task_keep_graph")
 
 
 def why_not(hidden: Tensor, compute: Optional[torch.dtype], words: Words) -> str:
@@ -92,31 +97,40 @@ def why_not(hidden: Tensor, compute: Optional[torch.dtype], words: Words) -> str
         return f"expected tensors on a GPU, got {hidden.device.type}"
     if (compute or hidden.dtype) == torch.float64:
         return "expected float32, bfloat16 or float16, got float64"
-    return "expected the words of one rank, got a sharded weight" if words.group else ""
+    if words.group:
+        return "expected the words of one rank, got a sharded weight"
+    return "" if _knows_graphs else f"expected a newer PyTorch, got {torch.__version__}"
 
 
-def _forward(problem: Problem, required: bool) -> Optional[Tensor]:
-    """Writes the outputs. Returns the workspace, which stays with d_weight as it is until the backward; None where no
-    plan keeps the exponentials within the memory budget, which is an error where they are required to be kept."""
+def _hooked() -> str:
+    """Hooks move gigabytes, or round numbers that are none: d_weight's memory holds exponentials."""
+    hooked = _hooks(True) is not None
+    return "expected no hooks of saved tensors (checkpoints, offloading), got some" if hooked else ""
+
+
+def _forward(problem: Problem) -> tuple[Tensor, Optional[Tensor]]:
+    """Writes the outputs. Returns the workspace and d_weight, which stay as they are until the backward. Raises where no
+    plan keeps the exponentials within the memory budget, or there is no memory."""
     pair = _pair(problem)
     if isinstance(pair, Exception):
-        if required:
-            raise type(pair)(f"keep: {pair}")
-        return None
-    present = [t for group in problem[1:] for t in group.values() if t is not None]
-    workspace = torch.empty(pair.forward.workspace_bytes, dtype=torch.uint8, device=problem.device)
-    _engine.on_device(problem.device, pair.forward.run, present, problem.device, workspace)
-    return workspace
+        raise type(pair)(f"keep: {pair}")
+    gradients, device = dict(problem.gradients), problem.device
+    if gradients["d_weight"] is not None:
+        gradients["d_weight"] = torch.empty_like(gradients["d_weight"], device=device)
+    present = [t for group in (problem.inputs, problem.outputs, gradients) for t in group.values() if t is not None]
+    workspace = torch.empty(pair.forward.workspace_bytes, dtype=torch.uint8, device=device)
+    _engine.on_device(device, pair.forward.run, present, device, workspace)
+    return workspace, gradients["d_weight"]
 
 
-def _problem(hidden, weight, target, bias, options, compute, needs: int, outputs: tuple[bool, bool], d_weight) -> Problem:
-    """outputs: whether there is an argmax, and an entropy. Memory of d_hidden is the backward's."""
+def _problem(hidden, weight, target, bias, options, compute, needs: int, outputs: tuple[bool, bool]) -> Problem:
+    """outputs: whether there is an argmax, and an entropy. Gradients have no memory yet, but for the bias."""
     x, w = _compute(hidden, compute), _compute(weight, compute)
     target, b = _vectors(x.device, target, bias)
     need = _bits(needs)
     gradients = dict(
         d_hidden=_gradient_like(hidden.to("meta"), x.dtype) if need[0] else None,
-        d_weight=d_weight,
+        d_weight=_gradient_like(weight.to("meta"), x.dtype) if need[1] else None,
         d_bias=torch.empty(bias.shape, dtype=torch.float32, device=x.device) if need[2] else None,
     )
     made = head_outputs(target, hidden.shape[:-1], *outputs)
@@ -131,15 +145,14 @@ class KeptHeadFunction(torch.autograd.Function):
         ctx.call = options, compute, needs
         ctx.outputs = argmax, entropy
         ctx.set_materialize_grads(False)
-        dtype = compute or hidden.dtype
-        d_weight = _gradient_like(weight, dtype) if _bits(needs)[1] else None
-        problem = _problem(hidden, weight, target, bias, options, compute, needs, ctx.outputs, d_weight)
-        workspace = _forward(problem, required)
-        if workspace is None:
-            d_weight = None
+        found = None
+        if required or not _hooked():
+            found = _kept_forward((hidden, weight, target, bias), ctx, required)
+        if found is None:
             results = run_head(hidden, weight, target, bias, options, compute, argmax, entropy=entropy)
+            workspace = d_weight = None
         else:
-            results = head_results(problem.outputs)
+            results, workspace, d_weight = found
         ctx.save_for_backward(hidden, weight, target, bias, workspace, d_weight)
         ctx.mark_non_differentiable(results[3])
         return results
@@ -160,15 +173,30 @@ class KeptHeadFunction(torch.autograd.Function):
         return (d_hidden, d_weight, d_bias, *nothing)
 
 
+def _kept_forward(inputs, ctx, required: bool):
+    """(results, workspace, d_weight), or None where it cannot be and is not required."""
+    if required and _hooked():
+        raise ValueError(f"keep: {_hooked()}")
+    problem = _problem(*inputs, *ctx.call, ctx.outputs)
+    try:
+        workspace, d_weight = _forward(problem)
+    except (ValueError, NotImplementedError, torch.cuda.OutOfMemoryError):
+        if required:
+            raise
+        return None
+    return head_results(problem.outputs), workspace, d_weight
+
+
 def _kept_backward(ctx, inputs, d_log_prob, d_lse, workspace, d_weight):
     hidden, weight, target, bias = inputs
-    problem = _problem(*inputs, *ctx.call, ctx.outputs, d_weight)
-    gradients = {
-        name: t if t is None or t.device.type != "meta" else torch.empty_like(t, device=problem.device)
-        for name, t in problem.gradients.items()
-    }
+    problem = _problem(*inputs, *ctx.call, ctx.outputs)
+    gradients = problem.gradients | dict(d_weight=d_weight)
+    if gradients["d_hidden"] is not None:
+        gradients["d_hidden"] = torch.empty_like(gradients["d_hidden"], device=problem.device)
     d_log_prob, d_lse = _vectors(problem.device, d_log_prob, d_lse)
     pair = _pair(problem)
+    if isinstance(pair, Exception):
+        raise pair
     _engine.on_device(
         problem.device, pair.backward, problem.inputs, dict(log_prob=d_log_prob, lse=d_lse), gradients, workspace
     )

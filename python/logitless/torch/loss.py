@@ -397,7 +397,7 @@ def linear_logprobs(
         keep: exponentials of all logits, in 16 bits, stay from forward to backward: two passes backward instead of three.
             On a GPU, of eager calls. They and weight's gradient, whose memory holds about half of them, exist from the
             forward on; the rest is at most memory_budget (default: three tenths of the fp32 logits). A gradient of the
-            entropy, and a backward that retains its graph, make everything again.
+            entropy, and a backward that retains its graph, make everything again, beside what is held.
         softcap, logit_scale, memory_budget, sharding, and a weight that is a DTensor: as of ``linear_cross_entropy``.
 
     Returns:
@@ -406,7 +406,7 @@ def linear_logprobs(
         four backward.
 
     Raises: as ``linear_cross_entropy``; ValueError for ``keep`` on the CPU, of float64, of sharded words, of calls that
-        are traced, and where the memory budget is below what it takes, naming that.
+        are traced, with hooks of saved tensors (checkpoints, offloading), and where the memory budget is below what it takes, naming that.
     """
     if not isinstance(keep, bool):
         raise TypeError(f"keep: expected True or False, got {keep!r}")

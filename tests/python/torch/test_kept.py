@@ -1,9 +1,13 @@
 """linear_logprobs(keep=True): gradients from exponentials that stay from the forward on. On a GPU, with
 LOGITLESS_TEST_DEVICE=cuda; elsewhere it is refused by name."""
 
+import gc
+import weakref
+
 import pytest
 import torch
-from logitless.torch import linear_logprobs, losses
+from logitless._options import HeadOptions
+from logitless.torch import _kept, linear_logprobs, losses
 from oracle import DEVICE, generator
 
 N, D, V = 700, 64, 5000
@@ -125,6 +129,49 @@ def test_memory_is_what_the_plan_says():
     out[0].sum().backward()
     del out
     assert torch.cuda.memory_allocated() - before <= 2 * (V * D + N * D) + (1 << 20)
+
+
+def test_a_refused_plan_holds_no_tensor():
+    hidden, weight, target, _ = problem()
+    made = _kept._problem(hidden, weight, target, None, HeadOptions(memory_budget=1), None, 3, (False, False))
+    seen = [weakref.ref(t) for t in (hidden, weight, *made.outputs.values()) if t is not None]
+    refused = _kept._pair(made)
+    assert isinstance(refused, Exception) and refused.__traceback__ is None
+    del hidden, weight, target, made
+    gc.collect()
+    assert [t() is None for t in seen] == [True] * 4
+
+
+@gpu
+def test_hooks_of_saved_tensors_get_nothing_that_is_kept():
+    hidden, weight, target, _ = problem()
+    views = hidden[:512].view(4, 128, D), weight, target[:512].view(4, 128)
+    expected = gradients(losses.simpo_loss(*views).loss, hidden, weight)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        loss = losses.simpo_loss(*views).loss
+        with pytest.raises(ValueError, match="keep: expected no hooks of saved tensors"):
+            linear_logprobs(hidden, weight, target, keep=True)
+    assert not keeps(loss)
+    for a, b in zip(gradients(loss, hidden, weight), expected):
+        assert (a - b).float().norm() <= 1e-2 * b.float().norm()
+
+
+@gpu
+@pytest.mark.parametrize("frozen", ["hidden", "weight", None])
+def test_under_autocast_and_with_a_frozen_side(frozen):
+    hidden, weight, target, _ = problem(torch.float32)
+    sides = dict(hidden=hidden, weight=weight)
+    leaves = [t for name, t in sides.items() if name != frozen]
+    if frozen:
+        sides[frozen].requires_grad_(False)
+    found = []
+    for keep in (False, True):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            log_prob, _, lse = linear_logprobs(hidden, weight, target, keep=keep, memory_budget="64MiB")
+        assert keeps(log_prob) == keep
+        found.append(gradients(loss_of(log_prob, lse), *leaves))
+    for a, b in zip(*found):
+        assert a.dtype == torch.float32 and (a - b).norm() <= 1e-2 * b.norm()
 
 
 def test_where_it_cannot_be_it_is_refused():

@@ -1,8 +1,8 @@
 """Losses of policies: GRPO, Dr. GRPO, DAPO, GSPO, PPO, with a divergence from a reference and an entropy bonus.
 
 All are one surrogate of a token, min(rho A, clip(rho) A), and differ in the ratio rho, in the clip and in what they
-divide by. The policy's head runs once forward and three times backward (four with an entropy bonus), a reference's
-once, without gradients; no logits exist. Of frozen tensors no gradient is computed."""
+divide by. The policy's head runs once forward and three times backward (four with an entropy bonus; on a GPU mostly
+twice without one), a reference's once, without gradients; no logits exist. Of frozen tensors no gradient is computed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ARGUMENTS = f"""hidden: [B, T, D], the states that predicted the tokens; float3
             pass, no gradients; without ref_weight the policy's head, as of now.
         beta: from 0, weight of the divergence from the reference, which it needs and which needs it.
         kl_estimator: of a token, with d = log pi_ref - log pi: "k1" -d, "k2" d^2 / 2, "k3" exp(d) - d - 1.
-        entropy_coef: the entropy of a token, times this, is subtracted from its loss; it costs a pass more backward.
+        entropy_coef: the entropy of a token, times this, is subtracted from its loss; a pass more backward, two on a GPU.
         delta: the ratio is at most this, clipped or not (two-sided clipping); None: no bound.
         normalizer: a number above 0, or a tensor of one, to divide by instead: of all micro-batches, say.
         {HEAD_DOCS}"""
@@ -41,7 +41,8 @@ _ARGUMENTS = f"""hidden: [B, T, D], the states that predicted the tokens; float3
 _RETURNS = """Returns:
         PolicyLoss: the loss with a gradient; without one log-probabilities, entropies, divergence, shares clipped.
 
-    Memory: the head's plan, within ``memory_budget``, and a few numbers a token.
+    Memory: the head's plan, within ``memory_budget``, and a few numbers a token; on a GPU, where exp(z) of all tokens
+    fits and entropy_coef is 0, it and weight's gradient exist from the forward on, for a pass less.
 
     Raises:
         ValueError, TypeError: naming the argument, what was expected and what came."""
