@@ -305,7 +305,7 @@ class TrainTest(CommandTest):
         self.assertTrue(list((self.dir / "cache").iterdir()))
         self.assertIn("Sample\nint value_", run(
             "--text", text, "--cache", self.dir / "cache", "--vocab", 400, "--dim", 16, "--heads", 2, "--layers", 1,
-            "--length", 16, "--steps", 1, "--prompt", "int value_", "--temperature", 0, "--top-k", 1).stdout)
+            "--length", 16, "--steps", 1, "--prompt", "int value_", "--temperature", 0).stdout)
 
 
 if __name__ == "__main__":
