@@ -62,7 +62,8 @@ def files(folder):
 def test_it_holds_the_tree_and_nothing_of_a_build(unpacked):
     held = files(unpacked)
     for folder in ("cmake", "include", "src", "python", "tests", "examples", "bench", "tools", "docs"):
-        wanted = {f"{folder}/{name}" for name in files(ROOT / folder) if "__pycache__" not in name}
+        # Not caches of tools: __pycache__, .hypothesis, .pytest_cache.
+        wanted = {f"{folder}/{name}" for name in files(ROOT / folder) if not re.search(r"(^|/)(__pycache__|\.)", name)}
         assert wanted and wanted <= held, sorted(wanted - held)
     single = {"CMakeLists.txt", "pyproject.toml", "README.md", "PKG-INFO", "Makefile", "packaging/Containerfile"}
     assert single <= held
