@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ..loss import linear_cross_entropy, linear_logprobs
+from ..loss import Asked, linear_cross_entropy, token_log_probs
 
 OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 
@@ -37,18 +37,19 @@ def score_tokens(
     """
     scale, cap = logit_scale / temperature, None if softcap is None else softcap / temperature
     scaled = dict(softcap=cap, logit_scale=scale, memory_budget=memory_budget)
-    top = "is_top1" in outputs
-    log_probs, entropy, lse, *word = linear_logprobs(
-        hidden, weight, target, bias, ignore_index=_NONE, return_argmax=top, **scaled
-    )
+    top, entropies = "is_top1" in outputs, "entropy" in outputs
+    # A gradient of the entropy would find what is kept of no use.
+    asked = Asked(argmax=top, entropy=entropies, keep=False if entropies else None)
+    log_probs, entropy, lse, word = token_log_probs(hidden, weight, target, bias, asked, ignore_index=_NONE, **scaled)
     squares = mean = None
     with torch.no_grad():
         if "mean_logits" in outputs:
             mean = _mean_logits(hidden, weight, target, bias, lse, scaled)
         if "log_sum_sq_probs" in outputs:  # sum p^2 = sum exp(2 z) / (sum exp z)^2
             twice = dict(softcap=None if cap is None else 2 * cap, logit_scale=2 * scale, memory_budget=memory_budget)
-            squares = linear_logprobs(hidden, weight, target, bias, ignore_index=_NONE, **twice)[2] - 2 * lse
-    return TokenScores(log_probs, entropy if "entropy" in outputs else None, squares, mean, word[0] == target if top else None)
+            alone = Asked(entropy=False)
+            squares = token_log_probs(hidden, weight, target, bias, alone, ignore_index=_NONE, **twice)[2] - 2 * lse
+    return TokenScores(log_probs, entropy if entropies else None, squares, mean, word == target if top else None)
 
 
 _NONE = -(1 << 40)  # an ignore_index that no target is

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..._losses import HEAD, HEAD_DOCS, Function, HeadKeywords, choice, count, flag, head_of, number, takes
 from .. import _arguments, _distributed
 from ..loss import _autocast  # type: ignore[attr-defined]
-from ..loss import linear_cross_entropy, linear_logprobs
+from ..loss import Asked, linear_cross_entropy, token_log_probs
 from ._head import shaped, tensor
 
 if TYPE_CHECKING:
@@ -413,7 +413,7 @@ def top_k_loss(
     log_probs = torch.where(absent, _NONE, log_probs)
     options: dict[str, Any] = found._asdict()
     if flag("tail", tail):
-        logps = linear_logprobs(hidden, weight, words, bias, **options)[0]
+        logps = token_log_probs(hidden, weight, words, bias, Asked(entropy=False, keep=None), **options)[0]
         return _reduced(_with_tail(logps, log_probs.to(logps.dtype), valid, absent), divisor, reduction)
     log_q = log_probs.log_softmax(-1)
     log_q = log_q if hidden.dtype == torch.float64 else log_q.float()

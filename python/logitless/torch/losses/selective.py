@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..._losses import HEAD, HeadKeywords, flag, head_of, takes
-from ..loss import linear_logprobs
+from ..loss import Asked, token_log_probs
 from ._head import tensor
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def selective_log_softmax(
     if flag("batch_invariant", batch_invariant):
         _check_invariance(tensor("hidden", hidden))
     try:
-        return linear_logprobs(hidden, weight, index, bias, **found._asdict())[0]
+        return token_log_probs(hidden, weight, index, bias, Asked(entropy=False), **found._asdict())[0]
     except (TypeError, ValueError) as error:  # the argument as it is called here
         if str(error).startswith("target:"):
             raise type(error)("index:" + str(error)[len("target:") :]) from None
