@@ -90,7 +90,9 @@ HeadFeatures backward_features(const HeadOptions& options, const HeadInputs& in,
   return f;
 }
 
-void require_own_memory(const HeadInputs& in, const HeadOutputs& out) {
+// d_weight: of a forward that uses its memory.
+void require_own_memory(const HeadInputs& in, const HeadOutputs& out,
+                        const ConstTensorView& d_weight = {}) {
   require_apart({{"lse", out.lse},
                  {"target_logit", out.target_logit},
                  {"log_prob", out.log_prob},
@@ -101,7 +103,8 @@ void require_own_memory(const HeadInputs& in, const HeadOutputs& out) {
                  {"weight", in.weight},
                  {"targets", in.targets},
                  {"bias", in.bias},
-                 {"vocab_weight", in.vocab_weight}});
+                 {"vocab_weight", in.vocab_weight},
+                 {"d_weight", d_weight}});
 }
 
 void require_own_memory(const HeadInputs& in, const HeadCotangents& g, const HeadGradients& to) {
@@ -244,15 +247,8 @@ void head_forward_kept(const Context& context, const LossPlan& plan, const HeadO
   require_kept(context, plan);
   const HeadShape shape = check_inputs(options, in);
   const HeadFeatures features = kept_features(options, in, out, gradients);
-  require_own_memory(in, out);
-  require_own_memory(in, {}, gradients);
-  require_apart({{"lse", out.lse},
-                 {"target_logit", out.target_logit},
-                 {"log_prob", out.log_prob},
-                 {"entropy", out.entropy},
-                 {"weighted_logit_sum", out.weighted_logit_sum},
-                 {"argmax", out.argmax}},
-                {{"d_weight", gradients.d_weight}});
+  require_own_memory(in, out, gradients.d_weight);
+  require_own_memory(in, HeadCotangents{}, gradients);
   HeadCall call = make_call(context, plan, options, in, workspace, shape, features);
   call.gradients = gradients;
   cuda::head_forward_kept(call, token_outputs(out));

@@ -186,51 +186,67 @@ TEST_P(KeptHead, GradientsHaveTheBitsOfOneCallAndOutputsThoseOfTheForward) {
   }
 }
 
+// The tensors of a pair of calls on the device, and their plan.
+struct Pair {
+  explicit Pair(const Head& of)
+      : head(of),
+        upstream(of),
+        answer(of),
+        mirror(of.kernel),
+        in(of.inputs(mirror)),
+        out(answer.outputs(mirror, true)),
+        to(answer.gradients(mirror)),
+        context(make_context(of.kernel)),
+        plan(plan_head_kept(of.options, in, out, to, request_of(context))),
+        workspace(context, plan) {}
+  void forward(const LossPlan& with) {
+    head_forward_kept(context, with, head.options, in, out, to, workspace);
+  }
+  void backward(const HeadCotangents& g) {
+    head_backward_kept(context, plan, head.options, in, g, to, workspace);
+  }
+  const Head& head;
+  Upstream upstream;
+  Answer answer;
+  Mirror mirror;
+  HeadInputs in;
+  HeadOutputs out;
+  HeadGradients to;
+  Context context;
+  LossPlan plan;
+  Workspace workspace;
+};
+
 TEST_P(KeptHead, OutputsMayChangeInBetween) {
   const HeadSpec spec = spec_of(300, 64, 1000, DType::bf16);
   if (!accepts(GetParam(), spec)) return;
   const Head head(GetParam(), spec);
-  const Upstream upstream(head);
-  const Answer expected = kept(head, upstream, true);
-  Answer answer(head);
-  Mirror mirror(head.kernel);
-  const HeadInputs in = head.inputs(mirror);
-  const HeadOutputs out = answer.outputs(mirror, true);
-  const HeadGradients to = answer.gradients(mirror);
-  const Context c = make_context(head.kernel);
-  const LossPlan plan = plan_head_kept(head.options, in, out, to, request_of(c));
-  const Workspace workspace(c, plan);
-  head_forward_kept(c, plan, head.options, in, out, to, workspace);
-  for (const TensorView& view : {out.lse, out.log_prob, out.target_logit, out.entropy})
-    cuda::fill_device(view.data(), 255, static_cast<std::size_t>(view.bytes()), c.stream());
-  head_backward_kept(c, plan, head.options, in, upstream.cotangents(mirror), to, workspace);
-  mirror.finish();
-  EXPECT_EQ(answer.d_hidden.bytes(), expected.d_hidden.bytes());
-  EXPECT_EQ(answer.d_weight.bytes(), expected.d_weight.bytes());
+  Pair pair(head);
+  pair.forward(pair.plan);
+  for (const TensorView& view : {pair.out.lse, pair.out.log_prob, pair.out.entropy})
+    cuda::fill_device(view.data(), 255, static_cast<std::size_t>(view.bytes()),
+                      pair.context.stream());
+  pair.backward(pair.upstream.cotangents(pair.mirror));
+  pair.mirror.finish();
+  const Answer expected = kept(head, pair.upstream, true);
+  EXPECT_EQ(pair.answer.d_hidden.bytes(), expected.d_hidden.bytes());
+  EXPECT_EQ(pair.answer.d_weight.bytes(), expected.d_weight.bytes());
 }
 
 TEST_P(KeptHead, WhatItCannotDoIsNamed) {
   const HeadSpec spec = spec_of(300, 64, 1000, DType::bf16);
   if (!accepts(GetParam(), spec)) return;
   const Head head(GetParam(), spec);
-  const Upstream upstream(head);
-  Answer answer(head);
-  Mirror mirror(head.kernel);
-  const HeadInputs in = head.inputs(mirror);
-  const HeadOutputs out = answer.outputs(mirror, true);
-  const HeadGradients to = answer.gradients(mirror);
-  const Context c = make_context(head.kernel);
-  const LossPlan plan = plan_head_kept(head.options, in, out, to, request_of(c));
-  const Workspace workspace(c, plan);
+  Pair pair(head);
   HeadCotangents g;
-  g.entropy = upstream.cotangents(mirror).lse;
-  EXPECT_THROW(head_backward_kept(c, plan, head.options, in, g, to, workspace), InvalidArgument);
+  g.entropy = pair.upstream.cotangents(pair.mirror).lse;
+  EXPECT_THROW(pair.backward(g), InvalidArgument);
   g = {};
-  g.weighted_logit_sum = upstream.cotangents(mirror).lse;
-  EXPECT_THROW(head_backward_kept(c, plan, head.options, in, g, to, workspace), InvalidArgument);
-  const LossPlan forward = plan_head_forward(head.options, in, out, request_of(c));
-  EXPECT_THROW(head_forward_kept(c, forward, head.options, in, out, to, workspace),
-               InvalidArgument);
+  g.weighted_logit_sum = pair.upstream.cotangents(pair.mirror).lse;
+  EXPECT_THROW(pair.backward(g), InvalidArgument);
+  EXPECT_THROW(
+      pair.forward(plan_head_forward(head.options, pair.in, pair.out, request_of(pair.context))),
+      InvalidArgument);
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KeptHead);  // without a GPU

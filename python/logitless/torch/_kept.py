@@ -145,9 +145,7 @@ class KeptHeadFunction(torch.autograd.Function):
         ctx.call = options, compute, needs
         ctx.outputs = argmax, entropy
         ctx.set_materialize_grads(False)
-        found = None
-        if required or not _hooked():
-            found = _kept_forward((hidden, weight, target, bias), ctx, required)
+        found = _kept_forward((hidden, weight, target, bias), ctx, required)
         if found is None:
             results = run_head(hidden, weight, target, bias, options, compute, argmax, entropy=entropy)
             workspace = d_weight = None
@@ -175,8 +173,11 @@ class KeptHeadFunction(torch.autograd.Function):
 
 def _kept_forward(inputs, ctx, required: bool):
     """(results, workspace, d_weight), or None where it cannot be and is not required."""
-    if required and _hooked():
-        raise ValueError(f"keep: {_hooked()}")
+    hooked = _hooked()
+    if hooked and required:
+        raise ValueError(f"keep: {hooked}")
+    if hooked:
+        return None
     problem = _problem(*inputs, *ctx.call, ctx.outputs)
     try:
         workspace, d_weight = _forward(problem)
