@@ -103,7 +103,8 @@ TEST_F(CProgram, EnqueuedAndCapturedItGivesTheNumbersOfTheCpu) {
   const Context context({.device = DeviceKind::cuda});
   const DeviceStream stream(context);
   const std::size_t bytes = logitless_program_arena_bytes(program.get());
-  const DeviceBuffer arena(context, bytes), memory(context, (2 * h.size() + w.size() + 64) * 4);
+  const DeviceBuffer arena(context, bytes + 64),
+      memory(context, (2 * h.size() + w.size() + 64) * 4);
   float* const on_h = memory.as<float>();
   float* const on_w = on_h + h.size();
   float* const on_loss = on_w + w.size();

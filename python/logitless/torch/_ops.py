@@ -392,9 +392,10 @@ def scaled(gradients, d_loss: Tensor):
     if d_loss.device.type == "cpu":
         factor = d_loss.item()  # looking costs nothing here, and the usual upstream gradient is 1
         return gradients if factor == 1.0 else [g.mul_(factor) for g in gradients]
-    if d_loss.dtype == torch.float64:
+    if d_loss.dtype == torch.float64 or any(g.dtype == torch.float64 for g in gradients):
         return [g.mul_(d_loss) for g in gradients]
-    _engine.scale(gradients, d_loss)
+    for first in range(0, len(gradients), 3):
+        _engine.scale(gradients[first : first + 3], d_loss)
     return gradients
 
 

@@ -342,3 +342,16 @@ def test_streams_and_torch_compile_with_cuda_graphs():
     for _ in range(4):
         torch.compiler.cudagraph_mark_step_begin()
         assert same_bits(expected, gradients(compiled, args))
+
+
+def test_gradients_of_the_forward_are_multiplied_where_they_are():
+    """Unless another backward is to come, or the results are someone's own."""
+    args = arguments(z_loss, torch.float32)
+    wanted = [a for a in args if a.requires_grad]
+    loss = 3.0 * natively(z_loss)(*args)
+    made = {t.data_ptr() for t in loss.grad_fn.next_functions[0][0].saved_tensors}
+    first = torch.autograd.grad(loss, wanted, retain_graph=True)
+    again = torch.autograd.grad(loss, wanted, retain_graph=True)
+    last = torch.autograd.grad(loss, wanted)
+    assert all(same_bits(first, other) for other in (again, last))
+    assert not made & {g.data_ptr() for g in first} and made == {g.data_ptr() for g in last}

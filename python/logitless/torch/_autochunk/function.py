@@ -18,6 +18,7 @@ from logitless._autochunk.names import leaf_names, numbered, unique
 from logitless._autochunk.options import Limits, Unsupported
 from logitless._autochunk.parse import parse
 from logitless._autochunk.plan import Compiled, compile_text
+from logitless.torch import _ops
 from logitless.torch._autochunk import native, transforms
 from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.memory import peak_bytes
@@ -55,12 +56,16 @@ class Plan:
         """Of each tensor that a call is given: whether there is a gradient by it."""
         return [*self.traced.has_grad, *([False] if self.seed else [])]
 
-    def gradients(self, saved: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def gradients(
+        self, saved: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], owned: bool = False
+    ) -> Sequence[torch.Tensor]:
         """Of the inputs that have one. saved: gradients for a tangent of 1 with joint set, else the inputs. tangents: of
-        the differentiable outputs."""
+        the differentiable outputs. owned: no one else has the memory of those gradients, which may be the results'."""
         if self.joint:
             # A scalar tensor keeps the dtype of the gradients.
             tangent = tangents[0].reshape(())
+            if owned and all(type(t) is torch.Tensor for t in saved):  # no tracer's
+                return _ops.scaled(saved, tangent)
             return [gradient * tangent for gradient in saved]
         return self.run(self.backward, saved, tangents)
 
@@ -90,7 +95,8 @@ class _Chunked(torch.autograd.Function):
             raise NotImplementedError(SECOND)
         plan = ctx.plan
         wanted = [t for t, yes in zip(tangents, plan.traced.differentiable) if yes]
-        gradients = iter(plan.gradients(ctx.saved_tensors, wanted))
+        # The library writes each result into memory of its own; PyTorch's operations may return what they were given.
+        gradients = iter(plan.gradients(ctx.saved_tensors, wanted, owned=plan.limits.native))
         return (None, *(next(gradients) if has else None for has in plan.has_grad))
 
 
