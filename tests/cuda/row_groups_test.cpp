@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "compiler/compiled.h"
+#include "compiler/far_programs.h"
 #include "compiler/graph_access.h"
 #include "compiler/plan/group_rows.h"
 #include "compiler/run.h"
@@ -111,6 +112,77 @@ TEST(RowGroups, TakeAGatedMlpsBackwardInOne) {
     most = std::max(most, static_cast<std::size_t>(stored));
   }
   EXPECT_EQ(most, 3u) << "the product with `down` again, and two gradients\n" << compiled.text();
+}
+
+// A layer with a bias and tanh, of a residual and a layer norm of it, and all gradients: the bias
+// is the product's, so that tanh's loops are over elements in order.
+Graph layers(std::int64_t rows, DType dtype) {
+  Graph graph("layers");
+  constexpr std::int64_t kDim = 64, kInner = 96;
+  const auto parameter = [&](const char* name, const Shape& shape, DType of) {
+    return graph.parameter(name, of, shape);
+  };
+  const Value x = parameter("x", {rows, kDim}, dtype), y = parameter("y", {rows, kDim}, dtype),
+              gain = parameter("gain", {kDim}, DType::f32),
+              shift = parameter("shift", {kDim}, DType::f32),
+              up = parameter("up", {kDim, kInner}, dtype),
+              bias = parameter("bias", {kInner}, dtype), back = parameter("back", {kDim}, dtype),
+              down = parameter("down", {kInner, kDim}, dtype);
+  const Value before = x + (y + back);
+  const Value normed = cast(layer_norm(cast(before, DType::f32), gain, shift), dtype);
+  const Value inner = tanh(matmul(normed, up) + bias);
+  const Value out = before + matmul(inner, down);
+  const Value weights = parameter("weights", {rows, kDim}, dtype);
+  const Value loss = logitless::sum(logitless::sum(cast(out * weights, DType::f32), {1}), {0});
+  graph.result("loss", loss);
+  const std::vector<Value> gradients =
+      graph.gradients({loss}, {x, y, gain, shift, up, bias, back, down});
+  const char* names[] = {"d_x", "d_y", "d_gain", "d_shift", "d_up", "d_bias", "d_back", "d_down"};
+  for (std::size_t i = 0; i < 8; ++i) graph.result(names[i], gradients[i]);
+  return graph;
+}
+
+int column_sums_of(const ir::RowGroup& group) {
+  return static_cast<int>(std::count_if(
+      group.stages.begin(), group.stages.end(),
+      [](const auto& stage) { return ir::kind_of(stage.loop) == ir::StageKind::column_sum; }));
+}
+
+// Behind a product, of elements in order; and those of a layer norm's gradient.
+TEST(RowGroups, TakeTheSumsOfColumnsOfBiases) {
+  const CompiledProgram compiled = compile(layers(512, DType::bf16), for_gpu());
+  int alone = 0, in_inner = 0, all = 0;
+  for (const ir::Instruction& i : program_of(compiled).instructions) {
+    if (const auto* loop = std::get_if<ir::Pointwise>(&i.what)) alone += loop->columns ? 1 : 0;
+    if (const auto* group = std::get_if<ir::RowGroup>(&i.what)) {
+      all += column_sums_of(*group);
+      if (group->columns == 96) in_inner += column_sums_of(*group);
+    }
+  }
+  EXPECT_EQ(alone, 0) << compiled.text();
+  EXPECT_EQ(in_inner, 1);
+  EXPECT_EQ(all, 4) << compiled.text();
+}
+
+TEST(RowGroups, OfLayersAgreeWithTheInterpreter) {
+  if (!gpu()) GTEST_SKIP() << "no CUDA device";
+  for (const std::int64_t rows : {64, 4104}) {  // parts enough for a block of more threads
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      SCOPED_TRACE(testing::Message() << rows << ' ' << name_of(dtype));
+      const Graph graph = layers(rows, dtype);
+      const ir::Graph plain = ir::bind(GraphAccess::of(graph), {});
+      const ir::Tensors inputs = random_inputs(plain, 7);
+      const ir::Tensors wanted = ir::interpret(plain, inputs);
+      const CompiledProgram compiled = compile(graph, for_gpu());
+      EXPECT_FALSE(groups_of(program_of(compiled)).empty());
+      const ir::Tensors once = execute_on_gpu(compiled, inputs);
+      for (const auto& [name, value] : wanted) {
+        if (name == "loss") continue;  // a sum that cancels
+        EXPECT_LT(relative_2norm(once.at(name), value), dtype == DType::f32 ? 2e-5 : 0.025) << name;
+      }
+      EXPECT_EQ(difference(execute_on_gpu(compiled, inputs, 2), once), 0.0);
+    }
+  }
 }
 
 TEST(RowGroups, OfAGatedMlpAgreeWithTheInterpreter) {

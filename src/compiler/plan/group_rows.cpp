@@ -58,13 +58,14 @@ class Collector {
     group_.stages.push_back({std::move(*stage), true});
     const std::size_t own = group_.stages.size() - 1;
     const Pointwise& made = group_.stages.back().loop;
-    const bool fits =
-        views_ + made.leaves.size() + 1 <= kMostViews &&
-        std::all_of(made.leaves.begin(), made.leaves.end(), [&](const Pointwise::Leaf& leaf) {
-          return !is_memory(leaf) || !written_.contains(leaf.view.buffer) ||
-                 maker_of(group_, own, leaf) >= 0;
-        });
-    if (!fits) {
+    std::size_t views = 1;
+    bool fits = true;
+    for (const Pointwise::Leaf& leaf : made.leaves) {
+      if (!is_memory(leaf) || maker_of(group_, own, leaf) >= 0) continue;
+      fits = fits && !written_.contains(leaf.view.buffer);
+      ++views;
+    }
+    if (!fits || views_ + views > kMostViews) {
       group_.stages.pop_back();
       return false;
     }
@@ -73,7 +74,7 @@ class Collector {
     }
     if (made.store.accumulate) read_.insert(made.store.view.buffer);
     written_.insert(made.store.view.buffer);
-    views_ += made.leaves.size() + 1;
+    views_ += views;
     return true;
   }
 
@@ -94,7 +95,7 @@ class Collector {
  private:
   RowGroup group_;
   std::set<int> read_, written_;  // buffers, read from memory and written
-  std::size_t views_ = 0;
+  std::size_t views_ = 0;         // of memory that stages read and write
 };
 
 const Pointwise* loop_at(const std::vector<Instruction>& list, std::size_t i) {
@@ -111,20 +112,27 @@ std::optional<std::pair<std::int64_t, std::int64_t>> space_of(std::int64_t count
 }
 
 // The space of the first loop from i on that has rows and columns, among loops alone; of elements
-// in order, where there is none.
+// in order, where there is none, that of a loop behind products over as many.
 std::optional<std::pair<std::int64_t, std::int64_t>> space_at(const std::vector<Instruction>& list,
                                                               std::size_t i) {
   const Pointwise* const first = loop_at(list, i);
-  for (std::size_t end = i + kMostStages; i < end; ++i) {
-    const Pointwise* loop = loop_at(list, i);
-    if (loop == nullptr) break;
+  if (first == nullptr) return std::nullopt;
+  const bool in_order = first->shape.size() == 1;
+  std::size_t products = 0;
+  for (const std::size_t end = i + kMostStages; i < std::min(end, list.size()); ++i) {
+    const Pointwise* const loop = loop_at(list, i);
+    if (loop == nullptr) {
+      if (!in_order || !std::holds_alternative<Gemm>(list[i].what) || products++ == kMostBetween)
+        break;
+      continue;
+    }
     if (loop->shape.size() != 2) continue;
     const std::int64_t rows = loop->shape[0], columns = loop->shape[1];
+    if (products > 0 && rows * columns != first->shape[0]) break;
     if (rows < kLeastRows || columns < kLeastColumns || columns > kMostColumns) return std::nullopt;
     return std::pair{rows, columns};
   }
-  if (first == nullptr || first->shape.size() != 1) return std::nullopt;
-  return space_of(first->shape[0]);
+  return in_order ? space_of(first->shape[0]) : std::nullopt;
 }
 
 bool meet(const std::vector<int>& a, const std::vector<int>& b) {

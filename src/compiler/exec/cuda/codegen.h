@@ -37,7 +37,7 @@ struct GeneratedKernel {
 std::vector<GeneratedKernel> generate(const Pointwise& loop,
                                       std::span<const std::int64_t> alignments);
 
-// The same of a row group: its own kernel, then one for each column sum.
+// The same of a row group: its own kernel, then one for its column sums.
 std::vector<GeneratedKernel> generate(const RowGroup& group,
                                       std::span<const std::int64_t> alignments);
 std::int64_t row_group_scratch_bytes(const RowGroup& group);

@@ -29,8 +29,9 @@ std::vector<GeneratedKernel> row_kernels(const Pointwise& loop,
 std::vector<GeneratedKernel> column_kernels(const Pointwise& loop,
                                             std::span<const std::int64_t> alignments);
 
-// [parts, columns] states in scratch become the results of a reduction of columns.
-GeneratedKernel merge_column_parts(const Pointwise& loop, const Parts& parts);
+// [loops, parts, columns] states in scratch become the results of reductions of columns over one
+// shape, all of one kind.
+GeneratedKernel merge_column_parts(std::span<const Pointwise* const> loops, const Parts& parts);
 
 // The address of the result's first element.
 KernelArgument stored_argument(const Pointwise& loop);

@@ -337,12 +337,14 @@ void LoopText::store_one(Lines& lines, const std::string& at, const std::string&
 bool LoopText::stores_vectors() const { return read_of(loop_.store.view) == Read::vector; }
 
 GeneratedKernel make_kernel(const std::string& kind, const std::string& comment,
-                            const std::string& parameters, const Lines& body, unsigned block) {
+                            const std::string& parameters, const Lines& body, unsigned block,
+                            unsigned blocks) {
+  const std::string bounds = blocks > 1 ? concat(block, ", ", blocks) : concat(block);
   const std::string signature = concat("(", parameters, ") {\n", body.text(), "}\n");
   GeneratedKernel kernel;
   kernel.entry =
-      concat(kind, "_", content_name(concat(kind, block, comment, signature)).substr(0, 16));
-  kernel.source = concat("// ", comment, "\nextern \"C\" __global__ void __launch_bounds__(", block,
+      concat(kind, "_", content_name(concat(kind, bounds, comment, signature)).substr(0, 16));
+  kernel.source = concat("// ", comment, "\nextern \"C\" __global__ void __launch_bounds__(", bounds,
                          ")\n", kernel.entry, signature);
   kernel.shape.block = block;
   return kernel;

@@ -93,8 +93,10 @@ class LoopText {
 
 std::string_view cuda_type(DType dtype);
 
-// entry, source, arguments of a kernel with these lines as its body.
+// entry, source, arguments of a kernel with these lines as its body. `blocks`: that a
+// multiprocessor is to hold at a time, which bounds the registers of a thread.
 GeneratedKernel make_kernel(const std::string& kind, const std::string& comment,
-                            const std::string& parameters, const Lines& body, unsigned block);
+                            const std::string& parameters, const Lines& body, unsigned block,
+                            unsigned blocks = 1);
 
 }  // namespace logitless::ir

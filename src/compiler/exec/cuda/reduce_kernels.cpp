@@ -2,6 +2,7 @@
 // owns neighbouring columns of a part of the rows. States of parts are merged by a second kernel.
 // The order of all additions is a function of the shape.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <limits>
 
@@ -121,31 +122,55 @@ void sum_over_y(Lines& lines, const Pointwise& loop, std::int64_t xs, std::int64
 
 }  // namespace
 
-GeneratedKernel merge_column_parts(const Pointwise& loop, const Parts& parts) {
-  const Sizes n = sizes_of(loop);
-  const LoopText text(loop, {});
-  const std::int64_t xs = std::min<std::int64_t>(power_of_two(n.kept), 32), ys = kBlock / xs;
+GeneratedKernel merge_column_parts(std::span<const Pointwise* const> loops, const Parts& parts) {
+  constexpr std::int64_t kManyParts = 128, kManyThreads = 1024;
+  const Pointwise& first = *loops[0];
+  const Sizes n = sizes_of(first);
+  const LoopText text(first, {});
+  const std::int64_t block = parts.count < kManyParts ? kBlock : kManyThreads;
+  const std::int64_t xs = std::min<std::int64_t>(power_of_two(n.kept), 32), ys = block / xs;
   Lines lines;
   lines.add("const int x = threadIdx.x % ", xs, ", y = threadIdx.x / ", xs, ";");
-  lines.add("const ", text.index(), " own = (", text.index(), ")blockIdx.x * ", text.number(xs),
-            " + x;");
+  const bool several = loops.size() > 1;
+  const std::int64_t blocks = ceil_div(n.kept, xs);  // of one loop
+  const std::string block_number =
+      several ? concat("(blockIdx.x % ", text.number(blocks), ")") : std::string("blockIdx.x");
+  lines.add("const ", text.index(), " own = (", text.index(), ")", block_number, " * ",
+            text.number(xs), " + x;");
   lines.add("const ", text.index(), " column = own < ", text.number(n.kept),
             " ? own : ", text.number(n.kept - 1), ";");
+  if (several) {
+    lines.add("const unsigned loop = blockIdx.x / ", blocks, "u;");
+    lines.add("parts += (long long)loop * ", parts.count * n.kept, ";");
+  }
   text.coordinates(lines, n.border, n.rank, "column");
-  lines.add(state_type(loop), " state[1];");
+  lines.add(state_type(first), " state[1];");
   lines.add("state[0].clear();");
   lines.add("#pragma unroll 8");
   lines.add("for (int p = y; p < ", parts.count, "; p += ", ys, ") state[0].merge(parts[p * ",
             text.number(n.kept), " + column]);");
-  sum_over_y(lines, loop, xs, ys, 1);
+  sum_over_y(lines, first, xs, ys, 1);
+  std::string parameters = concat("const ", state_type(first), "* parts");
+  std::vector<KernelArgument> arguments = {target_argument(first, true)};
   lines.add("if (y == 0 && own == column) {");
-  text.store_one(lines, text.stored_offset(n.border, n.rank), "state[0].value()");
+  for (std::size_t i = 0; i < loops.size(); ++i) {
+    const LoopText own(*loops[i], {});
+    const std::string to = several ? concat("to", i) : "to";
+    parameters += concat(", ", own.stored_type(), "* ", to);
+    arguments.push_back(target_argument(*loops[i], false));
+    if (several) {
+      lines.add("if (loop == ", i, ") {");
+      lines.add(own.stored_type(), "* const to = ", to, ";");
+    }
+    own.store_one(lines, own.stored_offset(n.border, n.rank), "state[0].value()");
+    if (several) lines.add("}");
+  }
   lines.add("}");
   GeneratedKernel kernel = make_kernel(
-      "merge_columns", concat(parts.count, " parts of each of ", n.kept, " columns"),
-      concat("const ", state_type(loop), "* parts, ", text.stored_type(), "* to"), lines, kBlock);
-  kernel.arguments = {target_argument(loop, true), target_argument(loop, false)};
-  kernel.shape.grid[0] = static_cast<unsigned>(ceil_div(n.kept, xs));
+      "merge_columns", concat(parts.count, " parts of each of ", n.kept, " columns"), parameters,
+      lines, static_cast<unsigned>(block));
+  kernel.arguments = std::move(arguments);
+  kernel.shape.grid[0] = static_cast<unsigned>(blocks * static_cast<std::int64_t>(loops.size()));
   return kernel;
 }
 
@@ -337,7 +362,7 @@ std::vector<GeneratedKernel> column_kernels(const Pointwise& loop,
   kernel.arguments.push_back(target_argument(loop, in_parts));
   kernel.shape.grid[0] = static_cast<unsigned>(blocks * parts.count);
   std::vector<GeneratedKernel> kernels = {std::move(kernel)};
-  if (in_parts) kernels.push_back(merge_column_parts(loop, parts));
+  if (in_parts) kernels.push_back(merge_column_parts(std::array{&loop}, parts));
   return kernels;
 }
 

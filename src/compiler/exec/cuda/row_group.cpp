@@ -1,6 +1,6 @@
 // Row groups: lanes of one warp, or a few warps, own a row and keep its elements in registers
 // from stage to stage. Where there are sums of columns a block goes through a fixed part of the
-// rows, and kernels after it add up the parts in order.
+// rows, and a kernel after it adds up the parts in order.
 #include <algorithm>
 #include <bit>
 #include <set>
@@ -13,17 +13,30 @@
 namespace logitless::ir {
 namespace {
 
-constexpr std::int64_t kThreads = 256;  // of a block, about
+constexpr std::int64_t kThreads = 256;      // of a block, about
+constexpr std::int64_t kMostThreads = 1024;
 
 bool is_memory(const Pointwise::Leaf& leaf) { return leaf.kind == Pointwise::Leaf::Kind::memory; }
 
-// Parts of the rows that a sum of columns is cut into: by the shape alone.
+// Blocks of so many threads that a multiprocessor holds at a time, with registers enough for a
+// kernel that sums columns.
+std::int64_t blocks_at_a_time(std::int64_t threads) {
+  constexpr std::int64_t kRegisters = 65536, kOfThread = 80, kMost = 8;
+  return std::clamp<std::int64_t>(kRegisters / (kOfThread * threads), 1, kMost);
+}
+
+// Parts of the rows that a sum of columns is cut into, a block each: by the shape alone. As many as
+// large GPUs have at a time, so that none waits for the others to end.
 struct RowParts {
   std::int64_t count = 1, rows = 0;  // of a part
 };
 RowParts parts_of(const RowGroup& g) {
-  constexpr std::int64_t kMost = 512, kLeastRows = 32;
-  const std::int64_t wanted = std::clamp<std::int64_t>(g.rows / kLeastRows, 1, kMost);
+  constexpr std::int64_t kLeastRows = 32, kItem = 8, kMultiprocessors = 128, kMost = 512;
+  const std::int64_t row = ceil_div(ceil_div(g.columns, kItem), 32) * 32;  // threads of one
+  const std::int64_t most =
+      kMultiprocessors * blocks_at_a_time(row * std::max<std::int64_t>(kThreads / row, 1));
+  const std::int64_t wanted =
+      std::clamp<std::int64_t>(g.rows / kLeastRows, 1, std::min(most, kMost));
   const std::int64_t rows = ceil_div(ceil_div(g.rows, wanted), 8) * 8;
   return {ceil_div(g.rows, rows), rows};
 }
@@ -84,17 +97,17 @@ class GroupText {
     if (takes_first_) parameter("long long first", {KernelArgument::Kind::first, -1, 0});
     const GeneratedKernel made = make_kernel(
         "group", concat(g_.stages.size(), " stages of ", g_.rows, " rows of ", g_.columns),
-        parameters, lines, static_cast<unsigned>(m_.threads * m_.rows));
+        parameters, lines, static_cast<unsigned>(m_.threads * m_.rows),
+        sums_.empty() ? 1 : static_cast<unsigned>(blocks_at_a_time(m_.threads * m_.rows)));
     kernel.entry = made.entry;
     kernel.source = made.source;
     kernel.shape = made.shape;
     kernel.shape.grid[0] =
         static_cast<unsigned>(sums_.empty() ? ceil_div(g_.rows, m_.rows) : parts_.count);
     std::vector<GeneratedKernel> list = {std::move(kernel)};
-    for (std::size_t i = 0; i < sums_.size(); ++i) {
-      list.push_back(merge_column_parts(g_.stages[sums_[i]].loop, {parts_.count, parts_.rows}));
-      list.back().arguments[0].offset = scratch_offset(i);
-    }
+    std::vector<const Pointwise*> sums;
+    for (const std::size_t s : sums_) sums.push_back(&g_.stages[s].loop);
+    if (!sums.empty()) list.push_back(merge_column_parts(sums, {parts_.count, parts_.rows}));
     return list;
   }
 
@@ -204,12 +217,15 @@ class GroupText {
                                          [&](const View* v) { return fits(*v, m_.width); })))
       m_.width /= 2;
     const std::int64_t row = ceil_div(g_.columns, m_.width);  // items
+    // As few threads as hold the row in their registers, where they exchange sums, and as many as it
+    // has items, where each element is by itself: more of them wait for memory at a time.
     const std::int64_t some =
-        std::clamp<std::int64_t>(kRegisters * 4 / (bytes * m_.width), 1, kMostItems);
-    // As few threads as hold the row in their registers; best just as many as it has items.
+        has_row_sums()
+            ? std::clamp<std::int64_t>(kRegisters * 4 / (bytes * m_.width), 1, kMostItems)
+            : ceil_div(row, kMostThreads);
     const auto is_possible = [](std::int64_t threads) {
       return threads <= 32 ? std::has_single_bit(static_cast<std::uint64_t>(threads))
-                           : threads % 32 == 0 && threads <= 1024;
+                           : threads % 32 == 0 && threads <= kMostThreads;
     };
     m_.threads = row <= 32 * some
                      ? std::min<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(row)), 32)
@@ -222,6 +238,12 @@ class GroupText {
     m_.items = ceil_div(row, m_.threads);
     m_.rows = std::max<std::int64_t>(kThreads / m_.threads, 1);
     while (!sums_.empty() && m_.rows > 1 && m_.rows * g_.columns * 4 > kMostShared) m_.rows /= 2;
+  }
+
+  bool has_row_sums() const {
+    return std::any_of(g_.stages.begin(), g_.stages.end(), [](const RowGroup::Stage& stage) {
+      return kind_of(stage.loop) == StageKind::row_sum;
+    });
   }
 
   std::string_view index() const { return wide_index_ ? "long long" : "unsigned"; }
