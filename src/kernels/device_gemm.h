@@ -23,15 +23,18 @@ struct MatrixLayout {
   bool operator==(const MatrixLayout&) const = default;
 };
 
-// What a product adds to its sums before they are stored: c = a . b + bias + residual, rounded to
+// What a product does to its sums before they are stored: s = a . b + bias + residual, rounded to
 // c's dtype once where the library does it, and else once more in between. Of one batch that is not
 // accumulated.
-//   bias [n], residual [m, n], of c's dtype
+//   c    s, or gelu(s), or, of gelu_gradient, s gelu'(aux); gelu by tanh
+//   aux  of gelu: s, written
+//   bias [n], residual [m, n], aux [m, n], of c's dtype
 struct ProductEpilogue {
-  bool bias = false, residual = false;
-  MatrixLayout residual_layout = {};
+  bool bias = false, residual = false, gelu = false, gelu_gradient = false;
+  MatrixLayout residual_layout = {}, aux_layout = {};
   std::int64_t bias_alignment = 16;
-  bool any() const { return bias || residual; }
+  bool has_aux() const { return gelu || gelu_gradient; }
+  bool any() const { return bias || residual || has_aux(); }
   bool operator==(const ProductEpilogue&) const = default;
 };
 
@@ -52,6 +55,7 @@ struct ProductCall {
   const void *a = nullptr, *b = nullptr;
   void* c = nullptr;
   const void *bias = nullptr, *residual = nullptr;
+  void* aux = nullptr;
   void* workspace = nullptr;  // product_workspace_bytes(), aligned to 256
   Stream stream = nullptr;
 };

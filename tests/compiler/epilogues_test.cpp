@@ -76,6 +76,102 @@ TEST(Epilogues, LeaveResidualsOfDeepProductsAndThoseThatNobodyStores) {
       List{});
 }
 
+// gelu of %NAME by tanh, as %g, of this shape.
+std::string gelu_of(const std::string& name, const std::string& shape = "bf16[16, 32]",
+                    const std::string& cube = "0.044715") {
+  const auto line = [&](const std::string& text) { return "  " + text + " : " + shape + "\n"; };
+  return line("%k0 = constant value(" + cube + ")") +
+         line("%k1 = constant value(0.7978845608028654)") + line("%k2 = constant value(1)") +
+         line("%k3 = constant value(0.5)") + line("%x2 = mul " + name + ", " + name) +
+         line("%x3 = mul %x2, " + name) + line("%cube = mul %x3, %k0") +
+         line("%in = add " + name + ", %cube") + line("%v1 = mul %in, %k1") +
+         line("%t = tanh %v1") + line("%t1 = add %t, %k2") + line("%half = mul " + name + ", %k3") +
+         line("%g = mul %half, %t1");
+}
+
+TEST(Epilogues, TakeAGeluAndKeepWhatItIsOf) {
+  EXPECT_EQ(found(text(kBias + gelu_of("%a"), "g: %g, a: %a")), List{"bias, gelu"});
+  EXPECT_EQ(found(text(gelu_of("%d"), "g: %g, d: %d")), List{"gelu"});
+  // Nobody else reads the sum; another product reads gelu.
+  EXPECT_EQ(found(text(kBias + gelu_of("%a") + "  %e = dot %g, %v contract(1; 0) : bf16[16, 24]\n",
+                       "e: %e")),
+            List{"bias, gelu"});
+  // x sigmoid(2 u) is the same function.
+  EXPECT_EQ(found(text(kBias + gelu_of("%a") +
+                           "  %u2 = add %v1, %v1 : bf16[16, 32]\n"
+                           "  %s2 = sigmoid %u2 : bf16[16, 32]\n"
+                           "  %h = mul %a, %s2 : bf16[16, 32]\n",
+                       "h: %h, a: %a")),
+            List{"bias, gelu"});
+  // In f32 in between.
+  EXPECT_EQ(found(text(kBias + "  %f = cast %a : f32[16, 32]\n" + gelu_of("%f", "f32[16, 32]") +
+                           "  %h = cast %g : bf16[16, 32]\n",
+                       "h: %h, a: %a")),
+            List{"bias, gelu"});
+  // The second of two equal ones is computed again, by choice of others.
+  EXPECT_EQ(found(text(kBias + gelu_of("%a") +
+                           "  %again = mul %t1, %half : bf16[16, 32]\n"
+                           "  %e = dot %again, %v contract(1; 0) : bf16[16, 24]\n",
+                       "g: %g, e: %e")),
+            List{"bias, gelu"});
+}
+
+TEST(Epilogues, LeaveOtherFunctionsThanGelu) {
+  EXPECT_EQ(found(text(kBias + gelu_of("%a", "bf16[16, 32]", "0.0447151"), "g: %g, a: %a")),
+            List{"bias"});
+  EXPECT_EQ(
+      found(text(kBias + "  %k = constant value(0.7071067811865476) : bf16[16, 32]\n"
+                         "  %i = mul %a, %k : bf16[16, 32]\n  %f = erf %i : bf16[16, 32]\n"
+                         "  %k1 = constant value(1) : bf16[16, 32]\n"
+                         "  %f1 = add %f, %k1 : bf16[16, 32]\n"
+                         "  %kh = constant value(0.5) : bf16[16, 32]\n"
+                         "  %h = mul %a, %kh : bf16[16, 32]\n  %g = mul %h, %f1 : bf16[16, 32]\n",
+                 "g: %g, a: %a")),
+      List{"bias"});
+  // Of a sum with something else; read by a loop alone; of rows that begin anywhere.
+  EXPECT_EQ(
+      found(text(kBias + "  %b2 = mul %a, %r : bf16[16, 32]\n" + gelu_of("%b2"), "g: %g, a: %a")),
+      List{"bias"});
+  EXPECT_EQ(
+      found(text(kBias + gelu_of("%a") + "  %n = mul %g, %r : bf16[16, 32]\n", "n: %n, a: %a")),
+      List{"bias"});
+  EXPECT_EQ(found("graph g(%p: bf16[16, 24], %w: bf16[24, 33]) {\n"
+                  "  %a = dot %p, %w contract(1; 0) : bf16[16, 33]\n" +
+                  gelu_of("%a", "bf16[16, 33]") + "  return g: %g, a: %a\n}\n"),
+            List{});
+  EXPECT_EQ(found("graph g(%p: f32[16, 24], %w: f32[24, 32]) {\n"
+                  "  %a = dot %p, %w contract(1; 0) : f32[16, 32]\n" +
+                  gelu_of("%a", "f32[16, 32]") + "  return g: %g, a: %a\n}\n"),
+            List{});
+}
+
+// dy gelu'(%r) of the product, as %q.
+std::string gradient_text(const std::string& cube = "0.044715") {
+  const auto line = [](const std::string& text) { return "  " + text + " : bf16[16, 32]\n"; };
+  return gelu_of("%r", "bf16[16, 32]", cube) + line("%k4 = constant value(" + cube + ")") +
+         line("%k5 = constant value(3)") + line("%d1 = mul %d, %t1") + line("%p0 = mul %d1, %k3") +
+         line("%t2 = mul %t, %t") + line("%t3 = sub %k2, %t2") + line("%d2 = mul %d, %half") +
+         line("%d3 = mul %d2, %t3") + line("%d4 = mul %d3, %k1") + line("%x4 = mul %x2, %k4") +
+         line("%x5 = mul %x4, %k5") + line("%x6 = add %x5, %k2") + line("%d5 = mul %d4, %x6") +
+         line("%q = add %p0, %d5");
+}
+
+TEST(Epilogues, TakeAGelusGradient) {
+  EXPECT_EQ(found(text(gradient_text(), "q: %q")), List{"gelu gradient"});
+  // Functions of x alone may be read elsewhere.
+  EXPECT_EQ(found(text(gradient_text(), "q: %q, g: %g")), List{"gelu gradient"});
+}
+
+TEST(Epilogues, LeaveAGelusGradientWhoseParts) {
+  // Are wanted: of the product, and on the way.
+  EXPECT_EQ(found(text(gradient_text(), "q: %q, d: %d")), List{});
+  EXPECT_EQ(found(text(gradient_text(), "q: %q, d4: %d4")), List{});
+  // Are others.
+  EXPECT_EQ(found(text(gradient_text("0.0447"), "q: %q")), List{});
+  // Nobody stores.
+  EXPECT_EQ(found(text(gradient_text() + "  %n = mul %q, %r : bf16[16, 32]\n", "n: %n")), List{});
+}
+
 TEST(Epilogues, AreNotFoundWhereTheyMustNotBe) {
   // Two readers; a result; the same value twice.
   EXPECT_EQ(found(text(kBias + "  %n = neg %d : bf16[16, 32]\n", "a: %a, n: %n")), List{});
@@ -129,9 +225,11 @@ TEST(Epilogues, AreInProgramsOfAGpu) {
   options.device.kind = DeviceKind::cuda;
   options.device.compute_capability = 90;
   const CompiledProgram with = compile(graph, options);
-  EXPECT_EQ(of_program(with), (List{"bias, residual", "bias", "bias", "residual"}));
+  EXPECT_EQ(of_program(with),
+            (List{"bias, residual", "bias, gelu", "bias", "gelu gradient", "residual"}));
   EXPECT_NE(with.explain().find(
-                "products with epilogues: 1 with bias, residual; 2 with bias; 1 with residual\n"),
+                "products with epilogues: 1 with bias, residual; 1 with bias, gelu; 1 with "
+                "bias; 1 with gelu gradient; 1 with residual\n"),
             std::string::npos)
       << with.explain();
   EXPECT_NE(with.report_json().find("\"epilogue\": \"bias, residual\""), std::string::npos);

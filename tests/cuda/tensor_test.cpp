@@ -201,6 +201,91 @@ TEST_F(GpuProducts, TakeEpilogues) {
   }
 }
 
+double gelu_tanh(double x) { return std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)); }
+double gelu(double x) { return 0.5 * x * (1.0 + gelu_tanh(x)); }
+double gelu_derivative(double x) {
+  const double t = gelu_tanh(x);
+  return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * 0.7978845608028654 * (1.0 + 0.134145 * x * x);
+}
+
+// gelu of the sums, with those beside it, or the sums times its derivative at aux.
+void check_gelu(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
+                const ProductEpilogue& epilogue, std::int64_t apart, bool fused) {
+  const std::int64_t step = n + apart;
+  ProductShape s;
+  s.m = m;
+  s.n = n;
+  s.k = k;
+  s.a = by_rows(dtype, m, k);
+  s.b = by_rows(dtype, k, n);
+  s.c = by_rows(dtype, m, n);
+  s.epilogue = epilogue;
+  s.epilogue.aux_layout = by_rows(dtype, m, step);
+  const Mirror a = normal(dtype, m * k, 1), b = normal(dtype, k * n, 2), bias = normal(dtype, n, 3),
+               x = normal(dtype, m * step, 4);
+  Mirror c = normal(dtype, m * n, 5), aux = normal(dtype, m * step, 4);
+  const Product product(s);
+  EXPECT_TRUE(product.fused() || !fused);
+  const DeviceMemory workspace(product_workspace_bytes(s));
+  ProductCall call;
+  call.a = a.device.data();
+  call.b = b.device.data();
+  call.c = c.device.data();
+  if (epilogue.bias) call.bias = bias.device.data();
+  call.aux = aux.device.data();
+  call.workspace = workspace.data();
+  product.run(call);
+  synchronize(nullptr);
+  c.to_host();
+  aux.to_host();
+  const double unit = dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
+  constexpr double kOfTanh = 0x1p-9;  // what a fast one leaves of the derivative
+  double worst = 0.0, worst_aux = 0.0;
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < step; ++j) {
+      const double before = x.get(i * step + j), after = aux.get(i * step + j);
+      if (j >= n) {
+        EXPECT_EQ(after, before) << "between rows";
+        continue;
+      }
+      double sum = epilogue.bias ? bias.get(j) : 0.0, size = 0.0;
+      for (std::int64_t d = 0; d < k; ++d) {
+        sum += a.get(i * k + d) * b.get(d * n + j);
+        size += std::abs(a.get(i * k + d) * b.get(d * n + j));
+      }
+      const double of_sum = 0x1p-24 * static_cast<double>(k + 2) * (size + 8.0) +
+                            2.0 * unit * (std::abs(sum) + (epilogue.bias ? 4.0 : 0.0));
+      const double wanted = epilogue.gelu ? gelu(sum) : sum * gelu_derivative(before);
+      const double bound =
+          1.13 * of_sum + unit * std::abs(wanted) + (epilogue.gelu ? 0.0 : kOfTanh * std::abs(sum));
+      worst = std::max(worst, std::abs(c.get(i * n + j) - wanted) / bound);
+      if (epilogue.gelu) {
+        worst_aux = std::max(worst_aux, std::abs(after - sum) / of_sum);
+      } else {
+        EXPECT_EQ(after, before);
+      }
+    }
+  }
+  EXPECT_LE(worst, 1.0) << product.kernel() << (product.fused() ? ", fused" : "");
+  EXPECT_LE(worst_aux, 1.0) << product.kernel() << (product.fused() ? ", fused" : "");
+}
+
+TEST_F(GpuProducts, TakeGeluAndItsGradient) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const int form : {0, 1, 2}) {
+      SCOPED_TRACE(testing::Message() << name_of(dtype) << " form " << form);
+      ProductEpilogue e;
+      e.gelu = form < 2;
+      e.bias = form == 1;
+      e.gelu_gradient = form == 2;
+      check_gelu(dtype, 70, 96, 80, e, 0, true);
+      check_gelu(dtype, 1, 104, 72, e, 0, false);
+      check_gelu(dtype, 64, 128, 64, e, 16, true);
+      check_gelu(dtype, 33, 37, 19, e, 0, false);  // rows that begin anywhere
+    }
+  }
+}
+
 TEST_F(GpuProducts, TakeStridesThatMatrixUnitsDoNot) {
   ProductShape s;
   s.batch = 2;

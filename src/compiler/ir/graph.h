@@ -88,12 +88,14 @@ struct Head {
   std::int64_t workspace = 0;
 };
 
-// What a product adds to its sums before it stores them.
-//   operands  those of the dot, bias [n], residual of the result's shape, all of its dtype
+// What a product does to its sums before it stores them.
+//   operands  those of the dot, bias [n], residual or x of the result's shape, all of its dtype
 struct Epilogue {
-  bool bias = false;  // along the last dimension
-  bool residual = false;
-  bool any() const { return bias || residual; }
+  bool bias = false;           // added, along the last dimension
+  bool residual = false;       // added
+  bool gelu = false;           // results: gelu of the sum, by tanh, and the sum; no residual
+  bool gelu_gradient = false;  // times the derivative of that gelu at x; nothing else beside it
+  bool any() const { return bias || residual || gelu || gelu_gradient; }
 };
 // "bias, residual": as reports say it.
 std::string text_of(const Epilogue& epilogue);

@@ -1,5 +1,8 @@
-// fused_dot: a dot and what its product adds to the sums before it stores them. Made by
+// fused_dot: a dot and what its product does to the sums before it stores them. Made by
 // fuse_epilogues.
+#include <cmath>
+#include <numbers>
+
 #include "compiler/ir/derivation.h"
 #include "compiler/ir/evaluation.h"
 #include "compiler/ir/typing.h"
@@ -12,15 +15,22 @@
 namespace logitless::ir {
 
 std::string text_of(const Epilogue& e) {
-  return concat(e.bias ? "bias" : "", e.bias && e.residual ? ", " : "",
-                e.residual ? "residual" : "");
+  std::string text;
+  const auto add = [&](bool has, const char* name) {
+    if (has) text += concat(text.empty() ? "" : ", ", name);
+  };
+  add(e.bias, "bias");
+  add(e.residual, "residual");
+  add(e.gelu, "gelu");
+  add(e.gelu_gradient, "gelu gradient");
+  return text;
 }
 
 namespace {
 
 std::vector<Type> fused_dot_type(const Typing& r) {
   const Epilogue& e = r.a.epilogue;
-  r.count(std::size_t{2} + (e.bias ? 1 : 0) + (e.residual ? 1 : 0));
+  r.count(std::size_t{2} + (e.bias ? 1 : 0) + (e.residual || e.gelu_gradient ? 1 : 0));
   const std::vector<const Type*> factors(r.operands.begin(), r.operands.begin() + 2);
   const Type value = dot_type({r.what, factors, r.a})[0];
   r.expect(r.a.batch_a.empty() && value.rank() > 0, "an epilogue of a batch of products");
@@ -30,7 +40,12 @@ std::vector<Type> fused_dot_type(const Typing& r) {
   }
   r.expect(!e.residual || *r.operands.back() == value, "residual is ", *r.operands.back(),
            ", expected ", value);
-  return {value};
+  r.expect(!e.gelu || !e.residual, "a residual beside gelu");
+  r.expect(!e.gelu_gradient || (!e.bias && !e.residual && !e.gelu),
+           "another epilogue beside the gradient of gelu");
+  r.expect(!e.gelu_gradient || *r.operands.back() == value, "x is ", *r.operands.back(),
+           ", expected ", value);
+  return std::vector<Type>(e.gelu ? 2 : 1, value);
 }
 
 // --- text
@@ -43,9 +58,20 @@ constexpr TextKey flag(std::string_view name) {
       false};
 }
 constexpr TextKey kKeys[] = {pair_key<&Attributes::contract_a, &Attributes::contract_b>("contract"),
-                             flag<&Epilogue::bias>("bias"), flag<&Epilogue::residual>("residual")};
+                             flag<&Epilogue::bias>("bias"), flag<&Epilogue::residual>("residual"),
+                             flag<&Epilogue::gelu>("gelu"),
+                             flag<&Epilogue::gelu_gradient>("gelu_gradient")};
 
 // --- float64
+
+const double kScale = std::sqrt(2.0 * std::numbers::inv_pi);
+constexpr double kCube = 0.044715;
+
+double gelu(double x) { return 0.5 * x * (1.0 + std::tanh(kScale * (x + kCube * x * x * x))); }
+double gelu_derivative(double x) {
+  const double t = std::tanh(kScale * (x + kCube * x * x * x));
+  return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * kScale * (1.0 + 3.0 * kCube * x * x);
+}
 
 std::vector<Tensor> fused_dot_value(const Evaluation& e) {
   const Epilogue& epilogue = e.node.attributes->epilogue;
@@ -55,6 +81,11 @@ std::vector<Tensor> fused_dot_value(const Evaluation& e) {
   for (std::size_t i = 0; i < value.size(); ++i) {
     if (epilogue.bias) value[i] += e.in(2).data[i % columns];
     if (epilogue.residual) value[i] += e.operands.back()->data[i];
+    if (epilogue.gelu_gradient) value[i] *= gelu_derivative(e.operands.back()->data[i]);
+  }
+  if (epilogue.gelu) {
+    results.push_back(results[0]);
+    for (double& x : results[0].data) x = gelu(x);
   }
   return results;
 }
@@ -75,9 +106,13 @@ std::int64_t row_step(const View& v) {
   return fits ? step : 0;
 }
 
-// The product at one index of its outer dimensions. Rows of the residual are r_step apart where
-// those of the result are c_step.
-Gemm at_outer(const Gemm& gemm, std::int64_t index, std::int64_t c_step, std::int64_t r_step) {
+// Elements from row to row: of the result, of what is added, and of aux.
+struct Steps {
+  std::int64_t c = 0, residual = 0, aux = 0;
+};
+
+// The product at one index of its outer dimensions.
+Gemm at_outer(const Gemm& gemm, std::int64_t index, const Steps& steps) {
   if (gemm.outer.empty()) return gemm;
   Gemm one = gemm;
   const auto shift = [&](View& v) {
@@ -93,7 +128,9 @@ Gemm at_outer(const Gemm& gemm, std::int64_t index, std::int64_t c_step, std::in
   shift(one.b);
   shift(one.c);
   one.outer.clear();
-  one.residual.offset += (one.c.offset - gemm.c.offset) / c_step * r_step;
+  const std::int64_t row = (one.c.offset - gemm.c.offset) / steps.c;
+  one.residual.offset += row * steps.residual;
+  one.aux.offset += row * steps.aux;
   return one;
 }
 
@@ -106,22 +143,30 @@ void fused_dot_emit(Lowering& l, int id) {
   Gemm gemm = dot_gemm(l, id);
   gemm.epilogue = n.attributes->epilogue;
   if (gemm.epilogue.bias) gemm.bias = l.contiguous(n.operands[2]);
-  const std::int64_t c_step = row_step(l.memory_of({id, 0}));
-  if (c_step == 0)
+  Steps steps;
+  steps.c = row_step(l.memory_of({id, 0}));
+  if (steps.c == 0)
     throw Unsupported(concat("fused_dot: the result is ", text_of(n.results[0]),
                              ", expected rows of a multiple of 8 elements"));
-  std::int64_t r_step = 0;
-  if (gemm.epilogue.residual) {
+  const std::int64_t m_stride = gemm.c.strides[gemm.outer.size()];  // 0 of one row
+  // Its strides as the product takes them: over (m, n), beside the result.
+  const auto beside = [&](View view, std::int64_t& step) {
+    step = row_step(view);
+    view.strides = {m_stride > 0 ? m_stride / steps.c * step : step, 1};
+    return view;
+  };
+  const auto read = [&](std::int64_t& step, const char* name) {
     View view = l.memory_of(n.operands.back());
-    if (row_step(view) == 0) view = l.copied(view, l.name_of_node(id) + " residual");
-    r_step = row_step(view);
-    const std::int64_t m_stride = gemm.c.strides[gemm.outer.size()];  // 0 of one row
-    view.strides = {m_stride > 0 ? m_stride / c_step * r_step : r_step, 1};
-    gemm.residual = view;
-  }
+    if (row_step(view) == 0) view = l.copied(view, concat(l.name_of_node(id), " ", name));
+    return beside(std::move(view), step);
+  };
+  const Epilogue& epilogue = gemm.epilogue;
+  if (epilogue.residual) gemm.residual = read(steps.residual, "residual");
+  if (epilogue.gelu_gradient) gemm.aux = read(steps.aux, "x");
+  if (epilogue.gelu) gemm.aux = beside(l.result_of({id, 1}), steps.aux);
   std::int64_t rounds = 1;
   for (const std::int64_t size : gemm.outer) rounds *= size;
-  for (std::int64_t r = 0; r < rounds; ++r) l.push(id, at_outer(gemm, r, c_step, r_step));
+  for (std::int64_t r = 0; r < rounds; ++r) l.push(id, at_outer(gemm, r, steps));
 }
 
 constexpr Operation kOperations[] = {{

@@ -90,7 +90,8 @@ std::vector<int> first_equal(const Graph& graph) {
       key.push_back(std::bit_cast<std::int64_t>(number));
     key.insert(key.end(), {head.bias, head.gradients, head.ignored.has_value(),
                            head.ignored.value_or(0), head.workspace});
-    key.insert(key.end(), {a.epilogue.bias, a.epilogue.residual});
+    key.insert(key.end(),
+               {a.epilogue.bias, a.epilogue.residual, a.epilogue.gelu, a.epilogue.gelu_gradient});
     key.insert(key.end(), {a.scores.causal, a.scores.window, a.scores.bias, a.scores.segments});
     for (const DType gradient : {head.d_x, head.d_w, head.d_bias})
       key.push_back(static_cast<std::int64_t>(gradient));

@@ -6,6 +6,7 @@
 
 #include "compiler/ops/op.h"
 #include "compiler/plan/fuse.h"
+#include "compiler/plan/gelu_pattern.h"
 
 namespace logitless::ir {
 namespace {
@@ -13,8 +14,13 @@ namespace {
 // A product with its epilogue, in terms of the graph that it is found in.
 struct Fused {
   int dot = -1;
-  int at = -1;           // the node whose place it takes
-  Value bias, residual;  // not valid: none
+  int at = -1;                     // the node whose place it takes
+  Value bias = {}, residual = {};  // not valid: none
+  int gelu = -1;                   // the node that is gelu of the one at `at`; -1: none
+  Value x = {};                    // that the product is multiplied with gelu' of; not valid: none
+
+  Epilogue epilogue() const { return {bias.valid(), residual.valid(), gelu >= 0, x.valid()}; }
+  bool any() const { return epilogue().any(); }
 };
 
 class Finder {
@@ -85,7 +91,8 @@ class Finder {
   }
 
   void find(int dot) {
-    Fused f{dot, dot, {}, {}};
+    Fused f;
+    f.dot = f.at = dot;
     if (const auto add = added(dot)) {
       const Node& spread = g_.node(add->second);
       const int last = type(dot).rank() - 1;
@@ -97,14 +104,96 @@ class Finder {
         f.at = add->first;
       }
     }
-    find_residual(f);
-    if (f.at != dot) take(f);
+    find_gelu(f);
+    if (f.gelu < 0) find_residual(f);
+    if (!f.any()) find_gelu_gradient(f);
+    if (f.any()) take(f);
   }
   void take(const Fused& f) {
     gone_[at(f.dot)] = true;
     gone_[at(f.at)] = false;
     held_.insert(f.at);
+    if (f.gelu >= 0) held_.insert(f.gelu);
     found_.push_back(f);
+  }
+
+  // Whether the value is in memory for readers that are no loops.
+  bool is_stored(int id) const {
+    const std::vector<int>& readers = users_[at(id)];
+    return output_[at(id)] || std::any_of(readers.begin(), readers.end(),
+                                          [&](int u) { return !is_elementwise(g_.node(u)); });
+  }
+  // Whether it is computed from `x` and constants alone.
+  bool is_of(int id, const std::set<int>& x) const {
+    const std::vector<Value>& operands = g_.node(id).operands;
+    return std::all_of(operands.begin(), operands.end(), [&](Value v) {
+      return x.contains(v.node) || row_of(g_.node(v).op).of_nothing;
+    });
+  }
+
+  // The first of the functions of the sum that is its gelu.
+  void find_gelu(Fused& f) const {
+    constexpr std::size_t kMostNodes = 64;
+    std::set<int> functions = {f.at};
+    std::set<int> next(users_[at(f.at)].begin(), users_[at(f.at)].end());
+    while (!next.empty() && functions.size() < kMostNodes) {
+      const int id = *next.begin();
+      next.erase(next.begin());
+      if (!is_elementwise(g_.node(id)) || !is_of(id, functions)) continue;
+      functions.insert(id);
+      next.insert(users_[at(id)].begin(), users_[at(id)].end());
+      if (type(id) != type(f.at) || !is_stored(id) || !is_gelu(g_, {id, 0}, {f.at, 0})) continue;
+      f.gelu = id;
+      return;
+    }
+  }
+
+  // What elementwise nodes that lead to `top` read beside the value `dy` and constants, if that is
+  // one value in memory.
+  std::optional<Value> other_leaf(int top, int dy) const {
+    constexpr std::size_t kMostNodes = 64;
+    std::optional<Value> leaf;
+    std::set<int> seen = {top};
+    std::vector<int> work = {top};
+    while (!work.empty()) {
+      const int id = work.back();
+      work.pop_back();
+      for (const Value v : g_.node(id).operands) {
+        if (v.node == dy || row_of(g_.node(v).op).of_nothing) continue;
+        if (is_held(v)) {
+          if (leaf && *leaf != v) return std::nullopt;
+          leaf = v;
+        } else if (!is_elementwise(g_.node(v)) || gone_[at(v.node)] || seen.size() == kMostNodes) {
+          return std::nullopt;
+        } else if (seen.insert(v.node).second) {
+          work.push_back(v.node);
+        }
+      }
+    }
+    return leaf;
+  }
+
+  // The nodes that the product's readers lead to all of, one after the other: the gradient is one
+  // of them, and nothing but it reads what lies between.
+  void find_gelu_gradient(Fused& f) const {
+    constexpr int kMostNodes = 64;
+    if (output_[at(f.dot)]) return;
+    std::set<int> next(users_[at(f.dot)].begin(), users_[at(f.dot)].end());
+    for (int n = 0; n < kMostNodes && !next.empty(); ++n) {
+      const int id = *next.begin();
+      next.erase(next.begin());
+      if (!is_elementwise(g_.node(id)) || gone_[at(id)] || held_.contains(id)) return;
+      if (next.empty() && type(id) == type(f.dot) && is_stored(id)) {
+        const std::optional<Value> x = other_leaf(id, f.dot);
+        if (x && g_.type(*x) == type(id) && is_gelu_gradient(g_, {id, 0}, {f.dot, 0}, *x)) {
+          f.x = *x;
+          f.at = id;
+          return;
+        }
+      }
+      if (output_[at(id)]) return;
+      next.insert(users_[at(id)].begin(), users_[at(id)].end());
+    }
   }
 
   void find_residual(Fused& f) {
@@ -117,10 +206,7 @@ class Finder {
                                    .value();
     if (depth > type(f.dot).shape.back().value()) return;
     const std::vector<int>& readers = users_[at(add->first)];
-    const bool stored = output_[at(add->first)] || readers.size() > 1 ||
-                        std::any_of(readers.begin(), readers.end(),
-                                    [&](int u) { return !is_elementwise(g_.node(u)); });
-    if (!stored) return;
+    if (readers.size() <= 1 && !is_stored(add->first)) return;
     f.residual = add->second;
     gone_[at(f.at)] = true;
     f.at = add->first;
@@ -128,49 +214,76 @@ class Finder {
 };
 
 // The graph with what was found in its place, and without what nobody reads any more.
-WithEpilogues written(const Graph& g, const std::vector<Fused>& found) {
-  const auto size = static_cast<std::size_t>(g.size());
-  std::vector<const Fused*> fused(size, nullptr);  // by the node whose place it takes
-  for (const Fused& f : found) fused[static_cast<std::size_t>(f.at)] = &f;
-  const auto operands_of = [&](int id) {
-    const Fused* f = fused[static_cast<std::size_t>(id)];
-    std::vector<Value> operands = g.node(f != nullptr ? f->dot : id).operands;
-    if (f != nullptr && f->bias.valid()) operands.push_back(f->bias);
-    if (f != nullptr && f->residual.valid()) operands.push_back(f->residual);
+class Writer {
+ public:
+  Writer(const Graph& graph, const std::vector<Fused>& found)
+      : g_(graph), fused_(at(g_.size())), gelu_(fused_.size()), live_(fused_.size()) {
+    for (const Fused& f : found) {
+      fused_[at(f.at)] = &f;
+      if (f.gelu >= 0) gelu_[at(f.gelu)] = &f;
+    }
+  }
+
+  WithEpilogues run() && {
+    find_live();
+    WithEpilogues out;
+    out.graph.name = g_.name;
+    std::vector<Value> to(fused_.size());  // of result 0
+    const auto moved = [&](Value v) {
+      return Value{to[at(v.node)].node, to[at(v.node)].index + v.index};
+    };
+    for (int id = 0; id < g_.size(); ++id) {
+      if (!live_[at(id)] || gelu_[at(id)] != nullptr) continue;
+      const Fused* f = fused_[at(id)];
+      std::vector<Value> operands = operands_of(id);
+      for (Value& v : operands) v = moved(v);
+      Attributes attributes = g_.node(f != nullptr ? f->dot : id).attributes;
+      if (f != nullptr) attributes.epilogue = f->epilogue();
+      to[at(id)] = out.graph.add(f != nullptr ? Op::fused_dot : g_.node(id).op, std::move(operands),
+                                 std::move(attributes), g_.node(id).name);
+      if (f != nullptr && f->gelu >= 0) {
+        to[at(f->gelu)] = to[at(id)];
+        ++to[at(id)].index;  // the sum is the second result
+      }
+      out.origin.push_back(id);
+    }
+    for (const Output& o : g_.outputs()) out.graph.add_output(o.name, moved(o.value));
+    return out;
+  }
+
+ private:
+  const Graph& g_;
+  std::vector<const Fused*> fused_;  // by the node whose place it takes
+  std::vector<const Fused*> gelu_;   // by the node that is its first result
+  std::vector<bool> live_;
+
+  static std::size_t at(int id) { return static_cast<std::size_t>(id); }
+
+  std::vector<Value> operands_of(int id) const {
+    if (gelu_[at(id)] != nullptr) return {{gelu_[at(id)]->at, 0}};
+    const Fused* f = fused_[at(id)];
+    std::vector<Value> operands = g_.node(f != nullptr ? f->dot : id).operands;
+    if (f == nullptr) return operands;
+    for (const Value v : {f->bias, f->residual, f->x}) {
+      if (v.valid()) operands.push_back(v);
+    }
     return operands;
-  };
-  std::vector<bool> live(size, false);
-  for (const Output& o : g.outputs()) live[static_cast<std::size_t>(o.value.node)] = true;
-  for (int id = g.size() - 1; id >= 0; --id) {
-    const auto at = static_cast<std::size_t>(id);
-    live[at] = live[at] || g.node(id).op == Op::parameter;
-    if (!live[at]) continue;
-    for (const Value v : operands_of(id)) live[static_cast<std::size_t>(v.node)] = true;
   }
-  WithEpilogues out;
-  out.graph.name = g.name;
-  std::vector<int> to(size, -1);
-  const auto moved = [&](Value v) { return Value{to[static_cast<std::size_t>(v.node)], v.index}; };
-  for (int id = 0; id < g.size(); ++id) {
-    const auto at = static_cast<std::size_t>(id);
-    if (!live[at]) continue;
-    std::vector<Value> operands = operands_of(id);
-    for (Value& v : operands) v = moved(v);
-    const Fused* f = fused[at];
-    Attributes attributes = g.node(f != nullptr ? f->dot : id).attributes;
-    if (f != nullptr) attributes.epilogue = {f->bias.valid(), f->residual.valid()};
-    to[at] = out.graph
-                 .add(f != nullptr ? Op::fused_dot : g.node(id).op, std::move(operands),
-                      std::move(attributes), g.node(id).name)
-                 .node;
-    out.origin.push_back(id);
+  void find_live() {
+    for (const Output& o : g_.outputs()) live_[at(o.value.node)] = true;
+    for (int id = g_.size() - 1; id >= 0; --id) {
+      live_[at(id)] = live_[at(id)] || g_.node(id).op == Op::parameter;
+      if (!live_[at(id)]) continue;
+      for (const Value v : operands_of(id)) live_[at(v.node)] = true;
+    }
   }
-  for (const Output& o : g.outputs()) out.graph.add_output(o.name, moved(o.value));
-  return out;
-}
+};
 
 }  // namespace
 
-WithEpilogues fuse_epilogues(const Graph& graph) { return written(graph, Finder(graph).run()); }
+WithEpilogues fuse_epilogues(const Graph& graph) {
+  const std::vector<Fused> found = Finder(graph).run();
+  return Writer(graph, found).run();
+}
 
 }  // namespace logitless::ir

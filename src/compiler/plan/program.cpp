@@ -26,7 +26,8 @@ struct Reads {
     return list;
   }
   std::vector<int> operator()(const Gemm& g) const {
-    return present({g.a.buffer, g.b.buffer, g.bias.buffer, g.residual.buffer});
+    return present({g.a.buffer, g.b.buffer, g.bias.buffer, g.residual.buffer,
+                    g.epilogue.gelu_gradient ? g.aux.buffer : -1});
   }
   std::vector<int> operator()(const Take& t) const { return buffers(t.table, t.index); }
   std::vector<int> operator()(const ScatterAdd& s) const {
@@ -69,7 +70,9 @@ struct Writes {
   std::vector<int> operator()(const Pointwise& p) const {
     return present({p.store.view.buffer, p.scratch});
   }
-  std::vector<int> operator()(const Gemm& g) const { return present({g.c.buffer, g.scratch}); }
+  std::vector<int> operator()(const Gemm& g) const {
+    return present({g.c.buffer, g.scratch, g.epilogue.gelu ? g.aux.buffer : -1});
+  }
   std::vector<int> operator()(const Take& t) const { return buffers(t.out); }
   std::vector<int> operator()(const ScatterAdd& s) const {
     return present({s.out.buffer, s.scratch});
@@ -136,7 +139,7 @@ struct Moved {
   double operator()(const Gemm& g) const {
     return bytes_in(g, g.a, g.m, g.k) + bytes_in(g, g.b, g.k, g.n) +
            bytes_in(g, g.c, g.m, g.n) * (g.accumulate ? 2.0 : 1.0) + sum_of(g.bias) +
-           bytes_in(g, g.residual, g.m, g.n);
+           bytes_in(g, g.residual, g.m, g.n) + bytes_in(g, g.aux, g.m, g.n);
   }
   double operator()(const Take& t) const { return sum_of(t.index) + 2.0 * sum_of(t.out); }
   double operator()(const ScatterAdd& s) const { return sum_of(s.index) + 3.0 * sum_of(s.updates); }

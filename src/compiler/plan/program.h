@@ -101,10 +101,11 @@ struct RowGroup {
 // c (+)= a . b over [outer..., m, n, k].
 struct Gemm {
   View a, b, c;  // strides: outer dimensions, then (m, k), (k, n), (m, n)
-  // What is added to the sums before they are stored, for targets that say so (Target::epilogues);
+  // What is done to the sums before they are stored, for targets that say so (Target::epilogues);
   // without outer dimensions and accumulate. No buffer: not there.
   Epilogue epilogue;
   View bias, residual;  // [n]; strides: (m, n)
+  View aux;             // strides: (m, n); gelu: where the sum goes, its gradient: x
   std::vector<std::int64_t> outer;
   std::int64_t m = 0, n = 0, k = 0;
   bool accumulate = false;

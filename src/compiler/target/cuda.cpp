@@ -44,7 +44,10 @@ cuda::ProductShape product_shape(const Gemm& gemm, std::span<const std::int64_t>
   cuda::ProductEpilogue& e = p.epilogue;
   e.bias = gemm.epilogue.bias;
   e.residual = gemm.epilogue.residual;
+  e.gelu = gemm.epilogue.gelu;
+  e.gelu_gradient = gemm.epilogue.gelu_gradient;
   if (e.residual) e.residual_layout = layout(gemm.residual);
+  if (gemm.aux.buffer >= 0) e.aux_layout = layout(gemm.aux);
   if (gemm.bias.buffer >= 0 && !alignments.empty())
     e.bias_alignment =
         std::gcd(alignments[static_cast<std::size_t>(gemm.bias.buffer)],

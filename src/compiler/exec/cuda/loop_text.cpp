@@ -344,8 +344,8 @@ GeneratedKernel make_kernel(const std::string& kind, const std::string& comment,
   GeneratedKernel kernel;
   kernel.entry =
       concat(kind, "_", content_name(concat(kind, bounds, comment, signature)).substr(0, 16));
-  kernel.source = concat("// ", comment, "\nextern \"C\" __global__ void __launch_bounds__(", bounds,
-                         ")\n", kernel.entry, signature);
+  kernel.source = concat("// ", comment, "\nextern \"C\" __global__ void __launch_bounds__(",
+                         bounds, ")\n", kernel.entry, signature);
   kernel.shape.block = block;
   return kernel;
 }

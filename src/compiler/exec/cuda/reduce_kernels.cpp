@@ -166,9 +166,9 @@ GeneratedKernel merge_column_parts(std::span<const Pointwise* const> loops, cons
     if (several) lines.add("}");
   }
   lines.add("}");
-  GeneratedKernel kernel = make_kernel(
-      "merge_columns", concat(parts.count, " parts of each of ", n.kept, " columns"), parameters,
-      lines, static_cast<unsigned>(block));
+  GeneratedKernel kernel =
+      make_kernel("merge_columns", concat(parts.count, " parts of each of ", n.kept, " columns"),
+                  parameters, lines, static_cast<unsigned>(block));
   kernel.arguments = std::move(arguments);
   kernel.shape.grid[0] = static_cast<unsigned>(blocks * static_cast<std::int64_t>(loops.size()));
   return kernel;

@@ -13,7 +13,7 @@
 namespace logitless::ir {
 namespace {
 
-constexpr std::int64_t kThreads = 256;      // of a block, about
+constexpr std::int64_t kThreads = 256;  // of a block, about
 constexpr std::int64_t kMostThreads = 1024;
 
 bool is_memory(const Pointwise::Leaf& leaf) { return leaf.kind == Pointwise::Leaf::Kind::memory; }
@@ -217,8 +217,8 @@ class GroupText {
                                          [&](const View* v) { return fits(*v, m_.width); })))
       m_.width /= 2;
     const std::int64_t row = ceil_div(g_.columns, m_.width);  // items
-    // As few threads as hold the row in their registers, where they exchange sums, and as many as it
-    // has items, where each element is by itself: more of them wait for memory at a time.
+    // As few threads as hold the row in their registers, where they exchange sums, and as many as
+    // it has items, where each element is by itself: more of them wait for memory at a time.
     const std::int64_t some =
         has_row_sums()
             ? std::clamp<std::int64_t>(kRegisters * 4 / (bytes * m_.width), 1, kMostItems)

@@ -115,6 +115,7 @@ struct Steps::Enqueue {
     cuda::ProductCall call;
     if (g.epilogue.bias) call.bias = frame.address(g.bias);
     if (g.epilogue.residual) call.residual = frame.address(g.residual);
+    if (g.aux.buffer >= 0) call.aux = frame.address(g.aux);
     call.workspace = scratch(g.scratch);
     call.stream = stream;
     for_each_batch(g, frame, [&](const std::byte* a, const std::byte* b, std::byte* c) {

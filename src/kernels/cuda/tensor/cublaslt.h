@@ -30,8 +30,10 @@ struct Found {
 inline constexpr int kF32 = 0, kF64 = 1, kF16 = 2, kBf16 = 14;
 inline constexpr int kCompute32F = 68, kCompute32FPedantic = 69, kCompute64FPedantic = 71;
 inline constexpr int kDescriptorTransposeA = 3, kDescriptorTransposeB = 4, kDescriptorEpilogue = 7,
-                     kDescriptorBias = 8;
-inline constexpr std::int32_t kEpilogueBias = 4;
+                     kDescriptorBias = 8, kDescriptorAux = 11, kDescriptorAuxLeading = 12;
+// What an epilogue does; the sums that gelu is of, and those of its gradient, are aux.
+inline constexpr std::int32_t kEpilogueBias = 4, kEpilogueGelu = 32 | 128,
+                              kEpilogueGeluGradient = 64 | 128;
 inline constexpr int kLayoutBatchCount = 5, kLayoutBatchStride = 6;
 inline constexpr int kPreferenceWorkspace = 1, kPreferenceReductions = 3, kPreferenceAlignment = 5;
 inline constexpr std::uint32_t kReduceInComputeType = 2;  // no atomics, no narrow partial sums

@@ -7,6 +7,15 @@
 namespace logitless::cuda {
 namespace {
 
+// x and tanh(sqrt(2 / pi) (x + 0.044715 x^3)).
+constexpr float kScale = 0.7978845608028654f, kCube = 0.044715f;
+__device__ float gelu_tanh(float x) { return tanhf(kScale * (x + kCube * x * x * x)); }
+__device__ float gelu(float x) { return 0.5f * x * (1.0f + gelu_tanh(x)); }
+__device__ float gelu_gradient(float x) {
+  const float t = gelu_tanh(x);
+  return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * kScale * (1.0f + 3.0f * kCube * x * x);
+}
+
 constexpr int kThreads = 256;
 // A thread an element.
 __global__ void __launch_bounds__(kThreads)
@@ -20,6 +29,11 @@ __global__ void __launch_bounds__(kThreads)
   float x = load<float>(call.c, dtype, at(s.c));
   if (e.bias) x += load<float>(call.bias, dtype, column);
   if (e.residual) x += load<float>(call.residual, dtype, at(e.residual_layout));
+  if (e.gelu) {
+    store(call.aux, dtype, at(e.aux_layout), x);
+    x = gelu(x);
+  }
+  if (e.gelu_gradient) x *= gelu_gradient(load<float>(call.aux, dtype, at(e.aux_layout)));
   store(call.c, dtype, at(s.c), x);
 }
 

@@ -101,7 +101,7 @@ struct Product::State {
   lt::Handle handle = nullptr;  // of the thread that made it; any may use it
   bool swapped = false, fused = false;
   DescriptorOwner descriptor;  // null: the strided kernel
-  mutable std::mutex bias;     // whose address the descriptor holds
+  mutable std::mutex held;     // addresses of bias and aux, which the descriptor holds
   LayoutOwner a, b, c, residual;
   lt::Algorithm algorithm{};
   std::size_t workspace_bytes = 0;
@@ -112,10 +112,14 @@ struct Product::State {
 
  private:
   void set_epilogue();
-  void set_bias(const void* address) const {
-    require_lt(lt::functions().set_descriptor(descriptor.get(), lt::kDescriptorBias, &address,
-                                              sizeof(address)),
-               "bias");
+  template <typename T>
+  void set(int attribute, const T& value, const char* what) const {
+    require_lt(lt::functions().set_descriptor(descriptor.get(), attribute, &value, sizeof(value)),
+               what);
+  }
+  void set_addresses(const void* of_bias, const void* of_aux) const {
+    if (shape.epilogue.bias) set(lt::kDescriptorBias, of_bias, "bias");
+    if (shape.epilogue.has_aux()) set(lt::kDescriptorAux, of_aux, "aux");
   }
 };
 
@@ -144,13 +148,16 @@ void Product::State::make(bool with_epilogue) {
 }
 
 void Product::State::set_epilogue() {
-  if (shape.epilogue.bias) {
-    require_lt(lt::functions().set_descriptor(descriptor.get(), lt::kDescriptorEpilogue,
-                                              &lt::kEpilogueBias, sizeof(lt::kEpilogueBias)),
-               "epilogue");
-    set_bias(reinterpret_cast<const void*>(std::uintptr_t{256}));  // aligned as that one is
-  }
-  if (shape.epilogue.residual) {
+  const ProductEpilogue& e = shape.epilogue;
+  const std::int32_t kind = (e.gelu ? lt::kEpilogueGelu : 0) |
+                            (e.gelu_gradient ? lt::kEpilogueGeluGradient : 0) |
+                            (e.bias ? lt::kEpilogueBias : 0);
+  if (kind != 0) set(lt::kDescriptorEpilogue, kind, "epilogue");
+  if (e.has_aux()) set(lt::kDescriptorAuxLeading, e.aux_layout.row_stride, "aux");
+  // Aligned as those are.
+  const auto* const some = reinterpret_cast<const void*>(std::uintptr_t{256});
+  set_addresses(some, some);
+  if (e.residual) {
     ColumnMajor like_c;
     like_c.rows = shape.n;
     like_c.columns = shape.m;
@@ -199,10 +206,10 @@ void Product::State::run(const ProductCall& call) const {
   const bool wide = shape.a.dtype == DType::f64;
   const void* const alpha = wide ? static_cast<const void*>(&kWideOne) : &kOne;
   const void* const zero = wide ? static_cast<const void*>(&kWideZero) : &kZero;
-  std::unique_lock<std::mutex> lock(bias, std::defer_lock);
-  if (fused && shape.epilogue.bias) {
+  std::unique_lock<std::mutex> lock(held, std::defer_lock);
+  if (fused && (shape.epilogue.bias || shape.epilogue.has_aux())) {
     lock.lock();
-    set_bias(call.bias);
+    set_addresses(call.bias, call.aux);
   }
   require_lt(
       lt::functions().multiply(

@@ -64,10 +64,12 @@ bool suits_lt_epilogue(const ProductShape& s) {
   if (s.batch != 1 || s.accumulate || !suits_lt(s) || !form_of(s).swapped ||
       s.c.dtype != s.a.dtype || size_of(s.c.dtype) != 2)
     return false;
-  const MatrixLayout& r = e.residual_layout;
-  const bool rows = r.dtype == s.c.dtype && r.col_stride == 1 && r.row_stride >= s.n &&
-                    r.row_stride % 8 == 0 && r.alignment % 16 == 0;
-  return e.bias_alignment % 16 == 0 && (!e.residual || rows);
+  const auto by_rows = [&](const MatrixLayout& m) {
+    return m.dtype == s.c.dtype && m.col_stride == 1 && m.row_stride >= s.n &&
+           m.row_stride % 8 == 0 && m.alignment % 16 == 0;
+  };
+  return e.bias_alignment % 16 == 0 && (!e.residual || by_rows(e.residual_layout)) &&
+         (!e.has_aux() || by_rows(e.aux_layout));
 }
 
 std::size_t product_workspace_bytes(const ProductShape& shape) {
