@@ -68,8 +68,9 @@ std::size_t product_workspace_bytes(const ProductShape& shape);
 // same library on the same kind of device.
 class Product {
  public:
-  // Throws Unsupported naming what is missing, DeviceError.
-  explicit Product(const ProductShape& shape);
+  // Throws Unsupported naming what is missing, DeviceError. `choice`: the so many-th algorithm that
+  // the heuristic names, for what compares them; it has to be there.
+  explicit Product(const ProductShape& shape, int choice = 0);
 
   // Enqueues; neither waits nor allocates, and may be captured into a CUDA graph. From several
   // threads at a time.

@@ -1,5 +1,6 @@
 #include <array>
 #include <mutex>
+#include <vector>
 
 #include "core/check.h"
 #include "kernels/cuda/dynamic_library.h"
@@ -103,6 +104,7 @@ struct Product::State {
   DescriptorOwner descriptor;  // null: the strided kernel
   mutable std::mutex held;     // addresses of bias and aux, which the descriptor holds
   LayoutOwner a, b, c, residual;
+  int choice = 0;  // of the algorithms
   lt::Algorithm algorithm{};
   std::size_t workspace_bytes = 0;
 
@@ -189,14 +191,14 @@ bool Product::State::choose() {
                                 sizeof(bytes)),
                "alignment");
   }
-  lt::Found found{};
+  std::vector<lt::Found> found(static_cast<std::size_t>(choice) + 1);
   int count = 0;
-  const int status =
-      f.find_algorithms(handle, descriptor.get(), a.get(), b.get(),
-                        residual ? residual.get() : c.get(), c.get(), wanted, 1, &found, &count);
-  if (status != 0 || count == 0 || found.status != 0) return false;
-  algorithm = found.algorithm;
-  workspace_bytes = found.workspace_bytes;
+  const int status = f.find_algorithms(handle, descriptor.get(), a.get(), b.get(),
+                                       residual ? residual.get() : c.get(), c.get(), wanted,
+                                       choice + 1, found.data(), &count);
+  if (status != 0 || count <= choice || found.back().status != 0) return false;
+  algorithm = found.back().algorithm;
+  workspace_bytes = found.back().workspace_bytes;
   return true;
 }
 
@@ -221,9 +223,10 @@ void Product::State::run(const ProductCall& call) const {
 }
 
 // The library with the epilogue; the library and a kernel behind it; kernels of our own.
-Product::Product(const ProductShape& shape) {
+Product::Product(const ProductShape& shape, int choice) {
   auto state = std::make_shared<State>();
   state->shape = shape;
+  state->choice = choice;
   if (shape.m > 0 && shape.n > 0 && shape.batch > 0 && suits_lt(shape)) {
     const bool epilogue = shape.epilogue.any();
     if (!epilogue || suits_lt_epilogue(shape)) state->make(epilogue);

@@ -1,0 +1,167 @@
+// The products of a GPT-2's training step on a GPU with what they do to their sums, by each of the
+// algorithms that cuBLASLt's heuristic names: a line each, milliseconds and TFLOP/s. The first is
+// what programs run.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/device_gemm.h"
+#include "kernels/device_head.h"
+#include "logitless/device.h"
+
+namespace logitless::bench {
+namespace {
+
+struct Case {
+  std::string name;
+  cuda::ProductShape shape;
+};
+
+cuda::MatrixLayout matrix(DType dtype, std::int64_t row_stride, std::int64_t col_stride) {
+  return {dtype, 0, row_stride, col_stride, 16};
+}
+
+// Of rows of `width` in and `out` out: forward, and both gradients.
+std::vector<Case> cases_of(std::int64_t rows, std::int64_t width) {
+  const std::int64_t inner = 4 * width;
+  std::vector<Case> list;
+  const auto add = [&](const std::string& name, std::int64_t m, std::int64_t n, std::int64_t k,
+                       const cuda::MatrixLayout& a, const cuda::MatrixLayout& b, DType to) {
+    Case c{name, {}};
+    c.shape.m = m;
+    c.shape.n = n;
+    c.shape.k = k;
+    c.shape.a = a;
+    c.shape.b = b;
+    c.shape.c = matrix(to, n, 1);
+    list.push_back(c);
+    return list.size() - 1;
+  };
+  const auto again = [&](std::size_t of, const std::string& what,
+                         const cuda::ProductEpilogue& epilogue) {
+    Case c = list[of];
+    c.name += ", " + what;
+    c.shape.epilogue = epilogue;
+    c.shape.epilogue.residual_layout = c.shape.epilogue.aux_layout = c.shape.c;
+    list.push_back(c);
+  };
+  cuda::ProductEpilogue bias, both, residual, gelu, gradient;
+  bias.bias = both.bias = gelu.bias = true;
+  both.residual = residual.residual = true;
+  gelu.gelu = gradient.gelu_gradient = true;
+  struct Layer {
+    const char* name;
+    std::int64_t in, out;
+  };
+  for (const Layer& l : {Layer{"q, k, v", width, 3 * width},
+                         {"attention out", width, width},
+                         {"inner", width, inner},
+                         {"inner out", inner, width}}) {
+    const DType narrow = DType::bf16;
+    const std::string name = l.name;
+    const std::size_t forward =
+        add(name, rows, l.out, l.in, matrix(narrow, l.in, 1), matrix(narrow, l.out, 1), narrow);
+    again(forward, "bias", bias);
+    if (l.out == width) again(forward, "bias, residual", both);
+    if (l.out == inner) again(forward, "bias, gelu", gelu);
+    const DType of_x = l.out == width ? narrow : DType::f32;  // a layer norm's gradient reads it
+    const std::size_t d_x = add(name + ", d_x", rows, l.in, l.out, matrix(narrow, l.out, 1),
+                                matrix(narrow, 1, l.out), of_x);
+    if (l.in == inner) again(d_x, "gelu gradient", gradient);
+    add(name + ", d_weight", l.in, l.out, rows, matrix(narrow, 1, l.in), matrix(narrow, l.out, 1),
+        DType::f32);
+    // The same as rows of the other dimension.
+    add(name + ", d_weight transposed", l.out, l.in, rows, matrix(narrow, 1, l.out),
+        matrix(narrow, l.in, 1), DType::f32);
+  }
+  return list;
+}
+
+// Median of 7 times of 4 calls, after two.
+double milliseconds(const std::function<void()>& call) {
+  constexpr int kRounds = 7, kCalls = 4;
+  cuda::Timer timer;
+  std::vector<float> times;
+  for (int round = -2; round < kRounds; ++round) {
+    timer.start(nullptr);
+    for (int i = 0; i < kCalls; ++i) call();
+    const float taken = timer.stop(nullptr) / kCalls;
+    if (round >= 0) times.push_back(taken);
+  }
+  std::nth_element(times.begin(), times.begin() + kRounds / 2, times.end());
+  return static_cast<double>(times[kRounds / 2]);
+}
+
+// Normal numbers in bf16 everywhere: what the multipliers draw depends on bits.
+void fill(const DeviceBuffer& memory, const DeviceStream& stream) {
+  constexpr std::size_t kCount = std::size_t{1} << 20;
+  std::vector<std::uint16_t> numbers(kCount);
+  std::mt19937 rng(1);
+  std::normal_distribution<float> normal(0.0F, 0.5F);
+  for (std::uint16_t& n : numbers) {
+    const float x = normal(rng);
+    std::uint32_t bits = 0;
+    std::copy_n(reinterpret_cast<const char*>(&x), sizeof(bits), reinterpret_cast<char*>(&bits));
+    n = static_cast<std::uint16_t>(bits >> 16);
+  }
+  for (std::size_t at = 0; at < memory.bytes(); at += kCount * 2)
+    stream.copy(memory.as<std::byte>(at), numbers.data(),
+                std::min(kCount * 2, memory.bytes() - at));
+  stream.wait();
+}
+
+void run(std::int64_t rows, std::int64_t width, int algorithms) {
+  ContextOptions options;
+  options.device = DeviceKind::cuda;
+  const Context context(options);
+  const DeviceStream stream(context);
+  const auto large = static_cast<std::size_t>(rows * width * 16);  // f32 of the inner width
+  const DeviceBuffer memory(context, 4 * large);
+  const DeviceBuffer workspace(context, std::size_t{64} << 20);
+  fill(memory, stream);
+  for (const Case& c : cases_of(rows, width)) {
+    for (int choice = 0; choice < algorithms; ++choice) {
+      const cuda::Product product(c.shape, choice);
+      if (std::string(product.kernel()) != "cublaslt" ||
+          (c.shape.epilogue.any() && !product.fused()))
+        break;
+      cuda::ProductCall call;
+      call.a = memory.data();
+      call.b = memory.as<std::byte>(large);
+      call.c = memory.as<std::byte>(2 * large);
+      call.aux = memory.as<std::byte>(3 * large);
+      call.bias = call.residual = memory.as<std::byte>(large + large / 2);
+      call.workspace = workspace.data();
+      const double ms = milliseconds([&] { product.run(call); });
+      const double flops = 2.0 * static_cast<double>(c.shape.m) * static_cast<double>(c.shape.n) *
+                           static_cast<double>(c.shape.k);
+      std::printf("%-34s %6lld x %5lld x %5lld  algorithm %d  %.4f ms  %.0f TFLOP/s\n",
+                  c.name.c_str(), static_cast<long long>(c.shape.m),
+                  static_cast<long long>(c.shape.n), static_cast<long long>(c.shape.k), choice, ms,
+                  flops / ms / 1e9);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace logitless::bench
+
+int main(int argc, char** argv) {
+  CLI::App app("Products of a GPT-2's training step on a GPU");
+  std::int64_t rows = 32768, width = 768;
+  int algorithms = 8;
+  app.add_option("--rows", rows, "tokens of a step")->check(CLI::PositiveNumber);
+  app.add_option("--width", width, "of the model")->check(CLI::PositiveNumber);
+  app.add_option("--algorithms", algorithms, "of each product")->check(CLI::Range(1, 64));
+  CLI11_PARSE(app, argc, argv);
+  if (const std::string missing = logitless::gpu_missing(); !missing.empty()) {
+    std::printf("bench_products: skipped: %s\n", missing.c_str());
+    return 0;
+  }
+  logitless::bench::run(rows, width, algorithms);
+  return 0;
+}
