@@ -173,6 +173,32 @@ TEST(CodegenText, FollowsAlignment) {
   EXPECT_NE(ir::generate(c.loop, c.alignments)[0].source.find("float x0;"), std::string::npos);
 }
 
+// Rows of odd length in vectors, where gaps behind them are long enough to be read.
+TEST(CodegenText, ReadsGapsBehindRowsAndLeavesThem) {
+  LoopCase c = loops_of(
+                   "graph g(%x: f32[4, 37], %s: f32[37]) { %b = broadcast %s dims(1) : f32[4, 37] "
+                   "%t = mul %x, %b %a = exp %t return a: %a }")
+                   .at(0);
+  const auto text = [&] { return ir::generate(c.loop, c.alignments)[0].source; };
+  const auto has_tail = [&] { return text().find("<= 37u)") != std::string::npos; };
+  const auto set_rows = [&](std::int64_t step) {
+    for (ir::Pointwise::Leaf& leaf : c.loop.leaves) {
+      if (leaf.kind == ir::Pointwise::Leaf::Kind::memory && leaf.view.strides[0] != 0)
+        leaf.view.strides[0] = step;
+    }
+    c.loop.store.view.strides[0] = step;
+  };
+  set_rows(40);
+  EXPECT_FALSE(has_tail()) << "what every row reads ends where its memory ends\n" << text();
+  for (ir::Pointwise::Leaf& leaf : c.loop.leaves) {
+    if (leaf.kind == ir::Pointwise::Leaf::Kind::memory && leaf.view.strides[0] == 0)
+      leaf.view.strides = {1, 0};
+  }
+  EXPECT_TRUE(has_tail()) << text();
+  set_rows(38);
+  EXPECT_FALSE(has_tail()) << text();
+}
+
 TEST(CodegenText, CountsIn64BitsOnlyWhereItMust) {
   const std::string narrow =
       text_of("graph g(%x: i8[32767, 65536]) { %a = logical_not %x return a: %a }");

@@ -193,6 +193,24 @@ std::vector<LoopCase> layout_cases() {
     b.store(r, DType::bf16, ir::contiguous_strides(odd), 0, true);
     out.push_back(make_case(concat("odd rows of rank ", odd.size()), b.loop()));
   }
+  // Rows of odd length with gaps behind them, which items of vectors reach into and leave alone.
+  for (const bool accumulate : {false, true}) {
+    for (const Sizes& odd : {Sizes{16, 37}, Sizes{3, 5, 41}}) {
+      LoopBuilder b(odd);
+      Sizes apart(odd.size(), 0), along(odd.size(), 0);
+      apart.back() = along[0] = 1;
+      for (std::size_t d = odd.size() - 1, below = 48; d-- > 0;
+           below *= static_cast<std::size_t>(odd[d]))
+        apart[d] = static_cast<std::int64_t>(below);
+      const int x = b.memory(DType::f32, apart), row = b.memory(DType::f32, along);
+      const int place = b.leaf(Pointwise::Leaf::Kind::iota, 0.0, static_cast<int>(odd.size()) - 1);
+      const int r = b.step(Function::add, b.step(Function::mul, x, row), place);
+      b.store(r, DType::bf16, apart, 8, accumulate);
+      out.push_back(
+          make_case(concat("gaps behind odd rows of rank ", odd.size(), accumulate ? " added" : ""),
+                    b.loop()));
+    }
+  }
   for (const Sizes& size : {Sizes{}, Sizes{0}, Sizes{4, 0}, Sizes{1}, Sizes{7}, Sizes{1 << 17},
                             Sizes{3, 5, 7, 8}, Sizes{2, 300, 256}}) {
     for (const bool accumulate : {false, true}) {

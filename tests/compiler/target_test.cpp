@@ -4,6 +4,7 @@
 
 #include "compiler/ir/text.h"
 #include "compiler/plan/lower.h"
+#include "compiler/target/cuda.h"
 
 namespace logitless::test {
 namespace {
@@ -12,6 +13,7 @@ namespace {
 class OtherTarget final : public ir::Target {
  public:
   std::int64_t alignment() const final { return 256; }
+  std::int64_t row_alignment() const final { return 1; }
   std::string refuse(const ir::Instruction& instruction) const final {
     return std::holds_alternative<ir::Pick>(instruction.what) ? "pick: not here" : "";
   }
@@ -45,6 +47,57 @@ TEST(Lowering, AsksTheTarget) {
     }
   }
   EXPECT_EQ(scratch, 2);
+}
+
+// The strides of a product's operands and results from row to row.
+struct RowSteps {
+  std::int64_t a = 0, b = 0, c = 0;
+  bool operator==(const RowSteps&) const = default;
+};
+std::vector<RowSteps> steps_of(const ir::Program& program) {
+  std::vector<RowSteps> list;
+  for (const ir::Instruction& i : program.instructions) {
+    const auto* g = std::get_if<ir::Gemm>(&i.what);
+    if (g != nullptr) list.push_back({g->a.strides[0], g->b.strides[0], g->c.strides[0]});
+  }
+  return list;
+}
+
+TEST(Lowering, PutsRowsOfProductsWhereTheTargetWantsThem) {
+  // 300 wide in f32, 301 in bf16: rows of 1200 bytes, and of 602.
+  const std::string text =
+      "graph g(%x: bf16[40, 24], %w: bf16[24, 301], %v: bf16[301, 300]) {\n"
+      "  %z = dot %x, %w contract(1; 0) : bf16[40, 301]\n  %t = tanh %z : bf16[40, 301]\n"
+      "  %y = dot %t, %v contract(1; 0) : f32[40, 300]\n  %s = mul %y, %y : f32[40, 300]\n"
+      "  %n = reduce_sum %s dims(1) : f32[40]\n  return n: %n\n}\n";
+  const ir::Graph graph = ir::parse(text).graph;
+  EXPECT_EQ(steps_of(ir::lower(graph, ir::CudaTarget(90))),
+            (std::vector<RowSteps>{{24, 301, 304}, {304, 300, 300}}));
+  EXPECT_EQ(steps_of(ir::lower(graph, OtherTarget())),
+            (std::vector<RowSteps>{{24, 301, 301}, {301, 300, 300}}));
+}
+
+TEST(Lowering, LeavesRowsTogetherForThoseThatWantThemSo) {
+  const auto steps = [](const std::string& rest, const std::string& results) {
+    return steps_of(
+        ir::lower(ir::parse("graph g(%x: bf16[40, 24], %w: bf16[24, 301], %i: i64[5]) {\n"
+                            "  %z = dot %x, %w contract(1; 0) : bf16[40, 301]\n" +
+                            rest + "  return " + results + "\n}\n")
+                      .graph,
+                  ir::CudaTarget(90)))[0];
+  };
+  // A result; what is read in another shape; what rows are taken of.
+  EXPECT_EQ(steps("", "z: %z").c, 301);
+  EXPECT_EQ(
+      steps("  %r = reshape %z : bf16[12040]\n  %s = reduce_sum %r dims(0) : f32[]\n", "s: %s").c,
+      301);
+  EXPECT_EQ(steps("  %r = take %z, %i\n", "r: %r").c, 301);
+  // The same dimensions but the first ones.
+  EXPECT_EQ(steps("  %r = reshape %z : bf16[8, 5, 301]\n"
+                  "  %s = reduce_sum %r dims(2) : f32[8, 5]\n",
+                  "s: %s")
+                .c,
+            304);
 }
 
 TEST(Lowering, PassesOnWhatTheTargetRefuses) {

@@ -56,8 +56,14 @@ struct Compute {
     return busy > 0.0 ? 2.0 * elements * k / (busy * flops_per_second(g.a.dtype, rates)) : 0.0;
   }
   double operator()(const Attention& a) const {
-    constexpr double kOfProducts = 0.6;
-    return flops_of({{}, a}) / (kOfProducts * flops_per_second(a.q.dtype, rates));
+    const double flops = flops_of({{}, a});
+    const double of_score = (a.gradient ? 10.0 : 4.0) * static_cast<double>(a.q.shape[3]);
+    const double scores = of_score > 0.0 ? flops / of_score : 0.0;
+    const double functions = a.gradient ? rates.score_gradient_functions : rates.score_functions;
+    const double seconds = flops / (rates.attention_products * flops_per_second(a.q.dtype, rates)) +
+                           scores * functions / rates.functions;
+    const double keys = std::max(static_cast<double>(a.k.shape[2]), 1.0);
+    return seconds * (1.0 + (a.scores.causal ? static_cast<double>(rates.score_rows) / keys : 0.0));
   }
   double operator()(const HeadRun& h) const {
     return flops_of({{}, h}) / flops_per_second(h.x.dtype, rates);
@@ -67,6 +73,15 @@ struct Compute {
     return 0.0;
   }
 };
+
+// Seconds of gelu and its gradient behind a product, and of what they read and write beside it.
+double epilogue_seconds(const Instruction& i, const Rates& rates) {
+  const auto* gemm = std::get_if<Gemm>(&i.what);
+  if (gemm == nullptr || gemm->aux.buffer < 0) return 0.0;
+  const double elements = static_cast<double>(gemm->m) * static_cast<double>(gemm->n);
+  return elements *
+         (static_cast<double>(size_of(gemm->aux.dtype)) / rates.bytes + 1.0 / rates.functions);
+}
 
 // Bytes of sums that are read and written again, while nothing is computed: of a product that adds
 // to its result, and of a head that adds to d_weight once for each chunk of tokens.
@@ -92,7 +107,7 @@ double predicted_seconds(const Instruction& i, const Rates& rates) {
   const double sums = sum_bytes(i);
   const double bytes =
       std::holds_alternative<Gemm>(i.what) ? bytes_moved(i) - sums : bytes_moved(i);
-  return rates.launch + sums / rates.bytes +
+  return rates.launch + sums / rates.bytes + epilogue_seconds(i, rates) +
          std::max(std::visit(Compute{rates}, i.what), bytes / rates.bytes);
 }
 

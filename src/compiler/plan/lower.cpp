@@ -10,6 +10,7 @@
 #include "compiler/plan/group_rows.h"
 #include "compiler/plan/lowering.h"
 #include "compiler/plan/order_for_memory.h"
+#include "compiler/plan/row_alignment.h"
 #include "core/check.h"
 
 namespace logitless::ir {
@@ -29,6 +30,7 @@ Lowering::Lowering(const Graph& graph, const Target& target, LoweredBodies& bodi
     for (const Value v : n.operands) ++uses(v);
   }
   for (const Output& o : g_.outputs()) ++uses(o.value);
+  if (target.row_alignment() > 1) aligned_ = values_of_products(graph, target.row_alignment());
 }
 
 int Lowering::add_buffer(Place place, std::int64_t bytes, const std::string& name,
@@ -71,6 +73,19 @@ View Lowering::new_view(const Type& type, const std::string& name, int node) {
   view.strides = contiguous_strides(view.shape);
   view.buffer = add_buffer(Place::arena, std::max<std::int64_t>(bytes_of(type), 1), name);
   p_.buffers.back().node = node;
+  return view;
+}
+
+View Lowering::new_view_of(Value v) {
+  View view = new_view(g_.type(v), name_of_node(v.node), v.node);
+  if (!std::binary_search(aligned_.begin(), aligned_.end(), v)) return view;
+  const auto size = static_cast<std::int64_t>(size_of(view.dtype));
+  const std::int64_t multiple = target_.row_alignment() / size;
+  std::vector<std::int64_t> apart = view.shape;
+  apart.back() = (apart.back() + multiple - 1) / multiple * multiple;
+  view.strides = contiguous_strides(apart);
+  Buffer& buffer = p_.buffers.back();
+  buffer.bytes = buffer.value_bytes = view.strides[0] * apart[0] * size;
   return view;
 }
 
@@ -133,8 +148,7 @@ void Lowering::arrange_put(Value v) {
 Destination Lowering::destination_of(Value v) {
   const auto found = destinations_.find(v);
   if (found != destinations_.end()) return found->second;
-  return destinations_[v] = {new_view(g_.type(v), name_of_node(v.node), v.node),
-                             Destination::Kind::write};
+  return destinations_[v] = {new_view_of(v), Destination::Kind::write};
 }
 
 void Lowering::place_parts(int id, const std::vector<std::vector<std::int64_t>>& begins) {
@@ -177,8 +191,7 @@ void Lowering::place_view(Value v, Value made) {
 
 View Lowering::result_of(Value v) {
   const auto found = destinations_.find(v);
-  View view = found != destinations_.end() ? found->second.view
-                                           : new_view(g_.type(v), name_of_node(v.node), v.node);
+  View view = found != destinations_.end() ? found->second.view : new_view_of(v);
   memory_[v] = view;
   return view;
 }
@@ -222,7 +235,7 @@ View Lowering::memory_of(Value v) {
   if (row.view != nullptr) return memory_[v] = row.view(*this, v);
   // A number or an elementwise value that was left to its readers; or the argument, in memory.
   check(row.registers != nullptr || is_first(v), "lower: ", row.name, " is read before it is made");
-  const View view = new_view(n.results[0], name_of_node(v.node), v.node);
+  const View view = new_view_of(v);
   compute(v, {view, Destination::Kind::write});
   return memory_[v] = view;
 }
@@ -245,10 +258,9 @@ void Lowering::emit_elementwise(int id) {
     push(id, copy_loop(memory_of(rest->second), memory_[v], true));
   if (inlined_[static_cast<std::size_t>(id)] || absorbed_[static_cast<std::size_t>(id)]) return;
   const auto found = destinations_.find(v);
-  const Destination to =
-      found != destinations_.end()
-          ? found->second
-          : Destination{new_view(g_.type(v), name_of_node(id), id), Destination::Kind::write};
+  const Destination to = found != destinations_.end()
+                             ? found->second
+                             : Destination{new_view_of(v), Destination::Kind::write};
   compute(v, to);
   memory_[v] = to.view;
 }

@@ -71,6 +71,8 @@ class Lowering {
   View contiguous(Value v);
   View copied(const View& view, const std::string& name);
   View new_view(const Type& type, const std::string& name, int node = -1);
+  // Of a value: with rows apart as the target wants them of products.
+  View new_view_of(Value v);
   // Whether the instruction that makes the value can write it where it must go; then it will.
   bool place(Value v, const Destination& to);
   // Where a value goes, which is new memory if nothing was said before.
@@ -127,6 +129,7 @@ class Lowering {
   std::vector<std::pair<std::size_t, Destination>> copies_;  // results that are copied at the end
   int first_ = -1;
   bool parts_in_place_, parts_wait_ = false, keeps_order_ = false;
+  std::vector<Value> aligned_;  // values whose rows are to be aligned, in order
 
   int& uses(Value v) {
     return uses_[first_value_[static_cast<std::size_t>(v.node)] +

@@ -27,6 +27,11 @@ struct Rates {
   double launch = 0.0;  // seconds that any instruction takes
   // A product is cut into tiles of its result, `units` of which are computed at a time.
   std::int64_t tile_rows = 1, tile_columns = 1, units = 1;
+  // Attention: the part of the products' rate that its own have; for each score what takes as long
+  // as so many functions beside them, forward and backward; and the rows of a tile, which a causal
+  // one computes to its end.
+  double attention_products = 0.6, score_functions = 0.0, score_gradient_functions = 0.0;
+  std::int64_t score_rows = 0;
 };
 
 class Target {
@@ -35,6 +40,9 @@ class Target {
 
   // Of the arena, and of offsets in it.
   virtual std::int64_t alignment() const = 0;
+  // Bytes that rows of products' operands and results are to begin at multiples of, where they lie
+  // in the arena; 1: anywhere.
+  virtual std::int64_t row_alignment() const = 0;
 
   // Why no kernel runs the instruction, naming operation and dtype; empty: one does.
   virtual std::string refuse(const Instruction& instruction) const = 0;

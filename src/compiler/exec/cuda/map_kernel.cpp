@@ -1,6 +1,7 @@
 // Elementwise loops: an item of neighbouring elements at a time, one or a few items a thread, all
 // loads before the first store.
 #include <algorithm>
+#include <optional>
 
 #include "compiler/exec/cuda/kernels.h"
 #include "compiler/exec/cuda/loop_text.h"
@@ -27,9 +28,35 @@ int items_of_thread(const Pointwise& loop, int width, std::int64_t items) {
   return count;
 }
 
+// The loop over rows as long as whole items are, where there is a gap behind each row that is long
+// enough: what lies there is read, and never written.
+std::optional<Pointwise> over_whole_items(const Pointwise& loop,
+                                          std::span<const std::int64_t> alignments) {
+  constexpr std::int64_t kItem = 8;  // the widest
+  const std::size_t rank = loop.shape.size();
+  if (rank < 2 || loop.shape.back() % kItem == 0 || loop.shape.back() < kItem) return std::nullopt;
+  Pointwise whole = loop;
+  whole.shape.back() = ceil_div(loop.shape.back(), kItem) * kItem;
+  const auto has_gaps = [&](const View& v) {
+    return std::all_of(v.strides.begin(), v.strides.end() - 1, [&](std::int64_t stride) {
+      return stride >= whole.shape.back() && stride % kItem == 0;
+    });
+  };
+  for (const Pointwise::Leaf& leaf : loop.leaves) {
+    if (leaf.kind != Pointwise::Leaf::Kind::memory || leaf.view.strides.back() == 0) continue;
+    if (leaf.view.strides.back() != 1 || !has_gaps(leaf.view)) return std::nullopt;
+  }
+  const View& to = loop.store.view;
+  if (to.strides.back() != 1 || !has_gaps(to)) return std::nullopt;
+  const Vectors vectors = choose_vectors(whole, alignments, true);
+  return vectors.width > 1 && !vectors.flat ? std::optional(whole) : std::nullopt;
+}
+
 }  // namespace
 
-GeneratedKernel map_kernel(const Pointwise& loop, std::span<const std::int64_t> alignments) {
+GeneratedKernel map_kernel(const Pointwise& given, std::span<const std::int64_t> alignments) {
+  const std::optional<Pointwise> whole = over_whole_items(given, alignments);
+  const Pointwise& loop = whole ? *whole : given;
   const std::size_t rank = loop.shape.size();
   const Vectors vectors = choose_vectors(loop, alignments, true);
   const LoopText text(loop, vectors);
@@ -84,7 +111,14 @@ GeneratedKernel map_kernel(const Pointwise& loop, std::span<const std::int64_t> 
     lines.add("}");
     const std::string at = vectors.flat ? "at" : text.stored_offset(0, rank);
     if (text.stores_vectors()) {
-      lines.add("store(to + (", at, "), y);");
+      const std::string last = concat("i", rank - 1), columns = text.number(given.shape.back());
+      if (whole) lines.add("if (", last, " + ", text.number(vectors.width), " <= ", columns, ")");
+      lines.add(whole ? "  " : "", "store(to + (", at, "), y);");
+      if (whole) {
+        lines.add("else");
+        lines.add("  for (int j = 0; j < ", vectors.width, "; ++j)");
+        lines.add("    if (", last, " + j < ", columns, ") to[", at, " + j] = y[j];");
+      }
     } else {
       lines.add("#pragma unroll");
       lines.add("for (int j = 0; j < ", vectors.width, "; ++j) to[", at, " + j * ",
@@ -94,7 +128,7 @@ GeneratedKernel map_kernel(const Pointwise& loop, std::span<const std::int64_t> 
   if (copies > 1) lines.add("}");
 
   GeneratedKernel kernel =
-      make_kernel("map", concat("each of ", shape_text(loop.shape)),
+      make_kernel("map", concat("each of ", shape_text(given.shape)),
                   concat(text.parameters(), text.stored_type(), "* to"), lines, kBlock);
   kernel.arguments = text.arguments();
   kernel.arguments.push_back(stored_argument(loop));
