@@ -117,6 +117,34 @@ TEST(GpuProgram, RandomOnes) {
 
 // Without a GPU too.
 
+// The loss of 301 words, whose rows would begin anywhere, and its gradients.
+TEST(GpuProgram, PutsRowsOfAnOddLengthApart) {
+  if (!gpu()) GTEST_SKIP() << "no CUDA device";
+  Graph graph("words");
+  const Value x = graph.parameter("x", DType::bf16, {90, 64}),
+              w = graph.parameter("w", DType::bf16, {64, 301});
+  const Value logits = cast(matmul(x, w), DType::f32);
+  const Value loss = sum(logsumexp(logits, {1}) + sum(square(tanh(logits)), {1}), {0});
+  graph.result("loss", loss);
+  const std::vector<Value> gradients = graph.gradients({loss}, {x, w});
+  graph.result("d_x", gradients[0]);
+  graph.result("d_w", gradients[1]);
+  const ir::Graph plain = ir::bind(GraphAccess::of(graph), {});
+  const ir::Tensors inputs = random_inputs(plain, 3);
+  const ir::Tensors wanted = ir::interpret(plain, inputs);
+  for (const int chunks : {1, 4}) {
+    SCOPED_TRACE(chunks);
+    CompileOptions options;
+    options.device = *gpu();
+    options.head_engine = false;
+    options.chunks = chunks;
+    const CompiledProgram compiled = compile(graph, options);
+    const ir::Tensors once = execute_on_gpu(compiled, inputs);
+    EXPECT_LT(difference(once, wanted), 0.03);
+    EXPECT_EQ(difference(execute_on_gpu(compiled, inputs, 2), once), 0.0);
+  }
+}
+
 TEST(GpuProgram, IsCompiledAnywhereAndRunNowhereElse) {
   const Graph graph = programs().front().make(DType::f32);
   CompileOptions options;
