@@ -51,7 +51,8 @@ struct CompileOptions {
   // Results of these names are added to what their memory holds, where a product or sum can do so
   // while it is made: f32 or f64. The others are written.
   std::vector<std::string> added = {};
-  // Products on a GPU add biases and residuals before they store their sums; false: loops do it.
+  // Products on a GPU add biases and residuals before they store their sums, and Hopper's make gelu
+  // by tanh of them and its gradient; false: loops do it.
   bool epilogues = true;
   // A budget that cannot be met, or a big value that could not be cut, is an error that names it;
   // otherwise the report does.

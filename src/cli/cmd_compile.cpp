@@ -340,7 +340,7 @@ Command add_compile(CommandLine& program) {
                   "of the GPU, 10 * major + minor (default: the GPU's that is here, else 90)")
       .group("Device");
   sub.add_flag("--no-epilogues", args->no_epilogues,
-               "products on a GPU that but multiply: loops add biases and residuals")
+               "products on a GPU that but multiply: loops do the rest")
       .group("Device");
   sub.add_flag(
          "--explain", args->explain,

@@ -261,7 +261,7 @@ void TrainCommand::add_machine(Options& command) {
       .group(kGroup);
   command
       .add_flag("--no-epilogues", no_epilogues,
-                "products on a GPU that but multiply: loops add biases and residuals")
+                "products on a GPU that but multiply: loops do the rest")
       .group(kGroup);
   command
       .add_integer("--threads", threads, 0, kMostThreads,

@@ -132,7 +132,8 @@ class CompileTest(unittest.TestCase):
         self.refused(2, "--time: this ", *model, "--time", "1")
         self.refused(2, "--threads: cannot be given beside --device cuda", *model, "--threads", "2")
         self.refused(2, "--capability: is of --device cuda", *model[:-2], "--capability", "90")
-        self.assertIn("products with epilogues: 36 with bias; 12 with bias, residual\n", text)
+        self.assertIn("products with epilogues: 24 with bias; 12 with bias, residual; "
+                      "12 with bias, gelu; 12 with gelu gradient\n", text)
         self.assertNotIn("epilogues:", self.good(*model, "--no-epilogues"))
         self.refused(2, "--no-epilogues: is of --device cuda", *model[:-2], "--no-epilogues")
         self.refused(2, "expected cpu or cuda, got 'tpu'", *model[:-1], "tpu")

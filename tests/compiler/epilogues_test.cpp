@@ -28,7 +28,7 @@ std::string text(const std::string& statements, const std::string& results) {
 // The epilogues of the graph's products, in order. Checks that nothing else changed.
 std::vector<std::string> found(const std::string& text) {
   const ir::Graph graph = ir::parse(text).graph;
-  const ir::WithEpilogues with = ir::fuse_epilogues(graph);
+  const ir::WithEpilogues with = ir::fuse_epilogues(graph, /*with_gelu=*/true);
   ir::verify(with.graph);
   EXPECT_EQ(with.origin.size(), static_cast<std::size_t>(with.graph.size()));
   const ir::Tensors inputs = random_inputs(graph, 7);
@@ -233,6 +233,11 @@ TEST(Epilogues, AreInProgramsOfAGpu) {
             std::string::npos)
       << with.explain();
   EXPECT_NE(with.report_json().find("\"epilogue\": \"bias, residual\""), std::string::npos);
+  // Gelu where that was measured.
+  options.device.compute_capability = 80;
+  EXPECT_EQ(of_program(compile(graph, options)),
+            (List{"bias, residual", "bias", "bias", "residual"}));
+  options.device.compute_capability = 90;
   options.epilogues = false;
   const CompiledProgram without = compile(graph, options);
   EXPECT_EQ(of_program(without), List{});

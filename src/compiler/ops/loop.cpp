@@ -169,7 +169,8 @@ bool share_memory(const std::vector<View>& results) {
 LoweredBodies::Body lowered_body(Lowering& l, const Loop& loop, const LoweredBodies::Key& key,
                                  const Graph& bound, const std::vector<View>& operands,
                                  const std::vector<View>& results) {
-  const Graph body = l.target().epilogues() ? fuse_epilogues(bound).graph : bound;
+  const Graph body =
+      l.target().epilogues() ? fuse_epilogues(bound, l.target().gelu_epilogues()).graph : bound;
   Lowering inner(body, l.target(), l.bodies(), key.parts_in_place);
   if (key.keeps_order) inner.keep_order();
   const std::vector<int> parameters = body.parameters();

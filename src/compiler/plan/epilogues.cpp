@@ -25,8 +25,12 @@ struct Fused {
 
 class Finder {
  public:
-  explicit Finder(const Graph& graph)
-      : g_(graph), users_(graph.users()), output_(users_.size()), gone_(users_.size()) {
+  Finder(const Graph& graph, bool with_gelu)
+      : g_(graph),
+        with_gelu_(with_gelu),
+        users_(graph.users()),
+        output_(users_.size()),
+        gone_(users_.size()) {
     for (const Output& o : g_.outputs()) output_[at(o.value.node)] = true;
   }
 
@@ -39,6 +43,7 @@ class Finder {
 
  private:
   const Graph& g_;
+  const bool with_gelu_;
   const std::vector<std::vector<int>> users_;
   std::vector<bool> output_, gone_;
   std::set<int> held_;  // elementwise nodes that products make
@@ -104,9 +109,9 @@ class Finder {
         f.at = add->first;
       }
     }
-    find_gelu(f);
+    if (with_gelu_) find_gelu(f);
     if (f.gelu < 0) find_residual(f);
-    if (!f.any()) find_gelu_gradient(f);
+    if (with_gelu_ && !f.any()) find_gelu_gradient(f);
     if (f.any()) take(f);
   }
   void take(const Fused& f) {
@@ -281,8 +286,8 @@ class Writer {
 
 }  // namespace
 
-WithEpilogues fuse_epilogues(const Graph& graph) {
-  const std::vector<Fused> found = Finder(graph).run();
+WithEpilogues fuse_epilogues(const Graph& graph, bool with_gelu) {
+  const std::vector<Fused> found = Finder(graph, with_gelu).run();
   return Writer(graph, found).run();
 }
 

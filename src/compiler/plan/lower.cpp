@@ -332,7 +332,7 @@ Program lower(const Graph& graph, const Target& target, const std::vector<bool>&
   LoweredBodies own;
   LoweredBodies& kept = bodies != nullptr ? *bodies : own;
   if (!target.epilogues()) return lower_as_it_is(graph, target, added, order, kept);
-  const WithEpilogues with = fuse_epilogues(graph);
+  const WithEpilogues with = fuse_epilogues(graph, target.gelu_epilogues());
   Program program = lower_as_it_is(with.graph, target, added, order, kept);
   for (Buffer& buffer : program.buffers) {
     if (buffer.node >= 0) buffer.node = with.origin[static_cast<std::size_t>(buffer.node)];

@@ -19,6 +19,7 @@ class CpuTarget final : public Target {
   std::int64_t scratch_bytes(const ScatterAdd&) const final { return 0; }
   std::int64_t scratch_bytes(const RowGroup&) const final { return 0; }
   bool epilogues() const final { return false; }
+  bool gelu_epilogues() const final { return false; }
   bool groups_rows() const final { return false; }  // a row stays in the cache between loops
   bool heads_add() const final { return false; }
   std::int64_t parts_bytes(const Pointwise& reduction) const final;

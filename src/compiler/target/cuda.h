@@ -25,6 +25,8 @@ class CudaTarget final : public Target {
   bool groups_rows() const final { return true; }
   bool heads_add() const final { return true; }
   bool epilogues() const final { return epilogues_; }
+  // Where they were measured: elsewhere the library may run them slower than loops do.
+  bool gelu_epilogues() const final { return epilogues_ && compute_capability_ == 90; }
   std::int64_t parts_bytes(const Pointwise& reduction) const final;
   HeadPlan head_plan(const HeadShape& shape, const HeadFeatures& features,
                      std::int64_t workspace) const final;

@@ -59,8 +59,9 @@ class Target {
   // Whether heads add their gradients to what is there. A far-field step that misses the error is
   // then not done again: what has been added stays.
   virtual bool heads_add() const = 0;
-  // Whether products take epilogues.
+  // Whether products take epilogues, and gelu and its gradient among them.
   virtual bool epilogues() const = 0;
+  virtual bool gelu_epilogues() const = 0;
 
   // The fastest plan within `workspace` bytes, or within the least power of two times it that one
   // fits into; 0: nothing is computed twice.
