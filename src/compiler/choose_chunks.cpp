@@ -114,4 +114,24 @@ ChunkChoice ChunkSearch::choice() const {
 
 ChunkChoice ChunkSearch::free_choice() const { return made_of(found_.free, request_.budget == 0); }
 
+std::vector<ChunkChoice> ChunkSearch::bases() const {
+  const auto same_loops = [&](const Plan& a, const Plan& b) {
+    return std::equal(a.regions.begin(), a.regions.end(), b.regions.begin(), b.regions.end(),
+                      [](const ChunkedRegion& x, const ChunkedRegion& y) {
+                        return x.group == y.group && x.chunk == y.chunk;
+                      });
+  };
+  std::vector<std::size_t> list;
+  for (std::size_t i = 0; i < found_.plans.size(); ++i) {
+    const bool alike = same_loops(*found_.plans[i], *found_.plans[found_.free]);
+    if (i == found_.free || (kept(*found_.plans[i]) && alike)) list.push_back(i);
+  }
+  std::stable_sort(list.begin(), list.end(), [&](std::size_t a, std::size_t b) {
+    return found_.plans[a]->seconds < found_.plans[b]->seconds;
+  });
+  std::vector<ChunkChoice> choices;
+  for (const std::size_t i : list) choices.push_back(made_of(i, request_.budget == 0));
+  return choices;
+}
+
 }  // namespace logitless::ir

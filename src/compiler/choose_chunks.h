@@ -46,6 +46,8 @@ class ChunkSearch {
   ChunkChoice choice() const;
   // What a request without a budget would get.
   ChunkChoice free_choice() const;
+  // That, and the plans with the same loops and another workspace of heads; the fastest first.
+  std::vector<ChunkChoice> bases() const;
   // Of the graph without loops.
   double multiply_adds() const { return found_.plans.front()->work; }
 

@@ -1,23 +1,23 @@
 #include "compiler/recompute_within.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
+#include <memory>
+#include <utility>
 
 #include "compiler/ops/op.h"
 #include "compiler/passes/recompute_segments.h"
 #include "compiler/plan/cost.h"
 #include "compiler/plan/fuse.h"
 #include "compiler/plan/lower.h"
-#include "core/check.h"
 
 namespace logitless::ir {
 namespace {
 
 constexpr int kMostCuts = 32;
-constexpr int kCorrections = 4;  // of what a choice is expected to bring
-constexpr int kSamples = 8;      // of the curve, where none is within the budget
-constexpr int kRefinements = 3;
+constexpr int kSamples = 8;           // of the curve, for a report
+constexpr std::int64_t kParts = 256;  // of what can be given up: choices nearer are one
+constexpr std::int64_t kNear = 16;    // parts of it at which a curve is seen to rise
 
 using Point = RecomputeCurve::Point;
 
@@ -38,48 +38,71 @@ std::vector<bool> stored_nodes(const Graph& graph) {
 // What the machine multiplies in 16 bit while it reads or writes a byte.
 double multiply_adds_per_byte(const Rates& rates) { return rates.products16 / (2.0 * rates.bytes); }
 
-// Choices are named by the bytes that they may keep over the peak.
+// No machine of these rates takes less for them.
+double least_seconds(double multiply_adds, const Rates& rates) {
+  return 2.0 * multiply_adds / std::max(rates.products16, rates.products32);
+}
+
+// Choices are named by the bytes that they may keep over the peak, and found by halving the range
+// of these. Which halves there are does not depend on the budget, and where a choice fits into one
+// it fits into any larger one, which turns to the same half or to the one of less work: so no
+// budget gets more work than a smaller one. With less kept the peak sinks until what is made again
+// lives at the peak itself; a choice behind that point fits into nothing that one before it does
+// not.
 class Search {
  public:
-  Search(const Graph& graph, const Program& program, const Target& target, std::int64_t budget,
-         const std::vector<bool>& added, LoweredBodies* bodies)
+  Search(const Graph& graph, const Program& program, const ChunkRequest& request)
       : graph_(graph),
         program_(program),
-        target_(target),
-        budget_(budget),
-        added_(added),
-        bodies_(bodies),
-        curve_(graph, multiply_adds_per_byte(target.rates()), stored_nodes(graph)),
+        request_(request),
+        curve_(graph, multiply_adds_per_byte(request.target.rates()), stored_nodes(graph)),
         most_(curve_.cheapest()),
-        least_(curve_.smallest()),
-        failing_(most_.kept) {}
+        least_(curve_.smallest()) {}
 
-  std::optional<RecomputeChoice> run() {
+  std::optional<RecomputeChoice> within(double seconds) {
     if (most_.kept <= least_.kept) return std::nullopt;
-    // A value given up is expected to lower the peak by its bytes. What it does not, because it
-    // lives at the peak where it is made again, is given up beside.
-    std::int64_t kept = most_.kept - (program_.value_bytes - budget_);
-    for (int i = 0; i < kCorrections && fitting_ < 0 && kept >= least_.kept; ++i)
-      kept -= std::max<std::int64_t>(over(kept), 0);
-    if (fitting_ < 0) sample();
-    for (int i = 0; i < kRefinements && fitting_ >= 0; ++i) over((fitting_ + failing_) / 2);
-    if (!best_ || best_->program.value_bytes >= program_.value_bytes) return std::nullopt;
-    return std::move(best_);
+    const double base = predicted_seconds(program_, request_.target.rates());
+    const double more = keeping(most_kept_within(request_.budget)).multiply_adds;
+    if (base + least_seconds(more, request_.target.rates()) >= seconds) return std::nullopt;
+    const auto fitting = halve([&](const Point& point) {
+      if (point.kept > most_kept_within(request_.budget)) return Way::less;
+      return way(point, request_.budget);
+    });
+    return fitting && fitting->seconds < seconds ? std::optional(*fitting) : std::nullopt;
+  }
+
+  std::optional<RecomputeChoice> least() {
+    if (most_.kept <= least_.kept) return std::nullopt;
+    halve([&](const Point& point) { return way(point, /*budget=*/0); });
+    const bool lower =
+        smallest_ && bytes_of(smallest_->program, request_) < bytes_of(program_, request_);
+    return lower ? std::optional(*smallest_) : std::nullopt;
+  }
+
+  std::vector<RecomputeChoice> sample() {
+    std::vector<RecomputeChoice> choices;
+    std::int64_t last = most_.kept;
+    for (int i = 1; i <= kSamples; ++i) {
+      const Point point = keeping(most_.kept - (most_.kept - least_.kept) * i / kSamples);
+      if (point.kept >= last) continue;
+      last = point.kept;
+      choices.push_back(*made(point));
+    }
+    return choices;
   }
 
  private:
+  enum class Way { fits, more, less };  // of what is kept, where it does not fit
+
   const Graph& graph_;
   const Program& program_;
-  const Target& target_;
-  const std::int64_t budget_;
-  const std::vector<bool>& added_;
-  LoweredBodies* const bodies_;
+  const ChunkRequest& request_;
   const RecomputeCurve curve_;
   const Point most_, least_;
-  std::optional<RecomputeChoice> best_;
   std::map<std::pair<double, double>, std::optional<Point>> between_;  // by their weights
-  std::int64_t best_kept_ = 0;
-  std::int64_t fitting_ = -1, failing_;  // bytes kept by choices around the budget
+  std::map<std::int64_t, std::int64_t> bytes_;                         // by what is kept
+  // The last that was made, and the one of the least memory.
+  std::shared_ptr<const RecomputeChoice> last_, smallest_;
 
   // That of the curve, once for the same two: each search of it begins at its ends.
   const std::optional<Point>& between(const Point& more, const Point& less) {
@@ -97,136 +120,81 @@ class Search {
     }
     return less;
   }
-
-  // Bytes over the budget of a choice, which is kept where it is the best.
-  std::int64_t over(std::int64_t kept) {
-    const Point point = keeping(kept);
-    RecomputeChoice choice;
-    choice.graph = curve_.graph_of(point);
-    choice.program = lower(choice.graph, target_, added_, InstructionOrder::for_memory, bodies_);
-    choice.values = values_again(graph_, point);
-    choice.given_up = most_.kept - point.kept;
-    choice.before = program_.value_bytes;
-    choice.multiply_adds = choice.program.multiply_adds - program_.multiply_adds;
-    const std::int64_t over = choice.program.value_bytes - budget_;
-    if (over <= 0) fitting_ = std::max(fitting_, point.kept);
-    if (over > 0 && point.kept > fitting_) failing_ = std::min(failing_, point.kept);
-    if (!best_ || better(choice, *best_)) {
-      best_ = std::move(choice);
-      best_kept_ = point.kept;
-    }
-    return over;
-  }
-  bool better(const RecomputeChoice& a, const RecomputeChoice& b) const {
-    const bool fits = a.program.value_bytes <= budget_;
-    if (fits != (b.program.value_bytes <= budget_)) return fits;
-    return fits ? a.multiply_adds < b.multiply_adds : a.program.value_bytes < b.program.value_bytes;
+  // A value given up lowers the peak by its bytes at most.
+  std::int64_t most_kept_within(std::int64_t budget) const {
+    return most_.kept - (bytes_of(program_, request_) - budget);
   }
 
-  // The fewer are kept the more live where they are made again, so that at some point the peak
-  // rises: the lowest is looked for between what is given up first and last.
-  void sample() {
-    std::int64_t step = (most_.kept - least_.kept) / kSamples;
-    failing_ = most_.kept;
-    for (int i = 1; i <= kSamples && fitting_ < 0; ++i) over(most_.kept - i * step);
-    for (; step >= (most_.kept - least_.kept) / (kSamples << kRefinements) && step > 0; step /= 2) {
-      const std::int64_t at = best_kept_;
-      for (const std::int64_t kept : {at + step / 2, at - step / 2}) {
-        if (fitting_ < 0 && kept >= least_.kept) over(kept);
-      }
+  // Its program.
+  std::shared_ptr<const RecomputeChoice> made(const Point& point) {
+    auto choice = std::make_shared<RecomputeChoice>();
+    choice->graph = curve_.graph_of(point);
+    choice->program = lower(choice->graph, request_.target, request_.added,
+                            InstructionOrder::for_memory, request_.bodies);
+    choice->seconds = predicted_seconds(choice->program, request_.target.rates());
+    choice->values = values_again(graph_, point);
+    choice->given_up = most_.kept - point.kept;
+    choice->multiply_adds = choice->program.multiply_adds - program_.multiply_adds;
+    const std::int64_t bytes = bytes_[point.kept] = bytes_of(choice->program, request_);
+    if (!smallest_ || bytes < bytes_of(smallest_->program, request_)) smallest_ = choice;
+    return last_ = choice;
+  }
+  std::int64_t bytes_with(const Point& point) {
+    const auto found = bytes_.find(point.kept);
+    return found != bytes_.end() ? found->second : bytes_of(made(point)->program, request_);
+  }
+
+  Way way(const Point& point, std::int64_t budget) {
+    const std::int64_t bytes = bytes_with(point);
+    if (bytes <= budget) return Way::fits;
+    return bytes > bytes_before(point) ? Way::more : Way::less;
+  }
+  // Of a choice near it that keeps more.
+  std::int64_t bytes_before(const Point& point) {
+    std::int64_t more = std::max<std::int64_t>((most_.kept - least_.kept) / kNear, 1);
+    for (; point.kept + more < most_.kept; more *= 2) {
+      const Point near = keeping(point.kept + more);
+      if (near.kept > point.kept) return bytes_with(near);
     }
+    return bytes_of(program_, request_);
+  }
+
+  // The last choice that fits where `way` says of each whether it does, and which half is next.
+  template <typename Ask>
+  std::shared_ptr<const RecomputeChoice> halve(Ask&& ask) {
+    std::shared_ptr<const RecomputeChoice> fitting;
+    const std::int64_t part = std::max<std::int64_t>((most_.kept - least_.kept) / kParts, 1);
+    std::int64_t low = least_.kept - 1, high = most_.kept;  // choices keep more, less
+    while (high - low > part) {
+      const std::int64_t middle = low + (high - low) / 2;
+      const Point point = keeping(middle);
+      const Way way = point.kept > low ? ask(point) : Way::more;
+      if (point.kept > low && way == Way::fits)
+        fitting = last_ && bytes_kept(*last_) == point.kept ? last_ : made(point);
+      way == Way::less ? high = point.kept : low = middle;
+    }
+    return fitting;
+  }
+  std::int64_t bytes_kept(const RecomputeChoice& choice) const {
+    return most_.kept - choice.given_up;
   }
 };
 
 }  // namespace
 
 std::optional<RecomputeChoice> recompute_within(const Graph& graph, const Program& program,
-                                                const Target& target, std::int64_t budget,
-                                                const std::vector<bool>& added,
-                                                LoweredBodies* bodies) {
-  return Search(graph, program, target, budget, added, bodies).run();
+                                                const ChunkRequest& request, double seconds) {
+  return Search(graph, program, request).within(seconds);
 }
 
-namespace {
-
-constexpr double kCostsNothing = 1e-3;  // of all multiply-adds
-
-std::int64_t bytes_of(const Program& p, const ChunkRequest& request) {
-  return request.with_scratch ? p.arena_bytes : p.value_bytes;
+std::optional<RecomputeChoice> least_recomputed(const Graph& graph, const Program& program,
+                                                const ChunkRequest& request) {
+  return Search(graph, program, request).least();
 }
 
-// Loops that cost nothing, values computed again, then more loops while the budget asks for them.
-ChunkChoice recomputed(const ChunkSearch& found, const ChunkRequest& request) {
-  ChunkChoice choice = found.free_choice();
-  // What kernels take beside the values is about the same in all choices.
-  const std::int64_t scratch = bytes_of(choice.program, request) - choice.program.value_bytes;
-  std::optional<RecomputeChoice> again = recompute_within(
-      choice.graph, choice.program, request.target,
-      std::max<std::int64_t>(request.budget - scratch, 1), request.added, request.bodies);
-  if (!again) return choice;
-  choice.recomputed = {again->values, again->given_up, again->before, again->program.value_bytes,
-                       again->multiply_adds / std::max(choice.program.multiply_adds, 1.0)};
-  choice.graph = std::move(again->graph);
-  choice.program = std::move(again->program);
-  if (bytes_of(choice.program, request) <= request.budget) return choice;
-  ChunkChoice more = ChunkSearch(choice.graph, request).choice();
-  if (bytes_of(more.program, request) >= bytes_of(choice.program, request)) return choice;
-  more.regions.insert(more.regions.begin(), choice.regions.begin(), choice.regions.end());
-  more.recomputed = choice.recomputed;
-  return more;
-}
-
-// The front that the loops are part of, with a plan that computes values again in it.
-std::vector<PlanPoint> front_with(std::vector<PlanPoint> plans, const ChunkChoice& again,
-                                  const ChunkRequest& request, double work) {
-  for (PlanPoint& p : plans) p.chosen = false;
-  PlanPoint point;
-  point.value_bytes = static_cast<std::size_t>(again.program.value_bytes);
-  point.arena_bytes = static_cast<std::size_t>(again.program.arena_bytes);
-  point.seconds = predicted_seconds(again.program, request.target.rates());
-  point.extra_work = work > 0.0 ? again.program.multiply_adds / work - 1.0 : 0.0;
-  point.what = concat(again.recomputed.values, " values computed again",
-                      again.regions.empty() ? "" : ", and loops");
-  point.chosen = true;
-  const auto at = std::find_if(plans.begin(), plans.end(), [&](const PlanPoint& p) {
-    return p.value_bytes > point.value_bytes;
-  });
-  plans.insert(at, std::move(point));
-  // Slower plans of more bytes are not of the front.
-  double least = std::numeric_limits<double>::infinity();
-  std::erase_if(plans, [&](const PlanPoint& p) {
-    if (p.seconds >= least && !p.chosen) return true;
-    least = std::min(least, p.seconds);
-    return false;
-  });
-  return plans;
-}
-
-}  // namespace
-
-ChunkChoice choose_within(const Graph& graph, const ChunkRequest& request) {
-  const ChunkSearch found(graph, request);
-  ChunkChoice loops = found.choice();
-  if (request.budget == 0 || request.chunks > 0) return loops;
-  const double work = found.multiply_adds();
-  const auto fits = [&](const ChunkChoice& c) {
-    return bytes_of(c.program, request) <= request.budget;
-  };
-  const bool cheap = loops.program.multiply_adds <= (1.0 + kCostsNothing) * work;
-  if (fits(loops) && cheap) return loops;
-  ChunkChoice again = recomputed(found, request);
-  if (again.recomputed.values == 0) return loops;
-  const auto seconds = [&](const ChunkChoice& c) {
-    return predicted_seconds(c.program, request.target.rates());
-  };
-  const bool better = fits(again) != fits(loops) ? fits(again)
-                      : fits(again)
-                          ? seconds(again) < seconds(loops)
-                          : bytes_of(again.program, request) < bytes_of(loops.program, request);
-  if (!better) return loops;
-  again.plans = front_with(std::move(loops.plans), again, request, work);
-  again.search = std::move(loops.search);
-  return again;
+std::vector<RecomputeChoice> sample_recomputed(const Graph& graph, const Program& program,
+                                               const ChunkRequest& request) {
+  return Search(graph, program, request).sample();
 }
 
 }  // namespace logitless::ir

@@ -1,6 +1,8 @@
 // Values computed again by products: which, what that costs, and the same bits.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "compiler/choose_chunks.h"
 #include "compiler/compiled.h"
 #include "compiler/ir/text.h"
@@ -121,7 +123,7 @@ TEST(RecomputeWithin, MeetsABudgetWithTheLeastWork) {
   const ir::CpuTarget target(1);
   const ir::Program program = ir::lower(graph, target);
   const auto within = [&](std::int64_t budget) {
-    return ir::recompute_within(graph, program, target, budget, {});
+    return ir::recompute_within(graph, program, {.target = target, .budget = budget});
   };
   EXPECT_EQ(program.value_bytes, 4 * 1024);
   const std::optional<ir::RecomputeChoice> one = within(3 * 1024);
@@ -129,9 +131,79 @@ TEST(RecomputeWithin, MeetsABudgetWithTheLeastWork) {
   EXPECT_LE(one->program.value_bytes, 3 * 1024);
   EXPECT_EQ(one->values, 1);
   EXPECT_EQ(one->multiply_adds, 16 * 16 * 4);
-  const std::optional<ir::RecomputeChoice> all = within(1);
+  const std::optional<ir::RecomputeChoice> all =
+      ir::least_recomputed(graph, program, {.target = target});
   ASSERT_TRUE(all);
   EXPECT_LE(all->program.value_bytes, one->program.value_bytes);
+}
+
+// Layers alike with what they read added to what they make, and a loss of words.
+Graph layers(int count) {
+  Graph g("layers");
+  const std::int64_t rows = 8192, dim = 64, hidden = 256, vocab = 8192;
+  Value x = g.parameter("x", DType::f32, {rows, dim});
+  std::vector<Value> weights;
+  const auto weight = [&](const std::string& name, Shape shape) {
+    return weights.emplace_back(g.parameter(name, DType::f32, std::move(shape)));
+  };
+  for (int i = 0; i < count; ++i) {
+    const std::string at = std::to_string(i);
+    const Value up = tanh(matmul(x, weight("up" + at, {dim, hidden})));
+    x = x + matmul(up, weight("down" + at, {hidden, dim}));
+  }
+  const Value words = dot(x, weight("words", {vocab, dim}), {{1}, {1}}),
+              targets = g.parameter("targets", DType::i32, {rows});
+  const Value loss = mean(logsumexp(words, {1}) - pick(words, targets, 1), {0});
+  g.result("loss", loss);
+  const std::vector<Value> grads = g.gradients({loss}, weights);
+  for (std::size_t i = 0; i < grads.size(); ++i) g.result("d" + std::to_string(i), grads[i]);
+  return g;
+}
+
+// Bytes and seconds of one are at most those of the other, and one of them is less.
+bool beats(const PlanPoint& a, const PlanPoint& b) {
+  return a.value_bytes <= b.value_bytes && a.seconds <= b.seconds &&
+         (a.value_bytes < b.value_bytes || a.seconds < b.seconds);
+}
+
+// A budget that is met with less workspace for the head, with values computed again, or with both:
+// what costs least, down to the last value of a layer, which takes 8 MiB.
+TEST(RecomputeWithin, NoBudgetGetsAPlanThatAnotherOneBeats) {
+  const Graph graph = layers(4);
+  CompileOptions options;
+  options.threads = 1;
+  std::vector<PlanPoint> all;
+  int recomputed = 0;
+  for (std::size_t budget = 60; budget >= 28; budget -= 8) {
+    SCOPED_TRACE(budget);
+    options.memory_budget = budget << 20;
+    const CompiledProgram program = compile(graph, options);
+    const auto got = std::find_if(program.plans().begin(), program.plans().end(),
+                                  [](const PlanPoint& p) { return p.chosen; });
+    ASSERT_NE(got, program.plans().end());
+    const CompiledProgram::State& state = CompilerAccess::state(program);
+    EXPECT_EQ(got->value_bytes, static_cast<std::size_t>(state.program.value_bytes));
+    EXPECT_LE(got->value_bytes, options.memory_budget);
+    EXPECT_GT(got->value_bytes, options.memory_budget - (8 << 20)) << program.explain();
+    recomputed += state.recomputed.values > 0;
+    for (const PlanPoint& other : all)
+      EXPECT_FALSE(beats(*got, other) || beats(other, *got)) << got->what << "; " << other.what;
+    all.push_back(*got);
+  }
+  EXPECT_GE(recomputed, 4);
+}
+
+TEST(RecomputeWithin, AReportShowsWhatBudgetsWouldTake) {
+  CompileOptions options;
+  options.threads = 1;
+  options.explore = true;
+  const CompiledProgram program = compile(layers(4), options);
+  const auto again = [](const PlanPoint& p) {
+    return p.what.find("computed again") != std::string::npos;
+  };
+  EXPECT_GE(std::count_if(program.plans().begin(), program.plans().end(), again), 1)
+      << program.explain();
+  EXPECT_EQ(CompilerAccess::state(program).recomputed.values, 0);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "compiler/choose_within.h"
 #include "compiler/passes/eliminate.h"
 #include "compiler/passes/join_pads.h"
 #include "compiler/passes/lower_heads.h"
@@ -16,7 +17,6 @@
 #include "compiler/passes/spread_masks.h"
 #include "compiler/passes/widen_sums.h"
 #include "compiler/plan/lower.h"
-#include "compiler/recompute_within.h"
 
 namespace logitless::ir {
 namespace {
