@@ -10,6 +10,7 @@
 #include "compiler/ops/families.h"
 #include "compiler/plan/epilogues.h"
 #include "compiler/plan/lowering.h"
+#include "compiler/plan/make_again.h"
 
 namespace logitless::ir {
 namespace {
@@ -165,14 +166,9 @@ bool share_memory(const std::vector<View>& results) {
   return false;
 }
 
-// The body for chunks of `chunk`. Its parameters and results are external, the i-th one slice i.
-LoweredBodies::Body lowered_body(Lowering& l, const Loop& loop, const LoweredBodies::Key& key,
-                                 const Graph& bound, const std::vector<View>& operands,
-                                 const std::vector<View>& results) {
-  const Graph body =
-      l.target().epilogues() ? fuse_epilogues(bound, l.target().gelu_epilogues()).graph : bound;
-  Lowering inner(body, l.target(), l.bodies(), key.parts_in_place);
-  if (key.keeps_order) inner.keep_order();
+// A body's parameters and results: parts of the memory outside, the i-th one slice i.
+void set_memory(Lowering& inner, const Graph& body, const Lowering& l, const Loop& loop,
+                const std::vector<View>& operands, const std::vector<View>& results) {
   const std::vector<int> parameters = body.parameters();
   inner.set_first(parameters[0]);
   int slot = 0;
@@ -193,8 +189,24 @@ LoweredBodies::Body lowered_body(Lowering& l, const Loop& loop, const LoweredBod
     inner.set_destination(i, {part(results[i], body.type(body.outputs()[i].value)),
                               kKinds[static_cast<int>(loop.outputs[i].kind)]});
   }
-  auto program = std::make_shared<const Program>(inner.run());
-  return {std::move(program), inner.parts_wait()};
+}
+
+// The body for chunks of `chunk`. Its parameters and results are external.
+LoweredBodies::Body lowered_body(Lowering& l, const Loop& loop, const LoweredBodies::Key& key,
+                                 const Graph& bound, const std::vector<View>& operands,
+                                 const std::vector<View>& results) {
+  const Graph body =
+      l.target().epilogues() ? fuse_epilogues(bound, l.target().gelu_epilogues()).graph : bound;
+  bool parts_wait = false;
+  Program program = making_again(body, l.target(), [&](const std::vector<int>& again) {
+    Lowering inner(body, l.target(), l.bodies(), key.parts_in_place, again);
+    set_memory(inner, body, l, loop, operands, results);
+    if (key.keeps_order) inner.keep_order();
+    Program made = inner.run();
+    parts_wait = parts_wait || inner.parts_wait();
+    return made;
+  });
+  return {std::make_shared<const Program>(std::move(program)), parts_wait};
 }
 
 // All that lowered_body() depends on.

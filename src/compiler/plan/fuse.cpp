@@ -21,6 +21,9 @@ bool reads_elementwise(const Node& user, Value v) {
          user.operands[0] == v;
 }
 
+// Its loop has f64 registers, which the readers' loops need not have.
+bool draws(const Node& n) { return n.op == Op::map && n.attributes->function == Function::random; }
+
 struct Cost {
   int steps = 0;
   bool costly = false;
@@ -56,8 +59,9 @@ namespace {
 
 class Inliner {
  public:
-  explicit Inliner(const Graph& graph)
+  Inliner(const Graph& graph, const std::vector<int>& again)
       : g_(graph),
+        again_(again),
         users_(graph.users()),
         inlined_(static_cast<std::size_t>(graph.size())),
         output_(inlined_.size()),
@@ -74,20 +78,16 @@ class Inliner {
 
  private:
   const Graph& g_;
+  const std::vector<int>& again_;
   const std::vector<std::vector<int>> users_;
   std::vector<bool> inlined_, output_;
   std::vector<Cost> cost_;
 
-  // Its loop has f64 registers, which the readers' loops need not have.
-  bool draws(int id) const {
-    const Node& n = g_.node(id);
-    return n.op == Op::map && n.attributes->function == Function::random;
-  }
   // Whether every reader could compute the node.
   bool readable(int id) const {
     const auto at = static_cast<std::size_t>(id);
     const std::vector<int>& readers = users_[at];
-    return !output_[at] && !readers.empty() && !draws(id) &&
+    return !output_[at] && !readers.empty() && !draws(g_.node(id)) &&
            std::all_of(readers.begin(), readers.end(), [&](int u) {
              return reads_elementwise(g_.node(u), {id, 0});
            });
@@ -134,7 +134,8 @@ class Inliner {
       if (!readable(id)) continue;
       const Cost& c = cost_[at];
       const bool cheap = !c.costly && c.steps <= kCheapSteps && c.memory.size() <= 2;
-      inlined_[at] = users_[at].size() == 1 || cheap;
+      const bool again = std::find(again_.begin(), again_.end(), id) != again_.end();
+      inlined_[at] = users_[at].size() == 1 || cheap || (again && c.steps <= kMostSteps / 2);
     }
   }
 
@@ -188,6 +189,22 @@ class Inliner {
 
 }  // namespace
 
-std::vector<bool> inlined_nodes(const Graph& graph) { return Inliner(graph).run(); }
+std::vector<bool> inlined_nodes(const Graph& graph, const std::vector<int>& again) {
+  return Inliner(graph, again).run();
+}
+
+bool may_be_made_again(const Graph& graph, int node) {
+  const Node& n = graph.node(node);
+  const DType dtype = n.results[0].dtype;
+  if (!is_elementwise(n) || draws(n) || (dtype != DType::f32 && dtype != DType::f64)) return false;
+  const auto reads = [&](Value v) { return v.node == node; };
+  const std::vector<Output>& outputs = graph.outputs();
+  if (std::any_of(outputs.begin(), outputs.end(), [&](const Output& o) { return reads(o.value); }))
+    return false;
+  return std::all_of(graph.nodes().begin(), graph.nodes().end(), [&](const Node& user) {
+    return std::none_of(user.operands.begin(), user.operands.end(), reads) ||
+           reads_elementwise(user, {node, 0});
+  });
+}
 
 }  // namespace logitless::ir

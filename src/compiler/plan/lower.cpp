@@ -9,6 +9,7 @@
 #include "compiler/plan/fuse.h"
 #include "compiler/plan/group_rows.h"
 #include "compiler/plan/lowering.h"
+#include "compiler/plan/make_again.h"
 #include "compiler/plan/order_for_memory.h"
 #include "compiler/plan/row_alignment.h"
 #include "core/check.h"
@@ -16,11 +17,11 @@
 namespace logitless::ir {
 
 Lowering::Lowering(const Graph& graph, const Target& target, LoweredBodies& bodies,
-                   bool parts_in_place)
+                   bool parts_in_place, const std::vector<int>& again)
     : g_(graph),
       target_(target),
       bodies_(bodies),
-      inlined_(inlined_nodes(graph)),
+      inlined_(inlined_nodes(graph, again)),
       absorbed_(static_cast<std::size_t>(graph.size()), false),
       parts_in_place_(parts_in_place) {
   p_.alignment = target.alignment();
@@ -314,15 +315,22 @@ Program lowered(const Graph& graph, const std::vector<bool>& added, Lowering& lo
 
 Program lower_as_it_is(const Graph& graph, const Target& target, const std::vector<bool>& added,
                        InstructionOrder order, LoweredBodies& bodies) {
-  Lowering lowering(graph, target, bodies);
-  if (order == InstructionOrder::given) lowering.keep_order();
-  Program program = lowered(graph, added, lowering);
-  if (!lowering.parts_wait()) return program;
-  // Memory that waits for its last part may stand at the peak, where copies would not.
-  Lowering copying(graph, target, bodies, /*parts_in_place=*/false);
-  if (order == InstructionOrder::given) copying.keep_order();
-  Program copies = lowered(graph, added, copying);
-  return copies.value_bytes < program.value_bytes ? copies : program;
+  bool parts_wait = false;
+  const auto with = [&](const std::vector<int>& again, bool parts_in_place) {
+    Lowering lowering(graph, target, bodies, parts_in_place, again);
+    if (order == InstructionOrder::given) lowering.keep_order();
+    Program program = lowered(graph, added, lowering);
+    parts_wait = lowering.parts_wait();
+    return program;
+  };
+  const auto smaller = [&](const std::vector<int>& again) {
+    Program program = with(again, /*parts_in_place=*/true);
+    if (!parts_wait) return program;
+    // Memory that waits for its last part may stand at the peak, where copies would not.
+    Program copies = with(again, /*parts_in_place=*/false);
+    return copies.value_bytes < program.value_bytes ? copies : program;
+  };
+  return order == InstructionOrder::given ? smaller({}) : making_again(graph, target, smaller);
 }
 
 }  // namespace

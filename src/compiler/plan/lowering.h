@@ -32,8 +32,9 @@ struct Destination {
 class Lowering {
  public:
   // Without `parts_in_place`, parts of a concat or a pad that others are waited for are copied.
+  // `again`: elementwise values that each of their readers computes.
   Lowering(const Graph& graph, const Target& target, LoweredBodies& bodies,
-           bool parts_in_place = true);
+           bool parts_in_place = true, const std::vector<int>& again = {});
 
   // --- before run()
   int add_buffer(Place place, std::int64_t bytes, const std::string& name,
