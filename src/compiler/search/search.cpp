@@ -127,6 +127,7 @@ class Search final : public MoveSink {
   std::vector<int> first_;            // of each plan: the first of the same graph
   int planned_ = 0;                   // plans that are the first of their graph
   std::vector<double> mass_;          // of each plan: how much lives near its peak, how long
+  std::vector<std::int64_t> inside_;  // of each plan: what a chunk of one element takes
   int room_ = 1;
   std::set<std::uint64_t> in_vain_;  // roles whose moves were not free or lowered nothing
   std::uint64_t role_ = 0;
@@ -194,6 +195,7 @@ class Search final : public MoveSink {
     }
     if (!p->regions.empty()) p->regions.back().after = p->bytes;
     mass_.push_back(mass_of(p->program));
+    inside_.push_back(bytes_inside(*p));
     plans_.push_back(std::move(p));
     asked_.emplace_back();
     explored_.push_back(false);
@@ -207,6 +209,18 @@ class Search final : public MoveSink {
     const auto top = static_cast<double>(*std::max_element(bytes.begin(), bytes.end()));
     for (const std::int64_t b : bytes) mass += std::max(static_cast<double>(b) - kNear * top, 0.0);
     return mass;
+  }
+
+  // Neither loops elsewhere nor smaller chunks lower it; without a loop, all.
+  static std::int64_t bytes_inside(const Plan& p) {
+    std::int64_t most = -1;
+    for (const Instruction& i : p.program.instructions) {
+      const auto* loop = std::get_if<LoopRun>(&i.what);
+      if (loop == nullptr || loop->arena < 0) continue;
+      const Buffer& values = p.program.buffers[static_cast<std::size_t>(loop->arena)];
+      most = std::max(most, values.value_bytes / loop->chunk);
+    }
+    return most < 0 ? p.bytes : most;
   }
 
   // --- comparisons
@@ -225,9 +239,17 @@ class Search final : public MoveSink {
     return a.bytes <= b.bytes && a.seconds <= b.seconds && a.work <= b.work * (1.0 + kSameWork) &&
            (a.bytes < b.bytes || less_scratch || a.seconds < b.seconds);
   }
+  // A loop that takes much of all with chunks of one element comes no lower: plans with another cut
+  // of the same values, of pairs of sequences by rows, stay beside it.
+  bool may_come_lower(std::size_t i, std::size_t than) const {
+    constexpr std::int64_t kMuch = 16;
+    return spacious() && inside_[than] * kMuch >= root().bytes && inside_[i] < inside_[than] / 2;
+  }
   bool beaten(std::size_t i) const {
-    return std::any_of(plans_.begin(), plans_.end(),
-                       [&](const auto& p) { return p.get() != &plan(i) && beats(*p, plan(i)); });
+    for (std::size_t p = 0; p < plans_.size(); ++p) {
+      if (p != i && beats(plan(p), plan(i)) && !may_come_lower(i, p)) return true;
+    }
+    return false;
   }
   // Less is better: what time is worth in bytes.
   double free_score(const Plan& p) const {

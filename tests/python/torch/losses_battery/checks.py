@@ -24,10 +24,7 @@ REFUSED = {
 
 # Memory over a quarter of the big value, and no message that says what would help.
 _SQUARE = "a mask or bias [T, T] of small values is made outside of the loops, and whole there"
-_PAIR = "a chunk holds a chosen and a rejected sequence at least, and at this size these are more than a quarter"
 MEMORY = {
-    "dpo": _PAIR,
-    "kto": _PAIR,
     "window_attention": _SQUARE,
     "slic": "logits read whole and, for the first half of the sequences, by a slice: that one is not cut",
     "cpo": "logits read whole and, for the first half of the sequences, by a slice: that one is not cut",
