@@ -52,6 +52,22 @@ TEST(Narrow, PadBelowTheProduct) {
                       "high(0, 1, 0) return x: %3, y: %y }");
 }
 
+// The gradients of logits that are read whole and, for the first sequences, by a slice (CPO, SLiC):
+// the last position is zero in both.
+TEST(Narrow, PadsThatAreAddedUp) {
+  const std::string start = "graph g(%a: f64[1, 4, 7], %b: f64[2, 4, 7], %w: f64[7, 3]) { ";
+  for (const std::string function : {"add", "sub"}) {
+    expect_narrowed(ir::narrow,
+                    start +
+                        "%p = pad %a low(0, 0, 0) high(1, 1, 0) %q = pad %b low(0, 0, 0) "
+                        "high(0, 1, 0) %d = " +
+                        function + " %p, %q %x = dot %d, %w contract(2; 0) return x: %x }",
+                    start + "%0 = pad %a low(0, 0, 0) high(1, 0, 0) %d = " + function +
+                        " %0, %b %x = dot %d, %w contract(2; 0) %3 = pad %x low(0, 0, 0) "
+                        "high(0, 1, 0) return x: %3 }");
+  }
+}
+
 // Zeros that meet nothing but zeros.
 TEST(Narrow, ProductsOfApartPads) {
   const std::string start = "graph g(%a: f64[2, 3], %b: f64[2, 4]) { ";

@@ -88,6 +88,13 @@ bool keeps_zeros(const Node& n) {
   }
 }
 
+// Zeros in both operands are zeros in the result.
+bool is_sum(const Node& n) {
+  return n.op == Op::map && n.operands.size() == 2 && n.operands[0].index == 0 &&
+         n.operands[1].index == 0 &&
+         (n.attributes->function == Function::add || n.attributes->function == Function::sub);
+}
+
 class Narrower {
  public:
   explicit Narrower(const Graph& graph) : g_(graph), same_(boxes()), nonzero_(same_), read_(same_) {
@@ -125,6 +132,10 @@ class Narrower {
 
   void find_nonzero(int id) {
     const Node& n = g_.node(id);
+    if (is_sum(n)) {
+      const Box &a = nonzero_[at(n.operands[0].node)], &b = nonzero_[at(n.operands[1].node)];
+      for (std::size_t d = 0; d < a.size(); ++d) nonzero_[at(id)][d] = hull(a[d], b[d]);
+    }
     if (n.results.size() != 1 || !keeps_zeros(n) || n.operands[0].index != 0) return;
     Box& box = nonzero_[at(id)];
     for (const SameDim& d : dims_[at(id)]) {

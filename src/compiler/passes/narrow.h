@@ -8,6 +8,7 @@ namespace logitless::ir {
 // slice(dot(h, w))      ->  dot(slice(h), w)
 // dot(pad(d), w)        ->  pad(dot(d, w))
 // dot(pad(d)^T, h)      ->  dot(d^T, slice(h))
+// pad(a) + pad(b)       ->  pad(a + b), of what both pad
 //
 // and through what stands between. For each value the box of indices that is read and outside of
 // which nothing but zeros is: the hull over its readers. Products with the zeros of a pad are not

@@ -26,8 +26,6 @@ REFUSED = {
 _SQUARE = "a mask or bias [T, T] of small values is made outside of the loops, and whole there"
 MEMORY = {
     "window_attention": _SQUARE,
-    "slic": "logits read whole and, for the first half of the sequences, by a slice: that one is not cut",
-    "cpo": "logits read whole and, for the first half of the sequences, by a slice: that one is not cut",
     "barlow_twins": "projections [N, D] are whole beside the loop that makes them, and no other loop lowers that",
     "dense_mixture_of_experts": "results of every expert [E, N, D] before they are weighed leave the loops whole",
 }
