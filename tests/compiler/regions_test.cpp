@@ -2,6 +2,7 @@
 // above a product, classes and hidden states that lead from one big value to the next.
 #include <gtest/gtest.h>
 
+#include "compiler/analysis/region.h"
 #include "compiler/analysis/same_dims.h"
 #include "compiler/graph_access.h"
 #include "compiler/ir/text.h"
@@ -130,6 +131,32 @@ TEST(Puts, GoIntoTheOtherGradient) {
   const ir::Tensors inputs = random_inputs(GraphAccess::of(graph), 1);
   EXPECT_LT(difference(execute(compiled, inputs), ir::interpret(GraphAccess::of(graph), inputs)),
             1e-5);
+}
+
+// A window of positions takes more steps than each reader would compute: a chunk of scores makes
+// its rows. One that many layers read is made once, and whole.
+TEST(Masks, OfManyStepsAreCutWithWhatTheyMask) {
+  for (const int layers : {1, 3}) {
+    std::string text =
+        "graph g(%x: f32[4, 96, 96]) { %i = iota axis(0) : i64[96, 96] %j = iota axis(1) : "
+        "i64[96, 96] %b = sub %i, %j %o = constant value(0) : i64[96, 96] %e = constant value(24) "
+        ": i64[96, 96] %ge = ge %b, %o %lt = lt %b, %e %seen = logical_and %ge, %lt %c = constant "
+        "value(-1e30) : f32[4, 96, 96] %y0 = sin %x ";
+    for (int i = 1; i <= layers; ++i) {
+      const std::string n = std::to_string(i);
+      text += "%w" + n + " = broadcast %seen dims(1, 2) : i8[4, 96, 96] %y" + n + " = select %w" +
+              n + ", %y" + std::to_string(i - 1) + ", %c ";
+    }
+    const ir::Graph graph = ir::parse(text + "return y: %y" + std::to_string(layers) + " }").graph;
+    int seed = -1, mask = -1;
+    for (int id = 0; id < graph.size(); ++id) {
+      seed = graph.node(id).name == "y1" ? id : seed;
+      mask = graph.node(id).name == "seen" ? id : mask;
+    }
+    const ir::Region region = ir::grow_region(graph, {seed, 0}, ir::Split{1, 1, 1});
+    EXPECT_EQ(region.inside(mask), layers == 1);
+    EXPECT_TRUE(region.boundaries.empty());
+  }
 }
 
 // Scores with a causal mask and a bias by distance: neither is in memory, nor is their sum.

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "compiler/analysis/cheap.h"
 #include "compiler/analysis/linearity.h"
 #include "compiler/ops/op.h"
 #include "core/check.h"
@@ -84,14 +85,37 @@ class Grower {
       const Value v = g_.node(node).operands[i];
       if (how.needs[i].whole || region_.inside(v.node)) continue;
       const Op op = g_.node(v).op;
-      if (op == Op::parameter || row_of(op).of_nothing || !big(v)) continue;
+      if (op == Op::parameter || row_of(op).of_nothing) continue;
+      if (!big(v) && !is_own_mask(v)) continue;
       if (std::optional<Chunked> c = chunked_by_value(v, how.needs[i].split)) {
         enter(v.node, *c);
-      } else {
+      } else if (big(v)) {
         boundary(v.node, node,
                  concat(shown(v.node), " cannot be cut along ", text_of(how.needs[i].split)));
       }
     }
+  }
+  // Made of indices and numbers alone, of the size of a few rows at least, and read by few: a mask
+  // that would be whole outside. One that many layers read stays there.
+  bool is_own_mask(Value v) const {
+    constexpr std::size_t kFewReaders = 2;
+    constexpr std::int64_t kLeastShare = 64;
+    return elements_of(g_.type(v)) * kLeastShare >= seed_ &&
+           users_[static_cast<std::size_t>(v.node)].size() <= kFewReaders && is_of_indices(v);
+  }
+  bool is_of_indices(Value v) const {
+    constexpr int kFewSteps = 16;
+    int steps = 0;
+    const auto made = [&](auto&& self, Value x) -> bool {
+      const Node& n = g_.node(x);
+      if (++steps > kFewSteps) return false;
+      if (row_of(n.op).of_nothing) return true;
+      const bool moves = n.op == Op::broadcast || n.op == Op::reshape || n.op == Op::transpose;
+      if (!moves && (row_of(n.op).work != Work::elementwise || is_costly(n))) return false;
+      return std::all_of(n.operands.begin(), n.operands.end(),
+                         [&](Value o) { return self(self, o); });
+    };
+    return made(made, v);
   }
   // Result `index` is to be cut so: the relation is asked of result 0, and must agree.
   std::optional<Chunked> chunked_by_value(Value v, const Split& s) const {

@@ -23,9 +23,7 @@ REFUSED = {
 }
 
 # Memory over a quarter of the big value, and no message that says what would help.
-_SQUARE = "a mask or bias [T, T] of small values is made outside of the loops, and whole there"
 MEMORY = {
-    "window_attention": _SQUARE,
     "barlow_twins": "projections [N, D] are whole beside the loop that makes them, and no other loop lowers that",
     "dense_mixture_of_experts": "results of every expert [E, N, D] before they are weighed leave the loops whole",
 }
