@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 
 #include "compiler/analysis/region.h"
 #include "compiler/passes/eliminate.h"
@@ -107,7 +108,8 @@ std::int64_t first_chunk(const Candidate& c, const MoveSink& sink) {
 
 // The regions of all alike seeds that can run as loops beside the first.
 std::vector<LoopCut> cuts_of(const Candidate& c, std::int64_t chunk) {
-  std::vector<LoopCut> cuts = {{c.region, chunk}};
+  std::vector<LoopCut> cuts;
+  cuts.push_back({c.region, chunk});
   const Split& split = *c.region.split(c.region.seed);
   std::set<int> taken;
   for (const auto& [node, how] : c.region.nodes) taken.insert(node);
@@ -125,12 +127,12 @@ std::vector<LoopCut> cuts_of(const Candidate& c, std::int64_t chunk) {
 }
 
 // Nothing where its loops would be too long.
-std::optional<Move> formed(const Plan& plan, const Candidate& c, std::vector<LoopCut> cuts) {
+std::optional<Move> formed(const Plan& plan, const Candidate& c, std::span<const LoopCut> cuts) {
   ChunkedRegion region;
   region.group = new_group(c.graph());
   std::optional<Graph> graph = form_loops(c.graph(), cuts, region.group);
   if (!graph && cuts.size() > 1) {  // loops of different layers wait for each other
-    cuts.resize(1);
+    cuts = cuts.first(1);
     graph = form_loops(c.graph(), cuts, region.group);
   }
   if (!graph) return std::nullopt;
@@ -218,8 +220,8 @@ void propose_loops(const Plan& plan, const Peak& peak, MoveSink& sink) {
       room = sink.consider(std::move(*move));
       // What costs work is also there for half of them.
       if (room && cuts.size() > 3 && c.region.phases > 1) {
-        cuts.resize(cuts.size() / 2);
-        if (move = formed(plan, c, std::move(cuts)); move) room = sink.consider(std::move(*move));
+        if (move = formed(plan, c, std::span(cuts).first(cuts.size() / 2)); move)
+          room = sink.consider(std::move(*move));
       }
       candidates.push_back(std::move(c));
     }
