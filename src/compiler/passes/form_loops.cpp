@@ -34,7 +34,8 @@ class LoopFormer {
       }
       first_loop_.push_back(static_cast<int>(loops_.size()));
       const std::int64_t chunk = std::clamp<std::int64_t>(cuts[c].chunk, 1, r.extent);
-      for (int k = 0; k < r.phases; ++k) loops_.push_back({r, k, chunk});
+      const std::string& own = cuts[c].group.empty() ? group_ : cuts[c].group;
+      for (int k = 0; k < r.phases; ++k) loops_.push_back({r, k, chunk, own});
     }
     for (const Node& n : g_.nodes()) {
       first_value_.push_back(values_);
@@ -68,6 +69,7 @@ class LoopFormer {
     const Region& region;
     int phase = 0;
     std::int64_t chunk = 1;
+    std::string group;
     std::set<int> body = {};          // nodes of the graph computed in it
     std::vector<Value> results = {};  // values that leave it
     std::vector<Read> inputs = {};    // values that enter it, and how
@@ -289,9 +291,10 @@ class LoopFormer {
   // and read the same inputs.
   bool alike(const LoopPlan& a, const LoopPlan& b) const {
     const Region &ra = a.region, &rb = b.region;
-    if (ra.extent != rb.extent || a.chunk != b.chunk || a.body.size() != b.body.size() ||
-        a.inputs.size() != b.inputs.size() || a.results.size() != b.results.size() ||
-        g_.type(ra.seed) != g_.type(rb.seed) || *ra.split(ra.seed) != *rb.split(rb.seed))
+    if (ra.extent != rb.extent || a.chunk != b.chunk || a.group != b.group ||
+        a.body.size() != b.body.size() || a.inputs.size() != b.inputs.size() ||
+        a.results.size() != b.results.size() || g_.type(ra.seed) != g_.type(rb.seed) ||
+        *ra.split(ra.seed) != *rb.split(rb.seed))
       return false;
     std::map<Read, std::size_t> place_a, place_b;
     for (std::size_t i = 0; i < a.inputs.size(); ++i) {
@@ -328,7 +331,7 @@ class LoopFormer {
   std::shared_ptr<const Loop> emit_body(const LoopPlan& plan) {
     const Region& r = plan.region;
     auto loop = std::make_shared<Loop>();
-    loop->symbol = bodies_.empty() ? group_ : concat(group_, "_", bodies_.size());
+    loop->symbol = bodies_.empty() ? plan.group : concat(plan.group, "_", bodies_.size());
     loop->extent = r.extent;
     loop->chunk = plan.chunk;
     Graph& body = loop->body;

@@ -14,6 +14,7 @@ namespace logitless::ir {
 struct LoopCut {
   Region region;
   std::int64_t chunk = 1;
+  std::string group = {};  // of its loops, where that is not the one of all
 };
 
 // The graph with the nodes of the region moved into the bodies of real loops over chunks of at most

@@ -1,5 +1,6 @@
 // form-loops: a region around a big value becomes loops, and with it those alike.
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 #include "compiler/analysis/region.h"
 #include "compiler/passes/eliminate.h"
 #include "compiler/passes/form_loops.h"
+#include "compiler/passes/sums_apart.h"
 #include "compiler/search/alike.h"
 #include "compiler/search/plan.h"
 #include "core/check.h"
@@ -86,24 +88,25 @@ std::vector<Split> splits_of(const Type& type) {
 
 // Elements of the axis whose products are thick enough: rows of the seed, or columns where those
 // are cut.
-std::int64_t thick(const Candidate& c, std::int64_t rows_wanted) {
-  const Split& split = *c.region.split(c.region.seed);
-  const std::vector<std::int64_t> sizes = sizes_of(c.graph().type(c.region.seed));
+std::int64_t thick(const Graph& graph, const Region& region, std::int64_t rows_wanted) {
+  const Split& split = *region.split(region.seed);
+  const std::vector<std::int64_t> sizes = sizes_of(graph.type(region.seed));
   std::int64_t rows = split.factor;
   if (split.dim + split.count < static_cast<int>(sizes.size())) {
     std::int64_t elements = 1;
     for (const std::int64_t s : sizes) elements *= s;
-    rows = elements / std::max<std::int64_t>(c.region.extent * sizes.back(), 1);
+    rows = elements / std::max<std::int64_t>(region.extent * sizes.back(), 1);
   }
   return std::max<std::int64_t>(1, rows_wanted / std::max<std::int64_t>(rows, 1));
 }
 
-std::int64_t first_chunk(const Candidate& c, const MoveSink& sink) {
-  const std::int64_t extent = c.region.extent;
+std::int64_t first_chunk(const Graph& graph, const Region& region, const MoveSink& sink) {
+  const std::int64_t extent = region.extent;
   if (sink.chunks() > 0)
     return std::max<std::int64_t>((extent + sink.chunks() - 1) / sink.chunks(), 1);
   const std::int64_t few = (extent + kFirstChunks - 1) / kFirstChunks;
-  return std::min(std::max(few, thick(c, sink.target().thick_rows())), (extent + 1) / 2);
+  return std::min(std::max(few, thick(graph, region, sink.target().thick_rows())),
+                  (extent + 1) / 2);
 }
 
 // The regions of all alike seeds that can run as loops beside the first.
@@ -126,6 +129,16 @@ std::vector<LoopCut> cuts_of(const Candidate& c, std::int64_t chunk) {
   return cuts;
 }
 
+void describe(const Graph& graph, const LoopCut& cut, bool unit_tangents, ChunkedRegion& region) {
+  region.seed = shown(graph, cut.region.seed.node);
+  region.cut = text_of(*cut.region.split(cut.region.seed));
+  region.extent = cut.region.extent;
+  region.chunk = cut.chunk;
+  region.phases = cut.region.phases;
+  region.unit_tangents = unit_tangents;
+  region.boundaries = cut.region.boundaries;
+}
+
 // Nothing where its loops would be too long.
 std::optional<Move> formed(const Plan& plan, const Candidate& c, std::span<const LoopCut> cuts) {
   ChunkedRegion region;
@@ -136,16 +149,35 @@ std::optional<Move> formed(const Plan& plan, const Candidate& c, std::span<const
     graph = form_loops(c.graph(), cuts, region.group);
   }
   if (!graph) return std::nullopt;
-  region.seed = shown(c.graph(), c.region.seed.node);
-  region.cut = text_of(*c.region.split(c.region.seed));
+  describe(c.graph(), cuts.front(), c.unit, region);
   region.count = static_cast<int>(cuts.size());
-  region.extent = c.region.extent;
-  region.chunk = cuts.front().chunk;
-  region.phases = c.region.phases;
-  region.unit_tangents = c.unit;
-  region.boundaries = c.region.boundaries;
   Move move{eliminate_common_of_loops(*graph), plan.regions};
   move.regions.push_back(std::move(region));
+  return move;
+}
+
+// The region's loops without its wide sums, which get loops of their own along another dimension:
+// for the work of what they are made of. Nothing where there are none.
+std::optional<Move> formed_apart(const Plan& plan, const Candidate& c, const MoveSink& sink) {
+  const std::optional<SumsApart> apart = sums_apart(c.graph(), c.region, plan.bytes / kLeastShare);
+  if (!apart) return std::nullopt;
+  const Graph& graph = apart->graph;
+  std::vector<LoopCut> cuts;
+  for (const Region* r : {&apart->region, &apart->copies}) {
+    // What is not below the sums has no use: less work is as small.
+    const std::int64_t small = std::max<std::int64_t>(apart->bytes / 2 * r->extent / plan.bytes, 1);
+    const auto even = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(small)));
+    cuts.push_back({*r, std::min(first_chunk(graph, *r, sink), even), new_group(graph)});
+  }
+  cuts[1].group += 's';
+  std::optional<Graph> formed = form_loops(graph, cuts, cuts[0].group);
+  if (!formed) return std::nullopt;
+  Move move{eliminate_common_of_loops(*formed), plan.regions};
+  for (const LoopCut& cut : cuts) {
+    ChunkedRegion& region = move.regions.emplace_back();
+    describe(graph, cut, c.unit, region);
+    region.group = cut.group;
+  }
   return move;
 }
 
@@ -210,7 +242,7 @@ void propose_loops(const Plan& plan, const Peak& peak, MoveSink& sink) {
       }
       Candidate c = candidate_of(source, {node, 0}, split, alike);
       if (c.region.nodes.empty() || c.region.extent < 2) continue;
-      std::vector<LoopCut> cuts = cuts_of(c, first_chunk(c, sink));
+      std::vector<LoopCut> cuts = cuts_of(c, first_chunk(c.graph(), c.region, sink));
       std::optional<Move> move = formed(plan, c, cuts);
       if (!move) {
         too_long = true;
@@ -218,6 +250,9 @@ void propose_loops(const Plan& plan, const Peak& peak, MoveSink& sink) {
       }
       any = true;
       room = sink.consider(std::move(*move));
+      if (room && sink.spacious() && sink.chunks() == 0) {
+        if (move = formed_apart(plan, c, sink); move) room = sink.consider(std::move(*move));
+      }
       // What costs work is also there for half of them.
       if (room && cuts.size() > 3 && c.region.phases > 1) {
         if (move = formed(plan, c, std::span(cuts).first(cuts.size() / 2)); move)

@@ -187,13 +187,16 @@ class Search final : public MoveSink {
     p->work = p->program.multiply_adds;
     p->seconds = predicted_seconds(p->program, rates_);
     p->from = plans_.empty() ? -1 : static_cast<int>(expanding_);
-    if (p->from >= 0 && p->regions.size() > plan(expanding_).regions.size()) {
-      ChunkedRegion& r = p->regions.back();
+    const std::size_t known_regions = p->from >= 0 ? plan(expanding_).regions.size() : 0;
+    for (std::size_t i = known_regions; i < p->regions.size(); ++i) {
+      ChunkedRegion& r = p->regions[i];
       const double before = plan(expanding_).work;
       r.before = plan(expanding_).bytes;
       r.extra_work = before > 0.0 ? p->work / before - 1.0 : 0.0;
     }
-    if (!p->regions.empty()) p->regions.back().after = p->bytes;
+    for (ChunkedRegion& r : p->regions) {  // those that a move made together are one
+      if (r.before == p->regions.back().before) r.after = p->bytes;
+    }
     mass_.push_back(mass_of(p->program));
     inside_.push_back(bytes_inside(*p));
     plans_.push_back(std::move(p));
