@@ -278,7 +278,8 @@ class Search final : public MoveSink {
       next = with_fewer_chunks(next, free);
       forget(next);
       at = next;
-      if (!free && beaten(at)) break;
+      // What lowered one of two peaks is beaten by what it came from, until the other one follows.
+      if (!free && flat == 0 && beaten(at)) break;
     }
     forget(at);
   }
