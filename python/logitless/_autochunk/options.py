@@ -22,6 +22,9 @@ class Limits:
     chunks: int = 0
     strict: bool = False
     native: bool = False  # the library runs it, and no generated code
+    # Without a budget: the least memory of all plans that compute nothing twice and are predicted to take at most this part
+    # more time than the fastest; 0: what the compiler chooses.
+    slack: float = 0.0
 
 
 def checked_limits(memory_budget, chunks, gradients, strict, unsupported, executor) -> Limits:

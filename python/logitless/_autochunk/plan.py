@@ -130,6 +130,9 @@ def compile_text(
         return tried[-1].bytes
 
     after = attempt(limits.budget, limits.chunks)
+    if limits.slack > 0.0 and limits.budget == 0 and limits.chunks == 0:
+        all_plans = _compiled(replace(asked, budget=1), function is not None, places)  # found for budgets alone
+        attempt(_frugal(all_plans.report["plans"], limits.slack), 0)
     if machine.head_engine and limits.budget > 0 and after > limits.budget:
         # Loops take less memory than the head engine's least plan.
         asked = asked.on(head_engine=False)
@@ -175,6 +178,13 @@ def compile_text(
     if limits.strict:
         _check_strict(compiled, limits)
     return compiled
+
+
+def _frugal(plans: list[dict], slack: float) -> int:
+    """Bytes of the smallest plan whose time is within the slack of the fastest, and which computes nothing twice."""
+    once = [p for p in plans if p["extra_work"] < 1e-3]
+    enough = (1 + slack) * min(p["seconds"] for p in once)
+    return max(min(p["value_bytes"] for p in once if p["seconds"] <= enough), 1)
 
 
 def _chosen(tried: list[Tried], budget: int) -> Tried:

@@ -1,5 +1,6 @@
 """The ready-made losses against their papers in float64, values and gradients, under jit."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -10,7 +11,11 @@ import pytest
 from jax_oracle import ON_CPU, enable_x64, relative_error
 from paper_losses import Papers
 
+from logitless import _library as library
+from logitless._autochunk.native import Machine
 from logitless.jax import losses
+from logitless.jax._autochunk import native
+from logitless.jax.losses import distillation
 
 B, T, D, V = 3, 6, 5, 23
 PAPER = Papers(jnp)
@@ -368,6 +373,19 @@ def test_memory_is_within_the_budget():
         lambda x, w, t, _: losses.dpo_loss(x, w, words, ref_hidden=t, memory_budget=budget).loss,
     ):
         assert temporaries(loss) < budget + 2 * gradients + (1 << 17) < 4 * rows * vocab
+
+
+@pytest.mark.parametrize("dim", [2048, 4096])
+def test_half_of_ligers_memory_takes_six_products(monkeypatch, dim):
+    """Of 8192 tokens and 128256 words, planned for a GPU without one; no gradient has a copy in float32."""
+    machine = Machine(library.DEVICE_CUDA, 90, threads=0, head_engine=True)
+    monkeypatch.setattr(native, "default_machine", lambda: machine)
+    monkeypatch.setattr(distillation, "_chunked", functools.lru_cache(distillation._chunked.__wrapped__))
+    arrays = [jax.ShapeDtypeStruct((rows, dim), jnp.bfloat16) for rows in (8192, 128256)] * 2
+    text = losses.explain_divergence(*arrays, memory_budget="465MiB")
+    assert "(budget 465.0 MiB, met)" in text and text.count("1 phase, 50.0 % more multiply-adds") == 2, text
+    taken = re.search(r"without loops, ([0-9.]+) GiB with", losses.explain_divergence(*arrays))
+    assert float(taken[1]) < 1.3 + 4 * 128256 * dim / 2**30
 
 
 @pytest.mark.skipif(not ON_CPU, reason="batch_invariant is refused on a GPU")

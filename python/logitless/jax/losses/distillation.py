@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ..._losses import HEAD, HEAD_DOCS, Function, HeadKeywords, choice, count, flag, head_of, number, takes
+from ..._losses import HEAD, HEAD_DOCS, SLACK, Function, HeadKeywords, choice, count, flag, head_of, number, takes
 from .. import _arguments
 from .._autochunk import autochunk
 from ..head import linear_logprobs
@@ -72,36 +73,95 @@ class _Form(NamedTuple):
     teacher_scale: float
     hard: float
     soft: float
+    masked: bool  # some tokens may count for nothing
     summed: bool
 
 
+@jax.custom_vjp
+def _product(hidden: jax.Array, weight: jax.Array) -> jax.Array:
+    """[N, V] float32. Gradients are rounded by the products that make them: JAX's own rule has a float32 copy of them."""
+    return jnp.matmul(hidden, weight.T, preferred_element_type=jnp.float32)
+
+
+def _product_backward(saved, tangent):
+    hidden, weight = saved
+    tangent = tangent.astype(hidden.dtype)
+    return jnp.matmul(tangent, weight), jnp.matmul(tangent.T, hidden)
+
+
+_product.defvjp(lambda hidden, weight: (_product(hidden, weight), (hidden, weight)), _product_backward)
+
+
 def _logits(hidden, weight, bias, softcap: float | None, scale: float) -> jax.Array:
-    z = jnp.matmul(hidden, weight.T, preferred_element_type=jnp.float32)
+    z = _product(hidden, weight)
     if bias is not None:
         z = z + bias
     z = z * scale if scale != 1.0 else z
     return softcap * jnp.tanh(z / softcap) if softcap is not None else z
 
 
-def _divergence(p: jax.Array, q: jax.Array, beta: float) -> jax.Array:
-    """[N] of log-probabilities [N, V], p the student's and q the teacher's."""
+def _log_share(apart: jax.Array, share: float) -> jax.Array:
+    """log(X / (share X + (1 - share) Y)) of log(Y / X). Where X is below exp(-80) of Y it is off, and X nothing."""
+    return -jnp.log(share + (1 - share) * jnp.exp(jnp.minimum(apart, 80.0)))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _divergence(student: jax.Array, teacher: jax.Array, beta: float) -> jax.Array:
+    """[N] of logits [N, V], whose temperature they have, with a gradient of the student's.
+
+    With p and q, their probabilities, the gradient is w - p sum(w), where w = (1 - beta) p log(p / m), or p log(p / q) of
+    beta 1, is the derivative by log p but for what is the same for all words. Of beta 0 it is p - q. So a loop over
+    chunks of words waits for two numbers a row, or for the normalisers alone."""
+    return _divergence_forward(student, teacher, beta)[0]
+
+
+def _divergence_forward(student, teacher, beta: float):
+    normalisers = jax.nn.logsumexp(student, -1), jax.nn.logsumexp(teacher, -1)
+    p, q = (z - n[:, None] for z, n in zip((student, teacher), normalisers))
     if beta == 0.0:
-        return (jnp.exp(q) * (q - p)).sum(-1)
-    if beta == 1.0:
-        return (jnp.exp(p) * (p - q)).sum(-1)
-    middle = jnp.logaddexp(p + math.log1p(-beta), q + math.log(beta))
-    return (beta * jnp.exp(q) * (q - middle) + (1 - beta) * jnp.exp(p) * (p - middle)).sum(-1)
+        own = loss = (jnp.exp(q) * (q - p)).sum(-1)
+    elif beta == 1.0:
+        own = loss = (jnp.exp(p) * (p - q)).sum(-1)
+    else:
+        own = (1 - beta) * (jnp.exp(p) * _log_share(q - p, 1 - beta)).sum(-1)
+        loss = own + beta * (jnp.exp(q) * _log_share(p - q, beta)).sum(-1)
+    return loss, (student, teacher, *normalisers, own)
+
+
+def _divergence_backward(beta: float, saved, tangent):
+    student, teacher, *normalisers, own = saved
+    # -log p and -log q: of the forward's p and q all that follows would be kept, [N, V], instead of made again.
+    p, q = (n[:, None] - z for z, n in zip((student, teacher), normalisers))
+    if beta == 0.0:
+        return tangent[:, None] * (jnp.exp(-p) - jnp.exp(-q)), jnp.zeros_like(teacher)
+    ratio = q - p if beta == 1.0 else (1 - beta) * _log_share(p - q, 1 - beta)
+    return tangent[:, None] * (jnp.exp(-p) * (ratio - own[:, None])), jnp.zeros_like(teacher)
+
+
+_divergence.defvjp(_divergence_forward, _divergence_backward)
+
+
+@jax.custom_vjp
+def _masked(hidden: jax.Array, counts: jax.Array) -> jax.Array:
+    """Rows [N, D] that count, and zeros. Those have no gradient that would have to be masked as well."""
+    return jnp.where(counts, hidden, jnp.zeros((), hidden.dtype))
+
+
+_masked.defvjp(lambda hidden, counts: (_masked(hidden, counts), None), lambda _, tangent: (tangent, None))
 
 
 def _program(hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias, rows, words, form: tuple):
     """The plain formula, which autochunk cuts. rows [N]: factors of the tokens' losses."""
     f = _Form(*form)
-    counts = rows[:, None] != 0.0  # what is no number at ignored tokens counts for nothing, either
-    hidden, teacher_hidden = (jnp.where(counts, x, jnp.zeros((), x.dtype)) for x in (hidden, teacher_hidden))
+    # What is no number at ignored tokens counts for nothing, either. Only the student's hidden states, which the
+    # gradient of weight is made of, are worth a copy.
+    counts = rows[:, None] != 0.0
+    hidden = _masked(hidden, counts) if f.masked else hidden
     student = _logits(hidden, weight, bias, f.softcap, f.scale)
     teacher = _logits(teacher_hidden, teacher_weight, teacher_bias, f.teacher_softcap, f.teacher_scale)
+    teacher = jnp.where(counts, teacher, 0.0) if f.masked else teacher
     p, q = (z / f.temperature if f.temperature != 1.0 else z for z in (student, jax.lax.stop_gradient(teacher)))
-    each = f.soft * _divergence(jax.nn.log_softmax(p, -1), jax.nn.log_softmax(q, -1), f.beta)
+    each = f.soft * _divergence(p, q, f.beta)
     if f.hard:
         of_words = jnp.take_along_axis(student, words[:, None], -1)[:, 0]
         each = each + f.hard * (jax.nn.logsumexp(student, -1) - of_words)
@@ -119,7 +179,9 @@ def _best(hidden, weight, bias, softcap, scale, k: int):
 def _chunked(what: str, memory_budget: int | str | None, executor: str):
     """The formula in chunks; a budget that cannot be met is an error."""
     function = _program if what == "divergence" else _best
-    return autochunk(function, memory_budget=memory_budget, executor=executor, strict=memory_budget is not None)
+    made = autochunk(function, memory_budget=memory_budget, executor=executor, strict=memory_budget is not None)
+    made.limits = replace(made.limits, slack=SLACK)
+    return made
 
 
 def _checked_head(name: str, hidden: Any, weight: Any, bias: Any):
@@ -178,7 +240,7 @@ def _loss(hidden, weight, teacher_hidden, teacher_weight, bias, teacher_bias, be
         beta, temperature, head.softcap, head.logit_scale,
         None if cap is None else number("teacher_softcap", cap, above=0.0),
         number("teacher_logit_scale", a["teacher_logit_scale"]), number("weight_hard_loss", a["weight_hard_loss"], 0.0),
-        number("weight_soft_loss", a["weight_soft_loss"], 0.0), a["reduction"] != "none",
+        number("weight_soft_loss", a["weight_soft_loss"], 0.0), a["targets"] is not None, a["reduction"] != "none",
     )
     if form.hard and a["targets"] is None:
         raise ValueError(f"targets: expected it with weight_hard_loss={form.hard}, got None")
@@ -229,8 +291,10 @@ def jsd_loss(
     and kept until the backward. Those of "none" and of float16 are made in the backward, with both models' logits once
     more: two passes and four. Where hidden or weight is frozen there is one less.
 
-    Memory: the program's, within ``memory_budget``; None: as little as computes nothing twice. Small budgets cost up to
-    twice the multiply-adds (``explain_divergence``). A program is planned, in about a second,
+    Memory: the program's, within ``memory_budget``. None: the least of the plans that compute nothing twice and are
+    predicted to take no more than a fifth longer than the fastest, which has all logits. Budgets below that, and below the
+    fp32 sums of a 16-bit weight's gradient (4 V D bytes), make both models' logits twice (``explain_divergence``). A
+    program is planned, in about a second,
     for each number of tokens: pad to few of them with ``ignore_index``, whose tokens are computed like others. On a GPU
     the library's needs NVRTC (docs/gpu.md).
 

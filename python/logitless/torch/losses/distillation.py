@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..._losses import HEAD, HEAD_DOCS, Function, HeadKeywords, choice, count, flag, head_of, number, takes
+from ..._losses import HEAD, HEAD_DOCS, SLACK, Function, HeadKeywords, choice, count, flag, head_of, number, takes
 from .. import _arguments, _distributed
 from ..loss import _autocast  # type: ignore[attr-defined]
 from ..loss import Asked, linear_cross_entropy, token_log_probs
@@ -70,6 +71,7 @@ class _Form(NamedTuple):
     teacher_scale: float
     hard: float
     soft: float
+    masked: bool  # some tokens may count for nothing
     summed: bool
 
 
@@ -82,27 +84,70 @@ def _logits(given: dict[str, Tensor], of: str, softcap: float, scale: float) -> 
     return softcap * torch.tanh(z / softcap) if softcap else z
 
 
-def _divergence(p: Tensor, q: Tensor, beta: float) -> Tensor:
-    """[N] of log-probabilities [N, V], p the student's and q the teacher's."""
-    if beta == 0.0:
-        return (q.exp() * (q - p)).sum(-1)
-    if beta == 1.0:
-        return (p.exp() * (p - q)).sum(-1)
-    middle = torch.logaddexp(p + math.log1p(-beta), q + math.log(beta))
-    return (beta * q.exp() * (q - middle) + (1 - beta) * p.exp() * (p - middle)).sum(-1)
+def _log_share(apart: Tensor, share: float) -> Tensor:
+    """log(X / (share X + (1 - share) Y)) of log(Y / X). Where X is below exp(-80) of Y it is off, and X nothing."""
+    return -torch.log(share + (1 - share) * torch.exp(apart.clamp(max=80.0)))
+
+
+class _Divergence(torch.autograd.Function):
+    """[N] of logits [N, V], whose temperature they have, with a gradient of the student's.
+
+    With p and q, their probabilities, the gradient is w - p sum(w), where w = (1 - beta) p log(p / m), or p log(p / q) of
+    beta 1, is the derivative by log p but for what is the same for all words. Of beta 0 it is p - q. So a loop over
+    chunks of words waits for two numbers a row, or for the normalisers alone."""
+
+    @staticmethod
+    def forward(ctx, student: Tensor, teacher: Tensor, beta: float) -> Tensor:
+        normalisers = student.logsumexp(-1), teacher.logsumexp(-1)
+        p, q = (z - n[:, None] for z, n in zip((student, teacher), normalisers))
+        if beta == 0.0:
+            own = loss = (q.exp() * (q - p)).sum(-1)
+        elif beta == 1.0:
+            own = loss = (p.exp() * (p - q)).sum(-1)
+        else:
+            own = (1 - beta) * (p.exp() * _log_share(q - p, 1 - beta)).sum(-1)
+            loss = own + beta * (q.exp() * _log_share(p - q, beta)).sum(-1)
+        ctx.beta = beta
+        ctx.save_for_backward(student, teacher, *normalisers, own)
+        return loss
+
+    @staticmethod
+    def backward(ctx, tangent: Tensor):
+        student, teacher, *normalisers, own = ctx.saved_tensors
+        # -log p and -log q: of the forward's p and q all that follows would be kept, [N, V], instead of made again.
+        p, q = (n[:, None] - z for z, n in zip((student, teacher), normalisers))
+        if ctx.beta == 0.0:
+            return tangent[:, None] * ((-p).exp() - (-q).exp()), None, None
+        ratio = q - p if ctx.beta == 1.0 else (1 - ctx.beta) * _log_share(p - q, 1 - ctx.beta)
+        return tangent[:, None] * ((-p).exp() * (ratio - own[:, None])), None, None
+
+
+class _Masked(torch.autograd.Function):
+    """Rows [N, D] that count, and zeros. Those have no gradient that would have to be masked as well."""
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, counts: Tensor) -> Tensor:
+        return torch.where(counts, hidden, 0.0)
+
+    @staticmethod
+    def backward(ctx, tangent: Tensor):
+        return tangent, None
 
 
 def _program(given: dict[str, Tensor], form: tuple) -> Tensor:
     """The plain formula, which autochunk cuts. given: by the names of the arguments those that there are, rows [N],
     factors of the tokens' losses, and with a hard loss words [N]."""
     f = _Form(*form)
-    counts = given["rows"][:, None] != 0.0  # what is no number at ignored tokens counts for nothing, either
-    masked = {name: torch.where(counts, given[name], 0.0) for name in ("hidden", "teacher_hidden")}
-    given = {**given, **masked}
+    # What is no number at ignored tokens counts for nothing, either. Only the student's hidden states, which the
+    # gradient of weight is made of, are worth a copy.
+    counts = given["rows"][:, None] != 0.0
+    if f.masked:
+        given = {**given, "hidden": _Masked.apply(given["hidden"], counts)}
     student = _logits(given, "", f.softcap, f.scale)
     teacher = _logits(given, "teacher_", f.teacher_softcap, f.teacher_scale)
+    teacher = torch.where(counts, teacher, 0.0) if f.masked else teacher
     p, q = (z / f.temperature if f.temperature != 1.0 else z for z in (student, teacher))
-    each = f.soft * _divergence(p.log_softmax(-1), q.log_softmax(-1), f.beta)
+    each = f.soft * _Divergence.apply(p, q, f.beta)
     if f.hard:
         each = each + f.hard * F.cross_entropy(student, given["words"], reduction="none")
     each = each * given["rows"]
@@ -128,7 +173,9 @@ def _key(what: str, memory_budget: int | str | None, executor: str) -> str:
     if key not in _MADE:
         function = _program if what == "divergence" else _best
         strict = memory_budget is not None
-        _MADE.setdefault(key, autochunk(function, memory_budget=memory_budget, executor=executor, strict=strict))
+        made = autochunk(function, memory_budget=memory_budget, executor=executor, strict=strict)
+        made.limits = replace(made.limits, slack=SLACK)
+        _MADE.setdefault(key, made)
     return key
 
 
@@ -224,7 +271,7 @@ def _call(
         beta, temperature, head.softcap or 0.0, head.logit_scale,
         0.0 if cap is None else number("teacher_softcap", cap, above=0.0),
         number("teacher_logit_scale", a["teacher_logit_scale"]), number("weight_hard_loss", a["weight_hard_loss"], 0.0),
-        number("weight_soft_loss", a["weight_soft_loss"], 0.0), a["reduction"] != "none",
+        number("weight_soft_loss", a["weight_soft_loss"], 0.0), a["target"] is not None, a["reduction"] != "none",
     )
     if form.hard and a["target"] is None:
         raise ValueError(f"target: expected it with weight_hard_loss={form.hard}, got None")
@@ -275,8 +322,10 @@ def jsd_loss(
     and kept until the backward. Those of "none" and of float16 are made in the backward, with both models' logits once
     more: two passes and four. Where hidden or weight is frozen there is one less.
 
-    Memory: the program's, within ``memory_budget``; None: as little as computes nothing twice. Small budgets cost up to
-    twice the multiply-adds (``explain_divergence``). A program is planned, in about a second,
+    Memory: the program's, within ``memory_budget``. None: the least of the plans that compute nothing twice and are
+    predicted to take no more than a fifth longer than the fastest, which has all logits. Budgets below that, and below the
+    fp32 sums of a 16-bit weight's gradient (4 V D bytes), make both models' logits twice (``explain_divergence``). The
+    backward multiplies the gradients where they are. A program is planned, in about a second,
     for each number of tokens: pad to few of them with ``ignore_index``, whose tokens are computed like others. On a GPU
     the library's needs NVRTC (docs/gpu.md).
 
