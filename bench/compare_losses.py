@@ -4,11 +4,12 @@ installed: loss and gradients by hidden and weight, time and memory.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_losses.py
         [--loss dpo grpo jsd forward_kl] [--sequences B --length T --dim D --vocab V] [--dtype bfloat16|float32]
-        [--device cuda|cpu] [--budget 256MiB] [--repeat R]
+        [--device cuda|cpu] [--budget 1GiB 256MiB ...] [--repeat R]
 
 Medians of R rounds by turns, the first call of each apart; the peak is of what PyTorch's allocator gives out beyond the
 inputs, gradients counted in (on the CPU by the profiler, kernels' own temporaries among it); then how far the gradients
-are from the plain formula's, relative, in the 2-norm. Reference and teacher have
+are from the plain formula's, relative, in the 2-norm. Each budget has a row, which says so where the library refuses it,
+or where the peak without the gradients is above it. Reference and teacher have
 hidden states of their own and one head of their own.
 """
 import argparse
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests/python/torch"))
 
 from losses_battery.step import peak_of  # noqa: E402
 
+from logitless._library import parse_bytes  # noqa: E402
 from logitless.torch import losses  # noqa: E402
 
 
@@ -113,12 +115,10 @@ OURS = {
 }
 
 
-def contenders(name, budget):
-    found = {
-        "plain": PLAIN[name],
-        "logitless": OURS[name],
-        f"logitless, {budget}": lambda b: OURS[name](b, memory_budget=budget),
-    }
+def contenders(name, budgets):
+    found = {"plain": PLAIN[name], "logitless": OURS[name]}
+    for budget in budgets:
+        found[f"logitless, {budget}"] = lambda b, budget=budget: OURS[name](b, memory_budget=budget)
     try:
         found["Liger"] = liger(name)
     except ImportError as error:
@@ -136,6 +136,22 @@ def peak(run, device):
     return torch.cuda.max_memory_allocated() - before
 
 
+def refused(run):
+    """Why the library does not take the budget; nothing where it does."""
+    try:
+        run()
+    except ValueError as error:
+        return str(error)
+
+
+def beyond(peak_bytes, label, batch):
+    """What a row says of its budget."""
+    budget = parse_bytes(label.partition(", ")[2] or None)
+    over = peak_bytes - sum(t.numel() * t.element_size() for t in (batch.hidden, batch.weight)) - budget
+    # A loss has a few numbers a token beside.
+    return f"  {over / 2**20:.1f} MiB beyond its budget" if budget and over > 256 * batch.words.numel() else ""
+
+
 def timed(run, device):
     start = time.perf_counter()
     run()
@@ -151,7 +167,7 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--budget", default="32MiB")
+    parser.add_argument("--budget", nargs="*", default=["32MiB"])
     args = parser.parse_args()
     torch.manual_seed(0)
     batch = Batch(args)
@@ -162,6 +178,10 @@ def main():
         print(name)
         found = contenders(name, args.budget)
         runs = {label: (lambda loss=loss: batch.gradients(loss(batch))) for label, loss in found.items()}
+        for label in [label for label in runs if label.startswith("logitless, ")]:
+            if why := refused(runs[label]):
+                print(f"  {label:24} refused: {why}")
+                del runs[label]
         first = {label: timed(run, args.device) for label, run in runs.items()}
         times = {label: [] for label in runs}
         for _ in range(args.repeat):
@@ -171,11 +191,11 @@ def main():
         exact = runs["plain"]()
         for label, run in runs.items():
             took = statistics.median(times[label])
-            most = peak(run, args.device) / 2**20
+            most = peak(run, args.device)
             apart = max(((a - b).float().norm() / b.float().norm()).item() for a, b in zip(run(), exact))
             print(
-                f"  {label:24} {took * 1e3:9.1f} ms  {took / floor:5.2f} of plain  peak {most:8.1f} MiB"
-                f"  first call {first[label]:.2f} s  gradients {apart:.1e} from plain"
+                f"  {label:24} {took * 1e3:9.1f} ms  {took / floor:5.2f} of plain  peak {most / 2**20:8.1f} MiB"
+                f"  first call {first[label]:.2f} s  gradients {apart:.1e} from plain{beyond(most, label, batch)}"
             )
 
 
