@@ -3,14 +3,18 @@
 logitless's, beyond inputs and gradients.
 
     LOGITLESS_LIBRARY=... PYTHONPATH=python python3 bench/compare_recipes_jax.py
-        [--recipe flax levanter] [--sequences B --length T --dim D --vocab V] [--budget 8MiB]
+        [--recipe flax levanter maxtext] [--sequences B --length T --dim D --vocab V] [--budget 8MiB]
 """
 import argparse
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
 from logitless.jax import linear_cross_entropy
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/python/jax"))
 
 
 def temporaries(function, *arguments):
@@ -66,9 +70,33 @@ def levanter(args, stored):
     return [before, after]
 
 
+def maxtext(args, stored):
+    """On a model of MaxText's names: what its loss does with whole logits, and the library's loss in its place."""
+    import test_recipes_maxtext as names
+
+    from logitless.jax.integrations import maxtext as integration
+
+    hidden, weight, targets = arrays(args, stored)
+    tied = stored == "[V, D]"
+    gain, config = jnp.ones(args.dim), names.settings(tied)
+    data = {"targets": targets, "targets_segmentation": jnp.ones_like(targets)}
+    table = (lambda w: w) if tied else (lambda w: w.T)
+
+    def plain(hidden, weight):
+        return names.on_logits(tied, hidden, table(weight), gain, data, config)[0]
+
+    def ours(hidden, weight):
+        model = names.standing_in(tied, table(weight), gain)
+        return integration.vocab_tiling_nnx_loss(
+            model, hidden, data, config, True, memory_budget=args.budget)[0]
+
+    before = temporaries(plain, hidden, weight)
+    return [before, temporaries(ours, hidden, weight)]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    recipes = dict(flax=flax, levanter=levanter)
+    recipes = dict(flax=flax, levanter=levanter, maxtext=maxtext)
     parser.add_argument("--recipe", nargs="+", choices=recipes, default=list(recipes))
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)

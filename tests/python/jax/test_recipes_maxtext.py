@@ -1,0 +1,111 @@
+"""docs/recipes/maxtext.md: the loss against one on whole logits, on a model with the names of MaxText 0.2.5's, and against
+MaxText's own functions where maxtext is installed."""
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from logitless.jax.integrations import maxtext as recipe
+
+B, T, D, V = 2, 12, 8, 3000
+
+
+class Leaf:
+    """Of an nnx.Param what the loss asks for."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __getitem__(self, _):
+        return self.value
+
+
+def standing_in(tied, table, gain):
+    """The parts of MaxText's Transformer that make logits of hidden states."""
+    norm = lambda y: (y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True) + 1e-6) * gain).astype(y.dtype)  # noqa: E731
+    decoder = types.SimpleNamespace(decoder_norm=norm, dropout=lambda y, deterministic: y)
+    if not tied:
+        decoder.logits_dense = types.SimpleNamespace(
+            kernel=Leaf(table.T), bias=None, dtype=jnp.float32, quant=None, weight_quant=None)
+    embedder = types.SimpleNamespace(embedding=Leaf(table))
+    return types.SimpleNamespace(mesh=None, decoder=decoder, token_embedder=embedder)
+
+
+def settings(tied, **options):
+    return types.SimpleNamespace(**{
+        "logits_via_embedding": tied, "dtype": jnp.float32, "enable_dropout": False, "z_loss_multiplier": 1e-3,
+        "normalize_embedding_logits": tied, "final_logits_soft_cap": 3.0 if tied else None, **options,
+    })
+
+
+def batch():
+    keys = jax.random.split(jax.random.key(0), 4)
+    segments = jnp.ones((B, T), jnp.int32).at[:, -3:].set(0)
+    data = {"targets": jax.random.randint(keys[0], (B, T), 0, V), "targets_segmentation": segments}
+    return data, jax.random.normal(keys[1], (B, T, D)), jax.random.normal(keys[2], (V, D)), jax.random.normal(keys[3], (D,))
+
+
+def on_logits(tied, hidden, table, gain, data, config):
+    y = standing_in(tied, table, gain).decoder.decoder_norm(hidden)
+    logits = y @ (table.astype(jnp.bfloat16) if tied else table).astype(jnp.float32).T
+    if tied:
+        logits = 3.0 * jnp.tanh(logits / D**0.5 / 3.0)
+    lse = jax.nn.logsumexp(logits, -1)
+    of_words = jnp.take_along_axis(logits, data["targets"][..., None], -1)[..., 0]
+    counts = data["targets_segmentation"] != 0
+    squares = config.z_loss_multiplier * jnp.where(counts, lse**2, 0.0).sum()
+    return jnp.where(counts, lse - of_words, 0.0).sum() + squares, squares
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_loss(tied):
+    data, *arrays = batch()
+    config = settings(tied)
+
+    def ours(hidden, table, gain):
+        return recipe.vocab_tiling_nnx_loss(standing_in(tied, table, gain), hidden, data, config, True)
+
+    def plain(*arrays):
+        return on_logits(tied, *arrays, data, config)
+
+    found, expected = (jax.jit(jax.value_and_grad(f, (0, 1, 2), has_aux=True))(*arrays) for f in (ours, plain))
+    # The gradient of a tied table is rounded to bfloat16 on its way, MaxText's as well.
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
+        assert got.dtype == want.dtype and np.linalg.norm(got - want) <= (4e-3 if tied else 1e-5) * np.linalg.norm(want)
+
+
+def test_refusals():
+    data, hidden, table, gain = batch()
+    model = standing_in(False, table, gain)
+    model.decoder.logits_dense.quant = "int8"
+    with pytest.raises(NotImplementedError, match="quant, got int8"):
+        recipe.vocab_tiling_nnx_loss(model, hidden, data, settings(False), True)
+    model.mesh = types.SimpleNamespace(size=2, shape={"fsdp": 2})
+    with pytest.raises(NotImplementedError, match="one device, got {'fsdp': 2}"):
+        recipe.vocab_tiling_nnx_loss(model, hidden, data, settings(False), True)
+
+
+def test_patch(monkeypatch):
+    own = object()
+    modules = [types.ModuleType(name) for name in recipe._MODULES]
+    for module in modules:
+        module.vocab_tiling_nnx_loss = own
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        for parent in range(1, module.__name__.count(".") + 1):
+            name = ".".join(module.__name__.split(".")[:parent])
+            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    page = Path(__file__).parents[3] / "docs" / "recipes" / "maxtext.md"
+    (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    exec(compile(code, page.name, "exec"), {})
+    for made in (m.vocab_tiling_nnx_loss for m in modules):
+        assert made.func is recipe.vocab_tiling_nnx_loss and made.keywords == {"memory_budget": "1GiB"}
+    recipe.unpatch()
+    assert all(m.vocab_tiling_nnx_loss is own for m in modules)
+    del modules[0].vocab_tiling_nnx_loss
+    with pytest.raises(NotImplementedError, match="vocab_tiling_nnx_loss in maxtext.utils"):
+        recipe.patch()
