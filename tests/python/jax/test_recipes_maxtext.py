@@ -109,3 +109,52 @@ def test_patch(monkeypatch):
     del modules[0].vocab_tiling_nnx_loss
     with pytest.raises(NotImplementedError, match="vocab_tiling_nnx_loss in maxtext.utils"):
         recipe.patch()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("tied", [False, True])
+def test_maxtext_itself(tied, dtype):
+    """Its function in tiles, and this one, on a model of its layers: loss, z-loss, and all gradients."""
+    tiling = pytest.importorskip("maxtext.utils.vocabulary_tiling", exc_type=ImportError)
+    from flax import nnx
+    from maxtext.common.common_types import ShardMode
+    from maxtext.layers import embeddings, linears, normalizations
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    config = settings(
+        tied, dtype=dtype, weight_dtype=jnp.float32, num_vocab_tiling=4, vocab_size=V, emb_dim=D, shard_mode=ShardMode.AUTO,
+        debug_sharding=False, logical_axis_rules=[], parameter_memory_host_offload=False, use_iota_embed=False,
+    )
+
+    class Decoder(nnx.Module):
+        def __init__(self, rngs):
+            self.decoder_norm = normalizations.RMSNorm(num_features=D, dtype=dtype, kernel_axes=("norm",), rngs=rngs)
+            self.dropout = linears.Dropout(rate=0.0, rngs=rngs, broadcast_dims=(-2,))
+            if not tied:
+                self.logits_dense = linears.DenseGeneral(
+                    in_features_shape=D, out_features_shape=V, dtype=dtype, kernel_axes=("embed_vocab", "vocab"), rngs=rngs)
+
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.mesh, self.decoder = mesh, Decoder(rngs)
+            self.token_embedder = embeddings.Embed(
+                num_embeddings=V, num_features=D, dtype=dtype, config=config, mesh=mesh, rngs=rngs)
+
+        def logits_from_hidden_states_for_vocab_tiling(self, hidden, deterministic, mode):
+            y = self.decoder.dropout(self.decoder.decoder_norm(hidden), deterministic=deterministic)
+            if not tied:
+                return self.decoder.logits_dense(y).astype(jnp.float32)
+            logits = embeddings.attend_on_embedding(y, self.token_embedder.embedding[...], dtype, config, None)
+            return 3.0 * jnp.tanh(logits.astype(jnp.float32) / D**0.5 / 3.0)
+
+    data, hidden, *_ = batch()
+    model, hidden = Model(nnx.Rngs(0)), hidden.astype(dtype)
+    results = []
+    for function in (tiling.vocab_tiling_nnx_loss, recipe.vocab_tiling_nnx_loss):
+        loss = lambda m, h, f=function: f(m, h, data, config, True)  # noqa: E731
+        results.append(jax.tree.leaves(nnx.jit(nnx.value_and_grad(loss, argnums=(0, 1), has_aux=True))(model, hidden)))
+    tolerance = 8e-3 if tied or dtype == jnp.bfloat16 else 1e-5
+    assert len(results[0]) == len(results[1]) > 4
+    for want, got in zip(*results):
+        want, got = (np.asarray(x, np.float32) for x in (want, got))
+        assert np.linalg.norm(got - want) <= tolerance * np.linalg.norm(want)
