@@ -124,6 +124,7 @@ def test_maxtext_itself(tied, dtype):
     config = settings(
         tied, dtype=dtype, weight_dtype=jnp.float32, num_vocab_tiling=4, vocab_size=V, emb_dim=D, shard_mode=ShardMode.AUTO,
         debug_sharding=False, logical_axis_rules=[], parameter_memory_host_offload=False, use_iota_embed=False,
+        vocab_tiling_ag_once=False,
     )
 
     class Decoder(nnx.Module):
