@@ -1,6 +1,7 @@
 """What the divergences take at a real size on a GPU, by plans that are made without one; and what a backward takes."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -105,3 +106,27 @@ def test_models_that_disagree_by_far_and_not_at_all(beta):
         for one, exact in zip(*pairs):
             assert torch.isfinite(one).all()
             assert (one - exact).abs().max() < 1e-9  # of numbers up to 180; a logit is known to 1e-14, and ratios are 300
+
+
+def test_sharded_weights_are_gathered_with_a_warning():
+    """Of two ranks that are none: what they gather is no number of theirs, and nothing here looks at it."""
+    distributed = pytest.importorskip("torch.distributed")
+    if distributed.is_initialized() or torch.get_default_device().type != "cpu":
+        pytest.skip("needs a process group of its own, on the CPU")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    hidden, weight, *teacher = tensors(6, 4, 10, torch.float32)
+    distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        with pytest.warns(UserWarning, match=r"^weight: a DTensor sharded as .* over 2 ranks is gathered"):
+            losses.forward_kl_loss(hidden, distribute_tensor(weight.detach(), mesh, [Shard(0)]), *teacher)
+        with pytest.warns(UserWarning, match=r"^teacher_weight: a DTensor sharded"):
+            losses.jsd_loss(hidden, weight, teacher[0], distribute_tensor(teacher[1], mesh, [Shard(1)]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            losses.jsd_loss(hidden, distribute_tensor(weight.detach(), mesh, [Replicate()]), *teacher)
+    finally:
+        distributed.destroy_process_group()

@@ -7,6 +7,7 @@ a mean or sum, which are made with the loss. The best K words are the teacher's 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
@@ -30,6 +31,7 @@ DIVERGENCE: dict[str, Any] = dict(
 )
 
 _ARGUMENTS = f"""hidden: [..., D]. weight: [V, D], its dtype: float32, bfloat16, float16 or float64. bias: [V].
+            A weight that is a sharded DTensor, the teacher's, too, is gathered on each rank, with a warning that names it.
         teacher_hidden: [..., D']. teacher_weight: [V, D'], its dtype. teacher_bias: [V]. No gradients.
         target: [...], int32 or int64: tokens of ``ignore_index`` count for nothing; None: all count.
         reduction: "none" (loss [...]), "mean" over the tokens that count, "sum".
@@ -183,6 +185,20 @@ def _chunked(what: str, memory_budget: int | str | None, executor: str):
     return _MADE[_key(what, memory_budget, executor)]
 
 
+def _say_what_is_gathered(name: str, weight: Tensor) -> None:
+    """Words of a divergence are not sharded: a weight that is has to be whole on every rank, which nobody should learn from
+    a profile."""
+    placements = getattr(weight, "placements", ())
+    if torch.compiler.is_compiling() or not any(p.is_shard() for p in placements) or weight.device_mesh.size() == 1:
+        return
+    whole = weight.numel() * weight.element_size() / 2**20
+    warnings.warn(
+        f"{name}: a DTensor sharded as {tuple(placements)} over {weight.device_mesh.size()} ranks is gathered on each of them "
+        f"in every call, {whole:.0f} MiB",
+        stacklevel=5,
+    )
+
+
 def _checked_head(name: str, hidden: Any, weight: Any, bias: Any) -> dict[str, Tensor]:
     """As the program takes them: [N, D], [V, D] of one dtype, on one device; a bias where there is one. name: "" or
     "teacher_"."""
@@ -190,6 +206,7 @@ def _checked_head(name: str, hidden: Any, weight: Any, bias: Any) -> dict[str, T
         tensor(name + part, value)
     if bias is not None:
         tensor(name + "bias", bias)
+    _say_what_is_gathered(name + "weight", weight)
     hidden, weight, _, bias = _distributed.local(hidden, weight, None, bias)
     try:
         _arguments.check_head(hidden, weight, bias)
