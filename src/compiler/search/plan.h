@@ -96,6 +96,10 @@ void propose_heads(const Plan& plan, const Peak& peak, MoveSink& sink);
 // "gelu %h f32[N, V]": a node as reports name it.
 std::string shown(const Graph& graph, int node);
 
+// An axis in so many rounds: equal ones, or where chunks are large as many as the target wants
+// multiples of, and a shorter one at the end.
+std::int64_t chunk_of(std::int64_t extent, std::int64_t rounds, const Target& target);
+
 // The plan's region of this group with chunks of `chunk` elements.
 Move resized(const Plan& plan, std::size_t region, std::int64_t chunk);
 

@@ -6,6 +6,12 @@
 
 namespace logitless::ir {
 
+std::int64_t chunk_of(std::int64_t extent, std::int64_t rounds, const Target& target) {
+  constexpr std::int64_t kLarge = 128;
+  const std::int64_t chunk = (extent + rounds - 1) / rounds, multiple = target.chunk_multiple();
+  return chunk < kLarge ? chunk : (chunk + multiple - 1) / multiple * multiple;
+}
+
 Move resized(const Plan& plan, std::size_t region, std::int64_t chunk) {
   Move move{resize_loops(plan.graph, plan.regions[region].group, chunk), plan.regions};
   move.regions[region].chunk = chunk;
@@ -22,10 +28,10 @@ std::size_t region_of(const Plan& plan, const LoopRun& run) {
 }
 
 // The largest chunk below this one of which 2, 4, 8, ... are the whole axis.
-std::int64_t even_below(std::int64_t extent, std::int64_t chunk) {
+std::int64_t even_below(std::int64_t extent, std::int64_t chunk, const Target& target) {
   std::int64_t rounds = 2;
-  while ((extent + rounds - 1) / rounds >= chunk) rounds *= 2;
-  return (extent + rounds - 1) / rounds;
+  while (chunk_of(extent, rounds, target) >= chunk) rounds *= 2;
+  return chunk_of(extent, rounds, target);
 }
 
 }  // namespace
@@ -42,7 +48,7 @@ void propose_chunks(const Plan& plan, const Peak& peak, MoveSink& sink) {
   const auto below =
       static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(loop->chunk - 1)));
   // Whole tiles of rows, or parts that leave no small one for the end.
-  const std::int64_t even = even_below(plan.regions[region].extent, loop->chunk);
+  const std::int64_t even = even_below(plan.regions[region].extent, loop->chunk, sink.target());
   if (sink.consider(resized(plan, region, below)) && even != below && sink.spacious())
     sink.consider(resized(plan, region, even));
   sink.end(kNoNode);

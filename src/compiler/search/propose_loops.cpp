@@ -104,7 +104,7 @@ std::int64_t first_chunk(const Graph& graph, const Region& region, const MoveSin
   const std::int64_t extent = region.extent;
   if (sink.chunks() > 0)
     return std::max<std::int64_t>((extent + sink.chunks() - 1) / sink.chunks(), 1);
-  const std::int64_t few = (extent + kFirstChunks - 1) / kFirstChunks;
+  const std::int64_t few = chunk_of(extent, kFirstChunks, sink.target());
   return std::min(std::max(few, thick(graph, region, sink.target().thick_rows())),
                   (extent + 1) / 2);
 }

@@ -151,7 +151,7 @@ class Search final : public MoveSink {
       for (const std::int64_t chunks : {8, 4, 2}) {
         if (!lowers(plan(at), from) || !same_work(plan(at)) || is_free(plan(at), from)) break;
         const ChunkedRegion& r = plan(at).regions[last];
-        const std::int64_t chunk = (r.extent + chunks - 1) / chunks;
+        const std::int64_t chunk = chunk_of(r.extent, chunks, target());
         if (chunk <= r.chunk) continue;
         if (!consider(resized(plan(at), last, chunk))) return;
         at = plans_.size() - 1;
@@ -370,7 +370,7 @@ class Search final : public MoveSink {
     const std::int64_t most = plan(at).bytes + root().bytes / kLeastShare / 4;
     for (const std::int64_t chunks : {8, 4, 2}) {
       const ChunkedRegion& r = plan(at).regions[last];
-      const std::int64_t chunk = (r.extent + chunks - 1) / chunks;
+      const std::int64_t chunk = chunk_of(r.extent, chunks, target());
       if (chunk <= r.chunk) continue;
       expanding_ = static_cast<std::size_t>(plan(at).from);
       if (!consider(resized(plan(at), last, chunk))) break;

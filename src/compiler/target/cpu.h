@@ -13,6 +13,7 @@ class CpuTarget final : public Target {
 
   std::int64_t alignment() const final { return 64; }
   std::int64_t row_alignment() const final { return 1; }
+  std::int64_t chunk_multiple() const final { return 1; }
   std::string refuse(const Instruction& instruction) const final;
   std::int64_t scratch_bytes(const Gemm& gemm) const final;
   std::int64_t scratch_bytes(const Attention& attention) const final;

@@ -44,6 +44,9 @@ class Target {
   // in the arena; 1: anywhere.
   virtual std::int64_t row_alignment() const = 0;
 
+  // What large chunks are best multiples of: the sizes that products are fast at.
+  virtual std::int64_t chunk_multiple() const = 0;
+
   // Why no kernel runs the instruction, naming operation and dtype; empty: one does.
   virtual std::string refuse(const Instruction& instruction) const = 0;
 
