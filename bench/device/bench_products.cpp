@@ -1,6 +1,7 @@
 // The products of a GPT-2's training step on a GPU with what they do to their sums, by each of the
-// algorithms that cuBLASLt's heuristic names: a line each, milliseconds and TFLOP/s. The first is
-// what programs run.
+// algorithms that cuBLASLt's heuristic names: a line each, milliseconds and TFLOP/s, after one of
+// what programs run. The numbers behind are those of cublasLt.h: an algorithm, its tile, stages,
+// cluster, and parts that the sums are cut into.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -81,6 +82,46 @@ std::vector<Case> cases_of(std::int64_t rows, std::int64_t width) {
   return list;
 }
 
+// Of a loop over chunks of rows, logits of `words` words at a time: with rows that follow one
+// another, and with rows at multiples of 16 bytes.
+std::vector<Case> cases_of_chunk(std::int64_t rows, std::int64_t width, std::int64_t words) {
+  std::vector<Case> list;
+  for (const bool apart : {false, true}) {
+    const std::int64_t stride = apart ? (words + 7) / 8 * 8 : words;
+    const std::int64_t bytes = stride % 8 == 0 ? 16 : 2;
+    const auto add = [&](const char* what, std::int64_t m, std::int64_t n,
+                         std::int64_t k) -> cuda::ProductShape& {
+      Case c{std::string(what) + (apart ? ", rows apart" : ""), {}};
+      c.shape.m = m;
+      c.shape.n = n;
+      c.shape.k = k;
+      list.push_back(c);
+      return list.back().shape;
+    };
+    const auto logits = [&](DType to) {
+      cuda::MatrixLayout c = matrix(to, stride, 1);
+      c.alignment = std::min<std::int64_t>(16, bytes * (to == DType::f32 ? 2 : 1));
+      return c;
+    };
+    for (const DType to : {DType::f32, DType::bf16}) {
+      cuda::ProductShape& z =
+          add(to == DType::f32 ? "logits, f32" : "logits, bf16", rows, words, width);
+      z.a = matrix(DType::bf16, width, 1);
+      z.b = matrix(DType::bf16, 1, width);
+      z.c = logits(to);
+    }
+    cuda::ProductShape& x = add("d_hidden", rows, width, words);
+    x.a = logits(DType::bf16);
+    x.b = matrix(DType::bf16, width, 1);
+    x.c = matrix(DType::f32, width, 1);
+    cuda::ProductShape& w = add("d_weight", words, width, rows);
+    w.a = {DType::bf16, 0, 1, stride, bytes};
+    w.b = matrix(DType::bf16, width, 1);
+    w.c = matrix(DType::f32, width, 1);
+  }
+  return list;
+}
+
 // Median of 7 times of 4 calls, after two.
 double milliseconds(const std::function<void()>& call) {
   constexpr int kRounds = 7, kCalls = 4;
@@ -114,21 +155,22 @@ void fill(const DeviceBuffer& memory, const DeviceStream& stream) {
   stream.wait();
 }
 
-void run(std::int64_t rows, std::int64_t width, int algorithms) {
+void run(std::int64_t rows, std::int64_t width, std::int64_t words, int algorithms) {
   ContextOptions options;
   options.device = DeviceKind::cuda;
   const Context context(options);
   const DeviceStream stream(context);
-  const auto large = static_cast<std::size_t>(rows * width * 16);  // f32 of the inner width
+  // f32 of the inner width, or of the words
+  const auto large = static_cast<std::size_t>(
+      std::max({rows * width * 4, rows * (words + 8), (words + 8) * width}) * 4 / 256 * 256 + 256);
   const DeviceBuffer memory(context, 4 * large);
   const DeviceBuffer workspace(context, std::size_t{64} << 20);
   fill(memory, stream);
-  for (const Case& c : cases_of(rows, width)) {
-    for (int choice = 0; choice < algorithms; ++choice) {
+  for (const Case& c : words > 0 ? cases_of_chunk(rows, width, words) : cases_of(rows, width)) {
+    for (int choice = cuda::Product::kBest; choice < algorithms; ++choice) {
       const cuda::Product product(c.shape, choice);
-      if (std::string(product.kernel()) != "cublaslt" ||
-          (c.shape.epilogue.any() && !product.fused()))
-        break;
+      if (choice >= 0 && product.algorithm().empty()) break;
+      if (c.shape.epilogue.any() && !product.fused()) break;
       cuda::ProductCall call;
       call.a = memory.data();
       call.b = memory.as<std::byte>(large);
@@ -139,10 +181,13 @@ void run(std::int64_t rows, std::int64_t width, int algorithms) {
       const double ms = milliseconds([&] { product.run(call); });
       const double flops = 2.0 * static_cast<double>(c.shape.m) * static_cast<double>(c.shape.n) *
                            static_cast<double>(c.shape.k);
-      std::printf("%-34s %6lld x %5lld x %5lld  algorithm %d  %.4f ms  %.0f TFLOP/s\n",
-                  c.name.c_str(), static_cast<long long>(c.shape.m),
-                  static_cast<long long>(c.shape.n), static_cast<long long>(c.shape.k), choice, ms,
-                  flops / ms / 1e9);
+      std::printf(
+          "%-34s %6lld x %5lld x %5lld  %-12s  %.4f ms  %.0f TFLOP/s  %s\n", c.name.c_str(),
+          static_cast<long long>(c.shape.m), static_cast<long long>(c.shape.n),
+          static_cast<long long>(c.shape.k),
+          (choice < 0 ? std::string("programs") : "algorithm " + std::to_string(choice)).c_str(),
+          ms, flops / ms / 1e9,
+          product.algorithm().empty() ? product.kernel() : product.algorithm().c_str());
     }
   }
 }
@@ -152,16 +197,18 @@ void run(std::int64_t rows, std::int64_t width, int algorithms) {
 
 int main(int argc, char** argv) {
   CLI::App app("Products of a GPT-2's training step on a GPU");
-  std::int64_t rows = 32768, width = 768;
+  std::int64_t rows = 32768, width = 768, words = 0;
   int algorithms = 8;
   app.add_option("--rows", rows, "tokens of a step")->check(CLI::PositiveNumber);
   app.add_option("--width", width, "of the model")->check(CLI::PositiveNumber);
+  app.add_option("--words", words, "instead: logits of so many words and their gradients")
+      ->check(CLI::PositiveNumber);
   app.add_option("--algorithms", algorithms, "of each product")->check(CLI::Range(1, 64));
   CLI11_PARSE(app, argc, argv);
   if (const std::string missing = logitless::gpu_missing(); !missing.empty()) {
     std::printf("bench_products: skipped: %s\n", missing.c_str());
     return 0;
   }
-  logitless::bench::run(rows, width, algorithms);
+  logitless::bench::run(rows, width, words, algorithms);
   return 0;
 }

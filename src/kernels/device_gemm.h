@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "kernels/device_head.h"
 #include "logitless/dtype.h"
@@ -63,26 +65,31 @@ struct ProductCall {
 // Bytes that the product may use. Pure.
 std::size_t product_workspace_bytes(const ProductShape& shape);
 
-// Handles and the algorithm of one product on the current device. The algorithm is the first that
-// cuBLASLt's heuristic names among those without atomic sums: the same bits every time, with the
-// same library on the same kind of device.
+// Handles and the algorithm of one product on the current device. The algorithm is one that
+// cuBLASLt's heuristic names among those without atomic sums, the first or one that was measured to
+// be faster: the same bits every time, with the same library on the same kind of device.
 class Product {
  public:
+  static constexpr int kBest = -1;
   // Throws Unsupported naming what is missing, DeviceError. `choice`: the so many-th algorithm that
-  // the heuristic names, for what compares them; it has to be there.
-  explicit Product(const ProductShape& shape, int choice = 0);
+  // the heuristic names, for what compares them; where there are fewer, `algorithm` is empty.
+  explicit Product(const ProductShape& shape, int choice = kBest);
+  ~Product();
 
   // Enqueues; neither waits nor allocates, and may be captured into a CUDA graph. From several
   // threads at a time.
   void run(const ProductCall& call) const;
   // "cublaslt" or "strided"
   const char* kernel() const;
+  // What cuBLASLt says of its algorithm, by its own numbers; empty without it.
+  std::string algorithm() const;
   // Whether the library's kernel has the epilogue in it; else kernels of our own follow.
   bool fused() const;
 
  private:
   struct State;
-  std::shared_ptr<const State> state_;
+  struct Part;
+  std::vector<Part> parts_;  // the first is nearly all of it
 };
 
 }  // namespace logitless::cuda

@@ -132,6 +132,25 @@ TEST_F(GpuProducts, AgreeWithDouble) {
   }
 }
 
+// Sizes that are no multiples of 8, of rows that begin at multiples of 16 bytes: the last few of
+// each dimension are products of their own.
+TEST_F(GpuProducts, OfOddSizesAgreeWithDouble) {
+  const auto up = [](std::int64_t size) { return (size + 7) / 8 * 8; };
+  for (int form = 0; form < 5; ++form) {
+    SCOPED_TRACE(form);
+    const DType out = form == 4 ? DType::bf16 : DType::f32;
+    ProductShape s;
+    s.m = 331;
+    s.n = 1003;
+    s.k = 1001;
+    s.a = form & 1 ? by_columns(DType::bf16, up(s.m), s.k) : by_rows(DType::bf16, s.m, up(s.k));
+    s.b = form & 2 ? by_columns(DType::bf16, up(s.k), s.n) : by_rows(DType::bf16, s.k, up(s.n));
+    s.c = by_rows(out, s.m, up(s.n));
+    s.accumulate = form == 3;
+    check_product(s);
+  }
+}
+
 // The library may round the product before it adds to it, as a kernel of its own behind the product
 // does. Results and residuals by rows that lie `apart` elements more than they are long.
 void check_epilogue(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,

@@ -11,9 +11,12 @@ namespace {
 }  // namespace
 
 struct Product::State {};
-Product::Product(const ProductShape&) { refuse(); }
+struct Product::Part {};
+Product::~Product() = default;
+Product::Product(const ProductShape&, int) { refuse(); }
 void Product::run(const ProductCall&) const { refuse(); }
 bool Product::fused() const { refuse(); }
+std::string Product::algorithm() const { refuse(); }
 const char* Product::kernel() const { refuse(); }
 
 void take_rows(const TakeCall&) { refuse(); }

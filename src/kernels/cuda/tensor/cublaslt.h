@@ -36,6 +36,8 @@ inline constexpr std::int32_t kEpilogueBias = 4, kEpilogueGelu = 32 | 128,
                               kEpilogueGeluGradient = 64 | 128;
 inline constexpr int kLayoutBatchCount = 5, kLayoutBatchStride = 6;
 inline constexpr int kPreferenceWorkspace = 1, kPreferenceReductions = 3, kPreferenceAlignment = 5;
+inline constexpr int kAlgorithmId = 0, kAlgorithmTile = 1, kAlgorithmSplit = 2,
+                     kAlgorithmStages = 6, kAlgorithmCluster = 8;
 inline constexpr std::uint32_t kReduceInComputeType = 2;  // no atomics, no narrow partial sums
 
 struct Functions {
@@ -52,10 +54,14 @@ struct Functions {
   int (*set_preference)(Preference, int, const void*, std::size_t) = nullptr;
   int (*find_algorithms)(Handle, Descriptor, Layout, Layout, Layout, Layout, Preference, int,
                          Found*, int*) = nullptr;
+  int (*get_algorithm)(const Algorithm*, int, void*, std::size_t, std::size_t* written) = nullptr;
   int (*multiply)(Handle, Descriptor, const void* alpha, const void* a, Layout, const void* b,
                   Layout, const void* beta, const void* c, Layout, void* d, Layout,
                   const Algorithm*, void* workspace, std::size_t, cudaStream_t) = nullptr;
 };
 const Functions& functions();
+
+// kAlgorithm...
+int attribute_of(const Algorithm& algorithm, int attribute);
 
 }  // namespace logitless::cuda::lt

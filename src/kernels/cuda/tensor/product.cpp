@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <array>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "core/check.h"
@@ -11,6 +13,13 @@
 #include "kernels/device_gemm.h"
 
 namespace logitless::cuda {
+namespace {
+
+void require_lt(int status, const char* what) {
+  if (status != 0) throw DeviceError(concat(what, ": cuBLASLt status ", status));
+}
+
+}  // namespace
 
 namespace lt {
 namespace {
@@ -29,6 +38,7 @@ Functions load() {
   library.find("cublasLtMatmulPreferenceDestroy", out.free_preference);
   library.find("cublasLtMatmulPreferenceSetAttribute", out.set_preference);
   library.find("cublasLtMatmulAlgoGetHeuristic", out.find_algorithms);
+  library.find("cublasLtMatmulAlgoConfigGetAttribute", out.get_algorithm);
   library.find("cublasLtMatmul", out.multiply);
   if (!library.missing().empty())
     out.missing = concat(library.missing(),
@@ -44,13 +54,21 @@ const Functions& functions() {
   return loaded;
 }
 
+int attribute_of(const Algorithm& algorithm, int attribute) {
+  std::int32_t value = -1;
+  std::int16_t narrow = -1;  // of clusters alone
+  const bool cluster = attribute == kAlgorithmCluster;
+  std::size_t written = 0;
+  require_lt(functions().get_algorithm(&algorithm, attribute,
+                                       cluster ? static_cast<void*>(&narrow) : &value,
+                                       cluster ? sizeof(narrow) : sizeof(value), &written),
+             "cublasLtMatmulAlgoConfigGetAttribute");
+  return cluster ? narrow : value;
+}
+
 }  // namespace lt
 
 namespace {
-
-void require_lt(int status, const char* what) {
-  if (status != 0) throw DeviceError(concat(what, ": cuBLASLt status ", status));
-}
 
 lt::Handle handle() {
   thread_local DeviceHandles handles;
@@ -104,12 +122,14 @@ struct Product::State {
   DescriptorOwner descriptor;  // null: the strided kernel
   mutable std::mutex held;     // addresses of bias and aux, which the descriptor holds
   LayoutOwner a, b, c, residual;
-  int choice = 0;  // of the algorithms
+  int choice = kBest;
   lt::Algorithm algorithm{};
   std::size_t workspace_bytes = 0;
 
-  void make(bool with_epilogue);
+  static std::shared_ptr<const State> make(const ProductShape& shape, int choice);
+  void describe(bool with_epilogue);
   bool choose();
+  int best_of(std::span<const lt::Found> found) const;
   void run(const ProductCall& call) const;
 
  private:
@@ -125,7 +145,7 @@ struct Product::State {
   }
 };
 
-void Product::State::make(bool with_epilogue) {
+void Product::State::describe(bool with_epilogue) {
   const lt::Functions& f = lt::functions();
   handle = logitless::cuda::handle();
   fused = with_epilogue;
@@ -191,15 +211,36 @@ bool Product::State::choose() {
                                 sizeof(bytes)),
                "alignment");
   }
-  std::vector<lt::Found> found(static_cast<std::size_t>(choice) + 1);
+  constexpr int kNamed = 12;  // a preferred one is among these, or is not to be had
+  std::vector<lt::Found> found(static_cast<std::size_t>(std::max(kNamed, choice + 1)));
   int count = 0;
   const int status = f.find_algorithms(handle, descriptor.get(), a.get(), b.get(),
                                        residual ? residual.get() : c.get(), c.get(), wanted,
-                                       choice + 1, found.data(), &count);
-  if (status != 0 || count <= choice || found.back().status != 0) return false;
-  algorithm = found.back().algorithm;
-  workspace_bytes = found.back().workspace_bytes;
+                                       static_cast<int>(found.size()), found.data(), &count);
+  const int chosen =
+      choice == kBest ? best_of({found.data(), static_cast<std::size_t>(count)}) : choice;
+  if (status != 0 || count <= chosen || found[static_cast<std::size_t>(chosen)].status != 0)
+    return false;
+  algorithm = found[static_cast<std::size_t>(chosen)].algorithm;
+  workspace_bytes = found[static_cast<std::size_t>(chosen)].workspace_bytes;
   return true;
+}
+
+// Of those that the heuristic names.
+int Product::State::best_of(std::span<const lt::Found> found) const {
+  const bool fuses = fused || !shape.epilogue.any();
+  if (!fuses) return 0;
+  for (const LtAlgorithm& wanted : preferred_algorithms(shape)) {
+    const auto is_it = [&](const lt::Found& f) {
+      const LtAlgorithm it{lt::attribute_of(f.algorithm, lt::kAlgorithmId),
+                           lt::attribute_of(f.algorithm, lt::kAlgorithmTile),
+                           lt::attribute_of(f.algorithm, lt::kAlgorithmCluster)};
+      return f.status == 0 && it == wanted;
+    };
+    const auto at = std::find_if(found.begin(), found.end(), is_it);
+    if (at != found.end()) return static_cast<int>(at - found.begin());
+  }
+  return 0;
 }
 
 void Product::State::run(const ProductCall& call) const {
@@ -222,34 +263,76 @@ void Product::State::run(const ProductCall& call) const {
       "cublasLtMatmul");
 }
 
+// A product by one kernel, and where its matrices begin.
+struct Product::Part {
+  std::shared_ptr<const State> state;
+  std::int64_t a = 0, b = 0, c = 0;  // bytes
+};
+
+namespace {
+
+const std::byte* at(const void* data, std::int64_t bytes) {
+  return static_cast<const std::byte*>(data) + bytes;
+}
+
+}  // namespace
+
 // The library with the epilogue; the library and a kernel behind it; kernels of our own.
-Product::Product(const ProductShape& shape, int choice) {
+std::shared_ptr<const Product::State> Product::State::make(const ProductShape& shape, int choice) {
   auto state = std::make_shared<State>();
   state->shape = shape;
   state->choice = choice;
   if (shape.m > 0 && shape.n > 0 && shape.batch > 0 && suits_lt(shape)) {
     const bool epilogue = shape.epilogue.any();
-    if (!epilogue || suits_lt_epilogue(shape)) state->make(epilogue);
+    if (!epilogue || suits_lt_epilogue(shape)) state->describe(epilogue);
     if (!state->descriptor || !state->choose()) {
-      if (epilogue) state->make(false);
+      if (epilogue) state->describe(false);
       if (!epilogue || !state->choose()) state->descriptor.reset();
     }
   }
-  state_ = std::move(state);
+  return state;
 }
 
-const char* Product::kernel() const { return state_->descriptor ? "cublaslt" : "strided"; }
-bool Product::fused() const { return state_->descriptor && state_->fused; }
+Product::Product(const ProductShape& shape, int choice) {
+  for (const ProductPart& part : parts_of(shape)) {
+    const int of_part = parts_.empty() ? choice : kBest;
+    parts_.push_back({State::make(part.shape, of_part), part.a, part.b, part.c});
+  }
+}
+Product::~Product() = default;
+
+const char* Product::kernel() const { return parts_[0].state->descriptor ? "cublaslt" : "strided"; }
+bool Product::fused() const { return parts_[0].state->descriptor && parts_[0].state->fused; }
+
+std::string Product::algorithm() const {
+  const State& of = *parts_[0].state;
+  if (!of.descriptor) return {};
+  constexpr std::pair<const char*, int> kAttributes[] = {{"id", lt::kAlgorithmId},
+                                                         {"tile", lt::kAlgorithmTile},
+                                                         {"stages", lt::kAlgorithmStages},
+                                                         {"cluster", lt::kAlgorithmCluster},
+                                                         {"parts", lt::kAlgorithmSplit}};
+  std::string text;
+  for (const auto& [name, attribute] : kAttributes)
+    text += concat(text.empty() ? "" : " ", name, " ", lt::attribute_of(of.algorithm, attribute));
+  return text;
+}
 
 void Product::run(const ProductCall& call) const {
-  const State& s = *state_;
-  if (s.shape.m == 0 || s.shape.n == 0 || s.shape.batch == 0) return;
-  if (s.descriptor) {
-    s.run(call);
-  } else {
-    multiply_strided(s.shape, call.a, call.b, call.c, call.stream);
+  for (const Part& part : parts_) {
+    const State& s = *part.state;
+    if (s.shape.m == 0 || s.shape.n == 0 || s.shape.batch == 0) continue;
+    ProductCall own = call;
+    own.a = at(call.a, part.a);
+    own.b = at(call.b, part.b);
+    own.c = const_cast<std::byte*>(at(call.c, part.c));
+    if (s.descriptor) {
+      s.run(own);
+    } else {
+      multiply_strided(s.shape, own.a, own.b, own.c, call.stream);
+    }
+    if (s.shape.epilogue.any() && !(s.descriptor && s.fused)) apply_epilogue(s.shape, own);
   }
-  if (s.shape.epilogue.any() && !fused()) apply_epilogue(s.shape, call);
 }
 
 }  // namespace logitless::cuda

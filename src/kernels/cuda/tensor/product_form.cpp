@@ -72,6 +72,83 @@ bool suits_lt_epilogue(const ProductShape& s) {
          (!e.has_aux() || by_rows(e.aux_layout));
 }
 
+std::vector<LtAlgorithm> preferred_algorithms(const ProductShape& s) {
+  constexpr int kHopper = 66, kHopperGradient = 39;          // with gelu's gradient another
+  constexpr int k128x128 = 20, k96x128 = 28, k128x160 = 29;  // tiles
+  constexpr int k2x1 = 3, k1x2 = 5;                          // clusters
+  constexpr std::int64_t kShort = 2048;
+  const ProductEpilogue& e = s.epilogue;
+  // Of 16-bit results that cost as much to write as to sum: smaller tiles, whose epilogues run
+  // beside another's products.
+  if (size_of(s.c.dtype) != 2) return {};
+  if (e.gelu) return {{kHopper, k96x128, k2x1}, {kHopper, k96x128, k1x2}};
+  if (e.gelu_gradient) return {{kHopperGradient, k128x128, k1x2}};
+  if (s.k > 2 * s.n) return {};
+  if (e.any()) return {{kHopper, k128x128, k2x1}};
+  if (s.k > kShort) return {};
+  return {{kHopper, k128x160, k2x1}, {kHopper, k128x128, k2x1}};
+}
+
+namespace {
+
+constexpr std::int64_t kVector = 8;             // elements of 16 bits in 16 bytes
+constexpr double kLeastWorthCutting = 1 << 28;  // multiply-adds: those of two launches
+
+bool begins_aligned(const MatrixLayout& m) {
+  const auto element = static_cast<std::int64_t>(size_of(m.dtype));
+  const std::int64_t apart = m.col_stride == 1 ? m.row_stride : m.col_stride;
+  return m.alignment % 16 == 0 && (m.col_stride == 1 || m.row_stride == 1) &&
+         apart * element % 16 == 0;
+}
+
+// The last few of one dimension, taken off `whole`.
+ProductPart take_last(ProductShape& whole, std::int64_t ProductShape::*size) {
+  ProductPart last{whole};
+  const std::int64_t first = whole.*size / kVector * kVector;
+  last.shape.*size -= first;
+  whole.*size = first;
+  const auto place = [&](const MatrixLayout& m, std::int64_t stride) {
+    return first * stride * static_cast<std::int64_t>(size_of(m.dtype));
+  };
+  if (size == &ProductShape::m) {
+    last.a = place(whole.a, whole.a.row_stride);
+    last.c = place(whole.c, whole.c.row_stride);
+  } else if (size == &ProductShape::n) {
+    last.b = place(whole.b, whole.b.col_stride);
+    last.c = place(whole.c, whole.c.col_stride);
+  } else {
+    last.a = place(whole.a, whole.a.col_stride);
+    last.b = place(whole.b, whole.b.row_stride);
+    last.shape.accumulate = true;
+  }
+  return last;
+}
+
+}  // namespace
+
+std::vector<ProductPart> parts_of(const ProductShape& s) {
+  std::vector<ProductPart> parts = {{s}};
+  const double work =
+      1.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k);
+  if (size_of(s.a.dtype) != 2 || s.batch != 1 || s.epilogue.any() || work < kLeastWorthCutting ||
+      !begins_aligned(s.a) || !begins_aligned(s.b) || !begins_aligned(s.c))
+    return parts;
+  const auto odd = [](std::int64_t size, bool contiguous) {
+    return contiguous && size % kVector != 0 && size > kVector;
+  };
+  std::vector<ProductPart> last;
+  ProductShape& whole = parts[0].shape;
+  if (odd(s.m, s.a.row_stride == 1 || s.c.row_stride == 1))
+    last.push_back(take_last(whole, &ProductShape::m));
+  if (odd(s.n, s.b.col_stride == 1 || s.c.col_stride == 1))
+    last.push_back(take_last(whole, &ProductShape::n));
+  // The sums of a narrow c would be rounded in between.
+  if (odd(s.k, s.a.col_stride == 1 || s.b.row_stride == 1) && size_of(s.c.dtype) >= 4)
+    last.push_back(take_last(whole, &ProductShape::k));
+  parts.insert(parts.end(), last.begin(), last.end());
+  return parts;
+}
+
 std::size_t product_workspace_bytes(const ProductShape& shape) {
   // A product cut along k keeps its parts there, each as large as c in the type that sums; parts of
   // a shorter k do not pay.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/device_gemm.h"
 
@@ -30,5 +31,24 @@ LtForm form_of(const ProductShape& shape);
 bool suits_lt(const ProductShape& shape);
 // Whether its epilogues may have the shape's: layouts and alignments.
 bool suits_lt_epilogue(const ProductShape& shape);
+
+// An algorithm of cuBLASLt's by the numbers of cublasLt.h.
+struct LtAlgorithm {
+  int id = 0, tile = 0, cluster = 0;
+  bool operator==(const LtAlgorithm&) const = default;
+};
+// Those that are faster on Hopper than what the heuristic names first, the best first: measured by
+// bench_products, docs/gpu.md has the figures. Nothing where it is right.
+std::vector<LtAlgorithm> preferred_algorithms(const ProductShape& shape);
+
+// A product that is a part of another; bytes from the other's addresses.
+struct ProductPart {
+  ProductShape shape;
+  std::int64_t a = 0, b = 0, c = 0;
+};
+// In the order in which they run. Large products of 16-bit matrices whose contiguous dimensions are
+// no multiples of 8, though their rows begin at multiples of 16 bytes, are cut there: cuBLASLt has
+// no fast kernel for the whole, and one for all but the last few.
+std::vector<ProductPart> parts_of(const ProductShape& shape);
 
 }  // namespace logitless::cuda
