@@ -5,7 +5,8 @@
  * and calls are collective then: every rank of `words` makes the same ones in the same order, and
  * all of them fail where one does, naming the rank; the next call is possible. Only a struct that
  * cannot be read (a struct_size, a dtype, a rank) fails alone, and is missed by the others at their
- * limit. On the CPU, by exact plans: LOGITLESS_UNSUPPORTED on a GPU and for the far field. */
+ * limit. By exact plans on the CPU and, of bf16 without a word table, on Hopper GPUs, with
+ * communicators of their memory: LOGITLESS_UNSUPPORTED on others and for the far field. */
 #pragma once
 
 #include <stddef.h>

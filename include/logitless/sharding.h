@@ -22,8 +22,13 @@ enum class WeightSharding : std::uint8_t { words = 0, columns = 1 };
 // [vocab], label smoothing, argmax and everything that is summed over words. Of a mean or sum every
 // rank gets the whole loss, in the same bits, and complete gradients of it.
 //
-// Served on the CPU, by exact plans. Throws Unsupported, on every rank, on a GPU, for the far field
-// and for columns.
+// Served by exact plans, on the CPU and, of bf16, on Hopper GPUs, where no word_table is taken.
+// Throws Unsupported, on every rank, on other GPUs, for the far field and for columns.
+//
+// On a GPU the communicators move its memory on the context's stream, and one exchange between the
+// hosts (all_gather_host) precedes each call: what is wrong with its arguments on one rank all
+// ranks throw. A bad target makes the losses of all ranks NaN, and device_statistics throws; what
+// fails after a call's first exchange gives the group up.
 struct Sharding {
   // The ranks that hold the words; null: no sharding. Never a default group.
   std::shared_ptr<Communicator> words = {};

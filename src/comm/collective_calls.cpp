@@ -1,24 +1,23 @@
 #include "comm/collective_calls.h"
 
-#include "core/check.h"
-
 namespace logitless {
 
 CollectiveCalls::CollectiveCalls(std::shared_ptr<Communicator> communicator, std::uint64_t plan)
     : communicator_(std::move(communicator)) {
-  check(communicator_->device() == DeviceKind::cpu, "CollectiveCalls: a GPU's communicator");
   header_.plan = plan;
   all_.reserve(static_cast<std::size_t>(communicator_->size()));
 }
 
-void CollectiveCalls::all_gather(const void* mine, void* all, std::size_t bytes_each) {
-  meet_at(Stage::exchange, ExchangeKind::all_gather, bytes_each);
-  communicator_->all_gather(mine, all, bytes_each, nullptr);
+void CollectiveCalls::all_gather(const void* mine, void* all, std::size_t bytes_each,
+                                 void* stream) {
+  meet_before(ExchangeKind::all_gather, bytes_each);
+  communicator_->all_gather(mine, all, bytes_each, stream);
 }
 
-void CollectiveCalls::all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each) {
-  meet_at(Stage::exchange, ExchangeKind::all_to_all, bytes_each);
-  communicator_->all_to_all(pieces, pieces_of_all, bytes_each, nullptr);
+void CollectiveCalls::all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each,
+                                 void* stream) {
+  meet_before(ExchangeKind::all_to_all, bytes_each);
+  communicator_->all_to_all(pieces, pieces_of_all, bytes_each, stream);
 }
 
 void CollectiveCalls::bad_target(std::int64_t position, std::int64_t target) {
@@ -36,16 +35,24 @@ void CollectiveCalls::begin() {
   told_ = false;
 }
 
-void CollectiveCalls::end() { meet_at(Stage::end, ExchangeKind::none, 0); }
+void CollectiveCalls::end() {
+  if (on_device() && header_.exchange > 0) return;
+  meet_at(Stage::end, ExchangeKind::none, 0);
+}
 
 void CollectiveCalls::tell(const std::exception_ptr& exception) noexcept {
   if (told_) return;
   try {
     header_.status = status_of(exception, text_);
+    if (on_device() && header_.exchange > 0) return communicator_->abort(text_);
     meet_at(Stage::end, ExchangeKind::none, 0);
   } catch (...) {
     // What this rank throws is its own.
   }
+}
+
+void CollectiveCalls::meet_before(ExchangeKind kind, std::size_t bytes_each) {
+  if (!on_device() || header_.exchange == 0) meet_at(Stage::exchange, kind, bytes_each);
 }
 
 void CollectiveCalls::meet_at(Stage stage, ExchangeKind kind, std::size_t bytes_each) {

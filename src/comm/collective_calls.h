@@ -1,4 +1,4 @@
-// Calls of a plan that ranks make together on the CPU: they all return, or they all throw.
+// Calls of a plan that ranks make together: they all return, or they all throw.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,11 @@
 namespace logitless {
 
 // Every exchange is preceded by one of 64 bytes a rank, in which a rank that has failed says so;
-// another one ends the call. Not shared between threads.
+// another one ends the call. On a GPU, where exchanges are enqueued, the first one alone is: what
+// is wrong with a call is known by then. Not shared between threads.
 class CollectiveCalls {
  public:
-  // Of a plan that the ranks have agreed on (Agreement::plan), on a communicator of the CPU's.
+  // Of a plan that the ranks have agreed on (Agreement::plan).
   CollectiveCalls(std::shared_ptr<Communicator> communicator, std::uint64_t plan);
 
   Communicator& communicator() const { return *communicator_; }
@@ -28,7 +29,8 @@ class CollectiveCalls {
   // them: what the body threw on the ranks where it did, and elsewhere the same with the rank's
   // name, "rank 2: ...", at the next exchange. The next call is possible then. Also throws
   // InvalidArgument on all ranks where they are not in the same call, of the same plan, at the same
-  // exchange ("rank 2: call 5, rank 0: call 6"), and DeviceError when the group fails.
+  // exchange ("rank 2: call 5, rank 0: call 6"), and DeviceError when the group fails. On a GPU a
+  // body that throws after its first exchange gives the group up.
   template <typename F>
   void run(const F& body) {
     begin();
@@ -41,9 +43,10 @@ class CollectiveCalls {
     }
   }
 
-  // As Communicator's.
-  void all_gather(const void* mine, void* all, std::size_t bytes_each);
-  void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each);
+  // As Communicator's; stream: of a GPU's.
+  void all_gather(const void* mine, void* all, std::size_t bytes_each, void* stream = nullptr);
+  void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each,
+                  void* stream = nullptr);
 
   // This rank's targets have one that is no word: all ranks throw InvalidArgument at the next
   // exchange, or at the end. The first of a call counts.
@@ -53,7 +56,9 @@ class CollectiveCalls {
   void begin();
   void end();
   void tell(const std::exception_ptr& exception) noexcept;
+  void meet_before(ExchangeKind kind, std::size_t bytes_each);
   void meet_at(Stage stage, ExchangeKind kind, std::size_t bytes_each);
+  bool on_device() const { return communicator_->device() != DeviceKind::cpu; }
 
   std::shared_ptr<Communicator> communicator_;
   StatusHeader header_;  // of this rank, now

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "head/cuda/layout.h"
 #include "head/plan/choose.h"
 
 namespace logitless {
@@ -62,6 +63,29 @@ std::int64_t tokens_of_plan(const Sharding& sharding, const HeadShape& shape,
   return most * ranks;
 }
 
+std::string_view text_of(DeviceKind device) {
+  return device == DeviceKind::cpu ? "the CPU" : "a GPU";
+}
+
+// Of the groups, whose exchanges move a device's memory; and what a GPU does not serve.
+void require_device(const Sharding& sharding, DeviceKind device) {
+  for (const auto* group : {&sharding.words, &sharding.replicas}) {
+    if (*group == nullptr) continue;
+    require((*group)->device() == device,
+            "sharding: ", group == &sharding.words ? "words" : "replicas",
+            ": expected a communicator of ", text_of(device), "'s memory, got one of ",
+            text_of((*group)->device()), "'s");
+  }
+  if (device == DeviceKind::cpu) return;
+  if (sharding.word_table.defined())
+    throw Unsupported(
+        "sharding: word_table: on a GPU a rank's words follow one another from first_word on; "
+        "tables are served on the CPU alone");
+  require(sharding.replicas == nullptr || sharding.replicas->size() <= cuda::kMostRanks,
+          "sharding: replicas: expected at most ", cuda::kMostRanks, " on a GPU, got ",
+          sharding.replicas == nullptr ? 0 : sharding.replicas->size());
+}
+
 void refuse_far_field(const PlanRequest& request) {
   const bool far = request.accuracy != Accuracy::exact ||
                    (request.kind.has_value() && (*request.kind == PlanKind::far_backward ||
@@ -77,8 +101,7 @@ LossPlan plan_words(const Sharding& sharding, const PlanRequest& request,
   ShardedHead mine;
   const auto say_sizes = [&](PlanDigest& digest) {
     mine = head();
-    if (mine.device != DeviceKind::cpu)
-      throw Unsupported("sharding: words on several ranks are served on the CPU alone yet");
+    require_device(sharding, mine.device);
     refuse_far_field(request);
     say(mine, sharding, digest);
   };
@@ -97,8 +120,8 @@ LossPlan plan_words(const Sharding& sharding, const PlanRequest& request,
   // Chunks are exchanged: all ranks go through them together.
   std::int64_t least = made.chunk_tokens;
   for (int r = 0; r < words.size(); ++r) least = std::min(least, chunks.own_of(r, "chunk"));
-  made.chunk_tokens = sharding.tokens ? std::max<std::int64_t>(least, words.size()) : least;
-  made = with_threads(std::move(made), made.threads);
+  if (sharding.tokens) least = std::max<std::int64_t>(least, words.size());
+  made = with_chunk(std::move(made), least, mine.device);
   const std::int64_t tokens = sharding.tokens ? shape.tokens / words.size() : shape.tokens;
   made.agreement = std::make_shared<ShardAgreement>(ShardAgreement{
       sharding, mine.shape.vocab, tokens, CollectiveCalls(sharding.words, chunks.plan), {}});
@@ -153,10 +176,6 @@ std::int64_t whole_vocab(const Sharding& sharding, std::int64_t rows) {
 void require_sharding(const Sharding& sharding, std::int64_t rows) {
   if (sharding.weight != WeightSharding::words)
     throw Unsupported("sharding: weights spread by columns are not served yet");
-  for (const auto* group : {&sharding.words, &sharding.replicas}) {
-    if (*group != nullptr && (*group)->device() != DeviceKind::cpu)
-      throw Unsupported("sharding: words on several ranks are served on the CPU alone yet");
-  }
   require(sharding.vocab >= 1, "sharding: vocab: expected the words of all ranks, 1 or more, got ",
           sharding.vocab);
   const ConstTensorView& table = sharding.word_table;

@@ -12,6 +12,9 @@
 #include "logitless/dtype.h"
 #include "math/host_device.h"
 
+namespace logitless {
+struct TokenRecord;  // math/shard_state.h
+}
 namespace logitless::cuda {
 
 using Stream = void*;  // a cudaStream_t; null: the default stream
@@ -146,6 +149,9 @@ struct ForwardOutputs {
   float* entropy = nullptr;
   float* weighted_sum = nullptr;
   std::int32_t* argmax = nullptr;  // of the words here: first_word + row
+  // [tokens], of the words here: what merge_records needs of each call's. Null: not wanted. Only by
+  // a kernel with target_logits.
+  TokenRecord* records = nullptr;
   // The first position [all tokens * K] whose target is no word and not ignore_index, or
   // kNoBadTarget. The chunk whose first_token is 0 sets it.
   std::uint64_t* bad_target = nullptr;

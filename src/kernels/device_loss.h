@@ -10,6 +10,9 @@ namespace logitless::cuda {
 // What a loss returns beside its tensors, on the device.
 struct DeviceStatistics {
   std::uint64_t bad_target;  // as ForwardCall's
+  // Of tokens over ranks: the first rank that has one, or -1, and its position there.
+  std::int64_t bad_rank;
+  std::uint64_t bad_target_there;
   std::int64_t valid_tokens;
   std::int64_t correct;  // -1 without argmax
   double normalizer;
@@ -34,12 +37,21 @@ struct LossCall {
   float* loss = nullptr;                // one, or [tokens] with reduction none; null: not wanted
   bool argmax = false;                  // the forward calls have it: `correct` is counted
   std::int64_t* wide_argmax = nullptr;  // [tokens] i64 copy of the forward's; null: not wanted
-  bool finishes = true;                 // finish_loss follows
+  bool finishes = true;                 // finish_loss of these tokens alone follows
+  // The sum of sum_shares over the ranks of the tokens; null: all tokens are here.
+  const double* shares = nullptr;
   // bad_target is what the forward wrote. A bad target makes the loss NaN.
   DeviceStatistics* statistics = nullptr;
   void* workspace = nullptr;  // loss_workspace_bytes(tokens), aligned to 256
 };
 std::size_t loss_workspace_bytes(std::int64_t tokens);
+
+// What ranks with tokens of their own tell one another of a loss.
+struct RankLoss {
+  double loss, lse, log_prob;
+  std::int64_t valid, correct;
+  std::uint64_t bad_target;
+};
 
 // In this order, on the stream of the forward calls; sums run in a fixed order, in double.
 // Of `all` the targets and shape count, with all tokens and first_token 0.
@@ -49,6 +61,13 @@ void begin_loss(const LossCall& loss, const ForwardCall& all);
 void token_losses(const LossCall& loss, const ForwardCall& chunk, RowCoefficients* rows,
                   float* delta);
 void finish_loss(const LossCall& loss, const ForwardCall& all);
+
+// Of tokens over ranks. Before begin_loss: what a mean divides by, of the tokens here.
+void sum_shares(const LossCall& loss, const ForwardCall& all, double* shares);
+// In place of finish_loss, loss.finishes being false: the sums here, and then, of all ranks' in
+// their order, the loss. The normalizer is begin_loss's.
+void sum_losses(const LossCall& loss, const ForwardCall& all, RankLoss* mine);
+void finish_loss(const LossCall& loss, const ForwardCall& all, const RankLoss* ranks, int count);
 
 // Gradients of a scalar with respect to the forward's outputs, fp32 of all tokens; null: 0.
 struct CotangentCall {

@@ -15,6 +15,7 @@
 
 #include "math/host_device.h"
 #include "math/lse_state.h"
+#include "math/wide_sum.h"
 
 namespace logitless {
 
@@ -26,6 +27,13 @@ struct ShardState {
   double weighted = 0.0;          // m_r: sum_j omega_j z_j
   float best = -INFINITY;         // greatest logit
   std::int32_t word = INT32_MAX;  // that has it, the lowest among equals; of the whole vocabulary
+};
+
+// What a rank tells the others of a token. `wide` is the sum that lse comes from: the same bits for
+// any number of ranks.
+struct TokenRecord {
+  WideSum wide;
+  ShardState state;
 };
 
 // The logit of a target on one rank.

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "head/plan/choose.h"
+#include "kernels/device_gradient.h"
+#include "support/device_group.h"
 #include "support/mirror.h"
 
 namespace logitless::test {
@@ -99,6 +101,29 @@ WordSplit dealt_words(int ranks, std::int64_t vocab) {
   return split;
 }
 
+std::vector<WordSplit> word_splits(int ranks, std::int64_t vocab) {
+  if (ranks == 1) return {even_words(1, vocab)};
+  std::vector<std::int64_t> uneven = {0}, one = {0}, empty = {0};
+  for (int r = 1; r < ranks; ++r) {
+    uneven.push_back(uneven.back() + 7 + 13 * (r % 3));
+    one.push_back(r);
+    empty.push_back(r % 2 == 0 ? 131 : 0);  // an empty rank at the start, and others
+  }
+  for (auto* borders : {&uneven, &one, &empty}) borders->push_back(vocab);
+  std::sort(empty.begin(), empty.end());
+  return {even_words(ranks, vocab), words_at("uneven", uneven), words_at("one word", one),
+          words_at("empty", empty), dealt_words(ranks, vocab)};
+}
+
+std::vector<TokenSplit> token_splits(int ranks, std::int64_t tokens) {
+  TokenSplit uneven{"uneven", std::vector<std::int64_t>(static_cast<std::size_t>(ranks), 0)};
+  TokenSplit one{"one rank", uneven.counts};
+  for (int i = 0; i < tokens; ++i)
+    ++uneven.counts[static_cast<std::size_t>(i * i % 7 % ranks)];  // none on some of 8
+  one.counts.back() = tokens;
+  return {{"replicated"}, uneven, one};
+}
+
 RankProblem::RankProblem(const HeadProblem& whole, const ShardedRun& run, int rank)
     : part(empty_problem()),
       words(run.words.ranks[static_cast<std::size_t>(rank)]),
@@ -142,6 +167,18 @@ Sharding RankProblem::sharding(std::shared_ptr<Communicator> group) const {
   return out;
 }
 
+bool takes_shards(const std::string& kernel, const HeadSpec& spec, const WordSplit& words) {
+  if (kernel.empty()) return true;
+  if (!accepts(kernel, spec)) return false;
+  return !is_device_kernel(kernel) ||
+         (cuda::find_device_kernel(kernel).target_logits != nullptr && !words.table);
+}
+
+Ranks make_group(const std::string& kernel, int size) {
+  const std::chrono::seconds limit(30);
+  return is_device_kernel(kernel) ? make_device_group(size, limit) : make_thread_group(size, limit);
+}
+
 std::shared_ptr<Communicator> watched(std::shared_ptr<Communicator> real, unsigned delays,
                                       std::atomic<std::int64_t>* sent) {
   return std::make_shared<Watched>(std::move(real), delays, sent);
@@ -170,14 +207,17 @@ HeadAnswer run_rank(const RankProblem& rank, const ShardedRun& sharded,
   const Context context = make_context(run.kernel, run.threads);
   const PlanRequest request{context.device(), run.budget, run.plan,
                             run.plan == PlanKind::stored ? run.stored_fraction : 0.0};
+  Mirror mirror(run.kernel);
+  in = mirror.in(in);
+  out = mirror.out(out);
   a.plan = plan_cross_entropy(options, in, out, request);
-  if (run.chunk_tokens > 0) {
-    a.plan.chunk_tokens = run.chunk_tokens;
-    a.plan = with_threads(a.plan, a.plan.threads);
-  }
+  const DeviceKind device = context.device().kind;
+  if (run.chunk_tokens > 0) a.plan = with_chunk(a.plan, run.chunk_tokens, device);
   {
     const Workspace workspace(context, a.plan);
     a.statistics = cross_entropy(context, a.plan, options, in, out, workspace);
+    mirror.finish();
+    if (device == DeviceKind::cuda) a.statistics = device_statistics(context, a.plan, workspace);
   }
   if (sharded.after) sharded.after(group->rank(), a.plan, context);
   return a;
@@ -213,7 +253,7 @@ HeadAnswer run_sharded(const HeadProblem& problem, const ShardedRun& run) {
   std::vector<RankProblem> parts;
   for (int r = 0; r < size; ++r) parts.emplace_back(problem, run, r);
   std::vector<HeadAnswer> answers(static_cast<std::size_t>(size));
-  const Ranks group = make_thread_group(size, std::chrono::seconds(30));
+  const Ranks group = make_group(run.run.kernel, size);
   const std::vector<Outcome> outcomes = run_ranks(group, [&](Communicator& me) {
     const auto r = static_cast<std::size_t>(me.rank());
     answers[r] = run_rank(parts[r], run, group[r]);

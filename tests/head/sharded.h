@@ -24,6 +24,8 @@ WordSplit words_at(std::string name, const std::vector<std::int64_t>& borders);
 WordSplit even_words(int ranks, std::int64_t vocab);
 // Every word on a rank by chance.
 WordSplit dealt_words(int ranks, std::int64_t vocab);
+// Of these and others: one word, none, a table.
+std::vector<WordSplit> word_splits(int ranks, std::int64_t vocab);
 
 // How many tokens each rank has; empty: all of them have all.
 struct TokenSplit {
@@ -31,6 +33,8 @@ struct TokenSplit {
   std::vector<std::int64_t> counts = {};
   bool sharded() const { return !counts.empty(); }
 };
+// All on all ranks, uneven ones, all on the last rank.
+std::vector<TokenSplit> token_splits(int ranks, std::int64_t tokens);
 
 struct ShardedRun {
   WordSplit words = {};
@@ -54,6 +58,12 @@ struct RankProblem {
   std::int64_t vocab = 0, first_token = 0;
   bool spread_tokens = false;
 };
+
+// Of the kernels under test those that take such a head; each says no by name else.
+bool takes_shards(const std::string& kernel, const HeadSpec& spec, const WordSplit& words = {});
+
+// Threads, for the kernel under test: of the CPU's memory or a GPU's.
+Ranks make_group(const std::string& kernel, int size);
 
 // Runs all ranks and puts their answers together: the outputs of words and of sharded tokens one
 // after another. What several ranks have must be the same bits, which is expected here.

@@ -93,7 +93,8 @@ TEST(ShardingErrors, WhatIsNotServedIsRefusedByName) {
              "Unsupported", "columns");
   expect_all(plan_all(even_run(),
                       [](int, auto&, auto&, PlanRequest& r) { r.device.kind = DeviceKind::cuda; }),
-             "Unsupported", "on the CPU alone");
+             "InvalidArgument",
+             "words: expected a communicator of a GPU's memory, got one of the CPU's");
 }
 
 TEST(ShardingErrors, RanksThatDifferAreNamed) {

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "head/sharded.h"
@@ -12,7 +13,7 @@
 namespace logitless::test {
 namespace {
 
-constexpr std::int64_t kTokens = 10, kDim = 6, kVocab = 300;
+constexpr std::int64_t kTokens = 10, kDim = 8, kVocab = 300;
 
 // Outputs, cotangents and gradients of the tokens and words of one rank.
 struct Primitive {
@@ -40,8 +41,9 @@ struct Primitive {
     }
   }
 
-  void run(const RankProblem& rank, const Sharding& sharding) {
-    const CrossEntropyInputs from = rank.part.inputs();
+  void run(const std::string& kernel, const RankProblem& rank, const Sharding& sharding) {
+    Mirror mirror(kernel);
+    const CrossEntropyInputs from = mirror.in(rank.part.inputs());
     HeadInputs in{.hidden = from.hidden,
                   .weight = from.weight,
                   .targets = from.targets,
@@ -49,27 +51,30 @@ struct Primitive {
                   .vocab_weight = from.class_weight,
                   .sharding = sharding};
     const HeadOptions options{.softcap = s.softcap, .logit_scale = s.logit_scale};
-    const Context context = make_context("", 2);
-    const HeadOutputs out{.lse = lse.view(),
-                          .target_logit = target_logit.view(),
-                          .log_prob = log_prob.view(),
-                          .entropy = entropy.view(),
-                          .weighted_logit_sum = weighted.view(),
-                          .argmax = argmax.view()};
+    const Context context = make_context(kernel, 2);
+    const HeadOutputs out{.lse = mirror.out(lse.view()),
+                          .target_logit = mirror.out(target_logit.view()),
+                          .log_prob = mirror.out(log_prob.view()),
+                          .entropy = mirror.out(entropy.view()),
+                          .weighted_logit_sum = mirror.out(weighted.view()),
+                          .argmax = mirror.out(argmax.view())};
     const LossPlan forward = plan_head_forward(context, options, in, out);
     head_forward(context, forward, options, in, out, Workspace(context, forward));
     const auto& c = *this;
-    const HeadCotangents g{.lse = c.g_lse.view(),
-                           .target_logit = c.g_target.view(),
-                           .log_prob = c.g_log_prob.view(),
-                           .entropy = c.g_entropy.view(),
-                           .weighted_logit_sum = c.g_weighted.view()};
-    const HeadGradients to{d_hidden.view(), d_weight.view(), d_bias.view()};
+    const HeadCotangents g{.lse = mirror.in(c.g_lse.view()),
+                           .target_logit = mirror.in(c.g_target.view()),
+                           .log_prob = mirror.in(c.g_log_prob.view()),
+                           .entropy = mirror.in(c.g_entropy.view()),
+                           .weighted_logit_sum = mirror.in(c.g_weighted.view())};
+    const HeadGradients to{mirror.out(d_hidden.view()), mirror.out(d_weight.view()),
+                           mirror.out(d_bias.view())};
     const LossPlan backward = plan_head_backward(context, options, in, g, to);
     const Workspace workspace(context, backward);
     head_backward(context, backward, options, in, g, to, workspace);
+    mirror.finish();
     const std::vector<std::byte> first = d_weight.bytes();
     head_backward(context, backward, options, in, g, to, workspace);  // and the same again
+    mirror.finish();
     EXPECT_EQ(d_weight.bytes(), first);
   }
 
@@ -84,7 +89,10 @@ void append(std::vector<double>& all, const Tensor& part) {
   for (const double v : part.values()) all.push_back(v);
 }
 
-TEST(ShardingPrimitive, EqualsThatOfOneRank) {
+class ShardingPrimitive : public testing::TestWithParam<std::string> {};
+
+TEST_P(ShardingPrimitive, EqualsThatOfOneRank) {
+  const std::string& kernel = GetParam();
   for (const float softcap : {0.0f, 3.0f}) {
     HeadSpec spec{.tokens = kTokens,
                   .dim = kDim,
@@ -95,6 +103,7 @@ TEST(ShardingPrimitive, EqualsThatOfOneRank) {
                   .ignored = 0.2,
                   .softcap = softcap,
                   .logit_scale = 1.3f};
+    if (!takes_shards(kernel, spec)) GTEST_SKIP() << kernel << " takes no such head";
     const HeadProblem problem(spec);
     std::mt19937 random(9);
     std::normal_distribution<double> normal;
@@ -103,11 +112,11 @@ TEST(ShardingPrimitive, EqualsThatOfOneRank) {
 
     const RankProblem whole(problem, {.words = even_words(1, kVocab)}, 0);
     Primitive alone(whole, cotangents);
-    alone.run(whole, {});
+    alone.run(kernel, whole, {});
     for (const std::vector<std::int64_t>& counts : {std::vector<std::int64_t>{}, {7, 0, 3}}) {
       const ShardedRun run{.words = words_at("uneven", {0, 1, 120, kVocab}),
                            .tokens = {"", counts}};
-      const Ranks group = make_thread_group(3, std::chrono::seconds(30));
+      const Ranks group = make_group(kernel, 3);
       std::vector<RankProblem> ranks;
       std::vector<Primitive> made;
       for (int r = 0; r < 3; ++r) {
@@ -116,7 +125,7 @@ TEST(ShardingPrimitive, EqualsThatOfOneRank) {
       }
       const std::vector<Outcome> outcomes = run_ranks(group, [&](Communicator& me) {
         const auto r = static_cast<std::size_t>(me.rank());
-        made[r].run(ranks[r], ranks[r].sharding(group[r]));
+        made[r].run(kernel, ranks[r], ranks[r].sharding(group[r]));
       });
       for (const Outcome& o : outcomes) ASSERT_EQ(o.text, "");
       const auto expect_equal = [&](const char* name, Tensor Primitive::*field, bool of_words) {
@@ -140,6 +149,10 @@ TEST(ShardingPrimitive, EqualsThatOfOneRank) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(AllKernels, ShardingPrimitive, testing::ValuesIn(tested_kernels()),
+                         [](const auto& kernel) { return kernel.param; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ShardingPrimitive);  // without a GPU
 
 }  // namespace
 }  // namespace logitless::test

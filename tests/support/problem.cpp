@@ -214,10 +214,7 @@ HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
   in = mirror.in(in);
   out = mirror.out(out);
   a.plan = plan_cross_entropy(options, in, out, request);
-  if (run.chunk_tokens > 0) {
-    a.plan.chunk_tokens = run.chunk_tokens;
-    a.plan = with_threads(a.plan, a.plan.threads);
-  }
+  if (run.chunk_tokens > 0) a.plan = with_chunk(a.plan, run.chunk_tokens, context.device().kind);
   const Workspace workspace(context, a.plan);
   a.statistics = cross_entropy(context, a.plan, options, in, out, workspace);
   mirror.finish();

@@ -37,11 +37,6 @@ struct AuditLayout {
   std::size_t rows = 0;   // i64 [2, audited]: rows of hidden; 0, 1, 2, ...
   std::size_t lse = 0;    // f64 [audited]
 };
-// What a rank tells the others of a token; K ShardTargets follow those of all tokens.
-struct TokenRecord {
-  WideSum wide;
-  ShardState state;
-};
 // What a token's own rank tells of it with sharded tokens, as TokenCotangent; K derivatives by the
 // target logits follow.
 struct TokenAnswerRecord {

@@ -59,14 +59,16 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
   loss.nan_if_empty = options.nan_if_empty;
   loss.statistics = engine.statistics();
   loss.workspace = engine.loss_workspace();
+  loss.finishes = !call.shard.tokens;
   const TensorView& bound = call.far.d_hidden_bound;
   if (bound.defined() && !is_far(call.plan->kind))
     fill_device(bound.data(), 0, static_cast<std::size_t>(bound.bytes()), all.stream);
+  loss.shares = engine.shares_of_ranks(loss);
   begin_loss(loss, all);
   engine.run([&](const ForwardCall& chunk, RowCoefficients* rows, float* delta) {
     token_losses(loss, chunk, rows, delta);
   });
-  finish_loss(loss, all);
+  call.shard.tokens ? engine.finish_sharded(loss) : finish_loss(loss, all);
   // Of the audit the coefficients are wanted alone; what begin_loss has left is of all tokens.
   LossCall audit = loss;
   audit.loss = nullptr;
@@ -141,10 +143,15 @@ LossStatistics device_statistics(const Context& context, const LossPlan& plan,
   cuda::DeviceStatistics found;
   cuda::copy_to_host(&found, workspace.data(), sizeof(found), context.stream());
   const auto per_token = static_cast<std::uint64_t>(plan.features.targets_per_token);
-  require(found.bad_target == cuda::kNoBadTarget, "targets: the one at position ",
-          found.bad_target / per_token,
-          per_token > 1 ? concat(", entry ", found.bad_target % per_token) : "", " is outside [0, ",
-          plan.shape.vocab, ") and not ignore_index");
+  const HeadShape& shape = plan.shape;
+  const auto require_words = [&](std::uint64_t bad, const std::string& where) {
+    require(bad == cuda::kNoBadTarget, where, "targets: the one at position ", bad / per_token,
+            per_token > 1 ? concat(", entry ", bad % per_token) : "", " is outside [0, ",
+            shape.whole_vocab > 0 ? shape.whole_vocab : shape.vocab, ") and not ignore_index");
+  };
+  if (plan.features.tokens_sharded && found.bad_rank >= 0)
+    require_words(found.bad_target_there, concat("rank ", found.bad_rank, ": "));
+  require_words(found.bad_target, "");
   LossStatistics stats;
   stats.valid_tokens = found.valid_tokens;
   stats.normalizer = found.normalizer;

@@ -85,6 +85,10 @@ void Engine::set_operands() {
   all.sequence = in.sequence;
   all.bias = floats_of("bias", in.bias);
   all.omega = floats_of("omega", in.omega);
+  if (!sharded()) return;
+  all.whole_vocab = call_.shape.whole_vocab;
+  all.first_word = call_.shard.words.rows() > 0 ? call_.shard.words.word(0) : 0;
+  if (all.omega != nullptr) all.omega += all.first_word;
 }
 
 void Engine::set_outputs() {
@@ -165,6 +169,7 @@ WordRanges Engine::lent_ranges() const {
 
 void Engine::run(const ChunkFunction& tokens) {
   if (kernel_.prepare != nullptr) kernel_.prepare();
+  if (sharded()) return run_sharded(tokens);
   const bool gradients = wants_gradients(features_);
   auto* const rows = gradients ? at<RowCoefficients>(layout_.gradients.rows) : nullptr;
   float* const delta = gradients ? at<float>(layout_.gradients.delta) : nullptr;
@@ -175,6 +180,7 @@ void Engine::run(const ChunkFunction& tokens) {
     const std::int64_t most = first == 0 ? sizes_.first_chunk() : sizes_.chunk;
     const ForwardCall chunk =
         chunk_call(first, std::min(std::max<std::int64_t>(most, 1), total - first));
+    last_chunk_ = first + chunk.shape.tokens == total;
     sizes_.far ? far_forward(chunk) : kernel_.forward(chunk);
     tokens(chunk, rows, delta);
     if (sizes_.far) scatter_outputs(chunk, all);
@@ -357,7 +363,7 @@ RunningSums Engine::running_sums(const BlockCall& block, bool first_chunk) const
   out.from = !first_chunk           ? SumsFrom::sums
              : features_.accumulate ? SumsFrom::output
                                     : SumsFrom::nothing;
-  out.last = block.chunk.first_token + block.chunk.shape.tokens == all.shape.tokens;
+  out.last = last_chunk_;
   return out;
 }
 
@@ -386,7 +392,7 @@ void Engine::products(const BlockCall& block, bool first_chunk, bool first_slab)
   if (smooths_apart(features_)) {
     const float* const omega = c.omega == nullptr ? nullptr : c.omega + block.first_word;
     p.omega = omega;
-    if (d_hidden_.data != nullptr) {
+    if (wants_hidden()) {
       p.weight_sum = at<float>(layout_.gradients.weight_sum);
       if (first_chunk || sizes_.slab < c.shape.vocab)  // else still there
         sum_weights(c, p.weight, p.block_words, omega);
@@ -396,7 +402,7 @@ void Engine::products(const BlockCall& block, bool first_chunk, bool first_slab)
       sum_hidden(c);
     }
   }
-  if (d_hidden_.data != nullptr) p.d_hidden = hidden_sums(c, first_slab);
+  if (wants_hidden()) p.d_hidden = hidden_sums(c, first_slab);
   if (d_weight_.data != nullptr) {
     p.d_weight = weight_sums(first_chunk);
     p.d_weight.data =
@@ -444,7 +450,7 @@ void Engine::add_bias_parts(const BlockCall& block, float* sums) const {
 }
 
 void Engine::round_chunk(const ForwardCall& chunk) {
-  if (!round_hidden_) return;
+  if (!round_hidden_ || sharded()) return;
   GradientOutput out = d_hidden_;
   const std::int32_t* const to = sizes_.far ? chunk.rows + chunk.first_token : nullptr;
   if (to == nullptr) out.data = advance(out.data, chunk.first_token * out.stride, out.dtype);

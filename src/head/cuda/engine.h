@@ -44,6 +44,11 @@ class Engine {
   // An i64 argmax, for the caller to fill from the chunks' i32 ones; null where there is none.
   std::int64_t* wide_argmax() const { return wide_argmax_; }
 
+  // Of words over ranks, collective. What a mean divides by, over the ranks of the tokens and the
+  // replicas; null: the tokens here are all. And, of sharded tokens, in place of finish_loss.
+  const double* shares_of_ranks(const LossCall& loss) const;
+  void finish_sharded(const LossCall& loss) const;
+
   DeviceStatistics* statistics() const;
   void* loss_workspace() const;
   void run(const ChunkFunction& tokens);
@@ -90,6 +95,19 @@ class Engine {
   TargetOrder token_order() const;
   void* hidden_rows() const { return base_ + layout_.far.hidden_rows; }
   FarAudit far_audit() const;
+  // shard_engine.cpp
+  bool sharded() const { return call_.shard.sharded(); }
+  // A rank without tokens has no d_hidden, and pieces of the other ranks'.
+  bool wants_hidden() const {
+    return d_hidden_.data != nullptr || (sharded() && features_.d_hidden);
+  }
+  void run_sharded(const ChunkFunction& tokens);
+  void forward_sharded(ForwardCall& chunk);
+  ForwardCall spread_chunk(std::int64_t first, std::int64_t step);
+  void own_tokens(const ForwardCall& chunk, std::int64_t first, const ChunkFunction& tokens) const;
+  void own_outputs(const ForwardCall& own) const;
+  void backward_sharded(const ForwardCall& chunk, std::int64_t first);
+  void exchange_hidden(std::int64_t tokens, std::int64_t first) const;
   void far_products(const BlockCall& block, const LogitBlock& masses);
   void near_products(const BlockCall& block, bool first_chunk);
   TargetOrder target_order() const;
@@ -113,6 +131,7 @@ class Engine {
   FarCall far_;                    // of far-field plans
   FarEstimate estimate_;
   float* bound_output_ = nullptr;
+  bool last_chunk_ = true;  // of the call
   std::int64_t* wide_argmax_ = nullptr;
   GradientOutput d_hidden_, d_weight_, d_bias_;
   // Where sums go: the outputs themselves, or fp32 in the workspace that is rounded in the end.

@@ -5,6 +5,7 @@
 #include "head/far_work.h"
 #include "kernels/cpu_head.h"
 #include "kernels/device_far.h"
+#include "math/shard_state.h"
 
 namespace logitless::cuda {
 namespace {
@@ -67,6 +68,29 @@ EstimateLayout take_estimates(const HeadShape& shape, std::int64_t chunk, const 
   estimates.constants = take(3 * 4);
   estimates.products = take(kEstimateBytes);
   return estimates;
+}
+
+template <typename Take>
+ShardLayout take_shard(const HeadShape& shape, const HeadFeatures& f, std::int64_t chunk,
+                       const Take& take) {
+  const std::int64_t ranks = f.word_ranks;
+  const std::int64_t slots = chunk * f.targets_per_token;
+  const std::int64_t of_rank = ceil_div(chunk, ranks);
+  ShardLayout shard;
+  shard.logits = take(ranks * slots * 4);
+  shard.given = take(slots * 4);
+  shard.records = take(ranks * chunk * static_cast<std::int64_t>(sizeof(TokenRecord)));
+  shard.received = take(ranks * of_rank * shape.dim * 4, f.d_hidden);
+  shard.shares = take((kMostRanks + 1) * 8);
+  if (!f.tokens_sharded) return shard;
+  shard.hidden = take(chunk * shape.dim * static_cast<std::int64_t>(size_of(shape.dtype)));
+  shard.targets = take(slots * 8);
+  shard.bad_target = take(8);
+  shard.own_rows = take(padded_tokens(of_rank) * static_cast<std::int64_t>(sizeof(RowCoefficients)),
+                        wants_gradients(f));
+  shard.own_delta = take(of_rank * f.targets_per_token * 4, wants_gradients(f));
+  shard.losses = take(ranks * static_cast<std::int64_t>(sizeof(RankLoss)));
+  return shard;
 }
 
 template <typename Take>
@@ -191,7 +215,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadF
   out.loss = take(static_cast<std::int64_t>(loss_workspace_bytes(tokens)));
   out.lse = take(chunk * 4);
   out.log_prob = take(slots * 4);
-  out.target_logit = take(slots * 4, backward);
+  out.target_logit = take(slots * 4, backward || f.tokens_sharded);
   out.weighted_sum = take(chunk * 4, f.label_smoothing);
   out.entropy = take(chunk * 4, f.entropy);
   out.argmax = take(chunk * 4, f.argmax);
@@ -206,6 +230,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadF
     of_kernel = std::max(of_kernel, round_up(products, 256) + many_rows(slots) * shape.dim * 4);
   }
   out.forward = take(of_kernel);
+  if (f.word_ranks > 0) out.shard = take_shard(shape, f, chunk, take);
   if (!backward) return out;
   gradients.rows = take(padded * static_cast<std::int64_t>(sizeof(RowCoefficients)));
   gradients.delta = take(slots * 4);
@@ -223,7 +248,9 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadF
   gradients.active = take((padded / kPair + 1) * 4);
   gradients.block = take(block_bytes(kernel, shape, f, sizes));
   gradients.scaled_hidden = take(chunk * shape.dim * element, scales_hidden(kernel, f, sizes));
-  gradients.d_hidden = take(chunk * shape.dim * 4, sums_hidden(kernel, shape.vocab, f, sizes));
+  const std::int64_t sums_of =
+      f.word_ranks > 0 ? round_up(chunk, std::int64_t{f.word_ranks}) : chunk;
+  gradients.d_hidden = take(sums_of * shape.dim * 4, sums_hidden(kernel, shape.vocab, f, sizes));
   gradients.d_weight = take(shape.vocab * shape.dim * 4, sums_weight(kernel, tokens, f, sizes));
   gradients.weight_low =
       take(running_sum_bytes(shape.vocab, shape.dim), splits_weight(kernel, tokens, f, sizes));

@@ -100,6 +100,25 @@ struct EstimateLayout {
   std::size_t constants = 0;    // f32 [3]
   std::size_t products = 0;     // kEstimateBytes
 };
+// Of words over G ranks. B = tokens of a rank in a chunk, C / G, with sharded tokens.
+struct ShardLayout {
+  std::size_t logits = 0;   // f32 [G, C, K]: of the targets, on each rank
+  std::size_t given = 0;    // f32 [C, K]
+  std::size_t records = 0;  // TokenRecord [G, C]
+  // With d_hidden; sums_hidden's are of G ceil(C / G) tokens
+  std::size_t received = 0;  // f32 [G, ceil(C / G), D]
+  // With sharded tokens
+  std::size_t hidden = 0;      // [C, D] in the dtype of hidden
+  std::size_t targets = 0;     // i32 or i64 [C, K]
+  std::size_t bad_target = 0;  // u64, of the chunk
+  std::size_t own_rows = 0;    // RowCoefficients [B padded to 256]
+  std::size_t own_delta = 0;   // f32 [B, K]
+  std::size_t losses = 0;      // RankLoss [G]
+  std::size_t shares = 0;      // f64 [kMostRanks + 1]
+};
+// Of groups that a mean is over.
+inline constexpr int kMostRanks = 4096;
+
 // Of A tokens audited.
 struct AuditLayout {
   std::size_t rows = 0;       // i32 [A]
@@ -116,7 +135,7 @@ struct Layout {
   std::size_t loss = 0;          // of the loss calls
   std::size_t lse = 0;           // f32 [C]
   std::size_t log_prob = 0;      // f32 [C, K]
-  std::size_t target_logit = 0;  // f32 [C, K] with gradients
+  std::size_t target_logit = 0;  // f32 [C, K] with gradients, or sharded tokens
   std::size_t weighted_sum = 0;  // f32 [C] with label smoothing
   std::size_t entropy = 0;       // f32 [C] with a gradient through it
   std::size_t argmax = 0;        // i32 [C] when asked for
@@ -125,6 +144,7 @@ struct Layout {
   FarLayout far;
   EstimateLayout estimates;
   AuditLayout audit;
+  ShardLayout shard;
   std::size_t total = 0;
 };
 // Of the first chunk, without data; none without ranges, and where no word is kept.
@@ -151,7 +171,8 @@ inline bool splits_weight(const DeviceKernel& kernel, std::int64_t tokens, const
 // what it holds, or since the kernel knows no other.
 inline bool sums_hidden(const DeviceKernel& kernel, std::int64_t vocab, const HeadFeatures& f,
                         const Sizes& sizes) {
-  if (sizes.far) return f.d_hidden;  // its rows are in another order
+  if (sizes.far) return f.d_hidden;         // its rows are in another order
+  if (f.word_ranks > 0) return f.d_hidden;  // pieces for other ranks
   return f.d_hidden && f.d_hidden_dtype != DType::f32 &&
          (sizes.slab < vocab || f.accumulate || kernel.keeps_logits);
 }

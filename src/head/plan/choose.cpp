@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/parallel.h"
 #include "head/cpu/layout.h"
+#include "head/cuda/layout.h"
 #include "head/plan/check.h"
 #include "head/plan/contents.h"
 #include "head/plan/default_plan.h"
@@ -386,6 +387,15 @@ LossPlan plan_in_one_chunk(const HeadShape& shape, const HeadFeatures& features,
 LossPlan plan_in_one_chunk(const Context& context, const HeadShape& shape,
                            const HeadFeatures& features, const PlanRequest& request) {
   return plan_in_one_chunk(shape, features, for_context(context, request));
+}
+
+LossPlan with_chunk(LossPlan plan, std::int64_t tokens, DeviceKind device) {
+  plan.chunk_tokens = tokens;
+  if (device == DeviceKind::cpu) return with_threads(std::move(plan), plan.threads);
+  const cuda::Layout layout = cuda::layout_of(cuda::find_device_kernel(plan.kernel), plan.shape,
+                                              plan.features, cuda::sizes_of(plan));
+  LossPlanAccess::set_workspace_bytes(plan, layout.total);
+  return plan;
 }
 
 LossPlan with_threads(LossPlan plan, int threads) {

@@ -32,7 +32,9 @@ const cuda::DeviceKernel& choose_device_kernel(const PlanProblem& problem,
     if (!wanted.empty() && wanted != kernel.name) continue;
     const int capability = device.compute_capability;
     const std::string reason =
-        capability < kernel.least_capability || capability > kernel.most_capability
+        problem.features.word_ranks > 0 && kernel.target_logits == nullptr
+            ? std::string("takes no words that are spread over ranks")
+        : capability < kernel.least_capability || capability > kernel.most_capability
             ? concat("runs on compute capability ", capability_text(kernel.least_capability),
                      kernel.most_capability > 990 ? " and up" : " alone", ", the GPU has ",
                      capability_text(capability))
@@ -85,8 +87,11 @@ void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
     for (std::int64_t slabs = 1; slabs <= words / kPair; slabs += 1 + slabs / 16)
       offer(round_up(ceil_div(words, slabs), kPair));
   };
+  // Each rank has as many of a chunk's tokens where they are spread.
+  const std::int64_t least = kPair * (p_.features.tokens_sharded ? p_.features.word_ranks : 1);
   for (std::int64_t n = 1;; n += 1 + n / 16) {
-    const std::int64_t chunk = n == 1 ? tokens_ : round_up(ceil_div(tokens_, n), kPair);
+    const std::int64_t chunk =
+        n == 1 ? tokens_ : std::min(tokens_, round_up(ceil_div(tokens_, n), least));
     if (is_far(kind)) {
       if (chunk > cuda::kMostFarTokens) continue;
       each_slab([&](std::int64_t slab) { offers.add({chunk, slab, 0}); });
@@ -106,7 +111,7 @@ void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
       if (n == 1 && p_.stored_fraction == 0.0 && lends_weight())
         each_slab([&](std::int64_t slab) { offer_kept(std::min(vocab, slab), offers); });
     }
-    if (chunk <= kPair || p_.one_chunk) return;
+    if (chunk <= least || p_.one_chunk) return;
   }
 }
 
@@ -140,7 +145,8 @@ void CudaSearch::offer_kept(std::int64_t slab, Offers& offers) const {
 
 bool CudaSearch::lends_weight() const {
   const HeadFeatures& f = p_.features;
-  return kernel_.takes_ranges && f.d_weight && !f.accumulate && !f.d_weight_strided;
+  return kernel_.takes_ranges && f.d_weight && !f.accumulate && !f.d_weight_strided &&
+         f.word_ranks == 0;  // else the chunks of all ranks would have to begin alike
 }
 
 // The first of `chunks` chunks has as many tokens as take the workspace that each of the others

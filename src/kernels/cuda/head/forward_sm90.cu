@@ -289,6 +289,10 @@ void hopper_forward_tiles(const ForwardCall& c) {
         f.active, nullptr);
     require_cuda(cudaGetLastError(), "outputs");
   }
+  if (c.records == nullptr) return;
+  write_records<<<f.row_blocks, dim3(kRowsPerBlock, kRecordParts), 0, f.stream>>>(
+      c, partials, f.reference, f.active);
+  require_cuda(cudaGetLastError(), "records of tokens");
 }
 
 void hopper_forward(const ForwardCall& c) {

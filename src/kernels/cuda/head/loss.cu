@@ -56,17 +56,15 @@ __device__ double share_of(const LossCall& c, const ForwardCall& all, std::int64
 }
 // partial [blocks]: of 256 tokens each.
 __global__ void __launch_bounds__(kThreads)
-    sum_shares(const LossCall c, const ForwardCall all, double* partial) {
+    shares_of_blocks(const LossCall c, const ForwardCall all, double* partial) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const double sum = block_sum(share_of(c, all, row));
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// partial null: sums of `blocks` blocks of tokens as sum_shares', made here.
-__global__ void __launch_bounds__(kThreads)
-    set_totals(const LossCall c, const ForwardCall all, const double* partial, int blocks,
-               Totals* totals) {
-  const std::int64_t vocab = all.vocab_of_targets();
+// Over all tokens, by one block. partial null: what shares_of_blocks has of them, made here.
+__device__ double all_shares(const LossCall& c, const ForwardCall& all, const double* partial,
+                             int blocks) {
   double shares = 0.0;
   if (partial == nullptr) {
     for (int b = 0; b < blocks; ++b) {
@@ -77,7 +75,21 @@ __global__ void __launch_bounds__(kThreads)
   } else {
     for (int b = threadIdx.x; b < blocks; b += kThreads) shares += partial[b];
   }
-  shares = block_sum(shares);
+  return block_sum(shares);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    write_shares(const LossCall c, const ForwardCall all, const double* partial, int blocks,
+                 double* to) {
+  const double shares = all_shares(c, all, partial, blocks);
+  if (threadIdx.x == 0) *to = shares;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    set_totals(const LossCall c, const ForwardCall all, const double* partial, int blocks,
+               Totals* totals) {
+  const std::int64_t vocab = all.vocab_of_targets();
+  const double shares = c.shares != nullptr ? *c.shares : all_shares(c, all, partial, blocks);
   double classes = 0.0;
   if (c.class_weight != nullptr && c.terms.label_smoothing != 0.0) {
     __syncthreads();
@@ -89,6 +101,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x > 0) return;
   const double normalizer = c.normalizer > 0.0 ? c.normalizer : shares;
   c.statistics->normalizer = normalizer;
+  c.statistics->bad_rank = -1;
   totals->class_weight = classes;
   // Nothing to average: gradients are 0 and not 0 / 0.
   totals->upstream = c.reduction != LossReduction::mean ? c.grad_loss
@@ -109,7 +122,7 @@ __device__ void write_loss(const LossCall& c, bool single, const Sums& all) {
   if (c.reduction == LossReduction::mean) {
     loss = s.normalizer == 0.0 ? (c.nan_if_empty ? nan("") : 0.0) : loss / s.normalizer;
   }
-  *c.loss = s.bad_target == kNoBadTarget ? static_cast<float>(loss) : nanf("");
+  *c.loss = s.bad_target == kNoBadTarget && s.bad_rank < 0 ? static_cast<float>(loss) : nanf("");
 }
 
 // partial null: the call's only block, which writes the loss itself.
@@ -175,6 +188,27 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
+    write_sums(const LossCall c, const Sums* partial, int blocks, RankLoss* to) {
+  Sums all{};
+  for (int b = threadIdx.x; b < blocks; b += kThreads) all = plus(all, partial[b]);
+  all = block_sum(all);
+  if (threadIdx.x > 0) return;
+  *to = {all.loss, all.lse, all.log_prob, all.valid, all.correct, c.statistics->bad_target};
+}
+// By one thread.
+__global__ void add_ranks(const LossCall c, bool single, const RankLoss* ranks, int count) {
+  Sums all{};
+  for (int r = 0; r < count; ++r) {
+    const RankLoss& of = ranks[r];
+    all = plus(all, Sums{of.loss, of.lse, of.log_prob, of.valid, of.correct});
+    if (of.bad_target == kNoBadTarget || c.statistics->bad_rank >= 0) continue;
+    c.statistics->bad_rank = r;
+    c.statistics->bad_target_there = of.bad_target;
+  }
+  write_loss(c, single, all);
+}
+
+__global__ void __launch_bounds__(kThreads)
     answer_cotangents(const CotangentCall g, const ForwardCall f, RowCoefficients* rows,
                       float* deltas) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -218,22 +252,32 @@ T* partials(const LossCall& c) {
   return reinterpret_cast<T*>(static_cast<std::byte*>(c.workspace) + 256);
 }
 
+// Of many tokens the weights of blocks of them; null: of few.
+const double* block_shares(const LossCall& c, const ForwardCall& all, int blocks) {
+  if (blocks <= kFewBlocks) return nullptr;
+  auto* const partial = partials<double>(c);
+  shares_of_blocks<<<blocks, kThreads, 0, static_cast<cudaStream_t>(all.stream)>>>(c, all, partial);
+  require_cuda(cudaGetLastError(), "weights of tokens");
+  return partial;
+}
+
 // One block has all tokens, which are one chunk then: chunks have 256 and more.
 bool finishes_at_once(const LossCall& c) { return c.finishes && c.tokens <= kThreads; }
 
 }  // namespace
 
-void begin_loss(const LossCall& c, const ForwardCall& all) {
-  const auto stream = static_cast<cudaStream_t>(all.stream);
+void sum_shares(const LossCall& c, const ForwardCall& all, double* shares) {
   const int blocks = loss_blocks(c.tokens);
-  double* partial = nullptr;
-  if (blocks > kFewBlocks) {
-    partial = partials<double>(c);
-    sum_shares<<<blocks, kThreads, 0, stream>>>(c, all, partial);
-    require_cuda(cudaGetLastError(), "weights of tokens");
-  }
-  set_totals<<<1, kThreads, 0, stream>>>(c, all, partial, blocks,
-                                         static_cast<Totals*>(c.workspace));
+  write_shares<<<1, kThreads, 0, static_cast<cudaStream_t>(all.stream)>>>(
+      c, all, block_shares(c, all, blocks), blocks, shares);
+  require_cuda(cudaGetLastError(), "weights of tokens");
+}
+
+void begin_loss(const LossCall& c, const ForwardCall& all) {
+  const int blocks = loss_blocks(c.tokens);
+  const double* const partial = c.shares != nullptr ? nullptr : block_shares(c, all, blocks);
+  set_totals<<<1, kThreads, 0, static_cast<cudaStream_t>(all.stream)>>>(
+      c, all, partial, blocks, static_cast<Totals*>(c.workspace));
   require_cuda(cudaGetLastError(), "normalizer");
 }
 
@@ -251,6 +295,18 @@ void finish_loss(const LossCall& c, const ForwardCall& all) {
   reduce_losses<<<1, kThreads, 0, static_cast<cudaStream_t>(all.stream)>>>(
       c, all.shape.targets_per_token == 1, partials<Sums>(c), loss_blocks(c.tokens));
   require_cuda(cudaGetLastError(), "loss");
+}
+
+void sum_losses(const LossCall& c, const ForwardCall& all, RankLoss* mine) {
+  write_sums<<<1, kThreads, 0, static_cast<cudaStream_t>(all.stream)>>>(
+      c, partials<Sums>(c), loss_blocks(c.tokens), mine);
+  require_cuda(cudaGetLastError(), "sums of losses");
+}
+
+void finish_loss(const LossCall& c, const ForwardCall& all, const RankLoss* ranks, int count) {
+  add_ranks<<<1, 1, 0, static_cast<cudaStream_t>(all.stream)>>>(c, all.shape.targets_per_token == 1,
+                                                                ranks, count);
+  require_cuda(cudaGetLastError(), "loss of all ranks");
 }
 
 void token_cotangents(const CotangentCall& cotangents, const ForwardCall& chunk,

@@ -4,11 +4,13 @@
 
 #include <cuda_bf16.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/head/targets.cuh"
 #include "math/log_prob.h"
 #include "math/lse_state.h"
+#include "math/shard_state.h"
 #include "math/softcap.h"
 
 namespace logitless::cuda {
@@ -222,6 +224,53 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     if (c.log_prob != nullptr)
       c.log_prob[slot] = valid ? static_cast<float>(log_prob_of(z, lse)) : 0.0f;
   }
+}
+
+// Threads of one token that add up its record.
+inline constexpr int kRecordParts = 8;
+
+// c.records from the partials, of tokens that no repair follows. Sums of tiles are added in fixed
+// point, so that they are the same bits however tiles are spread over calls.
+__global__ void __launch_bounds__(kRowsPerBlock* kRecordParts)
+    write_records(const ForwardCall c, const Partials p, const float* reference,
+                  const int* active) {
+  // Records have constructors, which shared memory has not.
+  __shared__ alignas(TokenRecord)
+      std::byte memory[kRecordParts * kRowsPerBlock * sizeof(TokenRecord)];
+  auto* const parts = reinterpret_cast<TokenRecord*>(memory) + threadIdx.x;
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x;
+  const int run = (p.word_tiles + kRecordParts - 1) / kRecordParts;
+  const int end =
+      active[row / 256] != 0 ? min(p.word_tiles, (static_cast<int>(threadIdx.y) + 1) * run) : 0;
+  TokenRecord mine;
+  for (int t = threadIdx.y * run; t < end; ++t) {
+    const std::int64_t at = t * p.padded_tokens + row;
+    mine.wide.add(p.sums[at], reference[row]);
+    if (p.entropy != nullptr) mine.state.entropy += p.entropy[at];
+    if (p.weighted != nullptr) mine.state.weighted += p.weighted[at];
+    if (p.best != nullptr &&
+        leads(p.best[at], p.best_index[at], mine.state.best, mine.state.word)) {
+      mine.state.best = p.best[at];
+      mine.state.word = p.best_index[at];
+    }
+  }
+  parts[threadIdx.y * kRowsPerBlock] = mine;
+  __syncthreads();
+  if (threadIdx.y > 0 || row >= c.shape.tokens) return;
+  for (int q = 1; q < kRecordParts; ++q) {
+    const TokenRecord& other = parts[q * kRowsPerBlock];
+    mine.wide.add(other.wide);
+    mine.state.entropy += other.state.entropy;
+    mine.state.weighted += other.state.weighted;
+    if (leads(other.state.best, other.state.word, mine.state.best, mine.state.word)) {
+      mine.state.best = other.state.best;
+      mine.state.word = other.state.word;
+    }
+  }
+  mine.state.exponent = reference[row];
+  mine.state.sum = static_cast<float>(mine.wide.scaled(reference[row]));
+  if (mine.state.word != INT32_MAX) mine.state.word += static_cast<std::int32_t>(c.first_word);
+  c.records[row] = mine;
 }
 
 }  // namespace logitless::cuda

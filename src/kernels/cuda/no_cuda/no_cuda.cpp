@@ -8,6 +8,7 @@
 #include "kernels/device_loss.h"
 #include "kernels/device_module.h"
 #include "kernels/device_order.h"
+#include "kernels/device_shard.h"
 
 namespace logitless::cuda {
 namespace {
@@ -113,6 +114,17 @@ void attention_forward(const AttentionCall&) { refuse(); }
 void attention_backward(const AttentionCall&) { refuse(); }
 
 void begin_loss(const LossCall&, const ForwardCall&) { refuse(); }
+void sum_shares(const LossCall&, const ForwardCall&, double*) { refuse(); }
+void sum_losses(const LossCall&, const ForwardCall&, RankLoss*) { refuse(); }
+void finish_loss(const LossCall&, const ForwardCall&, const RankLoss*, int) { refuse(); }
+
+void merge_logits(const float*, int, std::int64_t, float*, Stream) { refuse(); }
+void merge_records(const ForwardCall&, const TokenRecord*, int) { refuse(); }
+void forward_nothing(const ForwardCall&) { refuse(); }
+void copy_own_tokens(const ForwardCall&, const OwnTokens&) { refuse(); }
+void add_pieces(const float*, int, std::int64_t, float*, Stream) { refuse(); }
+void add_pieces(const double*, int, std::int64_t, double*, Stream) { refuse(); }
+
 void token_losses(const LossCall&, const ForwardCall&, RowCoefficients*, float*) { refuse(); }
 void finish_loss(const LossCall&, const ForwardCall&) { refuse(); }
 void token_cotangents(const CotangentCall&, const ForwardCall&, RowCoefficients*, float*) {

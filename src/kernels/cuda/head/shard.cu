@@ -1,0 +1,152 @@
+// Merges of what ranks tell one another: a few microseconds each beside the products.
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/head/targets.cuh"
+#include "kernels/device_shard.h"
+#include "math/log_prob.h"
+#include "math/shard_state.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+unsigned blocks_of(std::int64_t count) {
+  return static_cast<unsigned>((count + kThreads - 1) / kThreads);
+}
+__device__ __forceinline__ std::int64_t place() {
+  return static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    sum_of_ranks(const T* all, int ranks, std::int64_t count, T* sums) {
+  const std::int64_t i = place();
+  if (i >= count) return;
+  T sum = all[i];
+  for (int r = 1; r < ranks; ++r) sum += all[r * count + i];
+  sums[i] = sum;
+}
+
+template <typename T>
+void sum_ranks(const T* all, int ranks, std::int64_t count, T* sums, Stream stream) {
+  if (count == 0) return;
+  sum_of_ranks<<<blocks_of(count), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(all, ranks,
+                                                                                     count, sums);
+  require_cuda(cudaGetLastError(), "sums over ranks");
+}
+
+__global__ void __launch_bounds__(kThreads)
+    write_merged(const ForwardCall c, const TokenRecord* records, int ranks) {
+  const std::int64_t row = place();
+  const std::int64_t tokens = c.shape.tokens;
+  if (row >= tokens) return;
+  const MergedState merged = merge_shards(
+      ranks, [&](int r) -> const ShardState& { return records[r * tokens + row].state; });
+  WideSum wide;
+  for (int r = 0; r < ranks; ++r) wide.add(records[r * tokens + row].wide);
+  const double sum = wide.scaled(merged.exponent);
+  const double lse = (merged.exponent + log2(sum)) * kLn2;
+  const bool valid_row = counts(c, row);
+  if (c.lse != nullptr) c.lse[row] = valid_row ? static_cast<float>(lse) : 0.0f;
+  if (c.entropy != nullptr)
+    c.entropy[row] = valid_row ? static_cast<float>(lse - merged.entropy / sum) : 0.0f;
+  if (c.weighted_sum != nullptr)
+    c.weighted_sum[row] = valid_row ? static_cast<float>(merged.weighted) : 0.0f;
+  if (c.argmax != nullptr) c.argmax[row] = valid_row ? merged.word : -1;
+  const int per_token = c.shape.targets_per_token;
+  for (std::int64_t slot = row * per_token; slot < (row + 1) * per_token; ++slot) {
+    const bool valid = is_target(c, target_of(c, slot));
+    const float z = c.given_logits[slot];
+    if (c.target_logit != nullptr) c.target_logit[slot] = valid ? z : 0.0f;
+    if (c.log_prob != nullptr)
+      c.log_prob[slot] = valid ? static_cast<float>(log_prob_of(z, lse)) : 0.0f;
+  }
+}
+
+__device__ __forceinline__ void note_bad(std::uint64_t* bad_target, std::int64_t position) {
+  atomicMin(reinterpret_cast<unsigned long long*>(bad_target),
+            static_cast<unsigned long long>(position));
+}
+
+__global__ void __launch_bounds__(kThreads) write_nothing(const ForwardCall c) {
+  const std::int64_t row = place();
+  if (row >= c.shape.tokens) return;
+  c.records[row] = TokenRecord();
+  const int per_token = c.shape.targets_per_token;
+  for (std::int64_t slot = row * per_token; slot < (row + 1) * per_token; ++slot) {
+    const std::int64_t word = target_of(c, slot);
+    if (!is_target(c, word) && word != c.ignore_index)
+      note_bad(c.bad_target, place_of(c, slot) + (c.sequence > 0 ? 1 : 0));
+  }
+}
+
+// One block of threads for each row.
+__global__ void __launch_bounds__(kThreads) copy_rows(const ForwardCall all, const OwnTokens own) {
+  const std::int64_t row = blockIdx.x;
+  const bool here = row < own.count;
+  const std::int64_t token = own.first + row;
+  const std::int64_t dim = all.shape.dim;
+  const auto* const from =
+      static_cast<const std::uint16_t*>(all.hidden) + token * all.hidden_stride;
+  auto* const to = static_cast<std::uint16_t*>(own.hidden) + row * dim;
+  for (std::int64_t k = threadIdx.x * 8; k < dim; k += kThreads * 8) {  // dim is a multiple of 8
+    *reinterpret_cast<uint4*>(to + k) =
+        here ? *reinterpret_cast<const uint4*>(from + k) : uint4{0, 0, 0, 0};
+  }
+  const int per_token = all.shape.targets_per_token;
+  for (int k = threadIdx.x; k < per_token; k += kThreads) {
+    const std::int64_t slot = row * per_token + k;
+    const std::int64_t position = token * per_token + k;
+    std::int64_t word = -1;
+    if (here) {
+      word = target_of(all, position);
+      if (!is_target(all, word)) {
+        if (word != all.ignore_index) note_bad(all.bad_target, position);
+        word = -1;
+      }
+    }
+    if (all.wide_targets) {
+      static_cast<std::int64_t*>(own.targets)[slot] = word;
+    } else {
+      static_cast<std::int32_t*>(own.targets)[slot] = static_cast<std::int32_t>(word);
+    }
+  }
+}
+
+}  // namespace
+
+void merge_logits(const float* all, int ranks, std::int64_t slots, float* logits, Stream stream) {
+  sum_ranks(all, ranks, slots, logits, stream);  // those of other ranks are 0
+}
+
+void add_pieces(const float* pieces, int ranks, std::int64_t count, float* sums, Stream stream) {
+  sum_ranks(pieces, ranks, count, sums, stream);
+}
+void add_pieces(const double* pieces, int ranks, std::int64_t count, double* sums, Stream stream) {
+  sum_ranks(pieces, ranks, count, sums, stream);
+}
+
+void merge_records(const ForwardCall& c, const TokenRecord* records, int ranks) {
+  if (c.shape.tokens == 0) return;
+  write_merged<<<blocks_of(c.shape.tokens), kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(
+      c, records, ranks);
+  require_cuda(cudaGetLastError(), "merge of the ranks' records");
+}
+
+void forward_nothing(const ForwardCall& c) {
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  if (c.first_token == 0)
+    require_cuda(cudaMemsetAsync(c.bad_target, 0xff, sizeof(*c.bad_target), stream), "bad_target");
+  if (c.shape.tokens == 0) return;
+  write_nothing<<<blocks_of(c.shape.tokens), kThreads, 0, stream>>>(c);
+  require_cuda(cudaGetLastError(), "records of no words");
+}
+
+void copy_own_tokens(const ForwardCall& all, const OwnTokens& own) {
+  if (own.step == 0) return;
+  copy_rows<<<static_cast<unsigned>(own.step), kThreads, 0,
+              static_cast<cudaStream_t>(all.stream)>>>(all, own);
+  require_cuda(cudaGetLastError(), "tokens of this rank");
+}
+
+}  // namespace logitless::cuda

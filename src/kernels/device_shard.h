@@ -1,0 +1,33 @@
+// Words of a head over ranks, on a GPU: what a rank makes of the others' answers. Sums run in the
+// order of ranks, so that all of them get the same bits.
+#pragma once
+
+#include "kernels/device_head.h"
+
+namespace logitless::cuda {
+
+// logits [slots] of target_logits of all ranks, all [ranks, slots]: a target is on one of them.
+void merge_logits(const float* all, int ranks, std::int64_t slots, float* logits, Stream stream);
+
+// The outputs of `chunk` for all words, from the records [ranks, tokens] of each rank's own and
+// chunk.given_logits.
+void merge_records(const ForwardCall& chunk, const TokenRecord* records, int ranks);
+
+// Of a rank without words, in place of a forward: its records, and bad_target.
+void forward_nothing(const ForwardCall& chunk);
+
+// This rank's part of a chunk of spread tokens: hidden [step, dim] and targets [step, K], of the
+// dtypes of `all`, are its tokens [first, first + count), and then rows of 0 and targets of -1. A
+// target out of range is noted in all.bad_target.
+struct OwnTokens {
+  std::int64_t first = 0, count = 0, step = 0;
+  void* hidden = nullptr;
+  void* targets = nullptr;
+};
+void copy_own_tokens(const ForwardCall& all, const OwnTokens& own);
+
+// sums [count] = sum over ranks of pieces [ranks, count].
+void add_pieces(const float* pieces, int ranks, std::int64_t count, float* sums, Stream stream);
+void add_pieces(const double* pieces, int ranks, std::int64_t count, double* sums, Stream stream);
+
+}  // namespace logitless::cuda

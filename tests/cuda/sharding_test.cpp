@@ -1,0 +1,223 @@
+// Words and tokens over ranks that share a GPU: what a call there promises beyond the numbers, and
+// what it refuses.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "head/sharded.h"
+#include "support/mirror.h"
+
+namespace logitless::test {
+namespace {
+
+constexpr int kRanks = 3;
+
+class CudaSharding : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string reason = cuda::device_missing(0);
+    if (!reason.empty()) GTEST_SKIP() << reason;
+    for (const std::string& name : tested_kernels()) {
+      if (takes_shards(name, spec())) kernel_ = name;
+    }
+    if (kernel_.empty()) GTEST_SKIP() << "no kernel of this GPU takes words over ranks";
+  }
+  static HeadSpec spec() {
+    return {.tokens = 600,
+            .dim = 72,
+            .vocab = 1100,
+            .dtype = DType::bf16,
+            .bias = true,
+            .ignored = 0.1,
+            .weight_scale = 3.0};
+  }
+  ShardedRun run_of(const TokenSplit& tokens) const {
+    ShardedRun run{.words = words_at("uneven", {0, 400, 401, 1100}), .tokens = tokens};
+    run.run.kernel = kernel_;
+    run.run.extras = true;
+    run.run.chunk_tokens = tokens.sharded() ? 256 * kRanks : 256;
+    return run;
+  }
+  static std::vector<TokenSplit> splits() { return {{"replicated"}, {"spread", {500, 0, 100}}}; }
+  // The plan's answer on each rank, or what it throws; nothing is run.
+  std::vector<Outcome> plan_all(
+      const std::function<void(CrossEntropyInputs&, CrossEntropyOutputs&, PlanRequest&)>& change,
+      bool of_gpu = true) const {
+    const HeadProblem problem(spec());
+    const ShardedRun run{.words = even_words(kRanks, 1100)};
+    const Ranks group = make_group(of_gpu ? kernel_ : "", kRanks);
+    return run_ranks(group, [&](Communicator& me) {
+      const RankProblem rank(problem, run, me.rank());
+      Mirror mirror(kernel_);
+      const Context context = make_context(kernel_);
+      Tensor loss(DType::f32, {}), d_weight(DType::f32, {rank.part.spec.vocab, 72});
+      CrossEntropyInputs in = mirror.in(rank.part.inputs());
+      in.sharding = rank.sharding(group[static_cast<std::size_t>(me.rank())]);
+      CrossEntropyOutputs out;
+      out.loss = mirror.out(loss.view());
+      out.d_weight = mirror.out(d_weight.view());
+      PlanRequest request{context.device()};
+      change(in, out, request);
+      plan_cross_entropy({}, in, out, request);
+    });
+  }
+  std::string kernel_;
+};
+
+void expect_all(const std::vector<Outcome>& outcomes, const std::string& text) {
+  for (const Outcome& o : outcomes) EXPECT_NE(o.text.find(text), std::string::npos) << o.text;
+}
+
+constexpr Tensor HeadAnswer::*kFields[] = {
+    &HeadAnswer::loss,   &HeadAnswer::lse,      &HeadAnswer::log_prob, &HeadAnswer::entropy,
+    &HeadAnswer::argmax, &HeadAnswer::d_hidden, &HeadAnswer::d_weight, &HeadAnswer::d_bias};
+
+TEST_F(CudaSharding, RunsAreTheSameWhateverTheRanksTiming) {
+  const HeadProblem problem(spec());
+  for (const TokenSplit& tokens : splits()) {
+    ShardedRun run = run_of(tokens);
+    run.run.gradient_dtype = DType::bf16;
+    const HeadAnswer first = run_sharded(problem, run);
+    ASSERT_FALSE(HasFailure());
+    for (unsigned seed = 1; seed <= 5; ++seed) {
+      run.delays = seed;
+      const HeadAnswer again = run_sharded(problem, run);
+      ASSERT_FALSE(HasFailure());
+      for (Tensor HeadAnswer::*field : kFields)
+        ASSERT_EQ((again.*field).bytes(), (first.*field).bytes()) << "seed " << seed;
+    }
+  }
+}
+
+TEST_F(CudaSharding, AddsToWhatGradientsHold) {
+  const HeadProblem problem(spec());
+  for (const TokenSplit& tokens : splits()) {
+    ShardedRun run = run_of(tokens);
+    const HeadAnswer fresh = run_sharded(problem, run);
+    run.run.change = [](CrossEntropyOptions& o, auto&, CrossEntropyOutputs& out) {
+      o.accumulate = true;
+      for (const TensorView& view : {out.d_hidden, out.d_weight, out.d_bias})
+        std::fill_n(static_cast<float*>(view.data()), view.numel(), 3.0f);
+    };
+    const HeadAnswer added = run_sharded(problem, run);
+    ASSERT_FALSE(HasFailure());
+    for (Tensor HeadAnswer::*field :
+         {&HeadAnswer::d_hidden, &HeadAnswer::d_weight, &HeadAnswer::d_bias}) {
+      for (std::int64_t i = 0; i < (fresh.*field).numel(); ++i)
+        ASSERT_NEAR((added.*field).get(i), (fresh.*field).get(i) + 3.0, 1e-6) << tokens.name;
+    }
+  }
+}
+
+// The loss is NaN everywhere, and the status names where the target is.
+TEST_F(CudaSharding, ABadTargetIsKnownToAllRanks) {
+  HeadProblem problem(spec());
+  problem.targets.set(550, 1100.0);
+  for (const TokenSplit& tokens : splits()) {
+    const std::string where = tokens.sharded() ? "rank 2: targets: the one at position 50"
+                                               : "targets: the one at position 550";
+    const ShardedRun run = run_of(tokens);
+    const Ranks group = make_group(kernel_, kRanks);
+    const std::vector<Outcome> outcomes = run_ranks(group, [&](Communicator& me) {
+      const RankProblem rank(problem, run, me.rank());
+      Mirror mirror(kernel_);
+      const Context context = make_context(kernel_);
+      Tensor loss(DType::f32, {});
+      CrossEntropyInputs in = mirror.in(rank.part.inputs());
+      in.sharding = rank.sharding(group[static_cast<std::size_t>(me.rank())]);
+      CrossEntropyOutputs out;
+      out.loss = mirror.out(loss.view());
+      const LossPlan plan = plan_cross_entropy({}, in, out, {context.device()});
+      const Workspace workspace(context, plan);
+      cross_entropy(context, plan, {}, in, out, workspace);
+      mirror.finish();
+      EXPECT_TRUE(std::isnan(loss.get(0)));
+      device_statistics(context, plan, workspace);
+    });
+    for (const Outcome& o : outcomes) {
+      EXPECT_EQ(o.kind, "InvalidArgument");
+      EXPECT_EQ(o.text, where + " is outside [0, 1100) and not ignore_index");
+    }
+  }
+}
+
+// Two groups of two ranks, each with tokens of its own: the mean is over all tokens.
+TEST_F(CudaSharding, MeanOverReplicas) {
+  HeadSpec s = spec();
+  s.token_weight = true;
+  const HeadProblem whole(s);
+  const double normalizer = oracle_normalizer(whole.oracle);
+  ShardedRun by_group{.words = even_words(1, s.vocab), .tokens = {"groups", {250, 350}}};
+  by_group.words.ranks.push_back(by_group.words.ranks.front());
+  std::vector<Tensor> d_weight;
+  std::vector<double> normalizers(4);
+  for (int r = 0; r < 4; ++r) d_weight.emplace_back(DType::f32, std::vector{s.vocab / 2, s.dim});
+  const std::vector<Ranks> groups = {make_group(kernel_, 2), make_group(kernel_, 2)};
+  const std::vector<Ranks> replicas = {make_group(kernel_, 2), make_group(kernel_, 2)};
+  const std::vector<Outcome> outcomes = run_ranks(make_thread_group(4), [&](Communicator& me) {
+    const auto group = static_cast<std::size_t>(me.rank() / 2);
+    const auto rank = static_cast<std::size_t>(me.rank() % 2);
+    const HeadProblem mine = RankProblem(whole, by_group, me.rank() / 2).part;
+    const RankProblem part(mine, {.words = even_words(2, s.vocab)}, me.rank() % 2);
+    Mirror mirror(kernel_);
+    const Context context = make_context(kernel_);
+    CrossEntropyInputs in = mirror.in(part.part.inputs());
+    in.sharding = part.sharding(groups[group][rank]);
+    in.sharding.replicas = replicas[rank][group];
+    CrossEntropyOutputs out;
+    out.d_weight = mirror.out(d_weight[static_cast<std::size_t>(me.rank())].view());
+    const LossPlan plan = plan_cross_entropy(context, {}, in, out);
+    const Workspace workspace(context, plan);
+    cross_entropy(context, plan, {}, in, out, workspace);
+    mirror.finish();
+    normalizers[static_cast<std::size_t>(me.rank())] =
+        device_statistics(context, plan, workspace).normalizer;
+  });
+  for (const Outcome& outcome : outcomes) ASSERT_EQ(outcome.text, "");
+  for (const double n : normalizers) EXPECT_NEAR(n, normalizer, 1e-9 * normalizer);
+  const std::vector<double> upstream(static_cast<std::size_t>(s.tokens), 1.0 / normalizer);
+  const OracleGradients exact = oracle_gradients(whole.oracle, upstream);
+  std::vector<double> sum;
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    const std::vector<double> a = d_weight[rank].values(), b = d_weight[2 + rank].values();
+    for (std::size_t i = 0; i < a.size(); ++i) sum.push_back(a[i] + b[i]);
+  }
+  EXPECT_LE(relative_error(sum, exact.d_weight), gradient_bound(DType::bf16));
+}
+
+TEST_F(CudaSharding, StaysInTheBudget) {
+  const HeadProblem problem(spec());
+  for (const TokenSplit& tokens : splits()) {
+    ShardedRun run = run_of(tokens);
+    run.run.chunk_tokens = 0;
+    const auto bytes_of = [&](std::size_t budget) {
+      run.run.budget = budget;
+      const HeadAnswer answer = run_sharded(problem, run);
+      if (!HasFailure()) expect_matches_oracle(problem, run.run, answer);
+      return answer.plan.workspace_bytes();
+    };
+    const std::size_t plenty = bytes_of(1_GiB);
+    EXPECT_LE(bytes_of(plenty * 2 / 3), plenty * 2 / 3) << tokens.name;
+  }
+}
+
+TEST_F(CudaSharding, WhatIsNotServedIsRefusedByName) {
+  const std::vector<std::int32_t> words(400, 0);
+  const std::int64_t count[] = {400};
+  expect_all(plan_all([&](auto& in, auto&, auto&) {
+               in.sharding.word_table = ConstTensorView(words.data(), DType::i32, count);
+             }),
+             "word_table");
+  expect_all(plan_all([](auto&, auto&, PlanRequest& r) { r.accuracy = Accuracy::far_backward; }),
+             "far field");
+  expect_all(plan_all([](auto&, auto&, PlanRequest& r) { r.device.kernel = "cublas"; }),
+             "takes no words that are spread over ranks");
+  expect_all(plan_all([](auto&, auto&, auto&) {}, false),
+             "words: expected a communicator of a GPU's memory, got one of the CPU's");
+}
+
+}  // namespace
+}  // namespace logitless::test

@@ -1,0 +1,60 @@
+#include "support/device_group.h"
+
+#include <utility>
+
+#include "kernels/device_stream.h"
+
+namespace logitless::test {
+namespace {
+
+// Copies from the other ranks' memory, once all of them have written it and until all have read it.
+class DeviceRank : public Communicator {
+ public:
+  explicit DeviceRank(std::shared_ptr<Communicator> host) : host_(std::move(host)) {}
+  int rank() const override { return host_->rank(); }
+  int size() const override { return host_->size(); }
+  DeviceKind device() const override { return DeviceKind::cuda; }
+  bool capturable() const override { return false; }
+  void all_gather(const void* mine, void* all, std::size_t bytes, void* stream) override {
+    exchange(mine, all, bytes, 0, stream);
+  }
+  void all_to_all(const void* pieces, void* of_all, std::size_t bytes, void* stream) override {
+    exchange(pieces, of_all, bytes, static_cast<std::size_t>(rank()) * bytes, stream);
+  }
+  void all_gather_host(const void* mine, void* all, std::size_t bytes) override {
+    host_->all_gather(mine, all, bytes, nullptr);
+  }
+  void wait(void* stream, std::chrono::milliseconds limit) override {
+    host_->wait(nullptr, limit);
+    cuda::synchronize(stream);
+  }
+  void abort(std::string_view reason) noexcept override { host_->abort(reason); }
+
+ private:
+  void exchange(const void* mine, void* to, std::size_t bytes, std::size_t offset, void* stream) {
+    cuda::synchronize(stream);
+    std::vector<const std::byte*> theirs(static_cast<std::size_t>(size()));
+    const auto* const address = static_cast<const std::byte*>(mine);
+    host_->all_gather(&address, theirs.data(), sizeof(address), nullptr);
+    auto* out = static_cast<std::byte*>(to);
+    for (const std::byte* const from : theirs) {
+      if (bytes > 0 && from + offset != out) cuda::copy_async(out, from + offset, bytes, stream);
+      out += bytes;
+    }
+    cuda::synchronize(stream);
+    host_->all_gather(nullptr, nullptr, 0, nullptr);
+  }
+
+  std::shared_ptr<Communicator> host_;
+};
+
+}  // namespace
+
+std::vector<std::shared_ptr<Communicator>> make_device_group(int size,
+                                                             std::chrono::milliseconds limit) {
+  std::vector<std::shared_ptr<Communicator>> ranks = make_thread_group(size, limit);
+  for (auto& rank : ranks) rank = std::make_shared<DeviceRank>(std::move(rank));
+  return ranks;
+}
+
+}  // namespace logitless::test

@@ -1,0 +1,16 @@
+// A group whose ranks are threads that share one GPU: exchanges of its memory without NCCL, which
+// wants a GPU for each rank.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "logitless/communicator.h"
+
+namespace logitless::test {
+
+std::vector<std::shared_ptr<Communicator>> make_device_group(int size,
+                                                             std::chrono::milliseconds limit);
+
+}  // namespace logitless::test
