@@ -9,12 +9,14 @@ from typing import Any, Callable
 import numpy as np
 
 from ._c_api import (
-    DEVICE_ERROR, OK, AbortFunction, CommunicatorCallbacksOptions, ExchangeFunction,
+    DEVICE_CUDA, DEVICE_ERROR, OK, AbortFunction, CommunicatorCallbacksOptions, ExchangeFunction, WaitFunction,
 )
 from ._library import LogitlessError, check, lib, new
 
 # Two buffers of bytes: what this rank gives, what it gets.
 Exchange = Callable[[memoryview, memoryview], Any]
+# Addresses of a GPU's memory and their numbers of bytes: what this rank gives, what it gets; and a cudaStream_t.
+GpuExchange = Callable[[int, int, int, int, int], Any]
 
 
 def _view(address: int, size: int) -> memoryview:
@@ -30,8 +32,29 @@ def _address(buffer: Any, size: int, name: str, writable: bool) -> int:
     return array.ctypes.data
 
 
+def _guarded(function, raised: list[BaseException]):
+    """The function with a status for a result; what it raises is kept."""
+
+    def call(*arguments):  # the last one: the user's pointer
+        try:
+            function(*arguments[:-1])
+            return OK
+        except BaseException as error:
+            raised.append(error)
+            return DEVICE_ERROR
+
+    return call
+
+
+def _host_exchange(function: Exchange, pieces: int, size: int, raised: list[BaseException]):
+    def call(mine, all, bytes_each, stream):
+        function(_view(mine, bytes_each * pieces), _view(all, bytes_each * size))
+
+    return ExchangeFunction(_guarded(call, raised))
+
+
 class Communicator:
-    """One rank's end of a group, for the CPU's memory. It moves bytes and never adds.
+    """One rank's end of a group, for the CPU's memory or, of ``gpu_callbacks``, a GPU's. It moves bytes and never adds.
 
     Every rank makes the same calls in the same order, each from one thread at a time. A group fails as a whole and for
     good: calls raise ``LogitlessError`` then."""
@@ -54,22 +77,36 @@ class Communicator:
         in the order of ranks; of ``all_to_all(pieces, pieces_of_all)`` piece r is for rank r. What they raise is the
         cause of the ``LogitlessError`` that the call raises."""
         raised: list[BaseException] = []
-
-        def exchange(function, pieces):
-            @ExchangeFunction
-            def call(mine, all, bytes_each, stream, user):
-                try:
-                    function(_view(mine, bytes_each * pieces), _view(all, bytes_each * size))
-                    return OK
-                except BaseException as error:
-                    raised.append(error)
-                    return DEVICE_ERROR
-
-            return call
-
         options = new(CommunicatorCallbacksOptions)
         options.rank, options.size = rank, size
+        options.all_gather = _host_exchange(all_gather, 1, size, raised)
+        options.all_to_all = _host_exchange(all_to_all, size, size, raised)
+        return Communicator._of(options, raised, abort)
+
+    @staticmethod
+    def gpu_callbacks(
+        rank: int, size: int, all_gather: GpuExchange, all_to_all: GpuExchange, all_gather_host: Exchange,
+        wait: Callable[[int, float], Any], abort: Callable[[str], Any] | None = None,
+    ) -> Communicator:
+        """The same of a GPU's memory: ``all_gather(mine, mine_bytes, all, all_bytes, stream)`` and ``all_to_all``
+        enqueue, ``all_gather_host`` is between the hosts, ``wait(stream, seconds)`` returns when the stream is done."""
+        raised: list[BaseException] = []
+
+        def exchange(function, pieces):
+            def call(mine, all, bytes_each, stream):
+                function(mine or 0, bytes_each * pieces, all or 0, bytes_each * size, stream or 0)
+
+            return ExchangeFunction(_guarded(call, raised))
+
+        options = new(CommunicatorCallbacksOptions)
+        options.rank, options.size, options.device = rank, size, DEVICE_CUDA
         options.all_gather, options.all_to_all = exchange(all_gather, 1), exchange(all_to_all, size)
+        options.all_gather_host = _host_exchange(all_gather_host, 1, size, raised)
+        options.wait = WaitFunction(_guarded(lambda stream, limit_ms: wait(stream or 0, limit_ms / 1000), raised))
+        return Communicator._of(options, raised, abort)
+
+    @staticmethod
+    def _of(options, raised: list[BaseException], abort: Callable[[str], Any] | None) -> Communicator:
         if abort is not None:
             options.abort = AbortFunction(lambda reason, user: abort(reason.decode(errors="replace")))
         made = Communicator(c_void_p())

@@ -73,8 +73,8 @@ def place(a: dict[str, Any]) -> tuple[Words, bool]:
     and whether a loss is of each rank's own tokens although ranks work together (data parallelism, as FSDP has it:
     weights get the mean of the ranks' gradients).
 
-    A DTensor weight whose words are sharded over one dimension of its mesh stays where it is; any other is gathered
-    (``local``), and so are all on a GPU."""
+    A DTensor weight whose words are sharded over one dimension of its mesh stays where it is, on the CPU and, in
+    bfloat16, on Hopper GPUs; any other is gathered (``local``)."""
     hidden, weight, bias = a["hidden"], a["weight"], a["bias"]
     if a.get("sharding") is not None:
         return _given(a), False
@@ -108,9 +108,9 @@ def _given(a: dict[str, Any]) -> Words:
         if _is_dtensor(a[name]):
             raise ValueError(f"sharding: goes with plain tensors, {name} is a DTensor, whose placements say the same")
     weight = a["weight"]
-    if weight.device.type != "cpu":
+    if weight.device.type not in ("cpu", "cuda"):
         raise NotImplementedError(
-            f"sharding: words on several ranks are served on the CPU alone yet, weight is on {weight.device}"
+            f"sharding: words on several ranks are served on the CPU and on Hopper GPUs, weight is on {weight.device}"
         )
     if weight.dtype == torch.float64:
         raise NotImplementedError("sharding: expected float32, bfloat16 or float16, got torch.float64")
@@ -145,9 +145,17 @@ def _words_dim(weight) -> Optional[int]:
     rest = [p for p in weight.placements if not (type(p) is Shard and p.dim == 0)]
     if len(words) != 1 or any(not isinstance(p, Replicate) for p in rest) or mesh.size(words[0]) == 1:
         return None
-    if mesh.device_type != "cpu" or weight.dim() != 2 or weight.dtype == torch.float64 or _func.active():
+    if weight.dim() != 2 or weight.dtype == torch.float64 or _func.active():
         return None
-    return words[0]
+    return words[0] if mesh.device_type == "cpu" or _on_hopper(weight) else None
+
+
+def _on_hopper(weight) -> bool:
+    """Whether a GPU's kernel takes such words over ranks."""
+    if weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device) != (9, 0):
+        return False
+    computes = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else weight.dtype
+    return computes == torch.bfloat16 and weight.shape[1] % 8 == 0
 
 
 def _ranks_over(t, dim: int) -> tuple[int, ...]:

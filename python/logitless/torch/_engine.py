@@ -188,7 +188,7 @@ def _run(kind, options, words, groups, device, plan_function, run_function, extr
     def build():
         structs = [fill(struct_type, group) for struct_type, group in groups]
         if words.group:
-            structs[0][0].sharding = ctypes.pointer(_ranks.struct_of(words))
+            structs[0][0].sharding = ctypes.pointer(_ranks.struct_of(words, device))
         budget = options.memory_budget
         if words.group:  # a hint is of this rank's tokens, and how often it is doubled has to be the same on all
             budget = max(budget, 0)
@@ -201,7 +201,7 @@ def _run(kind, options, words, groups, device, plan_function, run_function, extr
     if words.group:
         group = _ranks.group_of(words.group)
         group.calls += 1
-        _ranks.together(group, run)
+        _ranks.together(group, lambda: on_device(device, run))
     else:
         on_device(device, run)
 

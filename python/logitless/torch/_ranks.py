@@ -31,15 +31,31 @@ ALL = Words()
 
 
 class Group:
-    """A process group as a communicator of the library. Calls are collective, and on the CPU done when they return."""
+    """A process group as communicators of the library. Calls are collective; those of the hosts are done when they
+    return, those of a GPU's memory are enqueued."""
 
     def __init__(self, name: str):
         self.process_group = process_group(name)
-        self.communicator = _communicator(self.process_group)
+        self._hosts = _host_group(self.process_group)
+        self.communicator = _communicator(self._hosts)
+        self.gpu_communicator: Communicator | None = None
         self.size = self.communicator.size
         self.plans = 0  # made so far: the same number on all ranks
         self.calls = 0  # of the library's, begun here
         self.ended = False  # the process group is no more
+
+    def of_memory(self, device: torch.device) -> Communicator:
+        """That which moves the memory of a device."""
+        if device.type == "cpu":
+            return self.communicator
+        if self.gpu_communicator is None:
+            self.gpu_communicator = _gpu_communicator(self.process_group, self._hosts, device)
+        return self.gpu_communicator
+
+    def cause(self) -> BaseException | None:
+        """What the first of PyTorch's collectives that failed raised, if one did."""
+        of_gpu = None if self.gpu_communicator is None else self.gpu_communicator.cause()
+        return self.communicator.cause() or of_gpu
 
     def gather(self, mine: np.ndarray) -> np.ndarray:
         """[size, ...] of every rank's ``mine``."""
@@ -77,22 +93,93 @@ def process_group(name: str):
     return _resolve_process_group(name)
 
 
-def _communicator(group) -> Communicator:
+def _backend(group, device: torch.device):
+    """What moves a device's memory in a process group; None for nothing."""
+    try:
+        return group._get_backend(device)
+    except RuntimeError:
+        return None
+
+
+def _host_group(group):
+    """The group itself where it moves the CPU's memory (gloo), else one of the same ranks that does. Collective then."""
     import torch.distributed as dist
 
-    def bytes_of(memory):
-        return torch.frombuffer(memory, dtype=torch.uint8, count=len(memory))
+    if _backend(group, torch.device("cpu")) is not None:
+        return group
+    return dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)
+
+
+def _all_gather(all, mine, group):
+    import torch.distributed as dist
 
     # Its name from PyTorch 2.13 on, and before.
     gather = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    getattr(dist, gather)(all, mine, group=group)
 
-    def all_gather(mine, all):
-        getattr(dist, gather)(bytes_of(all), bytes_of(mine), group=group)
 
-    def all_to_all(pieces, pieces_of_all):
-        dist.all_to_all_single(bytes_of(pieces_of_all), bytes_of(pieces), group=group)
+def _all_to_all(pieces_of_all, pieces, group):
+    import torch.distributed as dist
 
-    return Communicator.callbacks(dist.get_rank(group), dist.get_world_size(group), all_gather, all_to_all)
+    dist.all_to_all_single(pieces_of_all, pieces, group=group)
+
+
+def _host_exchange(function, group):
+    def bytes_of(memory):
+        return torch.frombuffer(memory, dtype=torch.uint8, count=len(memory))
+
+    return lambda mine, all: function(bytes_of(all), bytes_of(mine), group)
+
+
+def _communicator(group) -> Communicator:
+    import torch.distributed as dist
+
+    return Communicator.callbacks(
+        dist.get_rank(group), dist.get_world_size(group), _host_exchange(_all_gather, group),
+        _host_exchange(_all_to_all, group),
+    )
+
+
+class _Bytes:
+    """A GPU's memory for torch.as_tensor."""
+
+    def __init__(self, address: int, size: int):
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def _gpu_communicator(group, hosts, device: torch.device) -> Communicator:
+    """Of a group whose backend moves a GPU's memory (NCCL); gloo goes by way of the host's."""
+    import torch.distributed as dist
+
+    def stream_of(address: int):
+        # ExternalStream(0) is a new one.
+        return torch.cuda.ExternalStream(address, device) if address else torch.cuda.default_stream(device)
+
+    backend = _backend(group, device)
+    enqueues = backend is not None and backend.name() != "gloo"
+
+    def exchange(function):
+        def call(mine, mine_bytes, all, all_bytes, stream):
+            if all_bytes == 0:
+                return
+            with torch.cuda.device(device), torch.cuda.stream(stream_of(stream)):
+                given = torch.as_tensor(_Bytes(mine, mine_bytes), device=device)
+                to = torch.as_tensor(_Bytes(all, all_bytes), device=device)
+                if enqueues:
+                    return function(to, given, group)
+                got = torch.empty(all_bytes, dtype=torch.uint8)
+                function(got, given.cpu(), hosts)
+                to.copy_(got)
+
+        return call
+
+    def wait(stream, seconds):
+        stream_of(stream).synchronize()
+
+    return Communicator.gpu_callbacks(
+        dist.get_rank(group), dist.get_world_size(group), exchange(_all_gather), exchange(_all_to_all),
+        _host_exchange(_all_gather, hosts), wait,
+    )
 
 
 _groups: dict[str, Group] = {}
@@ -117,9 +204,9 @@ def _resolves(name: str, group: Group) -> bool:
         return False
 
 
-def struct_of(words: Words) -> c.Sharding:
+def struct_of(words: Words, device: torch.device) -> c.Sharding:
     struct = c.new(c.Sharding)
-    struct.words = group_of(words.group).communicator.handle
+    struct.words = group_of(words.group).of_memory(device).handle
     struct.vocab, struct.first_word, struct.tokens = words.vocab, words.first_word, int(words.tokens)
     return struct
 
@@ -130,7 +217,7 @@ def together(group: Group, function: Callable[[], Result]) -> Result:
         return function()
     except Exception as error:
         error._logitless_told = True  # type: ignore[attr-defined]
-        cause = group.communicator.cause()
+        cause = group.cause()
         if isinstance(error, c.LogitlessError) and cause is not None:
             raise error from cause
         raise

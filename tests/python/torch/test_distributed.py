@@ -1,10 +1,11 @@
-"""DTensor, FSDP2, DDP, lazy heads and communicators on two and four gloo processes."""
+"""DTensor, FSDP2, DDP, lazy heads and communicators on two and four gloo processes; on a Hopper GPU that they share."""
 
 import multiprocessing
 import socket
 import time
 
 import pytest
+import torch
 import torch.distributed as dist
 import worker_process
 
@@ -30,9 +31,14 @@ def processes():
         ("communicator_worker", 2),
         ("sharded_worker", 2),
         ("sharded_worker", 4),
+        ("sharded_gpu_worker", 1),
+        ("sharded_gpu_worker", 2),
+        ("sharded_gpu_worker", 3),
     ],
 )
 def test_processes(name, ranks, processes, tmp_path):
+    if "gpu" in name and (not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)):
+        pytest.skip("no Hopper GPU")
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])

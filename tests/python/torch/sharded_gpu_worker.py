@@ -1,0 +1,219 @@
+"""One of several gloo processes (worker_process.py) that share a Hopper GPU. Says "ok" when everything held: words over
+ranks, against one process with all of them."""
+
+import os
+import re
+
+import torch
+import torch.distributed as dist
+from sharded_worker import Traffic, of_rank
+
+DIM, TOKENS = 40, 300
+
+
+def main(rank: int, port: str, ranks: int) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
+    torch.cuda.set_device(0)
+    # NCCL wants a GPU for each rank.
+    dist.init_process_group("nccl" if ranks == 1 else "gloo", rank=rank, world_size=ranks)
+    from torch.distributed.device_mesh import init_device_mesh
+
+    plain(rank, ranks)
+    logprobs(rank, ranks)
+    refused(rank, ranks)
+    if ranks > 1:
+        mesh = init_device_mesh("cuda", (ranks,))
+        for vocab in (1031, ranks - 1):  # uneven, a rank without words
+            own_batches(rank, ranks, mesh, vocab)
+            same_tokens(rank, ranks, mesh, vocab)
+        trained(rank, ranks, mesh)
+    dist.destroy_process_group()
+    print("ok", flush=True)
+
+
+def problem(ranks, vocab):
+    """hidden [ranks, tokens, D], weight [V, D], bias [V], targets with some ignored; the same on all ranks."""
+    torch.manual_seed(vocab)
+    normal = lambda *shape: torch.randn(shape).to("cuda", torch.bfloat16)  # noqa: E731
+    hidden, weight, bias = normal(ranks, TOKENS, DIM), normal(vocab, DIM) / 4, torch.randn(vocab).cuda()
+    target = torch.randint(0, vocab, (ranks, TOKENS))
+    target[:, ::4] = -100
+    target[-1, : TOKENS // 2] = -100  # ranks with other numbers of tokens that count
+    return hidden, weight, bias, target.cuda()
+
+
+def options(ranks, vocab):
+    torch.manual_seed(vocab + 1)
+    yield {}
+    yield dict(reduction="sum", label_smoothing=0.1, z_loss=1e-2)
+    yield dict(class_weight=torch.rand(vocab).cuda(), softcap=4.0, logit_scale=0.7)
+    yield dict(token_weight=torch.rand(ranks, TOKENS).cuda(), normalizer=5.0)
+    yield dict(reduction="none")
+
+
+def close(a, b, what, bound=1e-2):
+    error = (a.float() - b.float()).norm() / b.float().norm().clamp_min(1e-20)
+    assert a.shape == b.shape and error <= bound, (what, error)
+
+
+def rows_of(vocab, ranks, rank):
+    step = -(-vocab // ranks)
+    return slice(min(rank * step, vocab), min((rank + 1) * step, vocab))
+
+
+def sharded(whole, mesh, rank, ranks):
+    """gloo spreads no tensors of a GPU: each rank takes its own rows."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    rows = whole[rows_of(whole.shape[0], ranks, rank)].clone()
+    made = DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+    return made.requires_grad_()
+
+
+def own_batches(rank, ranks, mesh, vocab):
+    """FSDP: each rank's loss is its own, the weight's gradient the mean; also for upstream gradients of its own."""
+    from logitless.torch import linear_cross_entropy
+
+    hidden, weight, bias, target = problem(ranks, vocab)
+    mine = rows_of(vocab, ranks, rank)
+    for given in options(ranks, vocab):
+        for scale in (torch.ones(ranks), torch.arange(1.0, ranks + 1)):
+            x, w, b = (t.clone().requires_grad_() for t in (hidden, weight, bias))
+            each = [linear_cross_entropy(x[r], w, target[r], b, **of_rank(given, r)) for r in range(ranks)]
+            sum(s * e.sum() for s, e in zip(scale, each)).backward()
+            with Traffic() as traffic:
+                w_shard, b_shard = sharded(weight, mesh, rank, ranks), sharded(bias, mesh, rank, ranks)
+                own = hidden[rank].clone().requires_grad_()
+                loss = linear_cross_entropy(own, w_shard, target[rank], b_shard, **of_rank(given, rank))
+                (scale[rank] * loss.sum()).backward()
+            assert not traffic.redistributed, traffic.redistributed
+            close(loss, each[rank], given, 1e-5)
+            close(own.grad, x.grad[rank], given)
+            close(w_shard.grad.to_local(), w.grad[mine] / ranks, given)
+            close(b_shard.grad.to_local(), b.grad[mine] / ranks, given)
+
+
+def same_tokens(rank, ranks, mesh, vocab):
+    """Tensor parallelism: a replicated hidden; the same bits on all ranks."""
+    from logitless.torch import linear_cross_entropy
+    from torch.distributed.tensor import DTensor, Replicate
+
+    hidden, weight, bias, target = problem(ranks, vocab)
+    hidden, target = hidden.flatten(0, 1), target.flatten(0, 1)
+    for given in options(ranks, vocab):
+        given = {k: v.flatten() if k == "token_weight" else v for k, v in given.items()}
+        more = dict(return_lse=True, return_argmax=True)
+        x, w = (t.clone().requires_grad_() for t in (hidden, weight))
+        whole = linear_cross_entropy(x, w, target, **given, **more)
+        (whole[0].sum() + 0.3 * whole[1].sum()).backward()
+        same = DTensor.from_local(hidden.clone(), mesh, [Replicate()], run_check=False).requires_grad_()
+        w_shard = sharded(weight, mesh, rank, ranks)
+        found = linear_cross_entropy(same, w_shard, target, **given, **more)
+        (found[0].sum() + 0.3 * found[1].sum()).backward()
+        close(found[0], whole[0], given, 1e-5)
+        close(found[1], whole[1], given, 1e-6)
+        assert torch.equal(found[2], whole[2])
+        close(same.grad.to_local(), x.grad, given)
+        close(w_shard.grad.to_local(), w.grad[rows_of(vocab, ranks, rank)], given)
+        everywhere(same.grad.to_local())
+
+
+def everywhere(t):
+    """That it has the same bits on all ranks."""
+    if dist.get_world_size() == 1:
+        return
+    mine = t.float().cpu()
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    assert all(torch.equal(e, every[0]) for e in every)
+
+
+def plain(rank, ranks):
+    """Rows in plain tensors, tokens the same everywhere or each rank's own, of any number and from call to call others;
+    on a stream that is not the default one."""
+    from logitless.torch import Sharding, linear_cross_entropy
+
+    hidden, weight, _, target = problem(ranks, 1031)
+    hidden, target = hidden.flatten(0, 1), target.flatten(0, 1)
+    mine = rows_of(1031, ranks, rank)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for counts in ([0] + [7] * (ranks - 1), [TOKENS] * ranks, None, None):
+            x, w = (t.clone().requires_grad_() for t in (hidden, weight))
+            used = slice(0, sum(counts) if counts else len(hidden))
+            whole = linear_cross_entropy(x[used], w, target[used])
+            whole.backward()
+            first = sum(counts[:rank]) if counts else 0
+            part = slice(first, first + counts[rank]) if counts else used
+            own, rows = hidden[part].clone().requires_grad_(), weight[mine].clone().requires_grad_()
+            loss = linear_cross_entropy(own, rows, target[part], sharding=Sharding(dist.group.WORLD, tokens=bool(counts)))
+            loss.backward()
+            everywhere(loss)
+            close(loss, whole, counts, 1e-5)
+            close(own.grad, x.grad[part], counts)
+            close(rows.grad, w.grad[mine], counts)
+        torch.cuda.current_stream().synchronize()
+
+
+def logprobs(rank, ranks):
+    from logitless.torch import Sharding, linear_logprobs
+
+    hidden, weight, _, target = problem(ranks, 1031)
+    target = target.clamp_min(0)
+    x, w = (t.clone().requires_grad_() for t in (hidden, weight))
+    whole = linear_logprobs(x, w, target)
+    (whole[0].sum() + whole[1].sum()).backward()
+    own, rows = hidden.clone().requires_grad_(), weight[rows_of(1031, ranks, rank)].clone().requires_grad_()
+    found = linear_logprobs(own, rows, target, sharding=Sharding(dist.group.WORLD))
+    (found[0].sum() + found[1].sum()).backward()
+    close(found[0], whole[0], "log-probabilities", 1e-6)
+    close(found[1], whole[1], "entropy", 1e-5)
+    close(own.grad, x.grad, "log-probabilities")
+    close(rows.grad, w.grad[rows_of(1031, ranks, rank)], "log-probabilities")
+
+
+def trained(rank, ranks, mesh):
+    """A module under autocast with fp32 weights: its loss falls, and is that of one process."""
+    from logitless.torch import LinearCrossEntropy
+
+    hidden, weight, _, target = problem(ranks, 1031)
+    losses = {}
+    for spread in (False, True):
+        head = LinearCrossEntropy(DIM, 1031, device="cuda")
+        w = weight.float()
+        head.weight = torch.nn.Parameter(sharded(w, mesh, rank, ranks).detach() if spread else w.clone())
+        optimizer = torch.optim.SGD(head.parameters(), lr=5.0)
+        losses[spread] = []
+        for _ in range(5):
+            with torch.autocast("cuda", torch.bfloat16):
+                each = [head(hidden[rank], target[rank])] if spread else [head(hidden[r], target[r]) for r in range(ranks)]
+            (each[0] if spread else sum(each) / ranks).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[spread].append((each[0] if spread else each[rank]).item())
+    assert losses[True][-1] < losses[True][0], losses
+    close(torch.tensor(losses[True]), torch.tensor(losses[False]), losses, 2e-3)
+
+
+def refused(rank, ranks):
+    from logitless.torch import Sharding, linear_cross_entropy
+
+    hidden, weight, _, target = problem(ranks, 1031)
+    rows = weight[rows_of(1031, ranks, rank)]
+    sharding = Sharding(dist.group.WORLD)
+
+    def fails(pattern, *a, **k):
+        try:
+            linear_cross_entropy(*a, **k)
+        except (ValueError, RuntimeError, NotImplementedError) as error:
+            assert re.search(pattern, str(error)), str(error)
+        else:
+            raise AssertionError("no error")
+
+    fails("hopper", hidden.float(), rows.float(), target, sharding=sharding)
+    if ranks > 1:
+        used = 100 if rank == 0 else 200
+        fails("rank [0-2]", hidden[:, :used], rows, target[:, :used], sharding=sharding)
+    bad = target.clone()
+    bad[0, 1] = 5000
+    assert linear_cross_entropy(hidden, rows, bad, sharding=sharding).isnan()
+    assert not linear_cross_entropy(hidden, rows, target, sharding=sharding).isnan()
