@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""A head whose words are sharded over gloo processes on the CPU, where it stays and where it is gathered for the call
-(as it is on a GPU): loss and gradients of a batch for each rank.
+"""A head whose words are sharded over processes, where it stays and where it is gathered for the call: loss and
+gradients of a batch for each rank. By gloo on the CPU, or by NCCL with a GPU for each process (bfloat16); with one
+process what the exchanges and merges cost beside a call without them.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_sharded.py
-        [--ranks 2] [--tokens N] [--dim D] [--vocab V] [--repeat R]
+        [--device cpu|cuda] [--ranks 2] [--tokens N] [--dim D] [--vocab V] [--repeat R]
 
-Medians of R rounds by turns, after one of each that is not counted, of rank 0; one thread a process.
+Medians of R rounds by turns, after one of each that is not counted, of rank 0; one thread a process on the CPU.
 """
 import argparse
 import multiprocessing
@@ -21,30 +22,40 @@ import torch.distributed as dist
 def work(rank, args, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(args.ranks))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=args.ranks)
-    from logitless.torch import linear_cross_entropy
+    gpu = args.device == "cuda"
+    if gpu:
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if gpu else "gloo", rank=rank, world_size=args.ranks)
+    torch.set_default_device(args.device)
+    from logitless.torch import Sharding, linear_cross_entropy
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    mesh = init_device_mesh("cpu", (args.ranks,))
+    dtype = torch.bfloat16 if gpu else torch.float32
+    mesh = init_device_mesh(args.device, (args.ranks,))
     torch.manual_seed(0)
-    weight = torch.randn(args.vocab, args.dim) * args.dim**-0.5
+    weight = (torch.randn(args.vocab, args.dim) * args.dim**-0.5).to(dtype)
     torch.manual_seed(rank + 1)
-    hidden = torch.randn(args.tokens, args.dim).requires_grad_()
+    hidden = torch.randn(args.tokens, args.dim).to(dtype).requires_grad_()
     target = torch.randint(0, args.vocab, (args.tokens,))
-    sharded = distribute_tensor(weight, mesh, [Shard(0)]).requires_grad_()
+    alone = args.ranks == 1
+    sharded = (weight if alone else distribute_tensor(weight, mesh, [Shard(0)])).requires_grad_()
 
     def step(gather):
         sharded.grad = hidden.grad = None
-        used = sharded.redistribute(mesh, [Replicate()]) if gather else sharded
-        linear_cross_entropy(hidden, used, target).backward()
+        used = sharded.redistribute(mesh, [Replicate()]) if gather and not alone else sharded
+        sharding = Sharding(dist.group.WORLD, tokens=True) if alone and not gather else None
+        linear_cross_entropy(hidden, used, target, sharding=sharding).backward()
+        if gpu:
+            torch.cuda.synchronize()
 
-    times = {"stays": [], "gathered": []}
+    other = "alone" if alone else "gathered"
+    times = {"stays": [], other: []}
     for turn in range(args.repeat + 1):
         for name in times:
             dist.barrier()
             start = time.perf_counter()
-            step(name == "gathered")
+            step(name == other)
             if turn:
                 times[name].append(time.perf_counter() - start)
     if rank == 0:
@@ -58,11 +69,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("ranks", 2), ("tokens", 256), ("dim", 256), ("vocab", 64000), ("repeat", 7)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     args = parser.parse_args()
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    processes = [multiprocessing.Process(target=work, args=(rank, args, port)) for rank in range(args.ranks)]
+    start = multiprocessing.get_context("spawn")
+    processes = [start.Process(target=work, args=(rank, args, port)) for rank in range(args.ranks)]
     for p in processes:
         p.start()
     for p in processes:
