@@ -140,10 +140,10 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         sharding: a ``Sharding``: the words are spread over the ranks of a process group, and weight and bias are this
             rank's. cut_cross_entropy's ``vocab_parallel_options`` say the same.
 
-    A weight that is a DTensor with its words (dimension 0) sharded stays where it is, on the CPU: no rank gathers it or
-    its gradient. With a DTensor hidden, replicated or sharded by tokens over the same ranks, the loss is that of all
-    tokens, the same on all ranks; with a plain hidden each rank's loss is its own, and the weight gets the mean of the
-    ranks' gradients, as from FSDP. Calls and backwards are collective, and what a rank raises all do.
+    A weight that is a DTensor with its words (dimension 0) sharded stays where it is, on the CPU and, in bfloat16, on
+    Hopper GPUs: no rank gathers it or its gradient. With a DTensor hidden, replicated or sharded by tokens over the same
+    ranks, the loss is that of all tokens, the same on all ranks; with a plain hidden each rank's loss is its own, and the
+    weight gets the mean of the ranks' gradients, as from FSDP. Calls and backwards are collective, and what a rank raises all do.
 
     Returns:
         The loss, float32 (float64 of float64), or a tuple (loss, lse, accuracy, argmax, target logits) of those asked
