@@ -142,7 +142,7 @@ def compile_text(
         # of its kernels: smaller budgets until one is met, then larger ones again for fewer chunks.
         wanted, too_large = limits.budget, 0
         for _ in range(_ATTEMPTS):
-            if after <= limits.budget or (len(tried) > 1 and tried[-1].source == tried[-2].source):
+            if after <= limits.budget or (too_large > 0 and tried[-1].source == tried[-2].source):
                 break
             too_large = wanted
             wanted = max(int(wanted * min(0.9 * limits.budget / after, 0.7)), 1)

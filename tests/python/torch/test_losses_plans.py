@@ -35,6 +35,7 @@ def planned(monkeypatch):
         a = {**distillation.DIVERGENCE, **options}
         call = distillation._call(*student, *teacher, None, None, beta, a)
         forward = call.chunked._planned((call.given, tuple(call.form)), {}).forward
+        plan.request = forward.request
         [chosen] = [p for p in program(forward.request).report["plans"] if p["chosen"]]
         return forward.after, 4 * (1 + chosen["extra_work"])
 
@@ -50,6 +51,12 @@ def test_half_of_ligers_memory_takes_six_products(planned, beta, masked):
     taken, products = planned(beta, memory_budget=465 * MIB, target=target)
     assert taken <= 465 * MIB
     assert products < 6.001
+
+
+def test_a_budget_between_two_plans_takes_the_smaller_one(planned):
+    """One whose values fit and whose kernels' memory does not: a smaller budget's plan, and not chunks by number."""
+    taken, _ = planned(0.0, memory_budget=224 * MIB)
+    assert taken <= 224 * MIB and planned.request.chunks == 0
 
 
 def test_smaller_budgets_cost_no_more_products(planned):
