@@ -34,7 +34,8 @@ int fail(const std::string& command, std::string message, int code, bool json) {
   message = in_options(std::move(message));
   for (std::size_t at = 0; (at = message.find('\n', at)) != std::string::npos;) {
     const bool last = message.find_first_not_of('\n', at) == std::string::npos;
-    message.replace(at, last ? std::string::npos : 1, last ? "" : "; ");
+    const bool list = at > 0 && message[at - 1] == ':';  // follows
+    message.replace(at, last ? std::string::npos : 1, last ? "" : list ? " " : "; ");
   }
   fmt::print(stderr, "logitless{}{}: {}\n", command.empty() ? "" : " ", command, message);
   if (!json) return code;
