@@ -20,6 +20,11 @@ void CollectiveCalls::all_to_all(const void* pieces, void* pieces_of_all, std::s
   communicator_->all_to_all(pieces, pieces_of_all, bytes_each, stream);
 }
 
+void CollectiveCalls::tokens(std::int64_t count) {
+  if (on_device() && header_.exchange == 0)
+    meet_at(Stage::exchange, ExchangeKind::tokens, static_cast<std::size_t>(count));
+}
+
 void CollectiveCalls::bad_target(std::int64_t position, std::int64_t target) {
   if (header_.status != Status::ok) return;
   header_.status = Status::bad_target;

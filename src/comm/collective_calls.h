@@ -48,6 +48,10 @@ class CollectiveCalls {
   void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each,
                   void* stream = nullptr);
 
+  // Before the first exchange of a call on a GPU: how many tokens this rank calls with, where all
+  // are to call with as many. Elsewhere each exchange's bytes say it.
+  void tokens(std::int64_t count);
+
   // This rank's targets have one that is no word: all ranks throw InvalidArgument at the next
   // exchange, or at the end. The first of a call counts.
   void bad_target(std::int64_t position, std::int64_t target);

@@ -26,6 +26,8 @@ std::string call_of(const StatusHeader& header) {
 std::string place_of(const StatusHeader& header) {
   if (header.stage == Stage::plan) return "makes a plan";
   if (header.stage == Stage::end) return concat("the end of call ", header.call);
+  if (header.kind == ExchangeKind::tokens)
+    return concat("call ", header.call, " with ", header.bytes_each, " tokens");
   const bool gather = header.kind == ExchangeKind::all_gather;
   return concat("exchange ", header.exchange, " of call ", header.call, " (",
                 exchange_text(gather ? "all_gather" : "all_to_all", header.bytes_each), ")");

@@ -12,7 +12,7 @@
 namespace logitless {
 
 enum class Stage : std::uint32_t { plan, exchange, end };
-enum class ExchangeKind : std::uint32_t { none, all_gather, all_to_all };
+enum class ExchangeKind : std::uint32_t { none, all_gather, all_to_all, tokens };
 // Which exception a rank is about to throw; bad_target alone is told by the header itself.
 enum class Status : std::uint32_t {
   ok,

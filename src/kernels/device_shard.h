@@ -16,13 +16,13 @@ void merge_records(const ForwardCall& chunk, const TokenRecord* records, int ran
 // Of a rank without words, in place of a forward: its records, and bad_target.
 void forward_nothing(const ForwardCall& chunk);
 
-// This rank's part of a chunk of spread tokens: hidden [step, dim] and targets [step, K], of the
-// dtypes of `all`, are its tokens [first, first + count), and then rows of 0 and targets of -1. A
+// This rank's part of a chunk of spread tokens: hidden [step, dim] of the dtype of `all` and
+// targets [step, K] are its tokens [first, first + count), and then rows of 0 and targets of -1. A
 // target out of range is noted in all.bad_target.
 struct OwnTokens {
   std::int64_t first = 0, count = 0, step = 0;
   void* hidden = nullptr;
-  void* targets = nullptr;
+  std::int64_t* targets = nullptr;
 };
 void copy_own_tokens(const ForwardCall& all, const OwnTokens& own);
 

@@ -150,9 +150,14 @@ def _words_dim(weight) -> Optional[int]:
     return words[0] if mesh.device_type == "cpu" or _on_hopper(weight) else None
 
 
+@torch.compiler.assume_constant_result
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
 def _on_hopper(weight) -> bool:
     """Whether a GPU's kernel takes such words over ranks."""
-    if weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device) != (9, 0):
+    if weight.device.type != "cuda" or _capability(weight.device.index) != (9, 0):
         return False
     computes = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else weight.dtype
     return computes == torch.bfloat16 and weight.shape[1] % 8 == 0

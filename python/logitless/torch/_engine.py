@@ -76,13 +76,21 @@ class Call:
         if getattr(self, "plan", None):
             lib.logitless_plan_destroy(self.plan)
 
+    def _workspace(self, device) -> torch.Tensor:
+        try:
+            return torch.empty(self.workspace_bytes, dtype=torch.uint8, device=device)
+        except RuntimeError:  # no memory
+            if self.group is not None:  # the other ranks wait in the call: there they learn that this one has none
+                self.run_function(*self.arguments, 256, 0, *self.extra)
+            raise
+
     def run(self, tensors, device, workspace: torch.Tensor | None = None):
         """In a workspace of its own, or that one, of workspace_bytes."""
         for field, tensor in zip(self.fields, tensors):
             field.data = tensor.data_ptr() or 64
         workspace = self.kept if workspace is None else workspace
         if workspace is None:
-            workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=device)
+            workspace = self._workspace(device)
             if self.workspace_bytes <= _KEPT_BYTES:
                 self.kept = workspace
         status = self.run_function(*self.arguments, workspace.data_ptr(), self.workspace_bytes, *self.extra)

@@ -24,7 +24,8 @@ def _divisor(options: LossOptions, target, class_weight, token_weight, target_we
     else:
         count = valid.double()
         if class_weight is not None:
-            count = count * class_weight.double()[torch.where(valid, target, 0).long()]
+            word = torch.where(valid, target, 0).long().clamp(0, class_weight.shape[0] - 1)
+            count = count * class_weight.double()[word]
     if token_weight is not None:
         count = count * token_weight.double()
     total = count.sum()
@@ -61,7 +62,8 @@ class _OwnLoss(torch.autograd.Function):
         if (every == every[0]).all():
             gradients = scaled(gradients, d_loss)
         else:
-            gradients = run_cross_entropy(*inputs, factor * d_loss, options, compute, needs, False, words)[3:]
+            again = lambda: run_cross_entropy(*inputs, factor * d_loss, options, compute, needs, False, words)  # noqa: E731
+            gradients = _ranks.told(words.group, again)[3:]
         d_hidden, d_weight, d_bias = (g if n else None for g, n in zip(gradients, _bits(needs)))
         return (d_hidden, d_weight, d_bias, *(None,) * 10)
 
@@ -79,6 +81,9 @@ def cross_entropy(
 
     divisor = _divisor(options, target, class_weight, token_weight, target_weight)
     factor = (torch.ones(hidden.shape[:-1], device=hidden.device) / divisor).float()
+    if hidden.device.type != "cpu" and not target.is_floating_point():  # on the CPU the call itself raises
+        bad = (target != options.ignore_index) & ((target < 0) | (target >= words.vocab))
+        factor = torch.where(bad.any(), torch.nan, factor)
     each = options._replace(reduction="none", normalizer=0.0)
     needs = _needs(hidden, weight, bias)
     tensors = (hidden, weight, target, bias, class_weight, token_weight, target_weight)

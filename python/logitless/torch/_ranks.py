@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
+import time
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 import numpy as np
@@ -36,7 +36,8 @@ class Group:
 
     def __init__(self, name: str):
         self.process_group = process_group(name)
-        self._hosts = _host_group(self.process_group)
+        self._hosts = _host_group(self.process_group, name)
+        self.given_up = ""  # why no call on a GPU is possible any more
         self.communicator = _communicator(self._hosts)
         self.gpu_communicator: Communicator | None = None
         self.size = self.communicator.size
@@ -49,7 +50,7 @@ class Group:
         if device.type == "cpu":
             return self.communicator
         if self.gpu_communicator is None:
-            self.gpu_communicator = _gpu_communicator(self.process_group, self._hosts, device)
+            self.gpu_communicator = _gpu_communicator(self, self._hosts, device)
         return self.gpu_communicator
 
     def cause(self) -> BaseException | None:
@@ -66,9 +67,9 @@ class Group:
     def ready(self, plan: int) -> bool:
         """Whether all ranks have made the plan that they want to run, ``plan`` here (0: none yet). Raises what a rank
         failed with that does not come to the call."""
-        plans = self.gather(np.array([plan]))[:, 0]
+        plans = self.gather(np.array([_FAILED if self.given_up else plan]))[:, 0]
         if (plans == _FAILED).any():
-            self._raise(plans == _FAILED, b"")
+            self._raise(plans == _FAILED, self.given_up.encode())
         return plan > 0 and bool((plans == plan).all())
 
     def fail(self, error: Exception) -> None:
@@ -101,18 +102,40 @@ def _backend(group, device: torch.device):
         return None
 
 
-def _host_group(group):
+_made: dict[str, int] = {}  # groups of hosts beside those of a name
+
+
+def _host_group(group, name: str):
     """The group itself where it moves the CPU's memory (gloo), else one of the same ranks that does. Collective then."""
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _get_default_store
 
     if _backend(group, torch.device("cpu")) is not None:
         return group
-    return dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)
+    # By the group's own name, which its ranks share: new_group names by what each rank has made before.
+    _made[name] = _made.get(name, 0) + 1
+    store = dist.PrefixStore(f"logitless/{name}/{_made[name]}", _get_default_store())
+    return _Hosts(dist.ProcessGroupGloo(store, dist.get_rank(group), dist.get_world_size(group)))
+
+
+class _Hosts:
+    """A gloo group that PyTorch's functions do not know."""
+
+    def __init__(self, group):
+        self.group = group
+
+    def rank(self) -> int:
+        return self.group.rank()
+
+    def size(self) -> int:
+        return self.group.size()
 
 
 def _all_gather(all, mine, group):
     import torch.distributed as dist
 
+    if isinstance(group, _Hosts):
+        return group.group.allgather([list(all.chunk(group.size()))], [mine]).wait()
     # Its name from PyTorch 2.13 on, and before.
     gather = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
     getattr(dist, gather)(all, mine, group=group)
@@ -121,6 +144,8 @@ def _all_gather(all, mine, group):
 def _all_to_all(pieces_of_all, pieces, group):
     import torch.distributed as dist
 
+    if isinstance(group, _Hosts):
+        return group.group.alltoall_base(pieces_of_all, pieces, [], []).wait()
     dist.all_to_all_single(pieces_of_all, pieces, group=group)
 
 
@@ -131,12 +156,9 @@ def _host_exchange(function, group):
     return lambda mine, all: function(bytes_of(all), bytes_of(mine), group)
 
 
-def _communicator(group) -> Communicator:
-    import torch.distributed as dist
-
+def _communicator(hosts) -> Communicator:
     return Communicator.callbacks(
-        dist.get_rank(group), dist.get_world_size(group), _host_exchange(_all_gather, group),
-        _host_exchange(_all_to_all, group),
+        hosts.rank(), hosts.size(), _host_exchange(_all_gather, hosts), _host_exchange(_all_to_all, hosts)
     )
 
 
@@ -147,9 +169,10 @@ class _Bytes:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
-def _gpu_communicator(group, hosts, device: torch.device) -> Communicator:
-    """Of a group whose backend moves a GPU's memory (NCCL); gloo goes by way of the host's."""
-    import torch.distributed as dist
+def _gpu_communicator(of: Group, hosts, device: torch.device) -> Communicator:
+    """Of a group whose backend moves a GPU's memory (NCCL); gloo goes by way of the host's. A call that fails between
+    its exchanges is known to the others at the next one."""
+    group = of.process_group
 
     def stream_of(address: int):
         # ExternalStream(0) is a new one.
@@ -174,11 +197,18 @@ def _gpu_communicator(group, hosts, device: torch.device) -> Communicator:
         return call
 
     def wait(stream, seconds):
-        stream_of(stream).synchronize()
+        end = time.monotonic() + seconds
+        while not stream_of(stream).query():
+            if time.monotonic() > end:
+                raise TimeoutError(f"the stream is not done within {seconds} s")
+            time.sleep(1e-4)
+
+    def give_up(reason: str) -> None:
+        of.given_up = reason or "a call failed between its exchanges"
 
     return Communicator.gpu_callbacks(
-        dist.get_rank(group), dist.get_world_size(group), exchange(_all_gather), exchange(_all_to_all),
-        _host_exchange(_all_gather, hosts), wait,
+        group.rank(), group.size(), exchange(_all_gather), exchange(_all_to_all), _host_exchange(_all_gather, hosts),
+        wait, give_up,
     )
 
 

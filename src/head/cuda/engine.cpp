@@ -34,6 +34,7 @@ Engine::Engine(const HeadCall& call) : Engine(call, OperandsAlone()) {
   set_gradients();
   set_outputs();
   set_far();
+  if (sharded()) require_shard();
 }
 
 void Engine::require_fit() const {

@@ -101,6 +101,9 @@ class Engine {
   bool wants_hidden() const {
     return d_hidden_.data != nullptr || (sharded() && features_.d_hidden);
   }
+  // What one rank alone would throw at after the first exchange.
+  void require_shard() const;
+  void meet_tokens() const;
   void run_sharded(const ChunkFunction& tokens);
   void forward_sharded(ForwardCall& chunk);
   ForwardCall spread_chunk(std::int64_t first, std::int64_t step);

@@ -109,7 +109,7 @@ struct ShardLayout {
   std::size_t received = 0;  // f32 [G, ceil(C / G), D]
   // With sharded tokens
   std::size_t hidden = 0;      // [C, D] in the dtype of hidden
-  std::size_t targets = 0;     // i32 or i64 [C, K]
+  std::size_t targets = 0;     // i64 [C, K]
   std::size_t bad_target = 0;  // u64, of the chunk
   std::size_t own_rows = 0;    // RowCoefficients [B padded to 256]
   std::size_t own_delta = 0;   // f32 [B, K]

@@ -17,9 +17,28 @@ std::size_t bytes(std::int64_t count, std::size_t each) {
 
 }  // namespace
 
+void Engine::require_shard() const {
+  const auto aligned = [](std::string_view name, const void* data, std::int64_t stride,
+                          DType dtype) {
+    const auto row = stride * static_cast<std::int64_t>(size_of(dtype));
+    if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0 || row % 16 != 0)
+      throw Unsupported(
+          concat(name, ": expected an address and rows that are multiples of 16 bytes"));
+  };
+  aligned("hidden", all.hidden, all.hidden_stride, all.shape.dtype);
+  aligned("weight", all.weight, all.weight_stride, all.shape.dtype);
+  if (d_weight_.data != nullptr && !round_weight_)
+    aligned("d_weight", d_weight_.data, d_weight_.stride, d_weight_.dtype);
+}
+
+void Engine::meet_tokens() const {
+  call_.shard.calls->tokens(call_.shard.tokens ? 0 : all.shape.tokens);
+}
+
 void Engine::run_sharded(const ChunkFunction& tokens) {
   const ShardOperands& shard = call_.shard;
   const bool gradients = wants_gradients(features_);
+  meet_tokens();
   const std::int64_t ranks = shard.ranks();
   // Of spread tokens the greatest number of a rank, as planned, and of a chunk those of each rank.
   const std::int64_t total = shard.tokens ? layout_tokens_ / ranks : all.shape.tokens;
@@ -53,19 +72,18 @@ ForwardCall Engine::spread_chunk(std::int64_t first, std::int64_t step) {
   const std::int64_t ranks = call_.shard.ranks();
   const int per_token = all.shape.targets_per_token;
   const std::size_t row = bytes(all.shape.dim, size_of(all.shape.dtype));
-  const std::size_t word = all.wide_targets ? sizeof(std::int64_t) : sizeof(std::int32_t);
   std::byte* const hidden = base_ + layout_.shard.hidden;
-  std::byte* const targets = base_ + layout_.shard.targets;
+  auto* const targets = at<std::int64_t>(layout_.shard.targets);
   OwnTokens own;
   own.first = first;
   own.count = std::clamp<std::int64_t>(all.shape.tokens - first, 0, step);
   own.step = step;
   const std::int64_t place = call_.shard.rank() * step;
   own.hidden = hidden + bytes(place, row);
-  own.targets = targets + bytes(place * per_token, word);
+  own.targets = targets + place * per_token;
   copy_own_tokens(all, own);
   calls.all_gather(own.hidden, hidden, bytes(step, row), all.stream);
-  calls.all_gather(own.targets, targets, bytes(step * per_token, word), all.stream);
+  calls.all_gather(own.targets, targets, bytes(step * per_token, sizeof(*targets)), all.stream);
 
   // Outputs are in the workspace, the tokens of one rank after those of another.
   const ForwardOutputs outputs = all;
@@ -75,6 +93,7 @@ ForwardCall Engine::spread_chunk(std::int64_t first, std::int64_t step) {
   chunk.hidden = hidden;
   chunk.hidden_stride = all.shape.dim;
   chunk.targets = targets;
+  chunk.wide_targets = true;
   chunk.target_logit = at<float>(layout_.target_logit);
   chunk.bad_target = at<std::uint64_t>(layout_.shard.bad_target);
   return chunk;
@@ -201,6 +220,7 @@ void Engine::exchange_hidden(std::int64_t tokens, std::int64_t first) const {
 const double* Engine::shares_of_ranks(const LossCall& loss) const {
   const ShardOperands& shard = call_.shard;
   if (!sharded() || (!shard.tokens && shard.replicas == nullptr)) return nullptr;
+  meet_tokens();
   auto* const of_all = at<double>(layout_.shard.shares);
   double* const total = of_all + kMostRanks;
   sum_shares(loss, all, total);

@@ -5,6 +5,7 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -67,8 +68,54 @@ def main(rank: int, port: str, ranks: int) -> None:
     plain(rank, ranks)
     compiled(rank, ranks, mesh)
     errors(rank, ranks, mesh)
+    beside(rank, ranks)
+    out_of_memory(rank, ranks)
     dist.destroy_process_group()
     print("ok", flush=True)
+
+
+def beside(rank, ranks):
+    """A process group that moves no memory of the CPU (NCCL's) gets a group of the hosts, whatever else its ranks are in."""
+    from unittest import mock
+
+    from logitless.torch import Sharding, _ranks, linear_cross_entropy
+
+    if rank == 0:
+        dist.new_group([0], use_local_synchronization=True)
+    hidden, weight, bias, target = (t.flatten(0, 1) if t.dim() > 2 else t for t in problem(ranks, 61))
+    target, rows = target.flatten(), [slice(61 * r // ranks, 61 * (r + 1) // ranks) for r in range(ranks)][rank]
+    for _ in range(2):  # another group of the same ranks has hosts of its own
+        group = dist.new_group(list(range(ranks)))
+        with mock.patch.object(_ranks, "_backend", lambda group, device: None):
+            loss = linear_cross_entropy(hidden, weight[rows], target, bias[rows], sharding=Sharding(group))
+        assert isinstance(_ranks.group_of(group.group_name)._hosts, _ranks._Hosts)
+        close(loss, linear_cross_entropy(hidden, weight, target, bias), "beside")
+        own = hidden[:3].clone().requires_grad_()
+        linear_cross_entropy(own, weight[rows], target[:3], sharding=Sharding(group, tokens=True)).backward()
+        assert own.grad.isfinite().all()
+        assert _ranks.group_of(group.group_name).gather(np.array([rank])).tolist() == [[r] for r in range(ranks)]
+
+
+def out_of_memory(rank, ranks):
+    """Of one rank: all raise, and the next call is possible."""
+    from unittest import mock
+
+    from logitless.torch import Sharding, _engine, linear_cross_entropy
+
+    hidden, weight, _, target = problem(ranks, 61)
+    rows, sharding = weight[:7], Sharding(dist.group.WORLD)
+    with mock.patch.object(_engine.torch, "empty", wraps=torch.empty) as empty:
+        if rank == 1:
+            empty.side_effect = lambda *size, **more: (
+                (_ for _ in ()).throw(RuntimeError("no memory")) if more.get("dtype") is torch.uint8 else mock.DEFAULT
+            )
+        try:
+            linear_cross_entropy(hidden, rows, target % 7, sharding=sharding)
+        except (RuntimeError, ValueError) as error:
+            assert ("no memory" if rank == 1 else "rank 1: workspace") in str(error), str(error)
+        else:
+            raise AssertionError("no error")
+    assert linear_cross_entropy(hidden, rows, target % 7, sharding=sharding).isfinite()
 
 
 def problem(ranks, vocab, tokens=9):

@@ -105,11 +105,7 @@ __global__ void __launch_bounds__(kThreads) copy_rows(const ForwardCall all, con
         word = -1;
       }
     }
-    if (all.wide_targets) {
-      static_cast<std::int64_t*>(own.targets)[slot] = word;
-    } else {
-      static_cast<std::int32_t*>(own.targets)[slot] = static_cast<std::int32_t>(word);
-    }
+    own.targets[slot] = word;
   }
 }
 

@@ -61,7 +61,7 @@ struct Functions {
 };
 const Functions& functions();
 
-// kAlgorithm...
-int attribute_of(const Algorithm& algorithm, int attribute);
+// kAlgorithm...; -1 where the library does not say.
+std::int64_t attribute_of(const Algorithm& algorithm, int attribute);
 
 }  // namespace logitless::cuda::lt

@@ -54,16 +54,15 @@ const Functions& functions() {
   return loaded;
 }
 
-int attribute_of(const Algorithm& algorithm, int attribute) {
+std::int64_t attribute_of(const Algorithm& algorithm, int attribute) {
   std::int32_t value = -1;
   std::int16_t narrow = -1;  // of clusters alone
   const bool cluster = attribute == kAlgorithmCluster;
   std::size_t written = 0;
-  require_lt(functions().get_algorithm(&algorithm, attribute,
-                                       cluster ? static_cast<void*>(&narrow) : &value,
-                                       cluster ? sizeof(narrow) : sizeof(value), &written),
-             "cublasLtMatmulAlgoConfigGetAttribute");
-  return cluster ? narrow : value;
+  const int status = functions().get_algorithm(&algorithm, attribute,
+                                               cluster ? static_cast<void*>(&narrow) : &value,
+                                               cluster ? sizeof(narrow) : sizeof(value), &written);
+  return status != 0 ? -1 : cluster ? narrow : value;
 }
 
 }  // namespace lt
@@ -232,10 +231,9 @@ int Product::State::best_of(std::span<const lt::Found> found) const {
   if (!fuses) return 0;
   for (const LtAlgorithm& wanted : preferred_algorithms(shape)) {
     const auto is_it = [&](const lt::Found& f) {
-      const LtAlgorithm it{lt::attribute_of(f.algorithm, lt::kAlgorithmId),
-                           lt::attribute_of(f.algorithm, lt::kAlgorithmTile),
-                           lt::attribute_of(f.algorithm, lt::kAlgorithmCluster)};
-      return f.status == 0 && it == wanted;
+      return f.status == 0 && lt::attribute_of(f.algorithm, lt::kAlgorithmId) == wanted.id &&
+             lt::attribute_of(f.algorithm, lt::kAlgorithmTile) == wanted.tile &&
+             lt::attribute_of(f.algorithm, lt::kAlgorithmCluster) == wanted.cluster;
     };
     const auto at = std::find_if(found.begin(), found.end(), is_it);
     if (at != found.end()) return static_cast<int>(at - found.begin());

@@ -130,8 +130,9 @@ std::vector<ProductPart> parts_of(const ProductShape& s) {
   std::vector<ProductPart> parts = {{s}};
   const double work =
       1.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k);
-  if (size_of(s.a.dtype) != 2 || s.batch != 1 || s.epilogue.any() || work < kLeastWorthCutting ||
-      !begins_aligned(s.a) || !begins_aligned(s.b) || !begins_aligned(s.c))
+  if (!suits_lt(s) || size_of(s.a.dtype) != 2 || s.batch != 1 || s.epilogue.any() ||
+      work < kLeastWorthCutting || !begins_aligned(s.a) || !begins_aligned(s.b) ||
+      !begins_aligned(s.c))
     return parts;
   const auto odd = [](std::int64_t size, bool contiguous) {
     return contiguous && size % kVector != 0 && size > kVector;
