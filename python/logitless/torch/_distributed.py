@@ -30,6 +30,23 @@ class _Share(torch.autograd.Function):
         return gradient / ctx.ranks, None
 
 
+def whole(t):
+    """A DTensor gathered, on all ranks of its mesh; others as they are. Without a gradient."""
+    return t.full_tensor() if _is_dtensor(t) else t
+
+
+def mean_gradient(gradient: Tensor, like):
+    """What each rank's loss gives of a weight or bias, as the gradient of ``like``: of a DTensor the mean over the ranks
+    of its mesh, placed as it is."""
+    if not _is_dtensor(like):
+        return gradient
+    from torch.distributed.tensor import DTensor, Partial
+
+    mesh = like.device_mesh
+    parts = DTensor.from_local(gradient / mesh.size(), mesh, [Partial()] * mesh.ndim, run_check=False)
+    return parts.redistribute(mesh, like.placements)
+
+
 def replicated(name: str, t):
     """A DTensor that is the same everywhere as a local tensor; others as they are."""
     if not _is_dtensor(t):
@@ -41,7 +58,7 @@ def replicated(name: str, t):
     return t.to_local()
 
 
-def local(hidden, weight, target, bias) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def local(hidden, weight, target, bias) -> tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
     """Weights (and a bias) that are sharded are gathered, their gradients scattered back; hidden and target that are
     the same everywhere are taken as they are. Other placements are refused by name.
 
@@ -233,9 +250,9 @@ def sharded_head(head: nn.Module, mesh) -> set[nn.Parameter]:
 
     Args:
         head: a module with a parameter ``weight`` and maybe ``bias``, best a ``LinearCrossEntropy``; an ``nn.Linear`` can
-            no longer be called on plain tensors. Every rank has the same values; each keeps its own rows. A weight that
+            no longer be called on plain tensors, but for the head of a ``lazy_head``. Every rank has the same values; each keeps its own rows. A weight that
             another module shares (tied embeddings) is no longer shared. ``MixedPrecisionPolicy`` does not cast what
-            it ignores: use autocast, or hidden states of the weight's dtype.
+            it ignores: use autocast, or hidden states of the weight's dtype; a ``lazy_head`` casts for itself.
         mesh: the whole ``DeviceMesh`` that ``fully_shard`` gets: of one dimension, or of two, replicas and shards (HSDP),
             whose gradients are then averaged over the replicas as well.
 

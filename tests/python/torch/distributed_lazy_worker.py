@@ -24,9 +24,10 @@ def main(rank: int, port: str, ranks: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    from logitless.torch import LazyLogits, lazy_head
+    from logitless.torch import LazyLogits, lazy_head, sharded_head
+    from sharded_worker import Traffic
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
     mesh = init_device_mesh("cpu", (ranks,))
@@ -44,8 +45,12 @@ def main(rank: int, port: str, ranks: int) -> None:
         fully_shard(model.lm_head, mesh=mesh)
         return lazy_head(fully_shard(model, mesh=mesh))
 
+    def spread():
+        model = lazy_head(Model())
+        return fully_shard(model, mesh=mesh, ignored_params=sharded_head(model.lm_head, mesh))
+
     makers = dict(
-        root=root, unit=unit, patched_after=patched_after, far=lambda: unit(far_field=0.01),
+        root=root, unit=unit, patched_after=patched_after, spread=spread, far=lambda: unit(far_field=0.01),
         ddp=lambda: DistributedDataParallel(lazy_head(Model())),
         ddp_static=lambda: DistributedDataParallel(lazy_head(Model()), static_graph=True),
         ddp_unused=lambda: DistributedDataParallel(lazy_head(Model()), find_unused_parameters=True),
@@ -70,7 +75,7 @@ def main(rank: int, port: str, ranks: int) -> None:
             if name == "far":  # dense steps: the vocabulary is small
                 assert model.lm_head.far_field.report.steps == 2
     # After a step the logits of before can no longer be had, and say so.
-    for make in (root, unit):
+    for make in (root, unit, spread):
         model = make()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loss, z = model(hidden[rank], target[rank])
@@ -83,8 +88,38 @@ def main(rank: int, port: str, ranks: int) -> None:
         else:
             raise AssertionError("logits of changed weights")
     # Reading them before it is what the real ones give.
-    model = unit()
-    _, z = model(hidden[rank])
-    assert torch.allclose(z.detach() + 0, whole(hidden[rank])[1].detach(), atol=1e-5)
+    for make in (unit, spread):
+        _, z = make()(hidden[rank])
+        assert torch.allclose(z.detach() + 0, whole(hidden[rank])[1].detach(), atol=1e-5)
+    # Words over ranks: nothing of the head is gathered for a loss, of however many tokens; what reads the logits gathers it.
+    model = spread()
+    for tokens in (5, 5 * rank):
+        x, y = hidden[rank, :tokens], target[rank, :tokens]
+        with Traffic() as traffic:
+            loss, z = model(x, y)
+            loss.nan_to_num().backward()
+        assert isinstance(z, LazyLogits) and not z.is_real and not traffic.redistributed and traffic.bytes > 0
+        assert loss.isnan() == (tokens == 0)  # PyTorch's mean of no token
+        model.zero_grad()
+    whole.zero_grad()
+    sum(whole.lm_head(x).square().mean() for x in hidden).div(2).backward()
+    for compiled in (False, True):
+        model = spread()
+        head = torch.compile(model.lm_head, backend="aot_eager", fullgraph=True) if compiled else model.lm_head
+        head(hidden[rank]).square().mean().backward()
+        assert torch.allclose(model.lm_head.weight.grad.full_tensor(), whole.lm_head.weight.grad, atol=1e-5), compiled
+    # bf16 layers: the head's fp32 rows are cast as those that FSDP gathers.
+    model = lazy_head(Model())
+    fully_shard(model, mesh=mesh, ignored_params=sharded_head(model.lm_head, mesh), mp_policy=MixedPrecisionPolicy(torch.bfloat16))
+    loss, z = model(hidden[rank], target[rank])
+    loss.backward()
+    whole.zero_grad()
+    (sum(whole(x, y)[0] for x, y in zip(hidden, target)) / 2).backward()
+    found, wanted = model.lm_head.weight.grad.full_tensor(), whole.lm_head.weight.grad
+    assert z.dtype == torch.bfloat16 and not z.is_real and found.dtype == torch.float32
+    assert (found - wanted).norm() < 0.01 * wanted.norm()
+    # A part of the words has no form over ranks.
+    model, x, y = spread(), hidden[rank], target[rank] % 32
+    assert torch.allclose(F.cross_entropy(model(x)[1][:, :32], y), F.cross_entropy(whole(x)[1][:, :32], y), atol=1e-5)
     dist.destroy_process_group()
     print("ok", flush=True)

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from .._distributed import _is_dtensor, whole
+
 
 def _version(t: Optional[Tensor]) -> int:
     """Inference tensors count no versions."""
@@ -23,7 +25,7 @@ class HeadCall:
     shards it came from.
 
     Args:
-        hidden: [..., D]. weight: [V, D]. bias: [V] or None.
+        hidden: [..., D]. weight: [V, D]. bias: [V] or None. Weight and bias may be DTensors.
         compute: the dtype that autocast asked for at the call, or None.
         module: the head, asked for its weight once its storage is gone; or None.
         shards: the module's weight before it was gathered for the call, if it is a DTensor.
@@ -56,10 +58,20 @@ class HeadCall:
         self.check()
         found = []
         for name, t in self._tensors().items():
-            if t is not None and t.untyped_storage().nbytes() == 0:
+            if t is not None and not _is_dtensor(t) and t.numel() > 0 and t.untyped_storage().nbytes() == 0:
                 t = self._gathered(name, t)
             found.append(t)
         return tuple(found)
+
+    def gathered(self) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+        """The same with DTensors whole; every rank of their mesh comes here."""
+        hidden, weight, bias = self.arguments()
+        return hidden, whole(weight), whole(bias)
+
+    @property
+    def spread(self) -> bool:
+        """Whether ranks work on a loss together, whatever rows each has."""
+        return _is_dtensor(self.weight)
 
     def check(self) -> None:
         for name, t in self._tensors().items():
@@ -115,11 +127,13 @@ register_optimizer_step_post_hook(_after_step)
 
 
 def takes(hidden, weight, bias) -> bool:
-    """Whether logits of these can be promised: plain tensors of a device and a dtype that the losses take."""
+    """Whether logits of these can be promised: tensors of a device and a dtype that the losses take, plain ones, or
+    weights that are DTensors beside plain hidden states."""
     plain = (Tensor, nn.Parameter)
-    if not all(t is None or type(t) in plain for t in (hidden, weight, bias)):
+    spread = _is_dtensor(weight)
+    if type(hidden) not in plain or not all(t is None or type(t) in plain or (spread and _is_dtensor(t)) for t in (weight, bias)):
         return False
-    if hidden.device.type not in ("cpu", "cuda") or hidden.device != weight.device or hidden.numel() == 0:
+    if hidden.device.type not in ("cpu", "cuda") or hidden.device != weight.device or (hidden.numel() == 0 and not spread):
         return False
     if hidden.dim() < 1 or hidden.shape[-1] != weight.shape[-1] or weight.numel() == 0:
         return False

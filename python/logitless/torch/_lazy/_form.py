@@ -51,6 +51,11 @@ class Form:
         return tuple(p.call for p in self.parts)
 
     @property
+    def spread(self) -> bool:
+        """Whether ranks compute it together."""
+        return any(c.spread for c in self.calls)
+
+    @property
     def tracks(self) -> bool:
         """Whether a gradient of the value reaches the calls."""
         return not self.detached and all(any(c.tracks) for c in self.calls)
@@ -66,7 +71,7 @@ class Form:
         total = None
         with torch.no_grad():
             for p in self.parts:
-                hidden, weight, bias = self._head_of(p, p.call.arguments())
+                hidden, weight, bias = self._head_of(p, p.call.gathered())
                 z = p.call.linear(hidden, weight, bias)
                 for step in p.steps:
                     z = step(z)
@@ -101,7 +106,10 @@ class Form:
 
     def head(self, leaves) -> tuple[Tensor, Tensor, Optional[Tensor]]:
         """(hidden [..., D'], weight [V', D'], bias): one head of all parts, differentiable in ``leaves``. Parts stand
-        side by side in D', which copies the weights when there are several."""
+        side by side in D', which copies the weights when there are several. NotImplementedError: of DTensors more than
+        one part, some of the words, or numbers added."""
+        if self.spread and (len(self.parts) > 1 or self.words is not None or self.shift is not None):
+            raise NotImplementedError("lazy_head: of a head that is a DTensor, all words of its own logits alone")
         rows, weights, biases = [], [], []
         for part, arguments in zip(self.parts, leaves):
             hidden, weight, bias = self._head_of(part, arguments)

@@ -13,6 +13,7 @@ from typing import Callable, Optional
 import torch
 from torch import Tensor
 
+from .._distributed import mean_gradient, whole
 from . import _tensor
 from ._call import HeadCall
 from ._tensor import LazyLogits
@@ -171,14 +172,14 @@ class Head(torch.autograd.Function):
         if isinstance(gradient, LazyGradient):
             gradient = gradient.materialize()
         vocab = gradient.shape[-1]
-        w = weight.to(gradient.dtype)
-        d_hidden = (gradient @ w).to(hidden.dtype) if need[0] else None
+        d_hidden = (gradient @ whole(weight).to(gradient.dtype)).to(hidden.dtype) if need[0] else None
         d_weight = d_bias = None
         rows = gradient.reshape(-1, vocab)
         if need[1]:
-            d_weight = (rows.t() @ hidden.reshape(-1, hidden.shape[-1]).to(gradient.dtype)).to(weight.dtype)
+            d_weight = rows.t() @ hidden.reshape(-1, hidden.shape[-1]).to(gradient.dtype)
+            d_weight = mean_gradient(d_weight.to(weight.dtype), weight)
         if need[2]:
-            d_bias = rows.sum(0).to(ctx.head.bias.dtype)
+            d_bias = mean_gradient(rows.sum(0).to(ctx.head.bias.dtype), ctx.head.bias)
         return d_hidden, d_weight, d_bias, None
 
 

@@ -29,7 +29,7 @@ def _open(x) -> bool:
         and x._form is not None
         and not x._form.after_tanh
         and x._storage.real is None
-        and x.numel() > 0
+        and (x.numel() > 0 or x._form.spread)
         and (not (torch.is_grad_enabled() and x.requires_grad) or x._form.tracks)
     )
 

@@ -8,6 +8,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
+from .._distributed import _is_dtensor, local
 from ..far_field import FarFieldHead
 from ._call import HeadCall, compute_dtype, takes
 from ._gradient import Head
@@ -26,16 +27,23 @@ _thread = _Thread()
 
 
 def lazy_linear(hidden: Tensor, weight: Tensor, bias=None, *, module=None, shards=None, far=None) -> Tensor:
-    """``F.linear(hidden, weight, bias)``, as LazyLogits where they can be promised: plain floating tensors of a CPU
-    or a GPU."""
+    """``F.linear(hidden, weight, bias)``, as LazyLogits where they can be promised: floating tensors of a CPU or a GPU,
+    plain, or with weights that are DTensors."""
     if torch.compiler.is_compiling() or not takes(hidden, weight, bias):
-        return nn.functional.linear(hidden, weight, bias)
+        return _linear(hidden, weight, bias)
     compute = compute_dtype(hidden)
     like = _like(hidden, weight, bias, compute)
     flat = like._base is not None  # of two dimensions, and what is returned a view
     rows = hidden.reshape(-1, hidden.shape[-1]) if flat else hidden
     logits = Head.apply(rows, weight, bias, HeadCall(rows, weight, bias, compute, module, shards, far))
     return logits.view(like.shape) if flat else logits
+
+
+def _linear(hidden: Tensor, weight: Tensor, bias) -> Tensor:
+    """Real logits. DTensor weights beside plain hidden states are gathered, and get the mean of the ranks' gradients."""
+    if _is_dtensor(weight) and not _is_dtensor(hidden):
+        hidden, weight, _, bias = local(hidden, weight, None, bias)
+    return nn.functional.linear(hidden, weight, bias)
 
 
 def _like(hidden: Tensor, weight: Tensor, bias, compute) -> Tensor:
@@ -61,12 +69,16 @@ class LazyLinear(nn.Linear):
             _thread.shards = before
 
     def forward(self, input: Tensor) -> Tensor:
+        weight, bias = self.weight, self.bias
+        if _is_dtensor(weight) and not torch.is_autocast_enabled(input.device.type):
+            # FSDP's MixedPrecisionPolicy casts what it gathers, which this is not.
+            weight, bias = weight.to(input.dtype), None if bias is None else bias.to(input.dtype)
         if torch.compiler.is_compiling():
-            if torch.compiler.is_dynamo_compiling() and not _is_exporting():
-                return traced_logits(input, self.weight, self.bias, self._far())
-            return nn.functional.linear(input, self.weight, self.bias)
+            if torch.compiler.is_dynamo_compiling() and not _is_exporting() and not _is_dtensor(weight):
+                return traced_logits(input, weight, bias, self._far())
+            return _linear(input, weight, bias)
         self.__dict__["_lazy_called"] = True
-        return lazy_linear(input, self.weight, self.bias, module=self, shards=_thread.shards, far=self._far())
+        return lazy_linear(input, weight, bias, module=self, shards=_thread.shards, far=self._far())
 
     def _far(self):
         return self.__dict__.get("far_field") if self.training else None
