@@ -15,11 +15,13 @@ from ._autochunk import AutoChunked, Unsupported, autochunk
 from .far_field import FarFieldState, far_field_cross_entropy, far_field_report, far_field_state
 from .head import linear_logprobs
 from .loss import linear_cross_entropy
+from .sharding import Sharding
 from .vocab_parallel import vocab_parallel_linear_cross_entropy, vocab_parallel_logprobs
 
 __all__ = [
     "AutoChunked",
     "FarFieldState",
+    "Sharding",
     "Unsupported",
     "autochunk",
     "far_field_cross_entropy",

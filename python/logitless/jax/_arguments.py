@@ -17,16 +17,21 @@ FLOATS = ("float32", "bfloat16", "float16")
 def array(name: str, value: ArrayLike) -> jax.Array:
     """A JAX array of what JAX takes for one. Raises TypeError for anything else, NotImplementedError for one whose type
     says that it is sharded: a custom call would gather it, and its gradient be of another type."""
-    if isinstance(value, (list, tuple)):  # as JAX's own functions; asarray would take some
-        raise TypeError(f"{name}: expected an array, got {type(value).__name__}")
-    try:
-        found = jnp.asarray(value)
-    except TypeError as error:
-        raise TypeError(f"{name}: expected an array, got {type(value).__name__}") from error
+    found = anywhere(name, value)
     spec = getattr(getattr(jax.typeof(found), "sharding", None), "spec", ())
     if any(axis is not None and axis is not jax.sharding.PartitionSpec.UNCONSTRAINED for axis in spec):
         raise NotImplementedError(f"{name}: is sharded over explicit axes, {spec}; call this inside jax.shard_map")
     return found
+
+
+def anywhere(name: str, value: ArrayLike) -> jax.Array:
+    """The same wherever it lies on a mesh."""
+    if isinstance(value, (list, tuple)):  # as JAX's own functions; asarray would take some
+        raise TypeError(f"{name}: expected an array, got {type(value).__name__}")
+    try:
+        return jnp.asarray(value)
+    except TypeError as error:
+        raise TypeError(f"{name}: expected an array, got {type(value).__name__}") from error
 
 
 def floats(name: str, value: ArrayLike) -> jax.Array:

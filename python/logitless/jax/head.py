@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,9 @@ from jax.typing import ArrayLike
 from .._library import parse_bytes
 from . import _arguments, _ffi
 from .._options import DEFAULT, HeadOptions
+
+if TYPE_CHECKING:
+    from .sharding import Sharding
 
 GRADIENTS = {"d_hidden": "hidden", "d_weight": "weight", "d_bias": "bias"}
 
@@ -139,6 +143,7 @@ def linear_logprobs(
     softcap: float | None = None,
     logit_scale: float = DEFAULT.logit_scale,
     memory_budget: int | str | None = None,
+    sharding: Sharding | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Log-probability of each target, entropy and log-sum-exp of each token; the logits never exist as a whole.
 
@@ -153,7 +158,8 @@ def linear_logprobs(
         ignore_index: tokens whose targets are all this one cost nothing; their outputs are 0, without a gradient.
         softcap: ``c * tanh(z / c)``.
         logit_scale: 1 / temperature.
-        memory_budget: bytes, or text such as "512MiB", that a call may take beyond its inputs and outputs.
+        memory_budget: bytes, or text such as "512MiB", that a call may take beyond its inputs and outputs; of each device.
+        sharding: where words and tokens lie on a mesh; None: what the types of hidden and weight say on explicit axes.
 
     Returns:
         (logprob, entropy, lse), float32: [...] each, logprob shaped as targets. Entropy and lse are in nats.
@@ -167,6 +173,14 @@ def linear_logprobs(
     kernel serves. A target outside [0, V) that is not ignore_index makes the program fail on the CPU (a ValueError that
     names its position, a RuntimeError in some versions of JAX); on a GPU, where nothing waits, its outputs are NaN.
     """
+    from . import sharding as meshes  # which stands on this
+
+    sharding = meshes.of_types(hidden, weight) if sharding is None else sharding
+    if sharding is not None:
+        return meshes.sharded_logprobs(
+            sharding, hidden, weight, targets, bias, ignore_index=ignore_index, softcap=softcap, logit_scale=logit_scale,
+            memory_budget=memory_budget,
+        )
     x, w, b = _arguments.head(hidden, weight, bias)
     y = _arguments.indices("targets", targets)
     lead = x.shape[:-1]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .._c_api import LossTermArguments
+    from .sharding import Sharding
 
 
 def _loss_outputs(options: LossOptions, inputs: dict, argmax: bool) -> dict:
@@ -189,6 +190,7 @@ def linear_cross_entropy(
     return_argmax: bool = False,
     return_target_logits: bool = False,
     memory_budget: int | str | None = None,
+    sharding: Sharding | None = None,
     **terms: Unpack[LossTermArguments],
 ) -> jax.Array | tuple[jax.Array, ...]:
     """Cross entropy of ``softmax(softcap(logit_scale * (hidden @ weight.T + bias)))``, without its logits as a whole.
@@ -213,7 +215,9 @@ def linear_cross_entropy(
         return_argmax: also returns the word of the largest logit [...], int32; -1 for ignored tokens.
         return_target_logits: also returns the logits of the targets, shaped as targets, with a gradient; 0 for ignored
             ones. They and the log-sum-exp cost a pass more, and three in a backward that reaches them.
-        memory_budget: bytes, or text such as "512MiB", that a call may take beyond its inputs and outputs.
+        memory_budget: bytes, or text such as "512MiB", that a call may take beyond its inputs and outputs; of each device.
+        sharding: where words and tokens lie on a mesh; None: what the types of hidden and weight say on explicit axes.
+            Words in shards cost four passes, and refuse target_weight, accuracy and return_argmax by name.
 
     Returns:
         The loss, float32, or a tuple (loss, lse, accuracy, argmax, target logits) of those asked for. Accuracy and
@@ -231,6 +235,16 @@ def linear_cross_entropy(
     names its position, a RuntimeError in some versions of JAX); on a GPU, where nothing waits, the loss is NaN, its
     gradients are as if the token were ignored.
     """
+    from . import sharding as meshes  # which stands on this
+
+    sharding = meshes.of_types(hidden, weight) if sharding is None else sharding
+    if sharding is not None:
+        return meshes.sharded_cross_entropy(
+            sharding, hidden, weight, targets, bias, reduction=reduction, ignore_index=ignore_index,
+            class_weight=class_weight, softcap=softcap, logit_scale=logit_scale, normalizer=normalizer,
+            token_weight=token_weight, target_weight=target_weight, accuracy=accuracy, return_lse=return_lse,
+            return_argmax=return_argmax, return_target_logits=return_target_logits, memory_budget=memory_budget, **terms,
+        )
     call = prepare(
         "linear_cross_entropy", hidden, weight, targets, bias, reduction=reduction, ignore_index=ignore_index,
         class_weight=class_weight, softcap=softcap, logit_scale=logit_scale, normalizer=normalizer,

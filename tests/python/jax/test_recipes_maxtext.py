@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from logitless.jax import Sharding
 from logitless.jax.integrations import maxtext as recipe
 
 B, T, D, V = 2, 12, 8, 3000
@@ -79,6 +80,26 @@ def test_loss(tied):
         assert got.dtype == want.dtype and np.linalg.norm(got - want) <= (4e-3 if tied else 1e-5) * np.linalg.norm(want)
 
 
+@pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
+@pytest.mark.parametrize("where", [dict(tokens="fsdp"), dict(tokens="fsdp", words="tensor")])
+def test_on_a_mesh(where):
+    data, *arrays = batch()
+    config = settings(False)
+    mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+    def ours(hidden, table, gain):
+        model = standing_in(False, table, gain)
+        model.mesh = mesh
+        return recipe.vocab_tiling_nnx_loss(model, hidden, data, config, True, sharding=Sharding(mesh, **where))
+
+    def plain(*arrays):
+        return on_logits(False, *arrays, data, config)
+
+    found, expected = (jax.jit(jax.value_and_grad(f, (0, 1, 2), has_aux=True))(*arrays) for f in (ours, plain))
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
+        assert got.dtype == want.dtype and np.linalg.norm(got - want) <= 1e-5 * np.linalg.norm(want)
+
+
 def test_refusals():
     data, hidden, table, gain = batch()
     model = standing_in(False, table, gain)
@@ -86,7 +107,7 @@ def test_refusals():
     with pytest.raises(NotImplementedError, match="quant, got int8"):
         recipe.vocab_tiling_nnx_loss(model, hidden, data, settings(False), True)
     model.mesh = types.SimpleNamespace(size=2, shape={"fsdp": 2})
-    with pytest.raises(NotImplementedError, match="one device, got {'fsdp': 2}"):
+    with pytest.raises(ValueError, match="sharding: expected logitless.jax.Sharding for the mesh {'fsdp': 2}, got None"):
         recipe.vocab_tiling_nnx_loss(model, hidden, data, settings(False), True)
 
 
@@ -103,7 +124,7 @@ def test_patch(monkeypatch):
     (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
     exec(compile(code, page.name, "exec"), {})
     for made in (m.vocab_tiling_nnx_loss for m in modules):
-        assert made.func is recipe.vocab_tiling_nnx_loss and made.keywords == {"memory_budget": "1GiB"}
+        assert made.func is recipe.vocab_tiling_nnx_loss and made.keywords == {"memory_budget": "1GiB", "sharding": None}
     recipe.unpatch()
     assert all(m.vocab_tiling_nnx_loss is own for m in modules)
     del modules[0].vocab_tiling_nnx_loss

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from ..._library import parse_bytes
 from ..loss import linear_cross_entropy
+from ..sharding import Sharding
 
 _NAME = "vocab_tiling_nnx_loss"
 _MODULES = ("maxtext.utils.vocabulary_tiling", "maxtext.trainers.pre_train.train")
@@ -26,19 +27,19 @@ _replaced: dict[str, Any] = {}
 
 def vocab_tiling_nnx_loss(
     model: Any, hidden_states: jax.Array, data: Mapping[str, jax.Array], config: Any, is_train: bool,
-    *, memory_budget: int | str | None = None,
+    *, memory_budget: int | str | None = None, sharding: Sharding | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """(sum over tokens of cross entropy + z_loss_multiplier lse^2, that of the latter), float32. The first has gradients
     by the model's parameters and hidden_states.
 
     hidden_states: [B, T, D] before the final norm. data: "targets" [B, T] and "targets_segmentation" [B, T], 0 of tokens
-    that count for nothing. memory_budget: as of ``linear_cross_entropy``. model, config: MaxText's; ``logits_via_embedding`` or ``logits_dense``, soft cap, scale and dtypes
+    that count for nothing. memory_budget, sharding: as of ``linear_cross_entropy``. model, config: MaxText's; ``logits_via_embedding`` or ``logits_dense``, soft cap, scale and dtypes
     are followed. Sums of logits are float32 whatever ``cast_logits_to_fp32`` says.
 
-    Raises NotImplementedError for a mesh of several devices and for a quantised head.
+    Raises ValueError for a mesh of several devices without sharding, NotImplementedError for a quantised head.
     """
-    if model.mesh is not None and model.mesh.size > 1:
-        raise NotImplementedError(f"maxtext: expected a mesh of one device, got {dict(model.mesh.shape)}")
+    if model.mesh is not None and model.mesh.size > 1 and sharding is None:
+        raise ValueError(f"sharding: expected logitless.jax.Sharding for the mesh {dict(model.mesh.shape)}, got None")
     decoder = model.decoder
     states = decoder.decoder_norm(hidden_states)
     states = decoder.dropout(states, deterministic=not (is_train and config.enable_dropout))
@@ -47,7 +48,7 @@ def vocab_tiling_nnx_loss(
     multiplier = float(config.z_loss_multiplier)
     loss, lse = linear_cross_entropy(
         states.astype(dtype), weight.astype(dtype), targets, bias, reduction="sum", ignore_index=_IGNORED,
-        z_loss=multiplier, return_lse=True, memory_budget=memory_budget, **head,
+        z_loss=multiplier, return_lse=True, memory_budget=memory_budget, sharding=sharding, **head,
     )
     squares = jnp.where(targets != _IGNORED, jax.lax.stop_gradient(lse) ** 2, 0.0)
     return loss, multiplier * squares.sum()
@@ -69,11 +70,12 @@ def _head(model: Any, config: Any) -> tuple[jax.Array, jax.Array | None, Any, di
     return dense.kernel[...].T, None if bias is None else bias[...], dense.dtype, {}
 
 
-def patch(memory_budget: int | str | None = None) -> None:
+def patch(memory_budget: int | str | None = None, sharding: Sharding | None = None) -> None:
     """Has MaxText's trainer take the library's loss where ``num_vocab_tiling`` is above 1, whatever the number;
     ``unpatch()`` undoes it. Steps that are compiled already stay as they are.
 
-    memory_budget: of a call, as of ``linear_cross_entropy``.
+    memory_budget: of a call, as of ``linear_cross_entropy``. sharding: where tokens and the words of the head lie on the
+    model's mesh; of one device it needs none.
 
     Raises ImportError without MaxText, NotImplementedError for a version without that function.
     """
@@ -82,7 +84,7 @@ def patch(memory_budget: int | str | None = None) -> None:
     for module in modules:
         if not hasattr(module, _NAME):
             raise NotImplementedError(f"maxtext: expected {_NAME} in {module.__name__}, as 0.2.5 has it")
-    made = functools.partial(vocab_tiling_nnx_loss, memory_budget=memory_budget)
+    made = functools.partial(vocab_tiling_nnx_loss, memory_budget=memory_budget, sharding=sharding)
     for module in modules:
         _replaced.setdefault(module.__name__, getattr(module, _NAME))
         setattr(module, _NAME, made)

@@ -1,0 +1,179 @@
+"""Heads on meshes of four devices, said by an argument or by the arrays' types, against one device."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax_oracle import check_gradients, relative_error
+
+from logitless.jax import Sharding, linear_cross_entropy, linear_logprobs
+
+pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
+
+TOKENS, DIM, VOCAB = (8, 4), 16, 104
+RANDOM = np.random.default_rng(0)
+CLASSES = jnp.asarray(RANDOM.uniform(0.5, 2.0, VOCAB), "float32")
+WEIGHTS = jnp.asarray(RANDOM.uniform(0.0, 2.0, TOKENS), "float32")
+
+
+def arrays():
+    """hidden, weight, targets, bias; one row of tokens is ignored as a whole."""
+    r = np.random.default_rng(1)
+    targets = r.integers(0, VOCAB, TOKENS)
+    targets[3], targets[5, 1] = -100, -100
+    floats = (r.normal(size=(*TOKENS, DIM)), r.normal(size=(VOCAB, DIM)) * 0.5, r.normal(size=VOCAB))
+    hidden, weight, bias = (jnp.asarray(a, "float32") for a in floats)
+    return hidden, weight, jnp.asarray(targets, "int32"), bias
+
+
+def mesh(kind=AxisType.Auto):
+    return jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind, kind))
+
+
+LAYOUTS = {
+    "data": dict(tokens="data"),
+    "all data": dict(tokens=P(("data", "model"))),
+    "words": dict(words="model"),
+    "data and words": dict(tokens="data", words="model"),
+    "fsdp": dict(tokens=P(("data", "model")), words=("data", "model")),
+    "hsdp": dict(tokens=P(("data", "model")), words="model"),
+    "sequence": dict(tokens=P("data", "model"), words="model"),
+}
+
+
+def placed(layout, *given):
+    """The arrays where the layout has them."""
+    s = Sharding(mesh(), **layout)
+    tokens, words = s.tokens if isinstance(s.tokens, P) else P(s.tokens), P(s.words)
+    specs = (tokens, words, tokens, words)
+    return [jax.device_put(a, NamedSharding(s.mesh, spec)) for a, spec in zip(given, specs)]
+
+
+OPTIONS = {
+    "mean": {},
+    "sum": dict(reduction="sum", label_smoothing=0.1),
+    "weights": dict(class_weight=CLASSES, token_weight=WEIGHTS, z_loss=1e-2),
+}
+
+
+@pytest.mark.parametrize("name, options", [*((n, "weights") for n in LAYOUTS), ("data", "sum"), ("fsdp", "mean"), ("fsdp", "sum")])
+def test_loss_and_gradients(name, options):
+    layout, options = LAYOUTS[name], OPTIONS[options]
+    where = Sharding(mesh(), **layout)
+    step = jax.jit(jax.value_and_grad(lambda *a: linear_cross_entropy(*a, sharding=where, **options), (0, 1, 3)))
+    value, gradients = step(*placed(layout, *arrays()))
+    expected, others = jax.value_and_grad(lambda *a: linear_cross_entropy(*a, **options), (0, 1, 3))(*arrays())
+    assert relative_error(value, expected) < 2e-6
+    check_gradients(gradients, others)
+
+
+@pytest.mark.parametrize("name", ["words", "data and words", "fsdp", "sequence"])
+def test_neither_words_nor_their_gradients_travel(name):
+    given = placed(LAYOUTS[name], *arrays())
+    where = Sharding(mesh(), **LAYOUTS[name])
+    step = jax.jit(jax.value_and_grad(lambda *a: linear_cross_entropy(*a, sharding=where), (0, 1)))
+    text = step.lower(*given).compile().as_text()
+    moved = re.findall(r"= (.*?) (all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)(?:-start)?\(", text)
+    rows = VOCAB // where._size(where._words)
+    wide = [shape for shape, _ in moved if f"[{VOCAB},{DIM}]" in shape or f"[{VOCAB}]" in shape]
+    assert moved and not wide, wide
+    if name in ("words", "fsdp"):  # with data beside words d_weight is summed over data
+        assert not [shape for shape, _ in moved if f"[{rows},{DIM}]" in shape]
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[n] for n in ("all data", "data and words", "fsdp")])
+def test_losses_of_tokens_and_what_is_asked_for(layout):
+    where, given = Sharding(mesh(), **layout), placed(layout, *arrays())
+    asked = dict(return_lse=True, return_target_logits=True, softcap=6.0)
+    if "words" not in layout:
+        asked |= dict(return_argmax=True, accuracy=True)
+    for reduction in ("none", "mean"):
+        found = jax.jit(lambda *a: linear_cross_entropy(*a, sharding=where, reduction=reduction, **asked))(*given)
+        expected = linear_cross_entropy(*arrays(), reduction=reduction, **asked)
+        assert len(found) == len(expected)
+        for f, e in zip(found, expected):
+            assert f.shape == e.shape and f.dtype == e.dtype and relative_error(f, e) < 2e-6
+    losses = jax.grad(lambda *a: (WEIGHTS * linear_cross_entropy(*a, sharding=where, reduction="none")).sum(), (0, 1))
+    check_gradients(losses(*given), jax.grad(lambda *a: (WEIGHTS * linear_cross_entropy(*a, reduction="none")).sum(), (0, 1))(*arrays()))
+    numbers = linear_logprobs(*given, sharding=where)
+    for f, e in zip(numbers, linear_logprobs(*arrays())):
+        assert f.shape == e.shape and relative_error(f, e) < 2e-6
+
+
+def test_the_example_of_the_page():
+    page = Path(__file__).parents[3] / "docs" / "jax.md"
+    (code,) = [c for c in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S) if "Sharding(" in c]
+    names = {}
+    exec(compile(code, page.name, "exec"), names)
+    hidden, weight, targets, _ = arrays()
+    assert relative_error(names["loss"](hidden, weight, targets), linear_cross_entropy(hidden, weight, targets)) < 2e-6
+
+
+@pytest.mark.parametrize("normalizer", [20.0, jnp.float32(20.0)], ids=["number", "array"])
+def test_normalizer(normalizer):
+    for layout in (LAYOUTS["data"], LAYOUTS["fsdp"]):
+        found = linear_cross_entropy(*placed(layout, *arrays()), sharding=Sharding(mesh(), **layout), normalizer=normalizer)
+        assert relative_error(found, linear_cross_entropy(*arrays(), normalizer=normalizer)) < 2e-6
+
+
+def test_no_token_is_a_loss_of_zero():
+    hidden, weight, targets, bias = arrays()
+    none = jnp.full_like(targets, -100)
+    for layout in (LAYOUTS["data"], LAYOUTS["fsdp"]):
+        assert linear_cross_entropy(*placed(layout, hidden, weight, none, bias), sharding=Sharding(mesh(), **layout)) == 0.0
+
+
+def test_weighted_targets_where_every_device_has_all_words():
+    hidden, weight, _, bias = arrays()
+    words = jnp.asarray(RANDOM.integers(0, VOCAB, (*TOKENS, 3)), "int32").at[2].set(-100)
+    q = jnp.asarray(RANDOM.uniform(size=(*TOKENS, 3)), "float32")
+    where = Sharding(mesh(), tokens="data")
+    found = jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, words, bias, target_weight=q, sharding=where), (0, 1))
+    expected, others = jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, words, bias, target_weight=q), (0, 1))(hidden, weight)
+    value, gradients = found(hidden, weight)
+    assert relative_error(value, expected) < 2e-6
+    check_gradients(gradients, others)
+    with pytest.raises(NotImplementedError, match="target_weight: not of a vocabulary in shards"):
+        linear_cross_entropy(hidden, weight, words, bias, target_weight=q, sharding=Sharding(mesh(), words="model"))
+
+
+@pytest.mark.parametrize("name", ["data", "words", "data and words", "fsdp"])
+def test_types_of_explicit_axes_say_it(name):
+    layout = LAYOUTS[name]
+    explicit = mesh(AxisType.Explicit)
+    with jax.set_mesh(explicit):
+        s = Sharding(explicit, **layout)
+        tokens, words = s._tokens, P(s.words)
+        given = [jax.device_put(a, NamedSharding(explicit, spec)) for a, spec in zip(arrays(), (tokens, words, P(), P()))]
+        value, gradients = jax.jit(jax.value_and_grad(linear_cross_entropy, (0, 1)))(*given)
+        assert jax.typeof(gradients[1]).sharding.spec[0] == jax.typeof(given[1]).sharding.spec[0]
+        numbers = jax.jit(linear_logprobs)(*given)
+    expected, others = jax.value_and_grad(linear_cross_entropy, (0, 1))(*arrays())
+    assert relative_error(value, expected) < 2e-6
+    check_gradients(gradients, others)
+    assert relative_error(numbers[0], linear_logprobs(*arrays())[0]) < 2e-6
+
+
+@pytest.mark.parametrize("error, message, given", [
+    (TypeError, "sharding: expected logitless.jax.Sharding or None, got str", lambda: "data"),
+    (ValueError, "sharding: words: expected axes of \\('data', 'model'\\), got 'tp'", lambda: Sharding(mesh(), words="tp")),
+    (TypeError, "sharding: mesh: expected a jax.sharding.Mesh, got str", lambda: Sharding("data")),
+    (TypeError, "sharding: tokens: expected an axis or a PartitionSpec, got tuple", lambda: Sharding(mesh(), tokens=("data",))),
+    (ValueError, "sharding: tokens: expected axes of the leading dimensions", lambda: Sharding(mesh(), tokens=P(None, None, "data"))),
+])
+def test_what_is_wrong_is_named(error, message, given):
+    with pytest.raises(error, match=message):
+        linear_cross_entropy(*arrays(), sharding=given())
+
+
+def test_words_that_do_not_divide_are_named():
+    hidden, weight, targets, _ = arrays()
+    with pytest.raises(ValueError, match=r"weight: expected a multiple of 4 along dimension 0.*got \[102, 16\]"):
+        linear_cross_entropy(hidden, weight[:102], targets, sharding=Sharding(mesh(), words=("data", "model")))
+    with pytest.raises(ValueError, match=r"hidden: expected a multiple of 2 along dimension 0.*got \[7, 4, 16\]"):
+        linear_cross_entropy(hidden[:7], weight, targets[:7], sharding=Sharding(mesh(), tokens="data"))
