@@ -523,7 +523,7 @@ LOGITLESS_API void logitless_program_tensor_init(logitless_program_tensor* tenso
 /* Compiles the text form of docs/ir.md for the CPU, or the GPU of the options. options may be NULL:
  * the defaults. Errors name line and column of the text, a size without a value, what strict
  * forbids, a device or capability that is none (invalid argument), an operation and dtype without a
- * kernel, heads and attention for a GPU in a build without CUDA (unsupported). */
+ * kernel (unsupported). A build without CUDA compiles for a GPU as well. */
 LOGITLESS_API logitless_status logitless_program_compile(const char* text,
                                                          const logitless_program_options* options,
                                                          logitless_program** program);
