@@ -3,12 +3,14 @@
 import importlib.metadata
 import os
 import re
+import shutil
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F
+from torch import _inductor
 
 from logitless.torch import explain_compiled
 from logitless.torch._compile import register
@@ -126,6 +128,21 @@ def test_a_model_and_its_loss():
     text = explain_compiled()
     assert "outputs alone" in text and "linear float32[4, 32, 2000]: the graph returns a value of its size" in text
     assert model.steps == 5
+
+
+@pytest.mark.skipif(DEVICE == "cpu" and not shutil.which("g++"), reason="Inductor compiles with g++")
+def test_the_rest_goes_to_inductor():
+    body, head = torch.nn.Linear(DIM, DIM).to(DEVICE), random(VOCAB, DIM, seed=1).requires_grad_()
+    hidden, targets = random(BATCH * LENGTH, DIM), tokens().flatten()
+
+    def loss(hidden, head):
+        return F.cross_entropy(F.gelu(body(hidden)) @ head.T, targets)
+
+    _inductor.metrics.reset()
+    step = torch.compile(loss, backend="logitless", options={k: v for k, v in OPTIONS.items() if k != "inner"})
+    check_same(gradients(step, hidden, head), gradients(loss, hidden, head))
+    assert "\n  chunked: " in explain_compiled()
+    assert _inductor.metrics.generated_kernel_count > 0
 
 
 def z_loss(hidden, weight, target):
