@@ -4,7 +4,7 @@
     tools/pictures.py [NAME ...] [--head real_head_late.safetensors] [--logitless build/src/cli/logitless]
 
 head: the plans' way through the logits. memory: a GPT-2 step's, from `logitless compile`. far_field: the tiles kept of a
-trained model's head (--head; numpy). layers: who may include whom. Without a name: all that can be drawn here.
+trained model's head (--head; numpy). layers: who may include whom. ranks: words over ranks. Without a name: all that can be drawn here.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-NAMES = {"head": "head", "memory": "memory", "far_field": "kept_tiles", "layers": "layers"}  # to modules
+NAMES = {"head": "head", "memory": "memory", "far_field": "kept_tiles", "layers": "layers", "ranks": "ranks"}  # to modules
 
 
 def main():

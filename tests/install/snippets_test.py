@@ -75,6 +75,23 @@ SNIPPETS = {
 """, "return 0;"),
     ("docs/distributed.md", "#include <logitless/logitless.h>"): (
         "", "", "return all[0][0] + all[1][0] == 0 && all[0][1] == 10 && all[1][1] == 10 ? 0 : 1;"),
+    ("docs/distributed.md", "// On each rank:"): (
+        HEADERS + "#include <thread>\n#include <utility>\n",
+        """
+  const std::size_t n = 6, d = 16, rows = 150;
+  const std::int64_t vocab = 300;
+  std::vector<std::uint16_t> hidden(n * d), weights(rows * d);
+  std::vector<std::int32_t> words(n, 170);
+  const void *x = hidden.data(), *w = weights.data(), *y = words.data();
+""", """
+  float losses[2] = {};
+  const auto ranks = logitless::make_thread_group(2);
+  {
+    std::jthread other([&] { losses[1] = loss_of(ranks[1], 150); });
+    losses[0] = loss_of(ranks[0], 0);
+  }
+  return losses[0] == losses[1] && std::abs(losses[0] - std::log(300.0f)) < 1e-3f ? 0 : 1;
+"""),
     ("docs/gpu.md", "logitless_program_options options;"): (
         "#include <logitless/c_api.h>\n#include <logitless/device.h>\n",
         """
