@@ -28,6 +28,7 @@ def processes():
         ("distributed_worker", 2),
         ("distributed_worker", 4),
         ("distributed_lazy_worker", 2),
+        ("tensor_parallel_worker", 2),
         ("communicator_worker", 2),
         ("sharded_worker", 2),
         ("sharded_worker", 4),

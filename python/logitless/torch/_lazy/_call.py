@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .._distributed import _is_dtensor, whole
+from ._parallel import split_logits
 
 
 def _version(t: Optional[Tensor]) -> int:
@@ -30,10 +31,11 @@ class HeadCall:
         module: the head, asked for its weight once its storage is gone; or None.
         shards: the module's weight before it was gathered for the call, if it is a DTensor.
         far: a FarFieldHead that a loss of it is a step of, or None.
+        same: hidden is the same on all ranks of a DTensor weight (tensor parallelism), not each rank's own.
     """
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Optional[Tensor], compute=None, module=None, shards=None,
-                 far=None):
+                 far=None, same=False):
         self.tracks = tuple(
             torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, weight, bias)
         )
@@ -41,7 +43,7 @@ class HeadCall:
         self.bias = None if bias is None else bias.detach()
         self.dtype = compute or hidden.dtype
         self.shape = (*hidden.shape[:-1], weight.shape[0])
-        self._compute, self.far = compute, far
+        self._compute, self.far, self.same = compute, far, same
         self._versions = {name: _version(t) for name, t in self._tensors().items()}
         self._module = None if module is None else weakref.ref(module)
         self._shards = None if shards is None else (weakref.ref(shards), shards._version)
@@ -64,9 +66,9 @@ class HeadCall:
         return tuple(found)
 
     def gathered(self) -> tuple[Tensor, Tensor, Optional[Tensor]]:
-        """The same with DTensors whole; every rank of their mesh comes here."""
+        """The same with DTensors whole, where ``linear`` needs that; every rank of their mesh comes here."""
         hidden, weight, bias = self.arguments()
-        return hidden, whole(weight), whole(bias)
+        return (hidden, weight, bias) if self.same else (hidden, whole(weight), whole(bias))
 
     @property
     def spread(self) -> bool:
@@ -101,7 +103,7 @@ class HeadCall:
             if self._compute is not None:
                 hidden, weight = hidden.to(self._compute), weight.to(self._compute)
                 bias = None if bias is None else bias.to(self._compute)
-            return F.linear(hidden, weight, bias)
+            return (split_logits if self.same else F.linear)(hidden, weight, bias)
 
     def autocast(self):
         """The autocast state of the call, for a loss that is to cast as it would have."""

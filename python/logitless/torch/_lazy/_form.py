@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ._call import HeadCall
+from ._parallel import replicated_on
 
 
 @dataclass(frozen=True)
@@ -124,5 +125,6 @@ class Form:
             number = torch.promote_types(weights[0].dtype, torch.float32)
             bias = sum(b.to(number) for b in biases)
         if len(rows) == 1:
-            return rows[0], weights[0], bias
+            same = self.parts[0].call.same
+            return replicated_on(weights[0], rows[0]) if same else rows[0], weights[0], bias
         return torch.cat(rows, -1), torch.cat(weights, -1), bias

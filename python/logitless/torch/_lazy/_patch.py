@@ -12,6 +12,7 @@ from .._distributed import _is_dtensor, local
 from ..far_field import FarFieldHead
 from ._call import HeadCall, compute_dtype, takes
 from ._gradient import Head
+from ._parallel import local_states, put_aside, put_back
 from ._tensor import LazyHeadWarning
 from ._traced import traced_logits
 
@@ -26,7 +27,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def lazy_linear(hidden: Tensor, weight: Tensor, bias=None, *, module=None, shards=None, far=None) -> Tensor:
+def lazy_linear(hidden: Tensor, weight: Tensor, bias=None, *, module=None, shards=None, far=None, same=False) -> Tensor:
     """``F.linear(hidden, weight, bias)``, as LazyLogits where they can be promised: floating tensors of a CPU or a GPU,
     plain, or with weights that are DTensors."""
     if torch.compiler.is_compiling() or not takes(hidden, weight, bias):
@@ -35,7 +36,7 @@ def lazy_linear(hidden: Tensor, weight: Tensor, bias=None, *, module=None, shard
     like = _like(hidden, weight, bias, compute)
     flat = like._base is not None  # of two dimensions, and what is returned a view
     rows = hidden.reshape(-1, hidden.shape[-1]) if flat else hidden
-    logits = Head.apply(rows, weight, bias, HeadCall(rows, weight, bias, compute, module, shards, far))
+    logits = Head.apply(rows, weight, bias, HeadCall(rows, weight, bias, compute, module, shards, far, same))
     return logits.view(like.shape) if flat else logits
 
 
@@ -70,6 +71,7 @@ class LazyLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         weight, bias = self.weight, self.bias
+        input, same = local_states(self, input)
         if _is_dtensor(weight) and not torch.is_autocast_enabled(input.device.type):
             # FSDP's MixedPrecisionPolicy casts what it gathers, which this is not.
             weight, bias = weight.to(input.dtype), None if bias is None else bias.to(input.dtype)
@@ -78,7 +80,7 @@ class LazyLinear(nn.Linear):
                 return traced_logits(input, weight, bias, self._far())
             return _linear(input, weight, bias)
         self.__dict__["_lazy_called"] = True
-        return lazy_linear(input, weight, bias, module=self, shards=_thread.shards, far=self._far())
+        return lazy_linear(input, weight, bias, module=self, shards=_thread.shards, far=self._far(), same=same)
 
     def _far(self):
         return self.__dict__.get("far_field") if self.training else None
@@ -185,6 +187,7 @@ def lazy_head(model: nn.Module, far_field: FarFieldHead | float | None = None) -
     for m in linears:
         if not _is_lazy(m):
             m.__class__ = _lazy_class(type(m))
+            put_aside(m)
     _unwatch(model)
     model.register_forward_hook(_Watch())
     return model
@@ -197,5 +200,6 @@ def unpatch(model: nn.Module) -> nn.Module:
             m.__class__ = next((plain for plain, lazy in _made.items() if lazy is type(m)), nn.Linear)
             m.__dict__.pop("_lazy_called", None)
             m.__dict__.pop("far_field", None)
+            put_back(m)
     _unwatch(model)
     return model
