@@ -265,6 +265,8 @@ def sharded_head(head: nn.Module, mesh) -> set[nn.Parameter]:
         raise TypeError(f"head: expected a module with a parameter weight [V, D], got {type(head).__name__}")
     if getattr(mesh, "ndim", None) not in (1, 2):
         raise ValueError(f"mesh: expected a DeviceMesh of one dimension or two, as fully_shard takes it, got {mesh!r}")
+    if "weight" not in head._parameters:
+        raise TypeError(f"head: expected a module with a parameter weight of its own, got {type(head).__name__}; give the layer that it wraps")
     placements = (Replicate(), Shard(0))[-mesh.ndim :]
     made = set()
     for name, parameter in list(head.named_parameters(recurse=False)):

@@ -57,8 +57,8 @@ class _OwnLoss(torch.autograd.Function):
         options, compute, needs, words = ctx.values
         group = _ranks.group_of(words.group)
         every = _ranks.together(group, lambda: group.gather(np.array([d_loss.item()])))
-        *inputs, factor = ctx.saved_tensors[:8]
-        gradients = ctx.saved_tensors[8:]
+        saved = ctx.saved_tensors  # once: a checkpoint computes them again
+        (*inputs, factor), gradients = saved[:8], saved[8:]
         if (every == every[0]).all():
             gradients = scaled(gradients, d_loss)
         else:

@@ -20,6 +20,45 @@ class Model(nn.Module):
         return (None if y is None else F.cross_entropy(z.float().view(-1, 60), y.view(-1))), z
 
 
+def own_losses(spread, x, y, whole, rank):
+    """Losses of each rank's own tokens by words over ranks, beside those of one rank."""
+    from torch.utils.checkpoint import checkpoint
+
+    few = 0 if rank else len(x)
+    losses = dict(
+        gather=lambda m: -m(x[:few])[1].log_softmax(-1).gather(-1, y[:few, None]).sum(),
+        logsumexp=lambda m: m(x[:few])[1].logsumexp(-1).sum(),
+        read=lambda m: sum(m(x[: 1 if rank else 5])[1][i].square().sum() for i in (0, -1)),
+        checkpoint=lambda m: checkpoint(lambda h: F.cross_entropy(m.lm_head(h), y), x, use_reentrant=False),
+    )
+    for name, loss in losses.items():
+        model = spread()
+        whole.zero_grad()
+        found, expected = loss(model), loss(whole)
+        assert torch.allclose(found, expected, atol=1e-4), (name, found, expected)
+        found.backward()
+        expected.backward()
+        mean = whole.lm_head.weight.grad
+        dist.all_reduce(mean)
+        assert torch.allclose(model.lm_head.weight.grad.full_tensor(), mean / 2, atol=1e-4), name
+    # What one rank raises all do, and the next call is in step.
+    model = spread()
+    for wrong in (y.clone().fill_(99) if rank else y, y):
+        try:
+            F.cross_entropy(model(x)[1], wrong)
+        except ValueError as error:
+            assert "99 at position 0 is outside [0, 60)" in str(error) and ("rank 1: " in str(error)) == (rank == 0), error
+        else:
+            assert wrong is y, "a bad target of rank 1 was not told"
+            break
+    try:
+        torch.autograd.grad(F.cross_entropy(model(x)[1], y), model.lm_head.weight, create_graph=True)
+    except NotImplementedError as error:
+        assert "second derivatives" in str(error)
+    else:
+        raise AssertionError("a second derivative over ranks")
+
+
 def main(rank: int, port: str, ranks: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
     torch.set_num_threads(1)
@@ -108,6 +147,7 @@ def main(rank: int, port: str, ranks: int) -> None:
         head = torch.compile(model.lm_head, backend="aot_eager", fullgraph=True) if compiled else model.lm_head
         head(hidden[rank]).square().mean().backward()
         assert torch.allclose(model.lm_head.weight.grad.full_tensor(), whole.lm_head.weight.grad, atol=1e-5), compiled
+    own_losses(spread, hidden[rank], target[rank], whole, rank)
     # bf16 layers: the head's fp32 rows are cast as those that FSDP gathers.
     model = lazy_head(Model())
     fully_shard(model, mesh=mesh, ignored_params=sharded_head(model.lm_head, mesh), mp_policy=MixedPrecisionPolicy(torch.bfloat16))

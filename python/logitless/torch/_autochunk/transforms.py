@@ -87,9 +87,9 @@ class Transformed(_Rules):
         wanted = [(t, o) for t, o, yes in zip(tangents, traced.outputs, traced.differentiable) if yes]
         if all(t is None for t, _ in wanted) or not any(plan.has_grad):
             return (None,) * (1 + len(plan.has_grad))
-        like = ctx.saved_tensors[0]
-        full = [torch.zeros(o.shape, dtype=o.dtype, device=like.device) if t is None else t for t, o in wanted]
-        made = iter(_Gradients.apply(plan, len(ctx.saved_tensors), *ctx.saved_tensors, *full))
+        saved = ctx.saved_tensors  # once: a checkpoint computes them again
+        full = [torch.zeros(o.shape, dtype=o.dtype, device=saved[0].device) if t is None else t for t, o in wanted]
+        made = iter(_Gradients.apply(plan, len(saved), *saved, *full))
         return (None, *(next(made) if has else None for has in plan.has_grad))
 
     @staticmethod

@@ -150,6 +150,12 @@ def _handed(func, args, kwargs) -> LazyGradient:
     return LazyGradient(like, device, known, make)
 
 
+def refuse_spread_derivatives(spread: bool) -> None:
+    """In a backward that is differentiated."""
+    if spread and torch.is_grad_enabled():
+        raise NotImplementedError("lazy_head: second derivatives of a head whose words are on several ranks")
+
+
 class Head(torch.autograd.Function):
     """A call of the head: (hidden, weight, bias, call) -> lazy logits."""
 
@@ -166,6 +172,7 @@ class Head(torch.autograd.Function):
         hidden, weight = ctx.saved_tensors
         if gradient is None:
             return None, None, None, None
+        refuse_spread_derivatives(ctx.head.spread)
         need = ctx.needs_input_grad
         if isinstance(gradient, LazyGradient) and ctx.head in gradient._known:
             return (*_total(gradient._known[ctx.head]), None)

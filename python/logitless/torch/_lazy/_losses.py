@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..loss import linear_cross_entropy, linear_logprobs
 from ._form import Form
-from ._gradient import LazyGradient
+from ._gradient import LazyGradient, refuse_spread_derivatives
 from ._tensor import RULES, LazyLogits
 
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
@@ -62,6 +62,7 @@ class _Fused(torch.autograd.Function):
         ctx.saved_tensors  # noqa: B018  (raises when PyTorch's function would: it was edited, or freed)
         nothing = (None,) * 5
         if torch.is_grad_enabled():  # create_graph: derivatives of derivatives, of real logits
+            refuse_spread_derivatives(form.spread)
             if ctx.x._version != ctx.version:
                 raise RuntimeError("LazyLogits: modified in place since the loss that create_graph=True differentiates again")
             result = plain(ctx.x.materialize().to(dtype))
@@ -109,9 +110,11 @@ def _apply(x: LazyLogits, fused: Callable, plain: Callable, tiny: Callable, dtyp
     try:
         result = _dtype(x, tiny) if torch.is_autocast_enabled(x.device.type) else dtype or x.dtype
         return _Fused.apply(x, fused, plain, track, result, keeps)
-    except (ValueError, TypeError, NotImplementedError):
+    except (ValueError, TypeError, NotImplementedError) as error:
         if track and x._form.parts[0].call.far is not None:
             raise  # what the far field refuses is not computed in another way
+        if x._form.spread and not isinstance(error, NotImplementedError):
+            raise  # all ranks raise it, and their next calls are to be the same
         return NotImplemented
 
 
@@ -193,7 +196,9 @@ def _gather(input, dim, index, *, sparse_grad=False, out=None):
     x = input
     if not _last(x, dim) or sparse_grad or out is not None or type(index) is not Tensor or index.dtype != torch.int64:
         return NotImplemented
-    if x.dim() < 2 or index.dim() != x.dim() or index.shape[:-1] != x.shape[:-1] or not index.numel():
+    if x.dim() < 2 or index.dim() != x.dim() or index.shape[:-1] != x.shape[:-1]:
+        return NotImplemented
+    if not index.numel() and not (x._form.spread and index.shape[-1]):
         return NotImplemented
 
     def fused(form: Form, hidden, weights, bias):

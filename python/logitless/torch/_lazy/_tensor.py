@@ -144,6 +144,8 @@ class LazyLogits(Lazy):
         overlaps = any(n > 1 and s == 0 for n, s in zip(self.shape, self.stride()))
         if storage.real is not None or form is None or overlaps or self.numel() > storage.like.numel() // 2:
             return self._real()
+        if form.spread:  # ranks gather together, once, however many rows each has
+            return self._real()
         if self._read is None:
             if storage.part() is not None:
                 return self._real()
