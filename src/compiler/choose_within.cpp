@@ -83,11 +83,12 @@ std::optional<ChunkChoice> recomputed(const ChunkSearch& found, const ChunkChoic
     if (is_better(choice, so_far(), request)) best = std::move(choice);
   };
   const std::vector<ChunkChoice> bases = found.bases();
+  RecomputeCuts cuts;
   for (const ChunkChoice& base : bases) {
     const double seconds = fits(so_far(), request) ? seconds_of(so_far(), request)
                                                    : std::numeric_limits<double>::infinity();
     if (seconds_of(base, request) >= seconds) break;
-    if (auto again = recompute_within(base.graph, base.program, request, seconds))
+    if (auto again = recompute_within(base.graph, base.program, request, seconds, &cuts))
       keep(with(base, *std::move(again)));
   }
   if (fits(so_far(), request)) return best;

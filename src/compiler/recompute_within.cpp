@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "compiler/ops/op.h"
-#include "compiler/passes/recompute_segments.h"
+#include "compiler/plan/arena.h"
 #include "compiler/plan/cost.h"
 #include "compiler/plan/fuse.h"
 #include "compiler/plan/lower.h"
@@ -51,13 +51,19 @@ double least_seconds(double multiply_adds, const Rates& rates) {
 // not.
 class Search {
  public:
-  Search(const Graph& graph, const Program& program, const ChunkRequest& request)
+  Search(const Graph& graph, const Program& program, const ChunkRequest& request,
+         RecomputeCuts* cuts = nullptr)
       : graph_(graph),
         program_(program),
         request_(request),
         curve_(graph, multiply_adds_per_byte(request.target.rates()), stored_nodes(graph)),
         most_(curve_.cheapest()),
-        least_(curve_.smallest()) {}
+        least_(curve_.smallest()),
+        cuts_(cuts != nullptr ? *cuts : own_cuts_) {
+    if (cuts == nullptr || (cuts->curve && curve_.same_choices(*cuts->curve))) return;
+    cuts->curve.emplace(curve_);
+    cuts->between.clear();
+  }
 
   std::optional<RecomputeChoice> within(double seconds) {
     if (most_.kept <= least_.kept) return std::nullopt;
@@ -68,7 +74,7 @@ class Search {
       if (point.kept > most_kept_within(request_.budget)) return Way::less;
       return way(point, request_.budget);
     });
-    return fitting && fitting->seconds < seconds ? std::optional(*fitting) : std::nullopt;
+    return fitting && fitting->seconds < seconds ? std::optional(whole(*fitting)) : std::nullopt;
   }
 
   std::optional<RecomputeChoice> least() {
@@ -76,7 +82,7 @@ class Search {
     halve([&](const Point& point) { return way(point, /*budget=*/0); });
     const bool lower =
         smallest_ && bytes_of(smallest_->program, request_) < bytes_of(program_, request_);
-    return lower ? std::optional(*smallest_) : std::nullopt;
+    return lower ? std::optional(whole(*smallest_)) : std::nullopt;
   }
 
   std::vector<RecomputeChoice> sample() {
@@ -86,7 +92,7 @@ class Search {
       const Point point = keeping(most_.kept - (most_.kept - least_.kept) * i / kSamples);
       if (point.kept >= last) continue;
       last = point.kept;
-      choices.push_back(*made(point));
+      choices.push_back(whole(*made(point)));
     }
     return choices;
   }
@@ -99,14 +105,15 @@ class Search {
   const ChunkRequest& request_;
   const RecomputeCurve curve_;
   const Point most_, least_;
-  std::map<std::pair<double, double>, std::optional<Point>> between_;  // by their weights
-  std::map<std::int64_t, std::int64_t> bytes_;                         // by what is kept
+  RecomputeCuts own_cuts_;
+  RecomputeCuts& cuts_;
+  std::map<std::int64_t, std::int64_t> bytes_;  // by what is kept
   // The last that was made, and the one of the least memory.
   std::shared_ptr<const RecomputeChoice> last_, smallest_;
 
   // That of the curve, once for the same two: each search of it begins at its ends.
   const std::optional<Point>& between(const Point& more, const Point& less) {
-    const auto [found, is_new] = between_.try_emplace({more.weight, less.weight});
+    const auto [found, is_new] = cuts_.between.try_emplace({more.weight, less.weight});
     if (is_new) found->second = curve_.between(more, less);
     return found->second;
   }
@@ -129,8 +136,9 @@ class Search {
   std::shared_ptr<const RecomputeChoice> made(const Point& point) {
     auto choice = std::make_shared<RecomputeChoice>();
     choice->graph = curve_.graph_of(point);
-    choice->program = lower(choice->graph, request_.target, request_.added,
-                            InstructionOrder::for_memory, request_.bodies);
+    choice->program = lower_without_offsets(choice->graph, request_.target, request_.added,
+                                            InstructionOrder::for_memory, request_.bodies);
+    if (request_.with_scratch) give_offsets(choice->program);
     choice->seconds = predicted_seconds(choice->program, request_.target.rates());
     choice->values = values_again(graph_, point);
     choice->given_up = most_.kept - point.kept;
@@ -138,6 +146,10 @@ class Search {
     const std::int64_t bytes = bytes_[point.kept] = bytes_of(choice->program, request_);
     if (!smallest_ || bytes < bytes_of(smallest_->program, request_)) smallest_ = choice;
     return last_ = choice;
+  }
+  RecomputeChoice whole(RecomputeChoice choice) const {
+    if (!request_.with_scratch) give_offsets(choice.program);
+    return choice;
   }
   std::int64_t bytes_with(const Point& point) {
     const auto found = bytes_.find(point.kept);
@@ -183,8 +195,9 @@ class Search {
 }  // namespace
 
 std::optional<RecomputeChoice> recompute_within(const Graph& graph, const Program& program,
-                                                const ChunkRequest& request, double seconds) {
-  return Search(graph, program, request).within(seconds);
+                                                const ChunkRequest& request, double seconds,
+                                                RecomputeCuts* cuts) {
+  return Search(graph, program, request, cuts).within(seconds);
 }
 
 std::optional<RecomputeChoice> least_recomputed(const Graph& graph, const Program& program,

@@ -429,7 +429,11 @@ TEST(GraphQueries, OrderParametersAndUsers) {
   EXPECT_EQ(g.parameters(), (std::vector<int>{0, 1}));
   EXPECT_EQ(g.find_parameter("z"), 1);
   EXPECT_EQ(g.find_parameter("a"), -1);
-  EXPECT_EQ(g.users(), (std::vector<std::vector<int>>{{2}, {2}, {3}, {4}, {}}));
+  const ir::Lists<int> users = g.users();
+  const std::vector<std::vector<int>> expected = {{2}, {2}, {3}, {4}, {}};
+  ASSERT_EQ(users.size(), expected.size());
+  for (std::size_t id = 0; id < expected.size(); ++id)
+    EXPECT_EQ(std::vector<int>(users[id].begin(), users[id].end()), expected[id]);
 }
 
 // --- bind

@@ -51,6 +51,42 @@ TEST(Arena, LivingBuffersDoNotOverlap) {
   }
 }
 
+// By definition: the largest first, each as low as no other one that it meets is in its way.
+std::vector<std::int64_t> lowest_places(const std::vector<ir::Interval>& list) {
+  std::vector<std::size_t> order(list.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return list[a].bytes > list[b].bytes; });
+  std::vector<std::int64_t> places(list.size());
+  std::vector<std::size_t> done;
+  for (const std::size_t i : order) {
+    std::sort(done.begin(), done.end(),
+              [&](std::size_t a, std::size_t b) { return places[a] < places[b]; });
+    for (const std::size_t j : done) {
+      if (!meet(list[i], list[j])) continue;
+      if (places[j] >= places[i] + list[i].bytes) break;
+      places[i] = std::max(places[i], places[j] + list[j].bytes);
+    }
+    done.push_back(i);
+  }
+  return places;
+}
+
+TEST(Arena, TakesTheLowestPlaces) {
+  std::mt19937 rng(3);
+  for (int round = 0; round < 60; ++round) {
+    const int times = 1 + static_cast<int>(rng() % (round % 2 == 0 ? 30 : 900));
+    std::vector<ir::Interval> list = random_intervals(rng, 20 + 10 * round, times);
+    for (ir::Interval& x : list) {  // many are short, and some of nothing
+      if (rng() % 4 != 0) x.last = std::min<int>(x.last, x.first + static_cast<int>(rng() % 5));
+      if (rng() % 20 == 0) x.bytes = 0;
+    }
+    const std::vector<std::int64_t> expected = lowest_places(list);
+    ir::assign_offsets(list, kAlignment);
+    for (std::size_t i = 0; i < list.size(); ++i) ASSERT_EQ(list[i].offset, expected[i]) << i;
+  }
+}
+
 // The best of all orders of placing each interval as low as it goes: that is an optimum.
 std::int64_t optimum(const std::vector<ir::Interval>& list) {
   std::vector<std::size_t> order(list.size());

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <span>
 
 #include "compiler/compiled.h"
 #include "compiler/graph_access.h"
@@ -28,28 +29,29 @@ ir::Schedule random_schedule(std::mt19937& rng, int count) {
   const auto below = [&](int n) { return static_cast<int>(rng() % static_cast<unsigned>(n)); };
   ir::Schedule s;
   for (int i = 0; i < count; ++i) {
-    ir::Schedule::Step step;
+    std::vector<int> values, after;
+    std::vector<ir::Schedule::Take> takes;
     const int made = static_cast<int>(s.bytes.size());
     for (int k = i > 0 ? below(3) : 0; k > 0; --k) {
       const int before = below(i);
-      step.after.push_back(before);
-      const std::vector<int>& there = s.steps[static_cast<std::size_t>(before)].values;
-      if (!there.empty()) step.values.push_back(there.back());
+      after.push_back(before);
+      const std::span<const int> there = s.values[static_cast<std::size_t>(before)];
+      if (!there.empty()) values.push_back(there.back());
     }
     const auto unique = [](std::vector<int>& list) {
       std::sort(list.begin(), list.end());
       list.erase(std::unique(list.begin(), list.end()), list.end());
     };
-    unique(step.after);
-    unique(step.values);
+    unique(after);
+    unique(values);
     if (below(4) > 0) {  // the others write the caller's memory
-      const int from = step.values.empty() ? -1 : step.values.front();
-      const bool takes = from >= 0 && below(2) == 0;
-      s.bytes.push_back(takes ? s.bytes[static_cast<std::size_t>(from)] : 64 * (1 + below(6)));
-      if (takes) step.takes.emplace_back(from, made);
-      step.values.push_back(made);
+      const int from = values.empty() ? -1 : values.front();
+      const bool over = from >= 0 && below(2) == 0;
+      s.bytes.push_back(over ? s.bytes[static_cast<std::size_t>(from)] : 64 * (1 + below(6)));
+      if (over) takes.emplace_back(from, made);
+      values.push_back(made);
     }
-    s.steps.push_back(std::move(step));
+    s.add(values, after, takes);
   }
   return s;
 }
@@ -60,7 +62,7 @@ bool is_allowed(const ir::Schedule& s, const Order& order) {
     place[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
   for (std::size_t i = 0; i < order.size(); ++i) {
     if (place[i] < 0) return false;
-    for (const int before : s.steps[i].after) {
+    for (const int before : s.after[i]) {
       if (place[static_cast<std::size_t>(before)] > place[i]) return false;
     }
   }
@@ -72,7 +74,7 @@ std::int64_t peak_by_definition(const ir::Schedule& s, const Order& order) {
   std::int64_t peak = 0;
   for (std::size_t i = 0; i < order.size(); ++i) {
     const auto names = [&](std::size_t at, int v) {
-      const std::vector<int>& values = s.steps[static_cast<std::size_t>(order[at])].values;
+      const std::span<const int> values = s.values[static_cast<std::size_t>(order[at])];
       return std::find(values.begin(), values.end(), v) != values.end();
     };
     const auto first = [&](int v) {
@@ -88,7 +90,7 @@ std::int64_t peak_by_definition(const ir::Schedule& s, const Order& order) {
     std::int64_t live = 0;
     for (int v = 0; v < static_cast<int>(s.bytes.size()); ++v)
       live += first(v) <= i && i <= last(v) ? s.bytes[static_cast<std::size_t>(v)] : 0;
-    for (const auto& [from, to] : s.steps[static_cast<std::size_t>(order[i])].takes) {
+    for (const auto& [from, to] : s.takes[static_cast<std::size_t>(order[i])]) {
       if (last(from) != i || first(to) != i) continue;
       live -= s.bytes[static_cast<std::size_t>(to)];
       break;
@@ -99,7 +101,7 @@ std::int64_t peak_by_definition(const ir::Schedule& s, const Order& order) {
 }
 
 std::int64_t optimum(const ir::Schedule& s) {
-  Order order(s.steps.size());
+  Order order(s.steps());
   std::iota(order.begin(), order.end(), 0);
   std::int64_t best = INT64_MAX;
   do {
@@ -109,7 +111,7 @@ std::int64_t optimum(const ir::Schedule& s) {
 }
 
 Order given(const ir::Schedule& s) {
-  Order order(s.steps.size());
+  Order order(s.steps());
   std::iota(order.begin(), order.end(), 0);
   return order;
 }
@@ -152,7 +154,12 @@ TEST(Schedule, OfManyStepsIsAllowedAndNoHigher) {
 TEST(Schedule, MovesNothingInVain) {
   ir::Schedule s;
   s.bytes = {64, 64, 64};
-  s.steps = {{{0}, {}, {}}, {{1}, {}, {}}, {{0, 1, 2}, {0, 1}, {}}};
+  const auto add = [&](std::vector<int> values, std::vector<int> after) {
+    s.add(values, after, {});
+  };
+  add({0}, {});
+  add({1}, {});
+  add({0, 1, 2}, {0, 1});
   EXPECT_EQ(ir::order_of_least_peak(s), (Order{0, 1, 2}));
 }
 

@@ -19,9 +19,7 @@ struct CutNode {
   }
   int rank(std::size_t operand) const { return graph.type(node.operands[operand]).rank(); }
   // The same of every operand.
-  std::vector<Need> each(const Need& need) const {
-    return std::vector<Need>(node.operands.size(), need);
-  }
+  Needs each(const Need& need) const { return Needs(node.operands.size(), need); }
 };
 
 // Where a cut operand leads: the cut of the result, or the partial result itself, or neither.
@@ -32,10 +30,10 @@ struct Lead {
 
 inline bool inside(int d, const Split& s) { return d >= s.dim && d < s.dim + s.count; }
 inline Need part(const Split& s) { return {false, s}; }
-inline Chunked cut(const Split& result, std::vector<Need> needs) {
+inline Chunked cut(const Split& result, Needs needs) {
   return {Chunked::Kind::split, {result}, std::move(needs), false};
 }
-inline Chunked partial(Chunked::Kind kind, std::vector<Need> needs) {
+inline Chunked partial(Chunked::Kind kind, Needs needs) {
   return {kind, {}, std::move(needs), false};
 }
 // A sum over chunks of a cut operand 0 whose indices count from the chunk's first element.

@@ -1,7 +1,6 @@
 #include "compiler/analysis/region.h"
 
 #include <algorithm>
-#include <deque>
 #include <set>
 #include <utility>
 
@@ -13,6 +12,22 @@
 namespace logitless::ir {
 namespace {
 
+// Rows of the seed, or columns where those are cut.
+std::int64_t rows_of(const Graph& graph, Value seed, const Split& split) {
+  const std::vector<std::int64_t> sizes = sizes_of(graph.type(seed));
+  std::int64_t rows = elements_of(graph.type(seed)) / std::max<std::int64_t>(sizes.back(), 1);
+  if (split.dim + split.count == static_cast<int>(sizes.size())) {
+    rows = 1;
+    for (int d = split.dim; d < split.dim + split.count; ++d)
+      rows *= sizes[static_cast<std::size_t>(d)];
+  }
+  return rows;
+}
+bool is_tiny(std::int64_t elements, std::int64_t seed, std::int64_t rows) {
+  constexpr std::int64_t kNumbersPerRow = 8;
+  return 16 * elements <= seed && elements <= kNumbersPerRow * rows;
+}
+
 constexpr std::size_t kMostNodes = 1000;  // of a region that all values lead through
 
 // Which small values may lead from one big value to another.
@@ -23,8 +38,7 @@ enum class Leading : std::uint8_t {
 
 class Grower {
  public:
-  Grower(const Graph& graph, const std::vector<std::vector<int>>& users, Value seed,
-         Leading leading)
+  Grower(const Graph& graph, const Lists<int>& users, Value seed, Leading leading)
       : g_(graph), users_(users), seed_(elements_of(graph.type(seed))), leading_(leading) {
     region_.seed = seed;
   }
@@ -37,16 +51,16 @@ class Grower {
     std::int64_t extent = 1;
     for (int k = 0; k < split.count; ++k)
       extent *= sizes_of(g_.type(region_.seed))[static_cast<std::size_t>(split.dim + k)];
-    split_ = split;
+    rows_ = rows_of(g_, region_.seed, split);
     region_.extent = extent / split.factor;
     enter(region_.seed.node, *first);
-    while (!queue_.empty()) {
+    for (std::size_t next = 0; next < queue_.size(); ++next) {
       if (leading_ == Leading::all && region_.nodes.size() > kMostNodes) return {};
-      const int node = queue_.front();
-      queue_.pop_front();
+      const int node = queue_[next];
       backward(node);
       forward(node);
     }
+    region_.nodes.sort();
     if (leading_ == Leading::tiny) return pruned(std::move(region_), false);
     // Joining them may have to wait for a later phase.
     Region joined = pruned(region_, true);
@@ -57,18 +71,17 @@ class Grower {
 
  private:
   const Graph& g_;
-  const std::vector<std::vector<int>>& users_;
+  const Lists<int>& users_;
   const std::int64_t seed_;
   const Leading leading_;
-  Split split_;
+  std::int64_t rows_ = 0;
   Region region_;
-  std::deque<int> queue_;
+  std::vector<int> queue_;
   std::set<std::pair<int, int>> noted_;
 
   bool big(Value v) const { return is_big(elements_of(g_.type(v)), seed_); }
-  bool leads(Value v) const {
-    return leading_ == Leading::all || is_tiny(elements_of(g_.type(v)), g_, region_.seed, split_);
-  }
+  bool leads(Value v) const { return leading_ == Leading::all || tiny(elements_of(g_.type(v))); }
+  bool tiny(std::int64_t elements) const { return is_tiny(elements, seed_, rows_); }
   bool big_node(int node) const { return big({node, 0}); }
   void enter(int node, const Chunked& how) {
     region_.nodes.emplace(node, how);
@@ -164,35 +177,35 @@ class Grower {
 
   // Small nodes stay only where they read a big value, or lead to one, or `join` some that stay.
   void prune(Region& region, bool join) {
-    std::set<int> wanted, leads;
+    const auto size = static_cast<std::size_t>(g_.size());
+    std::vector<bool> wanted(size), leads(size);
     for (auto it = region.nodes.rbegin(); it != region.nodes.rend(); ++it) {
       const auto& [node, how] = *it;
-      bool keep = wanted.contains(node) || (big_node(node) && how.kind == Chunked::Kind::split);
-      for (std::size_t i = 0; i < how.needs.size(); ++i)
-        keep = keep || (big(g_.node(node).operands[i]) && flows(region, g_, node, i));
+      const auto at = static_cast<std::size_t>(node);
+      bool keep = wanted[at] || (big_node(node) && how.kind == Chunked::Kind::split);
+      for (std::size_t i = 0; !keep && i < how.needs.size(); ++i)
+        keep = big(g_.node(node).operands[i]) && flows(region, g_, node, i);
       const bool joins = join && joins_wide(region, node, how);
       if (!keep && !joins) continue;
-      wanted.insert(node);
+      wanted[at] = true;
       for (std::size_t i = 0; joins && i < how.needs.size(); ++i) {
-        if (flows(region, g_, node, i)) wanted.insert(g_.node(node).operands[i].node);
+        if (flows(region, g_, node, i))
+          wanted[static_cast<std::size_t>(g_.node(node).operands[i].node)] = true;
       }
       // Only small values that feed a big one, or another small one on the way to it.
-      const bool on_the_way =
-          how.kind == Chunked::Kind::split && (big_node(node) || leads.contains(node));
+      const bool on_the_way = how.kind == Chunked::Kind::split && (big_node(node) || leads[at]);
       for (std::size_t i = 0; on_the_way && i < how.needs.size(); ++i) {
-        const int p = g_.node(node).operands[i].node;
+        const auto p = static_cast<std::size_t>(g_.node(node).operands[i].node);
         if (!flows(region, g_, node, i)) continue;
-        wanted.insert(p);
-        leads.insert(p);
+        wanted[p] = leads[p] = true;
       }
     }
-    std::erase_if(region.nodes, [&](const auto& entry) { return !wanted.contains(entry.first); });
+    region.nodes.keep(wanted);
   }
   // Several wide values that become one, as parts of a gradient do: one leaves the loop instead.
   bool joins_wide(const Region& region, int node, const Chunked& how) const {
     const std::int64_t elements = elements_of(g_.node(node).results[0]);
-    if (how.kind != Chunked::Kind::split || is_tiny(elements, g_, region.seed, split_))
-      return false;
+    if (how.kind != Chunked::Kind::split || tiny(elements)) return false;
     int joined = 0;
     for (std::size_t i = 0; i < how.needs.size(); ++i)
       joined +=
@@ -202,16 +215,18 @@ class Grower {
 
   void find_phases(Region& region) const {
     region.phase.assign(static_cast<std::size_t>(g_.size()), 0);
-    std::vector<bool> inside(static_cast<std::size_t>(g_.size()), false);
-    for (const auto& [node, how] : region.nodes) inside[static_cast<std::size_t>(node)] = true;
-    for (int id = 0; id < g_.size(); ++id) {
+    if (region.nodes.empty()) return;
+    // No node before the first one inside waits, and none inside for one behind the last.
+    for (int id = region.nodes.begin()->first; id <= region.nodes.rbegin()->first; ++id) {
       const Node& n = g_.node(id);
       int& phase = region.phase[static_cast<std::size_t>(id)];
-      const bool here = inside[static_cast<std::size_t>(id)];
+      const bool here = region.inside(id);
       for (std::size_t i = 0; i < n.operands.size(); ++i) {
-        const auto p = static_cast<std::size_t>(n.operands[i].node);
-        const bool waits = inside[p] && !(here && flows(region, g_, id, i));
-        phase = std::max(phase, region.phase[p] + (waits ? 1 : 0));
+        const int p = n.operands[i].node;
+        const int before = region.phase[static_cast<std::size_t>(p)];
+        if (before + 1 <= phase) continue;
+        const bool waits = region.inside(p) && !(here && flows(region, g_, id, i));
+        phase = std::max(phase, before + (waits ? 1 : 0));
       }
       if (here) region.phases = std::max(region.phases, phase + 1);
     }
@@ -309,22 +324,44 @@ class UnitTangent {
 }  // namespace
 
 bool is_tiny(std::int64_t elements, const Graph& graph, Value seed, const Split& split) {
-  constexpr std::int64_t kNumbersPerRow = 8;
-  const std::vector<std::int64_t> sizes = sizes_of(graph.type(seed));
-  const std::int64_t all = elements_of(graph.type(seed));
-  std::int64_t rows = all / std::max<std::int64_t>(sizes.back(), 1);
-  if (split.dim + split.count == static_cast<int>(sizes.size())) {
-    rows = 1;
-    for (int d = split.dim; d < split.dim + split.count; ++d)
-      rows *= sizes[static_cast<std::size_t>(d)];
-  }
-  return 16 * elements <= all && elements <= kNumbersPerRow * rows;
+  return is_tiny(elements, elements_of(graph.type(seed)), rows_of(graph, seed, split));
+}
+
+void ChunkedNodes::emplace(int node, const Chunked& how) {
+  const auto at = static_cast<std::size_t>(node);
+  if (at >= place_.size()) place_.resize(at + 1, -1);
+  if (place_[at] >= 0) return;
+  place_[at] = static_cast<int>(entries_.size());
+  entries_.emplace_back(node, how);
+}
+void ChunkedNodes::sort() {
+  const auto before = [](const Entry& a, const Entry& b) { return a.first < b.first; };
+  if (std::is_sorted(entries_.begin(), entries_.end(), before)) return;
+  std::sort(entries_.begin(), entries_.end(), before);
+  number();
+}
+void ChunkedNodes::keep(const std::vector<bool>& keep) {
+  std::erase_if(entries_, [&](const Entry& entry) {
+    const auto at = static_cast<std::size_t>(entry.first);
+    if (!keep[at]) place_[at] = -1;
+    return !keep[at];
+  });
+  number();
+}
+void ChunkedNodes::clear() {
+  entries_.clear();
+  place_.clear();
+}
+void ChunkedNodes::number() {
+  for (std::size_t i = 0; i < entries_.size(); ++i)
+    place_[static_cast<std::size_t>(entries_[i].first)] = static_cast<int>(i);
 }
 
 const Split* Region::split(Value v) const {
-  const auto found = nodes.find(v.node);
-  if (found == nodes.end() || found->second.kind != Chunked::Kind::split) return nullptr;
-  return &found->second.results[static_cast<std::size_t>(v.index)];
+  if (!nodes.contains(v.node)) return nullptr;
+  const Chunked& how = nodes.at(v.node);
+  return how.kind == Chunked::Kind::split ? &how.results[static_cast<std::size_t>(v.index)]
+                                          : nullptr;
 }
 
 bool flows(const Region& region, const Graph& graph, int node, std::size_t i) {
@@ -336,8 +373,7 @@ bool flows(const Region& region, const Graph& graph, int node, std::size_t i) {
 Region grow_region(const Graph& graph, Value seed, const Split& split) {
   return grow_region(graph, graph.users(), seed, split);
 }
-Region grow_region(const Graph& graph, const std::vector<std::vector<int>>& users, Value seed,
-                   const Split& split) {
+Region grow_region(const Graph& graph, const Lists<int>& users, Value seed, const Split& split) {
   Region region = Grower(graph, users, seed, Leading::tiny).run(split);
   if (region.phases < 2) return region;
   // What leads from the big values of one phase to those of the next is computed in every chunk, be

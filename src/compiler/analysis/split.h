@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "compiler/ir/few.h"
 #include "compiler/ir/graph.h"
 
 namespace logitless::ir {
@@ -28,6 +29,8 @@ struct Need {
   auto operator<=>(const Need&) const = default;
 };
 
+using Needs = Few<Need, 3>;
+
 // A node run on one chunk.
 struct Chunked {
   enum class Kind : std::uint8_t {
@@ -37,8 +40,8 @@ struct Chunked {
     lse
   };  // all but split: to be merged over chunks
   Kind kind = Kind::split;
-  std::vector<Split> results;  // kind split: of each result
-  std::vector<Need> needs;     // of each operand
+  Few<Split, 2> results;  // kind split: of each result
+  Needs needs;            // of each operand
   // Indices into the cut dimension count from the chunk's first element: of iota, of the index
   // operands of pick, take and scatter_add.
   bool shifted = false;

@@ -90,9 +90,10 @@ Value Graph::add(Op op, std::vector<Value> operands, Attributes attributes, std:
             attributes.name, "'");
   std::vector<Type> results = infer_types(op, types, attributes);
   for (const Type& result : results) {
-    for (const Dim& dim : result.shape)
-      require(!dim.is_constant() || dim.value() >= 0, name_of(op), ": the result is ",
-              text_of(result));
+    const bool ok = std::all_of(result.shape.begin(), result.shape.end(), [](const Dim& dim) {
+      return !dim.is_constant() || dim.value() >= 0;
+    });
+    if (!ok) throw InvalidArgument(concat(name_of(op), ": the result is ", text_of(result)));
   }
   // The attribute always holds the whole type, so that printing and comparing need no cases.
   if (!summing && results.size() == 1) attributes.type = results[0];
@@ -117,6 +118,25 @@ Value Graph::copy(const Graph& from, int id, std::vector<Value> operands) {
             n.name};  // `from` may be this graph
   nodes_.push_back(std::move(made));
   return {size() - 1, 0};
+}
+
+Graph Graph::kept(const std::vector<bool>& keep, const std::vector<int>& instead) && {
+  std::vector<int> to(nodes_.size(), -1);
+  const auto replace = [&](Value& v) {
+    v.node = to[static_cast<std::size_t>(instead[static_cast<std::size_t>(v.node)])];
+    check(v.node >= 0, "kept: a value is read that is not kept");
+  };
+  std::size_t count = 0;
+  for (std::size_t id = 0; id < nodes_.size(); ++id) {
+    if (!keep[id]) continue;
+    for (Value& v : nodes_[id].operands) replace(v);
+    to[id] = static_cast<int>(count);
+    if (count != id) nodes_[count] = std::move(nodes_[id]);
+    ++count;
+  }
+  nodes_.erase(nodes_.begin() + static_cast<std::ptrdiff_t>(count), nodes_.end());
+  for (Output& output : outputs_) replace(output.value);
+  return std::move(*this);
 }
 
 bool computes_alike(const Node& a, const Node& b) {
@@ -171,15 +191,17 @@ int Graph::find_parameter(std::string_view parameter) const {
   return -1;
 }
 
-std::vector<std::vector<int>> Graph::users() const {
-  std::vector<std::vector<int>> users(nodes_.size());
-  for (int id = 0; id < size(); ++id) {
-    for (const Value v : node(id).operands) {
-      std::vector<int>& list = users[static_cast<std::size_t>(v.node)];
-      if (list.empty() || list.back() != id) list.push_back(id);
+Lists<int> Graph::users() const {
+  std::vector<int> last(nodes_.size());
+  return Lists<int>::grouped(nodes_.size(), [&](auto&& put) {
+    std::fill(last.begin(), last.end(), -1);
+    for (int id = 0; id < size(); ++id) {
+      for (const Value v : node(id).operands) {
+        const auto read = static_cast<std::size_t>(v.node);
+        if (std::exchange(last[read], id) != id) put(read, id);
+      }
     }
-  }
-  return users;
+  });
 }
 
 std::vector<std::string> Graph::symbols() const {

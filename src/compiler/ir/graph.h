@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "compiler/ir/function.h"
+#include "compiler/ir/lists.h"
 #include "compiler/ir/shared.h"
 #include "logitless/dim.h"
 #include "logitless/dtype.h"
@@ -182,6 +183,9 @@ class Graph {
   // A node of another graph, or of this one, with other operands: add() of its parts, and nothing
   // is inferred again where the operands have the types that they had there.
   Value copy(const Graph& from, int id, std::vector<Value> operands);
+  // This graph, given up, with the nodes alone that are kept. What reads node id reads instead[id],
+  // one that is kept, stands where id may stand, and makes values of the same types.
+  Graph kept(const std::vector<bool>& keep, const std::vector<int>& instead) &&;
   // Result names are unique. Throws InvalidArgument.
   void add_output(std::string output, Value value);
 
@@ -202,7 +206,7 @@ class Graph {
   // -1: no such parameter.
   int find_parameter(std::string_view parameter) const;
   // Nodes that read each node, ascending, each once. Outputs do not count.
-  std::vector<std::vector<int>> users() const;
+  Lists<int> users() const;
   // Symbols of all types.
   std::vector<std::string> symbols() const;
   // Of the innermost Origin; empty without.

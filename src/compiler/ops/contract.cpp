@@ -205,7 +205,7 @@ Lead dot_lead(const CutNode& c, std::size_t i, const Split& s) {
   if (where != Found::all) return {};
   const std::optional<Split> other = through(to, i == 0 ? c.a.contract_b : c.a.contract_a);
   if (!other) return {};
-  std::vector<Need> needs = {part(i == 0 ? s : *other), part(i == 0 ? *other : s)};
+  Needs needs = {part(i == 0 ? s : *other), part(i == 0 ? *other : s)};
   return {std::nullopt, partial(Chunked::Kind::sum, std::move(needs))};
 }
 int dot_degree(const Linearity& l) { return l.product(); }

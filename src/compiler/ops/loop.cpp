@@ -8,6 +8,7 @@
 #include "compiler/ir/text.h"
 #include "compiler/ir/typing.h"
 #include "compiler/ops/families.h"
+#include "compiler/plan/arena.h"
 #include "compiler/plan/epilogues.h"
 #include "compiler/plan/lowering.h"
 #include "compiler/plan/make_again.h"
@@ -206,6 +207,7 @@ LoweredBodies::Body lowered_body(Lowering& l, const Loop& loop, const LoweredBod
     parts_wait = parts_wait || inner.parts_wait();
     return made;
   });
+  give_offsets(program);
   return {std::make_shared<const Program>(std::move(program)), parts_wait};
 }
 

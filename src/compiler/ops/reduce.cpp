@@ -20,9 +20,11 @@ using oracle::each;
 using oracle::Index;
 using oracle::permuted;
 
+// By kind; of errors.
+constexpr std::string_view kNames[] = {"reduce_sum", "reduce_max", "reduce_lse", "reduce_argmax"};
+
 std::vector<Type> reduce_type(const Typing& given) {
-  const std::string what = concat("reduce_", name_of(given.a.reduce));
-  const Typing r{what, given.operands, given.a};
+  const Typing r{kNames[static_cast<std::size_t>(given.a.reduce)], given.operands, given.a};
   r.count(1);
   r.dimensions(r.a.dims, r.in(0).rank(), "dims");
   r.expect(!r.a.dims.empty(), "dims is empty");
@@ -43,7 +45,8 @@ std::vector<Type> reduce_type(const Typing& given) {
 // --- text: reduce_sum, reduce_max, reduce_lse, argmax
 
 std::string spelling(const Attributes& a) {
-  return a.reduce == Reduce::argmax ? "argmax" : concat("reduce_", name_of(a.reduce));
+  return a.reduce == Reduce::argmax ? "argmax"
+                                    : std::string(kNames[static_cast<std::size_t>(a.reduce)]);
 }
 bool reads(std::string_view name, Attributes& a) {
   for (const Reduce kind : {Reduce::sum, Reduce::max, Reduce::lse, Reduce::argmax}) {
@@ -171,7 +174,7 @@ bool reduce_place(Lowering& l, Value v, const Destination& to) {
 
 void argmax_emit(Lowering& l, int id) {
   const Node& n = l.node(id);
-  const View x = l.memory_of(n.operands[0]);
+  const View& x = l.memory_of(n.operands[0]);
   std::vector<int> order = other_dims(l.type(n.operands[0]).rank(), n.attributes->dims);
   order.push_back(n.attributes->dims[0]);
   l.push(id, ArgMax{transposed(x, order), l.result_of({id, 0})});

@@ -113,10 +113,10 @@ Value reshape_clone(ChunkClone& c) {
 
 View reshape_view(Lowering& l, Value v) {
   const Node& n = l.graph().node(v);
-  const View from = l.memory_of(n.operands[0]);
+  const View& from = l.memory_of(n.operands[0]);
   const std::vector<std::int64_t> shape = sizes_of(n.results[0]);
-  const std::optional<View> to = reshaped(from, shape);
-  return to ? *to : *reshaped(l.copied(from, l.name_of_node(v.node)), shape);
+  std::optional<View> to = reshaped(from, shape);
+  return to ? std::move(*to) : *reshaped(l.copied(from, l.name_of_node(v.node)), shape);
 }
 bool reshape_place(Lowering& l, Value v, const Destination& to) {
   const Value from = l.graph().node(v).operands[0];

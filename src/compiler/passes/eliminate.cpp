@@ -7,37 +7,22 @@
 #include <map>
 #include <numeric>
 #include <string>
-#include <unordered_map>
+#include <utility>
 
 #include "compiler/ir/text.h"
 
 namespace logitless::ir {
 namespace {
 
-// The nodes for which keep(id) holds; operands go through `to`.
-template <typename Replace>
-Graph copied(const Graph& graph, const std::vector<bool>& keep, Replace&& replace) {
-  Graph out;
-  out.name = graph.name;
-  out.reserve(graph.size());
-  std::vector<int> to(static_cast<std::size_t>(graph.size()), -1);
-  const auto value = [&](Value v) {
-    return Value{to[static_cast<std::size_t>(replace(v.node))], v.index};
-  };
-  for (int id = 0; id < graph.size(); ++id) {
-    if (!keep[static_cast<std::size_t>(id)]) continue;
-    const Node& n = graph.node(id);
-    std::vector<Value> operands;
-    for (const Value v : n.operands) operands.push_back(value(v));
-    to[static_cast<std::size_t>(id)] = out.copy(graph, id, std::move(operands)).node;
-  }
-  for (const Output& output : graph.outputs()) out.add_output(output.name, value(output.value));
-  return out;
+std::vector<int> themselves(const Graph& graph) {
+  std::vector<int> ids(static_cast<std::size_t>(graph.size()));
+  std::iota(ids.begin(), ids.end(), 0);
+  return ids;
 }
 
 }  // namespace
 
-Graph eliminate_dead(const Graph& graph) {
+Graph eliminate_dead(Graph&& graph) {
   std::vector<bool> live(static_cast<std::size_t>(graph.size()));
   for (const Output& output : graph.outputs())
     live[static_cast<std::size_t>(output.value.node)] = true;
@@ -46,8 +31,11 @@ Graph eliminate_dead(const Graph& graph) {
     if (!live[static_cast<std::size_t>(id)]) continue;
     for (const Value v : graph.node(id).operands) live[static_cast<std::size_t>(v.node)] = true;
   }
-  return copied(graph, live, [](int id) { return id; });
+  if (std::find(live.begin(), live.end(), false) == live.end()) return std::move(graph);
+  const std::vector<int> instead = themselves(graph);
+  return std::move(graph).kept(live, instead);
 }
+Graph eliminate_dead(const Graph& graph) { return eliminate_dead(Graph(graph)); }
 
 namespace {
 
@@ -112,30 +100,37 @@ std::vector<int> first_equal(const Graph& graph) {
     push_shape(a.end);
     return key;
   };
-  std::unordered_multimap<std::size_t, int> seen;
-  seen.reserve(static_cast<std::size_t>(graph.size()));
-  std::vector<int> same(static_cast<std::size_t>(graph.size()));
-  const auto firsts_of = [&](const Node& n) {
-    std::vector<Value> operands;
+  const auto size = static_cast<std::size_t>(graph.size());
+  std::vector<int> same(size);
+  const auto firsts_of = [&](const Node& n, std::vector<Value>& operands) {
+    operands.clear();
     for (const Value v : n.operands)
       operands.push_back({same[static_cast<std::size_t>(v.node)], v.index});
-    return operands;
   };
+  // Nodes by their hashes: each at the first free place from there.
+  struct Seen {
+    std::size_t hash = 0;
+    int id = -1;
+  };
+  std::vector<Seen> seen(std::bit_ceil(2 * size + 1));
+  std::vector<Value> operands, of_other;
   for (int id = 0; id < graph.size(); ++id) {
     same[static_cast<std::size_t>(id)] = id;
     const Node& n = graph.node(id);
     if (n.op == Op::parameter || n.op == Op::loop) continue;
-    const std::vector<Value> operands = firsts_of(n);
+    firsts_of(n, operands);
     const std::size_t hash = hash_of(n, operands);
-    const auto [begin, end] = seen.equal_range(hash);
-    const auto first = std::find_if(begin, end, [&](const auto& other) {
-      return key_of(graph.node(other.second), firsts_of(graph.node(other.second))) ==
-             key_of(n, operands);
-    });
-    if (first == end) {
-      seen.emplace(hash, id);
+    std::size_t at = hash & (seen.size() - 1);
+    for (; seen[at].id >= 0; at = (at + 1) & (seen.size() - 1)) {
+      if (seen[at].hash != hash) continue;
+      const Node& other = graph.node(seen[at].id);
+      firsts_of(other, of_other);
+      if (of_other == operands && key_of(other, of_other) == key_of(n, operands)) break;
+    }
+    if (seen[at].id < 0) {
+      seen[at] = {hash, id};
     } else {
-      same[static_cast<std::size_t>(id)] = first->second;
+      same[static_cast<std::size_t>(id)] = seen[at].id;
     }
   }
   return same;
@@ -143,22 +138,26 @@ std::vector<int> first_equal(const Graph& graph) {
 
 }  // namespace
 
-Graph eliminate_common(const Graph& graph) {
+Graph eliminate_common(Graph&& graph) {
   const std::vector<int> same = first_equal(graph);
   std::vector<bool> keep(same.size());
-  for (std::size_t id = 0; id < same.size(); ++id) keep[id] = same[id] == static_cast<int>(id);
-  return eliminate_dead(
-      copied(graph, keep, [&](int id) { return same[static_cast<std::size_t>(id)]; }));
-}
-
-Graph eliminate_common_of_loops(const Graph& graph) {
-  const std::vector<int> same = first_equal(graph);
-  std::vector<int> to(same.size());
-  std::iota(to.begin(), to.end(), 0);
   bool any = false;
+  for (std::size_t id = 0; id < same.size(); ++id) {
+    keep[id] = same[id] == static_cast<int>(id);
+    any = any || !keep[id];
+  }
+  return any ? eliminate_dead(std::move(graph).kept(keep, same)) : eliminate_dead(std::move(graph));
+}
+Graph eliminate_common(const Graph& graph) { return eliminate_common(Graph(graph)); }
+
+Graph eliminate_common_of_loops(Graph graph) {
+  const std::vector<int> same = first_equal(graph);
+  std::vector<int> to = themselves(graph);
+  bool any = false;
+  std::map<int, int> first;  // of a loop's operands
   for (const Node& n : graph.nodes()) {
     if (n.op != Op::loop) continue;
-    std::map<int, int> first;  // of this loop's operands
+    first.clear();
     for (const Value v : n.operands) {
       const auto at = static_cast<std::size_t>(v.node);
       const auto [found, is_new] = first.emplace(same[at], v.node);
@@ -167,9 +166,7 @@ Graph eliminate_common_of_loops(const Graph& graph) {
     }
   }
   if (!any) return graph;
-  const std::vector<bool> keep(same.size(), true);
-  return eliminate_dead(
-      copied(graph, keep, [&](int id) { return to[static_cast<std::size_t>(id)]; }));
+  return eliminate_dead(std::move(graph).kept(std::vector<bool>(to.size(), true), to));
 }
 
 }  // namespace logitless::ir

@@ -17,8 +17,7 @@ struct Match {
 
 class HeadFinder {
  public:
-  HeadFinder(const Graph& graph, const std::vector<std::vector<int>>& users)
-      : g_(graph), users_(users) {}
+  HeadFinder(const Graph& graph, const Lists<int>& users) : g_(graph), users_(users) {}
 
   std::optional<FoundHead> at(int dot) const {
     const Node& n = g_.node(dot);
@@ -65,7 +64,7 @@ class HeadFinder {
 
  private:
   const Graph& g_;
-  const std::vector<std::vector<int>>& users_;
+  const Lists<int>& users_;
 
   // The operand of a broadcast along the last dimension.
   Value spreads(Value v) const {
@@ -283,8 +282,7 @@ class Matcher {
 
 }  // namespace
 
-std::optional<FoundHead> find_head(const Graph& graph, const std::vector<std::vector<int>>& users,
-                                   int dot) {
+std::optional<FoundHead> find_head(const Graph& graph, const Lists<int>& users, int dot) {
   return HeadFinder(graph, users).at(dot);
 }
 

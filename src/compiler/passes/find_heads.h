@@ -28,8 +28,7 @@ struct Cotangent {
 };
 
 // The head whose logits begin with node `dot`, if there is one. users: graph.users().
-std::optional<FoundHead> find_head(const Graph& graph, const std::vector<std::vector<int>>& users,
-                                   int dot);
+std::optional<FoundHead> find_head(const Graph& graph, const Lists<int>& users, int dot);
 
 struct HeadGradients {
   Cotangent d_lse, d_pick;              // invalid: 0

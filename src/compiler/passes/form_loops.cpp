@@ -1,6 +1,7 @@
 #include "compiler/passes/form_loops.h"
 
 #include <algorithm>
+#include <map>
 #include <queue>
 #include <set>
 
@@ -70,16 +71,15 @@ class LoopFormer {
     int phase = 0;
     std::int64_t chunk = 1;
     std::string group;
-    std::set<int> body = {};          // nodes of the graph computed in it
+    std::vector<int> body = {};       // nodes of the graph computed in it, in order
     std::vector<Value> results = {};  // values that leave it
     std::vector<Read> inputs = {};    // values that enter it, and how
-    std::set<Read> reads = {};        // the same
     int first = 0;                    // its place in the order of nodes
   };
 
   const Graph& g_;
   const std::string group_;
-  const std::vector<std::vector<int>> users_;
+  const Lists<int> users_;
   std::vector<int> cut_of_;               // of each node; -1: outside
   std::vector<int> first_loop_;           // of each cut
   std::vector<std::size_t> first_value_;  // of each node, among all values
@@ -135,13 +135,22 @@ class LoopFormer {
   void demand(LoopPlan& loop) {
     const Region& r = loop.region;
     std::vector<int> work;
+    std::set<Read> reads;
+    std::vector<bool> taken(static_cast<std::size_t>(g_.size()));
+    const auto take = [&](int node) {
+      const auto at = static_cast<std::size_t>(node);
+      if (taken[at]) return;
+      taken[at] = true;
+      loop.body.push_back(node);
+      work.push_back(node);
+    };
     for (const auto& [node, how] : r.nodes) {
       if (phase(r, node) != loop.phase) continue;
       for (std::size_t i = 0; i < g_.node(node).results.size(); ++i) {
         const Value v{node, static_cast<std::int32_t>(i)};
         if (!leaves(r, v)) continue;
         loop.results.push_back(v);
-        if (loop.body.insert(node).second) work.push_back(node);
+        take(node);
       }
     }
     loop.first = g_.size();
@@ -153,15 +162,16 @@ class LoopFormer {
       for (std::size_t i = 0; i < how.needs.size(); ++i) {
         const Value v = g_.node(node).operands[i];
         if (computed(loop, node, i)) {
-          if (loop.body.insert(v.node).second) work.push_back(v.node);
+          take(v.node);
           continue;
         }
         if (made(v, how.needs[i])) continue;
         if (flows(r, g_, node, i)) leaves_[number(v)] = true;  // an earlier phase keeps it
         const Read read{v, normal(how.needs[i])};
-        if (loop.reads.insert(read).second) loop.inputs.push_back(read);
+        if (reads.insert(read).second) loop.inputs.push_back(read);
       }
     }
+    std::sort(loop.body.begin(), loop.body.end());
   }
 
   // --- the new graph: nodes outside and loops, in the order of the old one as far as loops allow.
@@ -169,25 +179,28 @@ class LoopFormer {
   std::optional<std::vector<int>> order() const {
     const int loops = static_cast<int>(loops_.size());
     const int units = g_.size() + loops;
-    std::vector<std::vector<int>> after(static_cast<std::size_t>(units));
     std::vector<int> waiting(static_cast<std::size_t>(units), 0);
-    std::vector<bool> exists(static_cast<std::size_t>(units), false);
-    const auto depends = [&](int unit, Value v) {
-      const int maker = inside(v.node) ? g_.size() + loop_of(v.node) : v.node;
-      after[static_cast<std::size_t>(maker)].push_back(unit);
-      ++waiting[static_cast<std::size_t>(unit)];
+    const auto each_read = [&](auto&& depends) {  // depends(unit, value)
+      for (int id = 0; id < g_.size(); ++id) {
+        if (inside(id)) continue;
+        for (const Value v : g_.node(id).operands) depends(id, v);
+      }
+      for (int k = 0; k < loops; ++k) {
+        for (const auto& [v, need] : loops_[static_cast<std::size_t>(k)].inputs)
+          depends(g_.size() + k, v);
+      }
     };
-    for (int id = 0; id < g_.size(); ++id) {
-      if (inside(id)) continue;
-      exists[static_cast<std::size_t>(id)] = true;
-      for (const Value v : g_.node(id).operands) depends(id, v);
-    }
-    for (int k = 0; k < loops; ++k) {
-      if (loops_[static_cast<std::size_t>(k)].body.empty()) continue;
-      exists[static_cast<std::size_t>(g_.size() + k)] = true;
-      for (const auto& [v, need] : loops_[static_cast<std::size_t>(k)].inputs)
-        depends(g_.size() + k, v);
-    }
+    const Lists<int> after = Lists<int>::grouped(static_cast<std::size_t>(units), [&](auto&& put) {
+      each_read([&](int unit, Value v) {
+        const int maker = inside(v.node) ? g_.size() + loop_of(v.node) : v.node;
+        put(static_cast<std::size_t>(maker), unit);
+      });
+    });
+    each_read([&](int unit, Value) { ++waiting[static_cast<std::size_t>(unit)]; });
+    const auto exists = [&](int unit) {
+      return unit < g_.size() ? !inside(unit)
+                              : !loops_[static_cast<std::size_t>(unit - g_.size())].body.empty();
+    };
     const auto place = [&](int unit) {
       return unit < g_.size() ? unit : loops_[static_cast<std::size_t>(unit - g_.size())].first;
     };
@@ -195,7 +208,7 @@ class LoopFormer {
         ready;
     std::size_t count = 0;
     for (int unit = 0; unit < units; ++unit) {
-      if (!exists[static_cast<std::size_t>(unit)]) continue;
+      if (!exists(unit)) continue;
       ++count;
       if (waiting[static_cast<std::size_t>(unit)] == 0) ready.emplace(place(unit), unit);
     }
@@ -296,34 +309,37 @@ class LoopFormer {
         a.results.size() != b.results.size() || g_.type(ra.seed) != g_.type(rb.seed) ||
         *ra.split(ra.seed) != *rb.split(rb.seed))
       return false;
-    std::map<Read, std::size_t> place_a, place_b;
     for (std::size_t i = 0; i < a.inputs.size(); ++i) {
       const auto& [va, need_a] = a.inputs[i];
       const auto& [vb, need_b] = b.inputs[i];
       if (need_a != need_b || g_.type(va) != g_.type(vb)) return false;
-      place_a[a.inputs[i]] = place_b[b.inputs[i]] = i;
     }
-    std::map<int, int> twin;  // of a's nodes
-    for (auto x = a.body.begin(), y = b.body.begin(); x != a.body.end(); ++x, ++y) {
-      if (!computes_alike(g_.node(*x), g_.node(*y)) || ra.nodes.at(*x) != rb.nodes.at(*y))
-        return false;
-      for (std::size_t i = 0; i < g_.node(*x).operands.size(); ++i) {
-        const Value va = g_.node(*x).operands[i], vb = g_.node(*y).operands[i];
-        const Read read_a{va, normal(ra.nodes.at(*x).needs[i])};
-        const Read read_b{vb, normal(rb.nodes.at(*y).needs[i])};
-        const bool inner_a = computed(a, *x, i), made_a = !inner_a && made(va, read_a.second);
-        const bool inner_b = computed(b, *y, i), made_b = !inner_b && made(vb, read_b.second);
+    const auto input = [](const LoopPlan& loop, const Read& read) {
+      return std::find(loop.inputs.begin(), loop.inputs.end(), read) - loop.inputs.begin();
+    };
+    const auto place = [](const LoopPlan& loop, int node) {
+      return std::lower_bound(loop.body.begin(), loop.body.end(), node) - loop.body.begin();
+    };
+    for (std::size_t n = 0; n < a.body.size(); ++n) {
+      const int x = a.body[n], y = b.body[n];
+      const Chunked &how_a = ra.nodes.at(x), &how_b = rb.nodes.at(y);
+      if (!computes_alike(g_.node(x), g_.node(y)) || how_a != how_b) return false;
+      for (std::size_t i = 0; i < g_.node(x).operands.size(); ++i) {
+        const Value va = g_.node(x).operands[i], vb = g_.node(y).operands[i];
+        const Read read_a{va, normal(how_a.needs[i])};
+        const Read read_b{vb, normal(how_b.needs[i])};
+        const bool inner_a = computed(a, x, i), made_a = !inner_a && made(va, read_a.second);
+        const bool inner_b = computed(b, y, i), made_b = !inner_b && made(vb, read_b.second);
         if (va.index != vb.index || inner_a != inner_b || made_a != made_b) return false;
-        const bool same = inner_a  ? twin.at(va.node) == vb.node
+        const bool same = inner_a  ? place(a, va.node) == place(b, vb.node)
                           : made_a ? computes_alike(g_.node(va), g_.node(vb))
-                                   : place_a.at(read_a) == place_b.at(read_b);
+                                   : input(a, read_a) == input(b, read_b);
         if (!same) return false;
       }
-      twin[*x] = *y;
     }
     for (std::size_t i = 0; i < a.results.size(); ++i) {
       const Value va = a.results[i], vb = b.results[i];
-      if (va.index != vb.index || twin.at(va.node) != vb.node) return false;
+      if (va.index != vb.index || place(a, va.node) != place(b, vb.node)) return false;
     }
     return true;
   }
@@ -424,7 +440,7 @@ Graph form_loops(const Graph& graph, const Region& region, std::int64_t chunk) {
 std::optional<Graph> form_loops(const Graph& graph, std::span<const LoopCut> cuts,
                                 const std::string& group) {
   std::optional<Graph> formed = LoopFormer(graph, cuts, group).run();
-  if (formed) formed = eliminate_dead(*formed);
+  if (formed) formed = eliminate_dead(std::move(*formed));
   return formed;
 }
 

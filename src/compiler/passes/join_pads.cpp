@@ -175,12 +175,11 @@ class Joiner {
     const Node& n = g_.node(id);
     std::vector<Value> operands;
     for (const Value v : n.operands) operands.push_back(written(v));
+    if (n.op != Op::loop) return out_.copy(g_, id, std::move(operands)).node;
     Attributes a = n.attributes;
-    if (a.loop != nullptr) {
-      auto loop = std::make_shared<Loop>(*a.loop);
-      loop->body = join_pads(loop->body);
-      a.loop = std::move(loop);
-    }
+    auto loop = std::make_shared<Loop>(*a.loop);
+    loop->body = join_pads(loop->body);
+    a.loop = std::move(loop);
     return out_.add(n.op, std::move(operands), std::move(a), n.name).node;
   }
 

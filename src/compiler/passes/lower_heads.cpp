@@ -30,7 +30,7 @@ class Writer {
     out_.name = g_.name;
     for (int id = 0; id < g_.size(); ++id) emit(id);
     for (const Output& o : g_.outputs()) out_.add_output(o.name, value(o.value));
-    return eliminate_dead(out_);
+    return eliminate_dead(std::move(out_));
   }
 
  private:
@@ -125,8 +125,7 @@ class Writer {
 
 class HeadLowering {
  public:
-  HeadLowering(const Graph& graph, const std::vector<std::vector<int>>& users,
-               std::int64_t workspace)
+  HeadLowering(const Graph& graph, const Lists<int>& users, std::int64_t workspace)
       : g_(graph), users_(users), workspace_(workspace) {}
 
   // The graph with the head around this product as one operation, if it is one.
@@ -149,7 +148,7 @@ class HeadLowering {
 
  private:
   const Graph& g_;
-  const std::vector<std::vector<int>>& users_;
+  const Lists<int>& users_;
   const std::int64_t workspace_;
 
   Lowered described(const FoundHead& found) const {
@@ -278,7 +277,7 @@ class HeadLowering {
 
 Graph lower_heads(const Graph& graph, std::int64_t workspace, std::int64_t least_logits) {
   Graph current = graph;
-  std::vector<std::vector<int>> users = current.users();
+  Lists<int> users = current.users();
   for (int id = 0; id < current.size(); ++id) {
     if (current.node(id).op != Op::dot || bytes_of(current.node(id).results[0]) < least_logits)
       continue;
@@ -294,9 +293,15 @@ Graph lower_heads(const Graph& graph, std::int64_t workspace, std::int64_t least
 Graph limit_heads(const Graph& graph, std::int64_t workspace) {
   Graph out;
   out.name = graph.name;
-  for (const Node& n : graph.nodes()) {
+  out.reserve(graph.size());
+  for (int id = 0; id < graph.size(); ++id) {
+    const Node& n = graph.node(id);
+    if (n.op != Op::head) {
+      out.copy(graph, id, n.operands);
+      continue;
+    }
     Attributes a = n.attributes;
-    if (n.op == Op::head) a.head.workspace = workspace;
+    a.head.workspace = workspace;
     out.add(n.op, n.operands, std::move(a), n.name);
   }
   for (const Output& o : graph.outputs()) out.add_output(o.name, o.value);

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <limits>
 #include <numeric>
-#include <queue>
 #include <span>
 #include <vector>
 
@@ -20,16 +19,30 @@ class Flow {
  public:
   explicit Flow(int nodes) : begin_(static_cast<std::size_t>(nodes) + 1) {}
 
-  void add(int from, int to, std::int64_t capacity) {
+  // Returns the edge's number.
+  std::size_t add(int from, int to, std::int64_t capacity) {
     edges_.push_back({to, capacity});
     edges_.push_back({from, 0});
     ++begin_[static_cast<std::size_t>(from) + 1];
     ++begin_[static_cast<std::size_t>(to) + 1];
+    return edges_.size() - 2;
+  }
+  // Before it has run.
+  void set_capacity(std::size_t edge, std::int64_t capacity) { edges_[edge].capacity = capacity; }
+
+  // Whether the same edges were added in the same order.
+  bool operator==(const Flow& other) const {
+    return begin_.size() == other.begin_.size() && edges_ == other.edges_;
   }
 
-  // Once, when all edges are there.
+  // Once all edges are there; run() does it where it was not done. Copies of what is prepared need
+  // not be.
+  void prepare() {
+    if (sorted_.empty()) sort_edges();
+  }
+  // Once.
   void run(int source, int sink) {
-    sort_edges();
+    prepare();
     while (layer(source, sink)) {
       next_.assign(begin_.begin(), begin_.end() - 1);
       while (push(source, sink, kInfinite) > 0) {
@@ -40,18 +53,16 @@ class Flow {
   // Nodes from which the sink can still be reached.
   std::vector<bool> reaching(int sink) const {
     std::vector<bool> seen(begin_.size() - 1);
-    std::queue<int> queue;
-    queue.push(sink);
+    std::vector<int> queue = {sink};
     seen[static_cast<std::size_t>(sink)] = true;
-    while (!queue.empty()) {
-      const int v = queue.front();
-      queue.pop();
+    for (std::size_t next = 0; next < queue.size(); ++next) {
+      const int v = queue[next];
       for (const int e : edges_of(v)) {
         const int from = edges_[static_cast<std::size_t>(e)].to;
         const bool open = edges_[static_cast<std::size_t>(e ^ 1)].capacity > 0;
         if (!open || seen[static_cast<std::size_t>(from)]) continue;
         seen[static_cast<std::size_t>(from)] = true;
-        queue.push(from);
+        queue.push_back(from);
       }
     }
     return seen;
@@ -61,11 +72,12 @@ class Flow {
   struct Edge {
     int to;
     std::int64_t capacity;
+    bool operator==(const Edge&) const = default;
   };
   std::vector<Edge> edges_;         // each before the one that gives its flow back
   std::vector<std::size_t> begin_;  // of each node's edges, in sorted_
   std::vector<int> sorted_;         // edges by the node they leave, then as they came
-  std::vector<int> level_;
+  std::vector<int> level_, queue_;
   std::vector<std::size_t> next_;
 
   std::span<const int> edges_of(int node) const {
@@ -85,19 +97,19 @@ class Flow {
   bool layer(int source, int sink) {
     level_.assign(begin_.size() - 1, -1);
     level_[static_cast<std::size_t>(source)] = 0;
-    std::queue<int> queue;
-    queue.push(source);
-    while (!queue.empty()) {
-      const int v = queue.front();
-      queue.pop();
+    queue_.assign(1, source);
+    for (std::size_t next = 0; next < queue_.size(); ++next) {
+      const int v = queue_[next];
       for (const int e : edges_of(v)) {
         const Edge& edge = edges_[static_cast<std::size_t>(e)];
         if (edge.capacity <= 0 || level_[static_cast<std::size_t>(edge.to)] >= 0) continue;
         level_[static_cast<std::size_t>(edge.to)] = level_[static_cast<std::size_t>(v)] + 1;
-        queue.push(edge.to);
+        // Those that come later are as far from the source: no way leads through them.
+        if (edge.to == sink) return true;
+        queue_.push_back(edge.to);
       }
     }
-    return level_[static_cast<std::size_t>(sink)] >= 0;
+    return false;
   }
   std::int64_t push(int v, int sink, std::int64_t limit) {
     if (v == sink) return limit;

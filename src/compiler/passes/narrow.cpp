@@ -109,7 +109,7 @@ class Narrower {
     for (int id = 0; id < g_.size(); ++id) write(id);
     for (const Output& o : g_.outputs())
       out_.add_output(o.name, part(o.value, whole(g_.type(o.value))));
-    return eliminate_common(out_);
+    return eliminate_common(std::move(out_));
   }
 
  private:
@@ -262,7 +262,6 @@ class Narrower {
   void write(int id) {
     const Node& n = g_.node(id);
     const Box& box = read_[at(id)];
-    Attributes a = n.attributes;
     std::vector<Value> operands;
     if (box == same_[at(id)] && n.op != Op::dot && n.op != Op::reduce && n.op != Op::slice) {
       for (const Value v : n.operands) operands.push_back(part(v, whole(g_.type(v))));
@@ -270,16 +269,18 @@ class Narrower {
       for (std::size_t i = 0; i < n.operands.size(); ++i) {
         operands.push_back(part(n.operands[i], needed(id, i, box)));
       }
-      if (n.op == Op::broadcast || n.op == Op::reshape || n.op == Op::constant)
-        a.type.shape = shape_of(box);
     }
     const bool partial = box != same_[at(id)];
     Value made;
     if (n.op == Op::slice || (partial && n.op == Op::pad)) {
       made = operands[0];  // the operand's own part
       if (out_.node(made).name.empty()) out_.set_hint(made.node, n.name);
-    } else {
+    } else if (partial && (n.op == Op::broadcast || n.op == Op::reshape || n.op == Op::constant)) {
+      Attributes a = n.attributes;
+      a.type.shape = shape_of(box);
       made = out_.add(n.op, std::move(operands), std::move(a), n.name);
+    } else {
+      made = out_.copy(g_, id, std::move(operands));
     }
     for (std::size_t r = 0; r < n.results.size(); ++r)
       made_[{id, static_cast<std::int32_t>(r)}] = {made.node,

@@ -68,7 +68,7 @@ Graph recompute_cheap(const Graph& graph) {
   }
   for (const Output& o : graph.outputs())
     out.add_output(o.name, {early[static_cast<std::size_t>(o.value.node)], o.value.index});
-  return eliminate_dead(out);
+  return eliminate_dead(std::move(out));
 }
 
 }  // namespace logitless::ir

@@ -7,7 +7,6 @@
 #include "compiler/ops/op.h"
 #include "compiler/passes/busiest.h"
 #include "compiler/passes/eliminate.h"
-#include "compiler/passes/max_flow.h"
 
 namespace logitless::ir {
 namespace {
@@ -18,6 +17,10 @@ constexpr double kTilt = 0.25;
 // Flow is counted in parts of a byte.
 constexpr double kParts = 1024.0;
 constexpr double kMostFlow = 1e16;
+
+std::int64_t parts(double bytes) {
+  return static_cast<std::int64_t>(std::ceil(std::min(bytes * kParts, kMostFlow)));
+}
 
 double size_of_dim(const Type& type, int dim) {
   return static_cast<double>(type.shape[static_cast<std::size_t>(dim)].value());
@@ -79,18 +82,21 @@ RecomputeCurve::RecomputeCurve(const Graph& graph, double multiply_adds_per_byte
       bytes_(static_cast<std::size_t>(cut_)),
       weight_(bytes_.size()),
       work_(bytes_.size()),
+      multiply_adds_(bytes_.size()),
       free_(bytes_.size()),
       read_late_(bytes_.size()),
       stored_(std::move(stored)),
-      pinned_(bytes_.size()) {
+      pinned_(bytes_.size()),
+      flow_(2 * cut_ + 2) {
   for (int id = 0; id < cut_; ++id) {
     const auto at = static_cast<std::size_t>(id);
     const Node& n = g_.node(id);
     bytes_[at] = bytes_of_node(n);
     weight_[at] = static_cast<double>(bytes_[at]) * (1.0 + kTilt * (1.0 - 1.0 * id / cut_));
     free_[at] = n.op == Op::parameter;
+    multiply_adds_[at] = multiply_adds_of(g_, id);
     if (row_of(n.op).work == Work::full)
-      work_[at] = multiply_adds_of(g_, id) + multiply_adds_per_byte * bytes_named(g_, id);
+      work_[at] = multiply_adds_[at] + multiply_adds_per_byte * bytes_named(g_, id);
   }
   for (const Output& o : g_.outputs()) {
     if (o.value.node < cut_) free_[static_cast<std::size_t>(o.value.node)] = true;
@@ -101,6 +107,7 @@ RecomputeCurve::RecomputeCurve(const Graph& graph, double multiply_adds_per_byte
     }
     pin_first(id);
   }
+  make_flow();
 }
 
 // Of a sum and what it is added to, the one that comes first is written and the other added to it:
@@ -121,40 +128,37 @@ bool RecomputeCurve::can_run_again(int node) const {
          op != Op::loop;
 }
 
-RecomputeCurve::Point RecomputeCurve::cut_at(double price) const {
-  // Two flow nodes for each node before the cut. Its edge in to out is cut where it is kept, the
-  // one from the source where it is run again.
-  Flow flow(2 * cut_ + 2);
-  const int source = 2 * cut_, sink = 2 * cut_ + 1;
-  const auto parts = [](double bytes) {
-    return static_cast<std::int64_t>(std::ceil(std::min(bytes * kParts, kMostFlow)));
-  };
+void RecomputeCurve::make_flow() {
   for (int id = 0; id < cut_; ++id) {
     const auto at = static_cast<std::size_t>(id);
-    flow.add(2 * id, 2 * id + 1, free_[at] ? 0 : parts(weight_[at]));
+    flow_.add(2 * id, 2 * id + 1, free_[at] ? 0 : parts(weight_[at]));
+    if (read_late_[at]) flow_.add(2 * id + 1, sink(), kInfinite);
     if (!can_run_again(id)) {
-      flow.add(source, 2 * id, kInfinite);
+      flow_.add(source(), 2 * id, kInfinite);
       continue;
     }
     if (row_of(g_.node(id).op).work == Work::full)
-      flow.add(source, 2 * id, price > 0.0 ? parts(work_[at] / price) : kInfinite);
-    for (const Value v : g_.node(id).operands) flow.add(2 * v.node + 1, 2 * id, kInfinite);
-    if (read_late_[at]) flow.add(2 * id + 1, sink, kInfinite);
+      priced_.push_back({flow_.add(source(), 2 * id, kInfinite), id});
+    for (const Value v : g_.node(id).operands) flow_.add(2 * v.node + 1, 2 * id, kInfinite);
   }
-  for (int id = 0; id < cut_; ++id) {
-    if (!can_run_again(id) && read_late_[static_cast<std::size_t>(id)])
-      flow.add(2 * id + 1, sink, kInfinite);
+  flow_.prepare();
+}
+
+RecomputeCurve::Point RecomputeCurve::cut_at(double price) const {
+  Flow flow = flow_;
+  for (const auto& [edge, node] : priced_) {
+    if (price > 0.0) flow.set_capacity(edge, parts(work_[static_cast<std::size_t>(node)] / price));
   }
-  flow.run(source, sink);
-  const std::vector<bool> late = flow.reaching(sink);
+  flow.run(source(), sink());
+  const std::vector<bool> late = flow.reaching(sink());
   Point point;
   point.again.resize(bytes_.size());
   for (int id = 0; id < cut_; ++id) {
     const auto at = static_cast<std::size_t>(id);
-    point.again[at] = can_run_again(id) && late[2 * at];
+    point.again[at] = late[2 * at] && can_run_again(id);
     if (point.again[at]) {
       point.cost += work_[at];
-      point.multiply_adds += multiply_adds_of(g_, id);
+      point.multiply_adds += multiply_adds_[at];
     } else if (late[2 * at + 1] && !free_[at]) {
       point.kept += bytes_[at];
       point.weight += weight_[at];
@@ -174,6 +178,12 @@ std::optional<RecomputeCurve::Point> RecomputeCurve::between(const Point& more,
   Point point = cut_at((less.cost - more.cost) / bytes);
   if (point.again == more.again || point.again == less.again) return std::nullopt;
   return point;
+}
+
+bool RecomputeCurve::same_choices(const RecomputeCurve& other) const {
+  return bytes_ == other.bytes_ && weight_ == other.weight_ && work_ == other.work_ &&
+         multiply_adds_ == other.multiply_adds_ && free_ == other.free_ &&
+         priced_ == other.priced_ && flow_ == other.flow_;
 }
 
 bool RecomputeCurve::is_rounded(int node) const {
@@ -210,7 +220,7 @@ Graph RecomputeCurve::graph_of(const Point& point) const {
   }
   for (const Output& o : g_.outputs())
     out.add_output(o.name, {early[static_cast<std::size_t>(o.value.node)], o.value.index});
-  return eliminate_dead(out);
+  return eliminate_dead(std::move(out));
 }
 
 }  // namespace logitless::ir

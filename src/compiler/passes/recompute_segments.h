@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compiler/ir/graph.h"
+#include "compiler/passes/max_flow.h"
 
 namespace logitless::ir {
 
@@ -40,6 +41,9 @@ class RecomputeCurve {
   // are all choices there are.
   std::optional<Point> between(const Point& more, const Point& less) const;
 
+  // Whether the other curve, of another graph, has the same choices.
+  bool same_choices(const RecomputeCurve& other) const;
+
   // The graph of a choice. Nodes are the given ones and copies of them, before what first reads
   // them; results are kept. With fewer readers a value of 16 bits may need no memory any more:
   // where it was stored it is rounded by casts, so that results have the same bits.
@@ -50,9 +54,24 @@ class RecomputeCurve {
   int cut_;                             // nodes before it come before the peak
   std::vector<std::int64_t> bytes_;     // to keep a node's results
   std::vector<double> weight_, work_;   // to keep it, to compute it again
+  std::vector<double> multiply_adds_;   // to compute it again
   std::vector<bool> free_, read_late_;  // needs no memory of the arena; is read behind the cut
   std::vector<bool> stored_, pinned_;   // is in memory; stays before what it is added to
 
+  // Its smallest cut is a choice. Two flow nodes for each node before the cut: its edge in to out
+  // is cut where it is kept, the one from the source where it is run again; that one has its
+  // capacity from the price.
+  Flow flow_;
+  struct Priced {
+    std::size_t edge;
+    int node;
+    bool operator==(const Priced&) const = default;
+  };
+  std::vector<Priced> priced_;
+
+  int source() const { return 2 * cut_; }
+  int sink() const { return 2 * cut_ + 1; }
+  void make_flow();
   Point cut_at(double price) const;
   void pin_first(int id);
   bool can_run_again(int node) const;

@@ -128,12 +128,12 @@ class Refiner {
     for (int id = 0; id < g_.size(); ++id) write(id);
     for (const Output& o : g_.outputs())
       out_.add_output(o.name, in_form(o.value, plain_of(o.value)));
-    return eliminate_common(out_);
+    return eliminate_common(std::move(out_));
   }
 
  private:
   const Graph& g_;
-  const std::vector<std::vector<int>> users_;
+  const Lists<int> users_;
   const Value seed_;
   const std::int64_t big_;
   std::set<int> scope_;     // nodes whose results may be refined

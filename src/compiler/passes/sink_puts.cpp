@@ -3,7 +3,7 @@
 namespace logitless::ir {
 
 Graph sink_puts(const Graph& graph) {
-  const std::vector<std::vector<int>> users = graph.users();
+  const Lists<int> users = graph.users();
   std::vector<bool> result(static_cast<std::size_t>(graph.size()));
   for (const Output& o : graph.outputs()) result[static_cast<std::size_t>(o.value.node)] = true;
   const auto sinks = [&](int id) {

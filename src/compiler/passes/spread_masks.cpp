@@ -57,12 +57,12 @@ class Spreader {
     }
     if (!any) return g_;
     for (const Output& o : g_.outputs()) out_.add_output(o.name, written(o.value));
-    return eliminate_common(out_);
+    return eliminate_common(std::move(out_));
   }
 
  private:
   const Graph& g_;
-  const std::vector<std::vector<int>> users_;
+  const Lists<int> users_;
   std::vector<int> outputs_;
   std::int64_t largest_ = 0;
   std::int64_t elements_ = 0;  // of what is spread now

@@ -76,13 +76,14 @@ class Parter {
     for (const auto& [node, how] : region_.nodes) {
       if (!sums_.contains(node)) region.nodes.emplace(at(place_, node), how);
     }
+    region.nodes.sort();
     return region;
   }
 
   bool cut_copies(SumsApart& apart) const {
     const int last = *copied_.rbegin();
     const Value seed{at(copy_, last), 0};
-    const std::vector<std::vector<int>> users = apart.graph.users();
+    const Lists<int> users = apart.graph.users();
     const int rank = static_cast<int>(apart.graph.type(seed).rank());
     for (int d = rank - 1; d >= 0; --d) {
       const Split split = normalized(sizes_of(apart.graph.type(seed)), {d, 1, 1});

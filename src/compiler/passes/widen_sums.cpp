@@ -43,8 +43,12 @@ Graph widen_sums(const Graph& graph) {
       to[static_cast<std::size_t>(id)] = operands[0];
       continue;
     }
+    if (!wide[static_cast<std::size_t>(id)]) {
+      to[static_cast<std::size_t>(id)] = out.copy(graph, id, std::move(operands));
+      continue;
+    }
     Attributes a = n.attributes;
-    if (wide[static_cast<std::size_t>(id)]) a.type.dtype = DType::f32;
+    a.type.dtype = DType::f32;
     to[static_cast<std::size_t>(id)] = out.add(n.op, std::move(operands), std::move(a), n.name);
   }
   for (const Output& o : graph.outputs()) out.add_output(o.name, value(o.value));

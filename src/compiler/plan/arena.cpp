@@ -54,52 +54,111 @@ std::vector<int> replaceable(const Program& program, const Pointwise& p) {
   return operands;
 }
 
+namespace {
+
+// Intervals that have their places, by where these begin: all, and those that meet each part of the
+// time. A short one is compared with those of one or two parts.
+class Placed {
+ public:
+  explicit Placed(int last) {
+    for (const int parts : {kParts, 1}) levels_.push_back(Level(last, parts));
+  }
+
+  // The lowest place of so many bytes beside those that meet first .. last.
+  std::int64_t lowest(int first, int last, std::int64_t bytes) const {
+    const Level& level = *std::find_if(levels_.begin(), levels_.end(), [&](const Level& l) {
+      return l.part(last) - l.part(first) <= 1;
+    });
+    const std::vector<Place>& a = level.places[level.part(first)];
+    const std::vector<Place>& b = level.places[level.part(last)];
+    std::int64_t at = 0;
+    const auto behind = [&](const Place& y) {  // false: there is room before it
+      if (y.last < first || last < y.first) return true;
+      if (y.begin >= at + bytes) return false;
+      at = std::max(at, y.end);
+      return true;
+    };
+    if (&a == &b) {
+      for (const Place& y : a) {
+        if (!behind(y)) break;
+      }
+      return at;
+    }
+    auto x = a.begin(), y = b.begin();
+    while (x != a.end() || y != b.end()) {
+      const bool of_a = y == b.end() || (x != a.end() && x->begin <= y->begin);
+      if (!behind(of_a ? *x++ : *y++)) break;
+    }
+    return at;
+  }
+
+  void add(int first, int last, std::int64_t begin, std::int64_t end) {
+    for (Level& level : levels_) {
+      for (std::size_t i = level.part(first); i <= level.part(last); ++i) {
+        std::vector<Place>& places = level.places[i];
+        places.insert(
+            std::upper_bound(places.begin(), places.end(), begin,
+                             [](std::int64_t at, const Place& y) { return at < y.begin; }),
+            {first, last, begin, end});
+      }
+    }
+  }
+
+ private:
+  static constexpr int kParts = 16;  // with more, what is long takes its place in many lists
+  struct Place {
+    int first, last;
+    std::int64_t begin, end;
+  };
+  struct Level {
+    int length;  // of a part
+    std::vector<std::vector<Place>> places;
+    Level(int last, int parts) : length(last / parts + 1) { places.resize(part(last) + 1); }
+    std::size_t part(int at) const { return static_cast<std::size_t>(at / length); }
+  };
+  std::vector<Level> levels_;
+};
+
+}  // namespace
+
 std::int64_t assign_offsets(std::vector<Interval>& intervals, std::int64_t alignment) {
   std::vector<std::size_t> order(intervals.size());
   std::iota(order.begin(), order.end(), 0u);
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
     return intervals[a].bytes > intervals[b].bytes;
   });
-  struct Placed {
-    int first, last;
-    std::int64_t begin, end;
-  };
-  std::vector<Placed> placed;  // by begin
-  placed.reserve(intervals.size());
+  int last = 0;
+  for (const Interval& x : intervals) last = std::max(last, x.last);
+  Placed placed(last);
   std::int64_t total = 0;
   for (const std::size_t i : order) {
     Interval& x = intervals[i];
     const std::int64_t bytes = aligned(x.bytes, alignment);
-    std::int64_t at = 0;
-    for (const Placed& y : placed) {
-      if (y.last < x.first || x.last < y.first) continue;
-      if (y.begin >= at + bytes) break;
-      at = std::max(at, y.end);
-    }
-    x.offset = at;
-    total = std::max(total, at + bytes);
-    placed.insert(
-        std::upper_bound(placed.begin(), placed.end(), at,
-                         [](std::int64_t begin, const Placed& y) { return begin < y.begin; }),
-        {x.first, x.last, at, at + bytes});
+    x.offset = placed.lowest(x.first, x.last, bytes);
+    total = std::max(total, x.offset + bytes);
+    placed.add(x.first, x.last, x.offset, x.offset + bytes);
   }
   return total;
 }
 
-void plan_memory(Program& program) {
+namespace {
+
+void find_lifetimes(Program& program) {
   for (Buffer& b : program.buffers) {
     b.first = b.last = b.shared_with = -1;
   }
-  const auto touch = [&](int buffer, int at) {
-    Buffer& b = program.buffers[static_cast<std::size_t>(buffer)];
-    if (b.first < 0) b.first = at;
-    b.last = at;
-  };
   const int count = static_cast<int>(program.instructions.size());
+  std::vector<int> named;
   for (int i = 0; i < count; ++i) {
     const Instruction& instruction = program.instructions[static_cast<std::size_t>(i)];
-    for (const int b : reads_of(instruction)) touch(b, i);
-    for (const int b : writes_of(instruction)) touch(b, i);
+    named.clear();
+    add_reads_of(instruction, named);
+    add_writes_of(instruction, named);
+    for (const int buffer : named) {
+      Buffer& b = program.buffers[static_cast<std::size_t>(buffer)];
+      if (b.first < 0) b.first = i;
+      b.last = i;
+    }
   }
   for (int i = 0; i < count; ++i) {
     const auto* loop =
@@ -108,34 +167,83 @@ void plan_memory(Program& program) {
     if (from >= 0)
       program.buffers[static_cast<std::size_t>(loop->store.view.buffer)].shared_with = from;
   }
-  std::vector<Interval> intervals;
-  std::vector<int> slot(program.buffers.size(), -1);
+}
+
+// Buffers with memory of their own, and those that take it over from them.
+struct Intervals {
+  std::vector<Interval> list;
+  std::vector<int> slot;  // of each buffer: its interval; -1: that of another buffer, or none
+};
+Intervals intervals_of(const Program& program) {
+  Intervals intervals{{}, std::vector<int>(program.buffers.size(), -1)};
   for (std::size_t b = 0; b < program.buffers.size(); ++b) {
     const Buffer& buffer = program.buffers[b];
     if (buffer.place != Place::arena || buffer.first < 0) continue;
-    const auto own = static_cast<std::size_t>(owner(program, static_cast<int>(b)));
-    if (slot[own] < 0) {
-      slot[own] = static_cast<int>(intervals.size());
-      intervals.push_back({buffer.bytes, buffer.first, buffer.last, 0});
+    int& slot = intervals.slot[static_cast<std::size_t>(owner(program, static_cast<int>(b)))];
+    if (slot < 0) {
+      slot = static_cast<int>(intervals.list.size());
+      intervals.list.push_back({buffer.bytes, buffer.first, buffer.last, 0});
     }
-    Interval& interval = intervals[static_cast<std::size_t>(slot[own])];
+    Interval& interval = intervals.list[static_cast<std::size_t>(slot)];
     interval.bytes = std::max(interval.bytes, buffer.bytes);
     interval.first = std::min(interval.first, buffer.first);
     interval.last = std::max(interval.last, buffer.last);
   }
-  std::vector<Interval> values = intervals;
+  return intervals;
+}
+
+std::int64_t value_bytes_of(const Program& program) {
+  Intervals intervals = intervals_of(program);
   for (std::size_t b = 0; b < program.buffers.size(); ++b) {
-    if (slot[b] >= 0)
-      values[static_cast<std::size_t>(slot[b])].bytes = program.buffers[b].value_bytes;
+    if (const int slot = intervals.slot[b]; slot >= 0)
+      intervals.list[static_cast<std::size_t>(slot)].bytes = program.buffers[b].value_bytes;
   }
-  program.value_bytes = assign_offsets(values, program.alignment);
+  return assign_offsets(intervals.list, program.alignment);
+}
+
+void permute(std::vector<Instruction>& instructions, const std::vector<int>& order) {
+  std::vector<Instruction> moved;
+  moved.reserve(order.size());
+  for (const int i : order) moved.push_back(std::move(instructions[static_cast<std::size_t>(i)]));
+  instructions = std::move(moved);
+}
+
+}  // namespace
+
+void plan_memory(Program& program) {
+  find_lifetimes(program);
+  program.value_bytes = value_bytes_of(program);
+}
+
+bool plan_memory(Program& program, const std::vector<int>& order) {
+  find_lifetimes(program);
+  const std::vector<std::int64_t> live = live_bytes(program, Counted::values);
+  permute(program.instructions, order);
+  plan_memory(program);
+  const std::int64_t value_bytes = program.value_bytes;
+  // What lives at once takes as much, wherever it lies.
+  if (value_bytes < *std::max_element(live.begin(), live.end())) return true;
+  std::vector<int> back(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i)
+    back[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
+  permute(program.instructions, back);
+  plan_memory(program);
+  if (value_bytes >= program.value_bytes) return false;
+  permute(program.instructions, order);
+  find_lifetimes(program);
+  program.value_bytes = value_bytes;
+  return true;
+}
+
+void give_offsets(Program& program) {
+  Intervals intervals = intervals_of(program);
   const auto pointers = static_cast<std::int64_t>(program.buffers.size() * sizeof(void*));
   program.arena_bytes =
-      assign_offsets(intervals, program.alignment) + aligned(pointers, program.alignment);
+      assign_offsets(intervals.list, program.alignment) + aligned(pointers, program.alignment);
   for (std::size_t b = 0; b < program.buffers.size(); ++b) {
-    const auto own = static_cast<std::size_t>(owner(program, static_cast<int>(b)));
-    if (slot[own] >= 0)
-      program.buffers[b].offset = intervals[static_cast<std::size_t>(slot[own])].offset;
+    const int slot = intervals.slot[static_cast<std::size_t>(owner(program, static_cast<int>(b)))];
+    if (slot >= 0)
+      program.buffers[b].offset = intervals.list[static_cast<std::size_t>(slot)].offset;
   }
 }
 

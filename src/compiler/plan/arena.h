@@ -23,8 +23,14 @@ std::int64_t assign_offsets(std::vector<Interval>& intervals, std::int64_t align
 std::vector<int> replaceable(const Program& program, const Pointwise& loop);
 
 // Lifetimes from the instructions, memory shared where a result may replace an operand that ends,
-// offsets, and the size of the arena.
+// and the bytes of values.
 void plan_memory(Program& program);
+// The same with the instructions in this order if the values then take less than in the one they
+// have, else without moving them. Returns whether they were moved.
+bool plan_memory(Program& program, const std::vector<int>& order);
+
+// Of a program whose memory is planned: offsets, and the size of the arena.
+void give_offsets(Program& program);
 
 // What is counted of a buffer: all its bytes, or those that no number of threads changes.
 enum class Counted : std::uint8_t { all, values };

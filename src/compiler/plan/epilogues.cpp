@@ -44,7 +44,7 @@ class Finder {
  private:
   const Graph& g_;
   const bool with_gelu_;
-  const std::vector<std::vector<int>> users_;
+  const Lists<int> users_;
   std::vector<bool> output_, gone_;
   std::set<int> held_;  // elementwise nodes that products make
   std::vector<Fused> found_;
@@ -124,7 +124,7 @@ class Finder {
 
   // Whether the value is in memory for readers that are no loops.
   bool is_stored(int id) const {
-    const std::vector<int>& readers = users_[at(id)];
+    const std::span<const int> readers = users_[at(id)];
     return output_[at(id)] || std::any_of(readers.begin(), readers.end(),
                                           [&](int u) { return !is_elementwise(g_.node(u)); });
   }
@@ -210,7 +210,7 @@ class Finder {
                                    .shape[static_cast<std::size_t>(dot.attributes->contract_b[0])]
                                    .value();
     if (depth > type(f.dot).shape.back().value()) return;
-    const std::vector<int>& readers = users_[at(add->first)];
+    const std::span<const int> readers = users_[at(add->first)];
     if (readers.size() <= 1 && !is_stored(add->first)) return;
     f.residual = add->second;
     gone_[at(f.at)] = true;

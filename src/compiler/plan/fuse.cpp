@@ -1,7 +1,7 @@
 #include "compiler/plan/fuse.h"
 
 #include <algorithm>
-#include <set>
+#include <array>
 #include <utility>
 
 #include "compiler/analysis/cheap.h"
@@ -24,31 +24,52 @@ bool reads_elementwise(const Node& user, Value v) {
 // Its loop has f64 registers, which the readers' loops need not have.
 bool draws(const Node& n) { return n.op == Op::map && n.attributes->function == Function::random; }
 
+// The first of a set of values, as many as matter.
+class FirstValues {
+ public:
+  static constexpr std::size_t kMatter = 3;  // more than a cheap loop reads
+  void add(Value v) {
+    const auto end = values_.begin() + size_;
+    if (size_ == kMatter || std::find(values_.begin(), end, v) != end) return;
+    values_[size_++] = v;
+  }
+  void add(const FirstValues& other) {
+    for (std::size_t i = 0; i < other.size_; ++i) add(other.values_[i]);
+  }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::array<Value, kMatter> values_;
+  std::size_t size_ = 0;
+};
+
 struct Cost {
   int steps = 0;
   bool costly = false;
-  std::set<Value> memory;  // values of the full shape that it reads
+  FirstValues memory;  // values of the full shape that it reads
 };
 
 // A node in a register, and the dimensions it is read backwards along: bit d.
 using Register = std::pair<int, unsigned>;
 
 // What the loop of a node holds in registers: it, what it computes, and what it reads.
-std::set<Register> registers_of(const Graph& graph, const std::vector<bool>& inlined, int id) {
-  std::set<Register> used = {{id, 0u}};
-  std::vector<Register> work = {{id, 0u}};
-  while (!work.empty()) {
-    auto [node, backwards] = work.back();
+void find_registers(const Graph& graph, const std::vector<bool>& inlined, int id,
+                    std::vector<Register>& used) {
+  const auto computed = [&](int node) {
+    return node == id ||
+           (inlined[static_cast<std::size_t>(node)] && is_elementwise(graph.node(node)));
+  };
+  used.assign(1, {id, 0u});
+  for (std::size_t next = 0; next < used.size(); ++next) {
+    auto [node, backwards] = used[next];
+    if (!computed(node)) continue;
     const Node& n = graph.node(node);
-    work.pop_back();
     if (n.op == Op::flip) backwards ^= 1u << static_cast<unsigned>(n.attributes->axis);
     for (const Value v : n.operands) {
-      const bool computed =
-          inlined[static_cast<std::size_t>(v.node)] && is_elementwise(graph.node(v));
-      if (used.emplace(v.node, backwards).second && computed) work.emplace_back(v.node, backwards);
+      const Register read{v.node, backwards};
+      if (std::find(used.begin(), used.end(), read) == used.end()) used.push_back(read);
     }
   }
-  return used;
 }
 
 }  // namespace
@@ -79,14 +100,14 @@ class Inliner {
  private:
   const Graph& g_;
   const std::vector<int>& again_;
-  const std::vector<std::vector<int>> users_;
+  const Lists<int> users_;
   std::vector<bool> inlined_, output_;
   std::vector<Cost> cost_;
 
   // Whether every reader could compute the node.
   bool readable(int id) const {
     const auto at = static_cast<std::size_t>(id);
-    const std::vector<int>& readers = users_[at];
+    const std::span<const int> readers = users_[at];
     return !output_[at] && !readers.empty() && !draws(g_.node(id)) &&
            std::all_of(readers.begin(), readers.end(), [&](int u) {
              return reads_elementwise(g_.node(u), {id, 0});
@@ -106,9 +127,9 @@ class Inliner {
       if (inlined_[from]) {
         c.steps += cost_[from].steps - 1;
         c.costly = c.costly || cost_[from].costly;
-        c.memory.insert(cost_[from].memory.begin(), cost_[from].memory.end());
+        c.memory.add(cost_[from].memory);
       } else if (g_.node(v).op != Op::broadcast) {
-        c.memory.insert(v);
+        c.memory.add(v);
       }
     }
     if (c.steps <= kMostSteps) return;
@@ -141,43 +162,50 @@ class Inliner {
 
   // One loop around several readers: a value whose readers all end in the same stored value.
   void inline_shared() {
-    std::vector<std::set<int>> loops(inlined_.size());  // that end up computing a node
+    constexpr int kNone = -1, kSeveral = -2;
+    std::vector<int> loop(inlined_.size(), kNone);  // that ends up computing a node
     for (int id = g_.size() - 1; id >= 0; --id) {
       const auto at = static_cast<std::size_t>(id);
       if (!is_elementwise(g_.node(id))) {
-        loops[at] = {id};
+        loop[at] = id;
         continue;
       }
-      std::set<int> in;
-      for (const int u : users_[at])
-        in.insert(loops[static_cast<std::size_t>(u)].begin(),
-                  loops[static_cast<std::size_t>(u)].end());
-      if (readable(id) && !inlined_[at] && in.size() == 1 && cost_[at].steps <= kMostSteps / 2)
+      int in = kNone;
+      for (const int u : users_[at]) {
+        const int of_user = loop[static_cast<std::size_t>(u)];
+        if (of_user != kNone) in = in == kNone || in == of_user ? of_user : kSeveral;
+      }
+      if (readable(id) && !inlined_[at] && in >= 0 && cost_[at].steps <= kMostSteps / 2)
         inlined_[at] = true;
-      loops[at] = inlined_[at] ? in : std::set<int>{id};
+      loop[at] = inlined_[at] ? in : id;
     }
   }
 
   // What is shared was counted once for each reader, or not at all: the loops that are too long
   // give memory to a value in their middle.
   void shorten() {
+    std::vector<Register> used;
     for (int id = 0; id < g_.size(); ++id) {
       const Node& n = g_.node(id);
       if (inlined_[static_cast<std::size_t>(id)] || !(is_elementwise(n) || n.op == Op::reduce))
         continue;
-      for (std::set<Register> used = registers_of(g_, inlined_, id);
-           used.size() > kMostRegistersUsed; used = registers_of(g_, inlined_, id))
+      for (find_registers(g_, inlined_, id, used); used.size() > kMostRegistersUsed;
+           find_registers(g_, inlined_, id, used)) {
+        std::sort(used.begin(), used.end());
         inlined_[static_cast<std::size_t>(middle_of(used, id))] = false;
+      }
     }
   }
   // The longest of the values computed in the loop of `id` that is a loop of its own.
-  int middle_of(const std::set<Register>& used, int id) const {
+  int middle_of(const std::vector<Register>& used, int id) const {
     int middle = -1;
     std::size_t most = 0;
+    std::vector<Register> of_value;
     for (const auto& [v, backwards] : used) {
       if (v == id || !inlined_[static_cast<std::size_t>(v)] || !is_elementwise(g_.node(v)))
         continue;
-      const std::size_t own = registers_of(g_, inlined_, v).size();
+      find_registers(g_, inlined_, v, of_value);
+      const std::size_t own = of_value.size();
       if (own <= kMostRegistersUsed && own > most) {
         most = own;
         middle = v;

@@ -31,6 +31,7 @@ Lowering::Lowering(const Graph& graph, const Target& target, LoweredBodies& bodi
     for (const Value v : n.operands) ++uses(v);
   }
   for (const Output& o : g_.outputs()) ++uses(o.value);
+  memory_.resize(uses_.size());
   if (target.row_alignment() > 1) aligned_ = values_of_products(graph, target.row_alignment());
 }
 
@@ -130,7 +131,7 @@ bool Lowering::place_sum(Value v, const Destination& to) {
   }
   inlined_[static_cast<std::size_t>(first.node)] = false;
   absorbed_[static_cast<std::size_t>(v.node)] = true;
-  memory_[v] = to.view;
+  memory(v) = to.view;
   return true;
 }
 
@@ -179,7 +180,7 @@ int Lowering::maker_of(Value v) const {
 
 void Lowering::move_part(int id, Value part, const View& out,
                          const std::vector<std::int64_t>& begin) {
-  const View from = memory_of(part);
+  const View& from = memory_of(part);
   const View to = sliced(out, begin, from.shape);
   if (!same_elements(from, to)) push(id, copy_loop(from, to, false));
 }
@@ -193,7 +194,7 @@ void Lowering::place_view(Value v, Value made) {
 View Lowering::result_of(Value v) {
   const auto found = destinations_.find(v);
   View view = found != destinations_.end() ? found->second.view : new_view_of(v);
-  memory_[v] = view;
+  memory(v) = view;
   return view;
 }
 
@@ -224,27 +225,26 @@ View Lowering::copied(const View& view, const std::string& name) {
 }
 
 View Lowering::contiguous(Value v) {
-  const View view = memory_of(v);
+  const View& view = memory_of(v);
   return is_contiguous(view) ? view : copied(view, name_of_node(v.node) + " copy");
 }
 
-View Lowering::memory_of(Value v) {
-  const auto found = memory_.find(v);
-  if (found != memory_.end()) return found->second;
+const View& Lowering::memory_of(Value v) {
+  if (const View& known = memory(v); known.buffer >= 0) return known;
   const Node& n = g_.node(v);
   const Operation& row = row_of(n.op);
-  if (row.view != nullptr) return memory_[v] = row.view(*this, v);
+  if (row.view != nullptr) return memory(v) = row.view(*this, v);
   // A number or an elementwise value that was left to its readers; or the argument, in memory.
   check(row.registers != nullptr || is_first(v), "lower: ", row.name, " is read before it is made");
   const View view = new_view_of(v);
   compute(v, {view, Destination::Kind::write});
-  return memory_[v] = view;
+  return memory(v) = view;
 }
 
 void Lowering::copy_to(Value v, const Destination& to) {
   if (to.kind != Destination::Kind::write && to.kind != Destination::Kind::sum)
     return compute(v, to);
-  const View from = memory_of(v);
+  const View& from = memory_of(v);
   p_.instructions.push_back({name_of_node(v.node) + " copy",
                              copy_loop(from, to.view, to.kind == Destination::Kind::sum)});
 }
@@ -256,14 +256,14 @@ void Lowering::fill(const View& view, double number) {
 void Lowering::emit_elementwise(int id) {
   const Value v{id, 0};
   if (const auto rest = rests_.find(id); rest != rests_.end())
-    push(id, copy_loop(memory_of(rest->second), memory_[v], true));
+    push(id, copy_loop(memory_of(rest->second), memory(v), true));
   if (inlined_[static_cast<std::size_t>(id)] || absorbed_[static_cast<std::size_t>(id)]) return;
   const auto found = destinations_.find(v);
   const Destination to = found != destinations_.end()
                              ? found->second
                              : Destination{new_view_of(v), Destination::Kind::write};
   compute(v, to);
-  memory_[v] = to.view;
+  memory(v) = to.view;
 }
 
 Program Lowering::run() {
@@ -337,6 +337,14 @@ Program lower_as_it_is(const Graph& graph, const Target& target, const std::vect
 
 Program lower(const Graph& graph, const Target& target, const std::vector<bool>& added,
               InstructionOrder order, LoweredBodies* bodies) {
+  Program program = lower_without_offsets(graph, target, added, order, bodies);
+  give_offsets(program);
+  return program;
+}
+
+Program lower_without_offsets(const Graph& graph, const Target& target,
+                              const std::vector<bool>& added, InstructionOrder order,
+                              LoweredBodies* bodies) {
   LoweredBodies own;
   LoweredBodies& kept = bodies != nullptr ? *bodies : own;
   if (!target.epilogues()) return lower_as_it_is(graph, target, added, order, kept);

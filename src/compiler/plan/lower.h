@@ -23,4 +23,10 @@ Program lower(const Graph& graph, const Target& target, const std::vector<bool>&
               InstructionOrder order = InstructionOrder::for_memory,
               LoweredBodies* bodies = nullptr);
 
+// The same until give_offsets() (arena.h): for those who make many and keep few. Its arena_bytes
+// are 0.
+Program lower_without_offsets(const Graph& graph, const Target& target,
+                              const std::vector<bool>& added, InstructionOrder order,
+                              LoweredBodies* bodies);
+
 }  // namespace logitless::ir

@@ -1,6 +1,7 @@
 // Elementwise operations become loops of Pointwise.
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "compiler/analysis/split.h"
 #include "compiler/ops/op.h"
@@ -10,10 +11,12 @@
 namespace logitless::ir {
 
 int PointwiseBuilder::value(Value v) {
-  const std::pair key(v, backwards_);
-  const auto found = registers_.find(key);
-  if (found != registers_.end()) return found->second;
-  return registers_[key] = make(v);
+  for (const Register& r : registers_) {
+    if (r.value == v && r.backwards == backwards_) return r.number;
+  }
+  const int number = make(v);
+  registers_.push_back({v, backwards_, number});
+  return number;
 }
 
 int PointwiseBuilder::backwards(Value v, int dim) {
@@ -38,7 +41,7 @@ int PointwiseBuilder::make(Value v) {
   if (l_.is_first(from)) {
     Pointwise::Leaf argument;
     argument.kind = Pointwise::Leaf::Kind::first;
-    return leaf(argument);
+    return leaf(std::move(argument));
   }
   if (n.op == Op::broadcast || n.op == Op::reshape) {
     const Node& number = graph().node(n.operands[0]);
@@ -51,26 +54,26 @@ int PointwiseBuilder::constant(double number) {
   Pointwise::Leaf constant;
   constant.kind = Pointwise::Leaf::Kind::constant;
   constant.number = number;
-  return leaf(constant);
+  return leaf(std::move(constant));
 }
 int PointwiseBuilder::iota(int dim) {
   Pointwise::Leaf iota;
   iota.kind = Pointwise::Leaf::Kind::iota;
   iota.dim = dim;
-  const int index = leaf(iota);
+  const int index = leaf(std::move(iota));
   if ((backwards_ >> static_cast<unsigned>(dim) & 1u) == 0) return index;
   const std::int64_t last = loop_.shape[static_cast<std::size_t>(dim)] - 1;
   return step(Function::sub, constant(static_cast<double>(last)), index);
 }
-int PointwiseBuilder::memory(const View& view) {
-  Pointwise::Leaf memory;
-  memory.view = view;
+int PointwiseBuilder::memory(View view) {
   for (std::size_t d = 0; d < view.shape.size(); ++d) {
     if ((backwards_ >> d & 1u) == 0) continue;
-    memory.view.offset += (view.shape[d] - 1) * view.strides[d];
-    memory.view.strides[d] = -view.strides[d];
+    view.offset += (view.shape[d] - 1) * view.strides[d];
+    view.strides[d] = -view.strides[d];
   }
-  return leaf(memory);
+  Pointwise::Leaf memory;
+  memory.view = std::move(view);
+  return leaf(std::move(memory));
 }
 int PointwiseBuilder::step(Function f, int a, int b, int c) {
   return add_step({Pointwise::Step::Kind::function, f, DType::f32, a, b, c});
@@ -78,8 +81,8 @@ int PointwiseBuilder::step(Function f, int a, int b, int c) {
 int PointwiseBuilder::round(DType dtype, int a) {
   return add_step({Pointwise::Step::Kind::round, Function::neg, dtype, a, kNone, kNone});
 }
-int PointwiseBuilder::leaf(const Pointwise::Leaf& leaf) {
-  loop_.leaves.push_back(leaf);
+int PointwiseBuilder::leaf(Pointwise::Leaf leaf) {
+  loop_.leaves.push_back(std::move(leaf));
   return static_cast<int>(loop_.leaves.size());  // from 1
 }
 int PointwiseBuilder::add_step(const Pointwise::Step& step) {
@@ -128,6 +131,7 @@ void finish_pointwise(Pointwise& loop) {
   const std::size_t border = loop.columns ? static_cast<std::size_t>(loop.reduced)
                                           : rank - static_cast<std::size_t>(loop.reduced);
   std::vector<std::vector<std::int64_t>*> strides;
+  strides.reserve(loop.leaves.size() + 2);
   for (Pointwise::Leaf& leaf : loop.leaves) {
     if (leaf.kind == Pointwise::Leaf::Kind::memory) strides.push_back(&leaf.view.strides);
   }
@@ -166,7 +170,7 @@ Pointwise copy_loop(const View& from, const View& to, bool accumulate) {
   loop.shape = to.shape;
   Pointwise::Leaf leaf;
   leaf.view = from;
-  loop.leaves.push_back(leaf);
+  loop.leaves.push_back(std::move(leaf));
   loop.store = {0, to, accumulate};
   finish_pointwise(loop);
   return loop;

@@ -42,10 +42,11 @@ class Lowering {
   // Memory given by the caller, or by the loop around: the `slot`-th.
   int add_external(std::int64_t bytes, const std::string& name, int slot);
   // The memory of parameter `id`, and of a result.
-  void set_parameter(int id, View view) { memory_[{id, 0}] = std::move(view); }
+  void set_parameter(int id, View view) { memory({id, 0}) = std::move(view); }
   void set_destination(std::size_t output, Destination destination);
   // Parameter `id` is the number of the chunk's first element.
   void set_first(int id);
+  // Without offsets in the arena (give_offsets).
   Program run();
   bool parts_in_place() const { return parts_in_place_; }
   // Instructions stay in the order of their nodes.
@@ -66,7 +67,8 @@ class Lowering {
   bool is_first(Value v) const { return v.node == first_; }
 
   // --- memory
-  View memory_of(Value v);  // of any value; views are made, elementwise values computed
+  // Of any value; views are made, elementwise values computed.
+  const View& memory_of(Value v);
   View result_of(Value v);  // new memory, or its destination's
   bool accumulates(Value v) const;
   View contiguous(Value v);
@@ -123,8 +125,8 @@ class Lowering {
   std::vector<bool> inlined_;
   std::vector<std::size_t> first_value_;  // of each node, among all values
   std::vector<int> uses_;                 // of each value: readers and outputs
-  std::map<Value, View> memory_;
-  std::vector<bool> absorbed_;  // sums whose second operand adds itself to the first
+  std::vector<View> memory_;              // of each value; no buffer: not yet
+  std::vector<bool> absorbed_;            // sums whose second operand adds itself to the first
   std::map<int, Value> rests_;  // of absorbed ones, the operand that has to be added by a copy
   std::map<Value, Destination> destinations_;  // of values whose instruction writes them in place
   std::vector<std::pair<std::size_t, Destination>> copies_;  // results that are copied at the end
@@ -132,10 +134,11 @@ class Lowering {
   bool parts_in_place_, parts_wait_ = false, keeps_order_ = false;
   std::vector<Value> aligned_;  // values whose rows are to be aligned, in order
 
-  int& uses(Value v) {
-    return uses_[first_value_[static_cast<std::size_t>(v.node)] +
-                 static_cast<std::size_t>(v.index)];
+  std::size_t number(Value v) const {
+    return first_value_[static_cast<std::size_t>(v.node)] + static_cast<std::size_t>(v.index);
   }
+  int& uses(Value v) { return uses_[number(v)]; }
+  View& memory(Value v) { return memory_[number(v)]; }
   int maker_of(Value v) const;  // the node whose result is moved about to be this value
   void copy_to(Value v, const Destination& to);
   void require_supported(const Instruction& instruction) const;

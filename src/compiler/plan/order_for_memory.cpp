@@ -1,7 +1,6 @@
 #include "compiler/plan/order_for_memory.h"
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 #include <utility>
 
@@ -21,56 +20,60 @@ void note_written(const Program& body, std::set<int>& slots) {
 }
 
 // writes_of() without what a loop only reads.
-std::vector<int> written_by(const Instruction& instruction) {
+void add_written_by(const Instruction& instruction, std::vector<int>& buffers) {
   const auto* loop = std::get_if<LoopRun>(&instruction.what);
-  if (loop == nullptr) return writes_of(instruction);
+  if (loop == nullptr) return add_writes_of(instruction, buffers);
   std::set<int> slots;
   note_written(*loop->body, slots);
   if (loop->tail != nullptr) note_written(*loop->tail, slots);
-  std::vector<int> buffers;
   for (const int slot : slots)
     buffers.push_back(loop->slices[static_cast<std::size_t>(slot)].outer);
   if (loop->arena >= 0) buffers.push_back(loop->arena);
-  return buffers;
 }
 
-std::vector<int> unique(std::vector<int> list) {
+void make_unique(std::vector<int>& list) {
   std::sort(list.begin(), list.end());
   list.erase(std::unique(list.begin(), list.end()), list.end());
-  return list;
 }
 
-// Who wrote a buffer last, and who has read it since.
-struct Accesses {
-  int writer = -1;
-  std::vector<int> readers;
+// Finds the steps that each instruction must follow, one after the other.
+class Accesses {
+ public:
+  explicit Accesses(std::size_t buffers) : accesses_(buffers) {}
+
+  const std::vector<int>& before(const Instruction& instruction, int i) {
+    read_.clear();
+    add_reads_of(instruction, read_);
+    make_unique(read_);
+    written_.clear();
+    add_written_by(instruction, written_);
+    make_unique(written_);
+    before_.clear();
+    for (const int b : read_) {
+      Access& a = accesses_[static_cast<std::size_t>(b)];
+      if (a.writer >= 0) before_.push_back(a.writer);
+      if (!std::binary_search(written_.begin(), written_.end(), b)) a.readers.push_back(i);
+    }
+    for (const int b : written_) {
+      Access& a = accesses_[static_cast<std::size_t>(b)];
+      if (a.writer >= 0) before_.push_back(a.writer);
+      before_.insert(before_.end(), a.readers.begin(), a.readers.end());
+      a.writer = i;
+      a.readers.clear();
+    }
+    make_unique(before_);
+    return before_;
+  }
+
+ private:
+  // Who wrote a buffer last, and who has read it since.
+  struct Access {
+    int writer = -1;
+    std::vector<int> readers;
+  };
+  std::vector<Access> accesses_;
+  std::vector<int> read_, written_, before_;
 };
-
-// The steps that instruction i must follow.
-std::vector<int> steps_before(const Instruction& instruction, int i,
-                              std::vector<Accesses>& accesses) {
-  std::vector<int> before;
-  const std::vector<int> written = unique(written_by(instruction));
-  for (const int b : unique(reads_of(instruction))) {
-    Accesses& a = accesses[static_cast<std::size_t>(b)];
-    if (a.writer >= 0) before.push_back(a.writer);
-    if (!std::binary_search(written.begin(), written.end(), b)) a.readers.push_back(i);
-  }
-  for (const int b : written) {
-    Accesses& a = accesses[static_cast<std::size_t>(b)];
-    if (a.writer >= 0) before.push_back(a.writer);
-    before.insert(before.end(), a.readers.begin(), a.readers.end());
-    a = {i, {}};
-  }
-  return unique(std::move(before));
-}
-
-void permute(std::vector<Instruction>& instructions, const std::vector<int>& order) {
-  std::vector<Instruction> moved;
-  moved.reserve(order.size());
-  for (const int i : order) moved.push_back(std::move(instructions[static_cast<std::size_t>(i)]));
-  instructions = std::move(moved);
-}
 
 }  // namespace
 
@@ -84,42 +87,40 @@ Schedule schedule_of(const Program& program) {
     const std::int64_t blocks = (buffer.value_bytes + program.alignment - 1) / program.alignment;
     schedule.bytes.push_back(blocks * program.alignment);
   }
-  std::vector<Accesses> accesses(program.buffers.size());
+  Accesses accesses(program.buffers.size());
+  std::vector<int> named, values;
+  std::vector<Schedule::Take> takes;
   for (std::size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& instruction = program.instructions[i];
-    Schedule::Step& step = schedule.steps.emplace_back();
-    step.after = steps_before(instruction, static_cast<int>(i), accesses);
-    std::vector<int> named = reads_of(instruction);
-    const std::vector<int> written = writes_of(instruction);
-    named.insert(named.end(), written.begin(), written.end());
-    for (const int b : unique(std::move(named))) {
+    named.clear();
+    add_reads_of(instruction, named);
+    add_writes_of(instruction, named);
+    make_unique(named);
+    values.clear();
+    for (const int b : named) {
       const int v = value[static_cast<std::size_t>(b)];
-      if (v >= 0) step.values.push_back(v);
+      if (v >= 0) values.push_back(v);
     }
-    const auto* loop = std::get_if<Pointwise>(&instruction.what);
-    if (loop == nullptr) continue;
-    const int to = value[static_cast<std::size_t>(loop->store.view.buffer)];
-    for (const int operand : replaceable(program, *loop)) {
-      const int from = value[static_cast<std::size_t>(operand)];
-      if (from >= 0 && to >= 0) step.takes.emplace_back(from, to);
+    takes.clear();
+    if (const auto* loop = std::get_if<Pointwise>(&instruction.what); loop != nullptr) {
+      const int to = value[static_cast<std::size_t>(loop->store.view.buffer)];
+      for (const int operand : replaceable(program, *loop)) {
+        const int from = value[static_cast<std::size_t>(operand)];
+        if (from >= 0 && to >= 0) takes.emplace_back(from, to);
+      }
     }
+    schedule.add(values, accesses.before(instruction, static_cast<int>(i)), takes);
   }
   return schedule;
 }
 
 void order_for_memory(Program& program) {
   const std::vector<int> order = order_of_least_peak(schedule_of(program));
-  plan_memory(program);
-  if (std::is_sorted(order.begin(), order.end())) return;
-  const std::int64_t given = program.value_bytes;
-  permute(program.instructions, order);
-  plan_memory(program);
-  if (program.value_bytes < given) return;
-  std::vector<int> back(order.size());
-  for (std::size_t i = 0; i < order.size(); ++i)
-    back[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
-  permute(program.instructions, back);
-  plan_memory(program);
+  if (std::is_sorted(order.begin(), order.end())) {
+    plan_memory(program);
+  } else {
+    plan_memory(program, order);
+  }
 }
 
 }  // namespace logitless::ir

@@ -1,8 +1,8 @@
 // Collects the leaves and steps of one loop.
 #pragma once
 
+#include <cstddef>
 #include <limits>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -16,6 +16,8 @@ class PointwiseBuilder {
 
   PointwiseBuilder(Lowering& lowering, std::vector<std::int64_t> shape) : l_(lowering) {
     loop_.shape = std::move(shape);
+    loop_.leaves.reserve(kUsual);
+    loop_.steps.reserve(kUsual);
   }
 
   // The register of a value: from memory, or computed where it has none.
@@ -27,7 +29,7 @@ class PointwiseBuilder {
 
   int constant(double number);
   int iota(int dim);
-  int memory(const View& view);
+  int memory(View view);
   int step(Function f, int a, int b = kNone, int c = kNone);
   int round(DType dtype, int a);
   const Graph& graph() const { return l_.graph(); }
@@ -39,10 +41,16 @@ class PointwiseBuilder {
  private:
   Lowering& l_;
   Pointwise loop_;
-  unsigned backwards_ = 0;  // bit d: dimension d is read from its end
-  std::map<std::pair<Value, unsigned>, int> registers_;
+  unsigned backwards_ = 0;                  // bit d: dimension d is read from its end
+  static constexpr std::size_t kUsual = 4;  // leaves, and steps
+  struct Register {
+    Value value;
+    unsigned backwards;
+    int number;
+  };
+  std::vector<Register> registers_;  // kMaxRegisters at most
 
-  int leaf(const Pointwise::Leaf& leaf);
+  int leaf(Pointwise::Leaf leaf);
   int add_step(const Pointwise::Step& step);
   int make(Value v);
 };

@@ -5,104 +5,106 @@
 namespace logitless::ir {
 namespace {
 
-template <typename... Views>
-std::vector<int> buffers(const Views&... views) {
-  std::vector<int> list;
-  (list.push_back(views.buffer), ...);
-  return list;
-}
-// Those that there are.
-std::vector<int> present(std::vector<int> list) {
-  std::erase(list, -1);
-  return list;
-}
+// Visitors that append buffers to a list, those that there are.
+class Named {
+ public:
+  explicit Named(std::vector<int>& list) : list_(list) {}
 
-struct Reads {
-  std::vector<int> operator()(const Pointwise& p) const {
-    std::vector<int> list;
+ protected:
+  void add(int buffer) const {
+    if (buffer >= 0) list_.push_back(buffer);
+  }
+  template <typename... Views>
+  void add(const Views&... views) const {
+    (add(views.buffer), ...);
+  }
+  std::vector<int>& list_;
+};
+
+struct Reads : Named {
+  using Named::Named;
+  void operator()(const Pointwise& p) const {
     for (const Pointwise::Leaf& leaf : p.leaves) {
-      if (leaf.kind == Pointwise::Leaf::Kind::memory) list.push_back(leaf.view.buffer);
+      if (leaf.kind == Pointwise::Leaf::Kind::memory) add(leaf.view);
     }
-    return list;
   }
-  std::vector<int> operator()(const Gemm& g) const {
-    return present({g.a.buffer, g.b.buffer, g.bias.buffer, g.residual.buffer,
-                    g.epilogue.gelu_gradient ? g.aux.buffer : -1});
+  void operator()(const Gemm& g) const {
+    add(g.a, g.b, g.bias, g.residual);
+    if (g.epilogue.gelu_gradient) add(g.aux);
   }
-  std::vector<int> operator()(const Take& t) const { return buffers(t.table, t.index); }
-  std::vector<int> operator()(const ScatterAdd& s) const {
-    return buffers(s.index, s.updates, s.out);
+  void operator()(const Take& t) const { add(t.table, t.index); }
+  void operator()(const ScatterAdd& s) const { add(s.index, s.updates, s.out); }
+  void operator()(const Pick& p) const { add(p.x, p.index); }
+  void operator()(const Put& p) const { add(p.index, p.updates, p.out); }
+  void operator()(const ArgMax& a) const { add(a.x); }
+  void operator()(const Scan& s) const { add(s.x); }
+  void operator()(const Sort& s) const { add(s.x); }
+  void operator()(const Fill&) const {}
+  void operator()(const Attention& a) const {
+    add(a.q, a.k, a.v, a.bias, a.query_segments, a.key_segments);
+    if (a.gradient) add(a.out, a.lse, a.d_out);
   }
-  std::vector<int> operator()(const Pick& p) const { return buffers(p.x, p.index); }
-  std::vector<int> operator()(const Put& p) const { return buffers(p.index, p.updates, p.out); }
-  std::vector<int> operator()(const ArgMax& a) const { return buffers(a.x); }
-  std::vector<int> operator()(const Scan& s) const { return buffers(s.x); }
-  std::vector<int> operator()(const Sort& s) const { return buffers(s.x); }
-  std::vector<int> operator()(const Fill&) const { return {}; }
-  std::vector<int> operator()(const Attention& a) const {
-    std::vector<int> list =
-        present(buffers(a.q, a.k, a.v, a.bias, a.query_segments, a.key_segments));
-    if (a.gradient) list.insert(list.end(), {a.out.buffer, a.lse.buffer, a.d_out.buffer});
-    return list;
+  void operator()(const LoopRun& l) const {
+    for (const LoopRun::Slice& slice : l.slices) add(slice.outer);
   }
-  std::vector<int> operator()(const LoopRun& l) const {
-    std::vector<int> list;
-    for (const LoopRun::Slice& slice : l.slices) list.push_back(slice.outer);
-    return list;
-  }
-  std::vector<int> operator()(const HeadRun& h) const {
-    return present(buffers(h.x, h.w, h.targets, h.bias, h.d_lse, h.d_logit));
-  }
+  void operator()(const HeadRun& h) const { add(h.x, h.w, h.targets, h.bias, h.d_lse, h.d_logit); }
   // What a stage makes and later ones read is in registers.
-  std::vector<int> operator()(const RowGroup& g) const {
-    std::vector<int> list, made;
+  void operator()(const RowGroup& g) const {
+    std::vector<int> read, made;
     for (const RowGroup::Stage& stage : g.stages) {
-      for (const int b : (*this)(stage.loop)) {
-        if (std::find(made.begin(), made.end(), b) == made.end()) list.push_back(b);
+      read.clear();
+      Reads{read}(stage.loop);
+      for (const int b : read) {
+        if (std::find(made.begin(), made.end(), b) == made.end()) add(b);
       }
       made.push_back(stage.loop.store.view.buffer);
     }
-    return list;
   }
 };
 
-struct Writes {
-  std::vector<int> operator()(const Pointwise& p) const {
-    return present({p.store.view.buffer, p.scratch});
+struct Writes : Named {
+  using Named::Named;
+  void operator()(const Pointwise& p) const {
+    add(p.store.view);
+    add(p.scratch);
   }
-  std::vector<int> operator()(const Gemm& g) const {
-    return present({g.c.buffer, g.scratch, g.epilogue.gelu ? g.aux.buffer : -1});
+  void operator()(const Gemm& g) const {
+    add(g.c);
+    add(g.scratch);
+    if (g.epilogue.gelu) add(g.aux);
   }
-  std::vector<int> operator()(const Take& t) const { return buffers(t.out); }
-  std::vector<int> operator()(const ScatterAdd& s) const {
-    return present({s.out.buffer, s.scratch});
+  void operator()(const Take& t) const { add(t.out); }
+  void operator()(const ScatterAdd& s) const {
+    add(s.out);
+    add(s.scratch);
   }
-  std::vector<int> operator()(const Pick& p) const { return buffers(p.out); }
-  std::vector<int> operator()(const ArgMax& a) const { return buffers(a.out); }
-  std::vector<int> operator()(const Scan& s) const { return buffers(s.out); }
-  std::vector<int> operator()(const Sort& s) const { return buffers(s.values, s.index); }
-  std::vector<int> operator()(const Put& p) const { return buffers(p.out); }
-  std::vector<int> operator()(const Fill& f) const { return buffers(f.out); }
-  std::vector<int> operator()(const Attention& a) const {
-    if (a.gradient) return present({a.d_q.buffer, a.d_k.buffer, a.d_v.buffer, a.scratch});
-    return present({a.out.buffer, a.lse.buffer, a.scratch});
-  }
-  std::vector<int> operator()(const LoopRun& l) const {
-    std::vector<int> list = Reads()(l);
-    list.push_back(l.arena);
-    return present(std::move(list));
-  }
-  std::vector<int> operator()(const HeadRun& h) const {
-    return present(
-        {h.lse.buffer, h.logit.buffer, h.d_x.buffer, h.d_w.buffer, h.d_bias.buffer, h.scratch});
-  }
-  std::vector<int> operator()(const RowGroup& g) const {
-    std::vector<int> list;
-    for (const RowGroup::Stage& stage : g.stages) {
-      if (stage.stored) list.push_back(stage.loop.store.view.buffer);
+  void operator()(const Pick& p) const { add(p.out); }
+  void operator()(const ArgMax& a) const { add(a.out); }
+  void operator()(const Scan& s) const { add(s.out); }
+  void operator()(const Sort& s) const { add(s.values, s.index); }
+  void operator()(const Put& p) const { add(p.out); }
+  void operator()(const Fill& f) const { add(f.out); }
+  void operator()(const Attention& a) const {
+    if (a.gradient) {
+      add(a.d_q, a.d_k, a.d_v);
+    } else {
+      add(a.out, a.lse);
     }
-    list.push_back(g.scratch);
-    return present(std::move(list));
+    add(a.scratch);
+  }
+  void operator()(const LoopRun& l) const {
+    Reads{list_}(l);
+    add(l.arena);
+  }
+  void operator()(const HeadRun& h) const {
+    add(h.lse, h.logit, h.d_x, h.d_w, h.d_bias);
+    add(h.scratch);
+  }
+  void operator()(const RowGroup& g) const {
+    for (const RowGroup::Stage& stage : g.stages) {
+      if (stage.stored) add(stage.loop.store.view);
+    }
+    add(g.scratch);
   }
 };
 
@@ -165,7 +167,8 @@ struct Moved {
   double operator()(const RowGroup& g) const {
     double bytes = 0.0;
     std::vector<std::pair<int, std::int64_t>> seen;
-    const std::vector<int> from = Reads()(g);
+    std::vector<int> from;
+    Reads{from}(g);
     for (const RowGroup::Stage& stage : g.stages) {
       for (const Pointwise::Leaf& leaf : stage.loop.leaves) {
         const std::pair at{leaf.view.buffer, leaf.view.offset};
@@ -192,7 +195,21 @@ double bytes_moved(const Program& program) {
   return bytes;
 }
 
-std::vector<int> reads_of(const Instruction& i) { return std::visit(Reads(), i.what); }
-std::vector<int> writes_of(const Instruction& i) { return std::visit(Writes(), i.what); }
+void add_reads_of(const Instruction& i, std::vector<int>& buffers) {
+  std::visit(Reads{buffers}, i.what);
+}
+void add_writes_of(const Instruction& i, std::vector<int>& buffers) {
+  std::visit(Writes{buffers}, i.what);
+}
+std::vector<int> reads_of(const Instruction& i) {
+  std::vector<int> buffers;
+  add_reads_of(i, buffers);
+  return buffers;
+}
+std::vector<int> writes_of(const Instruction& i) {
+  std::vector<int> buffers;
+  add_writes_of(i, buffers);
+  return buffers;
+}
 
 }  // namespace logitless::ir

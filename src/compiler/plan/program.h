@@ -205,6 +205,9 @@ struct Program {
 // Buffers read and written by an instruction, scratch included.
 std::vector<int> reads_of(const Instruction& instruction);
 std::vector<int> writes_of(const Instruction& instruction);
+// The same, appended: for those who ask about many.
+void add_reads_of(const Instruction& instruction, std::vector<int>& buffers);
+void add_writes_of(const Instruction& instruction, std::vector<int>& buffers);
 
 // Bytes that the instructions name: each operand once, each result once, twice where it is added
 // to, what is repeated by a stride of 0 once; loops counted in full. Not what kernels read again,

@@ -24,61 +24,60 @@ constexpr int kMostWindowSets = 512;  // the same of a stretch
 constexpr int kMostWindows = 64;
 constexpr int kMostRounds = 4;
 
-std::vector<std::vector<int>> steps_by_value(const Schedule& s) {
-  std::vector<std::vector<int>> steps(s.bytes.size());
-  for (std::size_t i = 0; i < s.steps.size(); ++i) {
-    for (const int v : s.steps[i].values)
-      steps[static_cast<std::size_t>(v)].push_back(static_cast<int>(i));
-  }
-  return steps;
+Lists<int> steps_by_value(const Schedule& s) {
+  return Lists<int>::grouped(s.bytes.size(), [&](auto&& put) {
+    for (std::size_t i = 0; i < s.steps(); ++i) {
+      for (const int v : s.values[i]) put(static_cast<std::size_t>(v), static_cast<int>(i));
+    }
+  });
 }
 
 // What lives while steps run one after the other.
 class Memory {
  public:
-  explicit Memory(const Schedule& s) : s_(s), steps_of_(steps_by_value(s)) {
-    for (const std::vector<int>& steps : steps_of_) left_.push_back(static_cast<int>(steps.size()));
+  explicit Memory(const Schedule& s) : s_(s), steps_(s.bytes.size()) {
+    for (std::size_t i = 0; i < s.steps(); ++i) {
+      for (const int v : s.values[i]) ++steps_[static_cast<std::size_t>(v)];
+    }
+    left_ = steps_;
   }
 
   // Bytes that live while the step runs, and how many more do when it has run.
   std::int64_t during(int step) const {
     std::int64_t bytes = live_;
-    for (const int v : at(step).values) bytes += begins(v) ? size(v) : 0;
-    for (const auto& [from, to] : at(step).takes) {
+    for (const int v : values(step)) bytes += begins(v) ? size(v) : 0;
+    for (const auto& [from, to] : s_.takes[static_cast<std::size_t>(step)]) {
       if (left(from) == 1 && begins(to)) return bytes - size(to);
     }
     return bytes;
   }
   std::int64_t growth(int step) const {
     std::int64_t bytes = 0;
-    for (const int v : at(step).values)
+    for (const int v : values(step))
       bytes += (begins(v) ? size(v) : 0) - (left(v) == 1 ? size(v) : 0);
     return bytes;
   }
-  // Tells of each step whose growth has become less.
+  // Tells of values whose steps may grow memory by less now.
   template <typename Tell>
   void run(int step, Tell&& tell) {
     live_ += growth(step);
-    for (const int v : at(step).values) {
+    for (const int v : values(step)) {
       const bool first = begins(v);
       const bool one = --left_[static_cast<std::size_t>(v)] == 1;
-      if (!first && !one) continue;
-      for (const int reader : steps_of_[static_cast<std::size_t>(v)]) tell(reader);
+      if (first || one) tell(v);
     }
   }
 
  private:
   const Schedule& s_;
-  std::vector<std::vector<int>> steps_of_;  // by value
-  std::vector<int> left_;                   // of those, how many have not run
+  std::vector<int> steps_;  // of each value: how many name it
+  std::vector<int> left_;   // of those, how many have not run
   std::int64_t live_ = 0;
 
-  const Schedule::Step& at(int step) const { return s_.steps[static_cast<std::size_t>(step)]; }
+  std::span<const int> values(int step) const { return s_.values[static_cast<std::size_t>(step)]; }
   std::int64_t size(int v) const { return s_.bytes[static_cast<std::size_t>(v)]; }
   int left(int v) const { return left_[static_cast<std::size_t>(v)]; }
-  bool begins(int v) const {
-    return left(v) == static_cast<int>(steps_of_[static_cast<std::size_t>(v)].size());
-  }
+  bool begins(int v) const { return left(v) == steps_[static_cast<std::size_t>(v)]; }
 };
 
 struct Peak {
@@ -99,10 +98,10 @@ Peak find_peak(const Schedule& s, const Order& order) {
 // No order does with less: what one step names lives at once.
 std::int64_t least_peak(const Schedule& s) {
   std::int64_t most = 0;
-  for (const Schedule::Step& step : s.steps) {
+  for (std::size_t i = 0; i < s.steps(); ++i) {
     std::int64_t bytes = 0, taken = 0;
-    for (const int v : step.values) bytes += s.bytes[static_cast<std::size_t>(v)];
-    for (const auto& [from, to] : step.takes)
+    for (const int v : s.values[i]) bytes += s.bytes[static_cast<std::size_t>(v)];
+    for (const auto& [from, to] : s.takes[i])
       taken = std::max(taken, s.bytes[static_cast<std::size_t>(to)]);
     most = std::max(most, bytes - taken);
   }
@@ -116,26 +115,42 @@ Schedule renumbered(const Schedule& s, const Order& order) {
   std::vector<int> place(order.size());
   for (std::size_t i = 0; i < order.size(); ++i)
     place[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
-  Schedule to{s.bytes, {}};
+  Schedule to{s.bytes, {}, {}, {}};
+  to.values.reserve(s.steps(), s.values.items());
+  to.after.reserve(s.steps(), s.after.items());
   for (const int step : order) {
-    to.steps.push_back(s.steps[static_cast<std::size_t>(step)]);
-    for (int& before : to.steps.back().after) before = place[static_cast<std::size_t>(before)];
+    const auto at = static_cast<std::size_t>(step);
+    to.values.add(s.values[at]);
+    to.takes.add(s.takes[at]);
+    for (const int before : s.after[at]) to.after.put(place[static_cast<std::size_t>(before)]);
+    to.after.end_list();
   }
   return to;
 }
 
+// The steps that wait for each one.
+Lists<int> steps_behind(const Schedule& s) {
+  return Lists<int>::grouped(s.steps(), [&](auto&& put) {
+    for (std::size_t i = 0; i < s.steps(); ++i) {
+      for (const int before : s.after[i])
+        put(static_cast<std::size_t>(before), static_cast<int>(i));
+    }
+  });
+}
+
 // Time running backwards: what lives is the same.
 Schedule reversed(const Schedule& s) {
-  const std::size_t count = s.steps.size();
-  Schedule to{s.bytes, {}};
-  to.steps.resize(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    Schedule::Step& step = to.steps[count - 1 - i];
-    step.values = s.steps[i].values;
-    for (const auto& [from, into] : s.steps[i].takes) step.takes.emplace_back(into, from);
-    for (const int before : s.steps[i].after)
-      to.steps[count - 1 - static_cast<std::size_t>(before)].after.push_back(
-          static_cast<int>(count - 1 - i));
+  const std::size_t count = s.steps();
+  const Lists<int> behind = steps_behind(s);
+  Schedule to{s.bytes, {}, {}, {}};
+  to.values.reserve(count, s.values.items());
+  to.after.reserve(count, s.after.items());
+  for (std::size_t i = count; i-- > 0;) {
+    to.values.add(s.values[i]);
+    for (const auto& [from, into] : s.takes[i]) to.takes.put({into, from});
+    to.takes.end_list();
+    for (const int next : behind[i]) to.after.put(static_cast<int>(count) - 1 - next);
+    to.after.end_list();
   }
   return to;
 }
@@ -143,38 +158,44 @@ Schedule reversed(const Schedule& s) {
 // The given order, but steps after which no more lives than before run as soon as they can and no
 // more than `most` lives while they do.
 Order eager(const Schedule& s, std::int64_t most) {
-  const std::size_t count = s.steps.size();
+  const std::size_t count = s.steps();
   std::vector<int> waiting(count);
-  std::vector<std::vector<int>> next(count);
-  std::vector<bool> ran(count);
+  const Lists<int> next = steps_behind(s), steps_of = steps_by_value(s);
+  std::vector<bool> ran(count), in_free(count);
   using Queue = std::priority_queue<int, std::vector<int>, std::greater<>>;
   Queue ready, free;  // of those that are ready, the ones that may pay
   std::vector<int> put_off;
+  const auto may_pay = [&](int step) {
+    const auto at = static_cast<std::size_t>(step);
+    if (waiting[at] > 0 || ran[at] || in_free[at]) return;
+    in_free[at] = true;
+    free.push(step);
+  };
   for (std::size_t i = 0; i < count; ++i) {
-    waiting[i] = static_cast<int>(s.steps[i].after.size());
+    waiting[i] = static_cast<int>(s.after[i].size());
     if (waiting[i] == 0) ready.push(static_cast<int>(i));
-    for (const int before : s.steps[i].after)
-      next[static_cast<std::size_t>(before)].push_back(static_cast<int>(i));
+    may_pay(static_cast<int>(i));
   }
-  free = ready;
   Memory memory(s);
   Order order;
+  order.reserve(count);
   const auto run = [&](int step) {
     ran[static_cast<std::size_t>(step)] = true;
     order.push_back(step);
-    memory.run(step, [&](int other) {
-      if (waiting[static_cast<std::size_t>(other)] == 0) free.push(other);
+    memory.run(step, [&](int value) {
+      for (const int other : steps_of[static_cast<std::size_t>(value)]) may_pay(other);
     });
     for (const int other : next[static_cast<std::size_t>(step)]) {
       if (--waiting[static_cast<std::size_t>(other)] > 0) continue;
       ready.push(other);
-      free.push(other);
+      may_pay(other);
     }
   };
   while (order.size() < count) {
     if (!free.empty()) {
       const int step = free.top();
       free.pop();
+      in_free[static_cast<std::size_t>(step)] = false;
       if (ran[static_cast<std::size_t>(step)] || memory.growth(step) > 0) continue;
       if (memory.during(step) <= most) {
         run(step);
@@ -187,7 +208,7 @@ Order eager(const Schedule& s, std::int64_t most) {
     ready.pop();
     if (ran[static_cast<std::size_t>(step)]) continue;
     run(step);
-    for (const int again : put_off) free.push(again);
+    for (const int again : put_off) may_pay(again);
     put_off.clear();
   }
   return order;
@@ -195,6 +216,7 @@ Order eager(const Schedule& s, std::int64_t most) {
 
 Order composed(const Order& outer, const Order& inner) {
   Order order;
+  order.reserve(inner.size());
   for (const int i : inner) order.push_back(outer[static_cast<std::size_t>(i)]);
   return order;
 }
@@ -244,14 +266,14 @@ class Peaks {
 // A stretch of an order: steps first .. first + count - 1, by their places in it.
 class Window {
  public:
-  // `most`: the peak that is to be beaten.
-  Window(const Schedule& s, const Order& order, int first, int count, std::int64_t most)
+  // `steps`: steps_by_value(s). `most`: the peak that is to be beaten.
+  Window(const Schedule& s, const Lists<int>& steps, const Order& order, int first, int count,
+         std::int64_t most)
       : count_(count), most_(most) {
     std::vector<int> place(order.size());
     for (std::size_t i = 0; i < order.size(); ++i)
       place[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
     const auto inside = [&](int at) { return at >= first && at < first + count; };
-    const std::vector<std::vector<int>> steps = steps_by_value(s);
     std::vector<int> number(s.bytes.size(), -1);
     for (std::size_t v = 0; v < s.bytes.size(); ++v) {
       Inner inner{s.bytes[v], 0, false, false};
@@ -267,14 +289,13 @@ class Window {
       values_.push_back(inner);
     }
     for (int i = 0; i < count; ++i) {
-      const Schedule::Step& from =
-          s.steps[static_cast<std::size_t>(order[static_cast<std::size_t>(first + i)])];
+      const auto from = static_cast<std::size_t>(order[static_cast<std::size_t>(first + i)]);
       Step& step = steps_.emplace_back();
-      for (const int v : from.values) step.values.push_back(number[static_cast<std::size_t>(v)]);
-      for (const auto& [a, b] : from.takes)
+      for (const int v : s.values[from]) step.values.push_back(number[static_cast<std::size_t>(v)]);
+      for (const auto& [a, b] : s.takes[from])
         step.takes.emplace_back(number[static_cast<std::size_t>(a)],
                                 number[static_cast<std::size_t>(b)]);
-      for (const int before : from.after) {
+      for (const int before : s.after[from]) {
         const int at = place[static_cast<std::size_t>(before)];
         if (inside(at)) step.after |= Mask{1} << (at - first);
       }
@@ -385,11 +406,12 @@ class Window {
 // Stretches around the peak, each in its own best order, while that lowers the peak.
 void order_windows(const Schedule& s, Order& order, Peak& peak) {
   const int count = static_cast<int>(order.size());
+  const Lists<int> steps = steps_by_value(s);
   for (int round = 0; round < kMostWindows; ++round) {
     const int size = std::min(kWindow, count);
     const int first = std::clamp(peak.at - size / 2, 0, count - size);
     const std::optional<Order> better =
-        Window(s, order, first, size, peak.bytes).best(kMostWindowSets);
+        Window(s, steps, order, first, size, peak.bytes).best(kMostWindowSets);
     if (!better) return;
     const Order before(order.begin() + first, order.begin() + first + size);
     const Order now = composed(before, *better);
@@ -405,14 +427,14 @@ std::int64_t peak_of(const Schedule& schedule, const std::vector<int>& order) {
 }
 
 std::vector<int> order_of_least_peak(const Schedule& s) {
-  const int count = static_cast<int>(s.steps.size());
-  Order best(s.steps.size());
+  const int count = static_cast<int>(s.steps());
+  Order best(s.steps());
   std::iota(best.begin(), best.end(), 0);
   Peak peak = find_peak(s, best);
   const std::int64_t least = least_peak(s);
   if (peak.bytes <= least) return best;
   if (count <= kMostExact) {
-    Window all(s, best, 0, count, peak.bytes);
+    Window all(s, steps_by_value(s), best, 0, count, peak.bytes);
     if (std::optional<Order> order = all.best(kMostSets)) return *order;
     if (all.seen_all()) return best;
   }

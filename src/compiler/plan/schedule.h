@@ -2,21 +2,31 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
+
+#include "compiler/ir/lists.h"
 
 namespace logitless::ir {
 
 // Steps and the values they name. A value lives from the first step that names it to the last.
 struct Schedule {
-  struct Step {
-    std::vector<int> values;  // that it reads or writes, each once
-    std::vector<int> after;   // steps that run before it
-    // {a, b}: where it is the last step of a and the first of b, b takes a's memory: as many bytes.
-    std::vector<std::pair<int, int>> takes;
-  };
+  using Take = std::pair<int, int>;
   std::vector<std::int64_t> bytes;  // of each value
-  std::vector<Step> steps;          // in an order that is one of those allowed
+  // Of each step, in an order that is one of those allowed:
+  Lists<int> values;  // that it reads or writes, each once
+  Lists<int> after;   // steps that run before it
+  // {a, b}: where it is the last step of a and the first of b, b takes a's memory: as many bytes.
+  Lists<Take> takes;
+
+  std::size_t steps() const { return values.size(); }
+  void add(std::span<const int> values_of, std::span<const int> after_of,
+           std::span<const Take> takes_of) {
+    values.add(values_of);
+    after.add(after_of);
+    takes.add(takes_of);
+  }
 };
 
 // The most bytes that live at once when steps run in this order.

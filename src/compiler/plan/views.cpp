@@ -101,32 +101,30 @@ std::optional<View> reshaped(const View& view, const std::vector<std::int64_t>& 
 }
 
 std::vector<int> merge_dims(std::vector<std::int64_t>& shape,
-                            std::vector<std::vector<std::int64_t>*> strides,
+                            const std::vector<std::vector<std::int64_t>*>& strides,
                             const std::vector<bool>& fixed) {
-  const std::vector<std::int64_t> from = shape;
-  std::vector<std::vector<std::int64_t>> old;
-  for (std::vector<std::int64_t>* s : strides) {
-    check(s->size() == from.size(), "merge_dims: ranks disagree");
-    old.push_back(*s);
-    s->clear();
-  }
-  std::vector<int> to(from.size(), -1);
-  shape.clear();
-  int last = -1;  // the old dimension merged last
-  for (std::size_t d = 0; d < from.size(); ++d) {
-    if (from[d] == 1 && !fixed[d]) continue;
-    bool merge = last >= 0 && !fixed[d] && !fixed[static_cast<std::size_t>(last)];
-    for (const auto& s : old) merge = merge && s[static_cast<std::size_t>(last)] == s[d] * from[d];
+  for (const std::vector<std::int64_t>* s : strides)
+    check(s->size() == shape.size(), "merge_dims: ranks disagree");
+  std::vector<int> to(shape.size(), -1);
+  // Entries before `kept` are those of the result; the one that was merged last is of old dimension
+  // `last`.
+  std::size_t kept = 0, last = shape.size();
+  for (std::size_t d = 0; d < to.size(); ++d) {
+    const std::int64_t size = shape[d];
+    if (size == 1 && !fixed[d]) continue;
+    bool merge = last < to.size() && !fixed[d] && !fixed[last];
+    for (const auto* s : strides) merge = merge && (*s)[kept - 1] == (*s)[d] * size;
     if (merge) {
-      shape.back() *= from[d];
-      for (std::size_t i = 0; i < strides.size(); ++i) strides[i]->back() = old[i][d];
+      shape[kept - 1] *= size;
     } else {
-      shape.push_back(from[d]);
-      for (std::size_t i = 0; i < strides.size(); ++i) strides[i]->push_back(old[i][d]);
+      shape[kept++] = size;
     }
-    to[d] = static_cast<int>(shape.size()) - 1;
-    last = static_cast<int>(d);
+    for (std::vector<std::int64_t>* s : strides) (*s)[kept - 1] = (*s)[d];
+    to[d] = static_cast<int>(kept) - 1;
+    last = d;
   }
+  shape.resize(kept);
+  for (std::vector<std::int64_t>* s : strides) s->resize(kept);
   return to;
 }
 

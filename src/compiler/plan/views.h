@@ -22,7 +22,7 @@ std::optional<View> reshaped(const View& view, const std::vector<std::int64_t>& 
 // strides[i] has an entry for each dimension of shape. Dimensions of size 1 vanish. `fixed`
 // dimensions stay themselves. Returns for each dimension the one it went to, or -1.
 std::vector<int> merge_dims(std::vector<std::int64_t>& shape,
-                            std::vector<std::vector<std::int64_t>*> strides,
+                            const std::vector<std::vector<std::int64_t>*>& strides,
                             const std::vector<bool>& fixed);
 
 }  // namespace logitless::ir

@@ -32,9 +32,10 @@ struct Plan {
   Graph graph;
   Program program;
   // Of the program; they stay when a plan that another one beats gives up its graph and program.
-  std::int64_t bytes = 0, arena_bytes = 0;  // of values; with the scratch of kernels
-  double seconds = 0.0;                     // predicted, of a run
-  double work = 0.0;                        // multiply-adds
+  std::int64_t bytes = 0;        // of values
+  std::int64_t arena_bytes = 0;  // with the scratch of kernels; 0 until the search ends or asks
+  double seconds = 0.0;          // predicted, of a run
+  double work = 0.0;             // multiply-adds
   std::vector<ChunkedRegion> regions;
   int from = -1;  // the plan that a move made it of; -1: none
   // When its moves have been asked for: values at its peak that no move makes smaller, and why; and

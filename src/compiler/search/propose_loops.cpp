@@ -37,7 +37,7 @@ struct Source {
 
   const std::optional<Graph> own;
   const Graph& graph;
-  const std::vector<std::vector<int>> users;
+  const Lists<int> users;
 };
 
 // The region around a value, with as few phases as the tangents allow.
@@ -151,7 +151,7 @@ std::optional<Move> formed(const Plan& plan, const Candidate& c, std::span<const
   if (!graph) return std::nullopt;
   describe(c.graph(), cuts.front(), c.unit, region);
   region.count = static_cast<int>(cuts.size());
-  Move move{eliminate_common_of_loops(*graph), plan.regions};
+  Move move{eliminate_common_of_loops(std::move(*graph)), plan.regions};
   move.regions.push_back(std::move(region));
   return move;
 }
@@ -172,7 +172,7 @@ std::optional<Move> formed_apart(const Plan& plan, const Candidate& c, const Mov
   cuts[1].group += 's';
   std::optional<Graph> formed = form_loops(graph, cuts, cuts[0].group);
   if (!formed) return std::nullopt;
-  Move move{eliminate_common_of_loops(*formed), plan.regions};
+  Move move{eliminate_common_of_loops(std::move(*formed)), plan.regions};
   for (const LoopCut& cut : cuts) {
     ChunkedRegion& region = move.regions.emplace_back();
     describe(graph, cut, c.unit, region);

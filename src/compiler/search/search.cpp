@@ -54,6 +54,11 @@ class Search final : public MoveSink {
       for (int next = unexplored(); next >= 0 && !bounded_; next = unexplored())
         dive(next, /*free=*/false);
     }
+    for (const std::unique_ptr<Plan>& p : plans_) {
+      if (p->graph.size() == 0 || request_.with_scratch) continue;
+      give_offsets(p->program);
+      p->arena_bytes = p->program.arena_bytes;
+    }
     result.plans = std::move(plans_);
     result.planned = planned_;
     result.bounded = bounded_;
@@ -176,8 +181,10 @@ class Search final : public MoveSink {
     auto p = std::make_unique<Plan>();
     const bool known = twin >= 0 && plan(static_cast<std::size_t>(twin)).graph.size() > 0;
     p->program = known ? plan(static_cast<std::size_t>(twin)).program
-                       : lower(move.graph, request_.target, request_.added,
-                               InstructionOrder::for_memory, request_.bodies);
+                       : lower_without_offsets(move.graph, request_.target, request_.added,
+                                               InstructionOrder::for_memory, request_.bodies);
+    // Other plans get them at the end, where they are kept.
+    if (request_.with_scratch && !known) give_offsets(p->program);
     first_.push_back(twin >= 0 ? twin : static_cast<int>(plans_.size()));
     planned_ += twin < 0;
     p->graph = std::move(move.graph);
