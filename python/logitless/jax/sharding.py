@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any, Callable
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from . import _arguments
-from .head import linear_logprobs
+from .head import linear_logprobs, refuse_gradients
 from .loss import check_reduction, divisor, linear_cross_entropy
-from .vocab_parallel import vocab_parallel_linear_cross_entropy, vocab_parallel_logprobs
+from .vocab_parallel import token_losses, vocab_parallel_logprobs
 
 Axes = tuple[str, ...]
 _PER_TOKEN = ("hidden", "targets", "token_weight", "target_weight")
@@ -30,7 +31,7 @@ class Sharding:
     """Where a head lies on a mesh: the argument ``sharding`` of ``linear_cross_entropy`` and ``linear_logprobs``.
 
     Args:
-        mesh: a ``jax.sharding.Mesh``, or an abstract one.
+        mesh: a ``jax.sharding.Mesh``; or, for functions that are compiled under ``jax.set_mesh``, an abstract one.
         words: the axis or axes that the rows of weight, bias and class_weight are sharded over; None: every device has
             them all.
         tokens: the axis that the first dimension of hidden, targets and what else there is per token is sharded over, or a
@@ -46,9 +47,11 @@ class Sharding:
     def __post_init__(self):
         if not isinstance(self.mesh, (Mesh, AbstractMesh)):
             raise TypeError(f"sharding: mesh: expected a jax.sharding.Mesh, got {type(self.mesh).__name__}")
+        if not isinstance(self.words, (str, tuple, type(None))):
+            raise TypeError(f"sharding: words: expected an axis or a tuple of them, got {type(self.words).__name__}")
         if not isinstance(self.tokens, (str, PartitionSpec, type(None))):
             raise TypeError(f"sharding: tokens: expected an axis or a PartitionSpec, got {type(self.tokens).__name__}")
-        for name, axes in (("words", self._words), ("tokens", tuple(a for e in self._tokens for a in _axes(e)))):
+        for name, axes in (("words", self._words), ("tokens", self._all_tokens)):
             for axis in axes:
                 if axis not in self.mesh.axis_names:
                     raise ValueError(f"sharding: {name}: expected axes of {self.mesh.axis_names}, got {axis!r}")
@@ -59,14 +62,27 @@ class Sharding:
 
     @property
     def _tokens(self) -> PartitionSpec:
-        return self.tokens if isinstance(self.tokens, PartitionSpec) else PartitionSpec(self.tokens)
+        """Without dimensions at the end that are whole."""
+        entries = tuple(self.tokens) if isinstance(self.tokens, PartitionSpec) else (self.tokens,)
+        while entries and not _axes(entries[-1]):
+            entries = entries[:-1]
+        return PartitionSpec(*entries)
+
+    @property
+    def _all_tokens(self) -> Axes:
+        return tuple(a for e in self._tokens for a in _axes(e))
 
     def _size(self, axes: Axes) -> int:
         return math.prod(self.mesh.shape[a] for a in axes)
 
-    def _check(self, hidden: jax.Array, weight: jax.Array) -> None:
-        if len(self._tokens) >= hidden.ndim and any(_axes(e) for e in self._tokens[hidden.ndim - 1 :]):
-            raise ValueError(f"sharding: tokens: expected axes of the leading dimensions of hidden {hidden.shape}, got {self._tokens}")
+    def _check(self, arrays: dict[str, jax.Array | None]) -> None:
+        """Shapes of the whole arrays: in a shard they are others."""
+        hidden, weight = arrays["hidden"], arrays["weight"]
+        if hidden.ndim < 1 or weight.ndim != 2:
+            return  # the loss says it
+        lead, vocab = hidden.shape[:-1], weight.shape[0]
+        if len(self._tokens) > len(lead):
+            raise ValueError(f"sharding: tokens: expected axes of the leading dimensions of hidden {list(hidden.shape)}, got {self._tokens}")
         sizes = [("weight", weight, 0, self._words)]
         sizes += [("hidden", hidden, d, _axes(e)) for d, e in enumerate(self._tokens)]
         for name, array, dimension, axes in sizes:
@@ -75,6 +91,11 @@ class Sharding:
                     f"{name}: expected a multiple of {self._size(axes)} along dimension {dimension}, which is sharded over "
                     f"{axes}, got {list(array.shape)}"
                 )
+        for name, array in arrays.items():
+            shape = lead if name in _PER_TOKEN else (vocab,)
+            if array is None or name in ("hidden", "weight") or array.shape[: len(shape)] == shape:
+                continue
+            raise ValueError(f"{name}: expected {list(shape)}, got {list(array.shape)}")
 
     def _shared(self) -> list[tuple[int, Axes]]:
         """Dimensions of tokens, with their axes that words have too."""
@@ -94,23 +115,23 @@ class Sharding:
             array = jax.lax.dynamic_slice_in_dim(array, jax.lax.axis_index(axes) * count, count, d)
         return array
 
-    def _map(self, function: Callable, arrays: dict[str, jax.Array | None], results: int, total: bool = False):
-        """function(arrays of a shard) -> a tuple of `results` arrays per token; total: the first is one of all tokens."""
+    def _map(self, function: Callable, arrays: dict[str, jax.Array | None], totals: int = 0):
+        """function(arrays of a shard) -> (arrays that are summed over all tokens' shards, arrays per token)."""
         given = {name: array for name, array in arrays.items() if array is not None}
-        words = PartitionSpec(self._words or None)
+        words = PartitionSpec(self._words) if self._words else PartitionSpec()
         specs = {name: words if name in _PER_WORD else self._tokens for name in given}
-        if any(_explicit(a) for a in given.values()):
-            given = {name: jax.sharding.reshard(a, specs[name]) for name, a in given.items()}
+        if AxisType.Explicit in self.mesh.axis_types:
+            given = {name: jax.sharding.reshard(a, NamedSharding(self.mesh, specs[name])) for name, a in given.items()}
 
         def shard(given):
             present = {n: self._gathered(a) if n in _PER_TOKEN else a for n, a in given.items()}
-            found = function({**dict.fromkeys(arrays), **present})
-            if not total:
-                return tuple(self._own(a) for a in found)
-            axes = tuple(a for e in self._tokens for a in _axes(e))
-            return (jax.lax.psum(found[0], axes) if axes else found[0], *found[1:])
+            summed, each = function({**dict.fromkeys(arrays), **present})
+            axes = self._all_tokens
+            if axes and summed:
+                summed = tuple(jax.lax.psum(a, axes) for a in summed)
+            return summed, tuple(self._own(a) for a in each)
 
-        out = (PartitionSpec() if total else self._tokens, *(self._tokens,) * (results - 1))
+        out = ((PartitionSpec(),) * totals, self._tokens)
         return jax.shard_map(shard, mesh=self.mesh, in_specs=(specs,), out_specs=out)(given)
 
 
@@ -125,37 +146,56 @@ def of_types(hidden, weight) -> Sharding | None:
     if not (isinstance(hidden, jax.Array) and isinstance(weight, jax.Array)) or not (_explicit(hidden) or _explicit(weight)):
         return None
     x, w = jax.typeof(hidden).sharding, jax.typeof(weight).sharding
-    if hidden.ndim < 1 or weight.ndim != 2 or x.spec[-1] is not None or w.spec[-1] is not None:
+    columns = (x.spec[-1:], w.spec[1:2])
+    if hidden.ndim < 1 or weight.ndim != 2 or any(_axes(e) for spec in columns for e in spec):
         return None
-    return Sharding(x.mesh, _axes(w.spec[0]) or None, PartitionSpec(*x.spec[:-1]))
+    return Sharding((x if _explicit(hidden) else w).mesh, _axes(w.spec[0]) or None, PartitionSpec(*x.spec[:-1]))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _fixed(name: str, array: jax.Array) -> jax.Array:
+    """The array itself, which has no gradient here."""
+    return array
+
+
+def _fixed_fwd(name, primal):
+    refuse_gradients({name: primal})
+    return primal.value, None
+
+
+_fixed.defvjp(_fixed_fwd, lambda name, _, cotangent: (jnp.zeros_like(cotangent),), symbolic_zeros=True)
 
 
 def _checked(sharding: Sharding, arrays: dict[str, Any]) -> dict[str, jax.Array | None]:
     if not isinstance(sharding, Sharding):
         raise TypeError(f"sharding: expected logitless.jax.Sharding or None, got {type(sharding).__name__}")
     found = {name: None if a is None else _arguments.anywhere(name, a) for name, a in arrays.items()}
-    if found["weight"].ndim == 2 and found["hidden"].ndim > 0:
-        sharding._check(found["hidden"], found["weight"])
+    sharding._check(found)
+    for name in ("class_weight", "token_weight", "target_weight"):
+        if found.get(name) is not None and jnp.issubdtype(found[name].dtype, jnp.floating):
+            found[name] = _fixed(name, found[name])
     return found
 
 
 def sharded_logprobs(sharding: Sharding, hidden, weight, targets, bias, **options) -> tuple[jax.Array, jax.Array, jax.Array]:
     """``linear_logprobs`` on the mesh."""
     arrays = _checked(sharding, {"hidden": hidden, "weight": weight, "targets": targets, "bias": bias})
+    if sharding._words and arrays["targets"].ndim == arrays["hidden"].ndim:
+        raise NotImplementedError("targets: several words a token are not of a vocabulary in shards")
 
     def function(a):
         if sharding._words:
-            return vocab_parallel_logprobs(**a, axis_name=sharding._words, **options)
-        return linear_logprobs(**a, **options)
+            return (), vocab_parallel_logprobs(**a, axis_name=sharding._words, **options)
+        return (), linear_logprobs(**a, **options)
 
-    return sharding._map(function, arrays, 3)
+    return sharding._map(function, arrays)[1]
 
 
 def sharded_cross_entropy(
-    sharding: Sharding, hidden, weight, targets, bias, *, reduction, normalizer, accuracy, return_argmax, class_weight,
-    token_weight, target_weight, **options,
+    sharding: Sharding, hidden, weight, targets, bias, *, reduction, normalizer, accuracy, return_lse, return_argmax,
+    return_target_logits, class_weight, token_weight, target_weight, **options,
 ) -> jax.Array | tuple[jax.Array, ...]:
-    """``linear_cross_entropy`` on the mesh: tokens' losses of each shard, and their sum over all."""
+    """``linear_cross_entropy`` on the mesh."""
     check_reduction(reduction)
     fixed, by = divisor(normalizer, reduction)
     arrays = _checked(
@@ -165,52 +205,58 @@ def sharded_cross_entropy(
     )
     if accuracy and target_weight is not None:
         raise NotImplementedError("accuracy: needs one target a token, got target_weight")
-    argmax = accuracy or return_argmax
-    names = ("lse",) * bool(options["return_lse"]) + ("argmax",) * bool(argmax)
-    names += ("target_logits",) * bool(options["return_target_logits"])
-    total = not sharding._words and reduction != "none"  # gradients are then made in the forward
+    if sharding._words and target_weight is not None:
+        raise NotImplementedError("target_weight: not of a vocabulary in shards")
+    none = reduction == "none"
 
-    def function(a):
-        if sharding._words:
-            if a.pop("target_weight") is not None:
-                raise NotImplementedError("target_weight: not of a vocabulary in shards")
-            found = vocab_parallel_linear_cross_entropy(
-                **a, axis_name=sharding._words, reduction="none", accuracy=accuracy, return_argmax=return_argmax, **options
-            )
-        else:
-            found = linear_cross_entropy(**a, reduction="sum" if total else "none", return_argmax=argmax, **options)
-        return found if names else (found,)
+    def of_shards(a):
+        del a["target_weight"]
+        losses, shares, lse, target_logits = token_losses(
+            **a, axis_name=sharding._words, accuracy=accuracy, return_argmax=return_argmax, **options
+        )
+        own = () if none else (sharding._own(losses).sum(), sharding._own(shares).sum())
+        return own, (losses,) * none + (lse,) * bool(return_lse) + (target_logits,) * bool(return_target_logits)
 
-    loss, *others = sharding._map(function, arrays, 1 + len(names), total)
-    more = dict(zip(names, others))
-    y = arrays["targets"]
-    if reduction != "none":
-        loss = loss if total else loss.sum()
-    if reduction == "mean":
-        count = by if by is not None else fixed or _count(arrays, options["ignore_index"])
-        loss = loss / count if normalizer is not None else jnp.where(count == 0.0, 0.0, loss / jnp.where(count == 0.0, 1.0, count))
+    def of_all_words(a):
+        # A sum has its gradients made in the forward.
+        found = linear_cross_entropy(
+            **a, reduction="none" if none else "sum", return_lse=return_lse, return_argmax=accuracy or return_argmax,
+            return_target_logits=return_target_logits, **options,
+        )
+        loss, *more = found if isinstance(found, tuple) else (found,)
+        return () if none else (loss, _shares(a, options["ignore_index"])), (loss,) * none + tuple(more)
+
+    summed, each = sharding._map(of_shards if sharding._words else of_all_words, arrays, totals=0 if none else 2)
+    each = list(each)
+    if none:
+        loss = each.pop(0)
+    else:
+        loss, count = summed
+        if normalizer is not None:
+            loss = loss / (fixed or by)
+        elif reduction == "mean":
+            loss = jnp.where(count == 0.0, 0.0, loss / jnp.where(count == 0.0, 1.0, count))
     results = [loss]
-    if options["return_lse"]:
-        results.append(more["lse"])
-    if accuracy:
+    if return_lse:
+        results.append(each.pop(0))
+    if accuracy or return_argmax:
+        argmax, y = each.pop(0), arrays["targets"]
         valid = y != options["ignore_index"]
-        correct = (more["argmax"] == y) & valid
-        results.append(correct.sum(dtype=jnp.float32) / jnp.maximum(valid.sum(dtype=jnp.float32), 1.0))
-    if return_argmax:
-        results.append(more["argmax"])
-    if options["return_target_logits"]:
-        results.append(more["target_logits"])
+        if accuracy:
+            results.append(((argmax == y) & valid).sum(dtype=jnp.float32) / jnp.maximum(valid.sum(dtype=jnp.float32), 1.0))
+        results += [argmax] * bool(return_argmax)
+    results += each
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _count(arrays: dict[str, jax.Array | None], ignore_index: int) -> jax.Array:
-    """What a mean divides by: the weights of all tokens that count."""
-    y, classes, tokens = arrays["targets"], arrays["class_weight"], arrays["token_weight"]
+def _shares(a: dict[str, jax.Array | None], ignore_index: int) -> jax.Array:
+    """What a mean of a shard's tokens divides by."""
+    y, classes, tokens = a["targets"], a["class_weight"], a["token_weight"]
     valid = y != ignore_index
-    if arrays["target_weight"] is not None:
+    if a["target_weight"] is not None:
         of_token = valid.any(-1).astype(jnp.float32)
     elif classes is None:
         of_token = valid.astype(jnp.float32)
     else:
         of_token = jnp.where(valid, jnp.take(classes, jnp.where(valid, y, 0)).astype(jnp.float32), 0.0)
-    return (of_token if tokens is None else of_token * tokens).sum()
+    return (of_token if tokens is None else of_token * tokens.astype(jnp.float32)).sum()

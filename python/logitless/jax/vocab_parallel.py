@@ -194,15 +194,39 @@ def vocab_parallel_linear_cross_entropy(
     when weight is not sharded over the axis, where shard_map checks it (check_vma). NotImplementedError for accuracy
     and return_argmax.
     """
+    check_reduction(reduction)
+    static_normalizer, normalizer_array = divisor(normalizer, reduction)
+    losses, shares, lse, target_logit = token_losses(
+        hidden, weight, targets, bias, axis_name=axis_name, ignore_index=ignore_index, class_weight=class_weight,
+        softcap=softcap, logit_scale=logit_scale, token_weight=token_weight, accuracy=accuracy, return_argmax=return_argmax,
+        memory_budget=memory_budget, **terms,
+    )
+    if reduction == "none":
+        loss = losses
+    elif reduction == "sum":
+        loss = losses.sum()
+    elif normalizer is not None:
+        loss = losses.sum() / (static_normalizer or normalizer_array)
+    else:
+        count = shares.sum()
+        loss = jnp.where(count == 0.0, 0.0, losses.sum() / jnp.where(count == 0.0, 1.0, count))
+    results = [loss] + [value for wanted, value in ((return_lse, lse), (return_target_logits, target_logit)) if wanted]
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def token_losses(
+    hidden, weight, targets, bias, *, axis_name: AxisName, ignore_index, class_weight, softcap, logit_scale, token_weight,
+    accuracy, return_argmax, memory_budget, **terms,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """(losses, what a mean divides their sum by the sum of, lse, target logits), [...] each, of
+    vocab_parallel_linear_cross_entropy."""
     for name, wanted in (("accuracy", accuracy), ("return_argmax", return_argmax)):
         if wanted:
             raise NotImplementedError(f"{name}: not of a vocabulary in shards, which know no largest logit of another")
     given = all_terms("vocab_parallel_linear_cross_entropy", terms)
-    check_reduction(reduction)
     shard = _shard(hidden, weight, targets, bias, axis_name, ignore_index, softcap, logit_scale, memory_budget)
     options = _terms(given)
     smoothing = options.label_smoothing
-    static_normalizer, normalizer_array = divisor(normalizer, reduction)
     words = shard.inputs["weight"].shape[0]
     classes = _arguments.shaped("class_weight", class_weight, (words,))
     tokens = _arguments.shaped("token_weight", token_weight, shard.lead)
@@ -224,15 +248,5 @@ def vocab_parallel_linear_cross_entropy(
     target_logit = _of_target(shard, found["target_logit"])
     losses = _token_loss.formula(jnp, options, lse, lse - target_logit, of_class, rest)
     losses = jnp.where(tokens == 0.0, 0.0, tokens * losses)
-    if reduction == "none":
-        loss = losses.reshape(shard.lead)
-    elif reduction == "sum":
-        loss = losses.sum()
-    elif normalizer is not None:
-        loss = losses.sum() / (static_normalizer or normalizer_array)
-    else:
-        count = (tokens * of_class).sum()
-        loss = jnp.where(count == 0.0, 0.0, losses.sum() / jnp.where(count == 0.0, 1.0, count))
-    asked = [value for wanted, value in ((return_lse, lse), (return_target_logits, target_logit)) if wanted]
-    results = [loss] + [jnp.where(shard.valid, value, 0.0).reshape(shard.lead) for value in asked]
-    return results[0] if len(results) == 1 else tuple(results)
+    lse, target_logit = (jnp.where(shard.valid, value, 0.0) for value in (lse, target_logit))
+    return tuple(value.reshape(shard.lead) for value in (losses, tokens * of_class, lse, target_logit))

@@ -159,7 +159,54 @@ def test_types_of_explicit_axes_say_it(name):
     assert relative_error(numbers[0], linear_logprobs(*arrays())[0]) < 2e-6
 
 
+def test_explicit_axes_without_a_mesh_around_the_call():
+    explicit = mesh(AxisType.Explicit)
+    hidden, weight, targets, bias = arrays()
+    on = lambda a, spec: jax.device_put(a, NamedSharding(explicit, spec))  # noqa: E731
+    expected = linear_cross_entropy(*arrays(), class_weight=CLASSES, token_weight=WEIGHTS)
+    given = [on(a, s) for a, s in zip(arrays(), (P("data"), P("model"), P("data"), P("model")))]
+    weights = dict(class_weight=on(CLASSES, P("model")), token_weight=on(WEIGHTS, P("data")))
+    assert relative_error(jax.jit(lambda *a: linear_cross_entropy(*a, **weights))(*given), expected) < 2e-6
+    where = Sharding(explicit, tokens="data", words="model")  # arrays that lie elsewhere are brought there
+    found = jax.jit(lambda *a: linear_cross_entropy(*a, class_weight=CLASSES, token_weight=WEIGHTS, sharding=where))(*arrays())
+    assert relative_error(found, expected) < 2e-6
+    found = jax.jit(linear_cross_entropy)(hidden, on(weight, P("model")), targets, bias)
+    assert relative_error(found, linear_cross_entropy(*arrays())) < 2e-6
+
+
+def test_few_dimensions():
+    hidden, weight, targets, bias = arrays()
+    where = Sharding(mesh(), words="model")
+    found = linear_cross_entropy(hidden[0, 0], weight, targets[0, 0], bias, sharding=where)
+    assert relative_error(found, linear_cross_entropy(hidden[0, 0], weight, targets[0, 0], bias)) < 2e-6
+    where = Sharding(mesh(), tokens=P("data", None, None), words="model")  # as hidden itself has it
+    assert relative_error(linear_cross_entropy(*arrays(), sharding=where), linear_cross_entropy(*arrays())) < 2e-6
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS["data"], LAYOUTS["words"]])
+def test_weights_of_tokens_have_no_gradient(layout):
+    loss = lambda w: linear_cross_entropy(*arrays(), token_weight=w, sharding=Sharding(mesh(), **layout))  # noqa: E731
+    with pytest.raises(NotImplementedError, match="token_weight: has no gradient"):
+        jax.grad(loss)(WEIGHTS)
+
+
+def test_messages_have_the_whole_shapes():
+    hidden, weight, targets, bias = arrays()
+    where = Sharding(mesh(), tokens="data", words="model")
+    for wrong, message in (
+        (dict(targets=targets[:6]), r"targets: expected \[8, 4\], got \[6, 4\]"),
+        (dict(bias=bias[:102]), r"bias: expected \[104\], got \[102\]"),
+        (dict(token_weight=WEIGHTS[:, 0]), r"token_weight: expected \[8, 4\], got \[8\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            linear_cross_entropy(**{**dict(hidden=hidden, weight=weight, targets=targets, bias=bias), **wrong}, sharding=where)
+    several = jnp.stack([targets, targets], -1)
+    with pytest.raises(NotImplementedError, match="targets: several words a token are not of a vocabulary in shards"):
+        linear_logprobs(hidden, weight, several, sharding=where)
+
+
 @pytest.mark.parametrize("error, message, given", [
+    (TypeError, "sharding: words: expected an axis or a tuple of them, got int", lambda: Sharding(mesh(), words=3)),
     (TypeError, "sharding: expected logitless.jax.Sharding or None, got str", lambda: "data"),
     (ValueError, "sharding: words: expected axes of \\('data', 'model'\\), got 'tp'", lambda: Sharding(mesh(), words="tp")),
     (TypeError, "sharding: mesh: expected a jax.sharding.Mesh, got str", lambda: Sharding("data")),

@@ -106,7 +106,7 @@ def test_refusals():
     model.decoder.logits_dense.quant = "int8"
     with pytest.raises(NotImplementedError, match="quant, got int8"):
         recipe.vocab_tiling_nnx_loss(model, hidden, data, settings(False), True)
-    model.mesh = types.SimpleNamespace(size=2, shape={"fsdp": 2})
+    model.mesh = types.SimpleNamespace(size=2, shape={"fsdp": 2}, axis_types=(jax.sharding.AxisType.Auto,))
     with pytest.raises(ValueError, match="sharding: expected logitless.jax.Sharding for the mesh {'fsdp': 2}, got None"):
         recipe.vocab_tiling_nnx_loss(model, hidden, data, settings(False), True)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType
 
 from ..._library import parse_bytes
 from ..loss import linear_cross_entropy
@@ -36,9 +37,11 @@ def vocab_tiling_nnx_loss(
     that count for nothing. memory_budget, sharding: as of ``linear_cross_entropy``. model, config: MaxText's; ``logits_via_embedding`` or ``logits_dense``, soft cap, scale and dtypes
     are followed. Sums of logits are float32 whatever ``cast_logits_to_fp32`` says.
 
-    Raises ValueError for a mesh of several devices without sharding, NotImplementedError for a quantised head.
+    Raises ValueError for a mesh of several devices without sharding or explicit axes, NotImplementedError for a quantised
+    head.
     """
-    if model.mesh is not None and model.mesh.size > 1 and sharding is None:
+    several = model.mesh is not None and model.mesh.size > 1
+    if several and sharding is None and AxisType.Explicit not in model.mesh.axis_types:
         raise ValueError(f"sharding: expected logitless.jax.Sharding for the mesh {dict(model.mesh.shape)}, got None")
     decoder = model.decoder
     states = decoder.decoder_norm(hidden_states)
