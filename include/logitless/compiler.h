@@ -54,6 +54,10 @@ struct CompileOptions {
   // Products on a GPU add biases and residuals before they store their sums, and Hopper's make gelu
   // by tanh of them and its gradient; false: loops do it.
   bool epilogues = true;
+  // Operations that the caller runs (`extern` of docs/ir.md) are taken; false: refused. A program
+  // with one is planned and described, and its text is for the caller to run: run() and prepare()
+  // refuse it.
+  bool externs = false;
   // A budget that cannot be met, or a big value that could not be cut, is an error that names it;
   // otherwise the report does.
   bool strict = false;

@@ -453,11 +453,13 @@ class ProgramOptions(Structure):
     device: int
     # Of a GPU: 10 * major + minor, 80 or more (logitless_context_compute_capability); 0 of the CPU.
     compute_capability: int
+    # default 0; 1: `extern` operations, which the caller runs, are taken, and the program is described and not run
+    externs: int
     _fields_ = [
         ("struct_size", c_size_t), ("size_names", POINTER(c_char_p)), ("size_values", POINTER(c_int64)),
         ("size_count", c_size_t), ("memory_budget", c_uint64), ("chunks", c_int64), ("threads", c_int32),
         ("chunk", c_int32), ("head_engine", c_int32), ("strict", c_int32), ("device", c_int32),
-        ("compute_capability", c_int32),
+        ("compute_capability", c_int32), ("externs", c_int32),
     ]
     # Of the fields that do not begin as 0.
     defaults: ClassVar[dict[str, float]] = {"chunk": 1, "head_engine": 1}

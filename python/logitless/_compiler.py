@@ -45,6 +45,7 @@ class Program:
     such as "512MiB", that values may take in the arena; None chunks wherever that computes nothing twice. chunks: of
     every loop, 0 for as many as pay. threads: that run it, 0 for all cores. chunk=False: no loops. head_engine=False:
     heads are loops like the rest. strict: a budget not met, or a big value that could not be cut, is an error.
+    externs: `extern` operations are taken, and the program is described and not run.
     device: DEVICE_CUDA for a GPU of this compute capability (10 * major + minor), which need not be here.
 
     ValueError: the text (with line and column), a size without a value, what strict forbids. NotImplementedError: an
@@ -62,6 +63,7 @@ class Program:
         chunk: bool = True,
         head_engine: bool = True,
         strict: bool = False,
+        externs: bool = False,
         device: int = _c_api.DEVICE_CPU,
         compute_capability: int = 0,
     ):
@@ -74,6 +76,7 @@ class Program:
         options.chunks, options.threads = chunks, threads
         options.chunk, options.head_engine, options.strict = bool(chunk), bool(head_engine), bool(strict)
         options.device, options.compute_capability = device, compute_capability
+        options.externs = bool(externs)
         self._handle = c_void_p()
         check(lib.logitless_program_compile(text.encode(), ctypes.byref(options), ctypes.byref(self._handle)))
         self.parameters = self._tensors("parameter")

@@ -56,6 +56,7 @@ CompileOptions compile_options_from(const logitless_program_options* from) {
   options.chunk = c.chunk != 0;
   options.head_engine = c.head_engine != 0;
   options.strict = c.strict != 0;
+  options.externs = c.externs != 0;
   options.device.kind = device_from(c.device, "options.device");
   const bool gpu = options.device.kind == DeviceKind::cuda;
   require(gpu || c.compute_capability == 0,

@@ -41,6 +41,7 @@ struct CompiledProgram::State {
   double seconds = 0.0;                                     // of compiling
   int threads = 1;
   ir::RecomputedValues recomputed;
+  std::string extern_name;  // of an operation that the caller runs; empty: there is none
 };
 
 class PreparedProgram::State {

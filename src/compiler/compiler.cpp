@@ -125,6 +125,24 @@ std::vector<bool> added_outputs(const ir::Graph& graph, const std::vector<std::s
   return added;
 }
 
+// What the first operation is called that the caller runs; "" where there is none.
+std::string first_extern(const ir::Graph& graph) {
+  for (const ir::Node& n : graph.nodes()) {
+    if (n.op == ir::Op::extern_call) return ir::description_of(n);
+    std::string inside = n.op == ir::Op::loop ? first_extern(n.attributes->loop->body) : "";
+    if (!inside.empty()) return inside;
+  }
+  return {};
+}
+
+// Of programs that are run here.
+void check_no_extern(const CompiledProgram::State& s, const char* what) {
+  if (!s.extern_name.empty())
+    throw Unsupported(concat(what, ": ", s.extern_name,
+                             " is an operation that the caller runs: the program can be read, "
+                             "and not be run here"));
+}
+
 void check_strictly(const CompiledProgram::State& s) {
   const std::int64_t bytes = s.bounded_bytes(s.program);
   require(s.budget == 0 || bytes <= s.budget,
@@ -162,6 +180,10 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
   c.explore = options.explore;
   c.graph = bound(GraphAccess::of(source), options.sizes);
   c.added = added_outputs(c.graph, options.added);
+  state->extern_name = first_extern(c.graph);
+  if (!options.externs && !state->extern_name.empty())
+    throw Unsupported(concat("compile: ", state->extern_name,
+                             " is an operation that the caller runs; expected the option externs"));
   ir::run_pipeline(c, [&](const ir::Pass& pass, double seconds) {
     state->passes.push_back({std::string(pass.name), seconds, c.graph.size()});
     if (options.dump && (options.dump_after == pass.name || options.dump_after == "all"))
@@ -190,6 +212,7 @@ namespace {
 
 void check_pointers(const CompiledProgram::State& s, std::span<const void* const> parameters,
                     std::span<void* const> results, void* arena) {
+  check_no_extern(s, "run");
   require(parameters.size() == s.parameters.size(), "run: ", parameters.size(),
           " parameters, expected ", s.parameters.size());
   require(results.size() == s.results.size(), "run: ", results.size(), " results, expected ",
@@ -224,6 +247,7 @@ void CompiledProgram::run(std::span<const void* const> parameters, std::span<voi
 }
 
 PreparedProgram CompiledProgram::prepare(const Context& context) const {
+  check_no_extern(*state_, "prepare");
   auto state = std::make_shared<PreparedProgram::State>();
   state->program = state_;
   state->prepared = state_->backend->prepare(state_->program, context);

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from logitless._autochunk.dtypes import Dtypes
+from logitless._autochunk.externs import Call, Row
 from logitless._autochunk.options import Unsupported
 
 
@@ -51,6 +52,8 @@ class Put:
 class Writer:
     """Writes the statements of a program; each method adds at most a few."""
 
+    takes_calls = True  # whether what runs the program can call the framework
+
     def __init__(self, dtypes: Dtypes):
         self.dtypes = dtypes
         self.lines: list[str] = []
@@ -63,6 +66,7 @@ class Writer:
         self.sums: dict[str, tuple[str, Value, Value]] = {}  # operands of each add and sub
         self.repeats: dict[str, tuple[Value, tuple[int, ...]]] = {}  # of each broadcast: operand and dims
         self.distinct: dict[str, int] = {}  # indices that differ along this dimension
+        self.calls: dict[str, Call] = {}  # of the framework, by what they depend on
         self.seed: Value | None = None  # i64 [2], an input: the key of random numbers
         self.keys: list[Value] = []  # its words, once something reads them
         self.drawn = 0  # operations before the one being lowered that draw random numbers
@@ -456,6 +460,19 @@ class Writer:
         if not self.keys:
             self.keys = [self.reshape(self.slice(self.seed, 0, i, i + 1), ()) for i in range(2)]
         return self.keys
+
+    # --- of the framework
+    def extern(
+        self, call: Call, operands: Sequence[Value], dtype, shape, result: int = 0, along: Sequence[Row] = ()
+    ) -> Value:
+        """One result of a call, which may be cut along these dimensions."""
+        if not self.takes_calls:
+            raise self.refuse("the library has no code for it; executor='python' takes it")
+        self.calls.setdefault(call.key, call)
+        attributes = f" call({list(self.calls).index(call.key)}) result({result})"
+        if along:
+            attributes += f" along({'; '.join(', '.join(map(str, row)) for row in along)})"
+        return self.emit("extern", operands, dtype, shape, attributes)
 
     # --- order
     def flip(self, v: Value, axis: int) -> Value:

@@ -30,6 +30,7 @@ class Request:
     budget: int = 0  # bytes of values; 0: chunk wherever that computes nothing twice
     chunks: int = 0
     chunk: bool = True
+    externs: bool = False  # the framework runs operations of it, and the library none
 
     def on(self, **machine) -> Request:
         """The same program for another machine."""
@@ -45,6 +46,7 @@ def program(request: Request) -> Program:
         memory_budget=request.budget or None,
         chunks=request.chunks,
         chunk=request.chunk,
+        externs=request.externs,
         threads=machine.threads,
         head_engine=machine.head_engine,
         device=machine.device,

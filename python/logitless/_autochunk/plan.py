@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from logitless._autochunk.externs import Call, described
 from logitless._autochunk.native import Machine, Request, program
 from logitless._autochunk.options import Limits, Unsupported
 from logitless._autochunk.places import located
@@ -48,6 +49,7 @@ class Compiled:
     request: Request = Request("")
     threads: int = 1  # of the CPU, that run it where the library does
     places: dict[str, str] = field(default_factory=dict)  # of values: the line of the user's code
+    externs: list[str] = field(default_factory=list)  # operations that the framework runs as they are
 
     def located(self, message: str) -> str:
         return located(message, self.places)
@@ -81,6 +83,7 @@ class Compiled:
             lines += [f"    boundary: {self.located(b)}" for b in r["boundaries"]]
         if not self.regions and not self.heads:
             lines.append("  no loops")
+        lines += [f"  {e}" for e in self.externs]
         lines += [f"  not chunked: {self.located(r)}" for r in self.refusals]
         return "\n".join(lines)
 
@@ -112,12 +115,16 @@ def compile_text(
     machine: Machine = Machine(),
     function: Callable[[Request], Callable] | None = None,
     places: dict[str, str] | None = None,
+    calls: Sequence[Call] = (),
+    framework: str = "",
+    space: dict | None = None,
 ) -> Compiled:
     """The program as a function that meets the budget, if one is found. parameters: in the function's order. function:
-    what runs a program of the machine; None: the Python that emit made. places: of values, for what is told."""
+    what runs a program of the machine; None: the Python that emit made. places: of values, for what is told. calls: of
+    the framework, that the program has. space: what names of the generated module stand for."""
     if not parameters:
         raise Unsupported(f"autochunk: {name} reads no input")
-    asked, places = Request(text, machine), places or {}
+    asked, places = Request(text, machine, externs=bool(calls)), places or {}
 
     def made(request: Request) -> Tried:
         return Tried(*emit(_compiled(request, function is not None, places)), request)
@@ -170,10 +177,11 @@ def compile_text(
     refusals = report["not_chunked"] or last_report["not_chunked"]
     if not refusals and 0 < limits.budget < chosen.bytes:
         refusals = ["what remains is outside of loops: the compiler's plan is of fewer values than what runs"]
-    runs = load(chosen.source, name) if function is None else function(chosen.request)
+    runs = load(chosen.source, name, space) if function is None else function(chosen.request)
     compiled = Compiled(
         name, chosen.source, parameters, runs, before, chosen.bytes, report["regions"], refusals,
         report["heads"], chosen.request, places=places,
+        externs=described(chosen.program.text, calls, places, framework),
     )
     if limits.strict:
         _check_strict(compiled, limits)

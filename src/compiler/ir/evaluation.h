@@ -15,6 +15,7 @@ struct Evaluation {
   const Graph& graph;
   const Node& node;
   std::vector<const Tensor*> operands;
+  const ExternValue& externs;
   const Tensor& in(std::size_t i) const { return *operands[i]; }
 };
 

@@ -58,6 +58,7 @@ enum class Op : std::uint8_t {
   fused_dot,  // a dot, then Epilogue's optional operands: made when a GPU's program is planned
   put,        // index, updates of its shape -> 0 with them added at index along axis; outside
               // indices are dropped
+  extern_call,  // what the caller runs: one result of a call, of a type that is written
 };
 std::string_view name_of(Op op);  // "reduce"
 
@@ -117,6 +118,19 @@ struct Scores {
 // "causal softcap window": what there is of it, as descriptions say it.
 std::string text_of(const Scores& scores);
 
+// One result of a call that whoever compiles a program runs: a function of its operands and nothing
+// else. Calls of one id compute the same of equal operands.
+struct Extern {
+  static constexpr int kWhole = -1;  // of an operand: every chunk reads all of it
+  static constexpr int kSum = -2;    // of the result: it is the sum of those of chunks
+  std::int64_t id = 0;
+  int result = 0;  // which of the call's
+  // Ways of cutting it: the dimension of each operand, then of the result, along which parts are
+  // computed from parts.
+  std::vector<std::vector<int>> along;
+  bool operator==(const Extern&) const = default;
+};
+
 // What an operation needs beside its operands; each reads its own.
 struct Attributes {
   std::string name;                         // parameter
@@ -125,6 +139,7 @@ struct Attributes {
   double number = 0.0;                      // constant; attention: the scale
   bool reverse = false;                     // scan: from the end; sort: descending
   Scores scores;                            // attention
+  Extern call;                              // extern
   int axis = 0;                             // iota, concat, flip, pick, scan, sort, put
   std::vector<int> dims;                    // broadcast, transpose, reduce
   std::vector<int> batch_a, batch_b;        // dot
@@ -133,7 +148,7 @@ struct Attributes {
   // kept.
   Shape begin, end;
   // The result where operands do not tell it: parameter, constant, iota, cast (dtype), broadcast,
-  // reshape, and dot and reduce, whose dtype may be f32 (f64) above 16-bit (any) operands.
+  // reshape, extern, and dot and reduce, whose dtype may be f32 (f64) above 16-bit (any) operands.
   // scatter_add: shape[0] is the rows; put: the size along axis.
   Type type{DType::i8, {}};
   std::shared_ptr<const Loop> loop;

@@ -51,7 +51,8 @@ double start(Reduce kind) {
 }  // namespace oracle
 
 std::vector<Tensor> evaluate_graph(const Graph& graph,
-                                   const std::function<Tensor(const Node&)>& parameter) {
+                                   const std::function<Tensor(const Node&)>& parameter,
+                                   const ExternValue& externs) {
   std::vector<std::vector<Tensor>> values(static_cast<std::size_t>(graph.size()));
   const auto value = [&](Value v) -> const Tensor& {
     return values[static_cast<std::size_t>(v.node)][static_cast<std::size_t>(v.index)];
@@ -60,7 +61,7 @@ std::vector<Tensor> evaluate_graph(const Graph& graph,
     const Node& n = graph.node(id);
     std::vector<Tensor>& results = values[static_cast<std::size_t>(id)];
     if (const auto evaluate = row_of(n.op).evaluate) {
-      Evaluation e{graph, n, {}};
+      Evaluation e{graph, n, {}, externs};
       for (const Value v : n.operands) e.operands.push_back(&value(v));
       results = evaluate(e);
     } else {
@@ -73,10 +74,10 @@ std::vector<Tensor> evaluate_graph(const Graph& graph,
   return outputs;
 }
 
-Tensors interpret(const Graph& graph, const Tensors& parameters) {
+Tensors interpret(const Graph& graph, const Tensors& parameters, const ExternValue& externs) {
   require(graph.symbols().empty(), "interpret: the size ",
           graph.symbols().empty() ? "" : graph.symbols()[0], " is not bound");
-  std::vector<Tensor> outputs = evaluate_graph(graph, [&](const Node& n) {
+  const auto parameter = [&](const Node& n) {
     const auto found = parameters.find(n.attributes->name);
     require(found != parameters.end(), "interpret: parameter '", n.attributes->name,
             "' is missing");
@@ -85,7 +86,8 @@ Tensors interpret(const Graph& graph, const Tensors& parameters) {
                 static_cast<std::int64_t>(given.data.size()) == oracle::count(given.shape),
             "interpret: parameter '", n.attributes->name, "' is not ", text_of(n.results[0]));
     return given;
-  });
+  };
+  std::vector<Tensor> outputs = evaluate_graph(graph, parameter, externs);
   Tensors results;
   for (std::size_t i = 0; i < outputs.size(); ++i)
     results[graph.outputs()[i].name] = std::move(outputs[i]);

@@ -18,11 +18,15 @@ struct Tensor {
 };
 using Tensors = std::map<std::string, Tensor>;
 
+// What externs compute, of the node and its operands; none where it is empty.
+using ExternValue = std::function<Tensor(const Node&, const std::vector<const Tensor*>&)>;
+
 // Results by name. Floating values are not rounded to their dtypes. Sizes must be bound. Throws
-// InvalidArgument when a parameter is missing or has another shape.
-Tensors interpret(const Graph& graph, const Tensors& parameters);
+// InvalidArgument when a parameter is missing or has another shape, or an extern has no value.
+Tensors interpret(const Graph& graph, const Tensors& parameters, const ExternValue& externs = {});
 // The same with outputs in their order, and parameters asked for in theirs.
 std::vector<Tensor> evaluate_graph(const Graph& graph,
-                                   const std::function<Tensor(const Node&)>& parameter);
+                                   const std::function<Tensor(const Node&)>& parameter,
+                                   const ExternValue& externs);
 
 }  // namespace logitless::ir

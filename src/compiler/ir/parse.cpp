@@ -155,7 +155,7 @@ class Parser final : private TextReader {
   bool is(std::string_view wanted) const {
     return token_.kind != TokenKind::end && token_.text == wanted;
   }
-  bool accept(std::string_view wanted) {
+  bool accept(std::string_view wanted) final {
     if (!is(wanted)) return false;
     next();
     return true;

@@ -20,6 +20,7 @@ class TextReader {
   virtual std::int64_t signed_integer() = 0;  // of 53 bits
   virtual DType gradient_dtype() = 0;         // f32, bf16, f16, or i8 of "none"
   virtual void symbol(std::string_view wanted) = 0;
+  virtual bool accept(std::string_view wanted) = 0;  // reads it if it comes next
 
  protected:
   ~TextReader() = default;

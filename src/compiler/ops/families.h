@@ -18,6 +18,7 @@ std::span<const Operation> attention_operations();
 std::span<const Operation> loop_operations();
 std::span<const Operation> head_operations();
 std::span<const Operation> fused_dot_operations();
+std::span<const Operation> extern_operations();
 
 // --- columns that several rows have
 

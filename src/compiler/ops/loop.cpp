@@ -119,11 +119,12 @@ std::vector<Tensor> loop_value(const Evaluation& e) {
   for (std::int64_t first = 0; first < l.extent; first += l.chunk) {
     const Graph body = bind(l.body, {{l.symbol, std::min(l.chunk, l.extent - first)}});
     std::size_t next = 0;
-    const std::vector<Tensor> parts = evaluate_graph(body, [&](const Node& parameter) {
+    const auto part = [&](const Node& parameter) {
       if (next++ == 0) return Tensor{{}, {static_cast<double>(first)}};
       const std::size_t i = next - 2;
       return chunk_of(e.in(i), l.inputs[i], parameter.results[0], first);
-    });
+    };
+    const std::vector<Tensor> parts = evaluate_graph(body, part, e.externs);
     for (std::size_t i = 0; i < results.size(); ++i)
       merge_into(results[i], parts[i], l.outputs[i], first);
   }

@@ -81,6 +81,11 @@ std::vector<int> first_equal(const Graph& graph) {
     key.insert(key.end(),
                {a.epilogue.bias, a.epilogue.residual, a.epilogue.gelu, a.epilogue.gelu_gradient});
     key.insert(key.end(), {a.scores.causal, a.scores.window, a.scores.bias, a.scores.segments});
+    key.insert(key.end(), {a.call.id, a.call.result});
+    for (const std::vector<int>& row : a.call.along) {
+      key.push_back(-3);
+      key.insert(key.end(), row.begin(), row.end());
+    }
     for (const DType gradient : {head.d_x, head.d_w, head.d_bias})
       key.push_back(static_cast<std::int64_t>(gradient));
     const auto push_shape = [&](const Shape& shape) {

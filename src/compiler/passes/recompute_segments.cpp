@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "compiler/ir/build.h"
+#include "compiler/ops/extern_work.h"
 #include "compiler/ops/op.h"
 #include "compiler/passes/busiest.h"
 #include "compiler/passes/eliminate.h"
@@ -68,6 +69,8 @@ double multiply_adds_of(const Graph& graph, int node) {
       const Type &q = graph.type(n.operands[0]), &k = graph.type(n.operands[1]);
       return elements(q) * size_of_dim(k, 2) * (n.op == Op::attention_grad ? 5.0 : 2.0);
     }
+    case Op::extern_call:
+      return extern_work(graph, n);
     case Op::loop:
       return of_loop(*n.attributes->loop);
     default:

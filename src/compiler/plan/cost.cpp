@@ -65,6 +65,9 @@ struct Compute {
     const double keys = std::max(static_cast<double>(a.k.shape[2]), 1.0);
     return seconds * (1.0 + (a.scores.causal ? static_cast<double>(rates.score_rows) / keys : 0.0));
   }
+  double operator()(const ExternRun& e) const {
+    return 2.0 * e.work / flops_per_second(e.out.dtype, rates);
+  }
   double operator()(const HeadRun& h) const {
     return flops_of({{}, h}) / flops_per_second(h.x.dtype, rates);
   }

@@ -73,6 +73,10 @@ struct Describe {
     return concat("sort of ", sizes_text(s.x.shape), " ", name_of(s.x.dtype), ", ",
                   s.values.shape[axis], " kept");
   }
+  std::string operator()(const ExternRun& e) const {
+    return concat("extern ", e.id, " of ", e.operands.size(), " operands to ",
+                  sizes_text(e.out.shape), " ", name_of(e.out.dtype));
+  }
   std::string operator()(const Fill& f) const {
     return concat("fill ", sizes_text(f.out.shape), " ", name_of(f.out.dtype));
   }

@@ -39,6 +39,9 @@ struct Reads : Named {
   void operator()(const ArgMax& a) const { add(a.x); }
   void operator()(const Scan& s) const { add(s.x); }
   void operator()(const Sort& s) const { add(s.x); }
+  void operator()(const ExternRun& e) const {
+    for (const View& operand : e.operands) add(operand);
+  }
   void operator()(const Fill&) const {}
   void operator()(const Attention& a) const {
     add(a.q, a.k, a.v, a.bias, a.query_segments, a.key_segments);
@@ -82,6 +85,7 @@ struct Writes : Named {
   void operator()(const ArgMax& a) const { add(a.out); }
   void operator()(const Scan& s) const { add(s.out); }
   void operator()(const Sort& s) const { add(s.values, s.index); }
+  void operator()(const ExternRun& e) const { add(e.out); }
   void operator()(const Put& p) const { add(p.out); }
   void operator()(const Fill& f) const { add(f.out); }
   void operator()(const Attention& a) const {
@@ -150,6 +154,11 @@ struct Moved {
   double operator()(const ArgMax& a) const { return sum_of(a.x, a.out); }
   double operator()(const Scan& s) const { return sum_of(s.x, s.out); }
   double operator()(const Sort& s) const { return sum_of(s.x, s.values, s.index); }
+  double operator()(const ExternRun& e) const {
+    double bytes = sum_of(e.out);
+    for (const View& operand : e.operands) bytes += bytes_in(operand);
+    return bytes;
+  }
   double operator()(const Fill& f) const { return sum_of(f.out); }
   double operator()(const Attention& a) const {
     return sum_of(a.q, a.k, a.v, a.out, a.lse, a.bias, a.query_segments, a.key_segments) +

@@ -141,6 +141,13 @@ struct Sort {
   int axis = 0;
   bool descending = false;
 };
+// What the caller runs.
+struct ExternRun {
+  std::int64_t id = 0;
+  std::vector<View> operands;
+  View out;
+  double work = 0.0;  // extern_work()
+};
 struct Fill {
   View out;
   double number = 0.0;
@@ -181,7 +188,7 @@ struct LoopRun {
 struct Instruction {
   std::string name;  // of the value made
   std::variant<Pointwise, Gemm, Take, ScatterAdd, Pick, ArgMax, Fill, Attention, LoopRun, HeadRun,
-               RowGroup, Put, Scan, Sort>
+               RowGroup, Put, Scan, Sort, ExternRun>
       what;
   int node = -1;  // of the graph, that it was written for; -1: none
 };

@@ -229,13 +229,26 @@ class Call:
 
         def emit(compiled):
             precision = _precision_text(text.precision)
-            source = to_source(compiled.text, name, precision)
+            source = to_source(compiled.text, name, precision, calls=text.calls)
             if source not in measured:
-                measured[source] = temporary_bytes(load(source, name), inputs)
+                measured[source] = temporary_bytes(load(source, name, space), inputs)
             taken = compiled.arena_bytes if measured[source] is None else measured[source]
-            return to_source(compiled.text, name, precision, sorted(self.axes)) if self.axes else source, taken
+            if self.axes:
+                source = to_source(compiled.text, name, precision, sorted(self.axes), text.calls)
+            return source, taken
 
-        made = compile_text(text.text, name, text.parameters, emit, self.limits, places=text.places)
+        space = {"calls": text.bound}
+        made = compile_text(
+            text.text,
+            name,
+            text.parameters,
+            emit,
+            self.limits,
+            places=text.places,
+            calls=text.calls,
+            framework="JAX",
+            space=space,
+        )
         return Run(made, captured, _once(jax.jit(made.function)), self.axes, keys)
 
     def _make(self, wanted: tuple[bool, ...]) -> Plan:

@@ -38,6 +38,7 @@ class JaxWriter(Writer):
 
     def __init__(self):
         super().__init__(DTYPES)
+        self.bound: dict[str, Callable] = {}  # what names in the texts of calls stand for
         self.counts: dict[str, int] = {}  # of values whose elements are their index along a dimension: which
         self.bits: dict[str, tuple[str, Value]] = {}  # random bits: how far on, the number
         self.backwards: dict[str, int] = {}  # the same, counted from the end

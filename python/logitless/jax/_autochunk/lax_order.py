@@ -6,22 +6,6 @@ from logitless._autochunk.lower import inverse_erf, rounded
 from logitless.jax._autochunk.dtypes import DTYPES
 from logitless.jax._autochunk.lax import BOOL, handles
 
-# What would do in the place of primitives that have no form.
-INSTEAD = {
-    "cumprod": "jnp.exp(jnp.cumsum(jnp.log(x))) of positive numbers",
-    "reduce_prod": "jnp.exp(jnp.sum(jnp.log(x))) of positive numbers",
-    "cummax": "cumsum, cumlogsumexp or a sort",
-    "cummin": "cumsum, cumlogsumexp or a sort",
-    "threefry2x32": "jax.random of a key",
-    "random_gamma": "random numbers among the arguments, drawn outside of the function",
-    "scan": "at most 64 rounds, or the function of all rows at once, which is cut into chunks by itself",
-    "while": "a loop of Python, whose number of rounds is known when it is traced",
-    "conv_general_dilated": "a sum of products of shifted slices",
-    "ragged_dot": "a product for each group of rows, or jnp.einsum with one_hot groups",
-    "ragged_dot_general": "a product for each group of rows, or jnp.einsum with one_hot groups",
-}
-
-
 @handles("rev")
 def _rev(w, e, x):
     count = w.counted(x)

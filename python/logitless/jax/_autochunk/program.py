@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from jax.lax import Precision
 
+from logitless._autochunk.externs import Call
 from logitless._autochunk.lower import Value
 from logitless._autochunk.options import Unsupported
-from logitless.jax._autochunk import lax_index, lax_random  # noqa: F401: they add to HANDLERS
+from logitless.jax._autochunk import lax_conv, lax_index, lax_order, lax_random  # noqa: F401: they add to HANDLERS
 from logitless.jax._autochunk.dtypes import held
+from logitless.jax._autochunk.externs import run_as_it_is, why_not
 from logitless.jax._autochunk.lax import HANDLERS, JaxWriter, NativeWriter, swapped_product
-from logitless.jax._autochunk.lax_order import INSTEAD
 from logitless.jax._autochunk.trace import Constant, Equation, Program, Ref
 
 
@@ -22,6 +23,8 @@ class Text:
     parameters: list[str]  # that it reads, in order
     precision: object  # of its products, as jax.lax takes it
     places: dict[str, str]  # of values: the line of the user's code
+    calls: list[Call]  # of JAX, that it has
+    bound: dict[str, Callable]  # what names in their texts stand for
 
 
 def to_text(
@@ -38,10 +41,6 @@ def to_text(
     w.taken.update(names.values())
     equations, live = program.live([ref for _, ref in results])
     equations = _without_transposes(equations, [ref for _, ref in results])
-    for equation in equations:
-        w.op, w.place = str(equation), equation.place
-        if equation.primitive in INSTEAD:
-            raise w.refuse(f"it has no form in a tensor program; expected {INSTEAD[equation.primitive]}")
     values: dict[Ref, Value] = {}
     header = []
     w.place = ""
@@ -58,16 +57,14 @@ def to_text(
 
     for equation in equations:
         w.op, w.hint, w.place = str(equation), equation.primitive, equation.place
-        handler = HANDLERS.get(equation.primitive)
-        if handler is None:
-            raise Unsupported(f"autochunk: {w.prefix}{equation} has no form in a tensor program")
-        for ref in (*equation.inputs, *equation.outputs):
-            w.type(held(ref.dtype, equation.primitive), ref.shape)
         refs = [Ref(ref.shape, held(ref.dtype, equation.primitive)) for ref in equation.outputs]
-        made = handler(w, replace(equation, outputs=refs), *(value(x, equation.primitive) for x in equation.inputs))
-        values.update(zip(equation.outputs, made if isinstance(made, tuple) else (made,)))
-        for ref, v in zip(refs, made if isinstance(made, tuple) else (made,)):
-            if v.shape != ref.shape or v.dtype != ref.dtype:
+        try:
+            made = _handled(w, replace(equation, outputs=refs), value)
+        except Unsupported as error:
+            made = _as_it_is(w, equation, value, live, error)
+        values.update(zip(equation.outputs, made))
+        for ref, v in zip(refs, made):
+            if v is not None and (v.shape != ref.shape or v.dtype != ref.dtype):
                 raise AssertionError(
                     f"autochunk: {equation} became {v.dtype}{list(v.shape)}, expected {ref.dtype}{list(ref.shape)}"
                 )
@@ -79,7 +76,31 @@ def to_text(
     inputs = ", ".join(f"%{own}: {type_}" for own, type_ in header)
     body = "\n".join(w.lines)
     text = f"graph {name}({inputs}) {{\n{body}\n  return {', '.join(returned)}\n}}\n"
-    return Text(text, [own for own, _ in header], _precision(w), w.places)
+    return Text(text, [own for own, _ in header], _precision(w), w.places, list(w.calls.values()), w.bound)
+
+
+def _handled(w: JaxWriter, e: Equation, value: Callable) -> tuple[Value, ...]:
+    """What the equation is in a tensor program. value: of an input, for a primitive."""
+    handler = HANDLERS.get(e.primitive)
+    if handler is None:
+        raise Unsupported(f"autochunk: {w.prefix}{e} has no form in a tensor program")
+    for ref in e.inputs:
+        w.type(held(ref.dtype, e.primitive), ref.shape)
+    for ref in e.outputs:
+        w.type(ref.dtype, ref.shape)
+    made = handler(w, e, *(value(x, e.primitive) for x in e.inputs))
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _as_it_is(w: JaxWriter, e: Equation, value: Callable, live: set, error: Unsupported) -> tuple[Value | None, ...]:
+    """The equation as JAX has it, or the error with the reason why it cannot be so."""
+    why = why_not(w, e)
+    if why:
+        raise Unsupported(f"{error}; {why}") from error
+    try:
+        return run_as_it_is(w, e, [value(x) for x in e.inputs], live)
+    except Unsupported:
+        raise error from None
 
 
 def _without_transposes(equations: Sequence[Equation], results) -> list[Equation]:

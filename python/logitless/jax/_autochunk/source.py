@@ -12,6 +12,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
+from logitless._autochunk.externs import Call, merged
 from logitless._autochunk.options import Unsupported
 from logitless._autochunk.parse import Graph, Loop, Node, Slot, Type, parse
 from logitless._autochunk.source import BaseEmitter, BaseScope, gathered
@@ -21,7 +22,7 @@ from logitless.jax._autochunk.helpers import HELPERS
 
 _UNARY = {name: f"jnp.{name}" for name in ("abs", "exp", "log", "log1p", "expm1", "sqrt", "tanh", "sin", "cos", "sign")}
 _UNARY |= {"floor": "jnp.floor", "rsqrt": "lax.rsqrt", "erf": "lax.erf", "sigmoid": "lax.logistic"}
-_RESERVED = {"jax", "jnp", "lax", "range", "float", "int", "state", "i", *HELPERS}
+_RESERVED = {"jax", "jnp", "lax", "range", "float", "int", "state", "i", "calls", "_", *HELPERS}
 _INDENT = "    "
 
 
@@ -179,6 +180,14 @@ class Scope(BaseScope):
         text = f"lax.dot_general({self.full(a)}, {self.full(b)}, ({dims}){more}{wide})"
         self.bind(node.results[0], text, node.type)
 
+    # --- operations: as JAX has them
+    def op_extern(self, node: Node, *operands: Term) -> None:
+        call, read = self.e.calls[int(node.attributes["call"])], node.numbers("result")
+        names = {k: self.e.names.fresh(self.e.results.get(r, r)) for k, r in zip(read, node.results)}
+        self.line(f"{call.targets(names)} = {call.emit([self.full(t) for t in operands], read)}")
+        for value, k, type_ in zip(node.results, read, node.types):
+            self.terms[value] = Term(names[k], type_, (True,) * len(type_.shape))
+
     # --- operations: order
     def op_flip(self, node: Node, x: Term) -> None:
         self.bind(node.results[0], f"jnp.flip({self.full(x)}, {node.attributes['axis']})", node.type)
@@ -221,8 +230,9 @@ class Scope(BaseScope):
 
 
 class Emitter(BaseEmitter):
-    def __init__(self, graph: Graph, name: str, precision: str, axes: Sequence[str]):
+    def __init__(self, graph: Graph, name: str, precision: str, axes: Sequence[str], calls: Sequence[Call]):
         super().__init__(graph, name, _RESERVED)
+        self.calls = calls  # of JAX, by their number
         self.precision = precision  # of products, as Python
         self.axes = axes  # of a shard_map, that values vary over
         self.results: dict[str, str] = {}  # names of values of the function that it returns
@@ -325,7 +335,10 @@ class Emitter(BaseEmitter):
         return f"jnp.{'maximum' if slot.kind == 'max' else 'logaddexp'}({name}, {inner.full(term)})"
 
 
-def to_source(text: str, name: str, precision: str = "", axes: Sequence[str] = ()) -> str:
+def to_source(
+    text: str, name: str, precision: str = "", axes: Sequence[str] = (), calls: Sequence[Call] = ()
+) -> str:
     """A module with the function of a compiled program: its parameters in, a tuple of its results out. precision: of
-    products, as Python; "" is JAX's default. axes: of a shard_map, that the parameters vary over."""
-    return Emitter(parse(text, run_dtypes()), name, precision, axes).run()
+    products, as Python; "" is JAX's default. axes: of a shard_map, that the parameters vary over. calls: of JAX, that
+    it has."""
+    return Emitter(merged(parse(text, run_dtypes())), name, precision, axes, calls).run()

@@ -63,6 +63,7 @@ class Equation:
     source: object = None  # where JAX says that it comes from
     called: str = ""  # the line of the call that it is part of, which JAX may have traced for another line
     own: object = None  # JAX's primitive
+    effects: frozenset = frozenset()
 
     @property
     def place(self) -> str:
@@ -144,7 +145,9 @@ class _Flattener:
                 made = self.run(plain, getattr(function, "consts", ()), inputs, called or place_of(eqn.source_info))
             else:
                 made = [Ref(tuple(v.aval.shape), _dtype(v.aval)) for v in eqn.outvars]
-                found = Equation(eqn.primitive.name, eqn.params, inputs, made, eqn.source_info, called, eqn.primitive)
+                name, own = eqn.primitive.name, eqn.primitive
+                effects = frozenset(eqn.effects)
+                found = Equation(name, eqn.params, inputs, made, eqn.source_info, called, own, effects)
                 self.equations.append(found)
             values.update(zip(eqn.outvars, made))
         return [read(v) for v in jaxpr.outvars]

@@ -485,28 +485,37 @@ def _layer_norm(w, out, x, shape, gain, bias, epsilon):
     return tuple(w.cast(w.reshape(v, o.shape), o.dtype) for v, o in zip((made, mean, scale), out))
 
 
+def _ordered(w, x):
+    """Conditions as numbers, which have a maximum."""
+    return w.cast(x, torch.int32) if x.dtype == torch.bool else x
+
+
 @handles("amax")
 def _amax(w, out, x, dims=None, keep=False):
-    return w.reduce("reduce_max", x, _axes(dims, x.rank), keep)
+    return w.cast(w.reduce("reduce_max", _ordered(w, x), _axes(dims, x.rank), keep), out.dtype)
 
 
 @handles("amin")
 def _amin(w, out, x, dims=None, keep=False):
-    return w.map("neg", [_amax(w, out, w.map("neg", [x], x.dtype), dims, keep)], x.dtype)
+    x = _ordered(w, x)
+    least = w.reduce("reduce_max", w.map("neg", [x], x.dtype), _axes(dims, x.rank), keep)
+    return w.cast(w.map("neg", [least], x.dtype), out.dtype)
 
 
 @handles("max", "min")
 def _max(w, out, x, dim=None, keep=False):
     least = w.op.startswith("aten.min")
+    dtype, x = x.dtype, _ordered(w, x)
     v = w.map("neg", [x], x.dtype) if least else x
     dims = _axes(dim, x.rank)
     top = w.reduce("reduce_max", v, dims, keep)
-    top = w.map("neg", [top], x.dtype) if least else top
+    top = w.cast(w.map("neg", [top], x.dtype) if least else top, dtype)
     return top if dim is None else (top, w.reduce("argmax", v, dims, keep, torch.int64))
 
 
 @handles("argmax", "argmin")
 def _argmax(w, out, x, dim=None, keep=False):
+    x = _ordered(w, x)
     if w.op.startswith("aten.argmin"):
         x = w.map("neg", [x], x.dtype)
     x = w.reshape(x, [math.prod(x.shape)]) if dim is None else x

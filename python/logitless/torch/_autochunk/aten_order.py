@@ -10,26 +10,6 @@ from logitless._autochunk.lower import inverse_erf
 from logitless.torch._autochunk.aten import axis_of, handles, value_of
 from logitless.torch._autochunk.dtypes import DTYPES
 
-# What would do in the place of operations that have no form.
-_INSTEAD = {
-    "cumprod": "x.log().cumsum(dim).exp() of positive numbers",
-    "prod": "x.log().sum(dim).exp() of positive numbers",
-    "cummax": "cumsum, logcumsumexp or a sort",
-    "cummin": "cumsum, logcumsumexp or a sort",
-    "mode": "a sort",
-    "nanmedian": "median of a tensor whose NaN are replaced",
-    "unique_consecutive": "a sort, since the size of the result depends on values",
-}
-
-
-def _refused(w, *ignored, **also_ignored):
-    name = w.op.split(".")[1]
-    raise w.refuse(f"it has no form in a tensor program; expected {_INSTEAD[name]}")
-
-
-handles(*_INSTEAD)(_refused)
-
-
 # --- running sums
 
 

@@ -125,16 +125,19 @@ def make_plan(
     everything[seed] = torch.empty(2, dtype=torch.int64, device=tensors[0].device)
 
     def compiled(graph, parameters, results, name, ones=()):
-        text, read, places = to_text(graph, parameters, results, ones, name, limits.native, seed)
-        inputs = [everything[p] for p in read]
+        made = to_text(graph, parameters, results, ones, name, limits.native, seed)
+        inputs = [everything[p] for p in made.parameters]
         if limits.native:
-            return _native(text, name, read, inputs, limits, places)
+            return _native(made.text, name, made.parameters, inputs, limits, made.places)
 
         def emit(program):
-            source = to_source(parse(program.text, DTYPES), name, wide_products=inputs[0].device.type == "cuda")
+            wide = inputs[0].device.type == "cuda"
+            source = to_source(parse(program.text, DTYPES), name, wide, made.calls)
             return source, peak_bytes(source, name, inputs)
 
-        return compile_text(text, name, read, emit, limits, places=places)
+        return compile_text(
+            made.text, name, made.parameters, emit, limits, places=made.places, calls=made.calls, framework="PyTorch"
+        )
 
     given, captured = traced.names[: len(tensors)], traced.names[len(tensors) :]
     found = [f"d_{n}" for n, has in zip(given, traced.has_grad) if has]

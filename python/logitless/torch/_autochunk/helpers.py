@@ -75,4 +75,18 @@ def _attention(q, k, v, **options):
         out = _attend(*inputs, **options)
     return out.detach(), lambda d_out: torch.autograd.grad(out, inputs, d_out)
 ''',
+    "_ctc_loss": '''
+def _ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity):
+    """Losses, and alphas, which lengths make narrower than targets can."""
+    losses, alphas = torch._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
+    return losses, torch.nn.functional.pad(alphas, (0, 2 * targets.shape[-1] + 1 - alphas.shape[-1]))
+''',
+    "_ctc_loss_backward": '''
+def _ctc_loss_backward(d_losses, log_probs, targets, *lengths_losses_alphas_and_options):
+    """The gradient of log-probabilities."""
+    *rest, blank, zero_infinity = lengths_losses_alphas_and_options
+    if len(rest) == 2:  # lengths alone
+        rest += torch._ctc_loss(log_probs, targets, *rest, blank, zero_infinity)
+    return torch.ops.aten._ctc_loss_backward(d_losses, log_probs, targets, *rest, blank, zero_infinity)
+''',
 }

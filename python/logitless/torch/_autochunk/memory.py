@@ -13,6 +13,21 @@ from logitless._autochunk.text import load
 from logitless.torch._autochunk.attention import OneAttention
 
 
+def _ctc_loss(log_probs, targets, *rest):
+    """With alphas as wide as targets can make them."""
+    frames, count, _ = log_probs.shape
+    return log_probs.new_empty(count), log_probs.new_empty(count, frames, 2 * targets.shape[-1] + 1)
+
+
+# What meta tensors lack.
+_META = {
+    torch.ops.aten.mm.dtype: lambda a, b, dtype: a.new_empty(a.shape[0], b.shape[1], dtype=dtype),
+    torch.ops.aten.addmm.dtype_out: lambda *args, out, **options: out,
+    torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
+    torch.ops.aten._ctc_loss_backward.Tensor: lambda d_losses, log_probs, *rest: log_probs.new_empty(log_probs.shape),
+}
+
+
 class Recorder(TorchDispatchMode):
     """Records when memory of tensors is taken and given back, from the operations that run inside."""
 
@@ -30,12 +45,8 @@ class Recorder(TorchDispatchMode):
         return tensor.untyped_storage()._cdata
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.mm.dtype and args[0].is_meta:  # meta tensors lack both
-            made = args[0].new_empty(args[0].shape[0], args[1].shape[1], dtype=args[2])
-        elif func is torch.ops.aten.addmm.dtype_out and args[0].is_meta:
-            made = kwargs["out"]
-        else:
-            made = func(*args, **(kwargs or {}))
+        meta = _META.get(func) if any(isinstance(x, torch.Tensor) and x.is_meta for x in args) else None
+        made = func(*args, **(kwargs or {})) if meta is None else meta(*args, **(kwargs or {}))
         for tensor in pytree.tree_leaves(made):
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.utils._pytree as pytree
 
+from logitless._autochunk.externs import Call
 from logitless._autochunk.heads import HeadWriter
 from logitless._autochunk.lower import Value, Writer
 from logitless._autochunk.options import Unsupported
-from logitless.torch._autochunk import aten_index, aten_order, attention  # noqa: F401: they add to HANDLERS
+from logitless.torch._autochunk import aten_conv, aten_index, aten_order, attention, ctc  # noqa: F401: they add to HANDLERS
 from logitless.torch._autochunk.aten import HANDLERS
 from logitless.torch._autochunk.aten_random import DRAWING
 from logitless.torch._autochunk.dtypes import DTYPES
+from logitless.torch._autochunk.externs import run_as_it_is, why_not
 from logitless.torch._autochunk.places import place_of
 
 # Results that are other names of memory, as far as writing in place goes.
@@ -77,6 +80,14 @@ def _outputs(graph: torch.fx.GraphModule) -> list:
     return list(made) if isinstance(made, (list, tuple)) else [made]
 
 
+@dataclass
+class Text:
+    text: str
+    parameters: list[str]  # that it reads, in order
+    places: dict[str, str]  # of values: the line of the user's code
+    calls: list[Call]  # of PyTorch, that it has
+
+
 def to_text(
     graph: torch.fx.GraphModule,
     parameters: Sequence[str],
@@ -85,9 +96,8 @@ def to_text(
     name: str = "main",
     native: bool = False,
     seed: str = "",
-) -> tuple[str, list[str], dict[str, str]]:
-    """The text, the names of the parameters it reads, and the user's line of each value. parameters: one name for each
-    placeholder, in order. results: a name for each output, None for one that is not wanted. ones: placeholders that are
+) -> Text:
+    """parameters: one name for each placeholder, in order. results: a name for each output, None for one that is not wanted. ones: placeholders that are
     1, as scalar tangents. native: for the library to run. seed: the parameter that random numbers come from."""
     w = HeadWriter(DTYPES) if native else Writer(DTYPES)
     widened = _widened(graph) if native else set()
@@ -134,14 +144,11 @@ def to_text(
         if _name(node) == "getitem":
             values[node] = arguments[0][arguments[1]]
             continue
-        handler = HANDLERS.get(_name(node)) or (HANDLERS.get(_name(node)[:-1]) if writes else None)
-        if handler is None or not _known(node):
-            raise Unsupported(f"autochunk: {w.prefix}{_described(node)} has no form in a tensor program")
         options = torch.fx.node.map_arg(node.kwargs, lambda n: values[n])
         try:
-            made = handler(w, out, *arguments, **options)
-        except TypeError as error:  # an argument that the handler does not know
-            raise Unsupported(f"autochunk: {w.prefix}{_described(node)}: {error}") from error
+            made = _handled(w, node, out, arguments, options)
+        except Unsupported as error:
+            made = _as_it_is(w, node, out, arguments, options, live, error)
         values[node] = _checked(w, made, out)
         if writes:
             values[node.args[0]] = values[node]
@@ -153,7 +160,32 @@ def to_text(
         header.append((seed, w.type(w.seed.dtype, w.seed.shape)))
     inputs = ", ".join(f"%{parameter}: {type_}" for parameter, type_ in header)
     body = "\n".join(w.lines)
-    return f"graph {name}({inputs}) {{\n{body}\n  return {', '.join(returned)}\n}}\n", [p for p, _ in header], w.places
+    text = f"graph {name}({inputs}) {{\n{body}\n  return {', '.join(returned)}\n}}\n"
+    return Text(text, [p for p, _ in header], w.places, list(w.calls.values()))
+
+
+def _handled(w: Writer, node: torch.fx.Node, out, arguments: Sequence, options: dict):
+    """What the operation is in a tensor program."""
+    name = _name(node)
+    handler = HANDLERS.get(name) or (HANDLERS.get(name[:-1]) if _writes(node) else None)
+    if handler is None or not _known(node):
+        raise Unsupported(f"autochunk: {w.prefix}{_described(node)} has no form in a tensor program")
+    try:
+        return handler(w, out, *arguments, **options)
+    except TypeError as error:  # an argument that the handler does not know
+        raise Unsupported(f"autochunk: {w.prefix}{_described(node)}: {error}") from error
+
+
+def _as_it_is(w: Writer, node, out, arguments, options, live: set, error: Unsupported):
+    """The operation as a call of PyTorch, or the error with the reason why it cannot be one."""
+    why = why_not(w, node.target)
+    if why:
+        raise Unsupported(f"{error}; {why}") from error
+    read = [user.args[1] for user in node.users if user in live and _name(user) == "getitem"]
+    try:
+        return run_as_it_is(w, node.target, out, arguments, options, sorted(set(read)))
+    except Unsupported:
+        raise error from None
 
 
 def _widened(graph: torch.fx.GraphModule) -> set[torch.fx.Node]:
@@ -197,6 +229,8 @@ def _checked(w: Writer, made, out):
     """What a handler made, which must be what PyTorch infers."""
     if isinstance(out, (list, tuple)):
         return tuple(_checked(w, m, o) for m, o in zip(made, out))
+    if made is None:  # nothing reads it
+        return None
     if made.shape != tuple(out.shape) or made.dtype != out.dtype:
         raise AssertionError(
             f"autochunk: {w.op} became {made.dtype}{list(made.shape)}, expected {out.dtype}{list(out.shape)}"

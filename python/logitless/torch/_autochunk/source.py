@@ -10,9 +10,10 @@ from dataclasses import replace
 import torch
 
 from logitless._autochunk.attention import without_statistics
+from logitless._autochunk.externs import Call, merged
 from logitless._autochunk.options import Unsupported
 from logitless._autochunk.parse import Graph, Loop, Node, Slot, Type
-from logitless._autochunk.source import BaseEmitter, BaseScope, gathered
+from logitless._autochunk.source import BaseEmitter, gathered
 from logitless._autochunk.text import (
     INFIX,
     MAPS,
@@ -26,11 +27,12 @@ from logitless._autochunk.text import (
     tuple_of,
 )
 from logitless.torch._autochunk.helpers import HELPERS
+from logitless.torch._autochunk.source_calls import CallScope
 
 _VIEWS = {"reshape", "transpose", "slice", "broadcast", "stop_gradient"}
 
 
-class Scope(BaseScope):
+class Scope(CallScope):
     """With the last use of each value's memory, which is then written into or given back."""
 
     def __init__(self, emitter: Emitter, nodes: list[Node], ends: Sequence[str], outer: dict[str, Term], indent: str):
@@ -328,38 +330,6 @@ class Scope(BaseScope):
         how = f"{''.join(first)},{''.join(second)}->{''.join(out)}"
         return f'torch.einsum("{how}", {self.full(a)}{to}, {self.full(b)}{to})'
 
-    def op_attention(self, node: Node, *operands: Term) -> None:
-        if len(node.results) == 1:
-            self.bind(node.results[0], self.attended("_attend", node, *operands), node.types[0])
-            return
-        out, gradients = (self.e.names.fresh(r) for r in node.results)
-        self.line(f"{out}, {gradients} = {self.attended('_attention', node, *operands)}")
-        self.keep(node.results[0], Term(out, node.types[0], (True,) * 4, owned=True))
-        self.keep(node.results[1], Term(gradients, Type(torch.float32, ()), ()))
-
-    def op_attention_grad(self, node: Node, q: Term, k: Term, v: Term, out: Term, *rest: Term) -> None:
-        names = [self.e.names.fresh(r) for r in node.results]
-        *rest, bias = rest if node.attributes.get("bias") == "1" else (*rest, None)
-        if len(rest) == 2:  # what the attention beside it left
-            function = rest[0].text
-        else:
-            function = f"{self.attended('_attention', node, q, k, v, bias)}[1]"
-        self.line(f"{', '.join(names)} = {function}({self.full(rest[-1])})")
-        for value, name, type_ in zip(node.results, names, node.types):
-            self.keep(value, Term(name, type_, (True,) * 4, owned=True))
-
-    def attended(self, helper: str, node: Node, q: Term, k: Term, v: Term, bias: Term | None = None) -> str:
-        """A call of a helper, of which one needs the other."""
-        causal = node.attributes["causal"] == "1"
-        if causal and q.type.shape[2] != k.type.shape[2]:
-            raise Unsupported("autochunk: causal attention of fewer queries than keys has no form in PyTorch")
-        grouped = q.type.shape[1] != k.type.shape[1]
-        options = [*map(self.full, (q, k, v)), *(["is_causal=True"] if causal else [])]
-        options += [] if bias is None else [f"attn_mask={self.full(bias)}"]
-        options += [f"scale={node.attributes['scale']}", *(["enable_gqa=True"] if grouped else [])]
-        self.e.helper("_attend")
-        return f"{self.e.helper(helper)}({', '.join(options)})"
-
     # --- operations: order
     def op_flip(self, node: Node, x: Term) -> None:
         self.bind(node.results[0], f"{self.full(x)}.flip({node.attributes['axis']})", node.type)
@@ -453,8 +423,9 @@ class Scope(BaseScope):
 
 
 class Emitter(BaseEmitter):
-    def __init__(self, graph: Graph, name: str, wide_products: bool):
-        super().__init__(graph, name, {"torch", "device", "range", "float", "min", *HELPERS})
+    def __init__(self, graph: Graph, name: str, wide_products: bool, calls: Sequence[Call]):
+        super().__init__(graph, name, {"torch", "device", "range", "float", "min", "_", *HELPERS})
+        self.calls = calls  # of PyTorch, by their number
         # Products of 16-bit matrices with f32 results: a kernel of GPUs alone.
         self.wide_products = wide_products
         self.chunks: dict[str, int] = {}
@@ -590,6 +561,7 @@ class Emitter(BaseEmitter):
             inner.line(f"{function}({name}, {text}, out={name})")
 
 
-def to_source(graph: Graph, name: str, wide_products: bool) -> str:
-    """A module with the function: parameters of the graph in, a tuple of its results out. The graph is used up."""
-    return Emitter(without_statistics(graph), name, wide_products).run()
+def to_source(graph: Graph, name: str, wide_products: bool, calls: Sequence[Call] = ()) -> str:
+    """A module with the function: parameters of the graph in, a tuple of its results out. The graph is used up. calls:
+    of PyTorch, that it has."""
+    return Emitter(without_statistics(merged(graph)), name, wide_products, calls).run()

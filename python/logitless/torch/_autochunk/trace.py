@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from logitless._autochunk.function import tracing
 from logitless._autochunk.options import Unsupported
 from logitless.torch._autochunk.attention import OneAttention
+from logitless.torch._autochunk.ctc import OneCtc
 from logitless.torch._autochunk.masked import MaskedRows, MaskRefused, check_outputs
 from logitless.torch._autochunk.places import Places, place_of
 
@@ -115,7 +116,7 @@ def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> t
     places = Places(around.transformed)
     try:
         # Other attention than one operation: PyTorch's kernels have no decomposition.
-        with places, sdpa_kernel(SDPBackend.MATH), OneAttention(), MaskedRows():
+        with places, sdpa_kernel(SDPBackend.MATH), OneAttention(), OneCtc(), MaskedRows():
             return make_fx(function, decomposition_table=_decompositions())(*inputs)
     except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException) as error:
         op = getattr(error, "func", None) or (error.args[0] if error.args else "an operation")

@@ -328,6 +328,7 @@ struct Runner {
   void operator()(const ArgMax& m) const { run_argmax(m, frame, threads); }
   void operator()(const Scan& s) const { run_scan(s, frame, threads); }
   void operator()(const Sort& s) const { run_sort(s, frame, threads); }
+  void operator()(const ExternRun&) const { throw InternalError("an extern on a CPU"); }
   void operator()(const Put& p) const { run_put(p, frame, threads); }
   void operator()(const Fill& f) const { run_fill(f, frame, threads); }
   void operator()(const Attention& a) const { run_attention(a, frame, threads); }

@@ -222,6 +222,8 @@ struct Steps::Enqueue {
     cuda::find_largest(call);
   }
 
+  // Programs with it are not run.
+  void operator()(const ExternRun&) const { throw InternalError("an extern on a GPU"); }
   // The target refuses these when it compiles.
   void operator()(const Scan&) const { throw InternalError("a scan on a GPU"); }
   void operator()(const Sort&) const { throw InternalError("a sort on a GPU"); }
