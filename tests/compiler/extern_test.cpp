@@ -69,7 +69,8 @@ TEST(Extern, IsCompiledWhereItIsAskedForAndNeverRun) {
 }
 
 TEST(Extern, HasNoGradientAndNoValueOfItsOwn) {
-  const ir::Graph graph = ir::parse(program("%y = extern %x, %w call(0) result(0) : f32[8, 3]")).graph;
+  const ir::Graph graph =
+      ir::parse(program("%y = extern %x, %w call(0) result(0) : f32[8, 3]")).graph;
   EXPECT_THROW(ir::interpret(graph, random_inputs(graph, 1)), InvalidArgument);
   const std::string text =
       "graph g(%x: f32[8, 4]) { %y = extern %x call(0) result(0) : f32[8, 4] return y: %y "

@@ -43,13 +43,14 @@ def spread_rows(shapes: Sequence[Sequence[int]], result: Sequence[int], dims: Se
 
 
 def merged(graph: Graph) -> Graph:
-    """The graph with one node for all results of a call, where the first of them stands."""
+    """The graph with one node for all results of a call, where the first of them stands. What is computed once more, to
+    be kept no longer than it is read, is another call."""
     _merge(graph.nodes)
     return graph
 
 
 def _merge(nodes: list[Node]) -> None:
-    first: dict[tuple, Node] = {}
+    last: dict[tuple, Node] = {}
     for node in nodes:
         if node.loop is not None:
             _merge(node.loop.body)
@@ -57,10 +58,10 @@ def _merge(nodes: list[Node]) -> None:
             continue
         node.types = [node.type]
         key = node.attributes["call"], *node.operands
-        if key not in first:
-            first[key] = node
+        one = last.get(key)
+        if one is None or set(node.numbers("result")) & set(one.numbers("result")):
+            last[key] = node
             continue
-        one = first[key]
         one.results += node.results
         one.types += node.types
         one.attributes["result"] += f", {node.attributes['result']}"

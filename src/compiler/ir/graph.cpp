@@ -146,10 +146,10 @@ bool computes_alike(const Node& a, const Node& b) {
   if (a.op != b.op || a.operands.size() != b.operands.size()) return false;
   if (a.attributes.is(b.attributes) && a.results.is(b.results)) return true;
   return x.function == y.function && x.reduce == y.reduce && bits(x.number) == bits(y.number) &&
-         x.reverse == y.reverse && x.scores == y.scores && x.call == y.call && x.axis == y.axis && x.dims == y.dims &&
-         x.batch_a == y.batch_a && x.batch_b == y.batch_b && x.contract_a == y.contract_a &&
-         x.contract_b == y.contract_b && x.begin == y.begin && x.end == y.end && x.type == y.type &&
-         a.results == b.results;
+         x.reverse == y.reverse && x.scores == y.scores && x.call == y.call && x.axis == y.axis &&
+         x.dims == y.dims && x.batch_a == y.batch_a && x.batch_b == y.batch_b &&
+         x.contract_a == y.contract_a && x.contract_b == y.contract_b && x.begin == y.begin &&
+         x.end == y.end && x.type == y.type && a.results == b.results;
 }
 
 Origin::Origin(Graph& graph, std::string name, std::string location) : graph_(graph) {

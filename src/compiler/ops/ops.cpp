@@ -13,8 +13,8 @@ namespace {
 
 std::vector<const Operation*> table() {
   const std::initializer_list<std::span<const Operation>> families = {
-      pointwise_operations(), shape_operations(),     reduce_operations(),   contract_operations(),
-      index_operations(),     attention_operations(), scan_operations(),     sort_operations(),
+      pointwise_operations(), shape_operations(),     reduce_operations(),    contract_operations(),
+      index_operations(),     attention_operations(), scan_operations(),      sort_operations(),
       loop_operations(),      head_operations(),      fused_dot_operations(), extern_operations()};
   std::size_t count = 0;
   for (const auto& family : families) count += family.size();

@@ -7,23 +7,46 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.utils._pytree as pytree
 
 from logitless._autochunk.externs import SUM, WHOLE, Call, Row, spread_rows
 from logitless._autochunk.lower import Value, Writer
 from logitless.torch._autochunk.aten import axis_of
+from logitless.torch._autochunk.aten_random import DRAWING
 
 
-def why_not(w: Writer, target) -> str:
+def why_not(w: Writer, target, args: Sequence, kwargs: dict, out) -> str:
     """Why an operation cannot run as PyTorch has it; "" where it can."""
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
         return "expected an ATen operation"
-    if torch.Tag.nondeterministic_seeded in target.tags:
+    if torch.Tag.nondeterministic_seeded in target.tags or target._schema.name.removeprefix("aten::") in DRAWING:
         return "it draws random numbers in a way of its own"
-    if target._schema.is_mutable:
+    if target._schema.is_mutable or _keeps_statistics(target, args, kwargs):
         return "it writes into a tensor"
     if target is torch.ops.aten.as_strided.default:
         return "it depends on how tensors lie in memory"
+    unknown = next((o.dtype for o in _tensors(out) if w.dtypes.name(o.dtype) is None), None)
+    if unknown is not None:
+        return f"dtype {unknown} has no form in a tensor program; expected one of {w.dtypes.listed()}"
     return "" if w.takes_calls else "the library has no code for it; executor='python' takes it"
+
+
+def _tensors(out) -> list[torch.Tensor]:
+    return [o for o in pytree.tree_leaves(out) if isinstance(o, torch.Tensor)]
+
+
+def _keeps_statistics(target, args: Sequence, kwargs: dict) -> bool:
+    """Whether it is a batch norm that writes running statistics, which the schemas of some do not say."""
+    named = _named(target, args, kwargs)
+    running = next((named[name] for name in ("running_mean", "running_var") if named.get(name) is not None), None)
+    return running is not None and bool(named.get("training", named.get("train", False)))
+
+
+def _named(target, args: Sequence, kwargs: dict) -> dict:
+    """Arguments by the names of the schema."""
+    named = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
+    named.update(zip([a.name for a in target._schema.arguments], args))
+    return {**named, **kwargs}
 
 
 class _Mask:
@@ -49,10 +72,8 @@ def _pieces(x, operands: list[Value], device: str) -> list:
 
 def _call(target, args: Sequence, kwargs: dict, operands: list[Value], device: str) -> tuple[Call, dict]:
     """The call, and its arguments by the names of the schema. operands: its tensors are added."""
-    named = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
+    named = _named(target, args, kwargs)
     given = [a.name for a in target._schema.arguments[: len(args)]]
-    named.update(zip(given, args))
-    named.update(kwargs)
     shown: list = []
     for place, (name, x) in enumerate([*zip(given, args), *kwargs.items()]):
         shown += ([", "] if place else []) + ([f"{name}="] if place >= len(args) else [])

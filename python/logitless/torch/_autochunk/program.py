@@ -19,7 +19,7 @@ from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.externs import run_as_it_is, why_not
 from logitless.torch._autochunk.places import place_of
 
-# Results that are other names of memory, as far as writing in place goes.
+# Results that are other names of memory, as far as writing in place goes, beside those whose schemas say so.
 _VIEWS = {
     *("alias", "detach", "view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "expand", "permute", "transpose"),
     *("t", "slice", "select", "split", "split_with_sizes", "unbind", "getitem"),
@@ -30,6 +30,14 @@ def _name(node: torch.fx.Node) -> str:
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._schema.name.split("::")[1]
     return getattr(node.target, "__name__", str(node.target))
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    """Whether its results may be other names of its first argument's memory."""
+    if isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable:
+        if any(r.alias_info is not None for r in node.target._schema.returns):
+            return True
+    return _name(node) in _VIEWS
 
 
 def _described(node: torch.fx.Node) -> str:
@@ -115,7 +123,7 @@ def to_text(
         w.seed = Value(seed, DTYPES.i64, (2,))
     place = 0
     for node in nodes:
-        base[node] = base[node.args[0]] if node.args and _name(node) in _VIEWS else node
+        base[node] = base[node.args[0]] if node.args and _is_view(node) else node
         out = node.meta.get("val")
         if node.op == "placeholder":
             w.op = f"parameter {parameters[place]}"
@@ -178,14 +186,11 @@ def _handled(w: Writer, node: torch.fx.Node, out, arguments: Sequence, options: 
 
 def _as_it_is(w: Writer, node, out, arguments, options, live: set, error: Unsupported):
     """The operation as a call of PyTorch, or the error with the reason why it cannot be one."""
-    why = why_not(w, node.target)
+    why = why_not(w, node.target, arguments, options, out)
     if why:
         raise Unsupported(f"{error}; {why}") from error
-    read = [user.args[1] for user in node.users if user in live and _name(user) == "getitem"]
-    try:
-        return run_as_it_is(w, node.target, out, arguments, options, sorted(set(read)))
-    except Unsupported:
-        raise error from None
+    read = {user.args[1] for user in node.users if user in live and _name(user) == "getitem"}
+    return run_as_it_is(w, node.target, out, arguments, options, sorted(read))
 
 
 def _widened(graph: torch.fx.GraphModule) -> set[torch.fx.Node]:

@@ -16,11 +16,8 @@ from losses_battery.step import outputs_and_gradients, peak_of, plan_peaks
 from logitless.torch import autochunk
 from logitless.torch._autochunk import Unsupported
 
-# Functions with an operation that tensor programs have no form of.
-REFUSED = {
-    "ctc_of_torch": "aten._ctc_loss",
-    "segmentation_by_convolution": "aten.convolution of 1 x 1",
-}
+# Functions with an operation that cannot be taken.
+REFUSED: dict[str, str] = {}
 
 # Memory over a quarter of the big value, and no message that says what would help.
 MEMORY = {
