@@ -7,7 +7,6 @@
 #include "compiler/analysis/cut.h"
 #include "compiler/ir/evaluation.h"
 #include "compiler/ir/typing.h"
-#include "compiler/ops/extern_work.h"
 #include "compiler/ops/families.h"
 #include "compiler/ops/text_key.h"
 #include "compiler/plan/lowering.h"

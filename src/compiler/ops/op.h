@@ -113,6 +113,11 @@ const Operation& row_of(Op op);
 // All of them, in the order of Op.
 std::span<const Operation* const> operations();
 
+// Multiply-adds that an extern is taken to do: some for each element of its largest tensor, in
+// every part along which it can be cut. So chunks together do what the whole does, and what is
+// computed twice shows. Sizes are bound.
+double extern_work(const Graph& graph, const Node& node);
+
 // "exp", "argmax", "dot": as the text form writes the operation.
 std::string spelling_of(Op op, const Attributes& attributes);
 

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "compiler/ir/build.h"
-#include "compiler/ops/extern_work.h"
 #include "compiler/ops/op.h"
 #include "compiler/passes/busiest.h"
 #include "compiler/passes/eliminate.h"

@@ -516,10 +516,6 @@ def test_operations(fn):
     check_same(fn, autochunk(fn, chunks=3), (random(24, 10), whole(5, 24)), 1e-11)
 
 
-def norm(x, mean, variance):
-    return torch.nn.functional.batch_norm(x, mean, variance, training=True)
-
-
 @pytest.mark.parametrize(
     ("fn", "named"),
     [
@@ -527,11 +523,8 @@ def norm(x, mean, variance):
         (lambda x: x.to(torch.complex64).abs().sum(), r"torch\.complex64"),
         (lambda x: x[(x > 0).nonzero()].sum(), r"aten\.nonzero\.default needs the values"),
         (lambda x: x * x.sum().item(), r"aten\._local_scalar_dense\.default needs the values"),
-        (lambda x: torch.fft.rfft(x).abs().sum(), r"aten\._fft_r2c\.default\(float32\[4, 6\].*dtype torch\.complex64"),
-        (lambda x: x.as_strided((3,), (2,)).sum(), r"aten\.as_strided.*lie in memory"),
-        (lambda x: norm(x, x[0].detach(), x[1].detach()).sum(), r"aten\.native_batch_norm.*writes into a tensor"),
     ],
-    ids=["poisson", "complex", "mask", "item", "fft", "strides", "running_statistics"],
+    ids=["poisson", "complex", "mask", "item"],
 )
 def test_refusals_name_the_operation(fn, named):
     with pytest.raises(NotImplementedError, match=named):
@@ -539,19 +532,14 @@ def test_refusals_name_the_operation(fn, named):
 
 
 def test_writing_in_place():
-    def into_a_view(x):
+    def into_a_view(x, view):
         y = x * 2
-        y[:, 0] = 0
+        view(y).zero_()
         return y.sum()
 
-    def into_a_diagonal(x):
-        y = x * 2
-        y.diagonal().zero_()
-        return y.sum()
-
-    for fn in (into_a_view, into_a_diagonal):
+    for view in (lambda y: y[:, 0], torch.diagonal):
         with pytest.raises(Unsupported, match=r"aten\.copy_\.default\(.*\) writes into memory that aten\.\w+"):
-            autochunk(fn)(random(4, 6))
+            autochunk(into_a_view)(random(4, 6), view)
     with pytest.raises(Unsupported, match="writes into an input"):
         autochunk(lambda x: x.mul_(2).sum())(random(4, 6).detach())
 

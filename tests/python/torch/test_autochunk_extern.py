@@ -250,3 +250,22 @@ def test_the_library_refuses_it_by_name(fn, named):
     args = [a.float() if a.is_floating_point() else a for a in head_arguments()]
     with pytest.raises(Unsupported, match=named):
         autochunk(fn, executor="native")(*args)
+
+
+def norm(x, mean, variance):
+    return F.batch_norm(x, mean, variance, training=True)
+
+
+@pytest.mark.parametrize(
+    "fn, named",
+    [
+        (lambda x: torch.fft.rfft(x).abs(), r"aten\._fft_r2c\.default\(float64\[4, 6\].*dtype torch\.complex128"),
+        (lambda x: x.as_strided((3,), (2,)), r"aten\.as_strided.*lie in memory"),
+        (lambda x: norm(x, x[0].detach(), x[1].detach()), r"aten\.native_batch_norm.*writes into a tensor"),
+        (lambda x: torch.binomial(x.abs().floor(), x.sigmoid()), r"aten\.binomial.*random numbers"),
+    ],
+    ids=["complex", "strides", "running_statistics", "random"],
+)
+def test_what_cannot_run_as_it_is(fn, named):
+    with pytest.raises(Unsupported, match=named):
+        autochunk(lambda x: fn(x).sum())(random(4, 6))
