@@ -15,7 +15,9 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from logitless._autochunk.externs import SUM, WHOLE, Call, Row, spread_rows
-from logitless._autochunk.lower import Value, Writer
+from logitless._autochunk.lower import Value
+from logitless.jax._autochunk.dtypes import UNSIGNED, held, run_dtypes
+from logitless.jax._autochunk.lax import JaxWriter
 from logitless.jax._autochunk.trace import Equation
 
 # Of the devices of a mesh, whose names are not those of where the program runs.
@@ -26,7 +28,7 @@ _RANDOM = {"random_bits", "threefry2x32", "random_gamma", "rng_bit_generator", "
 _RANDOM |= {"random_wrap", "random_unwrap", "random_fold_in", "random_split"}
 
 
-def why_not(w: Writer, e: Equation) -> str:
+def why_not(w: JaxWriter, e: Equation) -> str:
     """Why a primitive cannot run as JAX has it; "" where it can."""
     if e.own is None:
         return "it is part of another"
@@ -35,8 +37,14 @@ def why_not(w: Writer, e: Equation) -> str:
     named = [p for p in _primitives(e) if p in _COLLECTIVE]
     if named:
         return f"{named[0]} is of devices" if named[0] != e.primitive else "it is of devices"
+    if w.axes and any(_inner(v) for v in e.params.values()):
+        return "within a shard_map it would have to be traced again, where its values vary over devices"
     if e.effects:
         return f"it has effects, {', '.join(str(effect) for effect in e.effects)}"
+    dtypes = (held(ref.dtype, e.primitive) for ref in (*e.inputs, *e.outputs))
+    unknown = next((dtype for dtype in dtypes if w.dtypes.name(dtype) is None), None)
+    if unknown is not None:
+        return f"dtype {unknown} has no form in a tensor program; expected one of {w.dtypes.listed()}"
     return "" if w.takes_calls else "the library has no code for it; executor='python' takes it"
 
 
@@ -86,7 +94,8 @@ def _call(e: Equation, number: int) -> tuple[Call, Callable | None]:
     """The call, and what its name stands for where the parameters are no Python."""
     count = len(e.outputs) if e.own.multiple_results else None
     written = {name: _written(value) for name, value in e.params.items()}
-    if None not in written.values() and getattr(lax, f"{e.primitive}_p", None) is e.own:
+    plain = UNSIGNED not in {ref.dtype for ref in (*e.inputs, *e.outputs)}
+    if plain and None not in written.values() and getattr(lax, f"{e.primitive}_p", None) is e.own:
         options = "".join(f", {name}={text}" for name, text in written.items())
         bound, key = None, f"{e.primitive}{options}"
 
@@ -94,8 +103,9 @@ def _call(e: Equation, number: int) -> tuple[Call, Callable | None]:
             return f"lax.{e.primitive}_p.bind({', '.join(texts)}{options})"
 
     else:
-        bound = functools.partial(e.own.bind, **e.params)
-        key = f"{e.primitive} {[(name, text or id(e.params[name])) for name, text in written.items()]}"
+        bound = functools.partial(e.own.bind, **e.params) if plain else _counted(e)
+        dtypes = [str(ref.dtype) for ref in e.inputs]
+        key = f"{e.primitive} {dtypes} {[(name, text or id(e.params[name])) for name, text in written.items()]}"
         name = f"{e.primitive}_{number}"
 
         def emit(texts, read):
@@ -104,17 +114,30 @@ def _call(e: Equation, number: int) -> tuple[Call, Callable | None]:
     return Call(e.primitive, key, emit, count), bound
 
 
-def run_as_it_is(w: Writer, e: Equation, operands: Sequence[Value], live: set) -> tuple[Value | None, ...]:
+def _counted(e: Equation) -> Callable:
+    """The primitive of unsigned numbers, which a program holds as signed ones."""
+
+    def run(*arrays):
+        given = (x.astype(ref.dtype) for x, ref in zip(arrays, e.inputs))
+        made = e.own.bind(*given, **e.params)
+        held_dtypes = run_dtypes()
+        parts = made if e.own.multiple_results else [made]
+        parts = [x.astype(held_dtypes.i64) if x.dtype == UNSIGNED else x for x in parts]
+        return parts if e.own.multiple_results else parts[0]
+
+    return run
+
+
+def run_as_it_is(w: JaxWriter, e: Equation, operands: Sequence[Value], live: set) -> tuple[Value | None, ...]:
     """The results of a primitive that JAX runs, those that something reads."""
-    for ref in (*e.inputs, *e.outputs):
-        w.type(ref.dtype, ref.shape)
     call, bound = _call(e, len(w.calls))
     if bound is not None and call.key not in w.calls:
         w.bound[f"{e.primitive}_{len(w.calls)}"] = bound
     made: list[Value | None] = []
     for k, ref in enumerate(e.outputs):
         along = _along(e, [v.shape for v in operands], ref.shape)
-        made.append(w.extern(call, operands, ref.dtype, ref.shape, k, along) if ref in live else None)
+        dtype = held(ref.dtype, e.primitive)
+        made.append(w.extern(call, operands, dtype, ref.shape, k, along) if ref in live else None)
     return tuple(made)
 
 

@@ -157,7 +157,7 @@ class Call:
         self.outputs = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in traced.program.outputs]
         self.plans: dict[tuple[bool, ...], Plan | Unchunked] = {}
         self.of_outputs = self._results(traced.program)
-        to_text(traced.program, self._names(traced.program), self.of_outputs)  # refuses what has no form
+        to_text(traced.program, self._names(traced.program), self.of_outputs, axes=axes)  # refuses what has no form
         self.function = lambda *arrays: [jnp.asarray(o) for o in jax.tree.leaves(function(*arrays)) if is_array(o)]
 
         @jax.custom_vjp
@@ -207,7 +207,7 @@ class Call:
 
     def _compiled(self, program: Program, results: list, name: str, ones=()) -> Run:
         names = self._names(program)
-        text = to_text(program, names, results, ones, name, self.limits.native)
+        text = to_text(program, names, results, ones, name, self.limits.native, self.axes)
         of_name = {own: jax.ShapeDtypeStruct(ref.shape, ref.dtype) for ref, own in names.items()}
         inputs = [of_name[p] for p in text.parameters]
         captured = {names[ref]: array for ref, array in program.captured.items() if names[ref] in text.parameters}

@@ -38,6 +38,7 @@ class JaxWriter(Writer):
 
     def __init__(self):
         super().__init__(DTYPES)
+        self.axes: frozenset[str] = frozenset()  # of a shard_map, that values vary over
         self.bound: dict[str, Callable] = {}  # what names in the texts of calls stand for
         self.counts: dict[str, int] = {}  # of values whose elements are their index along a dimension: which
         self.bits: dict[str, tuple[str, Value]] = {}  # random bits: how far on, the number
@@ -321,8 +322,10 @@ def _reshaped(w, x, shape):
 
 @handles("reshape", "squeeze", "expand_dims")
 def _reshape(w, e, x, *sizes):
-    if sizes or e.params.get("dimensions") not in (None, ()) and e.primitive == "reshape":
-        raise w.refuse("a reshape in another order has no form in a tensor program")
+    if sizes:
+        raise w.refuse("sizes that depend on values have no form in a tensor program")
+    if e.primitive == "reshape" and e.params.get("dimensions"):  # the order in which it is read
+        x = w.transpose(x, [int(d) for d in e.params["dimensions"]])
     return _reshaped(w, x, e.out.shape)
 
 

@@ -34,10 +34,12 @@ def to_text(
     ones: Sequence[Ref] = (),
     name: str = "main",
     native: bool = False,
+    axes: frozenset[str] = frozenset(),
 ) -> Text:
     """names: of inputs and captured arrays. results: the outputs that are wanted. ones: inputs that are 1, as scalar
-    tangents. native: for the library to run."""
+    tangents. native: for the library to run. axes: of a shard_map, that values vary over."""
     w = NativeWriter() if native else JaxWriter()
+    w.axes = axes
     w.taken.update(names.values())
     equations, live = program.live([ref for _, ref in results])
     equations = _without_transposes(equations, [ref for _, ref in results])
@@ -86,7 +88,7 @@ def _handled(w: JaxWriter, e: Equation, value: Callable) -> tuple[Value, ...]:
         raise Unsupported(f"autochunk: {w.prefix}{e} has no form in a tensor program")
     for ref in e.inputs:
         w.type(held(ref.dtype, e.primitive), ref.shape)
-    for ref in e.outputs:
+    for ref in e.outputs:  # as they are held
         w.type(ref.dtype, ref.shape)
     made = handler(w, e, *(value(x, e.primitive) for x in e.inputs))
     return made if isinstance(made, tuple) else (made,)
@@ -96,11 +98,8 @@ def _as_it_is(w: JaxWriter, e: Equation, value: Callable, live: set, error: Unsu
     """The equation as JAX has it, or the error with the reason why it cannot be so."""
     why = why_not(w, e)
     if why:
-        raise Unsupported(f"{error}; {why}") from error
-    try:
-        return run_as_it_is(w, e, [value(x) for x in e.inputs], live)
-    except Unsupported:
-        raise error from None
+        raise Unsupported(str(error) if why in str(error) else f"{error}; {why}") from error
+    return run_as_it_is(w, e, [value(x, e.primitive) for x in e.inputs], live)
 
 
 def _without_transposes(equations: Sequence[Equation], results) -> list[Equation]:

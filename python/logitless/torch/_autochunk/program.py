@@ -188,7 +188,7 @@ def _as_it_is(w: Writer, node, out, arguments, options, live: set, error: Unsupp
     """The operation as a call of PyTorch, or the error with the reason why it cannot be one."""
     why = why_not(w, node.target, arguments, options, out)
     if why:
-        raise Unsupported(f"{error}; {why}") from error
+        raise Unsupported(str(error) if why in str(error) else f"{error}; {why}") from error
     read = {user.args[1] for user in node.users if user in live and _name(user) == "getitem"}
     return run_as_it_is(w, node.target, out, arguments, options, sorted(read))
 
