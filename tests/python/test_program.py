@@ -86,3 +86,13 @@ def test_enqueued_on_memory_of_the_caller():
         prepared.enqueue(inputs, outputs, arena, program.arena_bytes, 64)
     with pytest.raises(ValueError, match="options.compute_capability: expected 0 of the CPU"):
         Program(HEAD, sizes={"N": 30, "V": 500}, compute_capability=90)
+
+
+def test_what_the_caller_runs():
+    text = "graph main(%x: f32[4]) {\n  %y = extern %x call(3) result(1) along(0, 0) : f32[4]\n  return y: %y\n}\n"
+    with pytest.raises(NotImplementedError, match=r"y \(extern\) f32\[4\] is an operation that the caller runs; expected the option externs"):
+        Program(text)
+    program = Program(text, externs=True)
+    assert "extern %x call(3) result(1) along(0, 0) : f32[4]" in program.text
+    with pytest.raises(NotImplementedError, match="can be read, and not be run here"):
+        program.run(np.ones(4, np.float32))

@@ -219,6 +219,8 @@ def test_the_report_is_true():
     cases = [
         (head_of(HIDDEN["cumprod"]), [a.float() if a.is_floating_point() else a for a in head_arguments()], 40_000),
         (lambda *given: picture(*given, padding=1), f32, 800_000),
+        (lambda *given: picture(*given, padding=1), f32, None),
+        (lambda *given: picture(*given, padding=1), pictures(), None),
         (ctc, [hidden.float(), weight.float(), *rest], 60_000),
     ]
     for fn, args, budget in cases:
@@ -250,6 +252,17 @@ def test_the_library_refuses_it_by_name(fn, named):
     args = [a.float() if a.is_floating_point() else a for a in head_arguments()]
     with pytest.raises(Unsupported, match=named):
         autochunk(fn, executor="native")(*args)
+
+
+def test_an_operation_whose_shapes_are_not_known():
+    with torch.library._scoped_library("logitless_test", "FRAGMENT") as library:
+        library.define("turned(Tensor x) -> Tensor")
+        library.impl("turned", lambda x: x.flip(0), "CPU")
+        with pytest.raises(Unsupported, match=r"logitless_test\.turned\.default has no fake kernel"):
+            autochunk(lambda x: torch.ops.logitless_test.turned(x).sum())(random(4, 6))
+        library.impl("turned", torch.empty_like, "Meta")
+        with pytest.raises(Unsupported, match=r"logitless_test\.turned\.default\(.*expected an ATen operation"):
+            autochunk(lambda x: torch.ops.logitless_test.turned(x).sum())(random(4, 6))
 
 
 def norm(x, mean, variance):

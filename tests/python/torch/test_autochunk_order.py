@@ -204,6 +204,18 @@ def checkpointed(x):
     return torch.utils.checkpoint.checkpoint(lambda x: F.dropout(x.exp()).sin(), x, use_reentrant=False).sum()
 
 
+def test_maxima_of_bools():
+    def fn(x):
+        mask = x > 0.5
+        top, place = mask.max(1)
+        least = mask.min(0).values
+        return top, place, least, mask.amax(0), mask.amin((0, 1)), mask.to(torch.int32).argmax(1)
+
+    x = random(5, 4)
+    for found, wanted in zip(autochunk(fn)(x), fn(x), strict=True):
+        assert found.dtype == wanted.dtype and torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize(
     "fn, why",
     [

@@ -28,11 +28,64 @@ _META = {
 }
 
 
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _in_order(x: torch.Tensor, weight: torch.Tensor, *others: torch.Tensor) -> int:
+    """Bytes of the copies that a convolution makes of what is not in its order: channels last where an operand is so."""
+    order = torch.channels_last if _channels_last(x, weight) else torch.contiguous_format
+    return sum(_bytes(t) for t in (x, weight, *others) if not t.is_contiguous(memory_format=order))
+
+
+def _channels_last(*tensors: torch.Tensor) -> bool:
+    """Whether a convolution keeps this order, as it does where one of its operands has it."""
+    return any(
+        t.dim() == 4 and not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last) for t in tensors
+    )
+
+
+def _blocked(dtype: torch.dtype) -> bool:
+    """Whether the CPU has kernels for a dtype that want operands in an order of their own."""
+    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+        return False
+    if dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.ops.mkldnn._is_mkldnn_fp16_supported() if dtype == torch.float16 else dtype == torch.float32
+
+
+def _convolving(cpu: bool, x: torch.Tensor, weight: torch.Tensor, made: torch.Tensor, groups: int) -> int:
+    """Beside the operands and the result. made: that, or its gradient."""
+    if not cpu:
+        return _in_order(x, weight)
+    if _blocked(x.dtype) and x.shape[0] > 1:
+        return 0 if _channels_last(x, weight) else _bytes(x) + _bytes(weight) + _bytes(made)
+    if x.shape[0] * weight.shape[0] == 0:
+        return 0
+    patch = groups * weight[0].numel()  # that a column holds, of all channels
+    return x.shape[0] * patch * made[0, 0].numel() * x.element_size()
+
+
+# Bytes that operations hold meanwhile: whether on a CPU, result, arguments.
+_HELD = {
+    # the exponentials and the maxima
+    torch.ops.aten.logsumexp.default: lambda cpu, made, x, *rest: _bytes(x) + _bytes(made),
+    # as many betas as alphas
+    torch.ops.aten._ctc_loss_backward.Tensor: lambda cpu, made, *args: _bytes(args[6]),
+    torch.ops.aten.convolution.default: lambda cpu, made, x, weight, *rest: _convolving(cpu, x, weight, made, rest[-1]),
+    torch.ops.aten.convolution_backward.default: (
+        lambda cpu, made, grad, x, weight, *rest: _convolving(cpu, x, weight, grad, rest[-2])
+    ),
+}
+
+
 class Recorder(TorchDispatchMode):
     """Records when memory of tensors is taken and given back, from the operations that run inside."""
 
-    def __init__(self, known: Sequence[torch.Tensor] = ()):
+    def __init__(self, known: Sequence[torch.Tensor] = (), device: str = "cpu"):
+        """device: the kind that what runs inside is for."""
         super().__init__()
+        self._cpu = device == "cpu"
         self.events: list[tuple[int, int]] = []  # (number of an allocation, bytes; negative when given back)
         self.largest = 0  # bytes of one allocation
         self._known = {self._key(t) for t in known}
@@ -50,8 +103,8 @@ class Recorder(TorchDispatchMode):
         for tensor in pytree.tree_leaves(made):
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor)
-        if func is torch.ops.aten.logsumexp.default:  # it holds the exponentials and the maxima meanwhile
-            self._temporary((args[0].numel() + made.numel()) * made.element_size())
+        if func in _HELD:
+            self._temporary(_HELD[func](self._cpu, made, *args))
         return made
 
     def _temporary(self, size: int) -> None:
@@ -102,6 +155,6 @@ def peak_bytes(source: str, name: str, inputs: Sequence[torch.Tensor]) -> int:
     """Bytes that a generated function takes beyond its inputs and results."""
     function = load(source, name, {"range": _two_rounds})
     given = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in inputs]
-    with torch.no_grad(), OneAttention(), Recorder(given) as recorder:
+    with torch.no_grad(), OneAttention(), Recorder(given, inputs[0].device.type) as recorder:
         results = function(*given)
     return recorder.peak(results)

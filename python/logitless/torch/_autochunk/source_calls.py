@@ -3,6 +3,8 @@ in a tensor program."""
 
 from __future__ import annotations
 
+import torch
+
 from logitless._autochunk.options import Unsupported
 from logitless._autochunk.parse import Node, Type
 from logitless._autochunk.source import BaseScope

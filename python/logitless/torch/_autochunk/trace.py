@@ -121,6 +121,11 @@ def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> t
     except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException) as error:
         op = getattr(error, "func", None) or (error.args[0] if error.args else "an operation")
         at = _at(places)
+        if isinstance(error, UnsupportedOperatorException):
+            raise Unsupported(
+                f"autochunk: {at}{op} has no fake kernel, which tells the shapes of its results; expected one "
+                "(torch.library.register_fake)"
+            ) from error
         instead = next((f"; {text}" for name, text in _INSTEAD.items() if str(op).startswith(f"aten.{name}")), "")
         raise Unsupported(
             f"autochunk: {at}{op} needs the values of a tensor (a shape or a branch depends on them); only shapes are "
