@@ -9,7 +9,8 @@ from logitless._autochunk.lower import Value, Writer
 
 @dataclass(frozen=True)
 class Patches:
-    """Images [N, C, size...] as the patches of a kernel [O, C, kernel...] that steps by its own size, or is as large."""
+    """Images [N, C, size...] as the patches of a kernel [O, C, kernel...] that steps by its own size, or is as large as
+    they are."""
 
     channels: int
     sizes: tuple[int, ...]

@@ -1,5 +1,5 @@
-"""Primitives that have no form in a tensor program: bound again with their parameters, whole or along dimensions of which
-each part is computed by itself."""
+"""Primitives that have no form in a tensor program: bound again with their parameters, whole or along dimensions of
+which each part is computed by itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr
