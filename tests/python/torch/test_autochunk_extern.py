@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from losses_battery.step import outputs_and_gradients, peak_of, plan_peaks
+from test_autochunk import DEVICE
 
 from logitless.torch import autochunk
 from logitless.torch._autochunk import Unsupported
@@ -14,11 +15,11 @@ ROWS, DIM, WORDS = 96, 8, 512
 
 
 def random(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, dtype=dtype, device="cpu", generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def whole(below, *shape, seed=0):
-    return torch.randint(0, below, shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(0, below, shape, device="cpu", generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def check_same(fn, args, budget, tolerance=1e-10):
@@ -212,6 +213,7 @@ def test_grouped_products_of_experts():
     assert "torch.ops.aten._grouped_mm.default(" in chunked.source()
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="allocations of the CPU")
 def test_the_report_is_true():
     """Within 10 % of what PyTorch's allocator gives out."""
     f32 = [a.float() if a.is_floating_point() else a for a in pictures(size=16)]
@@ -257,7 +259,7 @@ def test_the_library_refuses_it_by_name(fn, named):
 def test_an_operation_whose_shapes_are_not_known():
     with torch.library._scoped_library("logitless_test", "FRAGMENT") as library:
         library.define("turned(Tensor x) -> Tensor")
-        library.impl("turned", lambda x: x.flip(0), "CPU")
+        library.impl("turned", lambda x: x.flip(0), DEVICE.upper())
         with pytest.raises(Unsupported, match=r"logitless_test\.turned\.default has no fake kernel"):
             autochunk(lambda x: torch.ops.logitless_test.turned(x).sum())(random(4, 6))
         library.impl("turned", torch.empty_like, "Meta")
