@@ -166,6 +166,9 @@ void add_scaled(const float* x, float factor, float* y, std::int64_t n);
 // y[i] += x[i];  y[i] = max(y[i], x[i])
 void add_to(const float* x, float* y, std::int64_t n);
 void max_to(const float* x, float* y, std::int64_t n);
+// Sums of exponentials, each of numbers less top[i], the greatest of them: x[i] joins them. Starts
+// with top = -inf and sum = 0. An infinity is as far from itself as any number; a NaN stays in sum.
+void add_exponentials(const float* x, float* top, float* sum, std::int64_t n);
 
 namespace cpu {
 // gemm of bf16 by the emulated AMX tiles, and its scratch: what tests can see of that path

@@ -1,5 +1,6 @@
 // Elementwise operations become loops of Pointwise.
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -103,10 +104,32 @@ namespace {
 
 constexpr std::int64_t kExactInFloat = std::int64_t{1} << 24;
 
+// Whether a register is 0 or 1.
+bool is_truth(const Pointwise& loop, int reg) {
+  const int leaves = static_cast<int>(loop.leaves.size());
+  if (reg < leaves) {
+    const Pointwise::Leaf& leaf = loop.leaves[static_cast<std::size_t>(reg)];
+    return leaf.kind == Pointwise::Leaf::Kind::memory && leaf.view.dtype == DType::i8;
+  }
+  const Pointwise::Step& s = loop.steps[static_cast<std::size_t>(reg - leaves)];
+  if (s.kind == Pointwise::Step::Kind::round) return is_truth(loop, s.a);
+  constexpr Function kTruths[] = {
+      Function::eq, Function::ne,          Function::lt,         Function::le,         Function::gt,
+      Function::ge, Function::logical_and, Function::logical_or, Function::logical_not};
+  return std::find(std::begin(kTruths), std::end(kTruths), s.function) != std::end(kTruths);
+}
+
+// Whether it is exact in f32: a truth, and how many of them are true.
+bool is_small(const Pointwise& loop) {
+  std::int64_t elements = 1;
+  for (const std::int64_t size : loop.shape) elements *= size;
+  return (!loop.reduction || elements <= kExactInFloat) && is_truth(loop, loop.store.source);
+}
+
 // Whether registers must be f64.
 bool is_wide(const Pointwise& loop) {
   const DType stored = loop.store.view.dtype;
-  bool wide = stored == DType::f64 || is_index(stored);
+  bool wide = stored == DType::f64 || (is_index(stored) && !is_small(loop));
   for (const Pointwise::Leaf& leaf : loop.leaves) {
     if (leaf.kind == Pointwise::Leaf::Kind::iota)
       wide = wide || loop.shape[static_cast<std::size_t>(leaf.dim)] > kExactInFloat;

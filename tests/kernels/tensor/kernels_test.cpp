@@ -229,6 +229,28 @@ TEST(TensorVector, EveryFunctionOverManyMagnitudes) {
   }
 }
 
+TEST(TensorVector, SumsOfExponentialsTakeOneMoreEach) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const float rows[][7] = {{1, -2, -kInfinity, -kInfinity, kInfinity, 3, 80},
+                           {2, -300, -kInfinity, 5, 0, NAN, -80},
+                           {-1, 4, -kInfinity, -kInfinity, -kInfinity, 1, 81}};
+  float top[7], sum[7] = {};
+  std::fill_n(top, 7, -kInfinity);
+  for (const auto& row : rows) add_exponentials(row, top, sum, 7);
+  for (int i = 0; i < 7; ++i) {
+    double expected = 0.0;
+    for (const auto& row : rows) expected += std::exp(static_cast<double>(row[i]));
+    const double found = std::log(static_cast<double>(sum[i])) + static_cast<double>(top[i]);
+    if (i == 5) {
+      EXPECT_TRUE(std::isnan(found));
+    } else if (std::isinf(expected) || expected == 0.0) {
+      EXPECT_EQ(found, std::log(expected)) << i;
+    } else {
+      EXPECT_NEAR(found, std::log(expected), 2e-6) << i;
+    }
+  }
+}
+
 TEST(TensorVector, NearZeroTheFunctionIsItsArgument) {
   for (const VectorOp op : {VectorOp::expm1, VectorOp::log1p, VectorOp::tanh}) {
     const float x = 1e-12f;

@@ -169,17 +169,23 @@ void run_pick(const Pick& p, const Frame& frame, int threads) {
                      step = p.x.strides[static_cast<std::size_t>(p.axis)];
   constexpr std::int64_t kRows = 1024;
   parallel_for(threads, (count + kRows - 1) / kRows, [&](std::int64_t task, int) {
-    for (std::int64_t i = task * kRows; i < std::min(count, (task + 1) * kRows); ++i) {
-      const auto [at_index, at_out] =
-          offsets<2>(p.out.shape, i, {&p.index.strides, &p.out.strides});
-      std::int64_t at_x = 0, rest = i;
-      for (std::size_t d = p.out.shape.size(); d-- > 0;) {
-        at_x += rest % p.out.shape[d] * rows.values[d];
-        rest /= p.out.shape[d];
+    const std::int64_t first = task * kRows, end = std::min(count, first + kRows);
+    std::array<std::int64_t, 12> place{};
+    std::int64_t rest = first;
+    for (std::size_t d = p.out.shape.size(); d-- > 0; rest /= p.out.shape[d])
+      place[d] = rest % p.out.shape[d];
+    for (std::int64_t i = first; i < end; ++i) {
+      std::int64_t at_x = 0, at_index = 0, at_out = 0;
+      for (std::size_t d = 0; d < p.out.shape.size(); ++d) {
+        at_x += place[d] * rows.values[d];
+        at_index += place[d] * p.index.strides[d];
+        at_out += place[d] * p.out.strides[d];
       }
       const std::int64_t k = load_index(index, p.index.dtype, at_index);
       const bool inside = k >= 0 && k < size;
       copy_element(p.x.dtype, out, at_out, inside ? x : nullptr, at_x + (inside ? k * step : 0));
+      for (std::size_t d = p.out.shape.size(); d-- > 0 && ++place[d] == p.out.shape[d];)
+        place[d] = 0;
     }
   });
 }

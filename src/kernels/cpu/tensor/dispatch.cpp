@@ -149,6 +149,7 @@ HWY_EXPORT(RowMax);
 HWY_EXPORT(RowLse);
 HWY_EXPORT(AddTo);
 HWY_EXPORT(MaxTo);
+HWY_EXPORT(AddExponentials);
 HWY_EXPORT(AttentionScratchBytes);
 HWY_EXPORT(AttentionForward);
 HWY_EXPORT(AttentionBackward);
@@ -327,6 +328,9 @@ void add_scaled_of(const float* x, float factor, float* y, std::int64_t n) {
 }
 void add_to_of(const float* x, float* y, std::int64_t n) { LOGITLESS_DISPATCH(AddTo)(x, y, n); }
 void max_to_of(const float* x, float* y, std::int64_t n) { LOGITLESS_DISPATCH(MaxTo)(x, y, n); }
+void add_exponentials_of(const float* x, float* top, float* sum, std::int64_t n) {
+  LOGITLESS_DISPATCH(AddExponentials)(x, top, sum, n);
+}
 std::size_t attention_scratch_of(const AttentionShape& shape, bool backward) {
   return LOGITLESS_DISPATCH(AttentionScratchBytes)(shape, backward);
 }
@@ -369,6 +373,9 @@ void add_scaled(const float* x, float factor, float* y, std::int64_t n) {
 }
 void add_to(const float* x, float* y, std::int64_t n) { cpu::add_to_of(x, y, n); }
 void max_to(const float* x, float* y, std::int64_t n) { cpu::max_to_of(x, y, n); }
+void add_exponentials(const float* x, float* top, float* sum, std::int64_t n) {
+  cpu::add_exponentials_of(x, top, sum, n);
+}
 std::size_t attention_scratch_bytes(const AttentionShape& shape, bool backward) {
   return cpu::attention_scratch_of(shape, backward);
 }

@@ -252,7 +252,7 @@ HWY_INLINE V MinNan(V a, V b) {
   return hn::IfThenElse(hn::IsNaN(a), a, hn::IfThenElse(hn::IsNaN(b), b, hn::Min(a, b)));
 }
 
-// f on vectors; the last ones, short of a vector, by way of copies filled up with 1.
+// f on vectors; the last ones, short of a vector, by a mask, or by way of copies filled up with 1.
 template <int kInputs, class F>
 HWY_INLINE void Map(const float* a, const float* b, const float* c, float* out, std::int64_t n,
                     const F& f) {
@@ -266,6 +266,7 @@ HWY_INLINE void Map(const float* a, const float* b, const float* c, float* out, 
   std::int64_t i = 0;
   for (; i + lanes <= n; i += lanes) hn::StoreU(apply(a + i, b + i, c + i), d, out + i);
   if (i == n) return;
+#if HWY_MEM_OPS_MIGHT_FAULT
   HWY_ALIGN float part[3][kMaxLanes];
   std::fill(&part[0][0], &part[0][0] + 3 * kMaxLanes, 1.0f);
   std::copy(a + i, a + n, part[0]);
@@ -273,6 +274,15 @@ HWY_INLINE void Map(const float* a, const float* b, const float* c, float* out, 
   if constexpr (kInputs > 2) std::copy(c + i, c + n, part[2]);
   hn::StoreU(apply(part[0], part[1], part[2]), d, part[0]);
   std::copy(part[0], part[0] + (n - i), out + i);
+#else
+  const auto rest = hn::FirstN(d, static_cast<std::size_t>(n - i));
+  const auto load = [&](const float* x) HWY_ATTR { return hn::MaskedLoad(rest, d, x + i); };
+  V made;
+  if constexpr (kInputs == 1) made = f(load(a));
+  if constexpr (kInputs == 2) made = f(load(a), load(b));
+  if constexpr (kInputs == 3) made = f(load(a), load(b), load(c));
+  hn::BlendedStore(made, rest, d, out + i);
+#endif
 }
 
 #define LOGITLESS_UNARY(Name, expression)                                                     \
@@ -472,6 +482,18 @@ inline LseState RowLse(const float* x, std::int64_t n) {
 
 inline void AddTo(const float* x, float* y, std::int64_t n) { AddVector(x, y, nullptr, y, n); }
 inline void MaxTo(const float* x, float* y, std::int64_t n) { MaxVector(x, y, nullptr, y, n); }
+inline void AddExponentials(const float* x, float* top, float* sum, std::int64_t n) {
+  const D d;
+  const V one = hn::Set(d, 1.0f);
+  const auto next = [&](V t, V v) HWY_ATTR { return hn::IfThenElse(hn::Gt(v, t), v, t); };
+  Map<3>(x, top, sum, sum, n, [&](V v, V t, V s) HWY_ATTR {
+    const V most = next(t, v);  // a NaN is not taken
+    const V a = hn::IfThenElse(hn::Eq(t, most), one, Exp(hn::Sub(t, most)));
+    const V b = hn::IfThenElse(hn::Eq(v, most), one, Exp(hn::Sub(v, most)));
+    return hn::MulAdd(s, a, b);
+  });
+  Map<2>(x, top, nullptr, top, n, [&](V v, V t) HWY_ATTR { return next(t, v); });
+}
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace logitless::cpu::HWY_NAMESPACE

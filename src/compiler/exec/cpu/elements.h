@@ -1,0 +1,73 @@
+// Rows of numbers from memory to the registers of a loop and back, whatever their dtypes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/check.h"
+#include "core/half.h"
+#include "logitless/dtype.h"
+
+namespace logitless::ir {
+
+// f(element) of an element's type, with how it becomes a number and a number it. 16-bit floats are
+// their bits.
+template <typename F>
+void with_element(DType dtype, F&& f) {
+  const auto number = [&]<typename T>(T) {
+    f(
+        T{}, [](T x) { return x; }, [](auto x) { return static_cast<T>(x); });
+  };
+  switch (dtype) {
+    case DType::f32:
+      return number(float{});
+    case DType::f64:
+      return number(double{});
+    case DType::i8:
+      return number(std::int8_t{});
+    case DType::i32:
+      return number(std::int32_t{});
+    case DType::i64:
+      return number(std::int64_t{});
+    case DType::bf16:
+      return f(std::uint16_t{}, bf16_to_float,
+               [](auto x) { return float_to_bf16(static_cast<float>(x)); });
+    case DType::f16:
+      return f(std::uint16_t{}, f16_to_float,
+               [](auto x) { return float_to_f16(static_cast<float>(x)); });
+  }
+  throw InternalError("elements of no dtype");
+}
+
+// n elements, `stride` of them apart.
+template <typename R>
+void load_numbers(DType dtype, const std::byte* at, std::int64_t stride, R* to, std::int64_t n) {
+  with_element(dtype, [&]<typename T>(T, auto number, auto) {
+    const auto* from = reinterpret_cast<const T*>(at);
+    if (stride == 1) {  // a loop of its own, which compilers make vectors of
+      for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<R>(number(from[i]));
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<R>(number(from[i * stride]));
+    }
+  });
+}
+
+// The same back; accumulate: added, in double.
+template <typename R>
+void store_numbers(DType dtype, std::byte* at, std::int64_t stride, const R* from, std::int64_t n,
+                   bool accumulate) {
+  with_element(dtype, [&]<typename T>(T, auto number, auto element) {
+    auto* to = reinterpret_cast<T*>(at);
+    if (accumulate) {
+      for (std::int64_t i = 0; i < n; ++i)
+        to[i * stride] =
+            element(static_cast<double>(number(to[i * stride])) + static_cast<double>(from[i]));
+    } else if (stride == 1) {
+      for (std::int64_t i = 0; i < n; ++i) to[i] = element(from[i]);
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) to[i * stride] = element(from[i]);
+    }
+  });
+}
+
+}  // namespace logitless::ir
