@@ -1,5 +1,5 @@
-"""Programs in the form in which the compiler finds heads for its engine: one softmax of the logits, whose gradient is
-a sum of a one-hot value and of one multiple of the softmax. For programs that the library runs."""
+"""Programs with one softmax of the logits, whose gradient is a sum of a one-hot value and of one multiple of the softmax:
+the form in which the compiler finds heads for its engine, and the one of the fewest passes over the logits."""
 
 from __future__ import annotations
 

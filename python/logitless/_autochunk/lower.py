@@ -74,6 +74,7 @@ class Writer:
         self.place = ""  # the line of the user's code that it comes from, if that is known
         self.places: dict[str, str] = {}  # the same of each value
         self.hint = ""
+        self.native = False  # the library runs it
         self.device = "cpu"  # where it runs, by the framework's name
 
     def refuse(self, why: str) -> Unsupported:

@@ -18,6 +18,7 @@ from logitless._compiler import Program
 Emit = Callable[[Program], tuple[str, int]]
 
 _ATTEMPTS = 4  # smaller budgets tried, until the Python function meets the one asked for
+_MANY = 128  # rounds of a loop, whose operations then take longer to call than to run
 
 
 @dataclass
@@ -163,6 +164,10 @@ def compile_text(
             else:
                 too_large = middle
         # Where the compiler's choice does not do: as many chunks for every loop.
+        if function is None and after <= limits.budget and _rounds(_chosen(tried, limits.budget)) >= _MANY:
+            chunks = 8
+            while chunks < _MANY and attempt(limits.budget // 4, chunks) > limits.budget:
+                chunks *= 2
         chunks, last = 2, math.inf
         while after > limits.budget and after < 0.98 * last:
             last = after if chunks > 2 else math.inf
@@ -177,6 +182,9 @@ def compile_text(
     refusals = report["not_chunked"] or last_report["not_chunked"]
     if not refusals and 0 < limits.budget < chosen.bytes:
         refusals = ["what remains is outside of loops: the compiler's plan is of fewer values than what runs"]
+    elif 0 < limits.budget < chosen.bytes:
+        least = f"{format_bytes(chosen.bytes)} is the least that was found, for which a budget of {chosen.bytes} would do"
+        refusals = [*refusals[:-1], f"{refusals[-1]}; {least}"]
     runs = load(chosen.source, name, space) if function is None else function(chosen.request)
     compiled = Compiled(
         name, chosen.source, parameters, runs, before, chosen.bytes, report["regions"], refusals,
@@ -188,6 +196,11 @@ def compile_text(
     return compiled
 
 
+def _rounds(made: Tried) -> int:
+    """Of the longest loop."""
+    return max((-(-r["extent"] // r["chunk"]) for r in made.program.report["regions"]), default=1)
+
+
 def _frugal(plans: list[dict], slack: float) -> int:
     """Bytes of the smallest plan whose time is within the slack of the fastest, and which computes nothing twice."""
     once = [p for p in plans if p["extra_work"] < 1e-3]
@@ -196,11 +209,11 @@ def _frugal(plans: list[dict], slack: float) -> int:
 
 
 def _chosen(tried: list[Tried], budget: int) -> Tried:
-    """The least memory; with a budget the most that meets it, which has the fewest chunks. A budget that is not met is
-    no reason for loops, or for many more chunks, that save next to nothing."""
+    """The least memory; with a budget the most that meets it, which has the fewest chunks, but for loops of very many
+    rounds. A budget that is not met is no reason for loops, or for many more chunks, that save next to nothing."""
     least = min(t.bytes for t in tried)
     enough = least if budget == 0 else budget if least <= budget else 1.1 * least
-    return max((t for t in tried if t.bytes <= enough), key=lambda t: t.bytes)
+    return max((t for t in tried if t.bytes <= enough), key=lambda t: (_rounds(t) < _MANY, t.bytes))
 
 
 def _check_strict(made: Compiled, limits: Limits) -> None:

@@ -180,7 +180,7 @@ def test_float64_and_no_value_of_the_size_of_the_logits(fn):
     with Largest() as largest:
         outputs = chunked(*args)
         outputs.sum().backward()
-    assert largest.numbers < numbers / 2, text
+    assert largest.numbers <= numbers / 2, text
 
 
 @pytest.mark.parametrize("fn", [cross_entropy, z_loss, dpo, distillation, mlp], ids=lambda f: f.__name__)

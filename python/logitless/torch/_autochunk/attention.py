@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from logitless._autochunk.attention import LARGEST_DIM, Attention
-from logitless._autochunk.heads import HeadWriter
 from logitless._autochunk.lower import broadcast_shapes
 from logitless.torch._autochunk.aten import handles
 from logitless.torch._autochunk.dtypes import DTYPES
@@ -151,9 +150,9 @@ def _aligned(q, k, v, scale: float) -> torch.Tensor:
 
 def _has_kernel(w, q, bias) -> bool:
     """Of what plans and of what runs: the library takes no f64, its kernels of GPUs no bias, and no long rows."""
-    if q.dtype == torch.float64 or (bias is not None and isinstance(w, HeadWriter) and w.device != "cpu"):
+    if q.dtype == torch.float64 or (bias is not None and w.native and w.device != "cpu"):
         return False
-    if isinstance(w, HeadWriter) or w.device == "cpu":
+    if w.native or w.device == "cpu":
         return w.device == "cpu" or q.shape[3] <= LARGEST_DIM
     return q.shape[3] <= LARGEST_DIM and q.shape[3] % 8 == 0  # PyTorch's, which are efficient for these alone
 

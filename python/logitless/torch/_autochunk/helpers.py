@@ -23,6 +23,13 @@ def _random(key0, key1, counter):
         made.view(-1)[begin:begin + block] = x.bitwise_xor_(y).bitwise_right_shift_(9).bitwise_and_(0x7FFFFF)
     return made.mul_(2.0**-23)
 ''',
+    "_softmax_": '''
+def _softmax_(x, dim):
+    """x becomes its softmax. Returns the log-sum-exp that it had."""
+    top = x.amax(dim)
+    torch.softmax(x, dim, out=x)
+    return torch.where(top.isinf(), top, top - x.amax(dim).log())
+''',
     "_pick": '''
 def _pick(x, index, axis):
     """x at index along axis; 0 where the index is outside."""

@@ -78,6 +78,8 @@ _HELD = {
     ),
 }
 
+_SOFTMAXES = {f"aten::{name}" for name in ("softmax", "_softmax", "log_softmax", "_log_softmax")}
+
 
 class Recorder(TorchDispatchMode):
     """Records when memory of tensors is taken and given back, from the operations that run inside."""
@@ -103,6 +105,9 @@ class Recorder(TorchDispatchMode):
         for tensor in pytree.tree_leaves(made):
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor)
+        if func._schema.name in _SOFTMAXES and not args[0].is_contiguous():  # copies that are, of what it reads and writes
+            copies = 2 if "out" in (kwargs or {}) else 1
+            self._temporary(copies * args[0].numel() * args[0].element_size())
         if func in _HELD:
             self._temporary(_HELD[func](self._cpu, made, *args))
         return made

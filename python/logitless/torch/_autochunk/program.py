@@ -107,7 +107,8 @@ def to_text(
 ) -> Text:
     """parameters: one name for each placeholder, in order. results: a name for each output, None for one that is not wanted. ones: placeholders that are
     1, as scalar tangents. native: for the library to run. seed: the parameter that random numbers come from."""
-    w = HeadWriter(DTYPES) if native else Writer(DTYPES)
+    w = HeadWriter(DTYPES)
+    w.native = native
     widened = _widened(graph) if native else set()
     values: dict[torch.fx.Node, object] = {}
     header: list[tuple[str, str]] = []

@@ -26,13 +26,16 @@ from logitless._autochunk.text import (
     sizes,
     tuple_of,
 )
+from logitless.torch._autochunk.fused import fused
 from logitless.torch._autochunk.helpers import HELPERS
+from logitless.torch._autochunk.in_place import InPlace
+from logitless.torch._autochunk.products import Products
 from logitless.torch._autochunk.source_calls import CallScope
 
 _VIEWS = {"reshape", "transpose", "slice", "broadcast", "stop_gradient"}
 
 
-class Scope(CallScope):
+class Scope(CallScope, InPlace, Products):
     """With the last use of each value's memory, which is then written into or given back."""
 
     def __init__(self, emitter: Emitter, nodes: list[Node], ends: Sequence[str], outer: dict[str, Term], indent: str):
@@ -42,7 +45,8 @@ class Scope(CallScope):
         self.uses: dict[str, int] = {}
         self.names: dict[str, list[str]] = {}  # Python names of each root
         self.types: dict[str, Type] = {}
-        self.delayed: set[int] = set()  # nodes that the end of the body computes
+        self.now = 0  # the node that is being written
+        self.sums: dict[str, str] = {}  # of products that are added to: where
         self.puts: dict[str, tuple[Node, Term, Term]] = {}  # what a sum writes into its other operand
         self.makers = {r: i for i, n in enumerate(nodes) for r in n.results}
         for i, node in enumerate(nodes):
@@ -61,14 +65,6 @@ class Scope(CallScope):
         root = self.root.get(value, value)
         self.last[root] = max(self.last.get(root, -1), at)
 
-    def delay(self, value: str) -> None:
-        """The node of the value is computed at the end."""
-        at = self.makers[value]
-        self.delayed.add(at)
-        for operand in self.nodes[at].operands:
-            root = self.root.get(operand, operand)
-            self.last[root] = len(self.nodes)
-
     # --- terms
     @staticmethod
     def floating(dtype) -> bool:
@@ -80,8 +76,8 @@ class Scope(CallScope):
             return f"torch.full({tuple_of(t.type.shape)}, {t.text}, {dtype})"
         return t.text if all(t.present) else f"{t.text}.expand({sizes(t.type.shape)})"
 
-    def dies(self, value: str, at: int) -> bool:
-        return self.last.get(self.root.get(value, value)) == at and value in self.makers
+    def dies(self, value: str) -> bool:
+        return self.last.get(self.root.get(value, value)) == self.now and value in self.makers
 
     def bind(self, value: str, text: str, type_: Type, present=None) -> Term:
         name = self.e.names.fresh(value)
@@ -99,12 +95,11 @@ class Scope(CallScope):
     # --- the body
     def run(self) -> None:
         for at, node in enumerate(self.nodes):
-            if at in self.delayed:
-                continue
+            self.now = at
             if node.op == "loop":
                 self.e.loop(self, node)
             elif node.op in MAPS:
-                self.map(node, at)
+                self.map(node)
             else:
                 method = getattr(self, f"op_{node.op}", None)
                 if method is None:
@@ -121,23 +116,9 @@ class Scope(CallScope):
         if dead:
             self.line(f"del {', '.join(dead)}")
 
-    def _add_put(self, node: Node, at: int) -> None:
-        """A sum of a value and a put, in place where the value is read no more."""
-        [value] = node.results
-        [put] = [v for v in node.operands if v in self.puts]
-        [other] = [v for v in node.operands if v != put]
-        t = self.terms[other]
-        if t.owned and all(t.present) and not t.number and self.dies(other, at):
-            self.line(self._put(t.text, *self.puts[put]))
-            self.names[value] = self.names.pop(self.root.get(other, other), [])
-            self.keep(value, replace(t, type=node.type))
-        else:
-            copy = self.full(t) if t.number else f"{self.full(t)}.clone(memory_format=torch.contiguous_format)"
-            self.bind(value, self._put(copy, *self.puts[put]), node.type)
-
-    def map(self, node: Node, at: int) -> None:
+    def map(self, node: Node) -> None:
         if sum(v in self.puts for v in node.operands) == 1 and node.operands[0] != node.operands[1]:
-            self._add_put(node, at)
+            self.add_put(node)
             return
         [value] = node.results
         terms = [self.terms[v] for v in node.operands]
@@ -155,31 +136,15 @@ class Scope(CallScope):
             same = t.type.dtype == type_.dtype and t.present == present and t.owned
             root = self.root.get(operand, operand)
             shared = sum(self.root.get(o, o) == root for o in node.operands) > 1  # x - x.t() reads what it writes
-            if not same or not self.dies(operand, at) or shared or not any(present):
+            if not same or not self.dies(operand) or shared or not any(present):
                 continue
-            text = self._in_place(node.op, place, texts, terms)
+            text = self.in_place(node.op, place, texts, terms)
             if text is None:
                 continue
             self.line(text)
-            self.names[value] = self.names.pop(root, [])
-            self.keep(value, replace(t, type=type_))
+            self.becomes(value, operand, type_)
             return
         self.bind(value, self._map(node.op, terms, type_), type_, present)
-
-    @staticmethod
-    def _in_place(op: str, place: int, texts: list[str], terms: list[Term]) -> str | None:
-        me, other = texts[place], texts[1 - place] if len(texts) == 2 else ""
-        if op in UNARY or op == "neg":
-            return f"{me}.{op}_()"
-        if op in ("add", "mul") or (op in ("sub", "div") and place == 0):
-            return f"{me} {INFIX[op]}= {other}"
-        if op == "sub":
-            return f"{me}.neg_().add_({other})"
-        if op in ("max", "min") and terms[1 - place].number:
-            return f"{me}.clamp_({'min' if op == 'max' else 'max'}={other})"
-        if op == "select" and place == 2 and terms[1].number:
-            return f"{me}.masked_fill_({texts[0]}, {texts[1]})"
-        return None
 
     def _map(self, op: str, terms: list[Term], type_: Type) -> str:
         texts = [t.text for t in terms]
@@ -269,66 +234,10 @@ class Scope(CallScope):
         wide = f".to({node.type.dtype})" if node.type.dtype != x.type.dtype else ""
         self.bind(node.results[0], f"{text}.amax({dims}){wide}", node.type)
 
-    def op_reduce_lse(self, node: Node, x: Term) -> None:
-        text, dims = self.reduced(node, x)
-        wide = f".to({node.type.dtype})" if node.type.dtype != x.type.dtype else ""
-        self.bind(node.results[0], f"{text}{wide}.logsumexp({dims})", node.type)
-
     def op_argmax(self, node: Node, x: Term) -> None:
         text, dims = self.reduced(node, x)
         self.bind(node.results[0], f"{text}.argmax({dims})", node.type)
 
-    def op_dot(self, node: Node, a: Term, b: Term) -> None:
-        self.bind(node.results[0], self.product(node, a, b), node.type)
-
-    def matrices(self, node: Node, a: Term, b: Term) -> tuple[str, str] | None:
-        """The factors of a matrix product, if it is one: dimensions that stand together are one."""
-        (ca, cb), (ba, _) = node.pair("contract"), node.pair("batch")
-        if ba:
-            return None
-        first, second = self._matrix(a, ca, False), self._matrix(b, cb, True)
-        return None if first is None or second is None else (first, second)
-
-    def _matrix(self, t: Term, contract: list[int], before: bool) -> str | None:
-        """The array with its contracted dimensions as the columns, or as the rows `before` the others; None where they
-        stand apart."""
-        rank, count = len(t.type.shape), len(contract)
-        leading = contract == list(range(count))
-        if not 0 < count < rank or not (leading or contract == list(range(rank - count, rank))):
-            return None
-        text, rows = self.full(t), count if leading else rank - count
-        if rank - rows > 1:
-            text = f"{text}.flatten({rows})"
-        if rows > 1:
-            text = f"{text}.flatten(0, {rows - 1})"
-        if leading == before:
-            return text
-        return text.removesuffix(".t()") if text.endswith(".t()") else f"{text}.t()"
-
-    def product(self, node: Node, a: Term, b: Term) -> str:
-        (ca, cb), (ba, bb) = node.pair("contract"), node.pair("batch")
-        ra, rb = len(a.type.shape), len(b.type.shape)
-        wide = node.type.dtype != a.type.dtype
-        factors = self.matrices(node, a, b)
-        shaped = f".view({sizes(node.type.shape)})" if len(node.type.shape) != 2 else ""
-        if factors is not None and wide and self.e.wide_products and node.type.dtype == torch.float32:
-            return f"torch.mm({factors[0]}, {factors[1]}, out_dtype={node.type.dtype}){shaped}"
-        to = f".to({node.type.dtype})" if wide else ""
-        if not ba and ca == [ra - 1] and cb == [0] and rb <= 2:
-            return f"{self.full(a)}{to} @ {self.full(b)}{to}"
-        if factors is not None:
-            product = f"{factors[0]}{to} @ {factors[1]}{to}"
-            return f"({product}){shaped}" if shaped else product
-        letters = "abcdefghijklmnopqrstuvwxyz"
-        first = list(letters[:ra])
-        second = list(letters[ra : ra + rb])
-        for i, j in zip([*ba, *ca], [*bb, *cb]):
-            second[j] = first[i]
-        out = [first[i] for i in ba]
-        out += [x for i, x in enumerate(first) if i not in (*ba, *ca)]
-        out += [x for j, x in enumerate(second) if j not in (*bb, *cb)]
-        how = f"{''.join(first)},{''.join(second)}->{''.join(out)}"
-        return f'torch.einsum("{how}", {self.full(a)}{to}, {self.full(b)}{to})'
 
     # --- operations: order
     def op_flip(self, node: Node, x: Term) -> None:
@@ -383,17 +292,21 @@ class Scope(CallScope):
     def op_put(self, node: Node, index: Term, updates: Term) -> None:
         [value] = node.results
         readers = [i for i, n in enumerate(self.nodes) if value in n.operands]
-        if self.uses[value] == 1 and readers and self.nodes[readers[0]].op == "add":
+        added = readers and self.nodes[readers[0]].op == "add" and self.puts.keys().isdisjoint(self.nodes[readers[0]].operands)
+        if self.uses[value] == 1 and added:
             self.puts[value] = node, index, updates
             for operand in node.operands:
                 root = self.root.get(operand, operand)
                 self.last[root] = max(self.last[root], readers[0])
             return
         zeros = f"torch.zeros({tuple_of(node.type.shape)}, dtype={node.type.dtype}, device=device)"
-        self.bind(node.results[0], self._put(zeros, node, index, updates), node.type)
+        self.bind(node.results[0], self.put(zeros, node, index, updates), node.type)
 
-    def _put(self, x: str, node: Node, index: Term, updates: Term) -> str:
+    def put(self, x: str, node: Node, index: Term, updates: Term) -> str:
         axis = node.numbers("axis")[0]
+        if "row" in node.attributes:
+            at, numbers = (f"{self.full(t)}.unsqueeze({axis})" for t in (index, updates))
+            return f"{self.e.helper('_put_')}({x}, {at}, {numbers}, {axis})"
         if self._cut(node.type.shape[axis]):
             return f"{self.e.helper('_put_')}({x}, {self.full(index)}, {self.full(updates)}, {axis})"
         to = f".to({node.type.dtype})" if node.type.dtype != updates.type.dtype else ""
@@ -505,27 +418,17 @@ class Emitter(BaseEmitter):
             start = "torch.empty({})"
         elif slot.kind == "sum":
             start = "torch.zeros({})"
-            maker = loop.body[inner.makers[slot.name]] if slot.name in inner.makers else None
-            if maker is not None and maker.op == "dot" and inner.uses[slot.name] == 1 and len(type_.shape) == 2:
-                if not maker.pair("batch")[0] and self._stand_together(maker, inner, scope, loop):
-                    inner.delay(slot.name)
         elif type_.dtype.is_floating_point:
             start = 'torch.full({}, float("-inf"))'
         else:
             start = f"torch.full({{}}, torch.iinfo({type_.dtype}).min)"
         start = start.format(tuple_of(type_.shape))[:-1] + f", dtype={type_.dtype}, device=device)"
         scope.types[slot.outer] = type_
-        return scope.bind(slot.outer, start, type_).text
-
-    @staticmethod
-    def _stand_together(dot: Node, inner: Scope, scope: Scope, loop: Loop) -> bool:
-        """Whether what it contracts are the first or the last dimensions of each operand: a product of matrices."""
-        entering = {slot.name: scope.terms[slot.outer].type for slot in loop.inputs}
-        for operand, contract in zip(dot.operands, dot.pair("contract")):
-            rank, count = len((inner.types.get(operand) or entering[operand]).shape), len(contract)
-            if contract not in (list(range(count)), list(range(rank - count, rank))) or not 0 < count < rank:
-                return False
-        return True
+        made = scope.bind(slot.outer, start, type_).text
+        maker = loop.body[inner.makers[slot.name]] if slot.name in inner.makers else None
+        if slot.kind == "sum" and maker is not None and maker.op == "dot" and inner.uses[slot.name] == 1:
+            inner.sums[slot.name] = made
+        return made
 
     @staticmethod
     def _index(axis: int, factor: int, first: str, size: str) -> str:
@@ -537,17 +440,7 @@ class Emitter(BaseEmitter):
         return f"{text}[{self._index(axis, factor, first, size)}]"
 
     def _leaving(self, inner: Scope, slot: Slot, name: str, first: str, size: str) -> None:
-        at = inner.makers.get(slot.name)
-        if at is not None and at in inner.delayed:
-            node = inner.nodes[at]
-            a, b = (inner.terms[v] for v in node.operands)
-            x, y = inner.matrices(node, a, b)
-            wide = node.type.dtype != a.type.dtype
-            if wide and self.wide_products and node.type.dtype == torch.float32:
-                inner.line(f"torch.addmm({name}, {x}, {y}, out_dtype={node.type.dtype}, out={name})")
-            else:
-                to = f".to({node.type.dtype})" if wide else ""
-                inner.line(f"{name}.addmm_({x}{to}, {y}{to})")
+        if slot.name in inner.sums:
             return
         term = inner.terms[slot.name]
         text = term.text if term.number else inner.full(term)
@@ -564,4 +457,4 @@ class Emitter(BaseEmitter):
 def to_source(graph: Graph, name: str, wide_products: bool, calls: Sequence[Call] = ()) -> str:
     """A module with the function: parameters of the graph in, a tuple of its results out. The graph is used up. calls:
     of PyTorch, that it has."""
-    return Emitter(without_statistics(merged(graph)), name, wide_products, calls).run()
+    return Emitter(fused(without_statistics(merged(graph))), name, wide_products, calls).run()

@@ -22,8 +22,6 @@ REFUSED: dict[str, str] = {}
 # Memory over a quarter of the big value, and no message that says what would help.
 MEMORY = {
     "ctc_of_torch": "log-probabilities of one sequence and their gradient are a quarter, and CTC is not cut along frames",
-    "barlow_twins": "projections [N, D] are whole beside the loop that makes them, and no other loop lowers that",
-    "dense_mixture_of_experts": "results of every expert [E, N, D] before they are weighed leave the loops whole",
 }
 
 # Numbers that PyTorch itself has with a larger error than sums of f32 in another order: against float64.

@@ -1,0 +1,160 @@
+"""What PyTorch has one operation for, found in compiled programs that spell it out: a softmax with its log-sum-exp, and
+numbers at an index of each row. Each would be several passes over a big value, with others beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from logitless._autochunk.parse import Graph, Node, Type
+
+
+def fused(graph: Graph) -> Graph:
+    """The graph, with these operations of PyTorch's beside those of tensor programs:
+    softmax x axis(d): the softmax along a dimension and, where something reads it, the log-sum-exp
+    log_softmax x axis(d)
+    put index, updates axis(d) row(1): a put whose operands lack the dimension, as a pick's do; outside of it is no place
+    """
+    graph.nodes = _Fusion(graph.nodes, dict(graph.parameters), [v for _, v in graph.results]).run()
+    return graph
+
+
+class _Fusion:
+    """Of the statements of the function, or of a loop's body."""
+
+    def __init__(self, nodes: list[Node], types: dict[str, Type], ends: Iterable[str], first: str = ""):
+        self.nodes = nodes
+        self.first = first  # the number of the chunk's first element
+        self.makers = {r: n for n in nodes for r in n.results}
+        self.types = {**types, **{n.results[0]: n.type for n in nodes if n.type is not None}}
+        self.readers: dict[str, list[Node]] = {}
+        self.ends = set(ends)
+        for node in nodes:
+            for operand in node.operands:
+                self.readers.setdefault(operand, []).append(node)
+
+    def run(self) -> list[Node]:
+        for node in list(self.nodes):
+            if node.loop is not None:
+                loop = node.loop
+                known = {slot.name: self.types.get(slot.outer) for slot in loop.inputs}
+                ends = [slot.name for slot in loop.outputs]
+                loop.body = _Fusion(loop.body, known, ends, loop.first).run()
+            elif node.op == "reduce_lse":
+                self.softmax(node)
+            elif node.op == "select":
+                self.put(node)
+        return self.read()
+
+    def read(self) -> list[Node]:
+        """The statements whose results something reads."""
+        wanted, kept = set(self.ends), []
+        for node in reversed(self.nodes):
+            if wanted.intersection(node.results):
+                wanted.update(node.operands)
+                kept.append(node)
+        return kept[::-1]
+
+    # --- what reads what
+    def only(self, value: str) -> list[Node]:
+        """The readers of a value that nothing outside reads; else none."""
+        return [] if value in self.ends else self.readers.get(value, [])
+
+    def made(self, value: str, *ops: str) -> Node | None:
+        node = self.makers.get(value)
+        return node if node is not None and node.op in ops else None
+
+    def replace(self, gone: list[Node], new: list[Node], at: int) -> None:
+        """New statements before the one at a place, and others out of it."""
+        before, after = self.nodes[:at], self.nodes[at:]
+        self.nodes = [n for n in before if n not in gone] + new + [n for n in after if n not in gone]
+        for node in gone:
+            for operand in node.operands:
+                self.readers[operand] = [r for r in self.readers[operand] if r is not node]
+        for node in new:
+            self.makers.update((r, node) for r in node.results)
+            for operand in node.operands:
+                self.readers.setdefault(operand, []).append(node)
+
+    # --- exp(x - lse(x)), or x - lse(x) alone
+    def softmax(self, lse: Node) -> None:
+        [x], [value], dims = lse.operands, lse.results, lse.numbers("dims")
+        type_ = self.types.get(x)
+        if len(dims) != 1 or type_ is None or type_.dtype != lse.type.dtype or type_.dtype.itemsize < 4:
+            return
+        if type_.shape[dims[0]] == "0":
+            return
+        [axis] = dims
+        less = [(b, s) for b in self.readers.get(value, []) for s in self.less(x, b, axis)]
+        if len(less) != 1:
+            return
+        [(spread, difference)] = less
+        powers = self.only(difference.results[0])
+        alone = len(powers) == 1 and powers[0].op == "exp"
+        others = [r for r in self.readers[value] if r is not spread]
+        kept = value in self.ends or others or self.only(spread.results[0]) != [difference]
+        attributes = {"axis": str(axis)}
+        if not kept:
+            last = powers[0] if alone else difference
+            op = "softmax" if alone else "log_softmax"
+            new = Node(last.results, op, [x], attributes, last.type, location=last.location)
+            self.replace([lse, spread, difference, *powers[:alone]], [new], self.nodes.index(last))
+        elif alone:
+            # Both at once where the softmax can stand in the place of what it is made of.
+            again = [r for r in self.readers[spread.results[0]] if r is not difference]
+            at = min(self.nodes.index(n) for n in [*others, powers[0], *again, *([spread] if again else [])])
+            if all(r in (lse, difference) or self.nodes.index(r) < at for r in self.readers[x]) and x not in self.ends:
+                types = [powers[0].type, lse.type]
+                new = Node([*powers[0].results, value], "softmax", [x], attributes, types=types, location=lse.location)
+                self.replace([lse, difference, powers[0]], [new], at)
+
+    def less(self, x: str, spread: Node, axis: int) -> list[Node]:
+        """The differences of x and a log-sum-exp along a dimension."""
+        if spread.op != "broadcast" or axis in spread.numbers("dims") or spread.type.shape != self.types[x].shape:
+            return []
+        mine = [spread.results[0]]
+        return [r for r in self.readers.get(mine[0], []) if r.op == "sub" and r.operands == [x, *mine]]
+
+    # --- numbers where a counter is an index, and 0 elsewhere
+    def put(self, select: Node) -> None:
+        hit, part = self.made(select.operands[0], "eq"), self.made(select.operands[1], "broadcast")
+        zero = self.made(select.operands[2], "constant")
+        if hit is None or part is None or zero is None or float(zero.attributes["value"]) != 0:
+            return
+        if self.only(hit.results[0]) != [select]:
+            return
+        for counter, index in (hit.operands, hit.operands[::-1]):
+            axis, first = self.counted(counter)
+            rows = self.made(index, "broadcast")
+            others = [d for d in range(len(select.type.shape)) if d != axis]
+            if axis is None or rows is None or rows.numbers("dims") != others or part.numbers("dims") != others:
+                continue
+            new, where = [], rows.operands[0]
+            if first:
+                type_ = self.types[where]
+                new.append(Node([f"{select.results[0]}.first"], "broadcast", [first], {"dims": ""}, type_))
+                new.append(Node([f"{select.results[0]}.index"], "sub", [where, *new[0].results], {}, type_))
+                where = new[1].results[0]
+            attributes = {"axis": str(axis), "row": "1"}
+            put = Node(select.results, "put", [where, part.operands[0]], attributes, select.type)
+            put.location = select.location
+            self.replace([hit, select], [*new, put], self.nodes.index(select))
+            return
+
+    def counted(self, value: str) -> tuple[int | None, str]:
+        """The dimension along which a value is the number of the element; and the value that is added to it, if one is."""
+        node = self.made(value, "iota", "broadcast")
+        if node is None:
+            return None, ""
+        if node.op == "iota":
+            return node.numbers("axis")[0], ""
+        dims, source = node.numbers("dims"), self.made(node.operands[0], "iota", "add")
+        if source is None or len(dims) != 1:
+            return None, ""
+        [dim] = dims
+        if source.op == "iota":
+            return dim, ""
+        for counter, offset in (source.operands, source.operands[::-1]):
+            spread = self.made(offset, "broadcast")
+            if self.made(counter, "iota") and spread is not None and self.first in spread.operands:
+                return dim, self.first
+        return None, ""

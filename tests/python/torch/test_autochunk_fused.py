@@ -1,0 +1,209 @@
+"""What generated code uses PyTorch's own operations for: softmaxes with their log-sum-exps, numbers at an index of each
+row, sums of batched products. Counted in operations on big values, bytes and rounds."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from logitless.torch import autochunk
+
+ROWS, DIM, WORDS = 48, 8, 700
+
+
+class BigOperations(TorchDispatchMode):
+    """Counts the operations that read or make at least so many numbers; those that only name memory are none."""
+
+    VIEWS = ("t", "transpose", "permute", "view", "_unsafe_view", "slice", "unsqueeze", "squeeze", "detach", "empty")
+
+    def __init__(self, numbers: int):
+        super().__init__()
+        self.numbers, self.names = numbers, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        name = func._schema.name.split("::")[1]
+        tensors = [t for t in (*args, made) if isinstance(t, torch.Tensor)]
+        if name not in self.VIEWS and max((t.numel() for t in tensors), default=0) >= self.numbers:
+            self.names.append(name)
+        return made
+
+
+def inputs(dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(ROWS, DIM, generator=generator, dtype=dtype, requires_grad=True)
+    weight = torch.randn(WORDS, DIM, generator=generator, dtype=dtype, requires_grad=True)
+    target = torch.randint(0, WORDS, (ROWS,), generator=generator)
+    target[::7] = -100
+    return hidden, weight, target
+
+
+def check_same(function, chunked, args, tolerance=1e-12):
+    wanted = [a for a in args if a.requires_grad]
+    expected, found = function(*args), chunked(*args)
+    pairs = [(found, expected)]
+    if wanted:
+        tangent = torch.randn_like(expected)
+        pairs += zip(torch.autograd.grad(found, wanted, tangent), torch.autograd.grad(expected, wanted, tangent))
+    for f, e in pairs:
+        assert (f - e).abs().max() <= tolerance * e.abs().max()
+
+
+def focal(hidden, weight, target):
+    nll = F.cross_entropy(hidden @ weight.T, target, reduction="none")
+    return ((1 - torch.exp(-nll)) ** 2 * nll).mean()
+
+
+def z_loss(hidden, weight, target):
+    logits = hidden @ weight.T
+    return F.cross_entropy(logits, target) + 1e-3 * logits.logsumexp(-1).square().mean()
+
+
+@pytest.mark.parametrize("function", [focal, z_loss], ids=lambda f: f.__name__)
+def test_a_cross_entropy_is_nine_operations_on_the_logits(function):
+    args = inputs()
+    chunked = autochunk(function, chunks=4)
+    check_same(function, chunked, args)
+    numbers = ROWS // 4 * WORDS
+    with BigOperations(numbers) as counted, torch.no_grad():
+        chunked.last.run(chunked.last.forward, args)
+    # Product, target's logit, maximum, softmax, its maximum, times a row, the target's number, two products of gradients.
+    assert len(counted.names) == 4 * 9, counted.names
+    # Nothing of the size of a chunk's logits beside them.
+    assert chunked.last.forward.after < 1.2 * numbers * 8
+
+
+def masked_softmax(q, k, v):
+    """Scores far below and at -inf."""
+    scores = q @ k.T
+    place = torch.arange(scores.shape[1])
+    scores = torch.where((place[None, :] - place[: scores.shape[0], None]).abs() < 9, scores, -3e38)
+    return torch.softmax(scores.masked_fill(place % 5 == 0, float("-inf")), -1) @ v
+
+
+def entropy(hidden, weight):
+    logs = F.log_softmax(hidden @ weight.T, -1)
+    return -(logs.exp() * logs).sum(-1)
+
+
+def columns(hidden, weight):
+    return torch.softmax(hidden @ weight.T, 0).square().sum(1)
+
+
+def test_softmaxes_are_pytorch_s():
+    hidden, weight, _ = inputs()
+    check_same(masked_softmax, masked := autochunk(masked_softmax, chunks=3), (hidden, weight, torch.randn_like(weight)))
+    assert "torch.softmax(" in masked.source() and "logsumexp" not in masked.source() and ".exp" not in masked.source()
+    check_same(entropy, logs := autochunk(entropy, chunks=3), (hidden, weight))
+    assert "torch.log_softmax(" in logs.source()
+    check_same(columns, autochunk(columns, memory_budget="100KiB"), (hidden, weight))
+
+
+def kept_softmax(hidden, weight):
+    """The logits are read after the softmax that is made of them."""
+    logits = hidden @ weight.T
+    lse = logits.logsumexp(-1)
+    return (logits.softmax(-1) * logits).sum(-1) + lse + (logits - lse[:, None]).square().sum(-1)
+
+
+def test_logits_that_something_reads_afterwards_stay():
+    hidden, weight, _ = inputs()
+    check_same(kept_softmax, autochunk(kept_softmax, chunks=3), (hidden, weight))
+
+
+def rows_of_infinities(logits):
+    return logits.mul(1.0).logsumexp(-1)
+
+
+def test_log_sum_exps_of_infinities_and_of_nothing():
+    logits = torch.randn(6, 40)
+    logits[1] = float("-inf")
+    logits[2, 3] = float("inf")
+    logits[3, 5] = float("nan")
+    logits[4, ::2] = float("-inf")
+    found, expected = autochunk(rows_of_infinities, chunks=2)(logits), logits.logsumexp(-1)
+    assert torch.equal(found.isnan(), expected.isnan())
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    assert autochunk(rows_of_infinities)(torch.randn(6, 0)).eq(float("-inf")).all()
+
+
+def margins(hidden, weight, target):
+    """Labels out of range hit nothing; two such values are added."""
+    logits = hidden @ weight.T
+    place = torch.arange(logits.shape[1])
+    hit = (place == target[:, None]).to(logits.dtype)
+    other = (place == (target[:, None] + 1)).to(logits.dtype)
+    scale = logits.detach().sum(-1, keepdim=True)
+    return ((logits - hit * scale).exp() * 1e-3 + torch.where(hit > 0, scale, 0) + torch.where(other > 0, scale, 0)).sum(-1)
+
+
+@pytest.mark.parametrize("budget", ["96KiB", "24KiB"])
+def test_numbers_at_an_index_that_may_be_outside(budget):
+    args = inputs()
+    check_same(margins, autochunk(margins, memory_budget=budget), args, 1e-10)
+
+
+def batched(x, up, down):
+    """Weights of several experts, whose gradients are sums of all chunks."""
+    return torch.einsum("enf,efd->nd", torch.tanh(torch.einsum("nd,edf->enf", x, up)), down)
+
+
+def test_sums_of_batched_products_are_added_to_in_place():
+    args = [torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((64, 8), (3, 8, 500), (3, 500, 8))]
+    chunked = autochunk(batched, chunks=32)
+    check_same(batched, chunked, args)
+    # [E, F, D] and [E, D, F] are sums: neither is made once more each round.
+    with BigOperations(3 * 500 * 8) as counted, torch.no_grad():
+        backward = chunked.last.backward
+        tangent = torch.ones(64, 8, dtype=torch.float64)
+        backward.function(*chunked.last.inputs(backward, [a.detach() for a in args], [tangent]))
+    assert "einsum" not in chunked.source()
+    assert counted.names.count("baddbmm_") + counted.names.count("addmm_") == 2 * 32
+    assert counted.names.count("add_") == 0
+
+
+def apart(a, b):
+    """Contracted dimensions that do not stand together, and batches that are not the first."""
+    return torch.einsum("ibjc,cbkj->bki", a, b), torch.einsum("ibjc,ibjc->b", a, a), torch.einsum("ibjc,cbkj->", a, b)
+
+
+def test_products_of_any_dimensions():
+    a, b = torch.randn(5, 3, 4, 6, dtype=torch.float64), torch.randn(6, 3, 7, 4, dtype=torch.float64)
+    for found, expected in zip(autochunk(apart)(a, b), apart(a, b)):
+        torch.testing.assert_close(found, expected)
+
+
+def experts(x, router, up, down):
+    shares = F.softmax(x @ router, -1)
+    units = F.gelu(torch.einsum("nd,edf->enf", x, up))
+    return torch.einsum("enf,efd,ne->nd", units, down, shares)
+
+
+def rounds(compiled):
+    return max(-(-r["extent"] // r["chunk"]) for r in compiled.regions)
+
+
+def test_a_budget_is_met_without_chunks_of_one_row():
+    args = [torch.randn(*s) for s in ((1024, 64), (64, 4), (4, 64, 2048), (4, 2048, 64))]
+    args = [a.requires_grad_() for a in args]
+    chunked = autochunk(experts, memory_budget="8MiB")
+    plan = chunked._planned(tuple(args), {})
+    assert max(plan.forward.after, plan.backward.after) <= 8 << 20
+    assert rounds(plan.backward) <= 64, plan.describe()
+
+
+def correlations(first, projector, second):
+    one, two = first @ projector, second @ projector
+    c = (one - one.mean(0)).T @ (two - two.mean(0))
+    return (torch.diagonal(c) - 1).square().sum() + 0.005 * c.square().sum()
+
+
+@pytest.mark.parametrize("executor", ["python", "native"])
+def test_a_budget_that_is_not_met_names_one_that_is(executor):
+    args = [torch.randn(*s, requires_grad=True) for s in ((256, 16), (16, 512), (256, 16))]
+    text = autochunk(correlations, memory_budget="256KiB", executor=executor).explain(*args)
+    assert "NOT met" in text
+    [least] = re.findall(r"not chunked: .*\[[\d, ]+\]: .*for which a budget of (\d+) would do", text)
+    assert "NOT met" not in autochunk(correlations, memory_budget=int(least), executor=executor).explain(*args)
