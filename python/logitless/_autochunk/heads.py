@@ -24,7 +24,6 @@ class HeadWriter(Writer):
     """Writes equal statements once, adds multiples of the same exponentials, and makes 16-bit products f32 where asked
     (`wide`). What it adds in another order is rounded otherwise, by f32's rounding."""
 
-    takes_calls = False
     wide = False  # the next products are read in f32 alone
 
     def __init__(self, *arguments):

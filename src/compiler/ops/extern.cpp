@@ -84,8 +84,8 @@ std::vector<Tensor> extern_value(const Evaluation& e) {
 // --- chunks
 
 // What a chunk of each operand is where the row is cut.
-std::vector<Need> needs_of(const std::vector<int>& row, const Split& s) {
-  std::vector<Need> needs;
+Needs needs_of(const std::vector<int>& row, const Split& s) {
+  Needs needs;
   for (std::size_t i = 0; i + 1 < row.size(); ++i)
     needs.push_back(row[i] == kWhole ? Need{} : part({row[i], 1, s.factor}));
   return needs;

@@ -67,6 +67,7 @@ class NativeWriter(HeadWriter, JaxWriter):
     """Of programs that the library runs."""
 
     rounds_factors = True
+    takes_calls = False
 
 
 # --- one element at a time
