@@ -20,12 +20,13 @@ from logitless.torch._autochunk import Unsupported
 REFUSED: dict[str, str] = {}
 
 # Memory over a quarter of the big value, and no message that says what would help.
-MEMORY = {
-    "ctc_of_torch": "log-probabilities of one sequence and their gradient are a quarter, and CTC is not cut along frames",
-}
+MEMORY: dict[str, str] = {}
 
 # Numbers that PyTorch itself has with a larger error than sums of f32 in another order: against float64.
-ROUNDING = {"ctc_of_torch": 1.5e-4}  # log-sum-exps along frames, of which PyTorch's are 6e-5 off
+ROUNDING = {
+    "ctc_of_torch": 1.5e-4,  # log-sum-exps along frames, of which PyTorch's are 6e-5 off
+    "maximum_mean_discrepancy": 5e-5,  # a difference of means: PyTorch's is 1.8e-5 off, more or less by threads
+}
 
 # Memory that is not what the report says.
 REPORTS = {"attention_of_torch": "PyTorch's fused attention takes memory of its own, which a plan does not count"}
