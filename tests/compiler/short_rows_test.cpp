@@ -8,27 +8,20 @@
 #include "compiler/graph_access.h"
 #include "compiler/ir/text.h"
 #include "compiler/plan/lower.h"
-#include "compiler/run.h"
+#include "compiler/run_whole.h"
 #include "compiler/target/cpu.h"
 
 namespace logitless::test {
 namespace {
-
-ir::Tensors run(const Graph& graph, const ir::Tensors& inputs, int threads) {
-  CompileOptions options;
-  options.threads = threads;
-  options.chunk = false;
-  return execute(compile(graph, options), inputs);
-}
 
 void check_program(const std::string& text, double tolerance) {
   SCOPED_TRACE(text);
   const Graph graph = Graph::parse(text, "test");
   const ir::Graph& plain = GraphAccess::of(graph);
   const ir::Tensors inputs = random_inputs(plain, 5);
-  const ir::Tensors one = run(graph, inputs, 1);
+  const ir::Tensors one = run_whole(graph, inputs, 1);
   EXPECT_LT(difference(one, ir::interpret(plain, inputs)), tolerance);
-  EXPECT_EQ(difference(run(graph, inputs, 3), one), 0.0);
+  EXPECT_EQ(difference(run_whole(graph, inputs, 3), one), 0.0);
 }
 
 TEST(ShortRows, AreMappedAndReduced) {

@@ -49,10 +49,23 @@ class Put:
     updates: Value
 
 
+def rules_of(table: dict[str, Callable]) -> Callable:
+    """A decorator that keeps a function in a table by several names."""
+
+    def rules(*names: str):
+        def keep(function):
+            table.update(dict.fromkeys(names, function))
+            return function
+
+        return keep
+
+    return rules
+
+
 class Writer:
     """Writes the statements of a program; each method adds at most a few."""
 
-    takes_calls = True  # whether what runs the program can call the framework
+    native = False  # the library runs it, and calls nothing of the framework
 
     def __init__(self, dtypes: Dtypes):
         self.dtypes = dtypes
@@ -74,7 +87,6 @@ class Writer:
         self.place = ""  # the line of the user's code that it comes from, if that is known
         self.places: dict[str, str] = {}  # the same of each value
         self.hint = ""
-        self.native = False  # the library runs it
         self.device = "cpu"  # where it runs, by the framework's name
 
     def refuse(self, why: str) -> Unsupported:
@@ -467,7 +479,7 @@ class Writer:
         self, call: Call, operands: Sequence[Value], dtype, shape, result: int = 0, along: Sequence[Row] = ()
     ) -> Value:
         """One result of a call, which may be cut along these dimensions."""
-        if not self.takes_calls:
+        if self.native:
             raise self.refuse("the library has no code for it; executor='python' takes it")
         self.calls.setdefault(call.key, call)
         attributes = f" call({list(self.calls).index(call.key)}) result({result})"

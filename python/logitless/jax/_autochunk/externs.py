@@ -14,7 +14,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from logitless._autochunk.externs import SUM, WHOLE, Call, Row, spread_rows
-from logitless._autochunk.lower import Value
+from logitless._autochunk.lower import Value, rules_of
 from logitless.jax._autochunk.dtypes import UNSIGNED, held, run_dtypes
 from logitless.jax._autochunk.lax import JaxWriter
 from logitless.jax._autochunk.trace import Equation
@@ -44,7 +44,7 @@ def why_not(w: JaxWriter, e: Equation) -> str:
     unknown = next((dtype for dtype in dtypes if w.dtypes.name(dtype) is None), None)
     if unknown is not None:
         return f"dtype {unknown} has no form in a tensor program; expected one of {w.dtypes.listed()}"
-    return "" if w.takes_calls else "the library has no code for it; executor='python' takes it"
+    return "the library has no code for it; executor='python' takes it" if w.native else ""
 
 
 def _inner(value) -> list:
@@ -143,6 +143,7 @@ def run_as_it_is(w: JaxWriter, e: Equation, operands: Sequence[Value], live: set
 # --- what of a primitive is independent: rows for one result
 
 _ALONG: dict[str, Callable] = {}
+_rules = rules_of(_ALONG)
 
 _POINTWISE = {"lgamma", "digamma", "polygamma", "igamma", "igammac", "igamma_grad_a", "random_gamma_grad"}
 _POINTWISE |= {"regularized_incomplete_beta", "bessel_i0e", "bessel_i1e", "nextafter", "atan2", "cbrt", "zeta"}
@@ -155,15 +156,6 @@ def _along(e: Equation, shapes: Sequence[Sequence[int]], out: Sequence[int]) -> 
         return spread_rows(shapes, out, range(len(out)))
     rule = _ALONG.get(e.primitive)
     return [] if rule is None else rule(e.params, shapes, out)
-
-
-def _rules(*names: str):
-    def keep(function):
-        for name in names:
-            _ALONG[name] = function
-        return function
-
-    return keep
 
 
 @_rules("cumprod", "cummax", "cummin")

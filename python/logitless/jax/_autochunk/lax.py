@@ -9,32 +9,20 @@ from functools import partial
 import jax.numpy as jnp
 
 from logitless._autochunk.heads import HeadWriter
-from logitless._autochunk.lower import Value, Writer
+from logitless._autochunk.lower import Value, Writer, rules_of
 from logitless.jax._autochunk.dtypes import DTYPES
 from logitless.jax._autochunk.softmax import Softmaxes
 from logitless.jax._autochunk.trace import Equation
 
 # name -> function(writer, equation, *operands) -> its result, or a tuple of them.
 HANDLERS: dict[str, Callable] = {}
+handles = rules_of(HANDLERS)
 
 BOOL = DTYPES.i8
 
 
-def handles(*names: str):
-    def keep(function):
-        for name in names:
-            HANDLERS[name] = function
-        return function
-
-    return keep
-
-
 class JaxWriter(Writer):
     """Remembers what indices are made of, which JAX spells out."""
-
-    # Whether a product of f32 and bf16 may round the f32, where no precision is asked for: as the transposes of a
-    # 16-bit product with an f32 result have it.
-    rounds_factors = False
 
     def __init__(self):
         super().__init__(DTYPES)
@@ -66,8 +54,7 @@ class JaxWriter(Writer):
 class NativeWriter(HeadWriter, JaxWriter):
     """Of programs that the library runs."""
 
-    rounds_factors = True
-    takes_calls = False
+    native = True
 
 
 # --- one element at a time
@@ -515,7 +502,8 @@ def _dot_general(w, e, a, b):
         factors = DTYPES.f64
     elif factors != out and out != DTYPES.f32:
         factors = DTYPES.f32
-    elif w.rounds_factors and {a.dtype, b.dtype} == {DTYPES.f32, DTYPES.bf16} and e.params.get("precision") is None:
+    elif w.native and {a.dtype, b.dtype} == {DTYPES.f32, DTYPES.bf16} and e.params.get("precision") is None:
+        # As the transposes of a 16-bit product with an f32 result have it: the f32 is rounded.
         factors = DTYPES.bf16
     made = DTYPES.f32 if factors in DTYPES.narrow and out == DTYPES.f32 else factors
     a, b = w.cast(a, factors), w.cast(b, factors)

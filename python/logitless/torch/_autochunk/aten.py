@@ -8,21 +8,13 @@ from functools import partial
 
 import torch
 
-from logitless._autochunk.lower import Value, Writer, rounded
+from logitless._autochunk.lower import Value, Writer, rounded, rules_of
 from logitless.torch._autochunk.dtypes import DTYPES
 
 # name -> function(writer, result, *arguments): tensors among the arguments are Values, result is the fake tensor, or
 # tuple of them, that PyTorch infers.
 HANDLERS: dict[str, Callable] = {}
-
-
-def handles(*names: str):
-    def keep(function):
-        for name in names:
-            HANDLERS[name] = function
-        return function
-
-    return keep
+handles = rules_of(HANDLERS)
 
 
 def axis_of(axis: int, rank: int) -> int:

@@ -10,7 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from logitless._autochunk.externs import SUM, WHOLE, Call, Row, spread_rows
-from logitless._autochunk.lower import Value, Writer
+from logitless._autochunk.lower import Value, Writer, rules_of
 from logitless.torch._autochunk.aten import axis_of
 from logitless.torch._autochunk.aten_random import DRAWING
 
@@ -28,7 +28,7 @@ def why_not(w: Writer, target, args: Sequence, kwargs: dict, out) -> str:
     unknown = next((o.dtype for o in _tensors(out) if w.dtypes.name(o.dtype) is None), None)
     if unknown is not None:
         return f"dtype {unknown} has no form in a tensor program; expected one of {w.dtypes.listed()}"
-    return "" if w.takes_calls else "the library has no code for it; executor='python' takes it"
+    return "the library has no code for it; executor='python' takes it" if w.native else ""
 
 
 def _tensors(out) -> list[torch.Tensor]:
@@ -109,6 +109,7 @@ def run_as_it_is(w: Writer, target, out, args: Sequence, kwargs: dict, wanted: S
 # --- what of an operation is independent: rows for one result, by the name of the operation
 
 _ALONG: dict[str, Callable] = {}
+_rules = rules_of(_ALONG)
 
 
 def _along(target, named: dict, operands: list[Value], k: int, out: torch.Tensor) -> list[Row]:
@@ -122,15 +123,6 @@ def _along(target, named: dict, operands: list[Value], k: int, out: torch.Tensor
 
 def _fits(row: Row, shapes: Sequence[Sequence[int]]) -> bool:
     return any(at != WHOLE and shape[at] > 1 for at, shape in zip(row, shapes))
-
-
-def _rules(*names: str):
-    def keep(function):
-        for name in names:
-            _ALONG[name] = function
-        return function
-
-    return keep
 
 
 @_rules("cumprod", "cummax", "cummin", "prod", "mode", "nanmedian", "renorm")

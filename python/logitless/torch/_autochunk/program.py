@@ -108,7 +108,7 @@ def to_text(
     """parameters: one name for each placeholder, in order. results: a name for each output, None for one that is not wanted. ones: placeholders that are
     1, as scalar tangents. native: for the library to run. seed: the parameter that random numbers come from."""
     w = HeadWriter(DTYPES)
-    w.native, w.takes_calls = native, not native
+    w.native = native
     widened = _widened(graph) if native else set()
     values: dict[torch.fx.Node, object] = {}
     header: list[tuple[str, str]] = []
