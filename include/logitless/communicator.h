@@ -60,6 +60,9 @@ class LOGITLESS_API Communicator {
   // than the limit, and the group has failed. On the CPU it only throws if the group has failed.
   virtual void wait(void* stream, std::chrono::milliseconds limit) = 0;
 
+  // Throws DeviceError if the group is known to have failed; asks nobody.
+  virtual void check() {}
+
   // Gives up, for the whole group: calls that other ranks wait in throw with this reason where the
   // communicator can carry it, as does every later call. From any thread, and more than once (the
   // first counts).

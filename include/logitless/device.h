@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -21,6 +22,10 @@ namespace logitless {
 // Empty, or why there is no Context of the GPU of this index: none there, one too old, or a build
 // without CUDA.
 LOGITLESS_API std::string gpu_missing(int index = 0);
+
+// Makes the GPU of this index the thread's current one, which contexts and all below are made for.
+// Throws Unsupported in a build without CUDA, DeviceError when there is none of this index.
+LOGITLESS_API void use_gpu(int index);
 
 // A GPU's name, and its bytes as its driver has them: free is what no process has taken.
 struct DeviceStatus {
@@ -73,6 +78,8 @@ class LOGITLESS_API DeviceEvent {
   // Waits until the device is past the point where it was recorded last; not at all where it never
   // was.
   void wait() const;
+  // Whether wait() would return at once.
+  bool passed() const;
 
  private:
   friend class DeviceStream;
@@ -101,6 +108,9 @@ class LOGITLESS_API DeviceStream {
   // memory; then the call may wait.
   void copy(void* to, const void* from, std::size_t bytes) const;
   void fill(void* to, int byte, std::size_t bytes) const;
+  // sums[i] = pieces[0][i] + pieces[1][i] + ..., in this order:
+  //   pieces  f32 [ranks, count]   sums  f32 [count], elsewhere; both in the device's memory
+  void add_pieces(const float* pieces, int ranks, std::int64_t count, float* sums) const;
   void record(DeviceEvent& event) const;
   void wait() const;
 

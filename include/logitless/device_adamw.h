@@ -37,6 +37,7 @@ struct DeviceAdamWRates {
   float move = 0.0f;      // rate / (1 - beta1^step)
   float inverse2 = 0.0f;  // 1 / (1 - beta2^step)
   float kept = 1.0f;      // 1 - rate * weight_decay
+  std::int32_t note = 0;  // the caller's, for the report
 };
 
 // What a step says, in the device's memory.
@@ -44,6 +45,15 @@ struct DeviceAdamWReport {
   double loss = 0.0;         // sum over micro-batches
   double norm = 0.0;         // of the gradients before clipping: sqrt of the sum of squares
   std::int64_t skipped = 0;  // 1: the step changed nothing
+  std::int64_t note = 0;     // of the rates; of several ranks the greatest
+};
+
+// What one of several ranks adds to a step in which each has other tensors, or other parts of them,
+// in the device's memory.
+struct DeviceAdamWTotals {
+  double loss = 0.0;     // sum over its micro-batches
+  double squares = 0.0;  // sum over its gradients
+  std::int64_t note = 0;
 };
 
 // Nothing allocates or waits but the constructor, and everything may be captured into a graph. The
@@ -71,6 +81,11 @@ class LOGITLESS_API DeviceAdamW {
   void first_loss(const float* loss, void* stream) const;
   void add_loss(const float* loss, void* stream) const;
   void step(const DeviceAdamWRates* rates, DeviceAdamWReport* report, void* stream) const;
+  // Of several ranks, instead of step(): first totals() of each, then, of all of them in the order
+  // of ranks, the same step on each.
+  void totals(const DeviceAdamWRates* rates, DeviceAdamWTotals* totals, void* stream) const;
+  void step_of_ranks(const DeviceAdamWRates* rates, const DeviceAdamWTotals* of_all, int ranks,
+                     DeviceAdamWReport* report, void* stream) const;
   void reset(void* stream) const;
   // All `rounded` from their values, after these were written otherwise. Enqueued likewise.
   void round(void* stream) const;

@@ -94,6 +94,7 @@ Json to_json(const train::RunReport& report) {
             {"name", report.device_name},
             {"cpu_reason", report.cpu_reason}}},
           {"threads", report.threads},
+          {"ranks", report.ranks},
           {"steps", steps},
           {"step_seconds", report.seconds},
           {"validations", validations},
@@ -241,6 +242,9 @@ void TrainCommand::add_training(Options& command) {
 
 void TrainCommand::add_machine(Options& command) {
   constexpr const char* kGroup = "Machine";
+  add_whole(command, "ranks", options.ranks,
+            "GPUs, or parts of the CPU, that share each step; --batch is of one (default 1)")
+      .group(kGroup);
   command
       .add_parsed(
           "--device", "cpu|cuda",

@@ -49,6 +49,8 @@ class Callbacks final : public Communicator {
         [&] { callbacks_.wait(stream, limit); });
   }
 
+  void check() override { throw_if_failed(); }
+
   void abort(std::string_view reason) noexcept override {
     set_failure(concat("communicator: rank ", rank(), " gave up: ", reason));
     // Where a callback has failed here, too: the others may not know.

@@ -86,6 +86,11 @@ class Nccl final : public Communicator {
     poll(text, limit, [&] { return rank_.ready() && cuda::stream_ready(stream); });
   }
 
+  void check() override {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.empty()) throw DeviceError(failure_);
+  }
+
   void abort(std::string_view reason) noexcept override {
     const std::lock_guard lock(mutex_);
     give_up(concat("gave up: ", reason));

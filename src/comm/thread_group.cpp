@@ -185,6 +185,7 @@ class ThreadRank final : public Communicator {
 
   bool capturable() const override { return false; }
   void wait(void*, milliseconds) override { group_->check(); }
+  void check() override { group_->check(); }
   void abort(std::string_view reason) noexcept override { group_->abort(rank_, reason); }
 
  private:

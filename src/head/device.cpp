@@ -1,6 +1,7 @@
 #include "logitless/device.h"
 
 #include "core/check.h"
+#include "kernels/device_shard.h"
 #include "kernels/device_stream.h"
 
 namespace logitless {
@@ -13,6 +14,8 @@ void require_gpu(const Context& context, const char* what) {
 }  // namespace
 
 std::string gpu_missing(int index) { return cuda::device_missing(index); }
+
+void use_gpu(int index) { cuda::set_current_device(index); }
 
 DeviceStatus device_status(const Context& context) {
   require_gpu(context, "device_status");
@@ -40,6 +43,7 @@ DeviceEvent::DeviceEvent(const Context& context) {
   event_ = cuda::make_event();
 }
 void DeviceEvent::wait() const { cuda::wait_event(event_.get()); }
+bool DeviceEvent::passed() const { return cuda::event_passed(event_.get()); }
 
 DeviceStream::DeviceStream(const Context& context) {
   require_gpu(context, "DeviceStream");
@@ -50,6 +54,10 @@ void DeviceStream::copy(void* to, const void* from, std::size_t bytes) const {
 }
 void DeviceStream::fill(void* to, int byte, std::size_t bytes) const {
   if (bytes > 0) cuda::fill_device(to, byte, bytes, handle());
+}
+void DeviceStream::add_pieces(const float* pieces, int ranks, std::int64_t count,
+                              float* sums) const {
+  if (count > 0) cuda::add_pieces(pieces, ranks, count, sums, handle());
 }
 void DeviceStream::record(DeviceEvent& event) const {
   cuda::record_event(event.event_.get(), handle());

@@ -12,6 +12,7 @@ namespace {
 
 static_assert(sizeof(DeviceAdamWRates) == sizeof(cuda::AdamWRates));
 static_assert(sizeof(DeviceAdamWReport) == sizeof(cuda::AdamWReport));
+static_assert(sizeof(DeviceAdamWTotals) == sizeof(cuda::AdamWTotals));
 
 cuda::AdamWTensor checked(const DeviceAdamWTensor& t, std::size_t index) {
   require(t.count >= 0, "tensor ", index, ": count: expected at least 0, got ", t.count);
@@ -93,6 +94,17 @@ void DeviceAdamW::step(const DeviceAdamWRates* rates, DeviceAdamWReport* report,
                        void* stream) const {
   cuda::adamw_step(state_->on(stream), reinterpret_cast<const cuda::AdamWRates*>(rates),
                    reinterpret_cast<cuda::AdamWReport*>(report));
+}
+void DeviceAdamW::totals(const DeviceAdamWRates* rates, DeviceAdamWTotals* totals,
+                         void* stream) const {
+  cuda::adamw_totals(state_->on(stream), reinterpret_cast<const cuda::AdamWRates*>(rates),
+                     reinterpret_cast<cuda::AdamWTotals*>(totals));
+}
+void DeviceAdamW::step_of_ranks(const DeviceAdamWRates* rates, const DeviceAdamWTotals* of_all,
+                                int ranks, DeviceAdamWReport* report, void* stream) const {
+  cuda::adamw_step_of_ranks(state_->on(stream), reinterpret_cast<const cuda::AdamWRates*>(rates),
+                            reinterpret_cast<const cuda::AdamWTotals*>(of_all), ranks,
+                            reinterpret_cast<cuda::AdamWReport*>(report));
 }
 void DeviceAdamW::reset(void* stream) const { cuda::adamw_reset(state_->on(stream)); }
 void DeviceAdamW::round(void* stream) const { cuda::adamw_round(state_->on(stream)); }

@@ -30,12 +30,21 @@ struct AdamWRates {
   float move = 0.0f;      // rate / (1 - beta1^step)
   float inverse2 = 0.0f;  // 1 / (1 - beta2^step)
   float kept = 1.0f;      // 1 - rate * weight_decay
+  std::int32_t note = 0;  // the caller's, for the report
 };
 
 struct AdamWReport {
   double loss = 0.0;
   double norm = 0.0;         // of the gradients before clipping
   std::int64_t skipped = 0;  // 1: this step changed nothing
+  std::int64_t note = 0;     // the greatest of all ranks' rates
+};
+
+// What a rank adds to a step of several.
+struct AdamWTotals {
+  double loss = 0.0;
+  double squares = 0.0;  // of its gradients
+  std::int64_t note = 0;
 };
 
 // Where things lie in the optimizer's memory; offsets in bytes, multiples of 256. Pure.
@@ -66,6 +75,11 @@ void adamw_loss(const AdamWCall& call, const float* loss, bool add);
 // in f32, and rounded = value; the norm in double. From a loss or norm on that is no finite number,
 // steps change nothing until adamw_reset().
 void adamw_step(const AdamWCall& call, const AdamWRates* rates, AdamWReport* report);
+// Of several ranks, each with tensors of its own: what this one's are, then the step with the sums
+// of all [ranks], in their order.
+void adamw_totals(const AdamWCall& call, const AdamWRates* rates, AdamWTotals* totals);
+void adamw_step_of_ranks(const AdamWCall& call, const AdamWRates* rates, const AdamWTotals* of_all,
+                         int ranks, AdamWReport* report);
 // rounded = value.
 void adamw_round(const AdamWCall& call);
 

@@ -41,6 +41,8 @@ void record_event(void* event, Stream stream);
 // The host waits for what the stream had before the event was recorded; not at all where it never
 // was.
 void wait_event(void* event);
+// Whether wait_event() would return at once.
+bool event_passed(void* event);
 // Enqueues; one side may be pinned memory.
 void copy_async(void* to, const void* from, std::size_t bytes, Stream stream);
 

@@ -63,7 +63,7 @@ void adamw_step(const AdamWOptions& options, std::span<const AdamWSlot> slots, s
   });
 }
 
-double global_norm(std::span<const std::span<const float>> gradients, int threads) {
+double sum_of_squares(std::span<const std::span<const float>> gradients, int threads) {
   const auto blocks =
       blocks_of(gradients.size(), [&](std::size_t t) { return gradients[t].size(); });
   std::vector<double> sums(blocks.size());
@@ -84,7 +84,11 @@ double global_norm(std::span<const std::span<const float>> gradients, int thread
   });
   double total = 0.0;
   for (const double sum : sums) total += sum;
-  return std::sqrt(total);
+  return total;
+}
+
+double global_norm(std::span<const std::span<const float>> gradients, int threads) {
+  return std::sqrt(sum_of_squares(gradients, threads));
 }
 
 double clip_scale(double norm, double most) {

@@ -30,7 +30,9 @@ struct AdamWSlot {
 void adamw_step(const AdamWOptions& options, std::span<const AdamWSlot> slots, std::int64_t step,
                 double rate, double scale, int threads);
 
-// sqrt of the sum of squares, in double.
+// In double.
+double sum_of_squares(std::span<const std::span<const float>> gradients, int threads);
+// Its sqrt.
 double global_norm(std::span<const std::span<const float>> gradients, int threads);
 
 // What gradients are multiplied with so that their norm is at most `most`; 1 when `most` is 0.

@@ -27,13 +27,21 @@ inline constexpr std::int64_t kMostSteps = INT64_C(1) << 40;
 inline constexpr std::int64_t kMostWindows = INT64_C(1) << 60;
 
 inline constexpr WholeBounds kWholeBounds[] = {
-    {"vocab", 1, kMostOfASize},      {"dim", 1, kMostOfASize},
-    {"heads", 1, kMostOfASize},      {"layers", 1, 4096},
-    {"context", 1, kMostOfASize, 0}, {"batch", 1, kMostOfASize},
-    {"length", 1, kMostOfASize},     {"steps", 1, kMostSteps},
-    {"accumulate", 1, kMostOfASize}, {"warmup", 0, kMostSteps, -1},
-    {"seed", 0, kMostSteps},         {"eval-every", 1, kMostSteps, 0},
-    {"sample", 0, kMostOfASize},     {"top-k", 0, kMostOfASize},
+    {"vocab", 1, kMostOfASize},
+    {"dim", 1, kMostOfASize},
+    {"heads", 1, kMostOfASize},
+    {"layers", 1, 4096},
+    {"context", 1, kMostOfASize, 0},
+    {"batch", 1, kMostOfASize},
+    {"length", 1, kMostOfASize},
+    {"steps", 1, kMostSteps},
+    {"accumulate", 1, kMostOfASize},
+    {"warmup", 0, kMostSteps, -1},
+    {"ranks", 1, 1024},
+    {"seed", 0, kMostSteps},
+    {"eval-every", 1, kMostSteps, 0},
+    {"sample", 0, kMostOfASize},
+    {"top-k", 0, kMostOfASize},
 };
 
 // A number of at least 0; with `fraction` one between 0 and 1, both excluded.

@@ -18,13 +18,15 @@ std::vector<MemoryItem> memory_statement(const DeviceSizes& sizes) {
   };
   add("weights", sizes.weights);
   add("bf16 copies", sizes.rounded);
-  add("moments", 2 * sizes.weights);
-  add("gradients", sizes.weights);
+  add("moments", sizes.moments);
+  add("gradients", sizes.gradients);
   add("tables of positions", sizes.constants);
   add(kArena, sizes.arena);
   add("far field", sizes.far);
   add("optimizer", sizes.optimizer);
   add("batches", sizes.batches);
+  add("exchange between ranks", sizes.exchange);
+  if (sizes.exchange > 0) add("NCCL", kNcclBytes);
   add("libraries and kernels", kLibraryBytes);
   return items;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "logitless/error.h"
 
@@ -25,19 +24,9 @@ std::size_t bytes_of(const CompiledProgram::Tensor& t) {
   return static_cast<std::size_t>(t.bytes());
 }
 
-std::size_t offset_of(const TensorSet& set, std::size_t index) {
-  return static_cast<std::size_t>(set[index].data() - set[0].data());
-}
-// Of the bf16 copies of parameters that the step takes; 0 of one that it does not.
-std::vector<std::size_t> rounded_bytes(const DeviceModel& model) {
-  std::vector<std::size_t> bytes;
-  for (const DeviceModel::Tensor& tensor : model.parameters) {
-    const auto& taken = model.step.parameters();
-    const auto found = std::find_if(taken.begin(), taken.end(),
-                                    [&](const auto& t) { return t.name == tensor.rounded; });
-    bytes.push_back(found == taken.end() ? 0 : aligned(bytes_of(*found)));
-  }
-  return bytes;
+bool takes(const CompiledProgram& program, const std::string& name) {
+  const auto& taken = program.parameters();
+  return std::any_of(taken.begin(), taken.end(), [&](const auto& t) { return t.name == name; });
 }
 std::size_t constant_bytes(const DeviceModel& model) {
   std::size_t bytes = 0;
@@ -53,6 +42,16 @@ std::size_t output_bytes(const DeviceModel& model) {
 
 }  // namespace
 
+std::vector<ParameterUse> DeviceModel::uses() const {
+  std::vector<ParameterUse> uses;
+  for (const Tensor& t : parameters) {
+    const bool rounded = takes(step, t.rounded);
+    const bool master = takes(step, t.name) || takes(loss, t.name) || takes(logits, t.name);
+    uses.push_back({master || !rounded, rounded});
+  }
+  return uses;
+}
+
 DeviceSteps::Inputs::Inputs(const CompiledProgram& step) {
   const auto bytes = [&](const char* name) {
     return aligned(bytes_of(step.parameters()[step.parameter(name)]));
@@ -64,36 +63,39 @@ DeviceSteps::Inputs::Inputs(const CompiledProgram& step) {
   end = last + kAlignment;
 }
 
-std::vector<MemoryItem> DeviceSteps::statement(const DeviceModel& model, const TensorSet& layout) {
+std::vector<MemoryItem> DeviceSteps::statement(const DeviceModel& model) {
+  const RankPieces& pieces = model.pieces;
   std::vector<std::int64_t> counts;
-  for (std::size_t i = 0; i < layout.size(); ++i) counts.push_back(std::ssize(layout[i]));
+  for (const OwnedSlice& slice : pieces.slices())
+    counts.push_back(static_cast<std::int64_t>(slice.count));
   DeviceSizes sizes;
-  sizes.weights = layout.bytes();
-  const std::vector<std::size_t> rounded = rounded_bytes(model);
-  sizes.rounded = std::accumulate(rounded.begin(), rounded.end(), std::size_t{0});
+  sizes.weights = pieces.masters() * sizeof(float);
+  sizes.rounded = 2 * pieces.rounded_end();
+  sizes.moments = 2 * pieces.owned() * sizeof(float);
+  sizes.gradients = pieces.layout().end * sizeof(float);
   sizes.constants = constant_bytes(model);
   sizes.arena = arena_bytes(model);
   sizes.far = model.far_bytes;
   sizes.optimizer = DeviceAdamW::bytes(counts);
   sizes.batches = Inputs(model.step).end + output_bytes(model);
+  sizes.exchange = DeviceExchange::bytes(pieces);
   return memory_statement(sizes);
 }
 
-DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model, const TensorSet& layout)
+DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model)
     : context_(context),
+      pieces_(model.pieces),
       accumulate_(model.accumulate),
       rows_(model.rows),
       inputs_(model.step),
-      stream_(context) {
-  const std::string no_room =
-      why_no_room(statement(model, layout), device_status(context).free_bytes);
+      stream_(context),
+      exchange_(context, stream_, pieces_, model.ranks) {
+  const std::string no_room = why_no_room(statement(model), device_status(context).free_bytes);
   if (!no_room.empty()) throw DeviceError(no_room);
-  const std::size_t set = layout.bytes();
-  weights_ = DeviceBuffer(context, set);
-  const std::vector<std::size_t> rounded = rounded_bytes(model);
-  rounded_ = DeviceBuffer(context, std::accumulate(rounded.begin(), rounded.end(), std::size_t{0}));
-  moments_ = DeviceBuffer(context, 2 * set);
-  gradients_ = DeviceBuffer(context, set);
+  weights_ = DeviceBuffer(context, pieces_.masters() * sizeof(float));
+  rounded_ = DeviceBuffer(context, 2 * pieces_.rounded_end());
+  moments_ = DeviceBuffer(context, 2 * pieces_.owned() * sizeof(float));
+  gradients_ = DeviceBuffer(context, pieces_.layout().end * sizeof(float));
   constants_ = DeviceBuffer(context, constant_bytes(model));
   arena_ = DeviceBuffer(context, arena_bytes(model));
   input_ = DeviceBuffer(context, inputs_.end);
@@ -115,24 +117,26 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model, const
     pointers[c.name] = constants_.as<void>(at);
     at += aligned(c.values.size_bytes());
   }
+  const TensorLayout& layout = pieces_.layout();
+  for (std::size_t i = 0; i < layout.counts.size(); ++i) {
+    const DeviceModel::Tensor& tensor = model.parameters[i];
+    const std::size_t offset = layout.offsets[i];
+    if (offset < pieces_.rounded_end()) pointers[tensor.rounded] = rounded_.as<void>(2 * offset);
+    if (offset >= pieces_.master_begin())
+      pointers[tensor.name] = weights_.as<float>() + pieces_.master_at(offset);
+    pointers["d_" + tensor.name] = gradients_.as<float>() + offset;
+  }
   std::vector<DeviceAdamWTensor> tensors;
-  at = 0;
-  for (std::size_t i = 0; i < layout.size(); ++i) {
-    const std::size_t offset = offset_of(layout, i) * sizeof(float);
+  for (const OwnedSlice& slice : pieces_.slices()) {
     DeviceAdamWTensor t;
-    t.value = weights_.as<float>(offset);
-    t.gradient = gradients_.as<float>(offset);
-    t.m = moments_.as<float>(offset);
-    t.v = moments_.as<float>(set + offset);
-    if (rounded[i] > 0) {
-      pointers[model.parameters[i].rounded] = t.rounded = rounded_.as<void>(at);
-      at += rounded[i];
-    }
-    t.count = std::ssize(layout[i]);
-    t.decay = model.parameters[i].decay;
+    t.value = weights_.as<float>() + pieces_.master_of(slice);
+    t.gradient = gradients_.as<float>() + slice.at;
+    t.m = moments_.as<float>() + slice.owned;
+    t.v = t.m + pieces_.owned();
+    if (slice.at < pieces_.rounded_end()) t.rounded = rounded_.as<void>(2 * slice.at);
+    t.count = static_cast<std::int64_t>(slice.count);
+    t.decay = model.parameters[slice.tensor].decay;
     tensors.push_back(t);
-    pointers[model.parameters[i].name] = t.value;
-    pointers["d_" + model.parameters[i].name] = t.gradient;
   }
   adamw_.emplace(context, model.adamw, tensors);
   step_ = runner(model.step, pointers);
@@ -158,11 +162,15 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model, const
     }
   }
   stream_.wait();
-  reader_.emplace(kSlots, rows_, [this, read = model.read](std::int64_t first, std::size_t slot) {
+  const auto stride = rows_ * pieces_.ranks();
+  const auto read = [this, read = model.read, gpu = model.gpu](std::int64_t first,
+                                                               std::size_t slot) {
+    use_gpu(gpu);
     const Batch batch = read(first);
     slots_[slot].copied.wait();
     put_words(slots_[slot], batch);
-  });
+  };
+  reader_.emplace(kSlots, stride, read);
 }
 
 DeviceSteps::Runner DeviceSteps::runner(const CompiledProgram& program,
@@ -191,31 +199,57 @@ void DeviceSteps::enqueue(bool first, bool last) const {
   } else {
     adamw_->add_loss(output_.as<float>(kLoss), stream_.handle());
   }
-  if (last) {
+  if (last && exchange_.alone()) {
     adamw_->step(input_.as<DeviceAdamWRates>(inputs_.rates), output_.as<DeviceAdamWReport>(kReport),
                  stream_.handle());
   }
 }
 
+void DeviceSteps::enqueue_update_of_ranks() const {
+  const auto* const rates = input_.as<DeviceAdamWRates>(inputs_.rates);
+  exchange_.add_gradients(gradients_.as<float>());
+  adamw_->totals(rates, exchange_.own_totals(), stream_.handle());
+  exchange_.share_totals();
+  adamw_->step_of_ranks(rates, exchange_.all_totals(), pieces_.ranks(),
+                        output_.as<DeviceAdamWReport>(kReport), stream_.handle());
+  exchange_.share_values(weights_.as<float>(), rounded_.data());
+}
+
 void DeviceSteps::put(const TensorSet& values, const TensorSet& m, const TensorSet& v) {
-  const std::size_t set = weights_.bytes();
-  stream_.copy(weights_.data(), values[0].data(), set);
-  stream_.copy(moments_.data(), m[0].data(), set);
-  stream_.copy(moments_.as<void>(set), v[0].data(), set);
+  const auto mine = static_cast<std::size_t>(pieces_.rank());
+  // This rank's pieces of a set.
+  const auto put_owned = [&](const TensorSet& set, float* owned, bool masters) {
+    for (const Bucket& b : pieces_.buckets()) {
+      if (masters && b.use.master) continue;
+      stream_.copy(owned + b.owned, set.all().data() + b.begin + mine * b.piece,
+                   b.piece * sizeof(float));
+    }
+  };
+  put_owned(values, weights_.as<float>(), true);
+  const std::span<const float> whole = values.all().subspan(pieces_.master_begin());
+  stream_.copy(weights_.as<float>() + pieces_.owned_before_masters(), whole.data(),
+               whole.size_bytes());
+  float* to = moments_.as<float>();
+  for (const TensorSet* set : {&m, &v}) {
+    if (set->size() > 0) {
+      put_owned(*set, to, false);
+    } else {
+      stream_.fill(to, 0, pieces_.owned() * sizeof(float));
+    }
+    to += pieces_.owned();
+  }
   adamw_->round(stream_.handle());
+  exchange_.share_values(weights_.as<float>(), rounded_.data());
   reset();
 }
 
 void DeviceSteps::get_values(const TensorSet& values) const {
-  stream_.copy(values[0].data(), weights_.data(), weights_.bytes());
-  stream_.wait();
+  exchange_.gather_masters(weights_.as<float>(), values.all());
 }
 
-void DeviceSteps::get(const TensorSet& values, const TensorSet& m, const TensorSet& v) const {
-  const std::size_t set = weights_.bytes();
-  stream_.copy(m[0].data(), moments_.data(), set);
-  stream_.copy(v[0].data(), moments_.as<void>(set), set);
-  get_values(values);
+void DeviceSteps::get_moments(const TensorSet& m, const TensorSet& v) const {
+  exchange_.gather(moments_.as<float>(), m.all());
+  exchange_.gather(moments_.as<float>() + pieces_.owned(), v.all());
 }
 
 DeviceSteps::Slot& DeviceSteps::own_slot() {
@@ -235,12 +269,15 @@ void DeviceSteps::put_words(const Slot& slot, const Batch& batch) const {
             slot.memory.as<std::int64_t>(inputs_.targets));
 }
 
-void DeviceSteps::start(std::int64_t window, float inverse_count, std::int64_t step, double rate) {
+void DeviceSteps::start(std::int64_t window, float inverse_count, std::int64_t step, double rate,
+                        std::int32_t note) {
   if (started_ - finished_ >= static_cast<std::int64_t>(kReports))
     throw InternalError("a third step was started before the first was finished");
-  const DeviceAdamWRates rates = adamw_->rates(step, rate);
+  DeviceAdamWRates rates = adamw_->rates(step, rate);
+  rates.note = note;
   for (std::int64_t i = 0; i < accumulate_; ++i) {
-    const std::size_t taken = reader_->take(window + i * rows_);
+    const std::int64_t batch = i * pieces_.ranks() + pieces_.rank();
+    const std::size_t taken = reader_->take(window + batch * rows_);
     Slot& slot = slots_[taken];
     *slot.memory.as<float>(inputs_.inverse_count) = inverse_count;
     *slot.memory.as<DeviceAdamWRates>(inputs_.rates) = rates;
@@ -253,6 +290,7 @@ void DeviceSteps::start(std::int64_t window, float inverse_count, std::int64_t s
       stream_.launch(graphs_[kind(first, last)]);
     }
   }
+  if (!exchange_.alone()) enqueue_update_of_ranks();
   ReportSlot& report = reports_[static_cast<std::size_t>(started_++) % kReports];
   stream_.copy(report.memory.data(), output_.as<void>(kReport), report.memory.bytes());
   stream_.record(report.written);
@@ -261,7 +299,7 @@ void DeviceSteps::start(std::int64_t window, float inverse_count, std::int64_t s
 DeviceAdamWReport DeviceSteps::finish() {
   if (started_ == finished_) throw InternalError("no step was started");
   const ReportSlot& report = reports_[static_cast<std::size_t>(finished_++) % kReports];
-  report.written.wait();
+  exchange_.wait(report.written);
   return *report.memory.as<DeviceAdamWReport>();
 }
 

@@ -15,7 +15,9 @@
 #include "logitless/device_adamw.h"
 #include "logitless/far_field.h"
 #include "train/dataset.h"
+#include "train/device_exchange.h"
 #include "train/device_memory.h"
+#include "train/rank_pieces.h"
 #include "train/read_ahead.h"
 #include "train/tensor_set.h"
 
@@ -37,6 +39,10 @@ struct DeviceModel {
   };
   CompiledProgram step, loss, logits;
   std::vector<Tensor> parameters;
+  RankPieces pieces{{}, {}};  // of the parameters, by uses()
+  // Of pieces.ranks(); null of one. It moves the GPU's memory.
+  Communicator* ranks = nullptr;
+  int gpu = 0;  // its index
   std::vector<Constant> constants;
   std::size_t far_bytes = 0;    // of DeviceSteps::use(), for the statement
   std::int64_t accumulate = 1;  // micro-batches of a step
@@ -44,36 +50,43 @@ struct DeviceModel {
   // The micro-batch of `rows` windows from the first-th on; called on a thread of its own.
   std::function<Batch(std::int64_t first)> read;
   std::int64_t rows = 1;
+
+  // What the programs read of the parameters.
+  std::vector<ParameterUse> uses() const;
 };
 
 // All memory is allocated when it is made, one block for each item of the statement. Steps are
 // enqueued and not waited for: a thread reads the next micro-batches into three pinned buffers,
-// reports come back through two.
+// reports come back through two. Of several ranks each has its own, and makes the same calls in the
+// same order.
 class DeviceSteps {
  public:
-  // layout: where tensors lie in a set of them; its numbers are not read.
-  static std::vector<MemoryItem> statement(const DeviceModel& model, const TensorSet& layout);
+  static std::vector<MemoryItem> statement(const DeviceModel& model);
 
   // Prepares the programs, runs each once and captures the graphs; put() has to follow. Throws
   // DeviceError stating the memory that it takes and what is free where that is too little, and
   // what CompiledProgram::prepare() throws.
-  DeviceSteps(const Context& context, const DeviceModel& model, const TensorSet& layout);
+  DeviceSteps(const Context& context, const DeviceModel& model);
 
   // From now on the step's head is under `far`, which is on the stream and outlives this. Steps are
   // enqueued one kernel at a time then: what runs differs from step to step. Those that `far`
   // decides something in wait (PreparedProgram::run).
   void use(FarFieldHead& far) { far_ = &far; }
 
-  // Parameters and moments from the host and to it. Waits. put() rounds the copies, and begins anew
-  // after steps that changed nothing.
+  // Parameters and moments from the host and to it, in sets of pieces.layout(). Waits. put() rounds
+  // the copies, and begins anew after steps that changed nothing; sets of no tensors are zeros. A
+  // set of no tensors gets nothing.
   void put(const TensorSet& values, const TensorSet& m, const TensorSet& v);
   void get_values(const TensorSet& values) const;
-  void get(const TensorSet& values, const TensorSet& m, const TensorSet& v) const;
+  void get_moments(const TensorSet& m, const TensorSet& v) const;
 
-  // The step-th step, counted from 1, of `accumulate` micro-batches from a window on. At most one
-  // started before may be unfinished. Throws what reading throws; then no step was started,
-  // though micro-batches before the unread one may have run, which the next step begins anew.
-  void start(std::int64_t window, float inverse_count, std::int64_t step, double rate);
+  // The step-th step, counted from 1, of `accumulate` micro-batches of each rank from a window
+  // on: those of all ranks, in their order, then the next ones. At most one started before may be
+  // unfinished. `note` comes back in the report, of several ranks the greatest. Throws what reading
+  // throws; then no step was started, though micro-batches before the unread one may have run,
+  // which the next step begins anew.
+  void start(std::int64_t window, float inverse_count, std::int64_t step, double rate,
+             std::int32_t note = 0);
   // Waits for the first that is not finished, and says what became of it. A step that was skipped
   // changed nothing, and neither does any after it until reset().
   DeviceAdamWReport finish();
@@ -114,8 +127,9 @@ class DeviceSteps {
 
   Runner runner(const CompiledProgram& program, const Pointers& pointers) const;
   void run(const Runner& runner) const;
-  // A micro-batch of a step.
+  // A micro-batch of a step, and with the last one of a step of one rank the update.
   void enqueue(bool first, bool last) const;
+  void enqueue_update_of_ranks() const;
   static std::size_t kind(bool first, bool last) { return (first ? 1U : 0U) + (last ? 2U : 0U); }
   // The pinned buffer of what is no step, when its last copy is done.
   Slot& own_slot();
@@ -123,9 +137,11 @@ class DeviceSteps {
   void put_words(const Slot& slot, const Batch& batch) const;
 
   const Context& context_;
+  const RankPieces pieces_;
   std::int64_t accumulate_, rows_;
   Inputs inputs_;
   DeviceStream stream_;
+  DeviceExchange exchange_;
   DeviceBuffer weights_, rounded_, moments_, gradients_, constants_, arena_, input_, output_;
   std::optional<DeviceAdamW> adamw_;
   Runner step_, loss_, logits_;

@@ -23,11 +23,11 @@ std::size_t order_bytes(const ModelSizes& sizes, const FarFieldOptions& far) {
 
 }  // namespace
 
-Trainer::OnDevice::OnDevice(Context&& gpu, const DeviceModel& model, const TensorSet& layout)
+Trainer::OnDevice::OnDevice(Context&& gpu, const DeviceModel& model)
     : context(std::move(gpu)),
-      statement(DeviceSteps::statement(model, layout)),
+      statement(DeviceSteps::statement(model)),
       taken_before(taken(context)),
-      steps(context, model, layout) {}
+      steps(context, model) {}
 
 void Trainer::OnDevice::require_finished(const char* call) const {
   if (!started.empty())
@@ -35,7 +35,8 @@ void Trainer::OnDevice::require_finished(const char* call) const {
 }
 void Trainer::OnDevice::get(const TensorSet& values, const TensorSet& m, const TensorSet& v) const {
   require_finished("save()");
-  steps.get(values, m, v);
+  steps.get_values(values);
+  steps.get_moments(m, v);
 }
 void Trainer::OnDevice::get_values(const TensorSet& values) const {
   require_finished("values()");
@@ -45,6 +46,7 @@ void Trainer::OnDevice::add_to(TrainMemory& memory) const {
   memory.device = statement;
   for (const MemoryItem& item : statement) {
     if (item.name == "gradients") memory.gradients = item.bytes;
+    if (item.name == "moments") memory.moments = item.bytes;
   }
   memory.device_taken_before = taken_before;
   memory.device_taken = taken(context);
@@ -53,6 +55,7 @@ void Trainer::OnDevice::add_to(TrainMemory& memory) const {
 void Trainer::start_device() {
   ContextOptions on_gpu;
   on_gpu.device = DeviceKind::cuda;
+  on_gpu.device_index = options_.gpu;
   Context context(on_gpu);
   limits_ = context.device();
   device_name_ = device_status(context).name;
@@ -67,6 +70,10 @@ void Trainer::start_device() {
   model.logits = within_budget(build_logits(*model_, 1, train_.length(), Weights::rounded));
   for (const Parameter& p : list_)
     model.parameters.push_back({p.name, rounded_name(p.name), p.is_matrix()});
+  make_pieces(model.uses());
+  model.pieces = *pieces_;
+  model.ranks = options_.ranks.get();
+  model.gpu = options_.gpu;
   for (const PositionTable& table : tables_) model.constants.push_back({table.name, table.values});
   model.accumulate = options_.accumulate;
   model.rows = options_.batch;
@@ -79,18 +86,18 @@ void Trainer::start_device() {
     start_far_field(Context(context));  // to know what it takes
     if (far_) model.far_bytes = far_workspace_ + order_bytes(model_->sizes(), *options_.far_field);
   }
-  device_ = std::make_unique<OnDevice>(std::move(context), model, values_);
+  device_ = std::make_unique<OnDevice>(std::move(context), model);
   if (far_) {
     start_far_field(device_->context.on(device_->steps.stream()));
     device_->steps.use(*far_);
   }
-  put_on_device();
+  put_on_device({}, {});
 }
 
-void Trainer::put_on_device() {
+void Trainer::put_on_device(const TensorSet& m, const TensorSet& v) {
   if (!device_) return;
   device_->started.clear();
-  device_->steps.put(values_, m_, v_);
+  device_->steps.put(values_, m, v);
 }
 
 const TensorSet& Trainer::values() const {
@@ -98,15 +105,15 @@ const TensorSet& Trainer::values() const {
   return values_;
 }
 
-std::optional<StepResult> Trainer::start_step() {
-  if (!device_) return step();
+std::optional<StepResult> Trainer::start_step(int note) {
+  if (!device_) return step(note);
   // Every target of a batch of training data counts.
-  const std::int64_t count = options_.batch * options_.accumulate * train_.length();
+  const std::int64_t count = windows_of_step() * train_.length();
   const OnDevice::Started now{state_.step, state_.windows, options_.schedule.rate(state_.step)};
   device_->steps.start(state_.windows, static_cast<float>(1.0 / static_cast<double>(count)),
-                       state_.step + 1, now.rate);
+                       state_.step + 1, now.rate, note);
   ++state_.step;
-  state_.windows += options_.batch * options_.accumulate;
+  state_.windows += windows_of_step();
   std::optional<StepResult> before;
   if (!device_->started.empty()) before = finish_step();
   device_->started.push_back(now);
@@ -128,7 +135,7 @@ std::optional<StepResult> Trainer::finish_step() {
     require_finite("gradients' norm", report.norm, first.step + 1);
     throw InternalError("a step of finite numbers was skipped");
   }
-  return StepResult{report.loss, first.rate, report.norm};
+  return StepResult{report.loss, first.rate, report.norm, static_cast<int>(report.note)};
 }
 
 }  // namespace logitless::train

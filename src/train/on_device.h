@@ -10,9 +10,9 @@
 namespace logitless::train {
 
 struct Trainer::OnDevice {
-  OnDevice(Context&& gpu, const DeviceModel& model, const TensorSet& layout);
+  OnDevice(Context&& gpu, const DeviceModel& model);
 
-  // Tensors to the host, which wants all steps finished.
+  // Tensors to the host, which wants all steps finished; a set of no tensors gets nothing.
   void get(const TensorSet& values, const TensorSet& m, const TensorSet& v) const;
   void get_values(const TensorSet& values) const;
   void add_to(TrainMemory& memory) const;

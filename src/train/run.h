@@ -33,7 +33,8 @@ struct RunReport {
   DeviceKind device = DeviceKind::cpu;
   std::string device_name;  // of a GPU
   std::string cpu_reason;   // why not the GPU that is there; empty where there is none
-  int threads = 0;
+  int threads = 0;          // of a rank
+  int ranks = 1;
   TrainMemory memory;
   std::string explain;  // the compiler's report of a step
   // Of the run's far field, a checkpoint's steps included; none without, or where every step is

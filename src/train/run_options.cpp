@@ -23,7 +23,7 @@ constexpr std::string_view kFixed[] = {"model",   "vocab",  "dim",   "heads",  "
 constexpr std::string_view kSizeNames[] = {"vocab", "dim", "heads", "layers", "context"};
 constexpr std::int64_t kLeastTextVocab = 300;  // 256 bytes, and the tokenizer's own
 // Younger than the format of checkpoints: one without them has the defaults.
-constexpr std::string_view kYounger[] = {"far-field", "far-both", "cache", "tokenizer"};
+constexpr std::string_view kYounger[] = {"far-field", "far-both", "cache", "tokenizer", "ranks"};
 constexpr std::string_view kSources[] = {"data", "val", "text"};
 
 template <typename Names>
@@ -51,6 +51,7 @@ void each_option(Options& o, Visit&& visit) {
   visit("length", o.length);
   visit("steps", o.steps);
   visit("accumulate", o.accumulate);
+  visit("ranks", o.ranks);
   visit("lr", o.rate);
   visit("warmup", o.warmup);
   visit("min-lr", o.floor);
@@ -198,6 +199,8 @@ void check_options(const RunOptions& o) {
     fail(fmt::format("--far-field: cannot be given beside --{}: it is of losses on the head engine",
                      o.chunk ? "no-head-engine" : "no-chunk"));
   }
+  if (o.far_field > 0.0 && o.ranks > 1)
+    fail("--ranks: cannot be given beside --far-field: audits and orders are of one rank");
   if (const std::string unserved = unserved_on_gpu(o);
       o.device == DeviceWish::cuda && !unserved.empty())
     fail(fmt::format("--device: cuda does not serve {}; expected cpu beside it", unserved));

@@ -38,6 +38,9 @@ struct RunOptions {
   std::int64_t length = 128;
   std::int64_t steps = 800;
   std::int64_t accumulate = 1;
+  // That share each step: threads of the process with a GPU, or a share of the CPU's cores, each;
+  // batch is of one of them.
+  std::int64_t ranks = 1;
   double rate = 1e-3;
   std::int64_t warmup = -1;  // steps; -1: a twentieth of all
   double floor = -1.0;       // the last rate; -1: a tenth of the highest
@@ -74,6 +77,7 @@ struct RunOptions {
   // `words` is the vocabulary of the text's tokenizer.
   ModelPtr make_model(std::int64_t words) const;
   TrainOptions train_options() const;
+  std::int64_t tokens_of_step() const { return batch * accumulate * ranks * length; }
   std::int64_t steps_between_validations() const;
   // Of the steps; empty: none.
   std::string log_path() const;

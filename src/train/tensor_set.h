@@ -10,19 +10,34 @@
 
 namespace logitless::train {
 
+// Where the tensors of a set lie: offsets and counts in elements.
+struct TensorLayout {
+  static constexpr std::size_t kAlign = 128;  // of offsets: 256 bytes of the shortest elements
+
+  TensorLayout() = default;
+  explicit TensorLayout(const std::vector<Parameter>& list);
+
+  std::vector<std::size_t> offsets, counts;
+  std::size_t end = 0;
+};
+std::vector<std::size_t> counts_of(const std::vector<Parameter>& list);
+
 class TensorSet {
  public:
+  TensorSet() = default;
   // Zeros. Throws DeviceError when memory is short.
-  explicit TensorSet(const std::vector<Parameter>& list);
+  explicit TensorSet(TensorLayout layout);
+  explicit TensorSet(const std::vector<Parameter>& list) : TensorSet(TensorLayout(list)) {}
 
-  std::size_t size() const { return offsets_.size() - 1; }
+  std::size_t size() const { return layout_.counts.size(); }
   // Aligned to 64 bytes.
   std::span<float> operator[](std::size_t index) const;
+  // All of the layout.
+  std::span<float> all() const { return {memory_.as<float>(), layout_.end}; }
   std::size_t bytes() const { return memory_.bytes(); }
 
  private:
-  std::vector<std::size_t> offsets_;  // in floats
-  std::vector<std::size_t> counts_;
+  TensorLayout layout_;
   Buffer memory_;
 };
 

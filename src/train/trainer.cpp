@@ -76,20 +76,19 @@ Trainer::Trainer(ModelPtr model, const TrainOptions& options, Dataset train, Dat
       train_(std::move(train)),
       valid_(std::move(valid)),
       list_(model_->parameters()),
-      values_(list_),
-      m_(list_),
-      v_(list_),
-      gradients_(options.device == DeviceKind::cpu ? list_ : decltype(list_)()),
       tables_(model_->tables(train_.length())) {
-  for (std::size_t i = 0; i < list_.size(); ++i) {
-    initialise(list_[i], i, options_.seed, values_[i]);
-  }
+  if (options_.far_field && ranks() > 1)
+    throw Unsupported("the far field is of one rank: its audits and orders are not shared yet");
   state_.seed = options_.seed;
   state_.data = hex(train_.key());
   if (options_.device == DeviceKind::cuda) {
     start_device();
     return;
   }
+  make_pieces(std::vector<ParameterUse>(list_.size()));
+  m_ = TensorSet(pieces_->layout());
+  v_ = TensorSet(pieces_->layout());
+  gradients_ = TensorSet(pieces_->layout());
   tokens_.resize(static_cast<std::size_t>(options_.batch * train_.length()));
   targets_.resize(tokens_.size());
 
@@ -108,6 +107,13 @@ Trainer::Trainer(ModelPtr model, const TrainOptions& options, Dataset train, Dat
 }
 
 Trainer::~Trainer() = default;
+
+void Trainer::make_pieces(const std::vector<ParameterUse>& uses) {
+  pieces_.emplace(counts_of(list_), uses, rank(), ranks(), options_.bucket);
+  exchange_.emplace(*pieces_, options_.ranks.get());
+  values_ = TensorSet(pieces_->layout());
+  for (std::size_t i = 0; i < list_.size(); ++i) initialise(list_[i], i, options_.seed, values_[i]);
+}
 
 std::vector<std::string> Trainer::added_gradients() const {
   std::vector<std::string> names;
@@ -188,23 +194,25 @@ Trainer::StepData Trainer::step_data() const {
   StepData data;
   std::int64_t counted = 0;
   for (std::int64_t i = 0; i < options_.accumulate; ++i) {
-    data.batches.push_back(
-        train_.shuffled_batch(options_.seed, state_.windows + i * options_.batch, options_.batch));
+    const std::int64_t first = state_.windows + (i * ranks() + rank()) * options_.batch;
+    data.batches.push_back(train_.shuffled_batch(options_.seed, first, options_.batch));
     counted += data.batches.back().counted;
   }
-  data.inverse_count = static_cast<float>(1.0 / static_cast<double>(counted));
+  // Every target of a batch of training data counts, on each rank.
+  data.inverse_count = static_cast<float>(1.0 / static_cast<double>(counted * ranks()));
   return data;
 }
 
-StepResult Trainer::step() {
+StepResult Trainer::step(int note) {
   if (device_) {
-    start_step();
+    start_step(note);
     return finish_step().value();
   }
   const auto [batches, inverse_count] = step_data();
   inverse_count_ = inverse_count;
 
-  StepResult result;
+  RankTotals mine;
+  mine.note = note;
   if (options_.accumulate > 1) {
     std::vector<std::span<float>> sums;
     for (std::size_t t = 0; t < list_.size(); ++t) sums.push_back(gradients_[t]);
@@ -217,23 +225,31 @@ StepResult Trainer::step() {
     } else {
       run(step_);
     }
-    result.loss += static_cast<double>(loss_);
+    mine.loss += static_cast<double>(loss_);
   }
-  require_finite("loss", result.loss, state_.step + 1);
+  exchange_->add_gradients(gradients_, threads_);
 
   std::vector<std::span<const float>> gradients;
   std::vector<AdamWSlot> slots;
-  for (std::size_t t = 0; t < list_.size(); ++t) {
-    gradients.emplace_back(gradients_[t]);
-    slots.push_back({values_[t], gradients_[t], m_[t], v_[t], list_[t].is_matrix()});
+  for (const OwnedSlice& s : pieces_->slices()) {
+    const auto of = [&](const TensorSet& set) { return set.all().subspan(s.at, s.count); };
+    gradients.emplace_back(of(gradients_));
+    slots.push_back({of(values_), gradients.back(), of(m_), of(v_), list_[s.tensor].is_matrix()});
   }
-  result.norm = global_norm(gradients, threads_);
+  mine.squares = sum_of_squares(gradients, threads_);
+  const RankTotals all = exchange_->sum(mine);
+  StepResult result;
+  result.loss = all.loss;
+  result.norm = std::sqrt(all.squares);
+  result.note = static_cast<int>(all.note);
+  require_finite("loss", result.loss, state_.step + 1);
   require_finite("gradients' norm", result.norm, state_.step + 1);
   result.rate = options_.schedule.rate(state_.step);
   ++state_.step;
-  state_.windows += options_.batch * options_.accumulate;
+  state_.windows += windows_of_step();
   adamw_step(options_.adamw, slots, state_.step, result.rate,
              clip_scale(result.norm, options_.clip), threads_);
+  exchange_->share(values_);
   return result;
 }
 
@@ -242,9 +258,10 @@ double Trainer::validate(std::int64_t windows) {
     loss_runner_ = compiled(build_loss(*model_, options_.batch, train_.length()),
                             {{"loss", &loss_}, {"count", &count_}});
   }
-  double loss = 0.0, count = 0.0;
+  RankTotals mine;
   const std::int64_t end = std::min(windows, valid_.windows());
-  for (std::int64_t first = 0; first < end; first += options_.batch) {
+  for (std::int64_t first = rank() * options_.batch; first < end;
+       first += ranks() * options_.batch) {
     Batch batch = valid_.sequential_batch(first, options_.batch);
     // Windows from `end` on are not asked for.
     for (std::int64_t row = end - first; row < options_.batch; ++row) {
@@ -253,17 +270,19 @@ double Trainer::validate(std::int64_t windows) {
     }
     if (device_) {
       const DeviceSteps::Losses losses = device_->steps.losses(batch);
-      loss += losses.loss;
-      count += losses.count;
+      mine.loss += losses.loss;
+      mine.count += losses.count;
       continue;
     }
     load(batch);
     run(*loss_runner_);
-    loss += static_cast<double>(loss_);
-    count += static_cast<double>(count_);
+    mine.loss += static_cast<double>(loss_);
+    mine.count += static_cast<double>(count_);
   }
-  require_finite("validation loss", loss / count, state_.step);
-  return loss / count;
+  const RankTotals all = exchange_->sum(mine);
+  const double loss = all.loss / all.count;
+  require_finite("validation loss", loss, state_.step);
+  return loss;
 }
 
 std::vector<std::int64_t> Trainer::generate(std::vector<std::int64_t> prompt, std::int64_t count,
@@ -318,25 +337,41 @@ TrainMemory Trainer::memory() const {
 }
 
 void Trainer::save(const std::string& path, const std::string& options) const {
-  if (device_) device_->get(values_, m_, v_);
-  check_finite();
+  TensorSet m, v;  // of a GPU; only the first rank's are filled
+  if (device_) {
+    if (rank() == 0) {
+      m = TensorSet(pieces_->layout());
+      v = TensorSet(pieces_->layout());
+    }
+    device_->get(rank() == 0 ? values_ : m, m, v);
+  } else {
+    exchange_->share(m_);
+    exchange_->share(v_);
+  }
+  if (rank() > 0) return;
+  write(path, options, device_ ? m : m_, device_ ? v : v_);
+}
+
+void Trainer::write(const std::string& path, const std::string& options, const TensorSet& m,
+                    const TensorSet& v) const {
+  check_finite(m, v);
   RunState state = state_;
   state.options = options;
   if (!far_) {
     std::filesystem::remove(far_state_of(path) + kNewState);  // of a killed run with a far field
-    return save_checkpoint(path, *model_, state, values_, m_, v_);
+    return save_checkpoint(path, *model_, state, values_, m, v);
   }
   state.far_steps = far_->report().steps;
   // Two files that belong together: both are written before either takes its name. load_far_field()
   // knows what a process killed between the two renames leaves.
   const std::string far = far_state_of(path);
   far_->save(far + kNewState);
-  save_checkpoint(path, *model_, state, values_, m_, v_);
+  save_checkpoint(path, *model_, state, values_, m, v);
   std::filesystem::rename(far + kNewState, far);
 }
 
-void Trainer::check_finite() const {
-  for (const TensorSet* set : {&values_, &m_, &v_}) {
+void Trainer::check_finite(const TensorSet& m, const TensorSet& v) const {
+  for (const TensorSet* set : {&values_, &m, &v}) {
     for (std::size_t t = 0; t < list_.size(); ++t) {
       const std::span<const float> numbers[] = {(*set)[t]};
       // In double: finite floats cannot overflow it.
@@ -378,18 +413,24 @@ void Trainer::resume(const std::string& path) {
   };
   expect("seed", state.seed, state_.seed);
   expect("data", state.data, state_.data);
-  load_checkpoint(path, *model_, values_, m_, v_);
+  TensorSet m, v;
+  if (device_) {
+    m = TensorSet(pieces_->layout());
+    v = TensorSet(pieces_->layout());
+  }
+  load_checkpoint(path, *model_, values_, device_ ? m : m_, device_ ? v : v_);
   if (far_ && state.far_steps) load_far_field(path, *state.far_steps);
   state_ = state;
-  put_on_device();
+  put_on_device(m, v);
 }
 
 void Trainer::import_weights(const std::string& path) {
   load_weights(path, *model_, values_);
-  put_on_device();
+  put_on_device({}, {});
 }
 void Trainer::export_weights(const std::string& path, const SaveOptions& options) const {
-  save_weights(path, *model_, values(), options);
+  const TensorSet& all = values();
+  if (rank() == 0) save_weights(path, *model_, all, options);
 }
 
 }  // namespace logitless::train

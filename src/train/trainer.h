@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "logitless/communicator.h"
 #include "logitless/compiler.h"
 #include "logitless/error.h"
 #include "logitless/far_field.h"
@@ -16,7 +17,9 @@
 #include "train/checkpoint.h"
 #include "train/dataset.h"
 #include "train/device_memory.h"
+#include "train/host_exchange.h"
 #include "train/model.h"
+#include "train/rank_pieces.h"
 #include "train/tensor_set.h"
 #include "train/weight_files.h"
 
@@ -34,8 +37,14 @@ struct TrainOptions {
   bool head_engine = true;  // the loss on the head engine; false: a loop like the rest
   bool epilogues = true;    // CompileOptions' of the same name
   int threads = 0;          // 0: logitless's default
-  // cuda: the first GPU. Tensors are copied back for checkpoints.
+  // cuda: tensors are copied back for checkpoints.
   DeviceKind device = DeviceKind::cpu;
+  int gpu = 0;  // its index, which is the thread's current one
+  // Ranks that share each step, this one among them: each has `batch` rows of a micro-batch of its
+  // own, and updates equal pieces of the parameters (rank_pieces.h). It moves the memory of
+  // `device`. Null: one.
+  std::shared_ptr<Communicator> ranks = {};
+  std::size_t bucket = RankPieces::kBucket;  // of what ranks exchange at once
   // Gradients of the loss by the far field, a head step for each micro-batch; none: exact ones. Its
   // memory_budget is what memory_budget leaves beside the arena.
   std::optional<FarFieldOptions> far_field = {};
@@ -45,6 +54,7 @@ struct StepResult {
   double loss = 0.0;  // nats a token
   double rate = 0.0;
   double norm = 0.0;  // of the gradients before clipping
+  int note = 0;       // the greatest that a rank began the step with
 };
 
 // Bytes. The arena is shared by all programs; these two are what the program of a step needs.
@@ -82,11 +92,16 @@ class Diverged : public Error {
 void require_finite(const char* name, double value, std::int64_t step);
 
 // Results are the same bits for any number of threads, and for a run in one piece or resumed; on a
-// GPU, on the same kind of GPU with the same libraries.
+// GPU, on the same kind of GPU with the same libraries; with several ranks, with as many of them.
+//
+// With several ranks each has a Trainer, made with the same arguments but for its communicator, and
+// makes the same calls but for generate(), which is a rank's own. Losses, norms and parameters are
+// those of all ranks, and the same on each. What one throws the others may wait for: whoever
+// catches it aborts the communicators.
 class Trainer {
  public:
   // Compiles the program of a step and sets the starting values. Rows have train.length() tokens.
-  // Throws what compile() throws.
+  // Throws what compile() throws, and Unsupported for the far field with several ranks.
   Trainer(ModelPtr model, const TrainOptions& options, Dataset train, Dataset valid);
   // Programs hold pointers into the tensors.
   ~Trainer();
@@ -95,13 +110,15 @@ class Trainer {
 
   // Throws Diverged when the loss or the gradients' norm is no finite number; the parameters are
   // then those before the step.
-  StepResult step();
+  StepResult step(int note = 0);
   // The same without waiting for a GPU: starts a step, and gives the result of the one started
   // before it, if that has not been given; on the CPU its own. finish_step() gives the last one's.
   // Diverged comes with the result, when the next step has been started: that one changes nothing
   // either. In between only these two may be called.
-  std::optional<StepResult> start_step();
+  std::optional<StepResult> start_step(int note = 0);
   std::optional<StepResult> finish_step();
+  int rank() const { return options_.ranks == nullptr ? 0 : options_.ranks->rank(); }
+  int ranks() const { return options_.ranks == nullptr ? 1 : options_.ranks->size(); }
   // Nats a token, over the first `windows` windows of the validation data, or all there are. Throws
   // Diverged when that is no finite number.
   double validate(std::int64_t windows);
@@ -119,7 +136,7 @@ class Trainer {
   // Why every step is dense though the far field was asked for; empty if not all are.
   const std::string& far_refusal() const { return far_refusal_; }
   const CompiledProgram& program() const { return step_.program; }
-  // On a GPU a copy of them.
+  // On a GPU a copy of them, which all ranks ask for.
   const TensorSet& values() const;
   // "" on the CPU.
   const std::string& device_name() const { return device_name_; }
@@ -127,7 +144,8 @@ class Trainer {
   // See checkpoint.h. `options` goes into the checkpoint as it is. resume() wants the seed and the
   // data of the checkpoint. What the far field knows is in a file beside it, far_state_of(path); a
   // checkpoint without goes on with a new one. save() throws Diverged, and leaves the files as they
-  // are, when a parameter or moment is no finite number.
+  // are, when a parameter or moment is no finite number. Of several ranks the first one writes; how
+  // many there are may differ when a run is resumed.
   void save(const std::string& path, const std::string& options) const;
   void resume(const std::string& path);
   // See weight_files.h.
@@ -156,16 +174,24 @@ class Trainer {
   void run(const Runner& runner);
   void load(const Batch& batch);
   StepData step_data() const;
+  std::int64_t windows_of_step() const { return options_.batch * options_.accumulate * ranks(); }
+  void make_pieces(const std::vector<ParameterUse>& uses);
   void start_device();
-  void put_on_device();
-  void check_finite() const;
+  // On a GPU; sets of no tensors are zeros.
+  void put_on_device(const TensorSet& m, const TensorSet& v);
+  void write(const std::string& path, const std::string& options, const TensorSet& m,
+             const TensorSet& v) const;
+  void check_finite(const TensorSet& m, const TensorSet& v) const;
   void load_far_field(const std::string& path, std::int64_t steps);
 
   ModelPtr model_;
   TrainOptions options_;
   Dataset train_, valid_;
   std::vector<Parameter> list_;
-  TensorSet values_, m_, v_, gradients_;
+  std::optional<RankPieces> pieces_;
+  TensorSet values_;
+  TensorSet m_, v_, gradients_;  // on the CPU; of moments, of this rank's pieces
+  std::optional<HostExchange> exchange_;
   RunState state_;
 
   std::vector<PositionTable> tables_;

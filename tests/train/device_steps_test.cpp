@@ -74,9 +74,6 @@ struct Steps {
     config.activations = DType::bf16;
     const ModelPtr model = make_gpt(config);
     const std::vector<Parameter> list = model->parameters();
-    TensorSet values(list), m(list), v(list);
-    for (std::size_t i = 0; i < list.size(); ++i) initialise(list[i], i, 1, values[i]);
-
     DeviceModel device;
     CompileOptions options;
     options.device = context.device();
@@ -93,8 +90,11 @@ struct Steps {
       if (first == bad) throw InvalidArgument("a window that cannot be read");
       return batch_at(first);
     };
-    steps.emplace(context, device, values);
-    steps->put(values, m, v);
+    device.pieces = RankPieces(counts_of(list), device.uses());
+    TensorSet values(device.pieces.layout());
+    for (std::size_t i = 0; i < list.size(); ++i) initialise(list[i], i, 1, values[i]);
+    steps.emplace(context, device);
+    steps->put(values, {}, {});
   }
   void start(std::int64_t step) {
     steps->start((step - 1) * kRows, 1.0f / (kRows * kLength), step, 0.01);

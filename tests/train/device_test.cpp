@@ -14,7 +14,8 @@ constexpr const char* kMissing = "this machine has no CUDA device";
 
 DeviceSizes sizes() {
   DeviceSizes s;
-  s.weights = 1_GiB;
+  s.weights = s.gradients = 1_GiB;
+  s.moments = 2_GiB;
   s.arena = 3_GiB;
   s.optimizer = 1_MiB;
   s.batches = 2_MiB;

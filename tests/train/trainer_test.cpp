@@ -14,11 +14,12 @@
 #include "train/plain_gpt.h"
 #include "train/test_folder.h"
 #include "train/training.h"
+#include "train/words.h"
 
 namespace logitless::train {
 namespace {
 
-constexpr std::int64_t kVocab = 600, kLength = 16;
+constexpr std::int64_t kVocab = kWords, kLength = kWindow;
 
 GptConfig small(bool tied = true) {
   GptConfig config;
@@ -39,16 +40,7 @@ TrainOptions options() {
   return o;
 }
 
-// Words that follow from the one before, most of the time.
-Dataset data(std::int64_t windows, std::uint64_t seed) {
-  std::vector<std::int32_t> words = {0};
-  while (std::ssize(words) < windows * kLength + 1) {
-    const auto i = static_cast<std::uint64_t>(words.size());
-    words.push_back(uniform(seed, i) < 0.8 ? (words.back() * 7 + 3) % 50
-                                           : static_cast<std::int32_t>(mix(seed, i) % kVocab));
-  }
-  return Dataset::of_words(words, kLength, kVocab);
-}
+Dataset data(std::int64_t windows, std::uint64_t seed) { return words_of(windows, seed); }
 
 Trainer trainer(const TrainOptions& o, const GptConfig& config = small()) {
   return Trainer(make_gpt(config), o, data(40, 1), data(5, 2));

@@ -78,6 +78,15 @@ void record_event(void* event, Stream stream) {
   require_cuda(cudaEventRecord(event_of(event), stream_of(stream)), "event");
 }
 void wait_event(void* event) { require_cuda(cudaEventSynchronize(event_of(event)), "CUDA stream"); }
+bool event_passed(void* event) {
+  const cudaError_t state = cudaEventQuery(event_of(event));
+  if (state == cudaErrorNotReady) {
+    cudaGetLastError();  // no error of anybody's
+    return false;
+  }
+  require_cuda(state, "CUDA stream");
+  return true;
+}
 
 void copy_async(void* to, const void* from, std::size_t bytes, Stream stream) {
   require_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)), "copy");

@@ -22,6 +22,7 @@ std::shared_ptr<void> make_pinned(std::size_t) { refuse(); }
 bool stream_ready(Stream) { refuse(); }
 void record_event(void*, Stream) { refuse(); }
 void wait_event(void*) { refuse(); }
+bool event_passed(void*) { refuse(); }
 void copy_async(void*, const void*, std::size_t, Stream) { refuse(); }
 void begin_capture(Stream) { refuse(); }
 std::shared_ptr<void> end_capture(Stream) { refuse(); }
@@ -31,6 +32,11 @@ void launch_graph(void*, Stream) { refuse(); }
 void adamw_reset(const AdamWCall&) { refuse(); }
 void adamw_loss(const AdamWCall&, const float*, bool) { refuse(); }
 void adamw_step(const AdamWCall&, const AdamWRates*, AdamWReport*) { refuse(); }
+void adamw_totals(const AdamWCall&, const AdamWRates*, AdamWTotals*) { refuse(); }
+void adamw_step_of_ranks(const AdamWCall&, const AdamWRates*, const AdamWTotals*, int,
+                         AdamWReport*) {
+  refuse();
+}
 void adamw_round(const AdamWCall&) { refuse(); }
 
 }  // namespace logitless::cuda

@@ -76,17 +76,43 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(kTotalThreads)
-    judge(const double* partial, std::int64_t blocks, double clip, AdamWState* state,
-          AdamWReport* report) {
+// Of the partial sums; thread 0 gets it.
+__device__ double total_of(const double* partial, std::int64_t blocks) {
   double mine = 0.0;
   for (std::int64_t b = threadIdx.x; b < blocks; b += kTotalThreads) mine += partial[b];
-  const double sum = block_sum<kTotalThreads>(mine);
-  if (threadIdx.x > 0) return;
-  const double norm = sqrt(sum);
-  if (!isfinite(state->loss) || !isfinite(norm)) state->failed = 1;
+  return block_sum<kTotalThreads>(mine);
+}
+
+__device__ void judge(const AdamWTotals& sum, double clip, AdamWState* state, AdamWReport* report) {
+  const double norm = sqrt(sum.squares);
+  if (!isfinite(sum.loss) || !isfinite(norm)) state->failed = 1;
   state->gradient_scale = static_cast<float>(clip > 0.0 && norm > clip ? clip / norm : 1.0);
-  *report = {state->loss, norm, state->failed};
+  *report = {sum.loss, norm, state->failed, sum.note};
+}
+
+__global__ void __launch_bounds__(kTotalThreads)
+    judge_own(const double* partial, std::int64_t blocks, double clip, const AdamWRates* rates,
+              AdamWState* state, AdamWReport* report) {
+  const double squares = total_of(partial, blocks);
+  if (threadIdx.x == 0) judge({state->loss, squares, rates->note}, clip, state, report);
+}
+
+__global__ void __launch_bounds__(kTotalThreads)
+    give_totals(const double* partial, std::int64_t blocks, const AdamWRates* rates,
+                const AdamWState* state, AdamWTotals* totals) {
+  const double squares = total_of(partial, blocks);
+  if (threadIdx.x == 0) *totals = {state->loss, squares, rates->note};
+}
+
+__global__ void judge_all(const AdamWTotals* of_all, int ranks, double clip, AdamWState* state,
+                          AdamWReport* report) {
+  AdamWTotals sum = of_all[0];
+  for (int r = 1; r < ranks; ++r) {
+    sum.loss += of_all[r].loss;
+    sum.squares += of_all[r].squares;
+    sum.note = max(static_cast<long long>(sum.note), static_cast<long long>(of_all[r].note));
+  }
+  judge(sum, clip, state, report);
 }
 
 struct Numbers {
@@ -165,6 +191,16 @@ Parts parts_of(const AdamWCall& call) {
           static_cast<cudaStream_t>(call.stream)};
 }
 
+void add_squares(const Parts& p) {
+  if (p.blocks > 0) sum_squares<<<p.blocks, kThreads, 0, p.stream>>>(p.tensors, p.cuts, p.partial);
+}
+
+void move(const AdamWCall& call, const Parts& p, const AdamWRates* rates) {
+  const Numbers n{call.beta1, call.beta2, call.keep1, call.keep2, call.epsilon, 0, 0, 0, 0};
+  if (p.blocks > 0) step<<<p.blocks, kThreads, 0, p.stream>>>(p.tensors, p.cuts, p.state, rates, n);
+  require_cuda(cudaGetLastError(), "AdamW");
+}
+
 }  // namespace
 
 void adamw_reset(const AdamWCall& call) {
@@ -180,12 +216,25 @@ void adamw_loss(const AdamWCall& call, const float* loss, bool add) {
 
 void adamw_step(const AdamWCall& call, const AdamWRates* rates, AdamWReport* report) {
   const Parts p = parts_of(call);
-  if (p.blocks > 0) sum_squares<<<p.blocks, kThreads, 0, p.stream>>>(p.tensors, p.cuts, p.partial);
-  judge<<<1, kTotalThreads, 0, p.stream>>>(p.partial, call.places.blocks, call.clip, p.state,
-                                           report);
-  const Numbers n{call.beta1, call.beta2, call.keep1, call.keep2, call.epsilon, 0, 0, 0, 0};
-  if (p.blocks > 0) step<<<p.blocks, kThreads, 0, p.stream>>>(p.tensors, p.cuts, p.state, rates, n);
+  add_squares(p);
+  judge_own<<<1, kTotalThreads, 0, p.stream>>>(p.partial, call.places.blocks, call.clip, rates,
+                                               p.state, report);
+  move(call, p, rates);
+}
+
+void adamw_totals(const AdamWCall& call, const AdamWRates* rates, AdamWTotals* totals) {
+  const Parts p = parts_of(call);
+  add_squares(p);
+  give_totals<<<1, kTotalThreads, 0, p.stream>>>(p.partial, call.places.blocks, rates, p.state,
+                                                 totals);
   require_cuda(cudaGetLastError(), "AdamW");
+}
+
+void adamw_step_of_ranks(const AdamWCall& call, const AdamWRates* rates, const AdamWTotals* of_all,
+                         int ranks, AdamWReport* report) {
+  const Parts p = parts_of(call);
+  judge_all<<<1, 1, 0, p.stream>>>(of_all, ranks, call.clip, p.state, report);
+  move(call, p, rates);
 }
 
 void adamw_round(const AdamWCall& call) {

@@ -1,0 +1,109 @@
+#include "train/device_exchange.h"
+
+#include <chrono>
+#include <thread>
+
+namespace logitless::train {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+
+std::size_t bucket_bytes(const RankPieces& pieces) {
+  const std::size_t bytes = pieces.longest_bucket() * sizeof(float);
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// bf16 [rounded_end] has no type here.
+std::byte* rounded_at(void* rounded, std::size_t element) {
+  return static_cast<std::byte*>(rounded) + 2 * element;
+}
+
+}  // namespace
+
+std::size_t DeviceExchange::bytes(const RankPieces& pieces) {
+  if (pieces.ranks() == 1) return 0;
+  return bucket_bytes(pieces) +
+         (static_cast<std::size_t>(pieces.ranks()) + 1) * sizeof(DeviceAdamWTotals);
+}
+
+DeviceExchange::DeviceExchange(const Context& context, const DeviceStream& stream,
+                               const RankPieces& pieces, Communicator* ranks)
+    : stream_(stream), pieces_(pieces), ranks_(pieces.ranks() > 1 ? ranks : nullptr) {
+  if (alone()) return;
+  totals_ = bucket_bytes(pieces);
+  memory_ = DeviceBuffer(context, bytes(pieces));
+}
+
+void DeviceExchange::add_gradients(float* gradients) const {
+  if (alone()) return;
+  const auto mine = static_cast<std::size_t>(pieces_.rank());
+  for (const Bucket& b : pieces_.buckets()) {
+    ranks_->all_to_all(gradients + b.begin, memory_.data(), b.piece * sizeof(float),
+                       stream_.handle());
+    stream_.add_pieces(memory_.as<float>(), pieces_.ranks(), static_cast<std::int64_t>(b.piece),
+                       gradients + b.begin + mine * b.piece);
+  }
+}
+
+void DeviceExchange::share_totals() const {
+  if (alone()) return;
+  ranks_->all_gather(own_totals(), own_totals() + 1, sizeof(DeviceAdamWTotals), stream_.handle());
+}
+
+void DeviceExchange::share_values(float* masters, void* rounded) const {
+  if (alone()) return;
+  const auto mine = static_cast<std::size_t>(pieces_.rank());
+  for (const Bucket& b : pieces_.buckets()) {
+    const std::size_t own = b.begin + mine * b.piece;
+    if (b.use.rounded)
+      ranks_->all_gather(rounded_at(rounded, own), rounded_at(rounded, b.begin), 2 * b.piece,
+                         stream_.handle());
+    if (b.use.master)
+      ranks_->all_gather(masters + pieces_.master_at(own), masters + pieces_.master_at(b.begin),
+                         b.piece * sizeof(float), stream_.handle());
+  }
+}
+
+void DeviceExchange::gather(const Bucket& bucket, const float* owned, std::span<float> to) const {
+  const std::size_t bytes = bucket.piece * sizeof(float);
+  const float* all = owned;
+  if (!alone()) {
+    ranks_->all_gather(owned, memory_.data(), bytes, stream_.handle());
+    all = memory_.as<float>();
+  }
+  if (!to.empty())
+    stream_.copy(to.data() + bucket.begin, all, static_cast<std::size_t>(pieces_.ranks()) * bytes);
+}
+
+void DeviceExchange::gather(const float* owned, std::span<float> to) const {
+  for (const Bucket& b : pieces_.buckets()) gather(b, owned + b.owned, to);
+  if (!alone()) ranks_->wait(stream_.handle(), kRanksLimit);
+  stream_.wait();
+}
+
+void DeviceExchange::gather_masters(const float* masters, std::span<float> to) const {
+  for (const Bucket& b : pieces_.buckets()) {
+    if (!b.use.master) gather(b, masters + b.owned, to);
+  }
+  if (!to.empty()) {
+    const std::span<float> whole = to.subspan(pieces_.master_begin());
+    stream_.copy(whole.data(), masters + pieces_.owned_before_masters(), whole.size_bytes());
+  }
+  if (!alone()) ranks_->wait(stream_.handle(), kRanksLimit);
+  stream_.wait();
+}
+
+void DeviceExchange::wait(const DeviceEvent& event) const {
+  if (alone()) return event.wait();
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  while (!event.passed()) {
+    ranks_->check();
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    if (Clock::now() - start > kRanksLimit)
+      ranks_->wait(stream_.handle(), std::chrono::milliseconds(1));
+  }
+  ranks_->check();  // a group that failed has ended its calls
+}
+
+}  // namespace logitless::train

@@ -1,0 +1,97 @@
+#include "train/run_data.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "logitless/context.h"
+#include "logitless/error.h"
+#include "train/hugging_face.h"
+#include "train/text_corpus.h"
+
+namespace logitless::train {
+namespace {
+
+RunData shards(const RunOptions& o) {
+  const ModelPtr model = o.make_model(o.vocab);
+  const auto read = [&](const char* option, const std::vector<std::string>& paths) {
+    try {
+      return Dataset::of_shards(paths, o.length, model->sizes().vocab);
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(fmt::format("--{}: {}", option, error.what()));
+    }
+  };
+  Dataset all = read("data", o.data);
+  if (!o.val.empty()) return {{}, model, std::move(all), read("val", o.val)};
+  if (all.windows() < 2) {
+    throw InvalidArgument(fmt::format(
+        "--data: expected two windows of --length {} or more, one of them to validate, found 1",
+        o.length));
+  }
+  auto [train, valid] = all.split(std::max<std::int64_t>(1, all.windows() / 50));
+  return {{}, model, std::move(train), std::move(valid)};
+}
+
+std::optional<TokenizerModel> tokenizer_of(const RunOptions& o) {
+  if (o.tokenizer.empty()) return std::nullopt;
+  try {
+    return read_hugging_face_tokenizer(o.tokenizer);
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(fmt::format("--text: {}", error.what()));
+  }
+}
+
+RunData text(const RunOptions& o, const Say& say) {
+  CorpusOptions corpus_options;
+  corpus_options.paths = o.text;
+  const Corpus corpus = [&] {
+    try {
+      return read_corpus(corpus_options);
+    } catch (const std::runtime_error& error) {
+      throw InvalidArgument(error.what());
+    }
+  }();
+  say(fmt::format("text: {} files, {}; held out: {}", corpus.count(false),
+                  format_bytes(corpus.bytes(false)), format_bytes(corpus.bytes(true))));
+  const std::int64_t wanted = o.make_model(o.vocab)->sizes().vocab;
+  const std::string cache = o.cache.empty() ? default_cache_directory() : o.cache;
+  ContextOptions context;
+  context.threads = o.threads;
+  const std::optional<TokenizerModel> tokenizer = tokenizer_of(o);
+  TokenizedText words = [&] {
+    try {
+      return tokenize(corpus, static_cast<int>(wanted), cache, Context(context).threads(), say,
+                      tokenizer ? &*tokenizer : nullptr);
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(
+          fmt::format("--text: the tokenizer of '{}': {}", o.tokenizer, error.what()));
+    }
+  }();
+  // A model may have more words than its tokenizer: rows that were added to fill a tile.
+  const ModelPtr model = o.make_model(tokenizer ? o.vocab : words.tokenizer.vocab());
+  if (words.tokenizer.vocab() > model->sizes().vocab) {
+    throw InvalidArgument(
+        fmt::format("--text: expected a tokenizer of at most {} words, as the model "
+                    "has, found {}",
+                    model->sizes().vocab, words.tokenizer.vocab()));
+  }
+  const auto windows = [&](std::vector<std::int32_t> stream, const char* which) {
+    try {
+      return Dataset::of_words(std::move(stream), o.length, model->sizes().vocab);
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(fmt::format("--length: {}: {}", which, error.what()));
+    }
+  };
+  Dataset train = windows(std::move(words.train), "the text");
+  Dataset valid = windows(std::move(words.held_out), "the text held out");
+  return {std::move(words.tokenizer), model, std::move(train), std::move(valid)};
+}
+
+}  // namespace
+
+RunData read_data(const RunOptions& options, const Say& say) {
+  return options.has_shards() ? shards(options) : text(options, say);
+}
+
+}  // namespace logitless::train

@@ -1,0 +1,22 @@
+// What a run trains on, and the model that goes with its words.
+#pragma once
+
+#include <optional>
+
+#include "train/dataset.h"
+#include "train/model.h"
+#include "train/run_options.h"
+#include "train/tokenizer.h"
+
+namespace logitless::train {
+
+struct RunData {
+  std::optional<Tokenizer> tokenizer;  // of text
+  ModelPtr model;
+  Dataset train, valid;
+};
+
+// Throws InvalidArgument naming the option at fault.
+RunData read_data(const RunOptions& options, const Say& say);
+
+}  // namespace logitless::train

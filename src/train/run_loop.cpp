@@ -1,0 +1,206 @@
+#include "train/run_loop.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "logitless/error.h"
+#include "logitless/memory.h"
+#include "train/stop_signals.h"
+#include "train/stopwatch.h"
+
+namespace logitless::train {
+namespace {
+
+constexpr std::int64_t kValidationTokens = 16384;
+constexpr double kSecondsBetweenLines = 2.0;
+
+// The end of a line.
+std::string far_text(const FarFieldReport& r) {
+  std::string text =
+      fmt::format("  far field: dense {} of {}, orders {}", r.dense_steps, r.steps, r.refreshes);
+  if (r.audits > 0)
+    text += fmt::format(", kept {:.1f} %, error {:.2g}", 100.0 * r.mean_kept, r.last_error);
+  return text;
+}
+
+// Steps, with a line now and then, until all are done.
+class Loop {
+ public:
+  Loop(const RunOptions& options, bool listens, Trainer& trainer, RunReport& report, RunLog& log,
+       const Say& say)
+      : o_(options),
+        listens_(listens),
+        trainer_(trainer),
+        report_(report),
+        log_(log),
+        say_(say),
+        tokens_before_(trainer.windows_read() * options.length) {}
+
+ private:
+  // What `act` returns; where it finds that the run has diverged, with what is left of it.
+  template <typename Act>
+  auto checked(Act&& act) const {
+    try {
+      return act();
+    } catch (const Diverged& error) {
+      std::string kept;
+      if (saved_ >= 0)
+        kept = fmt::format("; '{}' has step {}", o_.save, saved_);
+      else if (!o_.save.empty())
+        kept = fmt::format("; '{}' was not written", o_.save);
+      log_end(fmt::format("diverged: {}", error.what()));
+      throw Error(error.what() + kept);
+    }
+  }
+
+ public:
+  void run() {
+    std::optional<StopSignals> stop;
+    if (listens_) stop.emplace();
+    // Of several ranks what one has caught all know by the results of a step.
+    const auto caught = [&] { return stop ? stop->caught() : 0; };
+    const auto asked = [&] { return trainer_.ranks() == 1 ? caught() : noted_; };
+    while (trainer_.steps_done() < o_.steps) {
+      Stopwatch watch;
+      take(checked([&] { return trainer_.start_step(caught()); }));
+      const std::int64_t step = trainer_.steps_done();
+      const bool due = step == o_.steps || step % o_.steps_between_validations() == 0;
+      // A GPU may be a step behind, but not where the run looks at what it has learnt.
+      const bool look = due || asked() != 0;
+      if (look) take(checked([&] { return trainer_.finish_step(); }));
+      report_.seconds.push_back(watch.seconds());
+      seconds_ += report_.seconds.back();
+      log_steps();
+      const std::int64_t known = std::ssize(report_.steps);
+      if (known > said_steps_ &&
+          (known == 1 || step == o_.steps || since_line_.seconds() > kSecondsBetweenLines))
+        say_step();
+      const int signal = asked();
+      if (due && signal == 0) pause(step);
+      if (look && signal != 0) {
+        end_early(step, signal);
+        break;
+      }
+    }
+    // A checkpoint of a finished run: nothing is left to do but to look at it, and to keep it.
+    if (report_.steps.empty()) pause(trainer_.steps_done());
+    log_end(report_.signal != 0 ? name_of_signal(report_.signal) : "done");
+    report_.tokens_per_second =
+        seconds_ > 0.0 ? static_cast<double>(tokens(std::ssize(report_.steps))) / seconds_ : 0.0;
+  }
+
+ private:
+  std::int64_t steps_known() const { return report_.first_step + std::ssize(report_.steps); }
+  // Those whose results are known; a GPU's come a step late.
+  void log_steps() {
+    for (; logged_ < std::min(report_.steps.size(), report_.seconds.size()); ++logged_) {
+      const StepResult& r = report_.steps[logged_];
+      const auto done = static_cast<std::int64_t>(logged_) + 1;
+      const double seconds = report_.seconds[logged_];
+      Json line = {{"kind", "step"},
+                   {"step", report_.first_step + done},
+                   {"tokens", tokens_before_ + tokens(done)},
+                   {"loss", r.loss},
+                   {"lr", r.rate},
+                   {"grad_norm", r.norm},
+                   {"seconds", seconds},
+                   {"tokens_per_second", static_cast<double>(tokens(1)) / std::max(seconds, 1e-9)}};
+      if (const FarFieldHead* far = trainer_.far_field(); far != nullptr)
+        line["far_field"] = to_json(far->report());
+      log_.write(line);
+    }
+  }
+  void log_validation(const RunReport::Validation& v, double seconds) {
+    log_.write({{"kind", "validation"},
+                {"step", v.step},
+                {"loss", v.loss},
+                {"perplexity", std::exp(v.loss)},
+                {"seconds", seconds}});
+  }
+  // Of a run without a step as well, of which only a refusal is worth a line.
+  void log_end(const std::string& reason) const {
+    log_.write({{"kind", "end"},
+                {"step", steps_known()},
+                {"reason", reason},
+                {"memory", to_json(trainer_.memory())},
+                {"process_peak_bytes", process_peak_bytes()}});
+  }
+
+  std::int64_t tokens(std::int64_t steps) const { return steps * o_.tokens_of_step(); }
+
+  void take(const std::optional<StepResult>& result) {
+    if (!result) return;
+    report_.steps.push_back(*result);
+    noted_ = std::max(noted_, result->note);
+  }
+
+  void say_step() {
+    const std::int64_t step = report_.first_step + std::ssize(report_.steps);
+    const StepResult& r = report_.steps.back();
+    const std::int64_t done = std::ssize(report_.steps) - said_steps_;
+    const FarFieldHead* far = trainer_.far_field();
+    say_(fmt::format("step {:>{}}/{}  loss {:.4f}  lr {:.2e}  norm {:.3f}  {:.0f} tokens/s{}", step,
+                     fmt::formatted_size("{}", o_.steps), o_.steps, r.loss, r.rate, r.norm,
+                     static_cast<double>(tokens(done)) / std::max(seconds_ - said_seconds_, 1e-9),
+                     far != nullptr ? far_text(far->report()) : ""));
+    said_steps_ = std::ssize(report_.steps);
+    said_seconds_ = seconds_;
+    since_line_ = Stopwatch();
+  }
+
+  void pause(std::int64_t step) {
+    const std::int64_t windows = std::max<std::int64_t>(1, kValidationTokens / o_.length);
+    const Stopwatch watch;
+    report_.validations.push_back({step, checked([&] { return trainer_.validate(windows); })});
+    log_validation(report_.validations.back(), watch.seconds());
+    const double loss = report_.validations.back().loss;
+    say_(fmt::format("step {}: validation loss {:.4f}, perplexity {:.2f}", step, loss,
+                     std::exp(loss)));
+    save(step);
+  }
+
+  void save(std::int64_t step) {
+    if (o_.save.empty() || step == saved_) return;
+    checked([&] {
+      trainer_.save(o_.save, options_text(o_));
+      return 0;
+    });
+    saved_ = step;
+  }
+
+  void end_early(std::int64_t step, int signal) {
+    report_.signal = signal;
+    save(step);
+    say_(fmt::format("stopped by {} after step {} of {}; {}", name_of_signal(signal), step,
+                     o_.steps,
+                     o_.save.empty() ? "nothing is kept without --save"
+                                     : fmt::format("--resume '{}' goes on from there", o_.save)));
+  }
+
+  const RunOptions& o_;
+  const bool listens_;
+  Trainer& trainer_;
+  RunReport& report_;
+  RunLog& log_;
+  const Say& say_;
+  const std::int64_t tokens_before_;
+  std::size_t logged_ = 0;  // of the report's steps
+  double seconds_ = 0.0;    // of steps
+  Stopwatch since_line_;
+  std::int64_t saved_ = -1;  // the step that --save has, written by this run
+  std::int64_t said_steps_ = 0;
+  double said_seconds_ = 0.0;
+  int noted_ = 0;  // the signal that a rank has caught
+};
+
+}  // namespace
+
+void run_steps(const RunOptions& options, bool listens, Trainer& trainer, RunReport& report,
+               RunLog& log, const Say& say) {
+  Loop(options, listens, trainer, report, log, say).run();
+}
+
+}  // namespace logitless::train

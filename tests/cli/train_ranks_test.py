@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""`logitless train --ranks` (path of the command in LOGITLESS_CLI): ranks that are threads, each with a part of the CPU."""
+
+import json
+import signal
+import sys
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from train_safety_test import QUIET, StopTest  # noqa: E402
+from train_test import CLI, SIZES, CommandTest, run, shard  # noqa: E402
+
+
+class RanksTest(CommandTest):
+    def test_learn_what_one_rank_learns_of_as_many_batches(self):
+        one = self.train(*SIZES, *QUIET, "--steps", 12, "--accumulate", 4)
+        two = self.train(*SIZES, *QUIET, "--steps", 12, "--accumulate", 2, "--ranks", 2)
+        four = self.train(*SIZES, *QUIET, "--steps", 12, "--ranks", 4)
+        self.assertEqual((one["ranks"], two["ranks"], four["ranks"]), (1, 2, 4))
+        for other in (two, four):
+            self.assertEqual(len(other["steps"]), 12)
+            for a, b in zip(one["steps"], other["steps"]):
+                self.assertAlmostEqual(a["loss"], b["loss"], delta=2e-5)
+                self.assertAlmostEqual(a["grad_norm"], b["grad_norm"], delta=2e-4)
+            self.assertAlmostEqual(one["validations"][-1]["loss"], other["validations"][-1]["loss"], delta=2e-5)
+        self.assertEqual([s["loss"] for s in two["steps"]],
+                         [s["loss"] for s in self.train(*SIZES, *QUIET, "--steps", 12, "--accumulate", 2, "--ranks", 2)["steps"]])
+
+    def test_write_files_once_and_go_on_from_them(self):
+        save, out = self.dir / "ranks.safetensors", self.dir / "model.safetensors"
+        whole = self.train(*SIZES, *QUIET, "--steps", 8, "--ranks", 2, "--lr", 1e-3, "--warmup", 0, "--min-lr", 1e-3)
+        first = self.train(*SIZES, *QUIET, "--steps", 5, "--ranks", 2, "--lr", 1e-3, "--warmup", 0, "--min-lr", 1e-3,
+                           "--save", save)
+        rest = self.train("--resume", save, "--steps", 8, *QUIET, "--export", out)
+        self.assertEqual(rest["ranks"], 2)  # the checkpoint's
+        self.assertEqual([s["loss"] for s in first["steps"] + rest["steps"]], [s["loss"] for s in whole["steps"]])
+        self.assertTrue(out.exists())
+        self.assertTrue((self.dir / "config.json").exists())
+        alone = self.train("--resume", save, "--steps", 8, *QUIET, "--ranks", 1, "--accumulate", 2)
+        for a, b in zip(rest["steps"], alone["steps"]):
+            self.assertAlmostEqual(a["loss"], b["loss"], delta=2e-5)
+        log = [json.loads(line) for line in (self.dir / "ranks.log.jsonl").read_text().splitlines()]
+        self.assertEqual((log[0]["ranks"], log[0]["tokens_per_step"]), (2, 2 * 2 * 8))
+        self.assertEqual([line["step"] for line in log if line["kind"] == "step"], [1, 2, 3, 4, 5])
+
+    def test_diverge_together(self):
+        done = run("--data", self.data, *SIZES, *QUIET, "--steps", 50, "--lr", "1e30", "--warmup", 0, "--ranks", 3,
+                   "--save", self.dir / "diverged.safetensors")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertRegex(done.stderr, "the (validation )?loss of step [0-9]+ is .*was not written")
+
+    def test_end_where_one_cannot_read(self):
+        # Token 400 of a vocabulary of 300, which only some rank's batch has.
+        bad = self.dir / "bad.bin"
+        shard(bad, [1] * 600 + [400] + [1] * 600)
+        done = run("--data", bad, "--val", self.val, *SIZES, *QUIET, "--steps", 50, "--ranks", 2)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stderr, "expected tokens below 300 .vocab., found 400 at 600")
+
+    def test_refusals(self):
+        base = ["--data", self.data, *SIZES, *QUIET, "--steps", 1]
+        self.assert_error([*base, "--ranks", 0], "--ranks: expected a whole number from 1 to 1024, got '0'")
+        self.assert_error([*base, "--ranks", 2, "--far-field", 0.1],
+                          "--ranks: cannot be given beside --far-field: audits and orders are of one rank")
+        self.assert_error([*base, "--ranks", 2, "--device", "cuda"], "--device: cuda: 2 ranks want a GPU each: ")
+
+
+class RanksStopTest(StopTest):
+    def test_signals_finish_the_step_of_all_and_save(self):
+        save = self.dir / "stopped.safetensors"
+        code, text, err = self.stopped(signal.SIGTERM, "--steps", 1000000, "--ranks", 2, "--save", save)
+        self.assertEqual(code, 128 + signal.SIGTERM, err)
+        self.assertRegex(text, f"stopped by SIGTERM after step [0-9]+ of 1000000; --resume '{save}' goes on from there")
+        step = int(self.metadata(save)["step"])
+        self.assertIn(f"after step {step} of", text)
+
+    # Those of one rank are run elsewhere.
+    test_signals_finish_the_step_and_save = None
+    test_without_save_it_says_that_nothing_is_kept = None
+
+
+del StopTest, CommandTest
+
+if __name__ == "__main__":
+    if not CLI:
+        sys.exit("LOGITLESS_CLI: expected the path of the command, got nothing")
+    unittest.main()

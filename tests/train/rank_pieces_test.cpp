@@ -1,0 +1,115 @@
+// Who updates what: every element once, on some rank, whole and aligned where programs read it.
+#include "train/rank_pieces.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <vector>
+
+namespace logitless::train {
+namespace {
+
+const std::vector<std::size_t> kCounts = {100000, 7, 64, 12345, 300, 1, 4096};
+const std::vector<ParameterUse> kUses = {{true, true},  {true, false}, {false, true}, {false, true},
+                                         {true, false}, {true, true},  {false, true}};
+
+RankPieces pieces_of(int rank, int ranks, std::size_t bucket = 4096) {
+  return {kCounts, kUses, rank, ranks, bucket};
+}
+
+TEST(RankPiecesTest, OwnEveryElementOnce) {
+  for (const int ranks : {1, 2, 3, 4, 7, 8}) {
+    std::vector<std::vector<int>> owners(kCounts.size());
+    for (std::size_t t = 0; t < kCounts.size(); ++t) owners[t].resize(kCounts[t], 0);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const RankPieces pieces = pieces_of(rank, ranks);
+      std::set<std::size_t> owned;
+      for (const OwnedSlice& s : pieces.slices()) {
+        EXPECT_EQ(s.at, pieces.layout().offsets[s.tensor] + s.begin);
+        EXPECT_EQ(s.at % 64, 0U);
+        EXPECT_EQ(s.owned % 64, 0U);
+        EXPECT_LE(s.owned + s.count, pieces.owned());
+        for (std::size_t i = 0; i < s.count; ++i) {
+          ++owners[s.tensor][s.begin + i];
+          EXPECT_TRUE(owned.insert(s.owned + i).second) << "two elements in one place";
+        }
+      }
+    }
+    for (const std::vector<int>& tensor : owners)
+      for (const int count : tensor) ASSERT_EQ(count, 1) << ranks << " ranks";
+  }
+}
+
+TEST(RankPiecesTest, OwnEquallyMuch) {
+  const std::size_t all = pieces_of(0, 1).owned();
+  for (const int ranks : {2, 4, 8}) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::size_t owned = pieces_of(rank, ranks).owned();
+      EXPECT_EQ(owned, pieces_of(0, ranks).owned());
+      EXPECT_LT(owned, all / static_cast<std::size_t>(ranks) + 1024);
+    }
+  }
+}
+
+TEST(RankPiecesTest, LayThemOutTheSameOnAllRanks) {
+  for (const int ranks : {1, 3, 8}) {
+    const RankPieces first = pieces_of(0, ranks);
+    for (int rank = 1; rank < ranks; ++rank)
+      EXPECT_EQ(pieces_of(rank, ranks).layout().offsets, first.layout().offsets);
+    std::size_t end = 0;
+    for (const Bucket& b : first.buckets()) {
+      EXPECT_GE(b.begin, end) << "buckets overlap";
+      EXPECT_LE(b.piece * static_cast<std::size_t>(ranks), first.longest_bucket());
+      EXPECT_EQ(b.piece % 64, 0U);
+      end = b.begin + b.piece * static_cast<std::size_t>(ranks);
+      EXPECT_LE(end, first.layout().end);
+      EXPECT_EQ(b.use.rounded, b.begin < first.rounded_end());
+      EXPECT_EQ(b.use.master, b.begin >= first.master_begin());
+    }
+    if (ranks > 1) {
+      EXPECT_LE(first.longest_bucket(), 4096U);
+    }
+  }
+}
+
+TEST(RankPiecesTest, KeepWholeWhatProgramsRead) {
+  for (const int ranks : {1, 4}) {
+    const RankPieces pieces = pieces_of(ranks - 1, ranks);
+    for (std::size_t t = 0; t < kCounts.size(); ++t) {
+      const std::size_t at = pieces.layout().offsets[t], end = at + kCounts[t];
+      EXPECT_EQ(kUses[t].rounded, end <= pieces.rounded_end());
+      EXPECT_EQ(kUses[t].rounded, at < pieces.rounded_end());
+      EXPECT_EQ(kUses[t].master, at >= pieces.master_begin());
+      if (kUses[t].master) {
+        EXPECT_LE(pieces.master_at(end), pieces.masters());
+      }
+    }
+    for (const OwnedSlice& s : pieces.slices()) {
+      EXPECT_LE(pieces.master_of(s) + s.count, pieces.masters());
+      EXPECT_EQ(pieces.master_of(s) < pieces.owned_before_masters(), !kUses[s.tensor].master);
+    }
+    // Masters that nothing reads whole: a piece of them.
+    EXPECT_LT(pieces.owned_before_masters(),
+              (64 + 12345 + 4096) / static_cast<std::size_t>(ranks) + 1024);
+  }
+}
+
+TEST(RankPiecesTest, OfOneRankAreTheTensorsInTheirOrder) {
+  const RankPieces pieces(kCounts, std::vector<ParameterUse>(kCounts.size()));
+  ASSERT_EQ(pieces.slices().size(), kCounts.size());
+  EXPECT_EQ(pieces.buckets().size(), 1U);
+  std::size_t at = 0;
+  for (std::size_t t = 0; t < kCounts.size(); ++t) {
+    const OwnedSlice& s = pieces.slices()[t];
+    EXPECT_EQ(s.tensor, t);
+    EXPECT_EQ(s.count, kCounts[t]);
+    EXPECT_EQ(s.at, at);
+    EXPECT_EQ(s.owned, at);
+    EXPECT_EQ(pieces.master_of(s), at);
+    at += (kCounts[t] + 127) / 128 * 128;
+  }
+  EXPECT_EQ(pieces.layout().end, at);
+}
+
+}  // namespace
+}  // namespace logitless::train

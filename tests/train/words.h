@@ -1,0 +1,25 @@
+// Data to train on that has something to learn.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "train/dataset.h"
+#include "train/hash.h"
+
+namespace logitless::train {
+
+inline constexpr std::int64_t kWords = 600, kWindow = 16;
+
+// Words that follow from the one before, most of the time.
+inline Dataset words_of(std::int64_t windows, std::uint64_t seed) {
+  std::vector<std::int32_t> words = {0};
+  while (std::ssize(words) < windows * kWindow + 1) {
+    const auto i = static_cast<std::uint64_t>(words.size());
+    words.push_back(uniform(seed, i) < 0.8 ? (words.back() * 7 + 3) % 50
+                                           : static_cast<std::int32_t>(mix(seed, i) % kWords));
+  }
+  return Dataset::of_words(words, kWindow, kWords);
+}
+
+}  // namespace logitless::train
