@@ -12,12 +12,14 @@ are forced ones, which take heads off the engine. --inductor: torch.compile as i
 times by turns after a warm-up; prints median ms of forward and backward, the ratio to the function itself by the clock and in processor
 time (which others on the machine disturb less, and which does not see a thread wait), the peak of PyTorch's allocator beyond inputs,
 gradients among it, and the seconds of the first call (tracing, compiling). Of autochunk's plans also what they report beyond inputs and
-results, and what was measured of the same. --json: a line for each loss, which --summary reads.
+results, and what was measured of the same. --json: a line for each loss, which --summary reads. --apart: each loss in a process of its
+own, as what ran before decides which of the function's big values are fresh pages, and so its time by up to two.
 """
 import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 import warnings
@@ -213,6 +215,7 @@ def main():
     parser.add_argument("--inductor", nargs="*", choices=["plain", "chunker"], default=[])
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--clock", choices=["times", "cpu_times"], default="times", help="that summaries are of")
+    parser.add_argument("--apart", action="store_true", help="each loss in a process of its own")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--summary", type=Path, nargs="+")
     parser.add_argument("--explain", action="store_true", help="print what was done")
@@ -221,6 +224,13 @@ def main():
         lines = [json.loads(text) for path in args.summary for text in path.read_text().splitlines()]
         return summarize(lines, args.clock)
     chosen, sizes = cases(args.loss), Sizes(args.tokens, args.dim, args.vocab)
+    if args.apart:
+        if not args.json:
+            raise SystemExit("--apart: expected --json as well, to gather what the processes find")
+        for case in chosen:
+            others = [word for word in sys.argv if word != "--apart"]
+            subprocess.run([sys.executable, *others, "--loss", case.name], check=True)  # the last --loss counts
+        return summarize([json.loads(text) for text in args.json.read_text().splitlines()], args.clock)
     kind = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"{args.tokens} x {args.dim} x {args.vocab}, {args.dtype}, PyTorch {torch.__version__}, {kind}", flush=True)
     lines = []

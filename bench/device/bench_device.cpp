@@ -92,6 +92,8 @@ void make_order(Head& head, const Context& context) {
   }
 }
 
+std::string file_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
 // A real head in more columns: hidden and weight times the same matrix with orthonormal rows, so
 // that the logits stay what they are.
 Head rotated_head(const std::string& path, std::int64_t dim, const CublasGemm& cublas,
@@ -141,7 +143,7 @@ Head rotated_head(const std::string& path, std::int64_t dim, const CublasGemm& c
   const DeviceMemory w = on_device(weight);
   DeviceMemory x(static_cast<std::size_t>(tokens * rank) * 2);
   cuda::copy_to_device(x.data(), hidden.data(), x.bytes(), nullptr);
-  Head head{{path.substr(path.rfind('/') + 1), tokens, dim, vocab},
+  Head head{{file_name(path), tokens, dim, vocab},
             DeviceMemory(static_cast<std::size_t>(tokens * dim) * 2),
             DeviceMemory(static_cast<std::size_t>(vocab * dim) * 2),
             DeviceMemory(static_cast<std::size_t>(tokens) * 4),
@@ -324,6 +326,11 @@ nlohmann::json measure(const Head& head, const DeviceBenchOptions& o, const Cubl
     rows.push_back(std::move(row));
     runs.push_back(std::move(run));
   }
+  if (rows.empty()) {
+    std::fprintf(stderr, "%s: no plan of its has '%s' in its name\n", s.name.c_str(),
+                 o.row.c_str());
+    return {};
+  }
 
   const std::size_t used = cuda::memory_in_use();
   cuda::Timer timer;
@@ -374,8 +381,9 @@ nlohmann::json measure(const Head& head, const DeviceBenchOptions& o, const Cubl
   }
   out["floor_ms"] = floor;
   if (!head.order.empty()) out["order_ms"] = head.order_ms;
-  if (!head.order.empty() && o.row.empty()) {
-    for (const PlanKind kind : {PlanKind::far_backward, PlanKind::far_both})
+  for (const PlanKind kind : {PlanKind::far_backward, PlanKind::far_both}) {
+    if (std::any_of(runs.begin(), runs.end(),
+                    [&](const auto& run) { return run->plan.kind == kind; }))
       out["far"][std::string(name_of(kind))] = far_errors(head, kind, context);
   }
   for (const auto& run : runs) out["plans"].push_back(run->plan.explain());
@@ -419,7 +427,9 @@ int bench_device(const DeviceBenchOptions& o) {
     std::fprintf(stderr, "bench_head: without cuBLAS: %s\n", cublas.missing().c_str());
   nlohmann::json all = nlohmann::json::array();
   const auto add = [&](const Head& head) {
-    all.push_back(measure(head, o, cublas, context));
+    nlohmann::json measured = measure(head, o, cublas, context);
+    if (measured.is_null()) return;
+    all.push_back(std::move(measured));
     if (!o.json) print(all.back());
   };
   for (const Shape& shape :
@@ -428,7 +438,13 @@ int bench_device(const DeviceBenchOptions& o) {
     if (o.only.empty() || o.only == shape.name) add(random_head(shape));
   }
   for (const std::string& path : o.real_heads) {
+    if (!o.only.empty() && o.only != file_name(path)) continue;
     for (const std::int64_t dim : {4096, 768}) add(rotated_head(path, dim, cublas, context));
+  }
+  if (all.empty()) {
+    std::fprintf(stderr, "bench_head: no head and plan of --only '%s' and --row '%s'\n",
+                 o.only.c_str(), o.row.c_str());
+    return 1;
   }
   if (o.json) std::printf("%s\n", all.dump(2).c_str());
   return 0;
