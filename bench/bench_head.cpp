@@ -225,7 +225,8 @@ int main(int argc, char** argv) {
   logitless::bench::DeviceBenchOptions of_device;
   app.add_option("--device", device, "cpu, or cuda: the shapes of docs/benchmarks.md on a GPU")
       ->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option("--only", of_device.only, "with --device cuda: this head, or file of --real-head, alone");
+  app.add_option("--only", of_device.only,
+                 "with --device cuda: this head, or file of --real-head, alone");
   app.add_option("--row", of_device.row, "with --device cuda: plans with this in their name alone");
   app.add_option("--real-head", of_device.real_heads,
                  "with --device cuda: safetensors of a head, as docs/benchmarks.md tells");

@@ -85,10 +85,12 @@ def in_own_process(args, kind):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def our_run(args, shard):
+def our_run(args, shard, ranks):
     command = [args.logitless, "train", "--device", "cuda", "--dtype", "bf16", "--data", shard, "--json",
                "--batch", args.batch, "--length", args.length, "--model", args.model,
                "--steps", WARM_UP + args.steps, "--lr", "1e-4", "--min-lr", "1e-4", "--sample", 0, "--eval-every", 1 << 30]
+    if ranks > 1 or args.accumulate > 1:
+        command += ["--ranks", ranks, "--accumulate", args.accumulate // ranks]
     if args.budget:
         command += ["--budget", args.budget]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
@@ -117,6 +119,8 @@ def main():
     parser.add_argument("--model", default="gpt2", help="gpt2, gpt2-medium, gpt2-large or llama-3.2-1b")
     for name, value in (("batch", 32), ("length", 1024), ("steps", 20), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--ranks", default="1", help="of logitless: how many GPUs share a step, such as 1,2,4")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches of a step, over all ranks")
     parser.add_argument("--budget", help="of logitless, such as 4GiB")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--as", dest="kind", help=argparse.SUPPRESS)
@@ -126,18 +130,24 @@ def main():
         return
     if not args.logitless:
         parser.error("--logitless is needed")
-    names = ["logitless", *filter(None, args.peers.split(","))]
+    ranks = {"logitless" if r == "1" else f"logitless x{r}": int(r) for r in args.ranks.split(",")}
+    if any(args.accumulate % r for r in ranks.values()):
+        parser.error(f"--accumulate: expected a multiple of {args.ranks}, got {args.accumulate}")
+    if args.peers and args.accumulate > 1:
+        parser.error("--accumulate: the peers' steps are of one batch; expected --peers '' as well")
+    names = [*ranks, *filter(None, args.peers.split(","))]
     runs = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
         shard = os.path.join(folder, "words.bin")
-        write_shard(shard, 4 * (args.batch * args.length + 1) + 4 * args.length, args.model.startswith("llama"))
+        write_shard(shard, 4 * args.accumulate * (args.batch * args.length + 1) + 4 * args.length, args.model.startswith("llama"))
         for number in range(args.rounds):
             for name in names:
-                run = our_run(args, shard) if name == "logitless" else in_own_process(args, name)
-                run["tokens_per_second"] = args.steps * args.batch * args.length / run["seconds"]
+                run = our_run(args, shard, ranks[name]) if name in ranks else in_own_process(args, name)
+                tokens = args.batch * args.length * args.accumulate
+                run["tokens_per_second"] = args.steps * tokens / run["seconds"]
                 runs[name].append(run)
                 if not args.json:
-                    print(f"round {number + 1} {name:>10}: {run['tokens_per_second']:9.0f} tokens/s, "
+                    print(f"round {number + 1} {name:>12}: {run['tokens_per_second']:9.0f} tokens/s, "
                           f"{1e3 * run['seconds'] / args.steps:.2f} ms a step, loss {run['loss']:.4f}", flush=True)
     table = {name: {key: statistics.median(run[key] for run in list_)
                     for key in ("tokens_per_second", "allocator_bytes", "driver_bytes", "loss")}
@@ -146,7 +156,7 @@ def main():
         print(json.dumps({"model": args.model, "batch": args.batch, "length": args.length, "steps": args.steps, "rounds": args.rounds, **table}))
         return
     for name, row in table.items():
-        print(f"{name:>10}: {row['tokens_per_second']:9.0f} tokens/s, allocated {row['allocator_bytes'] / 2**20:.0f} MiB, "
+        print(f"{name:>12}: {row['tokens_per_second']:9.0f} tokens/s, allocated {row['allocator_bytes'] / 2**20:.0f} MiB, "
               f"by the driver {row['driver_bytes'] / 2**20:.0f} MiB")
 
 

@@ -70,7 +70,7 @@ typedef struct logitless_communicator_nccl_options {
   int32_t rank;     /* with id */
   int32_t size;     /* with id */
   int32_t max_ctas; /* the most thread blocks of a call's kernel; 0: NCCL chooses */
-  int32_t reserved; /* 0 */
+  int32_t watch;    /* 1: a thread gives the group up when a rank's process has ended */
   int64_t limit_ms; /* default 60000; of the host's waits */
 } logitless_communicator_nccl_options;
 LOGITLESS_API void logitless_communicator_nccl_options_init(
@@ -102,6 +102,8 @@ LOGITLESS_API logitless_status logitless_communicator_all_gather_host(
  * failed. */
 LOGITLESS_API logitless_status logitless_communicator_wait(logitless_communicator* communicator,
                                                            void* stream, int64_t limit_ms);
+/* LOGITLESS_DEVICE_ERROR if the group is known to have failed; asks nobody. */
+LOGITLESS_API logitless_status logitless_communicator_check(logitless_communicator* communicator);
 /* Gives up, for the whole group; from any thread. */
 LOGITLESS_API logitless_status logitless_communicator_abort(logitless_communicator* communicator,
                                                             const char* reason);

@@ -119,6 +119,11 @@ class LOGITLESS_API LossPlan {
   std::shared_ptr<ShardAgreement> agreement;  // with the other ranks; null without sharding
   std::string note;  // of a workspace larger than the fp32 logits: what else there is
 
+  // Of words over ranks on a GPU: bytes beside the workspace, of the communicator's own memory
+  // (Communicator::exchange_memory), which plans of the group share; 0: exchanges are in the
+  // workspace. The budget is of both.
+  std::size_t exchange_bytes = 0;
+
   // Bytes of the one allocation a call needs beyond inputs and outputs. Exact.
   std::size_t workspace_bytes() const { return workspace_bytes_; }
   // Bytes that the logits of the unfused loss take in fp32: tokens * vocab * 4.

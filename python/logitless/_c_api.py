@@ -510,11 +510,11 @@ class CommunicatorNcclOptions(Structure):
     rank: int  # with id
     size: int  # with id
     max_ctas: int  # the most thread blocks of a call's kernel; 0: NCCL chooses
-    reserved: int  # 0
+    watch: int  # 1: a thread gives the group up when a rank's process has ended
     limit_ms: int  # default 60000; of the host's waits
     _fields_ = [
         ("struct_size", c_size_t), ("id", c_void_p), ("nccl_comm", c_void_p), ("rank", c_int32), ("size", c_int32),
-        ("max_ctas", c_int32), ("reserved", c_int32), ("limit_ms", c_int64),
+        ("max_ctas", c_int32), ("watch", c_int32), ("limit_ms", c_int64),
     ]
     # Of the fields that do not begin as 0.
     defaults: ClassVar[dict[str, float]] = {"limit_ms": 60000}
@@ -742,6 +742,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "logitless_communicator_all_to_all": (c_int32, [c_void_p, c_void_p, c_void_p, c_size_t, c_void_p]),
     "logitless_communicator_all_gather_host": (c_int32, [c_void_p, c_void_p, c_void_p, c_size_t]),
     "logitless_communicator_wait": (c_int32, [c_void_p, c_void_p, c_int64]),
+    "logitless_communicator_check": (c_int32, [c_void_p]),
     "logitless_communicator_abort": (c_int32, [c_void_p, c_char_p]),
     "logitless_order_options_init": (None, [POINTER(OrderOptions), c_size_t]),
     "logitless_average_probability": (c_int32, [c_void_p, POINTER(Tensor), POINTER(Tensor), POINTER(Tensor), c_float,

@@ -9,7 +9,8 @@ from typing import Any, Callable
 import numpy as np
 
 from ._c_api import (
-    DEVICE_CUDA, DEVICE_ERROR, OK, AbortFunction, CommunicatorCallbacksOptions, ExchangeFunction, WaitFunction,
+    DEVICE_CUDA, DEVICE_ERROR, OK, AbortFunction, CommunicatorCallbacksOptions, CommunicatorNcclOptions, ExchangeFunction,
+    WaitFunction,
 )
 from ._library import LogitlessError, check, lib, new
 
@@ -17,6 +18,8 @@ from ._library import LogitlessError, check, lib, new
 Exchange = Callable[[memoryview, memoryview], Any]
 # Addresses of a GPU's memory and their numbers of bytes: what this rank gives, what it gets; and a cudaStream_t.
 GpuExchange = Callable[[int, int, int, int, int], Any]
+
+_NCCL_ID_BYTES = 128
 
 
 def _view(address: int, size: int) -> memoryview:
@@ -106,6 +109,28 @@ class Communicator:
         return Communicator._of(options, raised, abort)
 
     @staticmethod
+    def nccl_id() -> bytes:
+        """What one rank sends to the others, for ``nccl``. Raises LogitlessError where there is no NCCL."""
+        id = ctypes.create_string_buffer(_NCCL_ID_BYTES)
+        check(lib.logitless_nccl_id(id))
+        return id.raw
+
+    @staticmethod
+    def nccl(id: bytes, rank: int, size: int, max_ctas: int = 0, limit: float = 60.0, watch: bool = False) -> Communicator:
+        """A group over NCCL, a GPU for each rank: the thread's current one. Collective. ``max_ctas``: the most thread
+        blocks of a call's kernel, 0: NCCL chooses; ``limit``: seconds to wait for the others; ``watch``: a thread gives
+        the group up when the process of another rank of this host has ended."""
+        if len(id) != _NCCL_ID_BYTES:
+            raise ValueError(f"id: expected the {_NCCL_ID_BYTES} bytes of nccl_id(), got {len(id)}")
+        kept = ctypes.create_string_buffer(id, _NCCL_ID_BYTES)
+        options = new(CommunicatorNcclOptions)
+        options.id, options.rank, options.size = ctypes.cast(kept, c_void_p), rank, size
+        options.max_ctas, options.limit_ms, options.watch = max_ctas, round(limit * 1000), int(watch)
+        made = Communicator(c_void_p())
+        check(lib.logitless_communicator_nccl(byref(options), byref(made.handle)))
+        return made
+
+    @staticmethod
     def _of(options, raised: list[BaseException], abort: Callable[[str], Any] | None) -> Communicator:
         if abort is not None:
             options.abort = AbortFunction(lambda reason, user: abort(reason.decode(errors="replace")))
@@ -133,6 +158,10 @@ class Communicator:
         if total % self.size:
             raise ValueError(f"pieces: expected a multiple of {self.size} bytes, got {total}")
         self._exchange(lib.logitless_communicator_all_to_all, pieces, total, pieces_of_all, total // self.size)
+
+    def check(self) -> None:
+        """Raises LogitlessError if the group is known to have failed; asks nobody."""
+        check(lib.logitless_communicator_check(self.handle))
 
     def abort(self, reason: str) -> None:
         """Gives up, for the whole group; from any thread."""

@@ -48,6 +48,28 @@ class CollectiveCalls {
   void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each,
                   void* stream = nullptr);
 
+  // Exchanges made while it exists are a group of the communicator's. Not the first of a call.
+  class Together {
+   public:
+    explicit Together(CollectiveCalls& calls) : communicator_(*calls.communicator_) {
+      communicator_.begin_group();
+    }
+    // Throws what end_group() does, unless something is thrown already.
+    ~Together() noexcept(false) {
+      try {
+        communicator_.end_group();
+      } catch (...) {
+        if (std::uncaught_exceptions() == exceptions_) throw;  // else the first one counts
+      }
+    }
+    Together(const Together&) = delete;
+    Together& operator=(const Together&) = delete;
+
+   private:
+    Communicator& communicator_;
+    const int exceptions_ = std::uncaught_exceptions();
+  };
+
   // Before the first exchange of a call on a GPU: how many tokens this rank calls with, where all
   // are to call with as many. Elsewhere each exchange's bytes say it.
   void tokens(std::int64_t count);

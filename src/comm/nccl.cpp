@@ -1,12 +1,15 @@
 // NCCL as a communicator: every wait of the host has a limit, and ends in an abort, but that of a
 // split of a blocking communicator, which NCCL makes in the call.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <random>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -35,18 +38,25 @@ class Nccl final : public Communicator {
         rank_(start..., options.max_ctas) {
     poll("the group's making", limit_, [&] { return rank_.ready(); });
     join_board();
+    if (options.watch && on_board_ && size() > 1)
+      watch_ = std::jthread([this](auto stop) { watch(stop); });
   }
   Nccl(const Nccl&) = delete;
   Nccl& operator=(const Nccl&) = delete;
   ~Nccl() override {
+    watch_ = {};
     try {
-      if (!failure_.empty()) return;
-      rank_.finalize();
-      poll("the group's end", limit_, [&] { return rank_.ready(); });
-      rank_.destroy();
+      if (failure_.empty()) {
+        rank_.unshare();
+        rank_.finalize();
+        poll("the group's end", limit_, [&] { return rank_.ready(); });
+        rank_.destroy();
+      }
     } catch (const Error&) {
       // NcclRank aborts what is left.
     }
+    rank_.abort();
+    for (const Exchange& held : exchange_) rank_.free(held.memory);
   }
 
   int rank() const override { return rank_.rank(); }
@@ -64,6 +74,7 @@ class Nccl final : public Communicator {
 
   void all_gather_host(const void* mine, void* all, std::size_t bytes_each) override {
     if (bytes_each == 0) return all_gather(mine, all, 0, nullptr);
+    if (on_board_) return gather_on_board(mine, all, bytes_each);
     const auto ranks = static_cast<std::size_t>(size());
     try {
       const cuda::DeviceMemory memory(bytes_each * (ranks + 1));
@@ -77,6 +88,48 @@ class Nccl final : public Communicator {
       abort(e.what());  // the others wait for this rank
       throw;
     }
+  }
+
+  void begin_group() override {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.empty()) throw DeviceError(failure_);
+    rank_.begin_group();
+    grouped_ = true;
+  }
+  void end_group() override {
+    if (!std::exchange(grouped_, false)) return;
+    bool begun = false;
+    poll(last_, limit_, [&] {
+      if (!begun) rank_.end_group();
+      begun = true;
+      return rank_.ready();
+    });
+  }
+
+  void* exchange_memory(std::size_t bytes) override {
+    for (const Exchange& held : exchange_) {
+      if (held.bytes >= bytes) return held.memory;  // the same on all ranks
+    }
+    if (!on_board_ || size() == 1 || bytes == 0 || !cuda::NcclRank::has_windows()) return nullptr;
+    // Whether all ranks have it is known before any of them waits for the others in NCCL.
+    constexpr std::size_t kUnit = std::size_t{2} << 20;
+    bytes = (bytes + kUnit - 1) / kUnit * kUnit;
+    void* const memory = rank_.allocate(bytes);
+    std::vector<char> all(static_cast<std::size_t>(size()));
+    const char mine = memory != nullptr ? 1 : 0;
+    all_gather_host(&mine, all.data(), sizeof(mine));
+    if (std::find(all.begin(), all.end(), 0) != all.end()) {
+      rank_.free(memory);
+      return nullptr;
+    }
+    exchange_.push_back({memory, bytes});
+    bool begun = false;
+    poll("the group's memory for exchanges", limit_, [&] {
+      if (!begun) rank_.share(memory, bytes);
+      begun = true;
+      return rank_.ready();
+    });
+    return memory;
   }
 
   bool capturable() const override { return true; }
@@ -106,6 +159,7 @@ class Nccl final : public Communicator {
     board_.arrive(calls_);
     poll(last_, limit_, [&] {
       if (!begun && bytes_each > 0) call();
+      if (grouped_) return true;
       begun = true;
       return rank_.ready();
     });
@@ -125,6 +179,10 @@ class Nccl final : public Communicator {
         if (!failure_.empty()) throw DeviceError(failure_);
         try {
           if (done()) return;
+          if (asked % kLooks == kLooks - 1 && has_board_) {
+            const std::string gone = board_.gone(calls_);
+            if (!gone.empty()) throw DeviceError(gone);
+          }
           if (Clock::now() - start >= limit)
             throw DeviceError(concat("not done within ", limit.count(), " ms; ", missing()));
         } catch (const Error& e) {
@@ -138,6 +196,33 @@ class Nccl final : public Communicator {
       } else {
         std::this_thread::sleep_for(std::chrono::microseconds(50));
       }
+    }
+  }
+
+  void watch(const std::stop_token& stop) {
+    std::mutex sleeping;
+    std::condition_variable_any woken;
+    std::unique_lock lock(sleeping);
+    while (!woken.wait_for(lock, stop, kWatch, [] { return false; }) && !stop.stop_requested()) {
+      const std::string gone = board_.gone(calls_);
+      if (gone.empty()) continue;
+      const std::lock_guard all(mutex_);
+      return give_up(gone);
+    }
+  }
+
+  // Between ranks of one host, which the GPU's work does not keep waiting.
+  void gather_on_board(const void* mine, void* all, std::size_t bytes_each) {
+    last_ = call_text(++calls_, "all_gather", bytes_each);
+    board_.arrive(calls_);
+    for (std::size_t at = 0; at < bytes_each; at += RankBoard::kMostBytes) {
+      board_.put(static_cast<const std::byte*>(mine) + at,
+                 std::min(bytes_each - at, RankBoard::kMostBytes));
+      poll(last_, limit_, [&] { return board_.all_put(); });
+      if (board_.take(static_cast<std::byte*>(all) + at, bytes_each)) continue;
+      const std::string what = concat(last_, ": the ranks give different numbers of bytes");
+      abort(what);
+      throw InvalidArgument(what);
     }
   }
 
@@ -159,6 +244,10 @@ class Nccl final : public Communicator {
     all_gather_host(&joined, all.data(), sizeof(joined));
     board_.close();
     has_board_ = true;
+    // All of them say so, or none goes by it.
+    const char here = board_.all_here() ? 1 : 0;
+    all_gather_host(&here, all.data(), sizeof(here));
+    on_board_ = std::find(all.begin(), all.end(), 0) == all.end();
     calls_ = 0;  // the caller's are counted
     last_ = "no call";
     board_.arrive(0);
@@ -167,10 +256,17 @@ class Nccl final : public Communicator {
   void give_up(const std::string& why) {
     if (!failure_.empty()) return;
     failure_ = concat("communicator: rank ", rank(), " of ", size(), ": ", why);
+    board_.give_up();
     rank_.abort();
   }
 
+  struct Exchange {
+    void* memory;
+    std::size_t bytes;
+  };
+  static constexpr milliseconds kWatch{200};
   static constexpr int kYields = 1000;
+  static constexpr int kLooks = 4000;  // between looks at who is gone: 0.2 s, asleep
 
   const milliseconds limit_;
   const int gpu_;
@@ -179,9 +275,13 @@ class Nccl final : public Communicator {
   cuda::NcclRank rank_;
   RankBoard board_;
   bool has_board_ = false;
-  std::uint64_t calls_ = 0;
+  bool on_board_ = false;  // all ranks are on this host
+  bool grouped_ = false;   // between begin_group() and end_group()
+  std::atomic<std::uint64_t> calls_ = 0;
   std::string last_ = "no call";  // the last call's text
   std::string failure_;
+  std::vector<Exchange> exchange_;  // ascending
+  std::jthread watch_;              // last: it sees all of the above
 };
 
 void check_options(const char* what, const NcclOptions& options) {

@@ -5,18 +5,31 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "core/check.h"
 
 namespace logitless {
 
+// In place of a process.
+constexpr std::int64_t kLeft = -1;  // the communicator is destroyed
+constexpr std::int64_t kGaveUp = -2;
+
 // A new file is zeros: nobody, who has made no call.
 struct alignas(64) RankBoard::Rank {
   std::atomic<std::uint64_t> calls;
-  std::atomic<std::int64_t> process;  // 0: not of this host; -1: the communicator is destroyed
+  std::atomic<std::int64_t> process;  // 0: not of this host; or one of these
+  std::atomic<std::uint64_t> round;   // of an exchange, begun
+  // Of this round and the last one, which others may still read: they have all come to this one
+  // before the next one is written.
+  struct Slot {
+    std::uint64_t bytes;
+    std::byte data[kMostBytes];
+  } slots[2];
 };
 
 RankBoard::RankBoard(const std::string& name, int rank, int size) : rank_(rank), size_(size) {
@@ -40,7 +53,7 @@ RankBoard::RankBoard(const std::string& name, int rank, int size) : rank_(rank),
 RankBoard::~RankBoard() {
   close();
   if (ranks_ == nullptr) return;
-  ranks_[rank_].process = -1;
+  if (ranks_[rank_].process > 0) ranks_[rank_].process = kLeft;
   munmap(ranks_, static_cast<std::size_t>(size_) * sizeof(Rank));
 }
 
@@ -50,6 +63,7 @@ RankBoard& RankBoard::operator=(RankBoard&& other) noexcept {
   std::swap(ranks_, other.ranks_);
   std::swap(rank_, other.rank_);
   std::swap(size_, other.size_);
+  std::swap(round_, other.round_);
   std::swap(path_, other.path_);
   return *this;
 }
@@ -59,8 +73,66 @@ void RankBoard::close() noexcept {
   path_.clear();
 }
 
+void RankBoard::give_up() noexcept {
+  if (ranks_ != nullptr) ranks_[rank_].process = kGaveUp;
+}
+
 void RankBoard::arrive(std::uint64_t call) noexcept {
   if (ranks_ != nullptr) ranks_[rank_].calls = call;
+}
+
+bool RankBoard::all_here() const noexcept {
+  return ranks_ != nullptr &&
+         std::all_of(ranks_, ranks_ + size_, [](const Rank& rank) { return rank.process > 0; });
+}
+
+void RankBoard::put(const void* mine, std::size_t bytes) noexcept {
+  Rank& rank = ranks_[rank_];
+  Rank::Slot& slot = rank.slots[++round_ % 2];
+  slot.bytes = bytes;
+  if (bytes > 0) std::memcpy(slot.data, mine, bytes);
+  rank.round = round_;
+}
+
+bool RankBoard::all_put() const noexcept {
+  return std::all_of(ranks_, ranks_ + size_,
+                     [&](const Rank& rank) { return rank.round >= round_; });
+}
+
+bool RankBoard::take(void* all, std::size_t stride) const noexcept {
+  const std::size_t bytes = ranks_[rank_].slots[round_ % 2].bytes;
+  auto* to = static_cast<std::byte*>(all);
+  for (int r = 0; r < size_; ++r, to += stride) {
+    const Rank::Slot& slot = ranks_[r].slots[round_ % 2];
+    if (slot.bytes != bytes) return false;
+    if (bytes > 0) std::memcpy(to, slot.data, bytes);
+  }
+  return true;
+}
+
+bool RankBoard::has_ended(const Rank& rank) noexcept {
+  const std::int64_t process = rank.process;
+  return process > 0 && kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH;
+}
+
+std::string RankBoard::text_of(int r) const {
+  if (has_ended(ranks_[r])) return concat("rank ", r, "'s process has ended");
+  if (ranks_[r].process == kGaveUp) return concat("rank ", r, " gave up");
+  const std::uint64_t calls = ranks_[r].calls;
+  return concat("rank ", r, ranks_[r].process < 0 ? " has left after " : " has made ", calls,
+                calls == 1 ? " call" : " calls");
+}
+
+std::string RankBoard::gone(std::uint64_t call) const {
+  std::string text;
+  for (int r = 0; r < (ranks_ == nullptr ? 0 : size_); ++r) {
+    const std::int64_t process = ranks_[r].process;
+    const bool left = process == kLeft && ranks_[r].calls < call;
+    if (r == rank_) continue;
+    if (left || process == kGaveUp || has_ended(ranks_[r]))
+      text += concat(text.empty() ? "" : ", ", text_of(r));
+  }
+  return text;
 }
 
 std::string RankBoard::missing(std::uint64_t call) const {
@@ -70,15 +142,7 @@ std::string RankBoard::missing(std::uint64_t call) const {
     const std::int64_t process = ranks_ == nullptr ? 0 : ranks_[r].process.load();
     if (process == 0) ++elsewhere;
     if (process == 0 || ranks_[r].calls >= call) continue;
-    const bool ended = process > 0 && kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH;
-    text += concat(text.empty() ? "" : ", ", "rank ", r);
-    if (ended) {
-      text += "'s process has ended";
-    } else {
-      const std::uint64_t calls = ranks_[r].calls;
-      text += concat(process < 0 ? " has left after " : " has made ", calls,
-                     calls == 1 ? " call" : " calls");
-    }
+    text += concat(text.empty() ? "" : ", ", text_of(r));
   }
   if (!text.empty()) return text;
   if (elsewhere > 0) return concat("of ", elsewhere, " ranks nothing is known on this host");

@@ -1,4 +1,5 @@
-// How far the ranks of a group have come, for those of one host: memory that their processes share.
+// Memory that the processes of a host share: how far the ranks of a group have come, and an
+// exchange between all of them that takes a microsecond where they meet, and no GPU.
 #pragma once
 
 #include <cstddef>
@@ -23,15 +24,36 @@ class RankBoard {
   // This rank makes the call of this number.
   void arrive(std::uint64_t call) noexcept;
 
+  // Whatever it makes, no rank is to wait for it any more.
+  void give_up() noexcept;
+
+  // Of those that will not make the call any more: processes that have ended, ranks that have given
+  // up, communicators that were destroyed before it. "": none known.
+  std::string gone(std::uint64_t call) const;
+
+  // Whether all ranks are processes of this host that have joined the board.
+  bool all_here() const noexcept;
+
+  // Rounds of an exchange between ranks that are all here, each the same ones: put() until all have
+  // put(), then take(). At most kMostBytes of each rank.
+  static constexpr std::size_t kMostBytes = 4096;
+  void put(const void* mine, std::size_t bytes) noexcept;
+  bool all_put() const noexcept;
+  // all[r * stride] is what rank r has put. False: some other number of bytes than this rank.
+  bool take(void* all, std::size_t stride) const noexcept;
+
   // The ranks that have not made the call, in words: "rank 1 has made 2 calls, rank 3's process has
   // ended"; or that there are none, or none known.
   std::string missing(std::uint64_t call) const;
 
  private:
   struct Rank;
+  static bool has_ended(const Rank& rank) noexcept;
+  std::string text_of(int rank) const;
 
   Rank* ranks_ = nullptr;  // [size_], shared
   int rank_ = 0, size_ = 0;
+  std::uint64_t round_ = 0;
   std::string path_;
 };
 

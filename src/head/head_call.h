@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "comm/collective_calls.h"
 #include "head/shard_words.h"
@@ -40,12 +41,25 @@ struct FarOperands {
   TensorView d_hidden_bound;  // 0 with exact plans
 };
 
+// Where exchanges on a GPU are enqueued that go on beside the products of a call: a stream of their
+// own, and events that it and the call's stream wait for one another by.
+struct ExchangeLane {
+  std::shared_ptr<void> stream;
+  std::shared_ptr<void> start;        // what a chunk is made from is there
+  std::shared_ptr<void> ready;        // a chunk is made
+  std::shared_ptr<void> hidden_done;  // its pieces of d_hidden are
+  std::shared_ptr<void> exchanged;    // and have come
+  // Of the communicator, in place of the workspace's part for exchanges; null: none.
+  void* memory = nullptr;
+};
+
 // Of words spread over ranks.
 struct ShardOperands {
   CollectiveCalls* calls = nullptr;     // null: no sharding
   CollectiveCalls* replicas = nullptr;  // null: none
   ShardWords words{0};                  // here; may be none, and shape.vocab is 1 then
   bool tokens = false;
+  const ExchangeLane* lane = nullptr;  // on a GPU
 
   bool sharded() const { return calls != nullptr; }
   int ranks() const { return calls->communicator().size(); }

@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "head/cuda/layout.h"
 #include "head/plan/choose.h"
+#include "kernels/device_stream.h"
 
 namespace logitless {
 namespace {
@@ -93,6 +94,60 @@ void refuse_far_field(const PlanRequest& request) {
   if (far) throw Unsupported("sharding: the far field of words on several ranks is not served yet");
 }
 
+// A rank's plan, and the chunks that all ranks go through together, since these are exchanged.
+struct AgreedPlan {
+  LossPlan plan;
+  std::uint64_t digest = 0;
+  std::int64_t chunk = 0;  // the smallest of a rank
+  // Of ranks whose first chunk is larger than the others: weight_ranges, and first_tokens.
+  int ranges = 0;
+  std::int64_t first = 0;
+  bool alike = true;  // false: not all have the first chunk that some have
+};
+AgreedPlan agree_chunks(Communicator& words, std::uint64_t sizes, bool has_words,
+                        const std::function<LossPlan()>& plan) {
+  AgreedPlan out;
+  const Agreement all = agree(words, [&](PlanDigest& digest) {
+    out.plan = plan();
+    const LossPlan& made = out.plan;
+    digest.same("sizes", static_cast<std::int64_t>(sizes));
+    digest.own("words", has_words ? 1 : 0);
+    digest.own("chunk", made.chunk_tokens);
+    digest.own("ranges", made.weight_ranges);
+    digest.own("first", made.weight_ranges > 0 ? made.first_tokens : made.chunk_tokens);
+  });
+  out.digest = all.plan;
+  std::int64_t least_first = 0, most = 0;
+  bool any = false;
+  for (int r = 0; r < words.size(); ++r) {
+    if (all.own_of(r, "words") == 0) continue;  // goes by the others
+    const std::int64_t chunk = all.own_of(r, "chunk"), first = all.own_of(r, "first");
+    out.chunk = any ? std::min(out.chunk, chunk) : chunk;
+    least_first = any ? std::min(least_first, first) : first;
+    most = std::max(most, chunk);
+    out.first = std::max(out.first, first);
+    out.ranges = std::max(out.ranges, static_cast<int>(all.own_of(r, "ranges")));
+    any = true;
+  }
+  // A rank plans its other chunks by its first one.
+  const bool several = out.first < out.plan.shape.tokens;
+  out.alike = out.ranges == 0 || (least_first == out.first && (!several || out.chunk == most));
+  return out;
+}
+
+// Collective: of the group's own memory what chunks exchange, and less workspace. Null: it has
+// none.
+void* take_exchange_memory(Communicator& words, LossPlan& plan) {
+  const std::size_t bytes = cuda::exchange_bytes(
+      plan.shape, plan.features,
+      std::min(cuda::sizes_of(plan).largest_chunk(), std::max<std::int64_t>(plan.shape.tokens, 1)));
+  void* const memory = bytes == 0 ? nullptr : words.exchange_memory(bytes);
+  if (memory == nullptr) return nullptr;
+  plan.exchange_bytes = bytes;
+  LossPlanAccess::set_workspace_bytes(plan, plan.workspace_bytes() - bytes);
+  return memory;
+}
+
 // Of the ranks that hold the words together.
 LossPlan plan_words(const Sharding& sharding, const PlanRequest& request,
                     const std::function<ShardedHead()>& head,
@@ -111,20 +166,32 @@ LossPlan plan_words(const Sharding& sharding, const PlanRequest& request,
   shape.tokens = tokens_of_plan(sharding, shape, sizes);
   shape.vocab = std::max<std::int64_t>(shape.vocab, 1);  // kernels of a rank without words rest
   shape.whole_vocab = sharding.vocab;
-  LossPlan made;
-  const Agreement chunks = agree(words, [&](PlanDigest& digest) {
-    made = plan(shape, mine.features);
-    digest.same("sizes", static_cast<std::int64_t>(sizes.plan));
-    digest.own("chunk", made.chunk_tokens);
-  });
-  // Chunks are exchanged: all ranks go through them together.
-  std::int64_t least = made.chunk_tokens;
-  for (int r = 0; r < words.size(); ++r) least = std::min(least, chunks.own_of(r, "chunk"));
-  if (sharding.tokens) least = std::max<std::int64_t>(least, words.size());
-  made = with_chunk(std::move(made), least, mine.device);
+  AgreedPlan agreed = agree_chunks(words, sizes.plan, mine.shape.vocab > 0,
+                                   [&] { return plan(shape, mine.features); });
+  if (!agreed.alike) {
+    // Without exponentials in d_weight's memory the first chunk is like the others.
+    HeadFeatures features = mine.features;
+    features.d_weight_strided = features.d_weight;
+    agreed = agree_chunks(words, agreed.digest, mine.shape.vocab > 0,
+                          [&] { return plan(shape, features); });
+  }
+  if (sharding.tokens) agreed.chunk = std::max<std::int64_t>(agreed.chunk, words.size());
+  LossPlan made = std::move(agreed.plan);
+  if (mine.shape.vocab == 0 && agreed.ranges > 0) {
+    made.weight_ranges = agreed.ranges;
+    made.first_tokens = agreed.first;
+  }
+  made = with_chunk(std::move(made), agreed.chunk, mine.device);
   const std::int64_t tokens = sharding.tokens ? shape.tokens / words.size() : shape.tokens;
-  made.agreement = std::make_shared<ShardAgreement>(ShardAgreement{
-      sharding, mine.shape.vocab, tokens, CollectiveCalls(sharding.words, chunks.plan), {}});
+  ExchangeLane lane;
+  if (mine.device != DeviceKind::cpu) lane.memory = take_exchange_memory(words, made);
+  made.agreement = std::make_shared<ShardAgreement>(
+      ShardAgreement{sharding,
+                     mine.shape.vocab,
+                     tokens,
+                     CollectiveCalls(sharding.words, agreed.digest),
+                     {},
+                     std::move(lane)});
   return made;
 }
 
@@ -221,6 +288,13 @@ void set_shard(const LossPlan& plan, const Sharding& sharding, HeadCall& call) {
           plan.agreement->tokens, " tokens of a rank, called with ", call.shape.tokens);
   call.shape.vocab = std::max<std::int64_t>(call.shape.vocab, 1);
   call.shape.whole_vocab = sharding.vocab;
+  if (call.context->device().kind == DeviceKind::cpu) return;
+  ExchangeLane& lane = plan.agreement->lane;
+  call.shard.lane = &lane;
+  if (lane.exchanged != nullptr) return;
+  lane.stream = cuda::make_stream(true);
+  for (auto* event : {&lane.start, &lane.ready, &lane.hidden_done, &lane.exchanged})
+    *event = cuda::make_event();
 }
 
 void require_planned(const ShardAgreement* agreed, const Sharding& sharding) {

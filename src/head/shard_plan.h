@@ -20,6 +20,7 @@ struct ShardAgreement {
   std::int64_t tokens = 0;  // that a rank may bring to a call
   CollectiveCalls calls;
   std::unique_ptr<CollectiveCalls> replicas;
+  ExchangeLane lane;  // on a GPU: of streams and events at the first call
 };
 
 inline bool is_sharded(const Sharding& sharding) { return sharding.words != nullptr; }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/device_head.h"
 
@@ -44,6 +45,19 @@ class NcclRank {
   void all_gather(const void* mine, void* all, std::size_t bytes_each, Stream stream);
   void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each, Stream stream);
 
+  // What is between the two is enqueued at the end; ready() is asked then.
+  void begin_group();
+  void end_group();
+
+  // Memory whose exchanges the copy engines make: 2.28 and later has it. allocate() is the rank's
+  // own, null where NCCL or the device is short of it; share() is collective, ready() is asked
+  // then.
+  static bool has_windows();
+  void* allocate(std::size_t bytes);
+  void free(void* memory) noexcept;
+  void share(void* memory, std::size_t bytes);
+  void unshare();  // all of it
+
   // finalize(), ready() until it says yes, destroy(): or else the destructor aborts.
   void finalize();
   void destroy();
@@ -55,6 +69,7 @@ class NcclRank {
   // Written by NCCL's thread until it is ready; of a split that never ended it stays for ever.
   std::unique_ptr<void*> comm_ = std::make_unique<void*>(nullptr);
   void* parent_ = nullptr;  // not null: being split off
+  std::vector<std::unique_ptr<void*>> windows_;
 };
 
 }  // namespace logitless::cuda

@@ -2,7 +2,7 @@
 // order of ranks, so that all of them get the same bits.
 #pragma once
 
-#include "kernels/device_head.h"
+#include "kernels/device_gradient.h"
 
 namespace logitless::cuda {
 
@@ -25,6 +25,11 @@ struct OwnTokens {
   std::int64_t* targets = nullptr;
 };
 void copy_own_tokens(const ForwardCall& all, const OwnTokens& own);
+
+// rows x columns of sums over ranks of pieces [ranks, count], rounded to `out`; columns a multiple
+// of 4, count of all rows and more.
+void round_pieces(const float* pieces, int ranks, std::int64_t count, std::int64_t rows,
+                  std::int64_t columns, const GradientOutput& out, Stream stream);
 
 // sums [count] = sum over ranks of pieces [ranks, count].
 void add_pieces(const float* pieces, int ranks, std::int64_t count, float* sums, Stream stream);

@@ -23,8 +23,9 @@ struct MemorySizes {
 };
 MemorySizes memory_sizes();
 
-// get() is the Stream, which does not wait for the default one.
-std::shared_ptr<void> make_stream();
+// get() is the Stream, which does not wait for the default one. Thread blocks of an urgent one come
+// before those of others that wait for the processors, too.
+std::shared_ptr<void> make_stream(bool urgent = false);
 std::shared_ptr<void> make_event();
 // One that can be read by seconds_between(). While the stream is captured, record_timed_event()
 // makes it a part of the graph.
@@ -38,6 +39,8 @@ std::shared_ptr<void> make_pinned(std::size_t bytes);
 // Whether the stream has nothing left to do.
 bool stream_ready(Stream stream);
 void record_event(void* event, Stream stream);
+// What the stream is told from here on waits for what the event was recorded after.
+void stream_wait(Stream stream, void* event);
 // The host waits for what the stream had before the event was recorded; not at all where it never
 // was.
 void wait_event(void* event);

@@ -110,9 +110,11 @@ std::unique_ptr<Trainer> make_trainer(const RunOptions& options, const DeviceCho
   TrainOptions train = options_of(options, seat);
   report.cpu_reason = choice.reason;
   if (choice.kind == DeviceKind::cuda) {
-    train.device = DeviceKind::cuda;
+    TrainOptions on_gpu = train;
+    on_gpu.device = DeviceKind::cuda;
+    on_gpu.threads = 0;
     try {
-      auto trainer = std::make_unique<Trainer>(data.model, train, data.train, data.valid);
+      auto trainer = std::make_unique<Trainer>(data.model, on_gpu, data.train, data.valid);
       report.device = DeviceKind::cuda;
       report.device_name = trainer->device_name();
       if (trainer->ranks() > 1)
@@ -123,7 +125,6 @@ std::unique_ptr<Trainer> make_trainer(const RunOptions& options, const DeviceCho
       report.cpu_reason = error.what();
       say(fmt::format("device: CPU after all: {}", report.cpu_reason));
     }
-    train.device = DeviceKind::cpu;
   }
   return std::make_unique<Trainer>(data.model, train, data.train, data.valid);
 }

@@ -94,8 +94,11 @@ static void test_groups(void) {
   }
   run_ranks(outer);
   CHECK(logitless_communicator_wait(outer[0].communicator, NULL, 1) == LOGITLESS_OK, "wait");
+  CHECK(logitless_communicator_check(inner[2].communicator) == LOGITLESS_OK, "check");
   CHECK(logitless_communicator_abort(outer[1].communicator, "no memory") == LOGITLESS_OK, "abort");
   refused("after an abort", logitless_communicator_wait(inner[2].communicator, NULL, 1),
+          LOGITLESS_DEVICE_ERROR, "rank 1 gave up: no memory");
+  refused("check after an abort", logitless_communicator_check(inner[2].communicator),
           LOGITLESS_DEVICE_ERROR, "rank 1 gave up: no memory");
   refused("a failed callback",
           logitless_communicator_all_gather(outer[2].communicator, &r, &r, 1, NULL),

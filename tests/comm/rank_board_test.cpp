@@ -4,9 +4,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "core/check.h"
 
@@ -51,6 +54,79 @@ TEST(RankBoard, AProcessThatHasEnded) {
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
   EXPECT_EQ(mine.missing(2), "rank 1's process has ended");
   EXPECT_EQ(mine.missing(1), "all ranks have made the call, and one has not run it");
+}
+
+TEST(RankBoard, NamesWhoIsGone) {
+  const std::string name = name_of_test();
+  RankBoard mine(name, 0, 3);
+  const pid_t child = fork();
+  if (child == 0) {
+    RankBoard other(name, 1, 3);
+    _exit(0);
+  }
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  auto third = std::make_unique<RankBoard>(name, 2, 3);
+  EXPECT_EQ(mine.gone(2), "rank 1's process has ended");
+  third->arrive(1);
+  third.reset();
+  EXPECT_EQ(mine.gone(2), "rank 1's process has ended, rank 2 has left after 1 call");
+  EXPECT_EQ(mine.gone(1), "rank 1's process has ended");
+}
+
+TEST(RankBoard, NamesWhoHasGivenUp) {
+  const std::string name = name_of_test();
+  RankBoard a(name, 0, 2);
+  auto b = std::make_unique<RankBoard>(name, 1, 2);
+  a.arrive(3);
+  b->arrive(3);
+  EXPECT_EQ(a.gone(3), "");
+  b->give_up();
+  EXPECT_EQ(a.gone(3), "rank 1 gave up");
+  b.reset();
+  EXPECT_EQ(a.gone(3), "rank 1 gave up");
+  a.give_up();
+  EXPECT_EQ(a.gone(3), "rank 1 gave up") << "of the others";
+}
+
+TEST(RankBoard, Exchanges) {
+  constexpr int kSize = 3, kRounds = 200;
+  const std::string name = name_of_test();
+  std::vector<std::unique_ptr<RankBoard>> boards;
+  for (int r = 0; r < kSize; ++r) {
+    EXPECT_TRUE(r == 0 || !boards[0]->all_here());
+    boards.push_back(std::make_unique<RankBoard>(name, r, kSize));
+  }
+  EXPECT_TRUE(boards[0]->all_here());
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong = 0;
+  for (int r = 0; r < kSize; ++r) {
+    threads.emplace_back([&, r] {
+      RankBoard& board = *boards[static_cast<std::size_t>(r)];
+      for (int round = 0; round < kRounds; ++round) {
+        const std::size_t bytes = 4 * static_cast<std::size_t>(1 + round % 1000);
+        const std::vector<int> mine(bytes / 4, 1000 * r + round);
+        std::vector<int> all(kSize * bytes / 4);
+        board.put(mine.data(), bytes);
+        while (!board.all_put()) std::this_thread::yield();
+        if (!board.take(all.data(), bytes)) ++wrong;
+        for (std::size_t i = 0; i < all.size(); ++i)
+          wrong += all[i] != 1000 * static_cast<int>(i / (bytes / 4)) + round;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(RankBoard, SeesThatBytesDiffer) {
+  const std::string name = name_of_test();
+  RankBoard a(name, 0, 2), b(name, 1, 2);
+  int value = 1, all[2] = {};
+  a.put(&value, sizeof(value));
+  EXPECT_FALSE(a.all_put());
+  b.put(&value, 2);
+  EXPECT_TRUE(a.all_put());
+  EXPECT_FALSE(a.take(all, sizeof(value)));
 }
 
 TEST(RankBoard, WithoutSharedMemory) {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 import numpy as np
@@ -40,6 +43,7 @@ class Group:
         self.given_up = ""  # why no call on a GPU is possible any more
         self.communicator = _communicator(self._hosts)
         self.gpu_communicator: Communicator | None = None
+        self._enqueues_itself = False  # it is NCCL's, and not made of PyTorch's collectives
         self.size = self.communicator.size
         self.plans = 0  # made so far: the same number on all ranks
         self.calls = 0  # of the library's, begun here
@@ -50,7 +54,9 @@ class Group:
         if device.type == "cpu":
             return self.communicator
         if self.gpu_communicator is None:
-            self.gpu_communicator = _gpu_communicator(self, self._hosts, device)
+            made = _nccl_communicator(self, device)
+            self._enqueues_itself = made is not None
+            self.gpu_communicator = made or _gpu_communicator(self, self._hosts, device)
         return self.gpu_communicator
 
     def cause(self) -> BaseException | None:
@@ -61,16 +67,38 @@ class Group:
     def gather(self, mine: np.ndarray) -> np.ndarray:
         """[size, ...] of every rank's ``mine``."""
         all = np.empty((self.size, *mine.shape), mine.dtype)
-        self.communicator.all_gather(np.ascontiguousarray(mine).view(np.uint8), all.view(np.uint8).reshape(-1))
+        try:
+            self.communicator.all_gather(np.ascontiguousarray(mine).view(np.uint8), all.view(np.uint8).reshape(-1))
+        except c.LogitlessError as error:
+            raise self._who_failed(error) from error.__cause__
         return all
+
+    def _who_failed(self, error: c.LogitlessError) -> c.LogitlessError:
+        """PyTorch's collectives name an address; who watches the processes of the host knows the rank."""
+        for _ in range(10 if self._enqueues_itself else 0):
+            self._look()
+            if self.given_up:
+                return c.LogitlessError(self.given_up)
+            time.sleep(0.1)
+        return error
 
     def ready(self, plan: int) -> bool:
         """Whether all ranks have made the plan that they want to run, ``plan`` here (0: none yet). Raises what a rank
         failed with that does not come to the call."""
+        self._look()
         plans = self.gather(np.array([_FAILED if self.given_up else plan]))[:, 0]
         if (plans == _FAILED).any():
             self._raise(plans == _FAILED, self.given_up.encode())
         return plan > 0 and bool((plans == plan).all())
+
+    def _look(self) -> None:
+        """Whether a call on the GPU failed between its exchanges."""
+        if self.gpu_communicator is None or not self._enqueues_itself or self.given_up:
+            return
+        try:
+            self.gpu_communicator.check()
+        except c.LogitlessError as error:
+            self.given_up = str(error)
 
     def fail(self, error: Exception) -> None:
         """Arrives for the others, who raise what this rank failed with."""
@@ -84,6 +112,9 @@ class Group:
         mine = np.zeros(_TEXT, np.uint8)
         mine[: min(len(text), _TEXT)] = np.frombuffer(text[:_TEXT], np.uint8)
         rank = int(failed.argmax())
+        if self._enqueues_itself and self.gpu_communicator is not None:
+            self.gpu_communicator.abort("a call of another rank failed")  # what waits for it ends
+            self._look()
         said = self.gather(mine)[rank].tobytes().rstrip(b"\0").decode(errors="replace")
         raise c.LogitlessError(f"rank {rank}: {said}")
 
@@ -167,6 +198,33 @@ class _Bytes:
 
     def __init__(self, address: int, size: int):
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+_COPIES = (2, 28)  # NCCL whose copy engines exchange
+_CTAS = 4  # of small exchanges: more take more memory and are hardly faster
+
+
+def _nccl_communicator(of: Group, device: torch.device) -> Communicator | None:
+    """Over the ranks of one host a group of NCCL of our own, whose large exchanges are the copy engines'; None elsewhere."""
+    backend = _backend(of.process_group, device)
+    mine = np.zeros(1 + 32 + 128, np.uint8)
+    if backend is not None and backend.name() == "nccl" and of.size > 1 and torch.cuda.nccl.version() >= _COPIES:
+        try:
+            id = Communicator.nccl_id() if of.communicator.rank == 0 else bytes(128)
+            host = hashlib.sha256(f"{socket.gethostname()}{_boot()}".encode()).digest()
+            mine[:] = np.frombuffer(b"\1" + host + id, np.uint8)
+        except (OSError, c.LogitlessError):
+            pass  # told below
+    all = of.gather(mine)
+    if not all[:, 0].all() or (all[:, 1:33] != all[0, 1:33]).any():
+        return None
+    with torch.cuda.device(device):
+        return Communicator.nccl(all[0, 33:].tobytes(), of.communicator.rank, of.size, max_ctas=_CTAS, watch=True)
+
+
+def _boot() -> str:
+    """Tells hosts apart that have one name."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text()
 
 
 def _gpu_communicator(of: Group, hosts, device: torch.device) -> Communicator:

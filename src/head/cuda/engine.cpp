@@ -25,7 +25,10 @@ Engine::Engine(const HeadCall& call, OperandsAlone)
       sizes_(sizes_of(*call.plan)),
       layout_(layout_of(kernel_, call.plan->shape, call.plan->features, sizes_)),
       layout_tokens_(call.plan->shape.tokens),
-      base_(static_cast<std::byte*>(call.workspace->data())) {
+      base_(static_cast<std::byte*>(call.workspace->data())),
+      exchange_(base_) {
+  if (sharded() && call.shard.lane->memory != nullptr)
+    exchange_ = static_cast<std::byte*>(call.shard.lane->memory) - layout_.exchange;
   require_fit();
   set_operands();
 }
@@ -341,7 +344,8 @@ void Engine::sum_hidden(const ForwardCall& c) {
 
 // Where products of the chunk's tokens go; what comes first overwrites, unless the call adds.
 GradientOutput Engine::hidden_sums(const ForwardCall& c, bool first) const {
-  if (round_hidden_) return {base_ + layout_.gradients.d_hidden, c.shape.dim, DType::f32, !first};
+  if (round_hidden_)
+    return {at<std::byte>(layout_.gradients.d_hidden), c.shape.dim, DType::f32, !first};
   GradientOutput out = d_hidden_;
   out.data = advance(d_hidden_.data, c.first_token * d_hidden_.stride, d_hidden_.dtype);
   out.add = features_.accumulate || !first;
@@ -404,6 +408,8 @@ void Engine::products(const BlockCall& block, bool first_chunk, bool first_slab)
     }
   }
   if (wants_hidden()) p.d_hidden = hidden_sums(c, first_slab);
+  if (sharded() && wants_hidden() && block.first_word + block.words >= c.shape.vocab)
+    p.hidden_done = call_.shard.lane->hidden_done.get();
   if (d_weight_.data != nullptr) {
     p.d_weight = weight_sums(first_chunk);
     p.d_weight.data =

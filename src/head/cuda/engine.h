@@ -59,6 +59,12 @@ class Engine {
   void backward_kept(const ChunkFunction& tokens);
 
  private:
+  // A chunk of spread words.
+  struct ShardChunk {
+    std::int64_t first = 0, step = 0;  // tokens, of each rank where they are spread
+    int buffer = 0;                    // where what it is made from lies
+  };
+
   // What both kinds of engine begin with: no output and no gradient is set.
   struct OperandsAlone {};
   Engine(const HeadCall& call, OperandsAlone);
@@ -105,12 +111,17 @@ class Engine {
   void require_shard() const;
   void meet_tokens() const;
   void run_sharded(const ChunkFunction& tokens);
+  void run_chunks(const ChunkFunction& tokens);
+  ForwardCall prepare_chunk(const ShardChunk& of);
+  ForwardCall spread_chunk(const ShardChunk& of);
+  void give_target_logits(ForwardCall& chunk, int buffer);
   void forward_sharded(ForwardCall& chunk);
-  ForwardCall spread_chunk(std::int64_t first, std::int64_t step);
   void own_tokens(const ForwardCall& chunk, std::int64_t first, const ChunkFunction& tokens) const;
   void own_outputs(const ForwardCall& own) const;
-  void backward_sharded(const ForwardCall& chunk, std::int64_t first);
-  void exchange_hidden(std::int64_t tokens, std::int64_t first) const;
+  void backward_sharded(const ForwardCall& chunk, const ShardChunk& of);
+  void send_hidden(std::int64_t tokens) const;
+  void finish_hidden();
+  Stream lane() const { return call_.shard.lane->stream.get(); }
   void far_products(const BlockCall& block, const LogitBlock& masses);
   void near_products(const BlockCall& block, bool first_chunk);
   TargetOrder target_order() const;
@@ -120,7 +131,8 @@ class Engine {
   void round_weights();
   template <typename T>
   T* at(std::size_t offset) const {
-    return reinterpret_cast<T*>(base_ + offset);
+    std::byte* const base = offset < layout_.exchange ? base_ : exchange_;
+    return reinterpret_cast<T*>(base + offset);
   }
 
   const HeadCall& call_;
@@ -130,11 +142,14 @@ class Engine {
   Layout layout_;
   const std::int64_t layout_tokens_;  // of the plan
   std::byte* base_;
+  std::byte* exchange_;            // where the offsets from layout_.exchange on count from
   std::size_t forward_bytes_ = 0;  // of the kernel's workspace
   FarCall far_;                    // of far-field plans
   FarEstimate estimate_;
   float* bound_output_ = nullptr;
   bool last_chunk_ = true;  // of the call
+  // Whose d_hidden is on its way; step 0: none's.
+  ShardChunk pending_;
   std::int64_t* wide_argmax_ = nullptr;
   GradientOutput d_hidden_, d_weight_, d_bias_;
   // Where sums go: the outputs themselves, or fp32 in the workspace that is rounded in the end.

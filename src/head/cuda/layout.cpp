@@ -70,27 +70,42 @@ EstimateLayout take_estimates(const HeadShape& shape, std::int64_t chunk, const 
   return estimates;
 }
 
+int chunks_in_flight(const HeadShape& shape, std::int64_t chunk) {
+  return chunk < shape.tokens ? 2 : 1;
+}
+
 template <typename Take>
 ShardLayout take_shard(const HeadShape& shape, const HeadFeatures& f, std::int64_t chunk,
                        const Take& take) {
   const std::int64_t ranks = f.word_ranks;
   const std::int64_t slots = chunk * f.targets_per_token;
   const std::int64_t of_rank = ceil_div(chunk, ranks);
+  const int times = chunks_in_flight(shape, chunk);
   ShardLayout shard;
   shard.logits = take(ranks * slots * 4);
-  shard.given = take(slots * 4);
+  for (int i = 0; i < times; ++i) shard.given[i] = take(slots * 4);
   shard.records = take(ranks * chunk * static_cast<std::int64_t>(sizeof(TokenRecord)));
-  shard.received = take(ranks * of_rank * shape.dim * 4, f.d_hidden);
   shard.shares = take((kMostRanks + 1) * 8);
   if (!f.tokens_sharded) return shard;
-  shard.hidden = take(chunk * shape.dim * static_cast<std::int64_t>(size_of(shape.dtype)));
-  shard.targets = take(slots * 8);
+  for (int i = 0; i < times; ++i) shard.targets[i] = take(slots * 8);
   shard.bad_target = take(8);
   shard.own_rows = take(padded_tokens(of_rank) * static_cast<std::int64_t>(sizeof(RowCoefficients)),
                         wants_gradients(f));
   shard.own_delta = take(of_rank * f.targets_per_token * 4, wants_gradients(f));
   shard.losses = take(ranks * static_cast<std::int64_t>(sizeof(RankLoss)));
   return shard;
+}
+
+// At the end of everything else; d_hidden: of the pieces.
+template <typename Take>
+void take_exchange(const HeadShape& shape, const HeadFeatures& f, std::int64_t chunk,
+                   ShardLayout& shard, std::size_t& d_hidden, const Take& take) {
+  const std::int64_t whole = round_up(chunk, std::int64_t{f.word_ranks});
+  const int times = f.tokens_sharded ? chunks_in_flight(shape, chunk) : 0;
+  for (int i = 0; i < times; ++i)
+    shard.hidden[i] = take(chunk * shape.dim * static_cast<std::int64_t>(size_of(shape.dtype)));
+  shard.received = take(whole * shape.dim * 4, f.d_hidden);
+  d_hidden = take(whole * shape.dim * 4, f.d_hidden);
 }
 
 template <typename Take>
@@ -231,7 +246,12 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadF
   }
   out.forward = take(of_kernel);
   if (f.word_ranks > 0) out.shard = take_shard(shape, f, chunk, take);
-  if (!backward) return out;
+  const auto end = [&] {
+    out.exchange = out.total;
+    if (f.word_ranks > 0) take_exchange(shape, f, chunk, out.shard, gradients.d_hidden, take);
+    return out;
+  };
+  if (!backward) return end();
   gradients.rows = take(padded * static_cast<std::int64_t>(sizeof(RowCoefficients)));
   gradients.delta = take(slots * 4);
   gradients.factor = take(padded * 4);
@@ -248,9 +268,8 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadF
   gradients.active = take((padded / kPair + 1) * 4);
   gradients.block = take(block_bytes(kernel, shape, f, sizes));
   gradients.scaled_hidden = take(chunk * shape.dim * element, scales_hidden(kernel, f, sizes));
-  const std::int64_t sums_of =
-      f.word_ranks > 0 ? round_up(chunk, std::int64_t{f.word_ranks}) : chunk;
-  gradients.d_hidden = take(sums_of * shape.dim * 4, sums_hidden(kernel, shape.vocab, f, sizes));
+  if (f.word_ranks == 0)
+    gradients.d_hidden = take(chunk * shape.dim * 4, sums_hidden(kernel, shape.vocab, f, sizes));
   gradients.d_weight = take(shape.vocab * shape.dim * 4, sums_weight(kernel, tokens, f, sizes));
   gradients.weight_low =
       take(running_sum_bytes(shape.vocab, shape.dim), splits_weight(kernel, tokens, f, sizes));
@@ -267,7 +286,20 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadF
   for (const std::int64_t count : {columns, f.d_bias && !sizes.far ? words : 0, shape.dim})
     sums = std::max(sums, static_cast<std::int64_t>(column_sum_workspace_bytes(count)));
   gradients.column_sums = take(sums, columns > 0);
-  return out;
+  return end();
+}
+
+std::size_t exchange_bytes(const HeadShape& shape, const HeadFeatures& f, std::int64_t chunk) {
+  if (f.word_ranks == 0) return 0;
+  std::size_t total = 0;
+  ShardLayout shard;
+  std::size_t d_hidden = 0;
+  take_exchange(shape, f, chunk, shard, d_hidden, [&](std::int64_t bytes, bool wanted = true) {
+    const std::size_t at = total;
+    if (wanted) total += (static_cast<std::size_t>(bytes) + 255) / 256 * 256;
+    return at;
+  });
+  return total;
 }
 
 }  // namespace logitless::cuda

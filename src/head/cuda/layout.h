@@ -100,21 +100,22 @@ struct EstimateLayout {
   std::size_t constants = 0;    // f32 [3]
   std::size_t products = 0;     // kEstimateBytes
 };
-// Of words over G ranks. B = tokens of a rank in a chunk, C / G, with sharded tokens.
+// Of words over G ranks. B = tokens of a rank in a chunk, C / G, with sharded tokens. What a chunk
+// is made from is there twice where there are several: the next one's comes meanwhile.
 struct ShardLayout {
-  std::size_t logits = 0;   // f32 [G, C, K]: of the targets, on each rank
-  std::size_t given = 0;    // f32 [C, K]
-  std::size_t records = 0;  // TokenRecord [G, C]
+  std::size_t logits = 0;     // f32 [G, C, K]: of the targets, on each rank
+  std::size_t given[2] = {};  // f32 [C, K]
+  std::size_t records = 0;    // TokenRecord [G, C]
   // With d_hidden; sums_hidden's are of G ceil(C / G) tokens
   std::size_t received = 0;  // f32 [G, ceil(C / G), D]
   // With sharded tokens
-  std::size_t hidden = 0;      // [C, D] in the dtype of hidden
-  std::size_t targets = 0;     // i64 [C, K]
-  std::size_t bad_target = 0;  // u64, of the chunk
-  std::size_t own_rows = 0;    // RowCoefficients [B padded to 256]
-  std::size_t own_delta = 0;   // f32 [B, K]
-  std::size_t losses = 0;      // RankLoss [G]
-  std::size_t shares = 0;      // f64 [kMostRanks + 1]
+  std::size_t hidden[2] = {};   // [C, D] in the dtype of hidden
+  std::size_t targets[2] = {};  // i64 [C, K]
+  std::size_t bad_target = 0;   // u64, of the chunk
+  std::size_t own_rows = 0;     // RowCoefficients [B padded to 256]
+  std::size_t own_delta = 0;    // f32 [B, K]
+  std::size_t losses = 0;       // RankLoss [G]
+  std::size_t shares = 0;       // f64 [kMostRanks + 1]
 };
 // Of groups that a mean is over.
 inline constexpr int kMostRanks = 4096;
@@ -145,8 +146,14 @@ struct Layout {
   EstimateLayout estimates;
   AuditLayout audit;
   ShardLayout shard;
+  // From here on: what is exchanged of dim numbers a token, hidden, the sums of d_hidden and what
+  // is received of them, which may lie in a communicator's memory instead. With words over ranks.
+  std::size_t exchange = 0;
   std::size_t total = 0;
 };
+// Bytes of `exchange` to `total` where chunks have so many tokens.
+std::size_t exchange_bytes(const HeadShape& shape, const HeadFeatures& features,
+                           std::int64_t chunk);
 // Of the first chunk, without data; none without ranges, and where no word is kept.
 LentRanges ranges_of(const DeviceKernel& kernel, const HeadShape& shape,
                      const HeadFeatures& features, const Sizes& sizes);

@@ -1,6 +1,7 @@
 // The chunk loop of words over ranks, and of tokens where these are spread, too: what is exchanged,
 // and when. Everything is enqueued; all ranks go through the same chunks.
 #include <algorithm>
+#include <utility>
 
 #include "core/check.h"
 #include "head/cuda/engine.h"
@@ -35,61 +36,118 @@ void Engine::meet_tokens() const {
   call_.shard.calls->tokens(call_.shard.tokens ? 0 : all.shape.tokens);
 }
 
+// A chunk's exchanges of many bytes are on the lane, beside the products: what the next chunk is
+// made from comes while this one's gradients are multiplied, its d_hidden travels while the rest of
+// d_weight is, or the next forward. All ranks enqueue the same exchanges in the same order.
 void Engine::run_sharded(const ChunkFunction& tokens) {
+  try {
+    run_chunks(tokens);
+  } catch (...) {
+    // Whoever waits for the call's stream waits for the lane.
+    record_event(call_.shard.lane->exchanged.get(), lane());
+    stream_wait(all.stream, call_.shard.lane->exchanged.get());
+    throw;
+  }
+}
+
+void Engine::run_chunks(const ChunkFunction& tokens) {
   const ShardOperands& shard = call_.shard;
+  const ExchangeLane& lane = *shard.lane;
   const bool gradients = wants_gradients(features_);
   meet_tokens();
   const std::int64_t ranks = shard.ranks();
   // Of spread tokens the greatest number of a rank, as planned, and of a chunk those of each rank.
   const std::int64_t total = shard.tokens ? layout_tokens_ / ranks : all.shape.tokens;
-  const std::int64_t most =
-      std::max<std::int64_t>(shard.tokens ? sizes_.chunk / ranks : sizes_.chunk, 1);
   if (shard.tokens) fill_device(statistics(), 0xff, 2 * sizeof(std::uint64_t), all.stream);
-  std::int64_t first = 0;
-  do {
-    const std::int64_t step = std::min(most, total - first);
-    last_chunk_ = first + step == total;
-    ForwardCall chunk = shard.tokens ? spread_chunk(first, step) : chunk_call(first, step);
+  const auto chunk_at = [&](std::int64_t first) {
+    const std::int64_t planned = first == 0 ? sizes_.first_chunk() : sizes_.chunk;
+    const std::int64_t most = std::max<std::int64_t>(shard.tokens ? planned / ranks : planned, 1);
+    return ShardChunk{first, std::min(most, total - first), 0};
+  };
+  ShardChunk now = chunk_at(0);
+  record_event(lane.start.get(), all.stream);
+  ForwardCall chunk = prepare_chunk(now);
+  for (;;) {
+    const bool last = now.first + now.step == total;
+    last_chunk_ = last;
+    stream_wait(all.stream, lane.ready.get());
     forward_sharded(chunk);
     if (shard.tokens) {
-      own_tokens(chunk, first, tokens);
+      own_tokens(chunk, now.first, tokens);
     } else {
       tokens(chunk, gradients ? at<RowCoefficients>(layout_.gradients.rows) : nullptr,
              gradients ? at<float>(layout_.gradients.delta) : nullptr);
     }
-    if (gradients && total > 0) backward_sharded(chunk, first);
-    first += step;
-  } while (first < total);
+    ShardChunk next;
+    ForwardCall next_chunk;
+    if (!last) {
+      next = chunk_at(now.first + now.step);
+      next.buffer = 1 - now.buffer;
+      record_event(lane.start.get(), all.stream);
+      next_chunk = prepare_chunk(next);
+    }
+    finish_hidden();
+    if (gradients && total > 0) backward_sharded(chunk, now);
+    if (last) break;
+    now = next;
+    chunk = next_chunk;
+  }
+  finish_hidden();
   if (shard.words.rows() == 0) return;
   if (gradients && total > 0) round_weights();
   if (total == 0) clear_weights();
 }
 
+// On the lane, after what the call's stream has enqueued so far: the tokens of all ranks, and the
+// logits of their targets.
+ForwardCall Engine::prepare_chunk(const ShardChunk& of) {
+  const ExchangeLane& shared = *call_.shard.lane;
+  const Stream stream = all.stream;
+  stream_wait(lane(), shared.start.get());
+  all.stream = lane();
+  ForwardCall chunk;
+  try {
+    chunk = call_.shard.tokens ? spread_chunk(of) : chunk_call(of.first, of.step);
+    give_target_logits(chunk, of.buffer);
+  } catch (...) {
+    all.stream = stream;
+    throw;
+  }
+  all.stream = chunk.stream = stream;
+  record_event(shared.ready.get(), lane());
+  return chunk;
+}
+
 // A chunk of `step` tokens of each rank, from its token `first` on. Targets that are none are -1 in
 // it; ranks with fewer tokens have such ones after their own.
-ForwardCall Engine::spread_chunk(std::int64_t first, std::int64_t step) {
+ForwardCall Engine::spread_chunk(const ShardChunk& of) {
   CollectiveCalls& calls = *call_.shard.calls;
   const std::int64_t ranks = call_.shard.ranks();
+  const std::int64_t step = of.step;
   const int per_token = all.shape.targets_per_token;
   const std::size_t row = bytes(all.shape.dim, size_of(all.shape.dtype));
-  std::byte* const hidden = base_ + layout_.shard.hidden;
-  auto* const targets = at<std::int64_t>(layout_.shard.targets);
+  auto* const hidden = at<std::byte>(layout_.shard.hidden[of.buffer]);
+  auto* const targets = at<std::int64_t>(layout_.shard.targets[of.buffer]);
   OwnTokens own;
-  own.first = first;
-  own.count = std::clamp<std::int64_t>(all.shape.tokens - first, 0, step);
+  own.first = of.first;
+  own.count = std::clamp<std::int64_t>(all.shape.tokens - of.first, 0, step);
   own.step = step;
   const std::int64_t place = call_.shard.rank() * step;
   own.hidden = hidden + bytes(place, row);
   own.targets = targets + place * per_token;
   copy_own_tokens(all, own);
-  calls.all_gather(own.hidden, hidden, bytes(step, row), all.stream);
-  calls.all_gather(own.targets, targets, bytes(step * per_token, sizeof(*targets)), all.stream);
+  {
+    const CollectiveCalls::Together together(calls);
+    calls.all_gather(own.hidden, hidden, bytes(step, row), all.stream);
+    calls.all_gather(own.targets, targets, bytes(step * per_token, sizeof(*targets)), all.stream);
+  }
 
   // Outputs are in the workspace, the tokens of one rank after those of another.
   const ForwardOutputs outputs = all;
   static_cast<ForwardOutputs&>(all) = {};
   ForwardCall chunk = chunk_call(0, ranks * step);
   static_cast<ForwardOutputs&>(all) = outputs;
+  if (of.first > 0) chunk.ranges = {};
   chunk.hidden = hidden;
   chunk.hidden_stride = all.shape.dim;
   chunk.targets = targets;
@@ -99,30 +157,30 @@ ForwardCall Engine::spread_chunk(std::int64_t first, std::int64_t step) {
   return chunk;
 }
 
-// The outputs of a chunk for all words.
-void Engine::forward_sharded(ForwardCall& chunk) {
-  CollectiveCalls& calls = *call_.shard.calls;
+void Engine::give_target_logits(ForwardCall& chunk, int buffer) {
   const int ranks = call_.shard.ranks();
-  const int rank = call_.shard.rank();
-  const bool empty = call_.shard.words.rows() == 0;
   const std::int64_t slots = chunk.shape.tokens * chunk.shape.targets_per_token;
   auto* const logits = at<float>(layout_.shard.logits);
-  auto* const given = at<float>(layout_.shard.given);
-  float* const mine = logits + rank * slots;
-  if (empty) {
+  auto* const given = at<float>(layout_.shard.given[buffer]);
+  float* const mine = logits + call_.shard.rank() * slots;
+  if (call_.shard.words.rows() == 0) {
     fill_device(mine, 0, bytes(slots, sizeof(float)), chunk.stream);
   } else {
     kernel_.target_logits(chunk, mine);
   }
-  calls.all_gather(mine, logits, bytes(slots, sizeof(float)), chunk.stream);
+  call_.shard.calls->all_gather(mine, logits, bytes(slots, sizeof(float)), chunk.stream);
   merge_logits(logits, ranks, slots, given, chunk.stream);
   chunk.given_logits = given;
+}
 
+// The outputs of a chunk for all words.
+void Engine::forward_sharded(ForwardCall& chunk) {
+  const int ranks = call_.shard.ranks();
   auto* const records = at<TokenRecord>(layout_.shard.records);
-  chunk.records = records + rank * chunk.shape.tokens;
-  empty ? forward_nothing(chunk) : kernel_.forward(chunk);
-  calls.all_gather(chunk.records, records, bytes(chunk.shape.tokens, sizeof(TokenRecord)),
-                   chunk.stream);
+  chunk.records = records + call_.shard.rank() * chunk.shape.tokens;
+  call_.shard.words.rows() == 0 ? forward_nothing(chunk) : kernel_.forward(chunk);
+  call_.shard.calls->all_gather(chunk.records, records,
+                                bytes(chunk.shape.tokens, sizeof(TokenRecord)), chunk.stream);
   merge_records(chunk, records, ranks);
 }
 
@@ -161,6 +219,7 @@ void Engine::own_tokens(const ForwardCall& chunk, std::int64_t first,
   const std::int64_t count = chunk.shape.tokens;
   fill_device(rows + count, 0, bytes(padded_tokens(count) - count, sizeof(RowCoefficients)),
               all.stream);
+  const CollectiveCalls::Together together(*shard.calls);
   shard.calls->all_gather(own_rows, rows, row_bytes, all.stream);
   shard.calls->all_gather(own_delta, at<float>(layout_.gradients.delta), delta_bytes, all.stream);
 }
@@ -181,40 +240,54 @@ void Engine::own_outputs(const ForwardCall& own) const {
   give(all.argmax, own.argmax, 1);
 }
 
-void Engine::backward_sharded(const ForwardCall& chunk, std::int64_t first) {
+void Engine::backward_sharded(const ForwardCall& chunk, const ShardChunk& of) {
   const std::int64_t tokens = chunk.shape.tokens;
+  void* const done = call_.shard.lane->hidden_done.get();
   if (call_.shard.words.rows() > 0) {
-    backward(chunk, first == 0);
+    backward(chunk, of.first == 0);
   } else if (wants_hidden()) {
     fill_device(at<float>(layout_.gradients.d_hidden), 0,
                 bytes(tokens * chunk.shape.dim, sizeof(float)), chunk.stream);
+    record_event(done, chunk.stream);
   }
-  if (wants_hidden()) exchange_hidden(tokens, first);
+  if (!wants_hidden()) return;
+  stream_wait(lane(), done);
+  send_hidden(tokens);
+  record_event(call_.shard.lane->exchanged.get(), lane());
+  pending_ = of;
 }
 
-// Each rank adds up the pieces of its tokens, in the order of ranks and in fp32, and rounds them
-// once. Where all ranks have all tokens, each adds up a part of them and tells the sums.
-void Engine::exchange_hidden(std::int64_t tokens, std::int64_t first) const {
+// To the ranks whose tokens they are. Where all ranks have all tokens, each adds up a part of them
+// and tells the sums.
+void Engine::send_hidden(std::int64_t tokens) const {
   CollectiveCalls& calls = *call_.shard.calls;
   const int ranks = call_.shard.ranks();
-  const int rank = call_.shard.rank();
-  const std::int64_t dim = all.shape.dim;
-  const std::int64_t block = (tokens + ranks - 1) / ranks;
+  const std::int64_t numbers = (tokens + ranks - 1) / ranks * all.shape.dim;
   auto* const pieces = at<float>(layout_.gradients.d_hidden);
   auto* const received = at<float>(layout_.shard.received);
-  const std::size_t block_bytes = bytes(block * dim, sizeof(float));
-  calls.all_to_all(pieces, received, block_bytes, all.stream);
-  float* const sums = pieces + rank * block * dim;
-  add_pieces(received, ranks, block * dim, sums, all.stream);
+  calls.all_to_all(pieces, received, bytes(numbers, sizeof(float)), lane());
+  if (call_.shard.tokens) return;
+  float* const sums = pieces + call_.shard.rank() * numbers;
+  add_pieces(received, ranks, numbers, sums, lane());
+  calls.all_gather(sums, pieces, bytes(numbers, sizeof(float)), lane());
+}
+
+// Pieces are added up in the order of ranks and in fp32, and rounded once.
+void Engine::finish_hidden() {
+  const ShardChunk of = std::exchange(pending_, ShardChunk());
+  if (of.step == 0) return;
+  stream_wait(all.stream, call_.shard.lane->exchanged.get());
+  const std::int64_t own = std::clamp<std::int64_t>(all.shape.tokens - of.first, 0, of.step);
+  if (own == 0) return;
+  const std::int64_t dim = all.shape.dim;
   GradientOutput out = d_hidden_;
-  out.data = static_cast<std::byte*>(out.data) + bytes(first * out.stride, size_of(out.dtype));
+  out.data = static_cast<std::byte*>(out.data) + bytes(of.first * out.stride, size_of(out.dtype));
   if (call_.shard.tokens) {
-    const std::int64_t own = std::clamp<std::int64_t>(all.shape.tokens - first, 0, block);
-    if (own > 0) round_sums(sums, own, dim, out, all.stream);
-    return;
+    round_pieces(at<float>(layout_.shard.received), call_.shard.ranks(), of.step * dim, own, dim,
+                 out, all.stream);
+  } else {
+    round_sums(at<float>(layout_.gradients.d_hidden), own, dim, out, all.stream);
   }
-  calls.all_gather(sums, pieces, block_bytes, all.stream);
-  if (tokens > 0) round_sums(pieces, tokens, dim, out, all.stream);
 }
 
 const double* Engine::shares_of_ranks(const LossCall& loss) const {

@@ -316,13 +316,23 @@ LossPlan with_default_threads(LossPlan plan, int threads) {
   return plan;
 }
 
+// Beside what a plan of one rank's words takes: what large chunks exchange.
+std::size_t exchange_limit(const HeadShape& shape, const HeadFeatures& features) {
+  constexpr std::int64_t kLarge = 16384;  // tokens, that products and exchanges run well with
+  return cuda::exchange_bytes(shape, features,
+                              std::min(std::max<std::int64_t>(shape.tokens, 1), kLarge));
+}
+
 LossPlan plan_for(const HeadShape& shape, const HeadFeatures& features,
                   const PlanRequest& request) {
   if (request.memory_budget != 0) return PlanBuilder(shape, features, request).build();
   const bool far =
       request.accuracy != Accuracy::exact || (request.kind.has_value() && is_far(*request.kind));
   const bool on_cpu = request.device.kind == DeviceKind::cpu;
-  LossPlan plan = default_plan(default_limit(shape, far), [&](std::size_t budget) {
+  std::size_t limit = default_limit(shape, far);
+  if (!on_cpu) limit += exchange_limit(shape, features);
+  const double slack = default_slack(features, on_cpu);
+  LossPlan plan = default_plan(limit, slack, [&](std::size_t budget) {
     PlanRequest within = request;
     within.memory_budget = budget;
     // The bits of sums go by chunks, and these not by threads.
@@ -378,7 +388,7 @@ LossPlan plan_in_one_chunk(const HeadShape& shape, const HeadFeatures& features,
     return (least ? builder.or_least() : builder).build();
   };
   if (request.memory_budget != 0) return build(request.memory_budget, false);
-  LossPlan plan = default_plan(default_limit(shape, false),
+  LossPlan plan = default_plan(default_limit(shape, false), default_slack(features, false),
                                [&](std::size_t budget) { return build(budget, true); });
   // No more than what a default takes, which without this rule would be the least there is.
   return plan.default_limit != 0 ? plan : build(default_limit(shape, false) / 5 * 6, false);

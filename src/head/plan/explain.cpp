@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <sstream>
 
+#include "head/plan/default_plan.h"
 #include "logitless/plan.h"
 
 namespace logitless {
@@ -64,9 +65,13 @@ std::string LossPlan::explain() const {
   if (features.word_ranks > 0) {
     out << "  " << shape.whole_vocab << " words on " << features.word_ranks << " ranks; tokens "
         << (features.tokens_sharded ? "spread over them" : "the same on all of them") << "\n";
+    if (exchange_bytes > 0)
+      out << "  beside the workspace " << format_bytes(exchange_bytes)
+          << " of the communicator's memory, which copy engines exchange\n";
   }
   if (default_limit != 0) {
-    out << "  no budget was given: the least workspace within 3 % of the best predicted time below "
+    out << "  no budget was given: the least workspace within "
+        << default_slack(features, threads > 0) * 100.0 << " % of the best predicted time below "
         << format_bytes(default_limit) << "\n";
   } else if (memory_budget == 0) {
     out << "  no budget was given, and no plan takes less\n";

@@ -87,8 +87,7 @@ void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
     for (std::int64_t slabs = 1; slabs <= words / kPair; slabs += 1 + slabs / 16)
       offer(round_up(ceil_div(words, slabs), kPair));
   };
-  // Each rank has as many of a chunk's tokens where they are spread.
-  const std::int64_t least = kPair * (p_.features.tokens_sharded ? p_.features.word_ranks : 1);
+  const std::int64_t least = least_chunk();
   for (std::int64_t n = 1;; n += 1 + n / 16) {
     const std::int64_t chunk =
         n == 1 ? tokens_ : std::min(tokens_, round_up(ceil_div(tokens_, n), least));
@@ -145,16 +144,21 @@ void CudaSearch::offer_kept(std::int64_t slab, Offers& offers) const {
 
 bool CudaSearch::lends_weight() const {
   const HeadFeatures& f = p_.features;
-  return kernel_.takes_ranges && f.d_weight && !f.accumulate && !f.d_weight_strided &&
-         f.word_ranks == 0;  // else the chunks of all ranks would have to begin alike
+  return kernel_.takes_ranges && f.d_weight && !f.accumulate && !f.d_weight_strided;
+}
+
+// Chunks are multiples of it: each rank has as many of their tokens where these are spread.
+std::int64_t CudaSearch::least_chunk() const {
+  return kPair * (p_.features.tokens_sharded ? p_.features.word_ranks : 1);
 }
 
 // The first of `chunks` chunks has as many tokens as take the workspace that each of the others
 // needs.
 void CudaSearch::offer_ranges(std::int64_t chunks, Offers& offers) const {
   const std::int64_t vocab = p_.shape.vocab;
+  const std::int64_t unit = least_chunk();
   const auto rest = [&](std::int64_t first) {
-    return chunks == 1 ? first : round_up(ceil_div(tokens_ - first, chunks - 1), kPair);
+    return chunks == 1 ? first : round_up(ceil_div(tokens_ - first, chunks - 1), unit);
   };
   std::int64_t least = tokens_ * cuda::padded_words(vocab);
   for (int ranges = 2; ranges <= cuda::kMostWordRanges; ++ranges) {
@@ -173,8 +177,8 @@ void CudaSearch::offer_ranges(std::int64_t chunks, Offers& offers) const {
     };
     const std::int64_t first =
         chunks == 1 ? tokens_
-                    : kPair * last_that(1, ceil_div(tokens_, kPair), [&](std::int64_t pairs) {
-                        return fits_beside(pairs * kPair);
+                    : unit * last_that(1, ceil_div(tokens_, unit), [&](std::int64_t units) {
+                        return fits_beside(units * unit);
                       });
     const cuda::WordRanges words = lent(first);
     if (first >= rest(first) && words.count > 0) {
@@ -184,9 +188,9 @@ void CudaSearch::offer_ranges(std::int64_t chunks, Offers& offers) const {
       least = block;
       offers.add(sizes(first));
     }
-    // What the others leave that have 256 tokens less: more than they need, it may be, but less
+    // What the others leave that have one unit less: more than they need, it may be, but less
     // than they had.
-    const std::int64_t more = round_up(tokens_ - (chunks - 1) * (rest(first) - kPair), kPair);
+    const std::int64_t more = round_up(tokens_ - (chunks - 1) * (rest(first) - unit), unit);
     if (chunks > 1 && more > first && more < tokens_ && lent(more).count > 0)
       offers.add(sizes(more));
   }

@@ -35,6 +35,7 @@ class CudaSearch final : public PlanSearch {
   void offer_kept(std::int64_t slab, Offers& offers) const;
   // Whether d_weight's memory may hold exponentials before it holds d_weight.
   bool lends_weight() const;
+  std::int64_t least_chunk() const;
   std::size_t bytes(PlanKind kind, const PlanSizes& sizes) const;
   double kept(PlanKind kind) const;
   double sampled(PlanKind kind) const;

@@ -32,7 +32,20 @@ struct Config {
   int max_ctas = kUndefined;
   const char* net_name = nullptr;
   int split_share = 0;
+  // Of 2.28, which an older one does not look at.
+  int traffic_class = kUndefined;
+  const char* name = nullptr;
+  int collnet_enable = kUndefined;
+  int cta_policy = kUndefined;
+  int shrink_share = kUndefined;
+  int nvls_ctas = kUndefined;
+  int channels_per_peer = kUndefined;
+  int nvlink_centric = kUndefined;
 };
+constexpr int kWindows = 22800;      // 2.28.0
+constexpr int kSymmetricWindow = 1;  // NCCL_WIN_COLL_SYMMETRIC
+constexpr int kNoProcessors = 2;     // NCCL_CTA_POLICY_ZERO
+constexpr std::size_t kOldestConfig = offsetof(Config, traffic_class);
 
 struct Functions {
   std::string missing;
@@ -51,6 +64,12 @@ struct Functions {
   int (*all_gather)(const void*, void*, std::size_t, int, Comm, cudaStream_t) = nullptr;
   int (*send)(const void*, std::size_t, int, int peer, Comm, cudaStream_t) = nullptr;
   int (*receive)(void*, std::size_t, int, int peer, Comm, cudaStream_t) = nullptr;
+  // Of 2.28.
+  int (*all_to_all)(const void*, void*, std::size_t, int, Comm, cudaStream_t) = nullptr;
+  int (*allocate)(void**, std::size_t) = nullptr;
+  int (*free)(void*) = nullptr;
+  int (*share)(Comm, void*, std::size_t, void** window, int flags) = nullptr;
+  int (*unshare)(Comm, void* window) = nullptr;
   const char* (*text)(int) = nullptr;
   const char* (*last_error)(Comm) = nullptr;
 };
@@ -78,6 +97,13 @@ Functions load() {
   library.find("ncclGetLastError", out.last_error);
   out.missing = library.missing();
   int version = 0;
+  if (out.missing.empty() && out.version(&version) == kSuccess && version >= kWindows) {
+    library.find("ncclAlltoAll", out.all_to_all);
+    library.find("ncclMemAlloc", out.allocate);
+    library.find("ncclMemFree", out.free);
+    library.find("ncclCommWindowRegister", out.share);
+    library.find("ncclCommWindowDeregister", out.unshare);
+  }
   if (out.version != nullptr && out.version(&version) == kSuccess && version < kOldest) {
     out.missing = concat("NCCL (libnccl.so.2) is of version code ", version,
                          "; 2.19 (21900) or a later one is needed");
@@ -107,6 +133,12 @@ void require_nccl(int result, const char* what, Comm comm) {
 Config config_of(int max_ctas) {
   Config config;
   if (max_ctas > 0) config.max_ctas = max_ctas;
+  if (NcclRank::has_windows()) {
+    config.version = kWindows;
+    config.cta_policy = kNoProcessors;
+  } else {
+    config.size = kOldestConfig;
+  }
   return config;
 }
 
@@ -163,6 +195,10 @@ void NcclRank::all_to_all(const void* pieces, void* pieces_of_all, std::size_t b
                           Stream stream) {
   const Functions& nccl = functions();
   const auto queue = static_cast<cudaStream_t>(stream);
+  if (!windows_.empty()) {
+    return require_nccl(nccl.all_to_all(pieces, pieces_of_all, bytes_each, kUint8, *comm_, queue),
+                        "ncclAlltoAll", *comm_);
+  }
   const auto* from = static_cast<const std::byte*>(pieces);
   auto* to = static_cast<std::byte*>(pieces_of_all);
   require_nccl(nccl.begin_group(), "ncclGroupStart", *comm_);
@@ -176,6 +212,37 @@ void NcclRank::all_to_all(const void* pieces, void* pieces_of_all, std::size_t b
   }
   keep(nccl.end_group());
   require_nccl(result, "ncclSend and ncclRecv", *comm_);
+}
+
+void NcclRank::begin_group() { require_nccl(functions().begin_group(), "ncclGroupStart", *comm_); }
+void NcclRank::end_group() { require_nccl(functions().end_group(), "ncclGroupEnd", *comm_); }
+
+bool NcclRank::has_windows() {
+  const Functions& nccl = functions();
+  return nccl.missing.empty() && nccl.all_to_all != nullptr && nccl.allocate != nullptr &&
+         nccl.free != nullptr && nccl.share != nullptr && nccl.unshare != nullptr;
+}
+
+void* NcclRank::allocate(std::size_t bytes) {
+  void* memory = nullptr;
+  return needed().allocate(&memory, bytes) == kSuccess ? memory : nullptr;
+}
+
+void NcclRank::free(void* memory) noexcept {
+  if (memory != nullptr) functions().free(memory);
+}
+
+void NcclRank::share(void* memory, std::size_t bytes) {
+  // NCCL writes the handle when it is ready.
+  windows_.push_back(std::make_unique<void*>(nullptr));
+  require_nccl(functions().share(*comm_, memory, bytes, windows_.back().get(), kSymmetricWindow),
+               "ncclCommWindowRegister", *comm_);
+}
+
+void NcclRank::unshare() {
+  for (const auto& window : windows_)
+    require_nccl(functions().unshare(*comm_, *window), "ncclCommWindowDeregister", *comm_);
+  windows_.clear();
 }
 
 void NcclRank::finalize() {

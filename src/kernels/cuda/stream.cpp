@@ -24,9 +24,12 @@ MemorySizes memory_sizes() {
   return sizes;
 }
 
-std::shared_ptr<void> make_stream() {
+std::shared_ptr<void> make_stream(bool urgent) {
+  int least = 0, greatest = 0;
+  require_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream");
   cudaStream_t stream;
-  require_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  require_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? greatest : 0),
+               "stream");
   return {stream, [](void* held) { cudaStreamDestroy(stream_of(held)); }};
 }
 
@@ -76,6 +79,9 @@ bool stream_ready(Stream stream) {
 
 void record_event(void* event, Stream stream) {
   require_cuda(cudaEventRecord(event_of(event), stream_of(stream)), "event");
+}
+void stream_wait(Stream stream, void* event) {
+  require_cuda(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0), "event");
 }
 void wait_event(void* event) { require_cuda(cudaEventSynchronize(event_of(event)), "CUDA stream"); }
 bool event_passed(void* event) {

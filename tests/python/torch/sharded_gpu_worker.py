@@ -1,5 +1,5 @@
-"""One of several gloo processes (worker_process.py) that share a Hopper GPU. Says "ok" when everything held: words over
-ranks, against one process with all of them."""
+"""One of several processes (worker_process.py) with a Hopper GPU each, by NCCL, or one that they share, by gloo. Says "ok" when
+everything held: words over ranks, against one process with all of them."""
 
 import os
 import re
@@ -13,9 +13,9 @@ DIM, TOKENS = 40, 300
 
 def main(rank: int, port: str, ranks: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
-    torch.cuda.set_device(0)
-    # NCCL wants a GPU for each rank.
-    dist.init_process_group("nccl" if ranks == 1 else "gloo", rank=rank, world_size=ranks)
+    apart = torch.cuda.device_count() >= ranks  # NCCL wants a GPU for each rank
+    torch.cuda.set_device(rank if apart else 0)
+    dist.init_process_group("nccl" if apart else "gloo", rank=rank, world_size=ranks)
     from torch.distributed.device_mesh import init_device_mesh
 
     plain(rank, ranks)
@@ -122,7 +122,7 @@ def everywhere(t):
     """That it has the same bits on all ranks."""
     if dist.get_world_size() == 1:
         return
-    mine = t.float().cpu()
+    mine = t.float() if dist.get_backend() == "nccl" else t.float().cpu()
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(every, mine)
     assert all(torch.equal(e, every[0]) for e in every)

@@ -1,6 +1,7 @@
-"""DTensor, FSDP2, DDP, lazy heads and communicators on two and four gloo processes; on a Hopper GPU that they share."""
+"""DTensor, FSDP2, DDP, lazy heads and communicators on two and four gloo processes; on a Hopper GPU that they share, or one each."""
 
 import multiprocessing
+import signal
 import socket
 import time
 
@@ -35,11 +36,14 @@ def processes():
         ("sharded_gpu_worker", 1),
         ("sharded_gpu_worker", 2),
         ("sharded_gpu_worker", 3),
+        ("faults_gpu_worker", 2),
     ],
 )
 def test_processes(name, ranks, processes, tmp_path):
     if "gpu" in name and (not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)):
         pytest.skip("no Hopper GPU")
+    if name.startswith("faults") and torch.cuda.device_count() < ranks:
+        pytest.skip(f"{ranks} GPUs are wanted")
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
@@ -59,4 +63,5 @@ def test_processes(name, ranks, processes, tmp_path):
             p.kill()
     for p, output in zip(running, outputs):
         said = output.read_text()
-        assert p.exitcode == 0 and said.rstrip().endswith("ok"), said
+        killed = name.startswith("faults") and p is running[-1]  # by itself
+        assert p.exitcode == (-signal.SIGKILL if killed else 0) and said.rstrip().endswith("ok"), said

@@ -246,6 +246,11 @@ void hopper_gradient_products(const ProductsCall& c) {
   const bool has_weight = c.d_weight.data != nullptr;
   if (c.tokens == 0 || (c.d_hidden.data == nullptr && !has_weight)) return;
   multiply_block(c);
+  if (c.hidden_done != nullptr) {
+    require_cuda(cudaEventRecord(static_cast<cudaEvent_t>(c.hidden_done),
+                                 static_cast<cudaStream_t>(c.stream)),
+                 "event");
+  }
   for (int r = 1; has_weight && r < c.ranges.count; ++r) multiply_block(weight_range(c, r));
   if (lists_targets(c) && c.d_weight.dtype == DType::f32 && c.far.call == nullptr)
     add_weight_targets(c);

@@ -1,5 +1,6 @@
 // Merges of what ranks tell one another: a few microseconds each beside the products.
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/head/targets.cuh"
 #include "kernels/device_shard.h"
 #include "math/log_prob.h"
@@ -25,6 +26,31 @@ __global__ void __launch_bounds__(kThreads)
   T sum = all[i];
   for (int r = 1; r < ranks; ++r) sum += all[r * count + i];
   sums[i] = sum;
+}
+
+// One block of threads for each row.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    round_sums_of_ranks(const float* pieces, int ranks, std::int64_t count, std::int64_t columns,
+                        const GradientOutput out) {
+  const std::int64_t row = blockIdx.x;
+  T* const to = static_cast<T*>(out.data) + row * out.stride;
+  for (std::int64_t c = threadIdx.x * 4; c < columns; c += kThreads * 4) {
+    const float* at = pieces + row * columns + c;
+    float4 sum = *reinterpret_cast<const float4*>(at);
+    for (int r = 1; r < ranks; ++r) {
+      at += count;
+      const float4 more = *reinterpret_cast<const float4*>(at);
+      sum.x += more.x;
+      sum.y += more.y;
+      sum.z += more.z;
+      sum.w += more.w;
+    }
+    const float values[] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      to[c + k] = rounded<T>(out.add ? as_float(to[c + k]) + values[k] : values[k]);
+  }
 }
 
 template <typename T>
@@ -115,6 +141,16 @@ void merge_logits(const float* all, int ranks, std::int64_t slots, float* logits
   sum_ranks(all, ranks, slots, logits, stream);  // those of other ranks are 0
 }
 
+void round_pieces(const float* pieces, int ranks, std::int64_t count, std::int64_t rows,
+                  std::int64_t columns, const GradientOutput& out, Stream stream) {
+  if (rows == 0) return;
+  with_type(out.dtype, [&](auto type) {
+    round_sums_of_ranks<decltype(type)>
+        <<<static_cast<unsigned>(rows), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+            pieces, ranks, count, columns, out);
+  });
+  require_cuda(cudaGetLastError(), "rounded sums over ranks");
+}
 void add_pieces(const float* pieces, int ranks, std::int64_t count, float* sums, Stream stream) {
   sum_ranks(pieces, ranks, count, sums, stream);
 }

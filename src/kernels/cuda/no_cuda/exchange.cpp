@@ -20,6 +20,13 @@ NcclRank::NcclRank(void*, int) { refuse(); }
 bool NcclRank::ready() { refuse(); }
 void NcclRank::all_gather(const void*, void*, std::size_t, Stream) { refuse(); }
 void NcclRank::all_to_all(const void*, void*, std::size_t, Stream) { refuse(); }
+void NcclRank::begin_group() { refuse(); }
+void NcclRank::end_group() { refuse(); }
+bool NcclRank::has_windows() { return false; }
+void* NcclRank::allocate(std::size_t) { refuse(); }
+void NcclRank::free(void*) noexcept {}
+void NcclRank::share(void*, std::size_t) { refuse(); }
+void NcclRank::unshare() { refuse(); }
 void NcclRank::finalize() { refuse(); }
 void NcclRank::destroy() { refuse(); }
 void NcclRank::abort() noexcept {}

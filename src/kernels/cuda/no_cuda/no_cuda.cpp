@@ -122,6 +122,10 @@ void merge_logits(const float*, int, std::int64_t, float*, Stream) { refuse(); }
 void merge_records(const ForwardCall&, const TokenRecord*, int) { refuse(); }
 void forward_nothing(const ForwardCall&) { refuse(); }
 void copy_own_tokens(const ForwardCall&, const OwnTokens&) { refuse(); }
+void round_pieces(const float*, int, std::int64_t, std::int64_t, std::int64_t,
+                  const GradientOutput&, Stream) {
+  refuse();
+}
 void add_pieces(const float*, int, std::int64_t, float*, Stream) { refuse(); }
 void add_pieces(const double*, int, std::int64_t, double*, Stream) { refuse(); }
 

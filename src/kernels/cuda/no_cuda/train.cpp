@@ -13,7 +13,7 @@ namespace {
 std::string device_name(int) { refuse(); }
 void set_current_device(int) { refuse(); }
 MemorySizes memory_sizes() { refuse(); }
-std::shared_ptr<void> make_stream() { refuse(); }
+std::shared_ptr<void> make_stream(bool) { refuse(); }
 std::shared_ptr<void> make_event() { refuse(); }
 std::shared_ptr<void> make_timed_event() { refuse(); }
 void record_timed_event(void*, Stream) { refuse(); }
@@ -21,6 +21,7 @@ double seconds_between(void*, void*) { refuse(); }
 std::shared_ptr<void> make_pinned(std::size_t) { refuse(); }
 bool stream_ready(Stream) { refuse(); }
 void record_event(void*, Stream) { refuse(); }
+void stream_wait(Stream, void*) { refuse(); }
 void wait_event(void*) { refuse(); }
 bool event_passed(void*) { refuse(); }
 void copy_async(void*, const void*, std::size_t, Stream) { refuse(); }

@@ -1,0 +1,339 @@
+#!/usr/bin/env python3
+"""A head whose words are spread over the GPUs of a host, beside what users have there today: loss and gradients of hidden and
+weight, communication included.
+
+    LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_distributed.py
+        [--ranks N] [--head llama|gemma|gpt2] [--tokens N] [--dim D] [--vocab V] [--row NAME ...] [--rounds R]
+        [--error] [--json FILE]
+
+Rows:
+  alone              every GPU has a whole head of its own, at the same time: what efficiency is measured against
+  sp                 words spread, each rank brings its part of the tokens (sequence-parallel input)
+  vp                 words spread, all tokens on all ranks
+  ft                 words spread, each rank has all of N tokens of its own (FSDP): tokens move
+  fw                 the same, weights move
+  far, far_alone     sp with the far field both ways, and the same alone
+  megatron           eager: bf16 logits of the words here, lse, target and gradients of hidden all-reduced
+  megatron_sp        the same after an all-gather of tokens, gradients of hidden reduce-scattered
+  loss_parallel      PyTorch's, of DTensors
+
+Rounds by turns; each round times --steps calls in a row by events. Printed: milliseconds of the slowest rank, the median of rounds;
+the host's until everything is enqueued; memory beyond inputs by PyTorch's allocator, gradients among it; efficiency, the median of rounds of `alone` over the row's time and
+number of ranks (for ft and fw, whose tokens are as many for each rank, over the time). --error: the greatest error of lse and of gradients against float64 over some tokens and words, in place of times.
+NCCL_NVLS_ENABLE=0 is set where it is not.
+"""
+import argparse
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+HEADS = {"llama": (8192, 4096, 128256), "gemma": (16384, 2304, 256000), "gpt2": (32768, 768, 50304)}
+
+
+class Rows:
+    """Each row: a function that makes the loss and gradients once."""
+
+    def __init__(self, args, rank, device):
+        from logitless.torch import Sharding, linear_cross_entropy
+
+        self.rank, self.ranks, self.group = rank, args.ranks, dist.group.WORLD
+        self.tokens, self.dim, self.vocab = args.tokens, args.dim, args.vocab
+        self.call, self.sharding = linear_cross_entropy, Sharding
+        torch.manual_seed(1)
+        self.hidden = torch.randn(args.tokens, args.dim, device=device).bfloat16()
+        self.target = torch.randint(0, args.vocab, (args.tokens,), device=device)
+        self.weight = (torch.randn(args.vocab, args.dim, device=device) * 2 * args.dim**-0.5).bfloat16()
+        borders = [args.vocab * r // args.ranks for r in range(args.ranks + 1)]
+        self.words = slice(borders[rank], borders[rank + 1])
+        borders = [args.tokens * r // args.ranks for r in range(args.ranks + 1)]
+        self.own = slice(borders[rank], borders[rank + 1])
+        self.part = self.weight[self.words].clone().requires_grad_()
+        self.counts = [borders[r + 1] - borders[r] for r in range(args.ranks)]
+
+    def inputs(self, name):
+        """(hidden, weight, target) whose gradients are made."""
+        if name in ("alone", "far_alone"):
+            return self.hidden.clone().requires_grad_(), self.weight.clone().requires_grad_(), self.target
+        split = name in ("sp", "far", "megatron_sp")
+        hidden, target = (self.hidden[self.own], self.target[self.own]) if split else (self.hidden, self.target)
+        if name in ("ft", "fw"):
+            hidden = hidden.roll(self.rank, 0)  # a batch for each rank
+        return hidden.clone().requires_grad_(), self.part, target
+
+    def step(self, name, hidden, weight, target):
+        hidden.grad = weight.grad = None
+        getattr(self, name.replace("_alone", "") if name == "far_alone" else name)(hidden, weight, target).backward()
+
+    def alone(self, hidden, weight, target):
+        return self.call(hidden, weight, target)
+
+    def _sharded(self, hidden, weight, target, tokens, **more):
+        sharding = self.sharding(self.group, self.vocab, self.words.start, tokens, **more)
+        return self.call(hidden, weight, target, sharding=sharding)
+
+    def sp(self, hidden, weight, target):
+        return self._sharded(hidden, weight, target, True)
+
+    def vp(self, hidden, weight, target):
+        return self._sharded(hidden, weight, target, False)
+
+    def ft(self, hidden, weight, target):
+        return self._sharded(hidden, weight, target, True)
+
+    def megatron(self, hidden, weight, target):
+        return _Megatron.apply(hidden, weight, target, self, False)
+
+    def megatron_sp(self, hidden, weight, target):
+        return _Megatron.apply(hidden, weight, target, self, True)
+
+    def loss_parallel(self, hidden, weight, target):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+        from torch.distributed.tensor.parallel import loss_parallel
+
+        mesh = init_device_mesh("cuda", (self.ranks,))
+        whole = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
+        words = DTensor.from_local(weight, mesh, [Shard(0)], run_check=False)
+        with loss_parallel():
+            loss = torch.nn.functional.cross_entropy((whole @ words.T).float(), target)
+            loss.backward()
+        return torch.zeros((), device=hidden.device, requires_grad=True)
+
+
+class _Megatron(torch.autograd.Function):
+    """As Megatron-LM's eager path does: logits of the words here in bf16, softmax in fp32, three all-reduces."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, target, rows, gathers):
+        all_hidden, all_target = hidden, target
+        if gathers:
+            all_hidden = hidden.new_empty(rows.tokens, rows.dim)
+            dist.all_gather_into_tensor(all_hidden, hidden)
+            all_target = target.new_empty(rows.tokens)
+            dist.all_gather_into_tensor(all_target, target)
+        logits = all_hidden @ weight.T
+        most = logits.max(-1).values.float()
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        probability = (logits.float() - most[:, None]).exp_()
+        total = probability.sum(-1)
+        dist.all_reduce(total)
+        here = (all_target >= rows.words.start) & (all_target < rows.words.stop)
+        word = torch.where(here, all_target - rows.words.start, 0)
+        chosen = torch.where(here, logits.gather(1, word[:, None])[:, 0].float() - most, 0.0)
+        dist.all_reduce(chosen)
+        probability.div_(total[:, None])
+        ctx.save_for_backward(all_hidden, weight, probability.bfloat16(), word, here)
+        ctx.rows, ctx.gathers = rows, gathers
+        return (total.log() - chosen).mean()
+
+    @staticmethod
+    def backward(ctx, d_loss):
+        all_hidden, weight, d_logits, word, here = ctx.saved_tensors
+        index = torch.arange(len(word), device=word.device)
+        d_logits[index, word] -= here.bfloat16()
+        d_logits *= d_loss / len(word)
+        d_hidden = d_logits @ weight
+        if ctx.gathers:
+            own = d_hidden.new_empty(len(word) // ctx.rows.ranks, ctx.rows.dim)
+            dist.reduce_scatter_tensor(own, d_hidden)
+            d_hidden = own
+        else:
+            dist.all_reduce(d_hidden)
+        return d_hidden, d_logits.T @ all_hidden, None, None, None
+
+
+def measure(rows, name, args):
+    """Of rounds of each row by turns: the times of one round."""
+    inputs = rows.inputs(name)
+    rows.step(name, *inputs)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    kept = torch.cuda.memory_allocated()
+    rows.step(name, *inputs)
+    torch.cuda.synchronize()
+    memory = torch.cuda.max_memory_allocated() - kept
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    host = []
+
+    def round():
+        dist.barrier()
+        torch.cuda.synchronize()
+        begin.record()
+        start = time.perf_counter()
+        for _ in range(args.steps):
+            rows.step(name, *inputs)
+        end.record()
+        host.append((time.perf_counter() - start) / args.steps * 1e3)
+        end.synchronize()
+        slowest = torch.tensor([begin.elapsed_time(end) / args.steps], device="cuda")
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        return slowest.item()
+
+    return round, memory, host
+
+
+def profile(rows, name, args):
+    """What one step is made of on the first rank's GPU: kernels and copies by name, and where there are none."""
+    inputs = rows.inputs(name)
+    for _ in range(3):
+        rows.step(name, *inputs)
+    torch.cuda.synchronize()
+    dist.barrier()
+    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as traced:
+        for _ in range(args.steps):
+            rows.step(name, *inputs)
+        torch.cuda.synchronize()
+    if rows.rank > 0:
+        return
+    path = args.profile.with_suffix(f".{name}.json")
+    traced.export_chrome_trace(str(path))
+    events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    path.unlink()
+    events.sort(key=lambda e: e["ts"])
+    begin, end, busy = events[0]["ts"], events[0]["ts"], 0.0
+    gaps, table = [], {}
+    for e in events:
+        if e["ts"] > end:
+            gaps.append((e["ts"] - end, e["name"][:60]))
+        busy += max(0.0, e["ts"] + e["dur"] - max(end, e["ts"]))
+        end = max(end, e["ts"] + e["dur"])
+        count, total = table.get(e["name"], (0, 0.0))
+        table[e["name"]] = count + 1, total + e["dur"]
+    steps = args.steps
+    print(f"{name}: {(end - begin) / steps / 1e3:.3f} ms a step, of them {busy / steps / 1e3:.3f} busy")
+    for kernel, (count, total) in sorted(table.items(), key=lambda item: -item[1][1])[:16]:
+        print(f"  {total / steps / 1e3:8.3f} ms {count / steps:6.1f} x {kernel[:110]}")
+    for gap, before in sorted(gaps, reverse=True)[: 4 * steps]:
+        print(f"  {gap / 1e3:8.3f} ms of nothing before {before}")
+    last = [e for e in events if e["ts"] >= events[-1]["ts"] + events[-1]["dur"] - (end - begin) / steps]
+    for e in last:
+        print(f"    {(e['ts'] - last[0]['ts']) / 1e3:8.3f} {e['dur'] / 1e3:8.3f} {e['args'].get('stream')} {e['name'][:70]}")
+
+
+def errors(rows, name):
+    """Greatest relative error of each gradient against float64, over some tokens and words of this rank."""
+    hidden, weight, target = rows.inputs(name)
+    rows.step(name, hidden, weight, target)
+    x, w = rows.hidden.double(), rows.weight.double()
+    scores, log_sum = [], []
+    for begin in range(0, rows.tokens, 512):
+        z = x[begin : begin + 512] @ w.T
+        log_sum.append(z.logsumexp(-1))
+    lse = torch.cat(log_sum)
+    words = slice(rows.words.start, rows.words.start + 64) if weight is rows.part else slice(0, 64)
+    z = x @ w[words].T
+    p = (z - lse[:, None]).exp()
+    index = torch.arange(words.start, words.stop, device=p.device)
+    p -= (rows.target[:, None] == index).double()
+    exact = p.T @ x / rows.tokens
+    scores.append(float((weight.grad[:64].double() - exact).norm() / exact.norm()))
+    tokens = range(rows.own.start, rows.own.start + 64) if len(hidden) < rows.tokens else range(64)
+    tokens = torch.tensor(list(tokens), device=x.device)
+    p = (x[tokens] @ w.T - lse[tokens, None]).exp()
+    p[torch.arange(64), rows.target[tokens]] -= 1
+    exact = p @ w / rows.tokens
+    scores.append(float((hidden.grad[:64].double() - exact).norm() / exact.norm()))
+    return scores
+
+
+def work(rank, args, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(args.ranks))
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    dist.init_process_group("nccl", rank=rank, world_size=args.ranks, device_id=device)
+    if args.collectives == "pytorch":
+        from logitless.torch import _ranks
+
+        _ranks._COPIES = (99, 0)
+    rows = Rows(args, rank, device)
+    found = {}
+    if args.profile:
+        for name in args.row:
+            profile(rows, name, args)
+    elif args.error:
+        for name in args.row:
+            found[name] = {"errors_of_weight_and_hidden": errors(rows, name)}
+    else:
+        made = {}
+        for name in args.row:
+            try:
+                made[name] = measure(rows, name, args)
+            except Exception as error:  # what a peer cannot do is said
+                if rank == 0:
+                    print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+                if name not in ("loss_parallel",):
+                    raise
+        times = {name: [] for name in made}
+        for _ in range(args.rounds):
+            for name, (round, *_) in made.items():
+                times[name].append(round())
+        for name, (_, memory, host) in made.items():
+            found[name] = {"ms": statistics.median(times[name]), "all_ms": times[name], "memory_mib": memory / 2**20,
+                           "host_ms": statistics.median(host)}
+            base = times.get("far_alone" if name.startswith("far") else "alone")
+            if base and "alone" not in name:  # of each round: a card's clock changes from one to the next
+                share = 1 if name in ("ft", "fw") else args.ranks
+                found[name]["efficiency"] = statistics.median(a / b / share for a, b in zip(base, times[name]))
+    if rank == 0:
+        say(found, args)
+    dist.destroy_process_group()
+
+
+def say(found, args):
+    print(f"{torch.cuda.get_device_name()} x {args.ranks}, torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}, "
+          f"{args.tokens} x {args.dim} x {args.vocab}")
+    for name, row in found.items():
+        text = f"  {name:14}"
+        if "ms" in row:
+            text += f"{row['ms']:8.2f} ms {row['memory_mib']:8.0f} MiB  host {row['host_ms']:6.2f} ms"
+            text += f"  {row['efficiency']:.3f}" if "efficiency" in row else ""
+        else:
+            text += "  ".join(f"{e:.2e}" for e in row["errors_of_weight_and_hidden"])
+        print(text, flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
+    parser.add_argument("--head", choices=HEADS, default="llama")
+    for name in ("tokens", "dim", "vocab"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--row", nargs="+", default=["alone", "sp", "vp", "ft", "megatron", "megatron_sp", "loss_parallel"])
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--error", action="store_true")
+    parser.add_argument("--collectives", choices=["copies", "pytorch"], default="copies",
+                        help="by copy engines, or those of the process group")
+    parser.add_argument("--profile", type=Path, help="a file name: what a step's time goes to, in place of times")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    for name, value in zip(("tokens", "dim", "vocab"), HEADS[args.head]):
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    if args.ranks < 1:
+        raise SystemExit("--ranks: expected GPUs, found none")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    processes = [multiprocessing.get_context("spawn").Process(target=work, args=(r, args, port)) for r in range(args.ranks)]
+    for p in processes:
+        p.start()
+    for p in processes:
+        p.join()
+    raise SystemExit(max(p.exitcode != 0 for p in processes))
+
+
+if __name__ == "__main__":
+    main()

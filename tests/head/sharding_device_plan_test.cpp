@@ -1,0 +1,138 @@
+// Plans of words over the ranks of GPUs, of which none is needed: the chunks that all go through,
+// where exponentials lie, and what it takes.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "comm/ranks.h"
+#include "logitless/plan.h"
+
+namespace logitless::test {
+namespace {
+
+// Moves nothing but the hosts' memory, and may have some of its own.
+class GpuGroup : public Communicator {
+ public:
+  GpuGroup(std::shared_ptr<Communicator> host, std::byte* memory)
+      : host_(std::move(host)), memory_(memory) {}
+  int rank() const override { return host_->rank(); }
+  int size() const override { return host_->size(); }
+  DeviceKind device() const override { return DeviceKind::cuda; }
+  bool capturable() const override { return false; }
+  void all_gather(const void*, void*, std::size_t, void*) override { FAIL(); }
+  void all_to_all(const void*, void*, std::size_t, void*) override { FAIL(); }
+  void all_gather_host(const void* mine, void* all, std::size_t bytes) override {
+    host_->all_gather(mine, all, bytes, nullptr);
+  }
+  void* exchange_memory(std::size_t) override { return memory_; }
+  void wait(void*, std::chrono::milliseconds) override {}
+  void abort(std::string_view reason) noexcept override { host_->abort(reason); }
+
+ private:
+  std::shared_ptr<Communicator> host_;
+  std::byte* const memory_;
+};
+
+// Llama-3-8B's head with 8192 tokens in bf16. No tensor has memory.
+class ShardingDevicePlan : public testing::Test {
+ protected:
+  static constexpr std::int64_t kTokens = 8192, kDim = 4096, kVocab = 128256;
+
+  void SetUp() override {
+    request.device.kind = DeviceKind::cuda;
+    features.d_hidden = features.d_weight = true;
+    features.d_hidden_dtype = features.d_weight_dtype = DType::bf16;
+    try {
+      plan_head({kTokens, kDim, kVocab, DType::bf16}, features, request);
+    } catch (const Unsupported& e) {
+      GTEST_SKIP() << "a build without CUDA: " << e.what();
+    }
+  }
+  // Of ranks with so many words each, and as many of the tokens where these are spread.
+  std::vector<LossPlan> plans(const std::vector<std::int64_t>& words, bool spread) {
+    const int ranks = static_cast<int>(words.size());
+    std::vector<LossPlan> out(words.size());
+    const std::vector<Outcome> outcomes = run_ranks(make_thread_group(ranks), [&](auto& me) {
+      const auto r = static_cast<std::size_t>(me.rank());
+      PlanRequest mine = request;
+      const auto no_one = [](Communicator*) {};
+      mine.sharding.words =
+          std::make_shared<GpuGroup>(std::shared_ptr<Communicator>(&me, no_one), memory);
+      for (std::size_t before = 0; before < r; ++before) mine.sharding.first_word += words[before];
+      for (const std::int64_t of_rank : words) mine.sharding.vocab += of_rank;
+      mine.sharding.tokens = spread;
+      out[r] = plan_head({spread ? kTokens / ranks : kTokens, kDim, words[r], DType::bf16},
+                         features, mine);
+    });
+    for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.text, "");
+    return out;
+  }
+  static std::int64_t first_of(const LossPlan& plan) {
+    return plan.weight_ranges > 0 ? plan.first_tokens : plan.chunk_tokens;
+  }
+  static void expect_alike(const std::vector<LossPlan>& made) {
+    for (const LossPlan& plan : made) {
+      EXPECT_EQ(plan.chunk_tokens, made[0].chunk_tokens);
+      EXPECT_EQ(first_of(plan), first_of(made[0]));
+    }
+  }
+  static std::size_t of_tokens(std::size_t bytes) { return bytes * kTokens * kDim; }
+
+  HeadFeatures features;
+  PlanRequest request;
+  std::byte* memory = nullptr;
+};
+
+TEST_F(ShardingDevicePlan, KeepsExponentialsInThreePasses) {
+  const LossPlan alone = plan_head({kTokens, kDim, kVocab, DType::bf16}, features, request);
+  for (const int ranks : {2, 4, 8}) {
+    for (const bool spread : {false, true}) {
+      const std::vector<LossPlan> made =
+          plans(std::vector<std::int64_t>(static_cast<std::size_t>(ranks), kVocab / ranks), spread);
+      expect_alike(made);
+      EXPECT_EQ(made[0].passes, 3.0) << ranks << "\n" << made[0].explain();
+      EXPECT_TRUE(ranks > 4 || made[0].weight_ranges > 0) << made[0].explain();
+      // Its part of one GPU's plan, but for a copy of hidden; and pieces, what is received of them,
+      // and all hidden states.
+      EXPECT_LE(made[0].workspace_bytes(),
+                alone.workspace_bytes() / static_cast<std::size_t>(ranks) +
+                    of_tokens(spread ? 12 : 10) + 8_MiB)
+          << made[0].explain();
+    }
+  }
+}
+
+TEST_F(ShardingDevicePlan, WordsThatAreUnevenByATileKeepThem) {
+  const std::vector<LossPlan> made = plans({32256, 32000, 32000, 32000}, true);
+  expect_alike(made);
+  for (const LossPlan& plan : made) EXPECT_EQ(plan.passes, 3.0) << plan.explain();
+}
+
+TEST_F(ShardingDevicePlan, RanksWithoutWordsGoByTheOthers) {
+  request.memory_budget = 500_MiB;
+  const std::vector<LossPlan> made = plans({0, 64128, 0, 64128}, false);
+  expect_alike(made);
+  EXPECT_GT(made[1].weight_ranges, 0) << made[1].explain();
+}
+
+TEST_F(ShardingDevicePlan, RanksWhoseFirstChunksWouldDifferHaveNoLargeOnes) {
+  request.memory_budget = 400_MiB;
+  const std::vector<LossPlan> made = plans({10000, 54128, 20000, 44128}, true);
+  expect_alike(made);
+  for (const LossPlan& plan : made) EXPECT_LE(plan.workspace_bytes(), 400_MiB) << plan.explain();
+}
+
+TEST_F(ShardingDevicePlan, ExchangesTakeTheGroupsMemoryWhereItHasSome) {
+  const std::vector<LossPlan> without = plans({64128, 64128}, true);
+  std::byte some;
+  memory = &some;
+  const std::vector<LossPlan> with = plans({64128, 64128}, true);
+  EXPECT_EQ(without[0].exchange_bytes, 0u);
+  EXPECT_GE(with[0].exchange_bytes, of_tokens(10));
+  EXPECT_EQ(with[0].exchange_bytes + with[0].workspace_bytes(), without[0].workspace_bytes());
+}
+
+}  // namespace
+}  // namespace logitless::test
