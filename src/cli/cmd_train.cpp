@@ -246,8 +246,9 @@ void TrainCommand::add_training(Options& command) {
 
 void TrainCommand::add_machine(Options& command) {
   constexpr const char* kGroup = "Machine";
-  add_whole(command, "ranks", options.ranks,
-            "GPUs, or parts of the CPU, that share each step; --batch is of one (default 1)")
+  add_whole(
+      command, "ranks", options.ranks,
+      "GPUs, or parts of the CPU, that share steps of --batch each (default 1, or torchrun's)")
       .group(kGroup);
   command
       .add_parsed(
