@@ -29,6 +29,14 @@ typedef struct logitless_communicator logitless_communicator;
 LOGITLESS_API logitless_status logitless_communicator_threads(
     int32_t size, int64_t limit_ms, logitless_communicator** communicators);
 
+/* Processes, of one host or several, connected by TCP; it moves the host's memory. Collective: rank
+ * 0 listens at `port` of all its addresses, the others find it at `host`. Nothing is encrypted.
+ * limit_ms: how long a rank waits for the others, to be made and in a call. */
+LOGITLESS_API logitless_status logitless_communicator_tcp(const char* host, int32_t port,
+                                                          int32_t rank, int32_t size,
+                                                          int64_t limit_ms,
+                                                          logitless_communicator** communicator);
+
 /* Of callbacks: anything but LOGITLESS_OK is a failure, and the group has failed. They may be
  * called on any thread that calls the library with the communicator. */
 typedef logitless_status (*logitless_exchange_function)(const void* mine, void* all,

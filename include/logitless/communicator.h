@@ -93,6 +93,19 @@ inline constexpr std::chrono::milliseconds kCommunicatorLimit = std::chrono::min
 LOGITLESS_API std::vector<std::shared_ptr<Communicator>> make_thread_group(
     int size, std::chrono::milliseconds limit = kCommunicatorLimit);
 
+// A group whose ranks are processes, of one host or several, connected by TCP, each with each; it
+// moves the host's memory. Collective: returns when all ranks have called. Rank 0 listens at `port`
+// of all its addresses until then, the others find it at `host` and listen at ports that are free.
+// For networks whose machines trust each other: nothing is encrypted, and hosts have the same order
+// of bytes. A rank whose process has ended, or whose communicator is destroyed, is missed at once
+// by calls that wait for it and by check(); one whose host is switched off after 25 seconds. Throws
+// InvalidArgument on a rank, size, port or limit out of range, and where ranks do not agree on the
+// size or two have the same number; DeviceError naming the ranks that have not come within the
+// limit, or when the port is taken.
+LOGITLESS_API std::shared_ptr<Communicator> make_tcp(
+    const std::string& host, int port, int rank, int size,
+    std::chrono::milliseconds limit = kCommunicatorLimit);
+
 // Collectives of the caller's: MPI, Gloo. The functions have the meaning of the methods above, and
 // tell a failure by throwing.
 struct CommunicatorCallbacks {

@@ -729,6 +729,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "logitless_parse_bytes": (c_int32, [c_char_p, POINTER(c_uint64)]),
     "logitless_process_peak_bytes": (c_uint64, []),
     "logitless_communicator_threads": (c_int32, [c_int32, c_int64, POINTER(c_void_p)]),
+    "logitless_communicator_tcp": (c_int32, [c_char_p, c_int32, c_int32, c_int32, c_int64, POINTER(c_void_p)]),
     "logitless_communicator_callbacks_options_init": (None, [POINTER(CommunicatorCallbacksOptions), c_size_t]),
     "logitless_communicator_callbacks": (c_int32, [POINTER(CommunicatorCallbacksOptions), POINTER(c_void_p)]),
     "logitless_nccl_missing": (c_char_p, []),

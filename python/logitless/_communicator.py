@@ -73,6 +73,14 @@ class Communicator:
         return [Communicator(c_void_p(handle)) for handle in handles]
 
     @staticmethod
+    def tcp(host: str, port: int, rank: int, size: int, limit: float = 60.0) -> Communicator:
+        """A group whose ranks are processes, of one host or several. Collective: rank 0 listens at ``port`` of all its
+        addresses, the others find it at ``host``. Nothing is encrypted. ``limit``: seconds to wait for the others."""
+        made = Communicator(c_void_p())
+        check(lib.logitless_communicator_tcp(host.encode(), port, rank, size, round(limit * 1000), byref(made.handle)))
+        return made
+
+    @staticmethod
     def callbacks(
         rank: int, size: int, all_gather: Exchange, all_to_all: Exchange, abort: Callable[[str], Any] | None = None
     ) -> Communicator:

@@ -121,6 +121,17 @@ logitless_status logitless_communicator_threads(int32_t size, int64_t limit_ms,
   });
 }
 
+logitless_status logitless_communicator_tcp(const char* host, int32_t port, int32_t rank,
+                                            int32_t size, int64_t limit_ms,
+                                            logitless_communicator** communicator) {
+  return guarded([&] {
+    require_pointer(host, "host");
+    require_pointer(communicator, "communicator");
+    *communicator = new logitless_communicator{
+        make_tcp(host, port, rank, size, limit_from(limit_ms, "limit_ms"))};
+  });
+}
+
 logitless_status logitless_communicator_callbacks(
     const logitless_communicator_callbacks_options* options,
     logitless_communicator** communicator) {

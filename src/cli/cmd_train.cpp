@@ -11,6 +11,8 @@
 #include "cli/output.h"
 #include "train/bounds.h"
 #include "train/hugging_face.h"
+#include "train/launched_rank.h"
+#include "train/process_rank.h"
 #include "train/run.h"
 #include "train/run_log.h"
 #include "train/stop_signals.h"
@@ -33,6 +35,8 @@ struct TrainCommand {
   void run(const std::set<std::string>& given);
 
  private:
+  // `process`: of a launched run; null: this process trains by itself. Returns a signal, or 0.
+  int train(std::set<std::string> given, train::ProcessRank* process);
   void add_model(Options& command);
   void add_data(Options& command);
   void add_training(Options& command);
@@ -242,8 +246,9 @@ void TrainCommand::add_training(Options& command) {
 
 void TrainCommand::add_machine(Options& command) {
   constexpr const char* kGroup = "Machine";
-  add_whole(command, "ranks", options.ranks,
-            "GPUs, or parts of the CPU, that share each step; --batch is of one (default 1)")
+  add_whole(
+      command, "ranks", options.ranks,
+      "GPUs, or parts of the CPU, that share steps of --batch each (default 1, or torchrun's)")
       .group(kGroup);
   command
       .add_parsed(
@@ -342,6 +347,24 @@ void TrainCommand::add(Options& command) {
 }
 
 void TrainCommand::run(const std::set<std::string>& given) {
+  int signal = 0;
+  if (const auto launched = train::launched_rank()) {
+    train::ProcessRank process(*launched);
+    process.run([&] { signal = train(given, &process); });
+  } else {
+    signal = train(given, nullptr);
+  }
+  if (signal != 0) throw Stopped{signal};
+}
+
+int TrainCommand::train(std::set<std::string> given, train::ProcessRank* process) {
+  const bool first = process == nullptr || process->rank() == 0;
+  if (process != nullptr) {
+    if (!given.insert("ranks").second && options.ranks != process->size())
+      throw UsageError(fmt::format("--ranks: expected {}, as {} has it, or none, got {}",
+                                   process->size(), process->launched().said_by, options.ranks));
+    options.ranks = process->size();
+  }
   options.threads = static_cast<int>(threads);
   options.seed = static_cast<std::uint64_t>(seed);
   options.chunk = !no_chunk;
@@ -353,9 +376,11 @@ void TrainCommand::run(const std::set<std::string>& given) {
   for (const std::string& path : options.val) check_exists("--val", path);
   check_exists("--resume", options.resume);
   check_exists("--init", options.init);
-  check_writable("--save", options.save);
-  check_writable("--export", options.hugging_face);
-  check_writable("--log", options.log);
+  if (first) {
+    check_writable("--save", options.save);
+    check_writable("--export", options.hugging_face);
+    check_writable("--log", options.log);
+  }
   for (const char* name : {"export-dtype", "shard-size"}) {
     if (given.count(name) > 0 && options.hugging_face.empty())
       throw UsageError(fmt::format("--{}: is of --export, which was not given", name));
@@ -373,13 +398,13 @@ void TrainCommand::run(const std::set<std::string>& given) {
       print(fmt::format("{}\n", line));
     }
   };
-  const train::RunReport report = train::run_training(options, say);
-  if (json) {
+  const train::RunReport report = train::run_training(options, say, process);
+  if (first && json) {
     print_json(to_json(report));
-  } else {
+  } else if (first) {
     print(to_text(report));
   }
-  if (report.signal != 0) throw Stopped{report.signal};
+  return report.signal;
 }
 
 }  // namespace
@@ -403,6 +428,20 @@ Command add_train(CommandLine& program) {
       "  logitless train --model gpt2 --init model.safetensors --data train.bin --lr 3e-5\n"
       "  logitless train --init Llama-3.2-1B --data train.bin --dtype bf16 --export out");
   return {sub, [args, sub] { args->run(sub.given()); }};
+}
+
+bool speaks_for_run(const std::string& command) {
+  if (command != "train") return true;
+  try {
+    const auto launched = train::launched_rank();
+    return !launched || launched->rank == 0;
+  } catch (const InvalidArgument&) {
+    return true;
+  }
+}
+
+void fail_ranks(const std::string& command, const std::string& reason) {
+  if (command == "train") train::fail_launched_rank(reason);
 }
 
 }  // namespace logitless::cli

@@ -1,6 +1,8 @@
 // The commands of the program. Each adds itself to `program`, with its options and help.
 #pragma once
 
+#include <string>
+
 #include "cli/args.h"
 
 namespace logitless::cli {
@@ -13,5 +15,10 @@ Command add_compile(CommandLine& program);
 Command add_train(CommandLine& program);
 Command add_report(CommandLine& program);
 Command add_kernels(CommandLine& program);
+
+// A command may run as one of several processes (train/launched_rank.h): whether this one prints
+// results; and what tells the others that its command line is wrong.
+bool speaks_for_run(const std::string& command);
+void fail_ranks(const std::string& command, const std::string& reason);
 
 }  // namespace logitless::cli

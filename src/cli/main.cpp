@@ -55,9 +55,13 @@ bool wants_json(int count, char** arguments) {
 
 int run(int count, char** arguments) {
   CommandLine program("logitless", kHelp, fmt::format("logitless {}", version()));
+  bool parsed = false;
   const auto failed = [&, json = wants_json(count, arguments)](const std::string& message,
                                                                int code) {
-    return fail(program.command(), message, code, json);
+    const std::string& command = program.command();
+    const int status = fail(command, message, code, json && speaks_for_run(command));
+    if (!parsed) fail_ranks(command, message);
+    return status;
   };
   try {
     const std::vector<Command> commands = {
@@ -65,6 +69,7 @@ int run(int count, char** arguments) {
         add_compile(program), add_train(program), add_report(program), add_kernels(program)};
     program.footer(kExamples);
     if (!program.parse(count, arguments)) return 0;
+    parsed = true;
     for (const Command& command : commands) {
       if (command.options.chosen()) command.run();
     }

@@ -14,7 +14,9 @@
 #include "logitless/error.h"
 #include "logitless/parallel.h"
 #include "logitless/version.h"
+#include "train/hash.h"
 #include "train/hugging_face.h"
+#include "train/process_rank.h"
 #include "train/run_data.h"
 #include "train/run_files.h"
 #include "train/run_log.h"
@@ -54,9 +56,9 @@ void write_sample(const RunOptions& o, const RunData& data, Trainer& trainer, Ru
 }
 
 // Where the run is to be; throws InvalidArgument where that cannot be.
-DeviceChoice device_of(const RunOptions& options) {
-  const auto ranks = static_cast<int>(options.ranks);
-  const std::string missing = ranks_missing(ranks);
+DeviceChoice device_of(const RunOptions& options, const ProcessRank* process) {
+  const std::string missing =
+      process != nullptr ? process->gpu_missing() : ranks_missing(static_cast<int>(options.ranks));
   // The CPU would be nobody's wish.
   if (options.device == DeviceWish::automatic && !missing.empty() && gpu_missing().empty())
     throw InvalidArgument(fmt::format("--ranks: {}", missing));
@@ -66,10 +68,12 @@ DeviceChoice device_of(const RunOptions& options) {
   return choice;
 }
 
-void say_device(const DeviceChoice& choice, const Say& say) {
+void say_device(const DeviceChoice& choice, int gpu, const Say& say) {
   if (choice.kind == DeviceKind::cuda) {
+    use_gpu(gpu);
     ContextOptions options;
     options.device = DeviceKind::cuda;
+    options.device_index = gpu;
     const Context context(options);
     const DeviceStatus status = device_status(context);
     say(fmt::format("device: {}, {} free of {}", status.name, format_bytes(status.free_bytes),
@@ -89,6 +93,8 @@ std::string memory_line(const TrainMemory& memory) {
 // What one rank of a run works on; of a run of one, its only one.
 struct Seat {
   std::shared_ptr<Communicator> ranks = {};  // null: one
+  int gpu = 0;
+  bool own_process = true;  // it has the cores and the signals of a process to itself
   int rank() const { return ranks == nullptr ? 0 : ranks->rank(); }
 };
 
@@ -96,8 +102,9 @@ TrainOptions options_of(const RunOptions& options, const Seat& seat) {
   TrainOptions train = options.train_options();
   if (seat.ranks == nullptr) return train;
   train.ranks = seat.ranks;
-  train.gpu = seat.rank();
-  // On the CPU ranks share its cores.
+  train.gpu = seat.gpu;
+  if (seat.own_process) return train;
+  // On the CPU threads share its cores.
   const int threads = options.threads > 0 ? options.threads : default_threads();
   train.threads = std::max(1, threads / seat.ranks->size());
   return train;
@@ -232,7 +239,7 @@ RunReport run_rank(const RunOptions& options, const DeviceChoice& choice, const 
   report.first_step = trainer.steps_done();
   RunLog log(first ? options.log_path() : "", first ? log_before(options) : "", say);
   if (log.wanted()) log.begin(report.first_step, log_header(options, trainer, report));
-  run_steps(options, first, trainer, report, log, say);
+  run_steps(options, first || seat.own_process, trainer, report, log, say);
   report.memory = trainer.memory();
   report.far_refusal = trainer.far_refusal();
   if (const FarFieldHead* far = trainer.far_field(); far != nullptr)
@@ -250,21 +257,50 @@ RunReport run_rank(const RunOptions& options, const DeviceChoice& choice, const 
   return report;
 }
 
-}  // namespace
-
-RunReport run_training(const RunOptions& options, const Say& say) {
-  check_files(options);
-  const DeviceChoice choice = device_of(options);
-  say_device(choice, say);
-  const RunData data = read_data(options, say);
-  if (options.ranks == 1) return run_rank(options, choice, data, {}, say);
+RunReport run_threads(const RunOptions& options, const DeviceChoice& choice, const RunData& data,
+                      const Say& say) {
   RunReport report;
   run_on_ranks(static_cast<int>(options.ranks), choice.kind,
                [&](const std::shared_ptr<Communicator>& ranks) {
-                 RunReport own = run_rank(options, choice, data, {ranks}, say);
+                 const Seat seat = {ranks, ranks->rank(), false};
+                 RunReport own = run_rank(options, choice, data, seat, say);
                  if (ranks->rank() == 0) report = std::move(own);
                });
   return report;
+}
+
+RunReport run_process(const RunOptions& options, const Say& say, ProcessRank& process) {
+  process.agree(shared_options(options));
+  if (process.rank() == 0) check_files(options);
+  const DeviceChoice choice = device_of(options, &process);
+  process.agree({{"device", choice.kind == DeviceKind::cuda ? "cuda" : "cpu"}});
+  say_device(choice, process.gpu(), say);
+  std::optional<RunData> data;
+  const auto read = [&] { data = read_data(options, say); };
+  if (options.has_shards()) {
+    read();
+  } else {
+    process.first_on_rank_0(read);  // which leaves the words of a text in the cache
+  }
+  process.agree({{"model", data->model->config_text()},
+                 {"training data", hex(data->train.key())},
+                 {"data held out", hex(data->valid.key())}});
+  const Seat seat = {process.communicator(choice.kind), process.gpu(), true};
+  return run_rank(options, choice, *data, seat, say);
+}
+
+}  // namespace
+
+RunReport run_training(const RunOptions& options, const Say& say, ProcessRank* process) {
+  if (process != nullptr)
+    return run_process(options, process->rank() == 0 ? say : Say([](std::string_view) {}),
+                       *process);
+  check_files(options);
+  const DeviceChoice choice = device_of(options, nullptr);
+  say_device(choice, 0, say);
+  const RunData data = read_data(options, say);
+  return options.ranks == 1 ? run_rank(options, choice, data, {}, say)
+                            : run_threads(options, choice, data, say);
 }
 
 }  // namespace logitless::train

@@ -14,6 +14,8 @@
 
 namespace logitless::train {
 
+class ProcessRank;
+
 struct RunReport {
   std::string type;  // of the model
   ModelSizes model;
@@ -49,6 +51,10 @@ struct RunReport {
 // SIGINT and SIGTERM stop it after the step that runs: --save is written, --export and the sample
 // are not. Throws InvalidArgument naming the option at fault where it can be told, and what Trainer
 // throws; a run that diverges leaves the files as they were.
-RunReport run_training(const RunOptions& options, const Say& say);
+//
+// `process`: this one as a rank of a launched run, inside of its run(); options.ranks are processes
+// then. The first of them alone calls `say` and writes files. Null: the ranks, if there are more
+// than one, are threads.
+RunReport run_training(const RunOptions& options, const Say& say, ProcessRank* process = nullptr);
 
 }  // namespace logitless::train

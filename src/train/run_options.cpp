@@ -235,6 +235,31 @@ std::string options_text(const RunOptions& options) {
   return json.dump();
 }
 
+std::vector<std::pair<std::string, std::string>> shared_options(const RunOptions& o) {
+  std::vector<std::pair<std::string, std::string>> facts;
+  const auto add = [&](const std::string& name, const auto& value) {
+    facts.emplace_back("--" + name, Json(value).dump(-1, NotUtf8::replace_ascii));
+  };
+  each_option(o, [&](const char* name, const auto& field) { add(name, to_json(field)); });
+  add("device", o.device == DeviceWish::cpu ? "cpu" : o.device == DeviceWish::cuda ? "cuda" : "");
+  add("budget", o.budget);
+  add("no-chunk", !o.chunk);
+  add("no-head-engine", !o.head_engine);
+  add("no-epilogues", !o.epilogues);
+  add("resume", o.resume);
+  add("save", o.save);
+  add("log", o.log);
+  add("init", o.init);
+  add("export", o.hugging_face);
+  add("export-dtype", std::string(name_of(o.export_options.dtype)));
+  add("shard-size", o.export_options.shard_bytes);
+  add("sample", o.sample);
+  add("prompt", o.prompt);
+  add("temperature", o.temperature);
+  add("top-k", o.top_k);
+  return facts;
+}
+
 RunOptions with_checkpoint(const RunOptions& options, const std::set<std::string>& given,
                            const CheckpointHeader& checkpoint) {
   RunOptions merged = options;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "train/checkpoint.h"
@@ -39,7 +40,7 @@ struct RunOptions {
   std::int64_t steps = 800;
   std::int64_t accumulate = 1;
   // That share each step: threads of the process with a GPU, or a share of the CPU's cores, each;
-  // batch is of one of them.
+  // or processes that a launcher has started. batch is of one of them.
   std::int64_t ranks = 1;
   double rate = 1e-3;
   std::int64_t warmup = -1;  // steps; -1: a twentieth of all
@@ -90,6 +91,9 @@ void check_options(const RunOptions& options);
 
 // Those that decide what is learnt, as JSON, for the checkpoint.
 std::string options_text(const RunOptions& options);
+
+// All that ranks must have in common, by name and as text: everything but --threads.
+std::vector<std::pair<std::string, std::string>> shared_options(const RunOptions& options);
 
 // What was not given takes the checkpoint's value. Model, length and seed may not differ: throws
 // InvalidArgument naming the option, the checkpoint's value and the one given.

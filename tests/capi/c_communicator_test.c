@@ -109,6 +109,18 @@ static void test_groups(void) {
   }
 }
 
+static void test_tcp_alone(void) {
+  logitless_communicator* alone = NULL;
+  const int32_t mine = 7;
+  int32_t all = 0;
+  CHECK(logitless_communicator_tcp("localhost", 1, 0, 1, 1000, &alone) == LOGITLESS_OK, "tcp");
+  CHECK(logitless_communicator_rank(alone) == 0 && logitless_communicator_size(alone) == 1, "tcp");
+  CHECK(logitless_communicator_all_gather(alone, &mine, &all, sizeof mine, NULL) == LOGITLESS_OK,
+        "tcp");
+  CHECK(all == 7, "all is %d", all);
+  logitless_communicator_destroy(alone);
+}
+
 static void test_refusals(void) {
   logitless_communicator_callbacks_options options;
   logitless_communicator_nccl_options nccl;
@@ -118,6 +130,12 @@ static void test_refusals(void) {
           "size: expected 1 or more, got 0");
   refused("no limit", logitless_communicator_threads(1, 0, &made), LOGITLESS_INVALID_ARGUMENT,
           "limit_ms: expected 1 ms or more, got 0");
+  refused("no host", logitless_communicator_tcp(NULL, 1, 0, 1, 1, &made),
+          LOGITLESS_INVALID_ARGUMENT, "host");
+  refused("no port", logitless_communicator_tcp("localhost", 0, 0, 1, 1, &made),
+          LOGITLESS_INVALID_ARGUMENT, "port: expected one in [1, 65535], got 0");
+  refused("no limit", logitless_communicator_tcp("localhost", 1, 0, 1, 0, &made),
+          LOGITLESS_INVALID_ARGUMENT, "limit_ms: expected 1 ms or more, got 0");
   refused("NULL", logitless_communicator_all_gather(NULL, id, &made, 1, NULL),
           LOGITLESS_INVALID_ARGUMENT, "communicator: expected a handle");
   CHECK(logitless_communicator_rank(NULL) == -1 && logitless_communicator_size(NULL) == 0, "NULL");
@@ -158,5 +176,6 @@ static void test_refusals(void) {
 
 void test_communicators(void) {
   test_groups();
+  test_tcp_alone();
   test_refusals();
 }

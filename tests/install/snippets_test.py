@@ -75,6 +75,9 @@ SNIPPETS = {
 """, "return 0;"),
     ("docs/distributed.md", "#include <logitless/logitless.h>"): (
         "", "", "return all[0][0] + all[1][0] == 0 && all[0][1] == 10 && all[1][1] == 10 ? 0 : 1;"),
+    ("docs/distributed.md", "const auto self = logitless::make_tcp("): (
+        HEADERS + "#include <string>\n", "const std::string first_host = \"localhost\";\n  const int rank = 0, size = 1;\n",
+        "return self->size() == 1 ? 0 : 1;"),
     ("docs/distributed.md", "// On each rank:"): (
         HEADERS + "#include <thread>\n#include <utility>\n",
         """

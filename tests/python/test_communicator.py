@@ -1,6 +1,8 @@
 """Groups of ranks from Python: threads, callbacks, and MPI as docs/distributed.md brings it."""
 
 import re
+import socket
+import subprocess
 import sys
 import threading
 import types
@@ -55,6 +57,41 @@ def test_a_rank_that_gives_up():
     assert isinstance(raised, LogitlessError) and "rank 1 gave up: no memory" in str(raised)
 
 
+PROCESS = """
+import sys
+import numpy as np
+from logitless import Communicator, LogitlessError
+rank, port = map(int, sys.argv[1:])
+c = Communicator.tcp("127.0.0.1", port, rank, 3)
+all = np.empty((3, 5), np.int64)
+c.all_gather(np.full(5, rank), all)
+assert (all == np.arange(3)[:, None]).all()
+if rank == 1:
+    c.abort("no memory")
+else:
+    try:
+        c.all_gather(b"", bytearray())
+    except LogitlessError as error:
+        assert "rank 1 gave up: no memory" in str(error), error
+    else:
+        raise AssertionError("it went on")
+"""
+
+
+def test_processes():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [subprocess.Popen([sys.executable, "-c", PROCESS, str(rank), str(port)], stderr=subprocess.PIPE, text=True)
+             for rank in range(3)]
+    try:
+        assert [rank.communicate(timeout=60)[1] for rank in ranks] == [""] * 3
+        assert [rank.returncode for rank in ranks] == [0] * 3
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
 def test_what_a_callback_raises_is_the_cause():
     def fails(mine, all):
         raise KeyError("the link")
@@ -78,6 +115,8 @@ def test_refusals():
         Communicator.threads(0)
     with pytest.raises(ValueError, match=r"rank: expected one in \[0, 2\), got 2"):
         Communicator.callbacks(2, 2, exchange, exchange)
+    with pytest.raises(ValueError, match=r"port: expected one in \[1, 65535\], got 0"):
+        Communicator.tcp("localhost", 0, 0, 2)
     (one,) = Communicator.threads(1)
     with pytest.raises(ValueError, match="expected 3 bytes, got 4"):
         one.all_gather(b"abc", bytearray(4))
