@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "head/cuda/layout.h"
+#include "head/movement.h"
 #include "head/plan/choose.h"
 
 namespace logitless {
@@ -47,20 +48,21 @@ void say(const ShardedHead& head, const Sharding& sharding, PlanDigest& digest) 
   digest.same("dtype", name_of(head.shape.dtype));
   say_features(head.features, digest);
   if (head.options) head.options(digest);
+  digest.same("what moves", name_of(sharding.moves));
   digest.same("replicas", sharding.replicas == nullptr ? 0 : sharding.replicas->size());
   sharding.tokens ? digest.own("tokens", head.shape.tokens)
                   : digest.same("tokens", head.shape.tokens);
   digest.words(sharding.vocab, words_of(sharding, head.shape.vocab));
 }
 
-// Tokens of all ranks that one plan has to do with.
-std::int64_t tokens_of_plan(const Sharding& sharding, const HeadShape& shape,
+// Tokens that a rank may bring to a call.
+std::int64_t tokens_of_rank(const Sharding& sharding, const HeadShape& shape,
                             const Agreement& agreed) {
   if (!sharding.tokens) return shape.tokens;
   std::int64_t most = 0;
   const int ranks = sharding.words->size();
   for (int r = 0; r < ranks; ++r) most = std::max(most, agreed.own_of(r, "tokens"));
-  return most * ranks;
+  return most;
 }
 
 std::string_view text_of(DeviceKind device) {
@@ -108,23 +110,23 @@ LossPlan plan_words(const Sharding& sharding, const PlanRequest& request,
   const Agreement sizes = agree(words, say_sizes);
 
   HeadShape shape = mine.shape;
-  shape.tokens = tokens_of_plan(sharding, shape, sizes);
   shape.vocab = std::max<std::int64_t>(shape.vocab, 1);  // kernels of a rank without words rest
   shape.whole_vocab = sharding.vocab;
-  LossPlan made;
+  const std::int64_t tokens = tokens_of_rank(sharding, shape, sizes);
+  const GatheredWords of_ranks = gathered_words(sizes.words);
+  MovementPlans plans(sharding, {shape, mine.features, mine.device, tokens, of_ranks});
   const Agreement chunks = agree(words, [&](PlanDigest& digest) {
-    made = plan(shape, mine.features);
     digest.same("sizes", static_cast<std::int64_t>(sizes.plan));
-    digest.own("chunk", made.chunk_tokens);
+    plans.make(plan, digest);
   });
-  // Chunks are exchanged: all ranks go through them together.
-  std::int64_t least = made.chunk_tokens;
-  for (int r = 0; r < words.size(); ++r) least = std::min(least, chunks.own_of(r, "chunk"));
-  if (sharding.tokens) least = std::max<std::int64_t>(least, words.size());
-  made = with_chunk(std::move(made), least, mine.device);
-  const std::int64_t tokens = sharding.tokens ? shape.tokens / words.size() : shape.tokens;
-  made.agreement = std::make_shared<ShardAgreement>(ShardAgreement{
-      sharding, mine.shape.vocab, tokens, CollectiveCalls(sharding.words, chunks.plan), {}});
+  LossPlan made = plans.agreed(chunks);
+  made.agreement =
+      std::make_shared<ShardAgreement>(ShardAgreement{sharding,
+                                                      mine.shape.vocab,
+                                                      tokens,
+                                                      CollectiveCalls(sharding.words, chunks.plan),
+                                                      {},
+                                                      of_ranks});
   return made;
 }
 
@@ -133,7 +135,7 @@ template <typename Plan>
 LossPlan plan_shape(const HeadShape& shape, const HeadFeatures& features,
                     const PlanRequest& request, DeviceKind device, const Plan& plan) {
   if (!is_sharded(request.sharding)) {
-    require(features.word_ranks == 0 && !features.tokens_sharded,
+    require(features.word_ranks == 0 && !features.tokens_sharded && features.gathered_rows == 0,
             "sharding: the features are of sharded words, and the request has no sharding");
     return plan(shape, features);
   }
@@ -167,6 +169,7 @@ void set_sharding(const Sharding& sharding, HeadFeatures& features) {
   if (!is_sharded(sharding)) return;
   features.word_ranks = sharding.words->size();
   features.tokens_sharded = sharding.tokens;
+  features.gathered_rows = 0;  // the plan says
 }
 
 std::int64_t whole_vocab(const Sharding& sharding, std::int64_t rows) {
@@ -176,6 +179,12 @@ std::int64_t whole_vocab(const Sharding& sharding, std::int64_t rows) {
 void require_sharding(const Sharding& sharding, std::int64_t rows) {
   if (sharding.weight != WeightSharding::words)
     throw Unsupported("sharding: weights spread by columns are not served yet");
+  require(sharding.moves <= Movement::weights,
+          "sharding: moves: ", static_cast<int>(sharding.moves), " is no Movement");
+  require(sharding.tokens || sharding.moves == Movement::planned,
+          "sharding: moves: expected planned "
+          "where all ranks have all tokens, got ",
+          name_of(sharding.moves), "; it is for tokens = true");
   require(sharding.vocab >= 1, "sharding: vocab: expected the words of all ranks, 1 or more, got ",
           sharding.vocab);
   const ConstTensorView& table = sharding.word_table;
@@ -221,6 +230,10 @@ void set_shard(const LossPlan& plan, const Sharding& sharding, HeadCall& call) {
           plan.agreement->tokens, " tokens of a rank, called with ", call.shape.tokens);
   call.shape.vocab = std::max<std::int64_t>(call.shape.vocab, 1);
   call.shape.whole_vocab = sharding.vocab;
+  call.features.gathered_rows = plan.features.gathered_rows;
+  if (call.features.gathered_rows == 0) return;
+  call.shape.vocab = sharding.vocab;
+  call.shard.gathered = &plan.agreement->words;
 }
 
 void require_planned(const ShardAgreement* agreed, const Sharding& sharding) {
@@ -230,8 +243,8 @@ void require_planned(const ShardAgreement* agreed, const Sharding& sharding) {
   }
   const Sharding& planned = agreed->sharding;
   require(sharding.words == planned.words && sharding.tokens == planned.tokens &&
-              sharding.replicas == planned.replicas && sharding.vocab == planned.vocab &&
-              sharding.first_word == planned.first_word &&
+              sharding.moves == planned.moves && sharding.replicas == planned.replicas &&
+              sharding.vocab == planned.vocab && sharding.first_word == planned.first_word &&
               sharding.word_table.defined() == planned.word_table.defined(),
           "sharding: not the one that the plan was made for");
 }

@@ -41,18 +41,19 @@ TEST_P(ShardingBits, OfLogProbabilitiesDoNotDependOnTheNumberOfRanks) {
     for (std::int32_t j = 0; j < 2040; ++j) splits.back().ranks[j / 256 * 3 % 4].push_back(j);
     for (const WordSplit& words : splits) {
       if (!takes_shards(GetParam(), spec, words)) continue;
-      for (const bool spread : {false, true}) {
-        SCOPED_TRACE(words.name + (spread ? ", tokens spread" : ""));
-        TokenSplit tokens;
-        if (spread) tokens.counts.assign(words.ranks.size(), 0);
-        for (int i = 0; spread && i < 37; ++i) ++tokens.counts[i % 3 % words.ranks.size()];
+      TokenSplit spread{"tokens spread", std::vector<std::int64_t>(words.ranks.size(), 0)};
+      for (int i = 0; i < 37; ++i) ++spread.counts[i % 3 % words.ranks.size()];
+      for (const TokenSplit& tokens :
+           {TokenSplit{"tokens the same"}, spread, with_weights_moving(spread, 256)}) {
+        if (tokens.moves == Movement::weights && is_device_kernel(GetParam())) continue;
+        SCOPED_TRACE(words.name + ", " + tokens.name);
         const HeadAnswer answer =
             run_sharded(problem, {.words = words, .tokens = tokens, .run = run});
         ASSERT_FALSE(HasFailure());
         EXPECT_EQ(answer.lse.bytes(), one.lse.bytes());
         EXPECT_EQ(answer.log_prob.bytes(), one.log_prob.bytes());
         EXPECT_EQ(answer.target_logit.bytes(), one.target_logit.bytes());
-        if (!spread) {  // tokens in one order
+        if (!tokens.sharded()) {  // in one order
           EXPECT_EQ(answer.loss.bytes(), one.loss.bytes());
           EXPECT_EQ(answer.d_weight.bytes(), one.d_weight.bytes());
           EXPECT_EQ(answer.d_bias.bytes(), one.d_bias.bytes());

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <sstream>
 
+#include "head/plan/text.h"
 #include "logitless/plan.h"
 
 namespace logitless {
@@ -36,20 +37,6 @@ std::string_view name_of(Accuracy accuracy) {
   return "?";
 }
 
-namespace {
-
-std::string seconds_text(double seconds) {
-  char text[32];
-  if (seconds >= 1.0) {
-    std::snprintf(text, sizeof(text), "%.2f s", seconds);
-  } else {
-    std::snprintf(text, sizeof(text), "%.2f ms", seconds * 1e3);
-  }
-  return text;
-}
-
-}  // namespace
-
 std::string LossPlan::explain() const {
   std::ostringstream out;
   char passes_text[32];
@@ -65,6 +52,8 @@ std::string LossPlan::explain() const {
     out << "  " << shape.whole_vocab << " words on " << features.word_ranks << " ranks; tokens "
         << (features.tokens_sharded ? "spread over them" : "the same on all of them") << "\n";
   }
+  std::istringstream movements(movement);
+  for (std::string line; std::getline(movements, line);) out << "  " << line << "\n";
   if (default_limit != 0) {
     out << "  no budget was given: the least workspace within 3 % of the best predicted time below "
         << format_bytes(default_limit) << "\n";
@@ -85,6 +74,9 @@ std::string LossPlan::explain() const {
     out << ", exp(z) kept for " << (stored_vocab < shape.vocab ? stored_vocab : shape.vocab)
         << " of " << shape.vocab << " words";
   }
+  if (piece_rows > 0)
+    out << "\n  weights in pieces of " << piece_rows
+        << " rows of each rank, gathered for each call";
   if (weight_ranges > 0 && stored_vocab > 0) {
     out << "\n  d_weight in " << weight_ranges
         << " ranges of words: until it is made, its memory holds exp(z) of all but the last";

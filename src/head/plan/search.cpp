@@ -1,14 +1,18 @@
 #include "head/plan/search.h"
 
+#include "core/check.h"
 #include "core/parallel.h"
 #include "head/plan/search_cpu.h"
 #include "head/plan/search_cuda.h"
+#include "head/plan/search_gathered.h"
 
 namespace logitless {
 
 std::unique_ptr<PlanSearch> make_search(const PlanProblem& problem, const DeviceLimits& device,
                                         LossPlan& plan) {
   if (device.kind == DeviceKind::cuda) {
+    if (problem.features.gathered_rows > 0)
+      throw Unsupported("sharding: moves: weights move on the CPU alone");
     const cuda::DeviceKernel& kernel = choose_device_kernel(problem, device, &plan.kernel_reasons);
     plan.kernel = kernel.name;
     plan.threads = 0;
@@ -18,6 +22,8 @@ std::unique_ptr<PlanSearch> make_search(const PlanProblem& problem, const Device
       choose_head_kernel(device.kernel, problem.shape, problem.features, &plan.kernel_reasons);
   plan.kernel = kernel.name;
   plan.threads = device.threads > 0 ? device.threads : default_threads();
+  if (problem.features.gathered_rows > 0)
+    return std::make_unique<GatheredCpuSearch>(problem, kernel, plan.threads);
   return std::make_unique<CpuSearch>(problem, kernel, plan.threads);
 }
 

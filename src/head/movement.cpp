@@ -1,0 +1,154 @@
+#include "head/movement.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/check.h"
+#include "head/plan/choose.h"
+#include "head/plan/text.h"
+
+namespace logitless {
+namespace {
+
+// What a rank sends in a second: between H200s of one host through NCCL's kernels
+// (docs/distributed.md), and between processes of one host by way of its memory, about.
+double link_bytes(DeviceKind device) { return device == DeviceKind::cpu ? 2e9 : 225e9; }
+
+constexpr std::int64_t kImpossible = -1;
+
+std::string said_as(Movement moves, std::string_view what) {
+  return concat(what, " where ", name_of(moves), " move");
+}
+
+std::string cost_text(double bytes, double seconds) {
+  return concat(format_bytes(static_cast<std::size_t>(bytes)), " from each rank, predicted ",
+                seconds_text(seconds), " with them");
+}
+
+}  // namespace
+
+std::string_view name_of(Movement moves) {
+  switch (moves) {
+    case Movement::planned:
+      return "planned";
+    case Movement::tokens:
+      return "tokens";
+    case Movement::weights:
+      return "weights";
+  }
+  return "?";
+}
+
+MovementPlans::MovementPlans(const Sharding& sharding, MovementProblem problem)
+    : p_(std::move(problem)),
+      spread_(sharding.tokens),
+      planned_(sharding.tokens && sharding.moves == Movement::planned) {
+  tokens_.wanted = planned_ || sharding.moves != Movement::weights;
+  weights_.wanted = planned_ || sharding.moves == Movement::weights;
+  if (!spread_) weights_.wanted = false;
+}
+
+void MovementPlans::try_plan(Way& way, const Planner& planner) const {
+  if (!way.wanted) return;
+  HeadShape shape = p_.shape;
+  HeadFeatures features = p_.features;
+  if (way.moves == Movement::weights) {
+    shape.tokens = p_.tokens;
+    shape.vocab = shape.whole_vocab;
+    features.gathered_rows = p_.words.most_rows();
+  } else {
+    shape.tokens = spread_ ? p_.tokens * p_.ranks() : p_.tokens;
+  }
+  if (!planned_) {
+    way.plan = planner(shape, features);
+    return;
+  }
+  const auto refuse = [&](const std::exception& error) {
+    way.error = std::current_exception();
+    way.refusal = error.what();
+  };
+  try {
+    way.plan = planner(shape, features);
+  } catch (const InvalidArgument& error) {
+    refuse(error);
+  } catch (const Unsupported& error) {
+    refuse(error);
+  }
+}
+
+void MovementPlans::make(const Planner& planner, PlanDigest& digest) {
+  try_plan(tokens_, planner);
+  try_plan(weights_, planner);
+  if (!tokens_.plan && !weights_.plan) std::rethrow_exception(tokens_.error);
+  for (const Way* way : {&tokens_, &weights_}) {
+    if (!way->wanted) continue;
+    digest.own(said_as(way->moves, "size"), !way->plan ? 0
+                                            : way->moves == Movement::weights
+                                                ? way->plan->piece_rows
+                                                : way->plan->chunk_tokens);
+    digest.own(said_as(way->moves, "nanoseconds"),
+               way->plan ? std::llround(way->plan->predicted_seconds * 1e9) : kImpossible);
+  }
+}
+
+// Of the exchanges whose bytes grow with dim.
+double MovementPlans::bytes_of(const Way& way) const {
+  const HeadFeatures& f = p_.features;
+  const bool gradients = f.d_hidden || f.d_weight || f.d_bias;
+  const double others = p_.ranks() - 1;
+  const auto row = static_cast<double>(p_.shape.dim);
+  const auto element = static_cast<double>(size_of(p_.shape.dtype));
+  if (way.moves == Movement::tokens)
+    return others * static_cast<double>(p_.tokens) * row * (element + (f.d_hidden ? 4.0 : 0.0));
+  const auto rows = static_cast<double>(p_.words.most_rows());
+  return others * rows * row * (element * (gradients ? 2.0 : 1.0) + (f.d_weight ? 4.0 : 0.0));
+}
+
+void MovementPlans::meet(Way& way, const Agreement& said) const {
+  if (!way.wanted) return;
+  std::int64_t most = 0;
+  for (int r = 0; r < p_.ranks(); ++r) {
+    const std::int64_t of_rank = said.own_of(r, said_as(way.moves, "nanoseconds"));
+    if (of_rank == kImpossible) {
+      if (way.refusal.empty()) way.refusal = concat("rank ", r, " has no plan");
+      way.plan.reset();
+    }
+    most = std::max(most, of_rank);
+  }
+  way.bytes = bytes_of(way);
+  way.seconds = static_cast<double>(most) * 1e-9 + way.bytes / link_bytes(p_.device);
+}
+
+LossPlan MovementPlans::agreed(const Agreement& said) {
+  meet(tokens_, said);
+  meet(weights_, said);
+  require(tokens_.plan || weights_.plan, "sharding: tokens move: ", tokens_.refusal,
+          "; weights move: ", weights_.refusal);
+  const bool weights = weights_.plan && (!tokens_.plan || weights_.seconds < tokens_.seconds);
+  Way& best = weights ? weights_ : tokens_;
+  const std::string why = spread_ ? reasons(best, weights ? tokens_ : weights_) : "";
+  LossPlan plan = taken(best, said);
+  plan.movement = why;
+  return plan;
+}
+
+LossPlan MovementPlans::taken(Way& way, const Agreement& said) const {
+  // What is exchanged is as large as the rank with the least of it has it.
+  std::int64_t least = INT64_MAX;
+  for (int r = 0; r < p_.ranks(); ++r)
+    least = std::min(least, said.own_of(r, said_as(way.moves, "size")));
+  if (way.moves == Movement::weights) return with_piece(std::move(*way.plan), least, p_.device);
+  if (spread_) least = std::max<std::int64_t>(least, p_.ranks());
+  return with_chunk(std::move(*way.plan), least, p_.device);
+}
+
+std::string MovementPlans::reasons(const Way& best, const Way& other) const {
+  const std::string not_other = !other.wanted ? concat(name_of(best.moves), " were asked for")
+                                : !other.plan ? other.refusal
+                                              : cost_text(other.bytes, other.seconds);
+  return concat(name_of(best.moves), " move: ", cost_text(best.bytes, best.seconds), "\nnot ",
+                name_of(other.moves), ": ", not_other);
+}
+
+}  // namespace logitless
