@@ -226,8 +226,13 @@ HeadAnswer run_rank(const RankProblem& rank, const ShardedRun& sharded,
   out = mirror.out(out);
   a.plan = plan_cross_entropy(options, in, out, request);
   const DeviceKind device = context.device().kind;
-  if (run.chunk_tokens > 0) a.plan = with_chunk(a.plan, run.chunk_tokens, device);
-  if (sharded.tokens.piece_rows > 0) a.plan = with_piece(a.plan, sharded.tokens.piece_rows, device);
+  // Where weights move a GPU's plans have all tokens in one chunk, and whole blocks of words.
+  const bool gpu = device == DeviceKind::cuda;
+  const bool moving = a.plan.piece_rows > 0;
+  if (run.chunk_tokens > 0 && !(gpu && moving))
+    a.plan = with_chunk(a.plan, run.chunk_tokens, device);
+  if (moving && sharded.tokens.piece_rows > 0)
+    a.plan = with_piece(a.plan, gpu ? 256 : sharded.tokens.piece_rows, device);
   {
     const Workspace workspace(context, a.plan);
     a.statistics = cross_entropy(context, a.plan, options, in, out, workspace);

@@ -116,7 +116,6 @@ TEST_P(ShardingPrimitive, EqualsThatOfOneRank) {
     const TokenSplit spread{"spread", {7, 0, 3}};
     for (const TokenSplit& tokens : {TokenSplit{"the same"}, spread, with_weights_moving(spread)}) {
       const std::vector<std::int64_t>& counts = tokens.counts;
-      if (tokens.moves == Movement::weights && is_device_kernel(kernel)) continue;
       SCOPED_TRACE(tokens.name);
       const ShardedRun run{.words = words_at("uneven", {0, 1, 120, kVocab}), .tokens = tokens};
       const Ranks group = make_group(kernel, 3);

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "head/plan/choose.h"
 #include "head/sharded.h"
 #include "support/mirror.h"
 
@@ -205,6 +206,31 @@ TEST(ShardingMovement, IsPlannedByTokensAndWords) {
     };
     const HeadAnswer answer = run_sharded(problem, run);
     if (!HasFailure()) expect_matches_oracle(problem, run.run, answer);
+  }
+}
+
+// Of Llama 3's head on four ranks with 8192 tokens each: a fraction of the weight's 1002 MiB.
+TEST(ShardingMovement, OfAGpuHoldsPiecesWithinTheBudget) {
+  const HeadShape shape{
+      .tokens = 8192, .dim = 4096, .vocab = 128256, .dtype = DType::bf16, .whole_vocab = 128256};
+  HeadFeatures features{.d_hidden = true, .d_weight = true};
+  features.d_hidden_dtype = features.d_weight_dtype = DType::bf16;
+  features.word_ranks = 4;
+  features.tokens_sharded = true;
+  features.gathered_rows = 32064;
+  PlanRequest request;
+  request.device.kind = DeviceKind::cuda;
+  request.device.compute_capability = 90;
+  std::int64_t last = 1 << 30;
+  for (const std::size_t budget : {2_GiB, 768_MiB, 300_MiB}) {
+    request.memory_budget = budget;
+    const LossPlan plan = plan_alone(shape, features, request);
+    EXPECT_EQ(plan.kind, PlanKind::recompute);
+    EXPECT_LE(plan.workspace_bytes(), budget);
+    EXPECT_EQ(plan.piece_rows % 256, 0);
+    EXPECT_LE(plan.piece_rows, 32064 / 2 + 256);
+    EXPECT_LE(plan.piece_rows, last);
+    last = plan.piece_rows;
   }
 }
 

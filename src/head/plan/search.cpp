@@ -1,21 +1,21 @@
 #include "head/plan/search.h"
 
-#include "core/check.h"
 #include "core/parallel.h"
 #include "head/plan/search_cpu.h"
 #include "head/plan/search_cuda.h"
 #include "head/plan/search_gathered.h"
+#include "head/plan/search_gathered_cuda.h"
 
 namespace logitless {
 
 std::unique_ptr<PlanSearch> make_search(const PlanProblem& problem, const DeviceLimits& device,
                                         LossPlan& plan) {
   if (device.kind == DeviceKind::cuda) {
-    if (problem.features.gathered_rows > 0)
-      throw Unsupported("sharding: moves: weights move on the CPU alone");
     const cuda::DeviceKernel& kernel = choose_device_kernel(problem, device, &plan.kernel_reasons);
     plan.kernel = kernel.name;
     plan.threads = 0;
+    if (problem.features.gathered_rows > 0)
+      return std::make_unique<GatheredCudaSearch>(problem, kernel);
     return std::make_unique<CudaSearch>(problem, kernel);
   }
   const HeadKernel& kernel =

@@ -22,11 +22,18 @@ constexpr double kSameSpeed = 0.01;
 
 }  // namespace
 
-std::string GatheredCpuSearch::refusal(PlanKind kind) const {
+std::string refusal_of_gathered(PlanKind kind) {
   if (kind == PlanKind::forward || kind == PlanKind::recompute) return {};
   return is_far(kind) ? "weights move, and the far field walks those that stay"
                       : "weights move piece by piece, and no exp(z) is kept from one to the next";
 }
+
+double passes_of_gathered(PlanKind kind, const HeadFeatures& features) {
+  if (kind == PlanKind::forward) return 1.0;
+  return 2.0 + (features.d_hidden ? 1.0 : 0.0) + (features.d_weight ? 1.0 : 0.0);
+}
+
+std::string GatheredCpuSearch::refusal(PlanKind kind) const { return refusal_of_gathered(kind); }
 
 SizedPlan GatheredCpuSearch::sized(PlanKind kind, const PlanSizes& sizes) const {
   const auto bytes_for = [&](int threads) {
@@ -66,8 +73,7 @@ SizedPlan GatheredCpuSearch::best(PlanKind kind, std::size_t budget) const {
 }
 
 double GatheredCpuSearch::passes(PlanKind kind, const PlanSizes&) const {
-  if (kind == PlanKind::forward) return 1.0;
-  return 2.0 + (p_.features.d_hidden ? 1.0 : 0.0) + (p_.features.d_weight ? 1.0 : 0.0);
+  return passes_of_gathered(kind, p_.features);
 }
 
 double GatheredCpuSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {

@@ -6,6 +6,10 @@
 
 namespace logitless {
 
+// On any device: why no plan of weights that move has such a kind; and what a plan costs.
+std::string refusal_of_gathered(PlanKind kind);
+double passes_of_gathered(PlanKind kind, const HeadFeatures& features);
+
 class GatheredCpuSearch final : public PlanSearch {
  public:
   GatheredCpuSearch(const PlanProblem& problem, const HeadKernel& kernel, int threads)
