@@ -92,31 +92,36 @@ void MovementPlans::make(const Planner& planner, PlanDigest& digest) {
   }
 }
 
-// Of the exchanges whose bytes grow with dim.
-double MovementPlans::bytes_of(const Way& way) const {
+// Of the exchanges whose bytes grow with dim. size: what all ranks have of the plan's.
+double MovementPlans::bytes_of(Movement moves, std::int64_t size) const {
   const HeadFeatures& f = p_.features;
-  const bool gradients = f.d_hidden || f.d_weight || f.d_bias;
-  const double others = p_.ranks() - 1;
-  const auto row = static_cast<double>(p_.shape.dim);
+  const double row = static_cast<double>(p_.ranks() - 1) * static_cast<double>(p_.shape.dim);
   const auto element = static_cast<double>(size_of(p_.shape.dtype));
-  if (way.moves == Movement::tokens)
-    return others * static_cast<double>(p_.tokens) * row * (element + (f.d_hidden ? 4.0 : 0.0));
-  const auto rows = static_cast<double>(p_.words.most_rows());
-  return others * rows * row * (element * (gradients ? 2.0 : 1.0) + (f.d_weight ? 4.0 : 0.0));
+  const double gradient = sizeof(float);
+  if (moves == Movement::tokens)
+    return row * static_cast<double>(p_.tokens) * (element + (f.d_hidden ? gradient : 0.0));
+  const bool again = f.d_hidden || f.d_weight || f.d_bias;
+  const auto pieces = static_cast<double>(piece_count(p_.words.most_rows(), size));
+  const double gathered = again ? 2.0 * pieces - 1.0 : pieces;
+  return row * static_cast<double>(size) *
+         (gathered * element + (f.d_weight ? pieces * gradient : 0.0));
 }
 
 void MovementPlans::meet(Way& way, const Agreement& said) const {
   if (!way.wanted) return;
   std::int64_t most = 0;
+  way.size = INT64_MAX;
   for (int r = 0; r < p_.ranks(); ++r) {
-    const std::int64_t of_rank = said.own_of(r, said_as(way.moves, "nanoseconds"));
-    if (of_rank == kImpossible) {
+    const std::int64_t nanoseconds = said.own_of(r, said_as(way.moves, "nanoseconds"));
+    if (nanoseconds == kImpossible) {
       if (way.refusal.empty()) way.refusal = concat("rank ", r, " has no plan");
       way.plan.reset();
     }
-    most = std::max(most, of_rank);
+    most = std::max(most, nanoseconds);
+    way.size = std::min(way.size, said.own_of(r, said_as(way.moves, "size")));
   }
-  way.bytes = bytes_of(way);
+  if (!way.plan) return;
+  way.bytes = bytes_of(way.moves, way.size);
   way.seconds = static_cast<double>(most) * 1e-9 + way.bytes / link_bytes(p_.device);
 }
 
@@ -128,19 +133,16 @@ LossPlan MovementPlans::agreed(const Agreement& said) {
   const bool weights = weights_.plan && (!tokens_.plan || weights_.seconds < tokens_.seconds);
   Way& best = weights ? weights_ : tokens_;
   const std::string why = spread_ ? reasons(best, weights ? tokens_ : weights_) : "";
-  LossPlan plan = taken(best, said);
+  LossPlan plan = taken(best);
   plan.movement = why;
   return plan;
 }
 
-LossPlan MovementPlans::taken(Way& way, const Agreement& said) const {
-  // What is exchanged is as large as the rank with the least of it has it.
-  std::int64_t least = INT64_MAX;
-  for (int r = 0; r < p_.ranks(); ++r)
-    least = std::min(least, said.own_of(r, said_as(way.moves, "size")));
-  if (way.moves == Movement::weights) return with_piece(std::move(*way.plan), least, p_.device);
-  if (spread_) least = std::max<std::int64_t>(least, p_.ranks());
-  return with_chunk(std::move(*way.plan), least, p_.device);
+// What is exchanged is as large as the rank with the least of it has it.
+LossPlan MovementPlans::taken(Way& way) const {
+  if (way.moves == Movement::weights) return with_piece(std::move(*way.plan), way.size, p_.device);
+  const std::int64_t chunk = spread_ ? std::max<std::int64_t>(way.size, p_.ranks()) : way.size;
+  return with_chunk(std::move(*way.plan), chunk, p_.device);
 }
 
 std::string MovementPlans::reasons(const Way& best, const Way& other) const {

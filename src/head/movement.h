@@ -49,14 +49,15 @@ class MovementPlans {
     std::optional<LossPlan> plan = {};  // of this rank
     std::exception_ptr error = {};      // why there is none
     std::string refusal = {};           // the same in words
+    std::int64_t size = 0;              // the least chunk, or piece, of a rank
     double seconds = 0.0;               // of the slowest rank, exchanges included
     double bytes = 0.0;                 // that a rank sends
   };
   void try_plan(Way& way, const Planner& planner) const;
   void meet(Way& way, const Agreement& said) const;
-  LossPlan taken(Way& way, const Agreement& said) const;
+  LossPlan taken(Way& way) const;
   std::string reasons(const Way& taken, const Way& other) const;
-  double bytes_of(const Way& way) const;
+  double bytes_of(Movement moves, std::int64_t size) const;
 
   MovementProblem p_;
   bool spread_;
