@@ -20,6 +20,14 @@
 extern "C" {
 #endif
 
+/* What goes from rank to rank where tokens are spread over the ranks that hold the words. */
+typedef int32_t logitless_movement;
+enum {
+  LOGITLESS_MOVES_PLANNED = 0, /* what is predicted to be faster; logitless_plan_explain says why */
+  LOGITLESS_MOVES_TOKENS = 1,  /* hidden states, and pieces of their gradient */
+  LOGITLESS_MOVES_WEIGHTS = 2  /* rows of weight, a piece at a time, and pieces of d_weight */
+};
+
 /* Of this rank's own words are weight [rows, D], bias [rows], d_weight and d_bias; rows may differ
  * between ranks and be 0. Of the whole vocabulary are targets, class_weight [vocab], vocab_weight
  * [vocab], label smoothing, argmax and everything that is summed over words. */
@@ -32,7 +40,7 @@ typedef struct logitless_sharding {
   /* hidden, targets and everything per token are this rank's own tokens, of any number; else they
    * are the same on all ranks. A mean or sum is the whole one on each rank. */
   int32_t tokens;
-  int32_t reserved; /* 0 */
+  logitless_movement moves; /* the same on all ranks; without tokens 0 */
   /* Groups like this one whose tokens a mean divides by as well; NULL: none. */
   const logitless_communicator* replicas;
 } logitless_sharding;

@@ -39,6 +39,8 @@ struct HeadFeatures {
   bool accumulate = false;        // gradients are added to what the outputs hold
   int word_ranks = 0;             // that the words are spread over; 0: no sharding
   bool tokens_sharded = false;    // over the same ranks
+  // Weights move: the most words of a rank, whose rows are gathered piece by piece. 0: they stay
+  std::int64_t gathered_rows = 0;
 
   bool operator==(const HeadFeatures&) const = default;
 };

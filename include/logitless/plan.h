@@ -105,6 +105,8 @@ class LOGITLESS_API LossPlan {
   // holds nothing else, and the first chunk is as large as the others.
   int weight_ranges = 0;
   std::int64_t first_tokens = 0;
+  // Where weights move: rows of each rank that are gathered at a time; else 0.
+  std::int64_t piece_rows = 0;
   double passes = 0.0;
   double predicted_seconds = 0.0;  // rough on the CPU: a nominal rate of the kernel times the work
   std::size_t memory_budget = 0;   // 0: the default
@@ -117,7 +119,8 @@ class LOGITLESS_API LossPlan {
   std::shared_ptr<const LossPlan> audit;
   std::vector<PlanCandidate> candidates;
   std::shared_ptr<ShardAgreement> agreement;  // with the other ranks; null without sharding
-  std::string note;  // of a workspace larger than the fp32 logits: what else there is
+  std::string note;      // of a workspace larger than the fp32 logits: what else there is
+  std::string movement;  // of spread tokens: what moves between the ranks, and why; lines
 
   // Of words over ranks on a GPU: bytes beside the workspace, of the communicator's own memory
   // (Communicator::exchange_memory), which plans of the group share; 0: exchanges are in the

@@ -10,8 +10,18 @@
 
 namespace logitless {
 
-// What a rank has of the weight. columns, and words gathered for each call, are not served yet.
+// What a rank has of the weight. columns are not served yet.
 enum class WeightSharding : std::uint8_t { words = 0, columns = 1 };
+
+// What goes from rank to rank where tokens are spread over the ranks that hold the words.
+enum class Movement : std::uint8_t {
+  planned = 0,  // what the planner predicts to be faster; LossPlan::explain() says why
+  // Hidden states go to the words, and pieces of their gradient come back: bytes by the tokens.
+  tokens = 1,
+  // Rows of weight go to the tokens, a piece of each rank's at a time, and pieces of d_weight come
+  // back: bytes by the words. exp(z) is not kept, so gradients take 4 passes.
+  weights = 2,
+};
 
 // As it is here: no sharding. With `words`, plans and calls are collective: every rank of it makes
 // the same ones in the same order, and all of them throw where one does, naming the rank.
@@ -43,6 +53,8 @@ struct Sharding {
   // all of them. Loss and gradients are this group's part then. null: none.
   std::shared_ptr<Communicator> replicas = {};
   WeightSharding weight = WeightSharding::words;
+  // With `tokens`, else planned: an InvalidArgument says so. The same on all ranks.
+  Movement moves = Movement::planned;
 };
 
 }  // namespace logitless

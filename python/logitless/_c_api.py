@@ -51,6 +51,11 @@ ACCURACY_FAR_BACKWARD = 1
 ACCURACY_FAR_BOTH = 2
 ACCURACIES = {"exact": 0, "far_backward": 1, "far_both": 2}
 
+MOVES_PLANNED = 0
+MOVES_TOKENS = 1
+MOVES_WEIGHTS = 2
+MOVEMENTS = {"planned": 0, "tokens": 1, "weights": 2}
+
 TraceFunction = CFUNCTYPE(None, c_char_p, c_void_p)
 
 ExchangeFunction = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p)
@@ -235,11 +240,11 @@ class Sharding(Structure):
     # hidden, targets and everything per token are this rank's own tokens, of any number; else they are the same on all
     # ranks. A mean or sum is the whole one on each rank.
     tokens: int
-    reserved: int  # 0
+    moves: int  # the same on all ranks; without tokens 0
     replicas: Any  # Groups like this one whose tokens a mean divides by as well; NULL: none.
     _fields_ = [
         ("struct_size", c_size_t), ("words", c_void_p), ("vocab", c_int64), ("first_word", c_int64),
-        ("word_table", POINTER(Tensor)), ("tokens", c_int32), ("reserved", c_int32), ("replicas", c_void_p),
+        ("word_table", POINTER(Tensor)), ("tokens", c_int32), ("moves", c_int32), ("replicas", c_void_p),
     ]
 
 

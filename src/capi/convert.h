@@ -270,7 +270,8 @@ inline CrossEntropyOptions options_from(const logitless_cross_entropy_options* f
 inline Sharding sharding_from(const logitless_sharding* from) {
   if (from == nullptr) return {};
   const logitless_sharding c = read_struct(from, "sharding");
-  require(c.reserved == 0, "sharding.reserved: expected 0, got ", c.reserved);
+  require(c.moves >= LOGITLESS_MOVES_PLANNED && c.moves <= LOGITLESS_MOVES_WEIGHTS,
+          "sharding.moves: ", c.moves, " is none of LOGITLESS_MOVES_*");
   require(c.words != nullptr, "sharding.words: expected a communicator, got NULL");
   Sharding sharding;
   sharding.words = c.words->communicator;
@@ -278,6 +279,7 @@ inline Sharding sharding_from(const logitless_sharding* from) {
   sharding.first_word = c.first_word;
   sharding.word_table = view_from(c.word_table, "sharding.word_table");
   sharding.tokens = c.tokens != 0;
+  sharding.moves = static_cast<Movement>(c.moves);
   if (c.replicas != nullptr) sharding.replicas = c.replicas->communicator;
   return sharding;
 }

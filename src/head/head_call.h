@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "comm/collective_calls.h"
+#include "head/gathered_words.h"
 #include "head/shard_words.h"
 #include "logitless/context.h"
 #include "logitless/head.h"
@@ -59,7 +60,8 @@ struct ShardOperands {
   CollectiveCalls* replicas = nullptr;  // null: none
   ShardWords words{0};                  // here; may be none, and shape.vocab is 1 then
   bool tokens = false;
-  const ExchangeLane* lane = nullptr;  // on a GPU
+  const ExchangeLane* lane = nullptr;       // on a GPU
+  const GatheredWords* gathered = nullptr;  // null: weights stay. Else shape.vocab is all words
 
   bool sharded() const { return calls != nullptr; }
   int ranks() const { return calls->communicator().size(); }

@@ -14,13 +14,15 @@ struct PlanSizes {
   std::int64_t stored_vocab = 0;
   int weight_ranges = 0;
   std::int64_t first_tokens = 0;
+  std::int64_t piece_rows = 0;
 };
 inline PlanSizes plan_sizes(const LossPlan& plan) {
   return {.chunk_tokens = plan.chunk_tokens,
           .slab_vocab = plan.slab_vocab,
           .stored_vocab = plan.stored_vocab,
           .weight_ranges = plan.weight_ranges,
-          .first_tokens = plan.first_tokens};
+          .first_tokens = plan.first_tokens,
+          .piece_rows = plan.piece_rows};
 }
 
 // Whether a plan is for calls like this one. How d_weight lies in memory matters only where it

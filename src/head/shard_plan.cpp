@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "head/cuda/layout.h"
+#include "head/movement.h"
 #include "head/plan/choose.h"
 #include "kernels/device_stream.h"
 
@@ -48,20 +49,21 @@ void say(const ShardedHead& head, const Sharding& sharding, PlanDigest& digest) 
   digest.same("dtype", name_of(head.shape.dtype));
   say_features(head.features, digest);
   if (head.options) head.options(digest);
+  digest.same("what moves", name_of(sharding.moves));
   digest.same("replicas", sharding.replicas == nullptr ? 0 : sharding.replicas->size());
   sharding.tokens ? digest.own("tokens", head.shape.tokens)
                   : digest.same("tokens", head.shape.tokens);
   digest.words(sharding.vocab, words_of(sharding, head.shape.vocab));
 }
 
-// Tokens of all ranks that one plan has to do with.
-std::int64_t tokens_of_plan(const Sharding& sharding, const HeadShape& shape,
+// Tokens that a rank may bring to a call.
+std::int64_t tokens_of_rank(const Sharding& sharding, const HeadShape& shape,
                             const Agreement& agreed) {
   if (!sharding.tokens) return shape.tokens;
   std::int64_t most = 0;
   const int ranks = sharding.words->size();
   for (int r = 0; r < ranks; ++r) most = std::max(most, agreed.own_of(r, "tokens"));
-  return most * ranks;
+  return most;
 }
 
 std::string_view text_of(DeviceKind device) {
@@ -94,47 +96,6 @@ void refuse_far_field(const PlanRequest& request) {
   if (far) throw Unsupported("sharding: the far field of words on several ranks is not served yet");
 }
 
-// A rank's plan, and the chunks that all ranks go through together, since these are exchanged.
-struct AgreedPlan {
-  LossPlan plan;
-  std::uint64_t digest = 0;
-  std::int64_t chunk = 0;  // the smallest of a rank
-  // Of ranks whose first chunk is larger than the others: weight_ranges, and first_tokens.
-  int ranges = 0;
-  std::int64_t first = 0;
-  bool alike = true;  // false: not all have the first chunk that some have
-};
-AgreedPlan agree_chunks(Communicator& words, std::uint64_t sizes, bool has_words,
-                        const std::function<LossPlan()>& plan) {
-  AgreedPlan out;
-  const Agreement all = agree(words, [&](PlanDigest& digest) {
-    out.plan = plan();
-    const LossPlan& made = out.plan;
-    digest.same("sizes", static_cast<std::int64_t>(sizes));
-    digest.own("words", has_words ? 1 : 0);
-    digest.own("chunk", made.chunk_tokens);
-    digest.own("ranges", made.weight_ranges);
-    digest.own("first", made.weight_ranges > 0 ? made.first_tokens : made.chunk_tokens);
-  });
-  out.digest = all.plan;
-  std::int64_t least_first = 0, most = 0;
-  bool any = false;
-  for (int r = 0; r < words.size(); ++r) {
-    if (all.own_of(r, "words") == 0) continue;  // goes by the others
-    const std::int64_t chunk = all.own_of(r, "chunk"), first = all.own_of(r, "first");
-    out.chunk = any ? std::min(out.chunk, chunk) : chunk;
-    least_first = any ? std::min(least_first, first) : first;
-    most = std::max(most, chunk);
-    out.first = std::max(out.first, first);
-    out.ranges = std::max(out.ranges, static_cast<int>(all.own_of(r, "ranges")));
-    any = true;
-  }
-  // A rank plans its other chunks by its first one.
-  const bool several = out.first < out.plan.shape.tokens;
-  out.alike = out.ranges == 0 || (least_first == out.first && (!several || out.chunk == most));
-  return out;
-}
-
 // Collective: of the group's own memory what chunks exchange, and less workspace. Null: it has
 // none.
 void* take_exchange_memory(Communicator& words, LossPlan& plan) {
@@ -163,35 +124,31 @@ LossPlan plan_words(const Sharding& sharding, const PlanRequest& request,
   const Agreement sizes = agree(words, say_sizes);
 
   HeadShape shape = mine.shape;
-  shape.tokens = tokens_of_plan(sharding, shape, sizes);
   shape.vocab = std::max<std::int64_t>(shape.vocab, 1);  // kernels of a rank without words rest
   shape.whole_vocab = sharding.vocab;
-  AgreedPlan agreed = agree_chunks(words, sizes.plan, mine.shape.vocab > 0,
-                                   [&] { return plan(shape, mine.features); });
-  if (!agreed.alike) {
-    // Without exponentials in d_weight's memory the first chunk is like the others.
-    HeadFeatures features = mine.features;
-    features.d_weight_strided = features.d_weight;
-    agreed = agree_chunks(words, agreed.digest, mine.shape.vocab > 0,
-                          [&] { return plan(shape, features); });
-  }
-  if (sharding.tokens) agreed.chunk = std::max<std::int64_t>(agreed.chunk, words.size());
-  LossPlan made = std::move(agreed.plan);
-  if (mine.shape.vocab == 0 && agreed.ranges > 0) {
-    made.weight_ranges = agreed.ranges;
-    made.first_tokens = agreed.first;
-  }
-  made = with_chunk(std::move(made), agreed.chunk, mine.device);
-  const std::int64_t tokens = sharding.tokens ? shape.tokens / words.size() : shape.tokens;
+  const std::int64_t tokens = tokens_of_rank(sharding, shape, sizes);
+  const GatheredWords of_ranks = gathered_words(sizes.words);
+  MovementPlans plans(sharding,
+                      {shape, mine.features, mine.device, tokens, of_ranks, words.rank()});
+  const auto make = [&](std::uint64_t said_before) {
+    return agree(words, [&](PlanDigest& digest) {
+      digest.same("sizes", static_cast<std::int64_t>(said_before));
+      plans.make(plan, digest);
+    });
+  };
+  Agreement chunks = make(sizes.plan);
+  if (!plans.begin_alike(chunks)) chunks = make(chunks.plan);
+  LossPlan made = plans.agreed(chunks);
   ExchangeLane lane;
   if (mine.device != DeviceKind::cpu) lane.memory = take_exchange_memory(words, made);
-  made.agreement = std::make_shared<ShardAgreement>(
-      ShardAgreement{sharding,
-                     mine.shape.vocab,
-                     tokens,
-                     CollectiveCalls(sharding.words, agreed.digest),
-                     {},
-                     std::move(lane)});
+  made.agreement =
+      std::make_shared<ShardAgreement>(ShardAgreement{sharding,
+                                                      mine.shape.vocab,
+                                                      tokens,
+                                                      CollectiveCalls(sharding.words, chunks.plan),
+                                                      {},
+                                                      of_ranks,
+                                                      std::move(lane)});
   return made;
 }
 
@@ -200,7 +157,7 @@ template <typename Plan>
 LossPlan plan_shape(const HeadShape& shape, const HeadFeatures& features,
                     const PlanRequest& request, DeviceKind device, const Plan& plan) {
   if (!is_sharded(request.sharding)) {
-    require(features.word_ranks == 0 && !features.tokens_sharded,
+    require(features.word_ranks == 0 && !features.tokens_sharded && features.gathered_rows == 0,
             "sharding: the features are of sharded words, and the request has no sharding");
     return plan(shape, features);
   }
@@ -234,6 +191,7 @@ void set_sharding(const Sharding& sharding, HeadFeatures& features) {
   if (!is_sharded(sharding)) return;
   features.word_ranks = sharding.words->size();
   features.tokens_sharded = sharding.tokens;
+  features.gathered_rows = 0;  // the plan says
 }
 
 std::int64_t whole_vocab(const Sharding& sharding, std::int64_t rows) {
@@ -243,6 +201,12 @@ std::int64_t whole_vocab(const Sharding& sharding, std::int64_t rows) {
 void require_sharding(const Sharding& sharding, std::int64_t rows) {
   if (sharding.weight != WeightSharding::words)
     throw Unsupported("sharding: weights spread by columns are not served yet");
+  require(sharding.moves <= Movement::weights,
+          "sharding: moves: ", static_cast<int>(sharding.moves), " is no Movement");
+  require(sharding.tokens || sharding.moves == Movement::planned,
+          "sharding: moves: expected planned "
+          "where all ranks have all tokens, got ",
+          name_of(sharding.moves), "; it is for tokens = true");
   require(sharding.vocab >= 1, "sharding: vocab: expected the words of all ranks, 1 or more, got ",
           sharding.vocab);
   const ConstTensorView& table = sharding.word_table;
@@ -288,6 +252,12 @@ void set_shard(const LossPlan& plan, const Sharding& sharding, HeadCall& call) {
           plan.agreement->tokens, " tokens of a rank, called with ", call.shape.tokens);
   call.shape.vocab = std::max<std::int64_t>(call.shape.vocab, 1);
   call.shape.whole_vocab = sharding.vocab;
+  call.features.gathered_rows = plan.features.gathered_rows;
+  if (call.features.gathered_rows > 0) {
+    call.shape.vocab = sharding.vocab;
+    call.shard.gathered = &plan.agreement->words;
+    return;
+  }
   if (call.context->device().kind == DeviceKind::cpu) return;
   ExchangeLane& lane = plan.agreement->lane;
   call.shard.lane = &lane;
@@ -304,8 +274,8 @@ void require_planned(const ShardAgreement* agreed, const Sharding& sharding) {
   }
   const Sharding& planned = agreed->sharding;
   require(sharding.words == planned.words && sharding.tokens == planned.tokens &&
-              sharding.replicas == planned.replicas && sharding.vocab == planned.vocab &&
-              sharding.first_word == planned.first_word &&
+              sharding.moves == planned.moves && sharding.replicas == planned.replicas &&
+              sharding.vocab == planned.vocab && sharding.first_word == planned.first_word &&
               sharding.word_table.defined() == planned.word_table.defined(),
           "sharding: not the one that the plan was made for");
 }

@@ -7,6 +7,7 @@
 
 #include "comm/collective_calls.h"
 #include "comm/digest.h"
+#include "head/gathered_words.h"
 #include "head/head_call.h"
 #include "logitless/plan.h"
 #include "logitless/sharding.h"
@@ -20,7 +21,8 @@ struct ShardAgreement {
   std::int64_t tokens = 0;  // that a rank may bring to a call
   CollectiveCalls calls;
   std::unique_ptr<CollectiveCalls> replicas;
-  ExchangeLane lane;  // on a GPU: of streams and events at the first call
+  GatheredWords words;  // of all ranks
+  ExchangeLane lane;    // on a GPU: of streams and events at the first call
 };
 
 inline bool is_sharded(const Sharding& sharding) { return sharding.words != nullptr; }

@@ -12,6 +12,9 @@ class ShardWords {
  public:
   // All words, each its own row.
   explicit ShardWords(std::int64_t rows) : rows_(rows) {}
+  // Words [first, first + rows), or those of a table [rows], ascending.
+  ShardWords(std::int64_t first, std::int64_t rows, const std::int32_t* table)
+      : rows_(rows), first_(first), table_(table) {}
   ShardWords(const Sharding& sharding, std::int64_t rows)
       : rows_(rows),
         first_(sharding.first_word),

@@ -67,6 +67,9 @@ struct ChunkSizes {
   // Room for the far field: tile masses, lists of kept tiles; and for its forward.
   bool far = false;
   bool far_forward = false;
+  // Of words gathered from several ranks: the most rows of a call, which is for some of them. 0:
+  // calls are for all words.
+  std::int64_t piece_rows = 0;
 };
 
 struct ChunkCommon {
@@ -138,6 +141,7 @@ struct BackwardChunk : ChunkCommon {
   const float* flat = nullptr;
   const float* coefficient = nullptr;  // [tokens * K]
   bool stored = false;  // forward stored exp(z) of the first sizes.stored_vocab words
+  bool apart = false;   // the last forward was of other tokens: scratch has nothing of these
   HiddenGradientSink d_hidden;
   WeightGradientSink d_weight;
   float* d_bias = nullptr;  // [vocab] fp32 or null: this chunk's sum is added

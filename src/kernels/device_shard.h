@@ -13,6 +13,12 @@ void merge_logits(const float* all, int ranks, std::int64_t slots, float* logits
 // chunk.given_logits.
 void merge_records(const ForwardCall& chunk, const TokenRecord* records, int ranks);
 
+// What the calls of some words each leave of the same tokens, one after another: states [tokens] of
+// all of them from chunk.records, logits [tokens, K] from target_logits' `found`. The first sets
+// both.
+void absorb_records(const ForwardCall& chunk, const float* found, bool first, TokenRecord* states,
+                    float* logits);
+
 // Of a rank without words, in place of a forward: its records, and bad_target.
 void forward_nothing(const ForwardCall& chunk);
 

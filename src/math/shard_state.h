@@ -42,6 +42,23 @@ struct ShardTarget {
   std::int32_t here = 0;  // 1 on the word's rank alone
 };
 
+// Of two parts of the words, on any number of ranks; `sum` tells no more than whether there is any.
+LOGITLESS_HOST_DEVICE inline void merge_into(ShardState& all, const ShardState& part) {
+  if (part.sum != 0.0f) {
+    const float top = all.sum == 0.0f ? part.exponent : fmaxf(all.exponent, part.exponent);
+    const double before = all.sum == 0.0f ? 0.0 : exp2(static_cast<double>(all.exponent) - top);
+    const double factor = exp2(static_cast<double>(part.exponent) - top);
+    all.entropy = all.entropy * before + part.entropy * factor;
+    all.sum = static_cast<float>(all.sum * before + part.sum * factor);
+    all.exponent = top;
+  }
+  all.weighted += part.weighted;
+  if (part.best > all.best || (part.best == all.best && part.word < all.word)) {
+    all.best = part.best;
+    all.word = part.word;
+  }
+}
+
 // Of all words.
 struct MergedState {
   double exponent = 0.0;

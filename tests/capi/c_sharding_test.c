@@ -159,13 +159,21 @@ static void test_refusals(Head* head) {
   sharding.vocab = kVocab + 1;
   REFUSED("word 11 is on no rank");
   sharding.vocab = kVocab;
-  sharding.reserved = 1;
-  REFUSED("sharding.reserved: expected 0, got 1");
-  sharding.reserved = 0;
+  sharding.moves = 3;
+  REFUSED("sharding.moves: 3 is none of LOGITLESS_MOVES_*");
+  sharding.moves = LOGITLESS_MOVES_WEIGHTS;
+  REFUSED("moves: expected planned where all ranks have all tokens, got weights");
+  sharding.moves = LOGITLESS_MOVES_PLANNED;
   sharding.struct_size = 8;
   REFUSED("sharding: struct_size is 8");
   sharding.struct_size = sizeof sharding;
   CHECK(logitless_plan_head_forward(context, NULL, &in, &out, NULL, &plan) == LOGITLESS_OK, "plan");
+  logitless_plan_destroy(plan);
+  sharding.tokens = 1;
+  sharding.moves = LOGITLESS_MOVES_WEIGHTS;
+  CHECK(logitless_plan_head_forward(context, NULL, &in, &out, NULL, &plan) == LOGITLESS_OK, "plan");
+  CHECK(strstr(logitless_plan_explain(plan), "weights move: ") != NULL, "%s",
+        logitless_plan_explain(plan));
   logitless_plan_destroy(plan);
   logitless_communicator_destroy(alone);
   logitless_context_destroy(context);

@@ -121,14 +121,27 @@ std::vector<TokenSplit> token_splits(int ranks, std::int64_t tokens) {
   for (int i = 0; i < tokens; ++i)
     ++uneven.counts[static_cast<std::size_t>(i * i % 7 % ranks)];  // none on some of 8
   one.counts.back() = tokens;
-  return {{"replicated"}, uneven, one};
+  return {{"replicated"},
+          uneven,
+          one,
+          with_weights_moving(uneven),
+          with_weights_moving(one),
+          with_weights_moving(uneven, 37)};
+}
+
+TokenSplit with_weights_moving(TokenSplit tokens, std::int64_t piece_rows) {
+  tokens.name += ", weights move";
+  tokens.moves = Movement::weights;
+  tokens.piece_rows = piece_rows;
+  return tokens;
 }
 
 RankProblem::RankProblem(const HeadProblem& whole, const ShardedRun& run, int rank)
     : part(empty_problem()),
       words(run.words.ranks[static_cast<std::size_t>(rank)]),
       vocab(whole.spec.vocab),
-      spread_tokens(run.tokens.sharded()) {
+      spread_tokens(run.tokens.sharded()),
+      moves(run.tokens.sharded() ? run.tokens.moves : Movement::planned) {
   const HeadSpec& s = whole.spec;
   std::int64_t count = s.tokens;
   if (spread_tokens) {
@@ -164,6 +177,7 @@ Sharding RankProblem::sharding(std::shared_ptr<Communicator> group) const {
     out.first_word = words.empty() ? 0 : words.front();
   }
   out.tokens = spread_tokens;
+  out.moves = moves;
   return out;
 }
 
@@ -212,7 +226,13 @@ HeadAnswer run_rank(const RankProblem& rank, const ShardedRun& sharded,
   out = mirror.out(out);
   a.plan = plan_cross_entropy(options, in, out, request);
   const DeviceKind device = context.device().kind;
-  if (run.chunk_tokens > 0) a.plan = with_chunk(a.plan, run.chunk_tokens, device);
+  // Where weights move a GPU's plans have all tokens in one chunk, and whole blocks of words.
+  const bool gpu = device == DeviceKind::cuda;
+  const bool moving = a.plan.piece_rows > 0;
+  if (run.chunk_tokens > 0 && !(gpu && moving))
+    a.plan = with_chunk(a.plan, run.chunk_tokens, device);
+  if (moving && sharded.tokens.piece_rows > 0)
+    a.plan = with_piece(a.plan, gpu ? 256 : sharded.tokens.piece_rows, device);
   {
     const Workspace workspace(context, a.plan);
     a.statistics = cross_entropy(context, a.plan, options, in, out, workspace);

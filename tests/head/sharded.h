@@ -31,10 +31,15 @@ std::vector<WordSplit> word_splits(int ranks, std::int64_t vocab);
 struct TokenSplit {
   std::string name;
   std::vector<std::int64_t> counts = {};
+  Movement moves = Movement::tokens;  // of sharded ones
+  std::int64_t piece_rows = 0;        // where weights move: of each rank at a time; 0: as planned
   bool sharded() const { return !counts.empty(); }
 };
-// All on all ranks, uneven ones, all on the last rank.
+// All on all ranks, uneven ones, all on the last rank; and these with weights that move, as planned
+// and in pieces of a few rows.
 std::vector<TokenSplit> token_splits(int ranks, std::int64_t tokens);
+// Weights move to these tokens.
+TokenSplit with_weights_moving(TokenSplit tokens, std::int64_t piece_rows = 0);
 
 struct ShardedRun {
   WordSplit words = {};
@@ -57,6 +62,7 @@ struct RankProblem {
   Tensor table;
   std::int64_t vocab = 0, first_token = 0;
   bool spread_tokens = false;
+  Movement moves = Movement::planned;
 };
 
 // Of the kernels under test those that take such a head; each says no by name else.

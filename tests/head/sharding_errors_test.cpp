@@ -71,6 +71,12 @@ ShardedRun spread_run() {
   return {.words = even_words(kRanks, kVocab), .tokens = {"spread", {3, 0, 5}}};
 }
 
+ShardedRun moving_run() {
+  ShardedRun run = spread_run();
+  run.tokens.moves = Movement::weights;
+  return run;
+}
+
 void expect_all(const std::vector<Outcome>& outcomes, const std::string& kind,
                 const std::string& text) {
   for (const Outcome& o : outcomes) {
@@ -91,6 +97,16 @@ TEST(ShardingErrors, WhatIsNotServedIsRefusedByName) {
   expect_all(plan_all(even_run(), [](int, auto&, auto& in,
                                      auto&) { in.sharding.weight = WeightSharding::columns; }),
              "Unsupported", "columns");
+  expect_all(plan_all(even_run(),
+                      [](int, auto&, auto& in, auto&) { in.sharding.moves = Movement::weights; }),
+             "InvalidArgument",
+             "sharding: moves: expected planned where all ranks have all tokens, got weights");
+  expect_all(
+      plan_all(moving_run(), [](int, auto&, auto&, PlanRequest& r) { r.kind = PlanKind::stored; }),
+      "Unsupported", "stored: weights move piece by piece, and no exp(z) is kept");
+  expect_all(
+      plan_all(moving_run(), [](int, auto&, auto&, PlanRequest& r) { r.memory_budget = 1000; }),
+      "InvalidArgument", "memory_budget: 1000 B");
   expect_all(plan_all(even_run(),
                       [](int, auto&, auto&, PlanRequest& r) { r.device.kind = DeviceKind::cuda; }),
              "InvalidArgument",
@@ -118,6 +134,14 @@ TEST(ShardingErrors, RanksThatDifferAreNamed) {
                         if (rank == 1) in.hidden = ConstTensorView();
                       }),
              "InvalidArgument", "rank 1: hidden");
+}
+
+TEST(ShardingErrors, RanksThatDifferInWhatMoves) {
+  expect_all(plan_all(spread_run(),
+                      [](int rank, auto&, CrossEntropyInputs& in, auto&) {
+                        if (rank == 2) in.sharding.moves = Movement::weights;
+                      }),
+             "InvalidArgument", "rank 2: what moves weights, rank 0: tokens");
 }
 
 TEST(ShardingErrors, WordsThatAreNoPartition) {
@@ -223,7 +247,7 @@ TEST(ShardingErrors, ClassWeightsAreGivenWhole) {
 }
 
 TEST(ShardingErrors, ABadTargetIsEverybodysAndTheNextCallGoes) {
-  for (const ShardedRun& run : {even_run(), spread_run()}) {
+  for (const ShardedRun& run : {even_run(), spread_run(), moving_run()}) {
     const HeadProblem good = small_problem();
     std::vector<std::vector<Outcome>> calls(kRanks);
     const std::vector<Outcome> outcomes = run_all(good, run, [&](int rank, RankCall& c) {
@@ -248,13 +272,15 @@ TEST(ShardingErrors, ABadTargetIsEverybodysAndTheNextCallGoes) {
 }
 
 TEST(ShardingErrors, OneRanksMistakeInACall) {
-  expect_all(run_all(small_problem(), even_run(),
-                     [&](int rank, RankCall& c) {
-                       const LossPlan plan = c.plan({c.context.device()});
-                       if (rank == 1) c.out.d_hidden = TensorView();
-                       c.call(plan);
-                     }),
-             "InvalidArgument", "plan: made for other options, inputs or outputs");
+  for (const ShardedRun& run : {even_run(), moving_run()}) {
+    expect_all(run_all(small_problem(), run,
+                       [&](int rank, RankCall& c) {
+                         const LossPlan plan = c.plan({c.context.device()});
+                         if (rank == 1) c.out.d_hidden = TensorView();
+                         c.call(plan);
+                       }),
+               "InvalidArgument", "plan: made for other options, inputs or outputs");
+  }
 }
 
 TEST(ShardingErrors, PlansAndCallsGoTogether) {

@@ -113,9 +113,11 @@ TEST_P(ShardingPrimitive, EqualsThatOfOneRank) {
     const RankProblem whole(problem, {.words = even_words(1, kVocab)}, 0);
     Primitive alone(whole, cotangents);
     alone.run(kernel, whole, {});
-    for (const std::vector<std::int64_t>& counts : {std::vector<std::int64_t>{}, {7, 0, 3}}) {
-      const ShardedRun run{.words = words_at("uneven", {0, 1, 120, kVocab}),
-                           .tokens = {"", counts}};
+    const TokenSplit spread{"spread", {7, 0, 3}};
+    for (const TokenSplit& tokens : {TokenSplit{"the same"}, spread, with_weights_moving(spread)}) {
+      const std::vector<std::int64_t>& counts = tokens.counts;
+      SCOPED_TRACE(tokens.name);
+      const ShardedRun run{.words = words_at("uneven", {0, 1, 120, kVocab}), .tokens = tokens};
       const Ranks group = make_group(kernel, 3);
       std::vector<RankProblem> ranks;
       std::vector<Primitive> made;

@@ -120,11 +120,10 @@ TEST(Sharding, AddsToWhatGradientsHold) {
 }
 
 // Rows of hidden and d_hidden with gaps between them, as [S, B, D] seen as [B, S, D] has.
-TEST(Sharding, StridedHiddenOfSpreadTokens) {
+void expect_strides_are_read(const TokenSplit& tokens) {
   HeadSpec spec{.tokens = 12, .dim = kDim, .vocab = kVocab};
   const HeadProblem problem(spec);
-  RunSpec run;
-  const ShardedRun plain{.words = even_words(2, kVocab), .tokens = {"spread", {6, 6}}, .run = run};
+  const ShardedRun plain{.words = even_words(2, kVocab), .tokens = tokens};
   const HeadAnswer expected = run_sharded(problem, plain);
   std::vector<std::vector<float>> hidden(2), d_hidden(2);
   ShardedRun strided = plain;
@@ -141,7 +140,7 @@ TEST(Sharding, StridedHiddenOfSpreadTokens) {
     out.d_hidden = TensorView(d_hidden[r].data(), DType::f32, shape, strides);
   };
   const HeadAnswer answer = run_sharded(problem, strided);
-  ASSERT_FALSE(HasFailure());
+  ASSERT_FALSE(testing::Test::HasFailure());
   EXPECT_EQ(answer.d_weight.bytes(), expected.d_weight.bytes());
   for (std::size_t r = 0; r < 2; ++r) {
     for (int i = 0; i < 6; ++i) {
@@ -153,6 +152,12 @@ TEST(Sharding, StridedHiddenOfSpreadTokens) {
       }
     }
   }
+}
+
+TEST(Sharding, StridedHiddenOfSpreadTokens) {
+  const TokenSplit spread{"spread", {6, 6}};
+  expect_strides_are_read(spread);
+  expect_strides_are_read(with_weights_moving(spread));
 }
 
 // Two groups of two ranks, each with tokens of its own: the mean is over all tokens.

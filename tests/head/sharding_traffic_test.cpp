@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "head/plan/choose.h"
 #include "head/sharded.h"
 #include "support/mirror.h"
 
@@ -20,7 +21,9 @@ TEST(ShardingRuns, AreTheSameWhateverTheRanksTiming) {
                 .label_smoothing = 0.1f,
                 .z_loss = 0.01f};
   const HeadProblem problem(spec);
-  for (const TokenSplit& tokens : {TokenSplit{"replicated"}, TokenSplit{"spread", {30, 0, 10}}}) {
+  const TokenSplit spread{"spread", {30, 0, 10}};
+  for (const TokenSplit& tokens :
+       {TokenSplit{"replicated"}, spread, with_weights_moving(spread, 150)}) {
     ShardedRun run{.words = words_at("uneven", {0, 1, 300, 700}), .tokens = tokens};
     run.run.extras = true;
     run.run.chunk_tokens = 12;
@@ -70,10 +73,66 @@ TEST(ShardingBytes, AreThoseOfTheFormula) {
   }
 }
 
+// Where weights move: their rows, the last piece of them once and the others twice, and sums of
+// d_weight; of each rank as many rows as the one with most has.
+TEST(ShardingBytes, OfWeightsThatMoveAreThoseOfTheFormula) {
+  constexpr std::int64_t kTokens = 48, kDim = 16, kVocab = 2400;
+  for (const bool gradients : {false, true}) {
+    HeadSpec spec{.tokens = kTokens,
+                  .dim = kDim,
+                  .vocab = kVocab,
+                  .dtype = DType::bf16,
+                  .bias = true,
+                  .reduction = Reduction::sum};
+    const HeadProblem problem(spec);
+    for (const std::int64_t ranks : {2, 4}) {
+      std::atomic<std::int64_t> sent = 0;
+      TokenSplit tokens{
+          "spread", std::vector<std::int64_t>(static_cast<std::size_t>(ranks), kTokens / ranks)};
+      ShardedRun run{.words = even_words(static_cast<int>(ranks), kVocab),
+                     .tokens = with_weights_moving(tokens, 128)};
+      run.sent = &sent;
+      run.run.gradients = gradients;
+      run_sharded(problem, run);
+      ASSERT_FALSE(HasFailure());
+      const std::int64_t pieces = (kVocab / ranks + 127) / 128;
+      const std::int64_t rows = 128 * (kDim * 2 + 4);  // with the bias
+      const std::int64_t sums = 128 * (kDim * 4 + 4);  // with d_bias
+      const std::int64_t of_rank =
+          gradients ? (2 * pieces - 1) * rows + pieces * sums : pieces * rows;
+      // Of each rank its count, its share of the mean and its sums.
+      EXPECT_EQ(sent, ranks * (ranks - 1) * (of_rank + 8 + 8 + 32)) << ranks << " ranks";
+    }
+  }
+}
+
+// Chunks of tokens, and slabs, are a rank's own; pieces and the number of threads are not seen in
+// the bits of lse.
+TEST(ShardingBits, DoNotDependOnPiecesAndChunksOfTokens) {
+  HeadSpec spec{.tokens = 90, .dim = 12, .vocab = 2300, .dtype = DType::bf16, .bias = true};
+  const HeadProblem problem(spec);
+  const TokenSplit spread{"spread", {60, 30}};
+  ShardedRun run{.words = words_at("blocks", {0, 1280, 2300}),
+                 .tokens = with_weights_moving(spread, 1280)};
+  run.run.threads = 1;
+  const HeadAnswer whole = run_sharded(problem, run);
+  run.tokens.piece_rows = 256;
+  const HeadAnswer pieces = run_sharded(problem, run);
+  run.run.chunk_tokens = 17;
+  const HeadAnswer chunks = run_sharded(problem, run);
+  ASSERT_FALSE(HasFailure());
+  for (Tensor HeadAnswer::*field :
+       {&HeadAnswer::loss, &HeadAnswer::lse, &HeadAnswer::log_prob, &HeadAnswer::target_logit}) {
+    EXPECT_EQ((pieces.*field).bytes(), (whole.*field).bytes());
+    EXPECT_EQ((chunks.*field).bytes(), (whole.*field).bytes());
+  }
+}
+
 TEST(ShardingMemory, IsThePlansWorkspace) {
   HeadSpec spec{.tokens = 90, .dim = 16, .vocab = 900, .dtype = DType::bf16};
   const HeadProblem problem(spec);
-  for (const TokenSplit& tokens : {TokenSplit{"replicated"}, TokenSplit{"spread", {60, 30}}}) {
+  const TokenSplit spread{"spread", {60, 30}};
+  for (const TokenSplit& tokens : {TokenSplit{"replicated"}, spread, with_weights_moving(spread)}) {
     ShardedRun run{.words = even_words(2, 900), .tokens = tokens};
     run.after = [](int, const LossPlan& plan, const Context& context) {
       EXPECT_EQ(context.memory().peak_bytes(), plan.workspace_bytes());
@@ -88,21 +147,104 @@ TEST(ShardingMemory, IsThePlansWorkspace) {
 TEST(ShardingMemory, StaysInTheBudget) {
   HeadSpec spec{.tokens = 600, .dim = 16, .vocab = 3000};
   const HeadProblem problem(spec);
-  ShardedRun run{.words = even_words(3, 3000), .tokens = {"spread", {300, 200, 100}}};
-  const auto plan_of = [&](std::size_t budget) {
-    run.run.budget = budget;
-    std::size_t bytes = 0;
-    run.after = [&](int rank, const LossPlan& plan, const Context&) {
-      if (rank == 0) bytes = plan.workspace_bytes();
+  const TokenSplit spread{"spread", {300, 200, 100}};
+  for (const TokenSplit& tokens : {spread, with_weights_moving(spread)}) {
+    ShardedRun run{.words = even_words(3, 3000), .tokens = tokens};
+    const auto plan_of = [&](std::size_t budget) {
+      run.run.budget = budget;
+      std::size_t bytes = 0;
+      run.after = [&](int rank, const LossPlan& plan, const Context& context) {
+        EXPECT_LE(context.memory().peak_bytes(), budget);
+        if (rank == 0) bytes = plan.workspace_bytes();
+      };
+      const HeadAnswer answer = run_sharded(problem, run);
+      if (!testing::Test::HasFailure()) expect_matches_oracle(problem, run.run, answer);
+      return bytes;
+    };
+    const std::size_t plenty = plan_of(1_GiB);
+    const std::size_t little = plan_of(plenty / 2);
+    EXPECT_LE(little, plenty / 2);
+    EXPECT_GT(little, 0u);
+  }
+}
+
+// Never the whole weight, nor the whole d_weight: with the least memory much less than either.
+TEST(ShardingMemory, WeightsThatMoveAreHeldInPieces) {
+  constexpr std::int64_t kVocab = 20000, kDim = 64;
+  const HeadProblem problem({.tokens = 64, .dim = kDim, .vocab = kVocab});
+  const TokenSplit spread{"spread", {32, 32}};
+  ShardedRun run{.words = even_words(2, kVocab), .tokens = with_weights_moving(spread)};
+  run.run.budget = 2_MiB;  // the weight is 4.9 MiB
+  run.after = [](int, const LossPlan& plan, const Context& context) {
+    EXPECT_LE(plan.piece_rows, kVocab / 4);
+    EXPECT_LE(context.memory().peak_bytes(), 2_MiB);
+  };
+  const HeadAnswer answer = run_sharded(problem, run);
+  if (!HasFailure()) expect_matches_oracle(problem, run.run, answer);
+}
+
+// What moves is what takes less time, for all ranks alike, and the plan says why.
+TEST(ShardingMovement, IsPlannedByTokensAndWords) {
+  struct Case {
+    std::int64_t vocab;
+    std::vector<std::int64_t> tokens;
+    Movement moves;
+  };
+  for (const Case& c : {Case{4000, {8, 0}, Movement::tokens}, {40, {4000, 0}, Movement::weights}}) {
+    const HeadProblem problem({.tokens = c.tokens[0] + c.tokens[1], .dim = 32, .vocab = c.vocab});
+    ShardedRun run{.words = even_words(2, c.vocab),
+                   .tokens = {"spread", c.tokens, Movement::planned}};
+    const bool weights = c.moves == Movement::weights;
+    run.after = [&](int, const LossPlan& plan, const Context&) {
+      EXPECT_EQ(plan.piece_rows > 0, weights);
+      const std::string text = plan.explain();
+      EXPECT_NE(text.find(weights ? "  weights move: " : "  tokens move: "), std::string::npos)
+          << text;
+      EXPECT_NE(text.find(weights ? "  not tokens: " : "  not weights: "), std::string::npos)
+          << text;
+      EXPECT_NE(text.find(" from each rank, predicted "), std::string::npos) << text;
     };
     const HeadAnswer answer = run_sharded(problem, run);
-    if (!testing::Test::HasFailure()) expect_matches_oracle(problem, run.run, answer);
-    return bytes;
+    if (!HasFailure()) expect_matches_oracle(problem, run.run, answer);
+  }
+}
+
+// Of Llama 3's head on four ranks with 8192 tokens each: a fraction of the weight's 1002 MiB.
+TEST(ShardingMovement, OfAGpuHoldsPiecesWithinTheBudget) {
+  const HeadShape shape{
+      .tokens = 8192, .dim = 4096, .vocab = 128256, .dtype = DType::bf16, .whole_vocab = 128256};
+  HeadFeatures features{.d_hidden = true, .d_weight = true};
+  features.d_hidden_dtype = features.d_weight_dtype = DType::bf16;
+  features.word_ranks = 4;
+  features.tokens_sharded = true;
+  features.gathered_rows = 32064;
+  PlanRequest request;
+  request.device.kind = DeviceKind::cuda;
+  request.device.compute_capability = 90;
+  std::int64_t last = 1 << 30;
+  for (const std::size_t budget : {2_GiB, 768_MiB, 300_MiB}) {
+    request.memory_budget = budget;
+    const LossPlan plan = plan_alone(shape, features, request);
+    EXPECT_EQ(plan.kind, PlanKind::recompute);
+    EXPECT_LE(plan.workspace_bytes(), budget);
+    EXPECT_EQ(plan.piece_rows % 256, 0);
+    EXPECT_LE(plan.piece_rows, 32064 / 2 + 256);
+    EXPECT_LE(plan.piece_rows, last);
+    last = plan.piece_rows;
+  }
+}
+
+TEST(ShardingMovement, OfAPlanThatOneWayCannotMakeIsTheOther) {
+  const HeadProblem problem({.tokens = 4000, .dim = 32, .vocab = 40});
+  ShardedRun run{.words = even_words(2, 40), .tokens = {"spread", {4000, 0}, Movement::planned}};
+  run.run.plan = PlanKind::dense;
+  run.after = [](int, const LossPlan& plan, const Context&) {
+    EXPECT_EQ(plan.piece_rows, 0);
+    EXPECT_NE(plan.explain().find("not weights: no plan: dense: weights move piece by piece"),
+              std::string::npos)
+        << plan.explain();
   };
-  const std::size_t plenty = plan_of(1_GiB);
-  const std::size_t little = plan_of(plenty / 3);
-  EXPECT_LE(little, plenty / 3);
-  EXPECT_GT(little, 0u);
+  run_sharded(problem, run);
 }
 
 }  // namespace

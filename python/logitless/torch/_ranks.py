@@ -28,6 +28,7 @@ class Words(NamedTuple):
     vocab: int = 0
     first_word: int = 0
     tokens: bool = False  # hidden and everything per token are this rank's own
+    moves: int = c.MOVES_PLANNED  # of such tokens
 
 
 ALL = Words()
@@ -295,7 +296,8 @@ def _resolves(name: str, group: Group) -> bool:
 def struct_of(words: Words, device: torch.device) -> c.Sharding:
     struct = c.new(c.Sharding)
     struct.words = group_of(words.group).of_memory(device).handle
-    struct.vocab, struct.first_word, struct.tokens = words.vocab, words.first_word, int(words.tokens)
+    struct.vocab, struct.first_word = words.vocab, words.first_word
+    struct.tokens, struct.moves = int(words.tokens), words.moves
     return struct
 
 
@@ -338,12 +340,16 @@ class Sharding(NamedTuple):
         tokens: hidden, target and everything per token are this rank's own tokens, of any number (sequence-parallel
             input). Otherwise they are the same on all ranks. Either way a mean or sum is that of all tokens, the same
             on all ranks, and gradients are complete; the upstream gradient has to be the same on all ranks.
+        moves: with ``tokens``, what goes from rank to rank: "tokens" (hidden states, and pieces of their gradient),
+            "weights" (rows of weight, a piece at a time, and pieces of its gradient; 4 passes), or what is predicted to
+            be faster. The same on all ranks.
     """
 
     group: Any
     vocab: Optional[int] = None
     first_word: Optional[int] = None
     tokens: bool = False
+    moves: str = "planned"
 
 
 def words_of(sharding: Any, rows: int) -> Words:
@@ -361,16 +367,21 @@ def words_of(sharding: Any, rows: int) -> Words:
             raise ValueError(f"sharding.{field}: expected a number of words from 0 on, got {value!r}")
     if not isinstance(sharding.tokens, bool):
         raise TypeError(f"sharding.tokens: expected True or False, got {sharding.tokens!r}")
+    if sharding.moves not in c.MOVEMENTS:
+        raise ValueError(f"sharding.moves: expected one of {', '.join(map(repr, c.MOVEMENTS))}, got {sharding.moves!r}")
+    if not sharding.tokens and sharding.moves != "planned":
+        raise ValueError(f"sharding.moves: expected 'planned' where all ranks have all tokens, got {sharding.moves!r}")
+    moves = c.MOVEMENTS[sharding.moves]
     if sharding.vocab is not None:
-        return Words(name, sharding.vocab, sharding.first_word, sharding.tokens)
+        return Words(name, sharding.vocab, sharding.first_word, sharding.tokens, moves)
     if torch.compiler.is_compiling():
         raise ValueError("sharding: expected vocab and first_word under torch.compile, got None")
     group = group_of(name)
     first = sharding.first_word
     if first is not None:
-        return Words(name, max(together(group, lambda: _rows(group, first + rows))), first, sharding.tokens)
+        return Words(name, max(together(group, lambda: _rows(group, first + rows))), first, sharding.tokens, moves)
     counts = together(group, lambda: _rows(group, rows))
-    return Words(name, sum(counts), sum(counts[: group.communicator.rank]), sharding.tokens)
+    return Words(name, sum(counts), sum(counts[: group.communicator.rank]), sharding.tokens, moves)
 
 
 def _rows(group: Group, rows: int) -> list[int]:

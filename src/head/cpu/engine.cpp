@@ -102,6 +102,11 @@ Engine::Engine(const HeadCall& call, const ChosenRows& chosen)
     valid_ = static_cast<std::int64_t>(chosen.rows.size());
     std::copy(chosen.rows.begin(), chosen.rows.end(), at<std::int64_t>(layout_.rows));
   }
+  if (gathered()) {
+    const auto same = [](std::int64_t j) { return j; };
+    omega_ = as_floats(call.in.omega, call.shape.vocab, same, at<float>(layout_.omega));
+    return;
+  }
   const std::int64_t* words = far() ? call.far.order->words().data() : nullptr;
   const auto position = [&](std::int64_t j) { return words != nullptr ? words[j] : j; };
   const auto word = [&](std::int64_t j) { return words != nullptr ? words[j] : words_.word(j); };
@@ -142,6 +147,7 @@ std::int64_t Engine::count_tokens() {
 }
 
 void Engine::run(TokenFunction function) {
+  if (gathered()) return run_gathered(function);
   const bool backward_wanted = plan_.kind != PlanKind::forward;
   const std::int64_t most = count_tokens();
   if (backward_wanted && chosen_.rows.empty()) clear_ignored();
@@ -235,14 +241,14 @@ void Engine::answer_tokens(const ForwardChunk& chunk, const ChunkTokens& tokens,
     TokenAnswer answer{{}, delta};
     function(result, answer);
     if (!backward) continue;
-    if (call_.shard.tokens) {
+    if (exchanges_tokens()) {
       put_answer(t - tokens.own, answer);
     } else {
       set_coefficients(chunk, t, answer.cotangent, delta);
     }
   }
   if (!backward) return;
-  if (call_.shard.tokens) exchange_answers(chunk);
+  if (exchanges_tokens()) exchange_answers(chunk);
   // Kernels read whole panels.
   float* const linear = at<float>(layout_.linear);
   float* const slope = plan_.features.entropy_gradient ? at<float>(layout_.slope) : nullptr;

@@ -118,6 +118,25 @@ class Engine {
   void put_answer(std::int64_t own, const TokenAnswer& answer) const;
   void exchange_answers(const ForwardChunk& chunk) const;
   void exchange_hidden(const ChunkTokens& tokens) const;
+  // Of words gathered from their ranks (gathered_engine.cpp).
+  struct PieceBlock;
+  bool gathered() const { return call_.shard.gathered != nullptr; }
+  bool exchanges_tokens() const { return call_.shard.tokens && !gathered(); }
+  void run_gathered(TokenFunction function);
+  void gather_piece(std::int64_t piece) const;
+  template <typename F>
+  void each_block(std::int64_t piece, const F& function) const;
+  PieceBlock block_of(int rank, std::int64_t piece) const;
+  void set_block(ChunkCommon& chunk, const PieceBlock& block, std::int64_t first,
+                 std::int64_t count) const;
+  void absorb_block(const PieceBlock& block, std::int64_t first, std::int64_t count) const;
+  ForwardChunk all_tokens() const;
+  void finish_states(const ForwardChunk& chunk) const;
+  void backward_block(const PieceBlock& block, std::int64_t first, std::int64_t count,
+                      bool first_block) const;
+  void add_sums(std::int64_t piece) const;
+  ShardState state_of(const ForwardChunk& chunk, std::int64_t token, const ShardWords& words) const;
+  void store_hidden(std::int64_t first, std::int64_t count, const float* sums) const;
   // Of far-field plans (far_engine.cpp).
   bool far() const { return sizes_.far; }
   void start_far();

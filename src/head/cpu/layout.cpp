@@ -1,6 +1,9 @@
 #include "head/cpu/layout.h"
 
+#include <algorithm>
+
 #include "head/far_work.h"
+#include "head/gathered_words.h"
 
 namespace logitless::cpu {
 
@@ -11,7 +14,8 @@ ChunkSizes chunk_sizes(PlanKind kind, const PlanSizes& sizes, int threads) {
           .threads = threads,
           .forward_only = kind == PlanKind::forward,
           .far = is_far(kind),
-          .far_forward = kind == PlanKind::far_both};
+          .far_forward = kind == PlanKind::far_both,
+          .piece_rows = sizes.piece_rows};
 }
 
 ChunkSizes chunk_sizes(const LossPlan& plan) {
@@ -20,12 +24,53 @@ ChunkSizes chunk_sizes(const LossPlan& plan) {
 
 std::size_t weight_sum_bytes(const HeadShape& shape, const HeadFeatures& features,
                              const ChunkSizes& sizes) {
-  const bool apart = !sizes.forward_only && features.d_weight &&
+  const bool apart = !sizes.forward_only && features.d_weight && features.gathered_rows == 0 &&
                      features.d_weight_dtype != DType::f32 && sizes.tokens < shape.tokens;
   if (!apart) return 0;
   const std::int64_t bytes = features.d_weight_dtype == DType::bf16 ? 2 : 4;
   return static_cast<std::size_t>(round_up(shape.vocab * shape.dim * bytes, 64));
 }
+
+namespace {
+
+// Kernels read coefficients by whole panels: room for the largest panel beyond the last token.
+constexpr std::int64_t kPanelRoom = 64;
+
+template <typename Take>
+GatheredLayout gathered_layout(const HeadShape& shape, const HeadFeatures& features,
+                               const ChunkSizes& sizes, const Take& take) {
+  const std::int64_t tokens = sizes.tokens;
+  const bool backward = !sizes.forward_only;
+  const auto floats = [&](bool wanted) { return take(wanted ? (tokens + kPanelRoom) * 4 : 0); };
+  GatheredLayout out;
+  out.states = take(shape.tokens * static_cast<std::int64_t>(sizeof(TokenRecord)));
+  out.places = take(tokens * features.targets_per_token * 4);
+  out.outside = take(backward && features.d_hidden ? tokens * 8 : 0);
+  out.exponent = floats(true);
+  out.sum = floats(true);
+  out.linear = floats(backward);
+  out.slope = floats(backward && features.entropy_gradient);
+  out.flat = floats(backward && features.label_smoothing);
+  out.entropy = take(features.entropy ? tokens * 8 : 0);
+  out.weighted = take(features.label_smoothing ? tokens * 8 : 0);
+  out.argmax = take(features.argmax ? tokens * 4 : 0);
+  out.best = take(features.argmax ? tokens * 4 : 0);
+  out.wide = take(tokens * static_cast<std::int64_t>(sizeof(WideSum)));
+  out.omega = take(features.vocab_weight ? sizes.piece_rows * 4 : 0);
+  const auto ranks = static_cast<std::int64_t>(features.word_ranks);
+  const auto of_piece =
+      static_cast<std::int64_t>(piece_layout(shape, features, sizes.piece_rows, true).bytes);
+  const auto of_sums =
+      static_cast<std::int64_t>(piece_sums(shape, features, sizes.piece_rows).bytes);
+  out.piece = take(ranks * std::max(of_piece, backward ? of_sums : 0));
+  out.received = out.piece;
+  out.sums = take(backward ? ranks * of_sums : 0);
+  const bool apart = backward && features.d_hidden && features.d_hidden_dtype != DType::f32;
+  out.d_hidden = take(apart ? shape.tokens * shape.dim * 4 : 0);
+  return out;
+}
+
+}  // namespace
 
 Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFeatures& features,
                  const ChunkSizes& sizes, std::int64_t audited) {
@@ -36,14 +81,15 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
     top += static_cast<std::size_t>(round_up(bytes, 64));
     return at;
   };
-  const std::int64_t tokens = sizes.tokens;
+  const bool gathered = features.gathered_rows > 0;
+  const std::int64_t tokens = gathered ? shape.tokens : sizes.tokens;
   const std::int64_t slots = tokens * features.targets_per_token;
+  const std::int64_t chunk_slots = sizes.tokens * features.targets_per_token;
+  const std::int64_t words = gathered ? sizes.piece_rows : shape.vocab;  // of a kernel's call
   const bool backward = !sizes.forward_only;
   out.rows = take(shape.tokens * 8);
 
   out.sum = take(tokens * 4);
-  // Kernels read coefficients by whole panels: room for the largest panel beyond the last token.
-  constexpr std::int64_t kPanelRoom = 64;
   out.exponent = take((tokens + kPanelRoom) * 4);
   out.linear = take(backward ? (tokens + kPanelRoom) * 4 : 0);
   out.slope = take(backward && features.entropy_gradient ? (tokens + kPanelRoom) * 4 : 0);
@@ -54,12 +100,12 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
   out.target_logit = take(slots * 4);
   out.coefficient = take(backward ? slots * 4 : 0);
   out.words = take(slots * 4);
-  out.entries = take(slots * static_cast<std::int64_t>(sizeof(SparseEntry)));
-  out.tile_begin = take((ceil_div(shape.vocab, kVocabTile) + 1) * 4);
+  out.entries = take(chunk_slots * static_cast<std::int64_t>(sizeof(SparseEntry)));
+  out.tile_begin = take((ceil_div(words, kVocabTile) + 1) * 4);
   out.delta = take(features.targets_per_token * 8);
-  out.bias = take(features.bias ? shape.vocab * 4 : 0);
+  out.bias = take(features.bias && !gathered ? shape.vocab * 4 : 0);
   out.omega = take(features.vocab_weight ? shape.vocab * 4 : 0);
-  out.d_bias = take(backward && features.d_bias ? shape.vocab * 4 : 0);
+  out.d_bias = take(backward && features.d_bias && !gathered ? shape.vocab * 4 : 0);
   out.d_weight = take(static_cast<std::int64_t>(weight_sum_bytes(shape, features, sizes)));
   if (sizes.far) {
     const std::int64_t tiles = ceil_div(shape.vocab, kVocabTile);
@@ -86,7 +132,10 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
     out.audit.lse = take(audited * 8);
     out.audit.rows = take(2 * audited * 8);
   }
-  if (features.word_ranks > 0) {
+  if (gathered) {
+    out.shard.counts = take(features.word_ranks * 8);
+    out.gathered = gathered_layout(shape, features, sizes, take);
+  } else if (features.word_ranks > 0) {
     const std::int64_t ranks = features.word_ranks;
     const std::int64_t of_rank = ceil_div(tokens, ranks);
     const std::int64_t all = ranks * of_rank;
@@ -109,7 +158,9 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
     out.shard.pieces = take(d_hidden ? all * shape.dim * 4 : 0);
     out.shard.received = take(d_hidden ? all * shape.dim * 4 : 0);
   }
-  out.scratch = take(static_cast<std::int64_t>(kernel.scratch_bytes(shape, features, sizes)));
+  HeadShape call = shape;
+  call.vocab = words;
+  out.scratch = take(static_cast<std::int64_t>(kernel.scratch_bytes(call, features, sizes)));
   out.total = top;
   return out;
 }

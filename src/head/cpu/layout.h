@@ -58,6 +58,23 @@ struct ShardLayout {
   std::size_t pieces = 0;
   std::size_t received = 0;
 };
+// Of words gathered from G ranks, B rows of each at a time. N = tokens of the plan, all of this
+// rank. Layout's arrays of a chunk, but for entries and tile_begin, are of all N tokens then.
+struct GatheredLayout {
+  std::size_t states = 0;   // TokenRecord [N]: of the pieces so far
+  std::size_t places = 0;   // i32 [C K]: rows of a piece, of the targets in it
+  std::size_t outside = 0;  // i64 [C]: 0, 1, 2, ...: rows of sums of d_hidden
+  // Of a chunk and one rank's rows of a piece: outputs of the kernel, then what its backward reads
+  std::size_t exponent = 0, sum = 0, linear = 0, slope = 0, flat = 0;  // f32 [C + panel]
+  std::size_t entropy = 0, weighted = 0;                               // f64 [C]
+  std::size_t argmax = 0, best = 0;                                    // i32 [C], f32 [C]
+  std::size_t wide = 0;                                                // WideSum [C]
+  std::size_t omega = 0;                                               // f32 [B]
+  std::size_t piece = 0;                                               // [G] of PieceLayout
+  std::size_t sums = 0;      // [G] of PieceSums: for all ranks
+  std::size_t received = 0;  // [G] of PieceSums: from all ranks; where the piece was
+  std::size_t d_hidden = 0;  // f32 [N, D]: sums over pieces of a 16-bit d_hidden
+};
 struct Layout {
   std::size_t rows = 0;          // int64 [tokens]: rows of hidden that are not ignored
   std::size_t exponent = 0;      // f32 [C]
@@ -75,13 +92,14 @@ struct Layout {
   std::size_t tile_begin = 0;    // i32 [tiles + 1]
   std::size_t delta = 0;         // f64 [K]
   std::size_t bias = 0;          // f32 [V] with a bias
-  std::size_t omega = 0;         // f32 [V] with class weights
+  std::size_t omega = 0;         // f32 [V] with class weights; by word where words are gathered
   std::size_t d_bias = 0;        // f32 [V] when asked for
   // fp32 [V, D] or its low halves, for a 16-bit d_weight over several chunks
   std::size_t d_weight = 0;
   FarLayout far;
   AuditLayout audit;
   ShardLayout shard;
+  GatheredLayout gathered;
   std::size_t scratch = 0;  // of the kernel
   std::size_t total = 0;
 };

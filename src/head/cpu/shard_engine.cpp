@@ -87,6 +87,22 @@ void Engine::forward_nothing(const ForwardChunk& chunk) const {
   }
 }
 
+// Of one token after the forward of some words.
+ShardState Engine::state_of(const ForwardChunk& chunk, std::int64_t t,
+                            const ShardWords& words) const {
+  ShardState state;
+  state.exponent = chunk.exponent[t];
+  state.sum = chunk.sum[t];
+  if (chunk.entropy_sum != nullptr && state.sum != 0.0f)
+    state.entropy = chunk.entropy_sum[t] * chunk.wide[t].scaled(state.exponent);
+  if (chunk.weighted_sum != nullptr) state.weighted = chunk.weighted_sum[t];
+  if (chunk.argmax != nullptr && words.rows() > 0) {
+    state.best = chunk.best[t];
+    state.word = static_cast<std::int32_t>(words.word(chunk.argmax[t]));
+  }
+  return state;
+}
+
 // The outputs of the forward become those of all words.
 void Engine::exchange_states(const ForwardChunk& chunk) const {
   const std::int64_t count = chunk.tokens;
@@ -106,17 +122,7 @@ void Engine::exchange_states(const ForwardChunk& chunk) const {
   for (std::int64_t t = 0; t < count; ++t) {
     TokenRecord& record = record_of(rank, t);
     record.wide = chunk.wide[t];
-    record.state = ShardState();
-    ShardState& state = record.state;
-    state.exponent = chunk.exponent[t];
-    state.sum = chunk.sum[t];
-    if (chunk.entropy_sum != nullptr && state.sum != 0.0f)
-      state.entropy = chunk.entropy_sum[t] * chunk.wide[t].scaled(state.exponent);
-    if (chunk.weighted_sum != nullptr) state.weighted = chunk.weighted_sum[t];
-    if (chunk.argmax != nullptr && !empty()) {
-      state.best = chunk.best[t];
-      state.word = static_cast<std::int32_t>(words_.word(chunk.argmax[t]));
-    }
+    record.state = state_of(chunk, t, words_);
     for (std::int64_t slot = t * per_token; slot < (t + 1) * per_token; ++slot) {
       const bool here = chunk.targets.words[slot] >= 0;
       target_of(rank, slot) = {here ? chunk.target_logit[slot] : 0.0f, here ? 1 : 0};
@@ -200,16 +206,21 @@ void Engine::exchange_hidden(const ChunkTokens& tokens) const {
   });
   if (!spread) calls.all_gather(sums, pieces, block_bytes);
 
+  store_hidden(tokens.first, spread ? mine : tokens.count, spread ? sums : pieces);
+}
+
+// sums [count, D] of the valid rows from `first` on are rounded to d_hidden.
+void Engine::store_hidden(std::int64_t first, std::int64_t count, const float* sums) const {
+  const std::int64_t dim = call_.shape.dim;
   const TensorView& to = call_.gradients.d_hidden;
   const RowMatrix m = as_rows("d_hidden", to);
-  const float* const rows = spread ? sums : pieces;
-  parallel_for(plan_.threads, spread ? mine : tokens.count, [&](std::int64_t i, int) {
-    const std::int64_t row = valid_rows()[tokens.first + i];
+  parallel_for(plan_.threads, count, [&](std::int64_t i, int) {
+    const std::int64_t row = valid_rows()[first + i];
     for (std::int64_t k = 0; k < dim; ++k) {
       const std::int64_t index = row * m.row_stride + k * m.column_stride;
       const double old =
           call_.features.accumulate ? load_element(to.data(), to.dtype(), index) : 0.0;
-      store_element(to.data(), to.dtype(), index, old + static_cast<double>(rows[i * dim + k]));
+      store_element(to.data(), to.dtype(), index, old + static_cast<double>(sums[i * dim + k]));
     }
   });
 }

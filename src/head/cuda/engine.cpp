@@ -21,7 +21,7 @@ Pointer advance(Pointer data, std::int64_t elements, DType dtype) {
 Engine::Engine(const HeadCall& call, OperandsAlone)
     : call_(call),
       kernel_(find_device_kernel(call.plan->kernel)),
-      features_(call.features),
+      features_(call.shard.gathered != nullptr ? features_of_pieces(call.features) : call.features),
       sizes_(sizes_of(*call.plan)),
       layout_(layout_of(kernel_, call.plan->shape, call.plan->features, sizes_)),
       layout_tokens_(call.plan->shape.tokens),
@@ -51,7 +51,7 @@ void Engine::require_fit() const {
       call_.plan->weight_ranges == 0 || !features_.d_weight_strided,
       "d_weight: expected rows that follow one another, since the plan keeps exp(z) there; plan "
       "from the tensors themselves");
-  require(serves(*call_.plan, features_),
+  require(serves(*call_.plan, call_.features),
           "plan: made for other options, inputs or outputs than this call's; plan again with the "
           "same arguments");
   // The audit's own plan has its part after this one's.
@@ -76,6 +76,7 @@ void Engine::set_operands() {
   all.workspace = base_ + layout_.forward;
   ForwardShape chunk = forward_shape(plan.shape, plan.features);
   chunk.tokens = std::min(sizes_.largest_chunk(), std::max<std::int64_t>(plan.shape.tokens, 1));
+  if (gathered()) chunk.vocab = sizes_.piece;
   forward_bytes_ = kernel_.workspace_bytes(chunk);
   far_.tau = plan.tau;
   all.hidden = in.hidden.data();
@@ -91,6 +92,7 @@ void Engine::set_operands() {
   all.omega = floats_of("omega", in.omega);
   if (!sharded()) return;
   all.whole_vocab = call_.shape.whole_vocab;
+  if (gathered()) return;  // the words of each block are set with it
   all.first_word = call_.shard.words.rows() > 0 ? call_.shard.words.word(0) : 0;
   if (all.omega != nullptr) all.omega += all.first_word;
 }
@@ -119,7 +121,7 @@ void Engine::set_gradients() {
     out.data = view.data();
     out.stride = matrix ? rows_of(name, view).row_stride : view.numel();
     out.dtype = view.dtype();
-    out.add = features_.accumulate;
+    out.add = call_.features.accumulate;
     return out;
   };
   d_hidden_ = output("d_hidden", call_.gradients.d_hidden, true);
@@ -173,6 +175,7 @@ WordRanges Engine::lent_ranges() const {
 
 void Engine::run(const ChunkFunction& tokens) {
   if (kernel_.prepare != nullptr) kernel_.prepare();
+  if (gathered()) return run_gathered(tokens);
   if (sharded()) return run_sharded(tokens);
   const bool gradients = wants_gradients(features_);
   auto* const rows = gradients ? at<RowCoefficients>(layout_.gradients.rows) : nullptr;
@@ -279,7 +282,7 @@ void Engine::backward(const ForwardCall& chunk, bool first_chunk) {
 // Where the block of words that are not kept lies, and how many they are.
 void Engine::set_slab(BlockCall& b) const {
   const LentSlab slab = slab_of(call_.plan->shape, features_, sizes_, b.first_word);
-  b.words = slab.words;
+  b.words = std::min(slab.words, b.chunk.shape.vocab - b.first_word);
   b.chunk.ranges = {};
   if (slab.in_weight) {
     const std::int64_t row = b.first_word + slab.words;
@@ -345,7 +348,8 @@ void Engine::sum_hidden(const ForwardCall& c) {
 // Where products of the chunk's tokens go; what comes first overwrites, unless the call adds.
 GradientOutput Engine::hidden_sums(const ForwardCall& c, bool first) const {
   if (round_hidden_)
-    return {at<std::byte>(layout_.gradients.d_hidden), c.shape.dim, DType::f32, !first};
+    return {at<std::byte>(layout_.gradients.d_hidden), c.shape.dim, DType::f32,
+            !first || adds_hidden_};
   GradientOutput out = d_hidden_;
   out.data = advance(d_hidden_.data, c.first_token * d_hidden_.stride, d_hidden_.dtype);
   out.add = features_.accumulate || !first;
@@ -422,7 +426,8 @@ void Engine::products(const BlockCall& block, bool first_chunk, bool first_slab)
 
 void Engine::sum_bias(const BlockCall& block, bool first_chunk) {
   const ForwardCall& c = block.chunk;
-  float* const sums = at<float>(layout_.gradients.d_bias) + block.first_word;
+  float* const sums =
+      (gathered() ? bias_sums_ : at<float>(layout_.gradients.d_bias)) + block.first_word;
   ColumnSumCall sum;
   sum.dtype = c.shape.dtype;
   sum.rows = c.shape.tokens;

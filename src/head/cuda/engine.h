@@ -122,6 +122,20 @@ class Engine {
   void send_hidden(std::int64_t tokens) const;
   void finish_hidden();
   Stream lane() const { return call_.shard.lane->stream.get(); }
+  // gathered_engine.cpp
+  struct PieceBlock;
+  bool gathered() const { return call_.shard.gathered != nullptr; }
+  void run_gathered(const ChunkFunction& tokens);
+  void gather_bias() const;
+  void gather_piece(std::int64_t piece) const;
+  template <typename F>
+  void each_block(std::int64_t piece, const F& function);
+  PieceBlock block_of(int rank, std::int64_t piece) const;
+  void set_block(ForwardCall& chunk, const PieceBlock& block) const;
+  void forward_block(const PieceBlock& block, bool first) const;
+  void backward_block(const ForwardCall& chunk, const PieceBlock& block);
+  void add_sums(std::int64_t piece, const GradientOutput& d_weight,
+                const GradientOutput& d_bias) const;
   void far_products(const BlockCall& block, const LogitBlock& masses);
   void near_products(const BlockCall& block, bool first_chunk);
   TargetOrder target_order() const;
@@ -137,7 +151,7 @@ class Engine {
 
   const HeadCall& call_;
   const DeviceKernel& kernel_;
-  const HeadFeatures& features_;
+  const HeadFeatures features_;  // of the kernel's calls
   Sizes sizes_;
   Layout layout_;
   const std::int64_t layout_tokens_;  // of the plan
@@ -155,6 +169,9 @@ class Engine {
   // Where sums go: the outputs themselves, or fp32 in the workspace that is rounded in the end.
   bool round_hidden_ = false;
   bool round_weight_ = false;
+  // Of words gathered from other ranks: d_hidden has sums of others already; where d_bias's go.
+  bool adds_hidden_ = false;
+  float* bias_sums_ = nullptr;
 };
 
 }  // namespace logitless::cuda

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "head/far_work.h"
+#include "head/gathered_words.h"
 #include "kernels/cpu_head.h"
 #include "kernels/device_far.h"
 #include "math/shard_state.h"
@@ -96,6 +97,8 @@ ShardLayout take_shard(const HeadShape& shape, const HeadFeatures& f, std::int64
   return shard;
 }
 
+bool exchanges_hidden(const HeadFeatures& f) { return f.word_ranks > 0 && f.gathered_rows == 0; }
+
 // At the end of everything else; d_hidden: of the pieces.
 template <typename Take>
 void take_exchange(const HeadShape& shape, const HeadFeatures& f, std::int64_t chunk,
@@ -106,6 +109,32 @@ void take_exchange(const HeadShape& shape, const HeadFeatures& f, std::int64_t c
     shard.hidden[i] = take(chunk * shape.dim * static_cast<std::int64_t>(size_of(shape.dtype)));
   shard.received = take(whole * shape.dim * 4, f.d_hidden);
   d_hidden = take(whole * shape.dim * 4, f.d_hidden);
+}
+
+template <typename Take>
+GatheredLayout take_gathered(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes,
+                             const Take& take) {
+  const std::int64_t tokens = std::max<std::int64_t>(shape.tokens, 1);
+  const std::int64_t slots = tokens * f.targets_per_token;
+  const std::int64_t ranks = f.word_ranks;
+  const bool backward = wants_gradients(f);
+  HeadFeatures without_bias = f;
+  without_bias.bias = false;
+  const auto of_piece =
+      static_cast<std::int64_t>(piece_layout(shape, without_bias, sizes.piece, false).bytes);
+  const auto of_sums =
+      backward ? static_cast<std::int64_t>(piece_sums(shape, f, sizes.piece).bytes) : 0;
+  GatheredLayout gathered;
+  gathered.records = take(tokens * static_cast<std::int64_t>(sizeof(TokenRecord)));
+  gathered.states = take(tokens * static_cast<std::int64_t>(sizeof(TokenRecord)));
+  gathered.found = take(slots * 4);
+  gathered.logits = take(slots * 4);
+  gathered.no_logits = take(slots * 4);
+  gathered.bias = take(ranks * bias_rows(f) * 4, f.bias);
+  gathered.piece = take(ranks * std::max(of_piece, of_sums));
+  gathered.received = gathered.piece;
+  gathered.sums = take(ranks * of_sums, backward);
+  return gathered;
 }
 
 template <typename Take>
@@ -132,7 +161,8 @@ Sizes sizes_for(PlanKind kind, const PlanSizes& sizes, std::int64_t audited) {
           .first = sizes.first_tokens,
           .far = is_far(kind),
           .both = kind == PlanKind::far_both,
-          .audited = is_far(kind) ? audited : 0};
+          .audited = is_far(kind) ? audited : 0,
+          .piece = sizes.piece_rows};
 }
 
 Sizes sizes_of(const LossPlan& plan) {
@@ -210,8 +240,19 @@ std::int64_t block_bytes(const DeviceKernel& kernel, const HeadShape& shape, con
 
 }  // namespace
 
-Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadFeatures& f,
+HeadFeatures features_of_pieces(HeadFeatures features) {
+  features.d_weight_dtype = DType::f32;
+  features.d_weight_strided = false;
+  features.accumulate = false;
+  return features;
+}
+
+Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadFeatures& features,
                  const Sizes& sizes) {
+  const bool gathered = sizes.piece > 0;
+  const HeadFeatures f = gathered ? features_of_pieces(features) : features;
+  HeadShape shape = whole;
+  if (gathered) shape.vocab = sizes.piece;
   Layout out;
   GradientLayout& gradients = out.gradients;
   const auto take = [&](std::int64_t bytes, bool wanted = true) {
@@ -245,10 +286,16 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadF
     of_kernel = std::max(of_kernel, round_up(products, 256) + many_rows(slots) * shape.dim * 4);
   }
   out.forward = take(of_kernel);
-  if (f.word_ranks > 0) out.shard = take_shard(shape, f, chunk, take);
+  if (gathered) {
+    out.shard.shares = take((kMostRanks + 1) * 8);
+    out.shard.losses = take(f.word_ranks * static_cast<std::int64_t>(sizeof(RankLoss)));
+    out.gathered = take_gathered(shape, f, sizes, take);
+  } else if (f.word_ranks > 0) {
+    out.shard = take_shard(shape, f, chunk, take);
+  }
   const auto end = [&] {
     out.exchange = out.total;
-    if (f.word_ranks > 0) take_exchange(shape, f, chunk, out.shard, gradients.d_hidden, take);
+    if (exchanges_hidden(f)) take_exchange(shape, f, chunk, out.shard, gradients.d_hidden, take);
     return out;
   };
   if (!backward) return end();
@@ -268,7 +315,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadF
   gradients.active = take((padded / kPair + 1) * 4);
   gradients.block = take(block_bytes(kernel, shape, f, sizes));
   gradients.scaled_hidden = take(chunk * shape.dim * element, scales_hidden(kernel, f, sizes));
-  if (f.word_ranks == 0)
+  if (!exchanges_hidden(f))
     gradients.d_hidden = take(chunk * shape.dim * 4, sums_hidden(kernel, shape.vocab, f, sizes));
   gradients.d_weight = take(shape.vocab * shape.dim * 4, sums_weight(kernel, tokens, f, sizes));
   gradients.weight_low =
@@ -290,7 +337,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadF
 }
 
 std::size_t exchange_bytes(const HeadShape& shape, const HeadFeatures& f, std::int64_t chunk) {
-  if (f.word_ranks == 0) return 0;
+  if (!exchanges_hidden(f)) return 0;
   std::size_t total = 0;
   ShardLayout shard;
   std::size_t d_hidden = 0;

@@ -23,6 +23,9 @@ struct Sizes {
   bool far = false;          // words by position, gathered a slab at a time
   bool both = false;         // the forward estimates masses
   std::int64_t audited = 0;  // tokens; their own exact plan's workspace comes after this one's
+  // Where weights move: rows of each rank in a piece, whose words are all that a call of the
+  // kernel has; a chunk has all tokens. 0: they stay
+  std::int64_t piece = 0;
 
   std::int64_t first_chunk() const { return ranges > 0 ? first : chunk; }
   std::int64_t largest_chunk() const { return std::max(first_chunk(), chunk); }
@@ -117,6 +120,24 @@ struct ShardLayout {
   std::size_t losses = 0;       // RankLoss [G]
   std::size_t shares = 0;       // f64 [kMostRanks + 1]
 };
+// Of words gathered from G ranks, with N tokens of this rank.
+struct GatheredLayout {
+  std::size_t records = 0;    // TokenRecord [N]: of one rank's rows of a piece
+  std::size_t states = 0;     // TokenRecord [N]: of all so far
+  std::size_t found = 0;      // f32 [N, K]: logits of the targets there
+  std::size_t logits = 0;     // f32 [N, K]: of all targets
+  std::size_t no_logits = 0;  // f32 [N, K]: NaN, so that exponentials are taken against 1
+  std::size_t bias = 0;       // f32 [G, bias_rows], with a bias
+  std::size_t piece = 0;      // [G] of PieceLayout, without bias and words
+  std::size_t sums = 0;       // [G] of PieceSums: for all ranks
+  std::size_t received = 0;   // [G] of PieceSums: from all ranks; where the piece was
+};
+// Of the rank that has most; at 16 bytes.
+inline std::int64_t bias_rows(const HeadFeatures& f) { return (f.gathered_rows + 3) / 4 * 4; }
+// Of what kernels are called with where weights move: sums of a piece's d_weight are fp32, and made
+// anew.
+HeadFeatures features_of_pieces(HeadFeatures features);
+
 // Of groups that a mean is over.
 inline constexpr int kMostRanks = 4096;
 
@@ -146,6 +167,7 @@ struct Layout {
   EstimateLayout estimates;
   AuditLayout audit;
   ShardLayout shard;
+  GatheredLayout gathered;
   // From here on: what is exchanged of dim numbers a token, hidden, the sums of d_hidden and what
   // is received of them, which may lie in a communicator's memory instead. With words over ranks.
   std::size_t exchange = 0;

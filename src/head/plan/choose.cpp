@@ -219,6 +219,7 @@ class PlanBuilder {
     plan_.stored_vocab = sizes.stored_vocab;
     plan_.weight_ranges = sizes.weight_ranges;
     plan_.first_tokens = sizes.first_tokens;
+    plan_.piece_rows = sizes.piece_rows;
     plan_.passes = winner.passes;
     plan_.predicted_seconds = winner.predicted_seconds;
     LossPlanAccess::set_workspace_bytes(plan_, winner.workspace_bytes);
@@ -399,13 +400,27 @@ LossPlan plan_in_one_chunk(const Context& context, const HeadShape& shape,
   return plan_in_one_chunk(shape, features, for_context(context, request));
 }
 
-LossPlan with_chunk(LossPlan plan, std::int64_t tokens, DeviceKind device) {
-  plan.chunk_tokens = tokens;
+namespace {
+
+// The workspace of a plan whose sizes were set.
+LossPlan with_own_sizes(LossPlan plan, DeviceKind device) {
   if (device == DeviceKind::cpu) return with_threads(std::move(plan), plan.threads);
   const cuda::Layout layout = cuda::layout_of(cuda::find_device_kernel(plan.kernel), plan.shape,
                                               plan.features, cuda::sizes_of(plan));
   LossPlanAccess::set_workspace_bytes(plan, layout.total);
   return plan;
+}
+
+}  // namespace
+
+LossPlan with_chunk(LossPlan plan, std::int64_t tokens, DeviceKind device) {
+  plan.chunk_tokens = tokens;
+  return with_own_sizes(std::move(plan), device);
+}
+
+LossPlan with_piece(LossPlan plan, std::int64_t rows, DeviceKind device) {
+  plan.piece_rows = rows;
+  return with_own_sizes(std::move(plan), device);
 }
 
 LossPlan with_threads(LossPlan plan, int threads) {

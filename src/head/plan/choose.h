@@ -23,6 +23,8 @@ LossPlan plan_in_one_chunk(const Context& context, const HeadShape& shape,
 LossPlan with_threads(LossPlan plan, int threads);
 // The same plan of an exact kind with chunks of so many tokens, and its workspace.
 LossPlan with_chunk(LossPlan plan, std::int64_t tokens, DeviceKind device);
+// And one of weights that move, with pieces of so many rows of each rank.
+LossPlan with_piece(LossPlan plan, std::int64_t rows, DeviceKind device);
 
 // Who may set what a plan's user may not.
 struct LossPlanAccess {

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "head/plan/default_plan.h"
+#include "head/plan/text.h"
 #include "logitless/plan.h"
 
 namespace logitless {
@@ -37,20 +38,6 @@ std::string_view name_of(Accuracy accuracy) {
   return "?";
 }
 
-namespace {
-
-std::string seconds_text(double seconds) {
-  char text[32];
-  if (seconds >= 1.0) {
-    std::snprintf(text, sizeof(text), "%.2f s", seconds);
-  } else {
-    std::snprintf(text, sizeof(text), "%.2f ms", seconds * 1e3);
-  }
-  return text;
-}
-
-}  // namespace
-
 std::string LossPlan::explain() const {
   std::ostringstream out;
   char passes_text[32];
@@ -69,6 +56,8 @@ std::string LossPlan::explain() const {
       out << "  beside the workspace " << format_bytes(exchange_bytes)
           << " of the communicator's memory, which copy engines exchange\n";
   }
+  std::istringstream movements(movement);
+  for (std::string line; std::getline(movements, line);) out << "  " << line << "\n";
   if (default_limit != 0) {
     out << "  no budget was given: the least workspace within "
         << default_slack(features, threads > 0) * 100.0 << " % of the best predicted time below "
@@ -90,6 +79,9 @@ std::string LossPlan::explain() const {
     out << ", exp(z) kept for " << (stored_vocab < shape.vocab ? stored_vocab : shape.vocab)
         << " of " << shape.vocab << " words";
   }
+  if (piece_rows > 0)
+    out << "\n  weights in pieces of " << piece_rows
+        << " rows of each rank, gathered for each call";
   if (weight_ranges > 0 && stored_vocab > 0) {
     out << "\n  d_weight in " << weight_ranges
         << " ranges of words: until it is made, its memory holds exp(z) of all but the last";

@@ -3,6 +3,8 @@
 #include "core/parallel.h"
 #include "head/plan/search_cpu.h"
 #include "head/plan/search_cuda.h"
+#include "head/plan/search_gathered.h"
+#include "head/plan/search_gathered_cuda.h"
 
 namespace logitless {
 
@@ -12,12 +14,16 @@ std::unique_ptr<PlanSearch> make_search(const PlanProblem& problem, const Device
     const cuda::DeviceKernel& kernel = choose_device_kernel(problem, device, &plan.kernel_reasons);
     plan.kernel = kernel.name;
     plan.threads = 0;
+    if (problem.features.gathered_rows > 0)
+      return std::make_unique<GatheredCudaSearch>(problem, kernel);
     return std::make_unique<CudaSearch>(problem, kernel);
   }
   const HeadKernel& kernel =
       choose_head_kernel(device.kernel, problem.shape, problem.features, &plan.kernel_reasons);
   plan.kernel = kernel.name;
   plan.threads = device.threads > 0 ? device.threads : default_threads();
+  if (problem.features.gathered_rows > 0)
+    return std::make_unique<GatheredCpuSearch>(problem, kernel, plan.threads);
   return std::make_unique<CpuSearch>(problem, kernel, plan.threads);
 }
 

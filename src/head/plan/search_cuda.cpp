@@ -144,7 +144,8 @@ void CudaSearch::offer_kept(std::int64_t slab, Offers& offers) const {
 
 bool CudaSearch::lends_weight() const {
   const HeadFeatures& f = p_.features;
-  return kernel_.takes_ranges && f.d_weight && !f.accumulate && !f.d_weight_strided;
+  return kernel_.takes_ranges && f.d_weight && !f.accumulate && !f.d_weight_strided &&
+         f.gathered_rows == 0;
 }
 
 // Chunks are multiples of it: each rank has as many of their tokens where these are spread.

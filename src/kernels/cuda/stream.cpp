@@ -98,6 +98,14 @@ void copy_async(void* to, const void* from, std::size_t bytes, Stream stream) {
   require_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)), "copy");
 }
 
+void copy_rows_async(void* to, const void* from, std::size_t stride, std::size_t row_bytes,
+                     std::size_t rows, Stream stream) {
+  if (rows == 0 || row_bytes == 0) return;
+  require_cuda(cudaMemcpy2DAsync(to, row_bytes, from, stride, row_bytes, rows, cudaMemcpyDefault,
+                                 stream_of(stream)),
+               "copy of rows");
+}
+
 void begin_capture(Stream stream) {
   require_cuda(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal),
                "capture of a graph");

@@ -137,7 +137,9 @@ def plain(rank, ranks):
     hidden, target = hidden.flatten(0, 1), target.flatten(0, 1)
     mine = rows_of(1031, ranks, rank)
     with torch.cuda.stream(torch.cuda.Stream()):
-        for counts in ([0] + [7] * (ranks - 1), [TOKENS] * ranks, None, None):
+        uneven, even = [0] + [7] * (ranks - 1), [TOKENS] * ranks
+        runs = [(counts, moves) for moves in ("tokens", "weights") for counts in (uneven, even)]
+        for counts, moves in (*runs, (None, "planned"), (None, "planned")):
             x, w = (t.clone().requires_grad_() for t in (hidden, weight))
             used = slice(0, sum(counts) if counts else len(hidden))
             whole = linear_cross_entropy(x[used], w, target[used])
@@ -145,7 +147,8 @@ def plain(rank, ranks):
             first = sum(counts[:rank]) if counts else 0
             part = slice(first, first + counts[rank]) if counts else used
             own, rows = hidden[part].clone().requires_grad_(), weight[mine].clone().requires_grad_()
-            loss = linear_cross_entropy(own, rows, target[part], sharding=Sharding(dist.group.WORLD, tokens=bool(counts)))
+            where = Sharding(dist.group.WORLD, tokens=bool(counts), moves=moves)
+            loss = linear_cross_entropy(own, rows, target[part], sharding=where)
             loss.backward()
             everywhere(loss)
             close(loss, whole, counts, 1e-5)

@@ -376,6 +376,7 @@ def plain(rank, ranks):
         dict(sharding=Sharding(group, vocab=61, first_word=first)),
         dict(vocab_parallel_options=SimpleNamespace(start=first, stop=end, group=group, reduce_e_grad=True)),
         dict(sharding=Sharding(group, tokens=True)),
+        dict(sharding=Sharding(group, tokens=True, moves="weights")),
     ):
         tokens = given.get("sharding") is not None and given["sharding"].tokens
         rows, bias_rows = (t[first:end].clone().requires_grad_() for t in (weight, bias))
@@ -462,6 +463,8 @@ def errors(rank, ranks, mesh):
         (dict(sharding=Sharding("tp")), "sharding.group"),
         (dict(sharding=Sharding(group, vocab=9)), "expected first_word"),
         (dict(sharding=Sharding(group, vocab=9.0, first_word=0)), "sharding.vocab"),
+        (dict(sharding=Sharding(group, tokens=True, moves="both")), "sharding.moves: expected one of 'planned', 'tokens', 'weights'"),
+        (dict(sharding=Sharding(group, moves="weights")), "sharding.moves: expected 'planned'"),
         (dict(sharding=Sharding(group, tokens=True), shift=True), "shift"),
         (dict(sharding=Sharding(group, tokens=True), accuracy=True), "accuracy"),
     ):

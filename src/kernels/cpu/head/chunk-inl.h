@@ -240,7 +240,7 @@ void MergeSegments(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory,
 }
 
 template <class Engine>
-void PackAllTokens(const ForwardChunk& chunk, const ChunkMemory<Engine>& memory) {
+void PackAllTokens(const ChunkCommon& chunk, const ChunkMemory<Engine>& memory) {
   parallel_for(chunk.threads, memory.panels, [&](std::int64_t p, int) {
     Engine::PackTokens(chunk.hidden, p * Engine::kPanel,
                        std::min<std::int64_t>(Engine::kPanel, chunk.tokens - p * Engine::kPanel),
@@ -413,6 +413,7 @@ void RunBackward(const BackwardChunk& chunk) {
   const ChunkMemory<Engine> memory(chunk);
   const Layout& layout = memory.layout;
   const bool d_hidden = chunk.d_hidden.data != nullptr;
+  if (chunk.apart) PackAllTokens(chunk, memory);
   PackForBackward(chunk, memory);
 
   const std::int64_t slab_tiles = chunk.sizes.slab_vocab / kVocabTile;

@@ -89,6 +89,21 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__global__ void __launch_bounds__(kThreads)
+    add_records(const ForwardCall c, const float* found, bool first, TokenRecord* states,
+                float* logits) {
+  const std::int64_t row = place();
+  if (row >= c.shape.tokens) return;
+  TokenRecord all;
+  if (!first) all = states[row];
+  all.wide.add(c.records[row].wide);
+  merge_into(all.state, c.records[row].state);
+  states[row] = all;
+  const int per_token = c.shape.targets_per_token;
+  for (std::int64_t slot = row * per_token; slot < (row + 1) * per_token; ++slot)
+    logits[slot] = first ? found[slot] : logits[slot] + found[slot];
+}
+
 __device__ __forceinline__ void note_bad(std::uint64_t* bad_target, std::int64_t position) {
   atomicMin(reinterpret_cast<unsigned long long*>(bad_target),
             static_cast<unsigned long long>(position));
@@ -163,6 +178,14 @@ void merge_records(const ForwardCall& c, const TokenRecord* records, int ranks) 
   write_merged<<<blocks_of(c.shape.tokens), kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(
       c, records, ranks);
   require_cuda(cudaGetLastError(), "merge of the ranks' records");
+}
+
+void absorb_records(const ForwardCall& c, const float* found, bool first, TokenRecord* states,
+                    float* logits) {
+  if (c.shape.tokens == 0) return;
+  add_records<<<blocks_of(c.shape.tokens), kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(
+      c, found, first, states, logits);
+  require_cuda(cudaGetLastError(), "records of more words");
 }
 
 void forward_nothing(const ForwardCall& c) {

@@ -120,6 +120,7 @@ void finish_loss(const LossCall&, const ForwardCall&, const RankLoss*, int) { re
 
 void merge_logits(const float*, int, std::int64_t, float*, Stream) { refuse(); }
 void merge_records(const ForwardCall&, const TokenRecord*, int) { refuse(); }
+void absorb_records(const ForwardCall&, const float*, bool, TokenRecord*, float*) { refuse(); }
 void forward_nothing(const ForwardCall&) { refuse(); }
 void copy_own_tokens(const ForwardCall&, const OwnTokens&) { refuse(); }
 void round_pieces(const float*, int, std::int64_t, std::int64_t, std::int64_t,

@@ -1,0 +1,306 @@
+// Weights move: every rank runs its own tokens against all words, whose rows come to it piece by
+// piece, in the forward and in the backward, last piece first, where the last one is still there.
+// Each rank's rows of a piece are a call of the kernel; what it leaves of the tokens is merged in
+// the order of pieces and ranks. Gradients of the rows go back to their rank, which adds up those
+// of all ranks' tokens.
+#include <algorithm>
+#include <cstring>
+
+#include "core/parallel.h"
+#include "head/cpu/engine.h"
+#include "head/gathered_words.h"
+
+namespace logitless::cpu {
+
+// Rows of one rank in a piece.
+struct Engine::PieceBlock {
+  int rank = 0;
+  ShardWords words{0};
+  const std::byte* rows = nullptr;  // [words, D]
+  const float* bias = nullptr;
+  const float* omega = nullptr;
+};
+
+void Engine::gather_piece(std::int64_t piece) const {
+  const ShardOperands& shard = call_.shard;
+  const PieceLayout layout =
+      piece_layout(call_.shape, plan_.features, plan_.piece_rows, shard.gathered->tables);
+  const PieceRows own = rows_in_piece(piece, plan_.piece_rows, words_.rows());
+  auto* const all = at<std::byte>(layout_.gathered.piece);
+  std::byte* const mine = all + static_cast<std::size_t>(shard.rank()) * layout.bytes;
+  const std::size_t element = size_of(call_.shape.dtype);
+  const std::int64_t dim = call_.shape.dim;
+  const ConstTensorView& weight = call_.in.weight;
+  const auto* const from = static_cast<const std::byte*>(weight.data());
+  const auto offset = [&](std::int64_t elements) {
+    return elements * static_cast<std::int64_t>(element);
+  };
+  parallel_for(plan_.threads, own.count, [&](std::int64_t i, int) {
+    std::byte* const to = mine + offset(i * dim);
+    const std::byte* const row = from + offset((own.first + i) * weight.stride(0));
+    if (weight.stride(1) == 1) {
+      std::memcpy(to, row, static_cast<std::size_t>(offset(dim)));
+      return;
+    }
+    for (std::int64_t k = 0; k < dim; ++k)
+      std::memcpy(to + offset(k), row + offset(k * weight.stride(1)), element);
+  });
+  if (plan_.features.bias) {
+    const ConstTensorView& bias = call_.in.bias;
+    auto* const to = reinterpret_cast<float*>(mine + layout.bias);
+    for (std::int64_t i = 0; i < own.count; ++i) {
+      to[i] = static_cast<float>(
+          load_element(bias.data(), bias.dtype(), (own.first + i) * bias.stride(0)));
+    }
+  }
+  if (shard.gathered->tables) {
+    auto* const to = reinterpret_cast<std::int32_t*>(mine + layout.words);
+    for (std::int64_t i = 0; i < own.count; ++i)
+      to[i] = static_cast<std::int32_t>(words_.word(own.first + i));
+  }
+  shard.calls->all_gather(mine, all, layout.bytes);
+}
+
+// function(block) for the ranks that have rows in the piece, in their order.
+template <typename F>
+void Engine::each_block(std::int64_t piece, const F& function) const {
+  for (int r = 0; r < call_.shard.ranks(); ++r) {
+    const PieceBlock block = block_of(r, piece);
+    if (block.words.rows() > 0) function(block);
+  }
+}
+
+Engine::PieceBlock Engine::block_of(int rank, std::int64_t piece) const {
+  const GatheredWords& all = *call_.shard.gathered;
+  const GatheredWords::Of& of_rank = all.ranks[static_cast<std::size_t>(rank)];
+  const PieceLayout layout =
+      piece_layout(call_.shape, plan_.features, plan_.piece_rows, all.tables);
+  const PieceRows rows = rows_in_piece(piece, plan_.piece_rows, of_rank.rows);
+  const std::byte* const data =
+      at<std::byte>(layout_.gathered.piece) + static_cast<std::size_t>(rank) * layout.bytes;
+  const auto* const table =
+      all.tables ? reinterpret_cast<const std::int32_t*>(data + layout.words) : nullptr;
+  PieceBlock block{.rank = rank,
+                   .words = ShardWords(of_rank.first + rows.first, rows.count, table),
+                   .rows = data};
+  if (plan_.features.bias) block.bias = reinterpret_cast<const float*>(data + layout.bias);
+  if (omega_ == nullptr || rows.count == 0) return block;
+  block.omega = omega_ + block.words.word(0);
+  if (table == nullptr) return block;
+  auto* const omega = at<float>(layout_.gathered.omega);
+  for (std::int64_t i = 0; i < rows.count; ++i) omega[i] = omega_[table[i]];
+  block.omega = omega;
+  return block;
+}
+
+// Of the valid tokens [first, first + count).
+void Engine::set_block(ChunkCommon& chunk, const PieceBlock& block, std::int64_t first,
+                       std::int64_t count) const {
+  const int per_token = plan_.features.targets_per_token;
+  const RowMatrix hidden = as_rows("hidden", call_.in.hidden);
+  chunk.shape = plan_.shape;
+  chunk.shape.vocab = block.words.rows();
+  chunk.features = &plan_.features;
+  chunk.sizes = sizes_;
+  chunk.tokens = count;
+  chunk.threads = plan_.threads;
+  chunk.hidden = {call_.in.hidden.data(), call_.shape.dtype, hidden.row_stride,
+                  hidden.column_stride, valid_rows() + first};
+  chunk.weight = {block.rows, call_.shape.dtype, call_.shape.dim, 1, nullptr};
+  chunk.bias = block.bias;
+  chunk.omega = block.omega;
+  auto* const places = at<std::int32_t>(layout_.gathered.places);
+  auto* const entries = at<SparseEntry>(layout_.entries);
+  auto* const tile_begin = at<std::int32_t>(layout_.tile_begin);
+  sort_targets({at<std::int32_t>(layout_.words) + first * per_token, places, entries, tile_begin},
+               count, per_token, chunk.shape.vocab, WordPlaces(block.words));
+  chunk.targets = {entries, tile_begin, places};
+  chunk.scratch = at<std::byte>(layout_.scratch);
+}
+
+// The forward of a block's words, and what it says of the tokens into their states.
+void Engine::absorb_block(const PieceBlock& block, std::int64_t first, std::int64_t count) const {
+  const GatheredLayout& layout = layout_.gathered;
+  ForwardChunk chunk;
+  set_block(chunk, block, first, count);
+  chunk.exponent = at<float>(layout.exponent);
+  chunk.sum = at<float>(layout.sum);
+  chunk.target_logit = at<float>(layout_.target_logit) + first * plan_.features.targets_per_token;
+  if (plan_.features.entropy) chunk.entropy_sum = at<double>(layout.entropy);
+  if (plan_.features.label_smoothing) chunk.weighted_sum = at<double>(layout.weighted);
+  if (plan_.features.argmax) {
+    chunk.argmax = at<std::int32_t>(layout.argmax);
+    chunk.best = at<float>(layout.best);
+  }
+  chunk.wide = at<WideSum>(layout.wide);
+  kernel_.forward(chunk);
+  auto* const states = at<TokenRecord>(layout.states) + first;
+  for (std::int64_t t = 0; t < count; ++t) {
+    states[t].wide.add(chunk.wide[t]);
+    merge_into(states[t].state, state_of(chunk, t, block.words));
+  }
+}
+
+// All tokens as one chunk, whose words are all words.
+ForwardChunk Engine::all_tokens() const {
+  ForwardChunk chunk;
+  chunk.shape = plan_.shape;
+  chunk.features = &plan_.features;
+  chunk.tokens = valid_;
+  chunk.targets.words = at<std::int32_t>(layout_.words);
+  chunk.exponent = at<float>(layout_.exponent);
+  chunk.sum = at<float>(layout_.sum);
+  chunk.target_logit = at<float>(layout_.target_logit);
+  if (plan_.features.entropy) chunk.entropy_sum = at<double>(layout_.entropy);
+  if (plan_.features.label_smoothing) chunk.weighted_sum = at<double>(layout_.weighted);
+  if (plan_.features.argmax) chunk.argmax = at<std::int32_t>(layout_.argmax);
+  return chunk;
+}
+
+void Engine::finish_states(const ForwardChunk& chunk) const {
+  const auto* const states = at<TokenRecord>(layout_.gathered.states);
+  for (std::int64_t t = 0; t < chunk.tokens; ++t) {
+    const ShardState& state = states[t].state;
+    const double sum = states[t].wide.scaled(state.exponent);
+    chunk.exponent[t] = state.exponent;
+    chunk.sum[t] = static_cast<float>(sum);
+    if (chunk.entropy_sum != nullptr) chunk.entropy_sum[t] = state.entropy / sum;
+    if (chunk.weighted_sum != nullptr) chunk.weighted_sum[t] = state.weighted;
+    if (chunk.argmax != nullptr) chunk.argmax[t] = state.word;
+  }
+}
+
+// d_hidden, d_weight and d_bias of the valid tokens [first, first + count) and a block's words.
+void Engine::backward_block(const PieceBlock& block, std::int64_t first, std::int64_t count,
+                            bool first_block) const {
+  const HeadFeatures& features = plan_.features;
+  const GatheredLayout& layout = layout_.gathered;
+  BackwardChunk chunk;
+  set_block(chunk, block, first, count);
+  // Kernels read whole panels: what follows the last token is 0.
+  const std::int64_t end = std::min(round_up(count, 64), sizes_.tokens) + 64;
+  const auto part = [&](std::size_t to, std::size_t from) {
+    float* const values = at<float>(to);
+    std::copy_n(at<float>(from) + first, count, values);
+    std::fill(values + count, values + end, 0.0f);
+    return values;
+  };
+  chunk.exponent = part(layout.exponent, layout_.exponent);
+  chunk.linear = part(layout.linear, layout_.linear);
+  if (features.entropy_gradient) chunk.slope = part(layout.slope, layout_.slope);
+  if (features.label_smoothing) chunk.flat = part(layout.flat, layout_.flat);
+  chunk.coefficient = at<float>(layout_.coefficient) + first * features.targets_per_token;
+  chunk.apart = true;
+
+  const std::int64_t dim = call_.shape.dim;
+  const TensorView& d_hidden = call_.gradients.d_hidden;
+  if (features.d_hidden && d_hidden.dtype() == DType::f32) {
+    const RowMatrix m = as_rows("d_hidden", d_hidden);
+    chunk.d_hidden = {d_hidden.data(), valid_rows() + first, DType::f32,
+                      m.row_stride,    m.column_stride,      features.accumulate || !first_block};
+  } else if (features.d_hidden) {
+    chunk.d_hidden = {at<float>(layout.d_hidden) + first * dim,
+                      at<std::int64_t>(layout.outside),
+                      DType::f32,
+                      dim,
+                      1,
+                      !first_block};
+  }
+  const PieceSums sums = piece_sums(call_.shape, features, plan_.piece_rows);
+  std::byte* const to =
+      at<std::byte>(layout.sums) + static_cast<std::size_t>(block.rank) * sums.bytes;
+  if (features.d_weight) {
+    WeightGradientSink& sink = chunk.d_weight;
+    sink.data = to;
+    sink.row_stride = dim;
+    sink.first_chunk = first == 0;
+    sink.last_chunk = first + count == valid_;
+  }
+  if (features.d_bias) {
+    chunk.d_bias = reinterpret_cast<float*>(to + sums.d_bias);
+    if (first == 0) std::fill_n(chunk.d_bias, block.words.rows(), 0.0f);
+  }
+  kernel_.backward(chunk);
+}
+
+// The sums of a piece go to the ranks of its rows, which add those of all ranks in their order and
+// in fp32, and round once.
+void Engine::add_sums(std::int64_t piece) const {
+  const PieceSums layout = piece_sums(call_.shape, plan_.features, plan_.piece_rows);
+  if (layout.bytes == 0) return;
+  const ShardOperands& shard = call_.shard;
+  const int ranks = shard.ranks();
+  auto* const sums = at<std::byte>(layout_.gathered.sums);
+  auto* const received = at<std::byte>(layout_.gathered.received);
+  if (valid_ == 0) std::memset(sums, 0, static_cast<std::size_t>(ranks) * layout.bytes);
+  shard.calls->all_to_all(sums, received, layout.bytes);
+  const auto add = [&](const TensorView& to, std::int64_t index, std::size_t offset) {
+    float sum = 0.0f;
+    for (int r = 0; r < ranks; ++r) {
+      float of_rank;
+      std::memcpy(&of_rank, received + static_cast<std::size_t>(r) * layout.bytes + offset,
+                  sizeof(of_rank));
+      sum = r == 0 ? of_rank : sum + of_rank;
+    }
+    const double old = plan_.features.accumulate ? load_element(to.data(), to.dtype(), index) : 0.0;
+    store_element(to.data(), to.dtype(), index, old + static_cast<double>(sum));
+  };
+  const PieceRows own = rows_in_piece(piece, plan_.piece_rows, words_.rows());
+  const std::int64_t dim = call_.shape.dim;
+  const TensorView& d_weight = call_.gradients.d_weight;
+  const TensorView& d_bias = call_.gradients.d_bias;
+  parallel_for(plan_.threads, own.count, [&](std::int64_t i, int) {
+    const std::int64_t row = own.first + i;
+    for (std::int64_t k = 0; k < dim && plan_.features.d_weight; ++k) {
+      add(d_weight, row * d_weight.stride(0) + k * d_weight.stride(1),
+          static_cast<std::size_t>(i * dim + k) * sizeof(float));
+    }
+    if (plan_.features.d_bias)
+      add(d_bias, row * d_bias.stride(0),
+          layout.d_bias + static_cast<std::size_t>(i) * sizeof(float));
+  });
+}
+
+void Engine::run_gathered(TokenFunction function) {
+  count_tokens();
+  const bool backward_wanted = plan_.kind != PlanKind::forward;
+  if (backward_wanted) clear_ignored();
+  read_targets(targets_, valid_rows(), valid_, at<std::int32_t>(layout_.words));
+  std::fill_n(at<TokenRecord>(layout_.gathered.states), valid_, TokenRecord());
+  const std::int64_t pieces = piece_count(plan_.features.gathered_rows, plan_.piece_rows);
+  const auto each_chunk = [&](const auto& body) {
+    for (std::int64_t first = 0; first < valid_; first += sizes_.tokens)
+      body(first, std::min(sizes_.tokens, valid_ - first));
+  };
+  for (std::int64_t piece = 0; piece < pieces; ++piece) {
+    gather_piece(piece);
+    each_block(piece, [&](const PieceBlock& block) {
+      each_chunk(
+          [&](std::int64_t first, std::int64_t count) { absorb_block(block, first, count); });
+    });
+  }
+  const ForwardChunk chunk = all_tokens();
+  finish_states(chunk);
+  answer_tokens(chunk, {.count = valid_, .own_count = valid_}, backward_wanted, function);
+  if (!backward_wanted) return;
+
+  if (plan_.features.d_hidden) {
+    auto* const outside = at<std::int64_t>(layout_.gathered.outside);
+    for (std::int64_t t = 0; t < sizes_.tokens; ++t) outside[t] = t;
+  }
+  bool first_block = true;
+  for (std::int64_t piece = pieces - 1; piece >= 0; --piece) {
+    if (piece + 1 < pieces) gather_piece(piece);
+    each_block(piece, [&](const PieceBlock& block) {
+      each_chunk([&](std::int64_t first, std::int64_t count) {
+        backward_block(block, first, count, first_block);
+      });
+      first_block = false;
+    });
+    add_sums(piece);
+  }
+  if (plan_.features.d_hidden && plan_.features.d_hidden_dtype != DType::f32)
+    store_hidden(0, valid_, at<float>(layout_.gathered.d_hidden));
+}
+
+}  // namespace logitless::cpu

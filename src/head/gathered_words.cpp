@@ -1,0 +1,57 @@
+#include "head/gathered_words.h"
+
+#include "kernels/cpu_head.h"
+
+namespace logitless {
+namespace {
+
+constexpr std::int64_t kRowBlock = 256;  // sums of lse are the same for whole ones
+
+std::size_t aligned(std::int64_t bytes) { return static_cast<std::size_t>(round_up(bytes, 64)); }
+
+}  // namespace
+
+std::int64_t GatheredWords::most_rows() const {
+  std::int64_t most = 1;
+  for (const Of& rank : ranks) most = std::max(most, rank.rows);
+  return most;
+}
+
+GatheredWords gathered_words(const std::vector<std::vector<WordRun>>& words_of_ranks) {
+  GatheredWords out;
+  for (const std::vector<WordRun>& runs : words_of_ranks) {
+    GatheredWords::Of& rank = out.ranks.emplace_back();
+    if (!runs.empty()) rank.first = runs.front().first;
+    for (const WordRun& run : runs) rank.rows += run.end - run.first;
+    out.tables = out.tables || runs.size() > 1;
+  }
+  return out;
+}
+
+PieceLayout piece_layout(const HeadShape& shape, const HeadFeatures& features,
+                         std::int64_t piece_rows, bool tables) {
+  PieceLayout out;
+  out.bias = aligned(piece_rows * shape.dim * static_cast<std::int64_t>(size_of(shape.dtype)));
+  out.words = out.bias + (features.bias ? aligned(piece_rows * 4) : 0);
+  out.bytes = out.words + (tables ? aligned(piece_rows * 4) : 0);
+  return out;
+}
+
+PieceSums piece_sums(const HeadShape& shape, const HeadFeatures& features,
+                     std::int64_t piece_rows) {
+  PieceSums out;
+  out.d_bias = features.d_weight ? aligned(piece_rows * shape.dim * 4) : 0;
+  out.bytes = out.d_bias + (features.d_bias ? aligned(piece_rows * 4) : 0);
+  return out;
+}
+
+std::vector<std::int64_t> piece_sizes(std::int64_t most_rows) {
+  if (most_rows <= kRowBlock) return {most_rows};
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t count = 2;; count *= 2) {
+    sizes.push_back(round_up(ceil_div(most_rows, count), kRowBlock));
+    if (sizes.back() == kRowBlock) return sizes;
+  }
+}
+
+}  // namespace logitless

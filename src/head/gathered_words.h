@@ -1,0 +1,61 @@
+// Words whose rows travel to the tokens of other ranks: a piece holds some rows of each rank, and
+// all ranks go through the same pieces.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "comm/digest.h"
+#include "head/plan_sizes.h"
+#include "logitless/head_shape.h"
+
+namespace logitless {
+
+// What all ranks know of one another's words.
+struct GatheredWords {
+  struct Of {
+    std::int64_t first = 0;  // word of row 0, where words follow one another
+    std::int64_t rows = 0;
+  };
+  std::vector<Of> ranks;
+  bool tables = false;  // of some rank they do not: words travel with their rows
+
+  std::int64_t most_rows() const;
+};
+GatheredWords gathered_words(const std::vector<std::vector<WordRun>>& words_of_ranks);
+
+// Rows of a rank in a piece: [first, first + count) of its own.
+struct PieceRows {
+  std::int64_t first = 0, count = 0;
+};
+inline std::int64_t piece_count(std::int64_t most_rows, std::int64_t piece_rows) {
+  return (most_rows + piece_rows - 1) / piece_rows;
+}
+inline PieceRows rows_in_piece(std::int64_t piece, std::int64_t piece_rows, std::int64_t rows) {
+  const std::int64_t first = piece * piece_rows;
+  return {first, std::clamp<std::int64_t>(rows - first, 0, piece_rows)};
+}
+
+// What one rank gives to a piece of B rows: [B, D] of the weight, then the rest, each part on a
+// multiple of 64 bytes.
+struct PieceLayout {
+  std::size_t bias = 0;   // f32 [B], with a bias
+  std::size_t words = 0;  // i32 [B], with tables
+  std::size_t bytes = 0;
+};
+PieceLayout piece_layout(const HeadShape& shape, const HeadFeatures& features,
+                         std::int64_t piece_rows, bool tables);
+// And what one rank gets of a piece from another: f32 [B, D] of d_weight, then f32 [B] of d_bias.
+struct PieceSums {
+  std::size_t d_bias = 0;
+  std::size_t bytes = 0;  // 0: neither is wanted
+};
+PieceSums piece_sums(const HeadShape& shape, const HeadFeatures& features, std::int64_t piece_rows);
+
+// The sizes of pieces worth a thought, the largest first: whole blocks of 256 rows, half of a
+// rank's at most; all of them where they are no more than such a block.
+std::vector<std::int64_t> piece_sizes(std::int64_t most_rows);
+
+}  // namespace logitless

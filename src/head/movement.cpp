@@ -1,0 +1,195 @@
+#include "head/movement.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/check.h"
+#include "head/plan/choose.h"
+#include "head/plan/text.h"
+
+namespace logitless {
+namespace {
+
+// What a rank sends in a second: between H200s of one host through NCCL's kernels
+// (docs/distributed.md), and between processes of one host by way of its memory, about.
+double link_bytes(DeviceKind device) { return device == DeviceKind::cpu ? 2e9 : 225e9; }
+
+constexpr std::int64_t kImpossible = -1;
+
+std::string said_as(Movement moves, std::string_view what) {
+  return concat(what, " where ", name_of(moves), " move");
+}
+
+std::string cost_text(double bytes, double seconds) {
+  return concat(format_bytes(static_cast<std::size_t>(bytes)), " from each rank, predicted ",
+                seconds_text(seconds), " with them");
+}
+
+}  // namespace
+
+std::string_view name_of(Movement moves) {
+  switch (moves) {
+    case Movement::planned:
+      return "planned";
+    case Movement::tokens:
+      return "tokens";
+    case Movement::weights:
+      return "weights";
+  }
+  return "?";
+}
+
+MovementPlans::MovementPlans(const Sharding& sharding, MovementProblem problem)
+    : p_(std::move(problem)),
+      spread_(sharding.tokens),
+      planned_(sharding.tokens && sharding.moves == Movement::planned) {
+  tokens_.wanted = planned_ || sharding.moves != Movement::weights;
+  weights_.wanted = planned_ || sharding.moves == Movement::weights;
+  if (!spread_) weights_.wanted = false;
+}
+
+void MovementPlans::try_plan(Way& way, const Planner& planner) const {
+  if (!way.wanted) return;
+  way.plan.reset();
+  HeadShape shape = p_.shape;
+  HeadFeatures features = p_.features;
+  if (way.moves == Movement::weights) {
+    shape.tokens = p_.tokens;
+    shape.vocab = shape.whole_vocab;
+    features.gathered_rows = p_.words.most_rows();
+  } else {
+    shape.tokens = spread_ ? p_.tokens * p_.ranks() : p_.tokens;
+    if (!lends_) features.d_weight_strided = features.d_weight;
+  }
+  if (!planned_) {
+    way.plan = planner(shape, features);
+    return;
+  }
+  const auto refuse = [&](const std::exception& error) {
+    way.error = std::current_exception();
+    way.refusal = error.what();
+  };
+  try {
+    way.plan = planner(shape, features);
+  } catch (const InvalidArgument& error) {
+    refuse(error);
+  } catch (const Unsupported& error) {
+    refuse(error);
+  }
+}
+
+void MovementPlans::make(const Planner& planner, PlanDigest& digest) {
+  try_plan(tokens_, planner);
+  try_plan(weights_, planner);
+  if (!tokens_.plan && !weights_.plan) std::rethrow_exception(tokens_.error);
+  for (const Way* way : {&tokens_, &weights_}) {
+    if (!way->wanted) continue;
+    digest.own(said_as(way->moves, "size"), !way->plan ? 0
+                                            : way->moves == Movement::weights
+                                                ? way->plan->piece_rows
+                                                : way->plan->chunk_tokens);
+    digest.own(said_as(way->moves, "nanoseconds"),
+               way->plan ? std::llround(way->plan->predicted_seconds * 1e9) : kImpossible);
+  }
+  const LossPlan none;
+  const LossPlan& plan = tokens_.plan ? *tokens_.plan : none;
+  digest.own("weight ranges", plan.weight_ranges);
+  digest.own("first tokens", plan.weight_ranges > 0 ? plan.first_tokens : plan.chunk_tokens);
+}
+
+bool MovementPlans::begin_alike(const Agreement& said) {
+  ranges_ = 0;
+  first_ = 0;
+  std::int64_t least_first = 0, least = 0, most = 0;
+  bool any = false;
+  for (int r = 0; r < p_.ranks(); ++r) {
+    // A rank without words goes by the others.
+    if (!tokens_.wanted || p_.words.ranks[static_cast<std::size_t>(r)].rows == 0) continue;
+    const std::int64_t chunk = said.own_of(r, said_as(Movement::tokens, "size"));
+    if (chunk == 0) continue;  // it has no plan, and so none is taken
+    const std::int64_t first = said.own_of(r, "first tokens");
+    least_first = any ? std::min(least_first, first) : first;
+    least = any ? std::min(least, chunk) : chunk;
+    most = std::max(most, chunk);
+    first_ = std::max(first_, first);
+    ranges_ = std::max(ranges_, static_cast<int>(said.own_of(r, "weight ranges")));
+    any = true;
+  }
+  const std::int64_t tokens = spread_ ? p_.tokens * p_.ranks() : p_.tokens;
+  const bool alike = least_first == first_ && (first_ >= tokens || least == most);
+  lends_ = ranges_ == 0 || alike;
+  return lends_;
+}
+
+// Of the exchanges whose bytes grow with dim. size: what all ranks have of the plan's.
+double MovementPlans::bytes_of(Movement moves, std::int64_t size) const {
+  const HeadFeatures& f = p_.features;
+  const double row = static_cast<double>(p_.ranks() - 1) * static_cast<double>(p_.shape.dim);
+  const auto element = static_cast<double>(size_of(p_.shape.dtype));
+  const double gradient = sizeof(float);
+  if (moves == Movement::tokens)
+    return row * static_cast<double>(p_.tokens) * (element + (f.d_hidden ? gradient : 0.0));
+  const bool again = f.d_hidden || f.d_weight || f.d_bias;
+  const auto pieces = static_cast<double>(piece_count(p_.words.most_rows(), size));
+  const double gathered = again ? 2.0 * pieces - 1.0 : pieces;
+  return row * static_cast<double>(size) *
+         (gathered * element + (f.d_weight ? pieces * gradient : 0.0));
+}
+
+void MovementPlans::meet(Way& way, const Agreement& said) const {
+  if (!way.wanted) return;
+  std::int64_t most = 0;
+  way.size = INT64_MAX;
+  for (int r = 0; r < p_.ranks(); ++r) {
+    const std::int64_t nanoseconds = said.own_of(r, said_as(way.moves, "nanoseconds"));
+    if (nanoseconds == kImpossible) {
+      if (way.refusal.empty()) way.refusal = concat("rank ", r, " has no plan");
+      way.plan.reset();
+    }
+    most = std::max(most, nanoseconds);
+    way.size = std::min(way.size, said.own_of(r, said_as(way.moves, "size")));
+  }
+  if (!way.plan) return;
+  way.bytes = bytes_of(way.moves, way.size);
+  way.seconds = static_cast<double>(most) * 1e-9 + way.bytes / link_bytes(p_.device);
+}
+
+LossPlan MovementPlans::agreed(const Agreement& said) {
+  meet(tokens_, said);
+  meet(weights_, said);
+  require(tokens_.plan || weights_.plan, "sharding: tokens move: ", tokens_.refusal,
+          "; weights move: ", weights_.refusal);
+  const bool weights = weights_.plan && (!tokens_.plan || weights_.seconds < tokens_.seconds);
+  Way& best = weights ? weights_ : tokens_;
+  const std::string why = spread_ ? reasons(best, weights ? tokens_ : weights_) : "";
+  LossPlan plan = taken(best);
+  plan.movement = why;
+  return plan;
+}
+
+// What is exchanged is as large as the rank with the least of it has it.
+LossPlan MovementPlans::taken(Way& way) const {
+  if (way.moves == Movement::weights) return with_piece(std::move(*way.plan), way.size, p_.device);
+  const std::int64_t chunk = spread_ ? std::max<std::int64_t>(way.size, p_.ranks()) : way.size;
+  return with_chunks(std::move(*way.plan), chunk);
+}
+
+LossPlan MovementPlans::with_chunks(LossPlan plan, std::int64_t chunk) const {
+  const auto rank = static_cast<std::size_t>(p_.rank);
+  if (p_.words.ranks[rank].rows == 0 && ranges_ > 0) {
+    plan.weight_ranges = ranges_;
+    plan.first_tokens = first_;
+  }
+  return with_chunk(std::move(plan), chunk, p_.device);
+}
+
+std::string MovementPlans::reasons(const Way& best, const Way& other) const {
+  const std::string not_other = !other.wanted ? concat(name_of(best.moves), " were asked for")
+                                : !other.plan ? other.refusal
+                                              : cost_text(other.bytes, other.seconds);
+  return concat(name_of(best.moves), " move: ", cost_text(best.bytes, best.seconds), "\nnot ",
+                name_of(other.moves), ": ", not_other);
+}
+
+}  // namespace logitless

@@ -1,0 +1,97 @@
+#include "head/plan/search_gathered.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "head/cpu/layout.h"
+#include "head/far_work.h"
+#include "head/gathered_words.h"
+
+namespace logitless {
+namespace {
+
+constexpr std::int64_t kMostTokens = 4096;
+constexpr std::int64_t kLeastTokens = 64;
+constexpr std::int64_t kMostSlab = 2048;
+// As of plans whose words stay (search_cpu.cpp): of an element packed, of a logit's exponential, of
+// an element of d_hidden read and written.
+constexpr double kPackSeconds = 0.4e-9;
+constexpr double kExpSeconds = 0.5e-9;
+constexpr double kSlabSeconds = 0.3e-9;
+constexpr double kSameSpeed = 0.01;
+
+}  // namespace
+
+std::string refusal_of_gathered(PlanKind kind) {
+  if (kind == PlanKind::forward || kind == PlanKind::recompute) return {};
+  return is_far(kind) ? "weights move, and the far field walks those that stay"
+                      : "weights move piece by piece, and no exp(z) is kept from one to the next";
+}
+
+double passes_of_gathered(PlanKind kind, const HeadFeatures& features) {
+  if (kind == PlanKind::forward) return 1.0;
+  return 2.0 + (features.d_hidden ? 1.0 : 0.0) + (features.d_weight ? 1.0 : 0.0);
+}
+
+std::string GatheredCpuSearch::refusal(PlanKind kind) const { return refusal_of_gathered(kind); }
+
+SizedPlan GatheredCpuSearch::sized(PlanKind kind, const PlanSizes& sizes) const {
+  const auto bytes_for = [&](int threads) {
+    return cpu::layout_of(kernel_, p_.shape, p_.features, cpu::chunk_sizes(kind, sizes, threads))
+        .total;
+  };
+  return {.sizes = sizes, .bytes = bytes_for(threads_), .alone = bytes_for(1)};
+}
+
+// Of what fits the fastest, and of those about as fast (1 %) the one that takes least for one
+// thread, so that sizes do not depend on how many there are.
+SizedPlan GatheredCpuSearch::best(PlanKind kind, std::size_t budget) const {
+  const std::int64_t tokens = std::max<std::int64_t>(p_.shape.tokens, 1);
+  const auto offer_all = [&](const auto& offer) {
+    for (const std::int64_t piece : piece_sizes(p_.features.gathered_rows)) {
+      for (std::int64_t chunks = ceil_div(tokens, kMostTokens);; chunks *= 2) {
+        const std::int64_t chunk = ceil_div(tokens, chunks);
+        std::int64_t slab =
+            kind == PlanKind::forward ? 0 : round_up(std::min(kMostSlab, piece), kVocabTile);
+        for (;; slab = round_up(slab / 2, kVocabTile)) {
+          offer(sized(kind, {.chunk_tokens = chunk, .slab_vocab = slab, .piece_rows = piece}));
+          if (slab <= kVocabTile) break;
+        }
+        if (chunk <= kLeastTokens) break;
+      }
+    }
+  };
+  BestSize fastest(budget);
+  offer_all([&](const SizedPlan& s) { fastest.offer(s, seconds(kind, s.sizes)); });
+  SizedPlan best = fastest.found();
+  if (best.bytes > budget) return best;
+  const double most = seconds(kind, best.sizes) * (1.0 + kSameSpeed);
+  offer_all([&](const SizedPlan& s) {
+    if (s.bytes <= budget && s.alone < best.alone && seconds(kind, s.sizes) <= most) best = s;
+  });
+  return best;
+}
+
+double GatheredCpuSearch::passes(PlanKind kind, const PlanSizes&) const {
+  return passes_of_gathered(kind, p_.features);
+}
+
+double GatheredCpuSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
+  const auto n = static_cast<double>(std::max<std::int64_t>(p_.shape.tokens, 1));
+  const auto v = static_cast<double>(p_.shape.vocab);
+  const auto d = static_cast<double>(p_.shape.dim);
+  const double pass_count = passes(kind, sizes);
+  const double chunks = std::ceil(n / static_cast<double>(sizes.chunk_tokens));
+  const double blocks =
+      static_cast<double>(p_.features.word_ranks) *
+      static_cast<double>(piece_count(p_.features.gathered_rows, sizes.piece_rows));
+  double slabs = 0.0;
+  if (p_.features.d_hidden && sizes.slab_vocab > 0)
+    slabs = blocks + v / static_cast<double>(sizes.slab_vocab);
+  return (2.0 * pass_count * n * v * d / kernel_.flops_per_second +
+          chunks * pass_count * v * d * kPackSeconds + blocks * pass_count * n * d * kPackSeconds +
+          n * v * kExpSeconds + slabs * n * d * kSlabSeconds) /
+         threads_;
+}
+
+}  // namespace logitless
