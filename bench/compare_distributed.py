@@ -4,7 +4,7 @@ weight, communication included.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_distributed.py
         [--ranks N] [--head llama|gemma|gpt2] [--tokens N] [--dim D] [--vocab V] [--row NAME ...] [--rounds R]
-        [--error] [--json FILE]
+        [--steps S] [--collectives copies|pytorch] [--error | --profile NAME] [--json FILE]
 
 Rows:
   alone              every GPU has a whole head of its own, at the same time: what efficiency is measured against
@@ -12,14 +12,16 @@ Rows:
   vp                 words spread, all tokens on all ranks
   ft                 words spread, each rank has all of N tokens of its own (FSDP): tokens move
   fw                 the same, weights move
-  far, far_alone     sp with the far field both ways, and the same alone
   megatron           eager: bf16 logits of the words here, lse, target and gradients of hidden all-reduced
   megatron_sp        the same after an all-gather of tokens, gradients of hidden reduce-scattered
   loss_parallel      PyTorch's, of DTensors
 
 Rounds by turns; each round times --steps calls in a row by events. Printed: milliseconds of the slowest rank, the median of rounds;
-the host's until everything is enqueued; memory beyond inputs by PyTorch's allocator, gradients among it; efficiency, the median of rounds of `alone` over the row's time and
-number of ranks (for ft and fw, whose tokens are as many for each rank, over the time). --error: the greatest error of lse and of gradients against float64 over some tokens and words, in place of times.
+memory beyond inputs by PyTorch's allocator, gradients among it; the host's milliseconds until a call is enqueued; efficiency, the
+median of rounds of `alone` over the row's time and number of ranks (for ft and fw, whose tokens are as many for each rank, over the
+time). --collectives pytorch: those of the process group in place of copy engines. --profile: what a step of each row is made of on
+the first rank's GPU, in place of times. --error: the relative errors of d_weight and d_hidden against float64 over some words and
+tokens of the first rank (of alone, sp, vp), in place of times.
 NCCL_NVLS_ENABLE=0 is set where it is not.
 """
 import argparse
@@ -59,9 +61,9 @@ class Rows:
 
     def inputs(self, name):
         """(hidden, weight, target) whose gradients are made."""
-        if name in ("alone", "far_alone"):
+        if name == "alone":
             return self.hidden.clone().requires_grad_(), self.weight.clone().requires_grad_(), self.target
-        split = name in ("sp", "far", "megatron_sp")
+        split = name in ("sp", "megatron_sp")
         hidden, target = (self.hidden[self.own], self.target[self.own]) if split else (self.hidden, self.target)
         if name in ("ft", "fw"):
             hidden = hidden.roll(self.rank, 0)  # a batch for each rank
@@ -69,7 +71,7 @@ class Rows:
 
     def step(self, name, hidden, weight, target):
         hidden.grad = weight.grad = None
-        getattr(self, name.replace("_alone", "") if name == "far_alone" else name)(hidden, weight, target).backward()
+        getattr(self, name)(hidden, weight, target).backward()
 
     def alone(self, hidden, weight, target):
         return self.call(hidden, weight, target)
@@ -85,7 +87,10 @@ class Rows:
         return self._sharded(hidden, weight, target, False)
 
     def ft(self, hidden, weight, target):
-        return self._sharded(hidden, weight, target, True)
+        return self._sharded(hidden, weight, target, True, moves="tokens")
+
+    def fw(self, hidden, weight, target):
+        return self._sharded(hidden, weight, target, True, moves="weights")
 
     def megatron(self, hidden, weight, target):
         return _Megatron.apply(hidden, weight, target, self, False)
@@ -280,8 +285,8 @@ def work(rank, args, port):
         for name, (_, memory, host) in made.items():
             found[name] = {"ms": statistics.median(times[name]), "all_ms": times[name], "memory_mib": memory / 2**20,
                            "host_ms": statistics.median(host)}
-            base = times.get("far_alone" if name.startswith("far") else "alone")
-            if base and "alone" not in name:  # of each round: a card's clock changes from one to the next
+            base = times.get("alone")
+            if base and name != "alone":  # of each round: a card's clock changes from one to the next
                 share = 1 if name in ("ft", "fw") else args.ranks
                 found[name]["efficiency"] = statistics.median(a / b / share for a, b in zip(base, times[name]))
     if rank == 0:
@@ -310,9 +315,10 @@ def main():
     parser.add_argument("--head", choices=HEADS, default="llama")
     for name in ("tokens", "dim", "vocab"):
         parser.add_argument(f"--{name}", type=int)
-    parser.add_argument("--row", nargs="+", default=["alone", "sp", "vp", "ft", "megatron", "megatron_sp", "loss_parallel"])
-    parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--steps", type=int, default=2)
+    rows = ["alone", "sp", "vp", "ft", "fw", "megatron", "megatron_sp", "loss_parallel"]
+    parser.add_argument("--row", nargs="+", choices=rows, default=rows)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--error", action="store_true")
     parser.add_argument("--collectives", choices=["copies", "pytorch"], default="copies",
                         help="by copy engines, or those of the process group")

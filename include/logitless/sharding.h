@@ -32,7 +32,7 @@ enum class Movement : std::uint8_t {
 // [vocab], label smoothing, argmax and everything that is summed over words. Of a mean or sum every
 // rank gets the whole loss, in the same bits, and complete gradients of it.
 //
-// Served by exact plans, on the CPU and, of bf16, on Hopper GPUs, where no word_table is taken.
+// Served by exact plans, on the CPU and, of bf16, on Hopper GPUs.
 // Throws Unsupported, on every rank, on other GPUs, for the far field and for columns.
 //
 // On a GPU the communicators move its memory on the context's stream, and one exchange between the
@@ -43,8 +43,10 @@ struct Sharding {
   // The ranks that hold the words; null: no sharding. Never a default group.
   std::shared_ptr<Communicator> words = {};
   std::int64_t vocab = 0;  // words of the whole vocabulary; those of all ranks are [0, vocab), once
-  std::int64_t first_word = 0;      // rows are words [first_word, first_word + rows)
-  ConstTensorView word_table = {};  // or, i32 [rows] ascending: which words they are
+  std::int64_t first_word = 0;  // rows are words [first_word, first_word + rows)
+  // Or, i32 [rows] ascending, in the host's memory: which words they are. On a GPU weights do not
+  // move then, and 4 bytes a row are taken of its memory at the first call of a plan.
+  ConstTensorView word_table = {};
   // hidden, targets and everything per token are this rank's tokens, of any number:
   // sequence-parallel input. Otherwise they are the same on all ranks, and so are the outputs. The
   // last target of a shard is its neighbour's, so next_token is refused with it.

@@ -50,6 +50,8 @@ struct ExchangeLane {
   std::shared_ptr<void> ready;        // a chunk is made
   std::shared_ptr<void> hidden_done;  // its pieces of d_hidden are
   std::shared_ptr<void> exchanged;    // and have come
+  // i32 [rows]: Sharding::word_table on the device; null: words follow one another.
+  std::shared_ptr<const void> word_table;
   // Of the communicator, in place of the workspace's part for exchanges; null: none.
   void* memory = nullptr;
 };

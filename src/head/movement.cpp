@@ -44,6 +44,12 @@ MovementPlans::MovementPlans(const Sharding& sharding, MovementProblem problem)
     : p_(std::move(problem)),
       spread_(sharding.tokens),
       planned_(sharding.tokens && sharding.moves == Movement::planned) {
+  // Known of all ranks.
+  const bool cannot = p_.device != DeviceKind::cpu && p_.words.tables;
+  if (cannot && spread_ && sharding.moves == Movement::weights)
+    throw Unsupported(
+        "sharding: moves: weights whose words a word_table says move on the CPU alone");
+  planned_ = planned_ && !cannot;
   tokens_.wanted = planned_ || sharding.moves != Movement::weights;
   weights_.wanted = planned_ || sharding.moves == Movement::weights;
   if (!spread_) weights_.wanted = false;

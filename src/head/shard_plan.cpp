@@ -80,10 +80,6 @@ void require_device(const Sharding& sharding, DeviceKind device) {
             text_of((*group)->device()), "'s");
   }
   if (device == DeviceKind::cpu) return;
-  if (sharding.word_table.defined())
-    throw Unsupported(
-        "sharding: word_table: on a GPU a rank's words follow one another from first_word on; "
-        "tables are served on the CPU alone");
   require(sharding.replicas == nullptr || sharding.replicas->size() <= cuda::kMostRanks,
           "sharding: replicas: expected at most ", cuda::kMostRanks, " on a GPU, got ",
           sharding.replicas == nullptr ? 0 : sharding.replicas->size());
@@ -262,6 +258,13 @@ void set_shard(const LossPlan& plan, const Sharding& sharding, HeadCall& call) {
   ExchangeLane& lane = plan.agreement->lane;
   call.shard.lane = &lane;
   if (lane.exchanged != nullptr) return;
+  if (sharding.word_table.defined() && sharding.word_table.numel() > 0) {
+    const auto table =
+        std::make_shared<cuda::DeviceMemory>(static_cast<std::size_t>(sharding.word_table.bytes()));
+    cuda::copy_to_device(table->data(), sharding.word_table.data(), table->bytes(),
+                         call.context->stream());
+    lane.word_table = {table, table->data()};
+  }
   lane.stream = cuda::make_stream(true);
   for (auto* event : {&lane.start, &lane.ready, &lane.hidden_done, &lane.exchanged})
     *event = cuda::make_event();

@@ -116,9 +116,12 @@ struct ForwardOperands {
   std::int64_t hidden_stride = 0;
   const void* weight = nullptr;
   std::int64_t weight_stride = 0;
-  const float* bias = nullptr;    // [vocab]; -inf masks a word
-  const float* omega = nullptr;   // [vocab]: weights of weighted_sum; null: 1
-  std::int64_t first_word = 0;    // that row 0 of weight is
+  const float* bias = nullptr;   // [vocab]; -inf masks a word
+  const float* omega = nullptr;  // [vocab]: weights of weighted_sum; null: 1
+  std::int64_t first_word = 0;   // that row 0 of weight is
+  // [vocab], ascending: the words that rows of weight are; null: from first_word on. Only by a
+  // kernel with target_logits.
+  const std::int32_t* word_table = nullptr;
   std::int64_t whole_vocab = 0;   // words that targets may be; 0: vocab
   const void* targets = nullptr;  // [all tokens, K], i32 or i64
   bool wide_targets = false;      // i64
@@ -148,7 +151,7 @@ struct ForwardOutputs {
   float* log_prob = nullptr;      // [tokens, K], likewise
   float* entropy = nullptr;
   float* weighted_sum = nullptr;
-  std::int32_t* argmax = nullptr;  // of the words here: first_word + row
+  std::int32_t* argmax = nullptr;  // of the words here, which word it is
   // [tokens], of the words here: what merge_records needs of each call's. Null: not wanted. Only by
   // a kernel with target_logits.
   TokenRecord* records = nullptr;

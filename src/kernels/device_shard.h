@@ -32,6 +32,10 @@ struct OwnTokens {
 };
 void copy_own_tokens(const ForwardCall& all, const OwnTokens& own);
 
+// values_of_rows [rows] = values of the words that a table [rows] says.
+void take_words(const float* values, const std::int32_t* table, std::int64_t rows,
+                float* values_of_rows, Stream stream);
+
 // rows x columns of sums over ranks of pieces [ranks, count], rounded to `out`; columns a multiple
 // of 4, count of all rows and more.
 void round_pieces(const float* pieces, int ranks, std::int64_t count, std::int64_t rows,

@@ -90,16 +90,32 @@ unsigned char byte_of(std::size_t i, int from, int to) {
                                     static_cast<std::size_t>(to) * 101);
 }
 
-// One all_gather and one all_to_all, compared byte for byte. With a graph: replayed three times,
-// with other bytes.
-void expect_exchanges(Gpu& gpu, std::size_t bytes, bool graph) {
+// Where exchanges of so many bytes read and write: of a GPU's own, or a part of `shared`.
+struct Places {
+  Places(Gpu& gpu, std::size_t bytes, void* shared) {
+    const auto ranks = static_cast<std::size_t>(gpu.group->size());
+    const std::size_t block = (bytes * ranks + 255) / 256 * 256;
+    if (shared == nullptr) own = DeviceBuffer(gpu.context, 4 * block);
+    auto* const base = static_cast<std::byte*>(shared == nullptr ? own.data() : shared);
+    for (std::byte** place : {&mine, &all, &pieces, &of_all})
+      *place = base + block * static_cast<std::size_t>(used++);
+  }
+  DeviceBuffer own;
+  std::byte *mine, *all, *pieces, *of_all;
+  int used = 0;
+};
+
+// One all_gather and one all_to_all, compared byte for byte, both at once. With a graph: replayed
+// three times, with other bytes.
+void expect_exchanges(Gpu& gpu, std::size_t bytes, bool graph, void* shared = nullptr) {
   const int size = gpu.group->size(), rank = gpu.group->rank();
   const auto ranks = static_cast<std::size_t>(size);
-  const DeviceBuffer mine(gpu.context, bytes), all(gpu.context, bytes * ranks);
-  const DeviceBuffer pieces(gpu.context, bytes * ranks), of_all(gpu.context, bytes * ranks);
+  const Places at(gpu, bytes, shared);
   const auto exchange = [&] {
-    gpu.group->all_gather(mine.data(), all.data(), bytes, gpu.queue());
-    gpu.group->all_to_all(pieces.data(), of_all.data(), bytes, gpu.queue());
+    gpu.group->begin_group();
+    gpu.group->all_gather(at.mine, at.all, bytes, gpu.queue());
+    gpu.group->all_to_all(at.pieces, at.of_all, bytes, gpu.queue());
+    gpu.group->end_group();
   };
   DeviceGraph captured;
   if (graph) captured = gpu.stream.capture(exchange);
@@ -111,10 +127,10 @@ void expect_exchanges(Gpu& gpu, std::size_t bytes, bool graph) {
         given[r * bytes + i] = byte_of(i, rank + turn, r == ranks ? -1 : static_cast<int>(r));
     }
     if (bytes > 0) {
-      gpu.stream.copy(pieces.data(), given.data(), bytes * ranks);
-      gpu.stream.copy(mine.data(), given.data() + bytes * ranks, bytes);
-      gpu.stream.fill(all.data(), 0, bytes * ranks);
-      gpu.stream.fill(of_all.data(), 0, bytes * ranks);
+      gpu.stream.copy(at.pieces, given.data(), bytes * ranks);
+      gpu.stream.copy(at.mine, given.data() + bytes * ranks, bytes);
+      gpu.stream.fill(at.all, 0, bytes * ranks);
+      gpu.stream.fill(at.of_all, 0, bytes * ranks);
     }
     if (graph) {
       gpu.stream.launch(captured);
@@ -124,7 +140,7 @@ void expect_exchanges(Gpu& gpu, std::size_t bytes, bool graph) {
     gpu.group->wait(gpu.queue(), milliseconds(20000));
     if (bytes == 0) continue;
     for (const bool to_all : {false, true}) {
-      gpu.stream.copy(gathered.data(), (to_all ? of_all : all).data(), bytes * ranks);
+      gpu.stream.copy(gathered.data(), to_all ? at.of_all : at.all, bytes * ranks);
       gpu.stream.wait();
       expected.clear();
       for (int r = 0; r < size; ++r) {
@@ -150,6 +166,44 @@ TEST_F(Exchange, MovesBytes) {
         options);
     EXPECT_EQ(outcomes, fine());
   }
+}
+
+// By copy engines, where NCCL has them.
+TEST_F(Exchange, OutOfTheGroupsMemory) {
+  std::atomic<int> without = 0;
+  const auto outcomes = run([&](Gpu& gpu) {
+    constexpr std::size_t kBytes = std::size_t{1} << 20;
+    void* const memory = gpu.group->exchange_memory(20 * kBytes);
+    if (memory == nullptr) {
+      ++without;
+      return;
+    }
+    EXPECT_EQ(gpu.group->exchange_memory(kBytes), memory)
+        << "one memory for all that it is enough for";
+    for (const std::size_t bytes : {std::size_t{256}, kBytes})
+      for (const bool graph : {false, true}) expect_exchanges(gpu, bytes, graph, memory);
+    expect_exchanges(gpu, 24, false);
+    void* const more = gpu.group->exchange_memory(100 * kBytes);
+    EXPECT_NE(more, memory);
+    expect_exchanges(gpu, kBytes, false, more);
+    expect_exchanges(gpu, kBytes, false, memory);
+  });
+  EXPECT_EQ(outcomes, fine());
+  if (without > 0) GTEST_SKIP() << "this NCCL has no windows for copy engines";
+}
+
+TEST_F(Exchange, HostsMeet) {
+  const auto outcomes = run([&](Gpu& gpu) {
+    const int rank = gpu.group->rank(), size = gpu.group->size();
+    for (const std::size_t count : {1, 64, 1024, 3000}) {
+      const std::vector<int> mine(count, 100 * rank + static_cast<int>(count));
+      std::vector<int> all(count * static_cast<std::size_t>(size));
+      gpu.group->all_gather_host(mine.data(), all.data(), count * sizeof(int));
+      for (std::size_t i = 0; i < all.size(); ++i)
+        ASSERT_EQ(all[i], 100 * static_cast<int>(i / count) + static_cast<int>(count));
+    }
+  });
+  EXPECT_EQ(outcomes, fine());
 }
 
 TEST_F(Exchange, IsCaptured) {
@@ -330,6 +384,7 @@ TEST_F(Exchange, NamesTheWrongGpu) {
 }
 
 constexpr const char* kChildId = "LOGITLESS_EXCHANGE_TEST_ID";
+constexpr const char* kWatch = "LOGITLESS_EXCHANGE_TEST_WATCH";
 
 // Rank 1 of the test below, as a process of its own: waits to be killed.
 TEST_F(Exchange, Child) {
@@ -339,12 +394,16 @@ TEST_F(Exchange, Child) {
   for (std::size_t i = 0; i < id.size(); ++i)
     id[i] = static_cast<std::byte>(std::stoi(std::string(hex + 2 * i, 2), nullptr, 16));
   Gpu gpu(1);
-  gpu.group = make_nccl(id, 1, 2);
+  NcclOptions options;
+  options.watch = std::getenv(kWatch) != nullptr;
+  gpu.group = make_nccl(id, 1, 2, options);
   expect_exchanges(gpu, 1000, false);
   pause();
 }
 
-TEST_F(Exchange, AProcessThatIsKilledIsMissed) {
+// Rank 0's end of a group whose rank 1 was killed after two calls.
+void with_a_killed_rank(const NcclOptions& options,
+                        const std::function<void(Gpu&, const DeviceBuffer&)>& body) {
   const NcclId id = make_nccl_id();
   std::string hex;
   for (const std::byte b : id) {
@@ -352,28 +411,53 @@ TEST_F(Exchange, AProcessThatIsKilledIsMissed) {
     hex += "0123456789abcdef"[std::to_integer<int>(b) & 15];
   }
   ASSERT_EQ(setenv(kChildId, hex.c_str(), 1), 0);
+  ASSERT_EQ(options.watch ? setenv(kWatch, "1", 1) : unsetenv(kWatch), 0);
   std::string program = "/proc/self/exe", filter = "--gtest_filter=Exchange.Child";
   char* arguments[] = {program.data(), filter.data(), nullptr};
   pid_t child = 0;
   ASSERT_EQ(posix_spawn(&child, program.c_str(), nullptr, nullptr, arguments, environ), 0);
 
   Gpu gpu(0);
-  gpu.group = make_nccl(id, 0, 2);
+  gpu.group = make_nccl(id, 0, 2, options);
   expect_exchanges(gpu, 1000, false);
   ASSERT_EQ(kill(child, SIGKILL), 0);
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
-  const DeviceBuffer memory(gpu.context, 4096);
-  const Outcome outcome = outcome_of([&] {
-    gpu.group->all_gather(memory.data(), memory.as<char>(1024), 8, gpu.queue());
-    gpu.group->wait(gpu.queue(), milliseconds(1000));
+  body(gpu, DeviceBuffer(gpu.context, 4096));
+}
+
+TEST_F(Exchange, AProcessThatIsKilledIsMissed) {
+  with_a_killed_rank({}, [](Gpu& gpu, const DeviceBuffer& memory) {
+    const Outcome outcome = outcome_of([&] {
+      gpu.group->all_gather(memory.data(), memory.as<char>(1024), 8, gpu.queue());
+      gpu.group->wait(gpu.queue(), milliseconds(1000));
+    });
+    EXPECT_EQ(outcome.kind, "DeviceError");
+    EXPECT_NE(outcome.text.find("call 3 (all_gather of 8 bytes)"), std::string::npos)
+        << outcome.text;
+    // NCCL may see the end of the connection first.
+    if (outcome.text.find("not done within") != std::string::npos) {
+      EXPECT_NE(outcome.text.find("rank 1's process has ended"), std::string::npos) << outcome.text;
+    }
+    gpu.stream.wait();
   });
-  EXPECT_EQ(outcome.kind, "DeviceError");
-  EXPECT_NE(outcome.text.find("call 3 (all_gather of 8 bytes)"), std::string::npos) << outcome.text;
-  // NCCL may see the end of the connection first.
-  if (outcome.text.find("not done within") != std::string::npos) {
+}
+
+// Nobody asks the group: the thread that watches ends the kernel that waits.
+TEST_F(Exchange, AProcessThatIsKilledIsSeen) {
+  NcclOptions options;
+  options.watch = true;
+  with_a_killed_rank(options, [](Gpu& gpu, const DeviceBuffer& memory) {
+    const Outcome outcome = outcome_of([&] {
+      gpu.group->all_gather(memory.data(), memory.as<char>(1024), 8, gpu.queue());
+      gpu.stream.wait();
+      for (int i = 0; i < 100; ++i) {
+        std::this_thread::sleep_for(milliseconds(50));
+        gpu.group->check();
+      }
+    });
+    EXPECT_EQ(outcome.kind, "DeviceError");
     EXPECT_NE(outcome.text.find("rank 1's process has ended"), std::string::npos) << outcome.text;
-  }
-  gpu.stream.wait();
+  });
 }
 
 }  // namespace

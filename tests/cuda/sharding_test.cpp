@@ -225,12 +225,24 @@ TEST_F(CudaSharding, WeightsThatMoveSendWhatTheFormulaSays) {
 }
 
 TEST_F(CudaSharding, WhatIsNotServedIsRefusedByName) {
-  const std::vector<std::int32_t> words(400, 0);
-  const std::int64_t count[] = {400};
-  expect_all(plan_all([&](auto& in, auto&, auto&) {
-               in.sharding.word_table = ConstTensorView(words.data(), DType::i32, count);
-             }),
-             "word_table");
+  ShardedRun run{.words = dealt_words(kRanks, 1100), .tokens = {"spread", {500, 0, 100}}};
+  run.tokens.moves = Movement::weights;
+  run.run.kernel = kernel_;
+  const HeadProblem problem(spec());
+  const Ranks group = make_group(kernel_, kRanks);
+  expect_all(run_ranks(group,
+                       [&](Communicator& me) {
+                         const RankProblem rank(problem, run, me.rank());
+                         const Context context = make_context(kernel_);
+                         PlanRequest request{context.device()};
+                         request.sharding =
+                             rank.sharding(group[static_cast<std::size_t>(me.rank())]);
+                         HeadFeatures features;
+                         features.d_weight = true;
+                         plan_head({rank.part.spec.tokens, 72, rank.part.spec.vocab, DType::bf16},
+                                   features, request);
+                       }),
+             "moves: weights whose words a word_table says move on the CPU alone");
   expect_all(plan_all([](auto&, auto&, PlanRequest& r) { r.accuracy = Accuracy::far_backward; }),
              "far field");
   expect_all(plan_all([](auto&, auto&, PlanRequest& r) { r.device.kernel = "cublas"; }),

@@ -181,11 +181,12 @@ Sharding RankProblem::sharding(std::shared_ptr<Communicator> group) const {
   return out;
 }
 
-bool takes_shards(const std::string& kernel, const HeadSpec& spec, const WordSplit& words) {
+bool takes_shards(const std::string& kernel, const HeadSpec& spec, const WordSplit& words,
+                  Movement moves) {
   if (kernel.empty()) return true;
   if (!accepts(kernel, spec)) return false;
-  return !is_device_kernel(kernel) ||
-         (cuda::find_device_kernel(kernel).target_logits != nullptr && !words.table);
+  return !is_device_kernel(kernel) || (cuda::find_device_kernel(kernel).target_logits != nullptr &&
+                                       !(words.table && moves == Movement::weights));
 }
 
 Ranks make_group(const std::string& kernel, int size) {

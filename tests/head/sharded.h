@@ -66,7 +66,8 @@ struct RankProblem {
 };
 
 // Of the kernels under test those that take such a head; each says no by name else.
-bool takes_shards(const std::string& kernel, const HeadSpec& spec, const WordSplit& words = {});
+bool takes_shards(const std::string& kernel, const HeadSpec& spec, const WordSplit& words = {},
+                  Movement moves = Movement::tokens);
 
 // Threads, for the kernel under test: of the CPU's memory or a GPU's.
 Ranks make_group(const std::string& kernel, int size);

@@ -132,8 +132,8 @@ TEST_P(ShardingOptions, MatchFloat64AndOneRank) {
   for (const int ranks : {1, 2, 3, 8}) {
     if (gpu && ranks == 8) continue;  // one GPU runs the ranks one after another
     for (const WordSplit& words : word_splits(ranks, spec.vocab)) {
-      if (!takes_shards(kernel, spec, words)) continue;
       for (const TokenSplit& tokens : token_splits(ranks, spec.tokens)) {
+        if (!takes_shards(kernel, spec, words, tokens.moves)) continue;
         // exp(z) is not kept
         if (tokens.moves == Movement::weights && run.plan == PlanKind::stored) continue;
         SCOPED_TRACE(testing::Message()

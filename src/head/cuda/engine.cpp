@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "head/cuda/views.h"
+#include "kernels/device_shard.h"
 
 namespace logitless::cuda {
 namespace {
@@ -27,7 +28,7 @@ Engine::Engine(const HeadCall& call, OperandsAlone)
       layout_tokens_(call.plan->shape.tokens),
       base_(static_cast<std::byte*>(call.workspace->data())),
       exchange_(base_) {
-  if (sharded() && call.shard.lane->memory != nullptr)
+  if (call.shard.lane != nullptr && call.shard.lane->memory != nullptr)
     exchange_ = static_cast<std::byte*>(call.shard.lane->memory) - layout_.exchange;
   require_fit();
   set_operands();
@@ -94,7 +95,15 @@ void Engine::set_operands() {
   all.whole_vocab = call_.shape.whole_vocab;
   if (gathered()) return;  // the words of each block are set with it
   all.first_word = call_.shard.words.rows() > 0 ? call_.shard.words.word(0) : 0;
-  if (all.omega != nullptr) all.omega += all.first_word;
+  all.word_table = static_cast<const std::int32_t*>(call_.shard.lane->word_table.get());
+  if (all.omega == nullptr) return;
+  if (all.word_table == nullptr) {
+    all.omega += all.first_word;
+  } else {
+    auto* const of_rows = at<float>(layout_.shard.omega);
+    take_words(all.omega, all.word_table, call_.shard.words.rows(), of_rows, all.stream);
+    all.omega = of_rows;
+  }
 }
 
 void Engine::set_outputs() {

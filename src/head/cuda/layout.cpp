@@ -86,6 +86,7 @@ ShardLayout take_shard(const HeadShape& shape, const HeadFeatures& f, std::int64
   shard.logits = take(ranks * slots * 4);
   for (int i = 0; i < times; ++i) shard.given[i] = take(slots * 4);
   shard.records = take(ranks * chunk * static_cast<std::int64_t>(sizeof(TokenRecord)));
+  shard.omega = take(shape.vocab * 4, f.vocab_weight);
   shard.shares = take((kMostRanks + 1) * 8);
   if (!f.tokens_sharded) return shard;
   for (int i = 0; i < times; ++i) shard.targets[i] = take(slots * 8);

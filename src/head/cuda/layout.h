@@ -109,6 +109,7 @@ struct ShardLayout {
   std::size_t logits = 0;     // f32 [G, C, K]: of the targets, on each rank
   std::size_t given[2] = {};  // f32 [C, K]
   std::size_t records = 0;    // TokenRecord [G, C]
+  std::size_t omega = 0;      // f32 [V] with omega: of this rank's rows, by a word_table
   // With d_hidden; sums_hidden's are of G ceil(C / G) tokens
   std::size_t received = 0;  // f32 [G, ceil(C / G), D]
   // With sharded tokens

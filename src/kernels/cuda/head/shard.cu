@@ -28,6 +28,12 @@ __global__ void __launch_bounds__(kThreads)
   sums[i] = sum;
 }
 
+__global__ void __launch_bounds__(kThreads)
+    words_of_table(const float* values, const std::int32_t* table, std::int64_t rows,
+                   float* values_of_rows) {
+  if (const std::int64_t row = place(); row < rows) values_of_rows[row] = values[table[row]];
+}
+
 // One block of threads for each row.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
@@ -154,6 +160,14 @@ __global__ void __launch_bounds__(kThreads) copy_rows(const ForwardCall all, con
 
 void merge_logits(const float* all, int ranks, std::int64_t slots, float* logits, Stream stream) {
   sum_ranks(all, ranks, slots, logits, stream);  // those of other ranks are 0
+}
+
+void take_words(const float* values, const std::int32_t* table, std::int64_t rows,
+                float* values_of_rows, Stream stream) {
+  if (rows == 0) return;
+  words_of_table<<<blocks_of(rows), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+      values, table, rows, values_of_rows);
+  require_cuda(cudaGetLastError(), "values of a table's words");
 }
 
 void round_pieces(const float* pieces, int ranks, std::int64_t count, std::int64_t rows,

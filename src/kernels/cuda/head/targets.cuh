@@ -31,9 +31,23 @@ __device__ __forceinline__ std::int64_t target_of(const ForwardCall& c, std::int
 __device__ __forceinline__ bool is_target(const ForwardCall& c, std::int64_t word) {
   return word >= 0 && word < c.vocab_of_targets() && word != c.ignore_index;
 }
-// Its row among those of weight. Of targets that are here.
+// Its row among those of weight; where it is not here, none of [0, vocab).
 __device__ __forceinline__ std::int64_t row_of_word(const ForwardCall& c, std::int64_t word) {
-  return word - c.first_word;
+  if (c.word_table == nullptr) return word - c.first_word;
+  std::int64_t first = 0, end = c.shape.vocab;
+  while (first < end) {
+    const std::int64_t middle = (first + end) / 2;
+    if (c.word_table[middle] < word) {
+      first = middle + 1;
+    } else {
+      end = middle;
+    }
+  }
+  return first < c.shape.vocab && c.word_table[first] == word ? first : -1;
+}
+__device__ __forceinline__ std::int32_t word_of_row(const ForwardCall& c, std::int32_t row) {
+  return c.word_table != nullptr ? c.word_table[row]
+                                 : static_cast<std::int32_t>(c.first_word) + row;
 }
 // Whether it is a target with its row among those of weight.
 __device__ __forceinline__ bool is_here(const ForwardCall& c, std::int64_t word) {

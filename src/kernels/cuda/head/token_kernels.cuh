@@ -214,8 +214,7 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
     c.entropy[row] = valid_row ? static_cast<float>(lse - mine.entropy / mine.sum) : 0.0f;
   if (c.weighted_sum != nullptr)
     c.weighted_sum[row] = valid_row ? static_cast<float>(mine.weighted) : 0.0f;
-  if (c.argmax != nullptr)
-    c.argmax[row] = valid_row ? mine.index + static_cast<int>(c.first_word) : -1;
+  if (c.argmax != nullptr) c.argmax[row] = valid_row ? word_of_row(c, mine.index) : -1;
   for (int k = 0; k < per_token; ++k) {
     const std::int64_t slot = row * per_token + k;
     const bool valid = has_logit(c, target_of(c, slot));
@@ -269,7 +268,7 @@ __global__ void __launch_bounds__(kRowsPerBlock* kRecordParts)
   }
   mine.state.exponent = reference[row];
   mine.state.sum = static_cast<float>(mine.wide.scaled(reference[row]));
-  if (mine.state.word != INT32_MAX) mine.state.word += static_cast<std::int32_t>(c.first_word);
+  if (mine.state.word != INT32_MAX) mine.state.word = word_of_row(c, mine.state.word);
   c.records[row] = mine;
 }
 
