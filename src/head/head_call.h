@@ -46,6 +46,7 @@ struct ShardOperands {
   CollectiveCalls* replicas = nullptr;  // null: none
   ShardWords words{0};                  // here; may be none, and shape.vocab is 1 then
   bool tokens = false;
+  std::int64_t first_tile = 0, tiles = 0;  // of the ranks before this one, of all ranks
 
   bool sharded() const { return calls != nullptr; }
   int ranks() const { return calls->communicator().size(); }

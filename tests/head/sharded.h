@@ -69,6 +69,9 @@ Ranks make_group(const std::string& kernel, int size);
 // after another. What several ranks have must be the same bits, which is expected here.
 HeadAnswer run_sharded(const HeadProblem& problem, const ShardedRun& run);
 
+// To the bit.
+void expect_same_far(const FarFieldStatistics& a, const FarFieldStatistics& b);
+
 // A communicator that waits before each exchange and counts what leaves the rank.
 std::shared_ptr<Communicator> watched(std::shared_ptr<Communicator> real, unsigned delays,
                                       std::atomic<std::int64_t>* sent);
