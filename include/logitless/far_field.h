@@ -80,6 +80,13 @@ class LOGITLESS_API FarFieldHead {
   // was before. What making an order throws comes from the step that waits for it, and the next one
   // begins another.
   //
+  // With in.sharding, on the CPU, it is collective: heads of the same options on all ranks take the
+  // same steps, and decide alike, since kept tiles, audited errors and fallbacks are of all ranks.
+  // What one rank throws all throw, and InvalidArgument where options or what they have decided
+  // differ. Orders are made in the step itself, together, and taken over refresh_delay later. One
+  // made for other words of this rank, or another number of ranks, as after load(), is dropped on
+  // all ranks, and a new one is due. Refused by name: replicas, which would decide apart.
+  //
   // On a GPU it enqueues and returns, and of the statistics only `tokens` is filled, but where
   // something is to be decided: a step that is audited waits, returns all of them, and throws as
   // device_statistics does (a bad target of another step is told by statistics() alone, and that
@@ -101,7 +108,9 @@ class LOGITLESS_API FarFieldHead {
 
   // State and orders as a safetensors file, one that is being made included (it waits for that): a
   // run resumed from it goes on with the same bits. Throws as write_safetensors and TensorFile do,
-  // and InvalidArgument on a file that is something else or of other options.
+  // and InvalidArgument on a file that is something else or of other options. With a sharding each
+  // rank has a file of its own, which also says whose it is; neither call is collective. Ranks of
+  // another number may load any of them: decisions are the same in all.
   void save(const std::string& path) const;
   void load(const std::string& path);
   // The same bytes in memory.
