@@ -19,7 +19,7 @@ from ._ops import BIAS, HIDDEN, WEIGHT
 from .loss import Prepared, _autocast, _needs, _plain, linear_cross_entropy, prepare
 
 # Of linear_cross_entropy; what a far-field step does not give.
-_REFUSED = ("accuracy", "return_lse", "return_argmax", "return_target_logits", "memory_budget")
+_REFUSED = ("accuracy", "return_lse", "return_argmax", "return_target_logits", "memory_budget", "sharding")
 _in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
