@@ -81,7 +81,7 @@ TEST_P(DealtRealHead, KeepsTheSameOnAllRanks) {
   };
   constexpr int ranks = 4;
   const std::int64_t last = hidden.size(0) - kTokens;
-  const auto call = [&](const WordSplit& words) {
+  const auto call = [&](const WordSplit& words, PlanKind kind) {
     const Ranks group = make_thread_group(ranks, std::chrono::minutes(2));
     LossStatistics statistics;
     const auto outcomes = run_ranks(group, [&](Communicator& me) {
@@ -103,13 +103,19 @@ TEST_P(DealtRealHead, KeepsTheSameOnAllRanks) {
       const Context context = make_context("", 1);
       const auto average =
           average_probability(context, rows(hidden, 0), in.weight, {}, 1.0f, 0.0f, 0, in.sharding);
-      in.order = share_order(make_vocab_order(context, in.weight, average), in.sharding);
+      in.order = make_vocab_order(context, in.weight, average);
+      if (kind == PlanKind::far_both) {
+        in.order = measure_tiles(context, in.order, rows(hidden, 0), in.weight, {}, 1.0f, 0.003f,
+                                 in.sharding);
+      }
+      in.order = share_order(in.order, in.sharding);
       CrossEntropyOutputs out;
       out.loss = loss.view();
       out.d_hidden = d_hidden.view();
       PlanRequest request;
       request.device = context.device();
-      request.kind = PlanKind::far_backward;
+      request.kind = kind;
+      request.audit_rows = 128;
       const LossPlan plan = plan_cross_entropy({}, in, out, request);
       const LossStatistics s = cross_entropy(context, plan, {}, in, out, Workspace(context, plan));
       if (r == 0) statistics = s;
@@ -122,12 +128,23 @@ TEST_P(DealtRealHead, KeepsTheSameOnAllRanks) {
   for (int r = 0; r < ranks; ++r)
     dealt.ranks.emplace_back(table.begin() + first_dealt(vocab, ranks, r),
                              table.begin() + first_dealt(vocab, ranks, r + 1));
-  const FarFieldStatistics of_dealt = call(dealt);
-  const FarFieldStatistics of_ranges = call(even_words(ranks, vocab));
-  std::printf("%s: dealt %.2f %% kept, imbalance %.3f; ranges %.2f %%, %.3f\n", GetParam(),
-              100 * of_dealt.kept, of_dealt.imbalance, 100 * of_ranges.kept, of_ranges.imbalance);
-  EXPECT_LE(of_dealt.imbalance, 1.05);
-  EXPECT_GE(of_ranges.imbalance, 1.5);
+  for (const PlanKind kind : {PlanKind::far_backward, PlanKind::far_both}) {
+    SCOPED_TRACE(name_of(kind));
+    const FarFieldStatistics of_dealt = call(dealt, kind);
+    const FarFieldStatistics of_ranges = call(even_words(ranks, vocab), kind);
+    for (const auto& [name, s] : {std::pair{"dealt", of_dealt}, std::pair{"ranges", of_ranges}}) {
+      std::printf("%s, %s: %.2f %% kept, imbalance %.3f, d_hidden %.3f %% off, lse %.4f\n", name,
+                  std::string(name_of(kind)).c_str(), 100 * s.kept, s.imbalance,
+                  100 * s.audited_error, s.audited_lse_error);
+      EXPECT_EQ(s.audited_tokens, 128);
+      EXPECT_LE(s.audited_error, kind == PlanKind::far_both ? 0.0065 : 0.0045);
+      EXPECT_LE(s.audited_lse_error, 0.005);
+      EXPECT_LT(s.kept, 0.25);
+    }
+    // Both ways the tiles of targets are kept in any case.
+    EXPECT_LE(of_dealt.imbalance, kind == PlanKind::far_both ? 1.1 : 1.05);
+    EXPECT_GE(of_ranges.imbalance, 1.5);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Heads, DealtRealHead, testing::Values("early", "late"),
