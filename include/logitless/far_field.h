@@ -32,7 +32,8 @@ struct FarFieldOptions {
   std::int64_t refresh_every = 100;
   // Steps from the one whose weights an order is made from, by a thread of its own, to the one that
   // takes it over: waiting if need be, so that runs repeat to the bit. 0: made in the step itself.
-  // A GPU makes it in the step itself in any case, and takes it over as much later.
+  // A GPU, and ranks of a sharding, make it in the step itself in any case, and take it over as much
+  // later.
   std::int64_t refresh_delay = 4;
   std::int64_t sample_rows = 1024;  // tokens an order is made from, >= 1
   std::size_t memory_budget = 0;    // of each plan; 0: the default
@@ -60,8 +61,8 @@ struct FarFieldReport {
 // Memory: one workspace of the largest plan used, counted by the context's meter; while an order is
 // made a copy of weight (not on a GPU), and what average_probability, make_vocab_order and
 // measure_tiles take. On a GPU an order has its copy there besides (12 B * V; far_both 2 B * D * (D
-// + V / 128) more; two of them in the step that takes a new one over). Of a GPU's memory the meter
-// counts workspaces alone.
+// + V / 128) more; two of them in the step that takes a new one over). With a sharding an order has
+// 4 B for each word of all ranks besides. Of a GPU's memory the meter counts workspaces alone.
 class LOGITLESS_API FarFieldHead {
  public:
   // The head keeps a copy of the context, which shares its memory meter and its trace. Throws

@@ -79,7 +79,8 @@ FarSplit split_order(const VocabOrder& order, const WordSplit& split) {
 }
 
 FarAnswer call_sharded_far(const FarProblem& problem, const FarSplit& split, RunSpec run,
-                           const TokenSplit& tokens, unsigned delays) {
+                           const TokenSplit& tokens, unsigned delays,
+                           std::atomic<std::int64_t>* sent) {
   FarAnswer out;
   const std::size_t ranks = split.orders.size();
   std::vector<Tensor> bounds(ranks);
@@ -94,8 +95,9 @@ FarAnswer call_sharded_far(const FarProblem& problem, const FarSplit& split, Run
     }
     if (change) change(o, in, to);
   };
-  static_cast<HeadAnswer&>(out) =
-      run_sharded(problem, {.words = split.words, .tokens = tokens, .run = run, .delays = delays});
+  static_cast<HeadAnswer&>(out) = run_sharded(
+      problem,
+      {.words = split.words, .tokens = tokens, .run = run, .delays = delays, .sent = sent});
   out.tau = static_cast<double>(run.tau);
   out.bound = Tensor(DType::f32, {problem.spec.tokens});
   std::int64_t at = 0;

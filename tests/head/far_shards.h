@@ -23,6 +23,7 @@ FarSplit split_order(const VocabOrder& order, const WordSplit& words);
 
 // A far-field call on all ranks, `run` as of call_far.
 FarAnswer call_sharded_far(const FarProblem& problem, const FarSplit& split, RunSpec run,
-                           const TokenSplit& tokens = {}, unsigned delays = 0);
+                           const TokenSplit& tokens = {}, unsigned delays = 0,
+                           std::atomic<std::int64_t>* sent = nullptr);
 
 }  // namespace logitless::test

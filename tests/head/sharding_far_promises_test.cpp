@@ -11,6 +11,7 @@
 
 #include "head/far_shards.h"
 #include "kernels/cpu_head.h"
+#include "math/far_sums.h"
 #include "support/far_both.h"
 #include "support/far_cases.h"
 #include "support/mirror.h"
@@ -257,6 +258,37 @@ TEST(ShardingFarPromises, SamplesAverageToTheExactGradient) {
     EXPECT_EQ(first.first_of(tile + 6), second.first_of(tile));
   }
   EXPECT_LT(alike, 3);
+}
+
+// Beside what an exact plan sends: 4 bytes a token and rank, before tiles are chosen or of bounds,
+// the sums of the call, a hash of the order; and the places of an order that is shared.
+TEST(ShardingFarPromises, SendsLittleMore) {
+  HeadSpec spec = spec_of(90);
+  spec.ignored = 0.0;
+  const FarBothProblem problem(spec);
+  constexpr std::int64_t kRanks = 3;
+  const FarSplit split = deal_tiles(problem.order, kRanks);
+  std::size_t most = 0;
+  for (const auto& words : split.words.ranks) most = std::max(most, words.size());
+  for (const TokenSplit& tokens : {TokenSplit{"replicated"}, TokenSplit{"spread", {40, 10, 40}}}) {
+    for (const PlanKind kind : {PlanKind::far_backward, PlanKind::far_both}) {
+      SCOPED_TRACE(std::string(name_of(kind)) + ", tokens " + tokens.name);
+      RunSpec run;
+      run.chunk_tokens = 60;
+      std::atomic<std::int64_t> exact = 0, far = 0;
+      run.plan = PlanKind::dense;
+      run_sharded(problem, {.words = split.words, .tokens = tokens, .run = run, .sent = &exact});
+      run.plan = kind;
+      run.tau = 0.02f;
+      call_sharded_far(problem, split, run, tokens, 0, &far);
+      ASSERT_FALSE(HasFailure());
+      const auto of_all = [&](std::size_t bytes) {
+        return static_cast<std::int64_t>(bytes) * kRanks * (kRanks - 1);
+      };
+      EXPECT_EQ(far - exact, of_all(4 * 90) + of_all(sizeof(FarSums)) +
+                                 of_all(sizeof(std::uint64_t)) + of_all(4 * most));
+    }
+  }
 }
 
 TEST(ShardingFarPromises, AddsAndLeavesIgnoredTokensAlone) {
