@@ -325,6 +325,7 @@ typedef struct logitless_loss_statistics {
   double audited_lse_error; /* root mean square, in nats */
   double audited_lse_error_max;
   int64_t dense_fallback; /* more than 2/3 to keep somewhere: exact there */
+  double imbalance; /* of words over ranks: the most pairs kept on one over the mean; else 1 */
 } logitless_loss_statistics;
 LOGITLESS_API void logitless_loss_statistics_init(logitless_loss_statistics* statistics,
                                                   size_t struct_size);

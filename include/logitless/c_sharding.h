@@ -6,7 +6,8 @@
  * all of them fail where one does, naming the rank; the next call is possible. Only a struct that
  * cannot be read (a struct_size, a dtype, a rank) fails alone, and is missed by the others at their
  * limit. By exact plans on the CPU and, of bf16 without a word table, on Hopper GPUs, with
- * communicators of their memory: LOGITLESS_UNSUPPORTED on others and for the far field. */
+ * communicators of their memory; by far-field plans and logitless_far_head_step on the CPU:
+ * LOGITLESS_UNSUPPORTED on others. */
 #pragma once
 
 #include <stddef.h>
@@ -45,6 +46,37 @@ typedef struct logitless_sharding {
   const logitless_communicator* replicas;
 } logitless_sharding;
 LOGITLESS_API void logitless_sharding_init(logitless_sharding* sharding, size_t struct_size);
+
+/* dealt[vocab], rank by rank: rank r's word table is [first, its next rank's first) of it, for
+ * which all ranks keep about as many tiles of the far field. By average[vocab] or, where that is
+ * NULL, by id from frequent to rare. */
+LOGITLESS_API logitless_status logitless_deal_words(int64_t vocab, int32_t ranks,
+                                                    const float* average, uint64_t seed,
+                                                    int32_t* dealt);
+/* The words of the ranks before `rank` in [0, ranks]. */
+LOGITLESS_API logitless_status logitless_first_dealt(int64_t vocab, int32_t ranks, int32_t rank,
+                                                     int64_t* first);
+
+/* ---- Orders of the vocabulary for far-field plans, on the CPU: collective, as calls are. A
+ * logitless_far_head makes its own. ---- */
+
+/* logitless_average_probability of this rank's words, against those of all ranks. */
+LOGITLESS_API logitless_status logitless_sharded_average_probability(
+    const logitless_context* context, const logitless_sharding* sharding,
+    const logitless_tensor* hidden, const logitless_tensor* weight, const logitless_tensor* bias,
+    float logit_scale, float softcap, uint64_t memory_budget, float* average, int64_t rows);
+/* logitless_vocab_order_measure of this rank's tiles, for hidden that is the same on all ranks.
+ * order: NULL where this rank has no words. */
+LOGITLESS_API logitless_status logitless_sharded_vocab_order_measure(
+    const logitless_context* context, const logitless_sharding* sharding,
+    const logitless_vocab_order* order, const logitless_tensor* hidden,
+    const logitless_tensor* weight, const logitless_tensor* bias, float logit_scale, float tau,
+    logitless_vocab_order** measured);
+/* Another order: the same, by which all ranks take tokens alike; what calls with a sharding need.
+ * order: of this rank's rows, NULL where it has no words. */
+LOGITLESS_API logitless_status logitless_vocab_order_share(const logitless_vocab_order* order,
+                                                           const logitless_sharding* sharding,
+                                                           logitless_vocab_order** shared);
 
 #ifdef __cplusplus
 }

@@ -94,7 +94,8 @@ struct CrossEntropyInputs {
   // Upstream gradients of reduction none, optional [...] f32; without it they are grad_loss.
   ConstTensorView grad_losses = {};
   // Of far-field plans, which need one; others leave it alone. Made for about these weights: the
-  // error grows as they move away from those of the order (docs/far_field.md).
+  // error grows as they move away from those of the order (docs/far_field.md). With a sharding: of
+  // this rank's rows, from share_order.
   VocabOrder order = {};
   // Of far-field plans with sample_every: another number for each call, best the next one.
   std::uint64_t sample_seed = 0;
@@ -136,6 +137,9 @@ struct FarFieldStatistics {
   // Of the lse of those tokens, in nats; 0 but with far_both.
   double audited_lse_error = 0.0;      // root mean square
   double audited_lse_error_max = 0.0;  // of one token
+  // Of words spread over ranks, whose numbers all of the above are, the same on each: the most that
+  // one rank keeps over the mean of them, 1 to the number of ranks; what a step takes goes by it.
+  double imbalance = 1.0;
 };
 
 // Token statistics, returned with every call; those of sharded tokens are of all ranks, but for

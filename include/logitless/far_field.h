@@ -32,7 +32,8 @@ struct FarFieldOptions {
   std::int64_t refresh_every = 100;
   // Steps from the one whose weights an order is made from, by a thread of its own, to the one that
   // takes it over: waiting if need be, so that runs repeat to the bit. 0: made in the step itself.
-  // A GPU makes it in the step itself in any case, and takes it over as much later.
+  // A GPU, and ranks of a sharding, make it in the step itself in any case, and take it over as
+  // much later.
   std::int64_t refresh_delay = 4;
   std::int64_t sample_rows = 1024;  // tokens an order is made from, >= 1
   std::size_t memory_budget = 0;    // of each plan; 0: the default
@@ -60,8 +61,8 @@ struct FarFieldReport {
 // Memory: one workspace of the largest plan used, counted by the context's meter; while an order is
 // made a copy of weight (not on a GPU), and what average_probability, make_vocab_order and
 // measure_tiles take. On a GPU an order has its copy there besides (12 B * V; far_both 2 B * D * (D
-// + V / 128) more; two of them in the step that takes a new one over). Of a GPU's memory the meter
-// counts workspaces alone.
+// + V / 128) more; two of them in the step that takes a new one over). With a sharding an order has
+// 4 B for each word of all ranks besides. Of a GPU's memory the meter counts workspaces alone.
 class LOGITLESS_API FarFieldHead {
  public:
   // The head keeps a copy of the context, which shares its memory meter and its trace. Throws
@@ -79,6 +80,13 @@ class LOGITLESS_API FarFieldHead {
   // when there is an order of another number of words: such a call is no step, and state() is as it
   // was before. What making an order throws comes from the step that waits for it, and the next one
   // begins another.
+  //
+  // With in.sharding, on the CPU, it is collective: heads of the same options on all ranks take the
+  // same steps, and decide alike, since kept tiles, audited errors and fallbacks are of all ranks.
+  // What one rank throws all throw, and InvalidArgument where options or what they have decided
+  // differ. Orders are made in the step itself, together, and taken over refresh_delay later. One
+  // made for other words of this rank, or another number of ranks, as after load(), is dropped on
+  // all ranks, and a new one is due. Refused by name: replicas, which would decide apart.
   //
   // On a GPU it enqueues and returns, and of the statistics only `tokens` is filled, but where
   // something is to be decided: a step that is audited waits, returns all of them, and throws as
@@ -101,7 +109,9 @@ class LOGITLESS_API FarFieldHead {
 
   // State and orders as a safetensors file, one that is being made included (it waits for that): a
   // run resumed from it goes on with the same bits. Throws as write_safetensors and TensorFile do,
-  // and InvalidArgument on a file that is something else or of other options.
+  // and InvalidArgument on a file that is something else or of other options. With a sharding each
+  // rank has a file of its own, which also says whose it is; neither call is collective. Ranks of
+  // another number may load any of them: decisions are the same in all.
   void save(const std::string& path) const;
   void load(const std::string& path);
   // The same bytes in memory.

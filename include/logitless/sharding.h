@@ -4,8 +4,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "logitless/communicator.h"
+#include "logitless/export.h"
 #include "logitless/tensor_view.h"
 
 namespace logitless {
@@ -32,8 +35,8 @@ enum class Movement : std::uint8_t {
 // [vocab], label smoothing, argmax and everything that is summed over words. Of a mean or sum every
 // rank gets the whole loss, in the same bits, and complete gradients of it.
 //
-// Served by exact plans, on the CPU and, of bf16, on Hopper GPUs.
-// Throws Unsupported, on every rank, on other GPUs, for the far field and for columns.
+// Served by exact plans, on the CPU and, of bf16, on Hopper GPUs; by far-field plans on the CPU.
+// Throws Unsupported, on every rank, on other GPUs, for the far field on GPUs, and for columns.
 //
 // On a GPU the communicators move its memory on the context's stream, and one exchange between the
 // hosts (all_gather_host) precedes each call: what is wrong with its arguments on one rank all
@@ -58,5 +61,24 @@ struct Sharding {
   // With `tokens`, else planned: an InvalidArgument says so. The same on all ranks.
   Movement moves = Movement::planned;
 };
+
+// Words dealt out so that all ranks have as many frequent and rare ones: with ids from frequent to
+// rare, as those of tokenizers are, ranks of one range each are not alike, and the far field keeps
+// nearly all tiles on the first (FarFieldStatistics::imbalance).
+//
+// i32 [vocab], rank by rank: rank r's word_table is [first_dealt(vocab, ranks, r), first_dealt(...,
+// r + 1)) of it. Words are taken from frequent to rare, by average [vocab] or, without it, by id,
+// `ranks` at a time; each of those goes to another rank, by chance. Row i of the dealt weight is
+// row dealt[i] of a checkpoint, and so it is stored back. Throws InvalidArgument when vocab or
+// ranks are below 1, vocab above 2^31 - 1, or average is of another size or no numbers.
+LOGITLESS_API std::vector<std::int32_t> deal_words(std::int64_t vocab, int ranks,
+                                                   std::span<const float> average = {},
+                                                   std::uint64_t seed = 0);
+// The words of the ranks before `rank` in [0, ranks]: each has vocab / ranks, and one more where
+// rank < vocab % ranks.
+LOGITLESS_API std::int64_t first_dealt(std::int64_t vocab, int ranks, int rank);
+// The row of each word in the dealt weight: inverse[dealt[i]] = i. Throws InvalidArgument where
+// dealt is no permutation.
+LOGITLESS_API std::vector<std::int32_t> inverse_of_dealt(std::span<const std::int32_t> dealt);
 
 }  // namespace logitless

@@ -10,6 +10,7 @@
 
 #include "logitless/context.h"
 #include "logitless/export.h"
+#include "logitless/sharding.h"
 #include "logitless/tensor_view.h"
 
 namespace logitless {
@@ -52,8 +53,13 @@ class LOGITLESS_API VocabOrder {
                           std::span<const float> variance,
                           std::span<const float> log2_caution) const;
 
+  // With what ranks take tokens in one order by (share_order): [words of all ranks] the place of
+  // each word in the orders of the ranks one after another; empty without.
+  std::span<const std::int32_t> places() const;
+
   // A safetensors file: words i64 [vocab], average f32 [vocab]; axes, variance, log2_caution f32 if
-  // there are moments. Throws Error (file), or what the constructor throws.
+  // there are moments; places i32 if it is shared. Throws Error (file), or what the constructor
+  // throws.
   void save(const std::string& path) const;
   static VocabOrder load(const std::string& path);
 
@@ -68,13 +74,13 @@ class LOGITLESS_API VocabOrder {
 // vocab * dim at most; extra memory: a plan of memory_budget (0: the default), 4 B * vocab beside
 // the result. On a GPU the tensors are in its memory and the result is not: it waits, and takes 8 B
 // * vocab and 12 B * rows there; throws DeviceError. With a softcap c, where z_ij is the capped
-// logit, the average of p_ij (1 - (z_ij / c)^2): what the gradients of the words go by.
-LOGITLESS_API std::vector<float> average_probability(const Context& context,
-                                                     const ConstTensorView& hidden,
-                                                     const ConstTensorView& weight,
-                                                     const ConstTensorView& bias = {},
-                                                     float logit_scale = 1.0f, float softcap = 0.0f,
-                                                     std::size_t memory_budget = 0);
+// logit, the average of p_ij (1 - (z_ij / c)^2): what the gradients of the words go by. With a
+// sharding it is collective, on the CPU alone: of this rank's words, over all ranks' tokens where
+// these are spread, too; throws on all ranks what one of them throws.
+LOGITLESS_API std::vector<float> average_probability(
+    const Context& context, const ConstTensorView& hidden, const ConstTensorView& weight,
+    const ConstTensorView& bias = {}, float logit_scale = 1.0f, float softcap = 0.0f,
+    std::size_t memory_budget = 0, const Sharding& sharding = {});
 
 // The order of weight [V, D] (f32, bf16 or f16, rows of any stride) for these averages [V]. The
 // same for any number of threads. Extra memory: 512 rows in fp32 a thread, and 16 B * V. On a GPU
@@ -94,10 +100,20 @@ LOGITLESS_API VocabOrder make_vocab_order(const Context& context, const ConstTen
 // Hopper GPU, in bf16 with dim a multiple of 8, everything but the orders is in its memory, and it
 // waits; extra memory there: 24 B * dim^2 and cuSOLVER's workspace (about as much), 70 KiB * dim,
 // 0.1 B * vocab * (dim + rows), 20 B * vocab, and 32 MiB. Throws Unsupported for other heads there,
-// or without cuBLAS or cuSOLVER; DeviceError.
+// or without cuBLAS or cuSOLVER; DeviceError. With a sharding it is collective, on the CPU alone:
+// moments of this rank's tiles, cautions against the totals of all ranks, for hidden that is the
+// same on all of them (Unsupported where tokens are spread).
 LOGITLESS_API VocabOrder measure_tiles(const Context& context, const VocabOrder& order,
                                        const ConstTensorView& hidden, const ConstTensorView& weight,
                                        const ConstTensorView& bias = {}, float logit_scale = 1.0f,
-                                       float tau = 0.003f);
+                                       float tau = 0.003f, const Sharding& sharding = {});
+
+// Collective: the order of this rank's words (one that is empty where it has none) with the places
+// of those of all ranks, by which far-field calls with a sharding take their tokens: in the order
+// of their targets, the same on all ranks. Ranks that call with others than those made together
+// throw InvalidArgument. Any that were serve, whatever the weights are now. Extra memory: 4 B for
+// each word of all ranks, kept, and as much again while it runs, for the rank of most words. Throws
+// InvalidArgument on all ranks where words and orders do not fit.
+LOGITLESS_API VocabOrder share_order(const VocabOrder& order, const Sharding& sharding);
 
 }  // namespace logitless

@@ -313,12 +313,13 @@ class LossStatistics(Structure):
     audited_lse_error: float  # root mean square, in nats
     audited_lse_error_max: float
     dense_fallback: int  # more than 2/3 to keep somewhere: exact there
+    imbalance: float  # of words over ranks: the most pairs kept on one over the mean; else 1
     _fields_ = [
         ("struct_size", c_size_t), ("tokens", c_int64), ("valid_tokens", c_int64), ("correct", c_int64),
         ("normalizer", c_double), ("mean_lse", c_double), ("mean_log_prob", c_double), ("kept", c_double),
         ("sampled", c_double), ("passes", c_double), ("bound", c_double), ("audited_error", c_double),
         ("audited_tokens", c_int64), ("audited_lse_error", c_double), ("audited_lse_error_max", c_double),
-        ("dense_fallback", c_int64),
+        ("dense_fallback", c_int64), ("imbalance", c_double),
     ]
 
 
@@ -786,4 +787,11 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "logitless_head_backward_kept": (c_int32, [c_void_p, c_void_p, POINTER(HeadOptions), POINTER(HeadInputs),
         POINTER(HeadCotangents), POINTER(HeadGradients), c_void_p, c_size_t]),
     "logitless_sharding_init": (None, [POINTER(Sharding), c_size_t]),
+    "logitless_deal_words": (c_int32, [c_int64, c_int32, POINTER(c_float), c_uint64, POINTER(c_int32)]),
+    "logitless_first_dealt": (c_int32, [c_int64, c_int32, c_int32, POINTER(c_int64)]),
+    "logitless_sharded_average_probability": (c_int32, [c_void_p, POINTER(Sharding), POINTER(Tensor), POINTER(Tensor),
+        POINTER(Tensor), c_float, c_float, c_uint64, POINTER(c_float), c_int64]),
+    "logitless_sharded_vocab_order_measure": (c_int32, [c_void_p, POINTER(Sharding), c_void_p, POINTER(Tensor),
+        POINTER(Tensor), POINTER(Tensor), c_float, c_float, POINTER(c_void_p)]),
+    "logitless_vocab_order_share": (c_int32, [c_void_p, POINTER(Sharding), POINTER(c_void_p)]),
 }

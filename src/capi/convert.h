@@ -334,6 +334,7 @@ inline void write_statistics(const LossStatistics& made, logitless_loss_statisti
   c.audited_lse_error = made.far.audited_lse_error;
   c.audited_lse_error_max = made.far.audited_lse_error_max;
   c.dense_fallback = made.far.dense_fallback ? 1 : 0;
+  c.imbalance = made.far.imbalance;
   write_struct(c, to, "statistics");
 }
 

@@ -159,10 +159,7 @@ LossPlan plan_calls(const CrossEntropyOptions& options, const CrossEntropyInputs
               digest.same("next_token", options.next_token);
             }};
   };
-  PlanRequest alone = request;
-  alone.sharding = in.sharding;
-  return plan_sharded(in.sharding, request, head,
-                      [&](const HeadShape& s, const HeadFeatures& f) { return plan(s, f, alone); });
+  return plan_sharded(in.sharding, request, head, plan);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "head/far_work.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace logitless {
@@ -10,7 +11,10 @@ FarFieldStatistics far_statistics(const LossPlan& plan, const FarSums& sums) {
     out.kept = static_cast<double>(sums.kept) / static_cast<double>(sums.pairs);
     out.sampled = static_cast<double>(sums.sampled) / static_cast<double>(sums.pairs);
   }
-  out.passes = far_passes(plan.kind, out.kept, out.sampled, plan.shape, plan.features);
+  HeadShape shape = plan.shape;
+  const int ranks = plan.features.word_ranks;
+  if (ranks > 0) shape.vocab = std::max<std::int64_t>(shape.whole_vocab / ranks, 1);
+  out.passes = far_passes(plan.kind, out.kept, out.sampled, shape, plan.features);
   out.dense_fallback = sums.fallback != 0;
   if (sums.norm_squared > 0.0) out.bound = std::sqrt(sums.bound_squared / sums.norm_squared);
   if (plan.kind == PlanKind::far_both) out.bound = -1.0;

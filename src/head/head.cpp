@@ -166,10 +166,7 @@ LossPlan plan_calls(const HeadOptions& options, const HeadInputs& in, const Plan
         .device = device,
         .options = [&](PlanDigest& digest) { digest.same("ignore_index", options.ignore_index); }};
   };
-  PlanRequest alone = request;
-  alone.sharding = in.sharding;
-  return plan_sharded(in.sharding, request, head,
-                      [&](const HeadShape& s, const HeadFeatures& f) { return plan(s, f, alone); });
+  return plan_sharded(in.sharding, request, head, plan);
 }
 
 auto planner() {

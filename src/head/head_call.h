@@ -64,6 +64,7 @@ struct ShardOperands {
   bool tokens = false;
   const ExchangeLane* lane = nullptr;       // on a GPU
   const GatheredWords* gathered = nullptr;  // null: weights stay. Else shape.vocab is all words
+  std::int64_t first_tile = 0, tiles = 0;   // of the ranks before this one, of all ranks
 
   bool sharded() const { return calls != nullptr; }
   int ranks() const { return calls->communicator().size(); }

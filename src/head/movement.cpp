@@ -49,7 +49,9 @@ MovementPlans::MovementPlans(const Sharding& sharding, MovementProblem problem)
   if (cannot && spread_ && sharding.moves == Movement::weights)
     throw Unsupported(
         "sharding: moves: weights whose words a word_table says move on the CPU alone");
-  planned_ = planned_ && !cannot;
+  if (p_.far && spread_ && sharding.moves == Movement::weights)
+    throw Unsupported("sharding: moves: weights do not move in the far field, whose words stay");
+  planned_ = planned_ && !cannot && !p_.far && p_.ranks() > 1;
   tokens_.wanted = planned_ || sharding.moves != Movement::weights;
   weights_.wanted = planned_ || sharding.moves == Movement::weights;
   if (!spread_) weights_.wanted = false;

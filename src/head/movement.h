@@ -25,6 +25,7 @@ struct MovementProblem {
   std::int64_t tokens = 0;  // of this rank; of spread ones the most of a rank
   GatheredWords words;
   int rank = 0;
+  bool far = false;  // a far field may be planned, of words that stay
 
   int ranks() const { return static_cast<int>(words.ranks.size()); }
 };
@@ -39,6 +40,8 @@ class MovementPlans {
   // Makes what may be taken, and says its sizes. Throws what the planner throws of the plan asked
   // for; of the one whose tokens move where neither can be made.
   void make(const Planner& planner, PlanDigest& digest);
+  // Of this rank, whose tokens move, as made last; an exact one of nothing where there is none.
+  LossPlan with_tokens() const { return tokens_.plan.value_or(LossPlan()); }
   // Whether the chunks of what they have said can be gone through together. A rank plans its other
   // chunks by a first one whose exponentials lie in d_weight's memory; where these differ, it makes
   // none the next time.

@@ -8,7 +8,10 @@
 #include "core/check.h"
 #include "head/cuda/layout.h"
 #include "head/movement.h"
+#include "head/plan/check.h"
 #include "head/plan/choose.h"
+#include "head/shard_far_plan.h"
+#include "kernels/cpu_head.h"
 #include "kernels/device_stream.h"
 
 namespace logitless {
@@ -17,12 +20,6 @@ namespace {
 std::span<const std::int32_t> table_of(const Sharding& sharding) {
   return {static_cast<const std::int32_t*>(sharding.word_table.data()),
           static_cast<std::size_t>(sharding.word_table.numel())};
-}
-
-std::vector<WordRun> words_of(const Sharding& sharding, std::int64_t rows) {
-  if (sharding.word_table.defined()) return runs_of(table_of(sharding));
-  if (rows == 0) return {};
-  return {{sharding.first_word, sharding.first_word + rows}};
 }
 
 void say_features(const HeadFeatures& f, PlanDigest& digest) {
@@ -85,11 +82,15 @@ void require_device(const Sharding& sharding, DeviceKind device) {
           sharding.replicas == nullptr ? 0 : sharding.replicas->size());
 }
 
-void refuse_far_field(const PlanRequest& request) {
-  const bool far = request.accuracy != Accuracy::exact ||
-                   (request.kind.has_value() && (*request.kind == PlanKind::far_backward ||
-                                                 *request.kind == PlanKind::far_both));
-  if (far) throw Unsupported("sharding: the far field of words on several ranks is not served yet");
+// Of the ranks before `rank`, each of which has whole tiles and a last one.
+std::int64_t tiles_before(const std::vector<std::vector<WordRun>>& words, int rank) {
+  std::int64_t tiles = 0;
+  for (int r = 0; r < rank; ++r) {
+    std::int64_t rows = 0;
+    for (const WordRun& run : words[static_cast<std::size_t>(r)]) rows += run.end - run.first;
+    tiles += ceil_div(rows, kVocabTile);
+  }
+  return tiles;
 }
 
 // Collective: of the group's own memory what chunks exchange, and less workspace. Null: it has
@@ -107,14 +108,13 @@ void* take_exchange_memory(Communicator& words, LossPlan& plan) {
 
 // Of the ranks that hold the words together.
 LossPlan plan_words(const Sharding& sharding, const PlanRequest& request,
-                    const std::function<ShardedHead()>& head,
-                    const std::function<LossPlan(const HeadShape&, const HeadFeatures&)>& plan) {
+                    const std::function<ShardedHead()>& head, const PlanOfRank& plan) {
   Communicator& words = *sharding.words;
   ShardedHead mine;
   const auto say_sizes = [&](PlanDigest& digest) {
     mine = head();
     require_device(sharding, mine.device);
-    refuse_far_field(request);
+    say_far_field(request, mine.device, digest);
     say(mine, sharding, digest);
   };
   const Agreement sizes = agree(words, say_sizes);
@@ -124,23 +124,36 @@ LossPlan plan_words(const Sharding& sharding, const PlanRequest& request,
   shape.whole_vocab = sharding.vocab;
   const std::int64_t tokens = tokens_of_rank(sharding, shape, sizes);
   const GatheredWords of_ranks = gathered_words(sizes.words);
-  MovementPlans plans(sharding,
-                      {shape, mine.features, mine.device, tokens, of_ranks, words.rank()});
-  const auto make = [&](std::uint64_t said_before) {
+  MovementPlans plans(sharding, {shape, mine.features, mine.device, tokens, of_ranks, words.rank(),
+                                 allows_far(request)});
+  const auto make = [&](std::uint64_t said_before, const PlanRequest& wanted) {
     return agree(words, [&](PlanDigest& digest) {
       digest.same("sizes", static_cast<std::int64_t>(said_before));
-      plans.make(plan, digest);
+      plans.make([&](const HeadShape& s, const HeadFeatures& f) { return plan(s, f, wanted); },
+                 digest);
+      say_far_plan(plans.with_tokens(), mine.shape.vocab, digest);
     });
   };
-  Agreement chunks = make(sizes.plan);
-  if (!plans.begin_alike(chunks)) chunks = make(chunks.plan);
-  LossPlan made = plans.agreed(chunks);
+  PlanRequest of_rank = request;
+  of_rank.sharding = sharding;
+  Agreement chunks = make(sizes.plan, of_rank);
+  std::optional<LossPlan> wanted;
+  if (const auto common = common_request(of_rank, chunks)) {
+    wanted = plans.with_tokens();
+    of_rank = *common;
+    chunks = make(chunks.plan, of_rank);
+  }
+  if (!plans.begin_alike(chunks)) chunks = make(chunks.plan, of_rank);
+  LossPlan made = with_common_audit(plans.agreed(chunks), chunks);
+  if (wanted) say_what_was_wanted(*wanted, made);
   ExchangeLane lane;
   if (mine.device != DeviceKind::cpu) lane.memory = take_exchange_memory(words, made);
   made.agreement =
       std::make_shared<ShardAgreement>(ShardAgreement{sharding,
                                                       mine.shape.vocab,
                                                       tokens,
+                                                      tiles_before(sizes.words, words.rank()),
+                                                      tiles_before(sizes.words, words.size()),
                                                       CollectiveCalls(sharding.words, chunks.plan),
                                                       {},
                                                       of_ranks,
@@ -155,7 +168,7 @@ LossPlan plan_shape(const HeadShape& shape, const HeadFeatures& features,
   if (!is_sharded(request.sharding)) {
     require(features.word_ranks == 0 && !features.tokens_sharded && features.gathered_rows == 0,
             "sharding: the features are of sharded words, and the request has no sharding");
-    return plan(shape, features);
+    return plan(shape, features, request);
   }
   const auto head = [&]() -> ShardedHead {
     require_sharding(request.sharding, shape.vocab);
@@ -170,16 +183,17 @@ LossPlan plan_shape(const HeadShape& shape, const HeadFeatures& features,
 
 LossPlan plan_head(const HeadShape& shape, const HeadFeatures& features,
                    const PlanRequest& request) {
-  return plan_shape(
-      shape, features, request, request.device.kind,
-      [&](const HeadShape& s, const HeadFeatures& f) { return plan_alone(s, f, request); });
+  return plan_shape(shape, features, request, request.device.kind,
+                    [&](const HeadShape& s, const HeadFeatures& f, const PlanRequest& r) {
+                      return plan_alone(s, f, r);
+                    });
 }
 
 LossPlan plan_head(const Context& context, const HeadShape& shape, const HeadFeatures& features,
                    const PlanRequest& request) {
   return plan_shape(shape, features, request, context.device().kind,
-                    [&](const HeadShape& s, const HeadFeatures& f) {
-                      return plan_alone(context, s, f, request);
+                    [&](const HeadShape& s, const HeadFeatures& f, const PlanRequest& r) {
+                      return plan_alone(context, s, f, r);
                     });
 }
 
@@ -188,6 +202,12 @@ void set_sharding(const Sharding& sharding, HeadFeatures& features) {
   features.word_ranks = sharding.words->size();
   features.tokens_sharded = sharding.tokens;
   features.gathered_rows = 0;  // the plan says
+}
+
+std::vector<WordRun> words_of(const Sharding& sharding, std::int64_t rows) {
+  if (sharding.word_table.defined()) return runs_of(table_of(sharding));
+  if (rows == 0) return {};
+  return {{sharding.first_word, sharding.first_word + rows}};
 }
 
 std::int64_t whole_vocab(const Sharding& sharding, std::int64_t rows) {
@@ -222,8 +242,7 @@ void require_sharding(const Sharding& sharding, std::int64_t rows) {
 }
 
 LossPlan plan_sharded(const Sharding& sharding, const PlanRequest& request,
-                      const std::function<ShardedHead()>& head,
-                      const std::function<LossPlan(const HeadShape&, const HeadFeatures&)>& plan) {
+                      const std::function<ShardedHead()>& head, const PlanOfRank& plan) {
   if (sharding.replicas == nullptr) return plan_words(sharding, request, head, plan);
   LossPlan made;
   // What one group of words throws is said to the replicas in the others.
@@ -241,7 +260,9 @@ void set_shard(const LossPlan& plan, const Sharding& sharding, HeadCall& call) {
   call.shard = {.calls = &plan.agreement->calls,
                 .replicas = plan.agreement->replicas.get(),
                 .words = ShardWords(sharding, call.shape.vocab),
-                .tokens = sharding.tokens};
+                .tokens = sharding.tokens,
+                .first_tile = plan.agreement->first_tile,
+                .tiles = plan.agreement->tiles};
   require(call.shape.vocab == plan.agreement->rows, "plan: made for ", plan.agreement->rows,
           " words here, called with ", call.shape.vocab);
   require(call.shape.tokens <= plan.agreement->tokens, "plan: made for at most ",
@@ -270,17 +291,20 @@ void set_shard(const LossPlan& plan, const Sharding& sharding, HeadCall& call) {
     *event = cuda::make_event();
 }
 
+bool is_planned(const ShardAgreement& agreed, const Sharding& sharding) {
+  const Sharding& planned = agreed.sharding;
+  return sharding.words == planned.words && sharding.tokens == planned.tokens &&
+         sharding.moves == planned.moves && sharding.replicas == planned.replicas &&
+         sharding.vocab == planned.vocab && sharding.first_word == planned.first_word &&
+         sharding.word_table.defined() == planned.word_table.defined();
+}
+
 void require_planned(const ShardAgreement* agreed, const Sharding& sharding) {
   if (agreed == nullptr) {
     require(!is_sharded(sharding), "plan: made without a sharding, and the call has one");
     return;
   }
-  const Sharding& planned = agreed->sharding;
-  require(sharding.words == planned.words && sharding.tokens == planned.tokens &&
-              sharding.moves == planned.moves && sharding.replicas == planned.replicas &&
-              sharding.vocab == planned.vocab && sharding.first_word == planned.first_word &&
-              sharding.word_table.defined() == planned.word_table.defined(),
-          "sharding: not the one that the plan was made for");
+  require(is_planned(*agreed, sharding), "sharding: not the one that the plan was made for");
 }
 
 }  // namespace logitless

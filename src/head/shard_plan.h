@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "comm/collective_calls.h"
 #include "comm/digest.h"
@@ -19,6 +20,8 @@ struct ShardAgreement {
   Sharding sharding;
   std::int64_t rows = 0;    // of weight here
   std::int64_t tokens = 0;  // that a rank may bring to a call
+  // Of kVocabTile words, each rank's own: of the ranks before this one, and of all.
+  std::int64_t first_tile = 0, tiles = 0;
   CollectiveCalls calls;
   std::unique_ptr<CollectiveCalls> replicas;
   GatheredWords words;  // of all ranks
@@ -41,15 +44,22 @@ struct ShardedHead {
   DeviceKind device = DeviceKind::cpu;
   std::function<void(PlanDigest&)> options = {};
 };
-// Collective. `head` may throw what is wrong with the arguments; `plan` makes the plan of one rank
-// alone. Throws as agree() does, the same on all ranks.
+// The plan of one rank alone.
+using PlanOfRank =
+    std::function<LossPlan(const HeadShape&, const HeadFeatures&, const PlanRequest&)>;
+// Collective. `head` may throw what is wrong with the arguments; `plan` gets the request or, where
+// ranks would take unlike far fields, one for an exact plan. Throws as agree() does, the same on
+// all ranks.
 LossPlan plan_sharded(const Sharding& sharding, const PlanRequest& request,
-                      const std::function<ShardedHead()>& head,
-                      const std::function<LossPlan(const HeadShape&, const HeadFeatures&)>& plan);
+                      const std::function<ShardedHead()>& head, const PlanOfRank& plan);
 
 // The ranks of a call that runs by run_call, and the sizes that go with them.
 void set_shard(const LossPlan& plan, const Sharding& sharding, HeadCall& call);
 
+// The words of a rank whose weight has so many rows.
+std::vector<WordRun> words_of(const Sharding& sharding, std::int64_t rows);
+
+bool is_planned(const ShardAgreement& agreed, const Sharding& sharding);
 // Throws InvalidArgument unless a plan's agreement (null: none) is for calls of this sharding.
 void require_planned(const ShardAgreement* agreed, const Sharding& sharding);
 

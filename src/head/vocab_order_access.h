@@ -24,7 +24,9 @@ struct VocabOrder::Data {
   std::vector<float> share;
   std::int64_t dim = 0;
   std::vector<float> axes, variance, log2_caution;
-  bool identity = true;  // the words are their positions
+  std::vector<std::int32_t> places;  // of share_order
+  std::uint64_t common = 0;          // a hash of them: the same on ranks that have the same
+  bool identity = true;              // the words are their positions
   // Words and positions i32, share f32 [vocab], one after the other.
   std::shared_ptr<DeviceCopies> on_devices = std::make_shared<DeviceCopies>();
   // axes and variance bf16, log2_caution f32.
@@ -34,6 +36,8 @@ struct VocabOrder::Data {
 struct VocabOrderAccess {
   using Data = VocabOrder::Data;
   static const Data& of(const VocabOrder& order) { return *order.data_; }
+  // The same order, or one of no words, with these places.
+  static VocabOrder with_places(const VocabOrder& order, std::vector<std::int32_t> places);
 };
 
 }  // namespace logitless

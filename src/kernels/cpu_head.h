@@ -170,11 +170,15 @@ struct FarPrepare : ChunkCommon {
   TilePoints points;
 };
 
-// The forward of a chunk with far tiles by their estimated mass. A tile is kept when its estimate,
-// caution included, is above tau of the row's estimated total for a token of the block, and where a
-// target lies. No argmax, no entropy.
+// The forward of a chunk with far tiles by their estimated mass, in two steps: far_estimate makes
+// the masses, far_forward the outputs. A tile is kept when its estimate, caution included, is above
+// tau of the row's estimated total for a token of the block, and where a target lies. No argmax, no
+// entropy, no `wide`.
 struct FarForwardChunk : ForwardChunk {
   TilePoints points;
+  // [tokens, in whole panels] the estimated totals: what far_estimate found, of the words here;
+  // for far_forward of all words, where others are elsewhere.
+  float* log2_total = nullptr;
   float tau = 0.0f;
   double most_kept = 1.0;  // above this part of the tiles, all are kept
 };
@@ -227,6 +231,7 @@ struct HeadKernel {
   std::int64_t far_row_block = 0;
   DType far_dtype = DType::f32;
   void (*far_prepare)(const FarPrepare& prepare) = nullptr;
+  void (*far_estimate)(const FarForwardChunk& chunk) = nullptr;
   void (*far_forward)(const FarForwardChunk& chunk) = nullptr;
   void (*far_backward)(const FarBackwardChunk& chunk) = nullptr;
 };

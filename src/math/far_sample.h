@@ -14,6 +14,9 @@ struct FarSample {
   std::int64_t every = 0;  // 0: none
   std::uint64_t key = 0;
   std::uint64_t phase = 0;  // < every
+  // Of words spread over ranks: the tiles of the ranks before, so that no two tiles of all ranks
+  // are taken alike.
+  std::int64_t first_tile = 0;
 
   FarSample() = default;
   // chunk: tells the chunks of a call apart.
@@ -28,7 +31,7 @@ struct FarSample {
   LOGITLESS_HOST_DEVICE std::int64_t first_of(std::int64_t tile) const {
     if (every == 0) return -1;
     const auto period = static_cast<std::uint64_t>(every);
-    const std::uint64_t first = mix64(key ^ static_cast<std::uint64_t>(tile)) % period;
+    const std::uint64_t first = mix64(key ^ static_cast<std::uint64_t>(first_tile + tile)) % period;
     return static_cast<std::int64_t>((first + phase) % period);
   }
   bool takes(std::int64_t tile, std::int64_t block) const {

@@ -73,6 +73,17 @@ struct MergedState {
   LOGITLESS_HOST_DEVICE double mean_logit() const { return entropy / sum; }  // sum_j p_j z_j
 };
 
+// log2 sum_r 2^(of(r)) of some ranks' totals, in their order.
+template <typename Of>
+LOGITLESS_HOST_DEVICE float log2_of_sum(int ranks, const Of& of) {
+  float top = -INFINITY;
+  for (int r = 0; r < ranks; ++r) top = of(r) > top ? of(r) : top;
+  double sum = 0.0;
+  for (int r = 0; r < ranks; ++r)
+    sum += of(r) == top ? 1.0 : exp2(static_cast<double>(of(r)) - static_cast<double>(top));
+  return top == -INFINITY && sum == ranks ? top : top + static_cast<float>(log2(sum));
+}
+
 // state(r): the ShardState of rank r.
 template <typename State>
 LOGITLESS_HOST_DEVICE MergedState merge_shards(int ranks, const State& state) {

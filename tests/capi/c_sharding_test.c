@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "expected.h"
+#include "logitless/c_far_field.h"
 
 enum { kRanks = 3 };
 static const int kFirst[kRanks + 1] = {0, 4, 4, kVocab};
@@ -16,11 +17,38 @@ typedef struct Rank {
   const logitless_communicator* words;
   Head* head;
   int rank, bad_target;
+  int far_plan, far_head; /* by a far-field plan, whose few words are all kept; by a far head */
+  double kept, imbalance;
   logitless_status planned, called;
   char error[300];
   float loss, d_hidden[kTokens * kDim], d_weight[kVocab * kDim], d_bias[kVocab], lse[kTokens];
   pthread_t thread;
 } Rank;
+
+// Of rows in their own order, for all ranks.
+static logitless_status make_order(const logitless_context* context,
+                                   const logitless_sharding* sharding,
+                                   const logitless_cross_entropy_inputs* in, int rows,
+                                   logitless_vocab_order** shared) {
+  int64_t words[kVocab];
+  float average[kVocab], of_rows[kVocab];
+  logitless_vocab_order *order = NULL, *measured = NULL;
+  logitless_status status;
+  int j;
+  for (j = 0; j < kVocab; ++j) words[j] = j;
+  status = logitless_sharded_average_probability(context, sharding, in->hidden, in->weight,
+                                                 in->bias, 1.0f, 0.0f, 0, average, rows);
+  for (j = 0; j < rows; ++j) of_rows[j] = average[j] + 1e-3f;
+  if (status == LOGITLESS_OK && rows > 0)
+    status = logitless_vocab_order_create(words, of_rows, rows, &order);
+  if (status == LOGITLESS_OK)
+    status = logitless_sharded_vocab_order_measure(context, sharding, order, in->hidden, in->weight,
+                                                   in->bias, 1.0f, 0.01f, &measured);
+  if (status == LOGITLESS_OK) status = logitless_vocab_order_share(measured, sharding, shared);
+  logitless_vocab_order_destroy(order);
+  logitless_vocab_order_destroy(measured);
+  return status;
+}
 
 static void run(Rank* r, logitless_context* context) {
   const int rows = kFirst[r->rank + 1] - kFirst[r->rank];
@@ -42,6 +70,10 @@ static void run(Rank* r, logitless_context* context) {
   logitless_cross_entropy_outputs out;
   logitless_sharding sharding;
   logitless_plan* plan = NULL;
+  logitless_plan_request request;
+  logitless_loss_statistics statistics;
+  logitless_vocab_order* order = NULL;
+  logitless_far_head* head = NULL;
   void* block = NULL;  // with a workspace that is aligned in it
   memcpy(targets, r->head->targets, sizeof targets);
   if (r->bad_target) targets[0] = kVocab;
@@ -67,17 +99,37 @@ static void run(Rank* r, logitless_context* context) {
   out.d_weight = &d_weight;
   out.d_bias = &d_bias;
   r->called = LOGITLESS_INTERNAL_ERROR;
-  r->planned = logitless_plan_cross_entropy(context, &options, &in, &out, NULL, &plan);
+  logitless_loss_statistics_init(&statistics, sizeof statistics);
+  if (r->far_head) {
+    r->planned = logitless_far_head_create(context, NULL, &head);
+    if (r->planned == LOGITLESS_OK)
+      r->called = logitless_far_head_step(head, &options, &in, &out, &statistics);
+    if (r->called != LOGITLESS_OK)
+      snprintf(r->error, sizeof r->error, "%s", logitless_last_error());
+    logitless_far_head_destroy(head);
+    return;
+  }
+  logitless_plan_request_init(&request, sizeof request);
+  if (r->far_plan) {
+    request.kind = LOGITLESS_PLAN_FAR_BOTH;
+    r->planned = make_order(context, &sharding, &in, rows, &order);
+    in.order = order;
+  }
+  r->planned = logitless_plan_cross_entropy(context, &options, &in, &out, &request, &plan);
   if (r->planned == LOGITLESS_OK) {
     const size_t bytes = logitless_plan_workspace_bytes(plan);
     void* workspace;
     block = malloc(bytes + 64);
     workspace = (void*)(((uintptr_t)block + 63) / 64 * 64);
-    r->called = logitless_cross_entropy(context, plan, &options, &in, &out, workspace, bytes, NULL);
+    r->called =
+        logitless_cross_entropy(context, plan, &options, &in, &out, workspace, bytes, &statistics);
+    r->kept = statistics.kept;
+    r->imbalance = statistics.imbalance;
   }
   if (r->called != LOGITLESS_OK) snprintf(r->error, sizeof r->error, "%s", logitless_last_error());
   free(block);
   logitless_plan_destroy(plan);
+  logitless_vocab_order_destroy(order);
 }
 
 static void* run_rank(void* argument) {
@@ -179,6 +231,22 @@ static void test_refusals(Head* head) {
   logitless_context_destroy(context);
 }
 
+static void test_dealt_words(void) {
+  int32_t dealt[kVocab];
+  int64_t first = -1;
+  int j, seen = 0;
+  CHECK(logitless_deal_words(kVocab, kRanks, NULL, 0, dealt) == LOGITLESS_OK, "%s",
+        logitless_last_error());
+  for (j = 0; j < kVocab; ++j) seen |= 1 << dealt[j];
+  CHECK(seen == (1 << kVocab) - 1, "words %x", (unsigned)seen);
+  CHECK(logitless_first_dealt(kVocab, kRanks, kRanks, &first) == LOGITLESS_OK && first == kVocab,
+        "first %d", (int)first);
+  CHECK(logitless_deal_words(kVocab, 0, NULL, 0, dealt) == LOGITLESS_INVALID_ARGUMENT, "0 ranks");
+  CHECK(logitless_deal_words(kVocab, kRanks, NULL, 0, NULL) == LOGITLESS_INVALID_ARGUMENT, "NULL");
+  CHECK(logitless_first_dealt(kVocab, kRanks, kRanks + 1, &first) == LOGITLESS_INVALID_ARGUMENT,
+        "rank 4 of 3");
+}
+
 void test_sharding(void) {
   static Head head;
   static Rank ranks[kRanks];
@@ -195,5 +263,15 @@ void test_sharding(void) {
   test_a_bad_target(ranks);
   test_words(ranks);
   test_refusals(&head);
+  for (r = 0; r < kRanks; ++r) ranks[r].far_plan = 1;
+  test_words(ranks);
+  // A tile on each of the two ranks that have words.
+  for (r = 0; r < kRanks; ++r)
+    CHECK(ranks[r].kept == 1.0 && ranks[r].imbalance == 1.5, "rank %d: kept %g, imbalance %g", r,
+          ranks[r].kept, ranks[r].imbalance);
+  for (r = 0; r < kRanks; ++r) ranks[r].far_head = 1;
+  test_words(ranks);
+  test_a_bad_target(ranks);
+  test_dealt_words();
   for (r = 0; r < kRanks; ++r) logitless_communicator_destroy(made[r]);
 }

@@ -115,12 +115,13 @@ std::vector<WordSplit> word_splits(int ranks, std::int64_t vocab) {
           words_at("empty", empty), dealt_words(ranks, vocab)};
 }
 
-std::vector<TokenSplit> token_splits(int ranks, std::int64_t tokens) {
+std::vector<TokenSplit> token_splits(int ranks, std::int64_t tokens, bool weights_move) {
   TokenSplit uneven{"uneven", std::vector<std::int64_t>(static_cast<std::size_t>(ranks), 0)};
   TokenSplit one{"one rank", uneven.counts};
   for (int i = 0; i < tokens; ++i)
     ++uneven.counts[static_cast<std::size_t>(i * i % 7 % ranks)];  // none on some of 8
   one.counts.back() = tokens;
+  if (!weights_move) return {{"replicated"}, uneven, one};
   return {{"replicated"},
           uneven,
           one,
@@ -220,8 +221,11 @@ HeadAnswer run_rank(const RankProblem& rank, const ShardedRun& sharded,
   CrossEntropyOptions options = rank.part.options();
   if (run.change) run.change(options, in, out);
   const Context context = make_context(run.kernel, run.threads);
-  const PlanRequest request{context.device(), run.budget, run.plan,
-                            run.plan == PlanKind::stored ? run.stored_fraction : 0.0};
+  PlanRequest request{context.device(), run.budget, run.plan,
+                      run.plan == PlanKind::stored ? run.stored_fraction : 0.0};
+  request.tau = run.tau;
+  request.audit_rows = run.audit_rows;
+  request.sample_every = run.sample_every;
   Mirror mirror(run.kernel);
   in = mirror.in(in);
   out = mirror.out(out);
@@ -267,6 +271,19 @@ Tensor put_together(const std::vector<HeadAnswer>& ranks, Field field,
 }
 
 }  // namespace
+
+void expect_same_far(const FarFieldStatistics& a, const FarFieldStatistics& b) {
+  EXPECT_EQ(a.kept, b.kept);
+  EXPECT_EQ(a.sampled, b.sampled);
+  EXPECT_EQ(a.passes, b.passes);
+  EXPECT_EQ(a.dense_fallback, b.dense_fallback);
+  EXPECT_EQ(a.bound, b.bound);
+  EXPECT_EQ(a.audited_error, b.audited_error);
+  EXPECT_EQ(a.audited_tokens, b.audited_tokens);
+  EXPECT_EQ(a.audited_lse_error, b.audited_lse_error);
+  EXPECT_EQ(a.audited_lse_error_max, b.audited_lse_error_max);
+  EXPECT_EQ(a.imbalance, b.imbalance);
+}
 
 HeadAnswer run_sharded(const HeadProblem& problem, const ShardedRun& run) {
   const HeadSpec& s = problem.spec;
@@ -318,6 +335,7 @@ HeadAnswer run_sharded(const HeadProblem& problem, const ShardedRun& run) {
     EXPECT_EQ(a.statistics.valid_tokens, whole.statistics.valid_tokens);
     EXPECT_EQ(a.statistics.normalizer, whole.statistics.normalizer);
     EXPECT_EQ(a.statistics.correct, whole.statistics.correct);
+    expect_same_far(a.statistics.far, whole.statistics.far);
   }
   return whole;
 }

@@ -37,7 +37,7 @@ struct TokenSplit {
 };
 // All on all ranks, uneven ones, all on the last rank; and these with weights that move, as planned
 // and in pieces of a few rows.
-std::vector<TokenSplit> token_splits(int ranks, std::int64_t tokens);
+std::vector<TokenSplit> token_splits(int ranks, std::int64_t tokens, bool weights_move = true);
 // Weights move to these tokens.
 TokenSplit with_weights_moving(TokenSplit tokens, std::int64_t piece_rows = 0);
 
@@ -75,6 +75,9 @@ Ranks make_group(const std::string& kernel, int size);
 // Runs all ranks and puts their answers together: the outputs of words and of sharded tokens one
 // after another. What several ranks have must be the same bits, which is expected here.
 HeadAnswer run_sharded(const HeadProblem& problem, const ShardedRun& run);
+
+// To the bit.
+void expect_same_far(const FarFieldStatistics& a, const FarFieldStatistics& b);
 
 // A communicator that waits before each exchange and counts what leaves the rank.
 std::shared_ptr<Communicator> watched(std::shared_ptr<Communicator> real, unsigned delays,

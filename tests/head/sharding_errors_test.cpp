@@ -86,14 +86,6 @@ void expect_all(const std::vector<Outcome>& outcomes, const std::string& kind,
 }
 
 TEST(ShardingErrors, WhatIsNotServedIsRefusedByName) {
-  expect_all(plan_all(even_run(), [](int, auto&, auto&,
-                                     PlanRequest& r) { r.accuracy = Accuracy::far_backward; }),
-             "Unsupported", "far field");
-  expect_all(plan_all(even_run(),
-                      [](int rank, auto&, auto&, PlanRequest& r) {
-                        if (rank == 1) r.kind = PlanKind::far_both;
-                      }),
-             "Unsupported", "rank 1: sharding: the far field");
   expect_all(plan_all(even_run(), [](int, auto&, auto& in,
                                      auto&) { in.sharding.weight = WeightSharding::columns; }),
              "Unsupported", "columns");

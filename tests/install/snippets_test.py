@@ -115,6 +115,12 @@ SNIPPETS = {
 """, "return 0;"),
     ("docs/far_field.md", "// Once in a while: an order of the vocabulary"): (
         HEADERS, TENSORS + CALL, EXPECT_LOG_V),
+    ("docs/far_field.md", "// On each rank: the weights of all ranks"): (
+        HEADERS, TENSORS + CALL + """
+  const auto vocab = static_cast<std::int64_t>(v);
+  const int ranks = 1, rank = 0;
+  const std::shared_ptr<Communicator> group = make_thread_group(ranks)[0];
+""", "if (rows != vocab || stats.tokens != 6) return 1;\n" + EXPECT_LOG_V),
     ("docs/far_field.md", "logitless_far_field_options wanted;"): (
         "#include <math.h>\n#include <stdint.h>\n#include <stdio.h>\n#include <logitless/c_far_field.h>\n",
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 import weakref
@@ -14,8 +15,9 @@ from .. import _far_field
 from .. import _library as c
 from .._far_field import Report, Statistics
 from .._options import LossOptions, struct_of
-from . import _arguments, _distributed, _engine, _func, _ops
+from . import _arguments, _distributed, _engine, _func, _ops, _ranks
 from ._ops import BIAS, HIDDEN, WEIGHT
+from ._ranks import ALL, Words
 from .loss import Prepared, _autocast, _needs, _plain, linear_cross_entropy, prepare
 
 # Of linear_cross_entropy; what a far-field step does not give.
@@ -45,7 +47,7 @@ class _Arguments:
             None if t is None else (t.shape, t.dtype, t.device) for t in call.tensors()
         )
         hidden, weight, *vectors = call.tensors()
-        words = weight[:: -(-weight.shape[0] // _SAMPLED_WORDS)]
+        words = weight[:: max(-(-weight.shape[0] // _SAMPLED_WORDS), 1)]
         self.marks = [_bits(rows).sum(-1, dtype=torch.int64) for rows in (hidden, words)]
         self.marks += [_bits(t).clone() for t in vectors if t is not None]
 
@@ -123,8 +125,9 @@ class _Run:
         step.repeated = True
         return step
 
-    def take(self, tensors, options: LossOptions, compute, needs: int):
-        """(loss, d_hidden, d_weight, d_bias): gradients for an upstream gradient of 1, empty where not needed."""
+    def take(self, tensors, options: LossOptions, compute, needs: int, words: Words = ALL):
+        """(loss, d_hidden, d_weight, d_bias): gradients for an upstream gradient of 1, empty where not needed. With a
+        group all of its ranks take it."""
         hidden, weight, target, bias, *weights = tensors
         x, w = _ops._compute(hidden, compute), _ops._compute(weight, compute)
         device = x.device
@@ -142,8 +145,20 @@ class _Run:
         outputs, _outputs = _engine.fill(
             c.CrossEntropyOutputs, dict(loss=loss, d_hidden=d_hidden, d_weight=d_weight, d_bias=d_bias)
         )
-        with self.lock:
+
+        def step():
+            if words.group:
+                group.ready(0)  # raises what another rank failed with before this
+                inputs.sharding = ctypes.pointer(_ranks.struct_of(words, device))
             _engine.on_device(device, lambda: self.head_at(device).step(struct_of(options), inputs, outputs))
+
+        with self.lock:
+            if words.group:
+                group = _ranks.group_of(words.group)
+                group.calls += 1
+                _ranks.together(group, step)
+            else:
+                step()
         none = _ops._empty(x)
         return (
             loss,
@@ -162,12 +177,12 @@ class _StepFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, rest):
-        run, call, compute, needs = rest
+        run, call, compute, needs, words = rest
         ctx.needs = needs
         arguments = _Arguments(call, compute, needs)
         ctx.step = run.found(arguments) if _in_backward() != -1 else None
         if ctx.step is None:
-            loss, *gradients = run.take(call.tensors(), call.options, compute, needs)
+            loss, *gradients = run.take(call.tensors(), call.options, compute, needs, words)
             ctx.step = _Step(arguments, loss, gradients)
             with run.lock:
                 run.steps = [ref for ref in run.steps if ref() is not None] + [weakref.ref(ctx.step)]
@@ -181,12 +196,12 @@ class _StepFunction(torch.autograd.Function):
             raise RuntimeError(
                 "Trying to backward through the graph a second time; specify retain_graph=True the first time"
             )
-        gradients = _ops.scaled([g for g in step.gradients if g.numel()], d_loss)
+        made = step.gradients
+        found = iter(_ops.scaled([g for g in made if g.numel()], d_loss))
         if not _ops._keeps_graph():
             step.gradients = None
-        found = iter(gradients)
-        empty = [bool(ctx.needs & bit) for bit in (HIDDEN, WEIGHT, BIAS)]
-        return (*(next(found) if made else None for made in empty), None)
+        of = [next(found) if g.numel() else g for g in made]  # a rank's words may be none
+        return (*(g if ctx.needs & bit else None for g, bit in zip(of, (HIDDEN, WEIGHT, BIAS))), None)
 
 
 # --- The operator that torch.compile sees.
@@ -278,6 +293,10 @@ class FarFieldHead(nn.Module):
     module's extra state, in ``state_dict()`` and pickles: a run that loads it goes on with the same bits. On several
     ranks each has its own, of its tokens.
 
+    With ``sharding`` (``logitless.torch.Sharding``, on the CPU, in eager calls) the ranks that hold the words take each
+    step together and decide alike; each saves the state of its own words, and one of another number of ranks asks for a
+    new order.
+
     Raises: as ``linear_cross_entropy``; ValueError for an option out of its range, a state that is damaged, of another
     accuracy or of another vocabulary; NotImplementedError for float64, reduction "none", class probabilities,
     torch.func, and ``torch.utils.checkpoint`` inside of ``torch.compile``.
@@ -318,6 +337,11 @@ class FarFieldHead(nn.Module):
         self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None, **options: Any
     ) -> Tensor:
         a = _arguments.bind((hidden, weight, target, bias), options)
+        group = "" if a["sharding"] is None else _distributed.group_of(a)
+        return _ranks.told(group, lambda: self._forward(a, options))
+
+    def _forward(self, a: dict[str, Any], options: dict[str, Any]) -> Tensor:
+        target = a["target"]
         for name in _REFUSED:
             if a[name] != _arguments.DEFAULTS[name]:
                 where = "give it to FarFieldHead" if name == "memory_budget" else "linear_cross_entropy has it"
@@ -331,24 +355,36 @@ class FarFieldHead(nn.Module):
             )
         if target.is_floating_point():
             raise NotImplementedError("target: class probabilities have no far field; give words and target_weight")
-        a.update(zip(("hidden", "weight", "target", "bias"), _distributed.local(*(a[n] for n in _NAMES))))
+        if a["sharding"] is None:
+            a.update(zip(_NAMES, _distributed.local(*(a[n] for n in _NAMES))))
+        else:
+            a["words"], _ = _distributed.place(a)
         hidden, weight, bias = a["hidden"], a["weight"], a["bias"]
+        words = a.get("words", ALL)
         if weight.dim() != 2:
             raise NotImplementedError(f"weight: expected [V, D], got {list(weight.shape)}")
         if hidden.dtype == torch.float64:
             raise NotImplementedError("hidden: float64 has no far field; expected float32, bfloat16 or float16")
         needs = _needs(hidden, weight, bias)
-        if not (self.training and needs) or hidden.numel() == 0:
+        if not (self.training and needs) or (hidden.numel() == 0 and not words.tokens):
             budget = self._options.memory_budget or None
-            return linear_cross_entropy(hidden, weight, a["target"], bias, **{**options, "memory_budget": budget})
+            given = {**options, "memory_budget": budget}
+            if words.group:
+                given.pop("vocab_parallel_options", None)
+                given["sharding"] = a["sharding"]
+            return linear_cross_entropy(hidden, weight, a["target"], bias, **given)
         return self._step(a, prepare(a), needs)
 
     def _step(self, a: dict[str, Any], call: Prepared, needs: int) -> Tensor:
         if _func.active():
             raise NotImplementedError("FarFieldHead: a step has a state, and cannot be transformed by torch.func")
         compute = _autocast(call.hidden, call.weight)
+        words: Words = a.get("words", ALL)
         if _plain(call.hidden, call.weight, call.target, call.bias):
-            loss = _StepFunction.apply(call.hidden, call.weight, call.bias, (self._run, call, compute, needs))
+            rest = (self._run, call, compute, needs, words)
+            loss = _StepFunction.apply(call.hidden, call.weight, call.bias, rest)
+        elif words.group:
+            raise NotImplementedError("sharding: FarFieldHead takes it in eager calls, not under torch.compile")
         else:
             loss, *_ = torch.ops.logitless.far_field_step(*call.tensors(), *call.options, compute, needs, self._number)
         normalizer = a["normalizer"]

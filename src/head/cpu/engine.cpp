@@ -74,9 +74,9 @@ Engine::Engine(const HeadCall& call, const ChosenRows& chosen)
   if (far()) {
     require(call.far.order != nullptr && !call.far.order->empty(), "order: plan ",
             name_of(plan_.kind), " walks the vocabulary in a VocabOrder, got none");
-    require(call.far.order->vocab() == made.vocab, "order: made for ", call.far.order->vocab(),
-            " words, the weights have ", made.vocab);
-    require(plan_.kind != PlanKind::far_both || call.far.order->dim() == made.dim,
+    require(call.far.order->vocab() == words_.rows(), "order: made for ", call.far.order->vocab(),
+            " words, the weights have ", words_.rows());
+    require(plan_.kind != PlanKind::far_both || empty() || call.far.order->dim() == made.dim,
             "order: plan far_both needs the moments of its tiles (measure_tiles) of dim ", made.dim,
             call.far.order->has_moments() ? concat(", got some of ", call.far.order->dim())
                                           : ", got none");
@@ -94,7 +94,7 @@ Engine::Engine(const HeadCall& call, const ChosenRows& chosen)
         {"d_hidden", call.gradients.d_hidden}}) {
     if (view.defined()) as_rows(name, view);
   }
-  if (chosen.rows.empty()) {
+  if (!chosen.chosen()) {
     valid_ = targets_.valid_rows(call.shape.tokens,
                                  sharded() ? call.shape.whole_vocab : call.shape.vocab,
                                  at<std::int64_t>(layout_.rows));
@@ -107,10 +107,9 @@ Engine::Engine(const HeadCall& call, const ChosenRows& chosen)
     omega_ = as_floats(call.in.omega, call.shape.vocab, same, at<float>(layout_.omega));
     return;
   }
-  const std::int64_t* words = far() ? call.far.order->words().data() : nullptr;
-  const auto position = [&](std::int64_t j) { return words != nullptr ? words[j] : j; };
-  const auto word = [&](std::int64_t j) { return words != nullptr ? words[j] : words_.word(j); };
-  bias_ = as_floats(call.in.bias, words_.rows(), position, at<float>(layout_.bias));
+  const auto row = [&](std::int64_t j) { return row_at(j); };
+  const auto word = [&](std::int64_t j) { return words_.word(row_at(j)); };
+  bias_ = as_floats(call.in.bias, words_.rows(), row, at<float>(layout_.bias));
   omega_ = as_floats(call.in.omega, words_.rows(), word, at<float>(layout_.omega));
 }
 
@@ -150,7 +149,7 @@ void Engine::run(TokenFunction function) {
   if (gathered()) return run_gathered(function);
   const bool backward_wanted = plan_.kind != PlanKind::forward;
   const std::int64_t most = count_tokens();
-  if (backward_wanted && chosen_.rows.empty()) clear_ignored();
+  if (backward_wanted && !chosen_.chosen()) clear_ignored();
   if (backward_wanted && plan_.features.d_bias) {
     std::fill_n(at<float>(layout_.d_bias), call_.shape.vocab, 0.0f);
   }
@@ -174,7 +173,6 @@ Engine::ChunkTokens Engine::chunk_tokens(std::int64_t first) const {
   out.count = 0;
   const auto* counts = at<std::int64_t>(layout_.shard.counts);
   for (int r = 0; r < call_.shard.ranks(); ++r) {
-    if (r == call_.shard.rank()) out.own = out.count;
     out.count += std::clamp<std::int64_t>(counts[r] - first, 0, step_);
   }
   return out;
@@ -202,7 +200,7 @@ void Engine::run_chunk(const ChunkTokens& tokens, bool first_chunk, bool last_ch
   if (plan_.features.label_smoothing) chunk.weighted_sum = at<double>(layout_.weighted);
   if (plan_.features.argmax) chunk.argmax = at<std::int32_t>(layout_.argmax);
   if (sharded()) {
-    chunk.wide = at<WideSum>(layout_.shard.wide);
+    if (plan_.kind != PlanKind::far_both) chunk.wide = at<WideSum>(layout_.shard.wide);
     if (plan_.features.argmax) chunk.best = at<float>(layout_.shard.best);
   }
   chunk.store = sizes_.stored_vocab > 0;
@@ -214,19 +212,26 @@ void Engine::run_chunk(const ChunkTokens& tokens, bool first_chunk, bool last_ch
   } else {
     kernel_.forward(chunk);
   }
-  if (sharded()) exchange_states(chunk);
+  if (sharded()) {
+    exchange_states(chunk);
+    if (audited_ > 0) keep_audited(chunk, tokens);
+  }
   answer_tokens(chunk, tokens, backward_wanted, function);
   if (!backward_wanted) return;
   backward(chunk, tokens, first_chunk, last_chunk);
-  if (sharded() && plan_.features.d_hidden) exchange_hidden(tokens);
+  if (!sharded()) return;
+  if (plan_.features.d_hidden) exchange_hidden(tokens);
+  if (plan_.kind == PlanKind::far_backward) exchange_bounds(tokens);
 }
 
 void Engine::answer_tokens(const ForwardChunk& chunk, const ChunkTokens& tokens, bool backward,
                            TokenFunction function) const {
   const int per_token = plan_.features.targets_per_token;
-  for (std::int64_t t = tokens.own; t < tokens.own + tokens.own_count; ++t) {
+  for (std::int64_t t = 0; t < tokens.count; ++t) {
+    const std::int64_t own = own_of(t);
+    if (own < 0) continue;
     TokenResult result;
-    result.row = valid_rows()[tokens.first + t - tokens.own];
+    result.row = valid_rows()[tokens.first + own];
     result.lse = value(LseState{chunk.exponent[t], chunk.sum[t]});
     result.target_logit = chunk.target_logit + t * per_token;
     result.words = at<std::int32_t>(layout_.words) + t * per_token;
@@ -234,7 +239,7 @@ void Engine::answer_tokens(const ForwardChunk& chunk, const ChunkTokens& tokens,
     if (chunk.weighted_sum != nullptr) result.weighted_sum = chunk.weighted_sum[t];
     if (chunk.argmax != nullptr) {
       result.argmax = chunk.argmax[t];
-      if (far()) result.argmax = static_cast<std::int32_t>(call_.far.order->words()[result.argmax]);
+      if (!sharded()) result.argmax = static_cast<std::int32_t>(row_at(result.argmax));
     }
     double* const delta = at<double>(layout_.delta);
     std::fill_n(delta, per_token, 0.0);
@@ -242,7 +247,7 @@ void Engine::answer_tokens(const ForwardChunk& chunk, const ChunkTokens& tokens,
     function(result, answer);
     if (!backward) continue;
     if (exchanges_tokens()) {
-      put_answer(t - tokens.own, answer);
+      put_answer(own, answer);
     } else {
       set_coefficients(chunk, t, answer.cotangent, delta);
     }
@@ -323,7 +328,7 @@ void Engine::backward(const ForwardChunk& forward, const ChunkTokens& tokens, bo
                       m.row_stride,
                       m.column_stride,
                       call_.features.accumulate};
-    if (!chosen_.rows.empty()) chunk.d_hidden.rows = chosen_.to + first;
+    if (chosen_.chosen()) chunk.d_hidden.rows = chosen_.to + first;
   }
   if (plan_.features.d_weight) {
     WeightGradientSink& sink = chunk.d_weight;
@@ -373,7 +378,7 @@ void Engine::finish_bias() const {
   const float* sums = at<float>(layout_.d_bias);
   const TensorView& to = call_.gradients.d_bias;
   for (std::int64_t j = 0; j < words_.rows(); ++j) {
-    const std::int64_t index = (far() ? call_.far.order->words()[j] : j) * to.stride(0);
+    const std::int64_t index = row_at(j) * to.stride(0);
     const double old = call_.features.accumulate ? load_element(to.data(), to.dtype(), index) : 0.0;
     store_element(to.data(), to.dtype(), index, old + static_cast<double>(sums[j]));
   }

@@ -60,7 +60,9 @@ class TokenFunction {
 // Of an audit: these valid rows alone, and the rows of d_hidden they go to.
 struct ChosenRows {
   std::span<const std::int64_t> rows = {};
-  const std::int64_t* to = nullptr;
+  const std::int64_t* to = nullptr;  // null: all valid rows
+
+  bool chosen() const { return to != nullptr; }
 };
 
 class Engine {
@@ -90,11 +92,18 @@ class Engine {
   T* at(std::size_t offset) const {
     return reinterpret_cast<T*>(static_cast<std::byte*>(call_.workspace->data()) + offset);
   }
-  // The tokens of a chunk. Its own, of this call's hidden, are [own, own + own_count) of them, and
-  // [first, first + own_count) of the valid rows; all of them, but with sharded tokens.
+  // The tokens of a chunk. Its own, of this call's hidden, are [first, first + own_count) of the
+  // valid rows; all of them, but with sharded tokens.
   struct ChunkTokens {
-    std::int64_t first = 0, count = 0, own = 0, own_count = 0;
+    std::int64_t first = 0, count = 0, own_count = 0;
   };
+  // Which of its own a token of the chunk is; -1: another rank's.
+  std::int64_t own_of(std::int64_t token) const {
+    if (!exchanges_tokens()) return token;
+    const std::int64_t own =
+        at<std::int64_t>(layout_.shard.place)[token] - call_.shard.rank() * step_;
+    return own >= 0 && own < step_ ? own : -1;
+  }
   std::int64_t count_tokens();  // of the rank that has most
   ChunkTokens chunk_tokens(std::int64_t first) const;
   void set_common(ChunkCommon& chunk, const ChunkTokens& tokens) const;
@@ -117,7 +126,18 @@ class Engine {
   std::byte* answer_of(std::int64_t place) const;
   void put_answer(std::int64_t own, const TokenAnswer& answer) const;
   void exchange_answers(const ForwardChunk& chunk) const;
-  void exchange_hidden(const ChunkTokens& tokens) const;
+  void exchange_hidden(const ChunkTokens& tokens);
+  // Of both (shard_far_engine.cpp).
+  void require_common_order() const;
+  void sort_by_targets(const ChunkTokens& tokens) const;
+  void exchange_estimates(float* log2_total, std::int64_t tokens) const;
+  void keep_audited(const ForwardChunk& chunk, const ChunkTokens& tokens) const;
+  void keep_far_hidden(const ChunkTokens& tokens, const float* rows, std::int64_t count);
+  void exchange_bounds(const ChunkTokens& tokens);
+  void choose_audited_of_ranks();
+  FarFieldStatistics statistics_of_ranks() const;
+  // Whether the words here are so many that nothing is gained where all of them are kept.
+  bool holds_its_part() const;
   // Of words gathered from their ranks (gathered_engine.cpp).
   struct PieceBlock;
   bool gathered() const { return call_.shard.gathered != nullptr; }
@@ -139,7 +159,12 @@ class Engine {
   void store_hidden(std::int64_t first, std::int64_t count, const float* sums) const;
   // Of far-field plans (far_engine.cpp).
   bool far() const { return sizes_.far; }
+  // Of the weight, at a position of what the kernel walks.
+  std::int64_t row_at(std::int64_t position) const {
+    return far() ? call_.far.order->words()[position] : position;
+  }
   void start_far();
+  std::int64_t audited_row(std::int64_t i) const;  // of the valid ones
   void far_forward(const ForwardChunk& forward) const;
   void far_backward(const BackwardChunk& backward, std::int64_t first);
   TilePoints tile_points() const;
@@ -159,7 +184,8 @@ class Engine {
   std::int64_t step_ = 0;  // of the valid rows, from chunk to chunk
   const float* bias_ = nullptr;
   const float* omega_ = nullptr;
-  std::int64_t audited_ = 0;
+  // Of this call's tokens; and of all ranks', from the first of this one's on.
+  std::int64_t audited_ = 0, all_audited_ = 0, first_audited_ = 0, valid_before_ = 0;
   FarSums far_sums_ = {};
   TokenOutput bound_;
 };

@@ -31,10 +31,13 @@ TilePoints Engine::tile_points() const {
 // What holds for all chunks: tiles as points, tokens to audit.
 void Engine::start_far() {
   far_sums_ = {};
-  FarPrepare prepare;
-  set_common(prepare, {});
-  prepare.points = tile_points();
-  kernel_.far_prepare(prepare);
+  if (sharded()) require_common_order();
+  if (!empty()) {
+    FarPrepare prepare;
+    set_common(prepare, {});
+    prepare.points = tile_points();
+    kernel_.far_prepare(prepare);
+  }
   if (plan_.kind == PlanKind::far_both && kernel_.far_dtype != DType::f32) {
     const VocabOrder& order = *call_.far.order;
     from_f32(kernel_.far_dtype, order.axes().data(), at<std::byte>(layout_.far.axes),
@@ -43,10 +46,12 @@ void Engine::start_far() {
              static_cast<std::int64_t>(order.variance().size()));
   }
   // Tokens of one target are alike, and blocks of like tokens keep fewer tiles (8.1 % instead
-  // of 9.4 % of a real head; docs/far_field.md).
+  // of 9.4 % of a real head; docs/far_field.md). On several ranks by all their orders, one after
+  // another.
+  const auto places = sharded() ? call_.far.order->places() : call_.far.order->positions();
   const auto place = [&](std::int64_t row) {
     const std::int64_t word = targets_.word(row, 0);
-    return word < 0 ? std::int32_t{-1} : call_.far.order->positions()[word];
+    return word < 0 ? std::int32_t{-1} : places[word];
   };
   auto* valid = at<std::int64_t>(layout_.rows);
   std::sort(valid, valid + valid_, [&](std::int64_t a, std::int64_t b) {
@@ -54,22 +59,35 @@ void Engine::start_far() {
     return at != bt ? at < bt : a < b;
   });
   if (plan_.audit == nullptr) return;
-  // Evenly spaced among them.
-  audited_ = std::min(plan_.audit->shape.tokens, valid_);
+  all_audited_ = std::min(plan_.audit->shape.tokens, all_valid_);
+  audited_ = all_audited_;
+  if (call_.shard.tokens) choose_audited_of_ranks();
   auto* rows = at<std::int64_t>(layout_.audit.rows);
   for (std::int64_t i = 0; i < audited_; ++i) {
-    rows[i] = valid_rows()[i * valid_ / audited_];
+    rows[i] = valid_rows()[audited_row(i)];
     rows[plan_.audit->shape.tokens + i] = i;
   }
+}
+
+// Evenly spaced among them, those of the ranks one after another.
+std::int64_t Engine::audited_row(std::int64_t i) const {
+  return (first_audited_ + i) * all_valid_ / all_audited_ - valid_before_;
 }
 
 void Engine::far_forward(const ForwardChunk& forward) const {
   FarForwardChunk chunk;
   static_cast<ForwardChunk&>(chunk) = forward;
-  chunk.points = tile_points();
+  chunk.log2_total = at<float>(layout_.far.log2_total);
   chunk.tau = plan_.tau;
   chunk.most_kept = kMostKept;
-  kernel_.far_forward(chunk);
+  if (!empty()) {
+    chunk.points = tile_points();
+    kernel_.far_estimate(chunk);
+  } else {
+    std::fill_n(chunk.log2_total, chunk.tokens, -INFINITY);
+  }
+  if (sharded()) exchange_estimates(chunk.log2_total, chunk.tokens);
+  empty() ? forward_nothing(forward) : kernel_.far_forward(chunk);
 }
 
 void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
@@ -80,8 +98,10 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
   chunk.tau = plan_.tau;
   chunk.log2_total = at<float>(layout_.far.log2_total);
   chunk.target_logit = at<float>(layout_.target_logit);
-  if (plan_.features.d_weight || plan_.features.d_bias)
+  if (plan_.features.d_weight || plan_.features.d_bias) {
     chunk.sample = FarSample(plan_.sample_every, call_.far.sample_seed, first);
+    chunk.sample.first_tile = call_.shard.first_tile;
+  }
   chunk.most_kept = kMostKept;
   chunk.bound = at<float>(layout_.far.bound);
   chunk.norm_squared = at<double>(layout_.far.norm_squared);
@@ -89,11 +109,11 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
   chunk.kept = &kept;
   chunk.sampled = &sampled;
   chunk.pairs = &pairs;
-  if (audited_ > 0) {
+  if (audited_ > 0 && !sharded()) {
     auto* audit_row = at<std::int32_t>(layout_.audit.row);
     std::fill_n(audit_row, chunk.tokens, -1);
     for (std::int64_t i = 0; i < audited_; ++i) {
-      const std::int64_t token = i * valid_ / audited_ - first;
+      const std::int64_t token = audited_row(i) - first;
       if (token < 0 || token >= chunk.tokens) continue;
       audit_row[token] = static_cast<std::int32_t>(i);
       // In double, as the tokens' function sees it.
@@ -107,7 +127,8 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
   far_sums_.kept += kept;
   far_sums_.sampled += sampled;
   far_sums_.pairs += pairs;
-  if (kept == pairs) ++far_sums_.fallback;
+  if (kept == pairs && holds_its_part()) ++far_sums_.fallback;
+  if (sharded()) return;
   for (std::int64_t t = 0; t < chunk.tokens; ++t) {
     const double bound = static_cast<double>(chunk.bound[t]);
     far_sums_.bound_squared += bound * bound;
@@ -117,11 +138,12 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
 }
 
 FarFieldStatistics Engine::far_statistics() const {
-  return far() ? logitless::far_statistics(plan_, far_sums_) : FarFieldStatistics();
+  if (!far()) return {};
+  return sharded() ? statistics_of_ranks() : logitless::far_statistics(plan_, far_sums_);
 }
 
 void Engine::audit(TokenFunction function) {
-  if (audited_ == 0) return;
+  if (all_audited_ == 0) return;
   const std::int64_t dim = call_.shape.dim;
   const std::int64_t room = plan_.audit->shape.tokens;
   const auto* rows = at<std::int64_t>(layout_.audit.rows);

@@ -154,6 +154,7 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
           backward ? all * (static_cast<std::int64_t>(sizeof(TokenAnswerRecord)) + per_token * 8)
                    : 0);
     }
+    out.shard.far = take(sizes.far ? ranks * tokens * 4 : 0);
     const bool d_hidden = backward && features.d_hidden;
     out.shard.pieces = take(d_hidden ? all * shape.dim * 4 : 0);
     out.shard.received = take(d_hidden ? all * shape.dim * 4 : 0);

@@ -54,6 +54,7 @@ struct ShardLayout {
   std::size_t hidden = 0;   // [G, B, D]
   std::size_t words = 0;    // i32 [G, B, K]
   std::size_t answers = 0;  // [G, B], a TokenAnswerRecord and K doubles each
+  std::size_t far = 0;      // of the far field, f32 [G, C]: estimated totals, bounds
   // With d_hidden, f32 [G, B, D] each: for all ranks, from all ranks
   std::size_t pieces = 0;
   std::size_t received = 0;

@@ -36,6 +36,7 @@ void Engine::place_tokens(const ChunkTokens& tokens, std::int32_t* words) const 
     for (std::int64_t i = 0; i < count; ++i) place[t++] = r * step_ + i;
   }
   gather_tokens(tokens);
+  if (far()) sort_by_targets(tokens);
   const int per_token = plan_.features.targets_per_token;
   const auto* const all = at<std::int32_t>(layout_.shard.words);
   for (t = 0; t < tokens.count; ++t)
@@ -80,7 +81,7 @@ void Engine::forward_nothing(const ForwardChunk& chunk) const {
   for (std::int64_t t = 0; t < chunk.tokens; ++t) {
     chunk.exponent[t] = 0.0f;
     chunk.sum[t] = 0.0f;
-    chunk.wide[t] = WideSum();
+    if (chunk.wide != nullptr) chunk.wide[t] = WideSum();
     if (chunk.entropy_sum != nullptr) chunk.entropy_sum[t] = 0.0;
     if (chunk.weighted_sum != nullptr) chunk.weighted_sum[t] = 0.0;
     if (chunk.argmax != nullptr) chunk.best[t] = -INFINITY;
@@ -98,7 +99,7 @@ ShardState Engine::state_of(const ForwardChunk& chunk, std::int64_t t,
   if (chunk.weighted_sum != nullptr) state.weighted = chunk.weighted_sum[t];
   if (chunk.argmax != nullptr && words.rows() > 0) {
     state.best = chunk.best[t];
-    state.word = static_cast<std::int32_t>(words.word(chunk.argmax[t]));
+    state.word = static_cast<std::int32_t>(words.word(row_at(chunk.argmax[t])));
   }
   return state;
 }
@@ -121,7 +122,7 @@ void Engine::exchange_states(const ForwardChunk& chunk) const {
   const int rank = call_.shard.rank();
   for (std::int64_t t = 0; t < count; ++t) {
     TokenRecord& record = record_of(rank, t);
-    record.wide = chunk.wide[t];
+    record.wide = chunk.wide != nullptr ? chunk.wide[t] : WideSum();
     record.state = state_of(chunk, t, words_);
     for (std::int64_t slot = t * per_token; slot < (t + 1) * per_token; ++slot) {
       const bool here = chunk.targets.words[slot] >= 0;
@@ -135,7 +136,8 @@ void Engine::exchange_states(const ForwardChunk& chunk) const {
         merge_shards(ranks, [&](int r) -> const ShardState& { return record_of(r, t).state; });
     WideSum wide;
     for (int r = 0; r < ranks; ++r) wide.add(record_of(r, t).wide);
-    const double sum = wide.scaled(merged.exponent);
+    // Masses that are estimates are in no wide sum.
+    const double sum = chunk.wide != nullptr ? wide.scaled(merged.exponent) : merged.sum;
     chunk.exponent[t] = static_cast<float>(merged.exponent);
     chunk.sum[t] = static_cast<float>(sum);
     if (chunk.entropy_sum != nullptr) chunk.entropy_sum[t] = merged.entropy / sum;
@@ -182,7 +184,7 @@ void Engine::exchange_answers(const ForwardChunk& chunk) const {
 
 // Each rank adds up the pieces of its tokens, in the order of ranks and in fp32, and rounds them
 // once. Where all ranks have all tokens, each adds up a part of them and tells the sums.
-void Engine::exchange_hidden(const ChunkTokens& tokens) const {
+void Engine::exchange_hidden(const ChunkTokens& tokens) {
   CollectiveCalls& calls = *call_.shard.calls;
   const int ranks = call_.shard.ranks();
   const int rank = call_.shard.rank();
@@ -206,7 +208,10 @@ void Engine::exchange_hidden(const ChunkTokens& tokens) const {
   });
   if (!spread) calls.all_gather(sums, pieces, block_bytes);
 
-  store_hidden(tokens.first, spread ? mine : tokens.count, spread ? sums : pieces);
+  const float* const rows = spread ? sums : pieces;
+  const std::int64_t count = spread ? mine : tokens.count;
+  if (far()) keep_far_hidden(tokens, rows, count);
+  store_hidden(tokens.first, count, rows);
 }
 
 // sums [count, D] of the valid rows from `first` on are rounded to d_hidden.
@@ -214,8 +219,9 @@ void Engine::store_hidden(std::int64_t first, std::int64_t count, const float* s
   const std::int64_t dim = call_.shape.dim;
   const TensorView& to = call_.gradients.d_hidden;
   const RowMatrix m = as_rows("d_hidden", to);
+  const std::int64_t* const to_rows = (chosen_.chosen() ? chosen_.to : valid_rows()) + first;
   parallel_for(plan_.threads, count, [&](std::int64_t i, int) {
-    const std::int64_t row = valid_rows()[first + i];
+    const std::int64_t row = to_rows[i];
     for (std::int64_t k = 0; k < dim; ++k) {
       const std::int64_t index = row * m.row_stride + k * m.column_stride;
       const double old =

@@ -51,12 +51,13 @@ class TargetReader {
 // Where the words of a vocabulary are among those that a kernel walks.
 class WordPlaces {
  public:
-  // Every word at its own place, or at positions[word].
+  // Every word here at its own row, or at positions[row].
   explicit WordPlaces(const ShardWords& words, const std::int32_t* positions = nullptr)
       : words_(words), positions_(positions) {}
   // -1: the word is not here.
   std::int32_t operator()(std::int64_t word) const {
-    return positions_ != nullptr ? positions_[word] : words_.row(word);
+    const std::int32_t row = words_.row(word);
+    return positions_ != nullptr && row >= 0 ? positions_[row] : row;
   }
 
  private:

@@ -14,6 +14,7 @@
 #include "core/check.h"
 #include "core/safetensors.h"
 #include "head/far/order_file.h"
+#include "head/far/shared_order.h"
 #include "head/plan/far_forecast.h"
 #include "kernels/device_order.h"
 
@@ -91,8 +92,8 @@ FarStep FarController::begin(const LossPlan& audited, const OrderSource& source)
     return {};
   }
   // Not from a step without tokens: the next one that has some will do.
-  if (s_.takeover < 0 && s_.report.steps >= s_.next_refresh && source.hidden.numel() > 0)
-    start_order(source);
+  const bool tokens = source.hidden.numel() > 0 || source.tokens_elsewhere;
+  if (s_.takeover < 0 && s_.report.steps >= s_.next_refresh && tokens) start_order(source);
   bool trial = s_.trial_due;
   s_.trial_due = false;
   if (s_.takeover >= 0 && s_.report.steps >= s_.takeover) {
@@ -142,16 +143,54 @@ void FarController::withdraw(FarDecisions before) {
   s_ = std::move(before);
 }
 
+std::vector<std::pair<std::string, std::string>> FarController::common() const {
+  const FarFieldOptions& o = options_;
+  const auto text = [](const auto& values) {
+    std::string out;
+    for (const auto& value : values) out += concat(out.empty() ? "" : " ", value);
+    return out;
+  };
+  const std::array<std::int64_t, 6> of_options = {o.sample_every,  o.audit_rows,    o.audit_every,
+                                                  o.refresh_every, o.refresh_delay, o.sample_rows};
+  return {{"accuracy", std::string(name_of(o.accuracy))},
+          {"error", concat(o.error)},
+          {"sample_every, audit_rows, audit_every, refresh_every, refresh_delay, sample_rows",
+           text(of_options)},
+          {"steps of the FarFieldHead", concat(s_.report.steps)},
+          {"counts of its state", text(counts())},
+          {"numbers of its state", text(numbers())}};
+}
+
+bool FarController::has_layout(const std::string& layout) const {
+  return s_.layout == layout || (s_.order.empty() && s_.takeover < 0);
+}
+
+void FarController::set_layout(const std::string& layout, bool same) {
+  s_.layout = layout;
+  if (same) return;
+  making_ = {};
+  s_.order = s_.pending = {};
+  s_.takeover = -1;
+  s_.making_vocab = 0;
+  s_.report.far = s_.trial_due = false;
+  s_.next_refresh = s_.report.steps;
+  s_.reason = "the order was of words spread otherwise; a new one is due";
+}
+
 void FarController::start_order(const OrderSource& source) {
-  const bool at_once = options_.refresh_delay == 0 || on_gpu();
+  const bool sharded = source.sharding.words != nullptr;
+  const bool at_once = options_.refresh_delay == 0 || on_gpu() || sharded;
   auto s = std::make_shared<OrderSample>(
-      on_gpu() ? look_at(source, options_.sample_rows)
-               : sample_of(source, options_.sample_rows, !at_once, &context_.memory()));
+      on_gpu()  ? look_at(source, options_.sample_rows)
+      : sharded ? sample_of_ranks(source, options_.sample_rows, &context_.memory())
+                : sample_of(source, options_.sample_rows, !at_once, &context_.memory()));
   s->tau = static_cast<float>(s_.report.tau);
   s->moments = options_.accuracy == Accuracy::far_both && source.softcap == 0.0f;
   if (s_.order.vocab() == source.weight.size(0))
     s->average.assign(s_.order.average().begin(), s_.order.average().end());
-  if (at_once) {
+  if (sharded) {
+    s_.pending = make_shared_order(context_, *s);
+  } else if (at_once) {
     s_.pending = make_order(context_, *s);
   } else {
     ContextOptions own;
@@ -258,25 +297,34 @@ std::string FarController::explain() const {
   return std::move(out).str();
 }
 
+std::vector<std::int64_t> FarController::counts() const {
+  const FarFieldReport& r = s_.report;
+  return {r.steps, r.dense_steps, r.repeated_steps, r.audits,    r.refreshes,
+          r.far,   s_.order_step, s_.takeover,      s_.interval, s_.next_refresh,
+          s_.wait, s_.last_audit, s_.far_steps,     s_.trials,   s_.trial_due};
+}
+
+std::vector<double> FarController::numbers() const {
+  const FarFieldReport& r = s_.report;
+  return {r.last_error, r.worst_kept_error, r.tau, r.mean_kept};
+}
+
 // `write(tensors, metadata)` of the state.
 template <typename Write>
 void FarController::write(Write&& write) {
   wait_for_order();
-  const FarFieldReport& r = s_.report;
-  const std::array<std::int64_t, kCounts> counts = {
-      r.steps, r.dense_steps, r.repeated_steps, r.audits,    r.refreshes,
-      r.far,   s_.order_step, s_.takeover,      s_.interval, s_.next_refresh,
-      s_.wait, s_.last_audit, s_.far_steps,     s_.trials,   s_.trial_due};
-  const std::array<double, kNumbers> numbers = {r.last_error, r.worst_kept_error, r.tau,
-                                                r.mean_kept};
+  const std::vector<std::int64_t> counts = this->counts();
+  const std::vector<double> numbers = this->numbers();
   std::vector<NamedTensor> tensors = {{"counts", {counts.data(), DType::i64, {kCounts}}},
                                       {"numbers", {numbers.data(), DType::f64, {kNumbers}}}};
   if (!s_.order.empty()) append_order(s_.order, "order.", tensors);
   if (!s_.pending.empty()) append_order(s_.pending, "pending.", tensors);
-  write(tensors,
-        std::map<std::string, std::string>{{"kind", "logitless far field"},
-                                           {"accuracy", std::string(name_of(options_.accuracy))},
-                                           {"reason", s_.reason}});
+  std::map<std::string, std::string> metadata = {
+      {"kind", "logitless far field"},
+      {"accuracy", std::string(name_of(options_.accuracy))},
+      {"reason", s_.reason}};
+  if (!s_.layout.empty()) metadata["layout"] = s_.layout;
+  write(tensors, metadata);
 }
 
 void FarController::save(const std::string& path) {
@@ -369,6 +417,8 @@ void FarController::read(const TensorFile& file, const std::string& path) {
           s.takeover >= 0 ? "one" : "none");
   const auto reason = metadata.find("reason");
   if (reason != metadata.end()) s.reason = reason->second;
+  const auto layout = metadata.find("layout");
+  if (layout != metadata.end()) s.layout = layout->second;
   making_ = {};
   s_ = std::move(s);
 }

@@ -7,6 +7,7 @@
 #include <future>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "head/far/order_sample.h"
@@ -33,6 +34,7 @@ struct FarDecisions {
   int trials = 0;  // with the order, which missed the error
   bool trial_due = false;
   std::string reason = "no order has been made";
+  std::string layout;  // which words of a sharding the orders are of; empty without
 };
 
 // A step is begin(), the computation it asks for, and, of a far-field one, accept(): as
@@ -59,6 +61,15 @@ class FarController {
   // An audit that had no gradient to judge by, no token or one of 0 alone, is due again.
   bool accept(const FarStep& step, const FarFieldStatistics& far, bool may_repeat = true);
 
+  // Of words spread over ranks, whose controllers decide alike: what has to be the same on all of
+  // them, by name and in words.
+  std::vector<std::pair<std::string, std::string>> common() const;
+  // Whether the orders, if there are any, are of the words that `layout` describes ("": all).
+  bool has_layout(const std::string& layout) const;
+  // Before anything else of a step: the layout of its words, and whether the orders of all ranks
+  // are of theirs. Where they are not all are dropped, and a new one is due.
+  void set_layout(const std::string& layout, bool same);
+
   // Before begin(): what withdraw() goes back to. Waits for an order that the step may take over.
   FarDecisions before_step();
   // As if the step had not begun: an order begun by it is dropped, for which this waits.
@@ -79,6 +90,8 @@ class FarController {
   void start_order(const OrderSource& source);
   void take_over();
   void wait_for_order();
+  std::vector<std::int64_t> counts() const;
+  std::vector<double> numbers() const;
   double error_of(const FarFieldStatistics& far) const;
   void keep_worst(double error);
   std::int64_t most_interval() const;

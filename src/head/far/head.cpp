@@ -1,10 +1,72 @@
 // cross_entropy under the controller of the far field.
 #include "head/far/head.h"
 
+#include <array>
+#include <string>
+
+#include "comm/digest.h"
 #include "core/check.h"
+#include "core/hash.h"
+#include "head/far/shared_order.h"
 #include "head/far/step.h"
+#include "head/shard_plan.h"
 
 namespace logitless {
+namespace {
+
+void require_step(const CrossEntropyOutputs& out) {
+  require(out.d_hidden.defined(), "d_hidden: expected one, since audits measure its error");
+}
+
+// Which words this rank has.
+std::string layout_of(const Sharding& sharding, std::int64_t rows) {
+  const Communicator& words = *sharding.words;
+  std::string out = concat("rank ", words.rank(), " of ", words.size(), ": ", rows, " of ",
+                           sharding.vocab, " words");
+  const ConstTensorView& table = sharding.word_table;
+  if (!table.defined()) return out + concat(" from ", sharding.first_word, " on");
+  return out + concat(", table ", content_name({static_cast<const char*>(table.data()),
+                                                static_cast<std::size_t>(rows) * 4}));
+}
+
+// Of words spread over ranks, before a step: that all of them take the same one, plans that one of
+// them has to make, orders that are of other words on one of them.
+void meet(FarController& controller, FarPlans& plans, const CrossEntropyOptions& options,
+          const CrossEntropyInputs& in, const CrossEntropyOutputs& out, OrderSource& source) {
+  std::string layout;
+  const Agreement agreed = agree(*in.sharding.words, [&](PlanDigest& digest) {
+    require_step(out);
+    if (controller.context().device().kind != DeviceKind::cpu)
+      throw Unsupported("sharding: FarFieldHead takes words on several ranks on the CPU alone");
+    if (in.sharding.replicas != nullptr)
+      throw Unsupported(
+          "sharding: replicas: groups of ranks would decide apart when to take the far field; "
+          "FarFieldHead takes one group");
+    const HeadShape shape = shape_of(in);
+    require_sharding(in.sharding, shape.vocab);
+    layout = layout_of(in.sharding, shape.vocab);
+    const bool same = controller.has_layout(layout);
+    if (same) controller.require_head(shape.vocab, shape.dim);
+    const std::array<PlanRequest, 3> requests = {controller.request({}),
+                                                 controller.request({.far = true}),
+                                                 controller.request({.far = true, .audit = true})};
+    for (const auto& [name, text] : controller.common()) digest.same(name, text);
+    digest.own("same words", same);
+    digest.own("tokens", shape.tokens);
+    digest.own("plans", plans.missing(shape, features_of(options, in, out), requests, in.sharding));
+  });
+  bool same = true;
+  unsigned missing = 0;
+  for (int r = 0; r < in.sharding.words->size(); ++r) {
+    same = same && agreed.own_of(r, "same words") != 0;
+    missing |= static_cast<unsigned>(agreed.own_of(r, "plans"));
+    source.tokens_elsewhere = source.tokens_elsewhere || agreed.own_of(r, "tokens") > 0;
+  }
+  plans.drop(missing);
+  controller.set_layout(layout, same);
+}
+
+}  // namespace
 
 FarFieldHead::FarFieldHead(const Context& context, const FarFieldOptions& options)
     : state_(new State{FarController(context, options), {}, {}, {}}) {}
@@ -29,7 +91,10 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
   const Context& context = controller.context();
   const bool on_gpu = context.device().kind == DeviceKind::cuda;
   state_->last.reset();
-  require(out.d_hidden.defined(), "d_hidden: expected one, since audits measure its error");
+  OrderSource source{in.hidden,           in.weight,       in.bias,
+                     options.logit_scale, options.softcap, in.sharding};
+  const bool sharded = is_sharded(in.sharding);
+  sharded ? meet(controller, plans, options, in, out, source) : require_step(out);
   const auto plan_of = [&](const FarStep& step) -> const LossPlan& {
     return plans.get(context, shape_of(in), features_of(options, in, out), controller.request(step),
                      [&](const PlanRequest& r) { return plan_cross_entropy(options, in, out, r); });
@@ -37,15 +102,17 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
   const auto run = [&](const FarStep& step, const CrossEntropyInputs& inputs) {
     const LossPlan& plan = plan_of(step);
     state_->last.reset();
-    const Workspace& workspace = plans.workspace_for(context, plan);
-    state_->last = cross_entropy(context, plan, options, inputs, out, workspace);
+    const Workspace* workspace = nullptr;
+    const auto make_room = [&] { workspace = &plans.workspace_for(context, plan); };
+    sharded ? together(in.sharding, make_room) : make_room();
+    state_->last = cross_entropy(context, plan, options, inputs, out, *workspace);
     if (on_gpu) state_->last_plan = plan;
     return *state_->last;
   };
   LossStatistics stats;
   bool again = false;  // a dense step after a far one: on a GPU it has been waited for already
   take_far_step(
-      controller, {in.hidden, in.weight, in.bias, options.logit_scale, options.softcap},
+      controller, source,
       /*may_repeat=*/!options.accumulate,  // what has been added to accumulated gradients stays
       plan_of,
       [&](const FarStep& step) -> std::optional<FarFieldStatistics> {

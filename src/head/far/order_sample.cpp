@@ -74,13 +74,18 @@ OrderSample sample_of(const OrderSource& source, std::int64_t rows, bool copy, M
   return s;
 }
 
-VocabOrder make_order(const Context& context, const OrderSample& s) {
+std::vector<float> average_of(const Context& context, const OrderSample& s) {
   std::vector<float> average =
-      average_probability(context, s.hidden, s.weight, s.bias, s.logit_scale, s.softcap);
+      average_probability(context, s.hidden, s.weight, s.bias, s.logit_scale, s.softcap,
+                          /*memory_budget=*/0, s.sharding);
   for (std::size_t i = 0; i < s.average.size(); ++i)
     average[i] += kMemory * (s.average[i] - average[i]);
   for (float& p : average) p = std::isfinite(p) ? p : 0.0f;
-  VocabOrder order = make_vocab_order(context, s.weight, average);
+  return average;
+}
+
+VocabOrder make_order(const Context& context, const OrderSample& s) {
+  VocabOrder order = make_vocab_order(context, s.weight, average_of(context, s));
   return s.moments ? measure_tiles(context, order, s.hidden, s.weight, s.bias, s.logit_scale, s.tau)
                    : order;
 }

@@ -13,6 +13,8 @@ namespace logitless {
 struct OrderSource {
   ConstTensorView hidden, weight, bias;
   float logit_scale = 1.0f, softcap = 0.0f;
+  Sharding sharding = {};
+  bool tokens_elsewhere = false;  // of spread tokens, other ranks have some
 };
 
 struct OrderSample {
@@ -21,6 +23,7 @@ struct OrderSample {
   std::vector<float> average;  // by word; of the last order, or empty
   float logit_scale = 1.0f, softcap = 0.0f, tau = 0.0f;
   bool moments = false;
+  Sharding sharding = {};  // of tokens that are the same on all ranks
 };
 
 // `rows` tokens, evenly spaced, or all there are. Weights and bias are copied where `copy` says so,
@@ -31,7 +34,10 @@ OrderSample sample_of(const OrderSource& source, std::int64_t rows, bool copy, M
 // on a GPU too.
 OrderSample look_at(const OrderSource& source, std::int64_t rows);
 
-// Its average probabilities are mixed half and half with those of the sample's last order.
+// Average probabilities of a sample, mixed half and half with those of its last order.
+std::vector<float> average_of(const Context& context, const OrderSample& sample);
+
+// The order for these averages.
 VocabOrder make_order(const Context& context, const OrderSample& sample);
 
 }  // namespace logitless

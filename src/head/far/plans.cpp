@@ -1,21 +1,55 @@
 #include "head/far/plans.h"
 
+#include "head/shard_plan.h"
+
 namespace logitless {
+
+std::size_t FarPlans::slot_of(const PlanRequest& request) {
+  return request.accuracy == Accuracy::exact ? 0 : request.audit_rows > 0 ? 2 : 1;
+}
+
+bool FarPlans::Slot::serves(const HeadShape& shape, const HeadFeatures& features,
+                            float wanted) const {
+  if (plan.kernel.empty() || plan.features != features || tau != wanted) return false;
+  HeadShape fits = plan.shape;
+  std::int64_t most = fits.tokens;
+  if (const ShardAgreement* agreed = plan.agreement.get()) {
+    fits.vocab = agreed->rows;
+    fits.whole_vocab = shape.whole_vocab;
+    most = agreed->tokens;
+  }
+  fits.tokens = shape.tokens;
+  return shape.tokens <= most && fits == shape;
+}
 
 const LossPlan& FarPlans::get(const Context& context, const HeadShape& shape,
                               const HeadFeatures& features, const PlanRequest& request,
                               const std::function<LossPlan(const PlanRequest&)>& make) {
-  const bool exact = request.accuracy == Accuracy::exact;
-  Slot& slot = slots_[exact ? 0 : request.audit_rows > 0 ? 2 : 1];
-  HeadShape fits = slot.plan.shape;
-  if (shape.tokens <= fits.tokens) fits.tokens = shape.tokens;
-  if (!slot.plan.kernel.empty() && fits == shape && slot.plan.features == features &&
-      slot.tau == request.tau)
-    return slot.plan;
+  Slot& slot = slots_[slot_of(request)];
+  if (slot.serves(shape, features, request.tau)) return slot.plan;
   slot.plan = make(request);
   slot.tau = request.tau;
   context.trace(slot.plan.explain());
   return slot.plan;
+}
+
+unsigned FarPlans::missing(const HeadShape& shape, const HeadFeatures& features,
+                           std::span<const PlanRequest> requests, const Sharding& sharding) const {
+  unsigned kinds = 0;
+  for (const PlanRequest& request : requests) {
+    const Slot& slot = slots_[slot_of(request)];
+    const bool there = slot.plan.agreement != nullptr &&
+                       is_planned(*slot.plan.agreement, sharding) &&
+                       slot.serves(shape, features, request.tau);
+    if (!there) kinds |= 1u << slot_of(request);
+  }
+  return kinds;
+}
+
+void FarPlans::drop(unsigned kinds) {
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if ((kinds >> i & 1u) != 0) slots_[i] = {};
+  }
 }
 
 const Workspace& FarPlans::workspace_for(const Context& context, const LossPlan& plan) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 #include <memory>
+#include <span>
 
 #include "logitless/cross_entropy.h"
 
@@ -16,6 +17,11 @@ class FarPlans {
   const LossPlan& get(const Context& context, const HeadShape& shape, const HeadFeatures& features,
                       const PlanRequest& request,
                       const std::function<LossPlan(const PlanRequest&)>& make);
+  // Of calls with a sharding: the kinds of plan, one bit each, that this rank has to make for these
+  // requests. Ranks make plans together, so that what one is to make all have to.
+  unsigned missing(const HeadShape& shape, const HeadFeatures& features,
+                   std::span<const PlanRequest> requests, const Sharding& sharding) const;
+  void drop(unsigned kinds);
   // Of the plan's size or larger; grows, which replaces it.
   const Workspace& workspace_for(const Context& context, const LossPlan& plan);
 
@@ -24,7 +30,9 @@ class FarPlans {
     LossPlan plan;
     // What it was made for: where the planner takes an exact one, plan.tau does not say.
     float tau = 0.0f;
+    bool serves(const HeadShape& shape, const HeadFeatures& features, float wanted) const;
   };
+  static std::size_t slot_of(const PlanRequest& request);
   std::array<Slot, 3> slots_;
   std::unique_ptr<Workspace> workspace_;
 };

@@ -19,7 +19,10 @@ template <typename PlanOf, typename RunFar, typename RunDense>
 void take_far_step(FarController& controller, const OrderSource& source, bool may_repeat,
                    PlanOf&& plan_of, RunFar&& run_far, RunDense&& run_dense) {
   const LossPlan& audited = plan_of(FarStep{.far = true, .audit = true});
-  controller.require_head(source.weight.size(0), source.weight.size(1));
+  if (source.sharding.words == nullptr) {  // else ranks have looked at it together
+    controller.set_layout("", controller.has_layout(""));
+    controller.require_head(source.weight.size(0), source.weight.size(1));
+  }
   FarDecisions before = controller.before_step();
   try {
     const FarStep step = controller.begin(audited, source);

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "core/check.h"
 #include "core/parallel.h"
 #include "head/far/device_order.h"
 #include "head/far/rows.h"
+#include "head/far/shared_order.h"
+#include "head/shard_plan.h"
 #include "head/validate.h"
 #include "kernels/cpu_head.h"
 #include "kernels/cpu_tensor.h"
@@ -46,8 +49,10 @@ void multiply(const float* a, std::int64_t m, const float* b, std::int64_t n, st
 class TileMoments {
  public:
   TileMoments(const Context& context, const VocabOrder& order, const ConstTensorView& hidden,
-              const ConstTensorView& weight, const ConstTensorView& bias, float scale, float tau)
+              const ConstTensorView& weight, const ConstTensorView& bias, float scale, float tau,
+              const Sharding& sharding)
       : order_(order),
+        sharding_(sharding),
         weight_(weight),
         bias_(bias),
         scale_(scale),
@@ -67,13 +72,22 @@ class TileMoments {
   }
 
   VocabOrder measure() {
-    log2_base_.resize(static_cast<std::size_t>(tiles_));
-    means_.resize(static_cast<std::size_t>(tiles_ * dim_));
-    find_axes();
-    variance_.resize(static_cast<std::size_t>(tiles_ * dim_));
-    parallel_for(threads_, tiles_, [&](std::int64_t tile, int t) { find_variance(tile, t); });
+    measure_here();
     find_caution();
     return order_.with_moments(dim_, axes_, variance_, caution_);
+  }
+  // The same on all ranks that hold the words.
+  VocabOrder measure_shared() {
+    together(sharding_, [&] { tiles_ > 0 ? measure_here() : no_tiles(); });
+    sum_log2(sharding_, exact_total_.data(), rows_);
+    sum_log2(sharding_, estimated_total_.data(), rows_);
+    VocabOrder out = order_;
+    together(sharding_, [&] {
+      if (tiles_ == 0) return;
+      find_caution();
+      out = order_.with_moments(dim_, axes_, variance_, caution_);
+    });
+    return out;
   }
 
  private:
@@ -81,6 +95,20 @@ class TileMoments {
     std::vector<float> rows, other;
     std::vector<std::byte> scratch;
   };
+
+  // Moments, and the masses of the rows of hidden in the tiles here.
+  void measure_here() {
+    log2_base_.resize(static_cast<std::size_t>(tiles_));
+    means_.resize(static_cast<std::size_t>(tiles_ * dim_));
+    find_axes();
+    variance_.resize(static_cast<std::size_t>(tiles_ * dim_));
+    parallel_for(threads_, tiles_, [&](std::int64_t tile, int t) { find_variance(tile, t); });
+    find_masses();
+  }
+  void no_tiles() {
+    for (auto* totals : {&exact_total_, &estimated_total_})
+      totals->assign(static_cast<std::size_t>(rows_), -INFINITY);
+  }
 
   std::int64_t words_of(std::int64_t tile) const {
     return std::min(kVocabTile, vocab_ - tile * kVocabTile);
@@ -188,10 +216,13 @@ class TileMoments {
     }
   }
 
-  // Masses of all tiles for the rows of hidden, exact and estimated, log2.
-  void find_caution() {
+  // Masses of all tiles for the rows of hidden, exact and estimated, log2, and their totals.
+  void find_masses() {
     const std::size_t size = static_cast<std::size_t>(rows_ * tiles_);
-    std::vector<float> exact(size), estimate(size), forms(size);
+    std::vector<float> forms(size);
+    std::vector<float>&exact = exact_, &estimate = estimate_;
+    exact.resize(size);
+    estimate.resize(size);
     parallel_for(threads_, tiles_, [&](std::int64_t tile, int t) {
       Worker& worker = workers_[static_cast<std::size_t>(t)];
       const std::int64_t count = words_of(tile);
@@ -221,8 +252,6 @@ class TileMoments {
     for (float& v : squares) v *= v;
     multiply(squares.data(), rows_, variance_.data(), tiles_, dim_, forms.data(), threads_,
              scratch);
-    caution_.assign(static_cast<std::size_t>(tiles_), 0.0f);
-    const float log2_floor = std::log2(tau_ / 3.0f);
     const float log2e = static_cast<float>(kLog2E);
     const auto total_of = [&](const float* values) {
       float top = -INFINITY;
@@ -232,14 +261,27 @@ class TileMoments {
         sum += std::exp2(static_cast<double>(values[j] - top));
       return top + static_cast<float>(std::log2(sum));
     };
+    exact_total_.resize(static_cast<std::size_t>(rows_));
+    estimated_total_.resize(static_cast<std::size_t>(rows_));
     for (std::int64_t i = 0; i < rows_; ++i) {
       float* e = estimate.data() + i * tiles_;
-      const float* m = exact.data() + i * tiles_;
       for (std::int64_t j = 0; j < tiles_; ++j)
         e[j] = log2_base_[j] +
                log2e * (scale_ * e[j] + 0.5f * scale_ * scale_ * forms[i * tiles_ + j]);
-      const float total = total_of(m);
-      const float estimated = total_of(e);
+      exact_total_[i] = total_of(exact.data() + i * tiles_);
+      estimated_total_[i] = total_of(e);
+    }
+  }
+
+  // From the totals of all tiles, those of other ranks included.
+  void find_caution() {
+    caution_.assign(static_cast<std::size_t>(tiles_), 0.0f);
+    const float log2_floor = std::log2(tau_ / 3.0f);
+    for (std::int64_t i = 0; i < rows_; ++i) {
+      const float* e = estimate_.data() + i * tiles_;
+      const float* m = exact_.data() + i * tiles_;
+      const float total = exact_total_[i];
+      const float estimated = estimated_total_[i];
       for (std::int64_t j = 0; j < tiles_; ++j) {
         if (!(m[j] - total > log2_floor)) continue;
         const float short_by = (m[j] - total) - (e[j] - estimated);
@@ -249,6 +291,7 @@ class TileMoments {
   }
 
   const VocabOrder& order_;
+  const Sharding& sharding_;
   const ConstTensorView& weight_;
   const ConstTensorView& bias_;
   float scale_;
@@ -257,22 +300,40 @@ class TileMoments {
   std::int64_t dim_, vocab_, tiles_, rows_ = 0;
   std::vector<Worker> workers_;
   std::vector<float> hidden_, log2_base_, means_, axes_, along_, variance_, caution_;
+  std::vector<float> exact_, estimate_;               // [rows, tiles] log2 masses
+  std::vector<float> exact_total_, estimated_total_;  // [rows]
 };
 
 }  // namespace
 
 VocabOrder measure_tiles(const Context& context, const VocabOrder& order,
                          const ConstTensorView& hidden, const ConstTensorView& weight,
-                         const ConstTensorView& bias, float logit_scale, float tau) {
-  const HeadShape shape = require_head(hidden, weight, bias);
-  require(shape.tokens > 0, "hidden: expected tokens to measure with, got ", describe(hidden));
-  require(order.vocab() == shape.vocab, "order: made for ", order.vocab(),
-          " words, the weights have ", shape.vocab);
-  require_transform(logit_scale, 0.0f);
-  require(tau > 0.0f && tau < 1.0f, "tau: expected a number in (0, 1), got ", tau);
+                         const ConstTensorView& bias, float logit_scale, float tau,
+                         const Sharding& sharding) {
+  const HeadShape shape = require_order_source(context, hidden, weight, bias, sharding);
+  const auto check = [&] {
+    require(shape.tokens > 0, "hidden: expected tokens to measure with, got ", describe(hidden));
+    require(order.vocab() == shape.vocab, "order: made for ", order.vocab(),
+            " words, the weights have ", shape.vocab);
+    require_transform(logit_scale, 0.0f);
+    require(tau > 0.0f && tau < 1.0f, "tau: expected a number in (0, 1), got ", tau);
+  };
+  if (is_sharded(sharding)) {
+    std::unique_ptr<TileMoments> moments;
+    together(sharding, [&] {
+      check();
+      if (sharding.tokens)
+        throw Unsupported(
+            "sharding: tiles are measured with tokens that are the same on all ranks; gather some");
+      moments = std::make_unique<TileMoments>(context, order, hidden, weight, bias, logit_scale,
+                                              tau, sharding);
+    });
+    return moments->measure_shared();
+  }
+  check();
   if (context.device().kind == DeviceKind::cuda)
     return device_measure_tiles(context, order, hidden, weight, bias, logit_scale, tau);
-  return TileMoments(context, order, hidden, weight, bias, logit_scale, tau).measure();
+  return TileMoments(context, order, hidden, weight, bias, logit_scale, tau, sharding).measure();
 }
 
 }  // namespace logitless

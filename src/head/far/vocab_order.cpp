@@ -14,12 +14,14 @@
 #include "head/far/device_order.h"
 #include "head/far/order_file.h"
 #include "head/far/rows.h"
+#include "head/far/shared_order.h"
 #include "head/validate.h"
 #include "head/vocab_order_access.h"
 #include "kernels/cpu_head.h"
 #include "kernels/cpu_tensor.h"
 #include "logitless/head.h"
 #include "logitless/tensor_file.h"
+#include "math/mix.h"
 
 namespace logitless {
 
@@ -71,6 +73,22 @@ std::span<const float> VocabOrder::average() const {
 }
 std::span<const float> VocabOrder::share() const {
   return data_ == nullptr ? std::span<const float>() : data_->share;
+}
+
+std::span<const std::int32_t> VocabOrder::places() const {
+  return data_ == nullptr ? std::span<const std::int32_t>() : data_->places;
+}
+
+VocabOrder VocabOrderAccess::with_places(const VocabOrder& order,
+                                         std::vector<std::int32_t> places) {
+  auto data = order.empty() ? std::make_shared<Data>() : std::make_shared<Data>(*order.data_);
+  data->common = mix64(places.size());
+  for (const std::int32_t place : places)
+    data->common = mix64(data->common ^ static_cast<std::uint64_t>(place));
+  data->places = std::move(places);
+  VocabOrder out;
+  out.data_ = std::move(data);
+  return out;
 }
 
 bool VocabOrder::has_moments() const { return dim() > 0; }
@@ -128,6 +146,11 @@ void append_order(const VocabOrder& order, const std::string& prefix,
   const std::int64_t vocab[] = {order.vocab()};
   tensors.push_back({prefix + "words", {order.words().data(), DType::i64, vocab}});
   tensors.push_back({prefix + "average", view_of(order.average(), vocab)});
+  if (!order.places().empty()) {
+    const auto places = static_cast<std::int64_t>(order.places().size());
+    tensors.push_back(
+        {prefix + "places", {order.places().data(), DType::i32, std::span(&places, 1)}});
+  }
   if (!order.has_moments()) return;
   const std::int64_t tiles = ceil_div(order.vocab(), kVocabTile);
   const std::int64_t square[] = {order.dim(), order.dim()};
@@ -156,9 +179,21 @@ VocabOrder order_of(const TensorFile& file, const std::string& path, const std::
   };
   const ConstTensorView words = tensor("words", DType::i64, {-1}, "vocab");
   const std::int64_t vocab = words.numel();
-  const VocabOrder order(
-      {static_cast<const std::int64_t*>(words.data()), static_cast<std::size_t>(vocab)},
-      floats(tensor("average", DType::f32, {vocab})));
+  const bool shared = file.contains(prefix + "places");
+  VocabOrder order;
+  if (vocab > 0 || !shared) {
+    order = VocabOrder(
+        {static_cast<const std::int64_t*>(words.data()), static_cast<std::size_t>(vocab)},
+        floats(tensor("average", DType::f32, {vocab})));
+  }
+  if (shared) {
+    const ConstTensorView places = tensor("places", DType::i32, {-1}, "words of all ranks");
+    const auto* const first = static_cast<const std::int32_t*>(places.data());
+    require(places.numel() >= std::max<std::int64_t>(vocab, 1), path, ": ", prefix,
+            "places: expected those of at least ", std::max<std::int64_t>(vocab, 1), " words, got ",
+            places.numel());
+    order = VocabOrderAccess::with_places(order, {first, first + places.numel()});
+  }
   if (!file.contains(prefix + "axes")) return order;
   const std::int64_t tiles = ceil_div(vocab, kVocabTile);
   const ConstTensorView variance = tensor("variance", DType::f32, {tiles, -1}, "dim");
@@ -180,10 +215,11 @@ VocabOrder VocabOrder::load(const std::string& path) {
 
 std::vector<float> average_probability(const Context& context, const ConstTensorView& hidden,
                                        const ConstTensorView& weight, const ConstTensorView& bias,
-                                       float logit_scale, float softcap,
-                                       std::size_t memory_budget) {
-  const HeadShape shape = require_head(hidden, weight, bias);
-  require(shape.tokens > 0, "hidden: expected tokens to average over, got ", describe(hidden));
+                                       float logit_scale, float softcap, std::size_t memory_budget,
+                                       const Sharding& sharding) {
+  const HeadShape shape = require_order_source(context, hidden, weight, bias, sharding);
+  const std::int64_t tokens = sampled_tokens(sharding, shape.tokens);
+  require(tokens > 0, "hidden: expected tokens to average over, got ", describe(hidden));
   const bool device = context.device().kind == DeviceKind::cuda;
   std::vector<cuda::DeviceMemory> copies;
   // A vector where the context's kernels read it.
@@ -194,13 +230,15 @@ std::vector<float> average_probability(const Context& context, const ConstTensor
     return copy.data();
   };
   // sum_i p_ij is the gradient of sum_i lse_i with respect to the bias.
-  std::vector<float> zero(bias.defined() ? 0 : static_cast<std::size_t>(shape.vocab), 0.0f);
+  const std::int64_t rows = weight.size(0);
+  const std::size_t room = static_cast<std::size_t>(std::max<std::int64_t>(rows, 1));
+  std::vector<float> zero(bias.defined() ? 0 : room, 0.0f);
   std::vector<std::int64_t> targets(static_cast<std::size_t>(shape.tokens), 0);
   std::vector<float> ones(static_cast<std::size_t>(shape.tokens),
-                          1.0f / static_cast<float>(shape.tokens));
-  std::vector<float> average(static_cast<std::size_t>(shape.vocab), 0.0f);
+                          1.0f / static_cast<float>(tokens));
+  std::vector<float> average(room, 0.0f);
   const std::size_t vocab_bytes = average.size() * sizeof(float);
-  const std::int64_t vocab_size[] = {shape.vocab};
+  const std::int64_t vocab_size[] = {rows};
   std::vector<std::int64_t> token_sizes;
   for (int d = 0; d + 1 < hidden.rank(); ++d) token_sizes.push_back(hidden.size(d));
   HeadOptions options;
@@ -214,6 +252,8 @@ std::vector<float> average_probability(const Context& context, const ConstTensor
                 : ConstTensorView(placed(zero.data(), vocab_bytes), DType::f32, vocab_size);
   in.targets = ConstTensorView(placed(targets.data(), targets.size() * sizeof(std::int64_t)),
                                DType::i64, token_sizes);
+  in.sharding = sharding;
+  in.sharding.replicas = nullptr;  // nothing is a mean
   HeadCotangents cotangents;
   cotangents.lse =
       ConstTensorView(placed(ones.data(), ones.size() * sizeof(float)), DType::f32, token_sizes);
@@ -227,6 +267,7 @@ std::vector<float> average_probability(const Context& context, const ConstTensor
   head_backward(context, plan, options, in, cotangents, gradients, workspace);
   if (device)
     cuda::copy_to_host(average.data(), gradients.d_bias.data(), vocab_bytes, context.stream());
+  average.resize(static_cast<std::size_t>(rows));
   // The gradient is of scale * (x . w + b), and rounding may leave a -0.
   for (float& p : average) p = std::max(0.0f, p / logit_scale);
   return average;

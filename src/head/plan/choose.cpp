@@ -50,6 +50,7 @@ class PlanBuilder {
                            .tau = plan_.tau,
                            .sample_every = plan_.sample_every,
                            .audited = audited(),
+                           .dealt = dealt(),
                            .one_chunk = one_chunk_},
                           request_.device, plan_);
     std::vector<PlanKind> kinds = {PlanKind::forward, PlanKind::dense, PlanKind::stored,
@@ -136,10 +137,14 @@ class PlanBuilder {
 
   // Of kinds that may be chosen but were not asked for.
   std::string little_to_gain(PlanKind kind) const {
-    const double kept = predicted_kept(kind, shape_.vocab, plan_.tau, search_->sorts_tokens());
+    const double kept =
+        predicted_kept(kind, shape_, features_, dealt(), plan_.tau, search_->sorts_tokens());
     if (request_.kind.has_value() || kept <= kMostKept) return {};
+    const bool spread = features_.word_ranks > 1;
     return concat("would keep about ", std::llround(kept * 100.0), " % of the tiles of ",
-                  shape_.vocab, " words: nothing to gain");
+                  spread ? shape_.whole_vocab : shape_.vocab, " words",
+                  spread && !dealt() ? " on the first of the ranks, words not dealt out" : "",
+                  ": nothing to gain");
   }
 
   // Where a 16-bit d_weight makes a kind as large as that: so much, and what f32 would need.
@@ -168,6 +173,7 @@ class PlanBuilder {
     return PlanBuilder(shape_, features, request).or_least().build().workspace_bytes();
   }
 
+  bool dealt() const { return request_.sharding.word_table.defined(); }
   std::int64_t audited() const { return std::min(request_.audit_rows, shape_.tokens); }
   // d_hidden of the audited tokens, with little memory.
   std::shared_ptr<const LossPlan> plan_audit() const {

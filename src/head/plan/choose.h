@@ -21,7 +21,7 @@ LossPlan plan_in_one_chunk(const Context& context, const HeadShape& shape,
 // A CPU's plan with room for this many threads, its audit's too. Chunks stay as they were planned,
 // so that results do not depend on how many threads there are.
 LossPlan with_threads(LossPlan plan, int threads);
-// The same plan of an exact kind with chunks of so many tokens, and its workspace.
+// The same plan, of an exact kind on a GPU, with chunks of so many tokens, and its workspace.
 LossPlan with_chunk(LossPlan plan, std::int64_t tokens, DeviceKind device);
 // And one of weights that move, with pieces of so many rows of each rank.
 LossPlan with_piece(LossPlan plan, std::int64_t rows, DeviceKind device);

@@ -19,6 +19,16 @@ inline double predicted_kept(PlanKind kind, std::int64_t vocab, double tau, bool
   return std::min(1.0, reference * std::pow(words, -1.27) * std::pow(tau / 0.003, -0.6));
 }
 
+// Of words spread over ranks, of the one that keeps most: what a step takes goes by it. Ids run
+// from frequent to rare, so that the first of ranks with a range of them each keeps nearly all;
+// `dealt`: a table may have dealt them out.
+inline double predicted_kept(PlanKind kind, const HeadShape& shape, const HeadFeatures& features,
+                             bool dealt, double tau, bool sorted) {
+  if (features.word_ranks == 0) return predicted_kept(kind, shape.vocab, tau, sorted);
+  const double kept = predicted_kept(kind, shape.whole_vocab, tau, sorted);
+  return std::min(1.0, dealt ? kept : kept * features.word_ranks);
+}
+
 // The part of the pairs that a call samples which keeps this part of them.
 inline double predicted_sample(double kept, std::int64_t sample_every,
                                const HeadFeatures& features) {

@@ -28,6 +28,7 @@ struct PlanProblem {
   float tau = 0.0f;
   std::int64_t sample_every = 0;
   std::int64_t audited = 0;
+  bool dealt = false;      // of words spread over ranks: by a table
   bool one_chunk = false;  // of all tokens, of a dense plan
 };
 

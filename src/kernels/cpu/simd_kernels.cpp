@@ -37,6 +37,7 @@ HeadKernel KernelOf() {
           FarMemory<Engine>::kBlock,
           FarDtype<Engine>(),
           RunFarPrepare<Engine>,
+          RunFarEstimate<Engine>,
           RunFarForward<Engine>,
           RunFarBackward<Engine>};
 }

@@ -33,6 +33,8 @@ def processes():
         ("communicator_worker", 2),
         ("sharded_worker", 2),
         ("sharded_worker", 4),
+        ("sharded_far_worker", 2),
+        ("sharded_far_worker", 3),
         ("sharded_gpu_worker", 1),
         ("sharded_gpu_worker", 2),
         ("sharded_gpu_worker", 3),

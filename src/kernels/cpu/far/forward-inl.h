@@ -129,11 +129,10 @@ void EstimateGroup(const FarForwardChunk& chunk, const FarMemory<Engine>& memory
   }
 }
 
-// log2 of the sum of all estimates of one panel, into the place after the last group's exponents.
+// log2 of the sum of all estimates of one panel.
 template <class Engine>
-void TotalEstimates(const FarMemory<Engine>& memory, std::int64_t panel) {
+void TotalEstimates(const FarMemory<Engine>& memory, std::int64_t panel, float* total) {
   const std::int64_t groups = ceil_div(memory.layout.tiles, kVocabTile);
-  float* total = memory.estimate_exponent(groups);
   for (std::int64_t t = panel * Engine::kPanel; t < (panel + 1) * Engine::kPanel; ++t) {
     float top = -INFINITY;
     for (std::int64_t g = 0; g < groups; ++g) {
@@ -169,8 +168,7 @@ void AddFarMass(const FarForwardChunk& chunk, const FarMemory<Engine>& memory, s
   const D d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const std::int64_t block = panel / memory.kBlockPanels;
-  const float* total =
-      memory.estimate_exponent(ceil_div(layout.tiles, kVocabTile)) + panel * kPanel;
+  const float* total = chunk.log2_total + panel * kPanel;
   for (std::int64_t t = 0; t < kPanel; t += lanes) {
     HWY_ALIGN float exponent[kMaxLanes];
     HWY_ALIGN float sums[kMaxLanes];
@@ -181,8 +179,13 @@ void AddFarMass(const FarForwardChunk& chunk, const FarMemory<Engine>& memory, s
       sums[i] = real ? chunk.sum[token] : 0.0f;
     }
     const V near_exponent = hn::Load(d, exponent);
-    const V top = hn::Max(near_exponent, hn::Ceil(hn::LoadU(d, total + t)));
-    V sum = hn::Mul(hn::Load(d, sums), PowerOfTwo(hn::Sub(near_exponent, top)));
+    const V near_sum = hn::Load(d, sums);
+    const V estimated = hn::Ceil(hn::LoadU(d, total + t));
+    // Without anything near, as on a rank that has no target, its exponent says nothing.
+    const auto nothing = hn::Eq(near_sum, hn::Zero(d));
+    const auto far_only = hn::And(nothing, hn::Gt(estimated, hn::Set(d, -INFINITY)));
+    const V top = hn::IfThenElse(far_only, estimated, hn::Max(near_exponent, estimated));
+    V sum = hn::IfThenZeroElse(nothing, hn::Mul(near_sum, PowerOfTwo(hn::Sub(near_exponent, top))));
     for (std::int64_t segment = 0; segment < layout.segments; ++segment) {
       const V base = hn::LoadU(d, memory.mass_base(segment, panel) + t);
       const std::int64_t end = std::min(layout.tiles, (segment + 1) * layout.tiles_per_segment);
@@ -225,23 +228,27 @@ inline void WeightedSums(const FarForwardChunk& chunk) {
 }
 
 template <class Engine>
+void RunFarEstimate(const FarForwardChunk& chunk) {
+  const FarMemory<Engine> memory(chunk);
+  PackAllTokens(chunk, memory);
+  parallel_for(
+      chunk.threads, ceil_div(chunk.shape.dim, kVocabTile),
+      [&](std::int64_t group, int thread) { SquareAlongAxes(chunk, memory, group, thread); });
+  const std::int64_t groups = ceil_div(memory.layout.tiles, kVocabTile);
+  parallel_for(chunk.threads, groups, [&](std::int64_t group, int thread) {
+    EstimateGroup(chunk, memory, group, thread);
+  });
+  parallel_for(chunk.threads, memory.panels,
+               [&](std::int64_t p, int) { TotalEstimates(memory, p, chunk.log2_total); });
+}
+
+template <class Engine>
 void RunFarForward(const FarForwardChunk& call) {
   const FarMemory<Engine> memory(call);
   FarForwardChunk chunk = call;
   chunk.weighted_sum = nullptr;  // not a sum over what is kept
   const Layout& layout = memory.layout;
-  PackAllTokens(chunk, memory);
-  parallel_for(
-      chunk.threads, ceil_div(chunk.shape.dim, kVocabTile),
-      [&](std::int64_t group, int thread) { SquareAlongAxes(chunk, memory, group, thread); });
-  const std::int64_t groups = ceil_div(layout.tiles, kVocabTile);
-  parallel_for(chunk.threads, groups, [&](std::int64_t group, int thread) {
-    EstimateGroup(chunk, memory, group, thread);
-  });
-  parallel_for(chunk.threads, memory.panels,
-               [&](std::int64_t p, int) { TotalEstimates(memory, p); });
-  MarkTiles(chunk, memory, chunk.tau, nullptr, memory.estimate_exponent(groups),
-            chunk.points.log2_caution);
+  MarkTiles(chunk, memory, chunk.tau, nullptr, chunk.log2_total, chunk.points.log2_caution);
   for (std::int64_t tile = 0; tile < layout.tiles; ++tile) {
     for (std::int32_t e = chunk.targets.tile_begin[tile]; e < chunk.targets.tile_begin[tile + 1];
          ++e)

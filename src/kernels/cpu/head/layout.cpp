@@ -81,7 +81,7 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
     out.tile_sum = shared.take(whole_tiles * 4);
     out.squares = shared.take(sizes.far_forward ? out.tokens * out.dim_k * e : 0);
     out.estimate =
-        shared.take(sizes.far_forward ? (whole_tiles / kVocabTile + 1) * 2 * out.tokens * 4 : 0);
+        shared.take(sizes.far_forward ? whole_tiles / kVocabTile * 2 * out.tokens * 4 : 0);
     out.flat_hidden = shared.take(d_weight && features.label_smoothing ? shape.dim * 4 : 0);
   }
   out.thread = shared.top();

@@ -72,7 +72,7 @@ struct Layout {
   std::size_t tile_sum = 0;       // f32 [tiles, whole kVocabTiles]
   std::size_t flat_hidden = 0;    // f32 [dim]: sum_i flat_i x_i
   std::size_t squares = 0;        // packed like x_forward: (x . axis)^2
-  std::size_t estimate = 0;       // f32 [groups of kVocabTile tiles, + 1][exponent, sum][tokens]
+  std::size_t estimate = 0;       // f32 [groups of kVocabTile tiles][exponent, sum][tokens]
   // and of each thread:
   std::size_t thread = 0;
   std::size_t thread_bytes = 0;

@@ -1,0 +1,164 @@
+// The far field of words spread over ranks: tiles are chosen by each rank on its own, from totals
+// of all of them; what is told of a call is of all ranks, the same on each.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "core/check.h"
+#include "core/parallel.h"
+#include "head/cpu/engine.h"
+#include "head/vocab_order_access.h"
+
+namespace logitless::cpu {
+
+// Without one ranks would put different tokens into a chunk.
+void Engine::require_common_order() const {
+  const VocabOrder& order = *call_.far.order;
+  require(static_cast<std::int64_t>(order.places().size()) == call_.shape.whole_vocab,
+          "order: expected one of share_order, with the places of the ", call_.shape.whole_vocab,
+          " words of all ranks, got ",
+          order.places().empty() ? std::string("one without places")
+                                 : concat("places of ", order.places().size()));
+  const std::uint64_t mine = VocabOrderAccess::of(order).common;
+  std::vector<std::uint64_t> all(static_cast<std::size_t>(call_.shard.ranks()));
+  call_.shard.calls->all_gather(&mine, all.data(), sizeof(mine));
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    require(all[r] == all[0], "order: rank ", r,
+            " has another one than rank 0; expected those of one share_order");
+  }
+}
+
+// Like tokens into the same blocks, whichever rank they are from.
+void Engine::sort_by_targets(const ChunkTokens& tokens) const {
+  auto* const place = at<std::int64_t>(layout_.shard.place);
+  const auto* const words = at<std::int32_t>(layout_.shard.words);
+  const auto places = call_.far.order->places();
+  const auto key = [&](std::int64_t at) {
+    const std::int32_t word = words[at * plan_.features.targets_per_token];
+    return word < 0 ? std::int32_t{-1} : places[static_cast<std::size_t>(word)];
+  };
+  std::sort(place, place + tokens.count, [&](std::int64_t a, std::int64_t b) {
+    const std::int32_t ka = key(a), kb = key(b);
+    return ka != kb ? ka < kb : a < b;
+  });
+}
+
+// Of the tiles here become those of all ranks' tiles.
+void Engine::exchange_estimates(float* log2_total, std::int64_t tokens) const {
+  auto* const all = at<float>(layout_.shard.far);
+  const int ranks = call_.shard.ranks();
+  float* const mine = all + call_.shard.rank() * tokens;
+  std::copy_n(log2_total, tokens, mine);
+  call_.shard.calls->all_gather(mine, all, static_cast<std::size_t>(tokens) * sizeof(float));
+  for (std::int64_t t = 0; t < tokens; ++t)
+    log2_total[t] = log2_of_sum(ranks, [&](int r) { return all[r * tokens + t]; });
+}
+
+// With tokens spread over ranks, those of them that are audited.
+void Engine::choose_audited_of_ranks() {
+  const auto* const counts = at<std::int64_t>(layout_.shard.counts);
+  valid_before_ = 0;
+  for (int r = 0; r < call_.shard.rank(); ++r) valid_before_ += counts[r];
+  if (all_audited_ == 0) return;
+  const auto first_of = [&](std::int64_t token) {
+    return ceil_div(token * all_audited_, all_valid_);
+  };
+  first_audited_ = first_of(valid_before_);
+  audited_ = first_of(valid_before_ + valid_) - first_audited_;
+}
+
+// Their lse, in double, as the tokens' function sees it.
+void Engine::keep_audited(const ForwardChunk& chunk, const ChunkTokens& tokens) const {
+  std::int64_t next = 0;
+  for (std::int64_t t = 0; t < tokens.count; ++t) {
+    const std::int64_t own = own_of(t);
+    if (own < 0) continue;
+    while (next < audited_ && audited_row(next) < tokens.first + own) ++next;
+    if (next == audited_) return;
+    if (audited_row(next) != tokens.first + own) continue;
+    at<double>(layout_.audit.lse)[next] = value(LseState{chunk.exponent[t], chunk.sum[t]});
+  }
+}
+
+// Of d_hidden [count, D] of all words, before it is rounded: norms, and the rows of audited tokens.
+void Engine::keep_far_hidden(const ChunkTokens& tokens, const float* rows, std::int64_t count) {
+  const std::int64_t dim = call_.shape.dim;
+  auto* const norms = at<double>(layout_.far.norm_squared);
+  parallel_for(plan_.threads, count, [&](std::int64_t i, int) {
+    double sum = 0.0;
+    for (std::int64_t k = i * dim; k < (i + 1) * dim; ++k)
+      sum += static_cast<double>(rows[k]) * static_cast<double>(rows[k]);
+    norms[i] = sum;
+  });
+  for (std::int64_t i = 0; i < count; ++i) far_sums_.norm_squared += norms[i];
+  for (std::int64_t a = 0; a < audited_; ++a) {
+    const std::int64_t i = audited_row(a) - tokens.first;
+    if (i < 0 || i >= count) continue;
+    std::memcpy(at<float>(layout_.audit.far) + a * dim, rows + i * dim,
+                static_cast<std::size_t>(dim) * sizeof(float));
+  }
+}
+
+// The error of a token's d_hidden is at most what the ranks' bounds are together.
+void Engine::exchange_bounds(const ChunkTokens& tokens) {
+  auto* const all = at<float>(layout_.shard.far);
+  float* const mine = all + call_.shard.rank() * tokens.count;
+  if (empty()) {
+    std::fill_n(mine, tokens.count, 0.0f);
+  } else {
+    std::copy_n(at<float>(layout_.far.bound), tokens.count, mine);
+  }
+  call_.shard.calls->all_gather(mine, all, static_cast<std::size_t>(tokens.count) * sizeof(float));
+  for (std::int64_t t = 0; t < tokens.count; ++t) {
+    double bound = 0.0;
+    for (int r = 0; r < call_.shard.ranks(); ++r)
+      bound += static_cast<double>(all[r * tokens.count + t]);
+    far_sums_.bound_squared += bound * bound;
+    const std::int64_t own = own_of(t);
+    if (own >= 0) bound_.set(valid_rows()[tokens.first + own], bound);
+  }
+}
+
+bool Engine::holds_its_part() const {
+  if (!sharded()) return true;
+  const auto here = static_cast<double>(ceil_div(words_.rows(), kVocabTile));
+  return here * call_.shard.ranks() > kMostKept * static_cast<double>(call_.shard.tiles);
+}
+
+FarFieldStatistics Engine::statistics_of_ranks() const {
+  std::vector<FarSums> all(static_cast<std::size_t>(call_.shard.ranks()));
+  call_.shard.calls->all_gather(&far_sums_, all.data(), sizeof(FarSums));
+  FarSums sums = far_sums_;  // of tokens that are the same everywhere, the same everywhere
+  sums.kept = sums.sampled = sums.pairs = sums.fallback = 0;
+  std::int64_t most = 0;
+  for (const FarSums& of_rank : all) {
+    sums.kept += of_rank.kept;
+    sums.sampled += of_rank.sampled;
+    sums.pairs += of_rank.pairs;
+    sums.fallback += of_rank.fallback;
+    most = std::max(most, of_rank.kept);
+  }
+  if (call_.shard.tokens) {
+    sums.norm_squared = sums.audit_error_squared = sums.audit_norm_squared = 0.0;
+    sums.lse_error_squared = sums.lse_error_max = 0.0;
+    sums.audited = 0;
+    for (const FarSums& of_rank : all) {
+      sums.norm_squared += of_rank.norm_squared;
+      sums.audited += of_rank.audited;
+      sums.audit_error_squared += of_rank.audit_error_squared;
+      sums.audit_norm_squared += of_rank.audit_norm_squared;
+      sums.lse_error_squared += of_rank.lse_error_squared;
+      const bool worse = of_rank.lse_error_max > sums.lse_error_max;
+      if (worse || std::isnan(of_rank.lse_error_max)) sums.lse_error_max = of_rank.lse_error_max;
+    }
+  }
+  FarFieldStatistics out = logitless::far_statistics(plan_, sums);
+  if (sums.kept > 0) {
+    out.imbalance =
+        static_cast<double>(most) * call_.shard.ranks() / static_cast<double>(sums.kept);
+  }
+  return out;
+}
+
+}  // namespace logitless::cpu

@@ -1,0 +1,189 @@
+#include "head/far/shared_order.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "comm/collective_calls.h"
+#include "comm/digest.h"
+#include "core/check.h"
+#include "head/shard_plan.h"
+#include "head/validate.h"
+#include "head/vocab_order_access.h"
+#include "math/shard_state.h"
+
+namespace logitless {
+namespace {
+
+void require_cpu(const Context& context) {
+  if (context.device().kind != DeviceKind::cpu)
+    throw Unsupported("sharding: orders of words on several ranks are made on the CPU alone");
+}
+
+}  // namespace
+
+void together(const Sharding& sharding, const std::function<void()>& body) {
+  agree(*sharding.words, [&](PlanDigest&) { body(); });
+}
+
+HeadShape require_order_source(const Context& context, const ConstTensorView& hidden,
+                               const ConstTensorView& weight, const ConstTensorView& bias,
+                               const Sharding& sharding) {
+  if (!is_sharded(sharding)) return require_head(hidden, weight, bias);
+  HeadShape shape;
+  together(sharding, [&] {
+    require_cpu(context);
+    shape = require_head(hidden, weight, bias, 0);
+    require_sharding(sharding, shape.vocab);
+  });
+  return shape;
+}
+
+std::int64_t sampled_tokens(const Sharding& sharding, std::int64_t mine) {
+  if (!is_sharded(sharding) || !sharding.tokens) return mine;
+  const Agreement agreed =
+      agree(*sharding.words, [&](PlanDigest& digest) { digest.own("tokens", mine); });
+  std::int64_t tokens = 0;
+  for (int r = 0; r < sharding.words->size(); ++r) tokens += agreed.own_of(r, "tokens");
+  return tokens;
+}
+
+OrderSample sample_of_ranks(const OrderSource& source, std::int64_t rows, MemoryMeter* meter) {
+  const Sharding& sharding = source.sharding;
+  OrderSample out;
+  if (!sharding.tokens) {
+    together(sharding, [&] { out = sample_of(source, rows, /*copy=*/false, meter); });
+    out.sharding = sharding;
+    return out;
+  }
+  RowMatrix m;
+  const Agreement agreed = agree(*sharding.words, [&](PlanDigest& digest) {
+    m = as_rows("hidden", source.hidden);
+    digest.own("tokens", m.rows);
+  });
+  const int ranks = sharding.words->size();
+  std::int64_t all = 0, before = 0;
+  for (int r = 0; r < ranks; ++r) {
+    if (r == sharding.words->rank()) before = all;
+    all += agreed.own_of(r, "tokens");
+  }
+  const std::int64_t count = std::min(rows, all);
+  // Row i of the sample is token i all / count of those of all ranks, one rank's after another's.
+  const auto first_of = [&](std::int64_t token) { return ceil_div(token * count, all); };
+  std::int64_t most = 0, of_ranks = 0;
+  for (int r = 0; r < ranks; ++r) {
+    const std::int64_t end = of_ranks + agreed.own_of(r, "tokens");
+    most = std::max(most, first_of(end) - first_of(of_ranks));
+    of_ranks = end;
+  }
+  const std::size_t row_bytes =
+      static_cast<std::size_t>(m.columns) * size_of(source.hidden.dtype());
+  const std::size_t block = static_cast<std::size_t>(most) * row_bytes;
+  Buffer gathered, mine;
+  together(sharding, [&] {
+    gathered = Buffer(block * static_cast<std::size_t>(ranks), meter);
+    mine = Buffer(block, meter);
+    out.hidden_copy = Buffer(static_cast<std::size_t>(count) * row_bytes, meter);
+    std::memset(mine.data(), 0, block);
+  });
+  const auto element = static_cast<std::int64_t>(size_of(source.hidden.dtype()));
+  const auto* const from = static_cast<const std::byte*>(source.hidden.data());
+  std::byte* to = mine.as<std::byte>();
+  for (std::int64_t i = first_of(before); i < first_of(before + m.rows); ++i) {
+    const std::int64_t row = (i * all / count - before) * m.row_stride;
+    for (std::int64_t k = 0; k < m.columns; ++k, to += element)
+      std::memcpy(to, from + (row + k * m.column_stride) * element,
+                  static_cast<std::size_t>(element));
+  }
+  CollectiveCalls calls(sharding.words, agreed.plan);
+  calls.run([&] { calls.all_gather(mine.data(), gathered.data(), block); });
+  to = out.hidden_copy.as<std::byte>();
+  of_ranks = 0;
+  for (int r = 0; r < ranks; ++r) {
+    const std::int64_t end = of_ranks + agreed.own_of(r, "tokens");
+    const std::size_t bytes =
+        static_cast<std::size_t>(first_of(end) - first_of(of_ranks)) * row_bytes;
+    std::memcpy(to, gathered.as<std::byte>() + static_cast<std::size_t>(r) * block, bytes);
+    to += bytes;
+    of_ranks = end;
+  }
+  out.hidden = ConstTensorView(out.hidden_copy.data(), source.hidden.dtype(), {count, m.columns});
+  out.weight = source.weight;
+  out.bias = source.bias;
+  out.logit_scale = source.logit_scale;
+  out.softcap = source.softcap;
+  out.sharding = sharding;
+  out.sharding.tokens = false;
+  return out;
+}
+
+void sum_log2(const Sharding& sharding, float* mine, std::int64_t count) {
+  const int ranks = sharding.words->size();
+  std::vector<float> all;
+  const Agreement agreed = agree(*sharding.words, [&](PlanDigest& digest) {
+    all.resize(static_cast<std::size_t>(ranks * count));
+    digest.same("tokens to measure with", count);
+  });
+  CollectiveCalls calls(sharding.words, agreed.plan);
+  calls.run(
+      [&] { calls.all_gather(mine, all.data(), static_cast<std::size_t>(count) * sizeof(float)); });
+  for (std::int64_t i = 0; i < count; ++i)
+    mine[i] =
+        log2_of_sum(ranks, [&](int r) { return all[static_cast<std::size_t>(r * count + i)]; });
+}
+
+VocabOrder share_order(const VocabOrder& order, const Sharding& sharding) {
+  require(is_sharded(sharding), "sharding: expected one, of the ranks that the order is for");
+  const int ranks = sharding.words->size();
+  const std::int64_t rows = order.vocab();
+  const Agreement agreed = agree(*sharding.words, [&](PlanDigest& digest) {
+    require_sharding(sharding, rows);
+    digest.same("vocab", sharding.vocab);
+    digest.words(sharding.vocab, words_of(sharding, rows));
+  });
+  std::vector<std::int64_t> counts;
+  for (const auto& runs : agreed.words) {
+    counts.push_back(std::accumulate(
+        runs.begin(), runs.end(), std::int64_t{0},
+        [](std::int64_t sum, const WordRun& run) { return sum + run.end - run.first; }));
+  }
+  const std::int64_t most = *std::max_element(counts.begin(), counts.end());
+  std::vector<std::int32_t> mine, all, places;
+  together(sharding, [&] {
+    mine.assign(static_cast<std::size_t>(most), 0);
+    std::copy(order.positions().begin(), order.positions().end(), mine.begin());
+    all.resize(static_cast<std::size_t>(most * ranks));
+    places.resize(static_cast<std::size_t>(sharding.vocab));
+  });
+  CollectiveCalls calls(sharding.words, agreed.plan);
+  calls.run([&] {
+    calls.all_gather(mine.data(), all.data(),
+                     static_cast<std::size_t>(most) * sizeof(std::int32_t));
+  });
+  std::int32_t before = 0;
+  for (int r = 0; r < ranks; ++r) {
+    const std::int32_t* position = all.data() + static_cast<std::int64_t>(r) * most;
+    for (const WordRun& run : agreed.words[static_cast<std::size_t>(r)]) {
+      for (std::int64_t word = run.first; word < run.end; ++word)
+        places[static_cast<std::size_t>(word)] = before + *position++;
+    }
+    before += static_cast<std::int32_t>(counts[static_cast<std::size_t>(r)]);
+  }
+  return VocabOrderAccess::with_places(order, std::move(places));
+}
+
+VocabOrder make_shared_order(const Context& context, const OrderSample& s) {
+  std::vector<float> average = average_of(context, s);
+  VocabOrder order;
+  together(s.sharding, [&] {
+    if (!average.empty()) order = make_vocab_order(context, s.weight, average);
+  });
+  if (s.moments)
+    order =
+        measure_tiles(context, order, s.hidden, s.weight, s.bias, s.logit_scale, s.tau, s.sharding);
+  return share_order(order, s.sharding);
+}
+
+}  // namespace logitless

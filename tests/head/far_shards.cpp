@@ -1,0 +1,111 @@
+#include "head/far_shards.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/cpu_head.h"
+
+namespace logitless::test {
+namespace {
+
+// The order of a rank's rows, from its words position by position; `table` has them by row.
+VocabOrder order_of_rows(const VocabOrder& whole, const std::vector<std::int32_t>& table,
+                         const std::vector<std::int64_t>& words) {
+  if (words.empty()) return {};
+  std::vector<std::int64_t> rows;
+  for (const std::int64_t word : words)
+    rows.push_back(std::lower_bound(table.begin(), table.end(), word) - table.begin());
+  std::vector<float> average;
+  for (const std::int32_t word : table)
+    average.push_back(whole.average()[static_cast<std::size_t>(word)]);
+  return VocabOrder(rows, average);
+}
+
+VocabOrder with_tiles(const VocabOrder& order, const VocabOrder& whole,
+                      const std::vector<std::int64_t>& tiles) {
+  if (!whole.has_moments() || order.empty()) return order;
+  std::vector<float> variance, caution;
+  const std::int64_t dim = whole.dim();
+  for (const std::int64_t tile : tiles) {
+    const float* row = whole.variance().data() + tile * dim;
+    variance.insert(variance.end(), row, row + dim);
+    caution.push_back(whole.log2_caution()[static_cast<std::size_t>(tile)]);
+  }
+  return order.with_moments(dim, whole.axes(), variance, caution);
+}
+
+}  // namespace
+
+FarSplit deal_tiles(const VocabOrder& order, int ranks) {
+  const std::int64_t tiles = ceil_div(order.vocab(), kVocabTile);
+  std::vector<std::vector<std::int64_t>> of_rank(static_cast<std::size_t>(ranks));
+  for (std::int64_t t = 0; t + 1 < tiles; ++t)
+    of_rank[static_cast<std::size_t>(t % ranks)].push_back(t);
+  of_rank.back().push_back(tiles - 1);
+  FarSplit out;
+  out.words.name = "tiles";
+  out.words.table = true;
+  std::vector<std::int64_t> all_words, all_tiles;
+  for (const auto& mine : of_rank) {
+    std::vector<std::int64_t> words;
+    for (const std::int64_t tile : mine) {
+      const std::int64_t end = std::min(order.vocab(), (tile + 1) * kVocabTile);
+      for (std::int64_t at = tile * kVocabTile; at < end; ++at)
+        words.push_back(order.words()[static_cast<std::size_t>(at)]);
+    }
+    std::vector<std::int32_t> table(words.begin(), words.end());
+    std::sort(table.begin(), table.end());
+    out.orders.push_back(with_tiles(order_of_rows(order, table, words), order, mine));
+    out.words.ranks.push_back(std::move(table));
+    all_words.insert(all_words.end(), words.begin(), words.end());
+    all_tiles.insert(all_tiles.end(), mine.begin(), mine.end());
+  }
+  out.whole = with_tiles(VocabOrder(all_words, order.average()), order, all_tiles);
+  return out;
+}
+
+FarSplit split_order(const VocabOrder& order, const WordSplit& split) {
+  FarSplit out;
+  out.words = split;
+  for (const auto& table : split.ranks) {
+    std::vector<std::int64_t> words(table.begin(), table.end());
+    std::sort(words.begin(), words.end(), [&](std::int64_t a, std::int64_t b) {
+      return order.positions()[static_cast<std::size_t>(a)] <
+             order.positions()[static_cast<std::size_t>(b)];
+    });
+    out.orders.push_back(order_of_rows(order, table, words));
+  }
+  return out;
+}
+
+FarAnswer call_sharded_far(const FarProblem& problem, const FarSplit& split, RunSpec run,
+                           const TokenSplit& tokens, unsigned delays,
+                           std::atomic<std::int64_t>* sent) {
+  FarAnswer out;
+  const std::size_t ranks = split.orders.size();
+  std::vector<Tensor> bounds(ranks);
+  const auto change = run.change;
+  if (!run.plan.has_value()) run.plan = PlanKind::far_backward;
+  run.change = [&](CrossEntropyOptions& o, CrossEntropyInputs& in, CrossEntropyOutputs& to) {
+    const auto r = static_cast<std::size_t>(in.sharding.words->rank());
+    in.order = share_order(split.orders[r], in.sharding);
+    if (run.plan == PlanKind::far_backward) {
+      bounds[r] = Tensor(DType::f32, {in.targets.size(0)});
+      to.d_hidden_bound = bounds[r].view();
+    }
+    if (change) change(o, in, to);
+  };
+  static_cast<HeadAnswer&>(out) = run_sharded(
+      problem,
+      {.words = split.words, .tokens = tokens, .run = run, .delays = delays, .sent = sent});
+  out.tau = static_cast<double>(run.tau);
+  out.bound = Tensor(DType::f32, {problem.spec.tokens});
+  std::int64_t at = 0;
+  for (std::size_t r = 0; r < (tokens.sharded() ? ranks : 1); ++r) {
+    for (std::int64_t i = 0; bounds[r].defined() && i < bounds[r].numel(); ++i)
+      out.bound.set(at++, bounds[r].get(i));
+  }
+  return out;
+}
+
+}  // namespace logitless::test
