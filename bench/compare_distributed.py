@@ -4,7 +4,7 @@ weight, communication included.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_distributed.py
         [--ranks N] [--head llama|gemma|gpt2] [--tokens N] [--dim D] [--vocab V] [--row NAME ...] [--rounds R]
-        [--steps S] [--collectives copies|pytorch] [--error | --profile NAME] [--json FILE]
+        [--steps S] [--copies] [--error | --profile NAME] [--json FILE]
 
 Rows:
   alone              every GPU has a whole head of its own, at the same time: what efficiency is measured against
@@ -17,9 +17,9 @@ Rows:
   loss_parallel      PyTorch's, of DTensors
 
 Rounds by turns; each round times --steps calls in a row by events. Printed: milliseconds of the slowest rank, the median of rounds;
-memory beyond inputs by PyTorch's allocator, gradients among it; the host's milliseconds until a call is enqueued; efficiency, the
+memory beyond inputs, gradients among it, by PyTorch's allocator (with --copies exchanges take more beside it); the host's milliseconds until a call is enqueued; efficiency, the
 median of rounds of `alone` over the row's time and number of ranks (for ft and fw, whose tokens are as many for each rank, over the
-time). --collectives pytorch: those of the process group in place of copy engines. --profile: what a step of each row is made of on
+time). --copies: exchanges by copy engines (Communicator.nccl) in place of the process group's. --profile: what a step of each row is made of on
 the first rank's GPU, in place of times. --error: the relative errors of d_weight and d_hidden against float64 over some words and
 tokens of the first rank (of alone, sp, vp), in place of times.
 NCCL_NVLS_ENABLE=0 is set where it is not.
@@ -250,16 +250,25 @@ def errors(rows, name):
     return scores
 
 
+def copies(rank, ranks):
+    """The library's own group over NCCL for the world: what a program of C would have."""
+    from logitless import Communicator
+    from logitless.torch import _ranks
+
+    ids = [Communicator.nccl_id() if rank == 0 else None]
+    dist.broadcast_object_list(ids)
+    group = _ranks.group_of(dist.group.WORLD.group_name)
+    group.gpu_communicator = Communicator.nccl(ids[0], rank, ranks, max_ctas=4, copy_engines=True)
+
+
 def work(rank, args, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(args.ranks))
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)
     dist.init_process_group("nccl", rank=rank, world_size=args.ranks, device_id=device)
-    if args.collectives == "pytorch":
-        from logitless.torch import _ranks
-
-        _ranks._COPIES = (99, 0)
+    if args.copies:
+        copies(rank, args.ranks)
     rows = Rows(args, rank, device)
     found = {}
     if args.profile:
@@ -320,8 +329,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--error", action="store_true")
-    parser.add_argument("--collectives", choices=["copies", "pytorch"], default="copies",
-                        help="by copy engines, or those of the process group")
+    parser.add_argument("--copies", action="store_true", help="by copy engines in place of the process group's collectives")
     parser.add_argument("--profile", type=Path, help="a file name: what a step's time goes to, in place of times")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -80,6 +80,9 @@ typedef struct logitless_communicator_nccl_options {
   int32_t max_ctas; /* the most thread blocks of a call's kernel; 0: NCCL chooses */
   int32_t watch;    /* 1: a thread gives the group up when a rank's process has ended */
   int64_t limit_ms; /* default 60000; of the host's waits */
+  int32_t
+      copy_engines; /* 1: memory out of which they exchange, see NcclOptions of communicator.h */
+  int32_t reserved; /* 0 */
 } logitless_communicator_nccl_options;
 LOGITLESS_API void logitless_communicator_nccl_options_init(
     logitless_communicator_nccl_options* options, size_t struct_size);

@@ -61,8 +61,10 @@ class LOGITLESS_API Communicator {
   // Of a GPU, collective: `bytes` of its memory that belong to the group as long as it lives, at
   // the same offset of it on all ranks, and the same memory for every call that asks for no more.
   // An all_gather or all_to_all both sides of which lie in it, at the same offsets on all ranks, is
-  // moved by the copy engines and takes nothing of the processors that kernels run on. Null, on all
-  // ranks: the group has no such memory.
+  // moved by the copy engines and takes nothing of the processors that kernels run on. Calls of the
+  // group that use it run one after another on the device, too: on one stream, or ordered by
+  // events. Null, on all ranks: the group has no such memory. What was asked for before stays
+  // taken.
   virtual void* exchange_memory(std::size_t bytes) {
     (void)bytes;
     return nullptr;
@@ -144,6 +146,10 @@ struct NcclOptions {
   // and then gives the group up: kernels that wait for it end, and the next call throws naming it.
   // For programs whose host waits for the GPU without wait().
   bool watch = false;
+  // Has exchange_memory(), by NCCL 2.28 and later where all ranks are on one host. What waits there
+  // for a rank that is gone nothing can end, abort() and `watch` neither: for programs that are
+  // stopped as a whole where one of their processes ends.
+  bool copy_engines = false;
 };
 
 // What the ranks of a group that is made must all be given: made on one rank, sent to the others.

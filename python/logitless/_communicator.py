@@ -124,16 +124,20 @@ class Communicator:
         return id.raw
 
     @staticmethod
-    def nccl(id: bytes, rank: int, size: int, max_ctas: int = 0, limit: float = 60.0, watch: bool = False) -> Communicator:
+    def nccl(
+        id: bytes, rank: int, size: int, max_ctas: int = 0, limit: float = 60.0, watch: bool = False, copy_engines: bool = False
+    ) -> Communicator:
         """A group over NCCL, a GPU for each rank: the thread's current one. Collective. ``max_ctas``: the most thread
         blocks of a call's kernel, 0: NCCL chooses; ``limit``: seconds to wait for the others; ``watch``: a thread gives
-        the group up when the process of another rank of this host has ended."""
+        the group up when the process of another rank of this host has ended; ``copy_engines``: they exchange what plans keep
+        in the group's memory (NCCL 2.28, one host), and nothing ends what waits there for a rank that is gone."""
         if len(id) != _NCCL_ID_BYTES:
             raise ValueError(f"id: expected the {_NCCL_ID_BYTES} bytes of nccl_id(), got {len(id)}")
         kept = ctypes.create_string_buffer(id, _NCCL_ID_BYTES)
         options = new(CommunicatorNcclOptions)
         options.id, options.rank, options.size = ctypes.cast(kept, c_void_p), rank, size
-        options.max_ctas, options.limit_ms, options.watch = max_ctas, round(limit * 1000), int(watch)
+        options.max_ctas, options.limit_ms = max_ctas, round(limit * 1000)
+        options.watch, options.copy_engines = int(watch), int(copy_engines)
         made = Communicator(c_void_p())
         check(lib.logitless_communicator_nccl(byref(options), byref(made.handle)))
         return made

@@ -89,11 +89,15 @@ CommunicatorCallbacks callbacks_from(const logitless_communicator_callbacks_opti
 std::shared_ptr<Communicator> nccl_from(const logitless_communicator_nccl_options* from) {
   const logitless_communicator_nccl_options c = read_struct(from, "options");
   require(c.watch == 0 || c.watch == 1, "options.watch: expected 0 or 1, got ", c.watch);
+  require(c.copy_engines == 0 || c.copy_engines == 1, "options.copy_engines: expected 0 or 1, got ",
+          c.copy_engines);
+  require(c.reserved == 0, "options.reserved: expected 0, got ", c.reserved);
   require((c.id == nullptr) != (c.nccl_comm == nullptr),
           "options: expected either id or nccl_comm, got ", c.id == nullptr ? "neither" : "both");
   NcclOptions options;
   options.max_ctas = c.max_ctas;
   options.watch = c.watch == 1;
+  options.copy_engines = c.copy_engines == 1;
   options.limit = limit_from(c.limit_ms, "options.limit_ms");
   if (c.nccl_comm != nullptr) return borrow_nccl(c.nccl_comm, options);
   NcclId id;

@@ -35,7 +35,8 @@ class Nccl final : public Communicator {
       : limit_(options.limit),
         gpu_(cuda::current_device()),
         stream_(cuda::make_stream()),
-        rank_(start..., options.max_ctas) {
+        copies_(options.copy_engines && cuda::NcclRank::has_windows()),
+        rank_(start..., options.max_ctas, copies_) {
     poll("the group's making", limit_, [&] { return rank_.ready(); });
     join_board();
     if (options.watch && on_board_ && size() > 1)
@@ -97,22 +98,29 @@ class Nccl final : public Communicator {
     grouped_ = true;
   }
   void end_group() override {
-    if (!std::exchange(grouped_, false)) return;
-    bool begun = false;
-    poll(last_, limit_, [&] {
-      if (!begun) rank_.end_group();
-      begun = true;
-      return rank_.ready();
-    });
+    if (!grouped_.exchange(false)) return;
+    {
+      // What was begun is ended, even where the group has failed meanwhile.
+      const std::lock_guard lock(mutex_);
+      try {
+        rank_.end_group();
+      } catch (const Error& e) {
+        if (failure_.empty()) give_up(concat(last_, ": ", e.what()));
+      }
+      if (!failure_.empty()) rank_.abort();
+    }
+    poll(last_, limit_, [&] { return rank_.ready(); });
   }
 
   void* exchange_memory(std::size_t bytes) override {
     for (const Exchange& held : exchange_) {
       if (held.bytes >= bytes) return held.memory;  // the same on all ranks
     }
-    if (!on_board_ || size() == 1 || bytes == 0 || !cuda::NcclRank::has_windows()) return nullptr;
+    if (!copies_ || !on_board_ || size() == 1 || bytes == 0) return nullptr;
     // Whether all ranks have it is known before any of them waits for the others in NCCL.
+    // A quarter more than the last one, so that plans of ever more tokens take few of them.
     constexpr std::size_t kUnit = std::size_t{2} << 20;
+    if (!exchange_.empty()) bytes = std::max(bytes, exchange_.back().bytes / 4 * 5);
     bytes = (bytes + kUnit - 1) / kUnit * kUnit;
     void* const memory = rank_.allocate(bytes);
     std::vector<char> all(static_cast<std::size_t>(size()));
@@ -257,7 +265,7 @@ class Nccl final : public Communicator {
     if (!failure_.empty()) return;
     failure_ = concat("communicator: rank ", rank(), " of ", size(), ": ", why);
     board_.give_up();
-    rank_.abort();
+    if (!grouped_) rank_.abort();  // else at the group's end
   }
 
   struct Exchange {
@@ -271,12 +279,13 @@ class Nccl final : public Communicator {
   const milliseconds limit_;
   const int gpu_;
   const std::shared_ptr<void> stream_;  // of all_gather_host
+  const bool copies_;
   std::mutex mutex_;
   cuda::NcclRank rank_;
   RankBoard board_;
   bool has_board_ = false;
-  bool on_board_ = false;  // all ranks are on this host
-  bool grouped_ = false;   // between begin_group() and end_group()
+  bool on_board_ = false;              // all ranks are on this host
+  std::atomic<bool> grouped_ = false;  // between begin_group() and end_group()
   std::atomic<std::uint64_t> calls_ = 0;
   std::string last_ = "no call";  // the last call's text
   std::string failure_;

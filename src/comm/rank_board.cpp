@@ -3,27 +3,40 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <utility>
 
 #include "core/check.h"
 
 namespace logitless {
+namespace {
+
+// Of this process; 0 where the system has none.
+std::uint64_t process_names() noexcept {
+  struct stat names = {};
+  return stat("/proc/self/ns/pid", &names) == 0 ? names.st_ino : 0;
+}
 
 // In place of a process.
 constexpr std::int64_t kLeft = -1;  // the communicator is destroyed
 constexpr std::int64_t kGaveUp = -2;
+
+}  // namespace
 
 // A new file is zeros: nobody, who has made no call.
 struct alignas(64) RankBoard::Rank {
   std::atomic<std::uint64_t> calls;
   std::atomic<std::int64_t> process;  // 0: not of this host; or one of these
   std::atomic<std::uint64_t> round;   // of an exchange, begun
+  std::atomic<std::uint64_t> names;   // the namespace that the process has its number in
   // Of this round and the last one, which others may still read: they have all come to this one
   // before the next one is written.
   struct Slot {
@@ -44,6 +57,7 @@ RankBoard::RankBoard(const std::string& name, int rank, int size) : rank_(rank),
     void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (memory != MAP_FAILED) {
       ranks_ = static_cast<Rank*>(memory);
+      ranks_[rank].names = process_names();
       ranks_[rank].process = getpid();
     }
   }
@@ -82,8 +96,9 @@ void RankBoard::arrive(std::uint64_t call) noexcept {
 }
 
 bool RankBoard::all_here() const noexcept {
-  return ranks_ != nullptr &&
-         std::all_of(ranks_, ranks_ + size_, [](const Rank& rank) { return rank.process > 0; });
+  return ranks_ != nullptr && std::all_of(ranks_, ranks_ + size_, [](const Rank& rank) {
+           return rank.process > 0 && rank.names == process_names();
+         });
 }
 
 void RankBoard::put(const void* mine, std::size_t bytes) noexcept {
@@ -112,7 +127,14 @@ bool RankBoard::take(void* all, std::size_t stride) const noexcept {
 
 bool RankBoard::has_ended(const Rank& rank) noexcept {
   const std::int64_t process = rank.process;
-  return process > 0 && kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH;
+  if (process <= 0 || rank.names != process_names()) return false;
+  if (kill(static_cast<pid_t>(process), 0) != 0) return errno == ESRCH;
+  // One that has ended and that its parent has not asked about yet still has its number.
+  std::ifstream file(concat("/proc/", process, "/stat"));
+  const std::string stat{std::istreambuf_iterator<char>(file), {}};
+  const std::size_t name = stat.rfind(')');
+  return name != std::string::npos && name + 2 < stat.size() &&
+         (stat[name + 2] == 'Z' || stat[name + 2] == 'X');
 }
 
 std::string RankBoard::text_of(int r) const {

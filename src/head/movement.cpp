@@ -46,6 +46,9 @@ MovementPlans::MovementPlans(const Sharding& sharding, MovementProblem problem)
       planned_(sharding.tokens && sharding.moves == Movement::planned) {
   // Known of all ranks.
   const bool cannot = p_.device != DeviceKind::cpu && p_.words.tables;
+  if (planned_ && cannot) weights_.refusal = "words that a word_table says move on the CPU alone";
+  if (planned_ && p_.far) weights_.refusal = "a far field may be planned, whose words stay";
+  if (planned_ && p_.ranks() == 1) weights_.refusal = "there is one rank";
   if (cannot && spread_ && sharding.moves == Movement::weights)
     throw Unsupported(
         "sharding: moves: weights whose words a word_table says move on the CPU alone");
@@ -126,8 +129,11 @@ bool MovementPlans::begin_alike(const Agreement& said) {
   }
   const std::int64_t tokens = spread_ ? p_.tokens * p_.ranks() : p_.tokens;
   const bool alike = least_first == first_ && (first_ >= tokens || least == most);
-  lends_ = ranges_ == 0 || alike;
-  return lends_;
+  if (ranges_ == 0 || alike) return true;
+  lends_ = false;
+  ranges_ = 0;
+  first_ = 0;
+  return false;
 }
 
 // Of the exchanges whose bytes grow with dim. size: what all ranks have of the plan's.
@@ -156,6 +162,9 @@ void MovementPlans::meet(Way& way, const Agreement& said) const {
       way.plan.reset();
     }
     most = std::max(most, nanoseconds);
+    // A rank without words goes through the chunks of the others.
+    if (way.moves == Movement::tokens && p_.words.ranks[static_cast<std::size_t>(r)].rows == 0)
+      continue;
     way.size = std::min(way.size, said.own_of(r, said_as(way.moves, "size")));
   }
   if (!way.plan) return;
@@ -193,9 +202,10 @@ LossPlan MovementPlans::with_chunks(LossPlan plan, std::int64_t chunk) const {
 }
 
 std::string MovementPlans::reasons(const Way& best, const Way& other) const {
-  const std::string not_other = !other.wanted ? concat(name_of(best.moves), " were asked for")
-                                : !other.plan ? other.refusal
-                                              : cost_text(other.bytes, other.seconds);
+  const std::string not_other = !other.refusal.empty() && !other.wanted ? other.refusal
+                                : !other.wanted ? concat(name_of(best.moves), " were asked for")
+                                : !other.plan   ? other.refusal
+                                                : cost_text(other.bytes, other.seconds);
   return concat(name_of(best.moves), " move: ", cost_text(best.bytes, best.seconds), "\nnot ",
                 name_of(other.moves), ": ", not_other);
 }

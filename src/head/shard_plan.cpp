@@ -148,6 +148,7 @@ LossPlan plan_words(const Sharding& sharding, const PlanRequest& request,
   if (wanted) say_what_was_wanted(*wanted, made);
   ExchangeLane lane;
   if (mine.device != DeviceKind::cpu) lane.memory = take_exchange_memory(words, made);
+  const std::span<const std::int32_t> table = table_of(sharding);
   made.agreement =
       std::make_shared<ShardAgreement>(ShardAgreement{sharding,
                                                       mine.shape.vocab,
@@ -157,6 +158,7 @@ LossPlan plan_words(const Sharding& sharding, const PlanRequest& request,
                                                       CollectiveCalls(sharding.words, chunks.plan),
                                                       {},
                                                       of_ranks,
+                                                      {table.begin(), table.end()},
                                                       std::move(lane)});
   return made;
 }
@@ -280,10 +282,9 @@ void set_shard(const LossPlan& plan, const Sharding& sharding, HeadCall& call) {
   call.shard.lane = &lane;
   if (lane.exchanged != nullptr) return;
   if (sharding.word_table.defined() && sharding.word_table.numel() > 0) {
-    const auto table =
-        std::make_shared<cuda::DeviceMemory>(static_cast<std::size_t>(sharding.word_table.bytes()));
-    cuda::copy_to_device(table->data(), sharding.word_table.data(), table->bytes(),
-                         call.context->stream());
+    const std::vector<std::int32_t>& words = plan.agreement->table;
+    const auto table = std::make_shared<cuda::DeviceMemory>(words.size() * sizeof(words[0]));
+    cuda::copy_to_device(table->data(), words.data(), table->bytes(), call.context->stream());
     lane.word_table = {table, table->data()};
   }
   lane.stream = cuda::make_stream(true);
@@ -296,7 +297,8 @@ bool is_planned(const ShardAgreement& agreed, const Sharding& sharding) {
   return sharding.words == planned.words && sharding.tokens == planned.tokens &&
          sharding.moves == planned.moves && sharding.replicas == planned.replicas &&
          sharding.vocab == planned.vocab && sharding.first_word == planned.first_word &&
-         sharding.word_table.defined() == planned.word_table.defined();
+         sharding.word_table.defined() == planned.word_table.defined() &&
+         std::ranges::equal(table_of(sharding), agreed.table);
 }
 
 void require_planned(const ShardAgreement* agreed, const Sharding& sharding) {

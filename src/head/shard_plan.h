@@ -24,8 +24,9 @@ struct ShardAgreement {
   std::int64_t first_tile = 0, tiles = 0;
   CollectiveCalls calls;
   std::unique_ptr<CollectiveCalls> replicas;
-  GatheredWords words;  // of all ranks
-  ExchangeLane lane;    // on a GPU: of streams and events at the first call
+  GatheredWords words;                   // of all ranks
+  std::vector<std::int32_t> table = {};  // Sharding::word_table, as planned
+  ExchangeLane lane;                     // on a GPU: of streams and events at the first call
 };
 
 inline bool is_sharded(const Sharding& sharding) { return sharding.words != nullptr; }

@@ -24,10 +24,11 @@ void make_nccl_id(std::byte* id);
 // throw DeviceError with NCCL's text, and the constructors Unsupported where NCCL is missing.
 class NcclRank {
  public:
-  // max_ctas: the most thread blocks of a call's kernel; 0: NCCL chooses.
-  NcclRank(const std::byte* id, int rank, int size, int max_ctas);
+  // max_ctas: the most thread blocks of a call's kernel; 0: NCCL chooses. copies: by copy engines
+  // where it can, of what lies in shared memory.
+  NcclRank(const std::byte* id, int rank, int size, int max_ctas, bool copies);
   // A group of its own with the ranks of another one (ncclCommSplit).
-  NcclRank(void* parent, int max_ctas);
+  NcclRank(void* parent, int max_ctas, bool copies);
   ~NcclRank() {
     abort();
     if (parent_ != nullptr) (void)comm_.release();

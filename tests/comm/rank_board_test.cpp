@@ -73,6 +73,20 @@ TEST(RankBoard, NamesWhoIsGone) {
   EXPECT_EQ(mine.gone(1), "rank 1's process has ended");
 }
 
+TEST(RankBoard, AnEndThatNobodyHasAskedAboutIsAnEnd) {
+  const std::string name = name_of_test();
+  RankBoard mine(name, 0, 2);
+  const pid_t child = fork();
+  if (child == 0) {
+    RankBoard other(name, 1, 2);
+    _exit(0);
+  }
+  siginfo_t ended;
+  ASSERT_EQ(waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT), 0);
+  EXPECT_EQ(mine.gone(1), "rank 1's process has ended");
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+}
+
 TEST(RankBoard, NamesWhoHasGivenUp) {
   const std::string name = name_of_test();
   RankBoard a(name, 0, 2);

@@ -171,29 +171,34 @@ TEST_F(Exchange, MovesBytes) {
 // By copy engines, where NCCL has them.
 TEST_F(Exchange, OutOfTheGroupsMemory) {
   std::atomic<int> without = 0;
-  const auto outcomes = run([&](Gpu& gpu) {
-    constexpr std::size_t kBytes = std::size_t{1} << 20;
-    void* const memory = gpu.group->exchange_memory(20 * kBytes);
-    if (memory == nullptr) {
-      ++without;
-      return;
-    }
-    EXPECT_EQ(gpu.group->exchange_memory(kBytes), memory)
-        << "one memory for all that it is enough for";
-    for (const std::size_t bytes : {std::size_t{256}, kBytes})
-      for (const bool graph : {false, true}) expect_exchanges(gpu, bytes, graph, memory);
-    expect_exchanges(gpu, 24, false);
-    void* const more = gpu.group->exchange_memory(100 * kBytes);
-    EXPECT_NE(more, memory);
-    expect_exchanges(gpu, kBytes, false, more);
-    expect_exchanges(gpu, kBytes, false, memory);
-  });
+  NcclOptions options;
+  options.copy_engines = true;
+  const auto outcomes = run(
+      [&](Gpu& gpu) {
+        constexpr std::size_t kBytes = std::size_t{1} << 20;
+        void* const memory = gpu.group->exchange_memory(20 * kBytes);
+        if (memory == nullptr) {
+          ++without;
+          return;
+        }
+        EXPECT_EQ(gpu.group->exchange_memory(kBytes), memory)
+            << "one memory for all that it is enough for";
+        for (const std::size_t bytes : {std::size_t{256}, kBytes})
+          for (const bool graph : {false, true}) expect_exchanges(gpu, bytes, graph, memory);
+        expect_exchanges(gpu, 24, false);
+        void* const more = gpu.group->exchange_memory(100 * kBytes);
+        EXPECT_NE(more, memory);
+        expect_exchanges(gpu, kBytes, false, more);
+        expect_exchanges(gpu, kBytes, false, memory);
+      },
+      options);
   EXPECT_EQ(outcomes, fine());
   if (without > 0) GTEST_SKIP() << "this NCCL has no windows for copy engines";
 }
 
 TEST_F(Exchange, HostsMeet) {
   const auto outcomes = run([&](Gpu& gpu) {
+    EXPECT_EQ(gpu.group->exchange_memory(4096), nullptr) << "nobody asked for copy engines";
     const int rank = gpu.group->rank(), size = gpu.group->size();
     for (const std::size_t count : {1, 64, 1024, 3000}) {
       const std::vector<int> mine(count, 100 * rank + static_cast<int>(count));

@@ -124,6 +124,13 @@ TEST_F(ShardingDevicePlan, RanksWhoseFirstChunksWouldDifferHaveNoLargeOnes) {
   for (const LossPlan& plan : made) EXPECT_LE(plan.workspace_bytes(), 400_MiB) << plan.explain();
 }
 
+TEST_F(ShardingDevicePlan, ARankWithoutWordsGoesByOthersThatAreNotAlike) {
+  request.memory_budget = 400_MiB;
+  for (const std::vector<std::int64_t>& words :
+       {std::vector<std::int64_t>{54128, 0, 74128}, {54128, 74128, 0}, {0, 10000, 118256}})
+    for (const bool spread : {false, true}) expect_alike(plans(words, spread));
+}
+
 TEST_F(ShardingDevicePlan, ExchangesTakeTheGroupsMemoryWhereItHasSome) {
   const std::vector<LossPlan> without = plans({64128, 64128}, true);
   std::byte some;

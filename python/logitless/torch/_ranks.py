@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import socket
+import os
 import threading
 import time
 from pathlib import Path
@@ -44,8 +44,9 @@ class Group:
         self.given_up = ""  # why no call on a GPU is possible any more
         self.communicator = _communicator(self._hosts)
         self.gpu_communicator: Communicator | None = None
-        self._enqueues_itself = False  # it is NCCL's, and not made of PyTorch's collectives
         self.size = self.communicator.size
+        self._processes: list[int] = []
+        self._processes = self._of_ranks()
         self.plans = 0  # made so far: the same number on all ranks
         self.calls = 0  # of the library's, begun here
         self.ended = False  # the process group is no more
@@ -55,9 +56,7 @@ class Group:
         if device.type == "cpu":
             return self.communicator
         if self.gpu_communicator is None:
-            made = _nccl_communicator(self, device)
-            self._enqueues_itself = made is not None
-            self.gpu_communicator = made or _gpu_communicator(self, self._hosts, device)
+            self.gpu_communicator = _gpu_communicator(self, self._hosts, device)
         return self.gpu_communicator
 
     def cause(self) -> BaseException | None:
@@ -74,32 +73,28 @@ class Group:
             raise self._who_failed(error) from error.__cause__
         return all
 
+    def _of_ranks(self) -> list[int]:
+        """The process of each rank; 0: not one that this process can see."""
+        place = _process_names()
+        mine = np.frombuffer(place.ljust(8, b"\0") + os.getpid().to_bytes(8, "little"), np.uint64)
+        return [int(process) if place and where == mine[0] else 0 for where, process in self.gather(mine)]
+
     def _who_failed(self, error: c.LogitlessError) -> c.LogitlessError:
-        """PyTorch's collectives name an address; who watches the processes of the host knows the rank."""
-        for _ in range(10 if self._enqueues_itself else 0):
-            self._look()
-            if self.given_up:
-                return c.LogitlessError(self.given_up)
+        """PyTorch's collectives name an address; that a process of this host has ended says which rank it is."""
+        for _ in range(5):
+            for rank, process in enumerate(self._processes):
+                if process and _has_ended(process):
+                    return c.LogitlessError(f"rank {rank}'s process has ended: {error}")
             time.sleep(0.1)
         return error
 
     def ready(self, plan: int) -> bool:
         """Whether all ranks have made the plan that they want to run, ``plan`` here (0: none yet). Raises what a rank
         failed with that does not come to the call."""
-        self._look()
         plans = self.gather(np.array([_FAILED if self.given_up else plan]))[:, 0]
         if (plans == _FAILED).any():
             self._raise(plans == _FAILED, self.given_up.encode())
         return plan > 0 and bool((plans == plan).all())
-
-    def _look(self) -> None:
-        """Whether a call on the GPU failed between its exchanges."""
-        if self.gpu_communicator is None or not self._enqueues_itself or self.given_up:
-            return
-        try:
-            self.gpu_communicator.check()
-        except c.LogitlessError as error:
-            self.given_up = str(error)
 
     def fail(self, error: Exception) -> None:
         """Arrives for the others, who raise what this rank failed with."""
@@ -113,9 +108,6 @@ class Group:
         mine = np.zeros(_TEXT, np.uint8)
         mine[: min(len(text), _TEXT)] = np.frombuffer(text[:_TEXT], np.uint8)
         rank = int(failed.argmax())
-        if self._enqueues_itself and self.gpu_communicator is not None:
-            self.gpu_communicator.abort("a call of another rank failed")  # what waits for it ends
-            self._look()
         said = self.gather(mine)[rank].tobytes().rstrip(b"\0").decode(errors="replace")
         raise c.LogitlessError(f"rank {rank}: {said}")
 
@@ -201,31 +193,22 @@ class _Bytes:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
-_COPIES = (2, 28)  # NCCL whose copy engines exchange
-_CTAS = 4  # of small exchanges: more take more memory and are hardly faster
+def _process_names() -> bytes:
+    """The host, and the namespace that this process has its number in; empty where the system does not tell."""
+    try:
+        boot, names = Path("/proc/sys/kernel/random/boot_id").read_bytes(), os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return b""
+    return hashlib.sha256(boot + str(names).encode()).digest()[:8]
 
 
-def _nccl_communicator(of: Group, device: torch.device) -> Communicator | None:
-    """Over the ranks of one host a group of NCCL of our own, whose large exchanges are the copy engines'; None elsewhere."""
-    backend = _backend(of.process_group, device)
-    mine = np.zeros(1 + 32 + 128, np.uint8)
-    if backend is not None and backend.name() == "nccl" and of.size > 1 and torch.cuda.nccl.version() >= _COPIES:
-        try:
-            id = Communicator.nccl_id() if of.communicator.rank == 0 else bytes(128)
-            host = hashlib.sha256(f"{socket.gethostname()}{_boot()}".encode()).digest()
-            mine[:] = np.frombuffer(b"\1" + host + id, np.uint8)
-        except (OSError, c.LogitlessError):
-            pass  # told below
-    all = of.gather(mine)
-    if not all[:, 0].all() or (all[:, 1:33] != all[0, 1:33]).any():
-        return None
-    with torch.cuda.device(device):
-        return Communicator.nccl(all[0, 33:].tobytes(), of.communicator.rank, of.size, max_ctas=_CTAS, watch=True)
-
-
-def _boot() -> str:
-    """Tells hosts apart that have one name."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text()
+def _has_ended(process: int) -> bool:
+    """Also where its parent has not asked about it yet."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return True
+    return stat[stat.rfind(")") + 2 :][:1] in ("Z", "X")
 
 
 def _gpu_communicator(of: Group, hosts, device: torch.device) -> Communicator:

@@ -130,10 +130,10 @@ void require_nccl(int result, const char* what, Comm comm) {
                            last == nullptr || *last == '\0' ? "" : concat(" (", last, ")")));
 }
 
-Config config_of(int max_ctas) {
+Config config_of(int max_ctas, bool copies) {
   Config config;
   if (max_ctas > 0) config.max_ctas = max_ctas;
-  if (NcclRank::has_windows()) {
+  if (copies) {
     config.version = kWindows;
     config.cta_policy = kNoProcessors;
   } else {
@@ -152,21 +152,21 @@ void make_nccl_id(std::byte* id) {
   std::memcpy(id, made.bytes, kNcclIdBytes);
 }
 
-NcclRank::NcclRank(const std::byte* id, int rank, int size, int max_ctas)
+NcclRank::NcclRank(const std::byte* id, int rank, int size, int max_ctas, bool copies)
     : rank_(rank), size_(size) {
   const Functions& nccl = needed();
   Id all;
   std::memcpy(all.bytes, id, kNcclIdBytes);
-  Config config = config_of(max_ctas);
+  Config config = config_of(max_ctas, copies);
   require_nccl(nccl.begin(comm_.get(), size, all, rank, &config), "ncclCommInitRankConfig",
                nullptr);
 }
 
-NcclRank::NcclRank(void* parent, int max_ctas) : parent_(parent) {
+NcclRank::NcclRank(void* parent, int max_ctas, bool copies) : parent_(parent) {
   const Functions& nccl = needed();
   require_nccl(nccl.count(parent, &size_), "ncclCommCount", nullptr);
   require_nccl(nccl.rank(parent, &rank_), "ncclCommUserRank", nullptr);
-  Config config = config_of(max_ctas);
+  Config config = config_of(max_ctas, copies);
   require_nccl(nccl.split(parent, 0, rank_, comm_.get(), &config), "ncclCommSplit", parent);
 }
 

@@ -15,8 +15,8 @@ const std::string& nccl_missing() {
 }
 void make_nccl_id(std::byte*) { refuse(); }
 
-NcclRank::NcclRank(const std::byte*, int, int, int) { refuse(); }
-NcclRank::NcclRank(void*, int) { refuse(); }
+NcclRank::NcclRank(const std::byte*, int, int, int, bool) { refuse(); }
+NcclRank::NcclRank(void*, int, bool) { refuse(); }
 bool NcclRank::ready() { refuse(); }
 void NcclRank::all_gather(const void*, void*, std::size_t, Stream) { refuse(); }
 void NcclRank::all_to_all(const void*, void*, std::size_t, Stream) { refuse(); }
