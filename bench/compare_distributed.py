@@ -4,7 +4,7 @@ weight, communication included.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_distributed.py
         [--ranks N] [--head llama|gemma|gpt2] [--tokens N] [--dim D] [--vocab V] [--row NAME ...] [--rounds R]
-        [--steps S] [--copies] [--error | --profile NAME] [--json FILE]
+        [--steps S] [--copies] [--error | --bits N | --profile NAME] [--json FILE]
 
 Rows:
   alone              every GPU has a whole head of its own, at the same time: what efficiency is measured against
@@ -224,6 +224,21 @@ def profile(rows, name, args):
         print(f"    {(e['ts'] - last[0]['ts']) / 1e3:8.3f} {e['dur'] / 1e3:8.3f} {e['args'].get('stream')} {e['name'][:70]}")
 
 
+def same_bits(rows, name, args):
+    """Whether so many steps give the gradients of the first one, to the bit, on every rank."""
+    inputs = rows.inputs(name)
+    rows.step(name, *inputs)
+    first = [t.grad.clone() for t in inputs[:2]]
+    other = 0
+    for _ in range(args.bits):
+        rows.step(name, *inputs)
+        other += not all(torch.equal(a, t.grad) for a, t in zip(first, inputs))
+    everywhere = torch.tensor([other], device="cuda")
+    dist.all_reduce(everywhere)
+    if rows.rank == 0:
+        print(f"  {name:14}{args.bits} steps, {everywhere.item()} of other bits on some rank", flush=True)
+
+
 def errors(rows, name):
     """Greatest relative error of each gradient against float64, over some tokens and words of this rank."""
     hidden, weight, target = rows.inputs(name)
@@ -271,7 +286,10 @@ def work(rank, args, port):
         copies(rank, args.ranks)
     rows = Rows(args, rank, device)
     found = {}
-    if args.profile:
+    if args.bits:
+        for name in args.row:
+            same_bits(rows, name, args)
+    elif args.profile:
         for name in args.row:
             profile(rows, name, args)
     elif args.error:
@@ -298,7 +316,7 @@ def work(rank, args, port):
             if base and name != "alone":  # of each round: a card's clock changes from one to the next
                 share = 1 if name in ("ft", "fw") else args.ranks
                 found[name]["efficiency"] = statistics.median(a / b / share for a, b in zip(base, times[name]))
-    if rank == 0:
+    if rank == 0 and found:
         say(found, args)
     dist.destroy_process_group()
 
@@ -329,6 +347,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--error", action="store_true")
+    parser.add_argument("--bits", type=int, default=0, help="compare the gradients of so many steps, in place of times")
     parser.add_argument("--copies", action="store_true", help="by copy engines in place of the process group's collectives")
     parser.add_argument("--profile", type=Path, help="a file name: what a step's time goes to, in place of times")
     parser.add_argument("--json", type=Path)

@@ -204,7 +204,7 @@ TEST_F(CudaSharding, StaysInTheBudget) {
       return answer.plan.workspace_bytes();
     };
     const std::size_t plenty = bytes_of(1_GiB);
-    const std::size_t less = plenty * (tokens.moves == Movement::weights ? 5 : 4) / 6;
+    const std::size_t less = plenty * 5 / 6;
     EXPECT_LE(bytes_of(less), less) << tokens.name;
   }
 }
