@@ -204,7 +204,8 @@ TEST_F(CudaSharding, StaysInTheBudget) {
       return answer.plan.workspace_bytes();
     };
     const std::size_t plenty = bytes_of(1_GiB);
-    const std::size_t less = plenty * 5 / 6;
+    const bool weights = tokens.moves == Movement::weights;  // whose least is close to it
+    const std::size_t less = weights ? plenty * 9 / 10 : plenty * 2 / 3;
     EXPECT_LE(bytes_of(less), less) << tokens.name;
   }
 }
