@@ -156,7 +156,7 @@ typedef struct logitless_plan_request {
                              the best predicted time among plans of at most a quarter of the fp32
                              logits (16 MiB at least; 512 where the far field is allowed), three
                              tenths for a dense plan in one chunk, or the least plan if none is
-                             that small */
+                             that small; of words over a GPU's ranks as plan.h says */
   double
       stored_fraction; /* of LOGITLESS_PLAN_STORED: in (0, 1), or 0: as much as the budget holds */
   logitless_plan_kind kind; /* default LOGITLESS_PLAN_ANY */

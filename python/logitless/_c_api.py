@@ -107,7 +107,7 @@ class PlanRequest(Structure):
     struct_size: int
     # bytes beyond inputs and outputs; 0: the least workspace within 3 % of the best predicted time among plans of at
     # most a quarter of the fp32 logits (16 MiB at least; 512 where the far field is allowed), three tenths for a dense
-    # plan in one chunk, or the least plan if none is that small
+    # plan in one chunk, or the least plan if none is that small; of words over a GPU's ranks as plan.h says
     memory_budget: int
     stored_fraction: float  # of LOGITLESS_PLAN_STORED: in (0, 1), or 0: as much as the budget holds
     kind: int  # default LOGITLESS_PLAN_ANY

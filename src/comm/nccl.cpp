@@ -98,10 +98,10 @@ class Nccl final : public Communicator {
     grouped_ = true;
   }
   void end_group() override {
-    if (!grouped_.exchange(false)) return;
     {
       // What was begun is ended, even where the group has failed meanwhile.
       const std::lock_guard lock(mutex_);
+      if (!std::exchange(grouped_, false)) return;
       try {
         rank_.end_group();
       } catch (const Error& e) {
@@ -117,12 +117,12 @@ class Nccl final : public Communicator {
       if (held.bytes >= bytes) return held.memory;  // the same on all ranks
     }
     if (!copies_ || !on_board_ || size() == 1 || bytes == 0) return nullptr;
-    // Whether all ranks have it is known before any of them waits for the others in NCCL.
     // A quarter more than the last one, so that plans of ever more tokens take few of them.
     constexpr std::size_t kUnit = std::size_t{2} << 20;
     if (!exchange_.empty()) bytes = std::max(bytes, exchange_.back().bytes / 4 * 5);
     bytes = (bytes + kUnit - 1) / kUnit * kUnit;
     void* const memory = rank_.allocate(bytes);
+    // Whether all ranks have it is known before any of them waits for the others in NCCL.
     std::vector<char> all(static_cast<std::size_t>(size()));
     const char mine = memory != nullptr ? 1 : 0;
     all_gather_host(&mine, all.data(), sizeof(mine));
@@ -284,8 +284,8 @@ class Nccl final : public Communicator {
   cuda::NcclRank rank_;
   RankBoard board_;
   bool has_board_ = false;
-  bool on_board_ = false;              // all ranks are on this host
-  std::atomic<bool> grouped_ = false;  // between begin_group() and end_group()
+  bool on_board_ = false;  // all ranks are on this host
+  bool grouped_ = false;   // between begin_group() and end_group()
   std::atomic<std::uint64_t> calls_ = 0;
   std::string last_ = "no call";  // the last call's text
   std::string failure_;

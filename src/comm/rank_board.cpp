@@ -19,10 +19,10 @@
 namespace logitless {
 namespace {
 
-// Of this process; 0 where the system has none.
-std::uint64_t process_names() noexcept {
-  struct stat names = {};
-  return stat("/proc/self/ns/pid", &names) == 0 ? names.st_ino : 0;
+// Of this process, by the number of its file; 0 where the system has none.
+std::uint64_t pid_namespace() noexcept {
+  struct stat file = {};
+  return stat("/proc/self/ns/pid", &file) == 0 ? file.st_ino : 0;
 }
 
 // In place of a process.
@@ -34,9 +34,9 @@ constexpr std::int64_t kGaveUp = -2;
 // A new file is zeros: nobody, who has made no call.
 struct alignas(64) RankBoard::Rank {
   std::atomic<std::uint64_t> calls;
-  std::atomic<std::int64_t> process;  // 0: not of this host; or one of these
+  std::atomic<std::int64_t> process;  // 0: not of this host; or one of those above
   std::atomic<std::uint64_t> round;   // of an exchange, begun
-  std::atomic<std::uint64_t> names;   // the namespace that the process has its number in
+  std::atomic<std::uint64_t> space;   // the PID namespace that the process has its number in
   // Of this round and the last one, which others may still read: they have all come to this one
   // before the next one is written.
   struct Slot {
@@ -57,7 +57,7 @@ RankBoard::RankBoard(const std::string& name, int rank, int size) : rank_(rank),
     void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (memory != MAP_FAILED) {
       ranks_ = static_cast<Rank*>(memory);
-      ranks_[rank].names = process_names();
+      ranks_[rank].space = pid_namespace();
       ranks_[rank].process = getpid();
     }
   }
@@ -97,7 +97,7 @@ void RankBoard::arrive(std::uint64_t call) noexcept {
 
 bool RankBoard::all_here() const noexcept {
   return ranks_ != nullptr && std::all_of(ranks_, ranks_ + size_, [](const Rank& rank) {
-           return rank.process > 0 && rank.names == process_names();
+           return rank.process > 0 && rank.space == pid_namespace();
          });
 }
 
@@ -127,7 +127,7 @@ bool RankBoard::take(void* all, std::size_t stride) const noexcept {
 
 bool RankBoard::has_ended(const Rank& rank) noexcept {
   const std::int64_t process = rank.process;
-  if (process <= 0 || rank.names != process_names()) return false;
+  if (process <= 0 || rank.space != pid_namespace()) return false;
   if (kill(static_cast<pid_t>(process), 0) != 0) return errno == ESRCH;
   // One that has ended and that its parent has not asked about yet still has its number.
   std::ifstream file(concat("/proc/", process, "/stat"));

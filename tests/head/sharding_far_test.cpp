@@ -28,15 +28,17 @@ struct Option {
   const char* name;
   void (*change)(HeadSpec&);
 };
+const Option kPlain = {"plain", [](HeadSpec&) {}};
+const Option kBf16 = {"bf16", [](HeadSpec& s) { s.dtype = DType::bf16; }};
+const Option kSmoothing = {"smoothing_of_classes", [](HeadSpec& s) {
+                             s.label_smoothing = 0.2f;
+                             s.class_weight = s.token_weight = s.bias = true;
+                             s.ignored = 0.3;
+                           }};
 const Option kBackward[] = {
-    {"plain", [](HeadSpec&) {}},
-    {"bf16", [](HeadSpec& s) { s.dtype = DType::bf16; }},
-    {"smoothing_of_classes",
-     [](HeadSpec& s) {
-       s.label_smoothing = 0.2f;
-       s.class_weight = s.token_weight = s.bias = true;
-       s.ignored = 0.3;
-     }},
+    kPlain,
+    kBf16,
+    kSmoothing,
     {"softcap_scale_bias",
      [](HeadSpec& s) {
        s.softcap = 4.0f;
@@ -52,14 +54,9 @@ const Option kBackward[] = {
     {"reduction_none", [](HeadSpec& s) { s.reduction = Reduction::none; }},
 };
 const Option kBoth[] = {
-    {"plain", [](HeadSpec&) {}},
-    {"bf16", [](HeadSpec& s) { s.dtype = DType::bf16; }},
-    {"smoothing_of_classes",
-     [](HeadSpec& s) {
-       s.label_smoothing = 0.2f;
-       s.class_weight = s.token_weight = s.bias = true;
-       s.ignored = 0.3;
-     }},
+    kPlain,
+    kBf16,
+    kSmoothing,
     {"scale_z_loss",
      [](HeadSpec& s) {
        s.logit_scale = 0.8f;

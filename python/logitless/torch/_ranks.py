@@ -75,7 +75,7 @@ class Group:
 
     def _of_ranks(self) -> list[int]:
         """The process of each rank; 0: not one that this process can see."""
-        place = _process_names()
+        place = _pid_namespace()
         mine = np.frombuffer(place.ljust(8, b"\0") + os.getpid().to_bytes(8, "little"), np.uint64)
         return [int(process) if place and where == mine[0] else 0 for where, process in self.gather(mine)]
 
@@ -193,13 +193,13 @@ class _Bytes:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
-def _process_names() -> bytes:
-    """The host, and the namespace that this process has its number in; empty where the system does not tell."""
+def _pid_namespace() -> bytes:
+    """Of this host and process, 8 bytes that tell it from others; empty where the system does not."""
     try:
-        boot, names = Path("/proc/sys/kernel/random/boot_id").read_bytes(), os.stat("/proc/self/ns/pid").st_ino
+        boot, space = Path("/proc/sys/kernel/random/boot_id").read_bytes(), os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         return b""
-    return hashlib.sha256(boot + str(names).encode()).digest()[:8]
+    return hashlib.sha256(boot + str(space).encode()).digest()[:8]
 
 
 def _has_ended(process: int) -> bool:

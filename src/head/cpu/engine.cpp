@@ -178,6 +178,15 @@ Engine::ChunkTokens Engine::chunk_tokens(std::int64_t first) const {
   return out;
 }
 
+void Engine::set_outputs(ForwardChunk& chunk) const {
+  chunk.exponent = at<float>(layout_.exponent);
+  chunk.sum = at<float>(layout_.sum);
+  chunk.target_logit = at<float>(layout_.target_logit);
+  if (plan_.features.entropy) chunk.entropy_sum = at<double>(layout_.entropy);
+  if (plan_.features.label_smoothing) chunk.weighted_sum = at<double>(layout_.weighted);
+  if (plan_.features.argmax) chunk.argmax = at<std::int32_t>(layout_.argmax);
+}
+
 void Engine::run_chunk(const ChunkTokens& tokens, bool first_chunk, bool last_chunk,
                        TokenFunction function) {
   const bool backward_wanted = plan_.kind != PlanKind::forward;
@@ -193,12 +202,7 @@ void Engine::run_chunk(const ChunkTokens& tokens, bool first_chunk, bool last_ch
                 at<SparseEntry>(layout_.entries), at<std::int32_t>(layout_.tile_begin)},
                tokens.count, plan_.features.targets_per_token, call_.shape.vocab,
                WordPlaces(words_, far() ? call_.far.order->positions().data() : nullptr));
-  chunk.exponent = at<float>(layout_.exponent);
-  chunk.sum = at<float>(layout_.sum);
-  chunk.target_logit = at<float>(layout_.target_logit);
-  if (plan_.features.entropy) chunk.entropy_sum = at<double>(layout_.entropy);
-  if (plan_.features.label_smoothing) chunk.weighted_sum = at<double>(layout_.weighted);
-  if (plan_.features.argmax) chunk.argmax = at<std::int32_t>(layout_.argmax);
+  set_outputs(chunk);
   if (sharded()) {
     if (plan_.kind != PlanKind::far_both) chunk.wide = at<WideSum>(layout_.shard.wide);
     if (plan_.features.argmax) chunk.best = at<float>(layout_.shard.best);

@@ -107,6 +107,7 @@ class Engine {
   std::int64_t count_tokens();  // of the rank that has most
   ChunkTokens chunk_tokens(std::int64_t first) const;
   void set_common(ChunkCommon& chunk, const ChunkTokens& tokens) const;
+  void set_outputs(ForwardChunk& chunk) const;
   void run_chunk(const ChunkTokens& tokens, bool first_chunk, bool last_chunk,
                  TokenFunction function);
   void answer_tokens(const ForwardChunk& chunk, const ChunkTokens& tokens, bool backward,

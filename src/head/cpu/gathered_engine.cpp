@@ -148,12 +148,7 @@ ForwardChunk Engine::all_tokens() const {
   chunk.features = &plan_.features;
   chunk.tokens = valid_;
   chunk.targets.words = at<std::int32_t>(layout_.words);
-  chunk.exponent = at<float>(layout_.exponent);
-  chunk.sum = at<float>(layout_.sum);
-  chunk.target_logit = at<float>(layout_.target_logit);
-  if (plan_.features.entropy) chunk.entropy_sum = at<double>(layout_.entropy);
-  if (plan_.features.label_smoothing) chunk.weighted_sum = at<double>(layout_.weighted);
-  if (plan_.features.argmax) chunk.argmax = at<std::int32_t>(layout_.argmax);
+  set_outputs(chunk);
   return chunk;
 }
 

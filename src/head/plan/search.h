@@ -47,9 +47,9 @@ class PlanSearch {
   // The kernel keeps the logits of a chunk: its one plan with gradients is dense.
   virtual bool keeps_logits() const { return false; }
   // Blocks of tokens that keep alike, so that the far field keeps fewer tiles.
-  virtual bool sorts_tokens() const = 0;
+  virtual bool sorts_tokens() const { return false; }
   // What the plan of an audit may take; the least plan where none is as small.
-  virtual std::size_t audit_budget() const = 0;
+  virtual std::size_t audit_budget() const { return 1; }
 
   // The fastest sizes that fit into the budget, or nearly; where none fit, those that take least.
   virtual SizedPlan best(PlanKind kind, std::size_t budget) const = 0;

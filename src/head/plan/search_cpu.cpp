@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "head/cpu/layout.h"
 #include "head/plan/contents.h"
+#include "head/plan/cpu_costs.h"
 #include "head/plan/far_forecast.h"
 
 namespace logitless {
@@ -14,15 +15,6 @@ namespace {
 // More tokens in a chunk than this gain nothing: what is done once per chunk is amortised.
 constexpr std::int64_t kForwardTokens = 2048;
 constexpr std::int64_t kMostTokens = 8192;
-// The least chunk a plan comes down to: smaller ones repack the weights for little work.
-constexpr std::int64_t kLeastTokens = 64;
-constexpr std::int64_t kMostSlab = 2048;
-// Nanoseconds one element of the weights costs a core per chunk and pass for packing, and one logit
-// for its exponential.
-constexpr double kPackSeconds = 0.4e-9;
-constexpr double kExpSeconds = 0.5e-9;
-// One element of d_hidden, read and written in fp32 once for each slab.
-constexpr double kSlabSeconds = 0.3e-9;
 
 std::int64_t padded_vocab(const HeadShape& shape) { return round_up(shape.vocab, kVocabTile); }
 

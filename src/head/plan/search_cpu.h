@@ -14,8 +14,6 @@ class CpuSearch final : public PlanSearch {
       : PlanSearch(problem), kernel_(kernel), threads_(threads) {}
 
   std::string refusal(PlanKind kind) const override;
-  bool sorts_tokens() const override { return false; }
-  std::size_t audit_budget() const override { return 1; }
   // Of the sizes that fit, among those about as fast as the fastest (1 %) the ones that take least
   // (of the stored kind and the far field: the fastest).
   SizedPlan best(PlanKind kind, std::size_t budget) const override;

@@ -6,34 +6,26 @@
 #include "head/cpu/layout.h"
 #include "head/far_work.h"
 #include "head/gathered_words.h"
+#include "head/plan/cpu_costs.h"
 
 namespace logitless {
 namespace {
 
 constexpr std::int64_t kMostTokens = 4096;
-constexpr std::int64_t kLeastTokens = 64;
-constexpr std::int64_t kMostSlab = 2048;
-// As of plans whose words stay (search_cpu.cpp): of an element packed, of a logit's exponential, of
-// an element of d_hidden read and written.
-constexpr double kPackSeconds = 0.4e-9;
-constexpr double kExpSeconds = 0.5e-9;
-constexpr double kSlabSeconds = 0.3e-9;
 constexpr double kSameSpeed = 0.01;
 
 }  // namespace
 
-std::string refusal_of_gathered(PlanKind kind) {
+std::string GatheredSearch::refusal(PlanKind kind) const {
   if (kind == PlanKind::forward || kind == PlanKind::recompute) return {};
   return is_far(kind) ? "weights move, and the far field walks those that stay"
                       : "weights move piece by piece, and no exp(z) is kept from one to the next";
 }
 
-double passes_of_gathered(PlanKind kind, const HeadFeatures& features) {
+double GatheredSearch::passes(PlanKind kind, const PlanSizes&) const {
   if (kind == PlanKind::forward) return 1.0;
-  return 2.0 + (features.d_hidden ? 1.0 : 0.0) + (features.d_weight ? 1.0 : 0.0);
+  return 2.0 + (p_.features.d_hidden ? 1.0 : 0.0) + (p_.features.d_weight ? 1.0 : 0.0);
 }
-
-std::string GatheredCpuSearch::refusal(PlanKind kind) const { return refusal_of_gathered(kind); }
 
 SizedPlan GatheredCpuSearch::sized(PlanKind kind, const PlanSizes& sizes) const {
   const auto bytes_for = [&](int threads) {
@@ -70,10 +62,6 @@ SizedPlan GatheredCpuSearch::best(PlanKind kind, std::size_t budget) const {
     if (s.bytes <= budget && s.alone < best.alone && seconds(kind, s.sizes) <= most) best = s;
   });
   return best;
-}
-
-double GatheredCpuSearch::passes(PlanKind kind, const PlanSizes&) const {
-  return passes_of_gathered(kind, p_.features);
 }
 
 double GatheredCpuSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {

@@ -6,20 +6,20 @@
 
 namespace logitless {
 
-// On any device: why no plan of weights that move has such a kind; and what a plan costs.
-std::string refusal_of_gathered(PlanKind kind);
-double passes_of_gathered(PlanKind kind, const HeadFeatures& features);
+// What holds on any device.
+class GatheredSearch : public PlanSearch {
+ public:
+  using PlanSearch::PlanSearch;
+  std::string refusal(PlanKind kind) const final;
+  double passes(PlanKind kind, const PlanSizes& sizes) const final;
+};
 
-class GatheredCpuSearch final : public PlanSearch {
+class GatheredCpuSearch final : public GatheredSearch {
  public:
   GatheredCpuSearch(const PlanProblem& problem, const HeadKernel& kernel, int threads)
-      : PlanSearch(problem), kernel_(kernel), threads_(threads) {}
+      : GatheredSearch(problem), kernel_(kernel), threads_(threads) {}
 
-  std::string refusal(PlanKind kind) const override;
-  bool sorts_tokens() const override { return false; }
-  std::size_t audit_budget() const override { return 1; }
   SizedPlan best(PlanKind kind, std::size_t budget) const override;
-  double passes(PlanKind kind, const PlanSizes& sizes) const override;
   // At the kernel's nominal rate, without the exchanges.
   double seconds(PlanKind kind, const PlanSizes& sizes) const override;
 

@@ -3,12 +3,9 @@
 #include <algorithm>
 
 #include "head/gathered_words.h"
-#include "head/plan/search_gathered.h"
 #include "kernels/cpu_head.h"
 
 namespace logitless {
-
-std::string GatheredCudaSearch::refusal(PlanKind kind) const { return refusal_of_gathered(kind); }
 
 SizedPlan GatheredCudaSearch::best(PlanKind kind, std::size_t budget) const {
   constexpr std::int64_t kPair = 256;
@@ -31,10 +28,6 @@ SizedPlan GatheredCudaSearch::best(PlanKind kind, std::size_t budget) const {
       offer(piece, std::min(piece, round_up(ceil_div(words, slabs), kPair)));
   }
   return best.found();
-}
-
-double GatheredCudaSearch::passes(PlanKind kind, const PlanSizes&) const {
-  return passes_of_gathered(kind, p_.features);
 }
 
 double GatheredCudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
