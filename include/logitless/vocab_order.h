@@ -75,7 +75,7 @@ class LOGITLESS_API VocabOrder {
 // the result. On a GPU the tensors are in its memory and the result is not: it waits, and takes 8 B
 // * vocab and 12 B * rows there; throws DeviceError. With a softcap c, where z_ij is the capped
 // logit, the average of p_ij (1 - (z_ij / c)^2): what the gradients of the words go by. With a
-// sharding it is collective, on the CPU alone: of this rank's words, over all ranks' tokens where
+// sharding it is collective: of this rank's words, over all ranks' tokens where
 // these are spread, too; throws on all ranks what one of them throws.
 LOGITLESS_API std::vector<float> average_probability(
     const Context& context, const ConstTensorView& hidden, const ConstTensorView& weight,
@@ -100,7 +100,7 @@ LOGITLESS_API VocabOrder make_vocab_order(const Context& context, const ConstTen
 // Hopper GPU, in bf16 with dim a multiple of 8, everything but the orders is in its memory, and it
 // waits; extra memory there: 24 B * dim^2 and cuSOLVER's workspace (about as much), 70 KiB * dim,
 // 0.1 B * vocab * (dim + rows), 20 B * vocab, and 32 MiB. Throws Unsupported for other heads there,
-// or without cuBLAS or cuSOLVER; DeviceError. With a sharding it is collective, on the CPU alone:
+// or without cuBLAS or cuSOLVER; DeviceError. With a sharding it is collective:
 // moments of this rank's tiles, cautions against the totals of all ranks, for hidden that is the
 // same on all of them (Unsupported where tokens are spread).
 LOGITLESS_API VocabOrder measure_tiles(const Context& context, const VocabOrder& order,

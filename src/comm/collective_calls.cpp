@@ -20,9 +20,10 @@ void CollectiveCalls::all_to_all(const void* pieces, void* pieces_of_all, std::s
   communicator_->all_to_all(pieces, pieces_of_all, bytes_each, stream);
 }
 
-void CollectiveCalls::tokens(std::int64_t count) {
-  if (on_device() && header_.exchange == 0)
-    meet_at(Stage::exchange, ExchangeKind::tokens, static_cast<std::size_t>(count));
+void CollectiveCalls::tokens(std::int64_t count, std::uint64_t order) {
+  if (!on_device() || header_.exchange > 0) return;
+  header_.order = static_cast<std::uint32_t>(order ^ order >> 32);
+  meet_at(Stage::exchange, ExchangeKind::tokens, static_cast<std::size_t>(count));
 }
 
 void CollectiveCalls::bad_target(std::int64_t position, std::int64_t target) {
@@ -36,6 +37,7 @@ void CollectiveCalls::begin() {
   header_.call += 1;
   header_.exchange = 0;
   header_.status = Status::ok;
+  header_.order = 0;
   text_.clear();
   told_ = false;
 }

@@ -71,8 +71,9 @@ class CollectiveCalls {
   };
 
   // Before the first exchange of a call on a GPU: how many tokens this rank calls with, where all
-  // are to call with as many. Elsewhere each exchange's bytes say it.
-  void tokens(std::int64_t count);
+  // are to call with as many. Elsewhere each exchange's bytes say it. order: of a far field's
+  // words, the same number on ranks with orders of one share_order.
+  void tokens(std::int64_t count, std::uint64_t order = 0);
 
   // This rank's targets have one that is no word: all ranks throw InvalidArgument at the next
   // exchange, or at the end. The first of a call counts.

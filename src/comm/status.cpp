@@ -139,6 +139,12 @@ void meet(Communicator& communicator, const StatusHeader& mine, const std::strin
   const auto bad = [](const StatusHeader& h) { return h.status != Status::ok; };
   if (std::any_of(all.begin(), all.end(), bad)) throw_bad(communicator, all, text);
   require_same(all, same_place, place_of);
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    if (all[r].order != all[0].order)
+      throw InvalidArgument(concat("order: rank ", r,
+                                   " has another one than rank 0; expected those of one "
+                                   "share_order"));
+  }
 }
 
 }  // namespace logitless

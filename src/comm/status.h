@@ -23,7 +23,7 @@ enum class Status : std::uint32_t {
   internal_error
 };
 
-inline constexpr std::uint32_t kStatusProtocol = 0x4c4c0001;  // raised when the header changes
+inline constexpr std::uint32_t kStatusProtocol = 0x4c4c0002;  // raised when the header changes
 
 // 64 bytes, as they travel.
 struct StatusHeader {
@@ -36,7 +36,7 @@ struct StatusHeader {
   Status status = Status::ok;
   ExchangeKind kind = ExchangeKind::none;
   std::uint32_t exchange = 0;  // of the call, from 1 on
-  std::uint32_t reserved = 0;
+  std::uint32_t order = 0;     // of a far field's words, in short
 };
 static_assert(sizeof(StatusHeader) == 64);
 

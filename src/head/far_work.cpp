@@ -28,4 +28,30 @@ FarFieldStatistics far_statistics(const LossPlan& plan, const FarSums& sums) {
   return out;
 }
 
+FarFieldStatistics far_statistics_of_ranks(const LossPlan& plan, std::span<const FarSums> ranks) {
+  FarSums sums = ranks.front();
+  std::int64_t most = sums.kept;
+  for (const FarSums& of_rank : ranks.subspan(1)) {
+    sums.kept += of_rank.kept;
+    sums.sampled += of_rank.sampled;
+    sums.pairs += of_rank.pairs;
+    sums.fallback += of_rank.fallback;
+    most = std::max(most, of_rank.kept);
+    if (!plan.features.tokens_sharded) continue;
+    sums.norm_squared += of_rank.norm_squared;
+    sums.audited += of_rank.audited;
+    sums.audit_error_squared += of_rank.audit_error_squared;
+    sums.audit_norm_squared += of_rank.audit_norm_squared;
+    sums.lse_error_squared += of_rank.lse_error_squared;
+    const bool worse = of_rank.lse_error_max > sums.lse_error_max;
+    if (worse || std::isnan(of_rank.lse_error_max)) sums.lse_error_max = of_rank.lse_error_max;
+  }
+  FarFieldStatistics out = far_statistics(plan, sums);
+  if (sums.kept > 0) {
+    const auto count = static_cast<double>(ranks.size());
+    out.imbalance = static_cast<double>(most) * count / static_cast<double>(sums.kept);
+  }
+  return out;
+}
+
 }  // namespace logitless

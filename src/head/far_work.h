@@ -1,6 +1,8 @@
 // What a far-field call did: its passes, and its statistics from the sums of its chunks.
 #pragma once
 
+#include <span>
+
 #include "logitless/cross_entropy.h"
 #include "math/far_sums.h"
 
@@ -34,5 +36,14 @@ inline double far_passes(PlanKind kind, double kept, double sampled, const HeadS
 }
 
 FarFieldStatistics far_statistics(const LossPlan& plan, const FarSums& sums);
+// Of words over ranks, from the sums of each: what is of tokens that all ranks have is the same in
+// all of them.
+FarFieldStatistics far_statistics_of_ranks(const LossPlan& plan, std::span<const FarSums> ranks);
+
+// Whether one of `ranks` has so many of the tiles of all that keeping its own is keeping what there
+// is.
+inline bool holds_its_part(std::int64_t tiles, std::int64_t tiles_of_all, int ranks) {
+  return static_cast<double>(tiles) * ranks > kMostKept * static_cast<double>(tiles_of_all);
+}
 
 }  // namespace logitless

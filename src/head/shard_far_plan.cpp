@@ -21,12 +21,8 @@ int ranks_of(const Agreement& plans) { return static_cast<int>(plans.own.size())
 
 }  // namespace
 
-void say_far_field(const PlanRequest& request, DeviceKind device, PlanDigest& digest) {
+void say_far_field(const PlanRequest& request, PlanDigest& digest) {
   if (!allows_far(request)) return digest.same("far field", "not asked for");
-  if (device != DeviceKind::cpu)
-    throw Unsupported(
-        "sharding: the far field of words on several ranks is served on the CPU alone, not on a "
-        "GPU yet");
   digest.same("far field", request.kind.has_value()
                                ? name_of(*request.kind)
                                : concat("at most ", name_of(request.accuracy)));
@@ -76,12 +72,13 @@ void say_what_was_wanted(const LossPlan& wanted, LossPlan& plan) {
   }
 }
 
-LossPlan with_common_audit(LossPlan plan, const Agreement& plans) {
+LossPlan with_common_audit(LossPlan plan, const Agreement& plans, DeviceKind device) {
   if (plan.audit == nullptr) return plan;
   std::int64_t least = plan.audit->chunk_tokens;
   for (int r = 0; r < ranks_of(plans); ++r) least = std::min(least, plans.own_of(r, kAuditChunk));
   if (plan.features.tokens_sharded) least = std::max<std::int64_t>(least, ranks_of(plans));
-  plan.audit = std::make_shared<const LossPlan>(with_chunk(*plan.audit, least, DeviceKind::cpu));
+  if (least == plan.audit->chunk_tokens) return plan;
+  plan.audit = std::make_shared<const LossPlan>(with_chunk(*plan.audit, least, device));
   return plan;
 }
 

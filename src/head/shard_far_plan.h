@@ -8,8 +8,8 @@
 
 namespace logitless {
 
-// What of the request must be the same on all ranks. Throws Unsupported on a GPU.
-void say_far_field(const PlanRequest& request, DeviceKind device, PlanDigest& digest);
+// What of the request must be the same on all ranks.
+void say_far_field(const PlanRequest& request, PlanDigest& digest);
 // Of the plan that a rank with so many rows of weight would take, which may be exact.
 void say_far_plan(const LossPlan& plan, std::int64_t rows, PlanDigest& digest);
 
@@ -21,6 +21,6 @@ std::optional<PlanRequest> common_request(const PlanRequest& request, const Agre
 void say_what_was_wanted(const LossPlan& wanted, LossPlan& plan);
 
 // The plan with chunks, and its audit's, that all ranks have room for.
-LossPlan with_common_audit(LossPlan plan, const Agreement& plans);
+LossPlan with_common_audit(LossPlan plan, const Agreement& plans, DeviceKind device);
 
 }  // namespace logitless

@@ -67,21 +67,6 @@ std::string_view text_of(DeviceKind device) {
   return device == DeviceKind::cpu ? "the CPU" : "a GPU";
 }
 
-// Of the groups, whose exchanges move a device's memory; and what a GPU does not serve.
-void require_device(const Sharding& sharding, DeviceKind device) {
-  for (const auto* group : {&sharding.words, &sharding.replicas}) {
-    if (*group == nullptr) continue;
-    require((*group)->device() == device,
-            "sharding: ", group == &sharding.words ? "words" : "replicas",
-            ": expected a communicator of ", text_of(device), "'s memory, got one of ",
-            text_of((*group)->device()), "'s");
-  }
-  if (device == DeviceKind::cpu) return;
-  require(sharding.replicas == nullptr || sharding.replicas->size() <= cuda::kMostRanks,
-          "sharding: replicas: expected at most ", cuda::kMostRanks, " on a GPU, got ",
-          sharding.replicas == nullptr ? 0 : sharding.replicas->size());
-}
-
 // Of the ranks before `rank`, each of which has whole tiles and a last one.
 std::int64_t tiles_before(const std::vector<std::vector<WordRun>>& words, int rank) {
   std::int64_t tiles = 0;
@@ -96,10 +81,15 @@ std::int64_t tiles_before(const std::vector<std::vector<WordRun>>& words, int ra
 // Collective: of the group's own memory what chunks exchange, and less workspace. Null: it has
 // none.
 void* take_exchange_memory(Communicator& words, LossPlan& plan) {
-  const std::size_t bytes = cuda::exchange_bytes(
-      plan.shape, plan.features,
-      std::min(cuda::sizes_of(plan).largest_chunk(), std::max<std::int64_t>(plan.shape.tokens, 1)));
-  void* const memory = bytes == 0 ? nullptr : words.exchange_memory(bytes);
+  const auto bytes_of = [](const LossPlan& p) {
+    const std::int64_t tokens = std::max<std::int64_t>(p.shape.tokens, 1);
+    return cuda::exchange_bytes(p.shape, p.features,
+                                std::min(cuda::sizes_of(p).largest_chunk(), tokens));
+  };
+  const std::size_t bytes = bytes_of(plan);
+  // An audit's call is another one of the same words.
+  const std::size_t most = plan.audit == nullptr ? bytes : std::max(bytes, bytes_of(*plan.audit));
+  void* const memory = bytes == 0 ? nullptr : words.exchange_memory(most);
   if (memory == nullptr) return nullptr;
   plan.exchange_bytes = bytes;
   LossPlanAccess::set_workspace_bytes(plan, plan.workspace_bytes() - bytes);
@@ -114,7 +104,7 @@ LossPlan plan_words(const Sharding& sharding, const PlanRequest& request,
   const auto say_sizes = [&](PlanDigest& digest) {
     mine = head();
     require_device(sharding, mine.device);
-    say_far_field(request, mine.device, digest);
+    say_far_field(request, digest);
     say(mine, sharding, digest);
   };
   const Agreement sizes = agree(words, say_sizes);
@@ -144,7 +134,7 @@ LossPlan plan_words(const Sharding& sharding, const PlanRequest& request,
     chunks = make(chunks.plan, of_rank);
   }
   if (!plans.begin_alike(chunks)) chunks = make(chunks.plan, of_rank);
-  LossPlan made = with_common_audit(plans.agreed(chunks), chunks);
+  LossPlan made = with_common_audit(plans.agreed(chunks), chunks, mine.device);
   if (wanted) say_what_was_wanted(*wanted, made);
   ExchangeLane lane;
   if (mine.device != DeviceKind::cpu) lane.memory = take_exchange_memory(words, made);
@@ -197,6 +187,20 @@ LossPlan plan_head(const Context& context, const HeadShape& shape, const HeadFea
                     [&](const HeadShape& s, const HeadFeatures& f, const PlanRequest& r) {
                       return plan_alone(context, s, f, r);
                     });
+}
+
+void require_device(const Sharding& sharding, DeviceKind device) {
+  for (const auto* group : {&sharding.words, &sharding.replicas}) {
+    if (*group == nullptr) continue;
+    require((*group)->device() == device,
+            "sharding: ", group == &sharding.words ? "words" : "replicas",
+            ": expected a communicator of ", text_of(device), "'s memory, got one of ",
+            text_of((*group)->device()), "'s");
+  }
+  if (device == DeviceKind::cpu) return;
+  require(sharding.replicas == nullptr || sharding.replicas->size() <= cuda::kMostRanks,
+          "sharding: replicas: expected at most ", cuda::kMostRanks, " on a GPU, got ",
+          sharding.replicas == nullptr ? 0 : sharding.replicas->size());
 }
 
 void set_sharding(const Sharding& sharding, HeadFeatures& features) {

@@ -33,6 +33,9 @@ inline bool is_sharded(const Sharding& sharding) { return sharding.words != null
 
 // Of features: how many ranks hold the words, and whether the tokens, too.
 void set_sharding(const Sharding& sharding, HeadFeatures& features);
+// That its groups' exchanges move this device's memory; and what a GPU does not serve. Throws
+// InvalidArgument.
+void require_device(const Sharding& sharding, DeviceKind device);
 // Of whole vocabularies, for what is given whole: `rows` without sharding.
 std::int64_t whole_vocab(const Sharding& sharding, std::int64_t rows);
 // Throws InvalidArgument or Unsupported, naming what is wrong with it; `rows` of weight are here.

@@ -27,7 +27,7 @@ struct VocabOrder::Data {
   std::vector<std::int32_t> places;  // of share_order
   std::uint64_t common = 0;          // a hash of them: the same on ranks that have the same
   bool identity = true;              // the words are their positions
-  // Words and positions i32, share f32 [vocab], one after the other.
+  // Words and positions i32, share f32 [vocab], places i32, one after the other.
   std::shared_ptr<DeviceCopies> on_devices = std::make_shared<DeviceCopies>();
   // axes and variance bf16, log2_caution f32.
   std::shared_ptr<DeviceCopies> moments_on_devices;

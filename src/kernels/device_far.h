@@ -46,6 +46,9 @@ struct DeviceOrder {
   const std::int32_t* positions = nullptr;  // [vocab]
   const float* share = nullptr;             // [vocab] by position, see VocabOrder
   bool identity = false;                    // the words are their positions
+  // [whole vocab], of words over ranks: by which tokens are ordered. Null: positions.
+  const std::int32_t* places = nullptr;
+  std::int64_t place_count = 0;
 };
 
 // Of an order with moments, of the device.
@@ -86,7 +89,8 @@ struct FarAudit {
 // How many tokens have a target; and, once all chunks have their order, which are audited.
 void count_audited(const ForwardCall& all, const FarAudit& audit);
 void list_audited(const FarAudit& audit, Stream stream);
-// Keeps the rows of a chunk that are audited. d_hidden [chunk's tokens, dim].
+// Keeps what there is of a chunk's tokens that are audited: their lse, and d_hidden [chunk's tokens,
+// dim].
 void keep_audited(const ForwardCall& call, const FarAudit& audit, const GradientOutput& d_hidden);
 // exact: the call whose rows are audit.rows, with its lse; d_hidden [tokens, dim] f32 contiguous.
 void compare_audited(const ForwardCall& exact, const FarAudit& audit, const float* d_hidden,
@@ -107,6 +111,7 @@ struct FarCall {
   DeviceOrder order;
   float tau = 0.0f;
   float most_kept = 1.0f;       // above this part of the pairs all of them are kept
+  bool tells_fallback = true;   // and the sums say so
   FarSample sample;             // of pairs of a group and a block, for d_weight and d_bias
   std::int64_t slab_words = 0;  // words gathered at a time: a multiple of 256
   void* gathered = nullptr;     // [slab_words, dim] in the dtype of weight; unused with identity
@@ -123,7 +128,7 @@ struct FarCall {
   std::uint32_t* group_blocks = nullptr;  // [G, far_bits(B)]
   std::uint32_t* list = nullptr;          // [G * B] far_entry(), ascending
   std::int32_t* list_begin = nullptr;     // [G + 1] a group's part of the list
-  FarSums* sums = nullptr;
+  FarSums* sums = nullptr;  // zeroed before the first chunk
   const FarEstimate* estimate = nullptr;  // the forward, too, computes what is kept alone
   FarTokens tokens;
 };
@@ -157,11 +162,14 @@ void sort_tokens(const ForwardCall& call, const RowCoefficients* rows,
                  std::span<const TokenValues> values);
 
 // Tokens by the position of their first target: room.slots [tokens] gets them, those without a
-// target last. Keys are below vocab + tokens + 1.
+// target last. Keys are below token_keys of vocab, or of all places.
 void order_tokens(const ForwardCall& all, const DeviceOrder& order, const TargetOrder& room);
 constexpr std::int64_t token_keys(std::int64_t vocab, std::int64_t tokens) {
   return vocab + tokens + 1;
 }
+// The same of a chunk, roughly, by the places of all words; keys are chunk_keys.
+void order_chunk_tokens(const ForwardCall& chunk, const DeviceOrder& order,
+                        const TargetOrder& room);
 // to [tokens of the chunk, dim] = rows of `hidden` by call.rows.
 void gather_tokens(const ForwardCall& call, const void* hidden, std::int64_t stride, void* to);
 // The chunk's outputs to the rows of their tokens in all's.
@@ -183,8 +191,8 @@ const void* gather_slab(const ForwardCall& call, const FarSlab& slab, GatherPart
 void gather_vectors(const ForwardCall& call);
 
 // Chooses what is kept: where a mass is above tau of a token's total, for a token with alpha.
-// Writes the sums' kept, sampled, pairs and fallback, or adds to them.
-void select_tiles(const ForwardCall& call, const RowCoefficients* rows, bool first_chunk);
+// Adds to the sums' kept, sampled, pairs and fallback.
+void select_tiles(const ForwardCall& call, const RowCoefficients* rows);
 // The same by the estimates, and where a target has more than tau, of target_logits [tokens, K].
 void select_estimated(const ForwardCall& call, const float* target_logits);
 // Adds the sample to what select_estimated has chosen.

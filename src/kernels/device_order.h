@@ -45,7 +45,14 @@ std::string hopper_unsupported(const ForwardCall& call);
 // 20 B * dim^2, 6 B * 8192 dim, 10 B * T dim, 12 B * rows * T, 16 B * vocab, and what cuBLAS,
 // cuSOLVER and the forward take. Throws DeviceError.
 std::size_t moments_workspace_bytes(const ForwardShape& shape);
-// Deterministic. Throws DeviceError.
-void measure_moments(const MomentsCall& call);
+// All but the cautions; those go by the totals of the head's rows, which lie in the workspace and
+// may be made larger by other words' first. Deterministic. Throws DeviceError.
+struct MomentTotals {
+  float* lse = nullptr;             // [rows]
+  float* log2_estimated = nullptr;  // [rows]
+};
+MomentTotals measure_moments(const MomentsCall& call);
+// With the workspace as measure_moments has left it.
+void find_cautions(const MomentsCall& call);
 
 }  // namespace logitless::cuda

@@ -27,6 +27,7 @@ void forward_nothing(const ForwardCall& chunk);
 // target out of range is noted in all.bad_target.
 struct OwnTokens {
   std::int64_t first = 0, count = 0, step = 0;
+  const std::int32_t* rows = nullptr;  // [all tokens] which come first; null: as they are
   void* hidden = nullptr;
   std::int64_t* targets = nullptr;
 };

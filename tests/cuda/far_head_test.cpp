@@ -4,128 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <random>
 
+#include "cuda/far_training.h"
 #include "kernels/device_order.h"
-#include "logitless/far_field.h"
-#include "support/mirror.h"
-#include "support/problem.h"
-#include "support/recording.h"
 #include "support/temp_dir.h"
 
 namespace logitless::test {
 namespace {
-
-constexpr std::int64_t kTile = 128;
-
-bool has_hopper() {
-  const std::vector<std::string> kernels = tested_kernels();
-  return std::find(kernels.begin(), kernels.end(), "hopper") != kernels.end();
-}
-
-// Words in clusters, shuffled; tokens of a few topics; both moved a little by every step.
-struct Training {
-  explicit Training(std::int64_t words_wanted = 65536, std::int64_t columns = 128,
-                    std::int64_t rows = 1024, double spread = 0.02)
-      : vocab(words_wanted),
-        dim(columns),
-        tokens(rows),
-        hidden(DType::bf16, {tokens, dim}),
-        weight(DType::bf16, {vocab, dim}),
-        bias(DType::f32, {vocab}),
-        targets(DType::i64, {tokens}),
-        loss(DType::f32, {1}),
-        lse(DType::f32, {tokens}),
-        d_hidden(DType::f32, {tokens, dim}),
-        d_weight(DType::f32, {vocab, dim}) {
-    std::mt19937_64 random(5);
-    std::normal_distribution<double> normal;
-    words.resize(static_cast<std::size_t>(vocab));
-    std::iota(words.begin(), words.end(), 0);
-    std::shuffle(words.begin(), words.end(), random);
-    const double unit = std::sqrt(8.0 / static_cast<double>(dim));
-    std::vector<double> center(static_cast<std::size_t>(dim));
-    for (std::int64_t at = 0; at < vocab; ++at) {
-      for (std::int64_t k = 0; k < dim; ++k) {
-        if (at % kTile == 0) center[k] = unit * normal(random);
-        weight.set(words[at] * dim + k, center[k] + spread * unit * normal(random));
-      }
-      bias.set(words[at], at % 19 == 0 ? -INFINITY : 0.3 * normal(random));
-    }
-    for (std::int64_t i = 0; i < tokens; ++i) {
-      for (std::int64_t k = 0; k < dim; ++k) {
-        if (i % (tokens / 4) == 0) center[k] = 1.2 * normal(random);
-        hidden.set(i * dim + k, center[k] + 0.1 * normal(random));
-      }
-      targets.set(i, static_cast<double>(random() % static_cast<std::uint64_t>(vocab)));
-    }
-  }
-  CrossEntropyInputs inputs() const {
-    CrossEntropyInputs in;
-    in.hidden = hidden.view();
-    in.weight = weight.view();
-    in.targets = targets.view();
-    return in;
-  }
-  CrossEntropyOutputs outputs() {
-    CrossEntropyOutputs out;
-    out.loss = TensorView(loss.view().data(), DType::f32, std::span<const std::int64_t>());
-    out.lse = lse.view();
-    out.d_hidden = d_hidden.view();
-    out.d_weight = d_weight.view();
-    return out;
-  }
-  LossStatistics step(FarFieldHead& head, LossStatistics* all = nullptr,
-                      const CrossEntropyOptions& options = {}) {
-    Mirror mirror("hopper");
-    const LossStatistics s = head.step(options, mirror.in(inputs()), mirror.out(outputs()));
-    if (all != nullptr) *all = head.statistics();
-    mirror.finish();
-    return s;
-  }
-  void move(double rate = 0.5) {
-    for (std::int64_t i = 0; i < hidden.numel(); ++i)
-      hidden.set(i, hidden.get(i) - rate * d_hidden.get(i));
-    for (std::int64_t j = 0; j < vocab; j += 7)
-      for (std::int64_t k = 0; k < dim; ++k)
-        weight.set(j * dim + k, weight.get(j * dim + k) - rate * d_weight.get(j * dim + k));
-  }
-  // Words change places: an order of before is worth nothing.
-  void shake() {
-    for (std::int64_t j = 0; j < vocab / 2; ++j) {
-      for (std::int64_t k = 0; k < dim; ++k) {
-        const std::int64_t a = j * dim + k, b = (vocab - 1 - j) * dim + k;
-        const double v = weight.get(a);
-        weight.set(a, weight.get(b));
-        weight.set(b, v);
-      }
-    }
-  }
-  std::vector<std::vector<std::byte>> results() const {
-    record("results", d_hidden.bytes());
-    record("results", d_weight.bytes());
-    return {loss.bytes(), lse.bytes(), d_hidden.bytes(), d_weight.bytes()};
-  }
-  // The exact plan's.
-  Training dense() const {
-    Training copy = *this;
-    const Context context = make_context("hopper");
-    PlanRequest request;
-    request.device = context.device();
-    Mirror mirror("hopper");
-    const CrossEntropyInputs in = mirror.in(copy.inputs());
-    const CrossEntropyOutputs out = mirror.out(copy.outputs());
-    const LossPlan plan = plan_cross_entropy({}, in, out, request);
-    cross_entropy(context, plan, {}, in, out, Workspace(context, plan));
-    mirror.finish();
-    return copy;
-  }
-
-  std::int64_t vocab, dim, tokens;
-  std::vector<std::int64_t> words;  // cluster by cluster
-  Tensor hidden, weight, bias, targets, loss, lse, d_hidden, d_weight;
-};
 
 VocabOrder measured(const Training& t, const VocabOrder& order, const std::string& kernel,
                     bool bias) {
@@ -195,18 +80,6 @@ TEST(CudaMoments, OtherHeadsAreRefused) {
   const Training t(6 * kTile, 12, 40);
   const VocabOrder order(t.words, std::vector<float>(t.words.size(), 1.0f));
   EXPECT_THROW(measured(t, order, "hopper", false), Unsupported);
-}
-
-FarFieldOptions quick(Accuracy accuracy) {
-  FarFieldOptions o;
-  o.accuracy = accuracy;
-  o.error = 0.1;
-  o.audit_rows = 100;
-  o.audit_every = 3;
-  o.refresh_every = 5;
-  o.refresh_delay = 3;
-  o.sample_rows = 512;
-  return o;
 }
 
 class CudaFarHead : public testing::TestWithParam<Accuracy> {

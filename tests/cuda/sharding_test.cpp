@@ -244,8 +244,6 @@ TEST_F(CudaSharding, WhatIsNotServedIsRefusedByName) {
                                    features, request);
                        }),
              "moves: weights whose words a word_table says move on the CPU alone");
-  expect_all(plan_all([](auto&, auto&, PlanRequest& r) { r.accuracy = Accuracy::far_backward; }),
-             "far field");
   expect_all(plan_all([](auto&, auto&, PlanRequest& r) { r.device.kernel = "cublas"; }),
              "takes no words that are spread over ranks");
   expect_all(plan_all([](auto&, auto&, auto&) {}, false),

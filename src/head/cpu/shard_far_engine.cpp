@@ -121,44 +121,14 @@ void Engine::exchange_bounds(const ChunkTokens& tokens) {
 }
 
 bool Engine::holds_its_part() const {
-  if (!sharded()) return true;
-  const auto here = static_cast<double>(ceil_div(words_.rows(), kVocabTile));
-  return here * call_.shard.ranks() > kMostKept * static_cast<double>(call_.shard.tiles);
+  return !sharded() || logitless::holds_its_part(ceil_div(words_.rows(), kVocabTile),
+                                                 call_.shard.tiles, call_.shard.ranks());
 }
 
 FarFieldStatistics Engine::statistics_of_ranks() const {
   std::vector<FarSums> all(static_cast<std::size_t>(call_.shard.ranks()));
   call_.shard.calls->all_gather(&far_sums_, all.data(), sizeof(FarSums));
-  FarSums sums = far_sums_;  // of tokens that are the same everywhere, the same everywhere
-  sums.kept = sums.sampled = sums.pairs = sums.fallback = 0;
-  std::int64_t most = 0;
-  for (const FarSums& of_rank : all) {
-    sums.kept += of_rank.kept;
-    sums.sampled += of_rank.sampled;
-    sums.pairs += of_rank.pairs;
-    sums.fallback += of_rank.fallback;
-    most = std::max(most, of_rank.kept);
-  }
-  if (call_.shard.tokens) {
-    sums.norm_squared = sums.audit_error_squared = sums.audit_norm_squared = 0.0;
-    sums.lse_error_squared = sums.lse_error_max = 0.0;
-    sums.audited = 0;
-    for (const FarSums& of_rank : all) {
-      sums.norm_squared += of_rank.norm_squared;
-      sums.audited += of_rank.audited;
-      sums.audit_error_squared += of_rank.audit_error_squared;
-      sums.audit_norm_squared += of_rank.audit_norm_squared;
-      sums.lse_error_squared += of_rank.lse_error_squared;
-      const bool worse = of_rank.lse_error_max > sums.lse_error_max;
-      if (worse || std::isnan(of_rank.lse_error_max)) sums.lse_error_max = of_rank.lse_error_max;
-    }
-  }
-  FarFieldStatistics out = logitless::far_statistics(plan_, sums);
-  if (sums.kept > 0) {
-    out.imbalance =
-        static_cast<double>(most) * call_.shard.ranks() / static_cast<double>(sums.kept);
-  }
-  return out;
+  return far_statistics_of_ranks(plan_, all);
 }
 
 }  // namespace logitless::cpu

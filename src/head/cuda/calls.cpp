@@ -1,5 +1,8 @@
 #include "head/cuda/calls.h"
 
+#include <span>
+#include <vector>
+
 #include "core/check.h"
 #include "head/cuda/engine.h"
 #include "head/cuda/views.h"
@@ -77,6 +80,7 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
   engine.audit([&](const ForwardCall& chunk, RowCoefficients* rows, float* delta) {
     token_losses(audit, chunk, rows, delta);
   });
+  if (is_far(call.plan->kind) && call.shard.sharded()) engine.tell_far_sums();
   LossStatistics stats;
   stats.tokens = call.shape.tokens;
   return stats;
@@ -86,9 +90,17 @@ FarFieldStatistics far_statistics(const Context& context, const LossPlan& plan,
                                   const Workspace& workspace) {
   const Layout layout =
       layout_of(find_device_kernel(plan.kernel), plan.shape, plan.features, sizes_of(plan));
+  const auto fetch = [&](std::size_t offset, std::span<FarSums> sums) {
+    copy_to_host(sums.data(), static_cast<const std::byte*>(workspace.data()) + offset,
+                 sums.size_bytes(), context.stream());
+  };
+  if (plan.features.word_ranks > 0) {
+    std::vector<FarSums> ranks(static_cast<std::size_t>(plan.features.word_ranks));
+    fetch(layout.shard_far.sums, ranks);
+    return far_statistics_of_ranks(plan, ranks);
+  }
   FarSums sums;
-  copy_to_host(&sums, static_cast<const std::byte*>(workspace.data()) + layout.far.sums,
-               sizeof(sums), context.stream());
+  fetch(layout.far.sums, {&sums, 1});
   return logitless::far_statistics(plan, sums);
 }
 

@@ -147,7 +147,7 @@ ForwardCall Engine::chunk_call(std::int64_t first, std::int64_t count) const {
   c.shape.tokens = count;
   c.first_token = first;
   c.hidden = advance(c.hidden, first * c.hidden_stride, dtype);
-  if (sizes_.far) order_chunk(c);
+  if (sizes_.far && !sharded()) order_chunk(c);
   const auto place = [&](float* output, std::int64_t offset, std::size_t own, bool needed = true) {
     return output != nullptr ? output + offset : needed ? at<float>(own) : nullptr;
   };
@@ -356,9 +356,12 @@ void Engine::sum_hidden(const ForwardCall& c) {
 
 // Where products of the chunk's tokens go; what comes first overwrites, unless the call adds.
 GradientOutput Engine::hidden_sums(const ForwardCall& c, bool first) const {
-  if (round_hidden_)
-    return {at<std::byte>(layout_.gradients.d_hidden), c.shape.dim, DType::f32,
-            !first || adds_hidden_};
+  if (round_hidden_) {
+    // A far field's are in this rank's order, and are put into that of the pieces.
+    const bool local = sizes_.far && sharded();
+    return {at<std::byte>(local ? layout_.shard.received : layout_.gradients.d_hidden), c.shape.dim,
+            DType::f32, !first || adds_hidden_};
+  }
   GradientOutput out = d_hidden_;
   out.data = advance(d_hidden_.data, c.first_token * d_hidden_.stride, d_hidden_.dtype);
   out.add = features_.accumulate || !first;

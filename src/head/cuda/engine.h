@@ -48,6 +48,8 @@ class Engine {
   // replicas; null: the tokens here are all. And, of sharded tokens, in place of finish_loss.
   const double* shares_of_ranks(const LossCall& loss) const;
   void finish_sharded(const LossCall& loss) const;
+  // Of a far field, after audit: the sums of all ranks, for far_statistics.
+  void tell_far_sums() const;
 
   DeviceStatistics* statistics() const;
   void* loss_workspace() const;
@@ -96,6 +98,8 @@ class Engine {
   void far_backward(const ForwardCall& chunk, bool first_chunk);
   void set_estimate(const VocabOrder& order);
   void begin_far();
+  void sum_all_weights();
+  void forward_kept_tiles(const ForwardCall& chunk, float* target_logits) const;
   void sort_chunk(const ForwardCall& chunk) const;
   void order_chunk(ForwardCall& chunk) const;
   TargetOrder token_order() const;
@@ -113,15 +117,29 @@ class Engine {
   void run_sharded(const ChunkFunction& tokens);
   void run_chunks(const ChunkFunction& tokens);
   ForwardCall prepare_chunk(const ShardChunk& of);
-  ForwardCall spread_chunk(const ShardChunk& of);
+  ForwardCall made_chunk(const ShardChunk& of);
   void give_target_logits(ForwardCall& chunk, int buffer);
   void forward_sharded(ForwardCall& chunk);
+  // Whether a chunk is put together in the workspace.
+  bool makes_chunks() const { return call_.shard.tokens || sizes_.far; }
   void own_tokens(const ForwardCall& chunk, std::int64_t first, const ChunkFunction& tokens) const;
   void own_outputs(const ForwardCall& own) const;
   void backward_sharded(const ForwardCall& chunk, const ShardChunk& of);
   void send_hidden(std::int64_t tokens) const;
   void finish_hidden();
   Stream lane() const { return call_.shard.lane->stream.get(); }
+  // shard_far_engine.cpp
+  bool empty() const { return call_.shard.words.rows() == 0; }
+  std::uint64_t common_order() const;
+  void begin_shared_far();
+  ForwardCall local_call(const ForwardCall& chunk) const;
+  void forward_local(const ForwardCall& chunk, bool first_chunk);
+  void exchange_totals(const ForwardCall* local, std::int64_t tokens) const;
+  void forward_shared_far(ForwardCall& chunk, bool first_chunk);
+  ForwardCall own_rows(std::int64_t first, std::int64_t step) const;
+  void backward_local(const ForwardCall& chunk, const ShardChunk& of);
+  void exchange_bounds(const ForwardCall& chunk, const ShardChunk& of) const;
+  void finish_far_hidden(const float* sums, const ShardChunk& of) const;
   // gathered_engine.cpp
   struct PieceBlock;
   bool gathered() const { return call_.shard.gathered != nullptr; }
@@ -160,6 +178,8 @@ class Engine {
   std::size_t forward_bytes_ = 0;  // of the kernel's workspace
   FarCall far_;                    // of far-field plans
   FarEstimate estimate_;
+  ForwardCall local_;           // of a far field over ranks: the chunk as this rank has it
+  std::int64_t far_chunk_ = 0;  // which its sample is of
   float* bound_output_ = nullptr;
   bool last_chunk_ = true;  // of the call
   // Whose d_hidden is on its way; step 0: none's.

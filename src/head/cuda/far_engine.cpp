@@ -20,8 +20,18 @@ void Engine::set_far() {
   require(call_.far.order != nullptr && !call_.far.order->empty(),
           "order: a far-field plan needs one (make_vocab_order), got none");
   const VocabOrder& order = *call_.far.order;
-  require(order.vocab() == all.shape.vocab, "order: made for ", order.vocab(),
-          " words, the call has ", all.shape.vocab);
+  const std::int64_t words = sharded() ? call_.shard.words.rows() : all.shape.vocab;
+  require(order.vocab() == words, "order: made for ", order.vocab(), " words, the call has ",
+          words);
+  if (sharded()) {
+    require(static_cast<std::int64_t>(order.places().size()) == all.whole_vocab,
+            "order: expected one of share_order, with the places of the ", all.whole_vocab,
+            " words of all ranks, got ",
+            order.places().empty() ? std::string("one without places")
+                                   : concat("places of ", order.places().size()));
+    far_.tells_fallback =
+        holds_its_part(far_tile_count(words), call_.shard.tiles, call_.shard.ranks());
+  }
   far_.order = device_order(order);
   far_.most_kept = static_cast<float>(kMostKept);
   far_.slab_words = sizes_.slab;
@@ -48,14 +58,14 @@ void Engine::set_far() {
 }
 
 void Engine::set_estimate(const VocabOrder& order) {
-  require(order.dim() == all.shape.dim,
+  require(order.dim() == all.shape.dim || (sharded() && empty()),
           "order: plan far_both needs the moments of its tiles (measure_tiles) of dim ",
           all.shape.dim,
           order.has_moments() ? concat(", got some of ", order.dim()) : ", got none");
   require(bound_output_ == nullptr,
           "d_hidden_bound: plan far_both has none; its audit measures the error");
   prepare_estimates();
-  estimate_.moments = device_moments(order);
+  if (order.has_moments()) estimate_.moments = device_moments(order);
   estimate_.word_weight = at<float>(layout_.estimates.word_weight);
   estimate_.log2_base = at<float>(layout_.estimates.log2_base);
   estimate_.mean = base_ + layout_.estimates.mean;
@@ -71,12 +81,14 @@ void Engine::set_estimate(const VocabOrder& order) {
 
 // What is of all tokens: their order, and sum_j omega_j w_j.
 void Engine::begin_far() {
-  if (all.shape.tokens == 0) {
-    fill_device(far_.sums, 0, sizeof(FarSums), all.stream);
-    return;
-  }
+  fill_device(far_.sums, 0, sizeof(FarSums), all.stream);
+  if (all.shape.tokens == 0) return;
   order_tokens(all, far_.order, token_order());
-  if (smooths_apart(features_) && (d_hidden_.data != nullptr || sizes_.both))
+  sum_all_weights();
+}
+
+void Engine::sum_all_weights() {
+  if (smooths_apart(features_) && (wants_hidden() || sizes_.both))
     sum_weights(all, all.weight, all.shape.vocab, all.omega);
 }
 
@@ -91,13 +103,17 @@ void Engine::far_forward(const ForwardCall& c) {
   if (!sizes_.both) return forward.all_tiles(c);
   if (c.first_token == 0) prepare_means(c);
   estimate_masses(c);
+  forward_kept_tiles(c, forward.target_logits(c));
+}
+
+// By the estimates and their totals. target_logits [tokens, K].
+void Engine::forward_kept_tiles(const ForwardCall& c, float* target_logits) const {
   const int per_token = c.shape.targets_per_token;
-  float* const target_logits = forward.target_logits(c);
   sort_tokens(c, nullptr,
               std::array{TokenValues{estimate_.total, 1, 0, 1},
                          TokenValues{target_logits, per_token, 1, per_token}});
   select_estimated(c, target_logits);
-  forward.kept_tiles(c);
+  kernel_.far->kept_tiles(c);
   if (features_.label_smoothing) estimate_weighted_sums(c, at<float>(layout_.gradients.weight_sum));
 }
 
@@ -141,9 +157,11 @@ void Engine::far_backward(const ForwardCall& chunk, bool first_chunk) {
   prepare_block(b);
   list_targets(b, target_order(), target_entries());
   if (d_weight_.data != nullptr || d_bias_.data != nullptr)
-    far_.sample = FarSample(call_.plan->sample_every, call_.far.sample_seed, chunk.first_token);
+    far_.sample = FarSample(call_.plan->sample_every, call_.far.sample_seed,
+                            sharded() ? far_chunk_ : chunk.first_token);
+  far_.sample.first_tile = call_.shard.first_tile;
   if (!sizes_.both) {
-    select_tiles(chunk, b.rows, first_chunk);
+    select_tiles(chunk, b.rows);
   } else if (far_.sample.every > 0) {  // the forward has chosen
     sample_tiles(chunk);
   }
@@ -177,6 +195,7 @@ void Engine::far_backward(const ForwardCall& chunk, bool first_chunk) {
   }
   float* const bound = sizes_.both ? nullptr : at<float>(layout_.far.bound);
   if (bound != nullptr) far_bounds(b, masses, bound);
+  if (sharded()) return;  // the rest is of all ranks' words
   const GradientOutput d_hidden = d_hidden_.data == nullptr ? d_hidden_ : hidden_sums(chunk, true);
   if (sizes_.audited > 0) {
     if (first_chunk) count_audited(all, far_audit());
@@ -188,7 +207,10 @@ void Engine::far_backward(const ForwardCall& chunk, bool first_chunk) {
 
 FarAudit Engine::far_audit() const {
   FarAudit a;
-  a.tokens = std::min(sizes_.audited, all.shape.tokens);
+  // As many on each rank that has them.
+  const std::int64_t wanted =
+      call_.shard.tokens ? sizes_.audited / call_.shard.ranks() : sizes_.audited;
+  a.tokens = std::min(wanted, all.shape.tokens);
   a.order = token_order().slots;
   a.valid = at<std::int32_t>(layout_.audit.valid);
   a.rows = at<std::int32_t>(layout_.audit.rows);
@@ -215,13 +237,15 @@ Engine::Engine(const HeadCall& call, const Engine& far, const FarAudit& audit)
   all.argmax = nullptr;
   all.lse = far.at<float>(far.layout_.audit.exact_lse);
   d_hidden_ = {far.base_ + far.layout_.audit.exact, all.shape.dim, DType::f32, false};
+  round_hidden_ = sums_hidden(kernel_, all.shape.vocab, features_, sizes_);
 }
 
 void Engine::audit(const ChunkFunction& tokens) const {
   const FarAudit a = far_audit();
-  if (sizes_.audited == 0 || a.tokens == 0) return;
+  if (sizes_.audited == 0 || (a.tokens == 0 && !call_.shard.tokens)) return;
   const LossPlan& plan = *call_.plan->audit;
-  const Workspace rest(base_ + layout_.total, plan.workspace_bytes());
+  const Workspace rest(base_ + (exchange_ == base_ ? layout_.total : layout_.exchange),
+                       plan.workspace_bytes());
   HeadCall call = call_;
   call.plan = &plan;
   call.workspace = &rest;
@@ -267,7 +291,7 @@ void Engine::far_products(const BlockCall& block, const LogitBlock& masses) {
     p.d_weight = {};
     far_block(block, masses, FarBlockFor::tokens);
   }
-  if (d_hidden_.data != nullptr) {
+  if (wants_hidden()) {
     p.d_hidden = hidden_sums(c, true);
     if (smooths_apart(features_)) p.weight_sum = at<float>(layout_.gradients.weight_sum);
   }
@@ -284,7 +308,7 @@ void Engine::near_products(const BlockCall& block, bool first_chunk) {
   p.weight = block.weight_rows;
   p.weight_stride = far_.order.identity ? c.weight_stride : c.shape.dim;
   p.far = {.call = &far_, .vocab = c.shape.vocab, .first_position = block.first_word};
-  if (d_hidden_.data != nullptr) p.d_hidden = hidden_sums(c, false);
+  if (wants_hidden()) p.d_hidden = hidden_sums(c, false);
   if (d_weight_.data != nullptr) {
     p.d_weight = weight_sums(first_chunk);
     p.entries = target_entries();

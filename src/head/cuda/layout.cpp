@@ -22,13 +22,14 @@ FarLayout take_far(const HeadShape& shape, const HeadFeatures& f, const Sizes& s
   const std::int64_t tiles = far_tile_count(shape.vocab);
   const std::int64_t groups = far_group_count(shape.vocab);
   const std::int64_t blocks = padded / kFarBlock;
+  const std::int64_t places = f.word_ranks > 0 ? shape.whole_vocab : shape.vocab;
   FarLayout far;
   far.sums = take(sizeof(FarSums));
   far.partial = take(kFarPartials * 8);
   far.token_keys = take(tokens * 4);
   far.token_rows = take(tokens * 4);
   far.token_places = take(tokens * 4);
-  far.token_counts = take(2 * (token_keys(shape.vocab, tokens) + 2) * 4, tokens > kFewTargets);
+  far.token_counts = take(2 * (token_keys(places, tokens) + 2) * 4, tokens > kFewTargets);
   far.chunk_keys = take(chunk * 4);
   far.chunk_rows = take(chunk * 4);
   far.chunk_places = take(chunk * 4);
@@ -76,7 +77,7 @@ int chunks_in_flight(const HeadShape& shape, std::int64_t chunk) {
 }
 
 template <typename Take>
-ShardLayout take_shard(const HeadShape& shape, const HeadFeatures& f, std::int64_t chunk,
+ShardLayout take_shard(const HeadShape& shape, const HeadFeatures& f, std::int64_t chunk, bool far,
                        const Take& take) {
   const std::int64_t ranks = f.word_ranks;
   const std::int64_t slots = chunk * f.targets_per_token;
@@ -88,14 +89,37 @@ ShardLayout take_shard(const HeadShape& shape, const HeadFeatures& f, std::int64
   shard.records = take(ranks * chunk * static_cast<std::int64_t>(sizeof(TokenRecord)));
   shard.omega = take(shape.vocab * 4, f.vocab_weight);
   shard.shares = take((kMostRanks + 1) * 8);
-  if (!f.tokens_sharded) return shard;
+  if (!f.tokens_sharded && !far) return shard;
   for (int i = 0; i < times; ++i) shard.targets[i] = take(slots * 8);
   shard.bad_target = take(8);
+  if (!f.tokens_sharded) {
+    for (int i = 0; i < times; ++i) shard.hidden[i] = take(chunk * shape.dim * 2);
+    return shard;
+  }
   shard.own_rows = take(padded_tokens(of_rank) * static_cast<std::int64_t>(sizeof(RowCoefficients)),
                         wants_gradients(f));
   shard.own_delta = take(of_rank * f.targets_per_token * 4, wants_gradients(f));
   shard.losses = take(ranks * static_cast<std::int64_t>(sizeof(RankLoss)));
   return shard;
+}
+
+template <typename Take>
+ShardFarLayout take_shard_far(const HeadFeatures& f, std::int64_t chunk, const Take& take) {
+  const std::int64_t ranks = f.word_ranks;
+  const std::int64_t slots = chunk * f.targets_per_token;
+  ShardFarLayout far;
+  far.sums = take(ranks * static_cast<std::int64_t>(sizeof(FarSums)));
+  far.values = take(ranks * chunk * 4);
+  far.merged = take(chunk * 4);
+  far.answers = take(padded_tokens(chunk) * static_cast<std::int64_t>(sizeof(RowCoefficients)));
+  far.delta = take(slots * 4);
+  far.rows = take(chunk * 4);
+  far.given = take(slots * 4);
+  far.records = take(chunk * static_cast<std::int64_t>(sizeof(TokenRecord)));
+  far.lse = take(chunk * 4);
+  far.log_prob = take(slots * 4);
+  far.target_logit = take(slots * 4);
+  return far;
 }
 
 bool exchanges_hidden(const HeadFeatures& f) { return f.word_ranks > 0 && f.gathered_rows == 0; }
@@ -292,7 +316,8 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
     out.shard.losses = take(f.word_ranks * static_cast<std::int64_t>(sizeof(RankLoss)));
     out.gathered = take_gathered(shape, f, sizes, take);
   } else if (f.word_ranks > 0) {
-    out.shard = take_shard(shape, f, chunk, take);
+    out.shard = take_shard(shape, f, chunk, sizes.far, take);
+    if (sizes.far) out.shard_far = take_shard_far(f, chunk, take);
   }
   const auto end = [&] {
     out.exchange = out.total;

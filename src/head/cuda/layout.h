@@ -112,7 +112,7 @@ struct ShardLayout {
   std::size_t omega = 0;      // f32 [V] with omega: of this rank's rows, by a word_table
   // With d_hidden; sums_hidden's are of G ceil(C / G) tokens
   std::size_t received = 0;  // f32 [G, ceil(C / G), D]
-  // With sharded tokens
+  // With sharded tokens; of a far field in any case
   std::size_t hidden[2] = {};   // [C, D] in the dtype of hidden
   std::size_t targets[2] = {};  // i64 [C, K]
   std::size_t bad_target = 0;   // u64, of the chunk
@@ -120,6 +120,21 @@ struct ShardLayout {
   std::size_t own_delta = 0;    // f32 [B, K]
   std::size_t losses = 0;       // RankLoss [G]
   std::size_t shares = 0;       // f64 [kMostRanks + 1]
+};
+// Of a far field over ranks: what is told in the ranks' common order of a chunk's tokens, and what
+// is computed from in this rank's own, by the tiles that it keeps. P = C padded to 256.
+struct ShardFarLayout {
+  std::size_t sums = 0;          // FarSums [G]
+  std::size_t values = 0;        // f32 [G, C]: totals or bounds, of each rank's words
+  std::size_t merged = 0;        // f32 [C]: of all words
+  std::size_t answers = 0;       // RowCoefficients [P]
+  std::size_t delta = 0;         // f32 [C, K]
+  std::size_t rows = 0;          // i32 [C]: the tokens in this rank's order, and of them:
+  std::size_t given = 0;         // f32 [C, K]
+  std::size_t records = 0;       // TokenRecord [C]
+  std::size_t lse = 0;           // f32 [C]
+  std::size_t log_prob = 0;      // f32 [C, K]
+  std::size_t target_logit = 0;  // f32 [C, K]
 };
 // Of words gathered from G ranks, with N tokens of this rank.
 struct GatheredLayout {
@@ -168,6 +183,7 @@ struct Layout {
   EstimateLayout estimates;
   AuditLayout audit;
   ShardLayout shard;
+  ShardFarLayout shard_far;
   GatheredLayout gathered;
   // From here on: what is exchanged of dim numbers a token, hidden, the sums of d_hidden and what
   // is received of them, which may lie in a communicator's memory instead. With words over ranks.

@@ -15,7 +15,7 @@ DeviceOrder device_order(const VocabOrder& order) {
   const std::lock_guard lock(data.on_devices->mutex);
   DeviceMemory& memory = data.on_devices->memory[current_device()];
   if (memory.data() == nullptr) {
-    DeviceMemory made(vocab * 12);
+    DeviceMemory made(vocab * 12 + data.places.size() * 4);
     const std::vector<std::int32_t> words(data.words.begin(), data.words.end());
     auto* to = static_cast<std::byte*>(made.data());
     for (const void* const from :
@@ -24,10 +24,17 @@ DeviceOrder device_order(const VocabOrder& order) {
       copy_to_device(to, from, vocab * 4, nullptr);
       to += vocab * 4;
     }
+    copy_to_device(to, data.places.data(), data.places.size() * 4, nullptr);
     memory = std::move(made);
   }
   const auto* const words = static_cast<const std::int32_t*>(memory.data());
-  return {words, words + vocab, reinterpret_cast<const float*>(words + 2 * vocab), data.identity};
+  DeviceOrder out{words, words + vocab, reinterpret_cast<const float*>(words + 2 * vocab),
+                  data.identity};
+  if (!data.places.empty()) {
+    out.places = words + 3 * vocab;
+    out.place_count = static_cast<std::int64_t>(data.places.size());
+  }
+  return out;
 }
 
 DeviceMoments device_moments(const VocabOrder& order) {

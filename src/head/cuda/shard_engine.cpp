@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "head/cuda/engine.h"
+#include "kernels/device_far.h"
 #include "kernels/device_shard.h"
 #include "kernels/device_stream.h"
 #include "math/shard_state.h"
@@ -33,7 +34,7 @@ void Engine::require_shard() const {
 }
 
 void Engine::meet_tokens() const {
-  call_.shard.calls->tokens(call_.shard.tokens ? 0 : all.shape.tokens);
+  call_.shard.calls->tokens(call_.shard.tokens ? 0 : all.shape.tokens, common_order());
 }
 
 // A chunk's exchanges of many bytes are on the lane, beside the products: what the next chunk is
@@ -58,7 +59,8 @@ void Engine::run_chunks(const ChunkFunction& tokens) {
   const std::int64_t ranks = shard.ranks();
   // Of spread tokens the greatest number of a rank, as planned, and of a chunk those of each rank.
   const std::int64_t total = shard.tokens ? layout_tokens_ / ranks : all.shape.tokens;
-  if (shard.tokens) fill_device(statistics(), 0xff, 2 * sizeof(std::uint64_t), all.stream);
+  if (makes_chunks()) fill_device(statistics(), 0xff, 2 * sizeof(std::uint64_t), all.stream);
+  if (sizes_.far) begin_shared_far();
   const auto chunk_at = [&](std::int64_t first) {
     const std::int64_t planned = first == 0 ? sizes_.first_chunk() : sizes_.chunk;
     const std::int64_t most = std::max<std::int64_t>(shard.tokens ? planned / ranks : planned, 1);
@@ -71,8 +73,8 @@ void Engine::run_chunks(const ChunkFunction& tokens) {
     const bool last = now.first + now.step == total;
     last_chunk_ = last;
     stream_wait(all.stream, lane.ready.get());
-    forward_sharded(chunk);
-    if (shard.tokens) {
+    sizes_.far ? forward_shared_far(chunk, now.first == 0) : forward_sharded(chunk);
+    if (makes_chunks()) {
       own_tokens(chunk, now.first, tokens);
     } else {
       tokens(chunk, gradients ? at<RowCoefficients>(layout_.gradients.rows) : nullptr,
@@ -93,7 +95,7 @@ void Engine::run_chunks(const ChunkFunction& tokens) {
     chunk = next_chunk;
   }
   finish_hidden();
-  if (shard.words.rows() == 0) return;
+  if (empty()) return;
   if (gradients && total > 0) round_weights();
   if (total == 0) clear_weights();
 }
@@ -107,7 +109,7 @@ ForwardCall Engine::prepare_chunk(const ShardChunk& of) {
   all.stream = lane();
   ForwardCall chunk;
   try {
-    chunk = call_.shard.tokens ? spread_chunk(of) : chunk_call(of.first, of.step);
+    chunk = makes_chunks() ? made_chunk(of) : chunk_call(of.first, of.step);
     give_target_logits(chunk, of.buffer);
   } catch (...) {
     all.stream = stream;
@@ -118,11 +120,12 @@ ForwardCall Engine::prepare_chunk(const ShardChunk& of) {
   return chunk;
 }
 
-// A chunk of `step` tokens of each rank, from its token `first` on. Targets that are none are -1 in
-// it; ranks with fewer tokens have such ones after their own.
-ForwardCall Engine::spread_chunk(const ShardChunk& of) {
+// A chunk of `step` tokens, of each rank where they are spread, from its token `first` on; of a far
+// field, in its order. Targets that are none are -1 in it; ranks with fewer tokens have such ones
+// after their own.
+ForwardCall Engine::made_chunk(const ShardChunk& of) {
   CollectiveCalls& calls = *call_.shard.calls;
-  const std::int64_t ranks = call_.shard.ranks();
+  const std::int64_t ranks = call_.shard.tokens ? call_.shard.ranks() : 1;
   const std::int64_t step = of.step;
   const int per_token = all.shape.targets_per_token;
   const std::size_t row = bytes(all.shape.dim, size_of(all.shape.dtype));
@@ -132,11 +135,12 @@ ForwardCall Engine::spread_chunk(const ShardChunk& of) {
   own.first = of.first;
   own.count = std::clamp<std::int64_t>(all.shape.tokens - of.first, 0, step);
   own.step = step;
-  const std::int64_t place = call_.shard.rank() * step;
+  if (sizes_.far) own.rows = token_order().slots;
+  const std::int64_t place = call_.shard.tokens ? call_.shard.rank() * step : 0;
   own.hidden = hidden + bytes(place, row);
   own.targets = targets + place * per_token;
   copy_own_tokens(all, own);
-  {
+  if (call_.shard.tokens) {
     const CollectiveCalls::Together together(calls);
     calls.all_gather(own.hidden, hidden, bytes(step, row), all.stream);
     calls.all_gather(own.targets, targets, bytes(step * per_token, sizeof(*targets)), all.stream);
@@ -152,6 +156,8 @@ ForwardCall Engine::spread_chunk(const ShardChunk& of) {
   chunk.hidden_stride = all.shape.dim;
   chunk.targets = targets;
   chunk.wide_targets = true;
+  chunk.sequence = 0;
+  chunk.rows = nullptr;
   chunk.target_logit = at<float>(layout_.target_logit);
   chunk.bad_target = at<std::uint64_t>(layout_.shard.bad_target);
   return chunk;
@@ -163,7 +169,7 @@ void Engine::give_target_logits(ForwardCall& chunk, int buffer) {
   auto* const logits = at<float>(layout_.shard.logits);
   auto* const given = at<float>(layout_.shard.given[buffer]);
   float* const mine = logits + call_.shard.rank() * slots;
-  if (call_.shard.words.rows() == 0) {
+  if (empty()) {
     fill_device(mine, 0, bytes(slots, sizeof(float)), chunk.stream);
   } else {
     kernel_.target_logits(chunk, mine);
@@ -178,25 +184,24 @@ void Engine::forward_sharded(ForwardCall& chunk) {
   const int ranks = call_.shard.ranks();
   auto* const records = at<TokenRecord>(layout_.shard.records);
   chunk.records = records + call_.shard.rank() * chunk.shape.tokens;
-  call_.shard.words.rows() == 0 ? forward_nothing(chunk) : kernel_.forward(chunk);
+  empty() ? forward_nothing(chunk) : kernel_.forward(chunk);
   call_.shard.calls->all_gather(chunk.records, records,
                                 bytes(chunk.shape.tokens, sizeof(TokenRecord)), chunk.stream);
   merge_records(chunk, records, ranks);
 }
 
-// Of a chunk of spread tokens: each rank says what its own are to get, and all learn of it.
+// Of a chunk that was made: each rank says what its own tokens are to get, and where they are spread
+// all learn of it.
 void Engine::own_tokens(const ForwardCall& chunk, std::int64_t first,
                         const ChunkFunction& tokens) const {
   const ShardOperands& shard = call_.shard;
-  const std::int64_t step = chunk.shape.tokens / shard.ranks();
-  const std::int64_t row = shard.rank() * step;
+  const std::int64_t step = shard.tokens ? chunk.shape.tokens / shard.ranks() : chunk.shape.tokens;
+  const std::int64_t row = shard.tokens ? shard.rank() * step : 0;
   const int per_token = chunk.shape.targets_per_token;
   const auto from = [&](auto* values, std::int64_t offset) {
     return values == nullptr ? nullptr : values + offset;
   };
-  ForwardCall own = all;
-  own.shape.tokens = std::clamp<std::int64_t>(all.shape.tokens - first, 0, step);
-  own.first_token = first;
+  ForwardCall own = own_rows(first, step);
   own.lse = from(chunk.lse, row);
   own.log_prob = from(chunk.log_prob, row * per_token);
   own.target_logit = from(chunk.target_logit, row * per_token);
@@ -207,6 +212,13 @@ void Engine::own_tokens(const ForwardCall& chunk, std::int64_t first,
     tokens(own, nullptr, nullptr);
     return own_outputs(own);
   }
+  auto* const rows =
+      at<RowCoefficients>(sizes_.far ? layout_.shard_far.answers : layout_.gradients.rows);
+  auto* const delta = at<float>(sizes_.far ? layout_.shard_far.delta : layout_.gradients.delta);
+  if (!shard.tokens) {
+    tokens(own, rows, delta);
+    return own_outputs(own);
+  }
   auto* const own_rows = at<RowCoefficients>(layout_.shard.own_rows);
   auto* const own_delta = at<float>(layout_.shard.own_delta);
   const std::size_t row_bytes = bytes(step, sizeof(RowCoefficients));
@@ -215,17 +227,20 @@ void Engine::own_tokens(const ForwardCall& chunk, std::int64_t first,
   fill_device(own_delta, 0, delta_bytes, all.stream);
   tokens(own, own_rows, own_delta);
   own_outputs(own);
-  auto* const rows = at<RowCoefficients>(layout_.gradients.rows);
   const std::int64_t count = chunk.shape.tokens;
   fill_device(rows + count, 0, bytes(padded_tokens(count) - count, sizeof(RowCoefficients)),
               all.stream);
   const CollectiveCalls::Together together(*shard.calls);
   shard.calls->all_gather(own_rows, rows, row_bytes, all.stream);
-  shard.calls->all_gather(own_delta, at<float>(layout_.gradients.delta), delta_bytes, all.stream);
+  shard.calls->all_gather(own_delta, delta, delta_bytes, all.stream);
 }
 
 // From the workspace to where the caller wants them.
 void Engine::own_outputs(const ForwardCall& own) const {
+  if (sizes_.far) {
+    if (sizes_.audited > 0) keep_audited(own, far_audit(), {});
+    return scatter_outputs(own, all);
+  }
   const int per_token = own.shape.targets_per_token;
   const auto give = [&](auto* to, const auto* from, int each) {
     if (to == nullptr || own.shape.tokens == 0) return;
@@ -243,13 +258,14 @@ void Engine::own_outputs(const ForwardCall& own) const {
 void Engine::backward_sharded(const ForwardCall& chunk, const ShardChunk& of) {
   const std::int64_t tokens = chunk.shape.tokens;
   void* const done = call_.shard.lane->hidden_done.get();
-  if (call_.shard.words.rows() > 0) {
-    backward(chunk, of.first == 0);
+  if (!empty()) {
+    sizes_.far ? backward_local(chunk, of) : backward(chunk, of.first == 0);
   } else if (wants_hidden()) {
     fill_device(at<float>(layout_.gradients.d_hidden), 0,
                 bytes(tokens * chunk.shape.dim, sizeof(float)), chunk.stream);
     record_event(done, chunk.stream);
   }
+  if (sizes_.far && !sizes_.both) exchange_bounds(chunk, of);
   if (!wants_hidden()) return;
   stream_wait(lane(), done);
   send_hidden(tokens);
@@ -280,6 +296,13 @@ void Engine::finish_hidden() {
   const std::int64_t own = std::clamp<std::int64_t>(all.shape.tokens - of.first, 0, of.step);
   if (own == 0) return;
   const std::int64_t dim = all.shape.dim;
+  if (sizes_.far) {
+    auto* const sums = at<float>(layout_.gradients.d_hidden);
+    if (call_.shard.tokens)
+      add_pieces(at<float>(layout_.shard.received), call_.shard.ranks(), of.step * dim, sums,
+                 all.stream);
+    return finish_far_hidden(sums, of);
+  }
   GradientOutput out = d_hidden_;
   out.data = static_cast<std::byte*>(out.data) + bytes(of.first * out.stride, size_of(out.dtype));
   if (call_.shard.tokens) {

@@ -181,9 +181,9 @@ void FarController::start_order(const OrderSource& source) {
   const bool sharded = source.sharding.words != nullptr;
   const bool at_once = options_.refresh_delay == 0 || on_gpu() || sharded;
   auto s = std::make_shared<OrderSample>(
-      on_gpu()  ? look_at(source, options_.sample_rows)
-      : sharded ? sample_of_ranks(source, options_.sample_rows, &context_.memory())
-                : sample_of(source, options_.sample_rows, !at_once, &context_.memory()));
+      sharded    ? sample_of_ranks(context_, source, options_.sample_rows)
+      : on_gpu() ? look_at(source, options_.sample_rows)
+                 : sample_of(source, options_.sample_rows, !at_once, &context_.memory()));
   s->tau = static_cast<float>(s_.report.tau);
   s->moments = options_.accuracy == Accuracy::far_both && source.softcap == 0.0f;
   if (s_.order.vocab() == source.weight.size(0))

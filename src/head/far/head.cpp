@@ -36,8 +36,6 @@ void meet(FarController& controller, FarPlans& plans, const CrossEntropyOptions&
   std::string layout;
   const Agreement agreed = agree(*in.sharding.words, [&](PlanDigest& digest) {
     require_step(out);
-    if (controller.context().device().kind != DeviceKind::cpu)
-      throw Unsupported("sharding: FarFieldHead takes words on several ranks on the CPU alone");
     if (in.sharding.replicas != nullptr)
       throw Unsupported(
           "sharding: replicas: groups of ranks would decide apart when to take the far field; "

@@ -38,7 +38,8 @@ Buffer copy_rows(const ConstTensorView& m, std::int64_t count, MemoryMeter* mete
   return out;
 }
 
-// Without its tokens.
+}  // namespace
+
 OrderSample head_of(const OrderSource& source) {
   OrderSample s;
   s.logit_scale = source.logit_scale;
@@ -47,8 +48,6 @@ OrderSample head_of(const OrderSource& source) {
   s.bias = source.bias;
   return s;
 }
-
-}  // namespace
 
 OrderSample look_at(const OrderSource& source, std::int64_t rows) {
   OrderSample s = head_of(source);

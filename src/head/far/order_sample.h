@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "logitless/vocab_order.h"
@@ -19,12 +20,16 @@ struct OrderSource {
 
 struct OrderSample {
   Buffer hidden_copy, weight_copy, bias_copy;
+  std::shared_ptr<const void> device_hidden;  // of other ranks, too, on a GPU
   ConstTensorView hidden, weight, bias;
   std::vector<float> average;  // by word; of the last order, or empty
   float logit_scale = 1.0f, softcap = 0.0f, tau = 0.0f;
   bool moments = false;
   Sharding sharding = {};  // of tokens that are the same on all ranks
 };
+
+// Without its tokens, and without copies.
+OrderSample head_of(const OrderSource& source);
 
 // `rows` tokens, evenly spaced, or all there are. Weights and bias are copied where `copy` says so,
 // else looked at where they are.

@@ -9,17 +9,67 @@
 #include "comm/collective_calls.h"
 #include "comm/digest.h"
 #include "core/check.h"
+#include "head/cuda/views.h"
 #include "head/shard_plan.h"
 #include "head/validate.h"
 #include "head/vocab_order_access.h"
+#include "kernels/device_stream.h"
 #include "math/shard_state.h"
 
 namespace logitless {
 namespace {
 
-void require_cpu(const Context& context) {
-  if (context.device().kind != DeviceKind::cpu)
-    throw Unsupported("sharding: orders of words on several ranks are made on the CPU alone");
+// sample_of_ranks on a GPU: rows as far apart as in look_at, those of a rank after another's.
+OrderSample device_sample(const Context& context, const OrderSource& source, std::int64_t rows) {
+  const Sharding& sharding = source.sharding;
+  RowMatrix m;
+  const Agreement agreed = agree(*sharding.words, [&](PlanDigest& digest) {
+    m = cuda::rows_of("hidden", source.hidden);
+    digest.own("tokens", m.rows);
+  });
+  const int ranks = sharding.words->size();
+  std::int64_t tokens = 0;
+  for (int r = 0; r < ranks; ++r) tokens += agreed.own_of(r, "tokens");
+  const std::int64_t step = std::max<std::int64_t>(ceil_div(tokens, rows), 1);
+  const auto count_of = [&](int r) { return ceil_div(agreed.own_of(r, "tokens"), step); };
+  std::int64_t most = 0, count = 0;
+  for (int r = 0; r < ranks; ++r) {
+    most = std::max(most, count_of(r));
+    count += count_of(r);
+  }
+  const std::size_t row =
+      static_cast<std::size_t>(m.columns) * size_of(source.hidden.dtype());
+  const std::size_t block = static_cast<std::size_t>(most) * row;
+  cuda::DeviceMemory mine, gathered;
+  std::shared_ptr<cuda::DeviceMemory> all;
+  together(sharding, [&] {
+    mine = cuda::DeviceMemory(block);
+    gathered = cuda::DeviceMemory(block * static_cast<std::size_t>(ranks));
+    all = std::make_shared<cuda::DeviceMemory>(static_cast<std::size_t>(count) * row);
+  });
+  const cuda::Stream stream = context.stream();
+  const std::int64_t own = count_of(sharding.words->rank());
+  const auto stride = static_cast<std::size_t>(step * m.row_stride) * size_of(source.hidden.dtype());
+  if (own > 0)
+    cuda::copy_rows_async(mine.data(), source.hidden.data(), std::max(stride, row), row,
+                          static_cast<std::size_t>(own), stream);
+  CollectiveCalls calls(sharding.words, agreed.plan);
+  calls.run([&] { calls.all_gather(mine.data(), gathered.data(), block, stream); });
+  auto* to = static_cast<std::byte*>(all->data());
+  for (int r = 0; r < ranks; ++r) {
+    const std::size_t bytes = static_cast<std::size_t>(count_of(r)) * row;
+    const auto* const from =
+        static_cast<const std::byte*>(gathered.data()) + static_cast<std::size_t>(r) * block;
+    if (bytes > 0) cuda::copy_async(to, from, bytes, stream);
+    to += bytes;
+  }
+  cuda::synchronize(stream);
+  OrderSample out = head_of(source);
+  out.hidden = ConstTensorView(all->data(), source.hidden.dtype(), {count, m.columns});
+  out.device_hidden = std::move(all);
+  out.sharding = sharding;
+  out.sharding.tokens = false;
+  return out;
 }
 
 }  // namespace
@@ -34,7 +84,7 @@ HeadShape require_order_source(const Context& context, const ConstTensorView& hi
   if (!is_sharded(sharding)) return require_head(hidden, weight, bias);
   HeadShape shape;
   together(sharding, [&] {
-    require_cpu(context);
+    require_device(sharding, context.device().kind);
     shape = require_head(hidden, weight, bias, 0);
     require_sharding(sharding, shape.vocab);
   });
@@ -50,14 +100,19 @@ std::int64_t sampled_tokens(const Sharding& sharding, std::int64_t mine) {
   return tokens;
 }
 
-OrderSample sample_of_ranks(const OrderSource& source, std::int64_t rows, MemoryMeter* meter) {
+OrderSample sample_of_ranks(const Context& context, const OrderSource& source, std::int64_t rows) {
   const Sharding& sharding = source.sharding;
+  const bool on_gpu = context.device().kind == DeviceKind::cuda;
+  MemoryMeter* const meter = &context.memory();
   OrderSample out;
   if (!sharding.tokens) {
-    together(sharding, [&] { out = sample_of(source, rows, /*copy=*/false, meter); });
+    together(sharding, [&] {
+      out = on_gpu ? look_at(source, rows) : sample_of(source, rows, /*copy=*/false, meter);
+    });
     out.sharding = sharding;
     return out;
   }
+  if (on_gpu) return device_sample(context, source, rows);
   RowMatrix m;
   const Agreement agreed = agree(*sharding.words, [&](PlanDigest& digest) {
     m = as_rows("hidden", source.hidden);
@@ -81,6 +136,7 @@ OrderSample sample_of_ranks(const OrderSource& source, std::int64_t rows, Memory
   const std::size_t row_bytes =
       static_cast<std::size_t>(m.columns) * size_of(source.hidden.dtype());
   const std::size_t block = static_cast<std::size_t>(most) * row_bytes;
+  out = head_of(source);
   Buffer gathered, mine;
   together(sharding, [&] {
     gathered = Buffer(block * static_cast<std::size_t>(ranks), meter);
@@ -110,10 +166,6 @@ OrderSample sample_of_ranks(const OrderSource& source, std::int64_t rows, Memory
     of_ranks = end;
   }
   out.hidden = ConstTensorView(out.hidden_copy.data(), source.hidden.dtype(), {count, m.columns});
-  out.weight = source.weight;
-  out.bias = source.bias;
-  out.logit_scale = source.logit_scale;
-  out.softcap = source.softcap;
   out.sharding = sharding;
   out.sharding.tokens = false;
   return out;
@@ -122,13 +174,12 @@ OrderSample sample_of_ranks(const OrderSource& source, std::int64_t rows, Memory
 void sum_log2(const Sharding& sharding, float* mine, std::int64_t count) {
   const int ranks = sharding.words->size();
   std::vector<float> all;
-  const Agreement agreed = agree(*sharding.words, [&](PlanDigest& digest) {
+  agree(*sharding.words, [&](PlanDigest& digest) {
     all.resize(static_cast<std::size_t>(ranks * count));
     digest.same("tokens to measure with", count);
   });
-  CollectiveCalls calls(sharding.words, agreed.plan);
-  calls.run(
-      [&] { calls.all_gather(mine, all.data(), static_cast<std::size_t>(count) * sizeof(float)); });
+  sharding.words->all_gather_host(mine, all.data(),
+                                  static_cast<std::size_t>(count) * sizeof(float));
   for (std::int64_t i = 0; i < count; ++i)
     mine[i] =
         log2_of_sum(ranks, [&](int r) { return all[static_cast<std::size_t>(r * count + i)]; });
@@ -157,11 +208,8 @@ VocabOrder share_order(const VocabOrder& order, const Sharding& sharding) {
     all.resize(static_cast<std::size_t>(most * ranks));
     places.resize(static_cast<std::size_t>(sharding.vocab));
   });
-  CollectiveCalls calls(sharding.words, agreed.plan);
-  calls.run([&] {
-    calls.all_gather(mine.data(), all.data(),
-                     static_cast<std::size_t>(most) * sizeof(std::int32_t));
-  });
+  sharding.words->all_gather_host(mine.data(), all.data(),
+                                  static_cast<std::size_t>(most) * sizeof(std::int32_t));
   std::int32_t before = 0;
   for (int r = 0; r < ranks; ++r) {
     const std::int32_t* position = all.data() + static_cast<std::int64_t>(r) * most;

@@ -11,8 +11,8 @@
 
 namespace logitless {
 
-// Of what an order is made from. Throws InvalidArgument on shapes, and Unsupported with a sharding
-// on a GPU; collective with a sharding, and thrown on all ranks.
+// Of what an order is made from. Throws InvalidArgument on shapes and communicators; collective with
+// a sharding, and thrown on all ranks.
 HeadShape require_order_source(const Context& context, const ConstTensorView& hidden,
                                const ConstTensorView& weight, const ConstTensorView& bias,
                                const Sharding& sharding);
@@ -24,7 +24,7 @@ void together(const Sharding& sharding, const std::function<void()>& body);
 
 // Rows of all ranks' tokens, evenly spaced and the same on all ranks, as sample_of takes them of
 // one: at most `rows`. The sample's sharding is of tokens that are the same everywhere.
-OrderSample sample_of_ranks(const OrderSource& source, std::int64_t rows, MemoryMeter* meter);
+OrderSample sample_of_ranks(const Context& context, const OrderSource& source, std::int64_t rows);
 
 // log2 of the sum over ranks of 2^(mine[i]), i < count, in the order of ranks.
 void sum_log2(const Sharding& sharding, float* mine, std::int64_t count);

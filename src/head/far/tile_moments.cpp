@@ -318,6 +318,7 @@ VocabOrder measure_tiles(const Context& context, const VocabOrder& order,
     require_transform(logit_scale, 0.0f);
     require(tau > 0.0f && tau < 1.0f, "tau: expected a number in (0, 1), got ", tau);
   };
+  const bool on_gpu = context.device().kind == DeviceKind::cuda;
   if (is_sharded(sharding)) {
     std::unique_ptr<TileMoments> moments;
     together(sharding, [&] {
@@ -325,14 +326,16 @@ VocabOrder measure_tiles(const Context& context, const VocabOrder& order,
       if (sharding.tokens)
         throw Unsupported(
             "sharding: tiles are measured with tokens that are the same on all ranks; gather some");
+      if (on_gpu) return;
       moments = std::make_unique<TileMoments>(context, order, hidden, weight, bias, logit_scale,
                                               tau, sharding);
     });
-    return moments->measure_shared();
+    if (moments != nullptr) return moments->measure_shared();
+  } else {
+    check();
   }
-  check();
-  if (context.device().kind == DeviceKind::cuda)
-    return device_measure_tiles(context, order, hidden, weight, bias, logit_scale, tau);
+  if (on_gpu)
+    return device_measure_tiles(context, order, hidden, weight, bias, logit_scale, tau, sharding);
   return TileMoments(context, order, hidden, weight, bias, logit_scale, tau, sharding).measure();
 }
 

@@ -86,6 +86,7 @@ VocabOrder VocabOrderAccess::with_places(const VocabOrder& order,
   for (const std::int32_t place : places)
     data->common = mix64(data->common ^ static_cast<std::uint64_t>(place));
   data->places = std::move(places);
+  data->on_devices = std::make_shared<DeviceCopies>();
   VocabOrder out;
   out.data_ = std::move(data);
   return out;

@@ -174,7 +174,12 @@ class PlanBuilder {
   }
 
   bool dealt() const { return request_.sharding.word_table.defined(); }
-  std::int64_t audited() const { return std::min(request_.audit_rows, shape_.tokens); }
+  // On GPUs as many on each rank, where tokens are spread.
+  std::int64_t audited() const {
+    const std::int64_t tokens = std::min(request_.audit_rows, shape_.tokens);
+    const bool spread = features_.tokens_sharded && request_.device.kind != DeviceKind::cpu;
+    return spread ? round_up(tokens, std::int64_t{features_.word_ranks}) : tokens;
+  }
   // d_hidden of the audited tokens, with little memory.
   std::shared_ptr<const LossPlan> plan_audit() const {
     HeadShape shape = shape_;
@@ -413,7 +418,8 @@ LossPlan with_own_sizes(LossPlan plan, DeviceKind device) {
   if (device == DeviceKind::cpu) return with_threads(std::move(plan), plan.threads);
   const cuda::Layout layout = cuda::layout_of(cuda::find_device_kernel(plan.kernel), plan.shape,
                                               plan.features, cuda::sizes_of(plan));
-  LossPlanAccess::set_workspace_bytes(plan, layout.total);
+  LossPlanAccess::set_workspace_bytes(
+      plan, layout.total + (plan.audit == nullptr ? 0 : plan.audit->workspace_bytes()));
   return plan;
 }
 

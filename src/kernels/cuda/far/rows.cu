@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kSide = 32;  // of a transposed square
+constexpr std::int64_t kChunkPlaces = chunk_keys(0);
 
 struct BlockArguments {
   const float* mass;
@@ -235,16 +236,36 @@ __global__ void __launch_bounds__(kParts) add_sums(const double* partial, FarSum
   sums->bound_squared += bound;
 }
 
+// Of a token's first target; -1 where that has none.
+__device__ std::int64_t place_of_token(const ForwardCall& c, const DeviceOrder& order,
+                                       std::int64_t row) {
+  const std::int64_t word = target_of(c, row * c.shape.targets_per_token);
+  if (order.places != nullptr) return is_target(c, word) ? order.places[word] : -1;
+  return is_here(c, word) ? order.positions[row_of_word(c, word)] : -1;
+}
+
+std::int64_t place_count(const ForwardCall& all, const DeviceOrder& order) {
+  return order.places != nullptr ? order.place_count : all.shape.vocab;
+}
+
 __global__ void __launch_bounds__(kThreads)
-    read_keys(const ForwardCall all, const DeviceOrder order, std::int32_t* keys) {
+    read_keys(const ForwardCall all, const DeviceOrder order, std::int64_t places,
+              std::int32_t* keys) {
   const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (token >= all.shape.tokens) return;
-  std::int64_t key = all.shape.vocab + 1 + token;  // each its own, and after all others
-  if (counts(all, token)) {
-    const std::int64_t word = target_of(all, token * all.shape.targets_per_token);
-    key = is_here(all, word) ? order.positions[row_of_word(all, word)] + 1 : 0;
-  }
+  std::int64_t key = places + 1 + token;  // each its own, and after all others
+  if (counts(all, token)) key = place_of_token(all, order, token) + 1;
   keys[token] = static_cast<std::int32_t>(key);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    read_chunk_keys(const ForwardCall c, const DeviceOrder order, std::int32_t* keys) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (row >= c.shape.tokens) return;
+  std::int64_t key = kChunkPlaces + row;
+  if (counts(c, row))
+    key = (place_of_token(c, order, row) + 1) * (kChunkPlaces - 1) / order.place_count;
+  keys[row] = static_cast<std::int32_t>(key);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -291,8 +312,8 @@ __global__ void __launch_bounds__(kThreads)
   if (row >= valid) return;
   const std::int64_t to = (row * audited + valid - 1) / valid;  // the first at this row or later
   if (to >= audited || to * valid / audited != row) return;
-  if (threadIdx.x == 0) audit.lse[to] = c.lse[blockIdx.x];
-  for (std::int64_t k = threadIdx.x; k < c.shape.dim; k += kThreads)
+  if (threadIdx.x == 0 && c.lse != nullptr) audit.lse[to] = c.lse[blockIdx.x];
+  for (std::int64_t k = threadIdx.x; d_hidden != nullptr && k < c.shape.dim; k += kThreads)
     audit.d_hidden[to * c.shape.dim + k] = as_float(d_hidden[blockIdx.x * stride + k]);
 }
 
@@ -387,10 +408,20 @@ void finish_far(const ForwardCall& c, const GradientOutput& d_hidden, const floa
 }
 
 void order_tokens(const ForwardCall& all, const DeviceOrder& order, const TargetOrder& room) {
+  if (all.shape.tokens == 0) return;
+  const std::int64_t places = place_count(all, order);
   read_keys<<<blocks_of(all.shape.tokens, kThreads), kThreads, 0,
-              static_cast<cudaStream_t>(all.stream)>>>(all, order, room.words);
+              static_cast<cudaStream_t>(all.stream)>>>(all, order, places, room.words);
   require_cuda(cudaGetLastError(), "keys of the tokens");
-  order_keys(room, all.shape.tokens, token_keys(all.shape.vocab, all.shape.tokens), all.stream);
+  order_keys(room, all.shape.tokens, token_keys(places, all.shape.tokens), all.stream);
+}
+
+void order_chunk_tokens(const ForwardCall& c, const DeviceOrder& order, const TargetOrder& room) {
+  if (c.shape.tokens == 0) return;
+  read_chunk_keys<<<blocks_of(c.shape.tokens, kThreads), kThreads, 0,
+                    static_cast<cudaStream_t>(c.stream)>>>(c, order, room.words);
+  require_cuda(cudaGetLastError(), "keys of a chunk's tokens");
+  order_keys(room, c.shape.tokens, chunk_keys(c.shape.tokens), c.stream);
 }
 
 void scatter_outputs(const ForwardCall& c, const ForwardCall& all) {
@@ -406,12 +437,14 @@ void count_audited(const ForwardCall& all, const FarAudit& audit) {
 }
 
 void list_audited(const FarAudit& audit, Stream stream) {
+  if (audit.tokens == 0) return;
   spread_rows<<<blocks_of(audit.tokens, kThreads), kThreads, 0,
                 static_cast<cudaStream_t>(stream)>>>(audit);
   require_cuda(cudaGetLastError(), "tokens to audit");
 }
 
 void keep_audited(const ForwardCall& c, const FarAudit& audit, const GradientOutput& d_hidden) {
+  if (c.shape.tokens == 0 || audit.tokens == 0) return;
   with_type(d_hidden.dtype, [&](auto type) {
     using T = decltype(type);
     copy_rows<T><<<static_cast<unsigned>(c.shape.tokens), kThreads, 0,
@@ -423,6 +456,7 @@ void keep_audited(const ForwardCall& c, const FarAudit& audit, const GradientOut
 
 void compare_audited(const ForwardCall& exact, const FarAudit& audit, const float* d_hidden,
                      FarSums* sums) {
+  if (audit.tokens == 0) return;
   const auto stream = static_cast<cudaStream_t>(exact.stream);
   compare_rows<<<static_cast<unsigned>(audit.tokens), kThreads, 0, stream>>>(audit, d_hidden,
                                                                              exact.shape.dim);

@@ -68,10 +68,9 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
     }
   }
   if (threadIdx.x == 0 && !a.chosen) {
-    if (a.first_chunk) *a.sums = {};
     a.sums->kept += kept;
     a.sums->pairs += pairs;
-    a.sums->fallback |= all ? 1 : 0;
+    a.sums->fallback |= all && a.tells_fallback ? 1 : 0;
   }
   __syncthreads();
   // A run of groups for each thread, so that the list ascends.
@@ -133,7 +132,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-SelectArguments select_arguments(const ForwardCall& c, bool first_chunk) {
+SelectArguments select_arguments(const ForwardCall& c) {
   const FarCall& far = *c.far;
   SelectArguments a{};
   a.mass = far.mass;
@@ -153,7 +152,7 @@ SelectArguments select_arguments(const ForwardCall& c, bool first_chunk) {
   a.block_bits = static_cast<int>(far_bits(a.blocks));
   a.tau = far.tau;
   a.most_kept = far.most_kept;
-  a.first_chunk = first_chunk;
+  a.tells_fallback = far.tells_fallback;
   if (far.estimate != nullptr) {
     a.total = far.estimate->total;
     a.caution = far.estimate->moments.caution;
@@ -175,8 +174,8 @@ void list(const SelectArguments& a, cudaStream_t stream) {
 
 }  // namespace
 
-void select_tiles(const ForwardCall& c, const RowCoefficients* rows, bool first_chunk) {
-  SelectArguments a = select_arguments(c, first_chunk);
+void select_tiles(const ForwardCall& c, const RowCoefficients* rows) {
+  SelectArguments a = select_arguments(c);
   a.rows = rows;
   a.sample = c.far->sample;
   const auto stream = static_cast<cudaStream_t>(c.stream);
@@ -185,7 +184,7 @@ void select_tiles(const ForwardCall& c, const RowCoefficients* rows, bool first_
 }
 
 void select_estimated(const ForwardCall& c, const float* target_logits) {
-  const SelectArguments a = select_arguments(c, c.first_token == 0);
+  const SelectArguments a = select_arguments(c);
   const auto stream = static_cast<cudaStream_t>(c.stream);
   mark(a, stream);
   const auto slots = a.tokens * c.shape.targets_per_token;
@@ -196,7 +195,7 @@ void select_estimated(const ForwardCall& c, const float* target_logits) {
 }
 
 void sample_tiles(const ForwardCall& c) {
-  SelectArguments a = select_arguments(c, false);
+  SelectArguments a = select_arguments(c);
   a.chosen = true;
   a.sample = c.far->sample;
   list(a, static_cast<cudaStream_t>(c.stream));

@@ -29,7 +29,7 @@ struct SelectArguments {
   int block_bits;  // of the blocks of a group
   float tau;
   float most_kept;
-  bool first_chunk;
+  bool tells_fallback;
   bool chosen;  // before: only the sample is new
   FarSample sample;
   // [blocks]: 0: no token of the block counts; it keeps nothing, and has no logits.
@@ -37,7 +37,7 @@ struct SelectArguments {
 };
 
 // Of a chunk, for estimates; with `rows` set after, for exact masses.
-SelectArguments select_arguments(const ForwardCall& call, bool first_chunk);
+SelectArguments select_arguments(const ForwardCall& call);
 
 // A token keeps tiles of more than this mass; infinite: none, a NaN's too.
 __device__ __forceinline__ float least_mass(const SelectArguments& a, std::int64_t token) {

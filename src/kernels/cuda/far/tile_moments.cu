@@ -229,7 +229,7 @@ class TileMoments {
         tiles_(far_tile_count(call.head.shape.vocab)),
         each_(std::clamp<std::int64_t>((kResiduals * dim_ + tiles_ - 1) / tiles_, 1, kTile)) {}
 
-  void run() {
+  MomentTotals measure() {
     prepare_estimates();
     set_far();
     set_values<<<1, 1, 0, stream_>>>(at<float>(layout_.constants),
@@ -246,6 +246,23 @@ class TileMoments {
     find_axes();
     find_variances();
     estimate();
+    return {head_.lse, estimate_.total};
+  }
+
+  void find_cautions() {
+    set_far();
+    CautionArguments a{};
+    a.mass = far_.mass;
+    a.reference = head_.reference;
+    a.lse = head_.lse;
+    a.estimated = at<float>(layout_.estimated_mass);
+    a.estimated_reference = at<float>(layout_.estimated_reference);
+    a.total = estimate_.total;
+    a.padded = padded_tokens(head_.shape.tokens);
+    a.rows = static_cast<int>(head_.shape.tokens);
+    a.log2_floor = std::log2(call_.tau / 3.0f);
+    find_caution<<<static_cast<unsigned>(tiles_), kThreads, 0, stream_>>>(a, call_.caution);
+    require_cuda(cudaGetLastError(), "caution");
   }
 
  private:
@@ -407,18 +424,6 @@ class TileMoments {
     c.far = &far;
     c.reference = at<float>(layout_.estimated_reference);
     estimate_masses(c);
-    CautionArguments a{};
-    a.mass = far_.mass;
-    a.reference = head_.reference;
-    a.lse = head_.lse;
-    a.estimated = far.mass;
-    a.estimated_reference = c.reference;
-    a.total = estimate_.total;
-    a.padded = padded_tokens(head_.shape.tokens);
-    a.rows = static_cast<int>(head_.shape.tokens);
-    a.log2_floor = std::log2(call_.tau / 3.0f);
-    find_caution<<<static_cast<unsigned>(tiles_), kThreads, 0, stream_>>>(a, call_.caution);
-    require_cuda(cudaGetLastError(), "caution");
   }
 
   // Weights and means as the estimates have them.
@@ -449,6 +454,7 @@ std::size_t moments_workspace_bytes(const ForwardShape& shape) {
   return MomentsLayout(shape).total;
 }
 
-void measure_moments(const MomentsCall& call) { TileMoments(call).run(); }
+MomentTotals measure_moments(const MomentsCall& call) { return TileMoments(call).measure(); }
+void find_cautions(const MomentsCall& call) { TileMoments(call).find_cautions(); }
 
 }  // namespace logitless::cuda

@@ -79,7 +79,7 @@ void sort_tokens(const ForwardCall& c, const RowCoefficients* rows,
   const FarCall& far = *c.far;
   const FarTokens& t = far.tokens;
   const auto stream = static_cast<cudaStream_t>(c.stream);
-  SelectArguments a = select_arguments(c, false);
+  SelectArguments a = select_arguments(c);
   a.rows = rows;
   key_tokens<<<static_cast<unsigned>((a.tokens + kRows - 1) / kRows), dim3(kRows, kParts), 0,
                stream>>>(c, a, t.order.words);

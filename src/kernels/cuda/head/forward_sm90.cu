@@ -170,6 +170,13 @@ struct Forward {
   Partials partials(const ForwardArguments& a) const {
     return {layout.rows, a.word_tiles, a.sums, a.entropy, a.weighted, a.best, a.best_index};
   }
+  // Where they are wanted.
+  void write_records(const Partials& of_tiles, const float* more) const {
+    if (call.records == nullptr) return;
+    cuda::write_records<<<row_blocks, dim3(kRowsPerBlock, kRecordParts), 0, stream>>>(
+        call, of_tiles, reference, active, more);
+    require_cuda(cudaGetLastError(), "records of tokens");
+  }
   ForwardMode mode() const {
     if (call.bias != nullptr || call.softcap != 0.0f || call.shape.weighted_sum ||
         call.shape.argmax)
@@ -256,6 +263,7 @@ void hopper_forward_kept(const ForwardCall& c) {
                                                           f.targets, nullptr, nullptr, f.active,
                                                           c.far->estimate->far_sum);
   require_cuda(cudaGetLastError(), "outputs");
+  f.write_records(f.partials(tiles), c.far->estimate->far_sum);
 }
 
 void hopper_forward_tiles(const ForwardCall& c) {
@@ -289,10 +297,7 @@ void hopper_forward_tiles(const ForwardCall& c) {
         f.active, nullptr);
     require_cuda(cudaGetLastError(), "outputs");
   }
-  if (c.records == nullptr) return;
-  write_records<<<f.row_blocks, dim3(kRowsPerBlock, kRecordParts), 0, f.stream>>>(
-      c, partials, f.reference, f.active);
-  require_cuda(cudaGetLastError(), "records of tokens");
+  f.write_records(partials, nullptr);
 }
 
 void hopper_forward(const ForwardCall& c) {

@@ -131,7 +131,8 @@ __global__ void __launch_bounds__(kThreads) write_nothing(const ForwardCall c) {
 __global__ void __launch_bounds__(kThreads) copy_rows(const ForwardCall all, const OwnTokens own) {
   const std::int64_t row = blockIdx.x;
   const bool here = row < own.count;
-  const std::int64_t token = own.first + row;
+  const std::int64_t at = own.first + row;
+  const std::int64_t token = here && own.rows != nullptr ? own.rows[at] : at;
   const std::int64_t dim = all.shape.dim;
   const auto* const from =
       static_cast<const std::uint16_t*>(all.hidden) + token * all.hidden_stride;
@@ -148,7 +149,8 @@ __global__ void __launch_bounds__(kThreads) copy_rows(const ForwardCall all, con
     if (here) {
       word = target_of(all, position);
       if (!is_target(all, word)) {
-        if (word != all.ignore_index) note_bad(all.bad_target, position);
+        if (word != all.ignore_index)
+          note_bad(all.bad_target, place_of(all, position) + (all.sequence > 0 ? 1 : 0));
         word = -1;
       }
     }

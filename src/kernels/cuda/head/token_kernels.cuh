@@ -229,10 +229,11 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
 inline constexpr int kRecordParts = 8;
 
 // c.records from the partials, of tokens that no repair follows. Sums of tiles are added in fixed
-// point, so that they are the same bits however tiles are spread over calls.
+// point, so that they are the same bits however tiles are spread over calls. `more` as in
+// write_outputs.
 __global__ void __launch_bounds__(kRowsPerBlock* kRecordParts)
-    write_records(const ForwardCall c, const Partials p, const float* reference,
-                  const int* active) {
+    write_records(const ForwardCall c, const Partials p, const float* reference, const int* active,
+                  const float* more) {
   // Records have constructors, which shared memory has not.
   __shared__ alignas(TokenRecord)
       std::byte memory[kRecordParts * kRowsPerBlock * sizeof(TokenRecord)];
@@ -242,6 +243,7 @@ __global__ void __launch_bounds__(kRowsPerBlock* kRecordParts)
   const int end =
       active[row / 256] != 0 ? min(p.word_tiles, (static_cast<int>(threadIdx.y) + 1) * run) : 0;
   TokenRecord mine;
+  if (more != nullptr && threadIdx.y == 0 && end > 0) mine.wide.add(more[row], reference[row]);
   for (int t = threadIdx.y * run; t < end; ++t) {
     const std::int64_t at = t * p.padded_tokens + row;
     mine.wide.add(p.sums[at], reference[row]);

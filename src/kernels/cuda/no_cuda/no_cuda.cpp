@@ -9,6 +9,7 @@
 #include "kernels/device_module.h"
 #include "kernels/device_order.h"
 #include "kernels/device_shard.h"
+#include "kernels/device_shard_far.h"
 
 namespace logitless::cuda {
 namespace {
@@ -62,7 +63,7 @@ void order_targets(const ForwardCall&, const TargetOrder&) { refuse(); }
 void list_targets(const BlockCall&, const TargetOrder&, const TargetEntries&) { refuse(); }
 const void* gather_slab(const ForwardCall&, const FarSlab&, GatherPart, const int*) { refuse(); }
 void gather_vectors(const ForwardCall&) { refuse(); }
-void select_tiles(const ForwardCall&, const RowCoefficients*, bool) { refuse(); }
+void select_tiles(const ForwardCall&, const RowCoefficients*) { refuse(); }
 void sample_tiles(const ForwardCall&) { refuse(); }
 void far_block(const BlockCall&, const LogitBlock&, FarBlockFor) { refuse(); }
 void far_bounds(const BlockCall&, const LogitBlock&, float*) { refuse(); }
@@ -80,6 +81,7 @@ void sum_far_masses(const ForwardCall&) { refuse(); }
 void estimate_weighted_sums(const ForwardCall&, const float*) { refuse(); }
 void order_keys(const TargetOrder&, std::int64_t, std::int64_t, Stream) { refuse(); }
 void order_tokens(const ForwardCall&, const DeviceOrder&, const TargetOrder&) { refuse(); }
+void order_chunk_tokens(const ForwardCall&, const DeviceOrder&, const TargetOrder&) { refuse(); }
 void gather_tokens(const ForwardCall&, const void*, std::int64_t, void*) { refuse(); }
 void scatter_outputs(const ForwardCall&, const ForwardCall&) { refuse(); }
 void count_audited(const ForwardCall&, const FarAudit&) { refuse(); }
@@ -108,7 +110,8 @@ std::size_t order_workspace_bytes(std::int64_t, std::int64_t) { refuse(); }
 void order_words(const OrderCall&) { refuse(); }
 std::string moments_unsupported() { return kReason; }
 std::size_t moments_workspace_bytes(const ForwardShape&) { refuse(); }
-void measure_moments(const MomentsCall&) { refuse(); }
+MomentTotals measure_moments(const MomentsCall&) { refuse(); }
+void find_cautions(const MomentsCall&) { refuse(); }
 
 void attention_forward(const AttentionCall&) { refuse(); }
 void attention_backward(const AttentionCall&) { refuse(); }
@@ -130,6 +133,13 @@ void round_pieces(const float*, int, std::int64_t, std::int64_t, std::int64_t,
 }
 void add_pieces(const float*, int, std::int64_t, float*, Stream) { refuse(); }
 void add_pieces(const double*, int, std::int64_t, double*, Stream) { refuse(); }
+void no_totals(float*, std::int64_t, Stream) { refuse(); }
+void merge_totals(const float*, int, std::int64_t, float*, Stream) { refuse(); }
+void take_rows(const ForwardCall&, const float*, int, float*) { refuse(); }
+void put_rows(const ForwardCall&, const float*, int, float*) { refuse(); }
+void put_records(const ForwardCall&, const TokenRecord*, const float*, TokenRecord*) { refuse(); }
+void merge_bounds(const float*, int, std::int64_t, float*, FarSums*, Stream) { refuse(); }
+void give_bounds(const ForwardCall&, const float*, float*) { refuse(); }
 
 void token_losses(const LossCall&, const ForwardCall&, RowCoefficients*, float*) { refuse(); }
 void finish_loss(const LossCall&, const ForwardCall&) { refuse(); }
