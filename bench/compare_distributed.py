@@ -5,6 +5,7 @@ weight, communication included.
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_distributed.py
         [--ranks N] [--head llama|gemma|gpt2] [--tokens N] [--dim D] [--vocab V] [--row NAME ...] [--rounds R]
         [--steps S] [--copies] [--error | --bits N | --profile NAME] [--json FILE]
+        [--real-head FILE [--accuracy far_both|far_backward]]
 
 Rows:
   alone              every GPU has a whole head of its own, at the same time: what efficiency is measured against
@@ -15,6 +16,8 @@ Rows:
   megatron           eager: bf16 logits of the words here, lse, target and gradients of hidden all-reduced
   megatron_sp        the same after an all-gather of tokens, gradients of hidden reduce-scattered
   loss_parallel      PyTorch's, of DTensors
+  far_alone          of --real-head alone: the far field, FarFieldHead's steps between orders and audits, a whole head on every GPU
+  far_sp, far_vp     the same with words spread, tokens too or not; efficiency against far_alone
 
 Rounds by turns; each round times --steps calls in a row by events. Printed: milliseconds of the slowest rank, the median of rounds;
 memory beyond inputs, gradients among it, by PyTorch's allocator (with --copies exchanges take more beside it); the host's milliseconds until a call is enqueued; efficiency, the
@@ -23,6 +26,8 @@ time). --copies: exchanges by copy engines (Communicator.nccl) in place of the p
 the first rank's GPU, in place of times. --error: the relative errors of d_weight and d_hidden against float64 over some words and
 tokens of the first rank (of alone, sp, vp), in place of times.
 NCCL_NVLS_ENABLE=0 is set where it is not.
+--real-head: hidden states, targets and weights of a trained head (safetensors: hidden, weight_q, weight_scale, targets), rotated into
+--dim columns, in place of random ones; its words are renamed so that each rank's range has been dealt out, as deal_words does.
 """
 import argparse
 import json
@@ -36,6 +41,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+FAR_FIRST = 150  # steps before a far-field head's first order, and between orders: no other falls in a measurement
 HEADS = {"llama": (8192, 4096, 128256), "gemma": (16384, 2304, 256000), "gpt2": (32768, 768, 50304)}
 
 
@@ -52,6 +58,9 @@ class Rows:
         self.hidden = torch.randn(args.tokens, args.dim, device=device).bfloat16()
         self.target = torch.randint(0, args.vocab, (args.tokens,), device=device)
         self.weight = (torch.randn(args.vocab, args.dim, device=device) * 2 * args.dim**-0.5).bfloat16()
+        if args.real_head:
+            self.hidden, self.weight, self.target = real_head(args, device)
+        self.accuracy, self.far = args.accuracy, {}
         borders = [args.vocab * r // args.ranks for r in range(args.ranks + 1)]
         self.words = slice(borders[rank], borders[rank + 1])
         borders = [args.tokens * r // args.ranks for r in range(args.ranks + 1)]
@@ -61,9 +70,9 @@ class Rows:
 
     def inputs(self, name):
         """(hidden, weight, target) whose gradients are made."""
-        if name == "alone":
+        if name in ("alone", "far_alone"):
             return self.hidden.clone().requires_grad_(), self.weight.clone().requires_grad_(), self.target
-        split = name in ("sp", "megatron_sp")
+        split = name in ("sp", "megatron_sp", "far_sp")
         hidden, target = (self.hidden[self.own], self.target[self.own]) if split else (self.hidden, self.target)
         if name in ("ft", "fw"):
             hidden = hidden.roll(self.rank, 0)  # a batch for each rank
@@ -92,6 +101,31 @@ class Rows:
     def fw(self, hidden, weight, target):
         return self._sharded(hidden, weight, target, True, moves="weights")
 
+    def _far(self, name, hidden, weight, target, **more):
+        from logitless.torch import FarFieldHead
+
+        if name not in self.far:
+            self.far[name] = FarFieldHead(accuracy=self.accuracy, sample_every=0, refresh_every=FAR_FIRST, refresh_delay=0,
+                                          audit_every=10**6)
+            for _ in range(FAR_FIRST + 1):  # to the trial of its order
+                self._far(name, hidden, weight, target, **more)
+            if not self.far[name].report.far:
+                raise RuntimeError(self.far[name].explain())
+            if self.rank == 0:
+                s = self.far[name].statistics()
+                print(f"  {name}: kept {s.kept:.4f}, imbalance {s.imbalance:.3f}, audited error {s.audited_error:.4f}, lse "
+                      f"{s.audited_lse_error:.4f}", flush=True)
+        return self.far[name](hidden, weight, target, **more)
+
+    def far_alone(self, hidden, weight, target):
+        return self._far("far_alone", hidden, weight, target)
+
+    def far_sp(self, hidden, weight, target):
+        return self._far("far_sp", hidden, weight, target, sharding=self.sharding(self.group, self.vocab, self.words.start, True))
+
+    def far_vp(self, hidden, weight, target):
+        return self._far("far_vp", hidden, weight, target, sharding=self.sharding(self.group, self.vocab, self.words.start, False))
+
     def megatron(self, hidden, weight, target):
         return _Megatron.apply(hidden, weight, target, self, False)
 
@@ -110,6 +144,22 @@ class Rows:
             loss = torch.nn.functional.cross_entropy((whole @ words.T).float(), target)
             loss.backward()
         return torch.zeros((), device=hidden.device, requires_grad=True)
+
+
+def real_head(args, device):
+    """hidden, weight, target of a file, in args.dim columns by orthonormal rows; words renamed as dealt out to the ranks."""
+    from safetensors.torch import load_file
+
+    of = {name: t.to(device) for name, t in load_file(args.real_head).items()}
+    columns = of["hidden"].shape[1]
+    generator = torch.Generator().manual_seed(1)
+    turn = torch.linalg.qr(torch.randn(args.dim, columns, generator=generator)).Q.T.to(device)
+    words = torch.arange(args.vocab, device=device)
+    dealt = words.view(-1, args.ranks).T.reshape(-1) if args.vocab % args.ranks == 0 else words
+    name = torch.empty_like(words)
+    name[dealt] = words
+    weight = ((of["weight_q"].float() * of["weight_scale"][:, None]).bfloat16().float() @ turn)[dealt].bfloat16()
+    return (of["hidden"].float() @ turn).bfloat16(), weight, name[of["targets"].long()]
 
 
 class _Megatron(torch.autograd.Function):
@@ -312,8 +362,9 @@ def work(rank, args, port):
         for name, (_, memory, host) in made.items():
             found[name] = {"ms": statistics.median(times[name]), "all_ms": times[name], "memory_mib": memory / 2**20,
                            "host_ms": statistics.median(host)}
-            base = times.get("alone")
-            if base and name != "alone":  # of each round: a card's clock changes from one to the next
+            alone = "far_alone" if name.startswith("far") else "alone"
+            base = times.get(alone)
+            if base and name != alone:  # of each round: a card's clock changes from one to the next
                 share = 1 if name in ("ft", "fw") else args.ranks
                 found[name]["efficiency"] = statistics.median(a / b / share for a, b in zip(base, times[name]))
     if rank == 0 and found:
@@ -343,7 +394,10 @@ def main():
     for name in ("tokens", "dim", "vocab"):
         parser.add_argument(f"--{name}", type=int)
     rows = ["alone", "sp", "vp", "ft", "fw", "megatron", "megatron_sp", "loss_parallel"]
-    parser.add_argument("--row", nargs="+", choices=rows, default=rows)
+    far = ["far_alone", "far_sp", "far_vp"]
+    parser.add_argument("--row", nargs="+", choices=[*rows, *far])
+    parser.add_argument("--real-head", type=Path)
+    parser.add_argument("--accuracy", choices=("far_both", "far_backward"), default="far_both")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--error", action="store_true")
@@ -355,6 +409,14 @@ def main():
     for name, value in zip(("tokens", "dim", "vocab"), HEADS[args.head]):
         if getattr(args, name) is None:
             setattr(args, name, value)
+    if args.real_head:
+        from safetensors import safe_open
+
+        with safe_open(args.real_head, "pt") as file:
+            args.tokens, args.vocab = file.get_slice("hidden").get_shape()[0], file.get_slice("weight_q").get_shape()[0]
+    args.row = args.row or ["alone", "sp", "vp", *far] if args.real_head else args.row or rows
+    if not args.real_head and any(name in far for name in args.row):
+        raise SystemExit("--row: the far field's want a --real-head")
     if args.ranks < 1:
         raise SystemExit("--ranks: expected GPUs, found none")
     with socket.socket() as s:

@@ -293,7 +293,7 @@ class FarFieldHead(nn.Module):
     module's extra state, in ``state_dict()`` and pickles: a run that loads it goes on with the same bits. On several
     ranks each has its own, of its tokens.
 
-    With ``sharding`` (``logitless.torch.Sharding``, on the CPU, in eager calls) the ranks that hold the words take each
+    With ``sharding`` (``logitless.torch.Sharding``, in eager calls) the ranks that hold the words take each
     step together and decide alike; each saves the state of its own words, and one of another number of ranks asks for a
     new order.
 

@@ -38,6 +38,8 @@ def processes():
         ("sharded_gpu_worker", 1),
         ("sharded_gpu_worker", 2),
         ("sharded_gpu_worker", 3),
+        ("sharded_far_gpu_worker", 2),
+        ("sharded_far_gpu_worker", 3),
         ("faults_gpu_worker", 2),
     ],
 )
