@@ -89,8 +89,8 @@ struct FarAudit {
 // How many tokens have a target; and, once all chunks have their order, which are audited.
 void count_audited(const ForwardCall& all, const FarAudit& audit);
 void list_audited(const FarAudit& audit, Stream stream);
-// Keeps what there is of a chunk's tokens that are audited: their lse, and d_hidden [chunk's tokens,
-// dim].
+// Keeps what there is of a chunk's tokens that are audited: their lse, and d_hidden [chunk's
+// tokens, dim].
 void keep_audited(const ForwardCall& call, const FarAudit& audit, const GradientOutput& d_hidden);
 // exact: the call whose rows are audit.rows, with its lse; d_hidden [tokens, dim] f32 contiguous.
 void compare_audited(const ForwardCall& exact, const FarAudit& audit, const float* d_hidden,
@@ -128,7 +128,7 @@ struct FarCall {
   std::uint32_t* group_blocks = nullptr;  // [G, far_bits(B)]
   std::uint32_t* list = nullptr;          // [G * B] far_entry(), ascending
   std::int32_t* list_begin = nullptr;     // [G + 1] a group's part of the list
-  FarSums* sums = nullptr;  // zeroed before the first chunk
+  FarSums* sums = nullptr;                // zeroed before the first chunk
   const FarEstimate* estimate = nullptr;  // the forward, too, computes what is kept alone
   FarTokens tokens;
 };

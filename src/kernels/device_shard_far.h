@@ -1,6 +1,6 @@
-// The far field of words over ranks, on a GPU. What ranks exchange is of a chunk's tokens in an order
-// that all of them have; each computes in one of its own, by the tiles that it keeps: call.rows of
-// its calls has the common row of each. Sums run in the order of ranks.
+// The far field of words over ranks, on a GPU. What ranks exchange is of a chunk's tokens in an
+// order that all of them have; each computes in one of its own, by the tiles that it keeps:
+// call.rows of its calls has the common row of each. Sums run in the order of ranks.
 #pragma once
 
 #include "kernels/device_far.h"

@@ -190,8 +190,8 @@ void Engine::forward_sharded(ForwardCall& chunk) {
   merge_records(chunk, records, ranks);
 }
 
-// Of a chunk that was made: each rank says what its own tokens are to get, and where they are spread
-// all learn of it.
+// Of a chunk that was made: each rank says what its own tokens are to get, and where they are
+// spread all learn of it.
 void Engine::own_tokens(const ForwardCall& chunk, std::int64_t first,
                         const ChunkFunction& tokens) const {
   const ShardOperands& shard = call_.shard;

@@ -1,6 +1,6 @@
-// The far field of words over ranks: tiles are chosen by each rank on its own, from totals of all of
-// them. What is exchanged of a chunk's tokens is in the order that it was made in, the same on all
-// ranks; each rank computes in an order of its own, by the tiles that it keeps.
+// The far field of words over ranks: tiles are chosen by each rank on its own, from totals of all
+// of them. What is exchanged of a chunk's tokens is in the order that it was made in, the same on
+// all ranks; each rank computes in an order of its own, by the tiles that it keeps.
 #include "core/check.h"
 #include "head/cuda/engine.h"
 #include "head/vocab_order_access.h"

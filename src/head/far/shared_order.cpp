@@ -37,8 +37,7 @@ OrderSample device_sample(const Context& context, const OrderSource& source, std
     most = std::max(most, count_of(r));
     count += count_of(r);
   }
-  const std::size_t row =
-      static_cast<std::size_t>(m.columns) * size_of(source.hidden.dtype());
+  const std::size_t row = static_cast<std::size_t>(m.columns) * size_of(source.hidden.dtype());
   const std::size_t block = static_cast<std::size_t>(most) * row;
   cuda::DeviceMemory mine, gathered;
   std::shared_ptr<cuda::DeviceMemory> all;
@@ -49,7 +48,8 @@ OrderSample device_sample(const Context& context, const OrderSource& source, std
   });
   const cuda::Stream stream = context.stream();
   const std::int64_t own = count_of(sharding.words->rank());
-  const auto stride = static_cast<std::size_t>(step * m.row_stride) * size_of(source.hidden.dtype());
+  const auto stride =
+      static_cast<std::size_t>(step * m.row_stride) * size_of(source.hidden.dtype());
   if (own > 0)
     cuda::copy_rows_async(mine.data(), source.hidden.data(), std::max(stride, row), row,
                           static_cast<std::size_t>(own), stream);

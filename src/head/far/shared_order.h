@@ -11,8 +11,8 @@
 
 namespace logitless {
 
-// Of what an order is made from. Throws InvalidArgument on shapes and communicators; collective with
-// a sharding, and thrown on all ranks.
+// Of what an order is made from. Throws InvalidArgument on shapes and communicators; collective
+// with a sharding, and thrown on all ranks.
 HeadShape require_order_source(const Context& context, const ConstTensorView& hidden,
                                const ConstTensorView& weight, const ConstTensorView& bias,
                                const Sharding& sharding);
