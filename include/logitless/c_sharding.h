@@ -57,7 +57,7 @@ LOGITLESS_API logitless_status logitless_deal_words(int64_t vocab, int32_t ranks
 LOGITLESS_API logitless_status logitless_first_dealt(int64_t vocab, int32_t ranks, int32_t rank,
                                                      int64_t* first);
 
-/* ---- Orders of the vocabulary for far-field plans, on the CPU: collective, as calls are. A
+/* ---- Orders of the vocabulary for far-field plans: collective, as calls are. A
  * logitless_far_head makes its own. ---- */
 
 /* logitless_average_probability of this rank's words, against those of all ranks. */

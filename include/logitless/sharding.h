@@ -35,8 +35,8 @@ enum class Movement : std::uint8_t {
 // [vocab], label smoothing, argmax and everything that is summed over words. Of a mean or sum every
 // rank gets the whole loss, in the same bits, and complete gradients of it.
 //
-// Served by exact plans, on the CPU and, of bf16, on Hopper GPUs; by far-field plans on the CPU.
-// Throws Unsupported, on every rank, on other GPUs, for the far field on GPUs, and for columns.
+// Served by exact and far-field plans, on the CPU and, of bf16, on Hopper GPUs. Throws Unsupported,
+// on every rank, on other GPUs, and for columns.
 //
 // On a GPU the communicators move its memory on the context's stream, and one exchange between the
 // hosts (all_gather_host) precedes each call: what is wrong with its arguments on one rank all

@@ -195,7 +195,7 @@ TEST(Digest, VersionsAreNamed) {
             std::vector<Outcome>(2, invalid("rank 1: logitless 1.2.4, rank 0: logitless 1.2.3")));
   EXPECT_EQ(
       of(kStatusProtocol + 1, 0x0000000100020003),
-      std::vector<Outcome>(2, invalid("rank 1: protocol 4c4c0002, rank 0: protocol 4c4c0001")));
+      std::vector<Outcome>(2, invalid("rank 1: protocol 4c4c0003, rank 0: protocol 4c4c0002")));
 }
 
 TEST(Digest, ARankThatEndsIsMissed) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import threading
@@ -333,6 +334,37 @@ class Sharding(NamedTuple):
     first_word: Optional[int] = None
     tokens: bool = False
     moves: str = "planned"
+
+
+def deal_words(vocab: int, ranks: int, average: Optional[torch.Tensor] = None, seed: int = 0) -> torch.Tensor:
+    """i64 [vocab]: words in an order of which each of ``ranks`` equal parts has as many frequent and rare ones. Where ids
+    run from frequent to rare, as a tokenizer's do, ranks with a range of them each are not alike: the far field keeps
+    nearly all tiles of the first.
+
+    A ``Sharding`` takes ranges, and so the words are renamed when a checkpoint is loaded: rank r's rows are
+    ``weight[dealt].tensor_split(ranks)[r]``, and so are the bias's; targets, and whatever else names words, become
+    ``torch.argsort(dealt)[target]``, a class weight ``class_weight[dealt]``. ``weight[torch.argsort(dealt)]`` of all
+    ranks' rows is the checkpoint's again.
+
+    Args:
+        average: [vocab], how frequent words are (counts, or average probabilities); None: by id.
+
+    Raises: ValueError for numbers below 1 or above 2**31 - 1, and an average of another size or with no numbers.
+    """
+    for name, value in (("vocab", vocab), ("ranks", ranks)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
+            raise ValueError(f"{name}: expected an int from 1 to {(1 << 31) - 1}, got {value!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed: expected an int from 0 to 2**64 - 1, got {seed!r}")
+    if average is not None:
+        if tuple(average.shape) != (vocab,):
+            raise ValueError(f"average: expected [{vocab}], got {list(average.shape)}")
+        average = average.detach().to("cpu", torch.float32).contiguous()
+    dealt = torch.empty(vocab, dtype=torch.int32)
+    values = None if average is None else ctypes.cast(average.data_ptr(), ctypes.POINTER(ctypes.c_float))
+    to = ctypes.cast(dealt.data_ptr(), ctypes.POINTER(ctypes.c_int32))
+    c.check(c.lib.logitless_deal_words(vocab, ranks, values, seed, to))
+    return dealt.long()
 
 
 def words_of(sharding: Any, rows: int) -> Words:

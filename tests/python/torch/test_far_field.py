@@ -412,3 +412,30 @@ def test_the_documents_example(tmp_path):
     assert names["far"].report.steps == 3 and not torch.equal(weight, WEIGHT)
     saved = torch.load(names["path"], weights_only=True)
     assert FarFieldHead().load_state_dict(saved["far"]) and model.lm_head.far_field is names["far"]
+
+
+def test_words_dealt_out_are_as_frequent_on_each_rank():
+    from logitless.torch import deal_words
+
+    vocab, ranks = 1003, 4
+    average = torch.rand(vocab, generator=torch.Generator().manual_seed(1)) ** 8  # a few of them have most of it
+    for given in (None, average, average.double()):
+        frequency = 1.0 / (1.0 + torch.arange(vocab)) if given is None else average
+        dealt = deal_words(vocab, ranks, given)
+        assert torch.equal(dealt.sort().values, torch.arange(vocab))
+        parts = dealt.tensor_split(ranks)
+        sums = torch.stack([frequency[part].sum() for part in parts])
+        assert sums.max() < (2.2 if given is None else 1.3) * sums.mean(), sums  # word 0 alone is a third of a rank's
+        rare = torch.stack([(frequency[part] < frequency.median()).sum() for part in parts])
+        assert rare.max() - rare.min() <= 8, rare
+        assert torch.equal(torch.argsort(dealt)[dealt], torch.arange(vocab))
+    assert not torch.equal(deal_words(vocab, ranks, seed=1), deal_words(vocab, ranks))
+    for wrong, text in (
+        (lambda: deal_words(0, 2), "vocab: expected"),
+        (lambda: deal_words(5, True), "ranks: expected"),
+        (lambda: deal_words(5, 2, torch.ones(4)), r"average: expected \[5\], got \[4\]"),
+        (lambda: deal_words(2, 1, torch.tensor([1.0, float("nan")])), "average"),
+        (lambda: deal_words(5, 2, seed=-1), "seed: expected"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            wrong()
