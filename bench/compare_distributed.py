@@ -112,9 +112,7 @@ class Rows:
             if not self.far[name].report.far:
                 raise RuntimeError(self.far[name].explain())
             if self.rank == 0:
-                s = self.far[name].statistics()
-                print(f"  {name}: kept {s.kept:.4f}, imbalance {s.imbalance:.3f}, audited error {s.audited_error:.4f}, lse "
-                      f"{s.audited_lse_error:.4f}", flush=True)
+                print(f"  {name}: {self.far[name].statistics()}", flush=True)
         return self.far[name](hidden, weight, target, **more)
 
     def far_alone(self, hidden, weight, target):

@@ -210,6 +210,25 @@ struct FarBackwardChunk : BackwardChunk {
   std::int64_t* pairs = nullptr;    // all there are, likewise
 };
 
+// A chunk's tokens in an order in which blocks are of tokens that keep alike, in two calls after
+// the masses are there and before far_forward or far_backward. The first: a key below kFarKeys of
+// each token, by the part of the order that the last tile it keeps alone is in and the mean of its
+// tiles' places; what keeps none comes after all others.
+inline constexpr std::int32_t kFarClasses = 64, kFarPlaces = 1024;
+inline constexpr std::int32_t kFarKeys = kFarClasses * kFarPlaces + 1;
+struct FarKeys : ChunkCommon {
+  float tau = 0.0f;
+  const float* linear = nullptr;      // as far_backward's; null: masses are far_estimate's, with
+  const float* caution = nullptr;     // TilePoints::log2_caution
+  const float* log2_total = nullptr;  // [tokens]
+  std::int32_t* keys = nullptr;       // [tokens], out
+};
+// The second: what scratch has of tokens moves; hidden and everything else is in the new order.
+struct FarMove : ChunkCommon {
+  const std::int32_t* from = nullptr;  // [tokens]: token i was token from[i]
+  float* room = nullptr;               // [threads, tokens]
+};
+
 // Reason against, or empty: yes.
 using Support = std::string;
 
@@ -234,6 +253,8 @@ struct HeadKernel {
   void (*far_estimate)(const FarForwardChunk& chunk) = nullptr;
   void (*far_forward)(const FarForwardChunk& chunk) = nullptr;
   void (*far_backward)(const FarBackwardChunk& chunk) = nullptr;
+  void (*far_keys)(const FarKeys& chunk) = nullptr;
+  void (*far_move)(const FarMove& chunk) = nullptr;
 };
 
 // All kernels built in, best first; the reference accepts everything and stands last.

@@ -505,7 +505,7 @@ TEST(FarBothRefusals, OfPlans) {
   EXPECT_EQ(plan_head(shape, features, request).kind, PlanKind::far_both);
   EXPECT_EQ(plan_head(shape, f, request).kind, PlanKind::far_backward);
   HeadShape small = shape;
-  small.vocab = 20000;
+  small.vocab = 16000;
   EXPECT_LT(plan_head(small, features, request).kind, PlanKind::far_backward);
 }
 

@@ -361,7 +361,7 @@ TEST_P(FarField, OrdersOfTheLibraryAndOfTheWords) {
   std::vector<std::int64_t> words(problem.order.words().begin(), problem.order.words().end());
   std::sort(words.begin(), words.end());
   problem.order = VocabOrder(words, average);
-  const FarAnswer a = run_far(problem, run(), 0.3);
+  const FarAnswer a = run_far(problem, run(), 0.5);
   expect_far_field(problem, run(), a);
 }
 

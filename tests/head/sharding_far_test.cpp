@@ -15,7 +15,8 @@
 namespace logitless::test {
 namespace {
 
-HeadSpec spec_of(std::int64_t tokens = 150, std::int64_t tiles = 28) {
+// One block of tokens, so that every rank has the same ones in it.
+HeadSpec spec_of(std::int64_t tokens = 120, std::int64_t tiles = 28) {
   HeadSpec spec;
   spec.tokens = tokens;
   spec.dim = 9;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/element.h"
+#include "head/cpu/layout.h"
 #include "head/cuda/layout.h"
 #include "head/far_work.h"
 #include "head/plan/choose.h"
@@ -151,6 +152,14 @@ void HeadProblem::refresh_oracle() {
 
 namespace {
 
+// The valid ones, in the order of a far-field plan's blocks.
+std::vector<std::int64_t> host_tokens(const LossPlan& plan, const Workspace& workspace,
+                                      std::int64_t valid) {
+  const auto* const rows = reinterpret_cast<const std::int64_t*>(
+      static_cast<const std::byte*>(workspace.data()) + cpu::layout_of(plan).rows);
+  return {rows, rows + valid};
+}
+
 // What sort_tokens has left.
 std::vector<std::int64_t> device_tokens(const LossPlan& plan, const Workspace& workspace) {
   const cuda::Layout layout = cuda::layout_of(cuda::find_device_kernel(plan.kernel), plan.shape,
@@ -223,6 +232,8 @@ HeadAnswer run_head(const HeadProblem& problem, const RunSpec& run) {
     a.statistics = device_statistics(context, a.plan, workspace);
     a.statistics.tokens = tokens;
     if (is_far(a.plan.kind)) a.order_of_tokens = device_tokens(a.plan, workspace);
+  } else if (is_far(a.plan.kind)) {
+    a.order_of_tokens = host_tokens(a.plan, workspace, a.statistics.valid_tokens);
   }
   record("plan", a.plan.explain());
   record(host_out, a.statistics);

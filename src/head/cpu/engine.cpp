@@ -178,6 +178,14 @@ Engine::ChunkTokens Engine::chunk_tokens(std::int64_t first) const {
   return out;
 }
 
+// From the words of the chunk's tokens.
+void Engine::sort_chunk_targets(const ChunkCommon& chunk) const {
+  sort_targets({at<std::int32_t>(layout_.words), const_cast<std::int32_t*>(chunk.targets.words),
+                at<SparseEntry>(layout_.entries), at<std::int32_t>(layout_.tile_begin)},
+               chunk.tokens, plan_.features.targets_per_token, call_.shape.vocab,
+               WordPlaces(words_, far() ? call_.far.order->positions().data() : nullptr));
+}
+
 void Engine::set_outputs(ForwardChunk& chunk) const {
   chunk.exponent = at<float>(layout_.exponent);
   chunk.sum = at<float>(layout_.sum);
@@ -198,10 +206,7 @@ void Engine::run_chunk(const ChunkTokens& tokens, bool first_chunk, bool last_ch
   } else {
     read_targets(targets_, valid_rows() + tokens.first, tokens.count, words);
   }
-  sort_targets({words, const_cast<std::int32_t*>(chunk.targets.words),
-                at<SparseEntry>(layout_.entries), at<std::int32_t>(layout_.tile_begin)},
-               tokens.count, plan_.features.targets_per_token, call_.shape.vocab,
-               WordPlaces(words_, far() ? call_.far.order->positions().data() : nullptr));
+  sort_chunk_targets(chunk);
   set_outputs(chunk);
   if (sharded()) {
     if (plan_.kind != PlanKind::far_both) chunk.wide = at<WideSum>(layout_.shard.wide);
@@ -210,7 +215,7 @@ void Engine::run_chunk(const ChunkTokens& tokens, bool first_chunk, bool last_ch
   chunk.store = sizes_.stored_vocab > 0;
   chunk.tile_mass = plan_.kind == PlanKind::far_backward;
   if (plan_.kind == PlanKind::far_both) {
-    far_forward(chunk);
+    far_forward(chunk, tokens.first);
   } else if (empty()) {
     forward_nothing(chunk);
   } else {

@@ -108,6 +108,7 @@ class Engine {
   ChunkTokens chunk_tokens(std::int64_t first) const;
   void set_common(ChunkCommon& chunk, const ChunkTokens& tokens) const;
   void set_outputs(ForwardChunk& chunk) const;
+  void sort_chunk_targets(const ChunkCommon& chunk) const;
   void run_chunk(const ChunkTokens& tokens, bool first_chunk, bool last_chunk,
                  TokenFunction function);
   void answer_tokens(const ForwardChunk& chunk, const ChunkTokens& tokens, bool backward,
@@ -166,8 +167,17 @@ class Engine {
   }
   void start_far();
   std::int64_t audited_row(std::int64_t i) const;  // of the valid ones
-  void far_forward(const ForwardChunk& forward) const;
+  void far_forward(const ForwardChunk& forward, std::int64_t first) const;
   void far_backward(const BackwardChunk& backward, std::int64_t first);
+  // Their tokens by the tiles that they keep (far_order.cpp): from the order of a chunk into that
+  // of its blocks, and back.
+  enum class Way : std::uint8_t { to_blocks, back };
+  void sort_by_tiles(const ChunkCommon& chunk, std::int64_t first, const float* linear,
+                     const float* caution) const;
+  void order_blocks(const BackwardChunk& chunk, std::int64_t first) const;
+  void move_rows(const ChunkCommon& chunk, std::int64_t first, Way way) const;
+  template <typename T>
+  void move(T* values, std::int64_t tokens, Way way, std::int64_t each = 1) const;
   TilePoints tile_points() const;
   void clear_ignored() const;
   void finish_bias() const;

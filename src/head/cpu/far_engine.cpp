@@ -62,11 +62,6 @@ void Engine::start_far() {
   all_audited_ = std::min(plan_.audit->shape.tokens, all_valid_);
   audited_ = all_audited_;
   if (call_.shard.tokens) choose_audited_of_ranks();
-  auto* rows = at<std::int64_t>(layout_.audit.rows);
-  for (std::int64_t i = 0; i < audited_; ++i) {
-    rows[i] = valid_rows()[audited_row(i)];
-    rows[plan_.audit->shape.tokens + i] = i;
-  }
 }
 
 // Evenly spaced among them, those of the ranks one after another.
@@ -74,7 +69,7 @@ std::int64_t Engine::audited_row(std::int64_t i) const {
   return (first_audited_ + i) * all_valid_ / all_audited_ - valid_before_;
 }
 
-void Engine::far_forward(const ForwardChunk& forward) const {
+void Engine::far_forward(const ForwardChunk& forward, std::int64_t first) const {
   FarForwardChunk chunk;
   static_cast<ForwardChunk&>(chunk) = forward;
   chunk.log2_total = at<float>(layout_.far.log2_total);
@@ -87,7 +82,17 @@ void Engine::far_forward(const ForwardChunk& forward) const {
     std::fill_n(chunk.log2_total, chunk.tokens, -INFINITY);
   }
   if (sharded()) exchange_estimates(chunk.log2_total, chunk.tokens);
-  empty() ? forward_nothing(forward) : kernel_.far_forward(chunk);
+  if (empty()) return forward_nothing(forward);
+  sort_by_tiles(forward, first, nullptr, chunk.points.log2_caution);
+  move(chunk.log2_total, chunk.tokens, Way::to_blocks);
+  kernel_.far_forward(chunk);
+  if (!sharded()) return;
+  // Ranks tell of tokens in the order that all have.
+  move_rows(forward, first, Way::back);
+  for (float* const of : {chunk.exponent, chunk.sum, chunk.log2_total})
+    move(of, chunk.tokens, Way::back);
+  move(chunk.target_logit, chunk.tokens, Way::back, plan_.features.targets_per_token);
+  if (chunk.weighted_sum != nullptr) move(chunk.weighted_sum, chunk.tokens, Way::back);
 }
 
 void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
@@ -109,6 +114,7 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
   chunk.kept = &kept;
   chunk.sampled = &sampled;
   chunk.pairs = &pairs;
+  order_blocks(backward, first);
   if (audited_ > 0 && !sharded()) {
     auto* audit_row = at<std::int32_t>(layout_.audit.row);
     std::fill_n(audit_row, chunk.tokens, -1);
@@ -128,7 +134,11 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
   far_sums_.sampled += sampled;
   far_sums_.pairs += pairs;
   if (kept == pairs && holds_its_part()) ++far_sums_.fallback;
-  if (sharded()) return;
+  if (sharded()) {
+    move_rows(backward, first, Way::back);
+    move(chunk.bound, chunk.tokens, Way::back);
+    return;
+  }
   for (std::int64_t t = 0; t < chunk.tokens; ++t) {
     const double bound = static_cast<double>(chunk.bound[t]);
     far_sums_.bound_squared += bound * bound;
@@ -146,7 +156,12 @@ void Engine::audit(TokenFunction function) {
   if (all_audited_ == 0) return;
   const std::int64_t dim = call_.shape.dim;
   const std::int64_t room = plan_.audit->shape.tokens;
-  const auto* rows = at<std::int64_t>(layout_.audit.rows);
+  // Of the order that all chunks have now.
+  auto* rows = at<std::int64_t>(layout_.audit.rows);
+  for (std::int64_t i = 0; i < audited_; ++i) {
+    rows[i] = valid_rows()[audited_row(i)];
+    rows[room + i] = i;
+  }
   const std::int64_t sizes[] = {room, dim};
   auto* exact = at<float>(layout_.audit.exact);
   const Workspace workspace(at<std::byte>(layout_.total), plan_.audit->workspace_bytes());

@@ -126,6 +126,9 @@ Layout layout_of(const HeadKernel& kernel, const HeadShape& shape, const HeadFea
     out.far.log2_total = take((tokens + kPanelRoom) * 4);
     out.far.bound = take(tokens * 4);
     out.far.norm_squared = take(tokens * 8);
+    out.far.keys = take(tokens * 4);
+    out.far.from = take(tokens * 4);
+    out.far.room = take(std::max({sizes.threads * tokens * 4, slots * 4, tokens * 8}));
     out.audit.row = take(audited > 0 ? tokens * 4 : 0);
     out.audit.far = take(audited * shape.dim * 4);
     out.audit.exact = take(audited * shape.dim * 4);

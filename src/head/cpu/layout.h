@@ -28,6 +28,10 @@ struct FarLayout {
   std::size_t log2_total = 0;    // f32 [C]
   std::size_t bound = 0;         // f32 [C]
   std::size_t norm_squared = 0;  // f64 [C]
+  // Of tokens by the tiles they keep
+  std::size_t keys = 0;  // i32 [C]
+  std::size_t from = 0;  // i32 [C]: which token of the chunk each was
+  std::size_t room = 0;  // f32 [threads, C], or what the largest array of the tokens takes
 };
 // Of the tokens audited.
 struct AuditLayout {

@@ -137,8 +137,7 @@ class PlanBuilder {
 
   // Of kinds that may be chosen but were not asked for.
   std::string little_to_gain(PlanKind kind) const {
-    const double kept =
-        predicted_kept(kind, shape_, features_, dealt(), plan_.tau, search_->sorts_tokens());
+    const double kept = predicted_kept(kind, shape_, features_, dealt(), plan_.tau);
     if (request_.kind.has_value() || kept <= kMostKept) return {};
     const bool spread = features_.word_ranks > 1;
     return concat("would keep about ", std::llround(kept * 100.0), " % of the tiles of ",

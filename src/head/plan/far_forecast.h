@@ -9,13 +9,12 @@
 
 namespace logitless {
 
-// The far field keeps about this part of the tiles: fitted to two heads of V = 131072 (10 % at tau
-// 0.003) and one of 32768 (58 %; docs/far_field.md). For the choice of a plan alone. sorted: with
-// blocks of tokens that keep alike, as on a GPU.
-inline double predicted_kept(PlanKind kind, std::int64_t vocab, double tau, bool sorted) {
+// The far field keeps about this part of the tiles: fitted to a head of V = 131072 (6 and 10 % at
+// tau 0.003) and, in how it grows, to one of 32768 (docs/far_field.md). For the choice of a plan
+// alone.
+inline double predicted_kept(PlanKind kind, std::int64_t vocab, double tau) {
   const double words = static_cast<double>(vocab) / 131072.0;
-  const bool both = kind == PlanKind::far_both;
-  const double reference = sorted ? (both ? 0.1 : 0.055) : (both ? 0.15 : 0.1);
+  const double reference = kind == PlanKind::far_both ? 0.1 : 0.055;
   return std::min(1.0, reference * std::pow(words, -1.27) * std::pow(tau / 0.003, -0.6));
 }
 
@@ -23,9 +22,9 @@ inline double predicted_kept(PlanKind kind, std::int64_t vocab, double tau, bool
 // from frequent to rare, so that the first of ranks with a range of them each keeps nearly all;
 // `dealt`: a table may have dealt them out.
 inline double predicted_kept(PlanKind kind, const HeadShape& shape, const HeadFeatures& features,
-                             bool dealt, double tau, bool sorted) {
-  if (features.word_ranks == 0) return predicted_kept(kind, shape.vocab, tau, sorted);
-  const double kept = predicted_kept(kind, shape.whole_vocab, tau, sorted);
+                             bool dealt, double tau) {
+  if (features.word_ranks == 0) return predicted_kept(kind, shape.vocab, tau);
+  const double kept = predicted_kept(kind, shape.whole_vocab, tau);
   return std::min(1.0, dealt ? kept : kept * features.word_ranks);
 }
 

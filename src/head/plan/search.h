@@ -46,8 +46,6 @@ class PlanSearch {
   virtual std::string refusal(PlanKind kind) const = 0;
   // The kernel keeps the logits of a chunk: its one plan with gradients is dense.
   virtual bool keeps_logits() const { return false; }
-  // Blocks of tokens that keep alike, so that the far field keeps fewer tiles.
-  virtual bool sorts_tokens() const { return false; }
   // What the plan of an audit may take; the least plan where none is as small.
   virtual std::size_t audit_budget() const { return 1; }
 

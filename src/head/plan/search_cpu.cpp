@@ -160,7 +160,7 @@ double CpuSearch::passes(PlanKind kind, const PlanSizes& sizes) const {
   if (kind == PlanKind::forward) return 1.0;
   const HeadFeatures& f = p_.features;
   if (is_far(kind)) {
-    const double kept = predicted_kept(kind, p_.shape, f, p_.dealt, p_.tau, /*sorted=*/false);
+    const double kept = predicted_kept(kind, p_.shape, f, p_.dealt, p_.tau);
     const double sampled = predicted_sample(kept, p_.sample_every, f);
     return far_passes(kind, kept, sampled, p_.shape, f);
   }

@@ -205,8 +205,7 @@ std::size_t CudaSearch::bytes(PlanKind kind, const PlanSizes& sizes) const {
 }
 
 double CudaSearch::kept(PlanKind kind) const {
-  return predicted_kept(kind, p_.shape, p_.features, p_.dealt, static_cast<double>(p_.tau),
-                        sorts_tokens());
+  return predicted_kept(kind, p_.shape, p_.features, p_.dealt, static_cast<double>(p_.tau));
 }
 double CudaSearch::sampled(PlanKind kind) const {
   return predicted_sample(kept(kind), p_.sample_every, p_.features);

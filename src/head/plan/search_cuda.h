@@ -20,7 +20,6 @@ class CudaSearch final : public PlanSearch {
 
   std::string refusal(PlanKind kind) const override;
   bool keeps_logits() const override { return kernel_.keeps_logits; }
-  bool sorts_tokens() const override { return true; }
   // Slabs of few words would take longer than the rest of the call.
   std::size_t audit_budget() const override { return 64_MiB; }
   SizedPlan best(PlanKind kind, std::size_t budget) const override;

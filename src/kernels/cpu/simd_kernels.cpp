@@ -10,6 +10,7 @@
 #include "hwy/highway.h"
 #include "kernels/cpu/far/backward-inl.h"
 #include "kernels/cpu/far/forward-inl.h"
+#include "kernels/cpu/far/order-inl.h"
 #include "kernels/cpu/far/points-inl.h"
 #include "kernels/cpu/head/bf16_engine-inl.h"
 #include "kernels/cpu/head/chunk-inl.h"
@@ -39,7 +40,9 @@ HeadKernel KernelOf() {
           RunFarPrepare<Engine>,
           RunFarEstimate<Engine>,
           RunFarForward<Engine>,
-          RunFarBackward<Engine>};
+          RunFarBackward<Engine>,
+          RunFarKeys<Engine>,
+          RunFarMove<Engine>};
 }
 
 HeadKernel KernelF32() { return KernelOf<EngineF32>(); }

@@ -69,12 +69,11 @@ class FarMemory : public ChunkMemory<Engine> {
   const std::int64_t blocks;
 };
 
-// Marks the tiles to keep: for a block when the mass of one of its tokens is above tau of the
-// token's total. Tokens with linear 0 (null: none) keep nothing. log2_caution [tiles], or null, is
-// added to masses.
+// The codes of tau of each token's total, above which a mass keeps its tile. Tokens with linear 0
+// (null: none) keep nothing.
 template <class Engine>
-void MarkTiles(const ChunkCommon& chunk, const FarMemory<Engine>& memory, float tau,
-               const float* linear, const float* log2_total, const float* log2_caution) {
+void SetThresholds(const ChunkCommon& chunk, const FarMemory<Engine>& memory, float tau,
+                   const float* linear, const float* log2_total) {
   const Layout& layout = memory.layout;
   const float log2_tau = std::log2(tau);
   parallel_for(chunk.threads, layout.segments, [&](std::int64_t segment, int) {
@@ -94,20 +93,35 @@ void MarkTiles(const ChunkCommon& chunk, const FarMemory<Engine>& memory, float 
       threshold[t] = static_cast<std::uint16_t>(code);
     }
   });
+}
+
+// What is added to the codes of a tile's masses. log2_caution [tiles] or null: nothing.
+inline int CautionOf(const float* log2_caution, std::int64_t tile) {
+  return log2_caution == nullptr ? 0
+                                 : static_cast<int>(std::min(log2_caution[tile] * kMassSteps,
+                                                             static_cast<float>(kMassTop)));
+}
+inline int WithCaution(std::uint16_t code, int caution) {
+  return code == 0 ? 0 : std::min(code + caution, kMassTop);
+}
+
+// Marks the tiles to keep: for a block when the mass of one of its tokens, caution included, is
+// above its threshold.
+template <class Engine>
+void MarkTiles(const ChunkCommon& chunk, const FarMemory<Engine>& memory, float tau,
+               const float* linear, const float* log2_total, const float* log2_caution) {
+  const Layout& layout = memory.layout;
+  SetThresholds(chunk, memory, tau, linear, log2_total);
   parallel_for(chunk.threads, layout.tiles, [&](std::int64_t tile, int) {
     const std::uint16_t* mass = memory.tile_mass(tile, 0);
     const std::uint16_t* threshold = memory.threshold(memory.segment_of(tile));
     std::uint8_t* kept = memory.kept(tile);
-    const int caution = log2_caution == nullptr
-                            ? 0
-                            : static_cast<int>(std::min(log2_caution[tile] * kMassSteps,
-                                                        static_cast<float>(kMassTop)));
+    const int caution = CautionOf(log2_caution, tile);
     for (std::int64_t block = 0; block < memory.blocks; ++block) {
       const std::int64_t end = memory.end_panel(block) * Engine::kPanel;
       unsigned above = 0;
       for (std::int64_t t = block * memory.kBlock; t < end; ++t) {
-        const int code = mass[t] == 0 ? 0 : std::min(mass[t] + caution, kMassTop);
-        above |= static_cast<unsigned>(code > threshold[t]);
+        above |= static_cast<unsigned>(WithCaution(mass[t], caution) > threshold[t]);
       }
       kept[block] = static_cast<std::uint8_t>(above);
     }
