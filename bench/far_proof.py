@@ -5,13 +5,15 @@
     python3 bench/far_proof.py run --words words --vocab 131072 --ways dense,backward,both --seeds 1 --out runs
     python3 bench/far_proof.py report runs [...]                    # a table, and pictures as SVG
     python3 bench/far_proof.py error runs/gpt2_131072_backward_1 --words words
+    python3 bench/far_proof.py losses runs/gpt2_131072_dense_1 runs/gpt2_131072_both_1 --words words
     python3 bench/far_proof.py capture runs/gpt2_131072_dense_1 --words words --out head.safetensors
 
 `run`: a process of `logitless train` for each seed and way, one after the other, with the same starting values and the
 same batches; runs/NAME.jsonl.gz is its log, with --export runs/NAME/ the model. A run that would pass --limit (of the
 whole command) or --run-limit ends with what there is. What stands after `--` goes to every `logitless train` as it is.
 `error`, `capture`: of a model that a run has left (--export; --save for the far field's own order), the gradients' errors
-by word frequency, and its head as a file; on the GPU where there is one.
+by word frequency, and its head as a file; on the GPU where there is one. `losses`: of several
+such models on the same held-out tokens, and how far they are apart, with standard errors.
 `report`: any folders with such logs; needs no run to be whole, and no dense run, where there is nothing to compare with.
 """
 
@@ -133,6 +135,12 @@ def capture(args):
     return act(args)
 
 
+def losses(args):
+    from far_proof_losses import losses as act
+
+    return act(args)
+
+
 def numbers(kind):
     return lambda text: [kind(part) for part in text.split(",")]
 
@@ -195,6 +203,18 @@ def add_head(commands):
                                 help="where LOGITLESS_LIBRARY does not say")
 
 
+def add_losses(commands):
+    parser = commands.add_parser("losses", help="of several models on the same held-out tokens",
+                                 formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of a model that run --export wrote: the one to compare with")
+    parser.add_argument("others", type=Path, nargs="*", help="of more")
+    parser.add_argument("--words", type=Path, required=True, help="folder that far_proof_text.py wrote")
+    parser.add_argument("--tokens", type=int, default=1 << 20, help="held-out tokens at most")
+    parser.add_argument("--device", help="default: the GPU where there is one")
+    parser.add_argument("--out", type=Path, help="folder of losses.md and losses.json; None: the one that the first run's is in")
+    parser.set_defaults(act=losses)
+
+
 def main():
     words = sys.argv[1:]
     more = words[words.index("--") + 1:] if "--" in words else []
@@ -203,9 +223,10 @@ def main():
     add_run(commands)
     add_report(commands)
     add_head(commands)
+    add_losses(commands)
     args = parser.parse_args(words[: words.index("--")] if "--" in words else words)
     args.more = more
-    if args.command in ("error", "capture") and args.device is None:
+    if args.command in ("error", "capture", "losses") and args.device is None:
         import torch
 
         args.device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench"))
 
 import far_proof_error  # noqa: E402
 import far_proof_head  # noqa: E402
+import far_proof_losses  # noqa: E402
 import far_proof_text  # noqa: E402
 from far_field import load  # noqa: E402
 
@@ -85,6 +86,24 @@ def test_capture(trained, tmp_path):
             assert loss == pytest.approx(head.losses().mean().item(), rel=1e-3)
     with pytest.raises(SystemExit, match="fewer --tokens"):
         far_proof_head.capture(SimpleNamespace(folder=run, words=words, tokens=96, device="cpu", most=20000, out=tmp_path / "none"))
+
+
+def test_losses_of_models(trained, tmp_path):
+    words, run = trained
+    args = SimpleNamespace(folder=run, others=[run], words=words, tokens=40 * LENGTH, device="cpu", out=tmp_path)
+    far_proof_losses.losses(args)
+    found = json.loads((tmp_path / "losses.json").read_text(encoding="utf-8"))
+    head = far_proof_head.Head(run, words, 40 * LENGTH, "cpu")
+    row = found["models"][run.name]
+    assert found["tokens"] == 40 * LENGTH and row["loss"] == pytest.approx(head.losses().mean().item(), rel=1e-6)
+    assert row["minus_first"] == 0 and row["minus_first_standard_error"] == 0
+    learnt = [band["learnt"] for band in row["bands"]]
+    assert all(least <= most for least, most in learnt) and all(a[0] >= b[1] for a, b in zip(learnt, learnt[1:]))
+
+
+def test_mean_and_error():
+    mean, off = far_proof_losses.mean_and_error(torch.tensor([1.0, 3.0, 3.0, 5.0, 9.0], dtype=torch.float64), 2)
+    assert mean == pytest.approx(4.2) and off == pytest.approx(1.0)  # windows of 2 and 4 on average
 
 
 @pytest.fixture(scope="module")
