@@ -344,6 +344,39 @@ TEST_F(FarControllerTest, TauRisesWhereThereIsRoom) {
   EXPECT_NEAR(c.report().tau, 1.25 * before, 1e-12);
 }
 
+// What an audit has missed with is not gone back to at once.
+TEST_F(FarControllerTest, TauFallsWhereAnAuditMissesAndRisesSlowlyFromThenOn) {
+  FarController c(context_, options_);
+  FarStep step;
+  until_far(c, step);
+  EXPECT_TRUE(c.accept(step, error(options_.error / 4)));
+  double tau = c.report().tau;
+  do {
+    step = begin(c);
+    ASSERT_TRUE(step.far);
+    if (!step.audit) c.accept(step, error(-1.0));
+  } while (!step.audit);
+  EXPECT_FALSE(step.trial);
+  EXPECT_FALSE(c.accept(step, error(2 * options_.error)));
+  EXPECT_NEAR(c.report().tau, 0.7 * tau, 1e-12);
+  tau = c.report().tau;
+  until_far(c, step);
+  EXPECT_TRUE(step.trial);
+  EXPECT_TRUE(c.accept(step, error(options_.error / 4)));
+  EXPECT_NEAR(c.report().tau, 1.05 * tau, 1e-12);
+  // A run that goes on from here goes on so.
+  FarController again(context_, options_);
+  again.set_state(c.state());
+  tau = again.report().tau;
+  do {
+    step = begin(again);
+    ASSERT_TRUE(step.far);
+    if (!step.audit) again.accept(step, error(-1.0));
+  } while (!step.audit);
+  EXPECT_TRUE(again.accept(step, error(options_.error / 4)));
+  EXPECT_NEAR(again.report().tau, 1.05 * tau, 1e-12);
+}
+
 TEST_F(FarControllerTest, TooManyTilesKeptMeansDense) {
   FarController c(context_, options_);
   FarStep step;

@@ -280,17 +280,17 @@ TEST(FarHeadErrors, OtherFilesAreRefused) {
   EXPECT_EQ(message_of([&] { head.load(state); }),
             state + ": saved with accuracy far_both, this head has far_backward");
   EXPECT_THROW(head.load(folder.file("missing.safetensors")), Error);
-  std::vector<std::int64_t> counts(15, 0);
+  std::vector<std::int64_t> counts(16, 0);
   counts[8] = 1;  // steps between orders
   const std::vector<double> numbers(4, 0.0);
-  for (const std::int64_t size : {14, 15}) {
+  for (const std::int64_t size : {15, 16}) {
     const std::vector<NamedTensor> tensors = {
         {"counts", ConstTensorView(counts.data(), DType::i64, {size})},
         {"numbers", ConstTensorView(numbers.data(), DType::f64, {4})}};
     write_safetensors(state, tensors,
                       {{"kind", "logitless far field"}, {"accuracy", "far_backward"}});
     const std::string text = message_of([&] { head.load(state); });
-    EXPECT_EQ(text.rfind(state + (size == 14 ? ": counts:" : ": numbers:"), 0), 0u) << text;
+    EXPECT_EQ(text.rfind(state + (size == 15 ? ": counts:" : ": numbers:"), 0), 0u) << text;
   }
   expect_same(head.report(), before);
   EXPECT_FALSE(head.order().empty());

@@ -31,7 +31,8 @@ struct FarDecisions {
   std::int64_t takeover = -1;     // of the one pending; -1: none is
   std::int64_t interval = 0, next_refresh = 0, wait = 0, last_audit = 0;
   std::int64_t far_steps = 0;
-  int trials = 0;  // with the order, which missed the error
+  int trials = 0;           // with the order, which missed the error
+  std::int64_t misses = 0;  // audits that did
   bool trial_due = false;
   std::string reason = "no order has been made";
   std::string layout;  // which words of a sharding the orders are of; empty without
