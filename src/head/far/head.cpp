@@ -30,8 +30,9 @@ std::string layout_of(const Sharding& sharding, std::int64_t rows) {
 }
 
 // Of words spread over ranks, before a step: that all of them take the same one, plans that one of
-// them has to make, orders that are of other words on one of them.
-void meet(FarController& controller, FarPlans& plans, const CrossEntropyOptions& options,
+// them has to make, orders that are of other words on one of them. Whether all have the memory for
+// the plans that there are.
+bool meet(FarController& controller, FarPlans& plans, const CrossEntropyOptions& options,
           const CrossEntropyInputs& in, const CrossEntropyOutputs& out, OrderSource& source) {
   std::string layout;
   const Agreement agreed = agree(*in.sharding.words, [&](PlanDigest& digest) {
@@ -52,16 +53,19 @@ void meet(FarController& controller, FarPlans& plans, const CrossEntropyOptions&
     digest.own("same words", same);
     digest.own("tokens", shape.tokens);
     digest.own("plans", plans.missing(shape, features_of(options, in, out), requests, in.sharding));
+    digest.own("room", plans.has_room());
   });
-  bool same = true;
+  bool same = true, room = true;
   unsigned missing = 0;
   for (int r = 0; r < in.sharding.words->size(); ++r) {
     same = same && agreed.own_of(r, "same words") != 0;
+    room = room && agreed.own_of(r, "room") != 0;
     missing |= static_cast<unsigned>(agreed.own_of(r, "plans"));
     source.tokens_elsewhere = source.tokens_elsewhere || agreed.own_of(r, "tokens") > 0;
   }
   plans.drop(missing);
   controller.set_layout(layout, same);
+  return room;
 }
 
 }  // namespace
@@ -92,7 +96,13 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
   OrderSource source{in.hidden,           in.weight,       in.bias,
                      options.logit_scale, options.softcap, in.sharding};
   const bool sharded = is_sharded(in.sharding);
-  sharded ? meet(controller, plans, options, in, out, source) : require_step(out);
+  bool room = true;
+  if (sharded) {
+    room = meet(controller, plans, options, in, out, source);
+  } else {
+    require_step(out);
+  }
+  const std::int64_t made = plans.made();
   const auto plan_of = [&](const FarStep& step) -> const LossPlan& {
     return plans.get(context, shape_of(in), features_of(options, in, out), controller.request(step),
                      [&](const PlanRequest& r) { return plan_cross_entropy(options, in, out, r); });
@@ -102,7 +112,8 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
     state_->last.reset();
     const Workspace* workspace = nullptr;
     const auto make_room = [&] { workspace = &plans.workspace_for(context, plan); };
-    sharded ? together(in.sharding, make_room) : make_room();
+    const bool may_fail = sharded && !(room && plans.made() == made);  // on one rank alone
+    may_fail ? together(in.sharding, make_room) : make_room();
     state_->last = cross_entropy(context, plan, options, inputs, out, *workspace);
     if (on_gpu) state_->last_plan = plan;
     return *state_->last;

@@ -1,5 +1,7 @@
 #include "head/far/plans.h"
 
+#include <algorithm>
+
 #include "head/shard_plan.h"
 
 namespace logitless {
@@ -28,6 +30,7 @@ const LossPlan& FarPlans::get(const Context& context, const HeadShape& shape,
   Slot& slot = slots_[slot_of(request)];
   if (slot.serves(shape, features, request.tau)) return slot.plan;
   slot.plan = make(request);
+  ++made_;
   slot.tau = request.tau;
   context.trace(slot.plan.explain());
   return slot.plan;
@@ -44,6 +47,13 @@ unsigned FarPlans::missing(const HeadShape& shape, const HeadFeatures& features,
     if (!there) kinds |= 1u << slot_of(request);
   }
   return kinds;
+}
+
+bool FarPlans::has_room() const {
+  const auto fits = [&](const Slot& slot) {
+    return slot.plan.kernel.empty() || slot.plan.workspace_bytes() <= workspace_->bytes();
+  };
+  return workspace_ != nullptr && std::all_of(slots_.begin(), slots_.end(), fits);
 }
 
 void FarPlans::drop(unsigned kinds) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -22,6 +23,10 @@ class FarPlans {
   unsigned missing(const HeadShape& shape, const HeadFeatures& features,
                    std::span<const PlanRequest> requests, const Sharding& sharding) const;
   void drop(unsigned kinds);
+  // How many have been made.
+  std::int64_t made() const { return made_; }
+  // Whether the workspace there is serves all plans that there are.
+  bool has_room() const;
   // Of the plan's size or larger; grows, which replaces it.
   const Workspace& workspace_for(const Context& context, const LossPlan& plan);
 
@@ -34,6 +39,7 @@ class FarPlans {
   };
   static std::size_t slot_of(const PlanRequest& request);
   std::array<Slot, 3> slots_;
+  std::int64_t made_ = 0;
   std::unique_ptr<Workspace> workspace_;
 };
 
