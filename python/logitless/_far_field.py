@@ -74,6 +74,9 @@ class Statistics(NamedTuple):
     passes: float  # over tokens * vocab * dim
     bound: float  # of the relative error of the gradient of hidden; -1: none
     audited_error: float  # the same measured; -1: not audited
+    audited_lse_error: float  # root mean square over the audited tokens, in nats
+    audited_lse_error_max: float  # of one token
+    imbalance: float  # of words over ranks: the most pairs kept on one over the mean; else 1
 
 
 def options(**given: Any) -> Options:

@@ -54,6 +54,7 @@ def training(rank, ranks, accuracy, tokens):
         # A head that was loaded goes on with the same bits.
         assert all(torch.equal(a, b) for a, b in zip(results[0], results[-1])), step
         is_far = far.statistics().passes > 0
+        assert 1 <= far.statistics().imbalance <= ranks, far.statistics()
         far_steps += is_far
         assert abs(loss - exact) < (0.05 if is_far else 1e-4), (step, loss, exact)
         assert off(x.grad.float(), 2.0 * states.grad[own].float()) < (0.1 if is_far else 1e-2), (step, is_far)

@@ -61,6 +61,7 @@ def training(rank, ranks, cut, tokens):
         # A head that was loaded goes on with the same bits.
         assert all(torch.equal(a, b) for a, b in zip(results[0], results[-1])), step
         is_far = far.statistics().passes > 0
+        assert 1 <= far.statistics().imbalance <= ranks, far.statistics()
         assert is_far == (step >= 3), far.explain()
         assert off(x.grad, 2.0 * states.grad[mine]) < (0.1 if is_far else 3e-5), (step, is_far)
         if w.numel():
