@@ -5,9 +5,8 @@
  * and calls are collective then: every rank of `words` makes the same ones in the same order, and
  * all of them fail where one does, naming the rank; the next call is possible. Only a struct that
  * cannot be read (a struct_size, a dtype, a rank) fails alone, and is missed by the others at their
- * limit. By exact plans on the CPU and, of bf16 without a word table, on Hopper GPUs, with
- * communicators of their memory; by far-field plans and logitless_far_head_step on the CPU:
- * LOGITLESS_UNSUPPORTED on others. */
+ * limit. By exact and far-field plans and logitless_far_head_step, on the CPU and, of bf16, on
+ * Hopper GPUs, with communicators of their memory: LOGITLESS_UNSUPPORTED on others. */
 #pragma once
 
 #include <stddef.h>

@@ -62,7 +62,8 @@ struct FarFieldReport {
 // made a copy of weight (not on a GPU), and what average_probability, make_vocab_order and
 // measure_tiles take. On a GPU an order has its copy there besides (12 B * V; far_both 2 B * D * (D
 // + V / 128) more; two of them in the step that takes a new one over). With a sharding an order has
-// 4 B for each word of all ranks besides. Of a GPU's memory the meter counts workspaces alone.
+// 4 B for each word of all ranks besides, on a GPU there, too. Of a GPU's memory the meter counts
+// workspaces alone.
 class LOGITLESS_API FarFieldHead {
  public:
   // The head keeps a copy of the context, which shares its memory meter and its trace. Throws
@@ -81,7 +82,7 @@ class LOGITLESS_API FarFieldHead {
   // was before. What making an order throws comes from the step that waits for it, and the next one
   // begins another.
   //
-  // With in.sharding, on the CPU, it is collective: heads of the same options on all ranks take the
+  // With in.sharding it is collective: heads of the same options on all ranks take the
   // same steps, and decide alike, since kept tiles, audited errors and fallbacks are of all ranks.
   // What one rank throws all throw, and InvalidArgument where options or what they have decided
   // differ. Orders are made in the step itself, together, and taken over refresh_delay later. One

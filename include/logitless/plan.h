@@ -65,7 +65,8 @@ struct PlanRequest {
   // one of its thin products again. 0: off.
   std::int64_t sample_every = 0;
   // Of the far field: tokens whose d_hidden is computed exactly as well, for
-  // FarFieldStatistics::audited_error. 0: none.
+  // FarFieldStatistics::audited_error. 0: none. Of tokens spread over the ranks of GPUs as many on
+  // each, so that there may be a few more, or fewer where a rank has not so many.
   std::int64_t audit_rows = 0;
   // Of plan_head: words spread over ranks. shape is then this rank's, with its own words. Planning
   // is collective. The calls of tensors take it from their inputs.

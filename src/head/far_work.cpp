@@ -28,6 +28,30 @@ FarFieldStatistics far_statistics(const LossPlan& plan, const FarSums& sums) {
   return out;
 }
 
+namespace {
+
+// What ranks have of tokens of their own. Each token audited counts for those that it stands for.
+void add_tokens(std::span<const FarSums> ranks, FarSums& sums) {
+  sums.norm_squared = sums.audit_error_squared = sums.audit_norm_squared = 0.0;
+  sums.lse_error_squared = sums.lse_error_max = 0.0;
+  sums.audited = 0;
+  double tokens = 0.0;
+  for (const FarSums& of_rank : ranks) {
+    const double share = of_rank.audit_share > 0.0 ? of_rank.audit_share : 1.0;
+    sums.norm_squared += of_rank.norm_squared;
+    sums.audited += of_rank.audited;
+    tokens += share * static_cast<double>(of_rank.audited);
+    sums.audit_error_squared += share * of_rank.audit_error_squared;
+    sums.audit_norm_squared += share * of_rank.audit_norm_squared;
+    sums.lse_error_squared += share * of_rank.lse_error_squared;
+    const bool worse = of_rank.lse_error_max > sums.lse_error_max;
+    if (worse || std::isnan(of_rank.lse_error_max)) sums.lse_error_max = of_rank.lse_error_max;
+  }
+  if (tokens > 0.0) sums.lse_error_squared *= static_cast<double>(sums.audited) / tokens;
+}
+
+}  // namespace
+
 FarFieldStatistics far_statistics_of_ranks(const LossPlan& plan, std::span<const FarSums> ranks) {
   FarSums sums = ranks.front();
   std::int64_t most = sums.kept;
@@ -37,15 +61,8 @@ FarFieldStatistics far_statistics_of_ranks(const LossPlan& plan, std::span<const
     sums.pairs += of_rank.pairs;
     sums.fallback += of_rank.fallback;
     most = std::max(most, of_rank.kept);
-    if (!plan.features.tokens_sharded) continue;
-    sums.norm_squared += of_rank.norm_squared;
-    sums.audited += of_rank.audited;
-    sums.audit_error_squared += of_rank.audit_error_squared;
-    sums.audit_norm_squared += of_rank.audit_norm_squared;
-    sums.lse_error_squared += of_rank.lse_error_squared;
-    const bool worse = of_rank.lse_error_max > sums.lse_error_max;
-    if (worse || std::isnan(of_rank.lse_error_max)) sums.lse_error_max = of_rank.lse_error_max;
   }
+  if (plan.features.tokens_sharded) add_tokens(ranks, sums);
   FarFieldStatistics out = far_statistics(plan, sums);
   if (sums.kept > 0) {
     const auto count = static_cast<double>(ranks.size());

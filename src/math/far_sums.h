@@ -12,6 +12,8 @@ struct FarSums {
   std::int64_t fallback;  // chunks that kept everything
   double bound_squared;
   double norm_squared;
+  // How many tokens each of those audited stands for; 0: one.
+  double audit_share;
   // Of the tokens audited: |far - exact|^2 and |exact|^2 of d_hidden, and of lse.
   std::int64_t audited;
   double audit_error_squared;

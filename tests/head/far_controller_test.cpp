@@ -377,6 +377,30 @@ TEST_F(FarControllerTest, TauFallsWhereAnAuditMissesAndRisesSlowlyFromThenOn) {
   EXPECT_NEAR(again.report().tau, 1.05 * tau, 1e-12);
 }
 
+// Such a tau may keep so much that the planner takes exact plans, with which nothing is audited.
+// From the first one again then, after a while.
+TEST_F(FarControllerTest, ATauThatThePlannerRefusesIsGivenUp) {
+  FarController c(context_, options_);
+  const double first = c.report().tau;
+  FarStep step;
+  until_far(c, step);
+  EXPECT_TRUE(c.accept(step, error(options_.error / 2)));
+  do {
+    step = begin(c);
+    ASSERT_TRUE(step.far);
+    if (!step.audit) c.accept(step, error(-1.0));
+  } while (!step.audit);
+  EXPECT_FALSE(c.accept(step, error(2 * options_.error)));
+  EXPECT_LT(c.report().tau, first);
+  const LossPlan far = far_;
+  far_ = LossPlan();
+  EXPECT_FALSE(begin(c).far);
+  EXPECT_EQ(c.report().tau, first);
+  far_ = far;
+  EXPECT_GT(until_far(c, step), 1) << "at once";
+  EXPECT_TRUE(step.trial);
+}
+
 TEST_F(FarControllerTest, TooManyTilesKeptMeansDense) {
   FarController c(context_, options_);
   FarStep step;

@@ -224,7 +224,7 @@ TEST_F(FarTrainerTest, WhereNothingIsToBeGainedEveryStepIsDense) {
     far.save(path("refused.safetensors"), "{}");
     EXPECT_FALSE(std::filesystem::exists(path("refused.far.safetensors")));
   };
-  refused(small(20000), "far_backward: would keep about 100 % of the tiles of 20000 words");
+  refused(small(12000), "far_backward: would keep about 100 % of the tiles of 12000 words");
   refused(small(4000), "the program has no head operation");  // logits of half a MiB
   o.memory_budget = none.memory_budget = 64_KiB;
   refused(small(), "leaves too little of the budget");

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import threading
@@ -217,9 +218,15 @@ def _gpu_communicator(of: Group, hosts, device: torch.device) -> Communicator:
     its exchanges is known to the others at the next one."""
     group = of.process_group
 
+    # A call's exchanges are of the same memory, on the same two streams, as the call before's.
+    @functools.lru_cache(maxsize=64)
     def stream_of(address: int):
         # ExternalStream(0) is a new one.
         return torch.cuda.ExternalStream(address, device) if address else torch.cuda.default_stream(device)
+
+    @functools.lru_cache(maxsize=512)
+    def bytes_at(address: int, size: int):
+        return torch.as_tensor(_Bytes(address, size), device=device)
 
     backend = _backend(group, device)
     enqueues = backend is not None and backend.name() != "gloo"
@@ -229,8 +236,7 @@ def _gpu_communicator(of: Group, hosts, device: torch.device) -> Communicator:
             if all_bytes == 0:
                 return
             with torch.cuda.device(device), torch.cuda.stream(stream_of(stream)):
-                given = torch.as_tensor(_Bytes(mine, mine_bytes), device=device)
-                to = torch.as_tensor(_Bytes(all, all_bytes), device=device)
+                given, to = bytes_at(mine, mine_bytes), bytes_at(all, all_bytes)
                 if enqueues:
                     return function(to, given, group)
                 got = torch.empty(all_bytes, dtype=torch.uint8)

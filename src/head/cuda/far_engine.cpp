@@ -33,6 +33,7 @@ void Engine::set_far() {
         holds_its_part(far_tile_count(words), call_.shard.tiles, call_.shard.ranks());
   }
   far_.order = device_order(order);
+  if (!sharded()) far_.order.places = nullptr;
   far_.most_kept = static_cast<float>(kMostKept);
   far_.slab_words = sizes_.slab;
   far_.gathered = base_ + layout_.far.gathered;

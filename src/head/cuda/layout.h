@@ -112,7 +112,7 @@ struct ShardLayout {
   std::size_t omega = 0;      // f32 [V] with omega: of this rank's rows, by a word_table
   // With d_hidden; sums_hidden's are of G ceil(C / G) tokens
   std::size_t received = 0;  // f32 [G, ceil(C / G), D]
-  // With sharded tokens; of a far field in any case
+  // With sharded tokens; the first three of a far field in any case
   std::size_t hidden[2] = {};   // [C, D] in the dtype of hidden
   std::size_t targets[2] = {};  // i64 [C, K]
   std::size_t bad_target = 0;   // u64, of the chunk

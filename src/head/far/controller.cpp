@@ -87,8 +87,8 @@ PlanRequest FarController::request(const FarStep& step) const {
 FarStep FarController::begin(const LossPlan& audited, const OrderSource& source) {
   ++s_.report.steps;
   if (!is_far(audited.kind)) {
-    if (s_.trial_due && s_.trials > 0) {
-      // The tau of the next trial would keep too much. From the first one again, with a new order.
+    if ((s_.trial_due && s_.trials > 0) || s_.report.tau < kFirstTau) {
+      // This tau would keep too much. From the first one again, with a new order.
       leave("a tau that might keep the error keeps too many tiles");
       s_.report.tau = kFirstTau;
     } else {

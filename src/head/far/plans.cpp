@@ -12,7 +12,12 @@ std::size_t FarPlans::slot_of(const PlanRequest& request) {
 
 bool FarPlans::Slot::serves(const HeadShape& shape, const HeadFeatures& features,
                             float wanted) const {
-  if (plan.kernel.empty() || plan.features != features || tau != wanted) return false;
+  if (plan.kernel.empty() || tau != wanted) return false;
+  // What ranks have settled together as they planned, whatever was asked for.
+  HeadFeatures settled = features;
+  settled.gathered_rows = plan.features.gathered_rows;
+  settled.d_weight_strided = features.d_weight_strided || plan.features.d_weight_strided;
+  if (plan.features != settled) return false;
   HeadShape fits = plan.shape;
   std::int64_t most = fits.tokens;
   if (const ShardAgreement* agreed = plan.agreement.get()) {

@@ -23,7 +23,8 @@ std::int64_t sampled_tokens(const Sharding& sharding, std::int64_t mine);
 void together(const Sharding& sharding, const std::function<void()>& body);
 
 // Rows of all ranks' tokens, evenly spaced and the same on all ranks, as sample_of takes them of
-// one: at most `rows`. The sample's sharding is of tokens that are the same everywhere.
+// one: at most `rows`, on a GPU some more for each rank. The sample's sharding is of tokens that
+// are the same everywhere.
 OrderSample sample_of_ranks(const Context& context, const OrderSource& source, std::int64_t rows);
 
 // log2 of the sum over ranks of 2^(mine[i]), i < count, in the order of ranks.

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <initializer_list>
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <tuple>
 
 #include "core/check.h"
@@ -15,6 +17,7 @@
 #include "head/far/order_file.h"
 #include "head/far/rows.h"
 #include "head/far/shared_order.h"
+#include "head/shard_plan.h"
 #include "head/validate.h"
 #include "head/vocab_order_access.h"
 #include "kernels/cpu_head.h"
@@ -233,39 +236,47 @@ std::vector<float> average_probability(const Context& context, const ConstTensor
   // sum_i p_ij is the gradient of sum_i lse_i with respect to the bias.
   const std::int64_t rows = weight.size(0);
   const std::size_t room = static_cast<std::size_t>(std::max<std::int64_t>(rows, 1));
-  std::vector<float> zero(bias.defined() ? 0 : room, 0.0f);
-  std::vector<std::int64_t> targets(static_cast<std::size_t>(shape.tokens), 0);
-  std::vector<float> ones(static_cast<std::size_t>(shape.tokens),
-                          1.0f / static_cast<float>(tokens));
-  std::vector<float> average(room, 0.0f);
-  const std::size_t vocab_bytes = average.size() * sizeof(float);
-  const std::int64_t vocab_size[] = {rows};
-  std::vector<std::int64_t> token_sizes;
-  for (int d = 0; d + 1 < hidden.rank(); ++d) token_sizes.push_back(hidden.size(d));
+  std::vector<float> zero, ones, average;
+  std::vector<std::int64_t> targets;
+  const std::size_t vocab_bytes = room * sizeof(float);
   HeadOptions options;
   options.logit_scale = logit_scale;
   options.softcap = softcap;
   HeadInputs in;
   in.hidden = hidden;
   in.weight = weight;
-  in.bias = bias.defined()
-                ? bias
-                : ConstTensorView(placed(zero.data(), vocab_bytes), DType::f32, vocab_size);
-  in.targets = ConstTensorView(placed(targets.data(), targets.size() * sizeof(std::int64_t)),
-                               DType::i64, token_sizes);
   in.sharding = sharding;
   in.sharding.replicas = nullptr;  // nothing is a mean
   HeadCotangents cotangents;
-  cotangents.lse =
-      ConstTensorView(placed(ones.data(), ones.size() * sizeof(float)), DType::f32, token_sizes);
   HeadGradients gradients;
-  gradients.d_bias = TensorView(placed(average.data(), vocab_bytes), DType::f32, vocab_size);
+  // What one rank alone may fail at.
+  const auto safely = [&](const std::function<void()>& body) {
+    is_sharded(sharding) ? together(sharding, body) : body();
+  };
+  safely([&] {
+    const std::int64_t vocab_size[] = {rows};
+    std::vector<std::int64_t> token_sizes;
+    for (int d = 0; d + 1 < hidden.rank(); ++d) token_sizes.push_back(hidden.size(d));
+    zero.assign(bias.defined() ? 0 : room, 0.0f);
+    targets.assign(static_cast<std::size_t>(shape.tokens), 0);
+    ones.assign(static_cast<std::size_t>(shape.tokens), 1.0f / static_cast<float>(tokens));
+    average.assign(room, 0.0f);
+    in.bias = bias.defined()
+                  ? bias
+                  : ConstTensorView(placed(zero.data(), vocab_bytes), DType::f32, vocab_size);
+    in.targets = ConstTensorView(placed(targets.data(), targets.size() * sizeof(std::int64_t)),
+                                 DType::i64, token_sizes);
+    cotangents.lse =
+        ConstTensorView(placed(ones.data(), ones.size() * sizeof(float)), DType::f32, token_sizes);
+    gradients.d_bias = TensorView(placed(average.data(), vocab_bytes), DType::f32, vocab_size);
+  });
   PlanRequest request;
   request.device = context.device();
   request.memory_budget = memory_budget;
   const LossPlan plan = plan_head_backward(options, in, cotangents, gradients, request);
-  const Workspace workspace(context, plan);
-  head_backward(context, plan, options, in, cotangents, gradients, workspace);
+  std::optional<Workspace> workspace;
+  safely([&] { workspace.emplace(context, plan); });
+  head_backward(context, plan, options, in, cotangents, gradients, *workspace);
   if (device)
     cuda::copy_to_host(average.data(), gradients.d_bias.data(), vocab_bytes, context.stream());
   average.resize(static_cast<std::size_t>(rows));

@@ -92,8 +92,8 @@ void CudaSearch::each_size(PlanKind kind, Offers& offers) const {
     const std::int64_t chunk =
         n == 1 ? tokens_ : std::min(tokens_, round_up(ceil_div(tokens_, n), least));
     if (is_far(kind)) {
-      if (chunk > cuda::kMostFarTokens) continue;
-      each_slab([&](std::int64_t slab) { offers.add({chunk, slab, 0}); });
+      if (chunk <= cuda::kMostFarTokens)
+        each_slab([&](std::int64_t slab) { offers.add({chunk, slab, 0}); });
     } else if (kind == PlanKind::forward) {
       offers.add({chunk, 0, 0});
     } else if (kind == PlanKind::dense) {

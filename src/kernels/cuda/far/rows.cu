@@ -339,6 +339,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void sum_audit(const ForwardCall exact, const FarAudit audit, FarSums* sums) {
   FarSums s = *sums;
   s.audited = 0;
+  s.audit_share = 0.0;
   s.audit_error_squared = s.audit_norm_squared = s.lse_error_squared = s.lse_error_max = 0.0;
   for (std::int64_t i = 0; i < audit.tokens; ++i) {
     if (!counts(exact, i)) continue;
@@ -349,6 +350,8 @@ __global__ void sum_audit(const ForwardCall exact, const FarAudit audit, FarSums
     s.lse_error_squared += off * off;
     s.lse_error_max = off > s.lse_error_max || isnan(off) ? off : s.lse_error_max;
   }
+  if (s.audited > 0)
+    s.audit_share = static_cast<double>(*audit.valid) / static_cast<double>(s.audited);
   *sums = s;
 }
 
