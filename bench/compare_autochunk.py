@@ -3,7 +3,7 @@
 tests/python/torch/losses_battery, outputs and gradients.
 
     python bench/compare_autochunk.py [--loss NAME|FAMILY|all ...] [--tokens N --dim D --vocab V] [--dtype T] [--device cpu|cuda]
-                                      [--budget BYTES|SHARE ...] [--chunks N ...] [--executors python native]
+                                      [--budget BYTES|SHARE ...] [--chunks N ...] [--executors auto python native]
                                       [--inductor plain chunker] [--repeat R] [--json FILE] [--explain]
     python bench/compare_autochunk.py --summary FILE ... [--clock times|cpu_times]
 
@@ -211,7 +211,7 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--budget", nargs="*", default=["0", "64MiB"])
     parser.add_argument("--chunks", nargs="*", type=int, default=[])
-    parser.add_argument("--executors", nargs="*", choices=["python", "native"], default=["python", "native"])
+    parser.add_argument("--executors", nargs="*", choices=["auto", "python", "native"], default=["python", "native"])
     parser.add_argument("--inductor", nargs="*", choices=["plain", "chunker"], default=[])
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--clock", choices=["times", "cpu_times"], default="times", help="that summaries are of")

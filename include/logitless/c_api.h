@@ -505,8 +505,8 @@ typedef struct logitless_program_options {
   /* Of a GPU: 10 * major + minor, 80 or more (logitless_context_compute_capability); 0 of the CPU.
    */
   int32_t compute_capability;
-  int32_t externs; /* default 0; 1: `extern` operations, which the caller runs, are taken, and the
-                      program is described and not run */
+  int32_t externs; /* default 0; 1: the caller runs the program's text: `extern` operations are
+                      taken, and with one it is described and not run */
 } logitless_program_options;
 LOGITLESS_API void logitless_program_options_init(logitless_program_options* options,
                                                   size_t struct_size);

@@ -56,7 +56,8 @@ struct CompileOptions {
   bool epilogues = true;
   // Operations that the caller runs (`extern` of docs/ir.md) are taken; false: refused. A program
   // with one is planned and described, and its text is for the caller to run: run() and prepare()
-  // refuse it.
+  // refuse it. Products of a program so compiled are of as few dimensions as it has them, since a
+  // caller's may copy what has no strides; the library's own read it where it lies.
   bool externs = false;
   // A budget that cannot be met, or a big value that could not be cut, is an error that names it;
   // otherwise the report does.

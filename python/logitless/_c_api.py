@@ -459,7 +459,8 @@ class ProgramOptions(Structure):
     device: int
     # Of a GPU: 10 * major + minor, 80 or more (logitless_context_compute_capability); 0 of the CPU.
     compute_capability: int
-    # default 0; 1: `extern` operations, which the caller runs, are taken, and the program is described and not run
+    # default 0; 1: the caller runs the program's text: `extern` operations are taken, and with one it is described and
+    # not run
     externs: int
     _fields_ = [
         ("struct_size", c_size_t), ("size_names", POINTER(c_char_p)), ("size_values", POINTER(c_int64)),

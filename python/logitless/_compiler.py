@@ -45,7 +45,7 @@ class Program:
     such as "512MiB", that values may take in the arena; None chunks wherever that computes nothing twice. chunks: of
     every loop, 0 for as many as pay. threads: that run it, 0 for all cores. chunk=False: no loops. head_engine=False:
     heads are loops like the rest. strict: a budget not met, or a big value that could not be cut, is an error.
-    externs: `extern` operations are taken, and the program is described and not run.
+    externs: the caller runs the text: `extern` operations are taken, and with one the program is described and not run.
     device: DEVICE_CUDA for a GPU of this compute capability (10 * major + minor), which need not be here.
 
     ValueError: the text (with line and column), a size without a value, what strict forbids. NotImplementedError: an

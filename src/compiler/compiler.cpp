@@ -169,7 +169,7 @@ CompiledProgram compile(const Graph& source, const CompileOptions& options) {
     state->backend = std::make_shared<const ir::CudaBackend>(options.device.compute_capability);
   } else {
     state->threads = options.threads > 0 ? options.threads : default_threads();
-    target = std::make_unique<const ir::CpuTarget>(state->threads);
+    target = std::make_unique<const ir::CpuTarget>(state->threads, !options.externs);
     state->backend = std::make_shared<const ir::CpuBackend>(state->threads);
   }
   state->budget = static_cast<std::int64_t>(options.memory_budget);

@@ -199,9 +199,9 @@ TEST(Compile, DumpsAndReports) {
   };
   const CompiledProgram program = compile(graph, options);
   EXPECT_EQ(passes, (std::vector<std::string>{"eliminate-common", "eliminate-dead", "narrow",
-                                              "spread-masks", "sink-puts", "join-pads",
-                                              "widen-sums", "recompute-cheap", "plan-unchunked",
-                                              "lower-heads", "choose-chunks"}));
+                                              "part-products", "spread-masks", "sink-puts",
+                                              "join-pads", "widen-sums", "recompute-cheap",
+                                              "plan-unchunked", "lower-heads", "choose-chunks"}));
   EXPECT_NE(program.explain().find("along dimension 0"), std::string::npos) << program.explain();
   EXPECT_NE(program.report_json().find("\"timeline\""), std::string::npos);
   EXPECT_NE(program.report_html().find("<svg"), std::string::npos);

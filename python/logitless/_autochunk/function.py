@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from logitless._autochunk.options import Limits, Unsupported, checked_limits
+from logitless._autochunk.options import EXECUTORS, Limits, Unsupported, checked_limits
 from logitless._autochunk.plan import Compiled
 
 
@@ -70,6 +70,8 @@ class Kept:
 class ChunkedFunction(Generic[P, R]):
     """What a framework's ``AutoChunked`` begins with: ``explain``, ``source`` and what they speak of."""
 
+    executors: tuple[str, ...] = EXECUTORS  # that may be asked for
+
     def __init__(self, function: Callable[P, R], limits: Limits, gradients: str, unsupported: str):
         self.limits = limits
         self.gradients = gradients
@@ -121,7 +123,7 @@ class ChunkedFunction(Generic[P, R]):
 
 def make(kind: type[ChunkedFunction], fn, memory_budget, chunks, gradients, strict, unsupported, executor):
     """``fn`` as a chunked function of the framework's kind, or a decorator where it is None."""
-    limits = checked_limits(memory_budget, chunks, gradients, strict, unsupported, executor)
+    limits = checked_limits(memory_budget, chunks, gradients, strict, unsupported, executor, kind.executors)
 
     def chunked(function: Callable) -> ChunkedFunction:
         if not callable(function):

@@ -30,7 +30,7 @@ class Request:
     budget: int = 0  # bytes of values; 0: chunk wherever that computes nothing twice
     chunks: int = 0
     chunk: bool = True
-    externs: bool = False  # the framework runs operations of it, and the library none
+    externs: bool = False  # the framework runs it, and the library nothing of it
 
     def on(self, **machine) -> Request:
         """The same program for another machine."""

@@ -18,6 +18,8 @@ from logitless._compiler import Program
 Emit = Callable[[Program], tuple[str, int]]
 
 _ATTEMPTS = 4  # smaller budgets tried, until the Python function meets the one asked for
+_LARGER = 2  # larger ones, where less than half of it is taken
+_NEARLY = 1.1  # times the least bytes that were found, which are no reason for more work
 _MANY = 128  # rounds of a loop, whose operations then take longer to call than to run
 
 
@@ -32,6 +34,11 @@ class Tried:
     @property
     def program(self) -> Program:
         return program(self.request)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted."""
+        return self.program.report["after"]["predicted_seconds"]
 
 
 @dataclass
@@ -52,6 +59,14 @@ class Compiled:
     places: dict[str, str] = field(default_factory=dict)  # of values: the line of the user's code
     externs: list[str] = field(default_factory=list)  # operations that the framework runs as they are
 
+    @property
+    def of_threads(self) -> int:
+        """Bytes with what kernels take for the threads that run it, which decide nothing else."""
+        if self.threads <= 1:
+            return self.after
+        more = program(self.request.on(threads=self.threads)).arena_bytes - program(self.request).arena_bytes
+        return self.after + more
+
     def located(self, message: str) -> str:
         return located(message, self.places)
 
@@ -67,8 +82,8 @@ class Compiled:
             f"{format_bytes(self.after)} with{met}"
         ]
         if self.threads > 1:
-            took = program(self.request.on(threads=self.threads)).arena_bytes
-            lines.append(f"  with what kernels take for {self.threads} threads instead of one: {format_bytes(took)}")
+            took = format_bytes(self.of_threads)
+            lines.append(f"  with what kernels take for {self.threads} threads instead of one: {took}")
         for h in self.heads:
             lines.append(
                 f"  {self._place(h['head'])}{h['head']}: on the head engine, {h['plan']} plan, kernel {h['kernel']}, chunks of "
@@ -125,7 +140,7 @@ def compile_text(
     the framework, that the program has. space: what names of the generated module stand for."""
     if not parameters:
         raise Unsupported(f"autochunk: {name} reads no input")
-    asked, places = Request(text, machine, externs=bool(calls)), places or {}
+    asked, places = Request(text, machine, externs=function is None), places or {}
 
     def made(request: Request) -> Tried:
         return Tried(*emit(_compiled(request, function is not None, places)), request)
@@ -153,7 +168,7 @@ def compile_text(
             if after <= limits.budget or (too_large > 0 and tried[-1].source == tried[-2].source):
                 break
             too_large = wanted
-            wanted = max(int(wanted * min(0.9 * limits.budget / after, 0.7)), 1)
+            wanted = max(min(int(wanted * min(0.9 * limits.budget / after, 0.7)), _taken(tried[-1]) - 1), 1)
             after = attempt(wanted, 0)
         for _ in range(_ATTEMPTS if too_large > 0 else 0):
             if after > limits.budget or max(t.bytes for t in tried if t.bytes <= limits.budget) > 0.8 * limits.budget:
@@ -163,6 +178,11 @@ def compile_text(
                 wanted = middle
             else:
                 too_large = middle
+        for _ in range(_LARGER if function is None and too_large == 0 else 0):  # and of some fewer
+            if 2 * tried[-1].bytes > limits.budget:
+                break
+            wanted *= 2
+            attempt(wanted, 0)
         # Where the compiler's choice does not do: as many chunks for every loop.
         if function is None and after <= limits.budget and _rounds(_chosen(tried, limits.budget)) >= _MANY:
             chunks = 8
@@ -173,6 +193,8 @@ def compile_text(
             last = after if chunks > 2 else math.inf
             chunks *= 2
             after = attempt(limits.budget // 4, chunks)
+        if min(t.bytes for t in tried) > limits.budget:
+            attempt(_quick_among_small(tried[0].program.report["plans"]), 0)
     last_report = tried[-1].program.report
     before = plain.bytes
     if limits.chunks == 0:  # loops that save nothing are none
@@ -208,12 +230,23 @@ def _frugal(plans: list[dict], slack: float) -> int:
     return max(min(p["value_bytes"] for p in once if p["seconds"] <= enough), 1)
 
 
+def _taken(made: Tried) -> int:
+    """Bytes of the compiler's plan."""
+    return next(p["value_bytes"] for p in made.program.report["plans"] if p["chosen"])
+
+
+def _quick_among_small(plans: list[dict]) -> int:
+    """Bytes of the fastest of the plans that take next to nothing more than the smallest."""
+    enough = _NEARLY * min(p["arena_bytes"] for p in plans)
+    return min((p for p in plans if p["arena_bytes"] <= enough), key=lambda p: p["seconds"])["value_bytes"]
+
+
 def _chosen(tried: list[Tried], budget: int) -> Tried:
-    """The least memory; with a budget the most that meets it, which has the fewest chunks, but for loops of very many
-    rounds. A budget that is not met is no reason for loops, or for many more chunks, that save next to nothing."""
+    """The least memory; with a budget what is predicted to be the fastest that meets it, but for loops of very many rounds.
+    A budget that is not met is no reason for loops, or for many more chunks, that save next to nothing."""
     least = min(t.bytes for t in tried)
-    enough = least if budget == 0 else budget if least <= budget else 1.1 * least
-    return max((t for t in tried if t.bytes <= enough), key=lambda t: (_rounds(t) < _MANY, t.bytes))
+    enough = least if budget == 0 else budget if least <= budget else _NEARLY * least
+    return max((t for t in tried if t.bytes <= enough), key=lambda t: (_rounds(t) < _MANY, -t.seconds, t.bytes))
 
 
 def _check_strict(made: Compiled, limits: Limits) -> None:

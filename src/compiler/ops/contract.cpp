@@ -337,6 +337,14 @@ Gemm gemm_of(const Attributes& at, const View& a, const View& b, const View& c, 
   return gemm;
 }
 
+// Multiply-adds.
+double work_of(const Gemm& gemm) {
+  double work =
+      static_cast<double>(gemm.m) * static_cast<double>(gemm.n) * static_cast<double>(gemm.k);
+  for (const std::int64_t s : gemm.outer) work *= static_cast<double>(s);
+  return work;
+}
+
 }  // namespace
 
 Gemm dot_gemm(Lowering& l, int id) {
@@ -361,16 +369,56 @@ Gemm dot_gemm(Lowering& l, int id) {
   }
   Gemm gemm = gemm_of(at, a, b, l.result_of({id, 0}), std::move(k));
   gemm.accumulate = l.accumulates({id, 0});
-  double work =
-      static_cast<double>(gemm.m) * static_cast<double>(gemm.n) * static_cast<double>(gemm.k);
-  for (const std::int64_t s : gemm.outer) work *= static_cast<double>(s);
-  l.count_work(work);
+  l.count_work(work_of(gemm));
   return gemm;
 }
 
 namespace {
 
-void dot_emit(Lowering& l, int id) { l.push(id, dot_gemm(l, id)); }
+// The contracted dimensions but the longest, each of whose elements is a product of its own that
+// adds to those before it: where that passes over less memory than a copy of an operand, whose
+// dimensions would be one. None: the product is one, or better made of a copy.
+Axes pieces_of(const Lowering& l, const Type& made, const View& a, const View& b, Axes k) {
+  const bool adds = made.dtype == DType::f32 || made.dtype == DType::f64;
+  if (!adds || !l.target().strided_products() || k.size.size() < 2) return {};
+  constexpr std::int64_t kLeast = 16;  // along which a sum is worth its result's load and store
+  const std::int64_t along = k.longest()[0];
+  std::int64_t count = 1;
+  for (const std::int64_t n : k.size) count *= n;
+  const bool less = (count - 1) * elements_of(made) <= std::min(elements_of(a), elements_of(b));
+  return count > 0 && along >= kLeast && less ? k : Axes{};
+}
+
+// To the next index; false behind the last.
+bool advance(std::vector<std::int64_t>& at, const std::vector<std::int64_t>& sizes) {
+  for (std::size_t d = at.size(); d-- > 0;) {
+    if (++at[d] < sizes[d]) return true;
+    at[d] = 0;
+  }
+  return false;
+}
+
+void dot_emit(Lowering& l, int id) {
+  const Node& n = l.node(id);
+  const View a = l.memory_of(n.operands[0]), b = l.memory_of(n.operands[1]);
+  const Axes k = contracted_axes(n.attributes, a, b);
+  const Axes pieces = pieces_of(l, n.results[0], a, b, k);
+  if (pieces.size.empty()) return l.push(id, dot_gemm(l, id));
+  const Gemm whole = gemm_of(n.attributes, a, b, l.result_of({id, 0}), k);
+  bool adds = l.accumulates({id, 0});
+  std::vector<std::int64_t> at(pieces.size.size(), 0);
+  do {
+    Gemm piece = whole;
+    piece.accumulate = adds;
+    for (std::size_t d = 0; d < at.size(); ++d) {
+      piece.a.offset += at[d] * pieces.first[d];
+      piece.b.offset += at[d] * pieces.second[d];
+    }
+    l.count_work(work_of(piece));
+    l.push(id, std::move(piece));
+    adds = true;
+  } while (advance(at, pieces.size));
+}
 
 constexpr Operation kOperations[] = {{
     .op = Op::dot,

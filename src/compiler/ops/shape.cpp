@@ -7,6 +7,7 @@
 #include "compiler/ir/typing.h"
 #include "compiler/ops/families.h"
 #include "compiler/ops/text_key.h"
+#include "compiler/plan/moved_view.h"
 #include "compiler/plan/pointwise_builder.h"
 
 namespace logitless::ir {
@@ -113,6 +114,9 @@ Value reshape_clone(ChunkClone& c) {
 
 View reshape_view(Lowering& l, Value v) {
   const Node& n = l.graph().node(v);
+  if (l.target().strided_products()) {
+    if (std::optional<View> view = moved_view(l, v)) return std::move(*view);
+  }
   const View& from = l.memory_of(n.operands[0]);
   const std::vector<std::int64_t> shape = sizes_of(n.results[0]);
   std::optional<View> to = reshaped(from, shape);

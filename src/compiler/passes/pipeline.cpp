@@ -11,6 +11,7 @@
 #include "compiler/passes/join_pads.h"
 #include "compiler/passes/lower_heads.h"
 #include "compiler/passes/narrow.h"
+#include "compiler/passes/part_products.h"
 #include "compiler/passes/recompute_cheap.h"
 #include "compiler/passes/refine_axes.h"
 #include "compiler/passes/sink_puts.h"
@@ -26,6 +27,8 @@ template <Graph (*kPass)(const Graph&)>
 void rewrite(Compilation& c) {
   c.graph = kPass(c.graph);
 }
+
+bool strides_wanted(const Compilation& c) { return c.target.strided_products(); }
 
 void recompute(Compilation& c) {
   c.written = c.graph;
@@ -99,6 +102,7 @@ constexpr Pass kPipeline[] = {
     {"eliminate-common", rewrite<eliminate_common>},
     {"eliminate-dead", rewrite<eliminate_dead>},
     {"narrow", rewrite<narrow_products>},
+    {"part-products", rewrite<part_products>, strides_wanted},
     {"spread-masks", rewrite<spread_masks>},
     {"sink-puts", rewrite<sink_puts>},
     {"join-pads", rewrite<join_pads>},

@@ -69,6 +69,8 @@ class Lowering {
   // --- memory
   // Of any value; views are made, elementwise values computed.
   const View& memory_of(Value v);
+  // Whether that is known already.
+  bool has_memory(Value v) const { return memory_[number(v)].buffer >= 0; }
   View result_of(Value v);  // new memory, or its destination's
   bool accumulates(Value v) const;
   View contiguous(Value v);

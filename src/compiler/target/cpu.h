@@ -6,14 +6,17 @@
 
 namespace logitless::ir {
 
-// Decisions do not depend on `threads`; the scratch of kernels does.
+// Decisions do not depend on `threads`; the scratch of kernels does. Without `strided_products`:
+// of a program that others run, whose products copy what has no strides.
 class CpuTarget final : public Target {
  public:
-  explicit CpuTarget(int threads) : threads_(threads) {}
+  explicit CpuTarget(int threads, bool strided_products = true)
+      : threads_(threads), strided_products_(strided_products) {}
 
   std::int64_t alignment() const final { return 64; }
   std::int64_t row_alignment() const final { return 1; }
   std::int64_t chunk_multiple() const final { return 1; }
+  bool strided_products() const final { return strided_products_; }
   std::string refuse(const Instruction& instruction) const final;
   std::int64_t scratch_bytes(const Gemm& gemm) const final;
   std::int64_t scratch_bytes(const Attention& attention) const final;
@@ -32,6 +35,7 @@ class CpuTarget final : public Target {
 
  private:
   int threads_;
+  bool strided_products_;
 };
 
 // The product over (inner-most outer, m, n, k), pointers left null.

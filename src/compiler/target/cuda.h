@@ -18,6 +18,7 @@ class CudaTarget final : public Target {
   std::int64_t alignment() const final { return 256; }
   std::int64_t row_alignment() const final { return 16; }
   std::int64_t chunk_multiple() const final { return 8; }
+  bool strided_products() const final { return false; }
   std::string refuse(const Instruction& instruction) const final;
   std::int64_t scratch_bytes(const Gemm& gemm) const final;
   std::int64_t scratch_bytes(const Attention& attention) const final;

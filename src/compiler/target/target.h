@@ -47,6 +47,9 @@ class Target {
   // What large chunks are best multiples of: the sizes that products are fast at.
   virtual std::int64_t chunk_multiple() const = 0;
 
+  // Whether products read operands of any strides at their rate; else copies of those may pay.
+  virtual bool strided_products() const = 0;
+
   // Why no kernel runs the instruction, naming operation and dtype; empty: one does.
   virtual std::string refuse(const Instruction& instruction) const = 0;
 

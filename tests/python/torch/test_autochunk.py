@@ -9,9 +9,9 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from autochunk_options import check_options
+from generated import autochunk
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from logitless.torch import autochunk
 from logitless.torch._autochunk import Unsupported
 
 DEVICE = torch.get_default_device().type  # conftest.py

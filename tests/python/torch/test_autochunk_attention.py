@@ -7,9 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F
+from generated import autochunk
 from test_autochunk import DEVICE, Largest, check_same, copies, random, run
 
-from logitless.torch import autochunk
 from logitless.torch._autochunk.memory import Recorder
 
 EXECUTORS = ["python", "native"]

@@ -5,10 +5,10 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from generated import autochunk
 from losses_battery.step import outputs_and_gradients, peak_of, plan_peaks
 from test_autochunk import DEVICE
 
-from logitless.torch import autochunk
 from logitless.torch._autochunk import Unsupported
 
 ROWS, DIM, WORDS = 96, 8, 512

@@ -6,9 +6,8 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from generated import autochunk
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from logitless.torch import autochunk
 
 ROWS, DIM, WORDS = 48, 8, 700
 
@@ -207,3 +206,30 @@ def test_a_budget_that_is_not_met_names_one_that_is(executor):
     assert "NOT met" in text
     [least] = re.findall(r"not chunked: .*\[[\d, ]+\]: .*for which a budget of (\d+) would do", text)
     assert "NOT met" not in autochunk(correlations, memory_budget=int(least), executor=executor).explain(*args)
+
+
+def test_a_budget_that_is_not_met_is_no_reason_for_more_work():
+    """The projections alone are over it: the least that is found computes next to nothing twice."""
+    args = [torch.randn(*s, requires_grad=True) for s in ((256, 16), (16, 512), (256, 16))]
+    for executor in ("python", "native"):
+        text = autochunk(correlations, memory_budget="256KiB", executor=executor).explain(*args)
+        more = [float(share) for share in re.findall(r"([\d.]+) % more multiply-adds", text)]
+        assert "NOT met" in text and sum(more) < 5, text
+
+
+def pairs(hidden, weight, target):
+    """Of sequences that wait for each other: words are cut."""
+    log_probs = F.log_softmax(hidden.view(4, -1, DIM) @ weight.T, -1)
+    index = target.clamp(min=0).view(4, -1, 1)
+    total = log_probs.gather(-1, index).squeeze(-1).sum(-1)
+    return F.softplus(total[2:] - total[:2]).mean()
+
+
+def test_cut_words_are_counted_and_reduced_in_their_memory():
+    """Numbers at an index are written whatever the counter's form, and log-sum-exps wait for what else reads the logits."""
+    args = inputs()
+    chunked = autochunk(pairs, memory_budget=WORDS * ROWS * 8 // 6)
+    check_same(pairs, chunked, args)
+    text = chunked.source()
+    assert ", 700 in " in chunked.explain() and "2 phases" in chunked.explain()
+    assert "_put_(" in text and " == " not in text and ".logsumexp(" not in text and "_softmax_(" in text, text

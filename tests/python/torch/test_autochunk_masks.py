@@ -5,9 +5,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F
+from generated import autochunk
 from test_autochunk import DEVICE, check_same, random, whole
 
-from logitless.torch import autochunk
 from logitless.torch._autochunk import Unsupported
 
 EXECUTORS = ["python", pytest.param("native", marks=pytest.mark.skipif(DEVICE != "cpu", reason="no kernels on a GPU"))]

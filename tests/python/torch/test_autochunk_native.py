@@ -1,4 +1,4 @@
-"""autochunk with executor="native" against the functions it was given and the default executor."""
+"""autochunk with executor="native" against the functions it was given and generated code."""
 
 import threading
 
@@ -283,7 +283,7 @@ def test_programs_that_were_evicted():
 def test_refusals():
     hidden, weight, target = arguments(cross_entropy, torch.float32)
     chunked = natively(cross_entropy)
-    with pytest.raises(ValueError, match="executor: expected one of python, native, got 'eager'"):
+    with pytest.raises(ValueError, match="executor: expected one of auto, python, native, got 'eager'"):
         autochunk(cross_entropy, executor="eager")
     with pytest.raises(Unsupported, match="dtype torch.uint8 has no form in a tensor program"):
         natively(lambda x: (x * 2.0).sum())(torch.ones(3, dtype=torch.uint8, device=DEVICE))

@@ -60,7 +60,7 @@ def autochunk(
     gradients: str = "auto",
     strict: bool = False,
     unsupported: str = "error",
-    executor: str = "python",
+    executor: str = "auto",
 ):
     """``fn`` with its big values computed chunk by chunk, forward and backward; also a decorator.
 
@@ -77,13 +77,15 @@ def autochunk(
     strict: a budget that is not met, or a big value that could not be cut, is a ValueError.
     unsupported: "error" raises ``Unsupported`` (a NotImplementedError) naming the operation that cannot be expressed;
     "run" warns with the same text, and runs ``fn`` itself.
-    executor: "python" runs generated PyTorch; "native" has the library run the program, with its head engine, in one
-    tensor of PyTorch's allocator, on the current stream of a GPU (docs/gpu.md: what it needs there) or on
-    torch.get_num_threads() threads of the CPU, with the same bits for any number of them; inside torch.compile it is
-    one operator, inside of a CUDA graph its kernels. memory_budget then bounds that tensor and the copies of inputs
-    that are not contiguous; on the CPU kernels take some MiB more for each thread beyond the first.
+    executor: "auto" is "native" on a CPU, unless the library does not take the function or needs more memory over the
+    budget, and "python" elsewhere; ``explain()`` says which, and why. "python" runs generated PyTorch; "native" has the
+    library run the program, with its head engine, in one tensor of PyTorch's allocator, on the current stream of a GPU
+    (docs/gpu.md: what it needs there) or on torch.get_num_threads() threads of the CPU, with the same bits for any
+    number of them; inside torch.compile it is one operator (of "auto" a graph break), inside of a CUDA graph its
+    kernels. memory_budget then bounds that tensor and the copies of inputs that are not contiguous; on the CPU kernels
+    take some MiB more for each thread beyond the first.
 
     The result has ``explain()`` and ``source()``. A second derivative is an error, and so are torch.func's transforms
-    of a native function.
+    of a native function inside of torch.compile.
     """
     return make(AutoChunked, fn, memory_budget, chunks, gradients, strict, unsupported, executor)

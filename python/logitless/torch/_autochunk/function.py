@@ -7,7 +7,7 @@ import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.utils._pytree as pytree
@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from logitless._autochunk.function import ChunkedFunction, P, R, describe, in_one_pass, is_tracing, put
 from logitless._autochunk.names import leaf_names, numbered, unique
-from logitless._autochunk.options import Limits, Unsupported
+from logitless._autochunk.options import AUTO, EXECUTORS, Limits, Unsupported
 from logitless._autochunk.parse import parse
-from logitless._autochunk.plan import Compiled, compile_text
+from logitless._autochunk.plan import Compiled, compile_text, format_bytes
 from logitless.torch import _ops
 from logitless.torch._autochunk import native, transforms
 from logitless.torch._autochunk.dtypes import DTYPES
@@ -38,6 +38,7 @@ class Plan:
     backward: Compiled | None = None  # of the gradients, from inputs and tangents
     joint: bool = False
     seed: str = ""  # the parameter that random numbers come from, if some are drawn: then the last of the tensors
+    not_native: str = ""  # why the library does not run it, where that was left open
 
     def inputs(self, compiled: Compiled, tensors: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor] = ()):
         given = list(tensors)
@@ -50,6 +51,12 @@ class Plan:
         device = tensors[0].device.type
         with torch.no_grad(), torch.autocast(device, enabled=False):
             return compiled.function(*self.inputs(compiled, tensors, tangents))
+
+    @property
+    def over(self) -> int:
+        """Bytes over the budget."""
+        took = max(made.after for made in (self.forward, self.backward) if made is not None)
+        return max(took - self.limits.budget, 0) if self.limits.budget > 0 else 0
 
     @property
     def has_grad(self) -> list[bool]:
@@ -71,7 +78,8 @@ class Plan:
 
     def describe(self) -> str:
         alone = "no input needs a gradient"
-        return describe(self.forward, self.backward, self.joint, alone, self.limits)
+        text = describe(self.forward, self.backward, self.joint, alone, self.limits)
+        return f"{text}  not by the library: {self.not_native}\n" if self.not_native else text
 
     def source(self) -> str:
         parts = [self.forward.source] + ([self.backward.source] if self.backward is not None else [])
@@ -98,6 +106,41 @@ class _Chunked(torch.autograd.Function):
         # The library writes each result into memory of its own; PyTorch's operations may return what they were given.
         gradients = iter(plan.gradients(ctx.saved_tensors, wanted, owned=plan.limits.native))
         return (None, *(next(gradients) if has else None for has in plan.has_grad))
+
+
+def plan_for(
+    function: Callable,
+    tensors: Sequence[torch.Tensor],
+    names: list[str],
+    needs: list[bool],
+    limits: Limits,
+    gradients: str,
+    around: Around,
+) -> Plan:
+    """As ``make_plan``, with an executor chosen where the limits leave it open: on a CPU the library, whose loops are fused,
+    unless it does not take the function or takes more memory over the budget than generated code; else that."""
+
+    def plan(native: bool) -> Plan:
+        chosen = replace(limits, native=native, auto=False)
+        return make_plan(function, tensors, names, needs, chosen, gradients, around)
+
+    if not limits.auto:
+        return make_plan(function, tensors, names, needs, limits, gradients, around)
+    made, why = None, ""
+    if tensors[0].device.type == "cpu":
+        try:
+            made = plan(native=True)
+        except (Unsupported, ValueError) as error:  # if it is of the function, the other says it again
+            why = str(error)
+    if made is not None and made.over == 0:
+        return made
+    other = plan(native=False)
+    if made is not None and made.over <= other.over:
+        return made
+    if made is not None:
+        why = f"that would take {format_bytes(made.over)} more than the budget"
+    other.not_native = why
+    return other
 
 
 def make_plan(
@@ -258,6 +301,8 @@ _in_graph = getattr(torch._dynamo, "nonstrict_trace", torch.compiler.disable)(_i
 class AutoChunked(ChunkedFunction[P, R]):
     """What ``autochunk`` returns: called as the function, with ``explain`` and ``source`` beside."""
 
+    executors = (AUTO, *EXECUTORS)
+
     def __init__(self, function: Callable[P, R], limits: Limits, gradients: str, unsupported: str):
         super().__init__(function, limits, gradients, unsupported)
         if not isinstance(function, torch.nn.Module):
@@ -363,7 +408,7 @@ class AutoChunked(ChunkedFunction[P, R]):
         try:
             with alone() as around:
                 fakes = _fakes([(*_layout(t), t) for t in tensors])
-                plan = make_plan(call, fakes, named, needs, self.limits, self.gradients, around)
+                plan = plan_for(call, fakes, named, needs, self.limits, self.gradients, around)
         except Unsupported as error:
             plan = self.refused(error, stacklevel=4)
         self._made.keep(key, plan)

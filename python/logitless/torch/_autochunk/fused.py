@@ -43,6 +43,8 @@ class _Fusion:
                 self.softmax(node)
             elif node.op == "select":
                 self.put(node)
+        for node in [n for n in self.nodes if n.op == "reduce_lse"]:
+            self.late(node)
         return self.read()
 
     def read(self) -> list[Node]:
@@ -114,6 +116,22 @@ class _Fusion:
         mine = [spread.results[0]]
         return [r for r in self.readers.get(mine[0], []) if r.op == "sub" and r.operands == [x, *mine]]
 
+    # --- a log-sum-exp behind all else that reads its operand, whose memory it may then use up
+    def late(self, lse: Node) -> None:
+        at = self.nodes.index(lse)
+        waiting, moved = set(lse.results), [lse]  # it, and what reads it
+        for node in self.nodes[at + 1 :]:
+            if waiting.intersection(node.operands):
+                waiting.update(node.results)
+                moved.append(node)
+        others = [n for n in self.readers[lse.operands[0]] if not any(n is m for m in moved)]
+        last = max((self.nodes.index(n) for n in others), default=-1)
+        if last < at or lse.operands[0] in self.ends or any(n.loop is not None for n in self.nodes[at : last + 1]):
+            return
+        late = [n for n in self.nodes[at : last + 1] if any(n is m for m in moved)]
+        soon = [n for n in self.nodes[at : last + 1] if not any(n is m for m in moved)]
+        self.nodes[at : last + 1] = soon + late
+
     # --- numbers where a counter is an index, and 0 elsewhere
     def put(self, select: Node) -> None:
         hit, part = self.made(select.operands[0], "eq"), self.made(select.operands[1], "broadcast")
@@ -142,19 +160,18 @@ class _Fusion:
 
     def counted(self, value: str) -> tuple[int | None, str]:
         """The dimension along which a value is the number of the element; and the value that is added to it, if one is."""
-        node = self.made(value, "iota", "broadcast")
-        if node is None:
-            return None, ""
-        if node.op == "iota":
-            return node.numbers("axis")[0], ""
-        dims, source = node.numbers("dims"), self.made(node.operands[0], "iota", "add")
-        if source is None or len(dims) != 1:
-            return None, ""
-        [dim] = dims
-        if source.op == "iota":
-            return dim, ""
-        for counter, offset in (source.operands, source.operands[::-1]):
-            spread = self.made(offset, "broadcast")
-            if self.made(counter, "iota") and spread is not None and self.first in spread.operands:
-                return dim, self.first
+        node = self.made(value, "iota", "add", "broadcast")
+        if node is None or node.op != "broadcast":
+            return self.counter(node)
+        dims, (axis, first) = node.numbers("dims"), self.counter(self.made(node.operands[0], "iota", "add"))
+        return (None, "") if axis is None or len(dims) != 1 else (dims[0], first)
+
+    def counter(self, node: Node | None) -> tuple[int | None, str]:
+        """The same of the elements' numbers as they are, or with the chunk's first one added."""
+        if node is None or node.op == "iota":
+            return (None, "") if node is None else (node.numbers("axis")[0], "")
+        for numbers, offset in (node.operands, node.operands[::-1]):
+            spread, made = self.made(offset, "broadcast"), self.made(numbers, "iota")
+            if made is not None and spread is not None and self.first and self.first in spread.operands:
+                return made.numbers("axis")[0], self.first
         return None, ""

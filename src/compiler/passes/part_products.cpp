@@ -1,0 +1,154 @@
+#include "compiler/passes/part_products.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "compiler/analysis/dim_parts.h"
+#include "compiler/analysis/split.h"
+#include "compiler/ir/build.h"
+#include "compiler/passes/eliminate.h"
+
+namespace logitless::ir {
+namespace {
+
+using Sizes = std::vector<std::int64_t>;
+
+class PartProducts {
+ public:
+  explicit PartProducts(const Graph& graph) : g_(graph) {}
+
+  Graph run() {
+    out_.name = g_.name;
+    out_.reserve(g_.size());
+    for (int id = 0; id < g_.size(); ++id) {
+      const Node& n = g_.node(id);
+      Value made = n.op == Op::dot ? parted(id) : Value{};
+      if (!made.valid()) {
+        std::vector<Value> operands;
+        for (const Value v : n.operands) operands.push_back(mapped(v));
+        if (n.op == Op::reshape) operands[0] = before_reshapes(operands[0]);
+        made = out_.copy(g_, id, std::move(operands));
+      }
+      new_.push_back(made);
+    }
+    for (const Output& output : g_.outputs()) out_.add_output(output.name, mapped(output.value));
+    return std::move(out_);
+  }
+
+ private:
+  const Graph& g_;
+  Graph out_;
+  std::vector<Value> new_;  // the first result of each node
+  std::map<Value, std::optional<std::vector<DimParts>>> known_;
+
+  Value mapped(Value v) const {
+    const Value first = new_[static_cast<std::size_t>(v.node)];
+    return {first.node, first.index + v.index};
+  }
+
+  // Of a value of the new graph.
+  Value before_reshapes(Value v) const {
+    while (out_.node(v).op == Op::reshape) v = out_.node(v).operands[0];
+    return v;
+  }
+
+  // As dimensions of the value that reshapes and transposes move about.
+  const std::optional<std::vector<DimParts>>& parts(Value v) {
+    const auto found = known_.find(v);
+    if (found != known_.end()) return found->second;
+    const Node& n = g_.node(v);
+    std::optional<std::vector<DimParts>> made;
+    if (n.op == Op::reshape || n.op == Op::transpose) {
+      made = parts(n.operands[0]);
+      if (made && n.op == Op::transpose) made = transposed_parts(*made, n.attributes->dims);
+      if (made && n.op == Op::reshape) made = reshaped_parts(*made, sizes_of(n.results[0]));
+    } else {
+      made = parts_of(sizes_of(g_.type(v)));
+    }
+    return known_[v] = std::move(made);
+  }
+
+  // The sizes that each dimension of an operand is better parted into: one of those that are one
+  // in memory. Rows are read by vectors: where none is long, a copy that has some is better.
+  std::vector<Sizes> wanted(Value v, const std::vector<int>& batch) {
+    constexpr std::int64_t kLeastRow = 8;
+    const Sizes shape = sizes_of(g_.type(v));
+    std::vector<Sizes> sizes;
+    for (const std::int64_t size : shape) sizes.push_back({size});
+    const auto& dims = parts(v);
+    if (!dims || elements_of(g_.type(v)) == 0) return sizes;
+    std::vector<Sizes> found;
+    bool row = false;
+    for (std::size_t d = 0; d < shape.size(); ++d) {
+      Sizes& of = found.emplace_back();
+      const DimParts joined = joined_parts((*dims)[d]);
+      const bool outside =
+          std::find(batch.begin(), batch.end(), static_cast<int>(d)) != batch.end();
+      for (const DimPart& part : joined) {
+        of.push_back(part.size);
+        row = row || (part.stride == 1 && part.size >= kLeastRow && !outside);
+      }
+      if (joined.empty()) of = {1};
+    }
+    return row ? found : sizes;
+  }
+
+  // Invalid: the product stays as it is.
+  Value parted(int id) {
+    const Node& n = g_.node(id);
+    Attributes a = n.attributes;
+    std::vector<Sizes> x = wanted(n.operands[0], a.batch_a), y = wanted(n.operands[1], a.batch_b);
+    const auto agree = [&](const std::vector<int>& of_x, const std::vector<int>& of_y) {
+      for (std::size_t i = 0; i < of_x.size(); ++i) {
+        Sizes &one = x[static_cast<std::size_t>(of_x[i])],
+              &other = y[static_cast<std::size_t>(of_y[i])];
+        if (one.size() < other.size()) one = other;
+        other = one;
+      }
+    };
+    agree(a.batch_a, a.batch_b);
+    agree(a.contract_a, a.contract_b);
+    if (is_whole(x) && is_whole(y)) return {};
+    const Origin origin(out_, {}, n.attributes->location);
+    const Value left = reshaped(n.operands[0], x), right = reshaped(n.operands[1], y);
+    a.batch_a = places(x, a.batch_a);
+    a.batch_b = places(y, a.batch_b);
+    a.contract_a = places(x, a.contract_a);
+    a.contract_b = places(y, a.contract_b);
+    const Value made = out_.add(Op::dot, {left, right}, std::move(a), n.name);
+    return reshape(out_, made, n.results[0].shape);
+  }
+  static bool is_whole(const std::vector<Sizes>& dims) {
+    for (const Sizes& sizes : dims) {
+      if (sizes.size() > 1) return false;
+    }
+    return true;
+  }
+  Value reshaped(Value v, const std::vector<Sizes>& dims) {
+    Shape shape;
+    for (const Sizes& sizes : dims) {
+      for (const std::int64_t size : sizes) shape.emplace_back(size);
+    }
+    return reshape(out_, before_reshapes(mapped(v)), std::move(shape));
+  }
+  // Dimensions as those that they were parted into.
+  static std::vector<int> places(const std::vector<Sizes>& dims, const std::vector<int>& of) {
+    std::vector<int> first(dims.size() + 1, 0), to;
+    for (std::size_t d = 0; d < dims.size(); ++d)
+      first[d + 1] = first[d] + static_cast<int>(dims[d].size());
+    for (const int d : of) {
+      const auto at = static_cast<std::size_t>(d);
+      for (int k = first[at]; k < first[at + 1]; ++k) to.push_back(k);
+    }
+    return to;
+  }
+};
+
+}  // namespace
+
+Graph part_products(const Graph& graph) { return eliminate_dead(PartProducts(graph).run()); }
+
+}  // namespace logitless::ir
