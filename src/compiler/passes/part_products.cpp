@@ -65,7 +65,7 @@ class PartProducts {
       made = parts(n.operands[0]);
       if (made && n.op == Op::transpose) made = transposed_parts(*made, n.attributes->dims);
       if (made && n.op == Op::reshape) made = reshaped_parts(*made, sizes_of(n.results[0]));
-    } else {
+    } else if (n.op != Op::attention && n.op != Op::attention_grad) {  // those write where it suits
       made = parts_of(sizes_of(g_.type(v)));
     }
     return known_[v] = std::move(made);
