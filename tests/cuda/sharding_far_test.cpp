@@ -30,43 +30,6 @@ HeadSpec spec_of(std::int64_t tokens = 240, std::int64_t tiles = 32) {
   return spec;
 }
 
-struct Option {
-  const char* name;
-  void (*change)(HeadSpec&);
-};
-const Option kPlain = {"plain", [](HeadSpec&) {}};
-const Option kSmoothing = {"smoothing_of_classes", [](HeadSpec& s) {
-                             s.label_smoothing = 0.2f;
-                             s.class_weight = s.token_weight = s.bias = true;
-                             s.ignored = 0.3;
-                           }};
-const Option kBackward[] = {
-    kPlain,
-    kSmoothing,
-    {"softcap_scale_bias",
-     [](HeadSpec& s) {
-       s.softcap = 4.0f;
-       s.logit_scale = 1.3f;
-       s.bias = true;
-       s.z_loss = 0.01f;
-     }},
-    {"several_targets",
-     [](HeadSpec& s) {
-       s.per_token = 3;
-       s.ignored = 0.2;
-     }},
-    {"reduction_none", [](HeadSpec& s) { s.reduction = Reduction::none; }},
-};
-const Option kBoth[] = {
-    kPlain,
-    kSmoothing,
-    {"scale_z_loss",
-     [](HeadSpec& s) {
-       s.logit_scale = 0.8f;
-       s.z_loss = 0.01f;
-     }},
-};
-
 class CudaShardingFar : public testing::Test {
  protected:
   void SetUp() override {
@@ -84,7 +47,7 @@ class CudaShardingFar : public testing::Test {
 };
 
 TEST_F(CudaShardingFar, BackwardIsTheOraclesForEachOption) {
-  for (const Option& option : kBackward) {
+  for (const FarOption& option : far_backward_options()) {
     for (const int ranks : {2, 4}) {
       HeadSpec spec = spec_of();
       option.change(spec);
@@ -114,7 +77,7 @@ TEST_F(CudaShardingFar, BackwardIsTheOraclesForEachOption) {
 
 TEST_F(CudaShardingFar, BothWaysIsTheOraclesForEachOption) {
   if (!cuda::moments_unsupported().empty()) GTEST_SKIP() << cuda::moments_unsupported();
-  for (const Option& option : kBoth) {
+  for (const FarOption& option : far_both_options()) {
     for (const int ranks : {2, 4}) {
       HeadSpec spec = spec_of();
       option.change(spec);

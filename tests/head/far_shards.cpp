@@ -36,6 +36,42 @@ VocabOrder with_tiles(const VocabOrder& order, const VocabOrder& whole,
 
 }  // namespace
 
+namespace {
+
+const FarOption kPlain = {"plain", [](HeadSpec&) {}};
+const FarOption kSmoothing = {"smoothing_of_classes", [](HeadSpec& s) {
+                                s.label_smoothing = 0.2f;
+                                s.class_weight = s.token_weight = s.bias = true;
+                                s.ignored = 0.3;
+                              }};
+
+}  // namespace
+
+std::vector<FarOption> far_backward_options() {
+  return {kPlain,
+          kSmoothing,
+          {"softcap_scale_bias",
+           [](HeadSpec& s) {
+             s.softcap = 4.0f;
+             s.logit_scale = 1.3f;
+             s.bias = true;
+             s.z_loss = 0.01f;
+           }},
+          {"several_targets",
+           [](HeadSpec& s) {
+             s.per_token = 3;
+             s.ignored = 0.2;
+           }},
+          {"reduction_none", [](HeadSpec& s) { s.reduction = Reduction::none; }}};
+}
+
+std::vector<FarOption> far_both_options() {
+  return {kPlain, kSmoothing, {"scale_z_loss", [](HeadSpec& s) {
+                                 s.logit_scale = 0.8f;
+                                 s.z_loss = 0.01f;
+                               }}};
+}
+
 FarSplit deal_tiles(const VocabOrder& order, int ranks) {
   const std::int64_t tiles = ceil_div(order.vocab(), kVocabTile);
   std::vector<std::vector<std::int64_t>> of_rank(static_cast<std::size_t>(ranks));

@@ -8,6 +8,14 @@
 
 namespace logitless::test {
 
+// What changes the gradient, one by one; the first is nothing. Of plans that far_both takes, too.
+struct FarOption {
+  const char* name;
+  void (*change)(HeadSpec&);
+};
+std::vector<FarOption> far_backward_options();
+std::vector<FarOption> far_both_options();
+
 struct FarSplit {
   WordSplit words;
   std::vector<VocabOrder> orders;  // of each rank's rows, not shared yet

@@ -25,45 +25,11 @@ HeadSpec spec_of(std::int64_t tokens = 120, std::int64_t tiles = 28) {
   return spec;
 }
 
-struct Option {
-  const char* name;
-  void (*change)(HeadSpec&);
-};
-const Option kPlain = {"plain", [](HeadSpec&) {}};
-const Option kBf16 = {"bf16", [](HeadSpec& s) { s.dtype = DType::bf16; }};
-const Option kSmoothing = {"smoothing_of_classes", [](HeadSpec& s) {
-                             s.label_smoothing = 0.2f;
-                             s.class_weight = s.token_weight = s.bias = true;
-                             s.ignored = 0.3;
-                           }};
-const Option kBackward[] = {
-    kPlain,
-    kBf16,
-    kSmoothing,
-    {"softcap_scale_bias",
-     [](HeadSpec& s) {
-       s.softcap = 4.0f;
-       s.logit_scale = 1.3f;
-       s.bias = true;
-       s.z_loss = 0.01f;
-     }},
-    {"several_targets",
-     [](HeadSpec& s) {
-       s.per_token = 3;
-       s.ignored = 0.2;
-     }},
-    {"reduction_none", [](HeadSpec& s) { s.reduction = Reduction::none; }},
-};
-const Option kBoth[] = {
-    kPlain,
-    kBf16,
-    kSmoothing,
-    {"scale_z_loss",
-     [](HeadSpec& s) {
-       s.logit_scale = 0.8f;
-       s.z_loss = 0.01f;
-     }},
-};
+// In bf16, too, after the first.
+std::vector<FarOption> with_bf16(std::vector<FarOption> options) {
+  options.insert(options.begin() + 1, {"bf16", [](HeadSpec& s) { s.dtype = DType::bf16; }});
+  return options;
+}
 
 // All on all ranks; uneven; none on some.
 std::vector<TokenSplit> tokens_of(int ranks, std::int64_t tokens) {
@@ -72,9 +38,9 @@ std::vector<TokenSplit> tokens_of(int ranks, std::int64_t tokens) {
 }
 
 // All of them for the first option, and for the others by turns.
-std::vector<int> ranks_of(const Option& option, const Option* first) {
-  if (&option == first) return {1, 2, 4};
-  return {(&option - first) % 2 == 0 ? 2 : 4};
+std::vector<int> ranks_of(std::size_t option) {
+  if (option == 0) return {1, 2, 4};
+  return {option % 2 == 0 ? 2 : 4};
 }
 
 std::string trace(const char* option, int ranks, const TokenSplit& tokens) {
@@ -82,8 +48,10 @@ std::string trace(const char* option, int ranks, const TokenSplit& tokens) {
 }
 
 TEST(ShardingFar, BackwardIsTheOraclesForEachOption) {
-  for (const Option& option : kBackward) {
-    for (const int ranks : ranks_of(option, kBackward)) {
+  const std::vector<FarOption> options = with_bf16(far_backward_options());
+  for (std::size_t o = 0; o < options.size(); ++o) {
+    const FarOption& option = options[o];
+    for (const int ranks : ranks_of(o)) {
       HeadSpec spec = spec_of();
       option.change(spec);
       FarProblem problem(spec);
@@ -114,8 +82,10 @@ TEST(ShardingFar, BackwardIsTheOraclesForEachOption) {
 }
 
 TEST(ShardingFar, BothWaysIsTheOraclesForEachOption) {
-  for (const Option& option : kBoth) {
-    for (const int ranks : ranks_of(option, kBoth)) {
+  const std::vector<FarOption> options = with_bf16(far_both_options());
+  for (std::size_t o = 0; o < options.size(); ++o) {
+    const FarOption& option = options[o];
+    for (const int ranks : ranks_of(o)) {
       HeadSpec spec = spec_of();
       option.change(spec);
       FarBothProblem problem(spec);
