@@ -326,12 +326,13 @@ typedef struct logitless_loss_statistics {
   double audited_lse_error_max;
   int64_t dense_fallback; /* more than 2/3 to keep somewhere: exact there */
   double imbalance; /* of words over ranks: the most pairs kept on one over the mean; else 1 */
+  double sampled_lse_error; /* of far_both, by the tiles sampled: root mean square, in nats */
+  double sampled_most;      /* the most of a token's probability in one of those */
 } logitless_loss_statistics;
 LOGITLESS_API void logitless_loss_statistics_init(logitless_loss_statistics* statistics,
                                                   size_t struct_size);
 
-/* options may be NULL: the defaults. Planning looks at shapes, strides and dtypes; data must be
- * there but is not read. */
+/* options may be NULL: the defaults. Planning reads shapes, strides and dtypes, no data. */
 LOGITLESS_API logitless_status logitless_plan_cross_entropy(
     const logitless_context* context, const logitless_cross_entropy_options* options,
     const logitless_cross_entropy_inputs* inputs, const logitless_cross_entropy_outputs* outputs,

@@ -314,12 +314,15 @@ class LossStatistics(Structure):
     audited_lse_error_max: float
     dense_fallback: int  # more than 2/3 to keep somewhere: exact there
     imbalance: float  # of words over ranks: the most pairs kept on one over the mean; else 1
+    sampled_lse_error: float  # of far_both, by the tiles sampled: root mean square, in nats
+    sampled_most: float  # the most of a token's probability in one of those
     _fields_ = [
         ("struct_size", c_size_t), ("tokens", c_int64), ("valid_tokens", c_int64), ("correct", c_int64),
         ("normalizer", c_double), ("mean_lse", c_double), ("mean_log_prob", c_double), ("kept", c_double),
         ("sampled", c_double), ("passes", c_double), ("bound", c_double), ("audited_error", c_double),
         ("audited_tokens", c_int64), ("audited_lse_error", c_double), ("audited_lse_error_max", c_double),
-        ("dense_fallback", c_int64), ("imbalance", c_double),
+        ("dense_fallback", c_int64), ("imbalance", c_double), ("sampled_lse_error", c_double),
+        ("sampled_most", c_double),
     ]
 
 

@@ -77,6 +77,9 @@ class Statistics(NamedTuple):
     audited_lse_error: float  # root mean square over the audited tokens, in nats
     audited_lse_error_max: float  # of one token
     imbalance: float  # of words over ranks: the most pairs kept on one over the mean; else 1
+    # Both ways with sample_every, in each step, by the tiles sampled alone, estimated and computed:
+    sampled_lse_error: float  # root mean square over tokens, in nats
+    sampled_most: float  # the most of a token's probability in one of them
 
 
 def options(**given: Any) -> Options:

@@ -335,6 +335,8 @@ inline void write_statistics(const LossStatistics& made, logitless_loss_statisti
   c.audited_lse_error_max = made.far.audited_lse_error_max;
   c.dense_fallback = made.far.dense_fallback ? 1 : 0;
   c.imbalance = made.far.imbalance;
+  c.sampled_lse_error = made.far.sampled_lse_error;
+  c.sampled_most = made.far.sampled_most;
   write_struct(c, to, "statistics");
 }
 

@@ -163,6 +163,10 @@ Json to_json(const LossPlan& plan, const LossCommand& args, const LossResult& r)
     object.update({{"tau", plan.tau}, {"kept", far.kept}, {"dense_fallback", far.dense_fallback}});
     if (far.bound >= 0.0) object["bound"] = far.bound;
     if (plan.sample_every > 0) object["sampled"] = far.sampled;
+    if (plan.sample_every > 0 && plan.kind == PlanKind::far_both) {
+      object["sampled_lse_error"] = far.sampled_lse_error;
+      object["sampled_most"] = far.sampled_most;
+    }
     object["passes"] = far.passes;
     object["order_bytes"] = r.order_bytes;
     if (far.audited_tokens > 0) {

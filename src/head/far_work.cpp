@@ -4,8 +4,24 @@
 #include <cmath>
 
 namespace logitless {
+namespace {
 
-FarFieldStatistics far_statistics(const LossPlan& plan, const FarSums& sums) {
+// Of each token all far tiles are off as those sampled are, and independently.
+void tell_sampled(const LossPlan& plan, const FarSums& sums, std::int64_t tile_words,
+                  FarFieldStatistics& out) {
+  const FarSampled& s = sums.of_sample;
+  if (s.tokens == 0.0) return;
+  const std::int64_t words =
+      plan.features.word_ranks > 0 ? plan.shape.whole_vocab : plan.shape.vocab;
+  const double far = (1.0 - out.kept) * static_cast<double>((words + tile_words - 1) / tile_words);
+  out.sampled_lse_error = std::sqrt(far * s.error_squared / s.tokens);
+  out.sampled_most = s.most;
+}
+
+}  // namespace
+
+FarFieldStatistics far_statistics(const LossPlan& plan, const FarSums& sums,
+                                  std::int64_t tile_words) {
   FarFieldStatistics out;
   if (sums.pairs > 0) {
     out.kept = static_cast<double>(sums.kept) / static_cast<double>(sums.pairs);
@@ -18,6 +34,7 @@ FarFieldStatistics far_statistics(const LossPlan& plan, const FarSums& sums) {
   out.dense_fallback = sums.fallback != 0;
   if (sums.norm_squared > 0.0) out.bound = std::sqrt(sums.bound_squared / sums.norm_squared);
   if (plan.kind == PlanKind::far_both) out.bound = -1.0;
+  tell_sampled(plan, sums, tile_words, out);
   if (plan.audit == nullptr || sums.audited == 0) return out;
   out.audited_tokens = sums.audited;
   out.audited_error = sums.audit_norm_squared == 0.0  // NaN: no number
@@ -52,7 +69,8 @@ void add_tokens(std::span<const FarSums> ranks, FarSums& sums) {
 
 }  // namespace
 
-FarFieldStatistics far_statistics_of_ranks(const LossPlan& plan, std::span<const FarSums> ranks) {
+FarFieldStatistics far_statistics_of_ranks(const LossPlan& plan, std::span<const FarSums> ranks,
+                                           std::int64_t tile_words) {
   FarSums sums = ranks.front();
   std::int64_t most = sums.kept;
   for (const FarSums& of_rank : ranks.subspan(1)) {
@@ -60,10 +78,11 @@ FarFieldStatistics far_statistics_of_ranks(const LossPlan& plan, std::span<const
     sums.sampled += of_rank.sampled;
     sums.pairs += of_rank.pairs;
     sums.fallback += of_rank.fallback;
+    sums.of_sample.add(of_rank.of_sample);
     most = std::max(most, of_rank.kept);
   }
   if (plan.features.tokens_sharded) add_tokens(ranks, sums);
-  FarFieldStatistics out = far_statistics(plan, sums);
+  FarFieldStatistics out = far_statistics(plan, sums, tile_words);
   if (sums.kept > 0) {
     const auto count = static_cast<double>(ranks.size());
     out.imbalance = static_cast<double>(most) * count / static_cast<double>(sums.kept);

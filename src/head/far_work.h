@@ -35,10 +35,13 @@ inline double far_passes(PlanKind kind, double kept, double sampled, const HeadS
   return forward + backward;
 }
 
-FarFieldStatistics far_statistics(const LossPlan& plan, const FarSums& sums);
+// tile_words: of a pair, what is kept or not for a block.
+FarFieldStatistics far_statistics(const LossPlan& plan, const FarSums& sums,
+                                  std::int64_t tile_words);
 // Of words over ranks, from the sums of each: what is of tokens that all ranks have is the same in
 // all of them.
-FarFieldStatistics far_statistics_of_ranks(const LossPlan& plan, std::span<const FarSums> ranks);
+FarFieldStatistics far_statistics_of_ranks(const LossPlan& plan, std::span<const FarSums> ranks,
+                                           std::int64_t tile_words);
 
 // Whether one of `ranks` has so many of the tiles of all that keeping its own is keeping what there
 // is.

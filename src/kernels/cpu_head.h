@@ -14,6 +14,7 @@
 #include "logitless/dtype.h"
 #include "logitless/head_shape.h"
 #include "math/far_sample.h"
+#include "math/far_sums.h"
 #include "math/wide_sum.h"
 
 namespace logitless {
@@ -194,7 +195,9 @@ struct FarBackwardChunk : BackwardChunk {
   const float* log2_total = nullptr;    // [tokens] log2 sum_j exp z_ij
   const float* target_logit = nullptr;  // [tokens * K]
   // Far pairs whose d_weight and d_bias are computed exactly as well: `every` times the difference
-  // from what their mass gives is added, so that the mean over all samples is exact.
+  // from what their mass gives is added, so that the mean over all samples is exact. With
+  // `selected`, where masses are estimates, the sampled tile's exact mass takes its estimate's
+  // place in the tokens' totals: else what is far above its estimate would count many times over.
   FarSample sample;
   // Above this part of the tiles, all are kept: nothing would be gained.
   double most_kept = 1.0;
@@ -208,6 +211,7 @@ struct FarBackwardChunk : BackwardChunk {
   std::int64_t* kept = nullptr;     // pairs of a tile and a block of tokens: one number, added to
   std::int64_t* sampled = nullptr;  // those of the sample, likewise
   std::int64_t* pairs = nullptr;    // all there are, likewise
+  FarSampled* of_sample = nullptr;  // of `selected`, likewise
 };
 
 // A chunk's tokens in an order in which blocks are of tokens that keep alike, in two calls after

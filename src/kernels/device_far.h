@@ -133,6 +133,15 @@ struct FarCall {
   FarTokens tokens;
 };
 
+// What a sampled pair's estimates are off by is found with its gradients (BlockCall), which leaves
+// in the masses of its two tiles, for each token, what both are off by and what they are, of the
+// token's total.
+inline bool samples_estimates(const FarCall& far) {
+  return far.estimate != nullptr && far.sample.every > 0;
+}
+// Adds that to the sums' of_sample, for tokens of a gradient. partial: kFarPartials.
+void measure_sample(const ForwardCall& call, const RowCoefficients* rows, double* partial);
+
 // Empty, or why masses cannot be estimated; what that sets up once for a thread.
 std::string estimates_unsupported();
 void prepare_estimates();

@@ -1,9 +1,26 @@
 // Sums of a far-field call, over its chunks; on a GPU they lie in its memory.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
+#include "math/host_device.h"
+
 namespace logitless {
+
+// Of the pairs that a call of far_both samples, whose masses are estimated and then computed: over
+// their tokens that have a gradient, in parts of a token's total.
+struct FarSampled {
+  double tokens;
+  double error_squared;  // exact mass less the estimate
+  double most;           // the largest exact mass; NaN where one is
+
+  LOGITLESS_HOST_DEVICE void add(const FarSampled& other) {
+    tokens += other.tokens;
+    error_squared += other.error_squared;
+    if (other.most > most || std::isnan(other.most)) most = other.most;
+  }
+};
 
 struct FarSums {
   std::int64_t kept;      // pairs of tiles (on a GPU groups of them) and blocks of tokens
@@ -20,6 +37,7 @@ struct FarSums {
   double audit_norm_squared;
   double lse_error_squared;
   double lse_error_max;
+  FarSampled of_sample;
 };
 
 }  // namespace logitless

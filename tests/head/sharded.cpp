@@ -283,6 +283,8 @@ void expect_same_far(const FarFieldStatistics& a, const FarFieldStatistics& b) {
   EXPECT_EQ(a.audited_lse_error, b.audited_lse_error);
   EXPECT_EQ(a.audited_lse_error_max, b.audited_lse_error_max);
   EXPECT_EQ(a.imbalance, b.imbalance);
+  EXPECT_EQ(a.sampled_lse_error, b.sampled_lse_error);
+  EXPECT_EQ(a.sampled_most, b.sampled_most);
 }
 
 HeadAnswer run_sharded(const HeadProblem& problem, const ShardedRun& run) {

@@ -162,6 +162,7 @@ FarBothOracle far_both_oracle(const OracleProblem& p, const std::vector<double>&
   out.far.d_hidden.assign(p.tokens * dim, 0.0);
   out.far.d_weight.assign(p.vocab * dim, 0.0);
   out.far.d_bias.assign(p.vocab, 0.0);
+  out.mean_d_weight.assign(p.vocab * dim, 0.0);
   out.nearest = INFINITY;
   std::vector<double> weight_slack(p.vocab, 0.0), bias_slack(p.vocab, 0.0);
   double hidden_slack = 0;
@@ -296,6 +297,25 @@ FarBothOracle far_both_oracle(const OracleProblem& p, const std::vector<double>&
           if (kept[b][tile]) continue;
           add(far, tiles.centroid.data() + tile * dim, dim, soft_row.data());
           own += std::abs(far) * error[tile] * tiles.centroid_size[tile];
+        }
+        for (std::int64_t first = 0; first < tiles.count; first += grid.tiles) {
+          const std::int64_t end = std::min(tiles.count, first + grid.tiles);
+          double exact = 0, estimated = 0;
+          for (std::int64_t tile = first; tile < end; ++tile) {
+            estimated += std::exp(value[b][t][tile] - lse);
+            for (std::int64_t at = tile * kTile; at < end_of(tile); ++at)
+              exact += std::exp(z[order.words()[at]] - lse);
+          }
+          double total = 1.0;
+          if (!kept[b][first]) {
+            total += exact - estimated;
+            if (alpha != 0) out.of_sample.add({1.0, std::pow(exact - estimated, 2), exact});
+          }
+          for (std::int64_t at = first * kTile; at < end_of(end - 1); ++at) {
+            const std::int64_t j = order.words()[at];
+            const double soft = alpha * std::exp(z[j] - lse) / (token.target[j] ? 1.0 : total);
+            add(soft - up * token.pull[j], x, dim, out.mean_d_weight.data() + j * dim);
+          }
         }
         add(1.0, soft_row.data(), dim, d_hidden);
         hidden_slack += std::pow(own + turn * norm_of(soft_row.data(), dim), 2);

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "math/far_sums.h"
 #include "support/far_problem.h"
 
 namespace logitless::test {
@@ -25,6 +26,12 @@ struct FarBothOracle {
   std::vector<double> losses, losses_slack;  // [N], token weights included
   OracleGradients far, exact;
   double hidden_slack = 0, weight_slack = 0, bias_slack = 0;  // 2-norms
+  // The mean of d_weight over all samples: of the pairs kept as above; of the others exact, each
+  // with its own mass in the token's total in place of the estimate.
+  std::vector<double> mean_d_weight;
+  // Over tokens of a gradient and the groups of tiles that they do not keep: how many, what their
+  // masses are off by, squared, the largest mass; of the tokens' totals.
+  FarSampled of_sample = {};
   double kept = 0;
   bool fallback = false;
   // Least |log(mass / tau)|, less its slack, over the pairs that no target decides.

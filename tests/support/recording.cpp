@@ -108,7 +108,9 @@ void record(const CrossEntropyOutputs& o, const LossStatistics& s) {
                             s.far.audited_error,
                             static_cast<double>(s.far.audited_tokens),
                             s.far.audited_lse_error,
-                            s.far.audited_lse_error_max};
+                            s.far.audited_lse_error_max,
+                            s.far.sampled_lse_error,
+                            s.far.sampled_most};
   record("statistics", std::as_bytes(std::span(numbers)));
 }
 

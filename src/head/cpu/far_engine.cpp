@@ -114,6 +114,7 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
   chunk.kept = &kept;
   chunk.sampled = &sampled;
   chunk.pairs = &pairs;
+  chunk.of_sample = &far_sums_.of_sample;
   order_blocks(backward, first);
   if (audited_ > 0 && !sharded()) {
     auto* audit_row = at<std::int32_t>(layout_.audit.row);
@@ -149,7 +150,8 @@ void Engine::far_backward(const BackwardChunk& backward, std::int64_t first) {
 
 FarFieldStatistics Engine::far_statistics() const {
   if (!far()) return {};
-  return sharded() ? statistics_of_ranks() : logitless::far_statistics(plan_, far_sums_);
+  return sharded() ? statistics_of_ranks()
+                   : logitless::far_statistics(plan_, far_sums_, kVocabTile);
 }
 
 void Engine::audit(TokenFunction function) {

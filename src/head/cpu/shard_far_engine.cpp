@@ -128,7 +128,7 @@ bool Engine::holds_its_part() const {
 FarFieldStatistics Engine::statistics_of_ranks() const {
   std::vector<FarSums> all(static_cast<std::size_t>(call_.shard.ranks()));
   call_.shard.calls->all_gather(&far_sums_, all.data(), sizeof(FarSums));
-  return far_statistics_of_ranks(plan_, all);
+  return far_statistics_of_ranks(plan_, all, kVocabTile);
 }
 
 }  // namespace logitless::cpu

@@ -97,11 +97,11 @@ FarFieldStatistics far_statistics(const Context& context, const LossPlan& plan,
   if (plan.features.word_ranks > 0) {
     std::vector<FarSums> ranks(static_cast<std::size_t>(plan.features.word_ranks));
     fetch(layout.shard_far.sums, ranks);
-    return far_statistics_of_ranks(plan, ranks);
+    return far_statistics_of_ranks(plan, ranks, kFarGroup);
   }
   FarSums sums;
   fetch(layout.far.sums, {&sums, 1});
-  return logitless::far_statistics(plan, sums);
+  return logitless::far_statistics(plan, sums, kFarGroup);
 }
 
 void head_forward(const HeadCall& call) {

@@ -187,6 +187,7 @@ void Engine::far_backward(const ForwardCall& chunk, bool first_chunk) {
                at<float>(layout_.gradients.d_bias));
     near_products(b, first_chunk);
   }
+  if (samples_estimates(far_)) measure_sample(chunk, b.rows, at<double>(layout_.far.partial));
   b.first_word = 0;
   b.words = vocab;
   if (d_bias_.data != nullptr) add_bias_parts(b, at<float>(layout_.gradients.d_bias));

@@ -14,6 +14,7 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -114,13 +115,46 @@ void ForPairs(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, st
   }
 }
 
+// The probabilities of a tile, of a token's total with the tile's estimate in it, of one with their
+// own sum there: divided by the result. Sums are never below their own part, whatever is rounded.
+inline float WithExactMass(float estimated, float exact) {
+  const float total = std::max(1.0f + (exact - estimated), exact);
+  return total > 0.0f || std::isnan(total) ? total : 1.0f;
+}
+
+// g [words][kPanel] of a sampled tile whose mass was estimated as far [kPanel], by that of its own.
+template <std::int64_t kPanel>
+void NormalizeSampled(const FarBackwardChunk& chunk, std::int64_t first,
+                      const float* HWY_RESTRICT far, std::int64_t words, float* HWY_RESTRICT g,
+                      FarSampled& found) {
+  float sums[kPanel] = {};
+  for (std::int64_t r = 0; r < words; ++r)
+    for (std::int64_t t = 0; t < kPanel; ++t) sums[t] += g[r * kPanel + t];
+  for (std::int64_t t = 0; t < kPanel; ++t) {
+    const std::int64_t token = first + t;
+    if (token >= chunk.tokens || chunk.linear[token] == 0.0f) {
+      sums[t] = 1.0f;
+      continue;
+    }
+    const float alpha =  // `linear` is of exponentials against 2^exponent
+        chunk.linear[token] * std::exp2(chunk.log2_total[token] - chunk.exponent[token]);
+    const float exact = sums[t] / alpha, estimated = far[t] / alpha;
+    const auto off = static_cast<double>(exact - estimated);
+    found.add({1.0, off * off, static_cast<double>(exact)});
+    sums[t] = 1.0f / WithExactMass(estimated, exact);
+  }
+  for (std::int64_t r = 0; r < words; ++r)
+    for (std::int64_t t = 0; t < kPanel; ++t) g[r * kPanel + t] *= sums[t];
+}
+
 // Of a sampled pair: the gradient less what the tile's mass gives its words, times `every`.
 template <class Engine>
 void SubtractFar(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
-                 std::int64_t panel, std::int64_t words, float* HWY_RESTRICT g) {
+                 std::int64_t panel, std::int64_t words, float* HWY_RESTRICT g, FarSampled& found) {
   constexpr std::int64_t kPanel = Engine::kPanel;
   HWY_ALIGN float far[kPanel];
   FarRow(chunk, memory, tile, panel, far);
+  if (chunk.selected) NormalizeSampled<kPanel>(chunk, panel * kPanel, far, words, g, found);
   const float* share = chunk.points.share + tile * kVocabTile;
   const auto every = static_cast<float>(chunk.sample.every);
   for (std::int64_t r = 0; r < words; ++r) {
@@ -133,7 +167,7 @@ void SubtractFar(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory,
 // d_bias.
 template <class Engine>
 void NearGradient(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, std::int64_t tile,
-                  std::int32_t first_pair, int thread) {
+                  std::int32_t first_pair, int thread, FarSampled& found) {
   using Element = typename Engine::Element;
   constexpr std::int64_t kPanel = Engine::kPanel;
   const Layout& layout = memory.layout;
@@ -161,7 +195,7 @@ void NearGradient(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory
       zeros.until(first + kPanel, [&](const SparseEntry& e) {
         g[(e.word - first_word) * kPanel + e.token - first] = 0.0f;
       });
-      if (sampled) SubtractFar(chunk, memory, tile, p, words, g);
+      if (sampled) SubtractFar(chunk, memory, tile, p, words, g, found);
       if (chunk.d_bias != nullptr) SumTokens<kPanel>(words, g, chunk.d_bias + first_word);
       Engine::EmitGradient(gradient, p - memory.first_panel(block), 0, 0, g);
     }
@@ -180,7 +214,9 @@ void NearTile(const FarBackwardChunk& chunk, const FarMemory<Engine>& memory, st
   const std::int64_t words = std::min(kVocabTile, chunk.shape.vocab - first_word);
   const std::int32_t first_pair = memory.pair_begin()[slab_tile];
   const bool near = memory.pair_begin()[slab_tile + 1] > first_pair;
-  if (near) NearGradient(chunk, memory, tile, first_pair, thread);
+  FarSampled found = {};
+  if (near) NearGradient(chunk, memory, tile, first_pair, thread, found);
+  if (chunk.selected) memory.of_sample()[slab_tile] = found;
 
   const SparseEntry* entries = chunk.targets.entries + chunk.targets.tile_begin[tile];
   const SparseEntry* entries_end = chunk.targets.entries + chunk.targets.tile_begin[tile + 1];
@@ -323,6 +359,8 @@ void RunFarBackward(const FarBackwardChunk& chunk) {
     parallel_for(chunk.threads, tiles, [&](std::int64_t t, int thread) {
       NearTile(chunk, memory, first + t, t, flat_total, thread);
     });
+    for (std::int64_t t = 0; chunk.selected && t < tiles; ++t)
+      chunk.of_sample->add(memory.of_sample()[t]);
     if (d_hidden && pairs > 0) NearHidden(chunk, memory, first, tiles);
   }
   if (d_hidden) {

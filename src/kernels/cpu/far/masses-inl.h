@@ -43,6 +43,8 @@ class FarMemory : public ChunkMemory<Engine> {
   // Pairs of a tile and a block that keeps or samples it, numbered through the slab, by tile: where
   // those of its t-th tile begin. First those kept.
   std::int32_t* pair_begin() const { return this->template at<std::int32_t>(layout.pair_begin); }
+  // Of far_both, by tile of the slab.
+  FarSampled* of_sample() const { return this->template at<FarSampled>(layout.of_sample); }
   typename Engine::Element* pair(std::int64_t index) const {
     return this->slab_gradient() + index * kVocabTile * kBlock;
   }

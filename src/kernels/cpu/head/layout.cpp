@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "math/far_sums.h"
+
 namespace logitless::cpu {
 namespace {
 
@@ -77,6 +79,8 @@ Layout make_layout(const EngineTraits& engine, const HeadShape& shape, const Hea
     out.threshold = shared.take(out.segments * out.tokens * 2);
     out.kept = shared.take(out.tiles * blocks);
     out.pair_begin = shared.take((slab / kVocabTile + 1) * 4);
+    constexpr auto kSampled = static_cast<std::int64_t>(sizeof(FarSampled));
+    out.of_sample = shared.take(sizes.far_forward ? slab / kVocabTile * kSampled : 0);
     out.tile_gradient = shared.take(d_weight ? whole_tiles * out.dim_n * 4 : 0);
     out.tile_sum = shared.take(whole_tiles * 4);
     out.squares = shared.take(sizes.far_forward ? out.tokens * out.dim_k * e : 0);

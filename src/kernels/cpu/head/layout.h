@@ -68,6 +68,7 @@ struct Layout {
   std::size_t threshold = 0;      // u16 [segments][tokens]
   std::size_t kept = 0;           // u8 [tiles][blocks]
   std::size_t pair_begin = 0;     // i32 [slab tiles + 1]
+  std::size_t of_sample = 0;      // FarSampled [slab tiles]
   std::size_t tile_gradient = 0;  // [tiles, whole kVocabTiles][dim_n] f32
   std::size_t tile_sum = 0;       // f32 [tiles, whole kVocabTiles]
   std::size_t flat_hidden = 0;    // f32 [dim]: sum_i flat_i x_i

@@ -148,6 +148,48 @@ __global__ void __launch_bounds__(kThreads)
         counts(c, row) ? static_cast<float>(c.logit_scale * (sum + *biases)) : 0.0f;
 }
 
+constexpr int kMeasureParts = 128;
+static_assert(kMeasureParts * sizeof(FarSampled) <= kFarPartials * sizeof(double));
+
+// Of the block's threads, in the order of their halvings.
+__device__ FarSampled sum_of_block(const FarSampled& mine) {
+  __shared__ FarSampled parts[kThreads];
+  parts[threadIdx.x] = mine;
+  __syncthreads();
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) parts[threadIdx.x].add(parts[threadIdx.x + half]);
+    __syncthreads();
+  }
+  return parts[0];
+}
+
+// A thread for each token of a block.
+__global__ void __launch_bounds__(kThreads)
+    add_sampled(const SelectArguments a, const RowCoefficients* rows, FarSampled* partial) {
+  static_assert(kThreads == kFarBlock);
+  FarSampled mine = {};
+  for (int group = blockIdx.x; group < a.groups; group += kMeasureParts) {
+    const float* const off = a.mass + 2 * group * a.padded_tokens;
+    for (int block = 0; block < a.blocks; ++block) {
+      if (!has_bit(a.group_blocks + group * a.block_bits, block) ||
+          has_bit(a.block_groups + block * a.group_bits, group))
+        continue;
+      const std::int64_t token = block * kFarBlock + threadIdx.x;
+      if (token >= a.tokens || rows[token].alpha == 0.0f) continue;
+      const auto by = static_cast<double>(off[token]);
+      mine.add({1.0, by * by, static_cast<double>(off[a.padded_tokens + token])});
+    }
+  }
+  const FarSampled sum = sum_of_block(mine);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+__global__ void __launch_bounds__(kThreads)
+    add_sampled_parts(const FarSampled* partial, FarSums* sums) {
+  const FarSampled sum =
+      sum_of_block(threadIdx.x < kMeasureParts ? partial[threadIdx.x] : FarSampled{});
+  if (threadIdx.x == 0) sums->of_sample.add(sum);
+}
+
 unsigned blocks_of(std::int64_t count, std::int64_t each = kThreads) {
   return static_cast<unsigned>((count + each - 1) / each);
 }
@@ -235,6 +277,14 @@ void sum_far_masses(const ForwardCall& c) {
       far.block_groups, static_cast<int>(far_bits(far_group_count(c.shape.vocab))),
       far.estimate->far_sum);
   require_cuda(cudaGetLastError(), "sum of the far masses");
+}
+
+void measure_sample(const ForwardCall& c, const RowCoefficients* rows, double* partial) {
+  auto* const parts = reinterpret_cast<FarSampled*>(partial);
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  add_sampled<<<kMeasureParts, kThreads, 0, stream>>>(select_arguments(c), rows, parts);
+  add_sampled_parts<<<1, kThreads, 0, stream>>>(parts, c.far->sums);
+  require_cuda(cudaGetLastError(), "masses of the sample");
 }
 
 void estimate_weighted_sums(const ForwardCall& c, const float* weight_sum) {

@@ -336,6 +336,11 @@ void hopper_gradient_block(const BlockCall& b) {
     tiles.list = c.far->list;
     tiles.list_begin = c.far->list_begin + tiles.first_tile;
     tiles.sampled = static_cast<float>(c.far->sample.every);
+    tiles.padded_tokens = padded_tokens(c.shape.tokens);
+    if (samples_estimates(*c.far)) {
+      tiles.masses = c.far->mass + 2 * tiles.first_tile * tiles.padded_tokens;
+      tiles.reference = c.reference;
+    }
   }
   tiles.wanted = c.active;
   tiles.smooths = !b.smoothing_apart;

@@ -43,7 +43,8 @@ struct ForwardArguments {
   bool smooths;       // kGradient adds gamma omega
   const RowCoefficients* rows;  // [padded tokens], of kGradient
   // Of the far field. [2 word tiles][padded tokens]: of 128 words each, the exponentials times the
-  // slope of the softcap; null: not wanted.
+  // slope of the softcap; null: not wanted. With kGradient and kPlainGradient: estimates of them,
+  // and null where they are none; of sampled tiles see normalize_sampled.
   float* masses;
   // The tiles of a launch, far_entry(word tile, sampled, pair), of list_begin[0] to
   // list_begin[word_tiles]; word tiles from first_tile on. Null: all of them.
@@ -111,12 +112,14 @@ struct TilePlace {
         first(tile.word * kTileColumns + accumulator_column()),
         out(tile.word * a.padded_tokens + token),
         factor(tile.sampled ? a.sampled : 1.0f),
+        normalizes(tile.sampled && a.masses != nullptr),
         writes(threadIdx.x % 4 == 0),
         whole((tile.word + 1) * kTileColumns <= a.vocab) {}
   std::int64_t row;  // of the thread's upper half; 8 more for the lower
   int first;         // word of register 0
   std::int64_t out;  // place in the arrays of partial results
   float factor;      // of gradients
+  bool normalizes;   // them by the tile's own mass
   bool writes;       // one lane of the four that share a row
   bool whole;        // all words of the tile exist
 };
@@ -130,6 +133,24 @@ __device__ __forceinline__ void put_masses(float low, float high, const ForwardA
   const std::int64_t first = 2 * (at.out - at.row) + at.row + 8 * h;
   a.masses[first] = low;
   a.masses[first + a.padded_tokens] = high;
+}
+
+// What a token's gradients in a sampled tile are multiplied by, where masses are estimates: the
+// tile's own, the lanes' parts of which are `part`, takes its estimate's place in the token's
+// total. Leaves in the masses' place what the estimate is off by and the mass itself, of the total.
+__device__ __forceinline__ float normalize_sampled(float part, const ForwardArguments& a,
+                                                   const TilePlace& at, int h, float lse_bits) {
+  const float exact = quad_sum(part);
+  float* const masses = a.masses + 2 * (at.out - at.row) + at.row + 8 * h;
+  const float sum = masses[0] + masses[a.padded_tokens];
+  const float estimate = sum * exp2_fast(a.reference[at.row + 8 * h] - lse_bits);
+  __syncwarp();  // all four lanes have read
+  if (at.writes) {
+    masses[0] = exact - estimate;
+    masses[a.padded_tokens] = exact;
+  }
+  const float total = fmaxf(1.0f + (exact - estimate), exact);
+  return total > 0.0f ? 1.0f / total : isnan(total) ? total : 1.0f;
 }
 
 // Leaves the exponentials in z; 0 past the last word.
@@ -276,6 +297,15 @@ __device__ __forceinline__ void gradient(float (&z)[128], const ForwardArguments
                                          const TilePlace& at, int h) {
   const RowCoefficients c = a.rows[at.row + 8 * h];
   const float inverse = kCapped ? 1.0f / a.cap : 0.0f;
+  float factor = at.factor;
+  if (!kCapped && at.normalizes) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 64; ++i)
+      sum += exp2_fast(fmaf(z[i / 2 * 4 + 2 * h + i % 2], kLog2EFloat, -c.lse_bits));
+    const float by = normalize_sampled(sum, a, at, h, c.lse_bits);
+    if (c.alpha != 0.0f) factor *= by;
+  }
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
     const int reg = i / 2 * 4 + 2 * h + i % 2;
@@ -286,7 +316,7 @@ __device__ __forceinline__ void gradient(float (&z)[128], const ForwardArguments
     if (c.beta != 0.0f && p != 0.0f) dz = fmaf(c.beta * p, v, dz);
     if (a.smooths && c.gamma != 0.0f)
       dz = fmaf(c.gamma, a.omega == nullptr || word >= a.vocab ? 1.0f : a.omega[word], dz);
-    z[reg] = at.whole || word < a.vocab ? at.factor * dz * slope<kCapped>(v, inverse) : 0.0f;
+    z[reg] = at.whole || word < a.vocab ? factor * dz * slope<kCapped>(v, inverse) : 0.0f;
   }
 }
 
@@ -296,7 +326,18 @@ __device__ __forceinline__ void plain_gradient(float (&z)[128], const ForwardArg
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const RowCoefficients c = a.rows[at.row + 8 * h];
-    const float alpha = at.factor * c.alpha;
+    float alpha = at.factor * c.alpha;
+    if (at.normalizes) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 64; ++i) {
+        const int reg = i / 2 * 4 + 2 * h + i % 2;
+        const bool valid = at.whole || at.first + i / 2 * 8 + i % 2 < a.vocab;
+        sum += valid ? exp2_fast(fmaf(z[reg], factor, -c.lse_bits)) : 0.0f;
+      }
+      const float by = normalize_sampled(sum, a, at, h, c.lse_bits);
+      if (alpha != 0.0f) alpha *= by;
+    }
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
       const int reg = i / 2 * 4 + 2 * h + i % 2;

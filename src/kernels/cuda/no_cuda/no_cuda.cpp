@@ -78,6 +78,7 @@ void prepare_means(const ForwardCall&) { refuse(); }
 void estimate_masses(const ForwardCall&) { refuse(); }
 void select_estimated(const ForwardCall&, const float*) { refuse(); }
 void sum_far_masses(const ForwardCall&) { refuse(); }
+void measure_sample(const ForwardCall&, const RowCoefficients*, double*) { refuse(); }
 void estimate_weighted_sums(const ForwardCall&, const float*) { refuse(); }
 void order_keys(const TargetOrder&, std::int64_t, std::int64_t, Stream) { refuse(); }
 void order_tokens(const ForwardCall&, const DeviceOrder&, const TargetOrder&) { refuse(); }
