@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "logitless/c_api.h"
+#include "logitless/c_communicator.h"
 #include "logitless/export.h"
 
 #ifdef __cplusplus
@@ -84,6 +85,9 @@ typedef struct logitless_far_field_options {
   int64_t sample_rows;         /* default 1024; >= 1: tokens an order is made from */
   logitless_accuracy accuracy; /* default LOGITLESS_ACCURACY_FAR_BACKWARD */
   int32_t reserved;            /* 0 */
+  /* Default NULL. Ranks with a head of all words each and tokens of their own, which decide alike
+   * (FarFieldOptions::replicas of far_field.h). Has to live until the head is created. */
+  const logitless_communicator* replicas;
 } logitless_far_field_options;
 LOGITLESS_API void logitless_far_field_options_init(logitless_far_field_options* options,
                                                     size_t struct_size);

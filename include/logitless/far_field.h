@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "logitless/communicator.h"
 #include "logitless/cross_entropy.h"
 #include "logitless/export.h"
 
@@ -37,6 +38,13 @@ struct FarFieldOptions {
   std::int64_t refresh_delay = 4;
   std::int64_t sample_rows = 1024;  // tokens an order is made from, >= 1
   std::size_t memory_budget = 0;    // of each plan; 0: the default
+  // Ranks with a head of the same words each, which take the same steps, each with tokens of its
+  // own: data parallel, their gradients added by the caller. They decide alike, by the errors of
+  // all of them: heads of the same options and state on all ranks, steps of them collective (on a
+  // GPU those that are audited or make an order), by the hosts. The first rank that has tokens
+  // makes an order for all, in the step itself. What one rank throws in its step the others wait
+  // for up to the communicator's limit, unless it is aborted. Null: this head decides alone.
+  std::shared_ptr<Communicator> replicas = {};
 };
 
 // Since the head was made.
@@ -87,7 +95,8 @@ class LOGITLESS_API FarFieldHead {
   // What one rank throws all throw, and InvalidArgument where options or what they have decided
   // differ. Orders are made in the step itself, together, and taken over refresh_delay later. One
   // made for other words of this rank, or another number of ranks, as after load(), is dropped on
-  // all ranks, and a new one is due. Refused by name: replicas, which would decide apart.
+  // all ranks, and a new one is due. Refused by name: replicas of a sharding, which would decide
+  // apart, and a sharding for a head with replicas.
   //
   // On a GPU it enqueues and returns, and of the statistics only `tokens` is filled, but where
   // something is to be decided: a step that is audited waits, returns all of them, and throws as

@@ -558,10 +558,13 @@ class FarFieldOptions(Structure):
     sample_rows: int  # default 1024; >= 1: tokens an order is made from
     accuracy: int  # default LOGITLESS_ACCURACY_FAR_BACKWARD
     reserved: int  # 0
+    # Default NULL. Ranks with a head of all words each and tokens of their own, which decide alike
+    # (FarFieldOptions::replicas of far_field.h). Has to live until the head is created.
+    replicas: Any
     _fields_ = [
         ("struct_size", c_size_t), ("error", c_double), ("memory_budget", c_uint64), ("sample_every", c_int64),
         ("audit_rows", c_int64), ("audit_every", c_int64), ("refresh_every", c_int64), ("refresh_delay", c_int64),
-        ("sample_rows", c_int64), ("accuracy", c_int32), ("reserved", c_int32),
+        ("sample_rows", c_int64), ("accuracy", c_int32), ("reserved", c_int32), ("replicas", c_void_p),
     ]
     # Of the fields that do not begin as 0.
     defaults: ClassVar[dict[str, float]] = {"error": 0.01, "sample_every": 16, "audit_rows": 128, "audit_every": 25, "refresh_every": 100, "refresh_delay": 4, "sample_rows": 1024, "accuracy": 1}

@@ -110,11 +110,15 @@ def options(**given: Any) -> Options:
 class Head:
     """A logitless_far_head with the context it runs in, for one call at a time: others wait."""
 
-    def __init__(self, options: Options, context: c.Context):
+    def __init__(self, options: Options, context: c.Context, replicas: Any = None):
         self.options, self.context = options, context
         self.handle = c_void_p()
         self._lock = threading.RLock()
-        c.check(lib.logitless_far_head_create(context.handle, byref(options.struct()), byref(self.handle)))
+        self._replicas = replicas  # a Communicator, whose callbacks live as long
+        struct = options.struct()
+        if replicas is not None:
+            struct.replicas = replicas.handle
+        c.check(lib.logitless_far_head_create(context.handle, byref(struct), byref(self.handle)))
 
     def __del__(self):
         if getattr(self, "handle", None):

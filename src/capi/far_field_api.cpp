@@ -87,6 +87,7 @@ FarFieldOptions options_from(const logitless_far_field_options* from) {
   options.refresh_delay = c.refresh_delay;
   options.sample_rows = c.sample_rows;
   options.memory_budget = c.memory_budget;
+  if (c.replicas != nullptr) options.replicas = c.replicas->communicator;
   return options;
 }
 

@@ -199,8 +199,6 @@ void check_options(const RunOptions& o) {
     fail(fmt::format("--far-field: cannot be given beside --{}: it is of losses on the head engine",
                      o.chunk ? "no-head-engine" : "no-chunk"));
   }
-  if (o.far_field > 0.0 && o.ranks > 1)
-    fail("--ranks: cannot be given beside --far-field: audits and orders are of one rank");
   if (const std::string unserved = unserved_on_gpu(o);
       o.device == DeviceWish::cuda && !unserved.empty())
     fail(fmt::format("--device: cuda does not serve {}; expected cpu beside it", unserved));

@@ -77,8 +77,6 @@ Trainer::Trainer(ModelPtr model, const TrainOptions& options, Dataset train, Dat
       valid_(std::move(valid)),
       list_(model_->parameters()),
       tables_(model_->tables(train_.length())) {
-  if (options_.far_field && ranks() > 1)
-    throw Unsupported("the far field is of one rank: its audits and orders are not shared yet");
   state_.seed = options_.seed;
   state_.data = hex(train_.key());
   if (options_.device == DeviceKind::cuda) {
@@ -161,6 +159,7 @@ void Trainer::start_far_field(Context&& context) {
   const std::size_t arena = step_.program.arena_bytes();
   if (options_.memory_budget > 0)
     far.memory_budget = options_.memory_budget > arena ? options_.memory_budget - arena : 1;
+  if (ranks() > 1) far.replicas = options_.ranks;
   far_.reset();  // before its context
   far_context_.emplace(std::move(context));
   far_.emplace(*far_context_, far);

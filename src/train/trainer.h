@@ -101,7 +101,7 @@ void require_finite(const char* name, double value, std::int64_t step);
 class Trainer {
  public:
   // Compiles the program of a step and sets the starting values. Rows have train.length() tokens.
-  // Throws what compile() throws, and Unsupported for the far field with several ranks.
+  // Throws what compile() throws.
   Trainer(ModelPtr model, const TrainOptions& options, Dataset train, Dataset valid);
   // Programs hold pointers into the tensors.
   ~Trainer();

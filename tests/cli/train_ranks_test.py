@@ -61,8 +61,6 @@ class RanksTest(CommandTest):
     def test_refusals(self):
         base = ["--data", self.data, *SIZES, *QUIET, "--steps", 1]
         self.assert_error([*base, "--ranks", 0], "--ranks: expected a whole number from 1 to 1024, got '0'")
-        self.assert_error([*base, "--ranks", 2, "--far-field", 0.1],
-                          "--ranks: cannot be given beside --far-field: audits and orders are of one rank")
         self.assert_error([*base, "--ranks", 2, "--device", "cuda"], "--device: cuda: 2 ranks want a GPU each: ")
 
 

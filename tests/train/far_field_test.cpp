@@ -2,11 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
 
+#include "comm/ranks.h"
 #include "logitless/error.h"
 #include "train/gpt.h"
 #include "train/hash.h"
@@ -100,6 +102,49 @@ TEST_P(FarTrainer, AResumedRunHasTheSameBits) {
       EXPECT_EQ(second.far_field()->report().steps, 8 * accumulate);
       EXPECT_EQ(second.far_field()->report().dense_steps, whole.far_field()->report().dense_steps);
     }
+  }
+}
+
+// A run of two ranks, from a checkpoint if there is one.
+struct OfRank {
+  std::vector<double> losses;
+  std::string said;
+  std::vector<float> values;
+
+  bool operator==(const OfRank&) const = default;
+};
+std::vector<OfRank> on_two_ranks(TrainOptions o, int steps, const std::string& from,
+                                 const std::string& to) {
+  std::vector<OfRank> left(2);
+  const Ranks group = make_thread_group(2, std::chrono::seconds(60));
+  const std::vector<Outcome> outcomes = run_ranks(group, [&](Communicator& self) {
+    const auto rank = static_cast<std::size_t>(self.rank());
+    TrainOptions own = o;
+    own.ranks = group[rank];
+    Trainer one = trainer(own);
+    if (!from.empty()) one.resume(from);
+    OfRank& mine = left[rank];
+    mine.losses = losses(one, steps);
+    mine.said = one.far_field()->explain();
+    if (!to.empty()) one.save(to, "{}");
+    for (std::size_t i = 0; i < one.values().size(); ++i)
+      mine.values.insert(mine.values.end(), one.values()[i].begin(), one.values()[i].end());
+  });
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.text, "");
+  return left;
+}
+
+TEST_P(FarTrainer, RanksDecideAlikeAndGoOnFromACheckpoint) {
+  const TrainOptions o = options(GetParam());
+  const std::vector<OfRank> whole = on_two_ranks(o, 8, "", "");
+  EXPECT_EQ(whole[1], whole[0]);
+  EXPECT_NE(whole[0].said.find("next step: far"), std::string::npos) << whole[0].said;
+  EXPECT_NE(whole[0].said.find("8 steps, 4 dense"), std::string::npos) << whole[0].said;
+  for (const int half : {4, 6}) {
+    on_two_ranks(o, half, "", path("half.safetensors"));
+    const std::vector<OfRank> rest = on_two_ranks(o, 8 - half, path("half.safetensors"), "");
+    EXPECT_EQ(rest[0].values, whole[0].values) << half;
+    EXPECT_EQ(rest[1].said, whole[0].said) << half;
   }
 }
 

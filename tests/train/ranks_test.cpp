@@ -204,14 +204,5 @@ TEST_F(RanksTest, EndWhereOneOfThemFails) {
   }
 }
 
-TEST_F(RanksTest, RefuseTheFarField) {
-  TrainOptions o = options();
-  o.far_field.emplace();
-  for (const Outcome& outcome : on_ranks(2, o, [](Trainer&) {})) {
-    EXPECT_EQ(outcome.kind, "Unsupported");
-    EXPECT_NE(outcome.text.find("the far field is of one rank"), std::string::npos);
-  }
-}
-
 }  // namespace
 }  // namespace logitless::train

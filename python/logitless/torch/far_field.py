@@ -66,8 +66,9 @@ class _Step:
 class _Run:
     """The state of one module: the library's head once a step has told where it runs, else bytes of its state."""
 
-    def __init__(self, options: _far_field.Options, state: bytes = b""):
+    def __init__(self, options: _far_field.Options, state: bytes = b"", replicas: str = ""):
         self.options = options
+        self.replicas = replicas  # the name of a process group, or none
         self.lock = threading.RLock()
         self.steps: list[weakref.ref[_Step]] = []  # whose graphs are there
         self._head: Optional[_far_field.Head] = None
@@ -103,7 +104,8 @@ class _Run:
                 context = c.Context(threads=torch.get_num_threads())
             else:
                 context = c.Context(c.DEVICE_CUDA, device.index, _engine.current_stream(device))
-            head = _far_field.Head(self.options, context)
+            ranks = _ranks.group_of(self.replicas).communicator if self.replicas else None
+            head = _far_field.Head(self.options, context, ranks)
             state = self.state()
             if state:
                 head.set_state(state)
@@ -279,6 +281,9 @@ class FarFieldHead(nn.Module):
             order is made of, in a thread of its own, to the one that takes it over. sample_rows: tokens an order is
             made of.
         memory_budget: bytes, or text such as "512MiB", of a call beyond its inputs and gradients; orders come on top.
+        replicas: a ``torch.distributed.ProcessGroup`` whose ranks have all words and tokens of their own each, as under
+            DistributedDataParallel: all of them take each step, and decide alike by the errors of all, so that none
+            waits for another's dense step; the first rank with tokens makes an order for all, in the step itself.
 
     ``forward(hidden, weight, target, bias=None, **options)`` returns the loss of ``linear_cross_entropy``, a mean or a
     sum, with its options but those that return more.
@@ -291,7 +296,7 @@ class FarFieldHead(nn.Module):
 
     The state (orders included: 12 bytes a word each, with "far_both" also 4 * dim * (dim + vocab / 128)) is the
     module's extra state, in ``state_dict()`` and pickles: a run that loads it goes on with the same bits. On several
-    ranks each has its own, of its tokens.
+    ranks each has its own, of its tokens; with ``replicas`` it is the same on all, and a pickle leaves the group out.
 
     With ``sharding`` (``logitless.torch.Sharding``, in eager calls) the ranks that hold the words take each
     step together and decide alike; each saves the state of its own words, and one of another number of ranks asks for a
@@ -315,6 +320,7 @@ class FarFieldHead(nn.Module):
         refresh_delay: int = 4,
         sample_rows: int = 1024,
         memory_budget: int | str | None = None,
+        replicas: Any = None,
     ):
         super().__init__()
         if isinstance(accumulate, bool) or not isinstance(accumulate, int) or not 1 <= accumulate <= 1 << 20:
@@ -325,11 +331,13 @@ class FarFieldHead(nn.Module):
             memory_budget=memory_budget,
         )
         self.accumulate = accumulate
+        if replicas is not None and not hasattr(replicas, "group_name"):
+            raise TypeError(f"replicas: expected a torch.distributed.ProcessGroup, got {type(replicas).__name__}")
         self._options = given.accumulated(accumulate)
-        self._begin(b"")
+        self._begin(b"", "" if replicas is None else replicas.group_name)
 
-    def _begin(self, state: bytes) -> None:
-        self._run = _Run(self._options, state)
+    def _begin(self, state: bytes, replicas: str = "") -> None:
+        self._run = _Run(self._options, state, replicas)
         self._number = next(_numbers)
         _runs[self._number] = self._run
 
@@ -366,7 +374,8 @@ class FarFieldHead(nn.Module):
         if hidden.dtype == torch.float64:
             raise NotImplementedError("hidden: float64 has no far field; expected float32, bfloat16 or float16")
         needs = _needs(hidden, weight, bias)
-        if not (self.training and needs) or (hidden.numel() == 0 and not words.tokens):
+        no_step = hidden.numel() == 0 and not words.tokens and not self._run.replicas
+        if not (self.training and needs) or no_step:
             budget = self._options.memory_budget or None
             given = {**options, "memory_budget": budget}
             if words.group:
@@ -380,6 +389,8 @@ class FarFieldHead(nn.Module):
             raise NotImplementedError("FarFieldHead: a step has a state, and cannot be transformed by torch.func")
         compute = _autocast(call.hidden, call.weight)
         words: Words = a.get("words", ALL)
+        if words.group and self._run.replicas:
+            raise ValueError("sharding: expected none for a FarFieldHead with replicas, which have all words each")
         if _plain(call.hidden, call.weight, call.target, call.bias):
             rest = (self._run, call, compute, needs, words)
             loss = _StepFunction.apply(call.hidden, call.weight, call.bias, rest)

@@ -14,6 +14,7 @@
 #include "core/check.h"
 #include "core/safetensors.h"
 #include "head/far/order_file.h"
+#include "head/far/replicas.h"
 #include "head/far/shared_order.h"
 #include "head/plan/far_forecast.h"
 #include "kernels/device_order.h"
@@ -98,9 +99,7 @@ FarStep FarController::begin(const LossPlan& audited, const OrderSource& source)
     ++s_.report.dense_steps;
     return {};
   }
-  // Not from a step without tokens: the next one that has some will do.
-  const bool tokens = source.hidden.numel() > 0 || source.tokens_elsewhere;
-  if (s_.takeover < 0 && s_.report.steps >= s_.next_refresh && tokens) start_order(source);
+  if (s_.takeover < 0 && s_.report.steps >= s_.next_refresh) start_order(source);
   bool trial = s_.trial_due;
   s_.trial_due = false;
   if (s_.takeover >= 0 && s_.report.steps >= s_.takeover) {
@@ -114,7 +113,11 @@ FarStep FarController::begin(const LossPlan& audited, const OrderSource& source)
   return {true, trial || s_.report.steps - s_.last_audit >= options_.audit_every, trial};
 }
 
-bool FarController::accept(const FarStep& step, const FarFieldStatistics& far, bool may_repeat) {
+bool FarController::accept(const FarStep& step, const FarFieldStatistics& found, bool may_repeat) {
+  const FarFieldStatistics far =
+      options_.replicas == nullptr
+          ? found
+          : far_statistics_of_replicas(*options_.replicas, common(), found);
   ++s_.far_steps;
   s_.report.mean_kept += (far.kept - s_.report.mean_kept) / static_cast<double>(s_.far_steps);
   bool keep = true;
@@ -184,22 +187,35 @@ void FarController::set_layout(const std::string& layout, bool same) {
   s_.reason = "the order was of words spread otherwise; a new one is due";
 }
 
-void FarController::start_order(const OrderSource& source) {
-  const bool sharded = source.sharding.words != nullptr;
-  const bool at_once = options_.refresh_delay == 0 || on_gpu() || sharded;
-  auto s = std::make_shared<OrderSample>(
-      sharded    ? sample_of_ranks(context_, source, options_.sample_rows)
-      : on_gpu() ? look_at(source, options_.sample_rows)
-                 : sample_of(source, options_.sample_rows, !at_once, &context_.memory()));
-  s->tau = static_cast<float>(s_.report.tau);
-  s->moments = options_.accuracy == Accuracy::far_both && source.softcap == 0.0f;
+// What an order is made from. copy: the source is not there any more when it is.
+OrderSample FarController::look(const OrderSource& source, bool copy) const {
+  OrderSample s = source.sharding.words != nullptr
+                      ? sample_of_ranks(context_, source, options_.sample_rows)
+                  : on_gpu() ? look_at(source, options_.sample_rows)
+                             : sample_of(source, options_.sample_rows, copy, &context_.memory());
+  s.tau = static_cast<float>(s_.report.tau);
+  s.moments = options_.accuracy == Accuracy::far_both && source.softcap == 0.0f;
   if (s_.order.vocab() == source.weight.size(0))
-    s->average.assign(s_.order.average().begin(), s_.order.average().end());
-  if (sharded) {
-    s_.pending = make_shared_order(context_, *s);
-  } else if (at_once) {
-    s_.pending = make_order(context_, *s);
+    s.average.assign(s_.order.average().begin(), s_.order.average().end());
+  return s;
+}
+
+void FarController::start_order(const OrderSource& source) {
+  // Not from a step without tokens: the next one that has some will do.
+  const bool tokens = source.hidden.numel() > 0 || source.tokens_elsewhere;
+  if (!tokens && options_.replicas == nullptr) return;
+  if (options_.replicas != nullptr) {
+    VocabOrder made = order_of_replicas(*options_.replicas, common(), tokens, [&] {
+      return make_order(context_, look(source, /*copy=*/false));
+    });
+    if (made.empty()) return;
+    s_.pending = std::move(made);
+  } else if (source.sharding.words != nullptr) {
+    s_.pending = make_shared_order(context_, look(source, /*copy=*/false));
+  } else if (options_.refresh_delay == 0 || on_gpu()) {
+    s_.pending = make_order(context_, look(source, /*copy=*/false));
   } else {
+    auto s = std::make_shared<OrderSample>(look(source, /*copy=*/true));
     ContextOptions own;
     own.threads = 1;
     own.kernel = context_.device().kernel;

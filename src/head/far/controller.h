@@ -59,11 +59,12 @@ class FarController {
   FarStep begin(const LossPlan& audited, const OrderSource& source);
   // After a far-field step whose statistics are known, an audited one in any case: whether it
   // stands. If not, the caller does it again densely; without `may_repeat` it stands in any case.
-  // An audit that had no gradient to judge by, no token or one of 0 alone, is due again.
-  bool accept(const FarStep& step, const FarFieldStatistics& far, bool may_repeat = true);
+  // An audit that had no gradient to judge by, no token or one of 0 alone, is due again. With
+  // replicas both are collective.
+  bool accept(const FarStep& step, const FarFieldStatistics& found, bool may_repeat = true);
 
-  // Of words spread over ranks, whose controllers decide alike: what has to be the same on all of
-  // them, by name and in words.
+  // Of ranks whose controllers decide alike: what has to be the same on all of them, by name and in
+  // words.
   std::vector<std::pair<std::string, std::string>> common() const;
   // Whether the orders, if there are any, are of the words that `layout` describes ("": all).
   bool has_layout(const std::string& layout) const;
@@ -88,6 +89,7 @@ class FarController {
 
  private:
   bool on_gpu() const { return context_.device().kind == DeviceKind::cuda; }
+  OrderSample look(const OrderSource& source, bool copy) const;
   void start_order(const OrderSource& source);
   void take_over();
   void wait_for_order();

@@ -98,6 +98,8 @@ LossStatistics FarFieldHead::step(const CrossEntropyOptions& options, const Cros
   const bool sharded = is_sharded(in.sharding);
   bool room = true;
   if (sharded) {
+    require(controller.options().replicas == nullptr,
+            "sharding: expected none for a head with replicas, which have all words each");
     room = meet(controller, plans, options, in, out, source);
   } else {
     require_step(out);

@@ -35,6 +35,7 @@ def processes():
         ("sharded_worker", 4),
         ("sharded_far_worker", 2),
         ("sharded_far_worker", 3),
+        ("far_replicas_worker", 2),
         ("sharded_gpu_worker", 1),
         ("sharded_gpu_worker", 2),
         ("sharded_gpu_worker", 3),

@@ -1,0 +1,94 @@
+#include "head/far/replicas.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <span>
+
+#include "comm/digest.h"
+#include "core/safetensors.h"
+#include "head/far/order_file.h"
+#include "logitless/tensor_file.h"
+
+namespace logitless {
+namespace {
+
+void tell(const FarFacts& common, PlanDigest& digest) {
+  for (const auto& [name, text] : common) digest.same(name, text);
+}
+
+// Those of all ranks, exactly.
+void own_number(PlanDigest& digest, const char* name, double value) {
+  digest.own(name, std::bit_cast<std::int64_t>(value));
+}
+double number_of(const Agreement& agreed, int rank, const char* name) {
+  return std::bit_cast<double>(agreed.own_of(rank, name));
+}
+
+}  // namespace
+
+FarFieldStatistics far_statistics_of_replicas(Communicator& ranks, const FarFacts& common,
+                                              const FarFieldStatistics& mine) {
+  const Agreement agreed = agree(ranks, [&](PlanDigest& digest) {
+    tell(common, digest);
+    digest.own("fallback", mine.dense_fallback);
+    digest.own("audited", mine.audited_tokens);
+    own_number(digest, "kept", mine.kept);
+    own_number(digest, "error", mine.audited_error);
+    own_number(digest, "lse error", mine.audited_lse_error);
+    own_number(digest, "lse error, most", mine.audited_lse_error_max);
+  });
+  FarFieldStatistics out = mine;
+  out.dense_fallback = false;
+  out.audited_tokens = 0;
+  out.kept = out.audited_lse_error_max = 0.0;
+  double error = 0.0, lse_error = 0.0;
+  for (int r = 0; r < ranks.size(); ++r) {
+    out.dense_fallback = out.dense_fallback || agreed.own_of(r, "fallback") != 0;
+    out.kept += number_of(agreed, r, "kept") / ranks.size();
+    const std::int64_t tokens = agreed.own_of(r, "audited");
+    if (tokens == 0) continue;
+    out.audited_tokens += tokens;
+    const auto count = static_cast<double>(tokens);
+    error += count * std::pow(number_of(agreed, r, "error"), 2);
+    lse_error += count * std::pow(number_of(agreed, r, "lse error"), 2);
+    const double most = number_of(agreed, r, "lse error, most");
+    if (most > out.audited_lse_error_max || std::isnan(most)) out.audited_lse_error_max = most;
+  }
+  if (out.audited_tokens == 0) return out;
+  const auto count = static_cast<double>(out.audited_tokens);
+  out.audited_error = std::sqrt(error / count);
+  out.audited_lse_error = std::sqrt(lse_error / count);
+  return out;
+}
+
+VocabOrder order_of_replicas(Communicator& ranks, const FarFacts& common, bool tokens,
+                             const std::function<VocabOrder()>& make) {
+  const Agreement agreed = agree(ranks, [&](PlanDigest& digest) {
+    tell(common, digest);
+    digest.own("tokens", tokens);
+  });
+  int maker = 0;
+  while (maker < ranks.size() && agreed.own_of(maker, "tokens") == 0) ++maker;
+  if (maker == ranks.size()) return {};
+  std::vector<std::byte> made;
+  const Agreement sizes = agree(ranks, [&](PlanDigest& digest) {
+    if (ranks.rank() == maker) {
+      const VocabOrder order = make();
+      std::vector<NamedTensor> tensors;
+      append_order(order, "order.", tensors);
+      made = safetensors_bytes(tensors, {});
+    }
+    digest.own("bytes", static_cast<std::int64_t>(made.size()));
+  });
+  const auto bytes = static_cast<std::size_t>(sizes.own_of(maker, "bytes"));
+  made.resize(bytes);
+  std::vector<std::byte> all(bytes * static_cast<std::size_t>(ranks.size()));
+  ranks.all_gather_host(made.data(), all.data(), bytes);
+  const auto from = std::span(all).subspan(static_cast<std::size_t>(maker) * bytes, bytes);
+  return order_of(TensorFile(from, "order of the ranks"), "order of the ranks", "order.");
+}
+
+}  // namespace logitless

@@ -1,0 +1,155 @@
+// Controllers of the far field on ranks that have all words each: they decide alike, by the errors
+// of all, with one order.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/ranks.h"
+#include "head/far/controller.h"
+
+namespace logitless::test {
+namespace {
+
+constexpr std::int64_t kWords = 300, kTokens = 8, kDim = 4;
+
+class FarReplicas : public testing::Test {
+ protected:
+  FarReplicas() {
+    for (std::size_t i = 0; i < weight_.size(); ++i)
+      weight_[i] = static_cast<float>((i * 37 + i / 13) % 17) - 8.0f;
+    far_.kind = PlanKind::far_backward;
+    options_.refresh_every = 3;
+    options_.refresh_delay = 1;
+    options_.audit_every = 2;
+  }
+
+  // body(controller, rank) on each rank, which gives the group up where it throws.
+  std::vector<Outcome> on_ranks(int ranks,
+                                const std::function<void(FarController&, int)>& body) const {
+    const Ranks group = make_thread_group(ranks, std::chrono::seconds(30));
+    return run_ranks(group, [&](Communicator& self) {
+      FarFieldOptions own = options_;
+      own.replicas = group[static_cast<std::size_t>(self.rank())];
+      if (change_) change_(self.rank(), own);
+      ContextOptions context;
+      context.threads = 1;
+      FarController controller(Context(context), own);
+      try {
+        body(controller, self.rank());
+      } catch (const std::exception& error) {
+        self.abort(error.what());
+        throw;
+      }
+    });
+  }
+  void expect_none(const std::vector<Outcome>& outcomes) const {
+    for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.text, "");
+  }
+
+  // Hidden states that differ between ranks.
+  std::vector<float> hidden(int rank) const {
+    std::vector<float> out;
+    for (std::int64_t i = 0; i < kTokens * kDim; ++i)
+      out.push_back(static_cast<float>((i * (rank + 2)) % 5) - 2.0f);
+    return out;
+  }
+  FarStep begin(FarController& c, const std::vector<float>& hidden, std::int64_t dim = kDim) const {
+    const auto tokens = static_cast<std::int64_t>(hidden.size()) / dim;
+    return c.begin(far_, {ConstTensorView(hidden.data(), DType::f32, {tokens, dim}),
+                          ConstTensorView(weight_.data(), DType::f32, {kWords, kDim}),
+                          {}});
+  }
+  static FarFieldStatistics found(double error, double kept, std::int64_t tokens = kTokens) {
+    FarFieldStatistics s;
+    s.kept = kept;
+    s.audited_tokens = tokens;
+    s.audited_error = tokens > 0 ? error : -1.0;
+    return s;
+  }
+
+  std::vector<float> weight_ = std::vector<float>(kWords * kDim);
+  LossPlan far_;
+  FarFieldOptions options_;
+  std::function<void(int rank, FarFieldOptions&)> change_;
+};
+
+TEST_F(FarReplicas, DecideByTheErrorsOfAll) {
+  std::vector<std::string> said(3);
+  std::vector<bool> kept(3);
+  std::vector<VocabOrder> orders(3);
+  expect_none(on_ranks(3, [&](FarController& c, int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    const std::vector<float> x = hidden(rank);
+    FarStep step;
+    for (int i = 0; i < 4; ++i) step = begin(c, x);
+    ASSERT_TRUE(step.far && step.trial);
+    // 0.006 over all: one rank alone would have missed 0.01.
+    EXPECT_TRUE(c.accept(step, found(rank == 2 ? 0.0104 : 0.001, 0.1 * (rank + 1))));
+    EXPECT_NEAR(c.report().last_error, std::sqrt((2 * 1e-6 + 0.0104 * 0.0104) / 3), 1e-12);
+    EXPECT_NEAR(c.report().mean_kept, 0.2, 1e-12);
+    begin(c, x);
+    step = begin(c, x);
+    ASSERT_TRUE(step.audit && !step.trial);
+    // A rank without tokens has no say; 0.012 is too much, for those within 0.01, too.
+    kept[r] =
+        c.accept(step, rank == 0 ? found(0.0, 0.0, 0) : found(rank == 1 ? 0.004 : 0.0165, 0.3));
+    said[r] = c.explain();
+    orders[r] = c.order();
+  }));
+  for (std::size_t r = 0; r < 3; ++r) {
+    EXPECT_FALSE(kept[r]);
+    EXPECT_EQ(said[r], said[0]);
+    ASSERT_EQ(orders[r].vocab(), kWords);
+    EXPECT_TRUE(std::ranges::equal(orders[r].words(), orders[0].words()));
+    EXPECT_TRUE(std::ranges::equal(orders[r].average(), orders[0].average()));
+  }
+}
+
+TEST_F(FarReplicas, AnOrderIsOfTheFirstRankWithTokens) {
+  std::vector<VocabOrder> orders(2);
+  const auto order_with = [&](const std::function<bool(int rank, int step)>& has) {
+    expect_none(on_ranks(2, [&](FarController& c, int rank) {
+      for (int i = 0; i < 5; ++i) begin(c, has(rank, i) ? hidden(rank) : std::vector<float>());
+      orders[static_cast<std::size_t>(rank)] = c.order();
+    }));
+    EXPECT_EQ(orders[0].empty(), orders[1].empty());
+    if (!orders[0].empty()) {
+      EXPECT_TRUE(std::ranges::equal(orders[0].average(), orders[1].average()));
+    }
+    return orders[0];
+  };
+  const VocabOrder of_first = order_with([](int, int) { return true; });
+  const VocabOrder of_second = order_with([](int rank, int) { return rank == 1; });
+  EXPECT_FALSE(std::ranges::equal(of_first.average(), of_second.average()));
+  // One step later, since none has tokens when it is due.
+  const VocabOrder later = order_with([](int, int step) { return step > 2; });
+  EXPECT_TRUE(std::ranges::equal(of_first.average(), later.average()));
+  EXPECT_TRUE(order_with([](int, int) { return false; }).empty());
+}
+
+TEST_F(FarReplicas, FailTogetherWhereOneCannotMakeTheOrder) {
+  const std::vector<Outcome> outcomes = on_ranks(2, [&](FarController& c, int rank) {
+    const std::vector<float> x = hidden(rank);
+    for (int i = 0; i < 5; ++i) begin(c, x, rank == 0 ? kDim / 2 : kDim);
+  });
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.kind, "InvalidArgument");
+  EXPECT_NE(outcomes[1].text.find("rank 0: "), std::string::npos) << outcomes[1].text;
+}
+
+TEST_F(FarReplicas, HaveTheSameOptions) {
+  change_ = [](int rank, FarFieldOptions& o) { o.error = rank == 1 ? 0.02 : 0.01; };
+  for (const Outcome& outcome : on_ranks(2, [&](FarController&c, int rank) {
+         for (int i = 0; i < 3; ++i) begin(c, hidden(rank));
+       })) {
+    EXPECT_EQ(outcome.kind, "InvalidArgument");
+    EXPECT_NE(outcome.text.find("error 0.02"), std::string::npos) << outcome.text;
+  }
+}
+
+}  // namespace
+}  // namespace logitless::test
