@@ -335,6 +335,25 @@ TEST_F(FarControllerTest, TrialsLowerTauThenWaitLongerEachTime) {
   EXPECT_EQ(c.report().repeated_steps, 6);
 }
 
+// Bad luck with the tokens audited, where tau has kept the error before; more than that once more.
+TEST_F(FarControllerTest, AMissOfAnOrdersFirstTrialLowersTauALittle) {
+  FarController c(context_, options_);
+  FarStep step;
+  until_far(c, step);
+  EXPECT_TRUE(c.accept(step, error(0.005)));
+  do {
+    step = begin(c);
+    if (!step.trial) c.accept(step, step.audit ? error(0.005) : unaudited());
+  } while (!step.trial);
+  const double before = c.report().tau;
+  EXPECT_FALSE(c.accept(step, error(0.5)));
+  EXPECT_NEAR(c.report().tau, 0.7 * before, 1e-12);
+  step = begin(c);
+  EXPECT_TRUE(step.trial);
+  EXPECT_FALSE(c.accept(step, error(0.0125)));
+  EXPECT_NEAR(c.report().tau, 0.4 * 0.7 * before, 1e-12);
+}
+
 TEST_F(FarControllerTest, TauRisesWhereThereIsRoom) {
   FarController c(context_, options_);
   FarStep step;
