@@ -1,5 +1,6 @@
 #include "head/plan/search_cuda.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/check.h"
@@ -15,8 +16,17 @@ constexpr std::int64_t kPair = 256;  // tokens of a pair of tiles, words of a ti
 // What the tiles of an H200's clusters, of 256 x 256 each, multiply and add for each token.
 constexpr double kRoundProducts = 2.0 * 66 * 256 * 256;
 
-// Of the dense products' rate, what those of kept tiles reach.
-constexpr double kFarRate = 0.7;
+// Of far-field plans, fitted to twenty of two heads on an H100, all of which they meet within 8 %
+// (docs/far_field_figures.md): of the dense products' rate, what those of kept tiles reach; seconds
+// of a chunk, of a slab, and of a token and tile, whose masses are estimated, sorted and read;
+// bytes a second of what is gathered and written; and the groups that some block keeps, for each
+// part of the pairs that are kept.
+constexpr double kFarRate = 0.63;
+constexpr double kFarChunkSeconds = 140e-6;
+constexpr double kFarSlabSeconds = 61e-6;
+constexpr double kFarTileSeconds = 9e-11;
+constexpr double kFarBytesPerSecond = 4.6e12;
+constexpr double kKeptGroups = 2.6;
 
 std::string capability_text(int capability) {
   return concat(capability / 10, ".", capability % 10);
@@ -224,9 +234,41 @@ double CudaSearch::passes(PlanKind kind, const PlanSizes& sizes) const {
   return 1.0 + again(kind, sizes) + (f.d_hidden ? 1.0 : 0.0) + (f.d_weight ? 1.0 : 0.0);
 }
 
-double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
+double CudaSearch::far_seconds(PlanKind kind, const PlanSizes& sizes) const {
   const HeadShape& shape = p_.shape;
-  const bool far = is_far(kind);
+  const HeadFeatures& f = p_.features;
+  const auto n = static_cast<double>(tokens_);
+  const auto v = static_cast<double>(shape.vocab);
+  const auto d = static_cast<double>(shape.dim);
+  const cuda::DeviceRates r = kernel_.rates(shape.dtype);
+  const double pass = 2.0 * n * v * d;
+  const double forward = pass / r.forward_flops + n * v * r.logit_seconds;
+  const double chunks = std::ceil(n / static_cast<double>(sizes.chunk_tokens));
+  const bool both = kind == PlanKind::far_both;
+  const double sample = sampled(kind);
+  const double groups = std::min(1.0, kKeptGroups * kept(kind));
+  // Rows are read and written where a slab's list has them: means or radii read them once more.
+  double rows = 2.0 + chunks * 4.0 * (both ? groups : 1.0);
+  double out = (both ? kept(kind) + 2.0 / 128.0 + d / v : 1.0) * forward +
+               chunks * kFarChunkSeconds + n * v / 128.0 * kFarTileSeconds;
+  if (f.d_hidden || f.d_weight || f.d_bias) {
+    rows += chunks * 4.0 * (sample > 0.0 ? 1.0 : groups);
+    out += again(kind, sizes) * forward +
+           chunks * std::ceil(v / static_cast<double>(sizes.slab_vocab)) * kFarSlabSeconds;
+  }
+  const double thin = 2.0 / 128.0 * pass / r.product_flops;
+  if (f.d_hidden) out += kept(kind) * pass / (r.product_flops * kFarRate) + thin;
+  if (f.d_weight) {
+    out += again(kind, sizes) * pass / (r.product_flops * kFarRate) + thin;
+    if (sample > 0.0) out += thin;
+    rows += 4.0 + 12.0 * (chunks - 1.0);  // of d_weight, added to from the second on
+  }
+  return out + (rows * v * d + 16.0 * n * d) / kFarBytesPerSecond;
+}
+
+double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
+  if (is_far(kind)) return far_seconds(kind, sizes);
+  const HeadShape& shape = p_.shape;
   const auto n = static_cast<double>(tokens_);
   const auto v = static_cast<double>(shape.vocab);
   const auto d = static_cast<double>(shape.dim);
@@ -237,9 +279,7 @@ double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
       1.0 + std::ceil(std::max(n - first, 0.0) / static_cast<double>(sizes.chunk_tokens));
   const cuda::DeviceRates r = kernel_.rates(shape.dtype);
   const double forward = pass / r.forward_flops + n * v * r.logit_seconds;
-  const double estimated =
-      kind == PlanKind::far_both ? kept(kind) + 2.0 / 128.0 + d / v : 1.0;  // of the forward
-  double out = estimated * forward + chunks * r.chunk_seconds;
+  double out = forward + chunks * r.chunk_seconds;
   double bytes = kernel_.keeps_logits ? 4.0 * 4.0 * n * v : 0.0;  // fp32 logits, four times
   if (sizes.slab_vocab > 0) {
     const cuda::Sizes device = cuda::sizes_for(kind, sizes, 0);
@@ -247,16 +287,13 @@ double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
     for (std::int64_t word = sizes.stored_vocab; word < shape.vocab; slabs += 1.0)
       word += cuda::slab_of(shape, p_.features, device, word).words;
     out += again(kind, sizes) * forward + chunks * slabs * r.slab_seconds;
-    const double products = far ? kept(kind) / kFarRate : 1.0;
-    const double of_words = far ? again(kind, sizes) / kFarRate : 1.0;
-    bytes += 3.0 * of_words * n * v * (shape.dtype == DType::f32 ? 4.0 : 2.0);  // the block
-    if (far) bytes += chunks * v * d * (2.0 * 2.0 * 2.0 + 4.0);  // rows gathered twice
+    bytes += 3.0 * n * v * (shape.dtype == DType::f32 ? 4.0 : 2.0);  // the block
     if (p_.features.d_hidden) {
-      out += products * pass / r.product_flops;
+      out += pass / r.product_flops;
       bytes += (slabs - 1.0) * n * d * 8.0;
     }
     if (p_.features.d_weight) {
-      out += of_words * pass / r.product_flops;
+      out += pass / r.product_flops;
       const bool split = cuda::splits_weight(kernel_, tokens_, p_.features, device);
       bytes += (chunks - 1.0) * v * d * (split ? 6.0 : 8.0);  // sums read and written
       if (split) out += (chunks - 1.0) * v * d * r.sum_seconds;

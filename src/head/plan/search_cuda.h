@@ -24,6 +24,7 @@ class CudaSearch final : public PlanSearch {
   std::size_t audit_budget() const override { return 64_MiB; }
   SizedPlan best(PlanKind kind, std::size_t budget) const override;
   double passes(PlanKind kind, const PlanSizes& sizes) const override;
+  double far_seconds(PlanKind kind, const PlanSizes& sizes) const;
   double seconds(PlanKind kind, const PlanSizes& sizes) const override;
 
  private:
