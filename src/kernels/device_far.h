@@ -40,7 +40,7 @@ LOGITLESS_HOST_DEVICE inline int block_of_entry(std::uint32_t e) {
   return static_cast<int>(e & 0x7fffu);
 }
 
-// An order of the vocabulary, of the device.
+// An order of the vocabulary, of the device. Runs of kFarGroup words of it are groups.
 struct DeviceOrder {
   const std::int32_t* words = nullptr;      // [vocab] the word at each position
   const std::int32_t* positions = nullptr;  // [vocab]
@@ -106,9 +106,25 @@ struct FarTokens {
   TargetOrder order;             // of tokens, and chunk_keys of them
 };
 
+// An order whose groups of 256 words go otherwise: those that a chunk keeps first, so that slabs
+// are of many of them, then the others; each as they are among themselves, the last one last where
+// it is not whole. Room, filled by select_tiles or select_estimated; but for `groups` not where the
+// order is the words' own, whose groups stay where they are.
+struct FarArrangement {
+  std::int32_t* groups = nullptr;     // [G] the group of the order at each place
+  std::int32_t* words = nullptr;      // [vocab] as DeviceOrder's, likewise the next two
+  std::int32_t* positions = nullptr;  // [vocab]
+  float* share = nullptr;             // [vocab]
+  void* centroid = nullptr;           // [T, dim] bf16
+};
+
 // Of a chunk. T = far_tile_count(vocab), G = far_group_count(vocab), B = padded tokens / 256.
 struct FarCall {
   DeviceOrder order;
+  FarArrangement arranged;
+  // Null until tiles are chosen: then order, centroid and all bits, lists, bias and omega are as
+  // arranged, while masses, radii and distances stay by the order's own groups, these.
+  const std::int32_t* groups = nullptr;
   float tau = 0.0f;
   float most_kept = 1.0f;       // above this part of the pairs all of them are kept
   bool tells_fallback = true;   // and the sums say so
@@ -192,15 +208,16 @@ struct FarSlab {
 // What gather_slab leaves besides the rows.
 enum class GatherPart : std::uint8_t { rows, centroids, radii };
 // Rows of weight by position; with `centroids`, those of its tiles too; with `radii`, radius and
-// distance of tiles whose centroids there are. Nothing where *wanted is 0 (null: always). Returns
-// the rows: far.gathered, or weight itself.
+// distance of tiles whose centroids there are. Nothing where *wanted is 0 (null: always); once
+// tiles are chosen only rows of groups that the list has. Returns the rows: far.gathered, or weight
+// itself.
 const void* gather_slab(const ForwardCall& call, const FarSlab& slab, GatherPart part,
                         const int* wanted);
 // bias and omega by position.
 void gather_vectors(const ForwardCall& call);
 
-// Chooses what is kept: where a mass is above tau of a token's total, for a token with alpha.
-// Adds to the sums' kept, sampled, pairs and fallback.
+// Chooses what is kept: where a mass is above tau of a token's total, for a token with alpha; and
+// arranges the groups. Adds to the sums' kept, sampled, pairs and fallback.
 void select_tiles(const ForwardCall& call, const RowCoefficients* rows);
 // The same by the estimates, and where a target has more than tau, of target_logits [tokens, K].
 void select_estimated(const ForwardCall& call, const float* target_logits);

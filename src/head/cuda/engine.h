@@ -99,7 +99,9 @@ class Engine {
   void set_estimate(const VocabOrder& order);
   void begin_far();
   void sum_all_weights();
-  void forward_kept_tiles(const ForwardCall& chunk, float* target_logits) const;
+  void use_own_order();
+  void use_arranged_order(const ForwardCall& chunk);
+  void forward_kept_tiles(const ForwardCall& chunk, float* target_logits);
   void sort_chunk(const ForwardCall& chunk) const;
   void order_chunk(ForwardCall& chunk) const;
   TargetOrder token_order() const;
@@ -177,6 +179,7 @@ class Engine {
   std::byte* exchange_;            // where the offsets from layout_.exchange on count from
   std::size_t forward_bytes_ = 0;  // of the kernel's workspace
   FarCall far_;                    // of far-field plans
+  DeviceOrder order_;              // the call's, of which far_ has it or what is arranged of it
   FarEstimate estimate_;
   ForwardCall local_;           // of a far field over ranks: the chunk as this rank has it
   std::int64_t far_chunk_ = 0;  // which its sample is of

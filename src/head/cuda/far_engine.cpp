@@ -32,8 +32,13 @@ void Engine::set_far() {
     far_.tells_fallback =
         holds_its_part(far_tile_count(words), call_.shard.tiles, call_.shard.ranks());
   }
-  far_.order = device_order(order);
-  if (!sharded()) far_.order.places = nullptr;
+  order_ = device_order(order);
+  if (!sharded()) order_.places = nullptr;
+  far_.arranged = {at<std::int32_t>(layout_.far.groups),
+                   at<std::int32_t>(layout_.far.arranged_words),
+                   at<std::int32_t>(layout_.far.arranged_positions),
+                   at<float>(layout_.far.arranged_share), base_ + layout_.far.arranged_centroid};
+  use_own_order();
   far_.most_kept = static_cast<float>(kMostKept);
   far_.slab_words = sizes_.slab;
   far_.gathered = base_ + layout_.far.gathered;
@@ -47,7 +52,6 @@ void Engine::set_far() {
       token_order().slots,
       {at<std::int32_t>(layout_.far.chunk_keys), at<std::int32_t>(layout_.far.chunk_rows),
        at<std::int32_t>(layout_.far.chunk_places), at<std::int32_t>(layout_.far.chunk_counts)}};
-  far_.centroid = base_ + layout_.far.centroid;
   far_.radius = at<float>(layout_.far.radius);
   far_.distance = at<float>(layout_.far.distance);
   far_.block_groups = at<std::uint32_t>(layout_.far.block_groups);
@@ -80,11 +84,29 @@ void Engine::set_estimate(const VocabOrder& order) {
   far_.estimate = &estimate_;
 }
 
+// The call's order, until a chunk's tiles are chosen.
+void Engine::use_own_order() {
+  far_.order = order_;
+  far_.centroid = base_ + layout_.far.centroid;
+  far_.groups = nullptr;
+}
+// And from then on, see FarCall::groups.
+void Engine::use_arranged_order(const ForwardCall& chunk) {
+  const FarArrangement& to = far_.arranged;
+  far_.groups = to.groups;
+  if (order_.identity) return;
+  far_.order.words = to.words;
+  far_.order.positions = to.positions;
+  far_.order.share = to.share;
+  far_.centroid = to.centroid;
+  gather_vectors(chunk);
+}
+
 // What is of all tokens: their order, and sum_j omega_j w_j.
 void Engine::begin_far() {
   fill_device(far_.sums, 0, sizeof(FarSums), all.stream);
   if (all.shape.tokens == 0) return;
-  order_tokens(all, far_.order, token_order());
+  order_tokens(all, order_, token_order());
   sum_all_weights();
 }
 
@@ -97,6 +119,7 @@ void Engine::sum_all_weights() {
 // else after it, by the masses it leaves.
 void Engine::far_forward(const ForwardCall& c) {
   const FarForward& forward = *kernel_.far;
+  use_own_order();
   gather_tokens(c, all.hidden, all.hidden_stride, hidden_rows());
   forward.begin(c);
   if (c.shape.tokens == 0) return;
@@ -108,12 +131,13 @@ void Engine::far_forward(const ForwardCall& c) {
 }
 
 // By the estimates and their totals. target_logits [tokens, K].
-void Engine::forward_kept_tiles(const ForwardCall& c, float* target_logits) const {
+void Engine::forward_kept_tiles(const ForwardCall& c, float* target_logits) {
   const int per_token = c.shape.targets_per_token;
   sort_tokens(c, nullptr,
               std::array{TokenValues{estimate_.total, 1, 0, 1},
                          TokenValues{target_logits, per_token, 1, per_token}});
   select_estimated(c, target_logits);
+  use_arranged_order(c);
   kernel_.far->kept_tiles(c);
   if (features_.label_smoothing) estimate_weighted_sums(c, at<float>(layout_.gradients.weight_sum));
 }
@@ -163,6 +187,7 @@ void Engine::far_backward(const ForwardCall& chunk, bool first_chunk) {
   far_.sample.first_tile = call_.shard.first_tile;
   if (!sizes_.both) {
     select_tiles(chunk, b.rows);
+    use_arranged_order(chunk);
   } else if (far_.sample.every > 0) {  // the forward has chosen
     sample_tiles(chunk);
   }

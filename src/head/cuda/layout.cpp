@@ -40,6 +40,11 @@ FarLayout take_far(const HeadShape& shape, const HeadFeatures& f, const Sizes& s
   far.omega = take(shape.vocab * 4, f.vocab_weight);
   far.mass = take(2 * groups * padded * 4);
   far.centroid = take(tiles * shape.dim * 2);
+  far.groups = take(groups * 4);
+  far.arranged_words = take(shape.vocab * 4);
+  far.arranged_positions = take(shape.vocab * 4);
+  far.arranged_share = take(shape.vocab * 4);
+  far.arranged_centroid = take(tiles * shape.dim * 2);
   far.radius = take(tiles * 4);
   far.distance = take(tiles * 4);
   far.block_groups = take(blocks * far_bits(groups) * 4);

@@ -63,6 +63,9 @@ struct GradientLayout {
 };
 // Of device_far.h; T = far_tile_count(V), G = far_group_count(V), B = P / 256.
 struct FarLayout {
+  // FarArrangement: [G], [V], [V], [V], bf16 [T, D]
+  std::size_t groups = 0, arranged_words = 0, arranged_positions = 0, arranged_share = 0,
+              arranged_centroid = 0;
   std::size_t sums = 0;           // FarSums
   std::size_t partial = 0;        // f64 [kFarPartials]
   std::size_t token_keys = 0;     // i32 [N]

@@ -27,7 +27,7 @@ std::uint64_t Engine::common_order() const {
 
 void Engine::begin_shared_far() {
   fill_device(far_.sums, 0, sizeof(FarSums), all.stream);
-  order_tokens(all, far_.order, token_order());
+  order_tokens(all, order_, token_order());
   if (sizes_.audited > 0) count_audited(all, far_audit());
   if (!empty()) sum_all_weights();
 }
@@ -73,12 +73,13 @@ void Engine::forward_local(const ForwardCall& chunk, bool first_chunk) {
   local_ = local_call(chunk);
   const ForwardCall& c = local_;
   const int per_token = c.shape.targets_per_token;
-  order_chunk_tokens(chunk, far_.order, far_.tokens.order);
+  order_chunk_tokens(chunk, order_, far_.tokens.order);
   copy_async(far_.tokens.rows, far_.tokens.order.slots, bytes(c.shape.tokens), c.stream);
   gather_tokens(c, chunk.hidden, chunk.hidden_stride, hidden_rows());
   auto* const given = at<float>(layout_.shard_far.given);
   take_rows(c, chunk.given_logits, per_token, given);
   kernel_.far->begin(c);
+  use_own_order();
   if (c.shape.tokens > 0) gather_vectors(c);
   if (!sizes_.both) return kernel_.far->all_tiles(c);
   if (c.shape.tokens > 0) {

@@ -97,13 +97,15 @@ __global__ void __launch_bounds__(kRows* kParts)
 // Over the tiles that are not kept.
 __global__ void __launch_bounds__(kRows* kParts)
     add_masses(const float* mass, std::int64_t padded, int tiles, std::int64_t tokens,
-               const std::uint32_t* block_groups, int bits, float* far_sum) {
+               const std::int32_t* groups, const std::uint32_t* block_groups, int bits,
+               float* far_sum) {
   __shared__ double sums[kParts][kRows];
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRows + threadIdx.x;
   const std::uint32_t* const kept = block_groups + row / kFarBlock * bits;
   double sum = 0.0;
   for (int t = threadIdx.y; row < tokens && t < tiles; t += kParts) {
-    if (!has_bit(kept, t / 2)) sum += static_cast<double>(mass[t * padded + row]);
+    const std::int64_t own = 2 * static_cast<std::int64_t>(groups[t / 2]) + t % 2;
+    if (!has_bit(kept, t / 2)) sum += static_cast<double>(mass[own * padded + row]);
   }
   sums[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
@@ -169,7 +171,7 @@ __global__ void __launch_bounds__(kThreads)
   static_assert(kThreads == kFarBlock);
   FarSampled mine = {};
   for (int group = blockIdx.x; group < a.groups; group += kMeasureParts) {
-    const float* const off = a.mass + 2 * group * a.padded_tokens;
+    const float* const off = a.mass + 2 * a.order[group] * a.padded_tokens;
     for (int block = 0; block < a.blocks; ++block) {
       if (!has_bit(a.group_blocks + group * a.block_bits, block) ||
           has_bit(a.block_groups + block * a.group_bits, group))
@@ -273,7 +275,7 @@ void sum_far_masses(const ForwardCall& c) {
   const std::int64_t padded = padded_tokens(c.shape.tokens);
   add_masses<<<blocks_of(padded, kRows), dim3(kRows, kParts), 0,
                static_cast<cudaStream_t>(c.stream)>>>(
-      far.mass, padded, static_cast<int>(far_tile_count(c.shape.vocab)), c.shape.tokens,
+      far.mass, padded, static_cast<int>(far_tile_count(c.shape.vocab)), c.shape.tokens, far.groups,
       far.block_groups, static_cast<int>(far_bits(far_group_count(c.shape.vocab))),
       far.estimate->far_sum);
   require_cuda(cudaGetLastError(), "sum of the far masses");

@@ -30,12 +30,15 @@ struct GatherArguments {
   std::int64_t dim;
   int count;  // words of the slab
   const int* wanted;
+  const std::int32_t* list_begin;  // of the slab's first group; null: all of its groups
 };
 
 // A thread block for each tile and kColumns columns.
 __global__ void __launch_bounds__(kThreads) gather_tile(const GatherArguments a) {
   __shared__ float parts[kRowGroups][kColumns];
   if (a.wanted != nullptr && *a.wanted == 0) return;
+  if (a.list_begin != nullptr && a.list_begin[blockIdx.x / 2] == a.list_begin[blockIdx.x / 2 + 1])
+    return;
   const int group = static_cast<int>(threadIdx.x) * kVector / kColumns;
   const int local = static_cast<int>(threadIdx.x) * kVector % kColumns;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kColumns + local;
@@ -81,44 +84,48 @@ __device__ float warp_sum(float v) {
   return v;
 }
 
-// A thread block for each tile, a warp for each row in turn. From the weights themselves: they have
-// just been read.
+// Rows of a tile that a thread block measures: a warp for each.
+constexpr int kMeasured = kThreads / 32;
+
+// A thread block for each tile and kMeasured rows of it: the greatest distance from the centroid in
+// `radius`, squared, which begins as 0; floats that are not negative, NaN above all, are as whole
+// numbers are. `groups` [2 groups]: whose tiles.
 __global__ void __launch_bounds__(kThreads)
-    measure_tile(const GatherArguments a, float* radius, float* distance) {
-  __shared__ float greatest[kThreads / 32];
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+    measure_tile(const GatherArguments a, const std::int32_t* groups, float* radius,
+                 float* distance) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int first = static_cast<int>(blockIdx.x * kFarTile);
-  const int end = min(a.count, first + static_cast<int>(kFarTile));
+  const auto row =
+      static_cast<int>(blockIdx.x * kFarTile + blockIdx.y * kMeasured + threadIdx.x / 32);
+  if (row >= a.count) return;
   const __nv_bfloat16* const centroid = a.centroid + blockIdx.x * a.dim;
-  float top = 0.0f;
+  const std::int64_t word = a.words == nullptr ? row : a.words[row];
+  float sum = 0.0f;
   float norm = 0.0f;
-  for (int row = first + warp; row < end; row += kThreads / 32) {
-    const std::int64_t word = a.words == nullptr ? row : a.words[row];
-    float sum = 0.0f;
-    norm = 0.0f;
-    for (std::int64_t c = lane * kVector; c < a.dim; c += 32 * kVector) {
-      const Vector v = *reinterpret_cast<const Vector*>(a.weight + word * a.stride + c);
-      const Vector m = *reinterpret_cast<const Vector*>(centroid + c);
+#pragma unroll 4
+  for (std::int64_t c = lane * kVector; c < a.dim; c += 32 * kVector) {
+    const Vector v = *reinterpret_cast<const Vector*>(a.weight + word * a.stride + c);
+    const Vector m = *reinterpret_cast<const Vector*>(centroid + c);
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float middle = as_float(m.values[i]);
-        const float off = as_float(v.values[i]) - middle;
-        sum = fmaf(off, off, sum);
-        norm = fmaf(middle, middle, norm);
-      }
+    for (int i = 0; i < kVector; ++i) {
+      const float middle = as_float(m.values[i]);
+      const float off = as_float(v.values[i]) - middle;
+      sum = fmaf(off, off, sum);
+      norm = fmaf(middle, middle, norm);
     }
-    const float total = warp_sum(sum);
-    top = total > top || isnan(total) ? total : top;
   }
+  sum = warp_sum(sum);
   norm = warp_sum(norm);
-  if (lane == 0) greatest[warp] = top;
-  __syncthreads();
-  if (threadIdx.x > 0) return;
-  for (int w = 1; w < kThreads / 32; ++w)
-    top = greatest[w] > top || isnan(greatest[w]) ? greatest[w] : top;
-  radius[blockIdx.x] = sqrtf(top);
-  distance[blockIdx.x] = sqrtf(norm);
+  if (lane > 0) return;
+  const std::int64_t tile = 2 * groups[blockIdx.x / 2] + blockIdx.x % 2;
+  atomicMax(reinterpret_cast<int*>(radius) + tile, __float_as_int(fabsf(sum)));
+  if (row == static_cast<int>(blockIdx.x * kFarTile)) distance[tile] = sqrtf(norm);
+}
+__global__ void __launch_bounds__(kThreads)
+    finish_radii(const std::int32_t* groups, int tiles, float* radius) {
+  const int place = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (place >= tiles) return;
+  float& of = radius[2 * groups[place / 2] + place % 2];
+  of = sqrtf(of);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -139,6 +146,7 @@ const void* gather_slab(const ForwardCall& c, const FarSlab& slab, GatherPart pa
   a.wanted = wanted;
   a.stride = c.weight_stride;
   a.share = far.order.share + slab.first;
+  if (far.groups != nullptr) a.list_begin = far.list_begin + slab.first / kFarGroup;
   const void* rows = far.gathered;
   if (far.order.identity) {
     rows = a.weight = weight + slab.first * c.weight_stride;
@@ -156,8 +164,16 @@ const void* gather_slab(const ForwardCall& c, const FarSlab& slab, GatherPart pa
   if (a.rows != nullptr || a.centroid != nullptr) gather_tile<<<grid, kThreads, 0, stream>>>(a);
   if (part == GatherPart::radii) {
     a.centroid = centroid;
-    measure_tile<<<grid.x, kThreads, 0, stream>>>(a, far.radius + slab.first / kFarTile,
-                                                  far.distance + slab.first / kFarTile);
+    const std::int32_t* const groups = far.groups + slab.first / kFarGroup;
+    if (slab.first == 0)
+      require_cuda(
+          cudaMemsetAsync(far.radius, 0,
+                          static_cast<std::size_t>(far_tile_count(c.shape.vocab)) * 4, stream),
+          "radii of the tiles");
+    measure_tile<<<dim3(grid.x, kFarTile / kMeasured), kThreads, 0, stream>>>(a, groups, far.radius,
+                                                                              far.distance);
+    finish_radii<<<(grid.x + kThreads - 1) / kThreads, kThreads, 0, stream>>>(
+        groups, static_cast<int>(grid.x), far.radius);
   }
   require_cuda(cudaGetLastError(), "rows of the weights by position");
   return rows;

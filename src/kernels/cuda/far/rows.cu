@@ -16,7 +16,8 @@ constexpr int kSide = 32;  // of a transposed square
 constexpr std::int64_t kChunkPlaces = chunk_keys(0);
 
 struct BlockArguments {
-  const float* mass;
+  const std::int32_t* groups;  // FarCall::groups
+  const float* mass;           // by these
   const float* reference;
   const RowCoefficients* rows;
   const std::uint32_t* block_groups;
@@ -32,6 +33,13 @@ struct BlockArguments {
   int block_bits;  // of the blocks of a group
 };
 
+// Of the order's own tiles, which masses and radii are of.
+__device__ __forceinline__ std::int64_t own_tile(const BlockArguments& a, int tile) {
+  return 2 * static_cast<std::int64_t>(a.groups[tile / 2]) + tile % 2;
+}
+__device__ __forceinline__ float mass_of(const BlockArguments& a, int tile, std::int64_t token) {
+  return a.mass[own_tile(a, tile) * a.padded_tokens + token];
+}
 __device__ __forceinline__ bool keeps(const BlockArguments& a, std::int64_t token, int group) {
   return has_bit(a.block_groups + token / kFarBlock * a.bits, group);
 }
@@ -63,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) transpose_masses(const BlockArgument
     if (tile < a.tiles && token < a.tokens && !keeps(a, token, tile / 2)) {
       const float factor = mass_factor(a, token);
       if (factor != 0.0f)
-        value = factor * a.mass[tile * a.padded_tokens + token] * sample_factor(a, token, tile / 2);
+        value = factor * mass_of(a, tile, token) * sample_factor(a, token, tile / 2);
     }
     square[row][lane] = value;
   }
@@ -89,7 +97,7 @@ __global__ void __launch_bounds__(kThreads)
   if (keeps(a, token, tile / 2)) return;
   const float factor = mass_factor(a, token);
   if (factor == 0.0f) return;
-  const float mass = a.mass[tile * a.padded_tokens + token];
+  const float mass = mass_of(a, tile, token);
   float taken = 0.0f;  // of the probability
   for (std::int64_t other = token * per_token; other < (token + 1) * per_token; ++other) {
     const std::int64_t named = target_of(c, other);
@@ -109,6 +117,7 @@ __global__ void __launch_bounds__(kThreads)
 BlockArguments arguments(const BlockCall& b, const LogitBlock& block) {
   const ForwardCall& c = b.chunk;
   BlockArguments a{};
+  a.groups = c.far->groups;
   a.mass = c.far->mass;
   a.reference = c.reference;
   a.rows = b.rows;
@@ -152,8 +161,8 @@ __global__ void __launch_bounds__(kThreads)
   float sum = 0.0f;
   for (int tile = static_cast<int>(threadIdx.x) % 32; tile < a.tiles; tile += 32) {
     const float size = fabsf(__bfloat162float(a.block[token * a.stride + tile]));
-    if (size != 0.0f)
-      sum += size * (radius[tile] * (1.0f + kRounding) + distance[tile] * kRounding);
+    const std::int64_t own = own_tile(a, tile);
+    if (size != 0.0f) sum += size * (radius[own] * (1.0f + kRounding) + distance[own] * kRounding);
   }
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   if (threadIdx.x % 32 == 0) bound[token] = sum;

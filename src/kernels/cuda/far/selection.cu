@@ -28,6 +28,77 @@ __global__ void __launch_bounds__(kFarBlock) mark_groups(const SelectArguments a
 
 constexpr int kListThreads = 1024;
 
+// Over all threads up to this one.
+__device__ int scan_counts(int mine) {
+  __shared__ int counts[kListThreads];
+  __syncthreads();
+  counts[threadIdx.x] = mine;
+  __syncthreads();
+  for (int step = 1; step < kListThreads; step *= 2) {
+    const int before = static_cast<int>(threadIdx.x) >= step ? counts[threadIdx.x - step] : 0;
+    __syncthreads();
+    counts[threadIdx.x] += before;
+    __syncthreads();
+  }
+  return counts[threadIdx.x];
+}
+
+// One thread block: which group is at each place. whole: of the last one all words exist.
+__global__ void __launch_bounds__(kListThreads)
+    order_groups(const SelectArguments a, bool as_they_are, bool whole) {
+  const int run = (a.groups + kListThreads - 1) / kListThreads;
+  const int begin = min(a.groups, static_cast<int>(threadIdx.x) * run);
+  const int end = min(a.groups, begin + run);
+  const auto kept = [&](int group) {
+    if (as_they_are || (!whole && group == a.groups - 1)) return false;
+    for (int b = 0; b < a.blocks; ++b)
+      if (a.active[b] != 0 && has_bit(a.block_groups + b * a.group_bits, group)) return true;
+    return false;
+  };
+  int count = 0;
+  for (int group = begin; group < end; ++group) count += kept(group) ? 1 : 0;
+  __shared__ int all;
+  const int until = scan_counts(count);
+  if (threadIdx.x == kListThreads - 1) all = until;
+  __syncthreads();
+  int place = until - count, rest = all + begin - place;
+  for (int group = begin; group < end; ++group) a.order[kept(group) ? place++ : rest++] = group;
+}
+
+// A thread block for each block of tokens: its bits by place.
+__global__ void __launch_bounds__(kThreads) arrange_bits(const SelectArguments a) {
+  extern __shared__ std::uint32_t bits[];
+  std::uint32_t* const own = a.block_groups + blockIdx.x * a.group_bits;
+  for (int w = static_cast<int>(threadIdx.x); w < a.group_bits; w += kThreads) bits[w] = own[w];
+  __syncthreads();
+  for (int place = static_cast<int>(threadIdx.x); place < a.group_bits * 32; place += kThreads) {
+    const bool kept = place < a.groups && has_bit(bits, a.order[place]);
+    const std::uint32_t word = __ballot_sync(~0u, kept);
+    if (place % 32 == 0) own[place / 32] = word;
+  }
+}
+
+// A thread block for each group's place, a thread for each word.
+__global__ void __launch_bounds__(kFarGroup)
+    arrange_words(const DeviceOrder order, const FarArrangement to, std::int64_t vocab) {
+  const std::int64_t from = to.groups[blockIdx.x] * kFarGroup + threadIdx.x;
+  const std::int64_t place = blockIdx.x * kFarGroup + threadIdx.x;
+  if (from >= vocab) return;
+  const std::int32_t word = order.words[from];
+  to.words[place] = word;
+  to.share[place] = order.share[from];
+  to.positions[word] = static_cast<std::int32_t>(place);
+}
+
+// A thread block for each tile's place; dim a multiple of 8.
+__global__ void __launch_bounds__(kThreads)
+    arrange_centroids(const void* from, const FarArrangement to, std::int64_t dim) {
+  const std::int64_t tile = 2 * to.groups[blockIdx.x / 2] + blockIdx.x % 2;
+  const auto* const row = static_cast<const uint4*>(from) + tile * dim / 8;
+  auto* const put = static_cast<uint4*>(to.centroid) + blockIdx.x * dim / 8;
+  for (std::int64_t i = threadIdx.x; i < dim / 8; i += kThreads) put[i] = row[i];
+}
+
 __device__ __forceinline__ bool keeps(const SelectArguments& a, int block, int group) {
   return has_bit(a.block_groups + block * a.group_bits, group);
 }
@@ -46,7 +117,6 @@ __device__ std::int64_t list_sum(std::int64_t mine) {
 // One thread block: all of them where too many are kept, the transposed bits with the sample, and
 // the list.
 __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArguments a) {
-  __shared__ int counts[kListThreads];
   const int words = a.group_bits;
   const int block_words = a.block_bits;
   std::int64_t mine = 0;
@@ -79,7 +149,7 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
   const int end = min(a.groups, begin + run);
   int count = 0;
   for (int group = begin; group < end; ++group) {
-    const auto sampled = static_cast<int>(a.sample.first_of(group));
+    const auto sampled = static_cast<int>(a.sample.first_of(a.order[group]));
     const auto every = static_cast<int>(a.sample.every);
     for (int w = 0; w < block_words; ++w) {
       std::uint32_t bits = 0;
@@ -90,15 +160,8 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
       count += __popc(bits);
     }
   }
-  counts[threadIdx.x] = count;
-  __syncthreads();
-  for (int step = 1; step < kListThreads; step *= 2) {
-    const int before = static_cast<int>(threadIdx.x) >= step ? counts[threadIdx.x - step] : 0;
-    __syncthreads();
-    counts[threadIdx.x] += before;
-    __syncthreads();
-  }
-  int at = counts[threadIdx.x] - count;
+  const int until = scan_counts(count);
+  int at = until - count;
   for (int group = begin; group < end; ++group) {
     a.list_begin[group] = at;
     for (int w = 0; w < block_words; ++w) {
@@ -110,8 +173,8 @@ __global__ void __launch_bounds__(kListThreads) list_groups(const SelectArgument
     }
   }
   if (threadIdx.x < kListThreads - 1) return;
-  a.list_begin[a.groups] = counts[threadIdx.x];
-  a.sums->sampled += counts[threadIdx.x] - kept;
+  a.list_begin[a.groups] = until;
+  a.sums->sampled += until - kept;
 }
 
 // Where a target has more than tau. logits [tokens, K].
@@ -138,6 +201,7 @@ SelectArguments select_arguments(const ForwardCall& c) {
   a.mass = far.mass;
   a.reference = c.reference;
   a.active = c.active;
+  a.order = far.arranged.groups;
   a.block_groups = far.block_groups;
   a.group_blocks = far.group_blocks;
   a.list = far.list;
@@ -167,6 +231,21 @@ void mark(const SelectArguments& a, cudaStream_t stream) {
   mark_groups<<<grid, kFarBlock, 0, stream>>>(a);
   require_cuda(cudaGetLastError(), "tiles to keep");
 }
+void arrange(const SelectArguments& a, const ForwardCall& c) {
+  const FarCall& far = *c.far;
+  const bool as_it_is = far.order.identity;
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  order_groups<<<1, kListThreads, 0, stream>>>(a, as_it_is, c.shape.vocab % kFarGroup == 0);
+  if (!as_it_is) {
+    const std::size_t bits = static_cast<std::size_t>(a.group_bits) * 4;
+    arrange_bits<<<static_cast<unsigned>(a.blocks), kThreads, bits, stream>>>(a);
+    arrange_words<<<static_cast<unsigned>(a.groups), kFarGroup, 0, stream>>>(
+        far.order, far.arranged, c.shape.vocab);
+    arrange_centroids<<<static_cast<unsigned>(a.tiles), kThreads, 0, stream>>>(
+        far.centroid, far.arranged, c.shape.dim);
+  }
+  require_cuda(cudaGetLastError(), "order of the kept tiles");
+}
 void list(const SelectArguments& a, cudaStream_t stream) {
   list_groups<<<1, kListThreads, 0, stream>>>(a);
   require_cuda(cudaGetLastError(), "tiles to keep");
@@ -180,6 +259,7 @@ void select_tiles(const ForwardCall& c, const RowCoefficients* rows) {
   a.sample = c.far->sample;
   const auto stream = static_cast<cudaStream_t>(c.stream);
   mark(a, stream);
+  arrange(a, c);
   list(a, stream);
 }
 
@@ -191,6 +271,7 @@ void select_estimated(const ForwardCall& c, const float* target_logits) {
   mark_targets<<<static_cast<unsigned>((slots + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
       c, c.far->order, a, target_logits);
   require_cuda(cudaGetLastError(), "tiles of the targets");
+  arrange(a, c);
   list(a, stream);
 }
 

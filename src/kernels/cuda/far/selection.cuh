@@ -15,6 +15,7 @@ struct SelectArguments {
   const RowCoefficients* rows;  // null: estimates, with
   const float* total;           // log2 of their sum; -inf for tokens without a target
   const float* caution;
+  std::int32_t* order;          // [groups] FarArrangement::groups
   std::uint32_t* block_groups;  // [blocks][far_bits(groups)]
   std::uint32_t* group_blocks;  // [groups][far_bits(blocks)]
   std::uint32_t* list;

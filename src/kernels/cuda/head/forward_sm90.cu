@@ -338,7 +338,8 @@ void hopper_gradient_block(const BlockCall& b) {
     tiles.sampled = static_cast<float>(c.far->sample.every);
     tiles.padded_tokens = padded_tokens(c.shape.tokens);
     if (samples_estimates(*c.far)) {
-      tiles.masses = c.far->mass + 2 * tiles.first_tile * tiles.padded_tokens;
+      tiles.masses = c.far->mass;
+      tiles.groups = c.far->groups + tiles.first_tile;
       tiles.reference = c.reference;
     }
   }

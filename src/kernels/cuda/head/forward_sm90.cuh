@@ -44,8 +44,9 @@ struct ForwardArguments {
   const RowCoefficients* rows;  // [padded tokens], of kGradient
   // Of the far field. [2 word tiles][padded tokens]: of 128 words each, the exponentials times the
   // slope of the softcap; null: not wanted. With kGradient and kPlainGradient: estimates of them,
-  // and null where they are none; of sampled tiles see normalize_sampled.
+  // by `groups`, null where they are none; of sampled tiles see normalize_sampled.
   float* masses;
+  const std::int32_t* groups;  // [word tiles]
   // The tiles of a launch, far_entry(word tile, sampled, pair), of list_begin[0] to
   // list_begin[word_tiles]; word tiles from first_tile on. Null: all of them.
   const std::uint32_t* list;
@@ -109,6 +110,7 @@ struct TilePlace {
   __device__ __forceinline__ TilePlace(const ForwardArguments& a, std::int64_t token,
                                        const Tile& tile)
       : row(token),
+        word(tile.word),
         first(tile.word * kTileColumns + accumulator_column()),
         out(tile.word * a.padded_tokens + token),
         factor(tile.sampled ? a.sampled : 1.0f),
@@ -116,6 +118,7 @@ struct TilePlace {
         writes(threadIdx.x % 4 == 0),
         whole((tile.word + 1) * kTileColumns <= a.vocab) {}
   std::int64_t row;  // of the thread's upper half; 8 more for the lower
+  int word;          // tile
   int first;         // word of register 0
   std::int64_t out;  // place in the arrays of partial results
   float factor;      // of gradients
@@ -141,7 +144,7 @@ __device__ __forceinline__ void put_masses(float low, float high, const ForwardA
 __device__ __forceinline__ float normalize_sampled(float part, const ForwardArguments& a,
                                                    const TilePlace& at, int h, float lse_bits) {
   const float exact = quad_sum(part);
-  float* const masses = a.masses + 2 * (at.out - at.row) + at.row + 8 * h;
+  float* const masses = a.masses + 2 * a.groups[at.word] * a.padded_tokens + at.row + 8 * h;
   const float sum = masses[0] + masses[a.padded_tokens];
   const float estimate = sum * exp2_fast(a.reference[at.row + 8 * h] - lse_bits);
   __syncwarp();  // all four lanes have read
