@@ -41,9 +41,11 @@ struct FarFieldOptions {
   // Ranks with a head of the same words each, which take the same steps, each with tokens of its
   // own: data parallel, their gradients added by the caller. They decide alike, by the errors of
   // all of them: heads of the same options and state on all ranks, steps of them collective (on a
-  // GPU those that are audited or make an order), by the hosts. The first rank that has tokens
-  // makes an order for all, in the step itself. What one rank throws in its step the others wait
-  // for up to the communicator's limit, unless it is aborted. Null: this head decides alone.
+  // GPU those that are audited or make an order), by the hosts, who wait for each other up to the
+  // communicator's limit. The first rank that has tokens makes an order for all, in the step
+  // itself, unless exact plans are faster for one that has some; with an order all take far steps,
+  // whatever tokens they have. After a step that throws on one rank the group is of no use: others
+  // may have taken it. Null: this head decides alone.
   std::shared_ptr<Communicator> replicas = {};
 };
 

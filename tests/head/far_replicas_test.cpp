@@ -22,7 +22,6 @@ class FarReplicas : public testing::Test {
   FarReplicas() {
     for (std::size_t i = 0; i < weight_.size(); ++i)
       weight_[i] = static_cast<float>((i * 37 + i / 13) % 17) - 8.0f;
-    far_.kind = PlanKind::far_backward;
     options_.refresh_every = 3;
     options_.refresh_delay = 1;
     options_.audit_every = 2;
@@ -58,9 +57,12 @@ class FarReplicas : public testing::Test {
       out.push_back(static_cast<float>((i * (rank + 2)) % 5) - 2.0f);
     return out;
   }
-  FarStep begin(FarController& c, const std::vector<float>& hidden, std::int64_t dim = kDim) const {
+  FarStep begin(FarController& c, const std::vector<float>& hidden, std::int64_t dim = kDim,
+                PlanKind kind = PlanKind::far_backward) const {
     const auto tokens = static_cast<std::int64_t>(hidden.size()) / dim;
-    return c.begin(far_, {ConstTensorView(hidden.data(), DType::f32, {tokens, dim}),
+    LossPlan plan;
+    plan.kind = kind;
+    return c.begin(plan, {ConstTensorView(hidden.data(), DType::f32, {tokens, dim}),
                           ConstTensorView(weight_.data(), DType::f32, {kWords, kDim}),
                           {}});
   }
@@ -73,7 +75,6 @@ class FarReplicas : public testing::Test {
   }
 
   std::vector<float> weight_ = std::vector<float>(kWords * kDim);
-  LossPlan far_;
   FarFieldOptions options_;
   std::function<void(int rank, FarFieldOptions&)> change_;
 };
@@ -130,6 +131,43 @@ TEST_F(FarReplicas, AnOrderIsOfTheFirstRankWithTokens) {
   const VocabOrder later = order_with([](int, int step) { return step > 2; });
   EXPECT_TRUE(std::ranges::equal(of_first.average(), later.average()));
   EXPECT_TRUE(order_with([](int, int) { return false; }).empty());
+}
+
+// What a rank's own tokens would make its planner choose is settled with the order.
+TEST_F(FarReplicas, OneForWhichExactPlansAreFaster) {
+  const auto said_with = [&](const std::function<bool(int rank, int step)>& is_dense) {
+    std::vector<std::string> said(2);
+    std::vector<int> far(2);
+    expect_none(on_ranks(2, [&](FarController& c, int rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      for (int i = 1; i < 8; ++i) {
+        const PlanKind kind = is_dense(rank, i) ? PlanKind::dense : PlanKind::far_backward;
+        const FarStep step = begin(c, hidden(rank), kDim, kind);
+        far[r] += step.far ? 1 : 0;
+        if (!step.far) continue;
+        EXPECT_TRUE(c.request(step).kind.has_value());  // a far plan, whatever would be faster
+        c.accept(step, found(step.audit ? 0.001 : -1.0, 0.1, step.audit ? kTokens : 0));
+      }
+      said[r] = c.explain();
+    }));
+    EXPECT_EQ(said[0], said[1]);
+    EXPECT_EQ(far[0], far[1]);
+    return far[0];
+  };
+  EXPECT_EQ(said_with([](int, int) { return false; }), 4);
+  EXPECT_EQ(said_with([](int rank, int step) { return rank == 1 && step == 3; }), 1);
+  EXPECT_EQ(said_with([](int rank, int step) { return rank == 1 && step != 3; }), 4);
+}
+
+TEST_F(FarReplicas, ThoseWithoutAGradientHaveNoSay) {
+  expect_none(on_ranks(2, [&](FarController& c, int rank) {
+    FarStep step;
+    for (int i = 0; i < 4; ++i) step = begin(c, hidden(rank));
+    ASSERT_TRUE(step.trial);
+    EXPECT_FALSE(c.accept(step, found(rank == 0 ? 0.013 : 0.0, rank == 0 ? 0.2 : 1.0)));
+    EXPECT_EQ(c.report().last_error, 0.013);
+    EXPECT_EQ(c.report().mean_kept, 0.2);
+  }));
 }
 
 TEST_F(FarReplicas, FailTogetherWhereOneCannotMakeTheOrder) {

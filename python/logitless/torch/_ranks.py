@@ -114,6 +114,14 @@ class Group:
         raise c.LogitlessError(f"rank {rank}: {said}")
 
 
+def exists(name: str) -> bool:
+    """Whether this process has a process group of the name."""
+    try:
+        return process_group(name) is not None
+    except Exception:  # there is none, or no distributed at all
+        return False
+
+
 def process_group(name: str):
     from torch.distributed.distributed_c10d import _resolve_process_group
 

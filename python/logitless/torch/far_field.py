@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
+import warnings
 import weakref
 from typing import Any, Optional
 
@@ -296,7 +297,8 @@ class FarFieldHead(nn.Module):
 
     The state (orders included: 12 bytes a word each, with "far_both" also 4 * dim * (dim + vocab / 128)) is the
     module's extra state, in ``state_dict()`` and pickles: a run that loads it goes on with the same bits. On several
-    ranks each has its own, of its tokens; with ``replicas`` it is the same on all, and a pickle leaves the group out.
+    ranks each has its own, of its tokens; with ``replicas`` it is the same on all, and pickles and copies keep the group
+    where there is one of its name.
 
     With ``sharding`` (``logitless.torch.Sharding``, in eager calls) the ranks that hold the words take each
     step together and decide alike; each saves the state of its own words, and one of another number of ranks asks for a
@@ -428,17 +430,21 @@ class FarFieldHead(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in self.__dict__.items() if name not in ("_run", "_number")}
-        return {**kept, "_state": self._run.state()}
+        return {**kept, "_state": self._run.state(), "_replicas": self._run.replicas}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        bytes_of_run = state.pop("_state")
+        bytes_of_run, replicas = state.pop("_state"), state.pop("_replicas", "")
         super().__setstate__(state)
-        self._begin(bytes_of_run)
+        if replicas and not _ranks.exists(replicas):
+            warnings.warn(f"FarFieldHead: decides alone: there is no process group {replicas!r}, of its replicas, here")
+            replicas = ""
+        self._begin(bytes_of_run, replicas)
 
     def extra_repr(self) -> str:
         given = self._options
-        return f"error={given.error}, accuracy={given.accuracy!r}, accumulate={self.accumulate}"
+        of_ranks = f", replicas={self._run.replicas!r}" if self._run.replicas else ""
+        return f"error={given.error}, accuracy={given.accuracy!r}, accumulate={self.accumulate}{of_ranks}"
 
 
 _NAMES = ("hidden", "weight", "target", "bias")

@@ -81,6 +81,11 @@ PlanRequest FarController::request(const FarStep& step) const {
   request.memory_budget = options_.memory_budget;
   if (!step.far) return request;
   request.accuracy = options_.accuracy;
+  // Ranks settle with an order whether the far field is worth while, whatever tokens each has then.
+  if (settled()) {
+    request.kind =
+        options_.accuracy == Accuracy::far_both ? PlanKind::far_both : PlanKind::far_backward;
+  }
   request.tau = static_cast<float>(s_.report.tau);
   request.sample_every = options_.sample_every;
   if (step.audit) request.audit_rows = options_.audit_rows;
@@ -89,7 +94,8 @@ PlanRequest FarController::request(const FarStep& step) const {
 
 FarStep FarController::begin(const LossPlan& audited, const OrderSource& source) {
   ++s_.report.steps;
-  if (!is_far(audited.kind)) {
+  const bool far = settled() || is_far(audited.kind);
+  if (!far && options_.replicas == nullptr) {
     if ((s_.trial_due && s_.trials > 0) || s_.report.tau < kFirstTau) {
       // This tau would keep too much. From the first one again, with a new order.
       leave("a tau that might keep the error keeps too many tiles");
@@ -101,7 +107,7 @@ FarStep FarController::begin(const LossPlan& audited, const OrderSource& source)
     ++s_.report.dense_steps;
     return {};
   }
-  if (s_.takeover < 0 && s_.report.steps >= s_.next_refresh) start_order(source);
+  if (s_.takeover < 0 && s_.report.steps >= s_.next_refresh) start_order(source, far);
   bool trial = s_.trial_due;
   s_.trial_due = false;
   if (s_.takeover >= 0 && s_.report.steps >= s_.takeover) {
@@ -202,16 +208,22 @@ OrderSample FarController::look(const OrderSource& source, bool copy) const {
   return s;
 }
 
-void FarController::start_order(const OrderSource& source) {
+bool FarController::settled() const {
+  return options_.replicas != nullptr && !(s_.order.empty() && s_.pending.empty());
+}
+
+// far: whether the planner would take the far field for these tokens.
+void FarController::start_order(const OrderSource& source, bool far) {
   // Not from a step without tokens: the next one that has some will do.
   const bool tokens = source.hidden.numel() > 0 || source.tokens_elsewhere;
   if (!tokens && options_.replicas == nullptr) return;
   if (options_.replicas != nullptr) {
-    VocabOrder made = order_of_replicas(*options_.replicas, common(), tokens, [&] {
+    ReplicasOrder found = order_of_replicas(*options_.replicas, common(), tokens, far, [&] {
       return make_order(context_, look(source, /*copy=*/false));
     });
-    if (made.empty()) return;
-    s_.pending = std::move(made);
+    if (!found.tokens) return;
+    if (found.order.empty()) return leave("for the tokens of a rank exact plans are faster");
+    s_.pending = std::move(found.order);
   } else if (source.sharding.words != nullptr) {
     s_.pending = make_shared_order(context_, look(source, /*copy=*/false));
   } else if (options_.refresh_delay == 0 || on_gpu()) {
@@ -289,7 +301,7 @@ bool FarController::judge(double error, bool trial) {
     return false;
   }
   if (++s_.trials < kTrials && s_.report.tau > kLeastTau) {
-    const bool has_kept = s_.report.worst_kept_error > 0.0;
+    const bool has_kept = s_.report.audits > s_.misses;
     const double fall =
         has_kept && s_.trials == 1 ? kFall : std::clamp(0.5 * options_.error / error, 0.2, 0.6);
     s_.report.tau = std::max(kLeastTau, s_.report.tau * fall);

@@ -54,8 +54,8 @@ class FarController {
   PlanRequest request(const FarStep& step) const;
 
   // `audited` is the plan for request({far, audit}): where it is no far-field plan, nothing is to
-  // be gained and the step is dense. An order may be begun from `source`, or taken over, for which
-  // this waits.
+  // be gained and the step is dense; with replicas an order is made only where that is so on none.
+  // An order may be begun from `source`, or taken over, for which this waits.
   FarStep begin(const LossPlan& audited, const OrderSource& source);
   // After a far-field step whose statistics are known, an audited one in any case: whether it
   // stands. If not, the caller does it again densely; without `may_repeat` it stands in any case.
@@ -90,7 +90,8 @@ class FarController {
  private:
   bool on_gpu() const { return context_.device().kind == DeviceKind::cuda; }
   OrderSample look(const OrderSource& source, bool copy) const;
-  void start_order(const OrderSource& source);
+  bool settled() const;
+  void start_order(const OrderSource& source, bool far);
   void take_over();
   void wait_for_order();
   std::vector<std::int64_t> counts() const;

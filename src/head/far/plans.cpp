@@ -33,7 +33,8 @@ const LossPlan& FarPlans::get(const Context& context, const HeadShape& shape,
                               const HeadFeatures& features, const PlanRequest& request,
                               const std::function<LossPlan(const PlanRequest&)>& make) {
   Slot& slot = slots_[slot_of(request)];
-  if (slot.serves(shape, features, request.tau)) return slot.plan;
+  const bool of_kind = !request.kind.has_value() || slot.plan.kind == *request.kind;
+  if (of_kind && slot.serves(shape, features, request.tau)) return slot.plan;
   slot.plan = make(request);
   ++made_;
   slot.tau = request.tau;

@@ -15,6 +15,9 @@
 namespace logitless {
 namespace {
 
+// Of an order that is sent round: each rank's part of an exchange.
+constexpr std::size_t kPiece = std::size_t{1} << 20;
+
 void tell(const FarFacts& common, PlanDigest& digest) {
   for (const auto& [name, text] : common) digest.same(name, text);
 }
@@ -43,13 +46,17 @@ FarFieldStatistics far_statistics_of_replicas(Communicator& ranks, const FarFact
   FarFieldStatistics out = mine;
   out.dense_fallback = false;
   out.audited_tokens = 0;
-  out.kept = out.audited_lse_error_max = 0.0;
-  double error = 0.0, lse_error = 0.0;
+  out.audited_lse_error_max = 0.0;
+  double error = 0.0, lse_error = 0.0, kept = 0.0, keepers = 0.0;
   for (int r = 0; r < ranks.size(); ++r) {
     out.dense_fallback = out.dense_fallback || agreed.own_of(r, "fallback") != 0;
-    out.kept += number_of(agreed, r, "kept") / ranks.size();
+    const double of_rank = number_of(agreed, r, "kept");
+    if (of_rank < 1.0 || agreed.own_of(r, "fallback") != 0) {  // or it has no pairs
+      kept += of_rank;
+      keepers += 1.0;
+    }
     const std::int64_t tokens = agreed.own_of(r, "audited");
-    if (tokens == 0) continue;
+    if (tokens == 0 || number_of(agreed, r, "error") == 0.0) continue;
     out.audited_tokens += tokens;
     const auto count = static_cast<double>(tokens);
     error += count * std::pow(number_of(agreed, r, "error"), 2);
@@ -57,6 +64,7 @@ FarFieldStatistics far_statistics_of_replicas(Communicator& ranks, const FarFact
     const double most = number_of(agreed, r, "lse error, most");
     if (most > out.audited_lse_error_max || std::isnan(most)) out.audited_lse_error_max = most;
   }
+  out.kept = keepers > 0.0 ? kept / keepers : 1.0;
   if (out.audited_tokens == 0) return out;
   const auto count = static_cast<double>(out.audited_tokens);
   out.audited_error = std::sqrt(error / count);
@@ -64,15 +72,18 @@ FarFieldStatistics far_statistics_of_replicas(Communicator& ranks, const FarFact
   return out;
 }
 
-VocabOrder order_of_replicas(Communicator& ranks, const FarFacts& common, bool tokens,
-                             const std::function<VocabOrder()>& make) {
+ReplicasOrder order_of_replicas(Communicator& ranks, const FarFacts& common, bool tokens, bool far,
+                                const std::function<VocabOrder()>& make) {
   const Agreement agreed = agree(ranks, [&](PlanDigest& digest) {
     tell(common, digest);
     digest.own("tokens", tokens);
+    digest.own("far", far);
   });
   int maker = 0;
   while (maker < ranks.size() && agreed.own_of(maker, "tokens") == 0) ++maker;
   if (maker == ranks.size()) return {};
+  for (int r = maker; r < ranks.size(); ++r)
+    if (agreed.own_of(r, "tokens") != 0 && agreed.own_of(r, "far") == 0) return {.tokens = true};
   std::vector<std::byte> made;
   const Agreement sizes = agree(ranks, [&](PlanDigest& digest) {
     if (ranks.rank() == maker) {
@@ -85,10 +96,14 @@ VocabOrder order_of_replicas(Communicator& ranks, const FarFacts& common, bool t
   });
   const auto bytes = static_cast<std::size_t>(sizes.own_of(maker, "bytes"));
   made.resize(bytes);
-  std::vector<std::byte> all(bytes * static_cast<std::size_t>(ranks.size()));
-  ranks.all_gather_host(made.data(), all.data(), bytes);
-  const auto from = std::span(all).subspan(static_cast<std::size_t>(maker) * bytes, bytes);
-  return order_of(TensorFile(from, "order of the ranks"), "order of the ranks", "order.");
+  std::vector<std::byte> all(std::min(bytes, kPiece) * static_cast<std::size_t>(ranks.size()));
+  for (std::size_t first = 0; first < bytes; first += kPiece) {
+    const std::size_t count = std::min(kPiece, bytes - first);
+    ranks.all_gather_host(made.data() + first, all.data(), count);
+    std::copy_n(all.data() + static_cast<std::size_t>(maker) * count, count, made.data() + first);
+  }
+  const std::string name = "order of the ranks";
+  return {true, order_of(TensorFile(made, name), name, "order.")};
 }
 
 }  // namespace logitless
