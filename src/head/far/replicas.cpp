@@ -4,8 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <cstddef>
-#include <cstring>
-#include <span>
 
 #include "comm/digest.h"
 #include "core/safetensors.h"
