@@ -119,10 +119,10 @@ class Rows:
         return self._far("far_alone", hidden, weight, target)
 
     def far_sp(self, hidden, weight, target):
-        return self._far("far_sp", hidden, weight, target, sharding=self.sharding(self.group, self.vocab, self.words.start, True))
+        return self._far("far_sp", hidden, weight, target, sharding=self.sharding(self.group, self.vocab, self.words.start, True, dealt=True))
 
     def far_vp(self, hidden, weight, target):
-        return self._far("far_vp", hidden, weight, target, sharding=self.sharding(self.group, self.vocab, self.words.start, False))
+        return self._far("far_vp", hidden, weight, target, sharding=self.sharding(self.group, self.vocab, self.words.start, False, dealt=True))
 
     def megatron(self, hidden, weight, target):
         return _Megatron.apply(hidden, weight, target, self, False)

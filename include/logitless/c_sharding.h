@@ -28,6 +28,13 @@ enum {
   LOGITLESS_MOVES_WEIGHTS = 2  /* rows of weight, a piece at a time, and pieces of d_weight */
 };
 
+/* What a rank has of the weight. */
+typedef int32_t logitless_weight_sharding;
+enum {
+  LOGITLESS_WEIGHT_WORDS = 0,  /* rows, which are words */
+  LOGITLESS_WEIGHT_COLUMNS = 1 /* [vocab, columns], and all of bias and d_bias; with tokens */
+};
+
 /* Of this rank's own words are weight [rows, D], bias [rows], d_weight and d_bias; rows may differ
  * between ranks and be 0. Of the whole vocabulary are targets, class_weight [vocab], vocab_weight
  * [vocab], label smoothing, argmax and everything that is summed over words. */
@@ -43,6 +50,11 @@ typedef struct logitless_sharding {
   logitless_movement moves; /* the same on all ranks; without tokens 0 */
   /* Groups like this one whose tokens a mean divides by as well; NULL: none. */
   const logitless_communicator* replicas;
+  logitless_weight_sharding weight;
+  int64_t columns; /* of the weight here, where it is by columns; those of all ranks are hidden's */
+  /* Not 0: ranges of words that were renamed as logitless_deal_words has them, so that a far field
+   * is taken to keep as many tiles on each rank; without word_table. The same on all ranks. */
+  int32_t dealt;
 } logitless_sharding;
 LOGITLESS_API void logitless_sharding_init(logitless_sharding* sharding, size_t struct_size);
 

@@ -41,6 +41,8 @@ struct HeadFeatures {
   bool tokens_sharded = false;    // over the same ranks
   // Weights move: the most words of a rank, whose rows are gathered piece by piece. 0: they stay
   std::int64_t gathered_rows = 0;
+  // Weights by columns move: the most columns of a rank. 0: rows move, or nothing.
+  std::int64_t gathered_columns = 0;
 
   bool operator==(const HeadFeatures&) const = default;
 };

@@ -13,7 +13,7 @@
 
 namespace logitless {
 
-// What a rank has of the weight. columns are not served yet.
+// What a rank has of the weight: rows, which are words, or columns of all rows.
 enum class WeightSharding : std::uint8_t { words = 0, columns = 1 };
 
 // What goes from rank to rank where tokens are spread over the ranks that hold the words.
@@ -35,8 +35,12 @@ enum class Movement : std::uint8_t {
 // [vocab], label smoothing, argmax and everything that is summed over words. Of a mean or sum every
 // rank gets the whole loss, in the same bits, and complete gradients of it.
 //
-// Served by exact and far-field plans, on the CPU and, of bf16, on Hopper GPUs. Throws Unsupported,
-// on every rank, on other GPUs, and for columns.
+// Of a weight by columns a rank has weight [vocab, columns] and d_weight like it, and all of bias
+// and d_bias [vocab], the same on all ranks. Weights move then, to each rank's own tokens, whose
+// hidden has all columns: tokens is true, and there is no far field.
+//
+// Served by exact and, of rows, far-field plans, on the CPU and, of bf16, on Hopper GPUs. Throws
+// Unsupported, on every rank, on other GPUs.
 //
 // On a GPU the communicators move its memory on the context's stream, and one exchange between the
 // hosts (all_gather_host) precedes each call: what is wrong with its arguments on one rank all
@@ -58,6 +62,13 @@ struct Sharding {
   // all of them. Loss and gradients are this group's part then. null: none.
   std::shared_ptr<Communicator> replicas = {};
   WeightSharding weight = WeightSharding::words;
+  // Of the weight here, 0 or more, with WeightSharding::columns: in the order of the ranks those of
+  // all of them are the columns of hidden.
+  std::int64_t columns = 0;
+  // Ranges of words that were renamed as deal_words has them: far-field plans take all ranks to
+  // keep as many tiles, and not one of them nearly all. A word_table says so without it. The same
+  // on all ranks.
+  bool dealt = false;
   // With `tokens`, else planned: an InvalidArgument says so. The same on all ranks.
   Movement moves = Movement::planned;
 };

@@ -56,6 +56,10 @@ MOVES_TOKENS = 1
 MOVES_WEIGHTS = 2
 MOVEMENTS = {"planned": 0, "tokens": 1, "weights": 2}
 
+WEIGHT_WORDS = 0
+WEIGHT_COLUMNS = 1
+WEIGHT_SHARDINGS = {"words": 0, "columns": 1}
+
 TraceFunction = CFUNCTYPE(None, c_char_p, c_void_p)
 
 ExchangeFunction = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p)
@@ -242,9 +246,15 @@ class Sharding(Structure):
     tokens: int
     moves: int  # the same on all ranks; without tokens 0
     replicas: Any  # Groups like this one whose tokens a mean divides by as well; NULL: none.
+    weight: int
+    columns: int  # of the weight here, where it is by columns; those of all ranks are hidden's
+    # Not 0: ranges of words that were renamed as logitless_deal_words has them, so that a far field is taken to keep as
+    # many tiles on each rank; without word_table. The same on all ranks.
+    dealt: int
     _fields_ = [
         ("struct_size", c_size_t), ("words", c_void_p), ("vocab", c_int64), ("first_word", c_int64),
         ("word_table", POINTER(Tensor)), ("tokens", c_int32), ("moves", c_int32), ("replicas", c_void_p),
+        ("weight", c_int32), ("columns", c_int64), ("dealt", c_int32),
     ]
 
 
@@ -315,7 +325,7 @@ class LossStatistics(Structure):
     dense_fallback: int  # more than 2/3 to keep somewhere: exact there
     imbalance: float  # of words over ranks: the most pairs kept on one over the mean; else 1
     sampled_lse_error: float  # of far_both, by the tiles sampled: root mean square, in nats
-    sampled_most: float  # the most of a token's probability in one of those
+    sampled_most: float  # the most mass of one of those, of a token's total
     _fields_ = [
         ("struct_size", c_size_t), ("tokens", c_int64), ("valid_tokens", c_int64), ("correct", c_int64),
         ("normalizer", c_double), ("mean_lse", c_double), ("mean_log_prob", c_double), ("kept", c_double),

@@ -280,6 +280,11 @@ inline Sharding sharding_from(const logitless_sharding* from) {
   sharding.word_table = view_from(c.word_table, "sharding.word_table");
   sharding.tokens = c.tokens != 0;
   sharding.moves = static_cast<Movement>(c.moves);
+  require(c.weight >= LOGITLESS_WEIGHT_WORDS && c.weight <= LOGITLESS_WEIGHT_COLUMNS,
+          "sharding.weight: ", c.weight, " is none of LOGITLESS_WEIGHT_*");
+  sharding.weight = static_cast<WeightSharding>(c.weight);
+  sharding.columns = c.columns;
+  sharding.dealt = c.dealt != 0;
   if (c.replicas != nullptr) sharding.replicas = c.replicas->communicator;
   return sharding;
 }

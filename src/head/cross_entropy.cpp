@@ -132,7 +132,8 @@ HeadFeatures features_of(const CrossEntropyOptions& options, const CrossEntropyI
 }
 
 HeadShape shape_of(const CrossEntropyInputs& in) {
-  return require_head(in.hidden, in.weight, in.bias, is_sharded(in.sharding) ? 0 : 1);
+  return require_head(in.hidden, in.weight, in.bias, is_sharded(in.sharding) ? 0 : 1,
+                      columns_of(in.sharding));
 }
 
 namespace {

@@ -17,8 +17,14 @@ std::int64_t GatheredWords::most_rows() const {
   return most;
 }
 
-GatheredWords gathered_words(const std::vector<std::vector<WordRun>>& words_of_ranks) {
+std::int64_t GatheredWords::most_columns() const {
+  return columns.empty() ? 0 : *std::max_element(columns.begin(), columns.end());
+}
+
+GatheredWords gathered_words(const std::vector<std::vector<WordRun>>& words_of_ranks,
+                             std::vector<std::int64_t> columns) {
   GatheredWords out;
+  out.columns = std::move(columns);
   for (const std::vector<WordRun>& runs : words_of_ranks) {
     GatheredWords::Of& rank = out.ranks.emplace_back();
     if (!runs.empty()) rank.first = runs.front().first;
@@ -31,18 +37,38 @@ GatheredWords gathered_words(const std::vector<std::vector<WordRun>>& words_of_r
 PieceLayout piece_layout(const HeadShape& shape, const HeadFeatures& features,
                          std::int64_t piece_rows, bool tables) {
   PieceLayout out;
-  out.bias = aligned(piece_rows * shape.dim * static_cast<std::int64_t>(size_of(shape.dtype)));
-  out.words = out.bias + (features.bias ? aligned(piece_rows * 4) : 0);
-  out.bytes = out.words + (tables ? aligned(piece_rows * 4) : 0);
+  const bool by_columns = features.gathered_columns > 0;
+  out.bias = aligned(piece_rows * piece_columns(shape, features) *
+                     static_cast<std::int64_t>(size_of(shape.dtype)));
+  out.words = out.bias + (features.bias && !by_columns ? aligned(piece_rows * 4) : 0);
+  out.bytes = out.words + (tables && !by_columns ? aligned(piece_rows * 4) : 0);
   return out;
 }
 
-PieceSums piece_sums(const HeadShape& shape, const HeadFeatures& features,
-                     std::int64_t piece_rows) {
+namespace {
+
+PieceSums sums_of(std::int64_t columns, const HeadFeatures& features, std::int64_t piece_rows) {
   PieceSums out;
-  out.d_bias = features.d_weight ? aligned(piece_rows * shape.dim * 4) : 0;
+  out.d_bias = features.d_weight ? aligned(piece_rows * columns * 4) : 0;
   out.bytes = out.d_bias + (features.d_bias ? aligned(piece_rows * 4) : 0);
   return out;
+}
+
+}  // namespace
+
+PieceSums piece_sums(const HeadShape& shape, const HeadFeatures& features,
+                     std::int64_t piece_rows) {
+  return sums_of(piece_columns(shape, features), features, piece_rows);
+}
+std::size_t whole_piece_bytes(const HeadShape& shape, const HeadFeatures& features,
+                              std::int64_t piece_rows) {
+  if (features.gathered_columns == 0) return 0;
+  return aligned(piece_rows * shape.dim * static_cast<std::int64_t>(size_of(shape.dtype))) +
+         (features.bias ? aligned(piece_rows * 4) : 0);
+}
+PieceSums whole_sums(const HeadShape& shape, const HeadFeatures& features,
+                     std::int64_t piece_rows) {
+  return features.gathered_columns == 0 ? PieceSums() : sums_of(shape.dim, features, piece_rows);
 }
 
 std::vector<std::int64_t> piece_sizes(std::int64_t most_rows) {

@@ -1,5 +1,5 @@
-// Words whose rows travel to the tokens of other ranks: a piece holds some rows of each rank, and
-// all ranks go through the same pieces.
+// Words whose rows travel to the tokens of other ranks: a piece holds some rows of each rank or, of
+// a weight by columns, all ranks' columns of some rows. All ranks go through the same pieces.
 #pragma once
 
 #include <algorithm>
@@ -19,12 +19,25 @@ struct GatheredWords {
     std::int64_t first = 0;  // word of row 0, where words follow one another
     std::int64_t rows = 0;
   };
-  std::vector<Of> ranks;
-  bool tables = false;  // of some rank they do not: words travel with their rows
+  std::vector<Of> ranks;              // by columns the first has all words, and the others none
+  std::vector<std::int64_t> columns;  // of each rank; empty: rows travel
+  bool tables = false;                // of some rank they do not: words travel with their rows
 
   std::int64_t most_rows() const;
+  std::int64_t most_columns() const;  // 0 where rows travel
+  std::int64_t columns_of(int rank) const { return columns[static_cast<std::size_t>(rank)]; }
 };
-GatheredWords gathered_words(const std::vector<std::vector<WordRun>>& words_of_ranks);
+GatheredWords gathered_words(const std::vector<std::vector<WordRun>>& words_of_ranks,
+                             std::vector<std::int64_t> columns);
+
+// Columns of a rank's rows in a piece, where it has most.
+inline std::int64_t piece_columns(const HeadShape& shape, const HeadFeatures& features) {
+  return features.gathered_columns > 0 ? features.gathered_columns : shape.dim;
+}
+// Calls of the kernel for each piece: of each rank's rows.
+inline std::int64_t piece_blocks(const HeadFeatures& features) {
+  return features.gathered_columns > 0 ? 1 : features.word_ranks;
+}
 
 // Rows of a rank in a piece: [first, first + count) of its own.
 struct PieceRows {
@@ -38,8 +51,9 @@ inline PieceRows rows_in_piece(std::int64_t piece, std::int64_t piece_rows, std:
   return {first, std::clamp<std::int64_t>(rows - first, 0, piece_rows)};
 }
 
-// What one rank gives to a piece of B rows: [B, D] of the weight, then the rest, each part on a
-// multiple of 64 bytes.
+// What one rank gives to a piece of B rows: [B, C] of the weight, of its C columns without gaps,
+// then the rest, each part on a multiple of 64 bytes. C is D where rows travel; by columns no bias
+// and no words travel.
 struct PieceLayout {
   std::size_t bias = 0;   // f32 [B], with a bias
   std::size_t words = 0;  // i32 [B], with tables
@@ -47,12 +61,17 @@ struct PieceLayout {
 };
 PieceLayout piece_layout(const HeadShape& shape, const HeadFeatures& features,
                          std::int64_t piece_rows, bool tables);
-// And what one rank gets of a piece from another: f32 [B, D] of d_weight, then f32 [B] of d_bias.
+// And what one rank gets of a piece from another: f32 [B, C] of d_weight, then f32 [B] of d_bias.
 struct PieceSums {
   std::size_t d_bias = 0;
   std::size_t bytes = 0;  // 0: neither is wanted
 };
 PieceSums piece_sums(const HeadShape& shape, const HeadFeatures& features, std::int64_t piece_rows);
+// By columns, beside both: a piece's rows with all columns, [B, D], and f32 [B] of their bias; the
+// sums of all columns, f32 [B, D], and of d_bias. 0 where rows travel.
+std::size_t whole_piece_bytes(const HeadShape& shape, const HeadFeatures& features,
+                              std::int64_t piece_rows);
+PieceSums whole_sums(const HeadShape& shape, const HeadFeatures& features, std::int64_t piece_rows);
 
 // The sizes of pieces worth a thought, the largest first: whole blocks of 256 rows, half of a
 // rank's at most; all of them where they are no more than such a block.

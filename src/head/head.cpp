@@ -26,7 +26,8 @@ std::int64_t last_of(const HeadInputs& in) {
 
 HeadShape check_inputs(const HeadOptions& options, const HeadInputs& in) {
   const bool sharded = is_sharded(in.sharding);
-  const HeadShape shape = require_head(in.hidden, in.weight, in.bias, sharded ? 0 : 1);
+  const HeadShape shape =
+      require_head(in.hidden, in.weight, in.bias, sharded ? 0 : 1, columns_of(in.sharding));
   if (sharded) require_sharding(in.sharding, shape.vocab);
   require_transform(options.logit_scale, options.softcap);
   require(in.targets.defined(), "targets: expected a tensor, got none");

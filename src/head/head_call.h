@@ -46,10 +46,10 @@ struct FarOperands {
 // own, and events that it and the call's stream wait for one another by.
 struct ExchangeLane {
   std::shared_ptr<void> stream;
-  std::shared_ptr<void> start;        // what a chunk is made from is there
-  std::shared_ptr<void> ready;        // a chunk is made
-  std::shared_ptr<void> hidden_done;  // its pieces of d_hidden are
-  std::shared_ptr<void> exchanged;    // and have come
+  std::shared_ptr<void> start;        // what a chunk is made from is there; a piece's room is free
+  std::shared_ptr<void> ready;        // a chunk is made; a piece has come
+  std::shared_ptr<void> hidden_done;  // a chunk's pieces of d_hidden are made
+  std::shared_ptr<void> exchanged;    // and have come, or the sums of a piece
   // i32 [rows]: Sharding::word_table on the device; null: words follow one another.
   std::shared_ptr<const void> word_table;
   // Of the communicator, in place of the workspace's part for exchanges; null: none.

@@ -46,18 +46,20 @@ MovementPlans::MovementPlans(const Sharding& sharding, MovementProblem problem)
       planned_(sharding.tokens && sharding.moves == Movement::planned) {
   // Known of all ranks.
   const bool cannot = p_.device != DeviceKind::cpu && p_.words.tables;
+  const bool by_columns = !p_.words.columns.empty();
   if (planned_ && cannot) weights_.refusal = "words that a word_table says move on the CPU alone";
   if (planned_ && p_.far) weights_.refusal = "a far field may be planned, whose words stay";
   if (planned_ && p_.ranks() == 1) weights_.refusal = "there is one rank";
   if (cannot && spread_ && sharding.moves == Movement::weights)
     throw Unsupported(
         "sharding: moves: weights whose words a word_table says move on the CPU alone");
-  if (p_.far && spread_ && sharding.moves == Movement::weights)
+  if (p_.far && spread_ && (by_columns || sharding.moves == Movement::weights))
     throw Unsupported("sharding: moves: weights do not move in the far field, whose words stay");
-  planned_ = planned_ && !cannot && !p_.far && p_.ranks() > 1;
-  tokens_.wanted = planned_ || sharding.moves != Movement::weights;
-  weights_.wanted = planned_ || sharding.moves == Movement::weights;
+  planned_ = planned_ && !by_columns && !cannot && !p_.far && p_.ranks() > 1;
+  tokens_.wanted = !by_columns && (planned_ || sharding.moves != Movement::weights);
+  weights_.wanted = by_columns || planned_ || sharding.moves == Movement::weights;
   if (!spread_) weights_.wanted = false;
+  if (by_columns) tokens_.refusal = "the weight is by columns, and logits would be sums over ranks";
 }
 
 void MovementPlans::try_plan(Way& way, const Planner& planner) const {
@@ -69,6 +71,7 @@ void MovementPlans::try_plan(Way& way, const Planner& planner) const {
     shape.tokens = p_.tokens;
     shape.vocab = shape.whole_vocab;
     features.gathered_rows = p_.words.most_rows();
+    features.gathered_columns = p_.words.most_columns();
   } else {
     shape.tokens = spread_ ? p_.tokens * p_.ranks() : p_.tokens;
     if (!lends_) features.d_weight_strided = features.d_weight;
@@ -139,14 +142,19 @@ bool MovementPlans::begin_alike(const Agreement& said) {
 // Of the exchanges whose bytes grow with dim. size: what all ranks have of the plan's.
 double MovementPlans::bytes_of(Movement moves, std::int64_t size) const {
   const HeadFeatures& f = p_.features;
-  const double row = static_cast<double>(p_.ranks() - 1) * static_cast<double>(p_.shape.dim);
+  HeadFeatures moved = f;
+  moved.gathered_columns = p_.words.most_columns();
+  const double row =
+      static_cast<double>(p_.ranks() - 1) * static_cast<double>(piece_columns(p_.shape, moved));
   const auto element = static_cast<double>(size_of(p_.shape.dtype));
   const double gradient = sizeof(float);
   if (moves == Movement::tokens)
     return row * static_cast<double>(p_.tokens) * (element + (f.d_hidden ? gradient : 0.0));
   const bool again = f.d_hidden || f.d_weight || f.d_bias;
   const auto pieces = static_cast<double>(piece_count(p_.words.most_rows(), size));
-  const double gathered = again ? 2.0 * pieces - 1.0 : pieces;
+  // A GPU has the last two when the backward begins.
+  const double kept = p_.device == DeviceKind::cpu ? 1.0 : std::min(pieces, 2.0);
+  const double gathered = again ? 2.0 * pieces - kept : pieces;
   return row * static_cast<double>(size) *
          (gathered * element + (f.d_weight ? pieces * gradient : 0.0));
 }
@@ -169,7 +177,13 @@ void MovementPlans::meet(Way& way, const Agreement& said) const {
   }
   if (!way.plan) return;
   way.bytes = bytes_of(way.moves, way.size);
-  way.seconds = static_cast<double>(most) * 1e-9 + way.bytes / link_bytes(p_.device);
+  const double computes = static_cast<double>(most) * 1e-9;
+  const double sends = way.bytes / link_bytes(p_.device);
+  // A GPU exchanges a piece beside the products of another.
+  const bool beside = p_.device != DeviceKind::cpu && way.moves == Movement::weights;
+  const auto pieces = static_cast<double>(piece_count(p_.words.most_rows(), way.size));
+  way.seconds =
+      beside ? std::max(computes, sends) + std::min(computes, sends) / pieces : computes + sends;
 }
 
 LossPlan MovementPlans::agreed(const Agreement& said) {

@@ -47,10 +47,31 @@ void say(const ShardedHead& head, const Sharding& sharding, PlanDigest& digest) 
   say_features(head.features, digest);
   if (head.options) head.options(digest);
   digest.same("what moves", name_of(sharding.moves));
+  digest.same("dealt words", sharding.dealt);
+  digest.same("weight by columns", by_columns(sharding));
+  if (by_columns(sharding)) digest.own("columns", sharding.columns);
   digest.same("replicas", sharding.replicas == nullptr ? 0 : sharding.replicas->size());
   sharding.tokens ? digest.own("tokens", head.shape.tokens)
                   : digest.same("tokens", head.shape.tokens);
-  digest.words(sharding.vocab, words_of(sharding, head.shape.vocab));
+  // All ranks have columns of all words: one says them.
+  const bool others = by_columns(sharding) && sharding.words->rank() > 0;
+  digest.words(sharding.vocab,
+               others ? std::vector<WordRun>{} : words_of(sharding, head.shape.vocab));
+}
+
+// Of each rank, in their order. Throws InvalidArgument where they are not those of hidden.
+std::vector<std::int64_t> columns_of_ranks(const Sharding& sharding, std::int64_t dim,
+                                           const Agreement& agreed) {
+  std::vector<std::int64_t> columns;
+  if (!by_columns(sharding)) return columns;
+  std::int64_t sum = 0;
+  for (int r = 0; r < sharding.words->size(); ++r) {
+    columns.push_back(agreed.own_of(r, "columns"));
+    sum += columns.back();
+  }
+  require(sum == dim, "sharding: columns: expected ", dim,
+          " on all ranks together, as hidden has, got ", sum);
+  return columns;
 }
 
 // Tokens that a rank may bring to a call.
@@ -113,7 +134,8 @@ LossPlan plan_words(const Sharding& sharding, const PlanRequest& request,
   shape.vocab = std::max<std::int64_t>(shape.vocab, 1);  // kernels of a rank without words rest
   shape.whole_vocab = sharding.vocab;
   const std::int64_t tokens = tokens_of_rank(sharding, shape, sizes);
-  const GatheredWords of_ranks = gathered_words(sizes.words);
+  const GatheredWords of_ranks =
+      gathered_words(sizes.words, columns_of_ranks(sharding, shape.dim, sizes));
   MovementPlans plans(sharding, {shape, mine.features, mine.device, tokens, of_ranks, words.rank(),
                                  allows_far(request)});
   const auto make = [&](std::uint64_t said_before, const PlanRequest& wanted) {
@@ -207,7 +229,7 @@ void set_sharding(const Sharding& sharding, HeadFeatures& features) {
   if (!is_sharded(sharding)) return;
   features.word_ranks = sharding.words->size();
   features.tokens_sharded = sharding.tokens;
-  features.gathered_rows = 0;  // the plan says
+  features.gathered_rows = features.gathered_columns = 0;  // the plan says
 }
 
 std::vector<WordRun> words_of(const Sharding& sharding, std::int64_t rows) {
@@ -216,13 +238,35 @@ std::vector<WordRun> words_of(const Sharding& sharding, std::int64_t rows) {
   return {{sharding.first_word, sharding.first_word + rows}};
 }
 
+std::int64_t columns_of(const Sharding& sharding) {
+  return is_sharded(sharding) && by_columns(sharding) ? sharding.columns : -1;
+}
+
 std::int64_t whole_vocab(const Sharding& sharding, std::int64_t rows) {
   return is_sharded(sharding) ? sharding.vocab : rows;
 }
 
+namespace {
+
+void require_columns(const Sharding& sharding, std::int64_t rows) {
+  require(sharding.tokens && sharding.moves != Movement::tokens,
+          "sharding: weight by columns: its rows move to each rank's own tokens; expected tokens = "
+          "true and moves planned or weights");
+  require(sharding.first_word == 0 && !sharding.word_table.defined() && rows == sharding.vocab,
+          "sharding: weight by columns: expected all ", sharding.vocab, " words, got ", rows,
+          " rows, first_word ", sharding.first_word,
+          sharding.word_table.defined() ? " and a word_table" : "");
+  require(sharding.columns >= 0, "sharding: columns: expected 0 or more, got ", sharding.columns);
+}
+
+}  // namespace
+
 void require_sharding(const Sharding& sharding, std::int64_t rows) {
-  if (sharding.weight != WeightSharding::words)
-    throw Unsupported("sharding: weights spread by columns are not served yet");
+  require(sharding.weight <= WeightSharding::columns,
+          "sharding: weight: ", static_cast<int>(sharding.weight), " is no WeightSharding");
+  require(by_columns(sharding) || sharding.columns == 0, "sharding: columns: ", sharding.columns,
+          " with a weight by words; they are for WeightSharding::columns");
+  if (by_columns(sharding)) require_columns(sharding, rows);
   require(sharding.moves <= Movement::weights,
           "sharding: moves: ", static_cast<int>(sharding.moves), " is no Movement");
   require(sharding.tokens || sharding.moves == Movement::planned,
@@ -245,6 +289,12 @@ void require_sharding(const Sharding& sharding, std::int64_t rows) {
   if (at == words.end()) return;
   throw InvalidArgument(concat("sharding: word_table: expected ascending words, got ", *at,
                                " before ", *(at + 1), " at row ", at - words.begin()));
+}
+
+void require_rows(const Sharding& sharding) {
+  if (by_columns(sharding))
+    throw Unsupported(
+        "sharding: weight by columns: its rows move, and words of the far field stay");
 }
 
 LossPlan plan_sharded(const Sharding& sharding, const PlanRequest& request,
@@ -276,10 +326,10 @@ void set_shard(const LossPlan& plan, const Sharding& sharding, HeadCall& call) {
   call.shape.vocab = std::max<std::int64_t>(call.shape.vocab, 1);
   call.shape.whole_vocab = sharding.vocab;
   call.features.gathered_rows = plan.features.gathered_rows;
+  call.features.gathered_columns = plan.features.gathered_columns;
   if (call.features.gathered_rows > 0) {
     call.shape.vocab = sharding.vocab;
     call.shard.gathered = &plan.agreement->words;
-    return;
   }
   if (call.context->device().kind == DeviceKind::cpu) return;
   ExchangeLane& lane = plan.agreement->lane;
@@ -300,7 +350,9 @@ bool is_planned(const ShardAgreement& agreed, const Sharding& sharding) {
   const Sharding& planned = agreed.sharding;
   return sharding.words == planned.words && sharding.tokens == planned.tokens &&
          sharding.moves == planned.moves && sharding.replicas == planned.replicas &&
-         sharding.vocab == planned.vocab && sharding.first_word == planned.first_word &&
+         sharding.dealt == planned.dealt && sharding.weight == planned.weight &&
+         sharding.columns == planned.columns && sharding.vocab == planned.vocab &&
+         sharding.first_word == planned.first_word &&
          sharding.word_table.defined() == planned.word_table.defined() &&
          std::ranges::equal(table_of(sharding), agreed.table);
 }

@@ -30,16 +30,24 @@ struct ShardAgreement {
 };
 
 inline bool is_sharded(const Sharding& sharding) { return sharding.words != nullptr; }
+inline bool by_columns(const Sharding& sharding) {
+  return sharding.weight == WeightSharding::columns;
+}
 
 // Of features: how many ranks hold the words, and whether the tokens, too.
 void set_sharding(const Sharding& sharding, HeadFeatures& features);
 // That its groups' exchanges move this device's memory; and what a GPU does not serve. Throws
 // InvalidArgument.
 void require_device(const Sharding& sharding, DeviceKind device);
+// Of the weight here, as require_head wants them: -1: those of hidden.
+std::int64_t columns_of(const Sharding& sharding);
 // Of whole vocabularies, for what is given whole: `rows` without sharding.
 std::int64_t whole_vocab(const Sharding& sharding, std::int64_t rows);
 // Throws InvalidArgument or Unsupported, naming what is wrong with it; `rows` of weight are here.
 void require_sharding(const Sharding& sharding, std::int64_t rows);
+
+// Of the far field, whose words stay: throws Unsupported for a weight by columns.
+void require_rows(const Sharding& sharding);
 
 // What a rank wants to plan: its sizes, features, and all options that must be equal.
 struct ShardedHead {

@@ -73,6 +73,7 @@ void require_per_token(std::string_view name, const ConstTensorView& view,
 }
 
 void require_own_elements(std::string_view name, const ConstTensorView& view) {
+  if (view.defined() && view.numel() == 0) return;
   for (int d = 0; d < view.rank(); ++d) {
     require(view.size(d) <= 1 || view.stride(d) != 0, name, ": ", describe(view),
             " is broadcast (a stride of 0); an output needs memory of its own for each element");
@@ -110,7 +111,7 @@ void require_gradient(std::string_view name, const ConstTensorView& view,
 }
 
 HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& weight,
-                       const ConstTensorView& bias, std::int64_t least_rows) {
+                       const ConstTensorView& bias, std::int64_t least_rows, std::int64_t columns) {
   require(hidden.defined(), "hidden: expected a tensor [..., D], got none");
   require(weight.defined(), "weight: expected a tensor [V, D], got none");
   require(hidden.rank() >= 1, "hidden: expected [..., D], got a scalar");
@@ -120,8 +121,10 @@ HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& wei
   require(weight.dtype() == hidden.dtype(), "weight: expected ", name_of(hidden.dtype()),
           " as hidden, got ", name_of(weight.dtype()));
   const std::int64_t dim = hidden.size(hidden.rank() - 1);
-  require(weight.size(1) == dim, "weight: ", describe(weight), " does not go with hidden ",
-          describe(hidden), ": their last dimensions differ");
+  require(columns < 0 || weight.size(1) == columns, "weight: expected [V, ", columns,
+          "], the sharding's columns, got ", describe(weight));
+  require(columns >= 0 || weight.size(1) == dim, "weight: ", describe(weight),
+          " does not go with hidden ", describe(hidden), ": their last dimensions differ");
   require(dim >= 1, "hidden: ", describe(hidden), " has no columns");
   require(weight.size(0) >= least_rows, "weight: ", describe(weight), " has no rows");
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() - kVocabTile;

@@ -99,9 +99,11 @@ void require_vector(std::string_view name, const ConstTensorView& view, std::int
 // Throws unless `view` is undefined or shaped like `like`, of its dtype or f32.
 void require_gradient(std::string_view name, const ConstTensorView& view,
                       const ConstTensorView& like);
-// hidden, weight, bias against each other; returns the sizes. least_rows: that weight must have.
+// hidden, weight, bias against each other; returns the sizes. least_rows: that weight must have;
+// columns: that it has, -1: those of hidden.
 HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& weight,
-                       const ConstTensorView& bias, std::int64_t least_rows = 1);
+                       const ConstTensorView& bias, std::int64_t least_rows = 1,
+                       std::int64_t columns = -1);
 // Throws when an option is not finite or out of range.
 void require_transform(float logit_scale, float softcap);
 // Throws unless least <= value <= most, which at the greatest float is no bound.

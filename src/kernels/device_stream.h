@@ -48,9 +48,16 @@ void wait_event(void* event);
 bool event_passed(void* event);
 // Enqueues; one side may be pinned memory.
 void copy_async(void* to, const void* from, std::size_t bytes, Stream stream);
-// The same of rows of so many bytes, that begin `stride` bytes apart in `from` and follow one
-// another in `to`.
-void copy_rows_async(void* to, const void* from, std::size_t stride, std::size_t row_bytes,
+struct RowsTo {
+  void* data;
+  std::size_t stride;  // bytes from row to row
+};
+struct RowsFrom {
+  const void* data;
+  std::size_t stride;
+};
+// The same of rows of so many bytes.
+void copy_rows_async(const RowsTo& to, const RowsFrom& from, std::size_t row_bytes,
                      std::size_t rows, Stream stream);
 
 // What the thread enqueues on the stream from here on is kept and not run, until end_capture()

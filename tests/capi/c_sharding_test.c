@@ -216,6 +216,20 @@ static void test_refusals(Head* head) {
   sharding.moves = LOGITLESS_MOVES_WEIGHTS;
   REFUSED("moves: expected planned where all ranks have all tokens, got weights");
   sharding.moves = LOGITLESS_MOVES_PLANNED;
+  sharding.weight = 2;
+  REFUSED("sharding.weight: 2 is none of LOGITLESS_WEIGHT_*");
+  sharding.weight = LOGITLESS_WEIGHT_COLUMNS;
+  sharding.columns = kDim;
+  REFUSED("weight by columns: its rows move to each rank's own tokens");
+  sharding.tokens = 1;
+  CHECK(logitless_plan_head_forward(context, NULL, &in, &out, NULL, &plan) == LOGITLESS_OK, "%s",
+        logitless_last_error());
+  CHECK(strstr(logitless_plan_explain(plan), "weights move: ") != NULL, "%s",
+        logitless_plan_explain(plan));
+  logitless_plan_destroy(plan);
+  sharding.tokens = 0;
+  sharding.columns = 0;
+  sharding.weight = LOGITLESS_WEIGHT_WORDS;
   sharding.struct_size = 8;
   REFUSED("sharding: struct_size is 8");
   sharding.struct_size = sizeof sharding;

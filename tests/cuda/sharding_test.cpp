@@ -44,7 +44,7 @@ class CudaSharding : public testing::Test {
   }
   static std::vector<TokenSplit> splits() {
     const TokenSplit spread{"spread", {500, 0, 100}};
-    return {{"replicated"}, spread, with_weights_moving(spread, 256)};
+    return {{"replicated"}, spread, with_weights_moving(spread, 256), with_columns(spread, 256)};
   }
   // The plan's answer on each rank, or what it throws; nothing is run.
   std::vector<Outcome> plan_all(
@@ -215,14 +215,21 @@ TEST_F(CudaSharding, StaysInTheBudget) {
 TEST_F(CudaSharding, WeightsThatMoveSendWhatTheFormulaSays) {
   const HeadProblem problem(spec());
   std::atomic<std::int64_t> sent = 0;
-  ShardedRun run = run_of(splits().back());
-  run.sent = &sent;
-  run_sharded(problem, run);
-  ASSERT_FALSE(HasFailure());
-  constexpr std::int64_t kPieces = 3, kMost = 699, kDim = 72;  // of words [401, 1100)
-  const std::int64_t rows = (2 * kPieces - 1) * 256 * kDim * 2 + (kMost + 1) * 4;
-  const std::int64_t sums = kPieces * 256 * (kDim + 1) * 4;
-  EXPECT_EQ(sent, kRanks * (kRanks - 1) * (rows + sums + 8 + 48));
+  for (const TokenSplit& tokens : splits()) {
+    if (tokens.moves != Movement::weights) continue;
+    SCOPED_TRACE(tokens.name);
+    ShardedRun run = run_of(tokens);
+    run.sent = &sent;
+    sent = 0;
+    run_sharded(problem, run);
+    ASSERT_FALSE(HasFailure());
+    // Of words [401, 1100); of all words, whose columns are 40 at most and whose bias stays.
+    const std::int64_t pieces = tokens.columns ? 5 : 3, columns = tokens.columns ? 40 : 72;
+    const std::int64_t bias = tokens.columns ? 0 : 700 * 4;
+    const std::int64_t rows = (2 * pieces - 2) * 256 * columns * 2 + bias;
+    const std::int64_t sums = pieces * 256 * (columns + 1) * 4;
+    EXPECT_EQ(sent, kRanks * (kRanks - 1) * (rows + sums + 8 + 48));
+  }
 }
 
 TEST_F(CudaSharding, WhatIsNotServedIsRefusedByName) {

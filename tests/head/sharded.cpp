@@ -127,7 +127,19 @@ std::vector<TokenSplit> token_splits(int ranks, std::int64_t tokens, bool weight
           one,
           with_weights_moving(uneven),
           with_weights_moving(one),
-          with_weights_moving(uneven, 37)};
+          with_weights_moving(uneven, 37),
+          with_columns(uneven, 37)};
+}
+
+TokenSplit with_columns(TokenSplit tokens, std::int64_t piece_rows) {
+  tokens = with_weights_moving(std::move(tokens), piece_rows);
+  tokens.name += ", by columns";
+  tokens.columns = true;
+  return tokens;
+}
+
+std::int64_t columns_before(int rank, int ranks, std::int64_t dim) {
+  return dim * rank * rank / (ranks * ranks);
 }
 
 TokenSplit with_weights_moving(TokenSplit tokens, std::int64_t piece_rows) {
@@ -142,13 +154,18 @@ RankProblem::RankProblem(const HeadProblem& whole, const ShardedRun& run, int ra
       words(run.words.ranks[static_cast<std::size_t>(rank)]),
       vocab(whole.spec.vocab),
       spread_tokens(run.tokens.sharded()),
-      moves(run.tokens.sharded() ? run.tokens.moves : Movement::planned) {
+      moves(run.tokens.sharded() ? run.tokens.moves : Movement::planned),
+      by_columns(run.tokens.columns) {
   const HeadSpec& s = whole.spec;
   std::int64_t count = s.tokens;
   if (spread_tokens) {
     const auto& counts = run.tokens.counts;
     first_token = std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
     count = counts[static_cast<std::size_t>(rank)];
+  }
+  if (by_columns) {
+    words.resize(static_cast<std::size_t>(vocab));
+    std::iota(words.begin(), words.end(), 0);
   }
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(count));
   std::iota(tokens.begin(), tokens.end(), first_token);
@@ -163,6 +180,15 @@ RankProblem::RankProblem(const HeadProblem& whole, const ShardedRun& run, int ra
   part.token_weight = rows_of(whole.token_weight, {0}, 1, tokens);
   part.targets = rows_of(whole.targets, of_targets, s.per_token, tokens);
   part.target_weight = rows_of(whole.target_weight, of_targets, s.per_token, tokens);
+  if (by_columns) {
+    const int ranks = static_cast<int>(run.words.ranks.size());
+    const std::int64_t before = columns_before(rank, ranks, s.dim);
+    columns = columns_before(rank + 1, ranks, s.dim) - before;
+    part.weight = Tensor(whole.weight.view().dtype(), {vocab, columns});
+    for (std::int64_t i = 0; i < vocab * columns; ++i)
+      part.weight.set(i, whole.weight.get(i / columns * s.dim + before + i % columns));
+    return;
+  }
   if (!run.words.table) return;
   table = Tensor(DType::i32, {static_cast<std::int64_t>(words.size())},
                  std::vector<double>(words.begin(), words.end()));
@@ -172,7 +198,10 @@ Sharding RankProblem::sharding(std::shared_ptr<Communicator> group) const {
   Sharding out;
   out.words = std::move(group);
   out.vocab = vocab;
-  if (table.defined()) {
+  if (by_columns) {
+    out.weight = WeightSharding::columns;
+    out.columns = columns;
+  } else if (table.defined()) {
     out.word_table = table.view();
   } else {
     out.first_word = words.empty() ? 0 : words.front();
@@ -208,6 +237,10 @@ HeadAnswer run_rank(const RankProblem& rank, const ShardedRun& sharded,
   const RunSpec& run = sharded.run;
   HeadAnswer a;
   CrossEntropyOutputs out = make_outputs(s, run, a);
+  if (rank.by_columns && a.d_weight.defined()) {
+    a.d_weight = Tensor(a.d_weight.view().dtype(), {s.vocab, rank.columns});
+    out.d_weight = a.d_weight.view();
+  }
   CrossEntropyInputs in = rank.part.inputs();
   in.grad_loss = run.grad_loss;
   Tensor grad_losses;
@@ -270,6 +303,21 @@ Tensor put_together(const std::vector<HeadAnswer>& ranks, Field field,
   return out;
 }
 
+// d_weight of ranks that have columns of it.
+Tensor columns_together(const std::vector<RankProblem>& parts,
+                        const std::vector<HeadAnswer>& answers, const HeadSpec& s) {
+  if (!answers.front().d_weight.defined()) return {};
+  Tensor out(answers.front().d_weight.view().dtype(), {s.vocab, s.dim});
+  std::int64_t before = 0;
+  for (std::size_t r = 0; r < parts.size(); ++r) {
+    const std::int64_t columns = parts[r].columns;
+    for (std::int64_t i = 0; i < s.vocab * columns; ++i)
+      out.set(i / columns * s.dim + before + i % columns, answers[r].d_weight.get(i));
+    before += columns;
+  }
+  return out;
+}
+
 }  // namespace
 
 void expect_same_far(const FarFieldStatistics& a, const FarFieldStatistics& b) {
@@ -316,8 +364,14 @@ HeadAnswer run_sharded(const HeadProblem& problem, const ShardedRun& run) {
   HeadAnswer whole;
   whole.plan = answers.front().plan;
   whole.statistics = answers.front().statistics;
-  whole.d_weight = put_together(answers, &HeadAnswer::d_weight, {s.vocab, s.dim}, of_words);
-  whole.d_bias = put_together(answers, &HeadAnswer::d_bias, {s.vocab}, of_words);
+  if (run.tokens.columns) {
+    whole.d_weight = columns_together(parts, answers, s);
+    expect_same("d_bias", &HeadAnswer::d_bias);
+    whole.d_bias = answers.front().d_bias;
+  } else {
+    whole.d_weight = put_together(answers, &HeadAnswer::d_weight, {s.vocab, s.dim}, of_words);
+    whole.d_bias = put_together(answers, &HeadAnswer::d_bias, {s.vocab}, of_words);
+  }
   const std::pair<const char*, Field> per_token[] = {{"lse", &HeadAnswer::lse},
                                                      {"log_prob", &HeadAnswer::log_prob},
                                                      {"target_logit", &HeadAnswer::target_logit},

@@ -33,13 +33,18 @@ struct TokenSplit {
   std::vector<std::int64_t> counts = {};
   Movement moves = Movement::tokens;  // of sharded ones
   std::int64_t piece_rows = 0;        // where weights move: of each rank at a time; 0: as planned
+  bool columns = false;               // ranks have columns of all words, instead of words
   bool sharded() const { return !counts.empty(); }
 };
 // All on all ranks, uneven ones, all on the last rank; and these with weights that move, as planned
-// and in pieces of a few rows.
+// and in pieces of a few rows, and by columns.
 std::vector<TokenSplit> token_splits(int ranks, std::int64_t tokens, bool weights_move = true);
 // Weights move to these tokens.
 TokenSplit with_weights_moving(TokenSplit tokens, std::int64_t piece_rows = 0);
+TokenSplit with_columns(TokenSplit tokens, std::int64_t piece_rows = 0);
+// Columns of the ranks before this one: more on each than on the one before, none on the first of
+// many.
+std::int64_t columns_before(int rank, int ranks, std::int64_t dim);
 
 struct ShardedRun {
   WordSplit words = {};
@@ -63,6 +68,8 @@ struct RankProblem {
   std::int64_t vocab = 0, first_token = 0;
   bool spread_tokens = false;
   Movement moves = Movement::planned;
+  bool by_columns = false;
+  std::int64_t columns = 0;
 };
 
 // Of the kernels under test those that take such a head; each says no by name else.

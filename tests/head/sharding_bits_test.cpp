@@ -47,7 +47,8 @@ TEST_P(ShardingBits, OfLogProbabilitiesDoNotDependOnTheNumberOfRanks) {
       TokenSplit spread{"tokens spread", std::vector<std::int64_t>(words.ranks.size(), 0)};
       for (int i = 0; i < 37; ++i) ++spread.counts[i % 3 % words.ranks.size()];
       for (const TokenSplit& tokens :
-           {TokenSplit{"tokens the same"}, spread, with_weights_moving(spread, 256)}) {
+           {TokenSplit{"tokens the same"}, spread, with_weights_moving(spread, 256),
+            with_columns(spread, 256)}) {
         if (!takes_shards(GetParam(), spec, words, tokens.moves)) continue;
         SCOPED_TRACE(words.name + ", " + tokens.name);
         const HeadAnswer answer =

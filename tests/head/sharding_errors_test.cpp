@@ -86,9 +86,6 @@ void expect_all(const std::vector<Outcome>& outcomes, const std::string& kind,
 }
 
 TEST(ShardingErrors, WhatIsNotServedIsRefusedByName) {
-  expect_all(plan_all(even_run(), [](int, auto&, auto& in,
-                                     auto&) { in.sharding.weight = WeightSharding::columns; }),
-             "Unsupported", "columns");
   expect_all(plan_all(even_run(),
                       [](int, auto&, auto& in, auto&) { in.sharding.moves = Movement::weights; }),
              "InvalidArgument",
@@ -126,6 +123,38 @@ TEST(ShardingErrors, RanksThatDifferAreNamed) {
                         if (rank == 1) in.hidden = ConstTensorView();
                       }),
              "InvalidArgument", "rank 1: hidden");
+}
+
+TEST(ShardingErrors, ColumnsOfTheWeight) {
+  ShardedRun run = spread_run();
+  run.tokens = with_columns(run.tokens);
+  const auto refused = [&](const std::string& kind, const std::string& text, const Change& change) {
+    expect_all(plan_all(run, change), kind, text);
+  };
+  const auto change_in = [](auto change) -> Change {
+    return [=](int rank, auto&, CrossEntropyInputs& in, auto&) { change(rank, in); };
+  };
+  const std::string alone = "sharding: weight by columns: its rows move to each rank's own tokens";
+  refused("InvalidArgument", alone, change_in([](int, auto& in) { in.sharding.tokens = false; }));
+  refused("InvalidArgument", alone,
+          change_in([](int, auto& in) { in.sharding.moves = Movement::tokens; }));
+  refused("InvalidArgument", "sharding: weight by columns: expected all",
+          change_in([](int, auto& in) { in.sharding.first_word = 3; }));
+  refused("InvalidArgument", "the sharding's columns, got",
+          change_in([](int rank, auto& in) { in.sharding.columns += rank == 1 ? 1 : 0; }));
+  refused("InvalidArgument", "on all ranks together, as hidden has, got",
+          change_in([](int rank, auto& in) {
+            if (rank != 2) return;
+            const ConstTensorView& w = in.weight;
+            const std::int64_t fewer[] = {w.size(0), w.size(1) - 1};
+            const std::int64_t strides[] = {w.stride(0), 1};
+            in.weight = ConstTensorView(w.data(), w.dtype(), fewer, strides);
+            --in.sharding.columns;
+          }));
+  refused("Unsupported", "weights do not move in the far field",
+          [](int, auto&, auto&, PlanRequest& r) { r.accuracy = Accuracy::far_backward; });
+  expect_all(plan_all(even_run(), change_in([](int, auto& in) { in.sharding.columns = 3; })),
+             "InvalidArgument", "sharding: columns: 3 with a weight by words");
 }
 
 TEST(ShardingErrors, RanksThatDifferInWhatMoves) {

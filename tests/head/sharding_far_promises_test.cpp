@@ -427,9 +427,11 @@ TEST(ShardingFarErrors, OrdersOfWordsThatDoNotFit) {
 // The planner: ids run from frequent to rare, and the first of many ranges keeps nearly all. Ranks
 // whose words differ take one kind of plan.
 TEST(ShardingFarPlans, CountTheRankThatKeepsMost) {
-  for (const auto& [ranks, table, kind] :
-       {std::tuple{2, false, PlanKind::far_backward}, std::tuple{16, false, PlanKind::dense},
-        std::tuple{16, true, PlanKind::far_backward}}) {
+  enum class Say { ranges, table, dealt };
+  for (const auto& [ranks, say, kind] : {std::tuple{2, Say::ranges, PlanKind::far_backward},
+                                         std::tuple{16, Say::ranges, PlanKind::dense},
+                                         std::tuple{16, Say::table, PlanKind::far_backward},
+                                         std::tuple{16, Say::dealt, PlanKind::far_backward}}) {
     SCOPED_TRACE(ranks);
     const std::int64_t vocab = 131072;
     std::vector<std::int64_t> borders = {0, 5};  // one of few words, one of none
@@ -439,7 +441,7 @@ TEST(ShardingFarPlans, CountTheRankThatKeepsMost) {
     const WordSplit words = words_at("some", borders);
     const Ranks group = make_thread_group(ranks, std::chrono::seconds(30));
     std::vector<LossPlan> plans(static_cast<std::size_t>(ranks));
-    const auto outcomes = run_ranks(group, [&, table = table](Communicator& me) {
+    const auto outcomes = run_ranks(group, [&, say = say](Communicator& me) {
       const auto r = static_cast<std::size_t>(me.rank());
       const auto& mine = words.ranks[r];
       HeadShape shape{.tokens = 512, .dim = 64, .vocab = static_cast<std::int64_t>(mine.size())};
@@ -451,7 +453,8 @@ TEST(ShardingFarPlans, CountTheRankThatKeepsMost) {
       request.audit_rows = 32;
       request.sharding.words = group[r];
       request.sharding.vocab = vocab;
-      if (table) {
+      request.sharding.dealt = say == Say::dealt;
+      if (say == Say::table) {
         request.sharding.word_table = ConstTensorView(mine.data(), DType::i32, {shape.vocab});
       } else {
         request.sharding.first_word = mine.empty() ? 0 : mine.front();

@@ -7,10 +7,12 @@
 namespace logitless::test {
 namespace {
 
-// Copies from the other ranks' memory, once all of them have written it and until all have read it.
+// Copies from the other ranks' memory, once all of them have written it and until all have read it:
+// on the streams, so that what goes on beside an exchange does.
 class DeviceRank : public Communicator {
  public:
-  explicit DeviceRank(std::shared_ptr<Communicator> host) : host_(std::move(host)) {}
+  explicit DeviceRank(std::shared_ptr<Communicator> host)
+      : host_(std::move(host)), written_(cuda::make_event()), read_(cuda::make_event()) {}
   int rank() const override { return host_->rank(); }
   int size() const override { return host_->size(); }
   DeviceKind device() const override { return DeviceKind::cuda; }
@@ -32,20 +34,29 @@ class DeviceRank : public Communicator {
 
  private:
   void exchange(const void* mine, void* to, std::size_t bytes, std::size_t offset, void* stream) {
-    cuda::synchronize(stream);
-    std::vector<const std::byte*> theirs(static_cast<std::size_t>(size()));
-    const auto* const address = static_cast<const std::byte*>(mine);
-    host_->all_gather(&address, theirs.data(), sizeof(address), nullptr);
+    struct Side {
+      const std::byte* memory;
+      void* written;
+      void* read;
+    };
+    cuda::record_event(written_.get(), stream);
+    const Side own = {static_cast<const std::byte*>(mine), written_.get(), read_.get()};
+    std::vector<Side> theirs(static_cast<std::size_t>(size()));
+    host_->all_gather(&own, theirs.data(), sizeof(own), nullptr);
     auto* out = static_cast<std::byte*>(to);
-    for (const std::byte* const from : theirs) {
-      if (bytes > 0 && from + offset != out) cuda::copy_async(out, from + offset, bytes, stream);
+    for (const Side& side : theirs) {
+      cuda::stream_wait(stream, side.written);
+      if (bytes > 0 && side.memory + offset != out)
+        cuda::copy_async(out, side.memory + offset, bytes, stream);
       out += bytes;
     }
-    cuda::synchronize(stream);
+    cuda::record_event(read_.get(), stream);
     host_->all_gather(nullptr, nullptr, 0, nullptr);
+    for (const Side& side : theirs) cuda::stream_wait(stream, side.read);
   }
 
   std::shared_ptr<Communicator> host_;
+  std::shared_ptr<void> written_, read_;
 };
 
 }  // namespace

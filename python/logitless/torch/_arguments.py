@@ -228,8 +228,9 @@ def shift_of(value, hidden: Tensor) -> int:
     return int(value)
 
 
-def check_head(hidden, weight, bias) -> None:
-    """What the engine takes of the tensors hidden, weight and bias, named as here."""
+def check_head(hidden, weight, bias, columns: int = -1) -> None:
+    """What the engine takes of the tensors hidden, weight and bias, named as here; columns: of weight where ranks have
+    some of hidden's each, else -1."""
     for name, t in (("hidden", hidden), ("weight", weight)):
         if t.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
             raise TypeError(f"{name}: expected float32, bfloat16, float16 or float64, got {t.dtype}")
@@ -237,7 +238,7 @@ def check_head(hidden, weight, bias) -> None:
             raise NotImplementedError(f"{name}: expected a tensor on cpu or cuda, got {t.device}")
     if hidden.dim() < 1:
         raise ValueError("hidden: expected [..., D], got a scalar")
-    if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
+    if weight.dim() != 2 or weight.shape[1] != (hidden.shape[-1] if columns < 0 else columns):
         raise ValueError(f"weight: expected [V, {hidden.shape[-1]}], got {list(weight.shape)}")
     if hidden.device != weight.device:
         raise ValueError(f"weight: expected it on {hidden.device}, where hidden is, got {weight.device}")

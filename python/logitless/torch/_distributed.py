@@ -91,13 +91,15 @@ def place(a: dict[str, Any]) -> tuple[Words, bool]:
     weights get the mean of the ranks' gradients).
 
     A DTensor weight whose words are sharded over one dimension of its mesh stays where it is, on the CPU and, in
-    bfloat16, on Hopper GPUs; any other is gathered (``local``)."""
+    bfloat16, on Hopper GPUs, and so does one whose columns are where tokens are each rank's own, on the CPU; any other is
+    gathered (``local``)."""
     hidden, weight, bias = a["hidden"], a["weight"], a["bias"]
     if a.get("sharding") is not None:
         return _given(a), False
-    dim = _words_dim(weight)
+    dim = _sharded_dim(weight)
     found = None if dim is None else _sharded_over(weight, dim, hidden, bias)
-    if found is None:
+    columns = dim is not None and weight.placements[dim].dim == 1
+    if found is None or (columns and found == (None, False)):  # columns move to tokens that are a rank's own
         a["gathered"] = True
         names = ("hidden", "weight", "target", "bias")
         a.update(zip(names, local(*(a[n] for n in names))))
@@ -105,7 +107,7 @@ def place(a: dict[str, Any]) -> tuple[Words, bool]:
     tokens, own = found
     a["weight"] = _rows(weight, weight, dim, own)
     if bias is not None:
-        a["bias"] = _rows(bias, weight, dim, own)
+        a["bias"] = _whole_bias(bias, weight, dim, own) if columns else _rows(bias, weight, dim, own)
     if _is_dtensor(hidden):
         if tokens is not None and a["target"] is not None:
             a["target"] = _own_tokens("target", a["target"], hidden)
@@ -115,6 +117,8 @@ def place(a: dict[str, Any]) -> tuple[Words, bool]:
         raise NotImplementedError("shift: does not go with tokens that are sharded along the sequence; shift the targets yourself")
     mesh = weight.device_mesh
     vocab, ranks, rank = weight.shape[0], mesh.size(dim), mesh.get_local_rank(dim)
+    if columns:
+        return Words(mesh.get_group(dim).group_name, vocab, 0, True, columns=a["weight"].shape[1]), own
     first = min(rank * -(-vocab // ranks), vocab)
     return Words(mesh.get_group(dim).group_name, vocab, first, own or tokens is not None), own
 
@@ -135,7 +139,9 @@ def _given(a: dict[str, Any]) -> Words:
         raise NotImplementedError(f"sharding: expected a weight [rows, D], got {list(weight.shape)}")
     if _func.active():
         raise NotImplementedError("sharding: does not go with transforms of torch.func")
-    words = words_of(a["sharding"], weight.shape[0])
+    words = words_of(a["sharding"], *weight.shape)
+    if words.columns >= 0 and weight.device.type != "cpu":
+        raise NotImplementedError("sharding.weight: 'columns' are served on the CPU; expected 'words' on a GPU")
     if words.tokens and a.get("shift"):
         raise NotImplementedError("shift: does not go with sharded tokens; shift the targets yourself")
     return words
@@ -146,23 +152,25 @@ def group_of(a: dict[str, Any]) -> str:
     if a.get("sharding") is not None:
         name = getattr(getattr(a["sharding"], "group", None), "group_name", "")
         return name if isinstance(name, str) else ""
-    dim = _words_dim(a["weight"])
+    dim = _sharded_dim(a["weight"])
     return "" if dim is None else a["weight"].device_mesh.get_group(dim).group_name
 
 
-def _words_dim(weight) -> Optional[int]:
-    """The dimension of its mesh that the words of a DTensor weight are sharded over where ranks can work on it
-    together: the weight alone decides, so that all ranks do the same. Otherwise None."""
+def _sharded_dim(weight) -> Optional[int]:
+    """The dimension of its mesh that the words, or the columns, of a DTensor weight are sharded over where ranks can work
+    on it together: the weight alone decides, so that all ranks do the same. Otherwise None."""
     if not _is_dtensor(weight):
         return None
     from torch.distributed.tensor import Replicate, Shard
 
     mesh = weight.device_mesh
-    words = [i for i, p in enumerate(weight.placements) if type(p) is Shard and p.dim == 0]
-    rest = [p for p in weight.placements if not (type(p) is Shard and p.dim == 0)]
+    words = [i for i, p in enumerate(weight.placements) if type(p) is Shard and p.dim in (0, 1)]
+    rest = [p for i, p in enumerate(weight.placements) if i not in words]
     if len(words) != 1 or any(not isinstance(p, Replicate) for p in rest) or mesh.size(words[0]) == 1:
         return None
     if weight.dim() != 2 or weight.dtype == torch.float64 or _func.active():
+        return None
+    if weight.placements[words[0]].dim == 1 and mesh.device_type != "cpu":
         return None
     return words[0] if mesh.device_type == "cpu" or _on_hopper(weight) else None
 
@@ -217,15 +225,28 @@ def _sharded_over(weight, dim: int, hidden, bias) -> Optional[tuple[Optional[int
 
 
 def _rows(t, weight, dim: int, own: bool):
-    """This rank's words of a weight or bias; its gradient goes where that of the whole is."""
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    """This rank's words of a weight or bias, or its columns of a weight; its gradient goes where that of the whole is."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate
 
     mesh = weight.device_mesh
     if not _is_dtensor(t):
         t = DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    gradients = [Shard(0) if i == dim else Partial() if own else Replicate() for i in range(mesh.ndim)]
+    gradients = [p if i == dim else Partial() if own else Replicate() for i, p in enumerate(weight.placements)]
     rows = t.redistribute(mesh, weight.placements).to_local(grad_placements=gradients)
     return rows if not own or not rows.requires_grad else _Share.apply(rows, mesh.size())
+
+
+def _whole_bias(bias, weight, dim: int, own: bool):
+    """The bias of a weight by columns, whose gradient each rank has of all of them."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    mesh = weight.device_mesh
+    everywhere = [Replicate()] * mesh.ndim
+    if not _is_dtensor(bias):
+        bias = DTensor.from_local(bias, mesh, everywhere, run_check=False)
+    gradients = [Partial() if own and i != dim else Replicate() for i in range(mesh.ndim)]
+    whole = bias.redistribute(mesh, everywhere).to_local(grad_placements=gradients)
+    return whole if not own or not whole.requires_grad else _Share.apply(whole, mesh.size())
 
 
 def _own_tokens(name: str, t, hidden):

@@ -31,6 +31,8 @@ class Words(NamedTuple):
     first_word: int = 0
     tokens: bool = False  # hidden and everything per token are this rank's own
     moves: int = c.MOVES_PLANNED  # of such tokens
+    columns: int = -1  # of weight here, where ranks have columns of all words
+    dealt: bool = False  # words were renamed so that ranks are alike
 
 
 ALL = Words()
@@ -296,6 +298,9 @@ def struct_of(words: Words, device: torch.device) -> c.Sharding:
     struct.words = group_of(words.group).of_memory(device).handle
     struct.vocab, struct.first_word = words.vocab, words.first_word
     struct.tokens, struct.moves = int(words.tokens), words.moves
+    struct.dealt = int(words.dealt)
+    if words.columns >= 0:
+        struct.weight, struct.columns = c.WEIGHT_COLUMNS, words.columns
     return struct
 
 
@@ -341,6 +346,11 @@ class Sharding(NamedTuple):
         moves: with ``tokens``, what goes from rank to rank: "tokens" (hidden states, and pieces of their gradient),
             "weights" (rows of weight, a piece at a time, and pieces of its gradient; 4 passes), or what is predicted to
             be faster. The same on all ranks.
+        weight: what a rank has of it: "words", or "columns": weight [vocab, C] of all words, and of hidden's D columns C
+            of its own, in the order of the ranks, 0 or more; bias, whole, and its gradient are the same on all ranks.
+            With ``tokens`` alone: weights move. On the CPU; C and C++ have it on GPUs.
+        dealt: words were renamed as ``deal_words`` has them, so that all ranks have as many frequent ones: plans of the
+            far field count on it. The same on all ranks.
     """
 
     group: Any
@@ -348,6 +358,8 @@ class Sharding(NamedTuple):
     first_word: Optional[int] = None
     tokens: bool = False
     moves: str = "planned"
+    weight: str = "words"
+    dealt: bool = False
 
 
 def deal_words(vocab: int, ranks: int, average: Optional[torch.Tensor] = None, seed: int = 0) -> torch.Tensor:
@@ -355,7 +367,8 @@ def deal_words(vocab: int, ranks: int, average: Optional[torch.Tensor] = None, s
     run from frequent to rare, as a tokenizer's do, ranks with a range of them each are not alike: the far field keeps
     nearly all tiles of the first.
 
-    A ``Sharding`` takes ranges, and so the words are renamed when a checkpoint is loaded: rank r's rows are
+    A ``Sharding`` takes ranges, and so the words are renamed when a checkpoint is loaded, which ``Sharding(dealt=True)``
+    tells the planner: rank r's rows are
     ``weight[dealt].tensor_split(ranks)[r]``, and so are the bias's; targets, and whatever else names words, become
     ``torch.argsort(dealt)[target]``, a class weight ``class_weight[dealt]``. ``weight[torch.argsort(dealt)]`` of all
     ranks' rows is the checkpoint's again.
@@ -381,8 +394,8 @@ def deal_words(vocab: int, ranks: int, average: Optional[torch.Tensor] = None, s
     return dealt.long()
 
 
-def words_of(sharding: Any, rows: int) -> Words:
-    """What the argument ``sharding`` says, with ``rows`` of weight here. Raises TypeError, ValueError."""
+def words_of(sharding: Any, rows: int, columns: int) -> Words:
+    """What the argument ``sharding`` says, with a weight [rows, columns] here. Raises TypeError, ValueError."""
     if not isinstance(sharding, Sharding):
         raise TypeError(f"sharding: expected logitless.torch.Sharding or None, got {type(sharding).__name__}")
     name = getattr(sharding.group, "group_name", None)
@@ -394,23 +407,36 @@ def words_of(sharding: Any, rows: int) -> Words:
         value = getattr(sharding, field)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62):
             raise ValueError(f"sharding.{field}: expected a number of words from 0 on, got {value!r}")
-    if not isinstance(sharding.tokens, bool):
-        raise TypeError(f"sharding.tokens: expected True or False, got {sharding.tokens!r}")
+    for field in ("tokens", "dealt"):
+        if not isinstance(getattr(sharding, field), bool):
+            raise TypeError(f"sharding.{field}: expected True or False, got {getattr(sharding, field)!r}")
     if sharding.moves not in c.MOVEMENTS:
         raise ValueError(f"sharding.moves: expected one of {', '.join(map(repr, c.MOVEMENTS))}, got {sharding.moves!r}")
     if not sharding.tokens and sharding.moves != "planned":
         raise ValueError(f"sharding.moves: expected 'planned' where all ranks have all tokens, got {sharding.moves!r}")
+    if sharding.weight not in c.WEIGHT_SHARDINGS:
+        raise ValueError(
+            f"sharding.weight: expected one of {', '.join(map(repr, c.WEIGHT_SHARDINGS))}, got {sharding.weight!r}"
+        )
     moves = c.MOVEMENTS[sharding.moves]
+    if sharding.weight == "columns":
+        if not sharding.tokens or sharding.moves == "tokens":
+            raise ValueError("sharding.weight: 'columns' move to each rank's own tokens; expected tokens=True and weights that move")
+        if sharding.first_word not in (None, 0) or sharding.vocab not in (None, rows):
+            raise ValueError(f"sharding: columns are of all {rows} words, got vocab={sharding.vocab!r}, first_word={sharding.first_word!r}")
+        return Words(name, rows, 0, True, moves, columns)
     if sharding.vocab is not None:
-        return Words(name, sharding.vocab, sharding.first_word, sharding.tokens, moves)
+        return Words(name, sharding.vocab, sharding.first_word, sharding.tokens, moves, dealt=sharding.dealt)
     if torch.compiler.is_compiling():
         raise ValueError("sharding: expected vocab and first_word under torch.compile, got None")
     group = group_of(name)
     first = sharding.first_word
     if first is not None:
-        return Words(name, max(together(group, lambda: _rows(group, first + rows))), first, sharding.tokens, moves)
+        vocab = max(together(group, lambda: _rows(group, first + rows)))
+        return Words(name, vocab, first, sharding.tokens, moves, dealt=sharding.dealt)
     counts = together(group, lambda: _rows(group, rows))
-    return Words(name, sum(counts), sum(counts[: group.communicator.rank]), sharding.tokens, moves)
+    before = sum(counts[: group.communicator.rank])
+    return Words(name, sum(counts), before, sharding.tokens, moves, dealt=sharding.dealt)
 
 
 def _rows(group: Group, rows: int) -> list[int]:

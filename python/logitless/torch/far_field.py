@@ -371,6 +371,8 @@ class FarFieldHead(nn.Module):
             a["words"], _ = _distributed.place(a)
         hidden, weight, bias = a["hidden"], a["weight"], a["bias"]
         words = a.get("words", ALL)
+        if words.columns >= 0:
+            raise NotImplementedError("sharding.weight: 'columns' move, and words of the far field stay; expected 'words'")
         if weight.dim() != 2:
             raise NotImplementedError(f"weight: expected [V, D], got {list(weight.shape)}")
         if hidden.dtype == torch.float64:

@@ -201,8 +201,8 @@ def prepare(a: dict[str, Any]) -> Prepared:
     """Checks bound arguments. Raises what linear_cross_entropy does."""
     options = _arguments.loss_options(a)
     hidden, weight, target, bias = a["hidden"], a["weight"], a["target"], a["bias"]
-    _arguments.check_head(hidden, weight, bias)
     words: Words = a.get("words", ALL)
+    _arguments.check_head(hidden, weight, bias, words.columns)
     vocab = words.vocab if words.group else weight.shape[0]
     if a["chunk"] is not None and not options.memory_budget:
         options = options._replace(memory_budget=-_arguments.chunk_bytes(a["chunk"], hidden, weight))
@@ -437,7 +437,7 @@ def token_log_probs(
 
 def _logprobs(a: dict[str, Any], checked: LossOptions, asked: Asked, words: Words) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     hidden, weight, target, bias = a["hidden"], a["weight"], a["target"], a["bias"]
-    _arguments.check_head(hidden, weight, bias)
+    _arguments.check_head(hidden, weight, bias, words.columns)
     if target.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"target: expected int32 or int64, got {target.dtype}")
     lead = hidden.shape[:-1]

@@ -376,10 +376,9 @@ void Engine::clear_ignored() const {
     }
   }
   if (plan_.features.d_weight && all_valid_ == 0) {
-    const RowMatrix m{words_.rows(), call_.shape.dim, call_.gradients.d_weight.stride(0),
-                      call_.gradients.d_weight.stride(1)};
-    parallel_for(threads, m.rows,
-                 [&](std::int64_t row, int) { zero_row(call_.gradients.d_weight, m, row); });
+    const TensorView& d_weight = call_.gradients.d_weight;
+    const RowMatrix m{words_.rows(), d_weight.size(1), d_weight.stride(0), d_weight.stride(1)};
+    parallel_for(threads, m.rows, [&](std::int64_t row, int) { zero_row(d_weight, m, row); });
   }
 }
 

@@ -2,7 +2,8 @@
 // piece, in the forward and in the backward, last piece first, where the last one is still there.
 // Each rank's rows of a piece are a call of the kernel; what it leaves of the tokens is merged in
 // the order of pieces and ranks. Gradients of the rows go back to their rank, which adds up those
-// of all ranks' tokens.
+// of all ranks' tokens. Of a weight by columns a piece is rows of which each rank gives its
+// columns, one call of the kernel.
 #include <algorithm>
 #include <cstring>
 
@@ -29,7 +30,7 @@ void Engine::gather_piece(std::int64_t piece) const {
   auto* const all = at<std::byte>(layout_.gathered.piece);
   std::byte* const mine = all + static_cast<std::size_t>(shard.rank()) * layout.bytes;
   const std::size_t element = size_of(call_.shape.dtype);
-  const std::int64_t dim = call_.shape.dim;
+  const std::int64_t dim = call_.in.weight.size(1);
   const ConstTensorView& weight = call_.in.weight;
   const auto* const from = static_cast<const std::byte*>(weight.data());
   const auto offset = [&](std::int64_t elements) {
@@ -45,9 +46,12 @@ void Engine::gather_piece(std::int64_t piece) const {
     for (std::int64_t k = 0; k < dim; ++k)
       std::memcpy(to + offset(k), row + offset(k * weight.stride(1)), element);
   });
+  const bool by_columns = plan_.features.gathered_columns > 0;
+  auto* const whole = at<std::byte>(layout_.gathered.whole);
   if (plan_.features.bias) {
     const ConstTensorView& bias = call_.in.bias;
-    auto* const to = reinterpret_cast<float*>(mine + layout.bias);
+    auto* const to =
+        reinterpret_cast<float*>(by_columns ? whole + whole_bias() : mine + layout.bias);
     for (std::int64_t i = 0; i < own.count; ++i) {
       to[i] = static_cast<float>(
           load_element(bias.data(), bias.dtype(), (own.first + i) * bias.stride(0)));
@@ -59,6 +63,32 @@ void Engine::gather_piece(std::int64_t piece) const {
       to[i] = static_cast<std::int32_t>(words_.word(own.first + i));
   }
   shard.calls->all_gather(mine, all, layout.bytes);
+  if (!by_columns) return;
+  each_columns([&](int rank, std::int64_t first, std::int64_t count) {
+    const std::byte* const part = all + static_cast<std::size_t>(rank) * layout.bytes;
+    parallel_for(plan_.threads, own.count, [&](std::int64_t i, int) {
+      std::memcpy(whole + offset(i * call_.shape.dim + first), part + offset(i * count),
+                  static_cast<std::size_t>(offset(count)));
+    });
+  });
+}
+
+// By columns: f(rank, the first of its columns, how many).
+template <typename F>
+void Engine::each_columns(const F& f) const {
+  const GatheredWords& words = *call_.shard.gathered;
+  std::int64_t first = 0;
+  for (int r = 0; r < call_.shard.ranks(); ++r) {
+    if (words.columns_of(r) > 0) f(r, first, words.columns_of(r));
+    first += words.columns_of(r);
+  }
+}
+
+// Of layout.whole, where the bias begins.
+std::size_t Engine::whole_bias() const {
+  HeadFeatures without = plan_.features;
+  without.bias = false;
+  return whole_piece_bytes(call_.shape, without, plan_.piece_rows);
 }
 
 // function(block) for the ranks that have rows in the piece, in their order.
@@ -84,6 +114,10 @@ Engine::PieceBlock Engine::block_of(int rank, std::int64_t piece) const {
                    .words = ShardWords(of_rank.first + rows.first, rows.count, table),
                    .rows = data};
   if (plan_.features.bias) block.bias = reinterpret_cast<const float*>(data + layout.bias);
+  if (plan_.features.gathered_columns > 0) {
+    block.rows = at<std::byte>(layout_.gathered.whole);
+    if (plan_.features.bias) block.bias = reinterpret_cast<const float*>(block.rows + whole_bias());
+  }
   if (omega_ == nullptr || rows.count == 0) return block;
   block.omega = omega_ + block.words.word(0);
   if (table == nullptr) return block;
@@ -201,9 +235,12 @@ void Engine::backward_block(const PieceBlock& block, std::int64_t first, std::in
                       1,
                       !first_block};
   }
-  const PieceSums sums = piece_sums(call_.shape, features, plan_.piece_rows);
+  const bool by_columns = features.gathered_columns > 0;
+  const PieceSums sums = by_columns ? whole_sums(call_.shape, features, plan_.piece_rows)
+                                    : piece_sums(call_.shape, features, plan_.piece_rows);
   std::byte* const to =
-      at<std::byte>(layout.sums) + static_cast<std::size_t>(block.rank) * sums.bytes;
+      by_columns ? at<std::byte>(layout.whole_sums)
+                 : at<std::byte>(layout.sums) + static_cast<std::size_t>(block.rank) * sums.bytes;
   if (features.d_weight) {
     WeightGradientSink& sink = chunk.d_weight;
     sink.data = to;
@@ -218,8 +255,34 @@ void Engine::backward_block(const PieceBlock& block, std::int64_t first, std::in
   kernel_.backward(chunk);
 }
 
-// The sums of a piece go to the ranks of its rows, which add those of all ranks in their order and
-// in fp32, and round once.
+// By columns: those of each rank, and all of d_bias, into its part of the sums.
+void Engine::deal_sums(std::int64_t rows) const {
+  const HeadFeatures& features = plan_.features;
+  const PieceSums whole = whole_sums(call_.shape, features, plan_.piece_rows);
+  const PieceSums part = piece_sums(call_.shape, features, plan_.piece_rows);
+  const auto* const from = at<std::byte>(layout_.gathered.whole_sums);
+  const auto floats = [](std::int64_t count) {
+    return static_cast<std::size_t>(count) * sizeof(float);
+  };
+  each_columns([&](int rank, std::int64_t first, std::int64_t count) {
+    std::byte* const to =
+        at<std::byte>(layout_.gathered.sums) + static_cast<std::size_t>(rank) * part.bytes;
+    if (!features.d_weight) return;
+    parallel_for(plan_.threads, rows, [&](std::int64_t i, int) {
+      std::memcpy(to + floats(i * count), from + floats(i * call_.shape.dim + first),
+                  floats(count));
+    });
+  });
+  if (!features.d_bias) return;
+  for (int r = 0; r < call_.shard.ranks(); ++r) {
+    std::byte* const to =
+        at<std::byte>(layout_.gathered.sums) + static_cast<std::size_t>(r) * part.bytes;
+    std::memcpy(to + part.d_bias, from + whole.d_bias, floats(rows));
+  }
+}
+
+// The sums of a piece go to the ranks of its rows or columns, which add those of all ranks in their
+// order and in fp32, and round once.
 void Engine::add_sums(std::int64_t piece) const {
   const PieceSums layout = piece_sums(call_.shape, plan_.features, plan_.piece_rows);
   if (layout.bytes == 0) return;
@@ -227,7 +290,12 @@ void Engine::add_sums(std::int64_t piece) const {
   const int ranks = shard.ranks();
   auto* const sums = at<std::byte>(layout_.gathered.sums);
   auto* const received = at<std::byte>(layout_.gathered.received);
-  if (valid_ == 0) std::memset(sums, 0, static_cast<std::size_t>(ranks) * layout.bytes);
+  const PieceRows own = rows_in_piece(piece, plan_.piece_rows, words_.rows());
+  if (valid_ == 0) {
+    std::memset(sums, 0, static_cast<std::size_t>(ranks) * layout.bytes);
+  } else if (plan_.features.gathered_columns > 0) {
+    deal_sums(own.count);
+  }
   shard.calls->all_to_all(sums, received, layout.bytes);
   const auto add = [&](const TensorView& to, std::int64_t index, std::size_t offset) {
     float sum = 0.0f;
@@ -240,8 +308,7 @@ void Engine::add_sums(std::int64_t piece) const {
     const double old = plan_.features.accumulate ? load_element(to.data(), to.dtype(), index) : 0.0;
     store_element(to.data(), to.dtype(), index, old + static_cast<double>(sum));
   };
-  const PieceRows own = rows_in_piece(piece, plan_.piece_rows, words_.rows());
-  const std::int64_t dim = call_.shape.dim;
+  const std::int64_t dim = call_.in.weight.size(1);
   const TensorView& d_weight = call_.gradients.d_weight;
   const TensorView& d_bias = call_.gradients.d_bias;
   parallel_for(plan_.threads, own.count, [&](std::int64_t i, int) {

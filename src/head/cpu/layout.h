@@ -76,9 +76,11 @@ struct GatheredLayout {
   std::size_t wide = 0;                                                // WideSum [C]
   std::size_t omega = 0;                                               // f32 [B]
   std::size_t piece = 0;                                               // [G] of PieceLayout
-  std::size_t sums = 0;      // [G] of PieceSums: for all ranks
-  std::size_t received = 0;  // [G] of PieceSums: from all ranks; where the piece was
-  std::size_t d_hidden = 0;  // f32 [N, D]: sums over pieces of a 16-bit d_hidden
+  std::size_t sums = 0;        // [G] of PieceSums: for all ranks
+  std::size_t received = 0;    // [G] of PieceSums: from all ranks; where the piece was
+  std::size_t whole = 0;       // whole_piece_bytes
+  std::size_t whole_sums = 0;  // the bytes of whole_sums
+  std::size_t d_hidden = 0;    // f32 [N, D]: sums over pieces of a 16-bit d_hidden
 };
 struct Layout {
   std::size_t rows = 0;          // int64 [tokens]: rows of hidden that are not ignored

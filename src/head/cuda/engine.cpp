@@ -424,7 +424,7 @@ void Engine::products(const BlockCall& block, bool first_chunk, bool first_slab)
     }
   }
   if (wants_hidden()) p.d_hidden = hidden_sums(c, first_slab);
-  if (call_.shard.lane != nullptr && wants_hidden() &&
+  if (call_.shard.lane != nullptr && !gathered() && wants_hidden() &&
       block.first_word + block.words >= c.shape.vocab)
     p.hidden_done = call_.shard.lane->hidden_done.get();
   if (d_weight_.data != nullptr) {

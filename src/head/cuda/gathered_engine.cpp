@@ -1,7 +1,12 @@
 // Weights move: every rank runs its own tokens, all in one chunk, against all words, whose rows
 // come to it piece by piece, in the forward and in the backward, last piece first, where the last
 // one is still there. Each rank's rows of a piece are a call of the kernel. Everything is enqueued;
-// all ranks go through the same pieces, however many tokens they have.
+// all ranks go through the same pieces, however many tokens they have. Of a weight by columns a
+// piece is rows of which each rank gives its columns, one call of the kernel.
+//
+// Exchanges are on the lane: the next piece comes, and the sums of the last one travel, while this
+// one is multiplied. Of several pieces both have two places, so that the backward finds the last
+// two.
 #include <algorithm>
 
 #include "core/check.h"
@@ -35,7 +40,7 @@ struct Engine::PieceBlock {
 };
 
 void Engine::gather_bias() const {
-  if (!features_.bias) return;
+  if (!features_.bias || features_.gathered_columns > 0) return;
   const ShardOperands& shard = call_.shard;
   auto* const biases = at<float>(layout_.gathered.bias);
   float* const mine = biases + shard.rank() * bias_rows(features_);
@@ -44,20 +49,71 @@ void Engine::gather_bias() const {
   shard.calls->all_gather(mine, biases, bytes(bias_rows(features_), sizeof(float)), all.stream);
 }
 
+// What the lane does from here on comes after what the call's stream has been told so far.
+void Engine::lane_follows() const {
+  record_event(call_.shard.lane->start.get(), all.stream);
+  stream_wait(lane(), call_.shard.lane->start.get());
+}
+
+std::byte* Engine::piece_at(std::int64_t piece) const {
+  const std::size_t each = layout_of_piece(call_.shape, features_, sizes_.piece).bytes;
+  return base_ + layout_.gathered.piece +
+         (several_pieces(features_, sizes_) ? bytes(piece % 2 * call_.shard.ranks(), each) : 0);
+}
+std::byte* Engine::whole_at(std::int64_t piece) const {
+  HeadFeatures without_bias = features_;
+  without_bias.bias = false;
+  const std::size_t each = whole_piece_bytes(call_.shape, without_bias, sizes_.piece);
+  return base_ + layout_.gathered.whole +
+         (several_pieces(features_, sizes_) ? bytes(piece % 2, each) : 0);
+}
+std::byte* Engine::sums_at(std::int64_t piece) const {
+  const std::size_t each = piece_sums(call_.shape, features_, sizes_.piece).bytes;
+  return base_ + layout_.gathered.sums +
+         (several_pieces(features_, sizes_) ? bytes(piece % 2 * call_.shard.ranks(), each) : 0);
+}
+
 void Engine::gather_piece(std::int64_t piece) const {
+  lane_follows();
+  const Stream stream = lane();
   const ShardOperands& shard = call_.shard;
   const PieceLayout layout = layout_of_piece(call_.shape, features_, sizes_.piece);
   const PieceRows own = rows_in_piece(piece, sizes_.piece, shard.words.rows());
-  std::byte* const pieces = base_ + layout_.gathered.piece;
+  std::byte* const pieces = piece_at(piece);
   std::byte* const mine = pieces + bytes(shard.rank(), layout.bytes);
   const std::size_t element = size_of(all.shape.dtype);
-  const std::size_t row = bytes(all.shape.dim, element);
+  const std::size_t row = bytes(own_columns(), element);
   const std::size_t stride = bytes(all.weight_stride, element);
   const auto* const from = static_cast<const std::byte*>(all.weight) + bytes(own.first, stride);
   const bool whole = stride == row && bytes(own.count, row) == layout.bytes;
   if (!whole)
-    copy_rows_async(mine, from, stride, row, static_cast<std::size_t>(own.count), all.stream);
-  shard.calls->all_gather(whole ? from : mine, pieces, layout.bytes, all.stream);
+    copy_rows_async({mine, row}, {from, stride}, row, static_cast<std::size_t>(own.count), stream);
+  shard.calls->all_gather(whole ? from : mine, pieces, layout.bytes, stream);
+  if (features_.gathered_columns > 0) {
+    each_columns([&](int rank, std::int64_t first, std::int64_t count) {
+      copy_rows_async({whole_at(piece) + bytes(first, element), bytes(all.shape.dim, element)},
+                      {pieces + bytes(rank, layout.bytes), bytes(count, element)},
+                      bytes(count, element), static_cast<std::size_t>(own.count), stream);
+    });
+  }
+  record_event(shard.lane->ready.get(), stream);
+}
+
+// Of the weight here.
+std::int64_t Engine::own_columns() const {
+  return features_.gathered_columns > 0 ? call_.shard.gathered->columns_of(call_.shard.rank())
+                                        : all.shape.dim;
+}
+
+// By columns: f(rank, the first of its columns, how many).
+template <typename F>
+void Engine::each_columns(const F& f) const {
+  const GatheredWords& words = *call_.shard.gathered;
+  std::int64_t first = 0;
+  for (int r = 0; r < call_.shard.ranks(); ++r) {
+    if (words.columns_of(r) > 0) f(r, first, words.columns_of(r));
+    first += words.columns_of(r);
+  }
 }
 
 // function(block) for the ranks that have rows in the piece, in their order; none without tokens.
@@ -77,7 +133,12 @@ Engine::PieceBlock Engine::block_of(int rank, std::int64_t piece) const {
   PieceBlock block{.rank = rank,
                    .first_word = of_rank.first + rows.first,
                    .words = rows.count,
-                   .rows = base_ + layout_.gathered.piece + bytes(rank, layout.bytes)};
+                   .rows = piece_at(piece) + bytes(rank, layout.bytes)};
+  if (features_.gathered_columns > 0) {
+    block.rows = whole_at(piece);
+    if (features_.bias) block.bias = all.bias + rows.first;
+    return block;
+  }
   if (features_.bias)
     block.bias = at<float>(layout_.gathered.bias) + rank * bias_rows(features_) + rows.first;
   return block;
@@ -110,9 +171,13 @@ void Engine::forward_block(const PieceBlock& block, bool first) const {
 }
 
 // d_hidden of all words so far, and a block's d_weight and d_bias.
-void Engine::backward_block(const ForwardCall& tokens, const PieceBlock& block) {
-  const PieceSums sums = piece_sums(call_.shape, features_, sizes_.piece);
-  std::byte* const to = base_ + layout_.gathered.sums + bytes(block.rank, sums.bytes);
+void Engine::backward_block(const ForwardCall& tokens, const PieceBlock& block,
+                            std::byte* sums_of) {
+  const bool by_columns = features_.gathered_columns > 0;
+  const PieceSums sums = by_columns ? whole_sums(call_.shape, features_, sizes_.piece)
+                                    : piece_sums(call_.shape, features_, sizes_.piece);
+  std::byte* const to =
+      by_columns ? base_ + layout_.gathered.whole_sums : sums_of + bytes(block.rank, sums.bytes);
   d_weight_ = {};
   if (features_.d_weight) d_weight_ = {to, all.shape.dim, DType::f32, false};
   bias_sums_ = reinterpret_cast<float*>(to + sums.d_bias);
@@ -124,35 +189,76 @@ void Engine::backward_block(const ForwardCall& tokens, const PieceBlock& block) 
   adds_hidden_ = true;
 }
 
-// The sums of a piece go to the ranks of its rows, which add those of all ranks in their order and
-// in fp32, and round once.
+// By columns: those of each rank, and all of d_bias, into its part of the sums.
+void Engine::deal_sums(std::int64_t rows, std::byte* sums) const {
+  const PieceSums whole = whole_sums(call_.shape, features_, sizes_.piece);
+  const PieceSums part = piece_sums(call_.shape, features_, sizes_.piece);
+  const std::byte* const from = base_ + layout_.gathered.whole_sums;
+  if (features_.d_weight) {
+    each_columns([&](int rank, std::int64_t first, std::int64_t count) {
+      const std::size_t row = bytes(count, sizeof(float));
+      copy_rows_async({sums + bytes(rank, part.bytes), row},
+                      {from + bytes(first, sizeof(float)), bytes(all.shape.dim, sizeof(float))},
+                      row, static_cast<std::size_t>(rows), all.stream);
+    });
+  }
+  if (!features_.d_bias) return;
+  const std::size_t bias = bytes(rows, sizeof(float));
+  for (int r = 0; r < call_.shard.ranks(); ++r)
+    copy_async(sums + bytes(r, part.bytes) + part.d_bias, from + whole.d_bias, bias, all.stream);
+}
+
+// The sums of a piece go to the ranks of its rows or columns.
+void Engine::send_sums(std::int64_t piece) const {
+  const PieceSums layout = piece_sums(call_.shape, features_, sizes_.piece);
+  if (layout.bytes == 0) return;
+  const ShardOperands& shard = call_.shard;
+  std::byte* const sums = sums_at(piece);
+  if (all.shape.tokens == 0) {
+    fill_device(sums, 0, bytes(shard.ranks(), layout.bytes), all.stream);
+  } else if (features_.gathered_columns > 0) {
+    deal_sums(rows_in_piece(piece, sizes_.piece, shard.words.rows()).count, sums);
+  }
+  lane_follows();
+  shard.calls->all_to_all(sums, at<float>(layout_.gathered.received), layout.bytes, lane());
+  record_event(shard.lane->exchanged.get(), lane());
+}
+
+// These add those of all ranks in their order and in fp32, and round once.
 void Engine::add_sums(std::int64_t piece, const GradientOutput& d_weight,
                       const GradientOutput& d_bias) const {
   const PieceSums layout = piece_sums(call_.shape, features_, sizes_.piece);
   if (layout.bytes == 0) return;
   const ShardOperands& shard = call_.shard;
-  const int ranks = shard.ranks();
-  std::byte* const sums = base_ + layout_.gathered.sums;
-  auto* const received = at<float>(layout_.gathered.received);
-  if (all.shape.tokens == 0) fill_device(sums, 0, bytes(ranks, layout.bytes), all.stream);
-  shard.calls->all_to_all(sums, received, layout.bytes, all.stream);
+  stream_wait(all.stream, shard.lane->exchanged.get());
   const PieceRows own = rows_in_piece(piece, sizes_.piece, shard.words.rows());
   if (own.count == 0) return;
-  auto* const mine = reinterpret_cast<float*>(sums);  // sent, and free
-  add_pieces(received, ranks, static_cast<std::int64_t>(layout.bytes / sizeof(float)), mine,
-             all.stream);
+  auto* const mine = reinterpret_cast<float*>(sums_at(piece));  // sent, and free
+  add_pieces(at<float>(layout_.gathered.received), shard.ranks(),
+             static_cast<std::int64_t>(layout.bytes / sizeof(float)), mine, all.stream);
   const auto round = [&](GradientOutput out, const float* from, std::int64_t offset,
                          std::int64_t rows, std::int64_t columns) {
     out.data = static_cast<std::byte*>(out.data) + bytes(offset, size_of(out.dtype));
     round_sums(from, rows, columns, out, all.stream);
   };
   if (features_.d_weight)
-    round(d_weight, mine, own.first * d_weight.stride, own.count, all.shape.dim);
+    round(d_weight, mine, own.first * d_weight.stride, own.count, own_columns());
   if (features_.d_bias)
     round(d_bias, mine + layout.d_bias / sizeof(float), own.first, 1, own.count);
 }
 
 void Engine::run_gathered(const ChunkFunction& tokens) {
+  try {
+    run_pieces(tokens);
+  } catch (...) {
+    // Whoever waits for the call's stream waits for the lane.
+    record_event(call_.shard.lane->exchanged.get(), lane());
+    stream_wait(all.stream, call_.shard.lane->exchanged.get());
+    throw;
+  }
+}
+
+void Engine::run_pieces(const ChunkFunction& tokens) {
   const bool gradients = wants_gradients(features_);
   const std::int64_t slots = all.shape.tokens * all.shape.targets_per_token;
   const std::int64_t pieces = piece_count(features_.gathered_rows, sizes_.piece);
@@ -161,8 +267,11 @@ void Engine::run_gathered(const ChunkFunction& tokens) {
   fill_device(at<float>(layout_.gathered.no_logits), 0xff, bytes(slots, sizeof(float)), all.stream);
   gather_bias();
   bool first = true;
+  void* const ready = call_.shard.lane->ready.get();
+  gather_piece(0);
   for (std::int64_t piece = 0; piece < pieces; ++piece) {
-    gather_piece(piece);
+    stream_wait(all.stream, ready);
+    if (piece + 1 < pieces) gather_piece(piece + 1);
     each_block(piece, [&](const PieceBlock& block) {
       forward_block(block, first);
       first = false;
@@ -179,10 +288,14 @@ void Engine::run_gathered(const ChunkFunction& tokens) {
 
   const GradientOutput d_weight = d_weight_, d_bias = d_bias_;
   for (std::int64_t piece = pieces - 1; piece >= 0; --piece) {
-    if (piece + 1 < pieces) gather_piece(piece);
-    each_block(piece, [&](const PieceBlock& block) { backward_block(chunk, block); });
-    add_sums(piece, d_weight, d_bias);
+    if (piece + 2 < pieces) stream_wait(all.stream, ready);
+    if (piece > 0 && piece + 1 < pieces) gather_piece(piece - 1);
+    each_block(piece,
+               [&](const PieceBlock& block) { backward_block(chunk, block, sums_at(piece)); });
+    if (piece + 1 < pieces) add_sums(piece + 1, d_weight, d_bias);
+    send_sums(piece);
   }
+  add_sums(0, d_weight, d_bias);
   if (wants_hidden() && all.shape.tokens > 0)
     round_sums(at<float>(layout_.gradients.d_hidden), all.shape.tokens, all.shape.dim, d_hidden_,
                all.stream);

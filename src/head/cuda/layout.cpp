@@ -160,10 +160,16 @@ GatheredLayout take_gathered(const HeadShape& shape, const HeadFeatures& f, cons
   gathered.found = take(slots * 4);
   gathered.logits = take(slots * 4);
   gathered.no_logits = take(slots * 4);
-  gathered.bias = take(ranks * bias_rows(f) * 4, f.bias);
-  gathered.piece = take(ranks * std::max(of_piece, of_sums));
-  gathered.received = gathered.piece;
-  gathered.sums = take(ranks * of_sums, backward);
+  gathered.bias = take(ranks * bias_rows(f) * 4, f.bias && f.gathered_columns == 0);
+  const bool several = several_pieces(f, sizes);
+  const std::int64_t times = several ? 2 : 1;
+  gathered.piece = take(ranks * (several ? 2 * of_piece : std::max(of_piece, of_sums)));
+  gathered.received = several ? take(ranks * of_sums, backward) : gathered.piece;
+  gathered.sums = take(times * ranks * of_sums, backward);
+  gathered.whole =
+      take(times * static_cast<std::int64_t>(whole_piece_bytes(shape, without_bias, sizes.piece)));
+  gathered.whole_sums =
+      take(static_cast<std::int64_t>(whole_sums(shape, f, sizes.piece).bytes), backward);
   return gathered;
 }
 
@@ -182,6 +188,10 @@ AuditLayout take_audit(const HeadShape& shape, std::int64_t tokens, const Take& 
 }
 
 }  // namespace
+
+bool several_pieces(const HeadFeatures& f, const Sizes& sizes) {
+  return piece_count(f.gathered_rows, sizes.piece) > 1;
+}
 
 Sizes sizes_for(PlanKind kind, const PlanSizes& sizes, std::int64_t audited) {
   return {.chunk = sizes.chunk_tokens,

@@ -146,13 +146,17 @@ struct GatheredLayout {
   std::size_t found = 0;      // f32 [N, K]: logits of the targets there
   std::size_t logits = 0;     // f32 [N, K]: of all targets
   std::size_t no_logits = 0;  // f32 [N, K]: NaN, so that exponentials are taken against 1
-  std::size_t bias = 0;       // f32 [G, bias_rows], with a bias
-  std::size_t piece = 0;      // [G] of PieceLayout, without bias and words
-  std::size_t sums = 0;       // [G] of PieceSums: for all ranks
-  std::size_t received = 0;   // [G] of PieceSums: from all ranks; where the piece was
+  std::size_t bias = 0;       // f32 [G, bias_rows], with a bias; not by columns
+  // Of several pieces two of each, but for received; of one received is where the piece was.
+  std::size_t piece = 0;       // [G] of PieceLayout, without bias and words
+  std::size_t sums = 0;        // [G] of PieceSums: for all ranks
+  std::size_t received = 0;    // [G] of PieceSums: from all ranks
+  std::size_t whole = 0;       // whole_piece_bytes, without bias; of several pieces two
+  std::size_t whole_sums = 0;  // the bytes of whole_sums
 };
 // Of the rank that has most; at 16 bytes.
 inline std::int64_t bias_rows(const HeadFeatures& f) { return (f.gathered_rows + 3) / 4 * 4; }
+bool several_pieces(const HeadFeatures& f, const Sizes& sizes);
 // Of what kernels are called with where weights move: sums of a piece's d_weight are fp32, and made
 // anew.
 HeadFeatures features_of_pieces(HeadFeatures features);

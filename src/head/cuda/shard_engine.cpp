@@ -28,7 +28,8 @@ void Engine::require_shard() const {
           concat(name, ": expected an address and rows that are multiples of 16 bytes"));
   };
   aligned("hidden", all.hidden, all.hidden_stride, all.shape.dtype);
-  aligned("weight", all.weight, all.weight_stride, all.shape.dtype);
+  if (features_.gathered_columns == 0)  // else copied
+    aligned("weight", all.weight, all.weight_stride, all.shape.dtype);
   if (d_weight_.data != nullptr && !round_weight_ && !gathered())
     aligned("d_weight", d_weight_.data, d_weight_.stride, d_weight_.dtype);
 }

@@ -16,6 +16,7 @@ bool FarPlans::Slot::serves(const HeadShape& shape, const HeadFeatures& features
   // What ranks have settled together as they planned, whatever was asked for.
   HeadFeatures settled = features;
   settled.gathered_rows = plan.features.gathered_rows;
+  settled.gathered_columns = plan.features.gathered_columns;
   settled.d_weight_strided = features.d_weight_strided || plan.features.d_weight_strided;
   if (plan.features != settled) return false;
   HeadShape fits = plan.shape;

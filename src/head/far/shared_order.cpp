@@ -51,7 +51,7 @@ OrderSample device_sample(const Context& context, const OrderSource& source, std
   const auto stride =
       static_cast<std::size_t>(step * m.row_stride) * size_of(source.hidden.dtype());
   if (own > 0)
-    cuda::copy_rows_async(mine.data(), source.hidden.data(), std::max(stride, row), row,
+    cuda::copy_rows_async({mine.data(), row}, {source.hidden.data(), std::max(stride, row)}, row,
                           static_cast<std::size_t>(own), stream);
   CollectiveCalls calls(sharding.words, agreed.plan);
   calls.run([&] { calls.all_gather(mine.data(), gathered.data(), block, stream); });
@@ -85,8 +85,9 @@ HeadShape require_order_source(const Context& context, const ConstTensorView& hi
   HeadShape shape;
   together(sharding, [&] {
     require_device(sharding, context.device().kind);
-    shape = require_head(hidden, weight, bias, 0);
+    shape = require_head(hidden, weight, bias, 0, columns_of(sharding));
     require_sharding(sharding, shape.vocab);
+    require_rows(sharding);
   });
   return shape;
 }
@@ -191,6 +192,7 @@ VocabOrder share_order(const VocabOrder& order, const Sharding& sharding) {
   const std::int64_t rows = order.vocab();
   const Agreement agreed = agree(*sharding.words, [&](PlanDigest& digest) {
     require_sharding(sharding, rows);
+    require_rows(sharding);
     digest.same("vocab", sharding.vocab);
     digest.words(sharding.vocab, words_of(sharding, rows));
   });

@@ -172,7 +172,7 @@ class PlanBuilder {
     return PlanBuilder(shape_, features, request).or_least().build().workspace_bytes();
   }
 
-  bool dealt() const { return request_.sharding.word_table.defined(); }
+  bool dealt() const { return request_.sharding.dealt || request_.sharding.word_table.defined(); }
   // On GPUs as many on each rank, where tokens are spread.
   std::int64_t audited() const {
     const std::int64_t tokens = std::min(request_.audit_rows, shape_.tokens);

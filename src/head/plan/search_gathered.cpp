@@ -71,7 +71,7 @@ double GatheredCpuSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
   const double pass_count = passes(kind, sizes);
   const double chunks = std::ceil(n / static_cast<double>(sizes.chunk_tokens));
   const double blocks =
-      static_cast<double>(p_.features.word_ranks) *
+      static_cast<double>(piece_blocks(p_.features)) *
       static_cast<double>(piece_count(p_.features.gathered_rows, sizes.piece_rows));
   double slabs = 0.0;
   if (p_.features.d_hidden && sizes.slab_vocab > 0)

@@ -37,7 +37,7 @@ double GatheredCudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const 
   const auto d = static_cast<double>(p_.shape.dim);
   const double pass = 2.0 * n * v * d;
   const cuda::DeviceRates r = kernel_.rates(p_.shape.dtype);
-  const double blocks = static_cast<double>(f.word_ranks) *
+  const double blocks = static_cast<double>(piece_blocks(f)) *
                         static_cast<double>(piece_count(f.gathered_rows, sizes.piece_rows));
   const double forward = pass / r.forward_flops + n * v * r.logit_seconds;
   double out = forward + blocks * r.chunk_seconds;

@@ -98,11 +98,11 @@ void copy_async(void* to, const void* from, std::size_t bytes, Stream stream) {
   require_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)), "copy");
 }
 
-void copy_rows_async(void* to, const void* from, std::size_t stride, std::size_t row_bytes,
+void copy_rows_async(const RowsTo& to, const RowsFrom& from, std::size_t row_bytes,
                      std::size_t rows, Stream stream) {
   if (rows == 0 || row_bytes == 0) return;
-  require_cuda(cudaMemcpy2DAsync(to, row_bytes, from, stride, row_bytes, rows, cudaMemcpyDefault,
-                                 stream_of(stream)),
+  require_cuda(cudaMemcpy2DAsync(to.data, to.stride, from.data, from.stride, row_bytes, rows,
+                                 cudaMemcpyDefault, stream_of(stream)),
                "copy of rows");
 }
 

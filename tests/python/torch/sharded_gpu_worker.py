@@ -212,6 +212,8 @@ def refused(rank, ranks):
         else:
             raise AssertionError("no error")
 
+    columns = Sharding(dist.group.WORLD, tokens=True, weight="columns")
+    fails("'columns' are served on the CPU", hidden[rank], weight, target[rank], sharding=columns)
     fails("hopper", hidden.float(), rows.float(), target, sharding=sharding)
     if ranks > 1:
         used = 100 if rank == 0 else 200

@@ -60,12 +60,15 @@ def main(rank: int, port: str, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     for vocab in (61, ranks - 1, 700):  # uneven, a rank without words, several tiles
         own_batches(rank, ranks, mesh, vocab)
+        if vocab != 700:
+            own_batches(rank, ranks, mesh, vocab, columns=True)
         same_tokens(rank, ranks, mesh, vocab)
         shared_tokens(rank, ranks, mesh, vocab)
     logprobs(rank, ranks, mesh)
     fsdp(rank, ranks, mesh)
     replicas(rank, ranks)
     plain(rank, ranks)
+    plain_columns(rank, ranks)
     compiled(rank, ranks, mesh)
     errors(rank, ranks, mesh)
     beside(rank, ranks)
@@ -147,16 +150,21 @@ def close(a, b, what):
     assert a.shape == b.shape and torch.allclose(a, b, rtol=1e-5, atol=1e-5), (what, (a - b).abs().max())
 
 
-def sharded(weight, mesh):
-    from torch.distributed.tensor import Shard, distribute_tensor
+def sharded(weight, mesh, columns=False):
+    """By words, or by columns, of which a bias has none."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    return distribute_tensor(weight, mesh, [Shard(0)]).requires_grad_()
+    placement = Shard(0) if not columns else Shard(1) if weight.dim() == 2 else Replicate()
+    return distribute_tensor(weight, mesh, [placement]).requires_grad_()
 
 
-def own_batches(rank, ranks, mesh, vocab):
+def own_batches(rank, ranks, mesh, vocab, columns=False):
     """FSDP: each rank's loss is its own, the weight's gradient the mean; also for upstream gradients of its own."""
+    from functools import partial
+
     from logitless.torch import linear_cross_entropy
 
+    sharded = partial(globals()["sharded"], columns=columns)
     hidden, weight, bias, target = problem(ranks, vocab)
     for given in options(ranks, vocab):
         for scale in (torch.ones(ranks), 2 * torch.ones(ranks), torch.arange(1.0, ranks + 1)):
@@ -195,6 +203,33 @@ def own_batches(rank, ranks, mesh, vocab):
             linear_cross_entropy(hidden[r, : tokens[r]], w, target[r, : tokens[r]]).backward()
         linear_cross_entropy(hidden[rank, : tokens[rank]], w_shard, target[rank, : tokens[rank]]).backward()
         close(w_shard.grad.full_tensor(), w.grad / ranks, tokens)
+
+
+def plain_columns(rank, ranks):
+    """A weight by columns, uneven and none on the first of many; a mean over all ranks' tokens."""
+    from logitless.torch import Sharding, linear_cross_entropy, linear_logprobs
+
+    hidden, weight, bias, target = problem(ranks, 61)
+    borders = [DIM * r * r // ranks**2 for r in range(ranks + 1)]
+    mine = slice(borders[rank], borders[rank + 1])
+    where = Sharding(dist.group.WORLD, tokens=True, weight="columns")
+    for given in options(ranks, 61):
+        if given.get("reduction") == "none":
+            continue
+        x, w, b = (t.clone().requires_grad_() for t in (hidden, weight, bias))
+        flat = {k: v.flatten() if k == "token_weight" else v for k, v in given.items()}
+        whole = linear_cross_entropy(x.flatten(0, 1), w, target.flatten(), b, **flat)
+        whole.backward()
+        own, columns, of_bias = (t.clone().requires_grad_() for t in (hidden[rank], weight[:, mine].contiguous(), bias))
+        loss = linear_cross_entropy(own, columns, target[rank], of_bias, sharding=where, **of_rank(given, rank))
+        loss.backward()
+        close(loss, whole, given)
+        close(own.grad, x.grad[rank], given)
+        close(columns.grad, w.grad[:, mine], given)
+        close(of_bias.grad, b.grad, given)
+    words = target[rank].clamp(min=0)
+    found = linear_logprobs(hidden[rank], weight[:, mine].contiguous(), words, bias, sharding=where)[0]
+    close(found, linear_logprobs(hidden[rank], weight, words, bias)[0], "log-probabilities")
 
 
 def same_tokens(rank, ranks, mesh, vocab):
@@ -467,5 +502,10 @@ def errors(rank, ranks, mesh):
         (dict(sharding=Sharding(group, moves="weights")), "sharding.moves: expected 'planned'"),
         (dict(sharding=Sharding(group, tokens=True), shift=True), "shift"),
         (dict(sharding=Sharding(group, tokens=True), accuracy=True), "accuracy"),
+        (dict(sharding=Sharding(group, dealt=1)), "sharding.dealt: expected True or False"),
+        (dict(sharding=Sharding(group, tokens=True, weight="rows")), "sharding.weight: expected one of 'words', 'columns'"),
+        (dict(sharding=Sharding(group, weight="columns")), "sharding.weight: 'columns' move to each rank's own tokens"),
+        (dict(sharding=Sharding(group, 10, 3, tokens=True, weight="columns")), "sharding: columns are of all 10 words"),
+        (dict(sharding=Sharding(group, tokens=True, weight="columns")), "on all ranks together, as hidden has"),
     ):
         refused(lambda wrong=wrong: linear_cross_entropy(hidden, rows, target, **wrong), part)
