@@ -327,7 +327,7 @@ typedef struct logitless_loss_statistics {
   int64_t dense_fallback; /* more than 2/3 to keep somewhere: exact there */
   double imbalance; /* of words over ranks: the most pairs kept on one over the mean; else 1 */
   double sampled_lse_error; /* of far_both, by the tiles sampled: root mean square, in nats */
-  double sampled_most;      /* the most of a token's probability in one of those */
+  double sampled_most;      /* the most mass of one of those, of a token's total */
 } logitless_loss_statistics;
 LOGITLESS_API void logitless_loss_statistics_init(logitless_loss_statistics* statistics,
                                                   size_t struct_size);

@@ -140,7 +140,7 @@ struct FarFieldStatistics {
   // Of far_both with sample_every, in each call, from the tiles sampled alone, whose masses are
   // estimated and computed; 0 without. A call whose gradients are far off shows here, or does not.
   double sampled_lse_error = 0.0;  // of lse, by all far tiles: root mean square, in nats
-  double sampled_most = 0.0;       // the most of a token's probability in one of them
+  double sampled_most = 0.0;       // the most mass of one, of a token's total; may be over 1
   // Of words spread over ranks, whose numbers all of the above are, the same on each: the most that
   // one rank keeps over the mean of them, 1 to the number of ranks; what a step takes goes by it.
   double imbalance = 1.0;

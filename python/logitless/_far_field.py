@@ -79,7 +79,7 @@ class Statistics(NamedTuple):
     imbalance: float  # of words over ranks: the most pairs kept on one over the mean; else 1
     # Both ways with sample_every, in each step, by the tiles sampled alone, estimated and computed:
     sampled_lse_error: float  # root mean square over tokens, in nats
-    sampled_most: float  # the most of a token's probability in one of them
+    sampled_most: float  # the most mass of one of them, of a token's total; over 1 where estimates are far too low
 
 
 def options(**given: Any) -> Options:

@@ -126,13 +126,14 @@ struct FarCall {
   // arranged, while masses, radii and distances stay by the order's own groups, these.
   const std::int32_t* groups = nullptr;
   float tau = 0.0f;
-  float most_kept = 1.0f;       // above this part of the pairs all of them are kept
-  bool tells_fallback = true;   // and the sums say so
-  FarSample sample;             // of pairs of a group and a block, for d_weight and d_bias
-  std::int64_t slab_words = 0;  // words gathered at a time: a multiple of 256
-  void* gathered = nullptr;     // [slab_words, dim] in the dtype of weight; unused with identity
-  float* bias = nullptr;        // [vocab] by position; null: none
-  float* omega = nullptr;       // [vocab] by position; null: 1
+  float most_kept = 1.0f;        // above this part of the pairs all of them are kept
+  bool tells_fallback = true;    // and the sums say so
+  FarSample sample;              // of pairs of a group and a block, for d_weight and d_bias
+  std::int64_t slab_words = 0;   // words gathered at a time: a multiple of 256
+  std::int64_t swept_words = 0;  // the same of the forward: slab_words or more
+  void* gathered = nullptr;      // [those, dim] in the dtype of weight; unused with identity
+  float* bias = nullptr;         // [vocab] by position; null: none
+  float* omega = nullptr;        // [vocab] by position; null: 1
   // Out, by the forward: sum_{j in J} 2^(z log2e - reference), times the slope of the softcap.
   float* mass = nullptr;      // [2 G, padded tokens]
   void* centroid = nullptr;   // [T, dim] bf16: sum_j share_j w_j
@@ -200,7 +201,8 @@ void gather_tokens(const ForwardCall& call, const void* hidden, std::int64_t str
 // The chunk's outputs to the rows of their tokens in all's.
 void scatter_outputs(const ForwardCall& call, const ForwardCall& all);
 
-// A run of positions [first, first + words): first a multiple of 256, words at most slab_words.
+// A run of positions [first, first + words): first a multiple of 256, words at most slab_words, of
+// the forward swept_words.
 struct FarSlab {
   std::int64_t first = 0;
   std::int64_t words = 0;
@@ -234,6 +236,11 @@ void far_bounds(const BlockCall& call, const LogitBlock& block, float* bound);
 
 // 0 where a target stands in a kept or sampled tile of the slab.
 void clear_targets(const BlockCall& call);
+
+// d_weight of the words whose group is in no block's list, which the products of a slab leave out:
+// share_j of their tile's, smoothing, targets of a 16-bit one. far.first_position 0, entries and
+// omega of the whole order.
+void put_far_words(const ProductsCall& call);
 
 // d_bias_j (+)= sum over the kept and sampled blocks of the slab's gradients + share_j tile_sum_J,
 // by word.

@@ -104,7 +104,8 @@ constexpr std::int64_t running_sum_bytes(std::int64_t words, std::int64_t dim) {
   return (words + 255) / 256 * 256 * ((dim + 255) / 256 * 256);
 }
 
-// A slab of the far field: the tiles kept alone, d_hidden added to, d_weight by word.
+// A slab of the far field: the tiles kept alone, d_hidden added to, d_weight by word of the groups
+// that the list has (put_far_words: of the others).
 struct FarSlabProducts {
   const FarCall* call = nullptr;         // null: no far field
   std::int64_t vocab = 0;                // of the order

@@ -25,8 +25,8 @@ inline bool has_hopper() {
 
 // Words in clusters, shuffled; tokens of a few topics; both moved a little by every step.
 struct Training {
-  explicit Training(std::int64_t words_wanted = 65536, std::int64_t columns = 128,
-                    std::int64_t rows = 1024, double spread = 0.02)
+  explicit Training(std::int64_t words_wanted = 131072, std::int64_t columns = 128,
+                    std::int64_t rows = 2048, double spread = 0.02)
       : vocab(words_wanted),
         dim(columns),
         tokens(rows),
@@ -134,7 +134,7 @@ inline FarFieldOptions quick(Accuracy accuracy) {
   o.audit_every = 3;
   o.refresh_every = 5;
   o.refresh_delay = 3;
-  o.sample_rows = 512;
+  o.sample_rows = 1024;
   return o;
 }
 

@@ -5,7 +5,10 @@
 #include <cmath>
 #include <random>
 #include <stdexcept>
+#include <tuple>
 
+#include "head/cuda/layout.h"
+#include "kernels/device_gradient.h"
 #include "logitless/logitless.h"
 
 namespace logitless::test {
@@ -266,6 +269,34 @@ TEST(Plan, DWeightsMemoryIsLentWhereItCanBe) {
 }
 
 // Chunks decide the bits of sums.
+// What the forward of a GPU's far field gathers at a time: as much as has room before the
+// backward's blocks, and never less than these have.
+TEST(Plan, FarForwardsGatherAtLeastASlab) {
+  for (const auto& [tokens, dim, vocab] :
+       {std::tuple{16, 1024, 100}, std::tuple{1, 8, 1}, std::tuple{40, 4096, 300},
+        std::tuple{8192, 4096, 131072}}) {
+    const HeadShape shape{tokens, dim, vocab, DType::bf16};
+    PlanRequest request;
+    request.device.kind = DeviceKind::cuda;
+    request.kind = PlanKind::far_backward;
+    LossPlan plan;
+    try {
+      plan = plan_head(shape, gradients(), request);
+    } catch (const Unsupported&) {
+      GTEST_SKIP() << "a build without CUDA";
+    }
+    const cuda::Sizes sizes = cuda::sizes_of(plan);
+    const cuda::Layout layout =
+        cuda::layout_of(cuda::find_device_kernel(plan.kernel), shape, gradients(), sizes);
+    EXPECT_GE(layout.far.swept, sizes.slab) << vocab;
+    EXPECT_LE(
+        layout.far.gathered + static_cast<std::size_t>(
+                                  std::min<std::int64_t>(layout.far.swept, shape.vocab) * dim * 2),
+        layout.total)
+        << vocab;
+  }
+}
+
 TEST(Plan, DefaultHasTheSameChunksForAnyThreads) {
   for (const HeadShape& shape : {HeadShape{8192, 4096, 128256, DType::bf16},
                                  {2048, 512, 65536, DType::bf16},

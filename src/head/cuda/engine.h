@@ -167,6 +167,7 @@ class Engine {
   void add_sums(std::int64_t piece, const GradientOutput& d_weight,
                 const GradientOutput& d_bias) const;
   void far_products(const BlockCall& block, const LogitBlock& masses);
+  ProductsCall near_call(const ForwardCall& chunk, bool first_chunk, std::int64_t position);
   void near_products(const BlockCall& block, bool first_chunk);
   TargetOrder target_order() const;
   TargetEntries target_entries() const;

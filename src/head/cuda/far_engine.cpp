@@ -41,6 +41,7 @@ void Engine::set_far() {
   use_own_order();
   far_.most_kept = static_cast<float>(kMostKept);
   far_.slab_words = sizes_.slab;
+  far_.swept_words = layout_.far.swept;
   far_.gathered = base_ + layout_.far.gathered;
   if (all.bias != nullptr) far_.bias = at<float>(layout_.far.bias);
   if (all.omega != nullptr) far_.omega = at<float>(layout_.far.omega);
@@ -212,6 +213,7 @@ void Engine::far_backward(const ForwardCall& chunk, bool first_chunk) {
                at<float>(layout_.gradients.d_bias));
     near_products(b, first_chunk);
   }
+  if (d_weight_.data != nullptr) put_far_words(near_call(chunk, first_chunk, 0));
   if (samples_estimates(far_)) measure_sample(chunk, b.rows, at<double>(layout_.far.partial));
   b.first_word = 0;
   b.words = vocab;
@@ -326,26 +328,30 @@ void Engine::far_products(const BlockCall& block, const LogitBlock& masses) {
   if (d_weight_.data != nullptr && smooths_apart(features_)) sum_hidden(c);
 }
 
-void Engine::near_products(const BlockCall& block, bool first_chunk) {
-  const ForwardCall& c = block.chunk;
+// Of the words from `position` on, but for the block.
+ProductsCall Engine::near_call(const ForwardCall& c, bool first_chunk, std::int64_t position) {
   ProductsCall p = products_call(c);
   p.targets_per_token = 0;  // far_products has them
+  p.weight_stride = far_.order.identity ? c.weight_stride : c.shape.dim;
+  p.far = {.call = &far_, .vocab = c.shape.vocab, .first_position = position};
+  if (wants_hidden()) p.d_hidden = hidden_sums(c, false);
+  if (d_weight_.data == nullptr) return p;
+  p.d_weight = weight_sums(first_chunk);
+  p.entries = target_entries();
+  p.many = at<float>(layout_.gradients.many);
+  p.far.tile_gradient = at<float>(layout_.far.tile_gradient);
+  if (smooths_apart(features_)) {
+    p.hidden_sum = at<float>(layout_.gradients.hidden_sum);
+    p.omega = far_.omega == nullptr ? nullptr : far_.omega + position;
+  }
+  return p;
+}
+
+void Engine::near_products(const BlockCall& block, bool first_chunk) {
+  ProductsCall p = near_call(block.chunk, first_chunk, block.first_word);
   p.block = block.block;
   p.block_words = block.words;
   p.weight = block.weight_rows;
-  p.weight_stride = far_.order.identity ? c.weight_stride : c.shape.dim;
-  p.far = {.call = &far_, .vocab = c.shape.vocab, .first_position = block.first_word};
-  if (wants_hidden()) p.d_hidden = hidden_sums(c, false);
-  if (d_weight_.data != nullptr) {
-    p.d_weight = weight_sums(first_chunk);
-    p.entries = target_entries();
-    p.many = at<float>(layout_.gradients.many);
-    p.far.tile_gradient = at<float>(layout_.far.tile_gradient);
-    if (smooths_apart(features_)) {
-      p.hidden_sum = at<float>(layout_.gradients.hidden_sum);
-      p.omega = far_.omega == nullptr ? nullptr : far_.omega + block.first_word;
-    }
-  }
   kernel_.gradient_products(p);
 }
 

@@ -35,7 +35,6 @@ FarLayout take_far(const HeadShape& shape, const HeadFeatures& f, const Sizes& s
   far.chunk_places = take(chunk * 4);
   far.chunk_counts = take(2 * (chunk_keys(chunk) + 2) * 4, chunk > kFewTargets);
   far.hidden_rows = take(chunk * shape.dim * 2);
-  far.gathered = take(std::min(sizes.slab, shape.vocab) * shape.dim * 2);
   far.bias = take(shape.vocab * 4, f.bias);
   far.omega = take(shape.vocab * 4, f.vocab_weight);
   far.mass = take(2 * groups * padded * 4);
@@ -354,17 +353,24 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   gradients.entry_values = take(slots * 4);
   gradients.reference = take(padded * 4);
   gradients.active = take((padded / kPair + 1) * 4);
+  const std::size_t by_position =
+      take(std::min(sizes.slab, shape.vocab) * shape.dim * 2, sizes.far);
   gradients.block = take(block_bytes(kernel, shape, f, sizes));
   gradients.scaled_hidden = take(chunk * shape.dim * element, scales_hidden(kernel, f, sizes));
   if (!exchanges_hidden(f))
     gradients.d_hidden = take(chunk * shape.dim * 4, sums_hidden(kernel, shape.vocab, f, sizes));
+  const auto swept = static_cast<std::int64_t>(out.total - by_position) / (shape.dim * 2);
   gradients.d_weight = take(shape.vocab * shape.dim * 4, sums_weight(kernel, tokens, f, sizes));
   gradients.weight_low =
       take(running_sum_bytes(shape.vocab, shape.dim), splits_weight(kernel, tokens, f, sizes));
   gradients.d_bias = take(shape.vocab * 4, f.d_bias);
   gradients.weight_sum = take(shape.dim * 4, smooths_apart(f));
   gradients.hidden_sum = take(shape.dim * 4, smooths_apart(f));
-  if (sizes.far) out.far = take_far(shape, f, sizes, take);
+  if (sizes.far) {
+    out.far = take_far(shape, f, sizes, take);
+    out.far.gathered = by_position;
+    out.far.swept = std::max(sizes.slab, swept / kFarGroup * kFarGroup);
+  }
   if (sizes.both) out.estimates = take_estimates(shape, chunk, take);
   if (sizes.audited > 0) out.audit = take_audit(shape, sizes.audited, take);
   std::int64_t columns = 0;

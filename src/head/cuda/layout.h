@@ -78,6 +78,8 @@ struct FarLayout {
   std::size_t chunk_counts = 0;   // i32 [2 (chunk_keys(C) + 2)], of many tokens
   std::size_t hidden_rows = 0;    // [C, D] in the dtype of hidden
   std::size_t gathered = 0;       // [slab, D] in the dtype of hidden
+  std::int64_t swept = 0;         // words that have room there in the forward, when block,
+                                  // scaled_hidden and d_hidden after it are free
   std::size_t bias = 0;           // f32 [V] with a bias
   std::size_t omega = 0;          // f32 [V] with omega
   std::size_t mass = 0;           // f32 [2 G, P]

@@ -16,16 +16,16 @@ constexpr std::int64_t kPair = 256;  // tokens of a pair of tiles, words of a ti
 // What the tiles of an H200's clusters, of 256 x 256 each, multiply and add for each token.
 constexpr double kRoundProducts = 2.0 * 66 * 256 * 256;
 
-// Of far-field plans, fitted to twenty of two heads on an H100, all of which they meet within 8 %
+// Of far-field plans, fitted to twenty of two heads on an H200, all of which they meet within 10 %
 // (docs/far_field_figures.md): of the dense products' rate, what those of kept tiles reach; seconds
 // of a chunk, of a slab, and of a token and tile, whose masses are estimated, sorted and read;
 // bytes a second of what is gathered and written; and the groups that some block keeps, for each
 // part of the pairs that are kept.
-constexpr double kFarRate = 0.63;
-constexpr double kFarChunkSeconds = 140e-6;
-constexpr double kFarSlabSeconds = 61e-6;
-constexpr double kFarTileSeconds = 9e-11;
-constexpr double kFarBytesPerSecond = 4.6e12;
+constexpr double kFarRate = 0.605;
+constexpr double kFarChunkSeconds = 220e-6;
+constexpr double kFarSlabSeconds = 21e-6;
+constexpr double kFarTileSeconds = 7.8e-11;
+constexpr double kFarBytesPerSecond = 6.6e12;
 constexpr double kKeptGroups = 2.6;
 
 std::string capability_text(int capability) {

@@ -273,7 +273,7 @@ class TileMoments {
 
   void set_far() {
     far_.order = call_.order;
-    far_.slab_words = kSlab;
+    far_.swept_words = kSlab;
     far_.gathered = base_ + layout_.gathered;
     far_.bias = head_.bias == nullptr ? nullptr : at<float>(layout_.bias);
     far_.mass = at<float>(layout_.mass);

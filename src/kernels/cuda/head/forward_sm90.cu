@@ -72,7 +72,7 @@ void sweep(const ForwardCall& c, const ForwardArguments& tiles, const int* wante
     return run(word_map(c.weight, c.shape.vocab, c.shape.dim, c.weight_stride), tiles);
   const FarCall& far = *c.far;
   for (FarSlab slab; slab.first < c.shape.vocab; slab.first += slab.words) {
-    slab.words = std::min(far.slab_words, c.shape.vocab - slab.first);
+    slab.words = std::min(far.swept_words, c.shape.vocab - slab.first);
     const void* const rows =
         gather_slab(c, slab, part, part == GatherPart::rows ? wanted : nullptr);
     ForwardArguments a = tiles;

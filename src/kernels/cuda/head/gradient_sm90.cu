@@ -60,6 +60,8 @@ FarSlabArguments far_slab(const ProductsCall& c) {
   out.group_bits = static_cast<int>(far_bits(far_group_count(c.far.vocab)));
   out.block_bits = static_cast<int>(far_bits(out.blocks));
   out.first_group = static_cast<int>(c.far.first_position / kFarGroup);
+  out.groups = static_cast<int>(far_group_count(c.block_words));
+  out.list_begin = far.list_begin + out.first_group;
   out.order_words = far.order.words + c.far.first_position;
   out.share = far.order.share + c.far.first_position;
   out.tile_gradient = c.far.tile_gradient + c.far.first_position / kFarTile * c.dim;
@@ -223,7 +225,11 @@ void multiply_block(const ProductsCall& c) {
   const int tiles =
       a.hidden.row_pairs * a.hidden.column_tiles + a.weight.row_pairs * a.weight.column_tiles;
   const int clusters = std::min(processor_count() / kClusterCtas, tiles);
-  if (!far) balance(a, clusters);
+  if (far) {  // its tiles are of any length: each cluster has as many
+    a.late_first = a.hidden.row_pairs * a.hidden.column_tiles % clusters;
+  } else {
+    balance(a, clusters);
+  }
   // Short tiles lose more to waiting than they gain; narrow heads fit the cache.
   constexpr int kPacedSteps = 1024;
   constexpr int kPacedColumns = 8;

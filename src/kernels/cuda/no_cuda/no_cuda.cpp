@@ -68,6 +68,7 @@ void sample_tiles(const ForwardCall&) { refuse(); }
 void far_block(const BlockCall&, const LogitBlock&, FarBlockFor) { refuse(); }
 void far_bounds(const BlockCall&, const LogitBlock&, float*) { refuse(); }
 void clear_targets(const BlockCall&) { refuse(); }
+void put_far_words(const ProductsCall&) { refuse(); }
 void far_bias(const BlockCall&, const float*, bool, float*) { refuse(); }
 void finish_far(const ForwardCall&, const GradientOutput&, const float*, float*, double*) {
   refuse();

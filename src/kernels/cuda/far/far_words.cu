@@ -1,0 +1,127 @@
+// d_weight of the words that no block of tokens keeps: what their tiles have as one point, and
+// their targets.
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/numbers.cuh"
+#include "kernels/device_far.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kVector = 8;                            // columns of a thread
+constexpr int kColumns = 512;                         // of a thread block
+constexpr int kRows = kThreads * kVector / kColumns;  // at a time
+
+template <typename T>
+struct alignas(16) Vector {
+  T values[kVector];
+};
+
+struct WordArguments {
+  const std::int32_t* words;       // by position
+  const float* share;              // likewise
+  const float* omega;              // likewise; null: 1
+  const std::int32_t* list_begin;  // of each group
+  const float* tile_gradient;      // [T, dim]
+  const float* hidden_sum;         // [dim]; null: none
+  TargetEntries entries;           // begin null: not here
+  const float* many;
+  const __nv_bfloat16* hidden;
+  std::int64_t hidden_stride;
+  std::int64_t dim;  // a multiple of kVector
+  std::int64_t vocab;
+  std::int64_t stride;  // of the output
+  bool add;             // fp32 alone
+};
+
+// sums += the targets' part of a word's row, as the products add it.
+__device__ __forceinline__ void add_targets(float (&sums)[kVector], const WordArguments& a,
+                                            std::int32_t word, std::int64_t column) {
+  const int begin = a.entries.begin[word];
+  const int end = a.entries.begin[word + 1];
+  if (end - begin > kFewEntries) {
+    const float* const row = a.many + begin / (kFewEntries + 1) * a.dim + column;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) sums[i] += row[i];
+    return;
+  }
+  for (int e = begin; e < end; ++e) {
+    const float factor = a.entries.coefficients[e];
+    const auto v = *reinterpret_cast<const Vector<__nv_bfloat16>*>(
+        a.hidden + a.entries.tokens[e] * a.hidden_stride + column);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) sums[i] = fmaf(factor, as_float(v.values[i]), sums[i]);
+  }
+}
+
+// A thread block for each tile and kColumns columns.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) put_words(const WordArguments a, T* d_weight) {
+  if (a.list_begin[blockIdx.x / 2] != a.list_begin[blockIdx.x / 2 + 1]) return;
+  const int local = static_cast<int>(threadIdx.x) * kVector % kColumns;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kColumns + local;
+  if (column >= a.dim) return;
+  float tile[kVector];
+  float smoothing[kVector] = {};
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) tile[i] = a.tile_gradient[blockIdx.x * a.dim + column + i];
+  if (a.hidden_sum != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) smoothing[i] = a.hidden_sum[column + i];
+  }
+  const std::int64_t first = blockIdx.x * kFarTile;
+  const std::int64_t end = min(a.vocab, first + kFarTile);
+  for (std::int64_t at = first + threadIdx.x * kVector / kColumns; at < end; at += kRows) {
+    const std::int32_t word = a.words[at];
+    const float share = a.share[at];
+    float sums[kVector];
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) sums[i] = share * tile[i];
+    if (a.hidden_sum != nullptr) {
+      const float omega = a.omega == nullptr ? 1.0f : a.omega[at];
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) sums[i] = fmaf(omega, smoothing[i], sums[i]);
+    }
+    if (a.entries.begin != nullptr) add_targets(sums, a, word, column);
+    auto* const to = reinterpret_cast<Vector<T>*>(d_weight + word * a.stride + column);
+    if (a.add) {
+      const Vector<T> before = *to;
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) sums[i] += as_float(before.values[i]);
+    }
+    Vector<T> out;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) out.values[i] = rounded<T>(sums[i]);
+    *to = out;
+  }
+}
+
+}  // namespace
+
+void put_far_words(const ProductsCall& c) {
+  const FarCall& far = *c.far.call;
+  WordArguments a{};
+  a.words = far.order.words;
+  a.share = far.order.share;
+  a.omega = c.omega;
+  a.list_begin = far.list_begin;
+  a.tile_gradient = c.far.tile_gradient;
+  a.hidden_sum = c.hidden_sum;
+  if (c.d_weight.dtype != DType::f32) a.entries = c.entries;  // else add_weight_targets
+  a.many = c.many;
+  a.hidden = static_cast<const __nv_bfloat16*>(c.hidden);
+  a.hidden_stride = c.hidden_stride;
+  a.dim = c.dim;
+  a.vocab = c.far.vocab;
+  a.stride = c.d_weight.stride;
+  a.add = c.d_weight.add;
+  const dim3 grid(static_cast<unsigned>(far_tile_count(c.far.vocab)),
+                  static_cast<unsigned>((c.dim + kColumns - 1) / kColumns));
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  with_type(c.d_weight.dtype, [&](auto type) {
+    put_words<<<grid, kThreads, 0, stream>>>(a, static_cast<decltype(type)*>(c.d_weight.data));
+  });
+  require_cuda(cudaGetLastError(), "d_weight of far words");
+}
+
+}  // namespace logitless::cuda

@@ -1,0 +1,106 @@
+// What the products of the backward pass are told, and the order of their tiles.
+#pragma once
+
+#include "kernels/cuda/head/sizes.h"
+#include "kernels/cuda/head/split_sums_sm90.cuh"
+
+namespace logitless::cuda {
+
+// One output. value = products * factor[row] (d_hidden) + row_part[row] * column_part[column].
+struct ProductArguments {
+  int row_pairs;     // of tiles: ceil(rows / 256); 0: not wanted
+  int column_tiles;  // ceil(columns / 256)
+  int steps;         // of 64 along the contracted dimension
+  int rows;
+  int columns;
+  const float* factor;    // of d_hidden
+  const float* row_part;  // null: 1, of a column part
+  int row_part_stride;
+  const float* column_part;  // null: none
+  bool add;                  // fp32: to what is there
+  bool narrow;               // bf16, else fp32
+};
+
+// Of a slab of the far field: what is kept, and where d_weight goes.
+struct FarSlabArguments {
+  const std::uint32_t* block_groups;  // [pairs of token tiles][group_bits]
+  const std::uint32_t* group_blocks;  // [groups][block_bits]
+  int group_bits;
+  int block_bits;
+  int first_group;
+  int groups;
+  int blocks;
+  const std::int32_t* list_begin;   // FarCall's, of the slab's first group
+  const std::int32_t* order_words;  // of the slab's first position
+  const float* share;               // likewise
+  const float* tile_gradient;       // [tiles of 128 words][columns], of the slab's first tile
+  void* d_weight;
+  std::int64_t stride;
+};
+
+struct GradientArguments {
+  // With several parts each contracts a run of the steps, and hidden is their results one below the
+  // other, 256 row_pairs of rows each: row_pairs are those of all parts, steps those of one.
+  ProductArguments hidden;
+  int hidden_pairs;  // of one part
+  int hidden_steps;  // of all parts
+  ProductArguments weight;
+  int early_tiles;  // of d_weight, done by the clusters that have one tile of d_hidden less
+  int early_first;  // the first of those clusters; they are the last ones
+  int late_first;   // the cluster that begins the rest of d_weight
+  unsigned* pace;
+  bool paced;  // worth it: what the clusters read is more than the second-level cache holds
+  // Targets, apart in fp32.
+  int targets_per_token;
+  int first_word;
+  const int* words;          // [tokens, K]
+  const float* coefficient;  // [tokens, K]
+  const int* entry_begin;    // [words + 1]
+  const int* entry_token;
+  const float* entry_coefficient;
+  const float* many;                 // ProductsCall's
+  const __nv_bfloat16* weight_rows;  // of first_word
+  std::int64_t weight_stride;
+  const __nv_bfloat16* hidden_rows;
+  std::int64_t hidden_stride;
+  const int* active;  // [token pairs]: 0: all tokens ignored, nothing is read; null: all active
+  SplitSums sums;     // of a bf16 d_weight
+  FarSlabArguments far;
+};
+
+// A cluster's tiles in order.
+class TileSchedule {
+ public:
+  __device__ __forceinline__ TileSchedule(const GradientArguments& a, int cluster, int clusters)
+      : hidden_tiles_(a.hidden.row_pairs * a.hidden.column_tiles),
+        weight_tiles_(a.weight.row_pairs * a.weight.column_tiles),
+        early_tiles_(a.early_tiles),
+        early_count_(clusters - a.early_first),
+        clusters_(clusters),
+        hidden_(cluster),
+        early_(cluster - a.early_first),
+        late_(a.early_tiles + (cluster + clusters - a.late_first) % clusters) {}
+  // False at the end.
+  __device__ __forceinline__ bool next(bool& is_hidden, int& tile) {
+    is_hidden = hidden_ < hidden_tiles_;
+    if (is_hidden) {
+      tile = hidden_;
+      hidden_ += clusters_;
+      return true;
+    }
+    if (early_ >= 0 && early_ < early_tiles_) {
+      tile = early_;
+      early_ += early_count_;
+      return true;
+    }
+    tile = late_;
+    late_ += clusters_;
+    return tile < weight_tiles_;
+  }
+
+ private:
+  int hidden_tiles_, weight_tiles_, early_tiles_, early_count_, clusters_;
+  int hidden_, early_, late_;
+};
+
+}  // namespace logitless::cuda
