@@ -36,7 +36,7 @@ void Engine::gather_piece(std::int64_t piece) const {
   const auto offset = [&](std::int64_t elements) {
     return elements * static_cast<std::int64_t>(element);
   };
-  parallel_for(plan_.threads, own.count, [&](std::int64_t i, int) {
+  parallel_for(plan_.threads, dim > 0 ? own.count : 0, [&](std::int64_t i, int) {
     std::byte* const to = mine + offset(i * dim);
     const std::byte* const row = from + offset((own.first + i) * weight.stride(0));
     if (weight.stride(1) == 1) {
