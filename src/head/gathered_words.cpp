@@ -34,18 +34,16 @@ GatheredWords gathered_words(const std::vector<std::vector<WordRun>>& words_of_r
   return out;
 }
 
-PieceLayout piece_layout(const HeadShape& shape, const HeadFeatures& features,
-                         std::int64_t piece_rows, bool tables) {
+namespace {
+
+PieceLayout layout_of(std::int64_t columns, DType dtype, bool bias, bool tables,
+                      std::int64_t piece_rows) {
   PieceLayout out;
-  const bool by_columns = features.gathered_columns > 0;
-  out.bias = aligned(piece_rows * piece_columns(shape, features) *
-                     static_cast<std::int64_t>(size_of(shape.dtype)));
-  out.words = out.bias + (features.bias && !by_columns ? aligned(piece_rows * 4) : 0);
-  out.bytes = out.words + (tables && !by_columns ? aligned(piece_rows * 4) : 0);
+  out.bias = aligned(piece_rows * columns * static_cast<std::int64_t>(size_of(dtype)));
+  out.words = out.bias + (bias ? aligned(piece_rows * 4) : 0);
+  out.bytes = out.words + (tables ? aligned(piece_rows * 4) : 0);
   return out;
 }
-
-namespace {
 
 PieceSums sums_of(std::int64_t columns, const HeadFeatures& features, std::int64_t piece_rows) {
   PieceSums out;
@@ -56,15 +54,22 @@ PieceSums sums_of(std::int64_t columns, const HeadFeatures& features, std::int64
 
 }  // namespace
 
+PieceLayout piece_layout(const HeadShape& shape, const HeadFeatures& features,
+                         std::int64_t piece_rows, bool tables) {
+  const bool rows = features.gathered_columns == 0;
+  return layout_of(piece_columns(shape, features), shape.dtype, rows && features.bias,
+                   rows && tables, piece_rows);
+}
+PieceLayout whole_piece(const HeadShape& shape, const HeadFeatures& features,
+                        std::int64_t piece_rows) {
+  return features.gathered_columns == 0
+             ? PieceLayout()
+             : layout_of(shape.dim, shape.dtype, features.bias, false, piece_rows);
+}
+
 PieceSums piece_sums(const HeadShape& shape, const HeadFeatures& features,
                      std::int64_t piece_rows) {
   return sums_of(piece_columns(shape, features), features, piece_rows);
-}
-std::size_t whole_piece_bytes(const HeadShape& shape, const HeadFeatures& features,
-                              std::int64_t piece_rows) {
-  if (features.gathered_columns == 0) return 0;
-  return aligned(piece_rows * shape.dim * static_cast<std::int64_t>(size_of(shape.dtype))) +
-         (features.bias ? aligned(piece_rows * 4) : 0);
 }
 PieceSums whole_sums(const HeadShape& shape, const HeadFeatures& features,
                      std::int64_t piece_rows) {

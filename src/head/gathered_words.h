@@ -25,7 +25,14 @@ struct GatheredWords {
 
   std::int64_t most_rows() const;
   std::int64_t most_columns() const;  // 0 where rows travel
-  std::int64_t columns_of(int rank) const { return columns[static_cast<std::size_t>(rank)]; }
+  // f(rank, the first of its columns, how many) for the ranks that have some; none where rows
+  // travel.
+  template <typename F>
+  void each_columns(const F& f) const {
+    std::int64_t first = 0;
+    for (std::size_t r = 0; r < columns.size(); first += columns[r++])
+      if (columns[r] > 0) f(static_cast<int>(r), first, columns[r]);
+  }
 };
 GatheredWords gathered_words(const std::vector<std::vector<WordRun>>& words_of_ranks,
                              std::vector<std::int64_t> columns);
@@ -67,10 +74,10 @@ struct PieceSums {
   std::size_t bytes = 0;  // 0: neither is wanted
 };
 PieceSums piece_sums(const HeadShape& shape, const HeadFeatures& features, std::int64_t piece_rows);
-// By columns, beside both: a piece's rows with all columns, [B, D], and f32 [B] of their bias; the
-// sums of all columns, f32 [B, D], and of d_bias. 0 where rows travel.
-std::size_t whole_piece_bytes(const HeadShape& shape, const HeadFeatures& features,
-                              std::int64_t piece_rows);
+// By columns, beside both: a piece put together, rows with all columns and their bias; and the sums
+// of all columns and of d_bias. Of no bytes where rows travel.
+PieceLayout whole_piece(const HeadShape& shape, const HeadFeatures& features,
+                        std::int64_t piece_rows);
 PieceSums whole_sums(const HeadShape& shape, const HeadFeatures& features, std::int64_t piece_rows);
 
 // The sizes of pieces worth a thought, the largest first: whole blocks of 256 rows, half of a

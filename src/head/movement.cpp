@@ -142,10 +142,8 @@ bool MovementPlans::begin_alike(const Agreement& said) {
 // Of the exchanges whose bytes grow with dim. size: what all ranks have of the plan's.
 double MovementPlans::bytes_of(Movement moves, std::int64_t size) const {
   const HeadFeatures& f = p_.features;
-  HeadFeatures moved = f;
-  moved.gathered_columns = p_.words.most_columns();
-  const double row =
-      static_cast<double>(p_.ranks() - 1) * static_cast<double>(piece_columns(p_.shape, moved));
+  const std::int64_t columns = p_.words.columns.empty() ? p_.shape.dim : p_.words.most_columns();
+  const double row = static_cast<double>(p_.ranks() - 1) * static_cast<double>(columns);
   const auto element = static_cast<double>(size_of(p_.shape.dtype));
   const double gradient = sizeof(float);
   if (moves == Movement::tokens)

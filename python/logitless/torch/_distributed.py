@@ -105,9 +105,9 @@ def place(a: dict[str, Any]) -> tuple[Words, bool]:
         a.update(zip(names, local(*(a[n] for n in names))))
         return ALL, False
     tokens, own = found
-    a["weight"] = _rows(weight, weight, dim, own)
+    a["weight"] = _part(weight, weight, dim, own)
     if bias is not None:
-        a["bias"] = _whole_bias(bias, weight, dim, own) if columns else _rows(bias, weight, dim, own)
+        a["bias"] = _part(bias, weight, dim, own, whole=columns)
     if _is_dtensor(hidden):
         if tokens is not None and a["target"] is not None:
             a["target"] = _own_tokens("target", a["target"], hidden)
@@ -224,29 +224,19 @@ def _sharded_over(weight, dim: int, hidden, bias) -> Optional[tuple[Optional[int
     return tokens, False
 
 
-def _rows(t, weight, dim: int, own: bool):
-    """This rank's words of a weight or bias, or its columns of a weight; its gradient goes where that of the whole is."""
-    from torch.distributed.tensor import DTensor, Partial, Replicate
-
-    mesh = weight.device_mesh
-    if not _is_dtensor(t):
-        t = DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    gradients = [p if i == dim else Partial() if own else Replicate() for i, p in enumerate(weight.placements)]
-    rows = t.redistribute(mesh, weight.placements).to_local(grad_placements=gradients)
-    return rows if not own or not rows.requires_grad else _Share.apply(rows, mesh.size())
-
-
-def _whole_bias(bias, weight, dim: int, own: bool):
-    """The bias of a weight by columns, whose gradient each rank has of all of them."""
+def _part(t, weight, dim: int, own: bool, whole: bool = False):
+    """What this rank has of a weight or bias: its words, its columns or, of a bias beside columns, the whole, of which each
+    rank has the whole gradient too. The gradient goes where that of ``t`` is."""
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     mesh = weight.device_mesh
     everywhere = [Replicate()] * mesh.ndim
-    if not _is_dtensor(bias):
-        bias = DTensor.from_local(bias, mesh, everywhere, run_check=False)
-    gradients = [Partial() if own and i != dim else Replicate() for i in range(mesh.ndim)]
-    whole = bias.redistribute(mesh, everywhere).to_local(grad_placements=gradients)
-    return whole if not own or not whole.requires_grad else _Share.apply(whole, mesh.size())
+    if not _is_dtensor(t):
+        t = DTensor.from_local(t, mesh, everywhere, run_check=False)
+    placements = everywhere if whole else weight.placements
+    gradients = [p if i == dim else Partial() if own else Replicate() for i, p in enumerate(placements)]
+    part = t.redistribute(mesh, placements).to_local(grad_placements=gradients)
+    return part if not own or not part.requires_grad else _Share.apply(part, mesh.size())
 
 
 def _own_tokens(name: str, t, hidden):

@@ -156,10 +156,7 @@ class Engine {
   void finish_states(const ForwardChunk& chunk) const;
   void backward_block(const PieceBlock& block, std::int64_t first, std::int64_t count,
                       bool first_block) const;
-  template <typename F>
-  void each_columns(const F& f) const;
   void deal_sums(std::int64_t rows) const;
-  std::size_t whole_bias() const;
   void add_sums(std::int64_t piece) const;
   ShardState state_of(const ForwardChunk& chunk, std::int64_t token, const ShardWords& words) const;
   void store_hidden(std::int64_t first, std::int64_t count, const float* sums) const;

@@ -48,10 +48,10 @@ void Engine::gather_piece(std::int64_t piece) const {
   });
   const bool by_columns = plan_.features.gathered_columns > 0;
   auto* const whole = at<std::byte>(layout_.gathered.whole);
+  const std::size_t whole_bias = whole_piece(call_.shape, plan_.features, plan_.piece_rows).bias;
   if (plan_.features.bias) {
     const ConstTensorView& bias = call_.in.bias;
-    auto* const to =
-        reinterpret_cast<float*>(by_columns ? whole + whole_bias() : mine + layout.bias);
+    auto* const to = reinterpret_cast<float*>(by_columns ? whole + whole_bias : mine + layout.bias);
     for (std::int64_t i = 0; i < own.count; ++i) {
       to[i] = static_cast<float>(
           load_element(bias.data(), bias.dtype(), (own.first + i) * bias.stride(0)));
@@ -63,32 +63,13 @@ void Engine::gather_piece(std::int64_t piece) const {
       to[i] = static_cast<std::int32_t>(words_.word(own.first + i));
   }
   shard.calls->all_gather(mine, all, layout.bytes);
-  if (!by_columns) return;
-  each_columns([&](int rank, std::int64_t first, std::int64_t count) {
+  shard.gathered->each_columns([&](int rank, std::int64_t first, std::int64_t count) {
     const std::byte* const part = all + static_cast<std::size_t>(rank) * layout.bytes;
     parallel_for(plan_.threads, own.count, [&](std::int64_t i, int) {
       std::memcpy(whole + offset(i * call_.shape.dim + first), part + offset(i * count),
                   static_cast<std::size_t>(offset(count)));
     });
   });
-}
-
-// By columns: f(rank, the first of its columns, how many).
-template <typename F>
-void Engine::each_columns(const F& f) const {
-  const GatheredWords& words = *call_.shard.gathered;
-  std::int64_t first = 0;
-  for (int r = 0; r < call_.shard.ranks(); ++r) {
-    if (words.columns_of(r) > 0) f(r, first, words.columns_of(r));
-    first += words.columns_of(r);
-  }
-}
-
-// Of layout.whole, where the bias begins.
-std::size_t Engine::whole_bias() const {
-  HeadFeatures without = plan_.features;
-  without.bias = false;
-  return whole_piece_bytes(call_.shape, without, plan_.piece_rows);
 }
 
 // function(block) for the ranks that have rows in the piece, in their order.
@@ -116,7 +97,8 @@ Engine::PieceBlock Engine::block_of(int rank, std::int64_t piece) const {
   if (plan_.features.bias) block.bias = reinterpret_cast<const float*>(data + layout.bias);
   if (plan_.features.gathered_columns > 0) {
     block.rows = at<std::byte>(layout_.gathered.whole);
-    if (plan_.features.bias) block.bias = reinterpret_cast<const float*>(block.rows + whole_bias());
+    const PieceLayout whole = whole_piece(call_.shape, plan_.features, plan_.piece_rows);
+    if (plan_.features.bias) block.bias = reinterpret_cast<const float*>(block.rows + whole.bias);
   }
   if (omega_ == nullptr || rows.count == 0) return block;
   block.omega = omega_ + block.words.word(0);
@@ -264,21 +246,18 @@ void Engine::deal_sums(std::int64_t rows) const {
   const auto floats = [](std::int64_t count) {
     return static_cast<std::size_t>(count) * sizeof(float);
   };
-  each_columns([&](int rank, std::int64_t first, std::int64_t count) {
-    std::byte* const to =
-        at<std::byte>(layout_.gathered.sums) + static_cast<std::size_t>(rank) * part.bytes;
-    if (!features.d_weight) return;
-    parallel_for(plan_.threads, rows, [&](std::int64_t i, int) {
+  auto* const sums = at<std::byte>(layout_.gathered.sums);
+  call_.shard.gathered->each_columns([&](int rank, std::int64_t first, std::int64_t count) {
+    std::byte* const to = sums + static_cast<std::size_t>(rank) * part.bytes;
+    parallel_for(plan_.threads, features.d_weight ? rows : 0, [&](std::int64_t i, int) {
       std::memcpy(to + floats(i * count), from + floats(i * call_.shape.dim + first),
                   floats(count));
     });
   });
   if (!features.d_bias) return;
-  for (int r = 0; r < call_.shard.ranks(); ++r) {
-    std::byte* const to =
-        at<std::byte>(layout_.gathered.sums) + static_cast<std::size_t>(r) * part.bytes;
-    std::memcpy(to + part.d_bias, from + whole.d_bias, floats(rows));
-  }
+  for (int r = 0; r < call_.shard.ranks(); ++r)
+    std::memcpy(sums + static_cast<std::size_t>(r) * part.bytes + part.d_bias, from + whole.d_bias,
+                floats(rows));
 }
 
 // The sums of a piece go to the ranks of its rows or columns, which add those of all ranks in their

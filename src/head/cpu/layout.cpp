@@ -65,7 +65,7 @@ GatheredLayout gathered_layout(const HeadShape& shape, const HeadFeatures& featu
   out.piece = take(ranks * std::max(of_piece, backward ? of_sums : 0));
   out.received = out.piece;
   out.sums = take(backward ? ranks * of_sums : 0);
-  out.whole = take(static_cast<std::int64_t>(whole_piece_bytes(shape, features, sizes.piece_rows)));
+  out.whole = take(static_cast<std::int64_t>(whole_piece(shape, features, sizes.piece_rows).bytes));
   out.whole_sums =
       take(backward ? static_cast<std::int64_t>(whole_sums(shape, features, sizes.piece_rows).bytes)
                     : 0);

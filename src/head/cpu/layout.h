@@ -78,7 +78,7 @@ struct GatheredLayout {
   std::size_t piece = 0;                                               // [G] of PieceLayout
   std::size_t sums = 0;        // [G] of PieceSums: for all ranks
   std::size_t received = 0;    // [G] of PieceSums: from all ranks; where the piece was
-  std::size_t whole = 0;       // whole_piece_bytes
+  std::size_t whole = 0;       // bytes of whole_piece
   std::size_t whole_sums = 0;  // the bytes of whole_sums
   std::size_t d_hidden = 0;    // f32 [N, D]: sums over pieces of a 16-bit d_hidden
 };

@@ -154,16 +154,14 @@ class Engine {
   void set_block(ForwardCall& chunk, const PieceBlock& block) const;
   void forward_block(const PieceBlock& block, bool first) const;
   void backward_block(const ForwardCall& tokens, const PieceBlock& block, std::byte* sums_of);
-  template <typename F>
-  void each_columns(const F& f) const;
   void deal_sums(std::int64_t rows, std::byte* sums) const;
   void lane_follows() const;
+  void join_lane() const;
   std::byte* piece_at(std::int64_t piece) const;
   std::byte* whole_at(std::int64_t piece) const;
   std::byte* sums_at(std::int64_t piece) const;
   void run_pieces(const ChunkFunction& tokens);
   void send_sums(std::int64_t piece) const;
-  std::int64_t own_columns() const;
   void add_sums(std::int64_t piece, const GradientOutput& d_weight,
                 const GradientOutput& d_bias) const;
   void far_products(const BlockCall& block, const LogitBlock& masses);

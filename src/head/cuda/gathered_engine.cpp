@@ -61,9 +61,7 @@ std::byte* Engine::piece_at(std::int64_t piece) const {
          (several_pieces(features_, sizes_) ? bytes(piece % 2 * call_.shard.ranks(), each) : 0);
 }
 std::byte* Engine::whole_at(std::int64_t piece) const {
-  HeadFeatures without_bias = features_;
-  without_bias.bias = false;
-  const std::size_t each = whole_piece_bytes(call_.shape, without_bias, sizes_.piece);
+  const std::size_t each = whole_piece(call_.shape, features_, sizes_.piece).bias;
   return base_ + layout_.gathered.whole +
          (several_pieces(features_, sizes_) ? bytes(piece % 2, each) : 0);
 }
@@ -82,38 +80,19 @@ void Engine::gather_piece(std::int64_t piece) const {
   std::byte* const pieces = piece_at(piece);
   std::byte* const mine = pieces + bytes(shard.rank(), layout.bytes);
   const std::size_t element = size_of(all.shape.dtype);
-  const std::size_t row = bytes(own_columns(), element);
+  const std::size_t row = bytes(call_.in.weight.size(1), element);
   const std::size_t stride = bytes(all.weight_stride, element);
   const auto* const from = static_cast<const std::byte*>(all.weight) + bytes(own.first, stride);
   const bool whole = stride == row && bytes(own.count, row) == layout.bytes;
   if (!whole)
     copy_rows_async({mine, row}, {from, stride}, row, static_cast<std::size_t>(own.count), stream);
   shard.calls->all_gather(whole ? from : mine, pieces, layout.bytes, stream);
-  if (features_.gathered_columns > 0) {
-    each_columns([&](int rank, std::int64_t first, std::int64_t count) {
-      copy_rows_async({whole_at(piece) + bytes(first, element), bytes(all.shape.dim, element)},
-                      {pieces + bytes(rank, layout.bytes), bytes(count, element)},
-                      bytes(count, element), static_cast<std::size_t>(own.count), stream);
-    });
-  }
+  shard.gathered->each_columns([&](int rank, std::int64_t first, std::int64_t count) {
+    copy_rows_async({whole_at(piece) + bytes(first, element), bytes(all.shape.dim, element)},
+                    {pieces + bytes(rank, layout.bytes), bytes(count, element)},
+                    bytes(count, element), static_cast<std::size_t>(own.count), stream);
+  });
   record_event(shard.lane->ready.get(), stream);
-}
-
-// Of the weight here.
-std::int64_t Engine::own_columns() const {
-  return features_.gathered_columns > 0 ? call_.shard.gathered->columns_of(call_.shard.rank())
-                                        : all.shape.dim;
-}
-
-// By columns: f(rank, the first of its columns, how many).
-template <typename F>
-void Engine::each_columns(const F& f) const {
-  const GatheredWords& words = *call_.shard.gathered;
-  std::int64_t first = 0;
-  for (int r = 0; r < call_.shard.ranks(); ++r) {
-    if (words.columns_of(r) > 0) f(r, first, words.columns_of(r));
-    first += words.columns_of(r);
-  }
 }
 
 // function(block) for the ranks that have rows in the piece, in their order; none without tokens.
@@ -195,7 +174,7 @@ void Engine::deal_sums(std::int64_t rows, std::byte* sums) const {
   const PieceSums part = piece_sums(call_.shape, features_, sizes_.piece);
   const std::byte* const from = base_ + layout_.gathered.whole_sums;
   if (features_.d_weight) {
-    each_columns([&](int rank, std::int64_t first, std::int64_t count) {
+    call_.shard.gathered->each_columns([&](int rank, std::int64_t first, std::int64_t count) {
       const std::size_t row = bytes(count, sizeof(float));
       copy_rows_async({sums + bytes(rank, part.bytes), row},
                       {from + bytes(first, sizeof(float)), bytes(all.shape.dim, sizeof(float))},
@@ -242,7 +221,7 @@ void Engine::add_sums(std::int64_t piece, const GradientOutput& d_weight,
     round_sums(from, rows, columns, out, all.stream);
   };
   if (features_.d_weight)
-    round(d_weight, mine, own.first * d_weight.stride, own.count, own_columns());
+    round(d_weight, mine, own.first * d_weight.stride, own.count, call_.in.weight.size(1));
   if (features_.d_bias)
     round(d_bias, mine + layout.d_bias / sizeof(float), own.first, 1, own.count);
 }
@@ -251,9 +230,7 @@ void Engine::run_gathered(const ChunkFunction& tokens) {
   try {
     run_pieces(tokens);
   } catch (...) {
-    // Whoever waits for the call's stream waits for the lane.
-    record_event(call_.shard.lane->exchanged.get(), lane());
-    stream_wait(all.stream, call_.shard.lane->exchanged.get());
+    join_lane();
     throw;
   }
 }

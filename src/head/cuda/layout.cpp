@@ -165,8 +165,7 @@ GatheredLayout take_gathered(const HeadShape& shape, const HeadFeatures& f, cons
   gathered.piece = take(ranks * (several ? 2 * of_piece : std::max(of_piece, of_sums)));
   gathered.received = several ? take(ranks * of_sums, backward) : gathered.piece;
   gathered.sums = take(times * ranks * of_sums, backward);
-  gathered.whole =
-      take(times * static_cast<std::int64_t>(whole_piece_bytes(shape, without_bias, sizes.piece)));
+  gathered.whole = take(times * static_cast<std::int64_t>(whole_piece(shape, f, sizes.piece).bias));
   gathered.whole_sums =
       take(static_cast<std::int64_t>(whole_sums(shape, f, sizes.piece).bytes), backward);
   return gathered;

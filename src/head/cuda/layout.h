@@ -153,7 +153,7 @@ struct GatheredLayout {
   std::size_t piece = 0;       // [G] of PieceLayout, without bias and words
   std::size_t sums = 0;        // [G] of PieceSums: for all ranks
   std::size_t received = 0;    // [G] of PieceSums: from all ranks
-  std::size_t whole = 0;       // whole_piece_bytes, without bias; of several pieces two
+  std::size_t whole = 0;       // whole_piece up to its bias; of several pieces two
   std::size_t whole_sums = 0;  // the bytes of whole_sums
 };
 // Of the rank that has most; at 16 bytes.

@@ -38,6 +38,12 @@ void Engine::meet_tokens() const {
   call_.shard.calls->tokens(call_.shard.tokens ? 0 : all.shape.tokens, common_order());
 }
 
+// Whoever waits for the call's stream waits for the lane.
+void Engine::join_lane() const {
+  record_event(call_.shard.lane->exchanged.get(), lane());
+  stream_wait(all.stream, call_.shard.lane->exchanged.get());
+}
+
 // A chunk's exchanges of many bytes are on the lane, beside the products: what the next chunk is
 // made from comes while this one's gradients are multiplied, its d_hidden travels while the rest of
 // d_weight is, or the next forward. All ranks enqueue the same exchanges in the same order.
@@ -45,9 +51,7 @@ void Engine::run_sharded(const ChunkFunction& tokens) {
   try {
     run_chunks(tokens);
   } catch (...) {
-    // Whoever waits for the call's stream waits for the lane.
-    record_event(call_.shard.lane->exchanged.get(), lane());
-    stream_wait(all.stream, call_.shard.lane->exchanged.get());
+    join_lane();
     throw;
   }
 }
