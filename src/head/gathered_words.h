@@ -45,6 +45,13 @@ inline std::int64_t piece_columns(const HeadShape& shape, const HeadFeatures& fe
 inline std::int64_t piece_blocks(const HeadFeatures& features) {
   return features.gathered_columns > 0 ? 1 : features.word_ranks;
 }
+// Whether the rows of all ranks in a piece lie together, so that they can be one call: nothing else
+// of them travels with them.
+inline constexpr int kMostTogether = 64;
+inline bool rows_lie_together(const HeadFeatures& features) {
+  return features.gathered_columns == 0 && features.word_ranks <= kMostTogether && !features.bias &&
+         !features.d_bias;
+}
 
 // Rows of a rank in a piece: [first, first + count) of its own.
 struct PieceRows {

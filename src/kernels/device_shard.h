@@ -37,6 +37,15 @@ void copy_own_tokens(const ForwardCall& all, const OwnTokens& own);
 void take_words(const float* values, const std::int32_t* table, std::int64_t rows,
                 float* values_of_rows, Stream stream);
 
+// Words of rows that lie together, `each` of every rank: table [ranks * each], of row i of rank r
+// first_words[r] + i.
+struct FirstWords {
+  int ranks = 0;
+  std::int32_t of[64] = {};
+};
+void number_words(const FirstWords& first_words, std::int64_t each, std::int32_t* table,
+                  Stream stream);
+
 // rows x columns of sums over ranks of pieces [ranks, count], rounded to `out`; columns a multiple
 // of 4, count of all rows and more.
 void round_pieces(const float* pieces, int ranks, std::int64_t count, std::int64_t rows,

@@ -77,7 +77,7 @@ void Engine::set_operands() {
   all.workspace = base_ + layout_.forward;
   ForwardShape chunk = forward_shape(plan.shape, plan.features);
   chunk.tokens = std::min(sizes_.largest_chunk(), std::max<std::int64_t>(plan.shape.tokens, 1));
-  if (gathered()) chunk.vocab = sizes_.piece;
+  if (gathered()) chunk.vocab = words_of_call(features_, sizes_.piece);
   forward_bytes_ = kernel_.workspace_bytes(chunk);
   far_.tau = plan.tau;
   all.hidden = in.hidden.data();

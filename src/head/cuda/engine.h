@@ -151,6 +151,8 @@ class Engine {
   template <typename F>
   void each_block(std::int64_t piece, const F& function);
   PieceBlock block_of(int rank, std::int64_t piece) const;
+  bool joins_ranks(std::int64_t piece) const;
+  PieceBlock joined_block(std::int64_t piece) const;
   void set_block(ForwardCall& chunk, const PieceBlock& block) const;
   void forward_block(const PieceBlock& block, bool first) const;
   void backward_block(const ForwardCall& tokens, const PieceBlock& block, std::byte* sums_of);

@@ -1,8 +1,9 @@
 // Weights move: every rank runs its own tokens, all in one chunk, against all words, whose rows
 // come to it piece by piece, in the forward and in the backward, last piece first, where the last
 // one is still there. Each rank's rows of a piece are a call of the kernel. Everything is enqueued;
-// all ranks go through the same pieces, however many tokens they have. Of a weight by columns a
-// piece is rows of which each rank gives its columns, one call of the kernel.
+// all ranks go through the same pieces, however many tokens they have. Where rows alone travel
+// those of all ranks are one call, with a table of their words. Of a weight by columns a piece is
+// rows of which each rank gives its columns, one call, too.
 //
 // Exchanges are on the lane: the next piece comes, and the sums of the last one travel, while this
 // one is multiplied. Of several pieces both have two places, so that the backward finds the last
@@ -31,12 +32,13 @@ PieceLayout layout_of_piece(const HeadShape& shape, HeadFeatures features, std::
 
 }  // namespace
 
-// Rows of one rank in a piece.
+// Rows of one rank in a piece, or of all.
 struct Engine::PieceBlock {
   int rank = 0;
   std::int64_t first_word = 0, words = 0;
   const std::byte* rows = nullptr;  // [words, D]
   const float* bias = nullptr;
+  const std::int32_t* table = nullptr;  // [words] of rows of all ranks
 };
 
 void Engine::gather_bias() const {
@@ -95,10 +97,41 @@ void Engine::gather_piece(std::int64_t piece) const {
   record_event(shard.lane->ready.get(), stream);
 }
 
-// function(block) for the ranks that have rows in the piece, in their order; none without tokens.
+// Of a piece that all ranks have all rows of, in the order of their words, so that the table is.
+bool Engine::joins_ranks(std::int64_t piece) const {
+  if (!rows_lie_together(features_) || all.omega != nullptr || call_.shard.gathered->tables)
+    return false;
+  const auto lie_together = [&](std::size_t of_rank, std::size_t element) {
+    return of_rank == bytes(sizes_.piece * all.shape.dim, element);
+  };
+  const std::vector<GatheredWords::Of>& ranks = call_.shard.gathered->ranks;
+  return lie_together(layout_of_piece(call_.shape, features_, sizes_.piece).bytes,
+                      size_of(all.shape.dtype)) &&
+         (!features_.d_weight ||
+          lie_together(piece_sums(call_.shape, features_, sizes_.piece).bytes, sizeof(float))) &&
+         std::ranges::is_sorted(ranks, {}, &GatheredWords::Of::first) &&
+         std::ranges::all_of(ranks, [&](const GatheredWords::Of& rank) {
+           return rows_in_piece(piece, sizes_.piece, rank.rows).count == sizes_.piece;
+         });
+}
+
+Engine::PieceBlock Engine::joined_block(std::int64_t piece) const {
+  static_assert(std::size(FirstWords().of) == kMostTogether);
+  FirstWords words{.ranks = call_.shard.ranks()};
+  std::int32_t* to = words.of;
+  for (const GatheredWords::Of& rank : call_.shard.gathered->ranks)
+    *to++ = static_cast<std::int32_t>(rank.first + piece * sizes_.piece);
+  auto* const table = at<std::int32_t>(layout_.gathered.words);
+  number_words(words, sizes_.piece, table, all.stream);
+  return {.words = words.ranks * sizes_.piece, .rows = piece_at(piece), .table = table};
+}
+
+// function(block) for the ranks that have rows in the piece, in their order, or once for all; none
+// without tokens.
 template <typename F>
 void Engine::each_block(std::int64_t piece, const F& function) {
   if (all.shape.tokens == 0) return;
+  if (joins_ranks(piece)) return function(joined_block(piece));
   for (int r = 0; r < call_.shard.ranks(); ++r) {
     const PieceBlock block = block_of(r, piece);
     if (block.words > 0) function(block);
@@ -130,6 +163,7 @@ void Engine::set_block(ForwardCall& chunk, const PieceBlock& block) const {
   chunk.weight_stride = all.shape.dim;
   chunk.bias = block.bias;
   chunk.first_word = block.first_word;
+  chunk.word_table = block.table;
   if (all.omega != nullptr) chunk.omega = all.omega + block.first_word;
 }
 

@@ -156,6 +156,7 @@ GatheredLayout take_gathered(const HeadShape& shape, const HeadFeatures& f, cons
   GatheredLayout gathered;
   gathered.records = take(tokens * static_cast<std::int64_t>(sizeof(TokenRecord)));
   gathered.states = take(tokens * static_cast<std::int64_t>(sizeof(TokenRecord)));
+  gathered.words = take(words_of_call(f, sizes.piece) * 4, rows_lie_together(f));
   gathered.found = take(slots * 4);
   gathered.logits = take(slots * 4);
   gathered.no_logits = take(slots * 4);
@@ -186,6 +187,10 @@ AuditLayout take_audit(const HeadShape& shape, std::int64_t tokens, const Take& 
 }
 
 }  // namespace
+
+std::int64_t words_of_call(const HeadFeatures& f, std::int64_t piece) {
+  return rows_lie_together(f) ? f.word_ranks * piece : piece;
+}
 
 bool several_pieces(const HeadFeatures& f, const Sizes& sizes) {
   return piece_count(f.gathered_rows, sizes.piece) > 1;
@@ -290,7 +295,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   const bool gathered = sizes.piece > 0;
   const HeadFeatures f = gathered ? features_of_pieces(features) : features;
   HeadShape shape = whole;
-  if (gathered) shape.vocab = sizes.piece;
+  if (gathered) shape.vocab = words_of_call(f, sizes.piece);
   Layout out;
   GradientLayout& gradients = out.gradients;
   const auto take = [&](std::int64_t bytes, bool wanted = true) {

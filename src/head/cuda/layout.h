@@ -143,7 +143,8 @@ struct ShardFarLayout {
 };
 // Of words gathered from G ranks, with N tokens of this rank.
 struct GatheredLayout {
-  std::size_t records = 0;    // TokenRecord [N]: of one rank's rows of a piece
+  std::size_t records = 0;    // TokenRecord [N]: of one call's rows of a piece
+  std::size_t words = 0;      // i32 [words_of_call], where the rows of all ranks are one call
   std::size_t states = 0;     // TokenRecord [N]: of all so far
   std::size_t found = 0;      // f32 [N, K]: logits of the targets there
   std::size_t logits = 0;     // f32 [N, K]: of all targets
@@ -159,6 +160,8 @@ struct GatheredLayout {
 // Of the rank that has most; at 16 bytes.
 inline std::int64_t bias_rows(const HeadFeatures& f) { return (f.gathered_rows + 3) / 4 * 4; }
 bool several_pieces(const HeadFeatures& f, const Sizes& sizes);
+// Words of the largest call of the kernel where weights move.
+std::int64_t words_of_call(const HeadFeatures& f, std::int64_t piece);
 // Of what kernels are called with where weights move: sums of a piece's d_weight are fp32, and made
 // anew.
 HeadFeatures features_of_pieces(HeadFeatures features);

@@ -23,9 +23,10 @@ SizedPlan GatheredCudaSearch::best(PlanKind kind, std::size_t budget) const {
       offer(piece, 0);
       continue;
     }
-    const std::int64_t words = cuda::padded_words(piece);
+    const std::int64_t most = cuda::words_of_call(p_.features, piece);
+    const std::int64_t words = cuda::padded_words(most);
     for (std::int64_t slabs = 1; slabs <= words / kPair; slabs += 1 + slabs / 16)
-      offer(piece, std::min(piece, round_up(ceil_div(words, slabs), kPair)));
+      offer(piece, std::min(most, round_up(ceil_div(words, slabs), kPair)));
   }
   return best.found();
 }
@@ -37,13 +38,14 @@ double GatheredCudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const 
   const auto d = static_cast<double>(p_.shape.dim);
   const double pass = 2.0 * n * v * d;
   const cuda::DeviceRates r = kernel_.rates(p_.shape.dtype);
-  const double blocks = static_cast<double>(piece_blocks(f)) *
+  const double blocks = static_cast<double>(rows_lie_together(f) ? 1 : piece_blocks(f)) *
                         static_cast<double>(piece_count(f.gathered_rows, sizes.piece_rows));
   const double forward = pass / r.forward_flops + n * v * r.logit_seconds;
   double out = forward + blocks * r.chunk_seconds;
   if (kind == PlanKind::forward) return out;
-  const double slabs = blocks * static_cast<double>(ceil_div(
-                                    sizes.piece_rows, std::max<std::int64_t>(sizes.slab_vocab, 1)));
+  const double slabs =
+      blocks * static_cast<double>(ceil_div(cuda::words_of_call(f, sizes.piece_rows),
+                                            std::max<std::int64_t>(sizes.slab_vocab, 1)));
   out += forward + blocks * r.chunk_seconds + slabs * r.slab_seconds;
   double bytes = 3.0 * n * v * 2.0;  // blocks of gradients
   if (f.d_hidden) {

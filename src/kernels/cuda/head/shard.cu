@@ -34,6 +34,13 @@ __global__ void __launch_bounds__(kThreads)
   if (const std::int64_t row = place(); row < rows) values_of_rows[row] = values[table[row]];
 }
 
+__global__ void __launch_bounds__(kThreads)
+    words_together(const FirstWords first_words, std::int64_t each, std::int32_t* table) {
+  const std::int64_t row = place();
+  if (row >= first_words.ranks * each) return;
+  table[row] = first_words.of[row / each] + static_cast<std::int32_t>(row % each);
+}
+
 // One block of threads for each row.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
@@ -170,6 +177,14 @@ void take_words(const float* values, const std::int32_t* table, std::int64_t row
   words_of_table<<<blocks_of(rows), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
       values, table, rows, values_of_rows);
   require_cuda(cudaGetLastError(), "values of a table's words");
+}
+
+void number_words(const FirstWords& first_words, std::int64_t each, std::int32_t* table,
+                  Stream stream) {
+  if (first_words.ranks == 0 || each == 0) return;
+  words_together<<<blocks_of(first_words.ranks * each), kThreads, 0,
+                   static_cast<cudaStream_t>(stream)>>>(first_words, each, table);
+  require_cuda(cudaGetLastError(), "words of a piece");
 }
 
 void round_pieces(const float* pieces, int ranks, std::int64_t count, std::int64_t rows,

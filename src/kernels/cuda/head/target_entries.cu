@@ -194,17 +194,22 @@ __device__ float sum_entries(const ProductsCall& c, std::int32_t first, std::int
   return sum;
 }
 
-// d_weight += coefficients * hidden. A block for each 256 columns of each entry; that of a word's
-// first entry does them all, in order.
+// d_weight += coefficients * hidden. The entries of the block's words lie together; blocks of
+// threads share them and 256 columns, and that which has a word's first entry does them all, in
+// order.
+constexpr std::int64_t kEntryBlocks = 1024;
 template <typename T>
 __global__ void __launch_bounds__(kThreads) add_entries(const ProductsCall c) {
-  const auto first = static_cast<std::int32_t>(blockIdx.x);
-  const std::int32_t word = c.entries.words[first] - c.first_word;
-  if (word < 0 || word >= c.block_words || c.entries.begin[word] != first) return;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
   if (column >= c.dim) return;
-  static_cast<float*>(c.d_weight.data)[word * c.d_weight.stride + column] +=
-      sum_entries<T>(c, first, c.entries.begin[word + 1], column);
+  const std::int32_t end = c.entries.begin[c.block_words];
+  for (std::int32_t first = c.entries.begin[0] + static_cast<std::int32_t>(blockIdx.x); first < end;
+       first += static_cast<std::int32_t>(gridDim.x)) {
+    const std::int32_t word = c.entries.words[first] - c.first_word;
+    if (c.entries.begin[word] != first) continue;
+    static_cast<float*>(c.d_weight.data)[word * c.d_weight.stride + column] +=
+        sum_entries<T>(c, first, c.entries.begin[word + 1], column);
+  }
 }
 
 // A block for each 256 columns of each row of `many`: of the one word of many entries that begins
@@ -283,7 +288,8 @@ void list_targets(const BlockCall& b, const TargetOrder& order, const TargetEntr
 }
 
 void add_weight_targets(const ProductsCall& c) {
-  const dim3 grid(static_cast<unsigned>(c.tokens * c.targets_per_token), blocks_of(c.dim));
+  const dim3 grid(static_cast<unsigned>(std::min(c.tokens * c.targets_per_token, kEntryBlocks)),
+                  blocks_of(c.dim));
   with_type(c.dtype, [&](auto type) {
     add_entries<decltype(type)><<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(c);
   });

@@ -129,6 +129,7 @@ void absorb_records(const ForwardCall&, const float*, bool, TokenRecord*, float*
 void forward_nothing(const ForwardCall&) { refuse(); }
 void copy_own_tokens(const ForwardCall&, const OwnTokens&) { refuse(); }
 void take_words(const float*, const std::int32_t*, std::int64_t, float*, Stream) { refuse(); }
+void number_words(const FirstWords&, std::int64_t, std::int32_t*, Stream) { refuse(); }
 void round_pieces(const float*, int, std::int64_t, std::int64_t, std::int64_t,
                   const GradientOutput&, Stream) {
   refuse();
