@@ -108,6 +108,11 @@ class LOGITLESS_API PreparedProgram {
   // libraries. Throws InvalidArgument on pointers that do not fit, DeviceError.
   void run(std::span<const void* const> parameters, std::span<void* const> results, void* arena,
            void* stream) const;
+  // The same, and calls done(result) as soon as all that reads or writes a result is enqueued: each
+  // result once. What follows may use it, on another stream after an event that done() records,
+  // while the program goes on. What done() throws is thrown, in the midst of the program.
+  void run(std::span<const void* const> parameters, std::span<void* const> results, void* arena,
+           void* stream, const std::function<void(std::size_t result)>& done) const;
   // The same with the program's head under `far`, as CompiledProgram::run has it, on the stream of
   // far's context. Most steps enqueue and return; one that is audited waits for the head, and may
   // enqueue it again, before it goes on, one that an order is made from waits for that, and one

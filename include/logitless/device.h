@@ -100,7 +100,8 @@ class LOGITLESS_API DeviceGraph {
 // but for wait(). The destructor does not wait.
 class LOGITLESS_API DeviceStream {
  public:
-  explicit DeviceStream(const Context& context);
+  // urgent: its kernels are started before those of other streams.
+  explicit DeviceStream(const Context& context, bool urgent = false);
   // The cudaStream_t.
   void* handle() const { return stream_.get(); }
 
@@ -111,7 +112,11 @@ class LOGITLESS_API DeviceStream {
   // sums[i] = pieces[0][i] + pieces[1][i] + ..., in this order:
   //   pieces  f32 [ranks, count]   sums  f32 [count], elsewhere; both in the device's memory
   void add_pieces(const float* pieces, int ranks, std::int64_t count, float* sums) const;
+  // While a graph is captured: each launch of it records the event.
   void record(DeviceEvent& event) const;
+  // What is enqueued from here on comes after the point where the event was recorded last, on any
+  // stream of the device. Not while a graph is captured.
+  void follow(const DeviceEvent& event) const;
   void wait() const;
 
   // What `enqueue` tells this stream, not run yet. Copies and runs inside read and write the

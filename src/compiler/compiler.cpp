@@ -7,6 +7,7 @@
 #include "compiler/compiled.h"
 #include "compiler/exec/cpu/backend.h"
 #include "compiler/exec/cuda/backend.h"
+#include "compiler/exec/results_done.h"
 #include "compiler/graph_access.h"
 #include "compiler/passes/pipeline.h"
 #include "compiler/plan/cost.h"
@@ -273,6 +274,15 @@ void PreparedProgram::run(std::span<const void* const> parameters, std::span<voi
                           void* arena, void* stream) const {
   check_device_pointers(*state_->program, parameters, results, arena);
   state_->prepared->run(parameters, results, static_cast<std::byte*>(arena), stream);
+}
+
+void PreparedProgram::run(std::span<const void* const> parameters, std::span<void* const> results,
+                          void* arena, void* stream,
+                          const std::function<void(std::size_t result)>& done) const {
+  check_device_pointers(*state_->program, parameters, results, arena);
+  ir::ResultsDone observer(state_->program->program, done);
+  state_->prepared->run(parameters, results, static_cast<std::byte*>(arena), stream, &observer);
+  observer.end();
 }
 
 void PreparedProgram::run(std::span<const void* const> parameters, std::span<void* const> results,

@@ -45,9 +45,9 @@ DeviceEvent::DeviceEvent(const Context& context) {
 void DeviceEvent::wait() const { cuda::wait_event(event_.get()); }
 bool DeviceEvent::passed() const { return cuda::event_passed(event_.get()); }
 
-DeviceStream::DeviceStream(const Context& context) {
+DeviceStream::DeviceStream(const Context& context, bool urgent) {
   require_gpu(context, "DeviceStream");
-  stream_ = cuda::make_stream();
+  stream_ = cuda::make_stream(urgent);
 }
 void DeviceStream::copy(void* to, const void* from, std::size_t bytes) const {
   if (bytes > 0) cuda::copy_async(to, from, bytes, handle());
@@ -60,7 +60,10 @@ void DeviceStream::add_pieces(const float* pieces, int ranks, std::int64_t count
   if (count > 0) cuda::add_pieces(pieces, ranks, count, sums, handle());
 }
 void DeviceStream::record(DeviceEvent& event) const {
-  cuda::record_event(event.event_.get(), handle());
+  cuda::record_event_of_graph(event.event_.get(), handle());
+}
+void DeviceStream::follow(const DeviceEvent& event) const {
+  cuda::stream_wait(handle(), event.event_.get());
 }
 void DeviceStream::wait() const { cuda::synchronize(handle()); }
 

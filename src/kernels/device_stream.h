@@ -27,10 +27,10 @@ MemorySizes memory_sizes();
 // before those of others that wait for the processors, too.
 std::shared_ptr<void> make_stream(bool urgent = false);
 std::shared_ptr<void> make_event();
-// One that can be read by seconds_between(). While the stream is captured, record_timed_event()
-// makes it a part of the graph.
+// One that can be read by seconds_between().
 std::shared_ptr<void> make_timed_event();
-void record_timed_event(void* event, Stream stream);
+// While the stream is captured: a part of the graph, each launch of which records it for others.
+void record_event_of_graph(void* event, Stream stream);
 // Both have happened.
 double seconds_between(void* from, void* to);
 // Page-locked memory of the host.

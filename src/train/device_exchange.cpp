@@ -30,19 +30,33 @@ DeviceExchange::DeviceExchange(const Context& context, const DeviceStream& strea
                                const RankPieces& pieces, Communicator* ranks)
     : stream_(stream), pieces_(pieces), ranks_(pieces.ranks() > 1 ? ranks : nullptr) {
   if (alone()) return;
+  lane_ = std::make_unique<Lane>(Lane{DeviceStream(context, true), DeviceEvent(context)});
   totals_ = bucket_bytes(pieces);
   memory_ = DeviceBuffer(context, bytes(pieces));
 }
 
-void DeviceExchange::add_gradients(float* gradients) const {
+std::vector<std::size_t> DeviceExchange::of_first(const std::vector<std::size_t>& mine) const {
+  if (alone()) return mine;
+  std::vector<std::size_t> all(mine.size() * static_cast<std::size_t>(pieces_.ranks()));
+  ranks_->all_gather_host(mine.data(), all.data(), mine.size() * sizeof(std::size_t));
+  all.resize(mine.size());
+  return all;
+}
+
+void DeviceExchange::add_gradients(float* gradients, std::span<const std::size_t> order,
+                                   std::span<const DeviceEvent> whole) const {
   if (alone()) return;
   const auto mine = static_cast<std::size_t>(pieces_.rank());
-  for (const Bucket& b : pieces_.buckets()) {
-    ranks_->all_to_all(gradients + b.begin, memory_.data(), b.piece * sizeof(float),
-                       stream_.handle());
-    stream_.add_pieces(memory_.as<float>(), pieces_.ranks(), static_cast<std::int64_t>(b.piece),
-                       gradients + b.begin + mine * b.piece);
+  const DeviceStream& lane = lane_->stream;
+  for (const std::size_t number : order) {
+    const Bucket& b = pieces_.buckets()[number];
+    lane.follow(whole[number]);
+    ranks_->all_to_all(gradients + b.begin, memory_.data(), b.piece * sizeof(float), lane.handle());
+    lane.add_pieces(memory_.as<float>(), pieces_.ranks(), static_cast<std::int64_t>(b.piece),
+                    gradients + b.begin + mine * b.piece);
   }
+  lane.record(lane_->added);
+  stream_.follow(lane_->added);
 }
 
 void DeviceExchange::share_totals() const {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
+#include <vector>
 
 #include "logitless/communicator.h"
 #include "logitless/device.h"
@@ -22,9 +24,14 @@ class DeviceExchange {
                  Communicator* ranks);
 
   bool alone() const { return ranks_ == nullptr; }
+  // What the first rank gives, as many numbers as the others. Collective, between the hosts.
+  std::vector<std::size_t> of_first(const std::vector<std::size_t>& mine) const;
   // gradients: the whole set. Of this rank's pieces they become the sums over ranks, in their
-  // order; what others hold of them is left as it is.
-  void add_gradients(float* gradients) const;
+  // order; what others hold of them is left as it is. Buckets go in `order`, the same on all ranks,
+  // each after whole[bucket], on a stream of their own, beside what makes the others; what is
+  // enqueued afterwards comes after all.
+  void add_gradients(float* gradients, std::span<const std::size_t> order,
+                     std::span<const DeviceEvent> whole) const;
   // Where this rank's totals go, and those of all, [ranks], after share_totals().
   DeviceAdamWTotals* own_totals() const { return memory_.as<DeviceAdamWTotals>(totals_); }
   const DeviceAdamWTotals* all_totals() const { return own_totals() + 1; }
@@ -48,8 +55,13 @@ class DeviceExchange {
   const DeviceStream& stream_;
   const RankPieces& pieces_;
   Communicator* const ranks_;
-  std::size_t totals_ = 0;  // in bytes
-  DeviceBuffer memory_;     // the pieces of a bucket, then totals
+  struct Lane {
+    DeviceStream stream;
+    DeviceEvent added;
+  };
+  std::unique_ptr<Lane> lane_;  // of several ranks
+  std::size_t totals_ = 0;      // in bytes
+  DeviceBuffer memory_;         // the pieces of a bucket, then totals
 };
 
 }  // namespace logitless::train

@@ -89,7 +89,9 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model)
       rows_(model.rows),
       inputs_(model.step),
       stream_(context),
-      exchange_(context, stream_, pieces_, model.ranks) {
+      exchange_(context, stream_, pieces_, model.ranks),
+      buckets_(pieces_) {
+  for (std::size_t b = 0; b < pieces_.buckets().size(); ++b) whole_.emplace_back(context);
   const std::string no_room = why_no_room(statement(model), device_status(context).free_bytes);
   if (!no_room.empty()) throw DeviceError(no_room);
   weights_ = DeviceBuffer(context, pieces_.masters() * sizeof(float));
@@ -140,6 +142,14 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model)
   }
   adamw_.emplace(context, model.adamw, tensors);
   step_ = runner(model.step, pointers);
+  for (const CompiledProgram::Tensor& result : model.step.results()) {
+    const auto of = std::find_if(
+        model.parameters.begin(), model.parameters.end(),
+        [&](const DeviceModel::Tensor& tensor) { return result.name == "d_" + tensor.name; });
+    gradient_of_.push_back(of == model.parameters.end()
+                               ? kNoTensor
+                               : static_cast<std::size_t>(of - model.parameters.begin()));
+  }
   loss_ = runner(model.loss, pointers);
   logits_ = runner(model.logits, pointers);
   for (std::size_t i = 0; i <= kSlots; ++i) {
@@ -162,6 +172,7 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model)
     }
   }
   stream_.wait();
+  buckets_.follow(exchange_.of_first(buckets_.found()));
   const auto stride = rows_ * pieces_.ranks();
   const auto read = [this, read = model.read, gpu = model.gpu](std::int64_t first,
                                                                std::size_t slot) {
@@ -187,13 +198,27 @@ void DeviceSteps::run(const Runner& runner) const {
   runner.program.run(runner.parameters, runner.results, arena_.data(), stream_.handle());
 }
 
-void DeviceSteps::enqueue(bool first, bool last) const {
-  if (first && accumulate_ > 1) stream_.fill(gradients_.data(), 0, gradients_.bytes());
+void DeviceSteps::run_step(bool last) {
+  const bool exchanges = last && !exchange_.alone();
   if (far_ != nullptr) {
     step_.program.run(step_.parameters, step_.results, arena_.data(), *far_);
-  } else {
-    run(step_);
+    if (exchanges)
+      for (DeviceEvent& event : whole_) stream_.record(event);
+    return;
   }
+  if (!exchanges) return run(step_);
+  buckets_.begin();
+  step_.program.run(step_.parameters, step_.results, arena_.data(), stream_.handle(),
+                    [&](std::size_t result) {
+                      const std::size_t tensor = gradient_of_[result];
+                      if (tensor == kNoTensor) return;
+                      buckets_.done(tensor, [&](std::size_t b) { stream_.record(whole_[b]); });
+                    });
+}
+
+void DeviceSteps::enqueue(bool first, bool last) {
+  if (first && accumulate_ > 1) stream_.fill(gradients_.data(), 0, gradients_.bytes());
+  run_step(last);
   if (first) {
     adamw_->first_loss(output_.as<float>(kLoss), stream_.handle());
   } else {
@@ -207,7 +232,7 @@ void DeviceSteps::enqueue(bool first, bool last) const {
 
 void DeviceSteps::enqueue_update_of_ranks() const {
   const auto* const rates = input_.as<DeviceAdamWRates>(inputs_.rates);
-  exchange_.add_gradients(gradients_.as<float>());
+  exchange_.add_gradients(gradients_.as<float>(), buckets_.order(), whole_);
   adamw_->totals(rates, exchange_.own_totals(), stream_.handle());
   exchange_.share_totals();
   adamw_->step_of_ranks(rates, exchange_.all_totals(), pieces_.ranks(),

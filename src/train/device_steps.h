@@ -17,6 +17,7 @@
 #include "train/dataset.h"
 #include "train/device_exchange.h"
 #include "train/device_memory.h"
+#include "train/gradient_buckets.h"
 #include "train/rank_pieces.h"
 #include "train/read_ahead.h"
 #include "train/tensor_set.h"
@@ -124,11 +125,14 @@ class DeviceSteps {
     DeviceEvent written;
   };
   using Pointers = std::map<std::string, void*>;
+  static constexpr std::size_t kNoTensor = ~std::size_t{0};
 
   Runner runner(const CompiledProgram& program, const Pointers& pointers) const;
   void run(const Runner& runner) const;
+  // The program of a micro-batch; of the last one of several ranks buckets_ are told.
+  void run_step(bool last);
   // A micro-batch of a step, and with the last one of a step of one rank the update.
-  void enqueue(bool first, bool last) const;
+  void enqueue(bool first, bool last);
   void enqueue_update_of_ranks() const;
   static std::size_t kind(bool first, bool last) { return (first ? 1U : 0U) + (last ? 2U : 0U); }
   // The pinned buffer of what is no step, when its last copy is done.
@@ -145,6 +149,9 @@ class DeviceSteps {
   DeviceBuffer weights_, rounded_, moments_, gradients_, constants_, arena_, input_, output_;
   std::optional<DeviceAdamW> adamw_;
   Runner step_, loss_, logits_;
+  std::vector<std::size_t> gradient_of_;  // by the step's result: a tensor, or kNoTensor
+  GradientBuckets buckets_;
+  std::vector<DeviceEvent> whole_;  // by bucket
   std::array<DeviceGraph, 4> graphs_;
   FarFieldHead* far_ = nullptr;
   std::vector<Slot> slots_;  // the reader's, and one more

@@ -6,6 +6,8 @@
 #include <set>
 #include <vector>
 
+#include "train/gradient_buckets.h"
+
 namespace logitless::train {
 namespace {
 
@@ -109,6 +111,50 @@ TEST(RankPiecesTest, OfOneRankAreTheTensorsInTheirOrder) {
     at += (kCounts[t] + 127) / 128 * 128;
   }
   EXPECT_EQ(pieces.layout().end, at);
+}
+
+// --- Buckets whose gradients are whole.
+
+TEST(GradientBucketsTest, AreWholeWithTheLastOfTheirTensors) {
+  for (const int ranks : {1, 2, 3, 8}) {
+    const RankPieces pieces = pieces_of(0, ranks);
+    GradientBuckets buckets(pieces);
+    EXPECT_EQ(buckets.order().size(), pieces.buckets().size());
+    for (int round = 0; round < 2; ++round) {
+      buckets.begin();
+      std::set<std::size_t> made, whole;
+      std::vector<std::size_t> in_order;
+      for (const std::size_t tensor : {5U, 2U, 0U, 6U, 4U, 1U, 3U}) {
+        made.insert(tensor);
+        buckets.done(tensor, [&](std::size_t b) {
+          EXPECT_TRUE(whole.insert(b).second) << "twice";
+          in_order.push_back(b);
+        });
+        for (std::size_t b = 0; b < pieces.buckets().size(); ++b) {
+          const Bucket& bucket = pieces.buckets()[b];
+          const std::size_t end = bucket.begin + static_cast<std::size_t>(ranks) * bucket.piece;
+          bool all = true;
+          for (std::size_t t = 0; t < kCounts.size(); ++t) {
+            const std::size_t first = pieces.layout().offsets[t];
+            if (first < end && first + kCounts[t] > bucket.begin) all = all && made.contains(t);
+          }
+          EXPECT_EQ(whole.contains(b), all) << "bucket " << b << " after tensor " << tensor;
+        }
+      }
+      EXPECT_EQ(whole.size(), pieces.buckets().size());
+      EXPECT_EQ(buckets.found(), in_order);
+    }
+  }
+}
+
+TEST(GradientBucketsTest, FindAllOfThemInAnyCase) {
+  GradientBuckets buckets(pieces_of(0, 2));
+  buckets.begin();
+  buckets.done(5, [](std::size_t) {});
+  const std::vector<std::size_t> found = buckets.found();
+  EXPECT_EQ(std::set<std::size_t>(found.begin(), found.end()).size(), buckets.order().size());
+  buckets.follow({2, 0, 1});
+  EXPECT_EQ(buckets.order(), (std::vector<std::size_t>{2, 0, 1}));
 }
 
 }  // namespace

@@ -11,13 +11,14 @@
 
 namespace logitless::ir {
 
-// Told of instructions in the order in which they run: of those of a loop's body in each round, of
-// a loop itself not.
+// Told of instructions in the order in which they run: of those of a loop's body in each round, and
+// of the loop when all rounds are over.
 class Observer {
  public:
   virtual ~Observer() = default;
   // It has run, or is enqueued.
   virtual void after(const Instruction& instruction) = 0;
+  virtual void after_loop(const Instruction& loop) { (void)loop; }
 };
 
 // Instructions in the order of an Observer, with the seconds that each took, summed over runs.
@@ -33,7 +34,7 @@ class Prepared {
 
   // Backend::run's pointers, of the device. Enqueues on the stream; neither waits nor allocates.
   virtual void run(std::span<const void* const> parameters, std::span<void* const> results,
-                   std::byte* arena, void* stream) const = 0;
+                   std::byte* arena, void* stream, Observer* observer = nullptr) const = 0;
   // The same on the stream of far's context; far decides what far_head() does, and steps that
   // something is decided in wait and may allocate. Throws Unsupported where there is no such head.
   virtual void run(std::span<const void* const> parameters, std::span<void* const> results,

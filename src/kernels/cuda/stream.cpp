@@ -44,7 +44,7 @@ std::shared_ptr<void> make_timed_event() {
   require_cuda(cudaEventCreate(&event), "event");
   return {event, [](void* held) { cudaEventDestroy(event_of(held)); }};
 }
-void record_timed_event(void* event, Stream stream) {
+void record_event_of_graph(void* event, Stream stream) {
   cudaStreamCaptureStatus status;
   require_cuda(cudaStreamIsCapturing(stream_of(stream), &status), "event");
   const unsigned flags =

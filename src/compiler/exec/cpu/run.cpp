@@ -349,7 +349,12 @@ void run_program(const Frame& frame, int threads, FarFieldHead* far, Observer* o
   const Runner runner{frame, threads, far, observer};
   for (const Instruction& i : frame.program.instructions) {
     std::visit(runner, i.what);
-    if (observer != nullptr && !std::holds_alternative<LoopRun>(i.what)) observer->after(i);
+    if (observer == nullptr) continue;
+    if (std::holds_alternative<LoopRun>(i.what)) {
+      observer->after_loop(i);
+    } else {
+      observer->after(i);
+    }
   }
 }
 

@@ -15,8 +15,8 @@ class PreparedSteps final : public Prepared {
     steps_.bind(set_);
   }
   void run(std::span<const void* const> parameters, std::span<void* const> results,
-           std::byte* arena, void* stream) const final {
-    steps_.enqueue({program_, arena, parameters, results}, context_.on(stream));
+           std::byte* arena, void* stream, Observer* observer) const final {
+    steps_.enqueue({program_, arena, parameters, results}, context_.on(stream), observer);
   }
   Timed time(std::span<const void* const> parameters, std::span<void* const> results,
              std::byte* arena, int repeat) const final {

@@ -287,8 +287,12 @@ void Steps::enqueue(const Frame& frame, const Context& context, Observer* observ
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     const Instruction& instruction = program_.instructions[i];
     std::visit(Enqueue{frame, steps_[i], context, observer, far}, instruction.what);
-    if (observer != nullptr && !std::holds_alternative<LoopRun>(instruction.what))
+    if (observer == nullptr) continue;
+    if (std::holds_alternative<LoopRun>(instruction.what)) {
+      observer->after_loop(instruction);
+    } else {
       observer->after(instruction);
+    }
   }
 }
 

@@ -25,7 +25,7 @@ class EventClock final : public Observer {
  private:
   void record() {
     events_.push_back(cuda::make_timed_event());
-    cuda::record_timed_event(events_.back().get(), stream_);
+    cuda::record_event_of_graph(events_.back().get(), stream_);
   }
   void* stream_;
   std::vector<std::shared_ptr<void>> events_;
