@@ -4,7 +4,7 @@ weight, communication included.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_distributed.py
         [--ranks N] [--head llama|gemma|gpt2] [--tokens N] [--dim D] [--vocab V] [--row NAME ...] [--rounds R]
-        [--steps S] [--copies] [--error | --bits N | --profile NAME] [--json FILE]
+        [--steps S] [--exchanges process_group | copies] [--ctas N] [--error | --bits N | --profile NAME] [--json FILE]
         [--real-head FILE [--accuracy far_both|far_backward]]
 
 Rows:
@@ -19,10 +19,11 @@ Rows:
   far_alone          of --real-head alone: the far field, FarFieldHead's steps between orders and audits, a whole head on every GPU
   far_sp, far_vp     the same with words spread, tokens too or not; efficiency against far_alone
 
-Rounds by turns; each round times --steps calls in a row by events. Printed: milliseconds of the slowest rank, the median of rounds;
-memory beyond inputs, gradients among it, by PyTorch's allocator (with --copies exchanges take more beside it); the host's milliseconds until a call is enqueued; efficiency, the
+Rounds by turns; each round times --steps calls in a row by events, after one that puts the host ahead. Printed: milliseconds of the slowest rank, the median of rounds;
+memory beyond inputs, gradients among it, by PyTorch's allocator, and what the library's group of NCCL took beside it; the host's milliseconds until a call is enqueued; efficiency, the
 median of rounds of `alone` over the row's time and number of ranks (for ft and fw, whose tokens are as many for each rank, over the
-time). --copies: exchanges by copy engines (Communicator.nccl) in place of the process group's. --profile: what a step of each row is made of on
+time). --exchanges: by the process group's collectives or by copy engines in place of the library's NCCL as it is; --ctas: the most thread
+blocks of one of the library's. --profile: what a step of each row is made of on
 the first rank's GPU, in place of times. --error: the relative errors of d_weight and d_hidden against float64 over some words and
 tokens of the first rank (of alone, sp, vp), in place of times.
 NCCL_NVLS_ENABLE=0 is set where it is not.
@@ -219,6 +220,7 @@ def measure(rows, name, args):
     def round():
         dist.barrier()
         torch.cuda.synchronize()
+        rows.step(name, *inputs)  # the host is ahead from here on, as in a run of many
         begin.record()
         start = time.perf_counter()
         for _ in range(args.steps):
@@ -313,15 +315,25 @@ def errors(rows, name):
     return scores
 
 
-def copies(rank, ranks):
-    """The library's own group over NCCL for the world: what a program of C would have."""
+def exchange_by(args, rank, device):
+    """Makes the world's exchanges what --exchanges and --ctas say; returns the MiB of the GPU that they took."""
     from logitless import Communicator
     from logitless.torch import _ranks
 
-    ids = [Communicator.nccl_id() if rank == 0 else None]
-    dist.broadcast_object_list(ids)
     group = _ranks.group_of(dist.group.WORLD.group_name)
-    group.gpu_communicator = Communicator.nccl(ids[0], rank, ranks, max_ctas=4, copy_engines=True)
+    torch.cuda.synchronize()
+    before = torch.cuda.mem_get_info()[0]
+    if args.exchanges == "process_group":
+        group.gpu_communicator = _ranks._gpu_communicator(group, group._hosts, device)
+    elif args.exchanges == "copies" or args.ctas:
+        ids = [Communicator.nccl_id() if rank == 0 else None]
+        dist.broadcast_object_list(ids)
+        copies = args.exchanges == "copies"
+        made = Communicator.nccl(ids[0], rank, args.ranks, max_ctas=args.ctas or 4, watch=not copies, copy_engines=copies)
+        group.gpu_communicator, group._meets = made, made.all_gather_host
+    else:
+        group.of_memory(device)
+    return (before - torch.cuda.mem_get_info()[0]) / 2**20
 
 
 def work(rank, args, port):
@@ -330,8 +342,8 @@ def work(rank, args, port):
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)
     dist.init_process_group("nccl", rank=rank, world_size=args.ranks, device_id=device)
-    if args.copies:
-        copies(rank, args.ranks)
+    dist.barrier()
+    group_mib = exchange_by(args, rank, device)
     rows = Rows(args, rank, device)
     found = {}
     if args.bits:
@@ -366,6 +378,7 @@ def work(rank, args, port):
                 share = 1 if name in ("ft", "fw") else args.ranks
                 found[name]["efficiency"] = statistics.median(a / b / share for a, b in zip(base, times[name]))
     if rank == 0 and found:
+        print(f"the group took {group_mib:.0f} MiB")
         say(found, args)
     dist.destroy_process_group()
 
@@ -400,7 +413,8 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--error", action="store_true")
     parser.add_argument("--bits", type=int, default=0, help="compare the gradients of so many steps, in place of times")
-    parser.add_argument("--copies", action="store_true", help="by copy engines in place of the process group's collectives")
+    parser.add_argument("--exchanges", choices=("library", "process_group", "copies"), default="library")
+    parser.add_argument("--ctas", type=int, default=0)
     parser.add_argument("--profile", type=Path, help="a file name: what a step's time goes to, in place of times")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -164,6 +164,15 @@ class Communicator:
         bytes_each = np.frombuffer(mine, np.uint8).size
         self._exchange(lib.logitless_communicator_all_gather, mine, bytes_each, all, bytes_each)
 
+    def all_gather_host(self, mine: Any, all: Any) -> None:
+        """The same between the hosts' memories, also of a group that moves a GPU's."""
+        bytes_each = np.frombuffer(mine, np.uint8).size
+
+        def gather(handle, source, target, bytes_each, stream):
+            return lib.logitless_communicator_all_gather_host(handle, source, target, bytes_each)
+
+        self._exchange(gather, mine, bytes_each, all, bytes_each)
+
     def all_to_all(self, pieces: Any, pieces_of_all: Any) -> None:
         """Fills ``pieces_of_all`` with the piece of every rank that is for this one."""
         total = np.frombuffer(pieces, np.uint8).size
@@ -191,6 +200,11 @@ class Communicator:
         except LogitlessError as error:
             raise error from self.cause()
 
+    def close(self) -> None:
+        """This rank leaves the group; no call is possible any more."""
+        handle, self.handle = getattr(self, "handle", None), None
+        if handle:
+            lib.logitless_communicator_destroy(handle)
+
     def __del__(self):
-        if getattr(self, "handle", None):
-            lib.logitless_communicator_destroy(self.handle)
+        self.close()

@@ -9,9 +9,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <mutex>
+#include <set>
 #include <utility>
 
 #include "core/check.h"
@@ -28,6 +31,39 @@ std::uint64_t pid_namespace() noexcept {
 // In place of a process.
 constexpr std::int64_t kLeft = -1;  // the communicator is destroyed
 constexpr std::int64_t kGaveUp = -2;
+
+// Where the boards of this process have its number. A process that ends in order leaves them: plans
+// may keep communicators until then, and no destructor says so.
+class Entries {
+ public:
+  static Entries& of_process() {
+    static auto* const entries = new Entries;  // outlives static objects
+    return *entries;
+  }
+  void add(std::atomic<std::int64_t>* entry) {
+    const std::lock_guard lock(mutex_);
+    entries_.insert(entry);
+  }
+  void remove(std::atomic<std::int64_t>* entry) {
+    const std::lock_guard lock(mutex_);
+    entries_.erase(entry);
+  }
+
+ private:
+  Entries() {
+    std::atexit([] { of_process().leave(); });
+  }
+  void leave() {
+    const std::lock_guard lock(mutex_);
+    for (std::atomic<std::int64_t>* const entry : entries_) {
+      std::int64_t mine = getpid();  // of a fork, its parent's are there, too
+      entry->compare_exchange_strong(mine, kLeft);
+    }
+  }
+
+  std::mutex mutex_;
+  std::set<std::atomic<std::int64_t>*> entries_;
+};
 
 }  // namespace
 
@@ -59,6 +95,7 @@ RankBoard::RankBoard(const std::string& name, int rank, int size) : rank_(rank),
       ranks_ = static_cast<Rank*>(memory);
       ranks_[rank].space = pid_namespace();
       ranks_[rank].process = getpid();
+      Entries::of_process().add(&ranks_[rank].process);
     }
   }
   ::close(file);
@@ -67,6 +104,7 @@ RankBoard::RankBoard(const std::string& name, int rank, int size) : rank_(rank),
 RankBoard::~RankBoard() {
   close();
   if (ranks_ == nullptr) return;
+  Entries::of_process().remove(&ranks_[rank_].process);
   if (ranks_[rank_].process > 0) ranks_[rank_].process = kLeft;
   munmap(ranks_, static_cast<std::size_t>(size_) * sizeof(Rank));
 }

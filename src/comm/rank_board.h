@@ -28,7 +28,8 @@ class RankBoard {
   void give_up() noexcept;
 
   // Of those that will not make the call any more: processes that have ended, ranks that have given
-  // up, communicators that were destroyed before it. "": none known.
+  // up, communicators that were destroyed before it, or that were there when their process ended in
+  // order. "": none known.
   std::string gone(std::uint64_t call) const;
 
   // Whether all ranks are processes of this host that have joined the board.

@@ -5,7 +5,7 @@ change of import; ``LinearCrossEntropy`` is the module; ``linear_logprobs`` give
 entropies and log-sum-exps; ``lazy_head`` makes a Hugging Face model compute its loss so, without a change to its code;
 ``autochunk`` does it for any function; ``losses`` has those of preferences, policies and distillation ready.
 ``FarFieldHead`` takes gradients of a training run from the words that matter. ``Sharding`` says which words a rank has, ``deal_words``
-which it had better have.
+which it had better have, ``configure_exchanges`` how ranks of one host exchange.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ._lazy import LazyHeadWarning, LazyLogits, lazy_head, unpatch
 from ._distributed import sharded_head
-from ._ranks import Sharding, deal_words
+from ._ranks import Sharding, configure_exchanges, deal_words
 from .far_field import FarFieldHead
 from .loss import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
 
@@ -33,6 +33,7 @@ __all__ = [
     "lazy_head",
     "linear_cross_entropy",
     "autochunk",
+    "configure_exchanges",
     "deal_words",
     "explain_compiled",
     "linear_logprobs",

@@ -30,6 +30,24 @@ class _Share(torch.autograd.Function):
         return gradient / ctx.ranks, None
 
 
+class _Local(torch.autograd.Function):
+    """What this rank has of a DTensor. Its gradient is a DTensor with the strides of the whole, which ``to_local`` computes
+    from this rank's part: where columns are uneven they are others then, and PyTorch gathers to copy into the right ones."""
+
+    @staticmethod
+    def forward(ctx, t, placements):
+        ctx.of = t.device_mesh, placements, t.shape, t.stride()
+        local = t.to_local()
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        from torch.distributed.tensor import DTensor
+
+        mesh, placements, shape, stride = ctx.of
+        return DTensor.from_local(gradient, mesh, placements, run_check=False, shape=shape, stride=stride), None
+
+
 def whole(t):
     """A DTensor gathered, on all ranks of its mesh; others as they are. Without a gradient."""
     return t.full_tensor() if _is_dtensor(t) else t
@@ -91,8 +109,8 @@ def place(a: dict[str, Any]) -> tuple[Words, bool]:
     weights get the mean of the ranks' gradients).
 
     A DTensor weight whose words are sharded over one dimension of its mesh stays where it is, on the CPU and, in
-    bfloat16, on Hopper GPUs, and so does one whose columns are where tokens are each rank's own, on the CPU; any other is
-    gathered (``local``)."""
+    bfloat16, on Hopper GPUs, and so does one whose columns are, where tokens are each rank's own; any other is gathered
+    (``local``)."""
     hidden, weight, bias = a["hidden"], a["weight"], a["bias"]
     if a.get("sharding") is not None:
         return _given(a), False
@@ -140,8 +158,6 @@ def _given(a: dict[str, Any]) -> Words:
     if _func.active():
         raise NotImplementedError("sharding: does not go with transforms of torch.func")
     words = words_of(a["sharding"], *weight.shape)
-    if words.columns >= 0 and weight.device.type != "cpu":
-        raise NotImplementedError("sharding.weight: 'columns' are served on the CPU; expected 'words' on a GPU")
     if words.tokens and a.get("shift"):
         raise NotImplementedError("shift: does not go with sharded tokens; shift the targets yourself")
     return words
@@ -169,8 +185,6 @@ def _sharded_dim(weight) -> Optional[int]:
     if len(words) != 1 or any(not isinstance(p, Replicate) for p in rest) or mesh.size(words[0]) == 1:
         return None
     if weight.dim() != 2 or weight.dtype == torch.float64 or _func.active():
-        return None
-    if weight.placements[words[0]].dim == 1 and mesh.device_type != "cpu":
         return None
     return words[0] if mesh.device_type == "cpu" or _on_hopper(weight) else None
 
@@ -227,7 +241,7 @@ def _sharded_over(weight, dim: int, hidden, bias) -> Optional[tuple[Optional[int
 def _part(t, weight, dim: int, own: bool, whole: bool = False):
     """What this rank has of a weight or bias: its words, its columns or, of a bias beside columns, the whole, of which each
     rank has the whole gradient too. The gradient goes where that of ``t`` is."""
-    from torch.distributed.tensor import DTensor, Partial, Replicate
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
     mesh = weight.device_mesh
     everywhere = [Replicate()] * mesh.ndim
@@ -235,7 +249,9 @@ def _part(t, weight, dim: int, own: bool, whole: bool = False):
         t = DTensor.from_local(t, mesh, everywhere, run_check=False)
     placements = everywhere if whole else weight.placements
     gradients = [p if i == dim else Partial() if own else Replicate() for i, p in enumerate(placements)]
-    part = t.redistribute(mesh, placements).to_local(grad_placements=gradients)
+    placed = t.redistribute(mesh, placements)
+    uneven = placements[dim] == Shard(1) and t.shape[1] % mesh.size(dim) != 0
+    part = _Local.apply(placed, gradients) if uneven else placed.to_local(grad_placements=gradients)
     return part if not own or not part.requires_grad else _Share.apply(part, mesh.size())
 
 

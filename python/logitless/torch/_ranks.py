@@ -8,6 +8,7 @@ import hashlib
 import os
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
@@ -19,6 +20,7 @@ from .._communicator import Communicator
 
 Result = TypeVar("Result")
 
+_MOST_CTAS = 8  # of an exchange, which is beside products that want all SMs; docs/distributed.md has what others cost
 _FAILED = -1
 _TEXT = 512  # bytes of a message that the others get
 
@@ -48,6 +50,8 @@ class Group:
         self.given_up = ""  # why no call on a GPU is possible any more
         self.communicator = _communicator(self._hosts)
         self.gpu_communicator: Communicator | None = None
+        self.copy_engines, self.max_ctas = False, _MOST_CTAS  # of that, where it is the library's NCCL
+        self._meets: Callable[[Any, Any], None] = self.communicator.all_gather  # of the hosts
         self.size = self.communicator.size
         self._processes: list[int] = []
         self._processes = self._of_ranks()
@@ -60,8 +64,15 @@ class Group:
         if device.type == "cpu":
             return self.communicator
         if self.gpu_communicator is None:
-            self.gpu_communicator = _gpu_communicator(self, self._hosts, device)
+            native = _nccl_communicator(self, device)
+            if native is not None:
+                self._meets = native.all_gather_host  # in shared memory: no call of PyTorch, no socket
+            self.gpu_communicator = native or _gpu_communicator(self, self._hosts, device)
         return self.gpu_communicator
+
+    def on_one_host(self) -> bool:
+        """Whether all ranks are processes that each of them can see."""
+        return all(self._processes)
 
     def cause(self) -> BaseException | None:
         """What the first of PyTorch's collectives that failed raised, if one did."""
@@ -72,7 +83,7 @@ class Group:
         """[size, ...] of every rank's ``mine``."""
         all = np.empty((self.size, *mine.shape), mine.dtype)
         try:
-            self.communicator.all_gather(np.ascontiguousarray(mine).view(np.uint8), all.view(np.uint8).reshape(-1))
+            self._meets(np.ascontiguousarray(mine).view(np.uint8), all.view(np.uint8).reshape(-1))
         except c.LogitlessError as error:
             raise self._who_failed(error) from error.__cause__
         return all
@@ -223,6 +234,43 @@ def _has_ended(process: int) -> bool:
     return stat[stat.rfind(")") + 2 :][:1] in ("Z", "X")
 
 
+def _nccl_communicator(of: Group, device: torch.device) -> Communicator | None:
+    """Of NCCL ranks of one host, beside the process group's: nothing of PyTorch is called for an exchange, hosts meet in
+    shared memory, and the end of a rank's process ends the exchanges that wait for it. None, on all ranks, where a rank has
+    not what it takes."""
+    backend = _backend(of.process_group, device)
+    if backend is None or backend.name() != "nccl":
+        return None
+    try:
+        mine = Communicator.nccl_id() if of.on_one_host() else b""
+    except c.LogitlessError:  # no NCCL that the library knows
+        mine = b""
+    told = mine.ljust(128, b"\0") + bytes([of.copy_engines]) + of.max_ctas.to_bytes(4, "little")
+    ids = of.gather(np.frombuffer(told, np.uint8))
+    if (ids[:, 128:] != ids[0, 128:]).any():
+        raise ValueError("configure_exchanges: expected the same on all ranks of a group")
+    if not ids[:, :128].any(axis=1).all():
+        return None
+    limit = getattr(getattr(backend, "options", None), "_timeout", None)
+    seconds = limit.total_seconds() if limit is not None else 600.0
+    with torch.cuda.device(device):
+        made = Communicator.nccl(
+            ids[0, :128].tobytes(), of.communicator.rank, of.size, of.max_ctas, seconds, watch=not of.copy_engines,
+            copy_engines=of.copy_engines,
+        )
+    weakref.finalize(of, _finish, made, device)
+    return made
+
+
+def _finish(communicator: Communicator, device: torch.device) -> None:
+    """At the end of a group or the interpreter: others may still wait for what this GPU has been told to send."""
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:  # the group has failed, and this GPU with it
+        pass
+    communicator.close()
+
+
 def _gpu_communicator(of: Group, hosts, device: torch.device) -> Communicator:
     """Of a group whose backend moves a GPU's memory (NCCL); gloo goes by way of the host's. A call that fails between
     its exchanges is known to the others at the next one."""
@@ -284,6 +332,37 @@ def group_of(name: str) -> Group:
                 _groups.pop(other).ended = True
             found = _groups[name] = Group(name)
         return found
+
+
+def configure_exchanges(group: Any, *, copy_engines: bool = False, max_ctas: int = _MOST_CTAS) -> None:
+    """How the GPUs of one host exchange what heads with words over the ranks of ``group`` make, where its backend is NCCL.
+    Collective, before the first head of the group on a GPU; the same on all ranks.
+
+    Args:
+        group: a ``torch.distributed.ProcessGroup``.
+        copy_engines: they move what plans keep in memory that the group has for it, and take nothing from the products:
+            the fastest, and the least memory (NCCL 2.28, before that as without). Nothing ends a GPU's wait for a rank
+            that is gone: for jobs that are stopped as a whole.
+        max_ctas: the most thread blocks of an exchange, 0: NCCL chooses. More are faster by themselves, take more from the
+            products beside them, and more memory of each GPU: 152 MiB with 8 of four ranks, 292 with 16, 488 with 32.
+
+    Raises: TypeError, ValueError; NotImplementedError where exchanges are not the library's own: another backend, several
+    hosts, processes that do not see each other; RuntimeError after the group's first head on a GPU.
+    """
+    if not isinstance(copy_engines, bool):
+        raise TypeError(f"copy_engines: expected True or False, got {copy_engines!r}")
+    if isinstance(max_ctas, bool) or not isinstance(max_ctas, int) or not 0 <= max_ctas <= 64:
+        raise ValueError(f"max_ctas: expected an int from 0 to 64, got {max_ctas!r}")
+    name = getattr(group, "group_name", None)
+    if not isinstance(name, str):
+        raise TypeError(f"group: expected a torch.distributed.ProcessGroup, got {type(group).__name__}")
+    of = group_of(name)
+    backend = _backend(of.process_group, torch.device("cuda"))
+    if backend is None or backend.name() != "nccl" or not of.on_one_host():
+        raise NotImplementedError("group: expected ranks of one host with NCCL for their GPUs")
+    if of.gpu_communicator is not None:
+        raise RuntimeError("configure_exchanges: expected before the group's first head on a GPU")
+    of.copy_engines, of.max_ctas = copy_engines, max_ctas
 
 
 def _resolves(name: str, group: Group) -> bool:
@@ -348,7 +427,7 @@ class Sharding(NamedTuple):
             be faster. The same on all ranks.
         weight: what a rank has of it: "words", or "columns": weight [vocab, C] of all words, and of hidden's D columns C
             of its own, in the order of the ranks, 0 or more; bias, whole, and its gradient are the same on all ranks.
-            With ``tokens`` alone: weights move. On the CPU; C and C++ have it on GPUs.
+            With ``tokens`` alone: weights move.
         dealt: words were renamed as ``deal_words`` has them, so that all ranks have as many frequent ones: plans of the
             far field count on it. The same on all ranks.
     """

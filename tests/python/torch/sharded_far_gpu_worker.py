@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from sharded_far_worker import off
 
-VOCAB, DIM, TOKENS = 65536, 64, 1024
+VOCAB, DIM, TOKENS = 258048, 128, 2048  # enough for a far plan to be predicted faster; so many tiles for 2, 3 or 4 ranks
 QUICK = dict(error=0.05, refresh_every=2, refresh_delay=1, audit_every=2, audit_rows=256, sample_rows=512)
 
 
@@ -23,12 +23,13 @@ def main(rank: int, port: str, ranks: int) -> None:
     print("ok", flush=True)
 
 
-def problem():
-    """Words in clusters, in any order; tokens of a few topics. The same on all ranks."""
+def problem(ranks):
+    """Words in clusters of a tile, in any order among those of a rank; tokens of a few topics. The same on all ranks."""
     torch.manual_seed(5)
     unit = (8.0 / DIM) ** 0.5
     centers = unit * torch.randn(VOCAB // 128, DIM).repeat_interleave(128, 0)
-    weight = (centers + 0.02 * unit * torch.randn(VOCAB, DIM))[torch.randperm(VOCAB)]
+    order = torch.cat([own[torch.randperm(len(own))] for own in torch.arange(VOCAB).chunk(ranks)])
+    weight = (centers + 0.02 * unit * torch.randn(VOCAB, DIM))[order]
     hidden = 1.2 * torch.randn(4, DIM).repeat_interleave(TOKENS // 4, 0) + 0.1 * torch.randn(TOKENS, DIM)
     return [t.cuda() for t in (hidden.bfloat16(), weight.bfloat16(), torch.randint(0, VOCAB, (TOKENS,)))]
 
@@ -36,7 +37,7 @@ def problem():
 def training(rank, ranks, accuracy, tokens):
     from logitless.torch import FarFieldHead, Sharding, linear_cross_entropy
 
-    hidden, weight, target = problem()
+    hidden, weight, target = problem(ranks)
     rows = slice(VOCAB * rank // ranks, VOCAB * (rank + 1) // ranks)
     own = slice(TOKENS * rank // ranks, TOKENS * (rank + 1) // ranks) if tokens else slice(None)
     sharding = Sharding(dist.group.WORLD, tokens=tokens)

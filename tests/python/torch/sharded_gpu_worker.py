@@ -19,14 +19,18 @@ def main(rank: int, port: str, ranks: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     plain(rank, ranks)
+    plain_columns(rank, ranks)
     logprobs(rank, ranks)
     refused(rank, ranks)
     if ranks > 1:
         mesh = init_device_mesh("cuda", (ranks,))
         for vocab in (1031, ranks - 1):  # uneven, a rank without words
             own_batches(rank, ranks, mesh, vocab)
+            own_batches(rank, ranks, mesh, vocab, columns=True)
             same_tokens(rank, ranks, mesh, vocab)
         trained(rank, ranks, mesh)
+    if apart:
+        exchanges(rank, ranks)
     dist.destroy_process_group()
     print("ok", flush=True)
 
@@ -61,36 +65,45 @@ def rows_of(vocab, ranks, rank):
     return slice(min(rank * step, vocab), min((rank + 1) * step, vocab))
 
 
-def sharded(whole, mesh, rank, ranks):
-    """gloo spreads no tensors of a GPU: each rank takes its own rows."""
-    from torch.distributed.tensor import DTensor, Shard
+def sharded(whole, mesh, rank, ranks, columns=False):
+    """gloo spreads no tensors of a GPU: each rank takes its own rows, or columns, of which a bias has none."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    rows = whole[rows_of(whole.shape[0], ranks, rank)].clone()
-    made = DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+    dim = min(int(columns), whole.dim() - 1)
+    placement = Shard(dim) if dim == int(columns) else Replicate()
+    own = whole[part_of(whole.shape, ranks, rank, columns)].clone()
+    made = DTensor.from_local(own, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())
     return made.requires_grad_()
 
 
-def own_batches(rank, ranks, mesh, vocab):
+def part_of(shape, ranks, rank, columns):
+    """The index of a rank's rows or columns."""
+    if columns:
+        return (slice(None), rows_of(shape[1], ranks, rank)) if len(shape) == 2 else slice(None)
+    return rows_of(shape[0], ranks, rank)
+
+
+def own_batches(rank, ranks, mesh, vocab, columns=False):
     """FSDP: each rank's loss is its own, the weight's gradient the mean; also for upstream gradients of its own."""
     from logitless.torch import linear_cross_entropy
 
     hidden, weight, bias, target = problem(ranks, vocab)
-    mine = rows_of(vocab, ranks, rank)
     for given in options(ranks, vocab):
         for scale in (torch.ones(ranks), torch.arange(1.0, ranks + 1)):
             x, w, b = (t.clone().requires_grad_() for t in (hidden, weight, bias))
             each = [linear_cross_entropy(x[r], w, target[r], b, **of_rank(given, r)) for r in range(ranks)]
             sum(s * e.sum() for s, e in zip(scale, each)).backward()
             with Traffic() as traffic:
-                w_shard, b_shard = sharded(weight, mesh, rank, ranks), sharded(bias, mesh, rank, ranks)
+                w_shard, b_shard = (sharded(t, mesh, rank, ranks, columns) for t in (weight, bias))
                 own = hidden[rank].clone().requires_grad_()
                 loss = linear_cross_entropy(own, w_shard, target[rank], b_shard, **of_rank(given, rank))
                 (scale[rank] * loss.sum()).backward()
             assert not traffic.redistributed, traffic.redistributed
             close(loss, each[rank], given, 1e-5)
             close(own.grad, x.grad[rank], given)
-            close(w_shard.grad.to_local(), w.grad[mine] / ranks, given)
-            close(b_shard.grad.to_local(), b.grad[mine] / ranks, given)
+            for shard, whole in ((w_shard, w.grad), (b_shard, b.grad)):
+                mine = part_of(whole.shape, ranks, rank, columns)
+                close(shard.grad.to_local(), whole[mine] / ranks, given)
 
 
 def same_tokens(rank, ranks, mesh, vocab):
@@ -157,6 +170,31 @@ def plain(rank, ranks):
         torch.cuda.current_stream().synchronize()
 
 
+def plain_columns(rank, ranks):
+    """A weight by columns: uneven, of any number, none on the first of several."""
+    from logitless.torch import Sharding, linear_cross_entropy
+
+    hidden, weight, bias, target = problem(ranks, 1031)
+    where = Sharding(dist.group.WORLD, tokens=True, weight="columns")
+    for borders in ([DIM * r * r // ranks**2 for r in range(ranks + 1)], [0] * ranks + [DIM]):
+        mine = slice(borders[rank], borders[rank + 1])
+        for given in options(ranks, 1031):
+            if given.get("reduction") == "none":
+                continue
+            x, w, b = (t.clone().requires_grad_() for t in (hidden, weight, bias))
+            flat = {k: v.flatten() if k == "token_weight" else v for k, v in given.items()}
+            whole = linear_cross_entropy(x.flatten(0, 1), w, target.flatten(), b, **flat)
+            whole.backward()
+            columns = weight[:, mine].contiguous().requires_grad_()
+            own, of_bias = (t.clone().requires_grad_() for t in (hidden[rank], bias))
+            loss = linear_cross_entropy(own, columns, target[rank], of_bias, sharding=where, **of_rank(given, rank))
+            loss.backward()
+            close(loss, whole, given, 1e-5)
+            close(own.grad, x.grad[rank], given)
+            close(columns.grad, w.grad[:, mine], given)
+            close(of_bias.grad, b.grad, given)
+
+
 def logprobs(rank, ranks):
     from logitless.torch import Sharding, linear_logprobs
 
@@ -197,6 +235,32 @@ def trained(rank, ranks, mesh):
     close(torch.tensor(losses[True]), torch.tensor(losses[False]), losses, 2e-3)
 
 
+def exchanges(rank, ranks):
+    """By copy engines, and by kernels of another width: the same bits."""
+    from logitless.torch import Sharding, configure_exchanges, linear_cross_entropy
+
+    hidden, weight, _, target = problem(ranks, 1031)
+    found = []
+    for given in (None, dict(max_ctas=2), dict(copy_engines=True)):
+        group = dist.new_group(list(range(ranks)))
+        if given is not None:
+            configure_exchanges(group, **given)
+        own, rows = hidden[rank].clone().requires_grad_(), weight[rows_of(1031, ranks, rank)].clone().requires_grad_()
+        for _ in range(3):
+            own.grad = rows.grad = None
+            loss = linear_cross_entropy(own, rows, target[rank], sharding=Sharding(group, tokens=True))
+            loss.backward()
+        found.append((loss.detach(), own.grad, rows.grad))
+        try:
+            configure_exchanges(group, max_ctas=4)
+        except RuntimeError as error:
+            assert "before the group's first head" in str(error), error
+        else:
+            raise AssertionError("no error")
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other))
+
+
 def refused(rank, ranks):
     from logitless.torch import Sharding, linear_cross_entropy
 
@@ -212,8 +276,6 @@ def refused(rank, ranks):
         else:
             raise AssertionError("no error")
 
-    columns = Sharding(dist.group.WORLD, tokens=True, weight="columns")
-    fails("'columns' are served on the CPU", hidden[rank], weight, target[rank], sharding=columns)
     fails("hopper", hidden.float(), rows.float(), target, sharding=sharding)
     if ranks > 1:
         used = 100 if rank == 0 else 200

@@ -22,10 +22,12 @@ class Traffic:
         self.redistributed = []
 
     def __enter__(self):
+        import torch.distributed._functional_collectives as functional
         from torch.distributed.tensor import DTensor, Replicate
 
         self.name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
         self.kept = getattr(dist, self.name), dist.all_to_all_single, DTensor.redistribute
+        self.kept_functional = functional.all_gather_tensor
 
         def gather(out, given, **more):
             self.bytes += given.numel() * given.element_size()
@@ -40,13 +42,20 @@ class Traffic:
                 self.redistributed.append(tuple(t.shape))
             return self.kept[2](t, mesh, placements, **more)
 
+        def gather_inside(t, *arguments, **more):  # of an operator that wants a DTensor whole
+            self.redistributed.append(tuple(t.shape))
+            return self.kept_functional(t, *arguments, **more)
+
         setattr(dist, self.name, gather)
+        functional.all_gather_tensor = gather_inside
         dist.all_to_all_single, DTensor.redistribute = to_all, redistribute
         return self
 
     def __exit__(self, *_):
+        import torch.distributed._functional_collectives as functional
         from torch.distributed.tensor import DTensor
 
+        functional.all_gather_tensor = self.kept_functional
         setattr(dist, self.name, self.kept[0])
         _, dist.all_to_all_single, DTensor.redistribute = self.kept
 
@@ -69,6 +78,7 @@ def main(rank: int, port: str, ranks: int) -> None:
     replicas(rank, ranks)
     plain(rank, ranks)
     plain_columns(rank, ranks)
+    uneven_columns(rank, ranks, mesh)
     compiled(rank, ranks, mesh)
     errors(rank, ranks, mesh)
     beside(rank, ranks)
@@ -203,6 +213,23 @@ def own_batches(rank, ranks, mesh, vocab, columns=False):
             linear_cross_entropy(hidden[r, : tokens[r]], w, target[r, : tokens[r]]).backward()
         linear_cross_entropy(hidden[rank, : tokens[rank]], w_shard, target[rank, : tokens[rank]]).backward()
         close(w_shard.grad.full_tensor(), w.grad / ranks, tokens)
+
+
+def uneven_columns(rank, ranks, mesh):
+    """Nothing of a weight or its gradient is gathered where ranks have other numbers of columns."""
+    from logitless.torch import linear_cross_entropy
+
+    torch.manual_seed(9)
+    hidden, weight, target = torch.randn(ranks, 5, DIM + 1), torch.randn(20, DIM + 1), torch.randint(0, 20, (ranks, 5))
+    w = weight.clone().requires_grad_()
+    sum(linear_cross_entropy(hidden[r], w, target[r]) for r in range(ranks)).backward()
+    shard = sharded(weight, mesh, columns=True)
+    for _ in range(2):  # the second gradient is added to the first
+        with Traffic() as traffic:
+            linear_cross_entropy(hidden[rank], shard, target[rank]).backward()
+        assert not traffic.redistributed, traffic.redistributed
+    assert shard.grad.placements == shard.placements
+    close(shard.grad.full_tensor(), 2 * w.grad / ranks, "uneven columns")
 
 
 def plain_columns(rank, ranks):
@@ -490,6 +517,20 @@ def errors(rank, ranks, mesh):
     cut = target[rank, 1:] if rank == last else target[rank]
     refused(lambda: linear_cross_entropy(hidden[rank], sharded(weight, mesh), cut), "target: expected [9]")
     group = dist.group.WORLD
+    from logitless.torch import configure_exchanges
+
+    for given, kind, said in (
+        (dict(copy_engines=1), TypeError, "copy_engines: expected True or False, got 1"),
+        (dict(max_ctas=65), ValueError, "max_ctas: expected an int from 0 to 64, got 65"),
+        (dict(max_ctas=True), ValueError, "max_ctas: expected an int"),
+        ({}, NotImplementedError, "group: expected ranks of one host with NCCL"),
+    ):
+        try:
+            configure_exchanges(group, **given)
+        except kind as error:
+            assert said in str(error), error
+        else:
+            raise AssertionError(f"{given}: nothing was raised")
     rows = weight[rank * 10 : rank * 10 + 10]
     overlap = Sharding(group, vocab=10 * ranks, first_word=5 if rank == last else 10 * rank)
     refused(lambda: linear_cross_entropy(hidden, rows, target.clamp(max=9), sharding=overlap), "word")
