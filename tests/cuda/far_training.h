@@ -23,10 +23,11 @@ inline bool has_hopper() {
   return std::find(kernels.begin(), kernels.end(), "hopper") != kernels.end();
 }
 
-// Words in clusters, shuffled; tokens of a few topics; both moved a little by every step.
+// Words in clusters of a tile, shuffled among those of a rank; tokens of a few topics; both moved a
+// little by every step.
 struct Training {
   explicit Training(std::int64_t words_wanted = 131072, std::int64_t columns = 128,
-                    std::int64_t rows = 2048, double spread = 0.02)
+                    std::int64_t rows = 2048, double spread = 0.02, std::int64_t ranks = 1)
       : vocab(words_wanted),
         dim(columns),
         tokens(rows),
@@ -42,7 +43,9 @@ struct Training {
     std::normal_distribution<double> normal;
     words.resize(static_cast<std::size_t>(vocab));
     std::iota(words.begin(), words.end(), 0);
-    std::shuffle(words.begin(), words.end(), random);
+    for (std::int64_t r = 0; r < ranks; ++r)
+      std::shuffle(words.begin() + vocab * r / ranks, words.begin() + vocab * (r + 1) / ranks,
+                   random);
     const double unit = std::sqrt(8.0 / static_cast<double>(dim));
     std::vector<double> center(static_cast<std::size_t>(dim));
     for (std::int64_t at = 0; at < vocab; ++at) {
