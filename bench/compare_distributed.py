@@ -315,24 +315,17 @@ def errors(rows, name):
     return scores
 
 
-def exchange_by(args, rank, device):
+def exchange_by(args, device):
     """Makes the world's exchanges what --exchanges and --ctas say; returns the MiB of the GPU that they took."""
-    from logitless import Communicator
-    from logitless.torch import _ranks
+    from logitless.torch import _ranks, configure_exchanges
 
-    group = _ranks.group_of(dist.group.WORLD.group_name)
     torch.cuda.synchronize()
     before = torch.cuda.mem_get_info()[0]
-    if args.exchanges == "process_group":
-        group.gpu_communicator = _ranks._gpu_communicator(group, group._hosts, device)
-    elif args.exchanges == "copies" or args.ctas:
-        ids = [Communicator.nccl_id() if rank == 0 else None]
-        dist.broadcast_object_list(ids)
-        copies = args.exchanges == "copies"
-        made = Communicator.nccl(ids[0], rank, args.ranks, max_ctas=args.ctas or 4, watch=not copies, copy_engines=copies)
-        group.gpu_communicator, group._meets = made, made.all_gather_host
-    else:
-        group.of_memory(device)
+    more = dict(max_ctas=args.ctas) if args.ctas else {}
+    if args.exchanges != "library":
+        more["copy_engines" if args.exchanges == "copies" else "process_group"] = True
+    configure_exchanges(dist.group.WORLD, **more)
+    _ranks.group_of(dist.group.WORLD.group_name).of_memory(device)
     return (before - torch.cuda.mem_get_info()[0]) / 2**20
 
 
@@ -343,7 +336,7 @@ def work(rank, args, port):
     device = torch.device("cuda", rank)
     dist.init_process_group("nccl", rank=rank, world_size=args.ranks, device_id=device)
     dist.barrier()
-    group_mib = exchange_by(args, rank, device)
+    group_mib = exchange_by(args, device)
     rows = Rows(args, rank, device)
     found = {}
     if args.bits:

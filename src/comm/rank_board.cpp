@@ -32,8 +32,15 @@ std::uint64_t pid_namespace() noexcept {
 constexpr std::int64_t kLeft = -1;  // the communicator is destroyed
 constexpr std::int64_t kGaveUp = -2;
 
+// Not of a fork, whose parent it is that has the number.
+void leave(std::atomic<std::int64_t>& entry) noexcept {
+  std::int64_t mine = getpid();
+  entry.compare_exchange_strong(mine, kLeft);
+}
+
 // Where the boards of this process have its number. A process that ends in order leaves them: plans
-// may keep communicators until then, and no destructor says so.
+// may keep communicators until then, and no destructor says so. What it has told its GPU is to be
+// done by then, as others may wait for it.
 class Entries {
  public:
   static Entries& of_process() {
@@ -51,14 +58,11 @@ class Entries {
 
  private:
   Entries() {
-    std::atexit([] { of_process().leave(); });
+    std::atexit([] { of_process().leave_all(); });
   }
-  void leave() {
+  void leave_all() {
     const std::lock_guard lock(mutex_);
-    for (std::atomic<std::int64_t>* const entry : entries_) {
-      std::int64_t mine = getpid();  // of a fork, its parent's are there, too
-      entry->compare_exchange_strong(mine, kLeft);
-    }
+    for (std::atomic<std::int64_t>* const entry : entries_) leave(*entry);
   }
 
   std::mutex mutex_;
@@ -105,7 +109,7 @@ RankBoard::~RankBoard() {
   close();
   if (ranks_ == nullptr) return;
   Entries::of_process().remove(&ranks_[rank_].process);
-  if (ranks_[rank_].process > 0) ranks_[rank_].process = kLeft;
+  leave(ranks_[rank_].process);
   munmap(ranks_, static_cast<std::size_t>(size_) * sizeof(Rank));
 }
 

@@ -50,7 +50,7 @@ inline std::int64_t piece_blocks(const HeadFeatures& features) {
 inline constexpr int kMostTogether = 64;
 inline bool rows_lie_together(const HeadFeatures& features) {
   return features.gathered_columns == 0 && features.word_ranks <= kMostTogether && !features.bias &&
-         !features.d_bias;
+         !features.d_bias && !features.vocab_weight;
 }
 
 // Rows of a rank in a piece: [first, first + count) of its own.

@@ -150,6 +150,10 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model)
                                ? kNoTensor
                                : static_cast<std::size_t>(of - model.parameters.begin()));
   }
+  for (std::size_t t = 0; t < model.parameters.size(); ++t) {
+    if (std::find(gradient_of_.begin(), gradient_of_.end(), t) == gradient_of_.end())
+      throw InternalError("a step without the gradient of " + model.parameters[t].name);
+  }
   loss_ = runner(model.loss, pointers);
   logits_ = runner(model.logits, pointers);
   for (std::size_t i = 0; i <= kSlots; ++i) {

@@ -23,11 +23,12 @@ inline bool has_hopper() {
   return std::find(kernels.begin(), kernels.end(), "hopper") != kernels.end();
 }
 
-// Words in clusters of a tile, shuffled among those of a rank; tokens of a few topics; both moved a
-// little by every step.
+// Words in clusters of whole tiles, shuffled among those of a rank; tokens of a few topics; both
+// moved a little by every step.
 struct Training {
   explicit Training(std::int64_t words_wanted = 131072, std::int64_t columns = 128,
-                    std::int64_t rows = 2048, double spread = 0.02, std::int64_t ranks = 1)
+                    std::int64_t rows = 2048, double spread = 0.02, std::int64_t ranks = 1,
+                    std::int64_t cluster = kTile)
       : vocab(words_wanted),
         dim(columns),
         tokens(rows),
@@ -50,7 +51,7 @@ struct Training {
     std::vector<double> center(static_cast<std::size_t>(dim));
     for (std::int64_t at = 0; at < vocab; ++at) {
       for (std::int64_t k = 0; k < dim; ++k) {
-        if (at % kTile == 0) center[k] = unit * normal(random);
+        if (at % cluster == 0) center[k] = unit * normal(random);
         weight.set(words[at] * dim + k, center[k] + spread * unit * normal(random));
       }
       bias.set(words[at], at % 19 == 0 ? -INFINITY : 0.3 * normal(random));

@@ -309,7 +309,7 @@ TEST_P(CudaShardingFarHead, DecidesAlikeOnAllRanks) {
   constexpr int kRanks = 2;
   for (const bool spread : {false, true}) {
     SCOPED_TRACE(spread ? "tokens spread" : "tokens replicated");
-    Training t(131072, 128, 2048, 0.02, kRanks);
+    Training t(131072, 128, 2048, 0.02, kRanks, 16 * kTile);
     const Ranks group = make_group("hopper", kRanks);
     std::vector<std::unique_ptr<FarFieldHead>> heads(kRanks);
     std::vector<Context> contexts;

@@ -96,6 +96,25 @@ TEST_F(CudaSharding, RunsAreTheSameWhateverTheRanksTiming) {
   }
 }
 
+// Where no bias travels with them the rows of all ranks in a piece are one call.
+TEST_F(CudaSharding, RowsThatMoveTogetherAreTheSameWhateverTheRanksTiming) {
+  HeadSpec together = spec();
+  together.bias = false;
+  together.vocab = 1536;
+  const HeadProblem problem(together);
+  ShardedRun run = run_of(with_weights_moving({"spread", {500, 0, 100}}, 256));
+  run.words = even_words(kRanks, together.vocab);
+  const HeadAnswer first = run_sharded(problem, run);
+  ASSERT_FALSE(HasFailure());
+  for (run.delays = 1; run.delays <= 5; ++run.delays) {
+    const HeadAnswer again = run_sharded(problem, run);
+    ASSERT_FALSE(HasFailure());
+    for (Tensor HeadAnswer::*field : {&HeadAnswer::loss, &HeadAnswer::lse, &HeadAnswer::argmax,
+                                      &HeadAnswer::d_hidden, &HeadAnswer::d_weight})
+      ASSERT_EQ((again.*field).bytes(), (first.*field).bytes()) << "seed " << run.delays;
+  }
+}
+
 TEST_F(CudaSharding, AddsToWhatGradientsHold) {
   const HeadProblem problem(spec());
   for (const TokenSplit& tokens : splits()) {

@@ -40,6 +40,14 @@ class Words(NamedTuple):
 ALL = Words()
 
 
+class Exchanges(NamedTuple):
+    """What ``configure_exchanges`` says."""
+
+    copy_engines: bool = False
+    max_ctas: int = _MOST_CTAS
+    process_group: bool = False
+
+
 class Group:
     """A process group as communicators of the library. Calls are collective; those of the hosts are done when they
     return, those of a GPU's memory are enqueued."""
@@ -50,10 +58,11 @@ class Group:
         self.given_up = ""  # why no call on a GPU is possible any more
         self.communicator = _communicator(self._hosts)
         self.gpu_communicator: Communicator | None = None
-        self.copy_engines, self.max_ctas = False, _MOST_CTAS  # of that, where it is the library's NCCL
+        self.exchanges = Exchanges()  # of that
         self._meets: Callable[[Any, Any], None] = self.communicator.all_gather  # of the hosts
         self.size = self.communicator.size
         self._processes: list[int] = []
+        self._share_memory = False
         self._processes = self._of_ranks()
         self.plans = 0  # made so far: the same number on all ranks
         self.calls = 0  # of the library's, begun here
@@ -71,8 +80,8 @@ class Group:
         return self.gpu_communicator
 
     def on_one_host(self) -> bool:
-        """Whether all ranks are processes that each of them can see."""
-        return all(self._processes)
+        """Whether all ranks are processes that each of them can see, and share memory."""
+        return all(self._processes) and self._share_memory
 
     def cause(self) -> BaseException | None:
         """What the first of PyTorch's collectives that failed raised, if one did."""
@@ -91,8 +100,12 @@ class Group:
     def _of_ranks(self) -> list[int]:
         """The process of each rank; 0: not one that this process can see."""
         place = _pid_namespace()
-        mine = np.frombuffer(place.ljust(8, b"\0") + os.getpid().to_bytes(8, "little"), np.uint64)
-        return [int(process) if place and where == mine[0] else 0 for where, process in self.gather(mine)]
+        memory = _shared_memory() if place else 0
+        numbers = b"".join(n.to_bytes(8, "little") for n in (os.getpid(), memory))
+        mine = np.frombuffer(place.ljust(8, b"\0") + numbers, np.uint64)
+        every = self.gather(mine)
+        self._share_memory = memory > 0 and bool((every[:, 2] == memory).all())
+        return [int(process) if place and where == mine[0] else 0 for where, process, _ in every]
 
     def _who_failed(self, error: c.LogitlessError) -> c.LogitlessError:
         """PyTorch's collectives name an address; that a process of this host has ended says which rank it is."""
@@ -225,6 +238,14 @@ def _pid_namespace() -> bytes:
     return hashlib.sha256(boot + str(space).encode()).digest()[:8]
 
 
+def _shared_memory() -> int:
+    """Which of the host's it is that this process sees; 0 for none."""
+    try:
+        return os.stat("/dev/shm").st_dev
+    except OSError:
+        return 0
+
+
 def _has_ended(process: int) -> bool:
     """Also where its parent has not asked about it yet."""
     try:
@@ -241,33 +262,36 @@ def _nccl_communicator(of: Group, device: torch.device) -> Communicator | None:
     backend = _backend(of.process_group, device)
     if backend is None or backend.name() != "nccl":
         return None
-    try:
-        mine = Communicator.nccl_id() if of.on_one_host() else b""
-    except c.LogitlessError:  # no NCCL that the library knows
-        mine = b""
-    told = mine.ljust(128, b"\0") + bytes([of.copy_engines]) + of.max_ctas.to_bytes(4, "little")
-    ids = of.gather(np.frombuffer(told, np.uint8))
-    if (ids[:, 128:] != ids[0, 128:]).any():
-        raise ValueError("configure_exchanges: expected the same on all ranks of a group")
-    if not ids[:, :128].any(axis=1).all():
+    wanted = of.exchanges
+    able = of.on_one_host() and not c.lib.logitless_nccl_missing()
+    told = np.array([able, *wanted], np.int64)
+    every = of.gather(told)
+    if (every[:, 1:] != told[1:]).any():
+        raise ValueError(f"configure_exchanges: expected the same on all ranks of a group, got {every[:, 1:].tolist()}")
+    if wanted.process_group or not every[:, 0].all():
         return None
+    rank = of.communicator.rank
+    id = Communicator.nccl_id() if rank == 0 else bytes(128)
+    id = of.gather(np.frombuffer(id, np.uint8))[0].tobytes()
     limit = getattr(getattr(backend, "options", None), "_timeout", None)
     seconds = limit.total_seconds() if limit is not None else 600.0
     with torch.cuda.device(device):
         made = Communicator.nccl(
-            ids[0, :128].tobytes(), of.communicator.rank, of.size, of.max_ctas, seconds, watch=not of.copy_engines,
-            copy_engines=of.copy_engines,
+            id, rank, of.size, wanted.max_ctas, seconds, watch=not wanted.copy_engines, copy_engines=wanted.copy_engines
         )
-    weakref.finalize(of, _finish, made, device)
+    weakref.finalize(of, _finish, made, device, os.getpid())
     return made
 
 
-def _finish(communicator: Communicator, device: torch.device) -> None:
+def _finish(communicator: Communicator, device: torch.device, process: int) -> None:
     """At the end of a group or the interpreter: others may still wait for what this GPU has been told to send."""
+    if os.getpid() != process:  # of a fork
+        return
     try:
+        communicator.check()  # a group that has failed may keep the GPU waiting for good
         torch.cuda.synchronize(device)
-    except RuntimeError:  # the group has failed, and this GPU with it
-        pass
+    except RuntimeError as error:
+        communicator.abort(f"{type(error).__name__}: {error}"[:200])  # this GPU sends nothing any more
     communicator.close()
 
 
@@ -334,23 +358,29 @@ def group_of(name: str) -> Group:
         return found
 
 
-def configure_exchanges(group: Any, *, copy_engines: bool = False, max_ctas: int = _MOST_CTAS) -> None:
+def configure_exchanges(
+    group: Any, *, copy_engines: bool = False, max_ctas: int = _MOST_CTAS, process_group: bool = False
+) -> None:
     """How the GPUs of one host exchange what heads with words over the ranks of ``group`` make, where its backend is NCCL.
     Collective, before the first head of the group on a GPU; the same on all ranks.
 
     Args:
         group: a ``torch.distributed.ProcessGroup``.
         copy_engines: they move what plans keep in memory that the group has for it, and take nothing from the products:
-            the fastest, and the least memory (NCCL 2.28, before that as without). Nothing ends a GPU's wait for a rank
-            that is gone: for jobs that are stopped as a whole.
+            the fastest, and the least memory (NCCL 2.28). Nothing ends a GPU's wait for a rank that is gone: for jobs that
+            are stopped as a whole.
         max_ctas: the most thread blocks of an exchange, 0: NCCL chooses. More are faster by themselves, take more from the
             products beside them, and more memory of each GPU: 152 MiB with 8 of four ranks, 292 with 16, 488 with 32.
+        process_group: by the process group's own collectives: no memory beside theirs, but more of the host's time, and a
+            rank that is gone is missed at their limit.
 
     Raises: TypeError, ValueError; NotImplementedError where exchanges are not the library's own: another backend, several
-    hosts, processes that do not see each other; RuntimeError after the group's first head on a GPU.
+    hosts, processes that do not see each other, no NCCL that it finds, and copy engines with an NCCL that has none;
+    RuntimeError after the group's first head on a GPU.
     """
-    if not isinstance(copy_engines, bool):
-        raise TypeError(f"copy_engines: expected True or False, got {copy_engines!r}")
+    for option, given in (("copy_engines", copy_engines), ("process_group", process_group)):
+        if not isinstance(given, bool):
+            raise TypeError(f"{option}: expected True or False, got {given!r}")
     if isinstance(max_ctas, bool) or not isinstance(max_ctas, int) or not 0 <= max_ctas <= 64:
         raise ValueError(f"max_ctas: expected an int from 0 to 64, got {max_ctas!r}")
     name = getattr(group, "group_name", None)
@@ -360,9 +390,16 @@ def configure_exchanges(group: Any, *, copy_engines: bool = False, max_ctas: int
     backend = _backend(of.process_group, torch.device("cuda"))
     if backend is None or backend.name() != "nccl" or not of.on_one_host():
         raise NotImplementedError("group: expected ranks of one host with NCCL for their GPUs")
+    missing = c.lib.logitless_nccl_missing().decode()
+    if missing:
+        raise NotImplementedError(f"group: {missing}")
+    if process_group and (copy_engines or max_ctas != _MOST_CTAS):
+        raise ValueError("process_group: goes with neither copy_engines nor max_ctas, which are of the library's exchanges")
+    if copy_engines and torch.cuda.nccl.version() < (2, 28):
+        raise NotImplementedError(f"copy_engines: expected NCCL 2.28 or later, got {torch.cuda.nccl.version()}")
     if of.gpu_communicator is not None:
         raise RuntimeError("configure_exchanges: expected before the group's first head on a GPU")
-    of.copy_engines, of.max_ctas = copy_engines, max_ctas
+    of.exchanges = Exchanges(copy_engines, max_ctas, process_group)
 
 
 def _resolves(name: str, group: Group) -> bool:

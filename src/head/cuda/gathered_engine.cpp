@@ -99,8 +99,7 @@ void Engine::gather_piece(std::int64_t piece) const {
 
 // Of a piece that all ranks have all rows of, in the order of their words, so that the table is.
 bool Engine::joins_ranks(std::int64_t piece) const {
-  if (!rows_lie_together(features_) || all.omega != nullptr || call_.shard.gathered->tables)
-    return false;
+  if (!rows_lie_together(features_) || call_.shard.gathered->tables) return false;
   const auto lie_together = [&](std::size_t of_rank, std::size_t element) {
     return of_rank == bytes(sizes_.piece * all.shape.dim, element);
   };

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from sharded_far_worker import off
 
-VOCAB, DIM, TOKENS = 258048, 128, 2048  # enough for a far plan to be predicted faster; so many tiles for 2, 3 or 4 ranks
+VOCAB, DIM, TOKENS = 258048, 128, 2048  # enough for a far plan to be predicted faster
+CLUSTER = 12 * 128  # words of so many tiles: as many clusters for each of 2, 3 or 4 ranks, few enough to be told apart by 4 topics
 QUICK = dict(error=0.05, refresh_every=2, refresh_delay=1, audit_every=2, audit_rows=256, sample_rows=512)
 
 
@@ -24,10 +25,10 @@ def main(rank: int, port: str, ranks: int) -> None:
 
 
 def problem(ranks):
-    """Words in clusters of a tile, in any order among those of a rank; tokens of a few topics. The same on all ranks."""
+    """Words in clusters of whole tiles, in any order among those of a rank; tokens of a few topics. The same on all ranks."""
     torch.manual_seed(5)
     unit = (8.0 / DIM) ** 0.5
-    centers = unit * torch.randn(VOCAB // 128, DIM).repeat_interleave(128, 0)
+    centers = unit * torch.randn(VOCAB // CLUSTER, DIM).repeat_interleave(CLUSTER, 0)
     order = torch.cat([own[torch.randperm(len(own))] for own in torch.arange(VOCAB).chunk(ranks)])
     weight = (centers + 0.02 * unit * torch.randn(VOCAB, DIM))[order]
     hidden = 1.2 * torch.randn(4, DIM).repeat_interleave(TOKENS // 4, 0) + 0.1 * torch.randn(TOKENS, DIM)
@@ -40,7 +41,7 @@ def training(rank, ranks, accuracy, tokens):
     hidden, weight, target = problem(ranks)
     rows = slice(VOCAB * rank // ranks, VOCAB * (rank + 1) // ranks)
     own = slice(TOKENS * rank // ranks, TOKENS * (rank + 1) // ranks) if tokens else slice(None)
-    sharding = Sharding(dist.group.WORLD, tokens=tokens)
+    sharding = Sharding(dist.group.WORLD, VOCAB, rows.start, tokens, dealt=True)  # each rank has as many frequent words
     far, again, far_steps = FarFieldHead(accuracy=accuracy, **QUICK), None, 0
     for step in range(1, 9):
         whole, states = weight.clone().requires_grad_(), hidden.clone().requires_grad_()

@@ -241,7 +241,7 @@ def exchanges(rank, ranks):
 
     hidden, weight, _, target = problem(ranks, 1031)
     found = []
-    for given in (None, dict(max_ctas=2), dict(copy_engines=True)):
+    for given in (None, dict(max_ctas=2), dict(copy_engines=True), dict(process_group=True)):
         group = dist.new_group(list(range(ranks)))
         if given is not None:
             configure_exchanges(group, **given)
