@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -54,6 +55,25 @@ TEST(RankBoard, AProcessThatHasEnded) {
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
   EXPECT_EQ(mine.missing(2), "rank 1's process has ended");
   EXPECT_EQ(mine.missing(1), "all ranks have made the call, and one has not run it");
+}
+
+// A rank that has made the call, and whose process ends in order, is not missed for it; one that
+// has not is. The fork has the parent's board, too, and leaves it alone.
+TEST(RankBoard, AProcessThatEndsInOrderHasLeft) {
+  const std::string name = name_of_test();
+  RankBoard mine(name, 0, 2);
+  mine.arrive(2);
+  const pid_t child = fork();
+  if (child == 0) {
+    static auto* const other = new RankBoard(name, 1, 2);  // as plans that are never freed keep it
+    other->arrive(2);
+    std::exit(0);
+  }
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_EQ(mine.gone(2), "");
+  EXPECT_EQ(mine.gone(3), "rank 1 has left after 2 calls");
+  RankBoard again(name, 1, 2);
+  EXPECT_EQ(again.gone(3), "");
 }
 
 TEST(RankBoard, NamesWhoIsGone) {
