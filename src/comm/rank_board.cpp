@@ -137,6 +137,12 @@ void RankBoard::arrive(std::uint64_t call) noexcept {
   if (ranks_ != nullptr) ranks_[rank_].calls = call;
 }
 
+bool RankBoard::all_made(std::uint64_t call) const noexcept {
+  return ranks_ == nullptr || std::all_of(ranks_, ranks_ + size_, [&](const Rank& rank) {
+           return rank.process != kGaveUp && rank.calls >= call;
+         });
+}
+
 bool RankBoard::all_here() const noexcept {
   return ranks_ != nullptr && std::all_of(ranks_, ranks_ + size_, [](const Rank& rank) {
            return rank.process > 0 && rank.space == pid_namespace();

@@ -32,6 +32,10 @@ class RankBoard {
   // order. "": none known.
   std::string gone(std::uint64_t call) const;
 
+  // Whether all ranks have made the call, and none has given up: what those of them that are gone
+  // have told their GPUs may all be done.
+  bool all_made(std::uint64_t call) const noexcept;
+
   // Whether all ranks are processes of this host that have joined the board.
   bool all_here() const noexcept;
 

@@ -71,6 +71,8 @@ TEST(RankBoard, AProcessThatEndsInOrderHasLeft) {
   }
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
   EXPECT_EQ(mine.gone(2), "");
+  EXPECT_TRUE(mine.all_made(2));
+  EXPECT_FALSE(mine.all_made(3));
   EXPECT_EQ(mine.gone(3), "rank 1 has left after 2 calls");
   RankBoard again(name, 1, 2);
   EXPECT_EQ(again.gone(3), "");
@@ -90,6 +92,7 @@ TEST(RankBoard, NamesWhoIsGone) {
   third->arrive(1);
   third.reset();
   EXPECT_EQ(mine.gone(2), "rank 1's process has ended, rank 2 has left after 1 call");
+  EXPECT_FALSE(mine.all_made(1));  // rank 1 has not
   EXPECT_EQ(mine.gone(1), "rank 1's process has ended");
 }
 
