@@ -153,11 +153,11 @@ class Communicator:
 
     @property
     def rank(self) -> int:
-        return lib.logitless_communicator_rank(self.handle)
+        return lib.logitless_communicator_rank(self._open())
 
     @property
     def size(self) -> int:
-        return lib.logitless_communicator_size(self.handle)
+        return lib.logitless_communicator_size(self._open())
 
     def all_gather(self, mine: Any, all: Any) -> None:
         """Fills ``all`` with the ``mine`` of every rank: buffers of bytes_each and size * bytes_each bytes."""
@@ -182,11 +182,11 @@ class Communicator:
 
     def check(self) -> None:
         """Raises LogitlessError if the group is known to have failed; asks nobody."""
-        check(lib.logitless_communicator_check(self.handle))
+        check(lib.logitless_communicator_check(self._open()))
 
     def abort(self, reason: str) -> None:
         """Gives up, for the whole group; from any thread."""
-        check(lib.logitless_communicator_abort(self.handle, reason.encode()))
+        check(lib.logitless_communicator_abort(self._open(), reason.encode()))
 
     def cause(self) -> BaseException | None:
         """What the first of the caller's collectives that failed raised, if one did."""
@@ -196,12 +196,17 @@ class Communicator:
         source = _address(given, given_bytes, "given", False)
         target = _address(to, bytes_each * self.size, "to", True)
         try:
-            check(function(self.handle, source, target, bytes_each, None))
+            check(function(self._open(), source, target, bytes_each, None))
         except LogitlessError as error:
             raise error from self.cause()
 
+    def _open(self) -> c_void_p:
+        if not self.handle:
+            raise ValueError("communicator: expected one that is open, got one after close()")
+        return self.handle
+
     def close(self) -> None:
-        """This rank leaves the group; no call is possible any more."""
+        """This rank leaves the group, once no plan has it any more; no call is possible here."""
         handle, self.handle = getattr(self, "handle", None), None
         if handle:
             lib.logitless_communicator_destroy(handle)

@@ -176,7 +176,7 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model)
     }
   }
   stream_.wait();
-  buckets_.follow(exchange_.of_first(buckets_.found()));
+  exchanged_ = exchange_.of_first(buckets_.found());
   const auto stride = rows_ * pieces_.ranks();
   const auto read = [this, read = model.read, gpu = model.gpu](std::int64_t first,
                                                                std::size_t slot) {
@@ -236,7 +236,7 @@ void DeviceSteps::enqueue(bool first, bool last) {
 
 void DeviceSteps::enqueue_update_of_ranks() const {
   const auto* const rates = input_.as<DeviceAdamWRates>(inputs_.rates);
-  exchange_.add_gradients(gradients_.as<float>(), buckets_.order(), whole_);
+  exchange_.add_gradients(gradients_.as<float>(), exchanged_, whole_);
   adamw_->totals(rates, exchange_.own_totals(), stream_.handle());
   exchange_.share_totals();
   adamw_->step_of_ranks(rates, exchange_.all_totals(), pieces_.ranks(),

@@ -151,7 +151,8 @@ class DeviceSteps {
   Runner step_, loss_, logits_;
   std::vector<std::size_t> gradient_of_;  // by the step's result: a tensor, or kNoTensor
   GradientBuckets buckets_;
-  std::vector<DeviceEvent> whole_;  // by bucket
+  std::vector<DeviceEvent> whole_;      // by bucket
+  std::vector<std::size_t> exchanged_;  // buckets, in the order of all ranks
   std::array<DeviceGraph, 4> graphs_;
   FarFieldHead* far_ = nullptr;
   std::vector<Slot> slots_;  // the reader's, and one more

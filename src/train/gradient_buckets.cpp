@@ -16,7 +16,6 @@ GradientBuckets::GradientBuckets(const RankPieces& pieces)
       buckets_of_[t].push_back(b);
       ++tensors_in_[b];
     }
-    order_.push_back(b);
   }
   begin();
 }

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <functional>
-#include <utility>
 #include <vector>
 
 #include "train/rank_pieces.h"
@@ -23,15 +22,11 @@ class GradientBuckets {
   // All buckets, in the order in which they have become whole since begin().
   std::vector<std::size_t> found() const;
 
-  // The order in which all ranks exchange them: at first as they lie.
-  void follow(std::vector<std::size_t> order) { order_ = std::move(order); }
-  const std::vector<std::size_t>& order() const { return order_; }
-
  private:
   std::vector<std::vector<std::size_t>> buckets_of_;  // by tensor
   std::vector<std::size_t> tensors_in_;               // by bucket
   std::vector<std::size_t> missing_;                  // of these
-  std::vector<std::size_t> found_, order_;
+  std::vector<std::size_t> found_;
 };
 
 }  // namespace logitless::train

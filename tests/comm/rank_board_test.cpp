@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -20,6 +21,16 @@ namespace {
 std::string name_of_test() {
   const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
   return concat("test-", test->name(), "-", getpid());
+}
+
+// Runs it in a process that then ends as if killed: nothing is said.
+void in_a_child(const std::function<void()>& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    body();
+    _exit(0);
+  }
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
 }
 
 TEST(RankBoard, SaysWhoHasNotArrived) {
@@ -46,13 +57,11 @@ TEST(RankBoard, AProcessThatHasEnded) {
   const std::string name = name_of_test();
   RankBoard mine(name, 0, 2);
   mine.arrive(2);
-  const pid_t child = fork();
-  if (child == 0) {
+  in_a_child([&] {
     RankBoard other(name, 1, 2);
     other.arrive(1);
-    _exit(0);  // as if killed: nothing is said
-  }
-  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+    _exit(0);  // before a destructor
+  });
   EXPECT_EQ(mine.missing(2), "rank 1's process has ended");
   EXPECT_EQ(mine.missing(1), "all ranks have made the call, and one has not run it");
 }
@@ -63,13 +72,11 @@ TEST(RankBoard, AProcessThatEndsInOrderHasLeft) {
   const std::string name = name_of_test();
   RankBoard mine(name, 0, 2);
   mine.arrive(2);
-  const pid_t child = fork();
-  if (child == 0) {
+  in_a_child([&] {
     static auto* const other = new RankBoard(name, 1, 2);  // as plans that are never freed keep it
     other->arrive(2);
     std::exit(0);
-  }
-  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  });
   EXPECT_EQ(mine.gone(2), "");
   EXPECT_TRUE(mine.all_made(2));
   EXPECT_FALSE(mine.all_made(3));
@@ -81,12 +88,10 @@ TEST(RankBoard, AProcessThatEndsInOrderHasLeft) {
 TEST(RankBoard, NamesWhoIsGone) {
   const std::string name = name_of_test();
   RankBoard mine(name, 0, 3);
-  const pid_t child = fork();
-  if (child == 0) {
+  in_a_child([&] {
     RankBoard other(name, 1, 3);
     _exit(0);
-  }
-  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  });
   auto third = std::make_unique<RankBoard>(name, 2, 3);
   EXPECT_EQ(mine.gone(2), "rank 1's process has ended");
   third->arrive(1);

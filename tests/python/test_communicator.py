@@ -38,6 +38,9 @@ def exchange(communicator):
     mine, all = np.full(5, rank, np.int64), np.empty((size, 5), np.int64)
     communicator.all_gather(mine, all)
     assert (all == np.arange(size)[:, None]).all()
+    all[:] = -1
+    communicator.all_gather_host(mine, all)
+    assert (all == np.arange(size)[:, None]).all()
     pieces = np.arange(size, dtype=np.int32) + 100 * rank
     of_all = np.empty_like(pieces)
     communicator.all_to_all(pieces, of_all)
@@ -164,3 +167,14 @@ def test_mpi_as_the_page_brings_it(monkeypatch):
     ranks[2].abort("stop")
     (raised,) = run([lambda: exchange(ranks[0])])
     assert isinstance(raised, LogitlessError) and "rank 2 gave up: code 1" in str(raised.__cause__)
+
+
+def test_a_rank_that_closes_has_left():
+    first, second = Communicator.threads(2)
+    second.close()
+    second.close()  # once is enough
+    with pytest.raises(LogitlessError, match="rank 1 of 2 left"):
+        exchange(first)
+    for call in (second.all_gather, second.all_gather_host, second.all_to_all):
+        with pytest.raises(ValueError, match=r"communicator: expected one that is open"):
+            call(b"12", bytearray(4))

@@ -140,8 +140,8 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         sharding: a ``Sharding``: the words are spread over the ranks of a process group, and weight and bias are this
             rank's. cut_cross_entropy's ``vocab_parallel_options`` say the same.
 
-    A weight that is a DTensor with its words (dimension 0) sharded stays where it is, on the CPU and, in bfloat16, on
-    Hopper GPUs: no rank gathers it or its gradient. With a DTensor hidden, replicated or sharded by tokens over the same
+    A weight that is a DTensor with its words (dimension 0) sharded, or its columns (dimension 1) where tokens are each
+    rank's own, stays where it is, on the CPU and, in bfloat16, on Hopper GPUs: no rank gathers it or its gradient. With a DTensor hidden, replicated or sharded by tokens over the same
     ranks, the loss is that of all tokens, the same on all ranks; with a plain hidden each rank's loss is its own, and the
     weight gets the mean of the ranks' gradients, as from FSDP. Calls and backwards are collective, and what a rank raises all do.
 

@@ -6,7 +6,7 @@ import re
 
 import torch
 import torch.distributed as dist
-from sharded_worker import Traffic, of_rank
+from sharded_worker import Traffic, columns_alike, of_rank
 
 DIM, TOKENS = 40, 300
 
@@ -19,7 +19,8 @@ def main(rank: int, port: str, ranks: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     plain(rank, ranks)
-    plain_columns(rank, ranks)
+    for borders in ([DIM * r * r // ranks**2 for r in range(ranks + 1)], [0] * ranks + [DIM]):
+        columns_alike(rank, borders, problem(ranks, 1031), options(ranks, 1031), close)
     logprobs(rank, ranks)
     refused(rank, ranks)
     if ranks > 1:
@@ -168,31 +169,6 @@ def plain(rank, ranks):
             close(own.grad, x.grad[part], counts)
             close(rows.grad, w.grad[mine], counts)
         torch.cuda.current_stream().synchronize()
-
-
-def plain_columns(rank, ranks):
-    """A weight by columns: uneven, of any number, none on the first of several."""
-    from logitless.torch import Sharding, linear_cross_entropy
-
-    hidden, weight, bias, target = problem(ranks, 1031)
-    where = Sharding(dist.group.WORLD, tokens=True, weight="columns")
-    for borders in ([DIM * r * r // ranks**2 for r in range(ranks + 1)], [0] * ranks + [DIM]):
-        mine = slice(borders[rank], borders[rank + 1])
-        for given in options(ranks, 1031):
-            if given.get("reduction") == "none":
-                continue
-            x, w, b = (t.clone().requires_grad_() for t in (hidden, weight, bias))
-            flat = {k: v.flatten() if k == "token_weight" else v for k, v in given.items()}
-            whole = linear_cross_entropy(x.flatten(0, 1), w, target.flatten(), b, **flat)
-            whole.backward()
-            columns = weight[:, mine].contiguous().requires_grad_()
-            own, of_bias = (t.clone().requires_grad_() for t in (hidden[rank], bias))
-            loss = linear_cross_entropy(own, columns, target[rank], of_bias, sharding=where, **of_rank(given, rank))
-            loss.backward()
-            close(loss, whole, given, 1e-5)
-            close(own.grad, x.grad[rank], given)
-            close(columns.grad, w.grad[:, mine], given)
-            close(of_bias.grad, b.grad, given)
 
 
 def logprobs(rank, ranks):

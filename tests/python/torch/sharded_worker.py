@@ -232,15 +232,14 @@ def uneven_columns(rank, ranks, mesh):
     close(shard.grad.full_tensor(), 2 * w.grad / ranks, "uneven columns")
 
 
-def plain_columns(rank, ranks):
-    """A weight by columns, uneven and none on the first of many; a mean over all ranks' tokens."""
-    from logitless.torch import Sharding, linear_cross_entropy, linear_logprobs
+def columns_alike(rank, borders, made, choices, close):
+    """A weight by columns, of ranks between `borders`, as the whole; a mean over all ranks' tokens. made: of problem()."""
+    from logitless.torch import Sharding, linear_cross_entropy
 
-    hidden, weight, bias, target = problem(ranks, 61)
-    borders = [DIM * r * r // ranks**2 for r in range(ranks + 1)]
+    hidden, weight, bias, target = made
     mine = slice(borders[rank], borders[rank + 1])
     where = Sharding(dist.group.WORLD, tokens=True, weight="columns")
-    for given in options(ranks, 61):
+    for given in choices:
         if given.get("reduction") == "none":
             continue
         x, w, b = (t.clone().requires_grad_() for t in (hidden, weight, bias))
@@ -254,8 +253,18 @@ def plain_columns(rank, ranks):
         close(own.grad, x.grad[rank], given)
         close(columns.grad, w.grad[:, mine], given)
         close(of_bias.grad, b.grad, given)
-    words = target[rank].clamp(min=0)
-    found = linear_logprobs(hidden[rank], weight[:, mine].contiguous(), words, bias, sharding=where)[0]
+
+
+def plain_columns(rank, ranks):
+    """Uneven, and none on the first of many."""
+    from logitless.torch import Sharding, linear_logprobs
+
+    made = hidden, weight, bias, target = problem(ranks, 61)
+    borders = [DIM * r * r // ranks**2 for r in range(ranks + 1)]
+    columns_alike(rank, borders, made, options(ranks, 61), close)
+    where, words = Sharding(dist.group.WORLD, tokens=True, weight="columns"), target[rank].clamp(min=0)
+    columns = weight[:, borders[rank] : borders[rank + 1]].contiguous()
+    found = linear_logprobs(hidden[rank], columns, words, bias, sharding=where)[0]
     close(found, linear_logprobs(hidden[rank], weight, words, bias)[0], "log-probabilities")
 
 
