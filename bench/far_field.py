@@ -3,13 +3,13 @@
 
     python3 bench/far_field.py --logitless build/src/cli/logitless ../shared/data/real_head_late.safetensors
                                [--dim 1024] [--rows 1536] [--tau 0.003] [--repeat 5] [--rounds 3] [--dtype bf16]
-                               [--sample-every 16]
+                               [--sample-every 16] [--order first|between|same]
 
-The order is made from the first --rows tokens, everything else is of the last: tokens that it has not seen. --dim
-multiplies hidden and weight by a random orthonormal [d, dim], which leaves every logit as it is. Times are medians of
+The order is made from the first --rows tokens, everything else is of the last: tokens that it has not seen, of other text.
+--order between: of tokens all over the file, and others between them; same: of the same ones. --dim multiplies hidden and weight by a random orthonormal [d, dim], which leaves every logit as it is. Times are medians of
 --repeat calls, in --rounds rounds of one plan after another; ratios are of the same round, their median is printed.
 Errors are relative L2 errors of the gradients in fp32 against the dense plan's: of d_weight also by rows, from the
-largest of the dense plan's to the smallest. --sample-every N: d_weight is corrected by a sample; printed besides is the
+largest of the dense plan's to the smallest, of d_hidden what the worst tokens make of it. --sample-every N: d_weight is corrected by a sample; printed besides is the
 error of the mean over N seeds.
 """
 
@@ -68,6 +68,32 @@ def relative(got, exact):
     return float(np.linalg.norm(got - exact) / np.linalg.norm(exact))
 
 
+def of_order(tensors, rows, order):
+    """The tokens that the order is made from, then those that are looked at."""
+    tokens = len(tensors["hidden"])
+    first, last = np.arange(rows), np.arange(tokens - rows, tokens)
+    if order == "same":
+        first = last
+    elif order == "between":
+        step = tokens // rows
+        if step < 2:
+            raise SystemExit(f"far_field: --order between: expected --rows of half of the {tokens} tokens at most, got {rows}")
+        first = np.arange(rows) * step
+        last = first + step // 2
+    chosen = np.concatenate([first, last])
+    return {**tensors, "hidden": tensors["hidden"][chosen], "targets": tensors["targets"][chosen]}
+
+
+def by_tokens(got, exact):
+    """What the worst tokens make of d_hidden's error."""
+    errors, sizes = np.linalg.norm(got - exact, axis=1), np.linalg.norm(exact, axis=1)
+    squares = np.sort(errors.astype(np.float64) ** 2)[::-1]
+    rest = np.sqrt(squares[16:].sum()) / np.linalg.norm(exact)
+    off = errors / np.maximum(sizes, 1e-30)
+    return (f"{'':13s} dx: of the squared error {squares[:4].sum() / squares.sum():.2f} by the worst 4 tokens, {squares[:16].sum() / squares.sum():.2f} by 16, "
+            f"{rest:.5f} without them; {(off > 0.1).sum()} tokens off by more than a tenth, {(off > 0.5).sum()} by a half")
+
+
 def by_rows(got, exact):
     """Errors of d_weight by classes of rows, and of the median row."""
     sizes = np.linalg.norm(exact, axis=1)
@@ -91,9 +117,10 @@ def main():
     parser.add_argument("--dtype", default="f32")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--sample-every", type=int, default=0)
+    parser.add_argument("--order", choices=("first", "between", "same"), default="first")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        tensors = rotated(load(args.head), args.dim)
+        tensors = of_order(rotated(load(args.head), args.dim), args.rows, args.order)
         tokens = len(tensors["hidden"])
         head, order, out = (f"{folder}/{name}.safetensors" for name in ("head", "order", "out"))
         save(head, tensors)
@@ -123,6 +150,7 @@ def main():
                   f"loss {result['loss']:.4f}"
                   + (f"  bound {result['bound']:.4f}" if "bound" in result else
                      f"  lse rms {result['audited_lse_error']:.5f} max {result['audited_lse_error_max']:.4f}"))
+            print(by_tokens(gradients["d_hidden"], exact["d_hidden"]))
             print(by_rows(gradients["d_weight"], exact["d_weight"]))
             mean = gradients["d_weight"].astype(np.float64) / max(args.sample_every, 1)
             for seed in range(1, args.sample_every):

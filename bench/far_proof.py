@@ -34,12 +34,12 @@ LEAST_SECONDS = 15  # that a run is begun with
 
 
 def command_of(args, way, seed, log):
-    vocab, rows = args.vocab, args.batch * args.length
+    vocab, rows = args.vocab, args.batch * args.length * args.ranks
     steps = max(1, round(args.tokens / rows / args.accumulate))
     command = [args.logitless, "train", "--device", args.device, "--dtype", args.dtype, "--vocab", vocab,
                "--data", args.words / f"train_{vocab}.bin", "--val", args.words / f"val_{vocab}.bin",
                "--batch", args.batch, "--length", args.length, "--accumulate", args.accumulate, "--steps", steps,
-               "--lr", args.lr, "--seed", seed, "--eval-every", max(1, steps // args.validations), "--sample", 0, "--log", log]
+               "--ranks", args.ranks, "--lr", args.lr, "--seed", seed, "--eval-every", max(1, steps // args.validations), "--sample", 0, "--log", log]
     if args.model != "none":
         layers, dim, heads = MODELS[args.model]  # --model has a vocabulary of its own
         command += ["--layers", layers, "--dim", dim, "--heads", heads]
@@ -158,6 +158,7 @@ def add_run(commands):
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=1, help="GPUs, each with a --batch of its own in every step")
     parser.add_argument("--lr", type=float, default=6e-4)
     parser.add_argument("--error", type=float, default=0.01, help="of --far-field")
     parser.add_argument("--validations", type=int, default=20, help="in a run")
@@ -184,15 +185,16 @@ def add_report(commands):
 
 def add_head(commands):
     for name, act, what in (("error", error, "error of the head's gradients by word frequency"),
-                            ("capture", capture, "hidden states, targets and the head, in int8, as a file for bench_head")):
+                            ("capture", capture, "hidden states, targets and the head, as a file for bench_head")):
         parser = commands.add_parser(name, help=what, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        parser.add_argument("folder", type=Path, help="of a model that run --export (and --save: the far field's state) wrote")
+        parser.add_argument("folder", type=Path, help="of a model that run --export or --save wrote (the far field's state: --save)")
         parser.add_argument("--words", type=Path, required=True, help="folder that far_proof_text.py wrote")
         parser.add_argument("--tokens", type=int, default=8192, help="held-out tokens of a call")
         parser.add_argument("--device", help="default: the GPU where there is one")
         parser.set_defaults(act=act)
         if name == "capture":
             parser.add_argument("--out", type=Path, required=True, help="file, .safetensors")
+            parser.add_argument("--bits", type=int, default=8, choices=(4, 8), help="of a number of the head; 4 for a file to be packed")
             parser.add_argument("--most", type=float, default=60 * 2**20, help="bytes; more: without the rarest words")
         else:
             parser.add_argument("--out", type=Path, help="folder; None: the one that the run's is in")

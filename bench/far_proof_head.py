@@ -1,4 +1,5 @@
-"""The head of a model that `logitless train --export` wrote, with hidden states of held-out tokens; needs PyTorch."""
+"""The head of a model that `logitless train --export` wrote, or of its checkpoint where a run was stopped, with hidden states
+of held-out tokens; needs PyTorch."""
 
 import gzip
 import json
@@ -19,18 +20,14 @@ class Head:
     """hidden [N, D] and weight [V, D] f32 with the values that bf16 has, targets [N] i64, counts [V] of training."""
 
     def __init__(self, folder, words, tokens, device):
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if config["model_type"] != "gpt2":
-            raise SystemExit(f"far_proof: {folder}: expected a GPT-2, got {config['model_type']}")
-        tensors = {name: torch.from_numpy(t.copy()).to(device) for name, t in load(folder / "model.safetensors").items()}
+        tensors, length, heads = read_model(folder, device)
         self.vocab, self.dim = tensors["wte.weight"].shape
-        length = config["n_positions"]
         stream = read_tokens(words / f"val_{self.vocab}.bin")
         windows = min(-(-tokens // length), (len(stream) - 1) // length)
         if windows < 1:
             raise SystemExit(f"far_proof: --words: expected {length + 1} held-out tokens, found {len(stream)}")
         text = torch.from_numpy(stream[: windows * length + 1].astype(np.int64)).to(device)
-        hidden = [gpt2_hidden(tensors, config["n_head"], part) for part in text[:-1].view(windows, length).split(4)]
+        hidden = [gpt2_hidden(tensors, heads, part) for part in text[:-1].view(windows, length).split(4)]
         self.hidden = rounded(torch.cat(hidden).flatten(0, 1)[:tokens])
         self.targets = text[1:][:tokens]
         self.weight = rounded(tensors.get("lm_head.weight", tensors["wte.weight"]))
@@ -43,6 +40,31 @@ class Head:
         weight, targets = self.weight if weight is None else weight, self.targets if targets is None else targets
         return torch.cat([F.cross_entropy(x @ weight.T, t, reduction="none")
                           for x, t in zip(self.hidden.split(ROWS), targets.split(ROWS))])
+
+
+def read_model(folder, device):
+    """Tensors of a GPT-2 by name, how many positions it has, and heads."""
+    exported = folder / "config.json"
+    if exported.exists():
+        config = json.loads(exported.read_text(encoding="utf-8"))
+        if config["model_type"] != "gpt2":
+            raise SystemExit(f"far_proof: {folder}: expected a GPT-2, got {config['model_type']}")
+        tensors, length, heads = load(folder / "model.safetensors"), config["n_positions"], config["n_head"]
+    else:
+        checkpoint = folder / "run.safetensors"
+        if not checkpoint.exists():
+            raise SystemExit(f"far_proof: {folder}: expected config.json of --export, or run.safetensors of --save; there is neither")
+        config = json.loads(metadata(checkpoint)["config"])
+        tensors, length, heads = load(checkpoint), config["context"], config["heads"]
+        if "wpe.weight" not in tensors:
+            raise SystemExit(f"far_proof: {checkpoint}: expected a GPT-2, which has wpe.weight")
+    return {name: torch.from_numpy(t.copy()).to(device) for name, t in tensors.items() if not name.startswith("optimizer.")}, length, heads
+
+
+def metadata(path):
+    """Of a safetensors file."""
+    with path.open("rb") as file:
+        return json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))["__metadata__"]
 
 
 def rounded(tensor):
@@ -76,19 +98,35 @@ def gpt2_hidden(t, heads, tokens):
     return norm(x, "ln_f")
 
 
-def log_header(folder):
-    """First line of the run's log, which is beside the folder; None where there is none."""
+def log_lines(folder):
+    """Of the run's log, which is beside the folder; none where there is no log."""
     for path in (folder.with_name(folder.name + ".jsonl.gz"), folder.with_name(folder.name + ".jsonl")):
         if path.exists():
             with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-                return json.loads(file.readline())
-    return None
+                return [json.loads(line) for line in file]
+    return []
 
 
-def quantised(weight):
-    """int8 rows with a factor each, as bench_head --real-head and the tests read them."""
-    scale = weight.abs().amax(1, keepdim=True).clamp_min(1e-30) / 127
-    return torch.round(weight / scale).to(torch.int8), scale
+def log_header(folder):
+    """First line of the run's log; None where there is none."""
+    return next(iter(log_lines(folder)), None)
+
+
+def steps_of(folder):
+    """That the model has made, by the run's log; "?" where there is none."""
+    if not (folder / "config.json").exists():
+        return metadata(folder / "run.safetensors")["step"]
+    return max((line["step"] for line in log_lines(folder) if "step" in line), default="?")
+
+
+def quantised(weight, bits):
+    """int8 rows with a factor each, as bench_head --real-head and the tests read them: of 4 bits in steps of 0.4 of a row's root
+    mean square, so that what is packed takes 3.4 bits each."""
+    if bits == 8:
+        scale = weight.abs().amax(1, keepdim=True).clamp_min(1e-30) / 127
+    else:
+        scale = 0.4 * weight.pow(2).mean(1, keepdim=True).sqrt().clamp_min(1e-30)
+    return torch.round(weight / scale).clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1).to(torch.int8), scale
 
 
 def write_capture(path, tensors, about):
@@ -127,14 +165,14 @@ def capture(args):
     targets = place[head.targets]
     kept = targets >= 0
     head.hidden, targets = head.hidden[kept], targets[kept]
-    q, scale = quantised(head.weight[words])
+    q, scale = quantised(head.weight[words], args.bits)
     after = head.losses(rounded(q.float() * scale), targets).mean().item()
     run = log_header(args.folder) or {}
     about = {"what": f"Head of a GPT-2 trained by logitless train: {len(words)} of {head.vocab} words (the most frequent), "
                      f"hidden states and next words of {len(targets)} held-out tokens. weight = bf16(weight_q * "
                      "weight_scale[:, None]).",
-             "training": f"{run.get('steps', '?')} steps of {run.get('tokens_per_step', '?')} tokens",
-             "loss": f"{before:.4f} nats a token with all words in bf16, {after:.4f} with these in int8"}
+             "training": f"{steps_of(args.folder)} of {run.get('steps', '?')} steps of {run.get('tokens_per_step', '?')} tokens",
+             "loss": f"{before:.4f} nats a token with all words in bf16, {after:.4f} with these in {args.bits} bits"}
     write_capture(args.out, {
         "hidden": ("BF16", head.hidden.to(torch.bfloat16).cpu().view(torch.int16).numpy()), "weight_q": ("I8", q.cpu().numpy()),
         "weight_scale": ("F32", scale[:, 0].float().cpu().numpy()), "targets": ("I32", targets.int().cpu().numpy())}, about)
