@@ -27,7 +27,7 @@ def main(rank: int, port: str, ranks: int) -> None:
 def problem(ranks):
     """Words in clusters of whole tiles, in any order among those of a rank; tokens of a few topics. The same on all ranks."""
     torch.manual_seed(5)
-    unit = (8.0 / DIM) ** 0.5
+    unit = (2.0 / DIM) ** 0.5  # tiles of two clusters are still told by two moments
     centers = unit * torch.randn(VOCAB // CLUSTER, DIM).repeat_interleave(CLUSTER, 0)
     order = torch.cat([own[torch.randperm(len(own))] for own in torch.arange(VOCAB).chunk(ranks)])
     weight = (centers + 0.02 * unit * torch.randn(VOCAB, DIM))[order]
