@@ -4,7 +4,7 @@ weight, communication included.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_distributed.py
         [--ranks N] [--head llama|gemma|gpt2] [--tokens N] [--dim D] [--vocab V] [--row NAME ...] [--rounds R]
-        [--steps S] [--exchanges process_group | copies] [--ctas N] [--error | --bits N | --profile NAME] [--json FILE]
+        [--steps S] [--exchanges process_group | kernels] [--ctas N] [--error | --bits N | --profile NAME] [--json FILE]
         [--real-head FILE [--accuracy far_both|far_backward]]
 
 Rows:
@@ -22,8 +22,8 @@ Rows:
 Rounds by turns; each round times --steps calls in a row by events, after one that puts the host ahead. Printed: milliseconds of the slowest rank, the median of rounds;
 memory beyond inputs, gradients among it, by PyTorch's allocator, and what the library's group of NCCL took beside it; the host's milliseconds until a call is enqueued; efficiency, the
 median of rounds of `alone` over the row's time and number of ranks (for ft and fw, whose tokens are as many for each rank, over the
-time). --exchanges: by the process group's collectives or by copy engines in place of the library's NCCL as it is; --ctas: the most thread
-blocks of one of the library's. --profile: what a step of each row is made of on
+time). --exchanges: by the process group's collectives or by NCCL's kernels alone in place of the library's as they are by themselves; --ctas:
+the most thread blocks of one of NCCL's. --profile: what a step of each row is made of on
 the first rank's GPU, in place of times. --error: the relative errors of d_weight and d_hidden against float64 over some words and
 tokens of the first rank (of alone, sp, vp), in place of times.
 NCCL_NVLS_ENABLE=0 is set where it is not.
@@ -323,7 +323,7 @@ def exchange_by(args, device):
     before = torch.cuda.mem_get_info()[0]
     more = dict(max_ctas=args.ctas) if args.ctas else {}
     if args.exchanges != "library":
-        more["copy_engines" if args.exchanges == "copies" else "process_group"] = True
+        more.update(dict(copy_engines=False) if args.exchanges == "kernels" else dict(process_group=True))
     configure_exchanges(dist.group.WORLD, **more)
     _ranks.group_of(dist.group.WORLD.group_name).of_memory(device)
     return (before - torch.cuda.mem_get_info()[0]) / 2**20
@@ -406,7 +406,7 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--error", action="store_true")
     parser.add_argument("--bits", type=int, default=0, help="compare the gradients of so many steps, in place of times")
-    parser.add_argument("--exchanges", choices=("library", "process_group", "copies"), default="library")
+    parser.add_argument("--exchanges", choices=("library", "process_group", "kernels"), default="library")
     parser.add_argument("--ctas", type=int, default=0)
     parser.add_argument("--profile", type=Path, help="a file name: what a step's time goes to, in place of times")
     parser.add_argument("--json", type=Path)

@@ -74,15 +74,14 @@ typedef struct logitless_communicator_nccl_options {
   size_t struct_size;
   const void*
       id; /* of a group to be made: what logitless_nccl_id wrote; NULL: nccl_comm is given */
-  void* nccl_comm;  /* an ncclComm_t whose ranks make a group of their own; NULL: id is given */
-  int32_t rank;     /* with id */
-  int32_t size;     /* with id */
-  int32_t max_ctas; /* the most thread blocks of a call's kernel; 0: NCCL chooses */
-  int32_t watch;    /* 1: a thread gives the group up when a rank's process has ended */
-  int64_t limit_ms; /* default 60000; of the host's waits */
-  int32_t
-      copy_engines; /* 1: memory out of which they exchange, see NcclOptions of communicator.h */
-  int32_t reserved; /* 0 */
+  void* nccl_comm;      /* an ncclComm_t whose ranks make a group of their own; NULL: id is given */
+  int32_t rank;         /* with id */
+  int32_t size;         /* with id */
+  int32_t max_ctas;     /* the most thread blocks of a call's kernel; 0: NCCL chooses */
+  int32_t watch;        /* 1: a thread gives the group up when a rank's process has ended */
+  int64_t limit_ms;     /* default 60000; of the host's waits */
+  int32_t copy_engines; /* default 1; 0: no memory into which they exchange, see NcclOptions */
+  int32_t reserved;     /* 0 */
 } logitless_communicator_nccl_options;
 LOGITLESS_API void logitless_communicator_nccl_options_init(
     logitless_communicator_nccl_options* options, size_t struct_size);

@@ -58,13 +58,13 @@ class LOGITLESS_API Communicator {
   virtual void begin_group() {}
   virtual void end_group() {}
 
-  // Of a GPU, collective: `bytes` of its memory that belong to the group as long as it lives, at
-  // the same offset of it on all ranks, and the same memory for every call that asks for no more.
-  // An all_gather or all_to_all both sides of which lie in it, at the same offsets on all ranks, is
-  // moved by the copy engines and takes nothing of the processors that kernels run on. Calls of the
-  // group that use it run one after another on the device, too: on one stream, or ordered by
-  // events. Null, on all ranks: the group has no such memory. What was asked for before stays
-  // taken.
+  // Of a GPU, collective: `bytes` of its memory that belong to the group as long as it lives, and
+  // the same memory for every call that asks for no more. An all_gather or all_to_all that writes
+  // to it (`all`, `pieces_of_all`), at the same offset on all ranks, is moved by the copy engines
+  // and takes nothing of the processors that kernels run on; what is read may be anywhere on the
+  // GPU. Calls of the group that use it run one after another on the device, too: on one stream, or
+  // ordered by events. Null, on all ranks: the group has no such memory. What was asked for before
+  // stays taken.
   virtual void* exchange_memory(std::size_t bytes) {
     (void)bytes;
     return nullptr;
@@ -143,13 +143,15 @@ struct NcclOptions {
   // the ranks), all_gather_host, and calls in flight when the communicator is destroyed.
   std::chrono::milliseconds limit = kCommunicatorLimit;
   // A thread that looks every 200 ms whether the process of another rank of this host has ended,
-  // and then gives the group up: kernels that wait for it end, and the next call throws naming it.
+  // and then gives the group up, after 5 s where that rank had made the same calls: kernels that
+  // wait for it end, and the next call throws naming it.
   // For programs whose host waits for the GPU without wait().
   bool watch = false;
-  // Has exchange_memory(), by NCCL 2.28 and later where all ranks are on one host. What waits there
-  // for a rank that is gone nothing can end, abort() and `watch` neither: for programs that are
-  // stopped as a whole where one of their processes ends.
-  bool copy_engines = false;
+  // Has exchange_memory(), where all ranks are on one host and their GPUs reach each other's
+  // memory. Exchanges there of less than 1 MiB of each rank are NCCL's. When a group fails, what
+  // waits in one of the others is let go a second later, and writes to other ranks' exchange_memory
+  // what it would have written. The same on all ranks.
+  bool copy_engines = true;
 };
 
 // What the ranks of a group that is made must all be given: made on one rank, sent to the others.
@@ -160,15 +162,15 @@ LOGITLESS_API NcclId make_nccl_id();
 // One rank on the thread's current GPU; its calls move that GPU's memory and may be captured. Ranks
 // are threads or processes, each with a GPU of its own. Collective: returns when all ranks have
 // called. Device memory: NCCL's buffers, which grow with the thread blocks: some 32 MB for each
-// that max_ctas allows, 1.4 GB on two H200s where NCCL chooses; and exchange_memory(), by NCCL 2.28
-// and later where all ranks are on one host. There all_gather_host goes by the host's shared
-// memory; elsewhere it allocates size() + 1 times its bytes of the device's while it runs, and
-// waits. Ranks that are threads of one process end together: the last one to be destroyed frees
-// memory of all their GPUs, which waits for whatever runs there, so no call of another group may be
-// in flight. What a call that failed has written is undefined: the kernels that waited are ended.
-// Which ranks are missing is known of those on the same host, by some 8 KiB a rank of shared memory
-// (a file in /dev/shm that has its name only while the group is made). Throws InvalidArgument when
-// the rank is not in [0, size), or on an option; Unsupported where NCCL is missing; DeviceError.
+// that max_ctas allows, 1.4 GB on two H200s where NCCL chooses; and exchange_memory(). Where all
+// ranks are on one host all_gather_host goes by its shared memory; elsewhere it allocates size() +
+// 1 times its bytes of the device's while it runs, and waits. Ranks that are threads of one process
+// end together: the last one to be destroyed frees memory of all their GPUs, which waits for
+// whatever runs there, so no call of another group may be in flight. What a call that failed has
+// written is undefined: the kernels that waited are ended. Which ranks are missing is known of
+// those on the same host, by some 8 KiB a rank of shared memory (a file in /dev/shm that has its
+// name only while the group is made). Throws InvalidArgument when the rank is not in [0, size), or
+// on an option; Unsupported where NCCL is missing; DeviceError.
 LOGITLESS_API std::shared_ptr<Communicator> make_nccl(std::span<const std::byte, 128> id, int rank,
                                                       int size, const NcclOptions& options = {});
 

@@ -532,7 +532,7 @@ class CommunicatorNcclOptions(Structure):
     max_ctas: int  # the most thread blocks of a call's kernel; 0: NCCL chooses
     watch: int  # 1: a thread gives the group up when a rank's process has ended
     limit_ms: int  # default 60000; of the host's waits
-    copy_engines: int  # 1: memory out of which they exchange, see NcclOptions of communicator.h
+    copy_engines: int  # default 1; 0: no memory into which they exchange, see NcclOptions
     reserved: int  # 0
     _fields_ = [
         ("struct_size", c_size_t), ("id", c_void_p), ("nccl_comm", c_void_p), ("rank", c_int32), ("size", c_int32),
@@ -540,7 +540,7 @@ class CommunicatorNcclOptions(Structure):
         ("reserved", c_int32),
     ]
     # Of the fields that do not begin as 0.
-    defaults: ClassVar[dict[str, float]] = {"limit_ms": 60000}
+    defaults: ClassVar[dict[str, float]] = {"limit_ms": 60000, "copy_engines": 1}
 
 
 class OrderOptions(Structure):

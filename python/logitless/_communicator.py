@@ -125,12 +125,12 @@ class Communicator:
 
     @staticmethod
     def nccl(
-        id: bytes, rank: int, size: int, max_ctas: int = 0, limit: float = 60.0, watch: bool = False, copy_engines: bool = False
+        id: bytes, rank: int, size: int, max_ctas: int = 0, limit: float = 60.0, watch: bool = False, copy_engines: bool = True
     ) -> Communicator:
         """A group over NCCL, a GPU for each rank: the thread's current one. Collective. ``max_ctas``: the most thread
         blocks of a call's kernel, 0: NCCL chooses; ``limit``: seconds to wait for the others; ``watch``: a thread gives
-        the group up when the process of another rank of this host has ended; ``copy_engines``: they exchange what plans keep
-        in the group's memory (NCCL 2.28, one host), and nothing ends what waits there for a rank that is gone."""
+        the group up when the process of another rank of this host has ended; ``copy_engines``: they move what is large into
+        memory of the group, where all ranks are on one host and their GPUs reach each other's memory."""
         if len(id) != _NCCL_ID_BYTES:
             raise ValueError(f"id: expected the {_NCCL_ID_BYTES} bytes of nccl_id(), got {len(id)}")
         kept = ctypes.create_string_buffer(id, _NCCL_ID_BYTES)

@@ -30,6 +30,7 @@ inline logitless_communicator_nccl_options defaults() {
   logitless_communicator_nccl_options value{};
   value.struct_size = sizeof(value);
   value.limit_ms = kCommunicatorLimit / std::chrono::milliseconds(1);
+  value.copy_engines = 1;
   return value;
 }
 

@@ -1,10 +1,12 @@
 // NCCL as a communicator: every wait of the host has a limit, and ends in an abort, but that of a
-// split of a blocking communicator, which NCCL makes in the call.
+// split of a blocking communicator, which NCCL makes in the call. On one host what is large goes by
+// the copy engines, without NCCL.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -12,6 +14,7 @@
 #include <stop_token>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,6 +23,7 @@
 #include "comm/rank_board.h"
 #include "core/check.h"
 #include "kernels/device_exchange.h"
+#include "kernels/device_peers.h"
 #include "kernels/device_stream.h"
 #include "logitless/communicator.h"
 
@@ -28,6 +32,38 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// As NCCL has it, of hosts whose GPUs do not reach each other's memory though they say so.
+bool forbids_peers() {
+  const char* const said = std::getenv("NCCL_P2P_DISABLE");
+  return said != nullptr && *said != '\0' && std::string_view(said) != "0";
+}
+
+// Makes a GPU the thread's current one for a while.
+class OnGpu {
+ public:
+  explicit OnGpu(int gpu) noexcept { set(gpu); }
+  ~OnGpu() { set(before_); }
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+
+ private:
+  static void set(int gpu) noexcept {
+    try {
+      cuda::set_current_device(gpu);
+    } catch (const Error&) {
+      // It is gone, or the driver is.
+    }
+  }
+  static int current() noexcept {
+    try {
+      return cuda::current_device();
+    } catch (const Error&) {
+      return 0;
+    }
+  }
+  const int before_ = current();
+};
+
 class Nccl final : public Communicator {
  public:
   template <typename... Start>
@@ -35,8 +71,8 @@ class Nccl final : public Communicator {
       : limit_(options.limit),
         gpu_(cuda::current_device()),
         stream_(cuda::make_stream()),
-        copies_(options.copy_engines && cuda::NcclRank::has_windows()),
-        rank_(start..., options.max_ctas, copies_) {
+        copies_(options.copy_engines && !forbids_peers()),
+        rank_(start..., options.max_ctas) {
     poll("the group's making", limit_, [&] { return rank_.ready(); });
     join_board();
     if (options.watch && on_board_ && size() > 1)
@@ -46,9 +82,12 @@ class Nccl final : public Communicator {
   Nccl& operator=(const Nccl&) = delete;
   ~Nccl() override {
     watch_ = {};
+    const OnGpu here(gpu_);
     try {
       if (failure_.empty()) {
-        rank_.unshare();
+        poll("the group's end", limit_, [&] { return peers_ == nullptr || peers_->done(); });
+        if (peers_ != nullptr) peers_->close();
+        board_.close_memory();
         rank_.finalize();
         poll("the group's end", limit_, [&] { return rank_.ready(); });
         rank_.destroy();
@@ -57,7 +96,12 @@ class Nccl final : public Communicator {
       // NcclRank aborts what is left.
     }
     rank_.abort();
-    for (const Exchange& held : exchange_) rank_.free(held.memory);
+    if (peers_ == nullptr) return;
+    wait_until(kFinish, [&] { return peers_->done(); });
+    peers_->close();
+    board_.close_memory();
+    wait_until(kPause, [&] { return board_.all_closed_memory(); });
+    peers_->free();
   }
 
   int rank() const override { return rank_.rank(); }
@@ -65,12 +109,18 @@ class Nccl final : public Communicator {
   DeviceKind device() const override { return DeviceKind::cuda; }
 
   void all_gather(const void* mine, void* all, std::size_t bytes_each, void* stream) override {
-    enqueue("all_gather", bytes_each, [&] { rank_.all_gather(mine, all, bytes_each, stream); });
+    enqueue("all_gather", bytes_each, [&] {
+      if (copies(all, bytes_each)) return peers_->all_gather(mine, all, bytes_each, stream);
+      rank_.all_gather(mine, all, bytes_each, stream);
+    });
   }
   void all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each,
                   void* stream) override {
-    enqueue("all_to_all", bytes_each,
-            [&] { rank_.all_to_all(pieces, pieces_of_all, bytes_each, stream); });
+    enqueue("all_to_all", bytes_each, [&] {
+      if (copies(pieces_of_all, bytes_each))
+        return peers_->all_to_all(pieces, pieces_of_all, bytes_each, stream);
+      rank_.all_to_all(pieces, pieces_of_all, bytes_each, stream);
+    });
   }
 
   void all_gather_host(const void* mine, void* all, std::size_t bytes_each) override {
@@ -117,26 +167,13 @@ class Nccl final : public Communicator {
       if (held.bytes >= bytes) return held.memory;  // the same on all ranks
     }
     if (!copies_ || !on_board_ || size() == 1 || bytes == 0) return nullptr;
+    require_gpu();
     // A quarter more than the last one, so that plans of ever more tokens take few of them.
     constexpr std::size_t kUnit = std::size_t{2} << 20;
     if (!exchange_.empty()) bytes = std::max(bytes, exchange_.back().bytes / 4 * 5);
     bytes = (bytes + kUnit - 1) / kUnit * kUnit;
-    void* const memory = rank_.allocate(bytes);
-    // Whether all ranks have it is known before any of them waits for the others in NCCL.
-    std::vector<char> all(static_cast<std::size_t>(size()));
-    const char mine = memory != nullptr ? 1 : 0;
-    all_gather_host(&mine, all.data(), sizeof(mine));
-    if (std::find(all.begin(), all.end(), 0) != all.end()) {
-      rank_.free(memory);
-      return nullptr;
-    }
-    exchange_.push_back({memory, bytes});
-    bool begun = false;
-    poll("the group's memory for exchanges", limit_, [&] {
-      if (!begun) rank_.share(memory, bytes);
-      begun = true;
-      return rank_.ready();
-    });
+    void* const memory = shared_memory(bytes);
+    if (memory != nullptr) exchange_.push_back({memory, bytes});
     return memory;
   }
 
@@ -158,10 +195,14 @@ class Nccl final : public Communicator {
   }
 
  private:
-  template <typename F>
-  void enqueue(std::string_view kind, std::size_t bytes_each, const F& call) {
+  void require_gpu() const {
     require(cuda::current_device() == gpu_, "communicator: of GPU ", gpu_,
             ", but the thread's current one is ", cuda::current_device());
+  }
+
+  template <typename F>
+  void enqueue(std::string_view kind, std::size_t bytes_each, const F& call) {
+    require_gpu();
     last_ = call_text(++calls_, kind, bytes_each);
     bool begun = false;
     board_.arrive(calls_);
@@ -208,6 +249,65 @@ class Nccl final : public Communicator {
     }
   }
 
+  // Collective. Null, on all ranks, where one of them cannot reach another's memory, or has none.
+  void* shared_memory(std::size_t bytes) {
+    cuda::PeerMemory mine;
+    try {
+      if (peers_ == nullptr) {
+        auto made = std::make_unique<cuda::PeerCopies>(rank(), size(), board_.more());
+        const std::lock_guard lock(mutex_);
+        peers_ = std::move(made);
+      }
+      mine = peers_->allocate(bytes);
+    } catch (const DeviceError&) {
+      // Told to the others: there is no handle.
+    }
+    std::vector<cuda::PeerMemory> of_all(static_cast<std::size_t>(size()));
+    all_gather_host(&mine, of_all.data(), sizeof(mine));
+    const char open = peers_ != nullptr && peers_->open(of_all) ? 1 : 0;
+    std::vector<char> all(of_all.size());
+    all_gather_host(&open, all.data(), sizeof(open));
+    if (std::find(all.begin(), all.end(), 0) == all.end()) return peers_->memory();
+    if (peers_ != nullptr) peers_->drop();
+    return nullptr;
+  }
+
+  // Less is faster by NCCL.
+  bool copies(const void* to, std::size_t bytes_each) const {
+    return peers_ != nullptr && bytes_each >= kLeastCopied &&
+           peers_->holds(to, bytes_each * static_cast<std::size_t>(size()));
+  }
+
+  template <typename F>
+  static void wait_until(milliseconds limit, const F& done) noexcept {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point end = Clock::now() + limit;
+    try {
+      while (!done() && Clock::now() < end) std::this_thread::sleep_for(milliseconds(1));
+    } catch (const Error&) {
+      // The GPU has failed.
+    }
+  }
+
+  void begin_to_let_go() {
+    try {
+      letting_go_ = std::jthread([this](auto stop) { let_go(stop); });
+    } catch (const std::system_error&) {
+      peers_->let_go();
+    }
+  }
+
+  // Of a group that has failed: this GPU waits for no other one any more. Those that are done with
+  // all that they wait for are to finish what they have begun, before anything is written there.
+  void let_go(const std::stop_token& stop) const {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point start = Clock::now();
+    while (!stop.stop_requested()) {
+      if (Clock::now() - start >= kPause) peers_->let_go();
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
+
   void watch(const std::stop_token& stop) {
     std::mutex sleeping;
     std::condition_variable_any woken;
@@ -249,7 +349,8 @@ class Nccl final : public Communicator {
     std::random_device random;
     const std::uint64_t mine = (std::uint64_t{random()} << 32) | random();
     all_gather_host(&mine, names.data(), sizeof(mine));
-    board_ = RankBoard(concat(std::hex, names[0]), rank(), size());
+    board_ = RankBoard(concat(std::hex, names[0]), rank(), size(),
+                       copies_ ? cuda::PeerCopies::flag_bytes(size()) : 0);
     board_.arrive(calls_);
     const char joined = 1;
     std::vector<char> all(names.size());
@@ -257,9 +358,13 @@ class Nccl final : public Communicator {
     board_.close();
     has_board_ = true;
     // All of them say so, or none goes by it.
-    const char here = board_.all_here() ? 1 : 0;
-    all_gather_host(&here, all.data(), sizeof(here));
-    on_board_ = std::find(all.begin(), all.end(), 0) == all.end();
+    const auto agreed = [&](bool here) {
+      const char said = here ? 1 : 0;
+      all_gather_host(&said, all.data(), sizeof(said));
+      return std::find(all.begin(), all.end(), 0) == all.end();
+    };
+    copies_ = agreed(copies_);
+    on_board_ = agreed(board_.all_here());
     calls_ = 0;  // the caller's are counted
     last_ = "no call";
     board_.arrive(0);
@@ -269,7 +374,8 @@ class Nccl final : public Communicator {
     if (!failure_.empty()) return;
     failure_ = concat("communicator: rank ", rank(), " of ", size(), ": ", why);
     board_.give_up();
-    if (!grouped_) rank_.abort();  // else at the group's end
+    if (peers_ != nullptr) begin_to_let_go();  // NCCL may wait for this GPU
+    if (!grouped_) rank_.abort();              // else at the group's end
   }
 
   struct Exchange {
@@ -279,13 +385,16 @@ class Nccl final : public Communicator {
   static constexpr milliseconds kWatch{200};
   // For the GPUs of ranks that are slower than one whose process has ended after the same calls.
   static constexpr milliseconds kGrace{5000};
+  static constexpr milliseconds kPause{1000};
+  static constexpr milliseconds kFinish{10000};  // what is let go still writes to others
+  static constexpr std::size_t kLeastCopied = std::size_t{1} << 20;
   static constexpr int kYields = 1000;
   static constexpr int kLooks = 4000;  // between looks at who is gone: 0.2 s, asleep
 
   const milliseconds limit_;
   const int gpu_;
   const std::shared_ptr<void> stream_;  // of all_gather_host
-  const bool copies_;
+  bool copies_;  // what is large goes by the copy engines, where they reach the others
   std::mutex mutex_;
   cuda::NcclRank rank_;
   RankBoard board_;
@@ -296,7 +405,9 @@ class Nccl final : public Communicator {
   std::string last_ = "no call";  // the last call's text
   std::string failure_;
   std::vector<Exchange> exchange_;  // ascending
-  std::jthread watch_;              // last: it sees all of the above
+  std::unique_ptr<cuda::PeerCopies> peers_;
+  std::jthread letting_go_;  // of a group that has failed
+  std::jthread watch_;       // last: it sees all of the above
 };
 
 void check_options(const char* what, const NcclOptions& options) {

@@ -77,6 +77,7 @@ struct alignas(64) RankBoard::Rank {
   std::atomic<std::int64_t> process;  // 0: not of this host; or one of those above
   std::atomic<std::uint64_t> round;   // of an exchange, begun
   std::atomic<std::uint64_t> space;   // the PID namespace that the process has its number in
+  std::atomic<std::uint64_t> closed;  // 1: has no memory of others open
   // Of this round and the last one, which others may still read: they have all come to this one
   // before the next one is written.
   struct Slot {
@@ -85,13 +86,20 @@ struct alignas(64) RankBoard::Rank {
   } slots[2];
 };
 
-RankBoard::RankBoard(const std::string& name, int rank, int size) : rank_(rank), size_(size) {
+// Whole pages.
+std::size_t RankBoard::own_bytes() const noexcept {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return (static_cast<std::size_t>(size_) * sizeof(Rank) + page - 1) / page * page;
+}
+
+RankBoard::RankBoard(const std::string& name, int rank, int size, std::size_t more)
+    : more_(more), rank_(rank), size_(size) {
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
   const std::string path = concat("/dev/shm/logitless-", name);
   const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0) return;
   path_ = path;
-  const std::size_t bytes = static_cast<std::size_t>(size) * sizeof(Rank);
+  const std::size_t bytes = own_bytes() + more;
   // Allocates, so that a full file system says so here.
   if (posix_fallocate(file, 0, static_cast<off_t>(bytes)) == 0) {
     void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -110,13 +118,14 @@ RankBoard::~RankBoard() {
   if (ranks_ == nullptr) return;
   Entries::of_process().remove(&ranks_[rank_].process);
   leave(ranks_[rank_].process);
-  munmap(ranks_, static_cast<std::size_t>(size_) * sizeof(Rank));
+  munmap(ranks_, own_bytes() + more_);
 }
 
 RankBoard::RankBoard(RankBoard&& other) noexcept { *this = std::move(other); }
 
 RankBoard& RankBoard::operator=(RankBoard&& other) noexcept {
   std::swap(ranks_, other.ranks_);
+  std::swap(more_, other.more_);
   std::swap(rank_, other.rank_);
   std::swap(size_, other.size_);
   std::swap(round_, other.round_);
@@ -149,6 +158,16 @@ bool RankBoard::all_here() const noexcept {
          });
 }
 
+void RankBoard::close_memory() noexcept {
+  if (ranks_ != nullptr) ranks_[rank_].closed = 1;
+}
+
+bool RankBoard::all_closed_memory() const noexcept {
+  return ranks_ == nullptr || std::all_of(ranks_, ranks_ + size_, [](const Rank& rank) {
+           return rank.closed > 0 || rank.process <= 0 || has_ended(rank);
+         });
+}
+
 void RankBoard::put(const void* mine, std::size_t bytes) noexcept {
   Rank& rank = ranks_[rank_];
   Rank::Slot& slot = rank.slots[++round_ % 2];
@@ -171,6 +190,10 @@ bool RankBoard::take(void* all, std::size_t stride) const noexcept {
     if (bytes > 0) std::memcpy(to, slot.data, bytes);
   }
   return true;
+}
+
+void* RankBoard::more() const noexcept {
+  return ranks_ == nullptr ? nullptr : reinterpret_cast<std::byte*>(ranks_) + own_bytes();
 }
 
 bool RankBoard::has_ended(const Rank& rank) noexcept {

@@ -52,8 +52,10 @@ struct ExchangeLane {
   std::shared_ptr<void> exchanged;    // and have come, or the sums of a piece
   // i32 [rows]: Sharding::word_table on the device; null: words follow one another.
   std::shared_ptr<const void> word_table;
-  // Of the communicator, in place of the workspace's part for exchanges; null: none.
+  // Of the communicator, in place of the workspace's part for exchanges; null: none. The event, one
+  // for all plans of the group: the last call that received there is done with it.
   void* memory = nullptr;
+  std::shared_ptr<void> memory_free;
 };
 
 // Of words spread over ranks.

@@ -1,6 +1,9 @@
 #include "head/shard_plan.h"
 
 #include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
@@ -38,6 +41,9 @@ void say_features(const HeadFeatures& f, PlanDigest& digest) {
   digest.same("accumulate", f.accumulate);
   digest.same("ranks of the words", f.word_ranks);
   digest.same("sharded tokens", f.tokens_sharded);
+  // Of tokens on all ranks its sums are told as what they are rounded to.
+  const bool everywhere = f.word_ranks > 0 && !f.tokens_sharded && f.d_hidden;
+  digest.same("dtype of d_hidden", everywhere ? name_of(f.d_hidden_dtype) : "each rank's own");
 }
 
 void say(const ShardedHead& head, const Sharding& sharding, PlanDigest& digest) {
@@ -99,13 +105,10 @@ std::int64_t tiles_before(const std::vector<std::vector<WordRun>>& words, int ra
   return tiles;
 }
 
-// Collective: of the group's own memory what chunks exchange, and less workspace. Null: it has
-// none.
+// Collective: of the group's own memory what is received, and less workspace. Null: it has none.
 void* take_exchange_memory(Communicator& words, LossPlan& plan) {
   const auto bytes_of = [](const LossPlan& p) {
-    const std::int64_t tokens = std::max<std::int64_t>(p.shape.tokens, 1);
-    return cuda::exchange_bytes(p.shape, p.features,
-                                std::min(cuda::sizes_of(p).largest_chunk(), tokens));
+    return cuda::exchange_bytes(p.shape, p.features, cuda::sizes_of(p));
   };
   const std::size_t bytes = bytes_of(plan);
   // An audit's call is another one of the same words.
@@ -115,6 +118,17 @@ void* take_exchange_memory(Communicator& words, LossPlan& plan) {
   plan.exchange_bytes = bytes;
   LossPlanAccess::set_workspace_bytes(plan, plan.workspace_bytes() - bytes);
   return memory;
+}
+
+// One for all plans that receive there.
+std::shared_ptr<void> event_of_memory(const void* memory) {
+  static std::mutex mutex;
+  static std::map<const void*, std::weak_ptr<void>> events;
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<void>& known = events[memory];
+  std::shared_ptr<void> event = known.lock();
+  if (event == nullptr) known = event = cuda::make_event();
+  return event;
 }
 
 // Of the ranks that hold the words together.
@@ -344,6 +358,7 @@ void set_shard(const LossPlan& plan, const Sharding& sharding, HeadCall& call) {
   lane.stream = cuda::make_stream(true);
   for (auto* event : {&lane.start, &lane.ready, &lane.hidden_done, &lane.exchanged})
     *event = cuda::make_event();
+  if (lane.memory != nullptr) lane.memory_free = event_of_memory(lane.memory);
 }
 
 bool is_planned(const ShardAgreement& agreed, const Sharding& sharding) {

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "kernels/device_head.h"
 
@@ -24,11 +23,10 @@ void make_nccl_id(std::byte* id);
 // throw DeviceError with NCCL's text, and the constructors Unsupported where NCCL is missing.
 class NcclRank {
  public:
-  // max_ctas: the most thread blocks of a call's kernel; 0: NCCL chooses. copies: by copy engines
-  // where it can, of what lies in shared memory.
-  NcclRank(const std::byte* id, int rank, int size, int max_ctas, bool copies);
+  // max_ctas: the most thread blocks of a call's kernel; 0: NCCL chooses.
+  NcclRank(const std::byte* id, int rank, int size, int max_ctas);
   // A group of its own with the ranks of another one (ncclCommSplit).
-  NcclRank(void* parent, int max_ctas, bool copies);
+  NcclRank(void* parent, int max_ctas);
   ~NcclRank() {
     abort();
     if (parent_ != nullptr) (void)comm_.release();
@@ -50,15 +48,6 @@ class NcclRank {
   void begin_group();
   void end_group();
 
-  // Memory whose exchanges the copy engines make: 2.28 and later has it. allocate() is the rank's
-  // own, null where NCCL or the device is short of it; share() is collective, ready() is asked
-  // then.
-  static bool has_windows();
-  void* allocate(std::size_t bytes);
-  void free(void* memory) noexcept;
-  void share(void* memory, std::size_t bytes);
-  void unshare();  // all of it
-
   // finalize(), ready() until it says yes, destroy(): or else the destructor aborts.
   void finalize();
   void destroy();
@@ -70,7 +59,6 @@ class NcclRank {
   // Written by NCCL's thread until it is ready; of a split that never ended it stays for ever.
   std::unique_ptr<void*> comm_ = std::make_unique<void*>(nullptr);
   void* parent_ = nullptr;  // not null: being split off
-  std::vector<std::unique_ptr<void*>> windows_;
 };
 
 }  // namespace logitless::cuda

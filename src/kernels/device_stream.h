@@ -41,6 +41,9 @@ bool stream_ready(Stream stream);
 void record_event(void* event, Stream stream);
 // What the stream is told from here on waits for what the event was recorded after.
 void stream_wait(Stream stream, void* event);
+// The same, and nothing while the stream is captured.
+void record_event_if_running(void* event, Stream stream);
+void stream_wait_if_running(Stream stream, void* event);
 // The host waits for what the stream had before the event was recorded; not at all where it never
 // was.
 void wait_event(void* event);

@@ -4,13 +4,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -183,6 +186,38 @@ TEST(RankBoard, Moves) {
   EXPECT_EQ(board.missing(1), "rank 0 has made 0 calls");
   board.arrive(1);
   EXPECT_EQ(board.missing(1), "all ranks have made the call, and one has not run it");
+}
+
+TEST(RankBoard, HasBytesBesideIt) {
+  const std::string name = name_of_test();
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  RankBoard a(name, 0, 2, 2 * page), b(name, 1, 2, 2 * page);
+  auto* const of_a = static_cast<unsigned char*>(a.more());
+  auto* const of_b = static_cast<unsigned char*>(b.more());
+  ASSERT_NE(of_a, nullptr);
+  EXPECT_NE(of_a, of_b);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(of_a) % page, 0u);
+  EXPECT_TRUE(std::all_of(of_b, of_b + 2 * page, [](unsigned char c) { return c == 0; }));
+  of_a[2 * page - 1] = 7;
+  EXPECT_EQ(of_b[2 * page - 1], 7);
+  a.arrive(3);  // the two do not meet
+  EXPECT_EQ(of_b[0], 0);
+  const RankBoard moved = std::move(a);
+  EXPECT_EQ(moved.more(), of_a);
+  EXPECT_EQ(RankBoard().more(), nullptr);
+}
+
+TEST(RankBoard, WhoHasMemoryOpen) {
+  const std::string name = name_of_test();
+  RankBoard a(name, 0, 3), b(name, 1, 3);
+  auto c = std::make_unique<RankBoard>(name, 2, 3);
+  a.close_memory();
+  EXPECT_FALSE(a.all_closed_memory());
+  b.close_memory();
+  EXPECT_FALSE(a.all_closed_memory());
+  c.reset();  // has left
+  EXPECT_TRUE(a.all_closed_memory());
+  EXPECT_TRUE(RankBoard().all_closed_memory());
 }
 
 }  // namespace

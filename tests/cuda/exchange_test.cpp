@@ -23,6 +23,7 @@
 
 #include "comm/digest.h"
 #include "comm/ranks.h"
+#include "core/check.h"
 #include "logitless/communicator.h"
 #include "logitless/device.h"
 
@@ -168,36 +169,83 @@ TEST_F(Exchange, MovesBytes) {
   }
 }
 
-// By copy engines, where NCCL has them.
-TEST_F(Exchange, OutOfTheGroupsMemory) {
+// By copy engines, where the GPUs reach each other's memory.
+TEST_F(Exchange, IntoTheGroupsMemory) {
   std::atomic<int> without = 0;
-  NcclOptions options;
-  options.copy_engines = true;
-  const auto outcomes = run(
-      [&](Gpu& gpu) {
-        constexpr std::size_t kBytes = std::size_t{1} << 20;
-        void* const memory = gpu.group->exchange_memory(20 * kBytes);
-        if (memory == nullptr) {
-          ++without;
-          return;
-        }
-        EXPECT_EQ(gpu.group->exchange_memory(kBytes), memory)
-            << "one memory for all that it is enough for";
-        for (const std::size_t bytes : {std::size_t{256}, kBytes})
-          for (const bool graph : {false, true}) expect_exchanges(gpu, bytes, graph, memory);
-        expect_exchanges(gpu, 24, false);
-        void* const more = gpu.group->exchange_memory(100 * kBytes);
-        EXPECT_NE(more, memory);
-        expect_exchanges(gpu, kBytes, false, more);
-        expect_exchanges(gpu, kBytes, false, memory);
-      },
-      options);
+  const auto outcomes = run([&](Gpu& gpu) {
+    constexpr std::size_t kBytes = std::size_t{1} << 20;
+    void* const memory = gpu.group->exchange_memory(20 * kBytes);
+    if (memory == nullptr) {
+      ++without;
+      return;
+    }
+    EXPECT_EQ(gpu.group->exchange_memory(kBytes), memory)
+        << "one memory for all that it is enough for";
+    for (const std::size_t bytes : {std::size_t{256}, kBytes, kBytes + 24})
+      for (const bool graph : {false, true}) expect_exchanges(gpu, bytes, graph, memory);
+    expect_exchanges(gpu, 24, false);
+    void* const more = gpu.group->exchange_memory(100 * kBytes);
+    EXPECT_NE(more, memory);
+    expect_exchanges(gpu, kBytes, false, more);
+    expect_exchanges(gpu, kBytes, false, memory);
+    // In place, and from memory that is not the group's.
+    const auto rank = static_cast<std::size_t>(gpu.group->rank());
+    const std::vector<char> given(kBytes, static_cast<char>('a' + rank));
+    std::vector<char> got(kBytes);
+    const DeviceBuffer own(gpu.context, kBytes);
+    auto* const all = static_cast<char*>(memory);
+    for (char* const mine : {own.as<char>(0), all + rank * kBytes}) {
+      gpu.stream.fill(memory, 0, kBytes * static_cast<std::size_t>(gpu.group->size()));
+      gpu.stream.copy(mine, given.data(), kBytes);
+      gpu.group->all_gather(mine, all, kBytes, gpu.queue());
+      for (std::size_t r = 0; r < static_cast<std::size_t>(gpu.group->size()); ++r) {
+        gpu.stream.copy(got.data(), all + r * kBytes, kBytes);
+        gpu.stream.wait();
+        EXPECT_EQ(got, std::vector<char>(kBytes, static_cast<char>('a' + r)));
+      }
+    }
+  });
   EXPECT_EQ(outcomes, fine());
-  if (without > 0) GTEST_SKIP() << "this NCCL has no windows for copy engines";
+  if (without > 0) GTEST_SKIP() << "the GPUs do not reach each other's memory";
+}
+
+// What waits in a copy for a rank that does not come is let go, and the group's end is in order.
+TEST_F(Exchange, ARankThatDoesNotCopyIsMissed) {
+  std::atomic<int> failed{0}, without{0};
+  const auto outcomes = run([&](Gpu& gpu) {
+    constexpr std::size_t kBytes = std::size_t{1} << 20;
+    auto* const all = static_cast<char*>(gpu.group->exchange_memory(8 * kBytes));
+    if (all == nullptr) {
+      ++without;
+      return;
+    }
+    gpu.group->all_gather(all + 4 * kBytes, all, kBytes, gpu.queue());
+    gpu.group->wait(gpu.queue(), milliseconds(20000));
+    const int others = gpu.group->size() - 1;
+    if (gpu.group->rank() == 0) {
+      while (failed != others) std::this_thread::yield();
+      return;
+    }
+    const Outcome outcome = outcome_of([&] {
+      gpu.group->all_gather(all + 4 * kBytes, all, kBytes, gpu.queue());
+      gpu.group->all_gather(all + 4 * kBytes, all, kBytes, gpu.queue());
+      gpu.group->wait(gpu.queue(), milliseconds(300));
+    });
+    EXPECT_EQ(outcome.kind, "DeviceError");
+    EXPECT_NE(outcome.text.find("not done within 300 ms; rank 0 has made "), std::string::npos)
+        << outcome.text;
+    gpu.stream.wait();
+    ++failed;
+  });
+  EXPECT_EQ(outcomes, fine());
+  if (without > 0) GTEST_SKIP() << "the GPUs do not reach each other's memory";
+  EXPECT_EQ(run([](Gpu& gpu) { expect_exchanges(gpu, 1000, false); }), fine());
 }
 
 TEST_F(Exchange, HostsMeet) {
-  const auto outcomes = run([&](Gpu& gpu) {
+  NcclOptions options;
+  options.copy_engines = false;
+  const auto body = [&](Gpu& gpu) {
     EXPECT_EQ(gpu.group->exchange_memory(4096), nullptr) << "nobody asked for copy engines";
     const int rank = gpu.group->rank(), size = gpu.group->size();
     for (const std::size_t count : {1, 64, 1024, 3000}) {
@@ -207,8 +255,8 @@ TEST_F(Exchange, HostsMeet) {
       for (std::size_t i = 0; i < all.size(); ++i)
         ASSERT_EQ(all[i], 100 * static_cast<int>(i / count) + static_cast<int>(count));
     }
-  });
-  EXPECT_EQ(outcomes, fine());
+  };
+  EXPECT_EQ(run(body, options), fine());
 }
 
 TEST_F(Exchange, IsCaptured) {
@@ -391,6 +439,8 @@ TEST_F(Exchange, NamesTheWrongGpu) {
 constexpr const char* kChildId = "LOGITLESS_EXCHANGE_TEST_ID";
 constexpr const char* kWatch = "LOGITLESS_EXCHANGE_TEST_WATCH";
 
+constexpr std::size_t kCopied = std::size_t{1} << 20;  // by the copy engines
+
 // Rank 1 of the test below, as a process of its own: waits to be killed.
 TEST_F(Exchange, Child) {
   const char* const hex = std::getenv(kChildId);
@@ -403,12 +453,14 @@ TEST_F(Exchange, Child) {
   options.watch = std::getenv(kWatch) != nullptr;
   gpu.group = make_nccl(id, 1, 2, options);
   expect_exchanges(gpu, 1000, false);
+  gpu.group->exchange_memory(2 * kCopied);
   pause();
 }
 
-// Rank 0's end of a group whose rank 1 was killed after two calls.
-void with_a_killed_rank(const NcclOptions& options,
-                        const std::function<void(Gpu&, const DeviceBuffer&)>& body) {
+// Rank 0's end of a group whose rank 1 was killed: gather(bytes) enqueues what waits for it.
+void with_a_killed_rank(
+    const NcclOptions& options,
+    const std::function<void(Gpu&, const std::function<void(std::size_t)>&)>& body) {
   const NcclId id = make_nccl_id();
   std::string hex;
   for (const std::byte b : id) {
@@ -425,44 +477,53 @@ void with_a_killed_rank(const NcclOptions& options,
   Gpu gpu(0);
   gpu.group = make_nccl(id, 0, 2, options);
   expect_exchanges(gpu, 1000, false);
+  const DeviceBuffer memory(gpu.context, 3 * kCopied);
+  void* const shared = gpu.group->exchange_memory(2 * kCopied);
+  void* const all = shared == nullptr ? memory.as<char>(kCopied) : shared;
   ASSERT_EQ(kill(child, SIGKILL), 0);
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
-  body(gpu, DeviceBuffer(gpu.context, 4096));
+  body(gpu,
+       [&](std::size_t bytes) { gpu.group->all_gather(memory.data(), all, bytes, gpu.queue()); });
 }
 
 TEST_F(Exchange, AProcessThatIsKilledIsMissed) {
-  with_a_killed_rank({}, [](Gpu& gpu, const DeviceBuffer& memory) {
-    const Outcome outcome = outcome_of([&] {
-      gpu.group->all_gather(memory.data(), memory.as<char>(1024), 8, gpu.queue());
-      gpu.group->wait(gpu.queue(), milliseconds(1000));
+  for (const std::size_t bytes : {std::size_t{8}, kCopied}) {
+    with_a_killed_rank({}, [&](Gpu& gpu, const auto& gather) {
+      const Outcome outcome = outcome_of([&] {
+        gather(bytes);
+        gpu.group->wait(gpu.queue(), milliseconds(1000));
+      });
+      EXPECT_EQ(outcome.kind, "DeviceError");
+      EXPECT_NE(outcome.text.find(concat("(all_gather of ", bytes, " bytes)")), std::string::npos)
+          << outcome.text;
+      // NCCL may see the end of the connection first.
+      if (outcome.text.find("not done within") != std::string::npos) {
+        EXPECT_NE(outcome.text.find("rank 1's process has ended"), std::string::npos)
+            << outcome.text;
+      }
+      gpu.stream.wait();
     });
-    EXPECT_EQ(outcome.kind, "DeviceError");
-    EXPECT_NE(outcome.text.find("call 3 (all_gather of 8 bytes)"), std::string::npos)
-        << outcome.text;
-    // NCCL may see the end of the connection first.
-    if (outcome.text.find("not done within") != std::string::npos) {
-      EXPECT_NE(outcome.text.find("rank 1's process has ended"), std::string::npos) << outcome.text;
-    }
-    gpu.stream.wait();
-  });
+  }
 }
 
-// Nobody asks the group: the thread that watches ends the kernel that waits.
+// Nobody asks the group: the thread that watches ends what waits.
 TEST_F(Exchange, AProcessThatIsKilledIsSeen) {
   NcclOptions options;
   options.watch = true;
-  with_a_killed_rank(options, [](Gpu& gpu, const DeviceBuffer& memory) {
-    const Outcome outcome = outcome_of([&] {
-      gpu.group->all_gather(memory.data(), memory.as<char>(1024), 8, gpu.queue());
-      gpu.stream.wait();
-      for (int i = 0; i < 100; ++i) {
-        std::this_thread::sleep_for(milliseconds(50));
-        gpu.group->check();
-      }
+  for (const std::size_t bytes : {std::size_t{8}, kCopied}) {
+    with_a_killed_rank(options, [&](Gpu& gpu, const auto& gather) {
+      const Outcome outcome = outcome_of([&] {
+        gather(bytes);
+        gpu.stream.wait();
+        for (int i = 0; i < 100; ++i) {
+          std::this_thread::sleep_for(milliseconds(50));
+          gpu.group->check();
+        }
+      });
+      EXPECT_EQ(outcome.kind, "DeviceError");
+      EXPECT_NE(outcome.text.find("rank 1's process has ended"), std::string::npos) << outcome.text;
     });
-    EXPECT_EQ(outcome.kind, "DeviceError");
-    EXPECT_NE(outcome.text.find("rank 1's process has ended"), std::string::npos) << outcome.text;
-  });
+  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/ranks.h"
+#include "head/cuda/layout.h"
 #include "logitless/plan.h"
 
 namespace logitless::test {
@@ -63,6 +64,7 @@ class ShardingDevicePlan : public testing::Test {
       for (std::size_t before = 0; before < r; ++before) mine.sharding.first_word += words[before];
       for (const std::int64_t of_rank : words) mine.sharding.vocab += of_rank;
       mine.sharding.tokens = spread;
+      mine.sharding.moves = moves;
       out[r] = plan_head({spread ? kTokens / ranks : kTokens, kDim, words[r], DType::bf16},
                          features, mine);
     });
@@ -82,6 +84,7 @@ class ShardingDevicePlan : public testing::Test {
 
   HeadFeatures features;
   PlanRequest request;
+  Movement moves = Movement::planned;
   std::byte* memory = nullptr;
 };
 
@@ -137,8 +140,44 @@ TEST_F(ShardingDevicePlan, ExchangesTakeTheGroupsMemoryWhereItHasSome) {
   memory = &some;
   const std::vector<LossPlan> with = plans({64128, 64128}, true);
   EXPECT_EQ(without[0].exchange_bytes, 0u);
-  EXPECT_GE(with[0].exchange_bytes, of_tokens(10));
+  EXPECT_GE(with[0].exchange_bytes, of_tokens(6));
   EXPECT_EQ(with[0].exchange_bytes + with[0].workspace_bytes(), without[0].workspace_bytes());
+}
+
+// What the communicator is asked for is what the layout ends with.
+TEST_F(ShardingDevicePlan, WhatIsReceivedIsTheEndOfTheWorkspace) {
+  std::byte some;
+  memory = &some;
+  const auto expect_end = [&](bool spread, std::size_t least) {
+    const LossPlan plan = plans({32256, 32000, 32000, 32000}, spread)[0];
+    const cuda::Sizes sizes = cuda::sizes_of(plan);
+    const cuda::Layout layout =
+        cuda::layout_of(cuda::find_device_kernel(plan.kernel), plan.shape, plan.features, sizes);
+    EXPECT_EQ(layout.total - layout.exchange, plan.exchange_bytes) << plan.explain();
+    EXPECT_GE(plan.exchange_bytes, least) << plan.explain();
+  };
+  expect_end(true, of_tokens(6));
+  expect_end(false, of_tokens(4));
+  moves = Movement::weights;
+  expect_end(true, 60_MiB);
+}
+
+// A chunk's d_hidden is on its way while the next forward gathers rows of the weight.
+TEST_F(ShardingDevicePlan, FarForwardsLeaveWhatIsSentAlone) {
+  request.kind = PlanKind::far_backward;
+  for (const std::size_t budget : {440_MiB, 500_MiB, 600_MiB}) {
+    for (const bool spread : {false, true}) {
+      request.memory_budget = budget;
+      const LossPlan plan = plans({32256, 32000, 32000, 32000}, spread)[0];
+      const cuda::Layout layout = cuda::layout_of(cuda::find_device_kernel(plan.kernel), plan.shape,
+                                                  plan.features, cuda::sizes_of(plan));
+      const std::int64_t rows = std::min(layout.far.swept, plan.shape.vocab);
+      EXPECT_GT(rows, 0);
+      EXPECT_LE(layout.far.gathered + static_cast<std::size_t>(rows * kDim * 2),
+                layout.gradients.d_hidden)
+          << plan.explain();
+    }
+  }
 }
 
 }  // namespace

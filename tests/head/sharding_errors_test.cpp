@@ -125,6 +125,22 @@ TEST(ShardingErrors, RanksThatDifferAreNamed) {
              "InvalidArgument", "rank 1: hidden");
 }
 
+// Sums of tokens that all ranks have are told rounded; of a rank's own tokens they are its own.
+TEST(ShardingErrors, DtypesOfDHidden) {
+  const HeadProblem problem(
+      {.tokens = kTokens, .dim = kDim, .vocab = kVocab, .dtype = DType::bf16, .seed = 2});
+  const auto plan_with = [&](const ShardedRun& run) {
+    return run_all(problem, run, [](int rank, RankCall& c) {
+      Tensor narrow(DType::bf16, {c.in.hidden.size(0), kDim});
+      if (rank == 1) c.out.d_hidden = narrow.view();
+      c.plan();
+    });
+  };
+  expect_all(plan_with(even_run()), "InvalidArgument",
+             "rank 1: dtype of d_hidden bf16, rank 0: f32");
+  EXPECT_EQ(plan_with(spread_run()), std::vector<Outcome>(kRanks));
+}
+
 TEST(ShardingErrors, ColumnsOfTheWeight) {
   ShardedRun run = spread_run();
   run.tokens = with_columns(run.tokens);

@@ -20,7 +20,9 @@ from .._communicator import Communicator
 
 Result = TypeVar("Result")
 
-_MOST_CTAS = 8  # of an exchange, which is beside products that want all SMs; docs/distributed.md has what others cost
+# Thread blocks of an exchange by NCCL, which is beside products that want all SMs: of all of them, and of what copy engines
+# leave. docs/distributed.md has what others cost.
+_MOST_CTAS, _CTAS_BESIDE_COPIES = 8, 4
 _FAILED = -1
 _TEXT = 512  # bytes of a message that the others get
 
@@ -43,8 +45,8 @@ ALL = Words()
 class Exchanges(NamedTuple):
     """What ``configure_exchanges`` says."""
 
-    copy_engines: bool = False
-    max_ctas: int = _MOST_CTAS
+    copy_engines: bool = True
+    max_ctas: int = _CTAS_BESIDE_COPIES
     process_group: bool = False
 
 
@@ -277,7 +279,7 @@ def _nccl_communicator(of: Group, device: torch.device) -> Communicator | None:
     seconds = limit.total_seconds() if limit is not None else 600.0
     with torch.cuda.device(device):
         made = Communicator.nccl(
-            id, rank, of.size, wanted.max_ctas, seconds, watch=not wanted.copy_engines, copy_engines=wanted.copy_engines
+            id, rank, of.size, wanted.max_ctas, seconds, watch=True, copy_engines=wanted.copy_engines
         )
     weakref.finalize(of, _finish, made, device, os.getpid())
     return made
@@ -359,30 +361,30 @@ def group_of(name: str) -> Group:
 
 
 def configure_exchanges(
-    group: Any, *, copy_engines: bool = False, max_ctas: int = _MOST_CTAS, process_group: bool = False
+    group: Any, *, copy_engines: bool = True, max_ctas: Optional[int] = None, process_group: bool = False
 ) -> None:
     """How the GPUs of one host exchange what heads with words over the ranks of ``group`` make, where its backend is NCCL.
     Collective, before the first head of the group on a GPU; the same on all ranks.
 
     Args:
         group: a ``torch.distributed.ProcessGroup``.
-        copy_engines: they move what plans keep in memory that the group has for it, and take nothing from the products:
-            the fastest, and the least memory (NCCL 2.28). Nothing ends a GPU's wait for a rank that is gone: for jobs that
-            are stopped as a whole.
-        max_ctas: the most thread blocks of an exchange, 0: NCCL chooses. More are faster by themselves, take more from the
-            products beside them, and more memory of each GPU: 152 MiB with 8 of four ranks, 292 with 16, 488 with 32.
+        copy_engines: where the GPUs reach each other's memory, they move what is large, and take nothing from the
+            products; what is received lies in memory of the group, which stays taken. False: thread blocks of NCCL move
+            all.
+        max_ctas: the most thread blocks of an exchange that NCCL makes, 0: it chooses; None: 4, and with copy_engines=False 8.
+            More are faster by themselves, take more from the products beside them, and more memory of each GPU: 76 MiB with
+            4 of four ranks, 148 with 8, 292 with 16, 488 with 32.
         process_group: by the process group's own collectives: no memory beside theirs, but more of the host's time, and a
             rank that is gone is missed at their limit.
 
     Raises: TypeError, ValueError; NotImplementedError where exchanges are not the library's own: another backend, several
-    hosts, processes that do not see each other, no NCCL that it finds, and copy engines with an NCCL that has none;
-    RuntimeError after the group's first head on a GPU.
+    hosts, processes that do not see each other, no NCCL that it finds; RuntimeError after the group's first head on a GPU.
     """
     for option, given in (("copy_engines", copy_engines), ("process_group", process_group)):
         if not isinstance(given, bool):
             raise TypeError(f"{option}: expected True or False, got {given!r}")
-    if isinstance(max_ctas, bool) or not isinstance(max_ctas, int) or not 0 <= max_ctas <= 64:
-        raise ValueError(f"max_ctas: expected an int from 0 to 64, got {max_ctas!r}")
+    if max_ctas is not None and (isinstance(max_ctas, bool) or not isinstance(max_ctas, int) or not 0 <= max_ctas <= 64):
+        raise ValueError(f"max_ctas: expected an int from 0 to 64, or None, got {max_ctas!r}")
     name = getattr(group, "group_name", None)
     if not isinstance(name, str):
         raise TypeError(f"group: expected a torch.distributed.ProcessGroup, got {type(group).__name__}")
@@ -393,12 +395,12 @@ def configure_exchanges(
     missing = c.lib.logitless_nccl_missing().decode()
     if missing:
         raise NotImplementedError(f"group: {missing}")
-    if process_group and (copy_engines or max_ctas != _MOST_CTAS):
+    if process_group and (not copy_engines or max_ctas is not None):
         raise ValueError("process_group: goes with neither copy_engines nor max_ctas, which are of the library's exchanges")
-    if copy_engines and torch.cuda.nccl.version() < (2, 28):
-        raise NotImplementedError(f"copy_engines: expected NCCL 2.28 or later, got {torch.cuda.nccl.version()}")
     if of.gpu_communicator is not None:
         raise RuntimeError("configure_exchanges: expected before the group's first head on a GPU")
+    if max_ctas is None:
+        max_ctas = _CTAS_BESIDE_COPIES if copy_engines else _MOST_CTAS
     of.exchanges = Exchanges(copy_engines, max_ctas, process_group)
 
 

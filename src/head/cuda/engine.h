@@ -127,7 +127,8 @@ class Engine {
   void own_tokens(const ForwardCall& chunk, std::int64_t first, const ChunkFunction& tokens) const;
   void own_outputs(const ForwardCall& own) const;
   void backward_sharded(const ForwardCall& chunk, const ShardChunk& of);
-  void send_hidden(std::int64_t tokens) const;
+  bool tells_rounded() const;
+  void send_hidden(const ShardChunk& of, std::int64_t tokens) const;
   void finish_hidden();
   Stream lane() const { return call_.shard.lane->stream.get(); }
   // shard_far_engine.cpp
@@ -159,6 +160,8 @@ class Engine {
   void deal_sums(std::int64_t rows, std::byte* sums) const;
   void lane_follows() const;
   void join_lane() const;
+  void take_memory() const;
+  void leave_memory() const;
   std::byte* piece_at(std::int64_t piece) const;
   std::byte* whole_at(std::int64_t piece) const;
   std::byte* sums_at(std::int64_t piece) const;

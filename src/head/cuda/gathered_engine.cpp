@@ -59,7 +59,7 @@ void Engine::lane_follows() const {
 
 std::byte* Engine::piece_at(std::int64_t piece) const {
   const std::size_t each = layout_of_piece(call_.shape, features_, sizes_.piece).bytes;
-  return base_ + layout_.gathered.piece +
+  return at<std::byte>(layout_.gathered.piece) +
          (several_pieces(features_, sizes_) ? bytes(piece % 2 * call_.shard.ranks(), each) : 0);
 }
 std::byte* Engine::whole_at(std::int64_t piece) const {
@@ -260,12 +260,15 @@ void Engine::add_sums(std::int64_t piece, const GradientOutput& d_weight,
 }
 
 void Engine::run_gathered(const ChunkFunction& tokens) {
+  take_memory();
   try {
     run_pieces(tokens);
   } catch (...) {
     join_lane();
+    leave_memory();
     throw;
   }
+  leave_memory();
 }
 
 void Engine::run_pieces(const ChunkFunction& tokens) {

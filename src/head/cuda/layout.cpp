@@ -128,16 +128,47 @@ ShardFarLayout take_shard_far(const HeadFeatures& f, std::int64_t chunk, const T
 
 bool exchanges_hidden(const HeadFeatures& f) { return f.word_ranks > 0 && f.gathered_rows == 0; }
 
-// At the end of everything else; d_hidden: of the pieces.
+// What is received is at the end of everything else.
 template <typename Take>
-void take_exchange(const HeadShape& shape, const HeadFeatures& f, std::int64_t chunk,
-                   ShardLayout& shard, std::size_t& d_hidden, const Take& take) {
+void take_hidden(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes, Layout& out,
+                 const Take& take) {
+  const std::int64_t chunk =
+      std::min(sizes.largest_chunk(), std::max<std::int64_t>(shape.tokens, 1));
   const std::int64_t whole = round_up(chunk, std::int64_t{f.word_ranks});
   const int times = f.tokens_sharded ? chunks_in_flight(shape, chunk) : 0;
   for (int i = 0; i < times; ++i)
-    shard.hidden[i] = take(chunk * shape.dim * static_cast<std::int64_t>(size_of(shape.dtype)));
-  shard.received = take(whole * shape.dim * 4, f.d_hidden);
-  d_hidden = take(whole * shape.dim * 4, f.d_hidden);
+    out.shard.hidden[i] = take(chunk * shape.dim * static_cast<std::int64_t>(size_of(shape.dtype)));
+  out.shard.received = take(whole * shape.dim * 4, f.d_hidden);
+}
+
+// Bytes from one rank, of a piece that is multiplied.
+std::int64_t piece_bytes(const HeadShape& shape, HeadFeatures f, const Sizes& sizes) {
+  f.bias = false;
+  return static_cast<std::int64_t>(piece_layout(shape, f, sizes.piece, false).bytes);
+}
+std::int64_t sums_bytes(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes) {
+  return wants_gradients(f) ? static_cast<std::int64_t>(piece_sums(shape, f, sizes.piece).bytes)
+                            : 0;
+}
+
+template <typename Take>
+void take_pieces(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes,
+                 GatheredLayout& gathered, const Take& take) {
+  const std::int64_t ranks = f.word_ranks;
+  const std::int64_t piece = piece_bytes(shape, f, sizes), sums = sums_bytes(shape, f, sizes);
+  const bool several = several_pieces(f, sizes);
+  gathered.piece = take(ranks * (several ? 2 * piece : std::max(piece, sums)));
+  gathered.received = several ? take(ranks * sums) : gathered.piece;
+}
+
+template <typename Take>
+void take_received(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes, Layout& out,
+                   const Take& take) {
+  if (sizes.piece > 0) {
+    take_pieces(shape, f, sizes, out.gathered, take);
+  } else if (exchanges_hidden(f)) {
+    take_hidden(shape, f, sizes, out, take);
+  }
 }
 
 template <typename Take>
@@ -147,12 +178,6 @@ GatheredLayout take_gathered(const HeadShape& shape, const HeadFeatures& f, cons
   const std::int64_t slots = tokens * f.targets_per_token;
   const std::int64_t ranks = f.word_ranks;
   const bool backward = wants_gradients(f);
-  HeadFeatures without_bias = f;
-  without_bias.bias = false;
-  const auto of_piece =
-      static_cast<std::int64_t>(piece_layout(shape, without_bias, sizes.piece, false).bytes);
-  const auto of_sums =
-      backward ? static_cast<std::int64_t>(piece_sums(shape, f, sizes.piece).bytes) : 0;
   GatheredLayout gathered;
   gathered.records = take(tokens * static_cast<std::int64_t>(sizeof(TokenRecord)));
   gathered.states = take(tokens * static_cast<std::int64_t>(sizeof(TokenRecord)));
@@ -161,11 +186,8 @@ GatheredLayout take_gathered(const HeadShape& shape, const HeadFeatures& f, cons
   gathered.logits = take(slots * 4);
   gathered.no_logits = take(slots * 4);
   gathered.bias = take(ranks * bias_rows(f) * 4, f.bias && f.gathered_columns == 0);
-  const bool several = several_pieces(f, sizes);
-  const std::int64_t times = several ? 2 : 1;
-  gathered.piece = take(ranks * (several ? 2 * of_piece : std::max(of_piece, of_sums)));
-  gathered.received = several ? take(ranks * of_sums, backward) : gathered.piece;
-  gathered.sums = take(times * ranks * of_sums, backward);
+  const std::int64_t times = several_pieces(f, sizes) ? 2 : 1;
+  gathered.sums = take(times * ranks * sums_bytes(shape, f, sizes));
   gathered.whole = take(times * static_cast<std::int64_t>(whole_piece(shape, f, sizes.piece).bias));
   gathered.whole_sums =
       take(static_cast<std::int64_t>(whole_sums(shape, f, sizes.piece).bytes), backward);
@@ -339,7 +361,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   }
   const auto end = [&] {
     out.exchange = out.total;
-    if (exchanges_hidden(f)) take_exchange(shape, f, chunk, out.shard, gradients.d_hidden, take);
+    take_received(whole, f, sizes, out, take);
     return out;
   };
   if (!backward) return end();
@@ -364,6 +386,9 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   if (!exchanges_hidden(f))
     gradients.d_hidden = take(chunk * shape.dim * 4, sums_hidden(kernel, shape.vocab, f, sizes));
   const auto swept = static_cast<std::int64_t>(out.total - by_position) / (shape.dim * 2);
+  if (exchanges_hidden(f))  // a chunk's goes to other ranks while the next one sweeps
+    gradients.d_hidden =
+        take(round_up(chunk, std::int64_t{f.word_ranks}) * shape.dim * 4, f.d_hidden);
   gradients.d_weight = take(shape.vocab * shape.dim * 4, sums_weight(kernel, tokens, f, sizes));
   gradients.weight_low =
       take(running_sum_bytes(shape.vocab, shape.dim), splits_weight(kernel, tokens, f, sizes));
@@ -387,12 +412,12 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   return end();
 }
 
-std::size_t exchange_bytes(const HeadShape& shape, const HeadFeatures& f, std::int64_t chunk) {
-  if (!exchanges_hidden(f)) return 0;
+std::size_t exchange_bytes(const HeadShape& shape, const HeadFeatures& features,
+                           const Sizes& sizes) {
   std::size_t total = 0;
-  ShardLayout shard;
-  std::size_t d_hidden = 0;
-  take_exchange(shape, f, chunk, shard, d_hidden, [&](std::int64_t bytes, bool wanted = true) {
+  Layout out;
+  const HeadFeatures f = sizes.piece > 0 ? features_of_pieces(features) : features;
+  take_received(shape, f, sizes, out, [&](std::int64_t bytes, bool wanted = true) {
     const std::size_t at = total;
     if (wanted) total += (static_cast<std::size_t>(bytes) + 255) / 256 * 256;
     return at;

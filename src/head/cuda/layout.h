@@ -197,14 +197,14 @@ struct Layout {
   ShardLayout shard;
   ShardFarLayout shard_far;
   GatheredLayout gathered;
-  // From here on: what is exchanged of dim numbers a token, hidden, the sums of d_hidden and what
-  // is received of them, which may lie in a communicator's memory instead. With words over ranks.
+  // From here on: what is received of dim numbers a token or a word, hidden, sums of d_hidden, rows
+  // and sums of d_weight, which may lie in a communicator's memory instead. With words over ranks.
   std::size_t exchange = 0;
   std::size_t total = 0;
 };
-// Bytes of `exchange` to `total` where chunks have so many tokens.
+// Bytes of `exchange` to `total`.
 std::size_t exchange_bytes(const HeadShape& shape, const HeadFeatures& features,
-                           std::int64_t chunk);
+                           const Sizes& sizes);
 // Of the first chunk, without data; none without ranges, and where no word is kept.
 LentRanges ranges_of(const DeviceKernel& kernel, const HeadShape& shape,
                      const HeadFeatures& features, const Sizes& sizes);

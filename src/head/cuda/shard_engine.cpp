@@ -44,16 +44,30 @@ void Engine::join_lane() const {
   stream_wait(all.stream, call_.shard.lane->exchanged.get());
 }
 
+// Calls of a group receive in one memory, whatever their streams. What a graph holds its launches
+// are to be ordered by.
+void Engine::take_memory() const {
+  const std::shared_ptr<void>& event = call_.shard.lane->memory_free;
+  if (event != nullptr) stream_wait_if_running(all.stream, event.get());
+}
+void Engine::leave_memory() const {
+  const std::shared_ptr<void>& event = call_.shard.lane->memory_free;
+  if (event != nullptr) record_event_if_running(event.get(), all.stream);
+}
+
 // A chunk's exchanges of many bytes are on the lane, beside the products: what the next chunk is
 // made from comes while this one's gradients are multiplied, its d_hidden travels while the rest of
 // d_weight is, or the next forward. All ranks enqueue the same exchanges in the same order.
 void Engine::run_sharded(const ChunkFunction& tokens) {
+  take_memory();
   try {
     run_chunks(tokens);
   } catch (...) {
     join_lane();
+    leave_memory();
     throw;
   }
+  leave_memory();
 }
 
 void Engine::run_chunks(const ChunkFunction& tokens) {
@@ -273,24 +287,40 @@ void Engine::backward_sharded(const ForwardCall& chunk, const ShardChunk& of) {
   if (sizes_.far && !sizes_.both) exchange_bounds(chunk, of);
   if (!wants_hidden()) return;
   stream_wait(lane(), done);
-  send_hidden(tokens);
+  send_hidden(of, tokens);
   record_event(call_.shard.lane->exchanged.get(), lane());
   pending_ = of;
 }
 
+// Whether ranks tell each other rounded sums of d_hidden: each token's are made once, by one rank.
+bool Engine::tells_rounded() const {
+  return !call_.shard.tokens && !sizes_.far && d_hidden_.dtype != DType::f32 &&
+         !features_.accumulate;
+}
+
 // To the ranks whose tokens they are. Where all ranks have all tokens, each adds up a part of them
-// and tells the sums.
-void Engine::send_hidden(std::int64_t tokens) const {
+// and tells the sums, which come where the pieces were received.
+void Engine::send_hidden(const ShardChunk& of, std::int64_t tokens) const {
   CollectiveCalls& calls = *call_.shard.calls;
   const int ranks = call_.shard.ranks();
-  const std::int64_t numbers = (tokens + ranks - 1) / ranks * all.shape.dim;
+  const std::int64_t dim = all.shape.dim;
+  const std::int64_t rows = (tokens + ranks - 1) / ranks;
+  const std::int64_t numbers = rows * dim;
   auto* const pieces = at<float>(layout_.gradients.d_hidden);
   auto* const received = at<float>(layout_.shard.received);
   calls.all_to_all(pieces, received, bytes(numbers, sizeof(float)), lane());
   if (call_.shard.tokens) return;
-  float* const sums = pieces + call_.shard.rank() * numbers;
-  add_pieces(received, ranks, numbers, sums, lane());
-  calls.all_gather(sums, pieces, bytes(numbers, sizeof(float)), lane());
+  if (!tells_rounded()) {
+    add_pieces(received, ranks, numbers, pieces, lane());
+    return calls.all_gather(pieces, received, bytes(numbers, sizeof(float)), lane());
+  }
+  const std::size_t element = size_of(d_hidden_.dtype);
+  round_pieces(received, ranks, numbers, rows, dim, {pieces, dim, d_hidden_.dtype, false}, lane());
+  calls.all_gather(pieces, received, bytes(numbers, element), lane());
+  const std::size_t stride = bytes(d_hidden_.stride, element);
+  copy_rows_async({static_cast<std::byte*>(d_hidden_.data) + bytes(of.first, stride), stride},
+                  {received, bytes(dim, element)}, bytes(dim, element),
+                  static_cast<std::size_t>(tokens), lane());
 }
 
 // Pieces are added up in the order of ranks and in fp32, and rounded once.
@@ -299,22 +329,21 @@ void Engine::finish_hidden() {
   if (of.step == 0) return;
   stream_wait(all.stream, call_.shard.lane->exchanged.get());
   const std::int64_t own = std::clamp<std::int64_t>(all.shape.tokens - of.first, 0, of.step);
-  if (own == 0) return;
+  if (own == 0 || tells_rounded()) return;
   const std::int64_t dim = all.shape.dim;
+  auto* const received = at<float>(layout_.shard.received);
   if (sizes_.far) {
+    if (!call_.shard.tokens) return finish_far_hidden(received, of);
     auto* const sums = at<float>(layout_.gradients.d_hidden);
-    if (call_.shard.tokens)
-      add_pieces(at<float>(layout_.shard.received), call_.shard.ranks(), of.step * dim, sums,
-                 all.stream);
+    add_pieces(received, call_.shard.ranks(), of.step * dim, sums, all.stream);
     return finish_far_hidden(sums, of);
   }
   GradientOutput out = d_hidden_;
   out.data = static_cast<std::byte*>(out.data) + bytes(of.first * out.stride, size_of(out.dtype));
   if (call_.shard.tokens) {
-    round_pieces(at<float>(layout_.shard.received), call_.shard.ranks(), of.step * dim, own, dim,
-                 out, all.stream);
+    round_pieces(received, call_.shard.ranks(), of.step * dim, own, dim, out, all.stream);
   } else {
-    round_sums(at<float>(layout_.gradients.d_hidden), own, dim, out, all.stream);
+    round_sums(received, own, dim, out, all.stream);
   }
 }
 

@@ -327,11 +327,14 @@ LossPlan with_default_threads(LossPlan plan, int threads) {
   return plan;
 }
 
-// Beside what a plan of one rank's words takes: what large chunks exchange.
+// Beside what a plan of one rank's words takes: what large chunks exchange, with the sums of
+// d_hidden.
 std::size_t exchange_limit(const HeadShape& shape, const HeadFeatures& features) {
   constexpr std::int64_t kLarge = 16384;  // tokens, that products and exchanges run well with
-  return cuda::exchange_bytes(shape, features,
-                              std::min(std::max<std::int64_t>(shape.tokens, 1), kLarge));
+  const std::int64_t tokens = std::clamp<std::int64_t>(shape.tokens, 1, kLarge);
+  const bool sends = features.word_ranks > 0 && features.gathered_rows == 0 && features.d_hidden;
+  const std::int64_t sums = sends ? tokens * shape.dim * 4 : 0;  // received sums are exchanged
+  return cuda::exchange_bytes(shape, features, {.chunk = kLarge}) + static_cast<std::size_t>(sums);
 }
 
 LossPlan plan_for(const HeadShape& shape, const HeadFeatures& features,

@@ -32,20 +32,7 @@ struct Config {
   int max_ctas = kUndefined;
   const char* net_name = nullptr;
   int split_share = 0;
-  // Of 2.28, which an older one does not look at.
-  int traffic_class = kUndefined;
-  const char* name = nullptr;
-  int collnet_enable = kUndefined;
-  int cta_policy = kUndefined;
-  int shrink_share = kUndefined;
-  int nvls_ctas = kUndefined;
-  int channels_per_peer = kUndefined;
-  int nvlink_centric = kUndefined;
 };
-constexpr int kWindows = 22800;      // 2.28.0
-constexpr int kSymmetricWindow = 1;  // NCCL_WIN_COLL_SYMMETRIC
-constexpr int kNoProcessors = 2;     // NCCL_CTA_POLICY_ZERO
-constexpr std::size_t kOldestConfig = offsetof(Config, traffic_class);
 
 struct Functions {
   std::string missing;
@@ -64,12 +51,6 @@ struct Functions {
   int (*all_gather)(const void*, void*, std::size_t, int, Comm, cudaStream_t) = nullptr;
   int (*send)(const void*, std::size_t, int, int peer, Comm, cudaStream_t) = nullptr;
   int (*receive)(void*, std::size_t, int, int peer, Comm, cudaStream_t) = nullptr;
-  // Of 2.28.
-  int (*all_to_all)(const void*, void*, std::size_t, int, Comm, cudaStream_t) = nullptr;
-  int (*allocate)(void**, std::size_t) = nullptr;
-  int (*free)(void*) = nullptr;
-  int (*share)(Comm, void*, std::size_t, void** window, int flags) = nullptr;
-  int (*unshare)(Comm, void* window) = nullptr;
   const char* (*text)(int) = nullptr;
   const char* (*last_error)(Comm) = nullptr;
 };
@@ -97,13 +78,6 @@ Functions load() {
   library.find("ncclGetLastError", out.last_error);
   out.missing = library.missing();
   int version = 0;
-  if (out.missing.empty() && out.version(&version) == kSuccess && version >= kWindows) {
-    library.find("ncclAlltoAll", out.all_to_all);
-    library.find("ncclMemAlloc", out.allocate);
-    library.find("ncclMemFree", out.free);
-    library.find("ncclCommWindowRegister", out.share);
-    library.find("ncclCommWindowDeregister", out.unshare);
-  }
   if (out.version != nullptr && out.version(&version) == kSuccess && version < kOldest) {
     out.missing = concat("NCCL (libnccl.so.2) is of version code ", version,
                          "; 2.19 (21900) or a later one is needed");
@@ -130,15 +104,9 @@ void require_nccl(int result, const char* what, Comm comm) {
                            last == nullptr || *last == '\0' ? "" : concat(" (", last, ")")));
 }
 
-Config config_of(int max_ctas, bool copies) {
+Config config_of(int max_ctas) {
   Config config;
   if (max_ctas > 0) config.max_ctas = max_ctas;
-  if (copies) {
-    config.version = kWindows;
-    config.cta_policy = kNoProcessors;
-  } else {
-    config.size = kOldestConfig;
-  }
   return config;
 }
 
@@ -152,21 +120,21 @@ void make_nccl_id(std::byte* id) {
   std::memcpy(id, made.bytes, kNcclIdBytes);
 }
 
-NcclRank::NcclRank(const std::byte* id, int rank, int size, int max_ctas, bool copies)
+NcclRank::NcclRank(const std::byte* id, int rank, int size, int max_ctas)
     : rank_(rank), size_(size) {
   const Functions& nccl = needed();
   Id all;
   std::memcpy(all.bytes, id, kNcclIdBytes);
-  Config config = config_of(max_ctas, copies);
+  Config config = config_of(max_ctas);
   require_nccl(nccl.begin(comm_.get(), size, all, rank, &config), "ncclCommInitRankConfig",
                nullptr);
 }
 
-NcclRank::NcclRank(void* parent, int max_ctas, bool copies) : parent_(parent) {
+NcclRank::NcclRank(void* parent, int max_ctas) : parent_(parent) {
   const Functions& nccl = needed();
   require_nccl(nccl.count(parent, &size_), "ncclCommCount", nullptr);
   require_nccl(nccl.rank(parent, &rank_), "ncclCommUserRank", nullptr);
-  Config config = config_of(max_ctas, copies);
+  Config config = config_of(max_ctas);
   require_nccl(nccl.split(parent, 0, rank_, comm_.get(), &config), "ncclCommSplit", parent);
 }
 
@@ -195,10 +163,6 @@ void NcclRank::all_to_all(const void* pieces, void* pieces_of_all, std::size_t b
                           Stream stream) {
   const Functions& nccl = functions();
   const auto queue = static_cast<cudaStream_t>(stream);
-  if (!windows_.empty()) {
-    return require_nccl(nccl.all_to_all(pieces, pieces_of_all, bytes_each, kUint8, *comm_, queue),
-                        "ncclAlltoAll", *comm_);
-  }
   const auto* from = static_cast<const std::byte*>(pieces);
   auto* to = static_cast<std::byte*>(pieces_of_all);
   require_nccl(nccl.begin_group(), "ncclGroupStart", *comm_);
@@ -216,34 +180,6 @@ void NcclRank::all_to_all(const void* pieces, void* pieces_of_all, std::size_t b
 
 void NcclRank::begin_group() { require_nccl(functions().begin_group(), "ncclGroupStart", *comm_); }
 void NcclRank::end_group() { require_nccl(functions().end_group(), "ncclGroupEnd", *comm_); }
-
-bool NcclRank::has_windows() {
-  const Functions& nccl = functions();
-  return nccl.missing.empty() && nccl.all_to_all != nullptr && nccl.allocate != nullptr &&
-         nccl.free != nullptr && nccl.share != nullptr && nccl.unshare != nullptr;
-}
-
-void* NcclRank::allocate(std::size_t bytes) {
-  void* memory = nullptr;
-  return needed().allocate(&memory, bytes) == kSuccess ? memory : nullptr;
-}
-
-void NcclRank::free(void* memory) noexcept {
-  if (memory != nullptr) functions().free(memory);
-}
-
-void NcclRank::share(void* memory, std::size_t bytes) {
-  // NCCL writes the handle when it is ready.
-  windows_.push_back(std::make_unique<void*>(nullptr));
-  require_nccl(functions().share(*comm_, memory, bytes, windows_.back().get(), kSymmetricWindow),
-               "ncclCommWindowRegister", *comm_);
-}
-
-void NcclRank::unshare() {
-  for (const auto& window : windows_)
-    require_nccl(functions().unshare(*comm_, *window), "ncclCommWindowDeregister", *comm_);
-  windows_.clear();
-}
 
 void NcclRank::finalize() {
   require_nccl(functions().finalize(*comm_), "ncclCommFinalize", *comm_);

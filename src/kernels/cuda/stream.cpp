@@ -8,6 +8,12 @@ namespace {
 cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t event_of(void* event) { return static_cast<cudaEvent_t>(event); }
 
+bool is_captured(Stream stream) {
+  cudaStreamCaptureStatus status;
+  require_cuda(cudaStreamIsCapturing(stream_of(stream), &status), "stream");
+  return status != cudaStreamCaptureStatusNone;
+}
+
 }  // namespace
 
 std::string device_name(int index) {
@@ -45,10 +51,7 @@ std::shared_ptr<void> make_timed_event() {
   return {event, [](void* held) { cudaEventDestroy(event_of(held)); }};
 }
 void record_event_of_graph(void* event, Stream stream) {
-  cudaStreamCaptureStatus status;
-  require_cuda(cudaStreamIsCapturing(stream_of(stream), &status), "event");
-  const unsigned flags =
-      status == cudaStreamCaptureStatusNone ? cudaEventRecordDefault : cudaEventRecordExternal;
+  const unsigned flags = is_captured(stream) ? cudaEventRecordExternal : cudaEventRecordDefault;
   require_cuda(cudaEventRecordWithFlags(event_of(event), stream_of(stream), flags), "event");
 }
 double seconds_between(void* from, void* to) {
@@ -82,6 +85,12 @@ void record_event(void* event, Stream stream) {
 }
 void stream_wait(Stream stream, void* event) {
   require_cuda(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0), "event");
+}
+void record_event_if_running(void* event, Stream stream) {
+  if (!is_captured(stream)) record_event(event, stream);
+}
+void stream_wait_if_running(Stream stream, void* event) {
+  if (!is_captured(stream)) stream_wait(stream, event);
 }
 void wait_event(void* event) { require_cuda(cudaEventSynchronize(event_of(event)), "CUDA stream"); }
 bool event_passed(void* event) {

@@ -16,9 +16,9 @@ def main(rank: int, port: str, ranks: int) -> None:
     from logitless.torch import Sharding, linear_cross_entropy
 
     torch.manual_seed(rank)
-    hidden = torch.randn(512, 256, device="cuda").bfloat16().requires_grad_()
-    weight = (torch.randn(4096, 256, device="cuda") / 16).bfloat16().requires_grad_()
-    target = torch.randint(0, 4096 * ranks, (512,), device="cuda")
+    hidden = torch.randn(4096, 1024, device="cuda").bfloat16().requires_grad_()
+    weight = (torch.randn(4096, 1024, device="cuda") / 32).bfloat16().requires_grad_()
+    target = torch.randint(0, 4096 * ranks, (4096,), device="cuda")
     said, start = "", time.monotonic()
     for step in range(1000):
         if rank == ranks - 1 and step == 5:

@@ -212,21 +212,23 @@ def trained(rank, ranks, mesh):
 
 
 def exchanges(rank, ranks):
-    """By copy engines, and by kernels of another width: the same bits."""
-    from logitless.torch import Sharding, configure_exchanges, linear_cross_entropy
+    """By copy engines, by kernels of several widths, by the process group: the same bits."""
+    from logitless.torch import configure_exchanges
 
-    hidden, weight, _, target = problem(ranks, 1031)
+    small = problem(ranks, 1031)
+    torch.manual_seed(7)  # what is moved is of 1 MiB and more for each rank, which NCCL has less of
+    large = torch.randn(ranks, 2048, 1024).to("cuda", torch.bfloat16), torch.randn(4096 * ranks, 1024).to("cuda", torch.bfloat16) / 32
+    large = (*large, None, torch.randint(0, 4096 * ranks, (ranks, 2048)).cuda())
     found = []
-    for given in (None, dict(max_ctas=2), dict(copy_engines=True), dict(process_group=True)):
+    for given in (None, dict(max_ctas=2), dict(copy_engines=False), dict(process_group=True)):
         group = dist.new_group(list(range(ranks)))
         if given is not None:
             configure_exchanges(group, **given)
-        own, rows = hidden[rank].clone().requires_grad_(), weight[rows_of(1031, ranks, rank)].clone().requires_grad_()
-        for _ in range(3):
-            own.grad = rows.grad = None
-            loss = linear_cross_entropy(own, rows, target[rank], sharding=Sharding(group, tokens=True))
-            loss.backward()
-        found.append((loss.detach(), own.grad, rows.grad))
+        found.append([])
+        for hidden, weight, _, target in (small, large):
+            for share in (dict(tokens=True, moves="tokens"), dict(tokens=True, moves="weights"), dict(tokens=False)):
+                found[-1] += several_calls(rank, ranks, group, hidden, weight, target, share)
+        found[-1] += on_streams(rank, ranks, group, large)
         try:
             configure_exchanges(group, max_ctas=4)
         except RuntimeError as error:
@@ -235,6 +237,34 @@ def exchanges(rank, ranks):
             raise AssertionError("no error")
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other))
+
+
+def several_calls(rank, ranks, group, hidden, weight, target, share):
+    """Loss and gradients of the last of three calls."""
+    from logitless.torch import Sharding, linear_cross_entropy
+
+    vocab = len(weight)
+    rows = rows_of(vocab, ranks, rank)
+    own, target = (hidden[rank], target[rank]) if share["tokens"] else (hidden.flatten(0, 1), target.flatten())
+    x, w = own.clone().requires_grad_(), weight[rows].clone().requires_grad_()
+    for _ in range(3):
+        x.grad = w.grad = None
+        loss = linear_cross_entropy(x, w, target, sharding=Sharding(group, vocab, rows.start, **share))
+        loss.backward()
+    return [loss.detach(), x.grad, w.grad]
+
+
+def on_streams(rank, ranks, group, problem):
+    """Heads of one group on two streams that do not wait for one another receive in one memory."""
+    hidden, weight, _, target = problem
+    results, streams = [], [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    for turn in range(4):
+        with torch.cuda.stream(streams[turn % 2]):
+            results.append(several_calls(rank, ranks, group, hidden, weight, target, dict(tokens=turn > 1)))
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for pair in (results[:2], results[2:]) for a, b in zip(*pair))
+    return [t for result in results for t in result]
 
 
 def refused(rank, ranks):

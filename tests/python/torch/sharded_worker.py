@@ -530,7 +530,7 @@ def errors(rank, ranks, mesh):
 
     for given, kind, said in (
         (dict(copy_engines=1), TypeError, "copy_engines: expected True or False, got 1"),
-        (dict(max_ctas=65), ValueError, "max_ctas: expected an int from 0 to 64, got 65"),
+        (dict(max_ctas=65), ValueError, "max_ctas: expected an int from 0 to 64, or None, got 65"),
         (dict(max_ctas=True), ValueError, "max_ctas: expected an int"),
         (dict(process_group=None), TypeError, "process_group: expected True or False, got None"),
         ({}, NotImplementedError, "group: expected ranks of one host with NCCL"),

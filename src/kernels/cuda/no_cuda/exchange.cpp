@@ -1,6 +1,7 @@
-// Stands in for NCCL in a build without CUDA.
+// Stands in for NCCL, and copies between GPUs, in a build without CUDA.
 #include "core/check.h"
 #include "kernels/device_exchange.h"
+#include "kernels/device_peers.h"
 
 namespace logitless::cuda {
 namespace {
@@ -15,20 +16,29 @@ const std::string& nccl_missing() {
 }
 void make_nccl_id(std::byte*) { refuse(); }
 
-NcclRank::NcclRank(const std::byte*, int, int, int, bool) { refuse(); }
-NcclRank::NcclRank(void*, int, bool) { refuse(); }
+NcclRank::NcclRank(const std::byte*, int, int, int) { refuse(); }
+NcclRank::NcclRank(void*, int) { refuse(); }
 bool NcclRank::ready() { refuse(); }
 void NcclRank::all_gather(const void*, void*, std::size_t, Stream) { refuse(); }
 void NcclRank::all_to_all(const void*, void*, std::size_t, Stream) { refuse(); }
 void NcclRank::begin_group() { refuse(); }
 void NcclRank::end_group() { refuse(); }
-bool NcclRank::has_windows() { return false; }
-void* NcclRank::allocate(std::size_t) { refuse(); }
-void NcclRank::free(void*) noexcept {}
-void NcclRank::share(void*, std::size_t) { refuse(); }
-void NcclRank::unshare() { refuse(); }
 void NcclRank::finalize() { refuse(); }
 void NcclRank::destroy() { refuse(); }
 void NcclRank::abort() noexcept {}
+
+std::size_t PeerCopies::flag_bytes(int) { return 0; }
+PeerCopies::PeerCopies(int, int, void*) { refuse(); }
+PeerCopies::~PeerCopies() = default;
+PeerMemory PeerCopies::allocate(std::size_t) { refuse(); }
+bool PeerCopies::open(std::span<const PeerMemory>) { refuse(); }
+void PeerCopies::drop() noexcept {}
+bool PeerCopies::holds(const void*, std::size_t) const { refuse(); }
+void PeerCopies::all_gather(const void*, void*, std::size_t, Stream) const { refuse(); }
+void PeerCopies::all_to_all(const void*, void*, std::size_t, Stream) const { refuse(); }
+bool PeerCopies::done() const { refuse(); }
+void PeerCopies::let_go() const noexcept {}
+void PeerCopies::close() noexcept {}
+void PeerCopies::free() noexcept {}
 
 }  // namespace logitless::cuda

@@ -22,6 +22,8 @@ std::shared_ptr<void> make_pinned(std::size_t) { refuse(); }
 bool stream_ready(Stream) { refuse(); }
 void record_event(void*, Stream) { refuse(); }
 void stream_wait(Stream, void*) { refuse(); }
+void record_event_if_running(void*, Stream) { refuse(); }
+void stream_wait_if_running(Stream, void*) { refuse(); }
 void wait_event(void*) { refuse(); }
 bool event_passed(void*) { refuse(); }
 void copy_async(void*, const void*, std::size_t, Stream) { refuse(); }

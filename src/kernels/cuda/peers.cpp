@@ -1,0 +1,297 @@
+// Copies into the memory of other GPUs of the host. A flag is 1 from when its rank is told until
+// that rank has seen it; there are no counts, so that captured graphs may be launched again.
+#include <cuda.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "kernels/cuda/device/error.cuh"
+#include "kernels/device_peers.h"
+#include "kernels/device_stream.h"
+
+namespace logitless::cuda {
+namespace {
+
+constexpr std::size_t kFlagBytes = 64;  // a line of the host's memory each
+
+using BatchMemOp = CUresult (*)(CUstream, unsigned, CUstreamBatchMemOpParams*, unsigned);
+
+// Found at run time, so that no driver is needed to link or to start.
+BatchMemOp batch_mem_op() {
+  static const BatchMemOp function = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    require_cuda(cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &found, 12000,
+                                                  cudaEnableDefault, &result),
+                 "cuStreamBatchMemOp");
+    if (result != cudaDriverEntryPointSuccess)
+      throw DeviceError("the driver has no cuStreamBatchMemOp");
+    return std::bit_cast<BatchMemOp>(found);
+  }();
+  return function;
+}
+
+// Seen after all that the stream has written before.
+CUstreamBatchMemOpParams write_op(CUdeviceptr address, cuuint32_t value) {
+  CUstreamBatchMemOpParams op{};
+  op.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+  op.writeValue.address = address;
+  op.writeValue.value = value;
+  op.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+  return op;
+}
+CUstreamBatchMemOpParams wait_op(CUdeviceptr address) {
+  CUstreamBatchMemOpParams op{};
+  op.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+  op.waitValue.address = address;
+  op.waitValue.value = 1;
+  op.waitValue.flags = CU_STREAM_WAIT_VALUE_EQ;
+  return op;
+}
+
+void enqueue(std::vector<CUstreamBatchMemOpParams> ops, Stream stream) {
+  const CUresult result = batch_mem_op()(static_cast<CUstream>(stream),
+                                         static_cast<unsigned>(ops.size()), ops.data(), 0);
+  if (result != CUDA_SUCCESS)
+    throw DeviceError(concat("cuStreamBatchMemOp: error ", static_cast<int>(result)));
+}
+
+std::size_t flags_size(std::size_t ranks) { return ranks * 2 * ranks * kFlagBytes; }
+
+// What ranks of this process have allocated, by address, for others of this process.
+std::mutex allocated_mutex;
+std::map<std::uint64_t, std::weak_ptr<std::byte>>& allocated() {
+  static auto* const of_process = new std::map<std::uint64_t, std::weak_ptr<std::byte>>;
+  return *of_process;  // outlives static objects
+}
+void free_allocated(std::byte* memory) noexcept {
+  {
+    const std::lock_guard lock(allocated_mutex);
+    allocated().erase(reinterpret_cast<std::uint64_t>(memory));
+  }
+  cudaFree(memory);
+  cudaGetLastError();
+}
+void unmap(std::byte* memory) noexcept {
+  cudaIpcCloseMemHandle(memory);
+  cudaGetLastError();
+}
+
+bool reaches(std::byte* memory) {
+  cudaPointerAttributes of{};
+  int device = 0, can = 0;
+  if (cudaPointerGetAttributes(&of, memory) != cudaSuccess || cudaGetDevice(&device) != cudaSuccess)
+    return false;
+  if (of.device == device) return true;
+  if (cudaDeviceCanAccessPeer(&can, device, of.device) != cudaSuccess || can == 0) return false;
+  const cudaError_t status = cudaDeviceEnablePeerAccess(of.device, 0);
+  return status == cudaSuccess || status == cudaErrorPeerAccessAlreadyEnabled;
+}
+
+}  // namespace
+
+std::size_t PeerCopies::flag_bytes(int size) {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return (flags_size(static_cast<std::size_t>(size)) + page - 1) / page * page;
+}
+
+PeerCopies::PeerCopies(int rank, int size, void* flags)
+    : rank_(static_cast<std::size_t>(rank)),
+      size_(static_cast<std::size_t>(size)),
+      flags_(static_cast<std::byte*>(flags)),
+      last_(make_event()) {
+  batch_mem_op();
+  require_cuda(cudaHostRegister(flags, flag_bytes(size), cudaHostRegisterMapped),
+               "the group's flags");
+  void* of_device = nullptr;
+  const cudaError_t status = cudaHostGetDevicePointer(&of_device, flags, 0);
+  if (status != cudaSuccess) cudaHostUnregister(flags);
+  require_cuda(status, "the group's flags");
+  device_flags_ = reinterpret_cast<std::uint64_t>(of_device);
+  try {
+    try_flags();
+  } catch (...) {
+    cudaHostUnregister(flags);
+    throw;
+  }
+}
+
+// By the one that nobody else writes.
+void PeerCopies::try_flags() const {
+  const int rank = static_cast<int>(rank_);
+  const CUdeviceptr flag = device_flags_ + flag_of(rank, kReady, rank);
+  const std::shared_ptr<void> stream = make_stream();
+  enqueue({write_op(flag, 1), wait_op(flag), write_op(flag, 0)}, stream.get());
+  require_cuda(cudaStreamSynchronize(static_cast<cudaStream_t>(stream.get())), "the group's flags");
+}
+
+PeerCopies::~PeerCopies() {
+  free();
+  cudaHostUnregister(flags_);
+  cudaGetLastError();
+}
+
+void PeerCopies::free() noexcept {
+  close();
+  while (!parts_.empty()) drop();
+}
+
+PeerMemory PeerCopies::allocate(std::size_t bytes) {
+  PeerMemory told;
+  Part& part = parts_.emplace_back();
+  part.bytes = bytes;
+  part.of_rank.resize(size_);
+  void* memory = nullptr;
+  cudaIpcMemHandle_t handle;
+  static_assert(sizeof(handle) == sizeof(told.handle));
+  if (cudaMalloc(&memory, bytes) == cudaSuccess) {
+    part.of_rank[rank_] =
+        Memory(static_cast<std::byte*>(memory), [](std::byte* held) { free_allocated(held); });
+    {
+      const std::lock_guard lock(allocated_mutex);
+      allocated()[reinterpret_cast<std::uint64_t>(memory)] = part.of_rank[rank_];
+    }
+    if (cudaIpcGetMemHandle(&handle, memory) == cudaSuccess) {
+      std::memcpy(told.handle.data(), &handle, sizeof(handle));
+      told.address = reinterpret_cast<std::uint64_t>(memory);
+      told.process = getpid();
+      told.bytes = bytes;
+    }
+  }
+  cudaGetLastError();
+  return told;
+}
+
+bool PeerCopies::open(std::span<const PeerMemory> of_all) {
+  Part& part = parts_.back();
+  const auto open_one = [&](std::size_t r) {
+    const PeerMemory& told = of_all[r];
+    if (told.bytes != part.bytes) return false;
+    if (r == rank_) return true;
+    if (told.process == getpid()) {
+      part.of_rank[r] = of_this_process(told.address);
+      return part.of_rank[r] != nullptr && reaches(part.of_rank[r].get());
+    }
+    void* memory = nullptr;
+    cudaIpcMemHandle_t handle;
+    std::memcpy(&handle, told.handle.data(), sizeof(handle));
+    if (cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess) != cudaSuccess)
+      return false;
+    part.of_rank[r] = Memory(static_cast<std::byte*>(memory), [](std::byte* held) { unmap(held); });
+    return true;
+  };
+  for (std::size_t r = 0; r < size_; ++r) {
+    if (open_one(r)) continue;
+    cudaGetLastError();
+    close(part);
+    return false;
+  }
+  cudaGetLastError();
+  return true;
+}
+
+PeerCopies::Memory PeerCopies::of_this_process(std::uint64_t address) {
+  const std::lock_guard lock(allocated_mutex);
+  const auto found = allocated().find(address);
+  return found == allocated().end() ? nullptr : found->second.lock();
+}
+
+void PeerCopies::drop() noexcept {
+  close(parts_.back());
+  parts_.pop_back();
+}
+
+void PeerCopies::close() noexcept {
+  for (Part& part : parts_) close(part);
+}
+
+void PeerCopies::close(Part& part) noexcept {
+  for (std::size_t r = 0; r < size_; ++r) {
+    if (r != rank_) part.of_rank[r].reset();
+  }
+}
+
+const PeerCopies::Part* PeerCopies::part_of(const void* address, std::size_t bytes) const {
+  const auto found = std::find_if(parts_.begin(), parts_.end(), [&](const Part& part) {
+    const std::byte* const begin = part.of_rank[rank_].get();
+    return begin != nullptr && address >= begin &&
+           static_cast<const std::byte*>(address) + bytes <= begin + part.bytes;
+  });
+  return found == parts_.end() ? nullptr : &*found;
+}
+
+bool PeerCopies::holds(const void* address, std::size_t bytes) const {
+  return part_of(address, bytes) != nullptr;
+}
+
+// Of those that `rank` waits for.
+std::size_t PeerCopies::flag_of(int rank, Meeting meeting, int from) const {
+  const auto r = static_cast<std::size_t>(rank), f = static_cast<std::size_t>(from);
+  return ((r * 2 + static_cast<std::size_t>(meeting)) * size_ + f) * kFlagBytes;
+}
+
+// A rank's flag is 0 again before that rank can be told anew: it was seen, then this rank told the
+// other one that waits for it in the next meeting.
+void PeerCopies::meet(Meeting meeting, Stream stream) const {
+  const int rank = static_cast<int>(rank_), size = static_cast<int>(size_);
+  std::vector<CUstreamBatchMemOpParams> ops;
+  ops.reserve(3 * (size_ - 1));
+  const auto each_other = [&](const auto& op) {
+    for (int k = 1; k < size; ++k) ops.push_back(op((rank + k) % size));
+  };
+  each_other([&](int r) { return write_op(device_flags_ + flag_of(r, meeting, rank), 1); });
+  each_other([&](int r) { return wait_op(device_flags_ + flag_of(rank, meeting, r)); });
+  each_other([&](int r) { return write_op(device_flags_ + flag_of(rank, meeting, r), 0); });
+  enqueue(std::move(ops), stream);
+}
+
+// To rank r from mine + r * step, to `to` there, as this rank's part. Each begins with the next
+// one, so that no GPU is written to by all others at once.
+void PeerCopies::exchange(const void* mine, std::size_t step, void* to, std::size_t bytes_each,
+                          Stream stream) const {
+  const Part& part = *part_of(to, bytes_each * size_);
+  const auto offset =
+      static_cast<std::size_t>(static_cast<std::byte*>(to) - part.of_rank[rank_].get());
+  meet(kReady, stream);
+  for (std::size_t k = 1; k <= size_; ++k) {
+    const std::size_t r = (rank_ + k) % size_;
+    const auto* const from = static_cast<const std::byte*>(mine) + r * step;
+    std::byte* const there = part.of_rank[r].get() + offset + rank_ * bytes_each;
+    if (from == there) continue;
+    require_cuda(cudaMemcpyAsync(there, from, bytes_each, cudaMemcpyDeviceToDevice,
+                                 static_cast<cudaStream_t>(stream)),
+                 "copy to another GPU");
+  }
+  meet(kDone, stream);
+  record_event_of_graph(last_.get(), stream);
+}
+
+bool PeerCopies::done() const { return event_passed(last_.get()); }
+
+void PeerCopies::all_gather(const void* mine, void* all, std::size_t bytes_each,
+                            Stream stream) const {
+  exchange(mine, 0, all, bytes_each, stream);
+}
+
+void PeerCopies::all_to_all(const void* pieces, void* pieces_of_all, std::size_t bytes_each,
+                            Stream stream) const {
+  exchange(pieces, bytes_each, pieces_of_all, bytes_each, stream);
+}
+
+void PeerCopies::let_go() const noexcept {
+  for (std::size_t r = 0; r < size_; ++r) {
+    for (const Meeting meeting : {kReady, kDone}) {
+      std::byte* const flag =
+          flags_ + flag_of(static_cast<int>(rank_), meeting, static_cast<int>(r));
+      std::atomic_ref(*reinterpret_cast<std::uint32_t*>(flag)).store(1);
+    }
+  }
+}
+
+}  // namespace logitless::cuda
