@@ -86,8 +86,6 @@ class Nccl final : public Communicator {
     try {
       if (failure_.empty()) {
         poll("the group's end", limit_, [&] { return peers_ == nullptr || peers_->done(); });
-        if (peers_ != nullptr) peers_->close();
-        board_.close_memory();
         rank_.finalize();
         poll("the group's end", limit_, [&] { return rank_.ready(); });
         rank_.destroy();
@@ -163,18 +161,14 @@ class Nccl final : public Communicator {
   }
 
   void* exchange_memory(std::size_t bytes) override {
-    for (const Exchange& held : exchange_) {
-      if (held.bytes >= bytes) return held.memory;  // the same on all ranks
-    }
+    void* const held = peers_ == nullptr ? nullptr : peers_->memory_of(bytes);
+    if (held != nullptr) return held;  // on all ranks
     if (!copies_ || !on_board_ || size() == 1 || bytes == 0) return nullptr;
     require_gpu();
     // A quarter more than the last one, so that plans of ever more tokens take few of them.
     constexpr std::size_t kUnit = std::size_t{2} << 20;
-    if (!exchange_.empty()) bytes = std::max(bytes, exchange_.back().bytes / 4 * 5);
-    bytes = (bytes + kUnit - 1) / kUnit * kUnit;
-    void* const memory = shared_memory(bytes);
-    if (memory != nullptr) exchange_.push_back({memory, bytes});
-    return memory;
+    if (peers_ != nullptr) bytes = std::max(bytes, peers_->largest() / 4 * 5);
+    return shared_memory((bytes + kUnit - 1) / kUnit * kUnit);
   }
 
   bool capturable() const override { return true; }
@@ -267,7 +261,7 @@ class Nccl final : public Communicator {
     const char open = peers_ != nullptr && peers_->open(of_all) ? 1 : 0;
     std::vector<char> all(of_all.size());
     all_gather_host(&open, all.data(), sizeof(open));
-    if (std::find(all.begin(), all.end(), 0) == all.end()) return peers_->memory();
+    if (std::find(all.begin(), all.end(), 0) == all.end()) return peers_->memory_of(bytes);
     if (peers_ != nullptr) peers_->drop();
     return nullptr;
   }
@@ -378,10 +372,6 @@ class Nccl final : public Communicator {
     if (!grouped_) rank_.abort();              // else at the group's end
   }
 
-  struct Exchange {
-    void* memory;
-    std::size_t bytes;
-  };
   static constexpr milliseconds kWatch{200};
   // For the GPUs of ranks that are slower than one whose process has ended after the same calls.
   static constexpr milliseconds kGrace{5000};
@@ -404,7 +394,6 @@ class Nccl final : public Communicator {
   std::atomic<std::uint64_t> calls_ = 0;
   std::string last_ = "no call";  // the last call's text
   std::string failure_;
-  std::vector<Exchange> exchange_;  // ascending
   std::unique_ptr<cuda::PeerCopies> peers_;
   std::jthread letting_go_;  // of a group that has failed
   std::jthread watch_;       // last: it sees all of the above

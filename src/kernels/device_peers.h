@@ -42,8 +42,9 @@ class PeerCopies {
   bool open(std::span<const PeerMemory> of_all);
   // What was allocated last goes.
   void drop() noexcept;
-  // This rank's, of what was allocated last.
-  void* memory() const { return parts_.back().of_rank[rank_].get(); }
+  // This rank's first of so many bytes or more; null: there is none. Bytes of the largest.
+  void* memory_of(std::size_t bytes) const;
+  std::size_t largest() const { return parts_.empty() ? 0 : parts_.back().bytes; }
 
   // Whether so many bytes from an address on are in one part of open memory.
   bool holds(const void* address, std::size_t bytes) const;
@@ -85,8 +86,8 @@ class PeerCopies {
   std::size_t rank_, size_;
   std::byte* flags_;
   std::uint64_t device_flags_ = 0;  // the same memory as the device sees it
-  std::vector<Part> parts_;
-  std::shared_ptr<void> last_;  // event
+  std::vector<Part> parts_;         // ascending
+  std::shared_ptr<void> last_;      // event
 };
 
 }  // namespace logitless::cuda

@@ -2,6 +2,8 @@
 // returns.
 #pragma once
 
+#include <functional>
+
 #include "head/cuda/layout.h"
 #include "head/head_call.h"
 #include "kernels/device_far.h"
@@ -160,8 +162,7 @@ class Engine {
   void deal_sums(std::int64_t rows, std::byte* sums) const;
   void lane_follows() const;
   void join_lane() const;
-  void take_memory() const;
-  void leave_memory() const;
+  void with_lane(const std::function<void()>& run) const;
   std::byte* piece_at(std::int64_t piece) const;
   std::byte* whole_at(std::int64_t piece) const;
   std::byte* sums_at(std::int64_t piece) const;

@@ -260,15 +260,7 @@ void Engine::add_sums(std::int64_t piece, const GradientOutput& d_weight,
 }
 
 void Engine::run_gathered(const ChunkFunction& tokens) {
-  take_memory();
-  try {
-    run_pieces(tokens);
-  } catch (...) {
-    join_lane();
-    leave_memory();
-    throw;
-  }
-  leave_memory();
+  with_lane([&] { run_pieces(tokens); });
 }
 
 void Engine::run_pieces(const ChunkFunction& tokens) {

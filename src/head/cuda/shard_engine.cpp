@@ -46,28 +46,27 @@ void Engine::join_lane() const {
 
 // Calls of a group receive in one memory, whatever their streams. What a graph holds its launches
 // are to be ordered by.
-void Engine::take_memory() const {
-  const std::shared_ptr<void>& event = call_.shard.lane->memory_free;
-  if (event != nullptr) stream_wait_if_running(all.stream, event.get());
-}
-void Engine::leave_memory() const {
-  const std::shared_ptr<void>& event = call_.shard.lane->memory_free;
-  if (event != nullptr) record_event_if_running(event.get(), all.stream);
+void Engine::with_lane(const std::function<void()>& run) const {
+  void* const free = call_.shard.lane->memory_free.get();
+  if (free != nullptr) stream_wait_if_running(all.stream, free);
+  const auto leave = [&] {
+    if (free != nullptr) record_event_if_running(free, all.stream);
+  };
+  try {
+    run();
+  } catch (...) {
+    join_lane();
+    leave();
+    throw;
+  }
+  leave();
 }
 
 // A chunk's exchanges of many bytes are on the lane, beside the products: what the next chunk is
 // made from comes while this one's gradients are multiplied, its d_hidden travels while the rest of
 // d_weight is, or the next forward. All ranks enqueue the same exchanges in the same order.
 void Engine::run_sharded(const ChunkFunction& tokens) {
-  take_memory();
-  try {
-    run_chunks(tokens);
-  } catch (...) {
-    join_lane();
-    leave_memory();
-    throw;
-  }
-  leave_memory();
+  with_lane([&] { run_chunks(tokens); });
 }
 
 void Engine::run_chunks(const ChunkFunction& tokens) {

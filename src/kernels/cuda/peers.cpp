@@ -217,6 +217,12 @@ void PeerCopies::close(Part& part) noexcept {
   }
 }
 
+void* PeerCopies::memory_of(std::size_t bytes) const {
+  const auto found = std::find_if(parts_.begin(), parts_.end(),
+                                  [&](const Part& part) { return part.bytes >= bytes; });
+  return found == parts_.end() ? nullptr : found->of_rank[rank_].get();
+}
+
 const PeerCopies::Part* PeerCopies::part_of(const void* address, std::size_t bytes) const {
   const auto found = std::find_if(parts_.begin(), parts_.end(), [&](const Part& part) {
     const std::byte* const begin = part.of_rank[rank_].get();

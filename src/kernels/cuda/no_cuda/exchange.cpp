@@ -33,6 +33,7 @@ PeerCopies::~PeerCopies() = default;
 PeerMemory PeerCopies::allocate(std::size_t) { refuse(); }
 bool PeerCopies::open(std::span<const PeerMemory>) { refuse(); }
 void PeerCopies::drop() noexcept {}
+void* PeerCopies::memory_of(std::size_t) const { refuse(); }
 bool PeerCopies::holds(const void*, std::size_t) const { refuse(); }
 void PeerCopies::all_gather(const void*, void*, std::size_t, Stream) const { refuse(); }
 void PeerCopies::all_to_all(const void*, void*, std::size_t, Stream) const { refuse(); }
