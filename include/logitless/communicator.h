@@ -147,10 +147,10 @@ struct NcclOptions {
   // wait for it end, and the next call throws naming it.
   // For programs whose host waits for the GPU without wait().
   bool watch = false;
-  // Has exchange_memory(), where all ranks are on one host and their GPUs reach each other's
-  // memory. Exchanges there of less than 1 MiB of each rank are NCCL's. When a group fails, what
-  // waits in one of the others is let go a second later, and writes to other ranks' exchange_memory
-  // what it would have written. The same on all ranks.
+  // Has exchange_memory() of 1 MiB for each rank and more, where all ranks are on one host and
+  // their GPUs reach each other's memory. When a group fails, what waits in one of the others is
+  // let go a second later, and writes to other ranks' exchange_memory what it would have written.
+  // The same on all ranks.
   bool copy_engines = true;
 };
 

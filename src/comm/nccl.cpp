@@ -1,6 +1,6 @@
 // NCCL as a communicator: every wait of the host has a limit, and ends in an abort, but that of a
-// split of a blocking communicator, which NCCL makes in the call. On one host what is large goes by
-// the copy engines, without NCCL.
+// split of a blocking communicator, which NCCL makes in the call. On one host what is received in
+// exchange_memory goes by the copy engines, without NCCL.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -163,7 +163,8 @@ class Nccl final : public Communicator {
   void* exchange_memory(std::size_t bytes) override {
     void* const held = peers_ == nullptr ? nullptr : peers_->memory_of(bytes);
     if (held != nullptr) return held;  // on all ranks
-    if (!copies_ || !on_board_ || size() == 1 || bytes == 0) return nullptr;
+    if (!copies_ || !on_board_ || size() == 1) return nullptr;
+    if (bytes < kLeastShared * static_cast<std::size_t>(size())) return nullptr;
     require_gpu();
     // A quarter more than the last one, so that plans of ever more tokens take few of them.
     constexpr std::size_t kUnit = std::size_t{2} << 20;
@@ -175,7 +176,11 @@ class Nccl final : public Communicator {
 
   void wait(void* stream, milliseconds limit) override {
     const std::string text = concat("wait after ", last_);
-    poll(text, limit, [&] { return rank_.ready() && cuda::stream_ready(stream); });
+    poll(text, limit, [&] {
+      if (!rank_.ready() || !cuda::stream_ready(stream)) return false;
+      require_all_made();
+      return true;
+    });
   }
 
   void check() override {
@@ -192,6 +197,13 @@ class Nccl final : public Communicator {
   void require_gpu() const {
     require(cuda::current_device() == gpu_, "communicator: of GPU ", gpu_,
             ", but the thread's current one is ", cuda::current_device());
+  }
+
+  // What a rank did not come to has not been done, though NCCL ended it when that rank gave up.
+  void require_all_made() const {
+    if (!has_board_ || board_.all_made(calls_)) return;
+    const std::string gone = board_.gone(calls_);
+    if (!gone.empty()) throw DeviceError(gone);
   }
 
   template <typename F>
@@ -266,10 +278,8 @@ class Nccl final : public Communicator {
     return nullptr;
   }
 
-  // Less is faster by NCCL.
   bool copies(const void* to, std::size_t bytes_each) const {
-    return peers_ != nullptr && bytes_each >= kLeastCopied &&
-           peers_->holds(to, bytes_each * static_cast<std::size_t>(size()));
+    return peers_ != nullptr && peers_->holds(to, bytes_each * static_cast<std::size_t>(size()));
   }
 
   template <typename F>
@@ -377,7 +387,8 @@ class Nccl final : public Communicator {
   static constexpr milliseconds kGrace{5000};
   static constexpr milliseconds kPause{1000};
   static constexpr milliseconds kFinish{10000};  // what is let go still writes to others
-  static constexpr std::size_t kLeastCopied = std::size_t{1} << 20;
+  // Of each rank: exchanges of less are faster by NCCL.
+  static constexpr std::size_t kLeastShared = std::size_t{1} << 20;
   static constexpr int kYields = 1000;
   static constexpr int kLooks = 4000;  // between looks at who is gone: 0.2 s, asleep
 

@@ -162,6 +162,28 @@ TEST_F(ShardingDevicePlan, WhatIsReceivedIsTheEndOfTheWorkspace) {
   expect_end(true, 60_MiB);
 }
 
+// What the next chunk is made from comes while products have all processors: NCCL's kernels would
+// wait for their end, on other ranks in the place of products.
+TEST_F(ShardingDevicePlan, OfSeveralChunksAllThatComesBesideProductsIsInTheGroupsMemory) {
+  std::byte some;
+  memory = &some;
+  const auto layout_in = [&](std::size_t budget) {
+    request.memory_budget = budget;
+    const LossPlan plan = plans({32256, 32000, 32000, 32000}, true)[0];
+    EXPECT_EQ(plan.chunk_tokens < plan.shape.tokens, budget < 400_MiB) << plan.explain();
+    return cuda::layout_of(cuda::find_device_kernel(plan.kernel), plan.shape, plan.features,
+                           cuda::sizes_of(plan));
+  };
+  const cuda::Layout several = layout_in(200_MiB);
+  for (const std::size_t at : {several.shard.hidden[1], several.shard.targets[0],
+                               several.shard.targets[1], several.shard.logits})
+    EXPECT_GE(at, several.exchange);
+  const cuda::Layout one = layout_in(4096_MiB);
+  EXPECT_GE(one.shard.hidden[0], one.exchange);
+  for (const std::size_t at : {one.shard.targets[0], one.shard.logits})
+    EXPECT_LT(at, one.exchange) << "NCCL has less of a few bytes where nothing else runs";
+}
+
 // A chunk's d_hidden is on its way while the next forward gathers rows of the weight.
 TEST_F(ShardingDevicePlan, FarForwardsLeaveWhatIsSentAlone) {
   request.kind = PlanKind::far_backward;

@@ -88,13 +88,14 @@ ShardLayout take_shard(const HeadShape& shape, const HeadFeatures& f, std::int64
   const std::int64_t of_rank = ceil_div(chunk, ranks);
   const int times = chunks_in_flight(shape, chunk);
   ShardLayout shard;
-  shard.logits = take(ranks * slots * 4);
+  shard.logits = take(ranks * slots * 4, times == 1);  // else see take_hidden
   for (int i = 0; i < times; ++i) shard.given[i] = take(slots * 4);
   shard.records = take(ranks * chunk * static_cast<std::int64_t>(sizeof(TokenRecord)));
   shard.omega = take(shape.vocab * 4, f.vocab_weight);
   shard.shares = take((kMostRanks + 1) * 8);
   if (!f.tokens_sharded && !far) return shard;
-  for (int i = 0; i < times; ++i) shard.targets[i] = take(slots * 8);
+  for (int i = 0; i < times; ++i)
+    shard.targets[i] = take(slots * 8, times == 1 || !f.tokens_sharded);
   shard.bad_target = take(8);
   if (!f.tokens_sharded) {
     for (int i = 0; i < times; ++i) shard.hidden[i] = take(chunk * shape.dim * 2);
@@ -128,16 +129,22 @@ ShardFarLayout take_shard_far(const HeadFeatures& f, std::int64_t chunk, const T
 
 bool exchanges_hidden(const HeadFeatures& f) { return f.word_ranks > 0 && f.gathered_rows == 0; }
 
-// What is received is at the end of everything else.
+// What is received is at the end of everything else: what has many bytes, and what comes beside
+// another chunk's products, which leave no processor free. A kernel that moved it would wait for
+// their end, having taken on another rank processors from products there that begin late.
 template <typename Take>
 void take_hidden(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes, Layout& out,
                  const Take& take) {
   const std::int64_t chunk =
       std::min(sizes.largest_chunk(), std::max<std::int64_t>(shape.tokens, 1));
   const std::int64_t whole = round_up(chunk, std::int64_t{f.word_ranks});
-  const int times = f.tokens_sharded ? chunks_in_flight(shape, chunk) : 0;
-  for (int i = 0; i < times; ++i)
+  const std::int64_t slots = chunk * f.targets_per_token;
+  const bool several = chunks_in_flight(shape, chunk) > 1;
+  for (int i = 0; f.tokens_sharded && i < chunks_in_flight(shape, chunk); ++i) {
     out.shard.hidden[i] = take(chunk * shape.dim * static_cast<std::int64_t>(size_of(shape.dtype)));
+    if (several) out.shard.targets[i] = take(slots * 8);
+  }
+  if (several) out.shard.logits = take(f.word_ranks * slots * 4);
   out.shard.received = take(whole * shape.dim * 4, f.d_hidden);
 }
 

@@ -198,7 +198,8 @@ struct Layout {
   ShardFarLayout shard_far;
   GatheredLayout gathered;
   // From here on: what is received of dim numbers a token or a word, hidden, sums of d_hidden, rows
-  // and sums of d_weight, which may lie in a communicator's memory instead. With words over ranks.
+  // and sums of d_weight, and of several chunks what one is made from, targets and their logits;
+  // which may lie in a communicator's memory instead. With words over ranks.
   std::size_t exchange = 0;
   std::size_t total = 0;
 };

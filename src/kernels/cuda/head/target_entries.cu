@@ -218,18 +218,22 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads) sum_words(const ProductsCall c, float* many) {
   const std::int64_t slots = c.tokens * c.targets_per_token;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
-  for (int i = 0; i <= kFewEntries; ++i) {
-    const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * (kFewEntries + 1) + i;
-    if (first >= slots) return;
+  __shared__ std::int32_t found[2];  // its entries, [begin, end)
+  if (threadIdx.x == 0) found[0] = found[1] = 0;
+  __syncthreads();
+  const std::int64_t first =
+      static_cast<std::int64_t>(blockIdx.x) * (kFewEntries + 1) + threadIdx.x;
+  if (threadIdx.x <= kFewEntries && first < slots) {
     const std::int32_t word = c.entries.words[first] - c.first_word;
-    if (word < 0 || word >= c.block_words || c.entries.begin[word] != first) continue;
-    const std::int32_t end = c.entries.begin[word + 1];
-    if (end - first <= kFewEntries) continue;
-    if (column < c.dim)
-      many[blockIdx.x * c.dim + column] =
-          sum_entries<T>(c, static_cast<std::int32_t>(first), end, column);
-    return;
+    if (word >= 0 && word < c.block_words && c.entries.begin[word] == first &&
+        c.entries.begin[word + 1] - first > kFewEntries) {
+      found[0] = static_cast<std::int32_t>(first);
+      found[1] = c.entries.begin[word + 1];
+    }
   }
+  __syncthreads();
+  if (found[0] < found[1] && column < c.dim)
+    many[blockIdx.x * c.dim + column] = sum_entries<T>(c, found[0], found[1], column);
 }
 
 }  // namespace
