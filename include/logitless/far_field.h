@@ -17,7 +17,9 @@
 namespace logitless {
 
 struct FarFieldOptions {
-  // The most that may be approximated: far_backward keeps the loss exact, far_both does not.
+  // The most that may be approximated: far_backward keeps the loss exact, far_both does not. Where
+  // far_both misses the error whatever tau, its steps are far_backward's for a while, longer each
+  // time.
   Accuracy accuracy = Accuracy::far_backward;
   // The error wanted, in (0, 1): of d_hidden, relative, over the tokens audited. With far_both also
   // the root mean square error of their lse, in nats.

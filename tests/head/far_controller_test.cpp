@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "head/far/controller.h"
+#include "head/far/plans.h"
 #include "head/far/step.h"
 #include "head/plan/far_forecast.h"
 #include "logitless/error.h"
@@ -315,6 +316,154 @@ TEST_F(FarControllerTest, BothErrorsOfFarBothCount) {
   }
 }
 
+// Both ways miss with any tau; backward alone keeps the error.
+TEST_F(FarControllerTest, WhereBothWaysMissStepsGoBackwardAlone) {
+  options_.accuracy = Accuracy::far_both;
+  FarController c(context_, options_);
+  int repeated = 0, both_trials = 0, backward = 0;
+  std::vector<std::int64_t> tried;  // steps in which both ways were
+  for (int i = 1; i <= 400; ++i) {
+    const FarStep step = begin(c);
+    if (!step.far) continue;
+    const bool both = c.request(step).accuracy == Accuracy::far_both;
+    if (both) tried.push_back(c.report().steps);
+    both_trials += both ? 1 : 0;
+    backward += both ? 0 : 1;
+    repeated += c.accept(step, !step.audit ? unaudited() : error(both ? 0.05 : 0.005)) ? 0 : 1;
+  }
+  EXPECT_EQ(c.report().dense_steps, 9 + repeated) << "never dense but for what both ways cost";
+  EXPECT_EQ(repeated, both_trials);
+  EXPECT_EQ(400 - 9 - both_trials, backward);
+  ASSERT_GE(tried.size(), 6u);
+  EXPECT_EQ((std::vector<std::int64_t>{tried.begin(), tried.begin() + 3}),
+            (std::vector<std::int64_t>{10, 11, 12}));
+  for (std::size_t i = 4; i + 1 < tried.size(); ++i)
+    EXPECT_GT(tried[i + 1] - tried[i], (tried[i] - tried[i - 1]) * 3 / 2)
+        << "put off twice as long";
+  EXPECT_LE(tried.size(), 9u);
+  EXPECT_NE(c.explain().find("next step: far_backward"), std::string::npos) << c.explain();
+  EXPECT_NE(c.explain().find(std::to_string(backward) + " steps backward alone"), std::string::npos)
+      << c.explain();
+  // What it has found is part of the state.
+  FarController again(context_, options_);
+  again.set_state(c.state());
+  EXPECT_EQ(again.explain(), c.explain());
+  EXPECT_EQ(again.request({.far = true}).accuracy, Accuracy::far_backward);
+}
+
+TEST_F(FarControllerTest, BothWaysThatMissMoreOftenThanTheyKeepAreLeft) {
+  options_.accuracy = Accuracy::far_both;
+  FarController c(context_, options_);
+  FarStep step;
+  until_far(c, step);
+  EXPECT_TRUE(c.accept(step, error(0.005)));
+  int audits = 0;
+  for (; c.request({.far = true}).accuracy == Accuracy::far_both && audits < 100;) {
+    step = begin(c);
+    if (!step.far) continue;
+    c.accept(step, !step.audit ? unaudited() : error(++audits % 3 == 0 ? 0.005 : 0.05));
+  }
+  EXPECT_GT(audits, 4);
+  EXPECT_LT(audits, 12);
+}
+
+TEST_F(FarControllerTest, OneMissInTenIsBadLuckAndBothWaysGoOn) {
+  options_.accuracy = Accuracy::far_both;
+  FarController c(context_, options_);
+  int audits = 0;
+  for (int i = 0; i < 2000; ++i) {
+    const FarStep step = begin(c);
+    if (!step.far) continue;
+    ASSERT_EQ(c.request(step).accuracy, Accuracy::far_both) << i;
+    c.accept(step, !step.audit ? unaudited() : error(++audits % 10 == 0 ? 0.05 : 0.002));
+  }
+  EXPECT_GT(audits, 100);
+}
+
+TEST_F(FarControllerTest, BothWaysThatKeepTheErrorAgainStay) {
+  options_.accuracy = Accuracy::far_both;
+  FarController c(context_, options_);
+  bool both = true;
+  for (int i = 0; i < 400; ++i) {
+    const FarStep step = begin(c);
+    if (!step.far) continue;
+    both = c.request(step).accuracy == Accuracy::far_both;
+    c.accept(step, !step.audit ? unaudited() : error(both && i < 100 ? 0.05 : 0.005));
+  }
+  EXPECT_TRUE(both);
+  EXPECT_TRUE(c.report().far);
+}
+
+TEST_F(FarControllerTest, BothWaysAreTriedAgainWhereBackwardAloneIsNotWorthWhile) {
+  options_.accuracy = Accuracy::far_both;
+  FarController c(context_, options_);
+  exact_.kind = PlanKind::dense;
+  bool left = false;
+  int again = 0;
+  for (int i = 0; i < 100; ++i) {
+    const bool both = c.request({.far = true}).accuracy == Accuracy::far_both;
+    left = left || !both;
+    const FarStep step = c.begin(both ? far_ : exact_, source());
+    EXPECT_TRUE(both || !step.far);
+    if (!step.far) continue;
+    again += left ? 1 : 0;
+    c.accept(step, !step.audit ? unaudited() : error(left ? 0.005 : 0.05));
+  }
+  EXPECT_TRUE(left);
+  EXPECT_GT(again, 20);
+}
+
+// Both ways and backward alone may have the same tau.
+TEST_F(FarControllerTest, AnotherAccuracyIsAnotherPlan) {
+  const HeadShape shape{kTokens, kDim, kWords, DType::f32};
+  FarPlans plans;
+  const auto kind_for = [&](Accuracy accuracy) {
+    PlanRequest request;
+    request.accuracy = accuracy;
+    request.tau = 0.003f;
+    return plans
+        .get(context_, shape, {}, request,
+             [&](const PlanRequest& r) {
+               LossPlan plan;
+               plan.kernel = "a kernel";
+               plan.shape = shape;
+               plan.kind =
+                   r.accuracy == Accuracy::far_both ? PlanKind::far_both : PlanKind::far_backward;
+               return plan;
+             })
+        .kind;
+  };
+  EXPECT_EQ(kind_for(Accuracy::far_both), PlanKind::far_both);
+  EXPECT_EQ(kind_for(Accuracy::far_backward), PlanKind::far_backward);
+  EXPECT_EQ(kind_for(Accuracy::far_backward), PlanKind::far_backward);
+  EXPECT_EQ(plans.made(), 2);
+}
+
+TEST_F(FarControllerTest, AStateOfBeforeStepsCouldGoBackwardIsTaken) {
+  FarController c(context_, options_);
+  FarStep step;
+  until_far(c, step);
+  c.accept(step, error(0.005));
+  const std::string path = testing::TempDir() + "far_state_before_" + std::to_string(::getpid());
+  c.save(path);
+  {
+    const TensorFile now(path);
+    std::vector<NamedTensor> tensors;
+    for (const std::string& tensor : now.names()) {
+      ConstTensorView view = now.tensor(tensor);
+      if (tensor == "counts") view = ConstTensorView(view.data(), view.dtype(), {16});
+      if (tensor == "numbers") view = ConstTensorView(view.data(), view.dtype(), {4});
+      tensors.push_back({tensor, view});
+    }
+    write_safetensors(path + ".before", tensors, now.metadata());
+  }
+  FarController again(context_, options_);
+  again.load(path + ".before");
+  EXPECT_EQ(again.explain(), c.explain());
+  std::remove(path.c_str());
+  std::remove((path + ".before").c_str());
+}
+
 TEST_F(FarControllerTest, TrialsLowerTauThenWaitLongerEachTime) {
   options_.error = 1e-6;
   FarController c(context_, options_);
@@ -474,9 +623,12 @@ TEST_F(FarControllerTest, RefusesAStateThatNoneCouldHave) {
   crafted("counts", 8, std::int64_t{0});               // interval
   crafted("counts", 10, std::int64_t{-1});             // wait
   crafted("counts", 13, (std::int64_t{1} << 32) + 1);  // trials
+  crafted("counts", 16, std::int64_t{1});              // backward alone, of far_backward
+  for (const std::size_t i : {17, 18, 19}) crafted("counts", i, std::int64_t{-1});
   for (const double value : {-1.0, 2.0, 1e300, static_cast<double>(NAN)}) {
     crafted("numbers", 2, value);  // tau
     crafted("numbers", 3, value);  // kept
+    crafted("numbers", 4, value);  // of both ways, missed
   }
   FarController again(context_, options_);
   again.load(path);

@@ -40,10 +40,16 @@ constexpr double kRise = 1.05;
 constexpr double kFall = 0.7;
 // Trials with one order, tau lowered from each to the next, before the far field is left alone.
 constexpr int kTrials = 3;
+// Both ways a token whose likely word no token of the order's sample had is wholly off with any tau
+// (docs/far_field_figures.md#a-wider-head). Where more of the audits miss than this, of some
+// kBothAudits, steps go backward alone, whose masses are exact.
+constexpr double kBothAudits = 8.0;
+constexpr double kMostMissed = 0.4;
+constexpr double kFewMissed = 0.2;  // both ways are right for these tokens after all
 
-// What the state is besides orders, in the order of the file.
-constexpr int kCounts = 16;
-constexpr int kNumbers = 4;
+// What the state is besides orders, in the order of the file; before steps could go backward alone.
+constexpr std::size_t kCounts = 20, kCountsBefore = 16;
+constexpr std::size_t kNumbers = 5, kNumbersBefore = 4;
 
 void check(const FarFieldOptions& o) {
   require(o.accuracy == Accuracy::far_backward || o.accuracy == Accuracy::far_both,
@@ -59,6 +65,16 @@ void check(const FarFieldOptions& o) {
     require(value >= least && value <= kMostOption, name, ": expected ", least, " to ", kMostOption,
             ", got ", value);
   }
+}
+
+// All of a state's values or, of one saved before there were so many, the first `before`.
+template <typename T, std::size_t kCount>
+void read_values(const ConstTensorView& from, DType dtype, std::size_t before,
+                 const std::string& path, const char* name, std::array<T, kCount>& to) {
+  const auto count = static_cast<std::size_t>(from.numel());
+  require(from.dtype() == dtype && (count == kCount || count == before), path, ": ", name,
+          ": expected ", name_of(dtype), "[", kCount, "], got ", describe(from));
+  std::memcpy(to.data(), from.data(), count * sizeof(T));
 }
 
 }  // namespace
@@ -80,11 +96,11 @@ PlanRequest FarController::request(const FarStep& step) const {
   request.device = context_.device();
   request.memory_budget = options_.memory_budget;
   if (!step.far) return request;
-  request.accuracy = options_.accuracy;
+  request.accuracy = accuracy();
   // Ranks settle with an order whether the far field is worth while, whatever tokens each has then.
   if (settled()) {
     request.kind =
-        options_.accuracy == Accuracy::far_both ? PlanKind::far_both : PlanKind::far_backward;
+        request.accuracy == Accuracy::far_both ? PlanKind::far_both : PlanKind::far_backward;
   }
   request.tau = static_cast<float>(s_.report.tau);
   request.sample_every = options_.sample_every;
@@ -96,7 +112,11 @@ FarStep FarController::begin(const LossPlan& audited, const OrderSource& source)
   ++s_.report.steps;
   const bool far = settled() || is_far(audited.kind);
   if (!far && options_.replicas == nullptr) {
-    if ((s_.trial_due && s_.trials > 0) || s_.report.tau < kFirstTau) {
+    if (s_.backward && s_.report.steps >= s_.both_again) {
+      s_.backward = false;  // which alone is not worth while here
+      s_.trial_due = !s_.order.empty();
+      s_.reason = "both ways are tried again";
+    } else if ((s_.trial_due && s_.trials > 0) || s_.report.tau < kFirstTau) {
       // This tau would keep too much. From the first one again, with a new order.
       leave("a tau that might keep the error keeps too many tiles");
       s_.report.tau = kFirstTau;
@@ -118,6 +138,7 @@ FarStep FarController::begin(const LossPlan& audited, const OrderSource& source)
     ++s_.report.dense_steps;
     return {};
   }
+  if (s_.backward) ++s_.backward_steps;
   return {true, trial || s_.report.steps - s_.last_audit >= options_.audit_every, trial};
 }
 
@@ -126,6 +147,7 @@ bool FarController::accept(const FarStep& step, const FarFieldStatistics& found,
       options_.replicas == nullptr
           ? found
           : far_statistics_of_replicas(*options_.replicas, common(), found);
+  const bool backward = s_.backward;
   ++s_.far_steps;
   s_.report.mean_kept += (far.kept - s_.report.mean_kept) / static_cast<double>(s_.far_steps);
   bool keep = true;
@@ -143,6 +165,7 @@ bool FarController::accept(const FarStep& step, const FarFieldStatistics& found,
   if (keep || !may_repeat) return true;
   ++s_.report.repeated_steps;
   ++s_.report.dense_steps;
+  if (backward) --s_.backward_steps;
   return false;
 }
 
@@ -263,10 +286,15 @@ void FarController::wait_for_order() {
   }
 }
 
+// Of the next far-field step.
+Accuracy FarController::accuracy() const {
+  return s_.backward ? Accuracy::far_backward : options_.accuracy;
+}
+
 // The error that the options bound, of an audited step. NaN where one of them is.
 double FarController::error_of(const FarFieldStatistics& far) const {
   const double gradients = far.audited_error, lse = far.audited_lse_error;
-  if (options_.accuracy != Accuracy::far_both || std::isnan(gradients)) return gradients;
+  if (accuracy() != Accuracy::far_both || std::isnan(gradients)) return gradients;
   return gradients > lse ? gradients : lse;
 }
 
@@ -274,7 +302,9 @@ double FarController::error_of(const FarFieldStatistics& far) const {
 bool FarController::judge(double error, bool trial) {
   ++s_.report.audits;
   s_.report.last_error = error;
-  if (error <= options_.error) {
+  const bool keeps = error <= options_.error;
+  if (accuracy() == Accuracy::far_both) note_both(!keeps);
+  if (keeps) {
     s_.report.far = true;
     s_.wait = 0;
     if (trial) {
@@ -288,10 +318,30 @@ bool FarController::judge(double error, bool trial) {
       s_.report.tau = std::min(kMostTau, s_.report.tau * rise);
     }
     s_.reason = "the last audit kept the error";
+    if (trial && s_.backward && s_.report.steps >= s_.both_again) {
+      s_.backward = false;
+      s_.report.tau = std::min(s_.report.tau, kFirstTau);
+      s_.trial_due = true;
+      s_.reason = "both ways are tried again";
+    }
     return true;
   }
+  return judge_miss(error, trial);
+}
+
+// Of audits of both ways.
+void FarController::note_both(bool missed) {
+  s_.both_missed += ((missed ? 1.0 : 0.0) - s_.both_missed) / kBothAudits;
+  if (!missed && s_.both_missed < kFewMissed) s_.both_wait = 0;
+}
+
+bool FarController::judge_miss(double error, bool trial) {
   s_.report.far = false;
   ++s_.misses;
+  if (accuracy() == Accuracy::far_both && s_.both_missed > kMostMissed) {
+    go_backward();
+    return false;
+  }
   if (!trial) {
     // The order has aged: a new one as soon as it can be made. Or tau was too large.
     s_.report.tau = std::max(kLeastTau, s_.report.tau * kFall);
@@ -309,8 +359,21 @@ bool FarController::judge(double error, bool trial) {
     s_.reason = "a trial missed the error; another one with a smaller tau";
     return false;
   }
-  leave("trials miss the error");
+  accuracy() == Accuracy::far_both ? go_backward() : leave("trials miss the error");
   return false;
+}
+
+// A trial with the order there is; both ways again with an order of later, put off twice as long
+// each time.
+void FarController::go_backward() {
+  s_.backward = true;
+  s_.both_wait =
+      std::min(most_interval(), s_.both_wait == 0 ? options_.refresh_every : 2 * s_.both_wait);
+  s_.both_again = s_.report.steps + s_.both_wait;
+  s_.report.tau = kFirstTau;
+  s_.trials = 0;
+  s_.trial_due = true;
+  s_.reason = "both ways miss the error; a trial backward alone";
 }
 
 std::int64_t FarController::most_interval() const {
@@ -330,12 +393,14 @@ std::string FarController::explain() const {
   const FarFieldReport& r = s_.report;
   std::ostringstream out;
   out << std::setprecision(3);  // what varies from step to step beyond these digits says nothing
-  out << "next step: " << (r.far || s_.trial_due ? name_of(options_.accuracy) : "dense") << ", "
+  out << "next step: " << (r.far || s_.trial_due ? name_of(accuracy()) : "dense") << ", "
       << s_.reason << "\n"
       << "  " << r.steps << " steps, " << r.dense_steps << " dense (" << r.repeated_steps
       << " of them done again after an audit), " << r.refreshes << " orders, " << r.audits
-      << " audits\n"
-      << "  error wanted " << options_.error;
+      << " audits\n";
+  if (s_.backward_steps > 0)
+    out << "  " << s_.backward_steps << " steps backward alone, where both ways missed the error\n";
+  out << "  error wanted " << options_.error;
   if (r.audits > 0) out << ", last " << r.last_error << ", worst kept " << r.worst_kept_error;
   out << "; tau " << r.tau << ", " << 100.0 * r.mean_kept << " % of the tiles kept on average\n";
   return std::move(out).str();
@@ -343,15 +408,15 @@ std::string FarController::explain() const {
 
 std::vector<std::int64_t> FarController::counts() const {
   const FarFieldReport& r = s_.report;
-  return {r.steps,      r.dense_steps,   r.repeated_steps, r.audits,
-          r.refreshes,  r.far,           s_.order_step,    s_.takeover,
-          s_.interval,  s_.next_refresh, s_.wait,          s_.last_audit,
-          s_.far_steps, s_.trials,       s_.trial_due,     s_.misses};
+  return {r.steps,   r.dense_steps, r.repeated_steps, r.audits,     r.refreshes,
+          r.far,     s_.order_step, s_.takeover,      s_.interval,  s_.next_refresh,
+          s_.wait,   s_.last_audit, s_.far_steps,     s_.trials,    s_.trial_due,
+          s_.misses, s_.backward,   s_.both_again,    s_.both_wait, s_.backward_steps};
 }
 
 std::vector<double> FarController::numbers() const {
   const FarFieldReport& r = s_.report;
-  return {r.last_error, r.worst_kept_error, r.tau, r.mean_kept};
+  return {r.last_error, r.worst_kept_error, r.tau, r.mean_kept, s_.both_missed};
 }
 
 // `write(tensors, metadata)` of the state.
@@ -360,8 +425,9 @@ void FarController::write(Write&& write) {
   wait_for_order();
   const std::vector<std::int64_t> counts = this->counts();
   const std::vector<double> numbers = this->numbers();
-  std::vector<NamedTensor> tensors = {{"counts", {counts.data(), DType::i64, {kCounts}}},
-                                      {"numbers", {numbers.data(), DType::f64, {kNumbers}}}};
+  std::vector<NamedTensor> tensors = {
+      {"counts", {counts.data(), DType::i64, {std::int64_t{kCounts}}}},
+      {"numbers", {numbers.data(), DType::f64, {std::int64_t{kNumbers}}}}};
   if (!s_.order.empty()) append_order(s_.order, "order.", tensors);
   if (!s_.pending.empty()) append_order(s_.pending, "pending.", tensors);
   std::map<std::string, std::string> metadata = {
@@ -414,16 +480,12 @@ void FarController::read(const TensorFile& file, const std::string& path) {
           ", this head has ", name_of(options_.accuracy));
   const ConstTensorView counts = file.tensor("counts");
   const ConstTensorView numbers = file.tensor("numbers");
-  require(counts.dtype() == DType::i64 && counts.numel() == kCounts, path,
-          ": counts: expected i64[", kCounts, "], got ", describe(counts));
-  require(numbers.dtype() == DType::f64 && numbers.numel() == kNumbers, path,
-          ": numbers: expected f64[", kNumbers, "], got ", describe(numbers));
+  std::array<std::int64_t, kCounts> c{};
+  std::array<double, kNumbers> n{};
+  read_values(counts, DType::i64, kCountsBefore, path, "counts", c);
+  read_values(numbers, DType::f64, kNumbersBefore, path, "numbers", n);
   FarDecisions s;
   FarFieldReport& r = s.report;
-  std::array<std::int64_t, kCounts> c;
-  std::memcpy(c.data(), counts.data(), sizeof(c));
-  std::array<double, kNumbers> n;
-  std::memcpy(n.data(), numbers.data(), sizeof(n));
   r.steps = c[0];
   r.dense_steps = c[1];
   r.repeated_steps = c[2];
@@ -440,10 +502,15 @@ void FarController::read(const TensorFile& file, const std::string& path) {
   s.trials = static_cast<int>(c[13]);
   s.trial_due = c[14] != 0;
   s.misses = c[15];
+  s.backward = c[16] != 0;
+  s.both_again = c[17];
+  s.both_wait = c[18];
+  s.backward_steps = c[19];
   r.last_error = n[0];
   r.worst_kept_error = n[1];
   r.tau = n[2];
   r.mean_kept = n[3];
+  s.both_missed = n[4];
   // Sums of these and of what options allow stay within 64 bits.
   constexpr std::int64_t kMostCount = INT64_C(1) << 60;
   const bool counts_hold = std::all_of(c.begin(), c.end(), [](std::int64_t count) {
@@ -452,10 +519,11 @@ void FarController::read(const TensorFile& file, const std::string& path) {
   require(counts_hold && s.interval >= 1 && s.wait >= 0 && c[13] >= 0 && c[13] <= kTrials &&
               r.dense_steps >= 0 && r.steps >= r.dense_steps && r.repeated_steps >= 0 &&
               s.misses >= 0 && r.audits >= 0 && r.refreshes >= 0 && s.last_audit >= 0 &&
-              s.far_steps >= 0,
+              s.far_steps >= 0 && s.both_again >= 0 && s.both_wait >= 0 && s.backward_steps >= 0 &&
+              (!s.backward || options_.accuracy == Accuracy::far_both),
           path, ": counts: no state of a FarFieldHead");
   require(r.tau >= kLeastTau && r.tau <= kMostTau && r.mean_kept >= 0.0 && r.mean_kept <= 1.0 &&
-              r.worst_kept_error >= 0.0,
+              r.worst_kept_error >= 0.0 && s.both_missed >= 0.0 && s.both_missed <= 1.0,
           path, ": numbers: no state of a FarFieldHead");
   if (file.contains("order.words")) s.order = order_of(file, path, "order.");
   if (file.contains("pending.words")) s.pending = order_of(file, path, "pending.");

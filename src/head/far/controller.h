@@ -34,6 +34,12 @@ struct FarDecisions {
   int trials = 0;           // with the order, which missed the error
   std::int64_t misses = 0;  // audits that did
   bool trial_due = false;
+  // Of far_both: whether steps go backward alone, since both ways missed the error; from which step
+  // on an order's trial that keeps it has both ways tried again, and how long that was put off.
+  bool backward = false;
+  std::int64_t both_again = 0, both_wait = 0;
+  std::int64_t backward_steps = 0;
+  double both_missed = 0.0;  // of the last audits of both ways, the part that missed
   std::string reason = "no order has been made";
   std::string layout;  // which words of a sharding the orders are of; empty without
 };
@@ -96,7 +102,11 @@ class FarController {
   void wait_for_order();
   std::vector<std::int64_t> counts() const;
   std::vector<double> numbers() const;
+  Accuracy accuracy() const;
   double error_of(const FarFieldStatistics& far) const;
+  void note_both(bool missed);
+  bool judge_miss(double error, bool trial);
+  void go_backward();
   void keep_worst(double error);
   std::int64_t most_interval() const;
   bool judge(double error, bool trial);

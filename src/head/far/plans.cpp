@@ -11,8 +11,8 @@ std::size_t FarPlans::slot_of(const PlanRequest& request) {
 }
 
 bool FarPlans::Slot::serves(const HeadShape& shape, const HeadFeatures& features,
-                            float wanted) const {
-  if (plan.kernel.empty() || tau != wanted) return false;
+                            const PlanRequest& request) const {
+  if (plan.kernel.empty() || tau != request.tau || accuracy != request.accuracy) return false;
   // What ranks have settled together as they planned, whatever was asked for.
   HeadFeatures settled = features;
   settled.gathered_rows = plan.features.gathered_rows;
@@ -35,10 +35,11 @@ const LossPlan& FarPlans::get(const Context& context, const HeadShape& shape,
                               const std::function<LossPlan(const PlanRequest&)>& make) {
   Slot& slot = slots_[slot_of(request)];
   const bool of_kind = !request.kind.has_value() || slot.plan.kind == *request.kind;
-  if (of_kind && slot.serves(shape, features, request.tau)) return slot.plan;
+  if (of_kind && slot.serves(shape, features, request)) return slot.plan;
   slot.plan = make(request);
   ++made_;
   slot.tau = request.tau;
+  slot.accuracy = request.accuracy;
   context.trace(slot.plan.explain());
   return slot.plan;
 }
@@ -50,7 +51,7 @@ unsigned FarPlans::missing(const HeadShape& shape, const HeadFeatures& features,
     const Slot& slot = slots_[slot_of(request)];
     const bool there = slot.plan.agreement != nullptr &&
                        is_planned(*slot.plan.agreement, sharding) &&
-                       slot.serves(shape, features, request.tau);
+                       slot.serves(shape, features, request);
     if (!there) kinds |= 1u << slot_of(request);
   }
   return kinds;

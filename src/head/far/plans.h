@@ -33,9 +33,11 @@ class FarPlans {
  private:
   struct Slot {
     LossPlan plan;
-    // What it was made for: where the planner takes an exact one, plan.tau does not say.
+    // What it was made for: where the planner takes an exact one, the plan does not say.
     float tau = 0.0f;
-    bool serves(const HeadShape& shape, const HeadFeatures& features, float wanted) const;
+    Accuracy accuracy = Accuracy::exact;
+    bool serves(const HeadShape& shape, const HeadFeatures& features,
+                const PlanRequest& request) const;
   };
   static std::size_t slot_of(const PlanRequest& request);
   std::array<Slot, 3> slots_;
