@@ -246,17 +246,21 @@ void Engine::add_sums(std::int64_t piece, const GradientOutput& d_weight,
   const PieceRows own = rows_in_piece(piece, sizes_.piece, shard.words.rows());
   if (own.count == 0) return;
   auto* const mine = reinterpret_cast<float*>(sums_at(piece));  // sent, and free
-  add_pieces(at<float>(layout_.gathered.received), shard.ranks(),
-             static_cast<std::int64_t>(layout.bytes / sizeof(float)), mine, all.stream);
-  const auto round = [&](GradientOutput out, const float* from, std::int64_t offset,
-                         std::int64_t rows, std::int64_t columns) {
+  auto* const received = at<float>(layout_.gathered.received);
+  const auto numbers = static_cast<std::int64_t>(layout.bytes / sizeof(float));
+  const std::int64_t columns = call_.in.weight.size(1);
+  const auto from = [](GradientOutput out, std::int64_t offset) {
     out.data = static_cast<std::byte*>(out.data) + bytes(offset, size_of(out.dtype));
-    round_sums(from, rows, columns, out, all.stream);
+    return out;
   };
-  if (features_.d_weight)
-    round(d_weight, mine, own.first * d_weight.stride, own.count, call_.in.weight.size(1));
+  const GradientOutput of_words = from(d_weight, own.first * d_weight.stride);
+  if (!features_.d_bias && columns % 4 == 0 && numbers % 4 == 0)
+    return round_pieces(received, shard.ranks(), numbers, own.count, columns, of_words, all.stream);
+  add_pieces(received, shard.ranks(), numbers, mine, all.stream);
+  if (features_.d_weight) round_sums(mine, own.count, columns, of_words, all.stream);
   if (features_.d_bias)
-    round(d_bias, mine + layout.d_bias / sizeof(float), own.first, 1, own.count);
+    round_sums(mine + layout.d_bias / sizeof(float), 1, own.count, from(d_bias, own.first),
+               all.stream);
 }
 
 void Engine::run_gathered(const ChunkFunction& tokens) {

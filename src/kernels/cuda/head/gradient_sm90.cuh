@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/cuda/head/gradient_tiles_sm90.cuh"
+#include "kernels/cuda/head/target_rows_sm90.cuh"
 
 namespace logitless::cuda {
 
@@ -95,111 +96,8 @@ __device__ __forceinline__ bool multiply(const TileMemory& memory, StageCursor& 
   return previous >= 0;
 }
 
-// z (the half h of a thread's rows) += factor * row, of which columns from `column` on are the
-// thread's. The loads come before the sums, many at a time.
-template <int kLoads = 16>
-__device__ __forceinline__ void add_row(float (&z)[128], int h, float factor,
-                                        const __nv_bfloat16* row, int column, int columns) {
-#pragma unroll
-  for (int part = 0; part < 32 / kLoads; ++part) {
-    __nv_bfloat162 v[kLoads];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int c = column + (part * kLoads + i) * 8;  // columns are even
-      v[i] = c < columns ? __ldg(reinterpret_cast<const __nv_bfloat162*>(row + c))
-                         : __nv_bfloat162(__nv_bfloat16_raw{0}, __nv_bfloat16_raw{0});
-    }
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const float2 f = __bfloat1622float2(v[i]);
-      float& low = z[4 * (part * kLoads + i) + 2 * h];
-      float& high = z[4 * (part * kLoads + i) + 2 * h + 1];
-      low = fmaf(factor, f.x, low);
-      high = fmaf(factor, f.y, high);
-    }
-  }
-}
-
-// z (the half h of a thread's rows) += factor * row, in fp32; likewise many loads at a time.
-__device__ __forceinline__ void add_floats(float (&z)[128], int h, float factor, const float* row,
-                                           int column, int columns) {
-  constexpr int kLoads = 8;
-#pragma unroll
-  for (int part = 0; part < 32 / kLoads; ++part) {
-    float2 v[kLoads];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int c = column + (part * kLoads + i) * 8;
-      v[i] = c < columns ? *reinterpret_cast<const float2*>(row + c) : make_float2(0.0f, 0.0f);
-    }
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      float& low = z[4 * (part * kLoads + i) + 2 * h];
-      float& high = z[4 * (part * kLoads + i) + 2 * h + 1];
-      low = fmaf(factor, v[i].x, low);
-      high = fmaf(factor, v[i].y, high);
-    }
-  }
-}
-
-// z (the half h) += the targets' part of a word's row, its entries [begin, end).
-__device__ __forceinline__ void add_entries(float (&z)[128], int h, const GradientArguments& a,
-                                            int begin, int end, int column) {
-  const int columns = a.weight.columns;
-  if (end - begin > kFewEntries) {
-    const std::int64_t row = begin / (kFewEntries + 1);
-    return add_floats(z, h, 1.0f, a.many + row * columns, column, columns);
-  }
-  for (int e = begin; e < end; ++e) {
-    add_row(z, h, a.entry_coefficient[e], a.hidden_rows + a.entry_token[e] * a.hidden_stride,
-            column, columns);
-  }
-}
-__device__ __forceinline__ void add_entries_of(float (&z)[128], int h, const GradientArguments& a,
-                                               int word, int column) {
-  add_entries(z, h, a, a.entry_begin[word], a.entry_begin[word + 1], column);
-}
-
-// The entries of a thread's two words, where sums are added: read before the products of a tile,
-// wanted after them. (In the kernels without sums it gained nothing.)
-struct TileEntries {
-  __device__ __forceinline__ TileEntries(const GradientArguments& a, int row) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (row + 8 * h >= a.weight.rows) continue;
-      begin[h] = __ldg(a.entry_begin + row + 8 * h);
-      end[h] = __ldg(a.entry_begin + row + 8 * h + 1);
-    }
-  }
-  // What the first ones are comes for both words at once, and a row of theirs in one go.
-  __device__ __forceinline__ void add_to(float (&z)[128], const GradientArguments& a,
-                                         int column) const {
-    float coefficient[2];
-    const __nv_bfloat16* rows[2];
-    bool few[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int count = end[h] - begin[h];
-      few[h] = count > 0 && count <= kFewEntries;
-      coefficient[h] = few[h] ? __ldg(a.entry_coefficient + begin[h]) : 0.0f;
-      rows[h] = a.hidden_rows + (few[h] ? __ldg(a.entry_token + begin[h]) : 0) * a.hidden_stride;
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (few[h]) add_row<32>(z, h, coefficient[h], rows[h], column, a.weight.columns);
-      const int next = begin[h] + (few[h] ? 1 : 0);
-      if (next < end[h]) add_entries(z, h, a, next, end[h], column);
-    }
-  }
-  int begin[2] = {};
-  int end[2] = {};
-};
-struct NoEntries {
-  __device__ __forceinline__ NoEntries(const GradientArguments&, int) {}
-};
-
-// value = products * factor[row] (d_hidden) + row part * column part + targets.
-template <bool kHidden, bool kRankOne, bool kEntries>
+// value = products * factor[row] (d_hidden) + row part * column part + d_hidden's targets.
+template <bool kHidden, bool kRankOne>
 __device__ __forceinline__ void finish_product(float (&z)[128], const GradientArguments& a, int row,
                                                int column) {
   const ProductArguments& p = kHidden ? a.hidden : a.weight;
@@ -231,8 +129,6 @@ __device__ __forceinline__ void finish_product(float (&z)[128], const GradientAr
         add_row(z, h, share, a.weight_rows + (a.words[slot] - a.first_word) * a.weight_stride,
                 column, p.columns);
       }
-    } else if constexpr (kEntries) {
-      add_entries_of(z, h, a, r, column);
     }
   }
 }
@@ -343,8 +239,9 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
   const int row = (pair * kClusterCtas + cluster_rank()) * kTileRows;
   const int column = tile % p.column_tiles * kTileColumns;
   float z[128];
-  constexpr bool kAhead = !kHidden && kSums;  // kEntries too
-  const std::conditional_t<kAhead, TileEntries, NoEntries> entries(a, row + accumulator_row());
+  constexpr bool kAdds = !kHidden && !kFar && kEntries;
+  const int warp_row = row + accumulator_row() - static_cast<int>(threadIdx.x % 32 / 4);
+  const std::conditional_t<kAdds, WarpEntries, NoEntries> entries(a, warp_row);
   const bool any = multiply<kHidden, kFar>(memory, at, a, pair, z);
   if (kFar && !any) return;  // d_hidden is added to; d_weight see put_far_words
 #pragma unroll
@@ -365,9 +262,8 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
       add_running(z, a.sums, sums_of(), whole);
     }
   }
-  finish_product<kHidden, kRankOne, kEntries && !kAhead>(z, a, row + accumulator_row(),
-                                                         column + accumulator_column());
-  if constexpr (kAhead) entries.add_to(z, a, column + accumulator_column());
+  finish_product<kHidden, kRankOne>(z, a, row + accumulator_row(), column + accumulator_column());
+  if constexpr (kAdds) entries.add_to(z, a, writer.memory_of_warp(), column);
   const int first_row = row + (threadIdx.x / 128 - 1) * 64;
   if constexpr (!kHidden && kSums) {
     if (a.sums.running.last) {
