@@ -63,10 +63,8 @@ void Engine::with_lane(const std::function<void()>& run) const {
 }
 
 // A chunk's exchanges of many bytes are on the lane, beside the products: what the next chunk is
-// made from comes while this one's logits are multiplied, so that the logits of its targets are
-// made between those products and the gradients', and no rank waits for another between these and
-// the next forward. Its d_hidden travels while the rest of d_weight is multiplied, or the next
-// forward. All ranks enqueue the same exchanges in the same order.
+// made from comes while this one's gradients are multiplied, its d_hidden travels while the rest of
+// d_weight is, or the next forward. All ranks enqueue the same exchanges in the same order.
 void Engine::run_sharded(const ChunkFunction& tokens) {
   with_lane([&] { run_chunks(tokens); });
 }
@@ -86,27 +84,27 @@ void Engine::run_chunks(const ChunkFunction& tokens) {
     const std::int64_t most = std::max<std::int64_t>(shard.tokens ? planned / ranks : planned, 1);
     return ShardChunk{first, std::min(most, total - first), 0};
   };
-  const auto prepare = [&](const ShardChunk& of) {
-    record_event(lane.start.get(), all.stream);
-    return prepare_chunk(of);
-  };
-  ShardChunk now = chunk_at(0), next;
-  ForwardCall chunk = prepare(now), next_chunk;
+  ShardChunk now = chunk_at(0);
+  record_event(lane.start.get(), all.stream);
+  ForwardCall chunk = prepare_chunk(now);
   for (;;) {
     const bool last = now.first + now.step == total;
     last_chunk_ = last;
     stream_wait(all.stream, lane.ready.get());
-    if (!last) {
-      next = chunk_at(now.first + now.step);
-      next.buffer = 1 - now.buffer;
-      next_chunk = prepare(next);
-    }
     sizes_.far ? forward_shared_far(chunk, now.first == 0) : forward_sharded(chunk);
     if (makes_chunks()) {
       own_tokens(chunk, now.first, tokens);
     } else {
       tokens(chunk, gradients ? at<RowCoefficients>(layout_.gradients.rows) : nullptr,
              gradients ? at<float>(layout_.gradients.delta) : nullptr);
+    }
+    ShardChunk next;
+    ForwardCall next_chunk;
+    if (!last) {
+      next = chunk_at(now.first + now.step);
+      next.buffer = 1 - now.buffer;
+      record_event(lane.start.get(), all.stream);
+      next_chunk = prepare_chunk(next);
     }
     finish_hidden();
     if (gradients && total > 0) backward_sharded(chunk, now);

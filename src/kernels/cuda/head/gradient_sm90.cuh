@@ -96,12 +96,11 @@ __device__ __forceinline__ bool multiply(const TileMemory& memory, StageCursor& 
   return previous >= 0;
 }
 
-// value = products * factor[row] (d_hidden) + row part * column part + d_hidden's targets.
+// value = products * factor[row] (d_hidden) + row part * column part.
 template <bool kHidden, bool kRankOne>
 __device__ __forceinline__ void finish_product(float (&z)[128], const GradientArguments& a, int row,
                                                int column) {
   const ProductArguments& p = kHidden ? a.hidden : a.weight;
-  if (kHidden && a.hidden.row_pairs > a.hidden_pairs) return;  // add_parts does it
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int r = row + 8 * h;
@@ -119,15 +118,6 @@ __device__ __forceinline__ void finish_product(float (&z)[128], const GradientAr
           const int c = column + i / 2 * 8 + i % 2;
           if (c < p.columns) z[i / 2 * 4 + 2 * h + i % 2] += share * p.column_part[c];
         }
-      }
-    }
-    if constexpr (kHidden) {
-      for (int k = 0; k < a.targets_per_token; ++k) {
-        const int slot = r * a.targets_per_token + k;
-        const float share = a.coefficient[slot];
-        if (share == 0.0f) continue;
-        add_row(z, h, share, a.weight_rows + (a.words[slot] - a.first_word) * a.weight_stride,
-                column, p.columns);
       }
     }
   }
@@ -188,9 +178,29 @@ __device__ __forceinline__ void load_tile(const Pace& pace, int stretch, int clu
   }
 }
 
-// d_weight of a slab of the far field to the words' own rows, from registers: a copy of the tensor
-// memory accelerator takes rows that follow one another. Four threads write 32 bytes of a row.
-template <bool kRankOne, bool kEntries>
+// d_weight of a slab of the far field += share of its tile's, and the rank-one part.
+template <bool kRankOne>
+__device__ __forceinline__ void finish_words(float (&z)[128], const GradientArguments& a, int row,
+                                             int column) {
+  const ProductArguments& p = a.weight;
+  if (row >= p.rows) return;
+  const float shares[2] = {a.far.share[row], row + 8 < p.rows ? a.far.share[row + 8] : 0.0f};
+  add_floats(z, shares, a.far.tile_gradient + std::int64_t{row / 128} * p.columns, column,
+             p.columns);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int r = row + 8 * h;
+    if (r >= p.rows) continue;
+    if constexpr (kRankOne) {
+      if (p.column_part != nullptr)
+        add_floats(z, h, p.row_part == nullptr ? 1.0f : p.row_part[r], p.column_part, column,
+                   p.columns);
+    }
+  }
+}
+
+// To the words' own rows, from registers: a copy of the tensor memory accelerator takes rows that
+// follow one another. Four threads write 32 bytes of a row.
 __device__ __forceinline__ void put_words(float (&z)[128], const GradientArguments& a, int row,
                                           int column) {
   const ProductArguments& p = a.weight;
@@ -198,16 +208,7 @@ __device__ __forceinline__ void put_words(float (&z)[128], const GradientArgumen
   for (int h = 0; h < 2; ++h) {
     const int r = row + 8 * h;
     if (r >= p.rows) continue;
-    const int word = a.far.order_words[r];
-    add_floats(z, h, a.far.share[r], a.far.tile_gradient + std::int64_t{r / 128} * p.columns,
-               column, p.columns);
-    if constexpr (kRankOne) {
-      if (p.column_part != nullptr)
-        add_floats(z, h, p.row_part == nullptr ? 1.0f : p.row_part[r], p.column_part, column,
-                   p.columns);
-    }
-    if constexpr (kEntries) add_entries_of(z, h, a, word, column);
-    const std::int64_t first = word * a.far.stride;
+    const std::int64_t first = a.far.order_words[r] * a.far.stride;
     if (p.narrow) {
       auto* const to = static_cast<__nv_bfloat16*>(a.far.d_weight) + first;
 #pragma unroll
@@ -239,16 +240,17 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
   const int row = (pair * kClusterCtas + cluster_rank()) * kTileRows;
   const int column = tile % p.column_tiles * kTileColumns;
   float z[128];
-  constexpr bool kAdds = !kHidden && !kFar && kEntries;
-  const int warp_row = row + accumulator_row() - static_cast<int>(threadIdx.x % 32 / 4);
-  const std::conditional_t<kAdds, WarpEntries, NoEntries> entries(a, warp_row);
+  constexpr bool kAdds = kHidden || kEntries;
+  using Targets = std::conditional_t<kAdds, TargetRows<kHidden, kFar>, NoTargetRows>;
+  const Targets targets(a, row + accumulator_row() - static_cast<int>(threadIdx.x % 32 / 4));
   const bool any = multiply<kHidden, kFar>(memory, at, a, pair, z);
   if (kFar && !any) return;  // d_hidden is added to; d_weight see put_far_words
 #pragma unroll
   for (int i = 0; i < 128; ++i) z[i] = any ? z[i] : 0.0f;
   if constexpr (kFar && !kHidden) {
-    return put_words<kRankOne, kEntries>(z, a, row + accumulator_row(),
-                                         column + accumulator_column());
+    finish_words<kRankOne>(z, a, row + accumulator_row(), column + accumulator_column());
+    if constexpr (kAdds) targets.add_to(z, a, writer.memory_of_warp(), column);
+    return put_words(z, a, row + accumulator_row(), column + accumulator_column());
   }
   const bool whole = row + kTileRows <= p.rows && column + kTileColumns <= p.columns;
   const auto sums_of = [&] {
@@ -262,8 +264,10 @@ __device__ __forceinline__ void make_tile(const TileMemory& memory, TileWriter& 
       add_running(z, a.sums, sums_of(), whole);
     }
   }
-  finish_product<kHidden, kRankOne>(z, a, row + accumulator_row(), column + accumulator_column());
-  if constexpr (kAdds) entries.add_to(z, a, writer.memory_of_warp(), column);
+  if (!kHidden || a.hidden.row_pairs == a.hidden_pairs) {  // else add_parts does it
+    finish_product<kHidden, kRankOne>(z, a, row + accumulator_row(), column + accumulator_column());
+    if constexpr (kAdds) targets.add_to(z, a, writer.memory_of_warp(), column);
+  }
   const int first_row = row + (threadIdx.x / 128 - 1) * 64;
   if constexpr (!kHidden && kSums) {
     if (a.sums.running.last) {

@@ -9,30 +9,6 @@ namespace logitless::cuda {
 
 // z (the half h of a thread's rows) += factor * row, of which columns from `column` on are the
 // thread's. The loads come before the sums, many at a time.
-template <int kLoads = 16>
-__device__ __forceinline__ void add_row(float (&z)[128], int h, float factor,
-                                        const __nv_bfloat16* row, int column, int columns) {
-#pragma unroll
-  for (int part = 0; part < 32 / kLoads; ++part) {
-    __nv_bfloat162 v[kLoads];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int c = column + (part * kLoads + i) * 8;  // columns are even
-      v[i] = c < columns ? __ldg(reinterpret_cast<const __nv_bfloat162*>(row + c))
-                         : __nv_bfloat162(__nv_bfloat16_raw{0}, __nv_bfloat16_raw{0});
-    }
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const float2 f = __bfloat1622float2(v[i]);
-      float& low = z[4 * (part * kLoads + i) + 2 * h];
-      float& high = z[4 * (part * kLoads + i) + 2 * h + 1];
-      low = fmaf(factor, f.x, low);
-      high = fmaf(factor, f.y, high);
-    }
-  }
-}
-
-// z (the half h of a thread's rows) += factor * row, in fp32; likewise many loads at a time.
 __device__ __forceinline__ void add_floats(float (&z)[128], int h, float factor, const float* row,
                                            int column, int columns) {
   constexpr int kLoads = 8;
@@ -54,22 +30,25 @@ __device__ __forceinline__ void add_floats(float (&z)[128], int h, float factor,
   }
 }
 
-// z (the half h) += the targets' part of a word's row, its entries [begin, end).
-__device__ __forceinline__ void add_entries(float (&z)[128], int h, const GradientArguments& a,
-                                            int begin, int end, int column) {
-  const int columns = a.weight.columns;
-  if (end - begin > kFewEntries) {
-    const std::int64_t row = begin / (kFewEntries + 1);
-    return add_floats(z, h, 1.0f, a.many + row * columns, column, columns);
+// The same of one row for both halves.
+__device__ __forceinline__ void add_floats(float (&z)[128], const float (&factors)[2],
+                                           const float* row, int column, int columns) {
+  constexpr int kLoads = 8;
+#pragma unroll
+  for (int part = 0; part < 32 / kLoads; ++part) {
+    float2 v[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int c = column + (part * kLoads + i) * 8;
+      v[i] = c < columns ? *reinterpret_cast<const float2*>(row + c) : make_float2(0.0f, 0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kLoads; ++i) {
+      float* const two = z + 4 * (part * kLoads + i / 2) + i % 2 * 2;
+      two[0] = fmaf(factors[i % 2], v[i / 2].x, two[0]);
+      two[1] = fmaf(factors[i % 2], v[i / 2].y, two[1]);
+    }
   }
-  for (int e = begin; e < end; ++e) {
-    add_row(z, h, a.entry_coefficient[e], a.hidden_rows + a.entry_token[e] * a.hidden_stride,
-            column, columns);
-  }
-}
-__device__ __forceinline__ void add_entries_of(float (&z)[128], int h, const GradientArguments& a,
-                                               int word, int column) {
-  add_entries(z, h, a, a.entry_begin[word], a.entry_begin[word + 1], column);
 }
 
 // To shared memory, without registers on the way; there for this thread after copies_wait().
@@ -79,78 +58,116 @@ __device__ __forceinline__ void copy_16_bytes(void* to, const void* from) {
 }
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// The entries of a warp's 16 words. Rows of hidden come to shared memory some at a time, all of
-// these at once and each by one load of the warp: where each thread loaded the rows of its own two
-// words one after the other, the longest of these chains held up both CTAs' products (a sixth of
-// d_weight's time).
-class WarpEntries {
+// What targets add to a warp's 16 rows of results. Rows of the other matrix come to shared memory
+// some at a time, all of these at once and each by one load of the warp: where each thread loaded
+// those of its own two rows one after the other, the longest of these chains held up both CTAs'
+// products (a sixth of d_weight's time).
+//
+// kHidden: d_hidden's tokens get rows of the weight, else d_weight's words those of hidden, their
+// entries; kFar: of a slab of the far field, whose words are in the order's positions.
+template <bool kHidden, bool kFar>
+class TargetRows {
  public:
   // Of shared memory, for a warp.
   static constexpr int kBytes = 4096;
 
-  // The warp's first word. Before a tile's products, so that it is there after them.
-  __device__ __forceinline__ WarpEntries(const GradientArguments& a, int row)
-      : border_(__ldg(a.entry_begin + min(row + min(lane(), 16), a.weight.rows))) {}
+  // The warp's first row. Before a tile's products, so that what is read here is there after them.
+  __device__ __forceinline__ TargetRows(const GradientArguments& a, int row) {
+    row += lane();
+    if (lane() >= kResults || row >= (kHidden ? a.hidden : a.weight).rows) return;
+    if constexpr (kHidden) {
+      count_ = a.targets_per_token;
+      begin_ = row * count_;
+    } else {
+      const int word = kFar ? __ldg(a.far.order_words + row) : row;
+      begin_ = __ldg(a.entry_begin + word);
+      count_ = __ldg(a.entry_begin + word + 1) - begin_;
+    }
+  }
 
-  // z += the entries' parts, in their order. `memory`: kBytes of the warp's; `tile_column`: the
-  // tile's first.
+  // z += their parts, in their order. `memory`: kBytes of the warp's; `tile_column`: the tile's
+  // first.
   __device__ __forceinline__ void add_to(float (&z)[128], const GradientArguments& a,
                                          unsigned char* memory, int tile_column) const {
-    const int last = __shfl_sync(kAll, border_, 16);
-    int from = __shfl_sync(kAll, border_, 0);
-    if (from == last) return;
-    const int next = __shfl_down_sync(kAll, border_, 1);
-    const bool many = lane() < 16 && next - border_ > kFewEntries;
-    int begin[2], end[2];  // of the thread's two words, without what is summed apart
+    if (__all_sync(kAll, count_ == 0)) return;
+    const int here = summed_apart(count_) ? 0 : count_;
+    int slot = here;  // of the warp's: sums of the results so far
+#pragma unroll
+    for (int by = 1; by < kResults; by *= 2) {
+      const int before = __shfl_up_sync(kAll, slot, by);
+      if (lane() >= by) slot += before;
+    }
+    const int slots = __shfl_sync(kAll, slot, kResults - 1);
+    slot -= here;           // the first of the lane's
+    int first[2], last[2];  // slots of the thread's two rows
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      begin[h] = __shfl_sync(kAll, border_, lane() / 4 + 8 * h);
-      end[h] = __shfl_sync(kAll, next, lane() / 4 + 8 * h);
-      if (end[h] - begin[h] <= kFewEntries) continue;
-      const std::int64_t row = begin[h] / (kFewEntries + 1);
-      add_floats(z, h, 1.0f, a.many + row * a.weight.columns, tile_column + accumulator_column(),
-                 a.weight.columns);
-      end[h] = begin[h];
-    }
-    while (from < last) {
-      const unsigned apart = __ballot_sync(kAll, many && border_ <= from && from < next);
-      if (apart != 0) {
-        from = __shfl_sync(kAll, next, __ffs(static_cast<int>(apart)) - 1);
-        continue;
+      const int result = lane() / 4 + 8 * h;
+      first[h] = __shfl_sync(kAll, slot, result);
+      last[h] = first[h] + __shfl_sync(kAll, here, result);
+      if constexpr (!kHidden) {
+        const int begin = __shfl_sync(kAll, begin_, result);
+        if (summed_apart(__shfl_sync(kAll, count_, result))) {
+          const std::int64_t row = begin / (kFewEntries + 1);
+          add_floats(z, h, 1.0f, a.many + row * a.weight.columns,
+                     tile_column + accumulator_column(), a.weight.columns);
+        }
       }
-      const int to = min(from + kRows, last);
-      load_rows(a, from, to - from, memory, tile_column);
+    }
+    for (int from = 0; from < slots; from += kRows) {
+      const int to = min(from + kRows, slots);
+      load_rows(a, entry_of(from + lane(), slot), to - from, memory, tile_column);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        for (int e = max(begin[h], from); e < min(end[h], to); ++e) add_row(z, h, memory, e - from);
+        for (int s = max(first[h], from); s < min(last[h], to); ++s)
+          add_row(z, h, memory, s - from);
       }
-      from = to;
     }
   }
 
  private:
   static constexpr unsigned kAll = 0xffffffffu;
+  static constexpr int kResults = 16;
   static constexpr int kRows = 7;                          // at a time
   static constexpr int kRowBytes = kTileColumns * 2 + 16;  // in other banks than the one before
   static constexpr int kCoefficients = kRows * kRowBytes;  // floats, after the rows
   static_assert(kCoefficients + kRows * 4 <= kBytes);
 
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
+  static __device__ __forceinline__ bool summed_apart(int count) {
+    return !kHidden && count > kFewEntries;
+  }
 
-  static __device__ __forceinline__ void load_rows(const GradientArguments& a, int from, int count,
+  // Of a slot, which may differ from lane to lane; `slot_of_result`: of lanes to 16.
+  __device__ __forceinline__ int entry_of(int slot, int slot_of_result) const {
+    int result = 0;
+#pragma unroll
+    for (int r = 1; r < kResults; ++r)
+      result += __shfl_sync(kAll, slot_of_result, r) <= slot ? 1 : 0;
+    return __shfl_sync(kAll, begin_, result) + slot - __shfl_sync(kAll, slot_of_result, result);
+  }
+
+  // The lanes' entries, of the first `count`. Rows of coefficient 0 may be none: they stay as they
+  // are.
+  static __device__ __forceinline__ void load_rows(const GradientArguments& a, int entry, int count,
                                                    unsigned char* memory, int tile_column) {
     const int column = tile_column + lane() * 8;
-    int token = 0;
+    const int columns = (kHidden ? a.hidden : a.weight).columns - column;
+    const __nv_bfloat16* const rows = (kHidden ? a.weight_rows : a.hidden_rows) + column;
+    const std::int64_t stride = kHidden ? a.weight_stride : a.hidden_stride;
+    int row = 0;
+    float coefficient = 0.0f;
     __syncwarp();  // what was there before has been read
     if (lane() < count) {
-      token = __ldg(a.entry_token + from + lane());
-      *reinterpret_cast<float*>(memory + kCoefficients + lane() * 4) =
-          __ldg(a.entry_coefficient + from + lane());
+      coefficient = __ldg((kHidden ? a.coefficient : a.entry_coefficient) + entry);
+      row = kHidden ? __ldg(a.words + entry) - a.first_word : __ldg(a.entry_token + entry);
+      *reinterpret_cast<float*>(memory + kCoefficients + lane() * 4) = coefficient;
     }
+    const unsigned wanted = __ballot_sync(kAll, coefficient != 0.0f);
     for (int j = 0; j < count; ++j) {
-      const std::int64_t row = __shfl_sync(kAll, token, j);
-      copy_eight(memory + j * kRowBytes + lane() * 16,
-                 a.hidden_rows + row * a.hidden_stride + column, a.weight.columns - column);
+      const std::int64_t from = __shfl_sync(kAll, row, j);
+      if ((wanted >> j & 1u) != 0)
+        copy_eight(memory + j * kRowBytes + lane() * 16, rows + from * stride, columns);
     }
     copies_wait();
     __syncwarp();
@@ -166,6 +183,7 @@ class WarpEntries {
   static __device__ __forceinline__ void add_row(float (&z)[128], int h,
                                                  const unsigned char* memory, int slot) {
     const float factor = *reinterpret_cast<const float*>(memory + kCoefficients + slot * 4);
+    if (factor == 0.0f) return;
     const unsigned char* const row = memory + slot * kRowBytes + lane() % 4 * 4;
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
@@ -177,10 +195,11 @@ class WarpEntries {
     }
   }
 
-  int border_;  // of lanes to 16: where the entries of their word begin
+  int begin_ = 0;  // of lanes to 16: their result's entries, or targets
+  int count_ = 0;
 };
-struct NoEntries {
-  __device__ __forceinline__ NoEntries(const GradientArguments&, int) {}
+struct NoTargetRows {
+  __device__ __forceinline__ NoTargetRows(const GradientArguments&, int) {}
 };
 
 }  // namespace logitless::cuda
