@@ -199,7 +199,8 @@ class Nccl final : public Communicator {
             ", but the thread's current one is ", cuda::current_device());
   }
 
-  // What a rank did not come to has not been done, though NCCL ended it when that rank gave up.
+  // What a rank that has given up did not come to has not been done, though NCCL ended it; nor is
+  // there a later call of such a group.
   void require_all_made() const {
     if (!has_board_ || board_.all_made(calls_)) return;
     const std::string gone = board_.gone(calls_);
@@ -395,7 +396,7 @@ class Nccl final : public Communicator {
   const milliseconds limit_;
   const int gpu_;
   const std::shared_ptr<void> stream_;  // of all_gather_host
-  bool copies_;  // what is large goes by the copy engines, where they reach the others
+  bool copies_;  // there may be exchange_memory, where the GPUs reach the others'
   std::mutex mutex_;
   cuda::NcclRank rank_;
   RankBoard board_;

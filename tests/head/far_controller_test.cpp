@@ -36,7 +36,11 @@ class FarControllerTest : public testing::Test {
     options_.refresh_delay = 0;
     options_.audit_every = 4;
   }
-  FarStep begin(FarController& c) const { return c.begin(far_, source()); }
+  FarStep begin(FarController& c) const {
+    LossPlan plan = far_;
+    if (c.request({.far = true}).accuracy == Accuracy::far_both) plan.kind = PlanKind::far_both;
+    return c.begin(plan, source());
+  }
   // Begins steps until one is a far-field one, and says how many were dense.
   int until_far(FarController& c, FarStep& step) const {
     int dense = 0;
@@ -403,14 +407,79 @@ TEST_F(FarControllerTest, BothWaysAreTriedAgainWhereBackwardAloneIsNotWorthWhile
   for (int i = 0; i < 100; ++i) {
     const bool both = c.request({.far = true}).accuracy == Accuracy::far_both;
     left = left || !both;
-    const FarStep step = c.begin(both ? far_ : exact_, source());
+    const FarStep step = both ? begin(c) : c.begin(exact_, source());
     EXPECT_TRUE(both || !step.far);
     if (!step.far) continue;
+    if (left && again == 0) {
+      EXPECT_TRUE(step.trial);
+      EXPECT_EQ(c.report().refreshes, 2) << "with an order of its own";
+    }
     again += left ? 1 : 0;
     c.accept(step, !step.audit ? unaudited() : error(left ? 0.005 : 0.05));
   }
   EXPECT_TRUE(left);
   EXPECT_GT(again, 20);
+}
+
+// As under a softcap: it is no other way then.
+TEST_F(FarControllerTest, APlanBackwardForBothWaysThatMissesIsLeftAlone) {
+  options_.accuracy = Accuracy::far_both;
+  FarController c(context_, options_);
+  for (int trial = 0; trial < 3; ++trial) {
+    FarStep step = c.begin(far_, source());
+    for (int i = 0; !step.far && i < 100; ++i) step = c.begin(far_, source());
+    EXPECT_TRUE(step.trial);
+    EXPECT_FALSE(c.accept(step, error(0.5)));
+  }
+  EXPECT_NE(c.explain().find("next step: dense, trials miss the error"), std::string::npos)
+      << c.explain();
+}
+
+// Trials of both ways lower tau as far as it goes; backward alone begins with the first one, as
+// both ways do when they are tried again.
+TEST_F(FarControllerTest, ATauLoweredInVainIsNotKept) {
+  options_.accuracy = Accuracy::far_both;
+  FarController c(context_, options_);
+  const auto goes_both = [&] { return c.request({.far = true}).accuracy == Accuracy::far_both; };
+  std::vector<double> taus;
+  bool was = true;
+  for (int i = 0; i < 60; ++i) {
+    const FarStep step = begin(c);
+    if (step.far) {
+      if (goes_both() != was || taus.empty()) taus.push_back(c.report().tau);
+      was = goes_both();
+      c.accept(step, !step.audit ? unaudited() : error(was ? 0.05 : 0.005));
+    }
+  }
+  ASSERT_GE(taus.size(), 4u);
+  for (const double tau : taus) EXPECT_EQ(tau, 0.003);
+}
+
+TEST_F(FarControllerTest, EachWayHasItsOwnTauAndOrdersComeAsAtFirst) {
+  options_.accuracy = Accuracy::far_both;
+  options_.audit_every = 1;
+  FarController c(context_, options_);
+  FarStep step;
+  until_far(c, step);
+  c.accept(step, error(0.001));
+  double both = 0.0;
+  const auto goes_both = [&] { return c.request({.far = true}).accuracy == Accuracy::far_both; };
+  for (int i = 0; i < 100 && goes_both(); ++i) {
+    step = begin(c);
+    both = c.report().tau;
+    if (step.far) c.accept(step, error(0.05));
+  }
+  EXPECT_NE(c.report().tau, both);
+  EXPECT_EQ(c.report().tau, 0.003);
+  // Backward alone, trials of orders as far apart as at first.
+  std::vector<std::int64_t> trials;
+  for (int i = 0; i < 25 && !goes_both(); ++i) {
+    step = begin(c);
+    if (step.trial) trials.push_back(c.report().steps);
+    if (step.far) c.accept(step, error(0.005));
+  }
+  ASSERT_GE(trials.size(), 2u);
+  EXPECT_GE(trials[trials.size() - 1] - trials[trials.size() - 2], options_.refresh_every);
 }
 
 // Both ways and backward alone may have the same tau.
@@ -629,6 +698,7 @@ TEST_F(FarControllerTest, RefusesAStateThatNoneCouldHave) {
     crafted("numbers", 2, value);  // tau
     crafted("numbers", 3, value);  // kept
     crafted("numbers", 4, value);  // of both ways, missed
+    crafted("numbers", 5, value);  // tau of the other way
   }
   FarController again(context_, options_);
   again.load(path);

@@ -111,6 +111,30 @@ TEST_F(FarReplicas, DecideByTheErrorsOfAll) {
   }
 }
 
+// Though each rank's planner had its own word before the first order was there.
+TEST_F(FarReplicas, GoBackwardAloneTogether) {
+  options_.accuracy = Accuracy::far_both;
+  options_.refresh_delay = 0;
+  std::vector<std::vector<std::string>> said(2);
+  expect_none(on_ranks(2, [&](FarController& c, int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    const std::vector<float> x = hidden(rank);
+    for (int i = 0; i < 20; ++i) {
+      const bool none = rank == 1 && i == 2;  // where the first order is made
+      const FarStep step = begin(c, none ? std::vector<float>() : x, kDim,
+                                 none ? PlanKind::dense : PlanKind::far_both);
+      const bool both = c.request({.far = true}).accuracy == Accuracy::far_both;
+      if (step.far) {
+        EXPECT_EQ(step.both, both);
+        c.accept(step, none ? found(0.0, 0.0, 0) : found(both ? 0.5 : 0.001, 0.1));
+      }
+      said[r].push_back(c.explain());
+    }
+  }));
+  EXPECT_EQ(said[0], said[1]);
+  EXPECT_NE(said[0].back().find("steps backward alone"), std::string::npos) << said[0].back();
+}
+
 TEST_F(FarReplicas, AnOrderIsOfTheFirstRankWithTokens) {
   std::vector<VocabOrder> orders(2);
   const auto order_with = [&](const std::function<bool(int rank, int step)>& has) {

@@ -49,7 +49,7 @@ constexpr double kFewMissed = 0.2;  // both ways are right for these tokens afte
 
 // What the state is besides orders, in the order of the file; before steps could go backward alone.
 constexpr std::size_t kCounts = 20, kCountsBefore = 16;
-constexpr std::size_t kNumbers = 5, kNumbersBefore = 4;
+constexpr std::size_t kNumbers = 6, kNumbersBefore = 4;
 
 void check(const FarFieldOptions& o) {
   require(o.accuracy == Accuracy::far_backward || o.accuracy == Accuracy::far_both,
@@ -86,7 +86,7 @@ FarController::FarController(const Context& context, const FarFieldOptions& opti
     const std::string missing = cuda::moments_unsupported();
     if (!missing.empty()) throw Unsupported(concat("accuracy: far_both: ", missing));
   }
-  s_.report.tau = kFirstTau;
+  s_.report.tau = s_.other_tau = kFirstTau;
   s_.interval = options.refresh_every;
   s_.next_refresh = s_.interval;
 }
@@ -99,8 +99,9 @@ PlanRequest FarController::request(const FarStep& step) const {
   request.accuracy = accuracy();
   // Ranks settle with an order whether the far field is worth while, whatever tokens each has then.
   if (settled()) {
-    request.kind =
-        request.accuracy == Accuracy::far_both ? PlanKind::far_both : PlanKind::far_backward;
+    const VocabOrder& order = s_.order.empty() ? s_.pending : s_.order;
+    const bool both = request.accuracy == Accuracy::far_both && order.has_moments();
+    request.kind = both ? PlanKind::far_both : PlanKind::far_backward;
   }
   request.tau = static_cast<float>(s_.report.tau);
   request.sample_every = options_.sample_every;
@@ -112,10 +113,14 @@ FarStep FarController::begin(const LossPlan& audited, const OrderSource& source)
   ++s_.report.steps;
   const bool far = settled() || is_far(audited.kind);
   if (!far && options_.replicas == nullptr) {
-    if (s_.backward && s_.report.steps >= s_.both_again) {
-      s_.backward = false;  // which alone is not worth while here
-      s_.trial_due = !s_.order.empty();
-      s_.reason = "both ways are tried again";
+    if (s_.backward && s_.report.steps >= s_.both_again && source.hidden.numel() > 0) {
+      go_both_ways();  // backward alone is not worth while here
+      s_.report.far = s_.trial_due = false;
+      if (s_.takeover >= 0 && s_.takeover <= s_.report.steps) {  // of long ago
+        s_.pending = {};
+        s_.takeover = -1;
+      }
+      if (s_.takeover < 0) s_.next_refresh = s_.report.steps;
     } else if ((s_.trial_due && s_.trials > 0) || s_.report.tau < kFirstTau) {
       // This tau would keep too much. From the first one again, with a new order.
       leave("a tau that might keep the error keeps too many tiles");
@@ -139,7 +144,14 @@ FarStep FarController::begin(const LossPlan& audited, const OrderSource& source)
     return {};
   }
   if (s_.backward) ++s_.backward_steps;
-  return {true, trial || s_.report.steps - s_.last_audit >= options_.audit_every, trial};
+  const bool audit = trial || s_.report.steps - s_.last_audit >= options_.audit_every;
+  return {true, audit, trial, goes_both(audited)};
+}
+
+// Whether the step's plan is of both ways: replicas settle it with this step's order.
+bool FarController::goes_both(const LossPlan& audited) const {
+  if (settled()) return request({.far = true}).kind == PlanKind::far_both;
+  return accuracy() == Accuracy::far_both && audited.kind == PlanKind::far_both;
 }
 
 bool FarController::accept(const FarStep& step, const FarFieldStatistics& found, bool may_repeat) {
@@ -155,7 +167,7 @@ bool FarController::accept(const FarStep& step, const FarFieldStatistics& found,
   const double error = far.audited_tokens > 0 ? error_of(far) : 0.0;
   if (step.audit && error != 0.0) {
     s_.last_audit = s_.report.steps;
-    keep = judge(error, step.trial);
+    keep = judge(error, step, far.dense_fallback);
     if (keep || !may_repeat) keep_worst(error);
   } else if (step.trial) {
     s_.trial_due = true;
@@ -299,11 +311,13 @@ double FarController::error_of(const FarFieldStatistics& far) const {
 }
 
 // After an audited far-field step. Returns whether its gradients may stay.
-bool FarController::judge(double error, bool trial) {
+// fallback: everything was kept, since that would have been nearly so.
+bool FarController::judge(double error, const FarStep& step, bool fallback) {
   ++s_.report.audits;
   s_.report.last_error = error;
   const bool keeps = error <= options_.error;
-  if (accuracy() == Accuracy::far_both) note_both(!keeps);
+  const bool trial = step.trial;
+  if (step.both && !fallback) note_both(!keeps);
   if (keeps) {
     s_.report.far = true;
     s_.wait = 0;
@@ -318,15 +332,13 @@ bool FarController::judge(double error, bool trial) {
       s_.report.tau = std::min(kMostTau, s_.report.tau * rise);
     }
     s_.reason = "the last audit kept the error";
-    if (trial && s_.backward && s_.report.steps >= s_.both_again) {
-      s_.backward = false;
-      s_.report.tau = std::min(s_.report.tau, kFirstTau);
+    if (trial && !fallback && s_.backward && s_.report.steps >= s_.both_again) {
+      go_both_ways();
       s_.trial_due = true;
-      s_.reason = "both ways are tried again";
     }
     return true;
   }
-  return judge_miss(error, trial);
+  return judge_miss(error, step);
 }
 
 // Of audits of both ways.
@@ -335,14 +347,15 @@ void FarController::note_both(bool missed) {
   if (!missed && s_.both_missed < kFewMissed) s_.both_wait = 0;
 }
 
-bool FarController::judge_miss(double error, bool trial) {
+bool FarController::judge_miss(double error, const FarStep& step) {
   s_.report.far = false;
   ++s_.misses;
-  if (accuracy() == Accuracy::far_both && s_.both_missed > kMostMissed) {
+  if (step.both && s_.both_missed > kMostMissed) {
+    if (!step.trial) s_.next_refresh = s_.report.steps;  // the order may have aged, besides
     go_backward();
     return false;
   }
-  if (!trial) {
+  if (!step.trial) {
     // The order has aged: a new one as soon as it can be made. Or tau was too large.
     s_.report.tau = std::max(kLeastTau, s_.report.tau * kFall);
     s_.interval = std::max<std::int64_t>(s_.interval / 2, options_.refresh_delay + 1);
@@ -359,21 +372,32 @@ bool FarController::judge_miss(double error, bool trial) {
     s_.reason = "a trial missed the error; another one with a smaller tau";
     return false;
   }
-  accuracy() == Accuracy::far_both ? go_backward() : leave("trials miss the error");
+  step.both ? go_backward() : leave("trials miss the error");
   return false;
 }
 
 // A trial with the order there is; both ways again with an order of later, put off twice as long
-// each time.
+// each time. Each way has a tau of its own; how often orders come, which misses both ways have made
+// often, begins anew.
 void FarController::go_backward() {
   s_.backward = true;
+  std::swap(s_.report.tau, s_.other_tau);
+  s_.interval = std::max(s_.interval, options_.refresh_every);
   s_.both_wait =
       std::min(most_interval(), s_.both_wait == 0 ? options_.refresh_every : 2 * s_.both_wait);
   s_.both_again = s_.report.steps + s_.both_wait;
-  s_.report.tau = kFirstTau;
   s_.trials = 0;
   s_.trial_due = true;
   s_.reason = "both ways miss the error; a trial backward alone";
+}
+
+// Not with a tau that trials have lowered in vain.
+void FarController::go_both_ways() {
+  s_.backward = false;
+  std::swap(s_.report.tau, s_.other_tau);
+  s_.report.tau = std::max(s_.report.tau, kFirstTau);
+  s_.trials = 0;
+  s_.reason = "both ways are tried again";
 }
 
 std::int64_t FarController::most_interval() const {
@@ -416,7 +440,7 @@ std::vector<std::int64_t> FarController::counts() const {
 
 std::vector<double> FarController::numbers() const {
   const FarFieldReport& r = s_.report;
-  return {r.last_error, r.worst_kept_error, r.tau, r.mean_kept, s_.both_missed};
+  return {r.last_error, r.worst_kept_error, r.tau, r.mean_kept, s_.both_missed, s_.other_tau};
 }
 
 // `write(tensors, metadata)` of the state.
@@ -511,6 +535,7 @@ void FarController::read(const TensorFile& file, const std::string& path) {
   r.tau = n[2];
   r.mean_kept = n[3];
   s.both_missed = n[4];
+  s.other_tau = numbers.numel() == kNumbers ? n[5] : kFirstTau;
   // Sums of these and of what options allow stay within 64 bits.
   constexpr std::int64_t kMostCount = INT64_C(1) << 60;
   const bool counts_hold = std::all_of(c.begin(), c.end(), [](std::int64_t count) {
@@ -523,7 +548,8 @@ void FarController::read(const TensorFile& file, const std::string& path) {
               (!s.backward || options_.accuracy == Accuracy::far_both),
           path, ": counts: no state of a FarFieldHead");
   require(r.tau >= kLeastTau && r.tau <= kMostTau && r.mean_kept >= 0.0 && r.mean_kept <= 1.0 &&
-              r.worst_kept_error >= 0.0 && s.both_missed >= 0.0 && s.both_missed <= 1.0,
+              r.worst_kept_error >= 0.0 && s.both_missed >= 0.0 && s.both_missed <= 1.0 &&
+              s.other_tau >= kLeastTau && s.other_tau <= kMostTau,
           path, ": numbers: no state of a FarFieldHead");
   if (file.contains("order.words")) s.order = order_of(file, path, "order.");
   if (file.contains("pending.words")) s.pending = order_of(file, path, "pending.");

@@ -20,6 +20,7 @@ struct FarStep {
   bool far = false;    // else dense
   bool audit = false;  // of a far-field step: its error is to be measured
   bool trial = false;  // of an order, or of a tau; audited
+  bool both = false;   // by a plan of both ways
 };
 
 // What has been found and decided, plain values: a step that fails goes back to what it began with.
@@ -40,6 +41,7 @@ struct FarDecisions {
   std::int64_t both_again = 0, both_wait = 0;
   std::int64_t backward_steps = 0;
   double both_missed = 0.0;  // of the last audits of both ways, the part that missed
+  double other_tau = 0.0;    // that the way not gone now had; report.tau is that of the other
   std::string reason = "no order has been made";
   std::string layout;  // which words of a sharding the orders are of; empty without
 };
@@ -105,11 +107,13 @@ class FarController {
   Accuracy accuracy() const;
   double error_of(const FarFieldStatistics& far) const;
   void note_both(bool missed);
-  bool judge_miss(double error, bool trial);
+  bool judge_miss(double error, const FarStep& step);
   void go_backward();
+  void go_both_ways();
   void keep_worst(double error);
   std::int64_t most_interval() const;
-  bool judge(double error, bool trial);
+  bool goes_both(const LossPlan& audited) const;
+  bool judge(double error, const FarStep& step, bool fallback);
   void leave(const char* why);
   template <typename Write>
   void write(Write&& write);
