@@ -273,7 +273,8 @@ class FarFieldHead(nn.Module):
 
     Args:
         error: of the gradient of hidden, relative, in (0, 1), over the tokens that are audited.
-        accuracy: "far_backward", whose loss is exact, or "far_both", whose loss has this error too, in nats.
+        accuracy: "far_backward", whose loss is exact, or "far_both", whose loss has this error too, in nats; where that
+            misses the error, steps are "far_backward"'s for a while, which ``explain()`` counts.
         accumulate: calls that make one step of an optimizer: audits and orders come as many times as many calls apart.
         sample_every: one block of tokens in so many corrects the gradient of weight, which is right in the mean then;
             0: off.
