@@ -3,7 +3,7 @@
 weight, communication included.
 
     LOGITLESS_LIBRARY=build/src/liblogitless.so PYTHONPATH=python python3 bench/compare_distributed.py
-        [--ranks N] [--head llama|gemma|gpt2] [--tokens N] [--dim D] [--vocab V] [--row NAME ...] [--rounds R]
+        [--ranks N] [--head llama|gemma|gpt2] [--tokens N] [--dim D] [--vocab V] [--targets WORDS] [--row NAME ...] [--rounds R]
         [--steps S] [--exchanges process_group | kernels] [--ctas N] [--error | --bits N | --profile NAME] [--json FILE]
         [--real-head FILE [--accuracy far_both|far_backward]]
 
@@ -25,7 +25,8 @@ median of rounds of `alone` over the row's time and number of ranks (for ft and 
 time). --exchanges: by the process group's collectives or by NCCL's kernels alone in place of the library's as they are by themselves; --ctas:
 the most thread blocks of one of NCCL's. --profile: what a step of each row is made of on
 the first rank's GPU, in place of times. --error: the relative errors of d_weight and d_hidden against float64 over some words and
-tokens of the first rank (of alone, sp, vp), in place of times.
+tokens of the first rank (of alone, sp, vp), in place of times. --targets: tokens' targets are among so many words, as those of a text are
+among few; without it among all.
 NCCL_NVLS_ENABLE=0 is set where it is not.
 --real-head: hidden states, targets and weights of a trained head (safetensors: hidden, weight_q, weight_scale, targets), rotated into
 --dim columns, in place of random ones; its words are renamed so that each rank's range has been dealt out, as deal_words does.
@@ -57,7 +58,7 @@ class Rows:
         self.call, self.sharding = linear_cross_entropy, Sharding
         torch.manual_seed(1)
         self.hidden = torch.randn(args.tokens, args.dim, device=device).bfloat16()
-        self.target = torch.randint(0, args.vocab, (args.tokens,), device=device)
+        self.target = torch.randint(0, args.targets, (args.tokens,), device=device)
         self.weight = (torch.randn(args.vocab, args.dim, device=device) * 2 * args.dim**-0.5).bfloat16()
         if args.real_head:
             self.hidden, self.weight, self.target = real_head(args, device)
@@ -399,6 +400,7 @@ def main():
         parser.add_argument(f"--{name}", type=int)
     rows = ["alone", "sp", "vp", "ft", "fw", "megatron", "megatron_sp", "loss_parallel"]
     far = ["far_alone", "far_sp", "far_vp"]
+    parser.add_argument("--targets", type=int)
     parser.add_argument("--row", nargs="+", choices=[*rows, *far])
     parser.add_argument("--real-head", type=Path)
     parser.add_argument("--accuracy", choices=("far_both", "far_backward"), default="far_both")
@@ -414,6 +416,11 @@ def main():
     for name, value in zip(("tokens", "dim", "vocab"), HEADS[args.head]):
         if getattr(args, name) is None:
             setattr(args, name, value)
+    if args.real_head and args.targets is not None:
+        raise SystemExit("--targets: expected none with a --real-head, which has its own")
+    args.targets = args.vocab if args.targets is None else args.targets
+    if not 1 <= args.targets <= args.vocab:
+        raise SystemExit(f"--targets: expected 1 to {args.vocab}, got {args.targets}")
     if args.real_head:
         from safetensors import safe_open
 

@@ -154,8 +154,7 @@ struct ProductsCall {
   const int* active = nullptr;       // ForwardCall's; null: all
   void* kernel_workspace = nullptr;  // the forward call's
   std::size_t kernel_workspace_bytes = 0;
-  // Recorded when d_hidden is complete, which is before most of d_weight where that is of ranges or
-  // summed over chunks; null: none.
+  // Recorded when d_hidden is complete, which of ranges it is before most of d_weight; null: none.
   void* hidden_done = nullptr;
   Stream stream = nullptr;
 };

@@ -254,7 +254,7 @@ void Engine::add_sums(std::int64_t piece, const GradientOutput& d_weight,
     return out;
   };
   const GradientOutput of_words = from(d_weight, own.first * d_weight.stride);
-  if (!features_.d_bias && columns % 4 == 0 && numbers % 4 == 0)
+  if (!features_.d_bias && columns % 4 == 0)  // layout.bytes is of 16 each
     return round_pieces(received, shard.ranks(), numbers, own.count, columns, of_words, all.stream);
   add_pieces(received, shard.ranks(), numbers, mine, all.stream);
   if (features_.d_weight) round_sums(mine, own.count, columns, of_words, all.stream);

@@ -88,7 +88,7 @@ ShardLayout take_shard(const HeadShape& shape, const HeadFeatures& f, std::int64
   const std::int64_t of_rank = ceil_div(chunk, ranks);
   const int times = chunks_in_flight(shape, chunk);
   ShardLayout shard;
-  shard.logits = take(ranks * slots * 4, times == 1);  // else see take_hidden
+  shard.logits = take(ranks * slots * 4, times == 1);  // else see take_tokens
   for (int i = 0; i < times; ++i) shard.given[i] = take(slots * 4);
   shard.records = take(ranks * chunk * static_cast<std::int64_t>(sizeof(TokenRecord)));
   shard.omega = take(shape.vocab * 4, f.vocab_weight);
@@ -133,7 +133,7 @@ bool exchanges_hidden(const HeadFeatures& f) { return f.word_ranks > 0 && f.gath
 // another chunk's products, which leave no processor free. A kernel that moved it would wait for
 // their end, having taken on another rank processors from products there that begin late.
 template <typename Take>
-void take_hidden(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes, Layout& out,
+void take_tokens(const HeadShape& shape, const HeadFeatures& f, const Sizes& sizes, Layout& out,
                  const Take& take) {
   const std::int64_t chunk =
       std::min(sizes.largest_chunk(), std::max<std::int64_t>(shape.tokens, 1));
@@ -174,7 +174,7 @@ void take_received(const HeadShape& shape, const HeadFeatures& f, const Sizes& s
   if (sizes.piece > 0) {
     take_pieces(shape, f, sizes, out.gathered, take);
   } else if (exchanges_hidden(f)) {
-    take_hidden(shape, f, sizes, out, take);
+    take_tokens(shape, f, sizes, out, take);
   }
 }
 

@@ -150,8 +150,7 @@ FarStep FarController::begin(const LossPlan& audited, const OrderSource& source)
 
 // Whether the step's plan is of both ways: replicas settle it with this step's order.
 bool FarController::goes_both(const LossPlan& audited) const {
-  if (settled()) return request({.far = true}).kind == PlanKind::far_both;
-  return accuracy() == Accuracy::far_both && audited.kind == PlanKind::far_both;
+  return (settled() ? request({.far = true}).kind : audited.kind) == PlanKind::far_both;
 }
 
 bool FarController::accept(const FarStep& step, const FarFieldStatistics& found, bool may_repeat) {

@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <utility>
 
+#include "kernels/cuda/device/driver_function.h"
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/device_peers.h"
 #include "kernels/device_stream.h"
@@ -22,18 +22,8 @@ constexpr std::size_t kFlagBytes = 64;  // a line of the host's memory each
 
 using BatchMemOp = CUresult (*)(CUstream, unsigned, CUstreamBatchMemOpParams*, unsigned);
 
-// Found at run time, so that no driver is needed to link or to start.
 BatchMemOp batch_mem_op() {
-  static const BatchMemOp function = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    require_cuda(cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &found, 12000,
-                                                  cudaEnableDefault, &result),
-                 "cuStreamBatchMemOp");
-    if (result != cudaDriverEntryPointSuccess)
-      throw DeviceError("the driver has no cuStreamBatchMemOp");
-    return std::bit_cast<BatchMemOp>(found);
-  }();
+  static const auto function = driver_function<BatchMemOp>("cuStreamBatchMemOp");
   return function;
 }
 

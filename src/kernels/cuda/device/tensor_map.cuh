@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <bit>
 #include <climits>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/device/driver_function.h"
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/tile_sizes.h"
 #include "kernels/device_head.h"
@@ -24,18 +24,8 @@ using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, 
                                  const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-// The one driver function used, found at run time so that no driver is needed to link or to start.
 inline EncodeTiled encode_tiled() {
-  static const EncodeTiled function = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    require_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
-                                                  cudaEnableDefault, &result),
-                 "cuTensorMapEncodeTiled");
-    if (result != cudaDriverEntryPointSuccess)
-      throw DeviceError("the driver has no cuTensorMapEncodeTiled");
-    return std::bit_cast<EncodeTiled>(found);
-  }();
+  static const auto function = driver_function<EncodeTiled>("cuTensorMapEncodeTiled");
   return function;
 }
 

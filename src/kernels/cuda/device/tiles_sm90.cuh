@@ -190,12 +190,12 @@ class TileWriter {
           chunk(static_cast<int>(threadIdx.x % 8)) {}
     int row, chunk;
   };
-  // A quarter of the boxes, each warp's own until the next put: 4096 bytes.
+  // A quarter of the boxes, each warp's own until the next put.
+  static constexpr int kWarpBytes = kBoxesPerConsumer * kBoxBytes / 4;
   __device__ __forceinline__ unsigned char* memory_of_warp() const {
-    static_assert(kBoxesPerConsumer * kBoxBytes == 4 * 4096);
     if (leads()) tma_wait_reads<0>();
     warpgroup_sync(consumer_ + 1);
-    return boxes_ + threadIdx.x / 32 % 4 * 4096;
+    return boxes_ + threadIdx.x / 32 % 4 * kWarpBytes;
   }
   // Before the CTA ends.
   __device__ __forceinline__ void drain() const {

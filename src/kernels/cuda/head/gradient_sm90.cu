@@ -203,28 +203,6 @@ bool lists_targets(const ProductsCall& c) {
   return c.d_weight.data != nullptr && c.entries.begin != nullptr;
 }
 
-bool runs_sums(const ProductsCall& c) {
-  return c.running.from != SumsFrom::nothing || !c.running.last;
-}
-
-// Whether d_hidden has a launch of its own, which takes no longer than both together where d_weight
-// is summed by a slower kernel: whoever waits for d_hidden has it before d_weight is made.
-bool hidden_first(const ProductsCall& c) {
-  return c.hidden_done != nullptr && c.d_hidden.data != nullptr && c.d_weight.data != nullptr &&
-         runs_sums(c) && c.ranges.count == 0;
-}
-ProductsCall hidden_alone(const ProductsCall& c) {
-  ProductsCall p = c;
-  p.d_weight = {};
-  p.running = {};
-  return p;
-}
-ProductsCall weight_alone(const ProductsCall& c) {
-  ProductsCall p = c;
-  p.d_hidden = {};
-  return p;
-}
-
 // One launch, but for the targets of an fp32 d_weight.
 void multiply_block(const ProductsCall& c) {
   const bool has_hidden = c.d_hidden.data != nullptr;
@@ -236,7 +214,7 @@ void multiply_block(const ProductsCall& c) {
   const bool far = c.far.call != nullptr;
   const bool rank_one = c.weight_sum != nullptr || c.hidden_sum != nullptr;
   const bool entries = lists_targets(c) && c.d_weight.dtype != DType::f32;
-  const bool sums = runs_sums(c);
+  const bool sums = c.running.from != SumsFrom::nothing || !c.running.last;
   if (sums && !entries)
     throw InternalError("running sums are of a bf16 d_weight whose entries are listed");
   const auto kernel =
@@ -273,19 +251,12 @@ void multiply_block(const ProductsCall& c) {
 void hopper_gradient_products(const ProductsCall& c) {
   const bool has_weight = c.d_weight.data != nullptr;
   if (c.tokens == 0 || (c.d_hidden.data == nullptr && !has_weight)) return;
-  const auto hidden_is_done = [&] {
-    if (c.hidden_done == nullptr) return;
+  multiply_block(c);
+  if (c.hidden_done != nullptr) {
     require_cuda(cudaEventRecord(static_cast<cudaEvent_t>(c.hidden_done),
                                  static_cast<cudaStream_t>(c.stream)),
                  "event");
-  };
-  if (hidden_first(c)) {
-    multiply_block(hidden_alone(c));
-    hidden_is_done();
-    return multiply_block(weight_alone(c));
   }
-  multiply_block(c);
-  hidden_is_done();
   for (int r = 1; has_weight && r < c.ranges.count; ++r) multiply_block(weight_range(c, r));
   if (lists_targets(c) && c.d_weight.dtype == DType::f32 && c.far.call == nullptr)
     add_weight_targets(c);

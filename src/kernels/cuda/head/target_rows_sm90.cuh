@@ -7,44 +7,43 @@
 
 namespace logitless::cuda {
 
+// A thread's part of a row of floats comes in so many loads of two columns, 8 apart, at a time.
+inline constexpr int kFloatLoads = 8;
+__device__ __forceinline__ void load_floats(float2 (&v)[kFloatLoads], int part, const float* row,
+                                            int column, int columns) {
+#pragma unroll
+  for (int i = 0; i < kFloatLoads; ++i) {
+    const int c = column + (part * kFloatLoads + i) * 8;
+    v[i] = c < columns ? *reinterpret_cast<const float2*>(row + c) : make_float2(0.0f, 0.0f);
+  }
+}
 // z (the half h of a thread's rows) += factor * row, of which columns from `column` on are the
-// thread's. The loads come before the sums, many at a time.
+// thread's.
 __device__ __forceinline__ void add_floats(float (&z)[128], int h, float factor, const float* row,
                                            int column, int columns) {
-  constexpr int kLoads = 8;
 #pragma unroll
-  for (int part = 0; part < 32 / kLoads; ++part) {
-    float2 v[kLoads];
+  for (int part = 0; part < 32 / kFloatLoads; ++part) {
+    float2 v[kFloatLoads];
+    load_floats(v, part, row, column, columns);
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int c = column + (part * kLoads + i) * 8;
-      v[i] = c < columns ? *reinterpret_cast<const float2*>(row + c) : make_float2(0.0f, 0.0f);
-    }
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      float& low = z[4 * (part * kLoads + i) + 2 * h];
-      float& high = z[4 * (part * kLoads + i) + 2 * h + 1];
+    for (int i = 0; i < kFloatLoads; ++i) {
+      float& low = z[4 * (part * kFloatLoads + i) + 2 * h];
+      float& high = z[4 * (part * kFloatLoads + i) + 2 * h + 1];
       low = fmaf(factor, v[i].x, low);
       high = fmaf(factor, v[i].y, high);
     }
   }
 }
-
 // The same of one row for both halves.
 __device__ __forceinline__ void add_floats(float (&z)[128], const float (&factors)[2],
                                            const float* row, int column, int columns) {
-  constexpr int kLoads = 8;
 #pragma unroll
-  for (int part = 0; part < 32 / kLoads; ++part) {
-    float2 v[kLoads];
+  for (int part = 0; part < 32 / kFloatLoads; ++part) {
+    float2 v[kFloatLoads];
+    load_floats(v, part, row, column, columns);
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int c = column + (part * kLoads + i) * 8;
-      v[i] = c < columns ? *reinterpret_cast<const float2*>(row + c) : make_float2(0.0f, 0.0f);
-    }
-#pragma unroll
-    for (int i = 0; i < 2 * kLoads; ++i) {
-      float* const two = z + 4 * (part * kLoads + i / 2) + i % 2 * 2;
+    for (int i = 0; i < 2 * kFloatLoads; ++i) {
+      float* const two = z + 4 * (part * kFloatLoads + i / 2) + i % 2 * 2;
       two[0] = fmaf(factors[i % 2], v[i / 2].x, two[0]);
       two[1] = fmaf(factors[i % 2], v[i / 2].y, two[1]);
     }
@@ -68,9 +67,6 @@ __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;
 template <bool kHidden, bool kFar>
 class TargetRows {
  public:
-  // Of shared memory, for a warp.
-  static constexpr int kBytes = 4096;
-
   // The warp's first row. Before a tile's products, so that what is read here is there after them.
   __device__ __forceinline__ TargetRows(const GradientArguments& a, int row) {
     row += lane();
@@ -85,8 +81,8 @@ class TargetRows {
     }
   }
 
-  // z += their parts, in their order. `memory`: kBytes of the warp's; `tile_column`: the tile's
-  // first.
+  // z += their parts, in their order. `memory`: TileWriter::memory_of_warp; `tile_column`: the
+  // tile's first.
   __device__ __forceinline__ void add_to(float (&z)[128], const GradientArguments& a,
                                          unsigned char* memory, int tile_column) const {
     if (__all_sync(kAll, count_ == 0)) return;
@@ -131,7 +127,7 @@ class TargetRows {
   static constexpr int kRows = 7;                          // at a time
   static constexpr int kRowBytes = kTileColumns * 2 + 16;  // in other banks than the one before
   static constexpr int kCoefficients = kRows * kRowBytes;  // floats, after the rows
-  static_assert(kCoefficients + kRows * 4 <= kBytes);
+  static_assert(kCoefficients + kRows * 4 <= TileWriter::kWarpBytes);
 
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
   static __device__ __forceinline__ bool summed_apart(int count) {

@@ -1,0 +1,23 @@
+// Functions of the driver, found at run time, so that none is needed to link or to start.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <bit>
+
+#include "kernels/cuda/device/error.cuh"
+
+namespace logitless::cuda {
+
+// As CUDA 12.0 has it. Throws DeviceError where the driver has none of that name.
+template <typename Function>
+Function driver_function(const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  require_cuda(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result),
+               name);
+  if (result != cudaDriverEntryPointSuccess) throw DeviceError(concat("the driver has no ", name));
+  return std::bit_cast<Function>(found);
+}
+
+}  // namespace logitless::cuda
