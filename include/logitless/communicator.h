@@ -165,12 +165,16 @@ LOGITLESS_API NcclId make_nccl_id();
 // that max_ctas allows, 1.4 GB on two H200s where NCCL chooses; and exchange_memory(). Where all
 // ranks are on one host all_gather_host goes by its shared memory; elsewhere it allocates size() +
 // 1 times its bytes of the device's while it runs, and waits. Ranks that are threads of one process
-// end together: the last one to be destroyed frees memory of all their GPUs, which waits for
-// whatever runs there, so no call of another group may be in flight. What a call that failed has
-// written is undefined: the kernels that waited are ended. Which ranks are missing is known of
-// those on the same host, by some 8 KiB a rank of shared memory (a file in /dev/shm that has its
-// name only while the group is made). Throws InvalidArgument when the rank is not in [0, size), or
-// on an option; Unsupported where NCCL is missing; DeviceError.
+// load the library's kernels into their GPU when the group is made, with a driver of CUDA 12.4 or
+// later: CUDA loads a kernel at its first launch, which may wait for the GPU while the whole
+// process launches nothing, so set CUDA_MODULE_LOADING=EAGER with an older one, and where kernels
+// of your own are first launched beside exchanges. They end together: the last one to be destroyed
+// frees memory of all their GPUs, which waits for whatever runs there, so no call of another group
+// may be in flight. What a call that failed has written is undefined: the kernels that waited are
+// ended. Which ranks are missing is known of those on the same host, by some 8 KiB a rank of shared
+// memory (a file in /dev/shm that has its name only while the group is made). Throws
+// InvalidArgument when the rank is not in [0, size), or on an option; Unsupported where NCCL is
+// missing; DeviceError.
 LOGITLESS_API std::shared_ptr<Communicator> make_nccl(std::span<const std::byte, 128> id, int rank,
                                                       int size, const NcclOptions& options = {});
 

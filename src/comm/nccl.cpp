@@ -23,6 +23,7 @@
 #include "comm/rank_board.h"
 #include "core/check.h"
 #include "kernels/device_exchange.h"
+#include "kernels/device_module.h"
 #include "kernels/device_peers.h"
 #include "kernels/device_stream.h"
 #include "logitless/communicator.h"
@@ -75,6 +76,7 @@ class Nccl final : public Communicator {
         rank_(start..., options.max_ctas) {
     poll("the group's making", limit_, [&] { return rank_.ready(); });
     join_board();
+    if (board_.may_share_process()) cuda::load_kernels();
     if (options.watch && on_board_ && size() > 1)
       watch_ = std::jthread([this](auto stop) { watch(stop); });
   }
@@ -125,6 +127,7 @@ class Nccl final : public Communicator {
     if (bytes_each == 0) return all_gather(mine, all, 0, nullptr);
     if (on_board_) return gather_on_board(mine, all, bytes_each);
     const auto ranks = static_cast<std::size_t>(size());
+    const cuda::BesideCapture allowed;
     try {
       const cuda::DeviceMemory memory(bytes_each * (ranks + 1));
       auto* const gathered = static_cast<std::byte*>(memory.data());

@@ -158,6 +158,12 @@ bool RankBoard::all_here() const noexcept {
          });
 }
 
+bool RankBoard::may_share_process() const noexcept {
+  return ranks_ == nullptr || std::count_if(ranks_, ranks_ + size_, [](const Rank& rank) {
+                                return rank.process == getpid() && rank.space == pid_namespace();
+                              }) > 1;
+}
+
 void RankBoard::close_memory() noexcept {
   if (ranks_ != nullptr) ranks_[rank_].closed = 1;
 }

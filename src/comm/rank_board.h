@@ -40,6 +40,9 @@ class RankBoard {
   // Whether all ranks are processes of this host that have joined the board.
   bool all_here() const noexcept;
 
+  // Whether another rank is in this process, or nothing is known of them.
+  bool may_share_process() const noexcept;
+
   // This rank has nothing of the other ones' memory open any more; whether none has, or is there.
   void close_memory() noexcept;
   bool all_closed_memory() const noexcept;

@@ -43,6 +43,13 @@ class Module {
   std::shared_ptr<void> library_;
 };
 
+// The library's own kernels, all of them, into the current device: some milliseconds, once. CUDA
+// loads a kernel when it is first launched, and may wait for what runs on the GPU meanwhile, while
+// other threads of the process launch and copy nothing. Ranks that are threads of one process would
+// wait for one another's exchanges then. Of a driver before CUDA 12.4 it does nothing. Throws
+// DeviceError.
+void load_kernels();
+
 // `arguments`: the address of each of the kernel's. Enqueues; may be captured. Throws DeviceError.
 void launch(void* kernel, const LaunchShape& shape, std::span<void* const> arguments,
             Stream stream);

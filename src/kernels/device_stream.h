@@ -38,6 +38,17 @@ std::shared_ptr<void> make_pinned(std::size_t bytes);
 
 // Whether the stream has nothing left to do.
 bool stream_ready(Stream stream);
+// While it lives the thread may allocate and wait though it captures a graph: on other streams.
+class BesideCapture {
+ public:
+  BesideCapture();
+  ~BesideCapture();
+  BesideCapture(const BesideCapture&) = delete;
+  BesideCapture& operator=(const BesideCapture&) = delete;
+
+ private:
+  int before_ = 0;
+};
 void record_event(void* event, Stream stream);
 // What the stream is told from here on waits for what the event was recorded after.
 void stream_wait(Stream stream, void* event);

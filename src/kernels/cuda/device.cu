@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/device_head.h"
 
 namespace logitless::cuda {

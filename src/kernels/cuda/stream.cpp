@@ -70,6 +70,16 @@ std::shared_ptr<void> make_pinned(std::size_t bytes) {
   return {data, [](void* held) { cudaFreeHost(held); }};
 }
 
+BesideCapture::BesideCapture() {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  require_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "the mode of captures");
+  before_ = mode;
+}
+BesideCapture::~BesideCapture() {
+  auto mode = static_cast<cudaStreamCaptureMode>(before_);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+}
+
 bool stream_ready(Stream stream) {
   const cudaError_t state = cudaStreamQuery(stream_of(stream));
   if (state == cudaErrorNotReady) {

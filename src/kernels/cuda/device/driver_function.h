@@ -9,12 +9,13 @@
 
 namespace logitless::cuda {
 
-// As CUDA 12.0 has it. Throws DeviceError where the driver has none of that name.
+// As CUDA of this version has it (12000: 12.0). Throws DeviceError where the driver has none of
+// that name.
 template <typename Function>
-Function driver_function(const char* name) {
+Function driver_function(const char* name, unsigned version = 12000) {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result{};
-  require_cuda(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result),
+  require_cuda(cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &result),
                name);
   if (result != cudaDriverEntryPointSuccess) throw DeviceError(concat("the driver has no ", name));
   return std::bit_cast<Function>(found);

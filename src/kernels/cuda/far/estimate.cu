@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/cublas.h"
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/far/gather.h"
 #include "kernels/cuda/far/selection.cuh"

@@ -1,6 +1,7 @@
 // d_weight of the words that no block of tokens keeps: what their tiles have as one point, and
 // their targets.
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/device_far.h"
 

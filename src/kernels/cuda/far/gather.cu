@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/far/gather.h"
 #include "kernels/device_far.h"

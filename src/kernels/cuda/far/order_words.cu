@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/device_order.h"
 #include "math/mix.h"

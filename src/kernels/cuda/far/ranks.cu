@@ -1,5 +1,6 @@
 // What ranks tell one another of a far field: a few microseconds each beside the products.
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/head/targets.cuh"
 #include "kernels/device_shard_far.h"
 #include "math/shard_state.h"

@@ -1,6 +1,7 @@
 // Which tiles of words are kept for a block of tokens: by masses, estimates, targets and the
 // sample.
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/far/selection.cuh"
 #include "kernels/cuda/head/targets.cuh"
 #include "kernels/device_far.h"

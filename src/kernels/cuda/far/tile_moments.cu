@@ -9,6 +9,7 @@
 #include "kernels/cuda/cublas.h"
 #include "kernels/cuda/cusolver.h"
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/head/kernels.h"
 #include "kernels/device_order.h"

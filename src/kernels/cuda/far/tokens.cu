@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/far/selection.cuh"
 #include "kernels/cuda/head/targets.cuh"
 #include "kernels/device_far.h"

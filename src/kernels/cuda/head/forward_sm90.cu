@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/head/forward_sm90.cuh"
 #include "kernels/cuda/head/kernels.h"

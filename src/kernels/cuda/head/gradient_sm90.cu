@@ -1,6 +1,7 @@
 // The products of the backward pass: schedule, tensor maps, launch.
 #include <algorithm>
 
+#include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/head/gradient_sm90.cuh"
 #include "kernels/cuda/head/kernels.h"

@@ -1,5 +1,6 @@
 // Merges of what ranks tell one another: a few microseconds each beside the products.
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
 #include "kernels/cuda/head/targets.cuh"
 #include "kernels/device_shard.h"

@@ -2,6 +2,7 @@
 //
 // The backward makes the scores twice, once for d_k and d_v and once for d_q, so that every output
 // has one owner and its sum one order.
+#include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/tensor/attention.h"
 #include "kernels/cuda/tensor/attention_mma.cuh"

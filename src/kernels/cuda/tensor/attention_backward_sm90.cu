@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/tensor/attention.h"
 #include "kernels/cuda/tensor/attention_backward_sm90.cuh"

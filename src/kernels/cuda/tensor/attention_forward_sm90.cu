@@ -1,6 +1,7 @@
 // Attention forward on Hopper: tensor maps and launches.
 #include <algorithm>
 
+#include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/tensor_map.cuh"
 #include "kernels/cuda/tensor/attention.h"
 #include "kernels/cuda/tensor/attention_forward_sm90.cuh"

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/tensor/element.cuh"
 #include "kernels/cuda/tensor/epilogue.h"
 

@@ -2,6 +2,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/device/error.cuh"
+#include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/train/adamw_tables.h"
 
 namespace logitless::cuda {

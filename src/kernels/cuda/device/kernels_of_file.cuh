@@ -1,0 +1,18 @@
+// Makes the kernels of the .cu file that includes it known to load_kernels() (device_module.h).
+#pragma once
+
+namespace logitless::cuda {
+
+// `kernel`: any of the file's, which are one module.
+class KernelsOfFile {
+ public:
+  explicit KernelsOfFile(const void* kernel);
+};
+
+namespace {
+
+__global__ void marks_this_file() {}
+const KernelsOfFile kernels_of_this_file(reinterpret_cast<const void*>(&marks_this_file));
+
+}  // namespace
+}  // namespace logitless::cuda
