@@ -21,6 +21,7 @@
 namespace logitless {
 
 class FarFieldHead;
+class HeadOverRanks;
 
 struct CompileOptions {
   // What the program's sizes are. Every symbol must have a value.
@@ -120,6 +121,24 @@ class LOGITLESS_API PreparedProgram {
   // far_plan() does, and as FarFieldHead::step does.
   void run(std::span<const void* const> parameters, std::span<void* const> results, void* arena,
            FarFieldHead& far) const;
+  // The same with the program's head under `head` (head_over_ranks.h), which was made of this
+  // program on the context's GPU: collective. done: as above, or none. The first run may allocate a
+  // workspace and what exchanges take, and later ones may be captured: on all ranks alike. What is
+  // wrong with the pointers, or a head of another program, is thrown on this rank alone, which the
+  // others wait for until it gives the group up (Communicator::abort). What the head finds wrong
+  // the hosts tell one another, and all throw; what fails later gives the group up.
+  void run(std::span<const void* const> parameters, std::span<void* const> results, void* arena,
+           void* stream, HeadOverRanks& head,
+           const std::function<void(std::size_t result)>& done = {}) const;
+  // Makes ready for runs under `head`, by itself: allocates its workspace, and enqueues what is not
+  // a head, so that results and arena hold no numbers afterwards. CUDA loads kernels, those of
+  // cuBLAS among them, when they are first launched, and may wait for the GPU then, while the
+  // process launches nothing on another one. Ranks that are threads of one process would wait for
+  // one another for good where exchanges are under way: each of them calls this for its programs,
+  // runs its others once, and they meet, before the first run under a HeadOverRanks. Throws as
+  // run() does.
+  void load(std::span<const void* const> parameters, std::span<void* const> results, void* arena,
+            void* stream, HeadOverRanks& head) const;
 
   // Runs it repeat + 2 times on a stream of its own, the last times with an event after each
   // instruction, and waits: the means, the longest first. Sums are above the time of a run by the
@@ -203,6 +222,12 @@ class LOGITLESS_API CompiledProgram {
   // Throws as far_plan() does, and as FarFieldHead::step does.
   void run(std::span<const void* const> parameters, std::span<void* const> results, void* arena,
            FarFieldHead& far) const;
+  // The same with the program's head over ranks (head_over_ranks.h): collective. Extra memory:
+  // head.workspace_bytes(), from the first run on. What the head throws on one rank it throws on
+  // all; what is thrown before it (pointers, a head of another program) the others wait for until
+  // the group is given up.
+  void run(std::span<const void* const> parameters, std::span<void* const> results, void* arena,
+           HeadOverRanks& head) const;
   // The plan of the next audited far-field step under `far`, or of another kind, which says why,
   // where the planner sees nothing to gain: then steps are dense. Throws Unsupported, saying why,
   // unless the program has one head and computes its losses and their gradients, that of the hidden

@@ -13,6 +13,7 @@
 #include "logitless/far_field.h"
 #include "logitless/graph.h"
 #include "logitless/head.h"
+#include "logitless/head_over_ranks.h"
 #include "logitless/head_shape.h"
 #include "logitless/kept_head.h"
 #include "logitless/memory.h"

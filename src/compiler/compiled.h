@@ -11,6 +11,7 @@
 #include "compiler/ir/text.h"
 #include "compiler/plan/program.h"
 #include "logitless/compiler.h"
+#include "logitless/head_over_ranks.h"
 
 namespace logitless {
 
@@ -59,6 +60,7 @@ struct CompilerAccess {
   static const CompiledProgram::State& state(const CompiledProgram& program) {
     return *program.state_;
   }
+  static HeadOverRanks::State& state(HeadOverRanks& head) { return *head.state_; }
   static CompiledProgram make(std::shared_ptr<const CompiledProgram::State> state) {
     CompiledProgram program;
     program.state_ = std::move(state);

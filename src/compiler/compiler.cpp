@@ -7,6 +7,7 @@
 #include "compiler/compiled.h"
 #include "compiler/exec/cpu/backend.h"
 #include "compiler/exec/cuda/backend.h"
+#include "compiler/exec/head_over_ranks.h"
 #include "compiler/exec/results_done.h"
 #include "compiler/graph_access.h"
 #include "compiler/passes/pipeline.h"
@@ -230,21 +231,26 @@ void check_pointers(const CompiledProgram::State& s, std::span<const void* const
 }
 
 void execute(const CompiledProgram::State& s, std::span<const void* const> parameters,
-             std::span<void* const> results, void* arena, FarFieldHead* far) {
+             std::span<void* const> results, void* arena, const ir::HeadUnder& under) {
   check_pointers(s, parameters, results, arena);
-  s.backend->run(s.program, parameters, results, static_cast<std::byte*>(arena), far);
+  s.backend->run(s.program, parameters, results, static_cast<std::byte*>(arena), under);
 }
 
 }  // namespace
 
 void CompiledProgram::run(std::span<const void* const> parameters, std::span<void* const> results,
                           void* arena) const {
-  execute(*state_, parameters, results, arena, nullptr);
+  execute(*state_, parameters, results, arena, {});
 }
 
 void CompiledProgram::run(std::span<const void* const> parameters, std::span<void* const> results,
                           void* arena, FarFieldHead& far) const {
-  execute(*state_, parameters, results, arena, &far);
+  execute(*state_, parameters, results, arena, {.far = &far});
+}
+
+void CompiledProgram::run(std::span<const void* const> parameters, std::span<void* const> results,
+                          void* arena, HeadOverRanks& head) const {
+  execute(*state_, parameters, results, arena, {.ranks = &CompilerAccess::state(head)});
 }
 
 PreparedProgram CompiledProgram::prepare(const Context& context) const {
@@ -289,6 +295,29 @@ void PreparedProgram::run(std::span<const void* const> parameters, std::span<voi
                           void* arena, FarFieldHead& far) const {
   check_device_pointers(*state_->program, parameters, results, arena);
   state_->prepared->run(parameters, results, static_cast<std::byte*>(arena), far);
+}
+
+void PreparedProgram::run(std::span<const void* const> parameters, std::span<void* const> results,
+                          void* arena, void* stream, HeadOverRanks& head,
+                          const std::function<void(std::size_t result)>& done) const {
+  check_device_pointers(*state_->program, parameters, results, arena);
+  const auto run_observed = [&](ir::Observer* observer) {
+    state_->prepared->run(parameters, results, static_cast<std::byte*>(arena), stream,
+                          CompilerAccess::state(head), observer);
+  };
+  if (!done) return run_observed(nullptr);
+  ir::ResultsDone observer(state_->program->program, done);
+  run_observed(&observer);
+  observer.end();
+}
+
+void PreparedProgram::load(std::span<const void* const> parameters, std::span<void* const> results,
+                           void* arena, void* stream, HeadOverRanks& head) const {
+  check_device_pointers(*state_->program, parameters, results, arena);
+  HeadOverRanks::State& ranks = CompilerAccess::state(head);
+  ir::require_head(ranks, state_->program->program);
+  ranks.allocate();
+  state_->prepared->run_without_heads(parameters, results, static_cast<std::byte*>(arena), stream);
 }
 
 LossPlan CompiledProgram::far_plan(const FarFieldHead& far) const {

@@ -69,8 +69,8 @@ std::vector<InstructionTime> CompiledProgram::profile(std::span<const void* cons
   HostClock clock;
   for (int r = 0; r < repeat; ++r) {
     clock.start();
-    state_->backend->run(state_->program, parameters, results, static_cast<std::byte*>(arena),
-                         nullptr, &clock);
+    state_->backend->run(state_->program, parameters, results, static_cast<std::byte*>(arena), {},
+                         &clock);
   }
   return merged(clock.timed, repeat);
 }

@@ -8,6 +8,7 @@
 
 #include "compiler/plan/program.h"
 #include "logitless/far_field.h"
+#include "logitless/head_over_ranks.h"
 
 namespace logitless::ir {
 
@@ -19,6 +20,13 @@ class Observer {
   // It has run, or is enqueued.
   virtual void after(const Instruction& instruction) = 0;
   virtual void after_loop(const Instruction& loop) { (void)loop; }
+};
+
+// What the head of a run is under: at most one of them; none: as it was compiled.
+struct HeadUnder {
+  FarFieldHead* far = nullptr;            // for far_head()
+  HeadOverRanks::State* ranks = nullptr;  // of the program
+  bool skipped = false;                   // heads do not run
 };
 
 // Instructions in the order of an Observer, with the seconds that each took, summed over runs.
@@ -39,6 +47,15 @@ class Prepared {
   // something is decided in wait and may allocate. Throws Unsupported where there is no such head.
   virtual void run(std::span<const void* const> parameters, std::span<void* const> results,
                    std::byte* arena, FarFieldHead& far) const = 0;
+  // The same as the first with the head over ranks. Throws InvalidArgument where that is of another
+  // program. Its first run may allocate.
+  virtual void run(std::span<const void* const> parameters, std::span<void* const> results,
+                   std::byte* arena, void* stream, HeadOverRanks::State& ranks,
+                   Observer* observer) const = 0;
+  // The same as the first without its heads: nothing holds numbers afterwards.
+  virtual void run_without_heads(std::span<const void* const> parameters,
+                                 std::span<void* const> results, std::byte* arena,
+                                 void* stream) const = 0;
 
   // Runs it repeat + 2 times on a stream of its own, `repeat` of them timed, and waits.
   virtual Timed time(std::span<const void* const> parameters, std::span<void* const> results,
@@ -50,14 +67,18 @@ class Backend {
   virtual ~Backend() = default;
 
   // parameters and results in the order of the program; arena of arena_bytes, aligned as the
-  // program says. Several threads may run one program, each in an arena of its own. `far`, or null,
-  // decides what far_head() does. Throws Unsupported where there is none.
+  // program says. Several threads may run one program, each in an arena of its own. Throws
+  // Unsupported where there is no head for under.far, InvalidArgument where under.ranks is of
+  // another program.
   virtual void run(const Program& program, std::span<const void* const> parameters,
-                   std::span<void* const> results, std::byte* arena, FarFieldHead* far,
+                   std::span<void* const> results, std::byte* arena, const HeadUnder& under,
                    Observer* observer = nullptr) const = 0;
 
   // The plan of the program's audited steps under `far`. Throws as run() does.
   virtual LossPlan far_plan(const Program& program, const FarFieldHead& far) const = 0;
+
+  // Plans what `ranks` has but for its plan, and says what workspace it takes. Collective.
+  virtual void plan(HeadOverRanks::State& ranks, std::size_t memory_budget) const = 0;
 
   // The program must outlive what is made. Throws InvalidArgument where run() is for the host.
   virtual std::unique_ptr<const Prepared> prepare(const Program& program,

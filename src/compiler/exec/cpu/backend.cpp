@@ -1,19 +1,25 @@
 #include "compiler/exec/cpu/backend.h"
 
 #include "compiler/exec/cpu/run.h"
+#include "compiler/exec/head_over_ranks.h"
 #include "core/check.h"
 
 namespace logitless::ir {
 
 void CpuBackend::run(const Program& program, std::span<const void* const> parameters,
-                     std::span<void* const> results, std::byte* arena, FarFieldHead* far,
+                     std::span<void* const> results, std::byte* arena, const HeadUnder& under,
                      Observer* observer) const {
-  if (far != nullptr) far_head(program);
-  run_program({program, arena, parameters, results}, threads_, far, observer);
+  if (under.far != nullptr) far_head(program);
+  if (under.ranks != nullptr) require_head(*under.ranks, program);
+  run_program({program, arena, parameters, results}, threads_, under, observer);
 }
 
 LossPlan CpuBackend::far_plan(const Program& program, const FarFieldHead& far) const {
   return audited_plan(program, far);
+}
+
+void CpuBackend::plan(HeadOverRanks::State& ranks, std::size_t memory_budget) const {
+  plan_over_ranks(ranks, memory_budget);
 }
 
 std::unique_ptr<const Prepared> CpuBackend::prepare(const Program&, const Context&) const {

@@ -4,6 +4,7 @@
 
 #include "compiler/exec/backend.h"
 #include "compiler/exec/cpu/run.h"
+#include "compiler/exec/head_over_ranks.h"
 #include "core/check.h"
 #include "core/element.h"
 #include "head/cpu/engine.h"
@@ -25,6 +26,12 @@ float* floats(const View& view, const Frame& frame) {
 LossPlan far_plan_of(const HeadRun& h, PlanRequest request) {
   request.device.threads = 1;
   return with_threads(plan_head(h.plan->shape, h.plan->features, request), h.context->threads());
+}
+
+// Of the scratch: the engine's targets; behind them is its workspace.
+std::int64_t targets_bytes(const HeadRun& h) { return (h.plan->shape.tokens * 8 + 63) / 64 * 64; }
+std::size_t workspace_bytes(const HeadRun& h) {
+  return static_cast<std::size_t>(h.scratch_bytes - targets_bytes(h));
 }
 
 // One run of a head: its operands where they are, and what becomes of each token.
@@ -52,7 +59,6 @@ class HeadOfProgram {
     call_.in.hidden = tensor(h_.x, frame);
     call_.in.weight = tensor(h_.w, frame);
     call_.in.bias = tensor(h_.bias, frame);
-    // The engine's targets; behind them in the scratch is its workspace.
     call_.in.targets = ConstTensorView(scratch_, DType::i64, {head.plan->shape.tokens});
     call_.in.ignore_index = -1;
     call_.gradients = {.d_hidden = tensor(h_.d_x, frame),
@@ -62,13 +68,23 @@ class HeadOfProgram {
   }
 
   void run_dense() const {
-    const std::int64_t used = (rows() * 8 + 63) / 64 * 64;
-    const Workspace workspace(scratch_ + used, static_cast<std::size_t>(h_.scratch_bytes - used));
+    const Workspace workspace = own_workspace();
     HeadCall call = call_;
     call.plan = h_.plan.get();
     call.workspace = &workspace;
     cpu::Engine engine(call);
     engine.run([&](const cpu::TokenResult& r, cpu::TokenAnswer& answer) { write(r, answer); });
+  }
+
+  void run_over_ranks(HeadOverRanks::State& ranks) const {
+    const Workspace own = own_workspace();
+    run_call(ranks.plan, ranks.sharding, [&] {
+      HeadCall call = call_;
+      call.workspace = &ranks.workspace_for(own);
+      ranks.set_rows(call);
+      cpu::Engine engine(call);
+      engine.run([&](const cpu::TokenResult& r, cpu::TokenAnswer& answer) { write(r, answer); });
+    });
   }
 
   // Under the controller: its far-field step, or the dense one, which overwrites whatever that
@@ -100,6 +116,7 @@ class HeadOfProgram {
   }
 
  private:
+  Workspace own_workspace() const { return {scratch_ + targets_bytes(h_), workspace_bytes(h_)}; }
   std::int64_t rows() const { return h_.plan->shape.tokens; }
   std::int64_t target(std::int64_t row) const {
     return load_index(targets_.data(), targets_.dtype(), at_(row));
@@ -132,11 +149,22 @@ void require_cpu(const FarFieldHead& far) {
 
 }  // namespace
 
-void run_head(const HeadRun& head, const Frame& frame, FarFieldHead* far) {
+void run_head(const HeadRun& head, const Frame& frame, const HeadUnder& under) {
   const HeadOfProgram call(head, frame);
-  if (far == nullptr) return call.run_dense();
-  require_cpu(*far);
-  call.run_far(FarFieldAccess::of(*far));
+  if (under.ranks != nullptr) return call.run_over_ranks(*under.ranks);
+  if (under.far == nullptr) return call.run_dense();
+  require_cpu(*under.far);
+  call.run_far(FarFieldAccess::of(*under.far));
+}
+
+void plan_over_ranks(HeadOverRanks::State& ranks, std::size_t memory_budget) {
+  PlanRequest request;
+  request.memory_budget = memory_budget;
+  request.device.threads = 1;  // as above
+  ranks.make_plan(request, [](const HeadShape& shape, const HeadFeatures& features,
+                              const PlanRequest& r) { return plan_alone(shape, features, r); });
+  ranks.plan = with_threads(ranks.plan, ranks.head->context->threads());
+  ranks.set_room(workspace_bytes(*ranks.head));
 }
 
 LossPlan audited_plan(const Program& program, const FarFieldHead& far) {

@@ -316,14 +316,14 @@ void run_loop(const LoopRun& loop, const Frame& frame, int threads, Observer* ob
   for (std::int64_t first = 0; first < loop.extent; first += loop.chunk) {
     const Program& body = first + loop.chunk <= loop.extent ? *loop.body : *loop.tail;
     // Heads are not in loops.
-    run_program({body, arena, {}, {}, &loop, &frame, first}, threads, nullptr, observer);
+    run_program({body, arena, {}, {}, &loop, &frame, first}, threads, {}, observer);
   }
 }
 
 struct Runner {
   const Frame& frame;
   int threads;
-  FarFieldHead* far;
+  const HeadUnder& under;
   Observer* observer;
 
   void operator()(const Pointwise& p) const { run_pointwise(p, frame, threads); }
@@ -339,14 +339,14 @@ struct Runner {
   void operator()(const Fill& f) const { run_fill(f, frame, threads); }
   void operator()(const Attention& a) const { run_attention(a, frame, threads); }
   void operator()(const LoopRun& l) const { run_loop(l, frame, threads, observer); }
-  void operator()(const HeadRun& h) const { run_head(h, frame, far); }
+  void operator()(const HeadRun& h) const { run_head(h, frame, under); }
   void operator()(const RowGroup&) const { throw InternalError("a row group on a CPU"); }
 };
 
 }  // namespace
 
-void run_program(const Frame& frame, int threads, FarFieldHead* far, Observer* observer) {
-  const Runner runner{frame, threads, far, observer};
+void run_program(const Frame& frame, int threads, const HeadUnder& under, Observer* observer) {
+  const Runner runner{frame, threads, under, observer};
   for (const Instruction& i : frame.program.instructions) {
     std::visit(runner, i.what);
     if (observer == nullptr) continue;

@@ -8,7 +8,7 @@
 namespace logitless::ir {
 
 // observer: or null.
-void run_program(const Frame& frame, int threads, FarFieldHead* far, Observer* observer);
+void run_program(const Frame& frame, int threads, const HeadUnder& under, Observer* observer);
 // pointwise.cpp
 void run_pointwise(const Pointwise& loop, const Frame& frame, int threads);
 // order.cpp
@@ -18,7 +18,9 @@ void run_sort(const Sort& sort, const Frame& frame, int threads);
 void random_numbers(const double* key0, const double* key1, const double* counter, double* out,
                     std::int64_t n);
 // head.cpp
-void run_head(const HeadRun& head, const Frame& frame, FarFieldHead* far);
+void run_head(const HeadRun& head, const Frame& frame, const HeadUnder& under);
 LossPlan audited_plan(const Program& program, const FarFieldHead& far);
+// See Backend::plan().
+void plan_over_ranks(HeadOverRanks::State& ranks, std::size_t memory_budget);
 
 }  // namespace logitless::ir

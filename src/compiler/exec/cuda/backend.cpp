@@ -2,6 +2,7 @@
 
 #include "compiler/exec/cuda/steps.h"
 #include "compiler/exec/cuda/time_steps.h"
+#include "compiler/exec/head_over_ranks.h"
 #include "core/check.h"
 
 namespace logitless::ir {
@@ -25,7 +26,19 @@ class PreparedSteps final : public Prepared {
   void run(std::span<const void* const> parameters, std::span<void* const> results,
            std::byte* arena, FarFieldHead& far) const final {
     far_head(program_);
-    steps_.enqueue({program_, arena, parameters, results}, context_of(far), nullptr, &far);
+    steps_.enqueue({program_, arena, parameters, results}, context_of(far), nullptr, {.far = &far});
+  }
+  void run(std::span<const void* const> parameters, std::span<void* const> results,
+           std::byte* arena, void* stream, HeadOverRanks::State& ranks,
+           Observer* observer) const final {
+    require_head(ranks, program_);
+    steps_.enqueue({program_, arena, parameters, results}, context_.on(stream), observer,
+                   {.ranks = &ranks});
+  }
+  void run_without_heads(std::span<const void* const> parameters, std::span<void* const> results,
+                         std::byte* arena, void* stream) const final {
+    steps_.enqueue({program_, arena, parameters, results}, context_.on(stream), nullptr,
+                   {.skipped = true});
   }
 
  private:
@@ -38,13 +51,17 @@ class PreparedSteps final : public Prepared {
 }  // namespace
 
 void CudaBackend::run(const Program&, std::span<const void* const>, std::span<void* const>,
-                      std::byte*, FarFieldHead*, Observer*) const {
+                      std::byte*, const HeadUnder&, Observer*) const {
   throw InvalidArgument(
       "run: the program was compiled for a GPU; prepare() it in a context of one, and run that");
 }
 
 LossPlan CudaBackend::far_plan(const Program& program, const FarFieldHead& far) const {
   return far_plan_of(far_head(program), far);
+}
+
+void CudaBackend::plan(HeadOverRanks::State& ranks, std::size_t memory_budget) const {
+  plan_over_gpus(ranks, memory_budget);
 }
 
 std::unique_ptr<const Prepared> CudaBackend::prepare(const Program& program,

@@ -2,11 +2,13 @@
 
 #include "compiler/exec/backend.h"
 #include "compiler/exec/cuda/steps.h"
+#include "compiler/exec/head_over_ranks.h"
 #include "compiler/target/cuda.h"
 #include "core/check.h"
 #include "head/cuda/calls.h"
 #include "head/cuda/engine.h"
 #include "head/far/step.h"
+#include "head/plan/choose.h"
 #include "kernels/device_index.h"
 #include "kernels/device_loss.h"
 
@@ -54,8 +56,7 @@ class HeadOfProgram {
   }
 
   void run_dense(const Context& context) const {
-    const Workspace workspace(scratch_ + parts_.workspace,
-                              static_cast<std::size_t>(h_.scratch_bytes - parts_.workspace));
+    const Workspace workspace = own_workspace();
     HeadCall call = call_;
     call.context = &context;
     call.plan = h_.plan.get();
@@ -63,6 +64,19 @@ class HeadOfProgram {
     cuda::head_targets(targets_);
     cuda::Engine(call).run(tokens());
     cuda::clear_missing_logits(targets_, logit_);
+  }
+
+  void run_over_ranks(const Context& context, HeadOverRanks::State& ranks) const {
+    const Workspace own = own_workspace();
+    run_call(ranks.plan, ranks.sharding, [&] {
+      HeadCall call = call_;
+      call.context = &context;
+      call.workspace = &ranks.workspace_for(own);
+      ranks.set_rows(call);
+      cuda::head_targets(targets_);
+      cuda::Engine(call).run(tokens());
+      cuda::clear_missing_logits(targets_, logit_);
+    });
   }
 
   // Under the controller: its far-field step, or the dense one, which overwrites whatever that
@@ -98,6 +112,10 @@ class HeadOfProgram {
   }
 
  private:
+  Workspace own_workspace() const {
+    return {scratch_ + parts_.workspace,
+            static_cast<std::size_t>(h_.scratch_bytes - parts_.workspace)};
+  }
   const HeadShape& shape() const { return h_.plan->shape; }
   bool gradients() const { return h_.d_lse.buffer >= 0; }
   struct Tokens {
@@ -128,10 +146,12 @@ const FarController& controller_of(const FarFieldHead& far) {
 }  // namespace
 
 void enqueue_head(const HeadRun& head, const Frame& frame, const Context& context,
-                  FarFieldHead* far) {
+                  const HeadUnder& under) {
+  if (under.skipped) return;
   const HeadOfProgram call(head, frame, context.stream());
-  if (far == nullptr) return call.run_dense(context);
-  call.run_far(FarFieldAccess::of(*far));
+  if (under.ranks != nullptr) return call.run_over_ranks(context, *under.ranks);
+  if (under.far == nullptr) return call.run_dense(context);
+  call.run_far(FarFieldAccess::of(*under.far));
 }
 
 const Context& context_of(const FarFieldHead& far) { return controller_of(far).context(); }
@@ -139,6 +159,35 @@ const Context& context_of(const FarFieldHead& far) { return controller_of(far).c
 LossPlan far_plan_of(const HeadRun& head, const FarFieldHead& far) {
   return plan_head(head.plan->shape, head.plan->features,
                    controller_of(far).request({.far = true, .audit = true}));
+}
+
+void plan_over_gpus(HeadOverRanks::State& ranks, std::size_t memory_budget) {
+  const auto plan = [&](std::size_t budget) {
+    PlanRequest request;
+    request.memory_budget = budget;
+    ranks.make_plan(request, [&](const HeadShape& s, const HeadFeatures& f, const PlanRequest& r) {
+      return plan_alone(ranks.context, s, f, r);
+    });
+  };
+  std::size_t room = 0;  // of any head: which is the one is for all ranks to say together
+  for (const Instruction& i : ranks.program->instructions) {
+    const auto* head = std::get_if<HeadRun>(&i.what);
+    if (head == nullptr) continue;
+    room = static_cast<std::size_t>(head->scratch_bytes -
+                                    head_scratch(head->plan->shape.tokens).workspace);
+  }
+  // What the arena has already, if that is enough, then what is allowed beside it.
+  if (room > 0) {
+    try {
+      plan(room);
+      ranks.set_room(room);
+      if (memory_budget == 0 || ranks.plan.exchange_bytes <= memory_budget) return;
+    } catch (const InvalidArgument&) {
+      // As all ranks find. What is wrong with the arguments is thrown below.
+    }
+  }
+  plan(memory_budget);
+  ranks.set_room(room);
 }
 
 }  // namespace logitless::ir

@@ -78,7 +78,7 @@ struct Steps::Enqueue {
   const Step& step;
   const Context& context;
   Observer* observer;
-  FarFieldHead* far;
+  const HeadUnder& under;
   void* const stream = context.stream();
 
   void* scratch(int buffer) const { return buffer >= 0 ? frame.address(buffer) : nullptr; }
@@ -279,14 +279,14 @@ struct Steps::Enqueue {
     }
   }
 
-  void operator()(const HeadRun& h) const { enqueue_head(h, frame, context, far); }
+  void operator()(const HeadRun& h) const { enqueue_head(h, frame, context, under); }
 };
 
 void Steps::enqueue(const Frame& frame, const Context& context, Observer* observer,
-                    FarFieldHead* far) const {
+                    const HeadUnder& under) const {
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     const Instruction& instruction = program_.instructions[i];
-    std::visit(Enqueue{frame, steps_[i], context, observer, far}, instruction.what);
+    std::visit(Enqueue{frame, steps_[i], context, observer, under}, instruction.what);
     if (observer == nullptr) continue;
     if (std::holds_alternative<LoopRun>(instruction.what)) {
       observer->after_loop(instruction);

@@ -40,10 +40,10 @@ class Steps {
   // of the program's buffers are multiples of, by buffer.
   Steps(const Program& program, const std::vector<std::int64_t>& alignments, KernelSet& set);
   void bind(KernelSet& set);
-  // On the stream of the context. observer: of each instruction, or null. far: of the one head that
-  // may take it (far_head()), or null.
+  // On the stream of the context. observer: of each instruction, or null. under: of
+  // the heads.
   void enqueue(const Frame& frame, const Context& context, Observer* observer = nullptr,
-               FarFieldHead* far = nullptr) const;
+               const HeadUnder& under = {}) const;
 
  private:
   struct Launches {
@@ -66,10 +66,12 @@ class Steps {
 
 // head.cpp
 void enqueue_head(const HeadRun& head, const Frame& frame, const Context& context,
-                  FarFieldHead* far);
+                  const HeadUnder& under);
 // They throw InvalidArgument where its context is of the CPU.
 const Context& context_of(const FarFieldHead& far);
 // The plan of audited steps.
 LossPlan far_plan_of(const HeadRun& head, const FarFieldHead& far);
+// See Backend::plan().
+void plan_over_gpus(HeadOverRanks::State& ranks, std::size_t memory_budget);
 
 }  // namespace logitless::ir
