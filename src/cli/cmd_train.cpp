@@ -29,6 +29,7 @@ struct TrainCommand {
   bool no_chunk = false;
   bool no_head_engine = false;
   bool no_epilogues = false;
+  bool no_shard_head = false;
   bool json = false;
 
   void add(Options& command);
@@ -251,6 +252,12 @@ void TrainCommand::add_machine(Options& command) {
       "GPUs, or parts of the CPU, that share steps of --batch each (default 1, or torchrun's)")
       .group(kGroup);
   command
+      .add_flag("--shard-head", options.shard_head,
+                "each of --ranks has a share of the words of an --untied head")
+      .group(kGroup);
+  command.add_flag("--no-shard-head", no_shard_head, "with --resume: none has, from here on")
+      .group(kGroup);
+  command
       .add_parsed(
           "--device", "cpu|cuda",
           [this](const std::string& text) { options.device = train::parse_device(text); },
@@ -370,6 +377,10 @@ int TrainCommand::train(std::set<std::string> given, train::ProcessRank* process
   options.chunk = !no_chunk;
   options.head_engine = !no_head_engine;
   options.epilogues = !no_epilogues;
+  if (no_shard_head && !given.insert("shard-head").second)
+    throw UsageError("--no-shard-head: cannot be given beside --shard-head");
+  if (no_shard_head && options.resume.empty())
+    throw UsageError("--no-shard-head: is of --resume, which was not given");
   if (options.has_shards() && given.count("vocab") == 0) options.vocab = kGpt2Vocab;
   train::check_given(options, given);
   for (const std::string& path : options.data) check_exists("--data", path);

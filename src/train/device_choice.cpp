@@ -19,6 +19,8 @@ std::string unserved_on_gpu(const RunOptions& options) {
     if (given) names += fmt::format("{}--{}", names.empty() ? "" : ", ", name);
   };
   add(options.far_field > 0.0 && options.dtype != DType::bf16, "far-field without --dtype bf16");
+  add(options.shard_head && options.ranks > 1 && options.dtype != DType::bf16,
+      "shard-head without --dtype bf16");
   add(options.threads > 0, "threads");
   return names;
 }

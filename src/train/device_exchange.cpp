@@ -85,12 +85,14 @@ void DeviceExchange::gather(const Bucket& bucket, const float* owned, std::span<
     ranks_->all_gather(owned, memory_.data(), bytes, stream_.handle());
     all = memory_.as<float>();
   }
-  if (!to.empty())
-    stream_.copy(to.data() + bucket.begin, all, static_cast<std::size_t>(pieces_.ranks()) * bytes);
+  if (to.empty()) return;
+  for (std::size_t r = 0; r < static_cast<std::size_t>(pieces_.ranks()); ++r)
+    stream_.copy(to.data() + bucket.begin + r * bucket.stride, all + r * bucket.piece, bytes);
 }
 
 void DeviceExchange::gather(const float* owned, std::span<float> to) const {
-  for (const Bucket& b : pieces_.buckets()) gather(b, owned + b.owned, to);
+  for (const auto* buckets : {&pieces_.buckets(), &pieces_.own_buckets()})
+    for (const Bucket& b : *buckets) gather(b, owned + b.owned, to);
   if (!alone()) ranks_->wait(stream_.handle(), kRanksLimit);
   stream_.wait();
 }
@@ -99,12 +101,24 @@ void DeviceExchange::gather_masters(const float* masters, std::span<float> to) c
   for (const Bucket& b : pieces_.buckets()) {
     if (!b.use.master) gather(b, masters + b.owned, to);
   }
+  const auto mine = static_cast<std::size_t>(pieces_.rank());
+  for (const Bucket& b : pieces_.own_buckets())
+    gather(b, masters + pieces_.master_at(b.begin + mine * b.stride), to);
   if (!to.empty()) {
-    const std::span<float> whole = to.subspan(pieces_.master_begin());
+    const std::span<float> whole =
+        to.subspan(pieces_.master_begin(), pieces_.shared_end() - pieces_.master_begin());
     stream_.copy(whole.data(), masters + pieces_.owned_before_masters(), whole.size_bytes());
   }
   if (!alone()) ranks_->wait(stream_.handle(), kRanksLimit);
   stream_.wait();
+}
+
+void DeviceExchange::meet() const {
+  stream_.wait();
+  if (alone()) return;
+  const std::byte mine{};
+  std::vector<std::byte> all(static_cast<std::size_t>(pieces_.ranks()));
+  ranks_->all_gather_host(&mine, all.data(), 1);
 }
 
 void DeviceExchange::wait(const DeviceEvent& event) const {

@@ -26,17 +26,17 @@ class DeviceExchange {
   bool alone() const { return ranks_ == nullptr; }
   // What the first rank gives, as many numbers as the others. Collective, between the hosts.
   std::vector<std::size_t> of_first(const std::vector<std::size_t>& mine) const;
-  // gradients: the whole set. Of this rank's pieces they become the sums over ranks, in their
-  // order; what others hold of them is left as it is. Buckets go in `order`, the same on all ranks,
-  // each after whole[bucket], on a stream of their own, beside what makes the others; what is
-  // enqueued afterwards comes after all.
+  // gradients: RankPieces::here_end() elements. Of this rank's pieces they become the sums over
+  // ranks, in their order; what others hold of them is left as it is. Buckets go in `order`, the
+  // same on all ranks, each after whole[bucket], on a stream of their own, beside what makes the
+  // others; what is enqueued afterwards comes after all.
   void add_gradients(float* gradients, std::span<const std::size_t> order,
                      std::span<const DeviceEvent> whole) const;
   // Where this rank's totals go, and those of all, [ranks], after share_totals().
   DeviceAdamWTotals* own_totals() const { return memory_.as<DeviceAdamWTotals>(totals_); }
   const DeviceAdamWTotals* all_totals() const { return own_totals() + 1; }
   void share_totals() const;
-  // masters: as RankPieces has them; rounded: bf16 [rounded_end]. Each rank's pieces go to all that
+  // masters, rounded: as RankPieces has them. Each rank's pieces go to all that
   // need them whole.
   void share_values(float* masters, void* rounded) const;
   // A whole set, of which this rank has `owned`, to the host; `to` may be empty on some ranks, but
@@ -44,6 +44,9 @@ class DeviceExchange {
   void gather(const float* owned, std::span<float> to) const;
   // The same of masters.
   void gather_masters(const float* masters, std::span<float> to) const;
+
+  // Waits until all ranks are here and this one's stream is done.
+  void meet() const;
 
   // Waits for the event as long as the group has not failed; throws DeviceError when it has, or
   // naming the ranks that are missing when the event takes longer than the limit.

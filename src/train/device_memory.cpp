@@ -23,6 +23,7 @@ std::vector<MemoryItem> memory_statement(const DeviceSizes& sizes) {
   add("tables of positions", sizes.constants);
   add(kArena, sizes.arena);
   add("far field", sizes.far);
+  add("head over ranks", sizes.head);
   add("optimizer", sizes.optimizer);
   add("batches", sizes.batches);
   add("exchange between ranks", sizes.exchange);

@@ -21,6 +21,7 @@ struct DeviceSizes {
   std::size_t constants = 0;
   std::size_t arena = 0;  // of the largest program
   std::size_t far = 0;    // of far-field steps and an order
+  std::size_t head = 0;   // of heads over ranks, beside the arena
   std::size_t optimizer = 0;
   std::size_t batches = 0;   // tokens, targets, losses, logits
   std::size_t exchange = 0;  // between ranks

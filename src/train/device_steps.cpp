@@ -36,6 +36,13 @@ std::size_t constant_bytes(const DeviceModel& model) {
 std::size_t arena_bytes(const DeviceModel& model) {
   return std::max({model.step.arena_bytes(), model.loss.arena_bytes(), model.logits.arena_bytes()});
 }
+// What the group of the heads has received its exchanges in since they were planned.
+std::size_t head_exchange_bytes(const DeviceModel& model) {
+  std::size_t bytes = 0;
+  for (const HeadOverRanks* head : {model.step_head, model.loss_head})
+    bytes = std::max(bytes, head != nullptr ? head->plan().exchange_bytes : 0);
+  return bytes;
+}
 std::size_t output_bytes(const DeviceModel& model) {
   return kLogits + bytes_of(model.logits.results()[model.logits.result("logits")]);
 }
@@ -70,12 +77,15 @@ std::vector<MemoryItem> DeviceSteps::statement(const DeviceModel& model) {
     counts.push_back(static_cast<std::int64_t>(slice.count));
   DeviceSizes sizes;
   sizes.weights = pieces.masters() * sizeof(float);
-  sizes.rounded = 2 * pieces.rounded_end();
+  sizes.rounded = 2 * pieces.rounded();
   sizes.moments = 2 * pieces.owned() * sizeof(float);
-  sizes.gradients = pieces.layout().end * sizeof(float);
+  sizes.gradients = pieces.here_end() * sizeof(float);
   sizes.constants = constant_bytes(model);
   sizes.arena = arena_bytes(model);
   sizes.far = model.far_bytes;
+  for (const HeadOverRanks* head : {model.step_head, model.loss_head})
+    sizes.head += head != nullptr ? head->workspace_bytes() : 0;
+  sizes.head += head_exchange_bytes(model);
   sizes.optimizer = DeviceAdamW::bytes(counts);
   sizes.batches = Inputs(model.step).end + output_bytes(model);
   sizes.exchange = DeviceExchange::bytes(pieces);
@@ -92,12 +102,13 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model)
       exchange_(context, stream_, pieces_, model.ranks),
       buckets_(pieces_) {
   for (std::size_t b = 0; b < pieces_.buckets().size(); ++b) whole_.emplace_back(context);
-  const std::string no_room = why_no_room(statement(model), device_status(context).free_bytes);
+  const std::string no_room =
+      why_no_room(statement(model), device_status(context).free_bytes + head_exchange_bytes(model));
   if (!no_room.empty()) throw DeviceError(no_room);
   weights_ = DeviceBuffer(context, pieces_.masters() * sizeof(float));
-  rounded_ = DeviceBuffer(context, 2 * pieces_.rounded_end());
+  rounded_ = DeviceBuffer(context, 2 * pieces_.rounded());
   moments_ = DeviceBuffer(context, 2 * pieces_.owned() * sizeof(float));
-  gradients_ = DeviceBuffer(context, pieces_.layout().end * sizeof(float));
+  gradients_ = DeviceBuffer(context, pieces_.here_end() * sizeof(float));
   constants_ = DeviceBuffer(context, constant_bytes(model));
   arena_ = DeviceBuffer(context, arena_bytes(model));
   input_ = DeviceBuffer(context, inputs_.end);
@@ -119,29 +130,30 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model)
     pointers[c.name] = constants_.as<void>(at);
     at += aligned(c.values.size_bytes());
   }
-  const TensorLayout& layout = pieces_.layout();
-  for (std::size_t i = 0; i < layout.counts.size(); ++i) {
+  for (std::size_t i = 0; i < model.parameters.size(); ++i) {
     const DeviceModel::Tensor& tensor = model.parameters[i];
-    const std::size_t offset = layout.offsets[i];
-    if (offset < pieces_.rounded_end()) pointers[tensor.rounded] = rounded_.as<void>(2 * offset);
-    if (offset >= pieces_.master_begin())
-      pointers[tensor.name] = weights_.as<float>() + pieces_.master_at(offset);
-    pointers["d_" + tensor.name] = gradients_.as<float>() + offset;
+    const std::size_t first = pieces_.first_here(i);
+    if (pieces_.is_rounded(first))
+      pointers[tensor.rounded] = rounded_.as<void>(2 * pieces_.rounded_at(first));
+    if (first >= pieces_.master_begin())
+      pointers[tensor.name] = weights_.as<float>() + pieces_.master_at(first);
+    pointers["d_" + tensor.name] = gradients_.as<float>() + pieces_.here(first);
   }
   std::vector<DeviceAdamWTensor> tensors;
   for (const OwnedSlice& slice : pieces_.slices()) {
     DeviceAdamWTensor t;
     t.value = weights_.as<float>() + pieces_.master_of(slice);
-    t.gradient = gradients_.as<float>() + slice.at;
+    t.gradient = gradients_.as<float>() + pieces_.here(slice.at);
     t.m = moments_.as<float>() + slice.owned;
     t.v = t.m + pieces_.owned();
-    if (slice.at < pieces_.rounded_end()) t.rounded = rounded_.as<void>(2 * slice.at);
+    if (pieces_.is_rounded(slice.at))
+      t.rounded = rounded_.as<void>(2 * pieces_.rounded_at(slice.at));
     t.count = static_cast<std::int64_t>(slice.count);
     t.decay = model.parameters[slice.tensor].decay;
     tensors.push_back(t);
   }
   adamw_.emplace(context, model.adamw, tensors);
-  step_ = runner(model.step, pointers);
+  step_ = runner(model.step, pointers, model.step_head);
   for (const CompiledProgram::Tensor& result : model.step.results()) {
     const auto of = std::find_if(
         model.parameters.begin(), model.parameters.end(),
@@ -154,7 +166,7 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model)
     if (std::find(gradient_of_.begin(), gradient_of_.end(), t) == gradient_of_.end())
       throw InternalError("a step without the gradient of " + model.parameters[t].name);
   }
-  loss_ = runner(model.loss, pointers);
+  loss_ = runner(model.loss, pointers, model.loss_head);
   logits_ = runner(model.logits, pointers);
   for (std::size_t i = 0; i <= kSlots; ++i) {
     slots_.push_back({PinnedBuffer(context, inputs_.end), DeviceEvent(context)});
@@ -164,19 +176,35 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model)
     reports_.push_back({PinnedBuffer(context, sizeof(DeviceAdamWReport)), DeviceEvent(context)});
 
   // Once as they are: libraries and drivers take memory when a kernel runs for the first time, and
-  // may not while a graph is captured.
-  run(loss_);
+  // may not while a graph is captured. Of a head over ranks that are threads of one process, what
+  // one of them frees or loads may wait for exchanges whose other side is not begun: kernels are
+  // loaded before there are any, and ranks go on together.
+  const auto together = [&] {
+    if (step_.head != nullptr) exchange_.meet();
+  };
   run(logits_);
+  for (const Runner* runner : {&step_, &loss_}) {
+    if (runner->head != nullptr)
+      runner->program.load(runner->parameters, runner->results, arena_.data(), stream_.handle(),
+                           *runner->head);
+  }
+  together();
+  run(loss_);
+  together();
   for (const bool first : {true, false}) {
     for (const bool last : {false, true}) {
       const bool only = first && last;
       if (accumulate_ == 1 ? !only : only || (!first && !last && accumulate_ == 2)) continue;
       enqueue(first, last);
+      together();
       graphs_[kind(first, last)] = stream_.capture([&] { enqueue(first, last); });
+      together();
     }
   }
   stream_.wait();
   exchanged_ = exchange_.of_first(buckets_.found());
+  if (step_.head != nullptr) enqueue_update_of_ranks();  // NCCL connects the ranks
+  together();
   const auto stride = rows_ * pieces_.ranks();
   const auto read = [this, read = model.read, gpu = model.gpu](std::int64_t first,
                                                                std::size_t slot) {
@@ -188,9 +216,9 @@ DeviceSteps::DeviceSteps(const Context& context, const DeviceModel& model)
   reader_.emplace(kSlots, stride, read);
 }
 
-DeviceSteps::Runner DeviceSteps::runner(const CompiledProgram& program,
-                                        const Pointers& pointers) const {
-  Runner made{program.prepare(context_), {}, {}};
+DeviceSteps::Runner DeviceSteps::runner(const CompiledProgram& program, const Pointers& pointers,
+                                        HeadOverRanks* head) const {
+  Runner made{program.prepare(context_), head, {}, {}};
   for (const CompiledProgram::Tensor& t : program.parameters())
     made.parameters.push_back(pointers.at(t.name));
   for (const CompiledProgram::Tensor& t : program.results())
@@ -198,8 +226,16 @@ DeviceSteps::Runner DeviceSteps::runner(const CompiledProgram& program,
   return made;
 }
 
-void DeviceSteps::run(const Runner& runner) const {
-  runner.program.run(runner.parameters, runner.results, arena_.data(), stream_.handle());
+void DeviceSteps::run(const Runner& runner, const std::function<void(std::size_t)>& done) const {
+  void* const stream = stream_.handle();
+  if (runner.head != nullptr) {
+    runner.program.run(runner.parameters, runner.results, arena_.data(), stream, *runner.head,
+                       done);
+  } else if (done) {
+    runner.program.run(runner.parameters, runner.results, arena_.data(), stream, done);
+  } else {
+    runner.program.run(runner.parameters, runner.results, arena_.data(), stream);
+  }
 }
 
 void DeviceSteps::run_step(bool last) {
@@ -212,12 +248,11 @@ void DeviceSteps::run_step(bool last) {
   }
   if (!exchanges) return run(step_);
   buckets_.begin();
-  step_.program.run(step_.parameters, step_.results, arena_.data(), stream_.handle(),
-                    [&](std::size_t result) {
-                      const std::size_t tensor = gradient_of_[result];
-                      if (tensor == kNoTensor) return;
-                      buckets_.done(tensor, [&](std::size_t b) { stream_.record(whole_[b]); });
-                    });
+  run(step_, [&](std::size_t result) {
+    const std::size_t tensor = gradient_of_[result];
+    if (tensor == kNoTensor) return;
+    buckets_.done(tensor, [&](std::size_t b) { stream_.record(whole_[b]); });
+  });
 }
 
 void DeviceSteps::enqueue(bool first, bool last) {
@@ -246,22 +281,23 @@ void DeviceSteps::enqueue_update_of_ranks() const {
 
 void DeviceSteps::put(const TensorSet& values, const TensorSet& m, const TensorSet& v) {
   const auto mine = static_cast<std::size_t>(pieces_.rank());
-  // This rank's pieces of a set.
-  const auto put_owned = [&](const TensorSet& set, float* owned, bool masters) {
-    for (const Bucket& b : pieces_.buckets()) {
-      if (masters && b.use.master) continue;
-      stream_.copy(owned + b.owned, set.all().data() + b.begin + mine * b.piece,
-                   b.piece * sizeof(float));
-    }
+  const auto put_piece = [&](const TensorSet& set, const Bucket& b, float* piece) {
+    stream_.copy(piece, set.all().data() + b.begin + mine * b.stride, b.piece * sizeof(float));
   };
-  put_owned(values, weights_.as<float>(), true);
-  const std::span<const float> whole = values.all().subspan(pieces_.master_begin());
+  for (const Bucket& b : pieces_.buckets()) {
+    if (!b.use.master) put_piece(values, b, weights_.as<float>() + b.owned);
+  }
+  for (const Bucket& b : pieces_.own_buckets())
+    put_piece(values, b, weights_.as<float>() + pieces_.master_at(b.begin + mine * b.stride));
+  const std::span<const float> whole =
+      values.all().subspan(pieces_.master_begin(), pieces_.shared_end() - pieces_.master_begin());
   stream_.copy(weights_.as<float>() + pieces_.owned_before_masters(), whole.data(),
                whole.size_bytes());
   float* to = moments_.as<float>();
   for (const TensorSet* set : {&m, &v}) {
     if (set->size() > 0) {
-      put_owned(*set, to, false);
+      for (const auto* buckets : {&pieces_.buckets(), &pieces_.own_buckets()})
+        for (const Bucket& b : *buckets) put_piece(*set, b, to + b.owned);
     } else {
       stream_.fill(to, 0, pieces_.owned() * sizeof(float));
     }

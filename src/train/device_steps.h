@@ -14,6 +14,7 @@
 #include "logitless/device.h"
 #include "logitless/device_adamw.h"
 #include "logitless/far_field.h"
+#include "logitless/head_over_ranks.h"
 #include "train/dataset.h"
 #include "train/device_exchange.h"
 #include "train/device_memory.h"
@@ -45,7 +46,10 @@ struct DeviceModel {
   Communicator* ranks = nullptr;
   int gpu = 0;  // its index
   std::vector<Constant> constants;
-  std::size_t far_bytes = 0;    // of DeviceSteps::use(), for the statement
+  std::size_t far_bytes = 0;  // of DeviceSteps::use(), for the statement
+  // Of step and loss, where pieces have own_rows(): they outlive what is made of this. logits has
+  // as many words as own_rows().each then.
+  HeadOverRanks *step_head = nullptr, *loss_head = nullptr;
   std::int64_t accumulate = 1;  // micro-batches of a step
   DeviceAdamWOptions adamw;
   // The micro-batch of `rows` windows from the first-th on; called on a thread of its own.
@@ -107,6 +111,7 @@ class DeviceSteps {
  private:
   struct Runner {
     PreparedProgram program;
+    HeadOverRanks* head;  // or null
     std::vector<const void*> parameters;
     std::vector<void*> results;
   };
@@ -127,8 +132,10 @@ class DeviceSteps {
   using Pointers = std::map<std::string, void*>;
   static constexpr std::size_t kNoTensor = ~std::size_t{0};
 
-  Runner runner(const CompiledProgram& program, const Pointers& pointers) const;
-  void run(const Runner& runner) const;
+  Runner runner(const CompiledProgram& program, const Pointers& pointers,
+                HeadOverRanks* head = nullptr) const;
+  // done: told of results, or none.
+  void run(const Runner& runner, const std::function<void(std::size_t result)>& done = {}) const;
   // The program of a micro-batch; of the last one of several ranks buckets_ are told.
   void run_step(bool last);
   // A micro-batch of a step, and with the last one of a step of one rank the update.

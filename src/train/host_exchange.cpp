@@ -40,6 +40,20 @@ void HostExchange::share(const TensorSet& set) const {
   }
 }
 
+void HostExchange::share_own_rows(const TensorSet& set) const {
+  if (ranks_ == nullptr) return;
+  const Buffer received(pieces_.own_buckets().empty() ? 0
+                                                      : pieces_.longest_bucket() * sizeof(float));
+  const auto mine = static_cast<std::size_t>(pieces_.rank());
+  for (const Bucket& b : pieces_.own_buckets()) {
+    float* const first = set.all().data() + b.begin;
+    auto* const pieces = received.as<float>();
+    ranks_->all_gather(first + mine * b.stride, pieces, b.piece * sizeof(float), nullptr);
+    for (std::size_t r = 0; r < static_cast<std::size_t>(pieces_.ranks()); ++r)
+      std::copy_n(pieces + r * b.piece, b.piece, first + r * b.stride);
+  }
+}
+
 RankTotals HostExchange::sum(const RankTotals& mine) const {
   if (ranks_ == nullptr) return mine;
   std::vector<RankTotals> all(static_cast<std::size_t>(pieces_.ranks()));

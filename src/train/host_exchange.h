@@ -26,8 +26,10 @@ class HostExchange {
   // Of this rank's pieces the gradients become the sums over ranks, in their order; what others
   // hold of them is left as it is.
   void add_gradients(const TensorSet& gradients, int threads);
-  // Each rank's pieces of the set go to all.
+  // Each rank's pieces of the set go to all, but for rows that ranks have for themselves.
   void share(const TensorSet& set) const;
+  // Those, for the host.
+  void share_own_rows(const TensorSet& set) const;
   // Sums over ranks in their order, and the greatest note.
   RankTotals sum(const RankTotals& mine) const;
 

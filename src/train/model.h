@@ -114,6 +114,8 @@ class Network {
 
   // f32 [rows, vocab] of hidden [rows, dim].
   Value logits(Value hidden);
+  // From now on the head's weight has so many words.
+  void set_head_words(std::int64_t words);
   Value hidden() { return model_.hidden(*this); }
   // A result d_NAME for each parameter, through its rounded copy as well.
   void add_gradients(Value loss);
@@ -153,8 +155,9 @@ Graph build_loss(const Model& model, const Dim& batch, const Dim& length,
 
 // Sampling.
 //   last  i64 [batch]   position of the last token of each row; those after it do not matter
-// Result: logits f32 [batch, vocab] of the word after it.
+// Result: logits f32 [batch, vocab] of the word after it; with `head_words` of so many words, which
+// the head's weight has.
 Graph build_logits(const Model& model, const Dim& batch, const Dim& length,
-                   Weights weights = Weights::masters);
+                   Weights weights = Weights::masters, std::int64_t head_words = 0);
 
 }  // namespace logitless::train

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "logitless/device.h"
 #include "logitless/error.h"
 #include "logitless/parallel.h"
@@ -23,10 +25,10 @@ std::size_t order_bytes(const ModelSizes& sizes, const FarFieldOptions& far) {
 
 }  // namespace
 
-Trainer::OnDevice::OnDevice(Context&& gpu, const DeviceModel& model)
+Trainer::OnDevice::OnDevice(Context&& gpu, const DeviceModel& model, std::size_t before)
     : context(std::move(gpu)),
       statement(DeviceSteps::statement(model)),
-      taken_before(taken(context)),
+      taken_before(before),
       steps(context, model) {}
 
 void Trainer::OnDevice::require_finished(const char* call) const {
@@ -59,6 +61,7 @@ void Trainer::start_device() {
   Context context(on_gpu);
   limits_ = context.device();
   device_name_ = device_status(context).name;
+  const std::size_t taken_before = taken(context);
   threads_ = default_threads();  // for what the host does
 
   DeviceModel model;
@@ -67,11 +70,19 @@ void Trainer::start_device() {
   model.step = step_.program;
   model.loss =
       within_budget(build_loss(*model_, options_.batch, train_.length(), Weights::rounded));
-  model.logits = within_budget(build_logits(*model_, 1, train_.length(), Weights::rounded));
+  model.logits =
+      within_budget(build_logits(*model_, 1, train_.length(), Weights::rounded, words_of_logits()));
   for (const Parameter& p : list_)
     model.parameters.push_back({p.name, rounded_name(p.name), p.is_matrix()});
   make_pieces(model.uses());
   model.pieces = *pieces_;
+  if (shards_head()) {
+    const std::size_t arena =
+        std::max({model.step.arena_bytes(), model.loss.arena_bytes(), model.logits.arena_bytes()});
+    model.step_head = &step_head_.emplace(head_over_ranks(model.step, context, arena));
+    model.loss_head = &loss_head_.emplace(
+        head_over_ranks(model.loss, context, arena + step_head_->workspace_bytes()));
+  }
   model.ranks = options_.ranks.get();
   model.gpu = options_.gpu;
   for (const PositionTable& table : tables_) model.constants.push_back({table.name, table.values});
@@ -86,7 +97,7 @@ void Trainer::start_device() {
     start_far_field(Context(context));  // to know what it takes
     if (far_) model.far_bytes = far_workspace_ + order_bytes(model_->sizes(), *options_.far_field);
   }
-  device_ = std::make_unique<OnDevice>(std::move(context), model);
+  device_ = std::make_unique<OnDevice>(std::move(context), model, taken_before);
   if (far_) {
     start_far_field(device_->context.on(device_->steps.stream()));
     device_->steps.use(*far_);
@@ -101,7 +112,7 @@ void Trainer::put_on_device(const TensorSet& m, const TensorSet& v) {
 }
 
 const TensorSet& Trainer::values() const {
-  if (device_) device_->get_values(values_);
+  device_ ? device_->get_values(values_) : exchange_->share_own_rows(values_);
   return values_;
 }
 

@@ -10,7 +10,8 @@
 namespace logitless::train {
 
 struct Trainer::OnDevice {
-  OnDevice(Context&& gpu, const DeviceModel& model);
+  // taken_before: of the card, by whomever.
+  OnDevice(Context&& gpu, const DeviceModel& model, std::size_t taken_before);
 
   // Tensors to the host, which wants all steps finished; a set of no tensors gets nothing.
   void get(const TensorSet& values, const TensorSet& m, const TensorSet& v) const;
@@ -25,7 +26,7 @@ struct Trainer::OnDevice {
 
   Context context;
   std::vector<MemoryItem> statement;
-  std::size_t taken_before = 0;  // of the card
+  std::size_t taken_before = 0;
   DeviceSteps steps;
   std::deque<Started> started;
 

@@ -1,6 +1,9 @@
 #include "train/rank_pieces.h"
 
 #include <algorithm>
+#include <numeric>
+
+#include "logitless/error.h"
 
 namespace logitless::train {
 namespace {
@@ -21,7 +24,8 @@ RankPieces::RankPieces(const std::vector<std::size_t>& counts,
                        const std::vector<ParameterUse>& uses, int rank, int ranks,
                        std::size_t bucket)
     : rank_(rank), ranks_(ranks) {
-  const auto group = static_cast<std::size_t>(ranks), mine = static_cast<std::size_t>(rank);
+  const auto group = static_cast<std::size_t>(ranks);
+  const auto is_own = [&](std::size_t t) { return ranks > 1 && uses[t].own_row > 0; };
   const std::size_t most = std::max<std::size_t>(1, bucket / (group * kUnit)) * kUnit;
   layout_.counts = counts;
   layout_.offsets.resize(counts.size());
@@ -33,7 +37,7 @@ RankPieces::RankPieces(const std::vector<std::size_t>& counts,
     }
     ParameterUse use;
     for (std::size_t t = 0; t < counts.size(); ++t) {
-      if (region_of(uses[t]) != region) continue;
+      if (region_of(uses[t]) != region || is_own(t)) continue;
       use = uses[t];
       layout_.offsets[t] = layout_.end;
       layout_.end = up_to(layout_.end + counts[t], TensorLayout::kAlign);
@@ -41,7 +45,8 @@ RankPieces::RankPieces(const std::vector<std::size_t>& counts,
     const std::size_t end = layout_.end;
     for (std::size_t at = begin; at < end; at += group * buckets_.back().piece) {
       const std::size_t left = up_to((end - at + group - 1) / group, kUnit);
-      buckets_.push_back({at, ranks == 1 ? left : std::min(left, most), owned_, use});
+      const std::size_t piece = ranks == 1 ? left : std::min(left, most);
+      buckets_.push_back({at, piece, piece, owned_, use});
       owned_ += buckets_.back().piece;
       layout_.end = std::max(layout_.end, at + group * buckets_.back().piece);
     }
@@ -49,11 +54,48 @@ RankPieces::RankPieces(const std::vector<std::size_t>& counts,
     owned_ = up_to(owned_, TensorLayout::kAlign);
     if (region < 2) rounded_end_ = layout_.end;
   }
-  for (const Bucket& b : buckets_) {
-    const std::size_t first = b.begin + mine * b.piece, last = first + b.piece;
-    for (std::size_t t = 0; t < counts.size(); ++t) {
+  shared_end_ = layout_.end;
+  for (std::size_t t = 0; t < counts.size(); ++t) {
+    if (is_own(t)) add_own_rows(t, uses[t], most);
+  }
+  add_slices(buckets_);
+  add_slices(own_buckets_);
+}
+
+std::int64_t RankPieces::rows_of_each(std::int64_t rows, std::int64_t row, int ranks) {
+  const std::int64_t unit = static_cast<std::int64_t>(kUnit) / std::gcd<std::int64_t>(kUnit, row);
+  return ((rows + ranks - 1) / ranks + unit - 1) / unit * unit;
+}
+
+void RankPieces::add_own_rows(std::size_t tensor, const ParameterUse& use, std::size_t most) {
+  if (own_rows_) throw InternalError("two tensors of which ranks have rows of their own");
+  const auto group = static_cast<std::size_t>(ranks_), mine = static_cast<std::size_t>(rank_);
+  const std::size_t rows = layout_.counts[tensor] / use.own_row;
+  const auto each = static_cast<std::size_t>(rows_of_each(
+      static_cast<std::int64_t>(rows), static_cast<std::int64_t>(use.own_row), ranks_));
+  const std::size_t first = std::min(rows, mine * each);
+  own_rows_ = {tensor, static_cast<std::int64_t>(first),
+               static_cast<std::int64_t>(std::min(rows - first, each)),
+               static_cast<std::int64_t>(each)};
+  own_stride_ = each * use.own_row;
+  own_rounded_ = use.rounded;
+  layout_.offsets[tensor] = shared_end_;
+  for (std::size_t at = 0; at < own_stride_; at += own_buckets_.back().piece) {
+    own_buckets_.push_back(
+        {shared_end_ + at, std::min(most, own_stride_ - at), own_stride_, owned_, use});
+    owned_ += own_buckets_.back().piece;
+  }
+  layout_.end = up_to(shared_end_ + group * own_stride_, TensorLayout::kAlign);
+  owned_ = up_to(owned_, TensorLayout::kAlign);
+}
+
+void RankPieces::add_slices(const std::vector<Bucket>& buckets) {
+  const auto mine = static_cast<std::size_t>(rank_);
+  for (const Bucket& b : buckets) {
+    const std::size_t first = b.begin + mine * b.stride, last = first + b.piece;
+    for (std::size_t t = 0; t < layout_.counts.size(); ++t) {
       const std::size_t from = std::max(first, layout_.offsets[t]);
-      const std::size_t to = std::min(last, layout_.offsets[t] + counts[t]);
+      const std::size_t to = std::min(last, layout_.offsets[t] + layout_.counts[t]);
       if (from < to)
         slices_.push_back({t, from - layout_.offsets[t], to - from, from, b.owned + from - first});
     }
@@ -62,8 +104,10 @@ RankPieces::RankPieces(const std::vector<std::size_t>& counts,
 
 std::size_t RankPieces::longest_bucket() const {
   std::size_t longest = 0;
-  for (const Bucket& b : buckets_)
-    longest = std::max(longest, static_cast<std::size_t>(ranks_) * b.piece);
+  for (const auto* buckets : {&buckets_, &own_buckets_}) {
+    for (const Bucket& b : *buckets)
+      longest = std::max(longest, static_cast<std::size_t>(ranks_) * b.piece);
+  }
   return longest;
 }
 

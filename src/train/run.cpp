@@ -253,7 +253,8 @@ RunReport run_rank(const RunOptions& options, const DeviceChoice& choice, const 
                                words);
     }
   }
-  if (first && options.sample > 0) write_sample(options, data, trainer, report);
+  if ((first || trainer.shards_head()) && options.sample > 0)
+    write_sample(options, data, trainer, report);
   return report;
 }
 

@@ -133,6 +133,7 @@ Json to_json(const TrainMemory& memory) {
           {"table_bytes", memory.tables},
           {"far_workspace_bytes", memory.far_workspace},
           {"far_peak_bytes", memory.far_peak},
+          {"head_workspace_bytes", memory.head_workspace},
           {"device", items},
           {"device_bytes", total_bytes(memory.device)},
           {"device_taken_before_bytes", memory.device_taken_before},

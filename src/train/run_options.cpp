@@ -23,7 +23,8 @@ constexpr std::string_view kFixed[] = {"model",   "vocab",  "dim",   "heads",  "
 constexpr std::string_view kSizeNames[] = {"vocab", "dim", "heads", "layers", "context"};
 constexpr std::int64_t kLeastTextVocab = 300;  // 256 bytes, and the tokenizer's own
 // Younger than the format of checkpoints: one without them has the defaults.
-constexpr std::string_view kYounger[] = {"far-field", "far-both", "cache", "tokenizer", "ranks"};
+constexpr std::string_view kYounger[] = {"far-field", "far-both", "cache",
+                                         "tokenizer", "ranks",    "shard-head"};
 constexpr std::string_view kSources[] = {"data", "val", "text"};
 
 template <typename Names>
@@ -52,6 +53,7 @@ void each_option(Options& o, Visit&& visit) {
   visit("steps", o.steps);
   visit("accumulate", o.accumulate);
   visit("ranks", o.ranks);
+  visit("shard-head", o.shard_head);
   visit("lr", o.rate);
   visit("warmup", o.warmup);
   visit("min-lr", o.floor);
@@ -148,6 +150,7 @@ TrainOptions RunOptions::train_options() const {
   result.memory_budget = budget;
   result.chunk = chunk;
   result.head_engine = head_engine;
+  result.shard_head = shard_head;
   result.epilogues = epilogues;
   result.threads = threads;
   if (far_field > 0.0) {
@@ -195,10 +198,16 @@ void check_options(const RunOptions& o) {
     fail(fmt::format("--heads: expected a divisor of --dim {}, got {}", o.dim, o.heads));
   }
   if (o.far_both && o.far_field == 0.0) fail("--far-both: is of --far-field, which was not given");
-  if (o.far_field > 0.0 && !(o.chunk && o.head_engine)) {
-    fail(fmt::format("--far-field: cannot be given beside --{}: it is of losses on the head engine",
-                     o.chunk ? "no-head-engine" : "no-chunk"));
+  const bool shards_head = o.shard_head && o.ranks > 1;
+  for (const auto& [given, name] :
+       {std::pair(o.far_field > 0.0, "far-field"), std::pair(shards_head, "shard-head")}) {
+    if (given && !(o.chunk && o.head_engine)) {
+      fail(fmt::format("--{}: cannot be given beside --{}: it is of losses on the head engine",
+                       name, o.chunk ? "no-head-engine" : "no-chunk"));
+    }
   }
+  if (shards_head && o.far_field > 0.0)
+    fail("--shard-head: cannot be given beside --far-field: that is of whole heads");
   if (const std::string unserved = unserved_on_gpu(o);
       o.device == DeviceWish::cuda && !unserved.empty())
     fail(fmt::format("--device: cuda does not serve {}; expected cpu beside it", unserved));
@@ -208,9 +217,14 @@ void check_options(const RunOptions& o) {
   if (o.warmup > o.steps) {
     fail(fmt::format("--warmup: expected at most --steps {}, got {}", o.steps, o.warmup));
   }
-  const std::int64_t context = o.make_model(o.vocab)->sizes().context;
-  if (o.length > context) {
-    fail(fmt::format("--length: expected at most --context {}, got {}", context, o.length));
+  const ModelSizes sizes = o.make_model(o.vocab)->sizes();
+  if (o.length > sizes.context) {
+    fail(fmt::format("--length: expected at most --context {}, got {}", sizes.context, o.length));
+  }
+  if (o.shard_head && sizes.tied_head) {
+    fail(
+        "--shard-head: expected a head with a matrix of its own (--untied); this model's is its "
+        "table of words, of which every rank reads all");
   }
 }
 

@@ -42,6 +42,7 @@ struct RunOptions {
   // That share each step: threads of the process with a GPU, or a share of the CPU's cores, each;
   // or processes that a launcher has started. batch is of one of them.
   std::int64_t ranks = 1;
+  bool shard_head = false;  // each rank has a share of the head's words
   double rate = 1e-3;
   std::int64_t warmup = -1;  // steps; -1: a twentieth of all
   double floor = -1.0;       // the last rate; -1: a tenth of the highest

@@ -79,6 +79,7 @@ Trainer::Trainer(ModelPtr model, const TrainOptions& options, Dataset train, Dat
       tables_(model_->tables(train_.length())) {
   state_.seed = options_.seed;
   state_.data = hex(train_.key());
+  if (options_.shard_head) check_sharded_head();
   if (options_.device == DeviceKind::cuda) {
     start_device();
     return;
@@ -92,21 +93,29 @@ Trainer::Trainer(ModelPtr model, const TrainOptions& options, Dataset train, Dat
 
   Pointers gradients = {{"loss", &loss_}};
   for (std::size_t i = 0; i < list_.size(); ++i) {
-    gradients["d_" + list_[i].name] = gradients_[i].data();
+    gradients["d_" + list_[i].name] = gradients_.all().data() + pieces_->first_here(i);
+  }
+  if (shards_head() && options_.accumulate > 1) {
+    const std::int64_t dim = model_->sizes().dim;
+    own_gradient_ =
+        Buffer(static_cast<std::size_t>(pieces_->own_rows()->each * dim) * sizeof(float));
+    gradients["d_" + model_->head()] = own_gradient_.data();
   }
   step_ =
       compiled(build_step(*model_, options_.batch, train_.length()), gradients, added_gradients());
   threads_ = step_.program.threads();
-  if (options_.far_field) {
-    ContextOptions context;
-    context.threads = threads_;
-    start_far_field(Context(context));
-  }
+  ContextOptions context;
+  context.threads = threads_;
+  if (shards_head())
+    step_head_.emplace(
+        head_over_ranks(step_.program, Context(context), step_.program.arena_bytes()));
+  if (options_.far_field) start_far_field(Context(context));
 }
 
 Trainer::~Trainer() = default;
 
-void Trainer::make_pieces(const std::vector<ParameterUse>& uses) {
+void Trainer::make_pieces(std::vector<ParameterUse> uses) {
+  if (shards_head()) uses[head_parameter()].own_row = static_cast<std::size_t>(model_->sizes().dim);
   pieces_.emplace(counts_of(list_), uses, rank(), ranks(), options_.bucket);
   exchange_.emplace(*pieces_, options_.ranks.get());
   values_ = TensorSet(pieces_->layout());
@@ -115,8 +124,11 @@ void Trainer::make_pieces(const std::vector<ParameterUse>& uses) {
 
 std::vector<std::string> Trainer::added_gradients() const {
   std::vector<std::string> names;
-  for (std::size_t i = 0; options_.accumulate > 1 && i < list_.size(); ++i)
+  for (std::size_t i = 0; options_.accumulate > 1 && i < list_.size(); ++i) {
+    // On the CPU heads add to nothing, and what does would be of all words.
+    if (shards_head() && options_.device == DeviceKind::cpu && i == head_parameter()) continue;
     names.push_back("d_" + list_[i].name);
+  }
   return names;
 }
 
@@ -137,7 +149,8 @@ Trainer::Runner Trainer::compiled(const Graph& graph, const Pointers& others,
                                   std::vector<std::string> added) {
   Pointers pointers = {
       {"tokens", tokens_.data()}, {"targets", targets_.data()}, {"inverse_count", &inverse_count_}};
-  for (std::size_t i = 0; i < list_.size(); ++i) pointers[list_[i].name] = values_[i].data();
+  for (std::size_t i = 0; i < list_.size(); ++i)
+    pointers[list_[i].name] = values_.all().data() + pieces_->first_here(i);
   for (PositionTable& table : tables_) pointers[table.name] = table.values.data();
   for (const auto& [name, pointer] : others) pointers[name] = pointer;
   Runner runner{within_budget(graph, std::move(added)), {}, {}};
@@ -180,8 +193,26 @@ void Trainer::start_far_field(Context&& context) {
   if (!far_refusal_.empty()) far_.reset();
 }
 
-void Trainer::run(const Runner& runner) {
-  runner.program.run(runner.parameters, runner.results, arena_.data());
+void Trainer::run(const Runner& runner, std::optional<HeadOverRanks>& head) {
+  if (head) {
+    runner.program.run(runner.parameters, runner.results, arena_.data(), *head);
+  } else {
+    runner.program.run(runner.parameters, runner.results, arena_.data());
+  }
+}
+
+void Trainer::run_step() {
+  if (far_) {
+    step_.program.run(step_.parameters, step_.results, arena_.data(), *far_);
+  } else {
+    run(step_, step_head_);
+  }
+  if (own_gradient_.bytes() == 0) return;
+  const auto count = static_cast<std::size_t>(pieces_->own_rows()->count * model_->sizes().dim);
+  const std::span<float> sums =
+      gradients_.all().subspan(pieces_->first_here(head_parameter()), count);
+  const auto* const own = own_gradient_.as<const float>();
+  for (std::size_t i = 0; i < count; ++i) sums[i] += own[i];
 }
 
 void Trainer::load(const Batch& batch) {
@@ -219,11 +250,7 @@ StepResult Trainer::step(int note) {
   }
   for (const Batch& batch : batches) {
     load(batch);
-    if (far_) {
-      step_.program.run(step_.parameters, step_.results, arena_.data(), *far_);
-    } else {
-      run(step_);
-    }
+    run_step();
     mine.loss += static_cast<double>(loss_);
   }
   exchange_->add_gradients(gradients_, threads_);
@@ -256,14 +283,21 @@ double Trainer::validate(std::int64_t windows) {
   if (!device_ && !loss_runner_) {
     loss_runner_ = compiled(build_loss(*model_, options_.batch, train_.length()),
                             {{"loss", &loss_}, {"count", &count_}});
+    ContextOptions context;
+    context.threads = threads_;
+    if (shards_head())
+      loss_head_.emplace(head_over_ranks(loss_runner_->program, Context(context),
+                                         arena_.bytes() + step_head_->workspace_bytes()));
   }
   RankTotals mine;
   const std::int64_t end = std::min(windows, valid_.windows());
-  for (std::int64_t first = rank() * options_.batch; first < end;
-       first += ranks() * options_.batch) {
+  // With a sharded head all ranks take part in every batch: the last ones may have no window.
+  const std::int64_t stride = ranks() * options_.batch;
+  const std::int64_t rounds_end = shards_head() ? (end + stride - 1) / stride * stride : end;
+  for (std::int64_t first = rank() * options_.batch; first < rounds_end; first += stride) {
     Batch batch = valid_.sequential_batch(first, options_.batch);
     // Windows from `end` on are not asked for.
-    for (std::int64_t row = end - first; row < options_.batch; ++row) {
+    for (std::int64_t row = std::max<std::int64_t>(end - first, 0); row < options_.batch; ++row) {
       const auto begin = batch.targets.begin() + row * train_.length();
       std::fill(begin, begin + train_.length(), kIgnoredTarget);
     }
@@ -274,7 +308,7 @@ double Trainer::validate(std::int64_t windows) {
       continue;
     }
     load(batch);
-    run(*loss_runner_);
+    run(*loss_runner_, loss_head_);
     mine.loss += static_cast<double>(loss_);
     mine.count += static_cast<double>(count_);
   }
@@ -289,12 +323,20 @@ std::vector<std::int64_t> Trainer::generate(std::vector<std::int64_t> prompt, st
   if (prompt.empty()) throw InvalidArgument("prompt: expected at least one word, got none");
   const auto length = static_cast<std::size_t>(train_.length());
   prompt_.resize(length);
-  logits_.resize(static_cast<std::size_t>(model_->sizes().vocab));
+  logits_.resize(static_cast<std::size_t>(shards_head() ? words_of_logits() * ranks()
+                                                        : model_->sizes().vocab));
+  // Of this rank: its share of the head's words.
+  const std::span<float> own =
+      shards_head()
+          ? std::span(logits_).subspan(static_cast<std::size_t>(rank() * words_of_logits()),
+                                       static_cast<std::size_t>(words_of_logits()))
+          : std::span(logits_);
   if (!device_ && !logits_runner_) {
     logits_runner_ =
-        compiled(build_logits(*model_, 1, train_.length()),
-                 {{"tokens", prompt_.data()}, {"last", &last_}, {"logits", logits_.data()}});
+        compiled(build_logits(*model_, 1, train_.length(), Weights::masters, words_of_logits()),
+                 {{"tokens", prompt_.data()}, {"last", &last_}, {"logits", own.data()}});
   }
+  std::optional<HeadOverRanks> no_head;
   const std::int64_t words =
       options.words > 0 ? std::min(options.words, model_->sizes().vocab) : model_->sizes().vocab;
   std::vector<std::int64_t> written;
@@ -304,10 +346,12 @@ std::vector<std::int64_t> Trainer::generate(std::vector<std::int64_t> prompt, st
     std::fill(prompt_.begin() + static_cast<std::ptrdiff_t>(seen), prompt_.end(), 0);
     last_ = static_cast<std::int64_t>(seen) - 1;
     if (device_) {
-      device_->steps.logits(prompt_, last_, logits_);
+      device_->steps.logits(prompt_, last_, own);
     } else {
-      run(*logits_runner_);
+      run(*logits_runner_, no_head);
     }
+    if (shards_head())
+      options_.ranks->all_gather_host(own.data(), logits_.data(), own.size_bytes());
     written.push_back(draw(std::span(logits_).first(static_cast<std::size_t>(words)), options,
                            uniform(mix(options.seed, 0x73616d70), static_cast<std::uint64_t>(i))));
     prompt.push_back(written.back());
@@ -326,10 +370,12 @@ TrainMemory Trainer::memory() const {
   memory.arena = step_.program.arena_bytes();
   memory.unchunked_arena = step_.program.unchunked_arena_bytes();
   memory.parameters = values_.bytes();
-  memory.gradients = gradients_.bytes();
+  memory.gradients = gradients_.bytes() + own_gradient_.bytes();
   memory.moments = m_.bytes() + v_.bytes();
   for (const PositionTable& table : tables_) memory.tables += table.values.size() * sizeof(float);
   memory.far_workspace = far_workspace_;
+  for (const auto* head : {&step_head_, &loss_head_})
+    memory.head_workspace += *head ? (*head)->workspace_bytes() : 0;
   if (device_) device_->add_to(memory);
   if (far_) memory.far_peak = far_context_->memory().peak_bytes();
   return memory;
@@ -344,8 +390,11 @@ void Trainer::save(const std::string& path, const std::string& options) const {
     }
     device_->get(rank() == 0 ? values_ : m, m, v);
   } else {
-    exchange_->share(m_);
-    exchange_->share(v_);
+    for (const TensorSet* set : {&m_, &v_}) {
+      exchange_->share(*set);
+      exchange_->share_own_rows(*set);
+    }
+    exchange_->share_own_rows(values_);
   }
   if (rank() > 0) return;
   write(path, options, device_ ? m : m_, device_ ? v : v_);

@@ -13,6 +13,7 @@
 #include "logitless/compiler.h"
 #include "logitless/error.h"
 #include "logitless/far_field.h"
+#include "logitless/head_over_ranks.h"
 #include "train/adamw.h"
 #include "train/checkpoint.h"
 #include "train/dataset.h"
@@ -45,6 +46,11 @@ struct TrainOptions {
   // `device`. Null: one.
   std::shared_ptr<Communicator> ranks = {};
   std::size_t bucket = RankPieces::kBucket;  // of what ranks exchange at once
+  // Each of several ranks has a share of the head's words, and their moments, for itself: hidden
+  // states and what the head makes of them go from rank to rank instead of its weight and its
+  // gradient. The head has a weight of its own (tied_head is false), logits enough for the head
+  // engine, and no far field; on a GPU activations are in bf16. With one rank it is as without.
+  bool shard_head = false;
   // Gradients of the loss by the far field, a head step for each micro-batch; none: exact ones. Its
   // memory_budget is what memory_budget leaves beside the arena.
   std::optional<FarFieldOptions> far_field = {};
@@ -69,6 +75,7 @@ struct TrainMemory {
   // the copies that orders are made from.
   std::size_t far_workspace = 0;
   std::size_t far_peak = 0;
+  std::size_t head_workspace = 0;  // of a sharded head, beside the arena
   // Of a GPU: what the run takes of its memory, stated before any of it was allocated; what was
   // taken on the card then, by whomever, the run's context among it; and what is now.
   std::vector<MemoryItem> device = {};
@@ -95,9 +102,9 @@ void require_finite(const char* name, double value, std::int64_t step);
 // GPU, on the same kind of GPU with the same libraries; with several ranks, with as many of them.
 //
 // With several ranks each has a Trainer, made with the same arguments but for its communicator, and
-// makes the same calls but for generate(), which is a rank's own. Losses, norms and parameters are
-// those of all ranks, and the same on each. What one throws the others may wait for: whoever
-// catches it aborts the communicators.
+// makes the same calls but for generate(), which is a rank's own unless the head is sharded.
+// Losses, norms and parameters are those of all ranks, and the same on each. What one throws the
+// others may wait for: whoever catches it aborts the communicators.
 class Trainer {
  public:
   // Compiles the program of a step and sets the starting values. Rows have train.length() tokens.
@@ -119,6 +126,8 @@ class Trainer {
   std::optional<StepResult> finish_step();
   int rank() const { return options_.ranks == nullptr ? 0 : options_.ranks->rank(); }
   int ranks() const { return options_.ranks == nullptr ? 1 : options_.ranks->size(); }
+  // Whether each rank has words of the head for itself.
+  bool shards_head() const { return options_.shard_head && ranks() > 1; }
   // Nats a token, over the first `windows` windows of the validation data, or all there are. Throws
   // Diverged when that is no finite number.
   double validate(std::int64_t windows);
@@ -136,7 +145,7 @@ class Trainer {
   // Why every step is dense though the far field was asked for; empty if not all are.
   const std::string& far_refusal() const { return far_refusal_; }
   const CompiledProgram& program() const { return step_.program; }
-  // On a GPU a copy of them, which all ranks ask for.
+  // On a GPU, or with a sharded head, a copy of them, which all ranks ask for.
   const TensorSet& values() const;
   // "" on the CPU.
   const std::string& device_name() const { return device_name_; }
@@ -171,11 +180,21 @@ class Trainer {
   std::vector<std::string> added_gradients() const;
   // Of the program step_; leaves far_ or far_refusal_.
   void start_far_field(Context&& context);
-  void run(const Runner& runner);
+  void run(const Runner& runner, std::optional<HeadOverRanks>& head);
   void load(const Batch& batch);
   StepData step_data() const;
   std::int64_t windows_of_step() const { return options_.batch * options_.accumulate * ranks(); }
-  void make_pieces(const std::vector<ParameterUse>& uses);
+  void make_pieces(std::vector<ParameterUse> uses);
+  // Throws InvalidArgument where the options do not allow a sharded head.
+  void check_sharded_head() const;
+  std::size_t head_parameter() const;  // of list_
+  // taken: bytes of memory_budget that others have.
+  HeadOverRanks head_over_ranks(const CompiledProgram& program, const Context& context,
+                                std::size_t taken) const;
+  // Of build_logits: those that a rank has of a sharded head; 0: all.
+  std::int64_t words_of_logits() const;
+  // One micro-batch of the CPU, added to gradients_.
+  void run_step();
   void start_device();
   // On a GPU; sets of no tensors are zeros.
   void put_on_device(const TensorSet& m, const TensorSet& v);
@@ -207,6 +226,8 @@ class Trainer {
   Runner step_;
   DeviceLimits limits_;  // programs are compiled for
   std::string device_name_;
+  std::optional<HeadOverRanks> step_head_, loss_head_;  // of a sharded head
+  Buffer own_gradient_;  // of the head's rows, of a micro-batch that is added to others; the CPU's
   std::unique_ptr<OnDevice> device_;    // null on the CPU
   std::optional<Context> far_context_;  // on a GPU, on the stream of device_
   std::optional<FarFieldHead> far_;

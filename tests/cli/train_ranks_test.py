@@ -44,6 +44,24 @@ class RanksTest(CommandTest):
         self.assertEqual((log[0]["ranks"], log[0]["tokens_per_step"]), (2, 2 * 2 * 8))
         self.assertEqual([line["step"] for line in log if line["kind"] == "step"], [1, 2, 3, 4, 5])
 
+    def test_share_the_words_of_a_head(self):
+        words = [*SIZES, *QUIET, "--vocab", 20001, "--untied", "--lr", 1e-3, "--warmup", 0, "--min-lr", 1e-3]
+        save = self.dir / "shared.safetensors"
+        whole = self.train(*words, "--steps", 6, "--ranks", 3)
+        first = self.train(*words, "--steps", 4, "--ranks", 3, "--shard-head", "--save", save)
+        rest = self.train("--resume", save, "--steps", 6, *QUIET, "--sample", 5)
+        self.assertEqual((rest["ranks"], len(rest["steps"])), (3, 2))
+        alone = self.train("--resume", save, "--steps", 6, *QUIET, "--sample", 5, "--ranks", 1, "--accumulate", 3)
+        for other in (first["steps"] + rest["steps"], first["steps"] + alone["steps"]):
+            for a, b in zip(whole["steps"], other):
+                self.assertAlmostEqual(a["loss"], b["loss"], delta=2e-5)
+                self.assertAlmostEqual(a["grad_norm"], b["grad_norm"], delta=2e-4)
+        self.assertAlmostEqual(whole["validations"][-1]["loss"], rest["validations"][-1]["loss"], delta=2e-5)
+        self.assertEqual(rest["sample"], alone["sample"])
+        undone = self.train("--resume", save, "--steps", 6, *QUIET, "--no-shard-head")
+        for a, b in zip(rest["steps"], undone["steps"]):
+            self.assertAlmostEqual(a["loss"], b["loss"], delta=2e-5)
+
     def test_diverge_together(self):
         done = run("--data", self.data, *SIZES, *QUIET, "--steps", 50, "--lr", "1e30", "--warmup", 0, "--ranks", 3,
                    "--save", self.dir / "diverged.safetensors")
@@ -62,6 +80,18 @@ class RanksTest(CommandTest):
         base = ["--data", self.data, *SIZES, *QUIET, "--steps", 1]
         self.assert_error([*base, "--ranks", 0], "--ranks: expected a whole number from 1 to 1024, got '0'")
         self.assert_error([*base, "--ranks", 2, "--device", "cuda"], "--device: cuda: 2 ranks want a GPU each: ")
+        self.assert_error([*base, "--ranks", 2, "--shard-head"], "--shard-head: expected a head with a matrix of its own (--untied)")
+        self.assert_error([*base, "--no-shard-head"], "--no-shard-head: is of --resume, which was not given")
+        untied = [*base, "--ranks", 2, "--untied", "--shard-head"]
+        self.assert_error([*untied, "--no-shard-head"], "--no-shard-head: cannot be given beside --shard-head")
+        self.assert_error([*untied, "--far-field", 0.01], "--shard-head: cannot be given beside --far-field")
+        self.assert_error([*untied, "--no-head-engine"], "--shard-head: cannot be given beside --no-head-engine")
+        self.assert_error([*untied, "--no-chunk"], "--shard-head: cannot be given beside --no-chunk")
+        self.assert_error([*untied, "--device", "cuda"], "--device: cuda does not serve shard-head without --dtype bf16")
+        # Logits of a few kilobytes are no head of the engine.
+        done = run(*untied)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stderr, "shard_head: .*the program has no head operation")
 
 
 class RanksStopTest(StopTest):

@@ -12,6 +12,7 @@
 #include "comm/ranks.h"
 #include "logitless/device.h"
 #include "train/gpt.h"
+#include "train/run_ranks.h"
 #include "train/test_folder.h"
 #include "train/trainer.h"
 #include "train/words.h"
@@ -91,9 +92,9 @@ TrainOptions options() {
   return o;
 }
 
-ModelPtr model_of(DType dtype, bool tied) {
+ModelPtr model_of(DType dtype, bool tied, std::int64_t vocab = kWords) {
   GptConfig config;
-  config.vocab = kWords;
+  config.vocab = vocab;
   config.context = kWindow;
   config.dim = 64;
   config.heads = 2;
@@ -218,6 +219,105 @@ TEST_F(DeviceRanksTest, GoOnFromACheckpointAsOneRun) {
   const std::unique_ptr<Trainer> alone = trainer_of(one, model);
   alone->resume(file);
   EXPECT_NEAR(run(*alone, 5).losses[4], rest[0].losses[4], 2e-4);
+}
+
+// Heads over ranks are captured with their exchanges: GPUs of their own, by NCCL.
+class DeviceShardedHead : public TestFolder {
+ protected:
+  static constexpr int kRanks = 2;
+  void SetUp() override {
+    if (const std::string reason = ranks_missing(kRanks); !reason.empty()) GTEST_SKIP() << reason;
+  }
+};
+
+template <typename Act>
+void on_gpus(const TrainOptions& o, const ModelPtr& model, const Act& act) {
+  run_on_ranks(2, DeviceKind::cuda, [&](const std::shared_ptr<Communicator>& ranks) {
+    TrainOptions with = o;
+    with.ranks = ranks;
+    with.gpu = ranks->rank();
+    const std::unique_ptr<Trainer> trainer = trainer_of(with, model);
+    act(*trainer);
+  });
+}
+
+std::vector<Left> left_on_gpus(const TrainOptions& o, const ModelPtr& model, int steps) {
+  std::vector<Left> left(2);
+  on_gpus(o, model, [&](Trainer& trainer) {
+    left[static_cast<std::size_t>(trainer.rank())] = run(trainer, steps);
+  });
+  return left;
+}
+
+TrainOptions sharded(std::int64_t accumulate = 1) {
+  TrainOptions o = options();
+  o.batch = 8;
+  o.accumulate = accumulate;
+  o.shard_head = true;
+  return o;
+}
+
+TEST_F(DeviceShardedHead, LearnsWhatAWholeOneDoes) {
+  const ModelPtr model = model_of(DType::bf16, false, 8219);
+  for (const std::int64_t accumulate : {1, 3}) {
+    TrainOptions whole = sharded(accumulate);
+    whole.shard_head = false;
+    const Left expected = left_on_gpus(whole, model, 6)[0];
+    const std::vector<Left> left = left_on_gpus(sharded(accumulate), model, 6);
+    ASSERT_EQ(left[0].losses.size(), expected.losses.size());
+    for (std::size_t step = 0; step < expected.losses.size(); ++step) {
+      EXPECT_NEAR(left[0].losses[step], expected.losses[step], 1e-3);
+      EXPECT_NEAR(left[0].norms[step] / expected.norms[step], 1.0, 1e-2);
+    }
+    EXPECT_NEAR(left[0].validation, expected.validation, 1e-3);
+    EXPECT_EQ(left[1], left[0]);
+  }
+}
+
+TEST_F(DeviceShardedHead, HasTheSameBitsEveryTimeAndResumed) {
+  const std::string file = path("run.safetensors");
+  const ModelPtr model = model_of(DType::bf16, false, 8219);
+  const Left whole = left_on_gpus(sharded(2), model, 8)[0];
+  EXPECT_EQ(left_on_gpus(sharded(2), model, 8)[1], whole);
+  on_gpus(sharded(2), model, [&](Trainer& trainer) {
+    run(trainer, 3);
+    trainer.save(file, "{}");
+  });
+  std::vector<Left> rest(2);
+  std::vector<std::vector<std::int64_t>> words(2);
+  on_gpus(sharded(2), model, [&](Trainer& trainer) {
+    trainer.resume(file);
+    const auto rank = static_cast<std::size_t>(trainer.rank());
+    words[rank] = trainer.generate({3, 4}, 12, {});
+    rest[rank] = run(trainer, 5);
+  });
+  EXPECT_EQ(words[0], words[1]);
+  for (const Left& left : rest) EXPECT_EQ(left.values, whole.values);
+  TrainOptions one = options();
+  one.batch = 8;
+  one.accumulate = 4;
+  const std::unique_ptr<Trainer> alone = trainer_of(one, model);
+  alone->resume(file);
+  EXPECT_EQ(alone->generate({3, 4}, 12, {}), words[0]);
+  EXPECT_NEAR(run(*alone, 5).losses[4], rest[0].losses[4], 1e-3);
+}
+
+TEST_F(DeviceShardedHead, TakesLessMemoryThanAWholeOne) {
+  const ModelPtr model = model_of(DType::bf16, false, 65536);
+  const auto taken = [&](const TrainOptions& o) {
+    std::size_t bytes = 0;
+    on_gpus(o, model, [&](Trainer& trainer) {
+      if (trainer.rank() > 0) return;
+      for (const MemoryItem& item : trainer.memory().device) {
+        if (item.name == "bf16 copies" || item.name == "gradients") bytes += item.bytes;
+      }
+    });
+    return static_cast<double>(bytes);
+  };
+  TrainOptions whole = sharded();
+  whole.shard_head = false;
+  // Half of the head's gradient, f32, and of its copy.
+  EXPECT_NEAR(taken(whole) - taken(sharded()), 65536 / 2 * 64 * (4.0 + 2.0), 1e5);
 }
 
 TEST_F(DeviceRanksTest, HandOnTheGreatestNote) {

@@ -53,6 +53,54 @@ TEST(RankPiecesTest, OwnEquallyMuch) {
   }
 }
 
+// 1001 rows of 24; the unit of rows is 8.
+RankPieces with_own_rows(int rank, int ranks, bool rounded) {
+  std::vector<std::size_t> counts = kCounts;
+  std::vector<ParameterUse> uses = kUses;
+  counts.insert(counts.begin() + 2, 1001 * 24);
+  uses.insert(uses.begin() + 2, {!rounded, rounded, 24});
+  return {counts, uses, rank, ranks, 4096};
+}
+
+TEST(RankPiecesTest, RowsOfTheirOwnAreExchangedByNobody) {
+  for (const bool rounded : {true, false}) {
+    for (const int ranks : {2, 3, 8, 200}) {
+      std::int64_t next = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const RankPieces pieces = with_own_rows(rank, ranks, rounded);
+        const OwnRows rows = pieces.own_rows().value();
+        EXPECT_EQ(rows.tensor, 2U);
+        EXPECT_EQ(rows.first, next);
+        EXPECT_EQ(rows.each % 8, 0);
+        next += rows.count;
+        std::size_t updated = 0;
+        for (const OwnedSlice& s : pieces.slices()) {
+          if (s.tensor != rows.tensor) {
+            EXPECT_LT(s.at, pieces.shared_end());
+            continue;
+          }
+          // From its first row on, without gaps, in what is here and in what it owns.
+          const std::size_t first = pieces.first_here(2);
+          EXPECT_EQ(s.begin, static_cast<std::size_t>(rows.first) * 24 + updated);
+          EXPECT_EQ(s.at, first + updated);
+          EXPECT_EQ(pieces.here(s.at), pieces.shared_end() + updated);
+          EXPECT_EQ(pieces.is_rounded(s.at), rounded);
+          EXPECT_TRUE(!rounded || pieces.rounded_at(s.at) == pieces.rounded_end() + updated);
+          EXPECT_EQ(pieces.master_of(s), pieces.master_at(first) + updated);
+          EXPECT_LE(pieces.master_of(s) + s.count, pieces.masters());
+          EXPECT_LE(s.owned + s.count, pieces.owned());
+          updated += s.count;
+        }
+        EXPECT_EQ(updated, static_cast<std::size_t>(rows.count) * 24);
+        for (const Bucket& b : pieces.buckets())
+          EXPECT_LE(b.begin + static_cast<std::size_t>(ranks) * b.piece, pieces.shared_end());
+      }
+      EXPECT_EQ(next, 1001);
+    }
+  }
+  EXPECT_FALSE(with_own_rows(0, 1, true).own_rows().has_value());
+}
+
 TEST(RankPiecesTest, LayThemOutTheSameOnAllRanks) {
   for (const int ranks : {1, 3, 8}) {
     const RankPieces first = pieces_of(0, ranks);

@@ -1,25 +1,17 @@
 // Ranks that share the steps of a run, as threads on the CPU.
-#include "comm/ranks.h"
-
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <cmath>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "train/gpt.h"
+#include "train/rank_runs.h"
 #include "train/test_folder.h"
-#include "train/trainer.h"
-#include "train/training.h"
 #include "train/words.h"
 
 namespace logitless::train {
 namespace {
-
-using std::chrono::seconds;
 
 TrainOptions options() {
   TrainOptions o;
@@ -40,59 +32,8 @@ GptConfig config() {
   return config;
 }
 
-// What a run of some steps leaves.
-struct Left {
-  std::vector<double> losses, norms;
-  std::vector<float> values;
-  double validation = 0.0;
-
-  bool operator==(const Left&) const = default;
-};
-
-Left run(Trainer& trainer, int steps) {
-  Left left;
-  for (int i = 0; i < steps; ++i) {
-    const StepResult result = trainer.step();
-    left.losses.push_back(result.loss);
-    left.norms.push_back(result.norm);
-  }
-  left.validation = trainer.validate(5);
-  for (std::size_t t = 0; t < trainer.values().size(); ++t)
-    left.values.insert(left.values.end(), trainer.values()[t].begin(), trainer.values()[t].end());
-  return left;
-}
-
-std::unique_ptr<Trainer> trainer_of(const TrainOptions& o, int threads = 1) {
-  TrainOptions with = o;
-  with.threads = threads;
-  return std::make_unique<Trainer>(make_gpt(config()), with, words_of(40, 1), words_of(5, 2));
-}
-
-// Of each rank; `act` has the trainer of a rank, and what it throws aborts the group.
-template <typename Act>
-std::vector<Outcome> on_ranks(int ranks, const TrainOptions& o, const Act& act) {
-  const Ranks group = make_thread_group(ranks, seconds(60));
-  return run_ranks(group, [&](Communicator& self) {
-    const auto rank = static_cast<std::size_t>(self.rank());
-    try {
-      TrainOptions with = o;
-      with.ranks = group[rank];
-      const std::unique_ptr<Trainer> trainer = trainer_of(with);
-      act(*trainer);
-    } catch (const std::exception& error) {
-      self.abort(error.what());
-      throw;
-    }
-  });
-}
-
-std::vector<Left> left_by(int ranks, const TrainOptions& o, int steps) {
-  std::vector<Left> left(static_cast<std::size_t>(ranks));
-  for (const Outcome& outcome : on_ranks(ranks, o, [&](Trainer& trainer) {
-         left[static_cast<std::size_t>(trainer.rank())] = run(trainer, steps);
-       }))
-    EXPECT_EQ(outcome.text, "");
-  return left;
+std::unique_ptr<Trainer> trainer_of(const TrainOptions& o) {
+  return std::make_unique<Trainer>(make_gpt(config()), o, words_of(40, 1), words_of(5, 2));
 }
 
 using RanksTest = TestFolder;
@@ -105,32 +46,29 @@ TEST_F(RanksTest, LearnWhatOneRankLearnsOfAllTheirBatches) {
       const Left expected = run(*trainer_of(alone), 6);
       TrainOptions shared = options();
       shared.accumulate = accumulate;
-      const std::vector<Left> left = left_by(ranks, shared, 6);
+      const std::vector<Left> left = left_by(ranks, shared, trainer_of, 6);
       for (std::size_t step = 0; step < expected.losses.size(); ++step) {
         EXPECT_NEAR(left[0].losses[step], expected.losses[step], 2e-5) << ranks << " ranks";
         EXPECT_NEAR(left[0].norms[step] / expected.norms[step], 1.0, 1e-4);
       }
       EXPECT_NEAR(left[0].validation, expected.validation, 2e-5);
-      double worst = 0.0;
-      for (std::size_t i = 0; i < expected.values.size(); ++i)
-        worst = std::max(worst, std::abs(static_cast<double>(left[0].values[i]) -
-                                         static_cast<double>(expected.values[i])));
       // Adam's first steps are a rate long in whatever direction rounding gives.
-      EXPECT_LT(worst, 2e-3);
+      EXPECT_LT(furthest(left[0].values, expected.values), 2e-3);
     }
   }
 }
 
 TEST_F(RanksTest, HaveTheSameBitsEveryTimeAndOnAllOfThem) {
   for (const int ranks : {2, 3}) {
-    const std::vector<Left> first = left_by(ranks, options(), 5);
-    const std::vector<Left> again = left_by(ranks, options(), 5);
+    const std::vector<Left> first = left_by(ranks, options(), trainer_of, 5);
+    const std::vector<Left> again = left_by(ranks, options(), trainer_of, 5);
     for (const Left& left : first) EXPECT_EQ(left, first[0]);
     for (const Left& left : again) EXPECT_EQ(left, first[0]);
   }
   TrainOptions one_bucket = options();
   one_bucket.bucket = RankPieces::kBucket;
-  const Left small = left_by(2, options(), 5)[0], large = left_by(2, one_bucket, 5)[0];
+  const Left small = left_by(2, options(), trainer_of, 5)[0],
+             large = left_by(2, one_bucket, trainer_of, 5)[0];
   EXPECT_EQ(small.losses[0], large.losses[0]);
   EXPECT_NEAR(small.losses[4], large.losses[4], 2e-5);
 }
@@ -138,13 +76,13 @@ TEST_F(RanksTest, HaveTheSameBitsEveryTimeAndOnAllOfThem) {
 TEST_F(RanksTest, GoOnFromACheckpointAsOneRunInAnyNumber) {
   const std::string file = path("run.safetensors");
   TrainOptions two = options();
-  const Left whole = left_by(2, two, 8)[0];
+  const Left whole = left_by(2, two, trainer_of, 8)[0];
   std::vector<Left> rest(2);
-  on_ranks(2, two, [&](Trainer& trainer) {
+  on_ranks(2, two, trainer_of, [&](Trainer& trainer) {
     run(trainer, 3);
     trainer.save(file, "{}");
   });
-  on_ranks(2, two, [&](Trainer& trainer) {
+  on_ranks(2, two, trainer_of, [&](Trainer& trainer) {
     trainer.resume(file);
     EXPECT_EQ(trainer.steps_done(), 3);
     EXPECT_EQ(trainer.windows_read(), 3 * 2 * 2);
@@ -162,7 +100,7 @@ TEST_F(RanksTest, GoOnFromACheckpointAsOneRunInAnyNumber) {
   TrainOptions four = options();
   four.batch = 1;
   std::vector<Left> fours(4);
-  on_ranks(4, four, [&](Trainer& trainer) {
+  on_ranks(4, four, trainer_of, [&](Trainer& trainer) {
     trainer.resume(file);
     fours[static_cast<std::size_t>(trainer.rank())] = run(trainer, 5);
   });
@@ -170,7 +108,7 @@ TEST_F(RanksTest, GoOnFromACheckpointAsOneRunInAnyNumber) {
 }
 
 TEST_F(RanksTest, HandOnTheGreatestNote) {
-  for (const Outcome& outcome : on_ranks(3, options(), [](Trainer& trainer) {
+  for (const Outcome& outcome : on_ranks(3, options(), trainer_of, [](Trainer& trainer) {
          EXPECT_EQ(trainer.step().note, 0);
          EXPECT_EQ(trainer.step(trainer.rank() == 1 ? 15 : 0).note, 15);
        }))
@@ -181,7 +119,7 @@ TEST_F(RanksTest, AllDivergeTogether) {
   TrainOptions o = options();
   o.schedule.peak = o.schedule.floor = 1e30;
   o.schedule.warmup = 0;
-  for (const Outcome& outcome : on_ranks(2, o, [](Trainer& trainer) {
+  for (const Outcome& outcome : on_ranks(2, o, trainer_of, [](Trainer& trainer) {
          for (int i = 0; i < 20; ++i) trainer.step();
        })) {
     EXPECT_EQ(outcome.kind, "exception");
@@ -191,7 +129,7 @@ TEST_F(RanksTest, AllDivergeTogether) {
 }
 
 TEST_F(RanksTest, EndWhereOneOfThemFails) {
-  const std::vector<Outcome> outcomes = on_ranks(3, options(), [](Trainer& trainer) {
+  const std::vector<Outcome> outcomes = on_ranks(3, options(), trainer_of, [](Trainer& trainer) {
     trainer.step();
     if (trainer.rank() == 1) throw InvalidArgument("a bad day");
     for (int i = 0; i < 3; ++i) trainer.step();
