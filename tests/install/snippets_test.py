@@ -95,6 +95,22 @@ SNIPPETS = {
   }
   return losses[0] == losses[1] && std::abs(losses[0] - std::log(300.0f)) < 1e-3f ? 0 : 1;
 """),
+    ("docs/distributed.md", "// A program on each rank: of its own"): (
+        HEADERS + "#include <thread>\n#include <utility>\n",
+        """
+  const std::int64_t n = 64, d = 16, rows = 4100, vocab = 8200;
+  std::vector<float> hidden(n * d), weights(rows * d);
+  std::vector<std::int64_t> target(n, 4170);
+  const void *x = hidden.data(), *w = weights.data(), *y = target.data();
+""", """
+  float losses[2] = {};
+  const auto ranks = logitless::make_thread_group(2);
+  {
+    std::jthread other([&] { losses[1] = gradients_of(ranks[1], 4100); });
+    losses[0] = gradients_of(ranks[0], 0);
+  }
+  return losses[0] == losses[1] && std::abs(losses[0] - 64 * std::log(8200.0f)) < 1e-2f ? 0 : 1;
+"""),
     ("docs/gpu.md", "logitless_program_options options;"): (
         "#include <logitless/c_api.h>\n#include <logitless/device.h>\n",
         """
