@@ -41,14 +41,14 @@ def srun(rank, size, port):
 
 
 class LaunchTest(CommandTest):
-    def launch(self, size, *arguments, launcher=torchrun, own=None, sizes=None):
+    def launch(self, size, *arguments, launcher=torchrun, own=None, sizes=None, model=(*SIZES, *QUIET)):
         """The ranks' processes; `own`: further arguments by rank, `sizes`: what a rank is told of the size."""
         port = free_port()
         processes = []
         for rank in range(size):
             variables = launcher(rank, (sizes or {}).get(rank, size), port)
             environment = {**self.environment(), **{name: str(value) for name, value in variables.items()}}
-            command = [CLI, "train", "--data", self.data, *SIZES, *QUIET, *arguments, *(own or {}).get(rank, [])]
+            command = [CLI, "train", "--data", self.data, *model, *arguments, *(own or {}).get(rank, [])]
             # pylint: disable-next=subprocess-popen-preexec-fn
             process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                        text=True, env=environment, preexec_fn=self.fresh)
@@ -79,9 +79,9 @@ class LaunchTest(CommandTest):
             ended.append((process.returncode, out, err))
         return ended
 
-    def trained(self, size, *arguments, launcher=torchrun):
+    def trained(self, size, *arguments, launcher=torchrun, **more):
         """The first rank's report; the others say nothing."""
-        ended = self.ends(self.launch(size, "--json", *arguments, launcher=launcher))
+        ended = self.ends(self.launch(size, "--json", *arguments, launcher=launcher, **more))
         self.assertEqual([code for code, _, _ in ended], [0] * size, ended)
         for _, out, err in ended[1:]:
             self.assertEqual((out, err), ("", ""))
@@ -109,6 +109,13 @@ class ProcessesTest(LaunchTest):
         log = [json.loads(line) for line in (self.dir / "processes.log.jsonl").read_text().splitlines()]
         self.assertEqual(log[0]["ranks"], 2)
         self.assertEqual([line["step"] for line in log if line["kind"] == "step"], list(range(1, 9)))
+
+    def test_share_the_words_of_a_head(self):
+        words = ["--vocab", 20001, *SIZES[2:], "--untied", "--shard-head", "--steps", 4, "--sample", 3]
+        threads = self.train(*words, "--ranks", 2)
+        processes = self.trained(2, model=words)
+        for key in ("ranks", "steps", "validations", "sample"):
+            self.assertEqual(threads[key], processes[key])
 
     def test_go_on_with_another_number_of_ranks(self):
         save, out = self.dir / "on.safetensors", self.dir / "model.safetensors"

@@ -36,8 +36,7 @@ struct Memory {
     arena.resize(compiled.arena_bytes() + 64);
     const auto address = reinterpret_cast<std::uintptr_t>(arena.data());
     base = arena.data() + (64 - address % 64) % 64;
-    CompilerAccess::state(compiled).backend->run(program, parameters, results, base, nullptr,
-                                                 nullptr);
+    CompilerAccess::state(compiled).backend->run(program, parameters, results, base, {}, nullptr);
     finals = outputs;
     for (Bytes& b : outputs) std::fill(b.begin(), b.end(), std::byte{0xff});
   }
@@ -70,7 +69,7 @@ TEST_P(ResultsDoneOf, AreFinalOnceEach) {
     };
     ir::ResultsDone observer(run.program, done);
     CompilerAccess::state(compiled).backend->run(run.program, run.parameters, run.results, run.base,
-                                                 nullptr, &observer);
+                                                 {}, &observer);
     observer.end();
     EXPECT_EQ(run.outputs, run.finals);
     for (const int t : times) EXPECT_EQ(t, 1);
