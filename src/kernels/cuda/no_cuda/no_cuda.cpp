@@ -152,8 +152,6 @@ void token_cotangents(const CotangentCall&, const ForwardCall&, RowCoefficients*
 
 Module::Module(std::string_view) { refuse(); }
 void load_kernels() { refuse(); }
-BesideCapture::BesideCapture() = default;
-BesideCapture::~BesideCapture() = default;
 void* Module::kernel(const std::string&) const { refuse(); }
 void launch(void*, const LaunchShape&, std::span<void* const>, Stream) { refuse(); }
 
