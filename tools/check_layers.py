@@ -80,7 +80,7 @@ LAYERS = (
     ("src/compiler/target/", ("src/head/plan/choose.h", "src/compiler/exec/cuda/codegen.h", *BELOW_HEAD, "src/compiler/plan/program.h")),
     ("src/compiler/exec/backend.h", ("src/compiler/plan/program.h", *CORE)),
     ("src/compiler/exec/results_done.*", ("src/compiler/exec/results_done.h", "src/compiler/exec/backend.h", "src/compiler/plan/program.h", *CORE)),
-    ("src/compiler/exec/head_over_ranks.*", ("src/compiler/exec/head_over_ranks.h", "src/head/", *BELOW_HEAD, *COMPILER_PLAN)),
+    ("src/compiler/exec/head_over_ranks.*", ("src/compiler/exec/head_over_ranks.h", "src/compiler/exec/backend.h", "src/head/", *BELOW_HEAD, *COMPILER_PLAN)),
     ("src/compiler/exec/frame.*", ("src/compiler/exec/frame.h", "src/compiler/plan/program.h", *CORE)),
     ("src/compiler/exec/*/", ("src/compiler/exec/*.h", "src/compiler/target/*.h", "src/head/", *BELOW_HEAD,
                               *COMPILER_PLAN)),

@@ -193,8 +193,8 @@ void Trainer::start_far_field(Context&& context) {
   if (!far_refusal_.empty()) far_.reset();
 }
 
-void Trainer::run(const Runner& runner, std::optional<HeadOverRanks>& head) {
-  if (head) {
+void Trainer::run(const Runner& runner, HeadOverRanks* head) {
+  if (head != nullptr) {
     runner.program.run(runner.parameters, runner.results, arena_.data(), *head);
   } else {
     runner.program.run(runner.parameters, runner.results, arena_.data());
@@ -205,7 +205,7 @@ void Trainer::run_step() {
   if (far_) {
     step_.program.run(step_.parameters, step_.results, arena_.data(), *far_);
   } else {
-    run(step_, step_head_);
+    run(step_, step_head_ ? &*step_head_ : nullptr);
   }
   if (own_gradient_.bytes() == 0) return;
   const auto count = static_cast<std::size_t>(pieces_->own_rows()->count * model_->sizes().dim);
@@ -308,7 +308,7 @@ double Trainer::validate(std::int64_t windows) {
       continue;
     }
     load(batch);
-    run(*loss_runner_, loss_head_);
+    run(*loss_runner_, loss_head_ ? &*loss_head_ : nullptr);
     mine.loss += static_cast<double>(loss_);
     mine.count += static_cast<double>(count_);
   }
@@ -336,7 +336,6 @@ std::vector<std::int64_t> Trainer::generate(std::vector<std::int64_t> prompt, st
         compiled(build_logits(*model_, 1, train_.length(), Weights::masters, words_of_logits()),
                  {{"tokens", prompt_.data()}, {"last", &last_}, {"logits", own.data()}});
   }
-  std::optional<HeadOverRanks> no_head;
   const std::int64_t words =
       options.words > 0 ? std::min(options.words, model_->sizes().vocab) : model_->sizes().vocab;
   std::vector<std::int64_t> written;
@@ -348,7 +347,7 @@ std::vector<std::int64_t> Trainer::generate(std::vector<std::int64_t> prompt, st
     if (device_) {
       device_->steps.logits(prompt_, last_, own);
     } else {
-      run(*logits_runner_, no_head);
+      run(*logits_runner_);
     }
     if (shards_head())
       options_.ranks->all_gather_host(own.data(), logits_.data(), own.size_bytes());

@@ -180,7 +180,8 @@ class Trainer {
   std::vector<std::string> added_gradients() const;
   // Of the program step_; leaves far_ or far_refusal_.
   void start_far_field(Context&& context);
-  void run(const Runner& runner, std::optional<HeadOverRanks>& head);
+  // head: of the program, where its words are over ranks.
+  void run(const Runner& runner, HeadOverRanks* head = nullptr);
   void load(const Batch& batch);
   StepData step_data() const;
   std::int64_t windows_of_step() const { return options_.batch * options_.accumulate * ranks(); }

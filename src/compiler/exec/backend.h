@@ -85,6 +85,9 @@ class Backend {
                                                   const Context& context) const = 0;
 };
 
+// The program's heads, in order. Throws Unsupported where there is none.
+std::vector<const Instruction*> heads_of(const Program& program);
+
 // The one head of the program that may take the far field. Throws Unsupported, saying why there is
 // none.
 const HeadRun& far_head(const Program& program);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "compiler/exec/backend.h"
 #include "core/check.h"
 
 namespace logitless {
@@ -90,15 +91,7 @@ bool has(const std::vector<int>& buffers, int buffer) {
 
 const HeadRun& head_alone(const Program& program) {
   const auto refuse = [](const auto&... why) { throw Unsupported(concat("the program", why...)); };
-  std::vector<const Instruction*> heads;
-  for (const Instruction& i : program.instructions) {
-    if (std::holds_alternative<HeadRun>(i.what)) heads.push_back(&i);
-  }
-  if (heads.empty()) {
-    refuse(
-        " has no head operation: its losses are loops or plain products, as they are "
-        "without chunk or head_engine, with chunks, or where the logits are small");
-  }
+  const std::vector<const Instruction*> heads = heads_of(program);
   if (heads.size() > 1) refuse(" has ", heads.size(), " head operations, expected one");
   const auto& head = std::get<HeadRun>(heads[0]->what);
   const auto require_alone = [&](const char* what, const View& view, bool result) {

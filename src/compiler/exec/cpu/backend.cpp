@@ -27,20 +27,26 @@ std::unique_ptr<const Prepared> CpuBackend::prepare(const Program&, const Contex
       "prepare: the program was compiled for the CPU, where run() takes it as it is");
 }
 
-const HeadRun& far_head(const Program& program) {
-  std::vector<const HeadRun*> heads, with_gradients;
+std::vector<const Instruction*> heads_of(const Program& program) {
+  std::vector<const Instruction*> heads;
   for (const Instruction& i : program.instructions) {
-    const auto* head = std::get_if<HeadRun>(&i.what);
-    if (head == nullptr) continue;
-    heads.push_back(head);
-    if (head->d_lse.buffer >= 0) with_gradients.push_back(head);
+    if (std::holds_alternative<HeadRun>(i.what)) heads.push_back(&i);
   }
-  const auto refuse = [](const auto&... why) { throw Unsupported(concat("the program", why...)); };
   if (heads.empty()) {
-    refuse(
-        " has no head operation: its losses are loops or plain products, as they are "
+    throw Unsupported(
+        "the program has no head operation: its losses are loops or plain products, as they are "
         "without chunk or head_engine, with chunks, or where the logits are small");
   }
+  return heads;
+}
+
+const HeadRun& far_head(const Program& program) {
+  std::vector<const HeadRun*> heads, with_gradients;
+  for (const Instruction* i : heads_of(program)) {
+    heads.push_back(&std::get<HeadRun>(i->what));
+    if (heads.back()->d_lse.buffer >= 0) with_gradients.push_back(heads.back());
+  }
+  const auto refuse = [](const auto&... why) { throw Unsupported(concat("the program", why...)); };
   if (with_gradients.empty()) refuse("'s head has no gradients");
   if (with_gradients.size() > 1)
     refuse(" has ", with_gradients.size(), " heads with gradients, expected one");
