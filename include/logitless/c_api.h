@@ -290,8 +290,8 @@ LOGITLESS_API void logitless_cross_entropy_inputs_init(logitless_cross_entropy_i
                                                        size_t struct_size);
 
 /* What is not NULL is written; the rest is not computed. No overlap with inputs or each other:
-   refused where it is certain (contiguous tensors that meet, and first elements that are the same);
-   views that interleave are not. */
+   refused where it is certain (contiguous tensors that meet, the same first element), not of views
+   that interleave. f16 has not the range for gradients that a loss scale reaches later; f32 has. */
 typedef struct logitless_cross_entropy_outputs {
   size_t struct_size;
   const logitless_tensor* loss;         /* f32 [] for mean and sum, f32 [...] for none */

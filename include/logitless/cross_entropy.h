@@ -104,7 +104,8 @@ struct CrossEntropyInputs {
 
 // Whatever is defined is written; the rest is not computed. Outputs must not overlap inputs or each
 // other: InvalidArgument where it is certain that they do (contiguous tensors that meet, and first
-// elements that are the same).
+// elements that are the same). Gradients of f16 that are multiplied by a loss scale afterwards, or
+// divided by a number of tokens, want f32: f16 has not the range for them before.
 struct CrossEntropyOutputs {
   TensorView loss = {};          // f32 [] for mean and sum, f32 [...] for none
   TensorView d_hidden = {};      // [..., D] in the dtype of hidden or f32

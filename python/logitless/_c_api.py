@@ -284,7 +284,8 @@ class CrossEntropyInputs(Structure):
 
 class CrossEntropyOutputs(Structure):
     """What is not NULL is written; the rest is not computed. No overlap with inputs or each other: refused where it is
-    certain (contiguous tensors that meet, and first elements that are the same); views that interleave are not."""
+    certain (contiguous tensors that meet, the same first element), not of views that interleave. f16 has not the range
+    for gradients that a loss scale reaches later; f32 has."""
 
     struct_size: int
     loss: Any  # f32 [] for mean and sum, f32 [...] for none

@@ -137,7 +137,7 @@ def explain(
     threads: int = 0,
 ) -> str:
     """The plan for a head of ``hidden [tokens, dim]`` and ``weight [vocab, dim]``: strategy, kernel, workspace, and why
-    not the others. dtype: "f32", "bf16" or "f16". For the CPU."""
+    not the others. dtype: "f32", "bf16" or "f16". gradients: of a mean or sum, in dtype, of f16 in fp32. For the CPU."""
     dtypes = {name: DTYPES[name] for name in ("f32", "bf16", "f16")}
     if dtype not in dtypes:
         raise ValueError(f"dtype: expected one of {', '.join(dtypes)}, got {dtype!r}")
@@ -145,7 +145,7 @@ def explain(
     features.tokens, features.dim, features.vocab, features.dtype = tokens, dim, vocab, dtypes[dtype]
     if gradients:
         features.d_hidden = features.d_weight = 1
-        features.d_hidden_dtype = features.d_weight_dtype = dtypes[dtype]
+        features.d_hidden_dtype = features.d_weight_dtype = dtypes["f32" if dtype == "f16" else dtype]
     request = new(PlanRequest)
     request.memory_budget = parse_bytes(memory_budget)
     plan = c_void_p()

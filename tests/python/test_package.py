@@ -30,6 +30,9 @@ def test_kernels():
 def test_explain():
     text = logitless.explain(4096, 512, 32000, "bf16", memory_budget="64MiB")
     assert "4096 tokens x 32000 words x 512 (bf16)" in text and "not recompute" in text
+    assert "what bf16 leaves of the sums of d_weight" in text
+    # Gradients of float16 wait for the loss scale in fp32.
+    assert "of the sums of d_weight" not in logitless.explain(4096, 512, 32000, "f16", memory_budget="64MiB")
     assert "forward" in logitless.explain(10, 8, 30, gradients=False)
     with pytest.raises(ValueError, match="dtype: expected one of f32, bf16, f16, got 'f8'"):
         logitless.explain(10, 8, 30, "f8")

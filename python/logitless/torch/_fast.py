@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _engine
-from ._ops import BIAS, HIDDEN, WEIGHT, refuse_second_derivatives, scaled
+from ._ops import _bits, refuse_second_derivatives, saved_dtype, scaled
 
 _TENSORS = (Tensor, nn.Parameter)
 _MOST = 64
@@ -71,17 +71,16 @@ class FastLoss:
         self.needs = needs
         self.device = hidden.device
         inputs = dict(hidden=hidden, weight=weight, targets=target, bias=bias)
-        gradients = dict(
-            d_hidden=torch.empty_like(hidden, memory_format=torch.contiguous_format) if needs & HIDDEN else None,
-            d_weight=torch.empty_like(weight, memory_format=torch.contiguous_format) if needs & WEIGHT else None,
-            d_bias=torch.empty_like(bias) if needs & BIAS else None,
-        )
+        self.places = _bits(needs)
+        made = [t if needed else None for t, needed in zip((hidden, weight, bias), self.places)]
+        gradients = [None if t is None else t.new_empty(t.shape, dtype=saved_dtype(t.dtype)) for t in made]
         self.loss_dtype = torch.float32
-        outputs = dict(loss=torch.empty((), dtype=self.loss_dtype, device=self.device), **gradients)
+        outputs = dict(loss=torch.empty((), dtype=self.loss_dtype, device=self.device))
+        outputs.update(zip(("d_hidden", "d_weight", "d_bias"), gradients))
         self.call = _engine.on_device(self.device, _engine.prepare_cross_entropy, options, inputs, outputs)
-        # Of the gradients: shape and dtype.
-        self.made = [(g.shape, g.dtype) for g in gradients.values() if g is not None]
-        self.places = [bool(needs & bit) for bit in (HIDDEN, WEIGHT, BIAS)]
+        # Shapes and dtypes of the gradients, and the dtypes that they end in.
+        self.made = [(g.shape, g.dtype) for g in gradients if g is not None]
+        self.dtypes = [t.dtype for t in made if t is not None]
 
     def __call__(self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None) -> Tensor:
         if self.needs:
@@ -109,5 +108,5 @@ class _FastFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_loss):
         refuse_second_derivatives()
-        gradients = iter(scaled(ctx.saved_tensors, d_loss))
+        gradients = iter(scaled(ctx.saved_tensors, d_loss, ctx.loss.dtypes))
         return (*[next(gradients) if made else None for made in ctx.loss.places], None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from .._options import HeadOptions, LossOptions
-from ._ops import BIAS, HIDDEN, WEIGHT, split_values
+from ._ops import BIAS, HIDDEN, WEIGHT, dtypes_of, multiplied, split_values
 from ._ranks import Words
 
 
@@ -63,6 +63,7 @@ class _Loss(_Transformed):
     def setup_context(ctx, inputs, output):
         *before, ctx.compute, ctx.needs, _argmax = inputs
         *tensors, _grad_losses = before[:-_LOSS_VALUES]
+        ctx.dtypes = dtypes_of(tensors[0], tensors[1], tensors[3])
         ctx.options, ctx.words = split_values(LossOptions, before[-_LOSS_VALUES:])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1], output[2])
@@ -79,7 +80,7 @@ class _Loss(_Transformed):
                 *ctx.saved_tensors, d_loss, *ctx.options, *ctx.words, ctx.compute, ctx.needs, False
             )[3:]
         else:
-            gradients = [(g.to(d_loss.dtype) * d_loss).to(g.dtype) for g in ctx.saved_tensors]
+            gradients = multiplied(ctx.saved_tensors, d_loss, ctx.dtypes)
         d_hidden, d_weight, d_bias = _asked(gradients, ctx.needs)
         return (d_hidden, d_weight, None, d_bias, *nothing)
 

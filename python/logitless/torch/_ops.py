@@ -50,10 +50,16 @@ def rows_are_aligned(tensor: Tensor) -> bool:
     return stride == width or (stride > width and stride * size % _ALIGNMENT == 0)
 
 
-def _gradient_like(tensor: Tensor, compute_dtype: torch.dtype) -> Tensor:
-    """Memory for a gradient: in the tensor's dtype where the engine writes it, else in fp32."""
+def saved_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Dtype of a gradient that waits for the upstream gradient: float16 has not the range, and is rounded to afterwards."""
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
+def _gradient_like(tensor: Tensor, compute_dtype: torch.dtype, waits: bool = False) -> Tensor:
+    """Memory for a gradient: in the tensor's dtype where the engine writes it, else in fp32. waits: the upstream gradient
+    is not known yet."""
     dtype = tensor.dtype if tensor.dtype in (compute_dtype, torch.float32) else torch.float32
-    return torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
+    return torch.empty(tensor.shape, dtype=saved_dtype(dtype) if waits else dtype, device=tensor.device)
 
 
 def _vectors(device, *tensors):
@@ -71,8 +77,14 @@ def _bias(bias: Optional[Tensor], weight: Tensor) -> Optional[Tensor]:
     return bias if bias is None or bias.dtype in (torch.float32, weight.dtype) else bias.to(torch.float32)
 
 
-def _finish(gradient: Optional[Tensor], tensor: Tensor) -> Optional[Tensor]:
-    return gradient if gradient is None or gradient.dtype == tensor.dtype else gradient.to(tensor.dtype)
+def _finish(gradient: Tensor, tensor: Tensor, waits: bool = False) -> Tensor:
+    """The gradient in the tensor's dtype, or in that in which it is saved."""
+    return gradient.to(saved_dtype(tensor.dtype) if waits else tensor.dtype)
+
+
+def dtypes_of(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+    """Dtypes that the three gradients end in."""
+    return hidden.dtype, weight.dtype, hidden.dtype if bias is None else bias.dtype
 
 
 def _empty(tensor: Tensor) -> Tensor:
@@ -92,11 +104,14 @@ def _made(reduction: str, grad_losses: Optional[Tensor], needs: int) -> int:
 
 def run_cross_entropy(
     hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, options: LossOptions,
-    compute: Optional[torch.dtype], needs: int, argmax: bool, words: Words = ALL,
+    compute: Optional[torch.dtype], needs: int, argmax: bool, words: Words = ALL, waits: Optional[bool] = None,
 ):
-    """(loss, lse, argmax, d_hidden, d_weight, d_bias): what is not asked for is an empty tensor (argmax, gradients)."""
+    """(loss, lse, argmax, d_hidden, d_weight, d_bias): what is not asked for is an empty tensor (argmax, gradients).
+    waits: the gradients are to be multiplied by an upstream gradient (None: those of a mean or sum), and are in the
+    dtypes in which they are saved until then."""
     x, w = _compute(hidden, compute), _compute(weight, compute)
     b = bias
+    waits = options.reduction != "none" if waits is None else waits
     need_hidden, need_weight, need_bias = _bits(_made(options.reduction, grad_losses, needs))
     lead = hidden.shape[:-1]
     if x.dtype == torch.float64:
@@ -121,8 +136,8 @@ def run_cross_entropy(
     loss = torch.empty(lead if options.reduction == "none" else (), dtype=torch.float32, device=device)
     lse = torch.empty(lead, dtype=torch.float32, device=device)
     index = torch.empty(lead if argmax else (0,), dtype=torch.int64, device=device)
-    d_hidden = _gradient_like(hidden, x.dtype) if need_hidden else None
-    d_weight = _gradient_like(weight, x.dtype) if need_weight else None
+    d_hidden = _gradient_like(hidden, x.dtype, waits) if need_hidden else None
+    d_weight = _gradient_like(weight, x.dtype, waits) if need_weight else None
     d_bias = torch.empty(bias.shape, dtype=torch.float32, device=device) if need_bias else None
     _engine.cross_entropy(
         options,
@@ -133,9 +148,9 @@ def run_cross_entropy(
     )
     return (
         loss, lse, index,
-        _empty(x) if d_hidden is None else _finish(d_hidden, hidden),
-        _empty(x) if d_weight is None else _finish(d_weight, weight),
-        _empty(x) if d_bias is None else _finish(d_bias, bias),
+        _empty(x) if d_hidden is None else _finish(d_hidden, hidden, waits),
+        _empty(x) if d_weight is None else _finish(d_weight, weight, waits),
+        _empty(x) if d_bias is None else _finish(d_bias, bias, waits),
     )
 
 
@@ -238,6 +253,17 @@ def split_values(options: type[NamedTuple], values) -> tuple[NamedTuple, Words]:
     return options(*values[:count]), Words(*values[count:])
 
 
+def _fake_gradients(hidden, weight, bias, compute, needs: int, waits: bool):
+    """The three gradients without numbers, as the functions that begin with ``run`` return them."""
+
+    def one(tensor, needed):
+        if not needed:
+            return hidden.new_empty(0, dtype=compute or hidden.dtype)
+        return tensor.new_empty(tensor.shape, dtype=saved_dtype(tensor.dtype) if waits else tensor.dtype)
+
+    return tuple(one(t, needed) for t, needed in zip((hidden, weight, bias), _bits(needs)))
+
+
 @torch.library.custom_op("logitless::cross_entropy", mutates_args=(), schema=_LOSS_SCHEMA)
 def cross_entropy_op(
     hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, *rest
@@ -256,15 +282,11 @@ def _(hidden, weight, target, bias, class_weight, token_weight, target_weight, g
     reduction = split_values(LossOptions, values)[0].reduction
     number = _accumulated(compute or hidden.dtype)
     lead = hidden.shape[:-1]
-    nothing = hidden.new_empty(0, dtype=compute or hidden.dtype)
-    needs = _made(reduction, grad_losses, needs)
     return (
         hidden.new_empty(lead if reduction == "none" else (), dtype=number),
         hidden.new_empty(lead, dtype=number),
         hidden.new_empty(lead if argmax or number == torch.float64 else (0,), dtype=torch.int64),
-        torch.empty_like(hidden, memory_format=torch.contiguous_format) if needs & HIDDEN else nothing,
-        torch.empty_like(weight, memory_format=torch.contiguous_format) if needs & WEIGHT else nothing.clone(),
-        torch.empty_like(bias, memory_format=torch.contiguous_format) if needs & BIAS else nothing.clone(),
+        *_fake_gradients(hidden, weight, bias, compute, _made(reduction, grad_losses, needs), reduction != "none"),
     )
 
 
@@ -277,7 +299,13 @@ def _setup_loss(ctx, inputs, output):
     if ctx.options.reduction == "none":
         ctx.save_for_backward(hidden, weight, target, bias, class_weight, token_weight, target_weight)
     else:
+        ctx.dtypes = dtypes_of(hidden, weight, bias)
         ctx.save_for_backward(*output[3:])
+
+
+def multiplied(gradients, d_loss: Tensor, dtypes):
+    """Gradients made for an upstream gradient of 1, for this one, in their dtypes, as operations that tracers see."""
+    return [(g.to(d_loss.dtype) * d_loss).to(dtype) for g, dtype in zip(gradients, dtypes)]
 
 
 def _loss_backward(ctx, d_loss, d_lse=None, *_):
@@ -295,7 +323,7 @@ def _loss_backward(ctx, d_loss, d_lse=None, *_):
         )
         gradients = (d_hidden, d_weight, d_bias)
     else:
-        gradients = [(g.to(d_loss.dtype) * d_loss).to(g.dtype) if n else None for g, n in zip(ctx.saved_tensors, need)]
+        gradients = multiplied(ctx.saved_tensors, d_loss, ctx.dtypes)
     d_hidden, d_weight, d_bias = (g if n else None for g, n in zip(gradients, need))
     return (d_hidden, d_weight, None, d_bias, *nothing)
 
@@ -346,12 +374,7 @@ def head_backward_op(
 @head_backward_op.register_fake
 def _(hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, *rest):
     *_, compute, needs = rest
-    nothing = hidden.new_empty(0, dtype=compute or hidden.dtype)
-    return (
-        torch.empty_like(hidden, memory_format=torch.contiguous_format) if needs & HIDDEN else nothing,
-        torch.empty_like(weight, memory_format=torch.contiguous_format) if needs & WEIGHT else nothing.clone(),
-        torch.empty_like(bias, memory_format=torch.contiguous_format) if needs & BIAS else nothing.clone(),
-    )
+    return _fake_gradients(hidden, weight, bias, compute, needs, False)
 
 
 def _setup_head(ctx, inputs, output):
@@ -384,19 +407,20 @@ head_op.register_autograd(_head_backward, setup_context=_setup_head)
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 
-def scaled(gradients, d_loss: Tensor):
-    """Gradients made for an upstream gradient of 1, for this one, in their own memory unless the graph is kept. The
-    factor is not rounded to their dtype."""
+def scaled(gradients, d_loss: Tensor, dtypes=None):
+    """Gradients made for an upstream gradient of 1, for this one, in these dtypes (None: theirs): in their own memory
+    unless the graph is kept or the dtype is another. The factor is not rounded to their dtype."""
     if _keeps_graph():
         gradients = [g.clone() for g in gradients]
     if d_loss.device.type == "cpu":
         factor = d_loss.item()  # looking costs nothing here, and the usual upstream gradient is 1
-        return gradients if factor == 1.0 else [g.mul_(factor) for g in gradients]
-    if d_loss.dtype == torch.float64 or any(g.dtype == torch.float64 for g in gradients):
-        return [g.mul_(d_loss) for g in gradients]
-    for first in range(0, len(gradients), 3):
-        _engine.scale(gradients[first : first + 3], d_loss)
-    return gradients
+        gradients = gradients if factor == 1.0 else [g.mul_(factor) for g in gradients]
+    elif d_loss.dtype == torch.float64 or any(g.dtype == torch.float64 for g in gradients):
+        gradients = [g.mul_(d_loss) for g in gradients]
+    else:
+        for first in range(0, len(gradients), 3):
+            _engine.scale(gradients[first : first + 3], d_loss)
+    return gradients if dtypes is None else [g.to(dtype) for g, dtype in zip(gradients, dtypes)]
 
 
 def refuse_second_derivatives() -> None:
@@ -420,6 +444,7 @@ class LossFunction(torch.autograd.Function):
         if none:
             ctx.save_for_backward(hidden, weight, target, bias, class_weight, token_weight, target_weight)
         else:
+            ctx.dtypes = dtypes_of(hidden, weight, bias)
             ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(index, lse)
         return loss, lse, index
@@ -440,7 +465,7 @@ class LossFunction(torch.autograd.Function):
             )
             gradients = (d_hidden, d_weight, d_bias)
         else:
-            gradients = scaled(ctx.saved_tensors, d_loss)
+            gradients = scaled(ctx.saved_tensors, d_loss, ctx.dtypes)
         d_hidden, d_weight, d_bias = (g if n else None for g, n in zip(gradients, need))
         return (d_hidden, d_weight, d_bias, None, *nothing)
 

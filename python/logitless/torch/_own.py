@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._options import LossOptions
 from . import _ranks
-from ._ops import LossFunction, _bits, refuse_second_derivatives, run_cross_entropy, scaled
+from ._ops import _bits, dtypes_of, refuse_second_derivatives, run_cross_entropy, scaled
 
 
 def _divisor(options: LossOptions, target, class_weight, token_weight, target_weight) -> Tensor | float:
@@ -43,8 +43,9 @@ class _OwnLoss(torch.autograd.Function):
     ):
         rest = (target, bias, class_weight, token_weight, target_weight)
         losses, lse, index, *gradients = run_cross_entropy(
-            hidden, weight, *rest, factor, options, compute, needs, argmax, words
+            hidden, weight, *rest, factor, options, compute, needs, argmax, words, waits=True
         )
+        ctx.dtypes = dtypes_of(hidden, weight, bias)
         ctx.values = options, compute, needs, words
         ctx.save_for_backward(hidden, weight, *rest, factor, *gradients)
         ctx.set_materialize_grads(False)
@@ -60,7 +61,7 @@ class _OwnLoss(torch.autograd.Function):
         saved = ctx.saved_tensors  # once: a checkpoint computes them again
         (*inputs, factor), gradients = saved[:8], saved[8:]
         if (every == every[0]).all():
-            gradients = scaled(gradients, d_loss)
+            gradients = scaled(gradients, d_loss, ctx.dtypes)
         else:
             again = lambda: run_cross_entropy(*inputs, factor * d_loss, options, compute, needs, False, words)  # noqa: E731
             gradients = _ranks.told(words.group, again)[3:]

@@ -129,16 +129,17 @@ class _Run:
         return step
 
     def take(self, tensors, options: LossOptions, compute, needs: int, words: Words = ALL):
-        """(loss, d_hidden, d_weight, d_bias): gradients for an upstream gradient of 1, empty where not needed. With a
-        group all of its ranks take it."""
+        """(loss, d_hidden, d_weight, d_bias): gradients for an upstream gradient of 1, in the dtypes in which they are
+        saved, empty where not needed. With a group all of its ranks take it."""
         hidden, weight, target, bias, *weights = tensors
         x, w = _ops._compute(hidden, compute), _ops._compute(weight, compute)
         device = x.device
         target, b, class_weight, token_weight, target_weight = _ops._vectors(device, target, bias, *weights)
         b = _ops._bias(b, w)
         loss = torch.empty((), dtype=torch.float32, device=device)
-        d_hidden = _ops._gradient_like(hidden, x.dtype)  # also where it is not needed: audits measure its error
-        d_weight = _ops._gradient_like(weight, x.dtype) if needs & WEIGHT else None
+        # d_hidden also where it is not needed: audits measure its error.
+        d_hidden = _ops._gradient_like(hidden, x.dtype, waits=True)
+        d_weight = _ops._gradient_like(weight, x.dtype, waits=True) if needs & WEIGHT else None
         d_bias = torch.empty(bias.shape, dtype=torch.float32, device=device) if needs & BIAS else None
         inputs, _inputs = _engine.fill(
             c.CrossEntropyInputs,
@@ -165,9 +166,9 @@ class _Run:
         none = _ops._empty(x)
         return (
             loss,
-            _ops._finish(d_hidden, hidden) if needs & HIDDEN else none,
-            none if d_weight is None else _ops._finish(d_weight, weight),
-            none if d_bias is None else _ops._finish(d_bias, bias),
+            _ops._finish(d_hidden, hidden, waits=True) if needs & HIDDEN else none,
+            none if d_weight is None else _ops._finish(d_weight, weight, waits=True),
+            none if d_bias is None else _ops._finish(d_bias, bias, waits=True),
         )
 
 
@@ -181,7 +182,7 @@ class _StepFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, rest):
         run, call, compute, needs, words = rest
-        ctx.needs = needs
+        ctx.needs, ctx.dtypes = needs, _ops.dtypes_of(hidden, weight, bias)
         arguments = _Arguments(call, compute, needs)
         ctx.step = run.found(arguments) if _in_backward() != -1 else None
         if ctx.step is None:
@@ -200,7 +201,8 @@ class _StepFunction(torch.autograd.Function):
                 "Trying to backward through the graph a second time; specify retain_graph=True the first time"
             )
         made = step.gradients
-        found = iter(_ops.scaled([g for g in made if g.numel()], d_loss))
+        present = [(g, dtype) for g, dtype in zip(made, ctx.dtypes) if g.numel()]
+        found = iter(_ops.scaled([g for g, _ in present], d_loss, [dtype for _, dtype in present]))
         if not _ops._keeps_graph():
             step.gradients = None
         of = [next(found) if g.numel() else g for g in made]  # a rank's words may be none
@@ -235,17 +237,13 @@ def far_field_step(hidden, weight, target, bias, class_weight, token_weight, tar
 @far_field_step.register_fake
 def _(hidden, weight, target, bias, class_weight, token_weight, target_weight, *rest):
     *_, compute, needs, _number = rest
-    nothing = hidden.new_empty(0, dtype=compute or hidden.dtype)
-    return (
-        hidden.new_empty((), dtype=torch.float32),
-        torch.empty_like(hidden, memory_format=torch.contiguous_format) if needs & HIDDEN else nothing,
-        torch.empty_like(weight, memory_format=torch.contiguous_format) if needs & WEIGHT else nothing.clone(),
-        torch.empty_like(bias, memory_format=torch.contiguous_format) if needs & BIAS else nothing.clone(),
-    )
+    loss = hidden.new_empty((), dtype=torch.float32)
+    return loss, *_ops._fake_gradients(hidden, weight, bias, compute, needs, True)
 
 
 def _setup(ctx, inputs, output):
-    ctx.needs = inputs[-2]
+    hidden, weight, _, bias, *_ = inputs
+    ctx.needs, ctx.dtypes = inputs[-2], _ops.dtypes_of(hidden, weight, bias)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output[1:])
 
@@ -254,10 +252,8 @@ def _backward(ctx, d_loss, *_):
     nothing = (None,) * (_INPUTS - 4)
     if d_loss is None:
         return (None, None, None, None, *nothing)
-    d_hidden, d_weight, d_bias = (
-        (g.to(d_loss.dtype) * d_loss).to(g.dtype) if ctx.needs & bit else None
-        for g, bit in zip(ctx.saved_tensors, (HIDDEN, WEIGHT, BIAS))
-    )
+    gradients = _ops.multiplied(ctx.saved_tensors, d_loss, ctx.dtypes)
+    d_hidden, d_weight, d_bias = (g if need else None for g, need in zip(gradients, _ops._bits(ctx.needs)))
     return (d_hidden, d_weight, None, d_bias, *nothing)
 
 

@@ -150,7 +150,8 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         for.
 
     Memory: the workspace of the plan, within ``memory_budget``; gradients of a mean or sum are made in the forward and
-    kept until the backward. Gradients sum in fp32 and are rounded once. The same inputs give the same bits.
+    kept until the backward, those of float16 in fp32, which the loss scale has to reach. Gradients sum in fp32 and are
+    rounded once. The same inputs give the same bits.
 
     Raises:
         ValueError, TypeError: naming the argument, what was expected and what came. A target outside [0, V) that is not

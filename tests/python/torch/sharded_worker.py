@@ -80,6 +80,7 @@ def main(rank: int, port: str, ranks: int) -> None:
     plain_columns(rank, ranks)
     uneven_columns(rank, ranks, mesh)
     compiled(rank, ranks, mesh)
+    float16(rank, ranks, mesh)
     errors(rank, ranks, mesh)
     beside(rank, ranks)
     out_of_memory(rank, ranks)
@@ -490,6 +491,34 @@ def compiled(rank, ranks, mesh):
     loss = torch.compile(call, fullgraph=True, backend="aot_eager")(hidden[rank], rows, target[rank])
     loss.backward()
     close(rows.grad, torch.autograd.grad(linear_cross_entropy(x, w, target, reduction="sum"), w)[0][first : first + size], "sum")
+
+
+def float16(rank, ranks, mesh):
+    """Gradients below the least float16 until the loss scale is multiplied in: of each rank's own loss and of all."""
+    from logitless.torch import Sharding, linear_cross_entropy
+
+    scale = 2.0**30
+    hidden, weight, bias, target = problem(ranks, 61)
+    hidden, weight = hidden.half(), weight.half()
+    size = -(-61 // ranks)
+    first = min(rank * size, 61)
+    x, w = hidden.float().requires_grad_(), weight.float().requires_grad_()
+    each = [linear_cross_entropy(x[r], w, target[r], bias, reduction="sum") for r in range(ranks)]
+    sum(each).backward()
+    same = lambda a, b: (a.float() - b).norm() <= 4e-3 * b.norm()  # noqa: E731
+    for columns in (False, True):
+        own, w_shard = hidden[rank].clone().requires_grad_(), sharded(weight, mesh, columns)
+        (scale * linear_cross_entropy(own, w_shard, target[rank], bias, normalizer=scale)).backward()
+        assert own.grad.dtype == w_shard.grad.dtype == torch.float16 and same(own.grad, x.grad[rank]), columns
+        assert same(w_shard.grad.full_tensor(), w.grad / ranks), columns
+    for tokens in (False, True):
+        states = (hidden[rank] if tokens else hidden).clone().requires_grad_()
+        rows = weight[first : first + size].clone().requires_grad_()
+        where = Sharding(dist.group.WORLD, tokens=tokens)
+        given = (states, rows, target[rank] if tokens else target, bias[first : first + size])
+        (scale * linear_cross_entropy(*given, normalizer=scale, sharding=where)).backward()
+        assert same(states.grad, x.grad[rank] if tokens else x.grad), tokens
+        assert same(rows.grad, w.grad[first : first + size]), tokens
 
 
 def errors(rank, ranks, mesh):
