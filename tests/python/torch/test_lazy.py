@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from logitless.torch import LazyHeadWarning, LazyLogits, lazy_head, unpatch
-from logitless.torch._lazy import _tensor, lazy_linear
+from logitless.torch._lazy import _warnings, lazy_linear
 from logitless.torch._lazy._tensor import Lazy
 
 transformers = pytest.importorskip("transformers")
@@ -231,8 +231,10 @@ def test_what_keeps_the_promise_and_what_breaks_it():
         assert torch.isnan(F.cross_entropy(x[0], torch.full((200,), -100)))
         again = lazy_linear(hidden, weight)
         assert torch.allclose(again[:, 3:9].materialize(), real[:, 3:9], atol=1e-5) and again.is_real  # asked for by name
-    with pytest.warns(LazyHeadWarning, match=r"logits \[4, 200, 6000\] \(18 MiB\)"):
+    told = r"logits \[4, 200, 6000\] \(18 MiB\) are computed after all, read by argmax at .*test_lazy\.py:\d+$"
+    with pytest.warns(LazyHeadWarning, match=told) as seen:
         assert torch.equal(x.argmax(-1), real.argmax(-1))
+    assert seen[0].filename == __file__ and f":{seen[0].lineno}" in str(seen[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # once
         assert torch.allclose(x.softmax(-1), real.softmax(-1))
@@ -296,11 +298,11 @@ class no_logits:
     """Fails when logits are computed."""
 
     def __enter__(self):
-        self.before = _tensor._warn
-        _tensor._warn = lambda made: pytest.fail(f"logits {list(made.shape)} were made")
+        self.before = _warnings.warn_made
+        _warnings.warn_made = lambda made, what="logits", by=None: pytest.fail(f"{what} {list(made.shape)} were made")
 
     def __exit__(self, *_):
-        _tensor._warn = self.before
+        _warnings.warn_made = self.before
 
 
 H, W, Y = (2, 6, 8), (50, 8), (torch.arange(12) * 7 % 50).view(2, 6)

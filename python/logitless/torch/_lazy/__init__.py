@@ -2,11 +2,13 @@
 
 ``_patch.py`` changes a model's head; ``_call.py`` is a call of it, ``_form.py`` what is made of its logits,
 ``_tensor.py`` the tensor that stands for them, ``_views.py`` and ``_copies.py`` the operations that keep it lazy,
-``_losses.py`` the functions that need no logits, ``_gradient.py`` what flows back.
+``_losses.py`` the functions that need no logits, ``_gradient.py`` what flows back, ``_warnings.py`` says what reads
+logits after all.
 """
 
 from . import _losses  # noqa: F401  (registers its rules)
 from ._patch import LazyLinear, lazy_head, lazy_linear, unpatch
-from ._tensor import LazyHeadWarning, LazyLogits
+from ._tensor import LazyLogits
+from ._warnings import LazyHeadWarning
 
 __all__ = ["LazyHeadWarning", "LazyLinear", "LazyLogits", "lazy_head", "lazy_linear", "unpatch"]

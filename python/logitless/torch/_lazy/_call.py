@@ -8,10 +8,14 @@ from typing import Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .._distributed import _is_dtensor, whole
 from ._parallel import split_logits
+
+
+_TRACERS = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("PROXY", "FAKE", "FUNCTIONAL"))
 
 
 def _version(t: Optional[Tensor]) -> int:
@@ -39,7 +43,9 @@ class HeadCall:
         self.tracks = tuple(
             torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, weight, bias)
         )
-        self.hidden, self.weight = hidden.detach(), weight.detach()
+        # An edit of an inference tensor counts no version, so that nothing would tell of one: its rows are copied.
+        self.hidden = hidden.clone() if hidden.is_inference() else hidden.detach()
+        self.weight = weight.detach()
         self.bias = None if bias is None else bias.detach()
         self.dtype = compute or hidden.dtype
         self.shape = (*hidden.shape[:-1], weight.shape[0])
@@ -128,26 +134,37 @@ def _after_step(optimizer, args, kwargs) -> None:
 register_optimizer_step_post_hook(_after_step)
 
 
-def takes(hidden, weight, bias) -> bool:
-    """Whether logits of these can be promised: tensors of a device and a dtype that the losses take, plain ones, or
-    weights that are DTensors beside plain hidden states."""
+def refusal(hidden, weight, bias) -> Optional[str]:
+    """None where logits of these can be promised: tensors of a device and a dtype that the losses take, plain ones, or
+    weights that are DTensors beside plain hidden states. Else the reason, empty where real logits are no loss."""
     plain = (Tensor, nn.Parameter)
     spread = _is_dtensor(weight)
-    if type(hidden) not in plain or not all(t is None or type(t) in plain or (spread and _is_dtensor(t)) for t in (weight, bias)):
-        return False
-    if hidden.device.type not in ("cpu", "cuda") or hidden.device != weight.device or (hidden.numel() == 0 and not spread):
-        return False
-    if hidden.dim() < 1 or hidden.shape[-1] != weight.shape[-1] or weight.numel() == 0:
-        return False
-    kind = hidden.device.type
-    if hidden.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        return False
-    if hidden.dtype == torch.float64 and torch.is_autocast_enabled(kind):
-        return False
-    if not torch.is_autocast_enabled(kind) and any(t is not None and t.dtype != hidden.dtype for t in (weight, bias)):
-        return False
     # Under a transform of torch.func or a tracer the class of a result is theirs.
-    return torch._C._functorch.peek_interpreter_stack() is None and torch._C._get_tracing_state() is None
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "under a transform of torch.func"
+    if torch._C._get_tracing_state() is not None or any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS):
+        return ""
+    if not isinstance(hidden, Tensor):  # a symbol of torch.fx
+        return ""
+    if forward_ad._current_level >= 0 and any(
+        t is not None and forward_ad.unpack_dual(t).tangent is not None for t in (hidden, weight, bias)
+    ):
+        return "under forward-mode differentiation"
+    if type(hidden) not in plain or not all(t is None or type(t) in plain or (spread and _is_dtensor(t)) for t in (weight, bias)):
+        return f"of hidden states {type(hidden).__name__} and a weight {type(weight).__name__}"
+    kind = hidden.device.type
+    if kind not in ("cpu", "cuda") or hidden.device != weight.device or (hidden.numel() == 0 and not spread):
+        return ""
+    if hidden.dim() < 1 or hidden.shape[-1] != weight.shape[-1] or weight.numel() == 0:
+        return ""
+    autocast = torch.is_autocast_enabled(kind)
+    if hidden.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        return f"of hidden states {hidden.dtype}"
+    if hidden.dtype == torch.float64 and autocast:
+        return "of hidden states float64 under autocast"
+    if not autocast and any(t is not None and t.dtype != hidden.dtype for t in (weight, bias)):
+        return ""
+    return None
 
 
 def compute_dtype(hidden: Tensor) -> Optional[torch.dtype]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._distributed import mean_gradient, whole
-from . import _tensor
+from . import _tensor, _warnings
 from ._call import HeadCall
 from ._tensor import LazyLogits
 
@@ -43,6 +43,7 @@ _NODES: dict[str, tuple] = {
     "ToCopy": (aten._to_copy.default, aten.clone.default),
     "Index": (aten.new_zeros.default, aten.index_put.default, aten._index_put_impl.default),
     "IndexSelect": (aten.new_zeros.default, aten.index_add.default),
+    "Add": (aten._to_copy.default,),  # to the dtype of logits beside an addend of more bits
     "Mul": (aten.mul.Tensor, aten.mul.Scalar),
     "Div": (aten.div.Tensor, aten.div.Scalar),
     "Neg": (aten.neg.default,),
@@ -58,7 +59,8 @@ class LazyGradient(_tensor.Lazy):
 
     @staticmethod
     def __new__(cls, like: Tensor, device, known, make):
-        like = torch.empty_like(like)  # dense
+        with _tensor.shadow():
+            like = torch.empty_like(like)  # dense
         self = Tensor._make_wrapper_subclass(cls, like.shape, strides=like.stride(), dtype=like.dtype, device=device)
         self._known, self._make, self._made = known, make, None
         return self
@@ -73,12 +75,20 @@ class LazyGradient(_tensor.Lazy):
     def _ordinary(self) -> Tensor:
         return self.materialize()
 
+    def _any_nan(self) -> Tensor:
+        """Whether a gradient that comes of it has a NaN: what anomaly detection asks of each gradient."""
+        found = [g.isnan().any() for known in self._known.values() for gs in known for g in gs if g is not None]
+        return torch.stack(found).any() if found else torch.zeros((), dtype=torch.bool, device=self.device)
+
     def materialize(self) -> Tensor:
         """The numbers."""
         if self._made is None:
             with _autograd_again():
                 made = self._make().detach()
-                self._made = _tensor.laid_out(made, torch.empty_strided(self.shape, self.stride(), device="meta"))
+                with _tensor.shadow():
+                    like = torch.empty_strided(self.shape, self.stride(), device="meta")
+                self._made = _tensor.laid_out(made, like)
+                _warnings.warn_made(self._made, "gradients of logits")
         return self._made
 
 
@@ -102,6 +112,7 @@ def _numbers(value):
     return value
 
 
+@_warnings.names_operation
 def _dispatch(func, args, kwargs):
     if func is aten.add.Tensor and not kwargs and len(args) == 2 and all(isinstance(a, LazyGradient) for a in args):
         handed = args[0].shape == args[1].shape and args[0].dtype == args[1].dtype  # two uses of one value
@@ -114,6 +125,8 @@ def _dispatch(func, args, kwargs):
         if handed and func in (aten.cat.default, aten.stack.default):
             handed = all(isinstance(t, LazyGradient) or not t.any() for t in args[0])
     if not handed:
+        if func is aten.isnan.default and torch.is_anomaly_check_nan_enabled():
+            return args[0]._any_nan().expand(args[0].shape)
         return func(*_numbers(args), **_numbers(kwargs))
     return _handed(func, args, kwargs)
 
@@ -164,7 +177,8 @@ class Head(torch.autograd.Function):
         ctx.head = head
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight)
-        like = torch.empty(head.shape, dtype=head.dtype, device="meta")
+        with _tensor.shadow():
+            like = torch.empty(head.shape, dtype=head.dtype, device="meta")
         return _tensor.promise(_tensor.Form.of(head), like, hidden.device)
 
     @staticmethod

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..loss import linear_cross_entropy, linear_logprobs
 from ._form import Form
 from ._gradient import LazyGradient, refuse_spread_derivatives
-from ._tensor import RULES, LazyLogits
+from ._tensor import RULES, LazyLogits, shadow, top_hooks
 
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 _NO_TARGET = -(1 << 40)  # an ignore_index that no index is
@@ -38,6 +38,11 @@ def _has(x, vocab: int, log: bool) -> bool:
     return _open(x) and x._form.vocab == vocab and x._form.log == log
 
 
+def _is_batch(gradient: Tensor) -> bool:
+    """Whether vmap runs the backward, as is_grads_batched has it."""
+    return torch._C._functorch.is_batchedtensor(gradient) or torch._C._functorch.is_legacy_batchedtensor(gradient)
+
+
 class _Fused(torch.autograd.Function):
     """``fused(hidden, weight, bias)``, which equals ``plain(x)``, as a function of x."""
 
@@ -50,27 +55,34 @@ class _Fused(torch.autograd.Function):
         if track:
             ctx.form, ctx.leaves, ctx.plain = form, leaves, plain
             ctx.x, ctx.version, ctx.dtype = x, x._version, dtype
-            if keeps:
-                ctx.save_for_backward(x)
-            ctx.like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+            ctx.checks = keeps and top_hooks(True) is None  # hooks hold what was saved, whatever is edited later
+            with shadow():
+                ctx.like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
         result = ctx.inner.detach()
         return result if result.dtype == dtype else result.to(dtype)
 
     @staticmethod
     def backward(ctx, upstream):
         form, plain, dtype = ctx.form, ctx.plain, ctx.dtype
-        ctx.saved_tensors  # noqa: B018  (raises when PyTorch's function would: it was edited, or freed)
         nothing = (None,) * 5
-        if torch.is_grad_enabled():  # create_graph: derivatives of derivatives, of real logits
-            refuse_spread_derivatives(form.spread)
-            if ctx.x._version != ctx.version:
-                raise RuntimeError("LazyLogits: modified in place since the loss that create_graph=True differentiates again")
-            result = plain(ctx.x.materialize().to(dtype))
-            return torch.autograd.grad(result, ctx.x, upstream.to(result.dtype), create_graph=True)[0], *nothing
         if ctx.inner is None:
             raise RuntimeError(
                 "Trying to backward through the graph a second time; specify retain_graph=True the first time"
             )
+        if ctx.checks and ctx.x._version != ctx.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"LazyLogits {list(ctx.x.shape)} is at version {ctx.x._version}; expected version {ctx.version} instead"
+            )
+        # Derivatives of derivatives (create_graph), and of several upstream gradients at a time, are those of real logits.
+        if torch.is_grad_enabled() or _is_batch(upstream):
+            refuse_spread_derivatives(form.spread)
+            if ctx.x._version != ctx.version:
+                raise RuntimeError("LazyLogits: modified in place since the loss that create_graph=True differentiates again")
+            with torch.enable_grad():
+                result = plain(ctx.x._ordinary().to(dtype))
+            upstream = upstream.to(result.dtype)
+            return torch.autograd.grad(result, ctx.x, upstream, create_graph=torch.is_grad_enabled())[0], *nothing
         again = _keeps_graph()
         flat = [t for leaves in ctx.leaves for t in leaves if t is not None and t.requires_grad]
         gradients = iter(
@@ -243,6 +255,10 @@ def _sum(input, dim=None, keepdim=False, *, dtype=None):
     return _apply(x, fused, lambda z: z.sum(-1, keepdim, dtype=dtype), lambda z: z.sum(-1, dtype=dtype), dtype)
 
 
+def _isnan(x):
+    return x.materialize().isnan() if isinstance(x, LazyGradient) else NotImplemented
+
+
 def _retain_grad(x):
     if not isinstance(x, LazyLogits) or x.is_leaf or not x.requires_grad:
         return NotImplemented
@@ -267,6 +283,8 @@ RULES.update(
         Tensor.logsumexp: _logsumexp,
         torch.sum: _sum,
         Tensor.sum: _sum,
+        torch.isnan: _isnan,
+        Tensor.isnan: _isnan,
         Tensor.retain_grad: _retain_grad,
         torch.autograd.grad: _grad,
     }

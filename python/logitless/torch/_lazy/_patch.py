@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from .._distributed import _is_dtensor, local
 from ..far_field import FarFieldHead
-from ._call import HeadCall, compute_dtype, takes
+from . import _warnings
+from ._call import HeadCall, compute_dtype, refusal
 from ._gradient import Head
 from ._parallel import local_states, put_aside, put_back
-from ._tensor import LazyHeadWarning
+from ._tensor import shadow
 from ._traced import traced_logits
+from ._warnings import LazyHeadWarning
 
 
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # since PyTorch 2.7
@@ -30,8 +32,14 @@ _thread = _Thread()
 def lazy_linear(hidden: Tensor, weight: Tensor, bias=None, *, module=None, shards=None, far=None, same=False) -> Tensor:
     """``F.linear(hidden, weight, bias)``, as LazyLogits where they can be promised: floating tensors of a CPU or a GPU,
     plain, or with weights that are DTensors."""
-    if torch.compiler.is_compiling() or not takes(hidden, weight, bias):
+    if torch.compiler.is_compiling():
         return _linear(hidden, weight, bias)
+    why = refusal(hidden, weight, bias)
+    if why is not None:
+        made = _linear(hidden, weight, bias)
+        if why:
+            _warnings.warn_made(made, by=why)
+        return made
     compute = compute_dtype(hidden)
     like = _like(hidden, weight, bias, compute)
     flat = like._base is not None  # of two dimensions, and what is returned a view
@@ -49,7 +57,7 @@ def _linear(hidden: Tensor, weight: Tensor, bias) -> Tensor:
 
 def _like(hidden: Tensor, weight: Tensor, bias, compute) -> Tensor:
     """What ``F.linear`` returns, as a meta tensor."""
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
+    with shadow(), torch.inference_mode(False), torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
         metas = [
             None if t is None else torch.empty_strided(t.shape, t.stride(), dtype=compute or t.dtype, device="meta")
             for t in (hidden, weight, bias)
@@ -70,6 +78,12 @@ class LazyLinear(nn.Linear):
             _thread.shards = before
 
     def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return nn.functional.linear(input, self.weight, self.bias)
+        return self._lazily(input)
+
+    @torch.jit.unused
+    def _lazily(self, input: Tensor) -> Tensor:
         weight, bias = self.weight, self.bias
         input, same = local_states(self, input)
         if _is_dtensor(weight) and not torch.is_autocast_enabled(input.device.type):

@@ -8,8 +8,8 @@ on.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import warnings
 import weakref
 from typing import Any, Callable, Optional
 
@@ -17,15 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
-from . import _copies, _views
+from . import _copies, _views, _warnings
 from ._form import Form
-
-_WARN_BYTES = 16 << 20  # logits of fewer bytes, such as a generated token's, are no surprise
-
-
-class LazyHeadWarning(UserWarning):
-    """Logits that were to be avoided have been made, or a head that was to avoid them was not called."""
-
 
 class Storage:
     """What a promise and its views share: the real logits, once they are made."""
@@ -40,7 +33,7 @@ class Storage:
         if self.real is None:
             self.real = laid_out(self.form.value(), self.like)
             if not asked:
-                _warn(self.real)
+                _warnings.warn_made(self.real)
             part = self.part()
             if part is not None:  # what was read once reads the same again, bit for bit
                 with torch.no_grad():
@@ -48,9 +41,21 @@ class Storage:
         return self.real
 
 
+@contextlib.contextmanager
+def shadow():
+    """Around tensors of the meta device that stand for logits: hooks of saved tensors and modes of the caller's, which
+    would ask them for numbers or count their bytes, see nothing of them."""
+    hooks: Any = contextlib.nullcontext()
+    if torch._C._autograd._saved_tensors_hooks_is_enabled():
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+    with torch._C.DisableTorchFunction(), no_dispatch(), hooks:
+        yield
+
+
 def laid_out(made: Tensor, like: Tensor) -> Tensor:
     """made, with its dimensions in the order in memory that like's have."""
-    dense = torch.empty_like(like)
+    with shadow():
+        dense = torch.empty_like(like)
     if all(n == 1 or a == b for n, a, b in zip(made.shape, made.stride(), dense.stride())):
         return made
     return torch.empty_strided(made.shape, dense.stride(), dtype=made.dtype, device=made.device).copy_(made)
@@ -70,8 +75,10 @@ class Lazy(Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         return call(func, args, kwargs or {})
 
+    @_warnings.names_operation
     def __reduce_ex__(self, protocol):
-        return self._ordinary().__reduce_ex__(protocol)
+        func = Tensor.__reduce_ex__
+        return func(self._ordinary(), protocol)
 
     def _ordinary(self) -> Tensor:
         """The numbers in an ordinary tensor, with a gradient to this one."""
@@ -151,21 +158,10 @@ class LazyLogits(Lazy):
                 return self._real()
             self._read = laid_out(form.value(), _meta(self))
             storage.part = weakref.ref(self)
-            _warn(self._read)
+            _warnings.warn_made(self._read)
         for call in form.calls:
             call.check()
         return self._read
-
-
-def _warn(made: Tensor) -> None:
-    size = made.numel() * made.element_size()
-    if size >= _WARN_BYTES:
-        warnings.warn(
-            f"logitless: logits {list(made.shape)} ({size >> 20} MiB) are computed after all: something other than a "
-            "cross entropy reads them",
-            LazyHeadWarning,
-            stacklevel=6,
-        )
 
 
 class _Ordinary(torch.autograd.Function):
@@ -204,7 +200,16 @@ def _written(func) -> frozenset:
     return frozenset(k for k, _ in written) | frozenset(a.name for _, a in written)
 
 
+@functools.cache
+def _composite(func) -> bool:
+    """Whether func is written in other operations, into which autograd takes it apart; inference mode does not."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+@_warnings.names_operation
 def dispatch(func, args, kwargs):
+    if _composite(func):
+        return func.decompose(*args, **kwargs)
     kind = _kind(func)
     if kind == _VIEW and isinstance(args[0], LazyLogits):
         return _views_of(func, args[0], args[1:], kwargs)
@@ -307,14 +312,35 @@ def _write(func, args, kwargs):
 RULES: dict[Any, Callable] = {}  # each takes the function's arguments and may return NotImplemented
 
 
+@_warnings.names_operation
 def call(func, args, kwargs):
     rule = RULES.get(func)
     if rule is not None:
         result = rule(*args, **kwargs)
         if result is not NotImplemented:
             return result
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass(), _hooks_for_numbers():
         return func(*args, **kwargs)
+
+
+top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: None)
+
+
+def _hooks_for_numbers():
+    """The caller's hooks of saved tensors, of which promises are kept: numbers alone are theirs to store."""
+    hooks = top_hooks(True)
+    if hooks is None:
+        return contextlib.nullcontext()
+
+    def pack(t: Tensor):
+        if isinstance(t, LazyLogits):
+            if not t.is_real:
+                return t, False
+            t = t._real()
+        with torch._C._EnableTorchFunction():
+            return hooks[0](t), True
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: hooks[1](kept[0]) if kept[1] else kept[0])
 
 
 def _ordinarily(func):
