@@ -114,9 +114,76 @@ std::vector<Case> cases() {
   return list;
 }
 
+// Heads whose operands are one value, or made of one: hidden states against each other.
+std::vector<Case> aliased_cases() {
+  struct Sides {
+    const char *name, *text, *x, *w;
+    bool sixteen_bit = false;
+  };
+  const std::string norms =
+      "%q = mul %h, %h %o = reduce_sum %q dims(1) %r = rsqrt %o %j = broadcast %r dims(0) : "
+      "f32[700, 24] %n = mul %h, %j ";
+  const Sides sides[] = {
+      {"Same", "", "%h", "%h"},
+      {"Normalised", norms.c_str(), "%n", "%n"},
+      {"NormalisedOneSide", norms.c_str(), "%n", "%h"},
+      {"Concatenated",
+       "%a = slice %h begin(0, 0) end(350, 24) %c = slice %h begin(350, 0) end(700, 24) %k = "
+       "concat %c, %a axis(0) ",
+       "%k", "%k"},
+      {"Transposed", "%k = transpose %h dims(1, 0) %i = transpose %k dims(1, 0) ", "%i", "%i"},
+      {"Flipped", "%k = flip %h axis(0) ", "%h", "%k"},
+      {"SliceAndWhole", "%a = slice %h begin(0, 0) end(350, 24) %k = concat %a, %a axis(0) ", "%k",
+       "%h"},
+      {"DetachedRight", "%k = stop_gradient %h ", "%h", "%k"},
+      {"DetachedLeft", "%k = stop_gradient %h ", "%k", "%h"},
+      {"Cast", "%k = cast %h : bf16[700, 24] ", "%k", "%k", true},
+  };
+  const std::string lse = " %l = reduce_lse %z dims(1)", pick = " %p = pick %z, %t axis(1)";
+  const std::string mean = " %s = reduce_sum %d dims(0) return s: %s differentiate s wrt %h";
+  const std::string plain = lse + pick + " %d = sub %l, %p" + mean;
+  std::vector<Case> list;
+  const auto add = [&](const Sides& side, const std::string& name, const std::string& logits,
+                       const std::string& loss, int operations = 1, bool ignored = false,
+                       const std::string& more = "") {
+    list.push_back({std::string("Aliased") + side.name + name,
+                    "graph g(%h: f32[700, 24], %t: i64[700]" + more + ") { " + side.text +
+                        "%y = dot " + side.x + ", " + side.w + " contract(1; 1) : f32[700, 700] " +
+                        logits + loss + " }",
+                    operations, ignored, side.sixteen_bit});
+  };
+  const auto number = [](const char* name, const char* value) {
+    return std::string(name) + " = constant value(" + value + ") : f32[700, 700] ";
+  };
+  const std::string scaled = number("%e", "0.1") + "%z = mul %y, %e";
+  for (const Sides& side : sides) add(side, "", scaled, plain);
+  const Sides& same = sides[0];
+  add(same, "Bias", "%f = broadcast %b dims(1) : f32[700, 700] %z = add %y, %f", plain + ", %b", 1,
+      false, ", %b: f32[700]");
+  add(same, "BiasOfItself",
+      "%g = reduce_sum %h dims(1) %f = broadcast %g dims(1) : f32[700, 700] %z = add %y, %f",
+      plain);
+  add(same, "Softcap", number("%e", "3") + "%f = div %y, %e %g = tanh %f %z = mul %g, %e", plain);
+  add(same, "ZLoss", scaled, lse + pick + " %u = sub %l, %p %m = mul %l, %l %d = add %u, %m" + mean,
+      2);
+  add(same, "Masked", scaled,
+      lse + pick +
+          " %u = sub %l, %p %i = constant value(-100) : i64[700] %m = eq %t, %i %v = constant "
+          "value(0) : f32[700] %d = select %m, %v, %u" +
+          mean,
+      1, true);
+  add(same, "LogSoftmax", scaled,
+      lse +
+          " %u = broadcast %l dims(0) : f32[700, 700] %v = sub %z, %u %p = pick %v, %t axis(1) %d "
+          "= neg %p" +
+          mean);
+  return list;
+}
+
 ir::Tensors inputs_of(const ir::Graph& graph) {
   ir::Tensors inputs = random_inputs(graph, 5);
-  const double vocab = static_cast<double>(inputs.at(inputs.contains("m") ? "m" : "w").shape[0]);
+  const char* const weights = inputs.contains("m") ? "m" : inputs.contains("h") ? "h" : "w";
+  const double vocab = static_cast<double>(inputs.at(weights).shape[0]);
   ir::Tensor& targets = inputs.at("t");
   for (std::size_t i = 0; i < targets.data.size(); ++i)
     targets.data[i] = i % 7 == 3    ? -100.0
@@ -195,6 +262,8 @@ TEST_P(Heads, RunOnTheEngine) {
   EXPECT_EQ(difference(execute(compile(source, options), inputs), results), 0.0);
 }
 
+INSTANTIATE_TEST_SUITE_P(Aliased, Heads, testing::ValuesIn(aliased_cases()),
+                         [](const auto& c) { return c.param.name; });
 INSTANTIATE_TEST_SUITE_P(All, Heads, testing::ValuesIn(cases()),
                          [](const auto& c) { return c.param.name; });
 

@@ -32,7 +32,7 @@ class HeadFinder {
     if (x.dtype == DType::f64 || x.rank() > 4 || a.contract_a[0] != x.rank() - 1 || w.rank() != 2 ||
         a.contract_b[0] != 1)
       return std::nullopt;
-    f.z = dot;
+    f.z = f.dot = dot;
     for (bool more = true; more;) more = bias(f) || scale(f) || softcap(f);
     const int last = n.results[0].rank() - 1;
     const auto reads = [&](int node, auto&& wanted) {
@@ -94,10 +94,12 @@ class HeadFinder {
   bool bias(FoundHead& f) const {
     const int sum = reader(f.z, Function::add);
     if (f.bias.valid() || f.scale != 1.0 || f.softcap != 0.0 || sum < 0) return false;
-    const Node& b = g_.node(other(sum, f.z));
+    const int spread = other(sum, f.z).node;
+    const Node& b = g_.node(spread);
     const int last = g_.node(f.z).results[0].rank() - 1;
     if (b.op != Op::broadcast || b.attributes->dims != std::vector<int>{last}) return false;
     f.bias = b.operands[0];
+    f.spread_bias = spread;
     f.z = sum;
     return true;
   }
@@ -147,26 +149,35 @@ struct Pattern {
   Value d_x, d_w, d_bias;
 };
 
+// Each role has a parameter of its own, also where two of them are one value of the graph: a
+// gradient flows through one operand at a time.
 Pattern pattern_of(const Graph& graph, const FoundHead& f, bool with_lse, bool with_pick) {
   Graph p;
-  std::map<Value, Value> to;
   const auto parameter = [&](const char* name, const Type& type) {
     Attributes a;
     a.name = name;
     a.type = type;
     return p.add(Op::parameter, {}, a);
   };
-  std::vector<std::pair<const char*, Value>> inputs = {
-      {"x", f.x}, {"w", f.w}, {"targets", f.targets}};
-  if (f.bias.valid()) inputs.emplace_back("bias", f.bias);
-  for (const auto& [name, value] : inputs) {
-    if (!to.contains(value)) to[value] = parameter(name, graph.type(value));
-  }
+  const std::pair<const char*, Value> roles[] = {
+      {"x", f.x}, {"w", f.w}, {"targets", f.targets}, {"bias", f.bias}};
+  std::vector<Value> given;  // in the order of the roles
+  for (const auto& [name, value] : roles)
+    given.push_back(value.valid() ? parameter(name, graph.type(value)) : Value{});
+  std::map<Value, Value> to;
   const auto copy = [&](auto&& self, Value v) -> Value {
     if (const auto found = to.find(v); found != to.end()) return found->second;
     const Node& n = graph.node(v);
     std::vector<Value> operands;
-    for (const Value o : n.operands) operands.push_back(self(self, o));
+    if (v.node == f.dot) {
+      operands = {given[0], given[1]};
+    } else if (v.node == f.spread_bias) {
+      operands = {given[3]};
+    } else if (v.node == f.pick) {
+      operands = {self(self, n.operands[0]), given[2]};
+    } else {
+      for (const Value o : n.operands) operands.push_back(self(self, o));
+    }
     return to[v] = p.add(n.op, operands, n.attributes);
   };
   const Value lse = copy(copy, {f.lse, 0}), pick = copy(copy, {f.pick, 0});
@@ -179,14 +190,14 @@ Pattern pattern_of(const Graph& graph, const FoundHead& f, bool with_lse, bool w
     outputs.push_back(pick);
     cotangents.push_back(parameter("d_pick", p.type(pick)));
   }
-  std::vector<Value> wrt = {to[f.x], to[f.w]};
-  if (f.bias.valid()) wrt.push_back(to[f.bias]);
+  std::vector<Value> wrt = {given[0], given[1]};
+  if (f.bias.valid()) wrt.push_back(given[3]);
   const std::vector<Value> gradients_of = gradients(p, outputs, cotangents, wrt);
   constexpr const char* kNames[] = {"d_x", "d_w", "d_bias"};
   for (std::size_t i = 0; i < wrt.size(); ++i) p.add_output(kNames[i], gradients_of[i]);
   Pattern out;
   out.graph = eliminate_common(p);
-  for (const auto& [name, value] : inputs)
+  for (const auto& [name, value] : roles)
     if (const int at = out.graph.find_parameter(name); at >= 0) out.known[at] = value;
   out.d_lse = out.graph.find_parameter("d_lse");
   out.d_pick = out.graph.find_parameter("d_pick");

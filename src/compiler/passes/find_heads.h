@@ -13,8 +13,9 @@ namespace logitless::ir {
 struct FoundHead {
   Value x, w, bias, targets;
   double scale = 1.0, softcap = 0.0;
-  int z = -1;    // the logits, after scale, bias and softcap
-  int lse = -1;  // reduce_lse z
+  int dot = -1, spread_bias = -1;  // nodes that read x and w, and bias
+  int z = -1;                      // the logits, after scale, bias and softcap
+  int lse = -1;                    // reduce_lse z
   int pick = -1;
   bool pick_log_prob = false;  // pick of z - lse
 };
