@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._library import parse_bytes
 from .._options import DEFAULT, LOSS_TERMS, LossOptions, plain_number
+from . import _memory
 from ._ranks import Sharding
 
 # Ours, with the defaults.
@@ -210,11 +211,19 @@ def loss_options(a: dict[str, Any]) -> LossOptions:
 
 
 def check_tensors(a: dict[str, Any]) -> None:
-    """That what has to be a tensor is one, and what may be one is that or None."""
+    """That what has to be a tensor is one, what may be one is that or None, and all lie where hidden does."""
     for name in ("hidden", "weight", "target", "bias", "class_weight", "token_weight", "target_weight"):
         t = a[name]
-        if not isinstance(t, Tensor) and (t is not None or name in POSITIONS[:3]):
+        if isinstance(t, Tensor):
+            _memory.check(name, t, a["hidden"].device)
+        elif t is not None or name in POSITIONS[:3]:
             raise TypeError(f"{name}: expected a tensor, got {type(t).__name__}")
+    normalizer = a["normalizer"]
+    if isinstance(normalizer, Tensor):
+        _memory.check_number("normalizer", normalizer, a["hidden"].device)
+        if normalizer.dim() or normalizer.dtype == torch.bool or normalizer.is_complex():
+            kind = str(normalizer.dtype).removeprefix("torch.")
+            raise ValueError(f"normalizer: expected a number or a scalar tensor, got {kind}{list(normalizer.shape)}")
 
 
 def shift_of(value, hidden: Tensor) -> int:
@@ -240,7 +249,5 @@ def check_head(hidden, weight, bias, columns: int = -1) -> None:
         raise ValueError("hidden: expected [..., D], got a scalar")
     if weight.dim() != 2 or weight.shape[1] != (hidden.shape[-1] if columns < 0 else columns):
         raise ValueError(f"weight: expected [V, {hidden.shape[-1]}], got {list(weight.shape)}")
-    if hidden.device != weight.device:
-        raise ValueError(f"weight: expected it on {hidden.device}, where hidden is, got {weight.device}")
     if bias is not None and list(bias.shape) != [weight.shape[0]]:
         raise ValueError(f"bias: expected [{weight.shape[0]}], got {list(bias.shape)}")

@@ -10,7 +10,7 @@ import torch
 from .. import _library as c
 from .._library import lib
 from .._options import HeadOptions, LossOptions, struct_of
-from . import _ranks
+from . import _memory, _ranks
 
 DTYPES = {
     torch.float32: c.F32,
@@ -25,9 +25,11 @@ _KEPT_BYTES = 1 << 20  # a workspace as small stays from call to call; calls of 
 _MOST_CALLS = 256  # of different shapes and options that a thread keeps
 
 
-def tensor_struct(t: torch.Tensor) -> c.Tensor:
+def tensor_struct(name: str, t: torch.Tensor) -> c.Tensor:
+    """A tensor as the C ABI takes it; ``name`` is what errors call it."""
     s = c.Tensor()
-    s.data = t.data_ptr() or 64  # an empty tensor has no memory, which is no mistake
+    s.name = "target" if name == "targets" else name
+    s.data = 64 if t.is_meta else _memory.address(s.name, t)  # plans want an address, and do not follow it
     s.dtype = DTYPES[t.dtype]
     s.rank = t.dim()
     s.shape[: t.dim()] = t.shape
@@ -87,7 +89,7 @@ class Call:
     def run(self, tensors, device, workspace: torch.Tensor | None = None):
         """In a workspace of its own, or that one, of workspace_bytes."""
         for field, tensor in zip(self.fields, tensors):
-            field.data = tensor.data_ptr() or 64
+            field.data = _memory.address(field.name, tensor)
         workspace = self.kept if workspace is None else workspace
         if workspace is None:
             workspace = self._workspace(device)
@@ -145,7 +147,7 @@ def _call(kind, options, words, tensors: dict[str, torch.Tensor | None], device,
         words,
         device.type,
         place(device),
-        *[None if t is None else (t.shape, t.stride(), t.dtype) for t in tensors.values()],
+        *[None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors.values()],
     )
     if words.group:
         return _planned_together(_ranks.group_of(words.group), _calls.__dict__, key, build), present
@@ -184,7 +186,7 @@ def fill(struct_type, tensors):
     struct, fields = c.new(struct_type), []
     for name, tensor in tensors.items():
         if tensor is not None:
-            fields.append(tensor_struct(tensor))
+            fields.append(tensor_struct(name, tensor))
             setattr(struct, name, ctypes.pointer(fields[-1]))
     return struct, fields
 
@@ -194,6 +196,10 @@ def _run(kind, options, words, groups, device, plan_function, run_function, extr
     tensors = {f"{i}.{name}": t for i, (_, group) in enumerate(groups) for name, t in group.items()}
 
     def build():
+        for _, group in groups:
+            for name, t in group.items():
+                if t is not None:
+                    _memory.check("target" if name == "targets" else name, t, device)
         structs = [fill(struct_type, group) for struct_type, group in groups]
         if words.group:
             structs[0][0].sharding = ctypes.pointer(_ranks.struct_of(words, device))
@@ -263,7 +269,7 @@ class _Scale:
         gradients = self.gradients
         gradients.d_hidden = gradients.d_weight = gradients.d_bias = None
         for name, struct, pointer, tensor in zip(("d_hidden", "d_weight", "d_bias"), self.tensors, self.pointers, tensors):
-            struct.data, struct.dtype = tensor.data_ptr(), DTYPES[tensor.dtype]
+            struct.data, struct.dtype = _memory.address("gradient", tensor), DTYPES[tensor.dtype]
             struct.shape[struct.rank - 1] = struct.strides[0] = tensor.numel()
             struct.strides[struct.rank - 1] = 1
             setattr(gradients, name, pointer)
@@ -274,7 +280,7 @@ class _Scale:
 
 def scale(tensors, factor: torch.Tensor) -> None:
     """``t *= factor`` for up to three contiguous tensors of floats; factor is a number on their device."""
-    factor = factor.float()
+    factor = factor.float().resolve_neg()
     device = factor.device
     present = [t for t in tensors if t.numel()]
     if not present:

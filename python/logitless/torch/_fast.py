@@ -35,7 +35,7 @@ def key_of(args: tuple, kwargs: dict) -> Any:
         if t is None:
             parts.append(None)
             continue
-        if type(t) not in _TENSORS:
+        if type(t) not in _TENSORS or t.layout is not torch.strided or t.is_nested or t.is_neg():
             return None
         parts.append((t.shape, t.stride(), t.dtype, t.device, t.requires_grad))
     if args[0].device.type == "cuda":  # what is not aligned is copied first

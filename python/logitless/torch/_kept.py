@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import _library as c
 from .._library import lib
 from .._options import HeadOptions, struct_of
-from . import _engine
+from . import _engine, _memory
 from ._ops import (
     _bias, _bits, _compute, _empty, _finish, _gradient_like, _keeps_graph, _vectors, head_outputs, head_results,
     refuse_second_derivatives, run_head, run_head_backward,
@@ -55,17 +55,17 @@ class _Pair:
         (self.inputs, self.input_fields), _, (self.gradients, self.gradient_fields) = structs
         self.cotangents = c.new(c.HeadCotangents)
         # Of what the outputs are of, which have their shapes.
-        self.cotangent_fields = {n: _engine.tensor_struct(problem.outputs[n]) for n in ("log_prob", "lse")}
+        self.cotangent_fields = {n: _engine.tensor_struct(n, problem.outputs[n]) for n in ("log_prob", "lse")}
 
     def backward(self, inputs: Tensors, cotangents: Tensors, gradients: Tensors, workspace: Tensor) -> None:
         for fields, tensors in ((self.input_fields, inputs), (self.gradient_fields, gradients)):
             for field, tensor in zip(fields, [t for t in tensors.values() if t is not None]):
-                field.data = tensor.data_ptr() or 64
+                field.data = _memory.address(field.name, tensor)
         for name, field in self.cotangent_fields.items():
             if cotangents[name] is None:
                 setattr(self.cotangents, name, None)
             else:
-                field.data = cotangents[name].data_ptr() or 64
+                field.data = _memory.address(name, cotangents[name])
                 setattr(self.cotangents, name, ctypes.pointer(field))
         call = self.forward
         status = lib.logitless_head_backward_kept(

@@ -32,6 +32,7 @@ _ALIGNMENT = 16  # bytes, of the rows that a GPU's copy engine reads
 
 def _compute(tensor: Tensor, compute: Optional[torch.dtype]) -> Tensor:
     """As the engine takes it: in the dtype to compute in, and on a GPU with rows of its own, aligned."""
+    tensor = tensor.resolve_neg()
     if compute is not None and tensor.dtype != compute:
         tensor = tensor.to(compute)
     if tensor.device.type == "cuda" and not rows_are_aligned(tensor):
@@ -64,6 +65,7 @@ def _gradient_like(tensor: Tensor, compute_dtype: torch.dtype, waits: bool = Fal
 
 def _vectors(device, *tensors):
     """Per-word and per-token vectors as the engine takes them; on a GPU contiguous and fp32."""
+    tensors = tuple(t if t is None else t.resolve_neg() for t in tensors)
     if device.type == "cpu":
         return tensors
     return tuple(

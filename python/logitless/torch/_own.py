@@ -88,7 +88,7 @@ def cross_entropy(
     each = options._replace(reduction="none", normalizer=0.0)
     needs = _needs(hidden, weight, bias)
     tensors = (hidden, weight, target, bias, class_weight, token_weight, target_weight)
-    if not needs or not _plain(hidden, weight, target, bias):
+    if not needs or not _plain(*tensors):
         losses, lse, index = _cross_entropy(*tensors, each, argmax, words)
         return _total(losses, factor), lse, index
     return _OwnLoss.apply(

@@ -17,6 +17,7 @@ import torch
 
 from .. import _library as c
 from .._communicator import Communicator
+from . import _memory
 
 Result = TypeVar("Result")
 
@@ -502,6 +503,7 @@ def deal_words(vocab: int, ranks: int, average: Optional[torch.Tensor] = None, s
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
         raise ValueError(f"seed: expected an int from 0 to 2**64 - 1, got {seed!r}")
     if average is not None:
+        _memory.check("average", average)
         if tuple(average.shape) != (vocab,):
             raise ValueError(f"average: expected [{vocab}], got {list(average.shape)}")
         average = average.detach().to("cpu", torch.float32).contiguous()

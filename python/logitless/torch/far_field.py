@@ -392,7 +392,7 @@ class FarFieldHead(nn.Module):
         words: Words = a.get("words", ALL)
         if words.group and self._run.replicas:
             raise ValueError("sharding: expected none for a FarFieldHead with replicas, which have all words each")
-        if _plain(call.hidden, call.weight, call.target, call.bias):
+        if _plain(*call.tensors()):
             rest = (self._run, call, compute, needs, words)
             loss = _StepFunction.apply(call.hidden, call.weight, call.bias, rest)
         elif words.group:

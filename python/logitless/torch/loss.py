@@ -48,7 +48,7 @@ def _cross_entropy(hidden, weight, target, bias, class_weight, token_weight, tar
     """(loss, lse without a gradient, argmax or an empty tensor)."""
     compute = _autocast(hidden, weight)
     needs = _needs(hidden, weight, bias)
-    if not _plain(hidden, weight, target, bias):
+    if not _plain(hidden, weight, target, bias, class_weight, token_weight, target_weight):
         loss, lse, index, *_ = _func.cross_entropy(
             hidden, weight, target, bias, class_weight, token_weight, target_weight, None, *options, *words, compute,
             needs, argmax,

@@ -12,6 +12,7 @@ from logitless import _library as c
 from logitless._autochunk.native import Machine, Request, program
 from logitless._compiler import DTYPES as NAMES
 from logitless._compiler import PreparedProgram
+from logitless.torch import _memory
 from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._engine import current_stream, on_device
 
@@ -69,7 +70,7 @@ class Runner:
             torch.cuda.synchronize(self.device)
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        given = [_contiguous(t) for t in tensors]
+        given = [_contiguous(self._here(i, t)) for i, t in enumerate(tensors)]
         made = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.results]
         arena = torch.empty(max(self.arena_bytes, 1), dtype=torch.uint8, device=self.device)
         pointers = [t.data_ptr() for t in given], [t.data_ptr() for t in made], arena.data_ptr(), self.arena_bytes
@@ -80,6 +81,13 @@ class Runner:
             _captured.add(self)
         on_device(self.device, self.prepared.enqueue, *pointers, current_stream(self.device))
         return made
+
+    def _here(self, i: int, t: torch.Tensor) -> torch.Tensor:
+        """Input i on the program's device; a number of the CPU may stand beside tensors of a GPU, as in PyTorch."""
+        if t.dim() == 0 and t.device.type == "cpu":
+            t = t.to(self.device)
+        _memory.check(f"input {i} of a program", t, self.device, "the first")
+        return t
 
 
 def _contiguous(t: torch.Tensor) -> torch.Tensor:

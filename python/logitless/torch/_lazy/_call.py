@@ -153,7 +153,9 @@ def refusal(hidden, weight, bias) -> Optional[str]:
     if type(hidden) not in plain or not all(t is None or type(t) in plain or (spread and _is_dtensor(t)) for t in (weight, bias)):
         return f"of hidden states {type(hidden).__name__} and a weight {type(weight).__name__}"
     kind = hidden.device.type
-    if kind not in ("cpu", "cuda") or hidden.device != weight.device or (hidden.numel() == 0 and not spread):
+    if kind not in ("cpu", "cuda") or any(t is not None and t.device != hidden.device for t in (weight, bias)):
+        return ""
+    if hidden.numel() == 0 and not spread:
         return ""
     if hidden.dim() < 1 or hidden.shape[-1] != weight.shape[-1] or weight.numel() == 0:
         return ""

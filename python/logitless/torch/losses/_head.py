@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from ..._losses import Head
-from .. import _distributed
+from ... import _losses
+from ..._losses import Function, Head
+from .. import _distributed, _memory
 from ..loss import Asked, token_log_probs
+
+
+_NUMBERS = ("normalizer", "kl")  # that may be tensors of one, on the CPU too
+
+
+def takes(defaults: Mapping[str, Any]) -> Callable[[Function], Function]:
+    """``_losses.takes`` of a function of tensors that all lie where the first does, its hidden states."""
+
+    def decorated(function: Function) -> Function:
+        names = list(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> Any:
+            named = {**dict(zip(names, args)), **given}
+            first = named.get(names[0])
+            if isinstance(first, Tensor):
+                for name, value in named.items():
+                    _check_memory(name, value, first.device, names[0])
+            return function(*args, **given)
+
+        return _losses.takes(defaults)(call)  # type: ignore[return-value]
+
+    return decorated
+
+
+def _check_memory(name: str, value: Any, device: torch.device, beside: str) -> None:
+    if isinstance(value, Tensor):
+        check = _memory.check_number if name in _NUMBERS else _memory.check
+        check(name, value, device, beside)
+    elif isinstance(value, tuple):
+        for part, t in getattr(value, "_asdict", dict)().items():
+            _check_memory(f"{name}.{part}", t, device, beside)
 
 
 class Tokens(NamedTuple):

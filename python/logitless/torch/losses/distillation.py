@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..._losses import HEAD, HEAD_DOCS, SLACK, Function, HeadKeywords, choice, count, flag, head_of, number, takes
+from ..._losses import HEAD, HEAD_DOCS, SLACK, Function, HeadKeywords, choice, count, flag, head_of, number
 from .. import _arguments, _distributed
 from ..loss import _autocast  # type: ignore[attr-defined]
 from ..loss import Asked, linear_cross_entropy, token_log_probs
-from ._head import shaped, tensor
+from ._head import shaped, takes, tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

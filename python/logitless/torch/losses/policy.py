@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ..._losses import HEAD, HEAD_DOCS, Function, HeadKeywords, choice, count, flag, head_of, number, takes
-from ._head import Reference, Tokens, sequences, shaped, tensor, tokens
+from ..._losses import HEAD, HEAD_DOCS, Function, HeadKeywords, choice, count, flag, head_of, number
+from ._head import Reference, Tokens, sequences, shaped, takes, tensor, tokens
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

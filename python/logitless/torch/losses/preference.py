@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..._losses import HEAD, Head, HeadKeywords, choice, flag, head_of, number, takes
+from ..._losses import HEAD, Head, HeadKeywords, choice, flag, head_of, number
 from .. import _distributed
-from ._head import Reference, Tokens, sequences, shaped, shifted, tokens
+from ._head import Reference, Tokens, sequences, shaped, shifted, takes, tokens
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Optional
 import torch
 from torch import Tensor
 
-from ..._losses import HEAD, HeadKeywords, flag, head_of, takes
+from ..._losses import HEAD, HeadKeywords, flag, head_of
 from ..loss import Asked, token_log_probs
-from ._head import tensor
+from ._head import takes, tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
