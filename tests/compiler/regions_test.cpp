@@ -115,6 +115,23 @@ TEST(RefineAxes, HalvesOfABatch) {
   EXPECT_FALSE(ir::refine_axes(plain, ir::largest_product(plain)));
 }
 
+TEST(RefineAxes, ReadsEachResultOfAnOperation) {
+  // The head's third result is a matrix, its first a vector.
+  const ir::Graph graph =
+      ir::parse(
+          "graph g(%x: f32[6, 4], %w: f32[9, 4], %t: i64[6], %d: f32[6], %m: f32[8, 4]) { %l, %p, "
+          "%dx = head %x, %w, %t, %d, %d bias(0) scale(1) softcap(0) workspace(0) gradients(f32, "
+          "none, none) %y = dot %dx, %m contract(1; "
+          "1) %a = slice %y begin(0, 0) end(6, 4) %b = slice %y begin(0, 4) end(6, 8) %s = sub %a, "
+          "%b %v = slice %dx begin(0, 0) end(6, 2) return s: %s, v: %v }")
+          .graph;
+  const std::optional<ir::Graph> refined = ir::refine_axes(graph, ir::largest_product(graph));
+  ASSERT_TRUE(refined);
+  ir::verify(*refined);
+  const ir::Tensors inputs = random_inputs(graph, 1);
+  EXPECT_LT(difference(ir::interpret(*refined, inputs), ir::interpret(graph, inputs)), 1e-12);
+}
+
 // The gradient of many indices of a row goes into the memory that the row's softmax has.
 TEST(Puts, GoIntoTheOtherGradient) {
   const std::string text =

@@ -144,7 +144,8 @@ class Refiner {
 
   bool big(Value v) const { return is_big(elements_of(g_.type(v)), big_); }
   Form plain_of(Value v) const { return plain(g_.type(v)); }
-  const Form& form_of(Value v) const { return form_[at(v.node)]; }
+  // Results behind the first are never refined: nodes that have some are opaque.
+  Form form_of(Value v) const { return v.index == 0 ? form_[at(v.node)] : plain_of(v); }
 
   // --- which dimensions
 
@@ -314,7 +315,7 @@ class Refiner {
     std::vector<Form> forms;
     for (std::size_t i = 0; i < n.operands.size(); ++i) {
       const Value v = n.operands[i];
-      forms.push_back(wanted(id, i, v.index == 0 ? form_of(v) : plain_of(v), to));
+      forms.push_back(wanted(id, i, form_of(v), to));
       operands.push_back(in_form(v, forms.back()));
     }
     if (n.op == Op::broadcast) a.dims = all_of(to, a.dims);
@@ -375,7 +376,7 @@ class Refiner {
                                                 : g_.type(n.operands[0]).shape[d].value();
       std::int64_t unit = 1;
       if (size != of) {
-        const Form& own = n.op == Op::slice ? form_of(n.operands[0]) : to;
+        const Form own = n.op == Op::slice ? form_of(n.operands[0]) : to;
         const std::int64_t inner = own[d][0] > 0 ? size / own[d][0] : size;
         const bool parts = own[d].size() > 1 && inner > 0 && first % inner == 0 && of % inner == 0;
         large[d] = parts ? own[d] : Factors{size};
