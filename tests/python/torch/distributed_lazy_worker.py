@@ -59,6 +59,52 @@ def own_losses(spread, x, y, whole, rank):
         raise AssertionError("a second derivative over ranks")
 
 
+def flat_units(hidden, target, ranks):
+    """FSDP1 frees a unit's weights after its forward: a head that is one trains as with real logits. ``ranks``: whether
+    those that have the shards are known, and gather them, or are not, and the head is copied."""
+    from logitless.torch import LazyLogits, lazy_head
+    from logitless.torch._lazy import _flat
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    from torch.distributed.fsdp import MixedPrecision
+
+    kept = _flat._of_all_ranks
+    _flat._of_all_ranks = kept if ranks else lambda flat: False
+
+    def trained(lazy, outside, original, half):
+        precision = MixedPrecision(torch.bfloat16) if half else None
+        options = dict(device_id=torch.device("cpu"), use_orig_params=original, mixed_precision=precision)
+        model = lazy_head(Model()) if lazy else Model()
+        model.lm_head = FSDP(model.lm_head, **options)
+        model = FSDP(model, **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        losses, z = [], None
+        for _ in range(2):
+            loss, z = model(hidden, None if outside else target)
+            loss = F.cross_entropy(z.float(), target) if outside else loss
+            assert not lazy or (isinstance(z, LazyLogits) and not z.is_real)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        if lazy and ranks:
+            try:
+                z.sum()
+            except RuntimeError as error:
+                assert "LazyLogits: weight was modified" in str(error), error
+            else:
+                raise AssertionError("logits of changed weights")
+        with torch.no_grad():
+            loss, z = model(hidden, target)
+            return [*losses, loss, z.float() + 0.0]
+
+    for original, half in ((False, False), (True, False), (False, True)):
+        for outside in (False, True):
+            given = outside, original, half
+            for found, wanted in zip(trained(True, *given), trained(False, *given)):
+                assert (found - wanted).norm() <= (2e-2 if half else 1e-5) * wanted.norm(), given
+    _flat._of_all_ranks = kept
+
+
 def main(rank: int, port: str, ranks: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
     torch.set_num_threads(1)
@@ -113,6 +159,8 @@ def main(rank: int, port: str, ranks: int) -> None:
                 model.zero_grad()
             if name == "far":  # dense steps: the vocabulary is small
                 assert model.lm_head.far_field.report.steps == 2
+    for known in (True, False):
+        flat_units(hidden[rank], target[rank], known)
     # After a step the logits of before can no longer be had, and say so.
     for make in (root, unit, spread):
         model = make()

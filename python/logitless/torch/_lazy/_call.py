@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .._distributed import _is_dtensor, whole
+from ._flat import FlatShards, lasting
 from ._parallel import split_logits
 
 
@@ -26,7 +27,7 @@ def _version(t: Optional[Tensor]) -> int:
 class HeadCall:
     """``linear(hidden, weight, bias)`` [..., V], not computed.
 
-    Holds aliases without a graph, the versions they had, and, of a weight that FSDP2 shards again after the call, the
+    Holds aliases without a graph, the versions they had, and, of a weight that FSDP shards again after the call, the
     shards it came from.
 
     Args:
@@ -45,15 +46,16 @@ class HeadCall:
         )
         # An edit of an inference tensor counts no version, so that nothing would tell of one: its rows are copied.
         self.hidden = hidden.clone() if hidden.is_inference() else hidden.detach()
-        self.weight = weight.detach()
-        self.bias = None if bias is None else bias.detach()
+        self._flat = FlatShards.of(weight)
+        self.weight, self.bias = lasting(weight), lasting(bias)
         self.dtype = compute or hidden.dtype
         self.shape = (*hidden.shape[:-1], weight.shape[0])
         self._compute, self.far, self.same = compute, far, same
         self._versions = {name: _version(t) for name, t in self._tensors().items()}
         self._module = None if module is None else weakref.ref(module)
         self._shards = None if shards is None else (weakref.ref(shards), shards._version)
-        parameters = (("weight", weight), ("bias", bias), ("weight", shards))
+        flat = [] if self._flat is None else self._flat.parameters()
+        parameters = [("weight", weight), ("bias", bias), ("weight", shards), *(("weight", p) for p in flat)]
         self._parameters = [(name, weakref.ref(t)) for name, t in parameters if t is not None]
         self._stepped: Optional[str] = None  # a parameter that an optimizer has stepped, whether or not versions tell
         _live.add(self)
@@ -91,7 +93,10 @@ class HeadCall:
                 )
 
     def _gathered(self, name: str, t: Tensor) -> Tensor:
-        """A parameter that FSDP2 has sharded again, gathered once more; every rank comes here."""
+        """A parameter that FSDP has sharded again, gathered once more; every rank comes here."""
+        made = None if self._flat is None else self._flat.gathered(t)
+        if made is not None:
+            return made
         module = self._module() if self._module is not None else None
         shards = None if module is None else getattr(module, name, None)
         recorded, version = self._shards or (lambda: None, 0)
