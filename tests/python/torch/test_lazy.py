@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import sys
 import warnings
 
 import oracle
@@ -299,7 +300,7 @@ class no_logits:
 
     def __enter__(self):
         self.before = _warnings.warn_made
-        _warnings.warn_made = lambda made, what="logits", by=None: pytest.fail(f"{what} {list(made.shape)} were made")
+        _warnings.warn_made = lambda made, what="logits", why="": pytest.fail(f"{what} {list(made.shape)} were made")
 
     def __exit__(self, *_):
         _warnings.warn_made = self.before
@@ -402,15 +403,16 @@ def test_models_with_calls_of_their_own(name):
         assert (wanted[n] - found[n]).norm() <= 1e-4 * wanted[n].norm() + 1e-6, n
 
 
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.lm_head = torch.nn.Linear(8, 8), torch.nn.Linear(8, 50)
+
+    def forward(self, x, call):
+        return self.lm_head(x) if call else F.linear(self.body(x), self.lm_head.weight)
+
+
 def test_a_head_that_is_never_called():
-    class Tied(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.lm_head = torch.nn.Linear(8, 8), torch.nn.Linear(8, 50)
-
-        def forward(self, x, call):
-            return self.lm_head(x) if call else F.linear(self.body(x), self.lm_head.weight)
-
     model = lazy_head(Tied())
     with pytest.warns(LazyHeadWarning, match="Tied did not call its head in this forward"):
         model(torch.randn(2, 8), False)
@@ -423,3 +425,42 @@ def test_a_head_that_is_never_called():
         copied(torch.randn(2, 8), True)
     assert not model._forward_hooks and not copied._forward_hooks
     assert not unpatch(lazy_head(Tied()))._forward_hooks
+
+
+def test_a_head_that_is_never_called_and_no_hook_runs():
+    """As in PEFT, which calls the forward of the model that it wraps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for model, call in ((lazy_head(Tied()), True), (unpatch(lazy_head(Tied())), False)):
+            model.forward(torch.randn(2, 8), call).sum().backward()
+            torch.optim.SGD(model.parameters(), 0.1).step()
+        model = lazy_head(Tied())
+        torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], 0.1).step()  # of another model
+    model.forward(torch.randn(2, 8), False).sum().backward()
+    optimizer = torch.optim.SGD(model.body.parameters(), 0.1)
+    with pytest.warns(LazyHeadWarning, match="Tied did not call its head before this step of its optimizer") as seen:
+        optimizer.step()
+        optimizer.step()
+    assert len(seen) == 1 and seen[0].filename == __file__
+
+
+def test_a_head_that_trl_s_trainers_do_not_call(monkeypatch):
+    """The warning names what puts the library there, and there is none once it is."""
+    from types import ModuleType
+
+    from logitless.torch.integrations import trl as recipe
+
+    utils = ModuleType("trl.trainer.utils")
+    monkeypatch.setitem(sys.modules, "trl", ModuleType("trl"))
+    monkeypatch.setitem(sys.modules, "trl.trainer.utils", utils)
+    with pytest.warns(LazyHeadWarning, match=r"call logitless.torch.integrations.trl.patch\(\) once"):
+        lazy_head(Tied())(torch.randn(2, 8), False)
+    setattr(utils, recipe._NAME, recipe.FusedScores(None, None))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lazy_head(Tied())(torch.randn(2, 8), False)
+    reads = {"__name__": "trl.trainer.utils"}
+    exec("def entropy(z):\n    return z.softmax(-1)\n", reads)
+    z = lazy_linear(torch.randn(800, 8), torch.randn(6000, 8))
+    with pytest.warns(LazyHeadWarning, match=r"read by softmax at <string>:2; .* call logitless.torch.integrations.trl.patch"):
+        reads["entropy"](z)

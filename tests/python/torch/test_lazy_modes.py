@@ -193,7 +193,7 @@ TRACERS = {
     )(x),
     "symbolic_trace": lambda model, x: torch.fx.symbolic_trace(model),
     "jit.trace": lambda model, x: torch.jit.trace(model, x),
-    "jit.script": lambda model, x: model(x) and torch.jit.script(model),
+    "jit.script": lambda model, x: lambda y: F.cross_entropy(torch.jit.script(model.lm_head)(model.body(y).tanh()), torch.arange(6)),
     "replica": lambda model, x: torch.nn.DataParallel(model, device_ids=[0] if oracle.DEVICE == "cuda" else None),
     "vmap": lambda model, x: lambda y: torch.vmap(model)(y[None])[0],
     "tangent": lambda model, x: lambda y: dual(model, y),
@@ -269,9 +269,9 @@ def test_a_warning_of_a_gradient_and_of_real_logits():
     z.register_hook(lambda g: print(g.norm()))
     with pytest.warns(LazyHeadWarning, match=r"gradients of logits \[700, 6200\] \(16 MiB\) are computed after all, read by "):
         F.cross_entropy(z, target).backward()
-    with pytest.warns(LazyHeadWarning, match=rf"logits .* under a transform of torch.func at {__file__}"):
+    with pytest.warns(LazyHeadWarning, match=r"logits .* under a transform of torch.func$"):
         torch.func.grad(lambda w: F.cross_entropy(lazy_linear(hidden, w), target))(weight)
-    with pytest.warns(LazyHeadWarning, match=r"logits .* of hidden states .*Tensor and a weight .*Odd at"):
+    with pytest.warns(LazyHeadWarning, match=r"logits .* of hidden states .*Tensor and a weight .*Odd$"):
         lazy_linear(hidden, weight.detach().as_subclass(type("Odd", (torch.Tensor,), {})))
     transformers = pytest.importorskip("transformers")
     library = transformers.trainer_pt_utils  # a library's line, and the caller's

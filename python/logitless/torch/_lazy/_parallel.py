@@ -21,7 +21,7 @@ def _is_replica(hidden, weight) -> bool:
 
 def put_aside(head: nn.Module) -> None:
     """What gathers the logits of a head whose weight is a DTensor; does nothing to others."""
-    if not _is_dtensor(head.weight):
+    if not _is_dtensor(head._parameters.get("weight")):
         return
     aside = head.__dict__.setdefault(_ASIDE, {"forward": None, "hooks": {}})
     if getattr(head.__dict__.get("forward"), "__module__", "").startswith("transformers."):
@@ -38,10 +38,9 @@ def put_back(head: nn.Module) -> None:
     head._forward_hooks.update(aside["hooks"])
 
 
-def local_states(head: nn.Module, hidden: Tensor) -> tuple[Tensor, bool]:
-    """(plain hidden states, whether they are the same on all ranks of the weight's mesh). A DTensor that is placed
-    otherwise stays as it is."""
-    weight = head.weight
+def local_states(head: nn.Module, weight, hidden: Tensor) -> tuple[Tensor, bool]:
+    """(plain hidden states, whether they are the same on all ranks of the mesh of the head's weight). A DTensor that is
+    placed otherwise stays as it is."""
     if not _is_dtensor(weight):
         return hidden, False
     if _is_dtensor(hidden):

@@ -1,146 +1,45 @@
-"""Changing a model's head for one whose logits are lazy, and back."""
+"""Changing a model's head for one whose logits are lazy, and back; and following it where it is replaced later."""
 
 from __future__ import annotations
 
-import threading
-import warnings
+import sys
+import weakref
+from typing import Optional
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from .._distributed import _is_dtensor, local
 from ..far_field import FarFieldHead
 from . import _warnings
-from ._call import HeadCall, compute_dtype, refusal
-from ._gradient import Head
-from ._parallel import local_states, put_aside, put_back
-from ._tensor import shadow
-from ._traced import traced_logits
-from ._warnings import LazyHeadWarning
+from ._linear import LazyLinear, head_of, is_lazy, lazy_class, lazy_linear, linears_in, linears_of, make_lazy, make_plain
+
+__all__ = ["LazyLinear", "lazy_head", "lazy_linear", "unpatch"]
 
 
-_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # since PyTorch 2.7
+def _convertible(linears: list[nn.Module]) -> bool:
+    return bool(linears) and all(is_lazy(m) or lazy_class(type(m)) is not None for m in linears)
 
 
-class _Thread(threading.local):
-    shards = None  # the weight of the head being called, before FSDP2 gathered it
+def _called(model: nn.Module) -> bool:
+    """Whether its head has been called, or is gone."""
+    try:
+        return any(m.__dict__.get("_lazy_called") for m in linears_of(model))
+    except ValueError:
+        return True
 
 
-_thread = _Thread()
+# --- A head that the model does not call.
 
 
-def lazy_linear(hidden: Tensor, weight: Tensor, bias=None, *, module=None, shards=None, far=None, same=False) -> Tensor:
-    """``F.linear(hidden, weight, bias)``, as LazyLogits where they can be promised: floating tensors of a CPU or a GPU,
-    plain, or with weights that are DTensors."""
-    if torch.compiler.is_compiling():
-        return _linear(hidden, weight, bias)
-    why = refusal(hidden, weight, bias)
-    if why is not None:
-        made = _linear(hidden, weight, bias)
-        if why:
-            _warnings.warn_made(made, by=why)
-        return made
-    compute = compute_dtype(hidden)
-    like = _like(hidden, weight, bias, compute)
-    flat = like._base is not None  # of two dimensions, and what is returned a view
-    rows = hidden.reshape(-1, hidden.shape[-1]) if flat else hidden
-    logits = Head.apply(rows, weight, bias, HeadCall(rows, weight, bias, compute, module, shards, far, same))
-    return logits.view(like.shape) if flat else logits
-
-
-def _linear(hidden: Tensor, weight: Tensor, bias) -> Tensor:
-    """Real logits. DTensor weights beside plain hidden states are gathered, and get the mean of the ranks' gradients."""
-    if _is_dtensor(weight) and not _is_dtensor(hidden):
-        hidden, weight, _, bias = local(hidden, weight, None, bias)
-    return nn.functional.linear(hidden, weight, bias)
-
-
-def _like(hidden: Tensor, weight: Tensor, bias, compute) -> Tensor:
-    """What ``F.linear`` returns, as a meta tensor."""
-    with shadow(), torch.inference_mode(False), torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
-        metas = [
-            None if t is None else torch.empty_strided(t.shape, t.stride(), dtype=compute or t.dtype, device="meta")
-            for t in (hidden, weight, bias)
-        ]
-        return nn.functional.linear(metas[0].requires_grad_(), *metas[1:])
-
-
-class LazyLinear(nn.Linear):
-    """A linear head whose logits are lazy. Made of an ``nn.Linear`` by changing its class, and back."""
-
-    def __call__(self, *args, **kwargs):
-        if type(self.weight) is nn.Parameter:
-            return super().__call__(*args, **kwargs)
-        before, _thread.shards = _thread.shards, self.weight if hasattr(self.weight, "full_tensor") else None
-        try:
-            return super().__call__(*args, **kwargs)
-        finally:
-            _thread.shards = before
-
-    def forward(self, input: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
-            return nn.functional.linear(input, self.weight, self.bias)
-        return self._lazily(input)
-
-    @torch.jit.unused
-    def _lazily(self, input: Tensor) -> Tensor:
-        weight, bias = self.weight, self.bias
-        input, same = local_states(self, input)
-        if _is_dtensor(weight) and not torch.is_autocast_enabled(input.device.type):
-            # FSDP's MixedPrecisionPolicy casts what it gathers, which this is not.
-            weight, bias = weight.to(input.dtype), None if bias is None else bias.to(input.dtype)
-        if torch.compiler.is_compiling():
-            if torch.compiler.is_dynamo_compiling() and not _is_exporting() and not _is_dtensor(weight):
-                return traced_logits(input, weight, bias, self._far())
-            return _linear(input, weight, bias)
-        self.__dict__["_lazy_called"] = True
-        return lazy_linear(input, weight, bias, module=self, shards=_thread.shards, far=self._far(), same=same)
-
-    def _far(self):
-        return self.__dict__.get("far_field") if self.training else None
-
-
-_made: dict[type, type] = {nn.Linear: LazyLinear}  # by a head's class the lazy one
-
-
-def _lazy_class(of: type) -> type | None:
-    """None for a class that computes its logits in its own way, such as from quantised weights."""
-    if of not in _made and issubclass(of, nn.Linear) and of.forward is nn.Linear.forward:
-        _made[of] = type(f"Lazy{of.__name__}", (LazyLinear, of), {"__module__": of.__module__})
-    return _made.get(of)
-
-
-def _is_lazy(module: nn.Module) -> bool:
-    return isinstance(module, LazyLinear)
-
-
-def _head_of(model: nn.Module) -> nn.Module:
-    if isinstance(model, nn.Linear):
-        return model
-    getter = getattr(model, "get_output_embeddings", None)
-    head = getter() if callable(getter) else None
-    if head is None:
-        head = getattr(model, "lm_head", None)
-    if not isinstance(head, nn.Module):
-        raise ValueError(
-            f"model: expected a language model with get_output_embeddings() or lm_head, or its head, got {type(model).__name__}"
+def _warn_uncalled(model: nn.Module, when: str) -> None:
+    advice = [_warnings.integration(library) for library in _warnings.INTEGRATIONS if library in sys.modules]
+    if not any(_warnings.is_at_work(library) for library in _warnings.INTEGRATIONS):
+        _warnings.warn(
+            f"{type(model).__name__} did not call its head {when}, so that lazy_head saves nothing where it computes logits "
+            "in another way", "".join(advice)
         )
-    return head
-
-
-def _linears_of(model: nn.Module) -> list[nn.Module]:
-    """The head itself; or of an adapter around it the layers whose outputs are logits, the one wrapped and the last
-    of each adapter; or, where the model calls an embedding its head, the layer that shares its weight or alone has
-    its shape."""
-    head = _head_of(model)
-    if isinstance(head, nn.Linear):
-        return [head]
-    linears = [m for m in head.modules() if isinstance(m, nn.Linear)]
-    if isinstance(head, nn.Embedding):
-        alike = [m for m in model.modules() if isinstance(m, nn.Linear) and m.weight.shape == head.weight.shape]
-        linears = [m for m in alike if m.weight is head.weight] or (alike if len(alike) == 1 else [])
-    words = max((m.out_features for m in linears), default=0)
-    return [m for m in linears if m.out_features == words]
 
 
 class _Watch:
@@ -149,24 +48,89 @@ class _Watch:
     def __call__(self, module, args, output):
         if torch.compiler.is_compiling():
             return
-        _unwatch(module)
-        try:
-            linears = _linears_of(module)
-        except ValueError:
+        _remove_hooks(module, _Watch)
+        _uncalled.discard(module)
+        if not _called(module):
+            _warn_uncalled(module, "in this forward")
+
+
+_uncalled: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models whose heads have not been called yet
+
+
+def _after_step(optimizer, args, kwargs) -> None:
+    """What wraps a model may run its forward without the hooks."""
+    if not _uncalled:
+        return
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for model in list(_uncalled):
+        called = _called(model)
+        if called or any(id(p) in stepped for p in model.parameters()):
+            _uncalled.discard(model)
+            if not called:
+                _warn_uncalled(model, "before this step of its optimizer")
+
+
+register_optimizer_step_post_hook(_after_step)
+
+
+# --- A head that is replaced.
+
+
+_TOLD = "_lazy_told"  # of a module that has replaced a lazy head: a warning has named it
+
+
+def _follow(model: nn.Module, name: str, new: nn.Module, far_field: Optional[FarFieldHead]) -> None:
+    """Makes what has replaced a lazy head lazy, or warns."""
+    linears = linears_in(new)
+    if _convertible(linears):
+        for m in linears:
+            make_lazy(m, far_field)
+        return
+    if _TOLD in new.__dict__:
+        return
+    new.__dict__[_TOLD] = True
+    _warnings.warn(
+        f"the lazy head {name} of {type(model).__name__} was replaced by {type(new).__name__}, which computes its logits in "
+        "its own way, so that lazy_head saves nothing any more"
+    )
+
+
+def _registered(parent: nn.Module, name: str, new) -> None:
+    """Of every module that becomes another's."""
+    old = parent._modules.get(name)
+    if isinstance(old, LazyLinear) and isinstance(new, nn.Module) and new is not old:
+        _follow(parent, name, new, old.__dict__.get("far_field"))
+
+
+register_module_module_registration_hook(_registered)
+
+
+class _Follow:
+    """A hook that looks before each forward whether the model's head is lazy still: some replace it unseen, by the
+    dictionary of a model's modules."""
+
+    def __init__(self, far_field: Optional[FarFieldHead]):
+        self.far_field = far_field
+
+    def __call__(self, module, args):
+        if torch.compiler.is_compiling():
             return
-        if not any(m.__dict__.get("_lazy_called") for m in linears):
-            warnings.warn(
-                f"logitless: {type(module).__name__} did not call its head in this forward, so that lazy_head saves nothing "
-                "where it computes logits in another way",
-                LazyHeadWarning,
-                stacklevel=4,
-            )
+        try:
+            head = head_of(module)
+        except ValueError:
+            _remove_hooks(module, _Follow)
+            _warnings.warn(f"{type(module).__name__} has no head any more, so that lazy_head saves nothing")
+            return
+        linears = [] if is_lazy(head) else linears_of(module)
+        if not is_lazy(head) and not (linears and all(is_lazy(m) for m in linears)):
+            _follow(module, "head", head, self.far_field)
 
 
-def _unwatch(model: nn.Module) -> None:
-    for key, hook in list(model._forward_hooks.items()):
-        if isinstance(hook, _Watch):
-            del model._forward_hooks[key]
+def _remove_hooks(model: nn.Module, *kinds: type) -> None:
+    for hooks in (model._forward_hooks, model._forward_pre_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, kinds):
+                del hooks[key]
 
 
 def lazy_head(model: nn.Module, far_field: FarFieldHead | float | None = None) -> nn.Module:
@@ -176,44 +140,42 @@ def lazy_head(model: nn.Module, far_field: FarFieldHead | float | None = None) -
     ``LazyLogits`` from now on: a tensor that behaves as real logits would, but computes them only when something
     other than a loss reads them. Weights, names, signatures and the state dict stay as they are; the model pickles,
     saves and generates. ``unpatch(model)`` restores it. Of a model that has its head elsewhere give the head itself, an
-    ``nn.Linear``: ``lazy_head(model.output)``.
+    ``nn.Linear``: ``lazy_head(model.output)``. What replaces the head later (``resize_token_embeddings``, an adapter)
+    becomes lazy as well, and a LazyHeadWarning says what cannot.
 
     far_field: an error, or a FarFieldHead: in training a cross entropy (mean or sum, of words) of the logits is a step of
     it, ``head.far_field`` of the head from then on. All else that reads the logits, evaluation and losses without
     gradients are exact. Its state is no part of the model's state dict; keep ``head.far_field.state_dict()`` beside it.
 
     Raises TypeError when the head has no ``nn.Linear`` that computes as ``nn.Linear`` does (quantised, say),
-    ValueError when the model has no head. Warns with LazyHeadWarning when the first forward does not call the head.
+    ValueError when the model has no head. Warns with LazyHeadWarning when the first forward, or the first step of an
+    optimizer of its parameters, comes without a call of the head.
     """
-    linears = _linears_of(model)
-    if not linears or any(not _is_lazy(m) and _lazy_class(type(m)) is None for m in linears):
-        found = type(linears[0] if linears else _head_of(model)).__name__
+    linears = linears_of(model)
+    if not _convertible(linears):
+        found = type(linears[0] if linears else head_of(model)).__name__
         raise TypeError(f"model: expected a head of class torch.nn.Linear, got {found}")
     if isinstance(far_field, (int, float)) and not isinstance(far_field, bool):
         far_field = FarFieldHead(far_field)
     if far_field is not None and not isinstance(far_field, FarFieldHead):
         raise TypeError(f"far_field: expected an error in (0, 1), a FarFieldHead or None, got {far_field!r}")
-    if far_field is not None:
-        for m in linears:
-            m.__dict__["far_field"] = far_field  # no submodule: the state dict stays as it is
-    if all(_is_lazy(m) for m in linears):
-        return model
+    known = all(is_lazy(m) for m in linears)
     for m in linears:
-        if not _is_lazy(m):
-            m.__class__ = _lazy_class(type(m))
-            put_aside(m)
-    _unwatch(model)
-    model.register_forward_hook(_Watch())
+        make_lazy(m, far_field)
+    if model is not head_of(model) and (not known or far_field is not None):
+        _remove_hooks(model, _Follow)
+        model.register_forward_pre_hook(_Follow(linears[0].__dict__.get("far_field")))
+    if not known:
+        _remove_hooks(model, _Watch)
+        model.register_forward_hook(_Watch())
+        _uncalled.add(model)
     return model
 
 
 def unpatch(model: nn.Module) -> nn.Module:
     """Undoes ``lazy_head``; a model without a lazy head stays as it is. Returns the model."""
-    for m in _linears_of(model):
-        if _is_lazy(m):
-            m.__class__ = next((plain for plain, lazy in _made.items() if lazy is type(m)), nn.Linear)
-            m.__dict__.pop("_lazy_called", None)
-            m.__dict__.pop("far_field", None)
-            put_back(m)
-    _unwatch(model)
+    for m in linears_of(model):
+        make_plain(m)
+    _remove_hooks(model, _Follow, _Watch)
+    _uncalled.discard(model)
     return model

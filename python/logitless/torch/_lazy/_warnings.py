@@ -13,10 +13,7 @@ WARN_BYTES = 16 << 20  # logits of fewer bytes, such as a generated token's, are
 _OWN = frozenset(("torch", "logitless"))
 _LIBRARIES = frozenset(("transformers",))  # named beside the caller's line
 # By a library that computes tokens' scores in its own way: what puts logitless there.
-_INTEGRATIONS = {
-    "trl": "logitless.torch.integrations.trl.patch()",
-    "verl": "logitless.torch.integrations.verl.patch()",
-}
+INTEGRATIONS = {"trl": "logitless.torch.integrations.trl", "verl": "logitless.torch.integrations.verl"}
 
 _operations: set[CodeType] = set()
 
@@ -37,8 +34,14 @@ def _library(frame: FrameType) -> str:
 
 def integration(library: str) -> str:
     """Advice for where a library is at work, or nothing."""
-    found = _INTEGRATIONS.get(library)
-    return "" if found is None else f"; call {found} once, which puts logitless into {library}"
+    found = INTEGRATIONS.get(library)
+    return "" if found is None else f"; for what {library} computes of tokens call {found}.patch() once"
+
+
+def is_at_work(library: str) -> bool:
+    """Whether the integration of a library has been put there."""
+    module = sys.modules.get(INTEGRATIONS[library])
+    return module is not None and module.patched()
 
 
 def _name(func) -> str:
@@ -47,31 +50,37 @@ def _name(func) -> str:
     return name.strip("_") or name
 
 
-def warn(what: str, by: Optional[str] = None) -> None:
-    """Warns of ``what`` at the caller's line, the first outside of torch, logitless and transformers. ``by``: the reason,
-    or the operation that reads it, on the way to that line."""
+def warn(what: str, by: str = "") -> None:
+    """Warns of ``what`` at the caller's line, the first outside of torch, logitless and transformers."""
     frame: Optional[FrameType] = sys._getframe(1)
-    level, reads = 2, None
-    while frame is not None and _library(frame) in _OWN:
-        if frame.f_code in _operations:
-            reads = frame.f_locals["func"]
-        frame, level = frame.f_back, level + 1
-    first = frame
+    level = 2
     while frame is not None and _library(frame) in _LIBRARIES | _OWN:
         frame, level = frame.f_back, level + 1
-    if by is None:
-        by = "read" if reads is None else f"read by {_name(reads)}"
-    if first is not None:
-        by += f" at {first.f_code.co_filename}:{first.f_lineno}"
-    if frame is not None and frame is not first:
-        by += f", called from {frame.f_code.co_filename}:{frame.f_lineno}"
-    if first is not None:
-        by += integration(_library(first))
-    warnings.warn(f"logitless: {what}, {by}", LazyHeadWarning, stacklevel=level if frame is not None else 2)
+    warnings.warn(f"logitless: {what}{by}", LazyHeadWarning, stacklevel=level if frame is not None else 2)
 
 
-def warn_made(made: Tensor, what: str = "logits", by: Optional[str] = None) -> None:
-    """Warns of logits, or of a tensor of their size, that have been computed and are large."""
+def _reader() -> str:
+    """The operation that is running, the first line outside of torch and logitless, and the caller's."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    reads = "something"
+    while frame is not None and _library(frame) in _OWN:
+        if frame.f_code in _operations:
+            reads = _name(frame.f_locals["func"])
+        frame = frame.f_back
+    if frame is None:
+        return reads
+    found, advice = f"{reads} at {frame.f_code.co_filename}:{frame.f_lineno}", integration(_library(frame))
+    outer: Optional[FrameType] = frame
+    while outer is not None and _library(outer) in _LIBRARIES | _OWN:
+        outer = outer.f_back
+    if outer is not None and outer is not frame:
+        found += f", called from {outer.f_code.co_filename}:{outer.f_lineno}"
+    return found + advice
+
+
+def warn_made(made: Tensor, what: str = "logits", why: str = "") -> None:
+    """Warns of logits, or of a tensor of their size, that have been computed and are large. ``why``: the reason where no
+    operation has read them."""
     size = made.numel() * made.element_size()
     if size >= WARN_BYTES:
-        warn(f"{what} {list(made.shape)} ({size >> 20} MiB) are computed after all", by)
+        warn(f"{what} {list(made.shape)} ({size >> 20} MiB) are computed after all, {why or 'read by ' + _reader()}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 from typing import Any, Optional
 
 import torch
@@ -93,6 +94,11 @@ def unpatch() -> None:
     found = getattr(utils, _NAME, None)
     if isinstance(found, FusedScores):
         setattr(utils, _NAME, found.replaced)
+
+
+def patched() -> bool:
+    """Whether the library computes TRL's fused heads."""
+    return isinstance(getattr(sys.modules.get("trl.trainer.utils"), _NAME, None), FusedScores)
 
 
 def _utils() -> Any:

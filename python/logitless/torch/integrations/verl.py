@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from typing import Any
 
 import torch
@@ -79,6 +80,11 @@ def patch(memory_budget: int | str | None = None) -> type[FusedLinearForPPO]:
         setattr(module, _NAME, FusedLinearForPPO)
     _budget = memory_budget
     return FusedLinearForPPO
+
+
+def patched() -> bool:
+    """Whether the library computes verl's fused kernels."""
+    return getattr(sys.modules.get(_MODULE), _NAME, None) is FusedLinearForPPO
 
 
 def unpatch() -> None:

@@ -1,0 +1,199 @@
+"""A linear layer whose outputs are lazy logits: made of a model's own by changing its class, and back."""
+
+from __future__ import annotations
+
+import threading
+import types
+
+import torch
+from torch import Tensor, nn
+
+from .._distributed import _is_dtensor, local
+from ..far_field import FarFieldHead
+from . import _warnings
+from ._call import HeadCall, compute_dtype, refusal
+from ._gradient import Head
+from ._parallel import local_states, put_aside, put_back
+from ._tensor import shadow
+from ._traced import traced_logits
+
+
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # since PyTorch 2.7
+
+
+class _Thread(threading.local):
+    shards = None  # the weight of the head being called, before FSDP2 gathered it
+
+
+_thread = _Thread()
+
+
+def lazy_linear(hidden: Tensor, weight: Tensor, bias=None, *, module=None, shards=None, far=None, same=False) -> Tensor:
+    """``F.linear(hidden, weight, bias)``, as LazyLogits where they can be promised: floating tensors of a CPU or a GPU,
+    plain, or with weights that are DTensors."""
+    if torch.compiler.is_compiling():
+        return _linear(hidden, weight, bias)
+    why = refusal(hidden, weight, bias)
+    if why is not None:
+        made = _linear(hidden, weight, bias)
+        if why:
+            _warnings.warn_made(made, why=why)
+        return made
+    compute = compute_dtype(hidden)
+    like = _like(hidden, weight, bias, compute)
+    flat = like._base is not None  # of two dimensions, and what is returned a view
+    rows = hidden.reshape(-1, hidden.shape[-1]) if flat else hidden
+    logits = Head.apply(rows, weight, bias, HeadCall(rows, weight, bias, compute, module, shards, far, same))
+    return logits.view(like.shape) if flat else logits
+
+
+def _linear(hidden: Tensor, weight: Tensor, bias) -> Tensor:
+    """Real logits. DTensor weights beside plain hidden states are gathered, and get the mean of the ranks' gradients."""
+    if _is_dtensor(weight) and not _is_dtensor(hidden):
+        hidden, weight, _, bias = local(hidden, weight, None, bias)
+    return nn.functional.linear(hidden, weight, bias)
+
+
+def _like(hidden: Tensor, weight: Tensor, bias, compute) -> Tensor:
+    """What ``F.linear`` returns, as a meta tensor."""
+    with shadow(), torch.inference_mode(False), torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
+        metas = [
+            None if t is None else torch.empty_strided(t.shape, t.stride(), dtype=compute or t.dtype, device="meta")
+            for t in (hidden, weight, bias)
+        ]
+        return nn.functional.linear(metas[0].requires_grad_(), *metas[1:])
+
+
+class LazyLinear(nn.Linear):
+    """A linear head whose logits are lazy. Made of an ``nn.Linear`` by changing its class, and back."""
+
+    _plain = nn.Linear  # the class that this is the lazy one of
+
+    def __call__(self, *args, **kwargs):
+        # Not as self.weight: a parametrization computes that anew, and a spectral norm iterates.
+        weight = self._parameters.get("weight")
+        if not hasattr(weight, "full_tensor"):
+            return super().__call__(*args, **kwargs)
+        before, _thread.shards = _thread.shards, weight
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            _thread.shards = before
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return nn.functional.linear(input, self.weight, self.bias)
+        return self._lazily(input)
+
+    @torch.jit.unused
+    def _lazily(self, input: Tensor) -> Tensor:
+        weight, bias = self.weight, self.bias
+        input, same = local_states(self, weight, input)
+        if _is_dtensor(weight) and not torch.is_autocast_enabled(input.device.type):
+            # FSDP's MixedPrecisionPolicy casts what it gathers, which this is not.
+            weight, bias = weight.to(input.dtype), None if bias is None else bias.to(input.dtype)
+        if torch.compiler.is_compiling():
+            if torch.compiler.is_dynamo_compiling() and not _is_exporting() and not _is_dtensor(weight):
+                return traced_logits(input, weight, bias, self._far())
+            return _linear(input, weight, bias)
+        self.__dict__["_lazy_called"] = True
+        return lazy_linear(input, weight, bias, module=self, shards=_thread.shards, far=self._far(), same=same)
+
+    def _far(self):
+        return self.__dict__.get("far_field") if self.training else None
+
+    def __reduce_ex__(self, protocol):
+        """By the plain class, which has a name: the lazy one of a subclass has none that pickle finds."""
+        made = super().__reduce_ex__(protocol)
+        plain = type(self).__dict__.get("_plain", nn.Linear)
+        return made if plain is nn.Linear else (_empty, (plain,), *made[2:])
+
+
+def _empty(plain: type) -> LazyLinear:
+    lazy = lazy_class(plain)
+    return lazy.__new__(lazy)
+
+
+def lazy_class(of: type) -> type | None:
+    """The lazy class of a head's. None for one that computes its logits in its own way, such as from quantised weights."""
+    if of is nn.Linear:
+        return LazyLinear
+    if not issubclass(of, nn.Linear) or of.forward is not nn.Linear.forward:
+        return None
+    made = next((c for c in of.__subclasses__() if c.__dict__.get("_plain") is of), None)
+    return made or type(f"Lazy{of.__name__}", (LazyLinear, of), {"__module__": of.__module__, "_plain": of})
+
+
+def _plain_class(of: type) -> type:
+    """The class without laziness, also of one that was derived from the lazy one: parametrized, or sharded by FSDP2."""
+    if "_plain" in of.__dict__:
+        return of._plain
+    if not issubclass(of, LazyLinear):
+        return of
+    own = {name: value for name, value in of.__dict__.items() if name not in ("__dict__", "__weakref__")}
+    return type(of.__name__.replace("Lazy", "", 1), tuple(_plain_class(base) for base in of.__bases__), own)
+
+
+def is_lazy(module: nn.Module) -> bool:
+    return isinstance(module, LazyLinear)
+
+
+def make_lazy(layer: nn.Module, far_field: FarFieldHead | None = None) -> None:
+    """Of a layer whose class has a lazy one, or is one."""
+    if far_field is not None:
+        layer.__dict__["far_field"] = far_field  # no submodule: the state dict stays as it is
+    if not is_lazy(layer):
+        layer.__class__ = lazy_class(type(layer))
+        put_aside(layer)
+        _bind(layer)
+
+
+def make_plain(layer: nn.Module) -> None:
+    if is_lazy(layer):
+        layer.__class__ = _plain_class(type(layer))
+        layer.__dict__.pop("_lazy_called", None)
+        layer.__dict__.pop("far_field", None)
+        put_back(layer)
+        _bind(layer)
+
+
+def _bind(layer: nn.Module) -> None:
+    """Forwards that Accelerate's hooks have kept of the layer become those of its class."""
+    for name in ("forward", "_old_forward"):
+        kept = layer.__dict__.get(name)
+        if isinstance(kept, types.MethodType) and kept.__func__ in (LazyLinear.forward, nn.Linear.forward):
+            layer.__dict__[name] = types.MethodType(type(layer).forward, layer)
+
+
+def head_of(model: nn.Module) -> nn.Module:
+    if isinstance(model, nn.Linear):
+        return model
+    getter = getattr(model, "get_output_embeddings", None)
+    head = getter() if callable(getter) else None
+    if head is None:
+        head = getattr(model, "lm_head", None)
+    if not isinstance(head, nn.Module):
+        raise ValueError(
+            f"model: expected a language model with get_output_embeddings() or lm_head, or its head, got {type(model).__name__}"
+        )
+    return head
+
+
+def linears_of(model: nn.Module) -> list[nn.Module]:
+    """The head itself; or of an adapter around it the layers whose outputs are logits, the one wrapped and the last
+    of each adapter; or, where the model calls an embedding its head, the layer that shares its weight or alone has
+    its shape."""
+    head = head_of(model)
+    if isinstance(head, nn.Embedding):
+        alike = [m for m in model.modules() if isinstance(m, nn.Linear) and m.weight.shape == head.weight.shape]
+        return [m for m in alike if m.weight is head.weight] or (alike if len(alike) == 1 else [])
+    return linears_in(head)
+
+
+def linears_in(head: nn.Module) -> list[nn.Module]:
+    """Those of its layers that give logits."""
+    if isinstance(head, nn.Linear):
+        return [head]
+    linears = [m for m in head.modules() if isinstance(m, nn.Linear)]
+    words = max((m.out_features for m in linears), default=0)
+    return [m for m in linears if m.out_features == words]
