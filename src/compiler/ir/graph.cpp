@@ -261,8 +261,10 @@ void verify(const Graph& graph) {
   }
   std::set<std::string> outputs;
   for (const Output& output : graph.outputs()) {
-    check(output.value.node >= 0 && output.value.node < graph.size(), "result '", output.name,
-          "' is nothing");
+    const Value v = output.value;
+    check(v.node >= 0 && v.node < graph.size() && v.index >= 0 &&
+              v.index < static_cast<int>(graph.node(v).results.size()),
+          "result '", output.name, "' is nothing");
     check(outputs.insert(output.name).second, "two results '", output.name, "'");
   }
 }

@@ -15,6 +15,15 @@
 #include "core/check.h"
 
 namespace logitless::ir {
+namespace {
+
+#ifdef NDEBUG
+constexpr bool kDebug = false;
+#else
+constexpr bool kDebug = true;
+#endif
+
+}  // namespace
 
 Lowering::Lowering(const Graph& graph, const Target& target, LoweredBodies& bodies,
                    bool parts_in_place, const std::vector<int>& again)
@@ -349,6 +358,7 @@ Program lower_without_offsets(const Graph& graph, const Target& target,
   LoweredBodies& kept = bodies != nullptr ? *bodies : own;
   if (!target.epilogues()) return lower_as_it_is(graph, target, added, order, kept);
   const WithEpilogues with = fuse_epilogues(graph, target.gelu_epilogues());
+  if (kDebug) verify(with.graph);
   Program program = lower_as_it_is(with.graph, target, added, order, kept);
   for (Buffer& buffer : program.buffers) {
     if (buffer.node >= 0) buffer.node = with.origin[static_cast<std::size_t>(buffer.node)];
