@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "logitless/dtype.h"
@@ -49,13 +50,25 @@ struct NamedTensor {
   ConstTensorView view = {};  // any strides; written contiguous
 };
 
+// What a file is written for.
+enum class FileUse {
+  output,  // A link of the user's own is followed; permissions are the old file's, or the umask's.
+  cache    // A link is replaced and never followed, and the owner alone may open the file.
+};
+
 // Written to a temporary beside `path`, flushed, and renamed: readers see the old file or the new
-// one, never half of one. Throws InvalidArgument on a repeated or empty name, DeviceError when the
-// disk refuses.
+// one, never half of one. Throws InvalidArgument on a repeated or empty name, and where `path` is
+// no file or a link of another user; DeviceError when the disk refuses, with the old file as it
+// was.
 LOGITLESS_API void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
-                                     const std::map<std::string, std::string>& metadata = {});
+                                     const std::map<std::string, std::string>& metadata = {},
+                                     FileUse use = FileUse::output);
+// Writes any bytes in the same way.
+LOGITLESS_API void write_file(const std::string& path, std::string_view bytes,
+                              FileUse use = FileUse::output);
 // Throws what writing a file at `path` would before its first byte: DeviceError where its folder is
-// not there, cannot be written or cannot store the name, InvalidArgument where `path` is no file.
+// not there, cannot be written or cannot store the name, InvalidArgument where `path` is no file or
+// a link of another user.
 // Leaves `path` as it is; temporaries that killed processes left beside it are removed.
 LOGITLESS_API void check_writable(const std::string& path);
 // bf16 has no npy code: throws InvalidArgument.

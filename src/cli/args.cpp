@@ -23,6 +23,15 @@ void check_writable(const std::string& option, const std::string& path) {
   }
 }
 
+void check_output(const std::string& option, const std::string& path, train::FileKind kind) {
+  check_writable(option, path);
+  try {
+    train::check_replaceable(path, kind);
+  } catch (const Error& e) {
+    throw UsageError(fmt::format("{}: {}", option, e.what()));
+  }
+}
+
 void check_other_file(const std::string& option, const std::string& path, const std::string& other,
                       const std::string& is_what) {
   if (path.empty() || other.empty()) return;

@@ -9,6 +9,7 @@
 
 #include "cli/options.h"
 #include "logitless/logitless.h"
+#include "train/output_files.h"
 
 namespace logitless::cli {
 
@@ -30,6 +31,8 @@ struct Command {
 // An answer that cannot be written is better known before the work: throws UsageError when `path`
 // is a folder, or in one that does not exist or cannot be written. An empty path is no answer.
 void check_writable(const std::string& option, const std::string& path);
+// The same, and throws UsageError when there is a file of another kind, which would be lost.
+void check_output(const std::string& option, const std::string& path, train::FileKind kind);
 // Throws UsageError when `path` is the file `other`, which `is_what` says ("the log"); either may
 // be empty or not there yet.
 void check_other_file(const std::string& option, const std::string& path, const std::string& other,

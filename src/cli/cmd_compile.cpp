@@ -63,13 +63,6 @@ std::string contents(const std::string& path) {
   return text;
 }
 
-void write(const std::string& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  out.close();
-  if (!out) throw DeviceError(fmt::format("{}: cannot be written", path));
-}
-
 train::ModelPtr CompileCommand::train_model() const {
   train::RunOptions run;
   run.dtype = dtype;
@@ -201,7 +194,7 @@ void CompileCommand::dump(const Graph& program) {
 }
 
 void CompileCommand::write_page(const CompiledProgram& compiled, const ProgramTimes& times) const {
-  write(html, compiled.report_html(times.profile));
+  write_file(html, compiled.report_html(times.profile));
   const std::string line = fmt::format("wrote {}\n", html);
   if (json || text) {
     std::fputs(line.c_str(), stderr);
@@ -231,7 +224,7 @@ std::string CompileCommand::training_text(const CompiledProgram& compiled) const
 
 void CompileCommand::run(const std::set<std::string>& given) {
   check(given);
-  check_writable("--html", html);
+  check_output("--html", html, train::FileKind::page);
   check_other_file("--html", html, file, "the program");
   choose_device();
   const Graph program = graph();

@@ -243,7 +243,7 @@ std::string to_text(const LossPlan& plan, const LossCommand& args, const LossRes
 }
 
 void LossCommand::check(const std::set<std::string>& given) const {
-  check_writable("--out", out);
+  check_output("--out", out, train::FileKind::tensors);
   if (entropy && out.empty()) {
     throw UsageError("--entropy: goes into the file of --out, which was not given");
   }

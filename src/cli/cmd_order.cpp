@@ -33,7 +33,7 @@ double seconds_of(const std::function<void()>& work) {
 
 void OrderCommand::run(const std::set<std::string>& given) const {
   if (!moments) refuse_given(given, {"tau"}, "is of --moments, which was not given");
-  check_writable("--out", out);
+  check_output("--out", out, train::FileKind::tensors);
   if (moments && softcap != 0.0)
     throw UsageError("--moments: the moments of a tile do not pass through a --softcap");
   const Context context = device.context();

@@ -2,7 +2,6 @@
 #include <fmt/core.h>
 
 #include <filesystem>
-#include <fstream>
 #include <memory>
 
 #include "cli/commands.h"
@@ -21,13 +20,6 @@ struct ReportCommand {
   void run();
 };
 
-void write(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) throw DeviceError(fmt::format("{}: cannot be written", path));
-}
-
 void ReportCommand::run() {
   check_exists("RUN", run_path);
   const std::string log = train::log_file(run_path);
@@ -35,9 +27,9 @@ void ReportCommand::run() {
       out.empty() ? std::filesystem::path(log).replace_extension(".html").string() : out;
   check_other_file("--out", page, log, "the log");
   check_other_file("--out", page, run_path, "RUN");
-  check_writable("--out", page);
+  check_output("--out", page, train::FileKind::page);
   const train::RunRecord record = train::read_run(run_path);
-  write(page, train::run_page(record));
+  write_file(page, train::run_page(record));
   if (json) {
     const auto last = [](const auto& list) {
       return list.empty() ? Json(nullptr) : Json(list.back().loss);

@@ -289,7 +289,12 @@ void TrainCommand::add_files(Options& command) {
   const auto file = [&](const std::string& name, std::string& value, const std::string& text) {
     command
         .add_parsed(
-            name, "FILE", [&value](const std::string& path) { value = path; }, text)
+            name, "FILE",
+            [&value](const std::string& path) {
+              if (path.empty()) throw UsageError("expected the name of a file, got ''");
+              value = path;
+            },
+            text)
         .group("Files");
   };
   file("--resume", options.resume, "checkpoint to go on from; options not given are its own");
@@ -306,8 +311,9 @@ void TrainCommand::add_files(Options& command) {
   command
       .add_parsed(
           "--export", "PATH",
-          [this](const std::string& path) { options.hugging_face = train::weights_path(path); },
-          "folder or model.safetensors to write at the end, with config.json")
+          [this](const std::string& path) { options.hugging_face = train::export_path(path); },
+          "folder, made where there is none, or FILE.safetensors to write at the end, with "
+          "config.json")
       .group("Files");
   command
       .add_parsed(
@@ -389,7 +395,6 @@ int TrainCommand::train(std::set<std::string> given, train::ProcessRank* process
   check_exists("--init", options.init);
   if (first) {
     check_writable("--save", options.save);
-    check_writable("--export", options.hugging_face);
     check_writable("--log", options.log);
   }
   for (const char* name : {"export-dtype", "shard-size"}) {
@@ -415,6 +420,8 @@ int TrainCommand::train(std::set<std::string> given, train::ProcessRank* process
   } else if (first) {
     print(to_text(report));
   }
+  if (first && !report.save_failure.empty())
+    throw DeviceError(fmt::format("--save: {}", report.save_failure));
   return report.signal;
 }
 

@@ -73,7 +73,7 @@ void FarArgs::add_to(PlanRequest& request, const std::set<std::string>& given) c
   if (given.count("tau") > 0 && !(tau > 0.0 && tau < 1.0))
     throw UsageError(fmt::format("--tau: expected a number in (0, 1), got {}", tau));
   if (order != "fresh") check_exists("--order", order);
-  check_writable("--save-order", save_order);
+  check_output("--save-order", save_order, train::FileKind::tensors);
   request.tau = static_cast<float>(tau);
   request.audit_rows = audit;
   request.sample_every = sample_every;

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <new>
 #include <string>
@@ -92,4 +93,8 @@ int run(int count, char** arguments) {
 }  // namespace
 }  // namespace logitless::cli
 
-int main(int count, char** arguments) { return logitless::cli::run(count, arguments); }
+int main(int count, char** arguments) {
+  // A limit of files' sizes is an error of the write, as a full disk is.
+  std::signal(SIGXFSZ, SIG_IGN);
+  return logitless::cli::run(count, arguments);
+}

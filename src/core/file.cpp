@@ -3,13 +3,14 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -41,15 +42,27 @@ class Descriptor {
   throw DeviceError(concat("'", path, "': ", what, ": ", std::generic_category().message(code)));
 }
 
-// The end of a chain of links, so that a rename replaces the file and not the link. A path that
-// does not exist stays.
+// The end of a chain of links, so that a rename replaces the file and not the link. A link that
+// leads nowhere is replaced itself. A link of another user is refused: whoever planted it chose the
+// file that is overwritten.
 std::string follow_links(const std::string& path) {
-  std::error_code error;
-  const std::filesystem::path resolved = std::filesystem::canonical(path, error);
-  return error ? path : resolved.string();
+  constexpr int kMostLinks = 40;
+  std::string end = path;
+  struct stat status {};
+  for (int i = 0; i < kMostLinks; ++i) {
+    if (::lstat(end.c_str(), &status) != 0) return path;
+    if (!S_ISLNK(status.st_mode)) return end;
+    require(status.st_uid == ::geteuid() || status.st_uid == 0, "'", end,
+            "' is a link of another user, which is not followed");
+    std::error_code error;
+    const std::filesystem::path to = std::filesystem::read_symlink(end, error);
+    if (error) return path;
+    end = (std::filesystem::path(end).parent_path() / to).string();
+  }
+  return path;
 }
 
-// Whether `name` is TARGET.PID-COUNT.tmp, as AtomicFile calls its temporaries.
+// Whether `name` is TARGET.PID-NUMBER.tmp, as AtomicFile calls its temporaries.
 bool is_temporary_of(std::string_view target, std::string_view name) {
   const auto take_digits = [&] {
     const std::size_t count = std::min(name.find_first_not_of("0123456789"), name.size());
@@ -119,17 +132,22 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
-AtomicFile::AtomicFile(const std::string& path) : target_(follow_links(path)) {
-  static std::atomic<unsigned> counter{0};
+AtomicFile::AtomicFile(const std::string& path, FileUse use)
+    : target_(use == FileUse::output ? follow_links(path) : path) {
   struct stat status {};
-  const bool replaces = ::stat(target_.c_str(), &status) == 0;
-  require(!replaces || S_ISREG(status.st_mode), "'", path, "' exists and is not a regular file");
+  // A link that is not followed counts as a file: the rename replaces it.
+  const bool exists = ::lstat(target_.c_str(), &status) == 0;
+  require(!exists || S_ISREG(status.st_mode) || S_ISLNK(status.st_mode), "'", path,
+          "' exists and is not a regular file");
+  const bool keeps_mode = use == FileUse::output && exists && S_ISREG(status.st_mode);
 
   remove_leftovers(target_);
   constexpr int kTries = 100;
   for (int i = 0; i < kTries; ++i) {
-    temporary_ = concat(target_, ".", ::getpid(), "-", counter.fetch_add(1), ".tmp");
-    descriptor_ = create_locked(temporary_, replaces ? 0600 : 0666);
+    std::uint32_t number = 0;
+    if (::getrandom(&number, sizeof(number), 0) != sizeof(number)) fail("cannot draw a name");
+    temporary_ = concat(target_, ".", ::getpid(), "-", number, ".tmp");
+    descriptor_ = create_locked(temporary_, keeps_mode || use == FileUse::cache ? 0600 : 0666);
     if (descriptor_ >= 0 || errno != EEXIST) break;
   }
   if (descriptor_ < 0) {
@@ -137,7 +155,7 @@ AtomicFile::AtomicFile(const std::string& path) : target_(follow_links(path)) {
     fail("cannot create a temporary file beside it");
   }
   // Another owner's file may refuse; then the new one is more private than the old, never less.
-  if (replaces) static_cast<void>(::fchmod(descriptor_, status.st_mode & 0777));
+  if (keeps_mode) static_cast<void>(::fchmod(descriptor_, status.st_mode & 0777));
 }
 
 AtomicFile::~AtomicFile() {

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "logitless/tensor_file.h"
 #include "logitless/tensor_view.h"
 
 namespace logitless {
@@ -28,12 +29,13 @@ class MappedFile {
 
 // A file that appears whole or not at all: bytes go to a temporary beside `path`, which commit()
 // flushes to the disk and renames. Without commit() the temporary is removed and `path` stays as it
-// was. Temporaries that a killed process left beside the same `path` are removed first. A symbolic
-// link is followed, and an existing file's permissions are kept. Throws DeviceError, or
-// InvalidArgument when `path` exists and is not a file.
+// was. Temporaries are new files under names that nobody can foresee; those that a killed process
+// left beside the same `path` are removed first. `use` says what happens to links and permissions.
+// Throws DeviceError, or InvalidArgument when `path` exists and is not a file, or is a link of
+// another user.
 class AtomicFile {
  public:
-  explicit AtomicFile(const std::string& path);
+  explicit AtomicFile(const std::string& path, FileUse use = FileUse::output);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;

@@ -144,12 +144,18 @@ std::vector<std::byte> safetensors_bytes(std::span<const NamedTensor> tensors,
 }
 
 void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
-                       const std::map<std::string, std::string>& metadata) {
+                       const std::map<std::string, std::string>& metadata, FileUse use) {
   const std::vector<const NamedTensor*> order = file_order(tensors);
   const std::string header = safetensors_header(order, metadata, path);
-  AtomicFile file(path);
+  AtomicFile file(path, use);
   file.write(header.data(), header.size());
   for (const NamedTensor* tensor : order) write_elements(file, tensor->view);
+  file.commit();
+}
+
+void write_file(const std::string& path, std::string_view bytes, FileUse use) {
+  AtomicFile file(path, use);
+  file.write(bytes.data(), bytes.size());
   file.commit();
 }
 

@@ -14,7 +14,6 @@
 namespace logitless::train {
 namespace {
 
-constexpr const char* kFormat = "logitless train 1";
 constexpr const char* kMoments[] = {"optimizer.m.", "optimizer.v."};
 
 [[noreturn]] void refuse(const std::string& path, const std::string& text) {
@@ -80,9 +79,9 @@ CheckpointHeader header_of(const TensorFile& file, const std::string& path) {
   const auto count = [&](const std::string& name, std::int64_t most) {
     return static_cast<std::int64_t>(number(name, static_cast<std::uint64_t>(most)));
   };
-  if (text("format") != kFormat) {
-    refuse(path,
-           fmt::format("metadata 'format': expected '{}', found '{}'", kFormat, text("format")));
+  if (text("format") != kCheckpointFormat) {
+    refuse(path, fmt::format("metadata 'format': expected '{}', found '{}'", kCheckpointFormat,
+                             text("format")));
   }
   CheckpointHeader header;
   header.model = parsed("config", "the sizes of a model", parse_model);
@@ -109,7 +108,7 @@ void save_checkpoint(const std::string& path, const Model& model, const RunState
     tensors.push_back({kMoments[0] + list[i].name, view_of(list[i], m[i])});
     tensors.push_back({kMoments[1] + list[i].name, view_of(list[i], v[i])});
   }
-  std::map<std::string, std::string> metadata = {{"format", kFormat},
+  std::map<std::string, std::string> metadata = {{"format", kCheckpointFormat},
                                                  {"config", model.config_text()},
                                                  {"step", std::to_string(state.step)},
                                                  {"windows", std::to_string(state.windows)},

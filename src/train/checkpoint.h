@@ -11,6 +11,9 @@
 
 namespace logitless::train {
 
+// The metadata "format" of a checkpoint.
+inline constexpr const char* kCheckpointFormat = "logitless train 1";
+
 // All state of a run beside its tensors. The order of the data is a function of seed and windows.
 struct RunState {
   std::int64_t step = 0;     // done

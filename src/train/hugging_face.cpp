@@ -14,7 +14,6 @@
 #include "train/bounds.h"
 #include "train/fast_tokenizer.h"
 #include "train/json_number.h"
-#include "train/weight_files.h"
 #include "train/whole_file.h"
 
 namespace logitless::train {
@@ -91,9 +90,32 @@ void set_end_of_text(const std::string& path, TokenizerModel& model) {
                   beside(path, kFast), kFastConfig, kConfig));
 }
 
-}  // namespace
-
-namespace {
+// Its files, and none of another tokenizer: the first that is found would be read instead.
+void add_tokenizer(ExportFiles& files, const Tokenizer& tokenizer, std::int64_t context) {
+  const TokenizerModel& words = tokenizer.model();
+  const auto put = [&](const char* name, const std::string& bytes) {
+    if (bytes.empty()) {
+      files.remove(name);
+    } else {
+      write_file(files.add(name), bytes);
+    }
+  };
+  if (words.format == TokenizerModel::Format::byte_level) {
+    put(kTokenizer, "");
+    put(kFast, words.bytes);
+    put(kFastConfig, words.config);
+    return;
+  }
+  put(kTokenizer, words.bytes);
+  put(kFast, fast_tokenizer_json(words.bytes));
+  const Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                       {"bos_token", kEndOfText},
+                       {"eos_token", kEndOfText},
+                       {"unk_token", "<unk>"},
+                       {"clean_up_tokenization_spaces", false},
+                       {"model_max_length", context}};
+  put(kFastConfig, config.dump(2) + "\n");
+}
 
 GptConfig gpt_sizes(const std::string& path) {
   const WeightFiles file(path);
@@ -182,37 +204,20 @@ void check_hugging_face_folder(const std::string& path, const std::string& model
                       json->value("model_type", Json()).dump()));
     }
   }
-  for (const char* name : {kConfig, kTokenizer, kFast, kFastConfig})
-    check_writable(beside(path, name));
+  for (const char* name : kExportedBeside) check_writable(beside(path, name));
 }
 
-void save_hugging_face_folder(const std::string& path, const Model& model, DType dtype,
-                              const Tokenizer* tokenizer) {
+void export_model(const std::string& path, const Model& model, const TensorSet& values,
+                  const SaveOptions& options, const Tokenizer* tokenizer) {
+  ExportFiles files(path);
+  add_weights(files, path, model, values, options);
   Json json = model.config_json(tokenizer != nullptr ? tokenizer->end_of_text() : -1);
-  json["torch_dtype"] = torch_name(dtype);
+  json["torch_dtype"] = torch_name(options.dtype);
   if (tokenizer != nullptr && !tokenizer->before_text().empty())
     json["bos_token_id"] = tokenizer->before_text().front();
-  write_whole(beside(path, kConfig), json.dump(2) + "\n");
-  if (tokenizer == nullptr) return;
-  const TokenizerModel& words = tokenizer->model();
-  if (words.format == TokenizerModel::Format::byte_level) {
-    write_whole(beside(path, kFast), words.bytes);
-    if (!words.config.empty()) write_whole(beside(path, kFastConfig), words.config);
-    // Of an earlier export: it would be read instead.
-    std::error_code none;
-    fs::remove(beside(path, kTokenizer), none);
-    if (words.config.empty()) fs::remove(beside(path, kFastConfig), none);
-    return;
-  }
-  write_whole(beside(path, kTokenizer), words.bytes);
-  write_whole(beside(path, kFast), fast_tokenizer_json(words.bytes));
-  const Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                       {"bos_token", kEndOfText},
-                       {"eos_token", kEndOfText},
-                       {"unk_token", "<unk>"},
-                       {"clean_up_tokenization_spaces", false},
-                       {"model_max_length", model.sizes().context}};
-  write_whole(beside(path, kFastConfig), config.dump(2) + "\n");
+  write_file(files.add(kConfig), json.dump(2) + "\n");
+  if (tokenizer != nullptr) add_tokenizer(files, *tokenizer, model.sizes().context);
+  files.commit();
 }
 
 }  // namespace logitless::train

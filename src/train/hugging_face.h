@@ -8,6 +8,7 @@
 #include "train/gpt.h"
 #include "train/llama_config.h"
 #include "train/tokenizer.h"
+#include "train/weight_files.h"
 
 namespace logitless::train {
 
@@ -32,15 +33,19 @@ bool has_hugging_face_tokenizer(const std::string& path);
 // there is no tokenizer.
 TokenizerModel read_hugging_face_tokenizer(const std::string& path);
 
+// The files of an export beside its weights.
+inline constexpr const char* kExportedBeside[] = {"config.json", "tokenizer.model",
+                                                  "tokenizer.json", "tokenizer_config.json"};
+
 // Throws InvalidArgument when the config.json beside `path` is not of this model_type, and so not
 // to be replaced; DeviceError when a file beside `path` cannot be written.
 void check_hugging_face_folder(const std::string& path, const std::string& model_type);
 
-// config.json beside `path`, of weights in `dtype`, and, with a tokenizer, its files: of
-// SentencePiece tokenizer.model, tokenizer.json and tokenizer_config.json (of transformers); of a
-// tokenizer.json that file and its tokenizer_config.json, byte for byte, and no tokenizer.model of
-// another. Throws DeviceError.
-void save_hugging_face_folder(const std::string& path, const Model& model, DType dtype,
-                              const Tokenizer* tokenizer);
+// Writes weights, config.json and, with a tokenizer, its files in place of the model that is there
+// (export_files.h): of SentencePiece tokenizer.model, tokenizer.json and tokenizer_config.json (of
+// transformers); of a tokenizer.json that file and its tokenizer_config.json, byte for byte, and no
+// tokenizer.model of another. `path` is what export_path() returns. Throws DeviceError.
+void export_model(const std::string& path, const Model& model, const TensorSet& values,
+                  const SaveOptions& options, const Tokenizer* tokenizer);
 
 }  // namespace logitless::train

@@ -246,11 +246,10 @@ RunReport run_rank(const RunOptions& options, const DeviceChoice& choice, const 
     report.far_field = far->report();
   if (report.signal != 0) return report;
   if (!options.hugging_face.empty()) {
-    trainer.export_weights(options.hugging_face, options.export_options);
-    const Tokenizer* words = data.tokenizer ? &*data.tokenizer : nullptr;
+    const TensorSet& values = trainer.values();
     if (first) {
-      save_hugging_face_folder(options.hugging_face, *data.model, options.export_options.dtype,
-                               words);
+      export_model(options.hugging_face, *data.model, values, options.export_options,
+                   data.tokenizer ? &*data.tokenizer : nullptr);
     }
   }
   if ((first || trainer.shards_head()) && options.sample > 0)

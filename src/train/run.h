@@ -43,14 +43,16 @@ struct RunReport {
   // dense, for the reason given.
   std::optional<FarFieldReport> far_field;
   std::string far_refusal;
-  int signal = 0;  // that stopped it before its last step, or 0
+  int signal = 0;            // that stopped it before its last step, or 0
+  std::string save_failure;  // why --save lacks the last step; empty where it has it
   std::string prompt, sample;
   std::string gap;  // between the two: " " where they are numbers
 };
 
 // SIGINT and SIGTERM stop it after the step that runs: --save is written, --export and the sample
 // are not. Throws InvalidArgument naming the option at fault where it can be told, and what Trainer
-// throws; a run that diverges leaves the files as they were.
+// throws; a run that diverges leaves the files as they were. A checkpoint that the disk refuses is
+// said and leaves the old file; the run goes on.
 //
 // `process`: this one as a rank of a launched run, inside of its run(); options.ranks are processes
 // then. The first of them alone calls `say` and writes files. Null: the ranks, if there are more

@@ -3,102 +3,239 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <optional>
 #include <utility>
+#include <vector>
 
+#include "core/own_files.h"
+#include "json/json.h"
 #include "logitless/error.h"
 #include "logitless/tensor_file.h"
 #include "train/hugging_face.h"
+#include "train/output_files.h"
+#include "train/run_log.h"
 #include "train/trainer.h"
 
 namespace logitless::train {
 namespace {
 
-std::filesystem::path whole_path(const std::string& path) {
+namespace fs = std::filesystem;
+
+struct NamedPath {
+  std::string option;  // without dashes
+  std::string path;
+  bool folder = false;  // that is made where there is none
+};
+using Paths = std::vector<NamedPath>;
+
+fs::path whole_path(const std::string& path) {
   std::error_code error;
-  return std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
+  const fs::path absolute = fs::absolute(path);
+  const fs::path canonical = fs::weakly_canonical(absolute, error);
+  const fs::path whole = (error ? absolute : canonical).lexically_normal();
+  // A slash at the end names the same folder.
+  return whole.has_filename() ? whole : whole.parent_path();
+}
+
+bool is_same(const std::string& a, const std::string& b) {
+  std::error_code error;
+  return fs::equivalent(a, b, error) || whole_path(a) == whole_path(b);
+}
+
+bool is_below(const fs::path& path, const fs::path& folder) {
+  const fs::path below = path.lexically_relative(folder);
+  return !below.empty() && *below.begin() != "..";
+}
+
+std::string folder_of(const std::string& path) {
+  const std::string folder = fs::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+std::string beside(const std::string& path, const std::string& name) {
+  return (fs::path(path).parent_path() / name).string();
+}
+
+void add(Paths& paths, const char* option, const std::string& path) {
+  if (!path.empty()) paths.push_back({option, path});
+}
+
+Paths files_of_save(const RunOptions& o) {
+  Paths paths;
+  if (o.save.empty()) return paths;
+  add(paths, "save", o.save);
+  if (o.far_field > 0.0) add(paths, "save", far_state_of(o.save));
+  add(paths, "save", far_state_of(o.save) + kNewState);
+  return paths;
+}
+
+// All of them but shards, which have any number of names.
+Paths files_of_export(const RunOptions& o) {
+  Paths paths;
+  if (o.hugging_face.empty()) return paths;
+  add(paths, "export", o.hugging_face);
+  add(paths, "export", index_of(o.hugging_face));
+  for (const char* name : kExportedBeside) add(paths, "export", beside(o.hugging_face, name));
+  return paths;
+}
+
+// The files of --init, or of the tokenizer of a run that is resumed.
+Paths files_of_model(const std::string& path) {
+  Paths paths;
+  if (path.empty()) return paths;
+  add(paths, "init", path);
+  for (const char* name : kExportedBeside) add(paths, "init", beside(path, name));
+  for (const std::string& shard : shards_listed(path)) add(paths, "init", beside(path, shard));
+  return paths;
+}
+
+Paths files_read(const RunOptions& o) {
+  Paths paths;
+  for (const auto& [name, list] :
+       {std::pair{"data", &o.data}, {"val", &o.val}, {"text", &o.text}}) {
+    for (const std::string& path : *list) add(paths, name, path);
+  }
+  std::error_code none;
+  if (fs::is_regular_file(o.model, none)) add(paths, "model", o.model);
+  return paths;
+}
+
+void refuse_pairs(const Paths& outputs, const Paths& others) {
+  const auto is_folder = [](const NamedPath& named) {
+    std::error_code none;
+    return named.folder || fs::is_directory(named.path, none);
+  };
+  for (const NamedPath& output : outputs) {
+    for (const NamedPath& other : others) {
+      if (is_same(output.path, other.path)) {
+        throw InvalidArgument(fmt::format("--{}: '{}' is the {} of --{}, which it would replace",
+                                          output.option, output.path,
+                                          is_folder(other) ? "folder" : "file", other.option));
+      }
+      // A file cannot be a folder of the other one's, too.
+      for (const auto& [file, inner] : {std::pair{&other, &output}, {&output, &other}}) {
+        if (is_folder(*file) || !is_below(whole_path(inner->path), whole_path(file->path)))
+          continue;
+        throw InvalidArgument(fmt::format("--{}: '{}' is a file, and the folder of '{}' of --{}",
+                                          file->option, file->path, inner->path, inner->option));
+      }
+    }
+  }
+}
+
+void refuse_shards(const RunOptions& o, const Paths& others) {
+  if (o.hugging_face.empty()) return;
+  for (const NamedPath& other : others) {
+    if (!is_shard_of(whole_path(o.hugging_face).string(), whole_path(other.path).string()))
+      continue;
+    throw InvalidArgument(fmt::format("--{}: '{}' has the name of a shard of --export '{}'",
+                                      other.option, other.path, o.hugging_face));
+  }
 }
 
 // What is written into a folder of --text would replace a text, or be one when the run is resumed.
-void refuse_among_texts(const RunOptions& o) {
-  const auto refuse = [&](const char* option, const std::string& path) {
-    if (path.empty()) return;
-    const std::filesystem::path whole = whole_path(path);
+void refuse_among_texts(const RunOptions& o, const Paths& outputs) {
+  for (const NamedPath& output : outputs) {
     for (const std::string& folder : o.text) {
       std::error_code error;
-      if (!std::filesystem::is_directory(folder, error)) continue;
-      const std::filesystem::path below = whole.lexically_relative(whole_path(folder));
-      if (below.empty() || *below.begin() == "..") continue;
+      if (!fs::is_directory(folder, error)) continue;
+      if (!is_below(whole_path(output.path), whole_path(folder))) continue;
       throw InvalidArgument(fmt::format("--{}: '{}' lies in '{}' of --text, whose files are read",
-                                        option, path, folder));
-    }
-  };
-  refuse("save", o.save);
-  refuse("log", o.log);
-  refuse("export", o.hugging_face);
-}
-
-// A checkpoint or model that would replace what the run reads, or the other.
-void refuse_same_files(const RunOptions& o) {
-  const auto refuse = [](const char* option, const std::string& path, const char* other,
-                         const std::string& there) {
-    if (path.empty() || there.empty()) return;
-    if (whole_path(path) != whole_path(there)) return;
-    throw InvalidArgument(
-        fmt::format("--{}: '{}' is the file of --{}, which it would replace", option, path, other));
-  };
-  refuse("export", o.hugging_face, "save", o.save);
-  refuse("export", o.hugging_face, "resume", o.resume);
-  refuse("save", o.save, "init", o.init);
-  refuse("log", o.log, "save", o.save);
-  refuse("log", o.log, "resume", o.resume);
-  refuse("log", o.log, "init", o.init);
-  for (const auto& [name, paths] :
-       {std::pair{"data", &o.data}, {"val", &o.val}, {"text", &o.text}}) {
-    for (const std::string& path : *paths) {
-      refuse("save", o.save, name, path);
-      refuse("log", o.log, name, path);
-      refuse("export", o.hugging_face, name, path);
+                                        output.option, output.path, folder));
     }
   }
-  refuse_among_texts(o);
+}
+
+// Files that would replace what the run reads, or each other.
+void refuse_same_files(const RunOptions& o) {
+  const Paths save = files_of_save(o), exported = files_of_export(o);
+  Paths log, resume;
+  add(log, "log", o.log_path());
+  refuse_pairs(log, save);
+  Paths own = save;  // files that are not of a model
+  own.insert(own.end(), log.begin(), log.end());
+  if (!o.hugging_face.empty()) refuse_pairs(own, {{"export", folder_of(o.hugging_face), true}});
+  refuse_pairs(exported, own);
+  Paths written = own;
+  written.insert(written.end(), exported.begin(), exported.end());
+  if (!o.has_shards())
+    refuse_pairs(written, {{"cache", o.cache.empty() ? default_cache_directory() : o.cache, true}});
+  refuse_among_texts(o, written);
+  const Paths read = files_read(o);
+  refuse_pairs(written, read);
+  if (!o.resume.empty()) {
+    add(resume, "resume", o.resume);
+    add(resume, "resume", far_state_of(o.resume));
+    refuse_pairs(log, resume);
+    refuse_pairs(exported, resume);
+    // A run goes on in the file of its checkpoint.
+    if (o.save.empty() || !is_same(o.save, o.resume)) refuse_pairs(save, resume);
+  }
+  for (const Paths& others : {own, read, resume}) refuse_shards(o, others);
+  // An export may replace the model that the run began from.
+  for (const std::string& start : {o.init, o.tokenizer}) refuse_pairs(own, files_of_model(start));
+}
+
+template <typename Act>
+void with_option(const char* option, Act&& act) {
+  try {
+    act();
+  } catch (const Error& error) {
+    throw InvalidArgument(fmt::format("--{}: {}", option, error.what()));
+  }
+}
+
+// A folder that is made when the first file goes into it, and one that is there.
+void check_folder(const std::string& folder) {
+  std::error_code error;
+  fs::path there = whole_path(folder), missing;
+  while (!fs::exists(fs::symlink_status(there, error)) && there.has_relative_path()) {
+    missing = there;
+    there = there.parent_path();
+  }
+  if (!fs::is_directory(there, error)) {
+    throw InvalidArgument(
+        fmt::format("cannot make the folder '{}': '{}' is no folder", folder, there.string()));
+  }
+  check_writable(missing.empty() ? (fs::path(folder) / "words").string() : missing.string());
+}
+
+void check_cache(const std::string& folder) {
+  check_folder(folder);
+  if (const std::string refusal = cache_refusal(folder); !refusal.empty())
+    throw InvalidArgument(fmt::format("'{}' is no place for a cache: {}", folder, refusal));
+}
+
+void check_export(const RunOptions& o) {
+  std::error_code error;
+  const std::string folder = folder_of(o.hugging_face);
+  if (!fs::exists(folder, error)) return check_folder(folder);
+  check_replaceable(o.hugging_face, FileKind::weights);
+  check_writable(o.hugging_face);
+  check_hugging_face_folder(o.hugging_face, o.model_type());
 }
 
 }  // namespace
 
 void check_files(const RunOptions& o) {
   refuse_same_files(o);
-  const auto check = [](const char* option, const std::string& path) {
-    try {
-      check_writable(path);
-    } catch (const Error& error) {
-      throw InvalidArgument(fmt::format("--{}: {}", option, error.what()));
-    }
-  };
   if (!o.save.empty()) {
     options_text(o);
-    check("save", o.save);
-    if (o.far_field > 0.0) check("save", far_state_of(o.save));
+    with_option("save", [&] {
+      check_replaceable(o.save, FileKind::checkpoint);
+      check_writable(o.save);
+      if (o.far_field > 0.0) check_writable(far_state_of(o.save));
+    });
   }
-  if (!o.hugging_face.empty()) {
-    check("export", o.hugging_face);
-    try {
-      check_hugging_face_folder(o.hugging_face, o.model_type());
-    } catch (const Error& error) {
-      throw InvalidArgument(fmt::format("--export: {}", error.what()));
-    }
-  }
+  if (!o.hugging_face.empty()) with_option("export", [&] { check_export(o); });
   if (const std::string log = o.log_path(); !log.empty()) {
     options_text(o);  // its header has them
-    check("log", log);
+    with_option("log", [&] {
+      check_replaceable(log, FileKind::log);
+      check_writable(log);
+    });
   }
-  if (!o.cache.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(o.cache, error);
-    if (error)
-      throw InvalidArgument(
-          fmt::format("--cache: cannot make the folder '{}': {}", o.cache, error.message()));
-    check("cache", (std::filesystem::path(o.cache) / "words").string());
-  }
+  if (!o.cache.empty()) with_option("cache", [&] { check_cache(o.cache); });
 }
 
 }  // namespace logitless::train

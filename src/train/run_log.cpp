@@ -11,6 +11,9 @@
 #include <fstream>
 #include <utility>
 
+#include "logitless/error.h"
+#include "logitless/tensor_file.h"
+
 namespace logitless::train {
 namespace {
 
@@ -66,22 +69,11 @@ void RunLog::fail(const std::string& why) {
 // A new file that takes the old one's name, so that a log is never lost half-way.
 void RunLog::open() {
   begun_ = true;
-  const std::string text =
-      (before_.empty() ? std::string() : kept_lines(before_, first_step_)) + text_of(header_);
-  const std::string temporary = path_ + ".new";
-  std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
-  out << text;
-  out.close();
-  std::error_code error;
-  if (!out) {
-    error = std::error_code(errno, std::generic_category());
-  } else {
-    std::filesystem::rename(temporary, path_, error);
-  }
-  if (error) {
-    std::error_code ignored;
-    std::filesystem::remove(temporary, ignored);
-    return fail(error.message());
+  try {
+    write_file(path_, (before_.empty() ? std::string() : kept_lines(before_, first_step_)) +
+                          text_of(header_));
+  } catch (const Error& error) {
+    return fail(error.what());
   }
   descriptor_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
   if (descriptor_ < 0) fail(std::strerror(errno));

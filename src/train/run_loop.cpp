@@ -46,13 +46,8 @@ class Loop {
     try {
       return act();
     } catch (const Diverged& error) {
-      std::string kept;
-      if (saved_ >= 0)
-        kept = fmt::format("; '{}' has step {}", o_.save, saved_);
-      else if (!o_.save.empty())
-        kept = fmt::format("; '{}' was not written", o_.save);
       log_end(fmt::format("diverged: {}", error.what()));
-      throw Error(error.what() + kept);
+      throw Error(error.what() + (o_.save.empty() ? "" : "; " + what_is_saved()));
     }
   }
 
@@ -154,7 +149,16 @@ class Loop {
   void pause(std::int64_t step) {
     const std::int64_t windows = std::max<std::int64_t>(1, kValidationTokens / o_.length);
     const Stopwatch watch;
-    report_.validations.push_back({step, checked([&] { return trainer_.validate(windows); })});
+    report_.validations.push_back({step, checked([&] {
+                                     try {
+                                       return trainer_.validate(windows);
+                                     } catch (const Diverged&) {
+                                       throw;
+                                     } catch (...) {
+                                       save(step);  // what was learnt outlives its measure
+                                       throw;
+                                     }
+                                   })});
     log_validation(report_.validations.back(), watch.seconds());
     const double loss = report_.validations.back().loss;
     say_(fmt::format("step {}: validation loss {:.4f}, perplexity {:.2f}", step, loss,
@@ -162,13 +166,27 @@ class Loop {
     save(step);
   }
 
+  // What a disk refuses does not end the run: the old file stays, and the next checkpoint may find
+  // room.
   void save(std::int64_t step) {
     if (o_.save.empty() || step == saved_) return;
-    checked([&] {
-      trainer_.save(o_.save, options_text(o_));
-      return 0;
-    });
+    try {
+      checked([&] {
+        trainer_.save(o_.save, options_text(o_));
+        return 0;
+      });
+    } catch (const DeviceError& error) {
+      report_.save_failure = fmt::format("the checkpoint of step {} cannot be written: {}; {}",
+                                         step, error.what(), what_is_saved());
+      say_(report_.save_failure + "; the run goes on");
+      return;
+    }
+    report_.save_failure.clear();
     saved_ = step;
+  }
+  std::string what_is_saved() const {
+    if (saved_ >= 0) return fmt::format("'{}' has step {}", o_.save, saved_);
+    return fmt::format("'{}' was not written", o_.save);
   }
 
   void end_early(std::int64_t step, int signal) {
@@ -176,8 +194,9 @@ class Loop {
     save(step);
     say_(fmt::format("stopped by {} after step {} of {}; {}", name_of_signal(signal), step,
                      o_.steps,
-                     o_.save.empty() ? "nothing is kept without --save"
-                                     : fmt::format("--resume '{}' goes on from there", o_.save)));
+                     o_.save.empty()  ? "nothing is kept without --save"
+                     : saved_ == step ? fmt::format("--resume '{}' goes on from there", o_.save)
+                                      : what_is_saved()));
   }
 
   const RunOptions& o_;

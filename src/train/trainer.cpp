@@ -14,8 +14,6 @@
 namespace logitless::train {
 namespace {
 
-constexpr const char* kNewState = ".new";
-
 // One of the words by their logits; changes the order of `order`.
 std::int64_t draw(std::span<const float> logits, const SampleOptions& options,
                   double uniform_number) {

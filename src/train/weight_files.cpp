@@ -17,9 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kSafetensors = ".safetensors";
-constexpr std::string_view kIndex = ".safetensors.index.json";
-
 [[noreturn]] void refuse(const std::string& path, const std::string& text) {
   throw InvalidArgument(fmt::format("'{}': {}", path, text));
 }
@@ -99,8 +96,8 @@ std::vector<std::vector<std::size_t>> files_of(const std::vector<Parameter>& lis
   return files;
 }
 
-void write_file(const std::string& path, const std::vector<Parameter>& list,
-                const std::vector<std::size_t>& indices, const TensorSet& values, DType dtype) {
+void write_tensors(const std::string& path, const std::vector<Parameter>& list,
+                   const std::vector<std::size_t>& indices, const TensorSet& values, DType dtype) {
   std::vector<std::vector<std::uint16_t>> rounded;
   rounded.reserve(indices.size());
   std::vector<NamedTensor> tensors;
@@ -118,17 +115,13 @@ void write_file(const std::string& path, const std::vector<Parameter>& list,
   write_safetensors(path, tensors, {{"format", "pt"}});
 }
 
-std::string without_extension(const std::string& path) {
-  return path.ends_with(kSafetensors) ? path.substr(0, path.size() - kSafetensors.size()) : path;
-}
-
 }  // namespace
 
 std::string weights_path(const std::string& path) {
   std::error_code none;
   if (!fs::is_directory(path, none)) return path;
-  const std::string stem = (fs::path(path) / "model").string();
-  const std::string whole = stem + std::string(kSafetensors), index = stem + std::string(kIndex);
+  const std::string whole = (fs::path(path) / "model.safetensors").string();
+  const std::string index = index_of(whole);
   return !fs::exists(whole, none) && fs::exists(index, none) ? index : whole;
 }
 
@@ -204,35 +197,31 @@ void load_weights(const std::string& path, const Model& model, const TensorSet& 
   }
 }
 
-void save_weights(const std::string& path, const Model& model, const TensorSet& values,
-                  const SaveOptions& options) {
+void add_weights(ExportFiles& to, const std::string& path, const Model& model,
+                 const TensorSet& values, const SaveOptions& options) {
   const std::vector<Parameter> list = model.parameters();
   const std::vector<std::vector<std::size_t>> files = files_of(list, options);
-  const std::string stem = without_extension(path), index = stem + std::string(kIndex);
-  std::error_code none;
-  if (files.size() == 1) {
-    write_file(path, list, files[0], values, options.dtype);
-    fs::remove(index, none);  // of shards that were there before
-    return;
-  }
-  constexpr const char* kNew = ".new";
-  std::vector<std::string> shards;
+  const std::string name = fs::path(path).filename().string();
+  if (files.size() == 1) return write_tensors(to.add(name), list, files[0], values, options.dtype);
   Json map = Json::object();
   std::size_t bytes = 0;
   for (std::size_t f = 0; f < files.size(); ++f) {
-    shards.push_back(fmt::format("{}-{:05}-of-{:05}{}", stem, f + 1, files.size(), kSafetensors));
-    write_file(shards.back() + kNew, list, files[f], values, options.dtype);
+    const std::string shard = shard_of(name, f + 1, files.size());
+    write_tensors(to.add(shard), list, files[f], values, options.dtype);
     for (const std::size_t i : files[f]) {
-      map[list[i].name] = fs::path(shards.back()).filename().string();
+      map[list[i].name] = shard;
       bytes += size_in(list[i], options.dtype);
     }
   }
-  // Whoever reads now finds nothing rather than shards of two models.
-  fs::remove(index);
-  fs::remove(path);
-  for (const std::string& shard : shards) fs::rename(shard + kNew, shard);
   const Json json = {{"metadata", {{"total_size", bytes}}}, {"weight_map", map}};
-  write_whole(index, json.dump(2) + "\n");
+  write_file(to.add(index_of(name)), json.dump(2) + "\n");
+}
+
+void save_weights(const std::string& path, const Model& model, const TensorSet& values,
+                  const SaveOptions& options) {
+  ExportFiles files(path);
+  add_weights(files, path, model, values, options);
+  files.commit();
 }
 
 }  // namespace logitless::train

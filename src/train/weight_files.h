@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "logitless/tensor_file.h"
+#include "train/export_files.h"
 #include "train/model.h"
 #include "train/tensor_set.h"
 
@@ -48,10 +49,12 @@ struct SaveOptions {
   std::size_t shard_bytes = kShardBytes;  // of the tensors of a file; one tensor is never cut
 };
 
-// All in `path` where they fit into one file, else in shards PATH-00001-of-0000N.safetensors and
-// PATH.safetensors.index.json. What was there before is whole until all shards are written; a
-// process killed while they take their names leaves a folder without an index, never a mixture.
-// Extra memory: a shard in `dtype`, none for f32.
+// Adds FILE.safetensors where all fits into one file, else shards FILE-00001-of-0000N.safetensors
+// and FILE.safetensors.index.json. `path` is what `to` was made with. Extra memory: a shard in
+// `dtype`, none for f32.
+void add_weights(ExportFiles& to, const std::string& path, const Model& model,
+                 const TensorSet& values, const SaveOptions& options);
+// Writes these files alone in place of those that are there, as ExportFiles does.
 void save_weights(const std::string& path, const Model& model, const TensorSet& values,
                   const SaveOptions& options = {});
 

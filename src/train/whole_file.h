@@ -1,4 +1,4 @@
-// Small files, read and written in one piece.
+// Small files, read in one piece.
 #pragma once
 
 #include <optional>
@@ -8,7 +8,5 @@ namespace logitless::train {
 
 // None where it cannot be opened.
 std::optional<std::string> file_contents(const std::string& path);
-// Whole or not at all. Throws DeviceError.
-void write_whole(const std::string& path, const std::string& text);
 
 }  // namespace logitless::train

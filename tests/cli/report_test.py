@@ -93,9 +93,9 @@ class LogTest(CommandTest):
 
     def test_a_run_that_fails_before_its_first_step_leaves_the_log(self):
         log = self.dir / "left.jsonl"
-        log.write_text("mine\n")
+        log.write_text('{"kind":"run","mine":1}\n')
         self.assert_error(["--data", self.data, *SIZES, "--log", log, "--budget", "1KiB"], "--budget: ")
-        self.assertEqual(log.read_text(), "mine\n")
+        self.assertEqual(log.read_text(), '{"kind":"run","mine":1}\n')
 
     def test_a_run_that_diverges_says_so(self):
         log = self.dir / "diverged.jsonl"

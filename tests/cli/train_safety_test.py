@@ -115,9 +115,12 @@ class FilesTest(CommandTest):
         base = ["--data", self.data, *SIZES, "--steps", 1, *QUIET]
         self.assert_error([*base, "--save", one, "--export", f"{self.dir}/./one.safetensors"],
                           f"--export: '{self.dir}/./one.safetensors' is the file of --save, which it would replace")
+        named = self.dir / "named.safetensors"
+        named.write_bytes(self.data.read_bytes())
         for option in ("--save", "--export"):
-            self.assert_error([*base, option, self.data], f"{option}: '{self.data}' is the file of --data, which it would replace")
-            self.assert_error([*base, "--val", self.val, option, self.val], f"{option}: '{self.val}' is the file of --val")
+            self.assert_error([*base[2:], "--data", named, option, named],
+                              f"{option}: '{named}' is the file of --data, which it would replace")
+            self.assert_error([*base, "--val", named, option, named], f"{option}: '{named}' is the file of --val")
         self.assertFalse(one.exists())
 
     def test_leftovers_of_a_killed_run_go(self):

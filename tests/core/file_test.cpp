@@ -227,6 +227,51 @@ TEST(AtomicFile, FollowsLinks) {
   EXPECT_TRUE(std::filesystem::is_symlink(directory.file("inner")));
 }
 
+TEST(AtomicFile, FollowsNoLinkOfAnotherUser) {
+  const TempDir directory;
+  const std::string target = directory.file("target"), link = directory.file("link");
+  write_whole(target, "old");
+  std::filesystem::create_symlink("target", link);
+  std::filesystem::create_symlink("link", directory.file("outer"));
+  constexpr uid_t kNobody = 65534;
+  if (lchown(link.c_str(), kNobody, kNobody) != 0) GTEST_SKIP() << "only root gives files away";
+  for (const std::string& path : {link, directory.file("outer")}) {
+    EXPECT_EQ(message_of<InvalidArgument>([&] { AtomicFile file(path); }),
+              "'" + link + "' is a link of another user, which is not followed");
+  }
+  EXPECT_EQ(read_whole(target), "old");
+  write_file(link, "cached", FileUse::cache);
+  EXPECT_EQ(read_whole(target), "old");
+  EXPECT_FALSE(std::filesystem::is_symlink(link));
+}
+
+// A cache's file belongs to its owner alone, whatever lay under its name.
+TEST(AtomicFile, OfACacheReplacesLinksAndIsPrivate) {
+  const TempDir directory;
+  const std::string target = directory.file("target"), link = directory.file("link");
+  write_whole(target, "old");
+  ASSERT_EQ(chmod(target.c_str(), 0666), 0);
+  std::filesystem::create_symlink("target", link);
+  write_file(link, "new", FileUse::cache);
+  EXPECT_EQ(read_whole(target), "old");
+  EXPECT_EQ(read_whole(link), "new");
+  EXPECT_EQ(mode_of(link), 0600u);
+  write_file(target, "newer", FileUse::cache);
+  EXPECT_EQ(mode_of(target), 0600u);
+  EXPECT_EQ(directory.listing().size(), 2u);
+}
+
+TEST(AtomicFile, NobodyForeseesTheNameOfATemporary) {
+  const TempDir directory;
+  Names names;
+  for (int i = 0; i < 8; ++i) {
+    const AtomicFile file(directory.file("x"));
+    names.push_back(directory.listing().at(0));
+  }
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(std::unique(names.begin(), names.end()), names.end());
+}
+
 TEST(AtomicFile, RefusesToReplaceWhatIsNoFile) {
   const TempDir directory;
   const std::string folder = directory.file("folder");

@@ -1,0 +1,55 @@
+// Files that a cache may believe: those that nobody but the user, or root, can have put there.
+#pragma once
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <string>
+#include <system_error>
+
+namespace logitless {
+
+inline bool is_owned_by_user_or_root(const struct stat& status) {
+  return status.st_uid == ::geteuid() || status.st_uid == 0;
+}
+
+inline bool may_be_written_by_others(const struct stat& status) {
+  return (status.st_mode & (S_IWGRP | S_IWOTH)) != 0;
+}
+
+// Returns why a folder is no place for a cache, or "" where it is one or is not there yet.
+inline std::string cache_refusal(const std::string& folder) {
+  struct stat link {
+  }, status{};
+  if (::lstat(folder.c_str(), &link) != 0) return "";
+  if (!is_owned_by_user_or_root(link) || ::stat(folder.c_str(), &status) != 0 ||
+      !is_owned_by_user_or_root(status))
+    return "it belongs to another user";
+  if (!S_ISDIR(status.st_mode)) return "it is no folder";
+  if (may_be_written_by_others(status))
+    return "other users may write it (chmod go-w closes it to them)";
+  return "";
+}
+
+// Makes the folder of a cache, which its owner alone may open, and the folders above it. Returns
+// why it is no place for one, or "".
+inline std::string make_cache_folder(const std::string& folder) {
+  const std::filesystem::path path = std::filesystem::path(folder) / "";  // one form of the name
+  const std::filesystem::path itself = path.parent_path();
+  std::error_code error;
+  if (itself.has_parent_path()) std::filesystem::create_directories(itself.parent_path(), error);
+  if (!error && ::mkdir(itself.c_str(), 0700) != 0 && errno != EEXIST)
+    error = std::error_code(errno, std::generic_category());
+  return error ? error.message() : cache_refusal(folder);
+}
+
+// Whether `path` is a file that only the user or root can have written, and no link to one.
+inline bool is_own_file(const std::string& path) {
+  struct stat status {};
+  return ::lstat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
+         is_owned_by_user_or_root(status) && !may_be_written_by_others(status);
+}
+
+}  // namespace logitless
