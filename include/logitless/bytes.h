@@ -21,7 +21,7 @@ constexpr std::size_t operator""_GiB(unsigned long long n) {
 }
 }  // namespace literals
 
-// "512MiB", "2GiB", "1.5GB", "4096" -> bytes. Throws InvalidArgument.
+// "512MiB", "2GiB", "1.5GB", "4096" -> bytes; units in any case. Throws InvalidArgument.
 LOGITLESS_API std::size_t parse_bytes(std::string_view text);
 // 1536 -> "1.5 KiB".
 LOGITLESS_API std::string format_bytes(std::size_t bytes);

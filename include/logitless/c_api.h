@@ -590,7 +590,7 @@ LOGITLESS_API logitless_status logitless_program_enqueue(const logitless_prepare
 
 /* ---- Bytes ---- */
 
-/* "512MiB", "1.5GB", "4096" -> bytes. */
+/* "512MiB", "1.5GB", "4096" -> bytes; units in any case. */
 LOGITLESS_API logitless_status logitless_parse_bytes(const char* text, uint64_t* bytes);
 /* Highest resident size of this process so far; 0 where unknown. */
 LOGITLESS_API uint64_t logitless_process_peak_bytes(void);

@@ -109,20 +109,26 @@ def kernels(runnable: bool = True) -> list[str]:
     return [lib.logitless_kernel_name(flag, i).decode() for i in range(lib.logitless_kernel_count(flag))]
 
 
-def parse_bytes(text: int | str | None) -> int:
-    """Bytes of a memory budget: a number, or text such as "512MiB"; None is 0, the default."""
-    if text is None:
+def parse_bytes(given: int | str | None) -> int:
+    """Bytes of a memory budget: a number above 0, or text such as "512MiB"; None is 0, the default."""
+    if given is None:
         return 0
-    if isinstance(text, bool) or not isinstance(text, (int, str)):
-        raise TypeError(f"memory_budget: expected bytes or text such as '512MiB', got {text!r}")
-    if isinstance(text, int):
-        if text <= 0:
-            raise ValueError(f"memory_budget: expected more than 0 bytes, got {text}")
-        if text >= 1 << 62:
-            raise ValueError(f"memory_budget: expected less than {1 << 62} bytes, got {text}")
-        return text
+    if isinstance(given, bool) or not isinstance(given, (int, str)):
+        raise TypeError(f"memory_budget: expected bytes or text such as '512MiB', got {given!r}")
+    found = given if isinstance(given, int) else _bytes_of(given)
+    if found <= 0:
+        raise ValueError(f"memory_budget: expected more than 0 bytes, got {given!r}")
+    if found >= 1 << 62:
+        raise ValueError(f"memory_budget: expected less than {1 << 62} bytes, got {given!r}")
+    return found
+
+
+def _bytes_of(text: str) -> int:
     value = c_uint64()
-    check(lib.logitless_parse_bytes(text.encode(), ctypes.byref(value)))
+    try:
+        check(lib.logitless_parse_bytes(text.encode(), ctypes.byref(value)))
+    except ValueError as error:
+        raise ValueError(f"memory_budget: {error}") from None
     return value.value
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
-from ._options import DEFAULT, plain_number
+from ._options import DEFAULT, by_own_names, plain_number, unexpected
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -55,6 +55,7 @@ def takes(defaults: Mapping[str, Any]) -> Callable[[Function], Function]:
         signature = inspect.signature(function)
         shown = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         named = {p.name for p in shown}
+        known = {**dict.fromkeys(named), **defaults}
         shown += [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value)
             for name, value in defaults.items()
@@ -63,9 +64,10 @@ def takes(defaults: Mapping[str, Any]) -> Callable[[Function], Function]:
 
         @functools.wraps(function)
         def call(*args: Any, **given: Any) -> Any:
+            given = by_own_names(given, known)
             for name in given:
-                if name not in defaults and name not in named:
-                    raise TypeError(f"{function.__name__}() got an unexpected keyword argument '{name}'")
+                if name not in known:
+                    raise unexpected(function.__name__, name, known)
             return function(*args, **{**defaults, **given})
 
         call.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 import inspect
 import numbers
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -68,6 +70,7 @@ def takes_terms(function: Function) -> Function:
                 for name, term in LOSS_TERMS.items()
             ]
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    _PARAMETERS[function.__name__] = [parameter.name for parameter in parameters]
     kept = {name: kind for name, kind in function.__annotations__.items() if name != "terms"}
     function.__annotations__ = {**kept, **dict.fromkeys(LOSS_TERMS, "float")}
     if function.__doc__:
@@ -75,9 +78,43 @@ def takes_terms(function: Function) -> Function:
     return function
 
 
+def unexpected(function: str, name: str, known: Iterable[str]) -> TypeError:
+    """What an argument that is none of ``known`` raises, with the name that may be meant."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return TypeError(f"{function}() got an unexpected keyword argument '{name}'{hint}")
+
+
+_OTHER_NAMES = {"target": "targets", "targets": "target"}
+
+
+def by_own_names(given: Mapping[str, Any], known: Collection[str]) -> Mapping[str, Any]:
+    """Keywords where ``target`` and ``targets`` stand for the one that is known. Raises TypeError where both are given."""
+    for name, own in _OTHER_NAMES.items():
+        if name in given and name not in known and own in known:
+            if own in given:
+                raise TypeError(f"'{own}' is given twice, as '{name}' too")
+            given = {own if key == name else key: value for key, value in given.items()}
+    return given
+
+
+def either_name(function: Function) -> Function:
+    """A function of ``target`` or ``targets`` that takes it by the other name as well."""
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        return function(*args, **by_own_names(given, known))
+
+    return call  # type: ignore[return-value]
+
+
+_PARAMETERS: dict[str, list[str]] = {}  # of functions with the terms of the loss, by their names
+
+
 def all_terms(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Every term of the loss by its name, those not given by their defaults. Raises TypeError as a signature would."""
     for name in given:
         if name not in LOSS_TERMS:
-            raise TypeError(f"{function}() got an unexpected keyword argument '{name}'")
+            raise unexpected(function, name, _PARAMETERS.get(function, LOSS_TERMS))
     return {name: given.get(name, term.default) for name, term in LOSS_TERMS.items()}

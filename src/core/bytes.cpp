@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <string>
 #include <utility>
 
 #include "core/check.h"
@@ -13,14 +14,15 @@ namespace logitless {
 
 std::size_t parse_bytes(std::string_view text) {
   static constexpr std::pair<std::string_view, double> kUnits[] = {
-      {"", 1.0},       {"B", 1.0},    {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30},
-      {"TiB", 0x1p40}, {"K", 0x1p10}, {"M", 0x1p20},   {"G", 0x1p30},   {"T", 0x1p40},
-      {"kB", 1e3},     {"KB", 1e3},   {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12}};
+      {"", 1.0},       {"b", 1.0},    {"kib", 0x1p10}, {"mib", 0x1p20}, {"gib", 0x1p30},
+      {"tib", 0x1p40}, {"k", 0x1p10}, {"m", 0x1p20},   {"g", 0x1p30},   {"t", 0x1p40},
+      {"kb", 1e3},     {"mb", 1e6},   {"gb", 1e9},     {"tb", 1e12}};
   double number = 0.0;
   const char* end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, number);
-  std::string_view unit(rest, static_cast<std::size_t>(end - rest));
-  while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
+  std::string unit(rest, end);
+  unit.erase(0, unit.find_first_not_of(' '));
+  for (char& c : unit) c = 'A' <= c && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   for (const auto& [name, factor] : kUnits) {
     if (error == std::errc() && unit == name && std::isfinite(number) && number >= 0.0 &&
         number * factor < 0x1p62) {

@@ -30,12 +30,18 @@ TEST(ParseBytes, KnowsBinaryAndDecimalUnits) {
       {"2TiB", std::size_t{2} << 40},
       {"1T", std::size_t{1} << 40},
       {"1TB", 1'000'000'000'000},
+      {"256mib", std::size_t{256} << 20},
+      {"256 MIB", std::size_t{256} << 20},
+      {"2gb", 2'000'000'000},
+      {"3k", 3072},
+      {"3kb", 3000},
+      {"7b", 7},
   };
   for (const auto& [text, bytes] : cases) EXPECT_EQ(parse_bytes(text), bytes) << text;
 }
 
 TEST(ParseBytes, RefusesTheRestAndQuotesIt) {
-  for (const char* text : {"", "MiB", "-1", "-1MiB", "12XB", "12 mib", "1,5GB", "nan", "inf",
+  for (const char* text : {"", "MiB", "-1", "-1MiB", "12XB", "12 mibs", "1,5GB", "nan", "inf",
                            "1e400", "9999999TiB", "5MiB more", "0x10", " 5", "+5"}) {
     const std::string message = message_of<InvalidArgument>([&] { parse_bytes(text); });
     EXPECT_NE(message.find("'" + std::string(text) + "'"), std::string::npos)

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from .. import _far_field
 from .. import _library as c
 from .._far_field import Report
-from .._options import DEFAULT, LossOptions, takes_terms
+from .._options import DEFAULT, LossOptions, either_name, takes_terms
 from . import _arguments, _ffi
 from .head import GRADIENTS, all_gradients, gradient_dtype, refuse_gradients, type_of, wanted_gradients
 from .loss import prepare
@@ -164,6 +164,7 @@ _differentiable.defvjp(_fwd, _bwd, symbolic_zeros=True)
 _compiled = functools.partial(jax.jit, static_argnums=(0, 1))(_differentiable)
 
 
+@either_name
 @takes_terms
 def far_field_cross_entropy(
     hidden: ArrayLike,

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from .._library import parse_bytes
 from . import _arguments, _ffi
-from .._options import DEFAULT, HeadOptions
+from .._options import DEFAULT, HeadOptions, either_name
 
 if TYPE_CHECKING:
     from .sharding import Sharding
@@ -133,6 +133,7 @@ def head(options: HeadOptions, outputs: tuple[str, ...], inputs: dict, fixed: di
     return tuple(nan_at_bad_targets(value, fixed["targets"], options.ignore_index, vocab) for value in found)
 
 
+@either_name
 def linear_logprobs(
     hidden: ArrayLike,
     weight: ArrayLike,

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from .._library import REDUCTIONS, parse_bytes
 from . import _arguments, _ffi
-from .._options import DEFAULT, LossOptions, all_terms, head_options, plain_number, takes_terms
+from .._options import DEFAULT, LossOptions, all_terms, either_name, head_options, plain_number, takes_terms
 from .head import (
     GRADIENTS, all_gradients, gradient_dtype, gradient_results, head, nan_at_bad_targets, refuse_gradients, type_of,
     wanted_gradients,
@@ -170,6 +170,7 @@ def prepare(
     return Prepared(options, inputs, fixed, normalizer_array, lead, y)
 
 
+@either_name
 @takes_terms
 def linear_cross_entropy(
     hidden: ArrayLike,

@@ -34,23 +34,23 @@ class Sharding:
         mesh: a ``jax.sharding.Mesh``; or, for functions that are compiled under ``jax.set_mesh``, an abstract one.
         words: the axis or axes that the rows of weight, bias and class_weight are sharded over; None: every device has
             them all.
-        tokens: the axis that the first dimension of hidden, targets and what else there is per token is sharded over, or a
-            PartitionSpec of their leading dimensions; None: every device has them all.
+        tokens: the axis or axes that the first dimension of hidden, targets and what else there is per token is sharded over,
+            or a PartitionSpec of their leading dimensions; None: every device has them all.
 
     Words stay where they are, with their gradients. Where an axis is both (FSDP), a call sends its tokens instead.
     """
 
     mesh: Mesh | AbstractMesh
     words: str | Axes | None = None
-    tokens: str | PartitionSpec | None = None
+    tokens: str | Axes | PartitionSpec | None = None
 
     def __post_init__(self):
         if not isinstance(self.mesh, (Mesh, AbstractMesh)):
             raise TypeError(f"sharding: mesh: expected a jax.sharding.Mesh, got {type(self.mesh).__name__}")
         if not isinstance(self.words, (str, tuple, type(None))):
             raise TypeError(f"sharding: words: expected an axis or a tuple of them, got {type(self.words).__name__}")
-        if not isinstance(self.tokens, (str, PartitionSpec, type(None))):
-            raise TypeError(f"sharding: tokens: expected an axis or a PartitionSpec, got {type(self.tokens).__name__}")
+        if not isinstance(self.tokens, (str, tuple, PartitionSpec, type(None))):
+            raise TypeError(f"sharding: tokens: expected an axis, a tuple of them or a PartitionSpec, got {type(self.tokens).__name__}")
         for name, axes in (("words", self._words), ("tokens", self._all_tokens)):
             for axis in axes:
                 if axis not in self.mesh.axis_names:

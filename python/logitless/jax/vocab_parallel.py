@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from .. import _token_loss
 from .._library import parse_bytes
 from . import _arguments, _ffi
-from .._options import DEFAULT, LOSS_TERMS, HeadOptions, LossOptions, all_terms, takes_terms
+from .._options import DEFAULT, LOSS_TERMS, HeadOptions, LossOptions, all_terms, either_name, takes_terms
 from .head import head
 from .loss import check_reduction, divisor
 
@@ -94,6 +94,7 @@ def _of_target(shard: _Shard, value: jax.Array) -> jax.Array:
     return jax.lax.psum(jnp.where(shard.owned, value, 0.0), shard.axis)
 
 
+@either_name
 def vocab_parallel_logprobs(
     hidden: ArrayLike,
     weight: ArrayLike,
@@ -146,6 +147,7 @@ def _terms(given: dict[str, Any]) -> LossOptions:
     return LossOptions(**terms)
 
 
+@either_name
 @takes_terms
 def vocab_parallel_linear_cross_entropy(
     hidden: ArrayLike,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._library import parse_bytes
-from .._options import DEFAULT, LOSS_TERMS, LossOptions, plain_number
+from .._options import DEFAULT, LOSS_TERMS, LossOptions, plain_number, unexpected
 from . import _memory
 from ._ranks import Sharding
 
@@ -100,7 +100,7 @@ def bind(args: tuple, kwargs: dict) -> dict[str, Any]:
             torch_options = value
             continue
         if name not in DEFAULTS and name not in POSITIONS:
-            raise TypeError(f"{NAME}: there is no argument '{key}'")
+            raise unexpected(NAME, key, (*DEFAULTS, *POSITIONS, *ALIASES))
         if name in bound:
             raise TypeError(f"{NAME}: '{name}' is given twice")
         bound[name] = value
@@ -188,7 +188,9 @@ def loss_options(a: dict[str, Any]) -> LossOptions:
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index: expected an int, got {ignore_index!r}")
     terms = {name: term(name, a[name]) for name in LOSS_TERMS}
-    softcap = 0.0 if a["softcap"] is None else number("softcap", a["softcap"], 0.0, "a number above 0, or None")
+    softcap = 0.0 if a["softcap"] is None else number("softcap", a["softcap"], what="a number above 0, or None")
+    if a["softcap"] is not None and softcap <= 0.0:
+        raise ValueError(f"softcap: expected a number above 0, or None, got {softcap}")
     scale = number("logit_scale", a["logit_scale"], what="a finite number that is not 0")
     if scale == 0.0:
         raise ValueError("logit_scale: expected a finite number that is not 0, got 0.0")

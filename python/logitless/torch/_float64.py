@@ -40,6 +40,19 @@ def _logits(x, w, bias, softcap, logit_scale):
     return softcap * torch.tanh(u / softcap) if softcap else u
 
 
+def _checked(target, ignore_index: int, vocab: int):
+    """(target [N, K] with the ignore_index for what is no word, whether a row had such). On the CPU raises the error that
+    the library's kernels raise; on a GPU nothing waits to see it, and the row's numbers are NaN."""
+    bad = (target != ignore_index) & ((target < 0) | (target >= vocab))
+    if target.device.type == "cpu" and bool(bad.any()):
+        row, k = bad.nonzero()[0].tolist()
+        entry = f", entry {k}" if target.shape[1] > 1 else ""
+        raise ValueError(
+            f"targets: {int(target[row, k])} at position {row}{entry} is outside [0, {vocab}) and not ignore_index {ignore_index}"
+        )
+    return torch.where(bad, ignore_index, target), bad.any(1)
+
+
 class _Losses(NamedTuple):
     """Of rows: their logits, and what the library made of what a loss is a function of."""
 
@@ -89,6 +102,7 @@ def _logit_slopes(made: _Losses, upstream):
 def cross_entropy(options, hidden, weight, bias, target, class_weight, token_weight, target_weight, grad_losses, needs):
     """(loss, lse, argmax, d_hidden, d_weight, d_bias) of hidden [N, D] and target [N, K]; gradients where ``needs``."""
     tokens = hidden.shape[0]
+    target, bad = _checked(target, options.ignore_index, weight.shape[0])
     losses = hidden.new_zeros(tokens)
     lse = hidden.new_zeros(tokens)
     argmax = torch.full((tokens,), -1, dtype=torch.int64, device=hidden.device)
@@ -105,6 +119,7 @@ def cross_entropy(options, hidden, weight, bias, target, class_weight, token_wei
         lse[first:last] = torch.where(made.argmax >= 0, made.lse, 0)
         argmax[first:last] = made.argmax
         counted = counted + made.share.sum()
+    losses = torch.where(bad, torch.nan, losses)
     if options.reduction == "none":
         return losses, lse, argmax, *gradients
     total = losses.sum()
@@ -162,6 +177,7 @@ def head(options, hidden, weight, bias, target, cotangents=None, needs=(False, F
     """(log_prob [N, K], entropy [N], lse [N], argmax [N]), or with cotangents of the first three the gradients of hidden,
     weight and bias."""
     gradients = [torch.zeros_like(t) if need else None for t, need in zip((hidden, weight, bias), needs)]
+    target, bad = _checked(target, options.ignore_index, weight.shape[0])
     parts = []
     for first, last in _chunks(hidden.shape[0], weight.shape[0]):
         x = hidden[first:last]
@@ -177,4 +193,5 @@ def head(options, hidden, weight, bias, target, cotangents=None, needs=(False, F
         tokens = hidden.shape[0]
         numbers = hidden.new_zeros(tokens, target.shape[1]), hidden.new_zeros(tokens), hidden.new_zeros(tokens)
         return *numbers, torch.zeros(tokens, dtype=torch.int64, device=hidden.device)
-    return tuple(torch.cat(p) for p in zip(*parts))
+    log_prob, *numbers = (torch.cat(p) for p in zip(*parts))
+    return torch.where(bad[:, None], torch.nan, log_prob), *numbers

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .. import _far_field
 from .. import _library as c
 from .._far_field import Report, Statistics
-from .._options import LossOptions, struct_of
+from .._options import LossOptions, either_name, struct_of
 from . import _arguments, _distributed, _engine, _func, _ops, _ranks
 from ._ops import BIAS, HIDDEN, WEIGHT
 from ._ranks import ALL, Words
@@ -340,6 +340,7 @@ class FarFieldHead(nn.Module):
         self._number = next(_numbers)
         _runs[self._number] = self._run
 
+    @either_name
     def forward(
         self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None, **options: Any
     ) -> Tensor:

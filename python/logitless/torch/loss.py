@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _token_loss
-from .._options import DEFAULT, HeadOptions, LossOptions, head_options, term_docs
+from .._options import DEFAULT, HeadOptions, LossOptions, either_name, head_options, term_docs, unexpected
 from . import _arguments, _distributed, _fast, _func, _kept, _own, _positions
 from ._kept import KeptHeadFunction
 from ._ops import BIAS, HIDDEN, WEIGHT, HeadFunction, LossFunction, rows_are_aligned, run_cross_entropy, run_head
@@ -373,6 +373,7 @@ def _head(hidden, weight, target, bias, options: HeadOptions, asked: Asked = Ask
     )
 
 
+@either_name
 def linear_logprobs(
     hidden: Tensor,
     weight: Tensor,
@@ -470,15 +471,17 @@ class LinearCrossEntropy(nn.Module):
 
     def __init__(self, dim: int, vocab: int, bias: bool = False, device=None, dtype=None, **options: Any):
         super().__init__()
-        unknown = [name for name in options if name not in _arguments.DEFAULTS or name == "bias"]
-        if unknown:
-            raise TypeError(f"LinearCrossEntropy: there is no option '{unknown[0]}'")
+        known = [name for name in _arguments.DEFAULTS if name != "bias"]
+        for name in options:
+            if name not in known:
+                raise unexpected("LinearCrossEntropy", name, known)
         _arguments.loss_options({**_arguments.DEFAULTS, **options})
         self.dim, self.vocab, self.options = dim, vocab, dict(options)
         linear = nn.Linear(dim, vocab, bias=bias, device=device, dtype=dtype)
         self.weight = linear.weight
         self.register_parameter("bias", linear.bias)
 
+    @either_name
     def forward(self, hidden: Tensor, target: Tensor, **more: Any) -> Any:
         return linear_cross_entropy(hidden, self.weight, target, self.bias, **{**self.options, **more})
 

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 from jax_oracle import enable_x64, problem
 
-from logitless.jax import _ffi, linear_cross_entropy, linear_logprobs, vocab_parallel_linear_cross_entropy
+from logitless.jax import (
+    _ffi, far_field_cross_entropy, far_field_state, linear_cross_entropy, linear_logprobs, losses,
+    vocab_parallel_linear_cross_entropy,
+)
 
 HIDDEN, WEIGHT, TARGETS, BIAS = problem(ignored=False)
 ARGUMENTS = dict(hidden=HIDDEN, weight=WEIGHT, targets=TARGETS, bias=BIAS)
@@ -128,9 +131,35 @@ def test_a_bad_target_is_named_with_its_position(bad, compiled):
             run(HIDDEN, WEIGHT, targets).block_until_ready()
 
 
+@pytest.mark.parametrize("function", [
+    linear_cross_entropy, linear_logprobs, losses.orpo_loss,
+    lambda *a, **y: far_field_cross_entropy(*a, state=far_field_state(*WEIGHT.shape), **y)[0],
+])
+def test_either_name_of_the_targets(function):
+    hidden, targets = (HIDDEN[:2], TARGETS[:2])
+    found, wanted = (jax.tree.leaves(function(hidden, WEIGHT, **{name: targets})) for name in ("target", "targets"))
+    assert all((f == w).all() for f, w in zip(found, wanted))
+    with pytest.raises(TypeError, match="given twice"):
+        function(hidden, WEIGHT, target=targets, targets=targets)
+
+
+def test_arrays_of_several_devices_are_refused():
+    """By JAX, before anything is called."""
+    there = jax.devices()[1]
+    for name in ("weight", "targets", "bias"):
+        given = {n: jax.device_put(a, there if n == name else jax.devices()[0]) for n, a in ARGUMENTS.items()}
+        for function in (linear_cross_entropy, linear_logprobs):
+            with pytest.raises(ValueError, match="incompatible devices"):
+                function(**given)
+    gone = WEIGHT + 1.0
+    gone.delete()
+    with pytest.raises((RuntimeError, ValueError), match="deleted"):
+        linear_cross_entropy(HIDDEN, gone, TARGETS)
+
+
 def test_an_unknown_option_is_refused_as_by_a_signature():
     arrays = (HIDDEN, WEIGHT, TARGETS)
-    with pytest.raises(TypeError, match=r"linear_cross_entropy\(\) got an unexpected keyword argument 'z_los'"):
+    with pytest.raises(TypeError, match=r"linear_cross_entropy\(\) got an unexpected keyword argument 'z_los'; did you mean 'z_loss'"):
         linear_cross_entropy(*arrays, z_los=0.1)
     with pytest.raises(TypeError, match=r"vocab_parallel_linear_cross_entropy\(\) got an unexpected keyword argument 'z'"):
         vocab_parallel_linear_cross_entropy(*arrays, axis_name="tp", z=1)

@@ -210,12 +210,21 @@ def test_messages_have_the_whole_shapes():
     (TypeError, "sharding: expected logitless.jax.Sharding or None, got str", lambda: "data"),
     (ValueError, "sharding: words: expected axes of \\('data', 'model'\\), got 'tp'", lambda: Sharding(mesh(), words="tp")),
     (TypeError, "sharding: mesh: expected a jax.sharding.Mesh, got str", lambda: Sharding("data")),
-    (TypeError, "sharding: tokens: expected an axis or a PartitionSpec, got tuple", lambda: Sharding(mesh(), tokens=("data",))),
+    (TypeError, "sharding: tokens: expected an axis, a tuple of them or a PartitionSpec, got int", lambda: Sharding(mesh(), tokens=3)),
+    (ValueError, "sharding: tokens: expected axes of \\('data', 'model'\\), got 'tp'", lambda: Sharding(mesh(), tokens=("data", "tp"))),
     (ValueError, "sharding: tokens: expected axes of the leading dimensions", lambda: Sharding(mesh(), tokens=P(None, None, "data"))),
 ])
 def test_what_is_wrong_is_named(error, message, given):
     with pytest.raises(error, match=message):
         linear_cross_entropy(*arrays(), sharding=given())
+
+
+def test_tokens_over_several_axes():
+    hidden, weight, targets, _ = arrays()
+    both = Sharding(mesh(), tokens=("data", "model"))
+    found = linear_cross_entropy(hidden, weight, targets, sharding=both)
+    assert found == linear_cross_entropy(hidden, weight, targets, sharding=Sharding(mesh(), tokens=P(("data", "model"))))
+    assert abs(found - linear_cross_entropy(hidden, weight, targets)) <= 1e-6
 
 
 def test_words_that_do_not_divide_are_named():

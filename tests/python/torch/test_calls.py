@@ -7,7 +7,9 @@ import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from logitless.torch import linear_cross_entropy, linear_logprobs
+from logitless._library import parse_bytes
+from logitless.torch import FarFieldHead, LinearCrossEntropy, linear_cross_entropy, linear_logprobs
+from logitless.torch.losses import orpo_loss
 from test_loss import problem
 
 
@@ -81,7 +83,12 @@ REFUSED = [
     (dict(token_weight=torch.ones(3)), ValueError, r"token_weight: expected \[24\], got \[3\]"),
     (dict(class_weight=torch.ones(70, requires_grad=True)), NotImplementedError, "class_weight: has no gradient here"),
     (dict(shift=True), ValueError, r"shift: expected hidden \[..., T, D\]"),
-    (dict(tempreature=2.0), TypeError, "there is no argument 'tempreature'"),
+    (dict(tempreature=2.0), TypeError, "unexpected keyword argument 'tempreature'$"),
+    (dict(label_smooth=0.1), TypeError, "unexpected keyword argument 'label_smooth'; did you mean 'label_smoothing'?"),
+    (dict(softcap=0), ValueError, "softcap: expected a number above 0, or None, got 0"),
+    (dict(memory_budget="0"), ValueError, "memory_budget: expected more than 0 bytes, got '0'"),
+    (dict(memory_budget="0.2 B"), ValueError, "memory_budget: expected more than 0 bytes, got '0.2 B'"),
+    (dict(memory_budget="12 mibs"), ValueError, "memory_budget: '12 mibs' is not a number of bytes"),
     (dict(target=None), TypeError, "'target' is given twice"),
 ]
 
@@ -91,6 +98,48 @@ def test_refusals_name_the_argument(options, error, text):
     hidden, weight, target, _ = pair()
     with pytest.raises(error, match=text):
         linear_cross_entropy(hidden, weight, target, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("word", [70, -1, 1 << 33])
+def test_a_bad_target_is_named_with_its_position(word, dtype):
+    hidden, weight, target, _ = pair()
+    hidden, weight = hidden.to(dtype), weight.to(dtype)
+    several = torch.stack([target, target], 1)
+    target[7] = several[7, 1] = word
+    calls = {
+        "7": (linear_cross_entropy, target, {}),
+        "07": (lambda *a, **k: linear_cross_entropy(a[0][None], a[1], a[2][None], reduction="none"), target, {}),
+        "007": (lambda *a: linear_logprobs(*a)[0], target, {}),
+        "7, entry 1": (linear_cross_entropy, several, dict(target_weight=torch.ones(24, 2))),
+        "07, entry 1": (lambda *a: linear_logprobs(*a)[0], several, {}),
+    }
+    for at, (call, words, more) in calls.items():
+        if oracle.DEVICE == "cpu":
+            with pytest.raises(ValueError, match=rf"^targets: {word} at position {at.lstrip('0')} is outside \[0, 70\)"):
+                call(hidden, weight, words, **more)
+        else:  # nothing waits for the GPU
+            assert torch.isnan(call(hidden, weight, words, **more)).any()
+
+
+def test_either_name_of_the_targets():
+    hidden, weight, target, _ = pair()
+    module = LinearCrossEntropy(16, 70)
+    for call, given in (
+        (linear_cross_entropy, (hidden, weight)), (linear_logprobs, (hidden, weight)), (FarFieldHead(), (hidden, weight)),
+        (module, (hidden,)), (orpo_loss, (hidden.reshape(2, 12, -1), weight)),
+    ):
+        words = target.reshape(given[0].shape[:-1])
+        found, wanted = call(*given, targets=words), call(*given, target=words)
+        assert torch.equal(torch.cat([t.flatten() for t in found] if isinstance(found, tuple) else [found[None]]),
+                           torch.cat([t.flatten() for t in wanted] if isinstance(wanted, tuple) else [wanted[None]]))
+        with pytest.raises(TypeError, match="'target' is given twice"):
+            call(*given, target=words, targets=words)
+
+
+@pytest.mark.parametrize("budget", ["256mib", "256 MIB", "0.25gib", 256 << 20])
+def test_units_in_any_case(budget):
+    assert parse_bytes(budget) == 256 << 20
 
 
 def test_refusals_of_tensors():
@@ -107,12 +156,6 @@ def test_refusals_of_tensors():
     refused(ValueError, r"target: expected \[24\]", hidden, weight, target[:5])
     refused(TypeError, "target: expected", hidden, weight, target.to(torch.int16))
     refused(ValueError, r"bias: expected \[70\], got \[3\]", hidden, weight, target, torch.ones(3))
-    bad = target.clone()
-    bad[7] = 70
-    if oracle.DEVICE == "cpu":
-        refused(ValueError, "targets", hidden, weight, bad)
-    else:  # nothing waits for the GPU
-        assert torch.isnan(linear_cross_entropy(hidden, weight, bad))
     with pytest.raises(TypeError, match="missing weight, target"):
         linear_cross_entropy(hidden)
     with pytest.raises(NotImplementedError, match="accuracy: needs one target a token"):

@@ -301,7 +301,7 @@ def test_errors_are_named():
         (NotImplementedError, "reduction: .* got 'none'", dict(reduction="none")),
         (NotImplementedError, "return_lse: is no option", dict(return_lse=True)),
         (NotImplementedError, "memory_budget: .* give it to FarFieldHead", dict(memory_budget="1MiB")),
-        (TypeError, "there is no argument 'far'", dict(far=1)),
+        (TypeError, "unexpected keyword argument 'far'", dict(far=1)),
     ):
         with pytest.raises(error, match=match):
             head(hidden, weight, TARGET, **options)

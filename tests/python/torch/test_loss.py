@@ -273,7 +273,7 @@ def test_the_module():
     assert torch.equal(head(hidden, target), wanted)
     assert head(hidden, target, reduction="none").shape == (7,)
     assert set(head.state_dict()) == {"weight", "bias"} and "label_smoothing=0.1" in repr(head)
-    with pytest.raises(TypeError, match="there is no option 'lable_smoothing'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'lable_smoothing'; did you mean 'label_smoothing'"):
         LinearCrossEntropy(16, 50, lable_smoothing=0.1)
     with pytest.raises(ValueError, match="label_smoothing: expected a number from 0 to 1"):
         LinearCrossEntropy(16, 50, label_smoothing=1.5)

@@ -246,8 +246,9 @@ def test_wrong_types_are_named():
         losses.jsd_loss(p.hidden, p.weight, p.teacher[0], p.teacher[1].float())
     with pytest.raises(TypeError, match="top_k: expected TopK"):
         losses.top_k_loss(p.hidden, p.weight, p.words)
-    with pytest.raises(TypeError, match=r"jsd_loss\(\) got an unexpected keyword argument 'targets'"):
-        losses.jsd_loss(*p.arguments, targets=p.words)
+    with pytest.raises(TypeError, match=r"jsd_loss\(\) got an unexpected keyword argument 'temprature'; did you mean 'temperature'"):
+        losses.jsd_loss(*p.arguments, temprature=2.0)
+    assert torch.equal(losses.jsd_loss(*p.arguments, targets=p.words), losses.jsd_loss(*p.arguments, target=p.words))
 
 
 def test_the_example_of_the_document_runs():
