@@ -285,12 +285,9 @@ def scale(tensors, factor: torch.Tensor) -> None:
     present = [t for t in tensors if t.numel()]
     if not present:
         return
-    cache = _calls.__dict__
     key = ("scale", device.type, place(device))
-    found = cache.get(key)
-    if found is None:
-        found = cache[key] = on_device(device, lambda: _Scale(_context(device)))
-    on_device(device, found.run, present, factor)
+    made = remembered(key, lambda: on_device(device, lambda: _Scale(_context(device))))
+    on_device(device, made.run, present, factor)
 
 
 def head_forward(options: HeadOptions, inputs: dict, outputs: dict, words: _ranks.Words = _ranks.ALL) -> None:

@@ -1,0 +1,131 @@
+"""Calls that are remembered with their plans: each gives what it gives alone, and no more are kept than the bound says."""
+
+import contextlib
+import itertools
+
+import pytest
+import torch
+from logitless.torch import _engine, _fast, linear_cross_entropy, linear_logprobs
+from test_loss import problem
+
+HIDDEN, WEIGHT, TARGET, BIAS = problem(1, (12,), 16, 70, torch.float32, bias=True)
+
+
+def forget():
+    _fast._thread.calls.clear()
+    for key in [k for k in _engine._calls.__dict__ if isinstance(k, tuple)]:
+        del _engine._calls.__dict__[key]
+
+
+def autocast(dtype):
+    return lambda: torch.autocast("cpu", dtype)
+
+
+def leaf(t):
+    return t.detach().clone().requires_grad_()
+
+
+@contextlib.contextmanager
+def threads(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# By a name: what replaces an argument or is one more, and a context.
+KINDS = {
+    "plain": ({}, contextlib.nullcontext),
+    "autocast": ({}, autocast(torch.bfloat16)),
+    "autocast_half": ({}, autocast(torch.float16)),
+    "no_grad": ({}, torch.no_grad),
+    "inference": ({}, torch.inference_mode),
+    "threads": ({}, lambda: threads(1)),
+    "frozen_weight": (dict(weight=WEIGHT.detach()), contextlib.nullcontext),
+    "frozen_hidden": (dict(hidden=HIDDEN.detach()), contextlib.nullcontext),
+    "no_bias": (dict(bias=None), contextlib.nullcontext),
+    "strides": (dict(weight=leaf(WEIGHT).detach().t().contiguous().t().requires_grad_()), contextlib.nullcontext),
+    "words": (dict(target=TARGET.int()), contextlib.nullcontext),
+    "bfloat16": (dict(hidden=leaf(HIDDEN.bfloat16()), weight=leaf(WEIGHT.bfloat16())), contextlib.nullcontext),
+    "fewer": (dict(hidden=leaf(HIDDEN[:5]), target=TARGET[:5]), contextlib.nullcontext),
+    "sum": (dict(reduction="sum"), contextlib.nullcontext),
+    "smooth": (dict(label_smoothing=0.1), contextlib.nullcontext),
+    "ignored": (dict(ignore_index=3, target=TARGET.masked_fill(TARGET == -100, 3)), contextlib.nullcontext),
+    "softcap": (dict(softcap=2.0), contextlib.nullcontext),
+    "scale": (dict(logit_scale=0.5), contextlib.nullcontext),
+    "normalizer": (dict(normalizer=3.0), contextlib.nullcontext),
+    "token_weight": (dict(token_weight=torch.linspace(0, 1, 12)), contextlib.nullcontext),
+    "none": (dict(reduction="none"), contextlib.nullcontext),
+}
+
+
+HEADS = ["plain", "scale", "softcap", "fewer", "bfloat16", "strides", "threads"]
+
+
+def made(name, function=linear_cross_entropy, **more):
+    """The results of a kind and its gradients."""
+    changes, context = KINDS[name]
+    given = {**dict(hidden=HIDDEN, weight=WEIGHT, target=TARGET, bias=BIAS), **changes, **more}
+    arguments = [given.pop(n) for n in ("hidden", "weight", "target", "bias")]
+    with context():
+        found = function(*arguments, **given)
+    results = found if isinstance(found, tuple) else (found,)
+    leaves = [t for t in arguments if t is not None and t.requires_grad]
+    upstream = sum((2.0 * r.float()).sum() for r in results)
+    return [*results, *(torch.autograd.grad(upstream, leaves) if upstream.requires_grad else ())]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_call_gives_what_it_gives_alone(name):
+    forget()
+    wanted = made(name)
+    forget()
+    for other in KINDS:  # each calls first, and is remembered
+        made(other)
+        found = made(name)
+        assert len(found) == len(wanted), other
+        assert all(f.dtype == w.dtype and f.requires_grad == w.requires_grad and torch.equal(f, w) for f, w in zip(found, wanted)), other
+
+
+@pytest.mark.parametrize("first, then", list(itertools.permutations(HEADS, 2)))
+def test_a_head_gives_what_it_gives_alone(first, then):
+    forget()
+    wanted = made(then, linear_logprobs)
+    forget()
+    made(first, linear_logprobs)
+    assert all(torch.equal(f, w) for f, w in zip(made(then, linear_logprobs), wanted))
+
+
+def test_calls_remembered_are_bounded(monkeypatch):
+    """And are the last ones: a loop over few shapes finds its own."""
+    monkeypatch.setattr(_fast, "_MOST", 4)
+    monkeypatch.setattr(_engine, "_MOST_CALLS", 6)
+    forget()
+    for count in range(1, 12):
+        hidden, target = HIDDEN[:count], TARGET[:count].clamp(min=0)
+        for _ in range(2):
+            linear_cross_entropy(hidden, WEIGHT, target, BIAS)
+            linear_cross_entropy(hidden, WEIGHT, target, BIAS, reduction="none")
+            linear_logprobs(hidden, WEIGHT, target)
+            assert len(_fast._thread.calls) <= 4 and len(_engine._calls.__dict__) <= 6
+        assert _fast.find(_fast.key_of((hidden, WEIGHT, target, BIAS), {})) is not None
+    forget()
+
+
+def test_a_call_is_planned_once(monkeypatch):
+    plans = []
+    kept = _engine.Call.__init__
+    monkeypatch.setattr(_engine.Call, "__init__", lambda self, *a: (plans.append(1), kept(self, *a))[1])
+    forget()
+    for call in (
+        lambda: linear_cross_entropy(HIDDEN, WEIGHT, TARGET, BIAS).backward(),
+        lambda: linear_cross_entropy(HIDDEN, WEIGHT, TARGET, BIAS, reduction="none").sum().backward(),
+        lambda: linear_logprobs(HIDDEN, WEIGHT, TARGET)[0].sum().backward(),
+    ):
+        call()
+        before = len(plans)
+        call()
+        assert before > 0 and len(plans) == before
+    HIDDEN.grad = WEIGHT.grad = BIAS.grad = None
