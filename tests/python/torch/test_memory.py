@@ -113,6 +113,9 @@ def test_layouts_are_named(name):
     for kind, t in given:
         with pytest.raises(TypeError, match=f"^{name}: expected a dense tensor, got a {kind} one"):
             linear_cross_entropy(**{**tensors, name: t})
+        if name in HEAD:  # by position, as calls are remembered
+            with pytest.raises(TypeError, match=f"^{name}: expected a dense tensor, got a {kind} one"):
+                linear_cross_entropy(*{**HEAD, name: t}.values())
 
 
 def negated(t):
@@ -175,7 +178,8 @@ def test_tensors_without_numbers():
     mode = FakeTensorMode()
     fake = {name: mode.from_tensor(t) for name, t in HEAD.items()}
     for reduction, shape in (("mean", ()), ("none", (B, T))):
-        found = linear_cross_entropy(**fake, reduction=reduction)
+        linear_cross_entropy(*HEAD.values(), reduction=reduction)  # is remembered
+        found = linear_cross_entropy(*fake.values(), reduction=reduction)
         assert type(found).__name__ == "FakeTensor" and found.shape == shape
     for name in ("hidden", "weight", "target", "bias", "token_weight"):
         given = {**HEAD, name: fake[name] if name in fake else mode.from_tensor(ones(B, T))}
