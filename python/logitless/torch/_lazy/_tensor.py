@@ -91,6 +91,7 @@ class LazyLogits(Lazy):
     _storage: Storage
     _form: Optional[Form]  # None for a view that is none of rows
     _chain: tuple[Callable[[Tensor], Tensor], ...]  # from the storage's real tensor to this view of it
+    _of: Optional[LazyLogits]  # of a view that is none of rows: what the last of the chain is a part of
     _view: Optional[Tensor]
     _read: Optional[Tensor]
 
@@ -101,7 +102,7 @@ class LazyLogits(Lazy):
             cls, like.shape, strides=like.stride(), storage_offset=like.storage_offset(), dtype=like.dtype, device=device
         )
         self._storage, self._form, self._chain = storage, form, chain
-        self._view = self._read = None
+        self._of = self._view = self._read = None
         return self
 
     @classmethod
@@ -113,6 +114,8 @@ class LazyLogits(Lazy):
     def __repr__(self, **_: Any) -> str:
         if self._storage.real is not None:
             return repr(self.materialize())
+        if self.dim() == 0:
+            return repr(self.detach().clone())
         return f"LazyLogits({list(self.shape)}, dtype={self.dtype}, device={self.device})"
 
     @property
@@ -148,6 +151,9 @@ class LazyLogits(Lazy):
     def _numbers(self) -> Tensor:
         """For an operation that only reads: of some rows of a promise those alone are computed."""
         storage, form = self._storage, self._form
+        if self._of is not None and storage.real is None:
+            rows = self._of._numbers()
+            return self._chain[-1](rows) if storage.real is None else self._real()
         overlaps = any(n > 1 and s == 0 for n, s in zip(self.shape, self.stride()))
         if storage.real is not None or form is None or overlaps or self.numel() > storage.like.numel() // 2:
             return self._real()
@@ -233,6 +239,10 @@ def _mapped(value, of: Callable, kind: type = LazyLogits):
     return value
 
 
+_aten = torch.ops.aten
+_PARTS = (_aten.select.int, _aten.slice.Tensor, _aten.detach.default, _aten.alias.default)  # of whatever memory
+
+
 def _views_of(func, x: LazyLogits, args, kwargs):
     made = func(_meta(x), *args, **kwargs)
     several = isinstance(made, (list, tuple))
@@ -251,6 +261,8 @@ def _views_of(func, x: LazyLogits, args, kwargs):
 
         view = LazyLogits(x._storage, form, like, x.device, (*x._chain, step))
         view._view = real
+        if form is None and func in _PARTS:
+            view._of = x
         views.append(view)
     return type(made)(views) if several else views[0]
 
@@ -360,9 +372,15 @@ def _unless_real(answer):
 
 
 def _deepcopy(x, memo):
-    if not isinstance(x, LazyLogits) or not x.is_leaf:
+    if not isinstance(x, Lazy) or not x.is_leaf:
         return NotImplemented
+    if not isinstance(x, LazyLogits):
+        return x._ordinary().__deepcopy__(memo)
     return x._real().detach().requires_grad_(x.requires_grad).__deepcopy__(memo)
+
+
+def _format(x, spec):
+    return format(x.item(), spec) if isinstance(x, Lazy) and x.dim() == 0 else NotImplemented
 
 
 _NEED_MEMORY = (
@@ -372,5 +390,6 @@ _NEED_MEMORY = (
 RULES.update({getattr(Tensor, name): _ordinarily(getattr(Tensor, name)) for name in _NEED_MEMORY if hasattr(Tensor, name)})
 RULES[torch.utils.dlpack.to_dlpack] = _ordinarily(torch.utils.dlpack.to_dlpack)
 RULES[Tensor.__deepcopy__] = _deepcopy
+RULES[Tensor.__format__] = _format
 RULES[Tensor.is_pinned] = _unless_real(False)
 RULES[Tensor.record_stream] = _unless_real(None)
