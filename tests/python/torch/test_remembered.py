@@ -114,6 +114,21 @@ def test_calls_remembered_are_bounded(monkeypatch):
     forget()
 
 
+@pytest.mark.parametrize("options", [
+    {}, dict(reduction="sum"), dict(label_smoothing=0.1), dict(softcap=None), dict(softcap=3.0), dict(memory_budget="1MiB"),
+])
+def test_what_is_remembered(options):
+    """Numbers, texts and None; what has a tensor more, or is transformed, is none of them."""
+    forget()
+    linear_cross_entropy(HIDDEN, WEIGHT, TARGET, BIAS, **options)
+    assert _fast.find(_fast.key_of((HIDDEN, WEIGHT, TARGET, BIAS), options)) is not None
+    assert _fast.key_of((HIDDEN, WEIGHT, TARGET, BIAS), dict(options, class_weight=torch.ones(70))) is None
+    assert _fast.key_of((HIDDEN, WEIGHT), options) is None
+    found = []
+    torch.func.grad(lambda h: (found.append(_fast.key_of((h, WEIGHT, TARGET, BIAS), options)), h.sum())[1])(HIDDEN.detach())
+    assert found == [None]
+
+
 def test_a_call_is_planned_once(monkeypatch):
     plans = []
     kept = _engine.Call.__init__
