@@ -16,6 +16,8 @@ from autochunk_losses import (
     distillation,
     dpo,
     exactly,
+    integer_labels,
+    masked,
     mlp,
     per_token,
     random,
@@ -23,6 +25,7 @@ from autochunk_losses import (
     softcapped,
     targets,
     two_heads,
+    whole,
     z_loss,
 )
 from jax.sharding import Mesh
@@ -86,6 +89,41 @@ def test_the_head_engine_serves_losses_of_logits_in_fp32(dtype):
     found = run(chunked, args)
     assert "on the head engine" in chunked.explain()
     check_same(found, exactly(loss, args), GRADIENT_ERROR[dtype])
+
+
+def unit(x):
+    return x / jnp.linalg.norm(x, axis=-1, keepdims=True) * 4
+
+
+ALIASED = {  # both sides of the logits, of one value
+    "itself": lambda h: (h, h),
+    "normalised": lambda h: (unit(h), unit(h)),
+    "normalised one side": lambda h: (unit(h), h),
+    "joined": lambda h: (jnp.concatenate([h[260:], h[:260]]),) * 2,
+    "transposed": lambda h: (jnp.tanh(h.T).T,) * 2,
+    "parts": lambda h: (h[:512], h),
+    "detached left": lambda h: (jax.lax.stop_gradient(h), h),
+    "detached right": lambda h: (h, jax.lax.stop_gradient(h)),
+}
+MADE_OF_THEM = {
+    "cross entropy": lambda z, h, t: integer_labels(z, t).mean(),
+    "masked": lambda z, h, t: masked(integer_labels(z, t), jnp.where(t % 5 == 0, -100, t)),
+    "z loss": lambda z, h, t: (integer_labels(z, t) + 1e-2 * jax.nn.logsumexp(z, -1) ** 2).mean(),
+    "bias": lambda z, h, t: integer_labels(0.7 * (z + h.sum(-1)), t).mean(),
+    "softcap": lambda z, h, t: integer_labels(3 * jnp.tanh(z / 3), t).mean(),
+}
+
+
+@pytest.mark.parametrize(
+    "sides, made", [(s, "cross entropy") for s in ALIASED] + [("itself", m) for m in list(MADE_OF_THEM)[1:]]
+)
+def test_both_sides_are_one_value(sides, made):
+    def loss(h, t):
+        x, w = ALIASED[sides](h)
+        return MADE_OF_THEM[made](x @ w.T, h, t[: x.shape[0]])
+
+    args = random(520, 16, scale=1.0), whole(520, 520)  # 1 MiB of logits
+    check_same(run(natively(loss), args), exactly(loss, args), GRADIENT_ERROR["float32"])
 
 
 @pytest.mark.parametrize("budget", ["48KiB", "64KiB", "300KiB"])
