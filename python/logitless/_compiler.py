@@ -82,9 +82,9 @@ class Program:
         self.parameters = self._tensors("parameter")
         self.results = self._tensors("result")
 
-    def __del__(self):
+    def __del__(self, destroy=lib.logitless_program_destroy):  # at the interpreter's end this module is empty
         if getattr(self, "_handle", None):
-            lib.logitless_program_destroy(self._handle)
+            destroy(self._handle)
 
     def _tensors(self, what: str) -> tuple[ProgramTensor, ...]:
         count = getattr(lib, f"logitless_program_{what}_count")(self._handle)
@@ -153,9 +153,9 @@ class PreparedProgram:
         self._handle = c_void_p()
         check(lib.logitless_program_prepare(program._handle, context.handle, ctypes.byref(self._handle)))
 
-    def __del__(self):
+    def __del__(self, destroy=lib.logitless_prepared_program_destroy):
         if getattr(self, "_handle", None):
-            lib.logitless_prepared_program_destroy(self._handle)
+            destroy(self._handle)
 
     def enqueue(
         self, parameters: Sequence[int], results: Sequence[int], arena: int, arena_bytes: int, stream: int = 0

@@ -80,9 +80,9 @@ class Context:
         self.handle = c_void_p()
         check(lib.logitless_context_create(ctypes.byref(options), ctypes.byref(self.handle)))
 
-    def __del__(self):
+    def __del__(self, destroy=lib.logitless_context_destroy):  # at the interpreter's end this module is empty
         if getattr(self, "handle", None):
-            lib.logitless_context_destroy(self.handle)
+            destroy(self.handle)
 
 
 _contexts = threading.local()

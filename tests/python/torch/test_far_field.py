@@ -5,6 +5,8 @@ import ctypes
 import io
 import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import far_runs
@@ -439,3 +441,23 @@ def test_words_dealt_out_are_as_frequent_on_each_rank():
     ):
         with pytest.raises(ValueError, match=text):
             wrong()
+
+
+ALIVE = """
+import torch, logitless, logitless._library, logitless.torch._engine
+from logitless._compiler import PreparedProgram, Program
+hidden, weight = torch.randn(64, 16, requires_grad=True), torch.randn(300, 16, requires_grad=True)
+for module in (torch, logitless, logitless._library, logitless.torch._engine):
+    head = logitless.torch.FarFieldHead(0.05)
+    loss = head(hidden, weight, torch.arange(64))
+    plain = logitless.torch.linear_cross_entropy(hidden, weight, torch.arange(64))
+    context = logitless._library.Context(threads=1)
+    program = Program("graph main(%x: f32[2]) {\\n  %y = add %x, %x\\n  return y: %y\\n}\\n")
+    alive = [head, loss, plain, context, program, PreparedProgram(program, context), logitless.Communicator.threads(2)]
+    module.alive = alive[::-1] if module is logitless else alive
+"""
+
+
+def test_what_is_alive_at_the_end_of_the_interpreter_ends_without_a_word():
+    done = subprocess.run([sys.executable, "-c", ALIVE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -60,9 +60,9 @@ class Runner:
             )
         self.prepared = on_device(device, lambda: PreparedProgram(made, c.context(c.DEVICE_CUDA, device.index)))
 
-    def __del__(self):
+    def __del__(self, ending=sys.is_finalizing):  # at the interpreter's end this module is empty
         # Kernels may still run: their code is given back after them, and not where a wait would end a capture.
-        if getattr(self, "prepared", None) is None or self.device.type == "cpu" or sys.is_finalizing():
+        if getattr(self, "prepared", None) is None or self.device.type == "cpu" or ending():
             return
         if torch.cuda.is_current_stream_capturing():
             _captured.add(self)
