@@ -88,7 +88,7 @@ class Call:
 
     def run(self, tensors, device, workspace: torch.Tensor | None = None):
         """In a workspace of its own, or that one, of workspace_bytes."""
-        for field, tensor in zip(self.fields, tensors):
+        for field, tensor in zip(self.fields, tensors, strict=True):
             field.data = _memory.address(field.name, tensor)
         workspace = self.kept if workspace is None else workspace
         if workspace is None:

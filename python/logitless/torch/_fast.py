@@ -43,7 +43,7 @@ def key_of(args: tuple, kwargs: dict) -> Any:
     for name, value in kwargs.items():
         if value is not None and type(value) not in (bool, int, float, str):
             return None
-        parts.append((name, value))
+        parts.append((name, type(value), value))  # True is 1, and no number
     device = args[0].device.type
     if device == "cpu":
         place: Any = torch.get_num_threads()

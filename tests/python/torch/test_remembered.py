@@ -129,6 +129,14 @@ def test_what_is_remembered(options):
     assert found == [None]
 
 
+@pytest.mark.parametrize("name, number, other", [("label_smoothing", 1, True), ("ignore_index", 1, 1.0)])
+def test_equal_values_of_other_types_are_still_refused(name, number, other):
+    target = TARGET.masked_fill(TARGET == -100, 1)
+    linear_cross_entropy(HIDDEN, WEIGHT, target, BIAS, **{name: number})
+    with pytest.raises(TypeError, match=f"{name}: expected"):
+        linear_cross_entropy(HIDDEN, WEIGHT, target, BIAS, **{name: other})
+
+
 def test_a_call_is_planned_once(monkeypatch):
     plans = []
     kept = _engine.Call.__init__
