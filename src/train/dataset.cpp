@@ -22,7 +22,29 @@ class Dataset::Source {
   virtual std::int64_t tokens(std::size_t stream) const = 0;
   virtual std::string name(std::size_t stream) const = 0;
   virtual void read(std::size_t stream, std::int64_t begin, std::span<std::int64_t> to) const = 0;
+  // Throws InvalidArgument naming the first token that is not in [0, vocab).
+  virtual void check(std::int64_t vocab) const = 0;
 };
+
+namespace {
+
+std::int64_t windows_in(std::int64_t tokens, std::int64_t length) {
+  return std::max<std::int64_t>(0, (tokens - 1) / length);
+}
+
+template <typename Token>
+void check_tokens(std::span<const Token> tokens, std::int64_t vocab, const std::string& name,
+                  std::int64_t begin) {
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < 0 || tokens[i] >= vocab) {
+      throw InvalidArgument(fmt::format("{}: expected tokens below {} (vocab), found {} at {}",
+                                        name, vocab, tokens[i],
+                                        begin + static_cast<std::int64_t>(i)));
+    }
+  }
+}
+
+}  // namespace
 
 class Dataset::Words : public Source {
  public:
@@ -34,6 +56,9 @@ class Dataset::Words : public Source {
   std::string name(std::size_t) const override { return "the text"; }
   void read(std::size_t, std::int64_t begin, std::span<std::int64_t> to) const override {
     std::copy_n(words_.begin() + begin, to.size(), to.begin());
+  }
+  void check(std::int64_t vocab) const override {
+    check_tokens(std::span<const std::int32_t>(words_), vocab, name(0), 0);
   }
 
  private:
@@ -55,30 +80,15 @@ class Dataset::Shards : public Source {
     const std::lock_guard lock(mutex_);
     shards_[stream].read(begin, to);
   }
+  void check(std::int64_t vocab) const override {
+    const std::lock_guard lock(mutex_);
+    for (const Shard& shard : shards_) shard.check(vocab);
+  }
 
  private:
   mutable std::mutex mutex_;
   std::vector<Shard> shards_;
 };
-
-namespace {
-
-std::int64_t windows_in(std::int64_t tokens, std::int64_t length) {
-  return std::max<std::int64_t>(0, (tokens - 1) / length);
-}
-
-void check_tokens(std::span<const std::int64_t> tokens, std::int64_t vocab, const std::string& name,
-                  std::int64_t begin) {
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    if (tokens[i] < 0 || tokens[i] >= vocab) {
-      throw InvalidArgument(fmt::format("{}: expected tokens below {} (vocab), found {} at {}",
-                                        name, vocab, tokens[i],
-                                        begin + static_cast<std::int64_t>(i)));
-    }
-  }
-}
-
-}  // namespace
 
 Dataset::Dataset(std::shared_ptr<const Source> source, std::int64_t length, std::int64_t vocab)
     : source_(std::move(source)), length_(length), vocab_(vocab) {
@@ -120,6 +130,8 @@ std::uint64_t Dataset::key() const {
   return key;
 }
 
+void Dataset::check() const { source_->check(vocab_); }
+
 std::pair<Dataset, Dataset> Dataset::split(std::int64_t count) const {
   if (count < 1 || count >= windows()) {
     throw InvalidArgument(
@@ -138,7 +150,9 @@ void Dataset::add_window(std::int64_t window, Batch& batch) const {
   }
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(length_ + 1));
   source_->read(stream, window * length_, tokens);
-  check_tokens(tokens, vocab_, source_->name(stream), window * length_);
+  // Files may have changed since check().
+  check_tokens(std::span<const std::int64_t>(tokens), vocab_, source_->name(stream),
+               window * length_);
   batch.tokens.insert(batch.tokens.end(), tokens.begin(), tokens.end() - 1);
   batch.targets.insert(batch.targets.end(), tokens.begin() + 1, tokens.end());
   batch.counted += length_;

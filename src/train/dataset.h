@@ -36,6 +36,9 @@ class Dataset {
   std::int64_t tokens() const { return windows() * length_; }
   // Changes with sizes, and with the tokens at beginning and end of every file.
   std::uint64_t key() const;
+  // Reads all tokens of its files. Throws InvalidArgument naming file and position of the first one
+  // outside of the vocabulary.
+  void check() const;
   // Two parts: all but the last `windows` windows, and those. Throws InvalidArgument when one would
   // be empty.
   std::pair<Dataset, Dataset> split(std::int64_t windows) const;

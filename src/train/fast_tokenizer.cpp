@@ -1,109 +1,23 @@
 #include "train/fast_tokenizer.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <tuple>
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "json/json.h"
-#include "logitless/error.h"
+#include "train/utf8.h"
 
 namespace logitless::train {
 namespace {
 
-// Of sentencepiece_model.proto.
-enum class Kind : std::uint64_t {
-  normal = 1,
-  unknown = 2,
-  control = 3,
-  user = 4,
-  unused = 5,
-  byte = 6
-};
-struct Piece {
-  std::string text;
-  float score = 0.0f;
-  Kind kind = Kind::normal;
-};
+using Piece = SentencePieceModel::Piece;
+using Kind = SentencePieceModel::Kind;
 
-// The fields of a protocol buffer, one after another.
-class Fields {
- public:
-  explicit Fields(std::string_view message) : rest_(message) {}
-
-  bool next() {
-    if (rest_.empty()) return false;
-    const std::uint64_t key = varint();
-    number = key >> 3;
-    switch (key & 7u) {
-      case 0:
-        value = varint();
-        break;
-      case 1:
-        value = fixed(8);
-        break;
-      case 2:
-        bytes = take(varint());
-        break;
-      case 5:
-        value = fixed(4);
-        break;
-      default:
-        refuse();
-    }
-    return true;
-  }
-
-  std::uint64_t number = 0;
-  std::uint64_t value = 0;  // of a number
-  std::string_view bytes;   // of a text or message
-
- private:
-  [[noreturn]] static void refuse() {
-    throw InvalidArgument("tokenizer: expected a SentencePiece model");
-  }
-  std::string_view take(std::uint64_t count) {
-    if (count > rest_.size()) refuse();
-    const std::string_view taken = rest_.substr(0, count);
-    rest_.remove_prefix(count);
-    return taken;
-  }
-  std::uint64_t fixed(std::size_t count) {
-    std::uint64_t result = 0;
-    const std::string_view taken = take(count);
-    for (std::size_t i = 0; i < count; ++i)
-      result |= std::uint64_t{static_cast<unsigned char>(taken[i])} << (8 * i);
-    return result;
-  }
-  std::uint64_t varint() {
-    std::uint64_t result = 0;
-    for (unsigned shift = 0; shift < 64; shift += 7) {
-      const auto byte = static_cast<unsigned char>(take(1)[0]);
-      result |= std::uint64_t{byte & 0x7fu} << shift;
-      if ((byte & 0x80u) == 0) return result;
-    }
-    refuse();
-  }
-
-  std::string_view rest_;
-};
-
-std::vector<Piece> pieces_of(std::string_view model) {
-  std::vector<Piece> pieces;
-  for (Fields top(model); top.next();) {
-    if (top.number != 1) continue;
-    Piece& piece = pieces.emplace_back();
-    for (Fields field(top.bytes); field.next();) {
-      if (field.number == 1) piece.text = field.bytes;
-      if (field.number == 2)
-        piece.score = std::bit_cast<float>(static_cast<std::uint32_t>(field.value));
-      if (field.number == 3) piece.kind = static_cast<Kind>(field.value);
-    }
-  }
-  return pieces;
-}
+constexpr const char* kBlank = "\xe2\x96\x81";  // what SentencePiece writes for a blank
 
 // Pairs in the order in which the model makes them one: by the score of what they make.
 Json merges_of(const std::vector<Piece>& pieces) {
@@ -116,11 +30,18 @@ Json merges_of(const std::vector<Piece>& pieces) {
   }
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return pieces[a].score > pieces[b].score; });
+  // Texts are looked up by lengths that there are: a long piece has a cut at each of its bytes.
+  std::vector<bool> lengths;
+  for (const auto& [text, id] : normal) {
+    if (text.size() >= lengths.size()) lengths.resize(text.size() + 1);
+    lengths[text.size()] = true;
+  }
   Json merges = Json::array();
   for (const std::size_t id : order) {
     const std::string_view text = pieces[id].text;
     std::vector<std::tuple<std::size_t, std::size_t, std::size_t>> cuts;
     for (std::size_t cut = 1; cut < text.size(); ++cut) {
+      if (!lengths[cut] || !lengths[text.size() - cut]) continue;
       const auto left = normal.find(text.substr(0, cut)), right = normal.find(text.substr(cut));
       if (left != normal.end() && right != normal.end())
         cuts.emplace_back(left->second, right->second, cut);
@@ -150,9 +71,33 @@ Json added_of(const std::vector<Piece>& pieces) {
 
 }  // namespace
 
-std::string fast_tokenizer_json(std::string_view model) {
-  constexpr const char* kBlank = "\xe2\x96\x81";  // what SentencePiece writes for a blank
-  const std::vector<Piece> pieces = pieces_of(model);
+std::string fast_tokenizer_refusal(const SentencePieceModel& model) {
+  const SentencePieceModel::Normalizer& normalizer = model.normalizer;
+  const std::pair<bool, const char*> refusals[] = {
+      {model.type != SentencePieceModel::Type::bpe, "a model_type other than BPE"},
+      {!normalizer.charsmap.empty(), "a map of characters"},
+      {normalizer.add_dummy_prefix, "add_dummy_prefix"},
+      {normalizer.remove_extra_whitespaces, "remove_extra_whitespaces"},
+      {!normalizer.escape_whitespaces, "blanks that are not escaped"},
+      {model.blank_after_word, "treat_whitespace_as_suffix"},
+      {!model.byte_fallback, "no byte_fallback"}};
+  for (const auto& [holds, what] : refusals) {
+    if (holds) return what;
+  }
+  std::unordered_set<float> scores;
+  for (const Piece& piece : model.pieces) {
+    if (piece.kind == Kind::unused) return "unused pieces";
+    if (piece.kind == Kind::user && piece.text.find(kBlank) != std::string::npos)
+      return "blanks in a user-defined piece";
+    if (piece.kind == Kind::normal && utf8_length(piece.text, 0) < piece.text.size() &&
+        !scores.insert(piece.score).second)
+      return "pieces of equal scores";
+  }
+  return "";
+}
+
+std::string fast_tokenizer_json(const SentencePieceModel& model) {
+  const std::vector<Piece>& pieces = model.pieces;
   Json::Object vocab;  // operator[] of a Json would search for each
   Json unknown = nullptr;
   for (std::size_t id = 0; id < pieces.size(); ++id) {

@@ -2,13 +2,17 @@
 #pragma once
 
 #include <string>
-#include <string_view>
+
+#include "train/sentence_pieces.h"
 
 namespace logitless::train {
 
-// The same words for a text as `model`, a serialised BPE model without normalisation, gives its
-// lines; but where the text has the name of a special word, "</s>", it is that word. Throws
-// InvalidArgument when it is none.
-std::string fast_tokenizer_json(std::string_view model);
+// Returns "" where tokenizer.json can give the words of a SentencePiece model, or else what it has
+// that this form of the file has not.
+std::string fast_tokenizer_refusal(const SentencePieceModel& model);
+
+// The same words for a text as the library gives; but where the text has the name of a special
+// word, "</s>", it is that word. The model is one that is not refused.
+std::string fast_tokenizer_json(const SentencePieceModel& model);
 
 }  // namespace logitless::train

@@ -26,7 +26,6 @@ constexpr const char* kConfig = "config.json";
 constexpr const char* kTokenizer = "tokenizer.model";
 constexpr const char* kFast = "tokenizer.json";
 constexpr const char* kFastConfig = "tokenizer_config.json";
-constexpr const char* kEndOfText = "</s>";  // the tokenizer's word of that number
 
 std::string beside(const std::string& path, const char* name) {
   return (fs::path(path).parent_path() / name).string();
@@ -107,14 +106,24 @@ void add_tokenizer(ExportFiles& files, const Tokenizer& tokenizer, std::int64_t 
     return;
   }
   put(kTokenizer, words.bytes);
-  put(kFast, fast_tokenizer_json(words.bytes));
+  const SentencePieceModel pieces = parse_sentence_pieces(words.bytes);
+  if (!words.fast.empty() || !fast_tokenizer_refusal(pieces).empty()) {
+    put(kFast, words.fast);
+    put(kFastConfig, words.config);
+    return;
+  }
+  put(kFast, fast_tokenizer_json(pieces));
+  const auto unknown = std::find_if(pieces.pieces.begin(), pieces.pieces.end(), [](const auto& p) {
+    return p.kind == SentencePieceModel::Kind::unknown;
+  });
+  const std::string& end = pieces.pieces.at(static_cast<std::size_t>(tokenizer.end_of_text())).text;
   const Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                       {"bos_token", kEndOfText},
-                       {"eos_token", kEndOfText},
-                       {"unk_token", "<unk>"},
+                       {"bos_token", end},
+                       {"eos_token", end},
+                       {"unk_token", unknown == pieces.pieces.end() ? Json() : Json(unknown->text)},
                        {"clean_up_tokenization_spaces", false},
                        {"model_max_length", context}};
-  put(kFastConfig, config.dump(2) + "\n");
+  put(kFastConfig, words.config.empty() ? config.dump(2) + "\n" : words.config);
 }
 
 GptConfig gpt_sizes(const std::string& path) {
@@ -180,6 +189,8 @@ TokenizerModel read_hugging_face_tokenizer(const std::string& path) {
   TokenizerModel model;
   if (std::optional<std::string> bytes = file_contents(beside(path, kTokenizer)); bytes) {
     model.bytes = std::move(*bytes);
+    model.fast = file_contents(beside(path, kFast)).value_or("");
+    model.config = file_contents(beside(path, kFastConfig)).value_or("");
     return model;
   }
   std::optional<std::string> bytes = file_contents(beside(path, kFast));
@@ -205,6 +216,11 @@ void check_hugging_face_folder(const std::string& path, const std::string& model
     }
   }
   for (const char* name : kExportedBeside) check_writable(beside(path, name));
+}
+
+std::string missing_fast_tokenizer(const TokenizerModel& model) {
+  if (model.format == TokenizerModel::Format::byte_level || !model.fast.empty()) return "";
+  return fast_tokenizer_refusal(parse_sentence_pieces(model.bytes));
 }
 
 void export_model(const std::string& path, const Model& model, const TensorSet& values,

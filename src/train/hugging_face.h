@@ -27,10 +27,11 @@ ModelConfig read_hugging_face_config(const std::string& path);
 
 bool has_hugging_face_tokenizer(const std::string& path);
 
-// tokenizer.model (SentencePiece's) beside `path`, or else tokenizer.json. Of tokenizer.json the
-// word between two texts is eos_token of tokenizer_config.json, or else eos_token_id of
-// config.json, the first of several. Throws InvalidArgument naming the file where neither has it or
-// there is no tokenizer.
+// tokenizer.model (SentencePiece's) beside `path`, with the tokenizer.json and
+// tokenizer_config.json beside it for an export, or else tokenizer.json. Of tokenizer.json the word
+// between two texts is eos_token of tokenizer_config.json, or else eos_token_id of config.json, the
+// first of several. Throws InvalidArgument naming the file where neither has it or there is no
+// tokenizer.
 TokenizerModel read_hugging_face_tokenizer(const std::string& path);
 
 // The files of an export beside its weights.
@@ -41,10 +42,16 @@ inline constexpr const char* kExportedBeside[] = {"config.json", "tokenizer.mode
 // to be replaced; DeviceError when a file beside `path` cannot be written.
 void check_hugging_face_folder(const std::string& path, const std::string& model_type);
 
+// Returns what a tokenizer has that no tokenizer.json made of it would have, so that its export has
+// none; "" where it has one.
+std::string missing_fast_tokenizer(const TokenizerModel& model);
+
 // Writes weights, config.json and, with a tokenizer, its files in place of the model that is there
-// (export_files.h): of SentencePiece tokenizer.model, tokenizer.json and tokenizer_config.json (of
-// transformers); of a tokenizer.json that file and its tokenizer_config.json, byte for byte, and no
-// tokenizer.model of another. `path` is what export_path() returns. Throws DeviceError.
+// (export_files.h), and removes those of another. Files of a tokenizer that was made elsewhere are
+// written byte for byte: tokenizer.model, tokenizer.json and tokenizer_config.json, as many as
+// there were. Of a SentencePiece model without a tokenizer.json that file and tokenizer_config.json
+// are made where they give the same words. `path` is what export_path() returns. Throws
+// DeviceError.
 void export_model(const std::string& path, const Model& model, const TensorSet& values,
                   const SaveOptions& options, const Tokenizer* tokenizer);
 

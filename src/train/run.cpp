@@ -151,6 +151,8 @@ std::string threads_text(const RunReport& report) {
 }
 
 Json log_header(const RunOptions& o, const Trainer& trainer, const RunReport& report) {
+  auto options = Json::parse(options_text(o));
+  options.erase(kOptionsFolder);  // is of no use to who reads the page
   const auto program = Json::parse(trainer.program().report_json());
   const Json& after = program["after"];
   Json timeline = Json::array();
@@ -174,7 +176,7 @@ Json log_header(const RunOptions& o, const Trainer& trainer, const RunReport& re
         {"heads", model.heads},
         {"layers", model.layers},
         {"dtype", name_of(model.activations)}}},
-      {"options", Json::parse(options_text(o))},
+      {"options", options},
       {"train_tokens", report.train_tokens},
       {"held_out_tokens", report.valid_tokens},
       {"device", report.device == DeviceKind::cuda ? report.device_name
@@ -276,7 +278,7 @@ RunReport run_process(const RunOptions& options, const Say& say, ProcessRank& pr
   process.agree({{"device", choice.kind == DeviceKind::cuda ? "cuda" : "cpu"}});
   say_device(choice, process.gpu(), say);
   std::optional<RunData> data;
-  const auto read = [&] { data = read_data(options, say); };
+  const auto read = [&] { data = read_data(options, say, process.rank() == 0); };
   if (options.has_shards()) {
     read();
   } else {

@@ -13,11 +13,16 @@
 namespace logitless::train {
 namespace {
 
-RunData shards(const RunOptions& o) {
+RunData shards(const RunOptions& o, const Say& say, bool check_tokens) {
   const ModelPtr model = o.make_model(o.vocab);
   const auto read = [&](const char* option, const std::vector<std::string>& paths) {
+    constexpr std::int64_t kWorthALine = 1'000'000'000;
     try {
-      return Dataset::of_shards(paths, o.length, model->sizes().vocab);
+      Dataset data = Dataset::of_shards(paths, o.length, model->sizes().vocab);
+      if (check_tokens && data.tokens() >= kWorthALine)
+        say(fmt::format("looking through the {} tokens of --{}", data.tokens(), option));
+      if (check_tokens) data.check();
+      return data;
     } catch (const InvalidArgument& error) {
       throw InvalidArgument(fmt::format("--{}: {}", option, error.what()));
     }
@@ -68,6 +73,13 @@ RunData text(const RunOptions& o, const Say& say) {
           fmt::format("--text: the tokenizer of '{}': {}", o.tokenizer, error.what()));
     }
   }();
+  if (const std::string missing = missing_fast_tokenizer(words.tokenizer.model());
+      !o.hugging_face.empty() && !missing.empty()) {
+    say(
+        fmt::format("--export: tokenizer.model goes with the model as it is, without a "
+                    "tokenizer.json, which has not {}",
+                    missing));
+  }
   // A model may have more words than its tokenizer: rows that were added to fill a tile.
   const ModelPtr model = o.make_model(tokenizer ? o.vocab : words.tokenizer.vocab());
   if (words.tokenizer.vocab() > model->sizes().vocab) {
@@ -90,8 +102,8 @@ RunData text(const RunOptions& o, const Say& say) {
 
 }  // namespace
 
-RunData read_data(const RunOptions& options, const Say& say) {
-  return options.has_shards() ? shards(options) : text(options, say);
+RunData read_data(const RunOptions& options, const Say& say, bool check_tokens) {
+  return options.has_shards() ? shards(options, say, check_tokens) : text(options, say);
 }
 
 }  // namespace logitless::train

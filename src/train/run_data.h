@@ -16,7 +16,8 @@ struct RunData {
   Dataset train, valid;
 };
 
-// Throws InvalidArgument naming the option at fault.
-RunData read_data(const RunOptions& options, const Say& say);
+// Throws InvalidArgument naming the option at fault. `check_tokens`: all tokens of --data and --val
+// are looked at, which one rank of a run does for all.
+RunData read_data(const RunOptions& options, const Say& say, bool check_tokens = true);
 
 }  // namespace logitless::train

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <string_view>
+#include <type_traits>
 
 #include "json/json.h"
 #include "logitless/error.h"
@@ -26,6 +28,7 @@ constexpr std::int64_t kLeastTextVocab = 300;  // 256 bytes, and the tokenizer's
 constexpr std::string_view kYounger[] = {"far-field", "far-both", "cache",
                                          "tokenizer", "ranks",    "shard-head"};
 constexpr std::string_view kSources[] = {"data", "val", "text"};
+constexpr std::string_view kPaths[] = {"data", "val", "text", "cache", "tokenizer"};
 
 template <typename Names>
 bool contains(const Names& names, std::string_view name) {
@@ -98,6 +101,41 @@ void from_json(const Json& json, std::string_view name, T& value) {
   } else {
     value = json.get<T>();
   }
+}
+
+// Calls visit(path) for each path that is kept in a checkpoint.
+template <typename Options, typename Visit>
+void each_path(Options& o, Visit&& visit) {
+  each_option(o, [&](std::string_view name, auto& field) {
+    using Field = std::remove_cvref_t<decltype(field)>;
+    if (!contains(kPaths, name)) return;
+    if constexpr (std::is_same_v<Field, std::string>) visit(name, field);
+    if constexpr (std::is_same_v<Field, std::vector<std::string>>) {
+      for (auto& path : field) visit(name, path);
+    }
+  });
+}
+
+// Empty where it cannot be told, or not in UTF-8, which is all that a checkpoint can store.
+std::string current_folder() {
+  std::error_code error;
+  const std::string folder = std::filesystem::current_path(error).string();
+  try {
+    Json(folder).dump();
+  } catch (const JsonError&) {
+    return {};
+  }
+  return folder;
+}
+
+// A path of a run that was begun in `folder`, for this one.
+std::string from_folder(const std::string& path, const std::string& folder) {
+  if (path.empty() || std::filesystem::path(path).is_absolute()) return path;
+  std::error_code none;
+  const std::string there = (std::filesystem::path(folder) / path).lexically_normal().string();
+  const bool only_here =
+      !std::filesystem::exists(there, none) && std::filesystem::exists(path, none);
+  return only_here ? path : there;
 }
 
 [[noreturn]] void fail(const std::string& text) { throw InvalidArgument(text); }
@@ -244,6 +282,12 @@ std::string options_text(const RunOptions& options) {
                        json[name].dump(-1, NotUtf8::replace_ascii)));
     }
   });
+  bool relative = false;
+  each_path(options, [&](std::string_view, const std::string& path) {
+    relative = relative || (!path.empty() && !std::filesystem::path(path).is_absolute());
+  });
+  if (const std::string folder = current_folder(); relative && !folder.empty())
+    json[kOptionsFolder] = folder;
   return json.dump();
 }
 
@@ -282,6 +326,7 @@ RunOptions with_checkpoint(const RunOptions& options, const std::set<std::string
   const bool own_data = std::any_of(std::begin(kSources), std::end(kSources),
                                     [&](auto name) { return given.count(std::string(name)) > 0; });
   Json stored;
+  std::set<std::string_view> taken;
   try {
     stored = Json::parse(checkpoint.state.options);
     each_option(merged, [&](const char* name, auto& field) {
@@ -295,6 +340,7 @@ RunOptions with_checkpoint(const RunOptions& options, const std::set<std::string
       } else if (!(own_data && (contains(kSources, name) || name == std::string_view("cache")))) {
         try {
           from_json(value, name, field);
+          taken.insert(name);
           // A Llama's sizes are the checkpoint's own.
           if (name == std::string_view("model") && !merged.model.empty() && !merged.llama)
             gpt_preset(merged.model);
@@ -304,6 +350,12 @@ RunOptions with_checkpoint(const RunOptions& options, const std::set<std::string
         }
       }
     });
+    const Json* folder = stored.find(kOptionsFolder);
+    if (folder != nullptr && *folder != current_folder()) {
+      each_path(merged, [&](std::string_view name, std::string& path) {
+        if (taken.contains(name)) path = from_folder(path, folder->text());
+      });
+    }
   } catch (const JsonError& error) {
     throw InvalidArgument(fmt::format("--resume: '{}': metadata 'options' cannot be read: {}",
                                       options.resume, error.what()));

@@ -90,14 +90,18 @@ struct RunOptions {
 void check_given(const RunOptions& options, const std::set<std::string>& given);
 void check_options(const RunOptions& options);
 
+// In options_text(), where a path is relative: the folder that it starts from.
+inline constexpr const char* kOptionsFolder = "folder";
+
 // Those that decide what is learnt, as JSON, for the checkpoint.
 std::string options_text(const RunOptions& options);
 
 // All that ranks must have in common, by name and as text: everything but --threads.
 std::vector<std::pair<std::string, std::string>> shared_options(const RunOptions& options);
 
-// What was not given takes the checkpoint's value. Model, length and seed may not differ: throws
-// InvalidArgument naming the option, the checkpoint's value and the one given.
+// What was not given takes the checkpoint's value, its relative paths from the folder that they
+// were given in, or from the current one where only that has them. Model, length and seed may not
+// differ: throws InvalidArgument naming the option, the checkpoint's value and the one given.
 RunOptions with_checkpoint(const RunOptions& options, const std::set<std::string>& given,
                            const CheckpointHeader& checkpoint);
 

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <iterator>
 #include <vector>
@@ -29,6 +32,29 @@ std::int32_t number_at(const std::array<unsigned char, kHeaderBytes>& header, st
 
 [[noreturn]] void refuse(const std::string& path, const std::string& text) {
   throw InvalidArgument(fmt::format("'{}': {}", path, text));
+}
+
+static_assert(std::endian::native == std::endian::little, "tokens are read as they lie");
+
+// The first index at which a token is `vocab` or more; the count where there is none.
+template <typename Token>
+std::size_t first_outside(std::span<const unsigned char> bytes, std::int64_t vocab) {
+  constexpr std::size_t kBlock = 4096;  // its largest token is found by vectors
+  const std::size_t count = bytes.size() / sizeof(Token);
+  std::array<Token, kBlock> tokens;
+  for (std::size_t begin = 0; begin < count; begin += kBlock) {
+    const std::size_t size = std::min(kBlock, count - begin);
+    std::memcpy(tokens.data(), bytes.data() + begin * sizeof(Token), size * sizeof(Token));
+    Token largest = 0;
+    for (std::size_t i = 0; i < size; ++i) largest = std::max(largest, tokens[i]);
+    if (largest < vocab) continue;
+    return begin +
+           static_cast<std::size_t>(std::find_if(tokens.begin(),
+                                                 tokens.begin() + static_cast<std::ptrdiff_t>(size),
+                                                 [&](Token t) { return t >= vocab; }) -
+                                    tokens.begin());
+  }
+  return count;
 }
 
 }  // namespace
@@ -82,6 +108,31 @@ void Shard::read(std::int64_t begin, std::span<std::int64_t> to) const {
     std::int64_t token = 0;
     for (std::size_t b = token_bytes_; b-- > 0;) token = token << 8 | bytes[token_bytes_ * i + b];
     to[i] = token;
+  }
+}
+
+void Shard::check(std::int64_t vocab) const {
+  if (token_bytes_ == sizeof(std::uint16_t) && vocab > UINT16_MAX) return;
+  constexpr std::size_t kRead = std::size_t{1} << 22;  // bytes at a time
+  std::vector<unsigned char> bytes(kRead);
+  stream_.clear();
+  stream_.seekg(static_cast<std::streamoff>(kHeaderBytes));
+  for (std::int64_t begin = 0; begin < tokens_;) {
+    const std::size_t count =
+        std::min(kRead / token_bytes_, static_cast<std::size_t>(tokens_ - begin));
+    const std::span<unsigned char> part(bytes.data(), count * token_bytes_);
+    stream_.read(reinterpret_cast<char*>(part.data()), static_cast<std::streamsize>(part.size()));
+    if (!stream_) refuse(path_, "became shorter while it was read");
+    const std::size_t at = token_bytes_ == sizeof(std::uint16_t)
+                               ? first_outside<std::uint16_t>(part, vocab)
+                               : first_outside<std::uint32_t>(part, vocab);
+    if (at < count) {
+      std::uint32_t token = 0;
+      std::memcpy(&token, part.data() + at * token_bytes_, token_bytes_);
+      refuse(path_, fmt::format("expected tokens below {} (vocab), found {} at {}", vocab, token,
+                                begin + static_cast<std::int64_t>(at)));
+    }
+    begin += static_cast<std::int64_t>(count);
   }
 }
 

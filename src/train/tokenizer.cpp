@@ -7,30 +7,29 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <optional>
 #include <stdexcept>
 #include <unordered_map>
 
+#include "core/own_files.h"
 #include "logitless/error.h"
 #include "logitless/parallel.h"
 #include "logitless/plan.h"
 #include "logitless/tensor_file.h"
 #include "train/byte_level_tokenizer.h"
 #include "train/hash.h"
+#include "train/sentence_pieces.h"
 #include "train/utf8.h"
 
 namespace logitless::train {
 namespace {
 
-constexpr std::size_t kMaxLine = 1024;          // bytes; longer lines are cut
-constexpr std::size_t kSampleBytes = 4u << 20;  // text that the tokenizer is trained on
-constexpr std::uint64_t kCacheFormat = 3;       // to be raised when tokenisation changes
-// In a cache's metadata: TokenizedText::key, and a tokenizer's fields.
+constexpr std::size_t kMaxLine = 1024;  // bytes; longer lines are cut for the tokenizer's training
+constexpr std::size_t kMaxEncodedLine = 1u << 20;  // and are for its words, which a cut may change
+constexpr std::size_t kSampleBytes = 4u << 20;     // text that the tokenizer is trained on
+constexpr std::uint64_t kCacheFormat = 4;          // to be raised when tokenisation changes
+// In a cache's metadata: TokenizedText::key.
 constexpr const char* kChecksum = "checksum";
-constexpr const char* kFormat = "format";
-constexpr const char* kEndOfText = "end_of_text";
-constexpr const char* kEndOfTextWord = "end_of_text_word";
-constexpr const char* kConfig = "tokenizer_config";
-constexpr std::string_view kFormats[] = {"sentencepiece", "byte_level"};
 
 class Stopwatch {
  public:
@@ -46,11 +45,11 @@ void check(const sentencepiece::util::Status& status, std::string_view what) {
   if (!status.ok()) throw std::runtime_error(fmt::format("{}: {}", what, status.ToString()));
 }
 
-// A line with its newline, or kMaxLine bytes of it, cut between two characters.
-std::string_view take_line(std::string_view& text) {
-  const std::size_t newline = text.substr(0, kMaxLine).find('\n');
+// A line with its newline, or `most` bytes of it, cut between two characters.
+std::string_view take_line(std::string_view& text, std::size_t most) {
+  const std::size_t newline = text.substr(0, most).find('\n');
   std::size_t length =
-      newline == std::string_view::npos ? std::min(text.size(), kMaxLine) : newline + 1;
+      newline == std::string_view::npos ? std::min(text.size(), most) : newline + 1;
   while (length < text.size() && length > 1 &&
          (static_cast<unsigned char>(text[length]) & 0xc0u) == 0x80u) {
     --length;
@@ -72,7 +71,7 @@ class Lines : public sentencepiece::SentenceIterator {
     while (rest_.empty() && file_ < files_.size()) rest_ = files_[file_++]->text;
     done_ = rest_.empty() || left_ == 0;
     if (done_) return;
-    line_ = take_line(rest_);
+    line_ = take_line(rest_, kMaxLine);
     left_ -= std::min(left_, line_.size());
   }
   const std::string& value() const override { return line_; }
@@ -108,28 +107,42 @@ std::vector<std::int32_t> encode_files(const Tokenizer& tokenizer, const Corpus&
   return stream;
 }
 
-std::vector<std::int32_t> words_of(const ConstTensorView& view, int vocab) {
+std::uint64_t hash_of(const TokenizerModel& model) {
+  if (model.format == TokenizerModel::Format::sentencepiece) return hash_bytes(model.bytes);
+  std::uint64_t hash = hash_bytes(model.bytes, 1);
+  hash = hash_bytes(model.end_of_text, hash);
+  return hash_bytes(model.config, mix(hash, static_cast<std::uint32_t>(model.end_of_text_word)));
+}
+
+std::vector<std::int32_t> words_of(const ConstTensorView& view) {
   if (view.dtype() != DType::i32 || view.rank() != 1 || !view.contiguous()) {
     throw std::runtime_error("words are not one row of i32");
   }
   const auto* data = static_cast<const std::int32_t*>(view.data());
-  std::vector<std::int32_t> words(data, data + view.numel());
+  return {data, data + view.numel()};
+}
+
+void check_words(const std::vector<std::int32_t>& words, int vocab) {
   for (const std::int32_t word : words) {
     if (word < 0 || word >= vocab)
       throw std::runtime_error(fmt::format("word {} of {}", word, vocab));
   }
-  return words;
 }
 
-std::uint64_t key_of(const TokenizedText& text) {
-  std::uint64_t key = text.tokenizer.hash();
-  for (const auto* words : {&text.train, &text.held_out}) {
+std::uint64_t key_of(std::uint64_t tokenizer, const std::vector<std::int32_t>& train,
+                     const std::vector<std::int32_t>& held_out) {
+  std::uint64_t key = tokenizer;
+  for (const auto* words : {&train, &held_out}) {
     key = hash_bytes({reinterpret_cast<const char*>(words->data()), words->size() * 4}, key);
   }
   return key;
 }
 
-TokenizedText load_cache(const std::string& path) {
+// `model`: the tokenizer that the cache was made with; null: one that was trained, which it has.
+// Nothing is made of its bytes before they are known to be what was written.
+TokenizedText load_cache(const std::string& path, const TokenizerModel* given) {
+  if (!is_own_file(path))
+    throw std::runtime_error(fmt::format("'{}' may have been written by another user", path));
   const TensorFile file(path);
   const auto& metadata = file.metadata();
   const auto said = [&](const char* name) {
@@ -137,21 +150,22 @@ TokenizedText load_cache(const std::string& path) {
     if (found == metadata.end()) throw std::runtime_error(fmt::format("no {}", name));
     return found->second;
   };
-  const ConstTensorView bytes = file.tensor("tokenizer");
   TokenizerModel model;
-  model.bytes.assign(static_cast<const char*>(bytes.data()),
-                     static_cast<std::size_t>(bytes.bytes()));
-  model.format = said(kFormat) == kFormats[1] ? TokenizerModel::Format::byte_level
-                                              : TokenizerModel::Format::sentencepiece;
-  model.end_of_text = said(kEndOfText);
-  model.end_of_text_word = std::stoi(said(kEndOfTextWord));
-  model.config = said(kConfig);
-  TokenizedText text{Tokenizer(std::move(model)), {}, {}};
-  text.train = words_of(file.tensor("train"), text.tokenizer.vocab());
-  text.held_out = words_of(file.tensor("held_out"), text.tokenizer.vocab());
-  text.key = key_of(text);
-  if (said(kChecksum) != hex(text.key))
+  if (given != nullptr) {
+    model = *given;
+  } else {
+    const ConstTensorView bytes = file.tensor("tokenizer");
+    model.bytes.assign(static_cast<const char*>(bytes.data()),
+                       static_cast<std::size_t>(bytes.bytes()));
+  }
+  std::vector<std::int32_t> train = words_of(file.tensor("train"));
+  std::vector<std::int32_t> held_out = words_of(file.tensor("held_out"));
+  const std::uint64_t key = key_of(hash_of(model), train, held_out);
+  if (said(kChecksum) != hex(key))
     throw std::runtime_error(fmt::format("'{}' is not as it was written", path));
+  TokenizedText text{Tokenizer(std::move(model)), std::move(train), std::move(held_out), key};
+  for (const auto* words : {&text.train, &text.held_out})
+    check_words(*words, text.tokenizer.vocab());
   return text;
 }
 
@@ -165,20 +179,7 @@ void save_cache(const std::string& path, const TokenizedText& text) {
       {"train", row(text.train, DType::i32)},
       {"held_out", row(text.held_out, DType::i32)},
   };
-  std::filesystem::create_directories(std::filesystem::path(path).parent_path());
-  write_safetensors(path, tensors,
-                    {{kChecksum, hex(text.key)},
-                     {kFormat, std::string(kFormats[static_cast<std::size_t>(model.format)])},
-                     {kEndOfText, model.end_of_text},
-                     {kEndOfTextWord, std::to_string(model.end_of_text_word)},
-                     {kConfig, model.config}});
-}
-
-std::uint64_t hash_of(const TokenizerModel& model) {
-  if (model.format == TokenizerModel::Format::sentencepiece) return hash_bytes(model.bytes);
-  std::uint64_t hash = hash_bytes(model.bytes, 1);
-  hash = hash_bytes(model.end_of_text, hash);
-  return hash_bytes(model.config, mix(hash, static_cast<std::uint32_t>(model.end_of_text_word)));
+  write_safetensors(path, tensors, {{kChecksum, hex(text.key)}}, FileUse::cache);
 }
 
 }  // namespace
@@ -197,39 +198,61 @@ namespace {
 
 class SentencePieces : public Tokenizer::Words {
  public:
-  explicit SentencePieces(const std::string& model) {
-    check(processor_.LoadFromSerializedProto(model), "tokenizer");
+  explicit SentencePieces(const std::string& bytes) {
+    const SentencePieceModel model = parse_sentence_pieces(bytes);
+    load(bytes, first_);
+    if (first_.eos_id() < 0) {
+      throw InvalidArgument(
+          "tokenizer: expected a SentencePiece model with a word between two texts (</s>), found "
+          "none");
+    }
+    by_lines_ = splits_into_lines(model);
+    if (by_lines_ && model.normalizer.add_dummy_prefix)
+      load(without_dummy_prefix(bytes), rest_.emplace());
   }
-  int vocab() const override { return processor_.GetPieceSize(); }
-  int end_of_text() const override { return processor_.eos_id(); }
+  int vocab() const override { return first_.GetPieceSize(); }
+  int end_of_text() const override { return first_.eos_id(); }
   const std::vector<std::int32_t>& before_text() const override { return none_; }
   void encode(std::string_view text, std::vector<std::int32_t>& words) const override;
   std::string decode(const std::vector<std::int32_t>& words) const override {
     std::string text;
-    check(processor_.Decode(std::vector<int>(words.begin(), words.end()), &text), "tokenizer");
+    check(first_.Decode(std::vector<int>(words.begin(), words.end()), &text), "tokenizer");
     return text;
   }
 
  private:
-  sentencepiece::SentencePieceProcessor processor_;
+  using Processor = sentencepiece::SentencePieceProcessor;
+  static void load(const std::string& bytes, Processor& to) {
+    const auto status = to.LoadFromSerializedProto(bytes);
+    if (!status.ok()) throw InvalidArgument(fmt::format("tokenizer: {}", status.ToString()));
+  }
+
+  Processor first_;                // of a text's first line, or of all of it
+  std::optional<Processor> rest_;  // of the other lines, where they are without a blank before them
+  bool by_lines_ = false;
   std::vector<std::int32_t> none_;
 };
 
 void SentencePieces::encode(std::string_view text, std::vector<std::int32_t>& words) const {
+  std::vector<int> fresh;
+  const auto add = [&](const Processor& processor, std::string_view part) {
+    check(processor.Encode(part, &fresh), "tokenizer");
+    words.insert(words.end(), fresh.begin(), fresh.end());
+  };
+  if (!by_lines_) return add(first_, text);
   // A word never crosses a line, so a line met before has the same words; code repeats its short
   // lines a lot.
   constexpr std::size_t kRemembered = 40;
   std::unordered_map<std::string_view, std::vector<int>> known;
-  std::vector<int> fresh;
-  while (!text.empty()) {
-    const std::string_view line = take_line(text);
-    if (line.size() > kRemembered) {
-      check(processor_.Encode(line, &fresh), "tokenizer");
-      words.insert(words.end(), fresh.begin(), fresh.end());
+  const Processor& rest = rest_ ? *rest_ : first_;
+  for (bool is_first = true; !text.empty(); is_first = false) {
+    const std::string_view line = take_line(text, kMaxEncodedLine);
+    if (is_first || line.size() > kRemembered) {
+      add(is_first ? first_ : rest, line);
       continue;
     }
     const auto [entry, is_new] = known.try_emplace(line);
-    if (is_new) check(processor_.Encode(line, &entry->second), "tokenizer");
+    if (is_new) check(rest.Encode(line, &entry->second), "tokenizer");
     words.insert(words.end(), entry->second.begin(), entry->second.end());
   }
 }
@@ -338,9 +361,12 @@ TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache
   const std::uint64_t key = mix(mix(corpus.key(), words), kCacheFormat);
   const std::string path =
       (std::filesystem::path(cache_directory) / (hex(key) + ".safetensors")).string();
-  if (std::filesystem::exists(path)) {
+  const std::string refusal = cache_refusal(cache_directory);
+  if (!refusal.empty())
+    say(fmt::format("the cache '{}' is not used: {}", cache_directory, refusal));
+  if (refusal.empty() && std::filesystem::exists(std::filesystem::symlink_status(path))) {
     try {
-      TokenizedText text = load_cache(path);
+      TokenizedText text = load_cache(path, model);
       say(fmt::format("tokenizer and words from {}", path));
       return text;
     } catch (const std::exception& error) {
@@ -361,9 +387,12 @@ TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache
   Stopwatch encoding;
   text.train = encode_files(text.tokenizer, corpus, false, threads);
   text.held_out = encode_files(text.tokenizer, corpus, true, threads);
-  text.key = key_of(text);
+  text.key = key_of(text.tokenizer.hash(), text.train, text.held_out);
   say(fmt::format("text split into words in {:.1f} s", encoding.seconds()));
+  if (!refusal.empty()) return text;
   try {
+    if (const std::string why = make_cache_folder(cache_directory); !why.empty())
+      throw DeviceError(fmt::format("'{}': {}", cache_directory, why));
     save_cache(path, text);
   } catch (const std::exception& error) {
     say(fmt::format("the cache could not be written, which costs time alone: {}", error.what()));

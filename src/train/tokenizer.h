@@ -25,17 +25,21 @@ struct TokenizerModel {
   // Of byte_level alone. The word between two texts: its name, or where that is empty its number.
   std::string end_of_text;
   std::int32_t end_of_text_word = -1;
-  std::string config;  // tokenizer_config.json, if there is one
+  // Of one that was made elsewhere: what lies beside it, if anything, which goes with it.
+  std::string config;  // tokenizer_config.json
+  std::string fast;    // tokenizer.json beside a tokenizer.model
 
   bool operator==(const TokenizerModel&) const = default;
 };
 
-// Of SentencePiece: white space is kept to the letter (no normalisation, runs of blanks and tabs
-// are words of their own), and a character without a word falls back to its bytes, so
+// Words of a text are those that SentencePiece gives of the whole of it. Of a tokenizer that
+// train() makes white space is kept to the letter (no normalisation, runs of blanks and tabs are
+// words of their own), and a character without a word falls back to its bytes, so
 // decode(encode(text)) == text.
 class Tokenizer {
  public:
-  // Throws std::runtime_error where `model` is none, InvalidArgument where it has what is not read.
+  // Throws InvalidArgument where `model` is none, has no word between two texts, or has what is not
+  // read.
   explicit Tokenizer(TokenizerModel model);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
@@ -77,7 +81,9 @@ using Say = std::function<void(std::string_view)>;
 // Tokenizer and streams of a corpus, from `cache_directory` when an earlier call left them there,
 // else made and left there. The vocabulary is smaller than asked when the text is too short for it.
 // `say` is told what is done and how long it took. With `model` the words are
-// that one's, and `vocab` does not matter. Files of the cache that were changed are made again.
+// that one's, and `vocab` does not matter. Files of the cache that were changed, or that somebody
+// else may have written, are made again; nothing is read from or written into a folder that is no
+// place for a cache (own_files.h).
 TokenizedText tokenize(const Corpus& corpus, int vocab, const std::string& cache_directory,
                        int threads, const Say& say, const TokenizerModel* model = nullptr);
 

@@ -41,6 +41,11 @@ inline Utf8Run utf8_run(std::string_view text) {
   return run;
 }
 
+inline bool is_utf8(std::string_view text) {
+  const Utf8Run run = utf8_run(text);
+  return text.empty() || (run.valid && run.bytes == text.size());
+}
+
 // Appends the character with this number, below 0x110000 and no surrogate.
 inline void append_utf8(std::string& text, std::uint32_t code) {
   const auto put = [&](std::uint32_t byte) { text.push_back(static_cast<char>(byte)); };

@@ -2,7 +2,9 @@
 """`logitless train --ranks` (path of the command in LOGITLESS_CLI): ranks that are threads, each with a part of the CPU."""
 
 import json
+import os
 import signal
+import subprocess
 import sys
 import unittest
 from pathlib import Path
@@ -69,12 +71,21 @@ class RanksTest(CommandTest):
         self.assertRegex(done.stderr, "the (validation )?loss of step [0-9]+ is .*was not written")
 
     def test_end_where_one_cannot_read(self):
-        # Token 400 of a vocabulary of 300, which only some rank's batch has.
+        # Token 400 of a vocabulary of 300, which only some rank's batch has, and not before the first step.
         bad = self.dir / "bad.bin"
-        shard(bad, [1] * 600 + [400] + [1] * 600)
-        done = run("--data", bad, "--val", self.val, *SIZES, *QUIET, "--steps", 50, "--ranks", 2)
-        self.assertEqual(done.returncode, 2, done.stderr)
-        self.assertRegex(done.stderr, "expected tokens below 300 .vocab., found 400 at 600")
+        shard(bad, [1] * 1201)
+        command = [CLI, "train", "--data", bad, "--val", self.val, *SIZES, *QUIET, "--steps", 1000000, "--ranks", 2]
+        with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+            for line in process.stdout:
+                if line.startswith("step "):
+                    break
+            with bad.open("r+b") as file:
+                file.seek(1024 + 2 * 600)
+                file.write((400).to_bytes(2, "little"))
+            err = process.communicate(timeout=120)[1]
+        self.assertEqual(process.returncode, 2, err)
+        self.assertRegex(err, "expected tokens below 300 .vocab., found 400 at 600")
 
     def test_refusals(self):
         base = ["--data", self.data, *SIZES, *QUIET, "--steps", 1]

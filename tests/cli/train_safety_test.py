@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from tensor_files import read_safetensors  # noqa: E402
-from train_test import CLI, CommandTest, SIZES, run  # noqa: E402
+from train_test import CLI, CommandTest, SIZES, run, shard  # noqa: E402
 
 QUIET = ["--sample", 0]
 
@@ -110,6 +110,20 @@ class FilesTest(CommandTest):
         self.assertIn(b"--text: expected UTF-8, which is all that --save can store", done.stderr)
         self.assertNotIn(b"step 1", done.stdout)
 
+    def test_a_token_outside_of_the_vocabulary_is_found_first(self):
+        tokens = [i % 300 for i in range(70000)]
+        for at in (3, 4096, 69999):
+            bad = self.dir / "bad.bin"
+            shard(bad, [*tokens[:at], 300, *tokens[at + 1:]])
+            for options in (["--data", bad], ["--data", self.data, bad], ["--data", self.data, "--val", bad]):
+                with self.subTest(at=at, options=options):
+                    done = run(*options, *SIZES, *QUIET, "--steps", 1, "--save", self.dir / "bad.safetensors")
+                    self.assertEqual(done.returncode, 2, done.stderr)
+                    option = "--val" if "--val" in options else "--data"
+                    self.assertIn(f"{option}: '{bad}': expected tokens below 300 (vocab), found 300 at {at}\n", done.stderr)
+                    self.assertNotIn("step 1", done.stdout)
+            self.assertEqual(run("--data", bad, "--vocab", 301, *SIZES[2:], *QUIET, "--steps", 1).returncode, 0)
+
     def test_what_is_read_is_not_replaced(self):
         one = self.dir / "one.safetensors"
         base = ["--data", self.data, *SIZES, "--steps", 1, *QUIET]
@@ -158,6 +172,32 @@ class FilesTest(CommandTest):
         done = run("--resume", save, "--cache", other, "--steps", 2, *QUIET)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue(list(other.iterdir()))
+
+    def test_resume_from_another_folder(self):
+        """Relative paths of a checkpoint start from where its run was begun, or are found in the current folder."""
+        began, other = self.dir / "began", self.dir / "elsewhere"
+        for folder, word in ((began, "int"), (other, "float")):
+            (folder / "text").mkdir(parents=True)
+            for i in range(20):
+                (folder / "text" / f"{i}.txt").write_text("".join(f"{word} v{(i * 7 + k) % 31} = f({k % 5});\n" for k in range(60)))
+
+        def train(folder, *arguments):
+            done = subprocess.run([CLI, "train", *map(str, [*arguments, *QUIET])], cwd=folder, capture_output=True, text=True,
+                                  check=False, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done.stdout
+
+        train(began, "--text", "text", "--cache", "words", "--vocab", 300, "--dim", 16, "--heads", 2, "--layers", 1, "--length", 8,
+              "--steps", 1, "--warmup", 0, "--save", "run.safetensors")
+        said = train(other, "--resume", "../began/run.safetensors", "--save", "on.safetensors", "--steps", 2)
+        self.assertIn(f"tokenizer and words from {began}/words/", said)
+        self.assertEqual(sorted(p.name for p in other.iterdir()), ["on.log.jsonl", "on.safetensors", "text"])
+        # From the same folder the checkpoint stays the same; a folder that was moved finds its files, too.
+        train(began, "--resume", "run.safetensors", "--save", "again.safetensors")
+        self.assertEqual((began / "run.safetensors").read_bytes(), (began / "again.safetensors").read_bytes())
+        moved = began.rename(self.dir / "moved")
+        self.assertIn("tokenizer and words from words/", train(moved, "--resume", "run.safetensors", "--steps", 2))
+        self.assertNotIn("folder", json.loads((moved / "run.log.jsonl").read_text().splitlines()[0])["options"])
 
     def test_the_sample_of_numbers_is_apart_from_its_prompt(self):
         done = run("--data", self.data, *SIZES, "--steps", 1, "--sample", 3)
@@ -325,6 +365,93 @@ class ModelFilesTest(CommandTest):
         self.assertEqual((again / "tokenizer.model").read_bytes(), model)
         self.assertEqual((again / "model.safetensors").read_bytes(), out.read_bytes())
         self.assertEqual(read_safetensors(out)["wte.weight"][1], [config["vocab_size"], 16])
+
+
+def field(number, value):
+    """A field of a protocol buffer: bytes, or a number."""
+    def varint(count):
+        return bytes([count & 127 | 128]) + varint(count >> 7) if count > 127 else bytes([count])
+    if isinstance(value, float):
+        return varint(number << 3 | 5) + struct.pack("<f", value)
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def sentence_pieces(end=b"</s>", last=b"in", charsmap=b"", dummy_prefix=0):
+    """A SentencePiece BPE model: special words, bytes, two letters and a pair of them."""
+    pieces = [(b"<unk>", 0.0, 2), (end, 0.0, 3), *((f"<0x{i:02X}>".encode(), 0.0, 6) for i in range(256)),
+              (last, 0.0, 1), (b"i", -1.0, 1), (b"n", -2.0, 1)]
+    return (b"".join(field(1, field(1, text) + field(2, score) + field(3, kind)) for text, score, kind in pieces)
+            + field(2, field(3, 2) + field(35, 1))
+            + field(3, field(1, b"identity") + field(2, charsmap) + field(3, dummy_prefix) + field(4, 0)))
+
+
+class TokenizerFilesTest(CommandTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.model = cls.dir / "model"
+        cls.model.mkdir()
+        done = run("--data", cls.data, *SIZES, "--steps", 1, *QUIET, "--export", cls.model)
+        assert done.returncode == 0, done.stderr
+        (cls.dir / "text").mkdir()
+        (cls.dir / "text" / "a.txt").write_text("int main() { return 0; }\n" * 400)
+
+    def run_with(self, model, *arguments, cache="cache", **beside):
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (self.model / name).unlink(missing_ok=True)
+        for name, text in beside.items():
+            (self.model / f"{name}.json").write_text(text)
+        (self.model / "tokenizer.model").write_bytes(model)
+        return run("--init", self.model, "--text", self.dir / "text", "--cache", self.dir / cache, "--length", 8, "--steps", 1,
+                   *QUIET, *arguments)
+
+    def test_what_cannot_be_used_is_refused_first(self):
+        far = struct.pack("<I", 1024) + b"\xff" * 1024 + b"x\0"
+        for tokenizer, message in ((sentence_pieces(end=b"<end>"), "with a word between two texts (</s>), found none"),
+                                   (sentence_pieces(last=b"\xffn"), "of UTF-8, found other bytes in piece 258"),
+                                   (sentence_pieces(charsmap=far), "found a damaged map of characters"),
+                                   (b"no model", "expected a SentencePiece model")):
+            done = self.run_with(tokenizer, "--save", self.dir / "never.safetensors", "--export", self.dir / "never")
+            with self.subTest(message=message):
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertIn(f"--text: the tokenizer of '{self.model}/model.safetensors': tokenizer: expected a Sen", done.stderr)
+                self.assertIn(message, done.stderr)
+                self.assertNotIn("step 1", done.stdout)
+        self.assertFalse(list(self.dir.glob("never*")))
+
+    def test_an_export_has_the_tokenizer_of_the_run(self):
+        out = self.dir / "out"
+        files = ("tokenizer.model", "tokenizer.json", "tokenizer_config.json")
+
+        def exported(*arguments, **beside):
+            done = self.run_with(*arguments, "--export", out, **beside)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done.stdout, [(out / name).read_bytes() if (out / name).exists() else None for name in files]
+
+        said, found = exported(sentence_pieces())
+        self.assertEqual(found[0], sentence_pieces())
+        self.assertEqual(json.loads(found[1])["model"]["merges"], [["i", "n"]])
+        self.assertEqual(json.loads(found[2])["eos_token"], "</s>")
+        # One with a blank before each text has no tokenizer.json that is the same, but its own.
+        llama = sentence_pieces(dummy_prefix=1)
+        said, found = exported(llama)
+        self.assertIn("without a tokenizer.json, which has not add_dummy_prefix", said)
+        self.assertEqual(found, [llama, None, None])
+        said, found = exported(llama, tokenizer='{"of": "it"}', tokenizer_config="{}")
+        self.assertNotIn("without a tokenizer.json", said)
+        self.assertEqual(found, [llama, b'{"of": "it"}', b"{}"])
+
+    def test_a_blank_stands_before_a_text_and_not_before_its_lines(self):
+        done = self.run_with(sentence_pieces(dummy_prefix=1), cache="blank_words")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        words = read_safetensors(next((self.dir / "blank_words").iterdir()))
+        blank = [2 + byte for byte in "\u2581".encode()]  # which is no piece of this model
+        for name, text in (("train", b"int main() { return 0; }\n" * 392), ("held_out", b"int main() { return 0; }\n" * 8)):
+            found = words[name][2]
+            self.assertEqual(found[:4], [*blank, 258], name)
+            self.assertEqual(sum(found[i:i + 3] == blank for i in range(len(found))), 1 + 5 * text.count(b"\n"), name)
 
 
 if __name__ == "__main__":

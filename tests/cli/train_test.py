@@ -159,7 +159,7 @@ class TrainErrorTest(CommandTest):
         self.assert_error(["--data", damaged, "--length", "64"],
                           "--data: length: windows of 64 tokens and one more do not fit into 12 tokens")
         self.assert_error(["--data", self.data, *SIZES[2:], "--vocab", "64"],
-                          f"'{self.data}': expected tokens below 64 (vocab), found ")
+                          f"--data: '{self.data}': expected tokens below 64 (vocab), found ")
         self.assert_error(["--data", self.data, *SIZES, "--budget", "1KiB"], "--budget: a step takes ")
         self.assert_error(["--data", self.data, *SIZES, "--resume", self.data], f"'{self.data}': ")
         other = self.dir / "other.safetensors"

@@ -2,6 +2,7 @@
 #include "kernels/cuda/cubin_cache.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -10,6 +11,7 @@
 #include <string>
 
 #include "core/file_system.h"
+#include "core/siphash.h"
 #include "kernels/device_module.h"
 #include "logitless/error.h"
 
@@ -63,8 +65,13 @@ class CubinCache : public testing::Test {
     return "code of\n" + content + std::string(3, '\0');
   }
   std::vector<fs::path> files() const {
-    return {fs::directory_iterator(folder_), fs::directory_iterator()};
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::directory_iterator(folder_)) {
+      if (entry.path().extension() == ".cubin") found.push_back(entry.path());
+    }
+    return found;
   }
+  fs::path key() const { return folder_ / "key"; }
   static std::string read(const fs::path& path) {
     std::ifstream file(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
@@ -142,6 +149,76 @@ TEST_F(CubinCache, AFolderThatCannotBeWrittenIsNoError) {
   write(folder_, "a file where the folder should be");
   EXPECT_EQ(get("a"), expected("a"));
   EXPECT_EQ(made_, 1);
+}
+
+// Code that the GPU runs is this user's own, or it is made again.
+TEST_F(CubinCache, BelievesNothingThatOthersCanHaveWritten) {
+  get("a");
+  const fs::path path = files().at(0);
+  const std::string whole = read(path);
+  const fs::path victim = folder_.parent_path() / "victim";
+  const auto made_again = [&](const char* what) {
+    EXPECT_EQ(get("a"), expected("a")) << what;
+    EXPECT_EQ(made_, 1) << what;
+    EXPECT_EQ(get("a"), expected("a")) << what;
+    EXPECT_EQ(made_, 0) << what;
+  };
+  write(victim, whole);
+  fs::remove(path);
+  fs::create_symlink(victim, path);
+  made_again("a link, whose target stays");
+  EXPECT_EQ(read(victim), whole);
+  EXPECT_FALSE(fs::is_symlink(path));
+  fs::permissions(path, fs::perms::others_write, fs::perm_options::add);
+  made_again("a file that others may write");
+  EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  if (geteuid() == 0) {
+    ASSERT_EQ(chown(path.c_str(), 65534, 65534), 0);
+    made_again("another user's file");
+  }
+  fs::permissions(folder_, fs::perms::group_write, fs::perm_options::add);
+  for (const int made : {1, 1}) {
+    EXPECT_EQ(get("b"), expected("b"));
+    EXPECT_EQ(made_, made) << "a folder that others may write";
+  }
+  EXPECT_EQ(files().size(), 1u);
+}
+
+TEST_F(CubinCache, ProvesCodeByAKeyOfItsOwn) {
+  get("a");
+  const fs::path path = files().at(0);
+  EXPECT_EQ(fs::status(key()).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  const std::string secret = read(key()), whole = read(path);
+  EXPECT_EQ(secret.size(), kSipHashKey);
+  // With another key, or one that others may have read, what is there proves nothing.
+  for (const bool open : {false, true}) {
+    if (open) {
+      fs::permissions(key(), fs::perms::others_read, fs::perm_options::add);
+    } else {
+      write(key(), std::string(kSipHashKey, 'k'));
+    }
+    EXPECT_EQ(get("a"), expected("a"));
+    EXPECT_EQ(made_, 1);
+    EXPECT_NE(read(path), whole);
+  }
+  EXPECT_NE(read(key()), std::string(kSipHashKey, 'k'));
+  fs::remove(key());
+  fs::create_symlink("/dev/zero", key());
+  EXPECT_EQ(get("a"), expected("a"));
+  EXPECT_FALSE(fs::is_symlink(key()));
+}
+
+// The vectors of the paper's authors: the key 00 01 .. 0f, the bytes 00 01 .. of each length.
+TEST(SipHash, IsThatOfItsAuthors) {
+  std::string key, bytes;
+  for (char c = 0; c < 16; ++c) key += c;
+  EXPECT_EQ(siphash(key, bytes), "a3817f04ba25a8e66df67214c7550293");
+  bytes = std::string(1, '\0');
+  EXPECT_EQ(siphash(key, bytes), "da87c1d86b99af44347659119b22fc45");
+  const std::string base = siphash(key, "some bytes of code");
+  EXPECT_NE(base, siphash(key, "some bytes of codf"));
+  key[15] ^= 1;
+  EXPECT_NE(base, siphash(key, "some bytes of code"));
 }
 
 TEST_F(CubinCache, NoFolderNoFiles) {

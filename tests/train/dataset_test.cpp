@@ -210,8 +210,10 @@ TEST_F(DatasetTest, SaysWhatIsWrong) {
   expect_message([&] { Dataset::of_words({1, 2, 3}, 0, 9); }, "length: expected at least 1, got 0");
   const Dataset data = Dataset::of_shards({shard("a", counting(0, 30))}, 4, 10);
   data.sequential_batch(0, 2);
-  expect_message([&] { data.sequential_batch(2, 1); },
-                 "a': expected tokens below 10 (vocab), found 10 at 10");
+  const std::string bad = "a': expected tokens below 10 (vocab), found 10 at 10";
+  expect_message([&] { data.sequential_batch(2, 1); }, bad);
+  expect_message([&] { data.check(); }, bad);
+  expect_message([&] { data.split(1).first.check(); }, bad);
   expect_message(
       [&] {
         Dataset::of_words({1, 9, 2}, 2, 9).sequential_batch(0, 1);

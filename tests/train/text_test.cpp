@@ -1,5 +1,6 @@
 // Text found on the machine, its tokenizer and its cache.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -7,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "logitless/tensor_file.h"
 #include "train/test_folder.h"
 #include "train/text_corpus.h"
 #include "train/tokenizer.h"
@@ -184,6 +186,56 @@ TEST_F(TokenizerTest, MakesADamagedCacheAgain) {
   EXPECT_NE(said.find("is not as it was written"), std::string::npos) << said;
   EXPECT_EQ(again.train, made.train);
   EXPECT_EQ(again.key, made.key);
+}
+
+// Nothing is built of a tokenizer that is not the one that was written.
+TEST_F(TokenizerTest, ChecksACacheBeforeItIsUsed) {
+  for (int i = 0; i < 40; ++i) write("text/" + std::to_string(i) + ".h", lines(i, 40));
+  const Corpus corpus = read();
+  std::string said;
+  const Say say = [&](std::string_view line) { said += std::string(line) + "\n"; };
+  const auto tokenized = [&] { return tokenize(corpus, 400, (root_ / "cache").string(), 1, say); };
+  const TokenizedText made = tokenized();
+  const fs::path cache = fs::directory_iterator(root_ / "cache")->path();
+  const auto again = [&](const char* why) {
+    said.clear();
+    const TokenizedText text = tokenized();
+    EXPECT_NE(said.find(why), std::string::npos) << said;
+    EXPECT_EQ(text.key, made.key);
+    EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(cache)));
+    said.clear();
+    tokenized();
+    EXPECT_NE(said.find("words from"), std::string::npos) << said;
+  };
+  const TensorFile file(cache.string());
+  const std::string bytes(made.tokenizer.model().bytes.size(), '\x08');
+  const NamedTensor tensors[] = {
+      {"tokenizer", {bytes.data(), DType::i8, {static_cast<std::int64_t>(bytes.size())}}},
+      {"train", file.tensor("train")},
+      {"held_out", file.tensor("held_out")}};
+  write_safetensors(cache.string(), tensors, file.metadata());
+  again("is not as it was written");
+
+  // What another user may have planted, and a link to a file of this one's.
+  fs::copy_file(cache, root_ / "mine");
+  fs::remove(cache);
+  fs::create_symlink(root_ / "mine", cache);
+  again("may have been written by another user");
+  EXPECT_EQ(fs::file_size(root_ / "mine"), fs::file_size(cache));
+  fs::permissions(cache, fs::perms::group_write, fs::perm_options::add);
+  again("may have been written by another user");
+  EXPECT_EQ(fs::status(cache).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  if (geteuid() == 0) {
+    ASSERT_EQ(chown(cache.c_str(), 65534, 65534), 0);
+    again("may have been written by another user");
+  }
+  // A folder that others may write is neither read nor written.
+  fs::permissions(root_ / "cache", fs::perms::others_write, fs::perm_options::add);
+  fs::remove(cache);
+  said.clear();
+  EXPECT_EQ(tokenized().key, made.key);
+  EXPECT_NE(said.find("is not used: other users may write it"), std::string::npos) << said;
+  EXPECT_TRUE(fs::is_empty(root_ / "cache"));
 }
 
 // The words of another tokenizer, which has its own place in the cache.

@@ -1,5 +1,7 @@
 #include "kernels/cuda/cubin_cache.h"
 
+#include <sys/random.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -10,39 +12,51 @@
 #include "core/check.h"
 #include "core/file.h"
 #include "core/hash.h"
+#include "core/own_files.h"
+#include "core/siphash.h"
 
 namespace logitless::cuda {
 namespace {
 
-// A file: one line of title, name, bytes of code, name of the code; then the code.
-std::string header_of(const std::string& name, std::string_view code) {
-  return concat("logitless cubin 1 ", name, " ", code.size(), " ", content_name(code), "\n");
-}
-
-std::optional<std::string> read(const std::filesystem::path& path, const std::string& name) {
+// The contents of a file that no other user can have written.
+std::optional<std::string> read_own(const std::string& path) {
+  if (!is_own_file(path)) return std::nullopt;
   std::ifstream file(path, std::ios::binary);
+  std::string whole((std::istreambuf_iterator<char>(file)), {});
   if (!file) return std::nullopt;
-  const std::string whole((std::istreambuf_iterator<char>(file)), {});
-  const std::size_t line = whole.find('\n');
-  if (!file || line == std::string::npos) return std::nullopt;
-  std::string code = whole.substr(line + 1);
-  if (whole.compare(0, line + 1, header_of(name, code)) != 0) return std::nullopt;
-  return code;
+  return whole;
 }
 
-void write(const std::filesystem::path& path, const std::string& name, const std::string& code) {
-  std::error_code failed;
-  std::filesystem::create_directories(path.parent_path(), failed);
-  if (failed) return;
+void write_own(const std::string& path, std::string_view bytes) {
   try {
-    const std::string header = header_of(name, code);
-    AtomicFile file(path.string());
-    file.write(header.data(), header.size());
-    file.write(code.data(), code.size());
-    file.commit();
+    write_file(path, bytes, FileUse::cache);
   } catch (const Error&) {
     return;  // the code is made again the next time
   }
+}
+
+// The key of the folder, which is drawn where there is none. None where it cannot be kept.
+std::optional<std::string> key_of(const std::string& folder) {
+  const std::string path = (std::filesystem::path(folder) / "key").string();
+  const auto found = [&]() -> std::optional<std::string> {
+    struct stat status {};
+    if (::lstat(path.c_str(), &status) != 0 || (status.st_mode & 077) != 0) return std::nullopt;
+    std::optional<std::string> key = read_own(path);
+    return key && key->size() == kSipHashKey ? key : std::nullopt;
+  };
+  if (auto key = found()) return key;
+  std::string drawn(kSipHashKey, '\0');
+  if (::getrandom(drawn.data(), drawn.size(), 0) != static_cast<ssize_t>(drawn.size()))
+    return std::nullopt;
+  write_own(path, drawn);
+  return found();  // of several processes the last one's
+}
+
+// A file: one line of title, name, bytes of code, proof; then the code.
+std::string header_of(const std::string& key, const std::string& name, std::string_view content,
+                      std::string_view code) {
+  const std::string proven = concat(content.size(), " ", content, code);
+  return concat("logitless cubin 2 ", name, " ", code.size(), " ", siphash(key, proven), "\n");
 }
 
 }  // namespace
@@ -65,12 +79,20 @@ std::string cubin_folder() {
 
 std::string cached(const std::string& folder, std::string_view content,
                    const std::function<std::string()>& make) {
-  if (folder.empty()) return make();
+  if (folder.empty() || !make_cache_folder(folder).empty()) return make();
+  const std::optional<std::string> key = key_of(folder);
+  if (!key) return make();
   const std::string name = content_name(content);
-  const std::filesystem::path path = std::filesystem::path(folder) / (name + ".cubin");
-  if (auto found = read(path, name)) return *std::move(found);
-  std::string code = make();
-  write(path, name, code);
+  const std::string path = (std::filesystem::path(folder) / (name + ".cubin")).string();
+  if (const std::optional<std::string> whole = read_own(path)) {
+    const std::size_t line = whole->find('\n');
+    if (line != std::string::npos) {
+      std::string code = whole->substr(line + 1);
+      if (whole->compare(0, line + 1, header_of(*key, name, content, code)) == 0) return code;
+    }
+  }
+  const std::string code = make();
+  write_own(path, header_of(*key, name, content, code) + code);
   return code;
 }
 
