@@ -44,6 +44,7 @@ WIDE = {name: t if t.dtype == torch.int64 else t.double() for name, t in HEAD.it
 # By a name: the call and its tensors, each of which is put elsewhere in turn.
 CALLS = {
     "loss": (linear_cross_entropy, dict(HEAD, class_weight=ones(V), token_weight=ones(B, T), normalizer=ones()[()] * 7)),
+    "remembered": (lambda **a: linear_cross_entropy(*a.values()), HEAD),
     "each": (lambda **a: linear_cross_entropy(reduction="none", **a), HEAD),
     "float64": (linear_cross_entropy, dict(WIDE, token_weight=ones(B, T).double())),
     "words": (linear_cross_entropy, dict(HEAD, target=whole(B, T, 2), target_weight=ones(B, T, 2))),
@@ -91,13 +92,11 @@ def test_a_tensor_elsewhere_is_named(call, name):
 def test_memory_that_is_gone_is_named(call, name):
     """FSDP frees a storage between uses: of a tensor alone in it, and of a view behind others."""
     function, tensors = CALLS[call]
-    if tensors[name].dim() == 0:
-        return
-    for before in (0, 3):
+    for before, left in ((0, 0), (3, 0), (3, 1)):  # bytes of all elements but one are as good as none
         flat = torch.cat([ones(before).to(tensors[name].dtype), tensors[name].flatten()])
         given = {**tensors, name: flat[before:].view(tensors[name].shape)}
         function(**given)  # calls that are remembered too
-        flat.untyped_storage().resize_(0)
+        flat.untyped_storage().resize_((flat.numel() - 1) * flat.element_size() * left)
         wanted = "input . of a program" if call == "autochunk" else NAMES.get(name, name)
         with pytest.raises(ValueError, match=f"^{wanted}: its memory, [0-9]+ bytes, is not there"):
             function(**given)
@@ -157,11 +156,23 @@ def test_a_negative_bit_of_upstream_gradients_is_heeded():
 @pytest.mark.parametrize("name", ["hidden", "weight"])
 def test_memory_that_is_gone_before_the_backward_is_named(call, name):
     given = {n: HEAD[n].clone() for n in ("hidden", "weight", "target")}
+    call(given["hidden"].requires_grad_(), given["weight"].requires_grad_(), given["target"]).sum().backward()  # planned
     leaves = {n: t.requires_grad_() if t.is_floating_point() else t for n, t in given.items()}
     loss = call(*leaves.values()).sum()
     leaves[name].untyped_storage().resize_(0)
     with pytest.raises(ValueError, match=f"^{name}: its memory"):
         loss.backward()
+
+
+def test_zeros_without_memory_are_named():
+    """PyTorch's own, which stand for a gradient that nothing computes."""
+    with pytest.raises(ValueError, match="^bias: expected a tensor with memory of its own"):
+        linear_cross_entropy(*{**HEAD, "bias": torch._efficientzerotensor(V, device=DEVICE)}.values())
+    zeros = torch._efficientzerotensor(V, device=DEVICE), torch.zeros(V, device=DEVICE)  # the dispatcher gives them memory
+    found, wanted = (
+        torch.func.grad(lambda h: linear_cross_entropy(h, HEAD["weight"], HEAD["target"], z))(HEAD["hidden"]) for z in zeros
+    )
+    assert torch.equal(found, wanted)
 
 
 def test_partitioned_parameters_are_named():
