@@ -332,3 +332,36 @@ def test_what_cannot_be_promised_is_made():
     assert isinstance(lazy_linear(hidden, weight), LazyLogits)
     assert type(lazy_linear(hidden[:0], weight)) is torch.Tensor  # nothing to save
     assert type(lazy_linear(hidden.to("meta"), weight.to("meta"))) is torch.Tensor
+
+
+EDITED = {  # by name (an argument, what is made of logits with it, an edit of the argument)
+    "scale": (lambda: torch.tensor(0.5), lambda z, a: z * a, lambda a: a.mul_(3)),
+    "scale from the left": (lambda: torch.tensor(0.5), lambda z, a: a * z, lambda a: a.fill_(9)),
+    "divisor": (lambda: torch.tensor(4.0), lambda z, a: z / a, lambda a: a.add_(1)),
+    "softcap": (lambda: torch.tensor(3.0), lambda z, a: torch.tanh(z / a) * a, lambda a: a.mul_(2)),
+    "bias": (lambda: torch.linspace(-1, 1, 40), lambda z, a: z + a, lambda a: a.zero_()),
+    "indices": (lambda: torch.tensor([5, 0, 3, 3, 1, 2]), lambda z, a: z[a], lambda a: a.zero_()),
+    "mask": (lambda: torch.tensor([True] * 6), lambda z, a: z[a], lambda a: a.logical_not_()),
+    "indices of two": (lambda: torch.tensor([1, 1, 0, 0, 1, 0]), lambda z, a: z.view(2, 3, 40)[a, a], lambda a: a.zero_()),
+    "index_select": (lambda: torch.tensor([5, 0, 3, 3, 1, 2]), lambda z, a: z.index_select(0, a), lambda a: a.zero_()),
+}
+
+
+@pytest.mark.parametrize("name", EDITED)
+def test_an_argument_that_is_edited_later_changes_nothing(name):
+    argument, make, edit = EDITED[name]
+    if oracle.DEVICE != "cpu" and argument().dim() == 0:
+        pytest.skip("a number on a GPU is not read")
+    hidden, weight, _ = head()
+    found = []
+    for linear in (lazy_linear, F.linear):
+        with torch.no_grad():
+            a, b = argument(), argument()
+            z, w = make(linear(hidden, weight), a), make(linear(hidden, weight), b)
+            assert (type(z) is LazyLogits) == (linear is lazy_linear)
+            edit(a), edit(b)
+            assert not torch.equal(a, argument())
+            found.append((F.cross_entropy(z, TARGET), w + 0))
+            assert linear is not lazy_linear or not z.is_real
+    for x, y in zip(*found):
+        assert torch.allclose(x, y, atol=1e-5)
