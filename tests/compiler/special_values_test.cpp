@@ -120,5 +120,35 @@ INSTANTIATE_TEST_SUITE_P(All, SpecialValues,
                            return made.param.dtype + "_" + std::to_string(made.index);
                          });
 
+// Neighbours that f32 rounds to one number are two: of each other, of a number, of one that is
+// computed.
+TEST(WholeNumbers, AreToldApart) {
+  const std::vector<double> x = {16777216,   16777217,   2147483646,
+                                 2147483647, 8589934592, 8589934593};
+  for (const std::string dtype : {"i32", "i64"}) {
+    const std::size_t count = dtype == "i32" ? 4 : 6;
+    const std::string row = std::to_string(count), type = dtype + "[" + row + "]";
+    const std::string square = dtype + "[" + row + ", " + row + "]";
+    const Graph graph = Graph::parse(
+        "graph g(%x: " + type + ", %y: " + type + ") {\n  %a = broadcast %x dims(0) : " + square +
+            "\n  %b = broadcast %y dims(1) : " + square +
+            "\n  %eq = eq %a, %b\n  %lt = lt %a, %b\n  %c = constant value(16777217) : " + square +
+            "\n  %ge = ge %a, %c\n  %d = sub %a, %b\n  %zero = constant value(0) : " + square +
+            "\n  %ne = ne %d, %zero\n  %one = constant value(1.0) : f32[" + row + ", " + row +
+            "]\n  %two = add %one, %one\n  %f = select %eq, %two, %one\n" +
+            "  return eq: %eq, lt: %lt, ge: %ge, ne: %ne, f: %f\n}\n",
+        "test");
+    const ir::Tensor given{{static_cast<std::int64_t>(count)},
+                           {x.begin(), x.begin() + static_cast<std::ptrdiff_t>(count)}};
+    const ir::Tensors inputs = {{"x", given}, {"y", given}};
+    const ir::Tensors want = ir::interpret(GraphAccess::of(graph), inputs);
+    const ir::Tensors got = execute(compile(graph, {}), inputs);
+    for (const auto& [name, tensor] : want) {
+      SCOPED_TRACE(dtype + " " + name);
+      expect_same(got.at(name), tensor, 0.0);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace logitless::test

@@ -1,8 +1,11 @@
 // Elementwise operations become loops of Pointwise.
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <iterator>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "compiler/analysis/split.h"
 #include "compiler/ops/op.h"
@@ -126,6 +129,54 @@ bool is_small(const Pointwise& loop) {
   return (!loop.reduction || elements <= kExactInFloat) && is_truth(loop, loop.store.source);
 }
 
+// How far a register of f32 tells whole numbers apart: all that it holds; from each small one,
+// since greater ones are rounded in order; or not at all.
+enum class Whole : std::uint8_t { exact, ordered, unknown };
+
+Whole wholeness(const Pointwise::Leaf& leaf) {
+  const double size = std::abs(leaf.number);
+  const bool large = size >= static_cast<double>(kExactInFloat) && std::isfinite(size);
+  if (leaf.kind == Pointwise::Leaf::Kind::constant) return large ? Whole::unknown : Whole::exact;
+  const bool read = leaf.kind == Pointwise::Leaf::Kind::memory && is_index(leaf.view.dtype);
+  return read ? Whole::ordered : Whole::exact;
+}
+
+Whole wholeness(const Pointwise::Step& s, Whole a, Whole b, Whole c) {
+  if (s.kind == Pointwise::Step::Kind::round) return is_index(s.dtype) ? a : Whole::exact;
+  switch (s.function) {
+    case Function::select:
+      return std::max(b, c);
+    case Function::max:
+    case Function::min:
+      return std::max(a, b);
+    case Function::add:
+    case Function::sub:
+      return a == Whole::exact || b == Whole::exact ? std::max(a, b) : Whole::unknown;
+    default:
+      return std::max(a, b) == Whole::exact ? Whole::exact : Whole::unknown;
+  }
+}
+
+// Whether whole numbers are compared that f32 may take for one another.
+bool compares_whole(const Pointwise& loop) {
+  std::vector<Whole> of;
+  for (const Pointwise::Leaf& leaf : loop.leaves) of.push_back(wholeness(leaf));
+  const auto at = [&](int reg) {
+    return reg < 0 ? Whole::exact : of[static_cast<std::size_t>(reg)];
+  };
+  for (const Pointwise::Step& s : loop.steps) {
+    const Whole a = at(s.a), b = at(s.b), most = std::max(a, b);
+    const bool truth = is_truth(loop, static_cast<int>(of.size()));
+    const bool logical = s.function == Function::logical_and ||
+                         s.function == Function::logical_or || s.function == Function::logical_not;
+    if (truth && !logical && s.kind == Pointwise::Step::Kind::function &&
+        (most == Whole::unknown || (most == Whole::ordered && a == b)))
+      return true;
+    of.push_back(truth ? Whole::exact : wholeness(s, a, b, at(s.c)));
+  }
+  return false;
+}
+
 // Whether registers must be f64.
 bool is_wide(const Pointwise& loop) {
   const DType stored = loop.store.view.dtype;
@@ -138,6 +189,7 @@ bool is_wide(const Pointwise& loop) {
   for (const Pointwise::Step& s : loop.steps)
     wide = wide || (s.kind == Pointwise::Step::Kind::round ? s.dtype == DType::f64
                                                            : s.function == Function::random);
+  wide = wide || compares_whole(loop);
   return wide;
 }
 
