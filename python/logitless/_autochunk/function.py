@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import threading
 import warnings
 from collections import OrderedDict
@@ -11,13 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from logitless._autochunk.options import EXECUTORS, Limits, Unsupported, checked_limits
-from logitless._autochunk.plan import Compiled
+from logitless._autochunk.plan import Compiled, format_bytes
+from logitless._autochunk.reads import Read, changed
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _KEPT = 256  # plans of a function, the ones used last
+_VARIANTS = 64  # of them, that differ by what was read alone
+_MANY = 8  # of these, beyond which a warning says why
 
 
 class _Tracing(threading.local):
@@ -42,29 +46,44 @@ def is_tracing() -> bool:
 
 
 class Kept:
-    """Plans by all that a trace depends on, the ones used last. What uses a plan holds it: one that is let go is made
-    again for the next call, and backward passes that wait for it have it still."""
+    """Plans by all that a trace depends on, the ones used last: a key, and what was read besides, which is looked at. What
+    uses a plan holds it: one that is let go is made again for the next call, and backward passes that wait for it have it
+    still."""
 
     def __init__(self):
-        self._made: OrderedDict[tuple, Any] = OrderedDict()
+        self._made: OrderedDict[tuple, list[tuple[list[Read], Any]]] = OrderedDict()
         self._lock = threading.Lock()
+        self._warned = False
 
     def __len__(self) -> int:
         return len(self._made)
 
     def get(self, key: tuple):
         with self._lock:
-            found = self._made.get(key)
-            if found is not None:
-                self._made.move_to_end(key)
-            return found
+            for place, (reads, plan) in reversed(list(enumerate(self._made.get(key, ())))):
+                if changed(reads) is None:
+                    self._made[key].append(self._made[key].pop(place))
+                    self._made.move_to_end(key)
+                    return plan
+            return None
 
-    def keep(self, key: tuple, plan) -> None:
+    def keep(self, key: tuple, plan, reads: list[Read]) -> None:
+        """reads: what was read to make the plan."""
         with self._lock:
-            self._made[key] = plan
+            plans = self._made.setdefault(key, [])
+            different = changed(plans[-1][0]) if plans else None
+            plans.append((reads, plan))
+            del plans[:-_VARIANTS]
             self._made.move_to_end(key)
             while len(self._made) > _KEPT:
                 self._made.popitem(last=False)
+            often = len(plans) > _MANY and different is not None and not self._warned
+            self._warned = self._warned or often
+        if often:
+            warn(
+                f"autochunk: a function was compiled {len(plans)} times, since {different.title} changes between its calls; "
+                "pass what changes as a tensor among the arguments"
+            )
 
 
 class ChunkedFunction(Generic[P, R]):
@@ -82,6 +101,17 @@ class ChunkedFunction(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         raise NotImplementedError
+
+    def __reduce__(self):
+        """A copy, and what is read from a pickle, has the function and the options, and compiles anew. What stands under its
+        own name in a module, as what a decorator has made does, is that name."""
+        found = sys.modules.get(getattr(self, "__module__", ""))
+        name = getattr(self, "__qualname__", "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return name
+        return type(self), (self._function, self.limits, self.gradients, self.unsupported)
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """What was chunked, along what, what was not and why, and the memory before and after: of a call with these
@@ -154,8 +184,30 @@ def in_one_pass(gradients: str, shapes: Sequence[Sequence[int]], half: bool) -> 
     return scalar and (gradients == "forward" or (gradients == "auto" and not half))
 
 
-def describe(forward: Compiled, backward: Compiled | None, joint: bool, alone: str, limits: Limits) -> str:
-    """alone: why there are outputs and no gradients, where it is so."""
+def warn(text: str) -> None:
+    """A warning at the line that called, which is neither ours nor the framework's."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(("logitless.", "torch.", "jax.")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
+
+
+def warn_missed(limits: Limits, parts: Sequence[Compiled | None]) -> None:
+    """Tells of a budget that is not met, as ``strict`` makes an error of. parts: of a new plan."""
+    for made in parts:
+        if made is not None and made.over(limits.budget):
+            warn(
+                f"autochunk: {made.name} takes {format_bytes(made.after)} beyond inputs and results, memory_budget is "
+                f"{format_bytes(limits.budget)}{made.why_over()}. It runs as it is; strict=True makes this an error"
+            )
+            return
+
+
+def describe(
+    forward: Compiled, backward: Compiled | None, joint: bool, alone: str, limits: Limits, eager: int | None = None
+) -> str:
+    """alone: why there are outputs and no gradients, where it is so. eager: bytes that the function itself takes beyond
+    inputs and results, with its gradients, if that is known."""
     if joint:
         how = "outputs and gradients in one pass; backward multiplies the gradients by the tangent of the loss"
     elif backward is not None:
@@ -164,5 +216,10 @@ def describe(forward: Compiled, backward: Compiled | None, joint: bool, alone: s
         how = f"outputs alone: {alone}"
     if limits.native:
         how += "; run by the library"
-    parts = [how] + [made.describe(limits.budget) for made in (forward, backward) if made is not None]
+    programs = [made for made in (forward, backward) if made is not None]
+    if eager is not None:
+        took = max(made.after for made in programs)
+        saved = f", {100 * (1 - took / eager):.1f} % less" if took < eager else ""
+        how += f"\nthe function itself takes {format_bytes(eager)} beyond inputs and results, this {format_bytes(took)}{saved}"
+    parts = [how] + [made.describe(limits.budget) for made in programs]
     return "\n".join(parts) + "\n"

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from logitless._autochunk.bounds import Bounds, bounds_of
+from logitless._autochunk.checks import Check, Indices
 from logitless._autochunk.dtypes import Dtypes
 from logitless._autochunk.externs import Call, Row
 from logitless._autochunk.options import Unsupported
@@ -62,7 +64,7 @@ def rules_of(table: dict[str, Callable]) -> Callable:
     return rules
 
 
-class Writer:
+class Writer(Indices):
     """Writes the statements of a program; each method adds at most a few."""
 
     native = False  # the library runs it, and calls nothing of the framework
@@ -84,10 +86,13 @@ class Writer:
         self.keys: list[Value] = []  # its words, once something reads them
         self.drawn = 0  # operations before the one being lowered that draw random numbers
         self.op = ""  # what is being lowered, for errors
+        self.asked = ""  # the operation that it is a part of
         self.place = ""  # the line of the user's code that it comes from, if that is known
         self.places: dict[str, str] = {}  # the same of each value
         self.hint = ""
         self.device = "cpu"  # where it runs, by the framework's name
+        self.bounds: dict[str, Bounds] = {}  # of whole numbers, where they are known
+        self.checks: dict[tuple, Check] = {}  # of indices, that a run on a CPU makes
 
     def refuse(self, why: str) -> Unsupported:
         return Unsupported(f"autochunk: {self.prefix}{self.op}: {why}")
@@ -122,6 +127,9 @@ class Writer:
         if self.place:
             self.places[name] = self.place
         self.lines.append(f"  %{name} = {text} {written}{attributes} : {result}")
+        found = None if self.dtypes.floating(dtype) else bounds_of(text, [self.range_of(v) for v in operands], shape)
+        if found is not None:
+            self.bounds[name] = found
         return Value(name, dtype, tuple(shape), arange=arange)
 
     def emit_all(self, text: str, operands: Sequence[Value], types: Sequence[tuple], attributes: str) -> list[Value]:
@@ -444,10 +452,12 @@ class Writer:
         if self.untransposed(v) is not None:
             v, axis = self.untransposed(v), 1 - axis
         shape = [s for d, s in enumerate(v.shape) if d != axis]
+        index, _ = self._addressed(index, v.shape[axis])
         return self.emit("pick", [v, self.broadcast(index, shape)], v.dtype, shape, f" axis({axis})")
 
     def gather(self, v: Value, index: Value, axis: int) -> Value:
         """Several along the axis: index has the rank of v, and its shape but for the axis."""
+        index, _ = self._addressed(index, v.shape[axis])
         return self.emit("pick", [v, index], v.dtype, index.shape, f" axis({axis})")
 
     def put(self, index: Value, updates: Value, size: int, axis: int) -> Value:
@@ -455,6 +465,7 @@ class Writer:
         or its update 0."""
         if updates.dtype == self.dtypes.i8:
             return self.cast(self.put(index, self.cast(updates, self.dtypes.i32), size, axis), updates.dtype)
+        index, updates = self._addressed(index, size, updates)
         shape = [size if d == axis else s for d, s in enumerate(index.shape)]
         made = self.emit("put", [index, updates], updates.dtype, shape, f" axis({axis}) size({size})")
         self.puts[made.name] = Put(axis, index, updates)
@@ -505,12 +516,15 @@ class Writer:
         attributes = f" axis({axis}) count({count}) descending({int(descending)})"
         values, index = self.emit_all("sort", [v], [(v.dtype, shape), (self.dtypes.i64, shape)], attributes)
         self.distinct[index.name] = axis
+        self.bounds[index.name] = 0, v.shape[axis] - 1
         return values, index
 
     def take(self, table: Value, index: Value) -> Value:
+        index, _ = self._addressed(index, table.shape[0])
         return self.emit("take", [table, index], table.dtype, [*index.shape, *table.shape[1:]])
 
     def scatter_add(self, index: Value, updates: Value, rows: int) -> Value:
+        index, updates = self._addressed(index, rows, updates)
         shape = [rows, *updates.shape[index.rank :]]
         made = self.emit("scatter_add", [index, updates], self.dtypes.wide(updates.dtype), shape, f" rows({rows})")
         return self.cast(made, updates.dtype)

@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass, replace
 
 from logitless import _library as c
+from logitless._autochunk.checks import Checks
 from logitless._compiler import Program
 
 _KEPT = 256  # programs, the ones used last
@@ -31,6 +32,7 @@ class Request:
     chunks: int = 0
     chunk: bool = True
     externs: bool = False  # the framework runs it, and the library nothing of it
+    checks: Checks | None = None  # of its indices, before it runs
 
     def on(self, **machine) -> Request:
         """The same program for another machine."""

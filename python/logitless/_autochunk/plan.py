@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from logitless._autochunk.checks import Checks
 from logitless._autochunk.externs import Call, described
 from logitless._autochunk.native import Machine, Request, program
 from logitless._autochunk.options import Limits, Unsupported
@@ -20,6 +22,8 @@ Emit = Callable[[Program], tuple[str, int]]
 _ATTEMPTS = 4  # smaller budgets tried, until the Python function meets the one asked for
 _LARGER = 2  # larger ones, where less than half of it is taken
 _NEARLY = 1.1  # times the least bytes that were found, which are no reason for more work
+_MATTERS = 0.01  # of the peak: a smaller value is no reason for anything
+_SIZES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "i64": 8, "i8": 1}
 _MANY = 128  # rounds of a loop, whose operations then take longer to call than to run
 
 
@@ -100,8 +104,30 @@ class Compiled:
         if not self.regions and not self.heads:
             lines.append("  no loops")
         lines += [f"  {e}" for e in self.externs]
-        lines += [f"  not chunked: {self.located(r)}" for r in self.refusals]
+        lines += [f"  not chunked: {self.located(r)}" for r in self.refusals if self._matters(r, budget)]
         return "\n".join(lines)
+
+    def _matters(self, refusal: str, budget: int) -> bool:
+        """Whether it is of a value of more than 1 % of the peak that is whole, or says what budget would do."""
+        if self.over(budget) and refusal is self.refusals[-1]:
+            return True
+        return _size_in(refusal) > _MATTERS * self.before and not refusal.endswith("the head engine makes it")
+
+    def over(self, budget: int) -> int:
+        """Bytes over a budget, 0 for none."""
+        return max(self.after - budget, 0) if budget > 0 else 0
+
+    def why_over(self) -> str:
+        """What keeps it from taking less, if that is known."""
+        return f": {self.located(self.refusals[-1])}" if self.refusals else ""
+
+
+def _size_in(message: str) -> float:
+    """Bytes of the value that a message speaks of; inf where it names no type."""
+    found = re.search(rf"\b({'|'.join(_SIZES)})\[([\d, ]*)\]", message)
+    if found is None:
+        return math.inf
+    return _SIZES[found[1]] * math.prod(int(n) for n in found[2].split(",") if n.strip())
 
 
 def format_bytes(count: int) -> str:
@@ -134,13 +160,15 @@ def compile_text(
     calls: Sequence[Call] = (),
     framework: str = "",
     space: dict | None = None,
+    checks: Checks | None = None,
 ) -> Compiled:
     """The program as a function that meets the budget, if one is found. parameters: in the function's order. function:
     what runs a program of the machine; None: the Python that emit made. places: of values, for what is told. calls: of
-    the framework, that the program has. space: what names of the generated module stand for."""
+    the framework, that the program has. space: what names of the generated module stand for. checks: that function makes
+    before."""
     if not parameters:
         raise Unsupported(f"autochunk: {name} reads no input")
-    asked, places = Request(text, machine, externs=function is None), places or {}
+    asked, places = Request(text, machine, externs=function is None, checks=checks), places or {}
 
     def made(request: Request) -> Tried:
         return Tried(*emit(_compiled(request, function is not None, places)), request)
@@ -201,7 +229,7 @@ def compile_text(
         tried = [t for t in tried if t.bytes < before] + [plain]
     chosen = _chosen(tried, limits.budget)
     report = chosen.program.report
-    refusals = report["not_chunked"] or last_report["not_chunked"]
+    refusals = sorted(report["not_chunked"] or last_report["not_chunked"], key=_size_in)  # the largest is the last
     if not refusals and 0 < limits.budget < chosen.bytes:
         refusals = ["what remains is outside of loops: the compiler's plan is of fewer values than what runs"]
     elif 0 < limits.budget < chosen.bytes:

@@ -57,7 +57,7 @@ def margins(x, i):
 
 
 def roundings(x, i):
-    kept = torch.div(x, 0.3, rounding_mode="floor") + torch.div(x, 0.3, rounding_mode="trunc") + (x * 3).round()
+    kept = torch.floor(x / 0.3) + torch.div(x, 0.3, rounding_mode="trunc") + (x * 3).round()
     wholes = (i.div(2, rounding_mode="floor") * i).sum()
     return (kept * x).sum() + (x.ceil() * x).sum() + x.tanh().erfinv().sin().sum() + wholes
 

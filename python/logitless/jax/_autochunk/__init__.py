@@ -76,7 +76,8 @@ def autochunk(
     differentiable output of one element and holds the gradients from forward to backward; "backward" computes the
     outputs now, and computes what the gradients need of them again in backward; "auto" is "forward" where that can be
     and nothing is fp16, whose loss scaling is a tangent. What is not differentiated by is not computed.
-    strict: a budget that is not met, or a big value that could not be cut, is a ValueError.
+    A budget that no plan meets is a warning, and the plan of the least memory runs.
+    strict: a budget that is not met, or a big value that could not be cut, is a ValueError instead.
     unsupported: "error" raises ``Unsupported`` (a NotImplementedError) naming the primitive that cannot be expressed;
     "run" warns with the same text, and runs ``fn`` itself.
     executor: "python" runs generated JAX; "native" has the library run the program in a custom call, with its head

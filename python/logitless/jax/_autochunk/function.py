@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import jaxlib
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import Partial
 
-from logitless._autochunk.function import ChunkedFunction, P, R, describe, in_one_pass, is_tracing, put
+from logitless._autochunk.function import ChunkedFunction, P, R, describe, in_one_pass, is_tracing, put, tracing, warn_missed
 from logitless._autochunk.names import leaf_names, unique
 from logitless._autochunk.options import Limits, Unsupported
 from logitless._autochunk.plan import Compiled, compile_text
+from logitless._autochunk.reads import Reads
 from logitless._autochunk.text import load
 from logitless.jax import _arguments, _ffi
 from logitless.jax._autochunk import native
@@ -108,7 +112,7 @@ class Plan:
     def describe(self) -> str:
         backward = None if self.backward is None else self.backward.compiled
         alone = "nothing is differentiated"
-        return describe(self.forward.compiled, backward, self.joint, alone, self.call.limits)
+        return describe(self.forward.compiled, backward, self.joint, alone, self.call.limits, self.call.itself(self.wanted))
 
     def source(self) -> str:
         runs = [self.forward] + ([self.backward] if self.backward is not None else [])
@@ -178,12 +182,36 @@ class Call:
     def plan(self, wanted: tuple[bool, ...]) -> Plan | Unchunked:
         if wanted not in self.plans:
             try:
-                self.plans[wanted] = self._make(wanted)
+                plan = self.plans[wanted] = self._make(wanted)
+                parts = [run.compiled for run in (plan.forward, plan.backward) if run is not None]
+                warn_missed(self.limits, parts)
             except Unsupported as error:
                 self.plans[wanted] = Unchunked(self, wanted, self.owner.refused(error, stacklevel=2))
         plan = self.plans[wanted]
         self.owner.last = plan.why if isinstance(plan, Unchunked) else plan
         return plan
+
+    @functools.lru_cache(8)
+    def itself(self, wanted: tuple[bool, ...]) -> int | None:
+        """What the function, and its gradients by the inputs that are wanted, takes as XLA compiles it; None where that is
+        not known."""
+
+        def run(*arrays):
+            def of(*varied):
+                given = iter(varied)
+                outputs = self.function(*(next(given) if w else x for w, x in zip(wanted, arrays)))
+                return [o for o in outputs if floating(o.dtype)], outputs
+
+            if not any(wanted):
+                return self.function(*arrays)
+            made, pull, outputs = jax.vjp(of, *(x for w, x in zip(wanted, arrays) if w), has_aux=True)
+            return outputs, pull([jnp.ones_like(o) for o in made])
+
+        try:
+            with tracing():
+                return temporary_bytes(run, self.inputs)
+        except Exception:  # whatever it is, there is only a line less to tell
+            return None
 
     def _results(self, program: Program) -> list:
         return [(f"out{i}", ref) for i, ref in enumerate(program.outputs[: len(self.outputs)])]
@@ -320,17 +348,29 @@ class AutoChunked(ChunkedFunction[P, R]):
         if call is not None:
             return call, arrays
 
+        reads = Reads(_skips, lambda value: isinstance(value, jax.core.Tracer))
+        reads.closure(self._function)
+
         def flat(*given):
             inner_args, inner_kwargs = jax.tree.unflatten(tree, put(constants, places, given))
-            return self._function(*inner_args, **inner_kwargs)
+            with reads:
+                return self._function(*inner_args, **inner_kwargs)
 
         inputs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in types]
         try:
             call = Call(self, flat, inputs, unique([names[i] for i in places]), axes)
         except Unsupported as error:
             call = self.refused(error, stacklevel=3)
-        self._made.keep(key, call)
+        self._made.keep(key, call, reads.all())
         return call, arrays
+
+
+_FOLDERS = tuple(os.path.dirname(module.__file__) + os.sep for module in (jax, jaxlib, np))
+
+
+def _skips(file: str) -> bool:
+    """Whether it is JAX's own code."""
+    return file.startswith(_FOLDERS)
 
 
 def _endings(value) -> list[str]:

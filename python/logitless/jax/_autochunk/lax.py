@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 import jax.numpy as jnp
+import numpy as np
 
 from logitless._autochunk.heads import HeadWriter
 from logitless._autochunk.lower import Value, Writer, rules_of
@@ -185,17 +186,13 @@ def _integer_pow(w, e, x):
 def _rem(w, e, a, b):
     """a - trunc(a / b) b"""
     if DTYPES.floating(e.out.dtype):
-        quotient = w.div(a, b)
-        whole = w.map("floor", [w.map("abs", [quotient], quotient.dtype)], quotient.dtype)
-        quotient = w.mul(w.map("sign", [quotient], quotient.dtype), whole)
-    else:
-        quotient = _whole_quotient(w, a, b)
-    return w.sub(a, w.mul(quotient, b))
+        raise w.refuse("remainders of floats are JAX's own: a quotient of floats is not exact enough for them")
+    return w.sub(a, w.mul(_whole_quotient(w, a, b), b))
 
 
 def _whole_quotient(w, a, b):
     """a / b of whole numbers, cut toward 0. Tensor programs divide floats alone, which round: the quotient of what the
-    rounded one leaves over is added, and what is then off by one corrected. Exact in f32 as well."""
+    rounded one leaves over is added, and what is then off by one corrected. Exact in f32 as well. By 0 it is -1."""
 
     def magnitude(v):
         return w.map("abs", [v], v.dtype)
@@ -212,7 +209,10 @@ def _whole_quotient(w, a, b):
     left = w.sub(x, w.mul(quotient, y))
     quotient = w.sub(w.add(quotient, count("ge", left, y)), count("lt", left, zero))
     apart = w.map("ne", [w.map("lt", [a, zero], BOOL), w.map("lt", [b, zero], BOOL)], BOOL)
-    return w.map("select", [apart, w.map("neg", [quotient], a.dtype), quotient], a.dtype)
+    quotient = w.map("select", [apart, w.map("neg", [quotient], a.dtype), quotient], a.dtype)
+    if b.number:
+        return quotient
+    return w.map("select", [w.map("eq", [b, zero], BOOL), w.number(-1, a.dtype), quotient], a.dtype)
 
 
 def _compare(name, w, e, a, b):
@@ -267,10 +267,22 @@ def _same(w, e, *x):
 @handles("convert_element_type")
 def _convert(w, e, x):
     count = w.counted(x)
-    made = w.cast(x, e.out.dtype)
+    made = _whole_of(w, x, e.out.dtype) if w.native and DTYPES.floating(x.dtype) else w.cast(x, e.out.dtype)
     if count is not None and not DTYPES.floating(made.dtype):
         w.counts[made.name] = count
     return w.softmaxes.cast(made, x)
+
+
+def _whole_of(w, x, dtype):
+    """A cast of floats: to whole numbers the nearest one that there is, and 0 of a NaN."""
+    if DTYPES.floating(dtype) or dtype == BOOL or x.number is not None:
+        return w.cast(x, dtype)
+    ends = np.iinfo(dtype)
+    made = w.cast(x, dtype)
+    for test, end in (("ge", ends.max), ("le", ends.min)):
+        over = w.map(test, [x, w.number(float(end), x.dtype)], BOOL)
+        made = w.map("select", [over, w.number(end, dtype), made], dtype)
+    return w.map("select", [w.map("ne", [x, x], BOOL), w.number(0, dtype), made], dtype)
 
 
 @handles("reduce_precision")
@@ -478,6 +490,8 @@ def _argmax(w, e, x):
 def _any(w, e, x):
     if x.dtype != BOOL:
         raise w.refuse(f"bits of {x.dtype} have no form in a tensor program; expected bools")
+    if 0 in x.shape and 0 not in e.out.shape:
+        return w.number(False, BOOL, e.out.shape)
     most = w.reduce("reduce_max", w.cast(x, DTYPES.i32), _axes(e))
     return w.map("ne", [most, w.number(0, DTYPES.i32)], BOOL)
 

@@ -65,7 +65,8 @@ def _address(w: JaxWriter, e, x: Value, indices: Value, mapped, fixed, batching,
             paired[d] = counted
             continue
         mode = str(e.params["mode"]).rsplit(".", 1)[-1]
-        if mode == "CLIP":
+        # XLA's own gather clips what was promised to be inside; its scatter leaves it out.
+        if mode == "CLIP" or (mode == "PROMISE_IN_BOUNDS" and e.primitive == "gather" and not w.known(column, size)):
             column = w.map("max", [column, w.number(0, column.dtype)], column.dtype)
             column = w.map("min", [column, w.number(size - 1, column.dtype)], column.dtype)
         elif mode != "PROMISE_IN_BOUNDS":

@@ -74,7 +74,8 @@ def autochunk(
     differentiable output of one element and holds the gradients from forward to backward; "backward" computes the
     outputs now, and computes what the gradients need of them again in backward; "auto" is "forward" where that can be
     and nothing is fp16, whose loss scaling is a tangent.
-    strict: a budget that is not met, or a big value that could not be cut, is a ValueError.
+    A budget that no plan meets is a warning, and the plan of the least memory runs.
+    strict: a budget that is not met, or a big value that could not be cut, is a ValueError instead.
     unsupported: "error" raises ``Unsupported`` (a NotImplementedError) naming the operation that cannot be expressed;
     "run" warns with the same text, and runs ``fn`` itself.
     executor: "auto" is "native" on a CPU, unless the library does not take the function or needs more memory over the

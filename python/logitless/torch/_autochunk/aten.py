@@ -51,7 +51,15 @@ def _unary(name, w, out, x):
 for _name in ("neg", "abs", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos"):
     HANDLERS[_name] = partial(_unary, _name)
 HANDLERS["floor"] = partial(_unary, "floor")
-HANDLERS["sign"] = HANDLERS["sgn"] = partial(_unary, "sign")
+
+
+@handles("sign", "sgn")
+def _sign(w, out, x):
+    made = w.map("sign", [x], out.dtype)
+    if not w.native or not out.dtype.is_floating_point:
+        return made
+    missing = w.map("ne", [x, x], torch.bool)  # of a NaN PyTorch has 0
+    return w.map("select", [missing, w.number(0, out.dtype), made], out.dtype)
 
 
 def _binary(name, w, out, a, b, alpha=1):
@@ -78,7 +86,9 @@ def _rsub(w, out, a, b, alpha=1):
 
 @handles("div")
 def _div(w, out, a, b, rounding_mode=None):
-    if rounding_mode is not None:  # whole numbers in f64, which has them exactly to 2^53
+    if rounding_mode is not None:
+        if rounding_mode == "floor" or not out.dtype.is_floating_point:
+            _check_divisor(w, out, b)
         dtype = out.dtype if out.dtype.is_floating_point else torch.float64
         quotient = w.map("div", [value_of(w, a, dtype), value_of(w, b, dtype)], dtype)
         return w.cast((_whole_below if rounding_mode == "floor" else _whole_part)(w, quotient), out.dtype)
@@ -90,7 +100,17 @@ def _whole_below(w, x):
 
 
 def _whole_part(w, x):
-    return w.mul(w.map("sign", [x], x.dtype), _whole_below(w, w.map("abs", [x], x.dtype)))
+    negative = w.map("lt", [x, w.number(0, x.dtype)], torch.bool)
+    above = w.map("neg", [_whole_below(w, w.map("neg", [x], x.dtype))], x.dtype)
+    return w.map("select", [negative, above, _whole_below(w, x)], x.dtype)
+
+
+def _check_divisor(w, out, b):
+    """Refuses the quotients, cut to a whole number, that a quotient of floats is not exact enough for: PyTorch runs them. The
+    library has those of whole numbers to 2^53, which f64 has exactly, by a number that is not 0."""
+    number = b.number if isinstance(b, Value) else b
+    if out.dtype.is_floating_point or not w.native or not number:
+        raise w.refuse(f"quotients of {out.dtype} cut to whole numbers are PyTorch's own")
 
 
 @handles("ceil")
@@ -180,8 +200,9 @@ def _where(w, out, condition, a, b):
 
 @handles("remainder")
 def _remainder(w, out, a, b):
-    """a - floor(a / b) b; whole numbers in f64, which has them exactly to 2^53."""
-    dtype = out.dtype if out.dtype.is_floating_point else torch.float64
+    """a - floor(a / b) b"""
+    _check_divisor(w, out, b)
+    dtype = torch.float64
     a, b = value_of(w, a, dtype), value_of(w, b, dtype)
     whole = w.map("floor", [w.map("div", [a, b], dtype)], dtype)
     return w.cast(w.sub(a, w.mul(whole, b)), out.dtype)
@@ -497,6 +518,8 @@ def _amin(w, out, x, dims=None, keep=False):
 @handles("max", "min")
 def _max(w, out, x, dim=None, keep=False):
     least = w.op.startswith("aten.min")
+    if 0 in x.shape and (dim is None or x.rank == 0 or x.shape[axis_of(dim, x.rank)] == 0):
+        raise IndexError(f"autochunk: {w.prefix}{w.asked}: expected elements along dim {dim}, got {list(x.shape)}")
     dtype, x = x.dtype, _ordered(w, x)
     v = w.map("neg", [x], x.dtype) if least else x
     dims = _axes(dim, x.rank)
@@ -518,6 +541,8 @@ def _argmax(w, out, x, dim=None, keep=False):
 def _any(w, out, x, dims=None, keep=False):
     every = w.op.startswith("aten.all")
     x = w.cast(x, torch.bool)
+    if math.prod(x.shape) == 0 and math.prod(out.shape) > 0:
+        return w.number(every, torch.bool, out.shape)
     x = w.map("logical_not", [x], torch.bool) if every else x
     count = w.reduce("reduce_max", w.cast(x, torch.int32), _axes(dims, x.rank), keep)
     return w.map("eq" if every else "ne", [count, w.number(0, torch.int32)], torch.bool)

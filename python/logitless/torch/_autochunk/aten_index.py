@@ -13,7 +13,8 @@ from logitless.torch._autochunk.aten import axis_of, handles, value_of
 
 @handles("embedding")
 def _embedding(w, out, table, index, *ignored):
-    return w.take(table, index)
+    w.check(index, table.shape[0], 0)
+    return w.filled(w.take(table, index), index, list(range(index.rank)), table.shape[0])
 
 
 @handles("embedding_dense_backward")
@@ -29,7 +30,9 @@ def _embedding_backward(w, out, gradient, index, rows, padding, scale_by_frequen
 
 @handles("index_select")
 def _index_select(w, out, x, dim, index):
-    return _taken(w, x, axis_of(dim, x.rank), w.reshape(index, [math.prod(index.shape)]), out.shape)
+    axis, index = axis_of(dim, x.rank), w.reshape(index, [math.prod(index.shape)])
+    w.check(index, x.shape[axis], axis)
+    return w.filled(_taken(w, x, axis, index, out.shape), index, [axis], x.shape[axis])
 
 
 def _taken(w, x, axis, index, shape):
@@ -52,6 +55,7 @@ def _axis(w, x, dim, index):
             raise w.refuse(
                 f"an index of {list(index.shape)} for {list(x.shape)} has no form; expected equal but for dim {dim}"
             )
+    w.check(index, x.shape[axis] if x.rank else 1, axis)
     return axis
 
 
@@ -75,9 +79,12 @@ def _gather(w, out, x, dim, index, sparse_grad=False):
     for d, size in enumerate(index.shape):
         if d != axis:
             x = w.slice(x, d, 0, size)
+    size = x.shape[axis]
+    w.check(index, size, axis)
     if index.shape[axis] != 1:
-        return w.gather(x, index, axis)
-    return w.reshape(w.pick(x, _column(w, index, axis, 0), axis), index.shape)
+        return w.filled(w.gather(x, index, axis), index, list(range(index.rank)), size)
+    column = _column(w, index, axis, 0)
+    return w.reshape(w.filled(w.pick(x, column, axis), column, list(range(column.rank)), size), index.shape)
 
 
 def _is_wide(index, axis) -> bool:
@@ -153,12 +160,14 @@ def _scatter_reduce(w, out, x, dim, index, source, reduce, include_self=True):
     return _scatter_add(w, out, x, dim, index, source)
 
 
-def _wrapped(w, index, size):
+def _wrapped(w, index, size, dim):
     """Negative indices count from the end."""
     if index.dtype == torch.bool:
         raise w.refuse(
             "a mask as an index has no form in a tensor program: its shape depends on values; expected torch.where"
         )
+    from_end = not w.asked.startswith(("aten.index_copy", "aten.index_add"))
+    w.check(index, size, dim, -size if from_end else 0)
     if index.arange is not None:
         return index
     negative = w.map("lt", [index, w.number(0, index.dtype)], torch.bool)
@@ -178,7 +187,7 @@ def _one_per_row(w, x, indices):
         along = None if index.arange is None else index.arange + len(shape) - index.rank
         if along != place and not (x.shape[place] == 1 and index.is_number(0)):
             return None
-    return count - 1, w.broadcast(_wrapped(w, indices[-1], x.shape[count - 1]), shape)
+    return count - 1, w.broadcast(_wrapped(w, indices[-1], x.shape[count - 1], count - 1), shape)
 
 
 @handles("index", "_unsafe_index")
@@ -186,14 +195,18 @@ def _index(w, out, x, indices):
     given = [d for d, i in enumerate(indices) if i is not None]
     if len(given) == 1:
         axis = given[0]
-        return _taken(w, x, axis, _wrapped(w, indices[axis], x.shape[axis]), out.shape)
+        index = _wrapped(w, indices[axis], x.shape[axis], axis)
+        made = _taken(w, x, axis, index, out.shape)
+        return w.filled(made, index, [axis + d for d in range(index.rank)], x.shape[axis])
     rows = _one_per_row(w, x, indices)
     if rows is not None:
         axis, index = rows
         rest = [s for d, s in enumerate(x.shape) if d != axis]
-        return w.pick(x, w.broadcast_dims(index, rest, list(range(index.rank))), axis)
+        counted = list(range(index.rank))
+        return w.filled(w.pick(x, w.broadcast_dims(index, rest, counted), axis), index, counted, x.shape[axis])
     flat, rows = _flat_index(w, x, indices, given)
-    return w.reshape(w.take(w.reshape(x, [rows, *x.shape[len(given) :]]), flat), out.shape)
+    made = w.take(w.reshape(x, [rows, *x.shape[len(given) :]]), flat)
+    return w.reshape(w.filled(made, flat, list(range(flat.rank)), rows), out.shape)
 
 
 def _flat_index(w, x, indices, given):
@@ -201,10 +214,14 @@ def _flat_index(w, x, indices, given):
     if given != list(range(len(given))):
         raise w.refuse("several indices with a slice before or between them have no form in a tensor program")
     shape = torch.broadcast_shapes(*(i.shape for i in indices if i is not None))
-    flat = w.number(0, torch.int64)
+    flat, outside = w.number(0, torch.int64), []
     for d in given:
-        index = w.cast(_wrapped(w, indices[d], x.shape[d]), torch.int64)
+        index = w.cast(_wrapped(w, indices[d], x.shape[d], d), torch.int64)
         flat = w.add(w.scaled(flat, x.shape[d]) if d else flat, index)
+        if w.device != "cpu" and not w.known(index, x.shape[d]):  # one of several could be inside as a whole
+            outside.append(w.map("logical_not", [w.inside(index, x.shape[d])], torch.bool))
+    for test in outside:
+        flat = w.map("select", [test, w.number(-1, torch.int64), flat], torch.int64)
     return w.broadcast(flat, shape), math.prod(x.shape[: len(given)])
 
 
@@ -224,7 +241,7 @@ def _index_put(w, out, x, indices, source, accumulate=False):
     source = w.cast(source, x.dtype)
     if len(given) == 1:
         axis = given[0]
-        index = _wrapped(w, indices[axis], x.shape[axis])
+        index = _wrapped(w, indices[axis], x.shape[axis], axis)
         source = w.broadcast(source, [*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]])
         counted = list(range(axis, axis + index.rank))
         source = w.transpose(source, counted + [d for d in range(source.rank) if d not in counted])
@@ -250,7 +267,7 @@ def _written_rows(w, x, indices, given, source):
     """Rows of x replaced by those of the source; of equal indices the last one's."""
     if len(given) == 1:
         axis = given[0]
-        index = _wrapped(w, indices[axis], x.shape[axis])
+        index = _wrapped(w, indices[axis], x.shape[axis], axis)
         source = w.broadcast(source, [*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]])
         counted = list(range(axis, axis + index.rank))
         source = w.transpose(source, counted + [d for d in range(source.rank) if d not in counted])
@@ -292,5 +309,6 @@ def _masked_scatter_backward(w, out, tangent, mask, sizes):
 def _index_add(w, out, x, dim, index, source, alpha=1):
     if axis_of(dim, x.rank) != 0:
         raise w.refuse(f"dim is {dim}, expected 0")
+    w.check(index, x.shape[0], 0)
     source = source if alpha == 1 else w.scaled(source, alpha)
     return w.add(x, w.scatter_add(index, source, x.shape[0]))

@@ -95,7 +95,8 @@ def _bucketize(w, out, x, bounds, out_int32=False, right=False, side=None, sorte
         raise w.refuse("bounds of several rows, or a sorter, have no form in a tensor program; expected one row")
     dtype = torch.promote_types(x.dtype, bounds.dtype)
     spread = w.reshape(value_of(w, x, dtype), [*x.shape, 1])
-    before = w.map("le" if right or side == "right" else "lt", [value_of(w, bounds, dtype), spread], torch.bool)
+    after = w.map("gt" if right or side == "right" else "ge", [value_of(w, bounds, dtype), spread], torch.bool)
+    before = w.map("logical_not", [after], torch.bool)  # all bounds are before a NaN
     return w.reduce("reduce_sum", w.cast(before, out.dtype), [x.rank])
 
 

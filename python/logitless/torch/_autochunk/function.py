@@ -5,23 +5,29 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.utils._pytree as pytree
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from logitless._autochunk.function import ChunkedFunction, P, R, describe, in_one_pass, is_tracing, put
+from logitless._autochunk.checks import Checks, checked
+from logitless._autochunk.function import ChunkedFunction, P, R, describe, in_one_pass, is_tracing, put, warn_missed
 from logitless._autochunk.names import leaf_names, numbered, unique
 from logitless._autochunk.options import AUTO, EXECUTORS, Limits, Unsupported
+from logitless._autochunk.externs import Call
 from logitless._autochunk.parse import parse
 from logitless._autochunk.plan import Compiled, compile_text, format_bytes
+from logitless._autochunk.reads import Reads
+from logitless._autochunk.text import load
+from logitless._compiler import Program
 from logitless.torch import _ops
 from logitless.torch._autochunk import native, transforms
 from logitless.torch._autochunk.dtypes import DTYPES
-from logitless.torch._autochunk.memory import peak_bytes
+from logitless.torch._autochunk.memory import Recorder, peak_bytes
 from logitless.torch._autochunk.program import drawing, to_text
 from logitless.torch._autochunk.source import to_source
 from logitless.torch._autochunk.transforms import SECOND
@@ -39,6 +45,7 @@ class Plan:
     joint: bool = False
     seed: str = ""  # the parameter that random numbers come from, if some are drawn: then the last of the tensors
     not_native: str = ""  # why the library does not run it, where that was left open
+    itself: Callable[[], int | None] = lambda: None  # bytes that the function takes unchunked
 
     def inputs(self, compiled: Compiled, tensors: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor] = ()):
         given = list(tensors)
@@ -78,7 +85,7 @@ class Plan:
 
     def describe(self) -> str:
         alone = "no input needs a gradient"
-        text = describe(self.forward, self.backward, self.joint, alone, self.limits)
+        text = describe(self.forward, self.backward, self.joint, alone, self.limits, self.itself())
         return f"{text}  not by the library: {self.not_native}\n" if self.not_native else text
 
     def source(self) -> str:
@@ -170,17 +177,21 @@ def make_plan(
     def compiled(graph, parameters, results, name, ones=()):
         made = to_text(graph, parameters, results, ones, name, limits.native, seed)
         inputs = [everything[p] for p in made.parameters]
+        checks = None if name == "backward" else made.checks  # which its forward has made
         if limits.native:
-            return _native(made.text, name, made.parameters, inputs, limits, made.places)
+            return _native(made.text, name, made.parameters, inputs, limits, made.places, checks)
 
         def emit(program):
             wide = inputs[0].device.type == "cuda"
             source = to_source(parse(program.text, DTYPES), name, wide, made.calls)
             return source, peak_bytes(source, name, inputs)
 
-        return compile_text(
+        ready = compile_text(
             made.text, name, made.parameters, emit, limits, places=made.places, calls=made.calls, framework="PyTorch"
         )
+        if checks is not None:
+            ready.function = checked(ready.function, checks, _python_checks(checks, made.calls))
+        return ready
 
     given, captured = traced.names[: len(tensors)], traced.names[len(tensors) :]
     found = [f"d_{n}" for n, has in zip(given, traced.has_grad) if has]
@@ -194,6 +205,24 @@ def make_plan(
     forward = compiled(traced.forward, _parameters(traced.forward, given, captured), outputs, "forward")
     backward = compiled(traced.joint, parameters, [None] * len(outputs) + found, "backward")
     return Plan(traced, limits, forward, backward, seed=seed)
+
+
+def _eager_bytes(function: Callable, tensors: Sequence[FakeTensor], needs: Sequence[bool]) -> int | None:
+    """What the function, and its gradients, take beyond inputs and results as PyTorch runs them; None where that is not
+    known, as of sizes that depend on values."""
+    with alone(), tensors[0].fake_mode, torch.enable_grad():
+        leaves = [t.detach().requires_grad_(need) for t, need in zip(tensors, needs)]
+        try:
+            with Recorder(leaves, leaves[0].device.type) as recorder:
+                results = [o for o in pytree.tree_leaves(function(*leaves)) if isinstance(o, torch.Tensor)]
+                sources = [o for o in results if o.requires_grad]
+                if sources:
+                    ones = [torch.ones_like(o) for o in sources]
+                    wanted = [t for t in leaves if t.requires_grad]
+                    results += [g for g in torch.autograd.grad(sources, wanted, ones, allow_unused=True) if g is not None]
+        except Exception:  # whatever it is, there is only a line less to tell
+            return None
+        return recorder.peak(results)
 
 
 def _seed_name(traced: Traced) -> str:
@@ -210,8 +239,26 @@ def _seed_name(traced: Traced) -> str:
     return name
 
 
+def _python_checks(checks: Checks, calls: Sequence[Call]) -> Callable:
+    """What makes the checks, as generated code."""
+    program = Program(checks.text, chunk=False, externs=True)
+    function = load(to_source(parse(program.text, DTYPES), "checks", False, calls), "checks")
+
+    def run(*given):
+        if not native.is_traced(given):
+            checks.raise_for([t.item() for t in function(*given)])
+
+    return run
+
+
 def _native(
-    text: str, name: str, read: list[str], inputs: Sequence[torch.Tensor], limits: Limits, places: dict[str, str]
+    text: str,
+    name: str,
+    read: list[str],
+    inputs: Sequence[torch.Tensor],
+    limits: Limits,
+    places: dict[str, str],
+    checks: Checks | None,
 ) -> Compiled:
     device, copies = inputs[0].device, native.input_bytes(inputs)
     made = compile_text(
@@ -223,6 +270,7 @@ def _native(
         native.machine_of(device),
         lambda request: functools.partial(native.run, request),
         places,
+        checks=checks,
     )
     made.threads = torch.get_num_threads() if device.type == "cpu" else 1
     return made
@@ -275,6 +323,15 @@ def _modules(function: Callable) -> dict[str, torch.nn.Module]:
         for name in code.co_names:
             found.setdefault(name, plain.__globals__.get(name))
     return {name: m for name, m in found.items() if isinstance(m, torch.nn.Module)}
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_LAYERS = os.path.join(_TORCH, "nn", "modules") + os.sep
+
+
+def _skips(file: str) -> bool:
+    """Whether it is PyTorch's own code, but for layers, whose attributes are options."""
+    return file.startswith(_TORCH) and (not file.startswith(_LAYERS) or file.endswith(os.sep + "module.py"))
 
 
 # By key: what a trace of torch.compile refers to.
@@ -356,6 +413,10 @@ class AutoChunked(ChunkedFunction[P, R]):
             )
         return outputs_of(plan, tensors)
 
+    def missed(self, plan: Plan) -> None:
+        """Tells of a new plan that does not meet the budget."""
+        warn_missed(plan.limits, [plan.forward, plan.backward])
+
     def _planned(self, args, kwargs) -> Plan | str:
         return self._plan(args, kwargs)[0]
 
@@ -396,12 +457,16 @@ class AutoChunked(ChunkedFunction[P, R]):
         if plan is not None:
             return plan, tensors
 
+        reads = Reads(_skips, lambda value: isinstance(value, FakeTensor))
+        reads.closure(target)
+
         def call(*given):
             inner_args, inner_kwargs = pytree.tree_unflatten(put(constants, places, given), spec)
-            if shim is None:
-                return self._function(*inner_args, **inner_kwargs)
             replaced = dict(zip(state, given[len(places) :]))
-            return torch.func.functional_call(shim, replaced, inner_args, inner_kwargs)
+            with reads:
+                if shim is None:
+                    return self._function(*inner_args, **inner_kwargs)
+                return torch.func.functional_call(shim, replaced, inner_args, inner_kwargs)
 
         short = [name.removeprefix("module.").replace(".", "_") for name in state]
         named = unique([names[i] for i in places] + short)
@@ -409,9 +474,11 @@ class AutoChunked(ChunkedFunction[P, R]):
             with alone() as around:
                 fakes = _fakes([(*_layout(t), t) for t in tensors])
                 plan = plan_for(call, fakes, named, needs, self.limits, self.gradients, around)
+            plan.itself = functools.cache(functools.partial(_eager_bytes, call, fakes, needs))
+            self.missed(plan)
         except Unsupported as error:
             plan = self.refused(error, stacklevel=4)
-        self._made.keep(key, plan)
+        self._made.keep(key, plan, reads.all())
         return plan, tensors
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from logitless import _library as c
+from logitless._autochunk.checks import unpacked
 from logitless._autochunk.native import Machine, Request, program
 from logitless._compiler import DTYPES as NAMES
 from logitless._compiler import PreparedProgram
@@ -47,11 +48,15 @@ class Runner:
 
     def __init__(self, request: Request, device: torch.device):
         self.device = device
+        self.checks = None  # of indices, on a CPU
         made = program(request)
         self.results = [(r.shape, getattr(DTYPES, r.dtype)) for r in made.results]
         self.arena_bytes = made.arena_bytes
         if device.type == "cpu":
             self.prepared = PreparedProgram(made, c.context())
+            self.checks = request.checks
+            if self.checks is not None:
+                self.check = runner(Request(self.checks.text, request.machine, chunk=False), device)
             return
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
@@ -71,6 +76,8 @@ class Runner:
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         given = [_contiguous(self._here(i, t)) for i, t in enumerate(tensors)]
+        if self.checks is not None:
+            self.checks.raise_for([t.item() for t in self.check.run([given[place] for place in self.checks.reads])])
         made = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.results]
         arena = torch.empty(max(self.arena_bytes, 1), dtype=torch.uint8, device=self.device)
         pointers = [t.data_ptr() for t in given], [t.data_ptr() for t in made], arena.data_ptr(), self.arena_bytes
@@ -109,22 +116,23 @@ def runner(request: Request, device: torch.device) -> Runner:
     return _runner(request, device)
 
 
-_SCHEMA = "(Tensor[] inputs, str text, int budget, int chunks, bool chunk, bool head_engine) -> Tensor[]"
+_SCHEMA = "(Tensor[] inputs, str text, int budget, int chunks, bool chunk, bool head_engine, str checks='') -> Tensor[]"
 
 
-def _request(inputs, text: str, budget: int, chunks: int, chunk: bool, head_engine: bool) -> Request:
-    return Request(text, machine_of(inputs[0].device), budget, chunks, chunk).on(head_engine=head_engine)
+def _request(inputs, text: str, budget: int, chunks: int, chunk: bool, head_engine: bool, checks: str) -> Request:
+    made = Request(text, machine_of(inputs[0].device), budget, chunks, chunk, checks=unpacked(checks))
+    return made.on(head_engine=head_engine)
 
 
 # All that a program depends on is an argument: a graph of torch.compile outlives what was compiled, and is stored.
 @torch.library.custom_op("logitless::program", mutates_args=(), schema=_SCHEMA)
-def program_op(inputs, text, budget, chunks, chunk, head_engine):
-    return runner(_request(inputs, text, budget, chunks, chunk, head_engine), inputs[0].device).run(inputs)
+def program_op(inputs, text, budget, chunks, chunk, head_engine, checks=""):
+    return runner(_request(inputs, text, budget, chunks, chunk, head_engine, checks), inputs[0].device).run(inputs)
 
 
 @program_op.register_fake
-def _(inputs, text, budget, chunks, chunk, head_engine):
-    made = program(_request(inputs, text, budget, chunks, chunk, head_engine))
+def _(inputs, text, budget, chunks, chunk, head_engine, checks=""):
+    made = program(_request(inputs, text, budget, chunks, chunk, head_engine, checks))
     return [inputs[0].new_empty(r.shape, dtype=getattr(DTYPES, r.dtype)) for r in made.results]
 
 
@@ -138,5 +146,6 @@ def run(request: Request, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if is_traced(inputs):
         machine = request.machine
         op = torch.ops.logitless.program
-        return tuple(op(inputs, request.text, request.budget, request.chunks, request.chunk, machine.head_engine))
+        checks = "" if request.checks is None else request.checks.packed()
+        return tuple(op(inputs, request.text, request.budget, request.chunks, request.chunk, machine.head_engine, checks))
     return tuple(runner(request, inputs[0].device).run(inputs))

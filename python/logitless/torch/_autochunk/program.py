@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.utils._pytree as pytree
 
+from logitless._autochunk.checks import Checks
 from logitless._autochunk.externs import Call
 from logitless._autochunk.heads import HeadWriter
 from logitless._autochunk.lower import Value, Writer
@@ -94,6 +95,7 @@ class Text:
     parameters: list[str]  # that it reads, in order
     places: dict[str, str]  # of values: the line of the user's code
     calls: list[Call]  # of PyTorch, that it has
+    checks: Checks | None  # of its indices
 
 
 def to_text(
@@ -143,6 +145,7 @@ def to_text(
         if node not in live and not (writes and node.args[0] in live):
             continue
         w.op, w.hint, w.device, w.drawn = str(node.target), node.name, _device(out), draws.get(node, 0)
+        w.asked = str(node.meta.get("original_aten") or node.target)
         if node in draws and node.kwargs.get("generator") is not None:
             raise w.refuse("a generator of its own has no form in a tensor program; expected the default one")
         if native:
@@ -170,7 +173,7 @@ def to_text(
     inputs = ", ".join(f"%{parameter}: {type_}" for parameter, type_ in header)
     body = "\n".join(w.lines)
     text = f"graph {name}({inputs}) {{\n{body}\n  return {', '.join(returned)}\n}}\n"
-    return Text(text, [p for p, _ in header], w.places, list(w.calls.values()))
+    return Text(text, [p for p, _ in header], w.places, list(w.calls.values()), w.all_checks(header))
 
 
 def _handled(w: Writer, node: torch.fx.Node, out, arguments: Sequence, options: dict):

@@ -27,6 +27,7 @@ from logitless._autochunk.options import Unsupported
 from logitless.torch._autochunk.attention import OneAttention
 from logitless.torch._autochunk.ctc import OneCtc
 from logitless.torch._autochunk.masked import MaskedRows, MaskRefused, check_outputs
+from logitless.torch._autochunk.one_hot import OneHot
 from logitless.torch._autochunk.places import Places, place_of
 
 aten = torch.ops.aten
@@ -116,7 +117,7 @@ def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> t
     places = Places(around.transformed)
     try:
         # Other attention than one operation: PyTorch's kernels have no decomposition.
-        with places, sdpa_kernel(SDPBackend.MATH), OneAttention(), OneCtc(), MaskedRows():
+        with places, sdpa_kernel(SDPBackend.MATH), OneAttention(), OneCtc(), OneHot(), MaskedRows():
             return make_fx(function, decomposition_table=_decompositions())(*inputs)
     except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException) as error:
         op = getattr(error, "func", None) or (error.args[0] if error.args else "an operation")

@@ -59,6 +59,9 @@ class ChunkedRegion(AutoChunked):
     def refused(self, error, stacklevel: int) -> str:
         return str(error)
 
+    def missed(self, plan: Plan) -> None:
+        """Nothing: whether it runs is not known yet."""
+
     def _decided(self, inputs) -> tuple[Plan | str, list[torch.Tensor]]:
         try:
             transforms.refuse_in_graph()
@@ -86,6 +89,7 @@ class ChunkedRegion(AutoChunked):
         before, after = (max(getattr(c, name) for c in made) for name in ("before", "after"))
         if before - after < max(self.min_bytes // 2, before // 4):
             return f"chunks would take {format_bytes(after)}, without them {format_bytes(before)}"
+        super().missed(plan)
         with alone():
             for compiled in made:
                 native.runner(compiled.request, device)  # what a GPU lacks is known now

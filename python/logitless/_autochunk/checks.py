@@ -1,0 +1,146 @@
+"""Checks that indices are where a framework wants them, before a program runs that would read 0 outside."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from logitless._autochunk.bounds import Bounds
+    from logitless._autochunk.lower import Value, Writer
+
+
+class IndexOutside(IndexError, RuntimeError):
+    """An index outside of its range. PyTorch raises one or the other, by the operation and the device."""
+
+
+@dataclass(frozen=True)
+class Check:
+    index: Value
+    low: int
+    size: int
+    dim: int
+    asked: str  # the framework's operation
+    place: str  # the line of the user's code
+
+
+@dataclass(frozen=True)
+class Checks:
+    """A program with two results for each check: the place of an index that is outside, if one is, in row-major order, and
+    the index there."""
+
+    text: str
+    reads: tuple[int, ...]  # its parameters, by their places among those of the program that is checked
+    told: tuple[tuple[int, int, tuple[int, ...], str], ...]  # low, size, the shape of the index, what to say
+
+    def raise_for(self, found: Sequence[Any]) -> None:
+        """found: the results, each as a number."""
+        for (low, size, shape, text), place, index in zip(self.told, found[::2], found[1::2]):
+            if low <= index < size:
+                continue
+            at = []
+            for s in reversed(shape):
+                place, k = divmod(place, s)
+                at += [k] if s != 1 else []
+            raise IndexOutside(text.format(index=index, at=f" at {at[::-1]}" if at else ""))
+
+    def packed(self) -> str:
+        return json.dumps([self.text, self.reads, self.told])
+
+
+def unpacked(text: str) -> Checks | None:
+    """Of ``packed``; None of no text."""
+    if not text:
+        return None
+    program, reads, told = json.loads(text)
+    return Checks(program, tuple(reads), tuple((low, size, tuple(shape), t) for low, size, shape, t in told))
+
+
+def checked(function: Callable, checks: Checks, run: Callable) -> Callable:
+    """The function of a program, behind the checks that ``run`` makes of its arguments."""
+
+    def call(*given):
+        run(*(given[place] for place in checks.reads))
+        return function(*given)
+
+    return call
+
+
+def checks_of(w: Writer, checks: Sequence[Check], parameters: Sequence[tuple[str, str]]) -> Checks | None:
+    """The program of the checks, whose statements are added to the writer's. parameters: name
+    and type of those of the program that is checked."""
+    results, told = [], []
+    w.hint = "check"
+    for check in checks:
+        index, count = check.index, math.prod(check.index.shape)
+        outside = w.map("logical_not", [w.inside(index, check.size, check.low)], w.dtypes.i8)
+        flat = w.reshape(w.cast(outside, w.dtypes.i32), [count])
+        place = w.reduce("argmax", flat, [0], dtype=w.dtypes.i64)
+        index = w.cast(w.take(w.reshape(index, [count]), place), w.dtypes.i64)
+        results += [w.written(place).name, w.written(index).name]
+        where = f"{check.place}: " if check.place else ""
+        what = f"{where}{check.asked}".replace("{", "{{").replace("}", "}}")
+        text = f"autochunk: {what}: index {{index}}{{at}} is out of bounds for dimension {check.dim} with size {check.size}"
+        told.append((check.low, check.size, check.index.shape, text))
+    if not results:
+        return None
+    wanted, body = set(results), []
+    for line in reversed(w.lines):
+        made, _, rest = line.partition(" = ")
+        if wanted.intersection(re.findall(r"%(\w+)", made)):
+            wanted.update(re.findall(r"%(\w+)", rest.partition(' @ "')[0]))
+            body.append(line)
+    reads = [place for place, (name, _) in enumerate(parameters) if name in wanted]
+    header = ", ".join(f"%{parameters[place][0]}: {parameters[place][1]}" for place in reads)
+    returned = ", ".join(f"check{k}: %{name}" for k, name in enumerate(results))
+    text = f"graph checks({header}) {{\n" + "\n".join(body[::-1]) + f"\n  return {returned}\n}}\n"
+    return Checks(text, tuple(reads), tuple(told))
+
+
+class Indices:
+    """The part of a writer that knows where indices are, and what a framework wants of them."""
+
+    def range_of(self, v: Value) -> Bounds | None:
+        """The least and the greatest of its whole numbers, if they are known."""
+        return (v.number, v.number) if v.number is not None else self.bounds.get(v.name)
+
+    def known(self, index: Value, size: int, low: int = 0) -> bool:
+        """Whether an index is within [low, size) whatever the inputs are."""
+        found = self.range_of(index)
+        return 0 in index.shape or (found is not None and low <= found[0] and found[1] < size)
+
+    def inside(self, index: Value, size: int, low: int = 0) -> Value:
+        tests = [("ge", low), ("lt", size)]
+        first, last = (self.map(test, [index, self.number(n, index.dtype)], self.dtypes.i8) for test, n in tests)
+        return self.map("logical_and", [first, last], self.dtypes.i8)
+
+    def check(self, index: Value, size: int, dim: int, low: int = 0) -> None:
+        """The framework raises where an index is not within [low, size): so does a run on a CPU, before all else."""
+        if self.device == "cpu" and not self.known(index, size, low):
+            self.checks.setdefault((index.name, low, size), Check(index, low, size, dim, self.asked, self.place))
+
+    def filled(self, read: Value, index: Value, dims: Sequence[int], size: int, low: int = 0) -> Value:
+        """What was read at an index, whose dimensions are these: NaN where it is outside and nothing raises."""
+        if self.device == "cpu" or not self.dtypes.floating(read.dtype) or self.known(index, size, low):
+            return read
+        inside = self.broadcast_dims(self.inside(index, size, low), read.shape, dims)
+        return self.map("select", [inside, read, self.number(math.nan, read.dtype)], read.dtype)
+
+    def _addressed(self, index: Value, size: int, updates: Value | None = None) -> tuple[Value, Value | None]:
+        """The index, and what is added at it, as a framework's own operations take them on a GPU, where an index that is
+        outside ends the process's use of it."""
+        if self.device == "cpu" or self.native or self.known(index, size):
+            return index, updates
+        inside = self.inside(index, size)
+        if updates is not None:
+            kept = self.broadcast_dims(inside, updates.shape, list(range(index.rank)))
+            updates = self.map("select", [kept, updates, self.number(0, updates.dtype)], updates.dtype)
+        return self.map("select", [inside, index, self.number(0, index.dtype)], index.dtype), updates
+
+    def all_checks(self, parameters: Sequence[tuple[str, str]]) -> Checks | None:
+        """The program of the checks, of some of the parameters (name, type); None where there are none."""
+        return checks_of(self, list(self.checks.values()), parameters)

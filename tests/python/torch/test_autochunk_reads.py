@@ -1,0 +1,186 @@
+"""What a chunked function reads besides its arguments, which may change; copies of it."""
+
+import copy
+import pickle
+import types
+import warnings
+
+import pytest
+import torch
+
+from logitless.torch import autochunk
+from logitless.torch._compile import register
+
+register()
+
+TEMPERATURE = 2.0
+CONFIG = {"scale": 1.0, "deep": {"shift": 0.0}}
+X = torch.arange(12.0).reshape(3, 4)
+
+
+class Layer(torch.nn.Module):
+    power = 1.0  # of the class
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 28).reshape(7, 4))
+        self.temperature, self.steps = 1.0, [1.0, 2.0]
+        self.options = types.SimpleNamespace(margin=0.5)
+        self.drop, self.act = torch.nn.Softplus(beta=1.0), torch.nn.ReLU()
+        self.shift = torch.zeros(())  # a tensor that is no buffer
+        self.chunked = autochunk(self.loss)
+
+    def loss(self, x):
+        z = self.act(self.drop(x @ self.weight.T)) / getattr(self, "temperature") + self.options.margin * self.power
+        return (z * sum(self.steps) + self.shift).sum()
+
+    def forward(self, x):
+        return self.loss(x)
+
+
+@autochunk
+def of_globals(x):
+    return (x * TEMPERATURE * CONFIG["scale"] + CONFIG["deep"]["shift"]).sum()
+
+
+def agrees(chunked, function, x=X):
+    torch.testing.assert_close(chunked(x), function(x))
+
+
+@pytest.mark.parametrize("executor", ["native", "python"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: setattr(m, "temperature", 0.25),
+        lambda m: m.steps.append(3.0),
+        lambda m: m.steps.__setitem__(0, 5.0),
+        lambda m: setattr(m.options, "margin", -1.0),
+        lambda m: setattr(m, "power", 3.0),
+        lambda m: setattr(m.drop, "beta", 4.0),
+        lambda m: setattr(m, "act", torch.nn.Tanh()),
+        lambda m: setattr(m, "shift", torch.ones(())),
+        lambda m: m.shift.fill_(2.0),
+        lambda m: setattr(m, "weight", torch.nn.Parameter(2 * m.weight.detach())),
+    ],
+)
+def test_an_attribute_that_changes(change, executor):
+    module = Layer()
+    for chunked in (autochunk(module, executor=executor), autochunk(module.loss, executor=executor)):
+        agrees(chunked, module)
+        change(module)
+        agrees(chunked, module)
+        got, wanted = (torch.autograd.grad(f(X), module.weight) for f in (chunked, module))
+        torch.testing.assert_close(got, wanted)
+
+
+def test_a_global_that_changes(monkeypatch):
+    function = of_globals.__wrapped__
+    agrees(of_globals, function)
+    monkeypatch.setitem(globals(), "TEMPERATURE", 5.0)
+    agrees(of_globals, function)
+    monkeypatch.setitem(CONFIG, "scale", 7.0)
+    agrees(of_globals, function)
+    monkeypatch.setitem(CONFIG["deep"], "shift", 1.0)
+    agrees(of_globals, function)
+
+
+def test_a_closure_that_changes():
+    """A variable of the function, one of a function that it calls, and that function itself."""
+    factor, held = 1.0, types.SimpleNamespace(factor=1.0)
+
+    def helper(x):
+        return x * held.factor * factor
+
+    def function(x):
+        return helper(x).sum() * factor
+
+    chunked = autochunk(function)
+    agrees(chunked, function)
+    factor = 3.0
+    agrees(chunked, function)
+    held.factor = 0.5
+    agrees(chunked, function)
+    held = types.SimpleNamespace(factor=9.0)
+    agrees(chunked, function)
+    before = helper
+
+    def helper(x):
+        return before(x) + 1
+
+    agrees(chunked, function)
+
+
+def compilations(chunked) -> int:
+    return sum(len(plans) for plans in chunked._made._made.values())
+
+
+def test_what_was_compiled_is_found_again():
+    """A value of before is no reason to compile, nor is one that the function does not read."""
+    module = Layer()
+    chunked = autochunk(module)
+    for temperature in (1.0, 2.0, 1.0, 2.0):
+        module.temperature = temperature
+        agrees(chunked, module)
+    assert compilations(chunked) == 2
+    module.unread, module.extra_repr = 3.0, lambda: ""
+    chunked(X.clone())
+    assert compilations(chunked) == 2
+
+
+def test_a_warning_says_what_changes_all_the_time():
+    module = Layer()
+    chunked = autochunk(module)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for k in range(12):
+            module.temperature = 1.0 + k
+            chunked(X)
+    [warning] = [w for w in told if "was compiled" in str(w.message)]
+    assert warning.filename == __file__
+    assert "self.temperature changes between its calls; pass what changes as a tensor" in str(warning.message)
+
+
+def test_the_profiler_of_before_is_there_afterwards():
+    import sys
+
+    seen = []
+    sys.setprofile(lambda *event: seen.append(event[1]))
+    try:
+        autochunk(lambda x: x.sum())(X)
+        assert sys.getprofile() is not None and "call" in seen
+    finally:
+        sys.setprofile(None)
+
+
+def test_torch_compile_compiles_again():
+    """The backend: dynamo looks after what it reads."""
+    module = Layer()
+    compiled = torch.compile(module, backend="logitless", options={"min_bytes": 64, "ratio": 1.0, "inner": "eager"})
+    agrees(compiled, module)
+    module.temperature, module.options.margin = 0.25, 4.0
+    agrees(compiled, module)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("executor", ["auto", "native", "python"])
+def test_a_module_that_holds_a_chunked_function_is_copied(executor):
+    """Deep copies and pickles have parameters of their own, before the first call and after it."""
+    module = Layer()
+    module.chunked = autochunk(module.loss, executor=executor, memory_budget="1MiB")
+    for _ in range(2):
+        for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+            assert other.chunked.limits == module.chunked.limits and other.chunked is not module.chunked
+            with torch.no_grad():
+                other.weight.mul_(2)
+            other.temperature = 0.5
+            agrees(other.chunked, other)
+            other.chunked(X).backward()
+            assert other.weight.grad is not None and module.weight.grad is None
+            agrees(module.chunked, module)
+
+
+def test_a_decorated_function_is_copied_by_its_name():
+    assert pickle.loads(pickle.dumps(of_globals)) is of_globals and copy.deepcopy(of_globals) is of_globals
+    chunked = autochunk(Layer())
+    other = copy.deepcopy(chunked)
+    torch.testing.assert_close(other(X), chunked(X))

@@ -1,0 +1,85 @@
+"""What a chunked function tells of memory: budgets that are not met, what the function itself takes, what is left out."""
+
+import re
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from logitless.torch import autochunk
+
+TOKENS, DIM, WORDS = 256, 16, 2048
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20}
+
+
+def loss(hidden, weight, target):
+    logits = (hidden @ weight.T).float()
+    return F.cross_entropy(logits, target) + 1e-4 * logits.logsumexp(-1).square().mean()
+
+
+def arguments():
+    hidden, weight = torch.rand(TOKENS, DIM, requires_grad=True), torch.rand(WORDS, DIM, requires_grad=True)
+    return hidden, weight, torch.arange(TOKENS)
+
+
+@pytest.mark.parametrize("executor", ["native", "python"])
+def test_a_budget_that_is_not_met_is_a_warning(executor):
+    """Once for a plan, with the budget, what it takes, and what would do; an error with strict; nothing where it is met."""
+    args = torch.rand(64, 512, requires_grad=True), torch.rand(64, 512, requires_grad=True)
+
+    def missed(a, b):
+        return ((a.T @ b) @ (b.T @ a)).square().sum()
+
+    chunked = autochunk(missed, memory_budget=4096, executor=executor)
+    with pytest.warns(UserWarning, match=r"autochunk: \w+ takes .*iB beyond .* memory_budget is 4.0 KiB: .*would do") as told:
+        chunked(*args)
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chunked(*args)
+        chunked.explain()
+        autochunk(missed, executor=executor)(*args)
+        least = int(re.search(r"a budget of (\d+) would do", str(told[0].message))[1])
+        autochunk(missed, memory_budget=least, executor=executor)(*args)
+    with pytest.raises(ValueError, match="strict: .* memory_budget is 4096"):
+        autochunk(missed, memory_budget=4096, strict=True, executor=executor)(*args)
+
+
+def size(number: str, unit: str) -> float:
+    return float(number) * UNITS[unit]
+
+
+@pytest.mark.parametrize("executor", ["native", "python"])
+@pytest.mark.parametrize("gradients", ["forward", "backward"])
+def test_explain_begins_with_what_the_function_takes(executor, gradients):
+    """As PyTorch's allocator gives it out: logits, their softmax, two gradients of them, and what is summed."""
+    from losses_battery.step import peak_of
+
+    args = arguments()
+    took, _ = peak_of(lambda: (lambda o: (o, *torch.autograd.grad(o, args[:2])))(loss(*args)))
+    text = autochunk(loss, executor=executor, gradients=gradients).explain(*args)
+    said = re.search(r"\nthe function itself takes ([\d.]+) (\w+) beyond inputs and results, this ([\d.]+) (\w+), ([\d.]+) % less\n", text)
+    assert size(said[1], said[2]) == pytest.approx(took, rel=0.1)
+    after = max(size(*found) for found in re.findall(r"without loops, ([\d.]+) (\w+) with", text))
+    assert size(said[3], said[4]) == pytest.approx(after)
+    assert float(said[5]) == pytest.approx(100 * (1 - after / size(said[1], said[2])), abs=0.5)
+
+
+@pytest.mark.parametrize("budget", [None, "512KiB"])
+def test_what_does_not_matter_is_left_out(budget):
+    """Rows of 1 KiB, and what the head engine makes, are no failures."""
+    text = autochunk(loss, executor="native", memory_budget=budget).explain(*arguments())
+    assert "on the head engine" in text and "not chunked" not in text
+
+
+def test_what_matters_is_told():
+    first, second = (torch.rand(32, 512, requires_grad=True) for _ in range(2))
+
+    def whole(a, b):
+        c = a.T @ b
+        return (c.flatten()[7:-5].reshape(-1, 4).softmax(0) * 2).sum()
+
+    text = autochunk(whole, executor="native", memory_budget=2048).explain(first, second)
+    found = re.findall(r"not chunked: .*f32\[([\d, ]+)\]", text)
+    assert found and all(eval("*".join(shape.split(","))) * 4 > 0.01 * 2**20 for shape in found)
