@@ -125,10 +125,36 @@ def test_a_model_and_its_loss():
     # Without gradients, and with the logits, which then have to be.
     with torch.no_grad():
         torch.testing.assert_close(step(ids, targets), expected.detach())
-        torch.testing.assert_close(step(ids, targets, True)[1], model(ids, targets, True)[1])
+        with pytest.warns(UserWarning, match="linear float32.* whole; compile a function that returns the loss alone, as torch.co"):
+            logits = step(ids, targets, True)[1]
+        torch.testing.assert_close(logits, model(ids, targets, True)[1])
     text = explain_compiled()
     assert "outputs alone" in text and "linear float32[4, 32, 2000]: the graph returns a value of its size" in text
     assert model.steps == 5
+
+
+def test_the_loss_alone_of_a_model_that_returns_logits():
+    """What the warning says to do: no graph has the logits."""
+    model = Model().to(DEVICE)
+    ids, targets = tokens(), tokens(seed=1)
+    step = compiled(lambda **batch: model(**batch)[0])
+    loss = step(ids=ids, targets=targets, with_logits=True)
+    torch.testing.assert_close(loss, model(ids, targets), rtol=1e-6, atol=0)
+    loss.backward()
+    assert re.search(r"\n  chunked: .*linear float32\[4, 32, 2000\]\n", explain_compiled())
+
+
+def test_a_bad_label_is_an_error_of_the_compiled_step():
+    """On a CPU, by name, as in a step that is not compiled; on a GPU a NaN."""
+    hidden, weight = torch.rand(64, 16, requires_grad=True), torch.rand(4000, 16)
+    target = torch.arange(64)
+    target[5] = 4000
+    step = compiled(lambda h, w, y: F.cross_entropy(h @ w.T, y), inner="aot_eager")
+    if DEVICE != "cpu":
+        assert step(hidden, weight, target).isnan()
+        return
+    with pytest.raises(IndexError, match=r"index 4000 at \[5\] is out of bounds for dimension 1 with size 4000"):
+        step(hidden, weight, target)
 
 
 @pytest.mark.skipif(DEVICE == "cpu" and not shutil.which("g++"), reason="Inductor compiles with g++")

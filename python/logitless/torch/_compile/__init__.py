@@ -1,12 +1,14 @@
 """torch.compile(model, backend="logitless"): what pays is chunked by logitless, the rest is compiled by Inductor.
 
-    step = torch.compile(model, backend="logitless", options={"memory_budget": "2GiB"})
+    loss = torch.compile(lambda **batch: model(**batch).loss, backend="logitless", options={"memory_budget": "2GiB"})
+    loss(input_ids=ids, labels=ids).backward()
     print(logitless.torch.explain_compiled())
 """
 
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,7 +72,8 @@ def backend(
 
     Regions around products of at least ``min_bytes`` become programs of the library, each one operator, where that
     lowers their memory; they are specialised on shapes. All else, and regions with an operation that has no form in a
-    tensor program, goes to ``inner``. ``explain_compiled`` tells what was done.
+    tensor program, goes to ``inner``. ``explain_compiled`` tells what was done. A graph that returns its logits, as a model
+    does whose output has them beside the loss, keeps them: a warning says so before the rest is compiled.
     """
     wanted = checked(options, mode)
     min_bytes = parse_bytes(wanted.min_bytes)
@@ -90,6 +93,9 @@ def backend(
         told.regions.append(chunked)
 
     told.refused += regions.find(graph.graph, min_bytes, wanted.ratio, take)
+    for what, why in told.refused:
+        if why == regions.RETURNED:  # told before the rest is compiled, which may take minutes
+            warnings.warn(f"torch.compile, backend '{NAME}': not chunked: {what}: {why}", stacklevel=2)
     graph.graph.lint()
     graph.recompile()
     run.graphs.append(told)

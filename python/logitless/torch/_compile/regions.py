@@ -29,6 +29,12 @@ _CONVERSIONS = {"float", "half", "bfloat16", "double", "to", "type_as", "view", 
 _OUTSIDE = ("placeholder", "get_attr", "output")
 
 
+RETURNED = (
+    "the graph returns a value of its size, which has to be whole; compile a function that returns the loss alone, as "
+    'torch.compile(lambda **batch: model(**batch).loss, backend="logitless")'
+)
+
+
 class Refused(Exception):
     """Why there is no region around a value."""
 
@@ -123,7 +129,7 @@ class _Grower:
             if node in self.inside:
                 continue
             if node.op == "output":
-                raise Refused("the graph returns a value of its size")
+                raise Refused(RETURNED)
             if node.op == "get_attr" or opaque(node) or mutates(node):
                 raise Refused(f"{name_of(node)} reads it, or a value of its size, or makes one")
             self.inside.add(node)
