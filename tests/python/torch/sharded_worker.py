@@ -64,6 +64,7 @@ def main(rank: int, port: str, ranks: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    from sharded_plans import bounded, out_of_memory
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", (ranks,))
@@ -84,6 +85,7 @@ def main(rank: int, port: str, ranks: int) -> None:
     errors(rank, ranks, mesh)
     beside(rank, ranks)
     out_of_memory(rank, ranks)
+    bounded(ranks)
     dist.destroy_process_group()
     print("ok", flush=True)
 
@@ -108,28 +110,6 @@ def beside(rank, ranks):
         linear_cross_entropy(own, weight[rows], target[:3], sharding=Sharding(group, tokens=True)).backward()
         assert own.grad.isfinite().all()
         assert _ranks.group_of(group.group_name).gather(np.array([rank])).tolist() == [[r] for r in range(ranks)]
-
-
-def out_of_memory(rank, ranks):
-    """Of one rank: all raise, and the next call is possible."""
-    from unittest import mock
-
-    from logitless.torch import Sharding, _engine, linear_cross_entropy
-
-    hidden, weight, _, target = problem(ranks, 61)
-    rows, sharding = weight[:7], Sharding(dist.group.WORLD)
-    with mock.patch.object(_engine.torch, "empty", wraps=torch.empty) as empty:
-        if rank == 1:
-            empty.side_effect = lambda *size, **more: (
-                (_ for _ in ()).throw(RuntimeError("no memory")) if more.get("dtype") is torch.uint8 else mock.DEFAULT
-            )
-        try:
-            linear_cross_entropy(hidden, rows, target % 7, sharding=sharding)
-        except (RuntimeError, ValueError) as error:
-            assert ("no memory" if rank == 1 else "rank 1: workspace") in str(error), str(error)
-        else:
-            raise AssertionError("no error")
-    assert linear_cross_entropy(hidden, rows, target % 7, sharding=sharding).isfinite()
 
 
 def problem(ranks, vocab, tokens=9):

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from logitless.torch import FarFieldHead, autochunk, linear_cross_entropy, linear_logprobs
 from logitless.torch._lazy._patch import lazy_linear
+from logitless.torch._ops import rows_are_aligned
 from logitless.torch.losses import (
     TopK, cpo_loss, dpo_loss, grpo_loss, jsd_loss, kto_loss, orpo_loss, selective_log_softmax, teacher_top_k, top_k_loss,
 )
@@ -196,6 +197,19 @@ def test_tensors_without_numbers():
         given = {**HEAD, name: fake[name] if name in fake else mode.from_tensor(ones(B, T))}
         with pytest.raises(Exception, match="FakeTensor|fake"):
             linear_cross_entropy(**given)
+
+
+def test_rows_that_a_gpu_reads_in_place():
+    """Contiguous rows that begin at multiples of 16 bytes, or would in memory of their own."""
+    wide, odd = torch.zeros(6, 16), torch.zeros(6, 9)
+    assert wide.data_ptr() % 16 == odd.data_ptr() % 16 == 0
+    for t, aligned in (
+        (wide, True), (odd, True), (wide[:, :9], True), (wide[:, 4:], True), (wide[2:], True), (wide[::2], True), (wide[0], True),
+        (wide[None], True), (wide[:, 1:], False), (odd[:, :8], False), (odd[1:], False), (odd[1], False), (wide.t(), False),
+        (wide[:, ::2], False), (wide[:1].expand(6, 16), False), (wide.bfloat16()[:, :8], True), (wide.bfloat16()[:, 4:], False),
+        (torch.zeros(6, 12).bfloat16()[:, :8], False),
+    ):
+        assert rows_are_aligned(t) == aligned, (t.shape, t.stride(), t.storage_offset(), t.dtype)
 
 
 @pytest.mark.parametrize("device", ELSEWHERE)

@@ -1,0 +1,45 @@
+"""What sharded_worker.py asks of the plans of calls that ranks make together."""
+
+import torch
+import torch.distributed as dist
+
+
+def out_of_memory(rank, ranks):
+    """Of one rank: all raise, and the next call is possible."""
+    from unittest import mock
+
+    from logitless.torch import Sharding, _engine, linear_cross_entropy
+    from sharded_worker import problem
+
+    hidden, weight, _, target = problem(ranks, 61)
+    rows, sharding = weight[:7], Sharding(dist.group.WORLD)
+    with mock.patch.object(_engine.torch, "empty", wraps=torch.empty) as empty:
+        if rank == 1:
+            empty.side_effect = lambda *size, **more: (
+                (_ for _ in ()).throw(RuntimeError("no memory")) if more.get("dtype") is torch.uint8 else mock.DEFAULT
+            )
+        try:
+            linear_cross_entropy(hidden, rows, target % 7, sharding=sharding)
+        except (RuntimeError, ValueError) as error:
+            assert ("no memory" if rank == 1 else "rank 1: workspace") in str(error), str(error)
+        else:
+            raise AssertionError("no error")
+    assert linear_cross_entropy(hidden, rows, target % 7, sharding=sharding).isfinite()
+
+
+def bounded(ranks):
+    """Plans that ranks made together are kept up to the bound, also where ranks keep others; each call is right."""
+    from unittest import mock
+
+    from logitless.torch import Sharding, _engine, linear_cross_entropy
+    from sharded_worker import close, problem
+
+    hidden, weight, _, target = problem(ranks, 3 * ranks)
+    rank = dist.get_rank()
+    rows = weight[3 * rank : 3 * rank + 3]
+    with mock.patch.object(_engine, "_MOST_CALLS", 3 + rank):
+        for tokens in (1, 2, 3, 4, 5, 6, 1, 2):
+            given = hidden[0, :tokens], target[1, -tokens:]
+            found = linear_cross_entropy(given[0], rows, given[1], sharding=Sharding(dist.group.WORLD))
+            close(found, linear_cross_entropy(given[0], weight, given[1]), tokens)
+            assert len(_engine._calls.__dict__) <= 3 + rank
