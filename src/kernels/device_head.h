@@ -148,7 +148,7 @@ struct ForwardOperands {
 struct ForwardOutputs {
   float* lse = nullptr;
   float* target_logit = nullptr;  // [tokens, K]; 0 for targets neither here nor given
-  float* log_prob = nullptr;      // [tokens, K], likewise
+  float* log_prob = nullptr;      // [tokens, K], likewise; NaN where bad_target would name it
   float* entropy = nullptr;
   float* weighted_sum = nullptr;
   std::int32_t* argmax = nullptr;  // of the words here, which word it is

@@ -40,7 +40,8 @@ struct LossCall {
   bool finishes = true;                 // finish_loss of these tokens alone follows
   // The sum of sum_shares over the ranks of the tokens; null: all tokens are here.
   const double* shares = nullptr;
-  // bad_target is what the forward wrote. A bad target makes the loss NaN.
+  // bad_target is what the forward wrote. A bad target makes the loss NaN, of all tokens or its
+  // own.
   DeviceStatistics* statistics = nullptr;
   void* workspace = nullptr;  // loss_workspace_bytes(tokens), aligned to 256
 };

@@ -25,11 +25,16 @@ _KEPT_BYTES = 1 << 20  # a workspace as small stays from call to call; calls of 
 _MOST_CALLS = 256  # of different shapes and options that a thread keeps
 
 
+def _address(name: str, t: torch.Tensor) -> int:
+    """Address of a tensor's first element; some address of a meta tensor, which plans and runs ask for and do not follow."""
+    return 64 if t.is_meta else _memory.address(name, t)
+
+
 def tensor_struct(name: str, t: torch.Tensor) -> c.Tensor:
     """A tensor as the C ABI takes it; ``name`` is what errors call it."""
     s = c.Tensor()
     s.name = "target" if name == "targets" else name
-    s.data = 64 if t.is_meta else _memory.address(s.name, t)  # plans want an address, and do not follow it
+    s.data = _address(s.name, t)
     s.dtype = DTYPES[t.dtype]
     s.rank = t.dim()
     s.shape[: t.dim()] = t.shape
@@ -89,7 +94,7 @@ class Call:
     def run(self, tensors, device, workspace: torch.Tensor | None = None):
         """In a workspace of its own, or that one, of workspace_bytes."""
         for field, tensor in zip(self.fields, tensors, strict=True):
-            field.data = _memory.address(field.name, tensor)
+            field.data = _address(field.name, tensor)
         workspace = self.kept if workspace is None else workspace
         if workspace is None:
             workspace = self._workspace(device)

@@ -3,6 +3,7 @@ row, sums of batched products. Counted in operations on big values, bytes and ro
 
 import re
 
+import oracle
 import pytest
 import torch
 import torch.nn.functional as F
@@ -31,7 +32,7 @@ class BigOperations(TorchDispatchMode):
 
 
 def inputs(dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(oracle.DEVICE).manual_seed(seed)
     hidden = torch.randn(ROWS, DIM, generator=generator, dtype=dtype, requires_grad=True)
     weight = torch.randn(WORDS, DIM, generator=generator, dtype=dtype, requires_grad=True)
     target = torch.randint(0, WORDS, (ROWS,), generator=generator)

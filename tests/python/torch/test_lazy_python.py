@@ -74,6 +74,9 @@ if oracle.DEVICE == "cpu":
         np.float64(2) * z.detach(), np.float32(z.detach()[0, 0]), np.from_dlpack(z.detach()), torch.from_dlpack(z.detach()),
         np.stack([z.detach()[0], z.detach()[1]]), z[np.arange(6) > 2], z[np.array([0, 2])], bytes(z.detach().numpy())[:0],
     ]
+else:
+    del ASKED["bad indices"]  # an index outside ends PyTorch's use of a GPU
+    del ASKED["in"]  # one row of a GEMM there has other last bits than the same row of all
 
 
 def plain(value):

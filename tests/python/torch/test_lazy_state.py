@@ -323,7 +323,7 @@ def test_what_the_losses_refuse_is_pytorch_s_own_error():
 
 def test_numbers_of_a_device_are_not_waited_for():
     """Whatever a scale on a GPU is, logits times it are made: the meta device has no number to ask for either."""
-    assert _copies._number(torch.tensor(2.0)) == 2.0
+    assert _copies._number(torch.tensor(2.0, device="cpu")) == 2.0
     assert _copies._number(torch.tensor(2.0, device="meta")) is None
 
 

@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(kThreads)
     const float v = named ? transformed(z[place], c, place) : 0.0f;
     if (c.target_logit != nullptr) c.target_logit[slot] = v;
     if (c.log_prob != nullptr)
-      c.log_prob[slot] = named ? static_cast<float>(log_prob_of(v, lse)) : 0.0f;
-    if (!is_target(c, word) && word != c.ignore_index) {
+      c.log_prob[slot] = named ? static_cast<float>(log_prob_of(v, lse)) : without_logit(c, word);
+    if (is_bad(c, word)) {
       const std::int64_t position = place_of(c, slot) + (c.sequence > 0 ? 1 : 0);
       atomicMin(reinterpret_cast<unsigned long long*>(c.bad_target),
                 static_cast<unsigned long long>(position));

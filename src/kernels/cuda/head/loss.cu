@@ -135,6 +135,7 @@ __global__ void __launch_bounds__(kThreads)
   const int per_token = f.shape.targets_per_token;
   Sums mine{};
   RowCoefficients answer{};
+  bool bad = false;
   if (row < f.shape.tokens) {
     const double lse = f.lse[row];
     const double upstream =
@@ -153,6 +154,7 @@ __global__ void __launch_bounds__(kThreads)
         mine.log_prob = f.log_prob[slot];
         if (f.argmax != nullptr && per_token == 1) mine.correct = f.argmax[row] == word;
       }
+      bad |= is_bad(f, word);
       if (deltas != nullptr) deltas[slot] = static_cast<float>(delta * f.logit_scale);
     }
     if (mine.valid != 0) {
@@ -167,7 +169,7 @@ __global__ void __launch_bounds__(kThreads)
       mine.lse = lse;
     }
     if (c.reduction == LossReduction::none && c.loss != nullptr)
-      c.loss[token] = static_cast<float>(mine.loss);
+      c.loss[token] = bad ? nanf("") : static_cast<float>(mine.loss);
     if (c.wide_argmax != nullptr) c.wide_argmax[token] = f.argmax[row];
   }
   if (rows != nullptr) rows[row] = answer;  // padded_tokens of them

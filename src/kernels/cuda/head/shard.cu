@@ -95,11 +95,12 @@ __global__ void __launch_bounds__(kThreads)
   if (c.argmax != nullptr) c.argmax[row] = valid_row ? merged.word : -1;
   const int per_token = c.shape.targets_per_token;
   for (std::int64_t slot = row * per_token; slot < (row + 1) * per_token; ++slot) {
-    const bool valid = is_target(c, target_of(c, slot));
+    const std::int64_t word = target_of(c, slot);
+    const bool valid = is_target(c, word);
     const float z = c.given_logits[slot];
     if (c.target_logit != nullptr) c.target_logit[slot] = valid ? z : 0.0f;
     if (c.log_prob != nullptr)
-      c.log_prob[slot] = valid ? static_cast<float>(log_prob_of(z, lse)) : 0.0f;
+      c.log_prob[slot] = valid ? static_cast<float>(log_prob_of(z, lse)) : without_logit(c, word);
   }
 }
 
@@ -129,8 +130,7 @@ __global__ void __launch_bounds__(kThreads) write_nothing(const ForwardCall c) {
   c.records[row] = TokenRecord();
   const int per_token = c.shape.targets_per_token;
   for (std::int64_t slot = row * per_token; slot < (row + 1) * per_token; ++slot) {
-    const std::int64_t word = target_of(c, slot);
-    if (!is_target(c, word) && word != c.ignore_index)
+    if (is_bad(c, target_of(c, slot)))
       note_bad(c.bad_target, place_of(c, slot) + (c.sequence > 0 ? 1 : 0));
   }
 }

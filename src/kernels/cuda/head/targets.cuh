@@ -31,6 +31,14 @@ __device__ __forceinline__ std::int64_t target_of(const ForwardCall& c, std::int
 __device__ __forceinline__ bool is_target(const ForwardCall& c, std::int64_t word) {
   return word >= 0 && word < c.vocab_of_targets() && word != c.ignore_index;
 }
+// Whether it is neither a target nor ignore_index.
+__device__ __forceinline__ bool is_bad(const ForwardCall& c, std::int64_t word) {
+  return word != c.ignore_index && !is_target(c, word);
+}
+// The log-probability of a target without a logit here: 0, NaN where the target is bad.
+__device__ __forceinline__ float without_logit(const ForwardCall& c, std::int64_t word) {
+  return is_bad(c, word) ? nanf("") : 0.0f;
+}
 // Its row among those of weight; where it is not here, none of [0, vocab).
 __device__ __forceinline__ std::int64_t row_of_word(const ForwardCall& c, std::int64_t word) {
   if (c.word_table == nullptr) return word - c.first_word;

@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(256)
       if (has_logit(c, word)) top = fmaxf(top, target_logits[slot]);
       if (is_target(c, word)) {
         any = true;
-      } else if (word != c.ignore_index) {
+      } else if (is_bad(c, word)) {
         const std::int64_t position = place_of(c, slot) + (c.sequence > 0 ? 1 : 0);
         atomicMin(reinterpret_cast<unsigned long long*>(c.bad_target),
                   static_cast<unsigned long long>(position));
@@ -217,11 +217,12 @@ __global__ void __launch_bounds__(kRowsPerBlock* kParts)
   if (c.argmax != nullptr) c.argmax[row] = valid_row ? word_of_row(c, mine.index) : -1;
   for (int k = 0; k < per_token; ++k) {
     const std::int64_t slot = row * per_token + k;
-    const bool valid = has_logit(c, target_of(c, slot));
+    const std::int64_t word = target_of(c, slot);
+    const bool valid = has_logit(c, word);
     const float z = target_logits[slot];
     if (c.target_logit != nullptr) c.target_logit[slot] = valid ? z : 0.0f;
     if (c.log_prob != nullptr)
-      c.log_prob[slot] = valid ? static_cast<float>(log_prob_of(z, lse)) : 0.0f;
+      c.log_prob[slot] = valid ? static_cast<float>(log_prob_of(z, lse)) : without_logit(c, word);
   }
 }
 
