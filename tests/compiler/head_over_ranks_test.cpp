@@ -222,6 +222,11 @@ TEST(HeadOverRanks, IsRefusedOnAllRanks) {
       "%u = take %w, %i %k = add %x, %u %z = dot %k, %w contract(1; 1) : f32[TOKENS, WORDS]";
   expect_refused({.body = tied + kFarLoss + kFarGrad, .more = ", %i: i64[TOKENS]"}, "Unsupported",
                  "the weight of its head elsewhere");
+  const std::string own =
+      "%z = dot %w, %w contract(1; 1) : f32[WORDS, WORDS] %l = reduce_lse %z dims(1) %p = pick %z, "
+      "%i axis(1) %d = sub %l, %p %s = reduce_sum %d dims(0) return s: %s";
+  expect_refused({.body = own, .more = ", %i: i64[WORDS]"}, "Unsupported",
+                 "the program reads the weight of its head as another operand of the head, too");
   const std::string decayed =
       std::string(kFarLogits) +
       " %l = reduce_lse %z dims(1) %p = pick %z, %t axis(1) %d = sub %l, %p %k = reduce_sum %d "

@@ -101,6 +101,11 @@ const HeadRun& head_alone(const Program& program) {
       refuse("'s head makes or takes ", what, " that is not ", result ? "a result" : "a parameter",
              " as it is");
     }
+    // A rank holds a part of it, and all of what the other operands are.
+    for (const View* other : {&head.x, &head.w, &head.targets, &head.bias}) {
+      if (!result && other != &view && other->buffer == view.buffer)
+        refuse(" reads ", what, " of its head as another operand of the head, too");
+    }
     for (const Instruction& i : program.instructions) {
       if (&i == heads[0]) continue;
       const bool reads = has(reads_of(i), view.buffer);
