@@ -151,4 +151,7 @@ def test_a_call_is_planned_once(monkeypatch):
         before = len(plans)
         call()
         assert before > 0 and len(plans) == before
+        with threads(torch.get_num_threads() + 1):  # whose context is another
+            call()
+        assert len(plans) > before
     HIDDEN.grad = WEIGHT.grad = BIAS.grad = None
