@@ -1,6 +1,7 @@
 """Lazy logits when what they follow from has changed, when gradients are off, and when gradients are watched."""
 
 import copy
+import math
 import pickle
 
 import oracle
@@ -309,6 +310,7 @@ def test_what_the_losses_refuse_is_pytorch_s_own_error():
         lambda z: F.cross_entropy(z, TARGET, reduction="most"),
         lambda z: F.cross_entropy(z, TARGET, label_smoothing=2.0),
         lambda z: F.log_softmax(z, -1).gather(-1, TARGET[:, None] - 100),
+        lambda z: z.index_select(0, TARGET + 40),
         lambda z: z.view(7, 40),
         lambda z: z[10],
     ):
@@ -365,3 +367,124 @@ def test_an_argument_that_is_edited_later_changes_nothing(name):
             assert linear is not lazy_linear or not z.is_real
     for x, y in zip(*found):
         assert torch.allclose(x, y, atol=1e-5)
+
+
+def other(z):
+    """Logits of another call, of the same shape."""
+    g = oracle.generator(7)
+    linear = lazy_linear if type(z) is LazyLogits else F.linear
+    return linear(*(torch.randn(*shape, generator=g, dtype=z.dtype) for shape in ((z.shape[0], 5), (z.shape[1], 5))))
+
+
+B = torch.linspace(-1, 1, 40, dtype=torch.float64)
+COMPOSED = {
+    "a softcap, scaled": lambda z: (torch.tanh(z / 3) * 3) * 2,
+    "a softcap, divided": lambda z: (torch.tanh(z / 3) * 3) / 2,
+    "a softcap of a softcap": lambda z: torch.tanh((torch.tanh(z / 3) * 3) / 2) * 2,
+    "a softcap, negated": lambda z: -(torch.tanh(z / 3) * 3),
+    "a tanh, divided": lambda z: torch.tanh(z / 3) / 0.2,
+    "a tanh of a tanh": lambda z: torch.tanh(torch.tanh(z)),
+    "a negative softcap": lambda z: torch.tanh(z) * -2.0,
+    "a bias, scaled": lambda z: (z + B) * 2,
+    "a bias, divided": lambda z: (z + B) / 2,
+    "a bias, softcapped": lambda z: torch.tanh((z + B) / 3) * 3,
+    "a bias after a scale": lambda z: (z * 2) + B,
+    "two biases": lambda z: z + B + B,
+    "a bias of some words": lambda z: z[:, :20] + B[:20],
+    "a bias of more dimensions": lambda z: (z + B[None, None])[0],
+    "a bias over tokens": lambda z: (z.t() + B[:6]).t(),
+    "a bias of integers": lambda z: z + torch.arange(40),
+    "a bias of a float's bits": lambda z: z + B.float(),
+    "words and their bias": lambda z: z[:, 2:9] + B[2:9],
+    "a column": lambda z: z + B[:6, None],
+    "a row": lambda z: z[:1] + B[None],
+    "a bias with a gradient": lambda z: z + B.clone().requires_grad_(),
+    "a number added": lambda z: z + torch.tensor(2.0, dtype=z.dtype),
+    "times 0": lambda z: z * 0.0,
+    "times infinity": lambda z: (z * math.inf).nan_to_num(),
+    "negative": lambda z: z * -0.5,
+    "over a vector": lambda z: z / (B + 3),
+    "times itself": lambda z: z * z,
+    "twice": lambda z: z + z,
+    "two calls": lambda z: z * 2 + other(z) / 4,
+    "two calls and a softcap": lambda z: torch.tanh((z + other(z)) / 5) * 5,
+    "two calls, a softcap in one": lambda z: z + torch.tanh(other(z)) * 2,
+    "three calls": lambda z: (z + other(z) * 0.5) + other(z),
+    "three calls, scaled between": lambda z: (z + other(z)) * 0.5 + other(z),
+    "two calls with alpha": lambda z: torch.add(z, other(z), alpha=3),
+    "two calls, some words": lambda z: (z + other(z))[:, 3:9],
+    "some words of two calls": lambda z: z[:, 3:9] + other(z)[:, 3:9],
+    "words of words": lambda z: z[:, 4:30][:, 3:9],
+    "every other word": lambda z: z[:, 4:30:2],
+    "the last words": lambda z: z[:, -7:],
+    "words of a bias": lambda z: (z + B)[:, 2:9],
+    "words, a bias after": lambda z: z[:, 2:9] * 3,
+    "log_softmax": lambda z: F.log_softmax(z, -1),
+    "log_softmax, scaled": lambda z: F.log_softmax(z, -1) * -2.0,
+    "log_softmax of words": lambda z: F.log_softmax(z[:, 2:9], -1),
+    "words of log_softmax": lambda z: F.log_softmax(z, -1)[:, 2:9],
+    "log_softmax over tokens": lambda z: F.log_softmax(z, 0),
+    "log_softmax of log_softmax": lambda z: F.log_softmax(F.log_softmax(z, -1), -1),
+    "log_softmax of a tanh": lambda z: F.log_softmax(torch.tanh(z), -1),
+    "a bias on log_softmax": lambda z: F.log_softmax(z, -1) + B,
+    "tanh of log_softmax": lambda z: torch.tanh(F.log_softmax(z, -1)) * 2,
+    "two log_softmax": lambda z: F.log_softmax(z, -1) + F.log_softmax(other(z), -1),
+    "a cast to integers": lambda z: z.long().double(),
+    "a cast and back": lambda z: z.float().double(),
+    "expanded": lambda z: z[None].expand(2, 6, z.shape[1])[1],
+    "repeated rows": lambda z: z[torch.tensor([1, 1, 2, 0, 5, 1])],
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_compositions(name):
+    """What one head can say is a loss without logits, and all else real logits: values, losses and gradients agree."""
+    losses = (
+        lambda z: F.cross_entropy(z, y(z)),
+        lambda z: F.cross_entropy(z, y(z), reduction="sum", weight=torch.linspace(1, 2, z.shape[1], dtype=z.dtype)),
+        lambda z: F.cross_entropy(z, y(z).where(y(z) != 5, -100), label_smoothing=0.3),
+        lambda z: F.nll_loss(z, y(z)) + z.gather(-1, y(z)[:, None]).square().sum() + z.gather(1, y(z)[:, None].repeat(1, 2)).sum(),
+        lambda z: z.logsumexp(-1).sum() + z.logsumexp(1, keepdim=True).square().sum(),
+        lambda z: z.sum(-1).square().sum() + torch.sum(z, -1, keepdim=True, dtype=torch.float64).sum(),
+    )
+    y = lambda z: TARGET[: z.shape[0]] % z.shape[1]  # noqa: E731
+    for loss in losses:
+        found = []
+        for linear in (lazy_linear, F.linear):
+            leaves = [t.double().detach().requires_grad_() for t in head(bias=True)]
+            z = COMPOSED[name](linear(*leaves))
+            value = loss(z)
+            if value.requires_grad:
+                value.backward()
+            found.append((value.detach(), *(t.grad for t in leaves), z.detach() + 0))
+        for a, b in zip(*found):
+            same = a is b is None or torch.allclose(a, b, rtol=1e-9, atol=1e-9, equal_nan=True)
+            assert same and (a is None or a.dtype == b.dtype)
+
+
+def test_a_gradient_that_is_retained_is_that_of_the_backward():
+    """Not one that is computed when it is read."""
+    found = []
+    for linear in (lazy_linear, F.linear):
+        hidden, weight, _ = head()
+        z = linear(hidden, weight).view(2, 3, 40)
+        z.retain_grad()
+        F.cross_entropy(z.transpose(1, 2), TARGET.view(2, 3)).backward()
+        with torch.no_grad():
+            weight.mul_(2)
+        found.append(z.grad)
+    assert type(found[0]) is torch.Tensor and torch.allclose(*found, atol=1e-6)
+
+
+def test_results_in_memory_that_is_given():
+    hidden, weight, _ = head()
+    with torch.no_grad():
+        z, real = lazy_linear(hidden, weight), F.linear(hidden, weight)
+        for function in (
+            lambda z, out: torch.gather(z, -1, TARGET[:, None], out=out),
+            lambda z, out: torch.logsumexp(z, -1, out=out),
+        ):
+            results = [torch.empty(0), torch.empty(0)]
+            assert function(z, results[0]) is results[0]
+            function(real, results[1])
+            assert torch.allclose(*results, atol=1e-5)
