@@ -159,12 +159,12 @@ typedef struct logitless_plan_request {
                              that small; of words over a GPU's ranks as plan.h says */
   double
       stored_fraction; /* of LOGITLESS_PLAN_STORED: in (0, 1), or 0: as much as the budget holds */
-  logitless_plan_kind kind; /* default LOGITLESS_PLAN_ANY */
-  int32_t accuracy;         /* logitless_accuracy of c_far_field.h; 0: exact */
-  int64_t sample_every;     /* these three are of the far field: plan.h; 0: off */
-  int64_t audit_rows;       /* 0: none */
-  float tau;                /* in (0, 1); 0: 0.003 */
-  int32_t reserved;         /* 0 */
+  logitless_plan_kind kind;   /* default LOGITLESS_PLAN_ANY */
+  int32_t accuracy;           /* logitless_accuracy of c_far_field.h; 0: exact */
+  int64_t sample_every;       /* these three are of the far field: plan.h; 0: off */
+  int64_t audit_rows;         /* 0: none */
+  float tau;                  /* in (0, 1); 0: 0.003 */
+  int32_t compute_capability; /* plan_head: of an absent GPU, 10 major + minor; 0: none */
 } logitless_plan_request;
 LOGITLESS_API void logitless_plan_request_init(logitless_plan_request* request, size_t struct_size);
 

@@ -119,11 +119,11 @@ class PlanRequest(Structure):
     sample_every: int  # these three are of the far field: plan.h; 0: off
     audit_rows: int  # 0: none
     tau: float  # in (0, 1); 0: 0.003
-    reserved: int  # 0
+    compute_capability: int  # plan_head: of an absent GPU, 10 major + minor; 0: none
     _fields_ = [
         ("struct_size", c_size_t), ("memory_budget", c_uint64), ("stored_fraction", c_double), ("kind", c_int32),
         ("accuracy", c_int32), ("sample_every", c_int64), ("audit_rows", c_int64), ("tau", c_float),
-        ("reserved", c_int32),
+        ("compute_capability", c_int32),
     ]
     # Of the fields that do not begin as 0.
     defaults: ClassVar[dict[str, float]] = {"kind": -1}

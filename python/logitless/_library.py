@@ -141,9 +141,23 @@ def explain(
     memory_budget: int | str | None = None,
     gradients: bool = True,
     threads: int = 0,
+    device: str = "cpu",
+    compute_capability: int = 90,
 ) -> str:
-    """The plan for a head of ``hidden [tokens, dim]`` and ``weight [vocab, dim]``: strategy, kernel, workspace, and why
-    not the others. dtype: "f32", "bf16" or "f16". gradients: of a mean or sum, in dtype, of f16 in fp32. For the CPU."""
+    """Returns the plan for a head of ``hidden [tokens, dim]`` and ``weight [vocab, dim]`` in words: strategy, kernel,
+    workspace in bytes, and why not the others.
+
+    dtype: "f32", "bf16" or "f16". memory_budget: bytes beyond inputs and outputs, or text such as "256MiB". gradients: of
+    a mean or sum, in dtype, of f16 in fp32. device: "cpu" with ``threads`` (0: all cores), or "cuda", a GPU of
+    ``compute_capability`` (10 * major + minor, 80 or more; 90 is an H100 or H200), which need not be here: times are then
+    predicted at an H200's rates. Raises ValueError for another device, sizes that make no sense and a budget below every
+    plan, which it names."""
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device: expected cpu or cuda, got {device!r}")
+    if device == "cuda" and threads != 0:
+        raise ValueError(f"threads: expected 0 beside device cuda, got {threads}")
+    if isinstance(compute_capability, bool) or not isinstance(compute_capability, int) or not 80 <= compute_capability < 1000:
+        raise ValueError(f"compute_capability: expected 80 to 999, got {compute_capability!r}")
     dtypes = {name: DTYPES[name] for name in ("f32", "bf16", "f16")}
     if dtype not in dtypes:
         raise ValueError(f"dtype: expected one of {', '.join(dtypes)}, got {dtype!r}")
@@ -154,6 +168,8 @@ def explain(
         features.d_hidden_dtype = features.d_weight_dtype = dtypes["f32" if dtype == "f16" else dtype]
     request = new(PlanRequest)
     request.memory_budget = parse_bytes(memory_budget)
+    if device == "cuda":
+        request.compute_capability = compute_capability
     plan = c_void_p()
     check(
         lib.logitless_plan_head(

@@ -250,7 +250,7 @@ logitless_status logitless_plan_head(const logitless_context* context,
   return guarded([&] {
     require_pointer(plan, "plan");
     const logitless_head_features c = read_struct(features, "features");
-    const PlanRequest wanted = request_from(request, context_of(context).device());
+    const PlanRequest wanted = request_from(request, context_of(context).device(), true);
     return_plan(context, plan_head(shape_from(c), features_from(c), wanted), plan);
   });
 }

@@ -207,15 +207,22 @@ inline Accuracy accuracy_from(logitless_accuracy accuracy, const char* name) {
   return static_cast<Accuracy>(accuracy);
 }
 
-inline PlanRequest request_from(const logitless_plan_request* from, const DeviceLimits& device) {
+// `absent`: whether a plan may be for a GPU that is not here.
+inline PlanRequest request_from(const logitless_plan_request* from, const DeviceLimits& device,
+                                bool absent = false) {
   const logitless_plan_request c = read_optional_struct(from, "request");
-  require(c.reserved == 0, "request.reserved: expected 0, got ", c.reserved);
+  require(c.compute_capability == 0 || (absent && c.compute_capability > 0),
+          "request.compute_capability: expected 0",
+          absent ? ", or 10 * major + minor of a GPU" : " in a plan of tensors", ", got ",
+          c.compute_capability);
   require(c.kind >= LOGITLESS_PLAN_ANY && c.kind <= LOGITLESS_PLAN_FAR_BOTH,
           "request.kind: ", c.kind, " is none of logitless_plan_kind");
   require(c.stored_fraction == 0.0 || c.kind == LOGITLESS_PLAN_STORED,
           "request.stored_fraction: only LOGITLESS_PLAN_STORED takes one, kind is ", c.kind);
   PlanRequest request;
   request.device = device;
+  if (c.compute_capability != 0)
+    request.device = {.kind = DeviceKind::cuda, .compute_capability = c.compute_capability};
   request.memory_budget = c.memory_budget;
   request.stored_fraction = c.stored_fraction;
   if (c.kind != LOGITLESS_PLAN_ANY) request.kind = static_cast<PlanKind>(c.kind);

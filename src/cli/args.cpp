@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "logitless/device.h"
+
 namespace logitless::cli {
 void check_writable(const std::string& option, const std::string& path) {
   if (path.empty()) return;
@@ -76,6 +78,44 @@ void DeviceArgs::add(Options& options) {
   options.add_flag("--verbose", verbose, "say on standard error what is decided").group("Machine");
 }
 
+std::int64_t capability_here() {
+  if (!gpu_missing().empty()) return 0;
+  ContextOptions here;
+  here.device = DeviceKind::cuda;
+  return Context(here).device().compute_capability;
+}
+
+DeviceLimits gpu_limits(std::int64_t capability) {
+  constexpr std::int64_t kHopper = 90;
+  if (capability == 0) capability = capability_here();
+  DeviceLimits limits;
+  limits.kind = DeviceKind::cuda;
+  limits.compute_capability = static_cast<int>(capability != 0 ? capability : kHopper);
+  return limits;
+}
+
+void GpuArgs::add(Options& options) {
+  options
+      .add_parsed(
+          "--device", "cpu|cuda",
+          [this](const std::string& text) {
+            if (text != "cpu" && text != "cuda")
+              throw UsageError(fmt::format("expected cpu or cuda, got '{}'", text));
+            on_gpu = text == "cuda";
+          },
+          what + " (default cpu); a GPU need not be here")
+      .group(group);
+  options
+      .add_integer("--capability", capability, 80, 999,
+                   "of the GPU, 10 * major + minor (default: the GPU's that is here, else 90)")
+      .group(group);
+}
+
+void GpuArgs::check(const std::set<std::string>& given) const {
+  if (!on_gpu) return refuse_given(given, {"capability"}, "is of --device cuda");
+  refuse_given(given, {"threads"}, "cannot be given beside --device cuda");
+}
+
 Context DeviceArgs::context() const {
   ContextOptions options;
   options.threads = static_cast<int>(threads);
@@ -95,7 +135,8 @@ void PlanArgs::add(Options& options) {
   options
       .add_parsed(
           "--budget", "BYTES", [this](const std::string& text) { budget = parse_budget(text); },
-          "memory beyond inputs and outputs, such as 512MiB (default) or 2GiB")
+          "memory beyond inputs and outputs, such as 512MiB (default: the least that costs no "
+          "time)")
       .group("Plan");
 }
 

@@ -58,6 +58,25 @@ struct DeviceArgs {
   Context context() const;
 };
 
+// Of the GPU that is here; 0 without one.
+std::int64_t capability_here();
+// What is known of a GPU that was named by its capability, or the one that is here, or else a
+// Hopper.
+DeviceLimits gpu_limits(std::int64_t capability);
+
+// --device --capability: of a GPU that need not be here
+struct GpuArgs {
+  std::string what;   // is done for it
+  std::string group;  // of the help
+  bool on_gpu = false;
+  std::int64_t capability = 0;
+
+  void add(Options& options);
+  // Throws UsageError for options of the other device.
+  void check(const std::set<std::string>& given) const;
+  DeviceLimits limits() const { return gpu_limits(capability); }
+};
+
 // --plan --budget
 struct PlanArgs {
   bool automatic = true;

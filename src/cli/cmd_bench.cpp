@@ -388,7 +388,7 @@ Command add_bench(CommandLine& program) {
   a->gradients.add(sub);
   sub.add_parsed(
          "--budget", "BYTES", [a](const std::string& text) { a->budget = parse_budget(text); },
-         "memory of each plan beyond inputs and outputs (default 512MiB)")
+         "memory of each plan beyond inputs and outputs (default: the least that costs no time)")
       .group("Plan");
   a->device.add(sub);
   sub.add_integer("--repeat", a->repeat, 1, 100000, "turns after the first, of all (default 3)")

@@ -28,9 +28,8 @@ struct CompileCommand {
   DType dtype = DType::bf16;
   CompileOptions options;
   std::int64_t threads = 0;
-  std::int64_t capability = 0;
   std::int64_t repeat = 0;
-  bool on_gpu = false;
+  GpuArgs gpu{.what = "that it is compiled for", .group = "Device"};
   bool profile = false;
   bool no_chunk = false;
   bool no_head_engine = false;
@@ -84,17 +83,21 @@ Graph CompileCommand::graph() {
   const train::ModelPtr built = train_model();
   const std::int64_t most = std::min(built->sizes().context, kMostDefaultLength);
   return train::build_step(*built, batch > 0 ? batch : 4, length > 0 ? length : most,
-                           on_gpu ? train::Weights::rounded : train::Weights::masters);
+                           gpu.on_gpu ? train::Weights::rounded : train::Weights::masters);
 }
 
 // Sizes given and sizes wanted are the same.
 void check_sizes(const Graph& program, const Bindings& sizes) {
   const std::vector<std::string> wanted = program.symbols();
-  std::string missing;
+  std::vector<std::string> missing;
   for (const std::string& name : wanted) {
-    if (sizes.find(name) == sizes.end()) missing += fmt::format(" --size {}=...", name);
+    if (sizes.find(name) == sizes.end()) missing.push_back(name);
   }
-  if (!missing.empty()) throw UsageError("a size of the program has no value; give" + missing);
+  if (!missing.empty()) {
+    throw UsageError(fmt::format("--size: the program's {} {} no value; give --size {}=...",
+                                 fmt::join(missing, ", "), missing.size() == 1 ? "has" : "have",
+                                 fmt::join(missing, "=... --size ")));
+  }
   for (const auto& [name, value] : sizes) {
     if (std::find(wanted.begin(), wanted.end(), name) != wanted.end()) continue;
     throw UsageError(fmt::format("--size: the program has no size {}; {}", name,
@@ -104,29 +107,17 @@ void check_sizes(const Graph& program, const Bindings& sizes) {
   }
 }
 
-// Of a GPU that was named, or the one that is here, or else a Hopper.
 void CompileCommand::choose_device() {
-  constexpr int kHopper = 90;
-  if (!on_gpu) {
-    if (capability != 0) throw UsageError("--capability: is of --device cuda");
-    return;
-  }
-  if (threads != 0) throw UsageError("--threads: cannot be given beside --device cuda");
-  options.device.kind = DeviceKind::cuda;
-  options.device.compute_capability = capability != 0 ? static_cast<int>(capability) : kHopper;
-  const std::string missing = gpu_missing();
-  if (!missing.empty()) {
-    if (repeat > 0) throw UsageError(fmt::format("--time: {}", missing));
-    return;
-  }
-  ContextOptions here;
-  here.device = DeviceKind::cuda;
-  const int capability_here = Context(here).device().compute_capability;
-  if (capability == 0) options.device.compute_capability = capability_here;
-  if (repeat > 0 && options.device.compute_capability != capability_here)
+  if (!gpu.on_gpu) return;
+  options.device = gpu.limits();
+  if (repeat == 0) return;
+  if (const std::string missing = gpu_missing(); !missing.empty())
+    throw UsageError(fmt::format("--time: {}", missing));
+  const std::int64_t here = capability_here();
+  if (options.device.compute_capability != here)
     throw UsageError(
-        fmt::format("--time: the GPU here has compute capability {}, got --capability {}",
-                    capability_here, capability));
+        fmt::format("--time: the GPU here has compute capability {}, got --capability {}", here,
+                    gpu.capability));
 }
 
 Json profile_json(const std::vector<InstructionTime>& profile) {
@@ -165,6 +156,7 @@ std::string profile_table(const std::vector<InstructionTime>& profile) {
 }
 
 void CompileCommand::check(const std::set<std::string>& given) const {
+  gpu.check(given);
   if (model.empty())
     refuse_given(given, {"dtype"}, "goes with --model; a program has types of its own");
   if (no_chunk) {
@@ -175,7 +167,7 @@ void CompileCommand::check(const std::set<std::string>& given) const {
   if (json)
     refuse_given(given, {"text", "explain"}, "cannot be given beside --json, which is all of it");
   if (profile && repeat == 0) throw UsageError("--profile goes with --time");
-  if (no_epilogues && !on_gpu) throw UsageError("--no-epilogues: is of --device cuda");
+  if (no_epilogues && !gpu.on_gpu) throw UsageError("--no-epilogues: is of --device cuda");
   if (!options.dump_after.empty())
     refuse_given(given, {"html", "json", "text", "time", "explain"},
                  "cannot be given beside --dump-after, which stops");
@@ -224,8 +216,8 @@ std::string CompileCommand::training_text(const CompiledProgram& compiled) const
 
 void CompileCommand::run(const std::set<std::string>& given) {
   check(given);
-  check_output("--html", html, train::FileKind::page);
   check_other_file("--html", html, file, "the program");
+  check_output("--html", html, train::FileKind::page);
   choose_device();
   const Graph program = graph();
   if (model.empty()) check_sizes(program, options.sizes);
@@ -239,7 +231,7 @@ void CompileCommand::run(const std::set<std::string>& given) {
   if (text) print(compiled.text());
   ProgramTimes times;
   if (repeat > 0) {
-    const auto time = on_gpu ? time_program_on_gpu : time_program;
+    const auto time = gpu.on_gpu ? time_program_on_gpu : time_program;
     times = time(program, options, static_cast<int>(repeat), profile || !html.empty());
   }
   if (!html.empty()) write_page(compiled, times);
@@ -320,18 +312,7 @@ Command add_compile(CommandLine& program) {
       .group("Loops");
   sub.add_integer("--threads", args->threads, 1, kMostThreads, "that run it (default: all cores)")
       .group("Loops");
-  sub.add_parsed(
-         "--device", "cpu|cuda",
-         [a](const std::string& text) {
-           if (text != "cpu" && text != "cuda")
-             throw UsageError(fmt::format("expected cpu or cuda, got '{}'", text));
-           a->on_gpu = text == "cuda";
-         },
-         "that it is compiled for (default cpu); a GPU need not be here")
-      .group("Device");
-  sub.add_integer("--capability", args->capability, 80, 999,
-                  "of the GPU, 10 * major + minor (default: the GPU's that is here, else 90)")
-      .group("Device");
+  a->gpu.add(sub);
   sub.add_flag("--no-epilogues", args->no_epilogues,
                "products on a GPU that but multiply: loops do the rest")
       .group("Device");

@@ -15,14 +15,23 @@ struct PlanCommand {
   GradientArgs gradients;
   PlanArgs plan;
   DeviceArgs device;
+  GpuArgs gpu{.what = "that it is planned for", .group = "Machine"};
   double label_smoothing = 0.0;
   std::int64_t targets_per_token = 1;
   bool no_d_hidden = false;
   bool no_d_weight = false;
   bool json = false;
 
+  DeviceLimits limits() const;
   void run(const std::set<std::string>& given);
 };
+
+DeviceLimits PlanCommand::limits() const {
+  if (!gpu.on_gpu) return device.context().device();
+  DeviceLimits limits = gpu.limits();
+  limits.kernel = device.kernel;
+  return limits;
+}
 
 Json to_json(const LossPlan& plan) {
   Json candidates = Json::array();
@@ -86,9 +95,9 @@ void PlanCommand::run(const std::set<std::string>& given) {
     refuse_given(given, {"grad-dtype", "entropy-gradient", "accumulate"},
                  "is of gradients, and --no-d-hidden and --no-d-weight leave none");
   }
-  const Context context = device.context();
-  const LossPlan made = plan_head(shape, features, plan.request(context.device()));
-  context.trace(in_options(made.explain()));
+  gpu.check(given);
+  const LossPlan made = plan_head(shape, features, plan.request(limits()));
+  if (device.verbose) fmt::print(stderr, "{}\n", in_options(made.explain()));
   if (json) {
     print_json(to_json(made));
     return;
@@ -148,13 +157,14 @@ Command add_plan(CommandLine& program) {
       .group("Gradients");
   args->plan.add(sub);
   args->device.add(sub);
+  args->gpu.add(sub);
   sub.add_flag("--json", args->json, "print one JSON object");
   sub.footer(
       "The table has every plan: passes over tokens x vocab x dim, the least memory beyond inputs "
       "and outputs with which\n"
       "it is about as fast as the budget lets it be (stored fills the budget), predicted time at "
-      "the kernel's nominal rate,\n"
-      "and why it was not chosen.\n\n"
+      "the kernel's nominal rate\n"
+      "(of a GPU, an H200's), and why it was not chosen.\n\n"
       "Example:\n"
       "  logitless plan --tokens 16384 --dim 4096 --vocab 128256 --budget 2GiB --threads 32");
   return {sub, [args, sub] { args->run(sub.given()); }};

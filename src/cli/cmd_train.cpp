@@ -312,8 +312,7 @@ void TrainCommand::add_files(Options& command) {
       .add_parsed(
           "--export", "PATH",
           [this](const std::string& path) { options.hugging_face = train::export_path(path); },
-          "folder, made where there is none, or FILE.safetensors to write at the end, with "
-          "config.json")
+          "folder, made if need be, or FILE.safetensors to write at the end, with config.json")
       .group("Files");
   command
       .add_parsed(

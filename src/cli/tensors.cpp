@@ -42,6 +42,11 @@ bool aligned(const ConstTensorView& view) {
   return reinterpret_cast<std::uintptr_t>(view.data()) % size_of(view.dtype()) == 0;
 }
 
+// A file of one tensor need not name it.
+const std::string& name_in(const TensorFile& file, const Spec& spec) {
+  return spec.name.empty() && file.names().size() == 1 ? file.names().front() : spec.name;
+}
+
 }  // namespace
 
 const TensorFile& TensorLoader::file(const std::string& path) {
@@ -62,7 +67,7 @@ ConstTensorView TensorLoader::load(const std::string& option, const std::string&
       throw UsageError(fmt::format("'{}': an npy file holds one tensor, without a name, got '{}'",
                                    spec.path, spec_text.substr(spec.path.size() + 1)));
     }
-    ConstTensorView view = source.tensor(spec.name);
+    ConstTensorView view = source.tensor(name_in(source, spec));
     if (!spec.scale.empty()) {
       return keep(dequantise(view, source.tensor(spec.scale), dtype.value_or(DType::bf16)));
     }

@@ -13,10 +13,10 @@
 namespace logitless::cli {
 
 inline constexpr const char* kTensorHelp =
-    "A tensor is FILE:NAME of a safetensors file, or FILE of an npy file. FILE:NAME*SCALE is a "
-    "weight quantised to\n"
-    "i8 [V, D] with a factor f32 [V] for each row: weight = NAME * SCALE[:, None], rounded to bf16 "
-    "(or --dtype).\n";
+    "A tensor is FILE:NAME of a safetensors file, or FILE of an npy file or of a safetensors file "
+    "of one tensor.\n"
+    "FILE:NAME*SCALE is a weight quantised to i8 [V, D] with a factor f32 [V] for each row:\n"
+    "weight = NAME * SCALE[:, None], rounded to bf16 (or --dtype).\n";
 
 // Opens each file once and owns what it hands out.
 class TensorLoader {

@@ -95,6 +95,11 @@ static void test_invalid_calls(logitless_context* context) {
               logitless_plan_cross_entropy(context, NULL, &call.in, &call.out, &request, &plan),
               LOGITLESS_INVALID_ARGUMENT, "memory_budget");
   logitless_plan_request_init(&request, sizeof request);
+  request.compute_capability = 90; /* these tensors lie in memory of the CPU */
+  check_error("absent GPU",
+              logitless_plan_cross_entropy(context, NULL, &call.in, &call.out, &request, &plan),
+              LOGITLESS_INVALID_ARGUMENT, "request.compute_capability: expected 0 in a plan of");
+  logitless_plan_request_init(&request, sizeof request);
   request.kind = LOGITLESS_PLAN_DENSE;
   check_error("kind without gradients",
               logitless_plan_cross_entropy(context, NULL, &call.in, &call.out, &request, &plan),

@@ -185,7 +185,11 @@ class CompileTest(unittest.TestCase):
         self.refused(2, "--profile goes with --time", self.file, "--size", "N=10", "--profile")
 
     def test_refusals(self):
-        self.refused(2, "logitless compile: a size of the program has no value; give --size N=...\n", self.file)
+        self.refused(2, "logitless compile: --size: the program's N has no value; give --size N=...\n", self.file)
+        two = self.dir / "two.ir"
+        two.write_text("graph g(%x: f32[N, M, 4]) {\n  %y = exp %x\n  return y: %y\n}")
+        self.refused(2, "--size: the program's M, N have no value; give --size M=... --size N=...\n", two)
+        self.refused(2, "--size: the program's M has no value; give --size M=...\n", two, "--size", "N=3")
         self.refused(2, "--size: the program has no size M; it has N", self.file, "--size", "N=10", "--size", "M=3")
         self.refused(2, "expected NAME=N, got 'N=x'", self.file, "--size", "N=x")
         self.refused(2, "N is given twice", self.file, "--size", "N=1", "--size", "N=2")

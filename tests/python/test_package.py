@@ -40,6 +40,24 @@ def test_explain():
         logitless.explain(4096, 512, 32000, memory_budget=1000)
 
 
+def test_explain_for_a_gpu_that_is_not_here():
+    """Budgets are met and kernels are those of the capability; a workspace is of the GPU's own plans."""
+    sizes = (8192, 4096, 128256)
+    hopper = logitless.explain(*sizes, device="cuda", memory_budget="512MiB")
+    assert "kernel hopper" in hopper and hopper == logitless.explain(*sizes, device="cuda", memory_budget="512MiB", compute_capability=90)
+    assert "kernel cublas" in logitless.explain(*sizes, device="cuda", compute_capability=80)
+    assert "kernel cublas" in logitless.explain(*sizes, "f32", device="cuda")
+    assert hopper != logitless.explain(*sizes, memory_budget="512MiB")
+    for wrong, message in (
+        ({"device": "gpu"}, "device: expected cpu or cuda, got 'gpu'"),
+        ({"device": "cuda", "threads": 2}, "threads: expected 0 beside device cuda, got 2"),
+        ({"device": "cuda", "compute_capability": 9}, "compute_capability: expected 80 to 999, got 9"),
+        ({"device": "cuda", "memory_budget": 1000}, "below the least plan"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            logitless.explain(*sizes, **wrong)
+
+
 def test_a_missing_library_is_named(tmp_path):
     code = "import logitless"
     done = subprocess.run(
