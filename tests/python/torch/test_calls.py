@@ -142,6 +142,20 @@ def test_units_in_any_case(budget):
     assert parse_bytes(budget) == 256 << 20
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("more", [dict(return_lse=True), dict(return_target_logits=True)])
+def test_token_weights_beside_outputs_of_the_head(reduction, more):
+    """The loss is made of log-probabilities then."""
+    hidden, weight, target, bias = pair()
+    given = dict(token_weight=torch.linspace(0.5, 2.0, 24), z_loss=1e-2, reduction=reduction)
+    found = linear_cross_entropy(hidden, weight, target, bias, **given, **more)[0]
+    x, w, b = oracle.leaves(hidden, weight, bias)
+    wanted = oracle.loss(x, w, target, b, **{**given, "token_weight": given["token_weight"].double()})
+    assert torch.allclose(found.double(), wanted, rtol=1e-5)
+    for f, e in zip(torch.autograd.grad(found.sum(), (hidden, weight, bias)), torch.autograd.grad(wanted.sum(), (x, w, b))):
+        assert oracle.error(f, e) <= oracle.GRADIENT[torch.float32]
+
+
 def test_refusals_of_tensors():
     hidden, weight, target, _ = pair()
 
@@ -156,6 +170,11 @@ def test_refusals_of_tensors():
     refused(ValueError, r"target: expected \[24\]", hidden, weight, target[:5])
     refused(TypeError, "target: expected", hidden, weight, target.to(torch.int16))
     refused(ValueError, r"bias: expected \[70\], got \[3\]", hidden, weight, target, torch.ones(3))
+    for shape in ((24, 69), (24, 70, 1), (1, 24, 69)):
+        with pytest.raises(ValueError, match=r"target: expected class probabilities \[24, 70\], got \[" + ", ".join(map(str, shape))):
+            linear_cross_entropy(hidden, weight, torch.rand(shape))
+    with pytest.raises(ValueError, match="target: expected 1 or more targets a token, got 0"):
+        linear_logprobs(hidden, weight, target[:, None][:, :0])
     with pytest.raises(TypeError, match="missing weight, target"):
         linear_cross_entropy(hidden)
     with pytest.raises(NotImplementedError, match="accuracy: needs one target a token"):
