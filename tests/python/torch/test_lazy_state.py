@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from logitless.torch import LazyLogits
-from logitless.torch._lazy import _copies, _warnings, lazy_linear
+from logitless.torch._lazy import _copies, _losses, _warnings, lazy_linear
 
 TARGET = torch.arange(6) * 5 % 40
 
@@ -488,3 +488,21 @@ def test_results_in_memory_that_is_given():
             assert function(z, results[0]) is results[0]
             function(real, results[1])
             assert torch.allclose(*results, atol=1e-5)
+
+
+def test_no_gradient_is_computed_for_what_needs_none(monkeypatch):
+    """Of a frozen head's weight it would be as large as the weight."""
+    needed = []
+    loss = _losses.linear_cross_entropy
+
+    def watched(hidden, weight, *args, **kwargs):
+        needed.append((hidden.requires_grad, weight.requires_grad))
+        return loss(hidden, weight, *args, **kwargs)
+
+    monkeypatch.setattr(_losses, "linear_cross_entropy", watched)
+    for which in ((True, False), (False, True)):
+        hidden, weight = (t.requires_grad_(needs) for t, needs in zip(head(), which))
+        F.cross_entropy(lazy_linear(hidden, weight), TARGET).backward()
+        with torch.no_grad():
+            F.cross_entropy(lazy_linear(hidden, weight), TARGET)
+        assert needed[-2:] == [which, (False, False)]
